@@ -139,7 +139,8 @@ func TestBoxPlots(t *testing.T) {
 	for _, config := range []string{"a", "b", "part"} {
 		for i, stat := range boxStats {
 			if config != "part" || i > 0 {
-				report.Cells = append(report.Cells, Cell{Config: config, Load: "x/1", Metric: "rtt", Stat: stat, Value: float64(i + 1), Unit: "us"})
+				report.Cells = append(report.Cells, Cell{Config: config, Load: "x/1", Metric: "rtt", Stat: stat,
+					Value: float64(i + 1), Unit: "us"})
 			}
 		}
 	}

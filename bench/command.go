@@ -43,9 +43,10 @@ func sweepCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "sweep",
 		Short: "Remove what killed benchmarks have left",
-		Long:  "Removes the network namespaces, directories and pins of benchmarks that were killed. Every benchmark begins with it.",
-		Args:  cobra.NoArgs,
-		RunE:  func(*cobra.Command, []string) error { return sweep() },
+		Long: "Removes the network namespaces, directories and pins of benchmarks that were killed. Every benchmark " +
+			"begins with it.",
+		Args: cobra.NoArgs,
+		RunE: func(*cobra.Command, []string) error { return sweep() },
 	}
 }
 
@@ -68,7 +69,8 @@ func (e Experiment) command() *cobra.Command {
 		},
 	}
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "few loads and short measurements, within 45 seconds")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all of that kind")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all "+
+		"of that kind")
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (SVG) into this directory")

@@ -23,14 +23,15 @@ import (
 //go:embed include/*.h
 var headers embed.FS
 
-// ProgramCacheEnv is the environment variable with a directory in which CompileC keeps its programs, for machines without
-// a compiler. They are static and run on every processor of the architecture. Existing files are used as they are.
+// ProgramCacheEnv is the environment variable with a directory in which CompileC keeps its programs, for machines
+// without a compiler. They are static and run on every processor of the architecture. Existing files are used as they
+// are.
 const ProgramCacheEnv = "KERB_BENCH_PROGRAMS"
 
-// CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make it for
-// this machine: references in user space are in C, so that none is slow for its language. Headers of include/ are found by all, and
-// those of directories of dir that are named after a source, with whose sources it is linked: "src/a.c lib". Program(dir, source)
-// is the result.
+// CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make
+// it for this machine: references in user space are in C, so that none is slow for its language. Headers of include/
+// are found by all, and those of directories of dir that are named after a source, with whose sources it is linked:
+// "src/a.c lib". Program(dir, source) is the result.
 func CompileC(ctx context.Context, dir string, files fs.FS, sources ...string) error {
 	for _, all := range []fs.FS{files, headers} {
 		if err := os.CopyFS(dir, all); err != nil {
@@ -59,7 +60,8 @@ func makeProgram(ctx context.Context, dir, hash string, words []string) error {
 		return err
 	}
 	if _, err := os.Stat(kept); err != nil {
-		if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755), compileC(ctx, dir, kept, words, "-static")); err != nil {
+		if err := errors.Join(os.MkdirAll(filepath.Dir(kept), 0o755),
+			compileC(ctx, dir, kept, words, "-static")); err != nil {
 			return err
 		}
 	}
@@ -85,7 +87,8 @@ func compileC(ctx context.Context, dir, program string, words []string, flags ..
 	if err != nil {
 		return err
 	}
-	args := append(flags, "-O3", "-pthread", "-I", filepath.Join(dir, "include"), "-o", program, filepath.Join(dir, words[0]))
+	args := append(flags, "-O3", "-pthread", "-I", filepath.Join(dir, "include"), "-o", program,
+		filepath.Join(dir, words[0]))
 	for _, library := range words[1:] {
 		parts, err := filepath.Glob(filepath.Join(dir, library, "*.c"))
 		if err != nil {

@@ -78,8 +78,8 @@ func (h Histogram) above(limit float64) float64 {
 	return float64(above) / float64(max(all, 1))
 }
 
-// writeTails prints how many values of all rounds together were how high: where one bad moment is a round's whole percentile, the
-// median of rounds says less.
+// writeTails prints how many values of all rounds together were how high: where one bad moment is a round's whole
+// percentile, the median of rounds says less.
 func (r *Report) writeTails(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	for i, h := range r.Histograms {

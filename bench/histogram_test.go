@@ -14,8 +14,10 @@ import (
 func TestHistogramsAddUpAndAreDrawn(t *testing.T) {
 	run := testRun(Experiment{Name: "x", Baseline: "a"}, 5)
 	for _, config := range []string{"a", "b"} {
-		run.Spread(Histogram{Config: config, Group: config, Load: "l/1", Metric: "delay", Unit: "us", Bins: []Bin{{1, 5}, {4, 1}}})
-		run.Spread(Histogram{Config: config, Group: config, Load: "l/1", Metric: "delay", Unit: "us", Bins: []Bin{{0, 1}, {2, 7}, {4, 2}}})
+		run.Spread(Histogram{Config: config, Group: config, Load: "l/1", Metric: "delay", Unit: "us",
+			Bins: []Bin{{1, 5}, {4, 1}}})
+		run.Spread(Histogram{Config: config, Group: config, Load: "l/1", Metric: "delay", Unit: "us",
+			Bins: []Bin{{0, 1}, {2, 7}, {4, 2}}})
 	}
 	data, err := json.Marshal(run.report)
 	if err != nil {
@@ -30,7 +32,8 @@ func TestHistogramsAddUpAndAreDrawn(t *testing.T) {
 		t.Fatalf("got %+v, want twice %v", got.Histograms, want)
 	}
 	var table strings.Builder
-	if err := run.report.writeTails(&table); err != nil || !regexp.MustCompile(`above +3 +10 .*\nl/1 a +18\.8 +0 .*\nl/1 b +18\.8 `).MatchString(table.String()) {
+	if err := run.report.writeTails(&table); err != nil ||
+		!regexp.MustCompile(`above +3 +10 .*\nl/1 a +18\.8 +0 .*\nl/1 b +18\.8 `).MatchString(table.String()) {
 		t.Errorf("%v: %s", err, &table)
 	}
 	dir := t.TempDir()

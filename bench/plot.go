@@ -66,7 +66,8 @@ func (t *table) figures() []figure {
 	var all []figure
 	for _, family := range families {
 		_, _, numbers := splitLoad(members[family][0])
-		all = append(all, figure{table: t, family: family, loads: members[family], lines: numbers && len(members[family]) > 2})
+		all = append(all, figure{table: t, family: family, loads: members[family], lines: numbers &&
+			len(members[family]) > 2})
 	}
 	return all
 }
@@ -88,7 +89,8 @@ func (f figure) save(r *Report, path string) error {
 }
 
 func (f figure) draw(r *Report, p *plot.Plot) error {
-	name := strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", r.Experiment, strings.ReplaceAll(f.metric, "_", " "), f.stat, f.family))
+	name := strings.TrimSpace(fmt.Sprintf("%s: %s %s %s", r.Experiment, strings.ReplaceAll(f.metric, "_", " "),
+		f.stat, f.family))
 	p.Title.Text = cmp.Or(r.title, name)
 	p.X.Label.Text, p.Y.Label.Text = cmp.Or(r.x, f.family), f.unit
 	p.Y.Min = 0

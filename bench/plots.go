@@ -24,8 +24,10 @@ func plotCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "plot REPORT",
 		Short: "Draw the figures of a report",
-		Long: "Draws a report that a benchmark has written with --out, each plot for a light and for a dark background (SVG). Plots are\n" +
-			"named EXPERIMENT-METRIC-STAT-LOADS, box plots EXPERIMENT-METRIC-boxes-LOAD, histograms EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
+		Long: "Draws a report that a benchmark has written with --out, each plot for a light and for a dark background " +
+			"(SVG). Plots are\n" +
+			"named EXPERIMENT-METRIC-STAT-LOADS, box plots EXPERIMENT-METRIC-boxes-LOAD, histograms " +
+			"EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cmd.SilenceUsage = true
@@ -33,7 +35,8 @@ func plotCommand() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&f.dir, "plots", ".", "write the plots into this directory")
-	cmd.Flags().StringSliceVar(&f.only, "only", nil, "only plots of these names, separated by commas; * stands for any text")
+	cmd.Flags().StringSliceVar(&f.only, "only", nil, "only plots of these names, separated by commas; * stands "+
+		"for any text")
 	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs, in this order")
 	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
 	cmd.Flags().StringVar(&f.title, "title", "", "title of the plots, instead of their names")

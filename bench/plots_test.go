@@ -85,7 +85,8 @@ func TestPlotCommand(t *testing.T) {
 	for _, c := range [][]string{
 		{"--only", "toy-size-*"}, {"--configs", "d"}, {"--loads", "z/*"},
 	} {
-		if _, err := runCommand(append([]string{"plot", filepath.Join(dir, "toy.json"), "--plots", dir}, c...)...); err == nil {
+		if _, err := runCommand(append([]string{"plot", filepath.Join(dir, "toy.json"), "--plots", dir},
+			c...)...); err == nil {
 			t.Errorf("%v: no error, and nothing is drawn", c)
 		}
 	}

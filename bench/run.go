@@ -42,7 +42,8 @@ type Run struct {
 // NewRun begins a run of some of an experiment's loads. Experiments are handed
 // theirs by the command; only their tests make one.
 func NewRun(e Experiment, quick bool, rounds int, loads []string, progress io.Writer) *Run {
-	return &Run{Quick: quick, Rounds: rounds, loads: loads, report: newReport(e, quick), progress: progress, start: time.Now()}
+	return &Run{Quick: quick, Rounds: rounds, loads: loads, report: newReport(e, quick), progress: progress,
+		start: time.Now()}
 }
 
 // Report is what has been found so far.

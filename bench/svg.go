@@ -57,7 +57,8 @@ func saveSVG(path string, add func(p *plot.Plot) error) error {
 			return err
 		}
 		// Where the font is missing, a browser would take one with serifs.
-		text := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"), []byte("font-family:Liberation Sans,Arial,sans-serif;"))
+		text := bytes.ReplaceAll(svg.Bytes(), []byte("font-family:Liberation Sans;"),
+			[]byte("font-family:Liberation Sans,Arial,sans-serif;"))
 		if err := os.WriteFile(path+"-"+t.name+".svg", text, 0o644); err != nil {
 			return err
 		}

@@ -41,8 +41,8 @@ mount -t bpf bpf /sys/fs/bpf
 ip link set lo up
 `
 
-// TestAuthoringWorks executes the shell blocks of authoring.md in order, in one shell that stops at the first error, and
-// expects each line of the text blocks somewhere in the output.
+// TestAuthoringWorks executes the shell blocks of authoring.md in order, in one shell that stops at the first error,
+// and expects each line of the text blocks somewhere in the output.
 func TestAuthoringWorks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -70,13 +70,15 @@ func TestAuthoringWorks(t *testing.T) {
 func execute(t *testing.T, script string) string {
 	t.Helper()
 	bin, dir := t.TempDir(), t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/kerb", "../cmd/kerb-bench").CombinedOutput(); err != nil {
+	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/kerb",
+		"../cmd/kerb-bench").CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	// Whatever the script leaves running ends with its PID namespace.
-	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", "bash", "-c", script)
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"bash", "-c", script)
 	cmd.Dir, cmd.WaitDelay = dir, 5*time.Second
 	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 	out, err := cmd.CombinedOutput()

@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// TestTourWorks executes the shell blocks of the README in order, and expects the lines of the text blocks after the first
-// of them in the output, whatever numbers and identities they have.
+// TestTourWorks executes the shell blocks of the README in order, and expects the lines of the text blocks after the
+// first of them in the output, whatever numbers and identities they have.
 func TestTourWorks(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")

@@ -29,7 +29,8 @@ func TestProofsExist(t *testing.T) {
 		}
 	}
 	for line := range strings.Lines(string(text)) {
-		if strings.HasPrefix(line, "| ") && strings.Count(line, "|") == 3 && !strings.Contains(line, "proven by") && !strings.Contains(line, "`Test") {
+		if strings.HasPrefix(line, "| ") && strings.Count(line, "|") == 3 && !strings.Contains(line, "proven by") &&
+			!strings.Contains(line, "`Test") {
 			t.Errorf("a line without a proof: %s", line)
 		}
 	}

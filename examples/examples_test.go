@@ -50,7 +50,8 @@ func compile(t *testing.T, dir string) *pkgs.Package {
 }
 
 // load links a package alone, for one direction.
-func load(t *testing.T, p *pkgs.Package, side chain.Side, settings sdk.Settings, fill func(sdk.Maps) error) *dataplane.Loaded {
+func load(t *testing.T, p *pkgs.Package, side chain.Side, settings sdk.Settings,
+	fill func(sdk.Maps) error) *dataplane.Loaded {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
@@ -58,7 +59,8 @@ func load(t *testing.T, p *pkgs.Package, side chain.Side, settings sdk.Settings,
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	l, err := dataplane.Load(side, chain.Egress, dataplane.Module{Name: p.Name, ID: "0123456789", Frags: p.Frags, Settings: settings, Fill: fill,
+	l, err := dataplane.Load(side, chain.Egress, dataplane.Module{Name: p.Name, ID: "0123456789", Frags: p.Frags,
+		Settings: settings, Fill: fill,
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) }})
 	if err != nil {
 		t.Fatal(err)
@@ -148,7 +150,8 @@ func TestTopports(t *testing.T) {
 				t.Error(diff)
 			}
 			got := pr.waitForEvents(8)
-			if first, last := got.Events[0], got.Events[7]; first.Source != "10.0.0.7" || first.Port != 53 || first.Protocol != "udp" ||
+			if first, last := got.Events[0], got.Events[7]; first.Source != "10.0.0.7" || first.Port != 53 ||
+				first.Protocol != "udp" ||
 				first.Bytes != 60 || first.Time == 0 || last.Source != "fd00::7" || last.Port != 443 || last.Protocol != "tcp" {
 				t.Errorf("%+v", got.Events)
 			}
@@ -223,11 +226,13 @@ func TestTopportsRefuses(t *testing.T) {
 	p, dir := build(t, "topports")
 	pr := startProcess(t, p, dir)
 	var problem sdk.Problem
-	status := pr.call("POST", sdk.PathPrefix+"compile", sdk.CompileRequest{Config: json.RawMessage(`{"watch": [80, 53, 80]}`)}, &problem)
+	status := pr.call("POST", sdk.PathPrefix+"compile",
+		sdk.CompileRequest{Config: json.RawMessage(`{"watch": [80, 53, 80]}`)}, &problem)
 	if want := (sdk.Problem{Field: "watch[2]", Reason: "port 80 is there already"}); status != 422 || problem != want {
 		t.Errorf("%d %+v", status, problem)
 	}
-	for path, want := range map[string]int{"/nothing": 404, "/top?n=0": 400, "/top?n=x": 400, sdk.PathPrefix + "attached": 404} {
+	for path, want := range map[string]int{"/nothing": 404, "/top?n=0": 400, "/top?n=x": 400,
+		sdk.PathPrefix + "attached": 404} {
 		if status := pr.call("GET", path, nil, &problem); status != want || problem.Reason == "" {
 			t.Errorf("%s: %d %+v, want %d", path, status, problem, want)
 		}
@@ -242,7 +247,8 @@ func TestTopportsRefusesChunks(t *testing.T) {
 	p, dir := build(t, "topports")
 	pr := startProcess(t, p, dir)
 	for range 3 {
-		res, err := pr.client.Post("http://control/top", "application/json", io.MultiReader(strings.NewReader("{}"), strings.NewReader(" ")))
+		res, err := pr.client.Post("http://control/top", "application/json",
+			io.MultiReader(strings.NewReader("{}"), strings.NewReader(" ")))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -287,7 +293,8 @@ func TestPythonSkeleton(t *testing.T) {
 		t.Errorf("%+v", samples)
 	}
 	var problem sdk.Problem
-	status := pr.call("POST", sdk.PathPrefix+"compile", sdk.CompileRequest{Config: json.RawMessage(`{"ports": [1, 1], "drop": false}`)}, &problem)
+	status := pr.call("POST", sdk.PathPrefix+"compile",
+		sdk.CompileRequest{Config: json.RawMessage(`{"ports": [1, 1], "drop": false}`)}, &problem)
 	if status != 422 || problem.Field != "ports[1]" {
 		t.Errorf("%d %+v", status, problem)
 	}

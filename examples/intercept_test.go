@@ -30,7 +30,8 @@ func compileLibrary(t *testing.T, source string) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "program")
-	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept", "-o", out, source}, append(sources, "-lm")...)
+	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept", "-o", out,
+		source}, append(sources, "-lm")...)
 	for _, file := range append(sources, source) {
 		if _, err := os.Stat(file); err != nil { // tells the go command what the test depends on
 			t.Fatal(err)
@@ -51,7 +52,8 @@ func TestLoggerCompiles(t *testing.T) {
 
 // The pendulum stands while answers come in time, and falls when they are late.
 func TestPendulumFallsWithLateAnswers(t *testing.T) {
-	plant, controller := compileLibrary(t, "intercept-pendulum/plant.c"), undisturbed(t, compileLibrary(t, "intercept-pendulum/controller.c"))
+	plant, controller := compileLibrary(t, "intercept-pendulum/plant.c"),
+		undisturbed(t, compileLibrary(t, "intercept-pendulum/controller.c"))
 	out, err := controller.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -82,8 +84,8 @@ func TestPendulumFallsWithLateAnswers(t *testing.T) {
 	}
 }
 
-// undisturbed is a command before others, with those of its kind on one CPU: of two programs, one of which waits for the other, the one
-// does not continue where the other is held up.
+// undisturbed is a command before others, with those of its kind on one CPU: of two programs, one of which waits for
+// the other, the one does not continue where the other is held up.
 func undisturbed(t *testing.T, command string, args ...string) *exec.Cmd {
 	t.Helper()
 	if os.Getuid() != 0 {

@@ -59,9 +59,10 @@ func startProcess(t *testing.T, p *pkgs.Package, dir string) *process {
 	pr.cmd.Dir, pr.cmd.Stderr, pr.cmd.Stdout = dir, t.Output(), t.Output()
 	pr.cmd.Env = []string{"PATH=/usr/local/bin:/usr/bin:/bin", "KERB_CONTRACT=1", "PYTHONDONTWRITEBYTECODE=1"}
 	pr.cmd.ExtraFiles = []*os.File{listener, theirs}
-	pr.client = &http.Client{Timeout: 30 * time.Second, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return net.Dial("unix", sock)
-	}}}
+	pr.client = &http.Client{Timeout: 30 * time.Second,
+		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return net.Dial("unix", sock)
+		}}}
 	if err := pr.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}

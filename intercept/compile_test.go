@@ -55,7 +55,8 @@ func compileC(t *testing.T, source string) string {
 		t.Fatalf("%d files of the library, %v", len(sources), err)
 	}
 	out := filepath.Join(programs.dir, strings.TrimSuffix(source, ".c"))
-	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers, "-o", out, filepath.Join("testdata", source)}
+	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers, "-o", out,
+		filepath.Join("testdata", source)}
 	for _, s := range sources {
 		if _, err := os.Stat(s); err != nil { // tells the go command what the test depends on
 			t.Fatal(err)
@@ -72,8 +73,10 @@ func compileC(t *testing.T, source string) string {
 }
 
 func TestHeaderIsCPlusPlus(t *testing.T) {
-	cmd := exec.Command(compiler(t), "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"+library, "-")
-	cmd.Stdin = strings.NewReader("#include \"kerb_intercept.h\"\nint main() { return kerb_intercept_error() == nullptr; }\n")
+	cmd := exec.Command(compiler(t), "-x", "c++", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only",
+		"-I"+library, "-")
+	cmd.Stdin = strings.NewReader("#include \"kerb_intercept.h\"\nint main() { return kerb_intercept_error() == " +
+		"nullptr; }\n")
 	if text, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, text)
 	}
@@ -89,7 +92,8 @@ func TestLayoutIsThatOfC(t *testing.T) {
 	var s state
 	var c controlEntry
 	log := unsafe.Offsetof(s.Log)
-	want := fmt.Sprintln("record", unsafe.Sizeof(r), unsafe.Offsetof(r.L3), unsafe.Offsetof(r.Ifindex), unsafe.Offsetof(r.PID)) +
+	want := fmt.Sprintln("record", unsafe.Sizeof(r), unsafe.Offsetof(r.L3), unsafe.Offsetof(r.Ifindex),
+		unsafe.Offsetof(r.PID)) +
 		fmt.Sprintln("late", unsafe.Sizeof(l), unsafe.Offsetof(l.Queued), unsafe.Offsetof(l.Comm1)) +
 		fmt.Sprintln("state", unsafe.Sizeof(s), unsafe.Offsetof(s.Waiting), unsafe.Offsetof(s.Heartbeat), log,
 			log+unsafe.Offsetof(s.Log.Delay), log+unsafe.Offsetof(s.Log.Lates), log+unsafe.Offsetof(s.Log.Last)) +

@@ -34,7 +34,8 @@ func mapControls(fd int) *controls {
 	if err != nil {
 		return nil
 	}
-	produced, err := unix.Mmap(fd, int64(page), page+2*max(page, controlRing), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	produced, err := unix.Mmap(fd, int64(page), page+2*max(page, controlRing), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	if err != nil {
 		_ = unix.Munmap(consumed)
 		return nil
@@ -95,8 +96,8 @@ func (r *Receiver) control(message controlEntry) error {
 	return nil
 }
 
-// Start has the class's packets be taken again after Stop. Like all that follow it is effective with the next packet, until the
-// next configuration.
+// Start has the class's packets be taken again after Stop. Like all that follow it is effective with the next packet,
+// until the next configuration.
 func (r *Receiver) Start() error { return r.control(controlEntry{Op: opStart}) }
 
 // Stop has the class's packets pass, as if it were not there.
@@ -130,7 +131,8 @@ func (r *Receiver) SetPorts(index uint32, first, last uint16) error {
 // SetPayload changes one of the class's conditions on the payload: up to 8 bytes at an offset, of which mask counts.
 func (r *Receiver) SetPayload(index uint32, offset uint16, bytes, mask []byte) error {
 	if len(bytes) > wordBytes || len(bytes) != len(mask) {
-		return fmt.Errorf("%d bytes and %d of mask: they have to be as many, and at most %d", len(bytes), len(mask), wordBytes)
+		return fmt.Errorf("%d bytes and %d of mask: they have to be as many, and at most %d", len(bytes), len(mask),
+			wordBytes)
 	}
 	m := controlEntry{Op: opPayload, Index: index, Value: uint64(offset)<<16 | uint64(len(bytes))}
 	copy(m.Bytes[:], bytes)

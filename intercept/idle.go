@@ -15,8 +15,8 @@ const (
 	quietTime  = int64(time.Second) // idle CPUs are left alone when no packet has come for so long
 )
 
-// idleStates of CPUs take most of the time of a wake-up to be left (Linux, Documentation/power/pm_qos_interface.rst). The wish ends with
-// its descriptor.
+// idleStates of CPUs take most of the time of a wake-up to be left (Linux, Documentation/power/pm_qos_interface.rst).
+// The wish ends with its descriptor.
 type idleStates struct {
 	fd    int // -1: there is no wish
 	polls bool

@@ -96,11 +96,13 @@ func (m *module) answer(conn *net.UnixConn) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if request.Open != "ctrl" {
-		_, _ = conn.Write([]byte(`{"error": "there is no class \"` + request.Open + `\" that programs can open; there are: ctrl"}`))
+		_, _ = conn.Write(
+			[]byte(`{"error": "there is no class \"` + request.Open + `\" that programs can open; there are: ctrl"}`))
 		_ = conn.Close()
 		return
 	}
-	answer := fmt.Sprintf(`{"class": "ctrl", "slot": %d, "ring": %d, "generation": %d}`, slot, ringSize, m.state.Generation)
+	answer := fmt.Sprintf(`{"class": "ctrl", "slot": %d, "ring": %d, "generation": %d}`, slot, ringSize,
+		m.state.Generation)
 	rights := unix.UnixRights(m.kernel.Maps["ring"].FD(), m.kernel.Maps["state"].FD(), m.kernel.Maps["controls"].FD())
 	if _, _, err := conn.WriteMsgUnix([]byte(answer), rights, nil); err != nil {
 		return

@@ -114,7 +114,8 @@ func receive(path, class string, w Wait, count int, extra string, begin io.Reade
 	}
 	defer r.Close()
 	if extra == "control" {
-		err = errors.Join(r.Stop(), r.Start(), r.SetAction(Copy), r.SetPriority(6), r.SetMaxBytes(99), r.SetDeadline(123456789),
+		err = errors.Join(r.Stop(), r.Start(), r.SetAction(Copy), r.SetPriority(6), r.SetMaxBytes(99),
+			r.SetDeadline(123456789),
 			r.SetPorts(1, 8000, 8010), r.SetPayload(2, 9, []byte{1, 2, 3}, []byte{0xff, 0xf0, 0x0f}))
 	}
 	if err != nil {
@@ -135,7 +136,8 @@ func receive(path, class string, w Wait, count int, extra string, begin io.Reade
 			if p.Sent <= p.Received {
 				ordered = 1
 			}
-			if _, err := fmt.Fprintf(out, "packet %d %d %d %d %d %d %d %d %x %d %d %d\n", p.Seq, p.Lost, p.Len, len(p.Frame), p.L3, p.L4, p.Payload,
+			if _, err := fmt.Fprintf(out, "packet %d %d %d %d %d %d %d %d %x %d %d %d\n", p.Seq, p.Lost, p.Len, len(p.Frame),
+				p.L3, p.L4, p.Payload,
 				p.VLAN, uint32(p.Flags), p.Ifindex, sum(p.Frame), ordered); err != nil {
 				return err
 			}
@@ -157,7 +159,8 @@ func sum(frame []byte) (s uint32) {
 // packet is the line of the i-th frame with a sequence number.
 func packet(i, seq, lost int) string {
 	f := frame(i)
-	return fmt.Sprintf("packet %d %d %d %d 14 34 42 %d %x 7 %d 1", seq, lost, len(f), len(f), 0x123, uint32(Stolen|IP4|HasL4), sum(f))
+	return fmt.Sprintf("packet %d %d %d %d 14 34 42 %d %x 7 %d 1", seq, lost, len(f), len(f), 0x123,
+		uint32(Stolen|IP4|HasL4), sum(f))
 }
 
 func TestReceivesInOrder(t *testing.T) {
@@ -200,7 +203,8 @@ func TestTellsLosses(t *testing.T) {
 	})
 }
 
-// TestNeverMissesAWakeUp has each packet come as soon as the one before is given back, when the receiver is on its way to sleep.
+// TestNeverMissesAWakeUp has each packet come as soon as the one before is given back, when the receiver is on its way
+// to sleep.
 func TestNeverMissesAWakeUp(t *testing.T) {
 	both(t, func(t *testing.T, open opener) {
 		const count = 3000
@@ -296,7 +300,8 @@ func TestTellsWhyItWasRefused(t *testing.T) {
 		m := newModule(t)
 		open(t, m, "log", Adaptive, 1, "").expect(t, `error there is no class "log" that programs can open; there are: ctrl`)
 	})
-	if _, err := Open(t.TempDir()+"/none", "ctrl", Options{KeepPriority: true}); err == nil || !strings.Contains(err.Error(), "is the module applied") {
+	if _, err := Open(t.TempDir()+"/none", "ctrl", Options{KeepPriority: true}); err == nil ||
+		!strings.Contains(err.Error(), "is the module applied") {
 		t.Errorf("without a module: %v", err)
 	}
 }
@@ -306,7 +311,8 @@ func TestControlMessages(t *testing.T) {
 		m := newModule(t)
 		open(t, m, "ctrl", Adaptive, 1, "control").expect(t, "ready")
 		m.send(make([]byte, 14))
-		want := controlEntry{Op: opPayload, Index: 2, Value: 9<<16 | 3, Bytes: [8]byte{1, 2, 3}, Mask: [8]byte{0xff, 0xf0, 0x0f}}
+		want := controlEntry{Op: opPayload, Index: 2, Value: 9<<16 | 3, Bytes: [8]byte{1, 2, 3},
+			Mask: [8]byte{0xff, 0xf0, 0x0f}}
 		n := m.numbers()
 		if n.Controls != 8 {
 			t.Errorf("%d control messages came, want 8", n.Controls)
@@ -443,7 +449,8 @@ func TestIdleCPUsPoll(t *testing.T) {
 
 // What a program has written that had the class before, harms the next one for as long as it takes to open the class.
 func TestBeginsAnewAfterNonsense(t *testing.T) {
-	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40, "all bits": ^uint64(0)} {
+	for name, position := range map[string]uint64{"odd": 12345, "within a record": 24, "ahead": 1 << 40,
+		"all bits": ^uint64(0)} {
 		t.Run(name, func(t *testing.T) {
 			both(t, func(t *testing.T, open opener) {
 				m := newModule(t)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intercept receives packets that Kerb's module intercept copies or steals, within microseconds of their arrival. It is
-// lib/intercept in Go.
+// Package intercept receives packets that Kerb's module intercept copies or steals, within microseconds of their
+// arrival. It is lib/intercept in Go.
 //
 //	r, err := intercept.Open("intercept", "ctrl", intercept.Options{})
 //	...
@@ -36,18 +36,18 @@ type Options struct {
 	Reach time.Duration
 	// Patience: packets may wait so long to be taken together, which takes the least CPU of all.
 	Patience time.Duration
-	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take less
-	// CPU and have the longer tail. 0 is 975; at most 999.
+	// Awake: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer
+	// take less CPU and have the longer tail. 0 is 975; at most 999.
 	Awake int
 
 	CPUs         []int // that the thread may run on
 	FIFO         int   // SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices
 	KeepPriority bool
 	LockMemory   bool
-	// IdlePoll, not of Spin: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is root's),
-	// as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a wake-up takes 5 us
-	// instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's CPUs, but no task's here. Where
-	// the first idle state is not POLL (arm64, no cpuidle driver) it changes little.
+	// IdlePoll, not of Spin: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which
+	// is root's), as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a
+	// wake-up takes 5 us instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's
+	// CPUs, but no task's here. Where the first idle state is not POLL (arm64, no cpuidle driver) it changes little.
 	IdlePoll bool
 
 	Takeover bool // take the class from the program that has it
@@ -240,8 +240,8 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 	return nil
 }
 
-// Receive gives back the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not at all,
-// negative waits indefinitely. A new configuration of the module, or a restart of Kerb, is gone along with.
+// Receive gives back the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not
+// at all, negative waits indefinitely. A new configuration of the module, or a restart of Kerb, is gone along with.
 func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
 	if r.ring == nil {
 		return 0, ErrClosed
@@ -353,7 +353,8 @@ func (r *Receiver) notice(now int64) {
 	r.before = l
 }
 
-// rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is of this thread's time.
+// rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is of this thread's
+// time.
 func (r *Receiver) rest(now, until int64) {
 	t, ran := unix.NsecToTimespec(until), threadTime()
 	_ = unix.ClockNanosleep(unix.CLOCK_MONOTONIC, unix.TIMER_ABSTIME, &t, nil)

@@ -45,8 +45,8 @@ func mapRing(fd, size int) (*ring, error) {
 	return r, nil
 }
 
-// begin is the position of the first record. A program that had the ring before may have left any, from which none would be found
-// again: then it is behind those that wait.
+// begin is the position of the first record. A program that had the ring before may have left any, from which none
+// would be found again: then it is behind those that wait.
 func (r *ring) begin() uint64 {
 	from, end, size := atomic.LoadUint64(r.consumer), atomic.LoadUint64(r.producer), uint64(len(r.data)/2)
 	if from%8 != 0 {
@@ -111,9 +111,11 @@ func (r *ring) fetch(packets []Packet) (n int) {
 
 func (r *ring) packet(b []byte) Packet {
 	e := (*record)(unsafe.Pointer(unsafe.SliceData(b)))
-	p := Packet{Frame: b[unsafe.Sizeof(*e):][:e.CapLen:e.CapLen], Len: int(e.Len), L3: int(e.L3), L4: int(e.L4), Payload: int(e.Payload),
-		VLAN: uint16(e.Flags >> tciShift), Flags: Flags(e.Flags & 0xffff), Ifindex: e.Ifindex, Seq: e.Seq, Sent: int64(e.Time),
-		cpu: e.CPU, pid: e.PID}
+	p := Packet{Frame: b[unsafe.Sizeof(*e):][:e.CapLen:e.CapLen], Len: int(e.Len), L3: int(e.L3), L4: int(e.L4),
+		Payload: int(e.Payload),
+		VLAN:    uint16(e.Flags >> tciShift), Flags: Flags(e.Flags & 0xffff), Ifindex: e.Ifindex, Seq: e.Seq,
+		Sent: int64(e.Time),
+		cpu:  e.CPU, pid: e.PID}
 	if r.lost != unknown && e.Lost > r.lost {
 		p.Lost = e.Lost - r.lost
 	}

@@ -43,8 +43,8 @@ func prepareThread(o *Options) error {
 	return nil
 }
 
-// hurry asks for nice -20 where this process may, and the shortest slices: such a thread preempts others as soon as it wakes
-// (Linux 6.12).
+// hurry asks for nice -20 where this process may, and the shortest slices: such a thread preempts others as soon as it
+// wakes (Linux 6.12).
 func hurry() {
 	a, err := unix.SchedGetAttr(0, 0)
 	if err != nil || a.Policy != unix.SCHED_NORMAL {
@@ -60,8 +60,8 @@ func hurry() {
 	leadSession()
 }
 
-// leadSession has a session that is this process's go before others, where each is a group for the scheduler (autogroup): nice
-// counts within it only. One that is shared stays as it is.
+// leadSession has a session that is this process's go before others, where each is a group for the scheduler
+// (autogroup): nice counts within it only. One that is shared stays as it is.
 func leadSession() {
 	if sid, err := unix.Getsid(0); err == nil && sid == os.Getpid() {
 		_ = os.WriteFile("/proc/self/autogroup", []byte("-20"), 0) // where there are none, nice is enough

@@ -90,7 +90,8 @@ type goals struct {
 }
 
 func newWaiter(g goals, s standing) *waiter {
-	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary, step: fastStep}
+	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary,
+		step: fastStep}
 	if s == realtime {
 		w.least = realtimeRest
 	}

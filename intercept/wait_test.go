@@ -4,8 +4,9 @@ package intercept
 
 import "testing"
 
-// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, whose packets wake within 20 us, and
-// where going to sleep takes 20 us. Times are its own. It reports how many packets found it asleep or resting, and how long it slept, of all.
+// replay has bursts of five packets come to a waiter on a machine whose timers are late by slip, whose packets wake
+// within 20 us, and where going to sleep takes 20 us. Times are its own. It reports how many packets found it asleep or
+// resting, and how long it slept, of all.
 func replay(w *waiter, bursts int, period, slip int64) (asleep int, slept float64) {
 	begin := max(w.first+period, 1_000_000_000)
 	now, sleeps := max(w.last, 1_000_000_000), int64(0)
@@ -44,7 +45,8 @@ func TestBurstsFindItAwake(t *testing.T) {
 		replay(w, 1000, 200*us, 10*us)
 		asleep, slept := replay(w, 1000, 200*us, 10*us)
 		if most := (1000 - int(awake)) * 13 / 10; asleep > most || slept < 0.5 {
-			t.Errorf("awake %d: %d packets of 1000 bursts found it asleep, and it slept for %.2f of the time", awake, asleep, slept)
+			t.Errorf("awake %d: %d packets of 1000 bursts found it asleep, and it slept for %.2f of the time", awake,
+				asleep, slept)
 		}
 	}
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kmod speaks to the kernel module that lies alongside it: Kerb's other way to hand time-critical packets to a program,
-// for kernels and devices where eBPF cannot. README.md describes how the module is built and what it promises.
+// Package kmod speaks to the kernel module that lies alongside it: Kerb's other way to hand time-critical packets to a
+// program, for kernels and devices where eBPF cannot. README.md describes how the module is built and what it promises.
 package kmod
 
 import (
@@ -40,7 +40,8 @@ type Rule struct {
 type Stats struct{ Packets, Bytes, Delivered, Lost, Passed uint64 }
 
 // ErrNotLoaded is wrapped when the kernel does not have the module.
-var ErrNotLoaded = errors.New("the kernel module kerb_intercept is not loaded: make -C kmod, insmod kmod/kerb_intercept.ko")
+var ErrNotLoaded = errors.New("the kernel module kerb_intercept is not loaded: make -C kmod, insmod " +
+	"kmod/kerb_intercept.ko")
 
 // Load puts a .ko file into the kernel.
 func Load(object string) error {
@@ -61,8 +62,8 @@ const (
 	statsRequest  = 2<<30 | unsafe.Sizeof(Stats{})<<16 | 'K'<<8 | 0x61
 )
 
-// Attach makes a class in the caller's network namespace. Who has the file, by inheritance too, maps the ring and reads; that it
-// is closed everywhere ends the class.
+// Attach makes a class in the caller's network namespace. Who has the file, by inheritance too, maps the ring and
+// reads; that it is closed everywhere ends the class.
 func Attach(rule Rule) (*os.File, error) {
 	f, err := os.OpenFile(Device, os.O_RDWR, 0)
 	if errors.Is(err, os.ErrNotExist) {

@@ -32,7 +32,8 @@ const (
 	ringSize = 1 << 20
 )
 
-// load puts the module into the kernel for one test. It is built for an emulated machine; this one's kernel is left alone.
+// load puts the module into the kernel for one test. It is built for an emulated machine; this one's kernel is left
+// alone.
 func load(t *testing.T) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") == "" {
@@ -119,7 +120,8 @@ func openWith(t *testing.T, options netlab.HostOptions) *bed {
 
 // rule is for the UDP port of the bed's node.
 func (b *bed) rule() Rule {
-	return Rule{Ifindex: uint32(b.host.OuterIndex()), Ring: ringSize, Action: Copy, Slot: 3, Watchdog: uint64(time.Hour), Protocol: unix.IPPROTO_UDP, FirstPort: port, LastPort: port}
+	return Rule{Ifindex: uint32(b.host.OuterIndex()), Ring: ringSize, Action: Copy, Slot: 3, Watchdog: uint64(time.Hour),
+		Protocol: unix.IPPROTO_UDP, FirstPort: port, LastPort: port}
 }
 
 func (b *bed) attach(t *testing.T, rule Rule) (*os.File, *reader) {
@@ -275,7 +277,8 @@ func TestCopies(t *testing.T) {
 	}
 }
 
-// A program that stops reading loses its hold on the stack's packets when the watchdog says so, and has it again when it reads.
+// A program that stops reading loses its hold on the stack's packets when the watchdog says so, and has it again when
+// it reads.
 func TestWatchdog(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -299,7 +302,8 @@ func TestWatchdog(t *testing.T) {
 	}
 }
 
-// Stolen packets are the ring's alone, until it is full: then the stack has them, and the gap in the numbers tells the program.
+// Stolen packets are the ring's alone, until it is full: then the stack has them, and the gap in the numbers tells the
+// program.
 func TestStealsUntilFull(t *testing.T) {
 	load(t)
 	b := open(t)
@@ -353,7 +357,8 @@ func TestMalformed(t *testing.T) {
 	rule := b.rule()
 	rule.Family, rule.Protocol, rule.FirstPort, rule.LastPort = 4, 0, 0, 0 // everything that has an IPv4 header
 	_, r := b.attach(t, rule)
-	whole := append([]byte{0x45, 0, 0, 36, 0, 1, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2}, 0x1b, 0x58, 0x1b, 0x58, 0, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8)
+	whole := append([]byte{0x45, 0, 0, 36, 0, 1, 0, 0, 64, 17, 0, 0, 192, 0, 2, 1, 192, 0, 2, 2}, 0x1b, 0x58, 0x1b, 0x58,
+		0, 16, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8)
 	change := func(at int, value byte) []byte {
 		c := bytes.Clone(whole)
 		c[at] = value
@@ -461,8 +466,8 @@ func TestHostileProgram(t *testing.T) {
 	}
 }
 
-// A consumer position ahead of the producer, or one that promises more room than the ring has, gives no room: the kernel
-// must not write beyond the ring. Without the comparisons of ring_reserve this panics the machine.
+// A consumer position ahead of the producer, or one that promises more room than the ring has, gives no room: the
+// kernel must not write beyond the ring. Without the comparisons of ring_reserve this panics the machine.
 func TestConsumerPositionsAreNotTrusted(t *testing.T) {
 	load(t)
 	b := openWith(t, netlab.HostOptions{Routed: true, TxChecksumOff: true, MTU: 65535})
@@ -492,8 +497,8 @@ func TestConsumerPositionsAreNotTrusted(t *testing.T) {
 	}
 }
 
-// Random consumer positions, stored while packets of random sizes arrive on another CPU, cost the program's own packets only:
-// TestMain looks for what the kernel noticed.
+// Random consumer positions, stored while packets of random sizes arrive on another CPU, cost the program's own packets
+// only: TestMain looks for what the kernel noticed.
 func TestRandomConsumerPositions(t *testing.T) {
 	load(t)
 	first := seed.Of(t)
@@ -590,7 +595,8 @@ func TestWakes(t *testing.T) {
 	}
 }
 
-// The module comes, goes and loses its programs while packets flow: the socket gets them all, and the kernel stays well.
+// The module comes, goes and loses its programs while packets flow: the socket gets them all, and the kernel stays
+// well.
 func TestUnloadUnderTraffic(t *testing.T) {
 	load(t)
 	b := open(t)

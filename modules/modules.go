@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package modules carries the built-in packages in the binary: manifests and compiled data planes as a compressed archive, control
-// planes as a table. Each directory with a kerb.yaml is a package; nothing lists them by hand.
+// Package modules carries the built-in packages in the binary: manifests and compiled data planes as a compressed
+// archive, control planes as a table. Each directory with a kerb.yaml is a package; nothing lists them by hand.
 package modules
 
 import (

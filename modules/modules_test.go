@@ -10,8 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/modules"
 )
 
-// Every directory with a manifest is in the binary, compiled, keeps the contract and its own budget, and has the control
-// plane that it asks for.
+// Every directory with a manifest is in the binary, compiled, keeps the contract and its own budget, and has the
+// control plane that it asks for.
 func TestBuiltinsAreWhole(t *testing.T) {
 	manifests, err := fs.Glob(modules.Packages(), "*/"+pkgs.ManifestName)
 	if err != nil || len(manifests) == 0 {

@@ -29,8 +29,8 @@ const (
 	clientTime = 5 * time.Second // for one to be taken
 )
 
-// Receive waits for the next message, one JSON object, with at most one descriptor, which is the caller's; -1 if there is
-// none. io.EOF: the program has gone.
+// Receive waits for the next message, one JSON object, with at most one descriptor, which is the caller's; -1 if there
+// is none. io.EOF: the program has gone.
 func (c *Client) Receive(to any) (fd int, err error) {
 	data, rights := make([]byte, maxRequest), make([]byte, 64)
 	n, rn, _, _, err := c.conn.ReadMsgUnix(data, rights)

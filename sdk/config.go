@@ -65,8 +65,8 @@ func ConfigErrorf(field, format string, args ...any) error {
 	return &ConfigError{Field: field, Reason: fmt.Sprintf(format, args...)}
 }
 
-// PrefixField prefixes the field of a *ConfigError with the path of the object that has it. Other errors are returned as
-// they are.
+// PrefixField prefixes the field of a *ConfigError with the path of the object that has it. Other errors are returned
+// as they are.
 func PrefixField(path string, err error) error {
 	var wrong *ConfigError
 	if !errors.As(err, &wrong) {

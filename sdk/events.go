@@ -17,9 +17,9 @@ import (
 // eventsDelay is how long an event may wait that the data plane sent without waking the reader.
 const eventsDelay = 200 * time.Millisecond
 
-// Events reads a ring buffer until ctx ends, then ends the sequence. A record is only valid until the next one. Only one
-// reader may be at a ring buffer at a time, which generations share: read in Run, which the agent runs for one generation at a time. After an error
-// the sequence ends.
+// Events reads a ring buffer until ctx ends, then ends the sequence. A record is only valid until the next one. Only
+// one reader may be at a ring buffer at a time, which generations share: read in Run, which the agent runs for one
+// generation at a time. After an error the sequence ends.
 func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
 	return events(ctx, ring, func() time.Time { return time.Now().Add(eventsDelay) })
 }
@@ -55,8 +55,8 @@ func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter
 	}
 }
 
-// closeOn closes the reader when ctx ends, which interrupts it. The function returned closes it at any rate, and returns
-// when nothing of this is left.
+// closeOn closes the reader when ctx ends, which interrupts it. The function returned closes it at any rate, and
+// returns when nothing of this is left.
 func closeOn(ctx context.Context, rd *ringbuf.Reader) func() {
 	closed := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {

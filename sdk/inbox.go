@@ -36,7 +36,8 @@ type inbox struct {
 }
 
 func newInbox(conn *net.UnixConn, clients func(uint64, *net.UnixConn)) *inbox {
-	return &inbox{conn: conn, packets: newInjectors(), clients: clients, maps: map[string]Maps{}, arrived: make(chan struct{})}
+	return &inbox{conn: conn, packets: newInjectors(), clients: clients, maps: map[string]Maps{},
+		arrived: make(chan struct{})}
 }
 
 // run receives until the other side closes.
@@ -143,7 +144,8 @@ func (b *inbox) takePackets(message MapsMessage, fds []int) error {
 	return nil
 }
 
-// SendPackets sends packet sockets, which stay the caller's, by ifindex, and reports which ones are to be closed before.
+// SendPackets sends packet sockets, which stay the caller's, by ifindex, and reports which ones are to be closed
+// before.
 func SendPackets(conn *net.UnixConn, sockets map[uint32]int, closed []uint32) error {
 	for {
 		message := MapsMessage{Closed: closed[:min(len(closed), maxClosed)]}

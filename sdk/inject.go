@@ -73,7 +73,8 @@ func (s *injectors) inject(ifindex uint32, frame []byte) error {
 }
 
 // completeChecksum sets the checksum of the transport protocol, which in a frame from a veth is often left to the
-// interface. A UDP checksum of zero over IPv4 says that there is none, and stays. What is no whole packet is left alone.
+// interface. A UDP checksum of zero over IPv4 says that there is none, and stays. What is no whole packet is left
+// alone.
 func completeChecksum(frame []byte) {
 	etherType, packet, ok := network(frame)
 	switch {

@@ -23,7 +23,8 @@ func frames(t testing.TB) map[string][]byte {
 			Options: []layers.IPv4Option{{OptionType: 1}, {OptionType: 1}, {OptionType: 1}, {OptionType: 0}}}
 	}
 	v6 := func(next layers.IPProtocol) *layers.IPv6 {
-		return &layers.IPv6{Version: 6, HopLimit: 9, NextHeader: next, SrcIP: bytes.Repeat([]byte{0xfd}, 16), DstIP: bytes.Repeat([]byte{0xfe}, 16)}
+		return &layers.IPv6{Version: 6, HopLimit: 9, NextHeader: next, SrcIP: bytes.Repeat([]byte{0xfd}, 16),
+			DstIP: bytes.Repeat([]byte{0xfe}, 16)}
 	}
 	make := func(all ...gopacket.SerializableLayer) []byte {
 		var network gopacket.NetworkLayer
@@ -40,7 +41,8 @@ func frames(t testing.TB) map[string][]byte {
 			}
 		}
 		buf := gopacket.NewSerializeBuffer()
-		if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, all...); err != nil {
+		if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+			all...); err != nil {
 			t.Fatal(err)
 		}
 		return slices.Clone(buf.Bytes())
@@ -52,18 +54,20 @@ func frames(t testing.TB) map[string][]byte {
 	options.NextHeader = layers.IPProtocolUDP
 	options.Options = []*layers.IPv6DestinationOption{{OptionType: 1, OptionData: []byte{0, 0, 0, 0}}}
 	return map[string][]byte{
-		"tcp4":      make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolTCP), tcp(), odd),
-		"udp4":      make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolUDP), &layers.UDP{SrcPort: 1, DstPort: 2}, odd),
-		"tcp6":      make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolTCP), tcp()),
-		"udp6":      make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolUDP), &layers.UDP{SrcPort: 1, DstPort: 2}, odd),
-		"udp6 opts": make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolIPv6Destination), options, &layers.UDP{SrcPort: 1, DstPort: 2}, odd),
-		"vlan":      make(eth(layers.EthernetTypeDot1Q), vlan, v4(layers.IPProtocolTCP), tcp(), odd),
-		"sctp":      make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolSCTP), &layers.SCTP{SrcPort: 1, DstPort: 2}, odd),
+		"tcp4": make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolTCP), tcp(), odd),
+		"udp4": make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolUDP), &layers.UDP{SrcPort: 1, DstPort: 2}, odd),
+		"tcp6": make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolTCP), tcp()),
+		"udp6": make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolUDP), &layers.UDP{SrcPort: 1, DstPort: 2}, odd),
+		"udp6 opts": make(eth(layers.EthernetTypeIPv6), v6(layers.IPProtocolIPv6Destination), options,
+			&layers.UDP{SrcPort: 1, DstPort: 2}, odd),
+		"vlan": make(eth(layers.EthernetTypeDot1Q), vlan, v4(layers.IPProtocolTCP), tcp(), odd),
+		"sctp": make(eth(layers.EthernetTypeIPv4), v4(layers.IPProtocolSCTP), &layers.SCTP{SrcPort: 1, DstPort: 2}, odd),
 	}
 }
 
 // place is where the transport checksum of each of the frames is, and its length.
-var place = map[string][2]int{"tcp4": {14 + 24 + 16, 2}, "udp4": {14 + 24 + 6, 2}, "tcp6": {14 + 40 + 16, 2}, "udp6": {14 + 40 + 6, 2},
+var place = map[string][2]int{"tcp4": {14 + 24 + 16, 2}, "udp4": {14 + 24 + 6, 2}, "tcp6": {14 + 40 + 16, 2},
+	"udp6":      {14 + 40 + 6, 2},
 	"udp6 opts": {14 + 40 + 8 + 6, 2}, "vlan": {18 + 24 + 16, 2}, "sctp": {14 + 24 + 8, 4}}
 
 func TestChecksumsAreCompleted(t *testing.T) {

@@ -13,7 +13,8 @@ func (n *running) list() []Instance {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service), cmp.Compare(a.CgroupID, b.CgroupID))
+		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service),
+			cmp.Compare(a.CgroupID, b.CgroupID))
 	})
 }
 

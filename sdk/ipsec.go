@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// IPsec lists the IPsec (XFRM) policies of the node's network namespace. A data plane that hands packets to a neighbour by
-// itself bypasses them in both directions, so its control plane has to compare them with what it sends and receives.
+// IPsec lists the IPsec (XFRM) policies of the node's network namespace. A data plane that hands packets to a neighbour
+// by itself bypasses them in both directions, so its control plane has to compare them with what it sends and receives.
 type IPsec struct {
 	Policies []IPsecPolicy `json:"policies,omitempty"` // the one that is evaluated first comes first
 	// Error says why the policies cannot be read; then they are not known.
@@ -31,8 +31,8 @@ const (
 	IPsecAllow, IPsecProtect, IPsecBlock = "allow", "protect", "block"
 )
 
-// IPsecPolicy is a policy for packets without a mark that do not belong to an XFRM interface. The address family of Source and
-// Destination is that of the packets; both are invalid in a policy for either family.
+// IPsecPolicy is a policy for packets without a mark that do not belong to an XFRM interface. The address family of
+// Source and Destination is that of the packets; both are invalid in a policy for either family.
 type IPsecPolicy struct {
 	Direction       string       `json:"direction"`
 	Action          string       `json:"action"` // allow: unprotected packets pass; protect: only with IPsec; block: none

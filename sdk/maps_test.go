@@ -23,7 +23,8 @@ func TestMaps(t *testing.T) {
 	defer m.Close()
 	all := sdk.Maps{"table": m}
 	var value uint64
-	if err := errors.Join(all.Put("table", uint32(1), uint64(7)), all.Lookup("table", uint32(1), &value)); err != nil || value != 7 {
+	if err := errors.Join(all.Put("table", uint32(1), uint64(7)), all.Lookup("table", uint32(1), &value)); err != nil ||
+		value != 7 {
 		t.Errorf("%d, %v", value, err)
 	}
 	if err := all.Put("table", uint32(2), uint64(7)); err == nil || !strings.Contains(err.Error(), "write map table") {
@@ -32,7 +33,8 @@ func TestMaps(t *testing.T) {
 	if err := errors.Join(all.Delete("table", uint32(1)), all.Delete("table", uint32(1))); err != nil {
 		t.Error(err)
 	}
-	if err := all.Lookup("table", uint32(1), &value); !errors.Is(err, ebpf.ErrKeyNotExist) || !strings.Contains(err.Error(), "read map table") {
+	if err := all.Lookup("table", uint32(1), &value); !errors.Is(err, ebpf.ErrKeyNotExist) ||
+		!strings.Contains(err.Error(), "read map table") {
 		t.Errorf("what was deleted: %v", err)
 	}
 	if err := all.Delete("none", uint32(1)); !errors.Is(err, sdk.ErrNoMap) {

@@ -4,10 +4,10 @@ package sdk
 
 import "encoding/json"
 
-// ModelUser is a Running of a package with capability models. After each start of a generation it receives
-// all models, in several calls if there are many, and then differences. Calls come one at a time. After an error the agent
-// sends all of them again, a moment later; a model that cannot be used is not an error but in the answer's
-// Refused: what ran before runs on.
+// ModelUser is a Running of a package with capability models. After each start of a generation it receives all models,
+// in several calls if there are many, and then differences. Calls come one at a time. After an error the agent sends
+// all of them again, a moment later; a model that cannot be used is not an error but in the answer's Refused: what ran
+// before runs on.
 type ModelUser interface {
 	Models(update ModelUpdate) (ModelAnswer, error)
 }

@@ -24,10 +24,10 @@ type Control interface {
 type Compiled interface {
 	// Settings are applied before the maps are created and the program is verified.
 	Settings() Settings
-	// Fill writes the maps of a new generation before it sees a packet. Config maps are new and empty, all others may
-	// be shared with the generation that is running. For maps whose manifest says migrate: control, an upgrade that changes
-	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill is
-	// also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
+	// Fill writes the maps of a new generation before it sees a packet. Config maps are new and empty, all others may be
+	// shared with the generation that is running. For maps whose manifest says migrate: control, an upgrade that changes
+	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill
+	// is also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
 	Fill(maps Maps) error
 	// Open returns the control plane's state for a generation that sees packets, after the work of the previous generation
 	// has ended and before any other call for this one. After an error the agent tries again.
@@ -57,8 +57,9 @@ func (d definition[C]) Compile(config json.RawMessage) (Compiled, error) {
 
 // Settings of a generation.
 type Settings struct {
-	Constants  map[string]any    `json:"constants,omitempty"`  // KERB_CONFIG variables by name
-	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"` // sizes of config maps by name; others have the size they are compiled with
+	Constants map[string]any `json:"constants,omitempty"` // KERB_CONFIG variables by name
+	// sizes of config maps by name; others have the size they are compiled with
+	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"`
 	// Idle are directions (egress, ingress) in which this config decides nothing: packets do not meet the module there.
 	Idle []string `json:"idle,omitempty"`
 	// Hooks and LinkTypes are those of the manifest's with which this config works; all by default.
@@ -66,8 +67,8 @@ type Settings struct {
 	LinkTypes []string `json:"linkTypes,omitempty"`
 	// LongReplies: with this config the module answers packets by longer ones. Native XDP on a veth has no room for them.
 	LongReplies bool `json:"longReplies,omitempty"`
-	// TranslatesReplies: the module gives replies of instances the address of their virtual service. Modules before it in the
-	// chain see the instance's own.
+	// TranslatesReplies: the module gives replies of instances the address of their virtual service. Modules before it in
+	// the chain see the instance's own.
 	TranslatesReplies bool `json:"translatesReplies,omitempty"`
 	// Inbound is set by modules that drop packets to services because of their source.
 	Inbound *Inbound `json:"inbound,omitempty"`
@@ -94,9 +95,9 @@ type Live struct {
 	Maps      Maps              // borrowed: not to be closed
 	Instances func() []Instance // attach points now
 
-	// Resolve asks the agent for the virtual service of an address. It does not wait: the answer comes by VirtualServiceUser,
-	// either a virtual service with the address, or the address in Unknown. An address is requested once until the agent has
-	// fetched the request.
+	// Resolve asks the agent for the virtual service of an address. It does not wait: the answer comes by
+	// VirtualServiceUser, either a virtual service with the address, or the address in Unknown. An address is requested
+	// once until the agent has fetched the request.
 	Resolve func(addr netip.Addr)
 	// Release reports that a dynamic virtual service is not used any more.
 	Release func(name string)
@@ -106,8 +107,8 @@ type Live struct {
 	// interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
 
-	// Examine asks what is known of the program that a process runs. It does not wait: the answer comes by ExecutableUser. A
-	// process is requested once until the agent has fetched the request. Needs capability executables.
+	// Examine asks what is known of the program that a process runs. It does not wait: the answer comes by ExecutableUser.
+	// A process is requested once until the agent has fetched the request. Needs capability executables.
 	Examine func(p Process)
 	// Kernel is how this kernel behaves where that is not the same everywhere. Empty without capability kernelFacts.
 	Kernel Kernel
@@ -133,8 +134,8 @@ type Instance struct {
 	// IPsec lists the node's policies, for interfaces of the node; nil if they are not known yet.
 	IPsec *IPsec `json:"ipsec,omitempty"`
 
-	// What follows is passed to modules on the hook sockets, which have one instance for each service (Interface is its first
-	// one, if it has any) and one for each cgroup of attach.cgroups.
+	// What follows is passed to modules on the hook sockets, which have one instance for each service (Interface is its
+	// first one, if it has any) and one for each cgroup of attach.cgroups.
 
 	// NetnsCookie is what bpf_get_netns_cookie reports the service's sockets.
 	NetnsCookie uint64 `json:"netnsCookie,omitempty"`
@@ -153,16 +154,19 @@ type ChainMember struct {
 
 // Equal reports whether nothing has changed.
 func (i Instance) Equal(o Instance) bool {
-	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC && i.MTU == o.MTU && i.Kind == o.Kind &&
+	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC &&
+		i.MTU == o.MTU && i.Kind == o.Kind &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
-		i.LinkType == o.LinkType && i.IPsec.Equal(o.IPsec) && slices.Equal(i.Addresses, o.Addresses) && slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
+		i.LinkType == o.LinkType && i.IPsec.Equal(o.IPsec) && slices.Equal(i.Addresses, o.Addresses) &&
+		slices.Equal(i.LinkLocal, o.LinkLocal) && slices.Equal(i.Ingress, o.Ingress) && slices.Equal(i.Chain, o.Chain)
 }
 
-// Virtual reports whether packets of the interface come from the memory of this machine and not from a wire. Stacked interfaces,
-// such as bridge, bond and vlan, are not: what is below them may be a network card.
+// Virtual reports whether packets of the interface come from the memory of this machine and not from a wire. Stacked
+// interfaces, such as bridge, bond and vlan, are not: what is below them may be a network card.
 func (i Instance) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit" || i.Kind == "tun" }
 
-// InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and cgroups.
+// InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and
+// cgroups.
 type InstanceKey struct {
 	Ifindex  uint32
 	Service  string
@@ -187,7 +191,8 @@ type Runner interface {
 	Run(ctx context.Context)
 }
 
-// HealthChecker is a Running that reports whether it does its work. An upgrade to a version that does not is rolled back.
+// HealthChecker is a Running that reports whether it does its work. An upgrade to a version that does not is rolled
+// back.
 type HealthChecker interface {
 	Health() error
 }

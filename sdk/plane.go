@@ -112,8 +112,8 @@ func (p *plane) routes() http.Handler {
 	return mux
 }
 
-// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what the module has no use for 404, what comes at the
-// wrong time 409, all other errors 500.
+// reply writes an answer: nothing is 204, a *ConfigError 422, health 503, what the module has no use for 404, what
+// comes at the wrong time 409, all other errors 500.
 func reply(w http.ResponseWriter) func(any, error) {
 	return func(v any, err error) {
 		if v == nil && err == nil {
@@ -237,8 +237,8 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 	return nil, err
 }
 
-// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have one
-// reader only. If the next one cannot be opened there is none, and the agent tries again.
+// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have
+// one reader only. If the next one cannot be opened there is none, and the agent tries again.
 func (p *plane) turn(before *running, activate func() (*running, error)) error {
 	p.turning.Lock()
 	defer p.turning.Unlock()
@@ -334,7 +334,8 @@ func (p *plane) serveDrop(r *http.Request) (any, error) {
 	if running {
 		return nil, fmt.Errorf("generation %s is running", req.Generation)
 	}
-	if !retired { // else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
+	// else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
+	if !retired {
 		p.inbox.drop(req.Generation)
 	}
 	return nil, nil

@@ -23,7 +23,8 @@ func TestRequests(t *testing.T) {
 	}
 	w.release("x")
 	w.release("x")
-	if got := w.take(t.Context()); !slices.Equal(got.Resolve, []netip.Addr{a, b}) || !slices.Equal(got.Release, []string{"x"}) {
+	if got := w.take(t.Context()); !slices.Equal(got.Resolve, []netip.Addr{a, b}) ||
+		!slices.Equal(got.Release, []string{"x"}) {
 		t.Errorf("%+v", got)
 	}
 	taken := make(chan Requests)
@@ -81,11 +82,14 @@ func TestServeVirtualServices(t *testing.T) {
 	u := &user{}
 	s := serve(t, u)
 	defer s.end()
-	update := VirtualServiceUpdate{Generation: "a", Reset: true, Complete: true, Put: []VirtualService{{Name: "web", Spec: v1alpha1.VirtualServiceSpec{
-		Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.0.2", Policy: v1alpha1.PolicyClosest}}}}}, Unknown: []netip.Addr{netip.MustParseAddr("10.30.0.9")}}
+	update := VirtualServiceUpdate{Generation: "a", Reset: true, Complete: true,
+		Put: []VirtualService{{Name: "web", Spec: v1alpha1.VirtualServiceSpec{
+			Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.0.2", Policy: v1alpha1.PolicyClosest}}}}},
+		Unknown: []netip.Addr{netip.MustParseAddr("10.30.0.9")}}
 	s.call("/kerb/v1/virtualservices", update, 409)
 	s.send("a")
-	start := GenerationRequest{Generation: "a", Config: json.RawMessage("1"), Instances: []Instance{{Ifindex: 7}, {Ifindex: 8}}}
+	start := GenerationRequest{Generation: "a", Config: json.RawMessage("1"),
+		Instances: []Instance{{Ifindex: 7}, {Ifindex: 8}}}
 	s.call("/kerb/v1/start", start, 204)
 	s.call("/kerb/v1/virtualservices", update, 204)
 	update.Generation = "b"
@@ -93,7 +97,8 @@ func TestServeVirtualServices(t *testing.T) {
 	u.refuse = true
 	update.Generation = "a"
 	s.call("/kerb/v1/virtualservices", update, 422)
-	if len(u.updates) != 1 || u.updates[0].Put[0].Spec.Addresses[0].Policy != v1alpha1.PolicyClosest || !u.updates[0].Complete {
+	if len(u.updates) != 1 || u.updates[0].Put[0].Spec.Addresses[0].Policy != v1alpha1.PolicyClosest ||
+		!u.updates[0].Complete {
 		t.Errorf("%+v", u.updates)
 	}
 	s.call("/kerb/v1/attached", Instance{Ifindex: 7, Ingress: []string{"fw"}}, 204)
@@ -147,7 +152,8 @@ func TestServeModels(t *testing.T) {
 	m := &modeller{}
 	s := serve(t, m)
 	defer s.end()
-	update := ModelUpdate{Generation: "a", Reset: true, Put: []Model{{Name: "m", Generation: 3, Document: json.RawMessage(`{"a": 1}`)}}, Remove: []string{"b"}}
+	update := ModelUpdate{Generation: "a", Reset: true,
+		Put: []Model{{Name: "m", Generation: 3, Document: json.RawMessage(`{"a": 1}`)}}, Remove: []string{"b"}}
 	s.call("/kerb/v1/models", update, 409)
 	s.send("a")
 	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage("1")}, 204)
@@ -164,7 +170,8 @@ func TestServeModels(t *testing.T) {
 	}
 	defer res.Body.Close()
 	var health HealthAnswer
-	if err := json.NewDecoder(res.Body).Decode(&health); err != nil || len(health.Conditions) != 1 || health.Conditions[0].Reason != "Intact" {
+	if err := json.NewDecoder(res.Body).Decode(&health); err != nil || len(health.Conditions) != 1 ||
+		health.Conditions[0].Reason != "Intact" {
 		t.Errorf("%+v, %v", health, err)
 	}
 }

@@ -73,16 +73,16 @@ func unixConn(f *os.File) (*net.UnixConn, error) {
 	return u, nil
 }
 
-// HostMessage asks a process that ServeMany runs for one more control plane. It comes with two descriptors: those that a
-// process of its own would have as ListenFD and MapsFD.
+// HostMessage asks a process that ServeMany runs for one more control plane. It comes with two descriptors: those that
+// a process of its own would have as ListenFD and MapsFD.
 type HostMessage struct {
 	Module  string `json:"module"`
 	Package string `json:"package"`
 }
 
-// ServeMany serves the control planes of several packages in one process, for those that share one to save memory. Which
-// modules there are arrives on descriptor ListenFD, a SOCK_SEQPACKET socket; for each of them the contract is the same as
-// for a process of its own.
+// ServeMany serves the control planes of several packages in one process, for those that share one to save memory.
+// Which modules there are arrives on descriptor ListenFD, a SOCK_SEQPACKET socket; for each of them the contract is the
+// same as for a process of its own.
 func ServeMany(controls map[string]Control) error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
 	defer stop()

@@ -40,7 +40,8 @@ func (e echo) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var value uint32
 		err := e.Maps["one"].Lookup(uint32(0), &value)
-		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": e.Instances(), "value": value, "open": err == nil})
+		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": e.Instances(), "value": value,
+			"open": err == nil})
 	})
 }
 
@@ -79,9 +80,10 @@ func serve(t *testing.T, control Control) *served {
 		ends = append(ends, c)
 	}
 	s := &served{t: t, ours: ends[0], done: make(chan error, 1)}
-	s.client = &http.Client{Timeout: time.Minute, Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
-		return net.Dial("unix", path)
-	}}}
+	s.client = &http.Client{Timeout: time.Minute,
+		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
+			return net.Dial("unix", path)
+		}}}
 	go func() { s.done <- servePlane(t.Context(), "m", control, l, ends[1]) }()
 	return s
 }
@@ -143,7 +145,8 @@ func descriptorsOpen(t *testing.T) int {
 func (s *served) life() {
 	s.t.Helper()
 	request := func(g, config string) GenerationRequest {
-		return GenerationRequest{Generation: g, Config: json.RawMessage(config), Instances: []Instance{{Service: "web", Ifindex: 7}}}
+		return GenerationRequest{Generation: g, Config: json.RawMessage(config),
+			Instances: []Instance{{Service: "web", Ifindex: 7}}}
 	}
 	s.call("/x", nil, 503)
 	s.send("a")
@@ -152,7 +155,8 @@ func (s *served) life() {
 	s.call("/kerb/v1/drop", request("a", "1"), 500) // packets meet it
 	s.call("/kerb/v1/attached", Instance{Service: "db", Ifindex: 8}, 204)
 	s.call("/kerb/v1/detached", Instance{Service: "web", Ifindex: 7}, 204)
-	if got, want := s.call("/x", nil, 200), `{"config":"1","on":[{"service":"db","interface":"","ifindex":8}],"open":true,"value":7}`; got != want {
+	if got, want := s.call("/x", nil, 200),
+		`{"config":"1","on":[{"service":"db","interface":"","ifindex":8}],"open":true,"value":7}`; got != want {
 		s.t.Errorf("with one generation: %s, want %s", got, want)
 	}
 	s.send("b")
@@ -160,7 +164,8 @@ func (s *served) life() {
 	s.call("/kerb/v1/start", request("b", "2"), 204)
 	s.call("/kerb/v1/start", request("b", "2"), 204) // told again
 	s.call("/kerb/v1/drop", request("a", "1"), 204)
-	if got, want := s.call("/x", nil, 200), `{"config":"2","on":[{"service":"web","interface":"","ifindex":7}],"open":true,"value":7}`; got != want {
+	if got, want := s.call("/x", nil, 200),
+		`{"config":"2","on":[{"service":"web","interface":"","ifindex":7}],"open":true,"value":7}`; got != want {
 		s.t.Errorf("with another generation: %s, want %s", got, want)
 	}
 }
@@ -177,7 +182,8 @@ func TestServePlane(t *testing.T) {
 	}
 	// Sockets of the HTTP client, and what reads from them, end a moment later.
 	leak, now := goleak.Find(before), descriptorsOpen(t)
-	for end := time.Now().Add(30 * time.Second); (leak != nil || now > open) && time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); (leak != nil || now > open) &&
+		time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
 		leak, now = goleak.Find(before), descriptorsOpen(t)
 	}
 	if leak != nil || now > open {

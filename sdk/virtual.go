@@ -30,8 +30,8 @@ type VirtualServiceUpdate struct {
 	Unknown []netip.Addr `json:"unknown,omitempty"`
 }
 
-// VirtualService is one as control planes see it: defaults are filled in, every instance has its addresses (one that has
-// none now is left out), and addresses are written in the shortest form.
+// VirtualService is one as control planes see it: defaults are filled in, every instance has its addresses (one that
+// has none now is left out), and addresses are written in the shortest form.
 type VirtualService struct {
 	Name string                      `json:"name"`
 	Spec v1alpha1.VirtualServiceSpec `json:"spec"`
@@ -52,8 +52,8 @@ func (r *Requests) Empty() bool {
 	return len(r.Resolve)+len(r.Release)+len(r.SendMaps)+len(r.Examine) == 0
 }
 
-// InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist at
-// Open are in Live.Instances only. Calls are sequential.
+// InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist
+// at Open are in Live.Instances only. Calls are sequential.
 type InstanceWatcher interface {
 	InstanceChanged(i Instance, there bool)
 }

@@ -29,7 +29,8 @@ type GenerationRequest struct {
 	Kernel     Kernel          `json:"kernel,omitzero"`     // start only
 }
 
-// MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet sockets.
+// MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet
+// sockets.
 type MapsMessage struct {
 	Generation string   `json:"generation,omitempty"`
 	Maps       []string `json:"maps,omitzero"`
@@ -38,8 +39,9 @@ type MapsMessage struct {
 	Client     uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
 }
 
-// ClientMaps asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a control
-// plane has no right to send descriptors. The agent does so once for each client, until 10 s after it has connected.
+// ClientMaps asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a
+// control plane has no right to send descriptors. The agent does so once for each client, until 10 s after it has
+// connected.
 type ClientMaps struct {
 	Client     uint64          `json:"client"`
 	Generation string          `json:"generation"`

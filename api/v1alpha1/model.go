@@ -12,8 +12,8 @@ import (
 // KindModel is the kind of a Model.
 const KindModel = "Model"
 
-// Model is a trained model that modules run on packets. It is a resource of its own, because a change of it is no change of
-// the module: the agent sends it to control planes, which write it into maps while packets flow.
+// Model is a trained model that modules run on packets. It is a resource of its own, because a change of it is no
+// change of the module: the agent sends it to control planes, which write it into maps while packets flow.
 type Model struct {
 	TypeMeta
 	Metadata ObjectMeta   `json:"metadata"`
@@ -35,7 +35,8 @@ const MaxModelDocument = 4 << 20
 
 // ModelSpec is the model itself.
 type ModelSpec struct {
-	// Document is text, not an object: agents keep it as it is, and one with 100,000 weights takes no more room than its file.
+	// Document is text, not an object: agents keep it as it is, and one with 100,000 weights takes no more room than its
+	// file.
 	Document string `json:"document" minLength:"2" maxLength:"4194304" doc:"JSON text of the format kerb-model/1; empty in lists"`
 }
 

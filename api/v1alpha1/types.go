@@ -90,8 +90,9 @@ type Attach struct {
 // DefaultPriority is the priority of a module whose resource states none.
 const DefaultPriority = 100
 
-// Order is the place of a module among the others on the same hook, as a distance from the service: packets from the service
-// meet the modules from the nearest to the farthest, packets to it the other way round. Ties are broken by name.
+// Order is the place of a module among the others on the same hook, as a distance from the service: packets from the
+// service meet the modules from the nearest to the farthest, packets to it the other way round. Ties are broken by
+// name.
 type Order struct {
 	Priority  int            `json:"priority" required:"false" default:"100" doc:"Distance from the service: lower is nearer"`
 	Before    []string       `json:"before,omitempty" doc:"Modules that are farther from the service than this one"`

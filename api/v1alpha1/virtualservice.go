@@ -5,8 +5,8 @@ package v1alpha1
 // KindVirtualService is the kind of a VirtualService.
 const KindVirtualService = "VirtualService"
 
-// VirtualService gives a group of instances addresses of their own. A module that uses virtual services (the proxy) takes
-// packets to these addresses to an instance.
+// VirtualService gives a group of instances addresses of their own. A module that uses virtual services (the proxy)
+// takes packets to these addresses to an instance.
 type VirtualService struct {
 	TypeMeta
 	Metadata ObjectMeta            `json:"metadata"`
@@ -30,7 +30,8 @@ type VirtualServiceSpec struct {
 	Instances []VirtualInstance `json:"instances,omitempty" maxItems:"10000" doc:"Instances that serve the address"`
 }
 
-// VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands for.
+// VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands
+// for.
 type VirtualAddress struct {
 	Address  string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
 	Policy   Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
@@ -46,8 +47,9 @@ const (
 	PolicyWeighted         Policy = "weighted"         // as often as its weight says
 	PolicyLeastConnections Policy = "leastConnections" // the one with the fewest sessions
 	PolicySourceAffinity   Policy = "sourceAffinity"   // one client address, one instance
-	PolicyConsistentHash   Policy = "consistentHash"   // by addresses and ports; most connections keep their instance when others come and go
-	PolicyClosest          Policy = "closest"          // the shortest distance; where none is stated, by measured round trip time
+	// by addresses and ports; most connections keep their instance when others come and go
+	PolicyConsistentHash Policy = "consistentHash"
+	PolicyClosest        Policy = "closest" // the shortest distance; where none is stated, by measured round trip time
 )
 
 // VirtualPort is a port that clients use, with the one that instances listen on.
@@ -67,8 +69,8 @@ const (
 	ProtocolSCTP Protocol = "sctp"
 )
 
-// VirtualInstance is one that answers. Its identity is the pair of names of virtual service and instance: a redeployed one
-// keeps it, and gets other addresses.
+// VirtualInstance is one that answers. Its identity is the pair of names of virtual service and instance: a redeployed
+// one keeps it, and gets other addresses.
 type VirtualInstance struct {
 	Name      string   `json:"name" minLength:"1" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$" patternDescription:"lower-case letters, digits, dashes and dots, with a letter or digit at both ends" doc:"Unique in the virtual service"`
 	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`

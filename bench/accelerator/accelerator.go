@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package accelerator is `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's accelerator, with every
-// message redirected as the published design does it, and AF_UNIX as the limit. Requests and answers, one-way streams, a file,
-// Redis and HTTP go over loopback, between two services on a bridge, through a proxy of the node and through two sidecars.
-// Client and server of the first three are C, the rest are the real programs.
+// Package accelerator is `kerb bench accelerator`: TCP connections within a node, plain, with Kerb's accelerator, with
+// every message redirected as the published design does it, and AF_UNIX as the limit. Requests and answers, one-way
+// streams, a file, Redis and HTTP go over loopback, between two services on a bridge, through a proxy of the node and
+// through two sidecars. Client and server of the first three are C, the rest are the real programs.
 package accelerator
 
 import (
@@ -56,7 +56,8 @@ func (e *experiment) flags(cmd *cobra.Command) {
 	f.StringSliceVar(&e.configs, "contenders", configs, "only these, separated by commas")
 	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
 	f.StringVar(&e.family, "ip", "4", "addresses: 4 or 6")
-	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes another; two: each side has its own")
+	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes "+
+		"another; two: each side has its own")
 }
 
 // check refuses what the flags do not know.

@@ -23,7 +23,8 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 { // of scripts/setup
+	// of scripts/setup
+	if envoy, _ := filepath.Glob("../../out/envoy/lib/python3*/site-packages/envoy/_bin"); len(envoy) > 0 {
 		dir, _ := filepath.Abs(envoy[0])
 		os.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	}
@@ -88,7 +89,8 @@ func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 func figuresOf(name string) []string {
 	switch kind, _, _ := strings.Cut(name, "-"); kind {
 	case "echo":
-		return []string{"latency p1", "latency p25", "latency p50", "latency p75", "latency p99", "latency p99.9", "jitter p50", "rate p50", "cpu_op p50"}
+		return []string{"latency p1", "latency p25", "latency p50", "latency p75", "latency p99", "latency p99.9",
+			"jitter p50", "rate p50", "cpu_op p50"}
 	case "stream", "file":
 		return []string{"throughput p50", "fct p50", "cpu_byte p50"}
 	case "redis":
@@ -106,7 +108,8 @@ func checkFigures(t *testing.T, name string, samples []bench.Sample) {
 	var got []string
 	for _, s := range samples {
 		got = append(got, s.Metric+" "+s.Stat)
-		if !(s.Value > 0) && !strings.HasPrefix(s.Metric, "memory") && s.Metric != "jitter" { // others give memory back, and one trip has no deviation
+		// others give memory back, and one trip has no deviation
+		if !(s.Value > 0) && !strings.HasPrefix(s.Metric, "memory") && s.Metric != "jitter" {
 			t.Errorf("%s: %s %s is %v", name, s.Metric, s.Stat, s.Value)
 		}
 	}
@@ -149,7 +152,8 @@ func TestKerb(t *testing.T) {
 			e := newExperiment(t, "veth")
 			for name, want := range accelerated {
 				var got bench.Sample
-				for range 3 { // a busy machine may stop a client in the middle of a turn for long, which ends its connection's acceleration
+				// a busy machine may stop a client in the middle of a turn for long, which ends its connection's acceleration
+				for range 3 {
 					samples := measure(t, e, config, name)
 					if got = samples[len(samples)-1]; got.Metric == "accelerated" && got.Value == want {
 						break
@@ -252,7 +256,8 @@ func TestServerThatEnds(t *testing.T) {
 	workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
 			const untilOver = `"$@" & until [ -e over ]; do sleep 0.01; done; kill $!; exit 7`
-			return append([]string{"sh", "-c", untilOver, "sh", s.tools.path("server"), "echo", "24"}, s.listen().words()...), nil
+			return append([]string{"sh", "-c", untilOver, "sh", s.tools.path("server"), "echo", "24"}, s.listen().words()...),
+				nil
 		},
 		measure: func(_ context.Context, s *serving) ([]bench.Sample, error) {
 			if err := os.WriteFile(filepath.Join(s.dir, "over"), nil, 0o600); err != nil {
@@ -316,7 +321,8 @@ func TestGains(t *testing.T) {
 		t.Fatalf("%v", all)
 	}
 	latency, rate := all[0], all[1]
-	if math.Abs(latency.value-1.25) > 1e-9 || latency.worse() || math.Abs(rate.value-0.9) > 1e-9 || !rate.worse() || !rate.certain() {
+	if math.Abs(latency.value-1.25) > 1e-9 || latency.worse() || math.Abs(rate.value-0.9) > 1e-9 || !rate.worse() ||
+		!rate.certain() {
 		t.Errorf("%v", all)
 	}
 	if noise := latency.noise + rate.noise; noise > 1e-9 { // what falls on all alike is none
@@ -333,7 +339,8 @@ func TestParseRedis(t *testing.T) {
 	if err != nil || r.N != 1000 || r.Seconds != 0.02 || r.P50 != 16 || r.P99 != 31 || r.Mean != 15 {
 		t.Errorf("%+v, %v", r, err)
 	}
-	for _, bad := range []string{"", heading, "Could not connect to Redis\n", heading + `"GET","0.00","0","0","0","0","0","0"` + "\n"} {
+	for _, bad := range []string{"", heading, "Could not connect to Redis\n",
+		heading + `"GET","0.00","0","0","0","0","0","0"` + "\n"} {
 		if _, err := parseRedis([]byte(bad), 1); err == nil {
 			t.Errorf("%q is accepted", bad)
 		}

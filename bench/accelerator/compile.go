@@ -47,8 +47,8 @@ func compile(ctx context.Context, cpus string) (*tools, error) {
 	return t, nil
 }
 
-// divide gives both sides the last CPU, or the client's side the first one: where there are threads of one core, they are not
-// these.
+// divide gives both sides the last CPU, or the client's side the first one: where there are threads of one core, they
+// are not these.
 func (t *tools) divide(cpus string) error {
 	var set unix.CPUSet
 	if err := unix.SchedGetaffinity(0, &set); err != nil {

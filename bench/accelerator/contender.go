@@ -32,7 +32,8 @@ type contender struct {
 
 // labPrefix is a letter for the place and one for the config: no two contenders share a lab.
 func labPrefix(place, config string) string {
-	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r", "unix": "u"}
+	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r",
+		"unix": "u"}
 	return "kba" + place[:1] + letters[config]
 }
 
@@ -83,7 +84,8 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	if err != nil {
 		return err
 	}
-	p, err := c.start(ctx, h.host.Namespace, h.side, dial(c.place.fromWithin(h.listen(firstPort))), program.args(config)...)
+	p, err := c.start(ctx, h.host.Namespace, h.side, dial(c.place.fromWithin(h.listen(firstPort))),
+		program.args(config)...)
 	if err == nil {
 		c.later(p.stop)
 	}
@@ -106,7 +108,8 @@ func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int,
 }
 
 // start returns when the program serves.
-func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, serves func() error, args ...string) (*process, error) {
+func (c *contender) start(ctx context.Context, ns *netlab.Namespace, side int, serves func() error,
+	args ...string) (*process, error) {
 	cmd, err := c.command(ctx, ns, side, args...)
 	if err != nil {
 		return nil, err

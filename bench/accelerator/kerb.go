@@ -17,7 +17,8 @@ import (
 // kerb is the agent of a contender, with the accelerator on all that runs in the contender's cgroup.
 type kerb struct{ *node.Node }
 
-// modes of the module, by config. With kerb-allow programs may take part of which the operator knows more than the module.
+// modes of the module, by config. With kerb-allow programs may take part of which the operator knows more than the
+// module.
 var modes = map[string]string{"kerb": "adaptive", "kerb-allow": "adaptive", "redirect-all": "redirect-all"}
 
 func (c *contender) startKerb() error {
@@ -41,8 +42,8 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 	return c.kerb.Apply(m)
 }
 
-// allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for a moment,
-// but gets no signals, and HAProxy has splice(2), but without `option splice-auto` does not call it.
+// allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for
+// a moment, but gets no signals, and HAProxy has splice(2), but without `option splice-auto` does not call it.
 func (c *contender) allowed() []string {
 	if c.config == "kerb" {
 		return []string{}
@@ -53,8 +54,9 @@ func (c *contender) allowed() []string {
 // counts are counters of connections by result.
 type counts struct {
 	offered, accelerated uint64
-	resting              int               // that went out of the map and did not come back; those that were closed since count
-	refused              map[string]uint64 // by reason
+	// that went out of the map and did not come back; those that were closed since count
+	resting int
+	refused map[string]uint64 // by reason
 }
 
 func (k *kerb) counts() (counts, error) {
@@ -77,7 +79,8 @@ func (k *kerb) counts() (counts, error) {
 }
 
 func (c counts) since(before counts) counts {
-	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, c.resting - before.resting, map[string]uint64{}}
+	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, c.resting - before.resting,
+		map[string]uint64{}}
 	for reason, n := range c.refused {
 		if n > before.refused[reason] {
 			d.refused[reason] = n - before.refused[reason]

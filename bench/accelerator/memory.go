@@ -18,8 +18,9 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-// hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns, and when
-// they have been idle for so long that the accelerator lets go of what it can. And how long each takes to open, and all tables.
+// hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns,
+// and when they have been idle for so long that the accelerator lets go of what it can. And how long each takes to
+// open, and all tables.
 func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	before, err := kernelMemory()
 	if err != nil {
@@ -52,7 +53,8 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	return samples, err
 }
 
-// tables is the memory of the module's maps as the kernel accounts for them: what they take when they are empty, and entries.
+// tables is the memory of the module's maps as the kernel accounts for them: what they take when they are empty, and
+// entries.
 func (s *serving) tables() (int64, error) {
 	if s.kerb == nil {
 		return 0, nil
@@ -64,7 +66,8 @@ func (s *serving) tables() (int64, error) {
 	return module.Status.Memory, nil
 }
 
-// rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for redirect-all.
+// rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for
+// redirect-all.
 func (s *serving) rest(ctx context.Context) error {
 	if s.kerb == nil || modes[s.config] != "adaptive" {
 		return nil
@@ -107,8 +110,8 @@ func (s *serving) holding(ctx context.Context, f func() error) (r result, err er
 	return r, errors.Join(err, json.Unmarshal(line, &r))
 }
 
-// kernelMemory is what the slabs take that sockets, the kernel's parts of sockets in maps and elements of maps lie in, in bytes. Of
-// other slabs others on the machine need much and give it back at any time, such as those of files.
+// kernelMemory is what the slabs take that sockets, the kernel's parts of sockets in maps and elements of maps lie in,
+// in bytes. Of other slabs others on the machine need much and give it back at any time, such as those of files.
 func kernelMemory() (int64, error) {
 	time.Sleep(time.Second) // what was freed is given back after a grace period
 	text, err := os.ReadFile("/proc/slabinfo")

@@ -18,7 +18,8 @@ import (
 
 // redisServer keeps nothing on disk.
 func redisServer(s *serving) ([]string, error) {
-	args := []string{"redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no", "--loglevel", "warning", "--dir", s.dir}
+	args := []string{"redis-server", "--save", "", "--appendonly", "no", "--protected-mode", "no", "--loglevel", "warning",
+		"--dir", s.dir}
 	on := s.listen()
 	if on.isPath() {
 		return append(args, "--port", "0", "--unixsocket", string(on)), nil
@@ -32,7 +33,8 @@ const fewest = 2000
 // redis is redis-benchmark getting a value, on so many connections with so many requests under way on each.
 func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
-		args := []string{"redis-benchmark", "--csv", "-t", "get", "-c", strconv.Itoa(connections), "-P", strconv.Itoa(pipeline)}
+		args := []string{"redis-benchmark", "--csv", "-t", "get", "-c", strconv.Itoa(connections), "-P",
+			strconv.Itoa(pipeline)}
 		if to := s.target(); to.isPath() {
 			args = append(args, "-s", string(to))
 		} else {
@@ -49,7 +51,8 @@ func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.S
 	}
 }
 
-// parseRedis reads a heading and a line: "GET","75000.00","0.012",... in ms. Percentiles are in steps of 8 us, the mean is exact.
+// parseRedis reads a heading and a line: "GET","75000.00","0.012",... in ms. Percentiles are in steps of 8 us, the mean
+// is exact.
 func parseRedis(out []byte, n int) (r result, err error) {
 	rows, err := csv.NewReader(bytes.NewReader(out)).ReadAll()
 	if err != nil || len(rows) != 2 {

@@ -31,16 +31,19 @@ func proxyNames() []string { return slices.Sorted(maps.Keys(proxies)) }
 
 func haproxy(_ string, h hop, ports []int) string {
 	var b strings.Builder
-	b.WriteString("global\n nbthread 1\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n timeout server 1h\n")
+	b.WriteString("global\n nbthread 1\n maxconn 2000\ndefaults\n mode tcp\n timeout connect 5s\n timeout client 1h\n " +
+		"timeout server 1h\n")
 	for _, port := range ports {
-		fmt.Fprintf(&b, "listen p%d\n bind %s\n server s %s\n", port, h.listen(port).after("unix@"), h.to(port).after("unix@"))
+		fmt.Fprintf(&b, "listen p%d\n bind %s\n server s %s\n", port, h.listen(port).after("unix@"),
+			h.to(port).after("unix@"))
 	}
 	return b.String()
 }
 
 // nginxMain is what every nginx here begins with: one process, which is the one that was started.
 func nginxMain(dir string) string {
-	return fmt.Sprintf("daemon off;\nmaster_process off;\npid %s;\nerror_log stderr;\nevents { worker_connections 4000; }\n",
+	return fmt.Sprintf("daemon off;\nmaster_process off;\npid %s;\nerror_log stderr;\nevents { "+
+		"worker_connections 4000; }\n",
 		filepath.Join(dir, "nginx.pid"))
 }
 
@@ -52,7 +55,8 @@ func nginxStream(dir string, h hop, ports []int) string {
 	var b strings.Builder
 	b.WriteString("load_module /usr/lib/nginx/modules/ngx_stream_module.so;\n" + nginxMain(dir) + "stream {\n")
 	for _, port := range ports {
-		fmt.Fprintf(&b, "\tserver { listen %s; proxy_pass %s; proxy_timeout 1h; }\n", h.listen(port).after("unix:"), h.to(port).after("unix:"))
+		fmt.Fprintf(&b, "\tserver { listen %s; proxy_pass %s; proxy_timeout 1h; }\n", h.listen(port).after("unix:"),
+			h.to(port).after("unix:"))
 	}
 	return b.String() + "}\n"
 }
@@ -65,7 +69,8 @@ func envoy(_ string, h hop, ports []int) string {
 	for _, port := range ports {
 		name := fmt.Sprintf("p%d", port)
 		filter := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
-			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name, "cluster": name}}
+			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name,
+			"cluster": name}}
 		listeners = append(listeners, object{"name": name, "address": envoyAddress(h.listen(port)),
 			"filter_chains": []object{{"filters": []object{filter}}}})
 		endpoint := object{"endpoint": object{"address": envoyAddress(h.to(port))}}

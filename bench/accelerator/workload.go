@@ -32,7 +32,8 @@ var workloads = allWorkloads()
 
 func allWorkloads() []workload {
 	var all []workload
-	add := func(name string, unix bool, server func(*serving) ([]string, error), measure func(context.Context, *serving) ([]bench.Sample, error)) {
+	add := func(name string, unix bool, server func(*serving) ([]string, error),
+		measure func(context.Context, *serving) ([]bench.Sample, error)) {
 		all = append(all, workload{name, firstPort + len(all), unix, server, measure})
 	}
 	add("echo-24", true, echoServer("echo", 24), echo(24))
@@ -100,10 +101,12 @@ type lengths struct {
 }
 
 func lengthsOf(quick bool) lengths {
-	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond, warm: 50 * time.Millisecond,
+	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond,
+		warm: 50 * time.Millisecond,
 		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000} // as published, as promised
 	if quick {
-		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond, 20*time.Millisecond
+		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond,
+			20*time.Millisecond
 	}
 	return l
 }
@@ -124,7 +127,8 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 	if err != nil {
 		return nil, err
 	}
-	if s.process, err = c.start(ctx, c.place.server.Namespace, serverSide, dial(c.place.fromWithin(s.listen())), args...); err != nil {
+	if s.process, err = c.start(ctx, c.place.server.Namespace, serverSide, dial(c.place.fromWithin(s.listen())),
+		args...); err != nil {
 		return nil, err
 	}
 	if err := s.warm(ctx); err != nil {
@@ -135,7 +139,8 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 
 func (s *serving) warm(ctx context.Context) error {
 	whole := s.length
-	s.length.trip, s.length.stream, s.length.requests, s.length.rest, s.length.rare = whole.warm, whole.warm, whole.warm, 0, 0
+	s.length.trip, s.length.stream, s.length.requests, s.length.rest, s.length.rare = whole.warm, whole.warm,
+		whole.warm, 0, 0
 	defer func() { s.length = whole }()
 	if s.kerb != nil {
 		return s.judged(ctx)
@@ -144,7 +149,8 @@ func (s *serving) warm(ctx context.Context) error {
 	return err
 }
 
-// settleTime is what every round begins with: the agent has just been asked what it counted, and is to be at rest, as it is in life.
+// settleTime is what every round begins with: the agent has just been asked what it counted, and is to be at rest, as
+// it is in life.
 const settleTime = 20 * time.Millisecond
 
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
@@ -176,8 +182,10 @@ type result struct {
 func (r result) rate() float64 { return float64(r.N) / r.Seconds }
 
 // client runs the C client.
-func (s *serving) client(ctx context.Context, mode string, size int, much string) (r result, cpu time.Duration, err error) {
-	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much}, s.target().words())...)
+func (s *serving) client(ctx context.Context, mode string, size int,
+	much string) (r result, cpu time.Duration, err error) {
+	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much},
+		s.target().words())...)
 	if err == nil {
 		err = json.Unmarshal(out, &r)
 	}
@@ -199,12 +207,13 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		return append(append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.jitter()), r.rateAndCost(r.All, cpu)...), nil
+		return append(append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.jitter()), r.rateAndCost(r.All, cpu)...),
+			nil
 	}
 }
 
-// rare is requests and answers on connections that are idle each time for longer than the accelerator keeps them in its map, which
-// for this is a second.
+// rare is requests and answers on connections that are idle each time for longer than the accelerator keeps them in its
+// map, which for this is a second.
 func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		if err := s.accelerate(map[string]any{"idle": 1}); err != nil {
@@ -217,7 +226,8 @@ func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 
 // latency are the wanted percentiles.
 func (r result) latency(stats ...string) []bench.Sample {
-	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999, "mean": r.Mean}
+	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999,
+		"mean": r.Mean}
 	var samples []bench.Sample
 	for _, stat := range stats {
 		samples = append(samples, bench.Sample{Metric: "latency", Stat: stat, Unit: "us", Value: values[stat]})

@@ -164,7 +164,8 @@ func (s *stage) swap(r *bench.Run, name, kind string, ch Chain, p placed) (time.
 		return 0, err
 	}
 	if i := middle(len(after)); after[i] < before[i]+swapCheck {
-		r.Invalidate("%s %s/%d: the replaced module counted %d of %d packets", name, kind, len(after), after[i]-before[i], swapCheck)
+		r.Invalidate("%s %s/%d: the replaced module counted %d of %d packets", name, kind, len(after), after[i]-before[i],
+			swapCheck)
 	}
 	return took, nil
 }

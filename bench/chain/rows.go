@@ -66,7 +66,8 @@ func (t *tcx) attach(ifindex int, last *ebpf.Program) error {
 
 // attachTCX puts a program behind those on the ingress.
 func attachTCX(ifindex int, p *ebpf.Program) (link.Link, error) {
-	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress, Anchor: link.Tail()})
+	l, err := link.AttachTCX(link.TCXOptions{Interface: ifindex, Program: p, Attach: ebpf.AttachTCXIngress,
+		Anchor: link.Tail()})
 	if err != nil {
 		return nil, fmt.Errorf("attach tcx: %w", err)
 	}

@@ -26,8 +26,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
-// border is a border router that runs the agent, in a chain on native XDP at the interface at which a radio network's frames come
-// in, and a socket for them behind it.
+// border is a border router that runs the agent, in a chain on native XDP at the interface at which a radio network's
+// frames come in, and a socket for them behind it.
 type border struct {
 	config  string
 	lab     *netlab.Lab
@@ -92,8 +92,9 @@ func (b *border) start(window, when string, d *model.Document) (err error) {
 	if err != nil {
 		return err
 	}
-	b.model = v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel}, Metadata: v1.ObjectMeta{Name: modelName},
-		Spec: v1.ModelSpec{Document: string(text)}}
+	b.model = v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel},
+		Metadata: v1.ObjectMeta{Name: modelName},
+		Spec:     v1.ModelSpec{Document: string(text)}}
 	b.version = d.Version
 	b.pass = node.Module("pass", pass, "", nil)
 	b.guard = node.Module("guard", "classifier", "", b.settings(window, when))
@@ -126,7 +127,8 @@ const modelName = "bench"
 // settings have nothing done to sources: every frame has to come through.
 func (b *border) settings(window, when string) map[string]any {
 	evaluate := map[string]any{"when": when}
-	c := map[string]any{"window": window, "rpl": map[string]any{"frames": "zep"}, "action": map[string]any{"do": "event"}, "evaluate": evaluate}
+	c := map[string]any{"window": window, "rpl": map[string]any{"frames": "zep"}, "action": map[string]any{"do": "event"},
+		"evaluate": evaluate}
 	if b.config == "user" {
 		evaluate["where"] = "user"
 	}

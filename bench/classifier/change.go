@@ -30,9 +30,10 @@ func (e *experiment) change(ctx context.Context, load, name string) error {
 	if err != nil {
 		return err
 	}
-	err = e.run.Interleave(ctx, load, bench.Trial{Config: "kernel", Measure: func(ctx context.Context) ([]bench.Sample, error) {
-		return e.changes(ctx, b, load)
-	}})
+	err = e.run.Interleave(ctx, load,
+		bench.Trial{Config: "kernel", Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			return e.changes(ctx, b, load)
+		}})
 	return errors.Join(err, b.close())
 }
 

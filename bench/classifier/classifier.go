@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package classifier is `kerb bench classifier`: inference in the kernel against user space. mlp-* and forest-* are one
-// inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published windows: their
-// accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, by packets that count in it (kernel)
-// and with a look-up of each source (kernel-lookup), against three system calls per source (user, as published) and one for all
-// (user-best), and what frames find that go through a chain with the model in the kernel, in the control plane (user), with the
-// classifier but no model (none), and without it (bare). per-packet/* have the model asked for each frame, change/* replace it
-// while frames flow.
+// inference, against the same arithmetic in C, scalar (user) and in vectors (user-best). rpl/* are the published
+// windows: their accuracy, agreement with floating point, and the evaluation of the 12 sources of a window, by packets
+// that count in it (kernel) and with a look-up of each source (kernel-lookup), against three system calls per source
+// (user, as published) and one for all (user-best), and what frames find that go through a chain with the model in the
+// kernel, in the control plane (user), with the classifier but no model (none), and without it (bare). per-packet/*
+// have the model asked for each frame, change/* replace it while frames flow.
 package classifier
 
 import (
@@ -35,7 +35,8 @@ func init() {
 		Short:    "models in the kernel against the same in user space, and what they cost a chain",
 		Baseline: "user",
 		Loads: []string{
-			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15", "mlp-64-64-32-4/q15",
+			"mlp-4-3-2-1/int8", "mlp-16-32-16-2/int8", "mlp-64-64-32-4/int8", "mlp-4-3-2-1/q15", "mlp-16-32-16-2/q15",
+			"mlp-64-64-32-4/q15",
 			"forest-10x10", "rpl/1s", "rpl/5s", "rpl/10s",
 			"per-packet/rpl-hello-1s", "per-packet/mlp-16-32-16-2", "per-packet/rpl-floods-1s", "change/rpl-floods-1s",
 		},
@@ -70,12 +71,16 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 			return fmt.Errorf("%s: %w", load, err)
 		}
 	}
-	r.Note("user is scalar C that does the same work, user-best the same in vectors, both by clang -O3 -march=native; the quickest of several runs counts, " +
+	r.Note("user is scalar C that does the same work, user-best the same in vectors, both by clang -O3 -march=native; " +
+		"the quickest of several runs counts, " +
 		"in the kernel too, less the call of an empty program; of a window judged by packets, less their counting")
 	if e.wasLive {
-		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control plane, none has the classifier "+
-			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one before. lossfree_rate is "+
-			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all turns, and control_cpu what the agent and "+
+		r.Note("frames: kernel and user are chains with the classifier, its model in the data plane and in the control "+
+			"plane, none has the classifier "+
+			"without a model, bare is without it. Sender, chain and receiver share a CPU, and a batch of %d waits for the one "+
+			"before. lossfree_rate is "+
+			"what a quarter of the turns of a round surpass; few turns have the end of a window in them, while cpu is of all "+
+			"turns, and control_cpu what the agent and "+
 			"the control planes took alongside", batchLen)
 	}
 	return nil
@@ -101,7 +106,8 @@ func (e *experiment) load(ctx context.Context, load string) error {
 	return e.run.Interleave(ctx, load, e.trials("inference", arguments, e.kernel.Nanoseconds)...)
 }
 
-// prepare returns the model of a load, and the arguments of the program for the same; "scalar" stands where vectors can.
+// prepare returns the model of a load, and the arguments of the program for the same; "scalar" stands where vectors
+// can.
 func (e *experiment) prepare(kind, arithmetic string) (*model.Document, []string, error) {
 	name, shape, _ := strings.Cut(kind, "-")
 	if name == "forest" {
@@ -157,7 +163,9 @@ func (e *experiment) trials(metric string, arguments []string, kernel func() (fl
 }
 
 func inKernel(config, metric string, measure func() (float64, error)) bench.Trial {
-	return bench.Trial{Config: config, Measure: func(context.Context) ([]bench.Sample, error) { return sample(metric)(pinned(measure)) }}
+	return bench.Trial{Config: config, Measure: func(context.Context) ([]bench.Sample, error) {
+		return sample(metric)(pinned(measure))
+	}}
 }
 
 func sample(metric string) func(float64, error) ([]bench.Sample, error) {

@@ -14,7 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
-// TestExperiment runs a load of each kind: what can be right or wrong must be right, what is fast or slow must be there.
+// TestExperiment runs a load of each kind: what can be right or wrong must be right, what is fast or slow must be
+// there.
 func TestExperiment(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")

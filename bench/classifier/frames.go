@@ -9,8 +9,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
 )
 
-// A batch has a message of each kind of each source of the published network, as ZEP datagrams (version 2, data) of one length:
-// behind the frame, whose length ZEP tells, there are zeros.
+// A batch has a message of each kind of each source of the published network, as ZEP datagrams (version 2, data) of one
+// length: behind the frame, whose length ZEP tells, there are zeros.
 const (
 	zepPort    = 17754
 	zepHeader  = 32
@@ -22,8 +22,8 @@ const (
 	sequenceAt = zepHeader + 2 // of the frame, behind its control field
 )
 
-// What nodes send, from their 6LoWPAN header on. RPL messages: next header inline, hop limit 255, source from the MAC header,
-// destination ff02::1a (RFC 6282), then ICMPv6 155 (RFC 6550). Data: UDP, compressed.
+// What nodes send, from their 6LoWPAN header on. RPL messages: next header inline, hop limit 255, source from the MAC
+// header, destination ff02::1a (RFC 6282), then ICMPv6 155 (RFC 6550). Data: UDP, compressed.
 var messages = [kinds][]byte{
 	{0x7b, 0x3b, 58, 0x1a, 155, 0, 0, 0, 0, 0},                                  // DIS
 	slices.Concat([]byte{0x7b, 0x3b, 58, 0x1a, 155, 1, 0, 0}, make([]byte, 24)), // DIO

@@ -21,7 +21,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/models"
 )
 
-// lengths of a round: of the turn that a config gets before the next one does, and of all turns, in which every window ends.
+// lengths of a round: of the turn that a config gets before the next one does, and of all turns, in which every window
+// ends.
 type lengths struct{ turn, round time.Duration }
 
 func (e *experiment) lengths(window time.Duration) lengths {
@@ -39,8 +40,8 @@ type flow struct {
 	cpu   time.Duration // of the thread that sends and receives, the chain included
 }
 
-// turn sends batches, each when the one before has come through, so that there is never more under way than buffers hold: the
-// sender, the chain and the receiver share a CPU, and the rate is the highest that it carries.
+// turn sends batches, each when the one before has come through, so that there is never more under way than buffers
+// hold: the sender, the chain and the receiver share a CPU, and the rate is the highest that it carries.
 func (b *border) turn(length time.Duration, f *flow) error {
 	runtime.LockOSThread() // whose clock is read
 	defer runtime.UnlockOSThread()
@@ -167,7 +168,8 @@ func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	none := flows[slices.Index(configs, "none")].rate()
 	for i, b := range borders {
 		if none > 0 {
-			e.run.Record(b.config, load, bench.Sample{Metric: "lossfree_ratio", Stat: "p50", Unit: "of none", Value: flows[i].rate() / none})
+			e.run.Record(b.config, load, bench.Sample{Metric: "lossfree_ratio", Stat: "p50", Unit: "of none",
+				Value: flows[i].rate() / none})
 		}
 	}
 }
@@ -194,7 +196,8 @@ func takeTurns(ctx context.Context, borders []*border, flows []flow, l lengths) 
 	return nil
 }
 
-// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others another task had the CPU.
+// rate is what a quarter of the turns that lost nothing surpass, 0 if there was none: in others another task had the
+// CPU.
 func (f *flow) rate() float64 {
 	if len(f.rates) == 0 {
 		return 0
@@ -221,7 +224,8 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 		return nil
 	}
 	n, err := b.counters()
-	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 600; tries++ { // it reads windows now and then
+	// it reads windows now and then
+	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 600; tries++ {
 		time.Sleep(50 * time.Millisecond)
 		n, err = b.counters()
 	}

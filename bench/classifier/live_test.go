@@ -103,7 +103,8 @@ func TestAccount(t *testing.T) {
 func TestLost(t *testing.T) {
 	_, b := open(t, "bare", "window")
 	err := b.network.Do(func() (err error) {
-		b.out, err = traffic.NewSender(netip.MustParseAddrPort("198.51.100.1:17754"), datagram, batchLen) // no host has this address
+		// no host has this address
+		b.out, err = traffic.NewSender(netip.MustParseAddrPort("198.51.100.1:17754"), datagram, batchLen)
 		return err
 	})
 	if err != nil {

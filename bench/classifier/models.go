@@ -48,7 +48,8 @@ func forest(trees, depth int) *model.Document {
 		nodes := make(model.Nodes, 2<<depth-1)
 		for i := range nodes {
 			if i < 1<<depth-1 {
-				nodes[i] = model.Node{Feature: r.IntN(model.MaxFeatures), Threshold: float64(r.IntN(1024)), Left: 2*i + 1, Right: 2*i + 2}
+				nodes[i] = model.Node{Feature: r.IntN(model.MaxFeatures), Threshold: float64(r.IntN(1024)), Left: 2*i + 1,
+					Right: 2*i + 2}
 				continue
 			}
 			p := r.Float64()
@@ -60,7 +61,8 @@ func forest(trees, depth int) *model.Document {
 }
 
 func document(kind string, inputs int) *model.Document {
-	return &model.Document{Format: model.Format, Name: "bench", Version: 1, Extractor: "rpl", Features: names("f", inputs), Kind: kind,
+	return &model.Document{Format: model.Format, Name: "bench", Version: 1, Extractor: "rpl", Features: names("f", inputs),
+		Kind:    kind,
 		Classes: []string{"normal", "attack"}}
 }
 

@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier/models"
 )
 
-// rpl is the published experiment with windows of a length: the shipped perceptron on every published window, and how long the
-// evaluation of one window takes.
+// rpl is the published experiment with windows of a length: the shipped perceptron on every published window, and how
+// long the evaluation of one window takes.
 func (e *experiment) rpl(ctx context.Context, window string) error {
 	text, err := models.Files.ReadFile("rpl-hello-" + window + ".json")
 	if err != nil {
@@ -47,8 +47,11 @@ func (e *experiment) rpl(ctx context.Context, window string) error {
 }
 
 // judge measures a model in one arithmetic: on all rows what it says, then how long it takes for a window.
-func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64, labels []int) error {
-	rightly := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) { return e.decide(d, suffix, rows, labels) }}
+func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.Document, rows [][]float64,
+	labels []int) error {
+	rightly := bench.Trial{Config: "kernel", Measure: func(context.Context) ([]bench.Sample, error) {
+		return e.decide(d, suffix, rows, labels)
+	}}
 	if err := e.run.Interleave(ctx, "rpl/"+window, rightly); err != nil {
 		return err
 	}
@@ -56,7 +59,8 @@ func (e *experiment) judge(ctx context.Context, window, suffix string, d *model.
 		return err
 	}
 	metric, arguments := "inference"+suffix, []string{"window", cmp.Or(d.Arithmetic, model.Q15), "scalar"}
-	trials := append(e.trials(metric, arguments, e.kernel.Window), inKernel("kernel-lookup", metric, e.kernel.WindowLookUp))
+	trials := append(e.trials(metric, arguments, e.kernel.Window),
+		inKernel("kernel-lookup", metric, e.kernel.WindowLookUp))
 	return e.run.Interleave(ctx, "rpl/"+window, trials...)
 }
 
@@ -98,7 +102,8 @@ func (e *experiment) rule(window string, d *model.Document, rows [][]float64, la
 		}
 	}
 	for range e.run.Rounds {
-		e.run.Record("rule: dis > 0", "rpl/"+window, bench.Sample{Metric: "accuracy", Stat: "p50", Unit: "fraction", Value: float64(right) / float64(len(rows))})
+		e.run.Record("rule: dis > 0", "rpl/"+window, bench.Sample{Metric: "accuracy", Stat: "p50", Unit: "fraction",
+			Value: float64(right) / float64(len(rows))})
 	}
 }
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package control is `kerb bench control`: what a control plane costs in memory, how long it takes from a new module to one
-// that has taken over, how long from a changed config to the kernel, and how many events a second it reads before one is
-// lost. It also runs a package without a control plane, whose config is constants.
+// Package control is `kerb bench control`: what a control plane costs in memory, how long it takes from a new module to
+// one that has taken over, how long from a changed config to the kernel, and how many events a second it reads before
+// one is lost. It also runs a package without a control plane, whose config is constants.
 package control
 
 import (
@@ -104,8 +104,8 @@ func (g *ground) close() error {
 	return err
 }
 
-// copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have mapped would
-// be charged to the agent only in part, and it would look smaller than it is on a node.
+// copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have
+// mapped would be charged to the agent only in part, and it would look smaller than it is on a node.
 func copyKerb() (string, error) {
 	kerb, err := binpath.FindKerb()
 	if err != nil {

@@ -56,7 +56,8 @@ func TestSweep(t *testing.T) {
 	if _, err := sweep(4, func(float64) (float64, bool, error) { return 0, true, nil }); err == nil {
 		t.Error("what always loses has a rate")
 	}
-	if got, err := sweep(4, func(rate float64) (float64, bool, error) { return rate, false, nil }); err != nil || got < highestRate/2 {
+	if got, err := sweep(4, func(rate float64) (float64, bool, error) { return rate, false, nil }); err != nil ||
+		got < highestRate/2 {
 		t.Errorf("what never loses: %v, %v", got, err)
 	}
 	broken := errors.New("broken")

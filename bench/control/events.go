@@ -27,8 +27,9 @@ const (
 	drainLimit   = 10 * time.Second
 )
 
-// eventRate has the module send events, by test runs of its chain: packets on wires would take the CPU that reads. The rate
-// that counts is that of reading, to the last event: what just waits in the ring when sending ends does not flatter it.
+// eventRate has the module send events, by test runs of its chain: packets on wires would take the CPU that reads. The
+// rate that counts is that of reading, to the last event: what just waits in the ring when sending ends does not
+// flatter it.
 func (s *subject) eventRate(ctx context.Context, r *bench.Run) error {
 	if !s.load.events {
 		return nil
@@ -167,7 +168,8 @@ func (o *offer) readCount() (uint64, error) {
 // drain waits until the control plane has read what was sent since before, or for a while.
 func (o *offer) drain(before counts) (counts, error) {
 	c, err := o.count()
-	for deadline := time.Now().Add(drainLimit); err == nil && c.read-before.read < c.sent-before.sent && time.Now().Before(deadline); {
+	for deadline := time.Now().Add(drainLimit); err == nil && c.read-before.read < c.sent-before.sent &&
+		time.Now().Before(deadline); {
 		time.Sleep(5 * time.Millisecond)
 		c.read, err = o.readCount()
 	}

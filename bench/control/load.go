@@ -57,7 +57,9 @@ func others() []v1.Module {
 		tunnel,
 		node.Module("proxy", "proxy", "*", nil),
 		node.Module("responder", "responder", "*", map[string]any{"listeners": []map[string]any{{"app": "echo", "port": 7}}}),
-		node.Module("intercept", "intercept", "*", map[string]any{"classes": []map[string]any{{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}}),
+		node.Module("intercept", "intercept", "*",
+			map[string]any{"classes": []map[string]any{
+				{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}}),
 		node.Module("classifier", "classifier", "*", map[string]any{"extractor": "flow"}),
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// Proportional is a process's proportional set size in bytes: pages that it shares with others are divided among them, so
-// that sums of processes are right.
+// Proportional is a process's proportional set size in bytes: pages that it shares with others are divided among them,
+// so that sums of processes are right.
 func Proportional(pid int) (int64, error) {
 	path := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
 	text, err := os.ReadFile(path)

@@ -46,7 +46,9 @@ func checkRules(t *testing.T, kind string, rules []Rule) {
 	if !last.Source.Contains(client) || last.PortLow > Port || last.PortHigh < Port || last.Protocol != "tcp" {
 		t.Errorf("%s: the last rule does not open the port: %+v", kind, last)
 	}
-	sorted := slices.SortedFunc(slices.Values(rules), func(a, b Rule) int { return a.Source.Addr().Compare(b.Source.Addr()) })
+	sorted := slices.SortedFunc(slices.Values(rules), func(a, b Rule) int {
+		return a.Source.Addr().Compare(b.Source.Addr())
+	})
 	for i := 1; i < len(sorted); i++ {
 		if sorted[i-1].Source.Overlaps(sorted[i].Source) {
 			t.Fatalf("%s: %+v overlaps %+v", kind, sorted[i-1], sorted[i])
@@ -113,7 +115,8 @@ func TestVerifySeesAMissingFirewall(t *testing.T) {
 		t.Skip("needs root")
 	}
 	type sham struct{ none }
-	_, err := prepare(config{"test", func(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return sham{}, nil }}, "exact", 1)
+	_, err := prepare(config{"test", func(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return sham{}, nil }},
+		"exact", 1)
 	if errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
 	}

@@ -205,8 +205,9 @@ func (g *ground) addSink() (*netlink.Clsact, error) {
 		return nil, err
 	}
 	return qdisc, netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1, Protocol: unix.ETH_P_ALL},
-		Fd:          g.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1,
+			Protocol: unix.ETH_P_ALL},
+		Fd: g.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
 }
 
 func (g *ground) arrived() (sum uint64, err error) {

@@ -42,7 +42,8 @@ func firewallConfig(rules []Rule) map[string]any {
 		if r.PortHigh != r.PortLow {
 			ports = fmt.Sprintf("%d-%d", r.PortLow, r.PortHigh)
 		}
-		list = append(list, map[string]any{"action": "allow", "direction": "ingress", "protocol": r.Protocol, "src": r.Source.String(), "dstPort": ports})
+		list = append(list, map[string]any{"action": "allow", "direction": "ingress", "protocol": r.Protocol,
+			"src": r.Source.String(), "dstPort": ports})
 	}
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"},

@@ -21,7 +21,8 @@ import (
 //go:embed src/*.c src/*.h *.bpf.*
 var files embed.FS
 
-var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/clock.c", "src/kerb.c intercept"}
+var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array.c", "src/clock.c",
+	"src/kerb.c intercept"}
 
 // tools are the compiled programs, in a directory of their own, and the CPUs they run on.
 type tools struct {
@@ -38,7 +39,8 @@ func compile(ctx context.Context) (*tools, error) {
 	if t.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
-	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"), intercept.Header, 0o644))
+	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"),
+		intercept.Header, 0o644))
 	if err == nil {
 		err = bench.CompileC(ctx, t.dir, files, sources...)
 	}

@@ -29,14 +29,15 @@ type config struct {
 // alongside receives the same packets as the config of the hook "both": T1, T2 and T3 of each are taken.
 var alongside = config{"same-t3", "both", "socket", "block", "other", false}
 
-// Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are idle.
+// Classes of scheduling: as any program runs, before these, SCHED_FIFO, and before them on CPUs that poll when they are
+// idle.
 var (
 	spinning = []string{"other", "eager", "fifo"}
 	sleeping = append(spinning, "ready") // and so waits for its CPU
 )
 
-// Ours first, and of that what a program has that asks for nothing. Whatever waits and is scheduled in some way has a socket that does the
-// same to be compared with.
+// Ours first, and of that what a program has that asks for nothing. Whatever waits and is scheduled in some way has a
+// socket that does the same to be compared with.
 var configs = slices.Concat(
 	[]config{{"ringbuf", "kerb", "kerb", "adaptive", "eager", false}},
 	classes("ringbuf-sleep", "kerb", "kerb", "sleep", sleeping),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intercept is `kerb bench intercept`: how long a packet takes from the kernel into the hands of a program, by the
-// intercept module's ways and by sockets, AF_XDP and the polling of an array, at the published sizes and rates, on an idle
-// machine and under stress; how many are lost, and what it costs. Sender and receivers are C, compiled when the experiment
-// begins, each on a CPU of its own.
+// Package intercept is `kerb bench intercept`: how long a packet takes from the kernel into the hands of a program, by
+// the intercept module's ways and by sockets, AF_XDP and the polling of an array, at the published sizes and rates, on
+// an idle machine and under stress; how many are lost, and what it costs. Sender and receivers are C, compiled when the
+// experiment begins, each on a CPU of its own.
 package intercept
 
 import (
@@ -65,7 +65,8 @@ func parseLoad(name string) (load, error) {
 	return l, errors.Join(err, err2)
 }
 
-// length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full length are 7.5 s.
+// length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full
+// length are 7.5 s.
 func (l load) length(asked time.Duration, quick bool) time.Duration {
 	switch {
 	case asked > 0:
@@ -90,7 +91,8 @@ type experiment struct {
 }
 
 func (e *experiment) flags(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&e.contenders, "contenders", nil, "only these receivers, separated by commas; *-fifo stands for all of that kind")
+	cmd.Flags().StringSliceVar(&e.contenders, "contenders", nil, "only these receivers, separated by commas; *-fifo "+
+		"stands for all of that kind")
 	cmd.Flags().DurationVar(&e.length, "length", 0, "how long each round of a receiver takes, such as 2s")
 }
 
@@ -180,14 +182,21 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 }
 
 func (e *experiment) notes() {
-	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the receiving program has it; " +
+	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the " +
+		"receiving program has it; " +
 		"all receivers map or take T1 the same way and read the same clock")
-	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet before it wakes a receiver "+
+	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet "+
+		"before it wakes a receiver "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)
-	e.run.Note("ringbuf is the library as it is without options, adaptive and eager; -spin never sleeps, -adaptive spins a little and then sleeps, others " +
-		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of halting (PM QoS, as the library does where it is asked to), " +
-		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's time of one CPU")
-	e.run.Note("clock-fifo receives nothing: it is how late a thread that only examines the clock would see packets that came at all times, and so " +
+	e.run.Note("ringbuf is the library as it is without options, adaptive and eager; -spin never sleeps, -adaptive " +
+		"spins a little and then sleeps, others " +
+		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of " +
+		"halting (PM QoS, as the library does where it is asked to), " +
+		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's " +
+		"time of one CPU")
+	e.run.Note("clock-fifo receives nothing: it is how late a thread that only examines the clock would see packets " +
+		"that came at all times, and so " +
 		"what the machine takes from any receiver")
-	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come in bursts of five and more")
+	e.run.Note("above 10,000 packets/s the sender sends what is due ten thousand times a second, so that packets come " +
+		"in bursts of five and more")
 }

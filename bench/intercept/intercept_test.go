@@ -53,7 +53,8 @@ func newExperiment(t *testing.T) *experiment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, places: map[string]*place{},
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools,
+		places: map[string]*place{},
 		length: 100 * time.Millisecond}
 	t.Cleanup(func() {
 		if err := e.close(); err != nil {
@@ -143,7 +144,8 @@ func TestSocketTellsLosses(t *testing.T) {
 	}
 }
 
-// A receiver that follows right behind another has a socket that wakes it, too, which the kernel lets go of a moment late.
+// A receiver that follows right behind another has a socket that wakes it, too, which the kernel lets go of a moment
+// late.
 func TestNextReceiverIsWokenBySocket(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
@@ -201,7 +203,8 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// --contenders picks by pattern and refuses what no receiver is called; --quick and the long loads have some of their own.
+// --contenders picks by pattern and refuses what no receiver is called; --quick and the long loads have some of their
+// own.
 func TestContenders(t *testing.T) {
 	quick := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
 	for _, patterns := range [][]string{{"*-fifo", "socket"}, essential, enduring} {
@@ -219,7 +222,8 @@ func TestContenders(t *testing.T) {
 		t.Errorf("chosen: %+v", got)
 	}
 	e.contenders = nil
-	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(essential) || len(long) != len(enduring) {
+	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(essential) ||
+		len(long) != len(enduring) {
 		t.Errorf("%d receivers in a quick run, %d in a long one", len(quick), len(long))
 	}
 }

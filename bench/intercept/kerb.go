@@ -23,8 +23,8 @@ const ringSize = 32 << 20
 // class is the one that the receivers open.
 const class = "data"
 
-// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in. Of a copy,
-// the stack has the packet too, with T1 in it.
+// startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in.
+// Of a copy, the stack has the packet too, with T1 in it.
 func (p *place) startKerb(action string) error {
 	n, err := node.Start(p.lab.Node())
 	if err != nil {

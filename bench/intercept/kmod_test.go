@@ -114,7 +114,8 @@ func openModule(t *testing.T, lab *netlab.Lab, host *netlab.Host) *kmod.Ring {
 	t.Helper()
 	var f *os.File
 	err := lab.Node().Do(func() (err error) {
-		f, err = kmod.Attach(kmod.Rule{Ifindex: uint32(host.OuterIndex()), Ring: testRing, Action: kmod.Copy, Protocol: 17, FirstPort: port, LastPort: port})
+		f, err = kmod.Attach(kmod.Rule{Ifindex: uint32(host.OuterIndex()), Ring: testRing, Action: kmod.Copy, Protocol: 17,
+			FirstPort: port, LastPort: port})
 		return err
 	})
 	if err != nil {

@@ -78,14 +78,16 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 	if l.rate == 0 {
 		return []bench.Sample{cpu}, nil
 	}
-	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us", Bins: received.Bins})
+	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us",
+		Bins: received.Bins})
 	delay := func(stat string, value float64) bench.Sample {
 		return bench.Sample{Metric: "delay", Stat: stat, Unit: "us", Value: value}
 	}
 	count := func(metric string, n uint64) bench.Sample {
 		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
 	}
-	all := []bench.Sample{delay("p50", received.P50), delay("p99", received.P99), delay("p99.9", received.P999), delay("max", received.Max), cpu}
+	all := []bench.Sample{delay("p50", received.P50), delay("p99", received.P99), delay("p99.9", received.P999),
+		delay("max", received.Max), cpu}
 	if c.program == "clock" { // receives none
 		return all, nil
 	}
@@ -99,7 +101,8 @@ const grace = 20 * time.Second
 // check voids the run if packets came twice or out of order, or were lost without a report to the receiver.
 func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 	if received.Disorder > 0 || received.Received > sent.Sent {
-		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder, received.Received, sent.Sent)
+		e.run.Invalidate("%s, %s: %d of %d packets out of order, of %d sent", c.name, l.name, received.Disorder,
+			received.Received, sent.Sent)
 	}
 	if lost := sent.Sent - min(sent.Sent, received.Received); c.program == "kerb" && lost != received.Told {
 		e.run.Invalidate("%s, %s: %d packets lost, the receiver was notified of %d", c.name, l.name, lost, received.Told)
@@ -121,7 +124,8 @@ type receiver struct {
 
 // startReceiver returns when the program waits for packets.
 func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
-	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program), c.arguments(p, e.tools.receiver)...), ended: make(chan struct{})}
+	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program),
+		c.arguments(p, e.tools.receiver)...), ended: make(chan struct{})}
 	files, err := p.files()
 	if err != nil {
 		return nil, err
@@ -166,8 +170,10 @@ func (r *receiver) result() (received receivedBy, err error) {
 }
 
 // send returns when the receivers have ended; the sender repeats the last message until then.
-func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration, receivers []*receiver) (sent sentBy, err error) {
-	cmd := p.sender.Command(ctx, e.tools.path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port), strconv.Itoa(l.size), strconv.Itoa(l.rate),
+func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration,
+	receivers []*receiver) (sent sentBy, err error) {
+	cmd := p.sender.Command(ctx, e.tools.path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port),
+		strconv.Itoa(l.size), strconv.Itoa(l.rate),
 		strconv.Itoa(int(length.Milliseconds())), strconv.Itoa(e.tools.sender))
 	var stderr bytes.Buffer
 	cmd.Stderr = &stderr

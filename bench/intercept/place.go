@@ -36,7 +36,8 @@ func openPlace(hook string) (*place, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &place{hook: hook, lab: lab, closers: []func() error{lab.Close}, files: func() ([]*os.File, error) { return nil, nil }}
+	p := &place{hook: hook, lab: lab, closers: []func() error{lab.Close},
+		files: func() ([]*os.File, error) { return nil, nil }}
 	if p.sender, err = lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true}); err == nil {
 		p.nic = p.sender.Outer()
 		err = p.raise()
@@ -87,7 +88,8 @@ func (p *place) attach(program, inherited string) error {
 		if err != nil {
 			return err
 		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: bpf.Programs[program], Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		l, err := link.AttachXDP(link.XDPOptions{Program: bpf.Programs[program], Interface: device.Attrs().Index,
+			Flags: link.XDPDriverMode})
 		if err != nil {
 			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
 		}
@@ -96,8 +98,8 @@ func (p *place) attach(program, inherited string) error {
 	})
 }
 
-// unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have to wait for a sender
-// that goes before all others.
+// unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have
+// to wait for a sender that goes before all others.
 func (p *place) unsent() (n uint64, err error) {
 	err = p.sender.Do(func() error {
 		device, err := netlink.LinkByName(p.sender.Interface())

@@ -45,7 +45,8 @@ func startStress(kind string) (*stress, error) {
 	if s.dir, err = tempdir.New(); err != nil {
 		return nil, err
 	}
-	s.cmd = exec.Command(program, append([]string{"--quiet", "--temp-path", s.dir, "--timeout", strconv.Itoa(24 * 3600)}, words...)...)
+	s.cmd = exec.Command(program, append([]string{"--quiet", "--temp-path", s.dir, "--timeout", strconv.Itoa(24 * 3600)},
+		words...)...)
 	s.cmd.Stderr = &s.stderr
 	s.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := s.cmd.Start(); err != nil {

@@ -13,10 +13,11 @@ import (
 )
 
 // goProxy as the first argument has this program run as a user-space proxy that is built like Oakestra's NetManager
-// (oakestra/oakestra-net, node-net-manager/proxy): a goroutine reads a packet per system call into memory of its own, a second
-// one translates what leaves, a third one what arrives, and writes it; channels of 1,000 packets between them; each translation
-// decodes the packet, asks tables behind a lock, and makes a new packet with checksums computed over all of it. Left out is what
-// would make it slower still: the packet library, a log line per packet, fragments, and the choice of an instance.
+// (oakestra/oakestra-net, node-net-manager/proxy): a goroutine reads a packet per system call into memory of its own, a
+// second one translates what leaves, a third one what arrives, and writes it; channels of 1,000 packets between them;
+// each translation decodes the packet, asks tables behind a lock, and makes a new packet with checksums computed over
+// all of it. Left out is what would make it slower still: the packet library, a log line per packet, fragments, and the
+// choice of an instance.
 const goProxy = "kerb-bench-goroutines"
 
 func init() {
@@ -42,8 +43,9 @@ func runGoProxy(args []string) error {
 			return err
 		}
 	}
-	p := &goroutines{device: device, out: make(chan []byte, 1000), in: make(chan []byte, 1000), virtual: map[netip.Addr]netip.Addr{},
-		real: map[netip.Addr]netip.Addr{}}
+	p := &goroutines{device: device, out: make(chan []byte, 1000), in: make(chan []byte, 1000),
+		virtual: map[netip.Addr]netip.Addr{},
+		real:    map[netip.Addr]netip.Addr{}}
 	for i := 0; i < 4; i += 2 {
 		p.virtual[addrs[i]], p.real[addrs[i+1]] = addrs[i+1], addrs[i]
 	}

@@ -63,8 +63,8 @@ func (k *kerb) Close() error {
 	return k.Node.Close()
 }
 
-// packet is what a packet of a session costs in the chain while pings go back and forth, in ns, by the kernel's own account
-// (which takes some 20 ns of it for itself). Caches are colder than in a test run.
+// packet is what a packet of a session costs in the chain while pings go back and forth, in ns, by the kernel's own
+// account (which takes some 20 ns of it for itself). Caches are colder than in a test run.
 func (k *kerb) packet(duration time.Duration) ([]bench.Sample, error) {
 	stats, err := ebpf.EnableStats(uint32(unix.BPF_STATS_RUN_TIME))
 	if err != nil {

@@ -45,7 +45,8 @@ func raiseNFTables(g *ground) (closer, error) {
 	var chains, elements strings.Builder
 	for _, p := range ports {
 		chain := fmt.Sprintf("service-%s-%d", p.protocol, p.port)
-		fmt.Fprintf(&chains, "\tchain endpoint-%s { meta l4proto %s dnat to %s; }\n", chain, p.protocol, endpoint(g.addr(g.server), p.port))
+		fmt.Fprintf(&chains, "\tchain endpoint-%s { meta l4proto %s dnat to %s; }\n", chain, p.protocol,
+			endpoint(g.addr(g.server), p.port))
 		fmt.Fprintf(&chains, "\tchain %s { numgen random mod 1 vmap { 0 : goto endpoint-%s }; }\n", chain, chain)
 		fmt.Fprintf(&elements, "\t\t\t%s . %s . %d : goto %s,\n", g.virtual[1], p.protocol, p.port, chain)
 	}
@@ -82,9 +83,11 @@ func raiseIPTables(g *ground) (closer, error) {
 	var chains, rules strings.Builder
 	service := func(name string, addr netip.Addr, protocol string, from, to int) {
 		fmt.Fprintf(&chains, ":KUBE-SVC-%s - [0:0]\n:KUBE-SEP-%s - [0:0]\n", name, name)
-		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s/%d -p %s -m %s --dport %d -j KUBE-SVC-%s\n", addr, bits, protocol, protocol, from, name)
+		fmt.Fprintf(&rules, "-A KUBE-SERVICES -d %s/%d -p %s -m %s --dport %d -j KUBE-SVC-%s\n", addr, bits, protocol,
+			protocol, from, name)
 		fmt.Fprintf(&rules, "-A KUBE-SVC-%s -j KUBE-SEP-%s\n", name, name)
-		fmt.Fprintf(&rules, "-A KUBE-SEP-%s -p %s -m %s -j DNAT --to-destination %s\n", name, protocol, protocol, endpoint(g.addr(g.server), to))
+		fmt.Fprintf(&rules, "-A KUBE-SEP-%s -p %s -m %s -j DNAT --to-destination %s\n", name, protocol, protocol,
+			endpoint(g.addr(g.server), to))
 	}
 	other := g.virtual[1]
 	for i := range others {
@@ -96,6 +99,7 @@ func raiseIPTables(g *ground) (closer, error) {
 		other = other.Next()
 		service(fmt.Sprintf("OTHER%d", i), other, "tcp", 80, path.TripPort)
 	}
-	return g.feed(fmt.Sprintf("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING -j KUBE-SERVICES\n%sCOMMIT\n",
+	return g.feed(fmt.Sprintf("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING -j "+
+		"KUBE-SERVICES\n%sCOMMIT\n",
 		chains.String(), rules.String()), command)
 }

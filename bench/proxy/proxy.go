@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proxy is `kerb bench proxy`: two services on one node, and what it costs to reach one of them by a virtual address:
-// by Kerb's proxy, by nftables and iptables in kube-proxy's style, by user-space proxies on a TUN device, alongside the direct way
-// by its own address over the bridge, which is the limit that only a shorter path can pass. Every config has a lab of its own
-// for the whole load, so rounds alternate without setting anything up again.
+// Package proxy is `kerb bench proxy`: two services on one node, and what it costs to reach one of them by a virtual
+// address: by Kerb's proxy, by nftables and iptables in kube-proxy's style, by user-space proxies on a TUN device,
+// alongside the direct way by its own address over the bridge, which is the limit that only a shorter path can pass.
+// Every config has a lab of its own for the whole load, so rounds alternate without setting anything up again.
 package proxy
 
 import (
@@ -38,8 +38,9 @@ func init() {
 
 // config is one way to the server.
 type config struct {
-	name   string
-	routed bool // services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
+	name string
+	// services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
+	routed bool
 	raise  func(*ground) (closer, error)
 }
 
@@ -60,7 +61,8 @@ var configs = []config{
 }
 
 func run(ctx context.Context, r *bench.Run) error {
-	r.Note("nftables and iptables: one service among 100, routed services without a bridge; masquerading and policy left out")
+	r.Note("nftables and iptables: one service among 100, routed services without a bridge; masquerading and " +
+		"policy left out")
 	for _, load := range r.Loads() {
 		if err := runLoad(ctx, r, load); err != nil {
 			return err

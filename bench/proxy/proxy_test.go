@@ -60,8 +60,8 @@ func TestGroupCountsItsProcesses(t *testing.T) {
 		t.Fatal(err)
 	}
 	busy := g.Adopt(exec.Command("sh", "-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"))
-	// What sleeps takes no CPU time.
-	if err := errors.Join(busy.Run(), traffic.RunOnCPU(0, func() error { time.Sleep(time.Millisecond); return nil })); err != nil {
+	sleep := func() error { time.Sleep(time.Millisecond); return nil } // takes no CPU time
+	if err := errors.Join(busy.Run(), traffic.RunOnCPU(0, sleep)); err != nil {
 		t.Fatal(err)
 	}
 	used, err := g.CPU()

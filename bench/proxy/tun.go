@@ -48,7 +48,8 @@ func (t *tun) start(g *ground, mode string) error {
 	if err != nil {
 		return err
 	}
-	args := append(program[1:], g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(), g.virtual[1].String())
+	args := append(program[1:], g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(),
+		g.virtual[1].String())
 	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...))
 	t.cmd.Stderr = os.Stderr
 	out, err := t.cmd.StdoutPipe()
@@ -87,7 +88,8 @@ func lead(g *ground, mode string) error {
 		return err
 	}
 	for _, addr := range g.virtual {
-		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index, Dst: netlink.NewIPNet(addr.AsSlice())}); err != nil {
+		if err := netlink.RouteAdd(&netlink.Route{LinkIndex: device.Attrs().Index,
+			Dst: netlink.NewIPNet(addr.AsSlice())}); err != nil {
 			return fmt.Errorf("route to %s: %w", addr, err)
 		}
 	}

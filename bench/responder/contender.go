@@ -47,7 +47,8 @@ var errLeftOut = errors.New("cannot be measured")
 // labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
 func labPrefix(f family, config string) string {
 	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t"}
-	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k", "reflector": "r", "dropped": "n", "sockmap": "s"}
+	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k",
+		"reflector": "r", "dropped": "n", "sockmap": "s"}
 	return "kbr" + f.place[:1] + protocols[f.protocol] + configs[config]
 }
 
@@ -104,8 +105,8 @@ func (c *contender) port() int {
 	return port
 }
 
-// attach puts programs of the limits on the server's interface and on the other end of its veth, native. Of the second a
-// veth asks that it be there before it takes what the first sends back.
+// attach puts programs of the limits on the server's interface and on the other end of its veth, native. Of the second
+// a veth asks that it be there before it takes what the first sends back.
 func (c *contender) attach(program, peer string) error {
 	spec, err := bench.Object(files, "limits.bpf.o")
 	if err != nil {
@@ -135,7 +136,8 @@ func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Pro
 		if err != nil {
 			return err
 		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Attrs().Index,
+			Flags: link.XDPDriverMode})
 		if err != nil {
 			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
 		}

@@ -18,9 +18,11 @@ type lengths struct {
 
 func lengthsOf(quick bool) lengths {
 	if quick {
-		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3, tries: 1}
+		return lengths{ask: 60 * time.Millisecond, offer: 30 * time.Millisecond, cost: 50 * time.Millisecond, bisections: 3,
+			tries: 1}
 	}
-	return lengths{ask: 300 * time.Millisecond, offer: 100 * time.Millisecond, cost: 200 * time.Millisecond, bisections: 5, tries: 2}
+	return lengths{ask: 300 * time.Millisecond, offer: 100 * time.Millisecond, cost: 200 * time.Millisecond, bisections: 5,
+		tries: 2}
 }
 
 // What a request costs is measured at a rate that the slowest config answers with ease.
@@ -43,8 +45,8 @@ const (
 	lossStep          = 20 // threads
 )
 
-// measureAll gives the figures of one load: response times of n threads that wait for their answers, requests a second of
-// n flows, and the cost of one, which a server that spins when there is nothing to do would have no part in.
+// measureAll gives the figures of one load: response times of n threads that wait for their answers, requests a second
+// of n flows, and the cost of one, which a server that spins when there is nothing to do would have no part in.
 func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, err error) {
 	var lossfree, cpu float64
 	err = c.serving(c.variant, func() (err error) {
@@ -68,8 +70,8 @@ func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sa
 	return samples, err
 }
 
-// measureCurve has cars leave as they come, with so many in range that the limit has to be computed: of the other loads, whose
-// cars stay, the count is soon beyond the curve.
+// measureCurve has cars leave as they come, with so many in range that the limit has to be computed: of the other
+// loads, whose cars stay, the count is soon beyond the curve.
 func (e *experiment) measureCurve(c *contender, threads int) (samples []bench.Sample, err error) {
 	var a answerTo
 	err = c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, 0); return err })
@@ -98,7 +100,8 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 	var a answerTo
 	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, publishedRequests); return err })
 	if want := uint64(threads) * publishedRequests; err == nil && a.Sent < want {
-		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want, publishedLongest)
+		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want,
+			publishedLongest)
 	}
 	samples := rtt(a)
 	for _, q := range []struct {
@@ -119,7 +122,8 @@ func (e *experiment) ask(c *contender, mode string, threads, requests int) (answ
 	a, err := c.client(mode, threads, length, float64(requests))
 	e.check(c, a)
 	if a.lost() > 0 {
-		e.run.Invalidate("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(), a.Sent, threads)
+		e.run.Invalidate("%s lost %d of %d requests of %d threads that wait for their answers", c.config, a.lost(),
+			a.Sent, threads)
 	}
 	return a, err
 }
@@ -169,13 +173,14 @@ func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, err
 
 const offeredFlows = 16
 
-// lossfreeRate halves the span between a rate that is answered whole and one that is not, in the logarithm. The rate that
-// counts is the one that the client reached.
+// lossfreeRate halves the span between a rate that is answered whole and one that is not, in the logarithm. The rate
+// that counts is the one that the client reached.
 func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err error) {
 	low, high := lowestRate, highestRate
 	defer func() {
 		if best == 0 && err == nil {
-			e.run.Note("%s: a loss-free rate of 0 stands for losses at %d requests/s, the lowest rate that was tried", c.config, int(high))
+			e.run.Note("%s: a loss-free rate of 0 stands for losses at %d requests/s, the lowest rate that was tried",
+				c.config, int(high))
 		}
 	}()
 	for range e.lengths.bisections {
@@ -194,7 +199,8 @@ func (e *experiment) lossfreeRate(c *contender, flows int) (best float64, err er
 	return best, nil
 }
 
-// offer gives a rate another chance if less than a tenth was lost: neighbours on the machine may have stopped the server.
+// offer gives a rate another chance if less than a tenth was lost: neighbours on the machine may have stopped the
+// server.
 func (e *experiment) offer(c *contender, flows int, rate float64) (reached float64, lost bool, err error) {
 	for range e.lengths.tries {
 		a, err := c.client("offer", flows, e.lengths.offer, rate)
@@ -219,8 +225,8 @@ func (e *experiment) cost(c *contender, flows int) (us float64, err error) {
 	return a.Spent * 1e6 / float64(a.Sent), err
 }
 
-// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake. The cost is all
-// that was taken of the CPUs, by others of the machine too: kernel threads do a part of the work.
+// measureTCP asks twice: for the times, and for the cost, since what looks for idle time keeps the CPUs awake. The cost
+// is all that was taken of the CPUs, by others of the machine too: kernel threads do a part of the work.
 func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, error) {
 	samples, err := e.measureTimes(c, connections)
 	if err != nil {
@@ -234,9 +240,12 @@ func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, 
 		return err
 	})
 	return append(samples,
-		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: strained.Taken * 1e6 / float64(strained.Answered)},
-		bench.Sample{Metric: "answered_at_parting", Stat: "p50", Unit: "%", Value: 100 * float64(parted.Answered) / partings}), err
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request",
+			Value: strained.Taken * 1e6 / float64(strained.Answered)},
+		bench.Sample{Metric: "answered_at_parting", Stat: "p50", Unit: "%",
+			Value: 100 * float64(parted.Answered) / partings}), err
 }
 
-// partings are connections whose only request is followed by shutdown: what a client may do, and a server has to answer.
+// partings are connections whose only request is followed by shutdown: what a client may do, and a server has to
+// answer.
 const partings = 20

@@ -23,7 +23,8 @@ type place struct {
 	peerNIC string
 }
 
-// openPlace builds hosts joined by one veth, whose node is the server (direct), or two with a node that routes (routed).
+// openPlace builds hosts joined by one veth, whose node is the server (direct), or two with a node that routes
+// (routed).
 func openPlace(kind, prefix string, t *tools) (*place, error) {
 	if err := netlab.Sweep(prefix); err != nil {
 		return nil, err
@@ -56,7 +57,8 @@ func (p *place) joinDirectly(client *netlab.Host) {
 	p.peer, p.peerNIC = client.Namespace, client.Interface()
 }
 
-// joinByRouter has the router hand the client's packets to the server's CPU, so that no answer is made on the time of who asks.
+// joinByRouter has the router hand the client's packets to the server's CPU, so that no answer is made on the time of
+// who asks.
 func (p *place) joinByRouter(client *netlab.Host, opts netlab.HostOptions, t *tools) error {
 	server, err := p.lab.Host("server", opts)
 	if err != nil {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package responder is `kerb bench responder`: how long a request to a UDP service takes, how many a second are answered
-// without loss and what one costs, with Kerb's responder in the kernel, against a plain server, the best that user space
-// has, AF_XDP, and a bare program that only reflects. The client and the servers are C, compiled when the experiment
-// begins; hosts are network namespaces, with a router between them in the routed loads.
+// Package responder is `kerb bench responder`: how long a request to a UDP service takes, how many a second are
+// answered without loss and what one costs, with Kerb's responder in the kernel, against a plain server, the best that
+// user space has, AF_XDP, and a bare program that only reflects. The client and the servers are C, compiled when the
+// experiment begins; hosts are network namespaces, with a router between them in the routed loads.
 package responder
 
 import (
@@ -193,16 +193,21 @@ func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 		}
 	}
 	c.variant = chosen
-	e.run.Note("%s, %s: the server waits by %q, the variant with the best median of %s", load, c.config, chosen, strings.Join(c.variants, ", "))
+	e.run.Note("%s, %s: the server waits by %q, the variant with the best median of %s", load, c.config, chosen,
+		strings.Join(c.variants, ", "))
 	return nil
 }
 
 func (e *experiment) notes() {
 	clients, servers := e.tools.cpus()
-	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU of its sender, "+
+	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU "+
+		"of its sender, "+
 		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
 	e.run.Note("threads share the client's CPU; each gives it up after an answer, so that turns change between requests")
-	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs included, at %d requests/s in "+
-		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the answer to the client, and "+
-		"of servers that can spin it is the variant that sleeps; over TCP it is all that was taken of the CPUs", int(costRate), costBatch)
+	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs "+
+		"included, at %d requests/s in "+
+		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the "+
+		"answer to the client, and "+
+		"of servers that can spin it is the variant that sleeps; over TCP it is all that was taken of the CPUs",
+		int(costRate), costBatch)
 }

@@ -36,8 +36,10 @@ func newExperiment(t *testing.T) *experiment {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools, up: map[string]*contender{},
-		lengths: lengths{ask: 10 * time.Millisecond, offer: 10 * time.Millisecond, cost: 10 * time.Millisecond, bisections: 1, tries: 1}}
+	e := &experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard), tools: tools,
+		up: map[string]*contender{},
+		lengths: lengths{ask: 10 * time.Millisecond, offer: 10 * time.Millisecond, cost: 10 * time.Millisecond, bisections: 1,
+			tries: 1}}
 	t.Cleanup(func() {
 		if err := e.close(); err != nil {
 			t.Error(err)
@@ -116,12 +118,23 @@ func TestClientSees(t *testing.T) {
 		answer func([]byte) [][]byte
 		bad    func(answerTo) bool
 	}{
-		"echo":     {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool { return a.Wrong == 0 || a.Wrong != a.Answered }},
-		"value":    {func([]byte) [][]byte { return [][]byte{{3, 0, 0, 0, 121, 0, 0, 0}} }, func(a answerTo) bool { return a.Wrong == 0 }},
-		"short":    {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a answerTo) bool { return a.Wrong == 0 }},
-		"silence":  {func([]byte) [][]byte { return nil }, func(a answerTo) bool { return a.lost() != a.Sent || a.Sent == 0 }},
-		"twice":    {func([]byte) [][]byte { return [][]byte{right, right} }, func(a answerTo) bool { return a.Answered <= a.Sent }},
-		"as it is": {func([]byte) [][]byte { return [][]byte{right} }, func(a answerTo) bool { return a.Wrong+a.lost() != 0 || a.Sent == 0 }},
+		"echo": {func(r []byte) [][]byte { return [][]byte{r} }, func(a answerTo) bool {
+			return a.Wrong == 0 ||
+				a.Wrong != a.Answered
+		}},
+		"value": {func([]byte) [][]byte { return [][]byte{{3, 0, 0, 0, 121, 0, 0, 0}} },
+			func(a answerTo) bool { return a.Wrong == 0 }},
+		"short": {func([]byte) [][]byte { return [][]byte{right[:7]} }, func(a answerTo) bool { return a.Wrong == 0 }},
+		"silence": {func([]byte) [][]byte { return nil }, func(a answerTo) bool {
+			return a.lost() != a.Sent ||
+				a.Sent == 0
+		}},
+		"twice": {func([]byte) [][]byte { return [][]byte{right, right} },
+			func(a answerTo) bool { return a.Answered <= a.Sent }},
+		"as it is": {func([]byte) [][]byte { return [][]byte{right} }, func(a answerTo) bool {
+			return a.Wrong+a.lost() != 0 ||
+				a.Sent == 0
+		}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p, err := openPlace("direct", "kbrtest", e.tools)
@@ -164,7 +177,8 @@ func TestLabsAreApart(t *testing.T) {
 func TestDroppedRequests(t *testing.T) {
 	e := newExperiment(t)
 	c := contend(t, e, "direct", "dropped")
-	for length := 10 * time.Millisecond; ; length *= 2 { // until what counts by being idle has run, which others may keep it from
+	// until what counts by being idle has run, which others may keep it from
+	for length := 10 * time.Millisecond; ; length *= 2 {
 		a, err := c.client("cost", 2, length, costRate)
 		if err != nil || a.Answered != 0 || a.Sent == 0 || length > 30*time.Second {
 			t.Fatalf("%+v, %v", a, err)
@@ -255,7 +269,8 @@ func TestCommand(t *testing.T) {
 		}
 	}
 	for _, config := range udpConfigs {
-		if c, ok := report.Find(config, "threads/1", "rtt", "p50"); !ok || !(c.Value > 0) || len(c.Rounds) != bench.MinRounds {
+		if c, ok := report.Find(config, "threads/1", "rtt", "p50"); !ok || !(c.Value > 0) ||
+			len(c.Rounds) != bench.MinRounds {
 			t.Errorf("%s: %+v", config, c)
 		}
 	}

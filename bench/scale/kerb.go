@@ -64,7 +64,8 @@ func (k *kerb) check(nearest string) error {
 		}
 	}
 	if points != 2*k.services {
-		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, not two for each of %d services", points, nearest, k.services)
+		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, not two for each of %d services",
+			points, nearest, k.services)
 	}
 	return nil
 }

@@ -115,7 +115,8 @@ func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host) []bench.Tria
 	return all
 }
 
-func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab, services []*netlab.Host) (_ []bench.Sample, err error) {
+func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
+	services []*netlab.Host) (_ []bench.Sample, err error) {
 	node, err := open(lab)
 	if err != nil {
 		return nil, err

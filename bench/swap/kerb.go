@@ -10,8 +10,8 @@ import (
 
 func init() { Kerb = openKerb }
 
-// kerb is the agent with the stamping module alongside a counting one. Each replacement is a change of the module's config
-// through the API: planned, linked, verified, swapped, committed to the store.
+// kerb is the agent with the stamping module alongside a counting one. Each replacement is a change of the module's
+// config through the API: planned, linked, verified, swapped, committed to the store.
 type kerb struct {
 	*node.Node
 	stamp, pass string // package directories

@@ -50,8 +50,8 @@ var deviceAddrs = map[bool][2]netip.Prefix{
 	true:  {netip.MustParsePrefix("2001:db8:51::1/64"), netip.MustParsePrefix("2001:db8:51::2/64")},
 }
 
-// Underlay interfaces without link header. Everything arrives, fragments included, and the wire below carries none of it
-// in clear. TUN devices, whose packets a process carries over, exist everywhere; the kernel matrix has the others.
+// Underlay interfaces without link header. Everything arrives, fragments included, and the wire below carries none of
+// it in clear. TUN devices, whose packets a process carries over, exist everywhere; the kernel matrix has the others.
 func TestTunnelOverBareIP(t *testing.T) {
 	number := 24
 	for name, kind := range bares {

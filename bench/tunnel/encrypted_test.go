@@ -149,7 +149,8 @@ func (c carrier) filter(ip6 bool) ([]bpf.RawInstruction, error) {
 	})
 }
 
-// wiretap is a packet socket on the second node's end of the wire, for both directions. Its filter discards the carrier.
+// wiretap is a packet socket on the second node's end of the wire, for both directions. Its filter discards the
+// carrier.
 type wiretap struct {
 	carrier
 	fd int

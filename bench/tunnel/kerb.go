@@ -21,7 +21,8 @@ func raiseKerb(g *ground, authenticated bool) (closer, error) {
 }
 
 // startKerb starts the agents with the configuration of each node, to which the nodes and perhaps a key are added.
-func startKerb(g *ground, authenticated bool, configOf func(node int) map[string]any, underlay func(*netlab.Lab) string) (closer, error) {
+func startKerb(g *ground, authenticated bool, configOf func(node int) map[string]any,
+	underlay func(*netlab.Lab) string) (closer, error) {
 	k := &kerb{}
 	secret := make([]byte, 16)
 	if _, err := rand.Read(secret); err != nil {

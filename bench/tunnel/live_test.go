@@ -22,7 +22,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/tunnel"
 )
 
-// underlays are what lies between the nodes. Services have the MTU of the underlay, as those have that know of no tunnel.
+// underlays are what lies between the nodes. Services have the MTU of the underlay, as those have that know of no
+// tunnel.
 var underlays = map[string]struct {
 	load
 	mac bool
@@ -34,8 +35,8 @@ var underlays = map[string]struct {
 	"IPv6, jumbo":   {load{ip6: true, underlay: 9000, service: 9000}, false, 9000 - 52},
 }
 
-// Whatever two services say to each other arrives, in both families, over both underlays, at sizes up to what fits; and what
-// does not fit is answered, so that the sender knows.
+// Whatever two services say to each other arrives, in both families, over both underlays, at sizes up to what fits; and
+// what does not fit is answered, so that the sender knows.
 func TestTunnelCarriesEverything(t *testing.T) {
 	number := 5
 	for name, u := range underlays {
@@ -100,7 +101,8 @@ func meet(t *testing.T, g *ground) {
 	}
 }
 
-// iproute2 is its path: by the mere name busybox would run an ip of its own, which makes such devices without "external".
+// iproute2 is its path: by the mere name busybox would run an ip of its own, which makes such devices without
+// "external".
 func iproute2() string {
 	path, err := exec.LookPath("ip")
 	if err != nil {
@@ -160,7 +162,8 @@ func settled(t *testing.T, g *ground) (now counts) {
 }
 
 func (c counts) moved() [4]uint64 {
-	return [4]uint64{c.nodes[0].SentPackets, c.nodes[0].ReceivedPackets, c.nodes[1].SentPackets, c.nodes[1].ReceivedPackets}
+	return [4]uint64{c.nodes[0].SentPackets, c.nodes[0].ReceivedPackets, c.nodes[1].SentPackets,
+		c.nodes[1].ReceivedPackets}
 }
 
 // lost is the number of packets sent since before that no node received.
@@ -177,7 +180,8 @@ func (c counts) check(t *testing.T, g *ground) {
 	for end := time.Now().Add(patience); now.lost(c) > int64(now.full-c.full) && time.Now().Before(end); now = read(t, g) {
 		time.Sleep(20 * time.Millisecond) // the rest is on its way
 	}
-	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+c.nodes[1].Errors ||
+	if now.lost(c) > int64(now.full-c.full) || now.nodes[0].Errors+now.nodes[1].Errors != c.nodes[0].Errors+
+		c.nodes[1].Errors ||
 		now.nodes[0].SentPackets == c.nodes[0].SentPackets {
 		t.Errorf("before %+v\nnow %+v", c, now)
 	}
@@ -207,7 +211,8 @@ type live struct {
 	mtu int
 }
 
-// patience ends tests that hang, and streamed is how many bytes a stream has; emulated machines are 10 to 20 times slower.
+// patience ends tests that hang, and streamed is how many bytes a stream has; emulated machines are 10 to 20 times
+// slower.
 var patience, streamed = 30 * time.Second, 8 << 20
 
 func init() {
@@ -310,12 +315,13 @@ func (l *live) echo() net.PacketConn {
 func (l *live) dial(network string) net.Conn {
 	l.Helper()
 	return within(l, l.client, func() (net.Conn, error) {
-		return (&net.Dialer{Timeout: patience}).DialContext(context.Background(), network, netip.AddrPortFrom(l.to, livePort).String())
+		return (&net.Dialer{Timeout: patience}).DialContext(context.Background(), network,
+			netip.AddrPortFrom(l.to, livePort).String())
 	})
 }
 
-// learnsMTU sends a datagram that is one byte too large, and asks the kernel of the client, and by an answer that of the
-// server, what it knows then.
+// learnsMTU sends a datagram that is one byte too large, and asks the kernel of the client, and by an answer that of
+// the server, what it knows then.
 func (l *live) learnsMTU() {
 	l.Helper()
 	server := l.echo()

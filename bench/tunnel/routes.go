@@ -67,7 +67,8 @@ func raiseVXLAN(g *ground) (closer, error) {
 	err := g.each(func(i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = vxlanDevice, g.service
-		device := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: vxlanNetwork, Port: vxlanPort, Group: g.node(1 - i).AsSlice(), SrcAddr: g.node(i).AsSlice(),
+		device := &netlink.Vxlan{LinkAttrs: attrs, VxlanId: vxlanNetwork, Port: vxlanPort, Group: g.node(1 - i).AsSlice(),
+			SrcAddr:      g.node(i).AsSlice(),
 			VtepDevIndex: g.wire.Index(g.labs[i]), UDP6ZeroCSumTx: true, UDP6ZeroCSumRx: true}
 		if err := netlink.LinkAdd(device); err != nil {
 			return fmt.Errorf("add %s: %w", vxlanDevice, err)

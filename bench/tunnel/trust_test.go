@@ -54,14 +54,16 @@ func (l *live) shout(n int) {
 	}
 }
 
-// While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the tunnel runs.
+// While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the
+// tunnel runs.
 func TestTunnelObeysIPsecPolicies(t *testing.T) {
 	way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 20)
 	meet(t, g)
 	l := &live{t, g, g.server.Addr4(), 1460}
 	policy := func(do, direction string, from, to int) string {
-		return fmt.Sprintf("ip xfrm policy %s src %s/32 dst %s/32 proto 17 dport 7187 dir %s", do, g.node(from), g.node(to), direction)
+		return fmt.Sprintf("ip xfrm policy %s src %s/32 dst %s/32 proto 17 dport 7187 dir %s", do, g.node(from), g.node(to),
+			direction)
 	}
 	const template = " tmpl proto esp mode transport level required"
 	for _, c := range []struct {
@@ -69,7 +71,9 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 		at, drops int // node with the policy
 	}{{"out", 0, 0}, {"in", 1, 1}} {
 		g.onNode(t, c.at, policy("add", c.direction, 0, 1)+template)
-		wait.Until(t, "condition Encrypted with policy "+c.direction, func() bool { return encrypted(t, g, c.at).Status == "False" })
+		wait.Until(t, "condition Encrypted with policy "+c.direction, func() bool {
+			return encrypted(t, g, c.at).Status == "False"
+		})
 		text := encrypted(t, g, c.at).Message
 		if !strings.Contains(text, "dir "+c.direction) || !strings.Contains(text, g.node(1-c.at).String()) {
 			t.Errorf("the condition names neither policy nor node: %s", text)
@@ -78,7 +82,8 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 		l.shout(20)
 		wait.Until(t, "drops with reason ipsec", func() bool { return dropsOf(t, g, c.drops, "tunnel", "ipsec") >= 20 })
 		if now := settled(t, g); now.nodes[1].ReceivedPackets != before.nodes[1].ReceivedPackets {
-			t.Errorf("policy %s: %d packets have passed in the clear", c.direction, now.nodes[1].ReceivedPackets-before.nodes[1].ReceivedPackets)
+			t.Errorf("policy %s: %d packets have passed in the clear", c.direction,
+				now.nodes[1].ReceivedPackets-before.nodes[1].ReceivedPackets)
 		}
 		// The operator exempts the tunnel, in the way that IPsec daemons do, and then removes both.
 		g.onNode(t, c.at, strings.Replace(policy("add", c.direction, 0, 1), "/32", "/31", 2)+" action allow priority 0")
@@ -111,13 +116,16 @@ func (l *live) pathDiscovery(conn net.Conn, how int) {
 	if err != nil {
 		l.Fatal(err)
 	}
-	if e := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how) }); e != nil || err != nil {
+	if e := raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER,
+			how)
+	}); e != nil || err != nil {
 		l.Fatal(e, err)
 	}
 }
 
-// Datagrams of senders that set no DF, and do not listen to ICMP, arrive at any size, with the right content: the receiving kernel
-// checks the UDP checksum of each.
+// Datagrams of senders that set no DF, and do not listen to ICMP, arrive at any size, with the right content: the
+// receiving kernel checks the UDP checksum of each.
 func TestTunnelFragmentsWithoutDF(t *testing.T) {
 	number := 21
 	for name, u := range map[string]struct {

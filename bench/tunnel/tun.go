@@ -53,7 +53,8 @@ func (t *tun) start(g *ground) error {
 	}
 	program := bench.Program(t.dir, "tun/tun.c")
 	for i, lab := range g.labs {
-		cmd := g.group.Adopt(lab.Node().Command(context.Background(), program, tunDevice, g.node(i).String(), g.node(1-i).String(),
+		cmd := g.group.Adopt(lab.Node().Command(context.Background(), program, tunDevice, g.node(i).String(),
+			g.node(1-i).String(),
 			strconv.Itoa(tunPort), strconv.Itoa(g.service)))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()

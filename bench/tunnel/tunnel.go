@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the other: by
-// Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN device, alongside plain
-// routing without a tunnel, which is the limit. Every config has nodes of its own for the whole load.
+// Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the
+// other: by Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN
+// device, alongside plain routing without a tunnel, which is the limit. Every config has nodes of its own for the whole
+// load.
 package tunnel
 
 import (
@@ -127,7 +128,8 @@ func (g *ground) build(prefix string, c config) (err error) {
 		if err := netlab.Sweep(name); err != nil {
 			return err
 		}
-		g.labs[i], err = netlab.Open(name, netlab.Options{OwnNode: true, Gateway: true, Plan4: plans[i][0], Plan6: plans[i][1]})
+		g.labs[i], err = netlab.Open(name, netlab.Options{OwnNode: true, Gateway: true, Plan4: plans[i][0],
+			Plan6: plans[i][1]})
 		if err != nil {
 			return err
 		}

@@ -30,8 +30,8 @@ const (
 	closedPort = livePort + 2
 )
 
-// With proxy and firewall in the default order, a service reaches one on another node by its virtual address, through the tunnel;
-// from either node to the other. The firewalls track connections; what they deny reaches no service.
+// With proxy and firewall in the default order, a service reaches one on another node by its virtual address, through
+// the tunnel; from either node to the other. The firewalls track connections; what they deny reaches no service.
 func TestVirtualAddressThroughTunnel(t *testing.T) {
 	way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 30)
@@ -64,7 +64,8 @@ func (g *ground) publish(t *testing.T) {
 			addresses = append(addresses, v1.VirtualAddress{Address: a.String()})
 		}
 		services = append(services, v1.VirtualService{
-			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService}, Metadata: v1.ObjectMeta{Name: h.Name()},
+			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+			Metadata: v1.ObjectMeta{Name: h.Name()},
 			Spec: v1.VirtualServiceSpec{Addresses: addresses, Instances: []v1.VirtualInstance{{Name: h.Name(),
 				Addresses: []string{h.Addr4().String(), h.Addr6().String()}, Node: g.node(i).String()}}},
 		})
@@ -77,7 +78,8 @@ func (g *ground) publish(t *testing.T) {
 			map[string]any{"name": "udp", "action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": livePort},
 		}
 		for _, a := range virtual[1-i] {
-			rules = append(rules, map[string]any{"action": "deny", "direction": "egress", "protocol": "udp", "dst": a.String(), "dstPort": deniedPort})
+			rules = append(rules, map[string]any{"action": "deny", "direction": "egress", "protocol": "udp", "dst": a.String(),
+				"dstPort": deniedPort})
 		}
 		firewall := node.Module("fw", "firewall", "*", map[string]any{"rules": rules})
 		if err := n.Apply(append(services, firewall, node.Module("px", "proxy", "*", map[string]any{}))...); err != nil {
@@ -87,7 +89,8 @@ func (g *ground) publish(t *testing.T) {
 			name := s.(v1.VirtualService).Metadata.Name
 			wait.Until(t, "proxy and tunnel know "+name, func() bool {
 				var vs v1.VirtualService
-				return n.Get("/v1/virtualservices/"+name, &vs) == nil && slices.Contains(vs.Status.Modules, "px") && slices.Contains(vs.Status.Modules, "tunnel")
+				return n.Get("/v1/virtualservices/"+name, &vs) == nil && slices.Contains(vs.Status.Modules, "px") &&
+					slices.Contains(vs.Status.Modules, "tunnel")
 			})
 		}
 	}
@@ -106,7 +109,9 @@ func (l *live) denied(node int) {
 			return net.ListenPacket("udp", netip.AddrPortFrom(l.bind().Addr(), c.port).String())
 		})
 		defer server.Close()
-		client := within(l, l.client, func() (net.Conn, error) { return net.Dial("udp", netip.AddrPortFrom(l.to, c.port).String()) })
+		client := within(l, l.client, func() (net.Conn, error) {
+			return net.Dial("udp", netip.AddrPortFrom(l.to, c.port).String())
+		})
 		defer client.Close()
 		before, drops := settled(l.T, l.ground), dropsOf(l.T, l.ground, c.at, "fw", "policy")
 		for range sent {
@@ -114,7 +119,9 @@ func (l *live) denied(node int) {
 				l.Fatal(err)
 			}
 		}
-		wait.Until(l.T, "the firewall denies", func() bool { return dropsOf(l.T, l.ground, c.at, "fw", "policy") >= drops+sent })
+		wait.Until(l.T, "the firewall denies", func() bool {
+			return dropsOf(l.T, l.ground, c.at, "fw", "policy") >= drops+sent
+		})
 		now := settled(l.T, l.ground)
 		if got := now.nodes[1-node].ReceivedPackets - before.nodes[1-node].ReceivedPackets; got != c.carried {
 			l.Errorf("port %d: the other node has received %d packets, want %d", c.port, got, c.carried)
@@ -133,7 +140,10 @@ func waiting(t *testing.T, conn net.PacketConn) bool {
 		t.Fatal(err)
 	}
 	var got error
-	if err := raw.Control(func(fd uintptr) { _, _, got = unix.Recvfrom(int(fd), make([]byte, 1), unix.MSG_DONTWAIT) }); err != nil {
+	if err := raw.Control(func(fd uintptr) {
+		_, _, got = unix.Recvfrom(int(fd), make([]byte, 1),
+			unix.MSG_DONTWAIT)
+	}); err != nil {
 		t.Fatal(err)
 	}
 	return !errors.Is(got, unix.EAGAIN)

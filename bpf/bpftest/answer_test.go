@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An ICMP error is right or is not sent: on XDP with frames in several buffers, what it quotes may lie beyond the first one, where its
-// sum is out of reach.
+// An ICMP error is right or is not sent: on XDP with frames in several buffers, what it quotes may lie beyond the first
+// one, where its sum is out of reach.
 func TestAnswerQuotesOtherBuffers(t *testing.T) {
 	needXDPFragments(t)
 	coll := Load(t, compileFrags(t, "testdata/answer.bpf.c"))

@@ -73,7 +73,8 @@ func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 
 // CompileObject builds a C file against the headers, for one hook.
 func CompileObject(source, object string, hook Hook) error {
-	cmd := exec.Command(compiler, "-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3", "-DKERB_HOOK_"+string(hook),
+	cmd := exec.Command(compiler, "-g", "-O2", "-Wall", "-Werror", "-target", "bpf", "-mcpu=v3",
+		"-DKERB_HOOK_"+string(hook),
 		"-I"+includes(), "-idirafter", multiarch(), "-c", source, "-o", object)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("%s on %s: %w\n%s", compiler, source, err, out)

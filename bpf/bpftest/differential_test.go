@@ -41,7 +41,8 @@ func mutate(rng *rand.Rand, frame []byte) []byte {
 }
 
 // interesting bytes: protocol numbers, halves of EtherTypes, bounds.
-var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86, 0x88, 0xa8, 0xdd, 0xff}
+var interesting = []byte{0, 1, 4, 5, 6, 8, 17, 43, 44, 50, 51, 58, 59, 60, 135, 0x45, 0x46, 0x4f, 0x60, 0x81, 0x86,
+	0x88, 0xa8, 0xdd, 0xff}
 
 // vary changes fields that a parser must ignore: hardware and IP addresses, ports, TTL, checksums.
 func vary(rng *rand.Rand, s sample) []byte {
@@ -120,8 +121,8 @@ func checkCut(tb testing.TB, rng *rand.Rand, heads []head, frame []byte) {
 }
 
 // TestDifferential compares kernel and model on valid, damaged and random frames; package seed repeats a failure.
-// KERB_PARSE_FRAMES sets the number of frames. The shares are below what 300,000 frames show, so that generators that no
-// longer reach a part of the parser fail.
+// KERB_PARSE_FRAMES sets the number of frames. The shares are below what 300,000 frames show, so that generators that
+// no longer reach a part of the parser fail.
 func TestDifferential(t *testing.T) {
 	heads := loadHeads(t)
 	rng := seed.Rand(t)

@@ -98,7 +98,8 @@ func tcp(ip gopacket.NetworkLayer, options int) *layers.TCP {
 }
 
 // frame4 is a whole frame: start, IP, transport, payload.
-func frame4(tb testing.TB, start []gopacket.SerializableLayer, ip networkLayer, rest ...gopacket.SerializableLayer) []byte {
+func frame4(tb testing.TB, start []gopacket.SerializableLayer, ip networkLayer,
+	rest ...gopacket.SerializableLayer) []byte {
 	return serialize(tb, append(append(start, ip), rest...)...)
 }
 

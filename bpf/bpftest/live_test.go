@@ -68,13 +68,15 @@ func addHost(t *testing.T, lab *netlab.Lab, name string, opts netlab.HostOptions
 func attach(t *testing.T, h *netlab.Host, node *netlab.Namespace, prog *ebpf.Program, parent uint32) {
 	t.Helper()
 	err := node.Do(func() error {
-		attrs := netlink.QdiscAttrs{LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		attrs := netlink.QdiscAttrs{LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0),
+			Parent: netlink.HANDLE_CLSACT}
 		if err := netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "clsact"}); err != nil {
 			return fmt.Errorf("clsact: %w", err)
 		}
 		return netlink.FilterReplace(&netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
-			Fd:          prog.FD(), Name: "kerb_test", DirectAction: true,
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL,
+				Priority: 1},
+			Fd: prog.FD(), Name: "kerb_test", DirectAction: true,
 		})
 	})
 	if err != nil {
@@ -132,7 +134,8 @@ func completeChecksums(t *testing.T, lab *netlab.Lab, hosts ...*netlab.Host) {
 				_    [16]byte
 			}{data: unsafe.Pointer(&value)}
 			copy(req.name[:], h.Outer())
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
+				uintptr(unsafe.Pointer(&req))); errno != 0 {
 				return errno
 			}
 		}
@@ -147,7 +150,8 @@ func completeChecksums(t *testing.T, lab *netlab.Lab, hosts ...*netlab.Host) {
 func translate(t *testing.T, lab *netlab.Lab, client, server *netlab.Host) *ebpf.Map {
 	t.Helper()
 	coll := Load(t, Compile(t, "testdata/live.bpf.c", TC))
-	n := nat{Virtual6: virtual6.As16(), Real6: server.Addr6().As16(), Virtual4: virtual4.As4(), Real4: server.Addr4().As4(),
+	n := nat{Virtual6: virtual6.As16(), Real6: server.Addr6().As16(), Virtual4: virtual4.As4(),
+		Real4:       server.Addr4().As4(),
 		VirtualPort: bits.ReverseBytes16(virtualPort), RealPort: bits.ReverseBytes16(realPort)}
 	if err := coll.Maps["nat"].Put(uint32(0), &n); err != nil {
 		t.Fatal(err)
@@ -167,7 +171,8 @@ func teachNeighbours(t *testing.T, client, server *netlab.Host) {
 			return err
 		}
 		for _, addr := range []netip.Addr{virtual4, virtual6} {
-			n := &netlink.Neigh{LinkIndex: link.Attrs().Index, IP: addr.AsSlice(), HardwareAddr: server.MAC(), State: netlink.NUD_PERMANENT}
+			n := &netlink.Neigh{LinkIndex: link.Attrs().Index, IP: addr.AsSlice(), HardwareAddr: server.MAC(),
+				State: netlink.NUD_PERMANENT}
 			if err := netlink.NeighSet(n); err != nil {
 				return err
 			}
@@ -265,8 +270,8 @@ func echo(h *netlab.Host, network, to string, data []byte) error {
 	return <-sent
 }
 
-// TestPulledHeaders sends frames whose linear part ends anywhere in the headers
-// through a real interface; the head, and the parser after a change of headers, have to find the same as in linear ones.
+// TestPulledHeaders sends frames whose linear part ends anywhere in the headers through a real interface; the head, and
+// the parser after a change of headers, have to find the same as in linear ones.
 func TestPulledHeaders(t *testing.T) {
 	for _, program := range []string{"dump", "reparse"} {
 		t.Run(program, func(t *testing.T) { checkPulledHeaders(t, program) })
@@ -365,7 +370,8 @@ func packetSocket(t *testing.T, ns *netlab.Namespace, ifindex int) func(linear i
 		t.Helper()
 		header := make([]byte, 10) // struct virtio_net_hdr: hdr_len at 2
 		ne.PutUint16(header[2:], uint16(linear))
-		if err := unix.Sendto(fd, append(header, frame...), 0, to); err != nil && err != unix.ENOBUFS { // the program drops it
+		// the program drops it
+		if err := unix.Sendto(fd, append(header, frame...), 0, to); err != nil && err != unix.ENOBUFS {
 			t.Fatal(err)
 		}
 	}

@@ -194,8 +194,10 @@ func samples(tb testing.TB) []sample {
 const ok = abi.ParseOK
 
 func samplesL2(tb testing.TB) []sample {
-	arp := serialize(tb, ethernet(layers.EthernetTypeARP), &layers.ARP{AddrType: layers.LinkTypeEthernet, Protocol: layers.EthernetTypeIPv4,
-		HwAddressSize: 6, ProtAddressSize: 4, Operation: 1, SourceHwAddress: macA, SourceProtAddress: ip4A, DstHwAddress: macB, DstProtAddress: ip4B})
+	arp := serialize(tb, ethernet(layers.EthernetTypeARP), &layers.ARP{AddrType: layers.LinkTypeEthernet,
+		Protocol:      layers.EthernetTypeIPv4,
+		HwAddressSize: 6, ProtAddressSize: 4, Operation: 1, SourceHwAddress: macA, SourceProtAddress: ip4A,
+		DstHwAddress: macB, DstProtAddress: ip4B})
 	lldp := serialize(tb, ethernet(layers.EthernetTypeLinkLayerDiscovery), payload(46))
 	return []sample{
 		{"ARP", arp, abi.ParseNotIP, 0, 0, 14, 14, 0, 0, 0},
@@ -204,9 +206,11 @@ func samplesL2(tb testing.TB) []sample {
 		{"VLAN", udp4(tb, 0, 5, 7), ok, 4, protoUDP, 18, 38, 13, abi.FlagL4, 7},
 		{"QinQ", tcp4(tb, 0, 0, 0, 100, 200), ok, 4, protoTCP, 22, 42, 20, abi.FlagL4, 100},
 		{"three tags", udp4(tb, 0, 5, 1, 2, 3), abi.ParseVLANDepth, 0, 0, 22, 22, 0, 0, 1},
-		{"VLAN, IPv6", frame6(tb, nil, protoUDP, udpSegment(tb, ipv6(protoUDP), 3), 4095), ok, 6, protoUDP, 18, 58, 11, abi.FlagL4, 4095},
+		{"VLAN, IPv6", frame6(tb, nil, protoUDP, udpSegment(tb, ipv6(protoUDP), 3), 4095), ok, 6, protoUDP, 18, 58, 11,
+			abi.FlagL4, 4095},
 		{"old QinQ tag", with(udp4(tb, 0, 5, 7), 12, 0x91, 0), ok, 4, protoUDP, 18, 38, 13, abi.FlagL4, 7},
-		{"two old QinQ tags", with(tcp4(tb, 0, 0, 0, 100, 200), 12, 0x92, 0, 0, 100, 0x91, 0), ok, 4, protoTCP, 22, 42, 20, abi.FlagL4, 100},
+		{"two old QinQ tags", with(tcp4(tb, 0, 0, 0, 100, 200), 12, 0x92, 0, 0, 100, 0x91, 0), ok, 4, protoTCP, 22, 42, 20,
+			abi.FlagL4, 100},
 		{"VLAN, ARP", with(pad(arp, 4), 12, 0x81, 0, 0xe0, 5, 8, 6), abi.ParseNotIP, 0, 0, 18, 18, 0, 0, 0xe005},
 		{"VLAN cut", with(arp, 12, 0x81, 0)[:17], abi.ParseShortL2, 0, 0, 14, 14, 0, 0, 0},
 		{"second VLAN cut", udp4(tb, 0, 0, 9, 8)[:20], abi.ParseShortL2, 0, 0, 18, 18, 0, 0, 9},
@@ -230,13 +234,15 @@ func samples4(tb testing.TB) []sample {
 		{"ihl beyond length", with(small, 14, 0x4f), abi.ParseShortL3, 0, 0, 14, 14, 0, 0, 0},
 		{"version 6", with(plain, 14, 0x65), abi.ParseBadVersion, 0, 0, 14, 14, 0, 0, 0},
 		{"first fragment", with(plain, 20, 0x20, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4 | abi.FlagFragFirst, 0},
-		{"first fragment of more", with(with(plain, 38, 5, 0xdc), 20, 0x20, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4 | abi.FlagFragFirst, 0},
+		{"first fragment of more", with(with(plain, 38, 5, 0xdc), 20, 0x20, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4 |
+			abi.FlagFragFirst, 0},
 		{"middle fragment", with(plain, 20, 0x20, 5), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
 		{"last fragment", with(plain, 20, 0, 5), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
 		{"last fragment, offset high", with(plain, 20, 0x1f, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagFragLater, 0},
 		{"don't fragment", with(plain, 20, 0x40, 0), ok, 4, protoUDP, 14, 34, 28, abi.FlagL4, 0},
 		{"tiny last fragment", with(plain, 16, 0, 21, 0, 0, 0, 9), ok, 4, protoUDP, 14, 34, 1, abi.FlagFragLater, 0},
-		{"tiny first fragment", with(tcp4(tb, 0, 0, 4), 16, 0, 28, 0, 0, 0x20, 0), abi.ParseShortL4, 4, protoTCP, 14, 34, 8, abi.FlagFragFirst, 0},
+		{"tiny first fragment", with(tcp4(tb, 0, 0, 4), 16, 0, 28, 0, 0, 0x20, 0), abi.ParseShortL4, 4, protoTCP, 14, 34, 8,
+			abi.FlagFragFirst, 0},
 		{"ports of a tiny fragment", with(tcp4(tb, 0, 0, 0), 20, 0, 1), ok, 4, protoTCP, 14, 34, 20, abi.FlagFragLater, 0},
 		{"SCTP", with(plain, 23, protoSCTP), ok, 4, protoSCTP, 14, 34, 28, 0, 0},
 		{"ESP", with(plain, 23, protoESP), ok, 4, protoESP, 14, 34, 28, 0, 0},
@@ -245,14 +251,16 @@ func samples4(tb testing.TB) []sample {
 	}
 	for n := 4; n <= 40; n += 4 {
 		f := udp4(tb, n, n)
-		out = append(out, sample{"options", f, ok, 4, protoUDP, 14, uint64(34 + n), uint32(8 + n), abi.FlagL4 | abi.FlagOptions, 0})
+		out = append(out, sample{"options", f, ok, 4, protoUDP, 14, uint64(34 + n), uint32(8 + n), abi.FlagL4 |
+			abi.FlagOptions, 0})
 	}
 	return out
 }
 
 func samplesL4(tb testing.TB) []sample {
 	t, u := tcp4(tb, 0, 12, 6), udp4(tb, 0, 10)
-	icmp4 := frame4(tb, ether4(), ipv4(protoICMP, 0), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(8, 0), Id: 1, Seq: 2})
+	icmp4 := frame4(tb, ether4(), ipv4(protoICMP, 0), &layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(8, 0),
+		Id: 1, Seq: 2})
 	ip := ipv6(protoICMPv6)
 	echo := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(128, 0)}
 	echo.SetNetworkLayerForChecksum(ip)
@@ -298,14 +306,20 @@ func samples6(tb testing.TB) []sample {
 		{"AH of 12 bytes", frame6(tb, []ext{{51, 12, 0}}, protoUDP, segment), ok, 6, protoUDP, 14, 66, 13, l4ext, 0},
 		{"six headers", frame6(tb, six, protoUDP, segment), ok, 6, protoUDP, 14, 54 + 96, 13, l4ext, 0},
 		{"seven headers", frame6(tb, seven, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54 + 96, 21, abi.FlagExt, 0},
-		{"extension beyond payload", with(frame6(tb, []ext{{60, 8, 0}}, protoUDP, segment), 55, 2), abi.ParseBadLength, 6, 60, 14, 54, 21, 0, 0},
+		{"extension beyond payload", with(frame6(tb, []ext{{60, 8, 0}}, protoUDP, segment), 55, 2), abi.ParseBadLength, 6, 60,
+			14, 54, 21, 0, 0},
 		{"extension of 4 bytes", frame6(tb, nil, 43, make([]byte, 4)), abi.ParseShortL3, 6, 43, 14, 54, 4, 0, 0},
-		{"second extension cut", frame6(tb, []ext{{0, 8, 0}}, 60, make([]byte, 7)), abi.ParseShortL3, 6, 60, 14, 62, 7, abi.FlagExt, 0},
+		{"second extension cut", frame6(tb, []ext{{0, 8, 0}}, 60, make([]byte, 7)), abi.ParseShortL3, 6, 60, 14, 62,
+			7, abi.FlagExt, 0},
 		{"headers up to 511", frame6(tb, []ext{{60, 456, 0}}, protoUDP, segment), ok, 6, protoUDP, 14, 510, 13, l4ext, 0},
-		{"headers beyond 511", frame6(tb, []ext{{60, 464, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 477, 0, 0},
-		{"largest extension", frame6(tb, []ext{{60, 2048, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60, 14, 54, 2061, 0, 0},
-		{"TCP with options up to 570", frame6(tb, []ext{{60, 456, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 40, 2)), ok, 6, protoTCP, 14, 510, 62, l4ext, 0},
-		{"TCP after extension", frame6(tb, []ext{{0, 8, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 8, 2)), ok, 6, protoTCP, 14, 62, 30, l4ext, 0},
+		{"headers beyond 511", frame6(tb, []ext{{60, 464, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60,
+			14, 54, 477, 0, 0},
+		{"largest extension", frame6(tb, []ext{{60, 2048, 0}}, protoUDP, segment), abi.ParseExtDepth, 6, 60,
+			14, 54, 2061, 0, 0},
+		{"TCP with options up to 570", frame6(tb, []ext{{60, 456, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 40, 2)), ok,
+			6, protoTCP, 14, 510, 62, l4ext, 0},
+		{"TCP after extension", frame6(tb, []ext{{0, 8, 0}}, protoTCP, tcpSegment(tb, ipv6(protoTCP), 8, 2)), ok, 6, protoTCP,
+			14, 62, 30, l4ext, 0},
 	}
 	for _, kind := range extensionHeaders {
 		flags := l4ext
@@ -330,13 +344,17 @@ func samplesFragments6(tb testing.TB) []sample {
 		{"first", fragment(1), ok, 6, protoUDP, 14, 62, 16, abi.FlagL4 | first, 0},
 		{"middle", fragment(8 | 1), ok, 6, protoUDP, 14, 62, 16, later, 0},
 		{"last", fragment(0xfff8), ok, 6, protoUDP, 14, 62, 16, later, 0},
-		{"first, routing header inside", fragment(1, ext{43, 8, 0}), ok, 6, protoUDP, 14, 70, 16, abi.FlagL4 | abi.FlagExt | first, 0},
+		{"first, routing header inside", fragment(1, ext{43, 8, 0}), ok, 6, protoUDP, 14, 70, 16, abi.FlagL4 | abi.FlagExt |
+			first, 0},
 		{"later, names a routing header", fragment(8, ext{43, 8, 0}), ok, 6, 43, 14, 62, 24, later, 0},
 		{"first cut in UDP", with(fragment(1), 18, 0, 15), abi.ParseShortL4, 6, protoUDP, 14, 62, 7, first, 0},
-		{"first cut in an extension", with(fragment(1, ext{60, 8, 0}), 18, 0, 12), abi.ParseShortL3, 6, 60, 14, 62, 4, first, 0},
+		{"first cut in an extension", with(fragment(1, ext{60, 8, 0}), 18, 0, 12), abi.ParseShortL3, 6, 60, 14,
+			62, 4, first, 0},
 		{"fragment of a fragment", fragment(1, ext{fragmentHeader, 8, 8}), ok, 6, protoUDP, 14, 70, 16, first | later, 0},
-		{"routing, then last", frame6(tb, []ext{{43, 8, 0}, {fragmentHeader, 8, 16}}, protoUDP, segment), ok, 6, protoUDP, 14, 70, 16, later | abi.FlagExt, 0},
-		{"fragment header cut", frame6(tb, nil, fragmentHeader, make([]byte, 7)), abi.ParseShortL3, 6, fragmentHeader, 14, 54, 7, 0, 0},
+		{"routing, then last", frame6(tb, []ext{{43, 8, 0}, {fragmentHeader, 8, 16}}, protoUDP, segment), ok, 6, protoUDP, 14,
+			70, 16, later | abi.FlagExt, 0},
+		{"fragment header cut", frame6(tb, nil, fragmentHeader, make([]byte, 7)), abi.ParseShortL3, 6, fragmentHeader,
+			14, 54, 7, 0, 0},
 	}
 }
 
@@ -393,7 +411,8 @@ func TestXDPHeadersBeyondLinearPart(t *testing.T) {
 				got := h.parseCut(t, frame, min(linear, len(frame)))
 				got.DataEnd = want.DataEnd
 				if got != want {
-					t.Errorf("%s of %d bytes, %d of them linear: model - kernel +\n%s", s.name, len(frame), linear, cmp.Diff(want, got))
+					t.Errorf("%s of %d bytes, %d of them linear: model - kernel +\n%s", s.name, len(frame), linear,
+						cmp.Diff(want, got))
 				}
 			}
 		}
@@ -418,7 +437,8 @@ func TestXDPFragments(t *testing.T) {
 	}
 }
 
-// A UDP length of 0 is that of a datagram which the field cannot hold, of IPv4 as well: segmentation offload in BIG TCP's sizes.
+// A UDP length of 0 is that of a datagram which the field cannot hold, of IPv4 as well: segmentation offload in BIG
+// TCP's sizes.
 func TestBigUDP(t *testing.T) {
 	needXDPFragments(t)
 	h := loadFragsHead(t)

@@ -327,7 +327,8 @@ func (r rewriter) check(tb testing.TB, from flow, c change) {
 func TestRewrite(t *testing.T) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	var flows []flow
-	for _, f := range []flow{base4(protoTCP), base4(protoUDP), base4(protoICMP), base4(protoSCTP), base6(protoTCP), base6(protoUDP), base6(protoICMPv6)} {
+	for _, f := range []flow{base4(protoTCP), base4(protoUDP), base4(protoICMP), base4(protoSCTP), base6(protoTCP),
+		base6(protoUDP), base6(protoICMPv6)} {
 		odd, tagged, first, later, none, longer, deepest := f, f, f, f, f, f, f
 		odd.size = 101
 		tagged.tags = []uint16{5, 6}
@@ -518,7 +519,8 @@ func TestSetLen(t *testing.T) {
 				}
 			}
 			for _, size := range []int32{-1, 0, 8, 1 << 20, -1 << 31} {
-				if res, got := r.run(t, request{Op: opLen, Number: size}, frame); res.RC >= 0 || !bytes.Equal(got, frame) || int(res.Len) != len(frame) {
+				if res, got := r.run(t, request{Op: opLen, Number: size}, frame); res.RC >= 0 || !bytes.Equal(got, frame) ||
+					int(res.Len) != len(frame) {
 					t.Errorf("%s: to %d bytes: %d, %x", r.hook, size, res.RC, got)
 				}
 			}
@@ -543,7 +545,8 @@ func TestRemoveOptions(t *testing.T) {
 				head := int(at.L3) + map[uint8]int{4: 20, 6: 40}[at.Family]
 				want := slices.Concat(frame[:head], frame[at.L4:])
 				res, got := r.run(t, request{Op: opRemove}, frame)
-				if res.RC != 0 || !bytes.Equal(got, want) || int(res.Len) != len(want) || int(res.L4) != head || res.Flags != abi.FlagL4 {
+				if res.RC != 0 || !bytes.Equal(got, want) || int(res.Len) != len(want) || int(res.L4) != head ||
+					res.Flags != abi.FlagL4 {
 					t.Errorf("%s: %d, %+v\nwant %x\ngot  %x", r.hook, res.RC, res, want, got)
 				}
 			}

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies alongside it.
+// Command kerb-bench has Kerb's benchmarks and the demo. It runs agents and commands of the kerb that lies alongside
+// it.
 package main
 
 import (
@@ -22,7 +23,8 @@ func root() *cobra.Command {
 	c := &cobra.Command{
 		Use:   binpath.Bench,
 		Short: "Measure Kerb against its references, and watch it work",
-		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands are those of the\n" +
+		Long: "kerb-bench has Kerb's benchmarks and the demo; \"kerb bench\" and \"kerb demo\" run it. Agents and commands " +
+			"are those of the\n" +
 			"kerb that " + binpath.KerbEnv + " names, or otherwise in the directory of kerb-bench or on PATH.",
 		Version: version.Version(),
 	}

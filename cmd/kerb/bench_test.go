@@ -50,7 +50,8 @@ func run(program string, args ...string) (out string, status int) {
 // placeBench puts a shell script in the place of kerb-bench.
 func placeBench(t *testing.T, kerb, script string) {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(filepath.Dir(kerb), "kerb-bench"), []byte("#!/bin/sh\n"+script), 0o755); err != nil {
+	if err := os.WriteFile(filepath.Join(filepath.Dir(kerb), "kerb-bench"), []byte("#!/bin/sh\n"+script),
+		0o755); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"testing"
 )
 
-// An agent that `go build` makes in a fresh clone, where no data plane is compiled yet, does not start, and says what to
-// run; it builds packages, as `make bpf` needs it to.
+// An agent that `go build` makes in a fresh clone, where no data plane is compiled yet, does not start, and says what
+// to run; it builds packages, as `make bpf` needs it to.
 func TestFreshClone(t *testing.T) {
 	kerb := buildKerb(t, "-overlay", withoutObjects(t))
 	dir := t.TempDir()
@@ -20,7 +20,8 @@ func TestFreshClone(t *testing.T) {
 	if err := os.WriteFile(config, nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	out, status := run(kerb, "agent", "--config", config, "--state", dir+"/state", "--run", dir+"/run", "--bpf", dir+"/bpf")
+	out, status := run(kerb, "agent", "--config", config, "--state", dir+"/state", "--run", dir+"/run",
+		"--bpf", dir+"/bpf")
 	if status == 0 || !strings.Contains(out, "built without data planes") || !strings.Contains(out, "make build") {
 		t.Errorf("exit status %d: %s", status, out)
 	}

@@ -30,8 +30,9 @@ const (
 var configs = map[string]map[string]any{
 	"tunnel": {"nodes": []any{map[string]any{"address": "192.0.2.1", "subnets": []string{"10.18.0.0/26"}},
 		map[string]any{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}},
-	"responder":  {"listeners": []any{map[string]any{"app": "echo", "port": 7}}},
-	"intercept":  {"classes": []any{map[string]any{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}},
+	"responder": {"listeners": []any{map[string]any{"app": "echo", "port": 7}}},
+	"intercept": {"classes": []any{
+		map[string]any{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}},
 	"classifier": {"extractor": "flow"},
 }
 

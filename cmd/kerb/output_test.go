@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/store"
 )
 
-// Every command that runs with -o json prints JSON and nothing else, or fails without having printed; all others refuse before they do
-// anything.
+// Every command that runs with -o json prints JSON and nothing else, or fails without having printed; all others refuse
+// before they do anything.
 func TestNoCommandIgnoresTheOutput(t *testing.T) {
 	t.Chdir(t.TempDir())
 	t.Setenv("KERB_SOCKET", startAgent(t))
@@ -51,7 +51,8 @@ func TestNoCommandIgnoresTheOutput(t *testing.T) {
 	}
 }
 
-// startAgent serves a node without a kernel, which has a module and a service of the name that commands are asked about.
+// startAgent serves a node without a kernel, which has a module and a service of the name that commands are asked
+// about.
 func startAgent(t *testing.T) (socket string) {
 	t.Helper()
 	c := config.Default()

@@ -17,7 +17,8 @@ func TestKerbHasNoLaboratory(t *testing.T) {
 		t.Fatal(err)
 	}
 	for pkg := range strings.Lines(string(out)) {
-		for _, part := range []string{"kerb-edge/kerb/bench", "kerb-edge/kerb/internal/lab", "gonum.org/", "freetype", "go-fonts"} {
+		for _, part := range []string{"kerb-edge/kerb/bench", "kerb-edge/kerb/internal/lab", "gonum.org/", "freetype",
+			"go-fonts"} {
 			if strings.Contains(pkg, part) {
 				t.Errorf("kerb links %s", strings.TrimSpace(pkg))
 			}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command intercept-watch receives a class of the module intercept, and says every second how many packets came and how long they
-// took to get here.
+// Command intercept-watch receives a class of the module intercept, and says every second how many packets came and how
+// long they took to get here.
 //
 //	go run ./examples/intercept-watch -module intercept -class ctrl
 package main
@@ -75,5 +75,6 @@ func report(delays []time.Duration, s intercept.Stats) {
 	}
 	slices.Sort(delays)
 	at := func(part int) time.Duration { return delays[len(delays)*part/1000] }
-	fmt.Printf("%d packets/s, delay p50 %v p99 %v p99.9 %v; in all %d lost, %d late\n", len(delays), at(500), at(990), at(999), s.Lost, s.Late)
+	fmt.Printf("%d packets/s, delay p50 %v p99 %v p99.9 %v; in all %d lost, %d late\n", len(delays), at(500), at(990),
+		at(999), s.Lost, s.Late)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command speedlimit-server is the road sign of docs/responder.md as an ordinary UDP server. It may run alone, or behind the
-// responder module, which answers most requests before they come here.
+// Command speedlimit-server is the road sign of docs/responder.md as an ordinary UDP server. It may run alone, or
+// behind the responder module, which answers most requests before they come here.
 package main
 
 import (
@@ -59,7 +59,8 @@ func report(ctx context.Context, s *server.Server, every time.Duration) {
 			return
 		case <-tick.C:
 			t := s.Totals()
-			fmt.Printf("%d cars; answered %d here, %d in the kernel; left %d here, %d in the kernel\n", t.Cars, t.Answered, t.KernelAnswered, t.Left, t.KernelLeft)
+			fmt.Printf("%d cars; answered %d here, %d in the kernel; left %d here, %d in the kernel\n", t.Cars, t.Answered,
+				t.KernelAnswered, t.Left, t.KernelLeft)
 		}
 	}
 }

@@ -40,7 +40,8 @@ func (a agent) call(ctx context.Context, method, path string, in, out any) error
 	return err
 }
 
-// apply creates or updates resources: all of them or none. It returns an *unconfirmed if the agent may have done so nevertheless.
+// apply creates or updates resources: all of them or none. It returns an *unconfirmed if the agent may have done so
+// nevertheless.
 func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) error {
 	var all []any
 	for _, s := range services {
@@ -129,7 +130,8 @@ type refused struct {
 
 func (e *refused) Error() string { return e.detail }
 
-// unconfirmed is the error of a change that the agent may have made, or may still make: it did not answer, or failed itself.
+// unconfirmed is the error of a change that the agent may have made, or may still make: it did not answer, or failed
+// itself.
 type unconfirmed struct{ cause error }
 
 func (e *unconfirmed) Error() string {

@@ -182,8 +182,8 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, added[0].entry())
 }
 
-// deploy applies modules for one service, or for all, and in the same step services. The modules stay pending until confirm. If
-// the agent refuses them, the state is as before, except for the counters: the agent has seen the ids.
+// deploy applies modules for one service, or for all, and in the same step services. The modules stay pending until
+// confirm. If the agent refuses them, the state is as before, except for the counters: the agent has seen the ids.
 func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
 	before := slices.Clone(l.state.Modules)
 	all, resources, err := l.registerAll(only, want)
@@ -219,8 +219,8 @@ func (l *Listener) registerAll(only string, want []wanted) (all []module, resour
 	return all, resources, nil
 }
 
-// register puts a module into the state. One of the same name that the service has keeps its id and its place; two of one
-// name in one request are two modules.
+// register puts a module into the state. One of the same name that the service has keeps its id and its place; two of
+// one name in one request are two modules.
 func (l *Listener) register(only string, want wanted, taken []module) module {
 	for i, m := range l.state.Modules {
 		same := func(t module) bool { return t.ID == m.ID }
@@ -232,7 +232,8 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 			return m
 		}
 	}
-	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only, Pending: pendingCreate}
+	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only,
+		Pending: pendingCreate}
 	l.state.NextID++
 	l.state.Priority++
 	l.state.Modules = append(l.state.Modules, m)
@@ -281,7 +282,8 @@ func selector(only string) string {
 	return labelService + "=" + labelValue(only)
 }
 
-// translate returns the config for Kerb's package. Oakestra's proxy has no settings: which addresses are virtual is known.
+// translate returns the config for Kerb's package. Oakestra's proxy has no settings: which addresses are virtual is
+// known.
 func (m module) translate(ranges []string) (map[string]any, error) {
 	given, ok := m.Config.(map[string]any)
 	if !ok && m.Config != nil {

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services alone, so
-// that it is always replaced as a whole, in one transaction of the kernel:
+// The nftables table of one agent's listener, of family inet (NAT there: Linux 5.2). It follows from the services
+// alone, so that it is always replaced as a whole, in one transaction of the kernel:
 //
 //	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
 //	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge, and what came back to it by a port
@@ -51,7 +51,8 @@ func (n *network) translate(services []service) error {
 func lacksNAT(err error) error {
 	for _, unknown := range []error{unix.EPROTONOSUPPORT, unix.EOPNOTSUPP, unix.EINVAL, unix.ENOENT, unix.EAFNOSUPPORT} {
 		if errors.Is(err, unknown) {
-			return fmt.Errorf("port mappings and masquerading need nf_tables in the kernel, with NAT: CONFIG_NF_TABLES_INET, NFT_NAT, NFT_MASQ, NFT_FIB_INET, NFT_CT, "+
+			return fmt.Errorf("port mappings and masquerading need nf_tables in the kernel, with NAT: CONFIG_NF_TABLES_INET, "+
+				"NFT_NAT, NFT_MASQ, NFT_FIB_INET, NFT_CT, "+
 				"as modules nf_tables, nft_chain_nat, nft_masq, nft_fib_inet, nft_ct: %w", err)
 		}
 	}
@@ -96,15 +97,17 @@ func destinationNAT(p port, to netip.Addr) []expr.Any {
 		})
 }
 
-// addMasquerading lets services out under the node's address. What one service sends to a port of the node that is another's
-// has to come back through the node as well: on the bridge the answer would go straight to the asker, who does not know it.
+// addMasquerading lets services out under the node's address. What one service sends to a port of the node that is
+// another's has to come back through the node as well: on the bridge the answer would go straight to the asker, who
+// does not know it.
 func (n *network) addMasquerading(c *nftables.Conn, table *nftables.Table) {
 	chain := c.AddChain(&nftables.Chain{Name: "out", Table: table, Type: nftables.ChainTypeNAT,
 		Hooknum: nftables.ChainHookPostrouting, Priority: nftables.ChainPriorityNATSource})
 	const statusDNAT = 1 << 5 // IPS_DST_NAT
 	for _, subnet := range []netip.Prefix{n.subnet4, n.subnet6} {
 		from := joined(isFamily(subnet.Addr()), isFrom(subnet))
-		leaves := []expr.Any{outInterface(), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: interfaceBytes(n.bridge)}, &expr.Masq{}}
+		leaves := []expr.Any{outInterface(), &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: interfaceBytes(n.bridge)},
+			&expr.Masq{}}
 		returns := []expr.Any{outInterface(), equal(interfaceBytes(n.bridge)), &expr.Ct{Key: expr.CtKeySTATUS, Register: 1}}
 		returns = append(returns, masked(1, binary.NativeEndian.AppendUint32(nil, statusDNAT))...)
 		returns = append(returns, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: make([]byte, 4)}, &expr.Masq{})
@@ -132,12 +135,14 @@ func isFrom(subnet netip.Prefix) []expr.Any {
 		offset, length = 8, 16
 	}
 	mask := net.CIDRMask(subnet.Bits(), subnet.Addr().BitLen())
-	return joined([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset, Len: length}},
+	return joined([]expr.Any{&expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: offset,
+		Len: length}},
 		masked(1, mask), []expr.Any{equal(subnet.Addr().AsSlice())})
 }
 
 func masked(register uint32, mask []byte) []expr.Any {
-	return []expr.Any{&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask, Xor: make([]byte, len(mask))}}
+	return []expr.Any{&expr.Bitwise{SourceRegister: register, DestRegister: register, Len: uint32(len(mask)), Mask: mask,
+		Xor: make([]byte, len(mask))}}
 }
 
 func equal(data []byte) expr.Any { return &expr.Cmp{Op: expr.CmpOpEq, Register: 1, Data: data} }
@@ -158,8 +163,8 @@ func joined(parts ...[]expr.Any) (all []expr.Any) {
 	return all
 }
 
-// forgetFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would stay
-// with a removed service, or would never reach a new one.
+// forgetFlows deletes conntrack entries of flows to a service and to its ports. Otherwise flows that never pause would
+// stay with a removed service, or would never reach a new one.
 func (n *network) forgetFlows(s service) error {
 	local, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
@@ -197,8 +202,9 @@ func (f flows) MatchConntrackFlow(flow *netlink.ConntrackFlow) bool {
 	})
 }
 
-// forward makes the node a router, which its services need it to be: the settings are those of all its interfaces. As a router
-// it would ignore router advertisements that it has listened to so far (accept_ra 1), and with them perhaps its own way out.
+// forward makes the node a router, which its services need it to be: the settings are those of all its interfaces. As a
+// router it would ignore router advertisements that it has listened to so far (accept_ra 1), and with them perhaps its
+// own way out.
 func (n *network) forward(log *slog.Logger) error {
 	const root = "/proc/sys/net/"
 	var errs []error

@@ -107,7 +107,8 @@ func (n *network) ensureBridge() (netlink.Link, error) {
 		return nil, fmt.Errorf("bridge %s: %w", n.bridge, err)
 	}
 	if link.Type() != "bridge" || link.Attrs().Group != n.group {
-		return nil, fmt.Errorf("the interface %s is there and is not this agent's bridge; set oakestra.bridge to another name", n.bridge)
+		return nil, fmt.Errorf("the interface %s is there and is not this agent's bridge; set oakestra.bridge to "+
+			"another name", n.bridge)
 	}
 	return link, n.setUpBridge(link)
 }
@@ -142,7 +143,8 @@ func randomMAC() net.HardwareAddr {
 	return mac
 }
 
-// address is usable at once: only this process assigns addresses of the subnet, so that duplicate address detection is not needed.
+// address is usable at once: only this process assigns addresses of the subnet, so that duplicate address detection is
+// not needed.
 func address(p netip.Prefix) *netlink.Addr {
 	a := &netlink.Addr{IPNet: &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}}
 	if p.Addr().Is6() {
@@ -282,8 +284,8 @@ func listLinks() ([]netlink.Link, error) {
 	return nil, netlink.ErrDumpInterrupted
 }
 
-// Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services lose their
-// connection.
+// Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services
+// lose their connection.
 func Purge(state string) error {
 	return errors.Join(purgeTable(linkGroup(state)), removeLinks(linkGroup(state), nil))
 }

@@ -95,7 +95,8 @@ func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deplo
 	return in, l.state.Worker != ""
 }
 
-// The names that Oakestra's services have: application, its namespace, service, its namespace, of at most maxNamePart bytes each.
+// The names that Oakestra's services have: application, its namespace, service, its namespace, of at most maxNamePart
+// bytes each.
 var serviceName = regexp.MustCompile(`^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){3}$`)
 
 const maxNamePart = 64
@@ -129,8 +130,8 @@ func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.Addr().String(), six.Addr().String()})
 }
 
-// deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of its
-// addresses.
+// deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of
+// its addresses.
 func (l *Listener) deployService(ctx context.Context, in deployment) (int, error) {
 	ports, err := parsePorts(in.Ports)
 	if err != nil {
@@ -198,8 +199,8 @@ func (l *Listener) openPorts(s service) error {
 	return nil
 }
 
-// closePorts comes first, while the service is still there to answer what is under way. A service that is not ready may have no
-// open ports because the kernel cannot open any.
+// closePorts comes first, while the service is still there to answer what is under way. A service that is not ready may
+// have no open ports because the kernel cannot open any.
 func (l *Listener) closePorts(s service) error {
 	others := l.state.clone()
 	others.dropService(s.Name, s.Instance)
@@ -216,8 +217,8 @@ func (l *Listener) forgetFlows(s service) {
 	}
 }
 
-// openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without one
-// has nothing that could be connected.
+// openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without
+// one has nothing that could be connected.
 func openNamespace(pid int) (netns.NsHandle, uint64, error) {
 	if pid <= 0 {
 		return netns.None(), 0, &invalid{"pid", fmt.Sprintf("%d is not the id of a process", pid)}

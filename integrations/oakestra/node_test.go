@@ -85,7 +85,8 @@ func (n *node) links() (names []string) {
 			all, err = netlink.LinkList()
 		}
 		for _, l := range all {
-			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") && !strings.HasPrefix(l.Attrs().Name, n.Lab.Prefix()) {
+			if l.Attrs().Name == "oakbr" || strings.HasPrefix(l.Attrs().Name, "ko") &&
+				!strings.HasPrefix(l.Attrs().Name, n.Lab.Prefix()) {
 				names = append(names, l.Attrs().Name)
 			}
 		}
@@ -167,7 +168,8 @@ func (c *container) deploy(name string, instance int, more string) (four, six st
 	c.n.T.Helper()
 	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), name, instance, more)
 	var got struct{ ServiceName, NsAddress, NsAddressv6 string }
-	if err := json.Unmarshal([]byte(c.n.must("POST", "/container/deploy", body)), &got); err != nil || got.ServiceName != name {
+	if err := json.Unmarshal([]byte(c.n.must("POST", "/container/deploy", body)), &got); err != nil ||
+		got.ServiceName != name {
 		c.n.T.Fatalf("deploy %s: %+v %v", name, got, err)
 	}
 	return got.NsAddress, got.NsAddressv6
@@ -175,7 +177,8 @@ func (c *container) deploy(name string, instance int, more string) (four, six st
 
 func (n *node) undeploy(name string, instance int) {
 	n.T.Helper()
-	n.must("POST", "/container/undeploy", fmt.Sprintf(`{"pid":-1,"serviceName":%q,"instanceNumber":%d,"portMappings":""}`, name, instance))
+	n.must("POST", "/container/undeploy", fmt.Sprintf(`{"pid":-1,"serviceName":%q,"instanceNumber":%d,"portMappings":""}`,
+		name, instance))
 }
 
 // do runs f in the container's namespace. The thread comes back: processes that it has started would end with it.

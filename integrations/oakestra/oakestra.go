@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package oakestra stands in for the network manager of an Oakestra node: it answers the requests of its eBPF manager
-// (/ebpf) and those that NodeEngine makes when containers come and go, and turns both into resources of the agent. It is a
-// process of its own, a client of the agent's API like any other.
+// (/ebpf) and those that NodeEngine makes when containers come and go, and turns both into resources of the agent. It
+// is a process of its own, a client of the agent's API like any other.
 //
 // The agent's resources define what runs. A small file next to the store holds what they cannot hold: counters
 // that never go back, configs as they were sent, and who has which address. It is written before the kernel is touched,
@@ -61,7 +61,8 @@ type Listener struct {
 	doubtUntil time.Time
 }
 
-// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls ready when it listens.
+// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls ready when it
+// listens.
 func Main(ctx context.Context, options []byte, log *slog.Logger, ready func()) error {
 	var o Options
 	if err := json.Unmarshal(options, &o); err != nil {
@@ -161,8 +162,10 @@ func (l *Listener) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == http.ErrAbortHandler { // an answer of a module broke off: the client must notice that it is not complete
 		panic(reason)
 	}
-	l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
-	http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason), http.StatusInternalServerError)
+	l.log.Error("panic in a request of Oakestra", "method", r.Method, "path", r.URL.Path, "panic", reason,
+		"stack", string(debug.Stack()))
+	http.Error(w, fmt.Sprintf("internal error; the agent's log has the details: %v", reason),
+		http.StatusInternalServerError)
 }
 
 // follow clears away services whose namespace has ended without an undeploy, and what the agent did not confirm.

@@ -23,16 +23,17 @@ func TestAnswerBreaksOff(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	agent := &httptest.Server{Listener: socket, Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.URL.Path == "/v1/modules" {
-			fmt.Fprintf(w, `[{"kind":%q,"metadata":{"name":"oakestra-0"}}]`, v1.KindModule)
-			return
-		}
-		w.Header().Set("Content-Type", "text/event-stream") // forwarded as it comes
-		fmt.Fprint(w, "half of")
-		_ = http.NewResponseController(w).Flush()
-		panic(http.ErrAbortHandler)
-	})}}
+	agent := &httptest.Server{Listener: socket,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/modules" {
+				fmt.Fprintf(w, `[{"kind":%q,"metadata":{"name":"oakestra-0"}}]`, v1.KindModule)
+				return
+			}
+			w.Header().Set("Content-Type", "text/event-stream") // forwarded as it comes
+			fmt.Fprint(w, "half of")
+			_ = http.NewResponseController(w).Flush()
+			panic(http.ErrAbortHandler)
+		})}}
 	agent.Start()
 	defer agent.Close()
 	l := &Listener{agent: newAgent(socket.Addr().String()), log: slog.New(slog.DiscardHandler)}
@@ -52,8 +53,9 @@ func TestAnswerBreaksOff(t *testing.T) {
 func TestServiceNames(t *testing.T) {
 	longest := strings.Repeat("n", 64)
 	for name, good := range map[string]bool{
-		"app.ns.web.ns": true, "a.b.c." + longest: true, longest + ".b.c.d": true, "a.b.c.n" + longest: false, "n" + longest + ".b.c.d": false,
-		"a.b.c": false, "a.b.c.d.e": false, "a..c.d": false, "a.b.c.d/": false,
+		"app.ns.web.ns": true, "a.b.c." + longest: true, longest + ".b.c.d": true, "a.b.c.n" + longest: false,
+		"n" + longest + ".b.c.d": false,
+		"a.b.c":                  false, "a.b.c.d.e": false, "a..c.d": false, "a.b.c.d/": false,
 	} {
 		if err := (deployment{Name: name}).check(); (err == nil) != good {
 			t.Errorf("name %q: %v", name, err)
@@ -64,7 +66,8 @@ func TestServiceNames(t *testing.T) {
 // A name that is no label, or too long for one, becomes another that differs for each name.
 func TestLabelValues(t *testing.T) {
 	longest := strings.Repeat("n", 63)
-	for name, same := range map[string]bool{"web": true, "a.b-c_d": true, longest: true, longest + "n": false, "web-": false, "_web": false} {
+	for name, same := range map[string]bool{"web": true, "a.b-c_d": true, longest: true, longest + "n": false,
+		"web-": false, "_web": false} {
 		got := labelValue(name)
 		if (got == name) != same || len(got) > 63 || !plainLabel.MatchString(got) {
 			t.Errorf("name %q has label %q", name, got)

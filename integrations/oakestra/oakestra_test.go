@@ -44,16 +44,20 @@ func TestDocumentedRequests(t *testing.T) {
 		{"POST /ebpf", `{"name":"packetCounter","config":{"b":[1,"x"],"a":{}}}`, 200, isJSON,
 			`{"id":0,"name":"packetCounter","priority":1,"config":{"a":{},"b":[1,"x"]}}`},
 		{"POST /ebpf", `{"name":"firewall"}`, 200, isJSON, `{"id":1,"name":"firewall","priority":2,"config":null}`},
-		{"POST /ebpf", `{"name":"packetCounter","config":{}}`, 200, isJSON, `{"id":2,"name":"packetCounter","priority":3,"config":{}}`},
+		{"POST /ebpf", `{"name":"packetCounter","config":{}}`, 200, isJSON,
+			`{"id":2,"name":"packetCounter","priority":3,"config":{}}`},
 		{"GET /ebpf", "", 200, isJSON, `[{"id":0,"name":"packetCounter","priority":1,"config":{"a":{},"b":[1,"x"]}},` +
 			`{"id":1,"name":"firewall","priority":2,"config":null},{"id":2,"name":"packetCounter","priority":3,"config":{}}]`},
 		{"GET /ebpf/1", "", 200, isJSON, `{"id":1,"name":"firewall","priority":2,"config":null}`},
 		{"GET /ebpf/1/alive", "", 200, "", ""},
 		{"GET /ebpf/7/alive", "", 404, isText, "no ebpf module with id 7 exists\n"},
 		{"GET /ebpf/0/counts", "", 200, isJSON, `{}`},
-		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"UDP","scrPort":1000,"dstPort":2000}`, 200, "", ""},
-		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"TCP","srcPort":1000,"dstPort":2000}`, 200, "", ""},
-		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"ICMP","scrPort":0,"dstPort":0}`, 200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"UDP","scrPort":1000,"dstPort":2000}`,
+			200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"TCP","srcPort":1000,"dstPort":2000}`,
+			200, "", ""},
+		{"POST /ebpf/1/rule", `{"srcIp":"10.18.0.2","dstIp":"10.18.0.3","proto":"ICMP","scrPort":0,"dstPort":0}`,
+			200, "", ""},
 		{"POST /ebpf/1/rule", `{"srcIp":`, 400, isText, "not the JSON of this request: unexpected EOF\n"},
 		{"POST /ebpf/0/rule", `{}`, 404, isText, ""},
 		{"DELETE /ebpf/1", "", 200, "", ""},
@@ -66,7 +70,8 @@ func TestDocumentedRequests(t *testing.T) {
 		{"POST /ebpf", `{"name":"firewall","config":{}}`, 200, isJSON, `{"id":4,"name":"firewall","priority":5,"config":{}}`},
 		{"DELETE /ebpf", "", 200, "", ""},
 		{"GET /ebpf", "", 200, isJSON, `[]`},
-		{"POST /ebpf", `{"name":"packetCounter","config":null}`, 200, isJSON, `{"id":5,"name":"packetCounter","priority":6,"config":null}`},
+		{"POST /ebpf", `{"name":"packetCounter","config":null}`, 200, isJSON,
+			`{"id":5,"name":"packetCounter","priority":6,"config":null}`},
 	} {
 		method, path, _ := strings.Cut(step.request, " ")
 		got := n.do(method, path, step.body)
@@ -186,7 +191,8 @@ func TestFirewallIsAnAllowList(t *testing.T) {
 		t.Error("the firewall has no rule, and a packet passes")
 	}
 	rule := func(proto, src string, srcPort int, dst string, dstPort int) {
-		n.must("POST", "/ebpf/0/rule", fmt.Sprintf(`{"srcIp":%q,"dstIp":%q,"proto":%q,"scrPort":%d,"dstPort":%d}`, src, dst, proto, srcPort, dstPort))
+		n.must("POST", "/ebpf/0/rule", fmt.Sprintf(`{"srcIp":%q,"dstIp":%q,"proto":%q,"scrPort":%d,"dstPort":%d}`, src, dst,
+			proto, srcPort, dstPort))
 	}
 	rule("TCP", a4, 1000, b4, 2000)
 	if arrives(from, to, few) {
@@ -219,7 +225,8 @@ func TestModulesOfTheSLA(t *testing.T) {
 	a.deploy(appName, 0, sla)
 	b.deploy(appName, 1, sla)
 	other.deploy("other.test.db.test", 0, "")
-	if got := moduleNames(list[v1.Module](n, "module")); !cmp.Equal(got, []string{"oakestra-0", "oakestra-1", "oakestra-2"}) {
+	if got := moduleNames(list[v1.Module](n, "module")); !cmp.Equal(got,
+		[]string{"oakestra-0", "oakestra-1", "oakestra-2"}) {
 		t.Fatalf("modules: %v", got)
 	}
 	for _, m := range list[v1.Module](n, "module")[1:] {
@@ -241,7 +248,9 @@ func TestModulesOfTheSLA(t *testing.T) {
 		t.Errorf("with none left: %v", got)
 	}
 	c := n.container()
-	bad := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":2,"ebpfModules":[{"name":"packetCounter"},{"name":"router"}]}`, c.pid(), appName)
+	bad := fmt.Sprintf(
+		`{"pid":%d,"serviceName":%q,"instanceNumber":2,"ebpfModules":[{"name":"packetCounter"},{"name":"router"}]}`,
+		c.pid(), appName)
 	if got := n.do("POST", "/container/deploy", bad); got.status != 500 {
 		t.Errorf("an unknown module: %+v", got)
 	}
@@ -292,7 +301,8 @@ func TestBadInput(t *testing.T) {
 	n := newNode(t)
 	pid := n.container().pid()
 	early := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0}`, pid, appName)
-	if got := n.do("POST", "/container/deploy", early); got.status != 400 || !strings.Contains(got.body, "not registered") {
+	if got := n.do("POST", "/container/deploy", early); got.status != 400 ||
+		!strings.Contains(got.body, "not registered") {
 		t.Errorf("before the registration: %+v", got)
 	}
 	register(n)
@@ -411,7 +421,8 @@ func TestBridgeOfSomebodyElse(t *testing.T) {
 		t.Fatal(err)
 	}
 	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0}`, n.container().pid(), appName)
-	if got := n.do("POST", "/container/deploy", body); got.status != 500 || !strings.Contains(got.body, "oakestra.bridge") {
+	if got := n.do("POST", "/container/deploy", body); got.status != 500 ||
+		!strings.Contains(got.body, "oakestra.bridge") {
 		t.Errorf("got %+v", got)
 	}
 	n.Kill()

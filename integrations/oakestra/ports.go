@@ -21,7 +21,8 @@ func (p port) String() string { return fmt.Sprintf("%d/%s", p.Node, p.Protocol) 
 // maxPorts is far above what services ask for, and keeps one of them from taking all.
 const maxPorts = 256
 
-// parsePorts reads "80:8080/tcp;53/udp": the node's port, the service's unless it is the same, the protocol unless it is TCP.
+// parsePorts reads "80:8080/tcp;53/udp": the node's port, the service's unless it is the same, the protocol unless it
+// is TCP.
 func parsePorts(text string) ([]port, error) {
 	var all []port
 	for part := range strings.SplitSeq(text, ";") {
@@ -30,7 +31,8 @@ func parsePorts(text string) ([]port, error) {
 		}
 		p, err := parsePort(part)
 		if err != nil {
-			return nil, &invalid{"portMappings", fmt.Sprintf("%q: %v; write NODE:SERVICE/PROTOCOL, for example 80:8080/tcp", part, err)}
+			return nil, &invalid{"portMappings", fmt.Sprintf("%q: %v; write NODE:SERVICE/PROTOCOL, for example 80:8080/tcp",
+				part, err)}
 		}
 		if i := slices.IndexFunc(all, func(q port) bool { return q.String() == p.String() }); i < 0 {
 			all = append(all, p)
@@ -71,8 +73,8 @@ func portNumber(text string) (uint16, error) {
 	return uint16(n), nil
 }
 
-// checkPorts refuses ports that another service has. Instances of one service share: the first has the port, and when it
-// goes, the next.
+// checkPorts refuses ports that another service has. Instances of one service share: the first has the port, and when
+// it goes, the next.
 func (s *state) checkPorts(name string, ports []port) error {
 	for _, other := range s.Services {
 		for _, p := range other.Ports {

@@ -59,8 +59,8 @@ type place interface{ Do(f func() error) error }
 // Do is do.
 func (c *container) Do(f func() error) error { return c.do(f) }
 
-// serve answers every TCP connection and every datagram to a port with the name and the address of who asked, datagrams also
-// with the question.
+// serve answers every TCP connection and every datagram to a port with the name and the address of who asked, datagrams
+// also with the question.
 func (c *container) serve(port int, name string) {
 	c.n.T.Helper()
 	at := fmt.Sprintf(":%d", port)
@@ -180,7 +180,8 @@ func TestPortMappings(t *testing.T) {
 	first.serve(80, "first")
 	first.serve(53, "first")
 	first.serve(9000, "first")
-	open := map[string]string{"8000/tcp": "first", "5300/udp": "first", "9000/tcp": "first", "8000/udp": "", "5300/tcp": "", "80/tcp": ""}
+	open := map[string]string{"8000/tcp": "first", "5300/udp": "first", "9000/tcp": "first", "8000/udp": "",
+		"5300/tcp": "", "80/tcp": ""}
 	n.answers(client, open)
 
 	other4, other6 := other.deploy("other.test.db.test", 0, "")
@@ -190,8 +191,11 @@ func TestPortMappings(t *testing.T) {
 			t.Errorf("from %s and %s to %s: %q", other4, other6, to, got)
 		}
 	}
-	taken := fmt.Sprintf(`{"pid":%d,"serviceName":"third.test.db.test","instanceNumber":0,"portMappings":"7000;8000:1/tcp"}`, n.container().pid())
-	if got := n.do("POST", "/container/deploy", taken); got.status != 500 || !strings.Contains(got.body, "8000/tcp of the node belongs to "+appName) {
+	taken := fmt.Sprintf(
+		`{"pid":%d,"serviceName":"third.test.db.test","instanceNumber":0,"portMappings":"7000;8000:1/tcp"}`,
+		n.container().pid())
+	if got := n.do("POST", "/container/deploy", taken); got.status != 500 ||
+		!strings.Contains(got.body, "8000/tcp of the node belongs to "+appName) {
 		t.Errorf("a port that another service has: %+v", got)
 	}
 	if all := list[v1.Service](n, "service"); len(all) != 2 {
@@ -220,7 +224,9 @@ func TestPortMappings(t *testing.T) {
 	}
 	n.undeploy(appName, 0)
 	n.answers(client, map[string]string{"8000/tcp": "second", "5300/udp": "second", "9000/tcp": ""})
-	n.Eventually("a sender that does not pause is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "second ") })
+	n.Eventually("a sender that does not pause is answered", func() bool {
+		return strings.HasPrefix(hear(sender, impatience), "second ")
+	})
 	n.undeploy(appName, 1)
 	n.answers(client, map[string]string{"8000/tcp": "", "5300/udp": ""})
 	n.undeploy("other.test.db.test", 0)
@@ -233,7 +239,9 @@ func TestPortMappings(t *testing.T) {
 	again := n.container()
 	again.deploy(appName, 0, withPorts("5300:53/udp"))
 	again.serve(53, "again")
-	n.Eventually("a sender that has sent in vain before is answered", func() bool { return strings.HasPrefix(hear(sender, impatience), "again ") })
+	n.Eventually("a sender that has sent in vain before is answered", func() bool {
+		return strings.HasPrefix(hear(sender, impatience), "again ")
+	})
 }
 
 // Services reach what is beyond the node under its address, and the node forwards for them.
@@ -267,7 +275,11 @@ func TestMasquerading(t *testing.T) {
 	}
 	for i, at := range []netip.Addr{client.Addr4(), client.Addr6()} {
 		var l net.Listener
-		if err := client.Do(func() (err error) { l, err = net.Listen("tcp", netip.AddrPortFrom(at, 700).String()); return err }); err != nil {
+		if err := client.Do(func() (err error) {
+			l,
+				err = net.Listen("tcp", netip.AddrPortFrom(at, 700).String())
+			return err
+		}); err != nil {
 			t.Fatal(err)
 		}
 		defer l.Close()

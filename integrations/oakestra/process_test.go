@@ -26,7 +26,8 @@ func (n *node) process() int {
 	for _, list := range lists {
 		text, _ := os.ReadFile(list)
 		for pid := range strings.FieldsSeq(string(text)) {
-			if command, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.HasPrefix(string(command), "kerb\x00integration-run\x00oakestra\x00") {
+			if command, _ := os.ReadFile("/proc/" + pid + "/cmdline"); strings.HasPrefix(string(command),
+				"kerb\x00integration-run\x00oakestra\x00") {
 				number, _ := strconv.Atoi(pid)
 				return number
 			}
@@ -70,7 +71,8 @@ func TestProcess(t *testing.T) {
 	}
 	n.Eventually("the condition is true", func() bool { return n.condition().Status == "True" })
 	n.must("POST", "/ebpf", `{"name":"packetCounter","config":{}}`)
-	by := fmt.Sprintf(`msg=change by="integration oakestra, uid 0 pid %d" action=create kind=Module name=oakestra-0`, n.process())
+	by := fmt.Sprintf(`msg=change by="integration oakestra, uid 0 pid %d" action=create kind=Module name=oakestra-0`,
+		n.process())
 	if !strings.Contains(n.Log(), by) {
 		t.Errorf("the log lacks %s:\n%s", by, n.Log())
 	}
@@ -88,8 +90,8 @@ func TestProcess(t *testing.T) {
 	})
 }
 
-// TestKilledAtAnyStep is kill -9 of the process, and of the agent, at moments spread over a deployment: the deployment can be
-// asked for again, and after an undeployment nothing is left.
+// TestKilledAtAnyStep is kill -9 of the process, and of the agent, at moments spread over a deployment: the deployment
+// can be asked for again, and after an undeployment nothing is left.
 func TestKilledAtAnyStep(t *testing.T) {
 	const moments = 8
 	n := newNode(t)
@@ -105,7 +107,8 @@ func TestKilledAtAnyStep(t *testing.T) {
 		kill func()
 	}{
 		{"process", n.killProcess},
-		{"agent", func() { n.Kill(); n.start() }}, // which restarts the process without a delay, however often that was killed
+		// which restarts the process without a delay, however often that was killed
+		{"agent", func() { n.Kill(); n.start() }},
 	}
 	for i := range moments {
 		for _, k := range killers {

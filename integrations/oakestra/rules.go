@@ -15,7 +15,8 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// allowList is the firewall of Oakestra: packets pass in either direction if a rule says so, each by itself, and no others.
+// allowList is the firewall of Oakestra: packets pass in either direction if a rule says so, each by itself, and no
+// others.
 func allowList() map[string]any {
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},

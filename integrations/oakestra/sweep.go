@@ -27,8 +27,9 @@ func (l *Listener) confirm(added []module, s *service) error {
 	return err
 }
 
-// sweep releases services whose veth is gone with its namespace, and undoes deployments that were not confirmed: this process was
-// killed, or the agent did not answer. For some time after those, and at the start, it also removes resources without a deployment.
+// sweep releases services whose veth is gone with its namespace, and undoes deployments that were not confirmed: this
+// process was killed, or the agent did not answer. For some time after those, and at the start, it also removes
+// resources without a deployment.
 func (l *Listener) sweep(ctx context.Context, start bool) error {
 	if start && l.state.unconfirmed() {
 		l.doubt()
@@ -75,8 +76,9 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 // doubt makes sweeps look for what a request does that reaches the agent late, when its deployment has been undone.
 func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
 
-// settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of others. The agent
-// makes one change at a time: when it answers, the unconfirmed request is over, unless it reaches the agent later (see doubt).
+// settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of
+// others. The agent makes one change at a time: when it answers, the unconfirmed request is over, unless it reaches the
+// agent later (see doubt).
 func (l *Listener) settle(ctx context.Context) error {
 	for _, m := range l.state.clone().Modules {
 		switch unused := m.Service != "" && !l.state.uses(m.Service); {
@@ -117,8 +119,8 @@ func (l *Listener) restore(ctx context.Context, m module) error {
 	return nil
 }
 
-// sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a request reached
-// the agent late. At the start it adopts modules for all services instead: the file may have been lost.
+// sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a
+// request reached the agent late. At the start it adopts modules for all services instead: the file may have been lost.
 func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 	services, err := l.agent.services(ctx)
 	if err != nil {
@@ -158,8 +160,8 @@ func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 	return l.adopt(ctx)
 }
 
-// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file does not
-// know, because the file is lost, is taken over.
+// adopt makes the state fit what the agent has: a module that was never applied is forgotten, and one that the file
+// does not know, because the file is lost, is taken over.
 func (l *Listener) adopt(ctx context.Context) error {
 	known, err := l.presentLocked(ctx)
 	if err != nil {

@@ -20,8 +20,8 @@ import (
 	"github.com/kerb-edge/kerb/client"
 )
 
-// lossy is a proxy in front of the agent that loses the answer to the next POST /v1/apply, which the agent carries out at once, or
-// late: after the next POST /v1/delete.
+// lossy is a proxy in front of the agent that loses the answer to the next POST /v1/apply, which the agent carries out
+// at once, or late: after the next POST /v1/delete.
 type lossy struct {
 	n       *node
 	agent   *http.Transport
@@ -119,7 +119,8 @@ func (n *node) deployment(c *container, instance int, more string) string {
 	return fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), appName, instance, more)
 }
 
-// The agent has carried out a request, or does so later, and its answer is lost: the client has got an error, so nothing stays.
+// The agent has carried out a request, or does so later, and its answer is lost: the client has got an error, so
+// nothing stays.
 func TestLostAnswer(t *testing.T) {
 	for name, late := range map[string]bool{"carried out": false, "carried out late": true} {
 		t.Run(name, func(t *testing.T) {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package agent wires the parts of Kerb together: it takes changes of the desired state, plans and executes them so that
-// all of a change happens or none, commits them to the store, and follows the services of the node as they come and go.
+// Package agent wires the parts of Kerb together: it takes changes of the desired state, plans and executes them so
+// that all of a change happens or none, commits them to the store, and follows the services of the node as they come
+// and go.
 package agent
 
 import (
@@ -62,9 +63,10 @@ type Agent struct {
 	wake       chan struct{} // asks for a reconciliation
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen      atomic.Pointer[chain.State] // of the kernel, at the last look
-	changes   sync.Mutex                  // one change at a time, which may wait for control planes
-	mu        sync.Mutex                  // guards what follows, which only changes write; never held for long, so that status is always available
+	seen    atomic.Pointer[chain.State] // of the kernel, at the last look
+	changes sync.Mutex                  // one change at a time, which may wait for control planes
+	// guards what follows, which only changes write; never held for long, so that status is always available
+	mu        sync.Mutex
 	now       status.Node
 	live      map[string]*liveModule
 	busy      map[chain.Point]error // points that a program of others keeps from their chain
@@ -111,13 +113,15 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
-		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() + "): stop it first"}
+		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() +
+			"): stop it first"}
 	}
 	if err != nil {
 		return nil, err
 	}
 	if r := st.Recovery(); r != nil {
-		log.Error("the store was damaged; running chains are left as they are until modules are applied again", "kept", r.Path, "cause", r.Cause)
+		log.Error("the store was damaged; running chains are left as they are until modules are applied again",
+			"kept", r.Path, "cause", r.Cause)
 	}
 	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
 	if err != nil {
@@ -142,14 +146,18 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		integrations: integration.NewSet(nil, log, nil),
 	}
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
-	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(), Log: log, Services: a.virtual, Models: a.models, Packets: a,
+	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
+		Log: log, Services: a.virtual, Models: a.models, Packets: a,
 		OnChange: func(module string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
-		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log), Limits: controlLimits(cfg.Limits),
+		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log),
+		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
-	a.virtual.OnChange(func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name}) })
+	a.virtual.OnChange(func(name string) {
+		a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name})
+	})
 	a.models.OnChange(func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModel, Name: name}) })
 	for _, all := range desired {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
@@ -157,9 +165,11 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	a.virtual.Restore()
 	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
 	if a.bindings, err = service.OpenBindings(cfg.Paths.Bindings()); err != nil {
-		log.Warn("which interface belongs to which service is not known from before; those that have left their service are not found", "error", err)
+		log.Warn("which interface belongs to which service is not known from before; those that have left their service "+
+			"are not found", "error", err)
 	}
-	a.observer = &observe.Observer{Watcher: a.watcher, Binder: a.bindings, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
+	a.observer = &observe.Observer{Watcher: a.watcher, Binder: a.bindings, Cgroup: cmp.Or(cfg.Cgroup, "/"),
+		Resolve: service.ResolveAll}
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
 	if err := a.catalog.Err(); err != nil {
 		log.Error("built-in packages that cannot be used", "error", err)
@@ -230,8 +240,8 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	return err
 }
 
-// notifyReady notifies systemd once chains are as desired, or as near as the first reconciliation came: services that are ordered
-// after the agent are not to start without their modules. The API answers before that.
+// notifyReady notifies systemd once chains are as desired, or as near as the first reconciliation came: services that
+// are ordered after the agent are not to start without their modules. The API answers before that.
 func (a *Agent) notifyReady(ctx context.Context, socket string) {
 	select {
 	case <-a.reconciled:

@@ -165,7 +165,8 @@ func list[T any](ctx context.Context, n *node, kind *resource.Definition[T]) ([]
 
 func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) v1.ApplyResult {
 	t.Helper()
-	r, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(services...), resource.Objects(modules...)...)})
+	r, err := n.Apply(t.Context(),
+		server.Request{Resources: append(resource.Objects(services...), resource.Objects(modules...)...)})
 	if err != nil {
 		t.Fatalf("%v\nsteps: %v", err, r.Steps)
 	}
@@ -240,12 +241,13 @@ func TestServicesComeAndGo(t *testing.T) {
 	}
 }
 
-// On a veth a module whose replies are longer than their requests runs on TC; native XDP, where an operator asks for it, has no
-// room for them, which a condition reports.
+// On a veth a module whose replies are longer than their requests runs on TC; native XDP, where an operator asks for
+// it, has no room for them, which a condition reports.
 func TestLongRepliesOnVeth(t *testing.T) {
 	n := newNode(t)
 	resources := []any{map[string]any{"path": "a", "value": "a value that is longer than the request for it"}}
-	things := module("things", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "coap", "port": 5683, "resources": resources}}})
+	things := module("things", "responder", "",
+		map[string]any{"listeners": []any{map[string]any{"app": "coap", "port": 5683, "resources": resources}}})
 	things.Spec.Attach.Interfaces = []string{n.web.Outer()}
 	n.apply(t, nil, things)
 	if on := n.chainsOn(t, n.web); len(on) != 1 || on["tc-ingress"] == "" {
@@ -256,7 +258,8 @@ func TestLongRepliesOnVeth(t *testing.T) {
 	}
 	things.Spec.Hook = v1.HookXDP
 	n.apply(t, nil, things)
-	if got := n.replies(t, "things"); got.Status != "False" || got.Reason != "NoHeadroom" || !strings.Contains(got.Message, "hook: tc") {
+	if got := n.replies(t, "things"); got.Status != "False" || got.Reason != "NoHeadroom" ||
+		!strings.Contains(got.Message, "hook: tc") {
 		t.Errorf("hook xdp: %+v", got)
 	}
 }
@@ -278,7 +281,8 @@ func (n *node) replies(t *testing.T, name string) v1.Condition {
 // A module receives the addresses of an interface, also those that are added later; the responder answers on them.
 func TestAddressesOfInterfaces(t *testing.T) {
 	n := newNode(t)
-	sign := module("sign", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "echo", "port": 7000}}})
+	sign := module("sign", "responder", "",
+		map[string]any{"listeners": []any{map[string]any{"app": "echo", "port": 7000}}})
 	sign.Spec.Attach.Interfaces = []string{n.web.Outer()}
 	n.apply(t, nil, sign)
 	if _, on := n.chainsOn(t, n.web)["xdp"]; !on {
@@ -312,7 +316,8 @@ func TestAddressesOfInterfaces(t *testing.T) {
 // A restarted agent adopts the chains: the same programs, nothing done.
 func TestRestartAdopts(t *testing.T) {
 	n := newNode(t)
-	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*", map[string]any{}))
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil),
+		module("drop", testPackage(t, "drop"), "*", map[string]any{}))
 	before := n.chainsOn(t, n.web)
 	n.stop()
 	n.start(t)
@@ -328,7 +333,8 @@ func TestRestartAdopts(t *testing.T) {
 // A restarted agent leaves connections to whom they belong, though it has only begun to look for services.
 func TestRestartKeepsConnections(t *testing.T) {
 	n := newNode(t)
-	n.apply(t, n.both(), module("fw", "firewall", "*", map[string]any{}), module("later", testPackage(t, "pass"), "*", nil))
+	n.apply(t, n.both(), module("fw", "firewall", "*", map[string]any{}),
+		module("later", testPackage(t, "pass"), "*", nil))
 	n.stop()
 	pins, err := filepath.Glob(filepath.Join(n.cfg.Paths.BPF, "modules/fw/*/established4"))
 	if err != nil || len(pins) != 1 {
@@ -370,7 +376,9 @@ func TestRebootRebuilds(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.start(t)
-	wait.Until(t, "the chains are back", func() bool { return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2 })
+	wait.Until(t, "the chains are back", func() bool {
+		return len(n.chainsOn(t, n.web)) == 2 && len(n.chainsOn(t, n.db)) == 2
+	})
 }
 
 // Every error in a change is reported, and the old state keeps running.
@@ -388,15 +396,20 @@ func TestBadChangesLeaveAllAsItWas(t *testing.T) {
 		request server.Request
 		says    string
 	}{
-		"unknown package":  {server.Request{Resources: resource.Objects(module("x", "nosuch", "*", nil))}, "nosuch"},
-		"no such config":   {server.Request{Resources: resource.Objects(module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1}))}, "prot"},
-		"bad selector":     {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "app in web", nil))}, "selector"},
-		"selects nothing":  {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "", nil))}, "spec.attach"},
-		"order cycle":      {server.Request{Resources: resource.Objects(cycle)}, "order"},
-		"over budget":      {server.Request{Resources: resource.Objects(budget)}, "budget"},
-		"verifier":         {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "*", nil))}, "verifier"},
-		"verifier, unused": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "app=none", nil))}, "verifier"},
-		"no namespace":     {server.Request{Resources: resource.Objects(gone)}, "namespace"},
+		"unknown package": {server.Request{Resources: resource.Objects(module("x", "nosuch", "*", nil))}, "nosuch"},
+		"no such config": {server.Request{
+			Resources: resource.Objects(module("x", testPackage(t, "drop"), "*", map[string]any{"prot": 1}))}, "prot"},
+		"bad selector": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "app in web",
+			nil))}, "selector"},
+		"selects nothing": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "pass"), "", nil))},
+			"spec.attach"},
+		"order cycle": {server.Request{Resources: resource.Objects(cycle)}, "order"},
+		"over budget": {server.Request{Resources: resource.Objects(budget)}, "budget"},
+		"verifier": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "*", nil))},
+			"verifier"},
+		"verifier, unused": {server.Request{Resources: resource.Objects(module("x", testPackage(t, "bad"), "app=none", nil))},
+			"verifier"},
+		"no namespace": {server.Request{Resources: resource.Objects(gone)}, "namespace"},
 	} {
 		_, err := n.Apply(t.Context(), c.request)
 		if err == nil || !strings.Contains(err.Error(), c.says) {
@@ -427,7 +440,8 @@ func TestPackageVanishes(t *testing.T) {
 	if got := n.chainsOn(t, n.web)["tc-ingress"]; !strings.HasPrefix(got, "count,other ") {
 		t.Errorf("web runs %q", got)
 	}
-	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(count)}); err == nil || !strings.Contains(err.Error(), "not a package") {
+	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(count)}); err == nil ||
+		!strings.Contains(err.Error(), "not a package") {
 		t.Errorf("applying it again: %v", err)
 	}
 }
@@ -463,7 +477,8 @@ func TestRefusedModuleBlocksNothing(t *testing.T) {
 	}
 }
 
-// A module that cannot run does what its failure policy says to the services that it selects, and runs again once it can.
+// A module that cannot run does what its failure policy says to the services that it selects, and runs again once it
+// can.
 func TestFailurePolicy(t *testing.T) {
 	n := newNode(t)
 	packages := map[v1.FailurePolicy]string{}
@@ -479,7 +494,8 @@ func TestFailurePolicy(t *testing.T) {
 	}
 	byResource := module("guard", packages[v1.FailOpen], "app=web", nil)
 	byResource.Spec.FailurePolicy = v1.FailClosed
-	n.apply(t, n.both(), byResource, module("watch", packages[v1.FailClosed], "app=db", nil), module("count", packages[v1.FailOpen], "*", nil))
+	n.apply(t, n.both(), byResource, module("watch", packages[v1.FailClosed], "app=db", nil),
+		module("count", packages[v1.FailOpen], "*", nil))
 	hidden := func(dir string) string { return dir + ".away" }
 	n.stop()
 	for _, dir := range packages {
@@ -495,7 +511,8 @@ func TestFailurePolicy(t *testing.T) {
 	if reached(t, n.web, n.db, time.Second) {
 		t.Error("a packet has passed a module that fails closed and cannot run")
 	}
-	if c := n.reconciled(t); c.Reason != "ModuleFailed" || !strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
+	if c := n.reconciled(t); c.Reason != "ModuleFailed" ||
+		!strings.Contains(c.Message, "module guard cannot run, all packets are dropped") ||
 		!strings.Contains(c.Message, "module count cannot run, packets bypass it") {
 		t.Errorf("the node's state: %+v", c)
 	}
@@ -583,7 +600,8 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	if err := dp.Purge(); err != nil {
 		t.Fatal(err)
 	}
-	foreign, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL", Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	foreign, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -596,7 +614,8 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	n.start(t)
 	wait.Until(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
 	m, err := get(t.Context(), n, resource.Module, "count")
-	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message, "another program is attached") {
+	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message,
+		"another program is attached") {
 		t.Errorf("status %+v, %v", m.Status, err)
 	}
 	n.apply(t, nil, module("other", testPackage(t, "pass"), "*", nil))
@@ -604,14 +623,19 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 		t.Errorf("db runs %q", got)
 	}
 	taken.Close()
-	wait.Until(t, "the interface that is free again has its chain", func() bool { return n.chainsOn(t, n.db)["xdp"] != "" })
+	wait.Until(t, "the interface that is free again has its chain", func() bool {
+		return n.chainsOn(t, n.db)["xdp"] != ""
+	})
 }
 
 func TestVerifierLogReachesOperator(t *testing.T) {
 	n := newNode(t)
-	_, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), resource.Objects(module("x", testPackage(t, "bad"), "*", nil))...)})
+	_, err := n.Apply(t.Context(),
+		server.Request{Resources: append(resource.Objects(n.both()...),
+			resource.Objects(module("x", testPackage(t, "bad"), "*", nil))...)})
 	var rejected *apierrors.Rejected
-	if !errors.As(err, &rejected) || !strings.Contains(rejected.Summary, "before checking that they are there") || len(rejected.Log) < 100 {
+	if !errors.As(err, &rejected) || !strings.Contains(rejected.Summary, "before checking that they are there") ||
+		len(rejected.Log) < 100 {
 		t.Errorf("error %v", err)
 	}
 }
@@ -650,28 +674,32 @@ func TestCorruptStoreKeepsChains(t *testing.T) {
 // A trace shows which module dropped a packet; afterwards the chains without tracing are attached again.
 func TestTrace(t *testing.T) {
 	n := newNode(t)
-	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*", map[string]any{"port": float64(53)}))
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("drop", testPackage(t, "drop"), "*",
+		map[string]any{"port": float64(53)}))
 	before := n.chainsOn(t, n.web)
 	stop := make(chan struct{})
 	defer close(stop)
 	go sendUDP(n.web, n.db, 53, stop)
 	var got []v1.TracedPacket
-	err := n.Trace(t.Context(), v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 3, Seconds: 60}, func(p v1.TracedPacket) error {
-		got = append(got, p)
-		return nil
-	})
+	err := n.Trace(t.Context(), v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 3, Seconds: 60},
+		func(p v1.TracedPacket) error {
+			got = append(got, p)
+			return nil
+		})
 	if err != nil || len(got) != 3 {
 		t.Fatalf("%d packets traced (%v)", len(got), err)
 	}
 	for _, p := range got {
-		if p.Service != "web" || p.Direction != "egress" || len(p.Steps) != 2 || p.Steps[1].Module != "drop" || p.Steps[1].Verdict != "drop" || p.Steps[1].Reason != "policy" {
+		if p.Service != "web" || p.Direction != "egress" || len(p.Steps) != 2 || p.Steps[1].Module != "drop" ||
+			p.Steps[1].Verdict != "drop" || p.Steps[1].Reason != "policy" {
 			t.Errorf("traced %+v", p)
 		}
 	}
 	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before the trace %v, after it %v", before, after)
 	}
-	for _, r := range []v1.TraceRequest{{Host: "x", Seconds: 1}, {Protocol: "x", Seconds: 1}, {Service: "nosuch", Seconds: 1}} {
+	for _, r := range []v1.TraceRequest{{Host: "x", Seconds: 1}, {Protocol: "x", Seconds: 1},
+		{Service: "nosuch", Seconds: 1}} {
 		if err := n.Trace(t.Context(), r, nil); err == nil {
 			t.Errorf("%+v was accepted", r)
 		}
@@ -739,11 +767,15 @@ func TestTraceAfterKilledOne(t *testing.T) {
 		ctx, kill := context.WithCancel(t.Context())
 		begun, done := make(chan struct{}, 100), make(chan error)
 		go func() {
-			done <- n.Trace(ctx, v1.TraceRequest{Port: 53, Seconds: 60}, func(v1.TracedPacket) error { begun <- struct{}{}; return nil })
+			done <- n.Trace(ctx, v1.TraceRequest{Port: 53, Seconds: 60}, func(v1.TracedPacket) error {
+				begun <- struct{}{}
+				return nil
+			})
 		}()
 		<-begun
 		kill()
-		if err := n.Trace(t.Context(), v1.TraceRequest{Port: 53, Count: 1, Seconds: 60}, func(v1.TracedPacket) error { return nil }); err != nil {
+		if err := n.Trace(t.Context(), v1.TraceRequest{Port: 53, Count: 1, Seconds: 60},
+			func(v1.TracedPacket) error { return nil }); err != nil {
 			t.Error(err)
 		}
 		<-done
@@ -756,7 +788,8 @@ func TestChangeEndsTrace(t *testing.T) {
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
 	done := make(chan error)
 	go func() {
-		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60}, func(v1.TracedPacket) error { return nil })
+		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60},
+			func(v1.TracedPacket) error { return nil })
 	}()
 	wait.Until(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))

@@ -94,7 +94,8 @@ func child(t *testing.T, h *netlab.Host) int {
 	return cmd.Process.Pid
 }
 
-// moveInto moves a service's interface to another namespace, as the service's root can, and configures it there as it was.
+// moveInto moves a service's interface to another namespace, as the service's root can, and configures it there as it
+// was.
 func moveInto(t *testing.T, h *netlab.Host, pid int) {
 	t.Helper()
 	err := h.Do(func() error {
@@ -123,8 +124,8 @@ func moveInto(t *testing.T, h *netlab.Host, pid int) {
 	})
 }
 
-// enforces checks with packets that the firewall stands between a namespace and the other service: datagrams that are sent
-// there count as dropped, and none arrives.
+// enforces checks with packets that the firewall stands between a namespace and the other service: datagrams that are
+// sent there count as dropped, and none arrives.
 func (n *node) enforces(t *testing.T, pid int) {
 	t.Helper()
 	var in *net.UDPConn
@@ -155,8 +156,8 @@ func (n *node) enforces(t *testing.T, pid int) {
 	}
 }
 
-// dropped is what the firewall has dropped for any reason: where the namespace has no address that is the service's, that is the
-// question for the neighbour's.
+// dropped is what the firewall has dropped for any reason: where the namespace has no address that is the service's,
+// that is the question for the neighbour's.
 func (n *node) dropped(t *testing.T) (packets uint64) {
 	t.Helper()
 	m, err := get(t.Context(), n, resource.Module, "fw")
@@ -169,12 +170,14 @@ func (n *node) dropped(t *testing.T) (packets uint64) {
 	return packets
 }
 
-// denied applies a firewall that lets nothing through to a service that is registered by a namespace, a process or an interface.
+// denied applies a firewall that lets nothing through to a service that is registered by a namespace, a process or an
+// interface.
 func (n *node) denied(t *testing.T, spec v1.ServiceSpec) {
 	t.Helper()
 	web := serviceOf("web", n.web)
 	web.Spec = spec
-	fw := module("fw", "firewall", "app=web", map[string]any{"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}})
+	fw := module("fw", "firewall", "app=web",
+		map[string]any{"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}})
 	fw.Spec.FailurePolicy = v1.FailClosed
 	n.apply(t, []v1.Service{web}, fw)
 }
@@ -212,7 +215,8 @@ func (n *node) keeps(t *testing.T, pid int) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(s.Status.Links) != 1 || s.Status.Links[0].Ifindex != n.web.OuterIndex() || !strings.Contains(fmt.Sprint(s.Status.Conditions), "InterfaceMoved") {
+	if len(s.Status.Links) != 1 || s.Status.Links[0].Ifindex != n.web.OuterIndex() ||
+		!strings.Contains(fmt.Sprint(s.Status.Conditions), "InterfaceMoved") {
 		t.Errorf("the operator sees %+v", s.Status)
 	}
 }
@@ -250,7 +254,8 @@ func TestMovedWithoutAgent(t *testing.T) {
 	n.start(t)
 	n.escaped(t)
 	n.keeps(t, pid)
-	if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: n.web.Outer(), Index: n.web.OuterIndex()}}); err != nil {
+	if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: n.web.Outer(),
+		Index: n.web.OuterIndex()}}); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "a deleted interface is no longer the service's", func() bool {

@@ -48,10 +48,12 @@ func TestBudgetRefuses(t *testing.T) {
 			t.Fatalf("dry run %t: 4000 steps within 1us: %v", dryRun, err)
 		}
 	}
-	if after := n.chainsOn(t, n.web); after["tc-ingress"] != before["tc-ingress"] || after["tc-egress"] != before["tc-egress"] {
+	if after := n.chainsOn(t, n.web); after["tc-ingress"] != before["tc-ingress"] ||
+		after["tc-egress"] != before["tc-egress"] {
 		t.Errorf("before the refused change %v, after it %v", before, after)
 	}
-	if m, err := get(t.Context(), n, resource.Module, "m"); err != nil || m.Metadata.Generation != 1 || condition(m.Status, "WithinBudget").Status != "True" {
+	if m, err := get(t.Context(), n, resource.Module, "m"); err != nil || m.Metadata.Generation != 1 ||
+		condition(m.Status, "WithinBudget").Status != "True" {
 		t.Errorf("after the refused change: %+v, %v", m.Status, err)
 	}
 	slow.Spec.Budget.Latency = "1s"
@@ -64,7 +66,8 @@ func TestBudgetRefuses(t *testing.T) {
 // Exceeded budgets of a package are reported in the status and the metrics, also after a restart.
 func TestPackageBudgetWarns(t *testing.T) {
 	n := newNode(t)
-	n.apply(t, n.both(), module("slow", testPackage(t, "spin"), "*", nil), module("free", testPackage(t, "pass"), "*", nil))
+	n.apply(t, n.both(), module("slow", testPackage(t, "spin"), "*", nil),
+		module("free", testPackage(t, "pass"), "*", nil))
 	broken := func() bool {
 		st := n.status(t, "slow")
 		return st.Cost != nil && condition(st, "WithinBudget").Reason == "LatencyExceeded"
@@ -73,7 +76,8 @@ func TestPackageBudgetWarns(t *testing.T) {
 		t.Fatalf("a module that takes longer than its package says: %+v", n.status(t, "slow"))
 	}
 	st := n.status(t, "slow")
-	if ready := condition(st, "Ready"); ready.Status != "True" || len(st.Cost.Latency) != 2 || st.Cost.Memory != st.Memory || time.Since(st.Cost.MeasuredAt) > time.Hour {
+	if ready := condition(st, "Ready"); ready.Status != "True" || len(st.Cost.Latency) != 2 ||
+		st.Cost.Memory != st.Memory || time.Since(st.Cost.MeasuredAt) > time.Hour {
 		t.Errorf("it runs on both sides: %+v %+v", ready, st.Cost)
 	}
 	for _, l := range st.Cost.Latency {
@@ -135,7 +139,8 @@ func TestRejectedChangeLeavesMaps(t *testing.T) {
 	n := newNode(t)
 	fw := module("fw", "firewall", "*", nil)
 	n.apply(t, n.both(), fw)
-	usage, since, got := n.live["fw"].maps["usage"], uint64(7), [3]uint64{}    // the firewall corrects the counts before since
+	// the firewall corrects the counts before since
+	usage, since, got := n.live["fw"].maps["usage"], uint64(7), [3]uint64{}
 	fw.Spec.Config = map[string]any{"state": map[string]any{"enabled": false}} // without state, Fill forgets the usage
 	for _, budget := range []string{"1ns", "1s"} {
 		fw.Spec.Budget.Latency = budget

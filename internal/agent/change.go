@@ -152,7 +152,8 @@ func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, kee
 	return steps, warnings, nil
 }
 
-// commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong with the request.
+// commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong
+// with the request.
 type commitError struct{ error }
 
 func (e *commitError) Unwrap() error { return e.error }
@@ -160,8 +161,8 @@ func (e *commitError) Unwrap() error { return e.error }
 // drainPeriod is how soon removals are tried again that wait for connections.
 const drainPeriod = 200 * time.Millisecond
 
-// converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then makes t
-// the agent's current state. After an error both are as before.
+// converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
+// makes t the agent's current state. After an error both are as before.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {

@@ -129,11 +129,12 @@ func (n *node) sendTo(t *testing.T, port int) {
 	}
 }
 
-// Programs open classes by the agent's socket, with the rights to no more than that; one program has a class, until it goes or
-// another takes over.
+// Programs open classes by the agent's socket, with the rights to no more than that; one program has a class, until it
+// goes or another takes over.
 func TestProgramsOpenClasses(t *testing.T) {
 	n := newNode(t)
-	n.apply(t, n.both(), interceptor(`[{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}, {"name": "drops", "action": "pass"}]`))
+	n.apply(t, n.both(),
+		interceptor(`[{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}, {"name": "drops", "action": "pass"}]`))
 	first := n.connect(t)
 	slot, fds := first.open("a")
 	if slot != 0 {
@@ -144,7 +145,8 @@ func TestProgramsOpenClasses(t *testing.T) {
 		return first.records(fds[0]) > 0
 	})
 	for _, c := range []struct{ request, want string }{
-		{`{"open": "a"}`, "has a consumer"}, {`{"open": "drops"}`, "no class"}, {`{"open": "b"}`, "known are: a"}, {`{}`, "no class"},
+		{`{"open": "a"}`, "has a consumer"}, {`{"open": "drops"}`, "no class"}, {`{"open": "b"}`, "known are: a"},
+		{`{}`, "no class"},
 		{`what?`, "first message"}, {strings.Repeat("x", 3000), "first message"},
 	} {
 		other := n.connect(t)
@@ -181,7 +183,8 @@ func TestProgramsComeAgain(t *testing.T) {
 	n.apply(t, n.both(), interceptor(`[{"name": "a", "action": "steal"}]`))
 	p := n.connect(t)
 	_, old := p.open("a")
-	n.apply(t, n.both(), interceptor(`[{"name": "new", "match": {"protocol": "tcp"}}, {"name": "a", "match": {"protocol": "udp"}, "action": "steal"}]`))
+	n.apply(t, n.both(),
+		interceptor(`[{"name": "new", "match": {"protocol": "tcp"}}, {"name": "a", "match": {"protocol": "udp"}, "action": "steal"}]`))
 	if text, _ := p.receive(); text != `{"event":"moved"}` {
 		t.Errorf("told %s", text)
 	}

@@ -36,7 +36,8 @@ func sendDatagrams(t *testing.T, from, to *netlab.Host, port uint16, count int) 
 func denyPort(name string) v1.Module {
 	return module(name, "firewall", "*", map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"},
-		"rules":         []map[string]any{{"name": "port", "action": "deny", "direction": "egress", "protocol": "udp", "dstPort": 7000}},
+		"rules": []map[string]any{{"name": "port", "action": "deny", "direction": "egress", "protocol": "udp",
+			"dstPort": 7000}},
 	})
 }
 
@@ -73,7 +74,8 @@ func (n *node) checkWebDrops(t *testing.T, packets uint64) {
 	if d.Packets != packets || !slices.Equal(d.Services, []v1.ServiceDrop{{Service: "web", Packets: packets}}) {
 		t.Errorf("%d drops by policy, of services %+v, want %d, all of web", d.Packets, d.Services, packets)
 	}
-	for name, want := range map[string][]v1.ModuleDrop{"web": {{Module: "fw", Reason: "policy", Packets: packets}}, "db": nil} {
+	for name, want := range map[string][]v1.ModuleDrop{"web": {{Module: "fw", Reason: "policy", Packets: packets}},
+		"db": nil} {
 		s, err := get(t.Context(), n, resource.Service, name)
 		if err != nil || !slices.Equal(s.Status.Drops, want) {
 			t.Errorf("service %s: drops %+v, want %+v (%v)", name, s.Status.Drops, want, err)
@@ -87,8 +89,8 @@ func (n *node) checkWebDrops(t *testing.T, packets uint64) {
 	}
 }
 
-// Two services share the module and its program. The drops of one are its own, also after the module is replaced, and go
-// with the service.
+// Two services share the module and its program. The drops of one are its own, also after the module is replaced, and
+// go with the service.
 func TestDropsByService(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), denyPort("fw"))

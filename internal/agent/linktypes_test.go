@@ -70,8 +70,10 @@ func TestLinkTypes(t *testing.T) {
 	const wpan = "kagwpan"
 	tun, ifindex := n.addTun(t, wpan, unix.ARPHRD_IEEE802154)
 	pass := onInterface("pass", testPackage(t, "pass"), wpan, nil)
-	n.refuses(t, pass, "spec.attach.interfaces", "cannot read the frames of kagwpan (ieee802154), and does not meet them: with this config it reads the link types [ethernet]")
-	n.refuses(t, onInterface("guard", "classifier", wpan, map[string]any{"extractor": "flow"}), "spec.attach.interfaces", "kagwpan (ieee802154)")
+	n.refuses(t, pass, "spec.attach.interfaces", "cannot read the frames of kagwpan (ieee802154), and does not meet "+
+		"them: with this config it reads the link types [ethernet]")
+	n.refuses(t, onInterface("guard", "classifier", wpan, map[string]any{"extractor": "flow"}), "spec.attach.interfaces",
+		"kagwpan (ieee802154)")
 	guard := onInterface("guard", "classifier", wpan, nil)
 	guard.Spec.Hook = v1.HookTC
 	n.apply(t, nil, guard)
@@ -88,9 +90,12 @@ func TestLinkTypes(t *testing.T) {
 	_, ifindex = n.addTun(t, wpan, unix.ARPHRD_IEEE802154_MONITOR)
 	wait.Until(t, "the module reports that it cannot read the interface", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "pass")
-		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the frames of kagwpan (ieee802154)")
+		return err == nil && strings.Contains(conditionOf(m, "LinkTypeSupported"), "False LinkTypeMismatch cannot read the "+
+			"frames of kagwpan (ieee802154)")
 	})
-	wait.Until(t, "only the one that reads it is there", func() bool { return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ") })
+	wait.Until(t, "only the one that reads it is there", func() bool {
+		return strings.HasPrefix(n.chainsAt(t, ifindex)["tc-ingress"], "guard ")
+	})
 	if m, err := get(t.Context(), n, resource.Module, "guard"); err != nil || conditionOf(m, "LinkTypeSupported") != "" {
 		t.Errorf("guard: %s, %v", conditionOf(m, "LinkTypeSupported"), err)
 	}
@@ -108,7 +113,8 @@ func conditionOf(m v1.Module, kind string) string {
 // A config that works on one hook only has auto mean that one, and refuses others.
 func TestHookOfConfig(t *testing.T) {
 	n := newNode(t)
-	mark := onInterface("guard", "classifier", n.web.Outer(), map[string]any{"extractor": "flow", "action": map[string]any{"do": "mark"}})
+	mark := onInterface("guard", "classifier", n.web.Outer(),
+		map[string]any{"extractor": "flow", "action": map[string]any{"do": "mark"}})
 	n.apply(t, nil, mark)
 	if got := n.chainsOn(t, n.web); !strings.HasPrefix(got["tc-ingress"], "guard ") || got["xdp"] != "" {
 		t.Errorf("packets are to be marked by %v", got)

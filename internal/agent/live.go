@@ -33,8 +33,8 @@ func (l *liveModule) close() {
 	}
 }
 
-// install makes t the agent's current state, notifies control planes of new generations, and stops those that are no longer
-// used.
+// install makes t the agent's current state, notifies control planes of new generations, and stops those that are no
+// longer used.
 func (a *Agent) install(t target, points plan.Placements) {
 	before, noReplies := a.now.Modules, a.enableReplies(t, points)
 	a.bind(t)
@@ -57,7 +57,8 @@ func (a *Agent) bind(t target) {
 	for name, s := range t.Observed.Services {
 		for _, l := range s.Links {
 			if l.Left && !left(a.now.Services[name], l.Ifindex) {
-				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name, "interface", l.Name, "reason", s.Err)
+				a.log.Warn("an interface no longer belongs to its service; its chain stays attached", "service", name,
+					"interface", l.Name, "reason", s.Err)
 			}
 		}
 	}
@@ -67,8 +68,8 @@ func left(s service.State, ifindex int) bool {
 	return slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left && l.Ifindex == ifindex })
 }
 
-// forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under a.mu,
-// as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
+// forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under
+// a.mu, as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
 func (a *Agent) forget(d *deploy.Module) {
 	if d.Plane != nil {
 		d.Plane.Close()
@@ -83,7 +84,8 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.forgetConditions(t.desired)
-	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules, t.Observed.Services, points, noReplies, t.Observed.Sockets
+	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules,
+		t.Observed.Services, points, noReplies, t.Observed.Sockets
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
@@ -124,7 +126,8 @@ func (a *Agent) activate(d *deploy.Module) error {
 		return nil
 	}
 	if err := a.control.Remember(name, d.Dataplane.ID, d.Dataplane.Settings); err != nil {
-		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart", "module", name, "error", err)
+		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
+			"module", name, "error", err)
 	}
 	return d.Start(m, a.instances(name))
 }
@@ -152,7 +155,8 @@ func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string)
 	}
 	err := l.plane.ServeHTTP(w, r)
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		a.log.Info("request to module", "by", serve.Caller(r.Context(), a.integrations.NameOf), "method", r.Method, "module", name, "path", r.URL.Path, "error", err)
+		a.log.Info("request to module", "by", serve.Caller(r.Context(), a.integrations.NameOf), "method", r.Method,
+			"module", name, "path", r.URL.Path, "error", err)
 	}
 	return err
 }

@@ -79,8 +79,10 @@ func (a *Agent) Collect(out *promtext.Set) {
 func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Plane {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out.Histogram("kerb_change_duration_seconds", "Time from an accepted change to the kernel doing it.", a.metrics.changes)
-	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.", float64(a.metrics.failures.Load()))
+	out.Histogram("kerb_change_duration_seconds", "Time from an accepted change to the kernel doing it.",
+		a.metrics.changes)
+	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.",
+		float64(a.metrics.failures.Load()))
 	planes := map[string]*control.Plane{}
 	a.now.Collect(out)
 	for name, l := range a.live {

@@ -18,8 +18,11 @@ import (
 )
 
 func modelOf(name string, version int) v1.Model {
-	return v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel}, Metadata: v1.ObjectMeta{Name: name},
-		Spec: v1.ModelSpec{Document: fmt.Sprintf(`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f"],
+	return v1.Model{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModel},
+		Metadata: v1.ObjectMeta{Name: name},
+		Spec: v1.ModelSpec{
+			Document: fmt.Sprintf(
+				`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f"],
 			"classes": ["a", "b"], "layers": [{"weights": [[1]], "bias": [0], "activation": "sigmoid"}]}`, version)}}
 }
 
@@ -60,8 +63,8 @@ func (n *node) modelReady(t *testing.T, name, want string) {
 	})
 }
 
-// Models reach control planes as they come, change and go, after every kind of new beginning, and without a change of what
-// runs in the kernel. A rejected one is reported, and earlier ones are kept.
+// Models reach control planes as they come, change and go, after every kind of new beginning, and without a change of
+// what runs in the kernel. A rejected one is reported, and earlier ones are kept.
 func TestModels(t *testing.T) {
 	n := newNode(t)
 	dir := probePackage(t)
@@ -89,7 +92,9 @@ func TestModels(t *testing.T) {
 	n.applyModels(t, modelOf("m", 2))
 	n.modelReady(t, "m", "True InUse")
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
-	wait.Until(t, "the module's own condition", func() bool { return n.moduleCondition(t, "Probe") == "True Well 2 models" })
+	wait.Until(t, "the module's own condition", func() bool {
+		return n.moduleCondition(t, "Probe") == "True Well 2 models"
+	})
 	if after := n.moduleID(t); after != before {
 		t.Errorf("the module has another generation: %s, then %s", before, after)
 	}
@@ -109,7 +114,8 @@ func TestModels(t *testing.T) {
 	n.hasModels(t, map[string]int64{"m": 3})
 }
 
-// keptVersions checks the versions before the third generation of m, with an agent that was started after they were stored.
+// keptVersions checks the versions before the third generation of m, with an agent that was started after they were
+// stored.
 func (n *node) keptVersions(t *testing.T) {
 	t.Helper()
 	m, err := get(t.Context(), n, resource.Model, "m")
@@ -143,7 +149,8 @@ func TestModelsWithModules(t *testing.T) {
 	n := newNode(t)
 	dir := probePackage(t)
 	bad := module("probe", "no-such-package", "*", nil)
-	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(modelOf("m", 1)), &bad)}); err == nil {
+	if _, err := n.Apply(t.Context(),
+		server.Request{Resources: append(resource.Objects(modelOf("m", 1)), &bad)}); err == nil {
 		t.Error("applied")
 	}
 	if all, err := list(t.Context(), n, resource.Model); err != nil || len(all) != 0 {

@@ -39,7 +39,8 @@ func TestChangeLooksUpOnce(t *testing.T) {
 	}
 }
 
-// Modules are prepared before the node is observed: control planes may take long to start, and services change in the meantime.
+// Modules are prepared before the node is observed: control planes may take long to start, and services change in the
+// meantime.
 func TestObservedAfterPreparing(t *testing.T) {
 	n := newNode(t)
 	dir := filepath.Join(t.TempDir(), "package")
@@ -59,7 +60,8 @@ func TestObservedAfterPreparing(t *testing.T) {
 	}
 	n.start(t)
 	m := module("count", dir, "*", nil)
-	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m), DryRun: true}); err != nil {
+	if _, err := n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m),
+		DryRun: true}); err != nil {
 		t.Error(err)
 	}
 }

@@ -109,7 +109,8 @@ func (p *probe) Models(u sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 func (p *probe) Conditions() ([]sdk.Condition, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return []sdk.Condition{{Type: "Probe", Status: "True", Reason: "Well", Message: fmt.Sprint(len(p.models), " models")}}, nil
+	return []sdk.Condition{{Type: "Probe", Status: "True", Reason: "Well", Message: fmt.Sprint(len(p.models), " models")}},
+		nil
 }
 
 func (p *probe) InstanceChanged(i sdk.Instance, there bool) {
@@ -178,12 +179,14 @@ func misuse() map[string]string {
 		"bind to all":        unix.Bind(fd, all),
 		"send to another":    unix.Sendto(fd, frame, 0, all),
 		"message to another": unix.Sendmsg(fd, frame, nil, all, 0),
-		"ring":               unix.SetsockoptTpacketReq(fd, unix.SOL_PACKET, unix.PACKET_RX_RING, &unix.TpacketReq{Block_size: 4096, Block_nr: 1, Frame_size: 2048, Frame_nr: 2}),
-		"join":               unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP, &unix.PacketMreq{Ifindex: 1, Type: unix.PACKET_MR_PROMISC}),
-		"take the filter":    unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0),
-		"unlock the filter":  unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0),
-		"one of its own":     own,
-		"address":            ioctl,
+		"ring": unix.SetsockoptTpacketReq(fd, unix.SOL_PACKET, unix.PACKET_RX_RING,
+			&unix.TpacketReq{Block_size: 4096, Block_nr: 1, Frame_size: 2048, Frame_nr: 2}),
+		"join": unix.SetsockoptPacketMreq(fd, unix.SOL_PACKET, unix.PACKET_ADD_MEMBERSHIP,
+			&unix.PacketMreq{Ifindex: 1, Type: unix.PACKET_MR_PROMISC}),
+		"take the filter":   unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0),
+		"unlock the filter": unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 0),
+		"one of its own":    own,
+		"address":           ioctl,
 	}
 	out := map[string]string{}
 	for name, err := range tries {

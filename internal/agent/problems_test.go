@@ -27,12 +27,14 @@ func TestProblems(t *testing.T) {
 	}
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "app=web", nil))
 	wait.Until(t, "a node without problems", func() bool { return problems() == "" })
-	typo, part := module("typo", testPackage(t, "pass"), "app=wbe", nil), module("part", testPackage(t, "pass"), "app=web", nil)
+	typo, part := module("typo", testPackage(t, "pass"), "app=wbe", nil),
+		module("part", testPackage(t, "pass"), "app=web", nil)
 	part.Spec.Attach.Interfaces = []string{"nope0"}
 	warnings := strings.Join(n.apply(t, nil, typo, part).Warnings, "\n")
 	for text, want := range map[string][]string{
-		warnings:   {`typo: its selector "app=wbe" matches no service`, "part: the node has no interface nope0"},
-		problems(): {`Module/typo NoAttachPoint: its selector "app=wbe" matches no service`, "Module/part NotFound: the node has no interface nope0"},
+		warnings: {`typo: its selector "app=wbe" matches no service`, "part: the node has no interface nope0"},
+		problems(): {`Module/typo NoAttachPoint: its selector "app=wbe" matches no service`,
+			"Module/part NotFound: the node has no interface nope0"},
 	} {
 		for _, w := range want {
 			if !strings.Contains(text, w) {
@@ -43,7 +45,9 @@ func TestProblems(t *testing.T) {
 	if err := n.db.Remove(); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "the missing service is a problem", func() bool { return strings.Contains(problems(), "Service/db NotFound") })
+	wait.Until(t, "the missing service is a problem", func() bool {
+		return strings.Contains(problems(), "Service/db NotFound")
+	})
 	if c, err := n.Chains(t.Context()); err != nil || len(c) == 0 || c[0].Cost == 0 {
 		t.Errorf("chains without cost: %+v (%v)", c, err)
 	}

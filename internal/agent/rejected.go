@@ -39,8 +39,8 @@ func (a *Agent) disable(names []string) bool {
 	return found
 }
 
-// findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects alone.
-// If it accepts each of them alone, the error stays that of the chain.
+// findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects
+// alone. If it accepts each of them alone, the error stays that of the chain.
 func (a *Agent) findRejected(t target, k kernel, err error) error {
 	var rejected *dataplane.RejectedError
 	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
@@ -86,7 +86,8 @@ func explain(err error) error {
 func orderError(err error) error {
 	var cycle *plan.CycleError
 	if errors.As(err, &cycle) {
-		return &apierrors.Invalid{Resource: "Module " + cmp.Or(cycle.Modules...), Field: "spec.order", Reason: fmt.Sprint(err)}
+		return &apierrors.Invalid{Resource: "Module " + cmp.Or(cycle.Modules...), Field: "spec.order",
+			Reason: fmt.Sprint(err)}
 	}
 	return err
 }

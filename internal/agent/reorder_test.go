@@ -62,8 +62,8 @@ func TestReordered(t *testing.T) {
 	}
 }
 
-// An agent that finds chains in the order of an earlier build, and a state without order.direction as that build wrote it, replaces
-// them and reports which; another start, and a change of the order by the operator, report nothing.
+// An agent that finds chains in the order of an earlier build, and a state without order.direction as that build wrote
+// it, replaces them and reports which; another start, and a change of the order by the operator, report nothing.
 func TestOrderChangedByUpgrade(t *testing.T) {
 	n := newNode(t)
 	earlier := module("px", testPackage(t, "pass"), "*", nil)
@@ -76,7 +76,8 @@ func TestOrderChangedByUpgrade(t *testing.T) {
 	n.start(t)
 	n.orderIs(t, "px,fw", "fw,px")
 	c := n.orderConditions(t)
-	if len(c) != 1 || c[0].Status != "False" || c[0].Reason != "OrderChanged" || !strings.Contains(c[0].Message, ": web ingress: px, fw (before: fw, px).") {
+	if len(c) != 1 || c[0].Status != "False" || c[0].Reason != "OrderChanged" ||
+		!strings.Contains(c[0].Message, ": web ingress: px, fw (before: fw, px).") {
 		t.Errorf("after the upgrade: %+v", c)
 	}
 	n.stop()

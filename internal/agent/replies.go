@@ -9,9 +9,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// enableReplies prepares interfaces for what modules send back by native XDP, which the other end of a veth does not receive
-// by itself: such packets count as sent, and vanish. It returns the interfaces that it cannot prepare, by ifindex, and why.
-// Replies of generic XDP take the path of ordinary packets.
+// enableReplies prepares interfaces for what modules send back by native XDP, which the other end of a veth does not
+// receive by itself: such packets count as sent, and vanish. It returns the interfaces that it cannot prepare, by
+// ifindex, and why. Replies of generic XDP take the path of ordinary packets.
 func (a *Agent) enableReplies(t target, points plan.Placements) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {

@@ -126,7 +126,8 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.WriteFile(dir+"/kerb.yaml", []byte(text), 0o600), os.WriteFile(dir+"/control", self, 0o600)); err != nil {
+	if err := errors.Join(os.WriteFile(dir+"/kerb.yaml", []byte(text), 0o600),
+		os.WriteFile(dir+"/control", self, 0o600)); err != nil {
 		t.Fatal(err)
 	}
 	return dir
@@ -220,10 +221,13 @@ func TestSocketsOfServices(t *testing.T) {
 	n, dir := newSocketsNode(t)
 	pkg := socketsPackage(t)
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
-	wait.Until(t, "the control plane knows the service", func() bool { return len(n.socketsState(t, "fast").Instances) == 1 })
+	wait.Until(t, "the control plane knows the service", func() bool {
+		return len(n.socketsState(t, "fast").Instances) == 1
+	})
 	i := n.socketsState(t, "fast").Instances[0]
 	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
-	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) || !slices.Equal(i.Chain, others) {
+	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) ||
+		!slices.Equal(i.Chain, others) {
 		t.Errorf("instance %+v", i)
 	}
 	talk(t, n.web, n.web, "within the service")
@@ -259,10 +263,12 @@ func TestSocketsOfServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" || one.Service != "db" {
+	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" ||
+		one.Service != "db" {
 		t.Errorf("instances %+v", m.Status.Instances)
 	}
-	if s, err := get(t.Context(), n, resource.Service, "db"); err != nil || !slices.Equal(s.Status.Sockets, []string{"fast"}) {
+	if s, err := get(t.Context(), n, resource.Service, "db"); err != nil ||
+		!slices.Equal(s.Status.Sockets, []string{"fast"}) {
 		t.Errorf("the service says %+v, %v", s.Status, err)
 	}
 	if c := condition(m.Status, "Ready"); c.Status != "True" {
@@ -431,12 +437,15 @@ func TestSocketsOfCgroupsThatComeLate(t *testing.T) {
 	if err := os.Mkdir(below, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	wait.Until(t, "the module is on the services", func() bool { return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3 })
+	wait.Until(t, "the module is on the services", func() bool {
+		return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3
+	})
 }
 
 func TestSocketsBesideOthers(t *testing.T) {
 	n, dir := newSocketsNode(t)
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL",
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: "foreign", Type: ebpf.SockOps,
+		AttachType: ebpf.AttachCGroupSockOps, License: "GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 1), asm.Return()}})
 	if err != nil {
 		t.Fatal(err)
@@ -454,7 +463,8 @@ func TestSocketsBesideOthers(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c := condition(got.Status, "Placed"); c.Status != "True" || !strings.Contains(c.Message, "foreign (id ") || strings.Contains(c.Message, "kerb_") {
+	if c := condition(got.Status, "Placed"); c.Status != "True" || !strings.Contains(c.Message, "foreign (id ") ||
+		strings.Contains(c.Message, "kerb_") {
 		t.Errorf("%+v", c)
 	}
 }

@@ -93,9 +93,11 @@ func (a *Agent) Package(_ context.Context, name string) (v1.Package, error) {
 func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(), Uptime: time.Since(a.started).Round(time.Second).String(),
-		Modules: a.now.Desired.Len(resource.Module), Services: a.now.Desired.Len(resource.Service), VirtualServices: len(a.virtual.Names()),
-		Models: a.now.Desired.Len(resource.Model), Points: len(a.now.Points)}
+	st := v1.NodeStatus{Version: version.Version(), Kernel: kernelRelease(), PID: os.Getpid(),
+		Uptime:  time.Since(a.started).Round(time.Second).String(),
+		Modules: a.now.Desired.Len(resource.Module), Services: a.now.Desired.Len(resource.Service),
+		VirtualServices: len(a.virtual.Names()),
+		Models:          a.now.Desired.Len(resource.Model), Points: len(a.now.Points)}
 	chains := map[string]bool{}
 	for _, p := range a.now.Points {
 		chains[p.Chain.ID()] = true

@@ -35,7 +35,8 @@ func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
 func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
-	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services, Linker: dataplane.Linker()}}
+	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,
+		Linker: dataplane.Linker()}}
 	for name, d := range modules {
 		t.Modules[name] = &d.Module
 		if d.Sockets {
@@ -47,8 +48,9 @@ func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, see
 	return t
 }
 
-// deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are, also
-// those that cannot run. A package or kernel that has changed since must neither change them nor block a change of others.
+// deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are,
+// also those that cannot run. A package or kernel that has changed since must neither change them nor block a change of
+// others.
 func (a *Agent) deployed(next resource.Set, prepared map[string]*deploy.Module) map[string]*deploy.Module {
 	out := map[string]*deploy.Module{}
 	for name := range resource.Module.All(next) {
@@ -57,7 +59,8 @@ func (a *Agent) deployed(next resource.Set, prepared map[string]*deploy.Module) 
 	return out
 }
 
-// checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and come.
+// checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and
+// come.
 func checkServices(seen observe.Snapshot) error {
 	var rejected []error
 	for _, name := range slices.Sorted(slices.Values(seen.New)) {
@@ -68,8 +71,8 @@ func checkServices(seen observe.Snapshot) error {
 	return errors.Join(rejected...)
 }
 
-// checkLinkTypes rejects modules for interfaces that they cannot read. Later an interface may come back as one of another
-// type, which is a condition.
+// checkLinkTypes rejects modules for interfaces that they cannot read. Later an interface may come back as one of
+// another type, which is a condition.
 func (t target) checkLinkTypes(prepared map[string]*deploy.Module) error {
 	var rejected []error
 	for _, name := range slices.Sorted(maps.Keys(prepared)) {

@@ -35,7 +35,8 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trace
 	defer a.endTrace(run)
 	ctx, cancel := context.WithTimeout(run.ctx, time.Duration(r.Seconds)*time.Second) // linking the chains does not count
 	defer cancel()
-	reader := trace.Reader{Source: run.trace, Chains: run.trace.Chains, Points: run.all, Reason: run.reason, Show: show, Count: r.Count}
+	reader := trace.Reader{Source: run.trace, Chains: run.trace.Chains, Points: run.all, Reason: run.reason, Show: show,
+		Count: r.Count}
 	if err := reader.Run(ctx); err != nil {
 		return err
 	}
@@ -61,7 +62,8 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	run := &traceRun{all: maps.Clone(a.now.Points), points: plan.Placements{}, ended: make(chan struct{}), reason: a.reasonNames()}
+	run := &traceRun{all: maps.Clone(a.now.Points), points: plan.Placements{}, ended: make(chan struct{}),
+		reason: a.reasonNames()}
 	specs := map[chain.Point]chain.Spec{}
 	for p, place := range a.now.Points {
 		if p.Side != chain.OnSockets && (r.Service == "" || place.Service == r.Service) {
@@ -87,7 +89,8 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	return run, nil
 }
 
-// awaitTrace returns with the lock of changes when no trace runs. One whose client has just been killed ends within moments.
+// awaitTrace returns with the lock of changes when no trace runs. One whose client has just been killed ends within
+// moments.
 func (a *Agent) awaitTrace(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, traceEnds)
 	defer cancel()
@@ -143,8 +146,8 @@ func (a *Agent) endTrace(run *traceRun) {
 	}
 }
 
-// observeKernel reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand for:
-// looking at the node must not end a trace.
+// observeKernel reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand
+// for: looking at the node must not end a trace.
 func (a *Agent) observeKernel() (chain.State, error) {
 	state, err := a.dp.Observe()
 	if err != nil || a.tracing == nil {

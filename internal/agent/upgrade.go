@@ -26,7 +26,8 @@ func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 		if d == before || before == nil || before.Plane == nil || d.Plane == nil || d.Plane == before.Plane {
 			continue
 		}
-		out = append(out, apply.Upgrade{Module: name, From: before.Pkg.Version, To: d.Pkg.Version, Limit: d.Pkg.Control.HealthTime(),
+		out = append(out, apply.Upgrade{Module: name, From: before.Pkg.Version, To: d.Pkg.Version,
+			Limit: d.Pkg.Control.HealthTime(),
 			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.Plane.AwaitHealthy})
 	}
 	return out
@@ -44,8 +45,8 @@ func (a *Agent) startUpgrade(before, d *deploy.Module) error {
 	return d.Start(m, a.instances(d.Dataplane.Name))
 }
 
-// hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two would
-// both move its consumer position, and lose events or read them twice.
+// hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two
+// would both move its consumer position, and lose events or read them twice.
 func hasRing(m sdk.Maps) bool {
 	for _, one := range m {
 		if one.Type() == ebpf.RingBuf {

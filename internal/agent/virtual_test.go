@@ -34,7 +34,8 @@ import (
 )
 
 func virtualService(name string, addresses []string, instances ...v1.VirtualInstance) v1.VirtualService {
-	s := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService}, Metadata: v1.ObjectMeta{Name: name}}
+	s := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+		Metadata: v1.ObjectMeta{Name: name}}
 	for _, a := range addresses {
 		s.Spec.Addresses = append(s.Spec.Addresses, v1.VirtualAddress{Address: a})
 	}
@@ -118,15 +119,18 @@ func TestVirtualServices(t *testing.T) {
 
 	local := v1.VirtualInstance{Name: "near", Service: "web"}
 	near := fmt.Sprintf("near[%v %v]web", n.web.Addr4(), n.web.Addr6())
-	if r := n.applyVirtual(t, virtualService("v", []string{"10.230.0.2", "fdff:2000::2"}, remote, local)); len(r.Steps) != 0 || r.Changes[0].Action != "create" {
+	if r := n.applyVirtual(t, virtualService("v", []string{"10.230.0.2", "fdff:2000::2"}, remote, local)); len(
+		r.Steps) != 0 || r.Changes[0].Action != "create" {
 		t.Errorf("%+v", r)
 	}
 	n.has(t, "v", far, near)
 	wait.Until(t, "programmed", func() bool { return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") })
-	if s, _ := get(t.Context(), n, resource.VirtualService, "v"); !slices.Equal(s.Status.Modules, []string{"probe"}) || s.Metadata.Generation != 1 || s.Status.Source != v1.SourceStatic {
+	if s, _ := get(t.Context(), n, resource.VirtualService, "v"); !slices.Equal(s.Status.Modules, []string{"probe"}) ||
+		s.Metadata.Generation != 1 || s.Status.Source != v1.SourceStatic {
 		t.Errorf("%+v", s)
 	}
-	if r := n.applyVirtual(t, virtualService("v", []string{"10.230.0.2", "fdff:2000::2"}, remote, local)); r.Changes[0].Action != "unchanged" {
+	if r := n.applyVirtual(t, virtualService("v", []string{"10.230.0.2", "fdff:2000::2"}, remote,
+		local)); r.Changes[0].Action != "unchanged" {
 		t.Errorf("%+v", r)
 	}
 
@@ -141,13 +145,17 @@ func TestVirtualServices(t *testing.T) {
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}, remote))
 	n.has(t, "v", far)
 	n.apply(t, nil, module("another", testPackage(t, "pass"), "app=web", nil))
-	wait.Until(t, "the chain of an instance arrives", func() bool { return slices.Contains(n.probe(t).Changes, "web true [probe another]") })
+	wait.Until(t, "the chain of an instance arrives", func() bool {
+		return slices.Contains(n.probe(t).Changes, "web true [probe another]")
+	})
 	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	wait.Until(t, "and told again", func() bool {
 		all := n.probe(t).Changes
-		return all[len(all)-1] == "web true [probe]" && !slices.ContainsFunc(all, func(c string) bool { return strings.Contains(c, "false") })
+		return all[len(all)-1] == "web true [probe]" && !slices.ContainsFunc(all, func(c string) bool {
+			return strings.Contains(c, "false")
+		})
 	})
 	if after := n.moduleID(t); after != before {
 		t.Errorf("the module has another generation: %s, then %s", before, after)
@@ -223,7 +231,8 @@ func TestVirtualServicesRefused(t *testing.T) {
 	})
 	n.ask(t, "probe", "POST", "/refuse/false", nil)
 	wait.Until(t, "taken in the end", func() bool {
-		return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") && strings.HasPrefix(n.moduleCondition(t, "VirtualServices"), "True")
+		return strings.HasPrefix(n.virtualCondition(t, "v", "Programmed"), "True") &&
+			strings.HasPrefix(n.moduleCondition(t, "VirtualServices"), "True")
 	})
 }
 
@@ -245,14 +254,16 @@ func TestVirtualServicesTogether(t *testing.T) {
 	n := newNode(t)
 	n.applyVirtual(t, virtualService("a", []string{"10.230.0.1"}))
 	var conflict *apierrors.Conflict
-	_, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
+	_, err := n.Apply(t.Context(),
+		server.Request{Resources: resource.Objects(virtualService("b", []string{"10.230.0.1"}))})
 	if !errors.As(err, &conflict) {
 		t.Errorf("an address twice: %v", err)
 	}
 	if _, err := get(t.Context(), n, resource.VirtualService, "b"); err == nil {
 		t.Error("what was refused is there")
 	}
-	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("c", []string{"10.230.0.3"})), DryRun: true})
+	r, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(virtualService("c", []string{"10.230.0.3"})),
+		DryRun: true})
 	if err != nil || r.Changes[0].Action != "create" {
 		t.Errorf("%+v, %v", r, err)
 	}
@@ -261,14 +272,18 @@ func TestVirtualServicesTogether(t *testing.T) {
 	}
 	// Together with others it is one change.
 	_, err = n.Apply(t.Context(), server.Request{Resources: slices.Concat(resource.Objects(n.both()...),
-		resource.Objects(virtualService("d", []string{"10.230.0.4"})), resource.Objects(module("x", "no-such-package", "*", nil)))})
+		resource.Objects(virtualService("d", []string{"10.230.0.4"})),
+		resource.Objects(module("x", "no-such-package", "*", nil)))})
 	if _, missing := get(t.Context(), n, resource.VirtualService, "d"); err == nil || missing == nil {
 		t.Errorf("of a failed change a part is there: %v", err)
 	}
-	if _, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), resource.Objects(virtualService("d", []string{"10.230.0.4"}))...)}); err != nil {
+	if _, err = n.Apply(t.Context(),
+		server.Request{Resources: append(resource.Objects(n.both()...),
+			resource.Objects(virtualService("d", []string{"10.230.0.4"}))...)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "a"}, {Kind: v1.KindService, Name: "db"}}, false); err != nil {
+	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "a"},
+		{Kind: v1.KindService, Name: "db"}}, false); err != nil {
 		t.Fatal(err)
 	}
 	if all, _ := list(t.Context(), n, resource.VirtualService); len(all) != 1 || all[0].Metadata.Name != "d" {
@@ -279,7 +294,8 @@ func TestVirtualServicesTogether(t *testing.T) {
 // datagram is a frame from one service to another, with a checksum as a service leaves it: a part only.
 func datagram(t *testing.T, from, to *netlab.Host, port uint16, payload string) []byte {
 	t.Helper()
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.Addr4().AsSlice(), DstIP: to.Addr4().AsSlice()}
+	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: from.Addr4().AsSlice(),
+		DstIP: to.Addr4().AsSlice()}
 	udp := &layers.UDP{SrcPort: 4000, DstPort: layers.UDPPort(port), Checksum: 0x1234}
 	buf := gopacket.NewSerializeBuffer()
 	udp.Length = uint16(8 + len(payload))
@@ -289,7 +305,8 @@ func datagram(t *testing.T, from, to *netlab.Host, port uint16, payload string) 
 	}
 	transport := slices.Clone(buf.Bytes())
 	eth := &layers.Ethernet{SrcMAC: from.MAC(), DstMAC: to.MAC(), EthernetType: layers.EthernetTypeIPv4}
-	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, eth, ip, gopacket.Payload(transport)); err != nil {
+	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, eth, ip,
+		gopacket.Payload(transport)); err != nil {
 		t.Fatal(err)
 	}
 	return buf.Bytes()
@@ -317,8 +334,8 @@ func (n *node) counted(t *testing.T, h *netlab.Host) uint64 {
 	return total
 }
 
-// A control plane sends in the name of a service: the frame goes through the whole chain and arrives. It can do no more with
-// the socket, and the socket goes with the service.
+// A control plane sends in the name of a service: the frame goes through the whole chain and arrives. It can do no more
+// with the socket, and the socket goes with the service.
 func TestInject(t *testing.T) {
 	n := newNode(t)
 	probe := module("probe", probePackage(t), "*", nil)
@@ -326,7 +343,9 @@ func TestInject(t *testing.T) {
 	byInterface := serviceOf("web", n.web)
 	byInterface.Spec = v1.ServiceSpec{Interface: n.web.Outer()}
 	n.apply(t, []v1.Service{byInterface, serviceOf("db", n.db)}, module("count", "counter", "*", nil), probe)
-	wait.Until(t, "sockets are there", func() bool { return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).Running })
+	wait.Until(t, "sockets are there", func() bool {
+		return strings.HasPrefix(n.moduleCondition(t, "Inject"), "True") && n.probe(t).Running
+	})
 	var in net.PacketConn
 	if err := n.db.Do(func() (err error) {
 		in, err = net.ListenPacket("udp4", fmt.Sprintf("%v:7777", n.db.Addr4()))
@@ -339,7 +358,8 @@ func TestInject(t *testing.T) {
 		t.Helper()
 		before := n.counted(t, n.web)
 		frame := datagram(t, n.web, n.db, 7777, payload)
-		if status, text := n.ask(t, "probe", "POST", fmt.Sprintf("/inject/%d", n.web.OuterIndex()), bytes.NewReader(frame)); status != http.StatusOK {
+		if status, text := n.ask(t, "probe", "POST", fmt.Sprintf("/inject/%d", n.web.OuterIndex()),
+			bytes.NewReader(frame)); status != http.StatusOK {
 			t.Fatalf("inject: %d %s", status, text)
 		}
 		got := make([]byte, 100)
@@ -366,14 +386,17 @@ func TestInject(t *testing.T) {
 		t.Fatal(err)
 	}
 	for what, result := range tries {
-		if result == "allowed" || what == "socket" || what == "receive" && !strings.Contains(result, "resource temporarily unavailable") {
+		if result == "allowed" || what == "socket" || what == "receive" &&
+			!strings.Contains(result, "resource temporarily unavailable") {
 			t.Errorf("with the packet socket, %s: %s", what, result)
 		}
 	}
-	if status, text := n.ask(t, "probe", "POST", fmt.Sprintf("/inject/%d", n.web.OuterIndex()), bytes.NewReader(make([]byte, 9000))); status != 500 || !strings.Contains(text, "larger than the MTU") {
+	if status, text := n.ask(t, "probe", "POST", fmt.Sprintf("/inject/%d", n.web.OuterIndex()),
+		bytes.NewReader(make([]byte, 9000))); status != 500 || !strings.Contains(text, "larger than the MTU") {
 		t.Errorf("a frame that is too large: %d %s", status, text)
 	}
-	if status, text := n.ask(t, "probe", "POST", "/inject/1", bytes.NewReader(make([]byte, 60))); status != 500 || !strings.Contains(text, "cannot be sent in the name") {
+	if status, text := n.ask(t, "probe", "POST", "/inject/1", bytes.NewReader(make([]byte, 60))); status != 500 ||
+		!strings.Contains(text, "cannot be sent in the name") {
 		t.Errorf("where there is no service: %d %s", status, text)
 	}
 }
@@ -382,8 +405,10 @@ func TestInject(t *testing.T) {
 func TestInjectLetsGo(t *testing.T) {
 	n := newNode(t)
 	var services []v1.Service
-	for name, spec := range map[string]v1.ServiceSpec{"path": {Netns: "/run/netns/kag-path"}, "face": {Interface: "kagface"}} {
-		for _, line := range []string{"netns add kag-" + name, "link add kag" + name + " type veth peer name eth0 netns kag-" + name,
+	for name, spec := range map[string]v1.ServiceSpec{"path": {Netns: "/run/netns/kag-path"},
+		"face": {Interface: "kagface"}} {
+		for _, line := range []string{"netns add kag-" + name, "link add kag" + name + " type veth peer name " +
+			"eth0 netns kag-" + name,
 			"link set kag" + name + " up", "-n kag-" + name + " link set eth0 up"} {
 			if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
 				t.Fatalf("ip %s: %v: %s", line, err, out)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apierrors defines the errors that clients of the API see. The server maps them to HTTP statuses and the command
-// line to exit codes, each in one place. They may be wrapped.
+// Package apierrors defines the errors that clients of the API see. The server maps them to HTTP statuses and the
+// command line to exit codes, each in one place. They may be wrapped.
 package apierrors
 
 import (

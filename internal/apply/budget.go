@@ -63,9 +63,9 @@ func (b *Budgets) Get(key string) (Measured, bool) {
 	return m, ok
 }
 
-// Check measures a module unless its cost is known. Its error is a *apierrors.Invalid if the module exceeds a budget that
-// the operator has set. A module that cannot be measured is let through: if the kernel does not take it, the change
-// fails by itself.
+// Check measures a module unless its cost is known. Its error is a *apierrors.Invalid if the module exceeds a budget
+// that the operator has set. A module that cannot be measured is let through: if the kernel does not take it, the
+// change fails by itself.
 func (b *Budgets) Check(c Candidate) error {
 	m, ok := b.Get(c.Key)
 	if !ok {
@@ -182,7 +182,8 @@ func (l Limits) Exceeded(m Measured) (Excess, bool) {
 		if least := x.Least(); l.latency > 0 && least.Least > float64(l.latency.Nanoseconds()) {
 			text := fmt.Sprintf("a packet (%s, %s %s) takes at least %s, the budget%s is %s", least.Kind, x.Hook, x.Direction,
 				time.Duration(math.Round(least.Least)), owner(l.latencyByOperator), l.latency)
-			return Excess{Text: text, field: "spec.budget.latency", reason: "LatencyExceeded", refused: l.latencyByOperator}, true
+			return Excess{Text: text, field: "spec.budget.latency", reason: "LatencyExceeded", refused: l.latencyByOperator},
+				true
 		}
 	}
 	if l.memory > 0 && m.Memory > l.memory {

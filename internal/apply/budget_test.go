@@ -153,7 +153,8 @@ func TestAwaitUpgrades(t *testing.T) {
 				return err
 			}}
 	}
-	if err := AwaitUpgrades(t.Context(), []Upgrade{upgrade("m", nil)}); err != nil || !slices.Equal(started, []string{"m"}) {
+	if err := AwaitUpgrades(t.Context(), []Upgrade{upgrade("m", nil)}); err != nil ||
+		!slices.Equal(started, []string{"m"}) {
 		t.Errorf("started %v: %v", started, err)
 	}
 	err := AwaitUpgrades(t.Context(), []Upgrade{upgrade("m", errors.New("no backend"))})

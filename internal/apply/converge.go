@@ -17,7 +17,8 @@ type Policy struct {
 	Skip func(chain.Point) bool
 	// DryRun ends after the plan.
 	DryRun bool
-	// Commit is called when all points run what is desired, before anything is removed. After its error the change is undone.
+	// Commit is called when all points run what is desired, before anything is removed. After its error the change is
+	// undone.
 	Commit func() error
 }
 
@@ -30,8 +31,8 @@ type Result struct {
 	Took     time.Duration         // all steps
 }
 
-// Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and removes
-// what was replaced. After an error the kernel is as it was before.
+// Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and
+// removes what was replaced. After an error the kernel is as it was before.
 func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result, err error) {
 	have, err := k.Observe()
 	if err != nil {

@@ -42,9 +42,11 @@ func desired(points map[chain.Point]chain.Spec) plan.Desired {
 // Two desired states. What leads from the one to the other has steps of all kinds.
 var (
 	before = desired(map[chain.Point]chain.Spec{
-		tc(1): chainOf(chain.OnTCIngress, "a1", "b1"), tc(2): chainOf(chain.OnTCIngress, "b1", "c1"), tc(4): chainOf(chain.OnTCIngress, "a1", "b1")})
+		tc(1): chainOf(chain.OnTCIngress, "a1", "b1"), tc(2): chainOf(chain.OnTCIngress, "b1", "c1"),
+		tc(4): chainOf(chain.OnTCIngress, "a1", "b1")})
 	after = desired(map[chain.Point]chain.Spec{
-		tc(1): chainOf(chain.OnTCIngress, "a2", "b1"), tc(3): chainOf(chain.OnTCIngress, "d1"), tc(4): chainOf(chain.OnTCIngress, "b1")})
+		tc(1): chainOf(chain.OnTCIngress, "a2", "b1"), tc(3): chainOf(chain.OnTCIngress, "d1"),
+		tc(4): chainOf(chain.OnTCIngress, "b1")})
 )
 
 // strict is the policy of a change: busy points are errors.
@@ -332,8 +334,10 @@ func TestDraining(t *testing.T) {
 	at := func(e chain.Entry) chain.Point {
 		return chain.Point{Side: chain.OnSockets, Cgroup: 7, Entry: e, Module: "s"}
 	}
-	c := chain.Spec{Linker: "test", Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: "s", ID: "s1"}}}
-	want := desired(map[chain.Point]chain.Spec{at(chain.All): c, at(chain.Services): c, tc(1): chainOf(chain.OnTCIngress, "a1")})
+	c := chain.Spec{Linker: "test", Side: chain.OnSockets, Direction: chain.Both,
+		Members: []chain.Member{{Name: "s", ID: "s1"}}}
+	want := desired(map[chain.Point]chain.Spec{at(chain.All): c, at(chain.Services): c,
+		tc(1): chainOf(chain.OnTCIngress, "a1")})
 	k := deployed(t, want)
 	checkSettled(t, k, want, nil)
 	k.Draining[c.ID()] = 2
@@ -344,7 +348,8 @@ func TestDraining(t *testing.T) {
 		}
 		state := observe(t, k)
 		kept := slices.Sorted(maps.Keys(state.Generations))
-		if waits := slices.Equal(kept, []string{"s"}) && len(state.Chains) == 1; waits != (wait > 0) || len(state.Points) > 0 {
+		if waits := slices.Equal(kept, []string{"s"}) && len(state.Chains) == 1; waits != (wait > 0) ||
+			len(state.Points) > 0 {
 			t.Errorf("while %d removals wait: %+v", wait, state)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// execution executes steps and records how to undo them. Removals come last and only after the change is committed: they
-// cannot be undone, and nothing depends on them.
+// execution executes steps and records how to undo them. Removals come last and only after the change is committed:
+// they cannot be undone, and nothing depends on them.
 type execution struct {
 	kernel  Kernel
 	log     *slog.Logger
@@ -58,7 +58,8 @@ func sameAction(steps []plan.Step) []plan.Step {
 	return steps[:n]
 }
 
-// createChains uses all CPUs: verifying a chain is the longest part of a change, and chains do not depend on each other.
+// createChains uses all CPUs: verifying a chain is the longest part of a change, and chains do not depend on each
+// other.
 func (e *execution) createChains(steps []plan.Step) error {
 	var work errgroup.Group
 	work.SetLimit(runtime.NumCPU())
@@ -137,8 +138,8 @@ func (e *execution) rollback() error {
 	return errors.Join(errs...)
 }
 
-// finish removes what is no longer used. It returns how many removals have to wait for connections; the next plan contains
-// them again, as it does those that failed.
+// finish removes what is no longer used. It returns how many removals have to wait for connections; the next plan
+// contains them again, as it does those that failed.
 func (e *execution) finish() (draining int) {
 	kept := map[chain.Member]bool{}
 	for _, s := range e.cleanup {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package apply executes plans: it creates what is new, switches attach points, and removes what was replaced. After an error
-// it undoes what it did. It knows the kernel by an interface only, so that its tests need no root.
+// Package apply executes plans: it creates what is new, switches attach points, and removes what was replaced. After an
+// error it undoes what it did. It knows the kernel by an interface only, so that its tests need no root.
 package apply
 
 import "github.com/kerb-edge/kerb/internal/chain"
@@ -10,15 +10,16 @@ import "github.com/kerb-edge/kerb/internal/chain"
 type Kernel interface {
 	Observe() (chain.State, error)
 
-	// CreateGeneration creates and fills the maps of a module; those that it can take over from another generation it does.
-	// from may be empty. A generation that exists stays as it is.
+	// CreateGeneration creates and fills the maps of a module; those that it can take over from another generation it
+	// does. from may be empty. A generation that exists stays as it is.
 	CreateGeneration(module, id, from string) error
 	// RemoveGeneration and the other removals succeed where there is nothing to remove.
 	RemoveGeneration(module, id string) error
 
 	// CreateChain links and verifies a chain of generations that exist. A chain that exists stays as it is.
 	CreateChain(chain.Spec) error
-	// RemoveChain removes a chain that runs nowhere any more. While its sockets drain, the error is a *chain.DrainingError.
+	// RemoveChain removes a chain that runs nowhere any more. While its sockets drain, the error is a
+	// *chain.DrainingError.
 	RemoveChain(chain.Pinned) error
 	// RemoveChainSpec removes a chain that has never run.
 	RemoveChainSpec(chain.Spec) error

@@ -39,7 +39,8 @@ func (u Upgrade) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, u.Limit)
 	defer cancel()
 	if err := u.AwaitHealthy(ctx); err != nil {
-		return &apierrors.Conflict{Reason: fmt.Sprintf("%s %s: version %s was rolled back to %s, as it was not healthy within %v: %v",
+		return &apierrors.Conflict{Reason: fmt.Sprintf("%s %s: version %s was rolled back to %s, as it was not healthy "+
+			"within %v: %v",
 			v1.KindModule, u.Module, u.To, u.From, u.Limit, err)}
 	}
 	return nil

@@ -34,7 +34,8 @@ func find(dir, name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither in %s nor on PATH; `make build` in a checkout of Kerb builds kerb and kerb-bench: "+
+		return "", fmt.Errorf("%s is neither in %s nor on PATH; `make build` in a checkout of Kerb builds kerb and "+
+			"kerb-bench: "+
 			"install both in one directory", name, dir)
 	}
 	return path, nil

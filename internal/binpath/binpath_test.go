@@ -19,7 +19,8 @@ func TestFind(t *testing.T) {
 		}
 		return path
 	}
-	if _, err := find(alongside, Bench); err == nil || !strings.Contains(err.Error(), "make build") || !strings.Contains(err.Error(), alongside) {
+	if _, err := find(alongside, Bench); err == nil || !strings.Contains(err.Error(), "make build") ||
+		!strings.Contains(err.Error(), alongside) {
 		t.Errorf("a missing program: %v", err)
 	}
 	installed := place(onPath, Bench, 0o755)

@@ -59,8 +59,8 @@ func Self() (string, error) {
 	return "", errors.New("this process is in no cgroup of version 2")
 }
 
-// mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a lone hyphen. A
-// mount of a cgroup below the root, as for a container, will only do if there is no other.
+// mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a
+// lone hyphen. A mount of a cgroup below the root, as for a container, will only do if there is no other.
 func mountIn(mountinfo io.Reader) (string, error) {
 	part := ""
 	lines := bufio.NewScanner(mountinfo)

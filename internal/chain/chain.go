@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package chain is the vocabulary of what runs where: hooks, attach points, chains and their members. Plans are made of it,
-// and the data plane carries them out. It imports nothing of Kerb.
+// Package chain is the vocabulary of what runs where: hooks, attach points, chains and their members. Plans are made of
+// it, and the data plane carries them out. It imports nothing of Kerb.
 package chain
 
 import (
@@ -32,8 +32,8 @@ const (
 	Both    Direction = "both"    // sockets send and receive
 )
 
-// DefaultRank is the distance from the service of counters and firewalls. Modules nearer to the service take packets or answer in
-// its name, those farther away send packets past the rest of the chain.
+// DefaultRank is the distance from the service of counters and firewalls. Modules nearer to the service take packets or
+// answer in its name, those farther away send packets past the rest of the chain.
 const DefaultRank = 40
 
 // ReplyRank is the default of packages that answer packets: firewalls judge requests first.
@@ -107,7 +107,8 @@ type Spec struct {
 	Side      Side
 	Direction Direction
 	Members   []Member
-	Veth      bool // XDP: replies use a redirect, since XDP_TX does not wake a receiver on the veth that has no XDP program itself
+	// XDP: replies use a redirect, since XDP_TX does not wake a receiver on the veth that has no XDP program itself
+	Veth bool
 }
 
 // ID is the identity of the chain: equal for equal members, side and linker.

@@ -13,7 +13,8 @@ var (
 	ErrBusy = errors.New("another program is attached to the hook exclusively")
 )
 
-// DrainingError reports that a chain on sockets cannot be removed yet: sockets hold redirected bytes that no process has read.
+// DrainingError reports that a chain on sockets cannot be removed yet: sockets hold redirected bytes that no process
+// has read.
 type DrainingError struct {
 	Modules []Member
 	Left    int

@@ -101,7 +101,8 @@ func checkAgent(w io.Writer, c config.Config) error {
 	return err
 }
 
-// reload reads the configuration again and passes it on. What is wrong with it is logged, and everything stays as it is.
+// reload reads the configuration again and passes it on. What is wrong with it is logged, and everything stays as it
+// is.
 func (f agentFlags) reload(was config.Config, log *slog.Logger) {
 	next, err := f.resolve(false)
 	if err != nil {
@@ -144,7 +145,8 @@ func (f agentFlags) resolve(required bool) (config.Config, error) {
 	override(&c.Cgroup, f.cgroup)
 	if f.level != "" {
 		if err := c.Log.Level.UnmarshalText([]byte(f.level)); err != nil {
-			return c, &apierrors.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is not one of debug, info, warn and error", f.level)}
+			return c, &apierrors.Invalid{Field: "log.level", Reason: fmt.Sprintf("%q is not one of debug, info, "+
+				"warn and error", f.level)}
 		}
 	}
 	return c, c.Check()
@@ -156,8 +158,8 @@ func override(value *string, flag string) {
 	}
 }
 
-// makeDirectories makes what systemd makes for the unit. In the state directory every file is its owner's alone; others may
-// pass through to the part that is a control plane's. The pins' directory is the agent's.
+// makeDirectories makes what systemd makes for the unit. In the state directory every file is its owner's alone; others
+// may pass through to the part that is a control plane's. The pins' directory is the agent's.
 func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return fmt.Errorf("run directory: %w", err)

@@ -31,8 +31,10 @@ func (a *app) applyCommand() *cobra.Command {
 		Use:   "apply FILE|DIR|-...",
 		Short: "Create or update resources: all of them or none",
 		Long: "Creates or updates the resources in the files, all or nothing: after any error the node is unchanged.\n" +
-			"Resources that are already as described are left alone. Resources that are in no file are kept; see kerb delete.\n\n" +
-			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the agent: its\n" +
+			"Resources that are already as described are left alone. Resources that are in no file are kept; see kerb " +
+			"delete.\n\n" +
+			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the " +
+			"agent: its\n" +
 			"metadata.resourceVersion must be the present one. A resource without one must not exist.",
 		Example: `  kerb apply firewall.yaml
   kerb apply -f node.d --dry-run
@@ -164,7 +166,8 @@ func (a *app) dropMissing(ctx context.Context, in *input) error {
 }
 
 func addFiles(c *cobra.Command, files *[]string) {
-	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be repeated; arguments without the flag are files too")
+	c.Flags().StringArrayVarP(files, "filename", "f", nil, "file, directory or - for standard input; may be repeated; "+
+		"arguments without the flag are files too")
 }
 
 // filesGiven wants at least one file, as an argument or by -f.

@@ -27,7 +27,8 @@ func benchCommand(name, short string) *cobra.Command {
 	return &cobra.Command{
 		Use:   name + " ...",
 		Short: short,
-		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a separate program that `make build`\n" +
+		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a " +
+			"separate program that `make build`\n" +
 			"builds together with kerb: install it in the same directory as kerb, or on PATH.",
 		Example:            "  kerb " + name + " --help",
 		DisableFlagParsing: true,

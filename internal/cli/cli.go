@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package cli is the command tree of kerb: noun then verb, the answer on standard output and all else on standard error.
-// It speaks to the agent over its socket only; `kerb agent` is the agent itself, and few commands need none.
+// Package cli is the command tree of kerb: noun then verb, the answer on standard output and all else on standard
+// error. It speaks to the agent over its socket only; `kerb agent` is the agent itself, and few commands need none.
 package cli
 
 import (
@@ -44,7 +44,8 @@ const (
 type Build struct {
 	Version string
 	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
-	Purge   func(paths.Paths) error                                  // removes what integrations have in the kernel; nil without any
+	// removes what integrations have in the kernel; nil without any
+	Purge func(paths.Paths) error
 }
 
 // app is what the commands share.
@@ -92,8 +93,8 @@ func (a *app) execute(root *cobra.Command) int {
 	return a.report(visible{root.ErrOrStderr()}, cmd, err)
 }
 
-// onHangup ends a command in order when its terminal is closed, unless nohup(1) is in between or the command has another use for the
-// signal.
+// onHangup ends a command in order when its terminal is closed, unless nohup(1) is in between or the command has
+// another use for the signal.
 func (a *app) onHangup(ctx context.Context) (context.Context, func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	if !signal.Ignored(syscall.SIGHUP) {
@@ -149,12 +150,15 @@ the kernel.`,
 	}
 	flags := root.PersistentFlags()
 	flags.StringVar(&a.socket, "socket", defaultSocket(), "socket of the agent; also by KERB_SOCKET")
-	flags.StringVar(&a.server, "server", os.Getenv("KERB_SERVER"), "agent of another node, https://HOST:PORT; also by KERB_SERVER")
-	flags.StringVar(&a.context, "context", os.Getenv("KERB_CONTEXT"), "agent of another node, by the name that kerb context set gave it; also by KERB_CONTEXT")
+	flags.StringVar(&a.server, "server", os.Getenv("KERB_SERVER"), "agent of another node, https://HOST:PORT; also by "+
+		"KERB_SERVER")
+	flags.StringVar(&a.context, "context", os.Getenv("KERB_CONTEXT"), "agent of another node, by the name that kerb "+
+		"context set gave it; also by KERB_CONTEXT")
 	flags.StringVarP(&a.output, "output", "o", "table", "how to print the answer: table, wide, name, json or yaml")
 	flags.BoolVarP(&a.json, "json", "j", false, "the same as -o json")
 	flags.BoolVarP(&a.verbose, "verbose", "v", false, "print more to standard error: steps, verifier logs")
-	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "name", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = root.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "name", "json", "yaml"},
+		cobra.ShellCompDirectiveNoFileComp))
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return plainFlagError(err) })
 	root.PersistentPreRunE = func(cmd *cobra.Command, _ []string) error {
 		switch {
@@ -170,7 +174,8 @@ the kernel.`,
 	}
 	root.MarkFlagsMutuallyExclusive("socket", "server", "context")
 	root.AddCommand(
-		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(), a.explainCommand(), a.schemaCommand(),
+		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(),
+		a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(),
 	)

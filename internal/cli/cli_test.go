@@ -57,7 +57,8 @@ func TestScripts(t *testing.T) {
 			env.Setenv("TMPDIR", env.WorkDir)
 			return nil
 		},
-		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "awaitsocket": awaitSocket, "awaitlog": awaitLog,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){"exits": exits, "awaitsocket": awaitSocket,
+			"awaitlog":     awaitLog,
 			"certificates": certificates},
 	})
 }
@@ -223,7 +224,8 @@ func TestNobodyReads(t *testing.T) {
 
 func TestRates(t *testing.T) {
 	before := map[string]traffic{"a": {PacketsOut: 10}, "b": {PacketsIn: 5, BytesIn: 500}, "again": {PacketsIn: 100}}
-	now := map[string]traffic{"a": {PacketsOut: 30}, "b": {PacketsIn: 105, BytesIn: 2500}, "again": {PacketsIn: 1}, "new": {PacketsIn: 7}}
+	now := map[string]traffic{"a": {PacketsOut: 30}, "b": {PacketsIn: 105, BytesIn: 2500}, "again": {PacketsIn: 1},
+		"new": {PacketsIn: 7}}
 	got := rates(before, now, 2e9)
 	want := []traffic{{Service: "b", PacketsIn: 50, BytesIn: 1000}, {Service: "a", PacketsOut: 10}}
 	if fmt.Sprint(got) != fmt.Sprint(want) {

@@ -37,7 +37,8 @@ func (e *unreachableError) Error() string {
 	if errors.Is(e.cause, fs.ErrPermission) {
 		return fmt.Sprintf("you may not use %s: run this as root%s", e.socket, orJoin(e.socket))
 	}
-	return fmt.Sprintf("no agent answers on %s: start it with %q, or %q as root (%v)", e.socket, "systemctl start kerb", "kerb agent", e.cause)
+	return fmt.Sprintf("no agent answers on %s: start it with %q, or %q as root (%v)", e.socket, "systemctl start kerb",
+		"kerb agent", e.cause)
 }
 
 func (e *unreachableError) Unwrap() error { return e.cause }
@@ -86,7 +87,8 @@ func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byt
 		return nil, interrupted(method)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("the agent exited before it replied: once it is running again, check whether the change was applied (%w)", err)
+		return nil, fmt.Errorf("the agent exited before it replied: once it is running again, check whether the change was "+
+			"applied (%w)", err)
 	}
 	defer response.Body.Close()
 	answer, err := readAnswer(response.Body)
@@ -131,7 +133,8 @@ func readAnswer(body io.Reader) ([]byte, error) {
 		return nil, fmt.Errorf("the agent's answer broke off: %w", err)
 	}
 	if len(data) > maxAnswer {
-		return nil, fmt.Errorf("the answer has more than %d MiB; read it with curl --unix-socket if it is meant to be so long", maxAnswer>>20)
+		return nil, fmt.Errorf("the answer has more than %d MiB; read it with curl --unix-socket if it is meant "+
+			"to be so long", maxAnswer>>20)
 	}
 	return data, nil
 }
@@ -141,12 +144,14 @@ func interrupted(method string) error {
 	if method == http.MethodGet {
 		return errors.New("interrupted")
 	}
-	return errors.New("interrupted: if the agent already received the change it is still applied, all or nothing; check with kerb status")
+	return errors.New("interrupted: if the agent already received the change it is still applied, all or nothing; check " +
+		"with kerb status")
 }
 
 func problem(response *http.Response, answer []byte) error {
 	var p server.Problem
-	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") && json.Unmarshal(answer, &p) == nil {
+	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") &&
+		json.Unmarshal(answer, &p) == nil {
 		return &p
 	}
 	below, isModule := strings.CutPrefix(response.Request.URL.Path, "/v1/modules/")

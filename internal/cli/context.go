@@ -66,7 +66,8 @@ func (c contexts) find(name string) (remote, error) {
 	if r, ok := c.Contexts[name]; ok {
 		return r, nil
 	}
-	return remote{}, &apierrors.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name, suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
+	return remote{}, &apierrors.Invalid{Reason: fmt.Sprintf("there is no context %q%s; kerb context list shows all", name,
+		suggest.DidYouMean(name, sortedKeys(c.Contexts)))}
 }
 
 // endpoint is where the agent is that commands speak to.
@@ -76,7 +77,8 @@ type endpoint struct {
 	socket bool
 }
 
-// agentEndpoint chooses the agent: flags before variables of the environment before the current context, and else this node's.
+// agentEndpoint chooses the agent: flags before variables of the environment before the current context, and else this
+// node's.
 func (a *app) agentEndpoint() (*endpoint, error) {
 	if a.endpoint != nil {
 		return a.endpoint, nil
@@ -109,7 +111,8 @@ func (a *app) remote() (*remote, error) {
 				return r.resolved(path), nil
 			}
 		}
-		return (&remote{a.server, os.Getenv("KERB_CA"), os.Getenv("KERB_CERTIFICATE"), os.Getenv("KERB_KEY"), os.Getenv("KERB_TOKEN_FILE")}).resolved(""), nil
+		return (&remote{a.server, os.Getenv("KERB_CA"), os.Getenv("KERB_CERTIFICATE"), os.Getenv("KERB_KEY"),
+			os.Getenv("KERB_TOKEN_FILE")}).resolved(""), nil
 	}
 	if name == "" {
 		name = c.Current
@@ -175,7 +178,8 @@ func clientToken(path string) (string, error) {
 }
 
 func (a *app) contextCommand() *cobra.Command {
-	return noun("context", "Agents of other nodes that commands can speak to", a.contextListCommand(), a.contextSetCommand(), a.contextUseCommand())
+	return noun("context", "Agents of other nodes that commands can speak to", a.contextListCommand(),
+		a.contextSetCommand(), a.contextUseCommand())
 }
 
 func (a *app) contextListCommand() *cobra.Command {
@@ -210,10 +214,12 @@ func (a *app) contextSetCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "set NAME --address https://HOST:PORT",
 		Short: "Create or replace a context",
-		Long: "Writes a context: the address of an agent's TCP endpoint (tcp: in its configuration), the certificate of its authority, and\n" +
+		Long: "Writes a context: the address of an agent's TCP endpoint (tcp: in its configuration), the certificate of " +
+			"its authority, and\n" +
 			"a client certificate with its key, or a file with a token, as the agent demands.",
-		Example: "  kerb context set edge1 --address https://192.0.2.1:4600 --ca ca.pem --token-file token\n  kerb --context edge1 status",
-		Args:    cobra.ExactArgs(1),
+		Example: "  kerb context set edge1 --address https://192.0.2.1:4600 --ca ca.pem --token-file token\n  kerb " +
+			"--context edge1 status",
+		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
 			for _, path := range []*string{&r.CA, &r.Certificate, &r.Key, &r.TokenFile} {
 				if err := makeAbsolute(path); err != nil {
@@ -234,7 +240,8 @@ func (a *app) contextSetCommand() *cobra.Command {
 	}
 	flags := c.Flags()
 	flags.StringVar(&r.Server, "address", "", "the agent's TCP endpoint, https://HOST:PORT")
-	flags.StringVar(&r.CA, "ca", "", "PEM file of the authority of the agent's certificate; without it the system's authorities")
+	flags.StringVar(&r.CA, "ca", "", "PEM file of the authority of the agent's certificate; without it the system's "+
+		"authorities")
 	flags.StringVar(&r.Certificate, "certificate", "", "PEM file of the client certificate")
 	flags.StringVar(&r.Key, "key", "", "PEM file of its key")
 	flags.StringVar(&r.TokenFile, "token-file", "", "file with the bearer token")

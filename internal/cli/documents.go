@@ -20,7 +20,8 @@ func (a *app) versionCommand() *cobra.Command {
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			v := map[string]string{
-				"version": a.build.Version, "api": v1alpha1.APIVersion, "go": runtime.Version(), "platform": runtime.GOOS + "/" + runtime.GOARCH,
+				"version": a.build.Version, "api": v1alpha1.APIVersion, "go": runtime.Version(), "platform": runtime.GOOS + "/" +
+					runtime.GOARCH,
 			}
 			return a.print(cmd.OutOrStdout(), v, func(w io.Writer) {
 				fmt.Fprintf(w, "kerb %s (%s, %s, %s)\n", v["version"], v["api"], v["go"], v["platform"])

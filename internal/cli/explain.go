@@ -24,7 +24,8 @@ func (a *app) schemaCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of all resources, for editors and checkers",
-		Long: "Prints a JSON Schema (2020-12) for files with resources, the configurations of built-in packages included. Editors with a\n" +
+		Long: "Prints a JSON Schema (2020-12) for files with resources, the configurations of built-in packages included. " +
+			"Editors with a\n" +
 			"YAML language server take it by a comment in the first line of a file:\n\n" +
 			"  # yaml-language-server: $schema=/etc/kerb/schema.json",
 		Example: "  kerb schema > /etc/kerb/schema.json",
@@ -55,7 +56,8 @@ func fullSchema() (map[string]any, error) {
 			continue
 		}
 		cases = append(cases, map[string]any{
-			"if":   map[string]any{"properties": map[string]any{"package": map[string]any{"const": p.Name}}, "required": []any{"package"}},
+			"if": map[string]any{"properties": map[string]any{"package": map[string]any{"const": p.Name}},
+				"required": []any{"package"}},
 			"then": map[string]any{"properties": map[string]any{"config": map[string]any{"$ref": "#/$defs/config-" + p.Name}}},
 		})
 		config, err := embedded(p.ConfigSchema, "#/$defs/config-"+p.Name)
@@ -127,7 +129,8 @@ func (e explanation) explain(w io.Writer, path string) error {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)
 	}
 	if !ok {
-		return &apierrors.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0], strings.Join(explained(), ", "), suggest.DidYouMean(steps[0], explained()))}
+		return &apierrors.Invalid{Reason: fmt.Sprintf("%q is neither a resource kind nor a package; known are %s%s", steps[0],
+			strings.Join(explained(), ", "), suggest.DidYouMean(steps[0], explained()))}
 	}
 	for i, name := range steps[1:] {
 		name, _, _ = strings.Cut(name, "[")
@@ -135,7 +138,8 @@ func (e explanation) explain(w io.Writer, path string) error {
 		next, ok := fields[name].(map[string]any)
 		if !ok {
 			known := slices.Sorted(maps.Keys(fields))
-			return &apierrors.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s", name, strings.Join(known, ", "), suggest.DidYouMean(name, known))}
+			return &apierrors.Invalid{Field: strings.Join(steps[:i+1], "."), Reason: fmt.Sprintf("no field %s; known are %s%s",
+				name, strings.Join(known, ", "), suggest.DidYouMean(name, known))}
 		}
 		at = next
 	}
@@ -152,7 +156,8 @@ func (e explanation) print(w io.Writer, path string, at map[string]any) {
 			break
 		}
 	}
-	for _, key := range []string{"default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "pattern", "patternDescription"} {
+	for _, key := range []string{"default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
+		"pattern", "patternDescription"} {
 		if value, ok := full[key]; ok {
 			text, _ := cell(value)
 			fmt.Fprintf(w, "  %s: %v\n", key, text)

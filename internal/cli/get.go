@@ -37,7 +37,8 @@ func findKind(name string) (kind, error) {
 		known, plurals = append(known, names...), append(plurals, k.Plural)
 	}
 	there := strings.Join(plurals, ", ")
-	return kind{}, &usageError{fmt.Errorf("no kind %q; kinds are %s and all%s", name, there, suggest.DidYouMean(name, known))}
+	return kind{}, &usageError{fmt.Errorf("no kind %q; kinds are %s and all%s", name, there,
+		suggest.DidYouMean(name, known))}
 }
 
 func (a *app) getCommand() *cobra.Command {
@@ -127,7 +128,8 @@ func addWatch(c *cobra.Command, watch *bool) {
 
 var watchPeriod = time.Second // tests make it short
 
-// repeat prints once, or again whenever what is printed changes. On a terminal the new text takes the place of the old one.
+// repeat prints once, or again whenever what is printed changes. On a terminal the new text takes the place of the old
+// one.
 func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error) error {
 	if !watch {
 		return print(cmd.OutOrStdout())

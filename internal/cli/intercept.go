@@ -48,9 +48,12 @@ type latePacket struct {
 
 func (a *app) interceptCommand() *cobra.Command {
 	return noun("intercept", "Packets delivered to programs: classes, delays, what was late",
-		interceptQuery(a, "classes", "Show classes, their packet counters, and the programs that have them open", "classes", printClasses),
-		interceptQuery(a, "stats", "Show how long delivery takes, from the kernel part to the program", "classes", printDelays),
-		interceptQuery(a, "late", "Show the last packets that missed their deadline, and what the CPUs were doing", "late", printLate))
+		interceptQuery(a, "classes", "Show classes, their packet counters, and the programs that have them open", "classes",
+			printClasses),
+		interceptQuery(a, "stats", "Show how long delivery takes, from the kernel part to the program", "classes",
+			printDelays),
+		interceptQuery(a, "late", "Show the last packets that missed their deadline, and what the CPUs were doing",
+			"late", printLate))
 }
 
 // interceptQuery reads a route of a module, which need not be named where only one has it.
@@ -125,7 +128,8 @@ func (a *app) modulesWithQuery(ctx context.Context, query string) (names []strin
 func printClasses(w io.Writer, all []interceptClass) {
 	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "GAP P50", "PROGRAM")
 	for _, c := range all {
-		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread, since(c.Gap.P50), c.openBy())
+		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread, since(c.Gap.P50),
+			c.openBy())
 	}
 }
 
@@ -150,7 +154,8 @@ func printDelays(w io.Writer, all []interceptClass) {
 	line(w, "CLASS", "RECEIVED", "MISSED", "P50", "P99", "P99.9", "MAX", "DEADLINE", "LATE")
 	for _, c := range all {
 		if p := c.Program; p != nil {
-			line(w, c.Name, p.Received, p.Missed, since(p.Delay.P50), since(p.Delay.P99), since(p.Delay.P999), since(p.Longest), since(p.Deadline), p.Late)
+			line(w, c.Name, p.Received, p.Missed, since(p.Delay.P50), since(p.Delay.P99), since(p.Delay.P999), since(p.Longest),
+				since(p.Deadline), p.Late)
 		}
 	}
 }

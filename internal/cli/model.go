@@ -56,7 +56,8 @@ type loading struct {
 
 func (l *loading) addFlags(c *cobra.Command) {
 	addDryRun(c, &l.dryRun)
-	c.Flags().DurationVar(&l.wait, "wait", 10*time.Second, "how long to wait for the modules that use it; 0s does not wait")
+	c.Flags().DurationVar(&l.wait, "wait", 10*time.Second, "how long to wait for the modules that use it; 0s "+
+		"does not wait")
 }
 
 func (a *app) modelLoadCommand() *cobra.Command {
@@ -65,8 +66,10 @@ func (a *app) modelLoadCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "load FILE",
 		Short: "Load a model, or replace one while packets flow",
-		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model switch to it at once:\n" +
-			"no packet meets half of it, and none is lost. If one cannot use it, what it ran before runs on, and load says why and exits\n" +
+		Long: "Loads a document of the format kerb-model/1; - is standard input. Modules whose config names the model " +
+			"switch to it at once:\n" +
+			"no packet meets half of it, and none is lost. If one cannot use it, what it ran before runs on, and load says " +
+			"why and exits\n" +
 			"with 5. The versions before are kept; see kerb model rollback.",
 		Example: `  kerb model load dis.json
   kerb model load dis.json --name guard --label site=lab
@@ -90,7 +93,8 @@ func (a *app) modelLoadCommand() *cobra.Command {
 		},
 	})
 	c.Flags().StringVar(&m.Metadata.Name, "name", "", "name of the resource; the one in the document by default")
-	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "label as key=value; replaces all existing labels; may be repeated")
+	c.Flags().StringToStringVarP(&m.Metadata.Labels, "label", "l", nil, "label as key=value; replaces all existing "+
+		"labels; may be repeated")
 	l.addFlags(c)
 	return c
 }
@@ -148,7 +152,8 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 		case ready.Status != "False":
 			return nil
 		case ready.Reason == models.ReasonRefused:
-			return &apierrors.Conflict{Reason: fmt.Sprintf("model %s is stored but not in use, the previous version keeps running: %s", name, ready.Message)}
+			return &apierrors.Conflict{Reason: fmt.Sprintf("model %s is stored but not in use, the previous version keeps "+
+				"running: %s", name, ready.Message)}
 		case time.Now().After(end):
 			return fmt.Errorf("model %s is stored but not in use yet: %s", name, ready.Message)
 		}
@@ -173,7 +178,8 @@ func (a *app) modelDescribeCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "describe NAME|FILE",
 		Short: "Show a model's contents and cost, and its distance from the limits",
-		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), for which no\n" +
+		Long: "Describes a model of the node, or a document in a file (a path with a dot or a slash; - is standard input), " +
+			"for which no\n" +
 			"agent is needed.",
 		Example:           "  kerb model describe guard\n  kerb model describe dis.json",
 		Args:              cobra.ExactArgs(1),
@@ -251,7 +257,8 @@ func (a *app) modelRollbackCommand() *cobra.Command {
 }
 
 // completeGenerations offers the generations that are kept.
-func (a *app) completeGenerations(cmd *cobra.Command, args []string, _ string) (out []string, _ cobra.ShellCompDirective) {
+func (a *app) completeGenerations(cmd *cobra.Command, args []string,
+	_ string) (out []string, _ cobra.ShellCompDirective) {
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}

@@ -19,7 +19,8 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 			"  kerb model import guard.onnx --features dis,dio,dao,other --window 10s -o guard.json\n"+
 				"  kerb model import guard.joblib --trust-pickle --features dis,dio,dao,other -o guard.json"),
 		mlCommand("train", "Train the examples that Kerb ships, or a model of your own table",
-			"  kerb model train rpl --seconds 10 -o floods.json\n  kerb model train own --data windows.csv --kind forest -o own.json"),
+			"  kerb model train rpl --seconds 10 -o floods.json\n  kerb model train own --data windows.csv --kind forest "+
+				"-o own.json"),
 		a.modelCheckCommand(), a.modelQuantiseCommand(),
 	}
 }
@@ -27,9 +28,10 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 // mlCommand runs kerb-ml, a Python package, as a process of the user's own: what it reads is never near the agent.
 func mlCommand(verb, short, example string) *cobra.Command {
 	return &cobra.Command{
-		Use:                verb + " ...",
-		Short:              short,
-		Long:               short + ".\nRuns kerb-ml " + verb + ", the Python package in ml/, with the same arguments; --help shows its own. KERB_ML names its program.",
+		Use:   verb + " ...",
+		Short: short,
+		Long: short + ".\nRuns kerb-ml " + verb + ", the Python package in ml/, with the same arguments; " +
+			"--help shows its own. KERB_ML names its program.",
 		Example:            example,
 		DisableFlagParsing: true,
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -52,7 +52,8 @@ func TestModelCheck(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root for BPF")
 	}
-	out, _, err := author(t, "check", write(t, "m.json", guardDocument), "--data", write(t, "d.csv", guardTable), "-o", "json")
+	out, _, err := author(t, "check", write(t, "m.json", guardDocument), "--data", write(t, "d.csv", guardTable),
+		"-o", "json")
 	if errors.Is(err, inference.ErrNotBuilt) {
 		t.Skip(err)
 	}
@@ -111,7 +112,8 @@ func TestModelImportRunsKerbML(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Setenv("KERB_ML", script)
-	if out, _, err := author(t, "import", "m.onnx", "--features", "dis,dio", "-o", "x.json"); err != nil || out != "import m.onnx --features dis,dio -o x.json\n" {
+	if out, _, err := author(t, "import", "m.onnx", "--features", "dis,dio", "-o", "x.json"); err != nil ||
+		out != "import m.onnx --features dis,dio -o x.json\n" {
 		t.Errorf("%q, %v", out, err)
 	}
 	if _, _, err := author(t, "import", "bad.onnx"); err == nil {

@@ -31,8 +31,10 @@ func (a *app) modelCheckCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "check FILE --data CSV",
 		Short: "Run a model in this kernel on a whole table, and compare it with floating point",
-		Long: "Loads the model into the kernel and runs it on each row of the table, by test runs: no packet meets it, and no agent is\n" +
-			"needed. The table has a column for each feature, and one with the class, by name or number, from which the accuracy comes.\n" +
+		Long: "Loads the model into the kernel and runs it on each row of the table, by test runs: no packet meets it, and " +
+			"no agent is\n" +
+			"needed. The table has a column for each feature, and one with the class, by name or number, from which the " +
+			"accuracy comes.\n" +
 			"Needs root, or CAP_BPF and CAP_NET_ADMIN.",
 		Example: "  kerb model check floods.json --data windows.csv",
 		Args:    cobra.ExactArgs(1),
@@ -87,7 +89,8 @@ func checkModel(d *model.Document, s *samples) (*checked, error) {
 			return nil, err
 		}
 		if want := p.Infer(features); want.Class != got.Class || want.Score != got.Score {
-			return nil, fmt.Errorf("row %d: the kernel decides %d (%d), the same arithmetic in Go %d (%d): please report this", n+1, got.Class, got.Score, want.Class, want.Score)
+			return nil, fmt.Errorf("row %d: the kernel decides %d (%d), the same arithmetic in Go %d (%d): please report this",
+				n+1, got.Class, got.Score, want.Class, want.Score)
 		}
 		class, _ := d.Infer(row)
 		out.Differ += one(class != int(got.Class))

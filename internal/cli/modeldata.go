@@ -40,8 +40,8 @@ func readDocument(file string, stdin io.Reader) (*model.Document, error) {
 	return d, nil
 }
 
-// readSamples reads a CSV file with a heading: a column for each feature, and one with the class, by name or number. Without
-// one, classes is empty.
+// readSamples reads a CSV file with a heading: a column for each feature, and one with the class, by name or number.
+// Without one, classes is empty.
 func readSamples(file, label string, d *model.Document) (*samples, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {

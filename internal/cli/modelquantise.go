@@ -19,7 +19,8 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "quantise FILE --data CSV",
 		Short: "Make a model of layers run with 8-bit weights",
-		Long: "Finds on the rows of the table which ranges inputs and layers have, and writes the document with them and the arithmetic\n" +
+		Long: "Finds on the rows of the table which ranges inputs and layers have, and writes the document with them and " +
+			"the arithmetic\n" +
 			"int8: about a third of the time of q15 at some loss of accuracy, which is reported. Trees are exact already.",
 		Example: "  kerb model quantise guard.json --data windows.csv -f guard-int8.json",
 		Args:    cobra.ExactArgs(1),

@@ -75,7 +75,8 @@ func printCost(w io.Writer, c *v1alpha1.Cost) {
 	for _, l := range c.Latency {
 		line(w, l.Hook, l.Direction, nanoseconds(l.Median), nanoseconds(l.Worst), nanoseconds(l.Least), l.Packet)
 	}
-	fmt.Fprintf(w, "measured %s, with %s of kernel memory\n", c.MeasuredAt.Local().Format(time.DateTime), pkgs.FormatBytes(c.Memory))
+	fmt.Fprintf(w, "measured %s, with %s of kernel memory\n", c.MeasuredAt.Local().Format(time.DateTime),
+		pkgs.FormatBytes(c.Memory))
 }
 
 func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) + " ns" }
@@ -134,9 +135,11 @@ func (a *app) queryCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "query NAME [PATH]",
 		Short: "Query a module's own routes",
-		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. Without a path it lists the available routes.\n" +
+		Long: "Reads a route that the module's control plane serves below /v1/modules/NAME/. Without a path it lists the " +
+			"available routes.\n" +
 			"A stream of events is printed as it comes, until it is interrupted.",
-		Example:           "  kerb module query fw\n  kerb module query count counts\n  kerb module query fw rules -o json\n  kerb module query guard events",
+		Example: "  kerb module query fw\n  kerb module query count counts\n  kerb module query fw rules -o " +
+			"json\n  kerb module query guard events",
 		Args:              cobra.RangeArgs(1, 2),
 		ValidArgsFunction: a.completeQuery,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -161,13 +164,14 @@ func (e *noRouteError) Error() string {
 	if first, _, _ := strings.Cut(e.path, "/"); first == "values" {
 		return fmt.Sprintf("module %s has no values that can be set while it runs", e.module)
 	}
-	return fmt.Sprintf("module %s serves nothing at %s; kerb module query %s lists its routes", e.module, cmp.Or(e.path, "/"), e.module)
+	return fmt.Sprintf("module %s serves nothing at %s; kerb module query %s lists its routes", e.module,
+		cmp.Or(e.path, "/"), e.module)
 }
 
 func (*noRouteError) Unwrap() error { return &apierrors.NotFound{} }
 
-// printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line, each line is
-// passed on when it comes.
+// printAnswer prints what a module answers, in its own format if that is no JSON. Of a stream, one JSON value a line,
+// each line is passed on when it comes.
 func (a *app) printAnswer(w io.Writer, body *answer) error {
 	if body.stream {
 		return a.printStream(w, body)

@@ -36,7 +36,8 @@ func TestQueryInYAML(t *testing.T) {
 	for text, want := range map[string]string{"{\"a\":1}\n{\"a\":2}\n": "---\na: 1\n---\na: 2\n", "": ""} {
 		var out bytes.Buffer
 		a := &app{output: "yaml"}
-		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), true}); err != nil || out.String() != want {
+		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), true}); err != nil ||
+			out.String() != want {
 			t.Errorf("%q: %q, %v", text, out.String(), err)
 		}
 	}
@@ -60,7 +61,8 @@ func TestQueryOfValues(t *testing.T) {
 	} {
 		var out bytes.Buffer
 		a := &app{output: "table"}
-		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), false}); err != nil || out.String() != want {
+		if err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), false}); err != nil ||
+			out.String() != want {
 			t.Errorf("%q: %q, %v", text, out.String(), err)
 		}
 	}

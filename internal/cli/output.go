@@ -81,8 +81,8 @@ func (p painter) Write(text []byte) (int, error) {
 	return len(text), nil
 }
 
-// visible shows what would steer a terminal, in the place of doing so: what is printed is in part what packages, control
-// planes and programs on the node say.
+// visible shows what would steer a terminal, in the place of doing so: what is printed is in part what packages,
+// control planes and programs on the node say.
 type visible struct{ io.Writer }
 
 func (v visible) Write(p []byte) (int, error) {
@@ -92,7 +92,8 @@ func (v visible) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// picture is the character to print for a control character: that of Unicode's block of control pictures, if it has one.
+// picture is the character to print for a control character: that of Unicode's block of control pictures, if it has
+// one.
 func picture(r rune) rune {
 	switch {
 	case r == '\n', r == '\t':

@@ -22,7 +22,8 @@ import (
 // What a control plane says about itself does not steer the terminal of who reads it.
 func TestTerminalIsNotSteered(t *testing.T) {
 	m := v1alpha1.Module{Status: &v1alpha1.ModuleStatus{Conditions: []v1alpha1.Condition{
-		{Type: "Ready", Status: "False", Reason: "Ended", Message: "it last said: \x1b]0;root\a\x1b[2Jfine\r \u009b2J \u202eelif \x9b bell"}}}}
+		{Type: "Ready", Status: "False", Reason: "Ended", Message: "it last said: \x1b]0;root\a\x1b[2Jfine\r \u009b2J " +
+			"\u202eelif \x9b bell"}}}}
 	var out bytes.Buffer
 	if err := (&app{output: "table"}).print(&out, m, func(w io.Writer) { describeModule(w, m) }); err != nil {
 		t.Fatal(err)
@@ -57,7 +58,8 @@ func TestColour(t *testing.T) {
 	}
 	t.Setenv("NO_COLOR", "")
 	t.Setenv("TERM", "xterm")
-	if got, want := read(terminal), "fw  firewall  \x1b[31mno: CannotRun\x1b[0m\n\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n"; got != want {
+	if got, want := read(terminal),
+		"fw  firewall  \x1b[31mno: CannotRun\x1b[0m\n\x1b[31m-old\x1b[0m\n\x1b[32m+new\x1b[0m\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 	t.Setenv("NO_COLOR", "1")

@@ -21,7 +21,8 @@ import (
 
 // packageAuthorCommands are the parts of `kerb package` that work on files, without an agent.
 func (a *app) packageAuthorCommands() []*cobra.Command {
-	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(), a.packageTestCommand(), a.packageInspectCommand(),
+	return []*cobra.Command{a.packageNewCommand(), a.packageBuildCommand(), a.packageVerifyCommand(),
+		a.packageTestCommand(), a.packageInspectCommand(),
 		a.packageHeadersCommand()}
 }
 
@@ -87,7 +88,8 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "verify DIR|NAME|REFERENCE",
 		Short: "Have the kernel check a package without attaching it",
-		Long: "Links each hook and direction of the package into a chain of one, loads it into the kernel and removes it again.\n" +
+		Long: "Links each hook and direction of the package into a chain of one, loads it into the kernel and removes " +
+			"it again.\n" +
 			"Needs root, or CAP_BPF and CAP_NET_ADMIN. No packet meets the program.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -135,9 +137,10 @@ func (a *app) packageInspectCommand() *cobra.Command {
 
 func (a *app) packageHeadersCommand() *cobra.Command {
 	return answers(&cobra.Command{
-		Use:     "headers DIR",
-		Short:   "Write the headers that modules include, for editors and for reading",
-		Long:    "Writes kerb/*.h of this binary below DIR. `kerb package build` does not need them; editors and clangd do, with -IDIR.",
+		Use:   "headers DIR",
+		Short: "Write the headers that modules include, for editors and for reading",
+		Long: "Writes kerb/*.h of this binary below DIR. `kerb package build` does not need them; editors and clangd " +
+			"do, with -IDIR.",
 		Example: "  kerb package headers include",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -163,8 +166,8 @@ func packageFault(err error) error {
 	return err
 }
 
-// findPackage takes a directory, the name of a built-in or the reference of a pulled package. A directory in sight needs a
-// slash to win over a built-in.
+// findPackage takes a directory, the name of a built-in or the reference of a pulled package. A directory in sight
+// needs a slash to win over a built-in.
 func findPackage(cmd *cobra.Command, f *storeFlags, ref string) (*pkgs.Package, error) {
 	catalog := pkgs.NewCatalog(modules.Packages(), modules.Controls())
 	if oci.IsReference(ref) && !isPackageFile(ref) {
@@ -205,7 +208,8 @@ func printInspection(w io.Writer, in *pkgs.Inspection) {
 	field(w, "Fails", m.FailurePolicy)
 	field(w, "Memory", pkgs.FormatBytes(in.Memory))
 	if c := m.Control; c != nil && !c.Builtin {
-		field(w, "Control", fmt.Sprintf("at most %s of memory, %s on disk", pkgs.FormatBytes(c.MemoryLimit()), pkgs.FormatBytes(c.DiskLimit())))
+		field(w, "Control", fmt.Sprintf("at most %s of memory, %s on disk", pkgs.FormatBytes(c.MemoryLimit()),
+			pkgs.FormatBytes(c.DiskLimit())))
 	}
 	fmt.Fprintln(w)
 	line(w, "HOOK", "FUNCTION", "INSTRUCTIONS")

@@ -23,8 +23,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkttest"
 )
 
-// TestPackageScripts runs testdata/package/*.txtar with `package` as the part of the command line that works on files. It
-// runs in this process, whose directory is not the script's: directories are written with $WORK.
+// TestPackageScripts runs testdata/package/*.txtar with `package` as the part of the command line that works on files.
+// It runs in this process, whose directory is not the script's: directories are written with $WORK.
 func TestPackageScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/package",
@@ -173,7 +173,8 @@ func TestPackageTestOfACapture(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	frames, err := pkttest.Packet{Fields: &pkttest.Fields{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("192.0.2.2"),
+	frames, err := pkttest.Packet{Fields: &pkttest.Fields{Src: netip.MustParseAddr("192.0.2.1"),
+		Dst: netip.MustParseAddr("192.0.2.2"),
 		TCP: &pkttest.TCP{Ports: pkttest.Ports{Src: 4000, Dst: 80}, Flags: "S"}}}.Frames("")
 	if err != nil {
 		t.Fatal(err)
@@ -185,7 +186,8 @@ func TestPackageTestOfACapture(t *testing.T) {
 	}
 	w := pcapgo.NewWriter(f)
 	err = errors.Join(w.WriteFileHeader(65535, layers.LinkTypeEthernet),
-		w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(frames[0]), Length: len(frames[0])}, frames[0]), f.Close())
+		w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(frames[0]), Length: len(frames[0])},
+			frames[0]), f.Close())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,8 @@ CAP_NET_ADMIN. With --pcap it prints the verdict on each packet of a capture.
 // readTests reads the tests, or makes one of a capture.
 func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 	if pcap != "" {
-		one := packageCase{Name: filepath.Base(pcap), Direction: direction, Packets: []packetCase{{Packet: pkttest.Packet{Pcap: pcap}}}}
+		one := packageCase{Name: filepath.Base(pcap), Direction: direction,
+			Packets: []packetCase{{Packet: pkttest.Packet{Pcap: pcap}}}}
 		return packageTests{Tests: []packageCase{one}}, nil
 	}
 	t.file = firstOf(file, filepath.Join(ref, "test.yaml"))

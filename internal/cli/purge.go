@@ -25,9 +25,12 @@ func (a *app) purgeCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "purge",
 		Short: "Remove everything that Kerb has in the kernel",
-		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge and veths\n" +
-			"of its Oakestra listener; and, with kerb-bench, the leftovers of killed benchmarks. Other programs are not touched.\n" +
-			"The agent must not be running. The desired state is kept, and an agent that is started again restores everything, unless\n" +
+		Long: "Detaches all chains of this node's agent and removes its programs, maps and pins, and the ports, bridge " +
+			"and veths\n" +
+			"of its Oakestra listener; and, with kerb-bench, the leftovers of killed benchmarks. Other programs are " +
+			"not touched.\n" +
+			"The agent must not be running. The desired state is kept, and an agent that is started again restores " +
+			"everything, unless\n" +
 			"--all removes it as well.",
 		Example: "  systemctl stop kerb && kerb purge\n  kerb purge --all",
 		Args:    cobra.NoArgs,

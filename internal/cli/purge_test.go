@@ -13,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// An agent that has begun to start, and does not answer yet, keeps what it has: it locks the node before it opens anything.
+// An agent that has begun to start, and does not answer yet, keeps what it has: it locks the node before it opens
+// anything.
 func TestPurgeDuringStart(t *testing.T) {
 	dir := t.TempDir()
 	p := paths.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), BPF: filepath.Join(dir, "bpf")}

@@ -124,7 +124,8 @@ func needsTable(v any) bool {
 	return false
 }
 
-// tableColumns are the fields of a list of objects in the order in which they come, those that are empty everywhere left out.
+// tableColumns are the fields of a list of objects in the order in which they come, those that are empty everywhere
+// left out.
 func tableColumns(rows []any) (columns []string) {
 	at := map[string]bool{}
 	for _, row := range rows {

@@ -23,14 +23,16 @@ Credentials are those of "docker login" or "podman login".`
 
 // registryCommands are the parts of `kerb package` that move packages. None of them needs an agent.
 func (a *app) registryCommands() []*cobra.Command {
-	return []*cobra.Command{a.packageKeygenCommand(), a.packagePushCommand(), a.packageSignCommand(), a.packagePullCommand(), a.packageRemoveCommand()}
+	return []*cobra.Command{a.packageKeygenCommand(), a.packagePushCommand(), a.packageSignCommand(),
+		a.packagePullCommand(), a.packageRemoveCommand()}
 }
 
 func (a *app) packageKeygenCommand() *cobra.Command {
 	return answers(&cobra.Command{
 		Use:   "keygen NAME",
 		Short: "Make a key for signing packages",
-		Long: "Writes an ed25519 key to NAME.key, which stays with the author, and its public half to NAME.pub, which goes into\n" +
+		Long: "Writes an ed25519 key to NAME.key, which stays with the author, and its public half to NAME.pub, which " +
+			"goes into\n" +
 			"/etc/kerb/keys on the nodes. Files that exist are not overwritten.",
 		Example:           "  kerb package keygen acme\n  install -m 644 acme.pub /etc/kerb/keys/acme.pub",
 		Args:              cobra.ExactArgs(1),
@@ -42,7 +44,8 @@ func (a *app) packageKeygenCommand() *cobra.Command {
 			}
 			keys := map[string]string{"private": private, "public": public}
 			return a.print(cmd.OutOrStdout(), keys, func(w io.Writer) {
-				fmt.Fprintf(w, "private key %s: keep it secret, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n", private, public)
+				fmt.Fprintf(w, "private key %s: keep it secret, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n",
+					private, public)
 			})
 		},
 	})
@@ -56,7 +59,8 @@ type signFlags struct {
 
 func (f *signFlags) add(c *cobra.Command) {
 	c.Flags().StringVar(&f.key, "key", "", "private key to sign with: PEM, ed25519 or ECDSA P-256")
-	c.Flags().StringVar(&f.identity, "identity", "", "name that the signature is for (default: registry and repository of the reference)")
+	c.Flags().StringVar(&f.identity, "identity", "", "name that the signature is for (default: registry and repository "+
+		"of the reference)")
 	addPlainHTTP(c, &f.transport)
 }
 
@@ -70,7 +74,8 @@ func (a *app) packagePushCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "push [DIR] REFERENCE",
 		Short: "Put a built package into a registry or an image layout",
-		Long: "Pushes the package in DIR, which must be built, as an OCI artifact, and signs it if --key is given. A package whose\n" +
+		Long: "Pushes the package in DIR, which must be built, as an OCI artifact, and signs it if --key is given. A " +
+			"package whose\n" +
 			"control plane is compiled per architecture takes one --platform for each instead of DIR; nodes then pull\n" +
 			"theirs.\n" + referenceHelp,
 		Example: `  kerb package push ./limiter registry.example.org/acme/limiter:1.2.0 --key acme.key
@@ -95,7 +100,8 @@ func (a *app) packagePushCommand() *cobra.Command {
 				return packageFault(err)
 			}
 			return a.print(cmd.OutOrStdout(), pushed, func(w io.Writer) {
-				fmt.Fprintf(w, "%s %s pushed to %s\ndigest %s, %s\n", pushed.Name, pushed.Version, ref, pushed.Digest, signedWord(pushed.Signed))
+				fmt.Fprintf(w, "%s %s pushed to %s\ndigest %s, %s\n", pushed.Name, pushed.Version, ref, pushed.Digest,
+					signedWord(pushed.Signed))
 			})
 		},
 	})
@@ -176,7 +182,8 @@ func (a *app) packageSignCommand() *cobra.Command {
 type storeFlags struct{ agentFlags }
 
 func (f *storeFlags) add(c *cobra.Command) {
-	c.Flags().StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent; the keys are in keys/ next to it")
+	c.Flags().StringVar(&f.config, "config", paths.Default().Config, "configuration file of the agent; the keys are in "+
+		"keys/ next to it")
 	c.Flags().StringVar(&f.state, "state", "", "directory of durable state, which has the store")
 }
 
@@ -197,8 +204,10 @@ func (a *app) packagePullCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "pull REFERENCE",
 		Short: "Fetch a package into this node's store",
-		Long: "Fetches a package, or an image of eBPF programs with bpfman's labels, checks its digests and its signature with the keys\n" +
-			"in /etc/kerb/keys, and keeps it in the store, as root. Modules then name REFERENCE as their package; the agent checks the\n" +
+		Long: "Fetches a package, or an image of eBPF programs with bpfman's labels, checks its digests and its signature " +
+			"with the keys\n" +
+			"in /etc/kerb/keys, and keeps it in the store, as root. Modules then name REFERENCE as their package; the agent " +
+			"checks the\n" +
 			"same again, offline, before it loads it. A tag can be moved and pulled again; a digest cannot.\n" + referenceHelp,
 		Example: `  kerb package pull registry.example.org/acme/limiter:1.2.0
   kerb package pull oci:/media/usb/limiter:1.2.0
@@ -225,7 +234,8 @@ func (a *app) packagePullCommand() *cobra.Command {
 	addPlainHTTP(c, &transport)
 	c.Flags().BoolVar(&trust.AllowUnsigned, "allow-unsigned", false, "take it without a signature by a key of this node")
 	c.Flags().BoolVar(&trust.AllowDowngrade, "allow-downgrade", false, "take an older version than the tag led to before")
-	c.Flags().StringVar(&trust.Identity, "identity", "", "name that the signature must be for (default: registry and repository)")
+	c.Flags().StringVar(&trust.Identity, "identity", "", "name that the signature must be for (default: registry and "+
+		"repository)")
 	return c
 }
 
@@ -238,7 +248,8 @@ func printPulled(w io.Writer, p *oci.Pulled) {
 	}
 	field(w, "Signed by", p.SignedBy)
 	if p.Moved != "" {
-		field(w, "Before", p.Moved+"; modules made of the tag take the new one when they are applied again or the agent starts")
+		field(w, "Before", p.Moved+"; modules made of the tag take the new one when they are applied again or the "+
+			"agent starts")
 	}
 }
 
@@ -275,7 +286,9 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 			if err := store.Remove(ref, inUse); err != nil {
 				return err
 			}
-			return a.print(cmd.OutOrStdout(), map[string]string{"removed": ref.String()}, func(w io.Writer) { fmt.Fprintln(w, ref, "removed") })
+			return a.print(cmd.OutOrStdout(), map[string]string{"removed": ref.String()}, func(w io.Writer) {
+				fmt.Fprintln(w, ref, "removed")
+			})
 		},
 	})
 	f.add(c)

@@ -29,7 +29,8 @@ func describeService(w io.Writer, s v1alpha1.Service) {
 		field(w, "Interface", fmt.Sprintf("%s (index %d, MTU %d)%s", l.Interface, l.Ifindex, l.MTU, movedNote(l)))
 		field(w, "Peer", l.Peer)
 		for _, h := range l.Hooks {
-			field(w, "  "+h.Hook, fmt.Sprintf("%s, chain %s, program %d: %s", h.Mode, h.Chain, h.Program, strings.Join(h.Modules, " > ")))
+			field(w, "  "+h.Hook, fmt.Sprintf("%s, chain %s, program %d: %s", h.Mode, h.Chain, h.Program,
+				strings.Join(h.Modules, " > ")))
 			field(w, "  on the hook", strings.Join(h.Programs, " > "))
 		}
 	}

@@ -24,7 +24,8 @@ func (a *app) topCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "top",
 		Short: "Watch the traffic of the services",
-		Long: "Shows packets and bytes per second of every service that a counter module sees, busiest first, until interrupted.\n" +
+		Long: "Shows packets and bytes per second of every service that a counter module sees, busiest first, until " +
+			"interrupted.\n" +
 			"Directions are the service's: out is from it, in is to it.",
 		Example: "  kerb top\n  kerb top --interval 5s --count 1",
 		Args:    cobra.NoArgs,
@@ -161,7 +162,8 @@ func rates(before, now map[string]traffic, elapsed time.Duration) []traffic {
 		}
 		s := elapsed.Seconds()
 		all = append(all, traffic{
-			name, (n.PacketsOut - b.PacketsOut) / s, (n.PacketsIn - b.PacketsIn) / s, (n.BytesOut - b.BytesOut) / s, (n.BytesIn - b.BytesIn) / s,
+			name, (n.PacketsOut - b.PacketsOut) / s, (n.PacketsIn - b.PacketsIn) / s, (n.BytesOut - b.BytesOut) / s,
+			(n.BytesIn - b.BytesIn) / s,
 		})
 	}
 	sort.Slice(all, func(i, j int) bool {

@@ -35,7 +35,8 @@ func TestTraffic(t *testing.T) {
 }
 
 func TestTrafficNeedsACounter(t *testing.T) {
-	if _, err := trafficIn([]byte("kerb_modules 3\n")); err == nil || !strings.Contains(err.Error(), "deploy the package counter") {
+	if _, err := trafficIn([]byte("kerb_modules 3\n")); err == nil ||
+		!strings.Contains(err.Error(), "deploy the package counter") {
 		t.Error(err)
 	}
 }

@@ -32,9 +32,11 @@ func (a *app) traceCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "trace",
 		Short: "Show which module does what to packets",
-		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with their reason,\n" +
+		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with " +
+			"their reason,\n" +
 			"until the count or the time is reached or it is interrupted. Filters match the packet as it came. What a module\n" +
-			"has changed of addresses and ports follows its verdict. For that time the chains are linked again with a call after each module; packets\n" +
+			"has changed of addresses and ports follows its verdict. For that time the chains are linked again with a call " +
+			"after each module; packets\n" +
 			"are neither lost nor let through by the change, and chains that are not traced cost nothing extra.",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
 		Args:    cobra.NoArgs,
@@ -61,7 +63,8 @@ func (a *app) traceCommand() *cobra.Command {
 
 // trace prints packets as they come: lines for people, or one JSON object a line.
 func (a *app) trace(ctx context.Context, w io.Writer, r v1alpha1.TraceRequest) error {
-	q := url.Values{"count": {strconv.Itoa(r.Count)}, "seconds": {strconv.Itoa(r.Seconds)}, "port": {strconv.Itoa(int(r.Port))}}
+	q := url.Values{"count": {strconv.Itoa(r.Count)}, "seconds": {strconv.Itoa(r.Seconds)},
+		"port": {strconv.Itoa(int(r.Port))}}
 	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol} {
 		if value != "" {
 			q.Set(key, value)
@@ -140,7 +143,8 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 		}
 		steps = append(steps, text)
 	}
-	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length, strings.Join(steps, " "))
+	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length,
+		strings.Join(steps, " "))
 }
 
 func packetEnds(protocol, source, destination string) string {

@@ -41,9 +41,10 @@ func printValues(w io.Writer, values []map[string]any) {
 
 func (a *app) setCommand() *cobra.Command {
 	return answers(&cobra.Command{
-		Use:               "set NAME PATH=VALUE...",
-		Short:             "Set values of a module while it runs",
-		Long:              "Sets values of the module: `kerb module values NAME` lists them. Stops at the first value that is refused.",
+		Use:   "set NAME PATH=VALUE...",
+		Short: "Set values of a module while it runs",
+		Long: "Sets values of the module: `kerb module values NAME` lists them. Stops at the first value that " +
+			"is refused.",
 		Example:           "  kerb module set sign sign/cars=12\n  kerb module set things things/sensors/temperature=21.5",
 		Args:              cobra.MinimumNArgs(2),
 		ValidArgsFunction: kindOf(resource.Module).complete(a),

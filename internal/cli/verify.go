@@ -114,8 +114,8 @@ func verdictOn(what string, p *ebpf.Program) (verdict, error) {
 	return verdict{what, n}, nil
 }
 
-// defaultModule is the package as a module with the default config. One whose config has properties without default keeps the
-// constants that were compiled in.
+// defaultModule is the package as a module with the default config. One whose config has properties without default
+// keeps the constants that were compiled in.
 func defaultModule(p *pkgs.Package) (dataplane.Module, error) {
 	if _, err := p.WithDefaults(nil); err != nil {
 		return pkttest.ModuleOf(p), nil
@@ -130,7 +130,8 @@ func moduleOf(p *pkgs.Package, given map[string]any) (dataplane.Module, error) {
 	if err != nil {
 		return module, configMistakes(err)
 	}
-	if p.ControlPlane == nil && p.Control != nil { // a process, which is not run for this: constants and sizes are the compiled ones
+	// a process, which is not run for this: constants and sizes are the compiled ones
+	if p.ControlPlane == nil && p.Control != nil {
 		return module, nil
 	}
 	if p.ControlPlane == nil {

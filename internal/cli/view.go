@@ -17,10 +17,11 @@ import (
 )
 
 func chainKind() kind {
-	k := viewOf("chain", []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"}, func(c v1alpha1.Chain) []any {
-		modules := strings.Join(c.Modules, " > ")
-		return []any{c.ID, c.Hook, c.Direction, modules, c.Program, c.Parts, resource.FormatCost(c.Cost), len(c.Points)}
-	}, describeChain)
+	k := viewOf("chain", []any{"ID", "HOOK", "DIRECTION", "MODULES", "PROGRAM", "PARTS", "COST", "POINTS"},
+		func(c v1alpha1.Chain) []any {
+			modules := strings.Join(c.Modules, " > ")
+			return []any{c.ID, c.Hook, c.Direction, modules, c.Program, c.Parts, resource.FormatCost(c.Cost), len(c.Points)}
+		}, describeChain)
 	k.all = true
 	return k
 }
@@ -42,9 +43,10 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 }
 
 func packageKind() kind {
-	return viewOf("package", []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"}, func(p v1alpha1.Package) []any {
-		return []any{p.Name, p.Version, strings.Join(p.Hooks, ","), pkgs.FormatBytes(p.Memory), p.Source, p.Description}
-	}, describePackage)
+	return viewOf("package", []any{"NAME", "VERSION", "HOOKS", "MEMORY", "SOURCE", "DESCRIPTION"},
+		func(p v1alpha1.Package) []any {
+			return []any{p.Name, p.Version, strings.Join(p.Hooks, ","), pkgs.FormatBytes(p.Memory), p.Source, p.Description}
+		}, describePackage)
 }
 
 // newPackageCommand is `kerb package`: what the agent knows of packages, and what authors do with them.
@@ -82,7 +84,8 @@ func (a *app) statusCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "status",
 		Short: "Show the agent's state at a glance",
-		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or select nothing,\n" +
+		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or " +
+			"select nothing,\n" +
 			"services that are missing or whose interfaces have moved, instances that do not respond, and any condition of a\n" +
 			"resource is not met.",
 		Example: "  kerb status\n  kerb status --exit-code\n  kerb status -o json",
@@ -108,7 +111,8 @@ func (a *app) doctorCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "doctor",
 		Short: "Examine whether this node can run Kerb, and how well",
-		Long: "Tests the kernel features that Kerb needs, and examines mounts, interfaces and foreign programs. Changes nothing and needs no\n" +
+		Long: "Tests the kernel features that Kerb needs, and examines mounts, interfaces and foreign programs. Changes " +
+			"nothing and needs no\n" +
 			"agent. Exits with 1 if something stops Kerb from working.",
 		Example: "  kerb doctor\n  kerb doctor -o json",
 		Args:    cobra.NoArgs,
@@ -151,6 +155,7 @@ func describeNode(w io.Writer, s v1alpha1.NodeStatus) {
 	}
 	fmt.Fprintln(w, "\nProblems:")
 	for _, p := range s.Problems {
-		fmt.Fprintf(w, "  %s\t%s (%s)\t%s\n", strings.TrimSuffix(strings.ToLower(p.Kind)+"/"+p.Name, "/"), p.Type, p.Reason, p.Message)
+		fmt.Fprintf(w, "  %s\t%s (%s)\t%s\n", strings.TrimSuffix(strings.ToLower(p.Kind)+"/"+p.Name, "/"), p.Type,
+			p.Reason, p.Message)
 	}
 }

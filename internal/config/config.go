@@ -24,11 +24,12 @@ type Config struct {
 	Paths       paths.Paths `json:"paths,omitempty"`
 	Log         Log         `json:"log,omitempty"`
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
-	Cgroup      string      `json:"cgroup,omitempty"`      // of version 2, in which services' sockets are; empty for the root
-	TCP         *TCP        `json:"tcp,omitempty"`         // nil: the socket only
-	Oakestra    *Oakestra   `json:"oakestra,omitempty"`    // nil: off
-	Resolvers   Resolvers   `json:"resolvers,omitzero"`
-	Limits      Limits      `json:"limits,omitzero"`
+	// of version 2, in which services' sockets are; empty for the root
+	Cgroup    string    `json:"cgroup,omitempty"`
+	TCP       *TCP      `json:"tcp,omitempty"`      // nil: the socket only
+	Oakestra  *Oakestra `json:"oakestra,omitempty"` // nil: off
+	Resolvers Resolvers `json:"resolvers,omitzero"`
+	Limits    Limits    `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
 
@@ -61,8 +62,8 @@ func Default() Config {
 	}
 }
 
-// Load reads the file at path over the defaults. A missing file is the defaults unless it is required. Mistakes in it are
-// *apierrors.Invalid.
+// Load reads the file at path over the defaults. A missing file is the defaults unless it is required. Mistakes in it
+// are *apierrors.Invalid.
 func Load(path string, required bool) (Config, error) {
 	c := Default()
 	data, err := os.ReadFile(path)

@@ -10,13 +10,16 @@ import (
 )
 
 func TestLimits(t *testing.T) {
-	if c, err := load(t, "log: {format: text}"); err != nil || c.Limits.ControlMemory != "512Mi" || c.Limits.ControlDisk != "1Gi" {
+	if c, err := load(t, "log: {format: text}"); err != nil || c.Limits.ControlMemory != "512Mi" ||
+		c.Limits.ControlDisk != "1Gi" {
 		t.Errorf("without limits: %+v %v", c.Limits, err)
 	}
-	if c, err := load(t, "limits: {controlMemory: 1Gi}"); err != nil || c.Limits.ControlMemory != "1Gi" || c.Limits.ControlDisk != "1Gi" {
+	if c, err := load(t, "limits: {controlMemory: 1Gi}"); err != nil || c.Limits.ControlMemory != "1Gi" ||
+		c.Limits.ControlDisk != "1Gi" {
 		t.Errorf("with one: %+v %v", c.Limits, err)
 	}
-	for text, field := range map[string]string{"controlMemory: lots": "limits.controlMemory", "controlDisk: '0'": "limits.controlDisk", "controlMemory: ''": "limits.controlMemory"} {
+	for text, field := range map[string]string{"controlMemory: lots": "limits.controlMemory",
+		"controlDisk: '0'": "limits.controlDisk", "controlMemory: ''": "limits.controlMemory"} {
 		var invalid *apierrors.Invalid
 		if _, err := load(t, "limits: {"+text+"}"); !errors.As(err, &invalid) || invalid.Field != field {
 			t.Errorf("%s: %v", text, err)

@@ -51,7 +51,8 @@ func (o Oakestra) check() error {
 		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(
 			"%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge)))
 	}
-	wrong = append(wrong, checkSubnet("oakestra.subnet", o.Subnet, true), checkSubnet("oakestra.subnet6", o.Subnet6, false))
+	wrong = append(wrong, checkSubnet("oakestra.subnet", o.Subnet, true),
+		checkSubnet("oakestra.subnet6", o.Subnet6, false))
 	return errors.Join(append(wrong, o.checkTCP())...)
 }
 

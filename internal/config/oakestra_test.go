@@ -33,7 +33,8 @@ func TestOakestraIsOffUnlessAskedFor(t *testing.T) {
 
 func TestOakestraDefaults(t *testing.T) {
 	for text, want := range map[string]config.Oakestra{
-		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra", Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"},
+		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra", Subnet: "10.18.0.0/26",
+			Subnet6: "fc00::/120"},
 		"oakestra: {tcp: '127.0.0.1:6000', bridge: oak, subnet: 10.18.0.64/26, subnet6: 'fc00::100/120'}": {
 			TCP: "127.0.0.1:6000", Bridge: "oak", Subnet: "10.18.0.64/26", Subnet6: "fc00::100/120"},
 	} {

@@ -9,15 +9,15 @@ import (
 	"sync"
 )
 
-// Reloads passes a configuration that was read again to the parts of the agent that can change while they run. Its zero value is
-// ready.
+// Reloads passes a configuration that was read again to the parts of the agent that can change while they run. Its zero
+// value is ready.
 type Reloads struct {
 	mu  sync.Mutex
 	all []func(Config) error
 }
 
-// Subscribe adds a function that is called with every new configuration. If it returns an error, the subscriber keeps the
-// previous one.
+// Subscribe adds a function that is called with every new configuration. If it returns an error, the subscriber keeps
+// the previous one.
 func (r *Reloads) Subscribe(take func(Config) error) {
 	if r == nil {
 		return
@@ -51,8 +51,10 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		name      string
 		now, then any
 	}{
-		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format}, {"socketGroup", c.SocketGroup, next.SocketGroup},
-		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)}, {"oakestra", c.Oakestra, next.Oakestra},
+		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format},
+		{"socketGroup", c.SocketGroup, next.SocketGroup},
+		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
+		{"oakestra", c.Oakestra, next.Oakestra},
 		{"resolvers", c.Resolvers, next.Resolvers},
 	} {
 		if !reflect.DeepEqual(f.now, f.then) {

@@ -20,7 +20,8 @@ func TestOakestraResolver(t *testing.T) {
 	if err != nil || !slices.Equal(c.Resolvers.Oakestra.WithDefaults().Ranges, config.OakestraRanges) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
-	c, err = load(t, "resolvers: {oakestra: {broker: 'ssl://broker:8883', node: n1, ranges: [10.30.0.0/16], ca: /ca, certificate: /c, key: /k, address: 192.0.2.7}}")
+	c, err = load(t, "resolvers: {oakestra: {broker: 'ssl://broker:8883', node: n1, ranges: [10.30.0.0/16], ca: /ca, "+
+		"certificate: /c, key: /k, address: 192.0.2.7}}")
 	if err != nil || !slices.Equal(c.Resolvers.Oakestra.WithDefaults().Ranges, []string{"10.30.0.0/16"}) {
 		t.Errorf("%+v, %v", c.Resolvers.Oakestra, err)
 	}
@@ -45,7 +46,8 @@ func TestOakestraResolver(t *testing.T) {
 		"broker: 'ssl://h:1', node: n1, key: /k, certificate: '', ca: ''": "certificate",
 	} {
 		var wrong *apierrors.Invalid
-		if _, err := load(t, "resolvers: {oakestra: {"+text+"}}"); !errors.As(err, &wrong) || wrong.Field != "resolvers.oakestra."+field || strings.Contains(wrong.Reason, "%!") {
+		if _, err := load(t, "resolvers: {oakestra: {"+text+"}}"); !errors.As(err, &wrong) ||
+			wrong.Field != "resolvers.oakestra."+field || strings.Contains(wrong.Reason, "%!") {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the config
-// is a *sdk.ConfigError.
+// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the
+// config is a *sdk.ConfigError.
 func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, compileTime)
 	defer cancel()
@@ -84,8 +84,8 @@ func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) er
 	return err
 }
 
-// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last answer,
-// and stale.
+// Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last
+// answer, and stale.
 func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTime)
 	defer cancel()

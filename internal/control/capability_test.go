@@ -107,7 +107,8 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 
 // A control plane that answers that it has another generation gets the update again, at growing intervals.
 func TestConflictsBackOff(t *testing.T) {
-	opts, h := (&provider{}).options(t), &handler{answers: map[string]int{"start": http.StatusNoContent, "models": http.StatusConflict}}
+	opts, h := (&provider{}).options(t),
+		&handler{answers: map[string]int{"start": http.StatusNoContent, "models": http.StatusConflict}}
 	synctest.Test(t, func(t *testing.T) { startNaming(t, opts, []string{"models"}, h) })
 	n := 0
 	for _, call := range h.called() {

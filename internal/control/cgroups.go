@@ -22,7 +22,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-// Names below the cgroup that systemd has delegated to the agent (Delegate=memory pids). Processes may only be in leaves.
+// Names below the cgroup that systemd has delegated to the agent (Delegate=memory pids). Processes may only be in
+// leaves.
 const (
 	agentGroup    = "agent"
 	controlPrefix = "control-"
@@ -31,8 +32,8 @@ const (
 // errNotDelegated means that the agent's cgroup is not its own to divide.
 var errNotDelegated = errors.New("the agent's cgroup is not delegated to it (Delegate=memory pids in its unit)")
 
-// cgroups makes a cgroup for each control plane process: memory.max counts shared memory, page tables and socket buffers
-// alike, and stops a process before it has more.
+// cgroups makes a cgroup for each control plane process: memory.max counts shared memory, page tables and socket
+// buffers alike, and stops a process before it has more.
 type cgroups struct {
 	dir    string // the delegated cgroup
 	serial atomic.Int64
@@ -107,7 +108,8 @@ func (c *cgroups) group(memory int64) (*group, error) {
 		file  string
 		value int64
 		must  bool
-	}{{"memory.max", memory, true}, {"memory.oom.group", 1, false}, {"memory.swap.max", 0, false}, {"pids.max", sandbox.MaxProcesses, false}} {
+	}{{"memory.max", memory, true}, {"memory.oom.group", 1, false}, {"memory.swap.max", 0, false},
+		{"pids.max", sandbox.MaxProcesses, false}} {
 		err := os.WriteFile(filepath.Join(g.dir, setting.file), []byte(strconv.FormatInt(setting.value, 10)), 0)
 		if err != nil && setting.must {
 			return nil, errors.Join(err, unix.Rmdir(g.dir))

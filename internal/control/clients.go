@@ -108,7 +108,8 @@ func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd
 // maxWaiting bounds the copies of connections.
 const maxWaiting = 64
 
-// evict ends the oldest connection: one that was refused, has gone or says nothing, as others are given maps within milliseconds.
+// evict ends the oldest connection: one that was refused, has gone or says nothing, as others are given maps within
+// milliseconds.
 func (d *clientListener) evict() {
 	id := slices.Min(slices.Collect(maps.Keys(d.waiting)))
 	conn := d.waiting[id]

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package control runs control planes: each in a process of its own with almost no rights, those inside the binary
-// together in one, to save memory. It keeps them running, hands them their maps, carries their logs, and is the only one
-// that speaks the contract of docs/control-planes.md with them. The data plane keeps running without it.
+// together in one, to save memory. It keeps them running, hands them their maps, carries their logs, and is the only
+// one that speaks the contract of docs/control-planes.md with them. The data plane keeps running without it.
 package control
 
 import (
@@ -24,8 +24,8 @@ import (
 // hostCommand makes this binary the process that serves the control planes inside it.
 const hostCommand = "control-host"
 
-// Intercept makes this process what the agent has started it as. It returns when that is none of this package's business;
-// to be called first in main, and in tests that run an agent.
+// Intercept makes this process what the agent has started it as. It returns when that is none of this package's
+// business; to be called first in main, and in tests that run an agent.
 func Intercept(builtins map[string]sdk.Control) {
 	if len(os.Args) < 2 {
 		return
@@ -80,7 +80,8 @@ func (l Limits) check(p *pkgs.Package) error {
 		{"control.disk", "limits.controlDisk", p.Control.DiskLimit(), l.Disk},
 	} {
 		if c.limit > 0 && c.asked > c.limit {
-			return fmt.Errorf("package %s asks for %s of %s, and this node allows %s: set %s in the agent's configuration if that is meant",
+			return fmt.Errorf("package %s asks for %s of %s, and this node allows %s: set %s in the agent's configuration if "+
+				"that is meant",
 				p.Name, pkgs.FormatBytes(c.asked), c.field, pkgs.FormatBytes(c.limit), c.setting)
 		}
 	}
@@ -139,7 +140,8 @@ func New(opts Options) (*Manager, error) {
 		opts.Log.Warn("control planes are confined less on this node", "reason", reason)
 	}
 	if m.problem = m.trySandbox(); m.problem != nil {
-		opts.Log.Error("control planes cannot start; modules that have one cannot be applied. Run kerb doctor", "error", m.problem)
+		opts.Log.Error("control planes cannot start; modules that have one cannot be applied. Run kerb doctor",
+			"error", m.problem)
 	}
 	m.shared = &shared{manager: m}
 	return m, nil

@@ -37,8 +37,8 @@ func (u *usage) start(dir string, info fs.FileInfo) {
 	}
 }
 
-// here reports whether a file is on the file system that is counted. Files of overlayfs have the device numbers of its layers,
-// its directories that of the overlay (Documentation/filesystems/overlayfs.rst, "Inode properties").
+// here reports whether a file is on the file system that is counted. Files of overlayfs have the device numbers of its
+// layers, its directories that of the overlay (Documentation/filesystems/overlayfs.rst, "Inode properties").
 func (u *usage) here(path string, st *syscall.Stat_t) bool {
 	if st.Dev == u.device || u.overlay == nil {
 		return st.Dev == u.device
@@ -63,8 +63,8 @@ func (u *usage) add(path string, info fs.FileInfo) {
 	u.files++
 }
 
-// diskUse is what a directory takes on its disk, with the files that processes hold open or mapped after they have removed
-// them. It stops counting above the limit.
+// diskUse is what a directory takes on its disk, with the files that processes hold open or mapped after they have
+// removed them. It stops counting above the limit.
 func diskUse(dir string, pids []int, limit int64) (bytes, files int64) {
 	u := usage{seen: map[inode]bool{}}
 	over := func() bool { return u.bytes > limit || u.files > maxFiles(limit) }

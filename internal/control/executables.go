@@ -47,7 +47,8 @@ func Examine() func(sdk.Process) sdk.Executable {
 			out.Problem = err.Error()
 			return out
 		}
-		out.Path, out.Device, out.Inode, out.Modified, out.Size = facts.Path, facts.Device, facts.Inode, facts.Modified, facts.Size
+		out.Path, out.Device, out.Inode, out.Modified, out.Size = facts.Path, facts.Device, facts.Inode, facts.Modified,
+			facts.Size
 		out.Uses, out.Configured, out.Go = facts.Uses, facts.Configured, facts.Go
 		return out
 	}

@@ -56,7 +56,8 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 			return err
 		}
 		if t.generation != "" {
-			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil) // it may have let go itself
+			// it may have let go itself
+			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil)
 		}
 		t.generation, t.instances = want.name, byKey(want.instances)
 		p.mu.Lock()
@@ -98,14 +99,15 @@ func (p *Plane) inform(ctx context.Context, r *run, limit time.Duration, name st
 	return err
 }
 
-// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under way
-// still, with the maps that came before. A generation that never came to be is dropped.
+// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under
+// way still, with the maps that came before. A generation that never came to be is dropped.
 func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
 	if t.sent == want.name {
 		return nil
 	}
 	if t.sent != "" && t.sent != t.generation {
-		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil) // at worst it keeps the maps open
+		// at worst it keeps the maps open
+		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil)
 	}
 	if err := p.sendWanted(r, want); err != nil {
 		return err
@@ -143,8 +145,8 @@ func (p *Plane) name(kind string) string {
 	return fmt.Sprintf("%s-%d", kind, p.serial)
 }
 
-// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The maps
-// stay the caller's.
+// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The
+// maps stay the caller's.
 func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
 	own := sdk.Maps{}
 	for name, one := range m {

@@ -88,7 +88,8 @@ func (g *injectGrant) update(p *Plane, r *run, want []sdk.Instance, sweep bool) 
 }
 
 // openNew opens the missing sockets, and adds their instances to there.
-func (g *injectGrant) openNew(there map[uint32]sdk.Instance, want []sdk.Instance, log *slog.Logger) map[uint32]*os.File {
+func (g *injectGrant) openNew(there map[uint32]sdk.Instance, want []sdk.Instance,
+	log *slog.Logger) map[uint32]*os.File {
 	files, failed := map[uint32]*os.File{}, map[string]error{}
 	for _, i := range want {
 		if _, ok := there[i.Ifindex]; ok || i.Service == "" {

@@ -51,7 +51,8 @@ func findFacts(file string, log *slog.Logger) sdk.Kernel {
 	}
 	facts := sdk.Kernel{Sockets: result.ByName()}
 	for _, t := range result.RoundTrips {
-		facts.RoundTrips = append(facts.RoundTrips, sdk.RoundTrip{Bytes: uint32(t.Bytes), Plain: t.Plain, Redirected: t.Redirected})
+		facts.RoundTrips = append(facts.RoundTrips, sdk.RoundTrip{Bytes: uint32(t.Bytes), Plain: t.Plain,
+			Redirected: t.Redirected})
 	}
 	return facts
 }

@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// attacks take more than the limits of attack, in ways that no limit of a process counts. They return why they could not.
+// attacks take more than the limits of attack, in ways that no limit of a process counts. They return why they could
+// not.
 var attacks = map[string]func(state string) error{
 	"memory":  anonymous,
 	"tmpfs":   mappedFile,
@@ -47,7 +48,8 @@ var attacks = map[string]func(state string) error{
 }
 
 func anonymous(string) error {
-	held, err := unix.Mmap(-1, 0, 200<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|unix.MAP_POPULATE)
+	held, err := unix.Mmap(-1, 0, 200<<20, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS|
+		unix.MAP_POPULATE)
 	_ = held
 	return err
 }
@@ -135,8 +137,10 @@ func attack(t *testing.T, m *Manager, kind, state string, network bool) string {
 	if kind == "tmpfs" {
 		disk = 128 << 20
 	}
-	p, err := m.launch(launch{name: kind, spec: sandbox.Spec{Command: []string{self, attackArgument, kind, state}, Dir: state, UID: lastUser,
-		Read: []string{self}, Write: []string{state}, Memory: 32 << 20, Disk: disk, Network: network, Env: []string{"GOGC=20"}}, state: state})
+	p, err := m.launch(launch{name: kind, spec: sandbox.Spec{Command: []string{self, attackArgument, kind, state},
+		Dir: state, UID: lastUser,
+		Read: []string{self}, Write: []string{state}, Memory: 32 << 20, Disk: disk, Network: network,
+		Env: []string{"GOGC=20"}}, state: state})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +166,8 @@ func testManager(t *testing.T) *Manager {
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(Options{Run: filepath.Join(dir, "run"), State: filepath.Join(dir, "state"), Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
+	m, err := New(Options{Run: filepath.Join(dir, "run"), State: filepath.Join(dir, "state"),
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -173,13 +178,14 @@ func testManager(t *testing.T) *Manager {
 	return m
 }
 
-// A control plane that takes more memory or disk than its manifest allows is ended, or refused what it asks for, whatever
-// kind it is.
+// A control plane that takes more memory or disk than its manifest allows is ended, or refused what it asks for,
+// whatever kind it is.
 func TestLimits(t *testing.T) {
 	m := testManager(t)
 	for kind, want := range map[string]string{
 		"memory": "control.memory", "tmpfs": "control.memory", "sockets": "control.memory",
-		"files": "control.disk", "inodes": "control.disk", "removed": "control.disk", "mapped": "control.disk", "nested": "control.disk",
+		"files": "control.disk", "inodes": "control.disk", "removed": "control.disk", "mapped": "control.disk",
+		"nested": "control.disk",
 	} {
 		t.Run(kind, func(t *testing.T) {
 			t.Parallel()
@@ -206,7 +212,8 @@ func tmpfs(t *testing.T, dir string) string {
 	return filepath.Join(dir, "state")
 }
 
-// Where systemd has delegated a cgroup with the memory controller, the kernel counts all memory and ends who has too much.
+// Where systemd has delegated a cgroup with the memory controller, the kernel counts all memory and ends who has too
+// much.
 func TestMemoryCgroup(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: cgroups")
@@ -215,7 +222,8 @@ func TestMemoryCgroup(t *testing.T) {
 	if err := unix.Setxattr(dir, "trusted.delegate", []byte("1"), 0); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, agentGroup)) })            // once the test has left it, and before its parent goes
+	// once the test has left it, and before its parent goes
+	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, agentGroup)) })
 	if mount, err := cgroup.Mount(); err == nil && os.Getenv("KERB_MATRIX") != "" { // elsewhere the root is not ours
 		_ = os.WriteFile(filepath.Join(mount, "cgroup.subtree_control"), []byte("+memory +pids"), 0)
 	}
@@ -238,7 +246,8 @@ func TestMemoryCgroup(t *testing.T) {
 		}
 	}
 	left, _ := filepath.Glob(filepath.Join(dir, controlPrefix+"*"))
-	for end := time.Now().Add(10 * time.Second); len(left) > 0 && time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(10 * time.Second); len(left) > 0 &&
+		time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
 		left, _ = filepath.Glob(filepath.Join(dir, controlPrefix+"*"))
 	}
 	if len(left) > 0 {
@@ -262,7 +271,8 @@ func TestCeilings(t *testing.T) {
 			t.Errorf("%+v: %v", c.control, err)
 		}
 	}
-	if err := m.opts.Limits.check(&pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{Memory: "512Mi", Disk: "1Gi"}}}); err != nil {
+	if err := m.opts.Limits.check(
+		&pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{Memory: "512Mi", Disk: "1Gi"}}}); err != nil {
 		t.Error(err)
 	}
 }

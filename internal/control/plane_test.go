@@ -59,15 +59,16 @@ func newFake(handler http.Handler) *fake {
 	f := &fake{accept: make(chan net.Conn)}
 	f.run = &run{ended: make(chan struct{}), process: &process{pid: 7}}
 	f.run.process.end, f.run.process.kill = f.end, f.end
-	f.run.transport = &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		ours, theirs := net.Pipe()
-		select {
-		case f.accept <- theirs:
-			return ours, nil
-		case <-f.run.ended:
-			return nil, net.ErrClosed
-		}
-	}}
+	f.run.transport = &http.Transport{DisableKeepAlives: true,
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			ours, theirs := net.Pipe()
+			select {
+			case f.accept <- theirs:
+				return ours, nil
+			case <-f.run.ended:
+				return nil, net.ErrClosed
+			}
+		}}
 	go func() { _ = http.Serve(f, handler) }()
 	return f
 }
@@ -184,8 +185,10 @@ func TestHealth(t *testing.T) {
 		healthy  bool
 		says     string
 	}{
-		"hangs":   {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 1, false, "did not answer 3 health checks"},
-		"unwell":  {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, `{"reason":"tired"}`, 503) }, 0, false, "tired"},
+		"hangs": {func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() }, 1, false,
+			"did not answer 3 health checks"},
+		"unwell": {func(w http.ResponseWriter, _ *http.Request) { http.Error(w, `{"reason":"tired"}`, 503) },
+			0, false, "tired"},
 		"well":    {func(http.ResponseWriter, *http.Request) {}, 0, true, ""},
 		"no idea": {http.NotFound, 0, true, ""},
 	} {
@@ -203,7 +206,8 @@ func TestHealth(t *testing.T) {
 				synctest.Wait()
 				s := p.State()
 				p.Close()
-				if got := min(s.Restarts, 1); got != c.restarts || c.restarts == 0 && (s.Healthy != c.healthy || !strings.Contains(s.Reason, c.says)) {
+				if got := min(s.Restarts, 1); got != c.restarts || c.restarts == 0 &&
+					(s.Healthy != c.healthy || !strings.Contains(s.Reason, c.says)) {
 					t.Errorf("%+v", s)
 				}
 			})
@@ -211,7 +215,8 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Health is unknown until the first answer, which is asked for as soon as the control plane has taken its generation over.
+// Health is unknown until the first answer, which is asked for as soon as the control plane has taken its generation
+// over.
 func TestHealthIsUnknownAtFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -246,7 +251,8 @@ func TestConditions(t *testing.T) {
 			if time.Since(begin) > 30*time.Second {
 				status = "False"
 			}
-			fmt.Fprintf(w, `{"conditions": [{"type": "Fuse", "status": %q, "reason": "R", "message": "at %v"}]}`, status, time.Since(begin))
+			fmt.Fprintf(w, `{"conditions": [{"type": "Fuse", "status": %q, "reason": "R", "message": "at %v"}]}`, status,
+				time.Since(begin))
 		}
 		p := testPlane(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
 		var changed time.Duration
@@ -256,7 +262,8 @@ func TestConditions(t *testing.T) {
 			at     time.Duration
 			status string
 			since  time.Duration
-		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery}, {8 * healthEvery, "False", 7 * healthEvery}} {
+		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery},
+			{8 * healthEvery, "False", 7 * healthEvery}} {
 			time.Sleep(want.at - time.Since(begin) + time.Second)
 			all := p.State().Conditions
 			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || changed != want.since {
@@ -329,10 +336,12 @@ func TestProxy(t *testing.T) {
 	r := httptest.NewRequest(http.MethodPut, "/a%2Fb/c?x=1", strings.NewReader("body"))
 	r.Header.Set("Authorization", "Bearer secret")
 	w := httptest.NewRecorder()
-	if err := p.ServeHTTP(w, r); err != nil || w.Code != http.StatusTeapot || w.Body.String() != "body" || w.Header().Get("X-Module") != "m" {
+	if err := p.ServeHTTP(w, r); err != nil || w.Code != http.StatusTeapot || w.Body.String() != "body" ||
+		w.Header().Get("X-Module") != "m" {
 		t.Errorf("%v %d %q", err, w.Code, w.Body)
 	}
-	if got.Method != http.MethodPut || got.URL.EscapedPath() != "/a%2Fb/c" || got.URL.RawQuery != "x=1" || got.Header.Get("Authorization") != "" {
+	if got.Method != http.MethodPut || got.URL.EscapedPath() != "/a%2Fb/c" || got.URL.RawQuery != "x=1" ||
+		got.Header.Get("Authorization") != "" {
 		t.Errorf("the module got %s %s %v", got.Method, got.URL, got.Header)
 	}
 	for _, path := range []string{"/kerb/v1/fill", "//kerb/v1/fill", "/x/../kerb/v1/drop", "/kerb/v1", "/kerb/./v1/"} {
@@ -351,7 +360,8 @@ func TestProxy(t *testing.T) {
 
 func TestSettings(t *testing.T) {
 	m := &Manager{opts: Options{State: t.TempDir(), Log: quiet}}
-	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9}, Idle: []string{"egress"}}
+	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9},
+		Idle: []string{"egress"}}
 	if _, known := m.Recall("m", "id1"); known {
 		t.Error("something is known before it was sent")
 	}
@@ -359,7 +369,8 @@ func TestSettings(t *testing.T) {
 		t.Fatal(err)
 	}
 	got, known := m.Recall("m", "id1")
-	if !known || fmt.Sprint(got.Constants["port"]) != "80" || got.MaxEntries["flows"] != 9 || !slices.Equal(got.Idle, want.Idle) {
+	if !known || fmt.Sprint(got.Constants["port"]) != "80" || got.MaxEntries["flows"] != 9 ||
+		!slices.Equal(got.Idle, want.Idle) {
 		t.Errorf("%+v %v", got, known)
 	}
 	if _, known := m.Recall("m", "id2"); known {
@@ -391,7 +402,8 @@ func TestPackageFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pkgs.Package{Digest: "sha256:0123456789abcdef0123", ControlFiles: map[string][]byte{"run.py": []byte("x"), "lib/a.py": []byte("y")}}
+	p := &pkgs.Package{Digest: "sha256:0123456789abcdef0123", ControlFiles: map[string][]byte{"run.py": []byte("x"),
+		"lib/a.py": []byte("y")}}
 	one, err1 := f.take(p)
 	two, err2 := f.take(p)
 	if err1 != nil || err2 != nil || one != two {
@@ -441,7 +453,8 @@ func TestUsers(t *testing.T) {
 	take(a, "v", firstUser+3, firstUser+3)
 }
 
-// A control plane that does not answer with metrics holds a scrape up for a second, and its last ones are served as stale.
+// A control plane that does not answer with metrics holds a scrape up for a second, and its last ones are served as
+// stale.
 func TestSilentMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		silent := make(chan struct{})

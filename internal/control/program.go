@@ -67,7 +67,8 @@ func findCommand(command []string, files string) ([]string, error) {
 			return append([]string{path}, command[1:]...), nil
 		}
 	}
-	return nil, fmt.Errorf("control.command: there is no program %s in %s; install it", name, strings.Join(programPath, ", "))
+	return nil, fmt.Errorf("control.command: there is no program %s in %s; install it", name,
+		strings.Join(programPath, ", "))
 }
 
 func (p *program) start(module string, listen, maps *os.File) (*process, error) {
@@ -75,7 +76,8 @@ func (p *program) start(module string, listen, maps *os.File) (*process, error) 
 	if err != nil {
 		return nil, err
 	}
-	started, err := p.manager.launch(launch{name: module, spec: p.spec(module, uid), state: p.state, files: []*os.File{listen, maps}})
+	started, err := p.manager.launch(launch{name: module, spec: p.spec(module, uid), state: p.state,
+		files: []*os.File{listen, maps}})
 	if err != nil {
 		p.manager.users.release(uid)
 		return nil, err
@@ -92,8 +94,10 @@ func (p *program) spec(module string, uid int) sandbox.Spec {
 	inject := p.pkg.HasCapability(pkgs.CapabilityInject)
 	return sandbox.Spec{
 		Command: p.command, Dir: p.files, UID: uid, Read: []string{p.files}, Write: []string{p.state},
-		Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state, "STATE_DIRECTORY=" + p.state,
-			"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1", "PYTHONUNBUFFERED=1"},
+		Env: []string{"PATH=" + strings.Join(programPath, ":"), "LANG=C.UTF-8", "HOME=" + p.state, "TMPDIR=" + p.state,
+			"STATE_DIRECTORY=" + p.state,
+			"KERB_MODULE=" + module, "KERB_PACKAGE=" + p.pkg.Name, "KERB_VERSION=" + p.pkg.Version, "KERB_CONTRACT=1",
+			"PYTHONUNBUFFERED=1"},
 		Memory: p.pkg.Control.MemoryLimit(), Disk: p.pkg.Control.DiskLimit(),
 		Network: p.pkg.Control.Network, Inject: inject, KeepBPF: sandbox.NeedsBPF(),
 		Files: descriptors(inject),
@@ -179,8 +183,8 @@ func (m *Manager) spawn(l launch, group *group) (*process, error) {
 	return watch(cmd, l.spec, group, log), nil
 }
 
-// makeOwn makes a directory that is the user's alone, with what is in it. The directory itself comes last: its owner says that
-// all is done, also to an agent that follows one that was killed.
+// makeOwn makes a directory that is the user's alone, with what is in it. The directory itself comes last: its owner
+// says that all is done, also to an agent that follows one that was killed.
 func makeOwn(dir string, uid int) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

@@ -12,12 +12,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// A process is confined to the use of packet sockets, and may have many descriptors, if its package has capability inject.
+// A process is confined to the use of packet sockets, and may have many descriptors, if its package has capability
+// inject.
 func TestSpecOfInject(t *testing.T) {
-	for _, capabilities := range [][]string{nil, {pkgs.CapabilityClients}, {pkgs.CapabilityClients, pkgs.CapabilityInject}} {
+	for _, capabilities := range [][]string{nil, {pkgs.CapabilityClients},
+		{pkgs.CapabilityClients, pkgs.CapabilityInject}} {
 		p := &program{pkg: &pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{}, Capabilities: capabilities}}}
 		inject := len(capabilities) == 2
-		if got := p.spec("m", firstUser); got.Inject != inject || got.Files != descriptors(inject) || (got.Files > 0) != inject {
+		if got := p.spec("m", firstUser); got.Inject != inject || got.Files != descriptors(inject) ||
+			(got.Files > 0) != inject {
 			t.Errorf("capabilities %v: inject %v, %d descriptors", capabilities, got.Inject, got.Files)
 		}
 	}

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// ServeHTTP hands a request on to the module's own routes. The path is the one below the module's. An error is returned,
-// and nothing answered, when there is no control plane to ask.
+// ServeHTTP hands a request on to the module's own routes. The path is the one below the module's. An error is
+// returned, and nothing answered, when there is no control plane to ask.
 func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if isReserved(r.URL.Path) {
 		return &apierrors.NotFound{Kind: "path", Name: r.URL.Path}

@@ -30,7 +30,8 @@ type run struct {
 	send      sync.Mutex
 }
 
-// starter starts a control plane with its two sockets, which are closed afterwards. The run lacks only what newRun adds.
+// starter starts a control plane with its two sockets, which are closed afterwards. The run lacks only what newRun
+// adds.
 type starter func(module string, listen, maps *os.File) (*process, error)
 
 // process is what a run lives in.

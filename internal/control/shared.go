@@ -64,8 +64,8 @@ func (s *shared) starter(pkg string) starter {
 	}
 }
 
-// member is one module's part of the process. It can end alone: closing its maps' socket, which is done by the run, tells
-// the process to let go of it. To end it by force ends the process, and with it the others, which start again.
+// member is one module's part of the process. It can end alone: closing its maps' socket, which is done by the run,
+// tells the process to let go of it. To end it by force ends the process, and with it the others, which start again.
 func member(whole *process) *process {
 	leave := make(chan struct{})
 	var once sync.Once
@@ -117,9 +117,12 @@ func (s *shared) ensure() error {
 	state := filepath.Join(s.manager.opts.State, "builtin")
 	p, err := s.manager.launch(launch{
 		name: sharedName,
-		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self}, Write: []string{state},
-			Env:    []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1", "GOGC=" + os.Getenv("GOGC")},
-			Memory: sharedMemory, Disk: sharedDisk, Files: max(4096, descriptors(true)), Inject: true, KeepBPF: sandbox.NeedsBPF()},
+		spec: sandbox.Spec{Command: []string{self, hostCommand}, Dir: state, UID: uid, Read: []string{self},
+			Write: []string{state},
+			Env: []string{"HOME=" + state, "TMPDIR=" + state, "STATE_DIRECTORY=" + state, "KERB_CONTRACT=1",
+				"GOGC=" + os.Getenv("GOGC")},
+			Memory: sharedMemory, Disk: sharedDisk, Files: max(4096, descriptors(true)), Inject: true,
+			KeepBPF: sandbox.NeedsBPF()},
 		state: state, files: []*os.File{theirs},
 	})
 	if err != nil {

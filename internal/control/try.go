@@ -28,8 +28,8 @@ func (m *Manager) Problem() error { return m.problem }
 // Weaknesses are what the sandbox lacks on this node, for operators.
 func (m *Manager) Weaknesses() []string { return m.weaknesses }
 
-// trySandbox starts a program in the sandbox of control planes, and waits for its end. Only this shows the limits of the
-// agent's own unit: its system call filter and its capabilities.
+// trySandbox starts a program in the sandbox of control planes, and waits for its end. Only this shows the limits of
+// the agent's own unit: its system call filter and its capabilities.
 func (m *Manager) trySandbox() error {
 	uid, err := m.users.take(tryName, -1)
 	if err != nil {
@@ -41,7 +41,8 @@ func (m *Manager) trySandbox() error {
 	if err := makeOwn(dir, uid); err != nil {
 		return err
 	}
-	cmd, err := sandbox.Command(self, sandbox.Spec{Command: []string{self, tryCommand}, Dir: dir, UID: uid, Read: []string{self}, Inject: true, KeepBPF: sandbox.NeedsBPF()})
+	cmd, err := sandbox.Command(self, sandbox.Spec{Command: []string{self, tryCommand}, Dir: dir, UID: uid,
+		Read: []string{self}, Inject: true, KeepBPF: sandbox.NeedsBPF()})
 	if err != nil {
 		return err
 	}

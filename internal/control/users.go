@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// users hands out user ids that are not in use elsewhere on the machine: the range that systemd keeps for such purposes. Agents on
-// one machine share a file, where a lock on the byte at an id's offset means that the id is taken. The kernel lets go of
-// it with the agent, as of its control planes.
+// users hands out user ids that are not in use elsewhere on the machine: the range that systemd keeps for such
+// purposes. Agents on one machine share a file, where a lock on the byte at an id's offset means that the id is taken.
+// The kernel lets go of it with the agent, as of its control planes.
 type users struct {
 	locks *os.File // nil: this agent is taken for the only one
 

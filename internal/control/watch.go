@@ -27,12 +27,13 @@ const (
 	diskEvery   = 4 // of these times: it examines each file
 )
 
-// watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to divide; the
-// sandbox's limits bound what can happen in between.
+// watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to
+// divide; the sandbox's limits bound what can happen in between.
 func watchLimits(p *process, spec sandbox.Spec) {
 	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
-	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1) // CPU time at the last check of memory, and of files
+	// CPU time at the last check of memory, and of files
+	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1)
 	for n := 1; ; n++ {
 		select {
 		case <-p.ended:
@@ -75,7 +76,8 @@ func diskOver(pids []int, spec sandbox.Spec) string {
 	}
 	for _, dir := range spec.Write {
 		if bytes, files := diskUse(dir, pids, spec.Disk); bytes > spec.Disk || files > maxFiles(spec.Disk) {
-			return fmt.Sprintf("has %d MiB in %d files in %s, and may have %d MiB in %d (control.disk in the package's manifest): remove some",
+			return fmt.Sprintf("has %d MiB in %d files in %s, and may have %d MiB in %d (control.disk in the package's "+
+				"manifest): remove some",
 				bytes>>20, files, dir, spec.Disk>>20, maxFiles(spec.Disk))
 		}
 	}
@@ -83,7 +85,8 @@ func diskOver(pids []int, spec sandbox.Spec) string {
 }
 
 func memoryExceeded(used, limit int64) string {
-	return fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)", used>>20, limit>>20)
+	return fmt.Sprintf("used %d MiB of memory, and may use %d (control.memory in the package's manifest)",
+		used>>20, limit>>20)
 }
 
 // family are a process and those that it has started.
@@ -112,7 +115,8 @@ func runTime(pids []int) (sum time.Duration) {
 	return sum
 }
 
-// resident is the memory of processes but for files: their own, what they share, swapped or not, and page tables. In bytes.
+// resident is the memory of processes but for files: their own, what they share, swapped or not, and page tables. In
+// bytes.
 func resident(pids []int) (sum int64) {
 	for _, pid := range pids {
 		for line := range strings.Lines(procFile(fmt.Sprintf("/proc/%d/status", pid))) {
@@ -127,7 +131,8 @@ func resident(pids []int) (sum int64) {
 	return sum
 }
 
-// socketBuffers is what the sockets of a process's own network namespace can hold, in bytes. It cannot make their buffers larger.
+// socketBuffers is what the sockets of a process's own network namespace can hold, in bytes. It cannot make their
+// buffers larger.
 func socketBuffers(pid int) int64 {
 	text := procFile(fmt.Sprintf("/proc/%d/net/sockstat", pid))
 	var sockets int64
@@ -228,7 +233,8 @@ func (l *logReader) remember(text string) {
 	l.last = text[:min(len(text), 200)]
 }
 
-// relay logs a line. One of slog's JSON keeps its level, and its attributes as a group: none can pass for the agent's own.
+// relay logs a line. One of slog's JSON keeps its level, and its attributes as a group: none can pass for the agent's
+// own.
 func (l *logReader) relay(text string) {
 	var fields map[string]any
 	level := slog.LevelInfo
@@ -248,5 +254,6 @@ func (l *logReader) relay(text string) {
 			attrs = append(attrs, slog.Any(key, fields[key]))
 		}
 	}
-	l.log.LogAttrs(context.Background(), min(level, l.highest), "control plane log", slog.String("line", message), slog.Group("attributes", attrs...))
+	l.log.LogAttrs(context.Background(), min(level, l.highest), "control plane log", slog.String("line", message),
+		slog.Group("attributes", attrs...))
 }

@@ -25,7 +25,8 @@ func mustURL(path string) *url.URL { return &url.URL{Path: path} }
 func lines(t *testing.T, text string) (out []map[string]any, last string) {
 	t.Helper()
 	var log bytes.Buffer
-	l := newLogReader(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})), io.NopCloser(strings.NewReader(text)))
+	l := newLogReader(slog.New(slog.NewJSONHandler(&log, &slog.HandlerOptions{Level: slog.LevelDebug})),
+		io.NopCloser(strings.NewReader(text)))
 	l.run()
 	for line := range strings.Lines(log.String()) {
 		var fields map[string]any
@@ -37,11 +38,15 @@ func lines(t *testing.T, text string) (out []map[string]any, last string) {
 	return out, l.lastLine()
 }
 
-// Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm. None can pass for a line of the agent.
+// Lines come as lines; those of slog keep their level and attributes, and what only looks like them does no harm. None
+// can pass for a line of the agent.
 func TestLog(t *testing.T) {
-	got, last := lines(t, "plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"level":"ERROR","msg":"chain detached","module":"firewall","time":"x","error":"y","attributes":"z"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
-	want := []string{"INFO control plane log plain", `WARN control plane log careful {"port":7}`, "INFO control plane log x",
-		`WARN control plane log chain detached {"attributes":"z","error":"y","module":"firewall"}`, `INFO control plane log {"msg":7}`, "INFO control plane log {broken",
+	got, last := lines(t,
+		"plain\n\n"+`{"level":"WARN","msg":"careful","port":7}`+"\n"+`{"level":"LOUD","msg":"x"}`+"\n"+`{"level":"ERROR","msg":"chain detached","module":"firewall","time":"x","error":"y","attributes":"z"}`+"\n"+`{"msg":7}`+"\n{broken\nno end of line")
+	want := []string{"INFO control plane log plain", `WARN control plane log careful {"port":7}`,
+		"INFO control plane log x",
+		`WARN control plane log chain detached {"attributes":"z","error":"y","module":"firewall"}`,
+		`INFO control plane log {"msg":7}`, "INFO control plane log {broken",
 		"INFO control plane log no end of line"}
 	if len(got) != len(want) || last != "no end of line" {
 		t.Fatalf("%d lines, the last %q: %v", len(got), last, got)
@@ -102,7 +107,8 @@ func TestMemory(t *testing.T) {
 		t.Errorf("%v and %v of CPU time", runTime(all[:1]), runTime(all[1:]))
 	}
 	ended := make(chan string, 1)
-	watchLimits(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }}, sandbox.Spec{Memory: 32 << 20, Network: true})
+	watchLimits(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }},
+		sandbox.Spec{Memory: 32 << 20, Network: true})
 	if why := <-ended; !strings.Contains(why, "may use 32 (control.memory") {
 		t.Errorf("reported: %s", why)
 	}

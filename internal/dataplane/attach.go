@@ -40,7 +40,8 @@ func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
 	}
 	defer old.Close()
 	err = old.Update(prog)
-	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) { // of an interface or cgroup that is gone; the index may be another's
+	// of an interface or cgroup that is gone; the index may be another's
+	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) {
 		if err := os.Remove(d.layout.link(p)); err != nil {
 			return fmt.Errorf("unpin link of %s: %w", p, err)
 		}
@@ -87,7 +88,8 @@ func attachError(p chain.Point, err error) error {
 	case errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("interface %d: %w", p.Ifindex, chain.ErrGone)
 	case errors.Is(err, unix.EBUSY), errors.Is(err, unix.EEXIST):
-		return fmt.Errorf("%s of %s: %w (%w); see its owner with: bpftool net show", p.Side, interfaceName(p.Ifindex), chain.ErrBusy, err)
+		return fmt.Errorf("%s of %s: %w (%w); see its owner with: bpftool net show", p.Side, interfaceName(p.Ifindex),
+			chain.ErrBusy, err)
 	}
 	return fmt.Errorf("%s of %s: %w", p.Side, interfaceName(p.Ifindex), err)
 }
@@ -143,7 +145,8 @@ func (d *Dataplane) detach(p chain.Point) error {
 		return fmt.Errorf("unpin link of %s: %w", p, err)
 	}
 	// Closing the last handle would detach too, but later, from a workqueue.
-	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) && !errors.Is(err, link.ErrNotSupported) {
+	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) &&
+		!errors.Is(err, link.ErrNotSupported) {
 		return fmt.Errorf("detach from %s: %w", p, err)
 	}
 	return nil

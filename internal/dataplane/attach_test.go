@@ -85,7 +85,8 @@ func (w *world) deploy(t *testing.T, p chain.Point, dir chain.Direction, mods ..
 	return spec
 }
 
-// passes reports whether UDP packets from host a to a port of host b arrive, however slow the machine or the bridge is at first.
+// passes reports whether UDP packets from host a to a port of host b arrive, however slow the machine or the bridge is
+// at first.
 func (w *world) passes(t *testing.T, port int) bool { return w.send(t, port, 100) }
 
 // dropped reports that none does.
@@ -220,7 +221,8 @@ func TestReopenFindsAll(t *testing.T) {
 		t.Fatal(err)
 	}
 	after, err := again.Observe()
-	if err != nil || after.Points[0].Program != before.Points[0].Program || after.Chains[0].ID != spec.ID() || after.Chains[0].Spec.ID() != spec.ID() {
+	if err != nil || after.Points[0].Program != before.Points[0].Program || after.Chains[0].ID != spec.ID() ||
+		after.Chains[0].Spec.ID() != spec.ID() {
 		t.Errorf("before %+v, after %+v (%v)", before, after, err)
 	}
 }
@@ -260,8 +262,10 @@ func TestVanishedInterface(t *testing.T) {
 			t.Errorf("detach from a vanished interface: %v", err)
 		}
 	}
-	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress, Members: []chain.Member{{Name: "count", ID: testModule(t, "pass", "count", nil).ID}}}
-	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, spec); !errors.Is(err, chain.ErrGone) {
+	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress,
+		Members: []chain.Member{{Name: "count", ID: testModule(t, "pass", "count", nil).ID}}}
+	if err := w.Attach(chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}, spec); !errors.Is(err,
+		chain.ErrGone) {
 		t.Errorf("attach to a vanished interface: %v, want chain.ErrGone", err)
 	}
 }

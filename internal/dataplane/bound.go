@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Bound is a data plane with the modules of one change: its callers need only their names. The caller closes it when the
-// change has ended.
+// Bound is a data plane with the modules of one change: its callers need only their names. The caller closes it when
+// the change has ended.
 type Bound struct {
 	*Dataplane
 	modules map[string]Module      // by name

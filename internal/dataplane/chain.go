@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// linkedChain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not follow
-// the whole in one piece.
+// linkedChain is a linked chain in the kernel. The entry is progs[0]; there are more only when the verifier could not
+// follow the whole in one piece.
 type linkedChain struct {
 	spec     chain.Spec
 	progs    []*ebpf.Program
@@ -75,8 +75,8 @@ func (c *linkedChain) create(l *linker) (err error) {
 
 const outcomesMap = "kerb_outcomes"
 
-// load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in more and
-// more parts.
+// load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in
+// more and more parts.
 func (c *linkedChain) load(l *linker) error {
 	n := len(l.members)
 	for count := max(l.parts, 1); ; count *= 2 {
@@ -91,7 +91,8 @@ func (c *linkedChain) load(l *linker) error {
 func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	c.progs, c.parts = make([]*ebpf.Program, count), nil
 	if count > 1 {
-		c.parts, err = ebpf.NewMap(&ebpf.MapSpec{Name: "kerb_parts", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4, MaxEntries: uint32(count)})
+		c.parts, err = ebpf.NewMap(&ebpf.MapSpec{Name: "kerb_parts", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4,
+			MaxEntries: uint32(count)})
 		if err != nil {
 			return fmt.Errorf("create tail-call table: %w", err)
 		}
@@ -153,8 +154,8 @@ func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot
 	return nil, rejected(err, c.names())
 }
 
-// logLevel asks for the complaint alone where the verifier has followed too many paths: its steps have up to gigabytes, and the
-// log of a million of them takes seconds.
+// logLevel asks for the complaint alone where the verifier has followed too many paths: its steps have up to gigabytes,
+// and the log of a million of them takes seconds.
 func logLevel(err error) ebpf.LogLevel {
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.EFAULT) {
 		return ebpf.LogLevelStats
@@ -180,7 +181,8 @@ func tooComplex(err error) bool {
 		return false
 	}
 	log := strings.Join(verifier.Log, "\n")
-	return strings.Contains(log, "BPF program is too large") || strings.Contains(log, "jumps is too complex") || strings.Contains(log, "stack size of")
+	return strings.Contains(log, "BPF program is too large") || strings.Contains(log, "jumps is too complex") ||
+		strings.Contains(log, "stack size of")
 }
 
 // pin makes the chain durable, all at once.

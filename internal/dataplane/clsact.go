@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, found again
-// by its handle and name. The qdisc is shared with others and therefore never deleted.
+// Before Linux 6.6 there is no TCX: the chain is a cls_bpf filter in direct-action mode on the clsact qdisc, found
+// again by its handle and name. The qdisc is shared with others and therefore never deleted.
 const (
 	clsactFirst     = 1
 	clsactLast      = 0xbffe
@@ -60,8 +60,9 @@ func (d *Dataplane) clsactFilter(p chain.Point, fd int, name string) *netlink.Bp
 		priority = clsactLast
 	}
 	return &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: p.Ifindex, Parent: clsactParent(p.Side), Handle: d.layout.clsactHandle(), Protocol: unix.ETH_P_ALL, Priority: priority},
-		Fd:          fd, Name: name, DirectAction: true,
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: p.Ifindex, Parent: clsactParent(p.Side), Handle: d.layout.clsactHandle(),
+			Protocol: unix.ETH_P_ALL, Priority: priority},
+		Fd: fd, Name: name, DirectAction: true,
 	}
 }
 

@@ -26,8 +26,8 @@ type Options struct {
 	NoTCX bool
 }
 
-// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, except that different chains may be
-// created at once.
+// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, except that different chains may
+// be created at once.
 type Dataplane struct {
 	opts   Options
 	layout layout
@@ -59,15 +59,16 @@ func Open(opts Options) (*Dataplane, error) {
 	return d, d.unexpedite()
 }
 
-// checkOwner refuses a directory that others could take pins from, and with them chains: in a bpffs that was mounted without a
-// mode anybody can have made it before.
+// checkOwner refuses a directory that others could take pins from, and with them chains: in a bpffs that was mounted
+// without a mode anybody can have made it before.
 func checkOwner(root string) error {
 	var st unix.Stat_t
 	if err := unix.Lstat(root, &st); err != nil {
 		return fmt.Errorf("%s: %w", root, err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFDIR || int(st.Uid) != os.Geteuid() && st.Uid != 0 || st.Mode&0o022 != 0 {
-		return fmt.Errorf("%s is writable by other users (user %d, mode %04o), who could remove chains: remove it, for example with rmdir %s", root, st.Uid, st.Mode&0o7777, root)
+		return fmt.Errorf("%s is writable by other users (user %d, mode %04o), who could remove chains: remove it, for "+
+			"example with rmdir %s", root, st.Uid, st.Mode&0o7777, root)
 	}
 	return nil
 }
@@ -168,8 +169,8 @@ func closeMembers(members []*generation) {
 	}
 }
 
-// RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some hold bytes
-// the error is a *chain.DrainingError, and RemoveChain is to be called again a moment later.
+// RemoveChain drops a chain that runs nowhere any more. Programs on sockets first let go of their sockets; while some
+// hold bytes the error is a *chain.DrainingError, and RemoveChain is to be called again a moment later.
 func (d *Dataplane) RemoveChain(c chain.Pinned) error {
 	if c.Spec.Side == chain.OnSockets {
 		if err := d.drainPinned(c); err != nil {

@@ -14,10 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first told
-// to redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under way
-// from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few microseconds
-// unless its sender is kept from running.
+// Unread redirected bytes are lost when their socket leaves the SOCKHASH. So a module that leaves is first told to
+// redirect no more (its map off), and then sockets are taken out as they are found to hold none. A message may be under
+// way from the program's verdict to the receiver's queue when off is set: it gets there within settleTime, a few
+// microseconds unless its sender is kept from running.
 const settleTime = 100 * time.Millisecond
 
 // setOff tells the module's programs whether to redirect no more.
@@ -40,8 +40,8 @@ func (s *sockets) isOff() bool {
 	return m != nil && m.Lookup(uint32(0), &value) == nil && value != 0
 }
 
-// drain lets go of the sockets that hold no redirected byte, and returns how many are left. Those without a program drain keep
-// the kernel's parts of the module until they are closed.
+// drain lets go of the sockets that hold no redirected byte, and returns how many are left. Those without a program
+// drain keep the kernel's parts of the module until they are closed.
 func (s *sockets) drain() (left int, err error) {
 	prog, m := s.progs[drainPin], s.maps[socketsPin]
 	if m == nil {
@@ -86,11 +86,12 @@ func (s *sockets) letGo() (gone int, err error) {
 	return gone, nil
 }
 
-// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the kernel's
-// parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
+// leaveTime is how long a module that leaves waits for its sockets. Those that still hold bytes then stay with the
+// kernel's parts of the module, plain TCP otherwise, until they are closed. Tests have it shorter.
 var leaveTime = 10 * time.Second
 
-// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for leaveTime.
+// drainPinned lets go of a chain's sockets, unless another chain has the same. It fails with a *chain.DrainingError for
+// leaveTime.
 func (d *Dataplane) drainPinned(c chain.Pinned) error {
 	dir := d.layout.pinned(c)
 	s, err := openSockets(dir)

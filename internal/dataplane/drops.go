@@ -19,16 +19,18 @@ const (
 	ifindexDropsMap = "kerb_if_drops"
 )
 
-// ifindexDropsEntries is how many pairs of interface and reason a module counts at most. An interface takes one for each of
-// the reasons that its packets are dropped for, and there are 64 reasons.
+// ifindexDropsEntries is how many pairs of interface and reason a module counts at most. An interface takes one for
+// each of the reasons that its packets are dropped for, and there are 64 reasons.
 const ifindexDropsEntries = 1024
 
 // dropSpecs describe these maps. Drops by interface take memory only for entries that are there.
 func dropSpecs() map[string]*ebpf.MapSpec {
 	u32, u64 := &btf.Int{Name: "u32", Size: 4}, &btf.Int{Name: "u64", Size: 8}
 	return map[string]*ebpf.MapSpec{
-		dropsMap:        {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: uint32(kerbabi.DropReasonCount), Key: u32, Value: u64},
-		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8, MaxEntries: ifindexDropsEntries, Flags: noPrealloc},
+		dropsMap: {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
+			MaxEntries: uint32(kerbabi.DropReasonCount), Key: u32, Value: u64},
+		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8,
+			MaxEntries: ifindexDropsEntries, Flags: noPrealloc},
 	}
 }
 

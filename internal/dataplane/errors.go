@@ -41,27 +41,37 @@ var plainWords = []struct {
 	pattern *regexp.Regexp
 	plain   string
 }{
-	{regexp.MustCompile(`invalid access to packet|outside of the packet`), "it reads packet bytes before checking that they are there; use kerb_at() and test the pointer for NULL"},
-	{regexp.MustCompile(`invalid mem access '(map_value_or_null|mem_or_null)'|R\d+ invalid mem access 'map_value_or_null'`), "it uses the result of a map lookup without testing it for NULL"},
-	{regexp.MustCompile(`invalid access to map value`), "it reads or writes beyond the end of a map value; bound the offset first"},
-	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for example a packet pointer kept across a call that changes the packet"},
+	{regexp.MustCompile(`invalid access to packet|outside of the packet`), "it reads packet bytes before checking that " +
+		"they are there; use kerb_at() and test the pointer for NULL"},
+	{regexp.MustCompile(
+		`invalid mem access '(map_value_or_null|mem_or_null)'|R\d+ invalid mem access 'map_value_or_null'`),
+		"it uses the result of a map lookup without testing it for NULL"},
+	{regexp.MustCompile(`invalid access to map value`), "it reads or writes beyond the end of a map value; bound the " +
+		"offset first"},
+	{regexp.MustCompile(`invalid mem access 'scalar'|invalid mem access 'inv'`), "it uses a number as a pointer, for " +
+		"example a packet pointer kept across a call that changes the packet"},
 	{regexp.MustCompile(`!read_ok|invalid (indirect )?read from stack`), "it reads a variable that was never set"},
 	{regexp.MustCompile(`infinite loop|back-edge`), loopWords},
 	{regexp.MustCompile(`too large|The sequence of \d+ jumps|too complex`), loopWords},
-	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large variables into a per-CPU map"},
-	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`), "it calls a helper that this kernel or hook does not offer"},
+	{regexp.MustCompile(`combined stack size`), "its functions need more than 512 bytes of stack together; move large " +
+		"variables into a per-CPU map"},
+	{regexp.MustCompile(`unknown func|program of this type cannot use helper|invalid func`),
+		"it calls a helper that this kernel or hook does not offer"},
 	{regexp.MustCompile(`cannot call GPL`), "it calls a helper that needs a GPL-compatible licence; see KERB_LICENSE"},
-	{regexp.MustCompile(`unreachable insn`), "it contains instructions that can never run, usually after a function that does not return"},
+	{regexp.MustCompile(`unreachable insn`), "it contains instructions that can never run, usually after a function " +
+		"that does not return"},
 	{regexp.MustCompile(`At program exit the register R0`), "it returns something other than a verdict"},
 	{regexp.MustCompile(`pointer arithmetic`), "it does arithmetic on a pointer that the verifier cannot bound"},
 }
 
-const loopWords = "it has a loop without a bound that the verifier can see, or is too large; count loops to a constant, as in for (i = 0; i < 16; i++), or use bpf_loop() (Linux 5.17), or split the module"
+const loopWords = "it has a loop without a bound that the verifier can see, or is too large; count loops to a " +
+	"constant, as in for (i = 0; i < 16; i++), or use bpf_loop() (Linux 5.17), or split the module"
 
 // rejected wraps a load error. Errors other than the verifier's are returned as they are.
 func rejected(err error, modules []string) error {
 	var verifier *ebpf.VerifierError
-	if errors.Is(err, unix.EFAULT) { // of push_stack() in the verifier; cilium/ebpf drops the log, which says "The sequence of 8193 jumps is too complex"
+	// of push_stack() in the verifier; cilium/ebpf drops the log, which says "The sequence of 8193 jumps is too complex"
+	if errors.Is(err, unix.EFAULT) {
 		return &RejectedError{Modules: modules, Plain: loopWords + " (the kernel stopped after 8192 jumps: EFAULT)", Err: err}
 	}
 	if !errors.As(err, &verifier) {
@@ -91,7 +101,8 @@ func plain(log []string) string {
 		case strings.HasPrefix(line, ";"):
 			source = strings.TrimSpace(strings.TrimPrefix(line, ";"))
 		case strings.HasPrefix(line, "cur state:") || strings.HasPrefix(line, "old state:"): // after "infinite loop detected"
-		case line == "" || strings.HasPrefix(line, "processed ") || strings.HasPrefix(line, "verification time") || strings.HasPrefix(line, "stack depth"):
+		case line == "" || strings.HasPrefix(line, "processed ") || strings.HasPrefix(line, "verification time") ||
+			strings.HasPrefix(line, "stack depth"):
 		default:
 			last = line
 		}

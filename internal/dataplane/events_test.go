@@ -81,14 +81,17 @@ func TestRingHasWholePages(t *testing.T) {
 func TestRingsHaveWholePagesAtEveryLevel(t *testing.T) {
 	ring := func(size uint32) *ebpf.MapSpec { return &ebpf.MapSpec{Type: ebpf.RingBuf, MaxEntries: size} }
 	user := &ebpf.MapSpec{Type: ebpf.UserRingbuf, MaxEntries: 4096}
-	outer := &ebpf.MapSpec{Type: ebpf.ArrayOfMaps, MaxEntries: 16, InnerMap: &ebpf.MapSpec{Type: ebpf.HashOfMaps, MaxEntries: 3, InnerMap: user}}
+	outer := &ebpf.MapSpec{Type: ebpf.ArrayOfMaps, MaxEntries: 16, InnerMap: &ebpf.MapSpec{Type: ebpf.HashOfMaps,
+		MaxEntries: 3, InnerMap: user}}
 	for _, page := range []uint32{4096, 16384, 65536} {
 		small, large := ring(4096), ring(1<<20)
 		for _, m := range []*ebpf.MapSpec{small, large, outer} {
 			wholePages(m, page)
 		}
-		if small.MaxEntries != page || user.MaxEntries != page || large.MaxEntries != 1<<20 || outer.MaxEntries != 16 || outer.InnerMap.MaxEntries != 3 {
-			t.Errorf("pages of %d bytes: rings of %d, %d inside of maps, and %d; other maps of %d and %d entries", page, small.MaxEntries, user.MaxEntries,
+		if small.MaxEntries != page || user.MaxEntries != page || large.MaxEntries != 1<<20 || outer.MaxEntries != 16 ||
+			outer.InnerMap.MaxEntries != 3 {
+			t.Errorf("pages of %d bytes: rings of %d, %d inside of maps, and %d; other maps of %d and %d entries", page,
+				small.MaxEntries, user.MaxEntries,
 				large.MaxEntries, outer.MaxEntries, outer.InnerMap.MaxEntries)
 		}
 	}

@@ -10,9 +10,9 @@ import (
 	"path/filepath"
 )
 
-// Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all network
-// configuration held: 500 services would take more than ten seconds. While many points change, the kernel is asked for
-// expedited grace periods, which interrupt the other CPUs but take well under a millisecond.
+// Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all
+// network configuration held: 500 services would take more than ten seconds. While many points change, the kernel is
+// asked for expedited grace periods, which interrupt the other CPUs but take well under a millisecond.
 const (
 	expeditedFile = "/sys/kernel/rcu_expedited"
 	manyPoints    = 16 // a quarter of a second

@@ -149,8 +149,8 @@ var isPreemptible = sync.OnceValue(func() bool {
 	return unix.Uname(&u) == nil && strings.Contains(unix.ByteSliceToString(u.Version[:]), "PREEMPT_RT")
 })
 
-// wholePages makes rings at least a page large, which may be larger than those that the module was written for; those inside of other
-// maps, too.
+// wholePages makes rings at least a page large, which may be larger than those that the module was written for; those
+// inside of other maps, too.
 func wholePages(m *ebpf.MapSpec, page uint32) {
 	for ; m != nil; m = m.InnerMap {
 		if m.Type == ebpf.RingBuf || m.Type == ebpf.UserRingbuf {
@@ -232,7 +232,8 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 		}
 	}
 	specs, filling := takeNested(spec.Maps)
-	coll, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{Maps: specs, Variables: spec.Variables, ByteOrder: spec.ByteOrder},
+	coll, err := ebpf.NewCollectionWithOptions(&ebpf.CollectionSpec{Maps: specs, Variables: spec.Variables,
+		ByteOrder: spec.ByteOrder},
 		ebpf.CollectionOptions{MapReplacements: replace})
 	if err != nil {
 		return fmt.Errorf("create maps: %w", err)
@@ -258,7 +259,8 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 
 // carried reports whether a map outlives its generation.
 func (g *generation) carried(name string) bool {
-	return !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") && !strings.HasPrefix(name, ".kconfig")
+	return !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") &&
+		!strings.HasPrefix(name, ".kconfig")
 }
 
 type layoutDiff int
@@ -272,7 +274,8 @@ const (
 // compareLayout reports whether a running map can serve a new generation.
 func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	const kernelSet = 1 << 10 // BPF_F_MMAPABLE, which the loader adds to data sections
-	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf || spec.ValueSize != m.ValueSize() && spec.Type != ebpf.RingBuf {
+	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf ||
+		spec.ValueSize != m.ValueSize() && spec.Type != ebpf.RingBuf {
 		return otherLayout
 	}
 	if spec.Flags|kernelSet != m.Flags()|kernelSet {

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// standsAlone reports whether a function takes only numbers and the hook's context. Such a function may stay global: the verifier
-// then checks it by itself and once, which keeps large modules within its limits.
+// standsAlone reports whether a function takes only numbers and the hook's context. Such a function may stay global:
+// the verifier then checks it by itself and once, which keeps large modules within its limits.
 func standsAlone(fn *btf.Func) bool {
 	proto, ok := fn.Type.(*btf.FuncProto)
 	if !ok {
@@ -45,15 +45,17 @@ func isContext(t btf.Type) bool {
 	return ok && (s.Name == "__sk_buff" || s.Name == "xdp_md")
 }
 
-// A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The verifier
-// knows that of global functions from Linux 6.13 on, but not of those that write to a packet by bpf_dynptr_write. Otherwise it lets the caller read
-// through its old pointers, into memory that may be freed. There the linker calls such a function through a static one, which calls
-// a helper behind it that changes nothing, and after which the verifier takes all packet pointers for invalid. That costs 32 bytes
-// of stack. Built-in modules, of which some have none left, do without: newer kernels verify the same code.
+// A global function that moves packet data ends the caller's packet pointers, as a helper that moves it does. The
+// verifier knows that of global functions from Linux 6.13 on, but not of those that write to a packet by
+// bpf_dynptr_write. Otherwise it lets the caller read through its old pointers, into memory that may be freed. There
+// the linker calls such a function through a static one, which calls a helper behind it that changes nothing, and after
+// which the verifier takes all packet pointers for invalid. That costs 32 bytes of stack. Built-in modules, of which
+// some have none left, do without: newer kernels verify the same code.
 
 const linux6_13 = 6<<16 | 13<<8
 
-// seesMoves reports whether the running kernel's verifier knows which global functions move packet data by other helpers.
+// seesMoves reports whether the running kernel's verifier knows which global functions move packet data by other
+// helpers.
 var seesMoves = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= linux6_13
@@ -61,12 +63,14 @@ var seesMoves = sync.OnceValue(func() bool {
 
 // movingHelpers are the helpers of both hooks that end packet pointers (bpf_helper_changes_pkt_data).
 var movingHelpers = []asm.BuiltinFunc{
-	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead, asm.FnSkbChangeTail,
+	asm.FnSkbVlanPush, asm.FnSkbVlanPop, asm.FnSkbStoreBytes, asm.FnSkbChangeProto, asm.FnSkbChangeHead,
+	asm.FnSkbChangeTail,
 	asm.FnSkbPullData, asm.FnSkbAdjustRoom, asm.FnCloneRedirect, asm.FnL3CsumReplace, asm.FnL4CsumReplace,
 	asm.FnXdpAdjustHead, asm.FnXdpAdjustMeta, asm.FnXdpAdjustTail,
 }
 
-// unseenMoves returns the functions of an object whose calls move packet data without the running kernel's verifier knowing it.
+// unseenMoves returns the functions of an object whose calls move packet data without the running kernel's verifier
+// knowing it.
 func unseenMoves(code asm.Instructions, hook chain.Hook) map[string]bool {
 	moves := map[string]bool{}
 	if !seesMoves() {

@@ -48,7 +48,8 @@ func TestDynptrWriteEndsPointers(t *testing.T) {
 	}
 }
 
-// A global function that writes through a dynptr of a ring buffer moves no packet, with and without the packet's context.
+// A global function that writes through a dynptr of a ring buffer moves no packet, with and without the packet's
+// context.
 func TestDynptrOfRing(t *testing.T) {
 	needsRoot(t)
 	if err := features.HaveProgramHelper(ebpf.SchedCLS, asm.FnRingbufReserveDynptr); err != nil {
@@ -86,7 +87,8 @@ func TestFencedFunctions(t *testing.T) {
 	}
 }
 
-// Where the verifier does not know which functions move packets, calls go through another function, and return the same.
+// Where the verifier does not know which functions move packets, calls go through another function, and return the
+// same.
 func TestGlobalFunctionMoves(t *testing.T) {
 	known := seesMoves
 	t.Cleanup(func() { seesMoves = known })

@@ -30,7 +30,8 @@ var haveTCX = sync.OnceValue(func() bool {
 
 // haveXDPFrags reports whether XDP programs may see packets in several buffers (Linux 5.18).
 var haveXDPFrags = sync.OnceValue(func() bool {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, AttachType: ebpf.AttachXDP, Flags: xdpHasFrags, License: "Dual BSD/GPL",
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, AttachType: ebpf.AttachXDP, Flags: xdpHasFrags,
+		License:      "Dual BSD/GPL",
 		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, xdpPass), asm.Return()}})
 	if err != nil {
 		return false

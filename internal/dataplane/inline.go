@@ -37,8 +37,8 @@ func newBody(symbol string, code asm.Instructions) body {
 	return b
 }
 
-// stackOf is an upper bound of the stack that a function uses: the lowest offset from the frame pointer, in accesses and,
-// if its address is taken, in any subtraction.
+// stackOf is an upper bound of the stack that a function uses: the lowest offset from the frame pointer, in accesses
+// and, if its address is taken, in any subtraction.
 func stackOf(code asm.Instructions) int32 {
 	lowest, taken := int32(0), false
 	for _, ins := range code {

@@ -46,8 +46,8 @@ func chainObject(name string) ([]byte, error) {
 	return obj, nil
 }
 
-// Linker identifies everything in a chain besides its modules: chain.Spec.Linker. A newer build of the linker has another one, so
-// that it replaces the chains of an older build.
+// Linker identifies everything in a chain besides its modules: chain.Spec.Linker. A newer build of the linker has
+// another one, so that it replaces the chains of an older build.
 func Linker() string { return linkerDigest() }
 
 var linkerDigest = sync.OnceValue(func() string {
@@ -59,9 +59,9 @@ var linkerDigest = sync.OnceValue(func() string {
 	return chain.ShortHash(parts...)
 })
 
-// linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and packet
-// pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands alone stays
-// global.
+// linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and
+// packet pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands
+// alone stays global.
 type linker struct {
 	spec    chain.Spec
 	object  *ebpf.CollectionSpec // chain.bpf.c
@@ -171,7 +171,8 @@ func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) 
 	return l.withParser(body, l.symbol(i))
 }
 
-// withParser adds the parser to a module that calls it, which only the adaptor of programs that were not made for Kerb does.
+// withParser adds the parser to a module that calls it, which only the adaptor of programs that were not made for Kerb
+// does.
 func (l *linker) withParser(code asm.Instructions, symbol string) (asm.Instructions, error) {
 	parser := symbol + "__kerb_parse_again"
 	if !slices.ContainsFunc(code, func(ins asm.Instruction) bool { return ins.Reference() == parser }) {
@@ -259,8 +260,8 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 //	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
 //	return the hook's "next", or tail call into the next part
 //
-// Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts other
-// than NEXT comes last, so that a packet that passes runs straight through.
+// Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
+// other than NEXT comes last, so that a packet that passes runs straight through.
 func (l *linker) entry(first int, head body, modules []body, verdict body, parts *ebpf.Map, slot int) asm.Instructions {
 	l.setFrame(append([]body{head, verdict}, modules...))
 	code := l.pkt(asm.R2)
@@ -396,7 +397,8 @@ func (l *linker) entryType() *btf.Func {
 
 // programSpec wraps linked code for loading.
 func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSpec {
-	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code, ByteOrder: l.object.ByteOrder}
+	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code,
+		ByteOrder: l.object.ByteOrder}
 	if l.spec.Side == chain.OnXDP {
 		// One attach type for good: the kernel refuses to replace programs of different ones.
 		spec.Type, spec.AttachType = ebpf.XDP, ebpf.AttachXDP

@@ -43,8 +43,10 @@ func testModule(t testing.TB, object, name string, constants map[string]any) Mod
 
 func udpPacket(t testing.TB, dport uint16, payload []byte) []byte {
 	t.Helper()
-	eth := layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv4}
-	ip := layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: net.IP{10, 0, 0, 1}, DstIP: net.IP{10, 0, 0, 2}}
+	eth := layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
+		EthernetType: layers.EthernetTypeIPv4}
+	ip := layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: net.IP{10, 0, 0, 1},
+		DstIP: net.IP{10, 0, 0, 2}}
 	udp := layers.UDP{SrcPort: 1000, DstPort: layers.UDPPort(dport)}
 	if err := udp.SetNetworkLayerForChecksum(&ip); err != nil {
 		t.Fatal(err)
@@ -156,7 +158,8 @@ func TestVerdictPolicy(t *testing.T) {
 func TestReplyAndRedirect(t *testing.T) {
 	const xdpTX, xdpRedirect, tcRedirect = 3, 4, 7
 	for _, s := range sides {
-		for verdict, want := range map[int]map[bool]int32{2: {true: xdpTX, false: tcRedirect}, 3: {true: xdpRedirect, false: tcRedirect}} {
+		for verdict, want := range map[int]map[bool]int32{2: {true: xdpTX, false: tcRedirect},
+			3: {true: xdpRedirect, false: tcRedirect}} {
 			l := load(t, s.side, s.dir, testModule(t, "verdict", "v", map[string]any{"verdict": verdict, "ifindex": 1}))
 			if ret, _ := run(t, l.Program, udpPacket(t, 1, nil)); ret != want[s.side == chain.OnXDP] {
 				t.Errorf("%s verdict %d: action %d, want %d", s.side, verdict, ret, want[s.side == chain.OnXDP])
@@ -175,7 +178,8 @@ func TestEmptyChainPasses(t *testing.T) {
 }
 
 func TestStampRewritesPayload(t *testing.T) {
-	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "stamp", "a", map[string]any{"generation": 5}), testModule(t, "stamp", "b", map[string]any{"generation": 6}))
+	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "stamp", "a", map[string]any{"generation": 5}),
+		testModule(t, "stamp", "b", map[string]any{"generation": 6}))
 	_, out := run(t, l.Program, udpPacket(t, 7007, make([]byte, 16)))
 	if stamps, gen := binary.LittleEndian.Uint32(out[50:]), binary.LittleEndian.Uint32(out[54:]); stamps != 2 || gen != 6 {
 		t.Errorf("stamps %d generation %d, want 2 and 6", stamps, gen)
@@ -188,7 +192,8 @@ func TestSplitChain(t *testing.T) {
 		t.Skip("millions of verified instructions take minutes in an emulated machine")
 	}
 	for _, s := range sides[:2] {
-		l := load(t, s.side, s.dir, testModule(t, "pass", "first", nil), testModule(t, "huge", "h1", nil), testModule(t, "huge", "h2", nil),
+		l := load(t, s.side, s.dir, testModule(t, "pass", "first", nil), testModule(t, "huge", "h1", nil),
+			testModule(t, "huge", "h2", nil),
 			testModule(t, "huge", "h3", nil), testModule(t, "pass", "last", nil))
 		if l.Parts < 2 {
 			t.Errorf("%s: %d parts, want more than one", s.side, l.Parts)
@@ -222,8 +227,8 @@ func keyOf(constants map[string]any) string {
 	return b.String()
 }
 
-// A loop without a bound is the commonest mistake. The kernel answers EFAULT when the log of the steps before it does not fit; the
-// complaint must reach the author all the same, in a log of bounded size.
+// A loop without a bound is the commonest mistake. The kernel answers EFAULT when the log of the steps before it does
+// not fit; the complaint must reach the author all the same, in a log of bounded size.
 func TestUnboundedLoopIsExplained(t *testing.T) {
 	_, err := Load(chain.OnTCIngress, chain.Egress, testModule(t, "loop", "loop", nil))
 	var rej *RejectedError

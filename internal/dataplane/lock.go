@@ -13,8 +13,8 @@ import (
 )
 
 // Lock makes the caller the only one that uses the pins under root, which is made if it is missing. Two agents on the
-// same pins would each undo what the other does. A process that changes pins takes the lock before Open; the kernel lets go of
-// it when the process ends. If it is taken, the error is *apierrors.Conflict.
+// same pins would each undo what the other does. A process that changes pins takes the lock before Open; the kernel
+// lets go of it when the process ends. If it is taken, the error is *apierrors.Conflict.
 func Lock(root string) (unlock func(), err error) {
 	if err := checkBPFFS(root); err != nil {
 		return nil, err
@@ -32,7 +32,8 @@ func Lock(root string) (unlock func(), err error) {
 	}
 	dir.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + root + "): stop it first"}
+		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + root +
+			"): stop it first"}
 	}
 	return nil, fmt.Errorf("lock %s: %w", root, err)
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// MeasureTime is about how long a measurement lasts, alongside loading. A module that is slow takes longer, but not more
-// than some times as long.
+// MeasureTime is about how long a measurement lasts, alongside loading. A module that is slow takes longer, but not
+// more than some times as long.
 const MeasureTime = 30 * time.Millisecond
 
 // Meter measures modules. It keeps the chains that it compares with, as loading one takes about as long as the
@@ -42,9 +42,9 @@ func (m *Meter) Close() {
 	m.references = nil
 }
 
-// measure runs representative packets through a generation alone, on the hooks given, in every direction that the module
-// has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One that a
-// module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
+// measure runs representative packets through a generation alone, on the hooks given, in every direction that the
+// module has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One
+// that a module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
 func (m *Meter) measure(g *generation, hooks []chain.Hook) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
@@ -104,15 +104,16 @@ func (m *Meter) reference(r reference) (*linkedChain, error) {
 	return c, nil
 }
 
-// loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with an
-// error.
+// loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with
+// an error.
 func loadAlone(g *generation, targets []target) ([]*linkedChain, error) {
 	chains := make([]*linkedChain, len(targets))
 	var work errgroup.Group
 	work.SetLimit(runtime.NumCPU())
 	for i, t := range targets {
 		work.Go(func() (err error) {
-			spec := chain.Spec{Side: t.side, Direction: t.dir, Members: []chain.Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
+			spec := chain.Spec{Side: t.side, Direction: t.dir,
+				Members: []chain.Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
 			chains[i], err = loadChain(spec, []*generation{g})
 			return err
 		})
@@ -137,7 +138,8 @@ type target struct {
 func targetsOf(mod Module, hooks []chain.Hook) ([]target, error) {
 	var out []target
 	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
-		for _, t := range []target{{chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}, {chain.OnXDP, chain.Egress}, {chain.OnXDP, chain.Ingress}} {
+		for _, t := range []target{{chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress},
+			{chain.OnXDP, chain.Egress}, {chain.OnXDP, chain.Ingress}} {
 			idle := slices.Contains(mod.Settings.Idle, string(t.dir))
 			if t.side.Hook() == hook && slices.Contains(hooks, hook) && spec.Programs["kerb_"+string(t.dir)] != nil && !idle {
 				out = append(out, t)
@@ -217,7 +219,8 @@ func costs(all []*series) []chain.PacketCost {
 			differences = append(differences, s.own[i]-s.reference[i])
 		}
 		middle := max(0, chain.Median(differences))
-		out = append(out, chain.PacketCost{Kind: s.kind, Median: middle, Least: min(middle, max(0, slices.Min(s.own)-slices.Min(s.reference)))})
+		out = append(out, chain.PacketCost{Kind: s.kind, Median: middle,
+			Least: min(middle, max(0, slices.Min(s.own)-slices.Min(s.reference)))})
 	}
 	return out
 }
@@ -237,9 +240,10 @@ func sampleRepeated(p *ebpf.Program, s *series) (float64, error) {
 	return float64(d.Nanoseconds()), err
 }
 
-// sampleSingly is for XDP, where the kernel rewrites its dispatcher and waits for all CPUs, some 20 ms, before and after
-// a run that repeats (bpf_prog_change_xdp). A single run includes reading the clock, as that of the reference does, and
-// finds the CPU's predictors colder. The clock ticks coarsely: the mean of the better half is finer than its tick.
+// sampleSingly is for XDP, where the kernel rewrites its dispatcher and waits for all CPUs, some 20 ms, before and
+// after a run that repeats (bpf_prog_change_xdp). A single run includes reading the clock, as that of the reference
+// does, and finds the CPU's predictors colder. The clock ticks coarsely: the mean of the better half is finer than its
+// tick.
 func sampleSingly(p *ebpf.Program, s *series) (float64, error) {
 	const most = 16
 	times := make([]float64, min(most, s.repeat))

@@ -43,11 +43,13 @@ func TestMeasureTellsSlowFromFast(t *testing.T) {
 		t.Fatal(err)
 	}
 	if len(slow.Latency) != 4 || len(fast.Latency) != 4 {
-		t.Fatalf("%d and %d functions were measured, want both directions on both hooks", len(slow.Latency), len(fast.Latency))
+		t.Fatalf("%d and %d functions were measured, want both directions on both hooks", len(slow.Latency),
+			len(fast.Latency))
 	}
 	for i, l := range slow.Latency {
 		other := fast.Latency[i]
-		t.Logf("%s %s: spin %.0f ns, pass %.1f ns at least, %.1f ns by the median", l.Hook, l.Direction, l.Least().Least, other.Least().Least, other.Median())
+		t.Logf("%s %s: spin %.0f ns, pass %.1f ns at least, %.1f ns by the median", l.Hook, l.Direction, l.Least().Least,
+			other.Least().Least, other.Median())
 		if l.Least().Least < 4*other.Least().Least || l.Median() < 4*other.Median() { // 4000 steps, and none
 			t.Errorf("%s %s: spin takes %+v, pass %+v", l.Hook, l.Direction, l.Packets, other.Packets)
 		}
@@ -61,7 +63,8 @@ func TestMeasureOnlyWhatCanRun(t *testing.T) {
 	m := testModule(t, "pass", "half", nil)
 	m.Settings.Idle = []string{"ingress"}
 	cost, err := measure(t, newMeter(t), m, chain.TC)
-	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != chain.TC || cost.Latency[0].Direction != chain.Egress {
+	if err != nil || len(cost.Latency) != 1 || cost.Latency[0].Hook != chain.TC ||
+		cost.Latency[0].Direction != chain.Egress {
 		t.Errorf("%+v, %v; want TC egress only", cost, err)
 	}
 	m.Settings.Idle = []string{"ingress", "egress"}

@@ -64,12 +64,14 @@ func extendable(name string, spec *ebpf.MapSpec, from *ebpf.Map) error {
 	case !slices.Contains(copyable, spec.Type):
 		return &MigrationError{name, fmt.Sprintf("maps of type %s have no entries to copy%s", spec.Type, advice)}
 	case spec.KeySize != from.KeySize():
-		return &MigrationError{name, fmt.Sprintf("its keys had %d bytes and have %d now%s", from.KeySize(), spec.KeySize, advice)}
+		return &MigrationError{name, fmt.Sprintf("its keys had %d bytes and have %d now%s", from.KeySize(), spec.KeySize,
+			advice)}
 	}
 	return nil
 }
 
-var copyable = []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.PerCPUHash, ebpf.LRUCPUHash}
+var copyable = []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.PerCPUHash,
+	ebpf.LRUCPUHash}
 
 // fillMaps are the maps for Fill: the generation's own, and those of the running one that it is to move itself.
 func (g *generation) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
@@ -115,7 +117,8 @@ func copyEntries(name string, from, to *ebpf.Map) error {
 			return fmt.Errorf("carry over map %s: %w", name, err)
 		}
 	}
-	return &MigrationError{name, "its entries come and go faster than they can be copied; apply again at a quieter time, or have the package discard them (maps.migrate)"}
+	return &MigrationError{name, "its entries come and go faster than they can be copied; apply again at a quieter " +
+		"time, or have the package discard them (maps.migrate)"}
 }
 
 func copyOnce(name string, from, to *ebpf.Map) error {
@@ -156,7 +159,8 @@ func putEntry(name string, to *ebpf.Map, key, value any, zero bool) error {
 	}
 	err := to.Put(key, value)
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		return &MigrationError{name, fmt.Sprintf("it has more entries than the %d that fit the new one; make room in it, or have the package make it larger or discard it (maps.migrate)", to.MaxEntries())}
+		return &MigrationError{name, fmt.Sprintf("it has more entries than the %d that fit the new one; make room in it, "+
+			"or have the package make it larger or discard it (maps.migrate)", to.MaxEntries())}
 	}
 	return err
 }

@@ -160,7 +160,8 @@ func TestMigrateExtendRefuses(t *testing.T) {
 	longKey.KeySize = 8
 	for name, spec := range map[string]ebpf.MapSpec{"type": state(ebpf.LRUHash, 8, room), "keys": longKey} {
 		var migration *MigrationError
-		if _, err := upgrade(t, withState(t, MigrateExtend, spec), old); !errors.As(err, &migration) || migration.Map != "state" {
+		if _, err := upgrade(t, withState(t, MigrateExtend, spec), old); !errors.As(err, &migration) ||
+			migration.Map != "state" {
 			t.Errorf("other %s: %v", name, err)
 		}
 		if _, err := upgrade(t, withState(t, "", spec), old); err != nil {

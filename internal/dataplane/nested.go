@@ -13,8 +13,8 @@ import (
 // nested are the entries of a map of maps: the inner maps' names, by key.
 type nested map[uint32]string
 
-// takeNested returns specs whose maps of maps are empty, and what was in these. Each entry that is put has the kernel wait for an
-// RCU grace period, 8 ms and more; put by one call, they wait for one in all (Linux 6.8).
+// takeNested returns specs whose maps of maps are empty, and what was in these. Each entry that is put has the kernel
+// wait for an RCU grace period, 8 ms and more; put by one call, they wait for one in all (Linux 6.8).
 func takeNested(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.MapSpec, map[string]nested) {
 	empty, taken := maps.Clone(specs), map[string]nested{}
 	for name, ms := range specs {

@@ -12,8 +12,9 @@ import (
 func TestNested(t *testing.T) {
 	needsRoot(t)
 	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 8, MaxEntries: 1}
-	specs := map[string]*ebpf.MapSpec{"a": inner, "b": inner, "outer": {Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 3,
-		InnerMap: inner, Contents: []ebpf.MapKV{{Key: uint32(0), Value: "a"}, {Key: uint32(2), Value: "b"}}}}
+	specs := map[string]*ebpf.MapSpec{"a": inner, "b": inner, "outer": {Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4,
+		MaxEntries: 3,
+		InnerMap:   inner, Contents: []ebpf.MapKV{{Key: uint32(0), Value: "a"}, {Key: uint32(2), Value: "b"}}}}
 	empty, filling := takeNested(specs)
 	if len(specs["outer"].Contents) != 2 || len(empty["outer"].Contents) != 0 || len(filling["outer"]) != 2 {
 		t.Fatalf("of %v, %v is taken and %v left", specs["outer"].Contents, filling, empty["outer"].Contents)

@@ -19,8 +19,8 @@ const skbWindow = 80
 
 // skbAccess is how the running kernel lets data planes read struct sk_buff.
 type skbAccess struct {
-	// constants are where fields are that struct __sk_buff does not show, by the constants of data planes that read them. A
-	// module that declares them gets them set; it must do without them where they are zero.
+	// constants are where fields are that struct __sk_buff does not show, by the constants of data planes that read them.
+	// A module that declares them gets them set; it must do without them where they are zero.
 	constants map[string]any
 	cast      btf.TypeID // of bpf_cast_to_kern_ctx (Linux 6.2), 0 if it cannot be called
 }
@@ -39,7 +39,8 @@ var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 	}
 	var fn *btf.Func
 	if types.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil {
-		if id, err := types.TypeID(fn); err == nil && canCast(id, a.constants["kerb_skb_window"].(uint32)+a.constants["kerb_skb_ip_summed"].(uint32)) {
+		if id, err := types.TypeID(fn); err == nil && canCast(id, a.constants["kerb_skb_window"].(uint32)+
+			a.constants["kerb_skb_ip_summed"].(uint32)) {
 			a.cast, a.constants["kerb_skb_cast"] = id, true
 			return a, nil
 		}
@@ -52,8 +53,9 @@ var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 
 // canCast tries to load a program that reads a byte of struct sk_buff.
 func canCast(id btf.TypeID, offset uint32) bool {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: asm.Instructions{
-		castCall(id), asm.LoadMem(asm.R0, asm.R0, int16(offset), asm.Byte), asm.Return()}})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			castCall(id), asm.LoadMem(asm.R0, asm.R0, int16(offset), asm.Byte), asm.Return()}})
 	if err != nil {
 		return false
 	}
@@ -62,7 +64,8 @@ func canCast(id btf.TypeID, offset uint32) bool {
 }
 
 func castCall(id btf.TypeID) asm.Instruction {
-	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall, Constant: int64(id)}
+	return asm.Instruction{OpCode: asm.OpCode(asm.JumpClass).SetJumpOp(asm.Call), Src: asm.PseudoKfuncCall,
+		Constant: int64(id)}
 }
 
 // HaveSKBFields reports why data planes cannot read the checksum fields of struct sk_buff, nil if they can.
@@ -91,7 +94,8 @@ func skbLayout(skb *btf.Struct) (map[string]any, error) {
 		shift = 8 - shift - size
 	}
 	last := max(offsets["csum_start"]+4, offsets["mac_header"]+2)
-	if size != 2 || offsets["csum_offset"] != offsets["csum_start"]+2 || min(offsets["csum_start"], offsets["mac_header"]) < window || last > window+skbWindow {
+	if size != 2 || offsets["csum_offset"] != offsets["csum_start"]+2 ||
+		min(offsets["csum_start"], offsets["mac_header"]) < window || last > window+skbWindow {
 		return nil, fmt.Errorf("%w: %v", errSKBLayout, offsets)
 	}
 	return map[string]any{

@@ -109,14 +109,15 @@ func loadOn(g *generation, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
 	return ebpf.NewProgram(prog)
 }
 
-// attachMessages puts the sk_msg program on the SOCKHASH, in place of the one that is there. Sockets that are in the map keep the
-// program that they came in with. The program goes when the map does.
+// attachMessages puts the sk_msg program on the SOCKHASH, in place of the one that is there. Sockets that are in the
+// map keep the program that they came in with. The program goes when the map does.
 func (s *sockets) attachMessages() error {
 	prog, m := s.progs[messagesPin], s.maps[socketsPin]
 	if prog == nil || m == nil {
 		return nil
 	}
-	err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.FD(), Program: prog, Attach: ebpf.AttachSkMsgVerdict})
+	err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: m.FD(), Program: prog,
+		Attach: ebpf.AttachSkMsgVerdict})
 	if err != nil {
 		return fmt.Errorf("put the sk_msg program on its map: %w", err)
 	}
@@ -149,9 +150,11 @@ func cgroupError(dir string, err error) error {
 	case errors.Is(err, os.ErrNotExist), errors.Is(err, unix.ENODEV):
 		return fmt.Errorf("cgroup %s: %w", dir, chain.ErrGone)
 	case errors.Is(err, unix.EPERM):
-		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir, chain.ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: a program there or above allows no others (%w): bpftool cgroup tree", dir,
+			chain.ErrBusy, err)
 	case errors.Is(err, unix.E2BIG):
-		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir, chain.ErrBusy, err)
+		return fmt.Errorf("cgroup %s: %w: 64 programs are there already, which is all that the kernel runs (%w)", dir,
+			chain.ErrBusy, err)
 	}
 	return fmt.Errorf("cgroup %s: %w", dir, err)
 }
@@ -166,7 +169,8 @@ func createSockets(g *generation, dir string, m chain.Member) error {
 	return pinDir(dir, func(tmp string) error { return s.pin(tmp, m) })
 }
 
-// pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for the member.
+// pin pins everything that is needed to attach and to drain. One of the entries stands for the whole, as prog0 and for
+// the member.
 func (s *sockets) pin(dir string, m chain.Member) error {
 	pins := maps.Clone(s.progs)
 	for _, e := range []chain.Entry{chain.All, chain.Services} {
@@ -261,7 +265,8 @@ func (l *LoadedSockets) Attach(dir string, entry chain.Entry) error {
 // Programs are those of the module, by name; the sk_msg program is called messages.
 func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(l.sockets.progs) }
 
-// Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are left.
+// Drain has no byte redirected any more, and takes the sockets that hold none out of the map. It returns how many are
+// left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
 // Tend looks every so often for sockets that are to go out for now, and puts in those that return, until ctx ends.
@@ -302,8 +307,9 @@ func openSockets(dir string) (*sockets, error) {
 	return s, nil
 }
 
-// newSockets reports whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to another, what is
-// known of them goes with them, and messages on those that are in one are seen by the program, and its maps, that they came in with.
+// newSockets reports whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to
+// another, what is known of them goes with them, and messages on those that are in one are seen by the program, and its
+// maps, that they came in with.
 func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {
 		return false, nil
@@ -317,7 +323,8 @@ func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	}
 	for name, m := range spec.Maps {
 		old := previous[mapPin(chain.Sockets, name)]
-		if old == nil && m.Type == ebpf.SockHash || old != nil && g.carried(name) && g.Migrate[name] == "" && compareLayout(m, old) != sameLayout {
+		if old == nil && m.Type == ebpf.SockHash || old != nil && g.carried(name) && g.Migrate[name] == "" &&
+			compareLayout(m, old) != sameLayout {
 			return true, nil
 		}
 	}

@@ -124,7 +124,8 @@ type socketsWorld struct {
 func newSocketsWorld(t *testing.T) *socketsWorld {
 	t.Helper()
 	needSockets(t)
-	w := &socketsWorld{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid())), dir: cgrouptest.New(t, "", "kdp")}
+	w := &socketsWorld{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid())),
+		dir: cgrouptest.New(t, "", "kdp")}
 	cgrouptest.Enter(t, w.dir)
 	found, err := cgroup.Find(w.dir)
 	if err != nil {
@@ -155,7 +156,8 @@ func (w *socketsWorld) reopen(t *testing.T) {
 func (w *socketsWorld) deploy(t *testing.T, m Module, from string) chain.Spec {
 	t.Helper()
 	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
-	for _, err := range []error{create(w.Dataplane, m, from), w.CreateChain(spec, map[string]Module{m.Name: m}), w.Attach(w.point, spec)} {
+	for _, err := range []error{create(w.Dataplane, m, from), w.CreateChain(spec, map[string]Module{m.Name: m}),
+		w.Attach(w.point, spec)} {
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -305,8 +307,8 @@ func TestSocketsComeBack(t *testing.T) {
 	p.expect(t, "hello")
 }
 
-// Another config keeps the connections; another size of the table, or of what is known of its sockets, leaves them to the old one, which
-// goes when they have.
+// Another config keeps the connections; another size of the table, or of what is known of its sockets, leaves them to
+// the old one, which goes when they have.
 func TestSocketsAreReplaced(t *testing.T) {
 	for _, table := range []string{"peers", "enrolled"} {
 		t.Run(table, func(t *testing.T) { replaceSockets(t, table) })
@@ -372,7 +374,8 @@ func TestSocketsOfVanishedCgroup(t *testing.T) {
 	if err := os.Remove(below); err != nil {
 		t.Fatal(err)
 	}
-	for begin := time.Now(); w.observe(t).Points[0].Program != 0; time.Sleep(10 * time.Millisecond) { // the kernel cleans up later
+	// the kernel cleans up later
+	for begin := time.Now(); w.observe(t).Points[0].Program != 0; time.Sleep(10 * time.Millisecond) {
 		if time.Since(begin) > 30*time.Second {
 			t.Fatal("a point whose cgroup has gone still has a program")
 		}

@@ -19,9 +19,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age tells every tendTime which ones have no need
-// to be in there for now, and by its ring buffer returning which ones have it again. It is user space that takes them out and puts
-// them in: syscall programs may not, and nothing else runs while a socket is idle.
+// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age tells every tendTime which ones
+// have no need to be in there for now, and by its ring buffer returning which ones have it again. It is user space that
+// takes them out and puts them in: syscall programs may not, and nothing else runs while a socket is idle.
 const tendTime = time.Second
 
 // Tended are the sockets of an attached module, which Close stops to look after.
@@ -31,8 +31,8 @@ type Tended struct {
 	done    chan struct{}
 }
 
-// Tend looks after the sockets of a chain, and tells should it have to give up. It returns nil if the chain is not there, or the
-// module has no need of it.
+// Tend looks after the sockets of a chain, and tells should it have to give up. It returns nil if the chain is not
+// there, or the module has no need of it.
 func (d *Dataplane) Tend(spec chain.Spec, gaveUp func(error)) (*Tended, error) {
 	s, err := openSockets(d.layout.chain(spec))
 	if err != nil {
@@ -63,7 +63,8 @@ func (t *Tended) Close() {
 	t.sockets.Close()
 }
 
-// tend runs age every so often and answers returning, until ctx ends, or there is an error: then nothing goes out any more.
+// tend runs age every so often and answers returning, until ctx ends, or there is an error: then nothing goes out any
+// more.
 func (s *sockets) tend(ctx context.Context, every time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -86,8 +87,8 @@ func (s *sockets) tend(ctx context.Context, every time.Duration) error {
 	}
 }
 
-// age takes out the sockets that the program finds, and those that an agent had found which was killed. More than fit into drained are
-// found a second later.
+// age takes out the sockets that the program finds, and those that an agent had found which was killed. More than fit
+// into drained are found a second later.
 func (s *sockets) age() error {
 	if _, err := s.progs[agePin].Run(&ebpf.RunOptions{}); err != nil {
 		return fmt.Errorf("find idle sockets: %w", err)
@@ -119,7 +120,8 @@ func (s *sockets) answer(ctx context.Context) error {
 		_, err := timeoutio.Do(&calls, returnTime, func() (struct{}, error) { return struct{}{}, s.putBack(r) })
 		switch { // else it has ended, or was closed; who still talks asks again
 		case errors.Is(err, os.ErrPermission) || errors.Is(err, unix.ENOSYS):
-			return fmt.Errorf("take a socket of process %d, which needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and pidfd_getfd(2): %w", r.PID, err)
+			return fmt.Errorf("take a socket of process %d, which needs CAP_SYS_PTRACE, kernel.yama.ptrace_scope below 3 and "+
+				"pidfd_getfd(2): %w", r.PID, err)
 		case errors.Is(err, timeoutio.ErrTooManyBlocked):
 			return fmt.Errorf("take sockets of processes: %w", err)
 		}
@@ -131,7 +133,8 @@ var errNotIt = errors.New("something else has its number by now")
 
 func (s *sockets) putBack(r returning) error {
 	// To close a file may wait for its file system, without an end that a signal could make: nothing but sockets is taken.
-	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", r.PID, r.FD)); err != nil || !strings.HasPrefix(is, "socket:[") {
+	if is, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", r.PID, r.FD)); err != nil ||
+		!strings.HasPrefix(is, "socket:[") {
 		return errors.Join(err, errNotIt)
 	}
 	process, err := unix.PidfdOpen(int(r.PID), 0)

@@ -26,8 +26,8 @@ type TraceFilter struct {
 	Port  uint16 // source or destination
 }
 
-// TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a packet
-// follow each other on a CPU, by position.
+// TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a
+// packet follow each other on a CPU, by position.
 type TraceEvent struct {
 	Time                 uint64 // ns, CLOCK_MONOTONIC
 	Packet               uint64 // number of the packet on its CPU
@@ -82,8 +82,9 @@ type traceFilter struct {
 	Lost   uint64
 }
 
-// Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones, in
-// one step each. To end it, close it and attach the plain chains again: any plan does, as a traced chain is not pinned.
+// Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones,
+// in one step each. To end it, close it and attach the plain chains again: any plan does, as a traced chain is not
+// pinned.
 func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modules map[string]Module) (*Trace, error) {
 	t, err := NewTrace(f)
 	if err != nil {

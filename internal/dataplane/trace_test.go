@@ -29,7 +29,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 			p := chain.Point{Ifindex: c.host(w).OuterIndex(), Side: c.side}
 			pass, drop := testModule(t, "pass", "count", nil), testModule(t, "drop", "dropper", map[string]any{"port": 53})
 			spec := w.deploy(t, p, c.dir, pass, drop)
-			trace, err := w.Trace(TraceFilter{Proto: 17, Port: 53, Addr: w.b.Addr4()}, map[chain.Point]chain.Spec{p: spec}, map[string]Module{"count": pass, "dropper": drop})
+			trace, err := w.Trace(TraceFilter{Proto: 17, Port: 53, Addr: w.b.Addr4()}, map[chain.Point]chain.Spec{p: spec},
+				map[string]Module{"count": pass, "dropper": drop})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -45,7 +46,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if e.Position != want.position || kerbabi.Verdict(e.Verdict) != want.verdict || e.Packet == 0 || e.DestPort != 53 || e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
+				if e.Position != want.position || kerbabi.Verdict(e.Verdict) != want.verdict || e.Packet == 0 || e.DestPort != 53 ||
+					e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
 					t.Errorf("event %d: %+v", i, e)
 				}
 			}
@@ -56,7 +58,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 	}
 }
 
-// A chain in several parts is traced in parts, which outlive the agent: their table is pinned until plain chains are back.
+// A chain in several parts is traced in parts, which outlive the agent: their table is pinned until plain chains are
+// back.
 func TestTraceOfSplitChain(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("millions of verified instructions take minutes in an emulated machine")

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package decode reads YAML and JSON that people have written, strictly: unknown fields, keys given twice, numbers that
-// YAML 1.1 reads as octal and wrong types are *apierrors.Invalid, all of them joined, with lines and columns as far as they
-// are known.
+// YAML 1.1 reads as octal and wrong types are *apierrors.Invalid, all of them joined, with lines and columns as far as
+// they are known.
 package decode
 
 import (

@@ -28,8 +28,8 @@ type outer struct {
 	Free  map[string]any   `json:"free,omitempty"`
 }
 
-// What a file names without a value, often with only comments below, is as if it were not there; required values are missed, and
-// what only a module understands is left alone.
+// What a file names without a value, often with only comments below, is as if it were not there; required values are
+// missed, and what only a module understands is left alone.
 func TestFieldsWithoutValue(t *testing.T) {
 	for text, want := range map[string]string{
 		"log:\nmaybe:\nlist:\nbyKey:\naddr:\nfree:\n":                                                 "",

@@ -46,8 +46,8 @@ func schemaOf(t reflect.Type) *typeSchema {
 	return made.(*typeSchema)
 }
 
-// Validate checks a value, as decoded from JSON, against the schema of t. It joins the mistakes, sorted by field. Optional
-// fields without a value, as in "labels:" with nothing below, are absent: they are removed.
+// Validate checks a value, as decoded from JSON, against the schema of t. It joins the mistakes, sorted by field.
+// Optional fields without a value, as in "labels:" with nothing below, are absent: they are removed.
 func Validate(t reflect.Type, value any) error {
 	s := schemaOf(t)
 	s.removeEmpty(s.root, value)

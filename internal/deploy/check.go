@@ -114,7 +114,8 @@ func (d *Module) checkCgroups(now *Module) error {
 func (d *Module) checkHooks(only []string) error {
 	for _, hook := range only {
 		if !d.Pkg.HasHook(hook) {
-			return d.Invalid("spec.package", fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
+			return d.Invalid("spec.package",
+				fmt.Errorf("its control plane wants the hook %s, for which the package has no data plane", hook))
 		}
 	}
 	hook := d.Resource.Spec.Hook
@@ -131,7 +132,8 @@ func (d *Module) checkMemory(settings sdk.Settings) error {
 	return nil
 }
 
-// canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made from.
+// canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made
+// from.
 func (d *Module) canonical() (json.RawMessage, error) {
 	config, err := d.Pkg.ResolveSecrets(d.Resource.Spec.Config, readSecret)
 	if err != nil {

@@ -72,7 +72,8 @@ func (d *Module) CgroupPaths(root string) []string {
 // Candidate is the module for budgets. The caller sets Measure.
 func (d *Module) Candidate() apply.Candidate {
 	name := d.Dataplane.Name
-	return apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()), Limits: d.Limits()}
+	return apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()),
+		Limits: d.Limits()}
 }
 
 // Limits of a module that can run.
@@ -93,7 +94,8 @@ func (d *Module) AttachedHooks() []chain.Hook {
 
 // OnlyConfigured reports whether d differs from before in its config only, and the operator has set no budget.
 func (d *Module) OnlyConfigured(before *Module) bool {
-	return d.Pkg != nil && before != nil && before.Pkg != nil && before.Pkg.Digest == d.Pkg.Digest && !d.Limits().ByOperator()
+	return d.Pkg != nil && before != nil && before.Pkg != nil && before.Pkg.Digest == d.Pkg.Digest &&
+		!d.Limits().ByOperator()
 }
 
 // identity of the generation: equal for equal code and config.
@@ -150,7 +152,8 @@ func (d *Module) describe(settings sdk.Settings) {
 		hooks = d.Pkg.Hooks
 	}
 	d.Hooks = as[chain.Hook](hooks)
-	d.OnServices, d.OnInterfaces = as[chain.Direction](d.Pkg.Directions.Services), as[chain.Direction](d.Pkg.Directions.Interfaces)
+	d.OnServices, d.OnInterfaces = as[chain.Direction](d.Pkg.Directions.Services),
+		as[chain.Direction](d.Pkg.Directions.Interfaces)
 	d.Idle = as[chain.Direction](settings.Idle)
 }
 

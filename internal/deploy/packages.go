@@ -50,6 +50,7 @@ func Package(catalog *pkgs.Catalog, modules map[string]*Module, name string) (v1
 }
 
 func packageView(p *pkgs.Package) v1.Package {
-	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description, Hooks: p.Hooks,
+	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description,
+		Hooks:  p.Hooks,
 		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.GrantedCapabilities(), Queries: p.Queries}
 }

@@ -121,8 +121,8 @@ func (p *Preparer) Again(now *Module) *Module {
 	return d
 }
 
-// settings has the control plane compile the config. A generation that was compiled before does not need the control plane
-// again: what runs must not depend on whether it responds.
+// settings has the control plane compile the config. A generation that was compiled before does not need the control
+// plane again: what runs must not depend on whether it responds.
 func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	if d.Pkg.Control == nil {
 		return d.constants()

@@ -21,7 +21,8 @@ import (
 )
 
 func newPreparer(t *testing.T) *Preparer {
-	return &Preparer{Log: slog.New(slog.DiscardHandler), Base: t.Context(), Catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
+	return &Preparer{Log: slog.New(slog.DiscardHandler), Base: t.Context(), Catalog: pkgs.NewCatalog(modules.Packages(),
+		modules.Controls()),
 		Observe: func() (chain.State, error) { return chain.State{}, nil }}
 }
 
@@ -32,7 +33,8 @@ func testModule(t *testing.T, pkg string) v1.Module {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return v1.Module{Metadata: v1.ObjectMeta{Name: "m"}, Spec: v1.ModuleSpec{Package: dir, Attach: v1.Attach{Services: "*"}}}
+	return v1.Module{Metadata: v1.ObjectMeta{Name: "m"},
+		Spec: v1.ModuleSpec{Package: dir, Attach: v1.Attach{Services: "*"}}}
 }
 
 // All mistakes in a spec are reported, with their fields.
@@ -42,14 +44,17 @@ func TestMistakes(t *testing.T) {
 		change func(*v1.ModuleSpec)
 		fields []string
 	}{
-		"none":            {"spin", func(*v1.ModuleSpec) {}, nil},
-		"nothing":         {"spin", func(s *v1.ModuleSpec) { s.Attach.Services = "" }, []string{"spec.attach"}},
-		"selector":        {"spin", func(s *v1.ModuleSpec) { s.Attach.Services = "a=(," }, []string{"spec.attach.services"}},
-		"package":         {"no-such", func(*v1.ModuleSpec) {}, []string{"spec.package"}},
-		"hook":            {"spin", func(s *v1.ModuleSpec) { s.Hook = "sockets" }, []string{"spec.hook"}},
-		"cgroups":         {"spin", func(s *v1.ModuleSpec) { s.Attach.Cgroups = []string{"/x"} }, []string{"spec.attach.cgroups"}},
-		"config":          {"spin", func(s *v1.ModuleSpec) { s.Config = map[string]any{"steps": 4001} }, []string{"spec.config.steps"}},
-		"sockets, closed": {"sockets", func(s *v1.ModuleSpec) { s.FailurePolicy = v1.FailClosed }, []string{"spec.failurePolicy"}},
+		"none":     {"spin", func(*v1.ModuleSpec) {}, nil},
+		"nothing":  {"spin", func(s *v1.ModuleSpec) { s.Attach.Services = "" }, []string{"spec.attach"}},
+		"selector": {"spin", func(s *v1.ModuleSpec) { s.Attach.Services = "a=(," }, []string{"spec.attach.services"}},
+		"package":  {"no-such", func(*v1.ModuleSpec) {}, []string{"spec.package"}},
+		"hook":     {"spin", func(s *v1.ModuleSpec) { s.Hook = "sockets" }, []string{"spec.hook"}},
+		"cgroups": {"spin", func(s *v1.ModuleSpec) { s.Attach.Cgroups = []string{"/x"} },
+			[]string{"spec.attach.cgroups"}},
+		"config": {"spin", func(s *v1.ModuleSpec) { s.Config = map[string]any{"steps": 4001} },
+			[]string{"spec.config.steps"}},
+		"sockets, closed": {"sockets", func(s *v1.ModuleSpec) { s.FailurePolicy = v1.FailClosed },
+			[]string{"spec.failurePolicy"}},
 		"sockets, interface": {"sockets", func(s *v1.ModuleSpec) { s.Attach.Interfaces = []string{"eth9"} },
 			[]string{"spec.attach.interfaces"}},
 		"several": {"spin", func(s *v1.ModuleSpec) {
@@ -139,7 +144,8 @@ func TestUnavailable(t *testing.T) {
 func TestCgroupPaths(t *testing.T) {
 	m := testModule(t, "sockets")
 	m.Spec.Attach.Cgroups = []string{"/no/such/cgroup"}
-	if _, err := newPreparer(t).All([]v1.Module{m}, nil); err == nil || !strings.Contains(err.Error(), "spec.attach.cgroups[0]") {
+	if _, err := newPreparer(t).All([]v1.Module{m}, nil); err == nil ||
+		!strings.Contains(err.Error(), "spec.attach.cgroups[0]") {
 		t.Errorf("a cgroup that does not exist: %v", err)
 	}
 	d := newPreparer(t).Accepted(m)
@@ -171,7 +177,8 @@ func TestConfigErrorOfNoField(t *testing.T) {
 	d := &Module{}
 	for field, want := range map[string]string{"": "spec.config", "rules[0].port": "spec.config.rules[0].port"} {
 		var invalid *apierrors.Invalid
-		if err := d.configError(&sdk.ConfigError{Field: field, Reason: "missing rules"}); !errors.As(err, &invalid) || invalid.Field != want {
+		if err := d.configError(&sdk.ConfigError{Field: field, Reason: "missing rules"}); !errors.As(err, &invalid) ||
+			invalid.Field != want {
 			t.Errorf("%v, want field %s", err, want)
 		}
 	}

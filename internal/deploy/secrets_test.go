@@ -27,7 +27,8 @@ func TestReadSecret(t *testing.T) {
 		t.Fatal(err)
 	}
 	for path, reason := range map[string]string{
-		"good": "not an absolute path", filepath.Join(dir, "gone"): "no such file", dir: "not a regular file", link: "too many levels",
+		"good": "not an absolute path", filepath.Join(dir, "gone"): "no such file", dir: "not a regular file",
+		link:                     "too many levels",
 		write("open", 32, 0o644): "chmod 600", write("large", maxSecret, 0o600): "too large",
 	} {
 		if text, err := readSecret(path); err == nil || !strings.Contains(err.Error(), reason) || text != "" {

@@ -211,7 +211,8 @@ func TestBPFFS(t *testing.T) {
 	if got.Status != Fail || got.Remedy != "mount -t bpf -o mode=700 bpf "+dir {
 		t.Errorf("on another file system: %+v", got)
 	}
-	for dir, want := range map[string]string{"/sys/fs/bpf": "/sys/fs/bpf", "/sys/fs/bpf/kerb": "/sys/fs/bpf", "/sys/fs/bpfx": "/sys/fs/bpfx"} {
+	for dir, want := range map[string]string{"/sys/fs/bpf": "/sys/fs/bpf", "/sys/fs/bpf/kerb": "/sys/fs/bpf",
+		"/sys/fs/bpfx": "/sys/fs/bpfx"} {
 		if got := bpffsRoot(dir); got != want {
 			t.Errorf("%s would be mounted at %s", dir, got)
 		}
@@ -235,7 +236,8 @@ func TestSpace(t *testing.T) {
 }
 
 func TestSize(t *testing.T) {
-	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 8 << 20: "8.0 MiB", 3 << 39: "1.5 TiB", math.MaxUint64: "unlimited"} {
+	for bytes, want := range map[uint64]string{0: "0 B", 1023: "1023 B", 1024: "1.0 KiB", 8 << 20: "8.0 MiB",
+		3 << 39: "1.5 TiB", math.MaxUint64: "unlimited"} {
 		if got := size(bytes); got != want {
 			t.Errorf("%d: %s, want %s", bytes, got, want)
 		}
@@ -243,7 +245,8 @@ func TestSize(t *testing.T) {
 }
 
 func TestRecognize(t *testing.T) {
-	got := recognize(map[string]int{"cil_from_contai": 3, "cil_to_container": 1, "xdp_dispatcher": 1, "kerb_abc": 9, "": 2})
+	got := recognize(map[string]int{"cil_from_contai": 3, "cil_to_container": 1, "xdp_dispatcher": 1, "kerb_abc": 9,
+		"": 2})
 	if !slices.Equal(got, []string{"Cilium", "libxdp or bpfman"}) {
 		t.Errorf("got %v", got)
 	}
@@ -296,7 +299,8 @@ func wantForeign(t *testing.T, checks []Check, name string) {
 	t.Helper()
 	wellFormed(t, checks)
 	i := slices.IndexFunc(checks, func(c Check) bool { return c.Name == name })
-	if i < 0 || checks[i].Status != Warn || !strings.Contains(checks[i].Found, "xdp stranger (id ") || !strings.Contains(checks[i].Remedy, "xdp off") {
+	if i < 0 || checks[i].Status != Warn || !strings.Contains(checks[i].Found, "xdp stranger (id ") ||
+		!strings.Contains(checks[i].Remedy, "xdp off") {
 		t.Errorf("got %+v", checks)
 	}
 }
@@ -388,7 +392,8 @@ func TestUnit(t *testing.T) {
 		{"~seccomp:EPERM reboot", "memory", Fail, OK},
 		{"~reboot", "memory", OK, OK},
 	} {
-		checks := judgeUnit(properties("LoadState=loaded\nSystemCallFilter=" + c.filter + "\nDelegateControllers=" + c.delegated + "\n"))
+		checks := judgeUnit(properties("LoadState=loaded\nSystemCallFilter=" + c.filter + "\nDelegateControllers=" +
+			c.delegated + "\n"))
 		wellFormed(t, checks)
 		if statusOf(checks, "unit system calls") != c.calls || statusOf(checks, "unit delegation") != c.delegation {
 			t.Errorf("%+v: %+v", c, checks)

@@ -56,7 +56,8 @@ func features(Options) []Check {
 		checks = append(checks, judge(f.Name, results[f.Name]))
 	}
 	if missing(results["tcx"]) && missing(results["clsact"]) {
-		checks = append(checks, bad(Fail, "tc-attach", newer("6.6"), "neither TCX nor clsact: chains cannot be put on services"))
+		checks = append(checks, bad(Fail, "tc-attach", newer("6.6"), "neither TCX nor clsact: chains cannot be put "+
+			"on services"))
 	}
 	return append(checks, nativeMTU(results["xdp-native"])...)
 }

@@ -111,7 +111,8 @@ func modes(features probe.XDPFeatures) string {
 	for _, f := range []struct {
 		bit  probe.XDPFeatures
 		name string
-	}{{probe.XDPFrags, "native-frags"}, {probe.XDPRedirect, "redirect"}, {probe.XDPZeroCopy, "zero-copy"}, {probe.XDPOffload, "offload"}} {
+	}{{probe.XDPFrags, "native-frags"}, {probe.XDPRedirect, "redirect"}, {probe.XDPZeroCopy, "zero-copy"},
+		{probe.XDPOffload, "offload"}} {
 		if features.Has(f.bit) {
 			all = append(all, f.name)
 		}

@@ -67,7 +67,8 @@ func offload() Check {
 	const name = "checksum offload"
 	if err := dataplane.HaveSKBFields(); err != nil {
 		return bad(Warn, name, "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, and without lockdown=confidentiality",
-			"the firewall cannot check packets with a deferred checksum: %v; a service with packet sockets can have a port overwritten after the verdict", err)
+			"the firewall cannot check packets with a deferred checksum: %v; a service with packet sockets can have a port "+
+				"overwritten after the verdict", err)
 	}
 	return ok(name, "the firewall checks where deferred checksums are written")
 }
@@ -129,9 +130,11 @@ var wanted = []capability{
 	{"CAP_BPF", unix.CAP_BPF, Fail, "cannot create maps nor load programs"},
 	{"CAP_NET_ADMIN", unix.CAP_NET_ADMIN, Fail, "cannot attach programs nor see services"},
 	{"CAP_PERFMON", unix.CAP_PERFMON, Warn, "packages that trace or compare pointers are refused"},
-	{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, Warn, "cannot look programs up by id (names of foreign programs) nor try attaching in a namespace"},
+	{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, Warn, "cannot look programs up by id (names of foreign programs) nor try " +
+		"attaching in a namespace"},
 	{"CAP_NET_RAW", unix.CAP_NET_RAW, Warn, "packages that send in the name of services (inject) cannot"},
-	{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, Warn, "cannot look into processes: services registered by pid, and programs that modules ask about"},
+	{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, Warn, "cannot look into processes: services registered by pid, and programs " +
+		"that modules ask about"},
 	{"CAP_NET_BROADCAST", unix.CAP_NET_BROADCAST, Warn, "changes of addresses inside services are seen a minute late"},
 }
 
@@ -165,7 +168,8 @@ func judgeCapabilities(effective uint64) []Check {
 		case implied:
 			checks = append(checks, ok(c.name, "implied by CAP_SYS_ADMIN"))
 		default:
-			checks = append(checks, bad(c.status, c.name, fmt.Sprintf("sudo kerb doctor (in the unit: AmbientCapabilities=%s)", c.name), "missing: %s", c.lost))
+			checks = append(checks, bad(c.status, c.name, fmt.Sprintf("sudo kerb doctor (in the unit: AmbientCapabilities=%s)",
+				c.name), "missing: %s", c.lost))
 		}
 	}
 	return checks

@@ -42,18 +42,20 @@ func judgeConfinement(lacks []string) Check {
 	if len(lacks) == 0 {
 		return ok(name, "confined by Landlock, seccomp and namespaces")
 	}
-	return bad(Warn, name, newer("6.12")+"; or deploy only packages that you would run as any user", "%s", strings.Join(lacks, "; "))
+	return bad(Warn, name, newer("6.12")+"; or deploy only packages that you would run as any user", "%s",
+		strings.Join(lacks, "; "))
 }
 
-// redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found out, or else
-// a test of its own.
+// redirected tells in what sockets whose bytes are redirected differ from TCP on this kernel: what the agent has found
+// out, or else a test of its own.
 func redirected(opts Options) []Check {
 	const name = "redirected sockets"
 	result, known := sockprobe.Cached(opts.Paths.SocketFacts())
 	if !known {
 		var err error
 		if result, err = sockprobe.Run(context.Background()); err != nil {
-			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tested: modules that redirect bytes between sockets exclude more programs than necessary: %v", err)}
+			return []Check{bad(Warn, name, "sudo kerb doctor", "cannot be tested: modules that redirect bytes between sockets "+
+				"exclude more programs than necessary: %v", err)}
 		}
 	}
 	var others []string
@@ -65,7 +67,8 @@ func redirected(opts Options) []Check {
 	if len(others) == 0 {
 		return []Check{ok(name, "behave as TCP does")}
 	}
-	return []Check{ok(name, "differ from TCP in %s: modules leave programs that rely on these on plain TCP (docs/accelerator.md)", strings.Join(others, ", "))}
+	return []Check{ok(name, "differ from TCP in %s: modules leave programs that rely on these on plain TCP "+
+		"(docs/accelerator.md)", strings.Join(others, ", "))}
 }
 
 // bpffs wants the directory of pins, or the nearest one above that exists, to
@@ -79,7 +82,8 @@ func bpffs(dir string) Check {
 	}
 	if vfs.Type != unix.BPF_FS_MAGIC {
 		mount := bpffsRoot(dir)
-		return bad(Fail, name, fmt.Sprintf("mount -t bpf -o mode=700 bpf %s", mount), "%s is not on a bpffs: programs would be unloaded when the agent exits", dir)
+		return bad(Fail, name, fmt.Sprintf("mount -t bpf -o mode=700 bpf %s", mount),
+			"%s is not on a bpffs: programs would be unloaded when the agent exits", dir)
 	}
 	if err := probe.Pin(pinRoom(there)); err != nil {
 		return bad(Fail, name, "sudo kerb doctor; mount -o remount,rw "+there, "%s: cannot pin: %s", there, probe.Reason(err))
@@ -123,7 +127,8 @@ func cgroup2() Check {
 	const name = "cgroup v2"
 	mount, err := cgroup.Mount()
 	if err != nil {
-		return bad(Warn, name, "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2", "%v: modules on sockets cannot run", err)
+		return bad(Warn, name, "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2",
+			"%v: modules on sockets cannot run", err)
 	}
 	return ok(name, "%s", mount)
 }
@@ -184,7 +189,8 @@ func openFiles() Check {
 		return bad(Warn, name, "ulimit -n", "cannot read the limit: %v", err)
 	}
 	if limit.Cur < lowFiles {
-		return bad(Warn, name, "ulimit -n 65536 (in the unit: LimitNOFILE=65536)", "limit of %d: little for many services", limit.Cur)
+		return bad(Warn, name, "ulimit -n 65536 (in the unit: LimitNOFILE=65536)", "limit of %d: little for many services",
+			limit.Cur)
 	}
 	return ok(name, "limit of %d", limit.Cur)
 }

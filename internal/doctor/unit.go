@@ -26,7 +26,8 @@ func unit(Options) []Check {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	out, err := exec.CommandContext(ctx, "systemctl", "show", unitName, "-p", "LoadState", "-p", "SystemCallFilter", "-p", "DelegateControllers").Output()
+	out, err := exec.CommandContext(ctx, "systemctl", "show", unitName, "-p", "LoadState", "-p", "SystemCallFilter", "-p",
+		"DelegateControllers").Output()
 	if err != nil {
 		return []Check{bad(Warn, "unit", "systemctl status "+unitName, "cannot read the limits of %s: %v", unitName, err)}
 	}
@@ -59,7 +60,8 @@ func judgeCalls(filter string) Check {
 	missing := slices.DeleteFunc(slices.Clone(unitCalls), func(call string) bool { return allows(filter, call) })
 	if len(missing) > 0 {
 		return bad(Warn, name, dropInFor+"SystemCallFilter="+strings.Join(missing, " "),
-			"SystemCallFilter of %s lacks %s: control planes run without Landlock and can read all world-readable files", unitName, strings.Join(missing, ", "))
+			"SystemCallFilter of %s lacks %s: control planes run without Landlock and can read all world-readable files",
+			unitName, strings.Join(missing, ", "))
 	}
 	return ok(name, "%s may confine control planes", unitName)
 }
@@ -68,7 +70,10 @@ func judgeCalls(filter string) Check {
 func allows(filter, call string) bool {
 	denied, isDenyList := strings.CutPrefix(filter, "~")
 	if filter == "" || isDenyList {
-		return !slices.ContainsFunc(strings.Fields(denied), func(f string) bool { name, _, _ := strings.Cut(f, ":"); return name == call })
+		return !slices.ContainsFunc(strings.Fields(denied), func(f string) bool {
+			name, _, _ := strings.Cut(f, ":")
+			return name == call
+		})
 	}
 	return slices.Contains(strings.Fields(filter), call)
 }

@@ -50,8 +50,8 @@ func (c x86) mark(uses map[string]bool, text []byte, static bool) {
 	}
 }
 
-// loads reports whether a register is given the constant, by MOV r32, imm32 (B8+r) or MOV r64, imm32 (C7 /0), and what is behind it
-// satisfies then.
+// loads reports whether a register is given the constant, by MOV r32, imm32 (B8+r) or MOV r64, imm32 (C7 /0), and what
+// is behind it satisfies then.
 func (x86) loads(text []byte, constant uint32, then func(rest []byte) bool) bool {
 	var imm [4]byte
 	binary.LittleEndian.PutUint32(imm[:], constant)

@@ -16,7 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// configured are programs whose configuration says that they never make calls which they contain, by the name of the file.
+// configured are programs whose configuration says that they never make calls which they contain, by the name of the
+// file.
 var configured = map[string]func(p *running) (never []string){"haproxy": haproxy}
 
 // running is a process, with what it received when it started.
@@ -41,8 +42,9 @@ func (f *Facts) configure(dir string, start uint64) {
 	f.Uses = slices.DeleteFunc(f.Uses, func(use string) bool { return slices.Contains(calls, use) })
 }
 
-// haproxy calls splice(2) by its options splice-auto, splice-request and splice-response alone, and receives with MSG_WAITALL only
-// from the process that it takes over from, over AF_UNIX (sock_get_old_sockets in src/sock.c, recv_fd_uxst in src/proto_sockpair.c).
+// haproxy calls splice(2) by its options splice-auto, splice-request and splice-response alone, and receives with
+// MSG_WAITALL only from the process that it takes over from, over AF_UNIX (sock_get_old_sockets in src/sock.c,
+// recv_fd_uxst in src/proto_sockpair.c).
 func haproxy(p *running) []string {
 	never := []string{Splice, WaitAll}
 	if slices.Contains(p.args, "-dS") {
@@ -141,7 +143,8 @@ func (p *running) hasRead(f *os.File) error {
 		return err
 	}
 	var now, up unix.Timespec
-	if err := errors.Join(unix.ClockGettime(unix.CLOCK_BOOTTIME, &up), unix.ClockGettime(unix.CLOCK_REALTIME, &now)); err != nil {
+	if err := errors.Join(unix.ClockGettime(unix.CLOCK_BOOTTIME, &up),
+		unix.ClockGettime(unix.CLOCK_REALTIME, &now)); err != nil {
 		return err
 	}
 	switch began := now.Nano() - up.Nano() + int64(p.start); {
@@ -153,7 +156,8 @@ func (p *running) hasRead(f *os.File) error {
 	return nil
 }
 
-// root is where the names of files begin that the process read before it went into a chroot, which is within its mount namespace.
+// root is where the names of files begin that the process read before it went into a chroot, which is within its mount
+// namespace.
 func (p *running) root() string {
 	theirs, err := os.Readlink(p.dir + "/ns/mnt")
 	ours, ourErr := os.Readlink("/proc/self/ns/mnt")

@@ -59,9 +59,10 @@ func (c *contents) examine(o *object) error {
 	return nil
 }
 
-// innocent are libraries whose calls are no sign of what a program does with its sockets: those of C and C++, which have every
-// call, for programs to import, and those that only ask terminals, or sockets of their own that are not TCP.
-var innocent = []string{"libc", "libc.musl-x86_64", "libc.musl-aarch64", "ld-linux-x86-64", "ld-linux-aarch64", "ld-musl-x86_64", "ld-musl-aarch64",
+// innocent are libraries whose calls are no sign of what a program does with its sockets: those of C and C++, which
+// have every call, for programs to import, and those that only ask terminals, or sockets of their own that are not TCP.
+var innocent = []string{"libc", "libc.musl-x86_64", "libc.musl-aarch64", "ld-linux-x86-64", "ld-linux-aarch64",
+	"ld-musl-x86_64", "ld-musl-aarch64",
 	"libpthread", "libstdc++", "libc++", "libreadline", "libedit", "libsystemd", "libudev"}
 
 func (o *object) isInnocent() (bool, error) {
@@ -102,7 +103,9 @@ func (c *contents) search(uses map[string]bool, o *object, s symbols, static boo
 	if err != nil {
 		return err
 	}
-	segments := slices.DeleteFunc(slices.Clone(o.segments), func(p elf.Prog64) bool { return p.Type != uint32(elf.PT_LOAD) })
+	segments := slices.DeleteFunc(slices.Clone(o.segments), func(p elf.Prog64) bool {
+		return p.Type != uint32(elf.PT_LOAD)
+	})
 	for _, segment := range segments {
 		if segment.Filesz > maxSearched-c.searched { // they may overlap
 			return errTooLarge
@@ -143,7 +146,8 @@ func (c *contents) markNames(uses map[string]bool, data []byte, _ uint64) {
 
 // goVersionIn finds what Go 1.18 and later put in front of a program's build information: debug/buildinfo.
 func goVersionIn(data []byte) string {
-	const magic, header = "\xff Go buildinf:", 32 // behind the magic: size of pointers, flags; then the version, after its length
+	// behind the magic: size of pointers, flags; then the version, after its length
+	const magic, header = "\xff Go buildinf:", 32
 	for {
 		i := bytes.Index(data, []byte(magic))
 		if i < 0 || len(data) <= i+header {

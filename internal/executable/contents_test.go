@@ -106,7 +106,8 @@ func TestFlagsX86(t *testing.T) {
 
 func TestFlagsARM64(t *testing.T) {
 	const slot, plt, text = 0x14010, 0x1000, 0x2000
-	stub := words(0xf0000090, 0xf9400a11, 0x91004210, 0xd61f0220) // adrp x16, 0x14000 (19 pages on); ldr x17, [x16, 16]; add; br x17
+	// adrp x16, 0x14000 (19 pages on); ldr x17, [x16, 16]; add; br x17
+	stub := words(0xf0000090, 0xf9400a11, 0x91004210, 0xd61f0220)
 	call := func(before ...uint32) []byte {
 		at := text + 4*len(before)
 		return words(append(before, 0x94000000|uint32((plt-at)>>2)&0x3ffffff)...)

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package executable reports what the program that a process runs may ask of its sockets, without running or stopping it: by
-// what its executable and the libraries that are mapped import, by the constants in their machine code, and by the names of
-// functions that Go keeps. It errs on the side of "uses": a program may contain a call that it never makes.
+// Package executable reports what the program that a process runs may ask of its sockets, without running or stopping
+// it: by what its executable and the libraries that are mapped import, by the constants in their machine code, and by
+// the names of functions that Go keeps. It errs on the side of "uses": a program may contain a call that it never
+// makes.
 package executable
 
 import (
@@ -90,8 +91,8 @@ const maxFiles = 4096
 // patience is longer than what is examined takes, unless the machine is very busy: it is remembered then.
 const patience = 10 * time.Second
 
-// Examine examines the program of the process pid, as seen in the caller's PID namespace. start is the process's start time
-// in ns after boot, compared at the resolution of /proc (10 ms); 0 accepts any process with that PID.
+// Examine examines the program of the process pid, as seen in the caller's PID namespace. start is the process's start
+// time in ns after boot, compared at the resolution of /proc (10 ms); 0 accepts any process with that PID.
 func (e *Examiner) Examine(pid int, start uint64) (Facts, error) {
 	facts, err := timeoutio.Do(&e.calls, patience, func() (Facts, error) { return e.process(pid, start) })
 	if err != nil && !errors.Is(err, ErrExited) {
@@ -132,7 +133,8 @@ func startOf(dir string) (uint64, error) {
 		return 0, err
 	}
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:])) // the name may hold spaces and parentheses
-	const starttime = 22 - 3                                                  // proc_pid_stat(5); the first field here is the third there
+	// proc_pid_stat(5); the first field here is the third there
+	const starttime = 22 - 3
 	if len(fields) <= starttime {
 		return 0, ErrExited
 	}
@@ -181,8 +183,9 @@ func open(dir string) (*opened, error) {
 	return o, o.same(dir)
 }
 
-// openUnpolled is os.Open for files of others. That would have Go's runtime ask epoll_ctl(2) about the file, which a file system in
-// user space may leave without an answer (FUSE_POLL); and unlike other system calls this one stops the whole process with it.
+// openUnpolled is os.Open for files of others. That would have Go's runtime ask epoll_ctl(2) about the file, which a
+// file system in user space may leave without an answer (FUSE_POLL); and unlike other system calls this one stops the
+// whole process with it.
 func openUnpolled(name string) (*os.File, error) {
 	for {
 		fd, err := unix.Open(name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -223,7 +226,8 @@ func (e *Examiner) program(o *opened) (Facts, error) {
 	if err != nil {
 		return Facts{}, err
 	}
-	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion, Uses: slices.Clone(main.uses),
+	facts := Facts{Path: o.path, Device: kernelDevice(id.dev), Inode: id.ino, Go: main.goVersion,
+		Uses:     slices.Clone(main.uses),
 		Modified: uint64(id.written), Size: uint64(id.size)}
 	searched := main.searched
 	for _, f := range o.files[1:] {
@@ -267,10 +271,12 @@ func mapped(dir string) (names []string, err error) {
 	return names, nil
 }
 
-// maxProc is more than /proc reports a process that has not made it to be much: 65,530 mappings by default, 128 KiB for an argument.
+// maxProc is more than /proc reports a process that has not made it to be much: 65,530 mappings by default, 128 KiB for
+// an argument.
 const maxProc = 16 << 20 // bytes
 
-// readProc reads a file of /proc. A process says itself where its arguments and its environment are: PR_SET_MM_MAP of prctl(2).
+// readProc reads a file of /proc. A process says itself where its arguments and its environment are: PR_SET_MM_MAP of
+// prctl(2).
 func readProc(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {

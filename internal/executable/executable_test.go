@@ -68,7 +68,8 @@ func TestProcesses(t *testing.T) {
 		command    []string
 	}{
 		{"redis", "redis", nil, false, []string{"redis-server", "--port", "0", "--unixsocket", "socket", "--save", ""}},
-		{"node", "node", nil, false, []string{"node", "-e", "require('net').createServer().listen('" + t.TempDir() + "/socket')"}},
+		{"node", "node", nil, false, []string{"node", "-e", "require('net').createServer().listen('" + t.TempDir() +
+			"/socket')"}},
 		{"java", "rmiregistry", []string{Queued}, false, []string{rmiRegistry(), "0"}},
 		{"go", "proxy", []string{Splice}, true, []string{goProxy(t), "127.0.0.1:0", "127.0.0.1:1"}},
 		{"c", "sleep", nil, false, []string{"sleep", "60"}},
@@ -81,8 +82,10 @@ func TestProcesses(t *testing.T) {
 				t.Errorf("Go %q", facts.Go)
 			}
 			var st unix.Stat_t
-			if err := unix.Stat(facts.Path, &st); err != nil || facts.Inode != st.Ino || facts.Device != kernelDevice(uint64(st.Dev)) {
-				t.Errorf("device %#x, inode %d of %s, which has %#x, %d (%v)", facts.Device, facts.Inode, facts.Path, st.Dev, st.Ino, err)
+			if err := unix.Stat(facts.Path, &st); err != nil || facts.Inode != st.Ino ||
+				facts.Device != kernelDevice(uint64(st.Dev)) {
+				t.Errorf("device %#x, inode %d of %s, which has %#x, %d (%v)", facts.Device, facts.Inode, facts.Path,
+					st.Dev, st.Ino, err)
 			}
 		})
 	}
@@ -106,8 +109,8 @@ func started(t *testing.T, command []string) int {
 	return cmd.Process.Pid
 }
 
-// settled waits until the process has become the program and mapped its libraries: until it is known to use what it should, and
-// that has not changed for a while.
+// settled waits until the process has become the program and mapped its libraries: until it is known to use what it
+// should, and that has not changed for a while.
 func settled(t *testing.T, e *Examiner, pid int, program string, uses []string) (facts Facts) {
 	t.Helper()
 	var err error
@@ -226,7 +229,8 @@ func (e *Examiner) named(name string) (*contents, identity, error) {
 
 // Paths come from the author of the file, and are printed on terminals.
 func TestPrintable(t *testing.T) {
-	for path, want := range map[string]string{"/usr/bin/nginx": "/usr/bin/nginx", "/\x1b[2J\nü": "/?[2J?ü", "/\xff": "/?"} {
+	for path, want := range map[string]string{"/usr/bin/nginx": "/usr/bin/nginx", "/\x1b[2J\nü": "/?[2J?ü",
+		"/\xff": "/?"} {
 		if got := printable(path); got != want {
 			t.Errorf("%q is shown as %q, want %q", path, got, want)
 		}

@@ -78,11 +78,16 @@ func TestHostileFiles(t *testing.T) {
 	z.Close()
 	strtab, dynsym := uint32(elf.SHT_STRTAB), uint32(elf.SHT_DYNSYM)
 	for name, f := range map[string]*os.File{
-		"names": crafted(t, nil, []elf.Section64{{}, {Type: strtab, Size: names}, {Type: dynsym, Off: names, Size: uint64(len(symbols)), Link: 1, Entsize: 24}},
+		"names": crafted(t, nil, []elf.Section64{{}, {Type: strtab, Size: names},
+			{Type: dynsym, Off: names, Size: uint64(len(symbols)), Link: 1, Entsize: 24}},
 			slices.Concat([]byte(strings.Repeat("a", names-1)+"\x00"), symbols)),
-		"compressed": crafted(t, nil, []elf.Section64{{}, {Type: strtab, Flags: uint64(elf.SHF_COMPRESSED), Size: uint64(packed.Len())}}, packed.Bytes()),
-		"segments":   crafted(t, slices.Repeat([]elf.Prog64{{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_X), Filesz: 1 << 20}}, 1<<15), nil, make([]byte, 1<<20)),
-		"tables":     crafted(t, nil, append([]elf.Section64{{}, {Type: strtab}}, slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_RELA), Size: 1 << 20}}, 1<<15)...), make([]byte, 1<<20)),
+		"compressed": crafted(t, nil,
+			[]elf.Section64{{}, {Type: strtab, Flags: uint64(elf.SHF_COMPRESSED), Size: uint64(packed.Len())}}, packed.Bytes()),
+		"segments": crafted(t,
+			slices.Repeat([]elf.Prog64{{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_X), Filesz: 1 << 20}}, 1<<15), nil,
+			make([]byte, 1<<20)),
+		"tables": crafted(t, nil, append([]elf.Section64{{}, {Type: strtab}},
+			slices.Repeat([]elf.Section64{{Type: uint32(elf.SHT_RELA), Size: 1 << 20}}, 1<<15)...), make([]byte, 1<<20)),
 	} {
 		t.Run(name, func(t *testing.T) {
 			var before, after runtime.MemStats
@@ -124,7 +129,8 @@ func TestManyMapped(t *testing.T) {
 func TestEndlessArguments(t *testing.T) {
 	sdktest.NeedRoot(t)
 	const size = 512 << 20
-	region, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|unix.MAP_NORESERVE)
+	region, err := unix.MmapPtr(-1, 0, nil, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON|
+		unix.MAP_NORESERVE)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +172,8 @@ func layout(t *testing.T) mmLayout {
 		return n
 	}
 	brk, _, _ := unix.Syscall(unix.SYS_BRK, 0, 0, 0)
-	return mmLayout{StartCode: at(26), EndCode: at(27), StartStack: at(28), StartData: at(45), EndData: at(46), StartBrk: at(47), Brk: uint64(brk),
+	return mmLayout{StartCode: at(26), EndCode: at(27), StartStack: at(28), StartData: at(45), EndData: at(46),
+		StartBrk: at(47), Brk: uint64(brk),
 		ArgStart: at(48), ArgEnd: at(49), EnvStart: at(50), EnvEnd: at(51), ExeFD: ^uint32(0)}
 }
 
@@ -198,7 +205,8 @@ func mappedFile(t *testing.T) *fusetest.FS {
 	return fs
 }
 
-// A file system of the service's own may leave epoll without an answer, which Go's runtime would wait for with the whole process.
+// A file system of the service's own may leave epoll without an answer, which Go's runtime would wait for with the
+// whole process.
 func TestFileSystemIsNotPolled(t *testing.T) {
 	sdktest.NeedRoot(t)
 	fs := mappedFile(t)

@@ -13,8 +13,8 @@ import (
 )
 
 // object is a 64-bit little-endian ELF file. A tenant may have crafted it to harm the agent, so that only what is asked
-// for is read, and nothing that is kept is larger than it is in the file. debug/elf would copy names that overlap, and unpack what is
-// compressed.
+// for is read, and nothing that is kept is larger than it is in the file. debug/elf would copy names that overlap, and
+// unpack what is compressed.
 type object struct {
 	file     io.ReaderAt
 	left     uint64 // bytes of sections that may still be read: they may overlap, too

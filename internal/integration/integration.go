@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package integration runs integrations: programs inside the binary that connect the agent with an orchestrator. Each is a child
-// process with few capabilities that uses the agent's API as any client does. The agent starts it, restarts it with backoff,
-// carries its log, and stops it; it does not outlive the agent.
+// Package integration runs integrations: programs inside the binary that connect the agent with an orchestrator. Each
+// is a child process with few capabilities that uses the agent's API as any client does. The agent starts it, restarts
+// it with backoff, carries its log, and stops it; it does not outlive the agent.
 package integration
 
 import (

@@ -56,7 +56,8 @@ func probe(ctx context.Context, options []byte, _ *slog.Logger, ready func()) er
 	return errors.Join(err, errors.New("asked to end"))
 }
 
-// An integration is killed with the agent whatever thread starts it, and its condition is true when it serves, not before.
+// An integration is killed with the agent whatever thread starts it, and its condition is true when it serves, not
+// before.
 func TestLife(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root: integrations drop capabilities")

@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-// Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it with. It calls
-// ready once it has reached the agent and listens.
+// Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it
+// with. It calls ready once it has reached the agent and listens.
 type Main func(ctx context.Context, options []byte, log *slog.Logger, ready func()) error
 
 const (
@@ -32,7 +32,8 @@ const (
 // readyFile is the descriptor of a pipe to the agent, to which a process writes one byte when it is ready.
 const readyFile = 3
 
-// Intercept makes this process the integration that the agent has started it as, or returns. It is called first in main.
+// Intercept makes this process the integration that the agent has started it as, or returns. It is called first in
+// main.
 func Intercept(all map[string]Main) {
 	args := os.Args
 	if len(args) < 4 || args[1] != confineCommand && args[1] != runCommand {
@@ -54,12 +55,13 @@ func Intercept(all map[string]Main) {
 	os.Exit(0)
 }
 
-// capabilities are those that an integration keeps: to configure interfaces, nftables and conntrack, in the namespaces of
-// services too, and to give its socket to a group.
-var capabilities = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_CHOWN, unix.CAP_NET_BIND_SERVICE}
+// capabilities are those that an integration keeps: to configure interfaces, nftables and conntrack, in the namespaces
+// of services too, and to give its socket to a group.
+var capabilities = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_CHOWN,
+	unix.CAP_NET_BIND_SERVICE}
 
-// confine gives up all other capabilities for good, and continues as the integration itself. The thread that calls execve becomes the
-// process, so that only this one has to change.
+// confine gives up all other capabilities for good, and continues as the integration itself. The thread that calls
+// execve becomes the process, so that only this one has to change.
 func confine(name, options, agent string) error {
 	runtime.LockOSThread()
 	parent, err := strconv.Atoi(agent)
@@ -86,7 +88,8 @@ func confine(name, options, agent string) error {
 	if err := sandbox.EndWith(parent); err != nil {
 		return fmt.Errorf("end with the agent: %w", err)
 	}
-	return fmt.Errorf("execute %s: %w", self, syscall.Exec(self, []string{"kerb", runCommand, name, options}, os.Environ()))
+	return fmt.Errorf("execute %s: %w", self, syscall.Exec(self, []string{"kerb", runCommand, name, options},
+		os.Environ()))
 }
 
 // run logs everything as JSON, from which the agent chooses by its own level.
@@ -97,5 +100,6 @@ func run(main Main, options []byte) error {
 	slog.SetDefault(log)
 	pipe := os.NewFile(readyFile, "ready")
 	syscall.CloseOnExec(readyFile)
-	return main(ctx, options, log, func() { _, _ = pipe.Write([]byte{1}) }) // fails if the agent is gone, which ends this process
+	// fails if the agent is gone, which ends this process
+	return main(ctx, options, log, func() { _, _ = pipe.Write([]byte{1}) })
 }

@@ -9,7 +9,8 @@ import (
 	"testing"
 )
 
-// Records keep level, message and attributes; what is no record is an error, and the first such line the reason of the end.
+// Records keep level, message and attributes; what is no record is an error, and the first such line the reason of the
+// end.
 func TestRelay(t *testing.T) {
 	var log bytes.Buffer
 	plain := &slog.HandlerOptions{ReplaceAttr: func(_ []string, a slog.Attr) slog.Attr {

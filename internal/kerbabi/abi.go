@@ -48,7 +48,8 @@ const (
 )
 
 // ParseOutcomes are the names of the outcomes, by number.
-var ParseOutcomes = []string{"ok", "not_ip", "short_l2", "vlan_depth", "short_l3", "bad_version", "bad_ihl", "bad_length",
+var ParseOutcomes = []string{"ok", "not_ip", "short_l2", "vlan_depth", "short_l3", "bad_version", "bad_ihl",
+	"bad_length",
 	"ext_depth", "short_l4", "bad_l4"}
 
 func (o ParseOutcome) String() string { return name(ParseOutcomes, uint32(o)) }
@@ -80,7 +81,8 @@ const (
 const DropReasonCount = 64
 
 // DropReasons are the names of Kerb's own reasons, by number.
-var DropReasons = []string{"unspec", "policy", "malformed", "fragment", "extension", "state", "table_full", "rate", "no_route",
+var DropReasons = []string{"unspec", "policy", "malformed", "fragment", "extension", "state", "table_full",
+	"rate", "no_route",
 	"too_big", "no_memory", "bad_verdict", "unavailable"}
 
 // DropReasonName is the name of a reason. A module's own reasons, whose names

@@ -54,7 +54,8 @@ func TestNamesMatchTheHeaders(t *testing.T) {
 		{"kerb_verdict", "KERB_", byNumber(kerbabi.Verdicts)},
 		{"kerb_parse", "KERB_PARSE_", outcomes},
 		{"kerb_drop_reason", "KERB_DROP_", reasons},
-		{"kerb_event_count", "KERB_EVENT", map[string]uint64{"s_sent": uint64(kerbabi.EventsSent), "s_lost": uint64(kerbabi.EventsLost),
+		{"kerb_event_count", "KERB_EVENT", map[string]uint64{"s_sent": uint64(kerbabi.EventsSent),
+			"s_lost":       uint64(kerbabi.EventsLost),
 			"s_lost_bytes": uint64(kerbabi.EventsLostBytes), "_counts": uint64(kerbabi.EventCounts)}},
 	} {
 		if diff := cmp.Diff(c.want, enumerators(t, spec, c.enum, c.prefix)); diff != "" {

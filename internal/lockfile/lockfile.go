@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package lockfile locks names with flock(2) on files. The kernel releases a lock when its process ends, so that another
-// process finds the names of killed processes and can remove what they left.
+// Package lockfile locks names with flock(2) on files. The kernel releases a lock when its process ends, so that
+// another process finds the names of killed processes and can remove what they left.
 package lockfile
 
 import (
@@ -104,15 +104,16 @@ func Release(f *os.File) error {
 	return errors.Join(err, f.Close())
 }
 
-// AcquireNode locks the directories of an agent, for the agent itself or for `kerb purge`. The error is *apierrors.Conflict
-// if another process holds the lock.
+// AcquireNode locks the directories of an agent, for the agent itself or for `kerb purge`. The error is
+// *apierrors.Conflict if another process holds the lock.
 func AcquireNode(p paths.Paths) (release func() error, err error) {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return nil, err
 	}
 	f, err := Dir(p.Run).Acquire(filepath.Base(p.Lock()), "")
 	if errors.Is(err, ErrLocked) {
-		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() + "); stop it first, or set different directories in paths: of this agent's configuration"}
+		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + p.Lock() +
+			"); stop it first, or set different directories in paths: of this agent's configuration"}
 	}
 	if err != nil {
 		return nil, err

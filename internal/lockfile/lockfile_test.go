@@ -77,7 +77,8 @@ func TestLocks(t *testing.T) {
 func (d Dir) check(t *testing.T, want ...string) {
 	t.Helper()
 	var got []string
-	if err := d.Sweep(func(name, note string) error { got = append(got, name+": "+note); return nil }); err != nil || !cmp.Equal(got, want) {
+	if err := d.Sweep(func(name, note string) error { got = append(got, name+": "+note); return nil }); err != nil ||
+		!cmp.Equal(got, want) {
 		t.Errorf("a sweep finds %q, %v, want %q", got, err, want)
 	}
 }

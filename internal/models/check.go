@@ -29,7 +29,8 @@ func Check(m v1.Model) error {
 	return nil
 }
 
-// CheckTogether checks the limits of a node: all are its models after the change, put those that change. Errors are *apierrors.Invalid.
+// CheckTogether checks the limits of a node: all are its models after the change, put those that change. Errors are
+// *apierrors.Invalid.
 func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	size := 0
 	for _, m := range all {
@@ -39,9 +40,11 @@ func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 		wrong := &apierrors.Invalid{Resource: v1.KindModel + " " + m.Metadata.Name}
 		switch {
 		case m.Metadata.Generation == 1 && len(all) > MaxModels:
-			wrong.Reason = fmt.Sprintf("a node can have at most %d models, this would make %d; delete some with kerb model delete", MaxModels, len(all))
+			wrong.Reason = fmt.Sprintf("a node can have at most %d models, this would make %d; delete some with kerb "+
+				"model delete", MaxModels, len(all))
 		case size > MaxBytes:
-			wrong.Reason = fmt.Sprintf("the documents of all models would take %d MiB, more than %d; delete some with kerb model delete", size>>20, MaxBytes>>20)
+			wrong.Reason = fmt.Sprintf("the documents of all models would take %d MiB, more than %d; delete some with kerb "+
+				"model delete", size>>20, MaxBytes>>20)
 		default:
 			continue
 		}
@@ -66,7 +69,8 @@ func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
 		}
 		named, err := classifier.CheckModel(modules[name].Spec.Config, m.Metadata.Name, doc)
 		if used = used || named; err != nil {
-			out = append(out, fmt.Sprintf("model %s: module %s references it but cannot use it, the previous version keeps running: %v", m.Metadata.Name, name, err))
+			out = append(out, fmt.Sprintf("model %s: module %s references it but cannot use it, the previous version keeps "+
+				"running: %v", m.Metadata.Name, name, err))
 		}
 	}
 	features, known := classifier.Features[doc.Extractor]
@@ -74,16 +78,18 @@ func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
 		return out
 	}
 	if !known {
-		return []string{fmt.Sprintf("model %s: no built-in module has the extractor %s; known are %q", m.Metadata.Name, doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
+		return []string{fmt.Sprintf("model %s: no built-in module has the extractor %s; known are %q", m.Metadata.Name,
+			doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
 	}
 	if _, err := doc.Pack(features); err != nil {
-		out = append(out, fmt.Sprintf("model %s: only a module with evaluate.where: user can use it: %v", m.Metadata.Name, err))
+		out = append(out, fmt.Sprintf("model %s: only a module with evaluate.where: user can use it: %v", m.Metadata.Name,
+			err))
 	}
 	return out
 }
 
-// last is the document that was parsed last, until the garbage collector frees it: loading a model needs it several times,
-// and parsing takes milliseconds.
+// last is the document that was parsed last, until the garbage collector frees it: loading a model needs it several
+// times, and parsing takes milliseconds.
 var last struct {
 	sync.Mutex
 	text string

@@ -42,7 +42,8 @@ func Describe(spec v1.ModelSpec) (Description, error) {
 	if err != nil {
 		return Description{}, err
 	}
-	d := Description{ModelSummary: summary, Text: doc.Description, Arithmetic: doc.Arithmetic, Window: doc.Window, Threshold: doc.Threshold,
+	d := Description{ModelSummary: summary, Text: doc.Description, Arithmetic: doc.Arithmetic, Window: doc.Window,
+		Threshold: doc.Threshold,
 		TrainedOn: doc.TrainedOn, Accuracy: doc.Accuracy, Rules: doc.Rules}
 	d.Usage, d.TooLarge = usage(doc)
 	return d, nil

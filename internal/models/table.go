@@ -94,7 +94,8 @@ func (t *Table) Status(name string) *v1.ModelStatus {
 	for _, sub := range t.subscriptions {
 		switch pending := sub.Pending(name); {
 		case sub.refused[name] != "":
-			ready.Status, ready.Reason, ready.Message = "False", ReasonRefused, fmt.Sprintf("module %s: %s", sub.Module, sub.refused[name])
+			ready.Status, ready.Reason, ready.Message = "False", ReasonRefused,
+				fmt.Sprintf("module %s: %s", sub.Module, sub.refused[name])
 		case pending != "" && ready.Status == "True":
 			ready.Status, ready.Reason, ready.Message = "False", ReasonPending, fmt.Sprintf("module %s: %s", sub.Module, pending)
 		case pending == "" && sub.using[name] && !slices.Contains(status.Modules, sub.Module):
@@ -119,7 +120,8 @@ func (t source) Encode(name string) json.RawMessage {
 	if e == nil {
 		return nil
 	}
-	data, err := json.Marshal(sdk.Model{Name: name, Generation: e.model.Metadata.Generation, Document: json.RawMessage(e.model.Spec.Document)})
+	data, err := json.Marshal(sdk.Model{Name: name, Generation: e.model.Metadata.Generation,
+		Document: json.RawMessage(e.model.Spec.Document)})
 	if err != nil { // of a document that was checked
 		t.log.Error("model", "name", name, "error", err)
 		return nil
@@ -156,7 +158,8 @@ func (u *Update) Response() any { return &u.response }
 func (t *Table) Subscribe(module string) *Subscription {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, using: map[string]bool{}, refused: map[string]string{}}
+	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, using: map[string]bool{},
+		refused: map[string]string{}}
 	t.subscriptions = append(t.subscriptions, s)
 	return s
 }

@@ -17,7 +17,8 @@ import (
 )
 
 func document(version int) string {
-	return fmt.Sprintf(`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f", "g"],
+	return fmt.Sprintf(
+		`{"format": "kerb-model/1", "name": "x", "version": %d, "extractor": "own", "kind": "logistic", "features": ["f", "g"],
 		"classes": ["a", "b"], "layers": [{"weights": [[1, 2]], "bias": [0], "activation": "sigmoid"}]}`, version)
 }
 
@@ -64,12 +65,14 @@ func TestTable(t *testing.T) {
 	expectReady(t, table, "a", "True NotUsed")
 	f := table.Subscribe("guard")
 	expectReady(t, table, "a", "False Pending module guard")
-	if u := take(t, f, sdk.ModelAnswer{Using: []string{"a"}}, nil); !u.Reset || !u.Complete || len(u.Put) != 2 || string(u.Put[0].Document) == "" {
+	if u := take(t, f, sdk.ModelAnswer{Using: []string{"a"}}, nil); !u.Reset || !u.Complete || len(u.Put) != 2 ||
+		string(u.Put[0].Document) == "" {
 		t.Errorf("%+v", u)
 	}
 	expectReady(t, table, "a", "True InUse")
 	expectReady(t, table, "b", "True NotUsed")
-	if s := table.Status("a"); len(s.Modules) != 1 || s.Modules[0] != "guard" || s.Summary.Version != 1 || s.Summary.Shape != "2-1" {
+	if s := table.Status("a"); len(s.Modules) != 1 || s.Modules[0] != "guard" || s.Summary.Version != 1 ||
+		s.Summary.Shape != "2-1" {
 		t.Errorf("%+v", s)
 	}
 	table.Apply([]v1.Model{modelOf("a", 2, document(3))}, []string{"b"})
@@ -122,9 +125,11 @@ func TestCheck(t *testing.T) {
 	if err := Check(modelOf("m", 1, document(1))); err != nil {
 		t.Error(err)
 	}
-	for _, bad := range []string{"", "{}", "[]", document(0), strings.Replace(document(1), `"own"`, `"rpl"`, 1), strings.Replace(document(1), "[1, 2]", "[1]", 1)} {
+	for _, bad := range []string{"", "{}", "[]", document(0), strings.Replace(document(1), `"own"`, `"rpl"`, 1),
+		strings.Replace(document(1), "[1, 2]", "[1]", 1)} {
 		var invalid *apierrors.Invalid
-		if err := Check(modelOf("m", 1, bad)); !errors.As(err, &invalid) || invalid.Field != "spec.document" || invalid.Resource != "Model m" {
+		if err := Check(modelOf("m", 1, bad)); !errors.As(err, &invalid) || invalid.Field != "spec.document" ||
+			invalid.Resource != "Model m" {
 			t.Errorf("%.50s: %v", bad, err)
 		}
 	}
@@ -148,7 +153,8 @@ func TestTooMany(t *testing.T) {
 		all[fmt.Sprint(i)] = modelOf(fmt.Sprint(i), 1, document(1))
 	}
 	var invalid *apierrors.Invalid
-	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "at most 64 models") {
+	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) ||
+		!strings.Contains(invalid.Reason, "at most 64 models") {
 		t.Errorf("%d models: %v", len(all), err)
 	}
 	if err := CheckTogether(all, []v1.Model{modelOf("3", 2, document(2))}); err != nil {
@@ -157,7 +163,8 @@ func TestTooMany(t *testing.T) {
 	for i := range 17 {
 		all[fmt.Sprint(i)] = modelOf(fmt.Sprint(i), 2, large)
 	}
-	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) || !strings.Contains(invalid.Reason, "MiB") {
+	if err := CheckTogether(all, []v1.Model{all["3"]}); !errors.As(err, &invalid) ||
+		!strings.Contains(invalid.Reason, "MiB") {
 		t.Errorf("too large together: %v", err)
 	}
 }
@@ -166,7 +173,8 @@ func TestTooMany(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	rpl := strings.NewReplacer(`"own"`, `"rpl"`, `"f", "g"`, `"dis", "dio"`).Replace(document(1))
 	modules := func(config map[string]any) map[string]v1.Module {
-		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier", Config: config}}, "other": {Spec: v1.ModuleSpec{Package: "firewall"}}}
+		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier", Config: config}},
+			"other": {Spec: v1.ModuleSpec{Package: "firewall"}}}
 	}
 	for name, c := range map[string]struct {
 		document string
@@ -176,13 +184,19 @@ func TestWarnings(t *testing.T) {
 		"fits":              {rpl, map[string]any{"model": "m"}, ""},
 		"not referenced":    {rpl, map[string]any{"model": "n"}, ""},
 		"unknown extractor": {document(1), nil, `no built-in module has the extractor own; known are ["flow" "rpl"]`},
-		"other extractor":   {rpl, map[string]any{"extractor": "flow", "model": "m"}, "module guard references it but cannot use it, the previous version keeps running: it is made for the extractor rpl"},
-		"other classes":     {rpl, map[string]any{"shadow": "m", "harmless": []any{"calm"}}, "harmless names the class"},
-		"too large":         {strings.Replace(rpl, "[0]", "[70000]", 1), nil, "only a module with evaluate.where: user can use it: "},
-		"too large, used":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m"}, "evaluate.where: user runs it in the control plane"},
-		"too large, user":   {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m", "evaluate": map[string]any{"where": "user"}}, ""},
+		"other extractor": {rpl, map[string]any{"extractor": "flow", "model": "m"},
+			"module guard references it but cannot use it, the previous version keeps running: it is made for the " +
+				"extractor rpl"},
+		"other classes": {rpl, map[string]any{"shadow": "m", "harmless": []any{"calm"}}, "harmless names the class"},
+		"too large": {strings.Replace(rpl, "[0]", "[70000]", 1), nil, "only a module with evaluate.where: user " +
+			"can use it: "},
+		"too large, used": {strings.Replace(rpl, "[0]", "[70000]", 1), map[string]any{"model": "m"},
+			"evaluate.where: user runs it in the control plane"},
+		"too large, user": {strings.Replace(rpl, "[0]", "[70000]", 1),
+			map[string]any{"model": "m", "evaluate": map[string]any{"where": "user"}}, ""},
 	} {
-		if got := strings.Join(Warnings(modelOf("m", 1, c.document), modules(c.config)), "\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
+		if got := strings.Join(Warnings(modelOf("m", 1, c.document), modules(c.config)),
+			"\n"); (c.want == "") != (got == "") || !strings.Contains(got, c.want) {
 			t.Errorf("%s: %q, want %q", name, got, c.want)
 		}
 	}

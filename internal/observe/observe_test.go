@@ -68,14 +68,16 @@ func TestObserveLooksUpOnce(t *testing.T) {
 		interfaces: map[string]service.Link{"eth0": {Name: "eth0", Ifindex: 9}}}
 	before := map[string]v1.Service{"known": in("a"), "moved": in("b"), "late": in("c")}
 	s, err := n.observer().Observe(Request{
-		Services: map[string]v1.Service{"known": in("a"), "moved": in("b2"), "late": in("c"), "new": in("d"), "lost": in("missing")},
-		Before:   before,
-		Modules:  map[string]v1.Module{"fw": onInterfaces("eth0", "tun0"), "px": onInterfaces("missing", "tun0")},
+		Services: map[string]v1.Service{"known": in("a"), "moved": in("b2"), "late": in("c"), "new": in("d"),
+			"lost": in("missing")},
+		Before:  before,
+		Modules: map[string]v1.Module{"fw": onInterfaces("eth0", "tun0"), "px": onInterfaces("missing", "tun0")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]v1.ServiceSpec{"moved": {Netns: "b2"}, "late": {Netns: "c"}, "new": {Netns: "d"}, "lost": {Netns: "missing"},
+	want := map[string]v1.ServiceSpec{"moved": {Netns: "b2"}, "late": {Netns: "c"}, "new": {Netns: "d"},
+		"lost":           {Netns: "missing"},
 		"interface tun0": {Interface: "tun0"}, "interface missing": {Interface: "missing"}}
 	if diff := cmp.Diff([]map[string]v1.ServiceSpec{want}, n.lookups); diff != "" {
 		t.Errorf("lookups, want (-), got (+):\n%s", diff)
@@ -84,10 +86,12 @@ func TestObserveLooksUpOnce(t *testing.T) {
 	if diff := cmp.Diff([]string{"lost", "moved", "new"}, s.New); diff != "" {
 		t.Errorf("new services, want (-), got (+):\n%s", diff)
 	}
-	if _, ok := s.Interfaces["missing"]; ok || s.Interfaces["eth0"].Ifindex != 9 || s.Interfaces["tun0"].Ifindex < 30 || len(s.Services) != 5 {
+	if _, ok := s.Interfaces["missing"]; ok || s.Interfaces["eth0"].Ifindex != 9 || s.Interfaces["tun0"].Ifindex < 30 ||
+		len(s.Services) != 5 {
 		t.Errorf("interfaces %v, services %v", s.Interfaces, s.Services)
 	}
-	if s.Services["known"].Links[0].Ifindex != 1 || s.Services["moved"].Links[0].Ifindex < 30 || s.Services["lost"].Err == nil || s.Owners[1] != "known" {
+	if s.Services["known"].Links[0].Ifindex != 1 || s.Services["moved"].Links[0].Ifindex < 30 ||
+		s.Services["lost"].Err == nil || s.Owners[1] != "known" {
 		t.Errorf("services %v, owners %v", s.Services, s.Owners)
 	}
 }

@@ -27,7 +27,8 @@ type Selection struct {
 
 // FindSockets adds what modules on sockets need: cgroups, and the cookies of services' network namespaces.
 func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modules []Selection) {
-	v := &Sockets{Root: o.Cgroup, Cgroups: map[string]cgroup.Cgroup{}, Cookies: map[string]uint64{}, Errs: map[string]error{}}
+	v := &Sockets{Root: o.Cgroup, Cgroups: map[string]cgroup.Cgroup{}, Cookies: map[string]uint64{},
+		Errs: map[string]error{}}
 	for _, m := range modules {
 		for _, path := range m.Cgroups {
 			if found, err := cgroup.Find(path); err != nil {

@@ -34,7 +34,8 @@ func pack(content files) (layer []byte, diffID digest.Digest, err error) {
 	var plain, zipped bytes.Buffer
 	w := tar.NewWriter(&plain)
 	for _, name := range slices.Sorted(maps.Keys(content)) {
-		header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(content[name])), Mode: 0o644, ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
+		header := &tar.Header{Typeflag: tar.TypeReg, Name: name, Size: int64(len(content[name])), Mode: 0o644,
+			ModTime: time.Unix(0, 0), Format: tar.FormatPAX}
 		if err := w.WriteHeader(header); err != nil {
 			return nil, "", err
 		}

@@ -103,7 +103,8 @@ func packageFiles(dir string, p *pkgs.Package) (files, error) {
 	return content, err
 }
 
-// openFiles makes a package of an archive. Files that do not belong to a package are refused: they would never be checked.
+// openFiles makes a package of an archive. Files that do not belong to a package are refused: they would never be
+// checked.
 func openFiles(content files, source string) (*pkgs.Package, error) {
 	p, err := pkgs.OpenFS(content, source)
 	if err != nil {
@@ -142,7 +143,8 @@ func assemble(p *pkgs.Package, config, layer blob, platform *ocispec.Platform) (
 
 // buildIndex joins one package for several platforms.
 func buildIndex(dirs map[string]string) (*artifact, error) {
-	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex, ArtifactType: ArtifactType}
+	index := ocispec.Index{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageIndex,
+		ArtifactType: ArtifactType}
 	all := &artifact{}
 	for _, name := range sortedKeys(dirs) {
 		platform, err := ParsePlatform(name)
@@ -199,7 +201,8 @@ func labelsOf(p *pkgs.Package) (map[string]string, error) {
 
 // mapType is the kernel's name in lower case: PerCPUHash is per_cpu_hash.
 func mapType(t ebpf.MapType) string {
-	return snake(strings.NewReplacer("PerCPU", "PerCpu", "LRUCPU", "LruPerCpu", "LRU", "Lru", "LPM", "Lpm", "CPU", "Cpu", "XSK", "Xsk", "SK", "Sk", "FD", "Fd").Replace(t.String()))
+	return snake(strings.NewReplacer("PerCPU", "PerCpu", "LRUCPU", "LruPerCpu", "LRU", "Lru", "LPM", "Lpm", "CPU", "Cpu",
+		"XSK", "Xsk", "SK", "Sk", "FD", "Fd").Replace(t.String()))
 }
 
 // snake is a name of capital words in lower case: SockOps is sock_ops.

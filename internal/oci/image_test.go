@@ -31,7 +31,8 @@ func foreignObject(t *testing.T) []byte {
 	if err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.Command("clang-19", "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-idirafter", "/usr/include/"+strings.TrimSpace(string(machine))+"-linux-gnu",
+	out, err := exec.Command("clang-19", "-O2", "-g", "-target", "bpf", "-mcpu=v3", "-idirafter", "/usr/include/"+
+		strings.TrimSpace(string(machine))+"-linux-gnu",
 		"-c", "testdata/foreign.bpf.c", "-o", object).CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -51,7 +52,8 @@ func pushImage(t *testing.T, target string, content files, labels map[string]str
 		t.Fatal(err)
 	}
 	l := newBlob(ocispec.MediaTypeImageLayerGzip, layer)
-	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: config.Descriptor, Layers: []ocispec.Descriptor{l.Descriptor}}
+	m := ocispec.Manifest{MediaType: ocispec.MediaTypeImageManifest, Config: config.Descriptor,
+		Layers: []ocispec.Descriptor{l.Descriptor}}
 	m.SchemaVersion = 2
 	root, err := jsonBlob(ocispec.MediaTypeImageManifest, m)
 	if err != nil {
@@ -85,7 +87,8 @@ func TestImageOfOthers(t *testing.T) {
 	signer, public := author(t, "acme")
 	n.trusts(public)
 	target := host + "/bytecode/go_xdp_pass:latest"
-	pushImage(t, target, files{"foreign.o": foreignObject(t)}, programsLabel(t, map[string]string{"pass": "xdp", "stats": "tc"}))
+	pushImage(t, target, files{"foreign.o": foreignObject(t)},
+		programsLabel(t, map[string]string{"pass": "xdp", "stats": "tc"}))
 	if _, err := n.pull(target); !errors.Is(err, ErrUnsigned) {
 		t.Fatalf("unsigned image: %v", err)
 	}
@@ -177,14 +180,17 @@ func sum(all []uint64) (total uint64) {
 
 func udpTo(t *testing.T, port uint16) []byte {
 	t.Helper()
-	eth := layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv4}
-	ip := layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: net.IP{10, 0, 0, 1}, DstIP: net.IP{10, 0, 0, 2}}
+	eth := layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
+		EthernetType: layers.EthernetTypeIPv4}
+	ip := layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: net.IP{10, 0, 0, 1},
+		DstIP: net.IP{10, 0, 0, 2}}
 	udp := layers.UDP{SrcPort: 7, DstPort: layers.UDPPort(port)}
 	if err := udp.SetNetworkLayerForChecksum(&ip); err != nil {
 		t.Fatal(err)
 	}
 	buf := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, &eth, &ip, &udp, gopacket.Payload("hello")); err != nil {
+	if err := gopacket.SerializeLayers(buf, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, &eth, &ip,
+		&udp, gopacket.Payload("hello")); err != nil {
 		t.Fatal(err)
 	}
 	return buf.Bytes()
@@ -197,9 +203,10 @@ func TestImagesThatAreNothingForKerb(t *testing.T) {
 		labels  map[string]string
 		want    string
 	}{
-		"no-labels":   {files{"a.o": object}, nil, "neither kerb.yaml nor the label"},
-		"kprobe":      {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "kprobe"}), "for xdp and tc only"},
-		"two":         {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "xdp", "other": "xdp"}), "cannot know which"},
+		"no-labels": {files{"a.o": object}, nil, "neither kerb.yaml nor the label"},
+		"kprobe":    {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "kprobe"}), "for xdp and tc only"},
+		"two": {files{"a.o": object}, programsLabel(t, map[string]string{"pass": "xdp", "other": "xdp"}),
+			"cannot know which"},
 		"absent":      {files{"a.o": object}, programsLabel(t, map[string]string{"nosuch": "xdp"}), "not in its object"},
 		"wrong-type":  {files{"a.o": object}, programsLabel(t, map[string]string{"stats": "xdp"}), "is a program of type"},
 		"two-objects": {files{"a.o": object, "b.o": object}, programsLabel(t, map[string]string{"pass": "xdp"}), "2 objects"},

@@ -43,7 +43,8 @@ type loader struct {
 }
 
 // load checks and reads an artifact: signature first, so that little is fetched of what is refused.
-func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec.Descriptor, signatures *ocispec.Descriptor, trust Trust) (*loaded, error) {
+func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec.Descriptor,
+	signatures *ocispec.Descriptor, trust Trust) (*loaded, error) {
 	l := &loader{from: from, ref: ref, trust: trust}
 	l.out.root = root
 	manifest, err := l.manifest(ctx, root)
@@ -160,10 +161,12 @@ func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signat
 
 // content reads the layer: a package, or else the programs of others.
 func (l *loader) content(ctx context.Context, m *ocispec.Manifest) error {
-	if m.ArtifactType != ArtifactType && m.Config.MediaType != ocispec.MediaTypeImageConfig && m.Config.MediaType != dockerConfig {
+	if m.ArtifactType != ArtifactType && m.Config.MediaType != ocispec.MediaTypeImageConfig &&
+		m.Config.MediaType != dockerConfig {
 		return fmt.Errorf("%w: its manifest is for %s", ErrForeign, m.Config.MediaType)
 	}
-	if len(m.Layers) != 1 || m.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip && m.Layers[0].MediaType != dockerLayer {
+	if len(m.Layers) != 1 || m.Layers[0].MediaType != ocispec.MediaTypeImageLayerGzip &&
+		m.Layers[0].MediaType != dockerLayer {
 		return fmt.Errorf("%w: want exactly one layer of type %s", ErrForeign, ocispec.MediaTypeImageLayerGzip)
 	}
 	config, err := l.fetch(ctx, m.Config, maxManifest)
@@ -212,7 +215,8 @@ func openImage(ref Reference, config []byte, content files) (*pkgs.Package, erro
 
 // programsOf reads the labels, those of the first version of the specification included.
 func programsOf(labels map[string]string) (map[string]string, error) {
-	if name, kind := labels["io.ebpf.bpf_function_name"], labels["io.ebpf.program_type"]; labels[labelPrograms] == "" && name != "" {
+	if name, kind := labels["io.ebpf.bpf_function_name"], labels["io.ebpf.program_type"]; labels[labelPrograms] == "" &&
+		name != "" {
 		return map[string]string{name: kind}, nil
 	}
 	if labels[labelPrograms] == "" {
@@ -227,5 +231,6 @@ func programsOf(labels map[string]string) (map[string]string, error) {
 
 // notFound distinguishes what does not exist from what cannot be read.
 func notFound(err error) bool {
-	return errors.Is(err, errdef.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || err != nil && strings.Contains(err.Error(), "NAME_UNKNOWN")
+	return errors.Is(err, errdef.ErrNotFound) || errors.Is(err, fs.ErrNotExist) || err != nil &&
+		strings.Contains(err.Error(), "NAME_UNKNOWN")
 }

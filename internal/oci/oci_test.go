@@ -85,7 +85,8 @@ func TestUnsignedIsRefused(t *testing.T) {
 	target := host + "/acme/limiter:1"
 	push(t, target, limiter(t), nil)
 	var refused *SignatureError
-	if _, err := n.pull(target); !errors.As(err, &refused) || !errors.Is(err, ErrUnsigned) || !strings.Contains(err.Error(), "--allow-unsigned") {
+	if _, err := n.pull(target); !errors.As(err, &refused) || !errors.Is(err, ErrUnsigned) ||
+		!strings.Contains(err.Error(), "--allow-unsigned") {
 		t.Fatalf("unsigned: %v", err)
 	}
 	if refs, err := n.References(); err != nil || len(refs) != 0 {
@@ -144,11 +145,13 @@ func TestSignatureOfAnotherPackage(t *testing.T) {
 	if err := target.Tag(t.Context(), moved, signatureTag(digest.Digest(bad.Digest))); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.pull(host + "/acme/limiter:2"); !errors.Is(err, ErrUnknownKey) || !strings.Contains(err.Error(), "something else") {
+	if _, err := n.pull(host + "/acme/limiter:2"); !errors.Is(err, ErrUnknownKey) ||
+		!strings.Contains(err.Error(), "something else") {
 		t.Errorf("signature of another digest: %v", err)
 	}
 	// The same package and signature under another name.
-	if _, err := Push(t.Context(), ref(t, host+"/evil/limiter:1"), Source{Dir: limiter(t)}, signer, host+"/acme/limiter", Transport{}); err != nil {
+	if _, err := Push(t.Context(), ref(t, host+"/evil/limiter:1"), Source{Dir: limiter(t)}, signer, host+"/acme/limiter",
+		Transport{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.pull(host + "/evil/limiter:1"); !errors.Is(err, ErrIdentity) {
@@ -195,7 +198,8 @@ func TestECDSAKeys(t *testing.T) {
 	if err := os.Chmod(filepath.Join(n.keys, "p256.pub"), 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Get(host + "/acme/limiter:1"); err == nil || !strings.Contains(err.Error(), "is writable by users other") {
+	if _, err := n.Get(host + "/acme/limiter:1"); err == nil ||
+		!strings.Contains(err.Error(), "is writable by users other") {
 		t.Errorf("a key that everybody can write: %v", err)
 	}
 }
@@ -218,7 +222,8 @@ func TestTamperedStore(t *testing.T) {
 		changed[len(changed)/2] ^= 1
 		write(t, file, changed)
 		_, err := n.Get(target)
-		if isSignatureConfig := bytes.Contains(data, []byte(`"rootfs"`)) && !bytes.Contains(data, []byte(labelPrograms)); err == nil && !isSignatureConfig {
+		if isSignatureConfig := bytes.Contains(data, []byte(`"rootfs"`)) &&
+			!bytes.Contains(data, []byte(labelPrograms)); err == nil && !isSignatureConfig {
 			t.Errorf("opened with a bit of %s changed", b.Name())
 		}
 		write(t, file, data)
@@ -306,7 +311,8 @@ func TestRemove(t *testing.T) {
 	pulled := n.mustPull(target)
 	var conflict *apierrors.Conflict
 	for _, use := range []string{target, pulled.Pinned} {
-		if err := n.Remove(ref(t, target), map[string]string{"lim": use}); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "module lim") {
+		if err := n.Remove(ref(t, target), map[string]string{"lim": use}); !errors.As(err, &conflict) ||
+			!strings.Contains(err.Error(), "module lim") {
 			t.Errorf("in use as %s: %v", use, err)
 		}
 	}
@@ -373,7 +379,8 @@ func TestImageLayout(t *testing.T) {
 	full := t.TempDir()
 	write(t, filepath.Join(full, "thesis.txt"), []byte("dear"))
 	var conflict *apierrors.Conflict
-	if _, err := Push(t.Context(), ref(t, "oci:"+full), Source{Dir: limiter(t)}, nil, "", Transport{}); !errors.As(err, &conflict) {
+	if _, err := Push(t.Context(), ref(t, "oci:"+full), Source{Dir: limiter(t)}, nil, "", Transport{}); !errors.As(err,
+		&conflict) {
 		t.Errorf("into a directory with other files: %v", err)
 	}
 }
@@ -409,14 +416,16 @@ func TestPlatforms(t *testing.T) {
 		t.Errorf("pulled %s of %s: %q", pulled.Digest, pushed.Digest, p.ControlFiles["run"])
 	}
 	only := ref(t, host+"/acme/limiter:elsewhere")
-	if _, err := Push(t.Context(), only, Source{Platforms: map[string]string{"linux/" + other: there}}, signer, "", Transport{}); err != nil {
+	if _, err := Push(t.Context(), only, Source{Platforms: map[string]string{"linux/" + other: there}}, signer, "",
+		Transport{}); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.pull(only.String()); !errors.Is(err, ErrPlatform) {
 		t.Errorf("for another platform: %v", err)
 	}
 	newVersion(t, there, "9.0.0")
-	if _, err := Push(t.Context(), only, source, signer, "", Transport{}); err == nil || !strings.Contains(err.Error(), "an index holds one package") {
+	if _, err := Push(t.Context(), only, source, signer, "", Transport{}); err == nil ||
+		!strings.Contains(err.Error(), "an index holds one package") {
 		t.Errorf("two versions in one index: %v", err)
 	}
 }
@@ -436,13 +445,16 @@ func TestReferences(t *testing.T) {
 			t.Errorf("%s: %s, %v", text, r, err)
 		}
 	}
-	for _, text := range []string{"limiter", "acme/limiter:1", "example.org/Acme:1", "example.org/a:b c", "example.org/a@sha256:12", "example.org/a:1@" + sum,
-		"example.org/a@sha512:" + strings.Repeat("0", 128), "oci:relative", "oci:/a/../b", longest + "t", "example.org/../a:1", "example.org/a:", "https://example.org/a:1"} {
+	for _, text := range []string{"limiter", "acme/limiter:1", "example.org/Acme:1", "example.org/a:b c",
+		"example.org/a@sha256:12", "example.org/a:1@" + sum,
+		"example.org/a@sha512:" + strings.Repeat("0", 128), "oci:relative", "oci:/a/../b", longest + "t",
+		"example.org/../a:1", "example.org/a:", "https://example.org/a:1"} {
 		if r, err := ParseReference(text); err == nil {
 			t.Errorf("%s was taken as %s", text, r)
 		}
 	}
-	for host, want := range map[string]bool{"127.0.0.1:5000": true, "localhost": true, "[::1]:5000": true, "localhost.example.org": false, "10.0.0.1:5000": false} {
+	for host, want := range map[string]bool{"127.0.0.1:5000": true, "localhost": true, "[::1]:5000": true,
+		"localhost.example.org": false, "10.0.0.1:5000": false} {
 		if got := (Reference{Registry: host}).loopback(); got != want {
 			t.Errorf("loopback %s: %v", host, got)
 		}

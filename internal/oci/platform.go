@@ -42,7 +42,8 @@ func choose(index ocispec.Index, want ocispec.Platform) (ocispec.Descriptor, err
 		}
 		have = append(have, d.Platform.OS+"/"+d.Platform.Architecture)
 	}
-	return ocispec.Descriptor{}, fmt.Errorf("%w: it is for %s, this node is %s/%s", ErrPlatform, cmp.Or(strings.Join(have, ", "), "none"), want.OS, want.Architecture)
+	return ocispec.Descriptor{}, fmt.Errorf("%w: it is for %s, this node is %s/%s", ErrPlatform,
+		cmp.Or(strings.Join(have, ", "), "none"), want.OS, want.Architecture)
 }
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

@@ -48,7 +48,8 @@ func (s *Store) checkVersion(ref Reference, got *loaded) error {
 	}
 	before, known := s.versionOf(ref, *entry)
 	if known && compareVersions(got.pkg.Version, before) < 0 {
-		return fmt.Errorf("%s: %w: it leads to %s now, and led to %s before; pull it with --allow-downgrade if that is meant", ref, ErrDowngrade, got.pkg.Version, before)
+		return fmt.Errorf("%s: %w: it leads to %s now, and led to %s before; pull it with --allow-downgrade if that is meant",
+			ref, ErrDowngrade, got.pkg.Version, before)
 	}
 	return nil
 }
@@ -118,7 +119,8 @@ func denied(keys string) (map[digest.Digest]bool, error) {
 		}
 		d := digest.Digest(text)
 		if d.Validate() != nil {
-			return nil, fmt.Errorf("list of denied packages: %s: %q is not a digest; write sha256: and 64 hexadecimal digits on each line", path, text)
+			return nil, fmt.Errorf("list of denied packages: %s: %q is not a digest; write sha256: and 64 hexadecimal digits "+
+				"on each line", path, text)
 		}
 		out[d] = true
 	}
@@ -143,9 +145,9 @@ func checkDenied(keys string, got *loaded) error {
 	return nil
 }
 
-// strictModes refuses a file that another user could have written: as sshd's StrictModes, the file and all directories above
-// it must belong to root or to this process's user, and no other user may write there. A directory with the sticky bit keeps the
-// entries of others.
+// strictModes refuses a file that another user could have written: as sshd's StrictModes, the file and all directories
+// above it must belong to root or to this process's user, and no other user may write there. A directory with the
+// sticky bit keeps the entries of others.
 func strictModes(path string) error {
 	info, err := os.Lstat(path)
 	if err != nil {

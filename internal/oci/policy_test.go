@@ -24,20 +24,23 @@ func TestDowngrade(t *testing.T) {
 	}
 	newVersion(t, dir, "0.9.0")
 	old := push(t, target, dir, signer)
-	if _, err := n.pull(target); !errors.Is(err, ErrDowngrade) || !strings.Contains(err.Error(), "0.9.0") || !strings.Contains(err.Error(), "--allow-downgrade") {
+	if _, err := n.pull(target); !errors.Is(err, ErrDowngrade) || !strings.Contains(err.Error(), "0.9.0") ||
+		!strings.Contains(err.Error(), "--allow-downgrade") {
 		t.Fatalf("an older version: %v", err)
 	}
 	if p, err := n.Get(target); err != nil || p.Version != "0.10.0" {
 		t.Errorf("the store leads to %+v, %v", p, err)
 	}
 	n.mustPull(host + "/acme/limiter@" + old.Digest) // what is named by digest is meant
-	if p, err := n.Pull(t.Context(), ref(t, target), Trust{AllowDowngrade: true}, Transport{}); err != nil || p.Version != "0.9.0" {
+	if p, err := n.Pull(t.Context(), ref(t, target), Trust{AllowDowngrade: true}, Transport{}); err != nil ||
+		p.Version != "0.9.0" {
 		t.Errorf("allowed: %+v, %v", p, err)
 	}
 }
 
 func TestCompareVersions(t *testing.T) {
-	sorted := []string{"0.9.0", "0.10.0-2", "0.10.0-10", "0.10.0-alpha", "0.10.0-alpha.1", "0.10.0-rc.1", "0.10.0", "1.0.0", "18446744073709551615.0.0"}
+	sorted := []string{"0.9.0", "0.10.0-2", "0.10.0-10", "0.10.0-alpha", "0.10.0-alpha.1", "0.10.0-rc.1", "0.10.0",
+		"1.0.0", "18446744073709551615.0.0"}
 	for i, x := range sorted {
 		for j, y := range sorted {
 			if got := compareVersions(x, y); (got < 0) != (i < j) || (got > 0) != (i > j) {
@@ -154,5 +157,6 @@ func TestKeysAreStrict(t *testing.T) {
 // aside makes the directory of keys a link into one that another user owns.
 func aside(keys, _ string) error {
 	other := filepath.Join(filepath.Dir(keys), "aside")
-	return errors.Join(os.Mkdir(other, 0o755), os.Rename(keys, filepath.Join(other, "keys")), os.Symlink(filepath.Join(other, "keys"), keys), os.Chown(other, 1, 1))
+	return errors.Join(os.Mkdir(other, 0o755), os.Rename(keys, filepath.Join(other, "keys")),
+		os.Symlink(filepath.Join(other, "keys"), keys), os.Chown(other, 1, 1))
 }

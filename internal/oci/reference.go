@@ -20,8 +20,8 @@ const layoutScheme = "oci:"
 
 const defaultTag = "latest"
 
-// Reference names an artifact: registry/repository:tag, registry/repository@sha256:digest, or the same with oci:/directory
-// in the place of registry and repository. Exactly one of Tag and Digest is set.
+// Reference names an artifact: registry/repository:tag, registry/repository@sha256:digest, or the same with
+// oci:/directory in the place of registry and repository. Exactly one of Tag and Digest is set.
 type Reference struct {
 	Layout   string // absolute directory; empty for a registry
 	Registry string
@@ -34,7 +34,8 @@ var tagPattern = regexp.MustCompile(`^[A-Za-z0-9_][A-Za-z0-9_.-]*$`)
 
 const maxTag = 128
 
-// IsReference reports whether text is meant as a reference, right or wrong, and not as a directory or the name of a built-in.
+// IsReference reports whether text is meant as a reference, right or wrong, and not as a directory or the name of a
+// built-in.
 func IsReference(text string) bool {
 	if strings.HasPrefix(text, layoutScheme) {
 		return true
@@ -54,7 +55,8 @@ func ParseReference(text string) (Reference, error) {
 
 func parseReference(text string) (Reference, error) {
 	if !IsReference(text) {
-		return Reference{}, fmt.Errorf("want REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST or oci:/DIRECTORY[:TAG], with a registry such as example.org or localhost:5000")
+		return Reference{}, fmt.Errorf("want REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST or " +
+			"oci:/DIRECTORY[:TAG], with a registry such as example.org or localhost:5000")
 	}
 	place, pin, pinned := strings.Cut(text, "@")
 	r := Reference{}
@@ -68,7 +70,8 @@ func parseReference(text string) (Reference, error) {
 	if i := strings.LastIndexByte(place, ':'); i > start {
 		r.Tag, place = place[i+1:], place[:i]
 		if len(r.Tag) > maxTag || !tagPattern.MatchString(r.Tag) {
-			return r, fmt.Errorf("%q is not a tag: up to 128 letters, digits, dots, dashes and underscores, with no dot or dash first", r.Tag)
+			return r, fmt.Errorf("%q is not a tag: up to 128 letters, digits, dots, dashes and underscores, with no dot "+
+				"or dash first", r.Tag)
 		}
 	}
 	switch {

@@ -66,7 +66,8 @@ func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadO
 	return target, func() { root.Close() }, nil
 }
 
-// writer opens a place to write to. A layout is made if there is nothing; a directory with other things in it is refused.
+// writer opens a place to write to. A layout is made if there is nothing; a directory with other things in it is
+// refused.
 func (t Transport) writer(ref Reference) (oras.Target, error) {
 	if ref.Layout == "" {
 		return t.repository(ref)
@@ -145,9 +146,11 @@ func (s Source) build() (*artifact, error) {
 }
 
 // Push builds an artifact, signs it unless signer is nil, and puts it where ref says; the tag comes last.
-func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string, t Transport) (*Pushed, error) {
+func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identity string,
+	t Transport) (*Pushed, error) {
 	if ref.Tag == "" {
-		return nil, &apierrors.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag, not to a digest"}
+		return nil, &apierrors.Invalid{Resource: "reference " + ref.String(), Reason: "packages are pushed to a tag, not " +
+			"to a digest"}
 	}
 	a, err := src.build()
 	if err != nil {
@@ -277,6 +280,7 @@ func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transpor
 	if err != nil {
 		return nil, err
 	}
-	return &Pulled{Reference: ref.String(), Pinned: ref.At(root.Digest).String(), Name: got.pkg.Name, Version: got.pkg.Version,
-		Digest: root.Digest.String(), SignedBy: got.signer, Moved: moved.String()}, nil
+	return &Pulled{Reference: ref.String(), Pinned: ref.At(root.Digest).String(), Name: got.pkg.Name,
+		Version: got.pkg.Version,
+		Digest:  root.Digest.String(), SignedBy: got.signer, Moved: moved.String()}, nil
 }

@@ -26,8 +26,8 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Signatures are kept as cosign keeps them: a manifest under the tag sha256-<digest>.sig, with a layer for each signature
-// that holds what is signed.
+// Signatures are kept as cosign keeps them: a manifest under the tag sha256-<digest>.sig, with a layer for each
+// signature that holds what is signed.
 const (
 	payloadMediaType    = "application/vnd.dev.cosign.simplesigning.v1+json"
 	annotationSignature = "dev.cosignproject.cosign/signature"
@@ -237,7 +237,8 @@ func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature)
 			continue
 		}
 		var p payload
-		if err := json.Unmarshal(s.payload, &p); err != nil || p.Critical.Type != payloadType || p.Critical.Image.Digest != root {
+		if err := json.Unmarshal(s.payload, &p); err != nil || p.Critical.Type != payloadType ||
+			p.Critical.Image.Digest != root {
 			problems = append(problems, "the signature of "+keys[key].name+" is for something else")
 			continue
 		}

@@ -81,7 +81,8 @@ func (s *Store) List() ([]*pkgs.Package, error) {
 		}
 		p, err := s.open(r, entry)
 		if err != nil {
-			p = &pkgs.Package{Manifest: pkgs.Manifest{Name: r.Base(), Description: "cannot be used: " + err.Error()}, Source: r.String(), Digest: entry.Digest.String()}
+			p = &pkgs.Package{Manifest: pkgs.Manifest{Name: r.Base(), Description: "cannot be used: " + err.Error()},
+				Source: r.String(), Digest: entry.Digest.String()}
 		}
 		out = append(out, p)
 	}
@@ -100,7 +101,8 @@ func (s *Store) References() ([]string, error) {
 }
 
 func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, error) {
-	trust := Trust{Keys: s.keys, Identity: entry.Annotations[annotationIdentity], AllowUnsigned: entry.Annotations[annotationUnsigned] == "true"}
+	trust := Trust{Keys: s.keys, Identity: entry.Annotations[annotationIdentity],
+		AllowUnsigned: entry.Annotations[annotationUnsigned] == "true"}
 	signatures, err := s.signaturesOf(entry)
 	if err != nil {
 		return nil, err
@@ -171,7 +173,8 @@ func (s *Store) add(ref Reference, got *loaded, trust Trust) (moved digest.Diges
 }
 
 // replace sets the entry of a reference.
-func replace(entries []ocispec.Descriptor, ref Reference, entry ocispec.Descriptor) (out []ocispec.Descriptor, moved digest.Digest) {
+func replace(entries []ocispec.Descriptor, ref Reference,
+	entry ocispec.Descriptor) (out []ocispec.Descriptor, moved digest.Digest) {
 	for _, old := range entries {
 		if old.Annotations[ocispec.AnnotationRefName] != ref.String() {
 			out = append(out, old)
@@ -224,11 +227,14 @@ func (s *Store) Remove(ref Reference, inUse map[string]string) error {
 		return &apierrors.NotFound{Kind: "pulled package", Name: ref.String()}
 	}
 	name := entry.Annotations[ocispec.AnnotationRefName]
-	rest := slices.DeleteFunc(slices.Clone(index.Manifests), func(d ocispec.Descriptor) bool { return d.Annotations[ocispec.AnnotationRefName] == name })
+	rest := slices.DeleteFunc(slices.Clone(index.Manifests), func(d ocispec.Descriptor) bool {
+		return d.Annotations[ocispec.AnnotationRefName] == name
+	})
 	for _, module := range sortedKeys(inUse) {
 		r, err := ParseReference(inUse[module])
 		if err == nil && find(index.Manifests, r) != nil && find(rest, r) == nil {
-			return &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module, inUse[module])}
+			return &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module,
+				inUse[module])}
 		}
 	}
 	index.Manifests = rest

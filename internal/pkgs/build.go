@@ -32,9 +32,9 @@ const (
 	aptRemedy   = "apt-get install clang llvm libbpf-dev"
 )
 
-// Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects alongside
-// the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError, *apierrors.Invalid
-// or *ObjectError.
+// Build compiles the package in a directory, once per hook, with the headers of this binary, and puts the objects
+// alongside the manifest. Objects that would not pass Spec are not written. Errors are *ToolError, *CompileError,
+// *apierrors.Invalid or *ObjectError.
 func Build(ctx context.Context, dir string, opts Options) error {
 	m, err := ReadManifest(dir)
 	if err != nil {
@@ -107,7 +107,8 @@ func headers() fs.FS {
 	return sub
 }
 
-// WriteHeaders writes the headers that modules include below dir, and returns their paths. Those of another version are replaced.
+// WriteHeaders writes the headers that modules include below dir, and returns their paths. Those of another version are
+// replaced.
 func WriteHeaders(dir string) (files []string, err error) {
 	all := headers()
 	err = fs.WalkDir(all, ".", func(path string, entry fs.DirEntry, err error) error {
@@ -160,7 +161,8 @@ func (b *builder) strip(ctx context.Context, object string) {
 func (b *builder) missingHeader(ctx context.Context) error {
 	for _, header := range []string{"linux/bpf.h", "bpf/bpf_helpers.h"} {
 		probe := "#include <linux/types.h>\n#include <" + header + ">\n"
-		cmd := exec.CommandContext(ctx, b.clang, "-target", "bpf", "-idirafter", multiarchInclude(), "-fsyntax-only", "-x", "c", "-")
+		cmd := exec.CommandContext(ctx, b.clang, "-target", "bpf", "-idirafter", multiarchInclude(), "-fsyntax-only",
+			"-x", "c", "-")
 		cmd.Stdin = strings.NewReader(probe)
 		if err := cmd.Run(); err != nil && ctx.Err() == nil {
 			return &ToolError{Tool: "the header " + header, Remedy: "apt-get install libbpf-dev linux-libc-dev"}

@@ -177,7 +177,8 @@ func TestFeaturesAreAttempted(t *testing.T) {
 	p.Requires = []string{"kernel>=250.0", "ringbuf", "bpf_sk_fullsock"}
 	p.Hooks = []string{HookXDP} // XDP has no bpf_sk_fullsock
 	var lacks *FeatureError
-	if err := p.CheckFeatures(); !errors.As(err, &lacks) || strings.Join(lacks.Missing, " ") != "kernel>=250.0 bpf_sk_fullsock" {
+	if err := p.CheckFeatures(); !errors.As(err, &lacks) ||
+		strings.Join(lacks.Missing, " ") != "kernel>=250.0 bpf_sk_fullsock" {
 		t.Errorf("got %v", err)
 	}
 }
@@ -204,18 +205,24 @@ func TestFaultyDataPlanesAreRefused(t *testing.T) {
 	}{
 		{"fine", "configSchema: {properties: {port: {type: integer}}}", dataPlane(fine), nil, ""},
 		{"no entry", "", dataPlane("int x;"), ErrNoEntry, ""},
-		{"another entry", "", dataPlane(fine + "SEC(\"tc\") int other(struct __sk_buff *ctx) { return 0; }"), ErrForeignEntry, "other"},
-		{"parameter", "", dataPlane("SEC(\"kerb/egress\") int kerb_egress(struct __sk_buff *ctx) { return ctx->len; }"), ErrSignature, "kerb_egress"},
-		{"two parameters", "", dataPlane("SEC(\"kerb/egress\") int kerb_egress(struct kerb_pkt *p, int n) { return n; }"), ErrSignature, "kerb_egress"},
-		{"result", "", dataPlane("SEC(\"kerb/egress\") void kerb_egress(struct kerb_pkt *p) { p->reason = 1; }"), ErrSignature, "kerb_egress"},
+		{"another entry", "", dataPlane(fine + "SEC(\"tc\") int other(struct __sk_buff *ctx) { return 0; }"), ErrForeignEntry,
+			"other"},
+		{"parameter", "", dataPlane("SEC(\"kerb/egress\") int kerb_egress(struct __sk_buff *ctx) { return ctx->len; }"),
+			ErrSignature, "kerb_egress"},
+		{"two parameters", "", dataPlane("SEC(\"kerb/egress\") int kerb_egress(struct kerb_pkt *p, int n) { return n; }"),
+			ErrSignature, "kerb_egress"},
+		{"result", "", dataPlane("SEC(\"kerb/egress\") void kerb_egress(struct kerb_pkt *p) { p->reason = 1; }"),
+			ErrSignature, "kerb_egress"},
 		{"other contract", "", ownContext, ErrContract, "kerb_egress"},
 		{"ring of odd size", "", dataPlane("KERB_EVENTS(seen, 5000);\n" + fine), ErrRingSize, "map seen"},
 		{"ring below a page", "", dataPlane("KERB_EVENTS(seen, 2048);\n" + fine), ErrRingSize, "map seen"},
 		{"map not there", "maps: {config: [rules]}", dataPlane(fine), ErrNoMap, "map rules"},
-		{"constant not there", "configSchema: {properties: {size: {type: integer}}}", dataPlane(fine), ErrNoConstant, "config property size"},
+		{"constant not there", "configSchema: {properties: {size: {type: integer}}}", dataPlane(fine), ErrNoConstant,
+			"config property size"},
 		{"no constant", "configSchema: {properties: {size: {type: integer}}}",
 			dataPlane("int size = 3;\nKERB_EGRESS(pkt) { return size++; }"), ErrNoConstant, "config property size"},
-		{"constant of another kind", "configSchema: {properties: {port: {type: string}}}", dataPlane(fine), nil, "is of type string"},
+		{"constant of another kind", "configSchema: {properties: {port: {type: string}}}", dataPlane(fine), nil,
+			"is of type string"},
 		{"control plane", "control: builtin\nconfigSchema: {properties: {rules: {type: array}}}", dataPlane(fine), nil, ""},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -294,7 +301,8 @@ func TestCompileErrorLeavesTheOldObjects(t *testing.T) {
 func TestMissingTools(t *testing.T) {
 	dir := scaffold(t)
 	var missing *ToolError
-	if err := Build(t.Context(), dir, Options{Clang: "/nonexistent/clang"}); !errors.As(err, &missing) || !strings.Contains(missing.Remedy, "apt-get install") {
+	if err := Build(t.Context(), dir, Options{Clang: "/nonexistent/clang"}); !errors.As(err, &missing) ||
+		!strings.Contains(missing.Remedy, "apt-get install") {
 		t.Errorf("got %v", err)
 	}
 	old := filepath.Join(t.TempDir(), "clang")
@@ -302,7 +310,8 @@ func TestMissingTools(t *testing.T) {
 	if err := os.Chmod(old, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := Build(t.Context(), dir, Options{Clang: old}); !errors.As(err, &missing) || !strings.Contains(err.Error(), "version 11") {
+	if err := Build(t.Context(), dir, Options{Clang: old}); !errors.As(err, &missing) ||
+		!strings.Contains(err.Error(), "version 11") {
 		t.Errorf("got %v", err)
 	}
 }

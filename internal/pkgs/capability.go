@@ -16,9 +16,9 @@ func (m *Manifest) HasCapability(name string) bool {
 	return slices.Contains(m.GrantedCapabilities(), name)
 }
 
-// GrantedCapabilities returns the capabilities that the control plane gets. A manifest without the list has older fields
-// instead, from which they are derived. Those fields stay, since they are part of the package's digest, which nodes may
-// deny.
+// GrantedCapabilities returns the capabilities that the control plane gets. A manifest without the list has older
+// fields instead, from which they are derived. Those fields stay, since they are part of the package's digest, which
+// nodes may deny.
 func (m *Manifest) GrantedCapabilities() []string {
 	if m.Capabilities != nil || m.Control == nil {
 		return m.Capabilities

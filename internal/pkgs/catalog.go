@@ -14,9 +14,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Catalog finds packages by what operators call them: the name of a built-in, an absolute directory, or the reference of
-// one that was pulled. Built-ins are read once; the others are read and checked at every call, so that what has changed on
-// disk is seen.
+// Catalog finds packages by what operators call them: the name of a built-in, an absolute directory, or the reference
+// of one that was pulled. Built-ins are read once; the others are read and checked at every call, so that what has
+// changed on disk is seen.
 type Catalog struct {
 	controls map[string]sdk.Control
 	builtins func() []builtin
@@ -87,7 +87,9 @@ func (c *Catalog) Get(ref string) (*Package, error) {
 			return b.pkg, b.err
 		}
 	}
-	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the reference of a pulled package is one too%s", ref, ErrUnknown, strings.Join(c.names(), ", "), suggest.DidYouMean(ref, c.names()))
+	return nil, fmt.Errorf("package %q: %w; built-in are %s, and the absolute path of a package directory or the "+
+		"reference of a pulled package is one too%s", ref, ErrUnknown, strings.Join(c.names(), ", "),
+		suggest.DidYouMean(ref, c.names()))
 }
 
 func (c *Catalog) names() (out []string) {

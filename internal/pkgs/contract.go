@@ -48,7 +48,8 @@ func checkContract(pkt *btf.Struct) error {
 }
 
 func contractError(format string, args ...any) error {
-	return fmt.Errorf("%w: %s; run kerb package build again with this version of kerb", ErrContract, fmt.Sprintf(format, args...))
+	return fmt.Errorf("%w: %s; run kerb package build again with this version of kerb", ErrContract,
+		fmt.Sprintf(format, args...))
 }
 
 // DropReason names a reason number as the package means it.

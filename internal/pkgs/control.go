@@ -24,8 +24,8 @@ const (
 	maxControlFile             = 64 << 20 // bytes
 )
 
-// Control says what runs as a module's control plane: docs/control-planes.md. In a manifest it is an object, or the word
-// builtin.
+// Control says what runs as a module's control plane: docs/control-planes.md. In a manifest it is an object, or the
+// word builtin.
 type Control struct {
 	Builtin      bool     `json:"-"`
 	Command      []string `json:"command,omitempty"`      // with a slash in the first: relative to the package
@@ -83,12 +83,14 @@ func (c *Control) check() (field, reason string) {
 	}
 	for i, name := range c.Files {
 		if !fs.ValidPath(name) || name == "." {
-			return fmt.Sprintf("control.files[%d]", i), fmt.Sprintf("%q is not a path inside the package; write for example control/run.py", name)
+			return fmt.Sprintf("control.files[%d]", i),
+				fmt.Sprintf("%q is not a path inside the package; write for example control/run.py", name)
 		}
 	}
 	program := c.Command[0]
 	if strings.HasPrefix(program, "/") {
-		return "control.command[0]", "must not be absolute: name a file of the package (./run) or a program that is looked up in /usr/local/bin, /usr/bin and /bin"
+		return "control.command[0]", "must not be absolute: name a file of the package (./run) or a program that is looked " +
+			"up in /usr/local/bin, /usr/bin and /bin"
 	}
 	if strings.Contains(program, "/") && !slices.Contains(c.Files, path.Clean(program)) {
 		return "control.files", fmt.Sprintf("does not list %s, which control.command starts", path.Clean(program))

@@ -14,8 +14,9 @@ var (
 	ErrNotBuilt = errors.New("the data plane is not compiled")
 	ErrNoHook   = errors.New("the package does not run on this hook")
 
-	ErrNotELF       = errors.New("not a whole ELF object for BPF")
-	ErrNoEntry      = errors.New("neither kerb_egress nor kerb_ingress is defined; use KERB_EGRESS(pkt) or KERB_INGRESS(pkt)")
+	ErrNotELF  = errors.New("not a whole ELF object for BPF")
+	ErrNoEntry = errors.New("neither kerb_egress nor kerb_ingress is defined; use KERB_EGRESS(pkt) or " +
+		"KERB_INGRESS(pkt)")
 	ErrSignature    = errors.New("wrong signature; want int f(struct kerb_pkt *)")
 	ErrNoBTF        = errors.New("no BTF type information; compile with -g and do not strip it")
 	ErrNoMap        = errors.New("the data plane has no such map")
@@ -62,7 +63,8 @@ type FeatureError struct {
 }
 
 func (e *FeatureError) Error() string {
-	return fmt.Sprintf("package %s needs %s, which kernel %s does not have", e.Package, strings.Join(e.Missing, ", "), e.Kernel)
+	return fmt.Sprintf("package %s needs %s, which kernel %s does not have", e.Package, strings.Join(e.Missing, ", "),
+		e.Kernel)
 }
 
 // ToolError is returned by Build when something that it needs is not installed.

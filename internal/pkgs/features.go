@@ -35,7 +35,8 @@ func parseFeature(name string) (feature, error) {
 	if t, found := mapTypesByName[plain]; found {
 		return feature{mapType: t}, nil
 	}
-	return feature{}, fmt.Errorf("%q is not a kernel feature; write kernel>=5.15, a map type such as ringbuf, or a helper such as bpf_loop", name)
+	return feature{}, fmt.Errorf("%q is not a kernel feature; write kernel>=5.15, a map type such as ringbuf, or a "+
+		"helper such as bpf_loop", name)
 }
 
 func versionCode(text string) (uint32, error) {

@@ -22,7 +22,8 @@ const adaptorVersion = "2"
 var ErrNoRunnableProgram = errors.New("has no program that Kerb can run")
 
 // foreignTypes are the program types of others that a hook runs.
-var foreignTypes = map[string]string{"xdp": HookXDP, "tc": HookTC, "tcx": HookTC, "classifier": HookTC, "sched_cls": HookTC}
+var foreignTypes = map[string]string{"xdp": HookXDP, "tc": HookTC, "tcx": HookTC, "classifier": HookTC,
+	"sched_cls": HookTC}
 
 // verdict is what an action of the kernel's hook becomes.
 type verdict struct{ action, verdict int32 }
@@ -36,9 +37,9 @@ var verdicts = map[string][]verdict{
 	HookTC:  {{0, 0}, {-1, 0}, {3, 0}, {2, 1}}, // OK, UNSPEC, PIPE; SHOT
 }
 
-// OpenForeign makes a package of an object that was not made for Kerb, and has no manifest: programs are its programs by
-// name, with their types. It has a data plane and no configuration. Programs with Kerb's entry points are taken as they
-// are; of whole programs for XDP and TC there may be one each, which then runs in both directions.
+// OpenForeign makes a package of an object that was not made for Kerb, and has no manifest: programs are its programs
+// by name, with their types. It has a data plane and no configuration. Programs with Kerb's entry points are taken as
+// they are; of whole programs for XDP and TC there may be one each, which then runs in both directions.
 func OpenForeign(name, source string, object []byte, programs map[string]string) (*Package, error) {
 	m := &Manifest{Name: foreignName(name), Version: "0.0.0", Contract: Contract, FailurePolicy: "open"}
 	whole := map[string]string{}
@@ -49,14 +50,16 @@ func OpenForeign(name, source string, object []byte, programs map[string]string)
 		}
 		own := program == EntryEgress || program == EntryIngress
 		if other, ok := whole[hook]; ok && (other != "" || !own) {
-			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot know which one is meant", source, ErrNoRunnableProgram, hook, joinKeys(programs))
+			return nil, fmt.Errorf("%s: %w: it has several for %s (%s), and Kerb cannot know which one is meant", source,
+				ErrNoRunnableProgram, hook, joinKeys(programs))
 		}
 		if whole[hook] = program; own {
 			whole[hook] = ""
 		}
 	}
 	if len(whole) == 0 {
-		return nil, fmt.Errorf("%s: %w: its programs are %s, and Kerb runs those for xdp and tc only", source, ErrNoRunnableProgram, joinKeys(programs))
+		return nil, fmt.Errorf("%s: %w: its programs are %s, and Kerb runs those for xdp and tc only", source,
+			ErrNoRunnableProgram, joinKeys(programs))
 	}
 	m.Hooks = slices.Sorted(maps.Keys(whole))
 	m.LinkTypes = LinkTypes // not stated
@@ -114,7 +117,8 @@ func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 	}
 	want := map[string]ebpf.ProgramType{HookXDP: ebpf.XDP, HookTC: ebpf.SchedCLS}[hook]
 	if prog.Type != want {
-		return &ObjectError{File: file, What: program, Err: fmt.Errorf("is a program of type %s, not %s as the image's labels say", prog.Type, want)}
+		return &ObjectError{File: file, What: program,
+			Err: fmt.Errorf("is a program of type %s, not %s as the image's labels say", prog.Type, want)}
 	}
 	if btf.FuncMetadata(&prog.Instructions[0]) == nil {
 		return &ObjectError{File: file, What: program, Err: ErrNoBTF}
@@ -142,8 +146,8 @@ func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 //		return verdict_of(action);
 //	}
 //
-// The linker adds kerb_parse_again (bpf/chain.bpf.c). Jumps are by number, as in compiled code: the linker renames functions, not
-// labels.
+// The linker adds kerb_parse_again (bpf/chain.bpf.c). Jumps are by number, as in compiled code: the linker renames
+// functions, not labels.
 func adaptor(entry, hook string, prog *ebpf.ProgramSpec) asm.Instructions {
 	first := asm.Mov.Reg(asm.R6, asm.R1)
 	first = btf.WithFuncMetadata(first.WithSymbol(entry), adaptorType(entry)).WithSource(prog.Instructions[0].Source())
@@ -157,7 +161,8 @@ func adaptor(entry, hook string, prog *ebpf.ProgramSpec) asm.Instructions {
 		asm.Mov.Reg(asm.R0, asm.R7),
 	}
 	for _, v := range verdicts[hook] {
-		skip := asm.Instruction{OpCode: asm.JNE.Imm32(asm.R0, 0, "").OpCode, Dst: asm.R0, Offset: 2, Constant: int64(v.action)}
+		skip := asm.Instruction{OpCode: asm.JNE.Imm32(asm.R0, 0, "").OpCode, Dst: asm.R0, Offset: 2,
+			Constant: int64(v.action)}
 		code = append(code, skip, asm.Mov.Imm(asm.R0, v.verdict), asm.Return())
 	}
 	return append(code, asm.Mov.Imm(asm.R0, noVerdict), asm.Return())

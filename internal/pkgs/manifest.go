@@ -35,16 +35,18 @@ const (
 
 // Manifest is what kerb.yaml says. ManifestSchema describes it exactly.
 type Manifest struct {
-	Name          string         `json:"name"`
-	Version       string         `json:"version"` // semantic version without v
-	Description   string         `json:"description,omitempty"`
-	License       string         `json:"license"`
-	Contract      int            `json:"contract"`
-	DataPlane     string         `json:"dataplane,omitempty"` // C source; <name>.bpf.c by default
-	Hooks         []string       `json:"hooks"`
-	Directions    Directions     `json:"directions,omitzero"`
-	LinkTypes     []string       `json:"linkTypes,omitempty"`     // of interfaces whose frames it reads; ethernet by default
-	Rank          *int           `json:"rank,omitempty"`          // distance from the service among modules of the same priority
+	Name        string     `json:"name"`
+	Version     string     `json:"version"` // semantic version without v
+	Description string     `json:"description,omitempty"`
+	License     string     `json:"license"`
+	Contract    int        `json:"contract"`
+	DataPlane   string     `json:"dataplane,omitempty"` // C source; <name>.bpf.c by default
+	Hooks       []string   `json:"hooks"`
+	Directions  Directions `json:"directions,omitzero"`
+	// of interfaces whose frames it reads; ethernet by default
+	LinkTypes []string `json:"linkTypes,omitempty"`
+	// distance from the service among modules of the same priority
+	Rank          *int           `json:"rank,omitempty"`
 	InterfaceRank *int           `json:"interfaceRank,omitempty"` // the same on interfaces of the node; Rank by default
 	Frags         bool           `json:"frags,omitempty"`         // copes with XDP packets in several buffers
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed

@@ -67,9 +67,11 @@ func TestManifestErrors(t *testing.T) {
 		{"wrong type", goodManifest + "frags: 3", "frags", "want boolean"},
 		{"name", strings.Replace(goodManifest, "sample", "Sample!", 1), "name", "lower-case letters, digits and dashes"},
 		{"version", strings.Replace(goodManifest, "1.2.3", "v1", 1), "version", "such as 1.2.0"},
-		{"contract", strings.Replace(goodManifest, "contract: 1", "contract: 2", 1), "contract", "understands contract 1 only"},
+		{"contract", strings.Replace(goodManifest, "contract: 1", "contract: 2", 1), "contract",
+			"understands contract 1 only"},
 		{"hook", strings.Replace(goodManifest, "[xdp, tc]", "[tc, socket]", 1), "hooks[1]", "want one of tc, xdp"},
-		{"direction", goodManifest + "directions: {services: [out]}", "directions.services[0]", "want one of egress, ingress"},
+		{"direction", goodManifest + "directions: {services: [out]}", "directions.services[0]",
+			"want one of egress, ingress"},
 		{"no direction", goodManifest + "directions: {interfaces: []}", "directions.interfaces", "has 0 items"},
 		{"failure policy", goodManifest + "failurePolicy: shut", "failurePolicy", "want one of open, closed"},
 		{"source elsewhere", goodManifest + "dataplane: ../x.bpf.c", "dataplane", "ends with .bpf.c"},
@@ -79,19 +81,26 @@ func TestManifestErrors(t *testing.T) {
 		{"memory", goodManifest + "budget: {memory: 3 apples}", "budget.memory", "write for example 16Mi"},
 		{"latency", goodManifest + "budget: {latency: fast}", "budget.latency", "200ns"},
 		{"feature", goodManifest + "requires: [ringbuf, warp]", "requires[1]", "not a kernel feature"},
-		{"schema", goodManifest + "configSchema: {properties: {a: {type: nonsense}}}", "configSchema", "not a valid JSON Schema"},
+		{"schema", goodManifest + "configSchema: {properties: {a: {type: nonsense}}}", "configSchema",
+			"not a valid JSON Schema"},
 		{"schema type", goodManifest + "configSchema: {type: array}", "configSchema", `type must be "object"`},
-		{"schema from a file", goodManifest + "configSchema: {$ref: 'file:///etc/passwd'}", "configSchema", "not a valid JSON Schema"},
+		{"schema from a file", goodManifest + "configSchema: {$ref: 'file:///etc/passwd'}", "configSchema",
+			"not a valid JSON Schema"},
 		{"control", goodManifest + "control: [./serve]", "control", "must be 'builtin'"},
 		{"control without command", goodManifest + "control: {memory: 8Mi}", "control", "missing command"},
-		{"control with a foreign field", goodManifest + "control: {command: [./run], files: [run], user: root}", "control.user", "unknown field"},
+		{"control with a foreign field", goodManifest + "control: {command: [./run], files: [run], user: root}",
+			"control.user", "unknown field"},
 		{"absolute command", goodManifest + "control: {command: [/bin/sh]}", "control.command[0]", "must not be absolute"},
 		{"command not among the files", goodManifest + "control: {command: [./run]}", "control.files", "does not list run"},
-		{"control file outside", goodManifest + "control: {command: [sh], files: [../x]}", "control.files[0]", "not a path inside"},
-		{"control memory", goodManifest + "control: {command: [sh], memory: much}", "control.memory", "write for example 16Mi"},
+		{"control file outside", goodManifest + "control: {command: [sh], files: [../x]}", "control.files[0]",
+			"not a path inside"},
+		{"control memory", goodManifest + "control: {command: [sh], memory: much}", "control.memory",
+			"write for example 16Mi"},
 		{"health time", goodManifest + "control: {command: [sh], healthWithin: 1h}", "control.healthWithin", "at most 1m"},
-		{"migration of a config map", goodManifest + "maps: {config: [a], migrate: {a: extend}}", "maps.migrate.a", "only state maps"},
-		{"migration without control plane", goodManifest + "maps: {migrate: {a: control}}", "maps.migrate.a", "requires a control plane"},
+		{"migration of a config map", goodManifest + "maps: {config: [a], migrate: {a: extend}}", "maps.migrate.a",
+			"only state maps"},
+		{"migration without control plane", goodManifest + "maps: {migrate: {a: control}}", "maps.migrate.a",
+			"requires a control plane"},
 		{"migration rule", goodManifest + "maps: {migrate: {a: guess}}", "maps.migrate.a", "want one of discard"},
 		{"virtual services without control plane", goodManifest + "capabilities: [virtualServices]", "control",
 			"are a control plane's"},
@@ -141,7 +150,8 @@ func TestManifestErrorsHavePlaces(t *testing.T) {
 }
 
 func TestRequiresUnderstandsVersionsMapsAndHelpers(t *testing.T) {
-	for _, name := range []string{"kernel>=5.15", "kernel>=6.1.20", "ringbuf", "lru_hash", "lpm_trie", "bpf_loop", "bpf_redirect_peer"} {
+	for _, name := range []string{"kernel>=5.15", "kernel>=6.1.20", "ringbuf", "lru_hash", "lpm_trie", "bpf_loop",
+		"bpf_redirect_peer"} {
 		if _, err := parseFeature(name); err != nil {
 			t.Error(err)
 		}
@@ -198,8 +208,10 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 		{"type", rules(map[string]any{"dstPort": "80"}), "rules[1].dstPort", "is of type string; want integer"},
 		{"missing", rules(map[string]any{}), "rules[1]", "missing dstPort"},
 		{"enum", rules(map[string]any{"dstPort": 1, "action": "maybe"}), "rules[1].action", "want one of allow, deny"},
-		{"YAML's boolean", rules(map[string]any{"dstPort": 1, "log": false}), "rules[1].log", "want one of full, off; YAML reads off as false unless it is in quotes"},
-		{"alternatives", rules(map[string]any{"dstPort": 1, "peer": true}), "rules[1].peer", "want integer, or is of type boolean; want string"},
+		{"YAML's boolean", rules(map[string]any{"dstPort": 1, "log": false}), "rules[1].log",
+			"want one of full, off; YAML reads off as false unless it is in quotes"},
+		{"alternatives", rules(map[string]any{"dstPort": 1, "peer": true}), "rules[1].peer",
+			"want integer, or is of type boolean; want string"},
 		{"nested", map[string]any{"limits": map[string]any{"flows": 0}}, "limits.flows", "want at least 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -48,7 +48,8 @@ type Package struct {
 // object returns the bytes of a compiled data plane.
 type object func() []byte
 
-// readAgain has objects read when they are needed. It is for files that cannot change: those in the binary are in memory already.
+// readAgain has objects read when they are needed. It is for files that cannot change: those in the binary are in
+// memory already.
 func (p *Package) readAgain(fsys fs.FS) {
 	for _, hook := range p.Hooks {
 		p.objects[hook] = func() []byte {
@@ -141,7 +142,8 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 }
 
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
-	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{}, parsed: map[string]*parsed{}}
+	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{},
+		parsed: map[string]*parsed{}}
 	for _, hook := range m.Hooks {
 		p.objects[hook] = func() []byte { return objects[hook] }
 		p.parsed[hook] = &parsed{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}

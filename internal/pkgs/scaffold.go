@@ -18,7 +18,8 @@ var templateFS embed.FS
 
 var packageName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`)
 
-// skeleton is a file of a new package: the template it is made of, in which {{.Name}} stands for the name of the package, and its name.
+// skeleton is a file of a new package: the template it is made of, in which {{.Name}} stands for the name of the
+// package, and its name.
 type skeleton struct {
 	template, file string
 	mode           fs.FileMode
@@ -51,7 +52,8 @@ func skeletons(name, control string) ([]skeleton, error) {
 			{"test.sh", "test.sh", 0o755},
 		}, nil
 	}
-	return nil, fmt.Errorf("%q is no kind of control plane that a package can be begun with: use %s, or none", control, NewWithPython)
+	return nil, fmt.Errorf("%q is no kind of control plane that a package can be begun with: use %s, or none", control,
+		NewWithPython)
 }
 
 // New writes a small package that works into dir, which must be absent or empty. It watches UDP ports: something to

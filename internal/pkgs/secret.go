@@ -11,10 +11,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// ResolveSecrets returns a copy of config in which each {fromFile: PATH} of a property that the schema marks as secret is
-// replaced by what read returns for the path. A config with the secret itself is rejected, since configs are stored and
-// shown. Errors are *sdk.ConfigError.
-func (m *Manifest) ResolveSecrets(config map[string]any, read func(path string) (string, error)) (map[string]any, error) {
+// ResolveSecrets returns a copy of config in which each {fromFile: PATH} of a property that the schema marks as secret
+// is replaced by what read returns for the path. A config with the secret itself is rejected, since configs are stored
+// and shown. Errors are *sdk.ConfigError.
+func (m *Manifest) ResolveSecrets(config map[string]any,
+	read func(path string) (string, error)) (map[string]any, error) {
 	r := revealer{root: m.ConfigSchema, read: read}
 	out, err := r.reveal(m.ConfigSchema, config, nil)
 	if err != nil {
@@ -74,7 +75,8 @@ func (r revealer) open(v any, path []string) (any, error) {
 		}
 	}
 	if !ok || len(object) != 1 {
-		return nil, &sdk.ConfigError{Field: field, Reason: "is a secret, which is not kept in resources: write it to a file, and here {fromFile: PATH}"}
+		return nil, &sdk.ConfigError{Field: field, Reason: "is a secret, which is not kept in resources: write it to a " +
+			"file, and here {fromFile: PATH}"}
 	}
 	text, err := r.read(file)
 	if err != nil {

@@ -21,17 +21,21 @@ const (
 
 // Maps that a data plane with EntryDrain has, and one with EntryAge.
 const (
-	MapOff       = "off"       // ARRAY of one u32: not 0 when no byte is to be redirected any more
-	MapDrained   = "drained"   // HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
+	MapOff = "off" // ARRAY of one u32: not 0 when no byte is to be redirected any more
+	// HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
+	MapDrained   = "drained"
 	MapReturning = "returning" // RINGBUF of sockets that want to come back
 )
 
 // What can be wrong with a data plane on sockets.
 var (
-	ErrSocketsEntry = errors.New("not a valid data plane on sockets: it has sockops programs all or services, one sk_msg program, and syscall programs drain and age")
-	ErrNoSocketMap  = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
-	ErrNoDrain      = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), neither in maps.config")
-	ErrNoAge        = errors.New("needs drain, a SOCKHASH by socket cookies (u64), and a map returning (RINGBUF), not in maps.config")
+	ErrSocketsEntry = errors.New("not a valid data plane on sockets: it has sockops programs all or services, one " +
+		"sk_msg program, and syscall programs drain and age")
+	ErrNoSocketMap = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
+	ErrNoDrain     = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), " +
+		"neither in maps.config")
+	ErrNoAge = errors.New("needs drain, a SOCKHASH by socket cookies (u64), and a map returning (RINGBUF), not in " +
+		"maps.config")
 )
 
 // checkSockets is what a manifest of the hook sockets must not say.
@@ -100,7 +104,8 @@ func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 	}
 	off, drained := spec.Maps[MapOff], spec.Maps[MapDrained]
 	if !ok || off == nil || off.Type != ebpf.Array || off.ValueSize != 4 || drained == nil || drained.Type != ebpf.Hash ||
-		drained.KeySize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) || slices.Contains(p.Maps.Config, MapDrained) {
+		drained.KeySize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) ||
+		slices.Contains(p.Maps.Config, MapDrained) {
 		return &ObjectError{What: EntryDrain, Err: ErrNoDrain}
 	}
 	return nil
@@ -112,7 +117,8 @@ func (p *Package) checkAge(spec *ebpf.CollectionSpec) error {
 	}
 	sockets, _ := SocketMap(spec)
 	returning := spec.Maps[MapReturning]
-	if spec.Programs[EntryDrain] == nil || spec.Maps[sockets].KeySize != 8 || returning == nil || returning.Type != ebpf.RingBuf ||
+	if spec.Programs[EntryDrain] == nil || spec.Maps[sockets].KeySize != 8 || returning == nil ||
+		returning.Type != ebpf.RingBuf ||
 		slices.Contains(p.Maps.Config, MapReturning) {
 		return &ObjectError{What: EntryAge, Err: ErrNoAge}
 	}

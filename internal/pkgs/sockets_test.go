@@ -25,7 +25,8 @@ func TestManifestOfSockets(t *testing.T) {
 			t.Errorf("%s: %v", field, err)
 		}
 	}
-	for _, more := range []string{"frags: true", "replies: true", "directions: {services: [egress]}", "directions: {interfaces: [egress]}",
+	for _, more := range []string{"frags: true", "replies: true", "directions: {services: [egress]}",
+		"directions: {interfaces: [egress]}",
 		"dropReasons: {mine: 40}", "control: {command: [./serve]}\ncapabilities: [inject]"} {
 		if err := parseError(socketsManifest + more); err == nil || err.Field != "hooks" {
 			t.Errorf("%s: %v", more, err)
@@ -67,9 +68,11 @@ func TestDataPlanesOnSockets(t *testing.T) {
 		{"whole", "", whole, nil, ""},
 		{"only watching", "", socketsEntry, nil, ""},
 		{"nothing on cgroups", "", socketsTable + socketsPass, ErrSocketsEntry, "neither all nor services"},
-		{"another name", "", socketsEntry + "SEC(\"sockops\") int some(struct bpf_sock_ops *ops) { return 1; }", ErrSocketsEntry, "some"},
+		{"another name", "", socketsEntry + "SEC(\"sockops\") int some(struct bpf_sock_ops *ops) { return 1; }",
+			ErrSocketsEntry, "some"},
 		{"packets", "", socketsEntry + "SEC(\"tc\") int see(struct __sk_buff *skb) { return 0; }", ErrSocketsEntry, "see"},
-		{"two programs for messages", "", whole + "SEC(\"sk_msg\") int redirect(struct sk_msg_md *msg) { return SK_PASS; }", ErrSocketsEntry, "redirect"},
+		{"two programs for messages", "", whole + "SEC(\"sk_msg\") int redirect(struct sk_msg_md *msg) { return SK_PASS; }",
+			ErrSocketsEntry, "redirect"},
 		{"no table", "", socketsEntry + socketsPass, ErrNoSocketMap, "pass"},
 		{"two tables", "", whole + "MAP(more, BPF_MAP_TYPE_SOCKHASH, 8, 8);", ErrNoSocketMap, "pass"},
 		{"drain without maps", "", socketsEntry + socketsTable + socketsPass + socketsDrain, ErrNoDrain, "drain"},

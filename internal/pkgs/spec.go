@@ -101,11 +101,13 @@ func checkEntry(prog *ebpf.ProgramSpec) error {
 func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	for _, name := range slices.Concat(p.Maps.Config, p.Maps.Shared) {
 		if spec.Maps[name] == nil {
-			return &ObjectError{What: "map " + name + " of the manifest", Err: fmt.Errorf("%w; it has: %s", ErrNoMap, mapNames(spec))}
+			return &ObjectError{What: "map " + name + " of the manifest",
+				Err: fmt.Errorf("%w; it has: %s", ErrNoMap, mapNames(spec))}
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Maps)) {
-		if m := spec.Maps[name]; m.Type == ebpf.RingBuf && (m.MaxEntries < smallestRing || m.MaxEntries&(m.MaxEntries-1) != 0) {
+		if m := spec.Maps[name]; m.Type == ebpf.RingBuf &&
+			(m.MaxEntries < smallestRing || m.MaxEntries&(m.MaxEntries-1) != 0) {
 			return &ObjectError{What: "map " + name, Err: fmt.Errorf("%w: %d", ErrRingSize, m.MaxEntries)}
 		}
 	}
@@ -203,7 +205,8 @@ func integer(text string, kind *btf.Int) (any, error) {
 	if kind.Encoding&btf.Signed != 0 {
 		n, err := strconv.ParseInt(text, 10, bits)
 		if err != nil {
-			return nil, fmt.Errorf("want an integer from %d to %d", int64(math.MinInt64)>>(64-bits), int64(math.MaxInt64)>>(64-bits))
+			return nil, fmt.Errorf("want an integer from %d to %d", int64(math.MinInt64)>>(64-bits),
+				int64(math.MaxInt64)>>(64-bits))
 		}
 		return [...]any{1: int8(n), 2: int16(n), 4: int32(n), 8: n}[kind.Size], nil
 	}

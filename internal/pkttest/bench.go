@@ -108,7 +108,8 @@ func (b *Bench) Close() {
 // Maps returns the module's maps.
 func (b *Bench) Maps() sdk.Maps { return b.loaded.Maps[b.module] }
 
-// Program returns what the kernel verified, without the reports of verdicts: egress, or ingress of a package without egress.
+// Program returns what the kernel verified, without the reports of verdicts: egress, or ingress of a package without
+// egress.
 func (b *Bench) Program() *ebpf.Program { return b.loaded.Program }
 
 // Run sends a packet through the chain.

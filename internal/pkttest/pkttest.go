@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package pkttest makes the packets of package tests (from fields, hexadecimal text or a capture), and runs them through a
-// module in the kernel.
+// Package pkttest makes the packets of package tests (from fields, hexadecimal text or a capture), and runs them
+// through a module in the kernel.
 package pkttest
 
 import (

@@ -17,10 +17,12 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
-// A built-in package is linked as the agent links it: on kernels before 6.13, intercept has no stack left for anything else.
+// A built-in package is linked as the agent links it: on kernels before 6.13, intercept has no stack left for anything
+// else.
 func TestModuleOf(t *testing.T) {
 	for source, builtIn := range map[string]bool{pkgs.SourceBuiltin: true, "modules/intercept": false} {
-		if got := ModuleOf(&pkgs.Package{Manifest: pkgs.Manifest{Name: "intercept"}, Source: source}).BuiltIn; got != builtIn {
+		if got := ModuleOf(&pkgs.Package{Manifest: pkgs.Manifest{Name: "intercept"},
+			Source: source}).BuiltIn; got != builtIn {
 			t.Errorf("package from %s: built in: %t", source, got)
 		}
 	}
@@ -28,7 +30,8 @@ func TestModuleOf(t *testing.T) {
 
 // The frames are those that another implementation makes.
 func TestFramesLikeGopacket(t *testing.T) {
-	four, six := Fields{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("198.51.100.7")}, Fields{Src: netip.MustParseAddr("2001:db8::1"), Dst: netip.MustParseAddr("2001:db8:1::2")}
+	four, six := Fields{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("198.51.100.7")},
+		Fields{Src: netip.MustParseAddr("2001:db8::1"), Dst: netip.MustParseAddr("2001:db8:1::2")}
 	for _, f := range []Fields{four, six} {
 		for _, payload := range []string{"", "odd", "a payload of several bytes, so that the frame needs no padding at all"} {
 			f.Payload, f.TOS, f.TTL, f.VLAN = payload, 0xb9, 7, 0
@@ -48,7 +51,8 @@ func TestFramesLikeGopacket(t *testing.T) {
 
 func serialize(t *testing.T, f Fields) []byte {
 	t.Helper()
-	eth := &layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2}, EthernetType: layers.EthernetTypeIPv6}
+	eth := &layers.Ethernet{SrcMAC: net.HardwareAddr{2, 0, 0, 0, 0, 1}, DstMAC: net.HardwareAddr{2, 0, 0, 0, 0, 2},
+		EthernetType: layers.EthernetTypeIPv6}
 	protocol := layers.IPProtocolNoNextHeader
 	switch {
 	case f.TCP != nil:
@@ -63,10 +67,12 @@ func serialize(t *testing.T, f Fields) []byte {
 	var ip interface {
 		gopacket.SerializableLayer
 		gopacket.NetworkLayer
-	} = &layers.IPv6{Version: 6, HopLimit: f.TTL, TrafficClass: f.TOS, NextHeader: protocol, SrcIP: f.Src.AsSlice(), DstIP: f.Dst.AsSlice()}
+	} = &layers.IPv6{Version: 6, HopLimit: f.TTL, TrafficClass: f.TOS, NextHeader: protocol, SrcIP: f.Src.AsSlice(),
+		DstIP: f.Dst.AsSlice()}
 	if f.Src.Is4() {
 		eth.EthernetType = layers.EthernetTypeIPv4
-		ip = &layers.IPv4{Version: 4, TTL: f.TTL, TOS: f.TOS, Protocol: protocol, SrcIP: f.Src.AsSlice(), DstIP: f.Dst.AsSlice()}
+		ip = &layers.IPv4{Version: 4, TTL: f.TTL, TOS: f.TOS, Protocol: protocol, SrcIP: f.Src.AsSlice(),
+			DstIP: f.Dst.AsSlice()}
 	}
 	stack := []gopacket.SerializableLayer{eth}
 	if f.VLAN != 0 {
@@ -75,7 +81,8 @@ func serialize(t *testing.T, f Fields) []byte {
 	}
 	stack = append(append(append(stack, ip), transportLayers(t, f, ip)...), gopacket.Payload(f.Payload))
 	buffer := gopacket.NewSerializeBuffer()
-	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, stack...); err != nil {
+	if err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
+		stack...); err != nil {
 		t.Fatal(err)
 	}
 	return buffer.Bytes()
@@ -87,14 +94,16 @@ func transportLayers(t *testing.T, f Fields, ip gopacket.NetworkLayer) []gopacke
 	var all []gopacket.SerializableLayer
 	switch {
 	case f.TCP != nil:
-		tcp := &layers.TCP{SrcPort: layers.TCPPort(f.TCP.Src), DstPort: layers.TCPPort(f.TCP.Dst), Seq: f.TCP.Seq, Ack: f.TCP.Ack, Window: tcpWindow,
+		tcp := &layers.TCP{SrcPort: layers.TCPPort(f.TCP.Src), DstPort: layers.TCPPort(f.TCP.Dst), Seq: f.TCP.Seq,
+			Ack: f.TCP.Ack, Window: tcpWindow,
 			SYN: true, FIN: true, RST: true, PSH: true, ACK: true, URG: true, ECE: true, CWR: true}
 		err, all = tcp.SetNetworkLayerForChecksum(ip), []gopacket.SerializableLayer{tcp}
 	case f.UDP != nil:
 		udp := &layers.UDP{SrcPort: layers.UDPPort(f.UDP.Src), DstPort: layers.UDPPort(f.UDP.Dst)}
 		err, all = udp.SetNetworkLayerForChecksum(ip), []gopacket.SerializableLayer{udp}
 	case f.ICMP != nil && f.Src.Is4():
-		all = []gopacket.SerializableLayer{&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(f.ICMP.Type, f.ICMP.Code), Id: f.ICMP.ID, Seq: f.ICMP.Seq}}
+		all = []gopacket.SerializableLayer{&layers.ICMPv4{TypeCode: layers.CreateICMPv4TypeCode(f.ICMP.Type, f.ICMP.Code),
+			Id: f.ICMP.ID, Seq: f.ICMP.Seq}}
 	case f.ICMP != nil:
 		icmp := &layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(f.ICMP.Type, f.ICMP.Code)}
 		echo := gopacket.Payload([]byte{byte(f.ICMP.ID >> 8), byte(f.ICMP.ID), byte(f.ICMP.Seq >> 8), byte(f.ICMP.Seq)})
@@ -109,7 +118,8 @@ func transportLayers(t *testing.T, f Fields, ip gopacket.NetworkLayer) []gopacke
 // Captures of another implementation are read, and those that are cut off anywhere are refused or have fewer packets.
 func TestCaptures(t *testing.T) {
 	frames := [][]byte{{1, 2, 3}, bytes.Repeat([]byte{7}, 1500), {9}}
-	for name, write := range map[string]func(*bytes.Buffer, layers.LinkType){"pcap": writePcap(t, frames), "pcapng": writePcapng(t, frames)} {
+	for name, write := range map[string]func(*bytes.Buffer, layers.LinkType){"pcap": writePcap(t, frames),
+		"pcapng": writePcapng(t, frames)} {
 		var file, other bytes.Buffer
 		write(&file, layers.LinkTypeEthernet)
 		if got, err := parseCapture(file.Bytes()); err != nil || cmp.Diff(frames, got) != "" {
@@ -134,7 +144,8 @@ func writePcap(t *testing.T, frames [][]byte) func(*bytes.Buffer, layers.LinkTyp
 			t.Fatal(err)
 		}
 		for _, f := range frames {
-			if err := w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(f), Length: len(f)}, f); err != nil {
+			if err := w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(f), Length: len(f)},
+				f); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -148,7 +159,8 @@ func writePcapng(t *testing.T, frames [][]byte) func(*bytes.Buffer, layers.LinkT
 			t.Fatal(err)
 		}
 		for _, f := range frames {
-			if err := w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(f), Length: len(f)}, f); err != nil {
+			if err := w.WritePacket(gopacket.CaptureInfo{Timestamp: time.Unix(1, 0), CaptureLength: len(f), Length: len(f)},
+				f); err != nil {
 				t.Fatal(err)
 			}
 		}

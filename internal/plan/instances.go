@@ -28,14 +28,16 @@ func (p Placements) InstancesOf(module string) []sdk.Instance {
 		}
 	}
 	slices.SortFunc(out, func(x, y sdk.Instance) int {
-		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service), cmp.Compare(x.CgroupID, y.CgroupID))
+		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service),
+			cmp.Compare(x.CgroupID, y.CgroupID))
 	})
 	return out
 }
 
 func instanceAt(place Placement, ingress []string) sdk.Instance {
 	l := place.Link
-	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU, Ingress: ingress}
+	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU,
+		Ingress: ingress}
 	if kind := l.LinkType(); kind != "ethernet" {
 		i.LinkType = kind
 	}

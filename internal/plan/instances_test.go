@@ -23,8 +23,10 @@ func TestInstancesOf(t *testing.T) {
 	}
 	own := []netip.Prefix{netip.MustParsePrefix("192.0.2.1/24")}
 	peer := []netip.Prefix{netip.MustParsePrefix("10.0.0.2/24")}
-	web := service.Link{Name: "veth7", Ifindex: 7, Kind: "veth", Type: ethernet, MTU: 1500, PeerMTU: 1400, Addresses: own, PeerAddresses: peer}
-	tun := service.Link{Name: "tun0", Ifindex: 9, Kind: "tun", Type: raw, MTU: 1420, Addresses: own, PeerAddresses: peer, IPsec: &sdk.IPsec{}}
+	web := service.Link{Name: "veth7", Ifindex: 7, Kind: "veth", Type: ethernet, MTU: 1500, PeerMTU: 1400, Addresses: own,
+		PeerAddresses: peer}
+	tun := service.Link{Name: "tun0", Ifindex: 9, Kind: "tun", Type: raw, MTU: 1420, Addresses: own, PeerAddresses: peer,
+		IPsec: &sdk.IPsec{}}
 	onSockets := sdk.Instance{Service: "db", CgroupID: 5}
 	p := Placements{
 		{Ifindex: 7, Side: chain.OnTCIngress}:                 {Service: "web", Link: web, Chain: members("m")},
@@ -36,9 +38,11 @@ func TestInstancesOf(t *testing.T) {
 	}
 	want := []sdk.Instance{
 		onSockets,
-		{Service: "web", Interface: "veth7", Ifindex: 7, Kind: "veth", MTU: 1400, Addresses: []string{"10.0.0.2/24"}, Ingress: []string{"fw", "m"}},
-		{Interface: "tun0", Ifindex: 9, Kind: "tun", MTU: 1420, Addresses: []string{"192.0.2.1/24"}, IPsec: tun.IPsec, LinkType: tun.LinkType(),
-			Ingress: []string{"m", "log"}},
+		{Service: "web", Interface: "veth7", Ifindex: 7, Kind: "veth", MTU: 1400, Addresses: []string{"10.0.0.2/24"},
+			Ingress: []string{"fw", "m"}},
+		{Interface: "tun0", Ifindex: 9, Kind: "tun", MTU: 1420, Addresses: []string{"192.0.2.1/24"}, IPsec: tun.IPsec,
+			LinkType: tun.LinkType(),
+			Ingress:  []string{"m", "log"}},
 	}
 	if diff := cmp.Diff(want, p.InstancesOf("m")); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)

@@ -18,15 +18,16 @@ func (e *CycleError) Error() string {
 	return "order.before and order.after contradict each other among the modules " + strings.Join(e.Modules, ", ")
 }
 
-// Order sorts modules by their distance from the service, the nearest first: by their before and after, then by priority, then
-// by the rank of their packages, then by name. Names that are not deployed are ignored, so that the order may be stated before
-// the other module comes.
+// Order sorts modules by their distance from the service, the nearest first: by their before and after, then by
+// priority, then by the rank of their packages, then by name. Names that are not deployed are ignored, so that the
+// order may be stated before the other module comes.
 func Order(modules []v1.Module, rank func(module string) int) ([]v1.Module, error) {
 	waiting := slices.Clone(modules)
 	sort.Slice(waiting, func(i, j int) bool {
 		a, b := &waiting[i], &waiting[j]
 		left, right := a.Metadata.Name, b.Metadata.Name
-		return cmp.Or(cmp.Compare(a.Spec.Order.Priority, b.Spec.Order.Priority), cmp.Compare(rank(left), rank(right)), cmp.Compare(left, right)) < 0
+		return cmp.Or(cmp.Compare(a.Spec.Order.Priority, b.Spec.Order.Priority), cmp.Compare(rank(left), rank(right)),
+			cmp.Compare(left, right)) < 0
 	})
 	follows := predecessors(modules)
 	var sorted []v1.Module

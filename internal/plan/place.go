@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// ServiceSides are the sides of a service's interface. On the node's end of a veth the kernel's directions are the opposite
-// of the service's. XDP sees only what arrives at an interface.
+// ServiceSides are the sides of a service's interface. On the node's end of a veth the kernel's directions are the
+// opposite of the service's. XDP sees only what arrives at an interface.
 var ServiceSides = map[chain.Side]chain.Direction{
 	chain.OnXDP: chain.Egress, chain.OnTCIngress: chain.Egress, chain.OnTCEgress: chain.Ingress,
 }
@@ -79,7 +79,9 @@ func (in Inputs) mirrored(spec chain.Spec) bool {
 
 // sort puts the modules into an order of all modules.
 func (p *port) sort(order []*Module) {
-	slices.SortFunc(p.modules, func(a, b *Module) int { return cmp.Compare(slices.Index(order, a), slices.Index(order, b)) })
+	slices.SortFunc(p.modules, func(a, b *Module) int {
+		return cmp.Compare(slices.Index(order, a), slices.Index(order, b))
+	})
 }
 
 // Replies reports whether a module of the chain answers packets.
@@ -90,7 +92,8 @@ func (in Inputs) Replies(spec chain.Spec) bool {
 	})
 }
 
-// ports lists the interfaces that modules select. An interface of a service belongs to it, also if it is listed by name.
+// ports lists the interfaces that modules select. An interface of a service belongs to it, also if it is listed by
+// name.
 func (in Inputs) ports(order []*Module) []*port {
 	byIndex := map[int]*port{}
 	for _, name := range slices.Sorted(maps.Keys(in.Observed.Services)) {
@@ -128,10 +131,10 @@ func (in Inputs) addInterface(byIndex map[int]*port, name string, m *Module) {
 	}
 }
 
-// Hook returns the hook on which the module runs on an attach point. Services carry TCP, whose large packets native XDP on a
-// veth would segment, so that auto means TC for them; on interfaces of the node it is the hook that the package lists
-// first. On any veth native XDP has no room for replies that are longer than their requests: there auto means TC for such
-// modules.
+// Hook returns the hook on which the module runs on an attach point. Services carry TCP, whose large packets native XDP
+// on a veth would segment, so that auto means TC for them; on interfaces of the node it is the hook that the package
+// lists first. On any veth native XDP has no room for replies that are longer than their requests: there auto means TC
+// for such modules.
 func (m *Module) Hook(isService bool, kind string) chain.Hook {
 	if m.CannotRun {
 		return chain.TC
@@ -159,5 +162,6 @@ func (m *Module) covers(p *port, side chain.Side, dir chain.Direction) bool {
 	if isService {
 		wanted = m.OnServices
 	}
-	return m.Entries[side.Hook()][dir] && (len(wanted) == 0 || slices.Contains(wanted, dir)) && !slices.Contains(m.Idle, dir)
+	return m.Entries[side.Hook()][dir] && (len(wanted) == 0 || slices.Contains(wanted, dir)) &&
+		!slices.Contains(m.Idle, dir)
 }

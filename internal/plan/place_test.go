@@ -28,7 +28,8 @@ func onBoth(name, services string, interfaces ...string) *Module {
 	}
 	both := map[chain.Direction]bool{chain.Egress: true, chain.Ingress: true}
 	m := &Module{Selector: selector, Member: chain.Member{Name: name, ID: name + "1"}, Package: "pkg-" + name,
-		Hooks: []chain.Hook{chain.XDP, chain.TC}, Entries: map[chain.Hook]map[chain.Direction]bool{chain.XDP: both, chain.TC: both},
+		Hooks: []chain.Hook{chain.XDP, chain.TC}, Entries: map[chain.Hook]map[chain.Direction]bool{chain.XDP: both,
+			chain.TC: both},
 		LinkTypes: []string{"ethernet"}}
 	m.Resource.Metadata.Name = name
 	m.Resource.Spec.Attach = v1.Attach{Services: services, Interfaces: interfaces}
@@ -85,15 +86,20 @@ func TestPlace(t *testing.T) {
 		"nothing": {nil, nil},
 		"a selector": {[]*Module{onBoth("a", "tier=front")},
 			[]string{"1_tc-egress: web ingress a", "1_tc-ingress: web egress a"}},
-		"all services, in order": {[]*Module{onBoth("b", "*"), with(onBoth("a", "tier=back"), func(m *Module) { m.Resource.Spec.Order.After = []string{"b"} })},
-			[]string{"1_tc-egress: web ingress b", "1_tc-ingress: web egress b", "2_tc-egress: db ingress a, b", "2_tc-ingress: db egress b, a"}},
+		"all services, in order": {[]*Module{onBoth("b", "*"), with(onBoth("a", "tier=back"), func(m *Module) {
+			m.Resource.Spec.Order.After = []string{"b"}
+		})},
+			[]string{"1_tc-egress: web ingress b", "1_tc-ingress: web egress b", "2_tc-egress: db ingress a, b",
+				"2_tc-ingress: db egress b, a"}},
 		"an interface": {[]*Module{onBoth("a", "", "eth0")}, []string{"10_xdp:  ingress a"}},
 		"an interface on TC": {[]*Module{with(onBoth("a", "", "eth0"), func(m *Module) { m.Resource.Spec.Hook = v1.HookTC })},
 			[]string{"10_tc-egress:  egress a", "10_tc-ingress:  ingress a"}},
 		"an interface that is not there": {[]*Module{onBoth("a", "", "eth7")}, nil},
 		"an interface of a service belongs to it": {[]*Module{onBoth("a", "", "vweb"), onBoth("b", "tier=front", "vweb")},
 			[]string{"1_tc-egress: web ingress b, a", "1_tc-ingress: web egress a, b"}},
-		"one direction": {[]*Module{with(onBoth("a", "tier=front"), func(m *Module) { m.OnServices = []chain.Direction{chain.Egress} })},
+		"one direction": {[]*Module{with(onBoth("a", "tier=front"), func(m *Module) {
+			m.OnServices = []chain.Direction{chain.Egress}
+		})},
 			[]string{"1_tc-ingress: web egress a"}},
 		"directions of interfaces are others": {[]*Module{with(onBoth("a", "", "eth0"), func(m *Module) {
 			m.OnServices, m.OnInterfaces = []chain.Direction{chain.Egress}, []chain.Direction{chain.Ingress}
@@ -105,8 +111,10 @@ func TestPlace(t *testing.T) {
 			m.LinkTypes = []string{service.Link{Type: raw}.LinkType()}
 		})}, []string{"11_xdp:  ingress b"}},
 		"cannot run, fails closed": {[]*Module{with(onBoth("a", "tier=front", "tun0"), func(m *Module) {
-			*m = Module{Resource: m.Resource, Selector: m.Selector, CannotRun: true, Member: chain.Member{Name: "a", ID: "none", FailClosed: true}}
-		})}, []string{"1_tc-egress: web ingress a", "1_tc-ingress: web egress a", "11_tc-egress:  egress a", "11_tc-ingress:  ingress a"}},
+			*m = Module{Resource: m.Resource, Selector: m.Selector, CannotRun: true,
+				Member: chain.Member{Name: "a", ID: "none", FailClosed: true}}
+		})}, []string{"1_tc-egress: web ingress a", "1_tc-ingress: web egress a", "11_tc-egress:  egress a",
+			"11_tc-ingress:  ingress a"}},
 		"cannot run, fails open": {[]*Module{with(onBoth("a", "tier=front"), func(m *Module) { m.CannotRun = true })}, nil},
 	} {
 		in := node(c.modules...)
@@ -220,10 +228,14 @@ func TestShadowedByXDP(t *testing.T) {
 		first *Module
 		want  string
 	}{
-		"replies":   {with(onBoth("answer", "", "eth0"), func(m *Module) { m.Rank, m.Replies = always(45), true }), "set hook: tc for answer"},
-		"takes":     {with(onBoth("tap", "", "eth0"), func(m *Module) { m.Rank = always(10) }), "set hook: tc for tap"},
-		"counts":    {onBoth("other", "", "eth0"), ""},
-		"on TC":     {with(onBoth("tap", "", "eth0"), func(m *Module) { m.Rank, m.Resource.Spec.Hook = always(10), v1.HookTC }), ""},
+		"replies": {with(onBoth("answer", "", "eth0"), func(m *Module) { m.Rank, m.Replies = always(45), true }),
+			"set hook: tc for answer"},
+		"takes":  {with(onBoth("tap", "", "eth0"), func(m *Module) { m.Rank = always(10) }), "set hook: tc for tap"},
+		"counts": {onBoth("other", "", "eth0"), ""},
+		"on TC": {with(onBoth("tap", "", "eth0"), func(m *Module) {
+			m.Rank, m.Resource.Spec.Hook = always(10),
+				v1.HookTC
+		}), ""},
 		"farther":   {with(onBoth("px", "", "eth0"), func(m *Module) { m.Rank = always(50) }), ""},
 		"elsewhere": {with(onBoth("tap", "", "veth9"), func(m *Module) { m.Rank = always(10) }), ""},
 	} {
@@ -239,8 +251,8 @@ func TestShadowedByXDP(t *testing.T) {
 	}
 }
 
-// Packets from a service meet the modules outwards, packets to it inwards: also on interfaces of the node, where the tunnel is
-// nearer to the services than what guards the underlay.
+// Packets from a service meet the modules outwards, packets to it inwards: also on interfaces of the node, where the
+// tunnel is nearer to the services than what guards the underlay.
 func TestMirroredOrder(t *testing.T) {
 	ranked := func(name string, onService, onInterface int) *Module {
 		return with(onBoth(name, "tier=front", "eth0"), func(m *Module) {
@@ -256,12 +268,16 @@ func TestMirroredOrder(t *testing.T) {
 		}
 		return texts(placed)
 	}
-	if diff := cmp.Diff([]string{"1_tc-egress: web ingress tun, px, fw, answer", "1_tc-ingress: web egress answer, fw, px, tun",
-		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress px, fw, tun, answer"}, order(v1.OrderMirrored)); diff != "" {
+	if diff := cmp.Diff([]string{"1_tc-egress: web ingress tun, px, fw, answer",
+		"1_tc-ingress: web egress answer, fw, px, tun",
+		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress px, fw, tun, answer"},
+		order(v1.OrderMirrored)); diff != "" {
 		t.Errorf("mirrored, want (-), got (+):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"1_tc-egress: web ingress answer, fw, px, tun", "1_tc-ingress: web egress answer, fw, px, tun",
-		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress answer, tun, fw, px"}, order(v1.OrderSame)); diff != "" {
+	if diff := cmp.Diff([]string{"1_tc-egress: web ingress answer, fw, px, tun",
+		"1_tc-ingress: web egress answer, fw, px, tun",
+		"10_tc-egress:  egress answer, tun, fw, px", "10_tc-ingress:  ingress answer, tun, fw, px"},
+		order(v1.OrderSame)); diff != "" {
 		t.Errorf("same, want (-), got (+):\n%s", diff)
 	}
 }
@@ -293,8 +309,9 @@ func TestPlaceSockets(t *testing.T) {
 	if placed, err := in.Place(); err != nil || len(placed) != 4 {
 		t.Errorf("before sockets are observed: %v, %v", texts(placed), err)
 	}
-	in.Observed.Sockets = &observe.Sockets{Root: "/", Cookies: map[string]uint64{"web": 70}, Cgroups: map[string]cgroup.Cgroup{
-		"/": {Path: "/", ID: 1}, "/apps": {Path: "/apps", ID: 5}, "/apps/one": {Path: "/apps/one", ID: 6}}}
+	in.Observed.Sockets = &observe.Sockets{Root: "/", Cookies: map[string]uint64{"web": 70},
+		Cgroups: map[string]cgroup.Cgroup{
+			"/": {Path: "/", ID: 1}, "/apps": {Path: "/apps", ID: 5}, "/apps/one": {Path: "/apps/one", ID: 6}}}
 	placed, err := in.Place()
 	if err != nil {
 		t.Fatal(err)
@@ -305,7 +322,8 @@ func TestPlaceSockets(t *testing.T) {
 			got = append(got, text)
 		}
 	}
-	want := []string{"cgroup1_services_acc:  both acc", "cgroup5_all_acc:  both acc"} // the kernel runs /apps' programs below it, too
+	// the kernel runs /apps' programs below it, too
+	want := []string{"cgroup1_services_acc:  both acc", "cgroup5_all_acc:  both acc"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package plan is pure. From modules, services and what was observed it decides which chain runs on which attach point, in
-// which order of modules, and with which warnings; from that and the state of the kernel it makes the list of steps: build
-// everything new, switch the attach points, then remove what is old.
+// Package plan is pure. From modules, services and what was observed it decides which chain runs on which attach point,
+// in which order of modules, and with which warnings; from that and the state of the kernel it makes the list of steps:
+// build everything new, switch the attach points, then remove what is old.
 package plan
 
 import (
@@ -104,7 +104,8 @@ func generations(want Desired, have chain.State, running map[chain.Point]chain.P
 		if slices.Contains(have.Generations[name], id) {
 			continue
 		}
-		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id, From: predecessor(name, have, running)})
+		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id,
+			From: predecessor(name, have, running)})
 	}
 	return steps
 }

@@ -57,17 +57,24 @@ func TestSteps(t *testing.T) {
 		is   []string
 	}{
 		"nothing": {Desired{}, chain.State{}, nil},
-		"first": {Desired{Generations: map[string]string{"a": "a1"}, Points: map[chain.Point]chain.Spec{port1: spec("a1"), port2: spec("a1")}}, chain.State{},
+		"first": {Desired{Generations: map[string]string{"a": "a1"}, Points: map[chain.Point]chain.Spec{port1: spec("a1"),
+			port2: spec("a1")}}, chain.State{},
 			[]string{"create generation a1", "create chain", "attach 1_tc-ingress", "attach 2_tc-ingress"}},
-		"same": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: old}}, running, nil},
-		"new config": {Desired{Generations: map[string]string{"a": "a2", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: next}}, running,
+		"same": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"},
+			Points: map[chain.Point]chain.Spec{port1: old}}, running, nil},
+		"new config": {Desired{Generations: map[string]string{"a": "a2", "b": "b1"},
+			Points: map[chain.Point]chain.Spec{port1: next}}, running,
 			[]string{"create generation a2", "create chain", "replace 1_tc-ingress", "remove chain", "remove generation a1"}},
-		"all gone":           {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove generation a1", "remove generation b1"}},
+		"all gone": {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove generation a1",
+			"remove generation b1"}},
 		"all gone, but keep": {Desired{Keep: true}, running, nil},
-		"interface vanished": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
-		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Points: map[chain.Point]chain.Spec{port1: old}}, vanished,
+		"interface vanished": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}}, vanished,
+			[]string{"detach 1_tc-ingress", "remove chain"}},
+		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"},
+			Points: map[chain.Point]chain.Spec{port1: old}}, vanished,
 			[]string{"attach 1_tc-ingress"}},
-		"vanished, but keep": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished, []string{"detach 1_tc-ingress", "remove chain"}},
+		"vanished, but keep": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished,
+			[]string{"detach 1_tc-ingress", "remove chain"}},
 	} {
 		if diff := cmp.Diff(c.is, actions(Steps(c.want, c.have))); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
@@ -83,7 +90,8 @@ func TestPredecessor(t *testing.T) {
 		Chains:      []chain.Pinned{pinned(old, 7)},
 		Points:      []chain.Attached{{Point: port1, Program: 7}},
 	}
-	steps := Steps(Desired{Generations: map[string]string{"a": "a3"}, Points: map[chain.Point]chain.Spec{port1: spec("a3")}}, have)
+	steps := Steps(Desired{Generations: map[string]string{"a": "a3"},
+		Points: map[chain.Point]chain.Spec{port1: spec("a3")}}, have)
 	if steps[0].From != "a2" {
 		t.Errorf("inherits from %s, want a2", steps[0].From)
 	}
@@ -91,20 +99,24 @@ func TestPredecessor(t *testing.T) {
 
 func TestOrder(t *testing.T) {
 	m := func(name string, priority int, before, after []string) v1.Module {
-		return v1.Module{Metadata: v1.ObjectMeta{Name: name}, Spec: v1.ModuleSpec{Order: v1.Order{Priority: priority, Before: before, After: after}}}
+		return v1.Module{Metadata: v1.ObjectMeta{Name: name},
+			Spec: v1.ModuleSpec{Order: v1.Order{Priority: priority, Before: before, After: after}}}
 	}
 	rank := func(name string) int { return map[string]int{"handsOver": 50}[name] }
 	for name, c := range map[string]struct {
 		in  []v1.Module
 		out []string
 	}{
-		"by rank":                  {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 1, nil, nil)}, []string{"z", "handsOver"}},
-		"by priority and not rank": {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 2, nil, nil)}, []string{"handsOver", "z"}},
-		"by name":                  {[]v1.Module{m("b", 1, nil, nil), m("a", 1, nil, nil)}, []string{"a", "b"}},
-		"by priority":              {[]v1.Module{m("a", 2, nil, nil), m("b", 1, nil, nil)}, []string{"b", "a"}},
-		"before":                   {[]v1.Module{m("a", 1, nil, nil), m("b", 9, []string{"a"}, nil)}, []string{"b", "a"}},
-		"after":                    {[]v1.Module{m("a", 1, nil, []string{"b"}), m("b", 9, nil, nil), m("c", 5, nil, nil)}, []string{"c", "b", "a"}},
-		"unknown others":           {[]v1.Module{m("a", 1, []string{"x"}, []string{"y"})}, []string{"a"}},
+		"by rank": {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 1, nil, nil)},
+			[]string{"z", "handsOver"}},
+		"by priority and not rank": {[]v1.Module{m("handsOver", 1, nil, nil), m("z", 2, nil, nil)},
+			[]string{"handsOver", "z"}},
+		"by name":     {[]v1.Module{m("b", 1, nil, nil), m("a", 1, nil, nil)}, []string{"a", "b"}},
+		"by priority": {[]v1.Module{m("a", 2, nil, nil), m("b", 1, nil, nil)}, []string{"b", "a"}},
+		"before":      {[]v1.Module{m("a", 1, nil, nil), m("b", 9, []string{"a"}, nil)}, []string{"b", "a"}},
+		"after": {[]v1.Module{m("a", 1, nil, []string{"b"}), m("b", 9, nil, nil), m("c", 5, nil, nil)},
+			[]string{"c", "b", "a"}},
+		"unknown others": {[]v1.Module{m("a", 1, []string{"x"}, []string{"y"})}, []string{"a"}},
 	} {
 		got, err := Order(c.in, rank)
 		if err != nil || !slices.Equal(moduleNames(got), c.out) {
@@ -112,7 +124,8 @@ func TestOrder(t *testing.T) {
 		}
 	}
 	var cycle *CycleError
-	if _, err := Order([]v1.Module{m("a", 1, []string{"b"}, nil), m("b", 1, []string{"a"}, nil), m("c", 1, nil, nil)}, rank); !errors.As(err, &cycle) || len(cycle.Modules) != 2 {
+	if _, err := Order([]v1.Module{m("a", 1, []string{"b"}, nil), m("b", 1, []string{"a"}, nil), m("c", 1, nil, nil)},
+		rank); !errors.As(err, &cycle) || len(cycle.Modules) != 2 {
 		t.Errorf("cycle: %v", err)
 	}
 }

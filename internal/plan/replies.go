@@ -11,11 +11,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before the proxy,
-// sees the reply of an instance that this node's translating module does not run on with the instance's own address, and knows no
-// such connection. By default the translating module comes first; where the operator has changed the order, there is a warning.
-// A filter that tracks no connections and allows the addresses of instances instead, as that order needs it, drops their
-// replies in the default order: it meets them with the virtual address.
+// A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before
+// the proxy, sees the reply of an instance that this node's translating module does not run on with the instance's own
+// address, and knows no such connection. By default the translating module comes first; where the operator has changed
+// the order, there is a warning. A filter that tracks no connections and allows the addresses of instances instead, as
+// that order needs it, drops their replies in the default order: it meets them with the virtual address.
 
 // LostReplies explains, by module, which replies of instances a module drops before another module of the same service
 // gives them their virtual address.

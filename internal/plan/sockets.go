@@ -82,7 +82,8 @@ func (in Inputs) serviceInstances(m *Module, chains map[string][]sdk.ChainMember
 	return out
 }
 
-// serviceChains lists the modules that the packets of services meet, in either direction and on any of their interfaces.
+// serviceChains lists the modules that the packets of services meet, in either direction and on any of their
+// interfaces.
 func (in Inputs) serviceChains(placed Placements) map[string][]sdk.ChainMember {
 	out := map[string][]sdk.ChainMember{}
 	for _, p := range placed.Sorted() {

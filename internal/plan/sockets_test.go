@@ -10,7 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A module on sockets is one chain of several programs, on attach points separate from those of other modules on the same cgroup.
+// A module on sockets is one chain of several programs, on attach points separate from those of other modules on the
+// same cgroup.
 func TestStepsOfSockets(t *testing.T) {
 	sockets := func(id string, program uint32) (chain.Spec, chain.Pinned) {
 		c := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: id[:1], ID: id}}}
@@ -35,7 +36,8 @@ func TestStepsOfSockets(t *testing.T) {
 		want []string
 	}{
 		"same": {a1, nil},
-		"new config": {a2, []string{"create generation a2", "create chain", "replace cgroup7_all_a", "replace cgroup7_services_a",
+		"new config": {a2, []string{"create generation a2", "create chain", "replace cgroup7_all_a",
+			"replace cgroup7_services_a",
 			"remove chain", "remove generation a1"}},
 	} {
 		want := Desired{Generations: map[string]string{"a": c.a.Members[0].ID, "b": "b1"}, Points: map[chain.Point]chain.Spec{

@@ -40,8 +40,8 @@ func (in Inputs) filters(module string) bool {
 	return m != nil && m.Inbound != nil
 }
 
-// Shadowed explains, by module, which modules miss packets, because a module that takes packets off the chain comes before them.
-// By their rank such modules come last: only the operator's order moves them forward.
+// Shadowed explains, by module, which modules miss packets, because a module that takes packets off the chain comes
+// before them. By their rank such modules come last: only the operator's order moves them forward.
 func (in Inputs) Shadowed(placed Placements) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
@@ -83,10 +83,11 @@ func (at Placement) shadow(first, advice string) string {
 		first, cmp.Or(at.Service, at.Link.Name), at.Chain.Direction, advice)
 }
 
-// Frames of a link type that a module does not know look to it like Ethernet with odd addresses: a firewall would find no IP
-// in them and let them pass. So a module meets only packets of interfaces that it reads.
+// Frames of a link type that a module does not know look to it like Ethernet with odd addresses: a firewall would find
+// no IP in them and let them pass. So a module meets only packets of interfaces that it reads.
 
-// reads reports whether the module can read an interface's frames. One that cannot run is there to drop packets, if at all.
+// reads reports whether the module can read an interface's frames. One that cannot run is there to drop packets, if at
+// all.
 func (m *Module) reads(l service.Link) bool {
 	return m.CannotRun || slices.Contains(m.LinkTypes, l.LinkType())
 }

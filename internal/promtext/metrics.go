@@ -106,7 +106,8 @@ func labelText(pairs []string) (string, error) {
 	for pair := range slices.Chunk(pairs, 2) {
 		name, value := pair[0], pair[1]
 		if !validLabel.MatchString(name) || strings.HasPrefix(name, "__") || seen[name] || !utf8.ValidString(value) {
-			return "", fmt.Errorf("label %q=%q: its name is not valid, reserved or comes twice, or its value is not UTF-8", name, value)
+			return "", fmt.Errorf("label %q=%q: its name is not valid, reserved or comes twice, or its value is not UTF-8",
+				name, value)
 		}
 		seen[name] = true
 		all = append(all, name+`="`+escapeValue.Replace(value)+`"`)

@@ -25,8 +25,10 @@ var goMetrics = []struct {
 	{"go_memstats_alloc_bytes", "Heap objects in bytes.", "/memory/classes/heap/objects:bytes", false},
 	{"go_memstats_alloc_bytes_total", "Bytes allocated on the heap, freed or not.", "/gc/heap/allocs:bytes", true},
 	{"go_memstats_heap_objects", "Heap objects.", "/gc/heap/objects:objects", false},
-	{"go_memstats_heap_released_bytes", "Heap memory returned to the operating system.", "/memory/classes/heap/released:bytes", false},
-	{"go_memstats_next_gc_bytes", "Size of the heap at which the next garbage collection starts.", "/gc/heap/goal:bytes", false},
+	{"go_memstats_heap_released_bytes", "Heap memory returned to the operating system.",
+		"/memory/classes/heap/released:bytes", false},
+	{"go_memstats_next_gc_bytes", "Size of the heap at which the next garbage collection starts.", "/gc/heap/goal:bytes",
+		false},
 	{"go_memstats_sys_bytes", "Address space that the Go runtime has mapped.", "/memory/classes/total:bytes", false},
 }
 

@@ -128,7 +128,8 @@ func checkSample(t *testing.T, s promtext.Sample, label string, value float64) {
 
 func TestParseRefuses(t *testing.T) {
 	for _, text := range []string{"name", "name x", `name{l="v"`, `name{l=v} 1`, `name{l="v} 1`, `name{} 1 x`} {
-		if all, err := promtext.Parse([]byte("# HELP name\n" + text)); err == nil || !strings.Contains(err.Error(), "line 2") {
+		if all, err := promtext.Parse([]byte("# HELP name\n" + text)); err == nil ||
+			!strings.Contains(err.Error(), "line 2") {
 			t.Errorf("%s: %v, %v", text, all, err)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 
 // Check finds what is wrong with a virtual service by itself, beyond its schema. Errors are *apierrors.Invalid.
 func Check(s v1.VirtualService) error {
-	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec, instances: map[string]v1.VirtualInstance{}}
+	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec,
+		instances: map[string]v1.VirtualInstance{}}
 	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts)
 }
 
@@ -124,8 +125,8 @@ func (c *checker) checkPorts() error {
 	return nil
 }
 
-// CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only those
-// that change are examined, alongside all that there will be. Errors are *apierrors.Conflict.
+// CheckTogether finds addresses that two virtual services have, or that are one's and an instance's of another. Only
+// those that change are examined, alongside all that there will be. Errors are *apierrors.Conflict.
 func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService) error {
 	owners, users := map[netip.Addr]string{}, map[netip.Addr]string{}
 	for _, s := range changed {
@@ -158,11 +159,13 @@ func CheckTogether(all map[string]v1.VirtualService, changed []v1.VirtualService
 }
 
 func addressTwice(addr netip.Addr, a, b string) error {
-	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: change one of them", min(a, b), max(a, b), addr)}
+	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualServices %s and %s both have the address %v: change "+
+		"one of them", min(a, b), max(a, b), addr)}
 }
 
 func instanceIsVirtual(addr netip.Addr, user, owner string) error {
-	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a virtual address of %s: "+
+	return &apierrors.Conflict{Reason: fmt.Sprintf("VirtualService %s: an instance has the address %v, which is a "+
+		"virtual address of %s: "+
 		"an instance needs its own address", user, addr, owner)}
 }
 
@@ -205,7 +208,8 @@ func parseUnicast(text string) (netip.Addr, error) {
 		return a, fmt.Errorf("write %v instead of %s", a.Unmap(), text)
 	case a.Zone() != "":
 		return a, fmt.Errorf("%s has a zone, which no packet carries", text)
-	case a.IsUnspecified(), a.IsMulticast(), a.IsLoopback(), a.IsLinkLocalUnicast(), a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+	case a.IsUnspecified(), a.IsMulticast(), a.IsLoopback(), a.IsLinkLocalUnicast(),
+		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
 		return a, fmt.Errorf("%s is not an address that a packet from elsewhere can go to", text)
 	}
 	return a, nil

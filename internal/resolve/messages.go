@@ -86,7 +86,8 @@ func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 		if i.Number < 0 || twice || len(s.Instances) == maxInstances {
 			continue
 		}
-		s.Instances = append(s.Instances, v1.VirtualInstance{Name: name, Addresses: t.instanceAddresses(i), Node: t.node(i.Host), Weight: 1})
+		s.Instances = append(s.Instances, v1.VirtualInstance{Name: name, Addresses: t.instanceAddresses(i),
+			Node: t.node(i.Host), Weight: 1})
 		for _, ip := range i.ServiceIPs {
 			for _, text := range []string{ip.Address, ip.AddressV6} {
 				t.addAddress(&s, seen, text, ip.Type, name)
@@ -119,8 +120,8 @@ func (t translation) node(host string) string {
 	return a.String()
 }
 
-// addAddress takes as many addresses as a service may have, and one of each family for each instance: more would not fit an
-// update of control planes.
+// addAddress takes as many addresses as a service may have, and one of each family for each instance: more would not
+// fit an update of control planes.
 func (t translation) addAddress(s *v1.VirtualServiceSpec, seen map[netip.Addr]bool, text, kind, instance string) {
 	a, err := parseUnicast(text)
 	if err != nil || !t.virtual(a) || seen[a] || len(s.Addresses) >= maxAddresses+2*len(s.Instances) {

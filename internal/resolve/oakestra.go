@@ -77,8 +77,9 @@ var _ Resolver = (*Oakestra)(nil)
 // NewOakestra makes a resolver of a configuration that was checked.
 func NewOakestra(cfg config.OakestraResolver, log *slog.Logger) *Oakestra {
 	cfg = cfg.WithDefaults()
-	o := &Oakestra{cfg: cfg, log: log.With("resolver", v1.SourceOakestra), changed: make(chan struct{}, 1), connected: make(chan struct{}, 1),
-		queries: map[string]*query{}, apps: map[string]*app{}}
+	o := &Oakestra{cfg: cfg, log: log.With("resolver", v1.SourceOakestra), changed: make(chan struct{}, 1),
+		connected: make(chan struct{}, 1),
+		queries:   map[string]*query{}, apps: map[string]*app{}}
 	for _, text := range cfg.Ranges {
 		o.ranges = append(o.ranges, netip.MustParsePrefix(text))
 	}
@@ -134,7 +135,8 @@ func (o *Oakestra) Release(name string) {
 	}
 	delete(o.apps, name)
 	delete(o.queries, name)
-	o.send(message{topic: updateTopic(name), unsubscribe: true}, message{topic: interestTopic(o.cfg.Node), body: interestRemove{name}})
+	o.send(message{topic: updateTopic(name), unsubscribe: true},
+		message{topic: interestTopic(o.cfg.Node), body: interestRemove{name}})
 }
 
 // Err implements Resolver.
@@ -279,9 +281,12 @@ func (o *Oakestra) publish(client mqtt.Client, batch []message) {
 
 // options are those of the connection. It is made again whenever it breaks.
 func (o *Oakestra) options(sink Sink) (*mqtt.ClientOptions, error) {
-	opts := mqtt.NewClientOptions().AddBroker(o.cfg.Broker).SetClientID("kerb-" + o.cfg.Node).SetProtocolVersion(4).SetCleanSession(true).
-		SetAutoReconnect(true).SetConnectRetry(true).SetConnectRetryInterval(time.Second).SetMaxReconnectInterval(2 * time.Second).
-		SetConnectTimeout(5 * time.Second).SetKeepAlive(10 * time.Second).SetPingTimeout(3 * time.Second).SetWriteTimeout(writeLimit).
+	opts := mqtt.NewClientOptions().AddBroker(o.cfg.Broker).SetClientID("kerb-" + o.cfg.Node).SetProtocolVersion(
+		4).SetCleanSession(true).
+		SetAutoReconnect(true).SetConnectRetry(true).SetConnectRetryInterval(time.Second).SetMaxReconnectInterval(
+		2 * time.Second).
+		SetConnectTimeout(5 * time.Second).SetKeepAlive(10 * time.Second).SetPingTimeout(3 * time.Second).SetWriteTimeout(
+		writeLimit).
 		SetResumeSubs(false)
 	opts.SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) { o.receive(m.Topic(), m.Payload(), sink) })
 	opts.SetOnConnectHandler(func(c mqtt.Client) {

@@ -122,7 +122,8 @@ func startManager(t *testing.T, b *broker) *manager {
 	t.Helper()
 	m := &manager{T: t, table: map[string]string{}, keys: map[string]string{}, lose: map[string]int{}}
 	ready := make(chan bool, 10)
-	opts := mqtt.NewClientOptions().AddBroker(b.url()).SetClientID("manager").SetConnectRetry(true).SetConnectRetryInterval(50 * time.Millisecond).
+	opts := mqtt.NewClientOptions().AddBroker(b.url()).SetClientID("manager").SetConnectRetry(
+		true).SetConnectRetryInterval(50 * time.Millisecond).
 		SetMaxReconnectInterval(50 * time.Millisecond).SetOnConnectHandler(func(c mqtt.Client) {
 		c.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/request": 1, "nodes/+/net/interest/remove": 1}, m.receive)
 		ready <- true
@@ -143,7 +144,8 @@ func (m *manager) receive(_ mqtt.Client, message mqtt.Message) {
 	}
 	m.requests = append(m.requests, string(message.Payload()))
 	var r struct{ Sname, Sip string }
-	if err := json.Unmarshal(message.Payload(), &r); err != nil || message.Topic() != "nodes/"+nodeID+"/net/tablequery/request" {
+	if err := json.Unmarshal(message.Payload(), &r); err != nil || message.Topic() != "nodes/"+nodeID+
+		"/net/tablequery/request" {
 		m.Errorf("request on %s: %s", message.Topic(), message.Payload())
 	}
 	key := r.Sname + r.Sip
@@ -163,7 +165,8 @@ func (m *manager) answer(app, key string) {
 	if list == "" {
 		list = "[]"
 	}
-	m.client.Publish("nodes/"+nodeID+"/net/tablequery/result", 1, false, fmt.Sprintf(`{"app_name":%q,"instance_list":%s,"query_key":%q}`, app, list, key))
+	m.client.Publish("nodes/"+nodeID+"/net/tablequery/result", 1, false,
+		fmt.Sprintf(`{"app_name":%q,"instance_list":%s,"query_key":%q}`, app, list, key))
 }
 
 // set changes an app; each of the addresses leads to it.
@@ -194,7 +197,8 @@ func (m *manager) asked(request string) int {
 
 // running is an instance as the service manager reports it.
 func running(number int, address, address6, host string) string {
-	return fmt.Sprintf(`{"instance_number":%d,"namespace_ip":%q,"namespace_ip_v6":%q,"host_ip":%q,"host_port":50103,"service_ip":[
+	return fmt.Sprintf(
+		`{"instance_number":%d,"namespace_ip":%q,"namespace_ip_v6":%q,"host_ip":%q,"host_port":50103,"service_ip":[
 		{"IpType":"RR","Address":"10.30.0.2","Address_v6":"fdff:2000::2"},
 		{"IpType":"instance_ip","Address":"10.30.1.%d","Address_v6":"fdff::%d"}]}`, number, address, address6, host, number+1, number+1)
 }
@@ -218,7 +222,8 @@ func newCluster(t *testing.T) *cluster {
 
 func (c *cluster) run(t *testing.T, cache string) {
 	t.Helper()
-	c.table = NewTable(quiet, cache, NewOakestra(config.OakestraResolver{Broker: c.broker.url(), Node: nodeID, Address: "198.51.100.1"}, quiet))
+	c.table = NewTable(quiet, cache,
+		NewOakestra(config.OakestraResolver{Broker: c.broker.url(), Node: nodeID, Address: "198.51.100.1"}, quiet))
 	c.table.Restore()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -260,7 +265,8 @@ func (c *cluster) unknowns() string { return fmt.Sprint(c.plane.unknown) }
 
 func TestTableQuery(t *testing.T) {
 	c := newCluster(t)
-	c.manager.set("shop.ns", []string{running(1, "10.18.1.3", "", "198.51.100.2"), running(0, "10.18.0.3", "fc00::3", "198.51.100.1")}, "10.30.0.2", "fdff::1")
+	c.manager.set("shop.ns", []string{running(1, "10.18.1.3", "", "198.51.100.2"),
+		running(0, "10.18.0.3", "fc00::3", "198.51.100.1")}, "10.30.0.2", "fdff::1")
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3,fc00::3@ 1=10.18.1.3@198.51.100.2")
 	want := "[{10.30.0.2 roundRobin } {fdff:2000::2 roundRobin } {10.30.1.1  0} {fdff::1  0} {10.30.1.2  1} {fdff::2  1}]"
@@ -285,7 +291,8 @@ func ready(s v1.VirtualService) string {
 func TestLostAnswers(t *testing.T) {
 	c := newCluster(t)
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.3", "", "198.51.100.2")}, "10.30.0.2")
-	c.manager.set("late.ns", []string{strings.ReplaceAll(running(0, "10.18.0.4", "", "198.51.100.2"), "10.30.", "10.30.20")}, "10.30.200.2")
+	c.manager.set("late.ns",
+		[]string{strings.ReplaceAll(running(0, "10.18.0.4", "", "198.51.100.2"), "10.30.", "10.30.20")}, "10.30.200.2")
 	c.manager.lose["10.30.0.2"], c.manager.lose["10.30.200.2"] = 2, 1000
 	c.want("10.30.0.2", "10.30.200.2")
 	c.until("found at the third request", c.shop, "0=10.18.0.3@198.51.100.2")
@@ -318,8 +325,10 @@ func TestUpdates(t *testing.T) {
 			return c.shop() == want
 		})
 	}
-	change("DEPLOYMENT", "0=10.18.0.3@198.51.100.2 1=10.18.5.3@198.51.100.5", running(0, "10.18.0.3", "", "198.51.100.2"), running(1, "10.18.5.3", "", "198.51.100.5"))
-	change("DEPLOYMENT", "0=10.18.9.3@198.51.100.9 1=10.18.5.3@198.51.100.5", running(0, "10.18.9.3", "", "198.51.100.9"), running(1, "10.18.5.3", "", "198.51.100.5"))
+	change("DEPLOYMENT", "0=10.18.0.3@198.51.100.2 1=10.18.5.3@198.51.100.5", running(0, "10.18.0.3", "", "198.51.100.2"),
+		running(1, "10.18.5.3", "", "198.51.100.5"))
+	change("DEPLOYMENT", "0=10.18.9.3@198.51.100.9 1=10.18.5.3@198.51.100.5", running(0, "10.18.9.3", "", "198.51.100.9"),
+		running(1, "10.18.5.3", "", "198.51.100.5"))
 	change("UNDEPLOYMENT", "1=10.18.5.3@198.51.100.5", running(1, "10.18.5.3", "", "198.51.100.5"))
 	change("UNDEPLOYMENT", "")
 	if len(c.has["oakestra.shop.ns"].Spec.Addresses) != 4 {
@@ -339,7 +348,9 @@ func TestUpdateWhileAsking(t *testing.T) {
 	o, told := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet), &recorder{}
 	o.Lookup(netip.MustParseAddr("10.30.0.2"))
 	result := func(address string) {
-		o.receive(resultTopic(nodeID), []byte(`{"app_name":"shop","instance_list":[`+running(0, address, "", "198.51.100.2")+`],"query_key":"10.30.0.2"}`), told)
+		o.receive(resultTopic(nodeID),
+			[]byte(`{"app_name":"shop","instance_list":[`+running(0, address, "", "198.51.100.2")+`],"query_key":"10.30.0.2"}`),
+			told)
 	}
 	result("10.18.0.1")
 	o.receive(updateTopic("shop"), []byte(`{"type":"DEPLOYMENT"}`), told)
@@ -347,13 +358,15 @@ func TestUpdateWhileAsking(t *testing.T) {
 		t.Fatalf("after the first change: %+v", out)
 	}
 	o.receive(updateTopic("shop"), []byte(`{"type":"DEPLOYMENT"}`), told)
-	old := strings.Replace(`{"app_name":"shop","instance_list":[`+running(0, "10.18.0.2", "", "198.51.100.2")+`],"query_key":"K"}`, "K", "shop", 1)
+	old := strings.Replace(`{"app_name":"shop","instance_list":[`+running(0, "10.18.0.2", "",
+		"198.51.100.2")+`],"query_key":"K"}`, "K", "shop", 1)
 	o.receive(resultTopic(nodeID), []byte(old), told)
 	if out, _, _ := o.due(time.Now()); len(out) != 1 || out[0].body != (tableRequest{Name: "shop"}) {
 		t.Errorf("after the second change: %+v", out)
 	}
 	o.receive(resultTopic(nodeID), []byte(strings.ReplaceAll(old, "10.18.0.2", "10.18.0.3")), told)
-	if out, _, _ := o.due(time.Now()); len(out) != 0 || told.found[len(told.found)-1].Spec.Instances[0].Addresses[0] != "10.18.0.3" {
+	if out, _, _ := o.due(time.Now()); len(out) != 0 ||
+		told.found[len(told.found)-1].Spec.Instances[0].Addresses[0] != "10.18.0.3" {
 		t.Errorf("in the end: %+v, %+v", out, told.found)
 	}
 }
@@ -378,7 +391,8 @@ func TestIdleTakesInterestBack(t *testing.T) {
 func TestBrokerRestart(t *testing.T) {
 	c := newCluster(t)
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.3", "", "198.51.100.2")}, "10.30.0.2")
-	c.manager.set("new.ns", []string{strings.ReplaceAll(running(0, "10.18.0.4", "", "198.51.100.2"), "10.30.", "10.30.20")}, "10.30.200.2")
+	c.manager.set("new.ns",
+		[]string{strings.ReplaceAll(running(0, "10.18.0.4", "", "198.51.100.2"), "10.30.", "10.30.20")}, "10.30.200.2")
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
 	for i := range 3 {
@@ -433,18 +447,22 @@ func (r *recorder) Delete(_, name string)           { r.gone = append(r.gone, na
 func (r *recorder) NotFound(_ string, a netip.Addr) { r.unknown = append(r.unknown, a) }
 func (*recorder) Records(string) map[string]Record  { return nil }
 
-// What a faulty or hostile manager answers does no harm: no address outside the ranges is taken over, no name leads elsewhere.
+// What a faulty or hostile manager answers does no harm: no address outside the ranges is taken over, no name leads
+// elsewhere.
 func TestHostileAnswers(t *testing.T) {
 	for name, answer := range map[string]string{
-		"no JSON":         `{"app_name`,
-		"nothing":         ``,
-		"list":            `[]`,
-		"other types":     `{"app_name":7,"query_key":"10.30.0.2"}`,
-		"no name":         `{"app_name":"","instance_list":[` + running(0, "10.18.0.3", "", "") + `],"query_key":"10.30.0.2"}`,
-		"topic in a name": `{"app_name":"a/#","instance_list":[` + running(0, "10.18.0.3", "", "") + `],"query_key":"10.30.0.2"}`,
+		"no JSON":     `{"app_name`,
+		"nothing":     ``,
+		"list":        `[]`,
+		"other types": `{"app_name":7,"query_key":"10.30.0.2"}`,
+		"no name": `{"app_name":"","instance_list":[` + running(0, "10.18.0.3", "",
+			"") + `],"query_key":"10.30.0.2"}`,
+		"topic in a name": `{"app_name":"a/#","instance_list":[` + running(0, "10.18.0.3", "",
+			"") + `],"query_key":"10.30.0.2"}`,
 		"foreign address": `{"app_name":"a","instance_list":[{"instance_number":0,"service_ip":[{"IpType":"RR","Address":"1.1.1.1"}]}],"query_key":"10.30.0.2"}`,
 		"empty":           `{"app_name":"a","instance_list":[],"query_key":"10.30.0.2"}`,
-		"negative":        `{"app_name":"a","instance_list":[` + running(-1, "10.18.0.3", "", "") + `],"query_key":"10.30.0.2"}`,
+		"negative": `{"app_name":"a","instance_list":[` + running(-1, "10.18.0.3", "",
+			"") + `],"query_key":"10.30.0.2"}`,
 	} {
 		o, told := NewOakestra(config.OakestraResolver{Node: nodeID}, quiet), &recorder{}
 		o.Lookup(netip.MustParseAddr("10.30.0.2"))
@@ -462,10 +480,12 @@ func TestHostileAnswers(t *testing.T) {
 		running(1, "10.18.0.3", "::1", "[2001:db8::1]") + `,` + running(1, "10.18.0.99", "", "198.51.100.2") + `]}`
 	o.receive(resultTopic(nodeID), []byte(odd), told)
 	spec := told.found[0].Spec
-	if got := fmt.Sprint(spec.Addresses); got != "[{10.30.0.2 roundRobin } {fdff:2000::2 roundRobin } {10.30.1.2  1} {fdff::2  1} {10.30.0.3 closest }]" {
+	if got := fmt.Sprint(spec.Addresses); got != "[{10.30.0.2 roundRobin } {fdff:2000::2 roundRobin } {10.30.1.2  1} "+
+		"{fdff::2  1} {10.30.0.3 closest }]" {
 		t.Error(got)
 	}
-	if len(spec.Instances) != 2 || spec.Instances[0].Node != "2001:db8::1" || len(spec.Instances[0].Addresses) != 1 || spec.Instances[1].Addresses != nil {
+	if len(spec.Instances) != 2 || spec.Instances[0].Node != "2001:db8::1" || len(spec.Instances[0].Addresses) != 1 ||
+		spec.Instances[1].Addresses != nil {
 		t.Errorf("%+v", spec.Instances)
 	}
 	o.receive(resultTopic(nodeID), []byte(strings.Replace(odd, `"a"`, `"b"`, 1)), told) // no lookup waits for it any more

@@ -55,8 +55,8 @@ func (t source) Changed(names ...string) {
 	}
 }
 
-// Close ends the subscription. Virtual services that it uses pass to another subscription of the same module, the one of
-// its next version, or are released.
+// Close ends the subscription. Virtual services that it uses pass to another subscription of the same module, the one
+// of its next version, or are released.
 func (s *Subscription) Close() {
 	t := s.table
 	t.mu.Lock()
@@ -105,8 +105,8 @@ func (s *Subscription) Ack(u Update, err error) {
 	s.Subscription.Ack(u.Update, err)
 }
 
-// maxPending limits the lookups of one control plane whose results it has not received. More are ignored: it repeats the
-// lookup with the next packet.
+// maxPending limits the lookups of one control plane whose results it has not received. More are ignored: it repeats
+// the lookup with the next packet.
 const maxPending = 4096
 
 // Handle executes the requests of the control plane.

@@ -62,8 +62,9 @@ type pendingLookup struct {
 // NewTable returns an empty table. It stores what resolvers find in the file at path, so that connections continue when
 // the agent restarts; an empty path disables that.
 func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
-	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{}, owners: map[netip.Addr]*entry{},
-		users: map[string]map[*entry]bool{}, localOwner: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
+	return &Table{log: log, cache: newCache(path, log), resolvers: resolvers, services: map[string]*entry{},
+		owners: map[netip.Addr]*entry{},
+		users:  map[string]map[*entry]bool{}, localOwner: map[netip.Addr]string{}, ofAddress: map[netip.Addr]map[*entry]int{},
 		shadowed: map[*entry]bool{}, lookups: map[netip.Addr]*pendingLookup{}}
 }
 
@@ -287,7 +288,8 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	if i.Service != "" {
 		addresses, known := t.locals[i.Service]
 		for _, addr := range addresses { // sorted: IPv4 comes first
-			if !slices.ContainsFunc(status.Addresses, func(s string) bool { return netip.MustParseAddr(s).Is4() == addr.Is4() }) {
+			if !slices.ContainsFunc(status.Addresses,
+				func(s string) bool { return netip.MustParseAddr(s).Is4() == addr.Is4() }) {
 				status.Addresses = append(status.Addresses, addr.String())
 			}
 		}
@@ -309,8 +311,8 @@ func (t *Table) locate(i v1.VirtualInstance) v1.VirtualInstanceStatus {
 	return status
 }
 
-// OnChange registers f, which is called with the name of each virtual service whose conditions may have changed, with the
-// table's lock held. Call it before any other method.
+// OnChange registers f, which is called with the name of each virtual service whose conditions may have changed, with
+// the table's lock held. Call it before any other method.
 func (t *Table) OnChange(f func(name string)) { t.changed = f }
 
 func (t *Table) notify(name string) {
@@ -450,7 +452,8 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	if e == nil {
 		return s, false
 	}
-	s = v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService}, Metadata: v1.ObjectMeta{Name: name}, Spec: e.spec}
+	s = v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+		Metadata: v1.ObjectMeta{Name: name}, Spec: e.spec}
 	s.Status = &v1.VirtualServiceStatus{Source: e.source, Instances: e.instances}
 	programmed := v1.Condition{Type: "Programmed", Status: "False", Reason: "NoModule",
 		Message: "no module works with virtual services; apply one that does, such as the package proxy"}
@@ -472,7 +475,8 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 }
 
 func (e *entry) ready() v1.Condition {
-	c := v1.Condition{Type: "Ready", Status: "False", Reason: "NoInstance", Message: "no instance has an address and takes connections"}
+	c := v1.Condition{Type: "Ready", Status: "False", Reason: "NoInstance", Message: "no instance has an address and " +
+		"takes connections"}
 	n := 0
 	for _, i := range e.instances {
 		if len(i.Addresses) > 0 && !i.Draining {
@@ -480,7 +484,8 @@ func (e *entry) ready() v1.Condition {
 		}
 	}
 	if n > 0 {
-		c.Status, c.Reason, c.Message = "True", "HasInstances", fmt.Sprintf("%d of %d instances take connections", n, len(e.instances))
+		c.Status, c.Reason, c.Message = "True", "HasInstances", fmt.Sprintf("%d of %d instances take connections",
+			n, len(e.instances))
 	}
 	return c
 }

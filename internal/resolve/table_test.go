@@ -155,7 +155,8 @@ func TestSubscriptionSendsAllThenDifferences(t *testing.T) {
 	if p.sync().updates != updates {
 		t.Error("told of what is the same")
 	}
-	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.9")), virtual("c", plain("10.30.0.3"))}, []string{"b"})
+	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1", "10.18.0.9")), virtual("c", plain("10.30.0.3"))},
+		[]string{"b"})
 	p.sync().expect("then", p.names()+" "+p.targets("a"), "a c i0=10.18.0.9@")
 	if p.updates != updates+1 {
 		t.Errorf("%d updates for one change", p.updates-updates)
@@ -171,8 +172,10 @@ func TestPartsAndRefusals(t *testing.T) {
 	}
 	big := virtual("big", v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.31.0.1"}}})
 	for i := range maxInstances {
-		big.Spec.Instances = append(big.Spec.Instances, v1.VirtualInstance{Name: strings.Repeat("n", 55) + fmt.Sprint(i), Node: "2001:db8:1111:2222:3333:4444:5555:6666",
-			Addresses: []string{netip.AddrFrom4([4]byte{10, 18, byte(i >> 8), byte(i)}).String(), fmt.Sprintf("2001:db8:1111:2222:3333:4444:5555:%x", i+1)}})
+		big.Spec.Instances = append(big.Spec.Instances, v1.VirtualInstance{Name: strings.Repeat("n", 55) + fmt.Sprint(i),
+			Node: "2001:db8:1111:2222:3333:4444:5555:6666",
+			Addresses: []string{netip.AddrFrom4([4]byte{10, 18, byte(i >> 8), byte(i)}).String(),
+				fmt.Sprintf("2001:db8:1111:2222:3333:4444:5555:%x", i+1)}})
 	}
 	table.Apply(append(all, big), nil)
 	p := follow(t, table)
@@ -214,7 +217,8 @@ func TestInstancesFollowServices(t *testing.T) {
 	table.Apply([]v1.VirtualService{virtual("v", spec), virtual("other", plain("10.30.0.2", "10.19.0.1"))}, nil)
 	p := follow(t, table).sync()
 	p.expect("without the service", p.targets("v"), "b=10.18.0.7@192.0.2.9")
-	if c := condition(t, table, "v", "Resolved"); c.Status != "False" || !strings.Contains(c.Message, "there is no Service web") {
+	if c := condition(t, table, "v", "Resolved"); c.Status != "False" ||
+		!strings.Contains(c.Message, "there is no Service web") {
 		t.Errorf("%+v", c)
 	}
 	updates := p.updates
@@ -222,7 +226,8 @@ func TestInstancesFollowServices(t *testing.T) {
 	if c := condition(t, table, "v", "Resolved"); !strings.Contains(c.Message, "has no address now") {
 		t.Errorf("%+v", c)
 	}
-	table.SetLocals(map[string][]netip.Prefix{"web": prefixes("10.18.0.5/26", "10.18.0.6/26", "fd00::5/64"), "db": prefixes("10.18.0.3/26")})
+	table.SetLocals(map[string][]netip.Prefix{"web": prefixes("10.18.0.5/26", "10.18.0.6/26", "fd00::5/64"),
+		"db": prefixes("10.18.0.3/26")})
 	p.sync().expect("with it", p.targets("v"), "a=10.18.0.5,fd00::5@web b=10.18.0.7@192.0.2.9")
 	if c := condition(t, table, "v", "Resolved"); c.Status != "True" {
 		t.Errorf("%+v", c)
@@ -349,7 +354,8 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	table.Put("test", Record{"test.app", found})
 	table.Put("test", Record{"test.late", plain("10.30.0.2")})
 	p.sync()
-	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses), "[{10.30.0.2 roundRobin }] []")
+	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses),
+		"[{10.30.0.2 roundRobin }] []")
 	if c := condition(t, table, "test.app", "Resolved"); c.Reason != "AddressTaken" {
 		t.Errorf("%+v", c)
 	}
@@ -418,7 +424,8 @@ func TestSubscriptionsConverge(t *testing.T) {
 		name, n := fmt.Sprint("s", rng.IntN(30)), rng.IntN(256)
 		switch rng.IntN(7) {
 		case 0, 1:
-			table.Apply([]v1.VirtualService{virtual(name, plain(fmt.Sprintf("10.30.0.%d", n), fmt.Sprintf("10.18.0.%d", rng.IntN(4))))}, nil)
+			table.Apply([]v1.VirtualService{
+				virtual(name, plain(fmt.Sprintf("10.30.0.%d", n), fmt.Sprintf("10.18.0.%d", rng.IntN(4))))}, nil)
 		case 2:
 			table.Apply(nil, []string{name})
 		case 3:
@@ -460,9 +467,11 @@ func TestSubscriptionsConverge(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	good := v1.VirtualServiceSpec{
-		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: v1.PolicyClosest}, {Address: "fdff:2000::2"}, {Address: "10.30.1.1", Instance: "a"}},
-		Ports:     []v1.VirtualPort{{Port: 80}, {Port: 80, Protocol: v1.ProtocolUDP}},
-		Instances: []v1.VirtualInstance{{Name: "a", Addresses: []string{"10.18.0.5", "fd00::5"}, Node: "192.0.2.2"}, {Name: "b", Service: "web"}},
+		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: v1.PolicyClosest}, {Address: "fdff:2000::2"},
+			{Address: "10.30.1.1", Instance: "a"}},
+		Ports: []v1.VirtualPort{{Port: 80}, {Port: 80, Protocol: v1.ProtocolUDP}},
+		Instances: []v1.VirtualInstance{{Name: "a", Addresses: []string{"10.18.0.5", "fd00::5"}, Node: "192.0.2.2"},
+			{Name: "b", Service: "web"}},
 	}
 	if err := Check(virtual("v", good)); err != nil {
 		t.Error(err)
@@ -475,37 +484,60 @@ func TestCheck(t *testing.T) {
 		field  string
 		reason string
 	}{
-		"no address":         {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "web" }, "spec.addresses[0].address", "is not an address"},
-		"prefix":             {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "10.30.0.2/32" }, "spec.addresses[0].address", "is not an address"},
-		"mapped":             {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "::ffff:10.30.0.2" }, "spec.addresses[0].address", "write 10.30.0.2"},
-		"zone":               {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fd00::1%eth0" }, "spec.addresses[0].address", "zone"},
-		"multicast":          {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "224.0.0.1" }, "spec.addresses[0].address", "not an address that"},
-		"broadcast":          {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "255.255.255.255" }, "spec.addresses[0].address", "not an address that"},
-		"twice":              {func(s *v1.VirtualServiceSpec) { s.Addresses[1].Address = "10.30.0.2" }, "spec.addresses[1].address", "twice"},
-		"twice, spelled out": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fdff:2000:0::0002" }, "spec.addresses[1].address", "twice"},
-		"policy and instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Policy = v1.PolicyClosest }, "spec.addresses[2]",
+		"no address": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "web" }, "spec.addresses[0].address",
+			"is not an address"},
+		"prefix": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "10.30.0.2/32" },
+			"spec.addresses[0].address", "is not an address"},
+		"mapped": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "::ffff:10.30.0.2" },
+			"spec.addresses[0].address", "write 10.30.0.2"},
+		"zone": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fd00::1%eth0" },
+			"spec.addresses[0].address", "zone"},
+		"multicast": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "224.0.0.1" },
+			"spec.addresses[0].address", "not an address that"},
+		"broadcast": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "255.255.255.255" },
+			"spec.addresses[0].address", "not an address that"},
+		"twice": {func(s *v1.VirtualServiceSpec) { s.Addresses[1].Address = "10.30.0.2" },
+			"spec.addresses[1].address", "twice"},
+		"twice, spelled out": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].Address = "fdff:2000:0::0002" },
+			"spec.addresses[1].address", "twice"},
+		"policy and instance": {func(s *v1.VirtualServiceSpec) {
+			s.Addresses[2].Policy = v1.PolicyClosest
+		}, "spec.addresses[2]",
 			"instance and policy"},
-		"unknown instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Instance = "c" }, "spec.addresses[2].instance", "no instance c"},
+		"unknown instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Instance = "c" }, "spec.addresses[2].instance",
+			"no instance c"},
 		"family": {func(s *v1.VirtualServiceSpec) {
 			s.Instances = s.Instances[:1]
 			s.Instances[0].Addresses = []string{"10.18.0.5"}
 		}, "spec.addresses[1].address", "is IPv6"},
-		"family of the one": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses = []string{"fd00::5"} }, "spec.addresses[2].address",
+		"family of the one": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[0].Addresses = []string{"fd00::5"}
+		}, "spec.addresses[2].address",
 			"is IPv4"},
-		"instance twice":    {func(s *v1.VirtualServiceSpec) { s.Instances[1].Name = "a" }, "spec.instances[1].name", "twice"},
-		"neither":           {func(s *v1.VirtualServiceSpec) { s.Instances[1].Service = "" }, "spec.instances[1]", "either addresses, or service"},
-		"both":              {func(s *v1.VirtualServiceSpec) { s.Instances[1].Addresses = []string{"10.18.0.6"} }, "spec.instances[1]", "either addresses, or service"},
-		"service elsewhere": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Node = "192.0.2.2" }, "spec.instances[1].node", "on this node"},
-		"node":              {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node = "node-2" }, "spec.instances[0].node", "is not an address"},
-		"two of a family":   {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" }, "spec.instances[0].addresses", "two addresses of one family"},
-		"virtual itself":    {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" }, "spec.instances[0].addresses[0]", "virtual addresses itself"},
-		"port twice":        {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port", "tcp port 80 occurs twice"},
+		"instance twice": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Name = "a" }, "spec.instances[1].name",
+			"twice"},
+		"neither": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Service = "" }, "spec.instances[1]",
+			"either addresses, or service"},
+		"both": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Addresses = []string{"10.18.0.6"} },
+			"spec.instances[1]", "either addresses, or service"},
+		"service elsewhere": {func(s *v1.VirtualServiceSpec) { s.Instances[1].Node = "192.0.2.2" }, "spec.instances[1].node",
+			"on this node"},
+		"node": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node = "node-2" }, "spec.instances[0].node",
+			"is not an address"},
+		"two of a family": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" },
+			"spec.instances[0].addresses", "two addresses of one family"},
+		"virtual itself": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" },
+			"spec.instances[0].addresses[0]", "virtual addresses itself"},
+		"port twice": {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port",
+			"tcp port 80 occurs twice"},
 	} {
-		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports), Instances: slices.Clone(good.Instances)}
+		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports),
+			Instances: slices.Clone(good.Instances)}
 		spec.Instances[0].Addresses = slices.Clone(good.Instances[0].Addresses)
 		c.change(&spec)
 		var wrong *apierrors.Invalid
-		if err := Check(virtual("v", spec)); !errors.As(err, &wrong) || wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
+		if err := Check(virtual("v", spec)); !errors.As(err, &wrong) || wrong.Field != c.field ||
+			!strings.Contains(wrong.Reason, c.reason) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -518,15 +550,22 @@ func TestCheckTogether(t *testing.T) {
 		changed []v1.VirtualService
 		want    string
 	}{
-		"nothing":                       {nil, ""},
-		"the same again":                {[]v1.VirtualService{a, b}, ""},
-		"both change places":            {[]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, ""},
-		"one takes the other's":         {[]v1.VirtualService{virtual("c", plain("10.30.0.1"))}, "a and c both have the address 10.30.0.1"},
-		"however it is written":         {[]v1.VirtualService{virtual("c", plain("fdff:0::0:2"))}, "b and c both have the address fdff::2"},
-		"two new ones":                  {[]v1.VirtualService{virtual("c", plain("10.30.0.5")), virtual("d", plain("10.30.0.5"))}, "c and d both have the address 10.30.0.5"},
-		"a new instance is virtual":     {[]v1.VirtualService{virtual("c", plain("10.30.0.3", "10.30.0.2"))}, "VirtualService c: an instance has the address 10.30.0.2, which is a virtual address of b"},
-		"an old instance would be":      {[]v1.VirtualService{virtual("c", plain("10.18.0.1"))}, "which is a virtual address of c"},
-		"two new ones, one an instance": {[]v1.VirtualService{virtual("c", plain("10.30.0.5")), virtual("d", plain("10.30.0.6", "10.30.0.5"))}, "VirtualService d: an instance"},
+		"nothing":        {nil, ""},
+		"the same again": {[]v1.VirtualService{a, b}, ""},
+		"both change places": {[]v1.VirtualService{virtual("a", plain("10.30.0.2")),
+			virtual("b", plain("10.30.0.1"))}, ""},
+		"one takes the other's": {[]v1.VirtualService{virtual("c", plain("10.30.0.1"))},
+			"a and c both have the address 10.30.0.1"},
+		"however it is written": {[]v1.VirtualService{virtual("c", plain("fdff:0::0:2"))},
+			"b and c both have the address fdff::2"},
+		"two new ones": {[]v1.VirtualService{virtual("c", plain("10.30.0.5")),
+			virtual("d", plain("10.30.0.5"))}, "c and d both have the address 10.30.0.5"},
+		"a new instance is virtual": {[]v1.VirtualService{virtual("c", plain("10.30.0.3", "10.30.0.2"))},
+			"VirtualService c: an instance has the address 10.30.0.2, which is a virtual address of b"},
+		"an old instance would be": {[]v1.VirtualService{virtual("c", plain("10.18.0.1"))},
+			"which is a virtual address of c"},
+		"two new ones, one an instance": {[]v1.VirtualService{virtual("c", plain("10.30.0.5")),
+			virtual("d", plain("10.30.0.6", "10.30.0.5"))}, "VirtualService d: an instance"},
 	} {
 		all := map[string]v1.VirtualService{"a": a, "b": b}
 		for _, s := range c.changed {
@@ -534,7 +573,8 @@ func TestCheckTogether(t *testing.T) {
 		}
 		err := CheckTogether(all, c.changed)
 		var conflict *apierrors.Conflict
-		if c.want == "" && err != nil || c.want != "" && (!errors.As(err, &conflict) || !strings.Contains(conflict.Reason, c.want)) {
+		if c.want == "" && err != nil || c.want != "" &&
+			(!errors.As(err, &conflict) || !strings.Contains(conflict.Reason, c.want)) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -547,7 +587,8 @@ func BenchmarkChange(b *testing.B) {
 	for i := range 10000 {
 		s := virtual(fmt.Sprint("s", i), plain(netip.AddrFrom4([4]byte{10, 30, byte(i >> 8), byte(i)}).String()))
 		for j := range 10 {
-			s.Spec.Instances = append(s.Spec.Instances, v1.VirtualInstance{Name: fmt.Sprint("i", j), Addresses: []string{netip.AddrFrom4([4]byte{10, byte(64 + j), byte(i >> 8), byte(i)}).String()}})
+			s.Spec.Instances = append(s.Spec.Instances, v1.VirtualInstance{Name: fmt.Sprint("i", j),
+				Addresses: []string{netip.AddrFrom4([4]byte{10, byte(64 + j), byte(i >> 8), byte(i)}).String()}})
 		}
 		all = append(all, s)
 	}

@@ -17,10 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
-// Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a resource
-// or a list. Unknown fields, wrong types, keys and names given twice are *apierrors.Invalid with their place, all of them
-// joined. Status is dropped and defaults are set. Server and command line share it, so that both say the same about the
-// same file.
+// Decode reads resources strictly: a JSON resource or list of them, or YAML with any number of documents, each a
+// resource or a list. Unknown fields, wrong types, keys and names given twice are *apierrors.Invalid with their place,
+// all of them joined. Status is dropped and defaults are set. Server and command line share it, so that both say the
+// same about the same file.
 func Decode(data []byte) ([]Object, error) {
 	values, err := Documents(data)
 	if err != nil {
@@ -78,7 +78,8 @@ func elements(value any) []any {
 	return []any{value}
 }
 
-// decodeOne checks value against the schema of its kind. With errors that the schema does not find it also returns a resource.
+// decodeOne checks value against the schema of its kind. With errors that the schema does not find it also returns a
+// resource.
 func decodeOne(value any, number int) (Object, error) {
 	object, ok := value.(map[string]any)
 	if !ok {
@@ -109,8 +110,10 @@ func checkLabels(object map[string]any, resource string) error {
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		value, _ := labels[key].(string)
 		if len(content.IsLabelKey(key))+len(content.IsLabelValue(value)) > 0 {
-			return &apierrors.Invalid{Resource: resource, Field: "metadata.labels", Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
-				"letters, digits, - _ and ., beginning and ending with a letter or digit, and a key may have a prefix as in example.org/team", key, value)}
+			return &apierrors.Invalid{Resource: resource, Field: "metadata.labels",
+				Reason: fmt.Sprintf("no selector can name %q: %q; keys and values are up to 63 "+
+					"letters, digits, - _ and ., beginning and ending with a letter or digit, and a key may have a prefix as in "+
+					"example.org/team", key, value)}
 		}
 	}
 	return nil

@@ -32,7 +32,8 @@ func FuzzDecode(f *testing.F) {
 }
 
 func ExampleDecode() {
-	_, err := resource.Decode([]byte("apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: web}\nspec: {nets: /run/netns/web}\n"))
+	_, err := resource.Decode([]byte("apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: web}\nspec: {nets: " +
+		"/run/netns/web}\n"))
 	fmt.Println(err)
 	// Output: Service web: spec.nets: unknown field; known are interface, netns, pid; did you mean netns?
 }

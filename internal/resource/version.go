@@ -16,8 +16,8 @@ const (
 	Present = "*" // it must exist, in any version
 )
 
-// Version returns a resource's metadata.resourceVersion: its generation, and a digest of what the operator wrote, so that
-// a resource that was deleted and created again has another one.
+// Version returns a resource's metadata.resourceVersion: its generation, and a digest of what the operator wrote, so
+// that a resource that was deleted and created again has another one.
 func Version(o Object) string {
 	data, err := json.Marshal(map[string]any{"labels": o.Meta().Labels, "spec": o.Content()})
 	if err != nil {
@@ -37,7 +37,8 @@ func (s Set) CheckUnchanged(refs []Ref) error {
 		if ref.ResourceVersion == "" || ref.ResourceVersion == now || ref.ResourceVersion == Present && now != Absent {
 			continue
 		}
-		return &apierrors.PreconditionFailed{Resource: ref.Kind + " " + ref.Name, Reason: changeFrom(ref.ResourceVersion, now)}
+		return &apierrors.PreconditionFailed{Resource: ref.Kind + " " + ref.Name,
+			Reason: changeFrom(ref.ResourceVersion, now)}
 	}
 	return nil
 }
@@ -49,5 +50,6 @@ func changeFrom(expected, now string) string {
 	case expected == Absent:
 		return "it exists already, in version " + now
 	}
-	return fmt.Sprintf("it has been changed since: it is now version %s, not %s; read it again and repeat your change", now, expected)
+	return fmt.Sprintf("it has been changed since: it is now version %s, not %s; read it again and repeat your change",
+		now, expected)
 }

@@ -31,7 +31,9 @@ var VirtualService = &Definition[v1alpha1.VirtualService]{
 		{Header: "ADDRESSES", Cell: func(s *v1alpha1.VirtualService) any { return strings.Join(virtualAddresses(s), ",") }},
 		{Header: "READY", Cell: func(s *v1alpha1.VirtualService) any { return Ready(Status(s.Status).Conditions) }},
 		{Header: "INSTANCES", Cell: func(s *v1alpha1.VirtualService) any { return len(s.Spec.Instances) }},
-		{Header: "MODULES", Cell: func(s *v1alpha1.VirtualService) any { return strings.Join(Status(s.Status).Modules, ",") }},
+		{Header: "MODULES", Cell: func(s *v1alpha1.VirtualService) any {
+			return strings.Join(Status(s.Status).Modules, ",")
+		}},
 	},
 }
 

@@ -24,7 +24,8 @@ import (
 
 const missing = "missing "
 
-// Validate checks a value as encoding/json decodes it into an any. The error joins a *apierrors.Invalid for each mistake, sorted by field.
+// Validate checks a value as encoding/json decodes it into an any. The error joins a *apierrors.Invalid for each
+// mistake, sorted by field.
 func (s *Schema) Validate(v any) error {
 	err := s.compiled.Validate(v)
 	var invalid *jsonschema.ValidationError
@@ -81,7 +82,9 @@ func (s *Schema) leaves(root any, e *jsonschema.ValidationError) []*apierrors.In
 
 // alternatives are the errors of the branches that are for a value of this type, or of all where there is none.
 func (s *Schema) alternatives(root any, e *jsonschema.ValidationError) []*apierrors.Invalid {
-	branches := slices.DeleteFunc(slices.Clone(e.Causes), func(b *jsonschema.ValidationError) bool { return ofOtherType(b, e.InstanceLocation) })
+	branches := slices.DeleteFunc(slices.Clone(e.Causes), func(b *jsonschema.ValidationError) bool {
+		return ofOtherType(b, e.InstanceLocation)
+	})
 	switch len(branches) {
 	case 1:
 		return s.leaves(root, branches[0])
@@ -180,7 +183,9 @@ func (s *Schema) reason(e *jsonschema.ValidationError) string {
 		}
 		return fmt.Sprintf("%q does not match the pattern %s", k.Got, k.Want)
 	}
-	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string { return strings.ReplaceAll(n, ",", "") })
+	return grouped.ReplaceAllStringFunc(e.ErrorKind.LocalizedString(english), func(n string) string {
+		return strings.ReplaceAll(n, ",", "")
+	})
 }
 
 // formats are the names of formats that need more words.

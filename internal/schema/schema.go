@@ -37,8 +37,8 @@ func MustCompile(text []byte) *Schema {
 	return s
 }
 
-// Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid. As in JSON Schema
-// itself, formats are checked only if that is asked for; ip is one of them, the format of a netip.Addr.
+// Compile compiles a schema, decoded from JSON, of an object. Of an empty schema only the empty object is valid. As in
+// JSON Schema itself, formats are checked only if that is asked for; ip is one of them, the format of a netip.Addr.
 func Compile(tree map[string]any, formats bool) (*Schema, error) {
 	plain, err := Plain(tree)
 	if err != nil {

@@ -64,16 +64,20 @@ func TestConfigErrors(t *testing.T) {
 
 // A misspelt field is one mistake, read-only fields are not suggested, and formats count.
 func TestMistakes(t *testing.T) {
-	s := MustCompile([]byte(`{"type": "object", "additionalProperties": false, "required": ["source", "ports"], "properties": {
+	s := MustCompile(
+		[]byte(`{"type": "object", "additionalProperties": false, "required": ["source", "ports"], "properties": {
 		"source": {"type": "string", "format": "ip"}, "status": {"type": "string", "readOnly": true},
 		"ports": {"type": "array", "maxItems": 1, "items": {"$ref": "#/$defs/port"}}},
 		"$defs": {"port": {"type": "object", "required": ["number"], "properties": {"number": {"type": "integer"}}}}}`))
 	for text, want := range map[string]string{
 		`{source: 192.0.2.1, ports: [{number: 1}], status: x}`: "",
-		`{sorce: 192.0.2.1, ports: []}`:                        "sorce: unknown field; known are ports, source; did you mean source?",
-		`{source: 192.0.2.256, ports: [{}]}`:                   "ports[0]: missing number\nsource: \"192.0.2.256\": want an IP address",
-		`{source: "::1", ports: [{numer: 1}]}`:                 "ports[0].numer: unknown field; known are number; did you mean number?",
-		`{source: "::1", ports: [{number: 1}, {number: 2}]}`:   "ports: has 2 items; want at most 1",
+		`{sorce: 192.0.2.1, ports: []}`: "sorce: unknown field; known are ports, source; did you " +
+			"mean source?",
+		`{source: 192.0.2.256, ports: [{}]}`: "ports[0]: missing number\nsource: \"192.0.2.256\": want " +
+			"an IP address",
+		`{source: "::1", ports: [{numer: 1}]}`: "ports[0].numer: unknown field; known are number; did you " +
+			"mean number?",
+		`{source: "::1", ports: [{number: 1}, {number: 2}]}`: "ports: has 2 items; want at most 1",
 		`{}`: "missing source\nmissing ports",
 	} {
 		var value any

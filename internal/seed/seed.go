@@ -13,7 +13,8 @@ import (
 // Variable is the environment variable that sets the seed of every random test of a run.
 const Variable = "KERB_SEED"
 
-// Of returns the seed of a test: the value of KERB_SEED, or a random one. It is logged, so that a failure shows how to repeat it.
+// Of returns the seed of a test: the value of KERB_SEED, or a random one. It is logged, so that a failure shows how to
+// repeat it.
 func Of(t testing.TB) uint64 {
 	t.Helper()
 	n, err := parse(os.Getenv(Variable))

@@ -25,8 +25,9 @@ func (e Endpoint) connContext(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, connected{c, e.credentials != nil && e.credentials.now.Load().token != ""})
 }
 
-// Caller describes the client whose request ctx belongs to, for the log: by the kernel's credentials on a Unix socket, by certificate and
-// address on TCP. Without a request it is the agent itself. name returns what a process is known as, or an empty string.
+// Caller describes the client whose request ctx belongs to, for the log: by the kernel's credentials on a Unix socket,
+// by certificate and address on TCP. Without a request it is the agent itself. name returns what a process is known as,
+// or an empty string.
 func Caller(ctx context.Context, name func(pid int) string) slog.Value {
 	c, ok := ctx.Value(connKey{}).(connected)
 	if !ok {
@@ -57,7 +58,9 @@ func peerOf(c net.Conn, name func(pid int) string) slog.Value {
 		return slog.StringValue("unknown")
 	}
 	var peer *unix.Ucred
-	failed := raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	failed := raw.Control(func(fd uintptr) {
+		peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+	})
 	if failed != nil || err != nil {
 		return slog.StringValue("unknown")
 	}

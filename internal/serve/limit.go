@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Limits of a TCP endpoint. Connections are counted before TLS and before any token, so that a client without credentials cannot
-// take the descriptors that the rest of the agent needs.
+// Limits of a TCP endpoint. Connections are counted before TLS and before any token, so that a client without
+// credentials cannot take the descriptors that the rest of the agent needs.
 const (
 	MaxConnections           = 256
 	MaxConnectionsPerAddress = 16
@@ -40,8 +40,8 @@ type gate struct {
 	before  []v1alpha1.Condition // for the time of the last transition
 }
 
-// LimitConnections bounds the connections of a listener: all of them, and those of one address. Connections above the total wait in
-// the kernel's queue; those above the limit of an address are closed at once.
+// LimitConnections bounds the connections of a listener: all of them, and those of one address. Connections above the
+// total wait in the kernel's queue; those above the limit of an address are closed at once.
 func LimitConnections(l net.Listener, perAddress int) net.Listener {
 	total := connectionLimit()
 	g := &gate{total: total, perAddress: min(perAddress, total), by: map[netip.Addr]int{}, log: slog.Default()}
@@ -106,7 +106,8 @@ func (g *gate) enter(from netip.Addr) bool {
 	defer g.mu.Unlock()
 	if g.by[from] >= g.perAddress {
 		g.refused++
-		g.reached(fmt.Sprintf("%s has %d connections, which is the limit of one address; more are closed", from, g.perAddress))
+		g.reached(fmt.Sprintf("%s has %d connections, which is the limit of one address; more are closed",
+			from, g.perAddress))
 		return false
 	}
 	g.by[from]++

@@ -72,7 +72,8 @@ type keys struct {
 // load reads the files that c names, and keeps what was there before if one is wrong.
 func (k *credentials) load(c TCP) error {
 	if c.ClientCA == "" && c.TokenFile == "" {
-		return &apierrors.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node"}
+		return &apierrors.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody " +
+			"can change the node"}
 	}
 	secure, err := tlsConfig(c)
 	if err != nil {
@@ -126,10 +127,12 @@ func ListenTCP(c TCP) (Endpoint, error) {
 		return Endpoint{}, fmt.Errorf("TCP listener: %w", err)
 	}
 	limited := LimitConnections(l, MaxConnectionsPerAddress).(*gatedListener)
-	secure := &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
-		return known.now.Load().tls, nil
-	}}
-	return Endpoint{Listener: tls.NewListener(limited, secure), credentials: known, gate: limited.gate, failed: newAuthFailures()}, nil
+	secure := &tls.Config{MinVersion: tls.VersionTLS13,
+		GetConfigForClient: func(*tls.ClientHelloInfo) (*tls.Config, error) {
+			return known.now.Load().tls, nil
+		}}
+	return Endpoint{Listener: tls.NewListener(limited, secure), credentials: known, gate: limited.gate,
+		failed: newAuthFailures()}, nil
 }
 
 func tlsConfig(c TCP) (*tls.Config, error) {
@@ -137,7 +140,8 @@ func tlsConfig(c TCP) (*tls.Config, error) {
 	if err != nil {
 		return nil, &apierrors.Invalid{Field: "tcp.certificate", Reason: err.Error()}
 	}
-	secure := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair}, NextProtos: []string{"http/1.1"}}
+	secure := &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{pair},
+		NextProtos: []string{"http/1.1"}}
 	if c.ClientCA == "" {
 		return secure, nil
 	}
@@ -170,7 +174,8 @@ func readToken(path string) (string, error) {
 	}
 	token := strings.TrimSpace(string(data))
 	if len(token) < minToken {
-		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: fmt.Sprintf("the token must have at least %d characters", minToken)}
+		return "", &apierrors.Invalid{Field: "tcp.tokenFile",
+			Reason: fmt.Sprintf("the token must have at least %d characters", minToken)}
 	}
 	return token, nil
 }
@@ -184,8 +189,8 @@ func ListenUnauthenticatedTCP(address string) (Endpoint, error) {
 	return Endpoint{Listener: LimitConnections(l, MaxConnections)}, nil
 }
 
-// protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time, connections and log
-// lines. It changes nothing on endpoints that need no credentials.
+// protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time,
+// connections and log lines. It changes nothing on endpoints that need no credentials.
 func (e Endpoint) protect(h *http.Server, log *slog.Logger) {
 	if e.gate == nil {
 		return

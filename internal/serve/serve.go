@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package serve serves HTTP on Unix sockets and TCP, with the credentials and limits that each needs. The agent's API and the
-// integrations use it.
+// Package serve serves HTTP on Unix sockets and TCP, with the credentials and limits that each needs. The agent's API
+// and the integrations use it.
 package serve
 
 import (
@@ -19,9 +19,10 @@ const (
 	closeTimeout = 5 * time.Second // for requests under way when the server stops
 )
 
-// Serve serves a handler on all endpoints until ctx ends or one of them fails, and closes them. A request may take as long
-// as work.
-func Serve(ctx context.Context, handler http.Handler, work time.Duration, log *slog.Logger, endpoints ...Endpoint) error {
+// Serve serves a handler on all endpoints until ctx ends or one of them fails, and closes them. A request may take as
+// long as work.
+func Serve(ctx context.Context, handler http.Handler, work time.Duration, log *slog.Logger,
+	endpoints ...Endpoint) error {
 	servers := make([]*http.Server, len(endpoints))
 	failed := make(chan error, len(endpoints))
 	var serving sync.WaitGroup

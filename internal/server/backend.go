@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server is the REST API of the agent: routes, the OpenAPI document, strict decoding, problems, metrics, and the
-// listeners. It knows the agent only as a Backend and never touches the kernel.
+// Package server is the REST API of the agent: routes, the OpenAPI document, strict decoding, problems, metrics, and
+// the listeners. It knows the agent only as a Backend and never touches the kernel.
 package server
 
 import (
@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Backend is what the API needs of the agent. Its errors are those of package apierrors; all others are internal errors.
-// It may be called from several goroutines.
+// Backend is what the API needs of the agent. Its errors are those of package apierrors; all others are internal
+// errors. It may be called from several goroutines.
 type Backend interface {
 	// Apply creates or updates all resources of the request, or none of them.
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
@@ -35,8 +35,9 @@ type Backend interface {
 	Package(ctx context.Context, name string) (v1alpha1.Package, error)
 	Status(ctx context.Context) (v1alpha1.NodeStatus, error)
 
-	// ServeModule answers with what the module's control plane offers. The path is the one below /v1/modules/<name>, beginning
-	// with a slash. *apierrors.NotFound, and nothing is answered, if there is no such module or it offers nothing.
+	// ServeModule answers with what the module's control plane offers. The path is the one below /v1/modules/<name>,
+	// beginning with a slash. *apierrors.NotFound, and nothing is answered, if there is no such module or it offers
+	// nothing.
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
 	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
 	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error

@@ -29,11 +29,14 @@ import (
 
 const testToken = "a-token-that-is-long-enough"
 
-// tcpServer runs a server on a Unix socket and on TCP with a token, and returns the TCP address, a client of the socket and the log.
-func tcpServer(t *testing.T, change func(*config.TCP)) (address string, unix *http.Client, log *lockedBuffer, files certificateFiles) {
+// tcpServer runs a server on a Unix socket and on TCP with a token, and returns the TCP address, a client of the socket
+// and the log.
+func tcpServer(t *testing.T, change func(*config.TCP)) (address string, unix *http.Client, log *lockedBuffer,
+	files certificateFiles) {
 	t.Helper()
 	files = certificates(t)
-	c := config.Config{TCP: &config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, TokenFile: write(t, testToken, 0o600)}}
+	c := config.Config{TCP: &config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key,
+		TokenFile: write(t, testToken, 0o600)}}
 	path := filepath.Join(t.TempDir(), "kerb.sock")
 	c.Paths = pathsIn(path)
 	if change != nil {
@@ -79,7 +82,8 @@ func (b *lockedBuffer) String() string {
 	return b.buf.String()
 }
 
-// dialFrom opens connections to address from an address of the loopback network, and sends the begin of a TLS record on each.
+// dialFrom opens connections to address from an address of the loopback network, and sends the begin of a TLS record on
+// each.
 func dialFrom(t *testing.T, from, address string, n int) (conns []net.Conn) {
 	t.Helper()
 	for range n {
@@ -115,8 +119,8 @@ func awaitStatus(t *testing.T, unix *http.Client, want string) {
 	t.Fatalf("the status never had %s: %s", want, text)
 }
 
-// One address cannot have more than its share of the TCP endpoint's connections, all together no more than the total, and the
-// Unix socket answers and reports it.
+// One address cannot have more than its share of the TCP endpoint's connections, all together no more than the total,
+// and the Unix socket answers and reports it.
 func TestConnectionsAreLimited(t *testing.T) {
 	address, unix, _, _ := tcpServer(t, nil)
 	awaitStatus(t, unix, `"reason":"BelowLimit"`)
@@ -147,7 +151,8 @@ func TestHandshakeHasADeadline(t *testing.T) {
 	}
 }
 
-// A connection ends with the first request whose token is wrong, and the log has one line for many failures of one address.
+// A connection ends with the first request whose token is wrong, and the log has one line for many failures of one
+// address.
 func TestFailedAuthenticationIsSlowAndQuiet(t *testing.T) {
 	address, _, log, files := tcpServer(t, nil)
 	c, err := tls.Dial("tcp", address, &tls.Config{RootCAs: files.pool, MinVersion: tls.VersionTLS13})
@@ -244,7 +249,8 @@ func TestIfMatch(t *testing.T) {
 		t.Fatalf("with the present version: %d %s", got.Code, got.Body)
 	}
 	got := call(s, "PUT", "/v1/modules/count", counter, "If-Match", first)
-	if p := got.problem(t); got.Code != 412 || p.Resource != "Module count" || !strings.Contains(p.Detail, "changed since") {
+	if p := got.problem(t); got.Code != 412 || p.Resource != "Module count" ||
+		!strings.Contains(p.Detail, "changed since") {
 		t.Errorf("with an old version: %d %+v", got.Code, p)
 	}
 	for _, c := range []struct {
@@ -288,7 +294,8 @@ func TestApplyIfUnchanged(t *testing.T) {
 	}
 	call(s, "POST", "/v1/apply", strings.Replace(counter, `"*"`, `"app=web"`, 1))
 	service := call(s, "GET", "/v1/services/web", "").Body.String()
-	both := "[" + strings.Replace(service, "/run/netns/web", "/run/netns/other", 1) + "," + strings.Trim(read, "[]\n") + "]"
+	both := "[" + strings.Replace(service, "/run/netns/web", "/run/netns/other", 1) + "," + strings.Trim(read, "[]\n") +
+		"]"
 	if got := call(s, "POST", path, both); got.Code != 412 {
 		t.Errorf("one of two has changed: %d %s", got.Code, got.Body)
 	}

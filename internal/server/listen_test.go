@@ -41,7 +41,8 @@ func TestSocket(t *testing.T) {
 		t.Errorf("left behind: %v", left)
 	}
 	var conflict *apierrors.Conflict
-	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) || !strings.Contains(err.Error(), "another agent") {
+	if _, err := serve.ListenUnix(path, ""); !errors.As(err, &conflict) ||
+		!strings.Contains(err.Error(), "another agent") {
 		t.Errorf("a second agent: %v", err)
 	}
 	l.Close()
@@ -82,7 +83,8 @@ func TestSomethingElseIsLeftAlone(t *testing.T) {
 
 func TestSocketPathTooLong(t *testing.T) {
 	var invalid *apierrors.Invalid
-	if _, err := serve.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err, &invalid) {
+	if _, err := serve.ListenUnix(filepath.Join(t.TempDir(), strings.Repeat("x", 100), "s"), ""); !errors.As(err,
+		&invalid) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -146,7 +148,8 @@ func TestTCPNeedsProtection(t *testing.T) {
 	public.TokenFile = write(t, "a-token-that-is-long-enough", 0o644)
 	nothing := open
 	nothing.Certificate, nothing.TokenFile = "/nowhere", write(t, "a-token-that-is-long-enough", 0o600)
-	for name, c := range map[string]config.TCP{"open": open, "short token": short, "public token": public, "no certificate": nothing} {
+	for name, c := range map[string]config.TCP{"open": open, "short token": short, "public token": public,
+		"no certificate": nothing} {
 		var invalid *apierrors.Invalid
 		if e, err := serve.ListenTCP(c); !errors.As(err, &invalid) {
 			t.Errorf("%s: listens on %v, %v", name, e, err)
@@ -238,7 +241,8 @@ func certificates(t *testing.T) certificateFiles {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(certPEM)
-	return certificateFiles{write(t, string(certPEM), 0o600), write(t, string(keyPEM), 0o600), []tls.Certificate{pair}, pool}
+	return certificateFiles{write(t, string(certPEM), 0o600), write(t, string(keyPEM), 0o600), []tls.Certificate{pair},
+		pool}
 }
 
 func write(t *testing.T, text string, mode fs.FileMode) string {

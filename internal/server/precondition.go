@@ -27,7 +27,8 @@ func (c Conditional) version() (string, error) {
 	}
 	tag := strings.TrimSuffix(strings.TrimPrefix(c.IfMatch, `"`), `"`)
 	if len(tag)+2 != len(c.IfMatch) || strings.ContainsAny(tag, `",`) || tag == "" {
-		return "", &apierrors.Invalid{Field: "If-Match", Reason: `must be one entity tag in quotes, as the header ETag has it, or *`}
+		return "", &apierrors.Invalid{Field: "If-Match",
+			Reason: `must be one entity tag in quotes, as the header ETag has it, or *`}
 	}
 	return tag, nil
 }

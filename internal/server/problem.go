@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error of
-// package apierrors that it was made of.
+// Problem is an error on the wire (RFC 9457, application/problem+json). It is an error itself, and unwraps to the error
+// of package apierrors that it was made of.
 type Problem struct {
 	Type     string    `json:"type" doc:"Machine-readable kind of problem" enum:"urn:kerb:invalid,urn:kerb:not-found,urn:kerb:conflict,urn:kerb:changed,urn:kerb:unavailable,urn:kerb:rejected,urn:kerb:read-only,urn:kerb:internal"`
 	Title    string    `json:"title" doc:"Human-readable kind of problem"`
@@ -89,7 +89,8 @@ func problemOf(err error) *Problem {
 	case errors.As(err, &unavailable), errors.Is(err, context.DeadlineExceeded):
 		return newProblem(typeUnavailable, http.StatusServiceUnavailable, detail)
 	case errors.As(err, &tooLarge):
-		return newProblem(typeInvalid, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d MiB", tooLarge.Limit>>20))
+		return newProblem(typeInvalid, http.StatusRequestEntityTooLarge, fmt.Sprintf("the body is larger than %d MiB",
+			tooLarge.Limit>>20))
 	}
 	return newProblem(typeInternal, http.StatusInternalServerError, detail)
 }
@@ -151,7 +152,8 @@ func (p *Problem) invalids() error {
 	}
 	var all []error
 	for _, m := range p.Errors {
-		all = append(all, &apierrors.Invalid{Resource: m.Resource, Field: m.Field, Reason: m.Detail, Line: m.Line, Column: m.Column})
+		all = append(all, &apierrors.Invalid{Resource: m.Resource, Field: m.Field, Reason: m.Detail, Line: m.Line,
+			Column: m.Column})
 	}
 	return errors.Join(all...)
 }

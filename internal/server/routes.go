@@ -57,8 +57,8 @@ type (
 	}
 )
 
-// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are reported with the name of
-// the resource.
+// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are reported with the name
+// of the resource.
 type body struct {
 	data      []byte
 	mediaType string
@@ -82,7 +82,8 @@ func (b *body) bytes() ([]byte, error) {
 	case "application/json", "application/yaml":
 		return b.data, nil
 	}
-	return nil, newProblem(typeInvalid, http.StatusUnsupportedMediaType, "Content-Type must be application/json or application/yaml")
+	return nil, newProblem(typeInvalid, http.StatusUnsupportedMediaType, "Content-Type must be application/json or "+
+		"application/yaml")
 }
 
 // cutShort keeps the errors for bodies that are too large; all others mean that the client did not send it all in time.
@@ -104,7 +105,8 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
-	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
+	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace",
+		Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
 	s.describeBodies()
 }
 

@@ -53,7 +53,8 @@ func Schema() (map[string]any, error) {
 		return nil, err
 	}
 	var defs map[string]any
-	if err := json.Unmarshal([]byte(strings.ReplaceAll(string(text), "#/components/schemas/", "#/$defs/")), &defs); err != nil {
+	if err := json.Unmarshal([]byte(strings.ReplaceAll(string(text), "#/components/schemas/", "#/$defs/")),
+		&defs); err != nil {
 		return nil, err
 	}
 	defs["Resource"] = map[string]any{"type": "object", "required": []any{"apiVersion", "kind", "metadata", "spec"},

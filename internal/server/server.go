@@ -117,8 +117,8 @@ func (s *Server) limit(next http.Handler) http.Handler {
 	})
 }
 
-// await reads the body of a request that is large, or of unknown length, and then waits for its turn: a client that sends slowly
-// takes no turn of others. end is to be called when the request is done.
+// await reads the body of a request that is large, or of unknown length, and then waits for its turn: a client that
+// sends slowly takes no turn of others. end is to be called when the request is done.
 func (s *Server) await(ctx context.Context, r *http.Request) (end func()) {
 	if 0 <= r.ContentLength && r.ContentLength < largeBody {
 		return func() {}
@@ -144,7 +144,8 @@ type accounted struct {
 func (a *accounted) Read(p []byte) (int, error) {
 	n, err := a.Reader.Read(p)
 	if a.pending.Add(int64(n)) > maxPending {
-		return n, &apierrors.Unavailable{Reason: fmt.Sprintf("large requests that wait take more than %d MiB together; try again", maxPending>>20)}
+		return n, &apierrors.Unavailable{Reason: fmt.Sprintf("large requests that wait take more than %d MiB "+
+			"together; try again", maxPending>>20)}
 	}
 	return n, err
 }
@@ -198,7 +199,8 @@ func (s *Server) recover(w http.ResponseWriter, r *http.Request) {
 	if reason == http.ErrAbortHandler { // a module's stream ended with its reader: no error
 		panic(reason)
 	}
-	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason, "stack", string(debug.Stack()))
+	s.log.Error("panic in a request", "method", r.Method, "path", r.URL.Path, "panic", reason,
+		"stack", string(debug.Stack()))
 	writeProblem(w, fmt.Errorf("internal error; the agent's log has the details: %v", reason))
 }
 
@@ -252,7 +254,8 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 	}
 	w.Header().Set("Content-Type", promtext.ContentType)
 	var out io.Writer = w
-	if accepted := r.Header.Get("Accept-Encoding"); strings.Contains(accepted, "gzip") && !strings.Contains(accepted, "gzip;q=0") {
+	if accepted := r.Header.Get("Accept-Encoding"); strings.Contains(accepted, "gzip") &&
+		!strings.Contains(accepted, "gzip;q=0") {
 		w.Header().Set("Content-Encoding", "gzip")
 		packed := gzip.NewWriter(w)
 		defer packed.Close()

@@ -166,41 +166,59 @@ func TestBadInput(t *testing.T) {
 		field    string
 		detail   string
 	}{
-		"unknown field":      {edit(`"attach"`, `"atach":1,"attach"`), "Module count", "spec.atach", "unknown field; known are attach, budget, config"},
-		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces", "known are cgroups, interfaces, services"},
-		"unknown top field":  {edit(`"kind"`, `"extra":1,"kind"`), "Module count", "extra", "unknown field"},
-		"wrong case":         {edit(`"package"`, `"Package"`), "Module count", "spec.Package", "did you mean package"},
-		"wrong type":         {edit(`"services":"*"`, `"services":["*"]`), "Module count", "spec.attach.services", "want string"},
-		"wrong type in list": {edit(`"services":"*"`, `"interfaces":["eth0",1]`), "Module count", "spec.attach.interfaces[1]", "want string"},
-		"wrong enum":         {edit(`"attach"`, `"hook":"xpd","attach"`), "Module count", "spec.hook", "auto, xdp, tc"},
-		"missing":            {edit(`"package":"counter",`, ``), "Module count", "spec", "package"},
-		"bad name":           {edit(`"count"`, `"Count_1"`), "Module Count_1", "metadata.name", "lower-case letters, digits and dashes"},
-		"long name":          {edit(`"count"`, `"`+strings.Repeat("a", 64)+`"`), "Module " + strings.Repeat("a", 64), "metadata.name", "63"},
-		"no name":            {edit(`"name":"count"`, ``), "resource 1", "metadata", "name"},
-		"name with slash":    {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name", "lower-case letters, digits and dashes"},
-		"wrong version":      {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
-		"wrong kind":         {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService or Model"},
-		"key given twice":    {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package", "occurs twice"},
-		"nested too deep":    {strings.Repeat("[", 1<<20), "", "", "nested more than"},
-		"name given twice":   {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name", "occurs twice"},
-		"truncated":          {counter[:len(counter)-3], "", "", "unexpected end of JSON"},
-		"two values":         {counter + counter, "", "", "after the JSON value"},
-		"nothing":            {"", "", "", "no resource"},
-		"empty list":         {"[]", "", "", "no resource"},
-		"not an object":      {`["module"]`, "resource 1", "", "expected an object"},
-		"not JSON":           {`{"a" 1}`, "", "", "not JSON"},
-		"two ways":           {strings.Replace(web, `"netns"`, `"pid":1,"netns"`, 1), "Service web", "spec", "exactly one"},
-		"no way":             {strings.Replace(web, `"netns":"/run/netns/web"`, ``, 1), "Service web", "spec", "exactly one"},
-		"negative pid":       {strings.Replace(web, `"netns":"/run/netns/web"`, `"pid":-1`, 1), "Service web", "spec.pid", "want at least 0"},
-		"relative netns":     {strings.Replace(web, `/run/netns/web`, `netns/web`, 1), "Service web", "spec.netns", "absolute"},
-		"control character":  {edit(`"name":"count"`, `"name":"count","labels":{"app":"\u001b[2J"}`), "Module count", "metadata.labels", "no selector can name"},
-		"label with blanks":  {edit(`"name":"count"`, `"name":"count","labels":{"the app":"web"}`), "Module count", "metadata.labels", "example.org/team"},
-		"label is no text":   {edit(`"name":"count"`, `"name":"count","labels":{"app":1}`), "Module count", "metadata.labels.app", "want string"},
-		"inexact number":     {edit(`"attach"`, `"config":{"a":[9007199254740993]},"attach"`), "", "spec.config.a[0]", "cannot be kept exactly"},
-		"inexact maximum":    {edit(`"attach"`, `"config":{"a":18446744073709551615},"attach"`), "", "spec.config.a", "cannot be kept exactly"},
-		"endless number":     {edit(`"attach"`, `"config":{"a":1e999},"attach"`), "", "spec.config.a", "out of range for a number"},
-		"huge number":        {edit(`"attach"`, `"order":{"priority":1e30},"attach"`), "Module count", "spec.order.priority", "cannot be"},
-		"unknown package":    {edit("counter", "cuonter"), "Module count", "spec.package", "no package"},
+		"unknown field": {edit(`"attach"`, `"atach":1,"attach"`), "Module count", "spec.atach",
+			"unknown field; known are attach, budget, config"},
+		"unknown deep field": {edit(`"services"`, `"servces":"*","services"`), "Module count", "spec.attach.servces",
+			"known are cgroups, interfaces, services"},
+		"unknown top field": {edit(`"kind"`, `"extra":1,"kind"`), "Module count", "extra", "unknown field"},
+		"wrong case":        {edit(`"package"`, `"Package"`), "Module count", "spec.Package", "did you mean package"},
+		"wrong type": {edit(`"services":"*"`, `"services":["*"]`), "Module count", "spec.attach.services",
+			"want string"},
+		"wrong type in list": {edit(`"services":"*"`, `"interfaces":["eth0",1]`), "Module count", "spec.attach.interfaces[1]",
+			"want string"},
+		"wrong enum": {edit(`"attach"`, `"hook":"xpd","attach"`), "Module count", "spec.hook", "auto, xdp, tc"},
+		"missing":    {edit(`"package":"counter",`, ``), "Module count", "spec", "package"},
+		"bad name": {edit(`"count"`, `"Count_1"`), "Module Count_1", "metadata.name",
+			"lower-case letters, digits and dashes"},
+		"long name": {edit(`"count"`, `"`+strings.Repeat("a", 64)+`"`), "Module " + strings.Repeat("a", 64),
+			"metadata.name", "63"},
+		"no name": {edit(`"name":"count"`, ``), "resource 1", "metadata", "name"},
+		"name with slash": {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name",
+			"lower-case letters, digits and dashes"},
+		"wrong version": {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
+		"wrong kind":    {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService or Model"},
+		"key given twice": {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package",
+			"occurs twice"},
+		"nested too deep": {strings.Repeat("[", 1<<20), "", "", "nested more than"},
+		"name given twice": {"[" + counter + "," + web + "," + counter + "]", "Module count", "metadata.name",
+			"occurs twice"},
+		"truncated":     {counter[:len(counter)-3], "", "", "unexpected end of JSON"},
+		"two values":    {counter + counter, "", "", "after the JSON value"},
+		"nothing":       {"", "", "", "no resource"},
+		"empty list":    {"[]", "", "", "no resource"},
+		"not an object": {`["module"]`, "resource 1", "", "expected an object"},
+		"not JSON":      {`{"a" 1}`, "", "", "not JSON"},
+		"two ways":      {strings.Replace(web, `"netns"`, `"pid":1,"netns"`, 1), "Service web", "spec", "exactly one"},
+		"no way":        {strings.Replace(web, `"netns":"/run/netns/web"`, ``, 1), "Service web", "spec", "exactly one"},
+		"negative pid": {strings.Replace(web, `"netns":"/run/netns/web"`, `"pid":-1`, 1), "Service web", "spec.pid",
+			"want at least 0"},
+		"relative netns": {strings.Replace(web, `/run/netns/web`, `netns/web`, 1), "Service web", "spec.netns",
+			"absolute"},
+		"control character": {edit(`"name":"count"`, `"name":"count","labels":{"app":"\u001b[2J"}`), "Module count",
+			"metadata.labels", "no selector can name"},
+		"label with blanks": {edit(`"name":"count"`, `"name":"count","labels":{"the app":"web"}`), "Module count",
+			"metadata.labels", "example.org/team"},
+		"label is no text": {edit(`"name":"count"`, `"name":"count","labels":{"app":1}`), "Module count",
+			"metadata.labels.app", "want string"},
+		"inexact number": {edit(`"attach"`, `"config":{"a":[9007199254740993]},"attach"`), "", "spec.config.a[0]",
+			"cannot be kept exactly"},
+		"inexact maximum": {edit(`"attach"`, `"config":{"a":18446744073709551615},"attach"`), "", "spec.config.a",
+			"cannot be kept exactly"},
+		"endless number": {edit(`"attach"`, `"config":{"a":1e999},"attach"`), "", "spec.config.a",
+			"out of range for a number"},
+		"huge number": {edit(`"attach"`, `"order":{"priority":1e30},"attach"`), "Module count", "spec.order.priority",
+			"cannot be"},
+		"unknown package": {edit("counter", "cuonter"), "Module count", "spec.package", "no package"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := newServer(t)
@@ -220,7 +238,8 @@ func TestBadInput(t *testing.T) {
 }
 
 func TestRejectedCarriesTheLog(t *testing.T) {
-	got := call(newServer(t), "POST", "/v1/apply", strings.Replace(counter, `"package":"counter"`, `"package":"broken"`, 1))
+	got := call(newServer(t), "POST", "/v1/apply", strings.Replace(counter, `"package":"counter"`, `"package":"broken"`,
+		1))
 	p := got.problem(t)
 	if got.Code != 422 || !strings.Contains(p.Log, "invalid access to packet") || !strings.Contains(p.Detail, "refused") {
 		t.Errorf("%d %+v", got.Code, p)
@@ -283,12 +302,14 @@ func (b *slowBackend) Apply(ctx context.Context, r server.Request) (v1alpha1.App
 	for most := b.most.Load(); n > most && !b.most.CompareAndSwap(most, n); most = b.most.Load() {
 	}
 	time.Sleep(time.Millisecond) // others come meanwhile
-	for end := time.Now().Add(30 * time.Second); b.most.Load() < b.enough && time.Now().Before(end); time.Sleep(time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); b.most.Load() < b.enough &&
+		time.Now().Before(end); time.Sleep(time.Millisecond) {
 	}
 	return v1alpha1.ApplyResult{}, nil
 }
 
-// Decoding takes many times of a body in memory, so that large ones are decoded by turns; small ones do not wait for them.
+// Decoding takes many times of a body in memory, so that large ones are decoded by turns; small ones do not wait for
+// them.
 func TestLargeBodiesTakeTurns(t *testing.T) {
 	most := func(body string, length int64, enough int32) int32 {
 		b := &slowBackend{enough: enough}
@@ -306,7 +327,8 @@ func TestLargeBodiesTakeTurns(t *testing.T) {
 		all.Wait()
 		return b.most.Load()
 	}
-	for body, length := range map[string]int64{counter: -1, counter + strings.Repeat(" ", 1<<20): 1<<20 + int64(len(counter))} {
+	for body, length := range map[string]int64{counter: -1, counter + strings.Repeat(" ", 1<<20): 1<<20 +
+		int64(len(counter))} {
 		if n := most(body, length, 1); n < 1 || n > 2 {
 			t.Errorf("%d bodies of length %d at once", n, length)
 		}
@@ -347,7 +369,8 @@ func TestLargeBodiesTogetherAreBounded(t *testing.T) {
 
 func TestYAML(t *testing.T) {
 	s := newServer(t)
-	text := "# two\n---\napiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata:\n  name: web\nspec: {pid: 1}\n--- # next\n" +
+	text := "# two\n---\napiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata:\n  name: web\nspec: {pid: " +
+		"1}\n--- # next\n" +
 		"apiVersion: kerb.dev/v1alpha1\nkind: Service\nmetadata: {name: db}\nspec: {interface: veth1}\n---\n"
 	got := call(s, "POST", "/v1/apply", text, "Content-Type", "application/yaml")
 	var result v1alpha1.ApplyResult
@@ -366,7 +389,8 @@ func TestDocumentIsCurrent(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want = append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Generated: go test ./internal/server -run Document -update\n"), want...)
+	want = append([]byte("# SPDX-License-Identifier: Apache-2.0\n# Generated: go test ./internal/server -run "+
+		"Document -update\n"), want...)
 	path := filepath.Join("..", "..", "docs", "openapi.yaml")
 	if *update {
 		if err := os.WriteFile(path, want, 0o644); err != nil {

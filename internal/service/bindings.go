@@ -22,9 +22,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// Bindings record which service a node-side link belongs to. A link that was found for a service stays bound to it until the
-// link or the service is deleted: the tenant decides where the other end is and which processes run, so neither may decide
-// whether its policy is enforced. It is safe for concurrent use.
+// Bindings record which service a node-side link belongs to. A link that was found for a service stays bound to it
+// until the link or the service is deleted: the tenant decides where the other end is and which processes run, so
+// neither may decide whether its policy is enforced. It is safe for concurrent use.
 type Bindings struct {
 	path string
 	home identity
@@ -80,8 +80,8 @@ func OpenBindings(path string) (*Bindings, error) {
 	return b, nil
 }
 
-// Merge adds links that are bound to a service but were not found for it this time to the service's state. It returns the
-// owner of each link: the service that it is bound to, or else the first one, by name, for which it was found.
+// Merge adds links that are bound to a service but were not found for it this time to the service's state. It returns
+// the owner of each link: the service that it is bound to, or else the first one, by name, for which it was found.
 func (b *Bindings) Merge(states map[string]State) (owners map[int]string) {
 	owners = map[int]string{}
 	found := map[int]Link{}
@@ -116,7 +116,8 @@ func (b *Bindings) Merge(states map[string]State) (owners map[int]string) {
 // all, for lack of file descriptors for example, the link is assumed to be unchanged.
 func (s State) with(l Link) State {
 	if l.Left = s.Err == nil || IsServiceError(s.Err); !l.Left {
-		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)), netip.Prefix.Compare))
+		s.Addresses = slices.Compact(slices.SortedFunc(slices.Values(slices.Concat(s.Addresses, l.PeerAddresses)),
+			netip.Prefix.Compare))
 	}
 	s.Links = append(slices.Clone(s.Links), l) // the old one is the watcher's
 	sort.Slice(s.Links, func(i, j int) bool { return s.Links[i].Ifindex < s.Links[j].Ifindex })

@@ -70,7 +70,8 @@ func TestBindingsHold(t *testing.T) {
 		if states := map[string]State{"other": {}}; len(b.Merge(states)) != 0 || len(states["other"].Links) != 0 {
 			t.Errorf("a deleted service: %+v", states)
 		}
-		if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: h.Outer(), Index: h.OuterIndex()}}); err != nil {
+		if err := netlink.LinkDel(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: h.Outer(),
+			Index: h.OuterIndex()}}); err != nil {
 			return err
 		}
 		if states := map[string]State{"web": {}}; len(b.Merge(states)) != 0 || len(states["web"].Links) != 0 {
@@ -115,7 +116,8 @@ func TestBindingsOfOthers(t *testing.T) {
 		t.Errorf("half a file: %v, %v", b, err)
 	}
 	b.path = filepath.Join(path, "not a directory")
-	if err := b.Bind(map[string]State{"web": {Links: []Link{was}}}, map[int]string{lo.Index: "web"}); !errors.Is(err, unix.ENOTDIR) || len(b.held) != 1 {
+	if err := b.Bind(map[string]State{"web": {Links: []Link{was}}}, map[int]string{lo.Index: "web"}); !errors.Is(err,
+		unix.ENOTDIR) || len(b.held) != 1 {
 		t.Errorf("what cannot be kept: %v, %v", b.held, err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// Cookies knows the cookies of services' network namespaces: numbers that are unique until a reboot, and that BPF programs get
-// from bpf_get_netns_cookie (SO_NETNS_COOKIE, Linux 5.14). The zero value is ready.
+// Cookies knows the cookies of services' network namespaces: numbers that are unique until a reboot, and that BPF
+// programs get from bpf_get_netns_cookie (SO_NETNS_COOKIE, Linux 5.14). The zero value is ready.
 type Cookies struct {
 	mu    sync.Mutex
 	known map[string]uint64

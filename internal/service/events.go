@@ -66,7 +66,8 @@ type process struct {
 }
 
 func openEvents(wake *waker) (*events, error) {
-	e := &events{epoll: -1, netlink: -1, xfrm: -1, mounts: -1, wake: wake, pids: make(map[string]process), buf: make([]byte, 64<<10)}
+	e := &events{epoll: -1, netlink: -1, xfrm: -1, mounts: -1, wake: wake, pids: make(map[string]process),
+		buf: make([]byte, 64<<10)}
 	if err := e.open(); err != nil {
 		e.close()
 		return nil, err

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// LinkType is what frames of the link begin with, by the names of manifests: ethernet, ieee802154, or none, which is bare IP.
-// Frames of others are nothing that a module reads.
+// LinkType is what frames of the link begin with, by the names of manifests: ethernet, ieee802154, or none, which is
+// bare IP. Frames of others are nothing that a module reads.
 func (l Link) LinkType() string {
 	switch l.Type {
 	case 0, unix.ARPHRD_ETHER, unix.ARPHRD_LOOPBACK:

@@ -18,13 +18,14 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// ErrNamespaceUnreachable is returned for a service that is registered by its interface if no process and no path refers
-// to the namespace of the interface's peer.
-var ErrNamespaceUnreachable = errors.New("cannot open its network namespace (no process is in it, and it is not mounted); register the service by netns or pid")
+// ErrNamespaceUnreachable is returned for a service that is registered by its interface if no process and no path
+// refers to the namespace of the interface's peer.
+var ErrNamespaceUnreachable = errors.New("cannot open its network namespace (no process is in it, and it is not " +
+	"mounted); register the service by netns or pid")
 
-// OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it is
-// as if the service had sent it. Nothing can ever be received by it. It needs CAP_SYS_ADMIN to enter the namespace and
-// CAP_NET_RAW there, and keeps the namespace alive while it is open.
+// OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it
+// is as if the service had sent it. Nothing can ever be received by it. It needs CAP_SYS_ADMIN to enter the namespace
+// and CAP_NET_RAW there, and keeps the namespace alive while it is open.
 func OpenPacket(spec v1alpha1.ServiceSpec, link Link) (*os.File, error) {
 	if link.PeerIndex == 0 {
 		return nil, fmt.Errorf("%s: the interface inside the service is not known", link.Name)
@@ -40,7 +41,8 @@ func OpenPacket(spec v1alpha1.ServiceSpec, link Link) (*os.File, error) {
 		return err
 	})
 	if errors.Is(err, unix.EPERM) {
-		return nil, fmt.Errorf("%s: %w: the agent needs CAP_SYS_ADMIN and CAP_NET_RAW to send in the name of services", link.Name, err)
+		return nil, fmt.Errorf("%s: %w: the agent needs CAP_SYS_ADMIN and CAP_NET_RAW to send in the name of services",
+			link.Name, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", link.Name, err)
@@ -78,8 +80,8 @@ func openNamespaceOf(spec v1alpha1.ServiceSpec, link Link) (int, error) {
 	return found, nil
 }
 
-// OrphanedNamespaces returns those interfaces whose peer is in a namespace without processes and mounts, which only packet
-// sockets keep alive.
+// OrphanedNamespaces returns those interfaces whose peer is in a namespace without processes and mounts, which only
+// packet sockets keep alive.
 func OrphanedNamespaces(ifindexes []uint32) []uint32 {
 	if len(ifindexes) == 0 {
 		return nil
@@ -171,8 +173,8 @@ func enter(ns int, do func() error) error {
 	return <-done
 }
 
-// packetSocket has no protocol, and so receives nothing; and a locked filter, so that it never will. What is bound must be
-// what was found: numbers of interfaces are used again by other namespaces.
+// packetSocket has no protocol, and so receives nothing; and a locked filter, so that it never will. What is bound must
+// be what was found: numbers of interfaces are used again by other namespaces.
 func packetSocket(link Link) (int, error) {
 	fd, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, 0)
 	if err != nil {

@@ -19,10 +19,10 @@ import (
 // groQueues is Linux 5.13: since then GRO gives a veth the queues that XDP frames arrive by.
 const groQueues = 5<<16 | 13<<8
 
-// EnablePeerGRO makes sure that what native XDP on a link sends back by redirect arrives. The other end of a veth takes such
-// frames only if it has queues for them: with an XDP program of its own, or since Linux 5.13 with GRO (veth_xdp_xmit). It
-// switches GRO on there, and leaves it on. Links of other kinds need nothing. CAP_SYS_ADMIN is needed to enter the namespace
-// of the other end, CAP_NET_ADMIN to change it.
+// EnablePeerGRO makes sure that what native XDP on a link sends back by redirect arrives. The other end of a veth takes
+// such frames only if it has queues for them: with an XDP program of its own, or since Linux 5.13 with GRO
+// (veth_xdp_xmit). It switches GRO on there, and leaves it on. Links of other kinds need nothing. CAP_SYS_ADMIN is
+// needed to enter the namespace of the other end, CAP_NET_ADMIN to change it.
 func EnablePeerGRO(link Link) error {
 	c, err := openConn()
 	if err != nil {

@@ -40,8 +40,8 @@ func runXDP(t *testing.T, ifindex int, code ...asm.Instruction) {
 	t.Cleanup(func() { l.Close() })
 }
 
-// isReflected sends a frame out of an interface of the current namespace and reports whether it comes back. If it should, that may
-// take long on a busy machine.
+// isReflected sends a frame out of an interface of the current namespace and reports whether it comes back. If it
+// should, that may take long on a busy machine.
 func isReflected(t *testing.T, name string, want bool) bool {
 	t.Helper()
 	const experimental = 0xb588 // 0x88b5, in network byte order
@@ -63,7 +63,8 @@ func isReflected(t *testing.T, name string, want bool) bool {
 		t.Fatal(err)
 	}
 	frame := append(append(append([]byte{}, at.HardwareAddr...), at.HardwareAddr...), 0x88, 0xb5)
-	if err := unix.Sendto(fd, append(frame, make([]byte, 46)...), 0, &unix.SockaddrLinklayer{Ifindex: at.Index}); err != nil {
+	if err := unix.Sendto(fd, append(frame, make([]byte, 46)...), 0,
+		&unix.SockaddrLinklayer{Ifindex: at.Index}); err != nil {
 		t.Fatal(err)
 	}
 	n, _, err := unix.Recvfrom(fd, make([]byte, 128), 0)

@@ -49,7 +49,8 @@ func ParseSelector(text string) (Selector, error) {
 			if match != nil {
 				wrong = strings.TrimRight(match[0], ", \t\r\n")
 			}
-			return Selector{}, fmt.Errorf("%w: %q: %w; valid are * for every service, or conditions such as app=web,tier in (edge,core),!legacy",
+			return Selector{}, fmt.Errorf("%w: %q: %w; valid are * for every service, or conditions such as app=web,tier in "+
+				"(edge,core),!legacy",
 				ErrSelector, wrong, err)
 		}
 		s.conditions = append(s.conditions, c)

@@ -52,8 +52,10 @@ func TestSelectorErrors(t *testing.T) {
 
 // What ParseSelector accepts, and what it then matches, is what Kubernetes has.
 func FuzzSelector(f *testing.F) {
-	for _, text := range []string{"app=web", "app==web, tier in (edge,core)", "!legacy", "tier notin (edge)", "n > 5,n<9", "a in ()", "a in (,b)",
-		"in in (in)", "a in(b)", "a=", "a!=", "a=b=c", "!a=b", "a,", ",a", "a in (b", "a in b)", "x/y=z", "x/y/z", "a===b", "a=!b", "! a", "a\n",
+	for _, text := range []string{"app=web", "app==web, tier in (edge,core)", "!legacy", "tier notin (edge)", "n > 5,n<9",
+		"a in ()", "a in (,b)",
+		"in in (in)", "a in(b)", "a=", "a!=", "a=b=c", "!a=b", "a,", ",a", "a in (b", "a in b)", "x/y=z", "x/y/z", "a===b",
+		"a=!b", "! a", "a\n",
 		"n>x", "n>", "a b", "a=-", "()", "a()", "a in (b)(c)", "a in (b c)", "A=" + strings.Repeat("x", 64)} {
 		f.Add(text, "5", "edge")
 	}
@@ -66,7 +68,8 @@ func FuzzSelector(f *testing.F) {
 		if (err == nil) != (wantErr == nil) {
 			t.Fatalf("%q: %v, Kubernetes: %v", text, err, wantErr)
 		}
-		for _, set := range []map[string]string{nil, {"a": a, "n": a, "tier": tier}, {"app": a, "in": "in", "legacy": "", "x/y": "z"}} {
+		for _, set := range []map[string]string{nil, {"a": a, "n": a, "tier": tier},
+			{"app": a, "in": "in", "legacy": "", "x/y": "z"}} {
 			if err == nil && got.Matches(set) != want.Matches(labels.Set(set)) {
 				t.Errorf("%q on %v: %v", text, set, got.Matches(set))
 			}
@@ -76,7 +79,8 @@ func FuzzSelector(f *testing.F) {
 
 // The error names the condition that is wrong, not the whole selector.
 func TestSelectorErrorNamesCondition(t *testing.T) {
-	for text, want := range map[string]string{"app=web,a=-,b": `"a=-"`, "app=web tier=x": `"app=web tier=x"`, "n>x,app": `"n>x"`, "app,in (x": `"in (x"`} {
+	for text, want := range map[string]string{"app=web,a=-,b": `"a=-"`, "app=web tier=x": `"app=web tier=x"`,
+		"n>x,app": `"n>x"`, "app,in (x": `"in (x"`} {
 		if _, err := ParseSelector(text); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want an error on %s", text, err, want)
 		}

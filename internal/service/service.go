@@ -37,7 +37,8 @@ var (
 // the service itself. Other errors are about the lookup, which may succeed when
 // it is repeated.
 func IsServiceError(err error) bool {
-	for _, kind := range []error{ErrSpec, ErrNamespaceGone, ErrNotNamespace, ErrOwnNamespace, ErrProcessGone, ErrInterfaceGone} {
+	for _, kind := range []error{ErrSpec, ErrNamespaceGone, ErrNotNamespace, ErrOwnNamespace, ErrProcessGone,
+		ErrInterfaceGone} {
 		if errors.Is(err, kind) {
 			return true
 		}

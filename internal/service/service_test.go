@@ -93,7 +93,8 @@ func wantOf(t testing.TB, lab *netlab.Lab, h *netlab.Host) State {
 	return State{
 		Links: []Link{{Name: h.Outer(), Ifindex: h.OuterIndex(), Kind: "veth", Type: 1, Peer: h.Interface(),
 			MTU: outer.Attrs().MTU, MAC: outer.Attrs().HardwareAddr,
-			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU, PeerAddresses: addresses, PeerLinkLocal: linkLocal}},
+			PeerIndex: inner.Attrs().Index, PeerMAC: inner.Attrs().HardwareAddr, PeerMTU: inner.Attrs().MTU,
+			PeerAddresses: addresses, PeerLinkLocal: linkLocal}},
 		Addresses: addresses,
 	}
 }

@@ -57,7 +57,9 @@ func hasLinks(t testing.TB, w *Watcher, name string, n int) {
 
 func fails(t testing.TB, w *Watcher, name string, want error) {
 	t.Helper()
-	becomes(t, w, name, fmt.Sprintf("fails with %q", want), func(s State) bool { return errors.Is(s.Err, want) && len(s.Links) == 0 })
+	becomes(t, w, name, fmt.Sprintf("fails with %q", want), func(s State) bool {
+		return errors.Is(s.Err, want) && len(s.Links) == 0
+	})
 }
 
 func netnsSpec(h *netlab.Host) v1alpha1.ServiceSpec { return v1alpha1.ServiceSpec{Netns: h.Path()} }
@@ -71,14 +73,18 @@ func TestWatchComesGoesAndComesAgain(t *testing.T) {
 	fails(t, w, "web", ErrNamespaceGone)
 	for i := range 3 {
 		ip(t, "netns", "add", "ksv-web")
-		ip(t, "-n", "ksv-node", "link", "add", fmt.Sprintf("ksvw%d", i), "type", "veth", "peer", "name", "eth0", "netns", "ksv-web")
+		ip(t, "-n", "ksv-node", "link", "add", fmt.Sprintf("ksvw%d", i), "type", "veth", "peer", "name", "eth0",
+			"netns", "ksv-web")
 		hasLinks(t, w, "web", 1)
 		if l := w.States()["web"].Links[0]; l.Name != fmt.Sprintf("ksvw%d", i) || l.Peer != "eth0" {
 			t.Errorf("found %+v", l)
 		}
 		ip(t, "netns", "del", "ksv-web")
 		fails(t, w, "web", ErrNamespaceGone)
-		wait.Until(t, "the interface is gone", func() bool { _, there := w.HostInterfaces()[fmt.Sprintf("ksvw%d", i)]; return !there })
+		wait.Until(t, "the interface is gone", func() bool {
+			_, there := w.HostInterfaces()[fmt.Sprintf("ksvw%d", i)]
+			return !there
+		})
 	}
 }
 
@@ -150,7 +156,9 @@ func TestWatchHostInterfaces(t *testing.T) {
 		attrs.Name, attrs.MTU = "ksvnic", 1280
 		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: "ksvnic2"})
 	})
-	wait.Until(t, "the interface is announced", func() bool { return w.HostInterfaces()["ksvnic"].MTU == 1280 && calls.Load() > before })
+	wait.Until(t, "the interface is announced", func() bool {
+		return w.HostInterfaces()["ksvnic"].MTU == 1280 && calls.Load() > before
+	})
 	hasLinks(t, w, "nic", 1)
 	own := netip.MustParsePrefix("192.0.2.9/24")
 	before = calls.Load()
@@ -192,7 +200,8 @@ func TestWatchChurn(t *testing.T) {
 			want = wantOf(t, lab, h)
 		}
 		becomes(t, w, name, fmt.Sprintf("becomes %+v", want), func(got State) bool {
-			return errors.Is(got.Err, want.Err) && reflect.DeepEqual(got.Links, want.Links) && reflect.DeepEqual(got.Addresses, want.Addresses)
+			return errors.Is(got.Err, want.Err) && reflect.DeepEqual(got.Links, want.Links) &&
+				reflect.DeepEqual(got.Addresses, want.Addresses)
 		})
 	}
 }

@@ -28,7 +28,8 @@ var xfrmDirections = []string{sdk.IPsecIn, sdk.IPsecOut, sdk.IPsecForward} // by
 // maxPolicies bounds the policies that the agent passes to control planes.
 const maxPolicies = 4096
 
-// xfrm is an XFRM netlink socket. Listing policies needs CAP_NET_ADMIN in the namespace, which control planes do not have.
+// xfrm is an XFRM netlink socket. Listing policies needs CAP_NET_ADMIN in the namespace, which control planes do not
+// have.
 type xfrm struct {
 	socket *nl.NetlinkSocket
 	err    error // why there is no socket
@@ -83,13 +84,14 @@ func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 	sort.SliceStable(out, func(i, j int) bool {
 		a, b := &out[i], &out[j]
 		// Among those of one priority it is not known which one the kernel finds first: the allowing ones come last.
-		return cmp.Or(cmp.Compare(a.Priority, b.Priority), -cmp.Compare(a.Action, b.Action), cmp.Compare(a.Index, b.Index)) < 0
+		return cmp.Or(cmp.Compare(a.Priority, b.Priority), -cmp.Compare(a.Action, b.Action),
+			cmp.Compare(a.Index, b.Index)) < 0
 	})
 	return append(out, c.defaults()...), nil
 }
 
-// parsePolicy reads a struct xfrm_userpolicy_info with its attributes. Policies of sockets, of XFRM interfaces and for marked
-// packets do not apply to what is neither.
+// parsePolicy reads a struct xfrm_userpolicy_info with its attributes. Policies of sockets, of XFRM interfaces and for
+// marked packets do not apply to what is neither.
 func parsePolicy(m []byte) (p sdk.IPsecPolicy, applies bool, err error) {
 	if len(m) < nl.SizeofXfrmUserpolicyInfo {
 		return p, false, errors.New("short message")
@@ -100,9 +102,12 @@ func parsePolicy(m []byte) (p sdk.IPsecPolicy, applies bool, err error) {
 		return p, false, err
 	}
 	sel := &info.Sel
-	p = sdk.IPsecPolicy{Direction: xfrmDirections[info.Dir], Action: sdk.IPsecAllow, Index: info.Index, Priority: info.Priority,
-		Source: selected(sel.Family, sel.Saddr, sel.PrefixlenS), Destination: selected(sel.Family, sel.Daddr, sel.PrefixlenD), Protocol: sel.Proto,
-		SourcePort: portMask(sel.Sport, sel.SportMask), DestinationPort: portMask(sel.Dport, sel.DportMask), Ifindex: uint32(sel.Ifindex)}
+	p = sdk.IPsecPolicy{Direction: xfrmDirections[info.Dir], Action: sdk.IPsecAllow, Index: info.Index,
+		Priority: info.Priority,
+		Source:   selected(sel.Family, sel.Saddr, sel.PrefixlenS), Destination: selected(sel.Family, sel.Daddr,
+			sel.PrefixlenD), Protocol: sel.Proto,
+		SourcePort: portMask(sel.Sport, sel.SportMask), DestinationPort: portMask(sel.Dport, sel.DportMask),
+		Ifindex: uint32(sel.Ifindex)}
 	for _, a := range attrs {
 		switch {
 		case a.Attr.Type == nl.XFRMA_TMPL && len(a.Value) > 0:
@@ -135,7 +140,8 @@ func portMask(port, mask uint16) sdk.PortMask {
 	return sdk.PortMask{Port: swap(port), Mask: swap(mask)}
 }
 
-// defaults are the policies for what no other matches, where they block (ip xfrm policy setdefault). Older kernels have none.
+// defaults are the policies for what no other matches, where they block (ip xfrm policy setdefault). Older kernels have
+// none.
 func (c *conn) defaults() (out []sdk.IPsecPolicy) {
 	msgs, err := c.executeOn(unix.NETLINK_XFRM, xfrmMsgGetDefault, 0, 0, rawData{0, 0, 0, 0})
 	if err != nil || len(msgs) == 0 || len(msgs[0]) < 3 {

@@ -21,13 +21,15 @@ import (
 
 func ipXfrm(t *testing.T, node *netlab.Namespace, args string) {
 	t.Helper()
-	out, err := node.Command(context.Background(), "ip", append([]string{"xfrm", "policy"}, strings.Fields(args)...)...).CombinedOutput()
+	out, err := node.Command(context.Background(), "ip",
+		append([]string{"xfrm", "policy"}, strings.Fields(args)...)...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("ip xfrm policy %s: %v: %s", args, err, out)
 	}
 }
 
-// Policies that are there before the watcher starts, that come and that go: all are seen, and what is not for plain packets is left out.
+// Policies that are there before the watcher starts, that come and that go: all are seen, and what is not for plain
+// packets is left out.
 func TestWatchIPsecPolicies(t *testing.T) {
 	lab := newLab(t)
 	x := func() (x xfrm) {
@@ -38,7 +40,8 @@ func TestWatchIPsecPolicies(t *testing.T) {
 	if errors.Is(x.err, unix.EPROTONOSUPPORT) {
 		t.Skip("this kernel has no XFRM")
 	}
-	const first = "src 192.0.2.1/32 dst 192.0.2.0/24 proto udp dport 7187 dir out priority 5 tmpl proto esp mode transport level required"
+	const first = "src 192.0.2.1/32 dst 192.0.2.0/24 proto udp dport 7187 dir out priority 5 tmpl proto esp mode " +
+		"transport level required"
 	ipXfrm(t, lab.Node(), "add "+first)
 	w := watch(t, lab.Node())
 	var calls atomic.Int32
@@ -62,8 +65,9 @@ func TestWatchIPsecPolicies(t *testing.T) {
 	}
 	hasPolicies("out protect 192.0.2.1/32")
 	p := seen()[0]
-	want := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: p.Index, Priority: 5, Protocol: unix.IPPROTO_UDP,
-		Source: netip.MustParsePrefix("192.0.2.1/32"), Destination: netip.MustParsePrefix("192.0.2.0/24"),
+	want := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: p.Index, Priority: 5,
+		Protocol: unix.IPPROTO_UDP,
+		Source:   netip.MustParsePrefix("192.0.2.1/32"), Destination: netip.MustParsePrefix("192.0.2.0/24"),
 		DestinationPort: sdk.PortMask{Port: 7187, Mask: 0xffff}}
 	if p != want || p.Index == 0 {
 		t.Errorf("%+v, want %+v", p, want)
@@ -81,7 +85,8 @@ func TestWatchIPsecPolicies(t *testing.T) {
 	wait.Until(t, "the change is announced", func() bool { return calls.Load() > before })
 	ipXfrm(t, lab.Node(), "deleteall")
 	hasPolicies()
-	if out, err := lab.Node().Command(context.Background(), "ip", "xfrm", "policy", "setdefault", "out", "block").CombinedOutput(); err != nil {
+	if out, err := lab.Node().Command(context.Background(), "ip", "xfrm", "policy", "setdefault", "out",
+		"block").CombinedOutput(); err != nil {
 		t.Skipf("this kernel has no default policies: %s", out)
 	}
 	hasPolicies("out block invalid Prefix")

@@ -22,13 +22,15 @@ func Cached(file string) (Result, bool) {
 	var k known
 	data, err := os.ReadFile(file)
 	boot, bootErr := bootID()
-	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot || len(k.Result.Checks) != len(checks)+len(waiting) {
+	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot ||
+		len(k.Result.Checks) != len(checks)+len(waiting) {
 		return Result{}, false // also that of another version, which had other checks
 	}
 	return k.Result, true
 }
 
-// RunOnce returns the cached result, or calls Run and writes the file. If that fails it returns the result and the error.
+// RunOnce returns the cached result, or calls Run and writes the file. If that fails it returns the result and the
+// error.
 func RunOnce(ctx context.Context, file string) (Result, error) {
 	if result, ok := Cached(file); ok {
 		return result, nil

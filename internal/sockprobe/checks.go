@@ -235,7 +235,8 @@ func waitAll(p *pair) error {
 
 // lowWater: with SO_RCVLOWAT fewer bytes are not worth waking for.
 func lowWater(p *pair) error {
-	if err := errors.Join(unix.SetsockoptInt(p.b, unix.SOL_SOCKET, unix.SO_RCVLOWAT, len(hello)), send(p.a, hello[:4])); err != nil {
+	if err := errors.Join(unix.SetsockoptInt(p.b, unix.SOL_SOCKET, unix.SO_RCVLOWAT, len(hello)),
+		send(p.a, hello[:4])); err != nil {
 		return err
 	}
 	if ok, err := readable(p.b, 20*time.Millisecond); err != nil || ok {
@@ -459,7 +460,8 @@ func tcpInfo(p *pair) error {
 		}
 		const established = 1
 		if info.State != established || info.Unacked != 0 || info.Retransmits != 0 {
-			return fmt.Errorf("state %d, %d segments without acknowledgement, %d retransmissions", info.State, info.Unacked, info.Retransmits)
+			return fmt.Errorf("state %d, %d segments without acknowledgement, %d retransmissions", info.State, info.Unacked,
+				info.Retransmits)
 		}
 		unsent, err := unix.IoctlGetInt(fd, unix.TIOCOUTQ)
 		if err == nil && unsent != 0 {

@@ -42,7 +42,8 @@ func dial() (*pair, error) {
 		return nil, err
 	}
 	defer unix.Close(listener)
-	if err := errors.Join(unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}), unix.Listen(listener, 1)); err != nil {
+	if err := errors.Join(unix.Bind(listener, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}),
+		unix.Listen(listener, 1)); err != nil {
 		return nil, err
 	}
 	to, err := unix.Getsockname(listener)

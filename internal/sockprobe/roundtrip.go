@@ -16,7 +16,8 @@ type RoundTrip struct {
 	Redirected time.Duration `json:"redirected"` // when both are redirected
 }
 
-// roundTripSizes are message sizes. Redirection saves time per message and costs time per byte, so large ones may be slower.
+// roundTripSizes are message sizes. Redirection saves time per message and costs time per byte, so large ones may be
+// slower.
 var roundTripSizes = []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}
 
 // roundTripRepeats is how often each size is measured, alternating between both ways, so that load affects both.

@@ -43,8 +43,8 @@ func (r Result) ByName() map[string]bool {
 // most is how long all of it may take; an emulated machine needs some ten seconds.
 const most = 30 * time.Second
 
-// Run tests each behaviour once, with sockets in a temporary network namespace. It returns an error if redirection does not
-// work at all or cannot be tested, for example without CAP_SYS_ADMIN.
+// Run tests each behaviour once, with sockets in a temporary network namespace. It returns an error if redirection does
+// not work at all or cannot be tested, for example without CAP_SYS_ADMIN.
 func Run(ctx context.Context) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
@@ -62,8 +62,8 @@ func Run(ctx context.Context) (Result, error) {
 	return out.result, out.err
 }
 
-// testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the process's first,
-// which would keep the namespace.
+// testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the
+// process's first, which would keep the namespace.
 func testAside(ctx context.Context) (Result, error) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

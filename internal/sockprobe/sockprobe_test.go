@@ -50,7 +50,8 @@ func connected(t *testing.T) *pair {
 }
 
 // fine is what redirection does not change on any kernel that it was tried on (5.10 to 7.2).
-var fine = []string{Integrity, "integrityPassed", SplicePassed, "waitAllPassed", "poll", "epollEdge", "peek", "halfClose", "sendfile", "reset", "tcpInfo",
+var fine = []string{Integrity, "integrityPassed", SplicePassed, "waitAllPassed", "poll", "epollEdge", "peek",
+	"halfClose", "sendfile", "reset", "tcpInfo",
 	"memory", "keepalive"}
 
 func TestThisKernel(t *testing.T) {

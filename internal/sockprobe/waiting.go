@@ -27,7 +27,8 @@ const keepAliveAfter = 1 // s
 // keepAlive: an end that has only sent and received by redirection is asked whether it is alive, and answers.
 func keepAlive(p *pair) error {
 	for _, fd := range []int{p.a, p.b} {
-		for _, o := range [][3]int{{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveAfter},
+		for _, o := range [][3]int{{unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+			{unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, keepAliveAfter},
 			{unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 1}, {unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 1}} {
 			if err := unix.SetsockoptInt(fd, o[0], o[1], o[2]); err != nil {
 				return err

@@ -112,16 +112,20 @@ func (nd *Node) verdictConditions(name string) []v1.Condition {
 func (nd *Node) repliesCondition(name string) v1.Condition {
 	c := v1.Condition{Type: "Replies", Status: "True", Reason: "RepliesDelivered"}
 	var lost, noRoom []error
-	for _, p := range slices.SortedFunc(maps.Keys(nd.Points), func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
+	for _, p := range slices.SortedFunc(maps.Keys(nd.Points),
+		func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
 		place := nd.Points[p]
-		if p.Side != chain.OnXDP || !slices.ContainsFunc(place.Chain.Members, func(m chain.Member) bool { return m.Name == name }) {
+		if p.Side != chain.OnXDP ||
+			!slices.ContainsFunc(place.Chain.Members, func(m chain.Member) bool { return m.Name == name }) {
 			continue
 		}
 		if err := nd.NoReplies[p.Ifindex]; err != nil {
 			lost = append(lost, err)
 		}
-		if nd.Modules[name].Dataplane.Settings.LongReplies && place.Link.Kind == "veth" && nd.View(p).Mode == dataplane.ModeXDPNative {
-			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than their requests, "+
+		if nd.Modules[name].Dataplane.Settings.LongReplies && place.Link.Kind == "veth" &&
+			nd.View(p).Mode == dataplane.ModeXDPNative {
+			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than "+
+				"their requests, "+
 				"which are passed to the ordinary server", place.Link.Name))
 		}
 	}
@@ -138,7 +142,8 @@ func (nd *Node) repliesCondition(name string) v1.Condition {
 func (nd *Node) placedCondition(d *deploy.Module) v1.Condition {
 	c := v1.Condition{Type: "Placed", Status: "True", Reason: "AllAttached"}
 	if others := nd.neighbours(d); len(others) > 0 {
-		c.Message = "sockets that another program also holds in a map are not changed; other programs on the same cgroup: " + strings.Join(others, ", ")
+		c.Message = "sockets that another program also holds in a map are not changed; other programs on the same cgroup: " +
+			strings.Join(others, ", ")
 	}
 	if texts := nd.unplaced(d); len(texts) > 0 {
 		c.Status, c.Reason, c.Message = "False", "PartiallyAttached", strings.Join(texts, "; ")

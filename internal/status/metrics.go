@@ -44,7 +44,8 @@ func (nd *Node) collectModule(name string, c Counters, out *promtext.Set) {
 	}
 	if e := c.Events(); e != nil {
 		out.Counter("kerb_events_total", "Events that a module sent to its control plane.", float64(e.Sent), "module", name)
-		out.Counter("kerb_events_lost_total", "Events of a module that found no room in the ring buffer.", float64(e.Lost), "module", name)
+		out.Counter("kerb_events_lost_total", "Events of a module that found no room in the ring buffer.", float64(e.Lost),
+			"module", name)
 	}
 }
 
@@ -57,9 +58,10 @@ func collectCost(module string, m apply.Measured, out *promtext.Set) {
 	}
 }
 
-// Scrape adds the metrics of control planes, by module. It returns the modules some of whose metrics are left out, with the
-// name of one.
-func Scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Plane, out *promtext.Set) (clashes map[string]string) {
+// Scrape adds the metrics of control planes, by module. It returns the modules some of whose metrics are left out, with
+// the name of one.
+func Scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Plane,
+	out *promtext.Set) (clashes map[string]string) {
 	return exportPlanes(scrape(ctx, log, planes), out)
 }
 
@@ -94,8 +96,8 @@ func scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Pl
 	return out
 }
 
-// exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with the name of
-// one: it means something else in another module, which comes before it.
+// exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with
+// the name of one: it means something else in another module, which comes before it.
 func exportPlanes(all []scraped, out *promtext.Set) (clashes map[string]string) {
 	families := map[string]sdk.Sample{}
 	clashes = map[string]string{}
@@ -121,7 +123,8 @@ func exportPlanes(all []scraped, out *promtext.Set) (clashes map[string]string) 
 	return clashes
 }
 
-// family is the name of a metric. Those of built-in packages and of the agent are reserved: packages of others have a prefix.
+// family is the name of a metric. Those of built-in packages and of the agent are reserved: packages of others have a
+// prefix.
 func (m scraped) family(s sdk.Sample) string {
 	prefix := "kerb_x_"
 	if m.builtin {

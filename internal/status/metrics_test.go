@@ -39,14 +39,16 @@ func TestMetricNamesAreReserved(t *testing.T) {
 		scraped{module: "c", pkg: "module", samples: []sdk.Sample{{Name: "memory_bytes", Help: "other", Value: 7}}},
 		scraped{module: "d", pkg: "control-plane", stale: true, samples: []sdk.Sample{{Name: "up", Help: "other", Value: 7}}})
 	for name, want := range map[string]float64{
-		"kerb_firewall_rule_packets_total fw": 1, "kerb_x_firewall_rule_packets_total a": 7, "kerb_x_module_memory_bytes c": 7,
-		"kerb_x_control_plane_up d": 7, "kerb_control_plane_stale d": 1, "kerb_control_plane_stale fw": 0,
+		"kerb_firewall_rule_packets_total fw": 1, "kerb_x_firewall_rule_packets_total a": 7,
+		"kerb_x_module_memory_bytes c": 7,
+		"kerb_x_control_plane_up d":    7, "kerb_control_plane_stale d": 1, "kerb_control_plane_stale fw": 0,
 	} {
 		if got, ok := series[name]; !ok || got != want {
 			t.Errorf("%s is %v, %v", name, got, ok)
 		}
 	}
-	for _, name := range []string{"kerb_firewall_rule_packets_total a", "kerb_firewall_rule_packets_total b", "kerb_module_memory_bytes c"} {
+	for _, name := range []string{"kerb_firewall_rule_packets_total a", "kerb_firewall_rule_packets_total b",
+		"kerb_module_memory_bytes c"} {
 		if _, ok := series[name]; ok {
 			t.Errorf("%s is there", name)
 		}
@@ -59,7 +61,8 @@ func TestMetricNamesThatClash(t *testing.T) {
 	series, clashes := exported(t,
 		scraped{module: "m", pkg: "a", samples: []sdk.Sample{one}},
 		scraped{module: "n", pkg: "a", samples: []sdk.Sample{one}},
-		scraped{module: "o", pkg: "a-b", samples: []sdk.Sample{{Name: "total", Help: "two", Value: 2}, {Name: "more", Value: 3}}})
+		scraped{module: "o", pkg: "a-b", samples: []sdk.Sample{{Name: "total", Help: "two", Value: 2},
+			{Name: "more", Value: 3}}})
 	if series["kerb_x_a_b_total m"] != 1 || series["kerb_x_a_b_total n"] != 1 || series["kerb_x_a_b_more o"] != 3 {
 		t.Errorf("%v", series)
 	}

@@ -44,7 +44,8 @@ func (nd *Node) moduleReady(d *deploy.Module, instances int, missing string) v1.
 	case instances == 0:
 		c.Reason, c.Message = "NoAttachPoint", cmp.Or(missing, "nothing that it selects is there")
 		if d.Resource.Spec.Hook == v1.HookXDP {
-			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the service sends (hook: tc sees both)"
+			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the " +
+				"service sends (hook: tc sees both)"
 		}
 	default:
 		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
@@ -103,8 +104,9 @@ func (nd *Node) Instances(name string) []v1.Instance {
 // socketInstances are those of a module on sockets: one for each service or cgroup.
 func socketInstances(place plan.Placement) (out []v1.Instance) {
 	for _, i := range place.Instances {
-		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex), Cgroup: place.Cgroup,
-			Hook: string(chain.OnSockets), Direction: string(chain.Both), Chain: place.Chain.ID()})
+		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex),
+			Cgroup: place.Cgroup,
+			Hook:   string(chain.OnSockets), Direction: string(chain.Both), Chain: place.Chain.ID()})
 	}
 	return out
 }

@@ -19,7 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
-// Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent use.
+// Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent
+// use.
 type Node struct {
 	Desired   resource.Set
 	Modules   map[string]*deploy.Module
@@ -75,7 +76,8 @@ func (nd *Node) RecordAgent() []v1.Condition {
 func (nd *Node) agentConditions(a Agent) []v1.Condition {
 	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "InSync"}
 	if a.Starting {
-		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting", "the first reconciliation since the start of the agent is under way"
+		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Starting",
+			"the first reconciliation since the start of the agent is under way"
 	} else if nd.Problem != nil {
 		reconciled.Status, reconciled.Reason, reconciled.Message = "False", "Retrying", nd.Problem.Error()
 	} else if failed := nd.cannotRun(); failed != "" {
@@ -99,7 +101,8 @@ func (nd *Node) agentConditions(a Agent) []v1.Condition {
 	out = append(out, nd.orderConditions()...)
 	if a.StoreLost {
 		out = append(out, v1.Condition{Type: "StoreLost", Status: "True", Reason: "Corrupted",
-			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules are applied again"})
+			Message: "the store was damaged and has been moved aside; attached chains keep running unchanged until modules " +
+				"are applied again"})
 	}
 	return out
 }
@@ -108,7 +111,8 @@ func (nd *Node) agentConditions(a Agent) []v1.Condition {
 func (nd *Node) controlPlanes(a Agent) v1.Condition {
 	c := v1.Condition{Type: "ControlPlanes", Status: "True", Reason: "Running"}
 	if err := a.ControlProblem; err != nil {
-		c.Status, c.Reason, c.Message = "False", "SandboxFailed", "control planes cannot start: "+err.Error()+"; run kerb doctor"
+		c.Status, c.Reason, c.Message = "False", "SandboxFailed", "control planes cannot start: "+err.Error()+
+			"; run kerb doctor"
 		return c
 	}
 	c.Message = strings.Join(a.Weaknesses, "; ")
@@ -131,8 +135,8 @@ func (nd *Node) controlPlanes(a Agent) v1.Condition {
 // maxReordered is how many chains the condition names.
 const maxReordered = 10
 
-// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the agent or of
-// a package. Changes of the operator are not reconciliations.
+// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the
+// agent or of a package. Changes of the operator are not reconciliations.
 func (nd *Node) orderConditions() []v1.Condition {
 	if len(nd.Reordered) == 0 {
 		return nil

@@ -60,7 +60,8 @@ func newNode(t *testing.T) *Node {
 		Services: map[string]service.State{"web": {Links: []service.Link{{Name: "veth7", Ifindex: veth, Kind: "veth"}}}}}
 	var result v1.ApplyResult
 	nd.Desired.Apply(append(resource.Objects(web), resource.Objects(d.Resource)...), &result)
-	for side, dir := range map[chain.Side]chain.Direction{chain.OnTCIngress: chain.Egress, chain.OnTCEgress: chain.Ingress} {
+	for side, dir := range map[chain.Side]chain.Direction{chain.OnTCIngress: chain.Egress,
+		chain.OnTCEgress: chain.Ingress} {
 		nd.place(side, dir, "m")
 	}
 	nd.Sources = Sources{Recorder: NewRecorder(), Virtual: noVirtual{}, Agent: func() Agent { return Agent{} },
@@ -113,7 +114,9 @@ func TestModuleConditions(t *testing.T) {
 			[]string{"Ready=True Running", "AttachPoints=False NotFound"}, "the node has no interface eth9"},
 		"another link type": {func(nd *Node, d *deploy.Module) {
 			d.Resource.Spec.Attach.Interfaces = []string{"tun0"}
-			nd.Interfaces = func() map[string]service.Link { return map[string]service.Link{"tun0": {Name: "tun0", Type: 65534}} }
+			nd.Interfaces = func() map[string]service.Link {
+				return map[string]service.Link{"tun0": {Name: "tun0", Type: 65534}}
+			}
 		}, []string{"Ready=True Running", "LinkTypeSupported=False LinkTypeMismatch"}, "tun0"},
 		"behind a module that takes packets": {func(nd *Node, _ *deploy.Module) {
 			nd.Modules["vip"] = &deploy.Module{Module: plan.Module{Rank: func(bool) int { return 50 }}}
@@ -182,17 +185,20 @@ func TestServiceStatus(t *testing.T) {
 	s, _ := resource.Service.Get(nd.Desired, "web")
 	programs := map[chain.Point]uint32{{Ifindex: veth, Side: chain.OnTCIngress}: 42}
 	got := nd.Service(s, programs).Status
-	if !slices.Equal(brief(got.Conditions), []string{"Ready=True Found"}) || len(got.Links) != 1 || len(got.Links[0].Hooks) != 2 {
+	if !slices.Equal(brief(got.Conditions), []string{"Ready=True Found"}) || len(got.Links) != 1 ||
+		len(got.Links[0].Hooks) != 2 {
 		t.Fatalf("%+v", got)
 	}
-	want := v1.HookState{Hook: "tc-ingress", Mode: "tcx", Chain: got.Links[0].Hooks[0].Chain, Program: 42, Modules: []string{"m"}}
+	want := v1.HookState{Hook: "tc-ingress", Mode: "tcx", Chain: got.Links[0].Hooks[0].Chain, Program: 42,
+		Modules: []string{"m"}}
 	if diff := cmp.Diff(want, got.Links[0].Hooks[0]); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 	for want, state := range map[string]service.State{
 		"Ready=False NotFound":    {Err: errors.New("no such namespace")},
 		"Ready=False NoInterface": {},
-		"Ready=False NoInterface InterfacesInPlace=False InterfaceMoved": {Links: []service.Link{{Name: "veth7", Left: true}}},
+		"Ready=False NoInterface InterfacesInPlace=False InterfaceMoved": {Links: []service.Link{
+			{Name: "veth7", Left: true}}},
 	} {
 		if got := strings.Join(brief(nd.RecordService(s, state)), " "); got != want {
 			t.Errorf("%s, want %s", got, want)
@@ -218,7 +224,8 @@ func TestDrops(t *testing.T) {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 	s, _ := resource.Service.Get(nd.Desired, "web")
-	if got := nd.Service(s, nil).Status.Drops; !slices.Equal(got, []v1.ModuleDrop{{Module: "m", Reason: "rule", Packets: 3}}) {
+	if got := nd.Service(s, nil).Status.Drops; !slices.Equal(got,
+		[]v1.ModuleDrop{{Module: "m", Reason: "rule", Packets: 3}}) {
 		t.Errorf("of the service: %+v", got)
 	}
 	if got := nd.Drops("other"); got != nil {
@@ -242,7 +249,8 @@ func TestProblems(t *testing.T) {
 	for _, p := range nd.Problems() {
 		got = append(got, p.Kind+"/"+p.Name+" "+p.Reason)
 	}
-	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotResponding", "Agent/ NotRunning", "Agent/ Corrupted",
+	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotResponding", "Agent/ NotRunning",
+		"Agent/ Corrupted",
 		"Module/m ModuleFailed", "Service/web NotFound"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
@@ -252,16 +260,19 @@ func TestProblems(t *testing.T) {
 func TestAgentConditions(t *testing.T) {
 	nd := newNode(t)
 	nd.Agent = func() Agent { return Agent{Starting: true, ControlProblem: errors.New("no Landlock")} }
-	if got := brief(nd.RecordAgent()); !slices.Equal(got, []string{"Reconciled=False Starting", "StoreWritable=True Writable",
-		"ControlPlanes=False SandboxFailed"}) {
+	if got := brief(nd.RecordAgent()); !slices.Equal(got,
+		[]string{"Reconciled=False Starting", "StoreWritable=True Writable",
+			"ControlPlanes=False SandboxFailed"}) {
 		t.Errorf("%v", got)
 	}
-	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{Resolvers: 1} }, errors.New("no memory"), map[chain.Point]string{}
+	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{Resolvers: 1} }, errors.New("no memory"),
+		map[chain.Point]string{}
 	for i := range 12 {
 		nd.Reordered[chain.Point{Ifindex: i}] = fmt.Sprint("web", i, " ingress")
 	}
-	if got := brief(nd.RecordAgent()); !slices.Equal(got, []string{"Reconciled=False Retrying", "StoreWritable=True Writable",
-		"ControlPlanes=True Running", "Resolvers=True Responding", "ChainOrderKept=False OrderChanged"}) {
+	if got := brief(nd.RecordAgent()); !slices.Equal(got,
+		[]string{"Reconciled=False Retrying", "StoreWritable=True Writable",
+			"ControlPlanes=True Running", "Resolvers=True Responding", "ChainOrderKept=False OrderChanged"}) {
 		t.Errorf("%v", got)
 	}
 	text := nd.orderConditions()[0].Message

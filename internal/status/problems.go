@@ -13,14 +13,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Problems lists what is wrong: every condition that is False, of the agent, modules, services and virtual services, and what
-// counters and labels show.
+// Problems lists what is wrong: every condition that is False, of the agent, modules, services and virtual services,
+// and what counters and labels show.
 func (nd *Node) Problems() []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
 		for _, c := range conditions {
 			if c.Status == "False" {
-				out = append(out, v1.NodeProblem{Kind: kind, Name: name, Type: c.Type, Reason: c.Reason, Message: c.Message, Since: c.Since})
+				out = append(out, v1.NodeProblem{Kind: kind, Name: name, Type: c.Type, Reason: c.Reason, Message: c.Message,
+					Since: c.Since})
 			}
 		}
 	}

@@ -44,7 +44,8 @@ func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32) v1.Servic
 
 func (nd *Node) hookState(p chain.Point, place plan.Placement, program uint32) v1.HookState {
 	view := nd.View(p)
-	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.Chain.ID(), Program: program, Programs: view.Programs}
+	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.Chain.ID(), Program: program,
+		Programs: view.Programs}
 	for _, m := range place.Chain.Members {
 		h.Modules = append(h.Modules, m.Name)
 	}
@@ -76,14 +77,16 @@ func movedConditions(state service.State) []v1.Condition {
 		return nil
 	}
 	return []v1.Condition{{Type: "InterfacesInPlace", Status: "False", Reason: "InterfaceMoved",
-		Message: fmt.Sprintf("the veth peer of %s is no longer in the registered network namespace; its chain stays attached until the interface or the service is deleted",
+		Message: fmt.Sprintf("the veth peer of %s is no longer in the registered network namespace; its chain stays "+
+			"attached until the interface or the service is deleted",
 			strings.Join(names, ", "))}}
 }
 
 // Chain returns a chain with where it runs.
 func (nd *Node) Chain(c chain.Pinned, points []chain.Attached) v1.Chain {
 	cost := apply.ChainCost(c.Spec, func(module string) apply.Measured { return nd.CostOf(nd.Modules[module]) })
-	view := v1.Chain{Cost: cost, ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction), Program: uint32(c.Program), Parts: c.Parts}
+	view := v1.Chain{Cost: cost, ID: c.ID, Hook: string(c.Spec.Side), Direction: string(c.Spec.Direction),
+		Program: uint32(c.Program), Parts: c.Parts}
 	for _, m := range c.Spec.Members {
 		view.Modules = append(view.Modules, m.Name)
 	}

@@ -21,8 +21,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Each kind has a bucket of JSON by name; version 1 had no virtual services, version 2 no models. The digest covers all of
-// them, because bbolt itself does not notice a changed byte in a data page.
+// Each kind has a bucket of JSON by name; version 1 had no virtual services, version 2 no models. The digest covers all
+// of them, because bbolt itself does not notice a changed byte in a data page.
 var (
 	bucketMeta   = []byte("meta")
 	keySchema    = []byte("schema")
@@ -38,8 +38,8 @@ func versionsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "
 // schema3 are the buckets of schema version 3, in the order in which the digest covers them.
 var schema3 = []string{"modules", "services", "virtualservices", "models", "modelversions"}
 
-// buckets are those of all kinds, in the order of the digest, which is part of the format: those of schema3, then all others in the
-// order of their names. The order in which kinds are listed for users does not matter.
+// buckets are those of all kinds, in the order of the digest, which is part of the format: those of schema3, then all
+// others in the order of their names. The order in which kinds are listed for users does not matter.
 func buckets() (out [][]byte) {
 	for _, kind := range resource.Kinds() {
 		out = append(out, bucketOf(kind))
@@ -65,8 +65,8 @@ func digestRank(bucket []byte) int {
 // errPanic marks a panic of bbolt, which is how it meets pages that it does not understand.
 var errPanic = errors.New("unreadable page")
 
-// contain turns panics in do into errors, and memory faults: bbolt follows page numbers and lengths of a damaged file to
-// wherever they point.
+// contain turns panics in do into errors, and memory faults: bbolt follows page numbers and lengths of a damaged file
+// to wherever they point.
 func contain(do func() error) (err error) {
 	defer debug.SetPanicOnFault(debug.SetPanicOnFault(true))
 	defer func() {
@@ -77,8 +77,8 @@ func contain(do func() error) (err error) {
 	return do()
 }
 
-// ensure makes the file at path if there is none. It is made under another name and linked into place, so that a file that
-// exists is always complete: one of length zero has lost its content.
+// ensure makes the file at path if there is none. It is made under another name and linked into place, so that a file
+// that exists is always complete: one of length zero has lost its content.
 func ensure(path string, recovered bool) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err

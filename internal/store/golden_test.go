@@ -13,8 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// testdata/schema-3.db.gz was written by the build of commit aa76e1d: desired(3), and the models in generations 1 to 3. All later builds
-// read it, in full.
+// testdata/schema-3.db.gz was written by the build of commit aa76e1d: desired(3), and the models in generations 1 to 3.
+// All later builds read it, in full.
 func TestStoreOfAnEarlierBuild(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	unpack(t, "testdata/schema-3.db.gz", path)
@@ -62,7 +62,8 @@ func unpack(t *testing.T, from, to string) {
 	}
 }
 
-// The digest covers the buckets of kinds that are added after those that older files have, whatever the kinds are called.
+// The digest covers the buckets of kinds that are added after those that older files have, whatever the kinds are
+// called.
 func TestDigestOrder(t *testing.T) {
 	var all [][]byte
 	for _, name := range []string{"zones", "modelversions", "models", "alarms", "virtualservices", "services", "modules"} {

@@ -25,8 +25,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// SchemaVersion is the layout of the file that this build writes. It reads older ones, too. Each kind of resources that is
-// added makes a new version, which builds without it refuse: they would lose its resources. Version 3 had four kinds.
+// SchemaVersion is the layout of the file that this build writes. It reads older ones, too. Each kind of resources that
+// is added makes a new version, which builds without it refuse: they would lose its resources. Version 3 had four
+// kinds.
 var SchemaVersion = len(resource.Kinds()) - 1
 
 // lockWait is how long Open waits for another process to let go of the file.
@@ -34,9 +35,12 @@ const lockWait = 2 * time.Second
 
 var (
 	// ErrReadOnly is returned by writes when the file can only be read. It is a *apierrors.ReadOnly.
-	ErrReadOnly error = &apierrors.ReadOnly{Reason: "the store can only be read; make the directory of the agent's state writable, and restart the agent"}
-	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a *apierrors.ReadOnly.
-	ErrFull error = &apierrors.ReadOnly{Reason: "no space is left for the store; free some on the file system of the agent's state, and repeat the change"}
+	ErrReadOnly error = &apierrors.ReadOnly{Reason: "the store can only be read; make the directory of the agent's " +
+		"state writable, and restart the agent"}
+	// ErrFull is returned by writes when the disk is full. The state is the one before the write. It is a
+	// *apierrors.ReadOnly.
+	ErrFull error = &apierrors.ReadOnly{Reason: "no space is left for the store; free some on the file system of the " +
+		"agent's state, and repeat the change"}
 	// ErrLocked is returned by Open when another process holds the file.
 	ErrLocked = errors.New("another process has the store open")
 	// ErrCorrupt is returned when the file is found damaged after it was opened.
@@ -50,7 +54,8 @@ type NewerError struct {
 }
 
 func (e *NewerError) Error() string {
-	return fmt.Sprintf("%s has schema version %d, this build knows %d: run the newer kerb, or move the file away", e.Path, e.Found, SchemaVersion)
+	return fmt.Sprintf("%s has schema version %d, this build knows %d: run the newer kerb, or move the file away", e.Path,
+		e.Found, SchemaVersion)
 }
 
 // Recovery describes a damaged file that Open has renamed.
@@ -152,7 +157,8 @@ func replace(path string, cause error) (*Store, error) {
 	return s, nil
 }
 
-// Close closes the file, unless it was found to be damaged since it was opened: then the process keeps it until it ends.
+// Close closes the file, unless it was found to be damaged since it was opened: then the process keeps it until it
+// ends.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

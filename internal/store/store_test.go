@@ -51,7 +51,8 @@ func TestStatusIsNotStored(t *testing.T) {
 	module := d[v1alpha1.KindModule]["m0"].(*v1alpha1.Module)
 	module.Status = &v1alpha1.ModuleStatus{Memory: 1}
 	d[v1alpha1.KindService]["s0"].(*v1alpha1.Service).Status = &v1alpha1.ServiceStatus{Addresses: []string{"10.0.0.1/24"}}
-	d[v1alpha1.KindVirtualService]["v0"].(*v1alpha1.VirtualService).Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
+	d[v1alpha1.KindVirtualService]["v0"].(*v1alpha1.VirtualService).Status = &v1alpha1.VirtualServiceStatus{
+		Source: v1alpha1.SourceStatic}
 	d[v1alpha1.KindModel]["n0"].(*v1alpha1.Model).Status = &v1alpha1.ModelStatus{}
 	mustCommit(t, s, d)
 	if module.Status == nil {
@@ -183,7 +184,8 @@ func TestCommitVirtualServices(t *testing.T) {
 	changed.Metadata.Generation = 2
 	stored := changed
 	stored.Status = &v1alpha1.VirtualServiceStatus{Source: v1alpha1.SourceStatic}
-	gone := []resource.Ref{{Kind: v1alpha1.KindVirtualService, Name: "v0"}, {Kind: v1alpha1.KindVirtualService, Name: "no-such"}}
+	gone := []resource.Ref{{Kind: v1alpha1.KindVirtualService, Name: "v0"},
+		{Kind: v1alpha1.KindVirtualService, Name: "no-such"}}
 	if err := s.CommitChanges(resource.Changes{Put: resource.Objects(stored), Remove: gone}); err != nil {
 		t.Fatal(err)
 	}
@@ -196,7 +198,8 @@ func TestCommitVirtualServices(t *testing.T) {
 	}
 }
 
-// A file of version 1, which had neither virtual services nor models, is read, and becomes one of today with the first change.
+// A file of version 1, which had neither virtual services nor models, is read, and becomes one of today with the first
+// change.
 func TestOlderSchema(t *testing.T) {
 	path := filled(t)
 	db, err := bbolt.Open(path, 0o600, nil)
@@ -213,7 +216,8 @@ func TestOlderSchema(t *testing.T) {
 	db.Close()
 	s := mustOpen(t, path)
 	got := mustSnapshot(t, s)
-	if s.RecoveryPending() || got.Len(resource.Module) == 0 || got.Len(resource.VirtualService)+got.Len(resource.Model) != 0 {
+	if s.RecoveryPending() || got.Len(resource.Module) == 0 || got.Len(resource.VirtualService)+
+		got.Len(resource.Model) != 0 {
 		t.Fatalf("recovered %v: %v", s.RecoveryPending(), got)
 	}
 	want := desired(3)
@@ -371,7 +375,8 @@ func desired(n int) resource.Set {
 		v := v1alpha1.VirtualService{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindVirtualService},
 			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("v%d", i)},
-			Spec:     v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.0.%d", i), Policy: v1alpha1.PolicyClosest}}},
+			Spec: v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.0.%d", i),
+				Policy: v1alpha1.PolicyClosest}}},
 		}
 		model := modelOf(fmt.Sprintf("n%d", i), 1)
 		for _, o := range []resource.Object{&m, &s, &v, &model} {

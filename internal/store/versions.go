@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// A version is kept under the resource's name, a slash (no name has one) and its generation in 16 hexadecimal digits: a line
-// with the JSON of a v1alpha1.ModelVersion, then the gzip of its document.
+// A version is kept under the resource's name, a slash (no name has one) and its generation in 16 hexadecimal digits: a
+// line with the JSON of a v1alpha1.ModelVersion, then the gzip of its document.
 
 func versionKey(name string, generation int64) []byte {
 	return fmt.Appendf(nil, "%s/%016x", name, generation)

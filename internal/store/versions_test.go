@@ -99,7 +99,8 @@ func TestModelVersionsEnd(t *testing.T) {
 	put(modelOf("m", 3))
 	put(modelOf("m0", 3)) // whose name begins alike
 	put(modelOf("m0", 4))
-	if err := s.CommitChanges(resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindModel, Name: "m"}}}); err != nil {
+	if err := s.CommitChanges(
+		resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindModel, Name: "m"}}}); err != nil {
 		t.Fatal(err)
 	}
 	if got := generations(t, s, "m"); len(got) != 0 {

@@ -35,7 +35,8 @@ func Suggested(text string) string {
 	return text[i+len(prefix) : len(text)-1]
 }
 
-// distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of adjacent characters.
+// distance is the optimal string alignment distance: insertions, deletions, substitutions and swaps of adjacent
+// characters.
 func distance(a, b string) int {
 	rows := make([][]int, len(a)+1)
 	for i := range rows {

@@ -23,7 +23,8 @@ const maxBlocked = 4
 // Limiter limits the calls that are blocked at the same time. The zero value is ready to use.
 type Limiter struct{ running atomic.Int32 }
 
-// Do runs call and waits for it until the timeout. After that the call continues in the background and its result is lost.
+// Do runs call and waits for it until the timeout. After that the call continues in the background and its result is
+// lost.
 func Do[T any](l *Limiter, timeout time.Duration, call func() (T, error)) (value T, err error) {
 	if l.running.Add(1) > maxBlocked {
 		l.running.Add(-1)

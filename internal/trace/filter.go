@@ -44,7 +44,8 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 type packetEnds struct{ protocol, source, destination string }
 
 func endsOf(e dataplane.TraceEvent) packetEnds {
-	return packetEnds{protocolName(e), endpoint(e.Addr(e.SourceAddr), e.SourcePort), endpoint(e.Addr(e.DestAddr), e.DestPort)}
+	return packetEnds{protocolName(e), endpoint(e.Addr(e.SourceAddr), e.SourcePort),
+		endpoint(e.Addr(e.DestAddr), e.DestPort)}
 }
 
 // tcpFlags are the letters that tcpdump prints.

@@ -88,8 +88,8 @@ func (r *Reader) take(e dataplane.TraceEvent) error {
 	return nil
 }
 
-// finish shows the packet of a CPU. One without its last verdict is left out once the trace has lost events: it would seem
-// to have ended where it did not.
+// finish shows the packet of a CPU. One without its last verdict is left out once the trace has lost events: it would
+// seem to have ended where it did not.
 func (r *Reader) finish(cpu uint16) error {
 	p := r.open[cpu]
 	delete(r.open, cpu)
@@ -117,8 +117,10 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 	place := r.Points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
 	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)),
-		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction), Length: e.Len,
-		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
+		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+		Length:   e.Len,
+		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
+		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
 	switch e.Proto {
 	case protocols["tcp"]:
 		p.TCPFlags = tcpFlags(e.TCPFlags)
@@ -144,7 +146,8 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 		s.Interface, s.Service = r.target(e.ToIfindex)
 	}
 	p.Steps = append(p.Steps, s)
-	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply || verdict == kerbabi.Redirect
+	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply ||
+		verdict == kerbabi.Redirect
 }
 
 // target names an interface, and its service.

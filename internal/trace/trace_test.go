@@ -85,7 +85,8 @@ func TestPackets(t *testing.T) {
 		event(0, 1, 0, kerbabi.Next, 8080), redirect, event(0, 1, 1, kerbabi.Drop, 8080))
 	want := [][]v1.TraceStep{
 		{{Module: "a", Verdict: kerbabi.Redirect.String(), Interface: "veth8", Service: "db"}},
-		{{Module: "a", Verdict: kerbabi.Next.String(), Protocol: "udp", Source: "10.0.0.1:1000", Destination: "10.0.0.2:8080"},
+		{{Module: "a", Verdict: kerbabi.Next.String(), Protocol: "udp", Source: "10.0.0.1:1000",
+			Destination: "10.0.0.2:8080"},
 			{Module: "b", Verdict: kerbabi.Drop.String(), Reason: "reason of b"}},
 	}
 	if diff := cmp.Diff(want, steps(got)); diff != "" {

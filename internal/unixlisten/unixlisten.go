@@ -21,10 +21,11 @@ import (
 // maxSocketPath is what fits into sun_path, with its terminating zero.
 const maxSocketPath = 107
 
-// Listen listens on a socket at path: mode 0660, owned by root and by group if there is such a group. network is unix or
-// unixpacket. The directory is made if it is missing. The socket is made in a private directory and renamed into place, so
-// that no client ever sees one with other permissions, or none where one was. The socket of a dead agent is replaced; if one is
-// alive, or path is something else than a socket, the error is *apierrors.Conflict and nothing has changed.
+// Listen listens on a socket at path: mode 0660, owned by root and by group if there is such a group. network is unix
+// or unixpacket. The directory is made if it is missing. The socket is made in a private directory and renamed into
+// place, so that no client ever sees one with other permissions, or none where one was. The socket of a dead agent is
+// replaced; if one is alive, or path is something else than a socket, the error is *apierrors.Conflict and nothing has
+// changed.
 func Listen(network, path, group string) (*Listener, error) {
 	if err := checkFree(path); err != nil {
 		return nil, err
@@ -55,7 +56,8 @@ func Replace(network, path, group string) (*Listener, error) {
 // checkFree reports whether a socket may be put at path.
 func checkFree(path string) error {
 	if len(path) > maxSocketPath {
-		return &apierrors.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes", path, maxSocketPath)}
+		return &apierrors.Invalid{Field: "paths.run", Reason: fmt.Sprintf("%s is too long for a socket: at most %d bytes",
+			path, maxSocketPath)}
 	}
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

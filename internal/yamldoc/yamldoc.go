@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package yamldoc knows where in a YAML file, or a JSON file, a resource and its fields are, and which numbers in it YAML 1.1 reads
-// otherwise than people do.
+// Package yamldoc knows where in a YAML file, or a JSON file, a resource and its fields are, and which numbers in it
+// YAML 1.1 reads otherwise than people do.
 package yamldoc
 
 import (
@@ -78,8 +78,8 @@ func (x Index) At(resource int, field string) (line, column int) {
 	return line, column
 }
 
-// Locate returns the mistakes that err joins with their places in the first resource of a file. Other errors stay as they
-// are.
+// Locate returns the mistakes that err joins with their places in the first resource of a file. Other errors stay as
+// they are.
 func (x Index) Locate(file string, err error) error {
 	all := apierrors.Invalids(err)
 	if len(all) == 0 {
@@ -114,7 +114,8 @@ func step(node *yaml.Node, field string) (key, value *yaml.Node, rest string) {
 	if node.Kind == yaml.AliasNode {
 		node = node.Alias
 	}
-	if index, after, ok := strings.Cut(strings.TrimPrefix(field, "["), "]"); ok && node.Kind == yaml.SequenceNode && field[0] == '[' {
+	if index, after, ok := strings.Cut(strings.TrimPrefix(field, "["), "]"); ok && node.Kind == yaml.SequenceNode &&
+		field[0] == '[' {
 		if i, err := strconv.Atoi(index); err == nil && 0 <= i && i < len(node.Content) {
 			return node.Content[i], node.Content[i], strings.TrimPrefix(after, ".")
 		}
@@ -126,7 +127,8 @@ func step(node *yaml.Node, field string) (key, value *yaml.Node, rest string) {
 	for i := 0; i+1 < len(node.Content); i += 2 {
 		k := node.Content[i]
 		after, ok := strings.CutPrefix(field, k.Value)
-		if ok && k.Value != "" && (key == nil || len(k.Value) > len(key.Value)) && (after == "" || after[0] == '.' || after[0] == '[') {
+		if ok && k.Value != "" && (key == nil || len(k.Value) > len(key.Value)) &&
+			(after == "" || after[0] == '.' || after[0] == '[') {
 			key, value, rest = k, node.Content[i+1], strings.TrimPrefix(after, ".")
 		}
 	}
@@ -146,9 +148,11 @@ func (o Octal) Error() string {
 		plain = "0"
 	}
 	if o.Octal == "" {
-		return fmt.Sprintf("%s: a number must not begin with 0; write %s, or \"%s\" in quotes for a text", o.Value, plain, o.Value)
+		return fmt.Sprintf("%s: a number must not begin with 0; write %s, or \"%s\" in quotes for a text", o.Value,
+			plain, o.Value)
 	}
-	return fmt.Sprintf("%s: YAML 1.1 reads a number that begins with 0 as octal, here as %s; write %s if octal is intended, %s for the decimal number, or \"%s\" in quotes for a text",
+	return fmt.Sprintf("%s: YAML 1.1 reads a number that begins with 0 as octal, here as %s; write %s if octal is "+
+		"intended, %s for the decimal number, or \"%s\" in quotes for a text",
 		o.Value, o.Octal, o.Octal, plain, o.Value)
 }
 
@@ -180,7 +184,8 @@ func octals(node *yaml.Node, path string) (out []Octal) {
 			out = append(out, octals(item, fmt.Sprintf("%s[%d]", path, i))...)
 		}
 	case yaml.ScalarNode:
-		if node.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|yaml.TaggedStyle) == 0 && leadingZero.MatchString(node.Value) {
+		if node.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|
+			yaml.TaggedStyle) == 0 && leadingZero.MatchString(node.Value) {
 			o := Octal{Line: node.Line, Column: node.Column, Field: path, Value: node.Value}
 			if n, err := strconv.ParseInt(strings.Replace(node.Value, "_", "", -1), 8, 64); err == nil {
 				o.Octal = strconv.FormatInt(n, 10)

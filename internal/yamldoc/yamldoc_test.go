@@ -52,7 +52,8 @@ func TestOctals(t *testing.T) {
 	if want := "[5:11 spec.rules[0].port 010=8 13:39 [1].port 007=7]"; fmt.Sprint(got) != want {
 		t.Errorf("got %v\nwant %s", got, want)
 	}
-	for _, fine := range []string{"a: 0", "a: 0.5", "a: 0x10", `a: "010"`, "a: 10", "a: 2026-01-02", "a: 10.0.0.1", "a: 0a", "a: '00'", "a: !!str 010"} {
+	for _, fine := range []string{"a: 0", "a: 0.5", "a: 0x10", `a: "010"`, "a: 10", "a: 2026-01-02", "a: 10.0.0.1",
+		"a: 0a", "a: '00'", "a: !!str 010"} {
 		if found := yamldoc.Octals([]byte(fine)); len(found) > 0 {
 			t.Errorf("%s: %v", fine, found)
 		}

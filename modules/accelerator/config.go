@@ -62,9 +62,11 @@ func (c *config) check() error {
 	case !known:
 		return &sdk.ConfigError{Field: "mode", Reason: fmt.Sprintf("%q is not one of adaptive, redirect-all, off", c.Mode)}
 	case t.PassMessages > t.LeaveMessages:
-		return &sdk.ConfigError{Field: "thresholds.leaveMessages", Reason: fmt.Sprintf("must be at least passMessages, which is %d", t.PassMessages)}
+		return &sdk.ConfigError{Field: "thresholds.leaveMessages",
+			Reason: fmt.Sprintf("must be at least passMessages, which is %d", t.PassMessages)}
 	case t.PassBytes > t.LeaveBytes:
-		return &sdk.ConfigError{Field: "thresholds.leaveBytes", Reason: fmt.Sprintf("must be at least passBytes, which is %d", t.PassBytes)}
+		return &sdk.ConfigError{Field: "thresholds.leaveBytes", Reason: fmt.Sprintf("must be at least passBytes, which is %d",
+			t.PassBytes)}
 	case t.Retry == 0 || t.Retry&(t.Retry-1) != 0:
 		return &sdk.ConfigError{Field: "thresholds.retry", Reason: "must be a power of two"}
 	case t.Idle > maxIdle:
@@ -76,7 +78,8 @@ func (c *config) check() error {
 		return err
 	}
 	if n := len(c.visibles()); n > maxVisibles {
-		return &sdk.ConfigError{Field: "visible", Reason: fmt.Sprintf("%d combinations of ports and networks; at most %d are possible: merge ranges", n, maxVisibles)}
+		return &sdk.ConfigError{Field: "visible",
+			Reason: fmt.Sprintf("%d combinations of ports and networks; at most %d are possible: merge ranges", n, maxVisibles)}
 	}
 	for _, list := range []struct {
 		field string
@@ -84,7 +87,8 @@ func (c *config) check() error {
 	}{{"programs.allow", c.Programs.Allow}, {"programs.deny", c.Programs.Deny}} {
 		for i, name := range list.names {
 			if strings.Contains(name, "/") && !strings.HasPrefix(name, "/") {
-				return &sdk.ConfigError{Field: fmt.Sprintf("%s[%d]", list.field, i), Reason: "must be a path from the root, or a name without /"}
+				return &sdk.ConfigError{Field: fmt.Sprintf("%s[%d]", list.field, i), Reason: "must be a path from the root, or a " +
+					"name without /"}
 			}
 		}
 	}
@@ -127,8 +131,10 @@ func (c *config) entry(k sdk.Kernel) configEntry {
 	if t.PassBytes == 0 {
 		t.PassBytes = min(paying(k.RoundTrips), t.LeaveBytes)
 	}
-	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns, PassMessages: t.PassMessages, PassBytes: t.PassBytes,
-		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns, Retry: t.Retry,
+	return configEntry{Mode: modes[c.Mode], Visibles: uint32(len(c.visibles())), Warm: t.Turns,
+		PassMessages: t.PassMessages, PassBytes: t.PassBytes,
+		LeaveMessages: t.LeaveMessages, LeaveBytes: t.LeaveBytes, Backlog: t.Backlog, MinTurns: 16 * t.MinTurns,
+		Retry: t.Retry,
 		Quota: c.Quota, Idle: uint32(uint64(t.Idle) * 1e9 >> 20)}
 }
 
@@ -195,7 +201,8 @@ func (c *config) allows(path string) bool { return listed(c.Programs.Allow, path
 
 func (c *config) denies(path string) bool { return listed(c.Programs.Deny, path) }
 
-// listed: a program is meant by its path or its file's name; what its processes call themselves says nothing of the file.
+// listed: a program is meant by its path or its file's name; what its processes call themselves says nothing of the
+// file.
 func listed(names []string, path string) bool {
 	return slices.Contains(names, path) || slices.Contains(names, filepath.Base(path))
 }

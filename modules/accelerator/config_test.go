@@ -66,7 +66,8 @@ func TestDefaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a, b := configOf(t, ""), configOf(t, string(filled)); a.entry(fair) != b.entry(fair) || a.ports() != b.ports() || fmt.Sprint(a.Past) != fmt.Sprint(b.Past) {
+	if a, b := configOf(t, ""), configOf(t, string(filled)); a.entry(fair) != b.entry(fair) || a.ports() != b.ports() ||
+		fmt.Sprint(a.Past) != fmt.Sprint(b.Past) {
 		t.Errorf("%+v without the schema, %+v with it", a, b)
 	}
 }
@@ -98,7 +99,8 @@ func TestPorts(t *testing.T) {
 
 // Each combination of ports and networks is an entry; IPv4 lies in IPv6.
 func TestVisibles(t *testing.T) {
-	got := configOf(t, `{"visible": [{"ports": [80, "90-99"], "networks": ["192.0.2.0/24", "fd00::1"]}, {"ports": [22]}]}`).visibles()
+	got := configOf(t,
+		`{"visible": [{"ports": [80, "90-99"], "networks": ["192.0.2.0/24", "fd00::1"]}, {"ports": [22]}]}`).visibles()
 	four := visibleEntry{Address: [16]byte{10: 255, 11: 255, 12: 192, 13: 0, 14: 2}, First: 80, Last: 80}
 	six := visibleEntry{Address: [16]byte{0: 0xfd, 15: 1}, First: 90, Last: 99}
 	for i := range 16 {
@@ -114,7 +116,8 @@ func TestVisibles(t *testing.T) {
 
 // The largest message that is redirected is measured, unless the config says it.
 func TestPassBytes(t *testing.T) {
-	turns := []sdk.RoundTrip{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90}, {Bytes: 1 << 20, Plain: 100, Redirected: 91},
+	turns := []sdk.RoundTrip{{Bytes: 1 << 10, Plain: 100, Redirected: 50}, {Bytes: 256 << 10, Plain: 100, Redirected: 90},
+		{Bytes: 1 << 20, Plain: 100, Redirected: 91},
 		{Bytes: 4 << 20, Plain: 100, Redirected: 1}}
 	for _, c := range []struct {
 		config string
@@ -133,8 +136,9 @@ func TestPassBytes(t *testing.T) {
 // Programs are named by their path or by their file's name, not by what their processes call themselves.
 func TestListed(t *testing.T) {
 	c := configOf(t, `{"programs": {"allow": ["nginx", "/usr/bin/node"]}}`)
-	for path, want := range map[string]bool{"/usr/sbin/nginx": true, "/opt/nginx": true, "/usr/sbin/nginx2": false, "/usr/bin/node": true,
-		"/opt/node": false, "/bin/other": false, "": false} {
+	for path, want := range map[string]bool{"/usr/sbin/nginx": true, "/opt/nginx": true, "/usr/sbin/nginx2": false,
+		"/usr/bin/node": true,
+		"/opt/node":     false, "/bin/other": false, "": false} {
 		if c.allows(path) != want {
 			t.Errorf("%s: %v", path, !want)
 		}

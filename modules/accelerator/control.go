@@ -69,7 +69,8 @@ func (c *compiled) Open(live sdk.Live) (sdk.Running, error) {
 // saveEvery is how often the known programs are saved, if they have changed.
 const saveEvery = 2 * time.Second
 
-// Run implements sdk.Runner: it writes the config to the data plane, and decides on the programs that the data plane reports.
+// Run implements sdk.Runner: it writes the config to the data plane, and decides on the programs that the data plane
+// reports.
 func (a *accelerator) Run(ctx context.Context) {
 	if err := a.apply(); err != nil {
 		slog.Error("accelerator: the data plane does not have its config", "module", a.live.Module, "error", err)

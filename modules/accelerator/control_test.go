@@ -23,7 +23,8 @@ import (
 )
 
 // fair is a kernel whose redirected sockets are as others.
-var fair = sdk.Kernel{Sockets: map[string]bool{"integrity": true, "spliceRedirected": true, "fionreadRedirected": true, "fionreadPassed": true, "waitAll": true, "urgent": true}}
+var fair = sdk.Kernel{Sockets: map[string]bool{"integrity": true, "spliceRedirected": true, "fionreadRedirected": true,
+	"fionreadPassed": true, "waitAll": true, "urgent": true}}
 
 // lacking is a kernel that does not have some behaviours.
 func lacking(behaviours ...string) sdk.Kernel {
@@ -156,17 +157,20 @@ func TestKernelsThatAreNotTrusted(t *testing.T) {
 func TestMembers(t *testing.T) {
 	c := governed(t, "")
 	web := sdk.Instance{Service: "web", NetnsCookie: 7, Chain: []sdk.ChainMember{{Module: "p", Package: "proxy"}}}
-	db := sdk.Instance{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"}, {Module: "t", Package: "tunnel"}}}
+	db := sdk.Instance{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"},
+		{Module: "t", Package: "tunnel"}}}
 	follow := func(instances ...sdk.Instance) map[uint64]serviceEntry {
 		c.instances = instances
 		check(t, c.a.setMembers())
 		return entries[uint64, serviceEntry](c.plane, mapMembers)
 	}
 	got := follow(web, db, sdk.Instance{Cgroup: "/kubepods", CgroupID: 9})
-	if len(got) != 2 || got[7] != (serviceEntry{ID: idOf("web")}) || got[8] != (serviceEntry{ID: idOf("db"), Flags: within}) {
+	if len(got) != 2 || got[7] != (serviceEntry{ID: idOf("web")}) ||
+		got[8] != (serviceEntry{ID: idOf("db"), Flags: within}) {
 		t.Errorf("%+v", got)
 	}
-	if v := c.condition("VisibilityRequired"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") || strings.Contains(v.Message, "web") {
+	if v := c.condition("VisibilityRequired"); v.Status != "True" || !strings.Contains(v.Message, "db (fw)") ||
+		strings.Contains(v.Message, "web") {
 		t.Errorf("%+v", v)
 	}
 	web.NetnsCookie = 70 // it has begun again
@@ -211,7 +215,8 @@ func TestVerdicts(t *testing.T) {
 // The names that this package uses are those of the packages that find out.
 func TestHazardsHaveTheirNames(t *testing.T) {
 	uses := []string{executable.Splice, executable.Queued, executable.WaitAll, executable.Urgent}
-	behaviours := []string{sockprobe.SpliceRedirected, sockprobe.QueuedRedirected, sockprobe.QueuedPassed, sockprobe.WaitAll, sockprobe.Urgent}
+	behaviours := []string{sockprobe.SpliceRedirected, sockprobe.QueuedRedirected, sockprobe.QueuedPassed,
+		sockprobe.WaitAll, sockprobe.Urgent}
 	for _, h := range hazards {
 		if !slices.Contains(uses, h.use) {
 			t.Errorf("nothing reports %s", h.use)
@@ -242,22 +247,27 @@ func TestPrograms(t *testing.T) {
 		t.Fatalf("examined %v", c.examined)
 	}
 	// The process has become another program; another process has the number.
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5}, sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4},
-		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Size: 1}, sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Modified: 1})
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5},
+		sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4},
+		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Size: 1},
+		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Modified: 1})
 	if c.verdict(server) != asked || c.verdict(other) != asked {
 		t.Error("verdicts on programs that were not seen")
 	}
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Path: "/server", Uses: []string{"splice"}},
+	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Path: "/server",
+		Uses: []string{"splice"}},
 		sdk.Executable{Process: sdk.Process{PID: 11, Start: 100}, Problem: "gone"})
 	if c.verdict(server) != unsafe || c.verdict(other) != asked {
 		t.Errorf("verdicts %d and %d", c.verdict(server), c.verdict(other))
 	}
 	var report []ExecutableReport
 	c.get("/executables", &report)
-	if len(report) != 2 || report[0].Verdict != "unknown" || report[0].Why != "gone" || report[1].Verdict != "kept out" || !strings.Contains(report[1].Why, "splice(2)") {
+	if len(report) != 2 || report[0].Verdict != "unknown" || report[0].Why != "gone" || report[1].Verdict != "kept out" ||
+		!strings.Contains(report[1].Why, "splice(2)") {
 		t.Errorf("%+v", report)
 	}
-	if v := c.condition("ProgramsExcluded"); v.Status != "True" || !strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
+	if v := c.condition("ProgramsExcluded"); v.Status != "True" ||
+		!strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
 		t.Errorf("%+v", v)
 	}
 	// Asked about again, it is not examined again; the config's word counts at once.
@@ -305,7 +315,8 @@ func TestCaught(t *testing.T) {
 	c.put(mapExecutables, file, executableEntry{Verdict: caught, Reason: uint32(slices.Index(reasons[:], "urgent"))})
 	c.use(`{"mode": "redirect-all"}`)
 	var report []ExecutableReport
-	if c.get("/executables", &report); c.verdict(file) != caught || report[0].Verdict != "kept out" || !strings.Contains(report[0].Why, "urgent data") {
+	if c.get("/executables", &report); c.verdict(file) != caught || report[0].Verdict != "kept out" ||
+		!strings.Contains(report[0].Why, "urgent data") {
 		t.Errorf("verdict %d, %+v", c.verdict(file), report)
 	}
 	if c.use(`{"programs": {"allow": ["/server"]}}`); c.verdict(file) != allowed {
@@ -319,7 +330,8 @@ func TestForgetsTheOldest(t *testing.T) {
 	for i := range uint64(maxPrograms + 10) {
 		c.asks(fileKey{Inode: i + 1}, sdk.Process{PID: int(i)})
 	}
-	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms || len(c.a.memory.known) != maxPrograms {
+	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms ||
+		len(c.a.memory.known) != maxPrograms {
 		t.Errorf("%d verdicts, %d known", n, len(c.a.memory.known))
 	}
 }
@@ -378,7 +390,8 @@ func TestMemoryOfTwoModules(t *testing.T) {
 	for i, c := range []*controlled{one, other} {
 		var report []ExecutableReport
 		c.use("")
-		if c.get("/executables", &report); len(report) != 1 || report[0].Path != "/"+c.live.Module || c.verdict(fileKey{Inode: uint64(i)}) != safe {
+		if c.get("/executables", &report); len(report) != 1 || report[0].Path != "/"+c.live.Module ||
+			c.verdict(fileKey{Inode: uint64(i)}) != safe {
 			t.Errorf("module %s: %+v", c.live.Module, report)
 		}
 	}
@@ -410,7 +423,8 @@ func TestGoneServices(t *testing.T) {
 	}
 	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
 	check(t, c.a.setMembers())
-	if left := entries[routeKey, countsEntry](c.plane, mapCounts); len(left) != 2 || left[routeKey{web, theNode}].Offered != 1 {
+	if left := entries[routeKey, countsEntry](c.plane, mapCounts); len(left) != 2 ||
+		left[routeKey{web, theNode}].Offered != 1 {
 		t.Errorf("%d routes", len(left))
 	}
 	if left := entries[uint32, uint32](c.plane, mapShares); len(left) != 1500 || left[1001] != 1 {
@@ -419,7 +433,8 @@ func TestGoneServices(t *testing.T) {
 	if n := len(c.a.memory.services); n != 1 {
 		t.Errorf("%d names", n)
 	}
-	if got := c.condition("TableFull"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") { // since this config
+	// since this config
+	if got := c.condition("TableFull"); got.Status != "True" || !strings.HasPrefix(got.Message, "2 ") {
 		t.Errorf("%+v", got)
 	}
 	c.use("")
@@ -440,10 +455,12 @@ func TestReports(t *testing.T) {
 	c.put(mapCounts, routeKey{12345, 54322}, countsEntry{Offered: 1})
 	var pairs []PairReport
 	c.get("/pairs", &pairs)
-	if len(pairs) != 3 || pairs[0].Client != "(gone)" || pairs[0].Offered != 2 || pairs[1].Client != "(node)" || pairs[1].Server != "(unknown)" {
+	if len(pairs) != 3 || pairs[0].Client != "(gone)" || pairs[0].Offered != 2 || pairs[1].Client != "(node)" ||
+		pairs[1].Server != "(unknown)" {
 		t.Errorf("%+v", pairs)
 	}
-	if p := pairs[2]; p.Client != "web" || p.Server != "db" || p.Bytes != 2000 || fmt.Sprint(p.Refused) != "map[full:2 stream:1]" {
+	if p := pairs[2]; p.Client != "web" || p.Server != "db" || p.Bytes != 2000 ||
+		fmt.Sprint(p.Refused) != "map[full:2 stream:1]" {
 		t.Errorf("%+v", p)
 	}
 	var refused []RefusedReport
@@ -475,8 +492,8 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// All together, on this kernel: this program, which is made with Go and may splice, is kept out by itself, and takes part when the
-// config says so.
+// All together, on this kernel: this program, which is made with Go and may splice, is kept out by itself, and takes
+// part when the config says so.
 func TestLive(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	c := governed(t, "")

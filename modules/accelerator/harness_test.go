@@ -24,8 +24,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// TestMain runs the tests without the signals by which Go's scheduler interrupts threads: at one, a recv that waits on a socket in a
-// map ends with EAGAIN.
+// TestMain runs the tests without the signals by which Go's scheduler interrupts threads: at one, a recv that waits on
+// a socket in a map ends with EAGAIN.
 func TestMain(m *testing.M) {
 	const quiet = "asyncpreemptoff=1"
 	if settings := os.Getenv("GODEBUG"); !strings.Contains(settings, quiet) {
@@ -45,7 +45,8 @@ type plane struct {
 }
 
 // usual are the thresholds of most tests.
-var usual = configEntry{Mode: modeAdaptive, Warm: 1, PassMessages: 8, PassBytes: 1 << 20, LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10, Retry: 64}
+var usual = configEntry{Mode: modeAdaptive, Warm: 1, PassMessages: 8, PassBytes: 1 << 20, LeaveMessages: 64,
+	LeaveBytes: 8 << 20, Backlog: 256 << 10, Retry: 64}
 
 func module(t testing.TB) dataplane.Module {
 	p := pkgstest.Package(t)
@@ -191,7 +192,8 @@ func (p *plane) enrolled() (n int) {
 func (p *plane) empty(t testing.TB) {
 	t.Helper()
 	wait.Until(t, "no socket, end or offer is left", func() bool {
-		return p.enrolled() == 0 && len(entries[uint64, endEntry](p, mapEnds)) == 0 && len(entries[pairKey, offerEntry](p, "offers")) == 0
+		return p.enrolled() == 0 && len(entries[uint64, endEntry](p, mapEnds)) == 0 &&
+			len(entries[pairKey, offerEntry](p, "offers")) == 0
 	}, func() any { return p.counts() })
 }
 
@@ -240,8 +242,8 @@ func check(t testing.TB, err error) {
 	}
 }
 
-// conn is a connection with both ends in this process, on blocking descriptors. Calls that take longer than patience fail the
-// test, which is how a hang shows.
+// conn is a connection with both ends in this process, on blocking descriptors. Calls that take longer than patience
+// fail the test, which is how a hang shows.
 type conn struct {
 	t              testing.TB
 	client, server int
@@ -366,7 +368,8 @@ func (p *plane) warm(c *conn) {
 	if a, b := p.redirects(c.client), p.redirects(c.server); a < 2 || b < 2 {
 		client, _ := p.end(c.client)
 		server, _ := p.end(c.server)
-		c.t.Fatalf("after 3 turns the client has redirected %d messages, the server %d\n%+v\n%+v\n%+v", a, b, client, server, p.counts())
+		c.t.Fatalf("after 3 turns the client has redirected %d messages, the server %d\n%+v\n%+v\n%+v", a, b, client,
+			server, p.counts())
 	}
 }
 

@@ -63,15 +63,16 @@ func (p *plane) rests(t *testing.T) {
 	wait.Until(t, "no socket is in the map", func() bool { return p.enrolled() == 0 }, func() any { return p.counts() })
 }
 
-// An idle pair goes out of the map, where the kernel keeps nothing for it. It talks by TCP when it talks again, and is back after some
-// turns; not for one turn now and then.
+// An idle pair goes out of the map, where the kernel keeps nothing for it. It talks by TCP when it talks again, and is
+// back after some turns; not for one turn now and then.
 func TestIdle(t *testing.T) {
 	p := resting(t, 300*time.Millisecond)
 	c := p.connect(t)
 	for round := range uint64(3) {
 		p.back(c)
 		p.rests(t)
-		if n := p.counts(); n.Rested <= round || n.Returned != n.Rested-1 || n.Left != 0 { // more often, when it had to wait for a CPU
+		// more often, when it had to wait for a CPU
+		if n := p.counts(); n.Rested <= round || n.Returned != n.Rested-1 || n.Left != 0 {
 			t.Fatalf("round %d: %+v", round, n)
 		}
 		before := p.redirects(c.client)
@@ -87,8 +88,8 @@ func TestIdle(t *testing.T) {
 	p.empty(t)
 }
 
-// Who talks rarely is not disturbed by us any more: TCP does not call for it. When it talks often again it is back all the same, and a
-// stream leaves permanently.
+// Who talks rarely is not disturbed by us any more: TCP does not call for it. When it talks often again it is back all
+// the same, and a stream leaves permanently.
 func TestRare(t *testing.T) {
 	p := resting(t, 60*time.Millisecond)
 	c := p.connect(t)
@@ -198,7 +199,8 @@ func TestInUseStays(t *testing.T) {
 	}
 }
 
-// An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next comes.
+// An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next
+// comes.
 func TestAgentKilledWhileTakingOut(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	c0 := usual
@@ -274,8 +276,8 @@ func TestReturnsOnlyItself(t *testing.T) {
 	}
 }
 
-// A file that has a socket's number by now is closed by who has examined it, which its file system need not answer to. Others come
-// back all the same.
+// A file that has a socket's number by now is closed by who has examined it, which its file system need not answer to.
+// Others come back all the same.
 func TestReturnsDespiteAFileSystem(t *testing.T) {
 	p := resting(t, 50*time.Millisecond)
 	fs := fusetest.New(t)
@@ -332,8 +334,9 @@ func TestDrainWhileResting(t *testing.T) {
 	}
 }
 
-// Hundreds of connections whose pauses are about as long as the time of idleness, so that they talk at the very moment when they go,
-// and when they come back. Meanwhile the agent is killed now and then; in the end the module leaves while they talk.
+// Hundreds of connections whose pauses are about as long as the time of idleness, so that they talk at the very moment
+// when they go, and when they come back. Meanwhile the agent is killed now and then; in the end the module leaves while
+// they talk.
 func TestIdleIntegrity(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	const idle = 60 * time.Millisecond
@@ -356,7 +359,8 @@ func TestIdleIntegrity(t *testing.T) {
 		})
 	}
 	killed, n := 0, countsEntry{}
-	for end := time.Now().Add(patience); (killed < 4 || n.Rested < 300 || n.Returned < 100) && time.Now().Before(end); killed++ {
+	for end := time.Now().Add(patience); (killed < 4 || n.Rested < 300 || n.Returned < 100) &&
+		time.Now().Before(end); killed++ {
 		time.Sleep(700 * time.Millisecond)
 		kill()
 		time.Sleep(50 * time.Millisecond)

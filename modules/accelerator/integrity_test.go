@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// Many connections at once, with both ends at work at the same time: turns, bursts, streams both ways, half-closes. Meanwhile the
-// thresholds and the mode change. Every byte arrives where it belongs, in order, and no program hangs.
+// Many connections at once, with both ends at work at the same time: turns, bursts, streams both ways, half-closes.
+// Meanwhile the thresholds and the mode change. Every byte arrives where it belongs, in order, and no program hangs.
 func TestIntegrity(t *testing.T) {
 	p, first := accelerate(t, usual), seed.Of(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -91,7 +91,8 @@ type addressKey struct {
 type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 
 // Why a connection is plain, by what the data plane calls it, and what people read.
-var reasons = [...]string{"", "port", "visible", "policy", "unexamined", "executable", "short", "remote", "full", "ambiguous", "option", "waitall",
+var reasons = [...]string{"", "port", "visible", "policy", "unexamined", "executable", "short", "remote", "full",
+	"ambiguous", "option", "waitall",
 	"urgent", "threads", "stream", "closed", "modeOff", "blocking", "foreignMap", "quota", "uring", "serverUnexamined"}
 
 type routeKey struct{ Client, Server uint32 }

@@ -63,16 +63,20 @@ func TestLayouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, mirror := range map[string]any{
-		"accel_config": configEntry{}, "accel_service": serviceEntry{}, "accel_visible": visibleEntry{}, "accel_file": fileKey{},
-		"accel_executable": executableEntry{}, "accel_address": addressKey{}, "accel_destination": destinationEntry{}, "accel_route": routeKey{},
-		"accel_counts": countsEntry{}, "accel_event": event{}, "accel_pair": pairKey{}, "accel_offer": offerEntry{}, "accel_listener": listenerEntry{},
-		"accel_end": endEntry{},
+		"accel_config": configEntry{}, "accel_service": serviceEntry{}, "accel_visible": visibleEntry{},
+		"accel_file":       fileKey{},
+		"accel_executable": executableEntry{}, "accel_address": addressKey{}, "accel_destination": destinationEntry{},
+		"accel_route":  routeKey{},
+		"accel_counts": countsEntry{}, "accel_event": event{}, "accel_pair": pairKey{}, "accel_offer": offerEntry{},
+		"accel_listener": listenerEntry{},
+		"accel_end":      endEntry{},
 	} {
 		sdktest.Layout(t, spec.Types, name, mirror)
 	}
 }
 
-// Where loads may overtake each other, as on arm64, the barriers of such machines are in: the verifier takes these paths, too.
+// Where loads may overtake each other, as on arm64, the barriers of such machines are in: the verifier takes these
+// paths, too.
 func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
 	sdktest.NeedRoot(t)
 	spec, err := pkgstest.Package(t).Spec(string(chain.Sockets))
@@ -82,7 +86,8 @@ func TestVerifiesWhereLoadsAreNotOrdered(t *testing.T) {
 	questions, barriers := 0, 0
 	for _, p := range spec.Programs {
 		for i, in := range p.Instructions {
-			if r := btf.CORERelocationMetadata(&in); r != nil && strings.Contains(r.String(), "pt_regs") && strings.Contains(r.String(), "exists") {
+			if r := btf.CORERelocationMetadata(&in); r != nil && strings.Contains(r.String(), "pt_regs") &&
+				strings.Contains(r.String(), "exists") {
 				questions++
 				p.Instructions[i] = asm.Mov.Imm(in.Dst, 0).WithSymbol(in.Symbol()).WithSource(in.Source())
 			}

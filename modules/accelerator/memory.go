@@ -39,8 +39,9 @@ func (s *memories) get(module string) *memory {
 	return s.of[module]
 }
 
-// memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked about, which
-// for a program that listens it does once, when it begins to; and what services are called that connections were counted for.
+// memory is what outlives a config, and by a file the control plane: the executables that the data plane has asked
+// about, which for a program that listens it does once, when it begins to; and what services are called that
+// connections were counted for.
 type memory struct {
 	module   string
 	mu       sync.Mutex
@@ -170,7 +171,8 @@ func (s *memory) learn(x *sdk.Executable) (out []program) {
 		switch {
 		case x.Problem != "":
 			p.Problem = x.Problem
-		case x.Inode != p.File.Inode || x.Modified != p.Modified || x.Size != p.Size: // devices differ where a file system has several
+		// devices differ where a file system has several
+		case x.Inode != p.File.Inode || x.Modified != p.Modified || x.Size != p.Size:
 			p.Problem = "the process runs another program by now"
 		default:
 			p.Facts, p.Problem = x, ""
@@ -190,8 +192,9 @@ func (a *accelerator) tell(p *program) error {
 	return nil
 }
 
-// judgeAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the config says
-// otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed before it wrote them down.
+// judgeAll judges again, by another config or on another kernel. What the data plane has caught stays so, unless the
+// config says otherwise. It asks again about programs of which nothing is known any more, as when an agent was killed
+// before it wrote them down.
 func (a *accelerator) judgeAll() error {
 	told, err := told(a.live.Maps)
 	if err != nil {
@@ -221,8 +224,8 @@ func (a *accelerator) judgeAll() error {
 	return nil
 }
 
-// hazards are what programs may use that redirected sockets do otherwise, by what internal/executable calls it, with the behaviours
-// (of internal/sockprobe) that it needs.
+// hazards are what programs may use that redirected sockets do otherwise, by what internal/executable calls it, with
+// the behaviours (of internal/sockprobe) that it needs.
 var hazards = []struct {
 	use, behaviours, says string
 }{
@@ -334,8 +337,8 @@ func (s *memory) file() string {
 	return filepath.Join(os.Getenv("STATE_DIRECTORY"), "accelerator-"+s.module+".json")
 }
 
-// load reads it, once. Numbers of files and processes mean something until the node starts again: those programs are believed that
-// the data plane, which starts again with it, has asked about.
+// load reads it, once. Numbers of files and processes mean something until the node starts again: those programs are
+// believed that the data plane, which starts again with it, has asked about.
 func (s *memory) load(told map[fileKey]executableEntry) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -382,7 +385,8 @@ func (s *memory) save() {
 }
 
 // known verdicts are shown by these words.
-var verdicts = map[uint32]string{asked: "unknown", safe: "safe", allowed: "safe", unsafe: "kept out", caught: "kept out"}
+var verdicts = map[uint32]string{asked: "unknown", safe: "safe", allowed: "safe", unsafe: "kept out",
+	caught: "kept out"}
 
 // told are the verdicts that the data plane goes by.
 func told(m sdk.Maps) (map[fileKey]executableEntry, error) {

@@ -79,7 +79,8 @@ func (m *model) read(from, n int) {
 	e.byTCP -= n - taken
 }
 
-// The data plane decides about every message as the model does, whatever is sent, read and configured; and every byte arrives.
+// The data plane decides about every message as the model does, whatever is sent, read and configured; and every byte
+// arrives.
 func TestDecidesAsTheModel(t *testing.T) {
 	p := accelerate(t, usual)
 	for seed := range uint64(60) {
@@ -89,7 +90,8 @@ func TestDecidesAsTheModel(t *testing.T) {
 }
 
 func compareWithModel(t *testing.T, p *plane, r *rand.Rand) {
-	config := configEntry{Mode: 1 + r.Uint32N(2), Warm: r.Uint32N(3), PassMessages: 1 + r.Uint32N(6), PassBytes: 1 << (8 + r.Uint32N(8)), Retry: 64}
+	config := configEntry{Mode: 1 + r.Uint32N(2), Warm: r.Uint32N(3), PassMessages: 1 + r.Uint32N(6),
+		PassBytes: 1 << (8 + r.Uint32N(8)), Retry: 64}
 	config.LeaveMessages, config.LeaveBytes = config.PassMessages+r.Uint32N(20), config.PassBytes<<r.Uint32N(4)
 	config.Backlog = 1 << (8 + r.Uint32N(8))
 	p.configure(config)
@@ -107,7 +109,8 @@ func compareWithModel(t *testing.T, p *plane, r *rand.Rand) {
 			sent[from] = append(sent[from], data...)
 			redirected := m.send(from, size)
 			if e, _ := p.end(fds[from]); e.Redirects != m.ends[from].redirects {
-				t.Fatalf("step %d: %d bytes from %d; the model says redirected: %t\nmodel %+v\nkernel %+v\n%+v", step, size, from, redirected, m, e, config)
+				t.Fatalf("step %d: %d bytes from %d; the model says redirected: %t\nmodel %+v\nkernel %+v\n%+v", step, size, from,
+					redirected, m, e, config)
 			}
 			continue
 		}

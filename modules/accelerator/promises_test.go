@@ -174,8 +174,8 @@ func TestHalfClose(t *testing.T) {
 	p.empty(t)
 }
 
-// A thread is blocked in recv while another sends. Such a connection leaves the map, so that the blocked thread sees the end when
-// shutdown comes, and not EAGAIN.
+// A thread is blocked in recv while another sends. Such a connection leaves the map, so that the blocked thread sees
+// the end when shutdown comes, and not EAGAIN.
 func TestBlockedReaderAtShutdown(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
@@ -295,16 +295,18 @@ func TestUnreadReceiverHoldsBack(t *testing.T) {
 func TestOptionsKeepOut(t *testing.T) {
 	p := accelerate(t, usual)
 	options := map[string]option{
-		"SO_ZEROCOPY":     {unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1},
-		"SO_TIMESTAMPNS":  {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1},
-		"SO_TIMESTAMPING": {unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_SOFTWARE | unix.SOF_TIMESTAMPING_RX_SOFTWARE},
-		"SO_RCVLOWAT":     {unix.SOL_SOCKET, unix.SO_RCVLOWAT, 2},
-		"TCP_INQ":         {unix.IPPROTO_TCP, unix.TCP_INQ, 1},
-		"SO_BUSY_POLL":    {unix.SOL_SOCKET, unix.SO_BUSY_POLL, 50},
+		"SO_ZEROCOPY":    {unix.SOL_SOCKET, unix.SO_ZEROCOPY, 1},
+		"SO_TIMESTAMPNS": {unix.SOL_SOCKET, unix.SO_TIMESTAMPNS, 1},
+		"SO_TIMESTAMPING": {unix.SOL_SOCKET, unix.SO_TIMESTAMPING, unix.SOF_TIMESTAMPING_SOFTWARE |
+			unix.SOF_TIMESTAMPING_RX_SOFTWARE},
+		"SO_RCVLOWAT":  {unix.SOL_SOCKET, unix.SO_RCVLOWAT, 2},
+		"TCP_INQ":      {unix.IPPROTO_TCP, unix.TCP_INQ, 1},
+		"SO_BUSY_POLL": {unix.SOL_SOCKET, unix.SO_BUSY_POLL, 50},
 	}
 	probe := socket(t, &unix.SockaddrInet4{})
 	defer unix.Close(probe)
-	if o := (option{unix.SOL_SOCKET, unix.SO_PEEK_OFF, 0}); unix.SetsockoptInt(probe, o.level, o.name, o.value) == nil { // Linux 6.9
+	// Linux 6.9
+	if o := (option{unix.SOL_SOCKET, unix.SO_PEEK_OFF, 0}); unix.SetsockoptInt(probe, o.level, o.name, o.value) == nil {
 		options["SO_PEEK_OFF"] = o
 	}
 	for name, o := range options {
@@ -427,8 +429,8 @@ func TestPeek(t *testing.T) {
 	}
 }
 
-// A connection on which a program blocks in recv is plain from the moment that it is seen, and the program is kept out when it does
-// so on several, unless it is allowed to: it would see EAGAIN when a signal comes.
+// A connection on which a program blocks in recv is plain from the moment that it is seen, and the program is kept out
+// when it does so on several, unless it is allowed to: it would see EAGAIN when a signal comes.
 func TestBlockingReader(t *testing.T) {
 	p := load(t, usual)
 	p.enter(chain.All)

@@ -51,26 +51,29 @@ var (
 
 // explanations of reasons.
 var explanations = map[string]string{
-	"port":             "the config leaves the server's port out",
-	"visible":          "config.visible lists it",
-	"policy":           "another module on one of the services must see traffic between network namespaces",
-	"unexamined":       "the client's program is not examined yet; connections opened about a second later may be redirected",
-	"executable":       "the program may use socket features that redirected sockets do not support; see executables",
-	"short":            "connections to this destination close before redirection pays off; a sample is retried (config.when.retry)",
-	"remote":           "no local server at this destination; a sample is retried (config.when.retry)",
-	"full":             "a table is full",
-	"ambiguous":        "another connection with the same sequence numbers exists",
-	"option":           "a socket option that redirected sockets do not honour",
-	"waitall":          "the receiver waits by MSG_WAITALL",
-	"blocking":         "it blocks in recv, where a signal would cause EAGAIN; add it to programs.allow to accept that",
-	"urgent":           "urgent data",
-	"threads":          "one thread receives while another sends",
-	"stream":           "one side streams without waiting for replies, which is faster over plain TCP",
-	"foreignMap":       "another BPF program holds the socket in its own map",
-	"quota":            "the client's service has reached its quota of connections",
-	"modeOff":          "the mode is off",
-	"uring":            "the program uses io_uring, whose receives do not see redirected data",
-	"serverUnexamined": "the server's program is not examined yet; this happens when its service is attached, when it listens, and when one of its connections closes",
+	"port":    "the config leaves the server's port out",
+	"visible": "config.visible lists it",
+	"policy":  "another module on one of the services must see traffic between network namespaces",
+	"unexamined": "the client's program is not examined yet; connections opened about a second later may " +
+		"be redirected",
+	"executable": "the program may use socket features that redirected sockets do not support; see executables",
+	"short": "connections to this destination close before redirection pays off; a sample is retried " +
+		"(config.when.retry)",
+	"remote":     "no local server at this destination; a sample is retried (config.when.retry)",
+	"full":       "a table is full",
+	"ambiguous":  "another connection with the same sequence numbers exists",
+	"option":     "a socket option that redirected sockets do not honour",
+	"waitall":    "the receiver waits by MSG_WAITALL",
+	"blocking":   "it blocks in recv, where a signal would cause EAGAIN; add it to programs.allow to accept that",
+	"urgent":     "urgent data",
+	"threads":    "one thread receives while another sends",
+	"stream":     "one side streams without waiting for replies, which is faster over plain TCP",
+	"foreignMap": "another BPF program holds the socket in its own map",
+	"quota":      "the client's service has reached its quota of connections",
+	"modeOff":    "the mode is off",
+	"uring":      "the program uses io_uring, whose receives do not see redirected data",
+	"serverUnexamined": "the server's program is not examined yet; this happens when its service is attached, when it " +
+		"listens, and when one of its connections closes",
 }
 
 // PairReport is about the connections from one service to another.
@@ -253,15 +256,18 @@ func (a *accelerator) Conditions() ([]sdk.Condition, error) {
 func (a *accelerator) accelerates() sdk.Condition {
 	out := sdk.Condition{Type: "Accelerating", Status: "True", Reason: "Adaptive"}
 	if turns := a.live.Kernel.RoundTrips; len(turns) > 0 {
-		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes, turns[0].Redirected, turns[0].Plain)
+		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes,
+			turns[0].Redirected, turns[0].Plain)
 	}
 	switch {
 	case a.Mode == "off":
 		out.Status, out.Reason, out.Message = "False", "Disabled", "mode is off: all connections use plain TCP"
 	case len(a.live.Kernel.Sockets) == 0:
-		out.Status, out.Reason, out.Message = "False", "KernelNotTested", "socket redirection was not tested on this kernel: all connections use plain TCP; see kerb doctor"
+		out.Status, out.Reason, out.Message = "False", "KernelNotTested", "socket redirection was not tested on this "+
+			"kernel: all connections use plain TCP; see kerb doctor"
 	case !a.trusts(a.live.Kernel):
-		out.Status, out.Reason, out.Message = "False", "KernelUnsupported", "this kernel does not deliver redirected data reliably: all connections use plain TCP; see kerb doctor"
+		out.Status, out.Reason, out.Message = "False", "KernelUnsupported", "this kernel does not deliver redirected data "+
+			"reliably: all connections use plain TCP; see kerb doctor"
 	case a.Mode == "redirect-all":
 		out.Reason, out.Message = "RedirectAll", "streams are slower than with plain TCP: this mode is for comparisons only"
 	}
@@ -281,7 +287,8 @@ func keptOut(all []ExecutableReport) sdk.Condition {
 	if len(out) == 0 {
 		return sdk.Condition{Type: "ProgramsExcluded", Status: "False", Reason: "NoneExcluded"}
 	}
-	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "UnsafePrograms", Message: "connections of these programs use plain TCP: " + first(out)}
+	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "UnsafePrograms",
+		Message: "connections of these programs use plain TCP: " + first(out)}
 }
 
 func first(list []string) string {
@@ -302,12 +309,14 @@ func (a *accelerator) visibleHere() sdk.Condition {
 		return sdk.Condition{Type: "VisibilityRequired", Status: "False", Reason: "NotRequired"}
 	}
 	return sdk.Condition{Type: "VisibilityRequired", Status: "True", Reason: "OtherModules",
-		Message: "connections of these services to and from other network namespaces use plain TCP, because other modules must see them: " + first(out) + "; list packages in past that need not see them"}
+		Message: "connections of these services to and from other network namespaces use plain TCP, because other modules " +
+			"must see them: " + first(out) + "; list packages in past that need not see them"}
 }
 
 func (a *accelerator) room(counts map[routeKey]countsEntry) sdk.Condition {
 	if n := total(counts, reasonFull) - a.full.Load(); n > 0 {
-		return sdk.Condition{Type: "TableFull", Status: "True", Reason: "LimitReached", Message: fmt.Sprintf("%d connections used plain TCP because a table was full", n)}
+		return sdk.Condition{Type: "TableFull", Status: "True", Reason: "LimitReached",
+			Message: fmt.Sprintf("%d connections used plain TCP because a table was full", n)}
 	}
 	return sdk.Condition{Type: "TableFull", Status: "False", Reason: "BelowLimit"}
 }
@@ -331,7 +340,8 @@ func (a *accelerator) Collect() ([]sdk.Sample, error) {
 		by[x.Verdict]++
 	}
 	for verdict, n := range by {
-		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict of their examination.", Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
+		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict of their examination.",
+			Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
 	}
 	ends, err := a.live.Maps.Get(mapEnds)
 	if err != nil {
@@ -339,7 +349,8 @@ func (a *accelerator) Collect() ([]sdk.Sample, error) {
 	}
 	return append(out,
 		sdk.Sample{Name: "sockets", Help: "Sockets in the redirection map.", Value: float64(countKeys[uint64](ends))},
-		sdk.Sample{Name: "sockets_capacity", Help: "Maximum number of sockets in the redirection map.", Value: float64(ends.MaxEntries())}), nil
+		sdk.Sample{Name: "sockets_capacity", Help: "Maximum number of sockets in the redirection map.",
+			Value: float64(ends.MaxEntries())}), nil
 }
 
 func (r *PairReport) samples() (out []sdk.Sample) {
@@ -350,8 +361,10 @@ func (r *PairReport) samples() (out []sdk.Sample) {
 		}
 		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
 	}
-	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, left for good; and times that they rested and returned."
-	for stage, n := range map[string]uint64{"offered": r.Offered, "paired": r.Paired, "accelerated": r.Accelerated, "left": r.Left,
+	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, " +
+		"left for good; and times that they rested and returned."
+	for stage, n := range map[string]uint64{"offered": r.Offered, "paired": r.Paired, "accelerated": r.Accelerated,
+		"left":   r.Left,
 		"rested": r.Rested, "returned": r.Returned} {
 		add("connections_total", connections, "stage", stage, n)
 	}

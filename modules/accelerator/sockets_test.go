@@ -73,7 +73,8 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection continues.
+// A side that sends on without waiting goes by TCP, in order; both sockets then leave the map while the connection
+// continues.
 func TestStreamLeaves(t *testing.T) {
 	p := accelerate(t, usual)
 	for _, size := range []int{64, 100000} {
@@ -250,7 +251,8 @@ func TestListenedBefore(t *testing.T) {
 	p.warm(p.connectTo(t, l))
 }
 
-// Programs that listened before their service was attached are found, asked about, and known from the first connection on.
+// Programs that listened before their service was attached are found, asked about, and known from the first connection
+// on.
 func TestListenersAreFound(t *testing.T) {
 	executabletest.NeedPIDs(t)
 	p := load(t, usual)
@@ -321,7 +323,8 @@ func TestConnectsAnew(t *testing.T) {
 	client := c.client
 	c.client = -1
 	none := unix.RawSockaddr{Family: unix.AF_UNSPEC}
-	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(client), uintptr(pointer.Pointer(&none)), unix.SizeofSockaddrInet4); errno != 0 {
+	if _, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(client), uintptr(pointer.Pointer(&none)),
+		unix.SizeofSockaddrInet4); errno != 0 {
 		t.Fatal(errno)
 	}
 	c.close()
@@ -360,7 +363,8 @@ func TestExecutables(t *testing.T) {
 	check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
 	var self unix.Stat_t
 	check(t, unix.Stat("/proc/self/exe", &self))
-	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 || e.Start/1e7 != startOf(t) ||
+	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 ||
+		e.Start/1e7 != startOf(t) ||
 		e.Modified != uint64(self.Mtim.Nano()) || e.Size != uint64(self.Size) {
 		t.Errorf("%+v", e)
 	}
@@ -381,8 +385,8 @@ func TestExecutables(t *testing.T) {
 	}
 }
 
-// Where the file's verdict is that each process has its own, this one is asked about by itself, for listening sockets that were there
-// before as well.
+// Where the file's verdict is that each process has its own, this one is asked about by itself, for listening sockets
+// that were there before as well.
 func TestEachProcess(t *testing.T) {
 	p := load(t, usual)
 	p.enter(chain.All)
@@ -490,7 +494,8 @@ func TestPolicy(t *testing.T) {
 		"port":    {func() { p.put(mapPorts, uint32(p.port/64), uint64(0)) }, "port"},
 		"visible": {func() { p.see(visibleEntry{First: p.port, Last: p.port}) }, "visible"},
 		"network": {func() {
-			p.see(visibleEntry{Address: [16]byte{10: 0xff, 11: 0xff, 12: 127}, Mask: [16]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, Last: 65535})
+			p.see(visibleEntry{Address: [16]byte{10: 0xff, 11: 0xff, 12: 127}, Mask: [16]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff,
+				0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, Last: 65535})
 		}, "visible"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -685,23 +690,26 @@ func TestNothingIsLeftOfManyConnections(t *testing.T) {
 		unix.Close(server)
 	}
 	refused := socket(t, &unix.SockaddrInet4{})
-	if err := unix.Connect(refused, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 1}); !errors.Is(err, unix.ECONNREFUSED) {
+	if err := unix.Connect(refused, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: 1}); !errors.Is(err,
+		unix.ECONNREFUSED) {
 		t.Error(err)
 	}
 	unix.Close(refused)
 	p.empty(t)
 }
 
-// A program that may choose sequence numbers (TCP_REPAIR) uses those of another connection. The pair is plain from then on: no
-// socket receives data of another connection.
+// A program that may choose sequence numbers (TCP_REPAIR) uses those of another connection. The pair is plain from then
+// on: no socket receives data of another connection.
 func TestThirdWithTheSamePair(t *testing.T) {
 	p := accelerate(t, usual)
 	c := p.connect(t)
 	p.warm(c)
 	e, _ := p.end(c.client)
 	third := socket(t, &unix.SockaddrInet4{}, option{unix.IPPROTO_TCP, unix.TCP_REPAIR, 1},
-		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 2}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ, int(int32(e.Pair.Client))},
-		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 1}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ, int(int32(e.Pair.Server))})
+		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 2}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ,
+			int(int32(e.Pair.Client))},
+		option{unix.IPPROTO_TCP, unix.TCP_REPAIR_QUEUE, 1}, option{unix.IPPROTO_TCP, unix.TCP_QUEUE_SEQ,
+			int(int32(e.Pair.Server))})
 	defer unix.Close(third)
 	check(t, unix.Connect(third, &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}, Port: int(p.port)}))
 	if _, known := p.end(third); known || p.refused("ambiguous") != 2 {
@@ -738,7 +746,8 @@ func cookieOf(t *testing.T, fd int) uint64 {
 	return cookie
 }
 
-// Services in two namespaces, found by their cookies; equal addresses in both never meet, and DNAT between them does not matter.
+// Services in two namespaces, found by their cookies; equal addresses in both never meet, and DNAT between them does
+// not matter.
 func TestServices(t *testing.T) {
 	a, b := lab(t)
 	p := load(t, usual)
@@ -807,7 +816,8 @@ func TestServices(t *testing.T) {
 // translate is DNAT in a host's own namespace.
 func translate(t *testing.T, h *netlab.Host, from, to *unix.SockaddrInet4) {
 	t.Helper()
-	rules := fmt.Sprintf("table ip kerbtest { chain out { type nat hook output priority -100; ip daddr %s tcp dport %d dnat to %s:%d; }; }",
+	rules := fmt.Sprintf("table ip kerbtest { chain out { type nat hook output priority -100; ip daddr %s tcp dport %d "+
+		"dnat to %s:%d; }; }",
 		net.IP(from.Addr[:]), from.Port, net.IP(to.Addr[:]), to.Port)
 	cmd := h.Command(t.Context(), "nft", "-f", "-")
 	cmd.Stdin = strings.NewReader(rules)

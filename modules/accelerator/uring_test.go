@@ -62,12 +62,14 @@ func newUring(t testing.TB) *uring {
 	size := max(int(params.SQ.Array)+4*int(params.SQEntries), int(params.CQ.CQEs)+16*int(params.CQEntries))
 	u.rings, err = unix.Mmap(u.fd, 0, size, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	check(t, err)
-	u.entries, err = unix.Mmap(u.fd, uringEntries, 64*int(params.SQEntries), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	u.entries, err = unix.Mmap(u.fd, uringEntries, 64*int(params.SQEntries), unix.PROT_READ|unix.PROT_WRITE,
+		unix.MAP_SHARED)
 	check(t, err)
 	u.buffer, err = unix.Mmap(-1, 0, 4096, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
 	check(t, err)
 	word := func(off uint32) *uint32 { return (*uint32)(pointer.Pointer(&u.rings[off])) }
-	u.sqTail, u.sqMask, u.sqArray, u.cqHead = word(params.SQ.Tail), word(params.SQ.Mask), word(params.SQ.Array), word(params.CQ.Head)
+	u.sqTail, u.sqMask, u.sqArray, u.cqHead = word(params.SQ.Tail), word(params.SQ.Mask), word(params.SQ.Array),
+		word(params.CQ.Head)
 	u.completions, u.completionsCount = uintptr(params.CQ.CQEs), params.CQEntries
 	return u
 }

@@ -137,95 +137,100 @@ func (k *kernel) flood(n uint64, seq *byte, messages int) (v verdict) {
 	return v
 }
 
-var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100), "hits_needed": uint8(2)}
+var dropping = settings{"action": uint8(doDrop), "window_ns": second, "repeat_ns": uint64(0), "fuse_share": uint8(100),
+	"hits_needed": uint8(2)}
 
 func TestHysteresis(t *testing.T) {
-	onHooks(t, with(dropping, settings{"hits_needed": uint8(2), "hits_of": uint8(3), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {
-		k.use(0, "rpl", "dis", 10)
-		var seq byte
-		// DIS in each window; the packet that follows closes it.
-		for i, w := range []struct {
-			dis  int
-			want verdict
-		}{
-			{20, passed}, // evaluated at the first packet of the next window: 1 of 1
-			{5, passed},  // 1 of 2
-			{20, passed}, // 2 of 3: blocked with the first packet of the next
-			{1, passed},
-			{1, dropped},
-		} {
-			k.at((100+uint64(i))*second + second/2)
-			if got := k.flood(7, &seq, w.dis); got != w.want {
-				t.Fatalf("window %d: %s", i, got)
+	onHooks(t, with(dropping, settings{"hits_needed": uint8(2), "hits_of": uint8(3), "action_ns": 5 * second}),
+		func(t *testing.T, k *kernel) {
+			k.use(0, "rpl", "dis", 10)
+			var seq byte
+			// DIS in each window; the packet that follows closes it.
+			for i, w := range []struct {
+				dis  int
+				want verdict
+			}{
+				{20, passed}, // evaluated at the first packet of the next window: 1 of 1
+				{5, passed},  // 1 of 2
+				{20, passed}, // 2 of 3: blocked with the first packet of the next
+				{1, passed},
+				{1, dropped},
+			} {
+				k.at((100+uint64(i))*second + second/2)
+				if got := k.flood(7, &seq, w.dis); got != w.want {
+					t.Fatalf("window %d: %s", i, got)
+				}
 			}
-		}
-		got := k.events()
-		if fmt.Sprint(kinds(got)) != "[suspicious 3]" {
-			t.Fatal(kinds(got))
-		}
-		e := got[0]
-		if e.Source != euiKey(7) || e.Version != 1 || e.Class != 1 || e.Hits != 0b101 || e.Values[0] != 20 || e.Values[17] != 5 || e.Time != 103*second {
-			t.Errorf("%+v", e)
-		}
-		if k.run(disFrame(8, 1)) != passed {
-			t.Error("another node is blocked too")
-		}
+			got := k.events()
+			if fmt.Sprint(kinds(got)) != "[suspicious 3]" {
+				t.Fatal(kinds(got))
+			}
+			e := got[0]
+			if e.Source != euiKey(7) || e.Version != 1 || e.Class != 1 || e.Hits != 0b101 || e.Values[0] != 20 ||
+				e.Values[17] != 5 || e.Time != 103*second {
+				t.Errorf("%+v", e)
+			}
+			if k.run(disFrame(8, 1)) != passed {
+				t.Error("another node is blocked too")
+			}
 
-		// The block expires 5 s after it began; a calm node is cleared after three windows.
-		k.at(103*second + second/2 + 5*second)
-		if k.flood(7, &seq, 1) != passed || k.block(euiKey(7)) != nil || k.fuse().Blocked != 0 {
-			t.Fatal("the block has not expired")
-		}
-		for i := range uint64(4) {
-			k.at((110 + i) * second)
-			k.flood(7, &seq, 1)
-		}
-		if got := kinds(k.events()); fmt.Sprint(got) != "[cleared 0]" {
-			t.Error(got)
-		}
-		if n := k.count(countDropped); n != 1 {
-			t.Errorf("%d packets were dropped", n)
-		}
-	})
+			// The block expires 5 s after it began; a calm node is cleared after three windows.
+			k.at(103*second + second/2 + 5*second)
+			if k.flood(7, &seq, 1) != passed || k.block(euiKey(7)) != nil || k.fuse().Blocked != 0 {
+				t.Fatal("the block has not expired")
+			}
+			for i := range uint64(4) {
+				k.at((110 + i) * second)
+				k.flood(7, &seq, 1)
+			}
+			if got := kinds(k.events()); fmt.Sprint(got) != "[cleared 0]" {
+				t.Error(got)
+			}
+			if n := k.count(countDropped); n != 1 {
+				t.Errorf("%d packets were dropped", n)
+			}
+		})
 }
 
-// `for` is a minimum: a block lasts that long after the last evaluation against the source, and what is dropped counts in the next
-// window, so that a flood that continues never passes.
+// `for` is a minimum: a block lasts that long after the last evaluation against the source, and what is dropped counts
+// in the next window, so that a flood that continues never passes.
 func TestBlockOutlastsTheFlood(t *testing.T) {
-	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 5 * second}), func(t *testing.T, k *kernel) {
-		k.use(0, "rpl", "dis", 10)
-		var seq byte
-		const windows, perWindow = 20, 20
-		for w := range uint64(windows) {
-			k.at((100+w)*second + second/2)
-			k.flood(7, &seq, perWindow)
-		}
-		if got := kinds(k.events()); fmt.Sprint(got) != "[suspicious 3]" {
-			t.Errorf("a flood without a pause: %v", got)
-		}
-		if n, want := k.count(countDropped), uint64(windows-1)*perWindow-1; n != want {
-			t.Errorf("%d packets of the flood were dropped, not %d", n, want)
-		}
-		// The first packet after the flood ends its last window at 120.5 s: blocked until 125.5 s, cleared before.
-		for w := uint64(20); w < 28; w++ {
-			want := dropped
-			if w > 24 {
-				want = passed
+	onHooks(t, with(dropping, settings{"hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 5 * second}),
+		func(t *testing.T, k *kernel) {
+			k.use(0, "rpl", "dis", 10)
+			var seq byte
+			const windows, perWindow = 20, 20
+			for w := range uint64(windows) {
+				k.at((100+w)*second + second/2)
+				k.flood(7, &seq, perWindow)
 			}
-			k.at((100+w)*second + second/2)
-			if got := k.flood(7, &seq, 1); got != want {
-				t.Errorf("%d s after the flood: %s", w-19, got)
+			if got := kinds(k.events()); fmt.Sprint(got) != "[suspicious 3]" {
+				t.Errorf("a flood without a pause: %v", got)
 			}
-		}
-		if got := kinds(k.events()); fmt.Sprint(got) != "[cleared 0]" || k.fuse().Blocked != 0 {
-			t.Errorf("%v, %d blocked", got, k.fuse().Blocked)
-		}
-	})
+			if n, want := k.count(countDropped), uint64(windows-1)*perWindow-1; n != want {
+				t.Errorf("%d packets of the flood were dropped, not %d", n, want)
+			}
+			// The first packet after the flood ends its last window at 120.5 s: blocked until 125.5 s, cleared before.
+			for w := uint64(20); w < 28; w++ {
+				want := dropped
+				if w > 24 {
+					want = passed
+				}
+				k.at((100+w)*second + second/2)
+				if got := k.flood(7, &seq, 1); got != want {
+					t.Errorf("%d s after the flood: %s", w-19, got)
+				}
+			}
+			if got := kinds(k.events()); fmt.Sprint(got) != "[cleared 0]" || k.fuse().Blocked != 0 {
+				t.Errorf("%v, %d blocked", got, k.fuse().Blocked)
+			}
+		})
 }
 
 // The same for IP flows, by the remote address.
 func TestBlockedFlowsCount(t *testing.T) {
-	config := with(dropping, settings{"extractor": uint8(1), "by_peer": true, "hits_needed": uint8(1), "hits_of": uint8(1), "action_ns": 2 * second})
+	config := with(dropping, settings{"extractor": uint8(1), "by_peer": true, "hits_needed": uint8(1), "hits_of": uint8(1),
+		"action_ns": 2 * second})
 	onHooks(t, config, func(t *testing.T, k *kernel) {
 		k.use(0, "flow", "packets", 10)
 		packet := udp6(1, 2, []byte("flood"))
@@ -269,28 +274,29 @@ func TestUntilTold(t *testing.T) {
 }
 
 func TestRateLimit(t *testing.T) {
-	onHooks(t, with(dropping, settings{"action": uint8(doRateLimit), "rate_cost": second / 10, "rate_burst": second / 2}), func(t *testing.T, k *kernel) {
-		k.use(0, "rpl", "dis", 10)
-		k.suspect(7, 100)
-		many := func(n int) (through int) {
-			for range n {
-				if k.run(disFrame(7, 0)) == passed {
-					through++
+	onHooks(t, with(dropping, settings{"action": uint8(doRateLimit), "rate_cost": second / 10, "rate_burst": second / 2}),
+		func(t *testing.T, k *kernel) {
+			k.use(0, "rpl", "dis", 10)
+			k.suspect(7, 100)
+			many := func(n int) (through int) {
+				for range n {
+					if k.run(disFrame(7, 0)) == passed {
+						through++
+					}
 				}
+				return
 			}
-			return
-		}
-		if n := many(100); n != 6 { // five at once, and the one that is due
-			t.Errorf("%d of 100 at once", n)
-		}
-		k.at(101 * second)
-		if n := many(100); n != 6 {
-			t.Errorf("%d of 100 a second later", n)
-		}
-		if k.count(countLimited) != 188 {
-			t.Errorf("%d over the rate", k.count(countLimited))
-		}
-	})
+			if n := many(100); n != 6 { // five at once, and the one that is due
+				t.Errorf("%d of 100 at once", n)
+			}
+			k.at(101 * second)
+			if n := many(100); n != 6 {
+				t.Errorf("%d of 100 a second later", n)
+			}
+			if k.count(countLimited) != 188 {
+				t.Errorf("%d over the rate", k.count(countLimited))
+			}
+		})
 }
 
 func TestMark(t *testing.T) {
@@ -350,8 +356,8 @@ func TestWatch(t *testing.T) {
 	})
 }
 
-// Records and the fuse outlive a change of the config. What they hold of windows of another length is no evaluation, and sources
-// are judged on from there: numbers of windows may be higher than those that come.
+// Records and the fuse outlive a change of the config. What they hold of windows of another length is no evaluation,
+// and sources are judged on from there: numbers of windows may be higher than those that come.
 func TestWindowsOfAnotherLength(t *testing.T) {
 	for _, before := range []uint64{1, 200, 1e6} { // the number of the window
 		onHooks(t, dropping, func(t *testing.T, k *kernel) {
@@ -487,7 +493,8 @@ func TestShadow(t *testing.T) {
 			}
 		}
 		k.flood(7, &seq, 1)
-		both, none, live, shadow := k.count(countBothPositive), k.count(countBothHarmless), k.count(countOnlyLive), k.count(countOnlyShadow)
+		both, none, live, shadow := k.count(countBothPositive), k.count(countBothHarmless), k.count(countOnlyLive),
+			k.count(countOnlyShadow)
 		if both != 1 || none != 9 || live != 0 || shadow != 9 || k.count(countSameClass) != 10 {
 			t.Error(both, none, live, shadow, k.count(countSameClass))
 		}
@@ -503,7 +510,8 @@ func TestShadow(t *testing.T) {
 func TestNoModel(t *testing.T) {
 	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.suspect(7, 100)
-		if k.run(disFrame(7, 0)) != passed || k.count(countNoModel) != 2 || k.count(countEvaluated) != 0 || len(k.events()) != 0 {
+		if k.run(disFrame(7, 0)) != passed || k.count(countNoModel) != 2 || k.count(countEvaluated) != 0 ||
+			len(k.events()) != 0 {
 			t.Error("something is judged without a model")
 		}
 	})
@@ -571,14 +579,16 @@ func TestTimer(t *testing.T) {
 			}
 		}
 		if n := len(k.awaitEvents(100)); n != 100 || k.count(countEvaluated) != 100 || k.count(countNoRoom) != 0 {
-			t.Errorf("%d events and %d evaluations of 100 sources, %d found no room", n, k.count(countEvaluated), k.count(countNoRoom))
+			t.Errorf("%d events and %d evaluations of 100 sources, %d found no room", n, k.count(countEvaluated),
+				k.count(countNoRoom))
 		}
 	})
 }
 
 // TestSecured has the three policies for frames that cannot be read.
 func TestSecured(t *testing.T) {
-	frame := macFrame{version: 1, flags: 1 << 3, compress: true, dstPAN: pan, dst: uint16(1), src: node(7), payload: make([]byte, 20)}
+	frame := macFrame{version: 1, flags: 1 << 3, compress: true, dstPAN: pan, dst: uint16(1), src: node(7),
+		payload: make([]byte, 20)}
 	for policy, want := range []verdict{passed, passed, dropped} {
 		t.Run(fmt.Sprint(policy), func(t *testing.T) {
 			onAHook(t, with(dropping, settings{"secured": uint8(policy), "deferred": inUser}), func(t *testing.T, k *kernel) {

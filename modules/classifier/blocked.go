@@ -27,7 +27,8 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 func (w *plane) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
 	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
-		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat), Packets: b.Packets, Dropped: b.Dropped,
+		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat),
+			Packets: b.Packets, Dropped: b.Dropped,
 			Version: b.Version, Class: w.words.class(b.Version, b.Class), Score: share(b.Score)}
 		if b.Until != 0 {
 			one.Until = wall(b.Until).Format(timeFormat)

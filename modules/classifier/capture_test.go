@@ -145,8 +145,8 @@ func attacks(t *testing.T, path string) (starts []uint64) {
 	return starts
 }
 
-// TestDetection runs the shipped models over whole captures: every attack is found by the end of the second window, and nothing
-// is held against anybody else. Node 12 is the attacker, where there is one.
+// TestDetection runs the shipped models over whole captures: every attack is found by the end of the second window, and
+// nothing is held against anybody else. Node 12 is the attacker, where there is one.
 func TestDetection(t *testing.T) {
 	for _, seconds := range []uint64{1, 5, 10} {
 		document, err := os.ReadFile(fmt.Sprintf("models/rpl-floods-%ds.json", seconds))
@@ -197,7 +197,8 @@ func detected(t *testing.T, path string, length uint64, against []event) {
 			late++
 		}
 	}
-	t.Logf("%d evaluations against the attacker; %d of %d attacks were found within two windows", len(hits), len(starts)-late, len(starts))
+	t.Logf("%d evaluations against the attacker; %d of %d attacks were found within two windows", len(hits),
+		len(starts)-late, len(starts))
 	if late > 0 || (strings.Contains(path, "mal") && len(hits) == 0) {
 		t.Errorf("%d attacks were found too late", late)
 	}

@@ -67,8 +67,10 @@ type config struct {
 }
 
 func defaults() *config {
-	c := &config{Extractor: "rpl", Direction: "both", Window: duration(5 * time.Second), Mode: "enforce", Events: "changes", Sources: 4096, Probation: 8}
-	c.RPL.Frames, c.RPL.EtherType, c.RPL.Port, c.RPL.Secured, c.RPL.Repeats = "raw", 0x809a, 17754, "pass", duration(250*time.Millisecond)
+	c := &config{Extractor: "rpl", Direction: "both", Window: duration(5 * time.Second), Mode: "enforce",
+		Events: "changes", Sources: 4096, Probation: 8}
+	c.RPL.Frames, c.RPL.EtherType, c.RPL.Port, c.RPL.Secured, c.RPL.Repeats = "raw", 0x809a, 17754, "pass",
+		duration(250*time.Millisecond)
 	c.Flow.Source = "flow"
 	c.Evaluate.When, c.Evaluate.Every, c.Evaluate.Where = "window", 16, "packet"
 	c.Hysteresis.Hits, c.Hysteresis.Of = 1, 3
@@ -223,7 +225,8 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	if err != nil {
 		addr, addrErr := netip.ParseAddr(text)
 		if addrErr != nil || addr.Zone() != "" {
-			return p, fmt.Errorf("%q is not an address such as 192.0.2.1, a prefix such as fe80::/64 or an EUI-64 such as 00:12:4b:00:06:0d:9b:00", text)
+			return p, fmt.Errorf("%q is not an address such as 192.0.2.1, a prefix such as fe80::/64 or an EUI-64 such as "+
+				"00:12:4b:00:06:0d:9b:00", text)
 		}
 		p = netip.PrefixFrom(addr, addr.BitLen())
 	}

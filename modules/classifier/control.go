@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package classifier is the control plane of the classifier: it loads models into the data plane while packets flow, reports
-// their verdicts by source, unblocks sources when their time is over, stops blocking when too many sources are blocked, and
-// evaluates the models itself if the config says so.
+// Package classifier is the control plane of the classifier: it loads models into the data plane while packets flow,
+// reports their verdicts by source, unblocks sources when their time is over, stops blocking when too many sources are
+// blocked, and evaluates the models itself if the config says so.
 package classifier
 
 import (
@@ -33,7 +33,8 @@ const leastBlocks = 1024 // compiled size of the map
 // Settings implements sdk.Compiled.
 func (c *config) Settings() sdk.Settings {
 	out := sdk.Settings{Constants: c.constants(), MaxEntries: map[string]uint32{
-		mapRecords: c.Sources, "newcomers": c.Sources, "lapsing": 2 * c.Sources, mapWindows: c.Sources, mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
+		mapRecords: c.Sources, "newcomers": c.Sources, "lapsing": 2 * c.Sources, mapWindows: c.Sources,
+		mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
 	if c.Action.Do == "mark" {
 		out.Hooks = []string{"tc"} // packets on XDP have no mark
 	}

@@ -105,7 +105,8 @@ func document(version int, feature string, threshold float64, classes ...string)
 		classes = []string{"benign", "attack"}
 	}
 	names, _ := json.Marshal(classes)
-	return fmt.Sprintf(`{"format": "kerb-model/1", "name": "m", "version": %d, "extractor": "rpl", "window": "5s", "kind": "tree", "features": [%q], "classes": %s,
+	return fmt.Sprintf(
+		`{"format": "kerb-model/1", "name": "m", "version": %d, "extractor": "rpl", "window": "5s", "kind": "tree", "features": [%q], "classes": %s,
 		"trees": [[{"feature": 0, "threshold": %v, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`, version, feature, names, threshold)
 }
 
@@ -181,18 +182,21 @@ func (p *plant) condition(kind string) sdk.Condition {
 	return sdk.Condition{}
 }
 
-// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by name.
+// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by
+// name.
 func TestDataPlaneLayouts(t *testing.T) {
 	spec := openPackage(t)
 	for name, mirror := range map[string]any{
-		"cls_source": source{}, "cls_range": bounds{}, "cls_slice": slice{}, "cls_seen": seen{}, "cls_record": record{}, "cls_block": block{},
-		"cls_fuse": fuse{}, "cls_policy": policy{}, "cls_window": window{}, "cls_event": event{}, "cls_prefix": prefix{},
+		"cls_source": source{}, "cls_range": bounds{}, "cls_slice": slice{}, "cls_seen": seen{}, "cls_record": record{},
+		"cls_block": block{},
+		"cls_fuse":  fuse{}, "cls_policy": policy{}, "cls_window": window{}, "cls_event": event{}, "cls_prefix": prefix{},
 	} {
 		sdktest.NamedLayout(t, spec.Types, name, mirror)
 	}
 }
 
-// Enums that are reported by name have the data plane's values. What no code uses is not in its BTF: the header says it.
+// Enums that are reported by name have the data plane's values. What no code uses is not in its BTF: the header says
+// it.
 func TestNames(t *testing.T) {
 	header, err := os.ReadFile("maps.h")
 	if err != nil {
@@ -225,7 +229,8 @@ func TestModelsAreLoaded(t *testing.T) {
 	if c := p.condition("Model"); c.Status != "False" || !strings.Contains(c.Message, "no model m") {
 		t.Errorf("%+v", c)
 	}
-	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(1, "dis", 0)), modelOf("s", document(2, "dio", 3))}}); len(a.Using) != 2 {
+	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", document(1, "dis", 0)),
+		modelOf("s", document(2, "dio", 3))}}); len(a.Using) != 2 {
 		t.Errorf("%+v", a)
 	}
 	p.expect(1, 2)
@@ -249,7 +254,8 @@ func TestModelsAreLoaded(t *testing.T) {
 			t.Errorf("%s: %+v", name, c)
 		}
 	}
-	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", `{}`), modelOf("s", `{}`)}}); a.Refused["m"] == "" || a.Refused["s"] == "" {
+	if a := p.tellModels(sdk.ModelUpdate{Put: []sdk.Model{modelOf("m", `{}`),
+		modelOf("s", `{}`)}}); a.Refused["m"] == "" || a.Refused["s"] == "" {
 		t.Errorf("both at once: %+v", a)
 	}
 	p.tellModels(sdk.ModelUpdate{Remove: []string{"s"}})
@@ -258,8 +264,8 @@ func TestModelsAreLoaded(t *testing.T) {
 	p.expect(0, 0)
 }
 
-// What ran before a control plane was started keeps running until it receives the models, and what it is notified of in parts is complete only at
-// the end.
+// What ran before a control plane was started keeps running until it receives the models, and what it is notified of in
+// parts is complete only at the end.
 func TestModelsAreAdopted(t *testing.T) {
 	const config = `{"model": "m", "shadow": "s"}`
 	p := newPlant(t, config)
@@ -282,7 +288,8 @@ func TestHarmlessClasses(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	p.expect(0, 0)
-	three := strings.NewReplacer("[1, 0]", "[1, 0, 0]", "[0, 1]", "[0, 1, 0]").Replace(document(1, "dis", 0, "busy", "flood", "idle"))
+	three := strings.NewReplacer("[1, 0]", "[1, 0, 0]", "[0, 1]", "[0, 1, 0]").Replace(document(1, "dis", 0, "busy",
+		"flood", "idle"))
 	if a := p.all(modelOf("m", three)); len(a.Using) != 1 {
 		t.Fatalf("%+v", a)
 	}
@@ -296,7 +303,8 @@ func TestHarmlessClasses(t *testing.T) {
 func TestDoubtfulModel(t *testing.T) {
 	p := newPlant(t, `{"model": "m", "window": "10s"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
-	if c := p.condition("Model"); c.Status != "True" || c.Reason != "WindowMismatch" || !strings.Contains(c.Message, "5s") {
+	if c := p.condition("Model"); c.Status != "True" || c.Reason != "WindowMismatch" ||
+		!strings.Contains(c.Message, "5s") {
 		t.Errorf("%+v", c)
 	}
 }
@@ -320,7 +328,8 @@ func TestBlockedAreFreed(t *testing.T) {
 	now := monotonic()
 	gone := nodeSource(4)
 	gone.Ifindex = 99
-	p.block(nodeSource(1), block{Since: now, Until: now + uint64(time.Hour), Packets: 5, Dropped: 4, Version: 1, Class: 1, Score: 16384, Action: 3})
+	p.block(nodeSource(1), block{Since: now, Until: now + uint64(time.Hour), Packets: 5, Dropped: 4, Version: 1, Class: 1,
+		Score: 16384, Action: 3})
 	p.block(nodeSource(2), block{Since: now, Action: 2})
 	p.block(nodeSource(3), block{Since: now - 2, Until: now - 1, Action: 3})
 	p.block(gone, block{Since: now, Action: 3})
@@ -334,7 +343,8 @@ func TestBlockedAreFreed(t *testing.T) {
 	for _, b := range all {
 		if b.Source == "fe80::1" {
 			b.Since, b.Until = "", ""
-			want := Blocked{Location: Location{"fe80::1", "web", "veth7", "0xabcd"}, Action: "drop", Packets: 5, Dropped: 4, Version: 1, Class: "attack", Score: 0.5}
+			want := Blocked{Location: Location{"fe80::1", "web", "veth7", "0xabcd"}, Action: "drop", Packets: 5, Dropped: 4,
+				Version: 1, Class: "attack", Score: 0.5}
 			if b != want {
 				t.Errorf("%+v, want %+v", b, want)
 			}
@@ -342,7 +352,8 @@ func TestBlockedAreFreed(t *testing.T) {
 			t.Errorf("%+v", b)
 		}
 	}
-	if status, text := p.ask("GET", "/nosuch", ""); status != 404 || !strings.Contains(text, "known are sources, blocked") {
+	if status, text := p.ask("GET", "/nosuch", ""); status != 404 ||
+		!strings.Contains(text, "known are sources, blocked") {
 		t.Errorf("a route that is not there: %d %s", status, text)
 	}
 	if status, text := p.ask("DELETE", "/blocked/fe80::9", ""); status != 404 || !strings.Contains(text, "fe80::9") {
@@ -371,13 +382,15 @@ func TestFuseIsMended(t *testing.T) {
 		t.Errorf("%v, %d are left", err, p.fuse.Blocked)
 	}
 	p.plane.fuse.blow(causeShare)
-	if c := p.condition("Fuse"); c.Status != "False" || c.Reason != "Blown" || !strings.Contains(c.Message, "sourceShare") || !strings.Contains(c.Message, "guard fuse=intact") {
+	if c := p.condition("Fuse"); c.Status != "False" || c.Reason != "Blown" ||
+		!strings.Contains(c.Message, "sourceShare") || !strings.Contains(c.Message, "guard fuse=intact") {
 		t.Errorf("%+v", c)
 	}
 	if err := p.Health(); err != nil {
 		t.Errorf("a blown fuse is no illness: %v", err)
 	}
-	for path, body := range map[string]string{"/fuse": `{"state": "whole"}`, "/values/fuse": `{"value": "whole"}`, "/values/lamp": `{"value": "on"}`} {
+	for path, body := range map[string]string{"/fuse": `{"state": "whole"}`, "/values/fuse": `{"value": "whole"}`,
+		"/values/lamp": `{"value": "on"}`} {
 		if status, text := p.ask("PUT", path, body); status != 400 && status != 404 {
 			t.Errorf("%s: %d %s", path, status, text)
 		}
@@ -506,7 +519,8 @@ func number(v any) uint64 {
 
 func TestPrefixes(t *testing.T) {
 	for text, want := range map[string]string{
-		"192.0.2.1": "::ffff:192.0.2.1/128", "192.0.2.77/24": "::ffff:192.0.2.0/120", "fe80::1": "fe80::1/128", "2001:db8::/32": "2001:db8::/32",
+		"192.0.2.1": "::ffff:192.0.2.1/128", "192.0.2.77/24": "::ffff:192.0.2.0/120", "fe80::1": "fe80::1/128",
+		"2001:db8::/32":           "2001:db8::/32",
 		"00:12:4b:00:06:0d:9b:00": "fe80::212:4b00:60d:9b00/128",
 	} {
 		got, err := parsePrefix(text)
@@ -523,7 +537,8 @@ func TestSourceNames(t *testing.T) {
 	six := source{Addr: [16]byte{0: 0x20, 1: 1, 15: 1}, Local: [16]byte{0: 0x20, 1: 1, 15: 2}, Proto: 89, Kind: 1}
 	peer := source{Addr: flow.Addr, Kind: 1}
 	for want, s := range map[string]source{
-		"fe80::5": nodeSource(5), "tcp-192.0.2.1:5000-10.0.0.5:80": flow, "89-[2001::1]:0-[2001::2]:0": six, "192.0.2.1": peer,
+		"fe80::5": nodeSource(5), "tcp-192.0.2.1:5000-10.0.0.5:80": flow, "89-[2001::1]:0-[2001::2]:0": six,
+		"192.0.2.1": peer,
 	} {
 		if got := s.String(); got != want {
 			t.Errorf("%s, want %s", got, want)

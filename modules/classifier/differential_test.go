@@ -63,7 +63,8 @@ func sameWindow(t *testing.T, k *kernel, of key, want []int64, time uint64) {
 }
 
 // compare gives frames to both, and compares all windows and counts.
-func compare(t *testing.T, k *kernel, x *extract.RPL, wrap func([]byte) []byte, next func() (now uint64, frame []byte)) (windows int) {
+func compare(t *testing.T, k *kernel, x *extract.RPL, wrap func([]byte) []byte,
+	next func() (now uint64, frame []byte)) (windows int) {
 	t.Helper()
 	for {
 		now, frame := next()
@@ -234,7 +235,8 @@ func flowKey(f extract.Flow) key {
 // TestDifferentialFlow has both directions on one set of maps.
 func TestDifferentialFlow(t *testing.T) {
 	configs := map[string]extract.Config{
-		"tumbling": {Window: time.Second}, "sliding": {Window: 4 * time.Second, Sliding: true}, "peer": {Window: time.Second, ByPeer: true},
+		"tumbling": {Window: time.Second}, "sliding": {Window: 4 * time.Second, Sliding: true},
+		"peer": {Window: time.Second, ByPeer: true},
 	}
 	for name, c := range configs {
 		t.Run(name, func(t *testing.T) {

@@ -22,11 +22,12 @@ type Verdict struct {
 	Time string `json:"time"` // end of the window
 	Kind string `json:"kind"` // suspicious, cleared, evaluated, fuse
 	Location
-	Model    string           `json:"model,omitempty"`
-	Version  uint32           `json:"version"` // of the model
-	Class    string           `json:"class"`
-	Score    float64          `json:"score"`
-	Hits     uint32           `json:"hits"`              // bit 0: this evaluation was against the source, bit 1: the one before, ...
+	Model   string  `json:"model,omitempty"`
+	Version uint32  `json:"version"` // of the model
+	Class   string  `json:"class"`
+	Score   float64 `json:"score"`
+	// bit 0: this evaluation was against the source, bit 1: the one before, ...
+	Hits     uint32           `json:"hits"`
 	Action   string           `json:"action"`            // that is carried out
 	Allowed  bool             `json:"allowed,omitempty"` // nothing is done: it is on the allow-list
 	Cause    string           `json:"cause,omitempty"`   // of the fuse
@@ -69,9 +70,11 @@ func (v *vocabulary) class(version, class uint32) string {
 }
 
 func (w *plane) describe(e *event) *Verdict {
-	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind), Location: w.places().of(e.Source), Version: e.Version,
-		Class: w.words.class(e.Version, e.Class), Score: share(e.Score), Hits: e.Hits, Action: named(actions, e.Action), Allowed: e.Allowed != 0,
-		Cause: named(fuseCauses, e.Cause), Features: map[string]int32{}}
+	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind),
+		Location: w.places().of(e.Source), Version: e.Version,
+		Class: w.words.class(e.Version, e.Class), Score: share(e.Score), Hits: e.Hits, Action: named(actions, e.Action),
+		Allowed: e.Allowed != 0,
+		Cause:   named(fuseCauses, e.Cause), Features: map[string]int32{}}
 	if l := w.words.of(e.Version); l != nil {
 		out.Model = l.Name
 	}
@@ -81,8 +84,8 @@ func (w *plane) describe(e *event) *Verdict {
 	return out
 }
 
-// follow reads the data plane's events until ctx ends. They are read also without a subscriber: else the first ones that a
-// listener gets would be old.
+// follow reads the data plane's events until ctx ends. They are read also without a subscriber: else the first ones
+// that a listener gets would be old.
 func (w *plane) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapVerdicts)
 	if err != nil {
@@ -156,8 +159,8 @@ func (s *stream) leave(l *listener) {
 	delete(s.listeners, l)
 }
 
-// serve writes events to a client, one JSON object a line, until it or the generation ends. {"lost": n} reports those that
-// it was too slow for.
+// serve writes events to a client, one JSON object a line, until it or the generation ends. {"lost": n} reports those
+// that it was too slow for.
 func (s *stream) serve(w http.ResponseWriter, r *http.Request) {
 	l := s.listen()
 	defer s.leave(l)

@@ -2,8 +2,8 @@
 
 package classifier
 
-// Features has the names of an extractor's features, in the order in which the data plane fills them: enum cls_rpl_feature and
-// enum cls_flow_feature. Counts are of the window.
+// Features has the names of an extractor's features, in the order in which the data plane fills them: enum
+// cls_rpl_feature and enum cls_flow_feature. Counts are of the window.
 var Features = map[string][]string{
 	"rpl": {
 		"dis", "dio", "dao", "daoAck", "control", "other", // messages by kind

@@ -58,9 +58,11 @@ func (m macFrame) bytes() []byte {
 	if m.version == 2 { // IEEE 802.15.4-2015, table 7-2, row by row
 		row := [4]bool{dst != 0, src != 0, dst == 3 && src == 3, m.compress}
 		switch row {
-		case [4]bool{false, false, false, false}, [4]bool{true, false, false, true}, [4]bool{false, true, false, true}, [4]bool{true, true, true, true}:
+		case [4]bool{false, false, false, false}, [4]bool{true, false, false, true}, [4]bool{false, true, false, true},
+			[4]bool{true, true, true, true}:
 			dstPAN, srcPAN = false, false
-		case [4]bool{false, false, false, true}, [4]bool{true, false, false, false}, [4]bool{true, true, true, false}, [4]bool{true, true, false, true}:
+		case [4]bool{false, false, false, true}, [4]bool{true, false, false, false}, [4]bool{true, true, true, false},
+			[4]bool{true, true, false, true}:
 			dstPAN, srcPAN = true, false
 		case [4]bool{false, true, false, false}:
 			dstPAN, srcPAN = false, true
@@ -132,7 +134,8 @@ func ethernet(etherType uint16, payload []byte) []byte {
 // udp6 is an Ethernet frame with a UDP datagram; the checksum is not examined.
 func udp6(sport, dport uint16, payload []byte) []byte {
 	length := uint16(8 + len(payload))
-	h := slices.Concat([]byte{0x60, 0, 0, 0}, be.AppendUint16(nil, length), []byte{17, 64}, make([]byte, 15), []byte{1}, make([]byte, 15), []byte{2})
+	h := slices.Concat([]byte{0x60, 0, 0, 0}, be.AppendUint16(nil, length), []byte{17, 64}, make([]byte, 15), []byte{1},
+		make([]byte, 15), []byte{2})
 	u := be.AppendUint16(be.AppendUint16(be.AppendUint16(nil, sport), dport), length)
 	return ethernet(0x86dd, slices.Concat(h, u, []byte{0, 0}, payload))
 }
@@ -146,9 +149,13 @@ type wrapping struct {
 
 var wrappings = []wrapping{
 	{"raw", settings{"frames": uint8(0)}, func(f []byte) []byte { return f }},
-	{"checksum", settings{"frames": uint8(0), "fcs_len": uint8(2)}, func(f []byte) []byte { return append(slices.Clone(f), 0x12, 0x34) }},
+	{"checksum", settings{"frames": uint8(0), "fcs_len": uint8(2)}, func(f []byte) []byte {
+		return append(slices.Clone(f), 0x12, 0x34)
+	}},
 	{"ethernet", settings{"frames": uint8(1)}, func(f []byte) []byte { return ethernet(0x809a, f) }},
-	{"vlan", settings{"frames": uint8(1)}, func(f []byte) []byte { return ethernet(0x8100, slices.Concat([]byte{0, 5, 0x80, 0x9a}, f)) }},
+	{"vlan", settings{"frames": uint8(1)}, func(f []byte) []byte {
+		return ethernet(0x8100, slices.Concat([]byte{0, 5, 0x80, 0x9a}, f))
+	}},
 	{"zep1", settings{"frames": uint8(2)}, func(f []byte) []byte { return udp6(17754, 17754, zep(1, f)) }},
 	{"zep2", settings{"frames": uint8(2)}, func(f []byte) []byte { return udp6(40000, 17754, zep(2, f)) }},
 }
@@ -328,7 +335,8 @@ func (r *randomFrames) usual() []byte {
 
 // odd may be anything.
 func (r *randomFrames) odd() []byte {
-	m := macFrame{version: uint16(r.IntN(3)), seq: r.seq, dst: r.addr(), src: r.addr(), compress: r.IntN(2) == 0, dstPAN: pan,
+	m := macFrame{version: uint16(r.IntN(3)), seq: r.seq, dst: r.addr(), src: r.addr(), compress: r.IntN(2) == 0,
+		dstPAN:    pan,
 		sourcePAN: pan + uint16(r.IntN(2)), payload: r.lowpan()}
 	if r.IntN(3) == 0 {
 		m.dst = uint16(0xffff)

@@ -63,8 +63,9 @@ func (w *plane) fuseCondition() sdk.Condition {
 	if r.State == "intact" {
 		return sdk.Condition{Type: "Fuse", Status: "True", Reason: "Intact"}
 	}
-	return sdk.Condition{Type: "Fuse", Status: "False", Reason: "Blown", Message: fmt.Sprintf("the model went beyond fuse.%s at %s with %d sources blocked: "+
-		"nothing is done to packets until kerb module set %s fuse=intact", r.Cause, r.Since, r.Blocked, w.live.Module)}
+	return sdk.Condition{Type: "Fuse", Status: "False", Reason: "Blown",
+		Message: fmt.Sprintf("the model went beyond fuse.%s at %s with %d sources blocked: "+
+			"nothing is done to packets until kerb module set %s fuse=intact", r.Cause, r.Since, r.Blocked, w.live.Module)}
 }
 
 // mend frees all sources, and lets the model act again.

@@ -45,7 +45,8 @@ func (w *plane) Handler() http.Handler {
 	serve("PUT /values/{path...}", w.putValue)
 	mux.HandleFunc("GET /events", w.stream.serve)
 	serve("/", func(r *http.Request) (any, error) {
-		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; known are sources, blocked, models, agreement, stats, fuse, events, values", r.Method, r.URL.Path))
+		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; known are sources, blocked, models, agreement, stats, fuse, "+
+			"events, values", r.Method, r.URL.Path))
 	})
 	return mux
 }
@@ -160,7 +161,8 @@ func (w *plane) agreement() (*Agreement, error) {
 	if w.config.Shadow == "" {
 		return nil, sdk.NotFound("the config names no shadow model")
 	}
-	out := &Agreement{c[countBothHarmless], c[countBothPositive], c[countOnlyLive], c[countOnlyShadow], c[countSameClass], 1}
+	out := &Agreement{c[countBothHarmless], c[countBothPositive], c[countOnlyLive], c[countOnlyShadow], c[countSameClass],
+		1}
 	if all := out.BothHarmless + out.BothPositive + out.OnlyLive + out.OnlyShadow; all > 0 {
 		out.Share = float64(out.BothHarmless+out.BothPositive) / float64(all)
 	}

@@ -41,8 +41,8 @@ func newJudge() judge { return judge{sources: map[source]*verdict{}} }
 // free forgets what was said of a source, so that it is judged again.
 func (j *judge) free(s source) { delete(j.sources, s) }
 
-// infer runs a model on the values of a window. Of one that is too large for the data plane's integers that is in floating
-// point.
+// infer runs a model on the values of a window. Of one that is too large for the data plane's integers that is in
+// floating point.
 func (l *loaded) infer(values *[valuesMax]int32) model.Decision {
 	if l.doc == nil {
 		features := make([]int64, valuesMax)
@@ -215,7 +215,8 @@ func (w *plane) conclude(s source, v *verdict, win *window, d model.Decision, ag
 	recent := v.hits & (math.MaxUint32 >> (32 - uint(c.Hysteresis.Of)))
 	v.suspicious = against && bits.OnesCount32(recent) >= int(c.Hysteresis.Hits) || was && recent != 0
 	v.decision = d
-	e := event{Time: win.Time, Source: s, Version: d.Version, Class: d.Class, Score: d.Score, Hits: v.hits, Values: win.Values}
+	e := event{Time: win.Time, Source: s, Version: d.Version, Class: d.Class, Score: d.Score, Hits: v.hits,
+		Values: win.Values}
 	isNew := false
 	if v.suspicious && against {
 		var err error

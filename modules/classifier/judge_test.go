@@ -47,8 +47,8 @@ func newJudged(t *testing.T, changes ...string) *plant {
 	return p
 }
 
-// In user mode a source is blocked after two windows of three, and stays so while it continues. One that has been quiet for three is
-// cleared; its block lasts until its time.
+// In user mode a source is blocked after two windows of three, and stays so while it continues. One that has been quiet
+// for three is cleared; its block lasts until its time.
 func TestJudge(t *testing.T) {
 	p := newJudged(t)
 	l := p.stream.listen()
@@ -56,7 +56,8 @@ func TestJudge(t *testing.T) {
 		dis     int32
 		blocked string
 		kind    string
-	}{{5, "", "evaluated"}, {0, "", "evaluated"}, {5, "fe80::1", "suspicious"}, {0, "fe80::1", "evaluated"}, {0, "fe80::1", "evaluated"},
+	}{{5, "", "evaluated"}, {0, "", "evaluated"}, {5, "fe80::1", "suspicious"}, {0, "fe80::1", "evaluated"},
+		{0, "fe80::1", "evaluated"},
 		{0, "fe80::1", "cleared"}, {5, "fe80::1", "evaluated"}} {
 		for quiet := byte(10); quiet < 20; quiet++ {
 			p.see(nodeSource(quiet), uint64(n+1), 0, 0)
@@ -64,7 +65,8 @@ func TestJudge(t *testing.T) {
 		}
 		p.see(nodeSource(1), uint64(n+1), step.dis, 9)
 		v := <-l.events
-		if got := p.blockedNames(); got != step.blocked || v.Kind != step.kind || v.Source != "fe80::1" || v.Version != 1 || v.Features["dis"] != step.dis {
+		if got := p.blockedNames(); got != step.blocked || v.Kind != step.kind || v.Source != "fe80::1" || v.Version != 1 ||
+			v.Features["dis"] != step.dis {
 			t.Errorf("window %d: blocked %q, want %q; %+v, want %s", n+1, got, step.blocked, v, step.kind)
 		}
 	}
@@ -90,9 +92,11 @@ func TestJudgeAllows(t *testing.T) {
 	}
 }
 
-// A model that is against most sources, or against too many, blows the fuse, and nothing more is blocked until it is mended.
+// A model that is against most sources, or against too many, blows the fuse, and nothing more is blocked until it is
+// mended.
 func TestJudgeBlowsTheFuse(t *testing.T) {
-	for cause, limits := range map[string]string{"sourceShare": `"sources": 64, "sourceShare": 30`, "sources": `"sources": 4, "sourceShare": 60`} {
+	for cause, limits := range map[string]string{"sourceShare": `"sources": 64, "sourceShare": 30`,
+		"sources": `"sources": 4, "sourceShare": 60`} {
 		t.Run(cause, func(t *testing.T) {
 			const benign = 4
 			p := newJudged(t, `"sources": 4, "sourceShare": 60`, limits)
@@ -137,8 +141,8 @@ func TestJudgeForgets(t *testing.T) {
 	}
 }
 
-// largeForest has more leaves with vectors than the data plane has room for. All trees are against a source with more than
-// two DIS.
+// largeForest has more leaves with vectors than the data plane has room for. All trees are against a source with more
+// than two DIS.
 func largeForest() string {
 	const trees, leaves, classes = 60, 64, 16
 	var forest []string
@@ -149,7 +153,8 @@ func largeForest() string {
 			if at > 0 {
 				threshold = 1000 + at
 			}
-			nodes = append(nodes, fmt.Sprintf(`{"feature": 0, "threshold": %d, "left": %d, "right": %d}`, threshold, 2*at+1, 2*at+2))
+			nodes = append(nodes, fmt.Sprintf(`{"feature": 0, "threshold": %d, "left": %d, "right": %d}`, threshold,
+				2*at+1, 2*at+2))
 		}
 		for leaf := range leaves {
 			odd := float64(t*leaves+leaf) / (1 << 20)
@@ -165,7 +170,8 @@ func largeForest() string {
 	for c := range classes - 2 {
 		names += fmt.Sprintf(`, "other%d"`, c)
 	}
-	return fmt.Sprintf(`{"format": "kerb-model/1", "name": "m", "version": 1, "extractor": "rpl", "kind": "forest", "features": ["dis"], "classes": [%s],
+	return fmt.Sprintf(
+		`{"format": "kerb-model/1", "name": "m", "version": 1, "extractor": "rpl", "kind": "forest", "features": ["dis"], "classes": [%s],
 		"trees": [%s]}`, names, strings.Join(forest, ", "))
 }
 

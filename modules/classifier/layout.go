@@ -127,10 +127,13 @@ var (
 	actions    = []string{"event", "mark", "rateLimit", "drop"}
 	eventKinds = []string{"evaluated", "suspicious", "cleared", "fuse"}
 	fuseCauses = []string{"", "sources", "sourceShare", "packetShare"}
-	rplSums    = []string{"dis", "dio", "dao", "daoAck", "control", "other", "repeats", "bytes", "multicast", "versions", "ranks", "secured", "fragments"}
+	rplSums    = []string{"dis", "dio", "dao", "daoAck", "control", "other", "repeats", "bytes", "multicast", "versions",
+		"ranks", "secured", "fragments"}
 	flowSums   = []string{"packetsForward", "packetsBackward", "bytesForward", "bytesBackward"}
-	countNames = []string{"packets", "not_ours", "truncated", "malformed", "no_source", "secured", "repeats", "messages", "probation", "admitted",
-		"evaluated", "empty", "no_model", "positive", "no_room", "allowed", "watched", "marked", "limited", "dropped", "dropped_secured",
+	countNames = []string{"packets", "not_ours", "truncated", "malformed", "no_source", "secured", "repeats", "messages",
+		"probation", "admitted",
+		"evaluated", "empty", "no_model", "positive", "no_room", "allowed", "watched", "marked", "limited", "dropped",
+		"dropped_secured",
 		"both_harmless", "both_positive", "only_live", "only_shadow", "same_class"}
 )
 
@@ -183,8 +186,8 @@ func wall(at uint64) time.Time {
 
 const batch = 64 // a record has 800 bytes
 
-// each calls do for the entries of a hash map until it returns false. Entries that come and go meanwhile may be missed or
-// seen twice.
+// each calls do for the entries of a hash map until it returns false. Entries that come and go meanwhile may be missed
+// or seen twice.
 func each[K, V any](maps sdk.Maps, name string, do func(K, *V) bool) error {
 	m, err := maps.Get(name)
 	if err != nil {

@@ -25,8 +25,8 @@ type wire struct {
 	open func(t *testing.T, lab *netlab.Lab, h *netlab.Host) (iface string, send func(frame []byte) error)
 }
 
-// TestRawInterfaces has frames without an Ethernet header on interfaces: over a veth, which takes them for Ethernet, and on one
-// that has no link header at all, as IEEE 802.15.4 interfaces look to XDP and TC.
+// TestRawInterfaces has frames without an Ethernet header on interfaces: over a veth, which takes them for Ethernet,
+// and on one that has no link header at all, as IEEE 802.15.4 interfaces look to XDP and TC.
 func TestRawInterfaces(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, w := range []wire{
@@ -59,7 +59,9 @@ func TestRawInterfaces(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				k.until("all messages are counted", func() bool { return k.count(countMessages)+k.count(countDropped) >= before+uint64(messages) })
+				k.until("all messages are counted", func() bool {
+					return k.count(countMessages)+k.count(countDropped) >= before+uint64(messages)
+				})
 			}
 			deliver(100*second, 20)
 			deliver(101*second, 20)

@@ -20,8 +20,10 @@ const maxVerified = 400000
 func TestVerifies(t *testing.T) {
 	for name, config := range map[string]settings{
 		"rpl": {}, "zep": {"frames": uint8(2), "sliding": true, "when": perPacket, "action": uint8(doDrop)},
-		"flow":  {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit), "fuse_packets": uint8(50)},
-		"timer": {"deferred": uint8(2), "lapse_ns": second}, "user": {"deferred": inUser}, "lapse": {"sliding": true, "lapse_ns": second},
+		"flow": {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit),
+			"fuse_packets": uint8(50)},
+		"timer": {"deferred": uint8(2), "lapse_ns": second}, "user": {"deferred": inUser},
+		"lapse": {"sliding": true, "lapse_ns": second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			onHooks(t, config, func(t *testing.T, k *kernel) {
@@ -84,12 +86,14 @@ func TestTwoCPUs(t *testing.T) {
 	k.run(disFrame(7, 1))
 	last, _ := k.taken(euiKey(7))
 	messages += int64(last.Values[0])
-	if want := int64(min(2, runtime.NumCPU())) * each * windows; messages != want || k.count(countMessages) != uint64(want)+1 {
+	if want := int64(min(2, runtime.NumCPU())) * each * windows; messages != want ||
+		k.count(countMessages) != uint64(want)+1 {
 		t.Errorf("%d messages in windows, %d in all; %d were sent", messages, k.count(countMessages), want)
 	}
 }
 
-// TestForgedSources has 100,000 of them in one window alongside honest nodes, which are heard once in each third of the flood.
+// TestForgedSources has 100,000 of them in one window alongside honest nodes, which are heard once in each third of the
+// flood.
 func TestForgedSources(t *testing.T) {
 	const forged, honest, capacity = 100000, 100, 4096
 	onAHook(t, settings{"deferred": inUser, "capacity": uint32(capacity)}, func(t *testing.T, k *kernel) {

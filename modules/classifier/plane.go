@@ -134,7 +134,8 @@ func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 		w.loaded[i] = next
 		w.words.learn(next)
 		answer.Using = append(answer.Using, m.Name)
-		slog.Info("classifier: model loaded", "module", w.live.Module, "role", roleNames[role], "model", m.Name, "version", next.Version)
+		slog.Info("classifier: model loaded", "module", w.live.Module, "role", roleNames[role], "model", m.Name,
+			"version", next.Version)
 	}
 	return nil
 }
@@ -149,8 +150,9 @@ func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err e
 	if refusal != nil {
 		return nil, refusal, nil
 	}
-	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features, Classes: doc.Classes,
-		Since: time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc), columns: fits.columns}
+	next = &loaded{Name: m.Name, Generation: m.Generation, Version: doc.Version, Kind: doc.Kind, Features: doc.Features,
+		Classes: doc.Classes,
+		Since:   time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc), columns: fits.columns}
 	if w.config.inUser() {
 		if next.rule, next.packed = fits.rule, fits.packed; fits.packed == nil {
 			next.doc = doc
@@ -262,7 +264,8 @@ func (w *plane) modelCondition() sdk.Condition {
 			c.Reason = "PreviousVersionRunning"
 		}
 	case w.config.Model == "":
-		c.Status, c.Reason, c.Message = "False", "NoModelConfigured", "config.model is not set: packets are counted but not classified"
+		c.Status, c.Reason, c.Message = "False", "NoModelConfigured", "config.model is not set: packets are counted but "+
+			"not classified"
 	case !w.told:
 		c.Status, c.Reason = "Unknown", "Starting"
 	case w.loaded[model.Live] != nil:

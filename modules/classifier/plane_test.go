@@ -62,7 +62,8 @@ func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
 			asm.Return(),
 		}
 		body[0] = body[0].WithReference(clockMap)
-		p.Instructions = append(append(append(asm.Instructions{}, p.Instructions[:first]...), body...), p.Instructions[end:]...)
+		p.Instructions = append(append(append(asm.Instructions{}, p.Instructions[:first]...), body...),
+			p.Instructions[end:]...)
 	}
 	return spec, nil
 }
@@ -101,7 +102,8 @@ func (k *kernel) otherWay() *kernel {
 	if k.hook == chain.TC {
 		side = chain.OnTCIngress
 	}
-	prog, err := k.loaded.Relink(chain.Spec{Side: side, Direction: chain.Egress, Members: []chain.Member{{Name: "cls", ID: "0123456789"}}})
+	prog, err := k.loaded.Relink(chain.Spec{Side: side, Direction: chain.Egress,
+		Members: []chain.Member{{Name: "cls", ID: "0123456789"}}})
 	sdktest.Explain(k.t, err)
 	k.t.Cleanup(func() { prog.Close() })
 	return &kernel{k.t, k.hook, k.loaded, prog, k.maps}
@@ -244,7 +246,8 @@ func onHooks(t *testing.T, config settings, test func(t *testing.T, k *kernel)) 
 // use puts a model to work that is against sources with more than so much of a feature.
 func (k *kernel) use(role model.Role, extractor, feature string, above int) {
 	k.t.Helper()
-	k.load(role, fmt.Appendf(nil, `{"format": "kerb-model/1", "name": "rule", "version": 1, "extractor": %q, "features": [%q], "kind": "tree",
+	k.load(role, fmt.Appendf(nil,
+		`{"format": "kerb-model/1", "name": "rule", "version": 1, "extractor": %q, "features": [%q], "kind": "tree",
 		"classes": ["normal", "attack"], "trees": [[{"feature": 0, "threshold": %d, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`,
 		extractor, feature, above))
 }

@@ -91,7 +91,8 @@ func (w *plane) inUserMode(s source, to *SourceReport) {
 		return
 	}
 	to.Hits, to.Suspicious = v.hits, v.suspicious
-	to.Version, to.Class, to.Score = v.decision.Version, w.words.class(v.decision.Version, v.decision.Class), share(v.decision.Score)
+	to.Version, to.Class, to.Score = v.decision.Version, w.words.class(v.decision.Version, v.decision.Class),
+		share(v.decision.Score)
 }
 
 func age(now, at uint64) string {
@@ -113,11 +114,14 @@ func (w *plane) Collect() ([]sdk.Sample, error) {
 	if w.fuse.blown() {
 		blown = 1
 	}
-	out = append(out, sdk.Sample{Name: "fuse_blown", Help: "1 when the fuse is blown: the model exceeded its limits, and its verdicts have no effect.", Value: blown},
-		sdk.Sample{Name: "blocked_sources", Help: "Sources with an action in effect.", Value: float64(atomic.LoadUint32(&w.fuse.Blocked))})
+	out = append(out, sdk.Sample{Name: "fuse_blown", Help: "1 when the fuse is blown: the model exceeded its limits, " +
+		"and its verdicts have no effect.", Value: blown},
+		sdk.Sample{Name: "blocked_sources", Help: "Sources with an action in effect.",
+			Value: float64(atomic.LoadUint32(&w.fuse.Blocked))})
 	for role, l := range w.models() {
 		out = append(out, sdk.Sample{Name: "model_info", Help: "Models in use.", Value: 1,
-			Labels: map[string]string{"role": role, "model": l.Name, "version": strconv.FormatUint(uint64(l.Version), 10), "kind": l.Kind}})
+			Labels: map[string]string{"role": role, "model": l.Name, "version": strconv.FormatUint(uint64(l.Version), 10),
+				"kind": l.Kind}})
 	}
 	return out, nil
 }

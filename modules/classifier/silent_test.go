@@ -29,7 +29,8 @@ func TestSilentSources(t *testing.T) {
 		if k.block(euiKey(7)) == nil || k.block(euiKey(8)) != nil {
 			t.Errorf("blocked: %+v, the calm one: %+v", k.block(euiKey(7)), k.block(euiKey(8)))
 		}
-		if fmt.Sprint(kinds(got)) != "[suspicious 3]" || got[0].Source != euiKey(7) || got[0].Time != 101*second || got[0].Values[0] != 20 {
+		if fmt.Sprint(kinds(got)) != "[suspicious 3]" || got[0].Source != euiKey(7) || got[0].Time != 101*second ||
+			got[0].Values[0] != 20 {
 			t.Fatalf("%+v", got)
 		}
 		k.at(104 * second)
@@ -64,7 +65,8 @@ func TestManySilentSources(t *testing.T) {
 	})
 }
 
-// A run of the timer takes a bounded number of steps, however many sources are known: nothing in the programs walks a map.
+// A run of the timer takes a bounded number of steps, however many sources are known: nothing in the programs walks a
+// map.
 func TestTimerIsBounded(t *testing.T) {
 	p := pkgstest.Package(t)
 	for _, hook := range hooks {
@@ -95,22 +97,23 @@ func TestSilentSourcesElsewhere(t *testing.T) {
 			t.Errorf("%v %+v", ok, w)
 		}
 	})
-	onAHook(t, with(config, settings{"deferred": uint8(0), "sliding": true, "action": uint8(doEvent), "events": uint8(2)}), func(t *testing.T, k *kernel) {
-		k.use(0, "rpl", "dis", 10)
-		var seq byte
-		k.at(100 * second)
-		k.flood(7, &seq, 20)
-		for i := range uint64(6) {
-			k.at(100*second + (i+1)*second/4)
-			k.becomes(countEvaluated, min(i+1, 4))
-		}
-		k.stays(countEvaluated, 4)
-		for _, e := range k.awaitEvents(4) {
-			if e.Values[0] != 20 {
-				t.Errorf("%+v", e)
+	onAHook(t, with(config, settings{"deferred": uint8(0), "sliding": true, "action": uint8(doEvent), "events": uint8(2)}),
+		func(t *testing.T, k *kernel) {
+			k.use(0, "rpl", "dis", 10)
+			var seq byte
+			k.at(100 * second)
+			k.flood(7, &seq, 20)
+			for i := range uint64(6) {
+				k.at(100*second + (i+1)*second/4)
+				k.becomes(countEvaluated, min(i+1, 4))
 			}
-		}
-	})
+			k.stays(countEvaluated, 4)
+			for _, e := range k.awaitEvents(4) {
+				if e.Values[0] != 20 {
+					t.Errorf("%+v", e)
+				}
+			}
+		})
 }
 
 // until waits for a condition on the maps.

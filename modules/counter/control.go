@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package counter is the control plane of the counter: it reads the counters of counter.bpf.c, sums them over the CPUs, and
-// deletes those of interfaces that no longer exist.
+// Package counter is the control plane of the counter: it reads the counters of counter.bpf.c, sums them over the CPUs,
+// and deletes those of interfaces that no longer exist.
 package counter
 
 import (
@@ -99,11 +99,13 @@ type Report struct {
 var (
 	directions = [...]string{"egress", "ingress"}
 	families   = map[uint8]string{0: "other", 4: "ipv4", 6: "ipv6"}
-	protocols  = map[uint8]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmpv6", 132: "sctp"}
+	protocols  = map[uint8]string{1: "icmp", 2: "igmp", 6: "tcp", 17: "udp", 47: "gre", 50: "esp", 58: "icmpv6",
+		132: "sctp"}
 )
 
 func (k key) entry(at sdk.Instance, c Count) Entry {
-	e := Entry{Service: at.Service, Interface: at.Interface, Direction: directions[k.Direction&1], Family: families[k.Family], Count: c}
+	e := Entry{Service: at.Service, Interface: at.Interface, Direction: directions[k.Direction&1],
+		Family: families[k.Family], Count: c}
 	var known bool
 	if e.Protocol, known = protocols[k.Proto]; !known {
 		e.Protocol = strconv.Itoa(int(k.Proto))
@@ -147,7 +149,8 @@ func (c generation) read() (*Report, error) {
 	}
 	sort.Slice(out.Counts, func(i, j int) bool {
 		a, b := &out.Counts[i], &out.Counts[j]
-		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Direction, b.Direction),
+		return cmp.Or(cmp.Compare(a.Service, b.Service), cmp.Compare(a.Interface, b.Interface),
+			cmp.Compare(a.Direction, b.Direction),
 			cmp.Compare(a.Family, b.Family), cmp.Compare(a.Protocol, b.Protocol)) < 0
 	})
 	return out, out.total(c.Maps)
@@ -233,13 +236,16 @@ func (c generation) Collect() ([]sdk.Sample, error) {
 	}
 	var out []sdk.Sample
 	for _, e := range report.Counts {
-		labels := map[string]string{"service": e.Service, "interface": e.Interface, "direction": e.Direction, "family": e.Family, "protocol": e.Protocol}
+		labels := map[string]string{"service": e.Service, "interface": e.Interface, "direction": e.Direction,
+			"family": e.Family, "protocol": e.Protocol}
 		out = append(out,
 			sdk.Sample{Name: "packets_total", Help: "Packets seen.", Counter: true, Labels: labels, Value: float64(e.Packets)},
-			sdk.Sample{Name: "bytes_total", Help: "Bytes of frames seen.", Counter: true, Labels: labels, Value: float64(e.Bytes)})
+			sdk.Sample{Name: "bytes_total", Help: "Bytes of frames seen.", Counter: true, Labels: labels,
+				Value: float64(e.Bytes)})
 	}
 	for direction, count := range report.Overflow {
-		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets not counted by protocol because the table was full.",
+		out = append(out, sdk.Sample{Name: "overflow_packets_total", Help: "Packets not counted by protocol because the " +
+			"table was full.",
 			Counter: true, Labels: map[string]string{"direction": direction}, Value: float64(count.Packets)})
 	}
 	return out, nil
@@ -298,8 +304,8 @@ func (c generation) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 	return missing, nil
 }
 
-// sweepPlaces frees the places that vanished interfaces hold on all CPUs. Where one CPU's is free, that CPU may be taking it
-// right now, and a write from here would wipe out what it counts.
+// sweepPlaces frees the places that vanished interfaces hold on all CPUs. Where one CPU's is free, that CPU may be
+// taking it right now, and a write from here would wipe out what it counts.
 func sweepPlaces(maps sdk.Maps, gone func(key) bool) error {
 	return eachPlace(maps, func(at uint32, perCPU []place) error {
 		for _, p := range perCPU {

@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// compile builds the package alongside the source tree. On the kernels of the matrix there is no compiler, but the objects
-// that were built before.
+// compile builds the package alongside the source tree. On the kernels of the matrix there is no compiler, but the
+// objects that were built before.
 func compile(t testing.TB) *pkgs.Package {
 	t.Helper()
 	dir := "."
@@ -93,14 +93,16 @@ func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counte
 		t.Fatal(err)
 	}
 	t.Cleanup(l.Close)
-	ingress, err := l.Relink(chain.Spec{Side: side, Direction: chain.Ingress, Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
+	ingress, err := l.Relink(chain.Spec{Side: side, Direction: chain.Ingress,
+		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { ingress.Close() })
-	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"], Instances: func() []sdk.Instance {
-		return []sdk.Instance{{Service: "web", Interface: "lo", Ifindex: 1}}
-	}}}
+	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"],
+		Instances: func() []sdk.Instance {
+			return []sdk.Instance{{Service: "web", Interface: "lo", Ifindex: 1}}
+		}}}
 }
 
 // run passes a frame through a program. One at a time: a run of several that a signal interrupts begins again.
@@ -174,7 +176,9 @@ func TestExactOnSeveralCPUs(t *testing.T) {
 }
 
 func exactOnSeveralCPUs(t *testing.T, places uint32) {
-	c := load(t, chain.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: places} })
+	c := load(t, chain.OnTCIngress, func(m *dataplane.Module) {
+		m.Settings.MaxEntries = map[string]uint32{mapPlaces: places}
+	})
 	const repeat, rounds = 3000, 20
 	var wg sync.WaitGroup
 	for cpu := range runtime.NumCPU() {
@@ -224,7 +228,8 @@ func TestFullTableCountsInOverflow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(report.Counts) != 2 || report.Overflow["egress"] != (Count{6, 6 * 54}) || report.Totals["egress"].Packets != 10 {
+	if len(report.Counts) != 2 || report.Overflow["egress"] != (Count{6, 6 * 54}) ||
+		report.Totals["egress"].Packets != 10 {
 		t.Errorf("%+v", report)
 	}
 }
@@ -316,7 +321,8 @@ func TestHandlerAndCollect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"service": "web", "interface": "lo", "direction": "ingress", "family": "ipv4", "protocol": "tcp"}
+	want := map[string]string{"service": "web", "interface": "lo", "direction": "ingress", "family": "ipv4",
+		"protocol": "tcp"}
 	if s := samples[0]; s.Name != "packets_total" || s.Value != 7 || !cmp.Equal(s.Labels, want) {
 		t.Errorf("%+v", s)
 	}
@@ -337,7 +343,9 @@ func BenchmarkCount(b *testing.B) {
 	const repeat = 100_000
 	for name, size := range map[string]uint32{"place": 2048, "hash": 1} {
 		b.Run(name, func(b *testing.B) {
-			c := load(b, chain.OnTCIngress, func(m *dataplane.Module) { m.Settings.MaxEntries = map[string]uint32{mapPlaces: size} })
+			c := load(b, chain.OnTCIngress, func(m *dataplane.Module) {
+				m.Settings.MaxEntries = map[string]uint32{mapPlaces: size}
+			})
 			best := time.Duration(math.MaxInt64)
 			for range b.N {
 				start := time.Now()

@@ -48,14 +48,16 @@ func randomRange(r *rand.Rand) string {
 
 var ruleFamilies = []family{
 	{"exact", func(r *rand.Rand, v4 bool, i int) map[string]any {
-		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomAddr(r, v4).String(), "dst": randomAddr(r, v4).String(),
+		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomAddr(r, v4).String(),
+			"dst":     randomAddr(r, v4).String(),
 			"srcPort": 1024 + r.IntN(60000), "dstPort": 1 + r.IntN(60000)}
 	}},
 	{"prefix", func(r *rand.Rand, v4 bool, i int) map[string]any {
 		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "dst": randomPrefix(r, v4)}
 	}},
 	{"range", func(r *rand.Rand, v4 bool, i int) map[string]any {
-		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "srcPort": randomRange(r), "dstPort": randomRange(r)}
+		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "srcPort": randomRange(r),
+			"dstPort": randomRange(r)}
 	}},
 	{"portrange", func(r *rand.Rand, v4 bool, i int) map[string]any {
 		return map[string]any{"action": "allow", "protocol": "tcp", "dst": randomPrefix(r, v4), "dstPort": randomRange(r)}

@@ -325,9 +325,9 @@ type cut struct {
 
 const maxCandidates = 32 // cuts tried per dimension
 
-// bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides. Only the middle half
-// of a dimension's edges is examined, so that each cut takes at least a quarter of them away: where all rules are nested,
-// nothing else leads to an end.
+// bestCut finds the cut that leaves the least work: an even one that copies few rules to both sides. Only the middle
+// half of a dimension's edges is examined, so that each cut takes at least a quarter of them away: where all rules are
+// nested, nothing else leads to an end.
 func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
 	best := cut{cost: math.Inf(1)}
 	for _, d := range b.dims {

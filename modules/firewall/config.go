@@ -93,12 +93,15 @@ type duration = sdk.Duration
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: nonIP{types: []uint16{etherTypeARP}}, LinkControl: "allow"}
+	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: nonIP{types: []uint16{etherTypeARP}},
+		LinkControl: "allow"}
 	c.DefaultPolicy.Egress = true
-	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Pickup: duration(5 * time.Minute), assured: duration(assuredFrom)}
+	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Pickup: duration(5 * time.Minute),
+		assured: duration(assuredFrom)}
 	c.State.Timeouts = timeouts{
-		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
-		UDP: duration(30 * time.Second), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)}
+		TCPSyn: duration(time.Minute), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour),
+		TCPClosing: duration(time.Minute),
+		UDP:        duration(30 * time.Second), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)}
 	return sdk.DecodeConfig(raw, c, (*config).check)
 }
 
@@ -109,26 +112,31 @@ func (c *config) check() error {
 		return err
 	}
 	if len(c.Rules) > MaxRules {
-		return &sdk.ConfigError{Field: "rules", Reason: fmt.Sprintf("%d rules; at most %d are possible", len(c.Rules), MaxRules)}
+		return &sdk.ConfigError{Field: "rules", Reason: fmt.Sprintf("%d rules; at most %d are possible", len(c.Rules),
+			MaxRules)}
 	}
 	for _, t := range []struct {
 		field string
 		value duration
 	}{
 		{"tcpSyn", c.State.Timeouts.TCPSyn}, {"tcpEstablished", c.State.Timeouts.TCPEstablished},
-		{"tcpHalfClosed", c.State.Timeouts.TCPHalfClosed}, {"tcpClosing", c.State.Timeouts.TCPClosing}, {"udp", c.State.Timeouts.UDP},
+		{"tcpHalfClosed", c.State.Timeouts.TCPHalfClosed}, {"tcpClosing", c.State.Timeouts.TCPClosing},
+		{"udp", c.State.Timeouts.UDP},
 		{"udpStream", c.State.Timeouts.UDPStream}, {"icmp", c.State.Timeouts.ICMP},
 	} {
 		if t.value < minTimeout {
-			return &sdk.ConfigError{Field: "state.timeouts." + t.field, Reason: fmt.Sprintf("%v is too short: the data plane notes once a second "+
-				"that a connection is in use, and would drop packets of busy ones; set at least %v", time.Duration(t.value), time.Duration(minTimeout))}
+			return &sdk.ConfigError{Field: "state.timeouts." + t.field,
+				Reason: fmt.Sprintf("%v is too short: the data plane notes once a second "+
+					"that a connection is in use, and would drop packets of busy ones; set at least %v", time.Duration(t.value),
+					time.Duration(minTimeout))}
 		}
 	}
 	if c.State.Pickup < 0 {
 		return &sdk.ConfigError{Field: "state.pickup", Reason: "must not be negative; 0s picks up nothing from outside"}
 	}
 	if c.State.MaxConnections == 0 {
-		return &sdk.ConfigError{Field: "state.maxConnections", Reason: "must be at least 1; to track nothing set state.enabled to false"}
+		return &sdk.ConfigError{Field: "state.maxConnections", Reason: "must be at least 1; to track nothing set " +
+			"state.enabled to false"}
 	}
 	return nil
 }
@@ -142,7 +150,8 @@ const (
 	protoAny    = -1
 )
 
-var protoNames = map[int]string{protoICMP: "icmp", protoTCP: "tcp", protoUDP: "udp", protoICMPv6: "icmpv6", protoAny: "any"}
+var protoNames = map[int]string{protoICMP: "icmp", protoTCP: "tcp", protoUDP: "udp", protoICMPv6: "icmpv6",
+	protoAny: "any"}
 
 // Ports is an inclusive range in host byte order.
 type Ports struct{ Lo, Hi uint16 }
@@ -220,7 +229,8 @@ func parseRules(in []ruleConfig) ([]Rule, error) {
 	names := map[string]int{}
 	for i := range in {
 		fail := func(field, format string, args ...any) error {
-			return &sdk.ConfigError{Field: fmt.Sprintf("rules[%d].%s", i, field), Reason: ruleLabel(&in[i]) + fmt.Sprintf(format, args...)}
+			return &sdk.ConfigError{Field: fmt.Sprintf("rules[%d].%s", i, field), Reason: ruleLabel(&in[i]) +
+				fmt.Sprintf(format, args...)}
 		}
 		if err := parseRule(&in[i], &out[i], fail); err != nil {
 			return nil, err
@@ -335,7 +345,8 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	if err != nil {
 		a, addrErr := netip.ParseAddr(text)
 		if addrErr != nil || a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32", text)
+			return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32",
+				text)
 		}
 		p = netip.PrefixFrom(a, a.BitLen())
 	}

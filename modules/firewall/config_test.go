@@ -75,7 +75,8 @@ func TestSchemaAgrees(t *testing.T) {
 	if fmt.Sprintf("%+v", a.config) != fmt.Sprintf("%+v", b.config) {
 		t.Errorf("defaults of the schema:\n%+v\nof the control plane:\n%+v", a.config, b.config)
 	}
-	rule := map[string]any{"name": "x", "action": "allow", "direction": "both", "protocol": "tcp", "src": "10.0.0.0/8", "srcPort": 1, "dstPort": "2-3"}
+	rule := map[string]any{"name": "x", "action": "allow", "direction": "both", "protocol": "tcp", "src": "10.0.0.0/8",
+		"srcPort": 1, "dstPort": "2-3"}
 	config := map[string]any{"rules": []any{rule, map[string]any{"action": "deny", "protocol": 47}}}
 	if err := m.ValidateConfig(config); err != nil {
 		t.Error(err)
@@ -88,7 +89,8 @@ func TestNormalForm(t *testing.T) {
 		{"action": "allow", "protocol": "tcp", "src": "10.0.0.0/8", "dst": "192.0.2.1", "srcPort": "1000-2000", "dstPort": "80"},
 		{"action": "deny", "direction": "ingress", "protocol": 58, "icmpType": 128},
 		{"action": "deny"}]}`)
-	for i, want := range []string{"allow both tcp from 10.0.0.0/8 port 1000-2000 to 192.0.2.1/32 port 80", "deny ingress icmpv6 type 128", "deny both any"} {
+	for i, want := range []string{"allow both tcp from 10.0.0.0/8 port 1000-2000 to 192.0.2.1/32 port 80",
+		"deny ingress icmpv6 type 128", "deny both any"} {
 		if got := f.rules[i].String(); got != want {
 			t.Errorf("%s, want %s", got, want)
 		}

@@ -239,7 +239,8 @@ func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name str
 	var over []K
 	err = eachConn(m, func(k K, c conn) bool {
 		id := k.id()
-		if _, there := count[id.Ifindex]; !there || now-int64(c.Seen) > int64(c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts)) {
+		if _, there := count[id.Ifindex]; !there ||
+			now-int64(c.Seen) > int64(c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts)) {
 			over = append(over, k)
 		} else {
 			count[id.Ifindex]++
@@ -257,8 +258,8 @@ func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name str
 	return nil
 }
 
-// sweepUsage sets the interfaces' counters to what the sweep has found. What the data plane counts in the same moment is
-// lost, and found by the next sweep.
+// sweepUsage sets the interfaces' counters to what the sweep has found. What the data plane counts in the same moment
+// is lost, and found by the next sweep.
 func sweepUsage(maps sdk.Maps, established, opening census) error {
 	m, err := maps.Get(mapUsage)
 	if err != nil {
@@ -287,7 +288,8 @@ func sweepUsage(maps sdk.Maps, established, opening census) error {
 	return nil
 }
 
-// quota is what an interface may add to a table: half of the table is common to all, the other half is shared out evenly.
+// quota is what an interface may add to a table: half of the table is common to all, the other half is shared out
+// evenly.
 func quota(size uint32, interfaces int) (share, common uint32) {
 	if interfaces <= 1 {
 		return size, size
@@ -295,8 +297,8 @@ func quota(size uint32, interfaces int) (share, common uint32) {
 	return max(1, size/2/uint32(interfaces)), size / 2
 }
 
-// correctTable sets counters to what a sweep has found, and quotas to the number of interfaces. The data plane counts on
-// meanwhile; the next sweep corrects what is off by that.
+// correctTable sets counters to what a sweep has found, and quotas to the number of interfaces. The data plane counts
+// on meanwhile; the next sweep corrects what is off by that.
 func (f *Firewall) correctTable(maps sdk.Maps, established, opening census) error {
 	m, err := maps.Get(mapTable)
 	if err != nil {

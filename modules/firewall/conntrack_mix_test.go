@@ -7,7 +7,8 @@ import (
 	"math/rand/v2"
 )
 
-// ipBytes is a packet with right checksums and an identification, which stands in the IPv4 header or the IPv6 flow label.
+// ipBytes is a packet with right checksums and an identification, which stands in the IPv4 header or the IPv6 flow
+// label.
 func ipBytes(p *Packet, id int) []byte {
 	f := frame{Packet: *p, payload: p.Len, fragID: uint32(id)}
 	if p.Proto == protoUDP {
@@ -122,7 +123,8 @@ func (c *conversation) add(kind string, p Packet) {
 }
 
 func (c *conversation) attack(kind string, p Packet) {
-	c.script = append(c.script, planned{Packet: p, kind: "hostile " + kind, hostile: true, ingress: p.Ingress, conversation: c.number})
+	c.script = append(c.script, planned{Packet: p, kind: "hostile " + kind, hostile: true, ingress: p.Ingress,
+		conversation: c.number})
 }
 
 // segment is what side s would send now.
@@ -343,7 +345,8 @@ func (c *conversation) icmp(s int) {
 }
 
 func (c *conversation) errorAbout(p Packet) Packet {
-	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: 3, ICMPCode: 1, HopLimit: 64, Quoted: &p}
+	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: 3, ICMPCode: 1, HopLimit: 64,
+		Quoted: &p}
 	if p.Src.Is6() {
 		e.Proto, e.ICMPType, e.ICMPCode = protoICMPv6, 1, 0
 	}
@@ -489,7 +492,8 @@ func (c *conversation) strangers() {
 	c.begin()
 	c.first = 1
 	for n := 1 + c.IntN(6); n > 0; n-- {
-		flags := []uint8{tcpSYN | tcpACK, tcpACK, tcpACK | tcpPSH, tcpFIN | tcpACK, tcpRST, tcpRST | tcpACK, 0, tcpSYN | tcpFIN, tcpSYN | tcpRST, tcpFIN | tcpPSH | tcpURG}
+		flags := []uint8{tcpSYN | tcpACK, tcpACK, tcpACK | tcpPSH, tcpFIN | tcpACK, tcpRST, tcpRST | tcpACK, 0,
+			tcpSYN | tcpFIN, tcpSYN | tcpRST, tcpFIN | tcpPSH | tcpURG}
 		c.attack("segment of no connection", c.blind(flags[c.IntN(len(flags))], c.IntN(2)))
 		if c.IntN(4) == 0 {
 			c.attack("ICMP error of no connection", c.errorAbout(c.segment(0, tcpACK, 20)))

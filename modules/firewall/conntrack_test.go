@@ -24,10 +24,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The same random conversations, honest and hostile packets, go through two routers: one with the firewall on the service's
-// interface, one with nftables and strict connection tracking. Each packet is looked for on the other side of both. The
-// firewall must pass no hostile packet that conntrack refuses, and refuse no honest one that conntrack passes.
-// KERB_DIFF_PACKETS sets how many packets, 4000 by default; the long form:
+// The same random conversations, honest and hostile packets, go through two routers: one with the firewall on the
+// service's interface, one with nftables and strict connection tracking. Each packet is looked for on the other side of
+// both. The firewall must pass no hostile packet that conntrack refuses, and refuse no honest one that conntrack
+// passes. KERB_DIFF_PACKETS sets how many packets, 4000 by default; the long form:
 //
 //	KERB_DIFF_PACKETS=120000 go test -count=1 -timeout 60m -run TestAgainstConntrack -v ./modules/firewall
 func TestAgainstConntrack(t *testing.T) {
@@ -80,10 +80,12 @@ func (c *tally) add(kerb, conntrack bool) {
 	}
 }
 
-// report fails if the firewall refuses honest packets that conntrack refuses, too: then they are not honest, or both wrong.
+// report fails if the firewall refuses honest packets that conntrack refuses, too: then they are not honest, or both
+// wrong.
 func report(t *testing.T, sums map[string]*tally) {
 	for kind, c := range sums {
-		t.Logf("%-28s both pass %6d, firewall only %5d, conntrack only %5d, both refuse %6d", kind, c.both, c.kerb, c.conntrack, c.neither)
+		t.Logf("%-28s both pass %6d, firewall only %5d, conntrack only %5d, both refuse %6d", kind, c.both, c.kerb,
+			c.conntrack, c.neither)
 		if !strings.HasPrefix(kind, "hostile") && c.neither > 0 {
 			t.Errorf("%d packets of the kind %s are refused", c.neither, kind)
 		}
@@ -152,7 +154,8 @@ func newRouter(t *testing.T, prefix string) *router {
 	r := &router{lab: lab}
 	for name, end := range map[string]**wireEnd{"web": &r.web, "far": &r.far} {
 		addrs := diffAddrs[name]
-		host, err := lab.Host(name, netlab.HostOptions{Routed: true, Addr4: netip.MustParsePrefix(addrs[0]), Addr6: netip.MustParsePrefix(addrs[1])})
+		host, err := lab.Host(name, netlab.HostOptions{Routed: true, Addr4: netip.MustParsePrefix(addrs[0]),
+			Addr6: netip.MustParsePrefix(addrs[1])})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -174,7 +177,8 @@ func newWireEnd(lab *netlab.Lab, host *netlab.Host) (*wireEnd, error) {
 		copy(e.ether[:], outer.Attrs().HardwareAddr)
 		copy(e.ether[6:], host.MAC())
 		for _, addr := range [][]byte{host.Addr4().AsSlice(), host.Addr6().AsSlice()} {
-			err = errors.Join(err, netlink.NeighSet(&netlink.Neigh{LinkIndex: host.OuterIndex(), State: netlink.NUD_PERMANENT, IP: addr, HardwareAddr: host.MAC()}))
+			err = errors.Join(err, netlink.NeighSet(&netlink.Neigh{LinkIndex: host.OuterIndex(), State: netlink.NUD_PERMANENT,
+				IP: addr, HardwareAddr: host.MAC()}))
 		}
 		return err
 	})
@@ -213,7 +217,8 @@ func (r *router) guardByFirewall(t *testing.T) {
 		{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": %d},
 		{"action": "allow", "direction": "ingress", "protocol": "udp", "dstPort": %d}]}`, diffPort, diffPort))
 	err := r.lab.Node().Do(func() error {
-		for attach, program := range map[ebpf.AttachType]*ebpf.Program{ebpf.AttachTCXIngress: k.egress, ebpf.AttachTCXEgress: k.ingress()} {
+		for attach, program := range map[ebpf.AttachType]*ebpf.Program{ebpf.AttachTCXIngress: k.egress,
+			ebpf.AttachTCXEgress: k.ingress()} {
 			l, err := link.AttachTCX(link.TCXOptions{Interface: r.web.host.OuterIndex(), Program: program, Attach: attach})
 			if err != nil {
 				return err
@@ -255,8 +260,8 @@ func (r *router) guardByConntrack(t *testing.T) {
 	}
 }
 
-// through sends the packets of a batch and reports which of them came out. A packet of the test's own behind them, which
-// both pass, says that no more will come.
+// through sends the packets of a batch and reports which of them came out. A packet of the test's own behind them,
+// which both pass, says that no more will come.
 func (r *router) through(t *testing.T, batch []planned) []bool {
 	t.Helper()
 	out := make([]bool, len(batch))
@@ -334,7 +339,8 @@ func (m *mixer) history(p planned, batch []planned, ours, theirs []bool) string 
 	var s strings.Builder
 	for i, q := range batch {
 		if q.conversation == p.conversation {
-			fmt.Fprintf(&s, "  %-28s ingress %-5t flags %02x seq %10d ack %10d win %5d scale %d len %4d: firewall %t, conntrack %t\n",
+			fmt.Fprintf(&s, "  %-28s ingress %-5t flags %02x seq %10d ack %10d win %5d scale %d len %4d: firewall %t, "+
+				"conntrack %t\n",
 				q.kind, q.ingress, q.TCPFlags, q.Seq, q.Ack, q.Win, q.Scale, q.Len, ours[i], theirs[i])
 		}
 	}

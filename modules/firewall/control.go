@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package firewall is the control plane of the firewall: it compiles rules to the search tree that firewall.bpf.c walks,
-// keeps the hit counters of rules when the rule set changes, ages connections, and explains which rule matches a packet.
+// Package firewall is the control plane of the firewall: it compiles rules to the search tree that firewall.bpf.c
+// walks, keeps the hit counters of rules when the rule set changes, ages connections, and explains which rule matches a
+// packet.
 package firewall
 
 import (
@@ -64,8 +65,8 @@ var (
 	_ sdk.InstanceWatcher = (*generation)(nil)
 )
 
-// Open implements sdk.Compiled. It looks up the slots of the hit counters in the maps, since Fill may have run for the maps
-// of a trial last.
+// Open implements sdk.Compiled. It looks up the slots of the hit counters in the maps, since Fill may have run for the
+// maps of a trial last.
 func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	slots, err := findSlots(live.Maps, f.rules)
 	if err != nil {
@@ -86,8 +87,10 @@ func (f *Firewall) compile() error {
 	f.tree, f.roots = newTree(), map[string]uint32{}
 	for _, v4 := range []bool{true, false} {
 		if err := f.addTrees(v4); err != nil {
-			return &sdk.ConfigError{Field: "rules", Reason: fmt.Sprintf("%v: these %d rules overlap in so many ways that a packet could take more than %d steps; "+
-				"make ranges that cross each other disjoint, or split the rules over two firewall modules", err, len(f.rules), maxSteps)}
+			return &sdk.ConfigError{Field: "rules",
+				Reason: fmt.Sprintf("%v: these %d rules overlap in so many ways that a packet could take more than %d steps; "+
+					"make ranges that cross each other disjoint, or split the rules over two firewall modules", err, len(f.rules),
+					maxSteps)}
 		}
 	}
 	return nil
@@ -197,8 +200,8 @@ func (f *Firewall) idle() []string {
 	return []string{"egress"}
 }
 
-// hasCoarseClock reports whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11). A control plane may not load
-// programs, so that it cannot try.
+// hasCoarseClock reports whether the data plane may use bpf_ktime_get_coarse_ns (Linux 5.11). A control plane may not
+// load programs, so that it cannot try.
 var hasCoarseClock = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= 5<<16|11<<8

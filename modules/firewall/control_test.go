@@ -34,15 +34,19 @@ func TestLayouts(t *testing.T) {
 	}{
 		{"fw_rule4", 32, map[string]int{"mask": 0, "value": 8, "l4": 16}},
 		{"fw_rule6", 80, map[string]int{"mask": 0, "value": 32, "l4": 64}},
-		{"fw_l4rule", 16, map[string]int{"sport": 0, "sports": 2, "dport": 4, "dports": 6, "proto": 8, "proto_mask": 9, "decision": 12}},
+		{"fw_l4rule", 16, map[string]int{"sport": 0, "sports": 2, "dport": 4, "dports": 6, "proto": 8, "proto_mask": 9,
+			"decision": 12}},
 		{"fw_conn", 56, map[string]int{"seen": 0, "generation": 8, "state": 12, "from": 13, "fins": 14, "flags": 15}},
 		{"fw_peer", 20, map[string]int{"end": 0, "maxend": 4, "maxwin": 8, "acked": 12, "scale": 16, "flags": 17}},
 		{"fw_usage", 24, map[string]int{"established": 0, "opening": 8, "since": 16}},
-		{"fw_key4", 20, map[string]int{"ifindex": 0, "local": 4, "remote": 8, "local_port": 12, "remote_port": 14, "proto": 16, "kind": 17}},
-		{"fw_key6", 44, map[string]int{"ifindex": 0, "local": 4, "remote": 20, "local_port": 36, "remote_port": 38, "proto": 40, "kind": 41}},
+		{"fw_key4", 20, map[string]int{"ifindex": 0, "local": 4, "remote": 8, "local_port": 12, "remote_port": 14,
+			"proto": 16, "kind": 17}},
+		{"fw_key6", 44, map[string]int{"ifindex": 0, "local": 4, "remote": 20, "local_port": 36, "remote_port": 38,
+			"proto": 40, "kind": 41}},
 		{"fw_hits", 16, map[string]int{"packets": 0, "bytes": 8}},
 		{"fw_owner", 16, map[string]int{"rule": 0, "fill": 8}},
-		{"fw_table", 40, map[string]int{"established": 0, "full": 8, "opening": 16, "share": 24, "common": 28, "opening_share": 32, "opening_common": 36}},
+		{"fw_table", 40, map[string]int{"established": 0, "full": 8, "opening": 16, "share": 24, "common": 28,
+			"opening_share": 32, "opening_common": 36}},
 		{"fw_chunk", 8 * chunkSize, map[string]int{"node": 0}},
 	} {
 		var s *btf.Struct
@@ -158,7 +162,8 @@ func TestHandler(t *testing.T) {
 	k.pass(frame{Packet: udp(svc4, 999, far4, 80)}.bytes(), false)
 	var rules RulesReport
 	ask("GET", "/rules", "", 200, &rules)
-	if len(rules.Rules) != 2 || rules.Rules[0].Packets != 1 || rules.Rules[1].Packets != 1 || rules.Rules[0].Name != "web" {
+	if len(rules.Rules) != 2 || rules.Rules[0].Packets != 1 || rules.Rules[1].Packets != 1 ||
+		rules.Rules[0].Name != "web" {
 		t.Errorf("%+v", rules)
 	}
 	var conns ConnectionsReport
@@ -172,12 +177,14 @@ func TestHandler(t *testing.T) {
 		t.Errorf("idle for %s, %v, of %v", conns.Connections[0].Idle, err, took)
 	}
 	var e Explanation
-	ask("POST", "/explain", `{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 80}`, 200, &e)
+	ask("POST", "/explain",
+		`{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 80}`, 200, &e)
 	if e.Action != "allow" || e.Index == nil || *e.Index != 0 || e.Name != "web" {
 		t.Errorf("%+v", e)
 	}
 	e = Explanation{}
-	ask("POST", "/explain", `{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 81}`, 200, &e)
+	ask("POST", "/explain",
+		`{"direction": "ingress", "protocol": "tcp", "src": "192.0.2.7", "dst": "10.0.0.2", "dstPort": 81}`, 200, &e)
 	if e.Action != "deny" || e.Index != nil {
 		t.Errorf("%+v", e)
 	}
@@ -187,7 +194,8 @@ func TestHandler(t *testing.T) {
 }
 
 func TestMeasure(t *testing.T) {
-	k := loadFirewall(t, `{"rules": [{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}]}`)
+	k := loadFirewall(t,
+		`{"rules": [{"name": "web", "action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}]}`)
 	k.pass(frame{Packet: tcp(far4, 999, svc4, 80, tcpSYN)}.bytes(), true)
 	samples, err := k.open(k.live(1)).Collect()
 	if err != nil {

@@ -48,7 +48,8 @@ func compare(t *testing.T, r *rand.Rand) int {
 	fw := compileConfig(t, g.config())
 	const hour = duration(time.Hour)
 	fw.config.State.assured = pick(&g, 0, hour)
-	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour} // the machine may be slow, the model's clock is
+	// the machine may be slow, the model's clock is
+	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour}
 	k := loadCompiled(t, fw, nil)
 	model := NewModel(k.Firewall)
 	const n = 3000
@@ -80,7 +81,8 @@ func compare(t *testing.T, r *rand.Rand) int {
 			if want.Rule >= 0 {
 				rule = k.rules[want.Rule].String()
 			}
-			t.Fatalf("packet %d %+v:\nkernel passes %t, model %t by rule %d (%s), slot %d hit %t\ndecided without rule: %v\nmodel's entry %+v",
+			t.Fatalf("packet %d %+v:\nkernel passes %t, model %t by rule %d (%s), slot %d hit %t\ndecided without rule: "+
+				"%v\nmodel's entry %+v",
 				i, p, got, want.Allow, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
 		}
 	}
@@ -205,7 +207,8 @@ func (g *generator) fill(p *Packet) {
 }
 
 func (g *generator) flags() uint8 {
-	return pick[uint8](g, tcpSYN, tcpSYN, tcpSYN|tcpACK, tcpSYN|tcpACK, tcpACK, tcpACK, tcpACK|tcpPSH, tcpFIN|tcpACK, tcpRST, tcpRST|tcpACK, uint8(g.IntN(64)))
+	return pick[uint8](g, tcpSYN, tcpSYN, tcpSYN|tcpACK, tcpSYN|tcpACK, tcpACK, tcpACK, tcpACK|tcpPSH, tcpFIN|tcpACK,
+		tcpRST, tcpRST|tcpACK, uint8(g.IntN(64)))
 }
 
 // window gives a segment numbers from a small space near its wrap.
@@ -223,8 +226,10 @@ func (g *generator) segment(p *Packet, c *connState) {
 		p.TCPFlags = []uint8{tcpSYN | tcpACK, tcpACK, tcpACK, tcpACK, tcpSYN}[min(4, c.phase)]
 	}
 	if g.IntN(4) > 0 {
-		p.Seq = pick(g, s.end, s.end, s.end, s.end, r.acked, s.maxEnd, s.end-r.maxWin) + pick[uint32](g, 0, 0, 0, 0, 1, ^uint32(0), uint32(g.IntN(100)))
-		p.Ack = pick(g, r.end, r.end, r.end, r.end, s.acked, r.maxEnd, r.end-s.maxWin, r.end-lag) + pick[uint32](g, 0, 0, 0, 0, 1, ^uint32(0))
+		p.Seq = pick(g, s.end, s.end, s.end, s.end, r.acked, s.maxEnd, s.end-r.maxWin) + pick[uint32](g, 0, 0, 0, 0, 1,
+			^uint32(0), uint32(g.IntN(100)))
+		p.Ack = pick(g, r.end, r.end, r.end, r.end, s.acked, r.maxEnd, r.end-s.maxWin, r.end-lag) +
+			pick[uint32](g, 0, 0, 0, 0, 1, ^uint32(0))
 	}
 }
 
@@ -241,7 +246,8 @@ func (g *generator) continued(m *Model) Packet {
 			best = k
 		}
 	}
-	p := Packet{Src: best.local, Dst: best.remote, Proto: best.proto, SrcPort: best.localPort, DstPort: best.remotePort, HopLimit: 64}
+	p := Packet{Src: best.local, Dst: best.remote, Proto: best.proto, SrcPort: best.localPort, DstPort: best.remotePort,
+		HopLimit: 64}
 	switch {
 	case best.kind != kindPlain:
 		p.SrcPort, p.ICMPID = 0, best.localPort
@@ -275,7 +281,8 @@ func (g *generator) continued(m *Model) Packet {
 
 func (g *generator) errorAbout(p Packet) Packet {
 	quoted := p
-	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: pick[uint8](g, 3, 11, 12), HopLimit: 64, Quoted: &quoted}
+	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: pick[uint8](g, 3, 11, 12),
+		HopLimit: 64, Quoted: &quoted}
 	if p.Src.Is6() {
 		e.Proto, e.ICMPType = protoICMPv6, pick[uint8](g, 1, 2, 3, 4)
 	}

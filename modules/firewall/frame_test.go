@@ -118,7 +118,8 @@ func (f frame) ip6() []byte {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func tcp(src string, sport uint16, dst string, dport uint16, flags uint8) Packet {
-	return Packet{Src: addr(src), Dst: addr(dst), Proto: protoTCP, SrcPort: sport, DstPort: dport, TCPFlags: flags, Win: 1000, HopLimit: 64}
+	return Packet{Src: addr(src), Dst: addr(dst), Proto: protoTCP, SrcPort: sport, DstPort: dport, TCPFlags: flags,
+		Win: 1000, HopLimit: 64}
 }
 
 func udp(src string, sport uint16, dst string, dport uint16) Packet {
@@ -163,7 +164,8 @@ func (f *tcpFlow) segment(from int, flags uint8, length int) frame {
 // establish passes the handshake of a connection that the service or the other side begins.
 func (k *kernel) establish(f *tcpFlow, from int) bool {
 	k.t.Helper()
-	for _, segment := range []frame{f.segment(from, tcpSYN, 0), f.segment(1-from, tcpSYN|tcpACK, 0), f.segment(from, tcpACK, 0)} {
+	for _, segment := range []frame{f.segment(from, tcpSYN, 0), f.segment(1-from, tcpSYN|tcpACK, 0),
+		f.segment(from, tcpACK, 0)} {
 		if !k.pass(segment.bytes(), segment.Ingress) {
 			return false
 		}

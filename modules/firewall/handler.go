@@ -89,7 +89,8 @@ func (g *generation) listRules() (*RulesReport, error) {
 		"ingress": g.config.DefaultPolicy.Ingress.String(), "egress": g.config.DefaultPolicy.Egress.String()}}
 	for i := range g.rules {
 		r := &g.rules[i]
-		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), g.slots[i], hits[g.slots[i]]}
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), g.slots[i],
+			hits[g.slots[i]]}
 	}
 	return out, nil
 }
@@ -167,8 +168,9 @@ func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(c
 }
 
 func describe(id connID, c *conn, at sdk.Instance, idle time.Duration) Connection {
-	out := Connection{Service: at.Service, Interface: at.Interface, Direction: "egress", Protocol: protocolName(int(id.Proto)),
-		Local: id.Local.String(), Remote: id.Remote.String(), Idle: idle.Round(time.Second).String()}
+	out := Connection{Service: at.Service, Interface: at.Interface, Direction: "egress",
+		Protocol: protocolName(int(id.Proto)),
+		Local:    id.Local.String(), Remote: id.Remote.String(), Idle: idle.Round(time.Second).String()}
 	if at.Interface == "" {
 		out.Interface = strconv.Itoa(int(id.Ifindex))
 	}
@@ -226,7 +228,8 @@ func (f *Firewall) Explain(q *ExplainRequest) (*Explanation, error) {
 }
 
 func (q *ExplainRequest) packet() (*Packet, error) {
-	p := &Packet{Ingress: q.Direction == "ingress", Src: q.Src, Dst: q.Dst, SrcPort: q.SrcPort, DstPort: q.DstPort, ICMPType: q.ICMPType}
+	p := &Packet{Ingress: q.Direction == "ingress", Src: q.Src, Dst: q.Dst, SrcPort: q.SrcPort, DstPort: q.DstPort,
+		ICMPType: q.ICMPType}
 	if q.Direction != "ingress" && q.Direction != "egress" {
 		return nil, &sdk.ConfigError{Field: "direction", Reason: "must be ingress or egress, as the service sees it"}
 	}
@@ -252,10 +255,14 @@ func (g *generation) Collect() ([]sdk.Sample, error) {
 	}
 	out := []sdk.Sample{
 		{Name: "connections", Help: "Established connections.", Value: float64(stats.Established)},
-		{Name: "connections_capacity", Help: "Maximum number of established connections.", Value: float64(g.config.State.MaxConnections)},
-		{Name: "connections_opening", Help: "New, answered and closed connections, kept in a separate table.", Value: float64(stats.Opening)},
-		{Name: "connections_share", Help: "Maximum number of established connections per interface.", Value: float64(stats.Share)},
-		{Name: "connections_full_total", Help: "Times that the table of established connections was full.", Counter: true, Value: float64(stats.Full)},
+		{Name: "connections_capacity", Help: "Maximum number of established connections.",
+			Value: float64(g.config.State.MaxConnections)},
+		{Name: "connections_opening", Help: "New, answered and closed connections, kept in a separate table.",
+			Value: float64(stats.Opening)},
+		{Name: "connections_share", Help: "Maximum number of established connections per interface.",
+			Value: float64(stats.Share)},
+		{Name: "connections_full_total", Help: "Times that the table of established connections was full.", Counter: true,
+			Value: float64(stats.Full)},
 	}
 	var allowed, denied Hits
 	for _, r := range report.Rules {

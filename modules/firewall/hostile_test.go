@@ -59,11 +59,13 @@ func (b *bridged) filter(k *kernel) {
 func (b *bridged) attach(parent uint32, fd int) {
 	b.t.Helper()
 	filter := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: b.tenant.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
-		Fd:          fd, Name: "kerb_test", DirectAction: true,
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: b.tenant.OuterIndex(), Parent: parent, Handle: 1,
+			Protocol: unix.ETH_P_ALL, Priority: 1},
+		Fd: fd, Name: "kerb_test", DirectAction: true,
 	}
 	err := b.lab.Node().Do(func() error {
-		attrs := netlink.QdiscAttrs{LinkIndex: b.tenant.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		attrs := netlink.QdiscAttrs{LinkIndex: b.tenant.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0),
+			Parent: netlink.HANDLE_CLSACT}
 		if err := netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "clsact"}); err != nil {
 			return err
 		}
@@ -79,7 +81,8 @@ func (b *bridged) attach(parent uint32, fd int) {
 func (b *bridged) live(k *kernel) sdk.Live {
 	return sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance {
 		return []sdk.Instance{{Service: "tenant", Interface: b.tenant.Outer(), Ifindex: uint32(b.tenant.OuterIndex()),
-			Addresses: []string{b.tenant.Addr4().String() + "/16", b.tenant.Addr6().String() + "/64"}, MAC: b.tenant.MAC().String()}}
+			Addresses: []string{b.tenant.Addr4().String() + "/16", b.tenant.Addr6().String() + "/64"},
+			MAC:       b.tenant.MAC().String()}}
 	}}
 }
 
@@ -162,11 +165,13 @@ func (w *wire) arrives(frame []byte) bool {
 		_, err := unix.Write(w.out, frame)
 		return err
 	})
-	return slices.ContainsFunc(arrived, func(got []byte) bool { return bytes.Equal(got, frame) || bytes.Equal(got, untagged) })
+	return slices.ContainsFunc(arrived, func(got []byte) bool {
+		return bytes.Equal(got, frame) || bytes.Equal(got, untagged)
+	})
 }
 
-// after sends something and then a marker, and returns what arrives before the marker does. Both take the same way on one
-// CPU, so that they keep their order.
+// after sends something and then a marker, and returns what arrives before the marker does. Both take the same way on
+// one CPU, so that they keep their order.
 func (w *wire) after(send func() error) (arrived [][]byte) {
 	w.t.Helper()
 	runtime.LockOSThread()
@@ -248,7 +253,8 @@ type hostiles struct {
 }
 
 func hostileFrames(from, to *netlab.Host, lab *netlab.Lab) []hostile {
-	h := &hostiles{src: from.MAC(), dst: to.MAC(), gateway: net.HardwareAddr{2, 0xee, 0, 0, 0, 1}, src4: from.Addr4(), dst4: to.Addr4(),
+	h := &hostiles{src: from.MAC(), dst: to.MAC(), gateway: net.HardwareAddr{2, 0xee, 0, 0, 0, 1}, src4: from.Addr4(),
+		dst4: to.Addr4(),
 		src6: from.Addr6(), dst6: to.Addr6(), gateway4: lab.Gateway4(), gateway6: lab.Gateway6()}
 	h.etherTypes()
 	h.tags()
@@ -291,12 +297,17 @@ func (h *hostiles) etherTypes() {
 		number uint16
 		header int
 	}{
-		{"MPLS unicast", 0x8847, 4}, {"MPLS multicast", 0x8848, 4}, {"PPPoE discovery", 0x8863, 6}, {"PPPoE session", 0x8864, 8},
-		{"802.1ah", 0x88e7, 18}, {"NSH", 0x894f, 8}, {"HSR", 0x892f, 6}, {"PRP", 0x88fb, 6}, {"batman", 0x4305, 10}, {"TRILL", 0x22f3, 6},
+		{"MPLS unicast", 0x8847, 4}, {"MPLS multicast", 0x8848, 4}, {"PPPoE discovery", 0x8863, 6},
+		{"PPPoE session", 0x8864, 8},
+		{"802.1ah", 0x88e7, 18}, {"NSH", 0x894f, 8}, {"HSR", 0x892f, 6}, {"PRP", 0x88fb, 6}, {"batman", 0x4305, 10},
+		{"TRILL", 0x22f3, 6},
 		{"MACsec", 0x88e5, 8}, {"local experimental 1", 0x88b5, 0}, {"local experimental 2", 0x88b6, 0}, {"EAPOL", 0x888e, 4},
-		{"loopback", 0x9000, 2}, {"RARP", 0x8035, 28}, {"LLDP", 0x88cc, 0}, {"LACP", 0x8809, 0}, {"PTP", 0x88f7, 0}, {"FCoE", 0x8906, 0},
-		{"AoE", 0x88a2, 0}, {"PROFINET", 0x8892, 0}, {"EtherCAT", 0x88a4, 0}, {"CFM", 0x8902, 0}, {"IPX", 0x8137, 0}, {"AppleTalk", 0x809b, 0},
-		{"transparent bridging", 0x6558, 0}, {"WoL", 0x0842, 0}, {"Cisco tag", 0x8909, 0}, {"zero type", 0x0600, 0}, {"last type", 0xffff, 0},
+		{"loopback", 0x9000, 2}, {"RARP", 0x8035, 28}, {"LLDP", 0x88cc, 0}, {"LACP", 0x8809, 0}, {"PTP", 0x88f7, 0},
+		{"FCoE", 0x8906, 0},
+		{"AoE", 0x88a2, 0}, {"PROFINET", 0x8892, 0}, {"EtherCAT", 0x88a4, 0}, {"CFM", 0x8902, 0}, {"IPX", 0x8137, 0},
+		{"AppleTalk", 0x809b, 0},
+		{"transparent bridging", 0x6558, 0}, {"WoL", 0x0842, 0}, {"Cisco tag", 0x8909, 0}, {"zero type", 0x0600, 0},
+		{"last type", 0xffff, 0},
 	} {
 		h.add(t.name, h.ether(t.number, append(make([]byte, t.header), inner[14:]...)))
 	}
@@ -324,7 +335,8 @@ func (h *hostiles) tags() {
 }
 
 func (h *hostiles) protocols() {
-	for _, p := range []int{0, 1, 3, 4, 5, 6, 8, 17, 27, 33, 41, 46, 47, 50, 51, 55, 59, 80, 88, 89, 94, 97, 98, 103, 108, 112, 115, 124, 132, 136, 137, 139, 253, 255} {
+	for _, p := range []int{0, 1, 3, 4, 5, 6, 8, 17, 27, 33, 41, 46, 47, 50, 51, 55, 59, 80, 88, 89, 94, 97, 98, 103, 108,
+		112, 115, 124, 132, 136, 137, 139, 253, 255} {
 		f := h.udp4(22)
 		f.Proto, f.payload = p, 40
 		h.add(fmt.Sprintf("protocol %d", p), h.ip(f))
@@ -353,7 +365,8 @@ func (h *hostiles) arp() {
 
 // icmp6 is a message of neighbour or multicast listener discovery.
 func (h *hostiles) icmp6(src, dst netip.Addr, hops uint8, ext []int, body ...byte) []byte {
-	inner := frame{Packet: Packet{Src: src, Dst: dst, Proto: protoICMPv6, HopLimit: hops, ICMPType: body[0]}, ext: ext, payload: len(body) - 8}
+	inner := frame{Packet: Packet{Src: src, Dst: dst, Proto: protoICMPv6, HopLimit: hops, ICMPType: body[0]}, ext: ext,
+		payload: len(body) - 8}
 	f := h.ip(inner)
 	copy(f[len(f)-len(body):], body)
 	at := len(f) - len(body)
@@ -395,9 +408,12 @@ func (h *hostiles) discovery() {
 	h.addHonest("RS", h.icmp6(local, routers, 255, nil, message(133, 0, none, option(1, h.src)...)...))
 	h.addHonest("DAD", h.icmp6(netip.IPv6Unspecified(), nodes, 255, nil, message(135, 0, h.src6)...))
 	h.add("DAD for the gateway", h.icmp6(netip.IPv6Unspecified(), nodes, 255, nil, message(135, 0, h.gateway6)...))
-	h.add("NA spoof of the gateway", h.icmp6(h.src6, h.dst6, 255, nil, message(136, 0xe0, h.gateway6, option(2, h.src)...)...))
-	h.add("NA from the gateway", h.icmp6(h.gateway6, h.dst6, 255, nil, message(136, 0xe0, h.gateway6, option(2, h.src)...)...))
-	h.add("NA with a strange MAC", h.icmp6(h.src6, h.dst6, 255, nil, message(136, 0x60, h.src6, option(2, h.gateway)...)...))
+	h.add("NA spoof of the gateway",
+		h.icmp6(h.src6, h.dst6, 255, nil, message(136, 0xe0, h.gateway6, option(2, h.src)...)...))
+	h.add("NA from the gateway",
+		h.icmp6(h.gateway6, h.dst6, 255, nil, message(136, 0xe0, h.gateway6, option(2, h.src)...)...))
+	h.add("NA with a strange MAC",
+		h.icmp6(h.src6, h.dst6, 255, nil, message(136, 0x60, h.src6, option(2, h.gateway)...)...))
 	h.add("NS with a strange MAC", h.icmp6(h.src6, h.dst6, 255, nil, message(135, 0, h.dst6, option(1, h.gateway)...)...))
 	h.add("NS as the gateway", h.icmp6(h.gateway6, h.dst6, 255, nil, message(135, 0, h.dst6, option(1, h.src)...)...))
 	h.add("NS from beyond", h.icmp6(h.src6, h.dst6, 64, nil, message(135, 0, h.dst6)...))
@@ -424,7 +440,8 @@ func (h *hostiles) groups() {
 	local, all := linkLocal([6]byte(h.src)), netip.MustParseAddr("ff02::16")
 	record := append([]byte{4, 0, 0, 0}, netip.MustParseAddr("ff05::1").AsSlice()...)
 	h.addHonest("MLD report", h.icmp6(local, all, 1, []int{0}, append([]byte{143, 0, 0, 0, 0, 0, 0, 1}, record...)...))
-	h.add("MLD query", h.icmp6(local, netip.MustParseAddr("ff02::1"), 1, []int{0}, append([]byte{130, 0, 0, 0, 0, 100, 0, 0}, make([]byte, 16)...)...))
+	h.add("MLD query", h.icmp6(local, netip.MustParseAddr("ff02::1"), 1, []int{0},
+		append([]byte{130, 0, 0, 0, 0, 100, 0, 0}, make([]byte, 16)...)...))
 	h.add("MLD report from beyond", h.icmp6(h.src6, all, 64, nil, append([]byte{143, 0, 0, 0, 0, 0, 0, 1}, record...)...))
 	igmp := func(kind byte, dst string, ttl byte) []byte {
 		f := h.ip(frame{Packet: Packet{Src: h.src4, Dst: addr(dst), Proto: 2}, payload: 16})
@@ -445,7 +462,8 @@ func (h *hostiles) groups() {
 }
 
 func (h *hostiles) headers() {
-	for name, ext := range map[string][]int{"hop-by-hop": {0}, "routing": {43}, "destination": {60}, "many": {0, 60, 43, 60}} {
+	for name, ext := range map[string][]int{"hop-by-hop": {0}, "routing": {43}, "destination": {60},
+		"many": {0, 60, 43, 60}} {
 		f := h.udp6(22)
 		f.ext = ext
 		h.add("IPv6 "+name, h.ip(f))
@@ -483,8 +501,10 @@ func (h *hostiles) service() {
 	h.add("UDP 22", h.ip(h.udp4(22)))
 	h.add("UDP 22 IPv6", h.ip(h.udp6(22)))
 	h.add("spoofed MAC", macs(h.ip(h.udp4(7777)), h.dst, h.gateway))
-	for name, a := range map[string][2]netip.Addr{"far": {addr("8.8.8.8"), addr("2001:db8::8")}, "the gateway": {h.gateway4, h.gateway6}, "the neighbour": {h.dst4, h.dst6},
-		"unspecified": {addr("0.0.0.0"), addr("::")}, "the link": {addr("169.254.1.1"), addr("fe80::bad")}, "multicast": {addr("224.0.0.1"), addr("ff02::1")}} {
+	for name, a := range map[string][2]netip.Addr{"far": {addr("8.8.8.8"), addr("2001:db8::8")},
+		"the gateway": {h.gateway4, h.gateway6}, "the neighbour": {h.dst4, h.dst6},
+		"unspecified": {addr("0.0.0.0"), addr("::")}, "the link": {addr("169.254.1.1"), addr("fe80::bad")},
+		"multicast": {addr("224.0.0.1"), addr("ff02::1")}} {
 		f, g := h.udp4(7777), h.udp6(7777)
 		f.Src, g.Src = a[0], a[1]
 		h.add("spoofed source "+name, h.ip(f))
@@ -492,8 +512,8 @@ func (h *hostiles) service() {
 	}
 }
 
-// reference are the best rules that we know for a bridge of nftables: what libvirt's clean-traffic and the port security of
-// OpenStack do, and the control protocols that hosts need.
+// reference are the best rules that we know for a bridge of nftables: what libvirt's clean-traffic and the port
+// security of OpenStack do, and the control protocols that hosts need.
 const reference = `table bridge kerbtest {
 	chain forward {
 		type filter hook forward priority 0; policy accept;
@@ -527,12 +547,14 @@ const reference = `table bridge kerbtest {
 const allButOnePort = `{"defaultPolicy": {"ingress": "deny", "egress": "deny"},
 	"rules": [{"action": "allow", "protocol": "udp", "dstPort": 7777}]}`
 
-// Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, alongside a bridge of nftables with the
-// best known rules: whatever passes Kerb passes those rules as well, and what a host needs passes both.
+// Frames of every kind from a tenant, and to it, with a firewall that allows one UDP port, alongside a bridge of
+// nftables with the best known rules: whatever passes Kerb passes those rules as well, and what a host needs passes
+// both.
 func TestHostileFramesOnABridge(t *testing.T) {
 	notEmulated(t)
 	b := newBridged(t)
-	replace := strings.NewReplacer("PORT", b.tenant.Outer(), "MAC", b.tenant.MAC().String(), "ADDR4", b.tenant.Addr4().String(),
+	replace := strings.NewReplacer("PORT", b.tenant.Outer(), "MAC", b.tenant.MAC().String(), "ADDR4",
+		b.tenant.Addr4().String(),
 		"ADDR6", b.tenant.Addr6().String(), "LOCAL", linkLocal([6]byte(b.tenant.MAC())).String())
 	for _, d := range []struct {
 		name     string
@@ -552,13 +574,15 @@ func TestHostileFramesOnABridge(t *testing.T) {
 				b.filter(loadFirewall(t, allButOnePort))
 				kerb = b.wire(d.from, d.to).arrive(frames)
 			})
-			t.Logf("of %d frames arrive %d without a firewall, %d with nftables, %d with Kerb", len(frames), len(plain), len(nft), len(kerb))
+			t.Logf("of %d frames arrive %d without a firewall, %d with nftables, %d with Kerb", len(frames), len(plain),
+				len(nft), len(kerb))
 			for _, f := range frames {
 				if kerb[f.name] && !nft[f.name] {
 					t.Errorf("%s: passes Kerb and not nftables", f.name)
 				}
 				if f.honest && !(plain[f.name] && nft[f.name] && kerb[f.name]) {
-					t.Errorf("%s: arrives %t without a firewall, %t with nftables, %t with Kerb", f.name, plain[f.name], nft[f.name], kerb[f.name])
+					t.Errorf("%s: arrives %t without a firewall, %t with nftables, %t with Kerb", f.name, plain[f.name], nft[f.name],
+						kerb[f.name])
 				}
 			}
 		})

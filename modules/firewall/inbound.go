@@ -11,7 +11,8 @@ import (
 // inbound describes what the firewall lets in. With connection tracking, a reply from another address than the one that
 // was asked belongs to no connection, whatever the rules are.
 func (c *config) inbound() *sdk.Inbound {
-	in := &sdk.Inbound{Advice: "set state: {enabled: false} and add a rule {action: allow, direction: ingress} with the address as src"}
+	in := &sdk.Inbound{Advice: "set state: {enabled: false} and add a rule {action: allow, direction: ingress} with the " +
+		"address as src"}
 	switch {
 	case c.State.Enabled:
 		return in

@@ -11,7 +11,8 @@ type tree struct {
 
 func newTree() *tree { return &tree{chunks: [][]uint64{{encode(nodeEnd, 0, 0)}}} }
 
-// add builds the tree that finds the first box around a point, of those in list, which is ascending. It returns the root.
+// add builds the tree that finds the first box around a point, of those in list, which is ascending. It returns the
+// root.
 func (t *tree) add(boxes []box, list []int32, dimensions []int) (uint32, error) {
 	if len(list) == 0 {
 		return 0, nil
@@ -57,8 +58,8 @@ func (t *tree) lay(root *node) uint32 {
 	return uint32(first.chunk*chunkSize + first.slot)
 }
 
-// open reserves the slot of a subtree's root: where it fits as a whole, else in a chunk of its own. Room for a whole one
-// is taken at once, by laying it, before the next is opened.
+// open reserves the slot of a subtree's root: where it fits as a whole, else in a chunk of its own. Room for a whole
+// one is taken at once, by laying it, before the next is opened.
 func (t *tree) open(n *node) place {
 	if n.size > chunkSize {
 		t.chunks = append(t.chunks, nil)

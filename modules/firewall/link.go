@@ -18,7 +18,8 @@ const (
 )
 
 // parsed are the EtherTypes that the parser looks into: no matter of nonIP.
-var parsed = map[uint16]string{0x0800: "IPv4", 0x86dd: "IPv6", 0x8100: "a VLAN tag", 0x88a8: "a VLAN tag", 0x9100: "a VLAN tag", 0x9200: "a VLAN tag"}
+var parsed = map[uint16]string{0x0800: "IPv4", 0x86dd: "IPv6", 0x8100: "a VLAN tag", 0x88a8: "a VLAN tag",
+	0x9100: "a VLAN tag", 0x9200: "a VLAN tag"}
 
 // nonIP says which frames pass that are neither IPv4 nor IPv6.
 type nonIP struct {

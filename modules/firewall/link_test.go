@@ -88,7 +88,8 @@ func TestNonIPErrors(t *testing.T) {
 func TestReservedGroups(t *testing.T) {
 	notEmulated(t)
 	bpdu := append(raw(38)[:14:14], 0x42, 0x42, 3)
-	frames := map[string][]byte{"spanning tree": append(bpdu, make([]byte, 40)...), "LLDP": raw(0x88cc), "IP": frame{Packet: udp(svc4, 1, far4, 2)}.bytes()}
+	frames := map[string][]byte{"spanning tree": append(bpdu, make([]byte, 40)...), "LLDP": raw(0x88cc),
+		"IP": frame{Packet: udp(svc4, 1, far4, 2)}.bytes()}
 	for config, passes := range map[string]string{
 		`{"nonIP": "allow", "defaultPolicy": {"ingress": "allow"}}`:                  "",
 		`{"nonIP": ["arp", "0x88cc"], "defaultPolicy": {"ingress": "allow"}}`:        "LLDP",
@@ -120,8 +121,8 @@ func discovery(kind, hops uint8, ext ...int) frame {
 	return frame{Packet: p, payload: 16, ext: ext}
 }
 
-// Services have the part of hosts in neighbour discovery, whatever the default policy and the rules say, and no message is
-// hidden behind other headers.
+// Services have the part of hosts in neighbour discovery, whatever the default policy and the rules say, and no message
+// is hidden behind other headers.
 func TestLinkControlByDirection(t *testing.T) {
 	notEmulated(t)
 	for _, policy := range []string{"deny", "allow"} {
@@ -215,9 +216,11 @@ func TestGroupMembership(t *testing.T) {
 func TestDHCP(t *testing.T) {
 	notEmulated(t)
 	for _, d := range []struct{ request, offer, stranger frame }{
-		{frame{Packet: udp("0.0.0.0", 68, "255.255.255.255", 67), payload: 240}, frame{Packet: udp("10.0.0.1", 67, "255.255.255.255", 68), payload: 240},
+		{frame{Packet: udp("0.0.0.0", 68, "255.255.255.255", 67), payload: 240},
+			frame{Packet: udp("10.0.0.1", 67, "255.255.255.255", 68), payload: 240},
 			frame{Packet: udp("10.0.0.1", 1067, "255.255.255.255", 68), payload: 240}},
-		{frame{Packet: udp("fe80::2", 546, "ff02::1:2", 547), payload: 60}, frame{Packet: udp("fe80::1", 547, "fe80::2", 546), payload: 60},
+		{frame{Packet: udp("fe80::2", 546, "ff02::1:2", 547), payload: 60}, frame{Packet: udp("fe80::1", 547, "fe80::2", 546),
+			payload: 60},
 			frame{Packet: udp("fe80::1", 1547, "fe80::2", 546), payload: 60}},
 	} {
 		k := loadFirewall(t, `{}`)
@@ -230,7 +233,8 @@ func TestDHCP(t *testing.T) {
 		)
 		loadFirewall(t, `{"antiSpoof": false, "defaultPolicy": {"egress": "deny"}}`).steps(
 			step{"egress deny: request", d.request, egress, false}, step{"egress deny: offer", d.offer, ingress, false})
-		loadFirewall(t, `{"linkControl": "rules"}`).steps(step{"linkControl rules: offer of a service", d.offer, egress, true})
+		loadFirewall(t, `{"linkControl": "rules"}`).steps(step{"linkControl rules: offer of a service", d.offer,
+			egress, true})
 		loadFirewall(t, `{"state": {"enabled": false}}`).steps(
 			step{"stateless: request", d.request, egress, true}, step{"stateless: offer", d.offer, ingress, false})
 	}
@@ -240,12 +244,14 @@ const tenantMAC = "02:00:00:00:00:02" // the source in frames of frame_test.go
 
 // on makes interface 1, where test runs pretend to come from, that of a service.
 func (k *kernel) on(all ...sdk.Instance) {
-	k.open(sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance { return all }}).InstanceChanged(sdk.Instance{}, true)
+	k.open(sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance { return all }}).InstanceChanged(
+		sdk.Instance{}, true)
 }
 
 func TestAntiSpoof(t *testing.T) {
 	notEmulated(t)
-	service := sdk.Instance{Service: "web", Ifindex: 1, MAC: tenantMAC, Addresses: []string{svc4 + "/24", svc6 + "/64"}, LinkLocal: []string{"fe80::77/64"}}
+	service := sdk.Instance{Service: "web", Ifindex: 1, MAC: tenantMAC, Addresses: []string{svc4 + "/24", svc6 + "/64"},
+		LinkLocal: []string{"fe80::77/64"}}
 	own4, own6 := frame{Packet: udp(svc4, 1, far4, 2)}, frame{Packet: udp(svc6, 1, far6, 2)}
 	strange4, strange6 := frame{Packet: udp("10.0.0.3", 1, far4, 2)}, frame{Packet: udp("2001:db8::3", 1, far6, 2)}
 	local, eui64 := frame{Packet: udp("fe80::77", 1, far6, 2)}, frame{Packet: udp("fe80::ff:fe00:2", 1, far6, 2)}
@@ -306,7 +312,8 @@ func TestOwnAddresses(t *testing.T) {
 			t.Errorf("%s: own %t", what, keys[c.key])
 		}
 	}
-	if keys := ownKeys([]sdk.Instance{web}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); keys[key(web, "192.0.2.9")] || !keys[key(web, "10.0.0.2")] {
+	if keys := ownKeys([]sdk.Instance{web}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); keys[key(web,
+		"192.0.2.9")] || !keys[key(web, "10.0.0.2")] {
 		t.Error("prefixes do not bound the addresses")
 	}
 	for i := range 100 {

@@ -10,8 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all). Linux 6.18 needs
-// 71,000 instructions, 6.1 needs 136,000.
+// The verifier's work bounds how many modules fit into one program with the firewall (1,000,000 in all). Linux 6.18
+// needs 71,000 instructions, 6.1 needs 136,000.
 const maxVerified = 200000
 
 func TestVerifies(t *testing.T) {

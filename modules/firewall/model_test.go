@@ -153,7 +153,8 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 
 func (p *Packet) flagsValid() bool {
 	switch p.TCPFlags &^ tcpPSH & 0x3f {
-	case tcpSYN, tcpSYN | tcpURG, tcpSYN | tcpACK, tcpRST, tcpRST | tcpACK, tcpACK, tcpACK | tcpURG, tcpFIN | tcpACK, tcpFIN | tcpACK | tcpURG:
+	case tcpSYN, tcpSYN | tcpURG, tcpSYN | tcpACK, tcpRST, tcpRST | tcpACK, tcpACK, tcpACK | tcpURG, tcpFIN | tcpACK,
+		tcpFIN | tcpACK | tcpURG:
 		return true
 	}
 	return false

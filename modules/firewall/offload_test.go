@@ -53,7 +53,8 @@ func offloadSocket(t *testing.T, h *netlab.Host) int {
 
 // summingTo is a UDP packet to port 7777 whose checksum over the UDP header and the payload is n.
 func summingTo(src, dst *netlab.Host, n uint16) []byte {
-	f := macs(frame{Packet: udp(src.Addr4().String(), 4000, dst.Addr4().String(), 7777), payload: 16}.bytes(), dst.MAC(), src.MAC())
+	f := macs(frame{Packet: udp(src.Addr4().String(), 4000, dst.Addr4().String(), 7777), payload: 16}.bytes(), dst.MAC(),
+		src.MAC())
 	sum := uint32(0)
 	for i := 34; i < len(f); i += 2 {
 		sum += uint32(binary.BigEndian.Uint16(f[i:]))
@@ -66,8 +67,8 @@ func summingTo(src, dst *netlab.Host, n uint16) []byte {
 	return f
 }
 
-// A sender that has a checksum written over the destination port, once the packet has been judged, reaches no other port; where
-// the checksum is the transport header's own, or a tunnel's inside, packets pass.
+// A sender that has a checksum written over the destination port, once the packet has been judged, reaches no other
+// port; where the checksum is the transport header's own, or a tunnel's inside, packets pass.
 func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	b := newBridged(t)
 	if err := dataplane.HaveSKBFields(); err != nil {
@@ -82,7 +83,8 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	if got := w.withOffload(fd, attack, 34, 2); !slices.Equal(got, []uint16{22}) {
 		t.Fatalf("without a firewall the packet arrives at ports %v, not at 22: the test shows nothing", got)
 	}
-	for way, constants := range map[string]map[string]any{"as the kernel can": nil, "by copying, as before Linux 6.2": {"kerb_skb_cast": false}} {
+	for way, constants := range map[string]map[string]any{"as the kernel can": nil,
+		"by copying, as before Linux 6.2": {"kerb_skb_cast": false}} {
 		t.Run(way, func(t *testing.T) {
 			b := b.within(t)
 			k := loadWith(t, allButOnePort, constants)
@@ -113,8 +115,8 @@ func TestChecksumCannotOverwriteWhatWasJudged(t *testing.T) {
 	}
 }
 
-// An ICMP error that a module has made of a packet quotes it with its deferred checksum. It passes where the place is the checksum
-// of the quoted transport header, and nothing else of the quote can be overwritten.
+// An ICMP error that a module has made of a packet quotes it with its deferred checksum. It passes where the place is
+// the checksum of the quoted transport header, and nothing else of the quote can be overwritten.
 func TestQuotedChecksum(t *testing.T) {
 	b := newBridged(t)
 	if err := dataplane.HaveSKBFields(); err != nil {

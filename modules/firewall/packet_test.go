@@ -65,7 +65,8 @@ func TestRepliesPassUnderDefaultDeny(t *testing.T) {
 			step{"echo reply uninvited", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, false},
 			step{"echo request out", frame{Packet: icmp(a[0], a[1], echoRequest(a[0]), 9)}, false, true},
 			step{"echo reply", frame{Packet: icmp(a[1], a[0], echoReply(a[1]), 9)}, true, true},
-			step{"echo request in under the same identifier", frame{Packet: icmp(a[1], a[0], echoRequest(a[1]), 9)}, true, false},
+			step{"echo request in under the same identifier", frame{Packet: icmp(a[1], a[0], echoRequest(a[1]), 9)},
+				true, false},
 		)
 	}
 }
@@ -137,7 +138,8 @@ func TestExtensionHeaders(t *testing.T) {
 	const rules = `"rules": [{"action": "deny", "protocol": "tcp", "dstPort": 22}]`
 	ssh := f
 	ssh.DstPort = 22
-	loadFirewall(t, `{`+rules+`}`).steps(step{"allowed", f, false, true}, step{"rules see what follows", ssh, false, false})
+	loadFirewall(t, `{`+rules+`}`).steps(step{"allowed", f, false, true},
+		step{"rules see what follows", ssh, false, false})
 	k := loadFirewall(t, `{"extensionHeaders": "deny", `+rules+`}`)
 	k.steps(step{"denied", f, false, false}, step{"without", plain, false, true})
 	if k.drops(dropExtension) != 1 {
@@ -163,14 +165,17 @@ func TestMalformed(t *testing.T) {
 
 // Whatever arrives, nothing passes an all-denying firewall but what it names, and nothing breaks.
 func TestHostileFrames(t *testing.T) {
-	k := loadFirewall(t, `{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules", "antiSpoof": false,
+	k := loadFirewall(t,
+		`{"defaultPolicy": {"egress": "deny", "ingress": "deny"}, "nonIP": "deny", "linkControl": "rules", "antiSpoof": false,
 		"rules": [{"action": "allow", "protocol": "tcp", "dstPort": 80}]}`)
 	r := rand.New(rand.NewPCG(1, 2))
 	whole := []frame{
 		{Packet: udp(svc4, 1, far4, 80), vlans: 1, options: 40, payload: 13},
 		{Packet: udp(svc6, 1, far6, 80), vlans: 2, ext: []int{0, 43, 44, 60}, payload: 1},
-		{Packet: Packet{Src: addr(far4), Dst: addr(svc4), Proto: protoICMP, ICMPType: 3, Quoted: ptr(udp(svc4, 1, far4, 80))}},
-		{Packet: Packet{Src: addr(far6), Dst: addr(svc6), Proto: protoICMPv6, ICMPType: 1, Quoted: ptr(udp(svc6, 1, far6, 80))}},
+		{Packet: Packet{Src: addr(far4), Dst: addr(svc4), Proto: protoICMP, ICMPType: 3,
+			Quoted: ptr(udp(svc4, 1, far4, 80))}},
+		{Packet: Packet{Src: addr(far6), Dst: addr(svc6), Proto: protoICMPv6, ICMPType: 1,
+			Quoted: ptr(udp(svc6, 1, far6, 80))}},
 	}
 	for _, f := range whole {
 		text := f.bytes()
@@ -200,8 +205,8 @@ func TestHostileFrames(t *testing.T) {
 	}
 }
 
-// try is pass for frames that the kernel may refuse to make test runs with: it does if they say they are IP and end within
-// the header.
+// try is pass for frames that the kernel may refuse to make test runs with: it does if they say they are IP and end
+// within the header.
 func (k *kernel) try(f []byte, ingress bool) (passed, ran bool) {
 	k.t.Helper()
 	p := k.egress
@@ -251,7 +256,8 @@ func TestFullTable(t *testing.T) {
 // A flood of beginnings, answered or not, costs an established connection nothing.
 func TestFloodSparesEstablished(t *testing.T) {
 	notEmulated(t)
-	k := loadFirewall(t, `{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
+	k := loadFirewall(t,
+		`{"rules": [{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}], "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
 	good := newTCPFlow(svc4, 80, far4, 999)
 	if !k.establish(good, 1) {
 		t.Fatal("no handshake")

@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// On kernels where a packet may interrupt another one on the same CPU, the later one is dropped instead of decided by the words of the
-// other; and the work space is free again behind each.
+// On kernels where a packet may interrupt another one on the same CPU, the later one is dropped instead of decided by
+// the words of the other; and the work space is free again behind each.
 func TestWorkSpaceInUse(t *testing.T) {
 	sdktest.NeedRoot(t)
 	mod := module(t, compileConfig(t, `{"rules": [{"action": "allow", "direction": "egress"}]}`))

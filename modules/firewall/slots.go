@@ -64,8 +64,8 @@ func identities(rules []Rule) []uint64 {
 	return out
 }
 
-// assignSlots gives each rule a hit counter: the one that it had, else one that has been out of use longest. The counters
-// of the running rule set are so left alone until a later change.
+// assignSlots gives each rule a hit counter: the one that it had, else one that has been out of use longest. The
+// counters of the running rule set are so left alone until a later change.
 func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	ownersMap, err := maps.Get(mapOwners)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// maxOwn is how many addresses of one interface count as its own: a service that gives itself more cannot fill the table
-// of all.
+// maxOwn is how many addresses of one interface count as its own: a service that gives itself more cannot fill the
+// table of all.
 const maxOwn = 32
 
 // ownKey mirrors struct fw_own_key.

@@ -59,7 +59,8 @@ func TestBlindSegmentsChangeNothing(t *testing.T) {
 	if err := k.maps[mapEstablished4].NextKey(nil, &key); err != nil {
 		t.Fatal(err)
 	}
-	if err := k.maps[mapEstablished4].Lookup(key, &c); err != nil || c.Fins != 0 || connPhase(c.State) != phaseEstablished {
+	if err := k.maps[mapEstablished4].Lookup(key, &c); err != nil || c.Fins != 0 ||
+		connPhase(c.State) != phaseEstablished {
 		t.Errorf("the connection is now %+v, %v", c, err)
 	}
 	k.steps(step{"data", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true})
@@ -87,7 +88,8 @@ func TestResetOnlyWhereTheReceiverIs(t *testing.T) {
 
 func TestFlagsThatNoTCPSends(t *testing.T) {
 	k := loadFirewall(t, `{`+allowWeb+`}`)
-	for i, flags := range []uint8{0, tcpFIN, tcpFIN | tcpPSH | tcpURG, tcpSYN | tcpFIN, tcpSYN | tcpRST, tcpSYN | tcpFIN | tcpACK, tcpFIN | tcpRST | tcpACK} {
+	for i, flags := range []uint8{0, tcpFIN, tcpFIN | tcpPSH | tcpURG, tcpSYN | tcpFIN, tcpSYN | tcpRST, tcpSYN | tcpFIN |
+		tcpACK, tcpFIN | tcpRST | tcpACK} {
 		k.steps(step{fmt.Sprintf("flags %02x", flags), newTCPFlow(svc4, 80, far4, 999).in(flags, 0), true, false})
 		if n := k.drops(dropInvalidFlags); n != uint64(i+1) {
 			t.Errorf("%d drops as invalid_flags, want %d", n, i+1)
@@ -105,7 +107,8 @@ func TestHalfClosed(t *testing.T) {
 	}
 	k.steps(step{"request and FIN", f.in(tcpFIN|tcpACK, 10), true, true})
 	tick(t)
-	k.steps(step{"answer to a half-closed connection", f.out(tcpACK, 10), false, true}, step{"FIN back", f.out(tcpFIN|tcpACK, 0), false, true})
+	k.steps(step{"answer to a half-closed connection", f.out(tcpACK, 10), false, true},
+		step{"FIN back", f.out(tcpFIN|tcpACK, 0), false, true})
 	tick(t)
 	k.steps(step{"data on a closed connection", f.out(tcpACK, 0), false, false})
 }
@@ -139,27 +142,30 @@ func TestErrorsQuoteWhatWasSent(t *testing.T) {
 			}
 			return frame{Packet: e}
 		}
-		k.steps(step{"about a segment", about(sent.Seq), true, true}, step{"about none", about(sent.Seq + 1<<29), true, false},
+		k.steps(step{"about a segment", about(sent.Seq), true, true},
+			step{"about none", about(sent.Seq + 1<<29), true, false},
 			step{"about one of the future", about(f.next[0] + 1), true, false})
 	}
 }
 
-// Connections that began before the firewall was there continue: always if the service sends, and for a time if the other
-// side does.
+// Connections that began before the firewall was there continue: always if the service sends, and for a time if the
+// other side does.
 func TestPickUp(t *testing.T) {
 	running := func() *tcpFlow { return newTCPFlow(svc4, 80, far4, 999) }
 	k, f := loadFirewall(t, `{`+allowWeb+`}`), running()
 	k.steps(
 		step{"SYN ACK out of nowhere", running().in(tcpSYN|tcpACK, 0), true, false},
 		step{"RST out of nowhere", running().in(tcpRST, 0), true, false},
-		step{"from outside", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true}, step{"on", f.in(tcpACK, 10), true, true},
+		step{"from outside", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true},
+		step{"on", f.in(tcpACK, 10), true, true},
 	)
 	if s, err := readStats(k.maps); err != nil || s.Established != 1 {
 		t.Errorf("%+v %v, want the connection established", s, err)
 	}
 	f = running()
 	loadFirewall(t, `{"state": {"pickup": "0s"}, `+allowWeb+`}`).steps(
-		step{"too late from outside", f.in(tcpACK, 10), true, false}, step{"from the service", f.out(tcpACK, 10), false, true},
+		step{"too late from outside", f.in(tcpACK, 10), true, false},
+		step{"from the service", f.out(tcpACK, 10), false, true},
 		step{"answer", f.in(tcpACK, 10), true, true})
 }
 
@@ -199,7 +205,8 @@ func TestSYNOnAnEstablishedConnection(t *testing.T) {
 	if !k.establish(f, 1) {
 		t.Fatal("no handshake")
 	}
-	k.steps(step{"forged SYN", f.blind(tcpSYN), true, true}, step{"data", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true})
+	k.steps(step{"forged SYN", f.blind(tcpSYN), true, true}, step{"data", f.in(tcpACK, 10), true, true},
+		step{"answer", f.out(tcpACK, 10), false, true})
 	f = newTCPFlow(svc4, 80, far4, 999)
 	f.next = [2]uint32{7 << 24, 9 << 24}
 	if !k.establish(f, 1) {
@@ -244,7 +251,8 @@ func TestQuotaPerInterface(t *testing.T) {
 	}
 	connect := func(ifindex, i int) bool {
 		f := newTCPFlow(svc4, 80, fmt.Sprintf("198.51.%d.%d", i>>8&0xff, i&0xff), uint16(i))
-		return k.passAt(ifindex, f.in(tcpSYN, 0)) && k.passAt(ifindex, f.out(tcpSYN|tcpACK, 0)) && k.passAt(ifindex, f.in(tcpACK, 0))
+		return k.passAt(ifindex, f.in(tcpSYN, 0)) && k.passAt(ifindex, f.out(tcpSYN|tcpACK, 0)) &&
+			k.passAt(ifindex, f.in(tcpACK, 0))
 	}
 	err = lab.Node().Do(func() error {
 		waiting := newTCPFlow(svc4, 5000, far4, 443)
@@ -266,7 +274,8 @@ func TestQuotaPerInterface(t *testing.T) {
 			}
 		}
 		if room[noisy] != 200 || room[quiet] < 100 {
-			t.Errorf("room for %d connections of the first service and %d of the second, want 200 and at least 100", room[noisy], room[quiet])
+			t.Errorf("room for %d connections of the first service and %d of the second, want 200 and at least 100", room[noisy],
+				room[quiet])
 		}
 		return nil
 	})

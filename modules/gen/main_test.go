@@ -32,7 +32,8 @@ func TestGenerate(t *testing.T) {
 	for name, text := range map[string]string{
 		"alpha": "package alpha\nfunc Control() sdk.Control { return nil }\n",
 		"b-c":   "package bc\nfunc Control() sdk.Control { return nil }\n",
-		"other": "package other\nfunc Control(x int) sdk.Control { return nil }\nfunc (t) Control() sdk.Control { return nil }\n",
+		"other": "package other\nfunc Control(x int) sdk.Control { return nil }\nfunc (t) Control() sdk.Control { " +
+			"return nil }\n",
 	} {
 		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
 			t.Fatal(err)
@@ -45,7 +46,8 @@ func TestGenerate(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`"alpha": alpha.Control(),`, `bc "github.com/kerb-edge/kerb/modules/b-c"`, `"b-c":   bc.Control(),`} {
+	for _, want := range []string{`"alpha": alpha.Control(),`, `bc "github.com/kerb-edge/kerb/modules/b-c"`,
+		`"b-c":   bc.Control(),`} {
 		if !strings.Contains(string(text), want) {
 			t.Errorf("no %s in\n%s", want, text)
 		}

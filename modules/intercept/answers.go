@@ -53,8 +53,10 @@ func inClass(of []int, err error) error {
 
 func (c *class) listener() (map[string]json.RawMessage, error) {
 	m := &c.Match
-	if c.Direction != "ingress" || !m.Protocol.set || m.Protocol.number != 17 || len(m.Ports) != 1 || m.Ports[0].First != m.Ports[0].Last {
-		return nil, &sdk.ConfigError{Field: "match", Reason: "a class that is answered has direction ingress, protocol udp and one port"}
+	if c.Direction != "ingress" || !m.Protocol.set || m.Protocol.number != 17 || len(m.Ports) != 1 ||
+		m.Ports[0].First != m.Ports[0].Last {
+		return nil, &sdk.ConfigError{Field: "match", Reason: "a class that is answered has direction ingress, protocol udp " +
+			"and one port"}
 	}
 	var l map[string]json.RawMessage
 	if err := json.Unmarshal(c.Answer, &l); err != nil {
@@ -80,7 +82,8 @@ func (c *config) answered() (out []int) {
 	return out
 }
 
-// settleAnswers adds what the responder's part of the data plane needs; where nothing is answered, that is next to nothing.
+// settleAnswers adds what the responder's part of the data plane needs; where nothing is answered, that is next to
+// nothing.
 func (f *Intercept) settleAnswers(s *sdk.Settings) {
 	own := f.answers.Settings()
 	s.Constants = own.Constants

@@ -29,7 +29,8 @@ func (c *class) entry() classEntry {
 	m := &c.Match
 	e := classEntry{Identity: c.identity(), Directions: c.directions(), Family: uint8(m.Family), Proto: m.Protocol.number,
 		Action: uint8(slices.Index(actions[:], c.Action)), Ring: uint8(c.slot), Priority: c.Priority, MaxBytes: c.MaxBytes,
-		ToPorts: uint8(len(m.Ports)), FromPorts: uint8(len(m.SourcePorts)), To: uint8(len(m.Destinations)), From: uint8(len(m.Sources))}
+		ToPorts: uint8(len(m.Ports)), FromPorts: uint8(len(m.SourcePorts)), To: uint8(len(m.Destinations)),
+		From: uint8(len(m.Sources))}
 	if m.Protocol.set {
 		e.HasProto = 1
 	}
@@ -57,7 +58,8 @@ func (c *class) entry() classEntry {
 
 func (p prefix) entry() (e prefixEntry) {
 	copy(e.Addr[:], p.Addr().AsSlice())
-	ones := netip.AddrFrom16([16]byte(slices.Repeat([]byte{0xff}, 16))) // the first bits of an IPv4 mask are those of an IPv6 one
+	// the first bits of an IPv4 mask are those of an IPv6 one
+	ones := netip.AddrFrom16([16]byte(slices.Repeat([]byte{0xff}, 16)))
 	mask, _ := ones.Prefix(p.Bits())
 	copy(e.Mask[:], mask.Addr().AsSlice())
 	return e

@@ -68,7 +68,8 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 		return nil, err
 	}
 	if len(c.Classes) > maxClasses {
-		return nil, &sdk.ConfigError{Field: "classes", Reason: fmt.Sprintf("%d classes; at most %d are possible", len(c.Classes), maxClasses)}
+		return nil, &sdk.ConfigError{Field: "classes", Reason: fmt.Sprintf("%d classes; at most %d are possible",
+			len(c.Classes), maxClasses)}
 	}
 	names := map[string]bool{}
 	rings := 0
@@ -85,7 +86,10 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 			rings++
 		}
 		if rings > maxRings {
-			return nil, within(i, &sdk.ConfigError{Field: "action", Reason: fmt.Sprintf("more than %d classes can be opened by programs: set action pass, drop, mark or answer without a ring on one of them", maxRings)})
+			return nil, within(i,
+				&sdk.ConfigError{Field: "action",
+					Reason: fmt.Sprintf("more than %d classes can be opened by programs: set action pass, drop, mark or answer "+
+						"without a ring on one of them", maxRings)})
 		}
 	}
 	return c, nil
@@ -148,9 +152,11 @@ func ringBytes(text string) (uint32, error) {
 }
 
 func (m *match) check() error {
-	for field, n := range map[string]int{"ports": len(m.Ports), "sourcePorts": len(m.SourcePorts), "destinations": len(m.Destinations), "sources": len(m.Sources)} {
+	for field, n := range map[string]int{"ports": len(m.Ports), "sourcePorts": len(m.SourcePorts),
+		"destinations": len(m.Destinations), "sources": len(m.Sources)} {
 		if n > listLength {
-			return &sdk.ConfigError{Field: "match." + field, Reason: fmt.Sprintf("%d entries; at most %d are possible: make another class", n, listLength)}
+			return &sdk.ConfigError{Field: "match." + field,
+				Reason: fmt.Sprintf("%d entries; at most %d are possible: make another class", n, listLength)}
 		}
 	}
 	if len(m.Ports)+len(m.SourcePorts) > 0 && !m.Protocol.hasPorts() {
@@ -165,15 +171,18 @@ func (m *match) check() error {
 	words := 0
 	for i, c := range m.Payload {
 		if len(c.Bytes) == 0 || c.Mask != nil && len(c.Mask) != len(c.Bytes) {
-			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d]", i), Reason: "bytes are hexadecimal digits, and mask has as many"}
+			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d]", i), Reason: "bytes are hexadecimal digits, and " +
+				"mask has as many"}
 		}
 		if int(c.Offset)+len(c.Bytes) > maxFrame {
-			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d].offset", i), Reason: fmt.Sprintf("is beyond the %d bytes that are examined", maxFrame)}
+			return &sdk.ConfigError{Field: fmt.Sprintf("match.payload[%d].offset", i),
+				Reason: fmt.Sprintf("is beyond the %d bytes that are examined", maxFrame)}
 		}
 		words += (len(c.Bytes) + wordBytes - 1) / wordBytes
 	}
 	if words > conditions {
-		return &sdk.ConfigError{Field: "match.payload", Reason: fmt.Sprintf("takes %d pieces of %d bytes; at most %d are possible", words, wordBytes, conditions)}
+		return &sdk.ConfigError{Field: "match.payload",
+			Reason: fmt.Sprintf("takes %d pieces of %d bytes; at most %d are possible", words, wordBytes, conditions)}
 	}
 	return nil
 }
@@ -189,7 +198,8 @@ func (m *match) checkFamily() error {
 			m.Family = family
 		}
 		if m.Family != family {
-			return &sdk.ConfigError{Field: "match", Reason: fmt.Sprintf("%s is not an IPv%d address like the others: use one class per IP version", p, m.Family)}
+			return &sdk.ConfigError{Field: "match",
+				Reason: fmt.Sprintf("%s is not an IPv%d address like the others: use one class per IP version", p, m.Family)}
 		}
 	}
 	return nil

@@ -35,15 +35,20 @@ func TestConfigErrors(t *testing.T) {
 		{`{"classes": [{"name": "a", "deadline": "soon"}]}`, "config", "100us"},
 		{`{"classes": [{"name": "a", "match": {"ports": [1]}}]}`, "classes[0].match.protocol", "udp or tcp"},
 		{`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": ["9-1"]}}]}`, "config", "range such as"},
-		{`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1,2,3,4,5,6,7,8,9]}}]}`, "classes[0].match.ports", "at most 8"},
+		{`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1,2,3,4,5,6,7,8,9]}}]}`, "classes[0].match.ports",
+			"at most 8"},
 		{`{"classes": [{"name": "a", "match": {"protocol": "ip"}}]}`, "config", "neither a number"},
 		{`{"classes": [{"name": "a", "match": {"protocol": 256}}]}`, "config", "neither a number"},
 		{`{"classes": [{"name": "a", "match": {"sources": ["10.0.0.0/33"]}}]}`, "config", "neither an address"},
-		{`{"classes": [{"name": "a", "match": {"sources": ["10.0.0.1"], "destinations": ["fd00::1"]}}]}`, "classes[0].match", "one class per IP version"},
+		{`{"classes": [{"name": "a", "match": {"sources": ["10.0.0.1"], "destinations": ["fd00::1"]}}]}`, "classes[0].match",
+			"one class per IP version"},
 		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "0g"}]}}]}`, "config", "hexadecimal"},
-		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "0102", "mask": "ff"}]}}]}`, "classes[0].match.payload[0]", "as many"},
-		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "01", "offset": 16384}]}}]}`, "classes[0].match.payload[0].offset", "beyond"},
-		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "` + strings.Repeat("00", 33) + `"}]}}]}`, "classes[0].match.payload", "at most 4"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "0102", "mask": "ff"}]}}]}`,
+			"classes[0].match.payload[0]", "as many"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "01", "offset": 16384}]}}]}`,
+			"classes[0].match.payload[0].offset", "beyond"},
+		{`{"classes": [{"name": "a", "match": {"payload": [{"bytes": "` + strings.Repeat("00", 33) + `"}]}}]}`,
+			"classes[0].match.payload", "at most 4"},
 		{`{"classes": [{"name": "a", "answer": {"app": "echo"}}]}`, "classes[0].answer", "required with action answer"},
 		{`{"classes": [{"name": "a", "action": "answer"}]}`, "classes[0].answer", "names the application"},
 		{`{"classes": [{"name": "a", "action": "answer", "answer": {"app": "echo"}}]}`, "classes[0].match", "one port"},
@@ -76,7 +81,8 @@ func TestFullTable(t *testing.T) {
 func TestHistogram(t *testing.T) {
 	for _, ns := range []uint64{0, 1, 3, 4, 5, 7, 8, 100, 1000, 12345, 1 << 20, 1<<40 + 5} {
 		b := bucketOf(ns)
-		if low, next := bucketFloor(b), bucketFloor(b+1); ns < low || ns >= next || float64(next-low) > max(1, 0.25*float64(low)) {
+		if low, next := bucketFloor(b), bucketFloor(b+1); ns < low || ns >= next ||
+			float64(next-low) > max(1, 0.25*float64(low)) {
 			t.Errorf("%d is in bucket %d, from %d to %d", ns, b, low, next)
 		}
 	}
@@ -88,7 +94,8 @@ func TestHistogram(t *testing.T) {
 		h[bucketOf(i*1000)]++
 	}
 	q := h.quantiles()
-	for _, c := range []struct{ got, want uint64 }{{q.P50, 500_000}, {q.P99, 990_000}, {q.P999, 999_000}, {q.Max, 999_000}} {
+	for _, c := range []struct{ got, want uint64 }{{q.P50, 500_000}, {q.P99, 990_000}, {q.P999, 999_000},
+		{q.Max, 999_000}} {
 		if c.got < c.want || float64(c.got) > 1.25*float64(c.want) {
 			t.Errorf("%+v: %d, want %d to a fourth", q, c.got, c.want)
 		}

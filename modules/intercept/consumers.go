@@ -100,7 +100,8 @@ func (cs *consumers) replace(class string, c *consumer, takeover bool) (*consume
 	return other, nil
 }
 
-// leave reports whether the class has no consumer now. Then it clears what c has left, before the next one can take the class.
+// leave reports whether the class has no consumer now. Then it clears what c has left, before the next one can take the
+// class.
 func (cs *consumers) leave(class string, c *consumer, clear func()) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -167,7 +168,8 @@ func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 	}
 	c := f.class(r.Open)
 	if c == nil {
-		_ = client.Send(refusal{fmt.Sprintf("no class %q that programs can open; known are: %s", r.Open, strings.Join(f.offered(), ", "))})
+		_ = client.Send(refusal{fmt.Sprintf("no class %q that programs can open; known are: %s", r.Open,
+			strings.Join(f.offered(), ", "))})
 		return
 	}
 	pages, err := f.mapPages(f.live.Maps)
@@ -204,7 +206,8 @@ func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 // serve gives a program its class, and does what it asks for until it goes.
 func (f *generation) serve(c *class, me *consumer, pages *pages) error {
 	s := pages.state(c.slot)
-	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize, MaxBytes: c.MaxBytes,
+	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize,
+		MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
 	if on := f.live.Instances(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
 		!f.consumers.occupied(me, on[0].Ifindex) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package intercept is the control plane of intercept: it writes the classes to the data plane, gives programs the maps of
-// the classes that they open, and reports how packets were handled.
+// Package intercept is the control plane of intercept: it writes the classes to the data plane, gives programs the maps
+// of the classes that they open, and reports how packets were handled.
 package intercept
 
 import (
@@ -137,8 +137,8 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 	return nil
 }
 
-// count makes the counters of classes that had none in the configuration before. There is room for two configurations: those of
-// trials that came to nothing make way.
+// count makes the counters of classes that had none in the configuration before. There is room for two configurations:
+// those of trials that came to nothing make way.
 func (f *Intercept) count(m sdk.Maps) error {
 	table, err := m.Get(mapCounts)
 	if err != nil {

@@ -97,12 +97,16 @@ func TestControls(t *testing.T) {
 			{"start", []control64{{Op: opStart}}, f, dropped, 1, len(f)},
 			{"copy", []control64{{Op: opAction, Value: 3}}, f, passed, 1, len(f)},
 			{"pass", []control64{{Op: opAction, Value: 0}}, f, passed, 0, 0},
-			{"steal at most 70 bytes", []control64{{Op: opAction, Value: 4}, {Op: opMaxBytes, Value: 70}}, f, dropped, 1, min(70, len(f))},
+			{"steal at most 70 bytes", []control64{{Op: opAction, Value: 4}, {Op: opMaxBytes, Value: 70}}, f, dropped,
+				1, min(70, len(f))},
 			{"deadline", []control64{{Op: opDeadline, Value: 5}}, f, dropped, 1, len(f)},
-			{"other ports", []control64{{Op: opPorts, Index: 2, Value: 9000<<16 | 9010}}, datagram(9005, "1234CTRL").bytes(), dropped, 1, len(f)},
+			{"other ports", []control64{{Op: opPorts, Index: 2, Value: 9000<<16 | 9010}}, datagram(9005, "1234CTRL").bytes(),
+				dropped, 1, len(f)},
 			{"the first one too", nil, f, dropped, 1, len(f)},
 			{"no first one", []control64{{Op: opPorts, Value: 1 << 16}}, f, dropped, 0, 0},
-			{"other payload", []control64{{Op: opPayload, Value: 0<<16 | 2, Bytes: [8]byte{'X', 'Y'}, Mask: [8]byte{0xff, 0xff}}}, datagram(9005, "XY34CTRL").bytes(), dropped, 1, len(f)},
+			{"other payload",
+				[]control64{{Op: opPayload, Value: 0<<16 | 2, Bytes: [8]byte{'X', 'Y'}, Mask: [8]byte{0xff, 0xff}}},
+				datagram(9005, "XY34CTRL").bytes(), dropped, 1, len(f)},
 			{"but not that", nil, datagram(9005, "YX34CTRL").bytes(), passed, 0, 0},
 			{"any payload", []control64{{Op: opPayload}}, datagram(9005, "").bytes(), dropped, 1, 42},
 		} {
@@ -138,8 +142,10 @@ func TestHostileControls(t *testing.T) {
 		}
 		before := table()
 		f := datagram(8080, "1234CTRL").bytes()
-		for _, m := range []control64{{}, {Op: 99}, {Op: opAction, Value: 2}, {Op: opAction, Value: 1 << 40}, {Op: opMaxBytes}, {Op: opMaxBytes, Value: 1 << 20},
-			{Op: opPorts, Index: 8, Value: 1}, {Op: opPorts, Value: 1 << 33}, {Op: opPayload, Index: 4}, {Op: opPayload, Value: 9}, {Op: opPayload, Value: 1 << 33}} {
+		for _, m := range []control64{{}, {Op: 99}, {Op: opAction, Value: 2}, {Op: opAction, Value: 1 << 40},
+			{Op: opMaxBytes}, {Op: opMaxBytes, Value: 1 << 20},
+			{Op: opPorts, Index: 8, Value: 1}, {Op: opPorts, Value: 1 << 33}, {Op: opPayload, Index: 4},
+			{Op: opPayload, Value: 9}, {Op: opPayload, Value: 1 << 33}} {
 			c.send(m)
 			k.run(f)
 			if table() != before {
@@ -159,8 +165,10 @@ func TestHostileControls(t *testing.T) {
 		if err := k.maps["rests"].Lookup(uint32(c.slot), &rested); err != nil {
 			t.Fatal(err)
 		}
-		if want := flood/16 + 1; packets < want || packets > want && rested == 0 || table().Classes[0][0].MaxBytes != uint32(99+flood) {
-			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want, table().Classes[0][0].MaxBytes)
+		if want := flood/16 + 1; packets < want || packets > want && rested == 0 ||
+			table().Classes[0][0].MaxBytes != uint32(99+flood) {
+			t.Errorf("%d messages took %d packets, want %d; the last set %d", flood, packets, want,
+				table().Classes[0][0].MaxBytes)
 		}
 		r.drain()
 		for i := range 100 {
@@ -180,8 +188,8 @@ func TestHostileControls(t *testing.T) {
 	})
 }
 
-// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not examined for a while: packets
-// do not wait for it each time. Messages of other classes are taken.
+// A ring full of what is no message is skipped by the kernel, as far as its producer says, and then not examined for a
+// while: packets do not wait for it each time. Messages of other classes are taken.
 func TestSkippedControls(t *testing.T) {
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r, c, other := k.open("data"), k.commander("ctrl"), k.commander("data")
@@ -211,7 +219,8 @@ func TestSkippedControls(t *testing.T) {
 			k.run(f)
 		}
 		if now := atomic.LoadUint64(word(c.consumer)); now != 2*skipped {
-			t.Errorf("a while later the kernel skipped %d bytes with two packets and none with the next, want %d", now-skipped, skipped)
+			t.Errorf("a while later the kernel skipped %d bytes with two packets and none with the next, want %d", now-skipped,
+				skipped)
 		}
 		if n := r.drain(); n != 15 {
 			t.Errorf("%d records of the other class, want 15", n)
@@ -223,73 +232,77 @@ func TestSkippedControls(t *testing.T) {
 	})
 }
 
-// A packet meets all of a message or nothing of it, though another CPU makes the change at that time: the class wants A first or
-// B second in turn, so that A then B always belongs to it, and B then A never.
+// A packet meets all of a message or nothing of it, though another CPU makes the change at that time: the class wants A
+// first or B second in turn, so that A then B always belongs to it, and B then A never.
 func TestNoTornClass(t *testing.T) {
-	onHooks(t, `{"classes": [{"name": "a", "match": {"payload": [{"bytes": "4141414141414141"}]}}, {"name": "b"}]}`, func(t *testing.T, k *kernel) {
-		const packets, changed = 3000, 300 // at least
-		c := k.commander("a")
-		first := control64{Op: opPayload, Value: 0<<16 | 8, Bytes: [8]byte([]byte("AAAAAAAA")), Mask: [8]byte([]byte("\xff\xff\xff\xff\xff\xff\xff\xff"))}
-		second := control64{Op: opPayload, Value: 8<<16 | 8, Bytes: [8]byte([]byte("BBBBBBBB")), Mask: first.Mask}
-		var senders sync.WaitGroup
-		var changes atomic.Int64
-		var sent [2]uint64
-		for i, payload := range []string{"AAAAAAAABBBBBBBB", "BBBBBBBBAAAAAAAA"} {
-			senders.Go(func() {
-				for ; sent[i] < packets || changes.Load() < changed; sent[i]++ {
-					k.run(datagram(1000, payload).bytes())
+	onHooks(t, `{"classes": [{"name": "a", "match": {"payload": [{"bytes": "4141414141414141"}]}}, {"name": "b"}]}`,
+		func(t *testing.T, k *kernel) {
+			const packets, changed = 3000, 300 // at least
+			c := k.commander("a")
+			first := control64{Op: opPayload, Value: 0<<16 | 8, Bytes: [8]byte([]byte("AAAAAAAA")),
+				Mask: [8]byte([]byte("\xff\xff\xff\xff\xff\xff\xff\xff"))}
+			second := control64{Op: opPayload, Value: 8<<16 | 8, Bytes: [8]byte([]byte("BBBBBBBB")), Mask: first.Mask}
+			var senders sync.WaitGroup
+			var changes atomic.Int64
+			var sent [2]uint64
+			for i, payload := range []string{"AAAAAAAABBBBBBBB", "BBBBBBBBAAAAAAAA"} {
+				senders.Go(func() {
+					for ; sent[i] < packets || changes.Load() < changed; sent[i]++ {
+						k.run(datagram(1000, payload).bytes())
+					}
+				})
+			}
+			done := make(chan struct{})
+			go func() {
+				senders.Wait()
+				close(done)
+			}()
+			for running := true; running; {
+				if c.put([]control64{second, first}[changes.Load()%2]) {
+					changes.Add(1)
 				}
-			})
-		}
-		done := make(chan struct{})
-		go func() {
-			senders.Wait()
-			close(done)
-		}()
-		for running := true; running; {
-			if c.put([]control64{second, first}[changes.Load()%2]) {
-				changes.Add(1)
+				c.ring()
+				select {
+				case <-done:
+					running = false
+				default:
+				}
 			}
-			c.ring()
-			select {
-			case <-done:
-				running = false
-			default:
+			for i, class := range []string{"a", "b"} {
+				if n := k.report(class).Packets; n != sent[i] {
+					t.Errorf("%d packets of class %s, want %d, with %d changes", n, class, sent[i], changes.Load())
+				}
 			}
-		}
-		for i, class := range []string{"a", "b"} {
-			if n := k.report(class).Packets; n != sent[i] {
-				t.Errorf("%d packets of class %s, want %d, with %d changes", n, class, sent[i], changes.Load())
-			}
-		}
-	})
+		})
 }
 
-// A CPU that is taken away in the middle of a change, by a hypervisor or a task of higher priority, holds no packet up and lets none
-// pass: packets meet the classes as they were.
+// A CPU that is taken away in the middle of a change, by a hypervisor or a task of higher priority, holds no packet up
+// and lets none pass: packets meet the classes as they were.
 func TestStuckWriter(t *testing.T) {
-	onHooks(t, `{"classes": [{"name": "no", "match": {"protocol": "udp", "ports": [7]}, "action": "drop"}]}`, func(t *testing.T, k *kernel) {
-		var e tableEntry
-		if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
-			t.Fatal(err)
-		}
-		for version := range uint32(4) {
-			e.Version, e.Draining = version, 1
-			written := &e.Classes[1-version&1][0]
-			written.Stopped, written.Family = 1, 6
-			if err := k.maps[mapTable].Put(uint32(0), e); err != nil {
+	onHooks(t, `{"classes": [{"name": "no", "match": {"protocol": "udp", "ports": [7]}, "action": "drop"}]}`,
+		func(t *testing.T, k *kernel) {
+			var e tableEntry
+			if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
 				t.Fatal(err)
 			}
-			if got := k.run(datagram(7, "x").bytes()); got != dropped {
-				t.Errorf("version %d: a packet of a class that drops is %s", version, got)
+			for version := range uint32(4) {
+				e.Version, e.Draining = version, 1
+				written := &e.Classes[1-version&1][0]
+				written.Stopped, written.Family = 1, 6
+				if err := k.maps[mapTable].Put(uint32(0), e); err != nil {
+					t.Fatal(err)
+				}
+				if got := k.run(datagram(7, "x").bytes()); got != dropped {
+					t.Errorf("version %d: a packet of a class that drops is %s", version, got)
+				}
+				*written = e.Classes[version&1][0]
 			}
-			*written = e.Classes[version&1][0]
-		}
-	})
+		})
 }
 
-// Processors with weak memory ordering (arm64) need barriers where a table changes hands, and BPF's only ones are atomic operations
-// that return a value (Documentation/atomic_t.txt). Emulation on x86 cannot show that one is missing, the instructions can.
+// Processors with weak memory ordering (arm64) need barriers where a table changes hands, and BPF's only ones are
+// atomic operations that return a value (Documentation/atomic_t.txt). Emulation on x86 cannot show that one is missing,
+// the instructions can.
 func TestChangesAreOrdered(t *testing.T) {
 	at := int16(unsafe.Offsetof(tableEntry{}.Version))
 	p := pkgstest.Package(t)

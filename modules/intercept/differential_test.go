@@ -79,7 +79,9 @@ func (k *kernel) decision(c *config, raw []byte) int {
 
 // decide is the model: the first class that matches.
 func decide(c *config, f frame) int {
-	return slices.IndexFunc(c.Classes, func(one *class) bool { return one.directions()&isIngress != 0 && f.matches(&one.Match) })
+	return slices.IndexFunc(c.Classes, func(one *class) bool {
+		return one.directions()&isIngress != 0 && f.matches(&one.Match)
+	})
 }
 
 func (f frame) matches(m *match) bool {
@@ -92,12 +94,15 @@ func (f frame) matches(m *match) bool {
 	}
 	hasPorts := f.fragOff == 0 && (f.proto == tcp || f.proto == udp)
 	in := func(list []portRange, port uint16) bool {
-		return len(list) == 0 || hasPorts && slices.ContainsFunc(list, func(r portRange) bool { return port >= r.First && port <= r.Last })
+		return len(list) == 0 || hasPorts && slices.ContainsFunc(list, func(r portRange) bool {
+			return port >= r.First && port <= r.Last
+		})
 	}
 	if m.Family != 0 && m.Family != family || m.Protocol.set && m.Protocol.number != f.proto {
 		return false
 	}
-	if !contains(m.Destinations, f.dst) || !contains(m.Sources, f.src) || !in(m.Ports, f.dport) || !in(m.SourcePorts, f.sport) {
+	if !contains(m.Destinations, f.dst) || !contains(m.Sources, f.src) || !in(m.Ports, f.dport) ||
+		!in(m.SourcePorts, f.sport) {
 		return false
 	}
 	payload := f.payload
@@ -125,7 +130,8 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 func randomConfig(r *rand.Rand) *config {
 	var classes []map[string]any
 	for i := range 1 + r.IntN(maxClasses) {
-		classes = append(classes, map[string]any{"name": fmt.Sprintf("c%d", i), "action": pick(r, "pass", "drop", "pass"), "match": randomMatch(r),
+		classes = append(classes, map[string]any{"name": fmt.Sprintf("c%d", i), "action": pick(r, "pass", "drop", "pass"),
+			"match":     randomMatch(r),
 			"direction": pick(r, "ingress", "ingress", "both", "egress")})
 	}
 	text, err := json.Marshal(map[string]any{"classes": classes})
@@ -187,16 +193,19 @@ func randomConditions(r *rand.Rand) (out []map[string]any) {
 const maxHeaders = 511
 
 func randomFrame(r *rand.Rand) frame {
-	f := frame{proto: pick[uint8](r, udp, tcp, udp, icmp, 47), sport: uint16(r.IntN(8)), dport: pick(r, uint16(r.IntN(8)), 65530, 65535),
+	f := frame{proto: pick[uint8](r, udp, tcp, udp, icmp, 47), sport: uint16(r.IntN(8)),
+		dport: pick(r, uint16(r.IntN(8)), 65530, 65535),
 		vlans: r.IntN(3), payload: bytes.Repeat([]byte{byte(r.IntN(2))}, r.IntN(16))}
 	if f.proto == tcp {
 		f.tcpOptions = r.IntN(3) * 4
 	}
 	if r.IntN(2) == 0 {
-		f.src, f.dst = netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(4))}), netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(4))})
+		f.src, f.dst = netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(4))}),
+			netip.AddrFrom4([4]byte{10, 0, 0, byte(r.IntN(4))})
 		f.options = r.IntN(3) * 4
 	} else {
-		f.src, f.dst = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(r.IntN(4))}), netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(r.IntN(4))})
+		f.src, f.dst = netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(r.IntN(4))}),
+			netip.AddrFrom16([16]byte{0: 0xfd, 15: byte(r.IntN(4))})
 		f.ext = [][]uint8{nil, {0}, {0, 60}, {60}}[r.IntN(4)]
 		if f.proto == icmp {
 			f.proto = icmpv6

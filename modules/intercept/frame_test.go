@@ -30,7 +30,8 @@ type frame struct {
 }
 
 func packet(src, dst string, proto uint8, sport, dport uint16, payload string) frame {
-	return frame{src: netip.MustParseAddr(src), dst: netip.MustParseAddr(dst), proto: proto, sport: sport, dport: dport, payload: []byte(payload)}
+	return frame{src: netip.MustParseAddr(src), dst: netip.MustParseAddr(dst), proto: proto, sport: sport, dport: dport,
+		payload: []byte(payload)}
 }
 
 // datagram is one that most tests send.

@@ -27,8 +27,8 @@ const jumbos = `{"classes": [
 	{"name": "deep", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 6000, "bytes": "4b455242"}]}, "action": "steal"},
 	{"name": "all", "match": {"protocol": "udp", "ports": [8080]}}]}`
 
-// Frames of all sizes up to jumbo, with and without VLAN tags, come whole from a real interface: on XDP as buffers of several
-// pages, on TC as the stack has them.
+// Frames of all sizes up to jumbo, with and without VLAN tags, come whole from a real interface: on XDP as buffers of
+// several pages, on TC as the stack has them.
 func TestJumboAndVLAN(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, w := range []struct {
@@ -105,13 +105,16 @@ func (k *kernel) attach(lab *netlab.Lab, h *netlab.Host, side chain.Side) (send 
 	k.t.Cleanup(func() { unix.Close(fd) })
 	return func(frame []byte) {
 		k.t.Helper()
-		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: h.OuterIndex()}); err != nil && !errors.Is(err, unix.ENOBUFS) { // what is stolen on its way out
+		// what is stolen on its way out
+		if err := unix.Sendto(fd, frame, 0, &unix.SockaddrLinklayer{Ifindex: h.OuterIndex()}); err != nil &&
+			!errors.Is(err, unix.ENOBUFS) {
 			k.t.Fatalf("%d bytes: %v", len(frame), err)
 		}
 	}
 }
 
-// expect waits for a frame. The kernel takes the outer tag out of what comes to TC ingress, and leaves it alongside the frame.
+// expect waits for a frame. The kernel takes the outer tag out of what comes to TC ingress, and leaves it alongside the
+// frame.
 func (r *reader) expect(f frame, untagged bool) {
 	r.t.Helper()
 	want, tci := f.bytes(), uint16(0)
@@ -125,7 +128,8 @@ func (r *reader) expect(f frame, untagged bool) {
 		if rec == nil {
 			continue
 		}
-		if !bytes.Equal(got, want) || int(rec.Len) != len(want) || uint16(rec.Flags>>16) != tci || int(rec.Payload) != f.payloadAt() {
+		if !bytes.Equal(got, want) || int(rec.Len) != len(want) || uint16(rec.Flags>>16) != tci ||
+			int(rec.Payload) != f.payloadAt() {
 			r.t.Errorf("%d bytes with %d tags: %+v, %d bytes, want %d", len(f.payload), f.vlans, rec, len(got), len(want))
 		}
 		return

@@ -48,8 +48,10 @@ func TestLayouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, mirror := range map[string]any{
-		"icpt_range": rangeEntry{}, "icpt_prefix": prefixEntry{}, "icpt_bytes": bytesEntry{}, "icpt_class": classEntry{}, "icpt_table": tableEntry{},
-		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{}, "icpt_state": state{},
+		"icpt_range": rangeEntry{}, "icpt_prefix": prefixEntry{}, "icpt_bytes": bytesEntry{}, "icpt_class": classEntry{},
+		"icpt_table": tableEntry{},
+		"icpt_flow":  flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{},
+		"icpt_state":   state{},
 		"icpt_control": control64{}, "icpt_sockets": socketsEntry{},
 	} {
 		sdktest.Layout(t, spec.Types, name, mirror)

@@ -131,7 +131,8 @@ func TestTruncated(t *testing.T) {
 		f := datagram(8080, "1234DATA"+strings.Repeat("x", 500)).bytes()
 		k.run(f)
 		rec, frame := r.take()
-		if rec == nil || !bytes.Equal(frame, f[:64]) || rec.Len != uint32(len(f)) || rec.Flags != flagIP4|flagL4|flagTruncated {
+		if rec == nil || !bytes.Equal(frame, f[:64]) || rec.Len != uint32(len(f)) || rec.Flags != flagIP4|flagL4|
+			flagTruncated {
 			t.Errorf("%+v %x", rec, frame)
 		}
 	})
@@ -150,7 +151,8 @@ func TestFragments(t *testing.T) {
 			flags uint32
 		}{
 			{first, flagIP4 | flagL4 | flagFragment}, {later, flagIP4 | flagFragment}, {six, flagIP6 | flagFragment},
-			{packet("fd00::1", "fd00::2", icmpv6, 0, 0, "x"), flagIP6 | flagL4}, {packet("10.0.0.1", "10.0.0.2", 47, 0, 0, "x"), flagIP4},
+			{packet("fd00::1", "fd00::2", icmpv6, 0, 0, "x"), flagIP6 | flagL4},
+			{packet("10.0.0.1", "10.0.0.2", 47, 0, 0, "x"), flagIP4},
 		} {
 			k.run(c.bytes())
 			if rec, _ := r.take(); rec == nil || rec.Flags != c.flags {
@@ -208,40 +210,42 @@ func TestNoConsumer(t *testing.T) {
 	})
 }
 
-// A consumer that stops reading has packets stolen for the time of the watchdog and no longer; as soon as it reads again, they are
-// stolen again. Other classes do not notice.
+// A consumer that stops reading has packets stolen for the time of the watchdog and no longer; as soon as it reads
+// again, they are stolen again. Other classes do not notice.
 func TestWatchdog(t *testing.T) {
-	onHooks(t, strings.Replace(threeClasses, `"deadline": "100us"`, `"watchdog": "20ms"`, 1), func(t *testing.T, k *kernel) {
-		ctrl, data := k.open("ctrl"), k.open("data")
-		f := datagram(8080, "1234CTRL").bytes()
-		for round := range 3 {
-			if v := k.run(f); v != dropped {
-				t.Fatalf("round %d: the first one %s", round, v)
-			}
-			time.Sleep(40 * time.Millisecond) // twice the watchdog's time
-			for range 10 {
-				if v := k.run(f); v != passed {
-					t.Fatalf("round %d: %s, though the consumer does not read", round, v)
+	onHooks(t, strings.Replace(threeClasses, `"deadline": "100us"`, `"watchdog": "20ms"`, 1),
+		func(t *testing.T, k *kernel) {
+			ctrl, data := k.open("ctrl"), k.open("data")
+			f := datagram(8080, "1234CTRL").bytes()
+			for round := range 3 {
+				if v := k.run(f); v != dropped {
+					t.Fatalf("round %d: the first one %s", round, v)
+				}
+				time.Sleep(40 * time.Millisecond) // twice the watchdog's time
+				for range 10 {
+					if v := k.run(f); v != passed {
+						t.Fatalf("round %d: %s, though the consumer does not read", round, v)
+					}
+				}
+				k.run(datagram(8080, "1234DATA").bytes())
+				if n := data.drain(); n != 1 {
+					t.Errorf("round %d: %d records of the other class", round, n)
+				}
+				if n := ctrl.drain(); n != 1 {
+					t.Errorf("round %d: %d records", round, n)
 				}
 			}
-			k.run(datagram(8080, "1234DATA").bytes())
-			if n := data.drain(); n != 1 {
-				t.Errorf("round %d: %d records of the other class", round, n)
+			if r := k.report("ctrl"); r.Unread != 30 || r.Delivered != 3 || r.Lost != 0 {
+				t.Errorf("%+v", r)
 			}
-			if n := ctrl.drain(); n != 1 {
-				t.Errorf("round %d: %d records", round, n)
-			}
-		}
-		if r := k.report("ctrl"); r.Unread != 30 || r.Delivered != 3 || r.Lost != 0 {
-			t.Errorf("%+v", r)
-		}
-	})
+		})
 }
 
 // A ring that is full loses, says how many, and takes no packet from the stack; others have their own.
 func TestFull(t *testing.T) {
 	for _, action := range []string{"copy", "steal"} {
-		config := fmt.Sprintf(`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1]}, "ring": "64Ki", "action": %q, "watchdog": "10s"}, {"name": "b"}]}`, action)
+		config := fmt.Sprintf(
+			`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [1]}, "ring": "64Ki", "action": %q, "watchdog": "10s"}, {"name": "b"}]}`, action)
 		onHooks(t, config, func(t *testing.T, k *kernel) {
 			a, b := k.open("a"), k.open("b")
 			f := datagram(1, strings.Repeat("x", 100)).bytes()
@@ -307,7 +311,8 @@ func (r *reader) sleeps(patience time.Duration, do func()) (woken bool) {
 		r.t.Fatal(err)
 	}
 	defer unix.Close(fd)
-	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, r.ring.FD(), &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
+	if err := unix.EpollCtl(fd, unix.EPOLL_CTL_ADD, r.ring.FD(),
+		&unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET}); err != nil {
 		r.t.Fatal(err)
 	}
 	done := make(chan struct{})
@@ -330,7 +335,8 @@ func TestMark(t *testing.T) {
 	const priorityAt = 32 // of struct __sk_buff
 	k := load(t, chain.TC, chain.Egress, config)
 	out := make([]byte, 192)
-	opts := ebpf.RunOptions{Data: datagram(1, "").bytes(), DataOut: make([]byte, 300), Context: make([]byte, 192), ContextOut: out}
+	opts := ebpf.RunOptions{Data: datagram(1, "").bytes(), DataOut: make([]byte, 300), Context: make([]byte, 192),
+		ContextOut: out}
 	if _, err := k.prog.Run(&opts); err != nil {
 		t.Fatal(err)
 	}
@@ -426,7 +432,8 @@ func TestAnswers(t *testing.T) {
 		request := packet("10.0.0.1", "10.0.0.2", udp, 40000, 7000, "?hello").bytes()
 		binary.BigEndian.PutUint16(request[24:], 0x66c9) // header checksum
 		v, reply := k.runOut(request)
-		if v != answered || !bytes.Equal(reply[26:30], request[30:34]) || string(reply[42:48]) != "?hello" || binary.BigEndian.Uint16(reply[36:]) != 40000 {
+		if v != answered || !bytes.Equal(reply[26:30], request[30:34]) || string(reply[42:48]) != "?hello" ||
+			binary.BigEndian.Uint16(reply[36:]) != 40000 {
 			t.Errorf("%s %x", v, reply)
 		}
 		if v := k.run(datagram(7000, "!hello").bytes()); v != passed || rest.drain() != 1 {

@@ -12,7 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// pages are the pages of classes by slot, mapped into memory: the data plane and the consumers write them at the same time.
+// pages are the pages of classes by slot, mapped into memory: the data plane and the consumers write them at the same
+// time.
 type pages [maxRings][]byte
 
 func (f *Intercept) mapPages(m sdk.Maps) (*pages, error) {

@@ -47,7 +47,8 @@ func (h *histogram) quantiles() Quantiles {
 	for _, n := range h {
 		q.Count += n
 	}
-	q.P50, q.P99, q.P999, q.Max = h.quantile(q.Count, 0.5), h.quantile(q.Count, 0.99), h.quantile(q.Count, 0.999), h.quantile(q.Count, 1)
+	q.P50, q.P99, q.P999, q.Max = h.quantile(q.Count, 0.5), h.quantile(q.Count, 0.99), h.quantile(q.Count, 0.999),
+		h.quantile(q.Count, 1)
 	return q
 }
 
@@ -133,8 +134,10 @@ func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
 			return nil, err
 		}
 		gaps := histogram(n.Gaps)
-		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes, Delivered: n.Delivered,
-			Lost: n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: gaps.quantiles(), Opens: c.slot != noRing}
+		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes,
+			Delivered: n.Delivered,
+			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: gaps.quantiles(),
+			Opens: c.slot != noRing}
 		if c.slot != noRing {
 			s := pages.state(c.slot).copy()
 			r.Stopped, r.Program = s.Stopped != 0, f.program(c, s)
@@ -150,11 +153,13 @@ func (f *Intercept) program(c *class, s *state) *Program {
 		return nil
 	}
 	delay := histogram(s.Delay)
-	return &Program{PID: who.pid, Since: who.since, Received: s.Received, Missed: s.Missed, Late: s.Late, Deadline: s.Deadline,
-		Delay: delay.quantiles(), Longest: s.Longest, Heartbeat: s.Heartbeat}
+	return &Program{PID: who.pid, Since: who.since, Received: s.Received, Missed: s.Missed, Late: s.Late,
+		Deadline: s.Deadline,
+		Delay:    delay.quantiles(), Longest: s.Longest, Heartbeat: s.Heartbeat}
 }
 
-// LatePacket is an entry of the flight recorder: a packet that its program received after the deadline, with the state of the system.
+// LatePacket is an entry of the flight recorder: a packet that its program received after the deadline, with the state
+// of the system.
 type LatePacket struct {
 	Class       string `json:"class"`
 	Seq         uint64 `json:"seq"`
@@ -191,8 +196,10 @@ func (f *Intercept) late(m sdk.Maps) ([]LatePacket, error) {
 }
 
 func (l *late) report(class string) LatePacket {
-	return LatePacket{Class: class, Seq: l.Seq, T1: l.T1, Delay: l.T2 - l.T1, Waited: l.Waited, KernelCPU: l.CPU1, ProgramCPU: l.CPU2,
-		Running: l.PID1, Command: printable(l.Comm1[:]), Queued: l.Queued, Voluntary: l.Voluntary, Involuntary: l.Involuntary}
+	return LatePacket{Class: class, Seq: l.Seq, T1: l.T1, Delay: l.T2 - l.T1, Waited: l.Waited, KernelCPU: l.CPU1,
+		ProgramCPU: l.CPU2,
+		Running:    l.PID1, Command: printable(l.Comm1[:]), Queued: l.Queued, Voluntary: l.Voluntary,
+		Involuntary: l.Involuntary}
 }
 
 // printable is text up to its zero: a program may write into its page what it likes.
@@ -243,7 +250,8 @@ func (c *ClassReport) samples() (out []sdk.Sample) {
 	}
 	gauge("programs", "Programs that have the class open.", labels, 1)
 	count("late_total", "Packets that the program had after the class's deadline.", p.Late)
-	for name, ns := range map[string]uint64{"0.5": p.Delay.P50, "0.99": p.Delay.P99, "0.999": p.Delay.P999, "1": p.Longest} {
+	for name, ns := range map[string]uint64{"0.5": p.Delay.P50, "0.99": p.Delay.P99, "0.999": p.Delay.P999,
+		"1": p.Longest} {
 		gauge("delay_seconds", "Time from the kernel part to the program, by quantile, since the program has begun.",
 			map[string]string{"class": c.Name, "quantile": name}, float64(ns)/1e9)
 	}

@@ -59,11 +59,13 @@ func openXSK(t *testing.T, ifindex int) *xsk {
 	t.Cleanup(func() { _ = unix.Munmap(memory) })
 	set := func(name int, value unsafe.Pointer, size uintptr) {
 		t.Helper()
-		if _, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, uintptr(name), uintptr(value), size, 0); errno != 0 {
+		if _, _, errno := unix.Syscall6(unix.SYS_SETSOCKOPT, uintptr(fd), unix.SOL_XDP, uintptr(name), uintptr(value), size,
+			0); errno != 0 {
 			t.Fatal(errno)
 		}
 	}
-	reg := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), Len: uint64(len(memory)), Size: chunkSize}
+	reg := unix.XDPUmemReg{Addr: uint64(uintptr(unsafe.Pointer(unsafe.SliceData(memory)))), Len: uint64(len(memory)),
+		Size: chunkSize}
 	set(unix.XDP_UMEM_REG, unsafe.Pointer(&reg), unsafe.Sizeof(reg))
 	entries := int32(chunks)
 	for _, ring := range []int{unix.XDP_UMEM_FILL_RING, unix.XDP_UMEM_COMPLETION_RING, unix.XDP_RX_RING} {
@@ -71,12 +73,14 @@ func openXSK(t *testing.T, ifindex int) *xsk {
 	}
 	var off unix.XDPMmapOffsets
 	size := uint32(unsafe.Sizeof(off))
-	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_MMAP_OFFSETS, uintptr(unsafe.Pointer(&off)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
+	if _, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), unix.SOL_XDP, unix.XDP_MMAP_OFFSETS,
+		uintptr(unsafe.Pointer(&off)), uintptr(unsafe.Pointer(&size)), 0); errno != 0 {
 		t.Fatal(errno)
 	}
 	ring := func(at int64, o unix.XDPRingOffset, each int) []byte {
 		t.Helper()
-		m, err := unix.Mmap(fd, at, int(o.Desc)+chunks*each, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|unix.MAP_POPULATE)
+		m, err := unix.Mmap(fd, at, int(o.Desc)+chunks*each, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED|
+			unix.MAP_POPULATE)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -92,7 +96,8 @@ func openXSK(t *testing.T, ifindex int) *xsk {
 	if err := unix.Bind(fd, &unix.SockaddrXDP{Flags: unix.XDP_COPY, Ifindex: uint32(ifindex)}); err != nil {
 		t.Fatal(err)
 	}
-	return &xsk{fd, memory, rx, (*uint32)(unsafe.Pointer(&rx[off.Rx.Producer])), (*uint32)(unsafe.Pointer(&rx[off.Rx.Consumer])), unsafe.Pointer(&rx[off.Rx.Desc])}
+	return &xsk{fd, memory, rx, (*uint32)(unsafe.Pointer(&rx[off.Rx.Producer])),
+		(*uint32)(unsafe.Pointer(&rx[off.Rx.Consumer])), unsafe.Pointer(&rx[off.Rx.Desc])}
 }
 
 func (x *xsk) empty() bool { return atomic.LoadUint32(x.producer) == *x.consumer }
@@ -110,17 +115,19 @@ func (x *xsk) receive(t *testing.T) (*meta, []byte) {
 	}
 	d := unsafe.Slice((*unix.XDPDesc)(x.descriptions), chunks)[*x.consumer%chunks]
 	*x.consumer++
-	return (*meta)(unsafe.Pointer(&x.memory[d.Addr-uint64(unsafe.Sizeof(meta{}))])), x.memory[d.Addr : d.Addr+uint64(d.Len)]
+	return (*meta)(unsafe.Pointer(&x.memory[d.Addr-uint64(unsafe.Sizeof(meta{}))])),
+		x.memory[d.Addr : d.Addr+uint64(d.Len)]
 }
 
-// withSocket has a class `a` that steals port 7000 run on the driver's hook of a real interface, where an AF_XDP socket is bound; send sends
-// there.
+// withSocket has a class `a` that steals port 7000 run on the driver's hook of a real interface, where an AF_XDP socket
+// is bound; send sends there.
 func withSocket(t *testing.T) (k *kernel, r *reader, x *xsk, ifindex uint32, send func(text string)) {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
 	}
-	k = load(t, chain.XDP, chain.Ingress, `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
+	k = load(t, chain.XDP, chain.Ingress,
+		`{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [7000]}, "action": "steal"}]}`)
 	r = k.open("a")
 	lab, err := netlab.NewIn("icpt")
 	if err != nil {
@@ -181,8 +188,8 @@ func (r *reader) awaitRecord(t *testing.T, seq uint64, text string) {
 	t.Fatalf("%q did not come to the ring", text)
 }
 
-// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to the ring
-// where there is none.
+// What is stolen goes to the AF_XDP socket of its interface and queue, with sequence number and T1 before the frame; to
+// the ring where there is none.
 func TestXSK(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	send("to the ring")
@@ -202,7 +209,8 @@ func TestXSK(t *testing.T) {
 	before := now()
 	send("to the socket")
 	m, frame := x.receive(t)
-	if m == nil || m.Seq != 1 || m.L3 != 14 || m.L4 != 34 || m.Payload != 42 || m.Time < before || m.Time > now() || !bytes.HasSuffix(frame, []byte("to the socket")) {
+	if m == nil || m.Seq != 1 || m.L3 != 14 || m.L4 != 34 || m.Payload != 42 || m.Time < before || m.Time > now() ||
+		!bytes.HasSuffix(frame, []byte("to the socket")) {
 		t.Errorf("%+v %q", m, frame)
 	}
 	removeSockets(k.maps, 0)
@@ -214,7 +222,8 @@ func TestXSK(t *testing.T) {
 	}
 }
 
-// A socket that is a bell gets the packet that wakes, once for each sleep; all packets, of any size, come into the ring.
+// A socket that is a bell gets the packet that wakes, once for each sleep; all packets, of any size, come into the
+// ring.
 func TestBell(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	live := sdk.Live{Maps: k.maps, Instances: func() []sdk.Instance { return []sdk.Instance{{Ifindex: ifindex}} }}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command pack writes modules/packages.zip, the built-in packages as kerb embeds them: manifests and compiled data planes. The same
-// files make the same archive.
+// Command pack writes modules/packages.zip, the built-in packages as kerb embeds them: manifests and compiled data
+// planes. The same files make the same archive.
 package main
 
 import (
@@ -34,7 +34,9 @@ func pack(root, out string) error {
 		return err
 	}
 	w := zip.NewWriter(f)
-	w.RegisterCompressor(zip.Deflate, func(to io.Writer) (io.WriteCloser, error) { return flate.NewWriter(to, flate.BestCompression) })
+	w.RegisterCompressor(zip.Deflate, func(to io.Writer) (io.WriteCloser, error) {
+		return flate.NewWriter(to, flate.BestCompression)
+	})
 	files := slices.Sorted(slices.Values(append(manifests, objects...)))
 	for _, path := range files {
 		if err := add(w, root, path); err != nil {

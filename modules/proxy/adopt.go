@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their places:
-// what the agent then tells again is found to be there already.
+// adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their
+// places: what the agent then tells again is found to be there already.
 func (w *plane) adopt(now time.Time) error {
 	if err := w.adoptLocals(now); err != nil {
 		return err

@@ -28,9 +28,11 @@ func measure(b *testing.B, p *ebpf.Program, frame []byte) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// swing makes sessions between which a packet goes back and forth, as PROG_TEST_RUN gives the changed packet to the next round.
+// swing makes sessions between which a packet goes back and forth, as PROG_TEST_RUN gives the changed packet to the
+// next round.
 func swing(k *kernel, p packet, other string, flags uint8) {
-	there := flow{Src: addressOf(p.src), Dst: addressOf(p.dst), SPort: portOf(p.sport), DPort: portOf(p.dport), Ifindex: testIfindex, Proto: uint8(p.proto)}
+	there := flow{Src: addressOf(p.src), Dst: addressOf(p.dst), SPort: portOf(p.sport), DPort: portOf(p.dport),
+		Ifindex: testIfindex, Proto: uint8(p.proto)}
 	back := there
 	back.Dst = addressOf(addr(other))
 	if flags&sessionReverse != 0 {
@@ -48,7 +50,8 @@ func swing(k *kernel, p packet, other string, flags uint8) {
 		} else if f == back {
 			to = there.Dst
 		}
-		s := session{Addr: to, SPort: f.SPort, DPort: f.DPort, Instance: in, Generation: 2, Other: testIfindex, Local: 1, Flags: flags | sessionFar, State: stateAnswered}
+		s := session{Addr: to, SPort: f.SPort, DPort: f.DPort, Instance: in, Generation: 2, Other: testIfindex, Local: 1,
+			Flags: flags | sessionFar, State: stateAnswered}
 		k.put(mapSessions, f, s)
 	}
 }

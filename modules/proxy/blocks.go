@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// blocks deals out runs of an array in blocks of powers of two (Knowlton 1965, "buddies"). A run that is given back rests
-// for a while before it is dealt out again: a packet that has just read where it lies may still be reading it.
+// blocks deals out runs of an array in blocks of powers of two (Knowlton 1965, "buddies"). A run that is given back
+// rests for a while before it is dealt out again: a packet that has just read where it lies may still be reading it.
 type blocks struct {
 	rest    time.Duration
 	free    [33]map[uint32]bool // by binary logarithm of their size: where they begin

@@ -53,7 +53,8 @@ func TestMaglevShares(t *testing.T) {
 	}
 }
 
-// disruption is the share of slots that changed hands although neither the old nor the new owner is the one that came or went.
+// disruption is the share of slots that changed hands although neither the old nor the new owner is the one that came
+// or went.
 func disruption(a, b []uint32, moved uint32) float64 {
 	n := 0
 	for i := range a {
@@ -117,8 +118,8 @@ func TestSequence(t *testing.T) {
 	}
 }
 
-// Whatever the weights are: turns are exact (or nearly so, where they had to be scaled), every instance is chosen, and turns of one
-// instance never cluster.
+// Whatever the weights are: turns are exact (or nearly so, where they had to be scaled), every instance is chosen, and
+// turns of one instance never cluster.
 func TestSequencesAreExactAndSmooth(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
 	for range 200 {
@@ -173,24 +174,29 @@ func TestClosest(t *testing.T) {
 	now := time.Unix(0, 0)
 	rank := func(c *closest, all ...candidate) map[uint32]int { return count(c.rank(all, now)) }
 	c := &closest{}
-	if got := rank(c, candidate{1, 5, 0}, candidate{2, 3, 0}, candidate{3, 0, time.Microsecond}); !cmp.Equal(got, map[uint32]int{2: 1}) {
+	if got := rank(c, candidate{1, 5, 0}, candidate{2, 3, 0}, candidate{3, 0, time.Microsecond}); !cmp.Equal(got,
+		map[uint32]int{2: 1}) {
 		t.Errorf("the smallest stated distance does not win: %v", got)
 	}
 	c = &closest{}
 	if got := rank(c, candidate{1, 0, 0}, candidate{2, 0, 0}); !cmp.Equal(got, map[uint32]int{1: 1, 2: 1}) {
 		t.Errorf("those not measured do not take turns: %v", got)
 	}
-	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 0}); !cmp.Equal(got, map[uint32]int{1: exploreShare - 1, 2: 1}) {
+	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 0}); !cmp.Equal(got,
+		map[uint32]int{1: exploreShare - 1, 2: 1}) {
 		t.Errorf("the measured one is not preferred, or the other one not explored: %v", got)
 	}
-	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 900 * time.Microsecond}); !cmp.Equal(got, map[uint32]int{1: 1}) {
+	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 900 * time.Microsecond}); !cmp.Equal(got,
+		map[uint32]int{1: 1}) {
 		t.Errorf("a rival takes over by noise: %v", got)
 	}
-	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 500 * time.Microsecond}); !cmp.Equal(got, map[uint32]int{2: 1}) {
+	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 500 * time.Microsecond}); !cmp.Equal(got,
+		map[uint32]int{2: 1}) {
 		t.Errorf("a clearly closer rival does not take over: %v", got)
 	}
 	now = now.Add(exploreAfter)
-	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 500 * time.Microsecond}); !cmp.Equal(got, map[uint32]int{2: exploreShare - 1, 1: 1}) {
+	if got := rank(c, candidate{1, 0, time.Millisecond}, candidate{2, 0, 500 * time.Microsecond}); !cmp.Equal(got,
+		map[uint32]int{2: exploreShare - 1, 1: 1}) {
 		t.Errorf("an old measurement is not taken again: %v", got)
 	}
 	if got := rank(c, candidate{1, 0, 90 * time.Microsecond}); !cmp.Equal(got, map[uint32]int{1: 1}) {

@@ -199,7 +199,8 @@ func TestUnknownComesAndGoes(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for i, frame := range [][]byte{tcp("10.18.9.9", 1000, "10.30.0.1", 80, tcpSYN).bytes(), udp("fd00:9::9", 1000, "fdff:2000::2", 80).bytes()} {
+	for i, frame := range [][]byte{tcp("10.18.9.9", 1000, "10.30.0.1", 80, tcpSYN).bytes(),
+		udp("fd00:9::9", 1000, "fdff:2000::2", 80).bytes()} {
 		p.data(data, frame, tcShot)
 		select {
 		case <-asked:

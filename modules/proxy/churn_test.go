@@ -10,7 +10,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Three times as many short connections as a table has room for go through it: each finds room, and none is left behind as open.
+// Three times as many short connections as a table has room for go through it: each finds room, and none is left behind
+// as open.
 func TestManyShortConnections(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes some seconds")

@@ -41,8 +41,8 @@ type probe struct {
 	until time.Time     // end of the try that is under way
 }
 
-// rank returns the run of slots for now. The smallest stated distance decides; among equals, or where none is stated, the
-// round-trip time measured on connecting. Of those that are not measured yet all take turns until one is.
+// rank returns the run of slots for now. The smallest stated distance decides; among equals, or where none is stated,
+// the round-trip time measured on connecting. Of those that are not measured yet all take turns until one is.
 func (c *closest) rank(all []candidate, now time.Time) []uint32 {
 	near := nearest(all)
 	c.observe(near, now)

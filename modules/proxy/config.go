@@ -62,10 +62,12 @@ func defaults() *config {
 	return &config{
 		ShortPath: true,
 		Tables:    tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
-		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour), TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
+		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour),
+			TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),
 			UDP: duration(time.Minute), UDPStream: duration(3 * time.Minute), ICMP: duration(30 * time.Second)},
-		Unknown: unknownConfig{HoldPackets: 1024, HoldPerAddress: 16, HoldTime: duration(5 * time.Second), NegativeTTL: duration(10 * time.Second)},
-		Health:  healthConfig{Failures: 5, EjectFor: duration(30 * time.Second), MaxEjected: 50},
+		Unknown: unknownConfig{HoldPackets: 1024, HoldPerAddress: 16, HoldTime: duration(5 * time.Second),
+			NegativeTTL: duration(10 * time.Second)},
+		Health: healthConfig{Failures: 5, EjectFor: duration(30 * time.Second), MaxEjected: 50},
 	}
 }
 
@@ -97,7 +99,8 @@ func (c *config) check() error {
 		field string
 		value duration
 	}{
-		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL}, {"passiveHealth.ejectFor", c.Health.EjectFor},
+		{"unknown.holdTime", u.HoldTime}, {"unknown.negativeTTL", u.NegativeTTL},
+		{"passiveHealth.ejectFor", c.Health.EjectFor},
 	} {
 		if d.value <= 0 {
 			return sdk.ConfigErrorf(d.field, "must be longer than 0")
@@ -107,12 +110,16 @@ func (c *config) check() error {
 		field string
 		value duration
 	}{
-		{"timeouts.tcpSyn", t.TCPSyn}, {"timeouts.tcpEstablished", t.TCPEstablished}, {"timeouts.tcpHalfClosed", t.TCPHalfClosed},
-		{"timeouts.tcpClosing", t.TCPClosing}, {"timeouts.udp", t.UDP}, {"timeouts.udpStream", t.UDPStream}, {"timeouts.icmp", t.ICMP},
+		{"timeouts.tcpSyn", t.TCPSyn}, {"timeouts.tcpEstablished", t.TCPEstablished},
+		{"timeouts.tcpHalfClosed", t.TCPHalfClosed},
+		{"timeouts.tcpClosing", t.TCPClosing}, {"timeouts.udp", t.UDP}, {"timeouts.udpStream", t.UDPStream},
+		{"timeouts.icmp", t.ICMP},
 	} {
 		if d.value < minTimeout {
-			return &sdk.ConfigError{Field: d.field, Reason: fmt.Sprintf("%s is shorter than the %s to which the data plane knows the age of a session; write 3s or more",
-				time.Duration(d.value), time.Duration(minTimeout))}
+			return &sdk.ConfigError{Field: d.field,
+				Reason: fmt.Sprintf("%s is shorter than the %s to which the data plane knows the age of a session; "+
+					"write 3s or more",
+					time.Duration(d.value), time.Duration(minTimeout))}
 		}
 	}
 	for _, n := range []struct {
@@ -138,7 +145,8 @@ func checkRange(p netip.Prefix) error {
 		return fmt.Errorf("%s has bits beyond its length; write %s", p, p.Masked())
 	case p.Addr().Is4In6():
 		return fmt.Errorf("%s is an IPv4 range written as IPv6; write it as IPv4", p)
-	case p.Addr().IsMulticast() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || p.Bits() == 0 || p.Addr().IsUnspecified():
+	case p.Addr().IsMulticast() || p.Addr().IsLoopback() || p.Addr().IsLinkLocalUnicast() || p.Bits() == 0 ||
+		p.Addr().IsUnspecified():
 		return fmt.Errorf("%s can have no virtual addresses; write for example 10.30.0.0/16", p)
 	}
 	return nil

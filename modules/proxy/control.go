@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package proxy is the control plane of the proxy: it compiles virtual services to the tables from which proxy.bpf.c selects
-// instances, follows instances as they are added, moved and removed, queues packets to addresses that are not resolved yet,
-// and ages sessions.
+// Package proxy is the control plane of the proxy: it compiles virtual services to the tables from which proxy.bpf.c
+// selects instances, follows instances as they are added, moved and removed, queues packets to addresses that are not
+// resolved yet, and ages sessions.
 package proxy
 
 import (
@@ -45,14 +45,17 @@ func (c *config) Settings() sdk.Settings {
 			"service_sessions": uint64(t.SessionsPerService), "pending_budget": t.Sessions / 4,
 		},
 		MaxEntries: map[string]uint32{
-			mapSessions: 2 * t.Sessions, mapPending: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports, mapSlots: t.Slots,
-			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1, mapInstanceStats: t.Instances + 1, // index 0 is none
+			mapSessions: 2 * t.Sessions, mapPending: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports,
+			mapSlots: t.Slots,
+			// index 0 is none
+			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1,
+			mapInstanceStats: t.Instances + 1,
 		},
 	}
 }
 
-// Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if their
-// table changes.
+// Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if
+// their table changes.
 func (c *config) Fill(maps sdk.Maps) error {
 	m, err := maps.Get(mapRanges)
 	if err != nil {
@@ -147,7 +150,8 @@ func (w *plane) Run(ctx context.Context) {
 	}
 }
 
-// age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every 10 s.
+// age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every
+// 10 s.
 func (w *plane) age(ctx context.Context) {
 	w.pause = func(d time.Duration) {
 		select {

@@ -90,7 +90,8 @@ func TestFill(t *testing.T) {
 		}
 		return -1
 	}
-	for text, want := range map[string]int{"10.30.255.255": 0, "10.31.0.0": -1, "fdff:27ff::1": 1, "fdff:2800::": -1, "::a1e:1": -1, "::": -1} {
+	for text, want := range map[string]int{"10.30.255.255": 0, "10.31.0.0": -1, "fdff:27ff::1": 1, "fdff:2800::": -1,
+		"::a1e:1": -1, "::": -1} {
 		if got := in(text); got != want {
 			t.Errorf("%s is in range %d, want %d", text, got, want)
 		}
@@ -124,21 +125,29 @@ func TestRoutes(t *testing.T) {
 	seen := time.Now()
 	var services []ServiceReport
 	p.get("/services?name=web", &services)
-	p.same("services", services, []ServiceReport{{Name: "web", Instances: []string{"web-0", "web-1"}, Addresses: []AddressReport{
-		{Address: "10.30.0.1", Policy: "closest", Slots: 1, ID: 1}, {Address: "fdff:2000::1", Policy: "closest", Slots: 1, ID: 2}, {Address: "10.30.1.1", Instance: "web-1", ID: 3}}}})
+	p.same("services", services,
+		[]ServiceReport{{Name: "web", Instances: []string{"web-0", "web-1"}, Addresses: []AddressReport{
+			{Address: "10.30.0.1", Policy: "closest", Slots: 1, ID: 1}, {Address: "fdff:2000::1", Policy: "closest", Slots: 1,
+				ID: 2}, {Address: "10.30.1.1", Instance: "web-1", ID: 3}}}})
 	var instances []InstanceReport
 	p.get("/instances?service=web", &instances)
 	p.same("instances", instances, []InstanceReport{
-		{Service: "web", Name: "web-0", Index: index, Generation: 1, Addresses: []string{"10.18.0.1", "fd00::1"}, State: "ready", Interface: "vw0", Path: "peer",
+		{Service: "web", Name: "web-0", Index: index, Generation: 1, Addresses: []string{"10.18.0.1", "fd00::1"},
+			State: "ready", Interface: "vw0", Path: "peer",
 			Weight: 1, Sessions: 3, Opened: 9, Connect: "123µs"},
-		{Service: "web", Name: "web-1", Index: index + 1, Generation: 1, Addresses: []string{"10.18.0.2", "fd00::2"}, State: "draining", Path: "ordinary", Node: "192.0.2.2", Weight: 1}})
-	want := SessionReport{Protocol: "tcp", Client: "10.18.0.9:5000", Virtual: "10.30.0.1:80", Target: "10.18.0.1:8080", Service: "web", Instance: "web-0",
+		{Service: "web", Name: "web-1", Index: index + 1, Generation: 1, Addresses: []string{"10.18.0.2", "fd00::2"},
+			State: "draining", Path: "ordinary", Node: "192.0.2.2", Weight: 1}})
+	want := SessionReport{Protocol: "tcp", Client: "10.18.0.9:5000", Virtual: "10.30.0.1:80", Target: "10.18.0.1:8080",
+		Service: "web", Instance: "web-0",
 		Ifindex: 7, State: "established"}
-	for query, n := range map[string]int{"": 1, "?service=web&client=10.18.0.9&protocol=tcp&instance=web-0": 1, "?service=db": 0, "?client=10.18.0.1": 0, "?protocol=udp": 0} {
+	for query, n := range map[string]int{"": 1, "?service=web&client=10.18.0.9&protocol=tcp&instance=web-0": 1,
+		"?service=db": 0, "?client=10.18.0.1": 0, "?protocol=udp": 0} {
 		var sessions SessionsReport
 		p.get("/sessions"+query, &sessions)
 		for i := range sessions.Sessions {
-			if idle, err := time.ParseDuration(sessions.Sessions[i].Idle); err != nil || idle < 0 || idle > time.Since(seen)+time.Second { // rounded
+			// rounded
+			if idle, err := time.ParseDuration(sessions.Sessions[i].Idle); err != nil || idle < 0 || idle > time.Since(seen)+
+				time.Second {
 				t.Errorf("idle for %s, %v, of %v", sessions.Sessions[i].Idle, err, time.Since(seen))
 			}
 			sessions.Sessions[i].Idle = ""
@@ -214,7 +223,8 @@ func TestMemoryBudget(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v; run make bpf", err)
 	}
-	for _, config := range []string{"", `{"tables": {"addresses": 32768, "ports": 65536, "instances": 100000, "slots": 1048576}}`} {
+	for _, config := range []string{"",
+		`{"tables": {"addresses": 32768, "ports": 65536, "instances": 100000, "slots": 1048576}}`} {
 		if err := pkg.CheckMemory("", compileConfig(t, config).Settings().MaxEntries); err != nil {
 			t.Errorf("%s: %v", config, err)
 		}

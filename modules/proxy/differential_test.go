@@ -24,7 +24,8 @@ type twin struct {
 
 func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
 	w := &twin{kernel: loadProxy(t, nil), r: rand.New(rand.NewPCG(seed, 5)),
-		model: model{services: map[netip.Addr]*modelService{}, forward: map[modelFlow]*modelSession{}, reverse: map[modelFlow]*modelSession{}}}
+		model: model{services: map[netip.Addr]*modelService{}, forward: map[modelFlow]*modelSession{},
+			reverse: map[modelFlow]*modelSession{}}}
 	client, vip, at := addr("10.18.0.2"), addr("10.30.0.2"), addr("10.19.0.2")
 	w.fresh = addr("10.20.0.2")
 	if !v4 {
@@ -65,7 +66,8 @@ func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
 // request is a packet from a client; source ports belong to a virtual address each, so that no two sessions clash.
 func (w *twin) request() packet {
 	n := w.r.IntN(len(w.vips) + 1)
-	p := packet{src: w.clients[w.r.IntN(len(w.clients))], dst: w.clients[0].Prev(), proto: protoUDP, sport: 65535, dport: 80, payload: []byte("request")}
+	p := packet{src: w.clients[w.r.IntN(len(w.clients))], dst: w.clients[0].Prev(), proto: protoUDP, sport: 65535,
+		dport: 80, payload: []byte("request")}
 	if n < len(w.vips) {
 		p.dst = w.vips[n]
 	}
@@ -81,7 +83,8 @@ func (w *twin) request() packet {
 	return p
 }
 
-// extend puts an IPv6 extension header of any length in front of the transport header, which may start at byte 511 at most.
+// extend puts an IPv6 extension header of any length in front of the transport header, which may start at byte 511 at
+// most.
 func (w *twin) extend(p *packet) {
 	if p.src.Is6() && w.r.IntN(4) == 0 {
 		p.ext, p.extLen = []int{60}, 8*(1+w.r.IntN(57))
@@ -146,7 +149,8 @@ func (w *twin) step(i int) {
 		verdict, want = w.model.in(p)
 		got = w.kernel.in(p.bytes())
 	}
-	action := map[modelVerdict]int32{modelPass: tcNext, modelChange: tcNext, modelAnswer: tcRedirect, modelDrop: tcShot}[verdict]
+	action := map[modelVerdict]int32{modelPass: tcNext, modelChange: tcNext, modelAnswer: tcRedirect,
+		modelDrop: tcShot}[verdict]
 	if verdict == modelAnswer && got.action == tcShot {
 		return // beyond the rate of answers
 	}
@@ -171,7 +175,8 @@ func (w *twin) compareTables() {
 			}
 		} else {
 			forward++
-			if m != nil && (s.Addr.addr() != m.addr || s.Instance != m.instance.index || (s.State&stateClosed != 0) != m.closed) {
+			if m != nil && (s.Addr.addr() != m.addr || s.Instance != m.instance.index ||
+				(s.State&stateClosed != 0) != m.closed) {
 				w.t.Errorf("%v: %+v, want %+v", f, s, m)
 			}
 		}

@@ -220,16 +220,19 @@ func fold(sum uint64) uint16 {
 func addr(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func tcp(src string, sport uint16, dst string, dport uint16, flags uint8) packet {
-	return packet{src: addr(src), dst: addr(dst), proto: protoTCP, sport: sport, dport: dport, flags: flags, seq: 1000, ack: 2000}
+	return packet{src: addr(src), dst: addr(dst), proto: protoTCP, sport: sport, dport: dport, flags: flags, seq: 1000,
+		ack: 2000}
 }
 
 func udp(src string, sport uint16, dst string, dport uint16) packet {
-	return packet{src: addr(src), dst: addr(dst), proto: protoUDP, sport: sport, dport: dport, payload: []byte("hello kerb")}
+	return packet{src: addr(src), dst: addr(dst), proto: protoUDP, sport: sport, dport: dport,
+		payload: []byte("hello kerb")}
 }
 
 // icmp is an echo or an error; t is the type, id the identifier.
 func icmp(src, dst string, t uint8, id uint16) packet {
-	p := packet{src: addr(src), dst: addr(dst), proto: protoICMP, sport: uint16(t) << 8, dport: id, payload: []byte("echo payload")}
+	p := packet{src: addr(src), dst: addr(dst), proto: protoICMP, sport: uint16(t) << 8, dport: id,
+		payload: []byte("echo payload")}
 	if p.src.Is6() {
 		p.proto = protoICMPv6
 	}

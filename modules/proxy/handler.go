@@ -51,8 +51,9 @@ type AddressReport struct {
 	Address  string `json:"address"`
 	Policy   string `json:"policy,omitempty"`
 	Instance string `json:"instance,omitempty"` // the one that it stands for
-	Slots    uint32 `json:"slots"`              // length of the run that instances are chosen from; 0: none takes new sessions
-	ID       uint32 `json:"id"`
+	// length of the run that instances are chosen from; 0: none takes new sessions
+	Slots uint32 `json:"slots"`
+	ID    uint32 `json:"id"`
 }
 
 func (w *plane) listServices(name string) []ServiceReport {
@@ -68,7 +69,8 @@ func (w *plane) listServices(name string) []ServiceReport {
 			r.Problem = s.trouble.Error()
 		}
 		for _, v := range s.virtuals {
-			a := AddressReport{Address: v.addr.String(), Policy: string(v.policy), Instance: v.only, Slots: v.value.Count, ID: v.value.ID}
+			a := AddressReport{Address: v.addr.String(), Policy: string(v.policy), Instance: v.only, Slots: v.value.Count,
+				ID: v.value.ID}
 			if v.only != "" {
 				a.Policy = ""
 			}
@@ -92,15 +94,16 @@ type InstanceReport struct {
 	Addresses  []string `json:"addresses"`
 	State      string   `json:"state"` // ready, draining, ejected, gone
 	Interface  string   `json:"interface,omitempty"`
-	Path       string   `json:"path"` // peer: straight into its namespace; interface: through its chain; ordinary: by the bridge or the stack
-	Node       string   `json:"node,omitempty"`
-	Weight     uint32   `json:"weight,omitempty"`
-	Distance   uint32   `json:"distance,omitempty"`
-	Sessions   int64    `json:"sessions"`
-	Opened     uint64   `json:"opened"`            // ever
-	Connect    string   `json:"connect,omitempty"` // time from SYN to SYN/ACK, moving average
-	Failures   uint64   `json:"failures"`          // connects refused or not answered, ever
-	Ejected    string   `json:"ejected,omitempty"` // why it gets no new sessions, and for how long
+	// peer: straight into its namespace; interface: through its chain; ordinary: by the bridge or the stack
+	Path     string `json:"path"`
+	Node     string `json:"node,omitempty"`
+	Weight   uint32 `json:"weight,omitempty"`
+	Distance uint32 `json:"distance,omitempty"`
+	Sessions int64  `json:"sessions"`
+	Opened   uint64 `json:"opened"`            // ever
+	Connect  string `json:"connect,omitempty"` // time from SYN to SYN/ACK, moving average
+	Failures uint64 `json:"failures"`          // connects refused or not answered, ever
+	Ejected  string `json:"ejected,omitempty"` // why it gets no new sessions, and for how long
 }
 
 func (w *plane) listInstances(service string) []InstanceReport {
@@ -125,8 +128,10 @@ func (w *plane) listInstances(service string) []InstanceReport {
 
 func (w *plane) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
-	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(), State: "ready", Path: "ordinary",
-		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened(), Failures: stats.failures()}
+	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(),
+		State: "ready", Path: "ordinary",
+		Node: t.node, Weight: t.weight, Distance: t.distance, Sessions: stats.sessions(), Opened: stats.opened(),
+		Failures: stats.failures()}
 	if t.service != nil {
 		r.Service = t.service.name
 	}
@@ -225,7 +230,8 @@ func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
 }
 
 func (w *plane) reportSession(k *flow, s *session, now uint64) SessionReport {
-	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort), Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
+	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort),
+		Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
 		Ifindex: k.Ifindex, State: stateName(s.State), Hairpin: s.Flags&sessionHairpin != 0,
 		Idle: time.Duration(now - min(now, s.Seen)).Round(time.Second).String()}
 	if k.Proto == protoICMP || k.Proto == protoICMPv6 {
@@ -243,7 +249,8 @@ func (w *plane) reportSession(k *flow, s *session, now uint64) SessionReport {
 
 func matches(q url.Values, r *SessionReport) bool {
 	client, _ := netip.ParseAddrPort(r.Client)
-	for name, value := range map[string]string{"service": r.Service, "instance": r.Instance, "protocol": r.Protocol, "client": client.Addr().String()} {
+	for name, value := range map[string]string{"service": r.Service, "instance": r.Instance, "protocol": r.Protocol,
+		"client": client.Addr().String()} {
 		if want := q.Get(name); want != "" && want != value {
 			return false
 		}
@@ -287,9 +294,12 @@ type StatsReport struct {
 }
 
 // countNames are the counters of the data plane.
-var countNames = [...]string{countOpened: "opened", countReselected: "reselected", countMoved: "moved", countReset: "reset", countUnknown: "unknown",
-	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port", countClash: "clash",
-	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full", countOverQuota: "over_quota", countCrowded: "crowded",
+var countNames = [...]string{countOpened: "opened", countReselected: "reselected", countMoved: "moved",
+	countReset: "reset", countUnknown: "unknown",
+	countUnanswered: "unanswered", countNegative: "negative", countNoInstance: "no_instance", countNoPort: "no_port",
+	countClash:     "clash",
+	countNoSession: "no_session", countFragment: "fragment", countTableFull: "table_full", countOverQuota: "over_quota",
+	countCrowded:   "crowded",
 	countRecovered: "recovered"}
 
 func (w *plane) stats() (*StatsReport, error) {
@@ -309,15 +319,16 @@ func (w *plane) stats() (*StatsReport, error) {
 		failures += w.maps.stats[t.index].failures()
 	}
 	k := w.maps
-	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states, Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
-		"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
-		"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
-		"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
-		"ports":      {ports, int(k.ports.MaxEntries())},
-		"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
-		"slots":      {int(w.slots.used), len(k.slots)},
-		"interfaces": {len(w.locals.byIfindex), int(k.locals.MaxEntries()) - 1},
-	}}
+	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states,
+		Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
+			"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
+			"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
+			"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
+			"ports":      {ports, int(k.ports.MaxEntries())},
+			"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
+			"slots":      {int(w.slots.used), len(k.slots)},
+			"interfaces": {len(w.locals.byIfindex), int(k.locals.MaxEntries()) - 1},
+		}}
 	if !w.tally.At.IsZero() {
 		out.Sweep = w.tally.Took.Round(time.Microsecond).String()
 	}
@@ -363,18 +374,23 @@ func (w *plane) Collect() ([]sdk.Sample, error) {
 	for state, n := range s.Instances {
 		add("instances", "Instances of virtual services.", false, float64(n), "state", state)
 	}
-	add("instance_ejections_total", "How often an instance was ejected because connects to it failed.", true, float64(s.Ejections))
-	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false, float64(s.Failures))
-	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false, float64(s.Sessions.Crowded))
+	add("instance_ejections_total", "How often an instance was ejected because connects to it failed.", true,
+		float64(s.Ejections))
+	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false,
+		float64(s.Failures))
+	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false,
+		float64(s.Sessions.Crowded))
 	for event, n := range s.Counters {
 		add("events_total", "Actions of the data plane other than translating packets.", true, float64(n), "event", event)
 	}
-	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true, float64(s.Sessions.Expired))
+	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true,
+		float64(s.Sessions.Expired))
 	add("sweep_seconds", "How long the last sweep of sessions took.", false, s.Sessions.Took.Seconds())
 	held := w.listHeld(time.Now())
 	add("held_packets", "Packets that wait for their destination to be known.", false, float64(held.Packets))
 	add("held_dropped_total", "Held packets that gave way to younger ones.", true, float64(held.Dropped))
-	for outcome, n := range map[string]uint64{"asked": s.Unknown.Asked, "answered": s.Unknown.Answered, "denied": s.Unknown.Denied, "overdue": s.Unknown.Overdue} {
+	for outcome, n := range map[string]uint64{"asked": s.Unknown.Asked, "answered": s.Unknown.Answered,
+		"denied": s.Unknown.Denied, "overdue": s.Unknown.Overdue} {
 		add("unknown_addresses_total", "Unknown addresses, by outcome.", true, float64(n), "outcome", outcome)
 	}
 	for outcome, n := range map[string]uint64{"injected": s.Unknown.Injected, "lost": s.Unknown.Lost} {

@@ -144,7 +144,8 @@ func (k *kernel) addVIP(a string, policy uint8, flags uint8, run ...uint32) uint
 		k.put(mapSlots, k.slots, i)
 		k.slots++
 	}
-	k.put(mapVIPs, addressOf(addr(a)), vip{ID: k.vips, First: first, Count: uint32(len(run)), Policy: policy, Flags: flags})
+	k.put(mapVIPs, addressOf(addr(a)), vip{ID: k.vips, First: first, Count: uint32(len(run)), Policy: policy,
+		Flags: flags})
 	return k.vips
 }
 

@@ -51,8 +51,8 @@ func (w *plane) judge(now time.Time) error {
 	return nil
 }
 
-// judgeTarget reports whether an instance was ejected or has returned. One that has accepted a connection since the last look is
-// well, whatever else failed meanwhile.
+// judgeTarget reports whether an instance was ejected or has returned. One that has accepted a connection since the
+// last look is well, whatever else failed meanwhile.
 func (w *plane) judgeTarget(s *service, t *target, now time.Time) bool {
 	h, stats := &t.health, &w.maps.stats[t.index]
 	answers, failures := stats.answers(), stats.failures()

@@ -21,14 +21,15 @@ type clinic struct {
 func newClinic(t *testing.T, n int, config string) *clinic {
 	t.Helper()
 	data := loadConfigured(t, config)
-	c := &clinic{chooser: &chooser{plant: newPlantOn(t, config, data.maps), data: data, port: 1024}, vs: webService(n, v1alpha1.PolicyRoundRobin)}
+	c := &clinic{chooser: &chooser{plant: newPlantOn(t, config, data.maps), data: data, port: 1024},
+		vs: webService(n, v1alpha1.PolicyRoundRobin)}
 	c.vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80}}
 	c.plant.put(c.vs)
 	return c
 }
 
-// connect opens connections, which the instances answer but for the sick ones: they refuse, or say nothing to the SYN and to its
-// second.
+// connect opens connections, which the instances answer but for the sick ones: they refuse, or say nothing to the SYN
+// and to its second.
 func (c *clinic) connect(n int, sick map[string]string) {
 	c.t.Helper()
 	for range n {
@@ -86,8 +87,8 @@ func (c *clinic) condition(kind string) sdk.Condition {
 	return sdk.Condition{}
 }
 
-// An instance that refuses connections, or leaves them unanswered, gets none for a while; twice as long if it fails again; and
-// takes part again as before when it has accepted one.
+// An instance that refuses connections, or leaves them unanswered, gets none for a while; twice as long if it fails
+// again; and takes part again as before when it has accepted one.
 func TestFailingInstanceIsEjected(t *testing.T) {
 	for _, how := range []string{"refuses", "silent"} {
 		t.Run(how, func(t *testing.T) {
@@ -109,7 +110,8 @@ func TestFailingInstanceIsEjected(t *testing.T) {
 			}
 			var all []InstanceReport
 			c.get("/instances", &all)
-			if all[1].State != "ejected" || !strings.Contains(all[1].Ejected, "5 connects failed in a row") || all[1].Failures != 5 {
+			if all[1].State != "ejected" || !strings.Contains(all[1].Ejected, "5 connects failed in a row") ||
+				all[1].Failures != 5 {
 				t.Errorf("%+v", all[1])
 			}
 			c.look(29 * time.Second)
@@ -139,8 +141,8 @@ func TestFailingInstanceIsEjected(t *testing.T) {
 	}
 }
 
-// However many fail, half of the instances stay, and the last one always; failures say nothing where any port is served, or where
-// connections succeed.
+// However many fail, half of the instances stay, and the last one always; failures say nothing where any port is
+// served, or where connections succeed.
 func TestMostInstancesStay(t *testing.T) {
 	all := map[string]string{"web-0": "refuses", "web-1": "refuses", "web-2": "refuses", "web-3": "refuses"}
 	for _, tc := range []struct {
@@ -201,7 +203,8 @@ func TestCrowdedSessionsAreACondition(t *testing.T) {
 		w.in(udp(w.far, 53, w.client, 2000+i).bytes())
 	}
 	got := condition()
-	if got.Status != "False" || got.Reason != "OverQuota" || !strings.Contains(got.Message, "live sessions of service client may be evicted") {
+	if got.Status != "False" || got.Reason != "OverQuota" ||
+		!strings.Contains(got.Message, "live sessions of service client may be evicted") {
 		t.Errorf("%+v", got)
 	}
 }

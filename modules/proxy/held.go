@@ -36,7 +36,8 @@ type waiting struct {
 }
 
 func newHeld(perAddress, perAll, bytes int, wait time.Duration) *held {
-	return &held{perAddress: perAddress, perAll: perAll, bytes: bytes, wait: wait, all: list.New(), addresses: map[netip.Addr]*waiting{}}
+	return &held{perAddress: perAddress, perAll: perAll, bytes: bytes, wait: wait, all: list.New(),
+		addresses: map[netip.Addr]*waiting{}}
 }
 
 // add holds a packet, and reports whether it is the first for its address, which then is to be asked for. The oldest
@@ -60,8 +61,8 @@ func (h *held) add(p heldPacket, now time.Time) (first bool) {
 	return !known
 }
 
-// oldest returns the oldest packet of the interface that has most bytes among those given, so that no service pushes out what
-// others wait for.
+// oldest returns the oldest packet of the interface that has most bytes among those given, so that no service pushes
+// out packets of another.
 func oldest(all iter.Seq[*list.Element]) *list.Element {
 	size, first := map[uint32]int{}, map[uint32]*list.Element{}
 	var out *list.Element

@@ -58,7 +58,8 @@ func (w *world) connect() (sent, changed packet) {
 // A session that was just used is found in this CPU's copies, for a moment.
 func TestCopiesOfSessions(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
-		w.addVIP(w.farVIP, policyTurns, 0, w.farI, w.farI) // two slots: sessions are not made again in the middle of a connection
+		// two slots: sessions are not made again in the middle of a connection
+		w.addVIP(w.farVIP, policyTurns, 0, w.farI, w.farI)
 		sent, changed := w.connect()
 		key := w.entry(false)
 		s := w.table()[key]
@@ -137,8 +138,9 @@ func TestOneEntryIsMissing(t *testing.T) {
 	})
 }
 
-// What a copy does to a packet is what the session does: TCP and UDP, with and without checksum, to another port and back, by the
-// interface of an instance and on the ordinary way. That the copy was used shows in that the session may be missing.
+// What a copy does to a packet is what the session does: TCP and UDP, with and without checksum, to another port and
+// back, by the interface of an instance and on the ordinary way. That the copy was used shows in that the session may
+// be missing.
 func TestCopiesChangePackets(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		for i, near := range []bool{true, false} {

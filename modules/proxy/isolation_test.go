@@ -130,8 +130,8 @@ func (n *neighbours) flood(flows, packets int, answered bool) {
 	}
 }
 
-// What one service sends evicts no session of another one: neither idle connections, nor those that wait for their first answer;
-// and those that come later find room.
+// What one service sends evicts no session of another one: neither idle connections, nor those that wait for their
+// first answer; and those that come later find room.
 func TestFloodsEvictNoSessionsOfOthers(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -174,8 +174,8 @@ func askWindow(t testing.TB) int64 {
 	return now.Nano() >> 30
 }
 
-// askMuch sends more packets to unknown addresses than a service may hold, and reports whether all were sent within one window. In two
-// windows a service gets twice its share, which fills the ring buffer unless a control plane reads it.
+// askMuch sends more packets to unknown addresses than a service may hold, and reports whether all were sent within one
+// window. In two windows a service gets twice its share, which fills the ring buffer unless a control plane reads it.
 func (n *neighbours) askMuch(same bool) bool {
 	n.t.Helper()
 	begin := askWindow(n.t)
@@ -194,7 +194,8 @@ func (n *neighbours) askMuch(same bool) bool {
 	return askWindow(n.t) == begin
 }
 
-// A service that asks for unknown addresses leaves the others what they may ask for: of other addresses, and of the same.
+// A service that asks for unknown addresses leaves the others what they may ask for: of other addresses, and of the
+// same.
 func TestUnknownAddressesOfOthers(t *testing.T) {
 	for _, same := range []bool{false, true} {
 		for done := false; !done && !t.Failed(); {
@@ -296,7 +297,8 @@ func TestDirectBesideVirtual(t *testing.T) {
 	})
 }
 
-// A TCP packet without a session starts one where only one instance can have the connection; else it is answered with a reset.
+// A TCP packet without a session starts one where only one instance can have the connection; else it is answered with a
+// reset.
 func TestSessionsAreRecovered(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		if !w.talk(4000) {

@@ -10,7 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by name.
+// The Go structures that go into maps have the layout that the data plane was compiled with: fields are matched by
+// name.
 func TestDataPlaneLayouts(t *testing.T) {
 	p := pkgstest.Package(t)
 	spec, err := p.Spec(string(chain.TC))

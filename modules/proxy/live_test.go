@@ -76,13 +76,15 @@ var virtual4, virtual6 = addr("10.30.0.2"), addr("fdff:2000::2")
 func (s *site) attach(h *netlab.Host, prog *ebpf.Program, parent uint32) {
 	s.t.Helper()
 	err := s.lab.Node().Do(func() error {
-		attrs := netlink.QdiscAttrs{LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}
+		attrs := netlink.QdiscAttrs{LinkIndex: h.OuterIndex(), Handle: netlink.MakeHandle(0xffff, 0),
+			Parent: netlink.HANDLE_CLSACT}
 		if err := netlink.QdiscReplace(&netlink.GenericQdisc{QdiscAttrs: attrs, QdiscType: "clsact"}); err != nil {
 			return fmt.Errorf("clsact: %w", err)
 		}
 		return netlink.FilterReplace(&netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1},
-			Fd:          prog.FD(), Name: "kerb_test", DirectAction: true,
+			FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent, Handle: 1, Protocol: unix.ETH_P_ALL,
+				Priority: 1},
+			Fd: prog.FD(), Name: "kerb_test", DirectAction: true,
 		})
 	})
 	if err != nil {
@@ -108,7 +110,8 @@ func (s *site) completeChecksums() {
 				_    [16]byte
 			}{data: unsafe.Pointer(&value)}
 			copy(req.name[:], h.Outer())
-			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req))); errno != 0 {
+			if _, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL,
+				uintptr(unsafe.Pointer(&req))); errno != 0 {
 				return errno
 			}
 		}
@@ -119,8 +122,8 @@ func (s *site) completeChecksums() {
 	}
 }
 
-// Connections through the virtual addresses between real stacks: into the namespace at once or through the interface's own
-// chain, with checksums left to the device, completed on the way, or complete from the start.
+// Connections through the virtual addresses between real stacks: into the namespace at once or through the interface's
+// own chain, with checksums left to the device, completed on the way, or complete from the start.
 func TestLive(t *testing.T) {
 	for _, c := range []struct {
 		name     string
@@ -159,8 +162,8 @@ func TestLive(t *testing.T) {
 	}
 }
 
-// A node that forwards packets to an instance itself, and finds them too large for its interface, tells the client of the
-// virtual address.
+// A node that forwards packets to an instance itself, and finds them too large for its interface, tells the client of
+// the virtual address.
 func TestNodeSaysTooBig(t *testing.T) {
 	const mtu = 1400
 	s := openSite(t, netlab.HostOptions{Routed: true}, 0)
@@ -270,8 +273,8 @@ func (s *site) dial(network string, to netip.Addr, port uint16) (conn net.Conn, 
 	return conn, err
 }
 
-// exchange has the server echo what the client sends: a stream with segmentation offload at work, and datagrams, the largest
-// in fragments.
+// exchange has the server echo what the client sends: a stream with segmentation offload at work, and datagrams, the
+// largest in fragments.
 func (s *site) exchange(vip netip.Addr) {
 	s.t.Helper()
 	stream := bytes.Repeat([]byte("kerb 0123456789\n"), 1<<16)

@@ -18,8 +18,8 @@ import (
 // needs 58,000 instructions, 6.1 needs 81,000.
 const maxVerified = 120000
 
-// inlineMost is how many instructions the linker writes straight into a chain (internal/dataplane/inline.go). A call costs what a
-// third of the fast way does.
+// inlineMost is how many instructions the linker writes straight into a chain (internal/dataplane/inline.go). A call
+// costs what a third of the fast way does.
 const inlineMost = 512
 
 func TestEntriesAreInlined(t *testing.T) {
@@ -55,9 +55,9 @@ func TestVerifies(t *testing.T) {
 	}
 }
 
-// On processors that reorder (arm64) the epoch has to be counted after the map was changed, and a copy to be compared with what the
-// map has after the epoch was read. Neither shows in a test that runs: so the code has the lock and the sequence counter's
-// barrier (hot.h), and no atomic add, which is unordered without a result.
+// On processors that reorder (arm64) the epoch has to be counted after the map was changed, and a copy to be compared
+// with what the map has after the epoch was read. Neither shows in a test that runs: so the code has the lock and the
+// sequence counter's barrier (hot.h), and no atomic add, which is unordered without a result.
 func TestEpochsAreOrdered(t *testing.T) {
 	spec, err := pkgstest.Package(t).Spec(string(chain.TC))
 	if err != nil {

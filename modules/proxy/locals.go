@@ -29,8 +29,8 @@ type localService struct {
 	gone  time.Time // when it was missed first
 }
 
-// entryOf is what the data plane is notified of an interface. One of the node itself is only a client there: what is for it, the
-// stack has to deliver.
+// entryOf is what the data plane is notified of an interface. One of the node itself is only a client there: what is
+// for it, the stack has to deliver.
 func (l *locals) entryOf(i sdk.Instance) local {
 	e := local{Ifindex: i.Ifindex}
 	mac, err := net.ParseMAC(i.MAC)
@@ -113,8 +113,8 @@ func (l *locals) index() error {
 	return l.putHomes(homes)
 }
 
-// holder is the service with an address: that of a name, or the only one. Who runs a service may give it any address, and so must
-// not get what is for another one.
+// holder is the service with an address: that of a name, or the only one. Who runs a service may give it any address,
+// and so must not get what is for another one.
 func (l *locals) holder(a netip.Addr, name string) (found *localService) {
 	for _, s := range l.byAddress[a] {
 		switch {
@@ -128,7 +128,8 @@ func (l *locals) holder(a netip.Addr, name string) (found *localService) {
 	return found
 }
 
-// putHomes tells the data plane which address is where. What there is no room for keeps its address in ICMP errors of the node.
+// putHomes tells the data plane which address is where. What there is no room for keeps its address in ICMP errors of
+// the node.
 func (l *locals) putHomes(want map[address]uint32) error {
 	for a := range l.homes {
 		if _, still := want[a]; still {
@@ -151,7 +152,8 @@ func (l *locals) putHomes(want map[address]uint32) error {
 	return nil
 }
 
-// remove makes an interface unknown; packets to it take the ordinary way. Its index stays taken until no session refers to it.
+// remove makes an interface unknown; packets to it take the ordinary way. Its index stays taken until no session refers
+// to it.
 func (l *locals) remove(ifindex uint32, now time.Time) error {
 	s := l.byIfindex[ifindex]
 	if s == nil || !s.gone.IsZero() {
@@ -178,8 +180,8 @@ func (l *locals) free(s *localService, now time.Time) error {
 	return nil
 }
 
-// at returns the index of the local service that has an address of a place, or 0. Of an instance that is said to be a service it is
-// that one.
+// at returns the index of the local service that has an address of a place, or 0. Of an instance that is said to be a
+// service it is that one.
 func (l *locals) at(p place, service string) uint32 {
 	for _, a := range []netip.Addr{netip.AddrFrom4(p.Addr4), p.Addr6.addr()} {
 		if s := l.holder(a, service); s != nil && !a.IsUnspecified() {

@@ -13,7 +13,8 @@ import (
 )
 
 func localInstance(name string, ifindex uint32, addresses ...string) sdk.Instance {
-	return sdk.Instance{Service: name, Interface: "v" + name, Ifindex: ifindex, MAC: "02:00:00:00:00:09", Addresses: addresses, Ingress: []string{"px"}}
+	return sdk.Instance{Service: name, Interface: "v" + name, Ifindex: ifindex, MAC: "02:00:00:00:00:09",
+		Addresses: addresses, Ingress: []string{"px"}}
 }
 
 // local is what the data plane finds of where an instance is.
@@ -100,7 +101,8 @@ func TestLocals(t *testing.T) {
 	p.put(webService(3, v1alpha1.PolicyRoundRobin))
 	p.changed(localInstance("b", 8, "192.0.2.9/24", "fd00::2/64"), true)
 	mac := [6]byte{2, 0, 0, 0, 0, 9}
-	for name, want := range map[string]local{"web-0": {Ifindex: 7, MAC: mac, Flags: localPeer}, "web-1": {Ifindex: 8, MAC: mac, Flags: localPeer}, "web-2": {}} {
+	for name, want := range map[string]local{"web-0": {Ifindex: 7, MAC: mac, Flags: localPeer},
+		"web-1": {Ifindex: 8, MAC: mac, Flags: localPeer}, "web-2": {}} {
 		if got, _ := p.local(name); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
 		}
@@ -132,8 +134,8 @@ func TestLocals(t *testing.T) {
 	}
 }
 
-// A service that takes another's address gets nothing that is for the other: an instance that names a service belongs to that one, and if none does,
-// the packets continue as addresses and bridges have it.
+// A service that takes another's address gets nothing that is for the other: an instance that names a service belongs
+// to that one, and if none does, the packets continue as addresses and bridges have it.
 func TestStolenAddress(t *testing.T) {
 	for ifindex, first := range map[uint32]bool{6: true, 8: false} {
 		p := newPlant(t, "")
@@ -177,8 +179,8 @@ func TestNodeInterface(t *testing.T) {
 	}
 }
 
-// A place among the interfaces is kept as long as sessions refer to it, also through a restart, and while the interface is
-// missing for a moment.
+// A place among the interfaces is kept as long as sessions refer to it, also through a restart, and while the interface
+// is missing for a moment.
 func TestLocalsKeepTheirPlaces(t *testing.T) {
 	p := newPlant(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24"), localInstance("b", 8, "10.18.0.2/24")

@@ -15,8 +15,8 @@ type member struct {
 	weight   uint32 // at least 1
 }
 
-// maglevSizes are the tables there are: the largest primes below powers of two, so that a table fills the block of slots
-// that it lies in. They are far apart, because a table of another size has nothing in common with the one before.
+// maglevSizes are the tables there are: the largest primes below powers of two, so that a table fills the block of
+// slots that it lies in. They are far apart, because a table of another size has nothing in common with the one before.
 var maglevSizes = []uint32{251, 1021, 4093, 16381, 65521}
 
 // Slots per instance. With maglevShare the shares of instances differ by about 1% (Eisenbud et al., Maglev, NSDI 2016,
@@ -36,8 +36,8 @@ func maglevSize(instances, share int) uint32 {
 	return maglevSizes[len(maglevSizes)-1]
 }
 
-// maglev fills a table: each instance in turn takes the next free slot of its own permutation of the slots, heavier ones
-// more often. The order of members does not matter, so that all nodes come to the same table.
+// maglev fills a table: each instance in turn takes the next free slot of its own permutation of the slots, heavier
+// ones more often. The order of members does not matter, so that all nodes come to the same table.
 func maglev(members []member, size uint32) []uint32 {
 	members = slices.Clone(members)
 	sort.Slice(members, func(i, j int) bool { return members[i].identity < members[j].identity })

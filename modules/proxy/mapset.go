@@ -34,8 +34,10 @@ func openMaps(maps sdk.Maps) (*mapSet, error) {
 	k := &mapSet{}
 	var slots, stats, turns, shares *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
-		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners, mapLocals: &k.locals,
-		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapPending: &k.pending, mapShares: &shares, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
+		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners,
+		mapLocals:     &k.locals,
+		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapPending: &k.pending,
+		mapShares: &shares, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
 	} {
 		var err error
 		if *m, err = maps.Get(name); err != nil {
@@ -112,8 +114,8 @@ func remove[K any](m *ebpf.Map, name string, k K) error {
 
 const batch = 4096
 
-// each calls do for the entries of a map, many at a time. Those that come and go meanwhile may be missed or met twice. The
-// slices are only valid until do returns.
+// each calls do for the entries of a map, many at a time. Those that come and go meanwhile may be missed or met twice.
+// The slices are only valid until do returns.
 func each[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
 	var cursor ebpf.MapBatchCursor
 	keys, values := make([]K, batch), make([]V, batch)

@@ -137,7 +137,8 @@ func (m *model) begin(service *modelService, p packet) (modelVerdict, *modelSess
 		}
 		target = to
 	}
-	if p.proto == protoTCP && p.flags&tcpSYN == 0 && service.policy != policyHashFlow && service.policy != policyHashSource {
+	if p.proto == protoTCP && p.flags&tcpSYN == 0 && service.policy != policyHashFlow &&
+		service.policy != policyHashSource {
 		return modelAnswer, nil
 	}
 	in := service.choose(flowOf(p))

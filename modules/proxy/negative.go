@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// negative remembers for a while which addresses do not exist. It is bounded, so that a scan of a virtual range does not
-// fill the table of addresses. When it is full, the oldest address of the interface with the most lookups is evicted, so that
-// no service pushes out the addresses of others.
+// negative remembers for a while which addresses do not exist. It is bounded, so that a scan of a virtual range does
+// not fill the table of addresses. When it is full, the oldest address of the interface with the most lookups is
+// evicted, so that no service pushes out the addresses of others.
 type negative struct {
 	ttl     time.Duration
 	limit   int

@@ -141,7 +141,8 @@ func TestPorts(t *testing.T) {
 				w.want(w.out(p.bytes()), tcNext, want.bytes())
 			}
 			answer := want
-			answer.src, answer.dst, answer.sport, answer.dport, answer.flags = want.dst, want.src, want.dport, want.sport, tcpSYN|tcpACK
+			answer.src, answer.dst, answer.sport, answer.dport, answer.flags = want.dst, want.src, want.dport, want.sport,
+				tcpSYN|tcpACK
 			back := answer
 			back.src, back.sport = p.dst, p.dport
 			for range 2 {
@@ -277,7 +278,8 @@ func TestICMPErrors(t *testing.T) {
 	})
 }
 
-// What the node's own stack says of a packet to an instance of this node names the virtual address, to the client who sent it.
+// What the node's own stack says of a packet to an instance of this node names the virtual address, to the client who
+// sent it.
 func TestICMPErrorsOfTheNode(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		vip := addr(w.nearVIP).Next().Next().String()
@@ -486,7 +488,8 @@ func TestInstancesComeAndGo(t *testing.T) {
 	})
 }
 
-// A client that takes its ports again for a new connection gets one, also if the instance of the old one is gone: closed or not.
+// A client that takes its ports again for a new connection gets one, also if the instance of the old one is gone:
+// closed or not.
 func TestPortsAreUsedAgain(t *testing.T) {
 	families(t, func(t *testing.T, w *world) {
 		elsewhere := addr(w.far).Next()

@@ -14,9 +14,10 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// plane is the control plane's state of a generation: what it has received, and what of that is in the maps. A packet meets
-// the maps at any time, so they change in an order in which each state between is right: instances first, then runs of
-// slots, ports and at last the virtual addresses that refer to them; what is no longer referred to goes after that.
+// plane is the control plane's state of a generation: what it has received, and what of that is in the maps. A packet
+// meets the maps at any time, so they change in an order in which each state between is right: instances first, then
+// runs of slots, ports and at last the virtual addresses that refer to them; what is no longer referred to goes after
+// that.
 type plane struct {
 	config *config
 	live   sdk.Live
@@ -90,7 +91,8 @@ func newPlane(c *config, live sdk.Live) (*plane, error) {
 		return nil, err
 	}
 	w := &plane{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
-		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()), sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
+		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()),
+		sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
 	return w, w.adopt(time.Now())
@@ -162,8 +164,8 @@ func (w *plane) complete(now time.Time) error {
 	return w.removeOrphans(now)
 }
 
-// put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest of the
-// service works. Errors are those of the kernel.
+// put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest
+// of the service works. Errors are those of the kernel.
 func (w *plane) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	s := w.services[vs.Name]
 	if s == nil {
@@ -277,8 +279,8 @@ func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 	return p, nil
 }
 
-// move writes where an instance is now. Another address makes a new generation: first the place that does not count, then
-// the generation, by which it counts. With the old address sessions just continue.
+// move writes where an instance is now. Another address makes a new generation: first the place that does not count,
+// then the generation, by which it counts. With the old address sessions just continue.
 func (w *plane) move(t *target, where place, flags uint32) error {
 	before := *t.place()
 	e := t.entry
@@ -313,8 +315,8 @@ func (w *plane) writeTarget(t *target, e instance) error {
 	return nil
 }
 
-// dropTargets marks the instances of before that the service has no more. Their sessions end, or find another instance; the
-// sweep frees their indices when no session refers to them.
+// dropTargets marks the instances of before that the service has no more. Their sessions end, or find another instance;
+// the sweep frees their indices when no session refers to them.
 func (w *plane) dropTargets(s *service, before []*target, now time.Time) error {
 	there := make(map[*target]bool, len(s.targets))
 	for _, t := range s.targets {

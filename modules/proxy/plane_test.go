@@ -126,7 +126,8 @@ func (p *plant) all(all ...sdk.VirtualService) {
 func webService(n int, policies ...v1alpha1.Policy) sdk.VirtualService {
 	vs := sdk.VirtualService{Name: "web"}
 	for i, p := range policies {
-		vs.Spec.Addresses = append(vs.Spec.Addresses, v1alpha1.VirtualAddress{Address: fmt.Sprintf("10.30.0.%d", i+1), Policy: p},
+		vs.Spec.Addresses = append(vs.Spec.Addresses, v1alpha1.VirtualAddress{Address: fmt.Sprintf("10.30.0.%d", i+1),
+			Policy: p},
 			v1alpha1.VirtualAddress{Address: fmt.Sprintf("fdff:2000::%d", i+1), Policy: p})
 	}
 	for i := range n {
@@ -136,7 +137,8 @@ func webService(n int, policies ...v1alpha1.Policy) sdk.VirtualService {
 }
 
 func webInstance(name, at int) v1alpha1.VirtualInstance {
-	return v1alpha1.VirtualInstance{Name: fmt.Sprintf("web-%d", name), Addresses: []string{fmt.Sprintf("10.18.%d.%d", at>>8, at&255), fmt.Sprintf("fd00::%x", at)}}
+	return v1alpha1.VirtualInstance{Name: fmt.Sprintf("web-%d", name),
+		Addresses: []string{fmt.Sprintf("10.18.%d.%d", at>>8, at&255), fmt.Sprintf("fd00::%x", at)}}
 }
 
 // served is what a packet to an address would find: names of instances in the order of the slots.
@@ -195,7 +197,8 @@ func (p *plant) same(what string, got, want any) {
 
 func TestPoliciesInMaps(t *testing.T) {
 	p := newPlant(t, "")
-	vs := webService(3, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyWeighted, v1alpha1.PolicyLeastConnections, v1alpha1.PolicySourceAffinity,
+	vs := webService(3, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyWeighted, v1alpha1.PolicyLeastConnections,
+		v1alpha1.PolicySourceAffinity,
 		v1alpha1.PolicyConsistentHash, v1alpha1.PolicyClosest)
 	vs.Spec.Addresses = append(vs.Spec.Addresses, v1alpha1.VirtualAddress{Address: "10.30.1.1", Instance: "web-1"})
 	vs.Spec.Instances[0].Weight, vs.Spec.Instances[2].Distance = 2, 7
@@ -272,7 +275,8 @@ func TestRedeployed(t *testing.T) {
 	vs.Spec.Instances[0] = webInstance(0, 77)
 	p.put(vs)
 	again, after := p.entry("web-0")
-	if again != index || after.Generation != before.Generation+1 || after.Place[after.Generation&1].Addr4 != [4]byte{10, 18, 0, 77} || after.Flags != 0 {
+	if again != index || after.Generation != before.Generation+1 || after.Place[after.Generation&1].Addr4 != [4]byte{10,
+		18, 0, 77} || after.Flags != 0 {
 		t.Errorf("index %d, %+v; before %d, %+v", again, after, index, before)
 	}
 	if after.Place[before.Generation&1] != before.Place[before.Generation&1] {
@@ -357,12 +361,14 @@ func (p *plant) sweep() {
 // After a restart all keep their indexes; what is sent again changes nothing, and what is not sent is removed.
 func TestRestart(t *testing.T) {
 	p := newPlant(t, "")
-	p.locals = []sdk.Instance{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07", Addresses: []string{"10.18.0.1/24"}, Ingress: []string{"px"}}}
+	p.locals = []sdk.Instance{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07",
+		Addresses: []string{"10.18.0.1/24"}, Ingress: []string{"px"}}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
 	vs := webService(3, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyConsistentHash, v1alpha1.PolicyLeastConnections)
 	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
-	db := sdk.VirtualService{Name: "db", Spec: v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.9.9"}},
-		Instances: []v1alpha1.VirtualInstance{{Name: "db-0", Addresses: []string{"10.18.9.9"}}}}}
+	db := sdk.VirtualService{Name: "db",
+		Spec: v1alpha1.VirtualServiceSpec{Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.9.9"}},
+			Instances: []v1alpha1.VirtualInstance{{Name: "db-0", Addresses: []string{"10.18.9.9"}}}}}
 	gone := vs.Spec.Instances[2]
 	p.all(vs, db)
 	vs.Spec.Instances = vs.Spec.Instances[:2]
@@ -410,7 +416,8 @@ func (p *plant) dump() map[string]any {
 			out[fmt.Sprint("port ", k[i])] = v[i].number()
 		}
 	}))
-	for name, m := range map[string]any{mapSlots: uint32(0), mapInstances: instance{}, mapOwners: uint64(0), mapLocals: local{}} {
+	for name, m := range map[string]any{mapSlots: uint32(0), mapInstances: instance{}, mapOwners: uint64(0),
+		mapLocals: local{}} {
 		switch m.(type) {
 		case uint32:
 			dumpArray[uint32](p, name, out)
@@ -481,7 +488,9 @@ func TestChangesLeaveNothing(t *testing.T) {
 // What does not fit is reported, the rest works, and it is added when there is room.
 func TestFullTables(t *testing.T) {
 	p := newPlant(t, `{"tables": {"instances": 2, "slots": 64}}`)
-	other := sdk.VirtualService{Name: "other", Spec: v1alpha1.VirtualServiceSpec{Instances: []v1alpha1.VirtualInstance{{Name: "o", Addresses: []string{"10.18.9.9"}}}}}
+	other := sdk.VirtualService{Name: "other",
+		Spec: v1alpha1.VirtualServiceSpec{
+			Instances: []v1alpha1.VirtualInstance{{Name: "o", Addresses: []string{"10.18.9.9"}}}}}
 	p.put(other, webService(2, v1alpha1.PolicyRoundRobin))
 	err := p.w.Health()
 	if err == nil || !strings.Contains(err.Error(), "raise tables.instances, which is 2") {

@@ -20,12 +20,14 @@ func bigServices(services, instances int) []sdk.VirtualService {
 	out := make([]sdk.VirtualService, services)
 	for i := range out {
 		vs := sdk.VirtualService{Name: fmt.Sprintf("service-%d", i)}
-		vs.Spec.Addresses = []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.%d.%d", i>>8, i&255)}, {Address: fmt.Sprintf("fdff:2000::%x", i)}}
+		vs.Spec.Addresses = []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.%d.%d", i>>8, i&255)},
+			{Address: fmt.Sprintf("fdff:2000::%x", i)}}
 		vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
 		for j := range instances {
 			n := i*instances + j
 			vs.Spec.Instances = append(vs.Spec.Instances, v1alpha1.VirtualInstance{Name: fmt.Sprintf("i-%d", j),
-				Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 100+n>>16, n>>8&255, n&255), fmt.Sprintf("fd00::%x:%x", n>>16, n&0xffff)}})
+				Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 100+n>>16, n>>8&255, n&255),
+					fmt.Sprintf("fd00::%x:%x", n>>16, n&0xffff)}})
 		}
 		out[i] = vs
 	}
@@ -61,8 +63,8 @@ func heap() float64 {
 	return float64(m.HeapAlloc) / (1 << 20)
 }
 
-// BenchmarkScale has 10,000 virtual services with 100,000 instances: the time to receive all of them, to receive them again
-// after a restart, to change one, and to look after them; and how much memory they need alongside the maps.
+// BenchmarkScale has 10,000 virtual services with 100,000 instances: the time to receive all of them, to receive them
+// again after a restart, to change one, and to look after them; and how much memory they need alongside the maps.
 func BenchmarkScale(b *testing.B) {
 	all := bigServices(10_000, 10)
 	p := newPlant(b, bigTables)
@@ -96,7 +98,8 @@ func BenchmarkScale(b *testing.B) {
 
 // BenchmarkPut changes one virtual service by policy and number of instances.
 func BenchmarkPut(b *testing.B) {
-	for _, policy := range []v1alpha1.Policy{v1alpha1.PolicyRoundRobin, v1alpha1.PolicyWeighted, v1alpha1.PolicyConsistentHash} {
+	for _, policy := range []v1alpha1.Policy{v1alpha1.PolicyRoundRobin, v1alpha1.PolicyWeighted,
+		v1alpha1.PolicyConsistentHash} {
 		for _, n := range []int{10, 100} {
 			b.Run(fmt.Sprintf("%s/%d", policy, n), func(b *testing.B) {
 				p := newPlant(b, bigTables)
@@ -120,7 +123,8 @@ func BenchmarkLookup(b *testing.B) {
 			data := loadProxy(b, nil)
 			p := newPlantOn(b, bigTables, data.maps)
 			p.tellAll(bigServices(services, 10))
-			measure(b, data.egress, tcp("10.18.9.9", 1000, "10.30.0.7", 80, tcpRST).bytes()) // belongs to nothing: looked up, dropped
+			// belongs to nothing: looked up, dropped
+			measure(b, data.egress, tcp("10.18.9.9", 1000, "10.30.0.7", 80, tcpRST).bytes())
 		})
 	}
 }

@@ -10,8 +10,8 @@ import (
 // maxSequence is how long the sequence of weights may be; greater sums are scaled down to it.
 const maxSequence = 4096
 
-// sequence is the order in which instances take turns: in one pass each as often as its weight, evenly spread (as stride
-// scheduling does it, Waldspurger 1995: the k-th turn of a weight w is due at (k + 1/2) / w of the pass).
+// sequence is the order in which instances take turns: in one pass each as often as its weight, evenly spread (as
+// stride scheduling does it, Waldspurger 1995: the k-th turn of a weight w is due at (k + 1/2) / w of the pass).
 func sequence(members []member) []uint32 {
 	type due struct {
 		turn, weight uint64 // due at turn / weight, in half passes

@@ -45,7 +45,8 @@ func (t *timeouts) timeout(proto, state uint8) uint64 {
 
 // shortest is the shortest time that sessions of a protocol are remembered, whatever their state.
 func (t *timeouts) shortest(proto uint8) uint64 {
-	return min(t.timeout(proto, 0), t.timeout(proto, stateAnswered), t.timeout(proto, stateAnswered|stateClientFIN), t.timeout(proto, stateClosed))
+	return min(t.timeout(proto, 0), t.timeout(proto, stateAnswered), t.timeout(proto, stateAnswered|stateClientFIN),
+		t.timeout(proto, stateClosed))
 }
 
 // live reports whether a session belongs in the table that nothing is evicted from.
@@ -66,7 +67,8 @@ func forward(k *flow, s *session) flow {
 // hash tells sessions apart by their forward keys. If two of them were alike in 64 bits, they would age as one.
 func (k *flow) hash() uint64 {
 	h := mix(uint64(k.Ifindex)<<16 | uint64(k.Proto)<<8 | uint64(k.Hook))
-	for _, half := range [][]byte{k.Src[:8], k.Src[8:], k.Dst[:8], k.Dst[8:], {k.SPort[0], k.SPort[1], k.DPort[0], k.DPort[1], 0, 0, 0, 0}} {
+	for _, half := range [][]byte{k.Src[:8], k.Src[8:], k.Dst[:8], k.Dst[8:],
+		{k.SPort[0], k.SPort[1], k.DPort[0], k.DPort[1], 0, 0, 0, 0}} {
 		h = mix(h ^ binary.LittleEndian.Uint64(half))
 	}
 	return h
@@ -85,8 +87,8 @@ type tally struct {
 	At       time.Time      `json:"-"`
 }
 
-// sweeper reads the tables of sessions, pending first: a session that moves on meanwhile is met. Its memory is used again by
-// the next.
+// sweeper reads the tables of sessions, pending first: a session that moves on meanwhile is met. Its memory is used
+// again by the next.
 type sweeper struct {
 	clock      func() uint64 // CLOCK_MONOTONIC, which Seen of sessions is in
 	now        uint64
@@ -118,7 +120,8 @@ type candidateEntry struct {
 }
 
 func newSweeper(instances int) *sweeper {
-	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: make([]int64, instances), refs: make([]int, instances),
+	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: make([]int64, instances),
+		refs:      make([]int, instances),
 		localRefs: map[uint32]int{}, kept: map[uint32]int{}}
 }
 
@@ -130,7 +133,8 @@ func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
 	first := e.Flags&sessionReverse == 0 && !p.met
 	p.seen, p.state, p.lost, p.met = max(p.seen, e.Seen), p.state|e.State, p.lost || lost, p.met || first
 	s.pairs[hash] = p
-	c := candidateEntry{key: *k, kept: kept, seen: e.Seen, hash: hash, instance: e.Instance, local: e.Local, open: first && e.State&stateClosed == 0}
+	c := candidateEntry{key: *k, kept: kept, seen: e.Seen, hash: hash, instance: e.Instance, local: e.Local, open: first &&
+		e.State&stateClosed == 0}
 	s.count(&c, 1)
 	if first {
 		s.tally.States[stateName(e.State)]++
@@ -194,8 +198,8 @@ func stateName(state uint8) string {
 // goneFor is how long sessions that refer to an instance that is gone are kept, to be reset or to find another one.
 const goneFor = 5 * time.Minute
 
-// sweep removes sessions that have ended, corrects how many instances and interfaces have, and frees those that are gone when no
-// session refers to them.
+// sweep removes sessions that have ended, corrects how many instances and interfaces have, and frees those that are
+// gone when no session refers to them.
 func (w *plane) sweep(now time.Time) error {
 	s := w.sweeper
 	s.begin(s.clock())
@@ -256,8 +260,8 @@ func (w *plane) read(gone goneThings, steps *steps) error {
 	return each(w.maps.sessions, mapSessions, table(true))
 }
 
-// expire removes entries. What is in sessions is examined again, as a packet may have come since; and what its interface
-// holds is counted.
+// expire removes entries. What is in sessions is examined again, as a packet may have come since; and what its
+// interface holds is counted.
 func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	removed := uint64(0)
 	var pending []flow
@@ -343,8 +347,8 @@ func (w *plane) gone(now time.Time) goneThings {
 	return g
 }
 
-// absentFor is how long sessions of a client are kept whose interface is missing: a service that is only being registered
-// again continues.
+// absentFor is how long sessions of a client are kept whose interface is missing: a service that is only being
+// registered again continues.
 const absentFor = 30 * time.Second
 
 func (g *goneThings) has(k *flow, e *session) bool {
@@ -362,7 +366,8 @@ type reading struct {
 }
 
 func (w *plane) sessionCounts() reading {
-	r := reading{open: make([]int64, len(w.maps.stats)), opened: make([]int64, len(w.maps.stats)), shares: make([]int64, len(w.maps.shares))}
+	r := reading{open: make([]int64, len(w.maps.stats)), opened: make([]int64, len(w.maps.stats)),
+		shares: make([]int64, len(w.maps.shares))}
 	for i := range r.open {
 		r.open[i], r.opened[i] = w.maps.stats[i].sessions(), int64(w.maps.stats[i].opened())
 	}
@@ -372,8 +377,8 @@ func (w *plane) sessionCounts() reading {
 	return r
 }
 
-// astray is what a number is to be corrected by that was before and after a sweep, which has found another one. churn is how many
-// came, and as many may have gone, meanwhile.
+// astray is what a number is to be corrected by that was before and after a sweep, which has found another one. churn
+// is how many came, and as many may have gone, meanwhile.
 func astray(before, found, after, churn int64) int64 {
 	if least := min(before, after) - churn; found < least {
 		return found - least
@@ -384,8 +389,8 @@ func astray(before, found, after, churn int64) int64 {
 	return 0
 }
 
-// correct sets right how many sessions instances and interfaces have: entries that pending dropped are still counted, and another
-// version may have counted nothing.
+// correct sets right how many sessions instances and interfaces have: entries that pending dropped are still counted,
+// and another version may have counted nothing.
 func (w *plane) correct(before reading) {
 	all, found := int64(0), make([]int64, len(w.maps.shares))
 	for _, t := range w.targets {

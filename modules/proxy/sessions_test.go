@@ -42,9 +42,12 @@ func TestTimeouts(t *testing.T) {
 	}
 }
 
-// pairOf is both entries of a session as the data plane makes them. The client is behind interface 7, the instance behind 8.
-func pairOf(client, virtual, target string, proto uint8, sport uint16, instance uint32, hairpin bool) (k [2]flow, s [2]session) {
-	c, v, i := addressOf(netip.MustParseAddr(client)), addressOf(netip.MustParseAddr(virtual)), addressOf(netip.MustParseAddr(target))
+// pairOf is both entries of a session as the data plane makes them. The client is behind interface 7, the instance
+// behind 8.
+func pairOf(client, virtual, target string, proto uint8, sport uint16, instance uint32,
+	hairpin bool) (k [2]flow, s [2]session) {
+	c, v, i := addressOf(netip.MustParseAddr(client)), addressOf(netip.MustParseAddr(virtual)),
+		addressOf(netip.MustParseAddr(target))
 	k[0] = flow{Src: c, Dst: v, SPort: portOf(sport), DPort: portOf(80), Ifindex: 7, Proto: proto, Hook: hookEgress}
 	s[0] = session{Addr: i, SPort: portOf(sport + 1), DPort: portOf(8080), Instance: instance, Other: 8}
 	k[1] = flow{Src: i, Dst: c, SPort: portOf(8080), DPort: portOf(sport + 1), Ifindex: 8, Proto: proto, Hook: hookEgress}
@@ -93,7 +96,9 @@ func TestSweep(t *testing.T) {
 	var all []want
 	check := func(name string, left bool, keys [2]flow) { all = append(all, want{keys, left, name}) }
 	check("fresh", true, put(1000, protoTCP, func(f, r *session) {}))
-	check("SYN without answer", false, put(1010, protoTCP, func(f, r *session) { f.Seen, r.Seen = ago(31*time.Second), ago(31*time.Second) }))
+	check("SYN without answer", false, put(1010, protoTCP, func(f, r *session) {
+		f.Seen, r.Seen = ago(31*time.Second), ago(31*time.Second)
+	}))
 	check("established", true, put(1020, protoTCP, func(f, r *session) {
 		f.State, r.State, f.Seen, r.Seen = stateAnswered, 0, ago(time.Hour), ago(time.Hour)
 	}))
@@ -106,8 +111,12 @@ func TestSweep(t *testing.T) {
 		f.Seen, r.Seen = ago(2*time.Minute), ago(2*time.Minute)
 	}))
 	check("UDP one way", true, put(1040, protoUDP, func(f, r *session) { r.Seen = ago(time.Hour) }))
-	check("UDP the other way", true, put(1050, protoUDP, func(f, r *session) { f.Seen, f.State = ago(time.Hour), stateAnswered }))
-	check("UDP", false, put(1060, protoUDP, func(f, r *session) { f.Seen, r.Seen = ago(61*time.Second), ago(2*time.Minute) }))
+	check("UDP the other way", true, put(1050, protoUDP, func(f, r *session) {
+		f.Seen, f.State = ago(time.Hour), stateAnswered
+	}))
+	check("UDP", false, put(1060, protoUDP, func(f, r *session) {
+		f.Seen, r.Seen = ago(61*time.Second), ago(2*time.Minute)
+	}))
 	check("client gone", false, put(1070, protoTCP, func(f, r *session) {}))
 	last := &all[len(all)-1]
 	for i := range last.keys { // the same with another client
@@ -168,7 +177,8 @@ func TestSweepCountsShares(t *testing.T) {
 	p.same("one removed", shares(), [2]uint64{2, 2})
 }
 
-// longAfterBoot has sessions be swept two hours later than it is, so that they may be old on a machine that has just booted.
+// longAfterBoot has sessions be swept two hours later than it is, so that they may be old on a machine that has just
+// booted.
 func (p *plant) longAfterBoot() uint64 {
 	now := monotonic() + uint64(2*time.Hour)
 	p.w.sweeper.clock = func() uint64 { return now }
@@ -179,12 +189,14 @@ func (p *plant) longAfterBoot() uint64 {
 func TestSessionsAreCarriedOver(t *testing.T) {
 	p := compileConfig(t, "")
 	maps := newMaps(t, p)
-	before, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: maps[mapSessions].KeySize(), ValueSize: maps[mapSessions].ValueSize(), MaxEntries: 1024})
+	before, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.LRUHash, KeySize: maps[mapSessions].KeySize(),
+		ValueSize: maps[mapSessions].ValueSize(), MaxEntries: 1024})
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer before.Close()
-	for state, sport := range map[uint8]uint16{0: 1000, stateAnswered: 1010, stateAnswered | stateClientFIN: 1020, stateAnswered | stateReset | stateClosed: 1030} {
+	for state, sport := range map[uint8]uint16{0: 1000, stateAnswered: 1010, stateAnswered | stateClientFIN: 1020,
+		stateAnswered | stateReset | stateClosed: 1030} {
 		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, sport, 1, false)
 		for i := range k {
 			s[i].State = state

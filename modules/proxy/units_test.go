@@ -212,7 +212,8 @@ func TestNegative(t *testing.T) {
 		if want := now.Add(time.Duration(10+i) * time.Second); until != want {
 			t.Errorf("%d until %v, want %v", i, until, want)
 		}
-		if i < 3 && over != nil || i >= 3 && !cmp.Equal(over, []netip.Addr{addressNo(i - 3)}, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
+		if i < 3 && over != nil || i >= 3 && !cmp.Equal(over, []netip.Addr{addressNo(i - 3)},
+			cmp.Comparer(func(a, b netip.Addr) bool { return a == b })) {
 			t.Errorf("%v is evicted for %d", over, i)
 		}
 	}

@@ -48,14 +48,16 @@ const unknownSize = 32 // bytes of struct px_unknown before the frame
 
 func parseUnknown(raw []byte) (*heldPacket, bool) {
 	var u unknown
-	if n, err := binary.Decode(raw, binary.NativeEndian, &u); err != nil || n != unknownSize || u.Len == 0 || int(u.Len) > len(raw)-n {
+	if n, err := binary.Decode(raw, binary.NativeEndian, &u); err != nil || n != unknownSize || u.Len == 0 ||
+		int(u.Len) > len(raw)-n {
 		return nil, false
 	}
-	return &heldPacket{to: u.Dst.addr(), ifindex: u.Ifindex, frame: bytes.Clone(raw[unknownSize : unknownSize+u.Len])}, true
+	return &heldPacket{to: u.Dst.addr(), ifindex: u.Ifindex, frame: bytes.Clone(raw[unknownSize : unknownSize+u.Len])},
+		true
 }
 
-// arrive holds a packet and asks for its destination, once. It returns the packets that can continue at once, as the answer has
-// come while the packet was on its way here.
+// arrive holds a packet and asks for its destination, once. It returns the packets that can continue at once, as the
+// answer has come while the packet was on its way here.
 func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -69,7 +71,8 @@ func (w *plane) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	return nil
 }
 
-// deny makes the data plane answer that an address does not exist, for a while. It returns the packets that get this answer.
+// deny makes the data plane answer that an address does not exist, for a while. It returns the packets that get this
+// answer.
 func (w *plane) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	if v := w.addresses[a]; v != nil && v.service != nil {
 		return nil, nil
@@ -148,9 +151,11 @@ type HeldReport struct {
 func (w *plane) listHeld(now time.Time) *HeldReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	out := &HeldReport{Held: []HeldAddress{}, Unknown: []string{}, Packets: w.held.all.Len(), Bytes: w.held.size, Dropped: w.held.Dropped, Counters: w.unknowns}
+	out := &HeldReport{Held: []HeldAddress{}, Unknown: []string{}, Packets: w.held.all.Len(), Bytes: w.held.size,
+		Dropped: w.held.Dropped, Counters: w.unknowns}
 	for a, waits := range w.held.addresses {
-		h := HeldAddress{Address: a.String(), Packets: len(waits.packets), Since: fmt.Sprint(now.Sub(waits.since).Round(time.Millisecond))}
+		h := HeldAddress{Address: a.String(), Packets: len(waits.packets),
+			Since: fmt.Sprint(now.Sub(waits.since).Round(time.Millisecond))}
 		for _, e := range waits.packets {
 			h.Bytes += len(e.Value.(*heldPacket).frame)
 		}

@@ -34,9 +34,11 @@ type portEntry struct {
 var (
 	policies = map[v1alpha1.Policy]uint8{
 		v1alpha1.PolicyRoundRobin: policyTurns, v1alpha1.PolicyWeighted: policyTurns, v1alpha1.PolicyClosest: policyTurns,
-		v1alpha1.PolicyLeastConnections: policyLeast, v1alpha1.PolicySourceAffinity: policyHashSource, v1alpha1.PolicyConsistentHash: policyHashFlow,
+		v1alpha1.PolicyLeastConnections: policyLeast, v1alpha1.PolicySourceAffinity: policyHashSource,
+		v1alpha1.PolicyConsistentHash: policyHashFlow,
 	}
-	protocols = map[v1alpha1.Protocol]uint8{v1alpha1.ProtocolTCP: protoTCP, v1alpha1.ProtocolUDP: protoUDP, v1alpha1.ProtocolSCTP: protoSCTP}
+	protocols = map[v1alpha1.Protocol]uint8{v1alpha1.ProtocolTCP: protoTCP, v1alpha1.ProtocolUDP: protoUDP,
+		v1alpha1.ProtocolSCTP: protoSCTP}
 )
 
 // putVirtuals writes the addresses of a service.
@@ -141,8 +143,8 @@ func (w *plane) candidates(all []*target) []candidate {
 	return out
 }
 
-// writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are new,
-// then the address itself. The old run rests before it is written over.
+// writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are
+// new, then the address itself. The old run rests before it is written over.
 func (w *plane) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
 	next.Policy, next.Flags = policies[v.policy], 0
@@ -153,7 +155,8 @@ func (w *plane) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	if digest != v.digest {
 		first, ok := w.slots.take(uint32(len(run)), now)
 		if !ok {
-			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr, len(w.maps.slots))
+			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run),
+				v.addr, len(w.maps.slots))
 			digest = v.digest // the run that there is stays
 		} else {
 			for i, index := range run {
@@ -191,7 +194,8 @@ func digestOf(run []uint32) uint64 {
 	return h.Sum64() | 1
 }
 
-// writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are left.
+// writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are
+// left.
 func (w *plane) writePorts(v *virtual) error {
 	var all []portEntry
 	for _, p := range v.service.ports {
@@ -203,7 +207,8 @@ func (w *plane) writePorts(v *virtual) error {
 			continue
 		}
 		if err := w.maps.ports.Put(portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}, p.target); err != nil {
-			v.service.trouble = fmt.Errorf("port %d of address %s: %w: raise tables.ports, which is %d", p.port.number(), v.addr, err, w.maps.ports.MaxEntries())
+			v.service.trouble = fmt.Errorf("port %d of address %s: %w: raise tables.ports, which is %d", p.port.number(), v.addr,
+				err, w.maps.ports.MaxEntries())
 			all = slices.DeleteFunc(slices.Clone(all), func(o portEntry) bool { return o == p })
 		}
 	}

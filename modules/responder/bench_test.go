@@ -7,8 +7,9 @@ import (
 	"time"
 )
 
-// BenchmarkAnswer is the time of a chain with nothing but the responder. The packet of a test run stays what the last pass made
-// of it: an echo between two addresses that are both answered goes back and forth, and what is consumed stays as it is.
+// BenchmarkAnswer is the time of a chain with nothing but the responder. The packet of a test run stays what the last
+// pass made of it: an echo between two addresses that are both answered goes back and forth, and what is consumed stays
+// as it is.
 func BenchmarkAnswer(b *testing.B) {
 	const config = `{"listeners": [
 		{"app": "echo", "name": "echo", "port": 7000, "sourceRate": 0, "addresses": ["192.0.2.1", "192.0.2.50", "2001:db8::1", "2001:db8::50"]},

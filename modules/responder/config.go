@@ -55,7 +55,8 @@ func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 		return nil, nil, err
 	}
 	if len(c.Listeners) > maxListeners {
-		return nil, nil, &sdk.ConfigError{Field: "listeners", Reason: fmt.Sprintf("%d listeners; at most %d are possible", len(c.Listeners), maxListeners)}
+		return nil, nil, &sdk.ConfigError{Field: "listeners", Reason: fmt.Sprintf("%d listeners; at most %d are possible",
+			len(c.Listeners), maxListeners)}
 	}
 	var all []*listener
 	for i, raw := range c.Listeners {
@@ -72,7 +73,8 @@ func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 }
 
 func parseListener(raw json.RawMessage) (*listener, error) {
-	l := &listener{common: common{MaxReply: defaultReply, SourceRate: defaultSource, WhenOver: "drop", Amplification: defaultAmplification}}
+	l := &listener{common: common{MaxReply: defaultReply, SourceRate: defaultSource, WhenOver: "drop",
+		Amplification: defaultAmplification}}
 	if err := json.Unmarshal(raw, &l.common); err != nil {
 		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
 	}
@@ -84,7 +86,8 @@ func parseListener(raw json.RawMessage) (*listener, error) {
 		l.Name = fmt.Sprintf("%s-%d", l.App, l.Port)
 	}
 	if l.Port == 0 || l.MaxReply == 0 || l.MaxReply > maxPayload {
-		return nil, &sdk.ConfigError{Field: "port", Reason: fmt.Sprintf("port has to be 1 to 65535, maxReply 1 to %d", maxPayload)}
+		return nil, &sdk.ConfigError{Field: "port", Reason: fmt.Sprintf("port has to be 1 to 65535, maxReply 1 to %d",
+			maxPayload)}
 	}
 	if l.addresses, err = parseAddresses(l.Addresses); err != nil {
 		return nil, err
@@ -115,7 +118,8 @@ func ownProperties(raw json.RawMessage) (json.RawMessage, error) {
 	if err := json.Unmarshal(raw, &properties); err != nil {
 		return nil, &sdk.ConfigError{Field: "config", Reason: err.Error()}
 	}
-	for _, name := range []string{"app", "name", "port", "addresses", "maxReply", "sourceRate", "totalRate", "whenOver", "amplification"} {
+	for _, name := range []string{"app", "name", "port", "addresses", "maxReply", "sourceRate", "totalRate", "whenOver",
+		"amplification"} {
 		delete(properties, name)
 	}
 	return json.Marshal(properties)
@@ -126,10 +130,12 @@ func parseAddresses(texts []string) ([]netip.Addr, error) {
 	for _, text := range texts {
 		a, err := netip.ParseAddr(text)
 		if err != nil || a.Zone() != "" || a.Is4In6() {
-			return nil, &sdk.ConfigError{Field: "addresses", Reason: fmt.Sprintf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", text)}
+			return nil, &sdk.ConfigError{Field: "addresses",
+				Reason: fmt.Sprintf("%q is not an IP address such as 192.0.2.1 or 2001:db8::1", text)}
 		}
 		if a.IsMulticast() || a.IsUnspecified() || a.IsLoopback() || a == netip.AddrFrom4([4]byte{255, 255, 255, 255}) {
-			return nil, &sdk.ConfigError{Field: "addresses", Reason: text + " is not a unicast address that packets come to from outside"}
+			return nil, &sdk.ConfigError{Field: "addresses", Reason: text + " is not a unicast address that packets come to " +
+				"from outside"}
 		}
 		if slices.Contains(out, a) {
 			return nil, &sdk.ConfigError{Field: "addresses", Reason: text + " is there twice"}
@@ -143,7 +149,8 @@ func parseAddresses(texts []string) ([]netip.Addr, error) {
 func (l *listener) distinct(others []*listener) error {
 	for _, o := range others {
 		if o.Name == l.Name {
-			return &sdk.ConfigError{Field: "name", Reason: fmt.Sprintf("%q is used by another listener too; set unique names", l.Name)}
+			return &sdk.ConfigError{Field: "name", Reason: fmt.Sprintf("%q is used by another listener too; set unique names",
+				l.Name)}
 		}
 		if o.Port != l.Port {
 			continue
@@ -166,7 +173,8 @@ func checkEntries(all []*listener) error {
 		n += max(1, len(l.addresses))
 	}
 	if n > maxEntries {
-		return &sdk.ConfigError{Field: "listeners", Reason: fmt.Sprintf("%d pairs of address and port; at most %d are possible", n, maxEntries)}
+		return &sdk.ConfigError{Field: "listeners",
+			Reason: fmt.Sprintf("%d pairs of address and port; at most %d are possible", n, maxEntries)}
 	}
 	return nil
 }

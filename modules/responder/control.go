@@ -135,7 +135,8 @@ const (
 
 func (l *listener) entry(slot uint32) Entry {
 	shape := l.service.Params()
-	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply, Config: shape.Config,
+	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply,
+		Config:        shape.Config,
 		Amplification: l.Amplification}
 	if l.WhenOver == "drop" {
 		e.Drop = 1
@@ -163,8 +164,8 @@ type key6 struct {
 	_    uint16
 }
 
-// Entries returns the listeners as the data plane has them, in the order of the config, for a module that classifies packets
-// itself. The maps must be filled.
+// Entries returns the listeners as the data plane has them, in the order of the config, for a module that classifies
+// packets itself. The maps must be filled.
 func (f *Responder) Entries(m sdk.Maps) ([]Entry, error) {
 	placed, err := f.place(m)
 	if err != nil {
@@ -237,8 +238,8 @@ type ports struct {
 	NotSources [2048]uint32
 }
 
-// talkative services answer anything that comes to their port (echo, daytime, quotd, chargen, time): answering them would
-// never end.
+// talkative services answer anything that comes to their port (echo, daytime, quotd, chargen, time): answering them
+// would never end.
 var talkative = []uint16{0, 7, 13, 17, 19, 37}
 
 func (f *Responder) fillPorts(m sdk.Maps) error {

@@ -66,14 +66,16 @@ func (g generator) bytes(n int) []byte {
 
 func (g generator) packet() packet {
 	p := packet{
-		src: often(g, "192.0.2.50", "192.0.2.255", "192.0.2.0", "0.1.2.3", "127.0.0.1", "224.0.0.5", "255.255.255.255", "192.0.2.1", "240.0.0.1",
+		src: often(g, "192.0.2.50", "192.0.2.255", "192.0.2.0", "0.1.2.3", "127.0.0.1", "224.0.0.5", "255.255.255.255",
+			"192.0.2.1", "240.0.0.1",
 			"198.51.100.8", "203.0.113.200"),
 		dst:   often(g, pick(g, "192.0.2.1", "192.0.2.77", "198.51.100.9"), "192.0.2.2", "192.0.2.255", "224.0.0.1"),
 		sport: often(g, uint16(1024+g.IntN(60000)), 0, 7, 19, 7000, 8080, 8081, 65535),
 		dport: often(g, pick(g, uint16(7000), 8080, 8081), 53, 0, 65535, 7001),
 	}
 	if g.IntN(2) == 0 {
-		p.src = often(g, "2001:db8::50", "::", "::1", "::ffff:192.0.2.50", "ff02::1", "2001:db8::1", "fe80::50", "2001:db8:1::9")
+		p.src = often(g, "2001:db8::50", "::", "::1", "::ffff:192.0.2.50", "ff02::1", "2001:db8::1", "fe80::50",
+			"2001:db8:1::9")
 		p.dst = often(g, pick(g, "2001:db8::1", "2001:db8::77", "fe80::1"), "2001:db8::2", "ff02::2")
 		for g.IntN(4) == 0 && len(p.extensions) < 7 {
 			p.extensions = append(p.extensions, g.extension())
@@ -118,7 +120,8 @@ func (g generator) message() []byte {
 }
 
 func (g generator) options() []byte {
-	b := pick(g, []byte{1, 1, 1, 0}, []byte{7, 3, 4, 1}, []byte{148, 4, 0, 0}, []byte{68, 4, 5, 0}, []byte{131, 3, 4, 0}, []byte{7, 40, 0, 0},
+	b := pick(g, []byte{1, 1, 1, 0}, []byte{7, 3, 4, 1}, []byte{148, 4, 0, 0}, []byte{68, 4, 5, 0}, []byte{131, 3, 4, 0},
+		[]byte{7, 40, 0, 0},
 		[]byte{7, 0, 0, 0}, []byte{130, 4, 0, 0}, g.bytes(4*(1+g.IntN(10))))
 	for range g.IntN(3) {
 		b = append(b, 1, 1, 1, 1)
@@ -128,7 +131,8 @@ func (g generator) options() []byte {
 
 func (g generator) extension() ext {
 	kind := pick[byte](g, 0, 60, 60, 43, 44, 51, 135)
-	body := pick(g, []byte{0, 1, 4, 0, 0, 0, 0}, []byte{0, 5, 2, 0, 0, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0}, []byte{0, 0xc2, 4, 0, 0, 0, 0}, []byte{0, 1, 200, 0, 0, 0, 0},
+	body := pick(g, []byte{0, 1, 4, 0, 0, 0, 0}, []byte{0, 5, 2, 0, 0, 1, 0}, []byte{0, 0, 0, 0, 0, 0, 0},
+		[]byte{0, 0xc2, 4, 0, 0, 0, 0}, []byte{0, 1, 200, 0, 0, 0, 0},
 		[]byte{1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}, append([]byte{0}, g.bytes(6)...))
 	if kind == 60 && g.IntN(3) == 0 { // the UDP header may start behind byte 500
 		body = make([]byte, 8*(1+g.IntN(57))-1)
@@ -173,8 +177,8 @@ func rounds(t testing.TB) int {
 	return n
 }
 
-// The data plane and the model agree on every request, well-formed or not: on the verdict, on each byte of what leaves, and
-// afterwards on all counters.
+// The data plane and the model agree on every request, well-formed or not: on the verdict, on each byte of what leaves,
+// and afterwards on all counters.
 func TestAgreesWithTheModel(t *testing.T) {
 	onHooks(t, fuzzConfig, func(t *testing.T, k *kernel) {
 		g, m := generator{seed.Rand(t), shortest[k.hook]}, fuzzModel(k.hook)
@@ -200,7 +204,8 @@ func TestAgreesWithTheModel(t *testing.T) {
 		if rounds(t) >= 100000 {
 			for i, outcome := range outcomes {
 				n := m.counts[""][outcome] + m.counts["echo"][outcome] + m.counts["kernel"][outcome]
-				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost", "unproven", "challenged"}, outcome) {
+				if n == 0 && !slices.Contains([]string{"not_linear", "source_limit", "total_limit", "no_room", "lost", "unproven",
+					"challenged"}, outcome) {
 					t.Errorf("outcome %d, %s, never came up", i, outcome)
 				}
 			}

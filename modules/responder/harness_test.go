@@ -76,7 +76,8 @@ const testIndex = 1
 // at tells the addresses of the interface.
 func (k *kernel) at(addresses ...string) *kernel {
 	k.t.Helper()
-	if err := writeLocals(k.maps, []sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: "veth", Addresses: addresses}}); err != nil {
+	if err := writeLocals(k.maps,
+		[]sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: "veth", Addresses: addresses}}); err != nil {
 		k.t.Fatal(err)
 	}
 	return k

@@ -35,8 +35,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
-// stage is a client and a server alongside each other on a bridge, with the responder between the bridge and the server: on XDP
-// and on the server's veth, as it meets packets of the client there.
+// stage is a client and a server alongside each other on a bridge, with the responder between the bridge and the
+// server: on XDP and on the server's veth, as it meets packets of the client there.
 type stage struct {
 	*kernel
 	on             sdk.Instance // the interface that the program is attached to
@@ -54,8 +54,8 @@ const (
 	tc      = "TC"
 )
 
-// build attaches the responder and serves its routes. On XDP it sits in the server's own namespace, at its eth0, where it
-// meets what comes to the node; on TC at the bridge's end, as for a service.
+// build attaches the responder and serves its routes. On XDP it sits in the server's own namespace, at its eth0, where
+// it meets what comes to the node; on TC at the bridge's end, as for a service.
 func build(t *testing.T, kind, config string) *stage {
 	return buildWith(t, kind, config, netlab.HostOptions{})
 }
@@ -95,7 +95,8 @@ func (s *stage) attach(kind string) {
 		switch kind {
 		case tc:
 			s.on = sdk.Instance{Interface: s.server.Outer(), Ifindex: uint32(s.server.OuterIndex()), Kind: "veth"}
-			l, err = link.AttachTCX(link.TCXOptions{Interface: s.server.OuterIndex(), Program: s.prog, Attach: ebpf.AttachTCXEgress})
+			l, err = link.AttachTCX(link.TCXOptions{Interface: s.server.OuterIndex(), Program: s.prog,
+				Attach: ebpf.AttachTCXEgress})
 		default:
 			at, lookup := net.InterfaceByName(s.server.Interface())
 			if lookup != nil {
@@ -126,10 +127,12 @@ func (s *stage) place(kind string) *netlab.Namespace {
 	return s.server.Namespace
 }
 
-// receiveXDP makes the other end of the server's veth take frames that XDP_TX sends: it must have NAPI, as with XDP of its own.
+// receiveXDP makes the other end of the server's veth take frames that XDP_TX sends: it must have NAPI, as with XDP of
+// its own.
 func (s *stage) receiveXDP() {
 	s.t.Helper()
-	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2),
+		asm.Return()}})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -154,7 +157,8 @@ func (s *stage) serveRoutes() {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	live := s.kernel.open(sdk.Live{Module: "sign", Maps: s.maps, Instances: func() []sdk.Instance { return []sdk.Instance{s.on} }})
+	live := s.kernel.open(sdk.Live{Module: "sign", Maps: s.maps,
+		Instances: func() []sdk.Instance { return []sdk.Instance{s.on} }})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", live.Handler()))
 	routes := &http.Server{Handler: mux}
@@ -204,7 +208,8 @@ func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder,
 	s.t.Helper()
 	var conn *net.UDPConn
 	err := s.client.Do(func() (err error) {
-		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: from}, net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port))))
+		conn, err = net.DialUDP("udp", &net.UDPAddr{Port: from},
+			net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(port))))
 		return err
 	})
 	if err != nil {
@@ -229,9 +234,9 @@ func (s *stage) car(to netip.Addr, from, port int, order binary.AppendByteOrder,
 	return order.(binary.ByteOrder).Uint32(reply[4:])
 }
 
-// A real client and the published server's protocol, on every hook: what the kernel does not answer reaches the server through
-// the same port, and both count the same cars. The client's own kernel checks the replies' checksums; those of requests are
-// partial, as on any veth, or complete, as from elsewhere.
+// A real client and the published server's protocol, on every hook: what the kernel does not answer reaches the server
+// through the same port, and both count the same cars. The client's own kernel checks the replies' checksums; those of
+// requests are partial, as on any veth, or complete, as from elsewhere.
 func TestLive(t *testing.T) {
 	for _, kind := range []string{native, generic, tc} {
 		for checksums, opts := range map[string]netlab.HostOptions{"partial": {}, "complete": {TxChecksumOff: true}} {
@@ -273,8 +278,8 @@ func testLive(s *stage) {
 	}
 }
 
-// Requests with a VLAN tag, which here is not among the packet's bytes, get replies with it. Native XDP cannot: a veth hands the
-// tag over alongside the frame.
+// Requests with a VLAN tag, which here is not among the packet's bytes, get replies with it. Native XDP cannot: a veth
+// hands the tag over alongside the frame.
 func TestVLAN(t *testing.T) {
 	const tag = 0x6005 // priority 3, VLAN 5
 	for _, kind := range []string{generic, tc} {
@@ -289,7 +294,8 @@ func TestVLAN(t *testing.T) {
 				t.Fatal(err)
 			}
 			reply, got := receiveTagged(t, socket)
-			if got != tag || len(reply) < 50 || binary.LittleEndian.Uint32(reply[42:]) != 3 || binary.LittleEndian.Uint32(reply[46:]) != 120 {
+			if got != tag || len(reply) < 50 || binary.LittleEndian.Uint32(reply[42:]) != 3 ||
+				binary.LittleEndian.Uint32(reply[46:]) != 120 {
 				t.Errorf("tag %#x, reply %x; packets %v", got, reply, s.packets("road"))
 			}
 		})
@@ -342,8 +348,8 @@ func receiveTagged(t *testing.T, fd int) (frame []byte, tag uint16) {
 	}
 }
 
-// Several requests that the client's kernel carries as one packet (UDP_SEGMENT) are taken apart before native XDP sees them, and
-// elsewhere are none of the responder's. Each gets its reply.
+// Several requests that the client's kernel carries as one packet (UDP_SEGMENT) are taken apart before native XDP sees
+// them, and elsewhere are none of the responder's. Each gets its reply.
 func TestSegments(t *testing.T) {
 	for _, kind := range []string{native, generic, tc} {
 		t.Run(kind, func(t *testing.T) {
@@ -362,7 +368,10 @@ func TestSegments(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if err := raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT, 8) }); err != nil {
+			if err := raw.Control(func(fd uintptr) {
+				err = unix.SetsockoptInt(int(fd), unix.IPPROTO_UDP, unix.UDP_SEGMENT,
+					8)
+			}); err != nil {
 				t.Fatal(err)
 			}
 			if err != nil {
@@ -389,7 +398,9 @@ func TestSegments(t *testing.T) {
 
 func (s *stage) await(right func(server.Totals) bool) {
 	s.t.Helper()
-	wait.Until(s.t, "the server's totals are right", func() bool { return right(s.sign.Totals()) }, func() any { return s.sign.Totals() })
+	wait.Until(s.t, "the server's totals are right", func() bool {
+		return right(s.sign.Totals())
+	}, func() any { return s.sign.Totals() })
 }
 
 // shows waits until the sign shows a limit.
@@ -404,7 +415,8 @@ func (s *stage) shows(port int, limit uint32) {
 
 // The same server without a module.
 func TestServerAlone(t *testing.T) {
-	s := build(t, tc, `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "mode": "user", "addresses": [ADDRESSES]}]}`)
+	s := build(t, tc,
+		`{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "mode": "user", "addresses": [ADDRESSES]}]}`)
 	s.open(8080, nil)
 	for range 3 {
 		if got := s.car(s.server.Addr4(), 0, 8080, binary.BigEndian, 4); got != 120 {
@@ -460,9 +472,11 @@ func (s *stage) set(path, value string) {
 	}
 }
 
-// Events are states that grow, however fast requests come; the last has all of them, and there are fewer events than requests.
+// Events are states that grow, however fast requests come; the last has all of them, and there are fewer events than
+// requests.
 func TestEvents(t *testing.T) {
-	s := build(t, native, `{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`)
+	s := build(t, native,
+		`{"listeners": [{"app": "speedlimit", "name": "road", "port": 8080, "sourceRate": 0, "addresses": [ADDRESSES]}]}`)
 	response := s.request(http.MethodGet, "events?listener=road", "")
 	defer response.Body.Close()
 	lines := bufio.NewScanner(response.Body)

@@ -28,7 +28,8 @@ func TestVerifies(t *testing.T) {
 func TestPacketBehindVerifies(t *testing.T) {
 	sdktest.NeedRoot(t)
 	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCEgress} {
-		l, err := dataplane.Load(side, chain.Ingress, module(t, compileConfig(t, `{"listeners": [{"app": "echo", "port": 7000}]}`)), pkgstest.Reader(chain.Ingress))
+		l, err := dataplane.Load(side, chain.Ingress,
+			module(t, compileConfig(t, `{"listeners": [{"app": "echo", "port": 7000}]}`)), pkgstest.Reader(chain.Ingress))
 		sdktest.Explain(t, err)
 		l.Close()
 	}

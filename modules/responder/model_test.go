@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
-// model says in plain Go what the data plane has to do with a packet on an interface with these addresses. It is written from
-// docs/responder.md, without limits of rates.
+// model says in plain Go what the data plane has to do with a packet on an interface with these addresses. It is
+// written from docs/responder.md, without limits of rates.
 type model struct {
 	hook      chain.Hook
 	listeners []modelListener

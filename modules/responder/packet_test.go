@@ -68,24 +68,35 @@ func TestChecks(t *testing.T) {
 		{name: "no checksum on IPv6", packet: get6().with(func(p *packet) { p.checksum = none }), outcome: "checksum"},
 		{name: "bad checksum", packet: get().with(func(p *packet) { p.checksum = bad }), outcome: "checksum"},
 		{name: "bad checksum on IPv6", packet: get6().with(func(p *packet) { p.checksum = bad }), outcome: "checksum"},
-		{name: "bad header checksum", packet: get().with(edit(func(f []byte, l3, _ int) { f[l3+10] ^= 1 })), outcome: "header_checksum"},
+		{name: "bad header checksum", packet: get().with(edit(func(f []byte, l3, _ int) { f[l3+10] ^= 1 })),
+			outcome: "header_checksum"},
 		{name: "odd length", packet: get6().with(func(p *packet) { p.payload = []byte("1234567") }), outcome: "answered"},
 		{name: "empty", packet: get().with(func(p *packet) { p.payload = nil }), outcome: "answered"},
 		{name: "longest", packet: get().with(func(p *packet) { p.payload = make([]byte, 1232) }), outcome: "answered"},
-		{name: "reply too long", packet: get().with(func(p *packet) { p.payload = make([]byte, 1233) }), outcome: "reply_size"},
+		{name: "reply too long", packet: get().with(func(p *packet) {
+			p.payload = make([]byte, 1233)
+		}), outcome: "reply_size"},
 		{name: "request too long", packet: get().with(func(p *packet) { p.payload = make([]byte, 1473) }), outcome: "size"},
-		{name: "jumbogram", packet: get6().with(edit(func(f []byte, _, l4 int) { f[l4+4], f[l4+5] = 0, 0 })), outcome: "size"},
+		{name: "jumbogram", packet: get6().with(edit(func(f []byte, _, l4 int) { f[l4+4], f[l4+5] = 0, 0 })),
+			outcome: "size"},
 		{name: "Ethernet padding", packet: get().with(func(p *packet) { p.tail = make([]byte, 10) }), outcome: "answered"},
-		{name: "bytes behind the datagram", packet: get().with(func(p *packet) { p.extra = []byte("xyz") }), outcome: "answered"},
+		{name: "bytes behind the datagram", packet: get().with(func(p *packet) { p.extra = []byte("xyz") }),
+			outcome: "answered"},
 		{name: "another port", packet: get().with(func(p *packet) { p.dport = 7001 })},
-		{name: "another address", packet: get().with(func(p *packet) { p.dst = "192.0.2.2" }), outcome: "other_address", other: true},
-		{name: "to the broadcast address", packet: get().with(func(p *packet) { p.dst = "192.0.2.255" }), outcome: "other_address", other: true},
+		{name: "another address", packet: get().with(func(p *packet) { p.dst = "192.0.2.2" }), outcome: "other_address",
+			other: true},
+		{name: "to the broadcast address", packet: get().with(func(p *packet) { p.dst = "192.0.2.255" }),
+			outcome: "other_address", other: true},
 		{name: "TCP", packet: get().with(ip4(func(h []byte) { h[9] = 6; h[32] = 0x50 })), outcome: "malformed", other: true},
 		{name: "first fragment", packet: get().with(ip4(func(h []byte) { h[6] = 0x20 })), outcome: "fragment"},
-		{name: "later fragment", packet: get().with(ip4(func(h []byte) { h[7] = 1 })), outcome: "later_fragment", other: true},
-		{name: "cut off", packet: get().with(ip4(func(h []byte) { be.PutUint16(h[2:], 37) })), outcome: "malformed", other: true},
-		{name: "to a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[0] |= 1 })), outcome: "link_address"},
-		{name: "from a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[6] |= 1 })), outcome: "link_address"},
+		{name: "later fragment", packet: get().with(ip4(func(h []byte) { h[7] = 1 })), outcome: "later_fragment",
+			other: true},
+		{name: "cut off", packet: get().with(ip4(func(h []byte) { be.PutUint16(h[2:], 37) })), outcome: "malformed",
+			other: true},
+		{name: "to a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[0] |= 1 })),
+			outcome: "link_address"},
+		{name: "from a group of stations", packet: get().with(edit(func(f []byte, _, _ int) { f[6] |= 1 })),
+			outcome: "link_address"},
 		{name: "from the unspecified address", packet: get().with(src("0.0.0.0")), outcome: "source_address"},
 		{name: "from loopback", packet: get().with(src("127.0.0.1")), outcome: "source_address"},
 		{name: "from multicast", packet: get().with(src("224.0.0.1")), outcome: "source_address"},
@@ -101,7 +112,8 @@ func TestChecks(t *testing.T) {
 		{name: "from port 0", packet: get().with(func(p *packet) { p.sport = 0 }), outcome: "source_port"},
 		{name: "from chargen", packet: get6().with(func(p *packet) { p.sport = 19 }), outcome: "source_port"},
 		{name: "No-Operation", packet: get().with(options(1, 1, 1, 0)), outcome: "answered"},
-		{name: "40 bytes of options", packet: get().with(options(slices.Repeat([]byte{148, 4, 0, 0}, 10)...)), outcome: "answered"},
+		{name: "40 bytes of options", packet: get().with(options(slices.Repeat([]byte{148, 4, 0, 0}, 10)...)),
+			outcome: "answered"},
 		{name: "record route", packet: get().with(options(7, 7, 4, 0, 0, 0, 0, 0)), outcome: "answered"},
 		{name: "source route", packet: get().with(options(131, 7, 4, 10, 0, 0, 1, 0)), outcome: "options"},
 		{name: "strict source route", packet: get().with(options(137, 7, 4, 10, 0, 0, 1, 0)), outcome: "options"},
@@ -113,7 +125,8 @@ func TestChecks(t *testing.T) {
 		{name: "option beyond its header", packet: get6().with(extension(60, 0, 1, 5, 0, 0, 0, 0)), outcome: "options"},
 		{name: "used routing header", packet: get6().with(extension(43, 0, 4, 0, 0, 0, 0, 0)), outcome: "answered"},
 		{name: "routing header", packet: get6().with(extension(43, 0, 4, 1, 0, 0, 0, 0)), outcome: "options"},
-		{name: "whole packet with a fragment header", packet: get6().with(extension(44, 0, 0, 0, 1, 2, 3, 4)), outcome: "answered"},
+		{name: "whole packet with a fragment header", packet: get6().with(extension(44, 0, 0, 0, 1, 2, 3, 4)),
+			outcome: "answered"},
 		{name: "authentication", packet: get6().with(extension(51, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 1)), outcome: "options"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -175,18 +188,20 @@ type parentless struct{ testing.TB }
 
 func (parentless) Cleanup(func()) {}
 
-// On XDP, a checksum that the sender left to its network card counts as right on virtual interfaces only, unless configured
-// otherwise. On TC the kernel knows that a test run has no such checksum.
+// On XDP, a checksum that the sender left to its network card counts as right on virtual interfaces only, unless
+// configured otherwise. On TC the kernel knows that a test run has no such checksum.
 func TestPartialChecksums(t *testing.T) {
 	for _, c := range []struct {
 		config, kind string
 		want         verdict
 	}{
-		{"", "veth", answered}, {"", "tun", answered}, {"", "", passed}, {"", "vlan", passed}, {`, "partialChecksums": "virtual"`, "veth", answered},
+		{"", "veth", answered}, {"", "tun", answered}, {"", "", passed}, {"", "vlan", passed},
+		{`, "partialChecksums": "virtual"`, "veth", answered},
 		{`, "partialChecksums": "accept"`, "", answered}, {`, "partialChecksums": "pass"`, "veth", passed},
 	} {
 		onHooks(t, strings.TrimSuffix(echoConfig, "}")+c.config+"}", func(t *testing.T, k *kernel) {
-			if err := writeLocals(k.maps, []sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: c.kind, Addresses: fuzzNetworks}}); err != nil {
+			if err := writeLocals(k.maps,
+				[]sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: c.kind, Addresses: fuzzNetworks}}); err != nil {
 				t.Fatal(err)
 			}
 			want := c.want
@@ -205,7 +220,8 @@ func TestPartialChecksums(t *testing.T) {
 	}
 }
 
-// Of each source no more is answered than its rate and burst; of all no more than the total. What is over passes or is dropped.
+// Of each source no more is answered than its rate and burst; of all no more than the total. What is over passes or is
+// dropped.
 func TestLimits(t *testing.T) {
 	for over, want := range map[string]verdict{"pass": passed, "drop": dropped} {
 		config := fmt.Sprintf(`{"listeners": [
@@ -226,7 +242,8 @@ func TestLimits(t *testing.T) {
 				}
 				return
 			}
-			// A burst is 2^27 ns of the rate, 13 requests; as time goes by more of them become due. The data plane's clock is coarse.
+			// A burst is 2^27 ns of the rate, 13 requests; as time goes by more of them become due. The data plane's clock is
+			// coarse.
 			const rate, burst = 100, 13
 			sent := 5000
 			if os.Getenv("KERB_MATRIX") != "" {
@@ -266,7 +283,8 @@ func TestLimits(t *testing.T) {
 // A long reply to a short request counts as many: forged requests gain little.
 func TestLimitsWeighReplies(t *testing.T) {
 	const rate, weight = 100, 31 // 34 bytes with headers, 1045 of the reply
-	config := fmt.Sprintf(`{"listeners": [{"app": "coap", "name": "things", "port": 5683, "sourceRate": %d, "amplification": 0, "resources": [{"path": "a", "value": %q}]}]}`,
+	config := fmt.Sprintf(
+		`{"listeners": [{"app": "coap", "name": "things", "port": 5683, "sourceRate": %d, "amplification": 0, "resources": [{"path": "a", "value": %q}]}]}`,
 		rate, strings.Repeat("v", 1000))
 	onHooks(t, config, func(t *testing.T, k *kernel) {
 		k.at(fuzzNetworks...)
@@ -299,37 +317,39 @@ func (k *kernel) limitOf(p packet) uint32 {
 
 // The kernel's cosine is the formula's, to the nearest km/h, for every number of cars. In user mode nothing is taken.
 func TestSpeedLimit(t *testing.T) {
-	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "kernel", "sourceRate": 0}]}`, func(t *testing.T, k *kernel) {
-		k.at(fuzzNetworks...)
-		for cars := int64(1); cars <= 200; cars++ {
-			if got, want := k.limitOf(ask(4)), speedlimit.Limit(cars); float64(got) != math.Round(want) {
-				t.Errorf("%d cars: %d km/h, want %.4f", cars, got, want)
+	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "kernel", "sourceRate": 0}]}`,
+		func(t *testing.T, k *kernel) {
+			k.at(fuzzNetworks...)
+			for cars := int64(1); cars <= 200; cars++ {
+				if got, want := k.limitOf(ask(4)), speedlimit.Limit(cars); float64(got) != math.Round(want) {
+					t.Errorf("%d cars: %d km/h, want %.4f", cars, got, want)
+				}
 			}
-		}
-		for range 300 {
-			if got, _ := k.run(ask(5).frame()); got != dropped {
-				t.Fatalf("OUT_OF_RANGE %s", got)
+			for range 300 {
+				if got, _ := k.run(ask(5).frame()); got != dropped {
+					t.Fatalf("OUT_OF_RANGE %s", got)
+				}
 			}
-		}
-		if got := k.cars("speedlimit-8080"); got != 0 {
-			t.Errorf("%d cars in range", got)
-		}
-		samples, err := k.open(sdk.Live{Maps: k.maps}).Collect()
-		values := map[string]float64{}
-		for _, s := range samples {
-			values[s.Labels["listener"]+" "+s.Labels["outcome"]] = s.Value
-		}
-		if diff := cmp.Diff(map[string]float64{"speedlimit-8080 answered": 200, "speedlimit-8080 consumed": 300}, values); diff != "" || err != nil {
-			t.Errorf("metrics: %v\n%s", err, diff)
-		}
-		if got := k.limitOf(ask(4)); got != 120 || k.cars("speedlimit-8080") != 1 {
-			t.Errorf("after all have left: %d km/h, %d cars", got, k.cars("speedlimit-8080"))
-		}
-		drops, err := k.loaded.Drops("resp")
-		if err != nil || drops[32] != 300 {
-			t.Errorf("%v, %v", drops, err)
-		}
-	})
+			if got := k.cars("speedlimit-8080"); got != 0 {
+				t.Errorf("%d cars in range", got)
+			}
+			samples, err := k.open(sdk.Live{Maps: k.maps}).Collect()
+			values := map[string]float64{}
+			for _, s := range samples {
+				values[s.Labels["listener"]+" "+s.Labels["outcome"]] = s.Value
+			}
+			if diff := cmp.Diff(map[string]float64{"speedlimit-8080 answered": 200, "speedlimit-8080 consumed": 300},
+				values); diff != "" || err != nil {
+				t.Errorf("metrics: %v\n%s", err, diff)
+			}
+			if got := k.limitOf(ask(4)); got != 120 || k.cars("speedlimit-8080") != 1 {
+				t.Errorf("after all have left: %d km/h, %d cars", got, k.cars("speedlimit-8080"))
+			}
+			drops, err := k.loaded.Drops("resp")
+			if err != nil || drops[32] != 300 {
+				t.Errorf("%v, %v", drops, err)
+			}
+		})
 	onHooks(t, `{"listeners": [{"app": "speedlimit", "port": 8080, "mode": "user"}]}`, func(t *testing.T, k *kernel) {
 		k.at(fuzzNetworks...)
 		for _, op := range []uint32{4, 5} {
@@ -345,73 +365,79 @@ func TestSpeedLimit(t *testing.T) {
 
 // Cars come and continue several CPUs at the same time, and user space changes their number meanwhile: none is lost.
 func TestCountIsExact(t *testing.T) {
-	onHooks(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`, func(t *testing.T, k *kernel) {
-		k.at(fuzzNetworks...)
-		const senders, each, changes = 4, 10000, 500
-		var work sync.WaitGroup
-		for s := range senders {
-			work.Go(func() {
-				r, frame := newRun(), ask(4).frame()
-				if s == 0 {
-					frame = ask(5).frame()
-				}
-				for range each {
-					r.run(k, frame)
-				}
-			})
-		}
-		h := k.open(sdk.Live{Maps: k.maps})
-		_, sign, err := h.one("sign")
-		if err != nil {
-			t.Fatal(err)
-		}
-		set := apps[k.listeners[0].number].App.(interface {
-			SetState(sdk.Maps, appPlaced, rawMessage) error
-		})
-		for range changes {
-			if err := set.SetState(k.maps, sign, rawMessage(`{"add": 1}`)); err != nil {
-				t.Error(err)
+	onHooks(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`,
+		func(t *testing.T, k *kernel) {
+			k.at(fuzzNetworks...)
+			const senders, each, changes = 4, 10000, 500
+			var work sync.WaitGroup
+			for s := range senders {
+				work.Go(func() {
+					r, frame := newRun(), ask(4).frame()
+					if s == 0 {
+						frame = ask(5).frame()
+					}
+					for range each {
+						r.run(k, frame)
+					}
+				})
 			}
-		}
-		work.Wait()
-		s := k.state("sign").(speedlimit.State)
-		if s.Answered != (senders-1)*each || s.Left != each {
-			t.Errorf("%d answered, %d left", s.Answered, s.Left)
-		}
-		// Departures without a client are not counted.
-		if least := int64((senders-2)*each + changes); s.Cars < least || s.Cars > least+each {
-			t.Errorf("%d cars, want %d to %d", s.Cars, least, least+each)
-		}
-		if err := set.SetState(k.maps, sign, rawMessage(`{"cars": 0}`)); err != nil {
-			t.Fatal(err)
-		}
-		for range 5 {
-			k.run(ask(5).frame())
-		}
-		if k.run(ask(4).frame()); k.cars("sign") != 1 {
-			t.Errorf("%d cars, want 1", k.cars("sign"))
-		}
-	})
+			h := k.open(sdk.Live{Maps: k.maps})
+			_, sign, err := h.one("sign")
+			if err != nil {
+				t.Fatal(err)
+			}
+			set := apps[k.listeners[0].number].App.(interface {
+				SetState(sdk.Maps, appPlaced, rawMessage) error
+			})
+			for range changes {
+				if err := set.SetState(k.maps, sign, rawMessage(`{"add": 1}`)); err != nil {
+					t.Error(err)
+				}
+			}
+			work.Wait()
+			s := k.state("sign").(speedlimit.State)
+			if s.Answered != (senders-1)*each || s.Left != each {
+				t.Errorf("%d answered, %d left", s.Answered, s.Left)
+			}
+			// Departures without a client are not counted.
+			if least := int64((senders-2)*each + changes); s.Cars < least || s.Cars > least+each {
+				t.Errorf("%d cars, want %d to %d", s.Cars, least, least+each)
+			}
+			if err := set.SetState(k.maps, sign, rawMessage(`{"cars": 0}`)); err != nil {
+				t.Fatal(err)
+			}
+			for range 5 {
+				k.run(ask(5).frame())
+			}
+			if k.run(ask(4).frame()); k.cars("sign") != 1 {
+				t.Errorf("%d cars, want 1", k.cars("sign"))
+			}
+		})
 }
 
-// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts again.
+// Counters and states belong to a listener's name: they stay when others come and go, and when the control plane starts
+// again.
 func TestSlots(t *testing.T) {
-	k := load(t, chain.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(fuzzNetworks...)
+	k := load(t, chain.XDP, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080, "sourceRate": 0}]}`).at(
+		fuzzNetworks...)
 	for range 3 {
 		k.run(ask(4).frame())
 	}
-	other := compileConfig(t, `{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
+	other := compileConfig(t,
+		`{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
 	if err := other.Fill(k.maps); err != nil {
 		t.Fatal(err)
 	}
-	k.Responder = compileConfig(t, `{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
+	k.Responder = compileConfig(t,
+		`{"listeners": [{"app": "echo", "port": 9}, {"app": "speedlimit", "name": "sign", "port": 8080, "mode": "mixed"}]}`)
 	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
 		t.Errorf("%d cars, packets %v", k.cars("sign"), k.packets("sign"))
 	}
 	// Many others: the slot of a sign that runs stays as it is, that of one that is gone is given away, and cleared.
 	others := func() {
 		for i := range 70 {
-			if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`, i)).Fill(k.maps); err != nil {
+			if err := compileConfig(t, fmt.Sprintf(`{"listeners": [{"app": "speedlimit", "name": "s%d", "port": 8080}]}`,
+				i)).Fill(k.maps); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -425,13 +451,15 @@ func TestSlots(t *testing.T) {
 	}
 	others()
 	if k.cars("sign") != 3 || k.packets("sign")["answered"] != 3 {
-		t.Errorf("configs that never ran took the slot of one that does: %d cars, packets %v", k.cars("sign"), k.packets("sign"))
+		t.Errorf("configs that never ran took the slot of one that does: %d cars, packets %v", k.cars("sign"),
+			k.packets("sign"))
 	}
 	if err := claim(k.maps, nil); err != nil {
 		t.Fatal(err)
 	}
 	others()
-	if err := compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`).Fill(k.maps); err != nil {
+	if err := compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`).Fill(
+		k.maps); err != nil {
 		t.Fatal(err)
 	}
 	k.Responder = compileConfig(t, `{"listeners": [{"app": "speedlimit", "name": "sign", "port": 8080}]}`)
@@ -445,12 +473,15 @@ func TestAddressesOfAttachPoints(t *testing.T) {
 	at := func(service string, index uint32, addresses ...string) sdk.Instance {
 		return sdk.Instance{Service: service, Interface: fmt.Sprint("i", index), Ifindex: index, Addresses: addresses}
 	}
-	v4, v6, err := locals([]sdk.Instance{at("", 1, "192.0.2.1/24", "192.0.2.255/32"), at("", 2, "198.51.100.4/31", "2001:db8::1/64"), at("web", 3, "203.0.113.9/30")})
+	v4, v6, err := locals([]sdk.Instance{at("", 1, "192.0.2.1/24", "192.0.2.255/32"),
+		at("", 2, "198.51.100.4/31", "2001:db8::1/64"), at("web", 3, "203.0.113.9/30")})
 	if err != nil {
 		t.Fatal(err)
 	}
-	node := map[[4]byte]uint32{{192, 0, 2, 1}: isOwn, {192, 0, 2, 0}: isBroadcast, {192, 0, 2, 255}: isOwn, {198, 51, 100, 4}: isOwn}
-	want4 := map[local4]uint32{{3, [4]byte{203, 0, 113, 9}}: isOwn, {3, [4]byte{203, 0, 113, 8}}: isBroadcast, {3, [4]byte{203, 0, 113, 11}}: isBroadcast}
+	node := map[[4]byte]uint32{{192, 0, 2, 1}: isOwn, {192, 0, 2, 0}: isBroadcast, {192, 0, 2, 255}: isOwn,
+		{198, 51, 100, 4}: isOwn}
+	want4 := map[local4]uint32{{3, [4]byte{203, 0, 113, 9}}: isOwn, {3, [4]byte{203, 0, 113, 8}}: isBroadcast,
+		{3, [4]byte{203, 0, 113, 11}}: isBroadcast}
 	for a, kind := range node {
 		want4[local4{1, a}], want4[local4{2, a}] = kind, kind
 	}
@@ -493,8 +524,10 @@ func TestLayouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string][2]int{mapListeners4: {8, 72}, mapListeners6: {20, 72}, mapPorts: {4, binary.Size(ports{})}, mapLocal4: {binary.Size(local4{}), 4},
-		mapLocal6: {binary.Size(local6{}), 4}, mapCounts: {4, binary.Size(counts{})}, mapOwners: {4, binary.Size(owner{})}, mapFeeds: {4, binary.Size(feed{})}}
+	want := map[string][2]int{mapListeners4: {8, 72}, mapListeners6: {20, 72}, mapPorts: {4, binary.Size(ports{})},
+		mapLocal4: {binary.Size(local4{}), 4},
+		mapLocal6: {binary.Size(local6{}), 4}, mapCounts: {4, binary.Size(counts{})}, mapOwners: {4, binary.Size(owner{})},
+		mapFeeds: {4, binary.Size(feed{})}}
 	got := map[string][2]int{}
 	for name := range want {
 		m := spec.Maps[name]
@@ -503,7 +536,8 @@ func TestLayouts(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("Go - C +\n%s", diff)
 	}
-	if binary.Size(Entry{}) != 72 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 || spec.Maps[mapCounts].MaxEntries != slots {
+	if binary.Size(Entry{}) != 72 || binary.Size(key4{}) != 8 || binary.Size(key6{}) != 20 ||
+		spec.Maps[mapCounts].MaxEntries != slots {
 		t.Error("entries differ")
 	}
 }

@@ -10,8 +10,10 @@ import (
 )
 
 // outcomes are enum rsp_outcome by name; "" is not used. Those of an application begin at firstReason.
-var outcomes = [...]string{"answered", "consumed", "malformed", "later_fragment", "other_address", "fragment", "not_linear",
-	"link_address", "source_address", "source_port", "options", "size", "header_checksum", "checksum", "reply_size", "source_limit",
+var outcomes = [...]string{"answered", "consumed", "malformed", "later_fragment", "other_address", "fragment",
+	"not_linear",
+	"link_address", "source_address", "source_port", "options", "size", "header_checksum", "checksum", "reply_size",
+	"source_limit",
 	"total_limit", "no_room", "lost", "unproven", "challenged"}
 
 const (
@@ -62,8 +64,8 @@ func outcomeName(i int, a app.App) string {
 	return fmt.Sprintf("reason_%d", i-firstReason)
 }
 
-// ListenerReport is a listener with the counters of its packets. Those that are neither answered nor consumed, nor dropped
-// by a limit, went on to the ordinary server.
+// ListenerReport is a listener with the counters of its packets. Those that are neither answered nor consumed, nor
+// dropped by a limit, went on to the ordinary server.
 type ListenerReport struct {
 	Name      string            `json:"name"`
 	App       string            `json:"app"`
@@ -85,7 +87,8 @@ func (f *Running) report() (*Report, error) {
 		if err != nil {
 			return nil, err
 		}
-		out.Listeners = append(out.Listeners, ListenerReport{l.Name, l.App, l.Port, l.Addresses, c.byName(apps[l.number].App)})
+		out.Listeners = append(out.Listeners, ListenerReport{l.Name, l.App, l.Port, l.Addresses,
+			c.byName(apps[l.number].App)})
 	}
 	c, err := readCounts(f.live.Maps, 0)
 	out.Other = c.byName(nil)

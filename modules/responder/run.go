@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Run implements sdk.Runner: the changes of states, and what applications do. Streams of events end with it; their readers
-// find the next generation when they come again.
+// Run implements sdk.Runner: the changes of states, and what applications do. Streams of events end with it; their
+// readers find the next generation when they come again.
 func (f *Running) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -50,7 +50,9 @@ func (f *Running) refreshOrWarn() {
 }
 
 func (f *Running) appLive(all []app.PlacedListener) app.Live {
-	return app.Live{Maps: f.live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 { return f.watch.subscribe(ctx, all) }}
+	return app.Live{Maps: f.live.Maps, All: all, Watch: func(ctx context.Context) <-chan uint32 {
+		return f.watch.subscribe(ctx, all)
+	}}
 }
 
 // local4 mirrors struct rsp_local4, local6 struct rsp_local6.
@@ -71,8 +73,8 @@ const (
 	isVirtual   = 3
 )
 
-// locals says what addresses are to attach points. Interfaces of the node share theirs: it takes a packet for any of its
-// addresses on each of them.
+// locals says what addresses are to attach points. Interfaces of the node share theirs: it takes a packet for any of
+// its addresses on each of them.
 func locals(instances []sdk.Instance) (map[local4]uint32, map[local6]uint32, error) {
 	v4, v6 := map[local4]uint32{}, map[local6]uint32{}
 	var wrong error
@@ -106,7 +108,8 @@ func locals(instances []sdk.Instance) (map[local4]uint32, map[local6]uint32, err
 	return v4, v6, wrong
 }
 
-// broadcasts are the directed broadcast addresses of a network: the highest, and the lowest, which old hosts take for it.
+// broadcasts are the directed broadcast addresses of a network: the highest, and the lowest, which old hosts take for
+// it.
 func broadcasts(p netip.Prefix) [][4]byte {
 	if p.Bits() > 30 { // RFC 3021: point to point
 		return nil
@@ -122,8 +125,9 @@ func writeLocals(m sdk.Maps, instances []sdk.Instance) error {
 	return errors.Join(wrong, sdk.SyncTable(m, mapLocal4, v4, obsolete), sdk.SyncTable(m, mapLocal6, v6, obsolete))
 }
 
-// Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points, without
-// which the data plane leaves requests with partial checksums to the server. A listener without addresses needs theirs.
+// Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points,
+// without which the data plane leaves requests with partial checksums to the server. A listener without addresses needs
+// theirs.
 func (f *Running) Health() error {
 	if err := f.refresh(); err != nil {
 		return fmt.Errorf("addresses of attach points: %w", err)

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// slots mirrors RSP_SLOTS: twice the listeners, so that those of a new configuration have room alongside those of the running
-// one. Slot 0 counts what no listener was found for.
+// slots mirrors RSP_SLOTS: twice the listeners, so that those of a new configuration have room alongside those of the
+// running one. Slot 0 counts what no listener was found for.
 const slots = 64
 
 // owner mirrors struct rsp_owner.

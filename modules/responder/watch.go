@@ -15,8 +15,9 @@ import (
 // feed mirrors struct rsp_feed.
 type feed struct{ Armed, Zero uint32 }
 
-// watch tells subscribers of changed states of one generation. The data plane sends one event and no more until it is armed
-// again, which happens when a subscriber is ready for the next: the data plane is never asked for more events than are read.
+// watch tells subscribers of changed states of one generation. The data plane sends one event and no more until it is
+// armed again, which happens when a subscriber is ready for the next: the data plane is never asked for more events
+// than are read.
 type watch struct {
 	maps  sdk.Maps
 	ended chan struct{} // closed when the generation does not run any more
@@ -64,8 +65,8 @@ func (w *watch) changed(slot uint32) {
 	}
 }
 
-// subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the generation ends. A
-// slot is armed before it is sent: a state that is read then has all that will not be notified of.
+// subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the generation
+// ends. A slot is armed before it is sent: a state that is read then has all that will not be notified of.
 func (w *watch) subscribe(ctx context.Context, all []app.PlacedListener) <-chan uint32 {
 	s := &subscriber{slots: map[uint32]bool{}, pending: map[uint32]bool{}, wake: make(chan struct{}, 1)}
 	for _, p := range all {

@@ -84,7 +84,8 @@ func (c *config) checkMode() error {
 	if _, ok := modes[c.Mode]; !ok {
 		return wrong("mode", "%q is not one of kerb, oakestra and device", c.Mode)
 	}
-	if c.Mode != modeKerb && (len(c.Keys) > 0 || slices.ContainsFunc(c.Nodes, func(n nodeConfig) bool { return len(n.Keys) > 0 })) {
+	if c.Mode != modeKerb &&
+		(len(c.Keys) > 0 || slices.ContainsFunc(c.Nodes, func(n nodeConfig) bool { return len(n.Keys) > 0 })) {
 		return wrong("keys", "only mode kerb has a header that a MAC fits into")
 	}
 	if c.Mode == modeOakestra && c.Network != 0 {
@@ -137,7 +138,8 @@ func (c *config) parseNodes() error {
 		for j, text := range n.Subnets {
 			subnet, err := parsePrefix(text)
 			if err != nil {
-				return wrong(fmt.Sprintf("%s.subnets[%d]", field, j), "%q is neither an address nor a prefix without further bits", text)
+				return wrong(fmt.Sprintf("%s.subnets[%d]", field, j), "%q is neither an address nor a prefix without further bits",
+					text)
 			}
 			p.subnets = append(p.subnets, subnet)
 		}

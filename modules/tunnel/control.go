@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tunnel is the control plane of the tunnel: it writes to the data plane which node has which addresses, from the
-// configuration and from virtual services whose instances name a node, and where this node's own services are.
+// Package tunnel is the control plane of the tunnel: it writes to the data plane which node has which addresses, from
+// the configuration and from virtual services whose instances name a node, and where this node's own services are.
 package tunnel
 
 import (
@@ -59,15 +59,15 @@ func (c *config) Settings() sdk.Settings {
 	return settings
 }
 
-// knowsDecap reports whether the kernel has BPF_F_ADJ_ROOM_DECAP_L3_*. A control plane may not load programs, so that it cannot
-// try.
+// knowsDecap reports whether the kernel has BPF_F_ADJ_ROOM_DECAP_L3_*. A control plane may not load programs, so that
+// it cannot try.
 var knowsDecap = sync.OnceValue(func() bool {
 	version, err := features.LinuxVersionCode()
 	return err == nil && version >= 6<<16|3<<8
 })
 
-// Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that are
-// new to it take free ones, which nothing there points to.
+// Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that
+// are new to it take free ones, which nothing there points to.
 func (c *config) Fill(maps sdk.Maps) error {
 	prefixes, err := maps.Get(mapPrefixes)
 	if err != nil {

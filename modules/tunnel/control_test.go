@@ -110,10 +110,13 @@ func TestVirtualServices(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.wantGoes(map[string]string{"10.18.0.5": "", "fd18::5": ""})
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
-		virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5", "fd18::5"), instance("web-1", "2001:db8::9", "10.18.0.6"), instance("web-2", "", "10.18.0.7")),
+		virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5", "fd18::5"), instance("web-1", "2001:db8::9", "10.18.0.6"),
+			instance("web-2", "", "10.18.0.7")),
 		virtual("db", instance("db-0", "192.0.2.1", "10.18.0.8"))}})
-	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "fd18::5": "192.0.2.9", "10.18.0.6": "2001:db8::9", "10.18.0.7": "", "10.18.0.8": ""})
-	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "2001:db8::9", "10.18.0.5"))}})
+	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "fd18::5": "192.0.2.9", "10.18.0.6": "2001:db8::9",
+		"10.18.0.7": "", "10.18.0.8": ""})
+	k.tell(sdk.VirtualServiceUpdate{
+		Put: []sdk.VirtualService{virtual("web", instance("web-0", "2001:db8::9", "10.18.0.5"))}})
 	k.wantGoes(map[string]string{"10.18.0.5": "2001:db8::9", "fd18::5": "", "10.18.0.6": ""})
 	k.tell(sdk.VirtualServiceUpdate{Reset: true})
 	k.wantGoes(map[string]string{"10.18.0.5": "2001:db8::9"})
@@ -124,7 +127,8 @@ func TestVirtualServices(t *testing.T) {
 // A control plane that starts again leaves what is in the maps in use until it has received everything.
 func TestAdoptsAfterRestart(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
-	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	k.tell(sdk.VirtualServiceUpdate{
+		Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
 	k.restart(compileConfig(t, unkeyed))
 	k.refresh()
 	k.wantGoes(map[string]string{"10.18.0.5": "192.0.2.9", "10.2.0.5": "192.0.2.2"})
@@ -139,7 +143,8 @@ func TestAdoptsAfterRestart(t *testing.T) {
 func TestFillWhileNodesCome(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	for round := range 20 {
-		next := compileConfig(t, fmt.Sprintf(`{"nodes": [{"address": "192.0.2.%d", "subnets": ["10.2.%d.0/24"]}]}`, round+1, round))
+		next := compileConfig(t, fmt.Sprintf(`{"nodes": [{"address": "192.0.2.%d", "subnets": ["10.2.%d.0/24"]}]}`,
+			round+1, round))
 		var filling sync.WaitGroup
 		filling.Go(func() {
 			if err := next.Fill(k.live.Maps); err != nil {
@@ -147,14 +152,17 @@ func TestFillWhileNodesCome(t *testing.T) {
 			}
 		})
 		name := fmt.Sprintf("web-%d", round)
-		k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual(name, instance("a", fmt.Sprintf("198.51.100.%d", round+1), fmt.Sprintf("10.18.0.%d", round+1)))}})
+		k.tell(sdk.VirtualServiceUpdate{
+			Put: []sdk.VirtualService{
+				virtual(name, instance("a", fmt.Sprintf("198.51.100.%d", round+1), fmt.Sprintf("10.18.0.%d", round+1)))}})
 		filling.Wait()
 		k.wantGoes(map[string]string{fmt.Sprintf("10.18.0.%d", round+1): fmt.Sprintf("198.51.100.%d", round+1)})
 		places, err := readPlaces(k.live.Maps)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if !slices.ContainsFunc(places.nodes[:], func(n node) bool { return n.Addr.addr() == netip.AddrFrom4([4]byte{192, 0, 2, byte(round + 1)}) }) {
+		if !slices.ContainsFunc(places.nodes[:],
+			func(n node) bool { return n.Addr.addr() == netip.AddrFrom4([4]byte{192, 0, 2, byte(round + 1)}) }) {
 			t.Fatalf("round %d: the node of the new generation has lost its place", round)
 		}
 	}
@@ -163,7 +171,8 @@ func TestFillWhileNodesCome(t *testing.T) {
 // A node that comes back with a generation that is being filled keeps the place that it was about to lose.
 func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
-	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))}, Reset: true, Complete: true})
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))},
+		Reset: true, Complete: true})
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	k.sweep()
 	next := compileConfig(t, unkeyed) // has 192.0.2.2
@@ -179,7 +188,8 @@ func TestSweepSparesWhatIsFilled(t *testing.T) {
 // Unused nodes lose their index, but not at once: another generation may be about to use it.
 func TestSweepFreesNodes(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
-	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	k.tell(sdk.VirtualServiceUpdate{
+		Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	for _, want := range []int{4, 3, 3} {
 		k.sweep()
@@ -199,7 +209,8 @@ func TestInstances(t *testing.T) {
 	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("before it is there: %q", why)
 	}
-	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
+	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06",
+		Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
 	k.instances = append(k.instances, api)
 	k.InstanceChanged(api, true)
 	ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
@@ -231,14 +242,16 @@ func TestInstances(t *testing.T) {
 // A service that takes the address of another one, or of an instance elsewhere, gets nothing that is for them.
 func TestStolenAddress(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
-	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
+	k.tell(sdk.VirtualServiceUpdate{
+		Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.9", "10.18.0.5"))}})
 	victim := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
 	want, err := sdk.ReadTable[address, end](k.live.Maps, mapHosts)
 	if err != nil || want[victim.to()].Ifindex == 0 {
 		t.Fatalf("%+v, %v", want, err)
 	}
 	for _, ifindex := range []uint32{1, 79} { // before and behind the victim's
-		thief := sdk.Instance{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06", Addresses: []string{"10.1.0.5/32", "10.18.0.5/32"}}
+		thief := sdk.Instance{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06",
+			Addresses: []string{"10.1.0.5/32", "10.18.0.5/32"}}
 		k.instances = append(k.instances, thief)
 		slices.SortFunc(k.instances, func(a, b sdk.Instance) int { return int(a.Ifindex) - int(b.Ifindex) })
 		for _, restarted := range []bool{false, true} {
@@ -274,7 +287,8 @@ func TestReportAndMetrics(t *testing.T) {
 		t.Fatal(err)
 	}
 	n := report.Nodes[1]
-	if want := (Stats{SentPackets: 3, SentBytes: 300, ReceivedPackets: 1, ReceivedBytes: 100, Errors: 1}); n.Stats != want || !report.Nodes[0].Local {
+	if want := (Stats{SentPackets: 3, SentBytes: 300, ReceivedPackets: 1, ReceivedBytes: 100,
+		Errors: 1}); n.Stats != want || !report.Nodes[0].Local {
 		t.Errorf("%s", record.Body)
 	}
 	if n.Interface != "eth0" || n.Source != "192.0.2.1" || n.MTU != 1460 || !slices.Equal(report.Keys, []int{3, 4}) {
@@ -302,7 +316,8 @@ func TestLayouts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{}, "tun_keys": nodeKeys{}, "tun_prefix": prefix{}} {
+	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{},
+		"tun_keys": nodeKeys{}, "tun_prefix": prefix{}} {
 		var theirs *btf.Struct
 		if err := spec.Types.TypeByName(name, &theirs); err != nil {
 			t.Fatal(err)
@@ -318,7 +333,8 @@ func TestLayouts(t *testing.T) {
 			}
 		}
 		if typ.NumField() != len(theirs.Members) || uint32(typ.Size()) != theirs.Size {
-			t.Errorf("%s: %d fields in %d bytes, in C %d in %d", name, typ.NumField(), typ.Size(), len(theirs.Members), theirs.Size)
+			t.Errorf("%s: %d fields in %d bytes, in C %d in %d", name, typ.NumField(), typ.Size(), len(theirs.Members),
+				theirs.Size)
 		}
 	}
 	for name, want := range map[string]uint32{mapHosts: maxHosts, mapNodes: maxNodes, mapStats: maxNodes} {

@@ -17,8 +17,8 @@ import (
 // maxKeys is how many keys are accepted from one node (TUN_KEYS).
 const maxKeys = 4
 
-// macVersion is the version of the MAC unless the configuration says otherwise. Version 1, that of Kerb 0.1.0, uses the configured
-// key itself, and covers neither ports, identification, offset nor length of fragments.
+// macVersion is the version of the MAC unless the configuration says otherwise. Version 1, that of Kerb 0.1.0, uses the
+// configured key itself, and covers neither ports, identification, offset nor length of fragments.
 const macVersion = 2
 
 // secretKey is a configured key.
@@ -68,8 +68,8 @@ func (c *config) keysOf(addr netip.Addr) []secretKey {
 	return c.cluster
 }
 
-// derive returns the key for packets from one node to another. Who knows it learns neither the key that it is derived from nor that of
-// another pair or direction.
+// derive returns the key for packets from one node to another. Who knows it learns neither the key that it is derived
+// from nor that of another pair or direction.
 func (k secretKey) derive(from, to address) macKey {
 	key := k.key
 	if k.bound {

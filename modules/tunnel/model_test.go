@@ -53,7 +53,8 @@ func TestSipHashVectors(t *testing.T) {
 		data[i] = byte(i)
 	}
 	copy(key[:], data)
-	for n, want := range map[int]string{0: "310e0edd47db6f72", 1: "fd67dc93c539f874", 15: "e545be4961ca29a1", 44: "5370cd2a3d8f2e4c"} {
+	for n, want := range map[int]string{0: "310e0edd47db6f72", 1: "fd67dc93c539f874", 15: "e545be4961ca29a1",
+		44: "5370cd2a3d8f2e4c"} {
 		got := binary.LittleEndian.AppendUint64(nil, modelSipHash(key, data[:n]))
 		if n == 44 {
 			continue // not in the paper; the packets below have this length

@@ -64,10 +64,12 @@ func inners(local4, local6, remote4, remote6 string) map[string]packet {
 	later6 := ip(local6, remote6, 44, append([]byte{17, 0, 2, 8, 1, 2, 3, 4}, make([]byte, 64)...))
 	return map[string]packet{
 		"first fragment": first, "first fragment of IPv6": first6, "later fragment of IPv6": later6,
-		"tcp4": ip(local4, remote4, 6, tcpBody(0x18, []byte{1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2}, 500)), "tcp6": ip(local6, remote6, 6, tcpBody(0x10, nil, 0)),
+		"tcp4": ip(local4, remote4, 6, tcpBody(0x18, []byte{1, 1, 8, 10, 0, 0, 0, 1, 0, 0, 0, 2}, 500)),
+		"tcp6": ip(local6, remote6, 6, tcpBody(0x10, nil, 0)),
 		"udp4": ip(local4, remote4, 17, udpBody(1)), "udp6": ip(local6, remote6, 17, udpBody(999)),
 		"icmp4": ip(local4, remote4, 1, icmpBody(8, 56)), "icmp6": ip(local6, remote6, 58, icmpBody(128, 56)),
-		"sctp4": ip(local4, remote4, 132, make([]byte, 40)), "later fragment": later, "dscp and ecn": ecn, "extension header": ext,
+		"sctp4": ip(local4, remote4, 132, make([]byte, 40)), "later fragment": later, "dscp and ecn": ecn,
+		"extension header": ext,
 	}
 }
 
@@ -103,7 +105,8 @@ func TestWrapsAsTheModelDoes(t *testing.T) {
 // The exact address comes before the prefix, the longer prefix before the shorter one.
 func TestLongestPrefix(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
-	for dst, want := range map[string]string{"10.2.0.98": "192.0.2.2", "10.2.0.99": "2001:db8::3", "10.3.255.255": "2001:db8::3"} {
+	for dst, want := range map[string]string{"10.2.0.98": "192.0.2.2", "10.2.0.99": "2001:db8::3",
+		"10.3.255.255": "2001:db8::3"} {
 		_, got := k.run(k.wrap, frame(ip("10.1.0.5", dst, 17, udpBody(9))), 0)
 		to := netip.AddrFrom4([4]byte(got[30:]))
 		if got[12] == 0x86 {
@@ -278,7 +281,8 @@ func TestHostile(t *testing.T) {
 		{"stranger", k, frame(stranger.wrap(inner, 50000)), "unknown_source"},
 		{"another node's address", k, frame(spoofer.wrap(inner, 50000)), "unknown_source"},
 		{"inner source of no node", k, w.arrival(k, ip("203.0.113.7", "10.1.0.5", 17, udpBody(9))), "unknown_source"},
-		{"inner source of this node", plain, frame(own.wrap(ip("10.1.0.6", "10.1.0.5", 17, udpBody(9)), 50000)), "unknown_source"},
+		{"inner source of this node", plain, frame(own.wrap(ip("10.1.0.6", "10.1.0.5", 17, udpBody(9)), 50000)),
+			"unknown_source"},
 		{"for another node", k, w.arrival(k, ip("10.2.0.7", "10.3.0.5", 17, udpBody(9))), "not_local"},
 		{"for no instance", k, w.arrival(k, ip("10.2.0.7", "10.1.0.77", 17, udpBody(9))), "not_local"},
 		{"multicast", k, w.arrival(k, ip("10.2.0.7", "224.0.0.1", 17, udpBody(9))), "not_local"},
@@ -290,15 +294,24 @@ func TestHostile(t *testing.T) {
 		{"half an inner header", k, cut(body + 19), "bad_header"},
 		{"inner header alone", k, cut(body + 20), "bad_inner"},
 		{"inner packet cut off", k, cut(len(good) - 1), "bad_inner"},
-		{"inner packet longer than UDP says", k, change(good, func(f []byte) { be.PutUint16(f[udp+4:], uint16(len(f)-udp-10)) }), "bad_inner"},
+		{"inner packet longer than UDP says", k, change(good, func(f []byte) {
+			be.PutUint16(f[udp+4:], uint16(len(f)-udp-10))
+		}), "bad_inner"},
 		{"inner version 5", k, change(good, func(f []byte) { f[body] = 0x55 }), "bad_inner"},
 		{"inner version 6", k, change(good, func(f []byte) { f[body] = 0x65 }), "unknown_source"},
 		{"inner header length 4", k, change(good, func(f []byte) { f[body] = 0x41 }), "bad_inner"},
-		{"inner header length 60", k, change(cut(body+30), func(f []byte) { f[body] = 0x4f; f[body+2], f[body+3] = 0, 30 }), "bad_inner"},
+		{"inner header length 60", k, change(cut(body+30), func(f []byte) {
+			f[body] = 0x4f
+			f[body+2], f[body+3] = 0, 30
+		}), "bad_inner"},
 		{"inner length 0", k, change(good, func(f []byte) { f[body+2], f[body+3] = 0, 0 }), "bad_inner"},
 		{"inner UDP too long", k, change(good, func(f []byte) { be.PutUint16(f[body+24:], 2000) }), "bad_inner"},
 		{"first outer fragment", k, change(good, func(f []byte) { f[ip4+6] = 0x20 }), "kerb_3"},
-		{"congestion for one that cannot say so", k, func() []byte { v := w; v.tos, v.setTOS = 3, true; return v.arrival(k, inner) }(), "bad_ecn"},
+		{"congestion for one that cannot say so", k, func() []byte {
+			v := w
+			v.tos, v.setTOS = 3, true
+			return v.arrival(k, inner)
+		}(), "bad_ecn"},
 		{"later outer fragment", k, change(good, func(f []byte) { f[ip4+6], f[ip4+7] = 0, 1 }), ""},
 		{"another port", k, change(good, func(f []byte) { f[udp+3]++ }), ""},
 		{"not our address", k, frame(elsewhere.wrap(inner, 50000)), ""},
@@ -388,7 +401,8 @@ func TestTooBig(t *testing.T) {
 		}
 	}
 	report, err := k.report()
-	if err != nil || report.Nodes[1].TooBig+report.Nodes[2].TooBig != 5 || report.Nodes[1].MTU != 1460 || report.Nodes[2].MTU != 1440 {
+	if err != nil || report.Nodes[1].TooBig+report.Nodes[2].TooBig != 5 || report.Nodes[1].MTU != 1460 ||
+		report.Nodes[2].MTU != 1440 {
 		t.Errorf("%+v, %v", report, err)
 	}
 	later := inners("10.1.0.5", "fd01::5", "10.2.0.7", "fd02::7")["later fragment"]
@@ -418,7 +432,8 @@ func checkTooBig(t *testing.T, name string, got []byte, inner packet, mtu int) {
 			t.Errorf("%s: IPv4 header %x", name, p[:20])
 		}
 	}
-	if !bytes.Equal(p[head:head+2], kind) || int(be.Uint32(p[head+4:])) != mtu || !bytes.Equal(p[head+8:], inner[:len(p)-head-8]) || len(p)-head-8 < 28 {
+	if !bytes.Equal(p[head:head+2], kind) || int(be.Uint32(p[head+4:])) != mtu ||
+		!bytes.Equal(p[head+8:], inner[:len(p)-head-8]) || len(p)-head-8 < 28 {
 		t.Errorf("%s: %x", name, p[head:])
 	}
 }
@@ -427,8 +442,10 @@ func checkTooBig(t *testing.T, name string, got []byte, inner packet, mtu int) {
 func TestClampsMSS(t *testing.T) {
 	k := loadTunnel(t, keyed)
 	for i, options := range [][]byte{
-		{2, 4, 0x23, 0x28}, {1, 2, 4, 0x23, 0x28}, {1, 1, 2, 4, 0x23, 0x28}, {8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 2, 4, 0x23, 0x28, 1, 3, 3, 7},
-		{2, 4, 0x02, 0x18}, {}, {2, 3, 0x23, 0x28}, {1, 2, 4, 0x23}, {0, 2, 4, 0x23, 0x28}, {8, 0, 2, 4, 0x23, 0x28}, {3, 1, 2, 4, 0x23, 0x28}, {254, 255},
+		{2, 4, 0x23, 0x28}, {1, 2, 4, 0x23, 0x28}, {1, 1, 2, 4, 0x23, 0x28},
+		{8, 10, 0, 0, 0, 0, 0, 0, 0, 0, 2, 4, 0x23, 0x28, 1, 3, 3, 7},
+		{2, 4, 0x02, 0x18}, {}, {2, 3, 0x23, 0x28}, {1, 2, 4, 0x23}, {0, 2, 4, 0x23, 0x28}, {8, 0, 2, 4, 0x23, 0x28},
+		{3, 1, 2, 4, 0x23, 0x28}, {254, 255},
 	} {
 		for _, flags := range []byte{2, 0x12, 0x10} {
 			for _, to := range []string{"10.2.0.7", "fd03::7"} {
@@ -506,7 +523,8 @@ const maxVerified = 100000
 
 func TestVerifies(t *testing.T) {
 	sdktest.NeedRoot(t)
-	for name, config := range map[string]string{"keyed": keyed, "unkeyed": unkeyed, "oakestra": configs["oakestra"], "device": `{"mode": "device", ` + testNodes + `}`} {
+	for name, config := range map[string]string{"keyed": keyed, "unkeyed": unkeyed, "oakestra": configs["oakestra"],
+		"device": `{"mode": "device", ` + testNodes + `}`} {
 		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			t.Run(name+" "+string(dir), func(t *testing.T) {
 				l, err := dataplane.Load(chain.OnTCIngress, dir, module(t, compileConfig(t, config)))

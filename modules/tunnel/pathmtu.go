@@ -14,13 +14,15 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Routers report outer packets that are too big for their next link by ICMP. What they say lowers a node's MTU for a while.
+// Routers report outer packets that are too big for their next link by ICMP. What they say lowers a node's MTU for a
+// while.
 
 const (
 	pathMTULeast  = 1280             // a link that IPv6 services work over; smaller reports count as this
 	pathMTUExpire = 10 * time.Minute // RFC 1191, 6.3, and net.ipv4.route.mtu_expires
-	errorsAtOnce  = 64               // ICMP errors that are evaluated before a pause, which bounds the work that a flood causes
-	errorsPause   = 50 * time.Millisecond
+	// ICMP errors that are evaluated before a pause, which bounds the work that a flood causes
+	errorsAtOnce = 64
+	errorsPause  = 50 * time.Millisecond
 )
 
 // pathMTU is what was learned of the way to a node.
@@ -63,7 +65,8 @@ func (t *tunnel) learn(record []byte) bool {
 	defer t.mu.Unlock()
 	to := e.quoted.to
 	n, known := t.ways[to]
-	if !known || n.Local.addr() != e.quoted.from || e.quoted.length <= e.mtu || e.quoted.length > int(n.MTU) || !t.config.isOurs(n, e.quoted) {
+	if !known || n.Local.addr() != e.quoted.from || e.quoted.length <= e.mtu || e.quoted.length > int(n.MTU) ||
+		!t.config.isOurs(n, e.quoted) {
 		return false
 	}
 	mtu := max(e.mtu, pathMTULeast)
@@ -112,22 +115,25 @@ func parseError(record []byte) (e tooBig, ok bool) {
 	quote := data[8:]
 	if family == 4 {
 		e.mtu = int(binary.BigEndian.Uint16(data[6:]))
-		if len(quote) < 20 || quote[0] != 0x45 || quote[9] != unix.IPPROTO_UDP || binary.BigEndian.Uint16(quote[6:]) != 0x4000 {
+		if len(quote) < 20 || quote[0] != 0x45 || quote[9] != unix.IPPROTO_UDP ||
+			binary.BigEndian.Uint16(quote[6:]) != 0x4000 {
 			return
 		}
-		e.quoted = quoted{netip.AddrFrom4([4]byte(quote[12:])), netip.AddrFrom4([4]byte(quote[16:])), int(binary.BigEndian.Uint16(quote[2:])), quote[20:]}
+		e.quoted = quoted{netip.AddrFrom4([4]byte(quote[12:])), netip.AddrFrom4([4]byte(quote[16:])),
+			int(binary.BigEndian.Uint16(quote[2:])), quote[20:]}
 		return e, e.mtu > 0
 	}
 	e.mtu = int(min(binary.BigEndian.Uint32(data[4:]), 1<<16))
 	if len(quote) < 40 || quote[0]>>4 != 6 || quote[6] != unix.IPPROTO_UDP {
 		return
 	}
-	e.quoted = quoted{netip.AddrFrom16([16]byte(quote[8:])), netip.AddrFrom16([16]byte(quote[24:])), 40 + int(binary.BigEndian.Uint16(quote[4:])), quote[40:]}
+	e.quoted = quoted{netip.AddrFrom16([16]byte(quote[8:])), netip.AddrFrom16([16]byte(quote[24:])),
+		40 + int(binary.BigEndian.Uint16(quote[4:])), quote[40:]}
 	return e, e.mtu > 0
 }
 
-// isOurs reports whether this node has sent the packet to n. With keys its MAC must be right, which only the two nodes and who
-// reads the path can know.
+// isOurs reports whether this node has sent the packet to n. With keys its MAC must be right, which only the two nodes
+// and who reads the path can know.
 func (c *config) isOurs(n node, q quoted) bool {
 	const udpLen = 8
 	u := q.udp
@@ -207,7 +213,8 @@ func readInner(p []byte) (in inner, ok bool) {
 	for !later {
 		size := 0
 		switch next {
-		case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS, unix.IPPROTO_MH, unix.IPPROTO_FRAGMENT, unix.IPPROTO_AH:
+		case unix.IPPROTO_HOPOPTS, unix.IPPROTO_ROUTING, unix.IPPROTO_DSTOPTS, unix.IPPROTO_MH, unix.IPPROTO_FRAGMENT,
+			unix.IPPROTO_AH:
 			if len(p) < at+8 {
 				return in, false
 			}

@@ -15,8 +15,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The data plane hands outer packets to a neighbour, and takes them before the stack sees them: the kernel evaluates no IPsec policy for
-// them, nor for the inner packets. So the tunnel refuses nodes whose packets a policy covers.
+// The data plane hands outer packets to a neighbour, and takes them before the stack sees them: the kernel evaluates no
+// IPsec policy for them, nor for the inner packets. So the tunnel refuses nodes whose packets a policy covers.
 
 // Bits of node.Refuse (TUN_REFUSE_*).
 const (
@@ -92,7 +92,8 @@ func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.Bit
 // Source ports of outer packets (TUN_PORT_FIRST).
 const portFirst, portLast = 49152, 65535
 
-// refusal reports which packets of a node must not pass, and why. inner are addresses of its services, ours those of this node's.
+// refusal reports which packets of a node must not pass, and why. inner are addresses of its services, ours those of
+// this node's.
 func (c *config) refusal(n node, ipsec *sdk.IPsec, inner, ours []netip.Prefix) (refuse uint32, why string) {
 	switch {
 	case c.Mode == modeDevice || n.Ifindex == 0: // the device's packets pass through the stack
@@ -102,7 +103,8 @@ func (c *config) refusal(n node, ipsec *sdk.IPsec, inner, ours []netip.Prefix) (
 	case ipsec.Error != "":
 		return refuseOut | refuseIn, ipsec.Error
 	}
-	outer := traffic{src: host(n.Local.addr()), dst: host(n.Addr.addr()), proto: unix.IPPROTO_UDP, sport: [2]uint16{portFirst, portLast}, dport: c.Port, ifindex: n.Ifindex}
+	outer := traffic{src: host(n.Local.addr()), dst: host(n.Addr.addr()), proto: unix.IPPROTO_UDP,
+		sport: [2]uint16{portFirst, portLast}, dport: c.Port, ifindex: n.Ifindex}
 	if p, found := covering(ipsec.Policies, sdk.IPsecOut, outer); found {
 		refuse, why = refuse|refuseOut, fmt.Sprintf("policy %s covers packets to it", p)
 	}
@@ -185,5 +187,6 @@ func (t *tunnel) Conditions() ([]sdk.Condition, error) {
 	}
 	return []sdk.Condition{{Type: "Encrypted", Status: "False", Reason: "IPsecPolicy",
 		Message: "packets are dropped, since this module bypasses IPsec: " + strings.Join(texts, "; ") +
-			". Use an XFRM or WireGuard interface as underlay, or mode device; or exempt the tunnel's packets by a policy with action allow"}}, nil
+			". Use an XFRM or WireGuard interface as underlay, or mode device; or exempt the tunnel's packets by a policy " +
+			"with action allow"}}, nil
 }

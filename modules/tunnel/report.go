@@ -18,10 +18,11 @@ type Node struct {
 	Interface string         `json:"interface,omitempty"` // by which it is reached; absent if it is not
 	Source    string         `json:"source,omitempty"`    // this node's address towards it
 	MTU       int            `json:"mtu,omitempty"`       // of inner packets
-	PathMTU   int            `json:"pathMTU,omitempty"`   // of outer packets, if routers have reported a smaller one than the interface's
-	Refused   string         `json:"refused,omitempty"`   // why no packets are sent to it or taken from it: an IPsec policy
-	Keys      []int          `json:"keys,omitempty"`      // ids of its own keys
-	Local     bool           `json:"local,omitempty"`     // it is this node
+	// of outer packets, if routers have reported a smaller one than the interface's
+	PathMTU int    `json:"pathMTU,omitempty"`
+	Refused string `json:"refused,omitempty"` // why no packets are sent to it or taken from it: an IPsec policy
+	Keys    []int  `json:"keys,omitempty"`    // ids of its own keys
+	Local   bool   `json:"local,omitempty"`   // it is this node
 	Stats
 }
 
@@ -136,18 +137,21 @@ func (t *tunnel) Collect() ([]sdk.Sample, error) {
 			{"bytes_total", "Bytes of inner packets to and from a node.", "sent", n.SentBytes},
 			{"bytes_total", "Bytes of inner packets to and from a node.", "received", n.ReceivedBytes},
 			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "sent", n.TooBig},
-			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "received", n.Errors},
+			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "received",
+				n.Errors},
 		} {
 			out = append(out, sdk.Sample{Name: s.name, Help: s.help, Counter: true, Value: float64(s.value),
 				Labels: map[string]string{"node": n.Address, "direction": s.direction}})
 		}
-		out = append(out, sdk.Sample{Name: "fragmented_total", Help: "Packets that were sent to a node as fragments.", Counter: true,
-			Value: float64(n.Fragmented), Labels: map[string]string{"node": n.Address}})
+		out = append(out, sdk.Sample{Name: "fragmented_total", Help: "Packets that were sent to a node as fragments.",
+			Counter: true,
+			Value:   float64(n.Fragmented), Labels: map[string]string{"node": n.Address}})
 		if n.Interface != "" {
 			out = append(out, sdk.Sample{Name: "mtu_bytes", Help: "Largest inner packet to a node.", Value: float64(n.MTU),
 				Labels: map[string]string{"node": n.Address}})
 		}
 	}
-	out = append(out, sdk.Sample{Name: "refused_nodes", Help: "Nodes whose packets are dropped because an IPsec policy covers them.", Value: float64(refused)})
+	out = append(out, sdk.Sample{Name: "refused_nodes", Help: "Nodes whose packets are dropped because an IPsec policy " +
+		"covers them.", Value: float64(refused)})
 	return out, nil
 }

@@ -72,8 +72,8 @@ func (c *config) locals(all []link) map[netip.Addr]bool {
 	return out
 }
 
-// way is how a node is reached: by the interface with an address in its network, else by the first one. With it come the
-// IPsec policies of this node.
+// way is how a node is reached: by the interface with an address in its network, else by the first one. With it come
+// the IPsec policies of this node.
 func (c *config) way(to netip.Addr, all []link) (node, *sdk.IPsec) {
 	n := node{Addr: to.As16()}
 	if c.locals(all)[to] {
@@ -100,8 +100,8 @@ func (c *config) way(to netip.Addr, all []link) (node, *sdk.IPsec) {
 	return n, all[at].IPsec
 }
 
-// source is this node's address for packets to another: the one of the configuration, else one in the same network, else any
-// with the same scope.
+// source is this node's address for packets to another: the one of the configuration, else one in the same network,
+// else any with the same scope.
 func (c *config) source(to netip.Addr, addrs []netip.Prefix) (out netip.Addr) {
 	for _, addr := range c.local {
 		if addr.Is4() == to.Is4() {
@@ -162,7 +162,8 @@ func (t *tunnel) apply() error {
 	return t.syncHosts(t.live.Maps, hosts)
 }
 
-// syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's services.
+// syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's
+// services.
 func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) error {
 	ways, refused := map[netip.Addr]node{}, map[netip.Addr]string{}
 	for at, n := range places.nodes {
@@ -208,8 +209,8 @@ func syncRaw(maps sdk.Maps, all []link) error {
 	return maps.Put(mapRaw, uint32(0), raw)
 }
 
-// takes reports whether a service of this node gets an address that it has. Who runs a service may give it any address, and so must
-// not get what is for others: for instances elsewhere, nor for a service that has had the address before.
+// takes reports whether a service of this node gets an address that it has. Who runs a service may give it any address,
+// and so must not get what is for others: for instances elsewhere, nor for a service that has had the address before.
 func (t *tunnel) takes(hosts, before map[address]end, a address, e end) bool {
 	other, taken := hosts[a]
 	if !taken {
@@ -300,8 +301,9 @@ func (p *places) take(addr netip.Addr) (uint32, error) {
 	return uint32(free), p.set(uint32(free), node{Addr: addr.As16()})
 }
 
-// sharing is what generations of a module have to themselves: the map of nodes is one for all of them, and each takes places that it
-// has found free. A generation that is being filled is not known to the present one, which must not free its places.
+// sharing is what generations of a module have to themselves: the map of nodes is one for all of them, and each takes
+// places that it has found free. A generation that is being filled is not known to the present one, which must not free
+// its places.
 var sharing = struct {
 	sync.Mutex
 	kept map[filled]time.Time

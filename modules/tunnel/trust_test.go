@@ -64,7 +64,8 @@ func TestMACIsBound(t *testing.T) {
 // A node with a key of its own is spoken to with that key, and the cluster's is not accepted from it.
 func TestKeysOfOneNode(t *testing.T) {
 	own := "00112233445566778899aabbccddeeff"
-	k := loadTunnel(t, strings.Replace(keyed, `"subnets": ["10.2.0.0/24"`, `"keys": [{"id": 3, "key": "`+own+`"}], "subnets": ["10.2.0.0/24"`, 1))
+	k := loadTunnel(t, strings.Replace(keyed, `"subnets": ["10.2.0.0/24"`,
+		`"keys": [{"id": 3, "key": "`+own+`"}], "subnets": ["10.2.0.0/24"`, 1))
 	w := fromTo(wires["keyed"], "192.0.2.2")
 	inner := ip("10.2.0.7", "10.1.0.5", 17, udpBody(9))
 	if ret, why := k.reason(k.unwrap(), w.arrival(k, inner)); ret != tcShot || why != "bad_mac" {
@@ -147,11 +148,13 @@ func TestLearnsPathMTU(t *testing.T) {
 			}
 			k.refresh()
 			r, err := k.report()
-			if err != nil || r.Nodes[1].PathMTU != c.want || r.Nodes[1].MTU != c.want-k.config.overhead(netip.MustParseAddr("192.0.2.2")) {
+			if err != nil || r.Nodes[1].PathMTU != c.want ||
+				r.Nodes[1].MTU != c.want-k.config.overhead(netip.MustParseAddr("192.0.2.2")) {
 				t.Errorf("%d said: %+v, %v", c.said, r.Nodes[1], err)
 			}
 			k.mu.Lock()
-			k.ways[netip.MustParseAddr("192.0.2.2")] = func(n node) node { n.MTU = 1500; return n }(k.ways[netip.MustParseAddr("192.0.2.2")])
+			k.ways[netip.MustParseAddr("192.0.2.2")] =
+				func(n node) node { n.MTU = 1500; return n }(k.ways[netip.MustParseAddr("192.0.2.2")])
 			k.mu.Unlock()
 		}
 		k.mu.Lock()
@@ -160,7 +163,8 @@ func TestLearnsPathMTU(t *testing.T) {
 		}
 		k.mu.Unlock()
 		k.refresh()
-		if r, err := k.report(); err != nil || r.Nodes[1].PathMTU != 0 || int(k.ways[netip.MustParseAddr("192.0.2.2")].MTU) != 1500 {
+		if r, err := k.report(); err != nil || r.Nodes[1].PathMTU != 0 ||
+			int(k.ways[netip.MustParseAddr("192.0.2.2")].MTU) != 1500 {
 			t.Errorf("does not expire: %+v, %v", r.Nodes[1], err)
 		}
 	}
@@ -171,7 +175,8 @@ func TestPolicies(t *testing.T) {
 	c := compileConfig(t, unkeyed)
 	p := netip.MustParsePrefix
 	n := node{Addr: netip.MustParseAddr("192.0.2.2").As16(), Local: netip.MustParseAddr("192.0.2.1").As16(), Ifindex: 7}
-	protect := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: 1, Source: p("192.0.2.1/32"), Destination: p("192.0.2.0/24")}
+	protect := sdk.IPsecPolicy{Direction: sdk.IPsecOut, Action: sdk.IPsecProtect, Index: 1, Source: p("192.0.2.1/32"),
+		Destination: p("192.0.2.0/24")}
 	with := func(change func(*sdk.IPsecPolicy)) sdk.IPsecPolicy {
 		out := protect
 		change(&out)
@@ -188,9 +193,13 @@ func TestPolicies(t *testing.T) {
 		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) {
 			p.Action, p.SourcePort = sdk.IPsecAllow, sdk.PortMask{Port: 50000, Mask: 0xffff}
 		}), protect}, refuseOut},
-		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.SourcePort = sdk.PortMask{Port: 50000, Mask: 0xffff} })}, refuseOut},
+		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) {
+			p.SourcePort = sdk.PortMask{Port: 50000, Mask: 0xffff}
+		})}, refuseOut},
 		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.SourcePort = sdk.PortMask{Port: 500, Mask: 0xffff} })}, 0},
-		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.DestinationPort = sdk.PortMask{Port: 7187, Mask: 0xffff} })}, refuseOut},
+		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) {
+			p.DestinationPort = sdk.PortMask{Port: 7187, Mask: 0xffff}
+		})}, refuseOut},
 		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.DestinationPort = sdk.PortMask{Port: 500, Mask: 0xffff} })}, 0},
 		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.Protocol = 17 })}, refuseOut},
 		{[]sdk.IPsecPolicy{with(func(p *sdk.IPsecPolicy) { p.Protocol = 6 })}, 0},
@@ -198,13 +207,18 @@ func TestPolicies(t *testing.T) {
 		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) { q.Source = p("192.0.2.9/32") })}, 0},
 		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) { q.Source, q.Destination = p("::/0"), p("::/0") })}, 0},
 		{[]sdk.IPsecPolicy{{Direction: sdk.IPsecOut, Action: sdk.IPsecBlock}}, refuseOut},
-		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) { q.Source, q.Destination, q.Direction = q.Destination, q.Source, sdk.IPsecIn })}, refuseIn},
-		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) { q.Source, q.Destination = p("10.1.0.0/16"), p("10.2.0.0/16") })}, refuseOut},
+		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) {
+			q.Source, q.Destination, q.Direction = q.Destination, q.Source, sdk.IPsecIn
+		})}, refuseIn},
+		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) {
+			q.Source, q.Destination = p("10.1.0.0/16"), p("10.2.0.0/16")
+		})}, refuseOut},
 		{[]sdk.IPsecPolicy{with(func(q *sdk.IPsecPolicy) {
 			q.Source, q.Destination, q.Direction = p("10.2.0.0/16"), p("10.1.0.0/16"), sdk.IPsecForward
 		})}, refuseIn},
 	} {
-		got, why := c.refusal(n, &sdk.IPsec{Policies: test.policies}, []netip.Prefix{p("10.2.0.0/24")}, []netip.Prefix{p("10.1.0.5/32")})
+		got, why := c.refusal(n, &sdk.IPsec{Policies: test.policies}, []netip.Prefix{p("10.2.0.0/24")},
+			[]netip.Prefix{p("10.1.0.5/32")})
 		if got != test.want || got != 0 && !strings.Contains(why, "policy ") {
 			t.Errorf("%d: %v: refuses %d (%s), want %d", i, fmt.Sprint(test.policies), got, why, test.want)
 		}

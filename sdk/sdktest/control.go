@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sdktest tests modules the way the built-in ones are tested: it loads a package as the agent would, runs packets
-// through its data plane, and runs its control plane on the same maps. Tests that load programs need root and are skipped
-// without it.
+// Package sdktest tests modules the way the built-in ones are tested: it loads a package as the agent would, runs
+// packets through its data plane, and runs its control plane on the same maps. Tests that load programs need root and
+// are skipped without it.
 package sdktest
 
 import (

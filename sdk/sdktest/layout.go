@@ -11,7 +11,8 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Layout checks that a Go structure has the layout of the one that a data plane was compiled with, by the order of the fields.
+// Layout checks that a Go structure has the layout of the one that a data plane was compiled with, by the order of the
+// fields.
 func Layout(t testing.TB, types *btf.Spec, name string, mirror any) {
 	t.Helper()
 	compare(t, types, name, reflect.TypeOf(mirror), compareFields)
@@ -23,14 +24,16 @@ func NamedLayout(t testing.TB, types *btf.Spec, name string, mirror any) {
 	compare(t, types, name, reflect.TypeOf(mirror), compareNames)
 }
 
-func compare(t testing.TB, types *btf.Spec, name string, mirror reflect.Type, fields func(testing.TB, *btf.Struct, reflect.Type)) {
+func compare(t testing.TB, types *btf.Spec, name string, mirror reflect.Type,
+	fields func(testing.TB, *btf.Struct, reflect.Type)) {
 	t.Helper()
 	var s *btf.Struct
 	if err := types.TypeByName(name, &s); err != nil {
 		t.Errorf("%s: %v", name, err)
 		return
 	}
-	if encoded := binary.Size(reflect.New(mirror).Interface()); int(s.Size) != int(mirror.Size()) || int(s.Size) != encoded {
+	if encoded := binary.Size(reflect.New(mirror).Interface()); int(s.Size) != int(mirror.Size()) ||
+		int(s.Size) != encoded {
 		t.Errorf("%s: %d bytes, %s has %d, and %d when it is encoded", s.Name, s.Size, mirror, mirror.Size(), encoded)
 	} else if mirror.Kind() == reflect.Struct {
 		fields(t, s, mirror)

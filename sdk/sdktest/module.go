@@ -34,9 +34,9 @@ type Module struct {
 // Result is what a module did to a packet.
 type Result = pkttest.Result
 
-// Load compiles a package and loads it into the kernel as the agent does: with the defaults of its manifest's schema, and
-// with the settings and map contents of its control plane. The test is skipped where the kernel lacks what the package
-// requires.
+// Load compiles a package and loads it into the kernel as the agent does: with the defaults of its manifest's schema,
+// and with the settings and map contents of its control plane. The test is skipped where the kernel lacks what the
+// package requires.
 func Load(t testing.TB, o Options) *Module {
 	t.Helper()
 	NeedRoot(t)
@@ -88,14 +88,15 @@ func (m *Module) Run(direction string, frame []byte) Result {
 	return r
 }
 
-// CheckVerified fails if the verifier walked more than limit instructions to accept the module, in a chain without others.
+// CheckVerified fails if the verifier walked more than limit instructions to accept the module, in a chain without
+// others.
 func (m *Module) CheckVerified(limit uint32) {
 	m.t.Helper()
 	CheckVerified(m.t, m.bench.Program(), limit)
 }
 
-// Live is what the agent gives to a control plane for the module's maps. Requests to the agent have no effect, unless the
-// test replaces these functions.
+// Live is what the agent gives to a control plane for the module's maps. Requests to the agent have no effect, unless
+// the test replaces these functions.
 func (m *Module) Live(instances ...sdk.Instance) sdk.Live {
 	return sdk.Live{
 		Module: m.name, Maps: m.Maps,

@@ -16,7 +16,8 @@ func TestControlPlaneSeesPackets(t *testing.T) {
 	for _, hook := range []string{"tc", "xdp"} {
 		t.Run(hook, func(t *testing.T) {
 			m := sdktest.Load(t, sdktest.Options{Dir: "../../modules/counter", Hook: hook, Control: counter.Control()})
-			frame := sdktest.Frame(t, sdktest.Fields{Src: netip.MustParseAddr("192.0.2.1"), Dst: netip.MustParseAddr("192.0.2.2"),
+			frame := sdktest.Frame(t, sdktest.Fields{Src: netip.MustParseAddr("192.0.2.1"),
+				Dst: netip.MustParseAddr("192.0.2.2"),
 				UDP: &sdktest.Ports{Src: 1, Dst: 2}})
 			for _, direction := range []string{"ingress", "egress", "ingress"} {
 				if r := m.Run(direction, frame); r.Verdict != "next" || string(r.Packet) != string(frame) {

@@ -19,17 +19,21 @@ const redisPort = 6379
 func TestRedis(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.website()
-	n.daemon(n.b, redisPort, installed(t, "redis-server"), "--port", fmt.Sprint(redisPort), "--bind", "0.0.0.0", "--protected-mode", "no", "--save", "", "--appendonly", "no")
+	n.daemon(n.b, redisPort, installed(t, "redis-server"), "--port", fmt.Sprint(redisPort), "--bind", "0.0.0.0",
+		"--protected-mode", "no", "--save", "", "--appendonly", "no")
 	host, port := n.b.Addr4().String(), fmt.Sprint(redisPort)
-	for _, shape := range [][]string{{"-c", "1", "-n", "1000"}, {"-c", "16", "-n", "3000"}, {"-c", "50", "-n", "3000"}, {"-c", "16", "-n", "10000", "-P", "16"}} {
-		out := n.output(n.a, "redis-benchmark", append(shape, "-h", host, "-p", port, "-q", "-t", "ping_mbulk,set,get,incr,lpush,lrange_100")...)
+	for _, shape := range [][]string{{"-c", "1", "-n", "1000"}, {"-c", "16", "-n", "3000"}, {"-c", "50", "-n", "3000"},
+		{"-c", "16", "-n", "10000", "-P", "16"}} {
+		out := n.output(n.a, "redis-benchmark", append(shape, "-h", host, "-p", port, "-q", "-t",
+			"ping_mbulk,set,get,incr,lpush,lrange_100")...)
 		if strings.Contains(strings.ToLower(out), "err") || strings.Count(out, "requests per second") < 6 {
 			t.Errorf("redis-benchmark %v: %s", shape, out)
 		}
 	}
 	for name := range webFiles {
 		n.output(n.a, "sh", "-c", fmt.Sprintf("redis-cli -h %s -p %s -x set %s <%s", host, port, name, n.published(name)))
-		n.output(n.a, "sh", "-c", fmt.Sprintf("redis-cli -h %s -p %s --raw get %s | head -c %d >%s", host, port, name, webFiles[name], n.fetched(name, 0)))
+		n.output(n.a, "sh", "-c", fmt.Sprintf("redis-cli -h %s -p %s --raw get %s | head -c %d >%s", host, port, name,
+			webFiles[name], n.fetched(name, 0)))
 		n.same("redis value "+name, n.fetched(name, 0), n.published(name))
 	}
 	n.judged("redis-check-rdb", "redis-benchmark")
@@ -54,13 +58,15 @@ func (n *node) postgres() {
 		n.T.Fatal(err)
 	}
 	as := []string{"--reuid", owner.Uid, "--regid", owner.Gid, "--clear-groups"}
-	if out, err := exec.Command("setpriv", append(as, filepath.Join(bin, "initdb"), "-D", data, "--no-sync", "-A", "trust")...).CombinedOutput(); err != nil {
+	if out, err := exec.Command("setpriv", append(as, filepath.Join(bin, "initdb"), "-D", data, "--no-sync", "-A",
+		"trust")...).CombinedOutput(); err != nil {
 		n.T.Fatalf("initdb: %v: %s", err, out)
 	}
 	if err := os.WriteFile(filepath.Join(data, "pg_hba.conf"), []byte("host all all all trust\n"), 0o644); err != nil {
 		n.T.Fatal(err)
 	}
-	n.daemon(n.b, postgresPort, "setpriv", append(as, filepath.Join(bin, "postgres"), "-D", data, "-c", "listen_addresses=*",
+	n.daemon(n.b, postgresPort, "setpriv", append(as, filepath.Join(bin, "postgres"), "-D", data, "-c",
+		"listen_addresses=*",
 		"-c", "unix_socket_directories=", "-c", "fsync=off", "-p", fmt.Sprint(postgresPort))...)
 }
 
@@ -71,11 +77,13 @@ func TestPostgres(t *testing.T) {
 	host := n.b.Addr4().String()
 	sql := func(query string) string {
 		n.T.Helper()
-		return strings.TrimSpace(n.output(n.a, "psql", "-h", host, "-U", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1", "-c", query))
+		return strings.TrimSpace(n.output(n.a, "psql", "-h", host, "-U", "postgres", "-qAtX", "-v", "ON_ERROR_STOP=1",
+			"-c", query))
 	}
 	n.known(func() { sql("SELECT pg_sleep(0.2)") }, "psql")
 	n.known(func() { n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-i", "-q", "postgres") }, "pgbench")
-	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "200", "-M", "prepared", "postgres")
+	out := n.output(n.a, "pgbench", "-h", host, "-U", "postgres", "-c", "8", "-j", "2", "-t", "200", "-M", "prepared",
+		"postgres")
 	if !strings.Contains(out, "actually processed: 1600/1600") {
 		t.Errorf("pgbench: %s", out)
 	}
@@ -83,7 +91,8 @@ func TestPostgres(t *testing.T) {
 		((SELECT sum(bbalance) FROM pgbench_branches))) AS sums(s) WHERE s = (SELECT sum(delta) FROM pgbench_history) AND (SELECT count(*) FROM pgbench_history) = 1600`); sums != "3" {
 		t.Errorf("%s of 3 sums are right", sums)
 	}
-	sql("CREATE TABLE numbers AS SELECT i, md5(i::text) AS text FROM generate_series(1, 250000) AS i; CREATE TABLE again (LIKE numbers)")
+	sql("CREATE TABLE numbers AS SELECT i, md5(i::text) AS text FROM generate_series(1, 250000) AS i; CREATE TABLE " +
+		"again (LIKE numbers)")
 	file := filepath.Join(n.Dir, "numbers")
 	sql(`\copy numbers TO '` + file + `'`)
 	sql(`\copy again FROM '` + file + `'`)

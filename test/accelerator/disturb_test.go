@@ -50,8 +50,8 @@ var disturbances = []struct {
 	}},
 }
 
-// The agent is killed, the module changed, removed and purged in the middle of conversations. None of them notices, and the next
-// ones are accelerated again.
+// The agent is killed, the module changed, removed and purged in the middle of conversations. None of them notices, and
+// the next ones are accelerated again.
 func TestDisturbed(t *testing.T) {
 	if plain {
 		t.Skip("there is nothing to disturb")

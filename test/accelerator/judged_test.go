@@ -45,7 +45,8 @@ func (n *node) executables() map[string]modules.ExecutableReport {
 	return found
 }
 
-// known runs something again and again until the module knows the programs in it: the first connection of each is plain.
+// known runs something again and again until the module knows the programs in it: the first connection of each is
+// plain.
 func (n *node) known(run func(), programs ...string) {
 	n.T.Helper()
 	run()

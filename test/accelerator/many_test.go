@@ -45,7 +45,8 @@ func TestEntries(t *testing.T) {
 	count := number(t, "KERB_CONNECTIONS", 5_000)
 	server := n.serve(n.b)
 	n.warm(server)
-	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...), strconv.Itoa(count))...)
+	client := n.startPeer(n.a, silence, append(append([]string{"brief", "4"}, to(addresses(n.b))...),
+		strconv.Itoa(count))...)
 	if err := client.finish(); err != nil {
 		t.Error(err)
 	}
@@ -78,8 +79,8 @@ func (n *node) warm(server *peer) {
 	})
 }
 
-// memory is what the kernel has taken for small objects of general use, in bytes: those of maps and of sockets in maps are among
-// them, while inodes and the like, of which others on the machine use many, are not.
+// memory is what the kernel has taken for small objects of general use, in bytes: those of maps and of sockets in maps
+// are among them, while inodes and the like, of which others on the machine use many, are not.
 func memory(t *testing.T) (sum int) {
 	t.Helper()
 	caches, err := os.ReadFile("/proc/slabinfo")
@@ -97,10 +98,12 @@ func memory(t *testing.T) (sum int) {
 	return sum
 }
 
-// hold returns when a client has taken turns on each of its connections. It takes as many again for each byte that it is sent.
+// hold returns when a client has taken turns on each of its connections. It takes as many again for each byte that it
+// is sent.
 func (n *node) hold(turns, connections int) *peer {
 	n.T.Helper()
-	p := n.startPeer(n.a, silence, append(append([]string{"hold", strconv.Itoa(turns)}, to(addresses(n.b))...), strconv.Itoa(connections))...)
+	p := n.startPeer(n.a, silence, append(append([]string{"hold", strconv.Itoa(turns)}, to(addresses(n.b))...),
+		strconv.Itoa(connections))...)
 	n.isReady(p)
 	return p
 }
@@ -120,7 +123,10 @@ func TestIdle(t *testing.T) {
 	for range 2 {
 		n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
 		var before modules.PairReport
-		n.Eventually("all of them rest", func() bool { before = n.account(); return before.Rested-before.Returned >= connections })
+		n.Eventually("all of them rest", func() bool {
+			before = n.account()
+			return before.Rested-before.Returned >= connections
+		})
 		for n.account().Returned < before.Returned+connections { // 8 turns are over before the agent hears of the second
 			_, _ = client.stdin.Write([]byte{0}) // has ended: finish tells
 			select {
@@ -161,8 +167,9 @@ func (n *node) held(server *peer, connections int) (active, idle int) {
 	return active, idle
 }
 
-// The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on the
-// machine has to be at rest. The kernel's sk_psock of connections that talk are 20.5 MB; that of idle ones has a limit.
+// The memory of 10,000 accelerated connections above that of as many plain ones, measured by KERB_MEMORY=1: all else on
+// the machine has to be at rest. The kernel's sk_psock of connections that talk are 20.5 MB; that of idle ones has a
+// limit.
 func TestMemory(t *testing.T) {
 	if os.Getenv("KERB_MEMORY") == "" || plain {
 		t.Skip("KERB_MEMORY=1 measures on a machine at rest")

@@ -73,8 +73,8 @@ func (n *node) command(ctx context.Context, h *netlab.Host, name string, args ..
 	return cmd
 }
 
-// settled waits until the data plane knows both services, and the control plane answers: an agent that takes over a living data
-// plane starts it a moment later.
+// settled waits until the data plane knows both services, and the control plane answers: an agent that takes over a
+// living data plane starts it a moment later.
 func (n *node) settled() {
 	n.T.Helper()
 	n.Eventually("the module accelerates both services", func() bool {

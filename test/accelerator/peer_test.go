@@ -148,7 +148,8 @@ func TestHarness(t *testing.T) {
 			options = []string{"-t", "1"} // others may wait for longer, on a busy machine
 		}
 		server := n.serve(n.b, options...)
-		client := n.startPeer(n.a, silence, append(append(options, "-s", "1", "-f", fault, "talk", "8"), to(addresses(n.b))...)...)
+		client := n.startPeer(n.a, silence, append(append(options, "-s", "1", "-f", fault, "talk", "8"),
+			to(addresses(n.b))...)...)
 		n.Eventually("something has come of "+fault, func() bool {
 			return client.ended() || server.ended() || fault == "none" && client.talks.Load() > 20
 		})

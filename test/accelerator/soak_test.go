@@ -38,7 +38,8 @@ type soak struct {
 
 const soakThreads = "6" // conversations of each client at a time
 
-// blocking peers wait in recv, where redirected sockets do not hide signals. Programs that do so take part when they are allowed to.
+// blocking peers wait in recv, where redirected sockets do not hide signals. Programs that do so take part when they
+// are allowed to.
 const blocking = "-b"
 
 func allowed() map[string]any {
@@ -53,7 +54,8 @@ func newSoak(n *node, options ...string) *soak {
 	for _, h := range []*netlab.Host{n.a, n.b} {
 		s.servers = append(s.servers, n.serve(h, s.options...))
 	}
-	s.clients = []*peer{s.talk(n.a, addresses(n.b)), s.talk(n.b, append(addresses(n.a), loopback...)), s.talk(n.a, loopback)}
+	s.clients = []*peer{s.talk(n.a, addresses(n.b)), s.talk(n.b, append(addresses(n.a), loopback...)),
+		s.talk(n.a, loopback)}
 	return s
 }
 
@@ -62,8 +64,8 @@ func (s *soak) talk(h *netlab.Host, addresses []string) *peer {
 	return s.n.startPeer(h, silence, append(args, to(addresses)...)...)
 }
 
-// finish waits for all ends of all conversations, and checks that none went wrong. It returns how often a call that waits has
-// answered EAGAIN.
+// finish waits for all ends of all conversations, and checks that none went wrong. It returns how often a call that
+// waits has answered EAGAIN.
 func (s *soak) finish() (again int) {
 	s.n.T.Helper()
 	total := int64(0)
@@ -79,7 +81,8 @@ func (s *soak) finish() (again int) {
 		}
 		s.n.T.Logf("%s: %s", p.what, p.last)
 		var talks, cut, bytes, now int
-		if _, err := fmt.Sscanf(p.last, "done %d conversations, %d cut, %d bytes, %d EAGAIN", &talks, &cut, &bytes, &now); err != nil || talks == 0 {
+		if _, err := fmt.Sscanf(p.last, "done %d conversations, %d cut, %d bytes, %d EAGAIN", &talks, &cut, &bytes,
+			&now); err != nil || talks == 0 {
 			s.n.T.Errorf("it has shown nothing: %v", err)
 		}
 		total += p.bytes.Load()

@@ -58,7 +58,8 @@ func (n *node) browse(from *netlab.Host, base string, echoes bool) {
 			gets = append(gets, "-o", n.fetched(name, i), base+"/"+name)
 		}
 		if echoes {
-			posts = append(posts, "--next", "-sSf", "--data-binary", "@"+n.published(name), "-o", n.fetched(name, 3), base+"/"+name)
+			posts = append(posts, "--next", "-sSf", "--data-binary", "@"+n.published(name), "-o", n.fetched(name, 3),
+				base+"/"+name)
 		}
 	}
 	n.output(from, "curl", append(append([]string{"-sSf"}, gets...), posts...)...)
@@ -82,7 +83,8 @@ func (n *node) load(from *netlab.Host, base string) {
 	n.T.Helper()
 	url := base + "/page"
 	out := n.output(from, "wrk", "-t1", "-c16", "-d1s", "--timeout", "30s", url)
-	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") || !strings.Contains(out, "Requests/sec") {
+	if strings.Contains(out, "Socket errors") || strings.Contains(out, "Non-2xx") ||
+		!strings.Contains(out, "Requests/sec") {
 		n.T.Errorf("wrk %s: %s", url, out)
 	}
 	n.T.Logf("%s: %s", url, strings.Join(strings.Fields(out[strings.Index(out, "Requests/sec"):]), " "))
@@ -133,7 +135,8 @@ func TestNode(t *testing.T) {
 func TestJava(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	dir := n.website()
-	n.daemon(n.b, webPort, installed(t, "java"), "-XX:TieredStopAtLevel=1", installed(t, "testdata/web/Echo.java"), fmt.Sprint(webPort), dir)
+	n.daemon(n.b, webPort, installed(t, "java"), "-XX:TieredStopAtLevel=1", installed(t, "testdata/web/Echo.java"),
+		fmt.Sprint(webPort), dir)
 	n.browse(n.a, url(n.b, webPort), true)
 	n.browse(n.b, fmt.Sprintf("http://127.0.0.1:%d", webPort), true)
 	n.load(n.a, url(n.b, webPort))

@@ -32,8 +32,8 @@ const (
 	benign   = 6 // nodes 1 to 6
 )
 
-// rplFrame is an Ethernet frame around one of IEEE 802.15.4 with a compressed RPL message, to all nodes: DIS of code 0, DIO
-// of code 1.
+// rplFrame is an Ethernet frame around one of IEEE 802.15.4 with a compressed RPL message, to all nodes: DIS of code 0,
+// DIO of code 1.
 func rplFrame(node, sequence, code byte) []byte {
 	f := make([]byte, 14, 60)
 	for i := range 6 {
@@ -41,10 +41,11 @@ func rplFrame(node, sequence, code byte) []byte {
 	}
 	f[6], f[11] = 2, node
 	binary.BigEndian.PutUint16(f[12:], zigbee)
-	f = append(f, 0x41, 0xc8, sequence, 0xcd, 0xab, 0xff, 0xff) // data, PAN compressed, short destination, long source; little endian
-	f = append(f, node, 0, 0, 0, 0, 0x4b, 0x12, 0)              // EUI-64, backwards
-	f = append(f, 0x7a, 0x3b, 58, 0x1a)                         // IPHC: hop limit 64, link addresses, ICMPv6, ff02::1a
-	f = append(f, 155, code, 0, 0, 0, 0)                        // ICMPv6: RPL
+	// data, PAN compressed, short destination, long source; little endian
+	f = append(f, 0x41, 0xc8, sequence, 0xcd, 0xab, 0xff, 0xff)
+	f = append(f, node, 0, 0, 0, 0, 0x4b, 0x12, 0) // EUI-64, backwards
+	f = append(f, 0x7a, 0x3b, 58, 0x1a)            // IPHC: hop limit 64, link addresses, ICMPv6, ff02::1a
+	f = append(f, 155, code, 0, 0, 0, 0)           // ICMPv6: RPL
 	if code == 1 {
 		f = append(f, make([]byte, 22)...)
 		f[len(f)-20] = 1 // rank 256
@@ -54,8 +55,8 @@ func rplFrame(node, sequence, code byte) []byte {
 
 func nodeName(node byte) string { return fmt.Sprintf("fe80::212:4b00:0:%x", node) }
 
-// radio is an RPL network behind a service: benign nodes send a DIO each 20 ms, the attacker a DIS. Another host hears all
-// that gets through.
+// radio is an RPL network behind a service: benign nodes send a DIO each 20 ms, the attacker a DIS. Another host hears
+// all that gets through.
 type radio struct {
 	t          *testing.T
 	sent       [256]atomic.Uint32
@@ -169,7 +170,8 @@ func (r *radio) muted() {
 // writeModel writes a document by which more DIS than so many a window are an attack, and returns its path.
 func (n *node) writeModel(version int, most float64, change ...string) string {
 	n.T.Helper()
-	text := fmt.Sprintf(`{"format": "kerb-model/1", "name": "hello", "version": %d, "extractor": "rpl", "window": "500ms", "kind": "tree",
+	text := fmt.Sprintf(
+		`{"format": "kerb-model/1", "name": "hello", "version": %d, "extractor": "rpl", "window": "500ms", "kind": "tree",
 		"features": ["dis"], "classes": ["benign", "flood"],
 		"trees": [[{"feature": 0, "threshold": %v, "left": 1, "right": 2}, {"value": [1, 0]}, {"value": [0, 1]}]]}`, version, most)
 	path := filepath.Join(n.Dir, fmt.Sprintf("hello-%d.json", version))
@@ -241,8 +243,10 @@ func (n *node) verdicts(ctx context.Context) <-chan verdict {
 }
 
 func guard(where string) v1.Module {
-	return module("guard", "classifier", "app=web", map[string]any{"model": "hello", "shadow": "other", "window": "500ms", "rpl": map[string]any{"frames": "ethernet"},
-		"evaluate": map[string]any{"where": where}, "action": map[string]any{"do": "drop", "for": "1h"}, "hysteresis": map[string]any{"hits": 2, "of": 3}, "events": "positives"})
+	return module("guard", "classifier", "app=web", map[string]any{"model": "hello", "shadow": "other", "window": "500ms",
+		"rpl":      map[string]any{"frames": "ethernet"},
+		"evaluate": map[string]any{"where": where}, "action": map[string]any{"do": "drop", "for": "1h"},
+		"hysteresis": map[string]any{"hits": 2, "of": 3}, "events": "positives"})
 }
 
 // An attacker in an RPL network behind a service is dropped, by models that are replaced, refused and rolled back under
@@ -254,7 +258,8 @@ func TestClassifier(t *testing.T) {
 	n.Eventually("the model runs", func() bool { return n.runningVersion() == 1 })
 	air := startRadio(t, n.web, n.db)
 	n.Eventually("all are known and none is blocked", func() bool {
-		return len(query[[]struct{ Source string }](n, "sources")) == benign+1 && query[map[string]int](n, "stats")["evaluated"] > 2*benign
+		return len(query[[]struct{ Source string }](n, "sources")) == benign+1 &&
+			query[map[string]int](n, "stats")["evaluated"] > 2*benign
 	})
 	if got := n.blocked(); len(got) != 0 || air.heard[attacker].Load() == 0 {
 		t.Errorf("blocked %q; %d frames of the attacker were heard", got, air.heard[attacker].Load())
@@ -268,7 +273,8 @@ func TestClassifier(t *testing.T) {
 		if v.Kind != "suspicious" {
 			continue
 		}
-		if v.Source != nodeName(attacker) || v.Version != 2 || v.Class != "flood" || v.Action != "drop" || v.Features["dis"] <= 3 {
+		if v.Source != nodeName(attacker) || v.Version != 2 || v.Class != "flood" || v.Action != "drop" ||
+			v.Features["dis"] <= 3 {
 			t.Errorf("%+v", v)
 		}
 		break
@@ -278,7 +284,8 @@ func TestClassifier(t *testing.T) {
 	if got := n.blocked(); !slices.Equal(got, []string{nodeName(attacker)}) {
 		t.Errorf("blocked %q", got)
 	}
-	if m := get[v1.Model](n, "model", "hello"); !slices.Equal(m.Status.Modules, []string{"guard"}) || m.Status.Conditions[0].Reason != "InUse" {
+	if m := get[v1.Model](n, "model", "hello"); !slices.Equal(m.Status.Modules, []string{"guard"}) ||
+		m.Status.Conditions[0].Reason != "InUse" {
 		t.Errorf("%+v", m.Status)
 	}
 
@@ -307,7 +314,9 @@ func (n *node) replaceModels(air *radio) {
 		}
 	}
 	n.must("model", "load", n.writeModel(20, 3, `"dis"`, `"dio"`), "--name", "other") // to which all others are attackers
-	n.Eventually("the shadow model disagrees", func() bool { return query[map[string]float64](n, "agreement")["onlyShadow"] > 0 })
+	n.Eventually("the shadow model disagrees", func() bool {
+		return query[map[string]float64](n, "agreement")["onlyShadow"] > 0
+	})
 	n.must("model", "rollback", "hello")
 	if got := n.runningVersion(); got != 11 {
 		n.T.Errorf("version %d runs after going back from 12", got)
@@ -328,7 +337,8 @@ func (n *node) refuseModels() {
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, "[0, 1]", "[0, NaN]")), 2, "not JSON", "NaN")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"dis"`, `"disks"`)), 2, "disks", "dis")
 	n.refused(n.kerb("model", "load", n.writeModel(30, 3, `"right": 2`, `"right": 7`)), 2, "trees[0]")
-	r := n.kerb("model", "load", n.writeModel(30, 3, `"rpl"`, `"flow"`, `"dis"`, `"syn"`), "--name", "hello") // valid by itself
+	// valid by itself
+	r := n.kerb("model", "load", n.writeModel(30, 3, `"rpl"`, `"flow"`, `"dis"`, `"syn"`), "--name", "hello")
 	if r.code != 5 || !strings.Contains(r.stderr, "module guard: it is made for the extractor flow") {
 		n.T.Errorf("exit status %d: %s", r.code, r.stderr)
 	}

@@ -29,7 +29,8 @@ func (n *node) controlled(version string) string {
 configSchema: {type: object, properties: {mode: {type: string, default: ""}, generation: {type: integer}}}
 `
 	})
-	for name, from := range map[string]string{"control.py": "testdata/control.py", "kerb.py": "../../internal/pkgs/templates/python/kerb.py"} {
+	for name, from := range map[string]string{"control.py": "testdata/control.py",
+		"kerb.py": "../../internal/pkgs/templates/python/kerb.py"} {
 		text, err := os.ReadFile(from)
 		if err == nil {
 			err = os.WriteFile(filepath.Join(dir, name), []byte(strings.ReplaceAll(string(text), "@STATE@", n.State)), 0o600)

@@ -79,7 +79,8 @@ func TestExamplesAtRunTime(t *testing.T) {
 	watch := func(port int) map[string]any { return map[string]any{"watch": []any{port}} }
 	fast, slow := map[string]any{"rate": 1000000, "burst": 100000}, map[string]any{"rate": 1, "burst": 1}
 	limit := example(t, "ratelimit", "0.2.0")
-	n.apply(module("top", example(t, "topports", "0.1.0"), "app=web", watch(9)), module("limit", example(t, "ratelimit", "0.1.0"), "app=web", fast), n.stamp(1))
+	n.apply(module("top", example(t, "topports", "0.1.0"), "app=web", watch(9)),
+		module("limit", example(t, "ratelimit", "0.1.0"), "app=web", fast), n.stamp(1))
 	n.well("top")
 	udp := startStream(t, n.db, n.web)
 	n.Eventually("the port of the stream is counted", func() bool { return n.packets() > 0 })
@@ -87,7 +88,8 @@ func TestExamplesAtRunTime(t *testing.T) {
 	told := func() bool { return strings.Contains(n.must("module", "query", "top", "events", "-o", "json"), "7007") }
 	n.Eventually("packets to a watched port are reported", told)
 	before := n.packets()
-	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)), module("limit", limit, "app=web", fast))
+	n.apply(module("top", example(t, "topports", "0.2.0"), "app=web", watch(streamPort)),
+		module("limit", limit, "app=web", fast))
 	n.Eventually("they are sent to the new version", told)
 	for _, name := range []string{"top", "limit"} {
 		if got := get[v1.Module](n, "module", name).Status.Package.Version; got != "0.2.0" {
@@ -97,7 +99,8 @@ func TestExamplesAtRunTime(t *testing.T) {
 	if after := n.packets(); after < before {
 		t.Errorf("the upgrade took the counter from %d to %d", before, after)
 	}
-	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5, "rolled back to 0.2.0", "never well")
+	n.refused(n.tryApply(module("top", n.sickExample("topports"), "app=web", watch(streamPort))), 5,
+		"rolled back to 0.2.0", "never well")
 	n.well("top")
 	n.Eventually("they are sent to the old version again, which was away meanwhile", told)
 	udp.finish(1)

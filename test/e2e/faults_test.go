@@ -36,8 +36,10 @@ func TestOneAgentPerNode(t *testing.T) {
 	before := n.programs()
 	elsewhere := t.TempDir()
 	n.refused(n.second(n.Flags()...), 5, "another kerb agent is running")
-	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.BPF, "--config", os.DevNull), 5, "another kerb agent", n.BPF)
-	n.refused(n.second("--state", n.State, "--run", elsewhere, "--bpf", n.BPF+"-other", "--config", os.DevNull), 5, "another kerb agent", n.State)
+	n.refused(n.second("--state", elsewhere, "--run", elsewhere, "--bpf", n.BPF, "--config", os.DevNull), 5,
+		"another kerb agent", n.BPF)
+	n.refused(n.second("--state", n.State, "--run", elsewhere, "--bpf", n.BPF+"-other", "--config", os.DevNull), 5,
+		"another kerb agent", n.State)
 	if err := os.Remove(n.BPF + "-other"); err != nil { // made before the store was examined
 		t.Error(err)
 	}
@@ -149,7 +151,8 @@ func (n *node) fill() string {
 func (n *node) large() v1.Service {
 	s := service(n.db)
 	for i := range 500 {
-		s.Metadata.Labels["l"+strings.Repeat("x", 40)+string(rune('a'+i%26))+strings.Repeat("y", i/26+1)] = strings.Repeat("z", 60)
+		s.Metadata.Labels["l"+strings.Repeat("x", 40)+string(rune('a'+i%26))+strings.Repeat("y", i/26+1)] =
+			strings.Repeat("z", 60)
 	}
 	return s
 }

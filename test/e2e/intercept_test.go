@@ -86,8 +86,8 @@ func stealing(ports ...int) map[string]any {
 	return map[string]any{"classes": []any{class}}
 }
 
-// A program has a class's packets through everything that happens to the module: control messages, another program, a new
-// configuration, the end of the agent.
+// A program has a class's packets through everything that happens to the module: control messages, another program, a
+// new configuration, the end of the agent.
 func TestInterceptPrograms(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort)))
@@ -95,7 +95,10 @@ func TestInterceptPrograms(t *testing.T) {
 	options := intercept.Options{KeepPriority: true}
 	var r *intercept.Receiver
 	var err error
-	n.Eventually("the module serves programs", func() bool { r, err = intercept.Open(socket, "ctrl", options); return err == nil })
+	n.Eventually("the module serves programs", func() bool {
+		r, err = intercept.Open(socket, "ctrl", options)
+		return err == nil
+	})
 	defer func() { r.Close() }()
 	s := n.numbered(n.db, n.web.Addr4())
 	s.send(100)

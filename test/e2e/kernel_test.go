@@ -106,7 +106,8 @@ func (n *node) tidy() {
 		if len(c.Points) == 0 {
 			n.T.Errorf("chain %s (%v) is pinned and runs nowhere", c.ID, c.Modules)
 		}
-		members, _ := filepath.Glob(filepath.Join(n.BPF, "chains", fmt.Sprintf("%s_%s*_%s", c.Hook, c.Direction, c.ID), "m[0-9][0-9]_*"))
+		members, _ := filepath.Glob(filepath.Join(n.BPF, "chains", fmt.Sprintf("%s_%s*_%s", c.Hook, c.Direction, c.ID),
+			"m[0-9][0-9]_*"))
 		for _, m := range members {
 			part := strings.SplitN(filepath.Base(m), "_", 3)
 			used[part[2]+"/"+part[1][:len(part[1])-1]] = true
@@ -118,7 +119,8 @@ func (n *node) tidy() {
 		}
 	}
 	for _, m := range get[[]v1.Module](n, "module") {
-		if dirs, _ := filepath.Glob(filepath.Join(n.BPF, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 && len(dirs) == 1 {
+		if dirs, _ := filepath.Glob(filepath.Join(n.BPF, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 &&
+			len(dirs) == 1 {
 			used[m.Metadata.Name+"/"+filepath.Base(dirs[0])] = true
 		}
 	}
@@ -174,7 +176,8 @@ func (n *node) objects() objects {
 	return o
 }
 
-// isProgram tells programs among the pins from maps: by their names, and on sockets the member stands for a program, too.
+// isProgram tells programs among the pins from maps: by their names, and on sockets the member stands for a program,
+// too.
 func isProgram(path string) bool {
 	name := filepath.Base(path)
 	if !strings.Contains(path, "/chains/sockets_") {

@@ -28,7 +28,8 @@ func run(m *testing.M) int {
 
 // checkObjects reports what to do before a hundred tests fail for the same reason.
 func checkObjects(string) error {
-	for _, path := range []string{"../../bpf/chain.tc.o", "../../internal/dataplane/testdata/pass/pass.tc.o", "../../internal/dataplane/testdata/stamp/stamp.tc.o"} {
+	for _, path := range []string{"../../bpf/chain.tc.o", "../../internal/dataplane/testdata/pass/pass.tc.o",
+		"../../internal/dataplane/testdata/stamp/stamp.tc.o"} {
 		if _, err := os.Stat(path); err != nil {
 			return fmt.Errorf("the data planes are not built, run make bpf: %w", err)
 		}
@@ -38,7 +39,8 @@ func checkObjects(string) error {
 
 func build(dir string) error {
 	newer = filepath.Join(dir, "kerb-newer")
-	return nodetest.Build(newer, "github.com/kerb-edge/kerb/cmd/kerb", "-ldflags", "-X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer")
+	return nodetest.Build(newer, "github.com/kerb-edge/kerb/cmd/kerb", "-ldflags",
+		"-X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer")
 }
 
 // expedited is the one setting of the kernel that the agent changes, for moments only.

@@ -14,8 +14,9 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// The agent of an earlier build is replaced by this one under traffic: its state and its pinned programs are taken over, no
-// packet is lost or counted twice, and the modules can be changed afterwards. make test-upgrade builds the earlier one.
+// The agent of an earlier build is replaced by this one under traffic: its state and its pinned programs are taken
+// over, no packet is lost or counted twice, and the modules can be changed afterwards. make test-upgrade builds the
+// earlier one.
 func TestUpgradeOfBuild(t *testing.T) {
 	earlier := os.Getenv("KERB_EARLIER")
 	if earlier == "" {

@@ -32,7 +32,8 @@ func (n *node) checkPurged(o objects) {
 }
 
 func TestPurge(t *testing.T) {
-	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() }, "after kill -9": func(n *node) { n.Kill() }} {
+	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() },
+		"after kill -9": func(n *node) { n.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			n := newRunningNode(t)
 			stamp := n.stamp(1)

@@ -30,7 +30,8 @@ type signState struct {
 	}
 }
 
-// askSign asks for the speed limit from a host, and returns it; no process listens on the port, so that only the kernel answers.
+// askSign asks for the speed limit from a host, and returns it; no process listens on the port, so that only the kernel
+// answers.
 func (n *node) askSign(from *netlab.Host, to netip.Addr) uint32 {
 	n.T.Helper()
 	var conn *net.UDPConn
@@ -93,8 +94,9 @@ func (n *node) signEvents(ctx context.Context) <-chan signState {
 func TestResponderOnXDP(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	m := module("sign", "responder", "", map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road",
-		"port": signPort, "addresses": []string{n.db.Addr4().String(), n.db.Addr6().String()}}}})
+	m := module("sign", "responder", "",
+		map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road",
+			"port": signPort, "addresses": []string{n.db.Addr4().String(), n.db.Addr6().String()}}}})
 	m.Spec.Attach.Interfaces = []string{n.web.Outer()}
 	n.apply(m)
 	n.Eventually("the data plane knows the interface", func() bool { return n.condition("sign").Status == "True" })
@@ -108,15 +110,17 @@ func TestResponderOnXDP(t *testing.T) {
 	}
 	n.Kill()
 	n.start()
-	n.Eventually("the chain is adopted", func() bool { return strings.Contains(n.must("module", "get", "sign"), "RepliesDelivered") })
+	n.Eventually("the chain is adopted", func() bool {
+		return strings.Contains(n.must("module", "get", "sign"), "RepliesDelivered")
+	})
 	if got := n.askSign(n.web, n.db.Addr4()); got != 120 {
 		t.Errorf("after a restart: %d km/h", got)
 	}
 	n.tidy()
 }
 
-// The kernel answers for a service, with and without the agent; the count continues through a restart and a change of the
-// config, can be set, and is streamed.
+// The kernel answers for a service, with and without the agent; the count continues through a restart and a change of
+// the config, can be set, and is streamed.
 func TestResponder(t *testing.T) {
 	n := newRunningNode(t)
 	config := map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
@@ -150,7 +154,9 @@ func TestResponder(t *testing.T) {
 	n.refused(n.kerb("module", "set", "sign", "road/cars=many"), 2, "not a number")
 	n.refused(n.kerb("module", "set", "sign", "track/cars=1"), 3, `no listener "track"`)
 	config["partialChecksums"] = "accept"
-	config["listeners"] = append([]any{map[string]any{"app": "echo", "port": 7000, "addresses": []string{n.web.Addr4().String()}}}, config["listeners"].([]any)...)
+	config["listeners"] =
+		append([]any{map[string]any{"app": "echo", "port": 7000, "addresses": []string{n.web.Addr4().String()}}},
+			config["listeners"].([]any)...)
 	n.apply(module("sign", "responder", "app=web", config))
 	n.askSign(n.db, n.web.Addr4())
 	if s := n.signState(); s.State.Cars != 100 || s.State.Answered != 5 {
@@ -165,9 +171,10 @@ func TestDeniedRequests(t *testing.T) {
 	firewall := func(ingress string) v1.Module {
 		return module("fw", "firewall", "app=web", map[string]any{"defaultPolicy": map[string]any{"ingress": ingress}})
 	}
-	n.apply(firewall("deny"), module("icpt", "intercept", "app=web", stealing(ctrlPort)), module("sign", "responder", "app=web",
-		map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
-			"addresses": []string{n.web.Addr4().String()}}}}))
+	n.apply(firewall("deny"), module("icpt", "intercept", "app=web", stealing(ctrlPort)),
+		module("sign", "responder", "app=web",
+			map[string]any{"listeners": []any{map[string]any{"app": "speedlimit", "name": "road", "port": signPort,
+				"addresses": []string{n.web.Addr4().String()}}}}))
 	var r *intercept.Receiver
 	n.Eventually("the module serves programs", func() (ok bool) {
 		var err error
@@ -177,7 +184,10 @@ func TestDeniedRequests(t *testing.T) {
 	defer r.Close()
 	s := n.numbered(n.db, n.web.Addr4())
 	s.send(3)
-	n.Eventually("the responder's requests are denied", func() bool { n.sendSign(n.db, n.web.Addr4()); return n.dropped("fw") >= 6 })
+	n.Eventually("the responder's requests are denied", func() bool {
+		n.sendSign(n.db, n.web.Addr4())
+		return n.dropped("fw") >= 6
+	})
 	if got := n.signState().State.Answered; got != 0 {
 		t.Errorf("%d denied requests were answered", got)
 	}

@@ -19,8 +19,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// runs checks by the kernel that a host's veth has the chain of a service, which packets from it meet in this order: one program on
-// each side, and the one that the agent reports.
+// runs checks by the kernel that a host's veth has the chain of a service, which packets from it meet in this order:
+// one program on each side, and the one that the agent reports.
 func (n *node) runs(h *netlab.Host, want string) bool {
 	n.T.Helper()
 	hooks := n.hooks(h.Name())
@@ -130,18 +130,19 @@ func newForeign(t *testing.T, kind ebpf.ProgramType, name string, verdict int32)
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { counter.Close() })
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, License: "Dual BSD/GPL", Instructions: asm.Instructions{
-		asm.StoreImm(asm.RFP, -4, 0, asm.Word),
-		asm.LoadMapPtr(asm.R1, counter.FD()),
-		asm.Mov.Reg(asm.R2, asm.RFP),
-		asm.Add.Imm(asm.R2, -4),
-		asm.FnMapLookupElem.Call(),
-		asm.JEq.Imm(asm.R0, 0, "out"),
-		asm.Mov.Imm(asm.R1, 1),
-		asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
-		asm.Mov.Imm(asm.R0, verdict).WithSymbol("out"),
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: name, Type: kind, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.StoreImm(asm.RFP, -4, 0, asm.Word),
+			asm.LoadMapPtr(asm.R1, counter.FD()),
+			asm.Mov.Reg(asm.R2, asm.RFP),
+			asm.Add.Imm(asm.R2, -4),
+			asm.FnMapLookupElem.Call(),
+			asm.JEq.Imm(asm.R0, 0, "out"),
+			asm.Mov.Imm(asm.R1, 1),
+			asm.StoreXAdd(asm.R0, asm.R1, asm.DWord),
+			asm.Mov.Imm(asm.R0, verdict).WithSymbol("out"),
+			asm.Return(),
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +182,8 @@ func (f foreign) clsact(n *node, h *netlab.Host, parent uint32, name string) {
 		if err := netlink.QdiscAdd(qdisc); err != nil {
 			return err
 		}
-		return netlink.FilterAdd(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(), Parent: parent,
+		return netlink.FilterAdd(&netlink.BpfFilter{FilterAttrs: netlink.FilterAttrs{LinkIndex: h.OuterIndex(),
+			Parent: parent,
 			Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 7}, Fd: f.program.FD(), Name: name, DirectAction: true})
 	})
 	if err != nil {
@@ -220,11 +222,13 @@ func TestForeignProgramsStay(t *testing.T) {
 	}
 	check("with a chain")
 	shown := n.shown("tc-egress")
-	kerb, other, last := strings.Index(shown, "kerb"), strings.Index(shown, "foreign_tcx"), strings.Index(shown, "foreign_filter")
+	kerb, other, last := strings.Index(shown, "kerb"), strings.Index(shown, "foreign_tcx"),
+		strings.Index(shown, "foreign_filter")
 	if kerb != 0 || other < kerb || last < other {
 		t.Errorf("service get shows %q, want Kerb's chain, foreign_tcx, foreign_filter", shown)
 	}
-	if text := n.must("service", "get", "web"); !strings.Contains(text, "foreign_tcx") || !strings.Contains(text, "foreign_filter") {
+	if text := n.must("service", "get", "web"); !strings.Contains(text, "foreign_tcx") ||
+		!strings.Contains(text, "foreign_filter") {
 		t.Errorf("service get shows\n%s", text)
 	}
 	n.apply(n.stamp(2), n.pass("count", "*"))
@@ -251,7 +255,8 @@ func TestForeignXDPIsAConflict(t *testing.T) {
 	xdp := newForeign(t, ebpf.XDP, "foreign_xdp", 2) // XDP_PASS
 	var l link.Link
 	err := n.Lab.Node().Do(func() (err error) {
-		l, err = link.AttachXDP(link.XDPOptions{Program: xdp.program, Interface: n.web.OuterIndex(), Flags: link.XDPGenericMode})
+		l, err = link.AttachXDP(link.XDPOptions{Program: xdp.program, Interface: n.web.OuterIndex(),
+			Flags: link.XDPGenericMode})
 		return err
 	})
 	if err != nil {

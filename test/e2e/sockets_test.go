@@ -36,14 +36,16 @@ func newSocketsNode(t *testing.T) *node {
 // accelerator redirects between web and db whatever it can; this program has sockets that it would rather leave alone.
 func accelerator(selector string) v1.Module {
 	self := filepath.Base(os.Args[0])
-	return module("accel", "accelerator", selector, map[string]any{"mode": "redirect-all", "programs": map[string]any{"allow": []any{self}}})
+	return module("accel", "accelerator", selector,
+		map[string]any{"mode": "redirect-all", "programs": map[string]any{"allow": []any{self}}})
 }
 
 // redirected is how many bytes were.
 func (n *node) redirected() (sum uint64) {
 	n.T.Helper()
 	var pairs []struct{ Bytes uint64 }
-	if r := n.kerb("module", "query", "accel", "pairs", "-j"); r.code != 0 || json.Unmarshal([]byte(r.stdout), &pairs) != nil {
+	if r := n.kerb("module", "query", "accel", "pairs", "-j"); r.code != 0 ||
+		json.Unmarshal([]byte(r.stdout), &pairs) != nil {
 		return 0
 	}
 	for _, p := range pairs {
@@ -219,7 +221,8 @@ func (n *node) gone(module string) {
 }
 
 func TestSocketsPurge(t *testing.T) {
-	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() }, "after kill -9": func(n *node) { n.Kill() }} {
+	for name, end := range map[string]func(*node){"after SIGTERM": func(n *node) { n.Stop() },
+		"after kill -9": func(n *node) { n.Kill() }} {
 		t.Run(name, func(t *testing.T) {
 			n := newSocketsNode(t)
 			n.apply(accelerator("*"))

@@ -19,7 +19,10 @@ import (
 // sendFrom sends a datagram from web to db, with any source address.
 func (n *node) sendFrom(source netip.Addr, port uint16, text string) error {
 	transparent := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT, 1) }); failed != nil {
+		if failed := c.Control(func(fd uintptr) {
+			err = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_TRANSPARENT,
+				1)
+		}); failed != nil {
 			return failed
 		}
 		return err
@@ -78,7 +81,8 @@ func TestServicesSendFromOwnAddressesOnly(t *testing.T) {
 		}
 		return false
 	})
-	if out, err := n.web.Command(t.Context(), "ip", "address", "add", stranger.String()+"/32", "dev", n.web.Interface()).CombinedOutput(); err != nil {
+	if out, err := n.web.Command(t.Context(), "ip", "address", "add", stranger.String()+"/32", "dev",
+		n.web.Interface()).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	n.Eventually("a new address passes", func() bool { return arrives(stranger, "new") })

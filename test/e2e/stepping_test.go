@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// stepping is the log of an agent that blocks in the middle of a change until the test reads: a pipe with room for one line.
+// stepping is the log of an agent that blocks in the middle of a change until the test reads: a pipe with room for one
+// line.
 type stepping struct {
 	log  *os.File
 	copy *os.File
@@ -76,8 +77,8 @@ func (s *stepping) note(line string) bool {
 	return ok && len(s.steps) == s.most
 }
 
-// killAfter applies resources to an agent that is killed when it has begun so many steps, or one more; or after the answer, if
-// it has fewer to take. The steps that it has begun are returned, of which all but the last one are done.
+// killAfter applies resources to an agent that is killed when it has begun so many steps, or one more; or after the
+// answer, if it has fewer to take. The steps that it has begun are returned, of which all but the last one are done.
 func (n *node) killAfter(s *stepping, most int, resources ...any) (result, []string) {
 	n.T.Helper()
 	s.mu.Lock()

@@ -42,7 +42,8 @@ func (n *node) stamp(generation int) v1.Module {
 	n.T.Helper()
 	if n.stampDir == "" {
 		n.stampDir = copyPackage(n.T, "stamp", func(manifest string) string {
-			return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: integer}}}\n"
+			return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: " +
+				"integer}}}\n"
 		})
 	}
 	return module("stamp", n.stampDir, "app=web", map[string]any{"generation": generation})
@@ -123,7 +124,8 @@ func TestKillDuringApply(t *testing.T) {
 		}
 		n.Eventually("packets are stamped by the desired generation", func() bool { return int(udp.generation()) == now })
 		n.tidy()
-		t.Logf("round %d: killed in %q, %d attach points are switched", round, strings.TrimSpace(steps[len(steps)-1]), switched)
+		t.Logf("round %d: killed in %q, %d attach points are switched", round, strings.TrimSpace(steps[len(steps)-1]),
+			switched)
 	}
 	if half < more {
 		t.Errorf("only %d kills have met a node half switched", half)
@@ -288,7 +290,9 @@ func TestLostPins(t *testing.T) {
 			n.losePins(lose)
 			n.start()
 			n.settled(map[string]int{"count": 4, "stamp": 2})
-			n.Eventually("web and db run their chains", func() bool { return n.runs(n.web, "count,stamp") && n.runs(n.db, "count") })
+			n.Eventually("web and db run their chains", func() bool {
+				return n.runs(n.web, "count,stamp") && n.runs(n.db, "count")
+			})
 			udp := startStream(t, n.db, n.web)
 			n.Eventually("packets are stamped", func() bool { return udp.generation() == 1 })
 			udp.finish(1)

@@ -217,10 +217,11 @@ func startRequests(t *testing.T, from, to *netlab.Host) *requests {
 	r.server = &http.Server{Handler: http.HandlerFunc(echo)}
 	go func() { _ = r.server.Serve(l) }()
 	t.Cleanup(func() { r.server.Close() })
-	client := &http.Client{Timeout: nodetest.Patience, Transport: &http.Transport{DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
-		err = from.Do(func() error { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
-		return c, err
-	}}}
+	client := &http.Client{Timeout: nodetest.Patience,
+		Transport: &http.Transport{DialContext: func(ctx context.Context, network, addr string) (c net.Conn, err error) {
+			err = from.Do(func() error { c, err = (&net.Dialer{}).DialContext(ctx, network, addr); return err })
+			return c, err
+		}}}
 	r.wait.Go(func() { r.run(client, "http://"+at) })
 	return r
 }

@@ -36,10 +36,11 @@ func upgrades(t *testing.T) int {
 	return n
 }
 
-// Three modules are upgraded back and forth together under more than 100,000 packets/s: one whose control plane is a process of
-// its own, and the firewall and the counter as packages in a directory. Each second time the first of them is not healthy,
-// and all three are taken back by themselves. No packet is lost or goes unprocessed, connections live on, and every packet
-// is counted once. All of it, which takes a quarter of an hour and most of two CPUs at real-time priority:
+// Three modules are upgraded back and forth together under more than 100,000 packets/s: one whose control plane is a
+// process of its own, and the firewall and the counter as packages in a directory. Each second time the first of them
+// is not healthy, and all three are taken back by themselves. No packet is lost or goes unprocessed, connections live
+// on, and every packet is counted once. All of it, which takes a quarter of an hour and most of two CPUs at real-time
+// priority:
 //
 //	KERB_UPGRADES=200 go test -count=1 -timeout 60m -run TestUpgradeUnderLoad -v ./test/e2e
 func TestUpgradeUnderLoad(t *testing.T) {
@@ -55,9 +56,11 @@ func TestUpgradeUnderLoad(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Logf("%d upgrades of three modules, %d of them rolled back, in %v: %d packets at %.0f/s, %d lost (%+v of them in full queues)",
+	t.Logf("%d upgrades of three modules, %d of them rolled back, in %v: %d packets at %.0f/s, %d lost (%+v of them in "+
+		"full queues)",
 		count, u.failed, time.Since(begin).Round(time.Second), account.Sent, account.Rate, account.Lost, account.Explained)
-	if account.Lost > account.Explained.Socket+account.Explained.Backlog || account.Duplicated+account.Unprocessed+account.Doubled > 0 {
+	if account.Lost > account.Explained.Socket+account.Explained.Backlog || account.Duplicated+account.Unprocessed+
+		account.Doubled > 0 {
 		t.Errorf("packets are lost or not processed once: %+v", account)
 	}
 	if account.Generations != 3 {
@@ -89,7 +92,8 @@ func newUpgrading(n *node) *upgrading {
 	n.T.Helper()
 	u := &upgrading{node: n, versions: [2]string{"0.1.0", "0.2.0"}}
 	packages := func(version string) map[string]string {
-		return map[string]string{"bad": n.controlled(version), "fw": builtinCopy(n.T, "firewall", version), "traffic": builtinCopy(n.T, "counter", version)}
+		return map[string]string{"bad": n.controlled(version), "fw": builtinCopy(n.T, "firewall", version),
+			"traffic": builtinCopy(n.T, "counter", version)}
 	}
 	u.dirs, u.failing = [2]map[string]string{packages("0.1.0"), packages("0.2.0")}, packages("0.3.0")
 	editFile(n.T, filepath.Join(u.failing["bad"], "kerb.yaml"), "control: {", "control: {healthWithin: 2s, ")
@@ -192,13 +196,14 @@ func (u *upgrading) say(c *net.UDPConn) {
 	}
 	u.fromWeb++
 	_ = u.server.SetReadDeadline(time.Now().Add(nodetest.Patience))
-	if _, from, err := u.server.ReadFromUDP(make([]byte, 64)); err != nil || from.Port != c.LocalAddr().(*net.UDPAddr).Port {
+	if _, from, err := u.server.ReadFromUDP(make([]byte, 64)); err != nil ||
+		from.Port != c.LocalAddr().(*net.UDPAddr).Port {
 		u.T.Fatalf("db does not hear web: from %v: %v", from, err)
 	}
 }
 
-// checkTalks has db speak first on all connections that have ever begun: the answers to what was sent before the upgrade
-// arrive, and what a stranger sends to the same ports does not. Then web speaks, and begins another one.
+// checkTalks has db speak first on all connections that have ever begun: the answers to what was sent before the
+// upgrade arrive, and what a stranger sends to the same ports does not. Then web speaks, and begins another one.
 func (u *upgrading) checkTalks() {
 	u.T.Helper()
 	for i, c := range u.talks {

@@ -38,13 +38,15 @@ Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 // listsAge is how old the package lists may be before they are fetched again.
 const listsAge = 12 * time.Hour
 
-// archive is a private view of the Debian archive: its own sources, lists and cache below dir, the machine's proxies and keys.
+// archive is a private view of the Debian archive: its own sources, lists and cache below dir, the machine's proxies
+// and keys.
 type archive struct {
 	dir  string
 	arch arch
 }
 
-// openArchive writes the private apt configuration and brings the package lists up to date. Old lists serve if that fails.
+// openArchive writes the private apt configuration and brings the package lists up to date. Old lists serve if that
+// fails.
 func openArchive(ctx context.Context, dir string, m mirrors, of arch) (*archive, error) {
 	fillFromMachine(&m)
 	if m.main == "" || m.security == "" {
@@ -81,7 +83,8 @@ func openArchive(ctx context.Context, dir string, m mirrors, of arch) (*archive,
 func (a *archive) stamp() string { return filepath.Join(a.dir, "updated") }
 
 func fillFromMachine(m *mirrors) {
-	for _, pattern := range []string{"/etc/apt/sources.list.d/*.sources", "/etc/apt/sources.list.d/*.list", "/etc/apt/sources.list"} {
+	for _, pattern := range []string{"/etc/apt/sources.list.d/*.sources", "/etc/apt/sources.list.d/*.list",
+		"/etc/apt/sources.list"} {
 		files, _ := filepath.Glob(pattern)
 		for _, file := range files {
 			if text, err := os.ReadFile(file); err == nil {
@@ -91,8 +94,8 @@ func fillFromMachine(m *mirrors) {
 	}
 }
 
-// command is an apt command on the private configuration. Options on the command line outrank every file, so nothing of the
-// machine's own sources and lists is read or written.
+// command is an apt command on the private configuration. Options on the command line outrank every file, so nothing of
+// the machine's own sources and lists is read or written.
 func (a *archive) command(ctx context.Context, name string, args ...string) *exec.Cmd {
 	options := []string{
 		"-o", "Dir::Etc::SourceList=/dev/null",
@@ -110,8 +113,8 @@ func (a *archive) command(ctx context.Context, name string, args ...string) *exe
 	return cmd
 }
 
-// find resolves a spec to the exact packages that hold the kernel: through the meta packages, and for a series that they have
-// moved on from through the images that are still in the archive.
+// find resolves a spec to the exact packages that hold the kernel: through the meta packages, and for a series that
+// they have moved on from through the images that are still in the archive.
 func (a *archive) find(ctx context.Context, s spec) ([]pkgVersion, error) {
 	known, err := a.imageNames(ctx)
 	if err != nil {

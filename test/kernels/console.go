@@ -21,16 +21,17 @@ type packageRun struct {
 	status           int // exit status, noStatus until it is known
 	pass, fail, skip int // tests and subtests
 	failed           []string
-	open             []string // tests that have started and not ended: in the end, what a panic, time-out or dead kernel cut short
-	started          time.Time
-	seconds          float64
+	// tests that have started and not ended: in the end, what a panic, time-out or dead kernel cut short
+	open    []string
+	started time.Time
+	seconds float64
 }
 
 // ok tells a package that passed: it ran to its end without a failed test.
 func (p *packageRun) ok() bool { return p.status == 0 && p.fail == 0 && len(p.open) == 0 }
 
-// transcript is what the machine's second serial port says, read line by line. Lines that begin with the nonce come from init.sh, which
-// alone knows it; the test results are the lines that Go's testing package marks for test2json.
+// transcript is what the machine's second serial port says, read line by line. Lines that begin with the nonce come
+// from init.sh, which alone knows it; the test results are the lines that Go's testing package marks for test2json.
 type transcript struct {
 	nonce    string
 	release  string // of the running kernel, empty until init.sh has started

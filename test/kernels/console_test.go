@@ -32,7 +32,8 @@ type summary struct {
 func summaries(log *transcript) []summary {
 	var all []summary
 	for _, p := range log.packages {
-		all = append(all, summary{p.pkg, p.status, p.pass, p.fail, p.skip, strings.Join(p.failed, " "), strings.Join(p.open, " "), p.seconds})
+		all = append(all, summary{p.pkg, p.status, p.pass, p.fail, p.skip, strings.Join(p.failed, " "),
+			strings.Join(p.open, " "), p.seconds})
 	}
 	return all
 }
@@ -70,14 +71,16 @@ func TestTranscriptCutShort(t *testing.T) {
 
 // TestTranscriptNotForged: lines of tests that look like the machine's own change nothing.
 func TestTranscriptNotForged(t *testing.T) {
-	log := read("@@n boot 6.1\n@@n start a\n@@other exit a 0\nx @@n exit a 0\n@@n exit b 0\n@@n exit a zero\n@@n exit a 2\n@@n exit a 0\n")
+	log := read("@@n boot 6.1\n@@n start a\n@@other exit a 0\nx @@n exit a 0\n@@n exit b 0\n@@n exit a zero\n@@n exit a " +
+		"2\n@@n exit a 0\n")
 	if d := cmp.Diff([]summary{{"a", 2, 0, 0, 0, "", "", 5}}, summaries(log)); d != "" {
 		t.Error(d)
 	}
 }
 
 func TestPanicLine(t *testing.T) {
-	got := panicLine("[    1.0] fine\n[    2.0] Kernel panic - not syncing: Fatal exception\n[    3.0] ---[ end Kernel panic ]---\n")
+	got := panicLine("[    1.0] fine\n[    2.0] Kernel panic - not syncing: Fatal exception\n[    3.0] ---[ end Kernel " +
+		"panic ]---\n")
 	if want := "Kernel panic - not syncing: Fatal exception"; got != want {
 		t.Fatalf("got %q, want %q", got, want)
 	}

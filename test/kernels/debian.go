@@ -126,7 +126,8 @@ func (s spec) matches(version string) bool {
 	return s.series == "" || strings.HasPrefix(version, s.series+".")
 }
 
-// concrete reports whether name is an image of the asked series itself, not a meta package, debug symbols or an unsigned build.
+// concrete reports whether name is an image of the asked series itself, not a meta package, debug symbols or an
+// unsigned build.
 func (s spec) concrete(name string) bool {
 	rest, ok := strings.CutPrefix(name, "linux-image-"+s.series+".")
 	rest, flavoured := strings.CutSuffix(rest, "-"+s.flavour)

@@ -36,11 +36,13 @@ func TestParseStanzas(t *testing.T) {
 }
 
 func TestMirrors(t *testing.T) {
-	sources := "Types: deb\nEnabled: no\nURIs: http://off.example/debian\n\nTypes: deb\nURIs: http://a.example/x/debian/\nSuites: bookworm\n" +
+	sources := "Types: deb\nEnabled: no\nURIs: http://off.example/debian\n\nTypes: deb\nURIs: " +
+		"http://a.example/x/debian/\nSuites: bookworm\n" +
 		"\nURIs: http://a.example/debian-security\n"
 	lines := "deb [signed-by=/k.gpg] http://b.example/debian stable main\n#deb http://c.example/debian stable main\n" +
 		"deb http://b.example/debian-security stable main\n"
-	files := "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\n\nURIs: mirror+file:///etc/apt/mirrors/debian-security.list\n"
+	files := "Types: deb\nURIs: mirror+file:///etc/apt/mirrors/debian.list\n\nURIs: " +
+		"mirror+file:///etc/apt/mirrors/debian-security.list\n"
 	for text, want := range map[string]mirrors{
 		sources: {"http://a.example/x/debian/", "http://a.example/debian-security"},
 		lines:   {"http://b.example/debian", "http://b.example/debian-security"},
@@ -73,7 +75,8 @@ func TestNewestOf(t *testing.T) {
 }
 
 func TestKernelParts(t *testing.T) {
-	st := stanza{"Depends": "dracut | initramfs-tools (>= 0.1), linux-base-7.2+x (= 7.2-1), linux-binary-7.2+x (= 7.2-1), linux-modules-7.2+x (= 7.2-1)"}
+	st := stanza{"Depends": "dracut | initramfs-tools (>= 0.1), linux-base-7.2+x (= 7.2-1), linux-binary-7.2+x (= " +
+		"7.2-1), linux-modules-7.2+x (= 7.2-1)"}
 	want := []pkgVersion{{"linux-binary-7.2+x", "7.2-1"}, {"linux-modules-7.2+x", "7.2-1"}}
 	if d := cmp.Diff(want, kernelParts(st), cmp.AllowUnexported(pkgVersion{})); d != "" {
 		t.Fatal(d)

@@ -18,8 +18,8 @@ var errNoHeaders = errors.New("the packages hold no headers for the kernel")
 // headerPart matches the packages that building a module needs; compilers are the machine's own.
 var headerPart = regexp.MustCompile(`linux-(?:headers|kbuild)-\d[^\s,]*`)
 
-// fetchHeaders unpacks the headers of a kernel below dir, unless they lie there already, and returns the directory in which
-// its modules are built. They are never installed: Debian's packages reach into /lib and /usr/src.
+// fetchHeaders unpacks the headers of a kernel below dir, unless they lie there already, and returns the directory in
+// which its modules are built. They are never installed: Debian's packages reach into /lib and /usr/src.
 func fetchHeaders(ctx context.Context, debian *archive, dir string, s spec, k kernel) (string, error) {
 	target := filepath.Join(dir, s.name, k.release)
 	build := filepath.Join(target, "usr/src/linux-headers-"+k.release)
@@ -65,8 +65,8 @@ func unpackHeaders(ctx context.Context, debian *archive, target, build string, p
 	return os.Rename(partial, target)
 }
 
-// buildKmod compiles the module in a directory of the source tree for a kernel, and returns the .ko files. The work is done on a
-// copy; what lies alongside the directory is reached as there.
+// buildKmod compiles the module in a directory of the source tree for a kernel, and returns the .ko files. The work is
+// done on a copy; what lies alongside the directory is reached as there.
 func buildKmod(ctx context.Context, work, source, headers string) ([]string, error) {
 	source, err := filepath.Abs(source)
 	if err != nil {
@@ -87,7 +87,8 @@ func buildKmod(ctx context.Context, work, source, headers string) ([]string, err
 	if err := os.Symlink(filepath.Join(filepath.Dir(source), "modules"), filepath.Join(root, "modules")); err != nil {
 		return nil, err
 	}
-	if _, err := output(ctx, exec.CommandContext(ctx, "make", "-C", headers, "M="+copied, "KCFLAGS=-Werror", "modules")); err != nil {
+	if _, err := output(ctx, exec.CommandContext(ctx, "make", "-C", headers, "M="+copied, "KCFLAGS=-Werror",
+		"modules")); err != nil {
 		return nil, err
 	}
 	return filepath.Glob(filepath.Join(copied, "*.ko"))

@@ -180,7 +180,8 @@ func addLibrary(root, tree, triplet, name string) error {
 	return addLibraries(root, tree, triplet, target)
 }
 
-// addTests lays each package out as in the repository: in its directory the binary, the files that are not Go source, and testdata.
+// addTests lays each package out as in the repository: in its directory the binary, the files that are not Go source,
+// and testdata.
 func addTests(root string, tests []testBinary) error {
 	var plan strings.Builder
 	for _, t := range tests {
@@ -217,8 +218,8 @@ func addFiles(dir, source string) error {
 	return nil
 }
 
-// buildInitrd writes the machine's initramfs: the shared archive followed by one with the kernel's modules (the kernel unpacks
-// archives one after the other).
+// buildInitrd writes the machine's initramfs: the shared archive followed by one with the kernel's modules (the kernel
+// unpacks archives one after the other).
 func buildInitrd(ctx context.Context, m machine, opts options) (string, error) {
 	root := filepath.Join(m.dir, "modules.d")
 	defer os.RemoveAll(root)
@@ -253,7 +254,8 @@ func addModules(ctx context.Context, root, tree string, wanted []string) error {
 		if err != nil {
 			return err
 		}
-		if err := writeFile(filepath.Join(root, "matrix/modules", fmt.Sprintf("%03d-%s.ko", i, name)), string(data), 0o644); err != nil {
+		if err := writeFile(filepath.Join(root, "matrix/modules", fmt.Sprintf("%03d-%s.ko", i, name)), string(data),
+			0o644); err != nil {
 			return err
 		}
 	}
@@ -262,7 +264,8 @@ func addModules(ctx context.Context, root, tree string, wanted []string) error {
 
 // pack makes a cpio archive of everything below root, owned by root.
 func pack(ctx context.Context, archive, root string) error {
-	cmd := exec.CommandContext(ctx, "sh", "-c", `find . -mindepth 1 | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 >"$0"`, archive)
+	cmd := exec.CommandContext(ctx, "sh", "-c",
+		`find . -mindepth 1 | LC_ALL=C sort | cpio --quiet -o -H newc -R 0:0 >"$0"`, archive)
 	cmd.Dir = root
 	_, err := output(ctx, cmd)
 	return err

@@ -19,7 +19,8 @@ type kernel struct {
 	modules string // path of the directory lib/modules/RELEASE
 }
 
-// fetchKernel finds the newest kernel for the spec and unpacks it below dir, unless it lies there already. One kernel is kept per spec.
+// fetchKernel finds the newest kernel for the spec and unpacks it below dir, unless it lies there already. One kernel
+// is kept per spec.
 func fetchKernel(ctx context.Context, debian *archive, dir string, s spec) (kernel, error) {
 	pkgs, err := debian.find(ctx, s)
 	if err != nil {

@@ -36,8 +36,8 @@ var (
 	errNothingRan = errors.New("not one test ran")
 )
 
-// isHung reports a possible fault of the emulator that is worth a second boot: a few boots in a hundred hang, or reset silently.
-// A kernel that says why it dies is a finding.
+// isHung reports a possible fault of the emulator that is worth a second boot: a few boots in a hundred hang, or reset
+// silently. A kernel that says why it dies is a finding.
 func isHung(err error) bool {
 	return errors.Is(err, errNoBoot) || errors.Is(err, errHung) || errors.Is(err, errGone)
 }
@@ -147,10 +147,11 @@ func (m machine) verdict(ctx, deadline context.Context, log *transcript, late bo
 	}
 }
 
-// arguments are QEMU's: emulation, for a test of behaviour must not need KVM; panic=-1 with -no-reboot ends
-// the machine at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts. The second attempt
-// emulates both processors in one thread, where the emulator's races cannot happen; so does a machine for a kernel module, whose hooks
-// have the kernel patch its code (static keys): a processor in a thread of its own may meet the breakpoint after the patch is done.
+// arguments are QEMU's: emulation, for a test of behaviour must not need KVM; panic=-1 with -no-reboot ends the machine
+// at once when the kernel dies. The kernel's mitigations stay on, they change what the verifier accepts. The second
+// attempt emulates both processors in one thread, where the emulator's races cannot happen; so does a machine for a
+// kernel module, whose hooks have the kernel patch its code (static keys): a processor in a thread of its own may meet
+// the breakpoint after the patch is done.
 func (m machine) arguments(console string, attempt int) []string {
 	threads := "multi"
 	if attempt > 1 || len(m.built) > 0 {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test binaries into an
-// initramfs, boots it in an emulated machine without a network, and prints what passed where. See README.md.
+// Command kernels runs Go test packages on a matrix of Debian kernels: it downloads each kernel, puts the static test
+// binaries into an initramfs, boots it in an emulated machine without a network, and prints what passed where. See
+// README.md.
 package main
 
 import (
@@ -63,17 +64,21 @@ func main() {
 func parseFlags() (options, error) {
 	var o options
 	arch := flag.String("arch", runtime.GOARCH, "architecture of the machines, amd64 or arm64")
-	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt, -generic or -16k (pages of 16 KiB, arm64) for another flavour than cloud")
-	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and commands that only a ... matches, are left out")
+	kernels := flag.String("kernels", defaultKernels, "kernels, comma-separated: SERIES or newest, with -rt, -generic "+
+		"or -16k (pages of 16 KiB, arm64) for another flavour than cloud")
+	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and "+
+		"commands that only a ... matches, are left out")
 	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
-	flag.StringVar(&o.kmod, "kmod", "", "directory with a kernel module of this repository, built for each kernel; its tests find the .ko in their directory")
+	flag.StringVar(&o.kmod, "kmod", "", "directory with a kernel module of this repository, built for each kernel; its "+
+		"tests find the .ko in their directory")
 	flag.DurationVar(&o.timeout, "timeout", 1800*time.Second, "limit for one boot of one kernel, all packages together")
 	flag.DurationVar(&o.testTimeout, "pkg-timeout", 900*time.Second, "limit for one test binary in the machine")
 	flag.StringVar(&o.run, "run", "", "run only tests that match this expression")
 	flag.StringVar(&o.skip, "skip", "", "leave out tests that match this expression")
 	flag.StringVar(&o.cache, "cache", defaultCache(), "directory for kernels, package lists and logs, kept between runs")
 	flag.StringVar(&o.memory, "memory", "2G", "memory of the machine")
-	flag.StringVar(&o.mirrors.main, "mirror", "", "URI of a Debian mirror (default: the one in this machine's apt sources)")
+	flag.StringVar(&o.mirrors.main, "mirror", "", "URI of a Debian mirror (default: the one in this machine's "+
+		"apt sources)")
 	flag.StringVar(&o.mirrors.security, "security-mirror", "", "URI of a Debian security mirror (default: likewise)")
 	list := flag.Bool("print-packages", false, "print the Debian packages this machine needs and exit")
 	flag.Parse()
@@ -102,8 +107,8 @@ func defaultCache() string {
 	return filepath.Join(dir, "kerb", "kernels")
 }
 
-// run builds the tests once and then takes the kernels one after the other. A kernel that cannot be had or does not answer is a
-// result; an error is what spoils the whole run.
+// run builds the tests once and then takes the kernels one after the other. A kernel that cannot be had or does not
+// answer is a result; an error is what spoils the whole run.
 func run(ctx context.Context, opts options) ([]kernelResult, error) {
 	specs, err := parseSpecs(opts.kernels, opts.arch)
 	if err != nil {

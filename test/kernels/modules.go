@@ -17,19 +17,22 @@ import (
 
 var errModuleCycle = errors.New("kernel modules depend on each other in a circle")
 
-// guestModules are loaded in every machine, in this order after what they depend on. What a kernel has built in, or has not at all,
-// is left out: the smoke tests say whether that hurts. Nothing is loaded on demand, so tests see the same modules on every kernel.
-// crc32c_generic comes first because libcrc32c, below nf_conntrack and others, asks for it by an alias that no dependency names.
+// guestModules are loaded in every machine, in this order after what they depend on. What a kernel has built in, or has
+// not at all, is left out: the smoke tests say whether that hurts. Nothing is loaded on demand, so tests see the same
+// modules on every kernel. crc32c_generic comes first because libcrc32c, below nf_conntrack and others, asks for it by
+// an alias that no dependency names.
 var guestModules = []string{
 	"crc32c_generic",
 	"veth", "dummy", "bridge", "br_netfilter", "8021q", "ifb", "tun", "macvlan", "ipvlan", "vrf", "vxlan", "geneve",
-	"sch_ingress", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact", "sch_fq", "sch_fq_codel", "sch_htb", "sch_netem",
-	"ipip", "ip6_tunnel", "nf_conntrack", "nf_nat", "nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "tls", "inet_diag", "tcp_diag",
+	"sch_ingress", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact", "sch_fq", "sch_fq_codel",
+	"sch_htb", "sch_netem",
+	"ipip", "ip6_tunnel", "nf_conntrack", "nf_nat", "nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "tls", "inet_diag",
+	"tcp_diag",
 	"wireguard", "xfrm_user", "xfrm_interface", "esp4", "esp6",
 }
 
-// moduleOrder lists the wanted modules and all they depend on, each once and after its dependencies. depends returns the direct
-// dependencies of a module and whether the module exists as a file; one that does not is left out.
+// moduleOrder lists the wanted modules and all they depend on, each once and after its dependencies. depends returns
+// the direct dependencies of a module and whether the module exists as a file; one that does not is left out.
 func moduleOrder(wanted []string, depends func(name string) ([]string, bool, error)) ([]string, error) {
 	var order []string
 	state := map[string]int{} // 1: being visited, 2: done
@@ -68,8 +71,8 @@ func moduleOrder(wanted []string, depends func(name string) ([]string, bool, err
 // moduleName is the kernel's spelling of a module: '-' and '_' are the same to it.
 func moduleName(s string) string { return strings.ReplaceAll(s, "-", "_") }
 
-// moduleTree is a kernel's directory of modules. Debian's packages carry no modules.dep (depmod makes it at installation), so the
-// dependencies are read where depmod reads them: in the modules.
+// moduleTree is a kernel's directory of modules. Debian's packages carry no modules.dep (depmod makes it at
+// installation), so the dependencies are read where depmod reads them: in the modules.
 type moduleTree struct {
 	files map[string]string // path by module name
 	data  map[string][]byte // uncompressed module by name, as far as read

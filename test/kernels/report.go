@@ -48,8 +48,8 @@ func (r *kernelResult) ok() bool {
 	return failed == 0
 }
 
-// counts sums over the packages. A test that was cut short counts as failed, a binary that ended badly without such a test as one,
-// and so does a kernel that did not get as far as any package's failure.
+// counts sums over the packages. A test that was cut short counts as failed, a binary that ended badly without such a
+// test as one, and so does a kernel that did not get as far as any package's failure.
 func (r *kernelResult) counts() (pass, fail, skip int) {
 	for _, p := range r.packages() {
 		pass, fail, skip = pass+p.pass, fail+p.fail+len(p.open), skip+p.skip
@@ -103,10 +103,12 @@ func table(w io.Writer, results []kernelResult) {
 	fmt.Fprintln(t, "KERNEL\tRELEASE\tPACKAGE\tRESULT\tPASS\tFAIL\tSKIP\tSECONDS")
 	for _, r := range results {
 		for _, p := range r.packages() {
-			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%.1f\n", r.spec, r.release, p.pkg, p.verdict(), p.pass, p.fail+len(p.open), p.skip, p.seconds)
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%.1f\n", r.spec, r.release, p.pkg, p.verdict(), p.pass,
+				p.fail+len(p.open), p.skip, p.seconds)
 		}
 		pass, fail, skip := r.counts()
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%.1f\n", r.spec, r.release, boots(r.boots), shortVerdict(&r), pass, fail, skip, r.seconds)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%d\t%d\t%d\t%.1f\n", r.spec, r.release, boots(r.boots), shortVerdict(&r), pass, fail,
+			skip, r.seconds)
 	}
 	t.Flush()
 }

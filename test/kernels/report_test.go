@@ -12,8 +12,9 @@ var (
 	good    = packageRun{pkg: "good", pass: 3, skip: 1, started: time.Unix(1, 0)}
 	bad     = packageRun{pkg: "bad", status: 1, pass: 1, fail: 1, failed: []string{"TestBad"}, started: time.Unix(1, 0)}
 	crashed = packageRun{pkg: "crashed", status: 2, pass: 1, started: time.Unix(1, 0)}
-	slow    = packageRun{pkg: "slow", status: 2, pass: 1, fail: 1, failed: []string{"TestBad"}, open: []string{"TestSlow"}, started: time.Unix(1, 0)}
-	cut     = packageRun{pkg: "cut", status: noStatus, pass: 1, started: time.Unix(1, 0)}
+	slow    = packageRun{pkg: "slow", status: 2, pass: 1, fail: 1, failed: []string{"TestBad"}, open: []string{"TestSlow"},
+		started: time.Unix(1, 0)}
+	cut = packageRun{pkg: "cut", status: noStatus, pass: 1, started: time.Unix(1, 0)}
 )
 
 func result(err error, packages ...packageRun) kernelResult {

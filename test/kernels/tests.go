@@ -57,8 +57,8 @@ func buildTests(ctx context.Context, dir string, a arch, patterns []string) ([]t
 	return tests, nil
 }
 
-// wanted leaves out packages without tests, and commands unless they are named: what a tool such as a generator does, and the source
-// tree its tests work on, is no business of another kernel's.
+// wanted leaves out packages without tests, and commands unless they are named: what a tool such as a generator does,
+// and the source tree its tests work on, is no business of another kernel's.
 func (p goPackage) wanted() bool {
 	named := slices.ContainsFunc(p.Match, func(pattern string) bool { return !strings.Contains(pattern, "...") })
 	return len(p.TestGoFiles)+len(p.XTestGoFiles) > 0 && (p.Name != "main" || named)

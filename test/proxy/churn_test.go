@@ -21,8 +21,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// hostState is what may happen to connections to a host: ended is odd while it is ceasing to be an instance, and even when the
-// proxy knows of it; dead is since when it is none, as the proxy knows.
+// hostState is what may happen to connections to a host: ended is odd while it is ceasing to be an instance, and even
+// when the proxy knows of it; dead is since when it is none, as the proxy knows.
 type hostState struct {
 	ended atomic.Int64
 	dead  atomic.Int64 // Unix time in ns; 0: it is one, or may still be taken for one
@@ -70,11 +70,12 @@ func (c *churn) begin(format string, args ...any) {
 func (c *churn) note(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.wrong = append(c.wrong, fmt.Sprintf("%v after %s: ", time.Since(c.changed).Round(time.Millisecond), c.what)+fmt.Sprintf(format, args...))
+	c.wrong = append(c.wrong, fmt.Sprintf("%v after %s: ", time.Since(c.changed).Round(time.Millisecond), c.what)+
+		fmt.Sprintf(format, args...))
 }
 
-// TestChurn redeploys, drains, removes and adds instances under load; in between the agent dies. No connection to an instance
-// that lives breaks, and none that is new goes to one that is gone.
+// TestChurn redeploys, drains, removes and adds instances under load; in between the agent dies. No connection to an
+// instance that lives breaks, and none that is new goes to one that is gone.
 func TestChurn(t *testing.T) {
 	lasts := 4 * time.Second
 	if text := os.Getenv("KERB_CHURN"); text != "" {
@@ -104,7 +105,8 @@ func TestChurn(t *testing.T) {
 	}
 	close(c.stop)
 	c.clients.Wait()
-	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken and %d not made, each as the instance that it met went; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
+	t.Logf("%d changes in %v; %d connections, %d exchanges, %d broken and %d not made, each as the instance that it met "+
+		"went; %d datagrams, %d without answer", changes, time.Since(begin).Round(time.Second),
 		c.opened.Load(), c.kept.Load(), c.legit.Load(), c.dying.Load(), c.datagram.Load(), c.silent.Load())
 	if c.opened.Load() == 0 || c.kept.Load() == 0 || c.datagram.Load() == 0 || changes < 3 {
 		t.Error("nothing was tested")
@@ -120,7 +122,8 @@ func TestChurn(t *testing.T) {
 func newChurn(t *testing.T) *churn {
 	t.Helper()
 	n := &node{nodetest.New(t)}
-	c := &churn{t: t, r: seed.Rand(t), n: n, client: n.Host("client"), hosts: map[string]*hostState{}, stop: make(chan struct{})}
+	c := &churn{t: t, r: seed.Rand(t), n: n, client: n.Host("client"), hosts: map[string]*hostState{},
+		stop: make(chan struct{})}
 	resources := []any{service(c.client)}
 	for i := range churnHosts {
 		h := n.Host(fmt.Sprintf("h%d", i))
@@ -131,7 +134,8 @@ func newChurn(t *testing.T) *churn {
 		c.free = append(c.free, h.Name())
 	}
 	c.spec = v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{
-		{Address: virtual4.String(), Policy: v1.PolicyRoundRobin}, {Address: virtual6.String(), Policy: v1.PolicyLeastConnections}}}
+		{Address: virtual4.String(), Policy: v1.PolicyRoundRobin},
+		{Address: virtual6.String(), Policy: v1.PolicyLeastConnections}}}
 	for i := range churnInstances {
 		c.spec.Instances = append(c.spec.Instances, v1.VirtualInstance{Name: fmt.Sprintf("i%d", i), Service: c.takeFree()})
 	}
@@ -216,8 +220,8 @@ func (c *churn) target() netip.AddrPort {
 	return netip.AddrPortFrom(virtual6, port)
 }
 
-// connect opens a connection, and checks that its host is an instance. One that fails must have met a host that just ceased to
-// be one.
+// connect opens a connection, and checks that its host is an instance. One that fails must have met a host that just
+// ceased to be one.
 func (c *churn) connect() (*connection, int64) {
 	ends := map[string]int64{}
 	for name, h := range c.hosts {

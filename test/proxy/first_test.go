@@ -48,7 +48,8 @@ func startManager(t *testing.T, n *node) *manager {
 		t.Skip("needs mosquitto")
 	}
 	config := filepath.Join(n.Dir, "mosquitto.conf")
-	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nlog_dest none\nuser root\n", brokerPort)
+	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nlog_dest "+
+		"none\nuser root\n", brokerPort)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -76,7 +77,8 @@ func startManager(t *testing.T, n *node) *manager {
 		return token.Wait() && token.Error() == nil
 	})
 	t.Cleanup(func() { m.client.Disconnect(100) })
-	if token := m.client.Subscribe("nodes/"+nodeID+"/net/tablequery/request", 1, m.serve); token.Wait() && token.Error() != nil {
+	if token := m.client.Subscribe("nodes/"+nodeID+"/net/tablequery/request", 1, m.serve); token.Wait() &&
+		token.Error() != nil {
 		t.Fatal(token.Error())
 	}
 	return m
@@ -136,20 +138,21 @@ func firstTries(t *testing.T) int {
 	return tries
 }
 
-// patientSYNs has the sockets of this process send a SYN again after 20 s or more (bpf_sock_ops), and not after the one second in
-// which a busy machine may not have given an answer.
+// patientSYNs has the sockets of this process send a SYN again after 20 s or more (bpf_sock_ops), and not after the one
+// second in which a busy machine may not have given an answer.
 func patientSYNs(t *testing.T) {
 	t.Helper()
 	const timeoutInit = 1 // BPF_SOCK_OPS_TIMEOUT_INIT
 	dir := cgrouptest.New(t, "", "kerb-proxy")
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps, License: "GPL", Instructions: asm.Instructions{
-		asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // op
-		asm.JNE.Imm(asm.R2, timeoutInit, "out"),
-		asm.Mov.Imm(asm.R2, 20_000),               // jiffies, of which a second has 1000 at most
-		asm.StoreMem(asm.R1, 4, asm.R2, asm.Word), // reply
-		asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
-		asm.Return(),
-	}})
+	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps,
+		License: "GPL", Instructions: asm.Instructions{
+			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // op
+			asm.JNE.Imm(asm.R2, timeoutInit, "out"),
+			asm.Mov.Imm(asm.R2, 20_000),               // jiffies, of which a second has 1000 at most
+			asm.StoreMem(asm.R1, 4, asm.R2, asm.Word), // reply
+			asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
+			asm.Return(),
+		}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -162,8 +165,8 @@ func patientSYNs(t *testing.T) {
 	cgrouptest.Enter(t, dir)
 }
 
-// The first packet to an address that was not resolved before arrives, without being sent again, however long the answer takes:
-// only the first connections of a kind are counted, of which the last must be as good as the first.
+// The first packet to an address that was not resolved before arrives, without being sent again, however long the
+// answer takes: only the first connections of a kind are counted, of which the last must be as good as the first.
 func TestFirstPacket(t *testing.T) {
 	patientSYNs(t)
 	n, client, servers := newMesh(t, resolvers, map[string]any{"ranges": []string{"10.30.0.0/16"}})
@@ -191,7 +194,8 @@ func TestFirstPacket(t *testing.T) {
 		before := retransmissions(t, client)
 		var took []time.Duration
 		for i := range tries {
-			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 30, byte(1+int(latency/time.Millisecond)%90) + byte(i/250), byte(1 + i%250)}), targetPort)
+			to := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 30, byte(1+int(latency/time.Millisecond)%90) + byte(i/250),
+				byte(1 + i%250)}), targetPort)
 			begin := time.Now()
 			c, err := dialTCP(client, to)
 			if err != nil {
@@ -201,13 +205,15 @@ func TestFirstPacket(t *testing.T) {
 			c.Close()
 		}
 		slices.Sort(took)
-		t.Logf("an answer after %v: connected and answered in %v (median), %v (slowest of %d)", latency, took[len(took)/2], took[len(took)-1], len(took))
+		t.Logf("an answer after %v: connected and answered in %v (median), %v (slowest of %d)", latency, took[len(took)/2],
+			took[len(took)-1], len(took))
 		if after := retransmissions(t, client); after != before {
 			t.Errorf("an answer after %v: SYNs were sent again (%s, before %s)", latency, after, before)
 		}
 	}
 	before := time.Now()
-	if _, err := dialTCPWithin(client, 2*patience, netip.MustParseAddrPort("10.30.99.1:80")); !errors.Is(err, syscall.EHOSTUNREACH) {
+	if _, err := dialTCPWithin(client, 2*patience, netip.MustParseAddrPort("10.30.99.1:80")); !errors.Is(err,
+		syscall.EHOSTUNREACH) {
 		t.Errorf("no answer: %v", err)
 	}
 	t.Logf("without an answer the client got an error after %v", time.Since(before))

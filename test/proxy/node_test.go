@@ -38,5 +38,6 @@ func proxyModule(config map[string]any) v1.Module {
 }
 
 func virtualService(name string, spec v1.VirtualServiceSpec) v1.VirtualService {
-	return v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService}, Metadata: v1.ObjectMeta{Name: name}, Spec: spec}
+	return v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+		Metadata: v1.ObjectMeta{Name: name}, Spec: spec}
 }

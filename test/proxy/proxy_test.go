@@ -25,10 +25,12 @@ func instance(h *netlab.Host, registered bool) v1.VirtualInstance {
 	return v1.VirtualInstance{Name: h.Name(), Addresses: []string{h.Addr4().String(), h.Addr6().String()}}
 }
 
-var bothPorts = []v1.VirtualPort{{Port: port, TargetPort: targetPort}, {Port: port, TargetPort: targetPort, Protocol: v1.ProtocolUDP}}
+var bothPorts = []v1.VirtualPort{{Port: port, TargetPort: targetPort},
+	{Port: port, TargetPort: targetPort, Protocol: v1.ProtocolUDP}}
 
 // newMesh is a node with a client and servers that the proxy runs on, and one server that it does not.
-func newMesh(t *testing.T, config string, module map[string]any) (n *node, client *netlab.Host, servers []*netlab.Host) {
+func newMesh(t *testing.T, config string,
+	module map[string]any) (n *node, client *netlab.Host, servers []*netlab.Host) {
 	t.Helper()
 	n = &node{nodetest.New(t)}
 	n.Configure(config)
@@ -44,14 +46,15 @@ func newMesh(t *testing.T, config string, module map[string]any) (n *node, clien
 
 func meshSpec(servers []*netlab.Host, policy v1.Policy) v1.VirtualServiceSpec {
 	return v1.VirtualServiceSpec{Ports: bothPorts,
-		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: policy}, {Address: "fdff:2000::2", Policy: policy}, {Address: "10.30.1.1", Instance: servers[1].Name()}},
+		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: policy}, {Address: "fdff:2000::2", Policy: policy},
+			{Address: "10.30.1.1", Instance: servers[1].Name()}},
 		Instances: []v1.VirtualInstance{instance(servers[0], true), instance(servers[1], true), instance(servers[2], false)}}
 }
 
 var virtual4, virtual6 = netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")
 
-// Every instance is reached, round robin: on this node with the proxy on its interface, and without it; TCP, UDP and ICMP, both
-// families, small and in fragments; by the short path and by the bridge.
+// Every instance is reached, round robin: on this node with the proxy on its interface, and without it; TCP, UDP and
+// ICMP, both families, small and in fragments; by the short path and by the bridge.
 func TestServices(t *testing.T) {
 	for name, config := range map[string]map[string]any{"short path": nil, "bridge": {"shortPath": false}} {
 		t.Run(name, func(t *testing.T) {
@@ -148,7 +151,8 @@ func TestHairpin(t *testing.T) {
 	}
 }
 
-// Connections to unknown addresses and to services without instances are rejected at once, also after a virtual service was deleted.
+// Connections to unknown addresses and to services without instances are rejected at once, also after a virtual service
+// was deleted.
 func TestUnknownIsRefused(t *testing.T) {
 	n, client, servers := newMesh(t, "", map[string]any{"ranges": []string{"10.30.0.0/16", "fdff:2000::/21"}})
 	spec := meshSpec(servers, v1.PolicyRoundRobin)
@@ -303,9 +307,11 @@ func TestEjected(t *testing.T) {
 	client, web, ended := n.Host("client"), n.Host("web0"), n.Host("web1")
 	serve(t, web)
 	n.Start()
-	n.Apply(service(client), service(web), service(ended), proxyModule(map[string]any{"passiveHealth": map[string]any{"ejectFor": "3s"}}),
-		virtualService("web", v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
-			Instances: []v1.VirtualInstance{instance(web, true), instance(ended, true)}}))
+	n.Apply(service(client), service(web), service(ended),
+		proxyModule(map[string]any{"passiveHealth": map[string]any{"ejectFor": "3s"}}),
+		virtualService("web",
+			v1.VirtualServiceSpec{Ports: bothPorts, Addresses: []v1.VirtualAddress{{Address: virtual4.String()}},
+				Instances: []v1.VirtualInstance{instance(web, true), instance(ended, true)}}))
 	n.told("web")
 	connects := func() map[string]int {
 		got := map[string]int{}
@@ -334,7 +340,8 @@ func TestEjected(t *testing.T) {
 		status = s.Status
 		return status.Instances[1].Ejected != ""
 	})
-	if text := status.Instances[1].Ejected; !strings.HasPrefix(text, "module px: ") || !strings.Contains(text, "connects failed in a row; until ") {
+	if text := status.Instances[1].Ejected; !strings.HasPrefix(text, "module px: ") ||
+		!strings.Contains(text, "connects failed in a row; until ") {
 		t.Errorf("why: %q", text)
 	}
 	if ready := status.Conditions[0]; ready.Message != "1 of 2 instances take connections; 1 ejected" {

@@ -15,8 +15,8 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// TestScale applies KERB_SCALE virtual services of ten instances each, changes one of them, and connects to one of them. It
-// reports what that takes; the published figure is KERB_SCALE=10000.
+// TestScale applies KERB_SCALE virtual services of ten instances each, changes one of them, and connects to one of
+// them. It reports what that takes; the published figure is KERB_SCALE=10000.
 func TestScale(t *testing.T) {
 	count, err := strconv.Atoi(os.Getenv("KERB_SCALE"))
 	if err != nil {
@@ -37,7 +37,8 @@ func TestScale(t *testing.T) {
 	n.told(last)
 	t.Logf("%d virtual services with %d instances applied in %v", count, 10*count, time.Since(begin))
 	tell := func(when string) {
-		t.Logf("%s: the control plane has %d MiB of its own, the agent %d MiB", when, private(t, "control-host", n)>>20, private(t, "agent", n)>>20)
+		t.Logf("%s: the control plane has %d MiB of its own, the agent %d MiB", when, private(t, "control-host", n)>>20,
+			private(t, "agent", n)>>20)
 	}
 	tell("after that")
 	spec := scaleSpec(0)
@@ -70,7 +71,8 @@ func scaleSpec(i int) v1.VirtualServiceSpec {
 	for j := range 10 {
 		at := 10*i + j
 		spec.Instances = append(spec.Instances, v1.VirtualInstance{Name: fmt.Sprintf("i-%d", j),
-			Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 100+at>>16, at>>8&255, at&255), fmt.Sprintf("fd00::%x:%x", at>>16, at&0xffff)}})
+			Addresses: []string{fmt.Sprintf("10.%d.%d.%d", 100+at>>16, at>>8&255, at&255),
+				fmt.Sprintf("fd00::%x:%x", at>>16, at&0xffff)}})
 	}
 	return spec
 }

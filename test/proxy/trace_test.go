@@ -13,8 +13,8 @@ import (
 	kerbnode "github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind a
-// firewall, before a tunnel, all on one service.
+// Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind
+// a firewall, before a tunnel, all on one service.
 func TestTraceBeforeTranslation(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	allow := map[string]any{"ingress": "allow", "egress": "allow"}
@@ -42,7 +42,8 @@ func TestTraceBeforeTranslation(t *testing.T) {
 		for _, s := range got.Steps {
 			modules = append(modules, s.Module)
 		}
-		if got.Direction != "egress" || got.Destination != at.String() || !strings.HasPrefix(got.Source, client.Addr4().String()+":") ||
+		if got.Direction != "egress" || got.Destination != at.String() ||
+			!strings.HasPrefix(got.Source, client.Addr4().String()+":") ||
 			got.Time.IsZero() || strings.Join(modules, ",") != "fw,px" {
 			t.Fatalf("traced to %s: %+v", at, got)
 		}
@@ -87,9 +88,9 @@ func (n *node) traced(t *testing.T, flags []string, try func()) (p v1.TracedPack
 	}
 }
 
-// A firewall that denies by default and the proxy are on one client, and the instance is not a service of this node: packets in
-// both directions meet the firewall with the virtual address. Where the operator has packets to the client meet the firewall
-// first, the answers are lost, and the operator is warned.
+// A firewall that denies by default and the proxy are on one client, and the instance is not a service of this node:
+// packets in both directions meet the firewall with the virtual address. Where the operator has packets to the client
+// meet the firewall first, the answers are lost, and the operator is warned.
 func TestFirewallBesideProxy(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	spec := meshSpec(servers, v1.PolicyRoundRobin)

@@ -26,8 +26,8 @@ const (
 	bulk       = 4 << 20 // bytes of a long line, sent in segments as large as they get
 )
 
-// serve answers on TCP and UDP, in both families, with the host's name: TCP first with the name alone, then each line and each
-// datagram with the name before it.
+// serve answers on TCP and UDP, in both families, with the host's name: TCP first with the name alone, then each line
+// and each datagram with the name before it.
 func serve(t *testing.T, h *netlab.Host) {
 	t.Helper()
 	for _, addr := range []netip.Addr{h.Addr4(), h.Addr6()} {
@@ -199,7 +199,11 @@ func ping(from *netlab.Host, to netip.Addr, size int) error {
 func retransmissions(t *testing.T, h *netlab.Host) string {
 	t.Helper()
 	var text []byte
-	if err := h.Do(func() (err error) { text, err = os.ReadFile("/proc/thread-self/net/netstat"); return err }); err != nil {
+	if err := h.Do(func() (err error) {
+		text,
+			err = os.ReadFile("/proc/thread-self/net/netstat")
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
 	lines := strings.Split(string(text), "\n")

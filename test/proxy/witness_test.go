@@ -32,8 +32,8 @@ type syn struct {
 	port    uint16
 }
 
-// onlySYNs lets TCP packets with SYN through, as they are behind the link header: without IPv4 options, and without IPv6
-// extension headers.
+// onlySYNs lets TCP packets with SYN through, as they are behind the link header: without IPv4 options, and without
+// IPv6 extension headers.
 var onlySYNs = []bpf.Instruction{
 	bpf.LoadAbsolute{Off: 0, Size: 1},
 	bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: 0xf0},
@@ -92,7 +92,8 @@ func synSocket(name string) (int, error) {
 	}
 	wait := unix.NsecToTimeval(int64(200 * time.Millisecond))
 	return fd, errors.Join(
-		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
+		unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER,
+			&unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}),
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait),
 		unix.Bind(fd, &unix.SockaddrLinklayer{Protocol: all, Ifindex: at.Index}))
 }
@@ -119,7 +120,8 @@ func (w *witness) dial(from *netlab.Host, to netip.AddrPort) (*connection, uint1
 	for {
 		own := uint16(first + w.port.Add(1)%many)
 		w.seen.Delete(w.synOf(own, to))
-		conn, err := dialTCPBy(from, &net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{Port: int(own)}, Control: reuse}, to)
+		conn, err := dialTCPBy(from, &net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{Port: int(own)}, Control: reuse},
+			to)
 		if errors.Is(err, syscall.EADDRINUSE) || errors.Is(err, syscall.EADDRNOTAVAIL) {
 			continue
 		}

@@ -51,7 +51,8 @@ func TestArchitectureIsTrue(t *testing.T) {
 
 // defines finds functions, types and methods of interfaces in Go, and functions in C.
 func defines(text, name string) bool {
-	return regexp.MustCompile(`(?m)^(func (\([^)]*\) )?` + name + `[\[(]|type ` + name + ` |\t` + name + `\(|(static|SEC).*\b` + name + `\()`).MatchString(text)
+	return regexp.MustCompile(
+		`(?m)^(func (\([^)]*\) )?` + name + `[\[(]|type ` + name + ` |\t` + name + `\(|(static|SEC).*\b` + name + `\()`).MatchString(text)
 }
 
 // topLevel lists the directories at the top without those that builds make.
@@ -74,7 +75,8 @@ func packages(t *testing.T, dir string) (out []string) {
 	t.Helper()
 	for _, file := range files(t, ".go") {
 		pkg := filepath.Dir(file)
-		if strings.HasPrefix(pkg, dir+"/") && !strings.Contains(pkg, "testdata") && !strings.Contains(pkg, "templates") && !slices.Contains(out, pkg) {
+		if strings.HasPrefix(pkg, dir+"/") && !strings.Contains(pkg, "testdata") && !strings.Contains(pkg, "templates") &&
+			!slices.Contains(out, pkg) {
 			out = append(out, pkg)
 		}
 	}

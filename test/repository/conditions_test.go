@@ -13,7 +13,8 @@ import (
 	"testing"
 )
 
-// TestConditionsAreDocumented compares the table of conditions in docs/operating.md with the types and reasons in the source.
+// TestConditionsAreDocumented compares the table of conditions in docs/operating.md with the types and reasons in the
+// source.
 func TestConditionsAreDocumented(t *testing.T) {
 	inCode := map[string]bool{}
 	for _, file := range files(t, ".go") {
@@ -43,8 +44,8 @@ func TestConditionsAreDocumented(t *testing.T) {
 // camelCase matches types and reasons, and not the sentences in other fields with these names.
 var camelCase = regexp.MustCompile(`^[A-Z][A-Za-z]*[a-z]$`)
 
-// addConditions adds the words in fields Type and Reason of literals, in assignments to a field Reason, in constants that are called
-// Reason, and in calls of conditionOf of internal/control.
+// addConditions adds the words in fields Type and Reason of literals, in assignments to a field Reason, in constants
+// that are called Reason, and in calls of conditionOf of internal/control.
 func addConditions(t *testing.T, file string, words map[string]bool) {
 	t.Helper()
 	parsed, err := parser.ParseFile(token.NewFileSet(), file, read(t, file), 0)

@@ -114,11 +114,13 @@ func TestImports(t *testing.T) {
 
 func TestImportRules(t *testing.T) {
 	rule := importRules(t)["sdk"]
-	if rule.refuses(module+"/internal/agent") == "" || rule.refuses(module+"/api/v1alpha1") != "" || rule.refuses("fmt") != "" {
+	if rule.refuses(module+"/internal/agent") == "" || rule.refuses(module+"/api/v1alpha1") != "" ||
+		rule.refuses("fmt") != "" {
 		t.Error("sdk may import api, the standard library, and nothing else of Kerb")
 	}
 	product := importRules(t)["product"]
-	if product.covers(t, "internal/lab/node/node.go") || !product.covers(t, "internal/cli/cli.go") || product.refuses(module+"/bench") == "" {
+	if product.covers(t, "internal/lab/node/node.go") || !product.covers(t, "internal/cli/cli.go") ||
+		product.refuses(module+"/bench") == "" {
 		t.Error("the product has no benchmarks, and the laboratory is not of it")
 	}
 	if rule.covers(t, "sdk/wire_test.go") || !rule.covers(t, "sdk/wire.go") || rule.covers(t, "modules/sdk/wire.go") {

@@ -8,7 +8,8 @@ import (
 	"testing"
 )
 
-// idiom is assembly without an instruction, or a mask by assembly: what hides a value from the compiler or the verifier.
+// idiom is assembly without an instruction, or a mask by assembly: what hides a value from the compiler or the
+// verifier.
 var idiom = regexp.MustCompile(`asm volatile\("(|%0 [&^]= \w+|%0 &= %1)" : "\+r"`)
 
 // Data planes hide values from the verifier by kerb/verifier.h, which says what needs it.
@@ -17,7 +18,8 @@ func TestVerifierIdioms(t *testing.T) {
 	for _, suffix := range []string{".c", ".h"} {
 		for _, file := range files(t, suffix) {
 			area, _, _ := strings.Cut(file, "/")
-			if found := idiom.FindAllString(read(t, file), -1); (area == "bpf" || area == "modules") && file != header && len(found) > 0 {
+			if found := idiom.FindAllString(read(t, file), -1); (area == "bpf" || area == "modules") && file != header &&
+				len(found) > 0 {
 				t.Errorf("%s has %q: use a macro of %s", file, found, header)
 			}
 		}

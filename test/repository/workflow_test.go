@@ -30,7 +30,8 @@ func TestWorkflow(t *testing.T) {
 	known, steps := targets(t), 0
 	for line := range strings.Lines(read(t, workflow)) {
 		line = strings.TrimSpace(line)
-		if action, ok := strings.CutPrefix(line, "- uses: "); ok && !regexp.MustCompile(`@v\d+\.\d+\.\d+$`).MatchString(action) {
+		if action, ok := strings.CutPrefix(line, "- uses: "); ok &&
+			!regexp.MustCompile(`@v\d+\.\d+\.\d+$`).MatchString(action) {
 			t.Errorf("%s has no fixed version", action)
 		}
 		command, ok := strings.CutPrefix(line, "- run: ")
@@ -54,7 +55,8 @@ func TestWorkflow(t *testing.T) {
 func TestDocumentedTargets(t *testing.T) {
 	known := targets(t)
 	for _, file := range []string{"CONTRIBUTING.md", "README.md", architecture} {
-		for _, match := range regexp.MustCompile("(?m)(?:^    |`|/)make ([a-z][a-z-]*)").FindAllStringSubmatch(read(t, file), -1) {
+		for _, match := range regexp.MustCompile("(?m)(?:^    |`|/)make ([a-z][a-z-]*)").FindAllStringSubmatch(read(t, file),
+			-1) {
 			if _, ok := known[match[1]]; !ok {
 				t.Errorf("%s: the Makefile has no target %s", file, match[1])
 			}

@@ -37,7 +37,8 @@ type talk struct {
 	err            error
 }
 
-// run has the honest services talk while the hostile one does what it can, and returns the p99 of all round trips in us.
+// run has the honest services talk while the hostile one does what it can, and returns the p99 of all round trips in
+// us.
 func (p *place) run(length time.Duration, virtual bool) float64 {
 	p.T.Helper()
 	before, err := traffic.ReadLosses()
@@ -83,7 +84,8 @@ func (p *place) judge(talks []*talk, attacks string, lost traffic.Losses) float6
 	}
 	slices.Sort(times)
 	p99 := times[len(times)*99/100]
-	p.T.Logf("%d round trips, p50 %.0f us, p99 %.0f us; %d datagrams; attacks: %s", len(times), times[len(times)/2], p99, sent, attacks)
+	p.T.Logf("%d round trips, p50 %.0f us, p99 %.0f us; %d datagrams; attacks: %s", len(times), times[len(times)/2],
+		p99, sent, attacks)
 	return p99
 }
 

@@ -26,8 +26,8 @@ const (
 	connectGap = 5 * time.Millisecond   // between hostile connections
 )
 
-// attack is what the hostile service does until stop: frames of all kinds from CPU 1, real connections, and the attempts to leave
-// its firewall behind. The result waits for the end and says how much there was.
+// attack is what the hostile service does until stop: frames of all kinds from CPU 1, real connections, and the
+// attempts to leave its firewall behind. The result waits for the end and says how much there was.
 func (p *place) attack(stop <-chan struct{}, virtual bool) func() string {
 	p.T.Helper()
 	h := p.hosts[0]
@@ -83,15 +83,17 @@ func (f *forger) flood(stop <-chan struct{}) (frames int, err error) {
 			if link, err := net.InterfaceByName(f.place.hosts[0].Interface()); err == nil {
 				to.Ifindex = link.Index
 			}
-		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL), errors.Is(err, unix.EMSGSIZE):
+		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINVAL),
+			errors.Is(err, unix.EMSGSIZE):
 		default:
 			return frames, err
 		}
 	}
 }
 
-// frame is one of those that audits found to hurt others: floods of new flows and of flows of two packets, with true and forged
-// sources, to services and virtual addresses; requests for long replies; what is malformed, tagged or no IP at all.
+// frame is one of those that audits found to hurt others: floods of new flows and of flows of two packets, with true
+// and forged sources, to services and virtual addresses; requests for long replies; what is malformed, tagged or no IP
+// at all.
 func (f *forger) frame(own net.HardwareAddr) []byte {
 	p := f.place
 	victim := p.hosts[1+f.IntN(services-1)]
@@ -122,7 +124,8 @@ func (f *forger) frame(own net.HardwareAddr) []byte {
 	return append(frame, ip...)
 }
 
-// ip4 is a UDP datagram or a TCP segment with right lengths and checksums of the IP header; that of the payload is sometimes right.
+// ip4 is a UDP datagram or a TCP segment with right lengths and checksums of the IP header; that of the payload is
+// sometimes right.
 func (f *forger) ip4(src, dst netip.Addr, port uint16) []byte {
 	udp := f.IntN(2) == 0
 	l4 := make([]byte, 20)

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package soak has 20 services on one node, one of them hostile, and all built-in modules on all of them. The hostile service
-// sends floods, forged sources, malformed frames, and connection storms at a fixed rate from one CPU; the others talk to each other
-// below saturation. No connection of theirs may be reset and no datagram lost, with all modules as with a counter alone, and the two
-// are run in turn, so that their round trips can be compared. `make test-soak` runs it for half an hour; KERB_SOAK sets the time
-// of one run, KERB_SOAK_PAIRS how many pairs.
+// Package soak has 20 services on one node, one of them hostile, and all built-in modules on all of them. The hostile
+// service sends floods, forged sources, malformed frames, and connection storms at a fixed rate from one CPU; the
+// others talk to each other below saturation. No connection of theirs may be reset and no datagram lost, with all
+// modules as with a counter alone, and the two are run in turn, so that their round trips can be compared. `make
+// test-soak` runs it for half an hour; KERB_SOAK sets the time of one run, KERB_SOAK_PAIRS how many pairs.
 package soak
 
 import (
@@ -30,7 +30,8 @@ const (
 	vipPort  = 80
 	coapPort = 5683
 
-	// Round trips with all modules may take this much longer than with a counter alone, at p99. Asserted in the long run only.
+	// Round trips with all modules may take this much longer than with a counter alone, at p99. Asserted in the long run
+	// only.
 	mostSlowdown = 1.5
 )
 
@@ -82,12 +83,16 @@ func (p *place) modules() []any {
 		return map[string]any{"action": "allow", "direction": "ingress", "protocol": protocol, "dstPort": port}
 	}
 	resources := []any{
-		node.Module("fw", "firewall", "*", map[string]any{"rules": []any{allow("tcp", echoPort), allow("udp", sinkPort), allow("udp", coapPort), allow("udp", 7000)}}),
+		node.Module("fw", "firewall", "*",
+			map[string]any{"rules": []any{allow("tcp", echoPort), allow("udp", sinkPort), allow("udp", coapPort),
+				allow("udp", 7000)}}),
 		node.Module("px", "proxy", "*", map[string]any{"ranges": []string{"10.30.0.0/16"}}),
-		node.Module("tun", "tunnel", "*", map[string]any{"nodes": []any{map[string]any{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}}),
+		node.Module("tun", "tunnel", "*",
+			map[string]any{"nodes": []any{map[string]any{"address": "192.0.2.2", "subnets": []string{"10.18.0.64/26"}}}}),
 		node.Module("resp", "responder", "*", map[string]any{"listeners": []any{
 			map[string]any{"app": "echo", "port": 7000},
-			map[string]any{"app": "coap", "port": coapPort, "resources": []any{map[string]any{"path": "a", "value": "a value"}}}}}),
+			map[string]any{"app": "coap", "port": coapPort,
+				"resources": []any{map[string]any{"path": "a", "value": "a value"}}}}}),
 		node.Module("icpt", "intercept", "*", map[string]any{"classes": []any{
 			map[string]any{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}}),
 		node.Module("accel", "accelerator", "*", nil),
@@ -129,7 +134,8 @@ func TestHostileService(t *testing.T) {
 		}
 	}
 	ratio := median(all) / median(base)
-	t.Logf("p99 round trip, medians of %d pairs of %v: %.0f us with a counter, %.0f us with all modules, ratio %.2f", pairs, run, median(base), median(all), ratio)
+	t.Logf("p99 round trip, medians of %d pairs of %v: %.0f us with a counter, %.0f us with all modules, ratio %.2f",
+		pairs, run, median(base), median(all), ratio)
 	if soak && ratio > mostSlowdown {
 		t.Errorf("p99 is %.2f times that of a counter alone, more than %.1f", ratio, mostSlowdown)
 	}

@@ -21,11 +21,13 @@ import (
 
 const (
 	bootTime = 2 * time.Minute // under load
-	// With cgroup v1 alongside v2, systemd-nspawn creates the container's cgroups in systemd's own hierarchy, too, and does not remove them.
+	// With cgroup v1 alongside v2, systemd-nspawn creates the container's cgroups in systemd's own hierarchy, too, and
+	// does not remove them.
 	legacyHierarchy = "/sys/fs/cgroup/systemd"
 )
 
-// machine is a container with the programs of this machine, an empty /etc and /var, and its own systemd, network and bpffs.
+// machine is a container with the programs of this machine, an empty /etc and /var, and its own systemd, network and
+// bpffs.
 type machine struct {
 	*testing.T
 	systemd int // pid of its process 1
@@ -45,8 +47,10 @@ func boot(t *testing.T, kerb string, units map[string]string) *machine {
 	}
 	m := &machine{T: t, console: &bytes.Buffer{}}
 	name := fmt.Sprintf("kerb-unit-%d", os.Getpid())
-	cmd := exec.Command("systemd-nspawn", "--quiet", "--directory=/", "--volatile=yes", "--register=no", "--keep-unit", "--private-network",
-		"--capability=all", "--machine="+name, "--console=pipe", "--link-journal=no", "--bind="+bin+":/usr/local/bin", "--bind="+etc+":/etc/systemd/system",
+	cmd := exec.Command("systemd-nspawn", "--quiet", "--directory=/", "--volatile=yes", "--register=no", "--keep-unit",
+		"--private-network",
+		"--capability=all", "--machine="+name, "--console=pipe", "--link-journal=no", "--bind="+bin+":/usr/local/bin",
+		"--bind="+etc+":/etc/systemd/system",
 		"--boot", "systemd.unit=multi-user.target", "systemd.mask=systemd-networkd-wait-online.service")
 	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1", "SYSTEMD_SECCOMP=0")
 	cmd.Stdout, cmd.Stderr = m.console, m.console

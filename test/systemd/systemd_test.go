@@ -34,10 +34,11 @@ func needContainer(t *testing.T) {
 
 // modules has a config for every built-in package.
 var modules = map[string]string{
-	"counter":     "{}",
-	"firewall":    "{rules: [{name: web, action: allow, direction: ingress, protocol: tcp, dstPort: 80}]}",
-	"proxy":       "{}",
-	"tunnel":      "{nodes: [{address: 192.0.2.1, subnets: [10.18.0.0/26]}, {address: 192.0.2.2, subnets: [10.18.0.64/26]}]}",
+	"counter":  "{}",
+	"firewall": "{rules: [{name: web, action: allow, direction: ingress, protocol: tcp, dstPort: 80}]}",
+	"proxy":    "{}",
+	"tunnel": "{nodes: [{address: 192.0.2.1, subnets: [10.18.0.0/26]}, {address: 192.0.2.2, subnets: " +
+		"[10.18.0.64/26]}]}",
 	"responder":   "{listeners: [{app: echo, port: 7777}]}",
 	"intercept":   "{classes: [{name: ping, match: {protocol: icmp}}]}",
 	"classifier":  "{extractor: flow}",
@@ -49,10 +50,12 @@ func manifest(pkg, config string) string {
 	if pkg == "tunnel" {
 		attach += ", interfaces: [underlay0]" // without an underlay it is unhealthy
 	}
-	return fmt.Sprintf("apiVersion: kerb.dev/v1alpha1\nkind: Module\nmetadata: {name: %s}\nspec:\n  package: %s\n  attach: {%s}\n  config: %s\n", pkg, pkg, attach, config)
+	return fmt.Sprintf("apiVersion: kerb.dev/v1alpha1\nkind: Module\nmetadata: {name: %s}\nspec:\n  package: %s\n  "+
+		"attach: {%s}\n  config: %s\n", pkg, pkg, attach, config)
 }
 
-// The unit as shipped starts under this distribution's systemd, confines control planes, and runs every built-in module.
+// The unit as shipped starts under this distribution's systemd, confines control planes, and runs every built-in
+// module.
 func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 	needContainer(t)
 	m := boot(t, nodetest.Kerb, nil)
@@ -84,13 +87,15 @@ func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 	})
 }
 
-// A unit that refuses what the sandbox needs is reported before a module fails: in the node's conditions and by the doctor.
+// A unit that refuses what the sandbox needs is reported before a module fails: in the node's conditions and by the
+// doctor.
 func TestUnitWithoutSeccomp(t *testing.T) {
 	needContainer(t)
 	m := boot(t, nodetest.Kerb, map[string]string{"kerb.service.d/old.conf": "[Service]\nSystemCallFilter=\n" +
 		"SystemCallFilter=@system-service bpf perf_event_open pidfd_getfd setns unshare\n"})
 	m.do("systemctl", "start", "kerb")
-	if c := condition(m.status().Conditions, "ControlPlanes"); c.Status != "False" || !strings.Contains(c.Message, "restrict system calls") {
+	if c := condition(m.status().Conditions, "ControlPlanes"); c.Status != "False" ||
+		!strings.Contains(c.Message, "restrict system calls") {
 		t.Errorf("%+v", c)
 	}
 	m.expectDoctor("unit system calls", "fail")
@@ -103,16 +108,19 @@ func (m *machine) ready(name string) {
 		out := m.do("kerb", "module", "get", name, "-o", "json")
 		var got v1.Module
 		must(m.T, json.Unmarshal([]byte(out), &got))
-		return condition(got.Status.Conditions, "Ready").Status == "True" && condition(got.Status.Conditions, "ControlPlane").Status != "False", out
+		return condition(got.Status.Conditions, "Ready").Status == "True" &&
+			condition(got.Status.Conditions, "ControlPlane").Status != "False", out
 	})
 }
 
 // service makes a network namespace with an interface to the container's node, and an underlay for the node.
 func (m *machine) service() {
 	m.Helper()
-	for _, line := range []string{"ip netns add web", "ip link add web0 type veth peer name eth0 netns web", "ip addr add 10.99.0.1/24 dev web0",
+	for _, line := range []string{"ip netns add web", "ip link add web0 type veth peer name eth0 netns web",
+		"ip addr add 10.99.0.1/24 dev web0",
 		"ip link set web0 up", "ip -n web addr add 10.99.0.2/24 dev eth0", "ip -n web link set eth0 up",
-		"ip link add underlay0 type veth peer name underlay1", "ip addr add 192.0.2.1/24 dev underlay0", "ip link set underlay0 up", "ip link set underlay1 up"} {
+		"ip link add underlay0 type veth peer name underlay1", "ip addr add 192.0.2.1/24 dev underlay0",
+		"ip link set underlay0 up", "ip link set underlay1 up"} {
 		m.do(strings.Fields(line)...)
 	}
 }

@@ -16,8 +16,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// Group is a cgroup (version 2) for the processes that a measurement is about. The CPU time of a process includes the work
-// that the kernel does for the packets that it sends, on its own CPU time.
+// Group is a cgroup (version 2) for the processes that a measurement is about. The CPU time of a process includes the
+// work that the kernel does for the packets that it sends, on its own CPU time.
 type Group struct {
 	dir    string
 	handle *os.File

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package path measures what lies between two hosts, whatever carries it: TCP throughput, the time to connect and for a round
-// trip, the jitter of a thin UDP stream, and what a hundred megabits a second cost. iperf3 makes the streams; connections and
-// round trips are made here, with both ends on one CPU, so that they show the path and not how fast a CPU wakes another.
+// Package path measures what lies between two hosts, whatever carries it: TCP throughput, the time to connect and for a
+// round trip, the jitter of a thin UDP stream, and what a hundred megabits a second cost. iperf3 makes the streams;
+// connections and round trips are made here, with both ends on one CPU, so that they show the path and not how fast a
+// CPU wakes another.
 package path
 
 import (
@@ -118,7 +119,8 @@ type times struct {
 
 func timesOf(quick bool) times {
 	if quick {
-		return times{stream: 200 * time.Millisecond, thin: []string{"-n", "25K"}, connects: 100, trips: 100 * time.Millisecond}
+		return times{stream: 200 * time.Millisecond, thin: []string{"-n", "25K"}, connects: 100,
+			trips: 100 * time.Millisecond}
 	}
 	return times{thin: []string{"-t", "2"}, connects: 1000, trips: 500 * time.Millisecond,
 		calm: 500 * time.Millisecond, cost: 2 * time.Second}
@@ -155,8 +157,8 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 
 const mostStreams = 8
 
-// most looks for the bottleneck: streams are doubled until they carry no more together. one is what a single one carries, in
-// Gbit/s.
+// most looks for the bottleneck: streams are doubled until they carry no more together. one is what a single one
+// carries, in Gbit/s.
 func (p *Path) most(one float64) (float64, error) {
 	best := one
 	for streams := 2; streams <= mostStreams; streams *= 2 {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Command object compiles the objects that it is given by name, for tests on machines without a compiler:
-// testdata/parse.XDP.o is testdata/parse.bpf.c for XDP. The flags are those that package bpftest compiles with, on every
-// architecture.
+// testdata/parse.XDP.o is testdata/parse.bpf.c for XDP. The flags are those that package bpftest compiles with, on
+// every architecture.
 package main
 
 import (

@@ -126,8 +126,10 @@ var sequences = map[string]func(laboratory) []error{
 		return []error{l.Detach(l.tc(l.one)), l.RemoveChain(chain.Pinned{ID: c.ID(), Spec: c}), l.RemoveChainSpec(c),
 			l.RemoveGeneration("a", "a1")}
 	},
-	"chain without its generation": func(l laboratory) []error { return []error{l.CreateChain(chainOf(chain.OnTCIngress, "a1"))} },
-	"predecessor is not there":     func(l laboratory) []error { return []error{l.CreateGeneration("a", "a2", "a1")} },
+	"chain without its generation": func(l laboratory) []error {
+		return []error{l.CreateChain(chainOf(chain.OnTCIngress, "a1"))}
+	},
+	"predecessor is not there": func(l laboratory) []error { return []error{l.CreateGeneration("a", "a2", "a1")} },
 	"attach without chain": func(l laboratory) []error {
 		return []error{l.Attach(l.tc(l.one), chainOf(chain.OnTCIngress, "a1"))}
 	},
@@ -153,7 +155,8 @@ var sequences = map[string]func(laboratory) []error{
 	"busy": func(l laboratory) []error {
 		c := chainOf(chain.OnXDP, "a1")
 		l.foreign(l.xdp(l.one))
-		return []error{l.CreateGeneration("a", "a1", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c), l.Attach(l.xdp(l.two), c)}
+		return []error{l.CreateGeneration("a", "a1", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c),
+			l.Attach(l.xdp(l.two), c)}
 	},
 }
 

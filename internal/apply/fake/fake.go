@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fake is a kernel in memory for tests of plans and their execution. A test of this package runs the same sequences
-// of calls on it and on the data plane, and compares what both observe.
+// Package fake is a kernel in memory for tests of plans and their execution. A test of this package runs the same
+// sequences of calls on it and on the data plane, and compares what both observe.
 package fake
 
 import (

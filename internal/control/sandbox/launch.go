@@ -43,8 +43,8 @@ type step struct {
 	run  func() error
 }
 
-// steps are in an order that matters. Landlock comes before the change of user, which might not be able to open the paths;
-// the signal after it, as the change of user clears it; the filter last, as it denies some of the other steps.
+// steps are in an order that matters. Landlock comes before the change of user, which might not be able to open the
+// paths; the signal after it, as the change of user clears it; the filter last, as it denies some of the other steps.
 func (o *order) steps() []step {
 	return []step{
 		{"close descriptors", closeFiles},
@@ -164,8 +164,9 @@ func (o *order) setCapabilities() error {
 
 func (o *order) endWithParent() error { return EndWith(o.Parent) }
 
-// EndWith makes the kernel kill the program that this thread executes next when parent ends, or returns an error if parent has ended
-// before. The kernel keeps this setting for each thread: Pdeathsig alone sets it for the first one, which may not be this one.
+// EndWith makes the kernel kill the program that this thread executes next when parent ends, or returns an error if
+// parent has ended before. The kernel keeps this setting for each thread: Pdeathsig alone sets it for the first one,
+// which may not be this one.
 func EndWith(parent int) error {
 	if err := unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(unix.SIGKILL), 0, 0, 0); err != nil {
 		return err
@@ -177,7 +178,8 @@ func EndWith(parent int) error {
 	return err
 }
 
-// parentPID is the parent's id in the namespace of the agent, whose /proc this is. To getppid(2) it is 0, being outside of ours.
+// parentPID is the parent's id in the namespace of the agent, whose /proc this is. To getppid(2) it is 0, being outside
+// of ours.
 func parentPID() (int, error) {
 	text, err := os.ReadFile("/proc/self/stat")
 	if err != nil {

@@ -21,14 +21,16 @@ var systemPaths = []string{
 
 // networkPaths are what looking up names needs.
 var networkPaths = []string{
-	"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services", "/etc/protocols",
+	"/etc/resolv.conf", "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf", "/etc/services",
+	"/etc/protocols",
 	"/run/systemd/resolve",
 }
 
 const (
 	readRights  = ll.AccessFSExecute | ll.AccessFSReadFile
 	dirRights   = readRights | ll.AccessFSReadDir
-	writeRights = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate | ll.AccessFSRefer |
+	writeRights = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate |
+		ll.AccessFSRefer |
 		ll.AccessFSMakeReg | ll.AccessFSMakeDir | ll.AccessFSMakeSym | ll.AccessFSMakeSock | ll.AccessFSMakeFifo |
 		ll.AccessFSRemoveFile | ll.AccessFSRemoveDir
 )
@@ -39,8 +41,9 @@ type pathRule struct {
 	rights uint64
 }
 
-// restrictPaths puts this thread inside Landlock, as far as the kernel has it: everything is denied but for the rules. Nothing
-// can be both written and executed. All threads at once, which libraries offer, takes a /proc of our own PID namespace.
+// restrictPaths puts this thread inside Landlock, as far as the kernel has it: everything is denied but for the rules.
+// Nothing can be both written and executed. All threads at once, which libraries offer, takes a /proc of our own PID
+// namespace.
 func (o *order) restrictPaths() error {
 	abi, err := ll.LandlockGetABIVersion()
 	if err != nil || abi == 0 {

@@ -53,10 +53,11 @@ func init() {
 		"allocate":   allocate,
 		"buffers":    buffers,
 		"grow":       grow,
-		"sleep":      func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" }, // until it is killed
-		"forever":    forever,
-		"parent":     parent,
-		"umask":      func([]string) string { return fmt.Sprintf("%#o", unix.Umask(0)) },
+		// until it is killed
+		"sleep":   func([]string) string { fmt.Println("started"); time.Sleep(time.Minute); return "" },
+		"forever": forever,
+		"parent":  parent,
+		"umask":   func([]string) string { return fmt.Sprintf("%#o", unix.Umask(0)) },
 	}
 }
 

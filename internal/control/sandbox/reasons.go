@@ -12,7 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Reasons says what of the protection this kernel lacks, for people. Programs start nevertheless, except without seccomp.
+// Reasons says what of the protection this kernel lacks, for people. Programs start nevertheless, except without
+// seccomp.
 func Reasons() []string {
 	out := landlockReasons(ll.LandlockGetABIVersion())
 	if err := unix.Prctl(unix.PR_GET_SECCOMP, 0, 0, 0, 0); errors.Is(err, unix.EINVAL) {
@@ -27,12 +28,14 @@ func Reasons() []string {
 	return out
 }
 
-// landlockReasons are by what the kernel answers when asked for the version of Landlock. EPERM is never the kernel's own answer.
+// landlockReasons are by what the kernel answers when asked for the version of Landlock. EPERM is never the kernel's
+// own answer.
 func landlockReasons(abi int, err error) []string {
 	const readable = ": control planes can read all world-readable files"
 	switch {
 	case errors.Is(err, unix.EPERM):
-		return []string{"a system call filter keeps Landlock from Kerb (SystemCallFilter= of its unit must list landlock_create_ruleset, landlock_add_rule and landlock_restrict_self)" + readable}
+		return []string{"a system call filter keeps Landlock from Kerb (SystemCallFilter= of its unit must list " +
+			"landlock_create_ruleset, landlock_add_rule and landlock_restrict_self)" + readable}
 	case err != nil || abi == 0:
 		return []string{"no Landlock (Linux 5.13, and landlock in lsm= of the command line)" + readable}
 	case abi < 3:

@@ -15,7 +15,8 @@ func TestLandlockReasons(t *testing.T) {
 			t.Errorf("version %d: %q", version, got)
 		}
 	}
-	for err, want := range map[error]string{unix.ENOSYS: "Linux 5.13", unix.EOPNOTSUPP: "lsm=", unix.EPERM: "SystemCallFilter="} {
+	for err, want := range map[error]string{unix.ENOSYS: "Linux 5.13", unix.EOPNOTSUPP: "lsm=",
+		unix.EPERM: "SystemCallFilter="} {
 		if got := landlockReasons(0, err); len(got) != 1 || !strings.Contains(got[0], want) {
 			t.Errorf("%v: %q, which does not name %s", err, got, want)
 		}

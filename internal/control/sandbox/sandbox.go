@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package sandbox starts a program with almost no rights: as a user of its own, without capabilities, inside Landlock and a
-// seccomp filter, and by default without a network.
+// Package sandbox starts a program with almost no rights: as a user of its own, without capabilities, inside Landlock
+// and a seccomp filter, and by default without a network.
 //
 // Between the agent and the program there is a launcher, which is the agent's binary with the argument control-run: it
-// takes the rights from itself, and then becomes the program. This way nothing has to be done between fork and exec, where a Go
-// process may do next to nothing.
+// takes the rights from itself, and then becomes the program. This way nothing has to be done between fork and exec,
+// where a Go process may do next to nothing.
 package sandbox
 
 import (
@@ -56,10 +56,12 @@ type order struct {
 }
 
 // Command returns a command that is not started. The caller sets Stdout, Stderr and ExtraFiles: of these, the first two
-// (descriptors 3 and 4) reach the program. launcher is the path of a binary that calls Main, for example /proc/self/exe.
+// (descriptors 3 and 4) reach the program. launcher is the path of a binary that calls Main, for example
+// /proc/self/exe.
 //
-// The program is killed when the thread that starts it ends: start it by Start. It is process 1 of a PID namespace: with its
-// end, however it comes, the kernel kills what it has forked. Of the signals that it does not handle only SIGKILL reaches it.
+// The program is killed when the thread that starts it ends: start it by Start. It is process 1 of a PID namespace:
+// with its end, however it comes, the kernel kills what it has forked. Of the signals that it does not handle only
+// SIGKILL reaches it.
 func Command(launcher string, s Spec) (*exec.Cmd, error) {
 	if err := s.check(); err != nil {
 		return nil, fmt.Errorf("sandbox: %w", err)
@@ -111,8 +113,8 @@ func (s *Spec) files() uint64 {
 	return s.Files
 }
 
-// dataLimit is far above Memory, as Go and Python map more than they touch: it is for a program that allocates faster than
-// the caller examines its resident memory.
+// dataLimit is far above Memory, as Go and Python map more than they touch: it is for a program that allocates faster
+// than the caller examines its resident memory.
 func (s *Spec) dataLimit() uint64 {
 	return uint64(max(minData, 8*s.Memory))
 }

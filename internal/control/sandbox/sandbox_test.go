@@ -43,7 +43,8 @@ func newBox(t *testing.T) *box {
 	}
 	t.Cleanup(func() { os.RemoveAll(root) })
 	b := &box{T: t, root: root, outside: filepath.Join(root, "outside"), program: filepath.Join(root, "bin", "probe")}
-	b.Spec = Spec{Dir: filepath.Join(root, "dir"), Read: []string{filepath.Dir(b.program)}, Write: []string{filepath.Join(root, "state")}, UID: testUID}
+	b.Spec = Spec{Dir: filepath.Join(root, "dir"), Read: []string{filepath.Dir(b.program)},
+		Write: []string{filepath.Join(root, "state")}, UID: testUID}
 	for _, dir := range []string{root, b.outside, b.Dir, b.Read[0], b.Write[0]} {
 		os.Mkdir(dir, 0o755)
 		b.must(os.Chmod(dir, 0o755))
@@ -136,7 +137,8 @@ func TestIdentity(t *testing.T) {
 			got := status(b.do("show", "/proc/self/status"))
 			for name, want := range map[string]string{
 				"Uid": "61234 61234 61234 61234", "Gid": "61234 61234 61234 61234", "Groups": "", "NoNewPrivs": "1", "Seccomp": "2",
-				"CapEff": capabilities, "CapPrm": capabilities, "CapInh": capabilities, "CapBnd": capabilities, "CapAmb": capabilities,
+				"CapEff": capabilities, "CapPrm": capabilities, "CapInh": capabilities, "CapBnd": capabilities,
+				"CapAmb": capabilities,
 			} {
 				if got[name] != want {
 					t.Errorf("%s is %q, want %q", name, got[name], want)
@@ -157,7 +159,8 @@ func TestReads(t *testing.T) {
 	b.expect("ok", "read", "/bin")
 	extra := b.file(filepath.Join(b.outside, "extra"), "x")
 	b.expect("EACCES", "read", extra)
-	for _, path := range []string{"/etc/passwd", "/etc/shadow", "/root", "/home", "/etc", "/", b.root, "/proc/1/status", "/proc", "/sys/fs/bpf"} {
+	for _, path := range []string{"/etc/passwd", "/etc/shadow", "/root", "/home", "/etc", "/", b.root, "/proc/1/status",
+		"/proc", "/sys/fs/bpf"} {
 		if _, err := os.Stat(path); err == nil {
 			b.expect("EACCES", "read", path)
 		}
@@ -413,7 +416,8 @@ func TestOutlivesThreads(t *testing.T) {
 		go func() { runtime.LockOSThread(); close(done) }()
 		<-done
 	}
-	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)); err != nil || strings.Contains(string(stat), ") Z ") {
+	if stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid)); err != nil ||
+		strings.Contains(string(stat), ") Z ") {
 		t.Errorf("the program has ended: %s %v", stat, err)
 	}
 	b.must(cmd.Process.Kill())

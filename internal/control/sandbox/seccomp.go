@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Offsets in struct seccomp_data. Arguments are 64 bits wide; only the lower half of those examined counts for the kernel,
-// and it comes first on both of our architectures.
+// Offsets in struct seccomp_data. Arguments are 64 bits wide; only the lower half of those examined counts for the
+// kernel, and it comes first on both of our architectures.
 const (
 	offsetNumber = 0
 	offsetArch   = 4
@@ -43,11 +43,13 @@ var mapCommands = []uint32{
 	27, // BPF_MAP_DELETE_BATCH
 }
 
-// denied are system calls that a control plane has no use for, and that have been a way to more rights, or report others.
-// Most need a capability as well. Memory in files without a directory counts in no process as resident, and could be
-// executed after it was written; SysV objects and message queues are kernel memory that no limit of the process counts.
+// denied are system calls that a control plane has no use for, and that have been a way to more rights, or report
+// others. Most need a capability as well. Memory in files without a directory counts in no process as resident, and
+// could be executed after it was written; SysV objects and message queues are kernel memory that no limit of the
+// process counts.
 var denied = []uint32{
-	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE, unix.SYS_PROCESS_MRELEASE,
+	unix.SYS_PTRACE, unix.SYS_PROCESS_VM_READV, unix.SYS_PROCESS_VM_WRITEV, unix.SYS_PROCESS_MADVISE,
+	unix.SYS_PROCESS_MRELEASE,
 	unix.SYS_KCMP, unix.SYS_PIDFD_GETFD,
 	unix.SYS_MOUNT, unix.SYS_UMOUNT2, unix.SYS_MOVE_MOUNT, unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN,
 	unix.SYS_FSCONFIG, unix.SYS_FSMOUNT, unix.SYS_FSPICK, unix.SYS_MOUNT_SETATTR, unix.SYS_PIVOT_ROOT, unix.SYS_CHROOT,
@@ -57,12 +59,15 @@ var denied = []uint32{
 	unix.SYS_KEXEC_LOAD, unix.SYS_KEXEC_FILE_LOAD, unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
 	unix.SYS_PERF_EVENT_OPEN, unix.SYS_USERFAULTFD, unix.SYS_FANOTIFY_INIT,
 	unix.SYS_IO_URING_SETUP, unix.SYS_IO_URING_ENTER, unix.SYS_IO_URING_REGISTER,
-	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD, unix.SYS_SYSLOG,
+	unix.SYS_REBOOT, unix.SYS_SWAPON, unix.SYS_SWAPOFF, unix.SYS_ACCT, unix.SYS_QUOTACTL, unix.SYS_QUOTACTL_FD,
+	unix.SYS_SYSLOG,
 	unix.SYS_OPEN_BY_HANDLE_AT, unix.SYS_NAME_TO_HANDLE_AT,
-	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_MSGGET, unix.SYS_SEMGET, unix.SYS_MQ_OPEN,
+	unix.SYS_MEMFD_CREATE, unix.SYS_MEMFD_SECRET, unix.SYS_SHMGET, unix.SYS_SHMAT, unix.SYS_MSGGET, unix.SYS_SEMGET,
+	unix.SYS_MQ_OPEN,
 }
 
-const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
+const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
+	unix.CLONE_NEWUSER |
 	unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
 const (
@@ -125,8 +130,8 @@ func noBits(arg, bits uint32) []bpf.Instruction {
 	return []bpf.Instruction{loadArg(arg), bpf.JumpIf{Cond: bpf.JumpBitsSet, Val: bits, SkipTrue: 1}, allow, deny}
 }
 
-// sockets has no Unix sockets without the network: Landlock before Linux 7.0 does not restrict connecting to those in the file
-// system, of which many nodes have some that anyone can use.
+// sockets has no Unix sockets without the network: Landlock before Linux 7.0 does not restrict connecting to those in
+// the file system, of which many nodes have some that anyone can use.
 func (s *Spec) sockets() []bpf.Instruction {
 	families := []uint32{unix.AF_INET, unix.AF_INET6}
 	if s.Network {
@@ -155,8 +160,8 @@ func (s *Spec) socketPairs() []bpf.Instruction {
 }
 
 // packetSockets leaves of packet sockets only that they are written to: not another interface of their namespace, not
-// rings, not questions about it. The price is that all other sockets lose the same, which without a network is none. That
-// nothing is received is the agent's part: a filter that is locked.
+// rings, not questions about it. The price is that all other sockets lose the same, which without a network is none.
+// That nothing is received is the agent's part: a filter that is locked.
 func packetSockets() []bpf.Instruction {
 	var out []bpf.Instruction
 	for _, number := range []uint32{unix.SYS_BIND, unix.SYS_SENDMSG, unix.SYS_SENDMMSG} {
@@ -166,16 +171,16 @@ func packetSockets() []bpf.Instruction {
 	return append(out, on(unix.SYS_IOCTL, noSocketIoctl())...)
 }
 
-// noSharedMemory has no anonymous memory that children share: it counts in no process as its own, and outlives all mappings
-// but one. Shared mappings of files remain; maps of the data plane need them.
+// noSharedMemory has no anonymous memory that children share: it counts in no process as its own, and outlives all
+// mappings but one. Shared mappings of files remain; maps of the data plane need them.
 func noSharedMemory() []bpf.Instruction {
 	const both = unix.MAP_SHARED | unix.MAP_ANONYMOUS // MAP_SHARED_VALIDATE has the bit of MAP_SHARED
 	out := []bpf.Instruction{loadArg(3), bpf.ALUOpConstant{Op: bpf.ALUOpAnd, Val: both}}
 	return append(append(out, when(both, deny)...), allow)
 }
 
-// socketOptions keeps the size of socket buffers, which are kernel memory, as it is. A program cannot depend on the size: the
-// kernel does not take it literally either.
+// socketOptions keeps the size of socket buffers, which are kernel memory, as it is. A program cannot depend on the
+// size: the kernel does not take it literally either.
 func (s *Spec) socketOptions() []bpf.Instruction {
 	out := []bpf.Instruction{loadArg(1)}
 	if s.Inject {

@@ -54,7 +54,8 @@ func TestFilterAllows(t *testing.T) {
 }
 
 func TestFilterOfMaps(t *testing.T) {
-	allowed := map[uint32]bool{1: true, 2: true, 3: true, 4: true, 15: true, 21: true, 24: true, 25: true, 26: true, 27: true}
+	allowed := map[uint32]bool{1: true, 2: true, 3: true, 4: true, 15: true, 21: true, 24: true, 25: true,
+		26: true, 27: true}
 	for command := range uint32(64) {
 		got := verdict(t, Spec{Network: true, KeepBPF: true}, ours(), unix.SYS_BPF, command)
 		if (got == allow.Val) != allowed[command] || got != allow.Val && got != deny.Val {

@@ -25,8 +25,8 @@ var requests = sync.OnceValue(func() chan<- request {
 	return c
 })
 
-// Start is cmd.Start for programs with a Pdeathsig, as those of this package. The kernel sends that signal when the thread
-// ends that started the program, and Go ends threads while the process lives on. So one thread starts all.
+// Start is cmd.Start for programs with a Pdeathsig, as those of this package. The kernel sends that signal when the
+// thread ends that started the program, and Go ends threads while the process lives on. So one thread starts all.
 func Start(cmd *exec.Cmd) error {
 	done := make(chan error, 1)
 	requests() <- request{cmd: cmd, done: done}

@@ -36,8 +36,10 @@ func needRoot(t *testing.T) {
 // TestFeatures asserts only what every kernel from 5.10 on has.
 func TestFeatures(t *testing.T) {
 	needRoot(t)
-	always := map[string]bool{"bpf-syscall": true, "xdp-program": true, "tc-program": true, "mcpu-v3": true, "large-programs": true,
-		"test-run-xdp": true, "test-run-tc": true, "ringbuf": true, "lru-hash": true, "lpm-trie": true, "map-in-map": true, "batch-ops": true}
+	always := map[string]bool{"bpf-syscall": true, "xdp-program": true, "tc-program": true, "mcpu-v3": true,
+		"large-programs": true,
+		"test-run-xdp":   true, "test-run-tc": true, "ringbuf": true, "lru-hash": true, "lpm-trie": true, "map-in-map": true,
+		"batch-ops": true}
 	for _, f := range Features() {
 		err := f.Try()
 		if err != nil && Reason(err) == "" {
@@ -59,7 +61,8 @@ func TestWithoutPower(t *testing.T) {
 	}{
 		{fmt.Errorf("load: %w", unix.EPERM), "operation not permitted"},
 		{fmt.Errorf("x: %w", ebpf.ErrNotSupported), "not supported by this kernel"},
-		{&ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"0: (85) call x#1", "invalid func unknown#181", "processed 0 insns"}},
+		{&ebpf.VerifierError{Cause: unix.EINVAL, Log: []string{"0: (85) call x#1", "invalid func unknown#181",
+			"processed 0 insns"}},
 			"refused by the verifier: invalid func unknown#181"},
 	} {
 		if got := Reason(c.err); got != c.want {
@@ -203,7 +206,8 @@ func programsAfter(t *testing.T, outer netlink.Link) error {
 	}
 	defer p.Close()
 	want := "[xdp clsact-ingress]"
-	if l, err := link.AttachTCX(link.TCXOptions{Interface: outer.Attrs().Index, Program: p, Attach: ebpf.AttachTCXEgress}); err == nil {
+	if l, err := link.AttachTCX(link.TCXOptions{Interface: outer.Attrs().Index, Program: p,
+		Attach: ebpf.AttachTCXEgress}); err == nil {
 		defer l.Close()
 		want = "[xdp clsact-ingress tcx-egress]"
 	}

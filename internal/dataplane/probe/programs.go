@@ -44,7 +44,8 @@ func testRun(kind ebpf.ProgramType) error {
 	}
 	defer p.Close()
 	got, err := p.Run(&ebpf.RunOptions{Data: make([]byte, 64)})
-	if want := map[ebpf.ProgramType]int32{ebpf.XDP: xdpPass, ebpf.SchedCLS: tcxNext}[kind]; err == nil && int32(got) != want {
+	if want := map[ebpf.ProgramType]int32{ebpf.XDP: xdpPass, ebpf.SchedCLS: tcxNext}[kind]; err == nil &&
+		int32(got) != want {
 		return fmt.Errorf("the program returned %d instead of %d", int32(got), want)
 	}
 	return err
@@ -84,7 +85,8 @@ func entry(args int, first asm.Instruction) asm.Instruction {
 func tryLoop() error {
 	spec := program(ebpf.XDP,
 		entry(1, asm.Mov.Imm(asm.R1, 1)),
-		asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc, Constant: -1}.WithReference("callback"),
+		asm.Instruction{OpCode: asm.LoadImmOp(asm.DWord), Dst: asm.R2, Src: asm.PseudoFunc,
+			Constant: -1}.WithReference("callback"),
 		asm.Mov.Imm(asm.R3, 0),
 		asm.Mov.Imm(asm.R4, 0),
 		asm.FnLoop.Call())
@@ -100,7 +102,8 @@ func tryTimer() error {
 		{Name: "a", Type: opaque}, {Name: "b", Type: opaque, Offset: 64}}}
 	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 	value := &btf.Struct{Name: "value", Size: 16, Members: []btf.Member{{Name: "timer", Type: timer}}}
-	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: objectName, Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1, Key: number, Value: value})
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Name: objectName, Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: 1,
+		Key: number, Value: value})
 	if err != nil {
 		return err
 	}
@@ -181,7 +184,8 @@ func tryFreplace() error {
 // contextEntry begins a global function: int name(struct xdp_md *).
 func contextEntry(name string, first asm.Instruction) asm.Instruction {
 	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
-	context := &btf.Pointer{Target: &btf.Struct{Name: "xdp_md", Size: 4, Members: []btf.Member{{Name: "data", Type: number}}}}
+	context := &btf.Pointer{Target: &btf.Struct{Name: "xdp_md", Size: 4,
+		Members: []btf.Member{{Name: "data", Type: number}}}}
 	return btf.WithFuncMetadata(first.WithSymbol(name), &btf.Func{Name: name, Linkage: btf.GlobalFunc,
 		Type: &btf.FuncProto{Return: number, Params: []btf.FuncParam{{Name: "ctx", Type: context}}}})
 }

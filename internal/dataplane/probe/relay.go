@@ -11,8 +11,8 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// Relay is a SOCKHASH with a program that sees every message sent on its TCP sockets, and hands it to the other end's receive
-// queue, or passes it on to TCP. It ends with Close; nothing of it is pinned.
+// Relay is a SOCKHASH with a program that sees every message sent on its TCP sockets, and hands it to the other end's
+// receive queue, or passes it on to TCP. It ends with Close; nothing of it is pinned.
 type Relay struct{ sockets *ebpf.Map }
 
 // Offsets in struct sk_msg_md (linux/bpf.h).
@@ -32,7 +32,8 @@ type ends struct{ Local, Remote uint32 }
 
 // NewRelay makes one; redirect: messages go to the other end's socket.
 func NewRelay(redirect bool) (*Relay, error) {
-	sockets, err := ebpf.NewMap(&ebpf.MapSpec{Name: objectName, Type: ebpf.SockHash, KeySize: 8, ValueSize: 8, MaxEntries: relaySockets})
+	sockets, err := ebpf.NewMap(&ebpf.MapSpec{Name: objectName, Type: ebpf.SockHash, KeySize: 8, ValueSize: 8,
+		MaxEntries: relaySockets})
 	if err != nil {
 		return nil, fmt.Errorf("create a map of sockets: %w", err)
 	}
@@ -60,12 +61,14 @@ func (r *Relay) attach(redirect bool) error {
 			asm.Return(),
 		}
 	}
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: objectName, Type: ebpf.SkMsg, License: "Dual BSD/GPL", Instructions: code})
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Name: objectName, Type: ebpf.SkMsg, License: "Dual BSD/GPL",
+		Instructions: code})
 	if err != nil {
 		return fmt.Errorf("load a program for messages: %w", err)
 	}
 	defer prog.Close() // the map keeps it
-	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: r.sockets.FD(), Program: prog, Attach: ebpf.AttachSkMsgVerdict}); err != nil {
+	if err := link.RawAttachProgram(link.RawAttachProgramOptions{Target: r.sockets.FD(), Program: prog,
+		Attach: ebpf.AttachSkMsgVerdict}); err != nil {
 		return fmt.Errorf("attach a program to a map of sockets: %w", err)
 	}
 	return nil

@@ -94,7 +94,8 @@ func addClsact(l netlink.Link, p *ebpf.Program) error {
 		return fmt.Errorf("clsact qdisc: %w", err)
 	}
 	return netlink.FilterAdd(&netlink.BpfFilter{Fd: p.FD(), Name: objectName, DirectAction: true,
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1, Protocol: unix.ETH_P_ALL, Priority: 1}})
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1,
+			Protocol: unix.ETH_P_ALL, Priority: 1}})
 }
 
 // xdpMode is a way to attach XDP: in the driver, or generic behind it, and

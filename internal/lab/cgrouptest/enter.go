@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
-// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory. It goes
-// with whatever runs in it; so do those of the name that killed tests have left.
+// New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory.
+// It goes with whatever runs in it; so do those of the name that killed tests have left.
 func New(t testing.TB, below, name string) string {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -63,7 +63,8 @@ func remove(t testing.TB, dir string) {
 	t.Errorf("cgroup %s is still in use", dir)
 }
 
-// Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are made.
+// Enter moves the test's process into a cgroup until the test ends: sockets belong to the cgroup in which they are
+// made.
 func Enter(t testing.TB, dir string) {
 	t.Helper()
 	before, err := cgroup.Self()

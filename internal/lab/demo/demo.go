@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package demo is `kerb demo`: it builds three services on a small network of its own, runs a real agent on it, changes
-// modules while traffic flows, checks everything it claims, and removes all of it. It uses kerb as an operator would, by
-// its command line, and touches nothing outside its own network namespaces and directories.
+// modules while traffic flows, checks everything it claims, and removes all of it. It uses kerb as an operator would,
+// by its command line, and touches nothing outside its own network namespaces and directories.
 package demo
 
 import (
@@ -24,9 +24,12 @@ func Command() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Watch modules work, and change them, on three services made for it",
-		Long: "Builds a network of three services in network namespaces (a web server, a client, an iperf3 server), starts an agent with\n" +
-			"directories of its own, deploys counter and firewall, and changes both while traffic flows: reports what it does, and checks\n" +
-			"what it sees. Takes under a minute, needs root, ip, nsenter and iperf3, and leaves nothing behind. Exits with 1 if anything\n" +
+		Long: "Builds a network of three services in network namespaces (a web server, a client, an iperf3 server), starts " +
+			"an agent with\n" +
+			"directories of its own, deploys counter and firewall, and changes both while traffic flows: reports what it " +
+			"does, and checks\n" +
+			"what it sees. Takes under a minute, needs root, ip, nsenter and iperf3, and leaves nothing behind. Exits with 1 " +
+			"if anything\n" +
 			"was not as it should be.",
 		Example: "  kerb demo\n  kerb demo --keep\n  kerb demo --check",
 		Args:    cobra.NoArgs,

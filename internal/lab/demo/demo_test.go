@@ -25,7 +25,8 @@ func TestAFailedCheckIsToldAndCounted(t *testing.T) {
 	teller.check("two and two are five", false, "%d", 4)
 	teller.progress("never shown")
 	teller.summary(nil)
-	want := "  ok  two and two are four\n  FAILED\n    expected: two and two are five\n    seen:     4\n\n1 passed, 1 failed in 0 s\n"
+	want := "  ok  two and two are four\n  FAILED\n    expected: two and two are five\n    seen:     4\n\n1 passed, 1 " +
+		"failed in 0 s\n"
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("output (-want +got):\n%s", diff)
 	}
@@ -84,7 +85,8 @@ func TestTheWebServerRefusesBadPorts(t *testing.T) {
 // What KEEP=1 prints works when it is pasted into a shell that has never heard of this checkout.
 func TestThePrintedEnvironmentFindsKerb(t *testing.T) {
 	program := filepath.Join(t.TempDir(), "a checkout", "kerb")
-	if err := errors.Join(os.Mkdir(filepath.Dir(program), 0o755), os.WriteFile(program, []byte("#!/bin/sh\necho $KERB_SOCKET $1\n"), 0o755)); err != nil {
+	if err := errors.Join(os.Mkdir(filepath.Dir(program), 0o755),
+		os.WriteFile(program, []byte("#!/bin/sh\necho $KERB_SOCKET $1\n"), 0o755)); err != nil {
 		t.Fatal(err)
 	}
 	cmd := exec.Command("sh", "-c", environment(program)+"; cd /; kerb top")
@@ -114,7 +116,8 @@ func TestPicture(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{`<tspan class="bold">$ kerb module list &lt;all&gt;</tspan>`, `<tspan class="green">ok</tspan>`,
+	for _, want := range []string{`<tspan class="bold">$ kerb module list &lt;all&gt;</tspan>`,
+		`<tspan class="green">ok</tspan>`,
 		"100% { transform: translateY(-34px) }"} {
 		if !strings.Contains(string(svg), want) {
 			t.Errorf("the picture lacks %q:\n%s", want, svg)

@@ -52,7 +52,8 @@ func (d *demo) quietly(ctx context.Context, args ...string) (string, error) {
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
-		return stdout.String(), fmt.Errorf("kerb %s: %w: %s", strings.Join(args, " "), err, strings.TrimSpace(stderr.String()))
+		return stdout.String(), fmt.Errorf("kerb %s: %w: %s", strings.Join(args, " "), err,
+			strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), nil
 }
@@ -151,7 +152,8 @@ func sum(counts map[string]uint64) (all uint64) {
 
 // counted is what the counter counted of a service's packets in one direction, by protocol.
 func counted(ctx context.Context, service, direction, protocol string) (uint64, error) {
-	return metric(ctx, "kerb_counter_packets_total", map[string]string{"service": service, "direction": direction, "protocol": protocol})
+	return metric(ctx, "kerb_counter_packets_total", map[string]string{"service": service, "direction": direction,
+		"protocol": protocol})
 }
 
 // ruleHits is how many packets a rule of the firewall decided on. Packets of known connections are none of them.

@@ -14,8 +14,8 @@ import (
 	"unicode/utf8"
 )
 
-// recorder passes on what is printed and remembers when each line was completed. Lines that a progress message overwrites
-// are left out.
+// recorder passes on what is printed and remembers when each line was completed. Lines that a progress message
+// overwrites are left out.
 type recorder struct {
 	io.Writer
 	started time.Time
@@ -74,7 +74,8 @@ func writePicture(path, title string, lines []printed) error {
 	times, total := shorten(lines)
 	for i, l := range lines {
 		if hidden := i + 1 - pictureRows; hidden > 0 {
-			fmt.Fprintf(&scroll, "%.2f%% { transform: translateY(-%.0fpx) }\n", 100*times[i].Seconds()/total.Seconds(), float64(hidden)*rowHeight)
+			fmt.Fprintf(&scroll, "%.2f%% { transform: translateY(-%.0fpx) }\n", 100*times[i].Seconds()/total.Seconds(),
+				float64(hidden)*rowHeight)
 		}
 		if text := spans(clip(l.text)); text != "" {
 			fmt.Fprintf(&body, `<text class="line" style="animation-delay:%.2fs" y="%.0f">%s</text>`+"\n",
@@ -85,7 +86,8 @@ func writePicture(path, title string, lines []printed) error {
 	end := float64(max(0, len(lines)-pictureRows)) * rowHeight
 	fmt.Fprintf(&scroll, "100%% { transform: translateY(-%.0fpx) }\n", end)
 	var out bytes.Buffer
-	fmt.Fprintf(&out, pictureHead, width+2*margin, height+2*margin, html.EscapeString(title), total.Seconds(), scroll.String(), -end,
+	fmt.Fprintf(&out, pictureHead, width+2*margin, height+2*margin, html.EscapeString(title), total.Seconds(),
+		scroll.String(), -end,
 		margin, margin, width, height)
 	out.WriteString(body.String() + "</g></svg>\n</svg>\n")
 	return os.WriteFile(path, out.Bytes(), 0o644)

@@ -193,7 +193,8 @@ type process struct {
 	ended chan struct{}
 }
 
-// start runs a program in a namespace, its output in a file. It dies with the demo, and does not get the terminal's Ctrl-C.
+// start runs a program in a namespace, its output in a file. It dies with the demo, and does not get the terminal's
+// Ctrl-C.
 func (d *demo) start(ns *netlab.Namespace, log, program string, args ...string) (*process, error) {
 	f, err := os.OpenFile(filepath.Join(runDir, log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -239,7 +240,8 @@ func (d *demo) end() error {
 	}
 	err = errors.Join(err, d.lab.Close(), removeFiles(), d.unmount())
 	found := append(leftovers(), d.programsLeft()...)
-	d.check("nothing is left: no namespace, no file, no pin, no program", len(found) == 0 && err == nil, "%v %v", found, err)
+	d.check("nothing is left: no namespace, no file, no pin, no program", len(found) == 0 && err == nil,
+		"%v %v", found, err)
 	return err
 }
 

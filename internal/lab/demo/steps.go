@@ -52,7 +52,8 @@ func (d *demo) stepBuild(context.Context) error {
 		return err
 	}
 	d.say("A bridge and three network namespaces, in a namespace of their own (%s):", prefix+"-node")
-	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  asks the other two\niperf   %-10s  iperf3 server\n",
+	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  asks the other two\niperf   %-10s  "+
+		"iperf3 server\n",
 		d.web.Addr4(), d.client.Addr4(), d.iperf.Addr4()))
 	err = errors.Join(d.askWeb(8080), d.askWeb(9090))
 	d.check("the client reaches the web server on both ports", err == nil, "%v", err)
@@ -83,7 +84,8 @@ func (d *demo) stepAgent(ctx context.Context) error {
 
 func (d *demo) stepServices(ctx context.Context) error {
 	for _, s := range []struct{ name, tier string }{{"web", "server"}, {"iperf", "server"}, {"client", "client"}} {
-		err := d.kerb(ctx, "service", "add", s.name, "--netns", "/run/netns/"+prefix+"-"+s.name, "--label", "app="+s.name, "--label", "tier="+s.tier)
+		err := d.kerb(ctx, "service", "add", s.name, "--netns", "/run/netns/"+prefix+"-"+s.name, "--label", "app="+s.name,
+			"--label", "tier="+s.tier)
 		if err != nil {
 			return err
 		}
@@ -130,11 +132,13 @@ func (d *demo) stepDeploy(ctx context.Context) error {
 
 func (d *demo) checkOrder(ctx context.Context, service, direction string, want ...string) {
 	got, err := order(ctx, service, direction)
-	d.check(fmt.Sprintf("%s of %s passes %s", direction, service, strings.Join(want, ", then ")), slices.Equal(got, want), "%v %v", got, err)
+	d.check(fmt.Sprintf("%s of %s passes %s", direction, service, strings.Join(want, ", then ")), slices.Equal(got, want),
+		"%v %v", got, err)
 }
 
 func (d *demo) stepTraffic(ctx context.Context) error {
-	d.say("From the client: a request to %s every 20 ms, each on a new connection, and iperf3 at %sbit/s.", d.at(d.web, 8080), streamRate)
+	d.say("From the client: a request to %s every 20 ms, each on a new connection, and iperf3 at %sbit/s.",
+		d.at(d.web, 8080), streamRate)
 	var err error
 	if d.stream, err = d.streamTo(d.iperf); err != nil {
 		return err
@@ -177,7 +181,8 @@ func (d *demo) stepFirewall(ctx context.Context) error {
 	now, err := dropped(ctx, "fw")
 	d.check("the firewall reports what it dropped, and why", sum(now) > sum(drops), "%v after %v %v", now, drops, err)
 	hitsNow, err := ruleHits(ctx, "web")
-	d.check(fmt.Sprintf("the rule for port 8080 counts on, from %d to %d connections", hits, hitsNow), hits > 0 && hitsNow > hits, "%v", err)
+	d.check(fmt.Sprintf("the rule for port 8080 counts on, from %d to %d connections", hits, hitsNow), hits > 0 &&
+		hitsNow > hits, "%v", err)
 	d.checkTraffic(before, second)
 	_, err = d.hooks(ctx)
 	return err
@@ -231,7 +236,8 @@ func (d *demo) apply(ctx context.Context, name, text string, showDiff bool) erro
 
 const probes = 10
 
-// probeAndCount sends datagrams that no rule allows and returns how many more the counter and the firewall's drops show.
+// probeAndCount sends datagrams that no rule allows and returns how many more the counter and the firewall's drops
+// show.
 func (d *demo) probeAndCount(ctx context.Context) (seen, denied uint64, err error) {
 	seenBefore, deniedBefore, err := seenAndDenied(ctx)
 	if err != nil {
@@ -260,9 +266,11 @@ func seenAndDenied(ctx context.Context) (seen, denied uint64, err error) {
 
 func (d *demo) stepOrder(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
-	d.say("Packets to web meet the firewall first, so the counter sees none that it drops. %d datagrams to a closed port of web:", probes)
+	d.say("Packets to web meet the firewall first, so the counter sees none that it drops. %d datagrams to a closed "+
+		"port of web:", probes)
 	seen, denied, err := d.probeAndCount(ctx)
-	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes && seen == 0,
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw none", probes), err == nil && denied == probes &&
+		seen == 0,
 		"%d dropped, %d counted %v", denied, seen, err)
 	d.say("Now the counter is farther from the service than the firewall:")
 	if err := d.apply(ctx, "count.yaml", counterYAML("order: {after: [fw]}"), true); err != nil {
@@ -272,7 +280,8 @@ func (d *demo) stepOrder(ctx context.Context) error {
 	d.checkOrder(ctx, "web", "ingress", "count", "fw")
 	d.say("The same %d datagrams again:", probes)
 	seen, denied, err = d.probeAndCount(ctx)
-	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw %d", probes, probes), err == nil && denied == probes && seen == probes,
+	d.check(fmt.Sprintf("the firewall dropped %d, the counter saw %d", probes, probes), err == nil && denied == probes &&
+		seen == probes,
 		"%d dropped, %d counted %v", denied, seen, err)
 	d.watch(ctx, 1500*time.Millisecond)
 	d.checkTraffic(before, second)
@@ -290,7 +299,8 @@ func (d *demo) stepMistake(ctx context.Context) error {
 	d.command("kerb apply -f wrong.yaml")
 	_, err = d.quietly(ctx, "apply", "-f", "wrong.yaml")
 	d.show(said(err))
-	d.check("the mistake is refused by naming the rule and the field", err != nil && strings.Contains(err.Error(), "rules[1].dstPort"), "%v", err)
+	d.check("the mistake is refused by naming the rule and the field", err != nil &&
+		strings.Contains(err.Error(), "rules[1].dstPort"), "%v", err)
 	after, err := d.hooks(ctx)
 	d.check("the same programs run as before", maps.Equal(before, after), "%v, before %v %v", after, before, err)
 	return nil
@@ -338,9 +348,11 @@ func (d *demo) stepKill(ctx context.Context) error {
 	})
 	d.watch(ctx, 1500*time.Millisecond)
 	is, err = d.hooks(ctx)
-	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 && maps.Equal(was, is), "%s, before %s %v", is, was, err)
+	d.check("the new agent found the same programs on the same hooks, and left them as they are", len(is) > 0 &&
+		maps.Equal(was, is), "%s, before %s %v", is, was, err)
 	hitsNow, err := ruleHits(ctx, "web")
-	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and counts on", hitsNow), hits > 0 && hitsNow > hits,
+	d.check(fmt.Sprintf("it reads their counters: the rule for port 8080 is at %d connections and counts on", hitsNow),
+		hits > 0 && hitsNow > hits,
 		"%d, then %d %v", hits, hitsNow, errors.Join(hitsErr, err))
 	d.checkTraffic(before, second)
 	return nil
@@ -404,7 +416,8 @@ func (d *demo) stepPurge(ctx context.Context) error {
 	d.watch(ctx, 500*time.Millisecond)
 	all, seconds := d.requests.tally(), d.stream.seconds()
 	d.stopTraffic()
-	d.say("Over the whole demo: %d requests, %d lost, the slowest %d ms; %d s of iperf3 at %.0f Mbit/s.", all.answered+all.lost, all.lost,
+	d.say("Over the whole demo: %d requests, %d lost, the slowest %d ms; %d s of iperf3 at %.0f Mbit/s.",
+		all.answered+all.lost, all.lost,
 		all.slowest.Milliseconds(), len(seconds), mean(seconds))
 	d.command(fmt.Sprintf("kill %d", d.agent.Process.Pid))
 	if err := d.agent.stop(syscall.SIGTERM); err != nil {
@@ -433,7 +446,8 @@ func environment(program string) string {
 }
 
 func (d *demo) stepStay(ctx context.Context) error {
-	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 continue. In another terminal, as root:", unix.Getpid())
+	d.say("Everything stays until Ctrl-C, or: kill %d. Requests and iperf3 continue. In another terminal, as root:",
+		unix.Getpid())
 	d.show(fmt.Sprintf(`%s; cd %s
 kerb top
 kerb service get web

@@ -54,7 +54,8 @@ func (t *teller) paint(colour, text string) string {
 
 func (t *teller) heading(n, of int, title string) {
 	at := fmt.Sprintf("%4.1f s", time.Since(t.started).Seconds())
-	fmt.Fprintf(t.out, "\n%s %s  %s\n", t.paint(cyan, fmt.Sprintf("[%d/%d]", n, of)), t.paint(bold, title), t.paint(dim, at))
+	fmt.Fprintf(t.out, "\n%s %s  %s\n", t.paint(cyan, fmt.Sprintf("[%d/%d]", n, of)), t.paint(bold, title),
+		t.paint(dim, at))
 }
 
 // say tells a person what happens.
@@ -97,7 +98,8 @@ func (t *teller) check(claim string, held bool, seen string, args ...any) {
 		return
 	}
 	t.failed++
-	fmt.Fprintf(t.out, "  %s\n    expected: %s\n    seen:     %s\n", t.paint(red, "FAILED"), claim, fmt.Sprintf(seen, args...))
+	fmt.Fprintf(t.out, "  %s\n    expected: %s\n    seen:     %s\n", t.paint(red, "FAILED"), claim,
+		fmt.Sprintf(seen, args...))
 }
 
 // summary is the last line. An error that ended the demo early counts as a failure.
@@ -109,5 +111,6 @@ func (t *teller) summary(err error) {
 	if t.failed > 0 {
 		colour = red
 	}
-	fmt.Fprintf(t.out, "\n%s in %.0f s\n", t.paint(colour, fmt.Sprintf("%d passed, %d failed", t.passed, t.failed)), time.Since(t.started).Seconds())
+	fmt.Fprintf(t.out, "\n%s in %.0f s\n", t.paint(colour, fmt.Sprintf("%d passed, %d failed", t.passed, t.failed)),
+		time.Since(t.started).Seconds())
 }

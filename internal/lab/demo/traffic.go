@@ -220,9 +220,11 @@ func (d *demo) watch(ctx context.Context, duration time.Duration) {
 func (d *demo) checkTraffic(before tally, secondsBefore int) {
 	now := d.requests.tally()
 	d.check(fmt.Sprintf("%d requests answered meanwhile, none lost", now.answered-before.answered),
-		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered, now.lost-before.lost, now.last)
+		now.answered > before.answered && now.lost == before.lost, "%d answered, %d lost: %v", now.answered-before.answered,
+		now.lost-before.lost, now.last)
 	seconds := d.stream.seconds()[secondsBefore:]
-	for deadline := time.Now().Add(30 * time.Second); len(seconds) == 0 && time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(30 * time.Second); len(seconds) == 0 &&
+		time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		seconds = d.stream.seconds()[secondsBefore:]
 	}
 	stalled := 0
@@ -231,7 +233,8 @@ func (d *demo) checkTraffic(before tally, secondsBefore int) {
 			stalled++
 		}
 	}
-	d.check(fmt.Sprintf("iperf3 flowed in each of %d seconds", len(seconds)), len(seconds) > 0 && stalled == 0, "%v Mbit/s", seconds)
+	d.check(fmt.Sprintf("iperf3 flowed in each of %d seconds", len(seconds)), len(seconds) > 0 && stalled == 0,
+		"%v Mbit/s", seconds)
 }
 
 // probe sends datagrams that the firewall is to drop.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package fusetest is a file system with one file, which answers until StopAnswering: what a service can do to an agent that examines its
-// files.
+// Package fusetest is a file system with one file, which answers until StopAnswering: what a service can do to an agent
+// that examines its files.
 package fusetest
 
 import (
@@ -35,7 +35,8 @@ func New(t testing.TB) *FS {
 		t.Skip(err)
 	}
 	dir := t.TempDir()
-	if err := unix.Mount("kerb-test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", device.Fd())); err != nil {
+	if err := unix.Mount("kerb-test", dir, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0",
+		device.Fd())); err != nil {
 		device.Close()
 		t.Skip(err)
 	}
@@ -54,8 +55,8 @@ func New(t testing.TB) *FS {
 	return f
 }
 
-// Open opens the file as one must here: os.Open has the runtime ask epoll about it, which comes as a request and holds up this very
-// process, the file system too, when its garbage is collected before the answer.
+// Open opens the file as one must here: os.Open has the runtime ask epoll about it, which comes as a request and holds
+// up this very process, the file system too, when its garbage is collected before the answer.
 func (f *FS) Open(t testing.TB) *os.File {
 	t.Helper()
 	fd, err := unix.Open(f.Path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -130,7 +131,8 @@ func answer(r *request) ([]byte, unix.Errno) {
 	file := attributes{Ino: 2, Size: 4096, Mode: unix.S_IFREG | 0o755, Nlink: 1}
 	switch r.Opcode {
 	case begin:
-		return pack([]uint32{7, 31, 0, 0, 0, 1 << 16}, make([]uint32, 10)), 0 // version, read ahead, flags, limits, largest write
+		// version, read ahead, flags, limits, largest write
+		return pack([]uint32{7, 31, 0, 0, 0, 1 << 16}, make([]uint32, 10)), 0
 	case lookup:
 		return pack([]uint64{2, 0, 0, 0, 0}, file), 0 // node, generation, how long that holds
 	case getattr:

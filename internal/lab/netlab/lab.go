@@ -158,7 +158,8 @@ func (l *Lab) addBridge() error {
 // Underlay is the interface that AddUnderlay adds.
 const Underlay = "underlay0"
 
-// AddUnderlay gives the node an interface with 192.0.2.1/24, as a network between nodes has. Its other end leads nowhere.
+// AddUnderlay gives the node an interface with 192.0.2.1/24, as a network between nodes has. Its other end leads
+// nowhere.
 func (l *Lab) AddUnderlay() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = Underlay

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node runs the real agent in a namespace, with directories of its own: what benchmarks measure and tests test is what
-// an operator gets.
+// Package node runs the real agent in a namespace, with directories of its own: what benchmarks measure and tests test
+// is what an operator gets.
 package node
 
 import (
@@ -28,7 +28,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/paths"
 )
 
-// patience is how long an agent may take to start, to end, and to answer, on a busy machine. Emulated ones are 10 to 20 times slower.
+// patience is how long an agent may take to start, to end, and to answer, on a busy machine. Emulated ones are 10 to 20
+// times slower.
 var patience = time.Minute
 
 func init() {
@@ -77,8 +78,9 @@ func New(ns *netlab.Namespace, binary string) (*Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"), State: filepath.Join(dir, "state"),
-		Run: filepath.Join(dir, "run"), BPF: tempdir.PinPath(dir)}}
+	n := &Node{ns: ns, Binary: binary, Dir: dir, Paths: paths.Paths{Config: filepath.Join(dir, "kerb.yaml"),
+		State: filepath.Join(dir, "state"),
+		Run:   filepath.Join(dir, "run"), BPF: tempdir.PinPath(dir)}}
 	if err := errors.Join(os.Chmod(dir, 0o711), n.Configure("")); err != nil { // control planes are other users
 		return nil, errors.Join(err, tempdir.Remove(dir))
 	}
@@ -177,7 +179,8 @@ func (n *Node) Stop() error {
 
 // Purge removes what the agent, which has ended, has left in the kernel.
 func (n *Node) Purge() error {
-	if out, err := n.Command(context.Background(), append([]string{"purge"}, n.Flags()...)...).CombinedOutput(); err != nil {
+	if out, err := n.Command(context.Background(),
+		append([]string{"purge"}, n.Flags()...)...).CombinedOutput(); err != nil {
 		return fmt.Errorf("purge: %w: %s", err, out)
 	}
 	return nil
@@ -215,7 +218,8 @@ func (n *Node) Get(path string, into any) error { return n.Call(http.MethodGet, 
 // Delete removes the resource at a path and returns when that is in effect.
 func (n *Node) Delete(path string) error { return n.Call(http.MethodDelete, path, nil, nil) }
 
-// Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0 any.
+// Chain opens the program that services run in a direction, "ingress" or "egress"; ifindex says on which interface, 0
+// any.
 func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
 	var chains []v1.Chain
 	if err := n.Get("/v1/chains", &chains); err != nil {

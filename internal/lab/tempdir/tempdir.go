@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package tempdir creates temporary directories for benchmarks and tests. It removes those of killed processes, together
-// with the pins of their agents.
+// Package tempdir creates temporary directories for benchmarks and tests. It removes those of killed processes,
+// together with the pins of their agents.
 package tempdir
 
 import (

@@ -73,8 +73,8 @@ func dial(h *netlab.Host, at netip.AddrPort) (fd int, err error) {
 	return fd, err
 }
 
-// connect and accept continue after a signal: with a time limit on the socket the kernel does not do so by itself. A second
-// connect(2) waits for what the first one began.
+// connect and accept continue after a signal: with a time limit on the socket the kernel does not do so by itself. A
+// second connect(2) waits for what the first one began.
 func connect(fd int, at netip.AddrPort) (err error) {
 	for err = unix.EINTR; err == unix.EINTR; {
 		err = unix.Connect(fd, sockaddr(at))
@@ -104,8 +104,8 @@ func tcpSocket(addr netip.Addr) (int, error) {
 		unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &limit))
 }
 
-// Connects opens and ends n connections one after the other, both ends on one CPU, and returns what each connect took in us.
-// The client resets them, so that no port stays busy.
+// Connects opens and ends n connections one after the other, both ends on one CPU, and returns what each connect took
+// in us. The client resets them, so that no port stays busy.
 func Connects(from, to *netlab.Host, at netip.AddrPort, n int) (times []float64, err error) {
 	listener, err := listen(to, at)
 	if err != nil {

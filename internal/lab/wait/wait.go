@@ -10,13 +10,14 @@ import (
 	"time"
 )
 
-// Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy or emulated machine.
+// Patience is how long anything may take that takes a few seconds at most: more is a hang, also on a busy or emulated
+// machine.
 const Patience = time.Minute
 
 const pause = 5 * time.Millisecond
 
-// Until polls ok until it returns true, and otherwise fails the test after Patience. The error says what the test waited for, and
-// what each function of seen returned last.
+// Until polls ok until it returns true, and otherwise fails the test after Patience. The error says what the test
+// waited for, and what each function of seen returned last.
 func Until(t testing.TB, what string, ok func() bool, seen ...func() any) {
 	t.Helper()
 	until(t, Patience, what, ok, seen)

@@ -35,7 +35,8 @@ func Build(source string) (*pkgs.Package, error) {
 	return pkgs.Open(own)
 }
 
-// copyBeside copies the directory source into dir, with links to its neighbours: one package may include headers of another.
+// copyBeside copies the directory source into dir, with links to its neighbours: one package may include headers of
+// another.
 func copyBeside(dir, source string) (string, error) {
 	here, err := filepath.Abs(source)
 	if err != nil {

@@ -16,8 +16,8 @@ import (
 
 var builds sync.Map // by directory: what Build gives, built once
 
-// Package is the package in the working directory, built once for all tests. On kernels that lack what it requires, the test
-// is skipped.
+// Package is the package in the working directory, built once for all tests. On kernels that lack what it requires, the
+// test is skipped.
 func Package(t testing.TB) *pkgs.Package {
 	t.Helper()
 	return PackageIn(t, ".")
@@ -38,8 +38,8 @@ func PackageIn(t testing.TB, dir string) *pkgs.Package {
 	return p
 }
 
-// Relink returns a function that links the module again, for another hook, when it is first called: the verifier takes most of
-// the time of a test, and many tests have packets in one direction only.
+// Relink returns a function that links the module again, for another hook, when it is first called: the verifier takes
+// most of the time of a test, and many tests have packets in one direction only.
 func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Program {
 	return sync.OnceValue(func() *ebpf.Program {
 		t.Helper()

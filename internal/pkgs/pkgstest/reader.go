@@ -11,8 +11,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// Reader is a module that reads the packet through the pointers that it finds: behind a module that leaves some that are no longer
-// valid, on whatever path, it does not verify.
+// Reader is a module that reads the packet through the pointers that it finds: behind a module that leaves some that
+// are no longer valid, on whatever path, it does not verify.
 func Reader(dir chain.Direction) dataplane.Module {
 	entry := "kerb_" + string(dir)
 	code := asm.Instructions{
@@ -27,8 +27,10 @@ func Reader(dir chain.Direction) dataplane.Module {
 	}
 	number := &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed}
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(entry), &btf.Func{Name: entry, Linkage: btf.GlobalFunc,
-		Type: &btf.FuncProto{Return: number, Params: []btf.FuncParam{{Name: "pkt", Type: &btf.Pointer{Target: &btf.Void{}}}}}})
-	spec := &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{entry: {Name: entry, License: "GPL", Instructions: code}}}
+		Type: &btf.FuncProto{Return: number,
+			Params: []btf.FuncParam{{Name: "pkt", Type: &btf.Pointer{Target: &btf.Void{}}}}}})
+	spec := &ebpf.CollectionSpec{Programs: map[string]*ebpf.ProgramSpec{entry: {Name: entry, License: "GPL",
+		Instructions: code}}}
 	return dataplane.Module{Name: "behind", ID: "0123456789", Frags: true,
 		Spec: func(chain.Hook) (*ebpf.CollectionSpec, error) { return spec.Copy(), nil }}
 }

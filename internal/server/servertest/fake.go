@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package servertest holds a Backend for tests of the server and of the command line: it keeps the contract of the real one
-// over a real store, and runs nothing in the kernel.
+// Package servertest holds a Backend for tests of the server and of the command line: it keeps the contract of the real
+// one over a real store, and runs nothing in the kernel.
 package servertest
 
 import (
@@ -89,7 +89,8 @@ func checkPackage(m v1alpha1.Module) error {
 			Log:     "0: R1=ctx() R10=fp0\n1: (71) r0 = *(u8 *)(r1 +14)\ninvalid access to packet\n",
 		})
 	}
-	return &apierrors.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " + m.Spec.Package + suggest.DidYouMean(m.Spec.Package, []string{"counter", "firewall"})}
+	return &apierrors.Invalid{Resource: "Module " + m.Metadata.Name, Field: "spec.package", Reason: "no package " +
+		m.Spec.Package + suggest.DidYouMean(m.Spec.Package, []string{"counter", "firewall"})}
 }
 
 // List implements server.Backend.
@@ -126,7 +127,8 @@ func (f *Fake) Get(ctx context.Context, kind resource.Kind, name string) (resour
 }
 
 // Version implements server.Backend.
-func (f *Fake) Version(ctx context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
+func (f *Fake) Version(ctx context.Context, kind resource.Kind, name string,
+	generation int64) (resource.Object, error) {
 	o, err := f.Get(ctx, kind, name)
 	if err != nil || o.Meta().Generation == generation {
 		return o, err
@@ -192,8 +194,10 @@ func (f *Fake) Chains(ctx context.Context) ([]v1alpha1.Chain, error) {
 // Packages implements server.Backend.
 func (f *Fake) Packages(context.Context) ([]v1alpha1.Package, error) {
 	return []v1alpha1.Package{
-		{Name: "counter", Version: "0.1.0", Digest: "sha256:0123", Source: "builtin", Description: "Counts packets", Hooks: []string{"xdp", "tc"}, Memory: 4096},
-		{Name: "firewall", Version: "0.1.0", Digest: "sha256:4567", Source: "builtin", Description: "Filters packets", Hooks: []string{"tc"}, Memory: 65536,
+		{Name: "counter", Version: "0.1.0", Digest: "sha256:0123", Source: "builtin", Description: "Counts packets",
+			Hooks: []string{"xdp", "tc"}, Memory: 4096},
+		{Name: "firewall", Version: "0.1.0", Digest: "sha256:4567", Source: "builtin", Description: "Filters packets",
+			Hooks: []string{"tc"}, Memory: 65536,
 			Queries: map[string]string{"rules": "rules in order", "connections": "tracked connections"}},
 		{Name: Capture, Version: "0.1.0", Digest: "sha256:" + Capture, Source: "/opt/capture", Hooks: []string{"xdp"},
 			Queries: map[string]string{"classes": "classes"}, Capabilities: []string{"clients"}},
@@ -210,7 +214,8 @@ func (f *Fake) Package(ctx context.Context, name string) (v1alpha1.Package, erro
 func (f *Fake) Status(context.Context) (v1alpha1.NodeStatus, error) {
 	d, err := f.store.Snapshot()
 	return v1alpha1.NodeStatus{
-		Version: "test", Kernel: "6.18.0", PID: 1, Uptime: "1m0s", Modules: d.Len(resource.Module), Services: d.Len(resource.Service),
+		Version: "test", Kernel: "6.18.0", PID: 1, Uptime: "1m0s", Modules: d.Len(resource.Module),
+		Services:   d.Len(resource.Service),
 		Conditions: []v1alpha1.Condition{{Type: "Ready", Status: "True", Reason: "Running"}},
 	}, err
 }

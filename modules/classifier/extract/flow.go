@@ -117,7 +117,8 @@ func (r *record) flowValues(s *slice, proto uint8) []int64 {
 	packets, bytes, gaps := s.sum[0]+s.sum[1], s.sum[2]+s.sum[3], s.sum[sumFlowGapN]
 	v := []uint64{s.sum[0], s.sum[1], s.sum[2], s.sum[3],
 		uint64(s.length.low), uint64(s.length.high), mean(bytes, packets), deviation(bytes, s.sum[sumSquares], packets),
-		uint64(s.gap.low), uint64(s.gap.high), mean(s.sum[sumFlowGaps], gaps), deviation(s.sum[sumFlowGaps], s.sum[sumGapSquares], gaps)}
+		uint64(s.gap.low), uint64(s.gap.high), mean(s.sum[sumFlowGaps], gaps),
+		deviation(s.sum[sumFlowGaps], s.sum[sumGapSquares], gaps)}
 	v = append(v, s.sum[sumFIN:]...)
 	v = append(v, (r.last-r.first)/1e6, uint64(proto), uint64(r.servicePort),
 		mean(s.sum[2], s.sum[0]), mean(s.sum[3], s.sum[1]), packets, mean(s.sum[1]*1000, packets))

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package extract is what the classifier's data plane does before a model is asked, in Go: from packets to the features of
-// sources in windows. Tests hold both against each other, number by number; so features that models are trained with are those
-// that they meet in the kernel.
+// Package extract is what the classifier's data plane does before a model is asked, in Go: from packets to the features
+// of sources in windows. Tests hold both against each other, number by number; so features that models are trained with
+// are those that they meet in the kernel.
 package extract
 
 import (
@@ -68,7 +68,8 @@ const (
 	modeExtended = 3
 )
 
-// walk goes through a frame: what is left of it. err is set by the first step that fails, and all steps after it do nothing.
+// walk goes through a frame: what is left of it. err is set by the first step that fails, and all steps after it do
+// nothing.
 type walk struct {
 	left []byte
 	err  Outcome // Message: none
@@ -166,8 +167,8 @@ func (w *walk) macSource(mode uint16) {
 	}
 }
 
-// pans reports which PAN identifiers are there (IEEE 802.15.4-2015, table 7-2; before that version any address has one, but for
-// the source's with compression).
+// pans reports which PAN identifiers are there (IEEE 802.15.4-2015, table 7-2; before that version any address has one,
+// but for the source's with compression).
 func pans(fcf, version, dst, src uint16) (ofDst, ofSrc bool) {
 	compressed := fcf&fcfCompress != 0
 	if version < 2 {

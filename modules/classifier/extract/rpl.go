@@ -67,8 +67,8 @@ func (x *RPL) owner(f *Frame, o Outcome) (Node, bool) {
 	return n, true
 }
 
-// Frame counts a frame that was received at a time (ns), without its FCS. It returns the window of its source that has ended,
-// if one has.
+// Frame counts a frame that was received at a time (ns), without its FCS. It returns the window of its source that has
+// ended, if one has.
 func (x *RPL) Frame(now uint64, b []byte) *Window[Node] {
 	f, o := ParseFrame(b)
 	x.Outcomes[o]++
@@ -159,7 +159,9 @@ func (r *record) rplValues(s *slice) []int64 {
 	}
 	share := func(kind int) uint64 { return mean(s.sum[kind]*1000, messages) }
 	return cut(s.sum[DIS], s.sum[DIO], s.sum[DAO], s.sum[DAOAck], s.sum[Control], s.sum[Other], messages,
-		s.sum[sumRepeats], s.sum[sumBytes], s.sum[sumMulticast], s.sum[sumVersions], s.sum[sumRanks], s.sum[sumSecured], s.sum[sumFragments],
+		s.sum[sumRepeats], s.sum[sumBytes], s.sum[sumMulticast], s.sum[sumVersions], s.sum[sumRanks], s.sum[sumSecured],
+		s.sum[sumFragments],
 		share(DIS), share(DIO), share(DAO), r.before[DIS], r.before[DIO], r.before[DAO],
-		uint64(s.gap.low), uint64(s.gap.high), mean(s.sum[sumGaps], s.sum[sumGapCount]), uint64(s.length.low), uint64(s.length.high))
+		uint64(s.gap.low), uint64(s.gap.high), mean(s.sum[sumGaps], s.sum[sumGapCount]), uint64(s.length.low),
+		uint64(s.length.high))
 }

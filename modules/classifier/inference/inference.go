@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package inference runs models of the classifier in the kernel by test runs: the same engine as in the data plane, with
-// nothing around it. No packet meets it. It needs root, or CAP_BPF and CAP_NET_ADMIN.
+// Package inference runs models of the classifier in the kernel by test runs: the same engine as in the data plane,
+// with nothing around it. No packet meets it. It needs root, or CAP_BPF and CAP_NET_ADMIN.
 package inference
 
 import (

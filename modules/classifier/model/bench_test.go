@@ -20,8 +20,8 @@ const (
 	benchRepeats = 400000
 )
 
-// BenchmarkInfer is the time of one inference in the kernel, and as a multiple of what the same arithmetic takes in scalar C in
-// user space, in the same run. Both are given many rows in turn, so that no branch can be learnt by heart.
+// BenchmarkInfer is the time of one inference in the kernel, and as a multiple of what the same arithmetic takes in
+// scalar C in user space, in the same run. Both are given many rows in turn, so that no branch can be learnt by heart.
 func BenchmarkInfer(b *testing.B) {
 	r := rand.New(rand.NewPCG(7, 0))
 	user := compileUser(b)

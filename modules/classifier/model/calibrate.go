@@ -4,7 +4,8 @@ package model
 
 import "math"
 
-// Calibrate finds the ranges of inputs and layers on rows of data, in the order of d.Features: int8 covers them in 127 steps.
+// Calibrate finds the ranges of inputs and layers on rows of data, in the order of d.Features: int8 covers them in 127
+// steps.
 func (d *Document) Calibrate(rows [][]float64) error {
 	if !d.layered() {
 		return wrong("kind", "a model of kind %s is exact; nothing to quantise", d.Kind)

@@ -15,7 +15,8 @@ var namePattern = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]{0,61}[a-z0-9])?$`)
 // maxNumber bounds all numbers of a document: beyond it sums lose what they are to decide.
 const maxNumber = 1 << 40
 
-// Check finds what is wrong with a document. Errors are *Error. Pack finds what is too large for the data plane's arithmetic.
+// Check finds what is wrong with a document. Errors are *Error. Pack finds what is too large for the data plane's
+// arithmetic.
 func (d *Document) Check() error {
 	checks := []func() error{d.checkHead, d.checkNames, d.checkScale, d.checkInfo}
 	if d.layered() {
@@ -124,7 +125,8 @@ func (d *Document) checkScale() error {
 	}
 	for i := range n {
 		if _, width := s.of(i); width < 1e-6 {
-			return wrong(fmt.Sprintf("scale of %s", d.Features[i]), "std, or max-min, is %g; it has to be at least 0.000001: leave out features that never change", width)
+			return wrong(fmt.Sprintf("scale of %s", d.Features[i]), "std, or max-min, is %g; it has to be at least 0.000001: "+
+				"leave out features that never change", width)
 		}
 	}
 	return nil
@@ -185,8 +187,10 @@ func (d *Document) checkLayers() error {
 		if width, err = d.checkLayer(fmt.Sprintf("layers[%d]", i), &d.Layers[i], width); err != nil {
 			return err
 		}
-		if last := i == len(d.Layers)-1; !last && !slices.Contains([]string{Identity, ReLU, LeakyReLU, Sigmoid, Tanh}, d.Layers[i].Activation) {
-			return wrong(fmt.Sprintf("layers[%d].activation", i), "%q is not one of identity, relu, leakyRelu, sigmoid, tanh", d.Layers[i].Activation)
+		if last := i == len(d.Layers)-1; !last && !slices.Contains([]string{Identity, ReLU, LeakyReLU, Sigmoid, Tanh},
+			d.Layers[i].Activation) {
+			return wrong(fmt.Sprintf("layers[%d].activation", i), "%q is not one of identity, relu, leakyRelu, sigmoid, tanh",
+				d.Layers[i].Activation)
 		}
 	}
 	return d.checkOutput(width)
@@ -206,7 +210,8 @@ func (d *Document) checkLayer(field string, l *Layer, inputs int) (int, error) {
 		outputs, columns = len(l.Weights)*length, l.Conv.Channels*l.Conv.Kernel
 	}
 	if outputs == 0 || outputs > MaxWidth {
-		return 0, wrong(field+".weights", "%d outputs; a layer has 1 to %d: train a narrower one, or run it in user space", outputs, MaxWidth)
+		return 0, wrong(field+".weights", "%d outputs; a layer has 1 to %d: train a narrower one, or run it in user space",
+			outputs, MaxWidth)
 	}
 	for i, row := range l.Weights {
 		if err := numbers(fmt.Sprintf("%s.weights[%d]", field, i), row, columns, "inputs"); err != nil {
@@ -224,8 +229,10 @@ func (c *Conv) check(field string, inputs int) (int, error) {
 	switch {
 	case c.Channels < 1 || inputs%c.Channels != 0:
 		return 0, wrong(field+".channels", "%d does not divide the %d inputs", c.Channels, inputs)
-	case c.Kernel < 1 || c.Kernel > MaxWidth || c.Stride < 0 || c.Stride > MaxWidth || c.Padding < 0 || c.Padding >= c.Kernel:
-		return 0, wrong(field, "kernel %d, stride %d, padding %d; kernel and stride are 1 to %d, padding is less than kernel", c.Kernel, c.Stride, c.Padding, MaxWidth)
+	case c.Kernel < 1 || c.Kernel > MaxWidth || c.Stride < 0 || c.Stride > MaxWidth || c.Padding < 0 ||
+		c.Padding >= c.Kernel:
+		return 0, wrong(field, "kernel %d, stride %d, padding %d; kernel and stride are 1 to %d, padding is less than kernel",
+			c.Kernel, c.Stride, c.Padding, MaxWidth)
 	case c.Pool != "" && c.Pool != "average":
 		return 0, wrong(field+".pool", "%q; only average is possible", c.Pool)
 	}
@@ -267,7 +274,8 @@ func (d *Document) checkOutput(outputs int) error {
 			return wrong("threshold", "is for one output; with %d the largest wins", outputs)
 		}
 	default:
-		return wrong(field, "%d outputs for %d classes; there has to be one for each, or one for two", outputs, len(d.Classes))
+		return wrong(field, "%d outputs for %d classes; there has to be one for each, or one for two", outputs,
+			len(d.Classes))
 	}
 	return nil
 }
@@ -278,7 +286,8 @@ func (d *Document) checkRanges() error {
 		return nil
 	}
 	if len(r.Inputs) != len(d.Features) || len(r.Layers) != len(d.Layers) {
-		return wrong("ranges", "%d inputs and %d layers for a model with %d and %d; quantise it again", len(r.Inputs), len(r.Layers), len(d.Features), len(d.Layers))
+		return wrong("ranges", "%d inputs and %d layers for a model with %d and %d; quantise it again", len(r.Inputs),
+			len(r.Layers), len(d.Features), len(d.Layers))
 	}
 	for _, list := range []struct {
 		name   string

@@ -2,8 +2,8 @@
 
 package model
 
-// dense returns the layers with convolutions written out: a convolution is a dense layer whose rows repeat. The last layer's
-// activation is the decision's.
+// dense returns the layers with convolutions written out: a convolution is a dense layer whose rows repeat. The last
+// layer's activation is the decision's.
 func (d *Document) dense() []Layer {
 	out := make([]Layer, len(d.Layers))
 	width := len(d.Features)

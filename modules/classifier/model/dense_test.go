@@ -29,7 +29,8 @@ func convolution(r *rand.Rand, length int, c Conv) *Document {
 // A convolution written out as a dense layer computes what its definition says.
 func TestConvolution(t *testing.T) {
 	r := seed.Rand(t)
-	for _, c := range []Conv{{Channels: 2, Kernel: 3}, {Channels: 1, Kernel: 3, Padding: 1}, {Channels: 2, Kernel: 4, Stride: 2, Padding: 2}, {Channels: 2, Kernel: 2, Pool: "average"}} {
+	for _, c := range []Conv{{Channels: 2, Kernel: 3}, {Channels: 1, Kernel: 3, Padding: 1},
+		{Channels: 2, Kernel: 4, Stride: 2, Padding: 2}, {Channels: 2, Kernel: 2, Pool: "average"}} {
 		const length = 10
 		d := convolution(r, length, c)
 		pack(t, d, d.Features)

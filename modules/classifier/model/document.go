@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package model is the models of the classifier: the document that people and tools write, its checks, the integers that it
-// becomes for the data plane, and the same inference in Go, in floating point and in those integers.
+// Package model is the models of the classifier: the document that people and tools write, its checks, the integers
+// that it becomes for the data plane, and the same inference in Go, in floating point and in those integers.
 //
 //	doc, err := model.Parse(text)        // strict; errors name the field and say what to do
 //	err = doc.Calibrate(rows)            // finds Ranges, for int8
@@ -93,7 +93,8 @@ type Scale struct {
 
 // Layer is dense, or a one-dimensional convolution over its inputs.
 type Layer struct {
-	Weights    [][]float64 `json:"weights"` // by neuron, then by input; of a convolution by filter, then channel and position
+	// by neuron, then by input; of a convolution by filter, then channel and position
+	Weights    [][]float64 `json:"weights"`
 	Bias       []float64   `json:"bias"`
 	Activation string      `json:"activation"`
 	Slope      float64     `json:"slope,omitempty"` // leakyRelu: factor of negative values, 0.01 if absent

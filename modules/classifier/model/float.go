@@ -7,8 +7,8 @@ import (
 	"slices"
 )
 
-// Infer is the model in floating point: the class and the probability that it is not the first, or 0 or 1 where the model
-// gives none. The row has the features in the order of d.Features.
+// Infer is the model in floating point: the class and the probability that it is not the first, or 0 or 1 where the
+// model gives none. The row has the features in the order of d.Features.
 func (d *Document) Infer(row []float64) (class int, score float64) {
 	out := d.Outputs(row)
 	if len(out) > 1 {

@@ -8,8 +8,8 @@ import (
 	"slices"
 )
 
-// Pack makes the integers of the data plane. names are all features of the extractor, in its order; the model may use some of
-// them, in any order. Errors are *Error.
+// Pack makes the integers of the data plane. names are all features of the extractor, in its order; the model may use
+// some of them, in any order. Errors are *Error.
 func (d *Document) Pack(names []string) (*Packed, error) {
 	p := &Packed{header: header{Version: d.Version, Output: d.meaning(), Outputs: 1}}
 	index, err := d.index(names)
@@ -39,7 +39,8 @@ func (d *Document) index(names []string) ([]int, error) {
 	index := make([]int, len(d.Features))
 	for i, name := range d.Features {
 		if index[i] = slices.Index(names, name); index[i] < 0 || index[i] >= MaxFeatures {
-			return nil, wrong(fmt.Sprintf("features[%d]", i), "%q is no feature of extractor %s, which has %v", name, d.Extractor, names)
+			return nil, wrong(fmt.Sprintf("features[%d]", i), "%q is no feature of extractor %s, which has %v", name,
+				d.Extractor, names)
 		}
 	}
 	return index, nil
@@ -48,8 +49,8 @@ func (d *Document) index(names []string) ([]int, error) {
 // affine is v = (feature - from) * factor.
 type affine struct{ from, factor float64 }
 
-// pack makes (feature * mul + add) >> shift of it, rounded, with -offset. Features have 31 bits; neither product nor sum may have
-// more than 63.
+// pack makes (feature * mul + add) >> shift of it, rounded, with -offset. Features have 31 bits; neither product nor
+// sum may have more than 63.
 func (a affine) pack(field string, offset int64, feature int) (input, error) {
 	for shift := 56; shift >= 0; shift-- {
 		mul := math.Round(math.Ldexp(a.factor, shift))

@@ -21,7 +21,8 @@ func levelOf(at [2]float64) level { return level{at[0], (at[1] - at[0]) / int8Li
 
 func (p *Packed) packInt8(d *Document, index []int) error {
 	if d.Ranges == nil {
-		return wrong("ranges", "int8 needs the ranges of inputs and layers; find them with: kerb model quantise MODEL --data CSV")
+		return wrong("ranges", "int8 needs the ranges of inputs and layers; find them with: kerb model quantise "+
+			"MODEL --data CSV")
 	}
 	layers := d.dense()
 	if p.Kind = packed; isSmall(layers) {
@@ -95,12 +96,14 @@ func (n *neuron) pack(field string, from, factor float64) (cell, error) {
 	mul := math.Round(math.Ldexp(n.scale*factor, packedShift))
 	add := math.Ldexp((n.bias-from)*factor, packedShift)
 	if mul >= 1<<40 || math.Abs(add)+mul*(1<<20) >= 1<<62 {
-		return cell{}, wrong(field, "is out of the range of int8 (scale %.3g, bias %.3g); scale the features before training, or use q15", n.scale*factor, n.bias*factor)
+		return cell{}, wrong(field, "is out of the range of int8 (scale %.3g, bias %.3g); scale the features before "+
+			"training, or use q15", n.scale*factor, n.bias*factor)
 	}
 	return cell{int64(add) + half(packedShift), int64(mul), n.weights}, nil
 }
 
-// layerInt8 packs a layer. Outputs become levels, or without any stay wide, with as many bits of a fraction as it returns.
+// layerInt8 packs a layer. Outputs become levels, or without any stay wide, with as many bits of a fraction as it
+// returns.
 func (p *Packed) layerInt8(field string, l *Layer, in []level, out *level) (bits int, err error) {
 	neurons, reach, finest := make([]neuron, len(l.Weights)), 1e-6, 0.0
 	for i, row := range l.Weights {

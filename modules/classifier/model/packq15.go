@@ -57,8 +57,8 @@ func (p *Packed) layerQ15(field string, l *Layer) error {
 
 func slopeOf(l *Layer) int64 { return int64(math.Round(math.Ldexp(l.slope(), 15))) }
 
-// weightBits is how many bits of a fraction the weights of a layer can have. With inputs of 31 bits no sum of products leaves
-// 62 bits, and with the bias none leaves 64: nothing needs to saturate before the end.
+// weightBits is how many bits of a fraction the weights of a layer can have. With inputs of 31 bits no sum of products
+// leaves 62 bits, and with the bias none leaves 64: nothing needs to saturate before the end.
 func weightBits(field string, l *Layer) (int, error) {
 	most := 0.0
 	for i, row := range l.Weights {
@@ -67,10 +67,12 @@ func weightBits(field string, l *Layer) (int, error) {
 			sum += math.Abs(w)
 		}
 		if most = max(most, sum); sum >= 1<<24 {
-			return 0, wrong(fmt.Sprintf("%s.weights[%d]", field, i), "add up to %.3g, out of the range of q15 (2^24); scale the features before training", sum)
+			return 0, wrong(fmt.Sprintf("%s.weights[%d]", field, i), "add up to %.3g, out of the range of q15 (2^24); scale "+
+				"the features before training", sum)
 		}
 		if math.Abs(l.Bias[i]) >= 1<<16 {
-			return 0, wrong(fmt.Sprintf("%s.bias[%d]", field, i), "%g is out of the range of q15 (65536); scale the features before training", l.Bias[i])
+			return 0, wrong(fmt.Sprintf("%s.bias[%d]", field, i), "%g is out of the range of q15 (65536); scale the features "+
+				"before training", l.Bias[i])
 		}
 	}
 	for bits := 30; ; bits-- {

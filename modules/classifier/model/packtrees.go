@@ -87,7 +87,8 @@ func (f *packing) tree(tree Nodes, root, bits int) (leaves []place) {
 			}
 			left := len(f.words)
 			f.words = append(f.words, 0, 0)
-			f.words[at.at] = uint64(f.threshold(at.node))<<32 | uint64(f.index[at.node.Feature]*8)<<nodeFeature | uint64(left*8+1)
+			f.words[at.at] = uint64(f.threshold(at.node))<<32 | uint64(f.index[at.node.Feature]*8)<<nodeFeature |
+				uint64(left*8+1)
 			next = append(next, place{&tree[at.node.Left], left}, place{&tree[at.node.Right], left + 1})
 		}
 		level = next
@@ -106,7 +107,8 @@ func (f *packing) value(n *Node, bits int) int64 {
 	return int64(math.Round(math.Ldexp(n.Value[1], bits)))
 }
 
-// vectors are the values of leaves by class, behind the nodes. Equal ones are there once; the first is of trees that add nothing.
+// vectors are the values of leaves by class, behind the nodes. Equal ones are there once; the first is of trees that
+// add nothing.
 func (f *packing) vectors(leaves []place, bits int) {
 	classes, zero := len(f.doc.Classes), len(f.words)
 	f.words = append(f.words, make([]uint64, classes)...)

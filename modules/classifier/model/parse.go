@@ -13,8 +13,8 @@ import (
 // MaxDocument is the size of the largest document in bytes: the largest model with numbers of 17 digits, and room.
 const MaxDocument = 8 << 20
 
-// maxParts is how many objects and lists a document may have: the largest forest has 50,000. In memory each takes up to 40 times
-// of what it takes as text, before anybody can count what it is.
+// maxParts is how many objects and lists a document may have: the largest forest has 50,000. In memory each takes up to
+// 40 times of what it takes as text, before anybody can count what it is.
 const maxParts = 2 * MaxWords
 
 // Error is a document that cannot be a model. Reason says what to do.
@@ -60,7 +60,8 @@ func explain(err error) error {
 	var kind *json.UnmarshalTypeError
 	switch {
 	case errors.As(err, &syntax):
-		return wrong("", "not JSON at byte %d (%v); NaN and Infinity are no numbers of a model: train it again, or clip its weights", syntax.Offset, syntax)
+		return wrong("", "not JSON at byte %d (%v); NaN and Infinity are no numbers of a model: train it again, or clip "+
+			"its weights", syntax.Offset, syntax)
 	case errors.As(err, &kind):
 		return wrong(kind.Field, "%s is no %s, or out of range", kind.Value, kind.Type)
 	case errors.Is(err, io.ErrUnexpectedEOF), errors.Is(err, io.EOF):

@@ -11,9 +11,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// The integers compute what floating point does, to the precision of the arithmetic. There is no share of decisions that may
-// differ: random models can be constant but for a margin of any size (a layer of dead ReLUs), and then one rounding differs for all
-// rows. What holds for every model and row:
+// The integers compute what floating point does, to the precision of the arithmetic. There is no share of decisions
+// that may differ: random models can be constant but for a margin of any size (a layer of dead ReLUs), and then one
+// rounding differs for all rows. What holds for every model and row:
 //   - each layer gives, for the integers that it gets, what floating point gives, within its own rounding;
 //   - a decision differs only where the margin in floating point is at most the sum of these roundings.
 func TestIntegersAgreeWithFloat(t *testing.T) {
@@ -40,7 +40,8 @@ func TestIntegersAgreeWithFloat(t *testing.T) {
 				}
 				differ++
 				if margin, most := marginOf(d, outputs, class, got), roundingOf(rounding, class, got); margin > most {
-					t.Fatalf("class %d, %d in floating point by %g, which no rounding explains (%g)\nfeatures %v", got, class, margin, most, features)
+					t.Fatalf("class %d, %d in floating point by %g, which no rounding explains (%g)\nfeatures %v", got, class, margin,
+						most, features)
 				}
 			}
 			t.Logf("%d of %d decisions differ", differ, n)
@@ -105,7 +106,8 @@ func wires(d *Document, p *Packed) [][]wire {
 	return out
 }
 
-// levelsOf what leaves a layer: 127 steps of its range, but none finer than a 1024th of what its weights can tell apart.
+// levelsOf what leaves a layer: 127 steps of its range, but none finer than a 1024th of what its weights can tell
+// apart.
 func levelsOf(l *Layer, at [2]float64, in []wire) level {
 	if l.Activation == ReLU {
 		at = [2]float64{0, max(at[1], 1e-6)}
@@ -126,8 +128,8 @@ func weightStep(row []float64, in []wire) (step float64) {
 	return step
 }
 
-// ownRounding bounds what neuron i of a layer loses by its own: half a step of each weight and of what leaves it, and what the
-// activation takes in between.
+// ownRounding bounds what neuron i of a layer loses by its own: half a step of each weight and of what leaves it, and
+// what the activation takes in between.
 func ownRounding(d *Document, l *Layer, i int, x []float64, in []wire, out wire) float64 {
 	lost, reach := 0.6*out.step, math.Abs(l.Bias[i])
 	step, bits := weightStep(l.Weights[i], in), 0
@@ -151,8 +153,8 @@ func ownRounding(d *Document, l *Layer, i int, x []float64, in []wire, out wire)
 	return lost
 }
 
-// checkLayers compares what leaves each layer of the integers with floating point, and returns how far the last outputs may be from
-// those of floating point alone.
+// checkLayers compares what leaves each layer of the integers with floating point, and returns how far the last outputs
+// may be from those of floating point alone.
 func checkLayers(t *testing.T, d *Document, p *Packed, features []int64) []float64 {
 	t.Helper()
 	lines, row := wires(d, p), make([]float64, len(features)) // row: floating point alone

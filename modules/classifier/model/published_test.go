@@ -13,7 +13,8 @@ import (
 // rplFeatures are in an order of our own: a model finds its features by name.
 var rplFeatures = []string{"other", "dao", "dis", "dio"}
 
-// published are the windows of the published study (bench/classifier/data, MIT): counts in the order of rplFeatures, and labels.
+// published are the windows of the published study (bench/classifier/data, MIT): counts in the order of rplFeatures,
+// and labels.
 func published(t *testing.T, window string) (rows [][]int64, labels []int) {
 	file, err := os.Open("../../../bench/classifier/data/helloFlood" + window + "Frame.csv")
 	if err != nil {
@@ -47,8 +48,8 @@ func published(t *testing.T, window string) (rows [][]int64, labels []int) {
 	return rows, labels
 }
 
-// The published 4-3-2-1 on every published window, in the kernel: Q15 decides as floating point does, 8 bits are as accurate
-// within a point.
+// The published 4-3-2-1 on every published window, in the kernel: Q15 decides as floating point does, 8 bits are as
+// accurate within a point.
 func TestPublishedWindows(t *testing.T) {
 	k := newKernel(t)
 	for _, window := range []string{"1s", "5s", "10s"} {
@@ -87,7 +88,8 @@ func TestPublishedWindows(t *testing.T) {
 					rightInFloat++
 				}
 			}
-			t.Logf("%s, %s: %d rows, %d decisions differ, %d right, %d in floating point", window, arithmetic, len(rows), differ, right, rightInFloat)
+			t.Logf("%s, %s: %d rows, %d decisions differ, %d right, %d in floating point", window, arithmetic, len(rows), differ,
+				right, rightInFloat)
 			if arithmetic == Q15 && differ > 0 || (rightInFloat-right)*100 > len(rows) {
 				t.Errorf("%s, %s: too many differ", window, arithmetic)
 			}

@@ -20,8 +20,9 @@ func names(n int) []string {
 // network is a random MLP of these widths, the first of which is the number of features.
 func network(r *rand.Rand, hidden, last string, widths ...int) *Document {
 	n := widths[0]
-	d := &Document{Format: Format, Name: "random", Version: 1 + r.Uint32N(1000), Extractor: "test", Kind: MLP, Features: names(n),
-		Classes: names(max(2, widths[len(widths)-1])), Scale: &Scale{Mean: make([]float64, n), Std: make([]float64, n)}}
+	d := &Document{Format: Format, Name: "random", Version: 1 + r.Uint32N(1000), Extractor: "test", Kind: MLP,
+		Features: names(n),
+		Classes:  names(max(2, widths[len(widths)-1])), Scale: &Scale{Mean: make([]float64, n), Std: make([]float64, n)}}
 	for i := range n {
 		d.Scale.Mean[i], d.Scale.Std[i] = r.Float64()*100, math.Exp(r.Float64()*8-1)
 	}
@@ -46,7 +47,8 @@ func randomLayer(r *rand.Rand, inputs, outputs int, activation string) Layer {
 
 // forest is random; full trees have all their leaves at the same depth.
 func forest(r *rand.Rand, kind string, features, classes, n, depth int, full bool) *Document {
-	d := &Document{Format: Format, Name: "random", Version: 1 + r.Uint32N(1000), Extractor: "test", Kind: kind, Features: names(features), Classes: names(classes)}
+	d := &Document{Format: Format, Name: "random", Version: 1 + r.Uint32N(1000), Extractor: "test", Kind: kind,
+		Features: names(features), Classes: names(classes)}
 	for t := range n {
 		var tree Nodes
 		grow(r, d, &tree, depth, full, t)

@@ -24,9 +24,9 @@ const (
 
 const slots = 4 // CLS_SLOTS
 
-// Slots changes models while packets flow. A model is written to a slot that no program can be reading, then the role's index is
-// set. A slot that was in use becomes free when every program that could have read its index has ended: that is a grace period
-// of RCU, which membarrier(2) waits for without any capability.
+// Slots changes models while packets flow. A model is written to a slot that no program can be reading, then the role's
+// index is set. A slot that was in use becomes free when every program that could have read its index has ended: that
+// is a grace period of RCU, which membarrier(2) waits for without any capability.
 type Slots struct {
 	models, active *ebpf.Map
 

@@ -11,10 +11,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// checking is a model whose score reports which version it is of, if all of it is: each of its trees, from the first word to the
-// last, adds a part.
+// checking is a model whose score reports which version it is of, if all of it is: each of its trees, from the first
+// word to the last, adds a part.
 func checking(version uint32) *Document {
-	d := &Document{Format: Format, Name: "checking", Version: version, Extractor: "test", Kind: Boosting, Features: names(1), Classes: names(2)}
+	d := &Document{Format: Format, Name: "checking", Version: version, Extractor: "test", Kind: Boosting,
+		Features: names(1), Classes: names(2)}
 	for range MaxTrees {
 		leaf := Node{Value: []float64{partOf(version)}}
 		d.Trees = append(d.Trees, Nodes{{Threshold: 5, Left: 1, Right: 2}, leaf, leaf})
@@ -101,7 +102,8 @@ func (k *kernel) underLoad(scores map[uint32]int32, change func()) []watched {
 	return seen
 }
 
-// watch infers on a CPU until done. Test runs of one CPU share its work space, so each CPU has one watcher, which stays on it.
+// watch infers on a CPU until done. Test runs of one CPU share its work space, so each CPU has one watcher, which stays
+// on it.
 func (k *kernel) watch(cpu int, scores map[uint32]int32, done <-chan struct{}) (seen watched) {
 	runtime.LockOSThread() // never unlocked: the thread ends with its affinity
 	var set unix.CPUSet

@@ -39,7 +39,8 @@ var tables = sync.OnceValue(func() *struct{ sigmoid, exp *table } {
 // TablesHeader is the text of tables_gen.h.
 func TablesHeader() []byte {
 	var out bytes.Buffer
-	out.WriteString("/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */\n/* Written by go generate from model/tables.go. */\n")
+	out.WriteString("/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */\n/* Written by go generate from " +
+		"model/tables.go. */\n")
 	fmt.Fprintf(&out, "#ifndef CLS_TABLES_GEN_H\n#define CLS_TABLES_GEN_H\n\n#define CLS_TABLE_STEPS %d\n", tableSteps)
 	for _, t := range []struct {
 		name   string

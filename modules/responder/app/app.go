@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package of that
-// name with func App() app.App alongside <name>.h; `go generate` lists both.
+// Package app is what an application of the responder is in user space. Its directory apps/<name> holds a Go package of
+// that name with func App() app.App alongside <name>.h; `go generate` lists both.
 package app
 
 import (
@@ -73,8 +73,8 @@ type Filler interface {
 type Live struct {
 	Maps sdk.Maps
 	All  []PlacedListener
-	// Watch sends the slots of listeners whose state has changed (rsp_changed), each once for as long as it is not received,
-	// until ctx ends. When something is received, what was counted up to then can be read.
+	// Watch sends the slots of listeners whose state has changed (rsp_changed), each once for as long as it is not
+	// received, until ctx ends. When something is received, what was counted up to then can be read.
 	Watch func(ctx context.Context) <-chan uint32
 }
 

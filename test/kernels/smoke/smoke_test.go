@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package smoke tests the machines of the kernel matrix rather than Kerb: does a machine give the file systems, devices, hooks and
-// tools that Kerb's tests need? Where it fails, the failures of other packages on that kernel mean nothing.
+// Package smoke tests the machines of the kernel matrix rather than Kerb: does a machine give the file systems,
+// devices, hooks and tools that Kerb's tests need? Where it fails, the failures of other packages on that kernel mean
+// nothing.
 package smoke
 
 import (
@@ -256,7 +257,8 @@ func newProgram(t *testing.T, kind ebpf.ProgramType, code asm.Instructions) *ebp
 	return p
 }
 
-// inNamespace moves the test into a new network namespace, which goes away with the test's thread: a locked thread is not reused.
+// inNamespace moves the test into a new network namespace, which goes away with the test's thread: a locked thread is
+// not reused.
 func inNamespace(t *testing.T) {
 	t.Helper()
 	needRoot(t)

@@ -17,8 +17,9 @@ import (
 // Kerb is kerb as it is in the tree, while Main runs the tests.
 var Kerb string
 
-// Main runs a package's tests, alongside which those of other packages and other runs may continue. It clears away what killed runs
-// have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user may enter.
+// Main runs a package's tests, alongside which those of other packages and other runs may continue. It clears away what
+// killed runs have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user
+// may enter.
 func Main(m *testing.M, prepare ...func(dir string) error) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // tests of nodes skip
@@ -29,7 +30,8 @@ func Main(m *testing.M, prepare ...func(dir string) error) int {
 	}
 	defer tempdir.Remove(dir)
 	Kerb = filepath.Join(dir, "kerb")
-	err = errors.Join(tempdir.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711), Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
+	err = errors.Join(tempdir.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711),
+		Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
 	for _, do := range prepare {
 		err = errors.Join(err, do(dir))
 	}

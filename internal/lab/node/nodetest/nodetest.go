@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package nodetest gives tests nodes with the real agent: a machine in namespaces, services on its bridge, and kerb as it is in
-// the tree. Several may be there at a time, in this process and alongside those of others.
+// Package nodetest gives tests nodes with the real agent: a machine in namespaces, services on its bridge, and kerb as
+// it is in the tree. Several may be there at a time, in this process and alongside those of others.
 package nodetest
 
 import (

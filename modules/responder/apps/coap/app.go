@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package coap answers CoAP GET requests (RFC 7252) in the kernel, for resources whose values are set over the API, or by the
-// server in user space through a feed. All other requests are the server's.
+// Package coap answers CoAP GET requests (RFC 7252) in the kernel, for resources whose values are set over the API, or
+// by the server in user space through a feed. All other requests are the server's.
 package coap
 
 import (
@@ -130,8 +130,8 @@ func (t *table) fill(l *Listener, slot, first uint32) (err error) {
 // settled is when the requests that a generation has begun to answer before the next one took over have ended.
 const settled = time.Second
 
-// Run implements app.Runner: what was set while this generation was filled is set in it too, and what requests to the one
-// before it still set.
+// Run implements app.Runner: what was set while this generation was filled is set in it too, and what requests to the
+// one before it still set.
 func (coap) Run(ctx context.Context, live app.Live) {
 	for _, wait := range []time.Duration{0, settled} {
 		select {
@@ -190,7 +190,8 @@ func (v *Value) report(key string) app.Value {
 	if v == nil || v.Expires != 0 && v.Expires <= now {
 		return app.Value{Key: key, Detail: map[string]any{"answered": false}}
 	}
-	detail := map[string]any{"answered": true, "etag": fmt.Sprintf("%x", v.ETag), "maxAge": v.MaxAge, "expires": v.Expires != 0}
+	detail := map[string]any{"answered": true, "etag": fmt.Sprintf("%x", v.ETag), "maxAge": v.MaxAge,
+		"expires": v.Expires != 0}
 	if v.Expires != 0 {
 		detail["maxAge"] = uint32((v.Expires - now) / time.Second)
 	}

@@ -27,8 +27,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// The clients of other people against the module on a real path, native XDP and TC: libcoap's, and aiocoap (out/aiocoap, which
-// scripts/setup makes). Behind it libcoap's server has the same port, and values of its own.
+// The clients of other people against the module on a real path, native XDP and TC: libcoap's, and aiocoap
+// (out/aiocoap, which scripts/setup makes). Behind it libcoap's server has the same port, and values of its own.
 
 const labPrefix = "kcoap"
 
@@ -104,7 +104,8 @@ func newSite(t *testing.T, hook string) *site {
 }
 
 func (s *site) flags() []string {
-	return []string{"--state", filepath.Join(s.dir, "state"), "--run", filepath.Join(s.dir, "run"), "--bpf", "/sys/fs/bpf/" + labPrefix, "--config", os.DevNull}
+	return []string{"--state", filepath.Join(s.dir, "state"), "--run", filepath.Join(s.dir, "run"), "--bpf",
+		"/sys/fs/bpf/" + labPrefix, "--config", os.DevNull}
 }
 
 // background runs a program until the test ends.
@@ -167,13 +168,15 @@ func (s *site) apply(serving *netlab.Namespace, hook string, at map[string]any) 
 		return map[string]any{"apiVersion": "kerb.dev/v1alpha1", "kind": kind, "spec": spec,
 			"metadata": map[string]any{"name": name, "labels": map[string]string{"app": name}}}
 	}
-	all := []any{resource("Module", "things", map[string]any{"package": "responder", "hook": hook, "attach": at, "config": map[string]any{
-		"listeners": []any{map[string]any{"app": "coap", "name": "coap", "port": port, "addresses": s.addrs, "sourceRate": 0, "hosts": []string{"sensor.example"},
-			"resources": []any{
-				map[string]any{"path": "sensors/temp", "contentFormat": "application/json", "maxAge": "30s"},
-				map[string]any{"path": "long", "value": strings.Repeat("0123456789abcdef", 64)},
-			}}},
-	}})}
+	all := []any{resource("Module", "things", map[string]any{"package": "responder", "hook": hook, "attach": at,
+		"config": map[string]any{
+			"listeners": []any{map[string]any{"app": "coap", "name": "coap", "port": port, "addresses": s.addrs, "sourceRate": 0,
+				"hosts": []string{"sensor.example"},
+				"resources": []any{
+					map[string]any{"path": "sensors/temp", "contentFormat": "application/json", "maxAge": "30s"},
+					map[string]any{"path": "long", "value": strings.Repeat("0123456789abcdef", 64)},
+				}}},
+		}})}
 	if hook == "tc" {
 		all = append(all, resource("Service", "server", map[string]any{"netns": serving.Path()}))
 	}
@@ -256,7 +259,8 @@ func (s *site) libcoap(addr netip.Addr, path string, args ...string) string {
 	if s.padding != "" {
 		args = append(args, "-O", "2048,"+s.padding)
 	}
-	out, err := s.client.Command(ctx, "coap-client-notls", append(append([]string{"-v", "6", "-B", "30"}, args...), "coap://"+hostOf(addr)+"/"+path)...).CombinedOutput()
+	out, err := s.client.Command(ctx, "coap-client-notls", append(append([]string{"-v", "6", "-B", "30"}, args...),
+		"coap://"+hostOf(addr)+"/"+path)...).CombinedOutput()
 	if err != nil {
 		s.t.Fatalf("coap-client %v %s: %v\n%s", args, path, err, out)
 	}
@@ -304,7 +308,8 @@ func TestClients(t *testing.T) {
 	}
 }
 
-// expect sends a request of libcoap's client to both addresses, and checks what comes, and whether it comes from the kernel.
+// expect sends a request of libcoap's client to both addresses, and checks what comes, and whether it comes from the
+// kernel.
 func (s *site) expect(name, path string, kernel bool, says []string, args ...string) {
 	s.t.Helper()
 	if args[0] == "" {
@@ -324,7 +329,8 @@ func (s *site) expect(name, path string, kernel bool, says []string, args ...str
 	}
 }
 
-// aiocoap runs testdata/aiocoap_client.py, which checks each answer, and expects the kernel to have given so many as it says.
+// aiocoap runs testdata/aiocoap_client.py, which checks each answer, and expects the kernel to have given so many as it
+// says.
 func (s *site) aiocoap() {
 	s.t.Helper()
 	python := "../../../../out/aiocoap/bin/python"

@@ -64,14 +64,16 @@ func (f *format) UnmarshalJSON(text []byte) error {
 	if json.Unmarshal(text, &name) != nil {
 		n, err := strconv.ParseUint(string(text), 10, 16)
 		if err != nil {
-			return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("%s is neither a name nor a number from 0 to 65535", text)}
+			return &sdk.ConfigError{Field: "resources.contentFormat",
+				Reason: fmt.Sprintf("%s is neither a name nor a number from 0 to 65535", text)}
 		}
 		*f = format(n) + 1
 		return nil
 	}
 	n, known := formats[name]
 	if !known {
-		return &sdk.ConfigError{Field: "resources.contentFormat", Reason: fmt.Sprintf("unknown name %q; use its number", name)}
+		return &sdk.ConfigError{Field: "resources.contentFormat",
+			Reason: fmt.Sprintf("unknown name %q; use its number", name)}
 	}
 	*f = format(n) + 1
 	return nil
@@ -116,7 +118,8 @@ func compile(in app.Listener) (*Listener, error) {
 	}
 	l := &Listener{byPath: map[string]*resource{}, duplicates: c.Duplicates}
 	if len(c.Resources) == 0 || len(c.Resources) > MaxResources {
-		return nil, &sdk.ConfigError{Field: "resources", Reason: fmt.Sprintf("%d of them; must be 1 to %d", len(c.Resources), MaxResources)}
+		return nil, &sdk.ConfigError{Field: "resources", Reason: fmt.Sprintf("%d of them; must be 1 to %d", len(c.Resources),
+			MaxResources)}
 	}
 	for i := range c.Resources {
 		if err := l.addResource(&c.Resources[i]); err != nil {
@@ -124,11 +127,13 @@ func compile(in app.Listener) (*Listener, error) {
 		}
 	}
 	if len(c.Hosts) > MaxHosts {
-		return nil, &sdk.ConfigError{Field: "hosts", Reason: fmt.Sprintf("%d of them; at most %d are possible", len(c.Hosts), MaxHosts)}
+		return nil, &sdk.ConfigError{Field: "hosts", Reason: fmt.Sprintf("%d of them; at most %d are possible", len(c.Hosts),
+			MaxHosts)}
 	}
 	for i, host := range c.Hosts {
 		if len(host) == 0 || len(host) > MaxPath {
-			return nil, &sdk.ConfigError{Field: fmt.Sprintf("hosts[%d]", i), Reason: fmt.Sprintf("must have 1 to %d bytes", MaxPath)}
+			return nil, &sdk.ConfigError{Field: fmt.Sprintf("hosts[%d]", i),
+				Reason: fmt.Sprintf("must have 1 to %d bytes", MaxPath)}
 		}
 		l.hosts = append(l.hosts, host)
 	}

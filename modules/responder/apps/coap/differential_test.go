@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
-// The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is how many
-// (4,000 by default).
+// The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is
+// how many (4,000 by default).
 func TestAgainstModel(t *testing.T) {
 	n, first := 4000, seed.Of(t)
 	if v, err := strconv.Atoi(os.Getenv("KERB_MUTATIONS")); err == nil {
@@ -34,8 +34,10 @@ func TestAgainstModel(t *testing.T) {
 }
 
 // fuzzPaths are of all lengths that are encoded in different ways.
-var fuzzPaths = [][]string{nil, {"", ""}, {"a"}, {"a", ""}, {"sensors", "temp"}, {strings.Repeat("x", 12)}, {strings.Repeat("x", 13)},
-	{"a", strings.Repeat("b", 20), "c"}, {strings.Repeat("z", 62)}, {"a/b", "c"}, {"1", "2", "3", "4", "5", "6", "7", "8", "9"}}
+var fuzzPaths = [][]string{nil, {"", ""}, {"a"}, {"a", ""}, {"sensors", "temp"}, {strings.Repeat("x", 12)},
+	{strings.Repeat("x", 13)},
+	{"a", strings.Repeat("b", 20), "c"}, {strings.Repeat("z", 62)}, {"a/b", "c"},
+	{"1", "2", "3", "4", "5", "6", "7", "8", "9"}}
 
 func fuzzConfig() map[string]any {
 	var resources []any
@@ -59,7 +61,8 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 		if r.IntN(30) == 0 {
 			d.setRandom(t, g)
 		}
-		from := netip.MustParseAddrPort(pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000", "[2001:db8::2]:1000"))
+		from := netip.MustParseAddrPort(pick(g, "192.0.2.1:1000", "192.0.2.1:1001", "192.0.2.2:1000", "[2001:db8::1]:1000",
+			"[2001:db8::2]:1000"))
 		g.proof = d.model.proof(from.Addr(), coarseClock(t)>>echoShift-time.Duration(r.IntN(3)))
 		verdicts[d.check(t, i, from, serverOf(from), g.datagram())]++
 		if t.Failed() {
@@ -72,8 +75,8 @@ func compare(t *testing.T, d *device, r *rand.Rand, n int) {
 	}
 }
 
-// check sends a request. As time goes by, the model is asked at the earliest time that the data plane may have seen; if it would have
-// answered otherwise, at later ones, until now.
+// check sends a request. As time goes by, the model is asked at the earliest time that the data plane may have seen; if
+// it would have answered otherwise, at later ones, until now.
 func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []byte) Verdict {
 	t.Helper()
 	at := coarseClock(t)

@@ -28,8 +28,8 @@ type line struct {
 //
 //	PUT feed   values as they come: a JSON object a line with path and what values/LISTENER/PATH takes
 //
-// It ends when the sender has no more, at the first line that is wrong, or when the config changes: then the sender connects
-// again, and says all values again. Lines before the end are taken.
+// It ends when the sender has no more, at the first line that is wrong, or when the config changes: then the sender
+// connects again, and says all values again. Lines before the end are taken.
 func (coap) Handler(live app.Live) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("PUT /feed", func(w http.ResponseWriter, r *http.Request) {
@@ -39,7 +39,8 @@ func (coap) Handler(live app.Live) http.Handler {
 		if err != nil {
 			endReading(w) // else the server would wait for the rest before it answers
 			status = statusOf(err)
-			answer = map[string]any{"title": http.StatusText(status), "status": status, "detail": fmt.Sprintf("after %d values: %v", n, err)}
+			answer = map[string]any{"title": http.StatusText(status), "status": status,
+				"detail": fmt.Sprintf("after %d values: %v", n, err)}
 			w.Header().Set("Content-Type", "application/problem+json")
 		} else {
 			w.Header().Set("Content-Type", "application/json")

@@ -35,7 +35,8 @@ func (d *device) live() (l app.Live, ended func()) {
 // payload of the answer to a GET; "" if it passes to the server.
 func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	t.Helper()
-	reply, verdict := d.send(t, client, serverOf(client), (&Message{Code: GET, ID: id, Options: path(segments...)}).Bytes())
+	reply, verdict := d.send(t, client, serverOf(client),
+		(&Message{Code: GET, ID: id, Options: path(segments...)}).Bytes())
 	if verdict != Reply {
 		return ""
 	}
@@ -141,7 +142,8 @@ func TestSettingsOutliveTheConfig(t *testing.T) {
 		}
 		return values
 	}
-	if got := refill(false)[0]; got.Key != "sensors/temp" || got.Value != "23" || got.Detail["maxAge"].(uint32) > 100 || got.Detail["expires"] != true {
+	if got := refill(false)[0]; got.Key != "sensors/temp" || got.Value != "23" || got.Detail["maxAge"].(uint32) > 100 ||
+		got.Detail["expires"] != true {
 		t.Errorf("kept: %+v", got)
 	}
 	if got := refill(true)[0]; got.Value != "21.5" {

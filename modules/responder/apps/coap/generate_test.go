@@ -60,7 +60,8 @@ func (g *generator) bytes(n int) []byte {
 }
 
 func (g *generator) message() *Message {
-	m := &Message{Type: pick(g, Confirmable, Confirmable, NonConfirmable, NonConfirmable), Code: GET, ID: uint16(g.IntN(g.ids)), Token: g.bytes(g.IntN(9))}
+	m := &Message{Type: pick(g, Confirmable, Confirmable, NonConfirmable, NonConfirmable), Code: GET,
+		ID: uint16(g.IntN(g.ids)), Token: g.bytes(g.IntN(9))}
 	if g.IntN(4) > 0 {
 		m.Token = []byte{1, 2, 3}[:g.IntN(4)]
 	}

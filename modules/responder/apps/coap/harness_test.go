@@ -25,8 +25,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// responder is the package that this application is part of, compiled once. On the kernels of the matrix there is no compiler,
-// but the objects that were built before.
+// responder is the package that this application is part of, compiled once. On the kernels of the matrix there is no
+// compiler, but the objects that were built before.
 var responder = sync.OnceValues(func() (*pkgs.Package, error) {
 	const source = "../.."
 	if os.Getenv("KERB_MATRIX") != "" {
@@ -149,7 +149,8 @@ func loadWith(t testing.TB, h hook, config any, amplification int) *device {
 	}
 	t.Cleanup(d.loaded.Close)
 	d.maps = d.loaded.Maps["coap"]
-	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply, Duplicates: d.listener.duplicates,
+	d.model = &Model{Hosts: map[string]bool{}, Resources: map[string]*Resource{}, MaxReply: maxReply,
+		Duplicates:    d.listener.duplicates,
 		Amplification: d.amplification}
 	if err := d.maps[mapSecrets].Lookup(uint32(0), &d.model.Secret); err != nil {
 		t.Fatal(err)

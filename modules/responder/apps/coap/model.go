@@ -41,8 +41,8 @@ type Model struct {
 	Resources  map[string]*Resource
 	MaxReply   int // bytes of a message
 	Duplicates bool
-	// Amplification is the number of bytes of a reply for each byte of its request, IP headers included, to a source without a
-	// proof of its address; 0: no limit. Secret is the key of the proofs.
+	// Amplification is the number of bytes of a reply for each byte of its request, IP headers included, to a source
+	// without a proof of its address; 0: no limit. Secret is the key of the proofs.
 	Amplification int
 	Secret        [16]byte
 
@@ -63,8 +63,8 @@ type exchange struct {
 	id       uint16
 }
 
-// answered is a message that was answered. One with the same id, but another type, token or resource is no duplicate: its
-// client has used an id twice, and would not know the earlier answer as its own.
+// answered is a message that was answered. One with the same id, but another type, token or resource is no duplicate:
+// its client has used an id twice, and would not know the earlier answer as its own.
 type answered struct {
 	head     byte
 	token    string
@@ -142,7 +142,8 @@ func (m *Model) proof(source netip.Addr, period time.Duration) []byte {
 	return binary.LittleEndian.AppendUint64(nil, hash)
 }
 
-// isProven reports whether a source may have a reply: a small one, or one for which it shows that it receives at its address.
+// isProven reports whether a source may have a reply: a small one, or one for which it shows that it receives at its
+// address.
 func (m *Model) isProven(r *request, source netip.Addr, reply, asked int, now time.Duration) bool {
 	headers := 48
 	if source.Is4() {

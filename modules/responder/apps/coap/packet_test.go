@@ -61,27 +61,32 @@ var cases = []struct {
 	{"default max-age", get(path("plain")...), "2.05 ACK format 0 age 60 hello"},
 	{"root", get(), "2.05 ACK age 60 root"},
 	{"empty value", get(path("empty")...), "2.05 ACK age 0 "},
-	{"two-byte length of a segment", get(path("long", strings.Repeat("s", 40))...), "2.05 ACK age 60 " + strings.Repeat("v", 1024)},
+	{"two-byte length of a segment", get(path("long", strings.Repeat("s", 40))...), "2.05 ACK age 60 " +
+		strings.Repeat("v", 1024)},
 	{"slash in a segment", get(path("a/b")...), "2.05 ACK age 60 one segment"},
-	{"token of 8", (&Message{Code: GET, Token: []byte("12345678"), Options: path("plain")}).Bytes(), "2.05 ACK format 0 age 60 hello"},
+	{"token of 8", (&Message{Code: GET, Token: []byte("12345678"), Options: path("plain")}).Bytes(),
+		"2.05 ACK format 0 age 60 hello"},
 
 	{"accept", temp(Uint(Accept, 50)), "2.05 ACK format 50 age 30 21.5"},
 	{"accept 0", get(append(path("plain"), Uint(Accept, 0))...), "2.05 ACK format 0 age 60 hello"},
-	{"accept 0 with a zero byte", get(append(path("plain"), Option{Accept, []byte{0}})...), "2.05 ACK format 0 age 60 hello"},
+	{"accept 0 with a zero byte", get(append(path("plain"), Option{Accept, []byte{0}})...),
+		"2.05 ACK format 0 age 60 hello"},
 	{"accept another format", temp(Uint(Accept, 60)), ""},
 	{"accept where there is no format", get(append(path("nothing"), Uint(Accept, 0))...), ""},
 	{"accept twice", temp(Uint(Accept, 50), Uint(Accept, 50)), ""},
 	{"accept of three bytes", temp(Option{Accept, []byte{0, 0, 50}}), ""},
 
 	{"etag", temp(Option{ETag, tempETag[:]}), "2.03 ACK age 30 "},
-	{"one etag of several", temp(Option{ETag, []byte("another1")}, Option{ETag, []byte{1}}, Option{ETag, tempETag[:]}), "2.03 ACK age 30 "},
+	{"one etag of several", temp(Option{ETag, []byte("another1")}, Option{ETag, []byte{1}}, Option{ETag, tempETag[:]}),
+		"2.03 ACK age 30 "},
 	{"another etag", temp(Option{ETag, []byte("another1")}), "2.05 ACK format 50 age 30 21.5"},
 	{"etag without bytes", temp(Option{ETag, nil}), "2.05 ACK format 50 age 30 21.5"},
 	{"etag of nine bytes", temp(Option{ETag, []byte("123456789")}), "2.05 ACK format 50 age 30 21.5"},
 	{"etag and block", temp(Option{ETag, tempETag[:]}, Uint(Block2, 0)), "2.03 ACK age 30 "},
 
 	{"block 0 of 16", temp(Uint(Block2, 0)), "2.05 ACK format 50 age 30 block 0 21.5"},
-	{"block 0 of 1024", get(append(path("long", strings.Repeat("s", 40)), Uint(Block2, 6))...), "2.05 ACK age 60 block 6 " + strings.Repeat("v", 1024)},
+	{"block 0 of 1024", get(append(path("long", strings.Repeat("s", 40)), Uint(Block2, 6))...),
+		"2.05 ACK age 60 block 6 " + strings.Repeat("v", 1024)},
 	{"block 0 that does not fit", get(append(path("long", strings.Repeat("s", 40)), Uint(Block2, 5))...), ""},
 	{"block 1", temp(Uint(Block2, 1<<4)), ""},
 	{"reserved block size", temp(Uint(Block2, 7)), ""},
@@ -169,7 +174,8 @@ func short(t *testing.T, request, reply []byte) string {
 	if (m.ID == asked.ID) != (m.Type == Acknowledgement) {
 		t.Errorf("message id %x of type %d for %x", m.ID, m.Type, asked.ID)
 	}
-	out := map[Code]string{Content: "2.05", Valid: "2.03"}[m.Code] + map[Type]string{NonConfirmable: " NON", Acknowledgement: " ACK"}[m.Type]
+	out := map[Code]string{Content: "2.05", Valid: "2.03"}[m.Code] + map[Type]string{NonConfirmable: " NON",
+		Acknowledgement: " ACK"}[m.Type]
 	etags := 0
 	for _, o := range m.Options {
 		n, _ := o.Uint(4)
@@ -217,8 +223,8 @@ func TestCases(t *testing.T) {
 
 var client = netip.MustParseAddrPort("192.0.2.1:40000")
 
-// A copy of a confirmable request gets the same answer, byte by byte, when the value is another one and the time has gone on;
-// a copy of a non-confirmable one gets none. The id alone makes no copy.
+// A copy of a confirmable request gets the same answer, byte by byte, when the value is another one and the time has
+// gone on; a copy of a non-confirmable one gets none. The id alone makes no copy.
 func TestDuplicates(t *testing.T) {
 	for _, hook := range hooks {
 		t.Run(hook.name, func(t *testing.T) {
@@ -283,15 +289,17 @@ func TestMaxAgeCountsDown(t *testing.T) {
 				}
 			}
 			d.set(t, "plain", nil, 0)
-			if reply, _ := d.send(t, client, serverOf(client), get(path("plain")...)); short(t, get(), reply) != "2.05 ACK format 0 age 60 hello" {
+			if reply, _ := d.send(t, client, serverOf(client), get(path("plain")...)); short(t, get(),
+				reply) != "2.05 ACK format 0 age 60 hello" {
 				t.Errorf("the config's value is not back: %q", reply)
 			}
 		})
 	}
 }
 
-// A reply of more than three times the bytes of its request goes to a source that has proven its address: others get 4.01 with an
-// Echo value that is good for their address only, for the period that it was made in and the next one (RFC 9175).
+// A reply of more than three times the bytes of its request goes to a source that has proven its address: others get
+// 4.01 with an Echo value that is good for their address only, for the period that it was made in and the next one (RFC
+// 9175).
 func TestAmplification(t *testing.T) {
 	config := map[string]any{"resources": []any{
 		map[string]any{"path": "long", "value": strings.Repeat("v", 1000)}, map[string]any{"path": "short", "value": "v"}}}

@@ -31,8 +31,8 @@ func ParsePath(path string) ([]string, error) {
 	return segments, nil
 }
 
-// encodePath is what a request has as Uri-Path options, the first one with its delta taken off: each segment's length, then
-// the segment. A length has only one encoding, so that equal paths are equal bytes.
+// encodePath is what a request has as Uri-Path options, the first one with its delta taken off: each segment's length,
+// then the segment. A length has only one encoding, so that equal paths are equal bytes.
 func encodePath(segments []string) []byte {
 	out := []byte{}
 	for _, s := range segments {

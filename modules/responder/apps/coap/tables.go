@@ -88,9 +88,9 @@ func (t *table) put(resource uint32, v *Value) error {
 	return nil
 }
 
-// announce stores n before all that is written afterwards. A store by itself orders what was written before it only: on processors with
-// weak memory ordering (arm64) the first bytes of the value could be seen before it. The load of what was stored waits for it, and all
-// that follows waits for the load: sync/atomic is sequentially consistent.
+// announce stores n before all that is written afterwards. A store by itself orders what was written before it only: on
+// processors with weak memory ordering (arm64) the first bytes of the value could be seen before it. The load of what
+// was stored waits for it, and all that follows waits for the load: sync/atomic is sequentially consistent.
 func announce(to *atomic.Uint32, n uint32) {
 	to.Store(n)
 	to.Load()

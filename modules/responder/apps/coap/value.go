@@ -20,8 +20,8 @@ type Value struct {
 	Expires time.Duration
 }
 
-// newValue makes a value with the entity tag of its content: the same content is the same representation, also when it was
-// another one meanwhile.
+// newValue makes a value with the entity tag of its content: the same content is the same representation, also when it
+// was another one meanwhile.
 func newValue(data []byte, format int, maxAge uint32, expires time.Duration) *Value {
 	h := sha256.New()
 	_ = binary.Write(h, binary.BigEndian, int32(format))
@@ -104,7 +104,8 @@ func (k *kernelValue) value() *Value {
 	if k.Set == 0 {
 		return nil
 	}
-	v := &Value{Data: k.Data[:k.Len:k.Len], Format: int(k.Format), ETag: k.ETag, MaxAge: k.MaxAge, Expires: time.Duration(k.Expires)}
+	v := &Value{Data: k.Data[:k.Len:k.Len], Format: int(k.Format), ETag: k.ETag, MaxAge: k.MaxAge,
+		Expires: time.Duration(k.Expires)}
 	if k.Format == noFormat {
 		v.Format = -1
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package speedlimit is the road sign: it keeps what its data plane answers up to date, and lets user space read and change
-// the number of cars in range.
+// Package speedlimit is the road sign: it keeps what its data plane answers up to date, and lets user space read and
+// change the number of cars in range.
 package speedlimit
 
 import (
@@ -69,7 +69,8 @@ func (speedlimit) Compile(l app.Listener) (app.Service, error) {
 	if c.Recompute != "change" {
 		every, err := time.ParseDuration(c.Recompute)
 		if err != nil || every < time.Millisecond {
-			return nil, &sdk.ConfigError{Field: "recompute", Reason: fmt.Sprintf("%q is neither change nor an interval of at least 1ms such as 1s", c.Recompute)}
+			return nil, &sdk.ConfigError{Field: "recompute",
+				Reason: fmt.Sprintf("%q is neither change nor an interval of at least 1ms such as 1s", c.Recompute)}
 		}
 		s.every = every
 	}
@@ -150,7 +151,8 @@ func readGiven(m sdk.Maps, slot uint32) (g given, err error) {
 
 func writeGiven(m sdk.Maps, slot uint32, g given) error { return m.Put(mapGiven, slot, g) }
 
-// Run implements app.Runner: it computes the limits of mixed listeners, once each interval or when their count has changed.
+// Run implements app.Runner: it computes the limits of mixed listeners, once each interval or when their count has
+// changed.
 func (a speedlimit) Run(ctx context.Context, live app.Live) {
 	mixed := map[uint32]*service{}
 	next := map[uint32]time.Time{}

@@ -56,7 +56,8 @@ func (m *Module) add(ctx context.Context, cars int64) *speedlimit.State {
 func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, retry)
 	defer cancel()
-	r, err := http.NewRequestWithContext(ctx, http.MethodPut, m.base+"state/"+url.PathEscape(m.listener), bytes.NewReader([]byte(body)))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPut, m.base+"state/"+url.PathEscape(m.listener),
+		bytes.NewReader([]byte(body)))
 	if err != nil {
 		return nil, err
 	}
@@ -75,8 +76,8 @@ func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error
 	return &a.State, nil
 }
 
-// follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun again: states are totals,
-// so that nothing is missed. again: the state is the first of another stream.
+// follow gives the states that the module tells to learn, until ctx ends. A stream that ends is begun again: states are
+// totals, so that nothing is missed. again: the state is the first of another stream.
 func (m *Module) follow(ctx context.Context, learn func(_ context.Context, _ speedlimit.State, again bool)) {
 	another := false
 	for ctx.Err() == nil {

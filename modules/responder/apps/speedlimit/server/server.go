@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package server is the road sign's ordinary server, which answers from a socket what the kernel does not. It runs with and
-// without the module, unchanged and on the same port; where there is one, it learns from the module's events what was answered
-// in the kernel, and tells it of the requests that came up here.
+// Package server is the road sign's ordinary server, which answers from a socket what the kernel does not. It runs with
+// and without the module, unchanged and on the same port; where there is one, it learns from the module's events what
+// was answered in the kernel, and tells it of the requests that came up here.
 package server
 
 import (
@@ -133,8 +133,8 @@ func (s *Server) count(ctx context.Context, add int64) int64 {
 	return s.cars
 }
 
-// learn takes over what the module tells, and tells it what it does not know: of a module that has begun again, which may be if it is
-// listened to again, everything. Else what is older than known was overtaken by an answer.
+// learn takes over what the module tells, and tells it what it does not know: of a module that has begun again, which
+// may be if it is listened to again, everything. Else what is older than known was overtaken by an answer.
 func (s *Server) learn(ctx context.Context, state speedlimit.State, again bool) {
 	s.mu.Lock()
 	ahead := s.ahead

@@ -8,7 +8,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
-// A state that arrives after a later response does not mean that the module has restarted: all cars are not reported again.
+// A state that arrives after a later response does not mean that the module has restarted: all cars are not reported
+// again.
 func TestOvertakenStateIsPassedOver(t *testing.T) {
 	s := New(nil) // which to tell anything of would not survive
 	s.cars, s.kernel = 65, speedlimit.State{Cars: 65, Answered: 60}
