@@ -72,7 +72,7 @@ func (r *Recovery) Error() string {
 type Store struct {
 	mu       sync.Mutex
 	db       *bbolt.DB
-	broken   error // bbolt met damage while the file was open, and may hold a lock for ever
+	broken   error // bbolt met damage while the file was open, and may never release its lock
 	readOnly bool
 	recovery *Recovery
 }
