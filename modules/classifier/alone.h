@@ -11,7 +11,7 @@ struct frame {
 };
 
 SEC("xdp")
-int cls_evaluate_now(struct xdp_md *ctx)
+int decide(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
 	struct cls_scratch *s = cls_scratch();

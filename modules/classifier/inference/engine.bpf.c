@@ -6,7 +6,7 @@
  * source, then the model. */
 #include "../alone.h"
 
-/* Inference and nothing else, of the features that judge left. */
+/* Inference and nothing else, of the features that decide left. */
 SEC("xdp")
 int infer(struct xdp_md *ctx)
 {

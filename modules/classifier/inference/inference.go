@@ -68,7 +68,7 @@ func (k *Kernel) Decide(features []int64) (d model.Decision, err error) {
 		binary.NativeEndian.PutUint64(k.frame[8*i:], uint64(v))
 	}
 	out := make([]byte, len(k.frame))
-	action, err := k.coll.Programs["judge"].Run(&ebpf.RunOptions{Data: k.frame, DataOut: out, Repeat: 1})
+	action, err := k.coll.Programs["decide"].Run(&ebpf.RunOptions{Data: k.frame, DataOut: out, Repeat: 1})
 	if err != nil {
 		return d, fmt.Errorf("test run: %w", err)
 	}

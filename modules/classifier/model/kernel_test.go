@@ -57,7 +57,7 @@ func (k *kernel) run(features []int64) (Decision, bool) {
 		binary.NativeEndian.PutUint64(k.opts.Data[8*i:], uint64(f))
 	}
 	k.opts.DataOut = k.opts.DataOut[:cap(k.opts.DataOut)]
-	ret, err := k.coll.Programs["judge"].Run(&k.opts)
+	ret, err := k.coll.Programs["decide"].Run(&k.opts)
 	if err != nil || ret == 0 {
 		k.t.Fatalf("test run: %d, %v", ret, err)
 	}
