@@ -4,12 +4,10 @@ package agent
 
 import (
 	"maps"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -113,8 +111,4 @@ func (a *Agent) collectOutcomes(out *promtext.Set) {
 			}
 		}
 	}
-}
-
-func sortedPoints[V any](m map[chain.Point]V) []chain.Point {
-	return slices.SortedFunc(maps.Keys(m), chain.Point.Compare)
 }
