@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
-/* The fixed parts of every chain. The agent links them with the modules: a generated entry calls kerb_head, then each
- * module, and kerb_verdict only when a module says something other than NEXT (internal/dataplane/link.go). All of them
- * become static functions, which the verifier checks in the caller's context: that is why packet pointers in the context
- * stay usable from one module to the next. Functions that take numbers only, as the stages of the parser do, stay
- * global. Compiled once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */
+/* The fixed parts of every chain. The agent links them with the modules: a generated entry calls
+ * kerb_head, then each module, and kerb_verdict only when a module says something other than NEXT
+ * (internal/dataplane/link.go). All of them become static functions, which the verifier checks in
+ * the caller's context: that is why packet pointers in the context stay usable from one module to
+ * the next. Functions that take numbers only, as the stages of the parser do, stay global. Compiled
+ * once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */
 #define KERB_PARSE_STAGE __noinline
 #include <kerb/types.h>
 #include <kerb/parse.h>
@@ -81,7 +82,8 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	return 0;
 }
 
-/* Parses what a program that was not made for Kerb has left of the packet, for the modules behind it (internal/pkgs/foreign.go). */
+/* Parses what a program that was not made for Kerb has left of the packet, for the modules behind
+ * it (internal/pkgs/foreign.go). */
 SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 {
 	__u32 tags;
@@ -96,8 +98,8 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 #define KERB_CALL_TC_EGRESS   (1 << 1)
 #define KERB_CALL_VETH	      (1 << 2) /* on XDP */
 
-/* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if that has XDP too, a
- * redirect also if it has GRO (veth_xdp_flush, veth_xdp_xmit). */
+/* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if
+ * that has XDP too, a redirect also if it has GRO (veth_xdp_flush, veth_xdp_xmit). */
 static __always_inline int reply(const struct kerb_pkt *pkt, __u32 call)
 {
 #ifdef KERB_HOOK_XDP
@@ -113,7 +115,8 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 	return pkt->to_flags & KERB_TO_MAP ? XDP_REDIRECT : bpf_redirect(pkt->to_ifindex, 0);
 #else
 	if (pkt->to_flags & KERB_TO_PEER) {
-		if (ctx->pkt_type != PACKET_HOST) /* else the stack there treats it as PACKET_OTHERHOST */
+		/* else the stack there treats it as PACKET_OTHERHOST */
+		if (ctx->pkt_type != PACKET_HOST)
 			bpf_skb_change_type(ctx, PACKET_HOST);
 		return bpf_redirect_peer(pkt->to_ifindex, 0);
 	}
@@ -123,15 +126,17 @@ static __always_inline int redirect(kerb_ctx *ctx, const struct kerb_pkt *pkt)
 #endif
 }
 
-/* Key of the drops by interface; the value is a __u64. The agent reads it (internal/dataplane/drops.go). */
+/* Key of the drops by interface; the value is a __u64. The agent reads it
+ * (internal/dataplane/drops.go). */
 struct kerb_drop_key {
 	__u32 ifindex;
 	__u32 reason;
 };
 
-/* Counts in the module's own maps: all by reason, and by interface as far as there is room. The key is written as one word: the
- * verifier takes a slot of the stack that is written by halves for one that was read before, and then keeps states of the modules
- * apart that differ in nothing but what is left there: four times as many for the firewall. */
+/* Counts in the module's own maps: all by reason, and by interface as far as there is room. The key
+ * is written as one word: the verifier takes a slot of the stack that is written by halves for one
+ * that was read before, and then keeps states of the modules apart that differ in nothing but what
+ * is left there: four times as many for the firewall. */
 static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifindex, __u32 reason)
 {
 	union {
@@ -150,11 +155,13 @@ static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifin
 	if (n)
 		*n += 1;
 	else
-		bpf_map_update_elem(by_ifindex, &u, &one, BPF_ANY); /* of a per-CPU map: the value of this CPU only */
+		/* of a per-CPU map: the value of this CPU only */
+		bpf_map_update_elem(by_ifindex, &u, &one, BPF_ANY);
 }
 
 /* Turns a module's verdict into the hook's action, and counts drops. */
-SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
+SEC("kerb/verdict")
+int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
 {
 	kerb_ctx *ctx = pkt->ctx;
 
@@ -166,11 +173,13 @@ SEC("kerb/verdict") int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *
 		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
 		return call & KERB_CALL_FAIL_CLOSED ? KERB_ACT_DROP : KERB_GO_ON;
 	}
-	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
+	count_drop(drops, by_ifindex, pkt->ifindex,
+		   pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
 	return KERB_ACT_DROP;
 }
 
-/* What `kerb trace` looks for; a zero stands for anything. Written by the agent before the traced chain runs. */
+/* What `kerb trace` looks for; a zero stands for anything. Written by the agent before the traced
+ * chain runs. */
 struct kerb_trace_filter {
 	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
 	__u8 family;   /* of addr: 4, 6, or 0 */
@@ -180,7 +189,8 @@ struct kerb_trace_filter {
 	__u64 lost; /* events for which the ring buffer had no room */
 };
 
-#define KERB_TRACE_HEAD 0xff /* position of a packet's first event: as it came in, before any module */
+/* position of a packet's first event: as it came in, before any module */
+#define KERB_TRACE_HEAD 0xff
 
 /* A packet at the head of the chain, or after a module's verdict. */
 struct kerb_trace_event {
@@ -205,7 +215,8 @@ struct kerb_trace_event {
 	__u8 saddr[16], daddr[16];
 };
 
-/* The packet that a CPU's chain is working on. Not on the stack of the chain, as parts of a split chain do not share it. */
+/* The packet that a CPU's chain is working on. Not on the stack of the chain, as parts of a split
+ * chain do not share it. */
 struct kerb_traced {
 	__u64 packets; /* so far */
 	__u64 wanted;  /* whether the filter matched the last of them */
@@ -249,8 +260,10 @@ union trace_what {
 	__u64 all;
 };
 
-/* Reads what a module may have made of the headers. l4 is right as long as nothing was put before it; else it is worked out. */
-static __always_inline __u32 trace_ip(const void *data, const void *end, union trace_where w, __u32 l4, struct kerb_trace_event *e)
+/* Reads what a module may have made of the headers. l4 is right as long as nothing was put before
+ * it; else it is worked out. */
+static __always_inline __u32 trace_ip(const void *data, const void *end, union trace_where w,
+				      __u32 l4, struct kerb_trace_event *e)
 {
 	const void *l3 = data + (w.l3 & KERB_MAX_HDRS);
 	const struct ipv6hdr *ip6 = l3;
@@ -276,7 +289,8 @@ static __always_inline __u32 trace_ip(const void *data, const void *end, union t
 	return w.family == 6 ? l4 : w.l3 + sizeof(*ip6);
 }
 
-static __always_inline void trace_l4(const void *data, const void *end, __u32 off, struct kerb_trace_event *e)
+static __always_inline void trace_l4(const void *data, const void *end, __u32 off,
+				     struct kerb_trace_event *e)
 {
 	const void *l4 = data + (off & KERB_MAX_HDRS);
 	const __u8 *byte = l4;
@@ -302,7 +316,8 @@ static __always_inline int same_address(const __u8 *a, const __u8 *b)
 	return x[0] == y[0] && x[1] == y[1];
 }
 
-static __always_inline int trace_wanted(const struct kerb_trace_filter *f, const struct kerb_trace_event *e)
+static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
+					const struct kerb_trace_event *e)
 {
 	if (f->proto && f->proto != e->proto)
 		return 0;
@@ -313,8 +328,9 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f, const
 	return !f->family || same_address(f->addr, e->saddr) || same_address(f->addr, e->daddr);
 }
 
-/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the context of each module. The
- * caller has no branches, after each of which the verifier would walk the modules again. */
+/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
+ * context of each module. The caller has no branches, after each of which the verifier would walk
+ * the modules again. */
 __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 verdict)
 {
 	struct kerb_trace_event e __attribute__((aligned(8))) = {};
@@ -323,7 +339,8 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	__u32 zero = 0;
 	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
 	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &zero);
-	void *data = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
+	void *data = (void *)kerb_ctx_field(ctx, data),
+	     *end = (void *)kerb_ctx_field(ctx, data_end);
 
 	if (!packet || !f || (did.position != KERB_TRACE_HEAD && !packet->wanted))
 		return 0;
@@ -364,22 +381,30 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	return 0;
 }
 
-/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not pay for it. */
+/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not
+ * pay for it. */
 SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 {
-	union trace_where w = {
-		.l3 = pkt->l3, .l4 = pkt->l4, .family = pkt->family, .proto = pkt->proto, .flags = pkt->flags, .outcome = pkt->outcome};
+	union trace_where w = { .l3 = pkt->l3,
+				.l4 = pkt->l4,
+				.family = pkt->family,
+				.proto = pkt->proto,
+				.flags = pkt->flags,
+				.outcome = pkt->outcome };
 	union trace_what did = {.chain = chain, .position = KERB_TRACE_HEAD};
 
 	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT);
 	return 0;
 }
 
-/* Called after each module. It reads nothing of the packet context that the head has written: else the verifier would walk
- * the modules once for each way through the parser. */
+/* Called after each module. It reads nothing of the packet context that the head has written: else
+ * the verifier would walk the modules once for each way through the parser. */
 SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain)
 {
-	union trace_what did = {.to_ifindex = pkt->to_ifindex, .chain = chain, .position = position, .reason = pkt->reason};
+	union trace_what did = { .to_ifindex = pkt->to_ifindex,
+				 .chain = chain,
+				 .position = position,
+				 .reason = pkt->reason };
 
 	kerb_trace_event(pkt->ctx, 0, did.all, verdict);
 	return 0;

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* Delivery of time-critical packets by a kernel module, the other method alongside eBPF: a netfilter hook at the ingress of a
- * device copies what a class matches into a ring that the program has mapped. A class lives as long as its open file: the
- * module cannot be removed under it, and a program that ends, however it ends, leaves nothing behind. */
+/* Delivery of time-critical packets by a kernel module, the other method alongside eBPF: a
+ * netfilter hook at the ingress of a device copies what a class matches into a ring that the
+ * program has mapped. A class lives as long as its open file: the module cannot be removed under
+ * it, and a program that ends, however it ends, leaves nothing behind. */
 #include <linux/capability.h>
 #include <linux/if_arp.h>
 #include <linux/if_vlan.h>
@@ -48,10 +49,12 @@ static u32 flags_of(const struct icpt_class *c, const struct sk_buff *skb, const
 	flags |= h->fragment ? ICPT_FRAGMENT : 0;
 	flags |= h->whole_l4 ? ICPT_L4 : 0;
 	flags |= skb_is_gso(skb) ? ICPT_SEGMENTS : 0;
-	return flags | (skb_vlan_tag_present(skb) ? (u32)skb_vlan_tag_get(skb) << ICPT_TCI_SHIFT : 0);
+	return flags |
+	       (skb_vlan_tag_present(skb) ? (u32)skb_vlan_tag_get(skb) << ICPT_TCI_SHIFT : 0);
 }
 
-static void fill(const struct icpt_class *c, struct icpt_record *r, const struct sk_buff *skb, const struct headers *h, u64 now)
+static void fill(const struct icpt_class *c, struct icpt_record *r, const struct sk_buff *skb,
+		 const struct headers *h, u64 now)
 {
 	*r = (struct icpt_record){
 		.seq = c->seq,
@@ -72,7 +75,8 @@ static void fill(const struct icpt_class *c, struct icpt_record *r, const struct
 }
 
 /* deliver puts a packet into the ring if there is room. Under the ring's lock. */
-static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h, u64 now)
+static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struct headers *h,
+		    u64 now)
 {
 	struct icpt_record header, *r;
 
@@ -89,7 +93,8 @@ static bool deliver(struct icpt_class *c, const struct sk_buff *skb, const struc
 	return true;
 }
 
-/* stalled reports that a program lets records wait for longer than it may: then nothing is stolen from the stack. */
+/* stalled reports that a program lets records wait for longer than it may: then nothing is stolen
+ * from the stack. */
 static bool stalled(struct icpt_class *c, u64 now)
 {
 	u64 position = ring_position(&c->ring);
@@ -98,10 +103,12 @@ static bool stalled(struct icpt_class *c, u64 now)
 		c->seen = position;
 		c->moved = now;
 	}
-	return steals(c) && now > c->moved && now - c->moved > c->rule.watchdog; /* another CPU may have set moved since now */
+	/* another CPU may have set moved since now */
+	return steals(c) && now > c->moved && now - c->moved > c->rule.watchdog;
 }
 
-/* What finds no room passes to the stack even if it was to be stolen: a program that does not read cannot starve the stack. */
+/* What finds no room passes to the stack even if it was to be stolen: a program that does not read
+ * cannot starve the stack. */
 static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hook_state *state)
 {
 	u64 now = ktime_get_mono_fast_ns(); /* the clock of bpf_ktime_get_ns */
@@ -124,8 +131,8 @@ static unsigned int receive(void *priv, struct sk_buff *skb, const struct nf_hoo
 
 static int check(const struct icpt_rule *rule)
 {
-	if ((rule->action != ICPT_COPY && rule->action != ICPT_STEAL) || rule->pattern_len > ICPT_PATTERN ||
-	    rule->first_port > rule->last_port)
+	if ((rule->action != ICPT_COPY && rule->action != ICPT_STEAL) ||
+	    rule->pattern_len > ICPT_PATTERN || rule->first_port > rule->last_port)
 		return -EINVAL;
 	return rule->family && rule->family != 4 && rule->family != 6 ? -EINVAL : 0;
 }
@@ -138,8 +145,12 @@ static int hook_up(struct icpt_class *c, struct net *net)
 
 	if (!dev || dev->type != ARPHRD_ETHER)
 		return dev ? -EOPNOTSUPP : -ENODEV;
-	c->hook = (struct nf_hook_ops){ .hook = receive, .priv = c, .dev = dev, .pf = NFPROTO_NETDEV,
-		.hooknum = NF_NETDEV_INGRESS, .priority = INT_MIN };
+	c->hook = (struct nf_hook_ops){ .hook = receive,
+					.priv = c,
+					.dev = dev,
+					.pf = NFPROTO_NETDEV,
+					.hooknum = NF_NETDEV_INGRESS,
+					.priority = INT_MIN };
 	err = nf_register_net_hook(net, &c->hook);
 	if (err)
 		return err;
@@ -229,7 +240,8 @@ static __poll_t icpt_poll(struct file *file, poll_table *table)
 	if (!smp_load_acquire(&c->ready))
 		return EPOLLERR;
 	poll_wait(file, &c->ring.wait, table);
-	return (ring_has_data(&c->ring) ? EPOLLIN | EPOLLRDNORM : 0) | (READ_ONCE(c->dev) ? 0 : EPOLLHUP);
+	return (ring_has_data(&c->ring) ? EPOLLIN | EPOLLRDNORM : 0) |
+	       (READ_ONCE(c->dev) ? 0 : EPOLLHUP);
 }
 
 static int icpt_open(struct inode *inode, struct file *file)
@@ -275,7 +287,8 @@ static struct miscdevice device = {
 	.mode = 0600,
 };
 
-/* A device that goes, or leaves its namespace, takes its hooks along; the program is notified by EPOLLHUP. Under rtnl. */
+/* A device that goes, or leaves its namespace, takes its hooks along; the program is notified by
+ * EPOLLHUP. Under rtnl. */
 static int device_event(struct notifier_block *block, unsigned long event, void *info)
 {
 	struct net_device *dev = netdev_notifier_info_to_dev(info);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What programs see of the kernel module: an open /dev/kerb-intercept is one class, made by ICPT_ATTACH. Its ring is mapped like
- * that of a BPF ring buffer map: at offset 0 the consumer's page, writable; behind it, read only, the producer's page and the
- * data twice in a row. Behind all that is the page of its struct icpt_state, writable. What is in the ring and in the page,
- * and how one waits, is documented in modules/intercept/record.h; but behind a record's header there are caplen bytes and no step. */
+/* What programs see of the kernel module: an open /dev/kerb-intercept is one class, made by
+ * ICPT_ATTACH. Its ring is mapped like that of a BPF ring buffer map: at offset 0 the consumer's
+ * page, writable; behind it, read only, the producer's page and the data twice in a row. Behind all
+ * that is the page of its struct icpt_state, writable. What is in the ring and in the page, and how
+ * one waits, is documented in modules/intercept/record.h; but behind a record's header there are
+ * caplen bytes and no step. */
 #pragma once
 
 #include <linux/ioctl.h>

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Where a packet's headers are, and whether a class wants it. Offsets are from skb->data, the network header. */
+/* Where a packet's headers are, and whether a class wants it. Offsets are from skb->data, the
+ * network header. */
 #pragma once
 
 #include <linux/ip.h>
@@ -59,7 +60,9 @@ static bool parse_l4(const struct sk_buff *skb, struct headers *h)
 	h->payload = h->l4;
 	if (h->later_fragment || (h->protocol != IPPROTO_UDP && h->protocol != IPPROTO_TCP))
 		return true;
-	l4 = skb_header_pointer(skb, h->l4, h->protocol == IPPROTO_TCP ? sizeof(*l4) : sizeof(struct udphdr), &buffer);
+	l4 = skb_header_pointer(skb, h->l4,
+				h->protocol == IPPROTO_TCP ? sizeof(*l4) : sizeof(struct udphdr),
+				&buffer);
 	if (!l4)
 		return false;
 	h->whole_l4 = true;
@@ -92,13 +95,16 @@ static bool has_pattern(const struct icpt_rule *rule, const struct sk_buff *skb,
 	return bytes && !differs;
 }
 
-static bool matches(const struct icpt_rule *rule, const struct sk_buff *skb, const struct headers *h)
+static bool matches(const struct icpt_rule *rule, const struct sk_buff *skb,
+		    const struct headers *h)
 {
-	if ((rule->family && rule->family != h->family) || (rule->protocol && rule->protocol != h->protocol))
+	if ((rule->family && rule->family != h->family) ||
+	    (rule->protocol && rule->protocol != h->protocol))
 		return false;
 	if (!rule->last_port && !rule->pattern_len)
 		return true;
-	if (h->later_fragment || (rule->last_port && (h->port < rule->first_port || h->port > rule->last_port)))
+	if (h->later_fragment ||
+	    (rule->last_port && (h->port < rule->first_port || h->port > rule->last_port)))
 		return false;
 	return has_pattern(rule, skb, h->payload);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The ring between the kernel and a program, laid out as the kernel's own kernel/bpf/ringbuf.c lays out a BPF ring buffer,
- * so that one library reads both. */
+/* The ring between the kernel and a program, laid out as the kernel's own kernel/bpf/ringbuf.c lays
+ * out a BPF ring buffer, so that one library reads both. */
 #pragma once
 
 #include <linux/bpf.h>
@@ -19,7 +19,8 @@ struct ring {
 	struct page **pages;
 	unsigned long n_data; /* pages of data, without consumer, producer and state */
 	u64 mask;
-	/* Mapped into the program: consumer and state for writing, so that nothing there may be trusted. */
+	/* Mapped into the program: consumer and state for writing, so that nothing there may be
+	 * trusted. */
 	u64 *consumer;
 	u64 *producer;
 	u8 *data;
@@ -48,7 +49,8 @@ static void ring_free(struct ring *r)
 static int ring_map(struct ring *r)
 {
 	for (unsigned long i = 0; i < ring_pages(r); i++) {
-		r->pages[i] = is_repeat(r, i) ? r->pages[i - r->n_data] : alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
+		r->pages[i] = is_repeat(r, i) ? r->pages[i - r->n_data]
+					      : alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 		if (!r->pages[i])
 			return -ENOMEM;
 	}
@@ -82,19 +84,22 @@ static int ring_init(struct ring *r, u32 size)
 
 static u64 ring_position(const struct ring *r) { return smp_load_acquire(r->consumer); }
 
-/* ring_reserve returns where a record of so many bytes goes, NULL if there is no room. The lock is held until ring_commit.
- * The program writes the consumer position: it may be ahead of the producer, or so far behind that the ring is more than full.
- * Both give no room, as does a record that is longer than the ring. */
+/* ring_reserve returns where a record of so many bytes goes, NULL if there is no room. The lock is
+ * held until ring_commit. The program writes the consumer position: it may be ahead of the
+ * producer, or so far behind that the ring is more than full. Both give no room, as does a record
+ * that is longer than the ring. */
 static void *ring_reserve(struct ring *r, u32 size)
 {
-	u64 total = round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8), used = r->written - ring_position(r);
+	u64 total = round_up((u64)size + BPF_RINGBUF_HDR_SZ, 8),
+	    used = r->written - ring_position(r);
 
 	if (total > r->mask || used > r->mask || used + total > r->mask)
 		return NULL;
 	return r->data + (r->written & r->mask) + BPF_RINGBUF_HDR_SZ;
 }
 
-/* ring_commit shows the program what ring_reserve has given out, and wakes it if it says that it waits. */
+/* ring_commit shows the program what ring_reserve has given out, and wakes it if it says that it
+ * waits. */
 static void ring_commit(struct ring *r, u32 size)
 {
 	u32 *header = (void *)(r->data + (r->written & r->mask));
@@ -110,7 +115,10 @@ static void ring_commit(struct ring *r, u32 size)
 	}
 }
 
-static bool ring_has_data(const struct ring *r) { return ring_position(r) != smp_load_acquire(r->producer); }
+static bool ring_has_data(const struct ring *r)
+{
+	return ring_position(r) != smp_load_acquire(r->producer);
+}
 
 /* Writable are the consumer's page and the state's. */
 static int ring_mmap(struct ring *r, struct vm_area_struct *vma)
@@ -118,7 +126,8 @@ static int ring_mmap(struct ring *r, struct vm_area_struct *vma)
 	unsigned long state = ((void *)r->state - (void *)r->consumer) / PAGE_SIZE;
 
 	if (vma->vm_flags & VM_WRITE) {
-		if ((vma->vm_pgoff && vma->vm_pgoff != state) || vma->vm_end - vma->vm_start != PAGE_SIZE)
+		if ((vma->vm_pgoff && vma->vm_pgoff != state) ||
+		    vma->vm_end - vma->vm_start != PAGE_SIZE)
 			return -EPERM;
 	} else {
 #if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 3, 0)

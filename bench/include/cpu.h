@@ -44,8 +44,8 @@ struct attributes {
 	uint64_t runtime, deadline, period;
 };
 
-/* lead_session has a session of the process's own go before others, where each is a group for the scheduler (autogroup): nice counts
- * within it only. */
+/* lead_session has a session of the process's own go before others, where each is a group for the
+ * scheduler (autogroup): nice counts within it only. */
 static inline void lead_session(void)
 {
 	FILE *f = getsid(0) == getpid() ? fopen("/proc/self/autogroup", "w") : NULL;
@@ -56,8 +56,9 @@ static inline void lead_session(void)
 	fclose(f);
 }
 
-/* hurry gives this process and its children priority over the machine's other work, which is not measured: by weight, and by
- * a shorter slice (Linux 6.12), so that they preempt other tasks as soon as they wake up. */
+/* hurry gives this process and its children priority over the machine's other work, which is not
+ * measured: by weight, and by a shorter slice (Linux 6.12), so that they preempt other tasks as
+ * soon as they wake up. */
 static inline void hurry(void)
 {
 	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };

@@ -72,8 +72,8 @@ static inline void print_times(const struct histogram *h)
 	printf("\"max\":%.3f,\"stddev\":%.3f,", h->longest / 1e3, sqrt(fmax(variance, 0)) / 1e3);
 }
 
-/* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many us (first) and above the bin
- * before, four bins for each doubling. */
+/* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many
+ * us (first) and above the bin before, four bins for each doubling. */
 static inline void print_bins(const struct histogram *h)
 {
 	const char *comma = "";

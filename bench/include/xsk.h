@@ -36,17 +36,22 @@ static inline void set_ring(int option)
 
 static inline struct ring map_ring(const struct xdp_ring_offset *o, off_t at, size_t entry)
 {
-	uint8_t *p = mmap(NULL, o->desc + RING * entry, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd, at);
+	uint8_t *p = mmap(NULL, o->desc + RING * entry, PROT_READ | PROT_WRITE,
+			  MAP_SHARED | MAP_POPULATE, fd, at);
 
 	if (p == MAP_FAILED)
 		die("map ring");
-	return (struct ring){ (void *)(p + o->producer), (void *)(p + o->consumer), (void *)(p + o->flags), p + o->desc };
+	return (struct ring){ (void *)(p + o->producer), (void *)(p + o->consumer),
+			      (void *)(p + o->flags), p + o->desc };
 }
 
 static inline void open_umem(void)
 {
-	umem = mmap(NULL, FRAMES * FRAME, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
-	struct xdp_umem_reg reg = { .addr = (uintptr_t)umem, .len = FRAMES * FRAME, .chunk_size = FRAME };
+	umem = mmap(NULL, FRAMES * FRAME, PROT_READ | PROT_WRITE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	struct xdp_umem_reg reg = { .addr = (uintptr_t)umem,
+				    .len = FRAMES * FRAME,
+				    .chunk_size = FRAME };
 
 	if (umem == MAP_FAILED || setsockopt(fd, SOL_XDP, XDP_UMEM_REG, &reg, sizeof(reg)))
 		die("frames");
@@ -104,7 +109,8 @@ static inline void xsk_open(const char *device, int map)
 	open_umem();
 	open_rings();
 	for (int tries = 0; bind(fd, (void *)&at, sizeof(at)); tries++) {
-		if (errno != EBUSY || tries == 1000) /* the kernel takes its time to let go of one before */
+		/* the kernel takes its time to let go of one before */
+		if (errno != EBUSY || tries == 1000)
 			die("bind");
 		usleep(1000);
 	}

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What takes T1 for the receivers that are compared with the intercept module: `stamp` writes it into the packet and has the
- * stack continue, `to_socket` hands the packet to an AF_XDP socket, `to_array` is the original's way, a copy in an array that
- * user space polls. IPv4 without options, and UDP without checksum, to the server's port. */
+/* What takes T1 for the receivers that are compared with the intercept module: `stamp` writes it
+ * into the packet and has the stack continue, `to_socket` hands the packet to an AF_XDP socket,
+ * `to_array` is the original's way, a copy in an array that user space polls. IPv4 without options,
+ * and UDP without checksum, to the server's port. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -44,8 +45,9 @@ static __always_inline struct frame *ours(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
 
-	if ((void *)(f + 1) > (void *)(long)ctx->data_end || f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 ||
-	    f->ip.version != 4 || f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
+	if ((void *)(f + 1) > (void *)(long)ctx->data_end ||
+	    f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 || f->ip.version != 4 ||
+	    f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
 		return 0;
 	return f;
 }
@@ -85,7 +87,8 @@ int to_array(struct xdp_md *ctx)
 
 	if (!s || len > ARRAY_DATA)
 		return XDP_DROP;
-	len = ((len - 1) & (ARRAY_DATA - 1)) + 1; /* what the verifier knows of it: 1 to ARRAY_DATA */
+	/* what the verifier knows of it: 1 to ARRAY_DATA */
+	len = ((len - 1) & (ARRAY_DATA - 1)) + 1;
 	if (bpf_xdp_load_bytes(ctx, 0, s->data, len))
 		return XDP_DROP;
 	s->arrived = now;

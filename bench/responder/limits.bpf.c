@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What the responder is measured against in the kernel: `reflect` answers at the driver with nothing but the turn of the
- * headers, the limit; `to_socket` hands requests to an AF_XDP server; `drop` ends them, which leaves the client's own cost.
- * Those look for IPv4 without options and UDP to the server's port. `pass` is the other end's. */
+/* What the responder is measured against in the kernel: `reflect` answers at the driver with
+ * nothing but the turn of the headers, the limit; `to_socket` hands requests to an AF_XDP server;
+ * `drop` ends them, which leaves the client's own cost. Those look for IPv4 without options and UDP
+ * to the server's port. `pass` is the other end's. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/in.h>
@@ -35,8 +36,9 @@ static __always_inline struct frame *request(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
 
-	if ((void *)(f + 1) > (void *)(long)ctx->data_end || f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 ||
-	    f->ip.version != 4 || f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
+	if ((void *)(f + 1) > (void *)(long)ctx->data_end ||
+	    f->eth.h_proto != bpf_htons(ETH_P_IP) || f->ip.ihl != 5 || f->ip.version != 4 ||
+	    f->ip.protocol != IPPROTO_UDP || f->udp.dest != bpf_htons(server_port))
 		return 0;
 	return f;
 }

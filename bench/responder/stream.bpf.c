@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The speed limit over TCP, answered on the socket's own way in (Linux 5.13): segments that hold whole requests and nothing
- * else become the replies and go out of the same socket. The first that does not leaves the connection to the server, for
- * good, since from then on this program does not know where a request begins, nor what the server has yet to answer. No
- * stream parser cuts requests out: programs see a segment's first bytes, whichever request of it they are asked about. */
+/* The speed limit over TCP, answered on the socket's own way in (Linux 5.13): segments that hold
+ * whole requests and nothing else become the replies and go out of the same socket. The first that
+ * does not leaves the connection to the server, for good, since from then on this program does not
+ * know where a request begins, nor what the server has yet to answer. No stream parser cuts
+ * requests out: programs see a segment's first bytes, whichever request of it they are asked
+ * about. */
 #include <linux/bpf.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -42,7 +44,8 @@ static __always_inline int all_requests(struct __sk_buff *skb)
 	struct message *m = (void *)(long)skb->data;
 
 	for (int i = 0; i < MOST_REQUESTS && i * sizeof(*m) < skb->len; i++, m++)
-		if ((void *)(m + 1) > (void *)(long)skb->data_end || m->op != GET_SPEED_LIMIT || m->value)
+		if ((void *)(m + 1) > (void *)(long)skb->data_end || m->op != GET_SPEED_LIMIT ||
+		    m->value)
 			return 0;
 	return skb->len && skb->len <= MOST_REQUESTS * sizeof(*m);
 }
@@ -61,7 +64,8 @@ int verdict(struct __sk_buff *skb)
 	}
 	struct message *m = (void *)(long)skb->data;
 
-	for (int i = 0; i < MOST_REQUESTS && (void *)(m + 1) <= (void *)(long)skb->data_end; i++, m++) {
+	for (int i = 0; i < MOST_REQUESTS && (void *)(m + 1) <= (void *)(long)skb->data_end;
+	     i++, m++) {
 		m->op = REPLY;
 		m->value = LIMIT;
 	}

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/* intercept-log MODULE CLASS: writes a line for each packet of a class, and how the class does when it ends.
+/* intercept-log MODULE CLASS: writes a line for each packet of a class, and how the class does when
+ * it ends.
  *
  *	make -C lib/intercept
- *	cc -Ilib/intercept -o intercept-log examples/intercept-log/log.c lib/intercept/libkerb-intercept.a */
+ *	cc -Ilib/intercept -o intercept-log examples/intercept-log/log.c
+ *	lib/intercept/libkerb-intercept.a */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -27,7 +29,8 @@ static void addresses(const struct kerb_packet *p, char *text, size_t size)
 
 	if (from + 2 * n <= p->caplen) {
 		inet_ntop(six ? AF_INET6 : AF_INET, p->frame + from, source, sizeof(source));
-		inet_ntop(six ? AF_INET6 : AF_INET, p->frame + from + n, destination, sizeof(destination));
+		inet_ntop(six ? AF_INET6 : AF_INET, p->frame + from + n, destination,
+			  sizeof(destination));
 	}
 	snprintf(text, size, "%s > %s", source, destination);
 }
@@ -39,8 +42,10 @@ static void write_packet(const struct kerb_packet *p)
 	if (p->lost)
 		printf("%" PRIu64 " packets were lost here\n", p->lost);
 	addresses(p, text, sizeof(text));
-	printf("%" PRIu64 ".%06" PRIu64 " #%" PRIu64 " %s %u bytes, %" PRIu64 " ns after the kernel\n", p->sent / 1000000000,
-	       p->sent / 1000 % 1000000, p->seq, text, p->len, p->received - p->sent);
+	printf("%" PRIu64 ".%06" PRIu64 " #%" PRIu64 " %s %u bytes, %" PRIu64
+	       " ns after the kernel\n",
+	       p->sent / 1000000000, p->sent / 1000 % 1000000, p->seq, text, p->len,
+	       p->received - p->sent);
 }
 
 int main(int argc, char **argv)
@@ -62,7 +67,8 @@ int main(int argc, char **argv)
 		fprintf(stderr, "intercept-log: %s\n", kerb_intercept_error());
 		return 1;
 	}
-	while (!stopped && ((n = kerb_intercept_receive(k, packets, BATCH, -1)) >= 0 || n == -EINTR)) {
+	while (!stopped &&
+	       ((n = kerb_intercept_receive(k, packets, BATCH, -1)) >= 0 || n == -EINTR)) {
 		for (int i = 0; i < n; i++)
 			write_packet(&packets[i]);
 		fflush(stdout);
@@ -70,8 +76,9 @@ int main(int argc, char **argv)
 	if (!stopped)
 		fprintf(stderr, "intercept-log: %s\n", kerb_intercept_error());
 	kerb_intercept_stats(k, &stats);
-	fprintf(stderr, "%" PRIu64 " packets, %" PRIu64 " lost, %" PRIu64 " late, longest delay %.1f us\n", stats.received, stats.lost, stats.late,
-		(double)stats.longest / 1e3);
+	fprintf(stderr,
+		"%" PRIu64 " packets, %" PRIu64 " lost, %" PRIu64 " late, longest delay %.1f us\n",
+		stats.received, stats.lost, stats.late, (double)stats.longest / 1e3);
 	kerb_intercept_close(k);
 	return !stopped;
 }

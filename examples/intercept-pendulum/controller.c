@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Keeps the pendulum upright: push = 2 pole^2 angle + 2 pole speed, which would put both poles to -pole if there were no delay.
+/* Keeps the pendulum upright: push = 2 pole^2 angle + 2 pole speed, which would put both poles to
+ * -pole if there were no delay.
  *
  *	controller [-p POLE] [-m MODULE] [-c CLASS] [-w adaptive|spin|sleep] [-f FIFO]
  *
@@ -23,7 +24,8 @@ struct settings {
 	int socket;
 };
 
-static void push_back(const struct settings *s, const void *payload, size_t size, const struct sockaddr_in *to)
+static void push_back(const struct settings *s, const void *payload, size_t size,
+		      const struct sockaddr_in *to)
 {
 	struct state state;
 	struct force force;
@@ -31,7 +33,8 @@ static void push_back(const struct settings *s, const void *payload, size_t size
 	if (size < sizeof(state))
 		return;
 	memcpy(&state, payload, sizeof(state));
-	force = (struct force){ .step = state.step, .push = 2 * s->pole * (s->pole * state.angle + state.speed) };
+	force = (struct force){ .step = state.step,
+				.push = 2 * s->pole * (s->pole * state.angle + state.speed) };
 	sendto(s->socket, &force, sizeof(force), 0, (const void *)to, sizeof(*to));
 }
 
@@ -84,12 +87,16 @@ failed:
 
 static enum kerb_wait wait_of(const char *name)
 {
-	return !strcmp(name, "spin") ? KERB_WAIT_SPIN : !strcmp(name, "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE;
+	return !strcmp(name, "spin")	? KERB_WAIT_SPIN
+	       : !strcmp(name, "sleep") ? KERB_WAIT_SLEEP
+					: KERB_WAIT_ADAPTIVE;
 }
 
 int main(int argc, char **argv)
 {
-	struct settings s = { .pole = 100, .class_name = "ctrl", .socket = socket(AF_INET, SOCK_DGRAM, 0) };
+	struct settings s = { .pole = 100,
+			      .class_name = "ctrl",
+			      .socket = socket(AF_INET, SOCK_DGRAM, 0) };
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(PORT) };
 
 	for (int option; (option = getopt(argc, argv, "p:m:c:w:f:")) != -1;) {

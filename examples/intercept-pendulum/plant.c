@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* An inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Every millisecond it tells its state to the
- * controller, and is pushed as the last answer says. It stands while answers come in time: with this controller, up to a delay of
- * about 0.6/pole, 6 ms. Its clock stops while this process does not run, so that only the controller's delay counts.
+/* An inverted pendulum: angle'' = pole^2 sin(angle) - push cos(angle), with gusts. Every
+ * millisecond it tells its state to the controller, and is pushed as the last answer says. It
+ * stands while answers come in time: with this controller, up to a delay of about 0.6/pole, 6 ms.
+ * Its clock stops while this process does not run, so that only the controller's delay counts.
  *
  *	plant [-p POLE] [-t SECONDS] [-d MS] [CONTROLLER]
  *
- * -d: answers take effect so much later, to see how it falls. Exits with 0 if it stood all the time, 1 if it fell. */
+ * -d: answers take effect so much later, to see how it falls. Exits with 0 if it stood all the
+ * time, 1 if it fell. */
 #include <arpa/inet.h>
 #include <math.h>
 #include <stdio.h>
@@ -69,7 +71,9 @@ static void next_step(struct timespec *t)
 
 int main(int argc, char **argv)
 {
-	struct sockaddr_in to = { .sin_family = AF_INET, .sin_port = htons(PORT), .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
+	struct sockaddr_in to = { .sin_family = AF_INET,
+				  .sin_port = htons(PORT),
+				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	struct state s = { .kind = { 'C', 'T', 'R', 'L' } };
 	static struct force answers[ANSWERS];
 	struct timespec t;
@@ -105,6 +109,7 @@ int main(int argc, char **argv)
 		worst = fmax(worst, fabs(s.angle));
 		move(&s, f.push, pole);
 	}
-	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms\n", fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag);
+	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms\n",
+	       fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag);
 	return fabs(s.angle) >= FALLEN;
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* A token bucket for each interface and direction. A token is a second of waiting at a rate of one packet per second, in
- * nanoseconds: waiting earns elapsed time * rate, so that no rate is rounded and nothing is divided. */
+/* A token bucket for each interface and direction. A token is a second of waiting at a rate of one
+ * packet per second, in nanoseconds: waiting earns elapsed time * rate, so that no rate is rounded
+ * and nothing is divided. */
 #include <stdbool.h>
 #include <kerb/module.h>
 
@@ -11,7 +12,8 @@ KERB_CONFIG(__u64, burst, 100);
 
 #define OVER_LIMIT KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
 #define TOKEN	   1000000000ULL
-#define LONGEST	   (1ULL << 38) /* ns that are credited at once: times the highest rate it fits 64 bits */
+/* ns that are credited at once: times the highest rate it fits 64 bits */
+#define LONGEST	   (1ULL << 38)
 
 enum direction { FROM_SERVICE, TO_SERVICE };
 
@@ -25,8 +27,8 @@ struct bucket {
 	__u64 last;   /* when credit was right, ns since boot */
 };
 
-/* Full when it is new: it is a config map, so that a new configuration begins with full buckets, and those of interfaces that
- * have vanished go. */
+/* Full when it is new: it is a config map, so that a new configuration begins with full buckets,
+ * and those of interfaces that have vanished go. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 8192);
@@ -42,7 +44,8 @@ static __always_inline struct bucket *bucket_of(struct kerb_pkt *pkt, __u32 dire
 
 	if (found)
 		return found;
-	bpf_map_update_elem(&buckets, &place, &full, BPF_NOEXIST); /* another CPU's bucket, if it was first, is as good */
+	/* another CPU's bucket, if it was first, is as good */
+	bpf_map_update_elem(&buckets, &place, &full, BPF_NOEXIST);
 	return bpf_map_lookup_elem(&buckets, &place);
 }
 
@@ -53,7 +56,8 @@ static __always_inline bool take(struct bucket *b, __u64 now)
 	__u64 elapsed;
 
 	bpf_spin_lock(&b->lock);
-	elapsed = now > b->last ? now - b->last : 0; /* another CPU may have examined the clock later and come first */
+	/* another CPU may have examined the clock later and come first */
+	elapsed = now > b->last ? now - b->last : 0;
 	if (elapsed > LONGEST)
 		elapsed = LONGEST;
 	b->last += elapsed;
@@ -68,7 +72,8 @@ static __always_inline bool take(struct bucket *b, __u64 now)
 	return taken;
 }
 
-/* The exact clock: the coarse one of kerb_now() stands still for milliseconds, in which a small bucket runs dry. */
+/* The exact clock: the coarse one of kerb_now() stands still for milliseconds, in which a small
+ * bucket runs dry. */
 static __always_inline int limit(struct kerb_pkt *pkt, __u32 direction)
 {
 	__u64 now = bpf_ktime_get_ns();

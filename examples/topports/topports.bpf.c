@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Counts packets by protocol and destination port, and sends an event for each packet to a watched port. control.py reads
- * both, and knows the layouts below. */
+/* Counts packets by protocol and destination port, and sends an event for each packet to a watched
+ * port. control.py reads both, and knows the layouts below. */
 #include <kerb/module.h>
 
 KERB_LICENSE("Dual BSD/GPL");

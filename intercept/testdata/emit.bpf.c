@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The kernel part of a class, as record.h describes it: each packet of a test run goes into the ring. */
+/* The kernel part of a class, as record.h describes it: each packet of a test run goes into the
+ * ring. */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 

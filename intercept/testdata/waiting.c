@@ -18,9 +18,11 @@ int main(void)
 
 		switch (what) {
 		case 'i':
-			if (scanf("%" SCNu32 " %" SCNu64 " %" SCNu64, &awake, &mode, &standing) != 3)
+			if (scanf("%" SCNu32 " %" SCNu64 " %" SCNu64, &awake, &mode, &standing) !=
+			    3)
 				return 1;
-			wait_init(&w, &(struct wait_goals){ (enum wait_mode)mode, a, b, awake }, (enum wait_standing)standing);
+			wait_init(&w, &(struct wait_goals){ (enum wait_mode)mode, a, b, awake },
+				  (enum wait_standing)standing);
 			break;
 		case 'a':
 			wait_arrived(&w, a);

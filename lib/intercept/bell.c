@@ -22,7 +22,8 @@ static bool has_address(uint32_t ifindex, const char *want)
 	char have[18];
 
 	close(fd);
-	snprintf(have, sizeof(have), "%02x:%02x:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3], a[4], a[5]);
+	snprintf(have, sizeof(have), "%02x:%02x:%02x:%02x:%02x:%02x", a[0], a[1], a[2], a[3], a[4],
+		 a[5]);
 	return known && !strcmp(have, want);
 }
 
@@ -48,7 +49,8 @@ void bells_close(struct bells *b)
 		xsk_close(&b->of[--b->n]);
 }
 
-/* A bell has room to ring some times before it has to be silenced, which takes cache lines that the kernel writes on another CPU. */
+/* A bell has room to ring some times before it has to be silenced, which takes cache lines that the
+ * kernel writes on another CPU. */
 void bells_arm(struct bells *b)
 {
 	if (++b->armed < BELL_FRAMES / 2) /* of two CPUs that share a queue each may ring once */

@@ -65,7 +65,10 @@ ssize_t hear(int conn, char *line, int flags, int *fds, int *n)
 		char bytes[CMSG_SPACE(DESCRIPTORS * sizeof(int))];
 	} control;
 	struct iovec part = { line, LINE - 1 };
-	struct msghdr m = { .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof(control) };
+	struct msghdr m = { .msg_iov = &part,
+			    .msg_iovlen = 1,
+			    .msg_control = &control,
+			    .msg_controllen = sizeof(control) };
 	ssize_t size = recvmsg(conn, &m, flags | MSG_CMSG_CLOEXEC);
 
 	*n = 0;
@@ -93,7 +96,9 @@ int say(int conn, const char *line, int fd)
 	if (fd >= 0) {
 		m.msg_control = &control;
 		m.msg_controllen = sizeof(control);
-		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS };
+		control.head = (struct cmsghdr){ .cmsg_len = CMSG_LEN(sizeof(int)),
+						 .cmsg_level = SOL_SOCKET,
+						 .cmsg_type = SCM_RIGHTS };
 		memcpy(CMSG_DATA(&control.head), &fd, sizeof(int));
 	}
 	return sendmsg(conn, &m, MSG_NOSIGNAL) < 0 ? -errno : 0;
@@ -114,7 +119,8 @@ int dial(const char *path)
 	int code = errno;
 
 	close(conn);
-	return fail(code, "connect to %s: %s (is the module applied, and may this user open it?)", path, strerror(code));
+	return fail(code, "connect to %s: %s (is the module applied, and may this user open it?)",
+		    path, strerror(code));
 }
 
 void close_all(const int *fds, int n)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Talking with the module's control plane: flat JSON objects, in which names need no escapes, with descriptors. */
+/* Talking with the module's control plane: flat JSON objects, in which names need no escapes, with
+ * descriptors. */
 #pragma once
 
 #include <stdint.h>

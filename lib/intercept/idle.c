@@ -18,7 +18,10 @@ enum { AS_THEY_LIKE = 2000000000 };
 int idle_open(struct idle *i)
 {
 	*i = (struct idle){ .fd = open(DEVICE, O_WRONLY | O_CLOEXEC) };
-	return i->fd < 0 ? fail(errno, "idle_poll: %s: %s (it is root's, and not in every container)", DEVICE, strerror(errno)) : 0;
+	return i->fd < 0
+		       ? fail(errno, "idle_poll: %s: %s (it is root's, and not in every container)",
+			      DEVICE, strerror(errno))
+		       : 0;
 }
 
 void idle_close(struct idle *i)

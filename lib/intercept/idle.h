@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Idle states of CPUs, which take most of the time of a wake-up to be left (Linux, Documentation/power/pm_qos_interface.rst). */
+/* Idle states of CPUs, which take most of the time of a wake-up to be left (Linux,
+ * Documentation/power/pm_qos_interface.rst). */
 #pragma once
 
 #include <stdbool.h>
@@ -12,5 +13,6 @@ struct idle {
 /* idle_open has a wish ready. 0, or a negative errno. */
 int idle_open(struct idle *i);
 void idle_close(struct idle *i);
-/* idle_set has CPUs that have nothing to do poll, which any task ends at once, or halt as they like. */
+/* idle_set has CPUs that have nothing to do poll, which any task ends at once, or halt as they
+ * like. */
 void idle_set(struct idle *i, bool polls);

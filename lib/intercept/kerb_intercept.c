@@ -27,10 +27,13 @@
 
 #define MS 1000000ULL
 
-#define LOOK_TIME  (100 * MS)  /* how often who sleeps for bells looks by itself: should none ring when one should, it is not for long */
+/* how often who sleeps for bells looks by itself: should none ring when one should, it is not for
+ * long */
+#define LOOK_TIME  (100 * MS)
 #define QUIET_TIME (1000 * MS) /* idle CPUs are left alone when no packet has come for so long */
 
-enum { AWAKE = 975 }; /* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
+/* p99 is that of a wake-up that is a little late; 990 takes a quarter more CPU time */
+enum { AWAKE = 975 };
 
 _Static_assert(sizeof(struct icpt_state) <= ICPT_PAGE, "the consumer's state fits its page");
 
@@ -73,7 +76,10 @@ static uint64_t clock_of(clockid_t clock)
 
 uint64_t kerb_intercept_now(void) { return clock_of(CLOCK_MONOTONIC); }
 
-static struct timespec timespec_of(uint64_t ns) { return (struct timespec){ (time_t)(ns / 1000000000), (long)(ns % 1000000000) }; }
+static struct timespec timespec_of(uint64_t ns)
+{
+	return (struct timespec){ (time_t)(ns / 1000000000), (long)(ns % 1000000000) };
+}
 
 /* ask opens the class on a connection and leaves the answer in line. */
 static int ask(const struct kerb_intercept *k, int conn, bool takeover, char *line, int *fds)
@@ -82,19 +88,23 @@ static int ask(const struct kerb_intercept *k, int conn, bool takeover, char *li
 	int n, code;
 	ssize_t size;
 
-	snprintf(line, LINE, "{\"open\": \"%s\", \"takeover\": %s, \"pid\": %d}", k->class_name, takeover ? "true" : "false", (int)getpid());
+	snprintf(line, LINE, "{\"open\": \"%s\", \"takeover\": %s, \"pid\": %d}", k->class_name,
+		 takeover ? "true" : "false", (int)getpid());
 	code = say(conn, line, -1);
 	if (code)
 		return fail(-code, "open class %s: %s", k->class_name, strerror(-code));
 	size = hear(conn, line, 0, fds, &n);
 	if (size <= 0)
-		return fail(size ? errno : EPIPE, "open class %s: %s", k->class_name, size ? strerror(errno) : "the module went away");
+		return fail(size ? errno : EPIPE, "open class %s: %s", k->class_name,
+			    size ? strerror(errno) : "the module went away");
 	if (n == DESCRIPTORS)
 		return 0;
 	close_all(fds, n);
 	text(line, "error", why, sizeof(why));
-	return fail(strstr(why, "has a consumer") ? EBUSY : EPROTO, "%s",
-		    *why ? why : "the module's answer is none: Kerb's and this library's versions differ");
+	return fail(
+		strstr(why, "has a consumer") ? EBUSY : EPROTO, "%s",
+		*why ? why
+		     : "the module's answer is none: Kerb's and this library's versions differ");
 }
 
 /* The class's page and the ring of control messages. */
@@ -110,7 +120,8 @@ static void unmap_controls(struct controls *c)
 	c->producer = NULL;
 }
 
-/* sound reports whether what waits are messages: a program that had the class before may have left anything. */
+/* sound reports whether what waits are messages: a program that had the class before may have left
+ * anything. */
 static bool sound(const struct controls *c)
 {
 	const uint32_t want[2] = { sizeof(struct icpt_control), 0 };
@@ -124,7 +135,8 @@ static bool sound(const struct controls *c)
 	return at == end;
 }
 
-/* A kernel before 6.1 has no such ring, and hands over something else: there are no control messages then. */
+/* A kernel before 6.1 has no such ring, and hands over something else: there are no control
+ * messages then. */
 static void map_controls(struct controls *c, int fd)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
@@ -133,7 +145,8 @@ static void map_controls(struct controls *c, int fd)
 	*c = (struct controls){ .size = ICPT_CONTROLS > page ? ICPT_CONTROLS : page };
 	if (consumer == MAP_FAILED)
 		return;
-	producer = mmap(NULL, page + 2 * c->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)page);
+	producer =
+		mmap(NULL, page + 2 * c->size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)page);
 	if (producer == MAP_FAILED) {
 		munmap(consumer, page);
 		return;
@@ -142,7 +155,8 @@ static void map_controls(struct controls *c, int fd)
 	c->producer = producer;
 	c->data = (uint8_t *)producer + page;
 	if (!sound(c))
-		__atomic_store_n(c->producer, __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE), __ATOMIC_RELEASE);
+		__atomic_store_n(c->producer, __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE),
+				 __ATOMIC_RELEASE);
 }
 
 static int map_state(struct kerb_intercept *k, int fd, off_t at)
@@ -203,7 +217,8 @@ static int give_socket(int conn, const struct xsk *x, bool bell)
 	char line[LINE], why[LINE];
 	int fds[DESCRIPTORS], n, code;
 
-	snprintf(line, sizeof(line), "{\"xsk\": {\"ifindex\": %u, \"queue\": %u, \"bell\": %s}}", x->ifindex, x->queue, bell ? "true" : "false");
+	snprintf(line, sizeof(line), "{\"xsk\": {\"ifindex\": %u, \"queue\": %u, \"bell\": %s}}",
+		 x->ifindex, x->queue, bell ? "true" : "false");
 	code = say(conn, line, x->fd);
 	if (code)
 		return fail(-code, "AF_XDP: hand over the socket: %s", strerror(-code));
@@ -214,14 +229,16 @@ static int give_socket(int conn, const struct xsk *x, bool bell)
 	return *why ? fail(EPROTO, "AF_XDP: %s", why) : 0;
 }
 
-/* hang_bells has the kernel part wake this receiver by sockets, if the module offers that and it may have such. */
+/* hang_bells has the kernel part wake this receiver by sockets, if the module offers that and it
+ * may have such. */
 static void hang_bells(struct kerb_intercept *k, int conn, const char *answer, bool patient)
 {
 	uint32_t ifindex = (uint32_t)number(answer, "bell");
 	char address[NAME];
 
 	text(answer, "mac", address, sizeof(address));
-	if (!ifindex || k->xsk.fd >= 0 || k->options.wait == KERB_WAIT_SPIN || !bells_open(&k->bells, ifindex, address, patient)) {
+	if (!ifindex || k->xsk.fd >= 0 || k->options.wait == KERB_WAIT_SPIN ||
+	    !bells_open(&k->bells, ifindex, address, patient)) {
 		bells_close(&k->bells);
 		return;
 	}
@@ -230,7 +247,8 @@ static void hang_bells(struct kerb_intercept *k, int conn, const char *answer, b
 			bells_close(&k->bells);
 }
 
-/* join connects and opens the class; a receiver that has it already continues with what is there now. */
+/* join connects and opens the class; a receiver that has it already continues with what is there
+ * now. */
 static int join(struct kerb_intercept *k, bool takeover)
 {
 	int conn = dial(k->path), fds[DESCRIPTORS], code;
@@ -257,7 +275,8 @@ static int join(struct kerb_intercept *k, bool takeover)
 	return 0;
 }
 
-static int fresh(struct kerb_intercept **out, const char *class_name, const struct kerb_intercept_options *o)
+static int fresh(struct kerb_intercept **out, const char *class_name,
+		 const struct kerb_intercept_options *o)
 {
 	struct kerb_intercept *k = calloc(1, sizeof(*k));
 	int code;
@@ -282,8 +301,12 @@ static int fresh(struct kerb_intercept **out, const char *class_name, const stru
 	k->schedstat = open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC);
 	k->before = look_at_thread(k->schedstat);
 	k->seen = kerb_intercept_now();
-	wait_init(&k->wait, &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait, .reach = k->options.reach ? k->options.reach : MS,
-		.patience = k->options.patience, .awake = k->options.awake ? k->options.awake : AWAKE }, thread_standing());
+	wait_init(&k->wait,
+		  &(struct wait_goals){ .mode = (enum wait_mode)k->options.wait,
+					.reach = k->options.reach ? k->options.reach : MS,
+					.patience = k->options.patience,
+					.awake = k->options.awake ? k->options.awake : AWAKE },
+		  thread_standing());
 	*out = k;
 	return 0;
 }
@@ -298,7 +321,8 @@ int kerb_intercept_open(struct kerb_intercept **out, const char *module, const c
 		return code;
 	if (strlen(class_name) >= sizeof(k->class_name) || strpbrk(class_name, "\"\\"))
 		code = fail(EINVAL, "%s is no name of a class", class_name);
-	snprintf(k->path, sizeof(k->path), strchr(module, '/') ? "%s" : "/run/kerb/modules/%s.sock", module);
+	snprintf(k->path, sizeof(k->path), strchr(module, '/') ? "%s" : "/run/kerb/modules/%s.sock",
+		 module);
 	if (!code && k->options.device)
 		code = xsk_open(&k->xsk, k->options.device, k->options.queue, k->options.copy);
 	if (!code)
@@ -311,7 +335,8 @@ int kerb_intercept_open(struct kerb_intercept **out, const char *module, const c
 	return 0;
 }
 
-int kerb_intercept_open_device(struct kerb_intercept **out, int fd, size_t ring, const struct kerb_intercept_options *o)
+int kerb_intercept_open_device(struct kerb_intercept **out, int fd, size_t ring,
+			       const struct kerb_intercept_options *o)
 {
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 	struct kerb_intercept *k;
@@ -366,15 +391,22 @@ static unsigned bucket(uint64_t ns)
 /* record_late records the state of the system, once per batch of packets: it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
 {
-	const struct icpt_record *r = xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;
+	const struct icpt_record *r =
+		xsk_owns(&k->xsk, p->frame) ? NULL : (const struct icpt_record *)p->frame - 1;
 	struct icpt_late *l = &k->state->last[k->state->lates % ICPT_LATES];
 	struct look now = look_at_thread(k->schedstat);
 	unsigned cpu = 0;
 
 	getcpu(&cpu, NULL);
-	*l = (struct icpt_late){ .seq = p->seq, .t1 = p->sent, .t2 = p->received, .waited = k->before.waited ? now.waited - k->before.waited : 0,
-		.cpu2 = cpu, .queued = (uint32_t)queued, .voluntary = (uint32_t)(now.voluntary - k->before.voluntary),
-		.involuntary = (uint32_t)(now.involuntary - k->before.involuntary) };
+	*l = (struct icpt_late){ .seq = p->seq,
+				 .t1 = p->sent,
+				 .t2 = p->received,
+				 .waited = k->before.waited ? now.waited - k->before.waited : 0,
+				 .cpu2 = cpu,
+				 .queued = (uint32_t)queued,
+				 .voluntary = (uint32_t)(now.voluntary - k->before.voluntary),
+				 .involuntary =
+					 (uint32_t)(now.involuntary - k->before.involuntary) };
 	if (r) {
 		l->cpu1 = r->cpu;
 		l->pid1 = r->pid;
@@ -433,7 +465,8 @@ static int fetch(struct kerb_intercept *k, struct kerb_packet *packets, int max)
 	return n;
 }
 
-/* attend looks after the connection: a new configuration, a restarted or removed module, a class taken over. */
+/* attend looks after the connection: a new configuration, a restarted or removed module, a class
+ * taken over. */
 static int attend(struct kerb_intercept *k, uint64_t now)
 {
 	char line[LINE], event[NAME];
@@ -464,13 +497,17 @@ static int attend(struct kerb_intercept *k, uint64_t now)
 	return 0;
 }
 
-static void settle(struct kerb_intercept *k) { __atomic_store_n(&k->state->waiting, ICPT_AWAKE, __ATOMIC_RELAXED); }
+static void settle(struct kerb_intercept *k)
+{
+	__atomic_store_n(&k->state->waiting, ICPT_AWAKE, __ATOMIC_RELAXED);
+}
 
 static int arm(struct kerb_intercept *k, enum icpt_waiting how)
 {
 	kerb_intercept_release(k);
 	__atomic_store_n(&k->state->waiting, (uint32_t)how, __ATOMIC_SEQ_CST);
-	__atomic_thread_fence(__ATOMIC_SEQ_CST); /* the kernel delivers, then looks; we say, then look */
+	/* the kernel delivers, then looks; we say, then look */
+	__atomic_thread_fence(__ATOMIC_SEQ_CST);
 	if (!pending(k))
 		return 0;
 	settle(k);
@@ -484,8 +521,12 @@ int kerb_intercept_arm(struct kerb_intercept *k)
 	return arm(k, ICPT_BY_RING);
 }
 
-/* examine this thread; how long it waited only where late packets are reported: that is as expensive as a packet. */
-static struct look look(const struct kerb_intercept *k) { return look_at_thread(k->state->deadline ? k->schedstat : -1); }
+/* examine this thread; how long it waited only where late packets are reported: that is as
+ * expensive as a packet. */
+static struct look look(const struct kerb_intercept *k)
+{
+	return look_at_thread(k->state->deadline ? k->schedstat : -1);
+}
 
 static uint64_t earlier(uint64_t a, uint64_t b) { return a < b ? a : b; }
 
@@ -508,14 +549,16 @@ static int watch(struct kerb_intercept *k)
 	return code;
 }
 
-/* doze sleeps until a time, which is 0, or until something else ends it, such as a packet, which is 1. */
+/* doze sleeps until a time, which is 0, or until something else ends it, such as a packet, which is
+ * 1. */
 static int doze(struct kerb_intercept *k, uint64_t now, uint64_t until)
 {
 	int code = k->watch.fd < 0 ? watch(k) : 0;
 
 	if (code)
 		return code;
-	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline) /* a system call: a sleeper need not know who held it up */
+	/* a system call: a sleeper need not know who held it up */
+	if (k->options.wait != KERB_WAIT_SLEEP || k->state->deadline)
 		k->before = look(k);
 	bells_arm(&k->bells);
 	if (arm(k, k->bells.n ? ICPT_BY_BELL : ICPT_BY_RING))
@@ -552,7 +595,8 @@ static void notice(struct kerb_intercept *k, uint64_t now)
 	k->before = l;
 }
 
-/* rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is of this thread's time. */
+/* rest leaves the CPU to others, and measures what they have of it: going to sleep and waking up is
+ * of this thread's time. */
 static int rest(struct kerb_intercept *k, uint64_t now, const struct timespec *until)
 {
 	uint64_t ran = clock_of(CLOCK_THREAD_CPUTIME_ID);
@@ -572,7 +616,8 @@ static int rest(struct kerb_intercept *k, uint64_t now, const struct timespec *u
 /* sleep_for carries out a step other than spinning. */
 static int sleep_for(struct kerb_intercept *k, struct wait_step step, uint64_t now, uint64_t until)
 {
-	uint64_t to = step.kind == STEP_SLEEP ? until : earlier(step.until, until), attend = k->conn < 0 && *k->path ? k->attend : UINT64_MAX;
+	uint64_t to = step.kind == STEP_SLEEP ? until : earlier(step.until, until),
+		 attend = k->conn < 0 && *k->path ? k->attend : UINT64_MAX;
 	struct timespec t = timespec_of(to);
 	int code = 0;
 
@@ -626,7 +671,8 @@ static int await(struct kerb_intercept *k, uint64_t until)
 	return 1;
 }
 
-/* is_taken reports whether the ring has become another program's, without taking the word off the connection. */
+/* is_taken reports whether the ring has become another program's, without taking the word off the
+ * connection. */
 static bool is_taken(const struct kerb_intercept *k)
 {
 	char line[LINE], event[NAME] = "";
@@ -645,7 +691,8 @@ void kerb_intercept_release(struct kerb_intercept *k)
 		ring_release(&k->ring);
 }
 
-int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout)
+int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max,
+			   int64_t timeout)
 {
 	uint64_t until = timeout < 0 ? UINT64_MAX : 0;
 
@@ -665,7 +712,10 @@ int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets
 	}
 }
 
-int kerb_intercept_fd(const struct kerb_intercept *k) { return k->xsk.fd >= 0 ? k->xsk.fd : k->ring.fd; }
+int kerb_intercept_fd(const struct kerb_intercept *k)
+{
+	return k->xsk.fd >= 0 ? k->xsk.fd : k->ring.fd;
+}
 
 void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_stats *s)
 {
@@ -690,7 +740,8 @@ static int control(struct kerb_intercept *k, const struct icpt_control *m)
 	at = *c->producer;
 	room = c->size - (at - __atomic_load_n(c->consumer, __ATOMIC_ACQUIRE));
 	if (room < sizeof(head) + sizeof(*m))
-		return fail(EAGAIN, "no room for a control message: they are taken when packets come");
+		return fail(EAGAIN,
+			    "no room for a control message: they are taken when packets come");
 	memcpy(c->data + (at & (c->size - 1)), head, sizeof(head));
 	memcpy(c->data + (at & (c->size - 1)) + sizeof(head), m, sizeof(*m));
 	__atomic_store_n(c->producer, at + sizeof(head) + sizeof(*m), __ATOMIC_RELEASE);
@@ -705,22 +756,38 @@ static int set(struct kerb_intercept *k, enum icpt_op op, uint32_t index, uint64
 
 int kerb_intercept_start(struct kerb_intercept *k) { return set(k, ICPT_OP_START, 0, 0); }
 int kerb_intercept_stop(struct kerb_intercept *k) { return set(k, ICPT_OP_STOP, 0, 0); }
-int kerb_intercept_action(struct kerb_intercept *k, enum kerb_action action) { return set(k, ICPT_OP_ACTION, 0, action); }
-int kerb_intercept_priority(struct kerb_intercept *k, uint32_t priority) { return set(k, ICPT_OP_PRIORITY, 0, priority); }
-int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes) { return set(k, ICPT_OP_MAX_BYTES, 0, bytes); }
-int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns) { return set(k, ICPT_OP_DEADLINE, 0, ns); }
+int kerb_intercept_action(struct kerb_intercept *k, enum kerb_action action)
+{
+	return set(k, ICPT_OP_ACTION, 0, action);
+}
+int kerb_intercept_priority(struct kerb_intercept *k, uint32_t priority)
+{
+	return set(k, ICPT_OP_PRIORITY, 0, priority);
+}
+int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes)
+{
+	return set(k, ICPT_OP_MAX_BYTES, 0, bytes);
+}
+int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns)
+{
+	return set(k, ICPT_OP_DEADLINE, 0, ns);
+}
 
 int kerb_intercept_ports(struct kerb_intercept *k, uint32_t index, uint16_t first, uint16_t last)
 {
 	return set(k, ICPT_OP_PORTS, index, (uint64_t)first << 16 | last);
 }
 
-int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset, const uint8_t *bytes, const uint8_t *mask, size_t n)
+int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset,
+			   const uint8_t *bytes, const uint8_t *mask, size_t n)
 {
-	struct icpt_control c = { .op = ICPT_OP_PAYLOAD, .index = index, .value = (uint64_t)offset << 16 | n };
+	struct icpt_control c = { .op = ICPT_OP_PAYLOAD,
+				  .index = index,
+				  .value = (uint64_t)offset << 16 | n };
 
 	if (n > sizeof(c.bytes))
-		return fail(EINVAL, "%zu bytes of payload: a condition has at most %zu", n, sizeof(c.bytes));
+		return fail(EINVAL, "%zu bytes of payload: a condition has at most %zu", n,
+			    sizeof(c.bytes));
 	memcpy(c.bytes, bytes, n);
 	memcpy(c.mask, mask, n);
 	return control(k, &c);

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Programs that get packets from Kerb's module `intercept` within microseconds. C11 and C++, Linux 5.10 and later, libc only.
+/* Programs that get packets from Kerb's module `intercept` within microseconds. C11 and C++, Linux
+ * 5.10 and later, libc only.
  *
  *	struct kerb_intercept *k;
  *	struct kerb_packet p[16];
@@ -12,8 +13,9 @@
  *			handle(p[i].frame + p[i].payload, p[i].caplen - p[i].payload);
  *	}
  *
- * Functions return 0 or more, or -errno; kerb_intercept_error then has a sentence for people, of the thread's last error. One thread
- * at a time uses a receiver. Times are ns of CLOCK_MONOTONIC, numbers in host byte order. */
+ * Functions return 0 or more, or -errno; kerb_intercept_error then has a sentence for people, of
+ * the thread's last error. One thread at a time uses a receiver. Times are ns of CLOCK_MONOTONIC,
+ * numbers in host byte order. */
 #ifndef KERB_INTERCEPT_H
 #define KERB_INTERCEPT_H
 
@@ -29,37 +31,44 @@ struct kerb_intercept;
 
 /* What the receiver does while there is no packet. */
 enum kerb_wait {
-	KERB_WAIT_ADAPTIVE, /* as quick as spinning, and as little in the way of others as sleeping: wait.h */
+	/* as quick as spinning, and as little in the way of others as sleeping: wait.h */
+	KERB_WAIT_ADAPTIVE,
 	KERB_WAIT_SPIN,	    /* takes the whole CPU */
 	KERB_WAIT_SLEEP,    /* each packet waits for a wake-up */
 };
 
 struct kerb_intercept_options {
 	enum kerb_wait wait;
-	/* Adaptive: packets that come more seldom than this on the average, and not regularly, are slept for. 0: 1 ms. */
+	/* Adaptive: packets that come more seldom than this on the average, and not regularly, are
+	 * slept for. 0: 1 ms. */
 	uint64_t reach;
-	/* Adaptive: if not 0, packets may wait this long to be taken together, which takes the least CPU of all: what a receiver
-	 * has to spare between its packets' arrival and their deadline. */
+	/* Adaptive: if not 0, packets may wait this long to be taken together, which takes the
+	 * least CPU of all: what a receiver has to spare between its packets' arrival and their
+	 * deadline. */
 	uint64_t patience;
-	/* Adaptive: of 1000 packets that come regularly, how many are to find the receiver running; the others wake it. Fewer take
-	 * less CPU and have the longer tail. 0: 975; at most 999. */
+	/* Adaptive: of 1000 packets that come regularly, how many are to find the receiver running;
+	 * the others wake it. Fewer take less CPU and have the longer tail. 0: 975; at most 999. */
 	uint32_t awake;
 
 	/* The calling thread, which has to be the one that receives: */
 	bool pin;	  /* to cpu */
 	int cpu;
-	int fifo;	  /* SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices */
+	/* SCHED_FIFO priority, 1 to 99; 0: nice -20 if the process may, and short slices */
+	int fifo;
 	bool keep;	  /* leave priority and slices as they are */
 	bool lock_memory; /* no page of this process is ever fetched from a disk */
-	/* Not of KERB_WAIT_SPIN: all CPUs that have nothing to do poll instead of halting (PM QoS: /dev/cpu_dma_latency, which is root's),
-	 * as by the kernel's parameter idle=poll, until this receiver has waited for a second without a packet: a wake-up takes 5 us
-	 * instead of 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's CPUs, but no task's here. Where
-	 * the first idle state is not POLL (arm64, no cpuidle driver) it changes little. */
+	/* Not of KERB_WAIT_SPIN: all CPUs that have nothing to do poll instead of halting (PM QoS:
+	 * /dev/cpu_dma_latency, which is root's), as by the kernel's parameter idle=poll, until
+	 * this receiver has waited for a second without a packet: a wake-up takes 5 us instead of
+	 * 40 on a virtual machine. It takes energy and, of a virtual machine, time of the host's
+	 * CPUs, but no task's here. Where the first idle state is not POLL (arm64, no cpuidle
+	 * driver) it changes little. */
 	bool idle_poll;
 
 	bool takeover;	     /* take the class from the program that has it */
-	/* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW. NULL: the ring, from which a socket wakes this
-	 * receiver where that may be and the class's delivery is auto. */
+	/* AF_XDP, for stolen packets of this interface and queue. It needs CAP_NET_RAW. NULL: the
+	 * ring, from which a socket wakes this receiver where that may be and the class's delivery
+	 * is auto. */
 	const char *device;
 	uint32_t queue;
 	bool copy;	     /* AF_XDP: copy even if the driver could do without */
@@ -94,31 +103,38 @@ struct kerb_intercept_stats {
 	uint64_t late;	   /* received after the deadline */
 	uint64_t longest;  /* T2 - T1 */
 	uint64_t deadline; /* 0: none */
-	uint64_t slept, rested, spun; /* how the receiver waited: times that it slept, for packets and as a rest; checks of an empty ring */
+	/* how the receiver waited: times that it slept, for packets and as a rest; checks of an
+	 * empty ring */
+	uint64_t slept, rested, spun;
 	uint64_t held_up;  /* times that others had the CPU for long; not of KERB_WAIT_SLEEP */
 };
 
-/* kerb_intercept_open opens a class of a module: its name, or the path of its socket, by default /run/kerb/modules/<name>.sock.
- * options: NULL for the defaults. */
+/* kerb_intercept_open opens a class of a module: its name, or the path of its socket, by default
+ * /run/kerb/modules/<name>.sock. options: NULL for the defaults. */
 int kerb_intercept_open(struct kerb_intercept **k, const char *module, const char *class_name,
 			const struct kerb_intercept_options *options);
 
-/* kerb_intercept_open_device is for a descriptor of Kerb's kernel module that is attached to a class (kmod/): ring is the size of
- * its ring. The descriptor becomes the receiver's. */
-int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring, const struct kerb_intercept_options *options);
+/* kerb_intercept_open_device is for a descriptor of Kerb's kernel module that is attached to a
+ * class (kmod/): ring is the size of its ring. The descriptor becomes the receiver's. */
+int kerb_intercept_open_device(struct kerb_intercept **k, int fd, size_t ring,
+			       const struct kerb_intercept_options *options);
 
 void kerb_intercept_close(struct kerb_intercept *k);
 
-/* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most max, at most timeout ns (0: not
- * at all, negative: indefinitely). The number of packets; 0 after the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another
- * program has taken the class over. A new configuration of the module, or a restart of Kerb, is gone along with. */
-int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max, int64_t timeout);
+/* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most
+ * max, at most timeout ns (0: not at all, negative: indefinitely). The number of packets; 0 after
+ * the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another program has taken the class
+ * over. A new configuration of the module, or a restart of Kerb, is gone along with. */
+int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max,
+			   int64_t timeout);
 
-/* kerb_intercept_release gives packets back early, so that their room is free while the last ones are being worked on. */
+/* kerb_intercept_release gives packets back early, so that their room is free while the last ones
+ * are being worked on. */
 void kerb_intercept_release(struct kerb_intercept *k);
 
-/* kerb_intercept_fd can be polled for packets in a loop of one's own; call kerb_intercept_arm before, and if it returns 0, receive
- * with a timeout of 0 when it is readable. 1: there are packets already. */
+/* kerb_intercept_fd can be polled for packets in a loop of one's own; call kerb_intercept_arm
+ * before, and if it returns 0, receive with a timeout of 0 when it is readable. 1: there are
+ * packets already. */
 int kerb_intercept_fd(const struct kerb_intercept *k);
 int kerb_intercept_arm(struct kerb_intercept *k);
 
@@ -132,8 +148,10 @@ int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes);
 int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns);
 /* index: which of the class's port ranges; first > last: none. */
 int kerb_intercept_ports(struct kerb_intercept *k, uint32_t index, uint16_t first, uint16_t last);
-/* index: which condition on the payload; up to 8 bytes at an offset, of which mask counts; n 0: none. */
-int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset, const uint8_t *bytes, const uint8_t *mask, size_t n);
+/* index: which condition on the payload; up to 8 bytes at an offset, of which mask counts; n 0:
+ * none. */
+int kerb_intercept_payload(struct kerb_intercept *k, uint32_t index, uint16_t offset,
+			   const uint8_t *bytes, const uint8_t *mask, size_t n);
 
 void kerb_intercept_stats(const struct kerb_intercept *k, struct kerb_intercept_stats *s);
 const char *kerb_intercept_error(void);

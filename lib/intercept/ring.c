@@ -19,16 +19,18 @@ static unsigned long ring_step(uint32_t head)
 	return (BPF_RINGBUF_HDR_SZ + size + 7) & ~7UL;
 }
 
-/* ring_begin is the position of the first record. A program that had the ring before may have left any, from which none would be
- * found again: then it is behind those that wait. */
+/* ring_begin is the position of the first record. A program that had the ring before may have left
+ * any, from which none would be found again: then it is behind those that wait. */
 static unsigned long ring_begin(const struct ring *r)
 {
-	unsigned long from = __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE), end = __atomic_load_n(r->producer, __ATOMIC_ACQUIRE), at = from;
+	unsigned long from = __atomic_load_n(r->consumer, __ATOMIC_ACQUIRE),
+		      end = __atomic_load_n(r->producer, __ATOMIC_ACQUIRE), at = from;
 
 	if (at % 8)
 		return end;
 	while (end - at - 1 < r->mask + 1) {
-		unsigned long step = ring_step(*(const volatile uint32_t *)(r->data + (at & r->mask)));
+		unsigned long step =
+			ring_step(*(const volatile uint32_t *)(r->data + (at & r->mask)));
 
 		if (step < 16) /* the least is what only wakes */
 			return end;
@@ -42,8 +44,11 @@ int ring_map(struct ring *r, int fd, size_t size)
 	size_t page = (size_t)sysconf(_SC_PAGESIZE);
 
 	if (size < page || size & (size - 1))
-		return fail(EPROTO, "a ring of %zu bytes: Kerb's and this library's versions differ", size);
-	*r = (struct ring){ .fd = fd, .mask = size - 1, .lost = UINT64_MAX, .length = page + 2 * size };
+		return fail(EPROTO,
+			    "a ring of %zu bytes: Kerb's and this library's versions differ", size);
+	*r = (struct ring){
+		.fd = fd, .mask = size - 1, .lost = UINT64_MAX, .length = page + 2 * size
+	};
 	r->consumer = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (r->consumer == MAP_FAILED)
 		return fail(errno, "map a ring: %s", strerror(errno));
@@ -70,14 +75,23 @@ void ring_unmap(struct ring *r)
 static struct kerb_packet packet_of(struct ring *r, const struct icpt_record *e)
 {
 	struct kerb_packet p = {
-		.frame = (const uint8_t *)(e + 1), .len = e->len, .caplen = e->caplen, .l3 = e->l3, .l4 = e->l4,
-		.payload = e->payload, .vlan = (uint16_t)(e->flags >> ICPT_TCI_SHIFT), .flags = e->flags & 0xffff,
-		.ifindex = e->ifindex, .seq = e->seq, .sent = e->time,
+		.frame = (const uint8_t *)(e + 1),
+		.len = e->len,
+		.caplen = e->caplen,
+		.l3 = e->l3,
+		.l4 = e->l4,
+		.payload = e->payload,
+		.vlan = (uint16_t)(e->flags >> ICPT_TCI_SHIFT),
+		.flags = e->flags & 0xffff,
+		.ifindex = e->ifindex,
+		.seq = e->seq,
+		.sent = e->time,
 	};
 
 	if (r->lost != UINT64_MAX && e->lost > r->lost)
 		p.lost = e->lost - r->lost;
-	if (r->lost == UINT64_MAX || e->lost > r->lost) /* records of several CPUs overtake each other */
+	/* records of several CPUs overtake each other */
+	if (r->lost == UINT64_MAX || e->lost > r->lost)
 		r->lost = e->lost;
 	return p;
 }

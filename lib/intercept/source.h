@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Where packets come from: the ring of a class (BPF ring buffer or kernel module), and AF_XDP. Both give packets without copying
- * them, and get them back all at once. */
+/* Where packets come from: the ring of a class (BPF ring buffer or kernel module), and AF_XDP. Both
+ * give packets without copying them, and get them back all at once. */
 #pragma once
 
 #include <stdbool.h>
@@ -56,7 +56,9 @@ struct xsk {
 	bool busy; /* the receiver drives the driver */
 	uint32_t n; /* frames, a power of two */
 	uint32_t ifindex, queue, held; /* held: frames that were given out */
-	uint64_t lost;	  /* as of the last packet: found no room in the ring of the class; UINT64_MAX: there was none yet */
+	/* as of the last packet: found no room in the ring of the class; UINT64_MAX: there was none
+	 * yet */
+	uint64_t lost;
 	uint64_t dropped; /* found none in the socket */
 	uint64_t seq;	  /* of the next packet, where none is lost */
 	uint8_t *frames;

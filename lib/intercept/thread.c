@@ -24,8 +24,9 @@ struct attributes {
 	uint64_t runtime, deadline, period;
 };
 
-/* Where each session is a group of its own for the scheduler (autogroup), nice counts within it only. The group of a session that is
- * this process's goes before others then; one that is shared stays as it is. */
+/* Where each session is a group of its own for the scheduler (autogroup), nice counts within it
+ * only. The group of a session that is this process's goes before others then; one that is shared
+ * stays as it is. */
 static void lead_session(void)
 {
 	int fd = getsid(0) == getpid() ? open("/proc/self/autogroup", O_WRONLY | O_CLOEXEC) : -1;
@@ -36,7 +37,8 @@ static void lead_session(void)
 	close(fd);
 }
 
-/* hurry requests the shortest slices, 100 us: such a thread preempts others as soon as it wakes (Linux 6.12). */
+/* hurry requests the shortest slices, 100 us: such a thread preempts others as soon as it wakes
+ * (Linux 6.12). */
 static void hurry(void)
 {
 	struct attributes a = { .size = sizeof(a), .nice = -20, .runtime = 100000 };
@@ -63,9 +65,11 @@ int prepare_thread(const struct kerb_intercept_options *o)
 	if (o->pin && sched_setaffinity(0, sizeof(cpus), &cpus))
 		return fail(errno, "pin to CPU %d: %s", o->cpu, strerror(errno));
 	if (o->lock_memory && mlockall(MCL_CURRENT | MCL_FUTURE))
-		return fail(errno, "lock memory: %s: it needs CAP_IPC_LOCK or a larger ulimit -l", strerror(errno));
+		return fail(errno, "lock memory: %s: it needs CAP_IPC_LOCK or a larger ulimit -l",
+			    strerror(errno));
 	if (o->fifo && sched_setscheduler(0, SCHED_FIFO, &priority))
-		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d", o->fifo, strerror(errno), o->fifo);
+		return fail(errno, "SCHED_FIFO %d: %s: it needs CAP_SYS_NICE or ulimit -r %d",
+			    o->fifo, strerror(errno), o->fifo);
 	if (!o->fifo && !o->keep)
 		hurry();
 	return 0;

@@ -4,7 +4,9 @@
 #define US 1000ULL
 
 enum {
-	REALTIME_REST = 100, /* real-time threads owe others 5% (sched_rt_runtime_us; since 6.12 the fair server), net of interrupts */
+	/* real-time threads owe others 5% (sched_rt_runtime_us; since 6.12 the fair server), net of
+	 * interrupts */
+	REALTIME_REST = 100,
 	FIRST_REST = 70,     /* those of nice -20 owe 1 to 3%, */
 	FREE_REST = 30,	     /* and nothing if they have taken that where it delays nothing */
 	LITTLE = 20,	     /* not worth resting */
@@ -40,14 +42,20 @@ static void track(uint64_t *mean, uint64_t *spread, uint64_t sample)
 
 void wait_init(struct wait *w, const struct wait_goals *goals, enum wait_standing standing)
 {
-	*w = (struct wait){ .goals = *goals, .gap = NEVER, .lead = 40 * US, .slip = 50 * US, .gain = 20 * US,
-		.ordinary = standing == WAIT_ORDINARY, .least = standing == WAIT_REALTIME ? REALTIME_REST : 0, .step = FAST };
+	*w = (struct wait){ .goals = *goals,
+			    .gap = NEVER,
+			    .lead = 40 * US,
+			    .slip = 50 * US,
+			    .gain = 20 * US,
+			    .ordinary = standing == WAIT_ORDINARY,
+			    .least = standing == WAIT_REALTIME ? REALTIME_REST : 0,
+			    .step = FAST };
 	w->rest = w->least;
 }
 
-/* aim learns the lead from what came of the last one: a quantile of how early packets and how late timers are, by steps up and
- * down that cancel out when as many packets find this thread awake as are to. Where a lead is too long for a sleep, it is tried
- * again from time to time. */
+/* aim learns the lead from what came of the last one: a quantile of how early packets and how late
+ * timers are, by steps up and down that cancel out when as many packets find this thread awake as
+ * are to. Where a lead is too long for a sleep, it is tried again from time to time. */
 static void aim(struct wait *w, uint64_t time)
 {
 	uint64_t step = w->lead / 1024;
@@ -92,20 +100,31 @@ void wait_arrived(struct wait *w, uint64_t time)
 }
 
 /* over is when the last burst is. */
-static uint64_t over(const struct wait *w) { return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0); }
+static uint64_t over(const struct wait *w)
+{
+	return w->first + (w->length ? w->length + w->length / 4 + 3 * US : 0);
+}
 
-/* A rest is longer the more is owed: each one may end while another program's slice does, which holds it up to the next tick. */
-static uint64_t rest_length(const struct wait *w) { return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000; }
+/* A rest is longer the more is owed: each one may end while another program's slice does, which
+ * holds it up to the next tick. */
+static uint64_t rest_length(const struct wait *w)
+{
+	return 40 * US + 150 * US * w->rest / 1000 * w->rest / 1000;
+}
 
-/* room is how long a rest is that begins behind a burst and is over before the next, and so delays nothing. 0: none is. */
+/* room is how long a rest is that begins behind a burst and is over before the next, and so delays
+ * nothing. 0: none is. */
 static uint64_t room(const struct wait *w)
 {
 	uint64_t begin = over(w) + BEHIND, due = w->first + w->gap;
 
-	return w->gap < w->goals.reach && begin + w->slip + LEAST_REST < due ? min(due - begin, rest_length(w)) : 0;
+	return w->gap < w->goals.reach && begin + w->slip + LEAST_REST < due
+		       ? min(due - begin, rest_length(w))
+		       : 0;
 }
 
-/* ease takes the rest back by a quarter from time to time; an ordinary thread, which sleeps meanwhile, tries whether it is alone. */
+/* ease takes the rest back by a quarter from time to time; an ordinary thread, which sleeps
+ * meanwhile, tries whether it is alone. */
 static void ease(struct wait *w, uint64_t now)
 {
 	if (w->rest <= w->least || now < w->eased + w->step)
@@ -119,7 +138,8 @@ static void ease(struct wait *w, uint64_t now)
 /* spin is a spin, or a rest if it is time for one: behind a burst if that comes soon enough. */
 static struct wait_step spin(struct wait *w, uint64_t now)
 {
-	uint64_t length = room(w), rest = length && !w->ordinary ? max(w->rest, FREE_REST) : w->rest;
+	uint64_t length = room(w),
+		 rest = length && !w->ordinary ? max(w->rest, FREE_REST) : w->rest;
 	uint64_t run = rest ? w->gain * (1000 - rest) / rest : NEVER, ran = now - w->running;
 
 	if (ran < run || (length && ran < 2 * run && (now < over(w) || now > over(w) + BEHIND)))
@@ -131,10 +151,13 @@ static struct wait_step spin(struct wait *w, uint64_t now)
 
 static struct wait_step adapt(struct wait *w, uint64_t now)
 {
-	uint64_t due = w->first + w->gap, late = w->lead + 4 * w->spread, reach = w->goals.reach, patience = w->goals.patience;
-	uint64_t least = w->lead + WORTH - min(w->slip, WORTH - US); /* before a packet is due, for a sleep that is worth it */
+	uint64_t due = w->first + w->gap, late = w->lead + 4 * w->spread, reach = w->goals.reach,
+		 patience = w->goals.patience;
+	/* before a packet is due, for a sleep that is worth it */
+	uint64_t least = w->lead + WORTH - min(w->slip, WORTH - US);
 	bool regular = w->length + least < w->gap && w->lead + late < reach, often = w->gap < reach;
-	bool crowded = w->ordinary && w->rest; /* what it spins it is short of when a packet comes */
+	/* what it spins it is short of when a packet comes */
+	bool crowded = w->ordinary && w->rest;
 
 	ease(w, now);
 	if (patience && now < w->last + max(patience, reach))
@@ -174,10 +197,13 @@ void wait_woke(struct wait *w, uint64_t asked, uint64_t now)
 		w->slip += ((int64_t)(now - asked) - (int64_t)w->slip) / 8;
 }
 
-/* To find out that others are still there costs a tick, so steps get longer each time that it was too early. */
+/* To find out that others are still there costs a tick, so steps get longer each time that it was
+ * too early. */
 void wait_preempted(struct wait *w, uint64_t now)
 {
-	w->step = now < w->eased + 4 * w->step ? min(2 * w->step, SLOW) : w->ordinary ? BRIEF : FAST;
+	w->step = now < w->eased + 4 * w->step ? min(2 * w->step, SLOW)
+		  : w->ordinary		       ? BRIEF
+					       : FAST;
 	w->rest = (uint32_t)min(w->rest + max(FIRST_REST, w->rest / 2), MOST_REST);
 	w->eased = w->running = now;
 }

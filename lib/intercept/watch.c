@@ -37,8 +37,10 @@ void watch_end(struct watch *w)
 
 int watch_add(struct watch *w, int fd, enum watched what)
 {
-	/* A bell continues ringing until it is silenced, which is not every time; others are notified of until they are dealt with. */
-	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0), .data.u32 = what };
+	/* A bell continues ringing until it is silenced, which is not every time; others are
+	 * notified of until they are dealt with. */
+	struct epoll_event e = { .events = EPOLLIN | (what == WATCH_BELL ? EPOLLET : 0),
+				 .data.u32 = what };
 
 	if (fd >= 0 && epoll_ctl(w->fd, EPOLL_CTL_ADD, fd, &e))
 		return fail(errno, "epoll: %s", strerror(errno));
@@ -62,7 +64,8 @@ static int epoll_sleep(int fd, struct epoll_event *events, const struct timespec
 	int n = (int)syscall(SYS_epoll_pwait2, fd, events, EVENTS, t, NULL, 0);
 	struct pollfd one = { .fd = fd, .events = POLLIN };
 
-	if (n >= 0 || (errno != ENOSYS && errno != EPERM)) /* EPERM: seccomp filters that are older than the call */
+	/* EPERM: seccomp filters that are older than the call */
+	if (n >= 0 || (errno != ENOSYS && errno != EPERM))
 		return n;
 	n = ppoll(&one, 1, t, NULL);
 	return n > 0 ? epoll_wait(fd, events, EVENTS, 0) : n;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* AF_XDP: the driver, or the kernel in its place, puts frames into memory of this process (Documentation/networking/af_xdp.rst). */
+/* AF_XDP: the driver, or the kernel in its place, puts frames into memory of this process
+ * (Documentation/networking/af_xdp.rst). */
 #define _GNU_SOURCE
 #include "source.h"
 
@@ -25,10 +26,12 @@ enum { FRAME = 4096, FRAMES = 4096, BUSY_US = 20, BUSY_BUDGET = 64 };
 static uint32_t load(const uint32_t *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 static void store(uint32_t *p, uint32_t v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 
-static int map_queue(const struct xsk *x, struct xsk_queue *q, const struct xdp_ring_offset *o, off_t at, size_t entry)
+static int map_queue(const struct xsk *x, struct xsk_queue *q, const struct xdp_ring_offset *o,
+		     off_t at, size_t entry)
 {
 	q->length = o->desc + x->n * entry;
-	q->memory = mmap(NULL, q->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, x->fd, at);
+	q->memory =
+		mmap(NULL, q->length, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, x->fd, at);
 	if (q->memory == MAP_FAILED) {
 		q->memory = NULL;
 		return fail(errno, "AF_XDP: map a ring: %s", strerror(errno));
@@ -44,20 +47,23 @@ static int register_frames(struct xsk *x)
 {
 	struct xdp_umem_reg reg = { .len = (uint64_t)x->n * FRAME, .chunk_size = FRAME };
 
-	x->frames = mmap(NULL, reg.len, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+	x->frames = mmap(NULL, reg.len, PROT_READ | PROT_WRITE,
+			 MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
 	if (x->frames == MAP_FAILED) {
 		x->frames = NULL;
 		return fail(errno, "AF_XDP: memory for frames: %s", strerror(errno));
 	}
 	reg.addr = (uintptr_t)x->frames;
 	if (setsockopt(x->fd, SOL_XDP, XDP_UMEM_REG, &reg, sizeof(reg)))
-		return fail(errno, "AF_XDP: register %u KiB for frames: %s (ulimit -l?)", x->n * FRAME >> 10, strerror(errno));
+		return fail(errno, "AF_XDP: register %u KiB for frames: %s (ulimit -l?)",
+			    x->n * FRAME >> 10, strerror(errno));
 	return 0;
 }
 
 static int make_rings(struct xsk *x)
 {
-	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING }, size = (int)x->n, code;
+	int options[] = { XDP_UMEM_FILL_RING, XDP_UMEM_COMPLETION_RING, XDP_RX_RING },
+	    size = (int)x->n, code;
 	struct xdp_mmap_offsets o;
 	socklen_t length = sizeof(o);
 
@@ -67,7 +73,8 @@ static int make_rings(struct xsk *x)
 	if (getsockopt(x->fd, SOL_XDP, XDP_MMAP_OFFSETS, &o, &length))
 		return fail(errno, "AF_XDP: %s", strerror(errno));
 	code = map_queue(x, &x->fill, &o.fr, XDP_UMEM_PGOFF_FILL_RING, sizeof(uint64_t));
-	return code ? code : map_queue(x, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
+	return code ? code
+		    : map_queue(x, &x->rx, &o.rx, XDP_PGOFF_RX_RING, sizeof(struct xdp_desc));
 }
 
 static void give(struct xsk *x, uint32_t at, uint64_t frame)
@@ -85,16 +92,24 @@ static void prefer_busy_poll(struct xsk *x)
 		  !setsockopt(x->fd, SOL_SOCKET, SO_BUSY_POLL_BUDGET, &budget, sizeof(budget));
 }
 
-/* bind_queue waits a moment for the queue, 1 ms for each try: the kernel takes its time to let go of a socket before. */
+/* bind_queue waits a moment for the queue, 1 ms for each try: the kernel takes its time to let go
+ * of a socket before. */
 static int bind_queue(struct xsk *x, bool copy, int *tries)
 {
-	struct sockaddr_xdp at = { .sxdp_family = AF_XDP, .sxdp_ifindex = x->ifindex, .sxdp_queue_id = x->queue,
-		.sxdp_flags = (uint16_t)(XDP_USE_NEED_WAKEUP | (copy ? XDP_COPY : 0)) };
+	struct sockaddr_xdp at = { .sxdp_family = AF_XDP,
+				   .sxdp_ifindex = x->ifindex,
+				   .sxdp_queue_id = x->queue,
+				   .sxdp_flags = (uint16_t)(XDP_USE_NEED_WAKEUP |
+							    (copy ? XDP_COPY : 0)) };
 
 	while (bind(x->fd, (void *)&at, sizeof(at))) {
 		if (errno != EBUSY || --*tries <= 0)
-			return fail(errno, "AF_XDP: bind to queue %u of interface %u: %s%s", x->queue, x->ifindex, strerror(errno),
-				    errno == EBUSY ? " (another program's socket has it, or one that wakes a program: delivery: ringbuf does without)" : "");
+			return fail(errno, "AF_XDP: bind to queue %u of interface %u: %s%s",
+				    x->queue, x->ifindex, strerror(errno),
+				    errno == EBUSY
+					    ? " (another program's socket has it, or one that "
+					      "wakes a program: delivery: ringbuf does without)"
+					    : "");
 		usleep(1000);
 	}
 	return 0;
@@ -108,7 +123,8 @@ static int make_socket(struct xsk *x, bool copy, int *tries)
 	x->fd = socket(AF_XDP, SOCK_RAW | SOCK_CLOEXEC, 0);
 	if (x->fd < 0)
 		return fail(errno, "AF_XDP: %s (it needs CAP_NET_RAW)", strerror(errno));
-	setrlimit(RLIMIT_MEMLOCK, &all); /* counts frames before Linux 5.11; if it may not, registering tells */
+	/* counts frames before Linux 5.11; if it may not, registering tells */
+	setrlimit(RLIMIT_MEMLOCK, &all);
 	code = register_frames(x);
 	if (!code)
 		code = make_rings(x);
@@ -129,9 +145,15 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 	socklen_t length = sizeof(zero);
 	int tries = 1000, code;
 
-	*x = (struct xsk){ .fd = -1, .n = FRAMES, .ifindex = if_nametoindex(device), .queue = queue, .lost = UINT64_MAX };
-	code = x->ifindex ? make_socket(x, copy, &tries) : fail(ENODEV, "AF_XDP: there is no interface %s", device);
-	if (!code && !getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) && zero.flags & XDP_OPTIONS_ZEROCOPY)
+	*x = (struct xsk){ .fd = -1,
+			   .n = FRAMES,
+			   .ifindex = if_nametoindex(device),
+			   .queue = queue,
+			   .lost = UINT64_MAX };
+	code = x->ifindex ? make_socket(x, copy, &tries)
+			  : fail(ENODEV, "AF_XDP: there is no interface %s", device);
+	if (!code && !getsockopt(x->fd, SOL_XDP, XDP_OPTIONS, &zero, &length) &&
+	    zero.flags & XDP_OPTIONS_ZEROCOPY)
 		prefer_busy_poll(x);
 	return code;
 }
@@ -139,7 +161,8 @@ int xsk_open(struct xsk *x, const char *device, uint32_t queue, bool copy)
 int xsk_open_bell(struct xsk *x, uint32_t ifindex, uint32_t queue, int *tries)
 {
 	*x = (struct xsk){ .fd = -1, .n = BELL_FRAMES, .ifindex = ifindex, .queue = queue };
-	return make_socket(x, true, tries); /* a driver that does without copying would take its frames from this socket only */
+	/* a driver that does without copying would take its frames from this socket only */
+	return make_socket(x, true, tries);
 }
 
 void xsk_close(struct xsk *x)
@@ -166,7 +189,8 @@ static uint32_t flags_of(const uint8_t *frame, uint32_t len, const struct icpt_m
 	return flags | (frame[m->l3] >> 4 == 6 ? KERB_PACKET_IP6 : KERB_PACKET_IP4);
 }
 
-/* dropped_since counts packets that the socket had no room for. The kernel part does not know of these: they leave gaps in seq. */
+/* dropped_since counts packets that the socket had no room for. The kernel part does not know of
+ * these: they leave gaps in seq. */
 static uint64_t dropped_since(struct xsk *x)
 {
 	struct xdp_statistics s = { 0 };
@@ -190,8 +214,17 @@ static struct kerb_packet packet_of(struct xsk *x, const struct xdp_desc *d)
 		lost += dropped_since(x);
 	x->lost = m.lost;
 	x->seq = m.seq + 1;
-	return (struct kerb_packet){ .frame = frame, .len = d->len, .caplen = d->len, .l3 = m.l3, .l4 = m.l4, .payload = m.payload,
-		.flags = flags_of(frame, d->len, &m), .ifindex = x->ifindex, .seq = m.seq, .sent = m.time, .lost = lost };
+	return (struct kerb_packet){ .frame = frame,
+				     .len = d->len,
+				     .caplen = d->len,
+				     .l3 = m.l3,
+				     .l4 = m.l4,
+				     .payload = m.payload,
+				     .flags = flags_of(frame, d->len, &m),
+				     .ifindex = x->ifindex,
+				     .seq = m.seq,
+				     .sent = m.time,
+				     .lost = lost };
 }
 
 int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
@@ -200,7 +233,8 @@ int xsk_fetch(struct xsk *x, struct kerb_packet *packets, int max)
 	int n = 0;
 
 	for (; at != end && n < max; at++)
-		packets[n++] = packet_of(x, &((const struct xdp_desc *)x->rx.entries)[at & (x->n - 1)]);
+		packets[n++] =
+			packet_of(x, &((const struct xdp_desc *)x->rx.entries)[at & (x->n - 1)]);
 	x->held += (uint32_t)n;
 	return n;
 }
@@ -212,7 +246,8 @@ void xsk_release(struct xsk *x)
 	if (!x->held)
 		return;
 	for (uint32_t i = 0; i < x->held; i++)
-		give(x, to + i, ((const struct xdp_desc *)x->rx.entries)[(at + i) & (x->n - 1)].addr);
+		give(x, to + i,
+		     ((const struct xdp_desc *)x->rx.entries)[(at + i) & (x->n - 1)].addr);
 	store(x->fill.producer, to + x->held);
 	store(x->rx.consumer, at + x->held);
 	x->held = 0;

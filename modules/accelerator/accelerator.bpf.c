@@ -2,7 +2,8 @@
 
 //go:build ignore
 
-/* Local TCP connections skip the network stack where that is faster, and nothing changes that an application relies on. */
+/* Local TCP connections skip the network stack where that is faster, and nothing changes that an
+ * application relies on. */
 #include "close.h"
 #include "listen.h"
 #include "pair.h"

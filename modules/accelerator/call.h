@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Flags of send and recv calls, which the socket does not know: taken from the registers that threads entered the kernel with.
- * Only what is certain counts; a thread in another call, or of a 32-bit program, has no flags. */
+/* Flags of send and recv calls, which the socket does not know: taken from the registers that
+ * threads entered the kernel with. Only what is certain counts; a thread in another call, or of a
+ * 32-bit program, has no flags. */
 #ifndef ACCEL_CALL_H
 #define ACCEL_CALL_H
 
@@ -10,7 +11,8 @@
 #define ACCEL_MSG_OOB	   0x1
 #define ACCEL_MSG_WAITALL  0x100
 #define ACCEL_MSG_ZEROCOPY 0x4000000
-#define ACCEL_WAITERS	  4 /* entries of a wait queue that are examined; more than one thread at one socket is rare */
+/* entries of a wait queue that are examined; more than one thread at one socket is rare */
+#define ACCEL_WAITERS	  4
 
 /* The lower half of a pointer, as a number: the verifier allows arithmetic on no more than that. */
 static __always_inline __u32 accel_ptr_low32(const void *p)
@@ -21,7 +23,8 @@ static __always_inline __u32 accel_ptr_low32(const void *p)
 	return low;
 }
 
-/* Where registers lie above the lower end of a kernel stack; the same for all threads of this machine. */
+/* Where registers lie above the lower end of a kernel stack; the same for all threads of this
+ * machine. */
 static __always_inline __u32 accel_regs_offset(void)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -64,10 +67,14 @@ static __always_inline __u32 accel_send_flags(void)
 
 	if (!accel_call((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), &c))
 		return 0;
-	return c.number == (c.x86 ? 46 : 211) ? c.third : c.number == (c.x86 ? 44 : 206) ? c.fourth : 0; /* sendmsg, sendto */
+	/* sendmsg, sendto */
+	return c.number == (c.x86 ? 46 : 211)	? c.third
+	       : c.number == (c.x86 ? 44 : 206) ? c.fourth
+						: 0;
 }
 
-/* The descriptor that the running thread sends through: by write, writev, pwritev2, sendfile, send..., splice. */
+/* The descriptor that the running thread sends through: by write, writev, pwritev2, sendfile,
+ * send..., splice. */
 static __noinline __u32 accel_send_fd(void)
 {
 	struct accel_call c;
@@ -86,7 +93,9 @@ static __noinline __u32 accel_send_fd(void)
 
 struct accel_waiting {
 	__u32 threads;	 /* blocked in a call for this socket, or about to be */
-	__u32 receivers; /* of these: not sending (write, writev, sendfile, send..., splice), nor about to return from connect */
+	/* of these: not sending (write, writev, sendfile, send..., splice), nor about to return
+	 * from connect */
+	__u32 receivers;
 	__u32 flags;	 /* of calls that receive */
 	__u64 receiver;	 /* one of them */
 };
@@ -100,32 +109,41 @@ static __always_inline void accel_task_is_waiting(struct accel_waiting *w, __u64
 	if (!accel_call(stack + accel_regs_offset(), &c))
 		return;
 	n = c.number;
-	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 || n == 42 :
-		    n == 64 || n == 66 || n == 71 || n == 206 || n == 211 || n == 76 || n == 269 || n == 203)
+	if (c.x86 ? n == 1 || n == 20 || n == 40 || n == 44 || n == 46 || n == 275 || n == 307 ||
+			    n == 42
+		  : n == 64 || n == 66 || n == 71 || n == 206 || n == 211 || n == 76 || n == 269 ||
+			    n == 203)
 		return;
 	w->receivers++;
 	w->receiver = task;
-	w->flags |= n == (c.x86 ? 47 : 212) ? c.third : n == (c.x86 ? 45 : 207) ? c.fourth : 0; /* recvmsg, recvfrom */
+	/* recvmsg, recvfrom */
+	w->flags |= n == (c.x86 ? 47 : 212) ? c.third : n == (c.x86 ? 45 : 207) ? c.fourth : 0;
 }
 
-/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no stack where we look for it. */
+/* Who waits for this socket by a blocking call. Entries of epoll have no task, those of poll no
+ * stack where we look for it. */
 static __always_inline struct accel_waiting accel_find_waiting(__u64 sk)
 {
-	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq), head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
-	__u64 at = (__u64)accel_get(accel_cast(struct socket_wq, wq), wait.head.next), address, stack, leader;
+	__u64 wq = (__u64)accel_get(accel_sock(sk), sk_wq),
+	      head = wq + bpf_core_field_offset(struct socket_wq, wait.head);
+	__u64 at = (__u64)accel_get(accel_cast(struct socket_wq, wq), wait.head.next), address,
+	      stack, leader;
 	struct accel_waiting w = {};
 	struct wait_queue_entry *entry;
 	struct task_struct *task;
 	int i;
 
 	for (i = 0; i < ACCEL_WAITERS && wq && at && at != head; i++) {
-		entry = accel_cast(struct wait_queue_entry, at - bpf_core_field_offset(struct wait_queue_entry, entry));
+		entry = accel_cast(struct wait_queue_entry,
+				   at - bpf_core_field_offset(struct wait_queue_entry, entry));
 		at = (__u64)accel_get(entry, entry.next);
 		address = (__u64)accel_get(entry, private);
 		task = accel_cast(struct task_struct, address);
 		stack = address ? (__u64)accel_get(task, stack) : 0;
 		leader = (__u64)accel_get(task, group_leader);
-		if (!stack || stack & 4095 || (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) != leader)
+		if (!stack || stack & 4095 ||
+		    (__u64)accel_get(accel_cast(struct task_struct, leader), group_leader) !=
+			    leader)
 			continue;
 		accel_task_is_waiting(&w, address, stack);
 	}

@@ -30,7 +30,8 @@ static __always_inline void accel_learn_unanswered(struct bpf_sock_ops *ops)
 		__sync_fetch_and_add(&d->offers, 1);
 }
 
-/* No local socket has answered, although the other end has acknowledged data and so knows the connection. */
+/* No local socket has answered, although the other end has acknowledged data and so knows the
+ * connection. */
 static __always_inline void accel_is_unanswered(struct bpf_sock_ops *ops, struct accel_end *e)
 {
 	accel_learn_unanswered(ops);
@@ -47,17 +48,22 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 		accel_idle_message(e, cookie, accel_about_now());
 		if (e->rare < ACCEL_DEAF)
 			return;
-		e->written = ops->snd_nxt; /* this call alone is a tenth of a turn now and then; `age` sees others by that, but later */
-		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+		/* this call alone is a tenth of a turn now and then; `age` sees others by that, but
+		 * later */
+		e->written = ops->snd_nxt;
+		bpf_sock_ops_cb_flags_set(ops,
+					  ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 		return;
 	}
 	if (e && !e->peer && !e->stop && e->is_client && ops->snd_una != e->pair.client)
 		accel_is_unanswered(ops, e);
 	if (!e || accel_pair_remove(e, cookie))
-		bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
+		bpf_sock_ops_cb_flags_set(ops,
+					  ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
-/* Whether a connection counts as a sample of the lengths of connections there: not if it was stopped for another reason. */
+/* Whether a connection counts as a sample of the lengths of connections there: not if it was
+ * stopped for another reason. */
 static __always_inline int accel_counts_as_sample(const struct accel_end *e)
 {
 	__u32 why = accel_stopped(e);
@@ -65,8 +71,9 @@ static __always_inline int accel_counts_as_sample(const struct accel_end *e)
 	return !why || why == ACCEL_CLOSED || why == ACCEL_STREAM;
 }
 
-/* Moves the average of this destination's connections by a quarter of the difference. It begins high: some ten short connections
- * make a destination short, and not one that a pool of long ones begins with. */
+/* Moves the average of this destination's connections by a quarter of the difference. It begins
+ * high: some ten short connections make a destination short, and not one that a pool of long ones
+ * begins with. */
 static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const struct accel_end *e)
 {
 	__u32 now = 16 * (e->turns < ACCEL_TURNS_MOST ? e->turns : ACCEL_TURNS_MOST);
@@ -80,18 +87,20 @@ static __always_inline void accel_learn_turns(struct bpf_sock_ops *ops, const st
 	d->turns = average - average / 4 + now / 4;
 }
 
-static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
+static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_end *e,
+					 __u64 cookie)
 {
 	struct accel_end *peer = e->peer ? accel_end(e->peer) : 0;
 
 	if (e->peer && e->is_client && accel_counts_as_sample(e))
 		accel_learn_turns(ops, e);
-	else if (!e->peer && e->is_client && accel_stopped(e) == ACCEL_EXECUTABLE) /* the server's, which answered so */
+	else if (!e->peer && e->is_client &&
+		 accel_stopped(e) == ACCEL_EXECUTABLE) /* the server's, which answered so */
 		accel_learn_unanswered(ops);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);
-	if (accel_may_remove_one(
-		    e, peer)) /* else it stays until its descriptor is closed, and it can no longer be found */
+	if (accel_may_remove_one(e, peer)) /* else it stays until its descriptor is closed, and it
+					      can no longer be found */
 		accel_sock_remove(e, cookie);
 	if (e->uncounted)
 		accel_flush(e);

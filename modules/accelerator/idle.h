@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Pairs that are silent for long go out of the map, since the kernel keeps a sk_psock (1 KiB) for each socket in it, and come back
- * when they talk again. Programs cannot put a socket in at that moment, nor is there one when nothing happens: the agent runs `age`,
- * takes out what it finds, and puts in what asks for it.
+/* Pairs that are silent for long go out of the map, since the kernel keeps a sk_psock (1 KiB) for
+ * each socket in it, and come back when they talk again. Programs cannot put a socket in at that
+ * moment, nor is there one when nothing happens: the agent runs `age`, takes out what it finds, and
+ * puts in what asks for it.
  *
- * A message that is sent while its socket goes must neither be lost nor overtake. Who sends by the sk_msg program holds a reference
- * to its psock all the time, and examines stop after it has taken it; we set stop and examine references then. So with no more
- * than the map's no call is in progress, and later ones use plain TCP. One reference too many, such as of a thread that waits in
+ * A message that is sent while its socket goes must neither be lost nor overtake. Who sends by the
+ * sk_msg program holds a reference to its psock all the time, and examines stop after it has taken
+ * it; we set stop and examine references then. So with no more than the map's no call is in
+ * progress, and later ones use plain TCP. One reference too many, such as of a thread that waits in
  * recv, and the pair stays. */
 #ifndef ACCEL_IDLE_H
 #define ACCEL_IDLE_H
@@ -20,7 +22,8 @@ struct accel_age {
 	__u32 tended; /* ends that may be found another time */
 };
 
-/* Returns what was there before. A walk that begins after a pair has been notified of finds it: it is in ends by then. */
+/* Returns what was there before. A walk that begins after a pair has been notified of finds it: it
+ * is in ends by then. */
 static __always_inline int accel_set_unpaired(int is)
 {
 	__u32 zero = 0, *was = bpf_map_lookup_elem(&unpaired, &zero);
@@ -52,23 +55,28 @@ static __always_inline int accel_resume(struct accel_end *e)
 }
 
 /* Both have stopped. In the order of accel_may_remove. */
-static __always_inline int accel_is_unused(const struct accel_end *e, __u64 cookie, const struct accel_end *peer,
-					   __u64 other)
+static __always_inline int accel_is_unused(const struct accel_end *e, __u64 cookie,
+					   const struct accel_end *peer, __u64 other)
 {
 	if (accel_references(e->sk) > 1 || accel_references(peer->sk) > 1)
 		return 0;
 	accel_barrier();
-	return accel_queue_empty(e->sk) && accel_queue_empty(peer->sk) && accel_cookie(e->sk) == cookie && accel_cookie(peer->sk) == other;
+	return accel_queue_empty(e->sk) && accel_queue_empty(peer->sk) &&
+	       accel_cookie(e->sk) == cookie && accel_cookie(peer->sk) == other;
 }
 
-/* Marks both ends to be taken out, before it looks whether that may be: an end that is about to come back looks for the mark. */
-static __always_inline int accel_mark_idle(struct accel_end *e, __u64 cookie, struct accel_end *peer, __u64 other)
+/* Marks both ends to be taken out, before it looks whether that may be: an end that is about to
+ * come back looks for the mark. */
+static __always_inline int accel_mark_idle(struct accel_end *e, __u64 cookie,
+					   struct accel_end *peer, __u64 other)
 {
 	int in = e->out == ACCEL_IN && peer->out == ACCEL_IN;
 	__u8 one = 1;
 
-	if (accel_pause(e) && accel_pause(peer) && !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY) &&
-	    !bpf_map_update_elem(&drained, &other, &one, BPF_ANY) && accel_is_unused(e, cookie, peer, other)) {
+	if (accel_pause(e) && accel_pause(peer) &&
+	    !bpf_map_update_elem(&drained, &cookie, &one, BPF_ANY) &&
+	    !bpf_map_update_elem(&drained, &other, &one, BPF_ANY) &&
+	    accel_is_unused(e, cookie, peer, other)) {
 		e->out = ACCEL_ASIDE;
 		peer->out = ACCEL_ASIDE;
 		if (in)
@@ -91,11 +99,12 @@ static __always_inline int accel_request_resume(const struct accel_end *e, __u64
 	return !bpf_ringbuf_output(&returning, &r, sizeof(r), 0);
 }
 
-#define ACCEL_AGAIN 1000 /* as accel_now: the next question, if there is no answer; twice as long each time, but */
+/* as accel_now: the next question, if there is no answer; twice as long each time, but */
+#define ACCEL_AGAIN 1000
 #define ACCEL_TIRED 12	 /* times at most */
 
-/* An end that is aside has sent something. The pair wants to come back when both ends have within the time of idleness, the client
- * twice: who talks less than that would go again at once. */
+/* An end that is aside has sent something. The pair wants to come back when both ends have within
+ * the time of idleness, the client twice: who talks less than that would go again at once. */
 static __always_inline void accel_idle_message(struct accel_end *e, __u64 cookie, __u32 now)
 {
 	__u32 before = e->heard;
@@ -103,7 +112,8 @@ static __always_inline void accel_idle_message(struct accel_end *e, __u64 cookie
 	struct accel_end *peer;
 
 	e->heard = now;
-	if (!cfg || (cfg->idle && now - before >= cfg->idle)) { /* what is rare has cold caches: no more than necessary */
+	/* what is rare has cold caches: no more than necessary */
+	if (!cfg || (cfg->idle && now - before >= cfg->idle)) {
 		e->rare += e->rare < ACCEL_DEAF;
 		return;
 	}
@@ -111,7 +121,8 @@ static __always_inline void accel_idle_message(struct accel_end *e, __u64 cookie
 	if (!peer || accel_is_off(cfg) || (cfg->idle && now - peer->heard >= cfg->idle) ||
 	    (e->asked && now - e->last < (__u32)ACCEL_AGAIN << e->asked))
 		return;
-	if (accel_stopped(peer) || accel_has_unsupported_options(e->sk) || accel_has_unsupported_options(peer->sk)) {
+	if (accel_stopped(peer) || accel_has_unsupported_options(e->sk) ||
+	    accel_has_unsupported_options(peer->sk)) {
 		accel_stop_both(e, peer, accel_stopped(peer) ?: ACCEL_OPTION);
 		return;
 	}
@@ -129,14 +140,16 @@ static __always_inline void accel_listen(struct accel_end *e, __u64 cookie, __u3
 	__u64 sk = e->sk;
 	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
 
-	if (e->out != ACCEL_ASIDE || e->rare < ACCEL_DEAF || written == e->written || accel_cookie(sk) != cookie)
+	if (e->out != ACCEL_ASIDE || e->rare < ACCEL_DEAF || written == e->written ||
+	    accel_cookie(sk) != cookie)
 		return;
 	e->written = written;
 	accel_idle_message(e, cookie, now);
 }
 
 /* Ends that have stopped permanently, without a callback for acknowledgements since. */
-static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie, struct accel_end *peer)
+static __always_inline void accel_age_stopped(struct accel_end *e, __u64 cookie,
+					      struct accel_end *peer)
 {
 	__u8 one = 1;
 
@@ -175,8 +188,9 @@ static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct acc
 	return 0;
 }
 
-/* An end of an idle pair sends by the sk_msg program, so that it is in the map again, unless it has not gone yet. When both have done
- * so, which also shows that they are in no recv call of before, they take turns as at the beginning. */
+/* An end of an idle pair sends by the sk_msg program, so that it is in the map again, unless it has
+ * not gone yet. When both have done so, which also shows that they are in no recv call of before,
+ * they take turns as at the beginning. */
 static __always_inline void accel_resumed(struct accel_end *e, __u64 cookie, struct accel_end *peer)
 {
 	int own, others;

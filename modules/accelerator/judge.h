@@ -63,7 +63,8 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
 	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
-	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^ (__u32)accel_modified(inode);
+	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
+		       (__u32)accel_modified(inode);
 	if (accel_matches_each(&f)) {
 		f.device |= ACCEL_PROCESS;
 		f.generation ^= accel_process_of(task);
@@ -74,7 +75,8 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 /* Of the process that this code runs in, which has to be the socket's. */
 #define accel_current_file() accel_file_of(bpf_get_current_task())
 
-static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64 netns, __u32 port, __u32 listens)
+static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64 netns, __u32 port,
+				     __u32 listens)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address);
 	__u64 inode = accel_inode_of(address), leader = (__u64)accel_get(task, group_leader);
@@ -87,18 +89,23 @@ static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64
 	e->port = port;
 	e->listens = listens;
 	e->zero = 0;
-	return bpf_probe_read_kernel(e->comm, sizeof(e->comm), (void *)(address + bpf_core_field_offset(struct task_struct, comm)));
+	return bpf_probe_read_kernel(
+		e->comm, sizeof(e->comm),
+		(void *)(address + bpf_core_field_offset(struct task_struct, comm)));
 }
 
-/* Asks the control plane about a process: once, and again after a second without an answer, as some have
- * ended when they are examined. */
-static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f, __u64 netns, __u32 port, __u32 listens)
+/* Asks the control plane about a process: once, and again after a second without an answer, as some
+ * have ended when they are examined. */
+static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f, __u64 netns,
+					    __u32 port, __u32 listens)
 {
-	struct accel_executable asked = {.verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns()}, *known;
+	struct accel_executable asked = { .verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns() },
+				*known;
 	struct accel_event *e;
 
 	known = bpf_map_lookup_elem(&executables, f);
-	if (!f->inode || (known && (known->verdict != ACCEL_ASKED || asked.since - known->since < 1000000000ull)))
+	if (!f->inode || (known && (known->verdict != ACCEL_ASKED ||
+				    asked.since - known->since < 1000000000ull)))
 		return;
 	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
 	if (!e)
@@ -110,12 +117,14 @@ static __always_inline void accel_ask_about(__u64 task, const struct accel_file 
 }
 
 /* The same about the process that this code runs in. */
-#define accel_ask(f, netns, port, listens) accel_ask_about(bpf_get_current_task(), f, netns, port, listens)
+#define accel_ask(f, netns, port, listens) \
+	accel_ask_about(bpf_get_current_task(), f, netns, port, listens)
 
 #define ACCEL_IO_WORKER 0x10 /* PF_IO_WORKER */
 
-/* Whether a thread, or the one that its process began with, has ever used io_uring. What is received by it, armed by poll or by a
- * thread of the kernel, shows in no wait queue, so that nothing of what redirected sockets cannot do would be seen. */
+/* Whether a thread, or the one that its process began with, has ever used io_uring. What is
+ * received by it, armed by poll or by a thread of the kernel, shows in no wait queue, so that
+ * nothing of what redirected sockets cannot do would be seen. */
 static __always_inline int accel_uses_uring(__u64 address)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address), *leader;
@@ -143,8 +152,8 @@ static __always_inline enum accel_reason accel_examine_calls(const struct accel_
 
 #define ACCEL_BLOCKED 4 /* connections */
 
-/* A thread does what redirected sockets cannot: its connection, and its program, do not take part any more. Returns why, or that it
- * is allowed to. */
+/* A thread does what redirected sockets cannot: its connection, and its program, do not take part
+ * any more. Returns why, or that it is allowed to. */
 static __noinline int accel_exclude_program(__u64 task, enum accel_reason why)
 {
 	struct accel_file f = accel_file_of(task);
@@ -162,7 +171,8 @@ static __noinline int accel_exclude_program(__u64 task, enum accel_reason why)
 
 #define ACCEL_PROVEN 32 /* messages */
 
-/* The running program has sent so much on a connection without being seen to block: on others it did so by exception. */
+/* The running program has sent so much on a connection without being seen to block: on others it
+ * did so by exception. */
 static __noinline int accel_readmit_program(void)
 {
 	struct accel_file f = accel_current_file();

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the programs read of the kernel's own structures (CO-RE: only names count, offsets come from the running kernel), and
- * how. Sockets are read by address without a reference: memory of TCP sockets stays memory of TCP sockets within an RCU section
- * (SLAB_TYPESAFE_BY_RCU), reading is fault-safe, and a cookie that is the same before and after says whose it was. */
+/* What the programs read of the kernel's own structures (CO-RE: only names count, offsets come from
+ * the running kernel), and how. Sockets are read by address without a reference: memory of TCP
+ * sockets stays memory of TCP sockets within an RCU section (SLAB_TYPESAFE_BY_RCU), reading is
+ * fault-safe, and a cookie that is the same before and after says whose it was. */
 #ifndef ACCEL_KERNEL_H
 #define ACCEL_KERNEL_H
 
@@ -181,18 +182,21 @@ struct task_struct {
 
 #pragma clang attribute pop
 
-/* Since Linux 6.2 a cast can declare to the verifier what an address points to. Loads are then loads, a tenth of a probe_read call. */
+/* Since Linux 6.2 a cast can declare to the verifier what an address points to. Loads are then
+ * loads, a tenth of a probe_read call. */
 void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define ACCEL_TYPED (bpf_rdonly_cast != 0)
 
 /* from and address have to be variables: what is read to find them would count as the kernel's. */
 
-#define accel_cast(type, address) \
-	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) : (type *)(address))
+#define accel_cast(type, address)                                                                \
+	(ACCEL_TYPED ? (type *)bpf_rdonly_cast((void *)(address), bpf_core_type_id_kernel(type)) \
+		     : (type *)(address))
 #define accel_get(from, member) \
 	(ACCEL_TYPED ? (from)->member : BPF_CORE_READ(from, member))
 #define accel_get_bits(from, member) /* whose size differs between kernels */ \
-	(ACCEL_TYPED ? BPF_CORE_READ_BITFIELD(from, member) : BPF_CORE_READ_BITFIELD_PROBED(from, member))
+	(ACCEL_TYPED ? BPF_CORE_READ_BITFIELD(from, member)                   \
+		     : BPF_CORE_READ_BITFIELD_PROBED(from, member))
 
 #define accel_sock(address) accel_cast(struct sock, address)
 
@@ -200,8 +204,8 @@ void *bpf_rdonly_cast(const void *address, __u32 type) __ksym __weak;
 #define accel_now() ((__u32)(bpf_ktime_get_ns() >> 20) | 1)
 #define accel_about_now() ((__u32)(bpf_ktime_get_coarse_ns() >> 20) | 1)
 
-/* What is read before it is read before what is read behind it. x86 guarantees that; elsewhere an atomic operation that returns
- * a value is a full barrier (Documentation/atomic_t.txt). */
+/* What is read before it is read before what is read behind it. x86 guarantees that; elsewhere an
+ * atomic operation that returns a value is a full barrier (Documentation/atomic_t.txt). */
 static __always_inline void accel_barrier(void)
 {
 	struct pt_regs *regs = 0;
@@ -230,9 +234,11 @@ static __always_inline __u64 accel_psock(__u64 sk)
 /* Whether all that was ever redirected to it has been read. */
 static __always_inline int accel_queue_empty(__u64 sk)
 {
-	__u64 psock = accel_psock(sk), head = psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
+	__u64 psock = accel_psock(sk),
+	      head = psock + bpf_core_field_offset(struct sk_psock, ingress_msg);
 
-	return !psock || (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
+	return !psock ||
+	       (__u64)accel_get(accel_cast(struct sk_psock, psock), ingress_msg.next) == head;
 }
 
 static __always_inline __u32 accel_references(__u64 sk)
@@ -240,8 +246,8 @@ static __always_inline __u32 accel_references(__u64 sk)
 	return accel_get(accel_cast(struct sk_psock, accel_psock(sk)), refcnt.refs.counter);
 }
 
-/* Options that promise something about bytes which redirected messages do not keep, on either side. Busy polling would not find
- * them. */
+/* Options that promise something about bytes which redirected messages do not keep, on either side.
+ * Busy polling would not find them. */
 static __always_inline int accel_has_unsupported_options(__u64 address)
 {
 	struct tcp_sock *tp = accel_cast(struct tcp_sock, address);
@@ -249,7 +255,8 @@ static __always_inline int accel_has_unsupported_options(__u64 address)
 	__u64 flags = 1ull << bpf_core_enum_value(enum sock_flags, SOCK_RCVTSTAMP) |
 		      1ull << bpf_core_enum_value(enum sock_flags, SOCK_ZEROCOPY);
 
-	return (accel_get(sk, __sk_common.skc_flags) & flags) || accel_get_bits(sk, sk_tsflags) || accel_get(sk, sk_rcvlowat) > 1 ||
+	return (accel_get(sk, __sk_common.skc_flags) & flags) || accel_get_bits(sk, sk_tsflags) ||
+	       accel_get(sk, sk_rcvlowat) > 1 ||
 	       accel_get(sk, sk_peek_off) >= 0 /* TCP has it since Linux 6.9 */ ||
 	       accel_get(tp, inet_conn.icsk_ulp_ops) || accel_get_bits(tp, recvmsg_inq) ||
 	       (bpf_core_field_exists(sk->sk_ll_usec) && accel_get(sk, sk_ll_usec));
@@ -259,7 +266,8 @@ static __always_inline int accel_open(__u64 address)
 {
 	struct sock *sk = accel_sock(address);
 
-	return accel_get(sk, __sk_common.skc_state) == BPF_TCP_ESTABLISHED && !accel_get_bits(sk, sk_shutdown);
+	return accel_get(sk, __sk_common.skc_state) == BPF_TCP_ESTABLISHED &&
+	       !accel_get_bits(sk, sk_shutdown);
 }
 
 #endif

@@ -1,40 +1,54 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the data plane of the accelerator, its control plane and tests share: maps, their layouts, and the reasons why a connection
- * stays with TCP. Host byte order but where said; times in ns of CLOCK_MONOTONIC. layout.go mirrors it, a test compares both.
+/* What the data plane of the accelerator, its control plane and tests share: maps, their layouts,
+ * and the reasons why a connection stays with TCP. Host byte order but where said; times in ns of
+ * CLOCK_MONOTONIC. layout.go mirrors it, a test compares both.
  *
- *	config		ARRAY, 1	accel_config	written by the control plane; mode ACCEL_OFF switches all off, losing nothing
+ *	config		ARRAY, 1	accel_config	written by the control plane; mode ACCEL_OFF
+ *							switches all off, losing nothing
  *	members		HASH		accel_service	by netns cookie: who may
- *	ports		ARRAY, 1024	u64		bit port % 64 of element port / 64: the server's port may be accelerated
- *	visibles	ARRAY		accel_visible	connections that must stay visible use plain TCP; config.visibles of them
- *	executables	HASH		accel_executable	by accel_file: what the control plane thinks of a program
- *	listeners	LRU_HASH	accel_listener	by accel_port: whose listening socket it is. The control plane may add those that
+ *	ports		ARRAY, 1024	u64		bit port % 64 of element port / 64: the
+ *							server's port may be accelerated
+ *	visibles	ARRAY		accel_visible	connections that must stay visible use plain
+ *							TCP; config.visibles of them
+ *	executables	HASH		accel_executable	by accel_file: what the control
+ *								plane thinks of a program
+ *	listeners	LRU_HASH	accel_listener	by accel_port: whose listening socket it is.
+ *							The control plane may add those that
  *							were there before
- *	destinations	LRU_HASH	accel_destination	by accel_address: whether offers there are answered, and how long
+ *	destinations	LRU_HASH	accel_destination	by accel_address: whether offers
+ *								there are answered, and how long
  *							connections last
- *	offers		HASH		accel_offer	by accel_pair: clients that a server may answer
+ *	offers		HASH		accel_offer	by accel_pair: clients that a server may
+ *							answer
  *	ends		HASH		accel_end	by socket cookie: the sockets that take part
- *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on it
+ *	sockets		SOCKHASH	u64		by socket cookie; the sk_msg program is on
+ *							it
  *	counts		HASH		accel_counts	by accel_route
  *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
  *	events		RINGBUF		accel_event	programs that are not examined yet
- *	off		ARRAY, 1	u32		1: about to be detached. No socket enrols any more, and nothing is redirected
- *	shares		HASH		u32		by number of a service: clients that it has in `ends`
- *	drained		HASH		u8		by socket cookie: what `drain` and `age` have found
- *	returning	RINGBUF		accel_return	sockets that went out while they were idle, and talk again
+ *	off		ARRAY, 1	u32		1: about to be detached. No socket enrols
+ *							any more, and nothing is redirected
+ *	shares		HASH		u32		by number of a service: clients that it has
+ *							in `ends`
+ *	drained		HASH		u8		by socket cookie: what `drain` and `age`
+ *							have found
+ *	returning	RINGBUF		accel_return	sockets that went out while they were idle,
+ *							and talk again
  *
- * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts into `drained` the sockets that
- * can go, without a byte in any queue: user space deletes these from `sockets`. What it returns is the number of those that cannot
- * go yet.
+ * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts
+ * into `drained` the sockets that can go, without a byte in any queue: user space deletes these
+ * from `sockets`. What it returns is the number of those that cannot go yet.
  *
- * Idle connections: `age`, run every second, puts their sockets into `drained` as well; user space deletes them from `sockets`, and
- * puts those back that `returning` reports.
+ * Idle connections: `age`, run every second, puts their sockets into `drained` as well; user space
+ * deletes them from `sockets`, and puts those back that `returning` reports.
  */
 #ifndef ACCEL_LAYOUT_H
 #define ACCEL_LAYOUT_H
 
 #include <linux/types.h>
 
-#define ACCEL_CONNECTIONS 65536 /* max_entries as compiled; twice for ends and sockets. The control plane may set them at load */
+/* max_entries as compiled; twice for ends and sockets. The control plane may set them at load */
+#define ACCEL_CONNECTIONS 65536
 #define ACCEL_DRAINED	  8192 /* found at once; the next run finds others */
 #define ACCEL_VISIBLES	  32
 #define ACCEL_NOBODY	  0xffffffff /* the other service is not known */
@@ -42,43 +56,58 @@
 enum accel_mode {
 	ACCEL_OFF = 0,	    /* no socket enrols, everything uses plain TCP */
 	ACCEL_ADAPTIVE = 1,
-	ACCEL_ALL = 2,	    /* the published design: enrol everything, redirect everything that order permits */
+	/* the published design: enrol everything, redirect everything that order permits */
+	ACCEL_ALL = 2,
 };
 
 struct accel_config {
 	__u32 mode;
 	__u32 visibles;		/* elements of that map that count */
 	__u32 warm;		/* answers that an end waits for before it redirects: 1 */
-	__u32 pass_messages;	/* a side that has sent more than this without an answer continues by TCP ... */
+	/* a side that has sent more than this without an answer continues by TCP ... */
+	__u32 pass_messages;
 	__u32 pass_bytes;
 	__u32 leave_messages;	/* ... and with more than this the connection leaves permanently */
 	__u32 leave_bytes;
-	__u32 backlog;		/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
-	__u32 min_turns;	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
-	__u32 retry;		/* ... but for one of this many; as well where the other end was not found. A power of two */
-	__u32 quota;		/* connections that one service's clients may have at a time, but for the node itself. 0: any number */
-	__u32 idle;		/* time without a message after which a pair goes out until it talks again; see accel_now. 0: never */
+	/* bytes that may wait in the receiver's queue; the next goes by TCP, which can push back */
+	__u32 backlog;
+	/* average of turns times 16 of a destination's connections; below, they do not enrol ... */
+	__u32 min_turns;
+	/* ... but for one of this many; as well where the other end was not found. A power of
+	 * two */
+	__u32 retry;
+	/* connections that one service's clients may have at a time, but for the node itself. 0:
+	 * any number */
+	__u32 quota;
+	/* time without a message after which a pair goes out until it talks again; see accel_now.
+	 * 0: never */
+	__u32 idle;
 };
 
 /* accel_service.flags */
-#define ACCEL_WITHIN   (1 << 0) /* only connections that stay in the namespace; others pass modules that must see them */
-#define ACCEL_SEARCHED (1 << 1) /* the data plane's: programs that have listened there before are known */
+/* only connections that stay in the namespace; others pass modules that must see them */
+#define ACCEL_WITHIN   (1 << 0)
+/* the data plane's: programs that have listened there before are known */
+#define ACCEL_SEARCHED (1 << 1)
 
 struct accel_service {
 	__u32 id;    /* the control plane's number; 0: the node itself (sockets by cgroup) */
 	__u32 flags;
 };
 
-/* first <= the server's port <= last and (server's or client's address & mask) == address; IPv4 as ::ffff:a.b.c.d */
+/* first <= the server's port <= last and (server's or client's address & mask) == address; IPv4 as
+ * ::ffff:a.b.c.d */
 struct accel_visible {
 	__u32 address[4], mask[4]; /* network byte order */
 	__u16 first, last;
 	__u32 zero;
 };
 
-#define ACCEL_PROCESS (1u << 31) /* accel_file.device: one process of the file, which generation has a number for, too */
+/* accel_file.device: one process of the file, which generation has a number for, too */
+#define ACCEL_PROCESS (1u << 31)
 
-/* An executable file. Kept together with its generation, since inode numbers come again, and with a number for its contents. */
+/* An executable file. Kept together with its generation, since inode numbers come again, and with a
+ * number for its contents. */
 struct accel_file {
 	__u64 inode;
 	__u32 device;	  /* as the kernel has it: major << 20 | minor; majors end at 511 */
@@ -90,15 +119,20 @@ enum accel_verdict {
 	ACCEL_SAFE = 2,
 	ACCEL_UNSAFE = 3, /* by examination or configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
-	ACCEL_ALLOWED = 5, /* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a reset comes */
-	ACCEL_EACH = 6,	   /* depends on how a process is configured: each has a verdict of its own */
+	/* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a
+	 * reset comes */
+	ACCEL_ALLOWED = 5,
+	/* depends on how a process is configured: each has a verdict of its own */
+	ACCEL_EACH = 6,
 };
 
 struct accel_executable {
 	__u32 verdict;
 	__u32 reason; /* enum accel_reason, of ACCEL_CAUGHT */
 	__u64 since;
-	__u32 blocked; /* connections on which it was seen to block in recv: many programs do so on one, while they begin */
+	/* connections on which it was seen to block in recv: many programs do so on one, while they
+	 * begin */
+	__u32 blocked;
 	__u32 zero;
 };
 
@@ -109,7 +143,9 @@ struct accel_port {
 };
 
 struct accel_listener {
-	struct accel_file file; /* inode 0: it listened before we came; whose it is shows when an accepted connection closes */
+	/* inode 0: it listened before we came; whose it is shows when an accepted connection
+	 * closes */
+	struct accel_file file;
 	__u64 sk, cookie;	/* of the first socket that listened there */
 	__u32 mixed;		/* different programs listen on it, on different addresses: plain */
 	__u32 zero;
@@ -129,23 +165,26 @@ struct accel_destination {
 	__u32 zero;
 };
 
-/* A connection by what both ends see of it, whatever lies between: the first sequence numbers behind the SYNs. */
+/* A connection by what both ends see of it, whatever lies between: the first sequence numbers
+ * behind the SYNs. */
 struct accel_pair {
 	__u32 client, server;
 };
 
 struct accel_offer {
 	__u64 client; /* cookie */
-	__u64 server; /* cookie of the socket that answered, 0: none yet. A third makes the pair plain */
+	/* cookie of the socket that answered, 0: none yet. A third makes the pair plain */
+	__u64 server;
 };
 
 /* Times of ends, as accel_now tells them: in 2^20 ns, about a millisecond. They wrap after 52 days.
  *
- * One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg program, or while it is out of the map
- * for TCP's callbacks), *any* atomically. There are two for each connection: with key and the kernel's own 56 bytes they are to fit
- * into 192. */
+ * One socket. Who is written by whom matters: *own* under this socket's lock (in the sk_msg
+ * program, or while it is out of the map for TCP's callbacks), *any* atomically. There are two for
+ * each connection: with key and the kernel's own 56 bytes they are to fit into 192. */
 struct accel_end {
-	__u64 sk;	   /* address of struct sock, for reading; valid as long as its cookie is what we think */
+	/* address of struct sock, for reading; valid as long as its cookie is what we think */
+	__u64 sk;
 	__u64 peer;	   /* cookie, 0: not found yet */
 	__u64 netns;	   /* cookie */
 	struct accel_pair pair;
@@ -153,23 +192,31 @@ struct accel_end {
 	__u32 stop;	  /* any: enum accel_reason: TCP from now on; or ACCEL_IDLE: for now */
 	__u32 out;	  /* any: enum accel_out */
 	__u8 is_client;
-	__u8 quiet;	  /* own: stopped, and none of this end's redirected messages is under way */
+	/* own: stopped, and none of this end's redirected messages is under way */
+	__u8 quiet;
 	__u8 asked;	  /* own: times that it asked to come back */
-	__u8 rare;	  /* own: times that it talked so rarely that it did not; ACCEL_DEAF: TCP does not call us any more */
+	/* own: times that it talked so rarely that it did not; ACCEL_DEAF: TCP does not call us any
+	 * more */
+	__u8 rare;
 	__u32 messages;	  /* own: sent, by whatever way */
 	__u32 seen;	  /* own: messages of the peer at the last one of ours */
-	__u32 run_messages, turns; /* own: since the peer's last; times that the peer had sent something before we did */
+	/* own: since the peer's last; times that the peer had sent something before we did */
+	__u32 run_messages, turns;
 	__u32 queued;	  /* own: bytes redirected since the receiver's queue was last seen empty */
 	__u64 run_bytes;
 	__u64 redirects;  /* any: messages */
 	__u64 uncounted_bytes; /* own: redirected, but not in counts yet; */
 	__u32 uncounted;  /* own: as well messages */
-	__u32 last;	  /* own: time of the last redirect, 0: none since it came into the map; aside, of its last question */
-	__u32 heard;	  /* own: time of the last message; out of the map, of the last acknowledgement */
-	__u32 process, executed; /* own: that was examined last, and how often it had executed a file */
+	/* own: time of the last redirect, 0: none since it came into the map; aside, of its last
+	 * question */
+	__u32 last;
+	/* own: time of the last message; out of the map, of the last acknowledgement */
+	__u32 heard;
+	/* own: that was examined last, and how often it had executed a file */
+	__u32 process, executed;
 	__u32 fd;	  /* own: that it sent through */
-	__u32 written;	  /* own: write_seq at the last redirect: no byte went by TCP since, if it is still the same; aside, at the
-			   * last run of `age` */
+	__u32 written; /* own: write_seq at the last redirect: no byte went by TCP since, if it is
+			* still the same; aside, at the last run of `age` */
 	__u32 zero;
 };
 
@@ -179,11 +226,14 @@ struct accel_end {
 
 enum accel_out {
 	ACCEL_IN = 0,	/* of `sockets`, or on its way there */
-	ACCEL_ASIDE = 1, /* is not in there, or about to be taken out, since it is idle. It is back when it sends by the sk_msg program */
+	/* is not in there, or about to be taken out, since it is idle. It is back when it sends by
+	 * the sk_msg program */
+	ACCEL_ASIDE = 1,
 	ACCEL_GONE = 2,	/* permanently */
 };
 
-/* A socket that wants to come back: number fd of process pid (in the first pid namespace), if that has this cookie. */
+/* A socket that wants to come back: number fd of process pid (in the first pid namespace), if that
+ * has this cookie. */
 struct accel_return {
 	__u64 cookie;
 	__u32 pid, fd;
@@ -201,17 +251,20 @@ enum accel_reason {
 	ACCEL_REMOTE,	   /* the other end is not here, or not a service that takes part */
 	ACCEL_FULL,	   /* a table */
 	ACCEL_POISONED,	   /* the pair is not unique */
-	ACCEL_OPTION,	   /* SO_ZEROCOPY, SO_TIMESTAMP..., TCP_INQ, TCP_ULP, busy polling, SO_RCVLOWAT, SO_PEEK_OFF */
+	/* SO_ZEROCOPY, SO_TIMESTAMP..., TCP_INQ, TCP_ULP, busy polling, SO_RCVLOWAT, SO_PEEK_OFF */
+	ACCEL_OPTION,
 	ACCEL_WAITALL,	   /* recv with MSG_WAITALL */
 	ACCEL_URGENT,	   /* MSG_OOB */
-	ACCEL_THREADS,	   /* one thread blocked in recv while another sends: shutdown would wake it with EAGAIN */
+	/* one thread blocked in recv while another sends: shutdown would wake it with EAGAIN */
+	ACCEL_THREADS,
 	ACCEL_STREAM,	   /* sent on without waiting */
 	ACCEL_CLOSED,	   /* shutdown, close or reset of either side */
 	ACCEL_SWITCHED,	   /* mode off */
 	ACCEL_BLOCKING,	   /* blocks in recv, rather than in poll or epoll */
 	ACCEL_OWNED,	   /* another program has the socket in a map of its own */
 	ACCEL_QUOTA,	   /* the client's service has its share of the table */
-	ACCEL_URING,	   /* the program uses io_uring, whose receives do not see what was redirected */
+	/* the program uses io_uring, whose receives do not see what was redirected */
+	ACCEL_URING,
 	ACCEL_UNJUDGED_SERVER, /* as ACCEL_UNJUDGED, which is the client's */
 	ACCEL_REASONS,
 };
@@ -237,7 +290,9 @@ struct accel_event {
 	__u64 modified, size; /* of the file: ns since 1970, bytes */
 	__u32 pid;   /* in the first pid namespace */
 	__u32 port;
-	__u32 listens; /* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it has from another process */
+	/* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it
+	 * has from another process */
+	__u32 listens;
 	__u32 zero;
 	char comm[16];
 };

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Out of the map, since being in it costs a stream 4 to 30% of its throughput. What must not be: that a redirected message is in
- * the queue of a socket that goes, or on its way there. A sender that has decided to redirect gives up its socket's lock before the
- * message arrives; but all the time of a send or recv call it holds a reference to its own psock. */
+/* Out of the map, since being in it costs a stream 4 to 30% of its throughput. What must not be:
+ * that a redirected message is in the queue of a socket that goes, or on its way there. A sender
+ * that has decided to redirect gives up its socket's lock before the message arrives; but all the
+ * time of a send or recv call it holds a reference to its own psock. */
 #ifndef ACCEL_LEAVE_H
 #define ACCEL_LEAVE_H
 
@@ -23,9 +24,11 @@ static __always_inline void accel_flush(struct accel_end *e)
 	__sync_fetch_and_add(&c->bytes, bytes);
 }
 
-/* No message of this end is on its way into the other's queue, nor will there be one: stop was set before we examine redirects, and
- * the sender examines stop after it has counted itself there. References are the map's, of calls (that we are in: 0 or 1), and of
- * threads that wait in recv; these are believed only a while after the last redirect, since they come and go while we count. */
+/* No message of this end is on its way into the other's queue, nor will there be one: stop was set
+ * before we examine redirects, and the sender examines stop after it has counted itself there.
+ * References are the map's, of calls (that we are in: 0 or 1), and of threads that wait in recv;
+ * these are believed only a while after the last redirect, since they come and go while we
+ * count. */
 static __always_inline int accel_has_no_pending_data(const struct accel_end *e, int calls)
 {
 	int refs;
@@ -35,11 +38,13 @@ static __always_inline int accel_has_no_pending_data(const struct accel_end *e, 
 	refs = accel_references(e->sk);
 	if (refs <= 1 + calls)
 		return 1;
-	return accel_now() - e->last > ACCEL_SETTLED && refs <= 1 + calls + accel_find_waiting(e->sk).threads;
+	return accel_now() - e->last > ACCEL_SETTLED &&
+	       refs <= 1 + calls + accel_find_waiting(e->sk).threads;
 }
 
 /* Both ends stop for the same reason. */
-static __always_inline void accel_stop_both(struct accel_end *e, struct accel_end *peer, enum accel_reason why)
+static __always_inline void accel_stop_both(struct accel_end *e, struct accel_end *peer,
+					    enum accel_reason why)
 {
 	accel_stop(e, why);
 	if (peer)
@@ -47,7 +52,8 @@ static __always_inline void accel_stop_both(struct accel_end *e, struct accel_en
 }
 
 /* First all senders stop, then the queues are examined: what was on its way is in one by then. */
-static __always_inline int accel_may_remove(const struct accel_end *e, const struct accel_end *peer, int calls)
+static __always_inline int accel_may_remove(const struct accel_end *e, const struct accel_end *peer,
+					    int calls)
 {
 	if (!e->stop || !accel_has_no_pending_data(e, calls) ||
 	    (peer && (!peer->stop || !accel_has_no_pending_data(peer, 0))))
@@ -56,10 +62,12 @@ static __always_inline int accel_may_remove(const struct accel_end *e, const str
 	return accel_queue_empty(e->sk) && (!peer || accel_queue_empty(peer->sk));
 }
 
-/* The same of one end, whose queue is empty, while the other may have something to read. It has to go by itself where it can: recv
- * waits once (tcp_msg_wait_data), so that one which begins after shutdown(SHUT_WR) ends with EAGAIN when TCP wakes it without data,
- * as it does when the FIN is acknowledged. */
-static __always_inline int accel_may_remove_one(const struct accel_end *e, const struct accel_end *peer)
+/* The same of one end, whose queue is empty, while the other may have something to read. It has to
+ * go by itself where it can: recv waits once (tcp_msg_wait_data), so that one which begins after
+ * shutdown(SHUT_WR) ends with EAGAIN when TCP wakes it without data, as it does when the FIN is
+ * acknowledged. */
+static __always_inline int accel_may_remove_one(const struct accel_end *e,
+						const struct accel_end *peer)
 {
 	if (!accel_has_no_pending_data(e, 0) || (peer && !accel_has_no_pending_data(peer, 0)))
 		return 0;
@@ -73,8 +81,9 @@ static __always_inline void accel_sock_remove(struct accel_end *e, __u64 cookie)
 	bpf_map_delete_elem(&sockets, &cookie);
 }
 
-/* Takes both ends of a connection out of the map if they have stopped permanently and nothing is in flight. Only sock_ops programs may
- * delete from it, so that this happens when TCP has something to tell. */
+/* Takes both ends of a connection out of the map if they have stopped permanently and nothing is in
+ * flight. Only sock_ops programs may delete from it, so that this happens when TCP has something to
+ * tell. */
 static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 {
 	__u64 other = e->peer;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs that listened before their service was attached, when no event reported them: they are found by their descriptors. All is read
- * without locks, as in kernel.h; a process that ends meanwhile may hide others, whose connections show who they are when they close. */
+/* Programs that listened before their service was attached, when no event reported them: they are
+ * found by their descriptors. All is read without locks, as in kernel.h; a process that ends
+ * meanwhile may hide others, whose connections show who they are when they close. */
 #ifndef ACCEL_LISTEN_H
 #define ACCEL_LISTEN_H
 
@@ -27,7 +28,8 @@ static __always_inline __u64 accel_listening_sk(__u64 address)
 		return 0;
 	socket = (__u64)accel_get(file, private_data);
 	sk = (__u64)accel_get(accel_cast(struct socket, socket), sk);
-	if (!sk || accel_get(accel_sock(sk), sk_protocol) != ACCEL_TCP || accel_get(accel_sock(sk), __sk_common.skc_state) != BPF_TCP_LISTEN)
+	if (!sk || accel_get(accel_sock(sk), sk_protocol) != ACCEL_TCP ||
+	    accel_get(accel_sock(sk), __sk_common.skc_state) != BPF_TCP_LISTEN)
 		return 0;
 	return sk;
 }
@@ -88,7 +90,8 @@ static long accel_search_member(void *map, __u64 *netns, struct accel_service *s
 /* Looks for programs that listen in namespaces that have come since the last time. */
 static __always_inline void accel_search(void)
 {
-	__u64 self = bpf_get_current_task(), leader = (__u64)accel_get(accel_cast(struct task_struct, self), group_leader);
+	__u64 self = bpf_get_current_task(),
+	      leader = (__u64)accel_get(accel_cast(struct task_struct, self), group_leader);
 	struct accel_searching s = {.first = leader, .task = leader};
 	__u32 found = 0;
 

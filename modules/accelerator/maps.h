@@ -18,17 +18,23 @@ ACCEL_MAP(config, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_config, 0);
 ACCEL_MAP(members, BPF_MAP_TYPE_HASH, 4096, __u64, struct accel_service, BPF_F_NO_PREALLOC);
 ACCEL_MAP(ports, BPF_MAP_TYPE_ARRAY, 1024, __u32, __u64, 0);
 ACCEL_MAP(visibles, BPF_MAP_TYPE_ARRAY, ACCEL_VISIBLES, __u32, struct accel_visible, 0);
-ACCEL_MAP(executables, BPF_MAP_TYPE_HASH, 4096, struct accel_file, struct accel_executable, BPF_F_NO_PREALLOC);
+ACCEL_MAP(executables, BPF_MAP_TYPE_HASH, 4096, struct accel_file, struct accel_executable,
+	  BPF_F_NO_PREALLOC);
 ACCEL_MAP(listeners, BPF_MAP_TYPE_LRU_HASH, 4096, struct accel_port, struct accel_listener, 0);
-ACCEL_MAP(destinations, BPF_MAP_TYPE_LRU_HASH, 4096, struct accel_address, struct accel_destination, 0);
-ACCEL_MAP(offers, BPF_MAP_TYPE_HASH, ACCEL_CONNECTIONS, struct accel_pair, struct accel_offer, BPF_F_NO_PREALLOC);
-ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_end, BPF_F_NO_PREALLOC);
+ACCEL_MAP(destinations, BPF_MAP_TYPE_LRU_HASH, 4096, struct accel_address, struct accel_destination,
+	  0);
+ACCEL_MAP(offers, BPF_MAP_TYPE_HASH, ACCEL_CONNECTIONS, struct accel_pair, struct accel_offer,
+	  BPF_F_NO_PREALLOC);
+ACCEL_MAP(ends, BPF_MAP_TYPE_HASH, 2 * ACCEL_CONNECTIONS, __u64, struct accel_end,
+	  BPF_F_NO_PREALLOC);
 ACCEL_MAP(sockets, BPF_MAP_TYPE_SOCKHASH, 2 * ACCEL_CONNECTIONS, __u64, __u64, 0);
-ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts, BPF_F_NO_PREALLOC);
+ACCEL_MAP(counts, BPF_MAP_TYPE_HASH, 4096, struct accel_route, struct accel_counts,
+	  BPF_F_NO_PREALLOC);
 ACCEL_MAP(shares, BPF_MAP_TYPE_HASH, 4096, __u32, __u32, BPF_F_NO_PREALLOC);
 ACCEL_MAP(none, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_counts, 0);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
-ACCEL_MAP(unpaired, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0); /* 1: there are no pairs that age would have to look after */
+/* 1: there are no pairs that age would have to look after */
+ACCEL_MAP(unpaired, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
 
 struct {
@@ -48,7 +54,8 @@ static __always_inline const struct accel_config *accel_config(void)
 	return bpf_map_lookup_elem(&config, &zero);
 }
 
-/* Whether enrolment and redirection have stopped: by configuration, or since the module is about to leave. */
+/* Whether enrolment and redirection have stopped: by configuration, or since the module is about to
+ * leave. */
 static __always_inline int accel_is_off(const struct accel_config *cfg)
 {
 	__u32 zero = 0, *leaving = bpf_map_lookup_elem(&off, &zero);
@@ -88,7 +95,8 @@ static __always_inline void accel_refuse(__u32 client, __u32 server, enum accel_
 		accel_count(client, server, refused[why], 1);
 }
 
-/* Of the connections that there is room for, those that a service's clients have. 0: a service that has none yet, or the node. */
+/* Of the connections that there is room for, those that a service's clients have. 0: a service that
+ * has none yet, or the node. */
 static __always_inline __u32 *accel_share(__u32 service)
 {
 	return service ? bpf_map_lookup_elem(&shares, &service) : 0;
@@ -113,13 +121,14 @@ static __always_inline void accel_return_share(__u32 service)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is reported, except that it is idle. The barrier is what accel_pair_remove and the sender's last check of stop
- * stop rely on. */
+/* Plain from now on; the first reason is reported, except that it is idle. The barrier is what
+ * accel_pair_remove and the sender's last check of stop stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {
 	__u32 was = e->stop;
 
-	if ((!was || was == ACCEL_IDLE) && __sync_val_compare_and_swap(&e->stop, was, why) == was && e->is_client)
+	if ((!was || was == ACCEL_IDLE) && __sync_val_compare_and_swap(&e->stop, was, why) == was &&
+	    e->is_client)
 		accel_refuse(e->client, e->server, why);
 }
 
@@ -134,7 +143,8 @@ static __always_inline __u32 accel_stopped(const struct accel_end *e)
 /* Whether a module must see what passes between two network namespaces. */
 static __always_inline int accel_is_watched(__u64 one, __u64 other)
 {
-	const struct accel_service *s = bpf_map_lookup_elem(&members, &one), *t = bpf_map_lookup_elem(&members, &other);
+	const struct accel_service *s = bpf_map_lookup_elem(&members, &one),
+				   *t = bpf_map_lookup_elem(&members, &other);
 
 	return one != other && ((s ? s->flags : 0) | (t ? t->flags : 0)) & ACCEL_WITHIN;
 }

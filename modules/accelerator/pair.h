@@ -1,25 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Who takes part, and how the two ends of a connection find each other. The client is examined when it connects (in its process),
- * enrols when it is established and offers its pair of sequence numbers; the server answers an offer when it is established, which
- * is always later. */
+/* Who takes part, and how the two ends of a connection find each other. The client is examined when
+ * it connects (in its process), enrols when it is established and offers its pair of sequence
+ * numbers; the server answers an offer when it is established, which is always later. */
 #ifndef ACCEL_PAIR_H
 #define ACCEL_PAIR_H
 
 #include "idle.h"
 #include "judge.h"
 
-/* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable offset. */
+/* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable
+ * offset. */
 #define accel_ctx(field) (*(volatile __u32 *)&(field))
 
-#define accel_address(to, ops, ip4, ip6) \
-	do { \
-		__u32 four = accel_ctx((ops)->family) == 2 /* AF_INET */, a_ = accel_ctx((ops)->ip4), \
-		      a0_ = accel_ctx((ops)->ip6[0]), a1_ = accel_ctx((ops)->ip6[1]), \
-		      a2_ = accel_ctx((ops)->ip6[2]), a3_ = accel_ctx((ops)->ip6[3]); \
-		(to)[0] = four ? 0 : a0_; \
-		(to)[1] = four ? 0 : a1_; \
-		(to)[2] = four ? bpf_htonl(0xffff) : a2_; \
-		(to)[3] = four ? a_ : a3_; \
+#define accel_address(to, ops, ip4, ip6)                                              \
+	do {                                                                          \
+		__u32 four = accel_ctx((ops)->family) == 2 /* AF_INET */,             \
+		      a_ = accel_ctx((ops)->ip4), a0_ = accel_ctx((ops)->ip6[0]),     \
+		      a1_ = accel_ctx((ops)->ip6[1]), a2_ = accel_ctx((ops)->ip6[2]), \
+		      a3_ = accel_ctx((ops)->ip6[3]);                                 \
+		(to)[0] = four ? 0 : a0_;                                             \
+		(to)[1] = four ? 0 : a1_;                                             \
+		(to)[2] = four ? bpf_htonl(0xffff) : a2_;                             \
+		(to)[3] = four ? a_ : a3_;                                            \
 	} while (0)
 
 static __always_inline int accel_range_contains(const __u32 *a, const struct accel_visible *v)
@@ -62,7 +64,8 @@ static __noinline int accel_permitted(struct bpf_sock_ops *ops, __u32 port)
 	return ACCEL_FINE;
 }
 
-/* The service whose namespace the socket is in. By cgroup (`all`) also sockets of no service take part, as the node's. */
+/* The service whose namespace the socket is in. By cgroup (`all`) also sockets of no service take
+ * part, as the node's. */
 static __always_inline int accel_service(struct bpf_sock_ops *ops, int all, struct accel_service *s)
 {
 	__u64 netns = bpf_get_netns_cookie(ops);
@@ -80,8 +83,10 @@ static __always_inline void accel_destination_of(struct bpf_sock_ops *ops, struc
 	accel_address(a->address, ops, remote_ip4, remote_ip6);
 }
 
-/* Whether offers for connections there pay off, by the results of the last ones. If not, one of many is offered again. */
-static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_ops *ops, const struct accel_config *cfg)
+/* Whether offers for connections there pay off, by the results of the last ones. If not, one of
+ * many is offered again. */
+static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_ops *ops,
+							      const struct accel_config *cfg)
 {
 	struct accel_address a;
 	struct accel_destination *d;
@@ -93,7 +98,9 @@ static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_op
 	d = bpf_map_lookup_elem(&destinations, &a);
 	if (!d)
 		return ACCEL_FINE;
-	why = d->offers >= 2 ? ACCEL_REMOTE : d->turns && d->turns < cfg->min_turns ? ACCEL_SHORT : ACCEL_FINE;
+	why = d->offers >= 2			      ? ACCEL_REMOTE
+	      : d->turns && d->turns < cfg->min_turns ? ACCEL_SHORT
+						      : ACCEL_FINE;
 	if (why != ACCEL_FINE && !(__sync_fetch_and_add(&d->passed, 1) + 1 & cfg->retry - 1))
 		return ACCEL_FINE;
 	return why;
@@ -101,7 +108,8 @@ static __always_inline enum accel_reason accel_offer_pays_off(struct bpf_sock_op
 
 #define ACCEL_CALLBACKS (BPF_SOCK_OPS_STATE_CB_FLAG | BPF_SOCK_OPS_RTT_CB_FLAG)
 
-/* A socket that was connected before, and disconnected by connect(AF_UNSPEC): its queue and flags are still of that connection. */
+/* A socket that was connected before, and disconnected by connect(AF_UNSPEC): its queue and flags
+ * are still of that connection. */
 static __always_inline void accel_sock_forget(struct bpf_sock_ops *ops)
 {
 	__u64 cookie;
@@ -113,7 +121,8 @@ static __always_inline void accel_sock_forget(struct bpf_sock_ops *ops)
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
 }
 
-/* A client is about to connect, in its own process. What this costs, connections pay that gain nothing: it ends as soon as it can. */
+/* A client is about to connect, in its own process. What this costs, connections pay that gain
+ * nothing: it ends as soon as it can. */
 static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 {
 	const struct accel_config *cfg = accel_config();
@@ -148,9 +157,11 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		e.sk = accel_ops_sk(ops);
 		cookie = bpf_get_socket_cookie(ops);
 		if (!bpf_map_update_elem(&ends, &cookie, &e, BPF_NOEXIST)) {
-			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
+			bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags |
+							       BPF_SOCK_OPS_STATE_CB_FLAG);
 			accel_take_share(s.id);
-		} else if (!accel_end(cookie)) { /* else the other program of this module was there first */
+		} else if (!accel_end(cookie)) { /* else the other program of this module was there
+						    first */
 			why = ACCEL_FULL;
 		}
 	}
@@ -161,7 +172,8 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 #define ACCEL_EBUSY 16
 
 /* Takes the socket into the map where messages are seen. */
-static __always_inline enum accel_reason accel_sock_add(struct bpf_sock_ops *ops, struct accel_end *e, __u64 cookie)
+static __always_inline enum accel_reason accel_sock_add(struct bpf_sock_ops *ops,
+							struct accel_end *e, __u64 cookie)
 {
 	long err;
 
@@ -223,7 +235,8 @@ static __always_inline void accel_offer(struct bpf_sock_ops *ops)
 }
 
 /* Whether the server may answer this client. */
-static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *ops, const struct accel_end *client)
+static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *ops,
+							  const struct accel_end *client)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	const struct accel_listener *l, unknown = {};
@@ -234,11 +247,13 @@ static __always_inline enum accel_reason accel_may_answer(struct bpf_sock_ops *o
 	if (accel_is_watched(client->netns, p.netns))
 		return ACCEL_POLICY;
 	l = bpf_map_lookup_elem(&listeners, &p);
-	why = !l || !l->file.inode ? ACCEL_UNJUDGED : l->mixed ? ACCEL_EXECUTABLE : accel_examine_calls(&l->file);
+	why = !l || !l->file.inode ? ACCEL_UNJUDGED
+	      : l->mixed	   ? ACCEL_EXECUTABLE
+				   : accel_examine_calls(&l->file);
 	if (why != ACCEL_UNJUDGED)
 		return why;
-	/* It listened before we came, or the question was lost or its answer forgotten: when this connection closes, it shows whose it
-	 * is, and can be asked again. */
+	/* It listened before we came, or the question was lost or its answer forgotten: when this
+	 * connection closes, it shows whose it is, and can be asked again. */
 	bpf_map_update_elem(&listeners, &p, &unknown, BPF_NOEXIST);
 	bpf_sock_ops_cb_flags_set(ops, ops->bpf_sock_ops_cb_flags | BPF_SOCK_OPS_STATE_CB_FLAG);
 	return ACCEL_UNJUDGED_SERVER;
@@ -299,16 +314,19 @@ static __always_inline int accel_still_listens(const struct accel_listener *l)
 {
 	__u64 sk = l->sk;
 
-	return sk && accel_cookie(sk) == l->cookie && accel_get(accel_sock(sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
+	return sk && accel_cookie(sk) == l->cookie &&
+	       accel_get(accel_sock(sk), __sk_common.skc_state) == BPF_TCP_LISTEN;
 }
 
 /* A program listens: it is the one that is asked about, or one of several. */
-static __always_inline void accel_note_listener(const struct accel_port *p, const struct accel_listener *l)
+static __always_inline void accel_note_listener(const struct accel_port *p,
+						const struct accel_listener *l)
 {
 	struct accel_listener *known = bpf_map_lookup_elem(&listeners, p);
 
 	if (known && known->file.inode && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l->file) && !accel_matches_each(&known->file);
+		known->mixed |= !accel_same_file(&known->file, &l->file) &&
+				!accel_matches_each(&known->file);
 	else
 		bpf_map_update_elem(&listeners, p, l, BPF_ANY);
 }
@@ -328,14 +346,16 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 	accel_note_listener(&p, &l);
 }
 
-/* A server closes a connection, in its process, whose listening socket was there before we were, or whose program is not judged. */
+/* A server closes a connection, in its process, whose listening socket was there before we were, or
+ * whose program is not judged. */
 static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 {
 	struct accel_port p = {.netns = bpf_get_netns_cookie(ops), .port = ops->local_port};
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l || (l->file.inode && !accel_same_file(&l->file, &f) && !accel_matches_each(&l->file)))
+	if (!l ||
+	    (l->file.inode && !accel_same_file(&l->file, &f) && !accel_matches_each(&l->file)))
 		return;
 	l->file = f;
 	if (accel_examine_calls(&l->file) == ACCEL_UNJUDGED)

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Each message that an enrolled socket sends: by TCP, or into the other end's queue. Runs under the sender's socket lock.
+/* Each message that an enrolled socket sends: by TCP, or into the other end's queue. Runs under the
+ * sender's socket lock.
  *
- * ORDER. A receiver reads its queue of redirected messages before what TCP has for it. So from the queue to TCP one may change at
- * any time; from TCP to the queue only when the receiver has read all that was ever sent by TCP: its copied_seq is our write_seq,
- * and it has left that recv call (it does not own its socket's lock; a recv that still waits for more, MSG_WAITALL, shows in the
+ * ORDER. A receiver reads its queue of redirected messages before what TCP has for it. So from the
+ * queue to TCP one may change at any time; from TCP to the queue only when the receiver has read
+ * all that was ever sent by TCP: its copied_seq is our write_seq, and it has left that recv call
+ * (it does not own its socket's lock; a recv that still waits for more, MSG_WAITALL, shows in the
  * wait queue). */
 #ifndef ACCEL_TURN_H
 #define ACCEL_TURN_H
@@ -19,9 +21,10 @@ struct accel_view {
 	__u32 empty;	/* nor has its queue */
 };
 
-/* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has to leave. */
-static __always_inline int accel_update_turn(struct accel_end *e, const struct accel_config *cfg, __u32 answered,
-					     __u32 size)
+/* This and accel_redirects decide; model_test.go has the same in Go. Tells when the connection has
+ * to leave. */
+static __always_inline int accel_update_turn(struct accel_end *e, const struct accel_config *cfg,
+					     __u32 answered, __u32 size)
 {
 	e->messages++;
 	if (e->seen != answered) {
@@ -39,7 +42,8 @@ static __always_inline int accel_update_turn(struct accel_end *e, const struct a
 	return ACCEL_FINE;
 }
 
-static __always_inline int accel_redirects(struct accel_end *e, const struct accel_config *cfg, const struct accel_view *v)
+static __always_inline int accel_redirects(struct accel_end *e, const struct accel_config *cfg,
+					   const struct accel_view *v)
 {
 	if (!v->ordered)
 		return 0;
@@ -47,14 +51,17 @@ static __always_inline int accel_redirects(struct accel_end *e, const struct acc
 		e->queued = 0;
 	if (cfg->mode == ACCEL_ALL)
 		return 1;
-	return e->turns >= cfg->warm && e->run_messages <= cfg->pass_messages && e->run_bytes <= cfg->pass_bytes &&
+	return e->turns >= cfg->warm && e->run_messages <= cfg->pass_messages &&
+	       e->run_bytes <= cfg->pass_bytes &&
 	       (!e->queued || e->queued + v->size <= cfg->backlog);
 }
 
-/* The process that sends may be another one than that which connected or listened, or have executed another program since. */
+/* The process that sends may be another one than that which connected or listened, or have executed
+ * another program since. */
 static __always_inline void accel_check_process(struct accel_end *e)
 {
-	__u32 process = bpf_get_current_pid_tgid() >> 32, executed = bpf_get_current_task_btf()->self_exec_id;
+	__u32 process = bpf_get_current_pid_tgid() >> 32,
+	      executed = bpf_get_current_task_btf()->self_exec_id;
 	struct accel_file f;
 	enum accel_reason why;
 
@@ -74,9 +81,11 @@ static __always_inline void accel_check_process(struct accel_end *e)
 		accel_stop(e, why);
 }
 
-/* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv sees EAGAIN whenever it is
- * woken without a message: by signals, SIGSTOP and SIGCONT, the freezer, a reset, another thread's shutdown. */
-static __always_inline enum accel_reason accel_has_blocking_waiter(const struct accel_config *cfg, __u64 sk, __u64 peer)
+/* Whether threads wait in a way that redirected messages would disappoint. One that blocks in recv
+ * sees EAGAIN whenever it is woken without a message: by signals, SIGSTOP and SIGCONT, the freezer,
+ * a reset, another thread's shutdown. */
+static __always_inline enum accel_reason accel_has_blocking_waiter(const struct accel_config *cfg,
+								   __u64 sk, __u64 peer)
 {
 	struct accel_waiting theirs = accel_find_waiting(peer);
 
@@ -84,18 +93,21 @@ static __always_inline enum accel_reason accel_has_blocking_waiter(const struct 
 		return accel_exclude_program(theirs.receiver, ACCEL_WAITALL) ?: ACCEL_WAITALL;
 	if (accel_find_waiting(sk).receivers)
 		return ACCEL_THREADS;
-	return theirs.receivers && cfg->mode != ACCEL_ALL ? accel_exclude_program(theirs.receiver, ACCEL_BLOCKING)
-							  : ACCEL_FINE;
+	return theirs.receivers && cfg->mode != ACCEL_ALL
+		       ? accel_exclude_program(theirs.receiver, ACCEL_BLOCKING)
+		       : ACCEL_FINE;
 }
 
-/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. A module that must see it may have
- * come since the connection was established: that is seen within 16 messages, as is who waits. */
+/* Whether redirecting this message keeps all promises now; sets what the decision needs to know. A
+ * module that must see it may have come since the connection was established: that is seen within
+ * 16 messages, as is who waits. */
 static __always_inline int accel_check_message(struct accel_end *e, const struct accel_end *other,
 					       const struct accel_config *cfg, struct accel_view *v)
 {
 	__u64 sk = e->sk, peer = other->sk;
 	__u32 written = accel_get(accel_cast(struct tcp_sock, sk), write_seq);
-	int again = e->last && e->written == written; /* nothing went by TCP since the last redirect */
+	/* nothing went by TCP since the last redirect */
+	int again = e->last && e->written == written;
 	enum accel_reason why = ACCEL_FINE;
 
 	if (accel_cookie(peer) != e->peer)
@@ -112,8 +124,9 @@ static __always_inline int accel_check_message(struct accel_end *e, const struct
 	else if (v->flags & ACCEL_MSG_OOB)
 		why = ACCEL_URGENT;
 	else if (!again || e->messages < 16 || e->messages % 16 == 0)
-		why = accel_is_watched(e->netns, other->netns) ? ACCEL_POLICY
-							       : accel_has_blocking_waiter(cfg, sk, peer);
+		why = accel_is_watched(e->netns, other->netns)
+			      ? ACCEL_POLICY
+			      : accel_has_blocking_waiter(cfg, sk, peer);
 	if (accel_cookie(peer) != e->peer)
 		return 0;
 	if (why != ACCEL_FINE)
@@ -148,10 +161,12 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 		return SK_PASS;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
-	if (peer && peer->peer != own) /* an element of `ends` that another connection got while accel_answer wrote to it */
+	/* an element of `ends` that another connection got while accel_answer wrote to it */
+	if (peer && peer->peer != own)
 		peer = 0;
 	v.flags = accel_send_flags();
-	if (v.flags & ACCEL_MSG_ZEROCOPY) /* being in the map is enough for its completion not to come */
+	/* being in the map is enough for its completion not to come */
+	if (v.flags & ACCEL_MSG_ZEROCOPY)
 		accel_exclude_program(bpf_get_current_task(), ACCEL_OPTION);
 	e->heard = accel_about_now();
 	if (e->out == ACCEL_ASIDE)
@@ -175,8 +190,10 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	accel_check_process(e);
 	if (e->stop || !accel_check_message(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
 		return SK_PASS;
-	__sync_fetch_and_add(&e->redirects, 1); /* before the last check of stop: see accel_has_no_pending_data */
-	if (e->stop || peer->stop || bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
+	/* before the last check of stop: see accel_has_no_pending_data */
+	__sync_fetch_and_add(&e->redirects, 1);
+	if (e->stop || peer->stop ||
+	    bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
 		return SK_PASS;
 	if (e->redirects == ACCEL_PROVEN)
 		accel_readmit_program();

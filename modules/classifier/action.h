@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From features to what is done: the models' decisions, hysteresis, allow-list, fuse, blocks, events. */
+/* From features to what is done: the models' decisions, hysteresis, allow-list, fuse, blocks,
+ * events. */
 #ifndef CLS_ACTION_H
 #define CLS_ACTION_H
 
@@ -69,9 +70,10 @@ static __always_inline int cls_block(struct cls_work *w, const struct cls_decisi
 	return bpf_map_update_elem(&blocks, &w->job.source, b, BPF_NOEXIST);
 }
 
-/* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it was not before. */
-static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fuse *z, const struct cls_decision *d,
-					      __u32 *new)
+/* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it
+ * was not before. */
+static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fuse *z,
+					      const struct cls_decision *d, __u32 *new)
 {
 	struct cls_source *source = &w->job.source;
 	struct cls_block *b;
@@ -79,7 +81,8 @@ static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fus
 
 	if (action == CLS_EVENT)
 		return CLS_EVENT;
-	if (cls_allowed(w, source->addr) || (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
+	if (cls_allowed(w, source->addr) ||
+	    (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
 		w->event.allowed = 1;
 		cls_count(CLS_COUNT_ALLOWED);
 		return CLS_EVENT;
@@ -104,7 +107,8 @@ static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fus
 	return watch ? CLS_EVENT : action;
 }
 
-static __always_inline int cls_decision_opposes(__u32 role, const struct cls_decision *d, __u32 suspicious)
+static __always_inline int cls_decision_opposes(__u32 role, const struct cls_decision *d,
+						__u32 suspicious)
 {
 	struct cls_policy *p = bpf_map_lookup_elem(&policy, &role);
 
@@ -126,11 +130,14 @@ static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 		cls_count(CLS_COUNT_SAME_CLASS);
 }
 
-/* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time: action_ns is a minimum. */
-static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fuse *z, struct cls_record *r,
-					       const struct cls_decision *d, __u32 against)
+/* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time:
+ * action_ns is a minimum. */
+static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fuse *z,
+					       struct cls_record *r, const struct cls_decision *d,
+					       __u32 against)
 {
-	__u32 was = r->suspicious, is, hits = r->hits << 1 | against, recent = hits & (0xffffffffU >> (32 - hits_of));
+	__u32 was = r->suspicious, is, hits = r->hits << 1 | against,
+	      recent = hits & (0xffffffffU >> (32 - hits_of));
 	__u32 kind, new = 0, done = CLS_EVENT;
 
 	is = (against && __builtin_popcount(recent) >= hits_needed) || (was && recent);
@@ -142,7 +149,9 @@ static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fu
 	w->event.hits = hits;
 	if (is && against)
 		done = cls_action_apply(w, z, d, &new);
-	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS : was && !is ? CLS_EVENT_CLEARED : CLS_EVENT_EVALUATED;
+	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS
+	       : was && !is	   ? CLS_EVENT_CLEARED
+				   : CLS_EVENT_EVALUATED;
 	cls_event_send(w, kind, done);
 }
 
@@ -168,7 +177,8 @@ static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_
 	return b && b->since / cls_epoch_ns() < z->window;
 }
 
-/* What follows from the decisions on this CPU's job. compared: the shadow model has decided, too. */
+/* What follows from the decisions on this CPU's job. compared: the shadow model has decided,
+ * too. */
 __noinline int cls_decision_apply(__u32 compared)
 {
 	struct cls_work *w = cls_work();
@@ -199,8 +209,8 @@ __noinline int cls_decision_apply(__u32 compared)
 	return 0;
 }
 
-/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the verifier examines them once; two,
- * so that models have the stack that the sentence takes. */
+/* Judges the job of this CPU. Packets, timers and queues come here. Global functions, so that the
+ * verifier examines them once; two, so that models have the stack that the sentence takes. */
 __noinline int cls_evaluate_job(void)
 {
 	struct cls_work *w = cls_work();
@@ -252,7 +262,8 @@ static __always_inline void cls_dispatch(struct cls_work *w)
 }
 
 /* Drops a packet of a source that is blocked, and sees how much that is in all. */
-static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, struct cls_block *b, __u32 reason)
+static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z,
+				    struct cls_block *b, __u32 reason)
 {
 	cls_add(b->dropped, 1);
 	cls_count(reason == KERB_DROP_RATE ? CLS_COUNT_LIMITED : CLS_COUNT_DROPPED);
@@ -277,8 +288,8 @@ static __always_inline int cls_over_rate(struct cls_block *b, __u64 now)
 	return 0;
 }
 
-static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z,
-					      struct cls_block *b)
+static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_work *w,
+					      struct cls_fuse *z, struct cls_block *b)
 {
 	if (b->action == CLS_DROP)
 		return cls_drop(pkt, w, z, b, CLS_DROP_CLASSIFIED);

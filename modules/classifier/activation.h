@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Functions of numbers in Q15, from tables with steps of 1/64 and straight lines between. Their error is below 2^-16. */
+/* Functions of numbers in Q15, from tables with steps of 1/64 and straight lines between. Their
+ * error is below 2^-16. */
 #ifndef CLS_ACTIVATION_H
 #define CLS_ACTIVATION_H
 
@@ -25,7 +26,8 @@ static __always_inline __s64 cls_table(const __u32 *table, __u64 z)
 	return low + ((high - low) * (__s64)(z & ((1 << CLS_TABLE_STEP) - 1)) >> CLS_TABLE_STEP);
 }
 
-/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. The sign is unpredictable, so nothing branches on it. */
+/* 1 / (1 + exp(-z)) in Q30; of -z it is 1 - that of z. The sign is unpredictable, so nothing
+ * branches on it. */
 static __always_inline __s64 cls_sigmoid(__s64 z)
 {
 	__s64 negative = z >> 63, v;

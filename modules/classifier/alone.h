@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The engine with nothing around it, for programs that test and measure it: model/testdata, inference. */
+/* The engine with nothing around it, for programs that test and measure it: model/testdata,
+ * inference. */
 #ifndef CLS_ALONE_H
 #define CLS_ALONE_H
 
 #include "engine.h"
 
-/* A frame is features, which the decision takes the place of. The action is cls_infer's result plus 2. */
+/* A frame is features, which the decision takes the place of. The action is cls_infer's result plus
+ * 2. */
 struct frame {
 	__s64 features[CLS_FEATURES_MAX];
 };

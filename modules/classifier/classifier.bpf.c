@@ -2,12 +2,14 @@
 
 //go:build ignore
 
-/* The classifier counts what nodes of an RPL network, or flows, do (rpl.h, flow.h), in windows (window.h), has models judge
- * that (engine.h), and acts on what they say (action.h). Packets are never changed. control.go fills the maps. */
+/* The classifier counts what nodes of an RPL network, or flows, do (rpl.h, flow.h), in windows
+ * (window.h), has models judge that (engine.h), and acts on what they say (action.h). Packets are
+ * never changed. control.go fills the maps. */
 #include <kerb/module.h>
 #include "timer.h"
 
-/* Counts the packet. A function of its own, so that its stack is free again when models are asked. */
+/* Counts the packet. A function of its own, so that its stack is free again when models are
+ * asked. */
 static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Inference: features to outputs (layers.h, trees.h), outputs to a decision. All arithmetic is of integers and has its double in
- * modules/classifier/model/infer.go, to the last bit. */
+/* Inference: features to outputs (layers.h, trees.h), outputs to a decision. All arithmetic is of
+ * integers and has its double in modules/classifier/model/infer.go, to the last bit. */
 #ifndef CLS_ENGINE_H
 #define CLS_ENGINE_H
 
@@ -13,7 +13,8 @@ static __always_inline __s64 cls_q15(const struct cls_model *m, const __s64 *out
 	return out[i] * m->score_mul >> (m->score_shift & 63);
 }
 
-static __always_inline const __s64 *cls_outputs(const struct cls_model *m, const struct cls_scratch *s)
+static __always_inline const __s64 *cls_outputs(const struct cls_model *m,
+						const struct cls_scratch *s)
 {
 	return m->kind >= CLS_SMALL ? s->out : s->a[kerb_reread(m->layers) & 1];
 }
@@ -64,7 +65,8 @@ static __always_inline __s32 cls_share(__s64 score)
 	return score < 0 ? 0 : score > CLS_ONE ? CLS_ONE : score;
 }
 
-static __always_inline __s32 cls_score(const struct cls_model *m, const __s64 *out, __u32 class, __u32 slot)
+static __always_inline __s32 cls_score(const struct cls_model *m, const __s64 *out, __u32 class,
+				       __u32 slot)
 {
 	switch (m->output) {
 	case CLS_LOGISTIC:
@@ -80,7 +82,8 @@ static __always_inline __s32 cls_score(const struct cls_model *m, const __s64 *o
 	}
 }
 
-static __always_inline void cls_decide(const struct cls_model *m, const __s64 *out, struct cls_decision *d)
+static __always_inline void cls_decide(const struct cls_model *m, const __s64 *out,
+				       struct cls_decision *d)
 {
 	d->version = m->version;
 	d->class = m->outputs > 1 ? cls_largest(m, out) : out[0] > m->threshold;

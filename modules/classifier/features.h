@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What an extractor hands to a model and what it gets back. The extractor fetches cls_scratch(), fills features with
- * cls_feature() in the order of its list of names, calls cls_infer(role) and reads decision[role]:
+/* What an extractor hands to a model and what it gets back. The extractor fetches cls_scratch(),
+ * fills features with cls_feature() in the order of its list of names, calls cls_infer(role) and
+ * reads decision[role]:
  *
  *	struct cls_scratch *s = cls_scratch();
  *
@@ -9,7 +10,8 @@
  *	if (!cls_infer(CLS_LIVE))
  *		act(&s->decision[CLS_LIVE]);
  *
- * All of it on one CPU, in one run of the program. Models examine features and leave them as they are. */
+ * All of it on one CPU, in one run of the program. Models examine features and leave them as they
+ * are. */
 #ifndef CLS_FEATURES_H
 #define CLS_FEATURES_H
 
@@ -36,7 +38,9 @@ struct cls_features {
 struct cls_decision {
 	__u32 version; /* of the model that decided */
 	__u32 class;   /* index into the model's classes; 0 is what is normal */
-	__s32 score;   /* Q15, 0 to 32768: probability that the class is not 0, where the model gives one; else 0 or 32768 */
+	/* Q15, 0 to 32768: probability that the class is not 0, where the model gives one; else 0
+	 * or 32768 */
+	__s32 score;
 	__u32 slot;    /* in which the model lies */
 };
 
@@ -45,7 +49,8 @@ struct cls_scratch {
 	struct cls_features features;
 	__s64 never; /* lower than every threshold: the feature of leaves */
 	struct cls_decision decision[CLS_ROLES];
-	__s64 a[2][CLS_WIDTH_MAX + 8]; /* activations; a layer reads one half and writes the other */
+	/* activations; a layer reads one half and writes the other */
+	__s64 a[2][CLS_WIDTH_MAX + 8];
 	__s64 out[CLS_CLASSES_MAX];
 };
 
@@ -63,14 +68,16 @@ static __always_inline struct cls_scratch *cls_scratch(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* Sets feature i, a constant or a number below CLS_FEATURES_MAX; counts that are too large become the largest. */
+/* Sets feature i, a constant or a number below CLS_FEATURES_MAX; counts that are too large become
+ * the largest. */
 static __always_inline void cls_feature(struct cls_scratch *s, __u32 i, __u64 value)
 {
 	s->features.v[i] = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
 }
 
-/* Lets the model of a role (enum cls_role) judge the features. 0, or -1 when the role has no model (engine.h). It is inline: a return
- * takes 10 ns where kernels defend themselves against SRSO, a third of a small model's time. */
+/* Lets the model of a role (enum cls_role) judge the features. 0, or -1 when the role has no model
+ * (engine.h). It is inline: a return takes 10 ns where kernels defend themselves against SRSO, a
+ * third of a small model's time. */
 static int cls_infer(__u32 role);
 
 #endif

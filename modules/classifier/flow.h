@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Extractor flow: packets of both directions of a 5-tuple, or of all flows with a remote address. Later fragments have no ports:
- * they are a flow of their own, with ports 0. */
+/* Extractor flow: packets of both directions of a 5-tuple, or of all flows with a remote address.
+ * Later fragments have no ports: they are a flow of their own, with ports 0. */
 #ifndef CLS_FLOW_H
 #define CLS_FLOW_H
 
@@ -14,7 +14,8 @@ static __always_inline void cls_mapped(__u8 *to, __be32 addr)
 }
 
 /* local: the packet is from the service's side. */
-static __always_inline int cls_flow_addresses(struct kerb_pkt *pkt, struct cls_source *s, __u32 local)
+static __always_inline int cls_flow_addresses(struct kerb_pkt *pkt, struct cls_source *s,
+					      __u32 local)
 {
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
@@ -83,7 +84,8 @@ static __always_inline __u32 cls_transport_len(const struct kerb_pkt *pkt, const
 	return pkt->flags & KERB_F_L4 ? 8 : 0; /* UDP, ICMP */
 }
 
-static __always_inline void cls_flow_packet(struct kerb_pkt *pkt, struct cls_work *w, struct cls_record *r, __u32 back)
+static __always_inline void cls_flow_packet(struct kerb_pkt *pkt, struct cls_work *w,
+					    struct cls_record *r, __u32 back)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
 	__u64 len = pkt->l4 - pkt->l3 + pkt->l4_len, gap = (w->now - r->last) / 1000;
@@ -125,19 +127,23 @@ static __always_inline void cls_flow_values(struct cls_work *w, const struct cls
 	cls_value(w, CLS_F_FLOW_GAP_MIN, w->gap.low > w->gap.high ? 0 : w->gap.low);
 	cls_value(w, CLS_F_FLOW_GAP_MAX, w->gap.high);
 	cls_value(w, CLS_F_FLOW_GAP_MEAN, cls_mean(sum[CLS_FLOW_GAPS], gaps));
-	cls_value(w, CLS_F_FLOW_GAP_DEVIATION, cls_deviation(sum[CLS_FLOW_GAPS], sum[CLS_FLOW_GAP_SQUARES], gaps));
+	cls_value(w, CLS_F_FLOW_GAP_DEVIATION,
+		  cls_deviation(sum[CLS_FLOW_GAPS], sum[CLS_FLOW_GAP_SQUARES], gaps));
 	for (int i = 0; i < 8; i++) /* flags, fragments, payloads */
 		cls_value(w, CLS_F_FIN + i, sum[CLS_FLOW_FIN + i]);
 	cls_value(w, CLS_F_DURATION, (r->last - r->first) / 1000000);
 	cls_value(w, CLS_F_PROTOCOL, w->job.source.proto);
 	cls_value(w, CLS_F_PORT, bpf_ntohs(r->service_port));
-	cls_value(w, CLS_F_LENGTH_FORWARD_MEAN, cls_mean(sum[CLS_FLOW_BYTES], sum[CLS_FLOW_PACKETS]));
-	cls_value(w, CLS_F_LENGTH_BACKWARD_MEAN, cls_mean(sum[CLS_FLOW_BYTES + 1], sum[CLS_FLOW_PACKETS + 1]));
+	cls_value(w, CLS_F_LENGTH_FORWARD_MEAN,
+		  cls_mean(sum[CLS_FLOW_BYTES], sum[CLS_FLOW_PACKETS]));
+	cls_value(w, CLS_F_LENGTH_BACKWARD_MEAN,
+		  cls_mean(sum[CLS_FLOW_BYTES + 1], sum[CLS_FLOW_PACKETS + 1]));
 	cls_value(w, CLS_F_PACKETS, packets);
 	cls_value(w, CLS_F_BACKWARD_SHARE, cls_mean(sum[CLS_FLOW_PACKETS + 1] * 1000, packets));
 }
 
-static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_work *w, struct cls_record *r, __u32 local)
+static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_work *w,
+					     struct cls_record *r, __u32 local)
 {
 	__u64 slice;
 
@@ -155,12 +161,14 @@ static __always_inline void cls_flow_counted(struct kerb_pkt *pkt, struct cls_wo
 	}
 }
 
-static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z, __u32 local)
+static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z,
+				    __u32 local)
 {
 	struct cls_record *r;
 
 	if (cls_flow_source(pkt, w, local)) {
-		cls_count(pkt->outcome > KERB_PARSE_NOT_IP ? CLS_COUNT_TRUNCATED : CLS_COUNT_NOT_OURS);
+		cls_count(pkt->outcome > KERB_PARSE_NOT_IP ? CLS_COUNT_TRUNCATED
+							   : CLS_COUNT_NOT_OURS);
 		return KERB_NEXT;
 	}
 	w->fresh.opener = local;
@@ -168,7 +176,8 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 	r = cls_source_lookup(w, z);
 	if (r)
 		cls_flow_counted(pkt, w, r, local);
-	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */
+	/* what is dropped has been counted: its window decides whether the block continues */
+	return cls_enforce(pkt, w, z);
 }
 
 #endif

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The MAC header of IEEE 802.15.4: frame versions 2003, 2006 and 2015, all addressing modes. Numbers are little endian on the
- * air. The position in the frame lives in memory (volatile): the verifier would follow each of its values in a register. */
+/* The MAC header of IEEE 802.15.4: frame versions 2003, 2006 and 2015, all addressing modes.
+ * Numbers are little endian on the air. The position in the frame lives in memory (volatile): the
+ * verifier would follow each of its values in a register. */
 #ifndef CLS_IEEE802154_H
 #define CLS_IEEE802154_H
 
 #include "maps.h"
 
-#define CLS_FRAME_MAX 127 /* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are examined */
+/* aMaxPHYPacketSize; of longer frames (802.15.4g) the first so many bytes are examined */
+#define CLS_FRAME_MAX 127
 
 /* The result of parsing a frame. */
 enum cls_outcome {
@@ -69,7 +71,8 @@ static __always_inline __u32 cls_frame_version(__u32 fcf)
 	return fcf >> 12 & 3;
 }
 
-/* Pointer to what comes at off. The mask is for the verifier; the compiler must not know better and leave it out. */
+/* Pointer to what comes at off. The mask is for the verifier; the compiler must not know better and
+ * leave it out. */
 static __always_inline void *cls_at(struct cls_frame *f, __u64 off)
 {
 	kerb_opaque(off);
@@ -139,7 +142,8 @@ static __always_inline int cls_has_src_pan(__u32 fcf)
 
 	if (!src || fcf & CLS_FCF_PAN)
 		return 0;
-	return cls_frame_version(fcf) < 2 || !(dst == CLS_ADDR_EXTENDED && src == CLS_ADDR_EXTENDED);
+	return cls_frame_version(fcf) < 2 ||
+	       !(dst == CLS_ADDR_EXTENDED && src == CLS_ADDR_EXTENDED);
 }
 
 static __always_inline int cls_mac_destination(struct cls_frame *f, __u32 fcf)
@@ -172,7 +176,8 @@ static __always_inline int cls_mac_source(struct cls_frame *f, __u32 fcf)
 	if (!cls_left(f, len))
 		return CLS_TRUNCATED;
 	if (len == 8) {
-		f->link = __builtin_bswap64(cls_be64(f, 0)); /* on the air the last byte comes first */
+		/* on the air the last byte comes first */
+		f->link = __builtin_bswap64(cls_be64(f, 0));
 		f->id = cls_long_id(f->link);
 	} else if (len == 2) {
 		f->link = bpf_cpu_to_be64((__u64)cls_le16(f));
@@ -255,7 +260,8 @@ static __always_inline int cls_mac(struct cls_frame *f)
 	version = cls_frame_version(fcf);
 	if ((fcf & CLS_FCF_TYPE) != CLS_FCF_DATA)
 		return CLS_NO_SOURCE;
-	if (version == 3 || cls_dst_mode(fcf) == CLS_ADDR_RESERVED || cls_src_mode(fcf) == CLS_ADDR_RESERVED)
+	if (version == 3 || cls_dst_mode(fcf) == CLS_ADDR_RESERVED ||
+	    cls_src_mode(fcf) == CLS_ADDR_RESERVED)
 		return CLS_MALFORMED;
 	has_seq = version < 2 || !(fcf & CLS_FCF_NO_SEQ);
 	if (!cls_left(f, has_seq))

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Layers of neurons. Every sum is exact in 64 bits, whatever the inputs: the loader refuses weights for which it would not be.
- * What leaves a neuron saturates.
+/* Layers of neurons. Every sum is exact in 64 bits, whatever the inputs: the loader refuses weights
+ * for which it would not be. What leaves a neuron saturates.
  *
- * Packed layers have weights of 8 bits and inputs of 7 bits without a sign. A word is w0 + w1 * 2^21 + w2 * 2^42, the weights of
- * three neurons, so that one multiplication makes three products. A sum of 64 products of 127 * 127 is below 2^20 and stays
- * in its lane of 21 bits; the sums begin with 2^20 in each lane, which makes them positive, and add takes it off again.
+ * Packed layers have weights of 8 bits and inputs of 7 bits without a sign. A word is w0 + w1 *
+ * 2^21 + w2 * 2^42, the weights of three neurons, so that one multiplication makes three products.
+ * A sum of 64 products of 127 * 127 is below 2^20 and stays in its lane of 21 bits; the sums begin
+ * with 2^20 in each lane, which makes them positive, and add takes it off again.
  *
- * There is no branch that depends on the values: a processor would mispredict it, and the verifier follow both ways. */
+ * There is no branch that depends on the values: a processor would mispredict it, and the verifier
+ * follow both ways. */
 #ifndef CLS_LAYERS_H
 #define CLS_LAYERS_H
 
@@ -19,7 +21,8 @@
 #define CLS_PACKED_SHIFT 24
 #define CLS_LEVEL_MAX	 127
 
-/* At least 0, at most limit = 2^n - 1. Both sides are compared at the same time: small networks wait for each step. */
+/* At least 0, at most limit = 2^n - 1. Both sides are compared at the same time: small networks
+ * wait for each step. */
 static __always_inline __s64 cls_clamp(__s64 v, __u64 limit)
 {
 	__s64 below = v >> 63, above = (__s64)(limit - v) >> 63;
@@ -45,8 +48,8 @@ struct cls_sums {
 	__u64 a, b;
 };
 
-/* Adds to both sums the products of their words with n inputs; n is 4 or a multiple of 8. Written out, with constant offsets, it
- * costs no more than its terms. */
+/* Adds to both sums the products of their words with n inputs; n is 4 or a multiple of 8. Written
+ * out, with constant offsets, it costs no more than its terms. */
 static __always_inline struct cls_sums cls_dot(const __u64 *w, const __s64 *x, __u32 n, __u64 from)
 {
 	struct cls_sums sum = {from, from};
@@ -66,7 +69,8 @@ static __always_inline struct cls_sums cls_dot(const __u64 *w, const __s64 *x, _
 }
 
 /* Neuron's output from its sum; c are its constants. */
-static __always_inline __s64 cls_neuron(const struct cls_layer *l, const __u64 *c, __u64 sum, __u32 shift)
+static __always_inline __s64 cls_neuron(const struct cls_layer *l, const __u64 *c, __u64 sum,
+					__u32 shift)
 {
 	return cls_clamp((__s64)(sum * c[1] + c[0]) >> shift, l->limit) + l->offset;
 }
@@ -82,21 +86,25 @@ static __always_inline const __u64 *cls_words(const struct cls_model *m, __u64 a
 	return m->words + (at & (CLS_WORDS - 1));
 }
 
-/* The numbers that the verifier learns in one loop must not bind it in the next: it would follow that once for each way out of
- * the first. So bounds are read where they are used (kerb_reread). */
+/* The numbers that the verifier learns in one loop must not bind it in the next: it would follow
+ * that once for each way out of the first. So bounds are read where they are used (kerb_reread). */
 
 static __always_inline void cls_activate_all(const struct cls_layer *l, __s64 *y)
 {
 	for (__u32 i = 0; i < CLS_WIDTH_MAX; i++) {
 		if (i >= kerb_reread(l->neurons))
 			break;
-		y[i] = cls_clamp((cls_activate(y[i], l->activation, l->slope) * l->post_mul + l->post_add) >> (l->post_shift & 63),
-				 l->post_limit) + l->post_offset;
+		y[i] = cls_clamp((cls_activate(y[i], l->activation, l->slope) * l->post_mul +
+				  l->post_add) >>
+					 (l->post_shift & 63),
+				 l->post_limit) +
+		       l->post_offset;
 	}
 }
 
 /* Three neurons from the sum of their words. */
-static __always_inline void cls_three(const struct cls_layer *l, const __u64 *c, __u64 sum, __s64 *y)
+static __always_inline void cls_three(const struct cls_layer *l, const __u64 *c, __u64 sum,
+				      __s64 *y)
 {
 	__u64 a = sum & CLS_LANE_MASK, b = sum >> CLS_LANE & CLS_LANE_MASK, d = sum >> 2 * CLS_LANE;
 
@@ -111,7 +119,8 @@ static __always_inline void cls_three(const struct cls_layer *l, const __u64 *c,
 	}
 }
 
-static __always_inline void cls_packed_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+static __always_inline void cls_packed_rows(const struct cls_model *m, const struct cls_layer *l,
+					    const __s64 *x, __s64 *y)
 {
 	__u64 at = l->at;
 
@@ -129,7 +138,8 @@ static __always_inline void cls_packed_rows(const struct cls_model *m, const str
 	}
 }
 
-static __always_inline void cls_exact_rows(const struct cls_model *m, const struct cls_layer *l, const __s64 *x, __s64 *y)
+static __always_inline void cls_exact_rows(const struct cls_model *m, const struct cls_layer *l,
+					   const __s64 *x, __s64 *y)
 {
 	__u64 at = l->at;
 
@@ -152,7 +162,8 @@ static __always_inline const struct cls_model *cls_model(__u32 slot)
 	return bpf_map_lookup_elem(&models, &slot);
 }
 
-/* One layer of a model. It is global: the verifier follows it once, and not for each layer and each way through the one before. */
+/* One layer of a model. It is global: the verifier follows it once, and not for each layer and each
+ * way through the one before. */
 __noinline int cls_layer(__u32 slot, __u32 layer)
 {
 	const struct cls_model *m = cls_model(slot);
@@ -171,7 +182,8 @@ __noinline int cls_layer(__u32 slot, __u32 layer)
 	return 0;
 }
 
-static __always_inline __s64 cls_input(const struct cls_model *m, const struct cls_scratch *s, __u32 i)
+static __always_inline __s64 cls_input(const struct cls_model *m, const struct cls_scratch *s,
+				       __u32 i)
 {
 	const struct cls_input *in = &m->input[i];
 	__s64 feature = *(__s64 *)((void *)s + (in->feature & 0x1f8));
@@ -183,12 +195,16 @@ struct cls_four {
 	__s64 a, b, c, d;
 };
 
-static __always_inline __s64 cls_small_neuron(const struct cls_layer *l, const __u64 *w, struct cls_four x)
+static __always_inline __s64 cls_small_neuron(const struct cls_layer *l, const __u64 *w,
+					      struct cls_four x)
 {
-	return cls_clamp((__s64)((w[0] + w[1] * x.a) + (w[2] * x.b + w[3] * x.c) + w[4] * x.d) >> (l->shift & 63), l->limit);
+	return cls_clamp((__s64)((w[0] + w[1] * x.a) + (w[2] * x.b + w[3] * x.c) + w[4] * x.d) >>
+				 (l->shift & 63),
+			 l->limit);
 }
 
-static __always_inline struct cls_four cls_small_layer(const struct cls_model *m, __u32 i, struct cls_four x)
+static __always_inline struct cls_four cls_small_layer(const struct cls_model *m, __u32 i,
+						       struct cls_four x)
 {
 	const __u64 *w = m->words + i * CLS_SMALL_STRIDE;
 	const struct cls_layer *l = &m->layer[i];
@@ -204,12 +220,13 @@ static __always_inline struct cls_four cls_small_layer(const struct cls_model *m
 	return y;
 }
 
-/* A small network takes less time than calls, loops and memory: it is in place, its values in registers. The offset of what leaves
- * a layer is in what the next one adds. */
+/* A small network takes less time than calls, loops and memory: it is in place, its values in
+ * registers. The offset of what leaves a layer is in what the next one adds. */
 static __always_inline void cls_infer_small(const struct cls_model *m, struct cls_scratch *s)
 {
 	__s64 offset = m->layer[(m->layers - 1) & (CLS_LAYERS_MAX - 1)].offset;
-	struct cls_four x = {cls_input(m, s, 0), cls_input(m, s, 1), cls_input(m, s, 2), cls_input(m, s, 3)};
+	struct cls_four x = { cls_input(m, s, 0), cls_input(m, s, 1), cls_input(m, s, 2),
+			      cls_input(m, s, 3) };
 
 	x = cls_small_layer(m, 0, x);
 	if (kerb_reread(m->layers) > 1)

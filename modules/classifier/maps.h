@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the classifier's data plane and its control plane share, models excepted (model.h): config constants, sources and
- * what is counted of them, what is blocked, the fuse, verdicts.
+/* What the classifier's data plane and its control plane share, models excepted (model.h): config
+ * constants, sources and what is counted of them, what is blocked, the fuse, verdicts.
  *
- * A source is what a model judges: a node of an RPL network, a flow, or the peer of flows. Time is in ns of kerb_now(),
- * CLOCK_MONOTONIC right to a timer tick. Sums only grow, by atomic additions: a window is the difference of two moments, so that
- * nothing is lost or counted twice when a window ends while another CPU counts. */
+ * A source is what a model judges: a node of an RPL network, a flow, or the peer of flows. Time is
+ * in ns of kerb_now(), CLOCK_MONOTONIC right to a timer tick. Sums only grow, by atomic additions:
+ * a window is the difference of two moments, so that nothing is lost or counted twice when a window
+ * ends while another CPU counts. */
 #ifndef CLS_MAPS_H
 #define CLS_MAPS_H
 
@@ -19,7 +20,8 @@ enum cls_extractor {
 
 /* How 802.15.4 frames come. */
 enum cls_frames {
-	CLS_FRAMES_RAW = 0,	 /* the packet is the frame, MAC header first: interfaces without Ethernet */
+	/* the packet is the frame, MAC header first: interfaces without Ethernet */
+	CLS_FRAMES_RAW = 0,
 	CLS_FRAMES_ETHERNET = 1, /* behind an Ethernet header with frames_eth_type */
 	CLS_FRAMES_ZEP = 2,	 /* in UDP datagrams to or from zep_port, ZEP version 1 or 2 */
 };
@@ -27,7 +29,8 @@ enum cls_frames {
 /* Frames whose security bit is set: their payload cannot be read. */
 enum cls_secured {
 	CLS_SECURED_PASS = 0,  /* counted, passed */
-	CLS_SECURED_COUNT = 1, /* the same, and a message of kind other of the node that the link source address names */
+	/* the same, and a message of kind other of the node that the link source address names */
+	CLS_SECURED_COUNT = 1,
 	CLS_SECURED_DROP = 2,
 };
 
@@ -53,7 +56,8 @@ enum cls_action {
 };
 
 enum cls_events {
-	CLS_EVENTS_CHANGES = 0,	  /* when a source becomes suspicious or stops being so, and when the fuse blows */
+	/* when a source becomes suspicious or stops being so, and when the fuse blows */
+	CLS_EVENTS_CHANGES = 0,
 	CLS_EVENTS_POSITIVES = 1, /* and for each evaluation that is against the source */
 	CLS_EVENTS_ALL = 2,	  /* each evaluation */
 };
@@ -62,34 +66,44 @@ KERB_CONFIG(__u8, extractor, CLS_RPL);
 KERB_CONFIG(__u8, frames, CLS_FRAMES_RAW);
 KERB_CONFIG(__u16, frames_eth_type, 0x809a); /* IEEE 802.15.4 in Ethernet */
 KERB_CONFIG(__u16, zep_port, 17754);
-KERB_CONFIG(__u8, fcs_len, 0); /* bytes of checksum at the end of raw and Ethernet frames: 0 or 2. ZEP's always have 2 */
+/* bytes of checksum at the end of raw and Ethernet frames: 0 or 2. ZEP's always have 2 */
+KERB_CONFIG(__u8, fcs_len, 0);
 KERB_CONFIG(__u8, secured, CLS_SECURED_PASS);
-KERB_CONFIG(__u64, repeat_ns, 250000000); /* frames of a sender with the same sequence number are one message for so long; 0: never */
+/* frames of a sender with the same sequence number are one message for so long; 0: never */
+KERB_CONFIG(__u64, repeat_ns, 250000000);
 KERB_CONFIG(_Bool, by_peer, 0);		  /* flow: a source is a remote address, not a 5-tuple */
-KERB_CONFIG(__u64, window_ns, 5000000000); /* 0: from the first packet of the source on (flow, not per window) */
+/* 0: from the first packet of the source on (flow, not per window) */
+KERB_CONFIG(__u64, window_ns, 5000000000);
 KERB_CONFIG(_Bool, sliding, 0);
-KERB_CONFIG(__u64, lapse_ns, 500000000); /* how often windows are looked for whose source sends no more; 0: its next packet ends them */
+/* how often windows are looked for whose source sends no more; 0: its next packet ends them */
+KERB_CONFIG(__u64, lapse_ns, 500000000);
 KERB_CONFIG(__u8, when, CLS_PER_WINDOW);
 KERB_CONFIG(__u32, every, 16); /* of CLS_EVERY_N */
 KERB_CONFIG(__u8, deferred, CLS_AT_ONCE);
 KERB_CONFIG(__u8, action, CLS_EVENT);
-KERB_CONFIG(__u64, action_ns, 60000000000); /* how long the action lasts after the last evaluation against the source; 0: until told */
+/* how long the action lasts after the last evaluation against the source; 0: until told */
+KERB_CONFIG(__u64, action_ns, 60000000000);
 KERB_CONFIG(__u32, mark, 1);		    /* of CLS_MARK */
 KERB_CONFIG(__u64, rate_cost, 100000000);   /* of CLS_RATE_LIMIT: ns per packet */
 KERB_CONFIG(__u64, rate_burst, 1000000000); /* ns that a source may be ahead of it */
 KERB_CONFIG(_Bool, watch, 0);		    /* all is judged and told, nothing is done */
-KERB_CONFIG(__u8, hits_needed, 1);	    /* hysteresis: so many of the last hits_of evaluations must be against a source */
+/* hysteresis: so many of the last hits_of evaluations must be against a source */
+KERB_CONFIG(__u8, hits_needed, 1);
 KERB_CONFIG(__u8, hits_of, 3);		    /* at most 32 */
 KERB_CONFIG(__u8, events, CLS_EVENTS_CHANGES);
 KERB_CONFIG(__u32, capacity, 4096);	 /* max_entries of records */
 KERB_CONFIG(__u32, probation_packets, 8); /* see struct cls_newcomer */
-KERB_CONFIG(__u32, fuse_sources, 64);	  /* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
-KERB_CONFIG(__u8, fuse_share, 50);	  /* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
+/* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
+KERB_CONFIG(__u32, fuse_sources, 64);
+/* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
+KERB_CONFIG(__u8, fuse_share, 50);
 KERB_CONFIG(__u32, fuse_least, 2);	  /* so many blocked sources never are too large a share */
-KERB_CONFIG(__u8, fuse_packets, 100);	  /* percent of a window's packets that may be dropped; 100: no limit */
+/* percent of a window's packets that may be dropped; 100: no limit */
+KERB_CONFIG(__u8, fuse_packets, 100);
 
-/* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of an RPL network
- * fe80::(its interface identifier), whichever prefix it uses. All bytes count: zero what does not apply. */
+/* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of
+ * an RPL network fe80::(its interface identifier), whichever prefix it uses. All bytes count: zero
+ * what does not apply. */
 struct cls_source {
 	__u8 addr[16];	     /* rpl: the node; flow: the remote end; by_peer: the remote address */
 	__u8 local[16];	     /* flow: the service's end */
@@ -127,7 +141,8 @@ enum cls_flow_sum {
 	CLS_FLOW_GAPS = 5,    /* us between packets, either direction */
 	CLS_FLOW_GAP_SQUARES = 6,
 	CLS_FLOW_GAP_COUNT = 7,
-	CLS_FLOW_FIN = 8, /* packets with each flag, in the order of the TCP header: FIN SYN RST PSH ACK URG */
+	/* packets with each flag, in the order of the TCP header: FIN SYN RST PSH ACK URG */
+	CLS_FLOW_FIN = 8,
 	CLS_FLOW_FRAGMENTS = 14,
 	CLS_FLOW_PAYLOADS = 15, /* packets with a payload */
 };
@@ -148,7 +163,8 @@ struct cls_slice {
 
 /* A frame that was seen: its sender and sequence number, and when. */
 struct cls_seen {
-	__u32 tag; /* hash of the link source address, with the sequence number in the low byte; 0: none */
+	/* hash of the link source address, with the sequence number in the low byte; 0: none */
+	__u32 tag;
 	__u32 ms;
 };
 
@@ -159,9 +175,11 @@ struct cls_seen {
 /* What is known of a source. */
 struct cls_record {
 	__u64 first, last;		   /* when packets (messages) were counted */
-	__u64 slice;			   /* number of the slice that it is in: time / (length of slices) */
+	/* number of the slice that it is in: time / (length of slices) */
+	__u64 slice;
 	__u64 judged;			   /* cls_fuse.window in which it was evaluated last */
-	__u64 armed;			   /* number of the last slice that lapsing has an entry of, plus 1 */
+	/* number of the last slice that lapsing has an entry of, plus 1 */
+	__u64 armed;
 	__u64 sum[CLS_SUMS];		   /* since first */
 	struct cls_slice past[CLS_SLICES]; /* by number modulo CLS_SLICES */
 	__u32 before[CLS_BEFORE];	   /* the first sums, over the last whole window */
@@ -170,26 +188,30 @@ struct cls_record {
 	__u32 version; /* of the model of the last evaluation; 0: never evaluated */
 	__u32 class;
 	__s32 score;
-	__u8 suspicious;      /* hits_needed of the last hits_of were against it, and not all since then for it */
+	/* hits_needed of the last hits_of were against it, and not all since then for it */
+	__u8 suspicious;
 	__u8 opener;	      /* flow: 1: the service's side opened it */
 	__u8 dodag_version;   /* of its last DIO, if has_dio */
 	__u8 has_dio;
 	__u16 rank;	      /* the same, host byte order */
 	__be16 service_port;  /* flow: port that the opening packet went to */
 	struct cls_seen seen[CLS_SEEN]; /* newest first */
-	__u32 span; /* cls_config_id() that slice and past are of: records outlive a change of the config */
+	/* cls_config_id() that slice and past are of: records outlive a change of the config */
+	__u32 span;
 };
 
-/* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a record at once. Beyond, they
- * are newcomers: they get one after probation_packets packets, or when they are met again after a whole window, up to another
- * eighth a window. So a known source that is heard once in three windows is always among the used half of the table, whatever
- * other sources send. */
+/* Policy against forged sources. Up to an eighth of the table's capacity a window, sources get a
+ * record at once. Beyond, they are newcomers: they get one after probation_packets packets, or when
+ * they are met again after a whole window, up to another eighth a window. So a known source that is
+ * heard once in three windows is always among the used half of the table, whatever other sources
+ * send. */
 struct cls_newcomer {
 	__u64 first;
 	__u64 packets;
 };
 
-/* Whose a 6LoWPAN datagram in fragments is: only the first fragment names its source. Value: struct cls_source. */
+/* Whose a 6LoWPAN datagram in fragments is: only the first fragment names its source. Value: struct
+ * cls_source. */
 struct cls_datagram {
 	__u64 link; /* source address of the MAC header, as on the air */
 	__u32 ifindex;
@@ -217,12 +239,13 @@ enum cls_fuse_cause {
 	CLS_FUSE_PACKETS = 3, /* more than fuse_packets percent of the packets */
 };
 
-/* Once the fuse has blown nothing is done to packets any more, blocks are left as they are. The control plane mends it: it
- * empties blocks, then sets all of this to 0. */
+/* Once the fuse has blown nothing is done to packets any more, blocks are left as they are. The
+ * control plane mends it: it empties blocks, then sets all of this to 0. */
 struct cls_fuse {
 	__u64 blown;  /* when */
 	__u32 cause;  /* enum cls_fuse_cause */
-	__u32 blocked; /* entries in blocks; who adds or deletes one changes this by an atomic addition */
+	/* entries in blocks; who adds or deletes one changes this by an atomic addition */
+	__u32 blocked;
 	__u64 window; /* number of the window that what follows is of */
 	__u32 judged; /* sources, those in held excepted */
 	__u32 sources_before; /* in the window before, those included that were blocked */
@@ -235,8 +258,12 @@ struct cls_fuse {
 /* By role of the model. Written by the control plane before a model is used. */
 struct cls_policy {
 	__u64 harmless; /* bit per class that is no reason to act */
-	__s32 raise;	/* Q15: an evaluation is against a source if its class is not harmless and its score at least this; */
-	__s32 clear;	/* Q15: against one that is suspicious already also if its score is at least this. Above 32768: never */
+	/* Q15: an evaluation is against a source if its class is not harmless and its score at
+	 * least this; */
+	__s32 raise;
+	/* Q15: against one that is suspicious already also if its score is at least this. Above
+	 * 32768: never */
+	__s32 clear;
 };
 
 /* Features, in the order of the names in features.go. */
@@ -297,7 +324,8 @@ struct cls_due {
 	__s32 values[CLS_VALUES]; /* features, in the order of the extractor's names */
 };
 
-/* Value of windows, for the control plane (CLS_USER), which deletes what it has read and writes blocks. */
+/* Value of windows, for the control plane (CLS_USER), which deletes what it has read and writes
+ * blocks. */
 struct cls_window {
 	__u64 time; /* end of the window */
 	__s32 values[CLS_VALUES];
@@ -315,7 +343,9 @@ struct cls_event {
 	__u64 time; /* end of the window */
 	struct cls_source source;
 	__u8 kind;    /* enum cls_event_kind */
-	__u8 action;  /* enum cls_action that is carried out; CLS_EVENT: none, as in watch mode, for allowed sources, with the fuse blown */
+	/* enum cls_action that is carried out; CLS_EVENT: none, as in watch mode, for allowed
+	 * sources, with the fuse blown */
+	__u8 action;
 	__u8 allowed; /* the source is on the allow-list */
 	__u8 cause;   /* enum cls_fuse_cause, of CLS_EVENT_FUSE */
 	__u32 version; /* of the model */
@@ -331,19 +361,23 @@ enum cls_count {
 	CLS_COUNT_NOT_OURS = 1,	 /* no frames of the configured kind, passed */
 	CLS_COUNT_TRUNCATED = 2, /* ended within a header, passed */
 	CLS_COUNT_MALFORMED = 3, /* reserved modes, impossible lengths, passed */
-	CLS_COUNT_NO_SOURCE = 4, /* no source to count it for: acknowledgements, beacons, commands, no source address */
+	/* no source to count it for: acknowledgements, beacons, commands, no source address */
+	CLS_COUNT_NO_SOURCE = 4,
 	CLS_COUNT_SECURED = 5,
 	CLS_COUNT_REPEATS = 6,
 	CLS_COUNT_MESSAGES = 7, /* counted for a source */
 	CLS_COUNT_PROBATION = 8, /* of newcomers, not counted for them */
 	CLS_COUNT_ADMITTED = 9,	 /* sources that got a record */
 	CLS_COUNT_EVALUATED = 10,
-	CLS_COUNT_EMPTY = 11,	/* pauses of a source of a window (sliding: a quarter) or more: nothing to evaluate */
+	/* pauses of a source of a window (sliding: a quarter) or more: nothing to evaluate */
+	CLS_COUNT_EMPTY = 11,
 	CLS_COUNT_NO_MODEL = 12, /* evaluations without a model */
 	CLS_COUNT_POSITIVE = 13, /* evaluations against a source */
-	CLS_COUNT_NO_ROOM = 14,	 /* evaluations that found due or windows full, windows that found lapsing full */
+	/* evaluations that found due or windows full, windows that found lapsing full */
+	CLS_COUNT_NO_ROOM = 14,
 	CLS_COUNT_ALLOWED = 15,	 /* actions not carried out: the source is on the allow-list */
-	CLS_COUNT_WATCHED = 16,	 /* packets that would have been dropped, limited or marked but for watch mode or the fuse */
+	/* packets that would have been dropped, limited or marked but for watch mode or the fuse */
+	CLS_COUNT_WATCHED = 16,
 	CLS_COUNT_MARKED = 17,
 	CLS_COUNT_LIMITED = 18, /* dropped over the rate */
 	CLS_COUNT_DROPPED = 19,
@@ -400,7 +434,8 @@ struct cls_prefix {
 	__u8 addr[16];
 };
 
-/* Asked only before something is done to a source. The control plane deletes blocks of sources that become allowed. */
+/* Asked only before something is done to a source. The control plane deletes blocks of sources that
+ * become allowed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, CLS_ALLOWED);
@@ -438,7 +473,8 @@ struct {
 	__type(value, struct cls_window);
 } windows SEC(".maps");
 
-/* Taken for a moment by who changes what only one may; fetching atomic operations need Linux 5.12. Index 0 is the fuse's. */
+/* Taken for a moment by who changes what only one may; fetching atomic operations need Linux 5.12.
+ * Index 0 is the fuse's. */
 struct cls_lock {
 	struct bpf_spin_lock lock;
 };
@@ -458,8 +494,9 @@ struct cls_lapse {
 	struct cls_source source;
 };
 
-/* In the order in which windows end, for all end at multiples of their length. Twice as many as sources: those of the window before
- * may still wait. Without room a window ends with the next packet of its source. */
+/* In the order in which windows end, for all end at multiples of their length. Twice as many as
+ * sources: those of the window before may still wait. Without room a window ends with the next
+ * packet of its source. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, 8192);

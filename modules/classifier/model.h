@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packed model, as it lies in a map. modules/classifier/model writes it and has the same structures in Go; the arithmetic is
- * engine.h's. Whatever the words hold, the engine stays within them. */
+/* A packed model, as it lies in a map. modules/classifier/model writes it and has the same
+ * structures in Go; the arithmetic is engine.h's. Whatever the words hold, the engine stays within
+ * them. */
 #ifndef CLS_MODEL_H
 #define CLS_MODEL_H
 
 #include <kerb/verifier.h>
 #include "features.h"
 
-#define CLS_SLOTS      4     /* live, shadow, and two that can be written meanwhile (see model/slots.go) */
+/* live, shadow, and two that can be written meanwhile (see model/slots.go) */
+#define CLS_SLOTS      4
 #define CLS_WORDS      32768 /* of weights or nodes; a power of two */
 #define CLS_LAYERS_MAX 8
 #define CLS_SMALL_LAYERS 4
@@ -19,7 +21,9 @@ enum cls_kind {
 	CLS_NONE = 0,	/* an empty slot */
 	CLS_EXACT = 1,	/* layers in Q15: layers.h */
 	CLS_PACKED = 2, /* layers in 8 bits, three neurons to a word */
-	CLS_SMALL = 3,	/* layers in either, at most 4 of them, 4 inputs, 4 neurons each, no activation but CLS_CLAMP */
+	/* layers in either, at most 4 of them, 4 inputs, 4 neurons each, no activation but
+	 * CLS_CLAMP */
+	CLS_SMALL = 3,
 	CLS_TREES = 4,	/* trees.h */
 };
 
@@ -40,7 +44,8 @@ enum cls_output {
 	CLS_SHARES = 5,	   /* the same, and outputs are probabilities */
 };
 
-/* An input of layered models: (feature * mul + add) >> shift, at least 0 and at most input_limit, and input_offset added. */
+/* An input of layered models: (feature * mul + add) >> shift, at least 0 and at most input_limit,
+ * and input_offset added. */
 struct cls_input {
 	__s64 add, mul;
 	__u16 feature; /* its offset in bytes */
@@ -48,9 +53,10 @@ struct cls_input {
 	__u8 zero[5];
 };
 
-/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then two words for each input, filled
- * up to 4 or a multiple of 8 inputs with zeros. A word is a weight of one neuron, or of three. Small models have
- * { __s64 add, weight[4] } for each of 4 neurons, and all begin at word 0. */
+/* A layer. Its rows follow each other in words: for each neuron of the row { __s64 add, mul }, then
+ * two words for each input, filled up to 4 or a multiple of 8 inputs with zeros. A word is a weight
+ * of one neuron, or of three. Small models have { __s64 add, weight[4] } for each of 4 neurons, and
+ * all begin at word 0. */
 struct cls_layer {
 	__u32 at;     /* the first row */
 	__u16 inputs; /* 4 or a multiple of 8 */
@@ -94,10 +100,11 @@ struct cls_model {
 /* Nodes of trees are words, children side by side, and the first ones are the roots.
  *
  *	63          32 31               22 21             0
- *	[ threshold   | offset of feature | offset of left ]	both in bytes; that of left ends with a 1
+ *	[ threshold   | offset of feature | offset of left ]	both in bytes; that of left ends
+ *								with a 1
  *
- * Right is taken when the feature is greater than the threshold. A leaf is its own left child, its feature is `never`, and
- * its threshold is the value. */
+ * Right is taken when the feature is greater than the threshold. A leaf is its own left child, its
+ * feature is `never`, and its threshold is the value. */
 #define CLS_NODE_LEFT	 0x3fff8
 #define CLS_NODE_FEATURE 22
 

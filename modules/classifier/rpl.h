@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Extractor rpl: finds the 802.15.4 frame in a packet, whose it is, and counts its message for that node. */
+/* Extractor rpl: finds the 802.15.4 frame in a packet, whose it is, and counts its message for that
+ * node. */
 #ifndef CLS_RPL_H
 #define CLS_RPL_H
 
@@ -14,7 +15,8 @@ struct cls_place {
 	__u32 off, len; /* FCS excluded */
 };
 
-/* ZEP (as Wireshark has it): "EX", version; version 1 has 16 bytes with the length last, version 2 a type, 32 bytes. */
+/* ZEP (as Wireshark has it): "EX", version; version 1 has 16 bytes with the length last, version 2
+ * a type, 32 bytes. */
 static __always_inline struct cls_place cls_zep(struct kerb_pkt *pkt)
 {
 	struct cls_place none = {}, at;
@@ -60,7 +62,8 @@ static __always_inline struct cls_place cls_find_frame(struct kerb_pkt *pkt)
 /* Byte by byte, for kernels without bpf_xdp_load_bytes(). */
 static __always_inline void cls_copy(kerb_ctx *ctx, struct cls_frame *f, __u32 off, __u64 len)
 {
-	void *data = (void *)kerb_ctx_field(ctx, data) + (off & KERB_MAX_OFFSET), *end = (void *)kerb_ctx_field(ctx, data_end);
+	void *data = (void *)kerb_ctx_field(ctx, data) + (off & KERB_MAX_OFFSET),
+	     *end = (void *)kerb_ctx_field(ctx, data_end);
 
 #pragma clang loop unroll(disable)
 	for (__u32 i = 0; i < CLS_FRAME_MAX; i++) {
@@ -84,7 +87,8 @@ static __always_inline int cls_load_frame(kerb_ctx *ctx, struct cls_frame *f, __
 }
 #endif
 
-/* Copies the frame and finds what is in it: enum cls_outcome. Whatever lies in b behind its end is never read. */
+/* Copies the frame and finds what is in it: enum cls_outcome. Whatever lies in b behind its end is
+ * never read. */
 __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 {
 	struct cls_work *w = cls_work();
@@ -110,7 +114,8 @@ __noinline int cls_parse_frame(kerb_ctx *ctx, __u32 off, __u32 len)
 	return rc == CLS_MESSAGE && !f->id ? CLS_NO_SOURCE : rc;
 }
 
-/* Nodes with a short address are distinguished by PAN; EUI-64s are unique, and their frames may come without one. */
+/* Nodes with a short address are distinguished by PAN; EUI-64s are unique, and their frames may
+ * come without one. */
 static __always_inline void cls_rpl_source(struct kerb_pkt *pkt, struct cls_work *w)
 {
 	struct cls_source *s = &w->job.source;
@@ -126,9 +131,12 @@ static __always_inline void cls_rpl_source(struct kerb_pkt *pkt, struct cls_work
 		s->pan = w->frame.pan;
 }
 
-static __always_inline struct cls_datagram cls_datagram_of(const struct kerb_pkt *pkt, const struct cls_frame *f)
+static __always_inline struct cls_datagram cls_datagram_of(const struct kerb_pkt *pkt,
+							   const struct cls_frame *f)
 {
-	struct cls_datagram d = {.link = f->link, .ifindex = pkt->ifindex, .tag = f->tag, .size = f->size};
+	struct cls_datagram d = {
+		.link = f->link, .ifindex = pkt->ifindex, .tag = f->tag, .size = f->size
+	};
 
 	return d;
 }
@@ -145,7 +153,8 @@ static __always_inline int cls_fragment_source(struct kerb_pkt *pkt, struct cls_
 	return 0;
 }
 
-/* Whether the frame repeats one that was counted: the same sender and sequence number, within repeat_ns of it. */
+/* Whether the frame repeats one that was counted: the same sender and sequence number, within
+ * repeat_ns of it. */
 static __always_inline int cls_is_repeat(struct cls_work *w, struct cls_record *r)
 {
 	__u32 tag = w->frame.seen, ms = w->now / 1000000;
@@ -226,7 +235,8 @@ static __always_inline void cls_rpl_values(struct cls_work *w, const struct cls_
 }
 
 /* Counts the frame for its source, and asks the model when it is time. */
-static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_record *r, int outcome, __u32 len)
+static __always_inline void cls_rpl_counted(struct cls_work *w, struct cls_record *r, int outcome,
+					    __u32 len)
 {
 	__u64 slice;
 
@@ -264,7 +274,8 @@ static __always_inline int cls_outcome_count(int outcome)
 	return outcome == CLS_NOT_OURS ? CLS_COUNT_NOT_OURS : CLS_COUNT_NO_SOURCE;
 }
 
-/* Stores the source of the frame in w->job.source and returns 0, or counts it as unknown and returns -1. */
+/* Stores the source of the frame in w->job.source and returns 0, or counts it as unknown and
+ * returns -1. */
 static __always_inline int cls_rpl_owner(struct kerb_pkt *pkt, struct cls_work *w, int outcome)
 {
 	if (outcome == CLS_FRAGMENT) {
@@ -312,7 +323,8 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	r = cls_source_lookup(w, z);
 	if (r)
 		cls_rpl_counted(w, r, outcome, at.len);
-	return cls_enforce(pkt, w, z); /* what is dropped has been counted: its window decides whether the block continues */
+	/* what is dropped has been counted: its window decides whether the block continues */
+	return cls_enforce(pkt, w, z);
 }
 
 #endif

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* 6LoWPAN (RFC 4944, RFC 6282) down to the kind of RPL message (RFC 6550): mesh and broadcast headers, fragments, IPHC, NHC of
- * extension headers, uncompressed IPv6. What is not known here (HC1, 6LoRH, tunnels) is a message of kind other. */
+/* 6LoWPAN (RFC 4944, RFC 6282) down to the kind of RPL message (RFC 6550): mesh and broadcast
+ * headers, fragments, IPHC, NHC of extension headers, uncompressed IPv6. What is not known here
+ * (HC1, 6LoRH, tunnels) is a message of kind other. */
 #ifndef CLS_SIXLOWPAN_H
 #define CLS_SIXLOWPAN_H
 
@@ -34,7 +35,8 @@ static __always_inline int cls_icmp6(struct cls_frame *f)
 		return CLS_MESSAGE;
 	code = cls_byte(f, 1);
 	f->rpl = 1;
-	f->kind = (code & ~CLS_RPL_SECURE) <= CLS_RPL_DAO_ACK ? code & ~CLS_RPL_SECURE : CLS_RPL_CONTROL;
+	f->kind = (code & ~CLS_RPL_SECURE) <= CLS_RPL_DAO_ACK ? code & ~CLS_RPL_SECURE
+							      : CLS_RPL_CONTROL;
 	if (code == CLS_RPL_DIO && cls_left(f, 8)) { /* checksum, instance, version, rank */
 		f->has_dio = 1;
 		f->version = cls_byte(f, 5);
@@ -50,7 +52,8 @@ static __always_inline int cls_ip_payload(struct cls_frame *f)
 	for (int i = 0; i < CLS_EXT_MAX; i++) {
 		__u8 next = f->next;
 
-		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS && next != IPPROTO_MH)
+		if (next != IPPROTO_HOPOPTS && next != IPPROTO_ROUTING && next != IPPROTO_DSTOPTS &&
+		    next != IPPROTO_MH)
 			break;
 		if (!cls_left(f, 8))
 			return CLS_TRUNCATED;
@@ -73,7 +76,8 @@ static __always_inline int cls_nhc(struct cls_frame *f)
 			return CLS_TRUNCATED;
 		nhc = cls_byte(f, 0);
 		id = nhc >> 1 & 7;
-		if ((nhc & 0xf0) != CLS_NHC_EXT || id == 2 || id > 4) /* UDP, fragment header, IPv6 in IPv6 */
+		/* UDP, fragment header, IPv6 in IPv6 */
+		if ((nhc & 0xf0) != CLS_NHC_EXT || id == 2 || id > 4)
 			return CLS_MESSAGE;
 		if (!cls_left(f, 3))
 			return CLS_TRUNCATED;
@@ -114,10 +118,12 @@ static __always_inline __u32 cls_iphc_len(__u32 lengths, __u32 mode)
 	return lengths >> (mode * 8) & 0xff;
 }
 
-/* The source: in full, by its interface identifier, by 16 bits of it, or by the link address, which is there already. */
+/* The source: in full, by its interface identifier, by 16 bits of it, or by the link address, which
+ * is there already. */
 static __always_inline int cls_iphc_source(struct cls_frame *f, __u8 flags)
 {
-	__u32 context = flags & 0x40, mode = flags >> 4 & 3, len = cls_iphc_len(context ? CLS_IPHC_CONTEXT : CLS_IPHC_UNICAST, mode);
+	__u32 context = flags & 0x40, mode = flags >> 4 & 3,
+	      len = cls_iphc_len(context ? CLS_IPHC_CONTEXT : CLS_IPHC_UNICAST, mode);
 
 	if (!cls_left(f, len))
 		return CLS_TRUNCATED;
@@ -159,7 +165,8 @@ static __always_inline int cls_iphc(struct cls_frame *f)
 	first = cls_byte(f, 0);
 	flags = cls_byte(f, 1);
 	traffic = first >> 3 & 3;
-	skip = 2 + (flags >> 7) + (0x00010304 >> (traffic * 8) & 0xff); /* context extension, traffic class and flow label */
+	/* context extension, traffic class and flow label */
+	skip = 2 + (flags >> 7) + (0x00010304 >> (traffic * 8) & 0xff);
 	if (!cls_left(f, skip + !(first & 4) + !(first & 3))) /* next header, hop limit */
 		return CLS_TRUNCATED;
 	f->off += skip;
@@ -188,7 +195,8 @@ static __always_inline int cls_mesh(struct cls_frame *f)
 	return 0;
 }
 
-/* The headers that stand before the datagram. 0: the walk is at its dispatch; else the outcome + 1. */
+/* The headers that stand before the datagram. 0: the walk is at its dispatch; else the outcome +
+ * 1. */
 static __always_inline int cls_lowpan_prefix(struct cls_frame *f)
 {
 	if (cls_left(f, 1) && (cls_byte(f, 0) & 0xc0) == 0x80) {

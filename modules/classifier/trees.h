@@ -1,13 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Decision trees. Each is walked for as many steps as the deepest needs; a leaf leads to itself. Several are walked side by side,
- * so that one's node is fetched while another's is examined, and no step branches on a value. */
+/* Decision trees. Each is walked for as many steps as the deepest needs; a leaf leads to itself.
+ * Several are walked side by side, so that one's node is fetched while another's is examined, and
+ * no step branches on a value. */
 #ifndef CLS_TREES_H
 #define CLS_TREES_H
 
 #include "model.h"
 
 #define CLS_ABREAST 5  /* trees at a time: as many as fit the registers */
-#define CLS_TURN    10 /* trees of a call: its return takes 10 ns where kernels defend themselves against SRSO */
+/* trees of a call: its return takes 10 ns where kernels defend themselves against SRSO */
+#define CLS_TURN    10
 
 /* The word of a node; at is its offset in bytes. */
 static __always_inline __u64 cls_node(const struct cls_model *m, __u64 at)
@@ -20,9 +22,10 @@ static __always_inline __s64 cls_node_value(__u64 node)
 	return (__s64)node >> 32;
 }
 
-/* Offset of the child that the features lead to. The sign of the difference becomes 7 if they lead to the right, which with the 1 that
- * the left one's offset ends with is one word more. */
-static __always_inline __u64 cls_step(const struct cls_model *m, const struct cls_scratch *s, __u64 at)
+/* Offset of the child that the features lead to. The sign of the difference becomes 7 if they lead
+ * to the right, which with the 1 that the left one's offset ends with is one word more. */
+static __always_inline __u64 cls_step(const struct cls_model *m, const struct cls_scratch *s,
+				      __u64 at)
 {
 	__u64 node = cls_node(m, at), feature = (__u32)node >> CLS_NODE_FEATURE, right;
 
@@ -33,7 +36,8 @@ static __always_inline __u64 cls_step(const struct cls_model *m, const struct cl
 }
 
 /* Adds what tree t says to the outputs. */
-static __always_inline void cls_vote(const struct cls_model *m, struct cls_scratch *s, __u32 t, __s64 value)
+static __always_inline void cls_vote(const struct cls_model *m, struct cls_scratch *s, __u32 t,
+				     __s64 value)
 {
 	if (!m->vectors) {
 		s->out[t % m->outputs & (CLS_CLASSES_MAX - 1)] += value;
@@ -47,7 +51,8 @@ static __always_inline void cls_vote(const struct cls_model *m, struct cls_scrat
 }
 
 /* CLS_ABREAST trees from tree t on. With one output their sum is returned, else 0. */
-static __always_inline __s64 cls_walk_group(const struct cls_model *m, struct cls_scratch *s, __u32 t)
+static __always_inline __s64 cls_walk_group(const struct cls_model *m, struct cls_scratch *s,
+					    __u32 t)
 {
 	__u64 a = t * 8, b = a + 8, c = a + 16, d = a + 24, e = a + 32;
 
@@ -75,7 +80,8 @@ static __always_inline __s64 cls_walk_group(const struct cls_model *m, struct cl
 	return 0;
 }
 
-/* A turn of trees; global, so that the verifier follows it once. The loader fills up with trees that add nothing. */
+/* A turn of trees; global, so that the verifier follows it once. The loader fills up with trees
+ * that add nothing. */
 __noinline int cls_walk(__u32 slot, __u32 first)
 {
 	const struct cls_model *m = bpf_map_lookup_elem(&models, &slot);

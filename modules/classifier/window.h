@@ -52,8 +52,8 @@ static __always_inline void cls_count(__u32 what)
 		*n += 1;
 }
 
-/* The time. Flows are measured in microseconds, all else is content with ticks. A function of its own, so that tests can put
- * a clock of theirs in its place. */
+/* The time. Flows are measured in microseconds, all else is content with ticks. A function of its
+ * own, so that tests can put a clock of theirs in its place. */
 static __noinline __u64 cls_clock(void)
 {
 	return extractor == CLS_FLOW ? bpf_ktime_get_ns() : kerb_now();
@@ -105,7 +105,8 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 {
 	__u64 window = z->window, n = now / cls_epoch_ns();
 
-	if (window == n || window == n + 1) /* by a CPU that is ahead; more is of a config with shorter windows */
+	/* by a CPU that is ahead; more is of a config with shorter windows */
+	if (window == n || window == n + 1)
 		return;
 	if (!cls_compare_and_swap(&z->window, window, n, 0))
 		return;
@@ -134,7 +135,8 @@ static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse 
 		return 0;
 	}
 	cls_add(n->packets, 1);
-	if (z->promoted >= capacity / 8 || (n->packets < probation_packets && w->now - n->first < cls_epoch_ns()))
+	if (z->promoted >= capacity / 8 ||
+	    (n->packets < probation_packets && w->now - n->first < cls_epoch_ns()))
 		return 0;
 	cls_add(z->promoted, 1);
 	bpf_map_delete_elem(&newcomers, &w->job.source);
@@ -216,7 +218,8 @@ static __always_inline void cls_window_of(struct cls_work *w, struct cls_record 
 }
 
 /* Begins slice n, and those between that had no packets. */
-static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_record *r, __u64 slice,
+					    __u64 n)
 {
 	for (int i = 1; i <= CLS_SLICES; i++) {
 		struct cls_slice *s = cls_slice(r, slice + i);
@@ -230,7 +233,8 @@ static __always_inline void cls_slice_begin(struct cls_work *w, struct cls_recor
 }
 
 /* The last whole window before n, for the features of the next ones. */
-static __always_inline void cls_window_save(struct cls_work *w, struct cls_record *r, __u64 slice, __u64 n)
+static __always_inline void cls_window_save(struct cls_work *w, struct cls_record *r, __u64 slice,
+					    __u64 n)
 {
 	__u64 was = sliding ? slice / CLS_SLICES : slice, is = sliding ? n / CLS_SLICES : n;
 	const struct cls_slice *base = cls_slice(r, sliding ? 0 : slice);
@@ -253,8 +257,9 @@ static __always_inline void cls_window_restart(struct cls_work *w, struct cls_re
 	*(volatile __u64 *)&r->slice = n;
 }
 
-/* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to take the features from
- * w->sum, length and gap, and to call cls_window_closed(). Others that count meanwhile do so for one of the two slices. */
+/* Ends the slice that the record is in if time has left it: 1 on the one CPU that does, which is to
+ * take the features from w->sum, length and gap, and to call cls_window_closed(). Others that count
+ * meanwhile do so for one of the two slices. */
 static __always_inline int cls_window_close(struct cls_work *w, struct cls_record *r, __u64 *slice)
 {
 	__u64 n;

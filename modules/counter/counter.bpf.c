@@ -2,9 +2,10 @@
 
 //go:build ignore
 
-/* Counts packets and bytes by interface, direction and protocol. Each CPU has counters of its own, so that none is lost to
- * another. They lie in a small table where each key has one place; who finds it taken by another key counts in a hash
- * table, which costs more. A taken place is never given away here, so no count ever moves. */
+/* Counts packets and bytes by interface, direction and protocol. Each CPU has counters of its own,
+ * so that none is lost to another. They lie in a small table where each key has one place; who
+ * finds it taken by another key counts in a hash table, which costs more. A taken place is never
+ * given away here, so no count ever moves. */
 #include <kerb/module.h>
 
 #define COUNTER_FLOWS	   16384 /* 1,000 services with 8 protocols in 2 directions */
@@ -85,7 +86,10 @@ static __noinline int count_in_hash(__u64 word, __u32 len)
 
 static __always_inline int count(const struct kerb_pkt *pkt, __u8 direction)
 {
-	struct counter_key key = {.ifindex = pkt->ifindex, .direction = direction, .family = pkt->family, .proto = pkt->proto};
+	struct counter_key key = { .ifindex = pkt->ifindex,
+				   .direction = direction,
+				   .family = pkt->family,
+				   .proto = pkt->proto };
 	__u32 at = key.word * 0x9e3779b97f4a7c15ULL >> (64 - COUNTER_PLACE_BITS);
 	struct counter_place *p = bpf_map_lookup_elem(&places, &at);
 

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* First match over the rules. A rule is a box in the space of the words of struct fw_flow; compile.go cuts that space
- * into a binary tree whose leaves are short rule lists in order. The search is one flat loop over 8-byte nodes. Its length
- * is bounded by FW_STEPS, which compile.go guarantees for every path, so that the verifier of Linux 5.10 accepts it. What
- * it keeps (best, forks) lies in memory: unknown to the verifier, which so takes one round of the loop for another. */
+/* First match over the rules. A rule is a box in the space of the words of struct fw_flow;
+ * compile.go cuts that space into a binary tree whose leaves are short rule lists in order. The
+ * search is one flat loop over 8-byte nodes. Its length is bounded by FW_STEPS, which compile.go
+ * guarantees for every path, so that the verifier of Linux 5.10 accepts it. What it keeps (best,
+ * forks) lies in memory: unknown to the verifier, which so takes one round of the loop for
+ * another. */
 #ifndef FW_CLASSIFY_H
 #define FW_CLASSIFY_H
 
@@ -11,16 +13,21 @@
 #define FW_STEPS 128 /* nodes visited per packet at most; mirrored in compile.go */
 #define FW_CHUNK 512  /* nodes per map value: one page */
 
-/* A node: value in bits 0-31, child in 32-47 (offset in the chunk, in bytes), kind in 48-55, shift in 56-63. Kinds up to
- * FW_NODE_CUT are offsets of words (in bytes) to compare with value: at most, then child, else the node after child. */
+/* A node: value in bits 0-31, child in 32-47 (offset in the chunk, in bytes), kind in 48-55, shift
+ * in 56-63. Kinds up to FW_NODE_CUT are offsets of words (in bytes) to compare with value: at most,
+ * then child, else the node after child. */
 enum fw_node {
 	FW_NODE_CUT = 60,
 	FW_NODE_RULE = 64,  /* does rule value match? else continue at child */
 	FW_NODE_MATCH = 65, /* rule value matches everything that comes here */
 	FW_NODE_JUMP = 66,  /* continue in chunk value at child */
-	FW_NODE_FORK = 67,  /* continue at child, then in chunk value where the node after child says, if rules from its value on can still win */
+	/* continue at child, then in chunk value where the node after child says, if rules from its
+	 * value on can still win */
+	FW_NODE_FORK = 67,
 	FW_NODE_END = 68,   /* nothing (more) matches here */
-	FW_NODE_TABLE = 128, /* plus offset of a word: continue at child plus (word - value) >> shift nodes, of FW_TABLE */
+	/* plus offset of a word: continue at child plus (word - value) >> shift nodes, of
+	 * FW_TABLE */
+	FW_NODE_TABLE = 128,
 };
 
 #define FW_TABLE 64
@@ -86,7 +93,8 @@ static __always_inline __u32 fw_root(__u32 dir, int v4)
 
 static __always_inline int fw_l4_matches(const struct fw_l4rule *r, const struct fw_flow *s)
 {
-	return (s->word[FW_DIM_PROTO] & r->proto_mask) == r->proto && s->word[FW_DIM_SPORT] - r->sport <= r->sports &&
+	return (s->word[FW_DIM_PROTO] & r->proto_mask) == r->proto &&
+	       s->word[FW_DIM_SPORT] - r->sport <= r->sports &&
 	       s->word[FW_DIM_DPORT] - r->dport <= r->dports;
 }
 
@@ -101,8 +109,10 @@ static __always_inline int fw_matches6(const struct fw_flow *s)
 {
 	struct fw_rule6 *r = bpf_map_lookup_elem(&rules6, &s->rule);
 
-	return r && (s->pair[0] & r->mask[0]) == r->value[0] && (s->pair[1] & r->mask[1]) == r->value[1] &&
-	       (s->pair[2] & r->mask[2]) == r->value[2] && (s->pair[3] & r->mask[3]) == r->value[3] && fw_l4_matches(&r->l4, s);
+	return r && (s->pair[0] & r->mask[0]) == r->value[0] &&
+	       (s->pair[1] & r->mask[1]) == r->value[1] &&
+	       (s->pair[2] & r->mask[2]) == r->value[2] &&
+	       (s->pair[3] & r->mask[3]) == r->value[3] && fw_l4_matches(&r->l4, s);
 }
 
 /* Remembers the second tree of a fork; second holds its node in the chunk and its first rule. */
@@ -115,7 +125,8 @@ static __always_inline void fw_push(struct fw_flow *s, __u32 chunk, __u64 second
 	fork->first = second;
 }
 
-/* Takes up the tree remembered last, or an END in its stead if none of its rules can win any more. Returns its node. */
+/* Takes up the tree remembered last, or an END in its stead if none of its rules can win any more.
+ * Returns its node. */
 static __always_inline __u32 fw_pop(struct fw_flow *s)
 {
 	struct fw_fork *fork = &s->fork[--s->forks & (FW_FORKS - 1)];
@@ -155,7 +166,8 @@ static __always_inline void fw_search(struct fw_flow *s)
 			continue;
 		}
 		if (kind & FW_NODE_TABLE) {
-			__u32 word = *(__u32 *)((void *)s->word + (kind & FW_NODE_CUT)), shift = kind >> 8;
+			__u32 word = *(__u32 *)((void *)s->word + (kind & FW_NODE_CUT)),
+			      shift = kind >> 8;
 
 			at += ((word - value) >> (shift & 31) & (FW_TABLE - 1)) * sizeof(node);
 			continue;

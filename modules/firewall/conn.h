@@ -27,14 +27,17 @@ enum fw_state {
 	FW_CLOSED = 4,	    /* both sides sent FIN */
 };
 
-#define FW_CONN_LEARNT (1 << 0) /* TCP that began unseen: window scales are unknown, so that windows are not checked */
+/* TCP that began unseen: window scales are unknown, so that windows are not checked */
+#define FW_CONN_LEARNT (1 << 0)
 
 struct fw_conn {
 	__u64 seen; /* monotonic clock, to about a second */
 	__u32 generation;
 	__u8 state; /* enum fw_state */
 	__u8 from;  /* direction of the first packet */
-	__u8 fins;  /* bit per direction; FINs on two CPUs at once may lose one, then the half-closed time-out holds */
+	/* bit per direction; FINs on two CPUs at once may lose one, then the half-closed time-out
+	 * holds */
+	__u8 fins;
 	__u8 flags; /* FW_CONN_* */
 	union {
 		struct fw_peer peer[2]; /* TCP; by direction that it sends in */

@@ -2,8 +2,9 @@
 
 //go:build ignore
 
-/* The firewall: packets of known connections pass, the first rule that matches decides on all others, else the default
- * policy of the direction. control.go fills the maps, compile.go builds the search tree, model.go says the same in Go. */
+/* The firewall: packets of known connections pass, the first rule that matches decides on all
+ * others, else the default policy of the direction. control.go fills the maps, compile.go builds
+ * the search tree, model.go says the same in Go. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "flow.h"
@@ -36,8 +37,10 @@ enum fw_slot {
 	FW_SLOT_REVOKED = 11, /* of a connection that a new rule set ended */
 	FW_SLOT_SPOOFED = 12, /* a sender's address that is not the service's */
 	FW_SLOT_OFFLOAD = 13, /* the checksum would overwrite something that was judged */
-	FW_SLOT_LINK_DENIED = 14, /* control protocol in a part that is not a service's, or in a form that hides it */
-	FW_SLOT_INVALID = 15, /* TCP that does not fit its connection, or has none, or flags that no TCP sends together */
+	/* control protocol in a part that is not a service's, or in a form that hides it */
+	FW_SLOT_LINK_DENIED = 14,
+	/* TCP that does not fit its connection, or has none, or flags that no TCP sends together */
+	FW_SLOT_INVALID = 15,
 	FW_SLOT_RULES = 16,
 };
 
@@ -147,7 +150,8 @@ static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
 	return decision;
 }
 
-/* Decides on the packet in the scratch map. Takes nothing from it but the time: see fw_forget_packet. */
+/* Decides on the packet in the scratch map. Takes nothing from it but the time: see
+ * fw_forget_packet. */
 static __noinline __u32 fw_judge(__u64 now)
 {
 	struct fw_flow *f = fw_flow();
@@ -193,7 +197,8 @@ static __always_inline __u32 judge_odd(const struct kerb_pkt *pkt)
 
 		return allow ? FW_SLOT_NON_IP : FW_DENY(FW_SLOT_NON_IP, KERB_DROP_POLICY);
 	}
-	return allow_malformed ? FW_SLOT_MALFORMED : FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+	return allow_malformed ? FW_SLOT_MALFORMED
+			       : FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 }
 
 static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __u32 dir)
@@ -203,7 +208,8 @@ static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __
 	return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 }
 
-/* Else the verifier would follow the search, and all modules behind, once for each of the hundred or so ways through the parser. */
+/* Else the verifier would follow the search, and all modules behind, once for each of the hundred
+ * or so ways through the parser. */
 static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct fw_flow *f)
 {
 	__u64 zero = kerb_reread(f->zero);
@@ -220,7 +226,8 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 	if (link_control && dir == FW_EGRESS && fw_is_dhcp_reply(f))
 		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
-	if (!allow_malformed && pkt->proto == IPPROTO_TCP && pkt->flags & KERB_F_L4 && !fw_tcp_flags_valid(f->tcp))
+	if (!allow_malformed && pkt->proto == IPPROTO_TCP && pkt->flags & KERB_F_L4 &&
+	    !fw_tcp_flags_valid(f->tcp))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_FLAGS);
 	if (state && f->kind == FW_ERROR)
 		fw_read_quoted(pkt, f);
@@ -231,7 +238,8 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 		return decision;
 	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))
 		fw_dhcp_requested(pkt, now);
-	if (dir == FW_INGRESS && decision >> 16 && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, now))
+	if (dir == FW_INGRESS && decision >> 16 && fw_is_dhcp_reply(f) &&
+	    fw_dhcp_expected(pkt, now))
 		return FW_SLOT_RELATED;
 	return decision;
 }
@@ -241,7 +249,8 @@ static __noinline __u32 judge_link(struct kerb_pkt *pkt, __u32 dir)
 {
 	int link = FW_LINK_NONE;
 
-	if (fw_is_reserved_group(pkt) && !(pkt->outcome == KERB_PARSE_NOT_IP && fw_ether_type_listed(pkt->eth_type)))
+	if (fw_is_reserved_group(pkt) &&
+	    !(pkt->outcome == KERB_PARSE_NOT_IP && fw_ether_type_listed(pkt->eth_type)))
 		return FW_DENY(FW_SLOT_LINK_DENIED, FW_DROP_LINK_CONTROL);
 	if (fw_bad_offload(pkt))
 		return FW_DENY(FW_SLOT_OFFLOAD, FW_DROP_BAD_OFFLOAD);

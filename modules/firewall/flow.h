@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the firewall takes from a packet: the words that rules examine, and the key that connections are known by. It lies
- * in a per-CPU map, not on the stack: before 5.12 programs may not index the stack by a variable, and what is in a map is
- * unknown to the verifier, so it follows the code behind once and not once per kind of packet. */
+/* What the firewall takes from a packet: the words that rules examine, and the key that connections
+ * are known by. It lies in a per-CPU map, not on the stack: before 5.12 programs may not index the
+ * stack by a variable, and what is in a map is unknown to the verifier, so it follows the code
+ * behind once and not once per kind of packet. */
 #ifndef FW_FLOW_H
 #define FW_FLOW_H
 
@@ -17,15 +18,17 @@
 #define FW_SCALE_NONE	    0xff
 #define FW_SCALE_UNREADABLE 0xfe
 
-/* Dimensions of the rules: words in host byte order. IPv4 has its addresses in words 0 and 1, IPv6 in 0-3 and 4-7. For
- * ICMP the type stands in place of the source port and the code in place of the destination port. */
+/* Dimensions of the rules: words in host byte order. IPv4 has its addresses in words 0 and 1, IPv6
+ * in 0-3 and 4-7. For ICMP the type stands in place of the source port and the code in place of the
+ * destination port. */
 #define FW_DIM_PROTO 8
 #define FW_DIM_SPORT 9
 #define FW_DIM_DPORT 10
 
 /* How a packet relates to connections. */
 enum fw_kind {
-	FW_PLAIN = 0,	    /* by addresses, protocol and ports (0 where the protocol has none known to us) */
+	/* by addresses, protocol and ports (0 where the protocol has none known to us) */
+	FW_PLAIN = 0,
 	FW_ECHO_LOCAL = 1,  /* ICMP echo that the service asked for, by identifier */
 	FW_ECHO_REMOTE = 2, /* ICMP echo that the other side asked for */
 	FW_ERROR = 3,	    /* ICMP error: belongs to the connection quoted in it */
@@ -88,7 +91,8 @@ struct fw_flow {
 	__u32 hidden; /* see kerb_through */
 	struct fw_conn next; /* what an entry becomes */
 	struct fw_usage usage; /* what an interface begins with */
-	__u32 seq, ack, end, win; /* TCP, host byte order; end is after the last byte, win unscaled */
+	/* TCP, host byte order; end is after the last byte, win unscaled */
+	__u32 seq, ack, end, win;
 	__u8 options[40];	  /* of a SYN */
 	/* The search's: see classify.h. */
 	__u32 asked; /* direction of the rules */
@@ -162,7 +166,8 @@ static __always_inline int fw_read_addresses(const struct kerb_pkt *pkt, struct 
 }
 
 /* Writes the rest of the key. */
-static __always_inline void fw_set_key(struct fw_flow *f, int v4, __be16 local_port, __be16 remote_port)
+static __always_inline void fw_set_key(struct fw_flow *f, int v4, __be16 local_port,
+				       __be16 remote_port)
 {
 	if (v4) {
 		f->key4.local_port = local_port;
@@ -192,8 +197,8 @@ static __always_inline void fw_read_icmp(const struct kerb_pkt *pkt, struct fw_f
 	fw_set_key(f, v4, icmp->id, 0);
 }
 
-/* The window scale among the options of a SYN. The cursor is kept in memory, where the verifier does not follow it: one
- * round of the loop is like another to it. */
+/* The window scale among the options of a SYN. The cursor is kept in memory, where the verifier
+ * does not follow it: one round of the loop is like another to it. */
 static __always_inline __u8 fw_find_scale(struct fw_flow *f)
 {
 	volatile __u8 *cursor = &f->cursor;
@@ -213,7 +218,8 @@ static __always_inline __u8 fw_find_scale(struct fw_flow *f)
 		}
 		len = f->options[at + 1];
 		if (kind == 3 && len == 3)
-			return f->options[at + 2] > FW_SCALE_MAX ? FW_SCALE_MAX : f->options[at + 2];
+			return f->options[at + 2] > FW_SCALE_MAX ? FW_SCALE_MAX
+								 : f->options[at + 2];
 		if (len < 2)
 			return FW_SCALE_NONE;
 		*cursor = at + len > 0xff ? 0xff : at + len;

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments that follow carry no ports, so the first one decides for its datagram: while it is remembered, the others pass.
- * Those that come before it are dropped, and so are those that would overlap its transport header (RFC 1858). */
+/* Fragments that follow carry no ports, so the first one decides for its datagram: while it is
+ * remembered, the others pass. Those that come before it are dropped, and so are those that would
+ * overlap its transport header (RFC 1858). */
 #ifndef FW_FRAGMENT_H
 #define FW_FRAGMENT_H
 
 #define FW_FRAGMENTS	4096
-#define FW_FRAGMENT_NS	30000000000ULL /* how long receivers wait for the rest (Linux: ipfrag_time) */
-#define FW_FRAGMENT_MIN 24	       /* bytes; nothing before belongs to a later fragment of a sane datagram */
+/* how long receivers wait for the rest (Linux: ipfrag_time) */
+#define FW_FRAGMENT_NS	30000000000ULL
+/* bytes; nothing before belongs to a later fragment of a sane datagram */
+#define FW_FRAGMENT_MIN 24
 
 enum fw_fragment_policy {
 	FW_FRAGMENTS_DENY = 0,
@@ -32,7 +35,8 @@ struct {
 } fragment_table SEC(".maps");
 
 /* Fills k; returns the fragment's offset in bytes, or a negative value when it cannot be read. */
-static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir, struct fw_fragment_key *k)
+static __always_inline int fw_fragment_key(const struct kerb_pkt *pkt, __u32 dir,
+					   struct fw_fragment_key *k)
 {
 	__builtin_memset(k, 0, sizeof(*k));
 	k->ifindex = pkt->ifindex;

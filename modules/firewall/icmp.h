@@ -5,9 +5,10 @@
 
 #include "flow.h"
 
-/* The ports or echo identifier of the packet that an error quotes, which went the other way. Returns 0 when they tell
- * nothing of a connection. */
-static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, struct fw_flow *f, __u64 off, __u8 proto)
+/* The ports or echo identifier of the packet that an error quotes, which went the other way.
+ * Returns 0 when they tell nothing of a connection. */
+static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, struct fw_flow *f,
+						__u64 off, __u8 proto)
 {
 	int in = f->dir == FW_INGRESS, v4 = pkt->family == 4;
 	__be16 local = 0, remote = 0;
@@ -36,7 +37,8 @@ static __always_inline int fw_read_quoted_ports(const struct kerb_pkt *pkt, stru
 	return 1;
 }
 
-/* Makes the key that of the packet that an error quotes. An error goes to whom that packet came from. */
+/* Makes the key that of the packet that an error quotes. An error goes to whom that packet came
+ * from. */
 static __always_inline int fw_read_quoted4(const struct kerb_pkt *pkt, struct fw_flow *f)
 {
 	struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -44,17 +46,20 @@ static __always_inline int fw_read_quoted4(const struct kerb_pkt *pkt, struct fw
 	int in = f->dir == FW_INGRESS;
 	__u32 hlen;
 
-	if (!ip || !quoted || quoted->version != 4 || quoted->frag_off & bpf_htons(KERB_IP_FRAG_LATER))
+	if (!ip || !quoted || quoted->version != 4 ||
+	    quoted->frag_off & bpf_htons(KERB_IP_FRAG_LATER))
 		return 0;
 	hlen = quoted->ihl * 4;
 	if (hlen < sizeof(*quoted) || quoted->saddr != ip->daddr)
 		return 0;
 	f->key4.local = in ? quoted->saddr : quoted->daddr;
 	f->key4.remote = in ? quoted->daddr : quoted->saddr;
-	return fw_read_quoted_ports(pkt, f, pkt->l4 + sizeof(struct fw_icmp) + hlen, quoted->protocol);
+	return fw_read_quoted_ports(pkt, f, pkt->l4 + sizeof(struct fw_icmp) + hlen,
+				    quoted->protocol);
 }
 
-/* The same for IPv6. Extension headers of the quoted packet are not followed: those errors are left to the rules. */
+/* The same for IPv6. Extension headers of the quoted packet are not followed: those errors are left
+ * to the rules. */
 static __always_inline int fw_read_quoted6(const struct kerb_pkt *pkt, struct fw_flow *f)
 {
 	struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -67,7 +72,8 @@ static __always_inline int fw_read_quoted6(const struct kerb_pkt *pkt, struct fw
 		return 0;
 	__builtin_memcpy(f->key6.local, in ? &quoted->saddr : &quoted->daddr, 16);
 	__builtin_memcpy(f->key6.remote, in ? &quoted->daddr : &quoted->saddr, 16);
-	return fw_read_quoted_ports(pkt, f, pkt->l4 + sizeof(struct fw_icmp) + sizeof(*quoted), quoted->nexthdr);
+	return fw_read_quoted_ports(pkt, f, pkt->l4 + sizeof(struct fw_icmp) + sizeof(*quoted),
+				    quoted->nexthdr);
 }
 
 static __always_inline void fw_read_quoted(const struct kerb_pkt *pkt, struct fw_flow *f)

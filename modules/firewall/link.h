@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Link-level policy: which EtherTypes pass, and the control protocols that hosts of a link need: IPv6 neighbour and router
- * discovery, multicast group membership, DHCP. A service has the part of a host in them: it never acts as a router, as a
- * multicast querier or as a DHCP server (RFC 6105). */
+/* Link-level policy: which EtherTypes pass, and the control protocols that hosts of a link need:
+ * IPv6 neighbour and router discovery, multicast group membership, DHCP. A service has the part of
+ * a host in them: it never acts as a router, as a multicast querier or as a DHCP server (RFC
+ * 6105). */
 #ifndef FW_LINK_H
 #define FW_LINK_H
 
@@ -48,23 +49,26 @@ static __always_inline int fw_ether_type_listed(__u32 type)
 		return 0;
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		if ((ether_types0 >> 16 * i & 0xffff) == type || (ether_types1 >> 16 * i & 0xffff) == type)
+		if ((ether_types0 >> 16 * i & 0xffff) == type ||
+		    (ether_types1 >> 16 * i & 0xffff) == type)
 			return 1;
 	return 0;
 }
 
-/* 01:80:c2:00:00:00 to 0f: spanning tree, pause, LACP, 802.1X, LLDP. They are between neighbouring bridges, never between a
- * service and others. */
+/* 01:80:c2:00:00:00 to 0f: spanning tree, pause, LACP, 802.1X, LLDP. They are between neighbouring
+ * bridges, never between a service and others. */
 static __always_inline int fw_is_reserved_group(const struct kerb_pkt *pkt)
 {
 	__be16 *to = kerb_at(pkt, 0, ETH_ALEN);
 
-	return to && to[0] == bpf_htons(0x0180) && to[1] == bpf_htons(0xc200) && (to[2] & bpf_htons(0xfff0)) == 0;
+	return to && to[0] == bpf_htons(0x0180) && to[1] == bpf_htons(0xc200) &&
+	       (to[2] & bpf_htons(0xfff0)) == 0;
 }
 
-/* Neighbour discovery: right behind the IPv6 header, and never in fragments, so that nothing on the way misreads it
- * (RFC 6980, RFC 7113). Hop limit 255 says that no router has forwarded it. */
-static __always_inline int fw_link_nd(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, const struct fw_icmp *icmp, __u32 dir)
+/* Neighbour discovery: right behind the IPv6 header, and never in fragments, so that nothing on the
+ * way misreads it (RFC 6980, RFC 7113). Hop limit 255 says that no router has forwarded it. */
+static __always_inline int fw_link_nd(const struct kerb_pkt *pkt, const struct ipv6hdr *ip,
+				      const struct fw_icmp *icmp, __u32 dir)
 {
 	if (pkt->l4 != pkt->l3 + sizeof(*ip) || pkt->flags & KERB_F_FRAG)
 		return FW_LINK_DROP;
@@ -73,9 +77,10 @@ static __always_inline int fw_link_nd(const struct kerb_pkt *pkt, const struct i
 	return !icmp->code && ip->hop_limit == 255 ? FW_LINK_PASS : FW_LINK_NONE;
 }
 
-/* Multicast listener discovery: hop limit 1, from a link-local (or no) address, with no more than the hop-by-hop header
- * that carries the router alert. */
-static __always_inline int fw_link_mld(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, const struct fw_icmp *icmp, __u32 dir)
+/* Multicast listener discovery: hop limit 1, from a link-local (or no) address, with no more than
+ * the hop-by-hop header that carries the router alert. */
+static __always_inline int fw_link_mld(const struct kerb_pkt *pkt, const struct ipv6hdr *ip,
+				       const struct fw_icmp *icmp, __u32 dir)
 {
 	__u64 ext = pkt->l4 - pkt->l3 - sizeof(*ip);
 
@@ -84,7 +89,8 @@ static __always_inline int fw_link_mld(const struct kerb_pkt *pkt, const struct 
 	if (ext && (ext != 8 || ip->nexthdr != IPPROTO_HOPOPTS))
 		return FW_LINK_NONE;
 	if ((ip->saddr.s6_addr32[0] & bpf_htonl(0xffc00000)) != bpf_htonl(0xfe800000) &&
-	    (ip->saddr.s6_addr32[0] | ip->saddr.s6_addr32[1] | ip->saddr.s6_addr32[2] | ip->saddr.s6_addr32[3]))
+	    (ip->saddr.s6_addr32[0] | ip->saddr.s6_addr32[1] | ip->saddr.s6_addr32[2] |
+	     ip->saddr.s6_addr32[3]))
 		return FW_LINK_NONE;
 	return dir == FW_EGRESS && icmp->type == MLD_QUERY ? FW_LINK_DROP : FW_LINK_PASS;
 }
@@ -115,8 +121,10 @@ static __always_inline int fw_link_igmp(const struct kerb_pkt *pkt, __u32 dir)
 		return FW_LINK_NONE;
 	if (*type == IGMP_QUERY)
 		return dir == FW_EGRESS ? FW_LINK_DROP : FW_LINK_PASS;
-	return *type == IGMP1_REPORT || *type == IGMP2_REPORT || *type == IGMP_LEAVE || *type == IGMP3_REPORT ? FW_LINK_PASS :
-														FW_LINK_NONE;
+	return *type == IGMP1_REPORT || *type == IGMP2_REPORT || *type == IGMP_LEAVE ||
+			       *type == IGMP3_REPORT
+		       ? FW_LINK_PASS
+		       : FW_LINK_NONE;
 }
 
 static __always_inline int fw_link(const struct kerb_pkt *pkt, __u32 dir)
@@ -128,8 +136,9 @@ static __always_inline int fw_link(const struct kerb_pkt *pkt, __u32 dir)
 	return FW_LINK_NONE;
 }
 
-/* DHCP. A client has no address yet, or asks all servers at once, so that no connection is known by the answer's addresses.
- * After a request that the rules allow, servers may answer the interface for a while. */
+/* DHCP. A client has no address yet, or asks all servers at once, so that no connection is known by
+ * the answer's addresses. After a request that the rules allow, servers may answer the interface
+ * for a while. */
 #define FW_DHCP_NS 60000000000ULL
 
 struct fw_dhcp_key {
@@ -144,7 +153,8 @@ struct {
 } dhcp_requests SEC(".maps");
 
 /* Whether a UDP packet, whose ports are in f, goes from one DHCP port to another. */
-static __always_inline int fw_is_dhcp(const struct fw_flow *f, __u32 port4, __u32 to4, __u32 port6, __u32 to6)
+static __always_inline int fw_is_dhcp(const struct fw_flow *f, __u32 port4, __u32 to4, __u32 port6,
+				      __u32 to6)
 {
 	if (f->proto != IPPROTO_UDP)
 		return 0;

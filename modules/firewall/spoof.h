@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Anti-spoofing: a service sends from its own addresses only, in the Ethernet, IP and ARP headers and in neighbour discovery.
- * spoof.go writes which addresses are whose. */
+/* Anti-spoofing: a service sends from its own addresses only, in the Ethernet, IP and ARP headers
+ * and in neighbour discovery. spoof.go writes which addresses are whose. */
 #ifndef FW_SPOOF_H
 #define FW_SPOOF_H
 
@@ -12,8 +12,9 @@ KERB_CONFIG(_Bool, anti_spoof, 0);
 #define FW_OWN		16384
 #define FW_ND_OPTIONS	4
 
-/* One look-up checks the MAC and the IP address together. Family 0 is the MAC alone, and an IP address of zeros is that of an
- * interface without one. A key with nothing but the interface exempts it: what is no service has no addresses of its own. */
+/* One look-up checks the MAC and the IP address together. Family 0 is the MAC alone, and an IP
+ * address of zeros is that of an interface without one. A key with nothing but the interface
+ * exempts it: what is no service has no addresses of its own. */
 struct fw_own_key {
 	__u32 ifindex;
 	__u8 mac[ETH_ALEN];
@@ -63,23 +64,26 @@ static __always_inline int fw_own4(const struct kerb_pkt *pkt, struct fw_own_key
 	if (ip->saddr || pkt->proto == IPPROTO_IGMP)
 		return 1;
 	udp = kerb_at(pkt, pkt->l4, sizeof(*udp));
-	return pkt->proto == IPPROTO_UDP && pkt->flags & KERB_F_L4 && udp && udp->dest == bpf_htons(DHCP4_SERVER);
+	return pkt->proto == IPPROTO_UDP && pkt->flags & KERB_F_L4 && udp &&
+	       udp->dest == bpf_htons(DHCP4_SERVER);
 }
 
 static __always_inline int fw_own_arp(const struct kerb_pkt *pkt, struct fw_own_key *k)
 {
 	struct fw_arp *arp = kerb_at(pkt, pkt->l3, sizeof(*arp));
 
-	if (!arp || arp->hw_type != bpf_htons(1) || arp->proto_type != bpf_htons(ETH_P_IP) || arp->hw_len != ETH_ALEN ||
-	    arp->proto_len != 4 || !fw_is_own_mac(k, arp->sender_mac))
+	if (!arp || arp->hw_type != bpf_htons(1) || arp->proto_type != bpf_htons(ETH_P_IP) ||
+	    arp->hw_len != ETH_ALEN || arp->proto_len != 4 || !fw_is_own_mac(k, arp->sender_mac))
 		return 0;
 	k->family = 4;
 	__builtin_memcpy(k->addr, arp->sender, sizeof(arp->sender));
 	return 1;
 }
 
-/* The link-layer addresses that a neighbour discovery message announces; its options start at off. */
-static __always_inline int fw_own_nd_options(const struct kerb_pkt *pkt, const struct fw_own_key *k, __u64 off)
+/* The link-layer addresses that a neighbour discovery message announces; its options start at
+ * off. */
+static __always_inline int fw_own_nd_options(const struct kerb_pkt *pkt, const struct fw_own_key *k,
+					     __u64 off)
 {
 	__u64 end = pkt->l4 + pkt->l4_len;
 
@@ -99,8 +103,8 @@ static __always_inline int fw_own_nd_options(const struct kerb_pkt *pkt, const s
 	return off >= end;
 }
 
-/* A neighbour advertisement is about an own address, and so is a solicitation from no address (duplicate address detection).
- * k holds the source address and takes the other one. */
+/* A neighbour advertisement is about an own address, and so is a solicitation from no address
+ * (duplicate address detection). k holds the source address and takes the other one. */
 static __always_inline int fw_own_nd(const struct kerb_pkt *pkt, struct fw_own_key *k)
 {
 	struct fw_icmp *icmp = kerb_at(pkt, pkt->l4, sizeof(*icmp));

@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Connections. Three tables per family: a new connection lives in `opening` until the side that began it answers the
- * answer; then it moves to `established`. A closed connection goes back to opening for its last packets. Nothing is ever
- * evicted from these two: each interface has a quota in both, and what exceeds it in opening goes to `pending`, an LRU
- * table that a flood may churn. So a service under a flood, answered or not, costs no other service an entry, and itself
- * only new ones. Entries are keyed by the service's interface and side: both directions find the same one.
+/* Connections. Three tables per family: a new connection lives in `opening` until the side that
+ * began it answers the answer; then it moves to `established`. A closed connection goes back to
+ * opening for its last packets. Nothing is ever evicted from these two: each interface has a quota
+ * in both, and what exceeds it in opening goes to `pending`, an LRU table that a flood may churn.
+ * So a service under a flood, answered or not, costs no other service an entry, and itself only new
+ * ones. Entries are keyed by the service's interface and side: both directions find the same one.
  *
- * The kernel may give an entry's memory to another key while a program holds a pointer to it. Therefore a change that
- * trusts a connection more (state, generation) writes a whole value by key; only time and windows are updated in place. */
+ * The kernel may give an entry's memory to another key while a program holds a pointer to it.
+ * Therefore a change that trusts a connection more (state, generation) writes a whole value by key;
+ * only time and windows are updated in place. */
 #ifndef FW_STATE_H
 #define FW_STATE_H
 
@@ -15,7 +17,8 @@
 
 #define FW_OPENING     16384
 #define FW_PENDING    16384
-#define FW_ESTABLISHED 65536 /* max_connections unless configured; entries are allocated when needed */
+/* max_connections unless configured; entries are allocated when needed */
+#define FW_ESTABLISHED 65536
 #define FW_INTERFACES       65536
 #define FW_TOUCH_NS    (1ULL << 30)
 #define FW_EEXIST      17
@@ -30,7 +33,8 @@
 KERB_CONFIG(_Bool, state, 1);
 KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns is there (5.11) */
 KERB_CONFIG(_Bool, drop_when_full, 0);
-KERB_CONFIG(__u32, generation, 0); /* identity of the rule set: entries of another one are checked against the rules again */
+/* identity of the rule set: entries of another one are checked against the rules again */
+KERB_CONFIG(__u32, generation, 0);
 KERB_CONFIG(__u64, max_connections, 65536);
 KERB_CONFIG(__u64, tcp_syn_ns, 60000000000ULL);
 KERB_CONFIG(__u64, tcp_established_ns, 86400000000000ULL);
@@ -38,12 +42,15 @@ KERB_CONFIG(__u64, tcp_half_closed_ns, 3600000000000ULL);
 KERB_CONFIG(__u64, tcp_closing_ns, 60000000000ULL);
 KERB_CONFIG(__u64, udp_ns, 30000000000ULL);
 KERB_CONFIG(__u64, udp_stream_ns, 180000000000ULL);
-KERB_CONFIG(__u64, udp_assured_ns, 2000000000ULL); /* an answered flow is established once it has lasted this long */
+/* an answered flow is established once it has lasted this long */
+KERB_CONFIG(__u64, udp_assured_ns, 2000000000ULL);
 KERB_CONFIG(__u64, icmp_ns, 30000000000ULL);
-KERB_CONFIG(__u64, pickup_ns, 300000000000ULL); /* how long after the first packet TCP from outside may begin unseen */
+/* how long after the first packet TCP from outside may begin unseen */
+KERB_CONFIG(__u64, pickup_ns, 300000000000ULL);
 
-/* Counters of both families together, and quotas of an interface in entries. An interface may add an entry if it has less
- * than its share, or all together less than what is common. The control plane writes the quotas; zero: not yet. */
+/* Counters of both families together, and quotas of an interface in entries. An interface may add
+ * an entry if it has less than its share, or all together less than what is common. The control
+ * plane writes the quotas; zero: not yet. */
 struct fw_table {
 	__u64 established;
 	__u64 full; /* times that there was no room */
@@ -119,8 +126,10 @@ enum fw_track {
 	FW_UNKNOWN = 0, /* no connection: the rules decide */
 	FW_TRACKED = 1, /* part of a connection that the rules allowed */
 	FW_FULL = 2,	/* of one that found no room */
-	FW_STALE = 3,	/* of one that other rules allowed, sent by who began it: today's rules decide */
-	FW_STALE_ANSWER = 4, /* the same from the other side: today's rules decide on the opposite packet */
+	/* of one that other rules allowed, sent by who began it: today's rules decide */
+	FW_STALE = 3,
+	/* the same from the other side: today's rules decide on the opposite packet */
+	FW_STALE_ANSWER = 4,
 	FW_INVALID = 5, /* TCP that does not fit its connection */
 };
 
@@ -159,7 +168,8 @@ static __always_inline int fw_expired(const struct fw_conn *c, const struct fw_f
 
 static __always_inline void fw_touch(struct fw_conn *c, __u64 now)
 {
-	if ((__s64)(now - c->seen) > (__s64)FW_TOUCH_NS) /* seldom: the line stays shared between CPUs */
+	/* seldom: the line stays shared between CPUs */
+	if ((__s64)(now - c->seen) > (__s64)FW_TOUCH_NS)
 		c->seen = now;
 }
 
@@ -196,14 +206,16 @@ static __always_inline struct fw_usage *fw_get_usage(struct fw_flow *f, __u64 no
 }
 
 /* Counters may be off, even below zero, until the control plane counts. */
-static __always_inline int fw_table_has_room(__s64 own, __s64 all, __u32 share, __u32 common, __u64 most)
+static __always_inline int fw_table_has_room(__s64 own, __s64 all, __u32 share, __u32 common,
+					     __u64 most)
 {
 	if (!share)
 		return all < (__s64)most;
 	return all < (__s64)most && (own < (__s64)share || all < (__s64)common);
 }
 
-/* Whether f->next found its place; counts against the interface. What has not been answered, or is over, may have half of it. */
+/* Whether f->next found its place; counts against the interface. What has not been answered, or is
+ * over, may have half of it. */
 static __always_inline int fw_opening_insert(void *opening, struct fw_flow *f, __u64 now)
 {
 	const struct fw_conn *c = &f->next;
@@ -213,7 +225,8 @@ static __always_inline int fw_opening_insert(void *opening, struct fw_flow *f, _
 
 	if (!t || !u)
 		return 0;
-	if (!fw_table_has_room(u->opening << half, t->opening << half, t->opening_share, t->opening_common, FW_OPENING))
+	if (!fw_table_has_room(u->opening << half, t->opening << half, t->opening_share,
+			       t->opening_common, FW_OPENING))
 		return !bpf_map_update_elem(opening, &f->key4, c, BPF_EXIST);
 	err = bpf_map_update_elem(opening, &f->key4, c, BPF_NOEXIST);
 	if (err == -FW_EEXIST)
@@ -280,7 +293,8 @@ static __noinline int fw_promote(void *established, __u64 now)
 	if (!f || !t)
 		return 0;
 	u = fw_get_usage(f, now);
-	if (!u || !fw_table_has_room(u->established, t->established, t->share, t->common, max_connections)) {
+	if (!u || !fw_table_has_room(u->established, t->established, t->share, t->common,
+				     max_connections)) {
 		__sync_fetch_and_add(&t->full, 1);
 		return 0;
 	}
@@ -297,7 +311,8 @@ static __noinline int fw_promote(void *established, __u64 now)
 }
 
 /* FIN or RST on an established connection that they fit. */
-static __always_inline int fw_conn_ends(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
+static __always_inline int fw_conn_ends(void *established, void *opening, void *pending,
+					struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4), *n = &f->next;
 
@@ -324,13 +339,16 @@ static __always_inline void fw_advance(struct fw_conn *n, const struct fw_flow *
 	if (f->dir != n->from) {
 		if (fw_state(n) == FW_NEW)
 			n->state = FW_REPLIED;
-	} else if (fw_state(n) == FW_REPLIED && f->kind == FW_PLAIN && (__s64)(now - n->begun) >= (__s64)udp_assured_ns) {
+	} else if (fw_state(n) == FW_REPLIED && f->kind == FW_PLAIN &&
+		   (__s64)(now - n->begun) >= (__s64)udp_assured_ns) {
 		n->state = FW_ESTABLISHED_;
 	}
 }
 
-/* Writes f->next over the entry that it was copied from. What has been answered leaves the LRU table if there is room. */
-static __always_inline void fw_write_back(void *opening, void *pending, struct fw_flow *f, int answered, __u64 now)
+/* Writes f->next over the entry that it was copied from. What has been answered leaves the LRU
+ * table if there is room. */
+static __always_inline void fw_write_back(void *opening, void *pending, struct fw_flow *f,
+					  int answered, __u64 now)
 {
 	if (!bpf_map_update_elem(opening, &f->key4, &f->next, BPF_EXIST))
 		return;
@@ -342,10 +360,11 @@ static __always_inline void fw_write_back(void *opening, void *pending, struct f
 	}
 }
 
-static __always_inline int fw_track_opening(void *established, void *opening, void *pending, struct fw_conn *c,
-					    struct fw_flow *f, __u64 now)
+static __always_inline int fw_track_opening(void *established, void *opening, void *pending,
+					    struct fw_conn *c, struct fw_flow *f, __u64 now)
 {
-	int opens = (f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && (!FW_BOTH_WAYS || f->dir == c->from);
+	int opens =
+		(f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN && (!FW_BOTH_WAYS || f->dir == c->from);
 	struct fw_conn *n = &f->next;
 	__u32 fit = FW_FIT_YES;
 
@@ -374,14 +393,16 @@ static __always_inline int fw_track_opening(void *established, void *opening, vo
 	if (fit == FW_FIT_PASS)
 		return fw_stale(n, f);
 	if (fw_is_tcp(f) || fw_state(n) != c->state)
-		fw_write_back(opening, pending, f, fw_state(n) == FW_REPLIED && fw_state(c) == FW_NEW, now);
+		fw_write_back(opening, pending, f,
+			      fw_state(n) == FW_REPLIED && fw_state(c) == FW_NEW, now);
 	else
 		fw_touch(c, now);
 	return fw_stale(n, f);
 }
 
 /* All that the established table alone does not decide. */
-static __noinline int fw_track_slowly(void *established, void *opening, void *pending, __u64 now, int why)
+static __noinline int fw_track_slowly(void *established, void *opening, void *pending, __u64 now,
+				      int why)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_conn *c;
@@ -401,14 +422,17 @@ static __noinline int fw_track_slowly(void *established, void *opening, void *pe
 	track = kerb_through(f->hidden, fw_track_opening(established, opening, pending, c, f, now));
 	if (why != FW_WHY_MISFIT)
 		return track;
-	/* In addition to the established connection one side has begun another one. Once the other side knows that one only: */
+	/* In addition to the established connection one side has begun another one. Once the other
+	 * side knows that one only: */
 	if (track != FW_UNKNOWN && track != FW_INVALID && f->tcp & (TCP_SYN | TCP_RST))
 		fw_conn_delete(established);
 	return track == FW_UNKNOWN ? FW_INVALID : track;
 }
 
-/* Examines the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the answer in *track. */
-static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flow *f, __u64 now, int *track)
+/* Examines the established entry of a packet. What the slow path must do, or FW_WHY_NOT with the
+ * answer in *track. */
+static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flow *f, __u64 now,
+						int *track)
 {
 	if (fw_expired(c, f, now))
 		return FW_WHY_EXPIRED;
@@ -416,7 +440,9 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 		__u32 fit;
 
 		if ((f->tcp & (TCP_SYN | TCP_ACK | TCP_RST)) == TCP_SYN && f->dir == c->from) {
-			*track = FW_UNKNOWN; /* one that has lost the connection begins another one, which may be a lie */
+			/* one that has lost the connection begins another one, which may be a
+			 * lie */
+			*track = FW_UNKNOWN;
 			return FW_WHY_NOT;
 		}
 		fit = kerb_through(f->hidden, fw_tcp_fit(c, f));
@@ -434,7 +460,8 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 }
 
 /* What the tables say of the packet, and its effect on them. */
-static __always_inline int fw_track(void *established, void *opening, void *pending, struct fw_flow *f, __u64 now)
+static __always_inline int fw_track(void *established, void *opening, void *pending,
+				    struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);
 	int why = FW_WHY_ABSENT, track = FW_UNKNOWN;
@@ -446,9 +473,10 @@ static __always_inline int fw_track(void *established, void *opening, void *pend
 	return fw_track_slowly(established, opening, pending, now, kerb_through(f->hidden, why));
 }
 
-/* Whether a connection with this key is alive. For packets that report it without being part of it. */
-static __always_inline int fw_conn_is_alive(void *established, void *opening, void *pending, const struct fw_flow *f,
-					    __u64 now)
+/* Whether a connection with this key is alive. For packets that report it without being part of
+ * it. */
+static __always_inline int fw_conn_is_alive(void *established, void *opening, void *pending,
+					    const struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4);
 
@@ -461,8 +489,9 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
 
-/* Whether TCP that began unseen may be taken up. What the service sends is part of a connection that it has. From outside
- * it may be forged, so that it is believed only while the firewall is new to the interface. */
+/* Whether TCP that began unseen may be taken up. What the service sends is part of a connection
+ * that it has. From outside it may be forged, so that it is believed only while the firewall is new
+ * to the interface. */
 static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 {
 	struct fw_usage *u;

@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* TCP segments against the windows of their connection (Guido van Rooij, "Real Stateful TCP Packet Filtering in IP Filter",
- * 2000). Each side's record says what it has sent and what the other side has allowed it to send; a segment fits if it
- * lies in that window and acknowledges what has been sent. What does not fit is dropped and changes nothing.
+/* TCP segments against the windows of their connection (Guido van Rooij, "Real Stateful TCP Packet
+ * Filtering in IP Filter", 2000). Each side's record says what it has sent and what the other side
+ * has allowed it to send; a segment fits if it lies in that window and acknowledges what has been
+ * sent. What does not fit is dropped and changes nothing.
  *
- * Both directions of a connection may run on two CPUs at once. All fields but maxwin are written by one direction only,
- * and the segment that an acknowledgement answers passed here before it: no lock is needed. */
+ * Both directions of a connection may run on two CPUs at once. All fields but maxwin are written by
+ * one direction only, and the segment that an acknowledgement answers passed here before it: no
+ * lock is needed. */
 #ifndef FW_TCP_H
 #define FW_TCP_H
 
 #include "flow.h"
 
-#define FW_LAG 66000 /* an acknowledgement may be this many bytes behind, or the largest window if that is more */
+/* an acknowledgement may be this many bytes behind, or the largest window if that is more */
+#define FW_LAG 66000
 
 enum fw_fit {
 	FW_FIT_NOT = 0,
@@ -18,8 +21,8 @@ enum fw_fit {
 	FW_FIT_YES = 2,
 };
 
-/* 1 if sequence number a is after b, else 0. By its sign, so that a comparison leaves the verifier no ranges of a and b to
- * follow: before Linux 6.3 it would continue once for each. */
+/* 1 if sequence number a is after b, else 0. By its sign, so that a comparison leaves the verifier
+ * no ranges of a and b to follow: before Linux 6.3 it would continue once for each. */
 static __always_inline __u32 fw_seq_after(__u32 a, __u32 b)
 {
 	__u32 sign = b - a;
@@ -75,13 +78,16 @@ static __always_inline void fw_peer_init(struct fw_peer *s, const struct fw_flow
 	s->acked = 0;
 }
 
-/* A segment of a connection that began unseen: RST and FIN count if they continue exactly what is known. */
-static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r, const struct fw_flow *f)
+/* A segment of a connection that began unseen: RST and FIN count if they continue exactly what is
+ * known. */
+static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer *r,
+					const struct fw_flow *f)
 {
 	int next = s->maxwin ? f->seq == s->end : !(f->tcp & TCP_RST);
 
 	if (f->tcp & TCP_RST)
-		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES : FW_FIT_PASS;
+		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES
+										: FW_FIT_PASS;
 	if (!s->maxwin || fw_seq_after(f->end, s->end))
 		s->end = f->end;
 	s->maxwin = 1;
@@ -89,7 +95,8 @@ static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer 
 	return f->tcp & TCP_FIN && !next ? FW_FIT_PASS : FW_FIT_YES;
 }
 
-static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f, __u32 end, __u32 ack)
+static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
+					   const struct fw_flow *f, __u32 end, __u32 ack)
 {
 	__u32 unscaled = f->tcp >> 1 & 1, win, edge; /* SYN */
 
@@ -107,9 +114,9 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 		r->maxend = edge;
 }
 
-/* Whether a segment fits a connection whose both sides are known, and its effect on their records. A RST must not be
- * before what the other side has acknowledged; it counts if it is exactly there or at the end of what was sent, else it
- * passes and the receiver challenges it (RFC 5961). */
+/* Whether a segment fits a connection whose both sides are known, and its effect on their records.
+ * A RST must not be before what the other side has acknowledged; it counts if it is exactly there
+ * or at the end of what was sent, else it passes and the receiver challenges it (RFC 5961). */
 static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 {
 	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
@@ -119,8 +126,8 @@ static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 		return FW_FIT_NOT;
 	if (fw_is_learnt(c))
 		return fw_tcp_learn(s, r, f);
-	if (fw_seq_after(f->seq, s->maxend) | fw_seq_after(s->end - r->maxwin, end) | fw_seq_after(ack, r->end) |
-	    fw_seq_after(r->end - lag, ack))
+	if (fw_seq_after(f->seq, s->maxend) | fw_seq_after(s->end - r->maxwin, end) |
+	    fw_seq_after(ack, r->end) | fw_seq_after(r->end - lag, ack))
 		return FW_FIT_NOT;
 	if (f->tcp & TCP_RST) {
 		if (!(r->flags & FW_PEER_ACKED))
@@ -129,17 +136,21 @@ static __noinline int fw_tcp_fit(struct fw_conn *c, const struct fw_flow *f)
 			return FW_FIT_NOT;
 		return f->seq == s->end || f->seq == r->acked ? FW_FIT_YES : FW_FIT_PASS;
 	}
-	if (f->fragment && fw_seq_after(s->maxend, end)) /* how long the segment is the other fragments know */
+	/* how long the segment is the other fragments know */
+	if (f->fragment && fw_seq_after(s->maxend, end))
 		end = s->maxend;
 	fw_tcp_advance(s, r, f, end, ack);
 	return FW_FIT_YES;
 }
 
-/* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number takes its place. */
-static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f)
+/* A SYN+ACK. Until the other side has acknowledged it, one with another sequence number takes its
+ * place. */
+static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r,
+					 const struct fw_flow *f)
 {
-	if (fw_state(n) == FW_NEW ? !r->maxwin | fw_seq_after(r->maxend, f->ack) | fw_seq_after(f->ack, r->end)
-				  : !(s->flags & FW_PEER_ACKED) || f->ack != s->acked)
+	if (fw_state(n) == FW_NEW
+		    ? !r->maxwin | fw_seq_after(r->maxend, f->ack) | fw_seq_after(f->ack, r->end)
+		    : !(s->flags & FW_PEER_ACKED) || f->ack != s->acked)
 		return FW_FIT_NOT;
 	if (!s->maxwin || f->end != s->end)
 		fw_peer_init(s, f);
@@ -153,7 +164,8 @@ static __always_inline int fw_tcp_accept(struct fw_conn *n, struct fw_peer *s, s
 }
 
 /* A segment of a connection whose SYN has not been answered. */
-static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r, const struct fw_flow *f)
+static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, struct fw_peer *r,
+				       const struct fw_flow *f)
 {
 	__u32 what = f->tcp & (TCP_SYN | TCP_ACK | TCP_RST | TCP_FIN);
 	int first = f->dir == n->from;
@@ -166,7 +178,8 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	}
 	if (what == (TCP_SYN | TCP_ACK))
 		return fw_tcp_accept(n, s, r, f);
-	if (what == TCP_ACK && !first && f->seq == f->end) { /* of an old connection: the beginner will reset it (RFC 9293, 3.5.1) */
+	/* of an old connection: the beginner will reset it (RFC 9293, 3.5.1) */
+	if (what == TCP_ACK && !first && f->seq == f->end) {
 		s->acked = f->ack;
 		s->flags |= FW_PEER_ACKED;
 		return FW_FIT_YES;
@@ -176,24 +189,26 @@ static __always_inline int fw_tcp_open(struct fw_conn *n, struct fw_peer *s, str
 	if (!(what & TCP_RST))
 		return FW_FIT_NOT;
 	if (first ? f->seq != s->end
-		  : !(what & TCP_ACK) || fw_seq_after(r->maxend, f->ack) || fw_seq_after(f->ack, r->end))
+		  : !(what & TCP_ACK) || fw_seq_after(r->maxend, f->ack) ||
+			    fw_seq_after(f->ack, r->end))
 		return FW_FIT_NOT;
 	n->state = FW_RESET;
 	return FW_FIT_YES;
 }
 
-/* Whether the beginner's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged that, the other side's maxend
- * is what it must acknowledge at least. */
-static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const struct fw_peer *s, const struct fw_peer *r,
-						  const struct fw_flow *f)
+/* Whether the beginner's segment leaves the SYN+ACK unacknowledged. Until it has acknowledged that,
+ * the other side's maxend is what it must acknowledge at least. */
+static __always_inline int fw_tcp_skips_handshake(const struct fw_conn *n, const struct fw_peer *s,
+						  const struct fw_peer *r, const struct fw_flow *f)
 {
-	if (fw_state(n) != FW_REPLIED || f->dir != n->from || s->flags & FW_PEER_ACKED || f->tcp & TCP_RST)
+	if (fw_state(n) != FW_REPLIED || f->dir != n->from || s->flags & FW_PEER_ACKED ||
+	    f->tcp & TCP_RST)
 		return 0;
 	return !(f->tcp & TCP_ACK) || fw_seq_after(r->maxend, f->ack);
 }
 
-/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Stores its next state in n;
- * FW_ESTABLISHED_ means that the handshake is complete. */
+/* A segment of a connection that is not established, or no longer: n is a copy of its entry. Stores
+ * its next state in n; FW_ESTABLISHED_ means that the handshake is complete. */
 static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 {
 	struct fw_peer *s = &n->peer[f->dir & 1], *r = &n->peer[~f->dir & 1];
@@ -202,8 +217,10 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 	if (fw_state(n) == FW_NEW && !learnt)
 		return fw_tcp_open(n, s, r, f);
 	if ((f->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN) /* sent again */
-		return fw_state(n) == FW_REPLIED && (first || f->end == s->end) ? FW_FIT_PASS : FW_FIT_NOT;
-	if (f->tcp & TCP_SYN && fw_state(n) == FW_REPLIED && !(r->flags & FW_PEER_ACKED) && f->end != s->end)
+		return fw_state(n) == FW_REPLIED && (first || f->end == s->end) ? FW_FIT_PASS
+										: FW_FIT_NOT;
+	if (f->tcp & TCP_SYN && fw_state(n) == FW_REPLIED && !(r->flags & FW_PEER_ACKED) &&
+	    f->end != s->end)
 		return fw_tcp_accept(n, s, r, f);
 	if (!learnt && fw_tcp_skips_handshake(n, s, r, f))
 		return FW_FIT_NOT;
@@ -221,7 +238,8 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 	}
 	if (fw_state(n) == FW_NEW && !first)
 		n->state = FW_REPLIED;
-	else if (fw_state(n) == FW_REPLIED && (learnt ? first : s->flags & r->flags & FW_PEER_ACKED))
+	else if (fw_state(n) == FW_REPLIED &&
+		 (learnt ? first : s->flags & r->flags & FW_PEER_ACKED))
 		n->state = FW_ESTABLISHED_;
 	return fit;
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Classes that are answered by the responder's applications. All its checks and limits are theirs. */
+/* Classes that are answered by the responder's applications. All its checks and limits are
+ * theirs. */
 #ifndef ICPT_ANSWER_H
 #define ICPT_ANSWER_H
 
@@ -16,12 +17,21 @@ struct {
 	__type(value, struct rsp_listener);
 } answers SEC(".maps");
 
-/* The verdict on a request, and above it why it is dropped. Global, as icpt_classify is: what may be answered is followed once, and
- * not once for each way here. offsets and kind as there, but that the class is in the place of the direction. */
-__attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len, __u32 len)
+/* The verdict on a request, and above it why it is dropped. Global, as icpt_classify is: what may
+ * be answered is followed once, and not once for each way here. offsets and kind as there, but that
+ * the class is in the place of the direction. */
+__attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len,
+					   __u32 len)
 {
-	struct kerb_pkt pkt = {.ctx = ctx, .l3 = offsets & 0xffff, .l4 = offsets >> 16, .ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX),
-			       .len = len, .family = kind >> 8, .proto = kind >> 16, .flags = kind >> 24, .l4_len = l4_len};
+	struct kerb_pkt pkt = { .ctx = ctx,
+				.l3 = offsets & 0xffff,
+				.l4 = offsets >> 16,
+				.ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX),
+				.len = len,
+				.family = kind >> 8,
+				.proto = kind >> 16,
+				.flags = kind >> 24,
+				.l4_len = l4_len };
 	__u32 zero = 0, class = kind & 0xff;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);
 	struct rsp_request r = {.pkt = &pkt};
@@ -30,7 +40,8 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 	r.listener = bpf_map_lookup_elem(&answers, &class);
 	if (!p || !r.listener)
 		return KERB_NEXT;
-	kerb_forget(&pkt); /* else the verifier goes by which numbers came from one, and takes six times as long */
+	/* else the verifier goes by which numbers came from one, and takes six times as long */
+	kerb_forget(&pkt);
 	if (!kerb_udp(&pkt))
 		return KERB_NEXT;
 	r.slot = r.listener->slot;
@@ -46,7 +57,8 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 static __always_inline __u32 icpt_len(kerb_ctx *ctx)
 {
 #ifdef KERB_HOOK_XDP
-	return kerb_ctx_field(ctx, data_end) - kerb_ctx_field(ctx, data); /* replies are in one buffer */
+	/* replies are in one buffer */
+	return kerb_ctx_field(ctx, data_end) - kerb_ctx_field(ctx, data);
 #else
 	return kerb_ctx_field(ctx, len);
 #endif
@@ -54,13 +66,16 @@ static __always_inline __u32 icpt_len(kerb_ctx *ctx)
 
 static __always_inline int icpt_answer(struct kerb_pkt *pkt, __u32 class, struct icpt_counts *n)
 {
-	int verdict = icpt_respond(pkt->ctx, pkt->l3 | pkt->l4 << 16, class | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
-				   pkt->l4_len, pkt->len);
+	int verdict =
+		icpt_respond(pkt->ctx, pkt->l3 | pkt->l4 << 16,
+			     class | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
+			     pkt->l4_len, pkt->len);
 
 	kerb_reload(pkt);
 	if ((verdict & 0xff) == KERB_REPLY) { /* without options */
 		n->answered++;
-		pkt->l4 = pkt->l3 + (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+		pkt->l4 = pkt->l3 +
+			  (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 		pkt->len = icpt_len(pkt->ctx);
 	}
 	return (verdict & 0xff) == KERB_DROP ? kerb_drop(pkt, verdict >> 8) : verdict & 0xff;

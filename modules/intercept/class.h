@@ -51,9 +51,10 @@ struct icpt_class {
 	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];
 };
 
-/* All classes of a configuration, twice: packets are compared with classes[version & 1]. Control messages change the others, then the
- * version, then the others again. So a packet never waits for a change, however long the CPU that makes it is away; it compares again
- * if the version has changed meanwhile, for then what it has read may have been rewritten. */
+/* All classes of a configuration, twice: packets are compared with classes[version & 1]. Control
+ * messages change the others, then the version, then the others again. So a packet never waits for
+ * a change, however long the CPU that makes it is away; it compares again if the version has
+ * changed meanwhile, for then what it has read may have been rewritten. */
 struct icpt_table {
 	__u32 draining;	   /* 1: some CPU takes control messages */
 	__u32 rings;	   /* slots in use, from 0 on */
@@ -102,8 +103,10 @@ struct icpt_key {
 	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
 
-/* Class, action, bytes and priority in one number: what control messages change is taken from a class at one time. */
-#define ICPT_FOUND(class, action, bytes, priority) ((__u64)(class) | (__u64)(action) << 8 | (__u64)(bytes) << 16 | (__u64)(priority) << 32)
+/* Class, action, bytes and priority in one number: what control messages change is taken from a
+ * class at one time. */
+#define ICPT_FOUND(class, action, bytes, priority) \
+	((__u64)(class) | (__u64)(action) << 8 | (__u64)(bytes) << 16 | (__u64)(priority) << 32)
 #define ICPT_NONE 0xff
 
 static __always_inline int icpt_in_ranges(const struct icpt_range *list, __u32 n, __u32 port)
@@ -117,7 +120,8 @@ static __always_inline int icpt_in_ranges(const struct icpt_range *list, __u32 n
 	return 0;
 }
 
-static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u32 n, const __be32 *addr)
+static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u32 n,
+					    const __be32 *addr)
 {
 	for (__u32 i = 0; i < ICPT_LIST; i++) {
 		const __be32 *a = list[i].addr, *m = list[i].mask;
@@ -127,7 +131,8 @@ static __always_inline int icpt_in_prefixes(const struct icpt_prefix *list, __u3
 			return 0;
 		for (int w = 0; w < 4; w++) {
 			differs |= (addr[w] & m[w]) ^ a[w];
-			kerb_opaque(differs); /* no branches, each of which doubles what the verifier follows */
+			/* no branches, each of which doubles what the verifier follows */
+			kerb_opaque(differs);
 		}
 		if (!differs)
 			return 1;
@@ -157,7 +162,8 @@ static __noinline int icpt_payload_matches(const struct icpt_class *c, const str
 			return 0;
 		len--; /* the verifier of 6.1 does not learn from != 0 that a length is 1 or more */
 		kerb_opaque(len);
-		if (len >= sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len + 1) || (have & want->mask) != want->bytes)
+		if (len >= sizeof(have) || icpt_load(k->ctx, k->payload + off, &have, len + 1) ||
+		    (have & want->mask) != want->bytes)
 			return 0;
 	}
 	return 1;
@@ -167,7 +173,8 @@ static __noinline int icpt_lists_match(const struct icpt_class *c, const struct 
 {
 	if (c->to_ports && (!k->has_ports || !icpt_in_ranges(c->to_port, c->to_ports, k->to_port)))
 		return 0;
-	if (c->from_ports && (!k->has_ports || !icpt_in_ranges(c->from_port, c->from_ports, k->from_port)))
+	if (c->from_ports &&
+	    (!k->has_ports || !icpt_in_ranges(c->from_port, c->from_ports, k->from_port)))
 		return 0;
 	if (c->to && !icpt_in_prefixes(c->to_addr, c->to, k->to))
 		return 0;
@@ -176,8 +183,8 @@ static __noinline int icpt_lists_match(const struct icpt_class *c, const struct 
 
 static __always_inline int icpt_matches(const struct icpt_class *c, const struct icpt_key *k)
 {
-	if (!(c->directions & k->direction) || c->stopped || (c->family && c->family != k->family) ||
-	    (c->has_proto && c->proto != k->proto))
+	if (!(c->directions & k->direction) || c->stopped ||
+	    (c->family && c->family != k->family) || (c->has_proto && c->proto != k->proto))
 		return 0;
 	return icpt_lists_match(c, k) && icpt_payload_matches(c, k);
 }
@@ -196,8 +203,9 @@ static long icpt_try_class(__u32 i, struct icpt_key *k)
 	return 1;
 }
 
-/* What is read or written before it is so before what is read or written behind it, on processors that reorder: of BPF's instructions
- * atomic ones that return a value are full barriers, others none (Documentation/atomic_t.txt). */
+/* What is read or written before it is so before what is read or written behind it, on processors
+ * that reorder: of BPF's instructions atomic ones that return a value are full barriers, others
+ * none (Documentation/atomic_t.txt). */
 static __always_inline void icpt_barrier(void)
 {
 	__u64 word = 0;
@@ -222,8 +230,8 @@ static long icpt_match_once(__u32 i, struct icpt_key *k)
 	return *(volatile __u32 *)&t->version == k->version;
 }
 
-/* Each but the first is for a change that ended during the one before; a change takes longer than an attempt. What the last one says
- * holds. */
+/* Each but the first is for a change that ended during the one before; a change takes longer than
+ * an attempt. What the last one says holds. */
 #define ICPT_ATTEMPTS 16
 
 static __always_inline int icpt_may_match(const struct icpt_table *t, const struct icpt_key *k)
@@ -232,7 +240,8 @@ static __always_inline int icpt_may_match(const struct icpt_table *t, const stru
 
 	if (!(t->directions & k->direction))
 		return 0;
-	kerb_opaque(port); /* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	/* verifiers up to that of 6.12 forget how large a short from the stack can be */
+	kerb_opaque(port);
 	return t->any_port || !k->has_ports || t->ports[port >> 5 & 2047] >> (port & 31) & 1;
 }
 
@@ -290,11 +299,17 @@ static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __
 		k->payload_len = len - header;
 }
 
-/* The class of an IP packet, by what the parser has found of it. Takes numbers and the context only, and is global: the verifier
- * follows it once, by itself. offsets: l3 and, above 16 bits, l4. kind: direction, family, protocol and flags, a byte each. */
-__attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind, __u32 l4_len)
+/* The class of an IP packet, by what the parser has found of it. Takes numbers and the context
+ * only, and is global: the verifier follows it once, by itself. offsets: l3 and, above 16 bits, l4.
+ * kind: direction, family, protocol and flags, a byte each. */
+__attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind,
+					      __u32 l4_len)
 {
-	struct icpt_key k = {.ctx = ctx, .direction = kind, .family = kind >> 8, .proto = kind >> 16, .found = ICPT_NONE};
+	struct icpt_key k = { .ctx = ctx,
+			      .direction = kind,
+			      .family = kind >> 8,
+			      .proto = kind >> 16,
+			      .found = ICPT_NONE };
 	struct icpt_table *t = icpt_table();
 
 	if (!t)

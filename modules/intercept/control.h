@@ -24,8 +24,9 @@ struct {
 
 #define ICPT_AT_ONCE 16 /* messages of a class that one packet waits for */
 
-/* What is no message, the kernel skips by itself: up to 131,072 in milliseconds. Where that takes longer than messages do, the class
- * has a rest of a thousand times as long; not if it is the first time for a while, which may have been an interrupt or a hypervisor. */
+/* What is no message, the kernel skips by itself: up to 131,072 in milliseconds. Where that takes
+ * longer than messages do, the class has a rest of a thousand times as long; not if it is the first
+ * time for a while, which may have been an interrupt or a hypervisor. */
 #define ICPT_DRAIN_NS 200000
 #define ICPT_REST     1000
 #define ICPT_WHILE    10000000000ULL /* ns */
@@ -58,7 +59,8 @@ static __always_inline void icpt_set_payload(struct icpt_class *c, const struct 
 	b->bytes = *(const __u64 *)m->bytes & mask;
 }
 
-static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_class *c, const struct icpt_control *m)
+static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_class *c,
+					   const struct icpt_control *m)
 {
 	__u32 n = c->to_ports;
 
@@ -79,7 +81,8 @@ static __always_inline void icpt_set_ports(struct icpt_table *t, struct icpt_cla
 	t->any_port = 1;
 }
 
-static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, struct icpt_state *s, const struct icpt_control *m)
+static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, struct icpt_state *s,
+				const struct icpt_control *m)
 {
 	switch (m->op) {
 	case ICPT_OP_START:
@@ -123,8 +126,9 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 	return ++d->done >= ICPT_AT_ONCE;
 }
 
-/* Has packets meet what icpt_message has changed of the class of a slot, then changes the other copy. The result of the addition is
- * used: else it would be no barrier. Global, as icpt_classify is. */
+/* Has packets meet what icpt_message has changed of the class of a slot, then changes the other
+ * copy. The result of the addition is used: else it would be no barrier. Global, as icpt_classify
+ * is. */
 __attribute__((noinline)) int icpt_publish(__u32 slot)
 {
 	struct icpt_table *t = icpt_table();
@@ -181,17 +185,18 @@ __attribute__((noinline)) __u32 icpt_rung(void)
 
 	if (!t)
 		return 0;
-#define ICPT_LISTEN(n)                                                                                                         \
-	if (n >= t->rings)                                                                                                     \
-		return rung;                                                                                                   \
-	s = bpf_map_lookup_elem(&state_##n, &zero);                                                                            \
-	if (s)                                                                                                                 \
+#define ICPT_LISTEN(n)                              \
+	if (n >= t->rings)                          \
+		return rung;                        \
+	s = bpf_map_lookup_elem(&state_##n, &zero); \
+	if (s)                                      \
 		rung |= (*(volatile __u32 *)&s->doorbell & 1) << n;
 	ICPT_EACH_RING(ICPT_LISTEN)
 	return rung;
 }
 
-/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next packet. Global, too. */
+/* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next
+ * packet. Global, too. */
 __attribute__((noinline)) int icpt_take_controls(__u32 rung)
 {
 	struct icpt_table *t = icpt_table();

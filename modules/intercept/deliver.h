@@ -6,15 +6,18 @@
 #include "class.h"
 
 #define ICPT_MIN_RING    4096
-#define ICPT_DROP_STOLEN (KERB_DROP_MODULE_FIRST + 1) /* a program has it; the first reason is the responder's */
+/* a program has it; the first reason is the responder's */
+#define ICPT_DROP_STOLEN (KERB_DROP_MODULE_FIRST + 1)
 
 struct icpt_ring {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
 	__uint(max_entries, ICPT_MIN_RING);
 };
 
-#define ICPT_EACH_RING(do)                                                                                                     \
-	do(0) do(1) do(2) do(3) do(4) do(5) do(6) do(7) do(8) do(9) do(10) do(11) do(12) do(13) do(14) do(15)
+#define ICPT_EACH_RING(do)                                                                        \
+	do                                                                                        \
+	(0) do(1) do(2) do(3) do(4) do(5) do(6) do(7) do(8) do(9) do(10) do(11) do(12) do(13) do( \
+		14) do(15)
 #define ICPT_DECLARE_RING(n) struct icpt_ring ring_##n SEC(".maps");
 #define ICPT_PLACE_RING(n) [n] = &ring_##n,
 
@@ -78,7 +81,8 @@ struct icpt_counts {
 	__u64 packets, bytes; /* that belong to the class */
 	__u64 delivered;      /* to a program */
 	__u64 lost;	      /* no room in the ring: they passed */
-	__u64 unread;	      /* were to be stolen, but passed: no consumer, or it does not read (watchdog) */
+	/* were to be stolen, but passed: no consumer, or it does not read (watchdog) */
+	__u64 unread;
 	__u64 unmarked;	      /* XDP has no priorities: they passed without */
 	__u64 answered;
 	__u64 zero;
@@ -93,7 +97,8 @@ struct {
 	__type(value, struct icpt_counts);
 } class_counts SEC(".maps");
 
-/* AF_XDP sockets by class and queue of the one interface that the class's consumer has sockets on. */
+/* AF_XDP sockets by class and queue of the one interface that the class's consumer has sockets
+ * on. */
 #define ICPT_QUEUES 64
 
 struct {
@@ -161,9 +166,10 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 		n->gaps[b]++;
 }
 
-/* Whether what is stolen would not be read: then packets pass, as if the class were not there. It steals again as soon as the
- * consumer has read something. */
-static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_state *s, struct icpt_flow *f, __u64 now)
+/* Whether what is stolen would not be read: then packets pass, as if the class were not there. It
+ * steals again as soon as the consumer has read something. */
+static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_state *s,
+						 struct icpt_flow *f, __u64 now)
 {
 	__u64 position;
 
@@ -177,8 +183,8 @@ static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_s
 	return 0;
 }
 
-/* Submits a record, which is a full barrier, and wakes a consumer that sleeps for the ring, and only that: waking costs more than
- * delivering. */
+/* Submits a record, which is a full barrier, and wakes a consumer that sleeps for the ring, and
+ * only that: waking costs more than delivering. */
 static __always_inline void icpt_submit(struct icpt_record *r, struct icpt_state *s)
 {
 	volatile __u32 *waiting = &s->waiting;
@@ -197,33 +203,38 @@ static __always_inline void icpt_wake_by_ring(void *ring)
 		bpf_ringbuf_discard(none, BPF_RB_FORCE_WAKEUP);
 }
 
-/* Records have a few sizes: the verifier wants constants, and this way a frame is copied once, into its place. */
-#define ICPT_EMIT(step)                                                                                                        \
-	static __noinline int icpt_emit_##step(kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s)\
-	{                                                                                                                      \
-		struct icpt_record *r = bpf_ringbuf_reserve(ring, sizeof(*r) + step, 0);                                       \
-		__u32 rest = head->caplen - 1; /* for the verifier: see icpt_payload_matches */                                 \
-                                                                                                                               \
-		if (!r)                                                                                                        \
-			return -1;                                                                                             \
-		*r = *head;                                                                                                    \
-		kerb_opaque(rest);                                                                                 \
-		if (rest >= step || icpt_load(ctx, 0, r + 1, rest + 1)) {                                                      \
-			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                                              \
-			return -1;                                                                                             \
-		}                                                                                                              \
-		icpt_submit(r, s);                                                                                             \
-		return 0;                                                                                                      \
+/* Records have a few sizes: the verifier wants constants, and this way a frame is copied once, into
+ * its place. */
+#define ICPT_EMIT(step)                                                                          \
+	static __noinline int icpt_emit_##step(                                                  \
+		kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s) \
+	{                                                                                        \
+		struct icpt_record *r = bpf_ringbuf_reserve(ring, sizeof(*r) + step, 0);         \
+		__u32 rest = head->caplen - 1; /* for the verifier: see icpt_payload_matches */  \
+                                                                                                 \
+		if (!r)                                                                          \
+			return -1;                                                               \
+		*r = *head;                                                                      \
+		kerb_opaque(rest);                                                               \
+		if (rest >= step || icpt_load(ctx, 0, r + 1, rest + 1)) {                        \
+			bpf_ringbuf_discard(r, BPF_RB_NO_WAKEUP);                                \
+			return -1;                                                               \
+		}                                                                                \
+		icpt_submit(r, s);                                                               \
+		return 0;                                                                        \
 	}
 
-#define ICPT_EACH_STEP(do) do(64) do(128) do(256) do(512) do(1024) do(1536) do(2048) do(4096) do(9216) do(16384)
-#define ICPT_EMIT_STEP(step)                                                                                                   \
-	if (head->caplen <= step)                                                                                              \
+#define ICPT_EACH_STEP(do) \
+	do                 \
+	(64) do(128) do(256) do(512) do(1024) do(1536) do(2048) do(4096) do(9216) do(16384)
+#define ICPT_EMIT_STEP(step)      \
+	if (head->caplen <= step) \
 		return icpt_emit_##step(ctx, ring, head, s);
 
 ICPT_EACH_STEP(ICPT_EMIT)
 
-static __always_inline int icpt_emit(kerb_ctx *ctx, void *ring, const struct icpt_record *head, struct icpt_state *s)
+static __always_inline int icpt_emit(kerb_ctx *ctx, void *ring, const struct icpt_record *head,
+				     struct icpt_state *s)
 {
 	ICPT_EACH_STEP(ICPT_EMIT_STEP)
 	return -1;
@@ -249,18 +260,20 @@ static __always_inline __u32 icpt_flags(const struct kerb_pkt *pkt, const struct
 	return flags;
 }
 
-/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is detected by a type that came with
- * it. */
+/* The thread that this CPU was running. Allowed to all kinds of programs since Linux 6.17, which is
+ * detected by a type that came with it. */
 struct bpf_stream___icpt {
 	int unused;
 } __attribute__((preserve_access_index));
 
 static __always_inline __u32 icpt_current(void)
 {
-	return bpf_core_type_exists(struct bpf_stream___icpt) ? (__u32)bpf_get_current_pid_tgid() : 0;
+	return bpf_core_type_exists(struct bpf_stream___icpt) ? (__u32)bpf_get_current_pid_tgid()
+							      : 0;
 }
 
-static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt, const struct icpt_found *k)
+static __always_inline void icpt_head(struct icpt_record *r, const struct kerb_pkt *pkt,
+				      const struct icpt_found *k)
 {
 	r->time = k->time;
 	r->len = pkt->len;
@@ -289,7 +302,8 @@ static __always_inline int icpt_socket(const struct kerb_pkt *pkt, __u32 slot, _
 }
 
 /* Whether the packet has gone to a socket: that takes a driver that has room before the frame. */
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f)
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k,
+					  struct icpt_flow *f)
 {
 	int rc, at = icpt_socket(pkt, k->ring, 0);
 	struct icpt_meta *m;
@@ -313,7 +327,9 @@ static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icp
 	return bpf_redirect_map(&xsks, at, 0) == XDP_REDIRECT;
 }
 
-#define ICPT_BELL 64 /* bytes of a frame that ring: the socket takes no frames of several buffers, and copies what it is given */
+/* bytes of a frame that ring: the socket takes no frames of several buffers, and copies what it is
+ * given */
+#define ICPT_BELL 64
 
 /* Whether the packet, which is in the ring already, has gone to the socket that wakes. */
 static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struct icpt_found *k)
@@ -330,7 +346,8 @@ static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struc
 
 #else
 
-static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f)
+static __always_inline int icpt_to_socket(struct kerb_pkt *pkt, const struct icpt_found *k,
+					  struct icpt_flow *f)
 {
 	return 0;
 }
@@ -342,9 +359,10 @@ static __always_inline int icpt_wake_by_socket(struct kerb_pkt *pkt, const struc
 
 #endif
 
-/* What happens to a packet whose record was submitted. The consumer says that it is about to sleep, and checks again; we deliver, and
- * look now: one of both sees the other. */
-static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icpt_found *k, void *ring, struct icpt_state *s)
+/* What happens to a packet whose record was submitted. The consumer says that it is about to sleep,
+ * and checks again; we deliver, and look now: one of both sees the other. */
+static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icpt_found *k,
+					  void *ring, struct icpt_state *s)
 {
 	volatile __u32 *waiting = &s->waiting;
 	__u32 steal = k->action == ICPT_STEAL, how = *waiting;
@@ -358,8 +376,10 @@ static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icp
 	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
 }
 
-/* Delivers a packet, and returns its verdict. What cannot be delivered passes. Not inlined: the stack is short. */
-static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_flow *f, struct icpt_counts *n)
+/* Delivers a packet, and returns its verdict. What cannot be delivered passes. Not inlined: the
+ * stack is short. */
+static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k,
+				   struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, steal = k->action == ICPT_STEAL;
 	struct icpt_state *s = icpt_state(slot);
@@ -368,7 +388,8 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 
 	if (!s || !ring) /* a class without a ring */
 		return KERB_NEXT;
-	if (steal && k->xdp_sockets && *(volatile __u32 *)&s->consumer && icpt_to_socket(pkt, k, f)) {
+	if (steal && k->xdp_sockets && *(volatile __u32 *)&s->consumer &&
+	    icpt_to_socket(pkt, k, f)) {
 		n->delivered++;
 		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}

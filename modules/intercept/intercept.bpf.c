@@ -2,8 +2,9 @@
 
 //go:build ignore
 
-/* Intercept sorts packets into classes as early as can be, and passes, drops, marks or answers them, or delivers them to a program
- * through a ring in its memory (record.h). control.go fills the maps. */
+/* Intercept sorts packets into classes as early as can be, and passes, drops, marks or answers
+ * them, or delivers them to a program through a ring in its memory (record.h). control.go fills the
+ * maps. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "class.h"
@@ -11,7 +12,8 @@
 #include "control.h"
 #include "answer.h"
 
-static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k, struct icpt_counts *n)
+static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k,
+				struct icpt_counts *n)
 {
 #ifdef KERB_HOOK_TC
 	((struct __sk_buff *)pkt->ctx)->priority = k->priority;
@@ -45,7 +47,8 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	return KERB_NEXT;
 }
 
-static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt *pkt, const struct icpt_table *t, __u64 found)
+static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt *pkt,
+				    const struct icpt_table *t, __u64 found)
 {
 	const struct icpt_class *c;
 	__u32 class = found & 0xff;
@@ -82,7 +85,9 @@ static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 		icpt_take_controls(rung);
 	if (!pkt->family)
 		return KERB_NEXT;
-	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16, direction | pkt->family << 8 | pkt->proto << 16 | (__u32)pkt->flags << 24,
+	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
+			      direction | pkt->family << 8 | pkt->proto << 16 |
+				      (__u32)pkt->flags << 24,
 			      pkt->l4_len);
 	return is_found(&f, pkt, t, found) ? act(pkt, &f, direction) : KERB_NEXT;
 }

@@ -5,7 +5,9 @@
 
 #include "flow.h"
 
-#define PX_TRIES 8 /* slots examined when the one chosen takes no new sessions, as happens until the control plane has seen it */
+/* slots examined when the one chosen takes no new sessions, as happens until the control plane has
+ * seen it */
+#define PX_TRIES 8
 
 static __always_inline struct px_place *px_place(struct px_instance *in)
 {
@@ -14,7 +16,9 @@ static __always_inline struct px_place *px_place(struct px_instance *in)
 
 static __always_inline int px_reachable(const struct px_place *p, int v4)
 {
-	return v4 ? p->addr4 != 0 : (p->addr6.word[0] | p->addr6.word[1] | p->addr6.word[2] | p->addr6.word[3]) != 0;
+	return v4 ? p->addr4 != 0
+		  : (p->addr6.word[0] | p->addr6.word[1] | p->addr6.word[2] | p->addr6.word[3]) !=
+			       0;
 }
 
 /* The instance that a slot stands for, if it takes new sessions of this family; else 0. */
@@ -28,8 +32,8 @@ static __always_inline __u32 px_usable(__u32 slot, int v4)
 	return px_reachable(px_place(in), v4) ? *index : 0;
 }
 
-/* As the kernel's jhash2 over the words of the source, or of the whole flow but for the place where it is met. The same on
- * every node: nodes with the same tables choose the same instance. */
+/* As the kernel's jhash2 over the words of the source, or of the whole flow but for the place where
+ * it is met. The same on every node: nodes with the same tables choose the same instance. */
 static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
 {
 	const __u32 *w = (const void *)f;
@@ -55,7 +59,8 @@ static __always_inline __u32 px_hash(const struct px_flow *f, int whole)
 	return c;
 }
 
-/* Takes the next turn. Two CPUs may take the same one: no harm, and Linux 5.10 has no fetching atomics. */
+/* Takes the next turn. Two CPUs may take the same one: no harm, and Linux 5.10 has no fetching
+ * atomics. */
 static __always_inline __u64 px_turn(__u32 id)
 {
 	__u64 *turn = bpf_map_lookup_elem(&turns, &id), now;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet is looked up by. ICMP errors are looked up by the packet that they quote, turned round: so they find the
- * same session as an answer to that packet would. */
+/* What a packet is looked up by. ICMP errors are looked up by the packet that they quote, turned
+ * round: so they find the same session as an answer to that packet would. */
 #ifndef PX_FLOW_H
 #define PX_FLOW_H
 
@@ -17,16 +17,19 @@ enum px_kind {
 	PX_OTHER = 5,	/* a transport that is not translated */
 };
 
-/* The parser's result, and that of the packet: the numbers of struct kerb_pkt, which end with the verdict's. */
+/* The parser's result, and that of the packet: the numbers of struct kerb_pkt, which end with the
+ * verdict's. */
 struct px_head {
 	__u64 found[4], became[2];
 };
 
 _Static_assert(offsetof(struct kerb_pkt, l4_len) == offsetof(struct kerb_pkt, l3) + 32 &&
-		       sizeof(struct kerb_pkt) == offsetof(struct kerb_pkt, l4_len) + 16, "struct px_head");
+		       sizeof(struct kerb_pkt) == offsetof(struct kerb_pkt, l4_len) + 16,
+	       "struct px_head");
 
-/* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is unknown to the
- * verifier: it follows the code behind once, and not once for each way through the code before. */
+/* Working memory of the uncommon packets, which would not fit the stack. What is read from a map is
+ * unknown to the verifier: it follows the code behind once, and not once for each way through the
+ * code before. */
 struct px_work {
 	struct px_head head;
 	struct px_flow flow; /* of the packet */
@@ -89,7 +92,8 @@ static __always_inline void px_set6(struct px_addr *a, const struct in6_addr *ad
 
 static __always_inline int px_same(const struct px_addr *a, const struct px_addr *b)
 {
-	return !((a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) | (a->word[3] ^ b->word[3]));
+	return !((a->word[0] ^ b->word[0]) | (a->word[1] ^ b->word[1]) | (a->word[2] ^ b->word[2]) |
+		 (a->word[3] ^ b->word[3]));
 }
 
 static __always_inline int px_is4(const struct px_addr *a)
@@ -104,7 +108,8 @@ static __always_inline __u32 *px_ports(void *port)
 }
 
 /* Everything but the ports. */
-static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 hook, struct px_flow *f)
+static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 hook,
+					     struct px_flow *f)
 {
 	if (pkt->family == 4) {
 		struct iphdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -130,7 +135,8 @@ static __always_inline int px_read_addresses(const struct kerb_pkt *pkt, __u32 h
 /* TCP or UDP, whole. */
 static __always_inline int px_is_common(const struct kerb_pkt *pkt)
 {
-	return (pkt->flags & (KERB_F_L4 | KERB_F_FRAG)) == KERB_F_L4 && (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP);
+	return (pkt->flags & (KERB_F_L4 | KERB_F_FRAG)) == KERB_F_L4 &&
+	       (pkt->proto == IPPROTO_TCP || pkt->proto == IPPROTO_UDP);
 }
 
 /* Returns the TCP flags (0 for UDP), or a negative value. */
@@ -150,7 +156,8 @@ static __always_inline int px_read_common(const struct kerb_pkt *pkt, __u32 hook
 /* Ports of an ICMP echo: see struct px_flow. */
 static __always_inline int px_read_echo(struct px_flow *f, const struct px_icmp *icmp, int v4)
 {
-	__u8 request = v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST, reply = v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY;
+	__u8 request = v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST,
+	     reply = v4 ? ICMP4_ECHO_REPLY : ICMP6_ECHO_REPLY;
 
 	if (icmp->type == request) {
 		f->sport = icmp->id;

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments that follow carry no ports: they go where the first one of their datagram went. Those that come before it have
- * nowhere to go. */
+/* Fragments that follow carry no ports: they go where the first one of their datagram went. Those
+ * that come before it have nowhere to go. */
 #ifndef PX_FRAGMENT_H
 #define PX_FRAGMENT_H
 
 #include "flow.h"
 
-#define PX_FRAGMENT_NS 30000000000ULL /* how long receivers wait for the rest (Linux: ipfrag_time) */
+/* how long receivers wait for the rest (Linux: ipfrag_time) */
+#define PX_FRAGMENT_NS 30000000000ULL
 
 /* Fills w->datagram; w->flow has the addresses. */
 static __always_inline int px_read_datagram(const struct kerb_pkt *pkt, struct px_work *w)

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The short path: a packet for a service of this node goes straight to its interface, past bridge and stack. */
+/* The short path: a packet for a service of this node goes straight to its interface, past bridge
+ * and stack. */
 #ifndef PX_HANDOVER_H
 #define PX_HANDOVER_H
 
@@ -22,7 +23,8 @@ static __always_inline void *px_ether(const struct kerb_pkt *pkt)
 }
 
 /* Writes into the packet: to be called before its pointers end. */
-static __always_inline int px_neigh_redirect(struct kerb_pkt *pkt, void *ether, const struct px_local *l)
+static __always_inline int px_neigh_redirect(struct kerb_pkt *pkt, void *ether,
+					     const struct px_local *l)
 {
 	__u32 mac;
 	__u16 tail;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* ICMP errors about packets of sessions (RFC 5508, 4). The error goes to whom the quoted packet came from, who must
- * recognize in it what it has sent: that is the key of the session's other entry. */
+/* ICMP errors about packets of sessions (RFC 5508, 4). The error goes to whom the quoted packet
+ * came from, who must recognize in it what it has sent: that is the key of the session's other
+ * entry. */
 #ifndef PX_ICMP_H
 #define PX_ICMP_H
 
@@ -9,7 +10,8 @@
 #define PX_QUOTE_MAX 80 /* bytes of the quoted packet that are read: its headers */
 
 /* Fills w->flow from the quoted packet, turned round, and w->inner. Returns enum px_kind. */
-static __always_inline int px_read_quoted_ports(const struct kerb_pkt *pkt, struct px_work *w, __u64 off, __u8 proto)
+static __always_inline int px_read_quoted_ports(const struct kerb_pkt *pkt, struct px_work *w,
+						__u64 off, __u8 proto)
 {
 	__be16 port;
 
@@ -43,7 +45,8 @@ static __always_inline int px_read_quoted6(const struct kerb_pkt *pkt, struct px
 {
 	struct ipv6hdr *quoted = kerb_at(pkt, off, sizeof(*quoted));
 
-	if (!quoted || quoted->version != 6 || __builtin_memcmp(&quoted->saddr, &w->flow.dst, sizeof(struct px_addr)))
+	if (!quoted || quoted->version != 6 ||
+	    __builtin_memcmp(&quoted->saddr, &w->flow.dst, sizeof(struct px_addr)))
 		return PX_NOTHING;
 	px_set6(&w->flow.src, &quoted->daddr);
 	return px_read_quoted_ports(pkt, w, off + sizeof(*quoted), quoted->nexthdr);
@@ -63,7 +66,8 @@ static __always_inline int px_read_quoted(struct kerb_pkt *pkt, struct px_work *
 
 static __always_inline __u64 px_quoted_address4(struct iphdr *ip, const struct px_flow *f)
 {
-	__u64 diff = kerb_diff32(ip->saddr, f->src.word[3]) + kerb_diff32(ip->daddr, f->dst.word[3]);
+	__u64 diff =
+		kerb_diff32(ip->saddr, f->src.word[3]) + kerb_diff32(ip->daddr, f->dst.word[3]);
 
 	ip->saddr = f->src.word[3];
 	ip->daddr = f->dst.word[3];
@@ -84,7 +88,9 @@ static __always_inline __u64 px_quoted_ports(struct kerb_pkt *pkt, const struct 
 
 	if (w->quoted == PX_ECHO) {
 		struct px_icmp *icmp = kerb_at(pkt, w->inner, sizeof(*icmp));
-		__be16 id = icmp && icmp->type == (w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST) ? w->pair.sport : w->pair.dport;
+		__be16 id = icmp && icmp->type == (w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST)
+				    ? w->pair.sport
+				    : w->pair.dport;
 
 		if (!icmp)
 			return 0;
@@ -100,7 +106,8 @@ static __always_inline __u64 px_quoted_ports(struct kerb_pkt *pkt, const struct 
 }
 
 /* The quoted packet's own checksum, if it is there; returns the difference that this makes. */
-static __always_inline __u64 px_quoted_check(struct kerb_pkt *pkt, const struct px_work *w, __u64 addresses, __u64 ports)
+static __always_inline __u64 px_quoted_check(struct kerb_pkt *pkt, const struct px_work *w,
+					     __u64 addresses, __u64 ports)
 {
 	__u64 off = w->inner, diff = ports;
 	__u16 *check, before;
@@ -111,7 +118,8 @@ static __always_inline __u64 px_quoted_check(struct kerb_pkt *pkt, const struct 
 	if (w->quoted != PX_ECHO || !w->v4)
 		diff += addresses;
 	check = kerb_at(pkt, off, sizeof(*check));
-	if (!check || off + sizeof(*check) > pkt->l4 + pkt->l4_len || (w->flow.proto == IPPROTO_UDP && !*check))
+	if (!check || off + sizeof(*check) > pkt->l4 + pkt->l4_len ||
+	    (w->flow.proto == IPPROTO_UDP && !*check))
 		return 0;
 	before = *check;
 	*check = kerb_csum(before, diff);
@@ -147,8 +155,8 @@ static __always_inline __u64 px_error_addresses(struct kerb_pkt *pkt, const stru
 	return diff;
 }
 
-/* w->pair is the key of the other entry. Pointers into the packet end here. In IPv4 the quoted header's own checksum
- * balances its addresses. */
+/* w->pair is the key of the other entry. Pointers into the packet end here. In IPv4 the quoted
+ * header's own checksum balances its addresses. */
 static __always_inline void px_translate_error(struct kerb_pkt *pkt, struct px_work *w)
 {
 	__u64 off = pkt->l4 + sizeof(struct px_icmp), outer, quoted = 0, ports;

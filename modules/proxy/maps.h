@@ -1,13 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by BTF.
+/* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by
+ * BTF.
  *
- *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes	the control plane
+ *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes	the control
+ *											plane
  *	turns, instance_stats, sessions, pending, shares, fragments, asked, counts
- *									the data plane; the control plane ages and corrects
- *	unknown								the data plane sends, the control plane reads
+ *									the data plane; the control
+ *									plane ages and corrects
+ *	unknown								the data plane sends, the
+ *									control plane reads
  *
- * Addresses and ports are in network byte order, all else in the host's. Index 0 of instances and of locals stands for
- * none. Times are of the monotonic clock, ns. */
+ * Addresses and ports are in network byte order, all else in the host's. Index 0 of instances and
+ * of locals stands for none. Times are of the monotonic clock, ns. */
 #ifndef PX_MAPS_H
 #define PX_MAPS_H
 
@@ -29,20 +33,27 @@ struct px_addr {
 	__be32 word[4];
 };
 
-/* How a virtual address chooses among its slots. Weighted and closest are turns too: the control plane writes the run. */
+/* How a virtual address chooses among its slots. Weighted and closest are turns too: the control
+ * plane writes the run. */
 enum px_policy {
 	PX_TURNS = 0,	    /* one slot after the other */
-	PX_LEAST = 1,	    /* the instance with the fewest sessions, of at most PX_SCAN slots from the one whose turn it is */
+	/* the instance with the fewest sessions, of at most PX_SCAN slots from the one whose turn
+	 * it is */
+	PX_LEAST = 1,
 	PX_HASH_SOURCE = 2, /* by the client's address: slots are a Maglev table */
 	PX_HASH_FLOW = 3,   /* by addresses, protocol and ports: slots are a Maglev table */
 };
 
-#define PX_SCAN 16 /* slots that PX_LEAST compares; where there are more, others come with the next session */
+/* slots that PX_LEAST compares; where there are more, others come with the next session */
+#define PX_SCAN 16
 
-#define PX_VIP_PORTS	(1 << 0) /* only what is in ports is served; else every port and protocol, the port unchanged */
-#define PX_VIP_NEGATIVE (1 << 1) /* known not to exist, until expires: answered with an ICMP error */
+/* only what is in ports is served; else every port and protocol, the port unchanged */
+#define PX_VIP_PORTS	(1 << 0)
+/* known not to exist, until expires: answered with an ICMP error */
+#define PX_VIP_NEGATIVE (1 << 1)
 
-/* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run rests a while. */
+/* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run
+ * rests a while. */
 struct px_vip {
 	__u64 expires; /* of PX_VIP_NEGATIVE; then the address is unknown again */
 	__u32 id;      /* index in turns and key in ports; below PX_VIPS */
@@ -53,7 +64,8 @@ struct px_vip {
 	__u16 zero;
 };
 
-/* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot change: key = value. */
+/* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot
+ * change: key = value. */
 struct px_port {
 	__u32 vip; /* id */
 	__be16 port;
@@ -61,7 +73,8 @@ struct px_port {
 	__u8 zero;
 };
 
-/* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4 masks begin with 96 ones. */
+/* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4
+ * masks begin with 96 ones. */
 struct px_range {
 	struct px_addr prefix, mask;
 };
@@ -79,34 +92,41 @@ struct px_ranges {
 struct px_place {
 	struct px_addr addr6; /* all zero: none */
 	__be32 addr4;	      /* 0: none */
-	__u32 local;	      /* index in locals; 0: not on this node, or without the proxy on its interface. May change in place */
+	/* index in locals; 0: not on this node, or without the proxy on its interface. May change
+	 * in place */
+	__u32 local;
 };
 
-/* An instance keeps its index while it lives, and gets another place when it is redeployed: the control plane writes the
- * place that does not count, then, in a second update, the new generation. An index is given to another instance only
- * after it has been PX_GONE for a while, and with another generation. */
+/* An instance keeps its index while it lives, and gets another place when it is redeployed: the
+ * control plane writes the place that does not count, then, in a second update, the new generation.
+ * An index is given to another instance only after it has been PX_GONE for a while, and with
+ * another generation. */
 struct px_instance {
 	__u32 generation; /* place[generation & 1] counts */
 	__u32 flags;	  /* PX_DRAINING, PX_GONE */
 	struct px_place place[2];
 };
 
-/* By index of the instance. The control plane corrects sessions when it ages them, and sets rtt to 0 to have it measured
- * from scratch. */
+/* By index of the instance. The control plane corrects sessions when it ages them, and sets rtt to
+ * 0 to have it measured from scratch. */
 struct px_instance_stats {
 	__s64 sessions; /* open now: for PX_LEAST */
 	__u64 opened;	/* sessions ever */
-	__u64 rtt;	/* ns from SYN to SYN/ACK, moving average (weight 1/8 for each new one), 0: not measured */
+	/* ns from SYN to SYN/ACK, moving average (weight 1/8 for each new one), 0: not measured */
+	__u64 rtt;
 	__u64 answers;	/* TCP connections that the instance accepted */
 	__u64 failures; /* SYNs that it refused or left unanswered, of sessions with PX_JUDGED */
 };
 
-#define PX_LOCAL_PEER (1 << 0) /* no module but the proxy sees packets to it: hand them straight into its namespace */
+/* no module but the proxy sees packets to it: hand them straight into its namespace */
+#define PX_LOCAL_PEER (1 << 0)
 
-/* A service of this node that has the proxy on its interface. Only flags and mac may change while ifindex stays. */
+/* A service of this node that has the proxy on its interface. Only flags and mac may change while
+ * ifindex stays. */
 struct px_local {
 	__u32 ifindex; /* on the node's side; 0: free */
-	__u8 mac[6];   /* of the interface inside; all zero: not known, packets to it take the ordinary way */
+	/* of the interface inside; all zero: not known, packets to it take the ordinary way */
+	__u8 mac[6];
 	__u8 flags;    /* PX_LOCAL_* */
 	__u8 zero;
 };
@@ -116,10 +136,10 @@ enum px_hook {
 	PX_INGRESS = 1, /* to it */
 };
 
-/* Key of sessions: a packet as it looks where it is met. Each session has two entries: one for what its client sends, as
- * it leaves the client; one for what the instance answers, as it leaves the instance if that is local, else as it reaches
- * the client. ICMP echo has the identifier as source port and the type of the request as destination port; replies have
- * them the other way round. */
+/* Key of sessions: a packet as it looks where it is met. Each session has two entries: one for what
+ * its client sends, as it leaves the client; one for what the instance answers, as it leaves the
+ * instance if that is local, else as it reaches the client. ICMP echo has the identifier as source
+ * port and the type of the request as destination port; replies have them the other way round. */
 struct px_flow {
 	struct px_addr src, dst;
 	__be16 sport, dport; /* 0 without ports */
@@ -131,31 +151,40 @@ struct px_flow {
 
 #define PX_REVERSE (1 << 0) /* the entry for what the instance answers */
 #define PX_HAIRPIN (1 << 1) /* the client is the instance: it sees itself as the virtual address */
-#define PX_FAR	   (1 << 2) /* the instance is not local: its answers are met on their way to the client */
-#define PX_JUDGED  (1 << 3) /* the virtual service names its ports: a failed connect says something about the instance */
+/* the instance is not local: its answers are met on their way to the client */
+#define PX_FAR	   (1 << 2)
+/* the virtual service names its ports: a failed connect says something about the instance */
+#define PX_JUDGED  (1 << 3)
 
 /* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
 #define PX_CLIENT_FIN (1 << 1)
 #define PX_SERVER_FIN (1 << 2)
 #define PX_RESET      (1 << 3) /* by either side */
-#define PX_CLOSED     (1 << 4) /* both FINs or a reset: no longer counted in px_instance_stats.sessions */
+/* both FINs or a reset: no longer counted in px_instance_stats.sessions */
+#define PX_CLOSED     (1 << 4)
 
 /* How a packet changes: its ports to sport and dport, and
  *	forward:	destination := addr
  *	reverse:	source := addr
  *	hairpin:	source := the old destination, destination := addr, both ways
- * The key of the other entry is the changed packet turned round, as met on interface other: on ingress if this entry is the
- * forward one of a PX_FAR session, else on egress. */
+ * The key of the other entry is the changed packet turned round, as met on interface other: on
+ * ingress if this entry is the forward one of a PX_FAR session, else on egress. */
 struct px_session {
 	__u64 seen;	     /* when last used, by either side; right to PX_TICK */
 	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
-	struct px_addr addr; /* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
+	/* forward: the instance's; reverse: the virtual one; hairpin, reverse: the client's */
+	struct px_addr addr;
 	__be16 sport, dport; /* as they will be; ICMP echo: as in px_flow */
-	__u32 instance;	     /* index; 0: a connection to the instance's own address, which only needs another source port */
-	__u32 generation;    /* of the instance when the session was made or came to its new place */
+	/* index; 0: a connection to the instance's own address, which only needs another source
+	 * port */
+	__u32 instance;
+	/* of the instance when the session was made or came to its new place */
+	__u32 generation;
 	__u32 other;	     /* ifindex on which packets of the other direction are met */
-	__u32 local;	     /* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it there */
+	/* index in locals of whom the changed packet is for; 0: the bridge or the stack takes it
+	 * there */
+	__u32 local;
 	__u32 tick;	     /* jiffies / PX_TICK when seen was written; the data plane's alone */
 	__u8 flags;	     /* PX_REVERSE, PX_HAIRPIN, PX_FAR */
 	__u8 state;	     /* PX_ANSWERED ... */
@@ -163,8 +192,9 @@ struct px_session {
 	__u32 zero2;
 };
 
-/* By index in locals: what the clients behind an interface hold. Index 0: the sum of all interfaces, and of those that are no
- * local. The rest counts within a window of 2^30 ns; two CPUs that begin one at a time may lose a few. */
+/* By index in locals: what the clients behind an interface hold. Index 0: the sum of all
+ * interfaces, and of those that are no local. The rest counts within a window of 2^30 ns; two CPUs
+ * that begin one at a time may lose a few. */
 struct px_share {
 	__u64 sessions; /* in the table sessions */
 	__u32 window;
@@ -175,8 +205,8 @@ struct px_share {
 
 #define PX_TICK 256 /* jiffies: 0.26 s at 1000 Hz, 1 s at 250 Hz, 2.6 s at 100 Hz */
 
-/* A datagram in fragments: later ones have no ports and follow the first. The value is what the first one was looked up by
- * in sessions. */
+/* A datagram in fragments: later ones have no ports and follow the first. The value is what the
+ * first one was looked up by in sessions. */
 struct px_fragment {
 	struct px_addr src, dst;
 	__be32 id;
@@ -198,8 +228,8 @@ struct px_ask {
 	__u32 ifindex;
 };
 
-/* How often an interface asked for an unknown address lately: at most PX_ASK_MOST packets per PX_ASK_NS reach the control
- * plane, and PX_ASK_SERVICE of all addresses. */
+/* How often an interface asked for an unknown address lately: at most PX_ASK_MOST packets per
+ * PX_ASK_NS reach the control plane, and PX_ASK_SERVICE of all addresses. */
 struct px_asked {
 	__u64 since;
 	__u64 packets;
@@ -209,8 +239,8 @@ struct px_asked {
 #define PX_ASK_SERVICE 256
 #define PX_ASK_NS      (1ULL << 30)
 
-/* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It was taken out of the
- * way, and is to be sent again once the address is known. */
+/* Event in the ring buffer unknown: a packet to an address that may be virtual and is not known. It
+ * was taken out of the way, and is to be sent again once the address is known. */
 struct px_unknown {
 	__u32 ifindex;	/* of the service that sent it */
 	__u32 len;	/* of frame, 0: it was too long to be held */
@@ -218,7 +248,9 @@ struct px_unknown {
 	__u8 family;	/* 4 or 6 */
 	__u8 proto;	/* transport protocol */
 	__u8 flags;	/* KERB_F_* */
-	__u8 partial;	/* 1: the sender left the transport checksum to its device: complete it before the frame is sent again */
+	/* 1: the sender left the transport checksum to its device: complete it before the frame is
+	 * sent again */
+	__u8 partial;
 	struct px_addr dst;
 	__u8 frame[];
 };
@@ -232,17 +264,24 @@ enum px_count {
 	PX_COUNT_MOVED = 2,	   /* sessions that followed an instance to its new place */
 	PX_COUNT_RESET = 3,	   /* TCP sessions that could not, and were reset */
 	PX_COUNT_UNKNOWN = 4,	   /* packets to unknown addresses, given to the control plane */
-	PX_COUNT_UNANSWERED = 5,   /* the same that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
+	/* the same that were not: more than PX_ASK_MOST, too long, or the ring buffer was full */
+	PX_COUNT_UNANSWERED = 5,
 	PX_COUNT_NEGATIVE = 6,	   /* packets to addresses known not to exist */
-	PX_COUNT_NO_INSTANCE = 7,  /* to virtual addresses without an instance that takes new sessions */
+	/* to virtual addresses without an instance that takes new sessions */
+	PX_COUNT_NO_INSTANCE = 7,
 	PX_COUNT_NO_PORT = 8,	   /* to ports that the virtual service does not have */
-	PX_COUNT_CLASH = 9,	   /* sessions that got another source port, as the instance has one like it from elsewhere */
-	PX_COUNT_NO_SESSION = 10,  /* TCP amid a connection that no session is known of, and whose instance is not certain */
+	/* sessions that got another source port, as the instance has one like it from elsewhere */
+	PX_COUNT_CLASH = 9,
+	/* TCP amid a connection that no session is known of, and whose instance is not certain */
+	PX_COUNT_NO_SESSION = 10,
 	PX_COUNT_FRAGMENT = 11,	   /* later fragments to virtual addresses without a first one */
 	PX_COUNT_TABLE_FULL = 12,  /* sessions that found no room or no free source port */
-	PX_COUNT_OVER_QUOTA = 13,  /* sessions not begun: the interface has too many without an answer */
-	PX_COUNT_CROWDED = 14,	   /* answered sessions that stay in pending: the interface's share of sessions is used up */
-	PX_COUNT_RECOVERED = 15,   /* TCP sessions made in the middle of a connection: only one instance can have it */
+	/* sessions not begun: the interface has too many without an answer */
+	PX_COUNT_OVER_QUOTA = 13,
+	/* answered sessions that stay in pending: the interface's share of sessions is used up */
+	PX_COUNT_CROWDED = 14,
+	/* TCP sessions made in the middle of a connection: only one instance can have it */
+	PX_COUNT_RECOVERED = 15,
 	PX_COUNTS = 16,
 };
 
@@ -293,7 +332,8 @@ struct {
 	__type(value, struct px_instance);
 } instances SEC(".maps");
 
-/* By index of the instance: hash of its identity, 0: free. For the control plane alone, which finds its instances again. */
+/* By index of the instance: hash of its identity, 0: free. For the control plane alone, which finds
+ * its instances again. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_INSTANCES);
@@ -325,8 +365,8 @@ struct {
 	__type(value, __u32);
 } interfaces SEC(".maps");
 
-/* Address of a service of this node to the ifindex of its interface: what the node's own stack says of packets to it, in ICMP
- * errors, belongs to sessions that are met there. */
+/* Address of a service of this node to the ifindex of its interface: what the node's own stack says
+ * of packets to it, in ICMP errors, belongs to sessions that are met there. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_HOMES);
@@ -335,8 +375,8 @@ struct {
 	__type(value, __u32);
 } homes SEC(".maps");
 
-/* Sessions that were answered and are not closed, both entries of each. Nothing is evicted: what finds no room, or is beyond
- * the share of its client's interface, stays in pending. */
+/* Sessions that were answered and are not closed, both entries of each. Nothing is evicted: what
+ * finds no room, or is beyond the share of its client's interface, stays in pending. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_SESSIONS);
@@ -345,8 +385,9 @@ struct {
 	__type(value, struct px_session);
 } sessions SEC(".maps");
 
-/* Sessions without an answer, and closed ones for their last packets: a flood of new or of short connections pushes out only
- * others of its kind, and not before they have had time for an answer (struct px_share). */
+/* Sessions without an answer, and closed ones for their last packets: a flood of new or of short
+ * connections pushes out only others of its kind, and not before they have had time for an answer
+ * (struct px_share). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, PX_PENDING);
@@ -357,7 +398,8 @@ struct {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, PX_LOCALS);
-	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane counts what it removes, atomically */
+	/* the control plane counts what it removes, atomically */
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct px_share);
 } shares SEC(".maps");

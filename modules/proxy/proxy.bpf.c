@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* The proxy: packets to a virtual address go to an instance of the service that it stands for, and come back from there as
- * if from the virtual address. */
+/* The proxy: packets to a virtual address go to an instance of the service that it stands for, and
+ * come back from there as if from the virtual address. */
 #include <kerb/module.h>
 #include <kerb/answer.h>
 #include <kerb/scratch.h>
@@ -18,8 +18,10 @@
 #include "fast.h"
 #include "unknown.h"
 
-#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST	     /* given to the control plane, which sends it again */
-#define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1) /* its interface has too many sessions without an answer */
+/* given to the control plane, which sends it again */
+#define PX_DROP_HELD  KERB_DROP_MODULE_FIRST
+/* its interface has too many sessions without an answer */
+#define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1)
 
 /* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
 static __always_inline int is_settled(const struct px_session *s, int tcp)
@@ -79,11 +81,13 @@ static __always_inline int is_served(struct px_work *w, const struct px_vip *v)
 
 static __always_inline int is_reply(const struct px_work *w)
 {
-	return w->kind == PX_ECHO && w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+	return w->kind == PX_ECHO &&
+	       w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
 }
 
-/* A packet from the service that belongs to no session: one begins if it is for a virtual address. Where all choose the same
- * instance, from a hash or because there is one only, a connection may continue whose session is not known. */
+/* A packet from the service that belongs to no session: one begins if it is for a virtual address.
+ * Where all choose the same instance, from a hash or because there is one only, a connection may
+ * continue whose session is not known. */
 static __always_inline int begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
@@ -94,7 +98,8 @@ static __always_inline int begin(struct px_work *w)
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
 		if (px_is_virtual(&w->flow.dst))
 			return PX_UNKNOWN_ADDR;
-		return w->kind == PX_PLAIN && px_is_new_connection(w) ? px_direct_begin(w) : PX_PASS;
+		return w->kind == PX_PLAIN && px_is_new_connection(w) ? px_direct_begin(w)
+								      : PX_PASS;
 	}
 	if (v->flags & PX_VIP_NEGATIVE)
 		return PX_NO_ADDR;
@@ -118,7 +123,8 @@ static __always_inline int begin(struct px_work *w)
 }
 
 /* Later fragments and SCTP have addresses to be changed, no checksum over them. */
-static __always_inline void translate(struct kerb_pkt *pkt, struct px_work *w, const struct px_session *s)
+static __always_inline void translate(struct kerb_pkt *pkt, struct px_work *w,
+				      const struct px_session *s)
 {
 	if (w->kind == PX_ERROR) {
 		px_pair_key(&w->flow, s, &w->pair);
@@ -139,7 +145,8 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		px_remember_first(pkt, w);
-	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict =
+		hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	translate(pkt, w, s);
 	return verdict;
 }
@@ -147,9 +154,11 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 /* A packet that its sender is to hear something about. */
 static __always_inline int refuse(struct kerb_pkt *pkt, const struct px_work *w, int step)
 {
-	if (step == PX_RESET_IT || (w->flow.proto == IPPROTO_TCP && (step == PX_NO_SESSION || step == PX_NO_PORT)))
+	if (step == PX_RESET_IT ||
+	    (w->flow.proto == IPPROTO_TCP && (step == PX_NO_SESSION || step == PX_NO_PORT)))
 		return kerb_tcp_reset(pkt);
-	return kerb_icmp_unreachable(pkt, step == PX_NO_PORT ? KERB_UNREACHABLE_PORT : KERB_UNREACHABLE_HOST);
+	return kerb_icmp_unreachable(pkt, step == PX_NO_PORT ? KERB_UNREACHABLE_PORT
+							     : KERB_UNREACHABLE_HOST);
 }
 
 static __always_inline int count_and_drop(struct kerb_pkt *pkt, __u32 count, __u32 reason)
@@ -193,7 +202,8 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	return refuse(pkt, w, kerb_reread(w->step));
 }
 
-/* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns whether there is one. */
+/* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns
+ * whether there is one. */
 static __noinline int find(struct px_work *w)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
@@ -207,8 +217,9 @@ static __noinline int find(struct px_work *w)
 	return 1;
 }
 
-/* The session that an ICMP error of the node's own stack is about: the stack had a packet for an instance of this node, whose
- * answers are met on its interface, and tells the client, who is met here. */
+/* The session that an ICMP error of the node's own stack is about: the stack had a packet for an
+ * instance of this node, whose answers are met on its interface, and tells the client, who is met
+ * here. */
 static __always_inline int find_at_home(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
@@ -248,8 +259,8 @@ static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32
 	return conclude(pkt, w, kerb_reread(w->step));
 }
 
-/* All packets but the common ones. A global function: the verifier examines it by itself, and so once. It takes nothing but
- * the context and numbers; what the parser found is in the work. */
+/* All packets but the common ones. A global function: the verifier examines it by itself, and so
+ * once. It takes nothing but the context and numbers; what the parser found is in the work. */
 __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 {
 	struct px_work *w = px_work();
@@ -280,13 +291,16 @@ static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Whether a packet from the service that has no session may begin one, or is to be asked about. tcp: its flags. */
+/* Whether a packet from the service that has no session may begin one, or is to be asked about.
+ * tcp: its flags. */
 static __always_inline int is_wanted(const struct px_flow *f, int tcp)
 {
-	return (tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN || bpf_map_lookup_elem(&vips, &f->dst) || px_is_virtual(&f->dst);
+	return (tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN || bpf_map_lookup_elem(&vips, &f->dst) ||
+	       px_is_virtual(&f->dst);
 }
 
-/* The packets that are common: of settled sessions, and those that the proxy has nothing to do with. Returns -1 for the rest. */
+/* The packets that are common: of settled sessions, and those that the proxy has nothing to do
+ * with. Returns -1 for the rest. */
 static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 {
 	const struct px_session *s;
@@ -310,25 +324,34 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
-	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict =
+		hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
 
-/* What that has to know of the packet, in arguments: a global function takes nothing but the context and numbers. The
- * verifier examines it by itself then, once, and not once for each of the hundred or so ways through the parser. */
+/* What that has to know of the packet, in arguments: a global function takes nothing but the
+ * context and numbers. The verifier examines it by itself then, once, and not once for each of the
+ * hundred or so ways through the parser. */
 #define PX_WHERE(pkt) ((__u32)(pkt)->l3 | (__u32)(pkt)->l4 << 16)
-/* One byte at a time: the compiler would read two at once that the parser has just written one by one, and such a read waits
- * until they have reached the cache. */
-#define PX_WHAT(pkt)                                                                                                           \
-	(kerb_reread((pkt)->family) | (__u32)kerb_reread((pkt)->proto) << 8 |                            \
+/* One byte at a time: the compiler would read two at once that the parser has just written one by
+ * one, and such a read waits until they have reached the cache. */
+#define PX_WHAT(pkt)                                                          \
+	(kerb_reread((pkt)->family) | (__u32)kerb_reread((pkt)->proto) << 8 | \
 	 (__u32)kerb_reread((pkt)->flags) << 16)
 
-/* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the target in the upper half. */
+/* Returns a verdict, or -1, in the lower half; of KERB_REDIRECT the flags in bits 8-15 and the
+ * target in the upper half. */
 __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, __u32 hook)
 {
-	struct kerb_pkt pkt = {.ctx = ctx, .l3 = where & 0xffff, .l4 = where >> 16, .vlan = vlan, .family = what, .proto = what >> 8,
-			       .flags = what >> 16, .ifindex = kerb_ctx_field(ctx, ifindex)};
+	struct kerb_pkt pkt = { .ctx = ctx,
+				.l3 = where & 0xffff,
+				.l4 = where >> 16,
+				.vlan = vlan,
+				.family = what,
+				.proto = what >> 8,
+				.flags = what >> 16,
+				.ifindex = kerb_ctx_field(ctx, ifindex) };
 	int verdict;
 
 	kerb_reload(&pkt);
@@ -356,7 +379,8 @@ static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 	return verdict;
 }
 
-/* Out of line: an entry of more than 512 instructions would be called by the chain, and not be part of it. */
+/* Out of line: an entry of more than 512 instructions would be called by the chain, and not be part
+ * of it. */
 static __noinline int enter(void)
 {
 	return kerb_scratch_enter();
@@ -368,8 +392,8 @@ static __noinline int leave(void)
 	return 0;
 }
 
-/* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one there is dropped: passed, it
- * would be seen with the wrong address. */
+/* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one
+ * there is dropped: passed, it would be seen with the wrong address. */
 static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
 {
 	int verdict;

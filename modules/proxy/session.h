@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sessions: how they begin, what they live through, how they end. The packet itself is not touched here. */
+/* Sessions: how they begin, what they live through, how they end. The packet itself is not touched
+ * here. */
 #ifndef PX_SESSION_H
 #define PX_SESSION_H
 
@@ -53,7 +54,8 @@ static __always_inline void px_count_sessions(__u32 instance, __s64 n)
 }
 
 /* Key of the other entry: the changed packet, turned round. */
-static __noinline int px_pair_key(const struct px_flow *f, const struct px_session *s, struct px_flow *pair)
+static __noinline int px_pair_key(const struct px_flow *f, const struct px_session *s,
+				  struct px_flow *pair)
 {
 	int hairpin = s->flags & PX_HAIRPIN, reverse = s->flags & PX_REVERSE;
 
@@ -68,7 +70,8 @@ static __noinline int px_pair_key(const struct px_flow *f, const struct px_sessi
 	return 0;
 }
 
-/* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at any rate. */
+/* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at
+ * any rate. */
 static __noinline int px_has_pair(const struct px_flow *f, const struct px_session *s)
 {
 	struct px_flow pair;
@@ -78,7 +81,8 @@ static __noinline int px_has_pair(const struct px_flow *f, const struct px_sessi
 }
 
 /* The other entry itself. local: see struct px_session. */
-static __noinline int px_pair_entry(const struct px_flow *f, const struct px_session *s, struct px_session *pair, __u32 local)
+static __noinline int px_pair_entry(const struct px_flow *f, const struct px_session *s,
+				    struct px_session *pair, __u32 local)
 {
 	int take_source = s->flags & (PX_HAIRPIN | PX_REVERSE);
 
@@ -101,7 +105,8 @@ static __always_inline __u32 px_interface_of(__u32 local)
 	return l ? l->ifindex : 0;
 }
 
-/* Whom changed packets of the other entry are for: the client if its answers come by on egress of the instance. */
+/* Whom changed packets of the other entry are for: the client if its answers come by on egress of
+ * the instance. */
 static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct px_session *s)
 {
 	if (!s->instance)
@@ -111,7 +116,8 @@ static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct
 	return s->flags & PX_FAR ? 0 : px_local_of(f->ifindex);
 }
 
-/* Removes an entry, of whichever table; returns whether it was there. A forward one is met on its client's interface. */
+/* Removes an entry, of whichever table; returns whether it was there. A forward one is met on its
+ * client's interface. */
 static __always_inline int px_remove(const struct px_flow *f, int forward)
 {
 	if (bpf_map_delete_elem(&sessions, f))
@@ -121,8 +127,10 @@ static __always_inline int px_remove(const struct px_flow *f, int forward)
 	return 1;
 }
 
-/* Removes both entries of a session, of which s is the one under the key f: who removes the forward one counts. */
-static __noinline int px_session_delete(struct px_work *w, const struct px_flow *f, const struct px_session *s)
+/* Removes both entries of a session, of which s is the one under the key f: who removes the forward
+ * one counts. */
+static __noinline int px_session_delete(struct px_work *w, const struct px_flow *f,
+					const struct px_session *s)
 {
 	int reverse = s->flags & PX_REVERSE, counted = !(s->state & PX_CLOSED), pair, own;
 	__u32 instance = s->instance;
@@ -137,7 +145,8 @@ static __noinline int px_session_delete(struct px_work *w, const struct px_flow 
 	return 0;
 }
 
-/* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of none any more. */
+/* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of
+ * none any more. */
 static __always_inline int px_stale(struct px_work *w, const struct px_session *there)
 {
 	struct px_flow forward;
@@ -184,7 +193,8 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 			px_changed(&w->pair);
 			return rc ? -1 : 0;
 		}
-		if (w->flow.proto == IPPROTO_SCTP) /* its checksum covers the ports, and is too dear to compute */
+		/* its checksum covers the ports, and is too dear to compute */
+		if (w->flow.proto == IPPROTO_SCTP)
 			return -1;
 		if (!i)
 			px_count(PX_COUNT_CLASH);
@@ -193,8 +203,8 @@ static __always_inline int px_put_reverse(struct px_work *w, __u32 local)
 	return -1;
 }
 
-/* Where the session w->made leads: to the place of w->instance, or to where the packet goes anyway. Returns the interface on
- * which the answers are met, 0: that of the client. */
+/* Where the session w->made leads: to the place of w->instance, or to where the packet goes anyway.
+ * Returns the interface on which the answers are met, 0: that of the client. */
 static __always_inline __u32 px_set_target(struct px_work *w, const struct px_instance *in)
 {
 	const struct px_place *p = &in->place[in->generation & 1];
@@ -225,7 +235,8 @@ static __always_inline int px_may_open(struct px_work *w)
 	return 1;
 }
 
-/* Makes a session of the packet with w->instance, to port w->target there. It is left in w->made. */
+/* Makes a session of the packet with w->instance, to port w->target there. It is left in
+ * w->made. */
 static __noinline int px_session_create(struct px_work *w)
 {
 	struct px_instance *in = bpf_map_lookup_elem(&instances, &w->instance);
@@ -248,13 +259,15 @@ static __noinline int px_session_create(struct px_work *w)
 	s->other = ifindex ?: w->flow.ifindex;
 	s->tick = bpf_jiffies64() / PX_TICK;
 	s->flags = (!ifindex ? PX_FAR : ifindex == w->flow.ifindex ? PX_HAIRPIN : 0) | w->judged;
-	if (px_put_reverse(w, px_pair_local(&w->flow, s)) || bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
+	if (px_put_reverse(w, px_pair_local(&w->flow, s)) ||
+	    bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
 		return PX_FULL;
 	px_count_sessions(w->instance, 1);
 	return PX_GO;
 }
 
-/* Round-trip time of a connect: a moving average as TCP's own (RFC 6298). Two CPUs may overwrite each other's. */
+/* Round-trip time of a connect: a moving average as TCP's own (RFC 6298). Two CPUs may overwrite
+ * each other's. */
 static __always_inline void px_time_answer(struct px_work *w, struct px_session *forward)
 {
 	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &forward->instance);
@@ -265,7 +278,8 @@ static __always_inline void px_time_answer(struct px_work *w, struct px_session 
 	forward->opened = 0;
 }
 
-/* Whether the instance accepts connections. A SYN that comes again at once was only lost or sent twice. */
+/* Whether the instance accepts connections. A SYN that comes again at once was only lost or sent
+ * twice. */
 static __always_inline void px_instance_update(const struct px_work *w, const struct px_session *s)
 {
 	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &s->instance);
@@ -275,7 +289,9 @@ static __always_inline void px_instance_update(const struct px_work *w, const st
 		return;
 	if (reverse && w->tcp & TCP_SYN)
 		__sync_fetch_and_add(&stats->answers, 1);
-	else if (s->flags & PX_JUDGED && (reverse ? w->tcp & TCP_RST : w->tcp & TCP_SYN && (__s64)(w->now - s->seen) > PX_RETRY_NS))
+	else if (s->flags & PX_JUDGED &&
+		 (reverse ? w->tcp & TCP_RST
+			  : w->tcp & TCP_SYN && (__s64)(w->now - s->seen) > PX_RETRY_NS))
 		__sync_fetch_and_add(&stats->failures, 1);
 }
 
@@ -295,8 +311,9 @@ static __always_inline __u8 px_next_state(const struct px_work *w, const struct 
 	return state;
 }
 
-/* Moves a session that was answered, w->made and w->mirror, from pending to sessions: first there, then from here, so that
- * packets find one of them. Another CPU may be about it too: then it is done with a later packet. */
+/* Moves a session that was answered, w->made and w->mirror, from pending to sessions: first there,
+ * then from here, so that packets find one of them. Another CPU may be about it too: then it is
+ * done with a later packet. */
 static __noinline int px_promote(struct px_work *w)
 {
 	__u32 client = w->made.flags & PX_REVERSE ? w->made.other : w->flow.ifindex;
@@ -321,7 +338,8 @@ static __noinline int px_promote(struct px_work *w)
 	return 0;
 }
 
-/* Moves a session that has ended to pending, for its last packets; if its interface closes too many, it is gone at once. */
+/* Moves a session that has ended to pending, for its last packets; if its interface closes too
+ * many, it is gone at once. */
 static __noinline int px_demote(struct px_work *w)
 {
 	int reverse = w->made.flags & PX_REVERSE;
@@ -378,8 +396,8 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
 	return pair->state;
 }
 
-/* Takes note of a packet of the session w->made in both its entries: they are of use only together, so that the other one is made
- * again if it is missing. */
+/* Takes note of a packet of the session w->made in both its entries: they are of use only together,
+ * so that the other one is made again if it is missing. */
 static __always_inline void px_session_update(struct px_work *w)
 {
 	struct px_session *s = &w->made;
@@ -411,8 +429,8 @@ static __always_inline void px_session_update(struct px_work *w)
 	px_session_insert(w);
 }
 
-/* Whether packets are met where they were when the session was made: the proxy may have come to or gone from the
- * instance's interface. */
+/* Whether packets are met where they were when the session was made: the proxy may have come to or
+ * gone from the instance's interface. */
 static __always_inline int px_hooks_unchanged(const struct px_work *w, const struct px_session *s,
 					      struct px_instance *in)
 {
@@ -432,7 +450,8 @@ static __always_inline int px_session_move(struct px_work *w, const struct px_se
 	return PX_ENROL;
 }
 
-/* The client makes a connection: if there was one with its ports, it knows nothing of it any more. */
+/* The client makes a connection: if there was one with its ports, it knows nothing of it any
+ * more. */
 static __always_inline int px_is_new_connection(const struct px_work *w)
 {
 	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
@@ -453,8 +472,8 @@ static __always_inline int px_reselect(struct px_work *w, const struct px_sessio
 	return PX_RESELECT;
 }
 
-/* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any case: the next whole packet sees
- * to what has changed. */
+/* Whether a session can continue as it is: PX_GO. Errors and later fragments go with it in any
+ * case: the next whole packet acts on what has changed. */
 static __always_inline int px_session_check(struct px_work *w, const struct px_session *s)
 {
 	struct px_instance *in;
@@ -484,9 +503,10 @@ static __noinline int px_session_packet(struct px_work *w)
 	return 0;
 }
 
-/* A client begins a connection to an address that is not virtual. If a session of its own leads to the same port there, from
- * the same source port, the replies could not be distinguished: a closed session is deleted, and alongside one that is open the
- * connection becomes a session too, which gives it another source port. */
+/* A client begins a connection to an address that is not virtual. If a session of its own leads to
+ * the same port there, from the same source port, the replies could not be distinguished: a closed
+ * session is deleted, and alongside one that is open the connection becomes a session too, which
+ * gives it another source port. */
 static __noinline int px_direct_begin(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.dst);

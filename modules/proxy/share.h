@@ -5,7 +5,8 @@
 
 #include "flow.h"
 
-#define PX_SHARE_OF_FREE 4 /* a share of sessions may be so many times what is free: one interface alone gets 80% */
+/* a share of sessions may be so many times what is free: one interface alone gets 80% */
+#define PX_SHARE_OF_FREE 4
 
 KERB_CONFIG(__u64, max_sessions, 65536);
 KERB_CONFIG(__u64, service_sessions, 0); /* of one interface; 0: PX_SHARE_OF_FREE alone decides */
@@ -31,7 +32,8 @@ static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
 	return s;
 }
 
-/* Whether sessions has room for one more of the interface: fewer as the table fills, so that there is some for the others. */
+/* Whether sessions has room for one more of the interface: fewer as the table fills, so that there
+ * is some for the others. */
 static __always_inline int px_share_allows(const struct px_share *s)
 {
 	__u32 zero = 0;
@@ -48,7 +50,8 @@ static __always_inline int px_share_allows(const struct px_share *s)
 static __always_inline void px_share_count(__u32 ifindex, __s64 n)
 {
 	__u32 local = px_local_of(ifindex), zero = 0;
-	struct px_share *s = bpf_map_lookup_elem(&shares, &local), *all = bpf_map_lookup_elem(&shares, &zero);
+	struct px_share *s = bpf_map_lookup_elem(&shares, &local),
+			*all = bpf_map_lookup_elem(&shares, &zero);
 
 	if (s && local)
 		__sync_fetch_and_add(&s->sessions, n);

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Changing a packet as its session says. Bytes are written in place, and so is the transport checksum where the kernel says
- * whether it is complete or still to be computed (CHECKSUM_PARTIAL). Elsewhere, and for the sum of the whole packet
- * (CHECKSUM_COMPLETE), it is left to the kernel's helper, which keeps that sum if it has not changed but for the checksum itself.
- * So it is in IPv4, whose header has a checksum that balances the addresses; in IPv6 they have to be added to the sum. */
+/* Changing a packet as its session says. Bytes are written in place, and so is the transport
+ * checksum where the kernel says whether it is complete or still to be computed (CHECKSUM_PARTIAL).
+ * Elsewhere, and for the sum of the whole packet (CHECKSUM_COMPLETE), it is left to the kernel's
+ * helper, which keeps that sum if it has not changed but for the checksum itself. So it is in IPv4,
+ * whose header has a checksum that balances the addresses; in IPv6 they have to be added to the
+ * sum. */
 #ifndef PX_TRANSLATE_H
 #define PX_TRANSLATE_H
 
@@ -14,7 +16,8 @@ static __always_inline __u64 px_change4(struct iphdr *ip, const struct px_sessio
 	__u64 diff;
 
 	if (s->flags & PX_HAIRPIN) {
-		diff = kerb_diff32(src, addr); /* dst becomes src: the sum changes by what is new and what is gone */
+		/* dst becomes src: the sum changes by what is new and what is gone */
+		diff = kerb_diff32(src, addr);
 		ip->saddr = dst;
 		ip->daddr = addr;
 	} else if (s->flags & PX_REVERSE) {
@@ -77,7 +80,8 @@ static __always_inline __u64 px_change_addresses(struct kerb_pkt *pkt, const str
 }
 
 /* By the kernel, which knows what state the checksum is in. */
-static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 family, __u64 udp, __u16 addresses, __u16 sum)
+static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 family, __u64 udp,
+					     __u16 addresses, __u16 sum)
 {
 	__u16 ports = kerb_fold((__u64)sum + (__u16)~addresses);
 
@@ -88,20 +92,23 @@ static __always_inline void px_fix_by_helper(kerb_ctx *ctx, __u32 off, __u32 fam
 		bpf_l4_csum_replace(ctx, off, 0, ports, udp);
 }
 
-/* The checksum of TCP and UDP at offset off, after addresses and ports have changed: what the addresses alone add to it, and what
- * both do. Pointers into the packet end here. */
-static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 family, __u32 proto, __u16 addresses, __u16 sum)
+/* The checksum of TCP and UDP at offset off, after addresses and ports have changed: what the
+ * addresses alone add to it, and what both do. Pointers into the packet end here. */
+static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 family, __u32 proto,
+					 __u16 addresses, __u16 sum)
 {
 	__u16 *check = kerb_at(pkt, off, sizeof(*check));
 	int summed = kerb_summed(pkt->ctx), udp = proto == IPPROTO_UDP;
 
 	if (summed < 0 || summed == KERB_SUM_COMPLETE) {
-		px_fix_by_helper(pkt->ctx, off, family, udp ? BPF_F_MARK_MANGLED_0 : 0, addresses, sum);
+		px_fix_by_helper(pkt->ctx, off, family, udp ? BPF_F_MARK_MANGLED_0 : 0, addresses,
+				 sum);
 		return;
 	}
 	if (!check || (udp && !*check)) /* none stays none */
 		return;
-	*check = summed == KERB_SUM_PARTIAL ? kerb_fold((__u64)*check + addresses) : kerb_csum(*check, sum);
+	*check = summed == KERB_SUM_PARTIAL ? kerb_fold((__u64)*check + addresses)
+					    : kerb_csum(*check, sum);
 	if (udp && !*check)
 		*check = 0xffff;
 }
@@ -118,12 +125,13 @@ static __always_inline void px_translate_common(struct kerb_pkt *pkt, const stru
 	from = *port;
 	*port = to;
 	diff = px_put_addresses(pkt, s);
-	px_fix_check(pkt, pkt->l4 + (pkt->proto == IPPROTO_TCP ? 16 : 6), pkt->family, pkt->proto, kerb_fold(diff),
-		     kerb_fold(diff + kerb_diff32(from, to)));
+	px_fix_check(pkt, pkt->l4 + (pkt->proto == IPPROTO_TCP ? 16 : 6), pkt->family, pkt->proto,
+		     kerb_fold(diff), kerb_fold(diff + kerb_diff32(from, to)));
 }
 
 /* ICMP echo: only ICMPv6 sums up the addresses. */
-static __always_inline void px_translate_echo(struct kerb_pkt *pkt, const struct px_session *s, int reply)
+static __always_inline void px_translate_echo(struct kerb_pkt *pkt, const struct px_session *s,
+					      int reply)
 {
 	struct px_icmp *icmp = kerb_at(pkt, pkt->l4, sizeof(*icmp));
 	__u32 off = pkt->l4 + __builtin_offsetof(struct px_icmp, check);

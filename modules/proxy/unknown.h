@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Packets to addresses that may be virtual and are not known: whole, to the control plane, which asks and sends them again. */
+/* Packets to addresses that may be virtual and are not known: whole, to the control plane, which
+ * asks and sends them again. */
 #ifndef PX_UNKNOWN_H
 #define PX_UNKNOWN_H
 
@@ -29,7 +30,8 @@ static __always_inline int px_is_virtual(const struct px_addr *a)
 	return 0;
 }
 
-/* Whether the interface gave so many packets to the control plane lately, to this address or to all, that it gets no more. */
+/* Whether the interface gave so many packets to the control plane lately, to this address or to
+ * all, that it gets no more. */
 static __always_inline int px_request_limited(struct px_work *w)
 {
 	struct px_asked fresh = {.since = w->now, .packets = 1}, *asking;
@@ -49,8 +51,8 @@ static __always_inline int px_request_limited(struct px_work *w)
 	return 0;
 }
 
-static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct px_work *w, struct px_unknown *e,
-				      __u32 len)
+static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct px_work *w,
+				      struct px_unknown *e, __u32 len)
 {
 	e->ifindex = pkt->ifindex;
 	e->len = len;
@@ -64,25 +66,27 @@ static __noinline int px_request_fill(const struct kerb_pkt *pkt, const struct p
 	return 0;
 }
 
-/* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds the frame. */
-#define PX_SEND(size)                                                                                             \
-	do {                                                                                                      \
-		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));                         \
-		if (!e)                                                                                           \
-			return -1;                                                                                \
-		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, in this form */ \
-		if (len < ETH_HLEN) {                                                                             \
-			kerb_event_discard(e);                                                                    \
-			return -1;                                                                                \
-		}                                                                                                 \
-		kerb_opaque(len);                                                                                 \
-		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {                             \
-			kerb_event_discard(e);                                                                    \
-			return -1;                                                                                \
-		}                                                                                                 \
-		px_request_fill(pkt, w, e, len);                                                                  \
-		kerb_event_submit(e, 0);                                                                          \
-		return 0;                                                                                         \
+/* Room in the ring buffer is of a size that the verifier knows: the smallest of three that holds
+ * the frame. */
+#define PX_SEND(size)                                                                             \
+	do {                                                                                      \
+		struct px_unknown *e = kerb_event_reserve(&unknown, sizeof(*e) + (size));         \
+		if (!e)                                                                           \
+			return -1;                                                                \
+		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, \
+				     in this form */                                              \
+		if (len < ETH_HLEN) {                                                             \
+			kerb_event_discard(e);                                                    \
+			return -1;                                                                \
+		}                                                                                 \
+		kerb_opaque(len);                                                                 \
+		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {             \
+			kerb_event_discard(e);                                                    \
+			return -1;                                                                \
+		}                                                                                 \
+		px_request_fill(pkt, w, e, len);                                                  \
+		kerb_event_submit(e, 0);                                                          \
+		return 0;                                                                         \
 	} while (0)
 
 /* Without the frame. */

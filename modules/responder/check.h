@@ -1,32 +1,41 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What a packet must be for the kernel to answer it. Whatever fails one check passes to the ordinary server, untouched. */
+/* What a packet must be for the kernel to answer it. Whatever fails one check passes to the
+ * ordinary server, untouched. */
 #ifndef RSP_CHECK_H
 #define RSP_CHECK_H
 
 #include "respond.h"
 
-/* Packets by result: counters of every listener, and in slot 0 of those that no listener was found for. */
+/* Packets by result: counters of every listener, and in slot 0 of those that no listener was found
+ * for. */
 enum rsp_outcome {
 	RSP_ANSWERED = 0,
 	RSP_CONSUMED = 1,
 	RSP_MALFORMED = 2,	  /* did not parse (slot 0) */
 	RSP_LATER_FRAGMENT = 3,	  /* of UDP: its port is not known (slot 0) */
-	RSP_OTHER_ADDRESS = 4,	  /* an answered port, but of an address that no listener has (slot 0) */
+	/* an answered port, but of an address that no listener has (slot 0) */
+	RSP_OTHER_ADDRESS = 4,
 	RSP_FRAGMENT = 5,	  /* first fragment */
 	RSP_NOT_LINEAR = 6,	  /* in several buffers, or several requests in one packet (GRO) */
 	RSP_LINK_ADDRESS = 7,	  /* a MAC address is one of a group */
-	RSP_SOURCE_ADDRESS = 8,	  /* not unicast, loopback, the destination's, one's own, a broadcast address of the network */
-	RSP_SOURCE_PORT = 9,	  /* 0, an answered port, or that of another service that answers anything */
-	RSP_OPTIONS = 10,	  /* IP options or extension headers that may not be left out of an answer's way */
+	/* not unicast, loopback, the destination's, one's own, a broadcast address of the
+	 * network */
+	RSP_SOURCE_ADDRESS = 8,
+	/* 0, an answered port, or that of another service that answers anything */
+	RSP_SOURCE_PORT = 9,
+	/* IP options or extension headers that may not be left out of an answer's way */
+	RSP_OPTIONS = 10,
 	RSP_SIZE = 11,		  /* payload too short or too long */
 	RSP_HEADER_CHECKSUM = 12, /* IPv4 header */
 	RSP_CHECKSUM = 13,	  /* UDP */
-	RSP_REPLY_SIZE = 14,	  /* the reply would be longer than max_reply or the interface's MTU */
+	/* the reply would be longer than max_reply or the interface's MTU */
+	RSP_REPLY_SIZE = 14,
 	RSP_SOURCE_LIMIT = 15,	  /* over the rate of one source */
 	RSP_TOTAL_LIMIT = 16,	  /* over the rate of all */
 	RSP_NO_ROOM = 17,	  /* no memory for the reply */
 	RSP_LOST = 18,		  /* dropped: what was begun could not be finished */
-	RSP_UNPROVEN = 19,	  /* the reply would amplify, and the source has not proven its address */
+	/* the reply would amplify, and the source has not proven its address */
+	RSP_UNPROVEN = 19,
 	RSP_CHALLENGED = 20,	  /* answered by asking the source for a proof of its address */
 	RSP_APP = 24,		  /* the application's own reasons to pass */
 	RSP_OUTCOMES = RSP_APP + RSP_APP_REASONS,
@@ -54,7 +63,9 @@ static __always_inline int rsp_count(__u32 slot, __u32 outcome, int verdict)
 
 /* Whose a slot is; the control plane's alone, kept here so that it survives with the counters. */
 struct rsp_owner {
-	__u64 name; /* hash of the listener's application and name, 0: free; of slot 0, bits of the slots that are running */
+	/* hash of the listener's application and name, 0: free; of slot 0, bits of the slots that
+	 * are running */
+	__u64 name;
 	__u64 fill; /* number of the last configuration that had it */
 };
 
@@ -79,7 +90,8 @@ struct {
 	__type(value, struct rsp_ports);
 } ports SEC(".maps");
 
-/* Listeners by address and port, network byte order. Address 0: those of the interface, which the maps below have. */
+/* Listeners by address and port, network byte order. Address 0: those of the interface, which the
+ * maps below have. */
 struct rsp_key4 {
 	__be32 addr;
 	__be16 port;
@@ -159,7 +171,8 @@ struct rsp_ends {
 	__u32 kind; /* enum rsp_local of the source */
 };
 
-static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pkt *pkt, const struct iphdr *ip, __be16 port)
+static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pkt *pkt,
+							    const struct iphdr *ip, __be16 port)
 {
 	struct rsp_key4 key = {.addr = ip->daddr, .port = port};
 	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->daddr};
@@ -177,7 +190,8 @@ static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pk
 	return bpf_map_lookup_elem(&listeners4, &key);
 }
 
-static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, __be16 port)
+static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pkt *pkt,
+							    const struct ipv6hdr *ip, __be16 port)
 {
 	struct rsp_key6 key = {.port = port};
 	struct rsp_local6 local = {.ifindex = pkt->ifindex};
@@ -197,7 +211,8 @@ static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pk
 	return bpf_map_lookup_elem(&listeners6, &key);
 }
 
-static __always_inline void rsp_ends4(const struct kerb_pkt *pkt, const struct iphdr *ip, struct rsp_ends *e)
+static __always_inline void rsp_ends4(const struct kerb_pkt *pkt, const struct iphdr *ip,
+				      struct rsp_ends *e)
 {
 	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->saddr};
 	__u32 first = bpf_ntohl(ip->saddr) >> 24;
@@ -210,8 +225,10 @@ static __always_inline void rsp_ends4(const struct kerb_pkt *pkt, const struct i
 	e->kind = kind ? *kind : 0;
 }
 
-/* Odd sources are multicast ones and all of ::/64, which has the unspecified, the loopback and IPv4's addresses. */
-static __always_inline void rsp_ends6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip, struct rsp_ends *e)
+/* Odd sources are multicast ones and all of ::/64, which has the unspecified, the loopback and
+ * IPv4's addresses. */
+static __always_inline void rsp_ends6(const struct kerb_pkt *pkt, const struct ipv6hdr *ip,
+				      struct rsp_ends *e)
 {
 	struct rsp_local6 local = {.ifindex = pkt->ifindex};
 	const __be32 *s = (const void *)&ip->saddr, *d = (const void *)&ip->daddr;
@@ -219,26 +236,29 @@ static __always_inline void rsp_ends6(const struct kerb_pkt *pkt, const struct i
 
 	__builtin_memcpy(local.addr, s, sizeof(local.addr));
 	kind = bpf_map_lookup_elem(&local6, &local);
-	e->sum = (__u64)s[0] + s[1] + s[2] + s[3] + d[0] + d[1] + d[2] + d[3] + bpf_htons(IPPROTO_UDP);
+	e->sum = (__u64)s[0] + s[1] + s[2] + s[3] + d[0] + d[1] + d[2] + d[3] +
+		 bpf_htons(IPPROTO_UDP);
 	e->source = (__u64)s[0] << 32 | s[1];
 	e->same = s[0] == d[0] && s[1] == d[1] && s[2] == d[2] && s[3] == d[3];
 	e->odd = !e->source || (bpf_ntohl(s[0]) >> 24) == 0xff;
 	e->kind = kind ? *kind : 0;
 }
 
-/* A number below 2048 of which the verifier does not know where it came from. Else it would take each round of a loop that
- * ends with it as knowledge about the request, and follow the rest of the program once for each. */
+/* A number below 2048 of which the verifier does not know where it came from. Else it would take
+ * each round of a loop that ends with it as knowledge about the request, and follow the rest of the
+ * program once for each. */
 static __always_inline __u64 rsp_offset(__u64 n)
 {
 	kerb_bound(n, 0x7ff);
 	return n;
 }
 
-/* Functions that the verifier checks once, by themselves, and not in every state of their callers: they take numbers and the
- * hook's context only, and are not static. */
+/* Functions that the verifier checks once, by themselves, and not in every state of their callers:
+ * they take numbers and the hook's context only, and are not static. */
 #define RSP_GLOBAL __attribute__((noinline))
 
-/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL when it ends before. */
+/* Pointer to len bytes (a constant) at an offset of the frame below 2048, or NULL when it ends
+ * before. */
 static __always_inline void *rsp_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 {
 	void *p = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
@@ -247,8 +267,8 @@ static __always_inline void *rsp_frame_at(kerb_ctx *ctx, __u64 off, __u64 len)
 	return p + len > end ? 0 : p;
 }
 
-/* Options that an answer may do without: End, No-Operation, Record Route, Timestamp, Router Alert. Not source routes, nor
- * what it does not know. */
+/* Options that an answer may do without: End, No-Operation, Record Route, Timestamp, Router Alert.
+ * Not source routes, nor what it does not know. */
 RSP_GLOBAL int rsp_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 {
 	__u64 off = l3 + sizeof(struct iphdr);
@@ -279,8 +299,9 @@ RSP_GLOBAL int rsp_ip4_options_harmless(kerb_ctx *ctx, __u32 l3, __u32 end)
 
 #define RSP_EXT_STEPS 48 /* headers and options that are examined */
 
-/* Extension headers that an answer may do without: hop-by-hop and destination options that say themselves that who does not
- * know them skips them (RFC 8200, 4.2), routing headers that are used up, fragment headers of whole packets (RFC 6946). */
+/* Extension headers that an answer may do without: hop-by-hop and destination options that say
+ * themselves that who does not know them skips them (RFC 8200, 4.2), routing headers that are used
+ * up, fragment headers of whole packets (RFC 6946). */
 RSP_GLOBAL int rsp_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 {
 	__u64 off = l3 + sizeof(struct ipv6hdr), end = off; /* end of the header that off is in */
@@ -321,7 +342,8 @@ RSP_GLOBAL int rsp_ip6_extensions_harmless(kerb_ctx *ctx, __u32 l3, __u32 l4)
 	return 0;
 }
 
-/* The ones' complement sum of len bytes, at most RSP_MAX_REPLY, at an offset of the frame, in 16 bits, as they lie in memory;
+/* The ones' complement sum of len bytes, at most RSP_MAX_REPLY, at an offset of the frame, in 16
+ * bits, as they lie in memory;
  * -1 if the frame ends before. */
 RSP_GLOBAL int rsp_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
@@ -337,13 +359,13 @@ RSP_GLOBAL int rsp_sum_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 		sum += (__u64)p[0] + p[1] + p[2] + p[3] + p[4] + p[5] + p[6] + p[7];
 	}
 	tail += at;
-#define RSP_SUM_REST(size, add)                                                                                                \
-	if (len & size) {                                                                                                      \
-		p = rsp_frame_at(ctx, tail, size);                                                                             \
-		if (!p)                                                                                                        \
-			return -1;                                                                                             \
-		sum += add;                                                                                                    \
-		tail = rsp_offset(tail + size);                                                                               \
+#define RSP_SUM_REST(size, add)                    \
+	if (len & size) {                          \
+		p = rsp_frame_at(ctx, tail, size); \
+		if (!p)                            \
+			return -1;                 \
+		sum += add;                        \
+		tail = rsp_offset(tail + size);    \
 	}
 	RSP_SUM_REST(16, (__u64)p[0] + p[1] + p[2] + p[3])
 	RSP_SUM_REST(8, (__u64)p[0] + p[1])
@@ -363,7 +385,8 @@ static __always_inline int rsp_sum(struct rsp_request *r, __u32 len)
 	return sum < 0 ? -1 : 0;
 }
 
-static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, const struct iphdr *ip)
+static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt,
+						  const struct iphdr *ip)
 {
 	const __u32 *w = (const void *)ip;
 	__u64 sum = (__u64)w[0] + w[1] + w[2] + w[3] + w[4], off = pkt->l3 + sizeof(*ip);
@@ -382,14 +405,16 @@ static __always_inline int rsp_ip4_checksum_right(const struct kerb_pkt *pkt, co
 	return kerb_fold(sum) == 0xffff;
 }
 
-/* Whether a checksum that holds the sum of the pseudo-header alone is one that the sender left to its network card. XDP cannot
- * know: it depends on the interface. On TC the kernel knows: it does not change a partial checksum for a change of payload. */
+/* Whether a checksum that holds the sum of the pseudo-header alone is one that the sender left to
+ * its network card. XDP cannot know: it depends on the interface. On TC the kernel knows: it does
+ * not change a partial checksum for a change of payload. */
 static __always_inline int rsp_partial(const struct rsp_request *r, struct udphdr *udp)
 {
 #ifdef KERB_HOOK_TC
 	__u16 before = udp->check;
 
-	int rc = bpf_l4_csum_replace(r->pkt->ctx, r->pkt->l4 + __builtin_offsetof(struct udphdr, check), 0, 1, 0);
+	int rc = bpf_l4_csum_replace(
+		r->pkt->ctx, r->pkt->l4 + __builtin_offsetof(struct udphdr, check), 0, 1, 0);
 
 	kerb_reload(r->pkt);
 	if (rc)
@@ -413,7 +438,8 @@ static __always_inline int rsp_partial(const struct rsp_request *r, struct udphd
 }
 
 /* None is allowed on IPv4 only. */
-static __always_inline int rsp_checksum_right(const struct rsp_request *r, const struct rsp_ends *e, struct udphdr *udp)
+static __always_inline int rsp_checksum_right(const struct rsp_request *r, const struct rsp_ends *e,
+					      struct udphdr *udp)
 {
 	__u64 sum = e->sum + udp->len;
 

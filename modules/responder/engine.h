@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answering a request that is a listener's. It has to pass every check (check.h) and the rate limits (limit.h), is given to the
- * application of its listener (respond.h, apps/), and its packet becomes the reply (reply.h). */
+/* Answering a request that is a listener's. It has to pass every check (check.h) and the rate
+ * limits (limit.h), is given to the application of its listener (respond.h, apps/), and its packet
+ * becomes the reply (reply.h). */
 #ifndef RSP_ENGINE_H
 #define RSP_ENGINE_H
 
@@ -33,7 +34,8 @@ static __always_inline int rsp_is_linear(struct kerb_pkt *pkt, __u32 end)
 #endif
 }
 
-/* Options are taken out of the packet; on TC that needs a link header that the kernel has no tag to look for in. */
+/* Options are taken out of the packet; on TC that needs a link header that the kernel has no tag to
+ * look for in. */
 static __always_inline int rsp_options_ok(const struct kerb_pkt *pkt)
 {
 #ifndef KERB_HOOK_XDP
@@ -49,8 +51,10 @@ static __always_inline int rsp_is_group(const struct ethhdr *eth)
 	return (eth->h_dest[0] | eth->h_source[0]) & 1;
 }
 
-/* Everything that has to be right before the application is asked: RSP_ANSWERED, or the check that failed. */
-static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_ends *e, const struct rsp_ports *p)
+/* Everything that has to be right before the application is asked: RSP_ANSWERED, or the check that
+ * failed. */
+static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_ends *e,
+					     const struct rsp_ports *p)
 {
 	struct kerb_pkt *pkt = r->pkt;
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
@@ -75,9 +79,11 @@ static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_e
 	if (rsp_has_port(p->not_sources, udp->source))
 		return RSP_SOURCE_PORT;
 	r->len = bpf_ntohs(udp->len) - sizeof(*udp); /* a jumbogram's is too long */
-	if (r->len < r->listener->min_request || r->len > r->listener->max_request || r->len > RSP_MAX_REQUEST)
+	if (r->len < r->listener->min_request || r->len > r->listener->max_request ||
+	    r->len > RSP_MAX_REQUEST)
 		return RSP_SIZE;
-	if (pkt->flags & (KERB_F_OPTIONS | KERB_F_EXT) || (ip6 && pkt->l4 != pkt->l3 + sizeof(*ip6))) {
+	if (pkt->flags & (KERB_F_OPTIONS | KERB_F_EXT) ||
+	    (ip6 && pkt->l4 != pkt->l3 + sizeof(*ip6))) {
 		if (!rsp_options_ok(pkt))
 			return RSP_OPTIONS;
 	}
@@ -92,7 +98,8 @@ static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_e
 	return rsp_checksum_right(r, e, udp) ? RSP_ANSWERED : RSP_CHECKSUM;
 }
 
-/* Takes the options out and gives the frame the reply's length. 0, an outcome to pass with, or -1 when it is too late. */
+/* Takes the options out and gives the frame the reply's length. 0, an outcome to pass with, or -1
+ * when it is too late. */
 static __always_inline int rsp_make_room(struct rsp_request *r)
 {
 	struct kerb_pkt *pkt = r->pkt;
@@ -148,7 +155,8 @@ static __always_inline int rsp_respond(struct rsp_request *r, const struct rsp_p
 		return rsp_count(r->slot, RSP_UNPROVEN, KERB_NEXT);
 	outcome = rsp_limit(r, &e);
 	if (outcome)
-		return rsp_count(r->slot, outcome, r->listener->drop ? kerb_drop(r->pkt, KERB_DROP_RATE) : KERB_NEXT);
+		return rsp_count(r->slot, outcome,
+				 r->listener->drop ? kerb_drop(r->pkt, KERB_DROP_RATE) : KERB_NEXT);
 	return decision == RSP_REPLY ? rsp_answer(r, &e) : rsp_consume(r);
 }
 

@@ -17,8 +17,8 @@ struct rsp_source {
 	__u32 family;
 };
 
-/* Until when a source has used up what it may have: the generic cell rate algorithm. Two CPUs at the same time may count two
- * requests as one. */
+/* Until when a source has used up what it may have: the generic cell rate algorithm. Two CPUs at
+ * the same time may count two requests as one. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 16384);
@@ -38,11 +38,13 @@ struct {
 	__type(value, struct rsp_total);
 } totals SEC(".maps");
 
-/* Whether a reply of so many bytes of payload is more than most times the request's asked bytes, which include its IP header. A
- * function that the verifier follows once: comparisons in the caller would teach it bounds that keep it from merging states. */
+/* Whether a reply of so many bytes of payload is more than most times the request's asked bytes,
+ * which include its IP header. A function that the verifier follows once: comparisons in the caller
+ * would teach it bounds that keep it from merging states. */
 RSP_GLOBAL int rsp_exceeds(__u32 reply, __u32 family, __u32 asked, __u32 most)
 {
-	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) + sizeof(struct udphdr);
+	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
+			sizeof(struct udphdr);
 
 	return most && headers + (__u64)reply > (__u64)most * asked;
 }
@@ -50,27 +52,31 @@ RSP_GLOBAL int rsp_exceeds(__u32 reply, __u32 family, __u32 asked, __u32 most)
 /* Whether the reply amplifies, to a source that has not proven its address. */
 static __always_inline int rsp_amplifies(const struct rsp_request *r)
 {
-	int exceeds = rsp_exceeds(r->reply_len, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
-				  r->listener->amplification);
+	int exceeds =
+		rsp_exceeds(r->reply_len, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
+			    r->listener->amplification);
 
 	return exceeds & !r->proven;
 }
 
-/* The number of requests that one counts as: n for a reply with n times the bytes of its request, headers included. A source
- * without a proof of its address gets listener->amplification times its bytes at most (rsp_amplifies). */
+/* The number of requests that one counts as: n for a reply with n times the bytes of its request,
+ * headers included. A source without a proof of its address gets listener->amplification times its
+ * bytes at most (rsp_amplifies). */
 static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 {
 	__u32 headers = rsp_ip_len(r->pkt) + sizeof(struct udphdr), len = r->len & 0x7ff;
 
-	return r->reply_len <= len ? 1 : (headers + r->reply_len + headers + len - 1) / (headers + len);
+	return r->reply_len <= len ? 1
+				   : (headers + r->reply_len + headers + len - 1) / (headers + len);
 }
 
-static __always_inline int rsp_source_over(const struct rsp_request *r, const struct rsp_ends *e, __u64 now)
+static __always_inline int rsp_source_over(const struct rsp_request *r, const struct rsp_ends *e,
+					   __u64 now)
 {
 	struct rsp_source key = {.addr = e->source, .slot = r->slot, .family = r->pkt->family};
 	const struct rsp_listener *l = r->listener;
-	__u64 *until = bpf_map_lookup_elem(&sources, &key), cost = l->source_cost * rsp_rate_weight(r),
-	      next = now + cost;
+	__u64 *until = bpf_map_lookup_elem(&sources, &key),
+	      cost = l->source_cost * rsp_rate_weight(r), next = now + cost;
 
 	if (!until) {
 		bpf_map_update_elem(&sources, &key, &next, BPF_ANY);

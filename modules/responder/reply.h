@@ -6,8 +6,10 @@
 #include "check.h"
 
 #define RSP_HOP_LIMIT 64
-#define RSP_MIN_FRAME 60   /* shorter frames are padded by the sender's card: a padded request stays so */
-#define RSP_SURE_MTU  1280 /* every IPv6 link carries that much: for kernels that do not tell the MTU */
+/* shorter frames are padded by the sender's card: a padded request stays so */
+#define RSP_MIN_FRAME 60
+/* every IPv6 link carries that much: for kernels that do not tell the MTU */
+#define RSP_SURE_MTU  1280
 
 static __always_inline __u32 rsp_ip_len(const struct kerb_pkt *pkt)
 {
@@ -42,19 +44,20 @@ static __always_inline __u32 rsp_frame_len(const struct rsp_request *r)
 #ifdef KERB_HOOK_XDP
 
 /* Copies size bytes (a constant) from the scratch buffer into the packet. */
-#define RSP_COPY(at, from, size)                                                                                               \
-	do {                                                                                                                   \
-		void *_to = rsp_frame_at(ctx, at, size);                                                                       \
-		if (!_to)                                                                                                      \
-			return -1;                                                                                             \
-		__builtin_memcpy(_to, from, size);                                                                             \
+#define RSP_COPY(at, from, size)                         \
+	do {                                             \
+		void *_to = rsp_frame_at(ctx, at, size); \
+		if (!_to)                                \
+			return -1;                       \
+		__builtin_memcpy(_to, from, size);       \
 	} while (0)
 
 #else
 #define RSP_COPY(at, from, size)
 #endif
 
-/* Copies a reply of len bytes from the scratch buffer to an offset of the frame, and sums it: as rsp_sum_frame() does. */
+/* Copies a reply of len bytes from the scratch buffer to an offset of the frame, and sums it: as
+ * rsp_sum_frame() does. */
 RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 {
 	struct rsp_scratch *from = rsp_scratch();
@@ -70,12 +73,12 @@ RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 		sum += (__u64)w[0] + w[1] + w[2] + w[3] + w[4] + w[5] + w[6] + w[7];
 		RSP_COPY(at + off, w, 32);
 	}
-#define RSP_COPY_REST(size, add)                                                                                               \
-	if (len & size) {                                                                                                      \
-		__u32 *w = (__u32 *)(from->data + tail);                                                                       \
-		sum += add;                                                                                                    \
-		RSP_COPY(at + tail, w, size);                                                                                  \
-		tail = rsp_offset(tail + size);                                                                               \
+#define RSP_COPY_REST(size, add)                         \
+	if (len & size) {                                \
+		__u32 *w = (__u32 *)(from->data + tail); \
+		sum += add;                              \
+		RSP_COPY(at + tail, w, size);            \
+		tail = rsp_offset(tail + size);          \
 	}
 	RSP_COPY_REST(16, (__u64)w[0] + w[1] + w[2] + w[3])
 	RSP_COPY_REST(8, (__u64)w[0] + w[1])
@@ -84,7 +87,8 @@ RSP_GLOBAL int rsp_copy_frame(kerb_ctx *ctx, __u32 at, __u32 len)
 	RSP_COPY_REST(1, bpf_htons(*(__u8 *)w << 8))
 #undef RSP_COPY_REST
 #ifdef KERB_HOOK_TC
-	if (len && bpf_skb_store_bytes(ctx, at, from->data, rsp_offset(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
+	if (len &&
+	    bpf_skb_store_bytes(ctx, at, from->data, rsp_offset(len - 1) + 1, BPF_F_RECOMPUTE_CSUM))
 		return -1;
 #endif
 	return kerb_fold(sum);
@@ -100,8 +104,9 @@ static __always_inline int rsp_copy(struct rsp_request *r)
 	return sum < 0 ? -1 : 0;
 }
 
-/* The IP header again: no options, own TTL, nothing of the request's type of service, and nothing to be fragmented. Ends
- * swapped. An IPv4 header that is right before and after adds nothing to CHECKSUM_COMPLETE, and neither does a swap. */
+/* The IP header again: no options, own TTL, nothing of the request's type of service, and nothing
+ * to be fragmented. Ends swapped. An IPv4 header that is right before and after adds nothing to
+ * CHECKSUM_COMPLETE, and neither does a swap. */
 static __always_inline int rsp_ip4_header(struct kerb_pkt *pkt, __u32 udp_len)
 {
 	struct iphdr *ip = kerb_ip4(pkt);
@@ -124,7 +129,8 @@ static __always_inline int rsp_ip4_header(struct kerb_pkt *pkt, __u32 udp_len)
 
 static __always_inline int rsp_ip6_header(struct kerb_pkt *pkt, __u32 udp_len)
 {
-	__be16 w[4] = {bpf_htons(0x6000), 0, bpf_htons(udp_len), bpf_htons(IPPROTO_UDP << 8 | RSP_HOP_LIMIT)};
+	__be16 w[4] = { bpf_htons(0x6000), 0, bpf_htons(udp_len),
+			bpf_htons(IPPROTO_UDP << 8 | RSP_HOP_LIMIT) };
 
 	return kerb_store_bytes(pkt, pkt->l3, w, sizeof(w)) ?: kerb_swap_ips(pkt);
 }
@@ -132,7 +138,8 @@ static __always_inline int rsp_ip6_header(struct kerb_pkt *pkt, __u32 udp_len)
 #ifdef KERB_HOOK_XDP
 
 /* The checksum is computed as a whole: the request's may have been partial. */
-static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rsp_ends *e, __u64 before)
+static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rsp_ends *e,
+					  __u64 before)
 {
 	__be16 len = bpf_htons(sizeof(struct udphdr) + r->reply_len);
 	struct udphdr *udp = kerb_at(r->pkt, r->pkt->l4, sizeof(*udp));
@@ -152,8 +159,10 @@ static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rs
 
 #else
 
-/* The kernel knows whether the checksum is partial or complete, and the helpers keep it so. None stays none. */
-static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rsp_ends *e, __u64 before)
+/* The kernel knows whether the checksum is partial or complete, and the helpers keep it so. None
+ * stays none. */
+static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rsp_ends *e,
+					  __u64 before)
 {
 	__be16 to = bpf_htons(sizeof(struct udphdr) + r->reply_len), from;
 	struct udphdr *udp = kerb_at(r->pkt, r->pkt->l4, sizeof(*udp));
@@ -166,8 +175,10 @@ static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rs
 	diff = r->sum + (__u16)~kerb_fold(before);
 	if (kerb_swap_ports(r->pkt))
 		return -1;
-	if (from != to && (kerb_store_bytes(r->pkt, r->pkt->l4 + __builtin_offsetof(struct udphdr, len), &to, sizeof(to)) ||
-			   kerb_fix_l4(r->pkt, length, 1)))
+	if (from != to &&
+	    (kerb_store_bytes(r->pkt, r->pkt->l4 + __builtin_offsetof(struct udphdr, len), &to,
+			      sizeof(to)) ||
+	     kerb_fix_l4(r->pkt, length, 1)))
 		return -1;
 	return kerb_fix_l4(r->pkt, diff + length, 0);
 }
@@ -175,7 +186,8 @@ static __always_inline int rsp_udp_header(struct rsp_request *r, const struct rs
 #endif
 
 /* Turns the packet round. e is that of the request, before the sum of its payload. */
-static __always_inline int rsp_reply_finish(struct rsp_request *r, const struct rsp_ends *e, __u64 before)
+static __always_inline int rsp_reply_finish(struct rsp_request *r, const struct rsp_ends *e,
+					    __u64 before)
 {
 	__u32 udp_len = sizeof(struct udphdr) + r->reply_len;
 

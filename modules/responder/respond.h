@@ -4,34 +4,39 @@
  *	static __always_inline int <name>_check(struct rsp_request *r)
  *	static __always_inline int <name>_answer(struct rsp_request *r)
  *
- * check examines a request that has passed everything an ordinary server relies on (headers, checksums, a listener for its
- * address and port, a source that may be answered, a length within the application's limits). It changes nothing that
- * anybody can see, and returns
+ * check examines a request that has passed everything an ordinary server relies on (headers,
+ * checksums, a listener for its address and port, a source that may be answered, a length within
+ * the application's limits). It changes nothing that anybody can see, and returns
  *
- *	RSP_PASS	not one for the kernel: on to the ordinary server. r->why says which of the application's reasons (0-7)
+ *	RSP_PASS	not one for the kernel: on to the ordinary server. r->why says which of the
+ *			application's reasons (0-7)
  *	RSP_CONSUME	take it, and answer nothing
  *	RSP_REPLY	answer it with r->reply_len bytes
  *
- * answer is called for the last two, when the rate limits allow it and there is room for the reply. It changes state, and for
- * a reply writes exactly r->reply_len bytes: either into the request's place with rsp_store(), or, with r->scratch set, into
- * rsp_scratch(), from where they are copied. What it leaves alone is still the request's: an echo has nothing to write. It
- * returns 0, or -1 to drop the request after all.
+ * answer is called for the last two, when the rate limits allow it and there is room for the reply.
+ * It changes state, and for a reply writes exactly r->reply_len bytes: either into the request's
+ * place with rsp_store(), or, with r->scratch set, into rsp_scratch(), from where they are copied.
+ * What it leaves alone is still the request's: an echo has nothing to write. It returns 0, or -1 to
+ * drop the request after all.
  *
- * A reply may have listener->amplification times the bytes of its request, IP headers included, unless the application sets
- * r->proven. check can reply with a challenge instead (r->challenge); what is longer and not proven passes to the ordinary
- * server.
+ * A reply may have listener->amplification times the bytes of its request, IP headers included,
+ * unless the application sets r->proven. check can reply with a challenge instead (r->challenge);
+ * what is longer and not proven passes to the ordinary server.
  *
  * Everything else is done for it: addresses, ports, lengths, checksums, options, limits, counters.
  *
- * State lives in maps of the application, arrays of RSP_SLOTS elements indexed by r->slot: one per listener, kept for as long
- * as the listener has its name. After a change of it that user space may want to know of, rsp_changed() tells it. */
+ * State lives in maps of the application, arrays of RSP_SLOTS elements indexed by r->slot: one per
+ * listener, kept for as long as the listener has its name. After a change of it that user space may
+ * want to know of, rsp_changed() tells it. */
 #ifndef RSP_RESPOND_H
 #define RSP_RESPOND_H
 
 #include <kerb/module.h>
 
-#define RSP_SLOTS	64   /* listeners of this configuration and the one before it; slot 0 is not used */
-#define RSP_MAX_REQUEST 1472 /* bytes of payload that are examined, and of a reply: what fits an Ethernet frame */
+/* listeners of this configuration and the one before it; slot 0 is not used */
+#define RSP_SLOTS	64
+/* bytes of payload that are examined, and of a reply: what fits an Ethernet frame */
+#define RSP_MAX_REQUEST 1472
 #define RSP_MAX_REPLY	1472
 #define RSP_APP_WORDS	8
 #define RSP_APP_REASONS 8
@@ -55,7 +60,9 @@ struct rsp_listener {
 	__u64 source_cost;  /* ns between two requests of one source in the long run, 0: no limit */
 	__u64 source_burst; /* ns that a source may be ahead of that */
 	__u32 config[RSP_APP_WORDS]; /* the application's own */
-	__u32 amplification; /* IP bytes of a reply for one of the request, to a source that is not proven; 0: no limit */
+	/* IP bytes of a reply for one of the request, to a source that is not proven; 0: no
+	 * limit */
+	__u32 amplification;
 	__u32 zero;
 };
 
@@ -71,12 +78,14 @@ struct rsp_request {
 	__u8 why;     /* the application's reason to pass */
 	__u8 scratch; /* the reply is in rsp_scratch() */
 	__u8 same;    /* the reply's payload is the request's */
-	__u8 proven;  /* the request shows that its sender receives what is sent to its source address */
+	/* the request shows that its sender receives what is sent to its source address */
+	__u8 proven;
 	__u8 challenge; /* the reply asks for such a proof */
 };
 
-/* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that an offset that is masked with
- * 0x7ff needs no further check; what follows a reply need not be cleared. */
+/* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that
+ * an offset that is masked with 0x7ff needs no further check; what follows a reply need not be
+ * cleared. */
 struct rsp_scratch {
 	__u8 data[0x800 + 32];
 };
@@ -95,8 +104,8 @@ static __always_inline struct rsp_scratch *rsp_scratch(void)
 	return bpf_map_lookup_elem(&scratch, &zero);
 }
 
-/* Pointer to len bytes (a constant) at an offset of the payload, or NULL when the frame ends before. Mind r->len: behind it
- * come bytes that are not the request's. */
+/* Pointer to len bytes (a constant) at an offset of the payload, or NULL when the frame ends
+ * before. Mind r->len: behind it come bytes that are not the request's. */
 static __always_inline void *rsp_at(const struct rsp_request *r, __u64 off, __u64 len)
 {
 	__u64 at = r->payload + off;
@@ -113,8 +122,8 @@ static __always_inline int rsp_store(struct rsp_request *r, __u32 off, const voi
 	return kerb_store_bytes(r->pkt, r->payload + off, from, len);
 }
 
-/* Changes of state, told to user space at its own pace: who reads sets armed when it has seen everything, and is sent one
- * event by the next change. Costs a request one check of a flag. */
+/* Changes of state, told to user space at its own pace: who reads sets armed when it has seen
+ * everything, and is sent one event by the next change. Costs a request one check of a flag. */
 struct rsp_feed {
 	__u32 armed;
 	__u32 zero;

@@ -2,13 +2,14 @@
 
 //go:build ignore
 
-/* The responder answers UDP requests in the kernel: those for the address and port of a listener (engine.h). All other packets go
- * on untouched. control.go fills the maps. */
+/* The responder answers UDP requests in the kernel: those for the address and port of a listener
+ * (engine.h). All other packets pass untouched. control.go fills the maps. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "engine.h"
 
-/* Else the verifier would follow all of this, and the modules behind, once for each way through the parser. */
+/* Else the verifier would follow all of this, and the modules behind, once for each way through the
+ * parser. */
 static __always_inline void rsp_reset_verifier(struct kerb_pkt *pkt, __u64 zero)
 {
 	kerb_mix(pkt, zero);
@@ -36,7 +37,8 @@ KERB_INGRESS(pkt)
 		return KERB_NEXT;
 	udp = kerb_udp(pkt);
 	if (!udp)
-		return pkt->flags & KERB_F_FRAG_LATER ? rsp_count(0, RSP_LATER_FRAGMENT, KERB_NEXT) : KERB_NEXT;
+		return pkt->flags & KERB_F_FRAG_LATER ? rsp_count(0, RSP_LATER_FRAGMENT, KERB_NEXT)
+						      : KERB_NEXT;
 	if (!rsp_has_port(p->answered, udp->dest))
 		return KERB_NEXT;
 	ip4 = kerb_ip4(pkt);

@@ -39,18 +39,23 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 		return 0;
 	if (kerb_load_bytes(pkt, off, &a->header, sizeof(a->header)))
 		return TUN_DROP_BAD_HEADER;
-	if (a->header.version_flags >> 4 != TUN_VERSION || a->header.version_flags & 0xf & ~TUN_F_KNOWN)
+	if (a->header.version_flags >> 4 != TUN_VERSION ||
+	    a->header.version_flags & 0xf & ~TUN_F_KNOWN)
 		return TUN_DROP_BAD_HEADER;
 	if (a->header.network != bpf_htons(network))
 		return TUN_DROP_OTHER_NETWORK;
 	if (!keyed)
-		return a->header.version_flags & TUN_F_KNOWN || a->header.key ? TUN_DROP_UNKNOWN_KEY : 0;
+		return a->header.version_flags & TUN_F_KNOWN || a->header.key ? TUN_DROP_UNKNOWN_KEY
+									      : 0;
 	if (!(a->header.version_flags & TUN_F_MAC))
 		return TUN_DROP_NO_MAC;
-	return kerb_load_bytes(pkt, off + sizeof(a->header), &a->mac, sizeof(a->mac)) ? TUN_DROP_BAD_HEADER : 0;
+	return kerb_load_bytes(pkt, off + sizeof(a->header), &a->mac, sizeof(a->mac))
+		       ? TUN_DROP_BAD_HEADER
+		       : 0;
 }
 
-/* Takes the outer headers off; what is left is a frame with an inner packet of this type (ETH_P_IP or ETH_P_IPV6). */
+/* Takes the outer headers off; what is left is a frame with an inner packet of this type (ETH_P_IP
+ * or ETH_P_IPV6). */
 static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type)
 {
 	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
@@ -58,12 +63,15 @@ static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type)
 	__be16 wire = bpf_htons(type);
 	int rc;
 
-	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is padded is cut off again by IP. */
+	/* Such a kernel wants to see room for an IPv6 header, even if what is left is IPv4. What is
+	 * padded is cut off again by IP. */
 	if (!decap_l3 && type == ETH_P_IP && pkt->len - len < ETH_HLEN + sizeof(struct ipv6hdr))
-		bpf_skb_change_tail(pkt->ctx, pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
+		bpf_skb_change_tail(pkt->ctx,
+				    pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
 	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
 
-	if (rc || kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &wire, sizeof(wire)))
+	if (rc ||
+	    kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &wire, sizeof(wire)))
 		return -EINVAL;
 	if (pkt->data + TUN_PULL > pkt->data_end) {
 		bpf_skb_pull_data(pkt->ctx, pkt->len < TUN_PULL ? pkt->len : TUN_PULL);
@@ -80,7 +88,8 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 }
 
 /* at: the place of the node that the packet comes from. */
-static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f, const struct tun_arrival *a, __u32 at)
+static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f,
+					    const struct tun_arrival *a, __u32 at)
 {
 	struct tun_keys *k = bpf_map_lookup_elem(&keys, &at);
 	const struct tun_key *key = k ? tun_receive_key(pkt, k, &a->header) : 0;
@@ -125,7 +134,8 @@ static __always_inline int tun_ecn(struct kerb_pkt *pkt, __u8 outer, __u8 inner)
 }
 
 /* Hands the packet to the service. */
-static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_end *to, const __u8 *via, int straight)
+static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_end *to,
+				       const __u8 *via, int straight)
 {
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
 
@@ -136,9 +146,10 @@ static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_en
 	return kerb_redirect(pkt, to->ifindex, straight && to->flags & TUN_PEER ? KERB_TO_PEER : 0);
 }
 
-/* Decides on an inner packet: who sent it, by the outer packet, and for whom it is. straight: the kernel knows that the
- * packet's protocol may have changed with the headers. */
-static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_arrival *a, int straight)
+/* Decides on an inner packet: who sent it, by the outer packet, and for whom it is. straight: the
+ * kernel knows that the packet's protocol may have changed with the headers. */
+static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_arrival *a,
+				       int straight)
 {
 	struct tun_flow f = {};
 	struct tun_end *from, *to;
@@ -195,7 +206,8 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	}
 	outer = pkt->family;
 	udp = kerb_udp(pkt);
-	if (!udp && (pkt->proto == IPPROTO_ICMP || pkt->proto == IPPROTO_ICMPV6) && pkt->flags & KERB_F_L4)
+	if (!udp && (pkt->proto == IPPROTO_ICMP || pkt->proto == IPPROTO_ICMPV6) &&
+	    pkt->flags & KERB_F_L4)
 		tun_report_icmp(pkt, pkt->l4 - pkt->l3);
 	if (!udp || udp->dest != bpf_htons(port) || pkt->vlan || pkt->l3 != ETH_HLEN)
 		return KERB_NEXT;

@@ -6,17 +6,22 @@
 #include <kerb/types.h>
 
 enum tun_drop {
-	TUN_DROP_BAD_HEADER = KERB_DROP_MODULE_FIRST, /* truncated, or of a version or with flags that we do not know */
+	/* truncated, or of a version or with flags that we do not know */
+	TUN_DROP_BAD_HEADER = KERB_DROP_MODULE_FIRST,
 	TUN_DROP_OTHER_NETWORK,
 	TUN_DROP_NO_MAC,	 /* we have keys, and the packet has no MAC */
 	TUN_DROP_BAD_MAC,
 	TUN_DROP_UNKNOWN_KEY,
-	TUN_DROP_UNKNOWN_SOURCE, /* the inner source address is not one of the node that sent the packet */
+	/* the inner source address is not one of the node that sent the packet */
+	TUN_DROP_UNKNOWN_SOURCE,
 	TUN_DROP_NOT_LOCAL,	 /* the inner destination is no service of this node */
-	TUN_DROP_BAD_INNER,	 /* the inner packet does not parse, or is longer than the outer one */
+	/* the inner packet does not parse, or is longer than the outer one */
+	TUN_DROP_BAD_INNER,
 	TUN_DROP_BAD_ECN,	 /* RFC 6040: congestion, but the inner packet cannot say so */
-	TUN_DROP_NESTED,	 /* the service tunnels itself, and the kernel wraps such packets once only */
-	TUN_DROP_IPSEC,		 /* an IPsec policy covers the packet, which the tunnel would bypass */
+	/* the service tunnels itself, and the kernel wraps such packets once only */
+	TUN_DROP_NESTED,
+	/* an IPsec policy covers the packet, which the tunnel would bypass */
+	TUN_DROP_IPSEC,
 };
 
 #endif

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* From a service to another node. What does not fit is answered, or cut into fragments if its sender allows that. */
+/* From a service to another node. What does not fit is answered, or cut into fragments if its
+ * sender allows that. */
 #ifndef TUN_ENCAP_H
 #define TUN_ENCAP_H
 
@@ -7,7 +8,8 @@
 #include "fragment.h"
 
 #define TUN_TTL	       64
-#define TUN_PORT_FIRST 49152 /* source ports: 16384 of them, one per flow, by which cards and routers spread load */
+/* source ports: 16384 of them, one per flow, by which cards and routers spread load */
+#define TUN_PORT_FIRST 49152
 #define TUN_PORT_MASK  0x3fff
 
 struct tun_tail {
@@ -26,14 +28,17 @@ struct tun_outer6 {
 	struct tun_tail tail;
 };
 
-/* Large packets may be longer with the headers than a length field can say. It is made again for each segment. */
+/* Large packets may be longer with the headers than a length field can say. It is made again for
+ * each segment. */
 static __always_inline __be16 tun_len16(__u32 len)
 {
 	return bpf_htons(len > 0xffff ? 0xffff : len);
 }
 
-/* The UDP checksum is zero, in IPv6 too (RFC 6935): the inner packet has its own, and the MAC guards the addresses. */
-static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *pkt, struct tun_flow *f, __u32 inner)
+/* The UDP checksum is zero, in IPv6 too (RFC 6935): the inner packet has its own, and the MAC
+ * guards the addresses. */
+static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *pkt,
+					  struct tun_flow *f, __u32 inner)
 {
 	t->udp.source = bpf_htons(TUN_PORT_FIRST + (kerb_hash(pkt, 0) & TUN_PORT_MASK));
 	t->udp.dest = bpf_htons(port);
@@ -42,56 +47,83 @@ static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *p
 	t->header = f->header;
 }
 
-/* Makes room for the headers and fills it in. fixed: segments stay as large as they are, which has been found to fit. */
-static __always_inline int tun_push(struct kerb_pkt *pkt, const void *outer, __u32 len, __u64 l3, __be16 type)
+/* Makes room for the headers and fills it in. fixed: segments stay as large as they are, which has
+ * been found to fit. */
+static __always_inline int tun_push(struct kerb_pkt *pkt, const void *outer, __u32 len, __u64 l3,
+				    __be16 type)
 {
-	int rc = kerb_adjust_room(pkt, len, BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | l3);
+	int rc = kerb_adjust_room(pkt, len,
+				  BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | l3);
 
 	rc = rc ?: kerb_store_bytes(pkt, ETH_HLEN, outer, len);
-	return rc ?: kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type, sizeof(type));
+	return rc
+		       ?: kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type,
+					   sizeof(type));
 }
 
-static __always_inline int tun_push4(struct kerb_pkt *pkt, const struct tun_node *n, struct tun_flow *f, __u64 mac)
+static __always_inline int tun_push4(struct kerb_pkt *pkt, const struct tun_node *n,
+				     struct tun_flow *f, __u64 mac)
 {
 	__u32 inner = tun_length(pkt);
-	struct tun_outer4 o = {.ip = {.version = 4, .ihl = 5, .tos = f->tos, .ttl = TUN_TTL, .protocol = IPPROTO_UDP,
-				      .tot_len = tun_len16(TUN_OVERHEAD(0) + inner), .frag_off = bpf_htons(0x4000), /* DF */
-				      .saddr = n->local.in6_u.u6_addr32[3], .daddr = n->addr.in6_u.u6_addr32[3]},
-			       .tail.mac = {mac, mac >> 32}};
+	struct tun_outer4 o = { .ip = { .version = 4,
+					.ihl = 5,
+					.tos = f->tos,
+					.ttl = TUN_TTL,
+					.protocol = IPPROTO_UDP,
+					/* DF */
+					.tot_len = tun_len16(TUN_OVERHEAD(0) + inner),
+					.frag_off = bpf_htons(0x4000),
+					.saddr = n->local.in6_u.u6_addr32[3],
+					.daddr = n->addr.in6_u.u6_addr32[3] },
+				.tail.mac = { mac, mac >> 32 } };
 	__u32 *words = (__u32 *)&o.ip;
 
 	tun_fill_tail(&o.tail, pkt, f, inner);
 	o.ip.check = ~kerb_fold((__u64)words[0] + words[1] + words[2] + words[3] + words[4]);
-	return tun_push(pkt, &o, TUN_OVERHEAD(0), BPF_F_ADJ_ROOM_ENCAP_L3_IPV4, bpf_htons(ETH_P_IP));
+	return tun_push(pkt, &o, TUN_OVERHEAD(0), BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
+			bpf_htons(ETH_P_IP));
 }
 
-static __always_inline int tun_push6(struct kerb_pkt *pkt, const struct tun_node *n, struct tun_flow *f, __u64 mac)
+static __always_inline int tun_push6(struct kerb_pkt *pkt, const struct tun_node *n,
+				     struct tun_flow *f, __u64 mac)
 {
 	__u32 inner = tun_length(pkt);
-	struct tun_outer6 o = {.ip = {.version = 6, .priority = f->tos >> 4, .flow_lbl = {f->tos << 4}, .hop_limit = TUN_TTL,
-				      .nexthdr = IPPROTO_UDP, .saddr = n->local, .daddr = n->addr,
-				      .payload_len = tun_len16(TUN_OVERHEAD(1) - sizeof(struct ipv6hdr) + inner)},
-			       .tail.mac = {mac, mac >> 32}};
+	struct tun_outer6 o = { .ip = { .version = 6,
+					.priority = f->tos >> 4,
+					.flow_lbl = { f->tos << 4 },
+					.hop_limit = TUN_TTL,
+					.nexthdr = IPPROTO_UDP,
+					.saddr = n->local,
+					.daddr = n->addr,
+					.payload_len = tun_len16(TUN_OVERHEAD(1) -
+								 sizeof(struct ipv6hdr) + inner) },
+				.tail.mac = { mac, mac >> 32 } };
 
 	tun_fill_tail(&o.tail, pkt, f, inner);
 	__builtin_memcpy(&o.ip.flow_lbl[1], &o.tail.udp.source, 2); /* RFC 6438 */
-	return tun_push(pkt, &o, TUN_OVERHEAD(1), BPF_F_ADJ_ROOM_ENCAP_L3_IPV6, bpf_htons(ETH_P_IPV6));
+	return tun_push(pkt, &o, TUN_OVERHEAD(1), BPF_F_ADJ_ROOM_ENCAP_L3_IPV6,
+			bpf_htons(ETH_P_IPV6));
 }
 
 static __always_inline int tun_is4(const struct in6_addr *addr)
 {
-	return !addr->in6_u.u6_addr32[0] && !addr->in6_u.u6_addr32[1] && addr->in6_u.u6_addr32[2] == TUN_MAPPED;
+	return !addr->in6_u.u6_addr32[0] && !addr->in6_u.u6_addr32[1] &&
+	       addr->in6_u.u6_addr32[2] == TUN_MAPPED;
 }
 
 /* By a tunnel device of the kernel's own, in collect-metadata mode. */
-static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct tun_node *n, const struct tun_flow *f)
+static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct tun_node *n,
+					    const struct tun_flow *f)
 {
-	struct bpf_tunnel_key key = {.tunnel_id = network, .tunnel_tos = f->tos & ~3, .tunnel_ttl = TUN_TTL};
+	struct bpf_tunnel_key key = { .tunnel_id = network,
+				      .tunnel_tos = f->tos & ~3,
+				      .tunnel_ttl = TUN_TTL };
 	__u64 flags = BPF_F_DONT_FRAGMENT;
 
 	if (tun_is4(&n->addr)) {
 		key.remote_ipv4 = bpf_ntohl(n->addr.in6_u.u6_addr32[3]);
-		flags |= BPF_F_ZERO_CSUM_TX; /* over IPv6 a device takes zero only if it was asked to */
+		/* over IPv6 a device takes zero only if it was asked to */
+		flags |= BPF_F_ZERO_CSUM_TX;
 	} else {
 		__builtin_memcpy(key.remote_ipv6, &n->addr, sizeof(n->addr));
 		flags |= BPF_F_TUNINFO_IPV6;
@@ -119,7 +151,8 @@ static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *
 	return 1;
 }
 
-static __always_inline int tun_encap_udp(struct kerb_pkt *pkt, const struct tun_node *n, __u32 at, struct tun_flow *f)
+static __always_inline int tun_encap_udp(struct kerb_pkt *pkt, const struct tun_node *n, __u32 at,
+					 struct tun_flow *f)
 {
 	__u64 mac = 0;
 	int rc;
@@ -134,7 +167,8 @@ static __always_inline int tun_encap_udp(struct kerb_pkt *pkt, const struct tun_
 	return kerb_redirect(pkt, n->ifindex, KERB_TO_NEIGH);
 }
 
-static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_node *n, struct tun_stats *s, __u32 at, struct tun_flow *f)
+static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_node *n,
+					struct tun_stats *s, __u32 at, struct tun_flow *f)
 {
 	s->sent_packets++;
 	s->sent_bytes += tun_length(pkt);
@@ -180,14 +214,17 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 			return tun_fragment(pkt, n, mtu);
 		}
 		s->too_big++;
-		return kerb_icmp_too_big(pkt, mtu) == KERB_REPLY ? KERB_REPLY : kerb_drop(pkt, KERB_DROP_TOO_BIG);
+		return kerb_icmp_too_big(pkt, mtu) == KERB_REPLY
+			       ? KERB_REPLY
+			       : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
 	if (tun_clamp(pkt, mtu))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	return tun_transmit(pkt, n, s, at, &f);
 }
 
-/* A packet that this module has received with the mark of a fragment: on the underlay interface, from itself. */
+/* A packet that this module has received with the mark of a fragment: on the underlay interface,
+ * from itself. */
 static __noinline int tun_send_piece(struct kerb_pkt *pkt, __u32 which)
 {
 	struct tun_flow f = {};

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Fragments of IPv4 packets whose sender allows it (no DF): such a sender need not listen to ICMP. A program decides on one packet
- * and sends it to one neighbour, so the packet is copied, once for each fragment, to the ingress of the underlay interface, where
- * this module meets the copies, cuts its fragment out of each, and sends that. The packet's mark says which one it is: packets
- * from the network and from services have none. */
+/* Fragments of IPv4 packets whose sender allows it (no DF): such a sender need not listen to ICMP.
+ * A program decides on one packet and sends it to one neighbour, so the packet is copied, once for
+ * each fragment, to the ingress of the underlay interface, where this module meets the copies, cuts
+ * its fragment out of each, and sends that. The packet's mark says which one it is: packets from
+ * the network and from services have none. */
 #ifndef TUN_FRAGMENT_H
 #define TUN_FRAGMENT_H
 
@@ -12,24 +13,29 @@
 #define TUN_MARK       0x6b740000 /* with the number of the fragment in the lower half */
 #define TUN_MARK_MASK  0xffff0000
 #define TUN_PIECES     8
-#define TUN_WHOLE_MOST 9216 /* bytes of the longest packet that is fragmented: services with jumbo frames */
+/* bytes of the longest packet that is fragmented: services with jumbo frames */
+#define TUN_WHOLE_MOST 9216
 #define TUN_DF	       0x4000
 #define TUN_MF	       0x2000
 #define TUN_CHUNK      64
-#define TUN_STEP       0xff8 /* bytes that bpf_skb_adjust_room() takes at once, a multiple of eight */
+/* bytes that bpf_skb_adjust_room() takes at once, a multiple of eight */
+#define TUN_STEP       0xff8
 #define TUN_STEPS      3
 #define TUN_REPLACE    40 /* bytes behind the IP header that are taken out and put in again */
 
 static __always_inline void tun_set_mark(const struct kerb_pkt *pkt, __u32 mark)
 {
-	asm volatile("*(u32 *)(%0 + %1) = %2" ::"r"(pkt->ctx), "i"(__builtin_offsetof(struct __sk_buff, mark)), "r"(mark) : "memory");
+	asm volatile("*(u32 *)(%0 + %1) = %2" ::"r"(pkt->ctx),
+		     "i"(__builtin_offsetof(struct __sk_buff, mark)), "r"(mark)
+		     : "memory");
 }
 
 static __always_inline int tun_may_fragment(const struct kerb_pkt *pkt)
 {
 	struct iphdr *ip = kerb_ip4(pkt);
 
-	return ip && ip->ihl == 5 && !(ip->frag_off & bpf_htons(TUN_DF)) && tun_length(pkt) <= TUN_WHOLE_MOST && !kerb_ctx_field(pkt->ctx, gso_size);
+	return ip && ip->ihl == 5 && !(ip->frag_off & bpf_htons(TUN_DF)) &&
+	       tun_length(pkt) <= TUN_WHOLE_MOST && !kerb_ctx_field(pkt->ctx, gso_size);
 }
 
 /* Payload of all fragments but the last. */
@@ -55,7 +61,8 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 	if (!len)
 		return sum;
 	__builtin_memset(part, 0, sizeof(part));
-	/* By hand, in 64 bits: the verifier of Linux 5.10 has to see that it is at least one byte. */
+	/* By hand, in 64 bits: the verifier of Linux 5.10 has to see that it is at least one
+	 * byte. */
 	last = len - 1;
 	kerb_bound(last, TUN_CHUNK - 1);
 	if (bpf_skb_load_bytes(pkt->ctx, off, part, last + 1))
@@ -63,22 +70,26 @@ static __noinline __u32 tun_sum(const struct kerb_pkt *pkt, __u32 off, __u32 len
 	return bpf_csum_diff(0, 0, part, TUN_CHUNK, sum);
 }
 
-/* Completes a transport checksum that was left to the device, which would compute it over one fragment. The kernel forgets that
- * it has to once the transport header is taken out; then it is put in again. */
+/* Completes a transport checksum that was left to the device, which would compute it over one
+ * fragment. The kernel forgets that it has to once the transport header is taken out; then it is
+ * put in again. */
 static __noinline int tun_complete_checksum(struct kerb_pkt *pkt)
 {
 	__u32 l4 = pkt->l4, len = pkt->l4_len, is_udp = pkt->proto == IPPROTO_UDP;
 	__u8 head[TUN_REPLACE];
 	__u16 check;
 
-	if (!(pkt->flags & KERB_F_L4) || (!is_udp && pkt->proto != IPPROTO_TCP) || !kerb_is_partial(pkt))
+	if (!(pkt->flags & KERB_F_L4) || (!is_udp && pkt->proto != IPPROTO_TCP) ||
+	    !kerb_is_partial(pkt))
 		return 0;
 	check = ~kerb_fold(tun_sum(pkt, l4, len));
 	if (is_udp && !check)
 		check = 0xffff;
-	if (bpf_skb_store_bytes(pkt->ctx, l4 + (is_udp ? 6 : 16), &check, sizeof(check), 0) || bpf_skb_load_bytes(pkt->ctx, l4, head, sizeof(head)))
+	if (bpf_skb_store_bytes(pkt->ctx, l4 + (is_udp ? 6 : 16), &check, sizeof(check), 0) ||
+	    bpf_skb_load_bytes(pkt->ctx, l4, head, sizeof(head)))
 		return -ENOMEM;
-	if (bpf_skb_adjust_room(pkt->ctx, -TUN_REPLACE, BPF_ADJ_ROOM_NET, 0) || bpf_skb_adjust_room(pkt->ctx, TUN_REPLACE, BPF_ADJ_ROOM_NET, 0))
+	if (bpf_skb_adjust_room(pkt->ctx, -TUN_REPLACE, BPF_ADJ_ROOM_NET, 0) ||
+	    bpf_skb_adjust_room(pkt->ctx, TUN_REPLACE, BPF_ADJ_ROOM_NET, 0))
 		return -ENOMEM;
 	return bpf_skb_store_bytes(pkt->ctx, l4, head, sizeof(head), 0);
 }
@@ -86,7 +97,8 @@ static __noinline int tun_complete_checksum(struct kerb_pkt *pkt)
 /* Sends a packet that does not fit in fragments that do. */
 static __noinline int tun_fragment(struct kerb_pkt *pkt, const struct tun_node *n, __u32 mtu)
 {
-	__u32 room = tun_piece_room(mtu), len = tun_length(pkt) - sizeof(struct iphdr), to = n->ifindex;
+	__u32 room = tun_piece_room(mtu), len = tun_length(pkt) - sizeof(struct iphdr),
+	      to = n->ifindex;
 	int i;
 
 	if (tun_complete_checksum(pkt))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What lies between the outer UDP header and the inner packet; docs/tunnel.md has the picture. In mode oakestra nothing does. */
+/* What lies between the outer UDP header and the inner packet; docs/tunnel.md has the picture. In
+ * mode oakestra nothing does. */
 #ifndef TUN_HEADER_H
 #define TUN_HEADER_H
 
@@ -9,7 +10,8 @@
 
 #define TUN_VERSION 1
 #define TUN_F_MAC   (1 << 0) /* eight bytes of MAC follow */
-#define TUN_F_BOUND (1 << 1) /* the MAC is of version 2: bound to the pair of nodes, and to the fragment */
+/* the MAC is of version 2: bound to the pair of nodes, and to the fragment */
+#define TUN_F_BOUND (1 << 1)
 #define TUN_F_KNOWN (TUN_F_MAC | TUN_F_BOUND)
 
 #define TUN_MODE_KERB	  0
@@ -29,19 +31,24 @@ struct tun_header {
 
 #define TUN_PULL (ETH_HLEN + 60 + 60) /* IPv4 and TCP with all options */
 
-#define TUN_HEADER_LEN	   (mode == TUN_MODE_OAKESTRA ? 0 : sizeof(struct tun_header) + (keyed ? sizeof(__u64) : 0))
-#define TUN_OVERHEAD(ip6) ((ip6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + sizeof(struct udphdr) + TUN_HEADER_LEN)
+#define TUN_HEADER_LEN \
+	(mode == TUN_MODE_OAKESTRA ? 0 : sizeof(struct tun_header) + (keyed ? sizeof(__u64) : 0))
+#define TUN_OVERHEAD(ip6)                                                                \
+	((ip6 ? sizeof(struct ipv6hdr) : sizeof(struct iphdr)) + sizeof(struct udphdr) + \
+	 TUN_HEADER_LEN)
 
-/* What is read of the inner packet. The first 52 bytes are what the MAC covers: nothing in them changes when a large TCP or UDP
- * packet is cut into segments (GSO), each of which gets a copy of the header. Fragments are never segmented, so that more of
- * them can be covered. */
+/* What is read of the inner packet. The first 52 bytes are what the MAC covers: nothing in them
+ * changes when a large TCP or UDP packet is cut into segments (GSO), each of which gets a copy of
+ * the header. Fragments are never segmented, so that more of them can be covered. */
 struct tun_flow {
 	struct tun_header header;
-	__be32 ports; /* source and destination of TCP and UDP, behind extension headers too; 0 without them */
+	/* source and destination of TCP and UDP, behind extension headers too; 0 without them */
+	__be32 ports;
 	struct in6_addr src, dst;
 	__u8 proto; /* what the IP header names, which may be an extension header */
 	__u8 zero;
-	__be16 offset; /* of fragments: the field with the offset and more-fragments bit, without DF */
+	/* of fragments: the field with the offset and more-fragments bit, without DF */
+	__be16 offset;
 	__be32 id;     /* of fragments */
 	__be32 len;    /* of fragments: bytes of the IP packet; 0 in others */
 	__u8 tos;      /* DSCP and ECN; not covered */
@@ -69,7 +76,8 @@ static __always_inline void tun_read_fragment(const struct kerb_pkt *pkt, struct
 	}
 }
 
-/* An address whose constant part the verifier does not know: else it would follow IPv4 and IPv6 packets separately. */
+/* An address whose constant part the verifier does not know: else it would follow IPv4 and IPv6
+ * packets separately. */
 static __always_inline struct in6_addr tun_address4(__be32 addr, __u32 zero)
 {
 	return (struct in6_addr){.in6_u.u6_addr32 = {zero, zero, TUN_MAPPED ^ zero, addr}};
@@ -101,7 +109,8 @@ static __always_inline int tun_read_addresses(const struct kerb_pkt *pkt, struct
 static __always_inline int tun_read(const struct kerb_pkt *pkt, struct tun_flow *f)
 {
 	__be16 *ports = kerb_ports(pkt);
-	__u64 zero = kerb_unknown_zero(pkt->ctx); /* else the verifier would follow each kind of packet by itself */
+	/* else the verifier would follow each kind of packet by itself */
+	__u64 zero = kerb_unknown_zero(pkt->ctx);
 
 	f->ports = zero;
 	f->offset = zero;
@@ -148,8 +157,10 @@ static __always_inline __u64 tun_mac(const struct tun_flow *f, const struct tun_
 	return tun_le64(kerb_siphash_end());
 }
 
-/* The key to check a received packet with, or NULL. Its version of the MAC must be that of the packet. */
-static __always_inline const struct tun_key *tun_receive_key(const struct kerb_pkt *pkt, const struct tun_keys *k, const struct tun_header *h)
+/* The key to check a received packet with, or NULL. Its version of the MAC must be that of the
+ * packet. */
+static __always_inline const struct tun_key *
+tun_receive_key(const struct kerb_pkt *pkt, const struct tun_keys *k, const struct tun_header *h)
 {
 	__u64 place = TUN_KEYS;
 
@@ -162,10 +173,12 @@ static __always_inline const struct tun_key *tun_receive_key(const struct kerb_p
 	}
 	if (place >= TUN_KEYS)
 		return 0;
-	/* One place that the verifier does not know, instead of each: it would follow the MAC for each. */
+	/* One place that the verifier does not know, instead of each: it would follow the MAC for
+	 * each. */
 	place ^= kerb_unknown_zero(pkt->ctx);
 	kerb_bound(place, TUN_KEYS - 1);
-	return (k->bound >> place & 1) == !!(h->version_flags & TUN_F_BOUND) ? &k->receive[place] : 0;
+	return (k->bound >> place & 1) == !!(h->version_flags & TUN_F_BOUND) ? &k->receive[place]
+									     : 0;
 }
 
 #endif

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The path MTU: routers report outer packets that are too big. Such ICMP errors are copied to the control plane, which finds out
- * whether they quote a packet of ours, and pass to the stack. */
+/* The path MTU: routers report outer packets that are too big. Such ICMP errors are copied to the
+ * control plane, which finds out whether they quote a packet of ours, and pass to the stack. */
 #ifndef TUN_ICMP_H
 #define TUN_ICMP_H
 
 #include "header.h"
 
-#define TUN_ICMP_COPY 256 /* ICMP header, outer headers, and what the MAC covers of the inner packet */
+/* ICMP header, outer headers, and what the MAC covers of the inner packet */
+#define TUN_ICMP_COPY 256
 
 #define TUN_ICMP_LEAST 36 /* RFC 792: the IPv4 header and 8 bytes more */
 
@@ -26,7 +27,8 @@ static __noinline int tun_report_icmp(const struct kerb_pkt *pkt, __u32 l4)
 	struct tun_icmp *e;
 	__u8 head[2];
 
-	if (mode == TUN_MODE_DEVICE || bpf_skb_load_bytes_relative(pkt->ctx, l4, head, sizeof(head), BPF_HDR_START_NET))
+	if (mode == TUN_MODE_DEVICE ||
+	    bpf_skb_load_bytes_relative(pkt->ctx, l4, head, sizeof(head), BPF_HDR_START_NET))
 		return 0;
 	if (is4 ? head[0] != 3 || head[1] != 4 : head[0] != 2)
 		return 0;
@@ -37,7 +39,8 @@ static __noinline int tun_report_icmp(const struct kerb_pkt *pkt, __u32 l4)
 	e->len = TUN_ICMP_COPY;
 	if (bpf_skb_load_bytes_relative(pkt->ctx, l4, e->data, TUN_ICMP_COPY, BPF_HDR_START_NET)) {
 		e->len = TUN_ICMP_LEAST;
-		if (bpf_skb_load_bytes_relative(pkt->ctx, l4, e->data, TUN_ICMP_LEAST, BPF_HDR_START_NET))
+		if (bpf_skb_load_bytes_relative(pkt->ctx, l4, e->data, TUN_ICMP_LEAST,
+						BPF_HDR_START_NET))
 			e->len = 0;
 	}
 	kerb_event_submit(e, 0);

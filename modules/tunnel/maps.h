@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* What the control plane tells the data plane (maps.go mirrors it). An address is 16 bytes, IPv4 as ::ffff:a.b.c.d. */
+/* What the control plane tells the data plane (maps.go mirrors it). An address is 16 bytes, IPv4 as
+ * ::ffff:a.b.c.d. */
 #ifndef TUN_MAPS_H
 #define TUN_MAPS_H
 
@@ -26,13 +27,15 @@ struct tun_end {
 struct tun_node {
 	struct in6_addr addr;  /* on the underlay; 0: a free place */
 	struct in6_addr local; /* this node's address towards it */
-	__u32 ifindex;	       /* underlay interface, in mode device the tunnel device; 0: none has a way there */
+	/* underlay interface, in mode device the tunnel device; 0: none has a way there */
+	__u32 ifindex;
 	__u32 mtu;	       /* of that interface */
 	__u32 self;	       /* it is this node: packets to its addresses are not ours */
 	__u32 refuse;	       /* TUN_REFUSE_* */
 };
 
-/* An IPsec policy covers the packets, which the kernel does not evaluate for packets that this module sends or takes. */
+/* An IPsec policy covers the packets, which the kernel does not evaluate for packets that this
+ * module sends or takes. */
 #define TUN_REFUSE_OUT (1 << 0)
 #define TUN_REFUSE_IN  (1 << 1)
 
@@ -49,7 +52,8 @@ struct tun_key {
 	__u64 k[2];
 };
 
-/* The keys shared with one node. Unless they are older (mac: 1), they differ between the two directions. */
+/* The keys shared with one node. Unless they are older (mac: 1), they differ between the two
+ * directions. */
 struct tun_keys {
 	__u8 id[TUN_KEYS]; /* 0: none. The first is sent with */
 	__u32 bound;	   /* bit n: the MAC of key n is of version 2 */

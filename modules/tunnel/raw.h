@@ -1,16 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Underlay interfaces whose packets begin with the IP header: WireGuard, XFRM interfaces. The parser, which expects Ethernet,
- * finds nothing in them. Packets of the tunnel get an Ethernet header, and are parsed again; all others are left alone. */
+/* Underlay interfaces whose packets begin with the IP header: WireGuard, XFRM interfaces. The
+ * parser, which expects Ethernet, finds nothing in them. Packets of the tunnel get an Ethernet
+ * header, and are parsed again; all others are left alone. */
 #ifndef TUN_RAW_H
 #define TUN_RAW_H
 
 #include "icmp.h"
 
-/* Addresses in the link header of packets that have had none. A locally administered one of no interface. */
-#define TUN_NO_MAC                                                                                                             \
-	{                                                                                                                      \
-		2, 0, 0, 0, 0, 1                                                                                               \
-	}
+/* Addresses in the link header of packets that have had none. A locally administered one of no
+ * interface. */
+#define TUN_NO_MAC { 2, 0, 0, 0, 0, 1 }
 
 static __always_inline int tun_is_raw(const struct kerb_pkt *pkt)
 {
@@ -32,17 +31,20 @@ static __always_inline int tun_load_net(const struct kerb_pkt *pkt, __u32 off, v
 	return bpf_skb_load_bytes_relative(pkt->ctx, off, to, len, BPF_HDR_START_NET);
 }
 
-/* The kernel says where the IP header is. An XFRM interface keeps a link header before it, of the packet that was decrypted. */
+/* The kernel says where the IP header is. An XFRM interface keeps a link header before it, of the
+ * packet that was decrypted. */
 static __always_inline int tun_has_link_header(const struct kerb_pkt *pkt)
 {
 	__u64 link[2] = {}, net[2] = {};
 
-	if (bpf_skb_load_bytes_relative(pkt->ctx, 0, link, 2 * ETH_ALEN, BPF_HDR_START_MAC) || tun_load_net(pkt, 0, net, 2 * ETH_ALEN))
+	if (bpf_skb_load_bytes_relative(pkt->ctx, 0, link, 2 * ETH_ALEN, BPF_HDR_START_MAC) ||
+	    tun_load_net(pkt, 0, net, 2 * ETH_ALEN))
 		return 0;
 	return link[0] != net[0] || link[1] != net[1];
 }
 
-/* Puts an Ethernet header before the packet if it has none; it is to be parsed again then. Returns 0 if that fails. */
+/* Puts an Ethernet header before the packet if it has none; it is to be parsed again then. Returns
+ * 0 if that fails. */
 static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 {
 	struct ethhdr eth = {.h_dest = TUN_NO_MAC, .h_source = TUN_NO_MAC};
@@ -59,7 +61,8 @@ static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 	return !kerb_store_bytes(pkt, 0, &eth, sizeof(eth));
 }
 
-/* Whether a packet without link header is UDP to our port at one of our addresses. Reports ICMP errors. */
+/* Whether a packet without link header is UDP to our port at one of our addresses. Reports ICMP
+ * errors. */
 static __noinline int tun_is_for_us(const struct kerb_pkt *pkt)
 {
 	__u32 off = sizeof(struct ipv6hdr), proto;
@@ -75,15 +78,16 @@ static __noinline int tun_is_for_us(const struct kerb_pkt *pkt)
 		off = ip.ihl * 4;
 		proto = ip.protocol;
 	} else {
-		if (kerb_ctx_field(pkt->ctx, protocol) != bpf_htons(ETH_P_IPV6) || tun_load_net(pkt, 0, &ip6, sizeof(ip6)))
+		if (kerb_ctx_field(pkt->ctx, protocol) != bpf_htons(ETH_P_IPV6) ||
+		    tun_load_net(pkt, 0, &ip6, sizeof(ip6)))
 			return 0;
 		dst = ip6.daddr;
 		proto = ip6.nexthdr;
 	}
 	if (proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6)
 		tun_report_icmp(pkt, off);
-	return proto == IPPROTO_UDP && !tun_load_net(pkt, off, &udp, sizeof(udp)) && udp.dest == bpf_htons(port) &&
-	       bpf_map_lookup_elem(&own, &dst);
+	return proto == IPPROTO_UDP && !tun_load_net(pkt, off, &udp, sizeof(udp)) &&
+	       udp.dest == bpf_htons(port) && bpf_map_lookup_elem(&own, &dst);
 }
 
 #endif

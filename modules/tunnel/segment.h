@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Sizes: what the path to a node can carry, and what TCP is notified of it when a connection opens. */
+/* Sizes: what the path to a node can carry, and what TCP is notified of it when a connection
+ * opens. */
 #ifndef TUN_SEGMENT_H
 #define TUN_SEGMENT_H
 
@@ -16,7 +17,8 @@ static __always_inline __u32 tun_length(const struct kerb_pkt *pkt)
 	return (__u32)(pkt->l4 - pkt->l3) + pkt->l4_len;
 }
 
-/* Bytes of the largest packet that will be on the wire: of a segment, if the kernel or the card is going to cut the packet up. */
+/* Bytes of the largest packet that will be on the wire: of a segment, if the kernel or the card is
+ * going to cut the packet up. */
 static __always_inline __u32 tun_wire_length(const struct kerb_pkt *pkt)
 {
 	__u32 gso = kerb_ctx_field(pkt->ctx, gso_size);
@@ -27,16 +29,19 @@ static __always_inline __u32 tun_wire_length(const struct kerb_pkt *pkt)
 /* The largest inner packet on the way to a node. The tunnel device knows what it adds itself. */
 static __always_inline __u32 tun_mtu(const struct tun_node *n)
 {
-	int ip6 = n->addr.in6_u.u6_addr32[2] != TUN_MAPPED || n->addr.in6_u.u6_addr32[0] || n->addr.in6_u.u6_addr32[1];
+	int ip6 = n->addr.in6_u.u6_addr32[2] != TUN_MAPPED || n->addr.in6_u.u6_addr32[0] ||
+		  n->addr.in6_u.u6_addr32[1];
 
 	return mode == TUN_MODE_DEVICE ? n->mtu : n->mtu - TUN_OVERHEAD(ip6);
 }
 
-/* Lowers the maximum segment size in a SYN (RFC 9293, 3.7.1) to what fits into mtu. Options that make no sense end the search. */
+/* Lowers the maximum segment size in a SYN (RFC 9293, 3.7.1) to what fits into mtu. Options that
+ * make no sense end the search. */
 static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
-	__u32 most = mtu - TUN_TCP_LEN - (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
+	__u32 most = mtu - TUN_TCP_LEN -
+		     (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 	__u32 off = TUN_TCP_LEN, end;
 
 	if (!tcp || !tcp->syn)
@@ -57,9 +62,14 @@ static __noinline int tun_clamp(struct kerb_pkt *pkt, __u32 mtu)
 				return 0;
 			option[2] = most >> 8;
 			option[3] = most;
-			/* The checksum sums 16-bit words; at an odd offset the bytes lie the other way round in them. */
+			/* The checksum sums 16-bit words; at an odd offset the bytes lie the other
+			 * way round in them. */
 			value = odd ? __builtin_bswap16(bpf_htons(most)) : bpf_htons(most);
-			return kerb_fix_l4(pkt, kerb_diff16(odd ? __builtin_bswap16(bpf_htons(mss)) : bpf_htons(mss), value), 0);
+			return kerb_fix_l4(pkt,
+					   kerb_diff16(odd ? __builtin_bswap16(bpf_htons(mss))
+							   : bpf_htons(mss),
+						       value),
+					   0);
 		}
 		if (option[0] != TUN_TCPOPT_NOP && step < 2)
 			return 0;

@@ -52,7 +52,7 @@ func TestArchitectureIsTrue(t *testing.T) {
 // defines finds functions, types and methods of interfaces in Go, and functions in C.
 func defines(text, name string) bool {
 	return regexp.MustCompile(
-		`(?m)^(func (\([^)]*\) )?` + name + `[\[(]|type ` + name + ` |\t` + name + `\(|(static|SEC).*\b` + name + `\()`).MatchString(text)
+		`(?m)^(func (\([^)]*\) )?` + name + `[\[(]|type ` + name + ` |\t` + name + `\(|(static|SEC|int).*\b` + name + `\()`).MatchString(text)
 }
 
 // topLevel lists the directories at the top without those that builds make.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Pings a server with messages of a size, often or rarely, streams to it, or holds many connections; prints what it saw as JSON. */
+/* Pings a server with messages of a size, often or rarely, streams to it, or holds many
+ * connections; prints what it saw as JSON. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -30,7 +31,8 @@ static void ping(int fd, char *out, char *in, size_t size, uint64_t number)
 	stamp(out, size, number);
 	if (write_all(fd, out, size) != size || read_all(fd, in, size) != size)
 		die("ping");
-	if (memcmp(in, out, sizeof(number)) || memcmp(in + size - sizeof(number), out + size - sizeof(number), sizeof(number))) {
+	if (memcmp(in, out, sizeof(number)) ||
+	    memcmp(in + size - sizeof(number), out + size - sizeof(number), sizeof(number))) {
 		fprintf(stderr, "ping %lu came back wrong\n", number);
 		exit(1);
 	}
@@ -41,7 +43,8 @@ static void echo(size_t size, double seconds)
 {
 	static struct histogram h;
 	char *out = calloc(1, size), *in = calloc(1, size);
-	int64_t from = now(), start = from + seconds * 1e8, end = start + seconds * 1e9, sent, back = from;
+	int64_t from = now(), start = from + seconds * 1e8, end = start + seconds * 1e9, sent,
+		back = from;
 	uint64_t number = 0;
 	int fd = join();
 
@@ -78,7 +81,9 @@ static void stream(size_t size, uint64_t bytes, int file)
 			die("stream");
 		left -= n;
 	}
-	no_delay(fd); /* the rest, smaller than a segment, would otherwise wait for an acknowledgement that is delayed by 40 ms */
+	/* the rest, smaller than a segment, would otherwise wait for an acknowledgement that is
+	 * delayed by 40 ms */
+	no_delay(fd);
 	if (read_all(fd, &came, sizeof(came)) != sizeof(came) || came.bytes != bytes) {
 		fprintf(stderr, "%lu of %lu bytes came\n", came.bytes, bytes);
 		exit(1);
@@ -96,7 +101,8 @@ static void transfer(size_t size, const char *path)
 	stream(size, st.st_size, file);
 }
 
-/* hold opens connections, lets both sides take some turns on each, and keeps them until its input ends. */
+/* hold opens connections, lets both sides take some turns on each, and keeps them until its input
+ * ends. */
 static void hold(size_t size, int connections)
 {
 	enum { TURNS = 8 };
@@ -121,7 +127,8 @@ static void hold(size_t size, int connections)
 		;
 }
 
-/* rare lets both sides take turns on many connections, and then pings each now and then, a time after the last. */
+/* rare lets both sides take turns on many connections, and then pings each now and then, a time
+ * after the last. */
 static void rare(size_t size, double seconds)
 {
 	enum { CONNECTIONS = 200, TURNS = 8, PERIODS = 6 };
@@ -150,7 +157,8 @@ static void rare(size_t size, double seconds)
 	printf("\"n\":%lu,\"seconds\":%.9f,\"all\":%lu}\n", h.n, seconds, h.n);
 }
 
-/* client echo|rare|stream|file|hold SIZE SECONDS|SECONDS|BYTES|FILE|CONNECTIONS unix|HOST PATH|PORT */
+/* client echo|rare|stream|file|hold SIZE SECONDS|SECONDS|BYTES|FILE|CONNECTIONS unix|HOST
+ * PATH|PORT */
 int main(int argc, char **argv)
 {
 	if (argc != 6)

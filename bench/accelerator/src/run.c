@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* run CPUS PROGRAM ARGS...: a program that is measured, before the machine's other work and on these CPUs only. */
+/* run CPUS PROGRAM ARGS...: a program that is measured, before the machine's other work and on
+ * these CPUs only. */
 #define _GNU_SOURCE
 #include <sys/resource.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The other end: echoes messages of a size, swallows streams, or echoes on many connections from one thread. Each
- * connection has a thread, the plainest server there is. */
+/* The other end: echoes messages of a size, swallows streams, or echoes on many connections from
+ * one thread. Each connection has a thread, the plainest server there is. */
 #define _GNU_SOURCE
 #include <pthread.h>
 #include <sys/epoll.h>
@@ -32,7 +32,9 @@ static void *swallow(void *arg)
 	ssize_t n;
 
 	if (read_all(fd, &told, sizeof(told)) == sizeof(told)) {
-		for (came.bytes = sizeof(told); came.bytes < told.bytes && (n = read_some(fd, chunk, CHUNK)) > 0; came.bytes += n)
+		for (came.bytes = sizeof(told);
+		     came.bytes < told.bytes && (n = read_some(fd, chunk, CHUNK)) > 0;
+		     came.bytes += n)
 			;
 		write_all(fd, &came, sizeof(came));
 	}
@@ -57,7 +59,8 @@ static void serve_by_threads(int listener, void *(*serve)(void *))
 
 static void watch(int events, int fd)
 {
-	if (fd < 0 || epoll_ctl(events, EPOLL_CTL_ADD, fd, &(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
+	if (fd < 0 || epoll_ctl(events, EPOLL_CTL_ADD, fd,
+				&(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
 		die("epoll");
 }
 
@@ -76,7 +79,8 @@ static void serve_all(int listener)
 
 			if (fd == listener)
 				watch(events, accept(listener, NULL, NULL));
-			else if (read_all(fd, message, size) != size || write_all(fd, message, size) != size)
+			else if (read_all(fd, message, size) != size ||
+				 write_all(fd, message, size) != size)
 				close(fd);
 		}
 	}

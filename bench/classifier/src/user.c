@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Inference in user space, as good as it gets: the work of the engine, from features to a class and its score, scalar or in vectors.
+/* Inference in user space, as good as it gets: the work of the engine, from features to a class and
+ * its score, scalar or in vectors.
  *
  *	user mlp q15|int8 scalar|vector WIDTH...	ns per inference
  *	user forest scalar|vector TREES DEPTH		ns per inference
- *	user window q15|int8 scalar|vector		ns for the 12 sources of a window, their counters in a BPF map
+ *	user window q15|int8 scalar|vector		ns for the 12 sources of a window, their
+ *							counters in a BPF map
  *
  * Weights are random: time does not depend on them. */
 #define _GNU_SOURCE
@@ -29,7 +31,8 @@ static int64_t bias[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
 static int32_t bias32[MAX_LAYERS][MAX_WIDTH] __attribute__((aligned(64)));
 static int32_t input[MAX_WIDTH];
 static int64_t input_mul[MAX_WIDTH], input_add[MAX_WIDTH]; /* scaling */
-static uint32_t table[64 * 12 + 1];			   /* of the sigmoid: steps of 1/64, in Q30 */
+/* of the sigmoid: steps of 1/64, in Q30 */
+static uint32_t table[64 * 12 + 1];
 static int64_t sink; /* keeps the compiler from leaving work out */
 
 static double now(void)
@@ -40,7 +43,8 @@ static double now(void)
 	return t.tv_sec * 1e9 + t.tv_nsec;
 }
 
-/* The score of one output in Q15, from the table with straight lines between; of several the class. */
+/* The score of one output in Q15, from the table with straight lines between; of several the
+ * class. */
 static inline int64_t decide(const int64_t *out, int n)
 {
 	int64_t z = out[0] < 0 ? -out[0] : out[0], low, v;
@@ -70,8 +74,8 @@ static int64_t q15_scalar(void)
 {
 	int64_t a[2][MAX_WIDTH];
 
-	SCALAR for (int i = 0; i < width[0]; i++)
-		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
+	SCALAR for (int i = 0; i < width[0]; i++) a[0][i] =
+		clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
 	for (int l = 0; l < layers; l++) {
 		const int64_t *x = a[l & 1], least = l + 1 < layers ? 0 : INT32_MIN;
 
@@ -106,20 +110,24 @@ static int64_t int8_scalar(void)
 	return decide(a[layers & 1], width[layers]);
 }
 
-/* weight[layer][input][neuron]: as many neurons at a time as a vector has, so that nothing is added across it. */
+/* weight[layer][input][neuron]: as many neurons at a time as a vector has, so that nothing is added
+ * across it. */
 typedef int64_t v8 __attribute__((vector_size(64)));
 typedef int32_t v8i __attribute__((vector_size(32)));
 typedef int32_t v16 __attribute__((vector_size(64)));
 typedef int8_t v16c __attribute__((vector_size(16)));
 
-#define CLAMP(type, v, least, most) __builtin_elementwise_min(__builtin_elementwise_max(v, (type){} + (least)), (type){} + (most))
+#define CLAMP(type, v, least, most)                                                 \
+	__builtin_elementwise_min(__builtin_elementwise_max(v, (type){} + (least)), \
+				  (type){} + (most))
 
 static int64_t q15_vector(void)
 {
 	int64_t a[2][MAX_WIDTH] __attribute__((aligned(64)));
 
 	for (int i = 0; i < width[0]; i++)
-		a[0][i] = clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
+		a[0][i] =
+			clamp((input[i] * input_mul[i] + input_add[i]) >> 20, INT32_MIN, INT32_MAX);
 	for (int l = 0; l < layers; l++) {
 		int64_t least = l + 1 < layers ? 0 : INT32_MIN;
 
@@ -127,7 +135,8 @@ static int64_t q15_vector(void)
 			v8 sum = *(v8 *)&bias[l][o];
 
 			for (int i = 0; i < width[l]; i++)
-				sum += __builtin_convertvector(*(v8i *)&weight32[l][i][o], v8) * a[l & 1][i];
+				sum += __builtin_convertvector(*(v8i *)&weight32[l][i][o], v8) *
+				       a[l & 1][i];
 			*(v8 *)&a[~l & 1][o] = CLAMP(v8, sum >> 15, least, INT32_MAX);
 		}
 	}
@@ -148,8 +157,10 @@ static int64_t int8_vector(void)
 			v16 sum = {};
 
 			for (int i = 0; i < width[l]; i++)
-				sum += __builtin_convertvector(*(v16c *)&weight8[l][i][o], v16) * a[l & 1][i];
-			*(v16 *)&a[~l & 1][o] = CLAMP(v16, (sum * 77 + *(v16 *)&bias32[l][o]) >> 12, 0, limit);
+				sum += __builtin_convertvector(*(v16c *)&weight8[l][i][o], v16) *
+				       a[l & 1][i];
+			*(v16 *)&a[~l & 1][o] =
+				CLAMP(v16, (sum * 77 + *(v16 *)&bias32[l][o]) >> 12, 0, limit);
 		}
 	}
 	for (int i = 0; i < width[layers]; i++)
@@ -208,7 +219,8 @@ static void grow(void)
 		for (int i = 0; i < (2 << depth) - 1; i++) {
 			int leaf = i >= (1 << depth) - 1;
 
-			forest[t][i] = (struct node){ rand() % 1024, leaf ? -1 : rand() % MAX_WIDTH, leaf ? i : 2 * i + 1 };
+			forest[t][i] = (struct node){ rand() % 1024, leaf ? -1 : rand() % MAX_WIDTH,
+						      leaf ? i : 2 * i + 1 };
 		}
 }
 
@@ -224,7 +236,10 @@ static int bpf(int command, union bpf_attr *attr)
 
 static void fill(void)
 {
-	union bpf_attr create = { .map_type = BPF_MAP_TYPE_HASH, .key_size = 8, .value_size = 16, .max_entries = SOURCES };
+	union bpf_attr create = { .map_type = BPF_MAP_TYPE_HASH,
+				  .key_size = 8,
+				  .value_size = 16,
+				  .max_entries = SOURCES };
 
 	map_fd = bpf(BPF_MAP_CREATE, &create);
 	if (map_fd < 0) {
@@ -233,7 +248,9 @@ static void fill(void)
 	}
 	for (uint64_t key = 0; key < SOURCES; key++) {
 		uint32_t value[4] = { key, 3, 1, 6 };
-		union bpf_attr put = { .map_fd = map_fd, .key = (uint64_t)&key, .value = (uint64_t)value };
+		union bpf_attr put = { .map_fd = map_fd,
+				       .key = (uint64_t)&key,
+				       .value = (uint64_t)value };
 
 		if (bpf(BPF_MAP_UPDATE_ELEM, &put)) {
 			perror("update map");
@@ -242,8 +259,9 @@ static void fill(void)
 	}
 }
 
-/* As published: the next key, its counters, and zeros in their place. Each update puts the key at the head of its bucket, so that
- * without a count keys of one bucket would follow each other endlessly. */
+/* As published: the next key, its counters, and zeros in their place. Each update puts the key at
+ * the head of its bucket, so that without a count keys of one bucket would follow each other
+ * endlessly. */
 static int64_t window_scalar(void)
 {
 	uint64_t key, next;
@@ -252,8 +270,12 @@ static int64_t window_scalar(void)
 	union bpf_attr step = { .map_fd = map_fd, .next_key = (uint64_t)&next };
 
 	for (int n = 0; n < SOURCES && !bpf(BPF_MAP_GET_NEXT_KEY, &step); n++) {
-		union bpf_attr get = { .map_fd = map_fd, .key = (uint64_t)&next, .value = (uint64_t)value };
-		union bpf_attr put = { .map_fd = map_fd, .key = (uint64_t)&next, .value = (uint64_t)zero };
+		union bpf_attr get = { .map_fd = map_fd,
+				       .key = (uint64_t)&next,
+				       .value = (uint64_t)value };
+		union bpf_attr put = { .map_fd = map_fd,
+				       .key = (uint64_t)&next,
+				       .value = (uint64_t)zero };
 
 		bpf(BPF_MAP_LOOKUP_ELEM, &get);
 		memcpy(input, value, sizeof(value));
@@ -265,13 +287,18 @@ static int64_t window_scalar(void)
 	return found;
 }
 
-/* All keys and counters with one call; what was counted before is taken off, so that nothing needs to be written. */
+/* All keys and counters with one call; what was counted before is taken off, so that nothing needs
+ * to be written. */
 static int64_t window_vector(void)
 {
 	static uint32_t before[SOURCES][4];
 	uint64_t keys[SOURCES];
 	uint32_t values[SOURCES][4], cursor;
-	union bpf_attr batch = { .batch = { .out_batch = (uint64_t)&cursor, .keys = (uint64_t)keys, .values = (uint64_t)values, .count = SOURCES, .map_fd = map_fd } };
+	union bpf_attr batch = { .batch = { .out_batch = (uint64_t)&cursor,
+					    .keys = (uint64_t)keys,
+					    .values = (uint64_t)values,
+					    .count = SOURCES,
+					    .map_fd = map_fd } };
 	int64_t found = 0;
 
 	bpf(BPF_MAP_LOOKUP_BATCH, &batch);

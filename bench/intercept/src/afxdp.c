@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receiver with an AF_XDP socket. The program that redirects to it has written T1 into the message; its map of sockets is
- * descriptor 3. */
+/* The receiver with an AF_XDP socket. The program that redirects to it has written T1 into the
+ * message; its map of sockets is descriptor 3. */
 #define _GNU_SOURCE
 #include <poll.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The original's receiver: polls the slots of an array (descriptor 3) that a program of the kernel fills in turn, mapped, so that
- * a look costs no system call. A slot that was filled again before it was read reports how many packets were lost. */
+/* The original's receiver: polls the slots of an array (descriptor 3) that a program of the kernel
+ * fills in turn, mapped, so that a look costs no system call. A slot that was filled again before
+ * it was read reports how many packets were lost. */
 #define _GNU_SOURCE
 #include "meter.h"
 
@@ -47,7 +48,8 @@ int main(int argc, char **argv)
 	if (argc != 5)
 		return 2;
 	settle(argv[2], argv[3]);
-	slots = mmap(NULL, sizeof(*slots) * ARRAY_SLOTS, PROT_READ, MAP_SHARED | MAP_POPULATE, MAP_FD, 0);
+	slots = mmap(NULL, sizeof(*slots) * ARRAY_SLOTS, PROT_READ, MAP_SHARED | MAP_POPULATE,
+		     MAP_FD, 0);
 	if (slots == MAP_FAILED)
 		die("map");
 	receive();

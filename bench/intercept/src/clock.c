@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The limit: how late a thread that does nothing but examine the clock would see packets that came at all
- * times. So it shows what the machine takes for itself: interrupts, the hypervisor, other threads. Of the packets that do come it
- * reads those alone that begin and end a measurement, in pauses that do not count and that the kernel wants of a real-time thread. */
+/* The limit: how late a thread that does nothing but examine the clock would see packets that came
+ * at all times. So it shows what the machine takes for itself: interrupts, the hypervisor, other
+ * threads. Of the packets that do come it reads those alone that begin and end a measurement, in
+ * pauses that do not count and that the kernel wants of a real-time thread. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <sys/socket.h>

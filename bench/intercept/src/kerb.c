@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receiver with Kerb's library: of the intercept module, or of the kernel module, whose open class is descriptor 3. */
+/* The receiver with Kerb's library: of the intercept module, or of the kernel module, whose open
+ * class is descriptor 3. */
 #define _GNU_SOURCE
 #include <kerb_intercept.h>
 
@@ -12,10 +13,16 @@ static struct kerb_intercept *open_class(char **argv)
 	bool fifo = !strcmp(argv[2], "fifo"), ready = !strcmp(argv[2], "ready");
 	const char *where = argv[4];
 	struct kerb_intercept_options options = {
-		.wait = !strcmp(argv[1], "spin") ? KERB_WAIT_SPIN : !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP : KERB_WAIT_ADAPTIVE,
-		.fifo = fifo ? FIFO_PRIORITY : 0, .keep = !strcmp(argv[2], "other"), .idle_poll = ready,
-		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS, .device = argv[5],
-		.takeover = true, /* that a receiver has gone is known a moment later where others have the CPU */
+		.wait = !strcmp(argv[1], "spin")    ? KERB_WAIT_SPIN
+			: !strcmp(argv[1], "sleep") ? KERB_WAIT_SLEEP
+						    : KERB_WAIT_ADAPTIVE,
+		.fifo = fifo ? FIFO_PRIORITY : 0,
+		.keep = !strcmp(argv[2], "other"),
+		.idle_poll = ready,
+		.patience = strcmp(argv[1], "patient") ? 0 : PATIENCE_NS,
+		.device = argv[5],
+		/* that a receiver has gone is known a moment later where others have the CPU */
+		.takeover = true,
 	};
 	struct kerb_intercept *k;
 	int err;
@@ -31,7 +38,8 @@ static struct kerb_intercept *open_class(char **argv)
 	return k;
 }
 
-/* kerb sleep|spin|adaptive|patient other|eager|ready|fifo CPU SOCKET|BYTES-OF-THE-RING [DEVICE, for AF_XDP] */
+/* kerb sleep|spin|adaptive|patient other|eager|ready|fifo CPU SOCKET|BYTES-OF-THE-RING [DEVICE, for
+ * AF_XDP] */
 int main(int argc, char **argv)
 {
 	if (argc != 5 && argc != 6)
@@ -50,7 +58,8 @@ int main(int argc, char **argv)
 
 			meter.told += p->lost;
 			if (p->caplen >= p->payload + sizeof(struct message))
-				account((const void *)(p->frame + p->payload), (int64_t)p->sent, now());
+				account((const void *)(p->frame + p->payload), (int64_t)p->sent,
+					now());
 		}
 	}
 }

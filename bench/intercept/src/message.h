@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The published packet, in the byte order of the machine: data follow up to its size. Shared with stamp.bpf.c. */
+/* The published packet, in the byte order of the machine: data follow up to its size. Shared with
+ * stamp.bpf.c. */
 #pragma once
 
 #include <linux/types.h>
@@ -13,7 +14,8 @@ struct message {
 	__u64 arrived; /* T1, where a program of the kernel writes it into the packet */
 };
 
-/* What a program of the kernel leaves for one that polls an array: the original's way. number is written last. */
+/* What a program of the kernel leaves for one that polls an array: the original's way. number is
+ * written last. */
 enum { ARRAY_SLOTS = 8192, ARRAY_DATA = 2048 };
 struct array_slot {
 	__u64 number; /* from 1 on */

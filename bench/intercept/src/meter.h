@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* What a receiver is, however it receives: its CPU and class of scheduling, and what it counts between the messages that begin
- * and end a measurement. */
+/* What a receiver is, however it receives: its CPU and class of scheduling, and what it counts
+ * between the messages that begin and end a measurement. */
 #pragma once
 
 #include <fcntl.h>
@@ -36,15 +36,18 @@ static inline void print_meter(void)
 {
 	double seconds = (now() - meter.begin) / 1e9;
 
-	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,\"seconds\":%.6f,\"cpu\":%.9f,", meter.received,
-	       meter.disorder, meter.told, meter.slow, seconds, (cpu_time() - meter.cpu) / 1e9 / seconds);
+	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,\"seconds\":%.6f,"
+	       "\"cpu\":%.9f,",
+	       meter.received, meter.disorder, meter.told, meter.slow, seconds,
+	       (cpu_time() - meter.cpu) / 1e9 / seconds);
 	print_times(&meter.delays);
 	print_bins(&meter.delays);
 	printf("}\n");
 	fflush(stdout);
 }
 
-/* account takes a message that the kernel had at t1 and this program has at t2. It does not return from the last. */
+/* account takes a message that the kernel had at t1 and this program has at t2. It does not return
+ * from the last. */
 static inline void account(const struct message *m, int64_t t1, int64_t t2)
 {
 	if (m->type == MESSAGE_DATA) {
@@ -75,8 +78,8 @@ static inline void poll_idle(void)
 		die("/dev/cpu_dma_latency");
 }
 
-/* settle gives the receiver its CPU and class: `other`, as any program has it, `eager`, which goes before these but shares with
- * them, `ready`, which is eager and has idle CPUs poll, or `fifo`. */
+/* settle gives the receiver its CPU and class: `other`, as any program has it, `eager`, which goes
+ * before these but shares with them, `ready`, which is eager and has idle CPUs poll, or `fifo`. */
 static inline void settle(const char *class, const char *cpu)
 {
 	struct sched_param first = { .sched_priority = FIFO_PRIORITY };

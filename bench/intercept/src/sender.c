@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The sender: so many packets a second for a time, whatever else the machine has to do; it is not what is measured. Batches leave
- * on time by the clock, and what came too late is made up for, so that the rate is exact. Prints one JSON object when all is
- * sent; then repeats that this was the end, until it is killed. */
+/* The sender: so many packets a second for a time, whatever else the machine has to do; it is not
+ * what is measured. Batches leave on time by the clock, and what came too late is made up for, so
+ * that the rate is exact. Prints one JSON object when all is sent; then repeats that this was the
+ * end, until it is killed. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -9,7 +10,14 @@
 
 #include "meter.h"
 
-enum { PRIORITY = 80, BATCH = 64, LONGEST = 1472, BUFFER = 8 << 20, STEP_NS = 100000, PAUSE_NS = 20000000 };
+enum {
+	PRIORITY = 80,
+	BATCH = 64,
+	LONGEST = 1472,
+	BUFFER = 8 << 20,
+	STEP_NS = 100000,
+	PAUSE_NS = 20000000
+};
 
 static int fd;
 static struct message *messages[BATCH];
@@ -22,9 +30,11 @@ static void open_socket(const char *address, int port, int size)
 	int buffer = BUFFER, one = 1;
 
 	fd = socket(AF_INET, SOCK_DGRAM, 0);
-	if (fd < 0 || inet_pton(AF_INET, address, &to.sin_addr) != 1 || connect(fd, (void *)&to, sizeof(to)) ||
+	if (fd < 0 || inet_pton(AF_INET, address, &to.sin_addr) != 1 ||
+	    connect(fd, (void *)&to, sizeof(to)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &buffer, sizeof(buffer)) ||
-	    setsockopt(fd, SOL_SOCKET, SO_NO_CHECK, &one, sizeof(one))) /* T1 is written into the packet under way */
+	    setsockopt(fd, SOL_SOCKET, SO_NO_CHECK, &one,
+		       sizeof(one))) /* T1 is written into the packet under way */
 		die("connect");
 	for (int i = 0; i < BATCH; i++) {
 		messages[i] = calloc(1, LONGEST);
@@ -85,7 +95,8 @@ static void send_all(uint64_t packets, double gap)
 	}
 }
 
-/* sender ADDRESS PORT SIZE PACKETS-PER-SECOND MILLISECONDS CPU; a rate of 0 is nothing but the beginning and the end. */
+/* sender ADDRESS PORT SIZE PACKETS-PER-SECOND MILLISECONDS CPU; a rate of 0 is nothing but the
+ * beginning and the end. */
 int main(int argc, char **argv)
 {
 	struct sched_param first = { .sched_priority = PRIORITY };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receivers with a UDP socket. T3 is when a message is in the program's hands; T1 is in the message. */
+/* The receivers with a UDP socket. T3 is when a message is in the program's hands; T1 is in the
+ * message. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -18,7 +19,8 @@ static void open_socket(int port)
 	int buffer = BUFFER;
 
 	fd = socket(AF_INET, SOCK_DGRAM, 0);
-	if (fd < 0 || bind(fd, (void *)&at, sizeof(at)) || setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
+	if (fd < 0 || bind(fd, (void *)&at, sizeof(at)) ||
+	    setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
 		die("listen");
 }
 

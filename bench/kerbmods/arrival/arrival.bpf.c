@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Writes the time into UDP packets to one port: the intercept benchmark has T1 of the same packets in a socket's program, too.
- * The payload is struct message of bench/intercept/src/message.h; the checksum is left to offload or zero. */
+/* Writes the time into UDP packets to one port: the intercept benchmark has T1 of the same packets
+ * in a socket's program, too. The payload is struct message of bench/intercept/src/message.h; the
+ * checksum is left to offload or zero. */
 #include <kerb/module.h>
 
 KERB_CONFIG(__u16, port, 8080);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Counts IPv4 UDP packets and their bytes and lets all pass: what the benchmarks call a trivial module. The references do
- * the same by parsing for themselves; this one asks the context. */
+/* Counts IPv4 UDP packets and their bytes and lets all pass: what the benchmarks call a trivial
+ * module. The references do the same by parsing for themselves; this one asks the context. */
 #include <kerb/module.h>
 
 struct counts {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Marks the payload of UDP packets to one port: the swap benchmark sees by it how many generations met a packet.
- * Payload, little endian: u64 sequence, u32 stamps, u32 generation. The checksum is left to offload or zero. */
+/* Marks the payload of UDP packets to one port: the swap benchmark sees by it how many generations
+ * met a packet. Payload, little endian: u64 sequence, u32 stamps, u32 generation. The checksum is
+ * left to offload or zero. */
 #include <kerb/module.h>
 
 KERB_CONFIG(__u16, port, 7007);

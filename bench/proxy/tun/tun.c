@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Two user-space proxies on a TUN device, as references for `kerb bench proxy`. Both translate between one client and one
- * server: what the client sends to the server's virtual address goes to the server with the client's virtual address as its
- * source, so that the answers come back here.
+/* Two user-space proxies on a TUN device, as references for `kerb bench proxy`. Both translate
+ * between one client and one server: what the client sends to the server's virtual address goes to
+ * the server with the client's virtual address as its source, so that the answers come back here.
  *
  *	tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL
  *
- * single: one thread, one packet of at most the MTU per system call, and nothing else: the best that can be made of that. multi: a thread and a queue per CPU, segmentation and checksums left
- * to the kernel by the virtio-net header, so that one system call carries up to 64 KiB. */
+ * single: one thread, one packet of at most the MTU per system call, and nothing else: the best
+ * that can be made of that. multi: a thread and a queue per CPU, segmentation and checksums left to
+ * the kernel by the virtio-net header, so that one system call carries up to 64 KiB. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -71,7 +72,10 @@ static void fix(uint8_t *check, uint64_t delta, int partial)
 
 static int check_offset(uint8_t proto)
 {
-	return proto == IPPROTO_TCP ? 16 : proto == IPPROTO_UDP ? 6 : proto == IPPROTO_ICMPV6 ? 2 : -1;
+	return proto == IPPROTO_TCP	 ? 16
+	       : proto == IPPROTO_UDP	 ? 6
+	       : proto == IPPROTO_ICMPV6 ? 2
+					 : -1;
 }
 
 /* Rewrites a packet in place; 0 if it is none of ours. */
@@ -123,7 +127,8 @@ static void single(int fd)
 
 		if (len < 0)
 			fail("read");
-		if (translate(packet, len, 0) && write(fd, packet, len) < 0 && errno != EINVAL && errno != ENOBUFS)
+		if (translate(packet, len, 0) && write(fd, packet, len) < 0 && errno != EINVAL &&
+		    errno != ENOBUFS)
 			fail("write");
 	}
 }
@@ -141,7 +146,8 @@ static void *queue(void *arg)
 
 		if (len < (ssize_t)sizeof(buffer->head))
 			fail("read");
-		if (translate(buffer->packet, len - sizeof(buffer->head), buffer->head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) &&
+		if (translate(buffer->packet, len - sizeof(buffer->head),
+			      buffer->head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) &&
 		    write(fd, buffer, len) < 0 && errno != EINVAL && errno != ENOBUFS)
 			fail("write");
 	}
@@ -165,7 +171,8 @@ static void make_rules(char **addr)
 		parse(addr[i ? 1 : 3], r->dst);	    /* the other's virtual address */
 		parse(addr[i ? 3 : 1], r->new_src); /* its own */
 		parse(addr[i ? 0 : 2], r->new_dst); /* the other */
-		r->delta = sum16(r->new_src, addr_len) + sum16(r->new_dst, addr_len) + (uint16_t)~fold(sum16(r->src, addr_len)) +
+		r->delta = sum16(r->new_src, addr_len) + sum16(r->new_dst, addr_len) +
+			   (uint16_t)~fold(sum16(r->src, addr_len)) +
 			   (uint16_t)~fold(sum16(r->dst, addr_len));
 	}
 }
@@ -176,7 +183,8 @@ int main(int argc, char **argv)
 	pthread_t thread;
 
 	if (argc != 7) {
-		fprintf(stderr, "usage: tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL\n");
+		fprintf(stderr, "usage: tun DEVICE single|multi CLIENT CLIENT-VIRTUAL SERVER "
+				"SERVER-VIRTUAL\n");
 		return 2;
 	}
 	addr_len = strchr(argv[3], ':') ? 16 : 4;

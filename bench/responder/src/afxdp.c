@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The AF_XDP server: takes whole frames of one receive queue from the device, answers those with a request in place and
- * sends them back. Its map of sockets and the program that redirects into it are its starter's, who leaves the map's
- * descriptor as number 3. */
+/* The AF_XDP server: takes whole frames of one receive queue from the device, answers those with a
+ * request in place and sends them back. Its map of sockets and the program that redirects into it
+ * are its starter's, who leaves the map's descriptor as number 3. */
 #define _GNU_SOURCE
 #include <linux/if_ether.h>
 #include <linux/ip.h>
@@ -29,8 +29,9 @@ static uint16_t header_sum(const struct iphdr *ip)
 	return ~(sum + (sum >> 16));
 }
 
-/* turn makes a frame with a request the reply and returns its length; 0 is none. IPv4 without options, as the program that
- * redirects has seen to; the reply goes without UDP checksum, which spares this server reading it. */
+/* turn makes a frame with a request the reply and returns its length; 0 is none. IPv4 without
+ * options, as the program that redirects has seen to; the reply goes without UDP checksum, which
+ * spares this server reading it. */
 static uint32_t turn(uint8_t *frame, uint32_t n)
 {
 	struct ethhdr *eth = (void *)frame;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The client: `ask` runs threads that each send a request, wait for the answer and take the time; `offer` sends at a rate,
- * whatever comes back, and counts; `cost` offers too, but asleep between batches, and has something idle on each CPU find
- * out how much of it was taken; `strain` does that while it asks; `part` ends each connection with its request. Prints one JSON object. */
+/* The client: `ask` runs threads that each send a request, wait for the answer and take the time;
+ * `offer` sends at a rate, whatever comes back, and counts; `cost` offers too, but asleep between
+ * batches, and has something idle on each CPU find out how much of it was taken; `strain` does that
+ * while it asks; `part` ends each connection with its request. Prints one JSON object. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
@@ -14,7 +15,15 @@
 #include "histogram.h"
 
 enum { BATCH = 32, RECEIVE_BUFFER = 16 << 20, STACK = 64 << 10 };
-enum { TIMEOUT_MS = 2000, DRAIN_NS = 30000000, COST_BATCH = 8, CROWD = 60, MOST_LOSSES = 3, GAP_NS = 250, WARM_NS = 5000000 };
+enum {
+	TIMEOUT_MS = 2000,
+	DRAIN_NS = 30000000,
+	COST_BATCH = 8,
+	CROWD = 60,
+	MOST_LOSSES = 3,
+	GAP_NS = 250,
+	WARM_NS = 5000000
+};
 
 static bool coap, tcp, curve;
 static int server_pid;
@@ -24,9 +33,11 @@ static struct cpus own, all;
 static int open_socket(int flags)
 {
 	struct timeval wait = { .tv_sec = TIMEOUT_MS / 1000 };
-	int one = 1, buffer = RECEIVE_BUFFER, fd = socket(AF_INET, (tcp ? SOCK_STREAM : SOCK_DGRAM) | flags, 0);
+	int one = 1, buffer = RECEIVE_BUFFER,
+	    fd = socket(AF_INET, (tcp ? SOCK_STREAM : SOCK_DGRAM) | flags, 0);
 
-	if (fd < 0 || (tcp && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))) || connect(fd, (void *)&server, sizeof(server)) ||
+	if (fd < 0 || (tcp && setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one))) ||
+	    connect(fd, (void *)&server, sizeof(server)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof(wait)) ||
 	    setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
 		die("connect");
@@ -43,14 +54,15 @@ static void *allocate(size_t n, size_t size)
 }
 
 struct totals {
-	uint64_t sent, answered, wrong, curved; /* curved: limits between the highest and the lowest */
+	/* curved: limits between the highest and the lowest */
+	uint64_t sent, answered, wrong, curved;
 	int64_t begin, end;
 };
 
 static void print_totals(const struct totals *t)
 {
-	printf("\"sent\":%lu,\"answered\":%lu,\"wrong\":%lu,\"curved\":%lu,\"seconds\":%.9f}\n", t->sent, t->answered, t->wrong,
-	       t->curved, (t->end - t->begin) / 1e9);
+	printf("\"sent\":%lu,\"answered\":%lu,\"wrong\":%lu,\"curved\":%lu,\"seconds\":%.9f}\n",
+	       t->sent, t->answered, t->wrong, t->curved, (t->end - t->begin) / 1e9);
 }
 
 /* The idle time of the CPUs. */
@@ -81,8 +93,9 @@ static int64_t busy(void)
 	return used(CLOCK_THREAD_CPUTIME_ID) + used(clock);
 }
 
-/* soak reads the clock whenever the CPU is otherwise idle; a gap between two readings is another task's time. What
- * of the gaps is on this thread's account, too, is interrupts and what the kernel did for packets after them. */
+/* soak reads the clock whenever the CPU is otherwise idle; a gap between two readings is another
+ * task's time. What of the gaps is on this thread's account, too, is interrupts and what the kernel
+ * did for packets after them. */
 static void *soak(void *arg)
 {
 	struct soaker *s = arg;
@@ -91,7 +104,8 @@ static void *soak(void *arg)
 	pin(s->cpu);
 	if (sched_setscheduler(0, SCHED_IDLE, &(struct sched_param){ 0 }))
 		die("idle priority");
-	while (!atomic_load_explicit(&counting, memory_order_relaxed) && atomic_load_explicit(&soaking, memory_order_relaxed))
+	while (!atomic_load_explicit(&counting, memory_order_relaxed) &&
+	       atomic_load_explicit(&soaking, memory_order_relaxed))
 		;
 	before = used(CLOCK_THREAD_CPUTIME_ID);
 	for (int64_t last = now(); atomic_load_explicit(&counting, memory_order_relaxed);) {
@@ -117,8 +131,8 @@ static struct soaker *start_soaking(void)
 	return soakers;
 }
 
-/* stop_soaking prints the time that others had while it counted, and of that what was interrupts or was spent by the server
- * and the client, in s of one CPU. */
+/* stop_soaking prints the time that others had while it counted, and of that what was interrupts or
+ * was spent by the server and the client, in s of one CPU. */
 static void stop_soaking(struct soaker *soakers, int64_t spent)
 {
 	int64_t taken = 0;
@@ -168,7 +182,8 @@ static void crowd(uint32_t op)
 	close(fd);
 }
 
-/* ask_once returns -1 after a time without an answer; the socket is then done with, since the answer may come late. */
+/* ask_once returns -1 after a time without an answer; the socket is then done with, since the
+ * answer may come late. */
 static int ask_once(int fd, struct asker *a, bool timed)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
@@ -177,7 +192,8 @@ static int ask_once(int fd, struct asker *a, bool timed)
 
 	if (send(fd, out, size, MSG_NOSIGNAL) < 0)
 		return -1;
-	ssize_t n = recv(fd, in, tcp ? size : sizeof(in), tcp ? MSG_WAITALL : 0); /* over TCP all is of one size */
+	/* over TCP all is of one size */
+	ssize_t n = recv(fd, in, tcp ? size : sizeof(in), tcp ? MSG_WAITALL : 0);
 	int64_t after = now();
 
 	if (n < 0)
@@ -202,7 +218,8 @@ static void *run_asker(void *arg)
 	ask_once(fd, a, false); /* neighbour, route, caches */
 	pthread_barrier_wait(&start);
 	a->totals.begin = now();
-	while (losses < MOST_LOSSES && (!requests || a->totals.sent < requests) && (!deadline_ns || now() - a->totals.begin < deadline_ns)) {
+	while (losses < MOST_LOSSES && (!requests || a->totals.sent < requests) &&
+	       (!deadline_ns || now() - a->totals.begin < deadline_ns)) {
 		a->totals.sent++;
 		if (ask_once(fd, a, true)) {
 			losses++;
@@ -411,7 +428,8 @@ static void run_cost(int flows, double rate)
 
 /* part */
 
-/* run_parting has connections, open for a moment, each send one request and at once say that it was the last (shutdown). */
+/* run_parting has connections, open for a moment, each send one request and at once say that it was
+ * the last (shutdown). */
 static void run_parting(int connections)
 {
 	uint8_t out[MAX_MESSAGE], in[MAX_MESSAGE];
@@ -432,8 +450,8 @@ static void run_parting(int connections)
 	print_totals(&totals);
 }
 
-/* client ask|strain|offer|cost|part speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE
- * PID-OF-SERVER */
+/* client ask|strain|offer|cost|part speed|curve|coap|tcp ADDRESS PORT CLIENT-CPUS ALL-CPUS
+ * THREADS-OR-FLOWS DURATION-MS REQUESTS-PER-THREAD|RATE PID-OF-SERVER */
 int main(int argc, char **argv)
 {
 	if (argc != 11)

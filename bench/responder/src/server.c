@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto; the others take and give
- * batches with a socket and a thread per CPU, and sleep, ask the device or spin until something comes. */
+/* The user-space servers: `plain` is built as the published one, a socket, recvfrom and sendto; the
+ * others take and give batches with a socket and a thread per CPU, and sleep, ask the device or
+ * spin until something comes. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <sys/socket.h>
@@ -20,7 +21,8 @@ static int open_socket(void)
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(port) };
 	int one = 1, fd = socket(AF_INET, SOCK_DGRAM, 0);
 
-	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)) || bind(fd, (void *)&at, sizeof(at)))
+	if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEPORT, &one, sizeof(one)) ||
+	    bind(fd, (void *)&at, sizeof(at)))
 		die("listen");
 	return fd;
 }
@@ -64,7 +66,9 @@ static void prepare(struct batch *b)
 {
 	for (int i = 0; i < BATCH; i++) {
 		b->in_iov[i] = (struct iovec){ b->in_data[i], MAX_MESSAGE };
-		b->in[i].msg_hdr = (struct msghdr){ .msg_iov = &b->in_iov[i], .msg_iovlen = 1, .msg_name = &b->from[i] };
+		b->in[i].msg_hdr = (struct msghdr){ .msg_iov = &b->in_iov[i],
+						    .msg_iovlen = 1,
+						    .msg_name = &b->from[i] };
 	}
 }
 
@@ -83,8 +87,11 @@ static void exchange(int fd, struct batch *b)
 		if (!size)
 			continue;
 		b->out_iov[replies] = (struct iovec){ b->out_data[replies], size };
-		b->out[replies].msg_hdr = (struct msghdr){ .msg_iov = &b->out_iov[replies], .msg_iovlen = 1,
-			.msg_name = &b->from[i], .msg_namelen = b->in[i].msg_hdr.msg_namelen };
+		b->out[replies].msg_hdr =
+			(struct msghdr){ .msg_iov = &b->out_iov[replies],
+					 .msg_iovlen = 1,
+					 .msg_name = &b->from[i],
+					 .msg_namelen = b->in[i].msg_hdr.msg_namelen };
 		replies++;
 	}
 	for (int sent = 0; sent < replies;) {

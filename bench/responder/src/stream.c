@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The speed limit over TCP: a server with epoll that sleeps, or spins, until something comes. As `sockmap` it also puts every
- * accepted connection into the map that its starter leaves as descriptor 3, whose programs answer before this
- * process is woken; it then only sees what they pass on. */
+/* The speed limit over TCP: a server with epoll that sleeps, or spins, until something comes. As
+ * `sockmap` it also puts every accepted connection into the map that its starter leaves as
+ * descriptor 3, whose programs answer before this process is woken; it then only sees what they
+ * pass on. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <linux/bpf.h>
@@ -30,10 +31,13 @@ static void enrol(int fd, const struct sockaddr_in *from)
 {
 	struct peer key = { from->sin_addr.s_addr, htonl(ntohs(from->sin_port)) };
 	uint64_t value = fd;
-	union bpf_attr attr = { .map_fd = MAP_FD, .key = (uintptr_t)&key, .value = (uintptr_t)&value };
+	union bpf_attr attr = { .map_fd = MAP_FD,
+				.key = (uintptr_t)&key,
+				.value = (uintptr_t)&value };
 
 	if (syscall(SYS_bpf, BPF_MAP_UPDATE_ELEM, &attr, sizeof(attr)) && errno != EOPNOTSUPP)
-		die("map of sockets"); /* but of one that its peer has closed already, which remains this server's */
+		die("map of sockets"); /* but of one that its peer has closed already, which remains
+					  this server's */
 }
 
 static void take(int listener, int events, bool sockmap)
@@ -48,7 +52,8 @@ static void take(int listener, int events, bool sockmap)
 	pending[fd].n = 0;
 	if (sockmap)
 		enrol(fd, &from);
-	if (epoll_ctl(events, EPOLL_CTL_ADD, fd, &(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
+	if (epoll_ctl(events, EPOLL_CTL_ADD, fd,
+		      &(struct epoll_event){ .events = EPOLLIN, .data.fd = fd }))
 		die("epoll");
 }
 
@@ -84,9 +89,10 @@ int main(int argc, char **argv)
 
 	hurry();
 	pin(parse_cpus(argv[3]).list[0]);
-	if (setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) || bind(listener, (void *)&at, sizeof(at)) ||
-	    listen(listener, CONNECTIONS) ||
-	    epoll_ctl(events, EPOLL_CTL_ADD, listener, &(struct epoll_event){ .events = EPOLLIN, .data.fd = listener }))
+	if (setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one)) ||
+	    bind(listener, (void *)&at, sizeof(at)) || listen(listener, CONNECTIONS) ||
+	    epoll_ctl(events, EPOLL_CTL_ADD, listener,
+		      &(struct epoll_event){ .events = EPOLLIN, .data.fd = listener }))
 		die("listen");
 	puts("ready");
 	fflush(stdout);

@@ -19,14 +19,22 @@ struct speed {
 	uint32_t op, value;
 };
 
-/* One CoAP resource (RFC 7252): GET coap://.../sensors/road-sign-7/speed-limit gives text. The request is the longer one of
- * the two messages: a veth leaves programs hardly any room behind a frame, unlike most devices. */
+/* One CoAP resource (RFC 7252): GET coap://.../sensors/road-sign-7/speed-limit gives text. The
+ * request is the longer one of the two messages: a veth leaves programs hardly any room behind a
+ * frame, unlike most devices. */
 #define COAP_VALUE "120"
 enum {
-	COAP_VERSION = 0x40, COAP_ACK = 0x20, COAP_GET = 0x01, COAP_CONTENT = 0x45, COAP_NOT_FOUND = 0x84,
-	COAP_CONTENT_FORMAT = 0xc0, COAP_MARKER = 0xff, COAP_TOKEN = 4
+	COAP_VERSION = 0x40,
+	COAP_ACK = 0x20,
+	COAP_GET = 0x01,
+	COAP_CONTENT = 0x45,
+	COAP_NOT_FOUND = 0x84,
+	COAP_CONTENT_FORMAT = 0xc0,
+	COAP_MARKER = 0xff,
+	COAP_TOKEN = 4
 };
-static const uint8_t coap_path[] = "\xb7sensors\x0broad-sign-7\x0bspeed-limit"; /* Uri-Path options */
+/* Uri-Path options */
+static const uint8_t coap_path[] = "\xb7sensors\x0broad-sign-7\x0bspeed-limit";
 
 /* limit is the published curve over the number of cars in range, in km/h. */
 static inline uint32_t limit(uint32_t cars)
@@ -60,7 +68,8 @@ static inline size_t answer_speed(const void *in, size_t n, void *out)
 		leave();
 	if (m.op != GET_SPEED_LIMIT)
 		return 0;
-	m = (struct speed){ REPLY, limit(atomic_fetch_add_explicit(&cars, 1, memory_order_relaxed) + 1) };
+	m = (struct speed){ REPLY,
+			    limit(atomic_fetch_add_explicit(&cars, 1, memory_order_relaxed) + 1) };
 	memcpy(out, &m, sizeof(m));
 	return sizeof(m);
 }
@@ -132,8 +141,9 @@ static inline bool right_coap(const uint8_t *in, size_t n)
 {
 	size_t value = sizeof(COAP_VALUE) - 1;
 
-	return n > 8 + value && in[0] == (COAP_VERSION | COAP_ACK | COAP_TOKEN) && in[1] == COAP_CONTENT &&
-	       in[3] == in[4] && in[2] == in[5] && !memcmp(in + n - value, COAP_VALUE, value);
+	return n > 8 + value && in[0] == (COAP_VERSION | COAP_ACK | COAP_TOKEN) &&
+	       in[1] == COAP_CONTENT && in[3] == in[4] && in[2] == in[5] &&
+	       !memcmp(in + n - value, COAP_VALUE, value);
 }
 
 /* right reports whether an answer is one to a request of ask. */

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* A user-space tunnel on a TUN device, as a reference for `kerb bench tunnel`: what the device gives goes to the peer in UDP,
- * and what the peer sends goes into the device.
+/* A user-space tunnel on a TUN device, as a reference for `kerb bench tunnel`: what the device
+ * gives goes to the peer in UDP, and what the peer sends goes into the device.
  *
  *	tun DEVICE LOCAL PEER PORT MTU
  *
- * A queue and two threads per CPU. Segmentation and checksums are left to the kernel: a large packet comes out of the device
- * whole (virtio-net header), is sent by one system call as datagrams of MTU bytes (UDP_SEGMENT, Linux 4.18), and is received
- * by one (UDP_GRO, 5.0), if the network in between kept the datagrams together; those that it did not are lost, and TCP sends
- * them again. */
+ * A queue and two threads per CPU. Segmentation and checksums are left to the kernel: a large
+ * packet comes out of the device whole (virtio-net header), is sent by one system call as datagrams
+ * of MTU bytes (UDP_SEGMENT, Linux 4.18), and is received by one (UDP_GRO, 5.0), if the network in
+ * between kept the datagrams together; those that it did not are lost, and TCP sends them again. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -93,7 +93,8 @@ static int open_socket(const char *local, const char *peer, int port)
 		fail("socket");
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size));
 	setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof(size));
-	if (setsockopt(fd, IPPROTO_UDP, UDP_GRO, &one, sizeof(one)) || setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &mtu, sizeof(mtu)))
+	if (setsockopt(fd, IPPROTO_UDP, UDP_GRO, &one, sizeof(one)) ||
+	    setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &mtu, sizeof(mtu)))
 		fail("UDP offloads");
 	return fd;
 }
@@ -101,7 +102,8 @@ static int open_socket(const char *local, const char *peer, int port)
 /* A peer that is not there yet, or a full buffer, is a loss. */
 static int is_loss(void)
 {
-	return errno == ECONNREFUSED || errno == ENOBUFS || errno == EINVAL || errno == EMSGSIZE || errno == EINTR;
+	return errno == ECONNREFUSED || errno == ENOBUFS || errno == EINVAL || errno == EMSGSIZE ||
+	       errno == EINTR;
 }
 
 static void *out(void *arg)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* One event per packet, in each of the ways that event.h has: copied on egress, written in place on ingress. */
+/* One event per packet, in each of the ways that event.h has: copied on egress, written in place on
+ * ingress. */
 #include <kerb/module.h>
 
 #define DISCARDED 9	/* destination port whose event is given up after it has been begun */

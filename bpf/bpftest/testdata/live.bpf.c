@@ -15,7 +15,8 @@ struct nat {
 	__be32 virtual4, real4;
 	__be16 virtual_port, real_port;
 	__u32 pad;
-	__u64 packets, partial; /* IPv4 TCP from the host; those of them whose checksum is left to the device */
+	/* IPv4 TCP from the host; those of them whose checksum is left to the device */
+	__u64 packets, partial;
 };
 
 struct {
@@ -48,7 +49,8 @@ static __always_inline void inspect(struct kerb_pkt *pkt, struct nat *n)
 	if (!ip)
 		return;
 	n->packets++;
-	n->partial += tcp->check == kerb_fold((__u64)ip->saddr + ip->daddr + bpf_htons(IPPROTO_TCP) + bpf_htons(pkt->l4_len));
+	n->partial += tcp->check == kerb_fold((__u64)ip->saddr + ip->daddr +
+					      bpf_htons(IPPROTO_TCP) + bpf_htons(pkt->l4_len));
 }
 
 SEC("tc") int from_host(kerb_ctx *ctx)

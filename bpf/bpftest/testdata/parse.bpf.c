@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* The chain head alone. dump hands out the packet context, plain whether the straight part of the parser takes the packet,
- * reparse what kerb_reparse finds; cost and empty are what the benchmark compares. The head is kept out of line as in a linked
- * chain. */
+/* The chain head alone. dump hands out the packet context, plain whether the straight part of the
+ * parser takes the packet, reparse what kerb_reparse finds; cost and empty are what the benchmark
+ * compares. The head is kept out of line as in a linked chain. */
 #include <kerb/types.h>
 
 #ifdef KERB_HOOK_XDP

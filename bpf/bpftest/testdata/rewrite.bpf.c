@@ -70,7 +70,8 @@ static __always_inline int swap(struct kerb_pkt *pkt)
 	return rc ?: kerb_swap_ports(pkt);
 }
 
-/* number bytes of room; bytes are the outer header, all 40 or the first 20. Negative: taken out again. */
+/* number bytes of room; bytes are the outer header, all 40 or the first 20. Negative: taken out
+ * again. */
 static __always_inline int room(struct kerb_pkt *pkt, const struct request *req)
 {
 	int rc = kerb_adjust_room(pkt, req->number, 0);
@@ -84,7 +85,8 @@ static __always_inline int room(struct kerb_pkt *pkt, const struct request *req)
 	return rc;
 }
 
-static __always_inline int perform(struct kerb_pkt *pkt, const struct request *req, struct response *res)
+static __always_inline int perform(struct kerb_pkt *pkt, const struct request *req,
+				   struct response *res)
 {
 	struct in6_addr addr;
 

@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers that a packet is turned into: ICMP errors and TCP resets. Include after <kerb/module.h>, and return what the
- * functions return: KERB_REPLY, or KERB_DROP where no answer is due.
+/* Answers that a packet is turned into: ICMP errors and TCP resets. Include after <kerb/module.h>,
+ * and return what the functions return: KERB_REPLY, or KERB_DROP where no answer is due.
  *
  *	return kerb_icmp_unreachable(pkt, KERB_UNREACHABLE_PORT);
  *	return kerb_icmp_too_big(pkt, mtu);
  *	return kerb_tcp_reset(pkt);
  *
- * There is none to ICMP errors, later fragments, broadcast and multicast, and to senders that are no single host (RFC 1122,
- * 3.2.2; RFC 4443, 2.4), to packets with IPv4 options or IPv6 extension headers, and none beyond a rate. The answer comes
- * from the address that the packet was for. The rest of the packet context is not that of the answer. */
+ * There is none to ICMP errors, later fragments, broadcast and multicast, and to senders that are
+ * no single host (RFC 1122, 3.2.2; RFC 4443, 2.4), to packets with IPv4 options or IPv6 extension
+ * headers, and none beyond a rate. The answer comes from the address that the packet was for. The
+ * rest of the packet context is not that of the answer. */
 #ifndef KERB_ANSWER_H
 #define KERB_ANSWER_H
 
@@ -37,7 +38,8 @@ enum kerb_unreachable {
 #define KERB_QUOTE4 548
 #define KERB_QUOTE6 1232
 
-/* Answers per CPU: as many as Linux sends by itself (net.ipv4.icmp_msgs_per_sec, icmp_msgs_burst). */
+/* Answers per CPU: as many as Linux sends by itself (net.ipv4.icmp_msgs_per_sec,
+ * icmp_msgs_burst). */
 #define KERB_ANSWER_NS	  1000000ULL
 #define KERB_ANSWER_BURST 50
 
@@ -89,7 +91,8 @@ static __always_inline int kerb_is_icmp_error(const struct kerb_pkt *pkt)
 		return 1;
 	if (pkt->family == 6)
 		return *type < KERB_ICMP6_ECHO || *type == KERB_ICMP6_REDIRECT;
-	return *type != KERB_ICMP_ECHO && *type != KERB_ICMP_ECHO_REPLY && *type != KERB_ICMP_TIMESTAMP && *type != KERB_ICMP_TIMESTAMP_REPLY;
+	return *type != KERB_ICMP_ECHO && *type != KERB_ICMP_ECHO_REPLY &&
+	       *type != KERB_ICMP_TIMESTAMP && *type != KERB_ICMP_TIMESTAMP_REPLY;
 }
 
 /* Whether an answer to the packet is allowed. */
@@ -99,7 +102,9 @@ static __always_inline int kerb_answerable(const struct kerb_pkt *pkt)
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
 
-	if (!eth || eth->h_dest[0] & 1 || pkt->flags & (KERB_F_FRAG_LATER | KERB_F_OPTIONS | KERB_F_EXT) || kerb_is_icmp_error(pkt))
+	if (!eth || eth->h_dest[0] & 1 ||
+	    pkt->flags & (KERB_F_FRAG_LATER | KERB_F_OPTIONS | KERB_F_EXT) ||
+	    kerb_is_icmp_error(pkt))
 		return 0;
 	if (ip4)
 		return kerb_is_host4(ip4->saddr) && kerb_is_host4(ip4->daddr);
@@ -124,9 +129,11 @@ static __always_inline int kerb_cut(struct kerb_pkt *pkt, __u32 len)
 	return rc;
 }
 
-/* Sum over len bytes, a multiple of 4, from an offset on: further into the frame than kerb_at() reaches. The helper takes
- * up to 512 bytes, and a size that the verifier knows. Negative where they are not linear, as XDP frames in several buffers. */
-static __attribute__((noinline, unused)) __s64 kerb_sum_quote(const struct kerb_pkt *pkt, __u32 off, __u32 len)
+/* Sum over len bytes, a multiple of 4, from an offset on: further into the frame than kerb_at()
+ * reaches. The helper takes up to 512 bytes, and a size that the verifier knows. Negative where
+ * they are not linear, as XDP frames in several buffers. */
+static __attribute__((noinline, unused)) __s64 kerb_sum_quote(const struct kerb_pkt *pkt, __u32 off,
+							      __u32 len)
 {
 	const __u32 sizes[] = {512, 512, 256, 128, 64, 32, 16, 8, 4};
 	__u32 sum = 0;
@@ -163,17 +170,20 @@ struct kerb_answer6 {
 	struct kerb_icmp_hdr icmp;
 };
 
-/* What to add to the sum of the quoted bytes: a transport checksum left to the device (CHECKSUM_PARTIAL) may still be
- * computed on the answer's way, whose quote it is in. The bytes that it covers sum up to the complement of the field then;
- * and where it is not computed, the reply's is not checked either. */
-static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __s64 sum, __u32 start, __u32 len)
+/* What to add to the sum of the quoted bytes: a transport checksum left to the device
+ * (CHECKSUM_PARTIAL) may still be computed on the answer's way, whose quote it is in. The bytes
+ * that it covers sum up to the complement of the field then; and where it is not computed, the
+ * reply's is not checked either. */
+static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, __s64 sum,
+						    __u32 start, __u32 len)
 {
 #ifndef KERB_HOOK_XDP
 	__u32 off = start + (pkt->proto == IPPROTO_TCP ? 16 : 6);
 	__s64 quoted;
 	__u16 field;
 
-	if (!(pkt->flags & KERB_F_L4) || (pkt->proto != IPPROTO_TCP && pkt->proto != IPPROTO_UDP) || !kerb_is_partial(pkt))
+	if (!(pkt->flags & KERB_F_L4) || (pkt->proto != IPPROTO_TCP && pkt->proto != IPPROTO_UDP) ||
+	    !kerb_is_partial(pkt))
 		return sum;
 	if (kerb_load_bytes(pkt, off, &field, sizeof(field)))
 		return sum;
@@ -187,7 +197,8 @@ static __always_inline __s64 kerb_sum_when_complete(const struct kerb_pkt *pkt, 
 #endif
 }
 
-static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8 code, __be32 word, __u32 quote)
+static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8 code, __be32 word,
+					   __u32 quote)
 {
 	struct iphdr *was = kerb_at(pkt, pkt->l3, sizeof(*was));
 	__u32 l4 = pkt->l4 - pkt->l3, flags = pkt->flags;
@@ -222,7 +233,8 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 	return kerb_store_bytes(pkt, pkt->l3, &a, sizeof(a));
 }
 
-static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8 code, __be32 word, __u32 quote)
+static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8 code, __be32 word,
+					   __u32 quote)
 {
 	struct ipv6hdr *was = kerb_at(pkt, pkt->l3, sizeof(*was));
 	__u32 l4 = pkt->l4 - pkt->l3, flags = pkt->flags;
@@ -256,7 +268,8 @@ static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8
 }
 
 /* Turns the packet into an ICMP error about it. One copy per program: it is long. */
-static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pkt, __u32 type_code, __u32 word)
+static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pkt, __u32 type_code,
+							     __u32 word)
 {
 	__u32 quote, most = pkt->family == 4 ? KERB_QUOTE4 : KERB_QUOTE6;
 	int rc;
@@ -266,7 +279,8 @@ static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pk
 	if (!kerb_may_answer())
 		return kerb_drop(pkt, KERB_DROP_RATE);
 	kerb_forget(pkt);
-	quote = ((__u32)(pkt->l4 - pkt->l3) + pkt->l4_len) & ~3U; /* whole words: up to three bytes less than there are */
+	/* whole words: up to three bytes less than there are */
+	quote = ((__u32)(pkt->l4 - pkt->l3) + pkt->l4_len) & ~3U;
 	if (quote > most)
 		quote = most;
 	if (kerb_swap_macs(pkt) || kerb_cut(pkt, pkt->l3 + quote))
@@ -278,7 +292,8 @@ static __attribute__((noinline, unused)) int kerb_icmp_error(struct kerb_pkt *pk
 	return rc ? kerb_drop(pkt, KERB_DROP_NO_MEMORY) : KERB_REPLY;
 }
 
-/* Destination unreachable. The codes: net, host, port, prohibited; no route, address, port, prohibited. */
+/* Destination unreachable. The codes: net, host, port, prohibited; no route, address, port,
+ * prohibited. */
 static __always_inline int kerb_icmp_unreachable(struct kerb_pkt *pkt, enum kerb_unreachable why)
 {
 	__u32 type = pkt->family == 4 ? KERB_ICMP_UNREACHABLE : KERB_ICMP6_UNREACHABLE;
@@ -290,7 +305,8 @@ static __always_inline int kerb_icmp_unreachable(struct kerb_pkt *pkt, enum kerb
 /* The packet, without link header, must not be larger than mtu: RFC 1191, RFC 8201. */
 static __always_inline int kerb_icmp_too_big(struct kerb_pkt *pkt, __u32 mtu)
 {
-	__u32 type_code = pkt->family == 4 ? KERB_ICMP_UNREACHABLE << 8 | KERB_ICMP_FRAG_NEEDED : KERB_ICMP6_TOO_BIG << 8;
+	__u32 type_code = pkt->family == 4 ? KERB_ICMP_UNREACHABLE << 8 | KERB_ICMP_FRAG_NEEDED
+					   : KERB_ICMP6_TOO_BIG << 8;
 
 	return kerb_icmp_error(pkt, type_code, mtu);
 }
@@ -300,7 +316,8 @@ static __always_inline int kerb_icmp_too_big(struct kerb_pkt *pkt, __u32 mtu)
 #define KERB_TCP_RST 0x04
 #define KERB_TCP_ACK 0x10
 
-/* Makes the header at tcp a reset of the segment that it was (RFC 9293, 3.10.7.1). payload: bytes behind it. */
+/* Makes the header at tcp a reset of the segment that it was (RFC 9293, 3.10.7.1). payload: bytes
+ * behind it. */
 static __always_inline void kerb_make_reset(struct tcphdr *tcp, __u32 payload)
 {
 	__u8 *flags = (__u8 *)tcp + 13, was = *flags;
@@ -310,7 +327,10 @@ static __always_inline void kerb_make_reset(struct tcphdr *tcp, __u32 payload)
 	tcp->source = tcp->dest;
 	tcp->dest = source;
 	tcp->seq = was & KERB_TCP_ACK ? ack : 0;
-	tcp->ack_seq = was & KERB_TCP_ACK ? 0 : bpf_htonl(bpf_ntohl(seq) + payload + !!(was & KERB_TCP_SYN) + !!(was & KERB_TCP_FIN));
+	tcp->ack_seq = was & KERB_TCP_ACK
+			       ? 0
+			       : bpf_htonl(bpf_ntohl(seq) + payload + !!(was & KERB_TCP_SYN) +
+					   !!(was & KERB_TCP_FIN));
 	*(__u8 *)((void *)tcp + 12) = 5 << 4;
 	*flags = was & KERB_TCP_ACK ? KERB_TCP_RST : KERB_TCP_RST | KERB_TCP_ACK;
 	tcp->window = 0;
@@ -344,9 +364,11 @@ static __always_inline int kerb_turn_ip(struct kerb_pkt *pkt)
 	if (kerb_swap_ips(pkt))
 		return -EINVAL;
 	if (ip4) {
-		__be16 len = bpf_htons(sizeof(*ip4) + sizeof(struct tcphdr)), frag = bpf_htons(0x4000);
+		__be16 len = bpf_htons(sizeof(*ip4) + sizeof(struct tcphdr)),
+		       frag = bpf_htons(0x4000);
 
-		ip4->check = kerb_csum(ip4->check, kerb_diff16(ip4->tot_len, len) + kerb_diff16(ip4->frag_off, frag));
+		ip4->check = kerb_csum(ip4->check, kerb_diff16(ip4->tot_len, len) +
+							   kerb_diff16(ip4->frag_off, frag));
 		ip4->tot_len = len;
 		ip4->frag_off = frag;
 	} else if (ip6) {
@@ -371,19 +393,26 @@ static __attribute__((noinline, unused)) int kerb_tcp_reset(struct kerb_pkt *pkt
 		return kerb_drop(pkt, KERB_DROP_MALFORMED);
 	reset = *tcp;
 	kerb_make_reset(&reset, pkt->l4_len - tcp->doff * 4);
-	kerb_reload(pkt); /* else the compiler knows from tcp that there is a link header, which the verifier does not */
-	if (kerb_swap_macs(pkt) || kerb_cut(pkt, (__u32)pkt->l4 + sizeof(reset)) || kerb_turn_ip(pkt))
+	/* else the compiler knows from tcp that there is a link header, which the verifier does
+	 * not */
+	kerb_reload(pkt);
+	if (kerb_swap_macs(pkt) || kerb_cut(pkt, (__u32)pkt->l4 + sizeof(reset)) ||
+	    kerb_turn_ip(pkt))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	sum = kerb_pseudo_sum(pkt, sizeof(reset));
 #ifndef KERB_HOOK_XDP
 	if (kerb_is_partial(pkt)) {
 		reset.check = kerb_fold(sum);
-		return kerb_store_bytes(pkt, pkt->l4, &reset, sizeof(reset)) ? kerb_drop(pkt, KERB_DROP_NO_MEMORY) : KERB_REPLY;
+		return kerb_store_bytes(pkt, pkt->l4, &reset, sizeof(reset))
+			       ? kerb_drop(pkt, KERB_DROP_NO_MEMORY)
+			       : KERB_REPLY;
 	}
 #endif
 	sum += bpf_csum_diff(0, 0, (void *)&reset, sizeof(reset), 0);
 	reset.check = ~kerb_fold(sum);
-	return kerb_store_bytes(pkt, pkt->l4, &reset, sizeof(reset)) ? kerb_drop(pkt, KERB_DROP_NO_MEMORY) : KERB_REPLY;
+	return kerb_store_bytes(pkt, pkt->l4, &reset, sizeof(reset))
+		       ? kerb_drop(pkt, KERB_DROP_NO_MEMORY)
+		       : KERB_REPLY;
 }
 
 #endif

@@ -12,8 +12,9 @@
  *		kerb_event_submit(e, 0);
  *	}
  *
- * An event that finds no room is lost, never waited for. Both are counted, and shown by the agent: a reader that is too slow
- * is not mistaken for a quiet network. A module without events has no map of this. */
+ * An event that finds no room is lost, never waited for. Both are counted, and shown by the agent:
+ * a reader that is too slow is not mistaken for a quiet network. A module without events has no map
+ * of this. */
 #ifndef KERB_EVENT_H
 #define KERB_EVENT_H
 
@@ -37,13 +38,13 @@ struct kerb_event_counts_map {
 /* Defined by KERB_EVENTS: any number of equal definitions without a value are one in C. */
 extern struct kerb_event_counts_map kerb_event_counts SEC(".maps");
 
-/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes 8 bytes more than its size, which is
- * rounded up to 8. Where pages are larger, the agent makes the buffer a page. */
-#define KERB_EVENTS(name, bytes)                                                                                               \
-	struct {                                                                                                               \
-		__uint(type, BPF_MAP_TYPE_RINGBUF);                                                                            \
-		__uint(max_entries, bytes);                                                                                    \
-	} name SEC(".maps");                                                                                                   \
+/* A ring buffer of so many bytes: a power of two, at least 4096. Each event takes 8 bytes more than
+ * its size, which is rounded up to 8. Where pages are larger, the agent makes the buffer a page. */
+#define KERB_EVENTS(name, bytes)                    \
+	struct {                                    \
+		__uint(type, BPF_MAP_TYPE_RINGBUF); \
+		__uint(max_entries, bytes);         \
+	} name SEC(".maps");                        \
 	struct kerb_event_counts_map kerb_event_counts SEC(".maps")
 
 /* Atomic although per CPU: what interrupts a program on a real-time kernel may send events too. */
@@ -61,8 +62,9 @@ static __always_inline void kerb_event_lost(__u64 size)
 	kerb_event_count(KERB_EVENTS_LOST_BYTES, size);
 }
 
-/* Sends size bytes. flags: 0 wakes a reader that has read everything before; BPF_RB_NO_WAKEUP leaves the event to the next
- * wake-up, BPF_RB_FORCE_WAKEUP always wakes; kerb_event_batch() chooses. 0, or a negative errno: the event is lost. */
+/* Sends size bytes. flags: 0 wakes a reader that has read everything before; BPF_RB_NO_WAKEUP
+ * leaves the event to the next wake-up, BPF_RB_FORCE_WAKEUP always wakes; kerb_event_batch()
+ * chooses. 0, or a negative errno: the event is lost. */
 static __always_inline int kerb_event_flags(void *ring, void *data, __u64 size, __u64 flags)
 {
 	int rc = bpf_ringbuf_output(ring, data, size, flags);
@@ -79,8 +81,8 @@ static __always_inline int kerb_event(void *ring, void *data, __u64 size)
 	return kerb_event_flags(ring, data, size, 0);
 }
 
-/* Room for an event of a size that the compiler knows, to be submitted or discarded on every path. NULL: the event is
- * lost. */
+/* Room for an event of a size that the compiler knows, to be submitted or discarded on every path.
+ * NULL: the event is lost. */
 static __always_inline void *kerb_event_reserve(void *ring, __u64 size)
 {
 	void *event = bpf_ringbuf_reserve(ring, size, 0);
@@ -97,18 +99,19 @@ static __always_inline void kerb_event_submit(void *event, __u64 flags)
 	kerb_event_count(KERB_EVENTS_SENT, 1);
 }
 
-/* Gives the room back: neither sent nor lost. A reader that waits has to pass over it, or else no later event would find that all
- * before has been read, and wake it. */
+/* Gives the room back: neither sent nor lost. A reader that waits has to pass over it, or else no
+ * later event would find that all before has been read, and wake it. */
 static __always_inline void kerb_event_discard(void *event)
 {
 	bpf_ringbuf_discard(event, 0);
 }
 
-/* Flags that wake the reader only once that many bytes wait: fewer wake-ups at high rates. The reader must look by itself
- * now and then for the rest, as sdk.Events does. */
+/* Flags that wake the reader only once that many bytes wait: fewer wake-ups at high rates. The
+ * reader must look by itself now and then for the rest, as sdk.Events does. */
 static __always_inline __u64 kerb_event_batch(void *ring, __u64 bytes)
 {
-	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= bytes ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP;
+	return bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA) >= bytes ? BPF_RB_FORCE_WAKEUP
+								   : BPF_RB_NO_WAKEUP;
 }
 
 #endif

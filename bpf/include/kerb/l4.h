@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Values of TCP and ICMP headers. linux/tcp.h has bit fields instead of flags, linux/icmp.h and linux/icmpv6.h
- * have other names for the two versions of IP. */
+/* Values of TCP and ICMP headers. linux/tcp.h has bit fields instead of flags, linux/icmp.h and
+ * linux/icmpv6.h have other names for the two versions of IP. */
 #ifndef KERB_L4_H
 #define KERB_L4_H
 

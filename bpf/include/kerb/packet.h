@@ -18,16 +18,21 @@ static __always_inline struct ipv6hdr *kerb_ip6(const struct kerb_pkt *pkt)
 
 static __always_inline struct tcphdr *kerb_tcp(const struct kerb_pkt *pkt)
 {
-	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_TCP ? kerb_at(pkt, pkt->l4, sizeof(struct tcphdr)) : 0;
+	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_TCP
+		       ? kerb_at(pkt, pkt->l4, sizeof(struct tcphdr))
+		       : 0;
 }
 
 static __always_inline struct udphdr *kerb_udp(const struct kerb_pkt *pkt)
 {
-	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_UDP ? kerb_at(pkt, pkt->l4, sizeof(struct udphdr)) : 0;
+	return pkt->flags & KERB_F_L4 && pkt->proto == IPPROTO_UDP
+		       ? kerb_at(pkt, pkt->l4, sizeof(struct udphdr))
+		       : 0;
 }
 
-/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not once for each
- * way through the parser, and through branches before. Mixes in a zero that it does not see through. */
+/* Has the verifier forget what it knows of the packet: it follows what is behind once then, and not
+ * once for each way through the parser, and through branches before. Mixes in a zero that it does
+ * not see through. */
 static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 {
 	__u64 zero = kerb_unknown_zero(pkt->ctx);
@@ -44,7 +49,8 @@ static __always_inline void kerb_forget(struct kerb_pkt *pkt)
 	kerb_reload(pkt);
 }
 
-/* The IPv6 Fragment header of a fragment (KERB_F_FRAG). The parser has passed it and all headers before it. */
+/* The IPv6 Fragment header of a fragment (KERB_F_FRAG). The parser has passed it and all headers
+ * before it. */
 static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt *pkt)
 {
 	struct ipv6hdr *ip = kerb_at(pkt, pkt->l3, sizeof(*ip));
@@ -65,7 +71,8 @@ static __always_inline struct kerb_ext_hdr *kerb_fragment(const struct kerb_pkt 
 	return 0;
 }
 
-/* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons (KERB_DROP_MODULE_FIRST + n). */
+/* Drops the packet and says why: enum kerb_drop_reason, or one of the module's own reasons
+ * (KERB_DROP_MODULE_FIRST + n). */
 static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
 {
 	pkt->reason = reason;

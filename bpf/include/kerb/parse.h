@@ -1,27 +1,31 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The one parser: Ethernet, up to two VLAN tags (0x8100, 0x88a8, 0x9100, 0x9200), IPv4 with options (RFC 791), IPv6 with
- * extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6 headers bounded. It runs once per packet at the
- * head of a chain.
+/* The one parser: Ethernet, up to two VLAN tags (0x8100, 0x88a8, 0x9100, 0x9200), IPv4 with options
+ * (RFC 791), IPv6 with extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6
+ * headers bounded. It runs once per packet at the head of a chain.
  *
- * It has two speeds. kerb_parse_plain is straight code for nearly every packet: TCP or UDP directly behind a plain
- * Ethernet and IP header. It leaves everything else to kerb_parse_stages, which alone defines what the context holds. The
- * stages exchange numbers only, so that the verifier can check each of them once, as a global function, and not once for
- * each path to it.
+ * It has two speeds. kerb_parse_plain is straight code for nearly every packet: TCP or UDP directly
+ * behind a plain Ethernet and IP header. It leaves everything else to kerb_parse_stages, which
+ * alone defines what the context holds. The stages exchange numbers only, so that the verifier can
+ * check each of them once, as a global function, and not once for each path to it.
  *
  * Whatever the outcome, the context is safe to use:
  *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
- *   SHORT_L4, BAD_L4        the same without KERB_F_L4: addresses and protocol are known, ports are not
- *   failure in an IPv6      family is 6, l4, l4_len and proto are those of the extension header that stopped the parser;
+ *   SHORT_L4, BAD_L4        the same without KERB_F_L4: addresses and protocol are known, ports are
+ * not
+ *   failure in an IPv6      family is 6, l4, l4_len and proto are those of the extension header
+ * that stopped the parser;
  *   extension header        flags hold what was seen before it
- *   other IP failures       family, proto, flags and l4_len are 0, l3 and l4 are where the IP header should be
+ *   other IP failures       family, proto, flags and l4_len are 0, l3 and l4 are where the IP
+ * header should be
  *   NOT_IP                  the same; eth_type has the type
- *   SHORT_L2, VLAN_DEPTH    the same; l3 and l4 are where the parser stopped, eth_type the last type it read
- * So: family says that the addresses can be read, KERB_F_L4 that the ports can.
+ *   SHORT_L2, VLAN_DEPTH    the same; l3 and l4 are where the parser stopped, eth_type the last
+ * type it read So: family says that the addresses can be read, KERB_F_L4 that the ports can.
  *
- * Fragments. A later one has no L4, and proto is what its IP or Fragment header names, which may be an extension header. A
- * first one whose payload ends within the transport header (RFC 1858, RFC 7112) is SHORT_L4 or SHORT_L3, never OK with
- * KERB_F_L4. An IPv6 Fragment header with offset 0 and no more to come (RFC 6946) is no fragment. What follows the
- * Fragment header of a first fragment, extension headers too, is parsed like anything else. */
+ * Fragments. A later one has no L4, and proto is what its IP or Fragment header names, which may be
+ * an extension header. A first one whose payload ends within the transport header (RFC 1858, RFC
+ * 7112) is SHORT_L4 or SHORT_L3, never OK with KERB_F_L4. An IPv6 Fragment header with offset 0 and
+ * no more to come (RFC 6946) is no fragment. What follows the Fragment header of a first fragment,
+ * extension headers too, is parsed like anything else. */
 #ifndef KERB_PARSE_H
 #define KERB_PARSE_H
 
@@ -40,8 +44,10 @@
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
 #endif
-#define KERB_PULL_LEN	   (KERB_MAX_HDRS + 60) /* the last header may start at KERB_MAX_HDRS, and be TCP with options */
-#define KERB_PULL_LESS	   128			/* plain headers, where there is no room for KERB_PULL_LEN */
+/* the last header may start at KERB_MAX_HDRS, and be TCP with options */
+#define KERB_PULL_LEN	   (KERB_MAX_HDRS + 60)
+/* plain headers, where there is no room for KERB_PULL_LEN */
+#define KERB_PULL_LESS	   128
 #define KERB_VLAN_DEPTH	   2
 #define KERB_ICMP_LEN	   8
 #define KERB_IP_FRAG_LATER 0x1fff
@@ -59,7 +65,8 @@ struct kerb_ext_hdr {
 	__be32 id;
 };
 
-/* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the packet end here. */
+/* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the
+ * packet end here. */
 static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 {
 	void *ctx = pkt->ctx;
@@ -68,10 +75,11 @@ static __always_inline void kerb_reload(struct kerb_pkt *pkt)
 	pkt->data_end = (void *)kerb_ctx_field(ctx, data_end);
 }
 
-/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or off is beyond
- * KERB_MAX_OFFSET. The xor makes off a value of its own to the verifier: otherwise the comparison would bound what off was
- * computed from, and keep states of the caller apart that could be merged. The mask repeats the comparison for verifiers that lose
- * the bound when the value is spilled; the barrier keeps the compiler from removing it. */
+/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or
+ * off is beyond KERB_MAX_OFFSET. The xor makes off a value of its own to the verifier: otherwise
+ * the comparison would bound what off was computed from, and keep states of the caller apart that
+ * could be merged. The mask repeats the comparison for verifiers that lose the bound when the value
+ * is spilled; the barrier keeps the compiler from removing it. */
 static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
 {
 	void *p;
@@ -87,8 +95,8 @@ static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u6
 	return p + len > pkt->data_end ? 0 : p;
 }
 
-/* A module that calls kerb_reparse may define KERB_PARSE_STAGE as __noinline, as chain.bpf.c does: then the stages are
- * global functions. Else they are inlined. */
+/* A module that calls kerb_reparse may define KERB_PARSE_STAGE as __noinline, as chain.bpf.c does:
+ * then the stages are global functions. Else they are inlined. */
 #ifndef KERB_PARSE_STAGE
 #define KERB_PARSE_STAGE static __always_inline
 #endif
@@ -98,7 +106,8 @@ union kerb_l2 {
 	struct {
 		__u16 off;	/* of what follows the Ethernet header and the tags */
 		__u16 eth_type; /* host byte order */
-		__u16 vlan;	/* TCI of the outermost tag in the frame, 0 if the kernel took one off */
+		/* TCI of the outermost tag in the frame, 0 if the kernel took one off */
+		__u16 vlan;
 		__u16 outcome;
 	};
 	__u64 all;
@@ -128,7 +137,8 @@ struct kerb_walk {
 
 static __always_inline struct kerb_walk kerb_walk_from(kerb_ctx *ctx, __u64 off)
 {
-	void *data = (void *)kerb_ctx_field(ctx, data), *end = (void *)kerb_ctx_field(ctx, data_end);
+	void *data = (void *)kerb_ctx_field(ctx, data),
+	     *end = (void *)kerb_ctx_field(ctx, data_end);
 
 	return (struct kerb_walk){.data = data, .end = end, .off = off};
 }
@@ -138,7 +148,8 @@ static __always_inline int kerb_beyond(const struct kerb_walk *w, __u64 len)
 	return w->data + w->off + len > w->end;
 }
 
-/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in the loops below. */
+/* 1 if a equals b, else 0, without a branch: each branch doubles what the verifier has to walk in
+ * the loops below. */
 static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 {
 	__u64 differs = a ^ b;
@@ -147,8 +158,8 @@ static __always_inline __u64 kerb_same(__u64 a, __u64 b)
 	return (differs - 1) >> 63;
 }
 
-/* IEEE 802.1Q and 802.1ad, and the types that switches used for the outer tag before 802.1ad. The kernel takes off the first
- * two only, but switches look through the others as well. */
+/* IEEE 802.1Q and 802.1ad, and the types that switches used for the outer tag before 802.1ad. The
+ * kernel takes off the first two only, but switches look through the others as well. */
 static __always_inline int kerb_is_vlan(__be16 type)
 {
 	return kerb_same(type, bpf_htons(ETH_P_8021Q)) | kerb_same(type, bpf_htons(ETH_P_8021AD)) |
@@ -156,7 +167,8 @@ static __always_inline int kerb_is_vlan(__be16 type)
 }
 
 /* Steps over the VLAN tags. tags: how many the kernel has taken off already. */
-static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __u16 *tci, __u32 tags)
+static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __u16 *tci,
+					   __u32 tags)
 {
 #pragma unroll
 	for (__u32 i = 0; i < KERB_VLAN_DEPTH; i++) {
@@ -211,9 +223,10 @@ static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
 	return len > w->left || kerb_beyond(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
 }
 
-/* A length of 0 stands for all that the IP header leaves: of IPv6 as the kernel's stack takes it, which looks for no jumbo
- * payload option (RFC 2675); of IPv4 where the field cannot hold the length (segmentation offload in BIG TCP's sizes). The
- * length of a first fragment is the whole datagram's. */
+/* A length of 0 stands for all that the IP header leaves: of IPv6 as the kernel's stack takes it,
+ * which looks for no jumbo payload option (RFC 2675); of IPv4 where the field cannot hold the
+ * length (segmentation offload in BIG TCP's sizes). The length of a first fragment is the whole
+ * datagram's. */
 static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
 {
 	struct udphdr *udp = w->data + w->off;
@@ -276,7 +289,8 @@ static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
 		return KERB_PARSE_BAD_LENGTH;
 	frag = ip->frag_off;
 	if (frag & bpf_htons(KERB_IP_FRAG_ANY))
-		w->flags |= frag & bpf_htons(KERB_IP_FRAG_LATER) ? KERB_F_FRAG_LATER : KERB_F_FRAG_FIRST;
+		w->flags |= frag & bpf_htons(KERB_IP_FRAG_LATER) ? KERB_F_FRAG_LATER
+								 : KERB_F_FRAG_FIRST;
 	w->proto = ip->protocol;
 	w->off += hlen;
 	w->left = total - hlen;
@@ -285,8 +299,8 @@ static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
 
 static __always_inline int kerb_is_ext(__u8 next)
 {
-	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS || next == IPPROTO_MH ||
-	       next == IPPROTO_FRAGMENT || next == IPPROTO_AH;
+	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS ||
+	       next == IPPROTO_MH || next == IPPROTO_FRAGMENT || next == IPPROTO_AH;
 }
 
 /* Length of an extension header in bytes. */
@@ -318,7 +332,8 @@ static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 		frag = bpf_ntohs(ext->frag_off);
 		later = fragment & ~kerb_same(frag & 0xfff8, 0);
 		first = fragment & ~later & frag;
-		w->flags |= first * KERB_F_FRAG_FIRST | later * KERB_F_FRAG_LATER | (fragment ^ 1) * KERB_F_EXT;
+		w->flags |= first * KERB_F_FRAG_FIRST | later * KERB_F_FRAG_LATER |
+			    (fragment ^ 1) * KERB_F_EXT;
 		w->proto = ext->next;
 		w->off += len;
 		w->left -= len;
@@ -377,8 +392,8 @@ KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 	return out.outcome ? out.all : kerb_stage_l4(ctx, out.all);
 }
 
-/* Parses any packet. data, data_end and len are set by the caller, and vlan to the tag that the kernel took off (tags is
- * 1 then), else to 0. */
+/* Parses any packet. data, data_end and len are set by the caller, and vlan to the tag that the
+ * kernel took off (tags is 1 then), else to 0. */
 static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 {
 	union kerb_l2 l2 = {.all = kerb_stage_l2(pkt->ctx, tags)};
@@ -396,7 +411,8 @@ static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 	return l3.outcome;
 }
 
-/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what is left of a datagram. */
+/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what
+ * is left of a datagram. */
 static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
 {
 	const struct udphdr *udp = l4;
@@ -413,8 +429,8 @@ static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u
 	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
 }
 
-/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet, of which it writes
- * nothing. What the caller sets is as for kerb_parse_stages. */
+/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet,
+ * of which it writes nothing. What the caller sets is as for kerb_parse_stages. */
 static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 {
 	void *data = pkt->data, *end = pkt->data_end;
@@ -434,7 +450,8 @@ static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 			return 0;
 	} else {
 		off = ETH_HLEN + sizeof(*ip6);
-		if (type != bpf_htons(ETH_P_IPV6) || data + off + sizeof(struct udphdr) > end || ip6->version != 6)
+		if (type != bpf_htons(ETH_P_IPV6) || data + off + sizeof(struct udphdr) > end ||
+		    ip6->version != 6)
 			return 0;
 		left = bpf_ntohs(ip6->payload_len);
 		proto = ip6->nexthdr;
@@ -454,22 +471,23 @@ static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 
 static __always_inline int kerb_is_short(int outcome)
 {
-	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 || outcome == KERB_PARSE_SHORT_L4;
+	return outcome == KERB_PARSE_SHORT_L2 || outcome == KERB_PARSE_SHORT_L3 ||
+	       outcome == KERB_PARSE_SHORT_L4;
 }
 
 #if !defined(KERB_HOOK_XDP)
 #define KERB_PULL(ctx, len) bpf_skb_pull_data(ctx, len)
 #elif defined(KERB_XDP_FRAGS)
-/* Linux 6.18. The agent turns calls of this number, which no helper has, into calls of bpf_xdp_pull_data, or on older kernels
- * into an error (internal/dataplane/kfunc.go). */
+/* Linux 6.18. The agent turns calls of this number, which no helper has, into calls of
+ * bpf_xdp_pull_data, or on older kernels into an error (internal/dataplane/kfunc.go). */
 static long (*const kerb_xdp_pull_data)(struct xdp_md *ctx, __u32 len) = (void *)0x6b6573;
 #define KERB_PULL(ctx, len) kerb_xdp_pull_data(ctx, len)
 #else
 #define KERB_PULL(ctx, len) (-EOPNOTSUPP) /* the frame is in one buffer */
 #endif
 
-/* Pulls as many headers as there can be into the linear part: all of them may lie beyond it (XDP on mlx5 with a large MTU, for
- * example). Returns 0, or an error. */
+/* Pulls as many headers as there can be into the linear part: all of them may lie beyond it (XDP on
+ * mlx5 with a large MTU, for example). Returns 0, or an error. */
 static __always_inline int kerb_pull(struct kerb_pkt *pkt)
 {
 	int rc = KERB_PULL(pkt->ctx, pkt->len < KERB_PULL_LEN ? pkt->len : KERB_PULL_LEN);
@@ -481,7 +499,8 @@ static __always_inline int kerb_pull(struct kerb_pkt *pkt)
 	return rc;
 }
 
-/* Pulls headers that the parser missed into the linear part. Reports whether there is more to parse now. */
+/* Pulls headers that the parser missed into the linear part. Reports whether there is more to parse
+ * now. */
 static __always_inline int kerb_pull_missed(struct kerb_pkt *pkt, int outcome)
 {
 	int rc;
@@ -501,7 +520,8 @@ static __always_inline int kerb_parse_general(struct kerb_pkt *pkt, __u32 tags)
 	return kerb_pull_missed(pkt, outcome) ? kerb_parse_stages(pkt, tags) : outcome;
 }
 
-/* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took a tag off. */
+/* Fills l3, l4, l4_len, eth_type, family, proto, flags and outcome, and vlan unless the kernel took
+ * a tag off. */
 static __always_inline int kerb_parse(struct kerb_pkt *pkt, __u32 tags)
 {
 	return kerb_parse_plain(pkt) ? KERB_PARSE_OK : kerb_parse_general(pkt, tags);

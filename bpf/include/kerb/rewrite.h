@@ -1,16 +1,19 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Changing a packet, the same on XDP and TC. Every setter keeps the checksums right, incrementally (RFC 1624): the IPv4
- * header's and, in whole packets and first fragments, those of TCP, UDP and ICMPv6. A UDP checksum of 0 (none) stays 0, and
- * none becomes 0. Functions return 0 or a negative errno; after an error the packet may be half changed: drop it.
+/* Changing a packet, the same on XDP and TC. Every setter keeps the checksums right, incrementally
+ * (RFC 1624): the IPv4 header's and, in whole packets and first fragments, those of TCP, UDP and
+ * ICMPv6. A UDP checksum of 0 (none) stays 0, and none becomes 0. Functions return 0 or a negative
+ * errno; after an error the packet may be half changed: drop it.
  *
  * They end the validity of pointers from kerb_ip4() and the like: fetch them again.
  *
- * On TC the kernel knows whether a checksum is complete, still to be computed by the device (CHECKSUM_PARTIAL), or summed up
- * by it (CHECKSUM_COMPLETE), and the helpers used here keep to that. XDP cannot know: a packet from a veth whose peer
- * offloads checksums carries a partial one, and must not be changed there.
+ * On TC the kernel knows whether a checksum is complete, still to be computed by the device
+ * (CHECKSUM_PARTIAL), or summed up by it (CHECKSUM_COMPLETE), and the helpers used here keep to
+ * that. XDP cannot know: a packet from a veth whose peer offloads checksums carries a partial one,
+ * and must not be changed there.
  *
- * Not handled: the destination of a packet with a routing header that is not used up (its pseudo-header holds another
- * address), and transports with a pseudo-header other than TCP, UDP and ICMPv6 (UDP-Lite, DCCP). */
+ * Not handled: the destination of a packet with a routing header that is not used up (its
+ * pseudo-header holds another address), and transports with a pseudo-header other than TCP, UDP and
+ * ICMPv6 (UDP-Lite, DCCP). */
 #ifndef KERB_REWRITE_H
 #define KERB_REWRITE_H
 
@@ -24,7 +27,8 @@
 /* Whether the running kernel has a helper; the verifier never sees the other branch. */
 #define KERB_HAS(helper) bpf_core_enum_value_exists(enum bpf_func_id, BPF_FUNC_##helper)
 
-/* Nanoseconds since boot, of the coarse clock where there is one (Linux 5.11): right to a timer tick, 1 to 10 ms. */
+/* Nanoseconds since boot, of the coarse clock where there is one (Linux 5.11): right to a timer
+ * tick, 1 to 10 ms. */
 static __always_inline __u64 kerb_now(void)
 {
 	if (KERB_HAS(ktime_get_coarse_ns))
@@ -34,8 +38,10 @@ static __always_inline __u64 kerb_now(void)
 
 #ifdef KERB_HOOK_XDP
 
-/* Copies len bytes (a constant) at offset off of the frame, wherever they lie. Frames in several buffers need Linux 5.18. */
-static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to, __u32 len)
+/* Copies len bytes (a constant) at offset off of the frame, wherever they lie. Frames in several
+ * buffers need Linux 5.18. */
+static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to,
+					   __u32 len)
 {
 	void *p = kerb_at(pkt, off, len);
 
@@ -47,7 +53,8 @@ static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off
 }
 
 /* Overwrites len bytes (a constant) at offset off. Checksums are the caller's. */
-static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from, __u32 len)
+static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from,
+					    __u32 len)
 {
 	void *p = kerb_at(pkt, off, len);
 
@@ -55,20 +62,24 @@ static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, con
 		__builtin_memcpy(p, from, len);
 		return 0;
 	}
-	return KERB_HAS(xdp_store_bytes) ? bpf_xdp_store_bytes(pkt->ctx, off, (void *)from, len) : -EFAULT;
+	return KERB_HAS(xdp_store_bytes) ? bpf_xdp_store_bytes(pkt->ctx, off, (void *)from, len)
+					 : -EFAULT;
 }
 
 #else
 
-static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to, __u32 len)
+static __always_inline int kerb_load_bytes(const struct kerb_pkt *pkt, __u32 off, void *to,
+					   __u32 len)
 {
 	return bpf_skb_load_bytes(pkt->ctx, off, to, len);
 }
 
 /* CHECKSUM_COMPLETE covers what follows Ethernet: that sum has to follow the bytes. */
-static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from, __u32 len)
+static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, const void *from,
+					    __u32 len)
 {
-	int rc = bpf_skb_store_bytes(pkt->ctx, off, from, len, off < ETH_HLEN ? 0 : BPF_F_RECOMPUTE_CSUM);
+	int rc = bpf_skb_store_bytes(pkt->ctx, off, from, len,
+				     off < ETH_HLEN ? 0 : BPF_F_RECOMPUTE_CSUM);
 
 	kerb_reload(pkt);
 	return rc;
@@ -78,8 +89,11 @@ static __always_inline int kerb_store_bytes(struct kerb_pkt *pkt, __u32 off, con
 enum kerb_sum {
 	KERB_SUM_NONE = 0,	  /* complete */
 	KERB_SUM_UNNECESSARY = 1, /* complete, and right */
-	KERB_SUM_COMPLETE = 2,	  /* complete, and the kernel has the sum of the whole packet, which has to follow changes */
-	KERB_SUM_PARTIAL = 3,	  /* left to the device: the field holds the sum of the pseudo-header alone, not complemented */
+	/* complete, and the kernel has the sum of the whole packet, which has to follow changes */
+	KERB_SUM_COMPLETE = 2,
+	/* left to the device: the field holds the sum of the pseudo-header alone, not
+	 * complemented */
+	KERB_SUM_PARTIAL = 3,
 };
 
 struct sk_buff___kerb {
@@ -88,7 +102,8 @@ struct sk_buff___kerb {
 
 extern void *bpf_cast_to_kern_ctx(void *ctx) __ksym __weak;
 
-/* enum kerb_sum, or -1 where a program cannot read it, before Linux 6.2. A few instructions, no call. */
+/* enum kerb_sum, or -1 where a program cannot read it, before Linux 6.2. A few instructions, no
+ * call. */
 static __always_inline int kerb_summed(kerb_ctx *ctx)
 {
 	struct sk_buff___kerb *skb;
@@ -99,9 +114,10 @@ static __always_inline int kerb_summed(kerb_ctx *ctx)
 	return BPF_CORE_READ_BITFIELD(skb, ip_summed);
 }
 
-/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): then the field holds the sum of the
- * pseudo-header alone, not complemented. A program cannot read the state, but tell the four apart by what can be done to
- * each of them; all is as before then. Not for every packet: five calls. */
+/* Whether the sender has left the transport checksum to the device (CHECKSUM_PARTIAL): then the
+ * field holds the sum of the pseudo-header alone, not complemented. A program cannot read the
+ * state, but tell the four apart by what can be done to each of them; all is as before then. Not
+ * for every packet: five calls. */
 static __always_inline int kerb_is_partial(const struct kerb_pkt *pkt)
 {
 	if (bpf_csum_level(pkt->ctx, BPF_CSUM_LEVEL_QUERY) >= 0)
@@ -134,7 +150,8 @@ static __always_inline __u16 kerb_fold(__u64 sum)
 
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	halves = sum + (sum >> 32);
-	return (halves + (halves >> 16 | halves << 16)) >> 16; /* the carry of the lower half goes to the upper one */
+	/* the carry of the lower half goes to the upper one */
+	return (halves + (halves >> 16 | halves << 16)) >> 16;
 }
 
 /* RFC 1624, equation 3. */
@@ -179,7 +196,8 @@ static __always_inline int kerb_fix_l4(struct kerb_pkt *pkt, __u64 diff, int pse
 	return 0;
 #else
 	int rc = bpf_l4_csum_replace(pkt->ctx, pkt->l4 + off, 0, kerb_fold(diff),
-				     (pseudo ? BPF_F_PSEUDO_HDR : 0) | (is_udp ? BPF_F_MARK_MANGLED_0 : 0));
+				     (pseudo ? BPF_F_PSEUDO_HDR : 0) |
+					     (is_udp ? BPF_F_MARK_MANGLED_0 : 0));
 
 	kerb_reload(pkt);
 	return rc;
@@ -212,9 +230,10 @@ static __always_inline int kerb_set_ip4_daddr(struct kerb_pkt *pkt, __be32 to)
 	return kerb_set_ip4(pkt, __builtin_offsetof(struct iphdr, daddr), to);
 }
 
-/* The IPv6 header has no checksum of its own: on TC the stored bytes go into CHECKSUM_COMPLETE, out of which
- * bpf_l4_csum_replace takes them again. */
-static __always_inline int kerb_set_ip6(struct kerb_pkt *pkt, __u32 field, const struct in6_addr *to)
+/* The IPv6 header has no checksum of its own: on TC the stored bytes go into CHECKSUM_COMPLETE, out
+ * of which bpf_l4_csum_replace takes them again. */
+static __always_inline int kerb_set_ip6(struct kerb_pkt *pkt, __u32 field,
+					const struct in6_addr *to)
 {
 	struct ipv6hdr *ip = kerb_ip6(pkt);
 	struct in6_addr *addr;
@@ -280,8 +299,12 @@ static __always_inline int kerb_set_ttl(struct kerb_pkt *pkt, __u8 ttl)
 	__be16 from;
 
 	if (!ip)
-		return pkt->family == 6 ? kerb_store_bytes(pkt, pkt->l3 + __builtin_offsetof(struct ipv6hdr, hop_limit), &ttl, 1)
-					: -EINVAL;
+		return pkt->family == 6
+			       ? kerb_store_bytes(
+					 pkt,
+					 pkt->l3 + __builtin_offsetof(struct ipv6hdr, hop_limit),
+					 &ttl, 1)
+			       : -EINVAL;
 	from = bpf_htons(ip->ttl << 8);
 	ip->ttl = ttl;
 	ip->check = kerb_csum(ip->check, kerb_diff16(from, bpf_htons(ttl << 8)));
@@ -300,7 +323,8 @@ static __always_inline int kerb_ttl(const struct kerb_pkt *pkt)
 	return ip6 ? ip6->hop_limit : -EINVAL;
 }
 
-/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and must not continue. */
+/* Takes one hop off, as a router does. -ETIME if there is none left: the packet is unchanged and
+ * must not continue. */
 static __always_inline int kerb_decrement_ttl(struct kerb_pkt *pkt)
 {
 	int ttl = kerb_ttl(pkt);
@@ -359,14 +383,16 @@ static __always_inline int kerb_swap_ports(struct kerb_pkt *pkt)
 	return 0;
 }
 
-/* Offset of the bytes behind the transport header (of what follows the IP headers, where there is none). */
+/* Offset of the bytes behind the transport header (of what follows the IP headers, where there is
+ * none). */
 static __always_inline __u32 kerb_payload(const struct kerb_pkt *pkt)
 {
 	struct tcphdr *tcp = kerb_tcp(pkt);
 
 	if (tcp)
 		return pkt->l4 + tcp->doff * 4;
-	return pkt->flags & KERB_F_L4 ? pkt->l4 + sizeof(struct udphdr) : pkt->l4; /* ICMP's header has 8 bytes too */
+	/* ICMP's header has 8 bytes too */
+	return pkt->flags & KERB_F_L4 ? pkt->l4 + sizeof(struct udphdr) : pkt->l4;
 }
 
 /* Bytes from there to the end of the UDP datagram, if it is one, else of the IP datagram. */
@@ -380,8 +406,9 @@ static __always_inline __u32 kerb_payload_len(const struct kerb_pkt *pkt)
 	return len - (kerb_payload(pkt) - (__u32)pkt->l4);
 }
 
-/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never inlined: it is long. Headers are pulled
- * before, and not after a parser that missed some, as kerb_parse does: the verifier walks a parser that is inlined once then. */
+/* Parses again, after headers have been put in or taken out. Returns the new outcome. Never
+ * inlined: it is long. Headers are pulled before, and not after a parser that missed some, as
+ * kerb_parse does: the verifier walks a parser that is inlined once then. */
 static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 {
 	__u32 tags = 0;
@@ -406,19 +433,20 @@ static __attribute__((noinline, unused)) int kerb_reparse(struct kerb_pkt *pkt)
 
 #ifdef KERB_HOOK_XDP
 
-/* Moves the link header by delta bytes, up to two VLAN tags included. to is where it will start, from where it does. */
+/* Moves the link header by delta bytes, up to two VLAN tags included. to is where it will start,
+ * from where it does. */
 static __always_inline int kerb_move_l2(struct kerb_pkt *pkt, __u64 to, __u64 from)
 {
 	__u8 l2[ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr)];
 
-#define KERB_MOVE_L2(size)                                                                                                     \
-	if (pkt->l3 == (size)) {                                                                                               \
-		void *a = kerb_at(pkt, from, size), *b = kerb_at(pkt, to, size);                                               \
-		if (!a || !b)                                                                                                  \
-			return -EFAULT;                                                                                        \
-		__builtin_memcpy(l2, a, size);                                                                                 \
-		__builtin_memcpy(b, l2, size);                                                                                 \
-		return 0;                                                                                                      \
+#define KERB_MOVE_L2(size)                                                       \
+	if (pkt->l3 == (size)) {                                                 \
+		void *a = kerb_at(pkt, from, size), *b = kerb_at(pkt, to, size); \
+		if (!a || !b)                                                    \
+			return -EFAULT;                                          \
+		__builtin_memcpy(l2, a, size);                                   \
+		__builtin_memcpy(b, l2, size);                                   \
+		return 0;                                                        \
 	}
 	KERB_MOVE_L2(ETH_HLEN)
 	KERB_MOVE_L2(ETH_HLEN + sizeof(struct kerb_vlan_hdr))
@@ -427,10 +455,11 @@ static __always_inline int kerb_move_l2(struct kerb_pkt *pkt, __u64 to, __u64 fr
 	return -EINVAL;
 }
 
-/* Puts delta bytes between the link header and the IP header, or takes -delta bytes out there. |delta| is at most
- * KERB_MAX_ROOM. flags: BPF_F_ADJ_ROOM_*, of use on TC only (which wants BPF_F_ADJ_ROOM_ENCAP_* to segment tunnelled packets
- * rightly). The new bytes are undefined: write all of them, with kerb_store_bytes at pkt->l3, then call kerb_reparse(); until
- * then family is 0. TC refuses frames that carry a VLAN tag in their bytes. */
+/* Puts delta bytes between the link header and the IP header, or takes -delta bytes out there.
+ * |delta| is at most KERB_MAX_ROOM. flags: BPF_F_ADJ_ROOM_*, of use on TC only (which wants
+ * BPF_F_ADJ_ROOM_ENCAP_* to segment tunnelled packets rightly). The new bytes are undefined: write
+ * all of them, with kerb_store_bytes at pkt->l3, then call kerb_reparse(); until then family is 0.
+ * TC refuses frames that carry a VLAN tag in their bytes. */
 static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, __u64 flags)
 {
 	int rc;
@@ -472,8 +501,8 @@ static __always_inline int kerb_adjust_room(struct kerb_pkt *pkt, __s32 delta, _
 
 #endif
 
-/* Gives the frame another length, at its end: new bytes are zero on XDP, undefined on TC. Headers are the caller's to adapt.
- * After an error nothing has changed. */
+/* Gives the frame another length, at its end: new bytes are zero on XDP, undefined on TC. Headers
+ * are the caller's to adapt. After an error nothing has changed. */
 static __always_inline int kerb_set_len(struct kerb_pkt *pkt, __u32 len)
 {
 #ifdef KERB_HOOK_XDP
@@ -488,8 +517,9 @@ static __always_inline int kerb_set_len(struct kerb_pkt *pkt, __u32 len)
 	return rc;
 }
 
-/* Takes out what lies between the fixed IP header and l4: IPv4 options, IPv6 extension headers. The header is left as it is:
- * its length, checksum and next header are the caller's. TC refuses frames that carry a VLAN tag in their bytes. */
+/* Takes out what lies between the fixed IP header and l4: IPv4 options, IPv6 extension headers. The
+ * header is left as it is: its length, checksum and next header are the caller's. TC refuses frames
+ * that carry a VLAN tag in their bytes. */
 static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt *pkt)
 {
 	__u64 head = pkt->l3 + (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
@@ -499,10 +529,14 @@ static __attribute__((noinline, unused)) int kerb_remove_options(struct kerb_pkt
 #ifdef KERB_HOOK_XDP
 	__u64 at = head; /* from the end on, as both overlap */
 
-	/* The verifier must not learn from the loop how long the header is, and follow what comes behind once for each length. */
+	/* The verifier must not learn from the loop how long the header is, and follow what comes
+	 * behind once for each length. */
 	kerb_bound(at, 0xff);
 #pragma clang loop unroll(disable)
-	for (int i = 0; i < (ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr) + sizeof(struct ipv6hdr)) / 2; i++) {
+	for (int i = 0; i < (ETH_HLEN + KERB_VLAN_DEPTH * sizeof(struct kerb_vlan_hdr) +
+			     sizeof(struct ipv6hdr)) /
+				    2;
+	     i++) {
 		__be16 *from, *to;
 
 		if (at < 2)
@@ -533,30 +567,50 @@ static __always_inline __u32 kerb_rol(__u32 x, int n)
 }
 
 /* Bob Jenkins' lookup3, as the kernel's jhash: mixing and the last step. */
-#define KERB_JHASH_MIX(a, b, c)                                                                                                \
-	do {                                                                                                                   \
-		a -= c; a ^= kerb_rol(c, 4); c += b;                                                                           \
-		b -= a; b ^= kerb_rol(a, 6); a += c;                                                                           \
-		c -= b; c ^= kerb_rol(b, 8); b += a;                                                                           \
-		a -= c; a ^= kerb_rol(c, 16); c += b;                                                                          \
-		b -= a; b ^= kerb_rol(a, 19); a += c;                                                                          \
-		c -= b; c ^= kerb_rol(b, 4); b += a;                                                                           \
+#define KERB_JHASH_MIX(a, b, c)       \
+	do {                          \
+		a -= c;               \
+		a ^= kerb_rol(c, 4);  \
+		c += b;               \
+		b -= a;               \
+		b ^= kerb_rol(a, 6);  \
+		a += c;               \
+		c -= b;               \
+		c ^= kerb_rol(b, 8);  \
+		b += a;               \
+		a -= c;               \
+		a ^= kerb_rol(c, 16); \
+		c += b;               \
+		b -= a;               \
+		b ^= kerb_rol(a, 19); \
+		a += c;               \
+		c -= b;               \
+		c ^= kerb_rol(b, 4);  \
+		b += a;               \
 	} while (0)
 
-#define KERB_JHASH_FINAL(a, b, c)                                                                                              \
-	do {                                                                                                                   \
-		c ^= b; c -= kerb_rol(b, 14);                                                                                  \
-		a ^= c; a -= kerb_rol(c, 11);                                                                                  \
-		b ^= a; b -= kerb_rol(a, 25);                                                                                  \
-		c ^= b; c -= kerb_rol(b, 16);                                                                                  \
-		a ^= c; a -= kerb_rol(c, 4);                                                                                   \
-		b ^= a; b -= kerb_rol(a, 14);                                                                                  \
-		c ^= b; c -= kerb_rol(b, 24);                                                                                  \
+#define KERB_JHASH_FINAL(a, b, c)     \
+	do {                          \
+		c ^= b;               \
+		c -= kerb_rol(b, 14); \
+		a ^= c;               \
+		a -= kerb_rol(c, 11); \
+		b ^= a;               \
+		b -= kerb_rol(a, 25); \
+		c ^= b;               \
+		c -= kerb_rol(b, 16); \
+		a ^= c;               \
+		a -= kerb_rol(c, 4);  \
+		b ^= a;               \
+		b -= kerb_rol(a, 14); \
+		c ^= b;               \
+		c -= kerb_rol(b, 24); \
 	} while (0)
 
-/* Hash of addresses, protocol and ports, one direction. All fragments of a datagram hash alike: they count as having no
- * ports. 0 if the packet is not IP. The words, as they lie in the packet, are hashed as the kernel's jhash2 does: addresses,
- * ports, protocol, and for IPv4 nothing else; seed takes the place of initval. */
+/* Hash of addresses, protocol and ports, one direction. All fragments of a datagram hash alike:
+ * they count as having no ports. 0 if the packet is not IP. The words, as they lie in the packet,
+ * are hashed as the kernel's jhash2 does: addresses, ports, protocol, and for IPv4 nothing else;
+ * seed takes the place of initval. */
 static __always_inline __u32 kerb_hash(const struct kerb_pkt *pkt, __u32 seed)
 {
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Work space in per-CPU maps belongs to one packet at a time, for programs run to their end with softirqs off. On a kernel with
- * PREEMPT_RT that is a lock of the CPU, which Linux 6.18 and newer can be built without (PREEMPT_RT_NEEDS_BH_LOCK): a packet may then
- * interrupt another one on the same CPU. A module with work space encloses its use:
+/* Work space in per-CPU maps belongs to one packet at a time, for programs run to their end with
+ * softirqs off. On a kernel with PREEMPT_RT that is a lock of the CPU, which Linux 6.18 and newer
+ * can be built without (PREEMPT_RT_NEEDS_BH_LOCK): a packet may then interrupt another one on the
+ * same CPU. A module with work space encloses its use:
  *
  *	if (!kerb_scratch_enter())
  *		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);	or KERB_NEXT, if that does no harm
@@ -24,8 +25,9 @@ struct {
 	__type(value, __u32);
 } kerb_users SEC(".maps");
 
-/* 0: another packet has the work space. The packet that finds only itself has it: one that comes between the addition and the look adds
- * itself, too, and either has left by then or is seen. An addition that returns nothing will do, all being on one CPU. */
+/* 0: another packet has the work space. The packet that finds only itself has it: one that comes
+ * between the addition and the look adds itself, too, and either has left by then or is seen. An
+ * addition that returns nothing will do, all being on one CPU. */
 static __always_inline int kerb_scratch_enter(void)
 {
 	__u32 zero = 0, *users;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The words that the dispatcher, the modules and the agent share: verdicts, parse outcomes, drop reasons, and the packet
- * context. The Go mirror is internal/kerbabi; a test compares both by BTF. */
+/* The words that the dispatcher, the modules and the agent share: verdicts, parse outcomes, drop
+ * reasons, and the packet context. The Go mirror is internal/kerbabi; a test compares both by
+ * BTF. */
 #ifndef KERB_TYPES_H
 #define KERB_TYPES_H
 
@@ -15,23 +16,31 @@ enum kerb_verdict {
 	KERB_REDIRECT = 3, /* hand it to the interface set by kerb_redirect() */
 };
 
-/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h documents what the context holds then. */
+/* How parsing ended. Everything but KERB_PARSE_OK is counted by the dispatcher. parse.h documents
+ * what the context holds then. */
 enum kerb_parse {
-	KERB_PARSE_OK = 0,	    /* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
+	/* L3 and L4 found (a later fragment has no L4: see KERB_F_FRAG_LATER) */
+	KERB_PARSE_OK = 0,
 	KERB_PARSE_NOT_IP = 1,	    /* neither IPv4 nor IPv6, for example ARP: l3 is set */
 	KERB_PARSE_SHORT_L2 = 2,    /* the frame ends within the Ethernet or VLAN header */
-	KERB_PARSE_VLAN_DEPTH = 3,  /* more than two VLAN tags, one taken off by the kernel included */
-	KERB_PARSE_SHORT_L3 = 4,    /* the frame ends within the IP header, its options or extension headers included */
+	/* more than two VLAN tags, one taken off by the kernel included */
+	KERB_PARSE_VLAN_DEPTH = 3,
+	/* the frame ends within the IP header, its options or extension headers included */
+	KERB_PARSE_SHORT_L3 = 4,
 	KERB_PARSE_BAD_VERSION = 5, /* the version field does not match the EtherType */
 	KERB_PARSE_BAD_IHL = 6,	    /* IPv4 header length below 20 bytes */
 	KERB_PARSE_BAD_LENGTH = 7,  /* the IP length is below its header or beyond the frame */
 	KERB_PARSE_EXT_DEPTH = 8,   /* more IPv6 extension headers than KERB_MAX_EXT */
-	KERB_PARSE_SHORT_L4 = 9,    /* the frame or the IP length ends within the transport header, TCP options included */
-	KERB_PARSE_BAD_L4 = 10,	    /* impossible transport header: TCP data offset below 5, UDP length below 8 or beyond the datagram */
+	/* the frame or the IP length ends within the transport header, TCP options included */
+	KERB_PARSE_SHORT_L4 = 9,
+	/* impossible transport header: TCP data offset below 5, UDP length below 8 or beyond the
+	 * datagram */
+	KERB_PARSE_BAD_L4 = 10,
 	KERB_PARSE_OUTCOMES = 11,
 };
 
-/* Why a packet was dropped. 0-31 belong to Kerb, 32-63 to the module that drops (named in its manifest). */
+/* Why a packet was dropped. 0-31 belong to Kerb, 32-63 to the module that drops (named in its
+ * manifest). */
 enum kerb_drop_reason {
 	KERB_DROP_UNSPEC = 0,
 	KERB_DROP_POLICY = 1,	   /* a rule or the default policy says so */
@@ -59,17 +68,20 @@ enum kerb_drop_reason {
 
 #define KERB_MAX_EXT  6	    /* IPv6 extension headers followed */
 #define KERB_MAX_HDRS 0x1ff /* no header starts further into the frame than this */
-#define KERB_MAX_OFFSET 0x3fff /* how far kerb_at and, on XDP, kerb_load_bytes reach: the verifier needs a bound */
+/* how far kerb_at and, on XDP, kerb_load_bytes reach: the verifier needs a bound */
+#define KERB_MAX_OFFSET 0x3fff
 
-/* The packet context: filled once at the head of the chain, handed to each module, kept on the dispatcher's stack.
- * Offsets are bytes from the start of the frame (data). 64-bit members come first and each has its own 8-byte slot:
- * that is what lets the verifier of old kernels keep track of pointers and bounds. */
+/* The packet context: filled once at the head of the chain, handed to each module, kept on the
+ * dispatcher's stack. Offsets are bytes from the start of the frame (data). 64-bit members come
+ * first and each has its own 8-byte slot: that is what lets the verifier of old kernels keep track
+ * of pointers and bounds. */
 struct kerb_pkt {
 	void *ctx;	  /* struct xdp_md * or struct __sk_buff * */
 	void *data;	  /* start of the frame (L2), packet pointer */
 	void *data_end;	  /* end of the linear part, packet pointer */
 	__u64 l3;	  /* offset of the IP header (or of what follows L2) */
-	__u64 l4;	  /* offset of the transport header, if KERB_F_L4; else of what follows the IP headers */
+	/* offset of the transport header, if KERB_F_L4; else of what follows the IP headers */
+	__u64 l4;
 	__u32 ifindex;	  /* interface that the chain is attached to */
 	__u32 len;	  /* length of the whole frame with L2, paged data included */
 	__u16 eth_type;	  /* EtherType after VLAN tags, host byte order */
@@ -84,9 +96,11 @@ struct kerb_pkt {
 	__u32 to_flags;	  /* KERB_TO_* */
 };
 
-#define KERB_TO_PEER	(1 << 0) /* into the namespace of the veth's peer (TC ingress of the node only) */
+/* into the namespace of the veth's peer (TC ingress of the node only) */
+#define KERB_TO_PEER	(1 << 0)
 #define KERB_TO_INGRESS (1 << 1) /* as if it had been received there (TC only) */
-#define KERB_TO_NEIGH	(1 << 2) /* the kernel looks up route and neighbour on that interface, and writes the L2 header (TC only) */
+/* the kernel looks up route and neighbour on that interface, and writes the L2 header (TC only) */
+#define KERB_TO_NEIGH	(1 << 2)
 #define KERB_TO_MAP	(1 << 3) /* where the module's bpf_redirect_map() said (XDP only) */
 
 #endif

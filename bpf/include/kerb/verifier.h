@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Ways to keep the verifier, and the compiler before it, from knowing too much or too little.
  *
- * The verifier follows a program once for each state that it tells apart from those it has followed. A number that it knows,
- * as the verdict of a branch or the length of a header, makes a state of its own: all that is behind is followed again. What
- * hides such a number (kerb_reread, kerb_through, kerb_unknown_zero, kerb_forget) saves that, on every kernel; before Linux 6.2
- * states differ in any number, later ones only in those that matter, so old kernels need it most. The compiler knows the
- * numbers as well and turns arithmetic into branches or leaves out bounds that the verifier needs: kerb_opaque and kerb_bound.
+ * The verifier follows a program once for each state that it tells apart from those it has
+ * followed. A number that it knows, as the verdict of a branch or the length of a header, makes a
+ * state of its own: all that is behind is followed again. What hides such a number (kerb_reread,
+ * kerb_through, kerb_unknown_zero, kerb_forget) saves that, on every kernel; before Linux 6.2
+ * states differ in any number, later ones only in those that matter, so old kernels need it most.
+ * The compiler knows the numbers as well and turns arithmetic into branches or leaves out bounds
+ * that the verifier needs: kerb_opaque and kerb_bound.
  *
  *   kerb_ctx_field     all kernels
- *   kerb_opaque        bounds: all kernels; up to 6.7 none follows from a comparison with !=, up to 6.12 none of a short that
+ *   kerb_opaque        bounds: all kernels; up to 6.7 none follows from a comparison with !=, up to
+ * 6.12 none of a short that
  *                      was on the stack. Branches: all kernels
  *   kerb_bound         up to 6.1 a bound counts only in the register that is compared or masked
  *   kerb_detach        all kernels: a comparison bounds what a number was computed from
@@ -28,55 +31,59 @@ typedef struct __sk_buff kerb_ctx;
 #define KERB_CTX_IFINDEX ifindex
 #endif
 
-/* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the pointer, and the verifier
- * allows no changed pointer to a context. */
-#define kerb_ctx_field(ctx, field)                                                                                             \
-	({                                                                                                                     \
-		__u64 _value;                                                                                                  \
-		asm volatile("%0 = *(u32 *)(%1 + %2)"                                                                          \
-			     : "=r"(_value)                                                                                    \
-			     : "r"(ctx), "i"(__builtin_offsetof(kerb_ctx, field)));                                            \
-		_value;                                                                                                        \
+/* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the
+ * pointer, and the verifier allows no changed pointer to a context. */
+#define kerb_ctx_field(ctx, field)                                                  \
+	({                                                                          \
+		__u64 _value;                                                       \
+		asm volatile("%0 = *(u32 *)(%1 + %2)"                               \
+			     : "=r"(_value)                                         \
+			     : "r"(ctx), "i"(__builtin_offsetof(kerb_ctx, field))); \
+		_value;                                                             \
 	})
 
-/* The compiler forgets what it knows of x: what follows is computed from x at this place, without branches of its own, and a
- * bound of x is checked again. */
+/* The compiler forgets what it knows of x: what follows is computed from x at this place, without
+ * branches of its own, and a bound of x is checked again. */
 #define kerb_opaque(x)	   asm volatile("" : "+r"(x))
 #define kerb_opaque2(x, y) asm volatile("" : "+r"(x), "+r"(y))
 
 /* x &= mask (a constant), which the compiler does not leave out. */
 #define kerb_bound(x, mask) asm volatile("%0 &= %1" : "+r"(x) : "i"(mask))
 
-/* x keeps its value and becomes a number of its own to the verifier: a comparison does not bound what x was computed from. */
+/* x keeps its value and becomes a number of its own to the verifier: a comparison does not bound
+ * what x was computed from. */
 #define kerb_detach(x) asm volatile("%0 ^= 0" : "+r"(x))
 
 /* Reads x from memory again, instead of what the compiler has kept of it. */
 #define kerb_reread(x) (*(const volatile typeof(x) *)&(x))
 
-/* The number, of which the verifier knows nothing any more. word is memory of a map, of the number's size. */
-#define kerb_through(word, number)                                                                                             \
-	({                                                                                                                     \
-		*(volatile typeof(word) *)&(word) = (number);                                                                  \
-		*(volatile typeof(word) *)&(word);                                                                             \
+/* The number, of which the verifier knows nothing any more. word is memory of a map, of the
+ * number's size. */
+#define kerb_through(word, number)                            \
+	({                                                    \
+		*(volatile typeof(word) *)&(word) = (number); \
+		*(volatile typeof(word) *)&(word);            \
 	})
 
 /* Zero, which the verifier does not know. */
-#define kerb_unknown_zero(ctx)                                                                                                 \
-	({                                                                                                                     \
-		__u64 _zero = kerb_ctx_field(ctx, KERB_CTX_IFINDEX) - kerb_ctx_field(ctx, KERB_CTX_IFINDEX);                   \
-		kerb_opaque(_zero);                                                                                            \
-		_zero;                                                                                                         \
+#define kerb_unknown_zero(ctx)                                        \
+	({                                                            \
+		__u64 _zero = kerb_ctx_field(ctx, KERB_CTX_IFINDEX) - \
+			      kerb_ctx_field(ctx, KERB_CTX_IFINDEX);  \
+		kerb_opaque(_zero);                                   \
+		_zero;                                                \
 	})
 
-/* Has the verifier forget what the parser found, but for the bounds of the packet and l4_len. zero is one that it does not know. */
-#define kerb_mix(pkt, zero)                                                                                                    \
-	do {                                                                                                                   \
-		(pkt)->l3 ^= (zero);                                                                                           \
-		(pkt)->l4 ^= (zero);                                                                                           \
-		(pkt)->family ^= (zero);                                                                                       \
-		(pkt)->proto ^= (zero);                                                                                        \
-		(pkt)->flags ^= (zero);                                                                                        \
-		(pkt)->outcome ^= (zero);                                                                                      \
+/* Has the verifier forget what the parser found, but for the bounds of the packet and l4_len. zero
+ * is one that it does not know. */
+#define kerb_mix(pkt, zero)               \
+	do {                              \
+		(pkt)->l3 ^= (zero);      \
+		(pkt)->l4 ^= (zero);      \
+		(pkt)->family ^= (zero);  \
+		(pkt)->proto ^= (zero);   \
+		(pkt)->flags ^= (zero);   \
+		(pkt)->outcome ^= (zero); \
 	} while (0)
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Programs that were not made for Kerb: each is a whole program for its hook, which tells by the UDP port what it shall
- * return. */
+/* Programs that were not made for Kerb: each is a whole program for its hook, which tells by the
+ * UDP port what it shall return. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
 #include <linux/ip.h>

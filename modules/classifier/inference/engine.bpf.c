@@ -2,8 +2,8 @@
 
 //go:build ignore
 
-/* The classifier's engine with nothing around it, and the evaluation of a window of the published study: what was counted of each
- * source, then the model. */
+/* The classifier's engine with nothing around it, and the evaluation of a window of the published
+ * study: what was counted of each source, then the model. */
 #include "../alone.h"
 
 /* Inference and nothing else, of the features that decide left. */
@@ -70,7 +70,8 @@ int count(struct xdp_md *ctx)
 	return each(1, 0);
 }
 
-/* As the classifier does it: the packet that ends a window has its source at hand, as it is to be counted. */
+/* As the classifier does it: the packet that ends a window has its source at hand, as it is to be
+ * counted. */
 SEC("xdp")
 int count_and_evaluate(struct xdp_md *ctx)
 {

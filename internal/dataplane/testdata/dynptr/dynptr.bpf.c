@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Has a global function write to the packet through a dynptr (Linux 6.4), which on TC may move it. Ingress reads the packet again behind
- * that; egress reads through its old pointer, which the verifier must refuse. */
+/* Has a global function write to the packet through a dynptr (Linux 6.4), which on TC may move it.
+ * Ingress reads the packet again behind that; egress reads through its old pointer, which the
+ * verifier must refuse. */
 #include <kerb/module.h>
 
 #ifdef KERB_HOOK_XDP

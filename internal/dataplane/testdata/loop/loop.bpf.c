@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Loops for as long as chance wants: the verifier must refuse it, after a sequence of 8193 jumps. */
+/* Loops for as long as chance wants: the verifier must refuse it, after a sequence of 8193
+ * jumps. */
 #include <kerb/module.h>
 
 KERB_EGRESS(pkt)

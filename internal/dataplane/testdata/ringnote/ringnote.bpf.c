@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Has global functions write to a ring buffer through a dynptr (Linux 5.19), which does not move the packet: pointers into it stay. */
+/* Has global functions write to a ring buffer through a dynptr (Linux 5.19), which does not move
+ * the packet: pointers into it stay. */
 #include <kerb/module.h>
 
 struct {

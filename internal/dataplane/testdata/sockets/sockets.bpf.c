@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-// Redirects every byte between two sockets of one host, by the ports of their connection: for tests, where no two connections
-// have the same ports.
+// Redirects every byte between two sockets of one host, by the ports of their connection: for
+// tests, where no two connections have the same ports.
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
@@ -40,7 +40,8 @@ struct {
 	__type(value, __u64);
 } counts SEC(".maps");
 
-/* All sockets that were enrolled, with the address of their struct sock, for drain to go through. */
+/* All sockets that were enrolled, with the address of their struct sock, for drain to go
+ * through. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1024);
@@ -92,7 +93,8 @@ static __always_inline void enrol(struct bpf_sock_ops *ops)
 	struct bpf_sock *sk = ops->sk;
 	__u64 address = (__u64)sk;
 
-	if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB && ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
+	if (ops->op != BPF_SOCK_OPS_ACTIVE_ESTABLISHED_CB &&
+	    ops->op != BPF_SOCK_OPS_PASSIVE_ESTABLISHED_CB)
 		return;
 	if (!sk || is_off() || (only_port && key.local != only_port && key.remote != only_port))
 		return;
@@ -133,7 +135,8 @@ int redirect(struct sk_msg_md *msg)
 /* The two lowest bits of sk_user_data are flags. */
 static long look(void *map, const struct key *key, __u64 *sk, void *ctx)
 {
-	struct sk_psock *psock = (void *)((__u64)BPF_CORE_READ((struct sock *)*sk, sk_user_data) & ~7ULL);
+	struct sk_psock *psock =
+		(void *)((__u64)BPF_CORE_READ((struct sock *)*sk, sk_user_data) & ~7ULL);
 	struct list_head *queue = &psock->ingress_msg;
 	__u8 one = 1;
 

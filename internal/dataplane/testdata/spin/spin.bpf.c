@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Takes its time: the steps depend on each other, so that no CPU does one in less than a nanosecond. */
+/* Takes its time: the steps depend on each other, so that no CPU does one in less than a
+ * nanosecond. */
 #include <kerb/module.h>
 
 KERB_CONFIG(__u32, steps, 4000);

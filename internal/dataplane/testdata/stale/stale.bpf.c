@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Has a global function move the packet. Ingress reads it again behind that; egress reads through its old pointer, which the
- * verifier must refuse. */
+/* Has a global function move the packet. Ingress reads it again behind that; egress reads through
+ * its old pointer, which the verifier must refuse. */
 #include <kerb/module.h>
 
 /* Its symbol has another name than its type information. */

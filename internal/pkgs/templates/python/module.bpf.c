@@ -10,8 +10,8 @@ KERB_CONFIG(bool, drop, false);
 
 #define BLOCKED_PORT KERB_DROP_MODULE_FIRST /* dropReasons in kerb.yaml */
 
-/* The ports that are watched, in host byte order. maps.config in kerb.yaml: new and empty for each configuration, sized and
- * filled by control.py. */
+/* The ports that are watched, in host byte order. maps.config in kerb.yaml: new and empty for each
+ * configuration, sized and filled by control.py. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);

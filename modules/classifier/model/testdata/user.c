@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The engine's arithmetic as one would write it in user space: what the kernel's is measured against. Prints nanoseconds of CPU
- * time per inference (test runs of the kernel do not count time of other threads either), and the sums of classes and of scores over the
- * rows. Usage: user MODEL ROWS FEATURES REPEATS, files as in the maps. */
+/* The engine's arithmetic as one would write it in user space: what the kernel's is measured
+ * against. Prints nanoseconds of CPU time per inference (test runs of the kernel do not count time
+ * of other threads either), and the sums of classes and of scores over the rows. Usage: user MODEL
+ * ROWS FEATURES REPEATS, files as in the maps. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -46,7 +47,10 @@ static void small(const struct cls_layer *l, const __s64 *x, __s64 *y)
 	for (int n = 0; n < l->neurons; n++) {
 		const __u64 *w = model.words + l->at + 5 * n;
 
-		y[n] = clamp((__s64)(w[0] + w[1] * x[0] + w[2] * x[1] + w[3] * x[2] + w[4] * x[3]) >> l->shift, l->limit);
+		y[n] = clamp(
+			(__s64)(w[0] + w[1] * x[0] + w[2] * x[1] + w[3] * x[2] + w[4] * x[3]) >>
+				l->shift,
+			l->limit);
 	}
 }
 
@@ -58,7 +62,9 @@ static const __s64 *layers(const __s64 *features)
 	for (i = 0; i < model.inputs; i++) {
 		const struct cls_input *in = &model.input[i];
 
-		a[0][i] = clamp((features[in->feature / 8] * in->mul + in->add) >> in->shift, model.input_limit) + offset;
+		a[0][i] = clamp((features[in->feature / 8] * in->mul + in->add) >> in->shift,
+				model.input_limit) +
+			  offset;
 	}
 	for (i = 0; i < model.layers; i++) {
 		if (model.kind == CLS_SMALL)
@@ -83,7 +89,8 @@ static const __s64 *trees(const __s64 *features)
 			node = model.words[at];
 			if ((__u32)node >> CLS_NODE_FEATURE == 8 * CLS_FEATURES_MAX)
 				break;
-			at = (node & CLS_NODE_LEFT) / 8 + (features[((__u32)node >> CLS_NODE_FEATURE) / 8] > (__s64)node >> 32);
+			at = (node & CLS_NODE_LEFT) / 8 +
+			     (features[((__u32)node >> CLS_NODE_FEATURE) / 8] > (__s64)node >> 32);
 		}
 		out[0] += (__s64)node >> 32;
 	}
@@ -137,6 +144,8 @@ int main(int argc, char **argv)
 		*(struct cls_decision *)&last = d;
 	}
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
-	printf("%g %llu %llu\n", ((to.tv_sec - from.tv_sec) * 1e9 + to.tv_nsec - from.tv_nsec) / repeats, classes, scores);
+	printf("%g %llu %llu\n",
+	       ((to.tv_sec - from.tv_sec) * 1e9 + to.tv_nsec - from.tv_nsec) / repeats, classes,
+	       scores);
 	return 0;
 }

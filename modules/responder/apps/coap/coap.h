@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable ones get a piggybacked
- * response, non-confirmable ones a response with a message ID of its own: the complement of theirs, which is as unique as
- * theirs is for as long as it has to be. Everything else is the server's. model.go says the same in Go. */
+/* Answers CoAP GET requests (RFC 7252) for resources whose values user space sets. Confirmable ones
+ * get a piggybacked response, non-confirmable ones a response with a message ID of its own: the
+ * complement of theirs, which is as unique as theirs is for as long as it has to be. Everything
+ * else is the server's. model.go says the same in Go. */
 #ifndef RSP_COAP_H
 #define RSP_COAP_H
 
@@ -29,8 +30,8 @@ struct coap_exchange {
 	__u16 family;
 };
 
-/* What was answered. A message with the same ID, but another type, token or resource is no duplicate: its client has used
- * an ID twice, and would not know the earlier answer as its own. */
+/* What was answered. A message with the same ID, but another type, token or resource is no
+ * duplicate: its client has used an ID twice, and would not know the earlier answer as its own. */
 struct coap_answered {
 	__u64 at; /* ns since boot */
 	__u64 token;
@@ -39,8 +40,8 @@ struct coap_answered {
 	__u64 head; /* the first byte */
 };
 
-/* The oldest are evicted: a duplicate that is not known as one is answered like a new request, which changes nothing (RFC 7252,
- * section 4.5). */
+/* The oldest are evicted: a duplicate that is not known as one is answered like a new request,
+ * which changes nothing (RFC 7252, section 4.5). */
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
 	__uint(max_entries, 1);
@@ -80,10 +81,12 @@ static __always_inline __u64 coap_greater(__u64 a, __u64 b)
 	return less >> 63;
 }
 
-/* A word of which only the first n bytes are kept: all if n is 8 or more, none if it is 0 or less. Without a branch too. */
+/* A word of which only the first n bytes are kept: all if n is 8 or more, none if it is 0 or less.
+ * Without a branch too. */
 static __always_inline __u64 coap_first_bytes(__u64 word, __s64 n)
 {
-	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_greater(n, 7), none = n >> 63;
+	__u64 some = bpf_cpu_to_be64(~(~0ULL >> ((n & 7) * 8))), all = -coap_greater(n, 7),
+	      none = n >> 63;
 
 	return word & (some | all) & ~none;
 }
@@ -104,14 +107,16 @@ static __always_inline __u64 coap_token(const struct coap_work *w)
 }
 
 /* The resource or host whose name lies at at of the message, or NULL. */
-static __always_inline __u32 *coap_find(struct rsp_request *r, struct coap_work *w, __u32 at, __u32 len, __u32 host)
+static __always_inline __u32 *coap_find(struct rsp_request *r, struct coap_work *w, __u32 at,
+					__u32 len, __u32 host)
 {
 	w->name.slot = r->slot;
 	w->name.len = len;
 	w->name.host = host;
 #pragma unroll
 	for (int i = 0; i < COAP_MAX_PATH / 8; i++)
-		w->name.bytes[i] = coap_first_bytes(COAP_LOAD(__u64, w, (at & COAP_AT) + i * 8), (__s64)len - i * 8);
+		w->name.bytes[i] = coap_first_bytes(COAP_LOAD(__u64, w, (at & COAP_AT) + i * 8),
+						    (__s64)len - i * 8);
 	if (!host) /* the first option's delta depends on what is before it */
 		*(__u8 *)w->name.bytes &= 15;
 	return bpf_map_lookup_elem(&coap_names, &w->name);
@@ -143,7 +148,8 @@ static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *
 	w->block = COAP_NO_BLOCK;
 }
 
-static __always_inline int coap_exchange(struct rsp_request *r, const struct coap_work *w, struct coap_exchange *e)
+static __always_inline int coap_exchange(struct rsp_request *r, const struct coap_work *w,
+					 struct coap_exchange *e)
 {
 	struct udphdr *udp = kerb_udp(r->pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(r->pkt);
@@ -165,9 +171,10 @@ static __always_inline int coap_exchange(struct rsp_request *r, const struct coa
 	return 0;
 }
 
-/* Whether the request is a duplicate of one that was answered, as that is known. Else it is what will be remembered. */
-static __always_inline struct coap_answered *coap_duplicate(struct rsp_request *r, struct coap_scratch *s, __u32 resource,
-							    __u64 now)
+/* Whether the request is a duplicate of one that was answered, as that is known. Else it is what
+ * will be remembered. */
+static __always_inline struct coap_answered *
+coap_duplicate(struct rsp_request *r, struct coap_scratch *s, __u32 resource, __u64 now)
 {
 	__u64 lifetime = coap_is_non(&s->work) ? COAP_NON_LIFETIME : COAP_EXCHANGE_LIFETIME;
 	struct coap_answered *earlier;
@@ -198,7 +205,8 @@ static __always_inline int coap_knows_etag(const struct coap_work *w, __u64 etag
 	return 0;
 }
 
-/* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less. Returns where it ends. */
+/* Writes Max-Age, as a number without leading zeros, behind an option whose number is delta less.
+ * Returns where it ends. */
 static __always_inline __u32 coap_put_max_age(__u8 *out, __u32 off, __u32 delta, __u64 age)
 {
 	__u32 len = coap_greater(age, 0) + coap_greater(age, 0xff) + coap_greater(age, 0xffff) +
@@ -239,10 +247,11 @@ static __always_inline __u32 coap_put_etag(__u8 *out, __u32 off, __u64 etag)
 }
 
 /* Writes the reply. after becomes something that depends on all that was read of the value. */
-static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w, const struct coap_value *v, __u64 now,
-				      __u64 *after)
+static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w,
+				      const struct coap_value *v, __u64 now, __u64 *after)
 {
-	__u64 etag = v->etag, expires = v->expires, age = expires ? (expires - now) / 1000000000 : v->max_age;
+	__u64 etag = v->etag, expires = v->expires,
+	      age = expires ? (expires - now) / 1000000000 : v->max_age;
 	struct rsp_scratch *scratch = rsp_scratch();
 	__u32 len = v->len, off;
 	__u8 *out;
@@ -271,12 +280,14 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	return RSP_REPLY;
 }
 
-/* Replaces a reply that amplifies by a challenge, unless its source has proven its address. A function that the verifier follows
- * once: what it is about and what it decides is in the scratch memory, so that there is no branch for it in the caller. asked: bytes
- * of the request with its IP header. limits: max_reply and, above 16 bits, the amplification. */
+/* Replaces a reply that amplifies by a challenge, unless its source has proven its address. A
+ * function that the verifier follows once: what it is about and what it decides is in the scratch
+ * memory, so that there is no branch for it in the caller. asked: bytes of the request with its IP
+ * header. limits: max_reply and, above 16 bits, the amplification. */
 RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
 {
-	__u32 zero = 0, headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) + sizeof(struct udphdr);
+	__u32 zero = 0, headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
+				  sizeof(struct udphdr);
 	struct coap_secret *secret = bpf_map_lookup_elem(&coap_secrets, &zero);
 	struct rsp_scratch *reply = rsp_scratch();
 	struct coap_scratch *s = coap_scratch();
@@ -286,7 +297,8 @@ RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __
 		return 0;
 	s->proven = 0;
 	s->challenge = 0;
-	if (!(limits >> 16) || headers + s->reply_len <= (limits >> 16) * (__u64)asked || s->reply_len > (limits & 0xffff))
+	if (!(limits >> 16) || headers + s->reply_len <= (limits >> 16) * (__u64)asked ||
+	    s->reply_len > (limits & 0xffff))
 		return 0;
 	addr = rsp_frame_at(ctx, l3 + (family == 4 ? 12 : 8), 16); /* of IPv4 both */
 	if (!addr || !reply || !secret || !(secret->key[0] | secret->key[1]))
@@ -299,13 +311,16 @@ RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __
 		s->proven = 1;
 		return 0;
 	}
-	s->reply_len = coap_put_challenge(reply->data, coap_put_head(reply->data, &s->work, COAP_UNAUTHORIZED), coap_hash(&s->claim, secret));
+	s->reply_len = coap_put_challenge(reply->data,
+					  coap_put_head(reply->data, &s->work, COAP_UNAUTHORIZED),
+					  coap_hash(&s->claim, secret));
 	s->challenge = 1;
 	s->is_new = 0;
 	return 0;
 }
 
-static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_scratch *s, __u32 resource)
+static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_scratch *s,
+					    __u32 resource)
 {
 	struct coap_version *state = bpf_map_lookup_elem(&coap_versions, &resource);
 	struct coap_answered *earlier = 0;
@@ -342,7 +357,8 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 	if (decision != RSP_REPLY)
 		return decision;
 	s->reply_len = r->reply_len;
-	coap_prove(r->pkt->ctx, r->pkt->l3, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
+	coap_prove(r->pkt->ctx, r->pkt->l3, r->pkt->family,
+		   (__u32)(r->payload - r->pkt->l3) + r->len,
 		   r->listener->amplification << 16 | r->listener->max_reply);
 	r->reply_len = s->reply_len;
 	r->proven = s->proven;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Reading a CoAP message (RFC 7252): header, token and options of a GET. What the options say is kept in memory, not in
- * registers: there the verifier forgets it, and walks the loop over options once, not once for every combination. */
+/* Reading a CoAP message (RFC 7252): header, token and options of a GET. What the options say is
+ * kept in memory, not in registers: there the verifier forgets it, and walks the loop over options
+ * once, not once for every combination. */
 #ifndef RSP_COAP_MESSAGE_H
 #define RSP_COAP_MESSAGE_H
 
@@ -34,12 +35,14 @@ enum coap_option {
 
 /* Why a request passes to the server; control plane and docs name them. */
 enum coap_why {
-	COAP_NO_GET = 0,	/* no message, or none that asks: another method, empty, with a payload */
+	/* no message, or none that asks: another method, empty, with a payload */
+	COAP_NO_GET = 0,
 	COAP_OPTION = 1,	/* an option that is the server's, or twice or malformed */
 	COAP_UNKNOWN = 2,	/* no such resource or host */
 	COAP_NO_VALUE = 3,	/* not set, or expired */
 	COAP_UNACCEPTABLE = 4,	/* wanted in another format */
-	COAP_TOO_LONG = 5,	/* more bytes or options than are read, or a block too small for the value */
+	/* more bytes or options than are read, or a block too small for the value */
+	COAP_TOO_LONG = 5,
 	COAP_CHANGED = 6,	/* the value was replaced twice while it was read */
 };
 
@@ -65,7 +68,8 @@ struct coap_work {
 	__u32 port;	   /* the request's destination */
 	__u32 accept;	   /* COAP_ANY_FORMAT: not asked for */
 	__u64 echo;	   /* the Echo option, of 8 bytes as ours have; 0: none */
-	__u32 block;	   /* size asked for, as its exponent less 4; COAP_NO_BLOCK: not asked for */
+	/* size asked for, as its exponent less 4; COAP_NO_BLOCK: not asked for */
+	__u32 block;
 	struct coap_name name;
 };
 
@@ -96,13 +100,13 @@ static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 		off += 16;
 	}
 	off = kerb_through(w->hidden, off);
-#define COAP_COPY_REST(type)                                                                                                   \
-	if (kerb_through(w->hidden, len) & sizeof(type)) {                                                                              \
-		type *from = rsp_at(r, off, sizeof(type));                                                                     \
-		if (!from)                                                                                                     \
-			return -1;                                                                                             \
-		COAP_LOAD(type, w, off) = *from;                                                                               \
-		off += sizeof(type);                                                                                           \
+#define COAP_COPY_REST(type)                               \
+	if (kerb_through(w->hidden, len) & sizeof(type)) { \
+		type *from = rsp_at(r, off, sizeof(type)); \
+		if (!from)                                 \
+			return -1;                         \
+		COAP_LOAD(type, w, off) = *from;           \
+		off += sizeof(type);                       \
 	}
 	COAP_COPY_REST(__u64)
 	COAP_COPY_REST(__u32)
@@ -120,7 +124,8 @@ static __always_inline __u32 coap_uint(const struct coap_work *w, __u32 at, __u3
 	return word >> ((32 - 8 * len) & 63);
 }
 
-/* Options that may be there once; critical ones are refused the second time (RFC 7252, section 5.4.5). */
+/* Options that may be there once; critical ones are refused the second time (RFC 7252, section
+ * 5.4.5). */
 static __always_inline int coap_option_once(struct coap_work *w, __u32 bit, __u32 len, __u32 most)
 {
 	if (len > most || w->once & bit)
@@ -173,12 +178,13 @@ static __always_inline int coap_option_parse(struct coap_work *w, __u32 head, __
 	return number & 1 ? -1 : 0; /* critical options have odd numbers */
 }
 
-/* Steps over the option at off (RFC 7252, section 3.1) without a branch. Returns where the next one is, or 0. A length of
- * 269 bytes or more does not fit a request that is read. */
+/* Steps over the option at off (RFC 7252, section 3.1) without a branch. Returns where the next one
+ * is, or 0. A length of 269 bytes or more does not fit a request that is read. */
 static __always_inline __u32 coap_option_next(struct coap_work *w, __u32 off)
 {
 	__u32 first = COAP_LOAD(__u8, w, off), delta = first >> 4, len = first & 15;
-	__u32 delta8 = kerb_same(delta, 13), delta16 = kerb_same(delta, 14), len8 = kerb_same(len, 13), at = off + 1;
+	__u32 delta8 = kerb_same(delta, 13), delta16 = kerb_same(delta, 14),
+	      len8 = kerb_same(len, 13), at = off + 1;
 	__u32 ext8 = COAP_LOAD(__u8, w, at), ext16 = ext8 << 8 | COAP_LOAD(__u8, w, at + 1);
 
 	if (delta == 15 || len > 13)
@@ -198,7 +204,8 @@ static __always_inline int coap_parse(struct rsp_request *r, struct coap_work *w
 	__u32 head = COAP_LOAD(__u8, w, 0), off = 4 + (head & 15);
 
 	r->why = COAP_NO_GET;
-	if ((head & COAP_VERSION_TYPE) != 0x40 || (head & 15) > 8 || COAP_LOAD(__u8, w, 1) != COAP_GET || off > w->len)
+	if ((head & COAP_VERSION_TYPE) != 0x40 || (head & 15) > 8 ||
+	    COAP_LOAD(__u8, w, 1) != COAP_GET || off > w->len)
 		return -1;
 	r->why = COAP_OPTION;
 #pragma clang loop unroll(disable)

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Values of resources, which user space replaces while they are read. A resource has two places: version n is in place n & 1.
- * Who writes version n first says so in writing, then fills the place, then makes it the active one. So a reader of version n
- * has read it whole if, afterwards, the writer has not come further than n + 1: that is in the other place. The version
- * before the active one can be read too, until then: duplicates want it. */
+/* Values of resources, which user space replaces while they are read. A resource has two places:
+ * version n is in place n & 1. Who writes version n first says so in writing, then fills the place,
+ * then makes it the active one. So a reader of version n has read it whole if, afterwards, the
+ * writer has not come further than n + 1: that is in the other place. The version before the active
+ * one can be read too, until then: duplicates want it. */
 #ifndef RSP_COAP_VALUE_H
 #define RSP_COAP_VALUE_H
 
@@ -50,8 +51,8 @@ struct {
 	__type(value, struct coap_value);
 } coap_values SEC(".maps");
 
-/* What was set while the module runs. User space's alone, kept here so that it outlives changes of the config and the control
- * plane. */
+/* What was set while the module runs. User space's alone, kept here so that it outlives changes of
+ * the config and the control plane. */
 struct coap_setting {
 	__u64 expires; /* as above */
 	__u64 len;
@@ -73,8 +74,8 @@ static __always_inline struct coap_value *coap_value(__u32 resource, __u32 versi
 	return bpf_map_lookup_elem(&coap_values, &place);
 }
 
-/* Copies the value's bytes to off of the reply, in words: what follows a reply does not matter. The result depends on all
- * that was read. */
+/* Copies the value's bytes to off of the reply, in words: what follows a reply does not matter. The
+ * result depends on all that was read. */
 static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struct coap_value *value)
 {
 	__u32 len = value->len;
@@ -93,9 +94,10 @@ static __always_inline __u64 coap_copy_value(__u8 *reply, __u32 off, const struc
 	return all;
 }
 
-/* Whether the value of a version, which was read before, was not written meanwhile. after is what was read: the check
- * writing depends on it, so that no processor looks earlier. */
-static __always_inline int coap_value_is_consistent(struct coap_version *state, __u32 version, __u64 after)
+/* Whether the value of a version, which was read before, was not written meanwhile. after is what
+ * was read: the check writing depends on it, so that no processor looks earlier. */
+static __always_inline int coap_value_is_consistent(struct coap_version *state, __u32 version,
+						    __u64 after)
 {
 	kerb_bound(after, 0);
 	return *(volatile __u32 *)((void *)&state->writing + after) - version < 2;

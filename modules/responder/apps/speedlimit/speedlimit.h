@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A road sign that tells approaching cars its speed limit, which depends on how many of them are in range. A request has 8
- * bytes, u32 OP and u32 VALUE, in the byte order of its sender, which OP tells. */
+/* A road sign that tells approaching cars its speed limit, which depends on how many of them are in
+ * range. A request has 8 bytes, u32 OP and u32 VALUE, in the byte order of its sender, which OP
+ * tells. */
 #ifndef RSP_SPEEDLIMIT_H
 #define RSP_SPEEDLIMIT_H
 
@@ -57,9 +58,10 @@ struct {
 	__type(value, struct sl_given);
 } sl_given SEC(".maps");
 
-/* The published curve: 120 km/h for c < 30, 45 cos(pi/70 (c - 30)) + 75 for 30 <= c < 100, 30 from there on, rounded to the
- * nearest. With y = ((c - 65) pi/70)^2, which is at most (pi/2)^2, the cosine is -sin(x) = -x (1 - y/6 + y^2/120 - y^3/5040
- * + y^4/362880), in numbers of 2^-28; the error is below 0.001 km/h, and a test has every count. */
+/* The published curve: 120 km/h for c < 30, 45 cos(pi/70 (c - 30)) + 75 for 30 <= c < 100, 30 from
+ * there on, rounded to the nearest. With y = ((c - 65) pi/70)^2, which is at most (pi/2)^2, the
+ * cosine is -sin(x) = -x (1 - y/6 + y^2/120 - y^3/5040 + y^4/362880), in numbers of 2^-28; the
+ * error is below 0.001 km/h, and a test has every count. */
 static __always_inline __u32 sl_limit(__s64 cars)
 {
 	const __s64 one = 1 << 28;
@@ -71,7 +73,8 @@ static __always_inline __u32 sl_limit(__s64 cars)
 		return 30;
 	x = (cars - 65) * 12047355; /* pi/70 of one */
 	y = x * x >> 28;
-	p = one / 72;		    /* 1/72, 1/42, 1/20, 1/6: Horner with the factorials taken apart */
+	/* 1/72, 1/42, 1/20, 1/6: Horner with the factorials taken apart */
+	p = one / 72;
 	p = one - (y * p >> 28);
 	p = one - ((y * p >> 28) * (one / 42) >> 28);
 	p = one - ((y * p >> 28) * (one / 20) >> 28);
@@ -95,7 +98,8 @@ static __always_inline int speedlimit_check(struct rsp_request *r)
 	r->reply_len = sizeof(*m);
 	if (op == SL_GET || op == __builtin_bswap32(SL_GET))
 		return RSP_REPLY;
-	return op == SL_OUT_OF_RANGE || op == __builtin_bswap32(SL_OUT_OF_RANGE) ? RSP_CONSUME : RSP_PASS;
+	return op == SL_OUT_OF_RANGE || op == __builtin_bswap32(SL_OUT_OF_RANGE) ? RSP_CONSUME
+										 : RSP_PASS;
 }
 
 static __always_inline int speedlimit_answer(struct rsp_request *r)

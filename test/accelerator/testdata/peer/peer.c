@@ -1,17 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
- * Two processes that talk over TCP in every way that programs do, and check every byte. What a conversation is like follows from its
- * seed, which the side that sends first sends as its first eight bytes; byte n of a direction is a function of seed, direction and n, so
- * that a byte that is lost, repeated, out of order or another connection's is wrong where it stands.
+ * Two processes that talk over TCP in every way that programs do, and check every byte. What a
+ * conversation is like follows from its seed, which the side that sends first sends as its first
+ * eight bytes; byte n of a direction is a function of seed, direction and n, so that a byte that is
+ * lost, repeated, out of order or another connection's is wrong where it stands.
  *
- *   peer [options] serve PORT                  conversations begun by the client on PORT, by the server on PORT+1, until stdin ends
- *   peer [options] talk THREADS ADDRESS... PORT             conversations, one after the other on each thread, until stdin ends
+ *   peer [options] serve PORT                  conversations begun by the client on PORT, by the
+ * server on PORT+1, until stdin ends
+ *   peer [options] talk THREADS ADDRESS... PORT             conversations, one after the other on
+ * each thread, until stdin ends
  *   peer [options] brief THREADS ADDRESS... PORT COUNT      connections of four turns
- *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns, and after some more
+ *   peer [options] hold TURNS ADDRESS... PORT COUNT         connections that rest after some turns,
+ * and after some more
  *                                                          for each byte on stdin, until it ends
- * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be cut short;
- *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT: what is sent is wrong in this way.
- * Every half second: "at CONVERSATIONS BYTES"; at last "done ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
+ * Options: -s SEED; -t SECONDS without a byte before a conversation hangs; -c: connections may be
+ * cut short;
+ *          -b: blocks in recv, and is disturbed there by signals; else it waits in poll; -f FAULT:
+ * what is sent is wrong in this way. Every half second: "at CONVERSATIONS BYTES"; at last "done
+ * ...", exit status 0. "wrong ..." and status 2, "hang ..." and status 3.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -46,7 +52,8 @@
 enum { OUT, IN };
 enum state { FINE, CUT };
 enum fault { NO_FAULT, FLIP, LOSE, REPEAT, SWAP, MIX, STALL, EARLY };
-static const char *const fault_names[] = { "none", "flip", "lose", "repeat", "swap", "mix", "stall", "early" };
+static const char *const fault_names[] = { "none", "flip", "lose",  "repeat",
+					   "swap", "mix",  "stall", "early" };
 
 struct random {
 	uint64_t state;
@@ -79,7 +86,8 @@ static uint64_t now(void)
 	return t.tv_sec * 1000000000ull + t.tv_nsec;
 }
 
-/* mix and next: SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). */
+/* mix and next: SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+ * 2014). */
 static uint64_t mix(uint64_t x)
 {
 	x = (x ^ x >> 30) * 0xbf58476d1ce4e5b9ull;
@@ -117,8 +125,9 @@ static _Noreturn void leave(int status, const char *format, ...)
 
 static _Noreturn void wrong(struct talk *t, const char *what)
 {
-	leave(2, "wrong %s: %s, seed %#lx, %s, %s, %lu bytes sent, %lu received\n", what, strerror(errno), t->seed,
-	      t->client ? "client" : "server", t->doing ? t->doing : "resting", t->at[OUT], t->at[IN]);
+	leave(2, "wrong %s: %s, seed %#lx, %s, %s, %lu bytes sent, %lu received\n", what,
+	      strerror(errno), t->seed, t->client ? "client" : "server",
+	      t->doing ? t->doing : "resting", t->at[OUT], t->at[IN]);
 }
 
 static void doing(struct talk *t, const char *what)
@@ -145,7 +154,8 @@ static uint64_t key(struct talk *t, int way)
 	return mix(t->seed * 2 + (t->client == (way == OUT)));
 }
 
-/* spoil makes what is about to be sent wrong, and reports how much of the stream it is said to be. */
+/* spoil makes what is about to be sent wrong, and reports how much of the stream it is said to
+ * be. */
 static size_t spoil(struct talk *t, size_t n)
 {
 	if (!t->faulty || n < 2 || t->at[OUT] < 9000)
@@ -243,7 +253,8 @@ static ssize_t receive_once(struct talk *t, size_t n)
 		got = recv(t->fd, t->wanted, n, MSG_PEEK);
 		if (got <= 0)
 			break;
-		if (recv(t->fd, t->bytes, got, MSG_DONTWAIT) != got || memcmp(t->bytes, t->wanted, got))
+		if (recv(t->fd, t->bytes, got, MSG_DONTWAIT) != got ||
+		    memcmp(t->bytes, t->wanted, got))
 			wrong(t, "MSG_PEEK");
 		return got;
 	case 2:
@@ -298,7 +309,8 @@ static enum state move(struct talk *t, uint64_t up, uint64_t down)
 	bool poll = !all.blocks || t->both || below(&t->own, 4) == 0;
 	doing(t, t->both ? "both" : out ? "sending" : "receiving");
 	while ((out || in) && state == FINE) {
-		int can = poll ? ready(t, (out ? POLLOUT : 0) | (in ? POLLIN : 0)) : POLLIN | POLLOUT;
+		int can =
+			poll ? ready(t, (out ? POLLOUT : 0) | (in ? POLLIN : 0)) : POLLIN | POLLOUT;
 		uint64_t before = out + in;
 		if (out && can & (POLLOUT | POLLERR | POLLHUP))
 			out -= send_some(t, t->both && out > 2048 ? 2048 : out, &state);
@@ -379,7 +391,8 @@ static enum state reset(struct talk *t, struct random *script)
 	if (move(t, client ? up / 2 : 0, client ? 0 : down / 2) == CUT)
 		return CUT;
 	if (linger)
-		setsockopt(t->fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 }, sizeof(struct linger));
+		setsockopt(t->fd, SOL_SOCKET, SO_LINGER, &(struct linger){ 1, 0 },
+			   sizeof(struct linger));
 	return FINE;
 }
 
@@ -410,7 +423,8 @@ static enum state converse(struct talk *t)
 
 static void shape(struct talk *t)
 {
-	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), out = 16384 << below(&t->own, 5), in = 4 * out;
+	int on = t->seed & (BRIEF | HOLD) || below(&t->own, 16), out = 16384 << below(&t->own, 5),
+	    in = 4 * out;
 	/* A receive buffer below the MSS of lo makes TCP itself wait for timers. */
 	setsockopt(t->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
 	if (below(&t->own, 8) == 0)
@@ -442,7 +456,8 @@ static enum state greet(struct talk *t, bool first, uint64_t seed)
 	for (size_t n = 0; n < 8;) {
 		if (!first)
 			wait_in(t);
-		ssize_t got = first ? write(t->fd, (char *)&seed + n, 8 - n) : recv(t->fd, (char *)&t->seed + n, 8 - n, 0);
+		ssize_t got = first ? write(t->fd, (char *)&seed + n, 8 - n)
+				    : recv(t->fd, (char *)&t->seed + n, 8 - n, 0);
 		if (got == 0 || (got < 0 && gone(errno)))
 			return CUT;
 		if (got < 0 && errno != EINTR && errno != EAGAIN)
@@ -515,7 +530,8 @@ static enum state held(struct talk *t)
 		ssize_t more;
 		char byte;
 		wait_in(t);
-		while ((more = recv(t->fd, &byte, 1, MSG_PEEK)) < 0 && (errno == EINTR || errno == EAGAIN))
+		while ((more = recv(t->fd, &byte, 1, MSG_PEEK)) < 0 &&
+		       (errno == EINTR || errno == EAGAIN))
 			;
 		if (state == CUT || more <= 0)
 			return state;
@@ -567,7 +583,9 @@ static int listen_on(int port)
 
 static void serve(int port)
 {
-	struct pollfd p[] = { { 0, POLLIN, 0 }, { listen_on(port), POLLIN, 0 }, { listen_on(port + 1), POLLIN, 0 } };
+	struct pollfd p[] = { { 0, POLLIN, 0 },
+			      { listen_on(port), POLLIN, 0 },
+			      { listen_on(port + 1), POLLIN, 0 } };
 	puts("ready");
 	while (!p[0].revents) {
 		if (poll(p, 3, -1) <= 0)
@@ -593,7 +611,8 @@ static struct talk *dial(struct random *r, bool second)
 	while (connect(t->fd, (void *)&to, sizeof(to))) {
 		if (errno == EISCONN)
 			break;
-		if (all.cuts && (gone(errno) || errno == ECONNREFUSED)) { /* no listener at the moment */
+		/* no listener at the moment */
+		if (all.cuts && (gone(errno) || errno == ECONNREFUSED)) {
 			usleep(2000);
 			end(t, CUT);
 			return NULL;
@@ -674,8 +693,12 @@ static void *watch(void *arg)
 		for (int i = 0; i < LIVE; i++) {
 			struct talk *t = all.talking[i];
 			if (t && t->doing && t->moved + all.limit < time)
-				leave(3, "hang for %lu ms: seed %#lx, %s, %s, %lu bytes sent, %lu received\n", (time - t->moved) / 1000000, t->seed,
-				      t->client ? "client" : "server", t->doing, t->at[OUT], t->at[IN]);
+				leave(3,
+				      "hang for %lu ms: seed %#lx, %s, %s, %lu bytes sent, %lu "
+				      "received\n",
+				      (time - t->moved) / 1000000, t->seed,
+				      t->client ? "client" : "server", t->doing, t->at[OUT],
+				      t->at[IN]);
 		}
 		printf("at %lu %lu\n", all.talks, all.bytes);
 	}
@@ -700,7 +723,10 @@ static void disturb(void)
 
 static void address(const char *text, int port)
 {
-	struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_V4MAPPED, .ai_family = AF_INET6, .ai_socktype = SOCK_STREAM }, *found;
+	struct addrinfo hints = { .ai_flags = AI_NUMERICHOST | AI_V4MAPPED,
+				  .ai_family = AF_INET6,
+				  .ai_socktype = SOCK_STREAM },
+			*found;
 	if (all.count == 8 || getaddrinfo(text, NULL, &hints, &found))
 		leave(2, "wrong address %s\n", text);
 	memcpy(&all.to[all.count], found->ai_addr, sizeof(all.to[0]));
@@ -744,7 +770,8 @@ int main(int argc, char **argv)
 	options(argc, argv);
 	argv += optind;
 	argc -= optind;
-	int fixed = argc && (!strcmp(argv[0], "brief") || !strcmp(argv[0], "hold")); /* arguments behind the port */
+	/* arguments behind the port */
+	int fixed = argc && (!strcmp(argv[0], "brief") || !strcmp(argv[0], "hold"));
 	if (argc < 2 || (argc > 2 && argc < 4 + fixed))
 		leave(2, "wrong arguments\n");
 	all.server = !strcmp(argv[0], "serve");
@@ -764,5 +791,6 @@ int main(int argc, char **argv)
 		keep(job.left, atoi(argv[1]));
 	while (all.server && all.live)
 		usleep(1000);
-	leave(0, "done %lu conversations, %lu cut, %lu bytes, %lu EAGAIN\n", all.talks, all.cut, all.bytes, all.again);
+	leave(0, "done %lu conversations, %lu cut, %lu bytes, %lu EAGAIN\n", all.talks, all.cut,
+	      all.bytes, all.again);
 }
