@@ -211,7 +211,7 @@ struct kerb_trace_event {
 	__u8 tcp_flags;
 	__u8 icmp_type;
 	__u8 icmp_code;
-	__u8 pad;
+	__u8 to_flags; /* KERB_TO_* */
 	__u8 saddr[16], daddr[16];
 };
 
@@ -331,7 +331,8 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
  * context of each module. The caller has no branches, after each of which the verifier would walk
  * the modules again. */
-__noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 verdict)
+__noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 verdict,
+				__u32 to_flags)
 {
 	struct kerb_trace_event e __attribute__((aligned(8))) = {};
 	union trace_what did = {.all = what};
@@ -369,6 +370,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 #endif
 	e.chain = did.chain;
 	e.to_ifindex = did.to_ifindex;
+	e.to_flags = to_flags;
 	e.cpu = bpf_get_smp_processor_id();
 	e.position = did.position;
 	e.verdict = verdict > 0xff ? 0xff : verdict;
@@ -393,7 +395,7 @@ SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 				.outcome = pkt->outcome };
 	union trace_what did = {.chain = chain, .position = KERB_TRACE_HEAD};
 
-	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT);
+	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT, 0);
 	return 0;
 }
 
@@ -406,7 +408,7 @@ SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 ver
 				 .position = position,
 				 .reason = pkt->reason };
 
-	kerb_trace_event(pkt->ctx, 0, did.all, verdict);
+	kerb_trace_event(pkt->ctx, 0, did.all, verdict, pkt->to_flags);
 	return 0;
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 5
+const linkerVersion = 6
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
@@ -71,7 +71,9 @@ type linker struct {
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
 	pktSize int32 // of struct kerb_pkt
-	frame   int32 // bytes from the frame pointer of the entry down to the packet context
+	// offsets in it
+	toIfindex, toFlags int16
+	frame              int32 // bytes from the frame pointer of the entry down to the packet context
 }
 
 func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
@@ -100,7 +102,11 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
 	l.pktSize = int32(pkt.Size+7) &^ 7
-	return l, nil
+	if l.toIfindex, err = pktField(pkt, "to_ifindex"); err != nil {
+		return nil, err
+	}
+	l.toFlags, err = pktField(pkt, "to_flags")
+	return l, err
 }
 
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
@@ -269,6 +275,11 @@ func (l *linker) entry(first int, head body, modules []body, verdict body, parts
 	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
 	next := "next-"
+	if l.mayBeRedirected(first) { // by a member of another part
+		restore := l.restore()
+		restore[0] = restore[0].WithSymbol(next)
+		code, next = append(code, restore...), "restored"
+	}
 	for n, m := range modules {
 		i := first + n
 		start := l.pkt(asm.R1)
@@ -286,9 +297,12 @@ func (l *linker) entry(first int, head body, modules []body, verdict body, parts
 		code = append(append(append(code, start...), call(m, said)...), check...)
 		cold = append(cold, l.cold(i, verdict, other, next)...)
 	}
-	end := l.end(parts, slot)
+	end, leave := l.end(parts, slot), asm.Instructions(nil)
+	if l.mayBeRedirected(first + len(modules)) {
+		end, leave = l.redirected(end, verdict, parts)
+	}
 	end[0] = end[0].WithSymbol(next)
-	return append(append(code, end...), cold...)
+	return slices.Concat(code, end, cold, leave)
 }
 
 // call reaches a function and comes out at a label.
@@ -358,7 +372,13 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 	if l.spec.Veth {
 		flags |= callVeth
 	}
-	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0).WithSymbol(symbol)}, l.pkt(asm.R1)...)
+	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0)}, l.pkt(asm.R1)...)
+	if l.defers(i) {
+		act := fmt.Sprintf("act%d", i)
+		code[0] = code[0].WithSymbol(act)
+		code = append(l.keepRedirect(next, act), code...)
+	}
+	code[0] = code[0].WithSymbol(symbol)
 	code = append(code,
 		asm.LoadMapPtr(asm.R3, l.members[i].maps[dropsMap].FD()),
 		asm.Mov.Imm(asm.R4, flags),

@@ -24,5 +24,7 @@ type Module struct {
 	FailClosed bool
 	Frags      bool // copes with XDP packets in several buffers
 	Sockets    bool // runs on sockets, and on no packets
-	BuiltIn    bool // the same code is verified on new kernels, too, by the tests of this build
+	// DeferredRedirect: modules behind see the packets that it redirects on TC.
+	DeferredRedirect bool
+	BuiltIn          bool // the same code is verified on new kernels, too, by the tests of this build
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
 // TraceFilter says which packets a trace is about. Zero values stand for any.
@@ -41,7 +42,7 @@ type TraceEvent struct {
 	Family, Proto        uint8
 	TCPFlags             uint8
 	ICMPType, ICMPCode   uint8
-	_                    uint8
+	ToFlags              uint8 // of a redirect (KERB_TO_*)
 	SourceAddr, DestAddr [16]byte
 }
 
@@ -50,6 +51,9 @@ const traceHead = 0xff
 
 // Head reports whether the event is the packet as it came in, before any module.
 func (e TraceEvent) Head() bool { return e.Position == traceHead }
+
+// Deferred reports whether the modules behind see a packet that this one has redirected.
+func (e TraceEvent) Deferred() bool { return e.ToFlags&kerbabi.ToDeferred != 0 }
 
 // Addr is one of the event's addresses; invalid for packets that are not IP.
 func (e TraceEvent) Addr(raw [16]byte) netip.Addr {

@@ -29,18 +29,16 @@ func (l *linker) unavailable(symbol string, donor asm.Instruction) (asm.Instruct
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
-	for _, m := range pkt.Members {
-		if m.Name != "reason" {
-			continue
-		}
-		entry := *l.entryType()
-		entry.Name, entry.Linkage = symbol, btf.StaticFunc
-		first := asm.StoreImm(asm.R1, int16(m.Offset.Bytes()), int64(kerbabi.DropUnavailable), asm.Word).WithSymbol(symbol)
-		return asm.Instructions{
-			btf.WithFuncMetadata(first, &entry).WithSource(donor.Source()),
-			asm.Mov.Imm(asm.R0, int32(kerbabi.Drop)),
-			asm.Return(),
-		}, nil
+	reason, err := pktField(pkt, "reason")
+	if err != nil {
+		return nil, err
 	}
-	return nil, fmt.Errorf("chain object: struct kerb_pkt has no reason")
+	entry := *l.entryType()
+	entry.Name, entry.Linkage = symbol, btf.StaticFunc
+	first := asm.StoreImm(asm.R1, reason, int64(kerbabi.DropUnavailable), asm.Word).WithSymbol(symbol)
+	return asm.Instructions{
+		btf.WithFuncMetadata(first, &entry).WithSource(donor.Source()),
+		asm.Mov.Imm(asm.R0, int32(kerbabi.Drop)),
+		asm.Return(),
+	}, nil
 }

@@ -119,6 +119,8 @@ func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		Frags:      d.Pkg.Frags,
 		Sockets:    d.onSockets(),
 		BuiltIn:    d.Pkg.Source == pkgs.SourceBuiltin,
+
+		DeferredRedirect: d.Pkg.DeferredRedirect,
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !d.Pkg.HasHook(string(h)) {
 				return nil, nil
@@ -143,6 +145,7 @@ func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 func (d *Module) describe(settings sdk.Settings) {
 	d.Member = memberOf(d.Dataplane)
 	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.RankOn, d.onSockets(), d.Pkg.Replies
+	d.DeferredRedirect = d.Pkg.DeferredRedirect
 	d.LongReplies, d.TranslatesReplies, d.Inbound = settings.LongReplies, settings.TranslatesReplies, settings.Inbound
 	if d.LinkTypes = settings.LinkTypes; len(d.LinkTypes) == 0 {
 		d.LinkTypes = d.Pkg.ReadableLinkTypes()

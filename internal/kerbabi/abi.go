@@ -124,6 +124,9 @@ const (
 	FlagL4
 )
 
+// ToDeferred is the flag of a redirect that modules behind see (KERB_TO_DEFERRED).
+const ToDeferred = 1 << 4
+
 // Bounds of the parser (KERB_MAX_EXT, KERB_MAX_HDRS, KERB_VLAN_DEPTH).
 const (
 	MaxExt    = 6

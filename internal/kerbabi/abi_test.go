@@ -109,6 +109,7 @@ func TestMacrosMatchTheHeaders(t *testing.T) {
 		"flag_options":    kerbabi.FlagOptions,
 		"flag_ext":        kerbabi.FlagExt,
 		"flag_l4":         kerbabi.FlagL4,
+		"to_deferred":     kerbabi.ToDeferred,
 		"max_ext":         kerbabi.MaxExt,
 		"max_hdrs":        kerbabi.MaxHdrs,
 		"vlan_depth":      kerbabi.VLANDepth,

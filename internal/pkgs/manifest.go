@@ -64,6 +64,8 @@ type Manifest struct {
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.
 	Replies bool `json:"replies,omitempty"`
+	// DeferredRedirect: on TC, modules behind see the packets that the data plane redirects, by kerb_redirect_deferred().
+	DeferredRedirect bool `json:"deferredRedirect,omitempty"`
 	// Socket is of older manifests.
 	Socket bool `json:"socket,omitempty"`
 	// Capabilities are what the agent provides to the control plane. Use Manifest.Granted, which knows older manifests.

@@ -45,9 +45,10 @@ func (m *Manifest) checkSockets() (field, reason string) {
 		return "", ""
 	case len(m.Hooks) > 1:
 		return "hooks", "sockets goes with no other hook: split the package"
-	case m.Frags || m.Replies || m.HasCapability(CapabilityInject) || len(m.DropReasons) > 0,
+	case m.Frags || m.Replies || m.DeferredRedirect || m.HasCapability(CapabilityInject) || len(m.DropReasons) > 0,
 		len(m.Directions.Services)+len(m.Directions.Interfaces) > 0:
-		return "hooks", "sockets are no packets: frags, replies, inject, dropReasons and directions have no meaning there"
+		return "hooks", "sockets are no packets: frags, replies, deferredRedirect, inject, dropReasons and directions " +
+			"have no meaning there"
 	case m.FailurePolicy == "closed":
 		return "failurePolicy", "sockets cannot fail closed: without the module they are plain TCP"
 	}

@@ -33,6 +33,8 @@ type Module struct {
 	Replies      bool              // it answers packets
 	LongReplies  bool              // its replies may be longer than their requests
 
+	DeferredRedirect bool // on TC, modules behind see the packets that it redirects
+
 	TranslatesReplies bool         // of instances to their virtual address
 	Inbound           *sdk.Inbound // nil: it drops no packets because of their source
 }

@@ -187,7 +187,7 @@ func TestVethReplies(t *testing.T) {
 func always(rank int) func(bool) int { return func(bool) int { return rank } }
 
 func TestShadowed(t *testing.T) {
-	modules := map[string]int{"tap": 10, "answer": 20, "fw": 40, "count": 40, "px": 50, "tun": 60, "late": 45}
+	modules := map[string]int{"tap": 10, "answer": 20, "fw": 40, "count": 40, "px": 50, "tun": 60, "late": 45, "later": 50}
 	for _, c := range []struct {
 		dir         chain.Direction
 		chain, want []string
@@ -202,9 +202,11 @@ func TestShadowed(t *testing.T) {
 		{chain.Ingress, []string{"tap", "gone", "answer"}, []string{"answer", "gone"}},
 		{chain.Ingress, []string{"late", "fw", "count"}, []string{"fw"}}, // whatever its rank
 		{chain.Egress, []string{"late", "fw"}, nil},
+		{chain.Egress, []string{"later", "fw", "count"}, nil},
+		{chain.Egress, []string{"later", "px", "fw"}, []string{"fw"}},
 		{chain.Ingress, []string{"fw", "late"}, nil},
 	} {
-		at := Placement{Service: "web", Chain: chain.Spec{Direction: c.dir}}
+		at := Placement{Service: "web", Chain: chain.Spec{Side: chain.OnTCIngress, Direction: c.dir}}
 		for _, name := range c.chain {
 			at.Chain.Members = append(at.Chain.Members, chain.Member{Name: name})
 		}
@@ -212,6 +214,7 @@ func TestShadowed(t *testing.T) {
 		for name, rank := range modules {
 			in.Modules[name] = &Module{Rank: always(rank)}
 		}
+		in.Modules["later"].DeferredRedirect = true
 		in.Modules["fw"].Inbound, in.Modules["late"].Replies = &sdk.Inbound{}, true
 		placed := Placements{{Ifindex: 7, Side: chain.OnTCIngress}: at}
 		if got := slices.Sorted(maps.Keys(in.Shadowed(placed))); !slices.Equal(got, c.want) {

@@ -20,13 +20,19 @@ const (
 	takesOutward = 50
 )
 
-// takesBefore reports whether a module takes packets off a chain that the next one should have seen.
-func (in Inputs) takesBefore(first, next string, onService bool, dir chain.Direction) bool {
-	near, far := in.rank(first, onService), in.rank(next, onService)
-	if dir == chain.Ingress {
+// takesBefore reports whether a module of at takes packets off a chain that the next one should have seen.
+func (in Inputs) takesBefore(first, next string, at Placement) bool {
+	near, far := in.rank(first, at.Service != ""), in.rank(next, at.Service != "")
+	if at.Chain.Direction == chain.Ingress {
 		return near < takesInward && near < far || in.replies(first) && in.filters(next)
 	}
-	return near >= takesOutward && near > far
+	return near >= takesOutward && near > far && !in.defers(first, at.Chain.Side)
+}
+
+// defers reports whether modules behind this one see the packets that it redirects.
+func (in Inputs) defers(module string, side chain.Side) bool {
+	m := in.Modules[module]
+	return m != nil && m.DeferredRedirect && side.Hook() == chain.TC
 }
 
 func (in Inputs) replies(module string) bool {
@@ -46,10 +52,9 @@ func (in Inputs) Shadowed(placed Placements) map[string]string {
 	out := map[string]string{}
 	for _, p := range placed.Sorted() {
 		at := placed[p]
-		onService, dir := at.Service != "", at.Chain.Direction
 		for i, second := range at.Chain.Members {
 			for _, first := range at.Chain.Members[:i] {
-				if in.takesBefore(first.Name, second.Name, onService, dir) {
+				if in.takesBefore(first.Name, second.Name, at) {
 					out[second.Name] = at.shadow(first.Name, "change order.priority so that it comes first")
 				}
 			}
@@ -69,7 +74,7 @@ func (in Inputs) takesOnXDP(placed Placements, p chain.Point, filter string) str
 	}
 	at := placed[chain.Point{Ifindex: p.Ifindex, Side: chain.OnXDP}]
 	i := slices.IndexFunc(at.Chain.Members, func(first chain.Member) bool {
-		return in.takesBefore(first.Name, filter, at.Service != "", at.Chain.Direction)
+		return in.takesBefore(first.Name, filter, at)
 	})
 	if i < 0 {
 		return ""

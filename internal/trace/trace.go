@@ -147,7 +147,7 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	}
 	p.Steps = append(p.Steps, s)
 	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply ||
-		verdict == kerbabi.Redirect
+		verdict == kerbabi.Redirect && !e.Deferred()
 }
 
 // target names an interface, and its service.

@@ -80,14 +80,19 @@ func steps(all []v1.TracedPacket) (out [][]v1.TraceStep) {
 func TestPackets(t *testing.T) {
 	redirect := event(1, 5, 0, kerbabi.Redirect, 53)
 	redirect.ToIfindex = 8
+	deferred := redirect
+	deferred.CPU, deferred.ToFlags = 2, kerbabi.ToDeferred
 	got := read(t, 0, 0,
 		event(0, 1, head, 0, 80), event(1, 5, head, 0, 53),
-		event(0, 1, 0, kerbabi.Next, 8080), redirect, event(0, 1, 1, kerbabi.Drop, 8080))
+		event(0, 1, 0, kerbabi.Next, 8080), redirect, event(0, 1, 1, kerbabi.Drop, 8080),
+		event(2, 5, head, 0, 53), deferred, event(2, 5, 1, kerbabi.Next, 53))
 	want := [][]v1.TraceStep{
 		{{Module: "a", Verdict: kerbabi.Redirect.String(), Interface: "veth8", Service: "db"}},
 		{{Module: "a", Verdict: kerbabi.Next.String(), Protocol: "udp", Source: "10.0.0.1:1000",
 			Destination: "10.0.0.2:8080"},
 			{Module: "b", Verdict: kerbabi.Drop.String(), Reason: "reason of b"}},
+		{{Module: "a", Verdict: kerbabi.Redirect.String(), Interface: "veth8", Service: "db"},
+			{Module: "b", Verdict: kerbabi.Next.String()}},
 	}
 	if diff := cmp.Diff(want, steps(got)); diff != "" {
 		t.Errorf("steps, want (-), got (+):\n%s", diff)

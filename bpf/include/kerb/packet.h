@@ -87,4 +87,21 @@ static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __
 	return KERB_REDIRECT;
 }
 
+/* The same after the last module: those behind see the packet as it will leave, and may drop it or
+ * send it elsewhere. On TC, in packages with deferredRedirect; everywhere else this is
+ * kerb_redirect(). */
+static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
+{
+#ifdef KERB_HOOK_TC
+	flags |= KERB_TO_DEFERRED;
+#endif
+	return kerb_redirect(pkt, ifindex, flags);
+}
+
+/* Whether a module before this one has redirected the packet. */
+static __always_inline int kerb_is_redirected(const struct kerb_pkt *pkt)
+{
+	return pkt->to_flags & KERB_TO_DEFERRED;
+}
+
 #endif

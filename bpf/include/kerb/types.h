@@ -102,5 +102,7 @@ struct kerb_pkt {
 /* the kernel looks up route and neighbour on that interface, and writes the L2 header (TC only) */
 #define KERB_TO_NEIGH	(1 << 2)
 #define KERB_TO_MAP	(1 << 3) /* where the module's bpf_redirect_map() said (XDP only) */
+/* Set by kerb_redirect_deferred(): modules behind see the packet first (TC only). */
+#define KERB_TO_DEFERRED (1 << 4)
 
 #endif

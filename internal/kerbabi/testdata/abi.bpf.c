@@ -10,6 +10,7 @@ enum macros {
 	flag_options = KERB_F_OPTIONS,
 	flag_ext = KERB_F_EXT,
 	flag_l4 = KERB_F_L4,
+	to_deferred = KERB_TO_DEFERRED,
 	max_ext = KERB_MAX_EXT,
 	max_hdrs = KERB_MAX_HDRS,
 	vlan_depth = KERB_VLAN_DEPTH,

@@ -4,19 +4,23 @@
 
 KERB_CONFIG(__u32, verdict, 0);
 KERB_CONFIG(__u32, ifindex, 0);
+KERB_CONFIG(_Bool, deferred, 0);
+
+static __always_inline int decide(struct kerb_pkt *pkt)
+{
+	if (verdict != KERB_REDIRECT)
+		return verdict;
+	return deferred ? kerb_redirect_deferred(pkt, ifindex, 0) : kerb_redirect(pkt, ifindex, 0);
+}
 
 KERB_EGRESS(pkt)
 {
-	if (verdict == KERB_REDIRECT)
-		return kerb_redirect(pkt, ifindex, 0);
-	return verdict;
+	return decide(pkt);
 }
 
 KERB_INGRESS(pkt)
 {
-	if (verdict == KERB_REDIRECT)
-		return kerb_redirect(pkt, ifindex, 0);
-	return verdict;
+	return decide(pkt);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// A module whose package has deferredRedirect may record the target of a packet and leave it to the modules behind,
+// which may drop it. Chains with such a module before the last one get code for it; all others do not change. The last
+// member redirects at once, and so does every module on XDP, where the kernel keeps one target per packet.
+
+// Offsets in struct __sk_buff, whose layout is fixed: the parts of a split chain share no stack.
+const (
+	skbCB0 = 48
+	skbCB1 = 52
+)
+
+// defers reports whether modules behind member i see packets that it redirects.
+func (l *linker) defers(i int) bool {
+	return l.spec.Side.Hook() == chain.TC && i < len(l.members)-1 && l.members[i].DeferredRedirect
+}
+
+// mayBeRedirected reports whether a packet that reaches member i may have a target already.
+func (l *linker) mayBeRedirected(i int) bool {
+	for n := range l.members[:i] {
+		if l.defers(n) {
+			return true
+		}
+	}
+	return false
+}
+
+// loadPkt loads a 32-bit field of the packet context.
+func (l *linker) loadPkt(dst asm.Register, offset int16) asm.Instruction {
+	return asm.LoadMem(dst, asm.RFP, int16(-l.frame)+offset, asm.Word)
+}
+
+// keepRedirect continues with the next module after a verdict that is a deferred redirect, else with act.
+func (l *linker) keepRedirect(next, act string) asm.Instructions {
+	return asm.Instructions{
+		asm.JNE.Imm(asm.R0, int32(kerbabi.Redirect), act),
+		l.loadPkt(asm.R1, l.toFlags),
+		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, next),
+	}
+}
+
+// redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps
+// to.
+func (l *linker) redirected(end asm.Instructions, verdict body, parts *ebpf.Map) (branch, leave asm.Instructions) {
+	if parts != nil {
+		return append(l.store(), end...), nil
+	}
+	branch = asm.Instructions{l.loadPkt(asm.R1, l.toFlags), asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, "leave")}
+	leave = l.pkt(asm.R1)
+	leave[0] = leave[0].WithSymbol("leave")
+	leave = append(leave,
+		asm.Mov.Imm(asm.R2, int32(kerbabi.Redirect)),
+		asm.Mov.Imm(asm.R3, 0), // no maps of drops: a redirect is none
+		asm.Mov.Imm(asm.R4, 0),
+		asm.Mov.Imm(asm.R5, 0),
+	)
+	leave = append(leave, call(verdict, "left")...)
+	return append(branch, end...), append(leave, asm.Ja.Label("out").WithSymbol("left"))
+}
+
+// store hands the target to the next part of a split chain.
+func (l *linker) store() asm.Instructions {
+	return asm.Instructions{
+		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
+		l.loadPkt(asm.R2, l.toIfindex),
+		asm.StoreMem(asm.R1, skbCB0, asm.R2, asm.Word),
+		l.loadPkt(asm.R2, l.toFlags),
+		asm.StoreMem(asm.R1, skbCB1, asm.R2, asm.Word),
+	}
+}
+
+// restore takes the target over from the part before.
+func (l *linker) restore() asm.Instructions {
+	return asm.Instructions{
+		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
+		asm.LoadMem(asm.R2, asm.R1, skbCB0, asm.Word),
+		asm.StoreMem(asm.RFP, int16(-l.frame)+l.toIfindex, asm.R2, asm.Word),
+		asm.LoadMem(asm.R2, asm.R1, skbCB1, asm.Word),
+		asm.StoreMem(asm.RFP, int16(-l.frame)+l.toFlags, asm.R2, asm.Word),
+	}
+}
+
+// pktField returns the offset of a field of struct kerb_pkt.
+func pktField(pkt *btf.Struct, name string) (int16, error) {
+	i := slices.IndexFunc(pkt.Members, func(m btf.Member) bool { return m.Name == name })
+	if i < 0 {
+		return 0, fmt.Errorf("chain object: struct kerb_pkt has no %s", name)
+	}
+	return int16(pkt.Members[i].Offset.Bytes()), nil
+}
