@@ -38,8 +38,7 @@
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
-#include <kerb/types.h>
-#include <kerb/verifier.h>
+#include <kerb/bounds.h>
 
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
@@ -64,36 +63,6 @@ struct kerb_ext_hdr {
 	__be16 frag_off;
 	__be32 id;
 };
-
-/* Reads the packet's bounds: first, and after any helper that may have moved it. Pointers into the
- * packet end here. */
-static __always_inline void kerb_reload(struct kerb_pkt *pkt)
-{
-	void *ctx = pkt->ctx;
-
-	pkt->data = (void *)kerb_ctx_field(ctx, data);
-	pkt->data_end = (void *)kerb_ctx_field(ctx, data_end);
-}
-
-/* Pointer to len bytes at offset off of the frame, or NULL when the linear part ends before them or
- * off is beyond KERB_MAX_OFFSET. The xor makes off a value of its own to the verifier: otherwise
- * the comparison would bound what off was computed from, and keep states of the caller apart that
- * could be merged. The mask repeats the comparison for verifiers that lose the bound when the value
- * is spilled; the barrier keeps the compiler from removing it. */
-static __always_inline void *kerb_at(const struct kerb_pkt *pkt, __u64 off, __u64 len)
-{
-	void *p;
-
-	if (!__builtin_constant_p(off))
-		kerb_detach(off);
-	if (off > KERB_MAX_OFFSET)
-		return 0;
-	if (!__builtin_constant_p(off))
-		kerb_opaque(off);
-	p = pkt->data + (off & KERB_MAX_OFFSET);
-
-	return p + len > pkt->data_end ? 0 : p;
-}
 
 /* A module that calls kerb_reparse may define KERB_PARSE_STAGE as __noinline, as chain.bpf.c does:
  * then the stages are global functions. Else they are inlined. */
