@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A receiver of one class: what the files of this library share. */
+#pragma once
+
+#include <sys/un.h>
+
+#include "bell.h"
+#include "connection.h"
+#include "control.h"
+#include "idle.h"
+#include "kerb_intercept.h"
+#include "record.h"
+#include "source.h"
+#include "thread.h"
+#include "wait.h"
+#include "watch.h"
+
+struct kerb_intercept {
+	struct kerb_intercept_options options;
+	char path[sizeof(((struct sockaddr_un *)0)->sun_path)], class_name[NAME];
+
+	int conn; /* to the control plane, -1: none at the moment, or the kernel module's */
+	bool taken, restarted;
+	uint64_t check_at, generation; /* check_at: when to check the connection again */
+	struct ring ring;
+	struct xsk xsk;
+	struct bells bells;
+	struct watch watch; /* over all of these */
+	struct idle idle;
+	struct controls controls;
+	struct icpt_state *state;
+
+	struct wait wait;
+	uint64_t seen; /* when we knew last that we were running */
+	struct look before; /* when the record before was looked for */
+	int schedstat;
+	struct kerb_intercept_stats stats;
+};
+
+/* session_join connects to the module and opens the class; a receiver that has it already continues
+ * with what is there now. */
+int session_join(struct kerb_intercept *k, bool takeover);
+int session_map_state(struct kerb_intercept *k, int fd, off_t at);
+/* record_packets counts packets that the receiver is about to be given. */
+void record_packets(struct kerb_intercept *k, const struct kerb_packet *packets, int n);
