@@ -142,7 +142,7 @@ func (c *config) inUser() bool { return c.Evaluate.Where == "user" }
 // index is the place of a word in a list of an enum's names, by value.
 func index(names []string, word string) int { return max(0, slices.Index(names, word)) }
 
-// constants are those of maps.h.
+// constants are those of settings.h.
 func (c *config) constants() map[string]any {
 	return map[string]any{
 		"extractor":         index(extractors, c.Extractor),
