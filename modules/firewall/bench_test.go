@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
 // family makes n rules of one kind, and packets that the last ones of them allow.
@@ -77,9 +79,15 @@ func (f family) config(n int, v4, state bool) map[string]any {
 // inside is a packet that a rule matches.
 func inside(rule *Rule) Packet {
 	p := Packet{Proto: protoTCP, TCPFlags: tcpACK, SrcPort: rule.SrcPort.Lo, DstPort: rule.DstPort.Hi, HopLimit: 64}
+	if rule.Proto == protoUDP {
+		p.Proto, p.TCPFlags = protoUDP, 0
+	}
 	p.Src, p.Dst = rule.Src.Addr(), rule.Dst.Addr()
 	if !p.Src.IsValid() {
 		p.Src = p.Dst
+	}
+	if !p.Src.IsValid() {
+		p.Src = netip.MustParseAddr("192.0.2.1")
 	}
 	if !p.Dst.IsValid() {
 		p.Dst = p.Src
@@ -126,6 +134,23 @@ func BenchmarkRules(b *testing.B) {
 	}
 }
 
+// BenchmarkRuleSets is the cost of packets of one flow without state, by how far behind the rule that decides is.
+func BenchmarkRuleSets(b *testing.B) {
+	for _, v4 := range []bool{true, false} {
+		for _, kind := range classbench.Kinds {
+			for _, n := range []int{1000, MaxRules} {
+				k := loadFirewall(b, benchConfig(b, kind, n, v4))
+				for _, i := range []int{n / 10, n / 2, n - 1} {
+					p := inside(&k.rules[i])
+					b.Run(fmt.Sprintf("%s/ip%d/%d/rule%d", kind, map[bool]int{true: 4, false: 6}[v4], n, i), func(b *testing.B) {
+						measure(b, k.egress, frame{Packet: p}.bytes())
+					})
+				}
+			}
+		}
+	}
+}
+
 // BenchmarkState is the cost of a packet of an established connection, and of a one-way flow.
 func BenchmarkState(b *testing.B) {
 	for _, v4 := range []bool{true, false} {
@@ -147,16 +172,20 @@ func BenchmarkState(b *testing.B) {
 // BenchmarkCompile is the time from a config to maps' contents.
 func BenchmarkCompile(b *testing.B) {
 	for _, f := range ruleFamilies {
-		config := f.config(10000, true, true)
-		b.Run(f.name, func(b *testing.B) {
-			var last *Firewall
-			for range b.N {
-				last = compileConfig(b, config)
-			}
-			steps, forks := last.tree.cost(last.roots["root_egress4"])
-			b.ReportMetric(float64(len(last.tree.chunks)), "pages")
-			b.ReportMetric(float64(steps), "steps")
-			b.ReportMetric(float64(forks), "forks")
-		})
+		b.Run(f.name, func(b *testing.B) { measureCompile(b, f.config(MaxRules, true, true)) })
 	}
+	for _, kind := range classbench.Kinds {
+		b.Run(kind, func(b *testing.B) { measureCompile(b, benchConfig(b, kind, MaxRules, true)) })
+	}
+}
+
+func measureCompile(b *testing.B, config map[string]any) {
+	var last *Firewall
+	for range b.N {
+		last = compileConfig(b, config)
+	}
+	steps, forks := last.tree.cost(last.roots["root_egress4"])
+	b.ReportMetric(float64(len(last.tree.chunks)), "pages")
+	b.ReportMetric(float64(steps), "steps")
+	b.ReportMetric(float64(forks), "forks")
 }

@@ -1,10 +1,14 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* First match over the rules. A rule is a box in the space of the words of struct fw_flow;
- * compile.go cuts that space into a binary tree whose leaves are short rule lists in order. The
- * search is one flat loop over 8-byte nodes. Its length is bounded by FW_STEPS, which compile.go
+ * compile.go cuts that space into binary trees whose leaves are short rule lists in order. The
+ * search is one flat loop over 8-byte nodes. Its length is bounded by FW_STEPS, which separate.go
  * guarantees for every path, so that the verifier of Linux 5.10 accepts it. What it keeps (best,
  * forks) lies in memory: unknown to the verifier, which so takes one round of the loop for
- * another. */
+ * another.
+ *
+ * Rules that no tree separates are in a bitmap, see bitmap.go. The same loop finds the class of
+ * each field's value; fw_search_bitmap then takes the AND of what the classes match. Everything is
+ * in the pages of one map, and an address is the number of a word in it. */
 #ifndef FW_CLASSIFY_H
 #define FW_CLASSIFY_H
 
@@ -25,6 +29,7 @@ enum fw_node {
 	 * value on can still win */
 	FW_NODE_FORK = 67,
 	FW_NODE_END = 68,   /* nothing (more) matches here */
+	FW_NODE_CLASS = 72, /* plus a field: value is the address of its class's record */
 	/* plus offset of a word: continue at child plus (word - value) >> shift nodes, of
 	 * FW_TABLE */
 	FW_NODE_TABLE = 128,
@@ -37,6 +42,19 @@ enum fw_node {
 
 struct fw_chunk {
 	__u64 node[FW_CHUNK];
+};
+
+#define FW_FIELDS  5 /* of a bitmap: source, destination, their ports, protocol */
+#define FW_NUMBERS FW_FIELDS /* the record of the numbers of its rules */
+#define FW_BLOCKS  20 /* of a bitmap, at most; mirrored in bitmap.go */
+#define FW_WORDS   8 /* of a block: a bit per rule */
+#define FW_NUMBER_BYTES (FW_WORDS * 64 * sizeof(__u32))
+
+/* By block: the address of its row, of FW_WORDS words, 0 if it has no bits; of FW_NUMBERS, of its
+ * rule numbers, 0 behind the last. */
+struct fw_record {
+	__u32 at[FW_BLOCKS];
+	__u32 unused[32 - FW_BLOCKS];
 };
 
 /* Ports are start and span: x matches if x - start <= span. */
@@ -137,7 +155,8 @@ static __always_inline __u32 fw_pop(struct fw_flow *s)
 	return *(volatile __u32 *)&fork->node;
 }
 
-/* Finds the first rule that matches the words of s. Leaves it, FW_NO_RULE or FW_LOST in s->best. */
+/* Finds the first rule of the trees that matches the words of s, and their classes. Leaves it,
+ * FW_NO_RULE or FW_LOST in s->best. */
 static __always_inline void fw_search(struct fw_flow *s)
 {
 	struct fw_chunk *chunk;
@@ -147,6 +166,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 	at *= sizeof(chunk->node[0]);
 	s->best = FW_NO_RULE;
 	s->forks = 0;
+	s->class[FW_NUMBERS] = 0;
 	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
 	if (!chunk)
 		goto lost;
@@ -184,8 +204,12 @@ static __always_inline void fw_search(struct fw_flow *s)
 		if (kind == FW_NODE_JUMP) {
 			s->chunk = value;
 		} else {
-			if (kind != FW_NODE_END && value < s->best)
+			if (kind >= FW_NODE_CLASS) {
+				kerb_bound(kind, FW_CLASSES - 1);
+				s->class[kind] = value;
+			} else if (kind != FW_NODE_END && value < s->best) {
 				s->best = value;
+			}
 			if (!s->forks)
 				return;
 			at = fw_pop(s);
@@ -198,11 +222,100 @@ lost:
 	s->best = FW_LOST;
 }
 
+/* The memory at an address, a multiple of size, which is a power of two up to a page's. */
+static __always_inline void *fw_memory(struct fw_flow *s, __u32 address, const __u32 size)
+{
+	__u64 at = address % FW_CHUNK * sizeof(__u64);
+	struct fw_chunk *chunk;
+
+	s->chunk = address / FW_CHUNK;
+	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
+	if (!chunk)
+		return NULL;
+	kerb_bound(at, sizeof(*chunk) - size);
+	return (void *)chunk + at;
+}
+
+/* Whether a rule of the block is in all classes. Leaves the rules that are in s->bits. */
+static __always_inline int fw_matches_block(struct fw_flow *s, struct fw_record **record, __u32 b)
+{
+	__u64 *row[FW_FIELDS], any = 0;
+
+#pragma unroll
+	for (int i = 0; i < FW_FIELDS; i++) {
+		if (!record[i]->at[b])
+			return 0;
+		row[i] = fw_memory(s, record[i]->at[b], FW_WORDS * sizeof(__u64));
+		if (!row[i])
+			return 0;
+	}
+#pragma unroll
+	for (int i = 0; i < FW_WORDS; i++) {
+		s->bits[i] = row[0][i] & row[1][i] & row[2][i] & row[3][i] & row[4][i];
+		any |= s->bits[i];
+	}
+	return any != 0;
+}
+
+/* The number of the first rule in s->bits. */
+static __always_inline __u32 fw_first_bit(struct fw_flow *s)
+{
+	__u32 *numbers = fw_memory(s, s->numbers, FW_NUMBER_BYTES), bit = 0;
+
+	if (!numbers)
+		return FW_LOST;
+	for (int i = FW_WORDS - 1; i >= 0; i--)
+		if (s->bits[i])
+			bit = i * 64 + __builtin_ctzll(s->bits[i]);
+	kerb_bound(bit, FW_WORDS * 64 - 1);
+	return numbers[bit];
+}
+
+/* Finds the first rule of the bitmap that matches. Leaves it in s->best if it is before that. */
+static __always_inline void fw_search_bitmap(struct fw_flow *s)
+{
+	struct fw_record *record[FW_FIELDS + 1];
+	__u32 first;
+
+	s->numbers = 0;
+#pragma unroll
+	for (int i = 0; i < FW_FIELDS + 1; i++) {
+		record[i] = fw_memory(s, s->class[i], sizeof(*record[i]));
+		if (!record[i])
+			goto lost;
+	}
+	for (__u32 b = 0; b < FW_BLOCKS; b++) {
+		__u32 at = record[FW_NUMBERS]->at[b], *numbers;
+
+		if (!at)
+			return;
+		numbers = fw_memory(s, at, FW_NUMBER_BYTES);
+		if (!numbers)
+			goto lost;
+		if (*numbers >= s->best)
+			return;
+		if (fw_matches_block(s, record, b)) {
+			s->numbers = at;
+			break;
+		}
+	}
+	if (!s->numbers)
+		return;
+	first = fw_first_bit(s);
+	if (first < s->best)
+		s->best = first;
+	return;
+lost:
+	s->best = FW_LOST;
+}
+
 /* What the rules say of the words of s: slot << 1 | allow, FW_NO_RULE or FW_LOST. */
 static __always_inline __u32 fw_classify(struct fw_flow *s)
 {
 	*(volatile __u32 *)&s->root = fw_root(s->asked, s->family == 4);
 	fw_search(s);
+	if (s->class[FW_NUMBERS] && s->best != FW_LOST)
+		fw_search_bitmap(s);
 	if (s->best >= FW_LOST)
 		return s->best;
 	if (s->family == 4) {

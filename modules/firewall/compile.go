@@ -4,7 +4,6 @@ package firewall
 
 import (
 	"encoding/binary"
-	"errors"
 	"math"
 	"math/bits"
 	"net/netip"
@@ -27,6 +26,7 @@ const (
 	nodeJump  = 66
 	nodeFork  = 67
 	nodeEnd   = 68
+	nodeClass = 72  // plus a field
 	nodeTable = 128 // plus 4 times the dimension
 	tableBits = 6
 	tableSize = 1 << tableBits
@@ -37,9 +37,6 @@ var (
 	dims4 = []int{0, 1, dimProto, dimSport, dimDport}
 	dims6 = []int{0, 1, 2, 3, 4, 5, 6, 7, dimProto, dimSport, dimDport}
 )
-
-// errEntangled is returned for rules that no tree of reasonable size decides in maxSteps steps.
-var errEntangled = errors.New("too entangled")
 
 // box is a rule, or a part of the space of packets: an inclusive interval per dimension.
 type box struct{ lo, hi [dims]uint32 }
@@ -99,8 +96,9 @@ func prefixWords(p netip.Prefix, lo, hi []uint32) {
 // node of the tree before it is laid out in chunks.
 type node struct {
 	kind        int     // 4 times a dimension to cut, or node...
-	value       uint32  // last coordinate of the left side, first of a table, or rule
+	value       uint32  // last coordinate of the left side, first of a table, rule, record, or chunk of a jump
 	shift       int     // of a table: binary logarithm of the width of its parts
+	slot        int     // of a jump
 	left, right *node   // of a cut; first and second tree of a fork; left is what follows a rule that does not match
 	parts       []*node // of a table
 	size        int     // nodes in it
@@ -111,6 +109,7 @@ func leaf(kind int, value uint32) *node { return &node{kind: kind, value: value,
 // builder cuts the space until few rules are left in each part.
 type builder struct {
 	boxes      []box
+	failed     bool // a search takes more steps than the budget has
 	dims       []int
 	starts     []uint32 // scratch of bestCut
 	ends       []uint32
@@ -124,19 +123,30 @@ const (
 	manyWide  = 16
 )
 
-// build returns the tree for the rules of list, which all overlap part. The budget is a number of nodes; when it runs
+// budget is what a tree may have.
+type budget struct {
+	nodes int // in all
+	steps int // in the longest search; beyond that the tree has failed
+}
+
+func (b budget) of(nodes, taken int) budget { return budget{nodes, b.steps - taken} }
+
+// build returns the tree for the rules of list, which all overlap part. When the budget of nodes runs
 // out, lists stay longer than they might: slower, never wrong.
-func (b *builder) build(list []int32, part box, budget int) *node {
+func (b *builder) build(list []int32, part box, budget budget) *node {
+	if b.failed = b.failed || budget.steps <= 0; b.failed {
+		return leaf(nodeEnd, 0)
+	}
 	list = b.reduce(list, &part)
-	if len(list) <= shortList || budget < 3*len(list) {
-		return b.chain(list, &part)
+	if len(list) <= shortList || budget.nodes < 3*len(list) {
+		return b.tryAll(list, &part, budget)
 	}
 	table, useTable := b.bestTable(list, &part)
 	cut, useCut := b.bestCut(list, &part)
 	if useTable {
 		cut.dim = table.dim
 	} else if !useCut {
-		return b.chain(list, &part)
+		return b.tryAll(list, &part, budget)
 	}
 	wide, narrow := b.split(list, &part, cut.dim)
 	switch {
@@ -144,11 +154,11 @@ func (b *builder) build(list []int32, part box, budget int) *node {
 		return b.fork(narrow, wide, part, budget)
 	case useTable && table.edge != nil:
 		return b.cut(list, part, *table.edge, budget)
-	case useTable && budget > 4*tableSize:
+	case useTable && budget.nodes > 4*tableSize:
 		return b.table(list, part, table, budget)
 	}
 	if !useCut {
-		return b.chain(list, &part)
+		return b.tryAll(list, &part, budget)
 	}
 	return b.cut(list, part, cut, budget)
 }
@@ -161,6 +171,13 @@ func (b *builder) reduce(list []int32, part *box) []int32 {
 		}
 	}
 	return list
+}
+
+// tryAll is a chain, if that has no more steps than it may.
+func (b *builder) tryAll(list []int32, part *box, budget budget) *node {
+	n := b.chain(list, part)
+	b.failed = b.failed || n.size > budget.steps
+	return n
 }
 
 // chain tries the rules one by one.
@@ -191,15 +208,15 @@ func (b *builder) split(list []int32, part *box, dim int) (wide, narrow []int32)
 	return
 }
 
-func (b *builder) fork(first, second []int32, part box, budget int) *node {
-	share := budget * len(first) / (len(first) + len(second))
-	n := &node{kind: nodeFork, value: uint32(second[0]), left: b.build(first, part, share)}
-	n.right = b.build(second, part, budget-n.left.size)
+func (b *builder) fork(first, second []int32, part box, budget budget) *node {
+	share := budget.nodes * len(first) / (len(first) + len(second))
+	n := &node{kind: nodeFork, value: uint32(second[0]), left: b.build(first, part, budget.of(share, 2))}
+	n.right = b.build(second, part, budget.of(budget.nodes-n.left.size, 1+n.left.depth()))
 	n.size = 2 + n.left.size + n.right.size
 	return n
 }
 
-func (b *builder) cut(list []int32, part box, c cut, budget int) *node {
+func (b *builder) cut(list []int32, part box, c cut, budget budget) *node {
 	var left, right []int32
 	for _, id := range list {
 		if b.boxes[id].lo[c.dim] <= c.at {
@@ -209,12 +226,12 @@ func (b *builder) cut(list []int32, part box, c cut, budget int) *node {
 			right = append(right, id)
 		}
 	}
-	budget -= 2
-	share := budget * (len(left) + 1) / (len(left) + len(right) + 2)
+	budget = budget.of(budget.nodes-2, 1)
+	share := budget.nodes * (len(left) + 1) / (len(left) + len(right) + 2)
 	below, above := part, part
 	below.hi[c.dim], above.lo[c.dim] = c.at, c.at+1
-	n := &node{kind: 4 * c.dim, value: c.at, left: b.build(left, below, share)}
-	n.right = b.build(right, above, budget-n.left.size)
+	n := &node{kind: 4 * c.dim, value: c.at, left: b.build(left, below, budget.of(share, 0))}
+	n.right = b.build(right, above, budget.of(budget.nodes-n.left.size, 0))
 	n.size = 1 + n.left.size + n.right.size
 	return n
 }
@@ -292,7 +309,7 @@ func (b *builder) hull(list []int32, part *box, d int) (first, last uint32, ok b
 	return
 }
 
-func (b *builder) table(list []int32, part box, t table, budget int) *node {
+func (b *builder) table(list []int32, part box, t table, budget budget) *node {
 	var lists [tableSize][]int32
 	total := 0
 	for _, id := range list {
@@ -302,18 +319,28 @@ func (b *builder) table(list []int32, part box, t table, budget int) *node {
 			total++
 		}
 	}
-	n := &node{kind: nodeTable + 4*t.dim, value: t.base, shift: t.shift, size: 1, parts: make([]*node, tableSize)}
-	budget -= tableSize
+	n := t.node()
+	budget = budget.of(budget.nodes-tableSize, 1)
 	for i := range lists {
-		piece := part
-		piece.lo[t.dim] = max(part.lo[t.dim], t.base+uint32(i)<<t.shift)
-		piece.hi[t.dim] = min(part.hi[t.dim], t.base+uint32(i)<<t.shift+1<<t.shift-1)
-		n.parts[i] = b.build(lists[i], piece, budget*len(lists[i])/max(1, total))
+		n.parts[i] = b.build(lists[i], t.part(part, i), budget.of(budget.nodes*len(lists[i])/max(1, total), 0))
 		n.size += n.parts[i].size
-		budget -= n.parts[i].size
+		budget.nodes -= n.parts[i].size
 		total -= len(lists[i])
 	}
 	return n
+}
+
+// node is the node of the table, with no parts yet.
+func (t *table) node() *node {
+	return &node{kind: nodeTable + 4*t.dim, value: t.base, shift: t.shift, size: 1, parts: make([]*node, tableSize)}
+}
+
+// part is what entry i of the table is of a part.
+func (t *table) part(whole box, i int) box {
+	first := t.base + uint32(i)<<t.shift
+	whole.lo[t.dim] = max(whole.lo[t.dim], first)
+	whole.hi[t.dim] = min(whole.hi[t.dim], first+1<<t.shift-1)
+	return whole
 }
 
 // cut splits a dimension into what is at most at, and the rest.

@@ -3,17 +3,21 @@
 package firewall
 
 import (
-	"errors"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
-// walk is fw_search in Go. It also counts steps.
-func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32) (rule, steps int) {
+// walk is fw_search in Go. It also counts nodes and blocks.
+func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32) (rule, steps, blocks int) {
 	best := math.MaxInt
-	forks := []uint32{}
+	type fork struct{ at, first uint32 }
+	forks := []fork{}
+	var class [numbersField + 1]uint32
 	for steps = 1; ; steps++ {
 		chunk := at / chunkSize
 		n := t.chunks[chunk][at%chunkSize]
@@ -34,21 +38,60 @@ func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32) (rule, steps int
 			continue
 		case kind == nodeFork:
 			second := t.chunks[chunk][here%chunkSize+1]
-			forks = append(forks, value*chunkSize+uint32(second>>32)&0xffff/8)
+			forks = append(forks, fork{value*chunkSize + uint32(second>>32)&0xffff/8, uint32(second)})
 			at = here
 			continue
 		case kind == nodeRule && int(value) < best && !boxes[value].contains(word):
 			at = here
 			continue
+		case kind >= nodeClass:
+			class[kind-nodeClass] = value
 		case kind != nodeEnd:
 			best = min(best, int(value))
 		}
 		if len(forks) == 0 {
-			return best, steps
+			bit, blocks := t.firstBit(class)
+			return min(best, bit), steps, blocks
 		}
-		at, forks = forks[len(forks)-1], forks[:len(forks)-1]
+		last := forks[len(forks)-1]
+		at, forks = last.at, forks[:len(forks)-1]
+		if int(last.first) >= best {
+			at = 0
+		}
 	}
 }
+
+// firstBit is fw_search_bitmap in Go: the first rule in all classes.
+func (t *tree) firstBit(class [numbersField + 1]uint32) (rule, blocks int) {
+	if class[numbersField] == 0 {
+		return math.MaxInt, 0
+	}
+	for block := range maxBlocks {
+		numbers := t.get32(class[numbersField], block)
+		if numbers == 0 {
+			break
+		}
+		blocks++
+		for i := range blockRules {
+			in := 0
+			for _, record := range class[:numbersField] {
+				if row := t.get32(record, block); row != 0 && t.word(row+uint32(i/64))>>(i%64)&1 != 0 {
+					in++
+				}
+			}
+			if in == numbersField {
+				return int(t.get32(numbers, i)), blocks
+			}
+		}
+	}
+	return math.MaxInt, blocks
+}
+
+func (t *tree) get32(at uint32, i int) uint32 {
+	return uint32(t.word(at+uint32(i/2)) >> (32 * (i % 2)))
+}
+
+func (t *tree) word(at uint32) uint64 { return t.chunks[at/chunkSize][at%chunkSize] }
 
 func (b *box) contains(word *[dims]uint32) bool {
 	for d := range word {
@@ -93,6 +136,11 @@ var shapes = map[string]func(r *rand.Rand, i, n int, b *box){
 		between(r, b, dimSport, 10000)
 		between(r, b, dimDport, 10000)
 	},
+	"nested in a corner of all dimensions": func(r *rand.Rand, i, n int, b *box) {
+		for _, d := range dims4 {
+			b.hi[d] = r.Uint32N(b.hi[d])
+		}
+	},
 	"staircase": func(r *rand.Rand, i, n int, b *box) {
 		b.hi[dimSport], b.hi[dimDport] = uint32(i), uint32(n-i)
 	},
@@ -113,67 +161,98 @@ func between(r *rand.Rand, b *box, d int, width uint32) {
 	b.hi[d] = min(b.hi[d], b.lo[d]+r.Uint32N(max(1, width)))
 }
 
-// The tree finds the same rule as trying them in order, in no more steps than promised.
+// The search finds the same rule as trying them in order, in no more nodes and blocks than promised.
 func TestTreeFindsFirstMatch(t *testing.T) {
 	for name, shape := range shapes {
-		for _, n := range []int{1, 40, 1000, 10000} {
+		for _, n := range []int{1, 40, 1000, MaxRules} {
 			r := rand.New(rand.NewPCG(uint64(n), 3))
-			boxes, list := make([]box, n), make([]int32, n)
+			boxes := make([]box, n)
 			for i := range boxes {
-				boxes[i], list[i] = everything(), int32(i)
+				boxes[i] = everything()
 				shape(r, i, n, &boxes[i])
 			}
-			tr := newTree()
-			root, err := tr.add(boxes, list, dims4)
-			if err != nil {
-				t.Errorf("%s, %d rules: %v", name, n, err)
-				continue
-			}
-			most, _ := tr.cost(root)
-			for i := range 400 {
-				var word [dims]uint32
-				probe(r, &boxes[r.IntN(n)], &word, i%4 == 0)
-				want := math.MaxInt
-				for id := range boxes {
-					if boxes[id].contains(&word) {
-						want = id
-						break
-					}
-				}
-				if got, steps := tr.walk(root, boxes, &word); got != want || steps > most {
-					t.Fatalf("%s, %d rules, at %v: rule %d in %d steps, want %d in at most %d", name, n, word, got, steps, want, most)
-				}
-			}
-			t.Logf("%s, %d rules: %d pages, %d steps", name, n, len(tr.chunks), most)
+			checkSearch(t, fmt.Sprintf("%s, %d rules", name, n), boxes, dims4)
 		}
 	}
 }
 
+// Rule sets as operators have them, and hostile ones, are searched as promised in both families.
+func TestTreeOfRuleSets(t *testing.T) {
+	notEmulated(t)
+	for _, kind := range classbench.Kinds {
+		for _, n := range []int{10, 100, 1000, MaxRules} {
+			for _, v4 := range []bool{true, false} {
+				rules := compileConfig(t, benchConfig(t, kind, n, v4)).rules
+				boxes := make([]box, n)
+				for i := range rules {
+					boxes[i] = boxOf(&rules[i], v4)
+				}
+				checkSearch(t, fmt.Sprintf("%s, %d rules, IPv4 %t", kind, n, v4), boxes, dimsOf(v4))
+			}
+		}
+	}
+}
+
+func dimsOf(v4 bool) []int {
+	if v4 {
+		return dims4
+	}
+	return dims6
+}
+
+// maxPages bounds the memory of one family: 32 MiB.
+const maxPages = 8192
+
+// checkSearch compares the search, in two lists of rules that share some, with trying the rules in order.
+func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(uint64(len(boxes)), 4))
+	lists := make([][]int32, 2)
+	for i := range boxes {
+		lists[0] = append(lists[0], int32(i))
+		if i%5 > 0 {
+			lists[1] = append(lists[1], int32(i))
+		}
+	}
+	tr := newTree()
+	roots := tr.add(boxes, lists, dimensions)
+	deepest := tr.deepest(roots)
+	if len(tr.chunks) > maxPages || deepest > maxSteps {
+		t.Errorf("%s: %d pages, %d nodes; at most %d and %d are allowed", name, len(tr.chunks), deepest, maxPages, maxSteps)
+	}
+	most := 0
+	for i := range 400 {
+		var word [dims]uint32
+		probe(r, &boxes[r.IntN(len(boxes))], &word, dimensions, i%4 == 0)
+		want := firstOf(boxes, lists[i%2], &word)
+		got, steps, blocks := tr.walk(roots[i%2], boxes, &word)
+		if got != want || steps > deepest || blocks > maxBlocks {
+			t.Fatalf("%s, at %v: rule %d in %d nodes and %d blocks, want %d in at most %d and %d", name, word, got, steps,
+				blocks, want, deepest, maxBlocks)
+		}
+		most = max(most, blocks)
+	}
+	t.Logf("%s: %d pages, at most %d nodes; probes took at most %d blocks", name, len(tr.chunks), deepest, most)
+}
+
+func firstOf(boxes []box, list []int32, word *[dims]uint32) int {
+	for _, id := range list {
+		if boxes[id].contains(word) {
+			return int(id)
+		}
+	}
+	return math.MaxInt
+}
+
 // probe is a point at the corner of a box or next to it, or anywhere.
-func probe(r *rand.Rand, b *box, word *[dims]uint32, anywhere bool) {
+func probe(r *rand.Rand, b *box, word *[dims]uint32, dimensions []int, anywhere bool) {
 	all := everything()
-	for _, d := range dims4 {
+	for _, d := range dimensions {
 		word[d] = []uint32{b.lo[d], b.hi[d], b.lo[d] - 1, b.hi[d] + 1, b.lo[d], b.hi[d]}[r.IntN(6)]
 		if anywhere {
 			word[d] = r.Uint32()
 		}
 		word[d] = min(word[d], all.hi[d])
-	}
-}
-
-// Rules that overlap in a way that no tree of bearable size takes apart are refused, not searched wrongly.
-func TestEntangledRulesAreRefused(t *testing.T) {
-	const n = 10000
-	r := rand.New(rand.NewPCG(1, 1))
-	boxes, list := make([]box, n), make([]int32, n)
-	for i := range boxes {
-		boxes[i], list[i] = everything(), int32(i)
-		for _, d := range dims4 {
-			boxes[i].hi[d] = r.Uint32N(boxes[i].hi[d]) // all begin in one corner of four dimensions
-		}
-	}
-	if _, err := newTree().add(boxes, list, dims4); !errors.Is(err, errEntangled) {
-		t.Errorf("%v, want %v", err, errEntangled)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"slices"
 	"sync"
 
 	"github.com/cilium/ebpf/features"
@@ -29,7 +30,8 @@ func compile(raw json.RawMessage) (*Firewall, error) {
 		return nil, err
 	}
 	f := &Firewall{config: c, rules: rules, fillSlots: make([]uint32, len(rules))}
-	return f, f.compile()
+	f.compile()
+	return f, nil
 }
 
 // Firewall is a compiled config.
@@ -75,7 +77,7 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	return &generation{Firewall: f, live: live, slots: slots}, nil
 }
 
-func (f *Firewall) compile() error {
+func (f *Firewall) compile() {
 	for i := range f.rules {
 		if r := &f.rules[i]; r.family4() {
 			f.ids4, f.boxes4 = append(f.ids4, i), append(f.boxes4, boxOf(r, true))
@@ -85,45 +87,27 @@ func (f *Firewall) compile() error {
 		}
 	}
 	f.tree, f.roots = newTree(), map[string]uint32{}
-	for _, v4 := range []bool{true, false} {
-		if err := f.addTrees(v4); err != nil {
-			return &sdk.ConfigError{Field: "rules",
-				Reason: fmt.Sprintf("%v: these %d rules overlap in so many ways that a packet could take more than %d steps; "+
-					"make ranges that cross each other disjoint, or split the rules over two firewall modules", err, len(f.rules),
-					maxSteps)}
-		}
-	}
-	return nil
+	f.addTrees(f.ids4, f.boxes4, dims4, "4")
+	f.addTrees(f.ids6, f.boxes6, dims6, "6")
 }
 
-// addTrees builds the trees of a family; directions with the same rules share one.
-func (f *Firewall) addTrees(v4 bool) error {
-	ids, boxes, dimensions, suffix := f.ids4, f.boxes4, dims4, "4"
-	if !v4 {
-		ids, boxes, dimensions, suffix = f.ids6, f.boxes6, dims6, "6"
-	}
+// addTrees builds the searches of a family; directions with the same rules share one.
+func (f *Firewall) addTrees(ids []int, boxes []box, dimensions []int, suffix string) {
 	var egress, ingress []int32
-	same := true
 	for id, i := range ids {
-		r := &f.rules[i]
-		if r.Egress {
+		if f.rules[i].Egress {
 			egress = append(egress, int32(id))
 		}
-		if r.Ingress {
+		if f.rules[i].Ingress {
 			ingress = append(ingress, int32(id))
 		}
-		same = same && r.Egress == r.Ingress
 	}
-	root, err := f.tree.add(boxes, egress, dimensions)
-	if err != nil {
-		return err
+	lists := [][]int32{egress, ingress}
+	if slices.Equal(egress, ingress) {
+		lists = lists[:1]
 	}
-	f.roots["root_egress"+suffix], f.roots["root_ingress"+suffix] = root, root
-	if same {
-		return nil
-	}
-	f.roots["root_ingress"+suffix], err = f.tree.add(boxes, ingress, dimensions)
-	return err
+	roots := f.tree.add(boxes, lists, dimensions)
+	f.roots["root_egress"+suffix], f.roots["root_ingress"+suffix] = roots[0], roots[len(roots)-1]
 }
 
 // ruleSet identifies what is allowed: connections of another rule set are checked again.

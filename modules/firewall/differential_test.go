@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/seed"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
@@ -300,34 +301,45 @@ func distance(k connKey, want uint64) uint64 {
 	return h
 }
 
-// The largest rule sets, of the kinds that people write, in both families at once.
+// The largest rule sets, of the kinds that people write and worse, in both families at once.
 func TestTenThousandRules(t *testing.T) {
 	notEmulated(t)
 	for _, f := range ruleFamilies {
 		t.Run(f.name, func(t *testing.T) {
-			config := f.config(MaxRules/2, true, false)
-			config["rules"] = append(config["rules"].([]any), f.config(MaxRules/2, false, false)["rules"].([]any)...)
-			for i, rule := range config["rules"].([]any) {
-				if i%3 == 0 {
-					rule.(map[string]any)["action"] = "deny"
-				}
-			}
-			k := loadFirewall(t, config)
-			r := rand.New(rand.NewPCG(5, 5))
-			for range 2000 {
-				p := inside(&k.rules[r.IntN(MaxRules)])
-				switch r.IntN(4) {
-				case 0:
-					p.DstPort += uint16(r.IntN(3)) - 1
-				case 1:
-					p.Src = randomAddr(r, p.Src.Is4())
-				}
-				want := k.byRules(&p)
-				before := k.hits(want.Slot)
-				if got := k.pass(frame{Packet: p}.bytes(), false); got != want.Allow || k.hits(want.Slot) != before+1 {
-					t.Fatalf("%+v: passes %t, want %+v", p, got, want)
-				}
-			}
+			checkLarge(t, f.config(MaxRules/2, true, false), f.config(MaxRules/2, false, false))
 		})
+	}
+	for _, kind := range classbench.Kinds {
+		t.Run(kind, func(t *testing.T) {
+			checkLarge(t, benchConfig(t, kind, MaxRules/2, true), benchConfig(t, kind, MaxRules/2, false))
+		})
+	}
+}
+
+// checkLarge compares the data plane with the rules in order, with those of both configs.
+func checkLarge(t *testing.T, config, more map[string]any) {
+	config["rules"] = append(config["rules"].([]any), more["rules"].([]any)...)
+	for i, rule := range config["rules"].([]any) {
+		if i%3 == 0 {
+			rule.(map[string]any)["action"] = "deny"
+		}
+	}
+	k := loadFirewall(t, config)
+	r := rand.New(rand.NewPCG(5, 5))
+	for range 2000 {
+		p := inside(&k.rules[r.IntN(MaxRules)])
+		switch r.IntN(4) {
+		case 0:
+			p.DstPort += uint16(r.IntN(3)) - 1
+		case 1:
+			p.Src = randomAddr(r, p.Src.Is4())
+		case 2:
+			p.SrcPort = uint16(r.Uint32())
+		}
+		want := k.byRules(&p)
+		before := k.hits(want.Slot)
+		if got := k.pass(frame{Packet: p}.bytes(), false); got != want.Allow || k.hits(want.Slot) != before+1 {
+			t.Fatalf("%+v: passes %t, want %+v", p, got, want)
+		}
 	}
 }

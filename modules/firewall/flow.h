@@ -13,6 +13,7 @@
 #define FW_EGRESS  0
 #define FW_INGRESS 1
 #define FW_FORKS   32 /* mirrored in compile.go */
+#define FW_CLASSES 8
 
 #define FW_SCALE_MAX	    14 /* RFC 7323 */
 #define FW_SCALE_NONE	    0xff
@@ -98,6 +99,8 @@ struct fw_flow {
 	__u32 asked; /* direction of the rules */
 	__u32 root, chunk, rule, best, forks;
 	struct fw_fork fork[FW_FORKS];
+	__u32 class[FW_CLASSES], numbers; /* addresses */
+	__u64 bits[8];
 };
 
 struct {

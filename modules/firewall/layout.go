@@ -2,33 +2,29 @@
 
 package firewall
 
-// tree builds the trees of one family into chunks that all families share.
+// tree is the searches of all families and directions in chunks: nodes, and records, rows and rule numbers of bitmaps.
+// An address is that of a word: chunk times chunkSize plus the place in it.
 type tree struct {
 	chunks  [][]uint64 // each chunkSize long at most while it grows
 	packing int        // chunk for whole subtrees, 0: none yet
 	packed  int        // slots that they need in it
+
+	recordPage, rowPage, numberPage int                          // chunks that are being filled, 0: none yet
+	records                         map[[maxBlocks]uint32]uint32 // to addresses
+	rows                            map[[blockWords]uint64]uint32
 }
 
-func newTree() *tree { return &tree{chunks: [][]uint64{{encode(nodeEnd, 0, 0)}}} }
+func newTree() *tree {
+	return &tree{chunks: [][]uint64{{encode(nodeEnd, 0, 0)}}, records: map[[maxBlocks]uint32]uint32{},
+		rows: map[[blockWords]uint64]uint32{}}
+}
 
-// add builds the tree that finds the first box around a point, of those in list, which is ascending. It returns the
-// root.
-func (t *tree) add(boxes []box, list []int32, dimensions []int) (uint32, error) {
-	if len(list) == 0 {
-		return 0, nil
-	}
-	for budget := 32*len(list) + 4096; budget <= 1<<22; budget *= 4 {
-		b := builder{boxes: boxes, dims: dimensions}
-		root := b.build(list, everything(), budget)
-		mark := len(t.chunks)
-		t.packing = 0
-		at := t.lay(root)
-		if steps, forks := t.cost(at); steps <= maxSteps && forks <= maxForks {
-			return at, nil
-		}
-		t.chunks = t.chunks[:mark]
-	}
-	return 0, errEntangled
+// truncate removes the chunks from n on.
+func (t *tree) truncate(n int) {
+	t.chunks = t.chunks[:n]
+	t.packing, t.recordPage, t.rowPage, t.numberPage = 0, 0, 0, 0
+	clear(t.records)
+	clear(t.rows)
 }
 
 func encode(kind int, value uint32, child int) uint64 {
@@ -95,15 +91,17 @@ func (t *tree) layChunk(p place) (rest []place) {
 
 // slots is how many a node needs for its children.
 func (n *node) slots() int {
-	switch n.kind {
-	case nodeMatch, nodeEnd:
-		return 0
-	case nodeRule:
+	switch {
+	case n.kind >= nodeTable:
+		return tableSize
+	case n.kind < nodeRule:
+		return 2
+	case n.kind == nodeRule:
 		return 1
-	case nodeFork:
+	case n.kind == nodeFork:
 		return 3
 	}
-	return max(2, len(n.parts))
+	return 0
 }
 
 // put writes a node and returns the places of its children.
@@ -120,7 +118,7 @@ func (t *tree) put(p place) []place {
 	}
 	switch n.slots() {
 	case 0:
-		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, 0)
+		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, n.slot)
 		return nil
 	case 1:
 		t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
@@ -132,6 +130,12 @@ func (t *tree) put(p place) []place {
 	}
 	t.chunks[p.chunk][p.slot] = encode(n.kind, n.value, at)
 	return []place{{n.left, p.chunk, at}, {n.right, p.chunk, at + 1}}
+}
+
+// jumpTo lays out a tree and returns a node that leads to it.
+func (t *tree) jumpTo(n *node) *node {
+	at := t.lay(n)
+	return &node{kind: nodeJump, value: at / chunkSize, slot: int(at % chunkSize), size: 1}
 }
 
 // cost is the longest search from a node on, in steps of fw_search, and the most forks pending at a time.
