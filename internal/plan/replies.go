@@ -13,9 +13,11 @@ import (
 
 // A packet filter that packets to a client meet before the module that translates addresses, such as a firewall before
 // the proxy, sees the reply of an instance that this node's translating module does not run on with the instance's own
-// address, and knows no such connection. By default the translating module comes first; where the operator has changed
-// the order, there is a warning. A filter that tracks no connections and allows the addresses of instances instead, as
-// that order needs it, drops their replies in the default order: it meets them with the virtual address.
+// address. It knows no such connection if packets from the client meet it before they are translated (order.direction:
+// same). If they meet it after that, it knows no connection of instances that the translating module does run on, whose
+// replies arrive with the virtual address. By default the translating module comes first; where the operator has
+// changed the order, there is a warning. A filter that tracks no connections and allows the addresses of instances
+// instead, as that order needs it, drops their replies in the default order: it meets them with the virtual address.
 
 // LostReplies explains, by module, which replies of instances a module drops before another module of the same service
 // gives them their virtual address.
@@ -32,9 +34,12 @@ func (in Inputs) LostReplies(placed Placements, virtual []v1.VirtualService) map
 			continue
 		}
 		local, text := servicesOf(placed, translator.Member.Name), ""
-		if position(place.Chain, translator) < position(place.Chain, filter) {
+		switch {
+		case position(place.Chain, translator) < position(place.Chain, filter):
 			text = filter.dropsTranslated(virtual, local, place.Service, translator)
-		} else {
+		case in.mirrored(place.Chain):
+			text = filter.dropsLocal(virtual, local, place.Service, translator)
+		default:
 			text = filter.dropsUntranslated(virtual, local, place.Service, translator)
 		}
 		if text != "" {
@@ -51,11 +56,43 @@ func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string
 		if instance, addr := farInstance(s, local, func(a netip.Addr) bool { return !m.admits(a) }); instance != "" {
 			return fmt.Sprintf("on service %s, module %s drops the replies of instance %s (%s), "+
 				"which has no module %s on this node, to virtual addresses: packets to the service meet it before %[5]s; "+
-				"leave out order.direction, and give %[2]s an order.priority that is not above that of %[5]s, or %[6]s in %[2]s",
+				"leave out order.direction, or %[6]s in %[2]s",
 				service, m.Member.Name, instance, addr, translator.Member.Name, m.Inbound.Advice)
 		}
 	}
 	return ""
+}
+
+// dropsLocal explains which replies the module drops because it meets packets to an instance of this node with its own
+// address, behind the translator, but replies with the virtual address, which the instance's translator has restored.
+func (m *Module) dropsLocal(virtual []v1.VirtualService, local map[string]bool,
+	service string, translator *Module) string {
+	for _, s := range virtual {
+		address := m.denied(s)
+		if s.Status == nil || !address.IsValid() {
+			continue
+		}
+		i := slices.IndexFunc(s.Status.Instances, func(i v1.VirtualInstanceStatus) bool { return local[i.Service] })
+		if i >= 0 {
+			return fmt.Sprintf("on service %s, module %s drops the replies of instance %s/%s: "+
+				"it is farther from the service than %s, and so meets packets to the instance with its own address, "+
+				"but replies with the virtual address %s; "+
+				"give %[2]s an order.priority that is not above that of %[5]s, or %[7]s in %[2]s",
+				service, m.Member.Name, s.Metadata.Name, s.Status.Instances[i].Name, translator.Member.Name, address,
+				m.Inbound.Advice)
+		}
+	}
+	return ""
+}
+
+// denied returns a virtual address from which the module does not let all packets pass.
+func (m *Module) denied(s v1.VirtualService) netip.Addr {
+	for _, a := range s.Spec.Addresses {
+		if at, err := netip.ParseAddr(a.Address); err == nil && !m.admits(at) {
+			return at
+		}
+	}
+	return netip.Addr{}
 }
 
 // dropsTranslated explains which replies the module drops because it meets them with a virtual address,
@@ -63,14 +100,10 @@ func (m *Module) dropsUntranslated(virtual []v1.VirtualService, local map[string
 func (m *Module) dropsTranslated(virtual []v1.VirtualService, local map[string]bool,
 	service string, translator *Module) string {
 	for _, s := range virtual {
-		i := slices.IndexFunc(s.Spec.Addresses, func(a v1.VirtualAddress) bool {
-			at, err := netip.ParseAddr(a.Address)
-			return err == nil && !m.admits(at)
-		})
-		if i < 0 {
+		address := m.denied(s)
+		if !address.IsValid() {
 			continue
 		}
-		address := netip.MustParseAddr(s.Spec.Addresses[i].Address)
 		allowed := func(a netip.Addr) bool { return a.Is4() == address.Is4() && m.admits(a) }
 		if instance, addr := farInstance(s, local, allowed); instance != "" {
 			return fmt.Sprintf("on service %s, module %s allows the address of instance %s (%s), "+

@@ -29,11 +29,23 @@ func TestLostReplies(t *testing.T) {
 		})
 	}
 	mirrored := with(onBoth("vip", "*"), func(m *Module) { m.TranslatesReplies = true })
+	farther := with(onBoth("strict", "*"), func(m *Module) {
+		m.Inbound, m.Resource.Spec.Order.After = &sdk.Inbound{}, []string{"vip"}
+	})
+	local := []v1.VirtualService{far[0]}
+	local[0].Status = &v1.VirtualServiceStatus{Instances: far[0].Status.Instances[:1]}
+	remote := []v1.VirtualService{far[0]}
+	remote[0].Status = &v1.VirtualServiceStatus{Instances: far[0].Status.Instances[1:]}
 	for name, c := range map[string]struct {
 		modules []*Module
 		virtual []v1.VirtualService
 		lost    bool
 	}{
+		"farther, instances of the node": {[]*Module{farther, mirrored}, local, true},
+		"farther, other instances":       {[]*Module{farther, mirrored}, remote, false},
+		"farther, admits all": {[]*Module{with(onBoth("strict", "*"), func(m *Module) {
+			m.Inbound, m.Resource.Spec.Order.After = admits("0.0.0.0/0").Inbound, []string{"vip"}
+		}), mirrored}, local, false},
 		"a filter and a translator": {[]*Module{filter, translator}, far, true},
 		"the translator comes first": {[]*Module{
 			with(onBoth("strict", "*"), func(m *Module) { m.Inbound = filter.Inbound }),
@@ -64,7 +76,11 @@ func TestLostReplies(t *testing.T) {
 		if lost := len(got) > 0; lost != c.lost {
 			t.Errorf("%s: %v", name, got)
 		}
-		if c.lost && (got["strict"] != got["vip"] || !strings.Contains(got["vip"], "api/far (10.0.0.2)")) {
+		instance := "api/far (10.0.0.2)"
+		if len(c.virtual) > 0 && c.virtual[0].Status == local[0].Status {
+			instance = "api/here"
+		}
+		if c.lost && (got["strict"] != got["vip"] || !strings.Contains(got["vip"], instance)) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

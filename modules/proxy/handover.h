@@ -37,7 +37,7 @@ static __always_inline int px_neigh_redirect(struct kerb_pkt *pkt, void *ether,
 		return KERB_NEXT;
 	*px_ports(ether) = mac;
 	*(__u16 *)(ether + 4) = tail;
-	return kerb_redirect(pkt, l->ifindex, l->flags & PX_LOCAL_PEER ? KERB_TO_PEER : 0);
+	return kerb_redirect_deferred(pkt, l->ifindex, l->flags & PX_LOCAL_PEER ? KERB_TO_PEER : 0);
 }
 
 #endif

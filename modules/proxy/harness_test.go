@@ -35,7 +35,8 @@ func module(t testing.TB, constants map[string]any) dataplane.Module {
 			}
 			return p.Spec(string(h))
 		},
-		Settings: sdk.Settings{Constants: constants},
+		Settings:         sdk.Settings{Constants: constants},
+		DeferredRedirect: p.DeferredRedirect,
 	}
 }
 

@@ -10,7 +10,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // world is a small node: a client on the interface of PROG_TEST_RUN, and instances elsewhere on the node and off it.
@@ -64,6 +68,24 @@ func (w *world) want(got result, action int32, frame []byte) {
 }
 
 func (p packet) to(mac [6]byte) packet { p.dstMAC = mac[:]; return p }
+
+// Modules behind the proxy see the packets that it redirects, and another proxy behind it does not change their target.
+func TestRedirectIsDeferred(t *testing.T) {
+	sdktest.NeedRoot(t)
+	first, second := module(t, nil), module(t, nil)
+	second.Name = "second"
+	l, err := dataplane.Load(chain.OnTCIngress, chain.Egress, first, second, pkgstest.Reader(chain.Egress))
+	sdktest.Explain(t, err)
+	defer l.Close()
+	w := newWorldOn(&kernel{t: t, loaded: l, egress: l.Program, maps: l.Maps[first.Name]}, true)
+	for _, p := range []packet{tcp(w.client, 40000, w.nearVIP, 80, tcpSYN), udp(w.client, 40000, w.nearVIP, 80)} {
+		for range 3 { // of a new session, of a known one, and of one that the CPU has a copy of
+			want := p.to(w.nearMAC)
+			want.dst = addr(w.near)
+			w.want(w.out(p.bytes()), tcRedirect, want.bytes())
+		}
+	}
+}
 
 // A connection to an instance on the node is handed to its interface; one to another node continues with the stack.
 func TestForward(t *testing.T) {

@@ -277,8 +277,8 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 	return verdict;
 }
 
-/* Passes the packet there, and the result back. */
-static __always_inline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+/* Passes the packet there, and the result back. Out of line, see enter(). */
+static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
 	int verdict;
@@ -370,11 +370,13 @@ static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 		return verdict;
 	}
 	result = px_common(pkt->ctx, PX_WHERE(pkt), PX_WHAT(pkt), pkt->vlan, hook);
-	pkt->to_ifindex = result >> 32;
-	pkt->to_flags = result >> 8 & 0xff;
 	verdict = (__s8)result;
-	if (verdict < 0)
+	if (verdict == KERB_REDIRECT) {
+		pkt->to_ifindex = result >> 32;
+		pkt->to_flags = result >> 8 & 0xff;
+	} else if (verdict < 0) {
 		verdict = uncommon(pkt, hook);
+	}
 	kerb_reload(pkt);
 	return verdict;
 }

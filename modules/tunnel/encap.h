@@ -190,6 +190,8 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	struct tun_stats *s;
 	__u32 at, mtu;
 
+	if (kerb_is_redirected(pkt)) /* to a service of this node, by the proxy */
+		return KERB_NEXT;
 	kerb_forget(pkt);
 	if (pkt->vlan || pkt->l3 != ETH_HLEN || !tun_read(pkt, &f))
 		return KERB_NEXT;

@@ -29,9 +29,9 @@ func TestTraceBeforeTranslation(t *testing.T) {
 	n.told("web")
 	server := netip.AddrPortFrom(servers[0].Addr4(), targetPort).String()
 	for _, c := range []struct {
-		port        uint16
-		verdict, to string
-	}{{port, "redirect", server}, {port + 1, "reply", client.Addr4().String()}} {
+		port                 uint16
+		verdict, to, modules string
+	}{{port, "redirect", server, "fw,px,tun"}, {port + 1, "reply", client.Addr4().String(), "fw,px"}} {
 		at := netip.AddrPortFrom(virtual4, c.port)
 		got := n.traced(t, []string{"--service", "client", "--host", virtual4.String(), "--protocol", "tcp"}, func() {
 			if conn, err := dialTCP(client, at); err == nil {
@@ -44,11 +44,11 @@ func TestTraceBeforeTranslation(t *testing.T) {
 		}
 		if got.Direction != "egress" || got.Destination != at.String() ||
 			!strings.HasPrefix(got.Source, client.Addr4().String()+":") ||
-			got.Time.IsZero() || strings.Join(modules, ",") != "fw,px" {
+			got.Time.IsZero() || strings.Join(modules, ",") != c.modules {
 			t.Fatalf("traced to %s: %+v", at, got)
 		}
-		if last := got.Steps[1]; last.Verdict != c.verdict || !strings.HasPrefix(last.Destination, c.to) {
-			t.Errorf("to %s the proxy does %+v", at, last)
+		if px := got.Steps[1]; px.Verdict != c.verdict || !strings.HasPrefix(px.Destination, c.to) {
+			t.Errorf("to %s the proxy does %+v", at, px)
 		}
 	}
 }
