@@ -3,6 +3,7 @@
 package sdk
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 
@@ -18,6 +19,23 @@ func (m Maps) Get(name string) (*ebpf.Map, error) {
 		return got, nil
 	}
 	return nil, fmt.Errorf("map %s: %w", name, ErrNoMap)
+}
+
+// TunablesMap is the name of the map behind KERB_TUNABLES.
+const TunablesMap = "kerb_tunables_map"
+
+// FreeHalf returns the half, 0 or 1, that no packet reads, of config maps that are twice as large as needed. Packets
+// use the other one, as kerb_tunables_half says, until the agent makes the change.
+func (m Maps) FreeHalf() (int, error) {
+	tunables, err := m.Get(TunablesMap)
+	if err != nil {
+		return 0, err
+	}
+	value, err := tunables.LookupBytes(uint32(0))
+	if err != nil || len(value) < 8 {
+		return 0, fmt.Errorf("read map %s: %w", TunablesMap, err)
+	}
+	return int(1 - binary.NativeEndian.Uint64(value)&1), nil
 }
 
 // Put writes an element of the map called name.

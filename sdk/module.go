@@ -28,6 +28,9 @@ type Compiled interface {
 	// shared with the generation that is running. For maps whose manifest says migrate: control, an upgrade that changes
 	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill
 	// is also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
+	//
+	// Of a module with tunables Fill is also called with the maps that packets see, when only values change: it then
+	// writes to its config maps in the half that Maps.FreeHalf names, and nowhere else.
 	Fill(maps Maps) error
 	// Open returns the control plane's state for a generation that sees packets, after the work of the previous generation
 	// has ended and before any other call for this one. After an error the agent tries again.
@@ -58,6 +61,11 @@ func (d definition[C]) Compile(config json.RawMessage) (Compiled, error) {
 // Settings of a generation.
 type Settings struct {
 	Constants map[string]any `json:"constants,omitempty"` // KERB_CONFIG variables by name
+	// Tunables are members of KERB_TUNABLES by name, integers and booleans; others are 0. A config that differs from the
+	// running one in them only, and in what Fill writes to the half of FreeHalf, needs no new program.
+	Tunables map[string]any `json:"tunables,omitempty"`
+	// Shape identifies what else of the config needs a new generation, for modules with tunables.
+	Shape string `json:"shape,omitempty"`
 	// sizes of config maps by name; others have the size they are compiled with
 	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"`
 	// Idle are directions (egress, ingress) in which this config decides nothing: packets do not meet the module there.

@@ -30,7 +30,7 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 		if d.Err != nil || before == d {
 			continue
 		}
-		if !used[name] { // rejected now and not when the first service appears
+		if !used[name] && !d.SameProgram(before) { // rejected now and not when the first service appears
 			if err := k.Verify(name); err != nil {
 				return err
 			}

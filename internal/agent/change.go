@@ -177,7 +177,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	if r.Draining > 0 {
 		time.AfterFunc(drainPeriod, a.poke)
 	}
-	if len(r.Steps) > r.Draining {
+	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
 		a.interruptTrace()
 	}
 	a.mu.Lock()
@@ -186,6 +186,9 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.install(t, without(points, r.Busy))
 	return r, nil
 }
+
+// changesChains reports whether a step can do away with what a trace follows.
+func changesChains(s plan.Step) bool { return s.Action != plan.SetValues }
 
 // without deletes the points that another program keeps from their chain.
 func without(points plan.Placements, busy map[chain.Point]error) plan.Placements {

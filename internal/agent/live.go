@@ -20,10 +20,11 @@ import (
 
 // liveModule is a generation that sees packets.
 type liveModule struct {
-	id    string
-	maps  sdk.Maps
-	plane *control.Plane    // nil if the package has none
-	aging *dataplane.Tended // nil unless the module takes idle sockets out of its map
+	id     string
+	values string // identity of the values that packets meet, empty without KERB_TUNABLES
+	maps   sdk.Maps
+	plane  *control.Plane    // nil if the package has none
+	aging  *dataplane.Tended // nil unless the module takes idle sockets out of its map
 }
 
 func (l *liveModule) close() {
@@ -109,27 +110,32 @@ func (a *Agent) activate(d *deploy.Module) error {
 		return nil
 	}
 	name := d.Dataplane.Name
-	if a.live[name] != nil {
-		a.ageIdle(d, a.live[name])
+	l := a.live[name]
+	if l != nil && l.values == d.Dataplane.Values {
+		a.ageIdle(d, l)
 		if d.Plane != nil {
 			d.Plane.Instances(a.instances(name))
 		}
 		return nil
 	}
-	m, err := a.dp.Maps(name, d.Dataplane.ID)
-	if err != nil {
-		return err
+	if l == nil {
+		m, err := a.dp.Maps(name, d.Dataplane.ID)
+		if err != nil {
+			return err
+		}
+		l = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Plane}
+		a.live[name] = l
 	}
-	a.live[name] = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Plane}
-	a.ageIdle(d, a.live[name])
+	l.values = d.Dataplane.Values
+	a.ageIdle(d, l)
 	if d.Plane == nil {
 		return nil
 	}
-	if err := a.control.Remember(name, d.Dataplane.ID, d.Dataplane.Settings); err != nil {
+	if err := a.control.Remember(name, d.Identity(), d.Dataplane.Settings); err != nil {
 		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
 			"module", name, "error", err)
 	}
-	return d.Start(m, a.instances(name))
+	return d.Start(l.maps, a.instances(name))
 }
 
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take

@@ -39,14 +39,20 @@ func desired(points map[chain.Point]chain.Spec) plan.Desired {
 	return d
 }
 
+// with gives a module other values.
+func with(d plan.Desired, module, values string) plan.Desired {
+	d.Values = map[string]string{module: values}
+	return d
+}
+
 // Two desired states. What leads from the one to the other has steps of all kinds.
 var (
-	before = desired(map[chain.Point]chain.Spec{
+	before = with(desired(map[chain.Point]chain.Spec{
 		tc(1): chainOf(chain.OnTCIngress, "a1", "b1"), tc(2): chainOf(chain.OnTCIngress, "b1", "c1"),
-		tc(4): chainOf(chain.OnTCIngress, "a1", "b1")})
-	after = desired(map[chain.Point]chain.Spec{
+		tc(4): chainOf(chain.OnTCIngress, "a1", "b1")}), "b", "old")
+	after = with(desired(map[chain.Point]chain.Spec{
 		tc(1): chainOf(chain.OnTCIngress, "a2", "b1"), tc(3): chainOf(chain.OnTCIngress, "d1"),
-		tc(4): chainOf(chain.OnTCIngress, "b1")})
+		tc(4): chainOf(chain.OnTCIngress, "b1")}), "b", "new")
 )
 
 // strict is the policy of a change: busy points are errors.
@@ -87,8 +93,15 @@ func checkRuns(t *testing.T, k *fake.Kernel, want plan.Desired, busy map[chain.P
 	t.Helper()
 	state := observe(t, k)
 	generations, chains, programs := map[string][]string{}, map[string]bool{}, map[uint32]string{}
+	values := map[chain.Generation]string{}
 	for name, id := range want.Generations {
 		generations[name] = []string{id}
+		if want.Values[name] != "" {
+			values[chain.Generation{Module: name, ID: id}] = want.Values[name]
+		}
+	}
+	if diff := cmp.Diff(values, state.Values); diff != "" {
+		t.Errorf("values, want (-), got (+):\n%s", diff)
 	}
 	if diff := cmp.Diff(generations, state.Generations); diff != "" {
 		t.Errorf("generations, want (-), got (+):\n%s", diff)
@@ -137,8 +150,8 @@ func TestConvergeSteps(t *testing.T) {
 	for _, s := range r.Steps {
 		actions[s.Action] = true
 	}
-	if len(actions) != 7 {
-		t.Errorf("the plan of this test has steps of %d kinds, want all 7: %v", len(actions), actions)
+	if len(actions) != 8 {
+		t.Errorf("the plan of this test has steps of %d kinds, want all 8: %v", len(actions), actions)
 	}
 	checkRuns(t, k, after, nil)
 	checkSettled(t, k, after, nil)
@@ -277,7 +290,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 func TestLeftoversAreRemoved(t *testing.T) {
 	k := deployed(t, before)
 	for _, g := range []string{"a7", "x1"} { // of a module that runs, and of one that is gone
-		if err := k.CreateGeneration(g[:1], g, ""); err != nil {
+		if err := k.CreateGeneration(g[:1], g, "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -99,7 +99,12 @@ func (e *execution) execute(s plan.Step) error {
 	switch s.Action {
 	case plan.CreateGeneration:
 		e.undo = append(e.undo, func() error { return e.kernel.RemoveGeneration(s.Module, s.Generation) })
-		return e.kernel.CreateGeneration(s.Module, s.Generation, s.From)
+		return e.kernel.CreateGeneration(s.Module, s.Generation, s.Values, s.From)
+	case plan.SetValues:
+		if err := e.kernel.SetValues(s.Module, s.Generation, s.Values); err != nil {
+			return err
+		}
+		e.undo = append(e.undo, func() error { return e.kernel.SetValues(s.Module, s.Generation, s.OldValues) })
 	case plan.Attach:
 		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
 			return err

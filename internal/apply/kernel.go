@@ -11,8 +11,10 @@ type Kernel interface {
 	Observe() (chain.State, error)
 
 	// CreateGeneration creates and fills the maps of a module; those that it can take over from another generation it
-	// does. from may be empty. A generation that exists stays as it is.
-	CreateGeneration(module, id, from string) error
+	// does. from may be empty, and so may values, if the module has none. A generation that exists stays as it is.
+	CreateGeneration(module, id, values, from string) error
+	// SetValues has packets meet other values of a generation that exists: those of the module, or those of before.
+	SetValues(module, id, values string) error
 	// RemoveGeneration and the other removals succeed where there is nothing to remove.
 	RemoveGeneration(module, id string) error
 

@@ -65,10 +65,13 @@ var sides = []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress}
 
 // randomDesired has chains of up to three modules on the interfaces that exist.
 func randomDesired(random *rand.Rand, k *fake.Kernel) plan.Desired {
-	d := plan.Desired{Generations: map[string]string{}, Points: map[chain.Point]chain.Spec{}}
+	d := plan.Desired{Generations: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{}}
 	for _, name := range []string{"a", "b", "c"} {
 		if random.IntN(4) > 0 {
 			d.Generations[name] = fmt.Sprint(name, random.IntN(3))
+			if name != "a" {
+				d.Values[name] = fmt.Sprint("values", random.IntN(3))
+			}
 		}
 	}
 	for _, i := range slices.Sorted(maps.Keys(k.Interfaces)) {

@@ -43,25 +43,32 @@ func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings s
 
 // checkSettings refuses nonsense, and turns numbers into integers.
 func checkSettings(s sdk.Settings) error {
-	for name, value := range s.Constants {
+	if err := errors.Join(checkNumbers("constant", s.Constants), checkNumbers("tunable", s.Tunables)); err != nil {
+		return fmt.Errorf("compile: %w", err)
+	}
+	for _, direction := range s.Idle {
+		if direction != "egress" && direction != "ingress" {
+			return fmt.Errorf("compile: idle has %q, which is neither egress nor ingress", direction)
+		}
+	}
+	return nil
+}
+
+func checkNumbers(kind string, values map[string]any) error {
+	for name, value := range values {
 		number, isNumber := value.(json.Number)
 		if _, isBool := value.(bool); isBool {
 			continue
 		}
 		if !isNumber {
-			return fmt.Errorf("compile: constant %s is neither a number nor true or false", name)
+			return fmt.Errorf("%s %s is neither a number nor true or false", kind, name)
 		}
 		if n, err := strconv.ParseInt(number.String(), 10, 64); err == nil {
-			s.Constants[name] = n
+			values[name] = n
 		} else if n, err := strconv.ParseUint(number.String(), 10, 64); err == nil {
-			s.Constants[name] = n
+			values[name] = n
 		} else {
-			return fmt.Errorf("compile: constant %s is %s, which is no integer of 64 bits", name, number)
-		}
-	}
-	for _, direction := range s.Idle {
-		if direction != "egress" && direction != "ingress" {
-			return fmt.Errorf("compile: idle has %q, which is neither egress nor ingress", direction)
+			return fmt.Errorf("%s %s is %s, which is no integer of 64 bits", kind, name, number)
 		}
 	}
 	return nil

@@ -35,7 +35,7 @@ func (b *Bound) Close() {
 
 // CreateGeneration creates the maps of a module, carrying over those of the generation called from ("" for none), fills
 // and pins them. One that exists already is left as it is.
-func (b *Bound) CreateGeneration(module, _, from string) error {
+func (b *Bound) CreateGeneration(module, _, _, from string) error {
 	mod := b.modules[module]
 	if b.HasGeneration(module, mod.ID) {
 		return nil
@@ -59,6 +59,23 @@ func (b *Bound) CreateGeneration(module, _, from string) error {
 	}
 	defer g.Close()
 	return g.pin(b.layout)
+}
+
+// SetValues gives a generation that packets see the values called id, those of the module or of the change before. They
+// see either the old ones or all of the new ones.
+func (b *Bound) SetValues(module, generation, id string) error {
+	mod := b.modules[module]
+	mod.Name, mod.ID = module, generation
+	g, err := openGeneration(b.layout, mod)
+	if err != nil {
+		return fmt.Errorf("module %s: %w", module, err)
+	}
+	defer g.Close()
+	if err := g.setValues(id, b.settle); err != nil {
+		return fmt.Errorf("module %s: %w", module, err)
+	}
+	b.grace = newGrace()
+	return nil
 }
 
 // CreateChain links, verifies and pins a chain: see Dataplane.CreateChain.

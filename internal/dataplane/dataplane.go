@@ -33,6 +33,7 @@ type Dataplane struct {
 	layout layout
 	tcx    bool
 	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
+	grace  *grace               // since the last change of values; nil: a killed agent may have made one just now
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.
@@ -101,6 +102,9 @@ func (d *Dataplane) Observe() (chain.State, error) {
 		s.Generations[name] = append(s.Generations[name], filepath.Base(dir))
 	}
 	var err error
+	if s.Values, err = d.readValues(s.Generations); err != nil {
+		return s, err
+	}
 	if s.Chains, err = readChains(d.layout); err != nil {
 		return s, err
 	}

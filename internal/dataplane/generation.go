@@ -101,10 +101,12 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 			return err
 		}
 	}
-	if mod.Fill != nil {
-		if err := mod.Fill(g.fillMaps(previous)); err != nil {
-			return fmt.Errorf("module %s: %w", mod.Name, err)
-		}
+	fill := g.filler(previous)
+	if g.maps[sdk.TunablesMap] != nil {
+		fill = func() error { return g.firstValues(previous) }
+	}
+	if err := fill(); err != nil {
+		return fmt.Errorf("module %s: %w", mod.Name, err)
 	}
 	return nil
 }
@@ -159,8 +161,17 @@ func wholePages(m *ebpf.MapSpec, page uint32) {
 	}
 }
 
-// setConstant writes an integer or boolean of whatever Go type (JSON numbers are float64) in the variable's width.
+// setConstant gives a variable a value.
 func setConstant(v *ebpf.VariableSpec, value any) error {
+	encoded, err := encodeInteger(value, uint64(v.Size()))
+	if err != nil {
+		return err
+	}
+	return v.Set(encoded)
+}
+
+// encodeInteger returns an integer or boolean of whatever Go type (JSON numbers are float64) in a number of bytes.
+func encodeInteger(value any, size uint64) ([]byte, error) {
 	var n uint64
 	switch x := value.(type) {
 	case bool:
@@ -169,7 +180,7 @@ func setConstant(v *ebpf.VariableSpec, value any) error {
 		}
 	case float64:
 		if x != float64(int64(x)) {
-			return fmt.Errorf("%v is no integer", x)
+			return nil, fmt.Errorf("%v is no integer", x)
 		}
 		n = uint64(int64(x))
 	case int:
@@ -181,17 +192,19 @@ func setConstant(v *ebpf.VariableSpec, value any) error {
 	case uint32:
 		n = uint64(x)
 	default:
-		return v.Set(value)
+		exact, err := binary.Append(nil, binary.NativeEndian, value)
+		if err != nil || uint64(len(exact)) != size {
+			return nil, fmt.Errorf("%v (%T) does not fit %d bytes", value, value, size)
+		}
+		return exact, nil
 	}
-	buf := make([]byte, 8)
-	binary.NativeEndian.PutUint64(buf, n)
-	if v.Size() > 8 {
-		return fmt.Errorf("takes %d bytes: set it by the control plane", v.Size())
+	if size > 8 {
+		return nil, fmt.Errorf("takes %d bytes: set it by the control plane", size)
 	}
-	if !fits(n, int(v.Size())) {
-		return fmt.Errorf("%v does not fit %d bytes", value, v.Size())
+	if !fits(n, int(size)) {
+		return nil, fmt.Errorf("%v does not fit %d bytes", value, size)
 	}
-	return v.Set(buf[:v.Size()])
+	return binary.NativeEndian.AppendUint64(nil, n)[:size], nil
 }
 
 // fits reports whether n, read as signed or unsigned, fits size bytes.
@@ -206,11 +219,17 @@ func fits(n uint64, size int) bool {
 
 func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
 	replace := map[string]*ebpf.Map{}
+	reuse := func(name string, ms *ebpf.MapSpec, m *ebpf.Map) {
+		replace[name] = m
+		if !strings.HasPrefix(name, ".") { // the loader refuses a map that only cannot be mapped into memory
+			ms.Flags = m.Flags()
+		}
+	}
 	var copies []mapCopy
 	for name, ms := range spec.Maps {
 		pin := mapPin(hook, name)
 		if got := g.maps[pin]; got != nil { // the other hook has made it
-			replace[name] = got
+			reuse(name, ms, got)
 			continue
 		}
 		from := previous[pin]
@@ -225,7 +244,7 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 			return err
 		}
 		if same {
-			replace[name] = from
+			reuse(name, ms, from)
 		}
 		if copied {
 			copies = append(copies, mapCopy{name, from})
@@ -259,7 +278,7 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 
 // carried reports whether a map outlives its generation.
 func (g *generation) carried(name string) bool {
-	return !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") &&
+	return name != sdk.TunablesMap && !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") &&
 		!strings.HasPrefix(name, ".kconfig")
 }
 

@@ -30,5 +30,5 @@ func needsRoot(tb testing.TB) {
 func create(d *Dataplane, m Module, from string) error {
 	b := d.Bind(map[string]Module{m.Name: m})
 	defer b.Close()
-	return b.CreateGeneration(m.Name, m.ID, from)
+	return b.CreateGeneration(m.Name, m.ID, m.Values, from)
 }

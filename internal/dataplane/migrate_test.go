@@ -281,3 +281,15 @@ func TestTooSmallMapsAreRefused(t *testing.T) {
 		}
 	}
 }
+
+// A map that a new version wants to map into memory stays as it is, with all it holds.
+func TestMappableMapIsTakenOver(t *testing.T) {
+	spec := state(ebpf.Array, 8, 4)
+	before := mustUpgrade(t, withState(t, "", spec), nil)
+	put(t, before.maps["state"], 1)
+	spec.Flags = 1 << 10 // BPF_F_MMAPABLE
+	after := mustUpgrade(t, withState(t, "", spec), before)
+	if !sameObject(before.maps["state"], after.maps["state"]) {
+		t.Error("another map")
+	}
+}

@@ -12,7 +12,9 @@ import (
 // Module is what a generation is made from.
 type Module struct {
 	Name string // name of the module on the node
-	ID   string // identity of the generation: equal for equal code and config
+	ID   string // identity of the generation: equal for equal code and config, values apart
+	// Values is the identity of the values of KERB_TUNABLES; empty if the module has none.
+	Values string
 	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
 	Spec       func(chain.Hook) (*ebpf.CollectionSpec, error)
 	ConfigMaps []string // re-created for each generation; all others are carried over

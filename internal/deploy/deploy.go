@@ -32,6 +32,7 @@ type Module struct {
 	Dataplane dataplane.Module
 	Err       error // why it cannot run: only for modules from the store
 
+	tunable bool // it has KERB_TUNABLES
 	started bool // the control plane works on this generation
 }
 
@@ -98,19 +99,42 @@ func (d *Module) OnlyConfigured(before *Module) bool {
 		!d.Limits().ByOperator()
 }
 
-// identity of the generation: equal for equal code and config.
-func (d *Module) identity() string {
-	builder := "" // what else decides on the contents of maps: built-in control planes are part of this build
+// SameProgram reports whether d differs from before in values only, for which nothing is verified or measured.
+func (d *Module) SameProgram(before *Module) bool {
+	return before != nil && before.Err == nil && d.Values != "" && d.Dataplane.ID == before.Dataplane.ID
+}
+
+// Identity is equal for equal code and config.
+func (d *Module) Identity() string {
+	return chain.ShortHash([]byte(d.Pkg.Digest), d.Config, []byte(d.builder()))
+}
+
+// builder is what else decides on the contents of maps: built-in control planes are part of this build.
+func (d *Module) builder() string {
 	if d.Pkg.Control != nil && d.Pkg.Control.Builtin {
-		builder = version.Version()
+		return version.Version()
 	}
-	return chain.ShortHash([]byte(d.Pkg.Digest), d.Config, []byte(builder))
+	return ""
+}
+
+// shape is the identity of a generation whose values may change: equal for equal code and all else of the config.
+func (d *Module) shape(settings sdk.Settings) string {
+	text, err := json.Marshal([]any{settings.Constants, settings.MaxEntries, settings.Shape})
+	if err != nil { // integers and booleans
+		panic(err)
+	}
+	return chain.ShortHash([]byte(d.Pkg.Digest), []byte(d.builder()), text)
 }
 
 func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
+	id, values := d.Identity(), ""
+	if d.tunable {
+		id, values = d.shape(settings), id
+	}
 	return dataplane.Module{
 		Name:       d.Name(),
-		ID:         d.identity(),
+		ID:         id,
+		Values:     values,
 		ConfigMaps: d.Pkg.Maps.Config,
 		SharedMaps: d.Pkg.Maps.Shared,
 		Migrate:    d.Pkg.Maps.Migrate,
@@ -143,7 +167,7 @@ func (d *Module) onSockets() bool { return d.Pkg.HasHook(pkgs.HookSockets) }
 
 // describe gives plans what they need to know of the module.
 func (d *Module) describe(settings sdk.Settings) {
-	d.Member = memberOf(d.Dataplane)
+	d.Member, d.Values = memberOf(d.Dataplane), d.Dataplane.Values
 	d.Package, d.Rank, d.Sockets, d.Replies = d.Pkg.Name, d.Pkg.RankOn, d.onSockets(), d.Pkg.Replies
 	d.DeferredRedirect = d.Pkg.DeferredRedirect
 	d.LongReplies, d.TranslatesReplies, d.Inbound = settings.LongReplies, settings.TranslatesReplies, settings.Inbound
@@ -160,7 +184,7 @@ func (d *Module) describe(settings sdk.Settings) {
 	d.Idle = as[chain.Direction](settings.Idle)
 }
 
-// findEntries notes for which hooks and directions the package has a function.
+// findEntries notes for which hooks and directions the package has a function, and whether it has tunables.
 func (d *Module) findEntries() error {
 	d.Entries = map[chain.Hook]map[chain.Direction]bool{}
 	for _, hook := range d.Pkg.Hooks {
@@ -172,6 +196,7 @@ func (d *Module) findEntries() error {
 		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
 			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
 		}
+		d.tunable = d.tunable || spec.Maps[sdk.TunablesMap] != nil
 		d.Entries[chain.Hook(hook)] = has
 	}
 	return nil

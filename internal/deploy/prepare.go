@@ -130,7 +130,7 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	if d.Plane, err = p.planeOf(d, now); err != nil {
 		return settings, d.Invalid("spec.package", err)
 	}
-	if settings, ok := p.Control.Recall(d.Name(), d.identity()); ok {
+	if settings, ok := p.Control.Recall(d.Name(), d.Identity()); ok {
 		return settings, nil
 	}
 	settings, known, err := d.Plane.Compile(p.Base, d.Config)

@@ -19,6 +19,7 @@ type Module struct {
 	Resource  v1.Module
 	Selector  service.Selector
 	Member    chain.Member // in chains
+	Values    string       // identity of the values of KERB_TUNABLES; empty without them
 	CannotRun bool
 
 	Package      string
@@ -65,9 +66,13 @@ func (p Placements) Sorted() []chain.Point { return sortedPoints(p) }
 
 // Desired is what should run: chains on attach points, and a generation of each module, also of those that are on none.
 func (in Inputs) Desired(placed Placements, keep bool) Desired {
-	d := Desired{Generations: map[string]string{}, Points: map[chain.Point]chain.Spec{}, Keep: keep}
+	d := Desired{Generations: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{},
+		Keep: keep}
 	for name, m := range in.Modules {
 		d.Generations[name] = m.Member.ID
+		if m.Values != "" {
+			d.Values[name] = m.Values
+		}
 	}
 	for p, at := range placed {
 		d.Points[p] = at.Chain

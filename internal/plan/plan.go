@@ -16,6 +16,7 @@ import (
 // Desired is what should run.
 type Desired struct {
 	Generations map[string]string // identity of each module's generation by module name
+	Values      map[string]string // identity of its values, of modules whose values can change by themselves
 	Points      map[chain.Point]chain.Spec
 	// Keep leaves chains attached that no module asks for: after the loss of the store.
 	Keep bool
@@ -28,6 +29,7 @@ type Action string
 const (
 	CreateGeneration Action = "create generation"
 	CreateChain      Action = "create chain"
+	SetValues        Action = "set values"
 	Attach           Action = "attach"
 	Replace          Action = "replace"
 	Detach           Action = "detach"
@@ -38,9 +40,11 @@ const (
 // Step is one change in the kernel.
 type Step struct {
 	Action     Action
-	Module     string       // CreateGeneration, RemoveGeneration
+	Module     string       // CreateGeneration, SetValues, RemoveGeneration
 	Generation string       // of Module
 	From       string       // CreateGeneration: the running generation, whose state is carried over
+	Values     string       // CreateGeneration, SetValues: what packets are to meet; may be empty for the former
+	OldValues  string       // SetValues: what packets meet now
 	Point      chain.Point  // Attach, Replace, Detach
 	Chain      chain.Spec   // CreateChain, Attach, Replace
 	Old        chain.Pinned // Replace, Detach, RemoveChain: what runs now
@@ -50,6 +54,8 @@ func (s Step) String() string {
 	switch s.Action {
 	case CreateGeneration, RemoveGeneration:
 		return fmt.Sprintf("%s %s of module %s", s.Action, s.Generation, s.Module)
+	case SetValues:
+		return fmt.Sprintf("%s %s of module %s (before: %s)", s.Action, s.Values, s.Module, s.OldValues)
 	case CreateChain:
 		return fmt.Sprintf("%s %s (%s %s: %s)", s.Action, s.Chain.ID(), s.Chain.Side, s.Chain.Direction, names(s.Chain))
 	case RemoveChain:
@@ -78,6 +84,7 @@ func Steps(want Desired, have chain.State) []Step {
 	running := runningChains(have)
 	steps := generations(want, have, running)
 	steps = append(steps, chains(want, have)...)
+	steps = append(steps, values(want, have)...)
 	steps = append(steps, points(want, have, running)...)
 	return append(steps, leftovers(want, have, running)...)
 }
@@ -104,8 +111,22 @@ func generations(want Desired, have chain.State, running map[chain.Point]chain.P
 		if slices.Contains(have.Generations[name], id) {
 			continue
 		}
-		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id,
+		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id, Values: want.Values[name],
 			From: predecessor(name, have, running)})
+	}
+	return steps
+}
+
+// values are the changes that need neither maps nor programs.
+func values(want Desired, have chain.State) []Step {
+	var steps []Step
+	for _, name := range slices.Sorted(maps.Keys(want.Values)) {
+		id := want.Generations[name]
+		now, exists := have.Values[chain.Generation{Module: name, ID: id}]
+		if exists && now != want.Values[name] {
+			steps = append(steps, Step{Action: SetValues, Module: name, Generation: id, Values: want.Values[name],
+				OldValues: now})
+		}
 	}
 	return steps
 }

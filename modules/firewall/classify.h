@@ -96,17 +96,34 @@ struct {
 	__type(value, struct fw_rule6);
 } rules6 SEC(".maps");
 
-/* Where the search starts: chunk * FW_CHUNK + node. Node 0 is an END. */
-KERB_CONFIG(__u32, root_egress4, 0);
-KERB_CONFIG(__u32, root_egress6, 0);
-KERB_CONFIG(__u32, root_ingress4, 0);
-KERB_CONFIG(__u32, root_ingress6, 0);
+/* Elements of a half: the maps hold the rules twice. 0: once, as they are large. */
+KERB_CONFIG(__u32, tree_half, 0);
+KERB_CONFIG(__u32, rules4_half, 0);
+KERB_CONFIG(__u32, rules6_half, 0);
 
-static __always_inline __u32 fw_root(__u32 dir, int v4)
+static __always_inline struct fw_chunk *fw_chunk_at(struct fw_flow *s, __u32 id)
+{
+	s->chunk = s->half * tree_half + id;
+	return bpf_map_lookup_elem(&tree, &s->chunk);
+}
+
+static __always_inline struct fw_rule4 *fw_rule4_at(struct fw_flow *s, __u32 id)
+{
+	s->rule = s->half * rules4_half + id;
+	return bpf_map_lookup_elem(&rules4, &s->rule);
+}
+
+static __always_inline struct fw_rule6 *fw_rule6_at(struct fw_flow *s, __u32 id)
+{
+	s->rule = s->half * rules6_half + id;
+	return bpf_map_lookup_elem(&rules6, &s->rule);
+}
+
+static __always_inline __u32 fw_root(const struct fw_values *v, __u32 dir, int v4)
 {
 	if (dir == FW_EGRESS)
-		return v4 ? root_egress4 : root_egress6;
-	return v4 ? root_ingress4 : root_ingress6;
+		return v4 ? v->root_egress4 : v->root_egress6;
+	return v4 ? v->root_ingress4 : v->root_ingress6;
 }
 
 static __always_inline int fw_l4_matches(const struct fw_l4rule *r, const struct fw_flow *s)
@@ -116,16 +133,16 @@ static __always_inline int fw_l4_matches(const struct fw_l4rule *r, const struct
 	       s->word[FW_DIM_DPORT] - r->dport <= r->dports;
 }
 
-static __always_inline int fw_matches4(const struct fw_flow *s)
+static __always_inline int fw_matches4(struct fw_flow *s, __u32 id)
 {
-	struct fw_rule4 *r = bpf_map_lookup_elem(&rules4, &s->rule);
+	struct fw_rule4 *r = fw_rule4_at(s, id);
 
 	return r && (s->pair[0] & r->mask) == r->value && fw_l4_matches(&r->l4, s);
 }
 
-static __always_inline int fw_matches6(const struct fw_flow *s)
+static __always_inline int fw_matches6(struct fw_flow *s, __u32 id)
 {
-	struct fw_rule6 *r = bpf_map_lookup_elem(&rules6, &s->rule);
+	struct fw_rule6 *r = fw_rule6_at(s, id);
 
 	return r && (s->pair[0] & r->mask[0]) == r->value[0] &&
 	       (s->pair[1] & r->mask[1]) == r->value[1] &&
@@ -162,12 +179,11 @@ static __always_inline void fw_search(struct fw_flow *s)
 	struct fw_chunk *chunk;
 	__u32 at = s->root;
 
-	s->chunk = at / FW_CHUNK;
+	chunk = fw_chunk_at(s, at / FW_CHUNK);
 	at *= sizeof(chunk->node[0]);
 	s->best = FW_NO_RULE;
 	s->forks = 0;
 	s->class[FW_NUMBERS] = 0;
-	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
 	if (!chunk)
 		goto lost;
 	for (int i = 0; i < FW_STEPS; i++) {
@@ -193,8 +209,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 			continue;
 		}
 		if (kind == FW_NODE_RULE && value < s->best) {
-			s->rule = value;
-			if (!(s->family == 4 ? fw_matches4(s) : fw_matches6(s)))
+			if (!(s->family == 4 ? fw_matches4(s, value) : fw_matches6(s, value)))
 				continue;
 		}
 		if (kind == FW_NODE_FORK) {
@@ -214,7 +229,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 				return;
 			at = fw_pop(s);
 		}
-		chunk = bpf_map_lookup_elem(&tree, &s->chunk);
+		chunk = fw_chunk_at(s, s->chunk);
 		if (!chunk)
 			break;
 	}
@@ -226,10 +241,8 @@ lost:
 static __always_inline void *fw_memory(struct fw_flow *s, __u32 address, const __u32 size)
 {
 	__u64 at = address % FW_CHUNK * sizeof(__u64);
-	struct fw_chunk *chunk;
+	struct fw_chunk *chunk = fw_chunk_at(s, address / FW_CHUNK);
 
-	s->chunk = address / FW_CHUNK;
-	chunk = bpf_map_lookup_elem(&tree, &s->chunk);
 	if (!chunk)
 		return NULL;
 	kerb_bound(at, sizeof(*chunk) - size);
@@ -310,20 +323,20 @@ lost:
 }
 
 /* What the rules say of the words of s: slot << 1 | allow, FW_NO_RULE or FW_LOST. */
-static __always_inline __u32 fw_classify(struct fw_flow *s)
+static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_values *v)
 {
-	*(volatile __u32 *)&s->root = fw_root(s->asked, s->family == 4);
+	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);
 	fw_search(s);
 	if (s->class[FW_NUMBERS] && s->best != FW_LOST)
 		fw_search_bitmap(s);
 	if (s->best >= FW_LOST)
 		return s->best;
 	if (s->family == 4) {
-		struct fw_rule4 *r = bpf_map_lookup_elem(&rules4, &s->best);
+		struct fw_rule4 *r = fw_rule4_at(s, s->best);
 
 		return r ? r->l4.decision : FW_LOST;
 	} else {
-		struct fw_rule6 *r = bpf_map_lookup_elem(&rules6, &s->best);
+		struct fw_rule6 *r = fw_rule6_at(s, s->best);
 
 		return r ? r->l4.decision : FW_LOST;
 	}

@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"hash/fnv"
+	"math/bits"
 	"slices"
 	"sync"
 
@@ -126,8 +127,6 @@ var fragmentPolicies = map[string]uint32{"deny": 0, "allow": 1, "track": 2}
 func (f *Firewall) Settings() sdk.Settings {
 	c, t := f.config, f.config.State.Timeouts
 	constants := map[string]any{
-		"allow_egress":       bool(c.DefaultPolicy.Egress),
-		"allow_ingress":      bool(c.DefaultPolicy.Ingress),
 		"allow_extensions":   bool(c.ExtensionHeaders),
 		"allow_malformed":    bool(c.Malformed),
 		"allow_non_ip":       c.NonIP.all,
@@ -139,7 +138,6 @@ func (f *Firewall) Settings() sdk.Settings {
 		"state":              c.State.Enabled,
 		"drop_when_full":     c.State.WhenFull == "drop",
 		"coarse_clock":       hasCoarseClock(),
-		"generation":         f.ruleSet(),
 		"max_connections":    uint64(c.State.MaxConnections),
 		"tcp_syn_ns":         uint64(t.TCPSyn),
 		"tcp_established_ns": uint64(t.TCPEstablished),
@@ -151,21 +149,59 @@ func (f *Firewall) Settings() sdk.Settings {
 		"icmp_ns":            uint64(t.ICMP),
 		"pickup_ns":          uint64(c.State.Pickup),
 	}
+	tunables := map[string]any{
+		"generation":    f.ruleSet(),
+		"allow_egress":  bool(c.DefaultPolicy.Egress),
+		"allow_ingress": bool(c.DefaultPolicy.Ingress),
+	}
 	for name, root := range f.roots {
-		constants[name] = root
+		tunables[name] = root
+	}
+	sizes, shape := f.sizes(), ""
+	if f.isLarge() {
+		shape = f.contents()
+	} else {
+		for name, size := range sizes {
+			constants[name+"_half"], sizes[name] = size, 2*size
+		}
 	}
 	established := c.State.MaxConnections
 	if !c.State.Enabled {
 		established = 1
 	}
-	return sdk.Settings{Constants: constants, Idle: f.idle(), Inbound: f.config.inbound(), MaxEntries: map[string]uint32{
-		mapTree:         uint32(len(f.tree.chunks)),
-		mapRules4:       uint32(max(1, len(f.ids4))),
-		mapRules6:       uint32(max(1, len(f.ids6))),
-		mapEstablished4: established,
-		mapEstablished6: established,
-	}}
+	sizes[mapEstablished4], sizes[mapEstablished6] = established, established
+	return sdk.Settings{Constants: constants, Tunables: tunables, Shape: shape, MaxEntries: sizes, Idle: f.idle(),
+		Inbound: f.config.inbound()}
 }
+
+// isLarge reports whether the rules take so much memory that there is none for two halves. Each such rule set has maps
+// of its own.
+func (f *Firewall) isLarge() bool { return len(f.tree.chunks) > mostChunks }
+
+// contents identifies what Fill writes.
+func (f *Firewall) contents() string {
+	h := fnv.New64a()
+	fmt.Fprint(h, f.ruleSet(), identities(f.rules))
+	return fmt.Sprintf("%016x", h.Sum64())
+}
+
+// sizes of the maps of the rules. They are powers of two, so that rule sets of about the same size fit the same maps,
+// and replace each other without a new program.
+func (f *Firewall) sizes() map[string]uint32 {
+	if f.isLarge() {
+		return map[string]uint32{mapTree: uint32(len(f.tree.chunks)), mapRules4: uint32(max(1, len(f.ids4))),
+			mapRules6: uint32(max(1, len(f.ids6)))}
+	}
+	size := func(least, n int) uint32 { return 1 << bits.Len32(uint32(max(least, n)-1)) }
+	return map[string]uint32{mapTree: size(leastChunks, len(f.tree.chunks)), mapRules4: size(leastRules, len(f.ids4)),
+		mapRules6: size(leastRules, len(f.ids6))}
+}
+
+const (
+	leastChunks = 8 // of 4 KiB
+	mostChunks  = 2048
+	leastRules  = 128
+)
 
 // idle names egress when every packet from the service passes whatever it is, and none has to be remembered.
 func (f *Firewall) idle() []string {
@@ -225,13 +261,24 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	f.mu.Lock()
 	f.fillSlots = slots
 	f.mu.Unlock()
-	if err := fillArray(maps, mapTree, len(f.tree.chunks), f.chunk); err != nil {
+	half, err := maps.FreeHalf()
+	if err != nil {
 		return err
 	}
-	if err := fillArray(maps, mapRules4, len(f.ids4), f.rule4); err != nil {
+	begin := f.sizes()
+	if f.isLarge() {
+		half = 0
+	}
+	for name := range begin {
+		begin[name] *= uint32(half)
+	}
+	if err := fillFrom(maps, mapTree, begin[mapTree], len(f.tree.chunks), f.chunk); err != nil {
 		return err
 	}
-	return fillArray(maps, mapRules6, len(f.ids6), f.rule6)
+	if err := fillFrom(maps, mapRules4, begin[mapRules4], len(f.ids4), f.rule4); err != nil {
+		return err
+	}
+	return fillFrom(maps, mapRules6, begin[mapRules6], len(f.ids6), f.rule6)
 }
 
 // l4rule mirrors struct fw_l4rule.
@@ -296,8 +343,8 @@ func (f *Firewall) l4rule(i int) l4rule {
 
 const fillBatch = 256
 
-// fillArray writes the first n elements of an array map.
-func fillArray[T any](maps sdk.Maps, name string, n int, element func(id int) T) error {
+// fillFrom writes n elements of an array map.
+func fillFrom[T any](maps sdk.Maps, name string, begin uint32, n int, element func(id int) T) error {
 	m, err := maps.Get(name)
 	if err != nil {
 		return err
@@ -306,7 +353,7 @@ func fillArray[T any](maps sdk.Maps, name string, n int, element func(id int) T)
 		count := min(fillBatch, n-from)
 		keys, values := make([]uint32, count), make([]T, count)
 		for i := range count {
-			keys[i], values[i] = uint32(from+i), element(from+i)
+			keys[i], values[i] = begin+uint32(from+i), element(from+i)
 		}
 		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 			return fmt.Errorf("fill map %s: %w", name, err)

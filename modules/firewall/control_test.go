@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -222,6 +223,54 @@ func TestMemoryBudget(t *testing.T) {
 	p := pkgstest.Package(t)
 	f := compileConfig(t, ruleFamilies[2].config(MaxRules, true, true))
 	if err := p.CheckMemory("", f.Settings().MaxEntries); err != nil {
+		t.Error(err)
+	}
+}
+
+// Rule sets of about the same size need the same program; one of another size, or other options, another.
+func TestRulesAreValues(t *testing.T) {
+	config := func(rules int, more string) sdk.Settings {
+		text := make([]string, rules)
+		for i := range text {
+			text[i] = fmt.Sprintf(`{"action": "allow", "dst": "10.0.%d.%d"}`, i/256, i%256)
+		}
+		return compileConfig(t, fmt.Sprintf(`{"rules": [%s]%s}`, strings.Join(text, ","), more)).Settings()
+	}
+	shape := func(s sdk.Settings) string { return fmt.Sprint(s.Constants, s.MaxEntries) }
+	few := config(1, "")
+	for name, s := range map[string]sdk.Settings{"more rules": config(100, ""),
+		"another policy": config(1, `, "defaultPolicy": {"ingress": "allow"}`)} {
+		if shape(s) != shape(few) || fmt.Sprint(s.Tunables) == fmt.Sprint(few.Tunables) {
+			t.Errorf("%s: %+v\nbefore: %+v", name, s, few)
+		}
+	}
+	for name, s := range map[string]sdk.Settings{"many rules": config(200, ""),
+		"no fragments": config(1, `, "fragments": "deny"`)} {
+		if shape(s) == shape(few) {
+			t.Errorf("%s: %+v\nbefore: %+v", name, s, few)
+		}
+	}
+}
+
+// Rule sets that are too large for two halves have maps of their own, and the largest of the others fit the memory.
+func TestLargeRuleSets(t *testing.T) {
+	f := compileConfig(t, `{"rules": [{"name": "one", "action": "allow", "dst": "10.0.0.1"}]}`)
+	f.tree.chunks = append(f.tree.chunks, make([][]uint64, mostChunks-len(f.tree.chunks))...)
+	most := f.Settings()
+	if err := pkgstest.Package(t).CheckMemory("", most.MaxEntries); err != nil || most.Shape != "" {
+		t.Errorf("%d pages: shape %q, %v", mostChunks, most.Shape, err)
+	}
+	f.tree.chunks = append(f.tree.chunks, nil)
+	large := f.Settings()
+	f.rules[0].Name = "other"
+	if renamed := f.Settings(); large.Shape == "" || renamed.Shape == large.Shape {
+		t.Errorf("shapes %q and %q, want two", large.Shape, renamed.Shape)
+	}
+	if n := large.MaxEntries[mapTree]; n != mostChunks+1 || large.Constants["tree_half"] != nil {
+		t.Errorf("%d pages, half %v", n, large.Constants["tree_half"])
+	}
+	k := loadCompiled(t, f, nil)
+	if err := k.Fill(k.maps); err != nil {
 		t.Error(err)
 	}
 }

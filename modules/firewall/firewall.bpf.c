@@ -16,8 +16,6 @@
 #include "spoof.h"
 #include "offload.h"
 
-KERB_CONFIG(_Bool, allow_egress, 1); /* default policies */
-KERB_CONFIG(_Bool, allow_ingress, 0);
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
 
@@ -75,6 +73,7 @@ struct fw_owner {
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, FW_SLOTS);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__type(key, __u32);
 	__type(value, struct fw_owner);
 } owners SEC(".maps");
@@ -127,8 +126,12 @@ static __always_inline void renew(struct fw_flow *f, int allowed)
 /* Asks the rules, about the packet or about the one that it answers. */
 static __always_inline __u32 ask_rules(struct fw_flow *f)
 {
-	__u32 decision = fw_classify(f), slot;
+	const struct fw_values *v = fw_values(f);
+	__u32 decision, slot;
 
+	if (!v)
+		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
+	decision = fw_classify(f, v);
 	if (decision == FW_LOST)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 	if (decision != FW_NO_RULE) {
@@ -136,8 +139,8 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 		return decision & 1 ? slot : FW_DENY(slot, KERB_DROP_POLICY);
 	}
 	if (f->asked == FW_EGRESS)
-		return allow_egress ? FW_SLOT_EGRESS : FW_DENY(FW_SLOT_EGRESS, KERB_DROP_POLICY);
-	return allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
+		return v->allow_egress ? FW_SLOT_EGRESS : FW_DENY(FW_SLOT_EGRESS, KERB_DROP_POLICY);
+	return v->allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
 }
 
 /* The verdict on an allowed packet without a known connection. */
@@ -270,6 +273,7 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 
 	if (!f)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
+	fw_choose_values(f);
 	fw_forget_packet(pkt, f);
 	decision = judge_link(pkt, dir);
 	fw_forget_packet(pkt, f);

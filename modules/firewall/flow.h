@@ -65,6 +65,16 @@ struct fw_fork {
 	__u32 chunk, node, first;
 };
 
+/* What a change of rules changes. The rest of the config is constant (KERB_CONFIG). */
+struct fw_values {
+	__u32 generation; /* identity of the rule set: entries of another one are checked again */
+	/* Where the search starts: chunk * FW_CHUNK + node. Node 0 is an END. */
+	__u32 root_egress4, root_egress6, root_ingress4, root_ingress6;
+	_Bool allow_egress, allow_ingress; /* default policies */
+};
+
+KERB_TUNABLES(struct fw_values);
+
 struct fw_flow {
 	__u64 zero; /* always: see fw_forget_packet */
 	union {
@@ -89,6 +99,8 @@ struct fw_flow {
 	__u8 cursor;   /* where in options the parser is */
 	__u8 options_len;
 	__u8 unused;
+	__u32 half;	  /* of the values and of the rules: see KERB_TUNABLES */
+	__u32 generation; /* of the rules */
 	__u32 hidden; /* see kerb_through */
 	struct fw_conn next; /* what an entry becomes */
 	struct fw_usage usage; /* what an interface begins with */
@@ -120,6 +132,21 @@ static __always_inline struct fw_flow *fw_flow(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratch, &zero);
+}
+
+/* The values that a packet meets, to its end. */
+static __always_inline const struct fw_values *fw_values(const struct fw_flow *f)
+{
+	return kerb_tunables(f->half);
+}
+
+static __always_inline void fw_choose_values(struct fw_flow *f)
+{
+	__u32 half = kerb_tunables_half();
+	const struct fw_values *v = kerb_tunables(half);
+
+	f->half = half;
+	f->generation = v ? v->generation : 0;
 }
 
 static __always_inline __u8 fw_icmp_kind(int v4, __u8 type, __u32 dir)

@@ -7,8 +7,10 @@ import (
 	"fmt"
 	"hash/fnv"
 	"slices"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -123,10 +125,13 @@ func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint
 			owners[slot].Fill = fill
 		}
 	}
-	free := oldestFirst(owners, fill)
+	var free []uint32
 	for i, id := range rules {
 		if slots[i] != 0 {
 			continue
+		}
+		if free == nil {
+			free = oldestFirst(owners, fill)
 		}
 		if len(free) == 0 {
 			return nil, nil, fmt.Errorf("no hit counter is left for rule %d of %d", i, len(rules))
@@ -143,14 +148,18 @@ func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint
 
 // oldestFirst lists the slots not in use by rule set fill.
 func oldestFirst(owners []owner, fill uint64) []uint32 {
-	var free []uint32
+	var free, used []uint32
 	for slot := slotRules; slot < len(owners); slot++ {
-		if owners[slot].Fill < fill {
+		switch owners[slot].Fill {
+		case 0:
 			free = append(free, uint32(slot))
+		case fill:
+		default:
+			used = append(used, uint32(slot))
 		}
 	}
-	slices.SortStableFunc(free, func(a, b uint32) int { return cmp.Compare(owners[a].Fill, owners[b].Fill) })
-	return free
+	slices.SortStableFunc(used, func(a, b uint32) int { return cmp.Compare(owners[a].Fill, owners[b].Fill) })
+	return append(free, used...)
 }
 
 func writeOwners(m *ebpf.Map, owners []owner, slots []uint32) error {
@@ -167,9 +176,18 @@ func writeOwners(m *ebpf.Map, owners []owner, slots []uint32) error {
 	return nil
 }
 
-// readArray reads an array map in few system calls (batches: Linux 5.6).
+// readArray reads an array map: one that can be mapped into memory by a copy, others, which an earlier version has
+// left, in few system calls (batches: Linux 5.6).
 func readArray[T any](m *ebpf.Map) ([]T, error) {
 	n := int(m.MaxEntries())
+	if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
+		memory, err := unix.Mmap(m.FD(), 0, n*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = unix.Munmap(memory) }()
+		return slices.Clone(unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), n)), nil
+	}
 	keys, values := make([]uint32, n), make([]T, n)
 	var cursor ebpf.MapBatchCursor
 	got := 0

@@ -33,8 +33,6 @@
 KERB_CONFIG(_Bool, state, 1);
 KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns is there (5.11) */
 KERB_CONFIG(_Bool, drop_when_full, 0);
-/* identity of the rule set: entries of another one are checked against the rules again */
-KERB_CONFIG(__u32, generation, 0);
 KERB_CONFIG(__u64, max_connections, 65536);
 KERB_CONFIG(__u64, tcp_syn_ns, 60000000000ULL);
 KERB_CONFIG(__u64, tcp_established_ns, 86400000000000ULL);
@@ -181,7 +179,7 @@ static __always_inline int fw_is_tcp(const struct fw_flow *f)
 
 static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flow *f)
 {
-	if (c->generation == generation)
+	if (c->generation == f->generation)
 		return FW_TRACKED;
 	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
 }
@@ -484,7 +482,7 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 		c = bpf_map_lookup_elem(opening, &f->key4);
 	if (!c)
 		c = bpf_map_lookup_elem(pending, &f->key4);
-	if (!c || c->generation != generation || fw_expired(c, f, now))
+	if (!c || c->generation != f->generation || fw_expired(c, f, now))
 		return 0;
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
@@ -514,7 +512,7 @@ static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 	n = &f->next;
 	__builtin_memset(n, 0, sizeof(*n));
 	n->seen = now;
-	n->generation = generation;
+	n->generation = f->generation;
 	n->from = f->dir;
 	if (!fw_is_tcp(f)) {
 		n->begun = now;
@@ -549,7 +547,7 @@ static __noinline int fw_conn_renew(void *established, void *opening, void *pend
 	if (!c)
 		return 0;
 	f->next = *c;
-	f->next.generation = generation;
+	f->next.generation = f->generation;
 	bpf_map_update_elem(map, &f->key4, &f->next, BPF_EXIST);
 	return 0;
 }

@@ -29,6 +29,51 @@
  * given here is the default. */
 #define KERB_CONFIG(type, name, value) const volatile type name = value
 
+/* Values that change while packets pass, without a new program: the members of a struct, integers
+ * and booleans. Once in a module, at file scope:
+ *
+ *	struct limits { __u64 rate; __u32 burst; };
+ *	KERB_TUNABLES(struct limits);
+ *
+ * There are two halves. Packets read the one that kerb_tunables_half() names; the agent writes the
+ * other one and then names that. So a packet must ask once, and use the half to its end:
+ *
+ *	const struct limits *l = kerb_tunables(kerb_tunables_half());
+ *	if (!l)
+ *		return KERB_NEXT;	never: for the verifier
+ *
+ * A config map with values that change so is twice as large as needed; its control plane fills the
+ * half that packets do not read (sdk.Maps.FreeHalf). The verifier knows nothing of what is read:
+ * bound an index. The layout is known to internal/dataplane/tunables.go. */
+#define KERB_TUNABLES(values_type)                                                                 \
+	struct kerb_tunables_map {                                                                 \
+		__u64 half;                                                                        \
+		char id[2][16];                                                                    \
+		values_type values[2];                                                             \
+	} __attribute__((aligned(8)));                                                             \
+	struct {                                                                                   \
+		__uint(type, BPF_MAP_TYPE_ARRAY);                                                  \
+		__uint(max_entries, 1);                                                            \
+		__uint(map_flags, BPF_F_MMAPABLE);                                                 \
+		__type(key, __u32);                                                                \
+		__type(value, struct kerb_tunables_map);                                           \
+	} kerb_tunables_map SEC(".maps");                                                          \
+	static __always_inline __u32 kerb_tunables_half(void)                                      \
+	{                                                                                          \
+		__u32 zero = 0;                                                                    \
+		struct kerb_tunables_map *m = bpf_map_lookup_elem(&kerb_tunables_map, &zero);      \
+		return m ? *(volatile __u64 *)&m->half & 1 : 0;                                    \
+	}                                                                                          \
+	static __always_inline const values_type *kerb_tunables(__u64 half)                        \
+	{                                                                                          \
+		__u32 zero = 0;                                                                    \
+		struct kerb_tunables_map *m = bpf_map_lookup_elem(&kerb_tunables_map, &zero);      \
+		if (!m)                                                                            \
+			return 0;                                                                  \
+		kerb_bound(half, 1);                                                               \
+		return (void *)m->values + half * sizeof(values_type);                             \
+	}
+
 #define KERB_LICENSE(name) char _license[] SEC("license") = name
 
 #endif

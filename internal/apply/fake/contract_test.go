@@ -22,35 +22,47 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
-// testedDataplane is the data plane on two interfaces. Modules of any name and id have the object of the module pass.
+// testedDataplane is the data plane on two interfaces. Modules of any name and id have the object of the module pass,
+// the one called t that of the module tunable.
 type testedDataplane struct {
 	*dataplane.Dataplane
-	object []byte
+	object, tunable []byte
 }
 
 var _ apply.Kernel = testedDataplane{}
 
-func (r testedDataplane) bound(members ...chain.Member) *dataplane.Bound {
+func (r testedDataplane) bound(values string, members ...chain.Member) *dataplane.Bound {
 	modules := map[string]dataplane.Module{}
 	for _, m := range members {
-		modules[m.Name] = dataplane.Module{Name: m.Name, ID: m.ID, Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+		object := r.object
+		if m.Name == "t" {
+			object = r.tunable
+		}
+		spec := func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if h != chain.TC && h != chain.XDP {
 				return nil, nil
 			}
-			return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(r.object))
-		}}
+			return ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+		}
+		modules[m.Name] = dataplane.Module{Name: m.Name, ID: m.ID, Values: values, Spec: spec}
 	}
 	return r.Bind(modules)
 }
 
-func (r testedDataplane) CreateGeneration(module, id, from string) error {
-	b := r.bound(chain.Member{Name: module, ID: id})
+func (r testedDataplane) CreateGeneration(module, id, values, from string) error {
+	b := r.bound(values, chain.Member{Name: module, ID: id})
 	defer b.Close()
-	return b.CreateGeneration(module, id, from)
+	return b.CreateGeneration(module, id, values, from)
+}
+
+func (r testedDataplane) SetValues(module, id, values string) error {
+	b := r.bound(values, chain.Member{Name: module, ID: id})
+	defer b.Close()
+	return b.SetValues(module, id, values)
 }
 
 func (r testedDataplane) CreateChain(spec chain.Spec) error {
-	return r.bound(spec.Members...).CreateChain(spec)
+	return r.bound("", spec.Members...).CreateChain(spec)
 }
 
 // laboratory is a kernel with two interfaces and what may happen to them.
@@ -81,7 +93,7 @@ func chainOf(side chain.Side, members ...string) chain.Spec {
 func (l laboratory) build(members ...string) error {
 	var errs []error
 	for _, m := range members {
-		errs = append(errs, l.CreateGeneration(m[:1], m, ""))
+		errs = append(errs, l.CreateGeneration(m[:1], m, "", ""))
 	}
 	return errors.Join(append(errs, l.CreateChain(chainOf(chain.OnTCIngress, members...)))...)
 }
@@ -108,7 +120,7 @@ var sequences = map[string]func(laboratory) []error{
 		old, next := chainOf(chain.OnTCIngress, "a1"), chainOf(chain.OnTCIngress, "a2")
 		before := []error{l.build("a1"), l.Attach(l.tc(l.one), old)}
 		was := l.pinned(old.ID())
-		return append(before, l.CreateGeneration("a", "a2", "a1"), l.CreateChain(next), l.Attach(l.tc(l.one), next),
+		return append(before, l.CreateGeneration("a", "a2", "", "a1"), l.CreateChain(next), l.Attach(l.tc(l.one), next),
 			l.AttachPinned(l.tc(l.one), was), l.RemoveChainSpec(next), l.RemoveGeneration("a", "a2"))
 	},
 	"detach and remove": func(l laboratory) []error {
@@ -129,7 +141,16 @@ var sequences = map[string]func(laboratory) []error{
 	"chain without its generation": func(l laboratory) []error {
 		return []error{l.CreateChain(chainOf(chain.OnTCIngress, "a1"))}
 	},
-	"predecessor is not there": func(l laboratory) []error { return []error{l.CreateGeneration("a", "a2", "a1")} },
+	"predecessor is not there": func(l laboratory) []error { return []error{l.CreateGeneration("a", "a2", "", "a1")} },
+	"change values, and go back": func(l laboratory) []error {
+		c := chainOf(chain.OnTCIngress, "t1")
+		before := []error{l.CreateGeneration("t", "t1", "one", ""), l.CreateChain(c), l.Attach(l.tc(l.one), c)}
+		return append(before, l.SetValues("t", "t1", "two"), l.SetValues("t", "t1", "three"),
+			l.SetValues("t", "t1", "two"), l.CreateGeneration("t", "t1", "four", ""))
+	},
+	"values of what has none": func(l laboratory) []error {
+		return []error{l.SetValues("t", "t1", "one"), l.build("a1"), l.SetValues("a", "a1", "one")}
+	},
 	"attach without chain": func(l laboratory) []error {
 		return []error{l.Attach(l.tc(l.one), chainOf(chain.OnTCIngress, "a1"))}
 	},
@@ -155,7 +176,7 @@ var sequences = map[string]func(laboratory) []error{
 	"busy": func(l laboratory) []error {
 		c := chainOf(chain.OnXDP, "a1")
 		l.foreign(l.xdp(l.one))
-		return []error{l.CreateGeneration("a", "a1", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c),
+		return []error{l.CreateGeneration("a", "a1", "", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c),
 			l.Attach(l.xdp(l.two), c)}
 	},
 }
@@ -182,6 +203,7 @@ func TestFakeIsLikeTheDataplane(t *testing.T) {
 type result struct {
 	Errors      []string
 	Generations map[string][]string
+	Values      map[chain.Generation]string
 	Chains      map[string]chain.Spec // by id
 	Points      []string
 }
@@ -194,7 +216,7 @@ func outcome(t *testing.T, l laboratory, sequence func(laboratory) []error) (r r
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Generations, r.Chains = state.Generations, map[string]chain.Spec{}
+	r.Generations, r.Values, r.Chains = state.Generations, state.Values, map[string]chain.Spec{}
 	byProgram := map[uint32]string{0: "none"}
 	for _, c := range state.Chains {
 		r.Chains[c.ID] = c.Spec
@@ -237,9 +259,11 @@ func newReal(t *testing.T) laboratory {
 		}
 		*index = host.OuterIndex()
 	}
-	object, err := os.ReadFile("../../dataplane/testdata/pass/pass.tc.o")
-	if err != nil {
-		t.Fatal(err)
+	objects := map[string][]byte{}
+	for _, name := range []string{"pass", "tunable"} {
+		if objects[name], err = os.ReadFile("../../dataplane/testdata/" + name + "/" + name + ".tc.o"); err != nil {
+			t.Fatal(err)
+		}
 	}
 	d, err := dataplane.Open(dataplane.Options{Root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kfk-%d", os.Getpid()))})
 	if err != nil {
@@ -250,7 +274,8 @@ func newReal(t *testing.T) laboratory {
 			t.Error(err)
 		}
 	})
-	l.Kernel, l.foreign = testedDataplane{d, object}, func(p chain.Point) { attachForeign(t, p) }
+	l.Kernel = testedDataplane{d, objects["pass"], objects["tunable"]}
+	l.foreign = func(p chain.Point) { attachForeign(t, p) }
 	l.vanish = func(ifindex int) {
 		if err := netlink.LinkDel(&netlink.Dummy{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}); err != nil {
 			t.Fatal(err)

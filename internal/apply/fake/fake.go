@@ -35,7 +35,7 @@ type Kernel struct {
 	OnCall     func(call string)     // called before each call that changes the kernel; may be nil
 	expedited  int                   // Expedite without restore
 	mu         sync.Mutex            // CreateChain is called concurrently
-	maps       map[string]bool       // generations, by MODULE/ID
+	maps       map[string]string     // the values of generations, empty for those without, by MODULE/ID
 	chains     map[string]pinned     // by the name of their directory
 	points     map[chain.Point]fixed // what runs
 	programs   uint32                // last id
@@ -59,7 +59,7 @@ var _ apply.Kernel = (*Kernel)(nil)
 // New returns a kernel with interfaces, in which nothing of Kerb runs.
 func New(ifindexes ...int) *Kernel {
 	k := &Kernel{Interfaces: map[int]bool{}, Foreign: map[chain.Point]bool{}, Draining: map[string]int{},
-		maps: map[string]bool{}, chains: map[string]pinned{}, points: map[chain.Point]fixed{}}
+		maps: map[string]string{}, chains: map[string]pinned{}, points: map[chain.Point]fixed{}}
 	for _, i := range ifindexes {
 		k.Interfaces[i] = true
 	}
@@ -85,10 +85,13 @@ func (k *Kernel) Restart() { k.expedited = 0 }
 
 // Observe returns the state in the order in which the data plane reads its pins.
 func (k *Kernel) Observe() (chain.State, error) {
-	s := chain.State{Generations: map[string][]string{}}
+	s := chain.State{Generations: map[string][]string{}, Values: map[chain.Generation]string{}}
 	for _, key := range slices.Sorted(maps.Keys(k.maps)) {
 		module, id, _ := strings.Cut(key, "/")
 		s.Generations[module] = append(s.Generations[module], id)
+		if values := k.maps[key]; values != "" {
+			s.Values[chain.Generation{Module: module, ID: id}] = values
+		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.chains)) {
 		c := k.chains[key]
@@ -131,14 +134,34 @@ func (k *Kernel) call(format string, args ...any) error {
 }
 
 // CreateGeneration fails if from is not there.
-func (k *Kernel) CreateGeneration(module, id, from string) error {
+func (k *Kernel) CreateGeneration(module, id, values, from string) error {
 	if err := k.call("create generation %s/%s", module, id); err != nil {
 		return err
 	}
-	if key := module + "/" + from; from != "" && !k.maps[module+"/"+id] && !k.maps[key] {
-		return fmt.Errorf("generation %s: %w", key, os.ErrNotExist)
+	if k.has(module, id) {
+		return nil
 	}
-	k.maps[module+"/"+id] = true
+	if from != "" && !k.has(module, from) {
+		return fmt.Errorf("generation %s/%s: %w", module, from, os.ErrNotExist)
+	}
+	k.maps[module+"/"+id] = values
+	return nil
+}
+
+func (k *Kernel) has(module, id string) bool {
+	_, exists := k.maps[module+"/"+id]
+	return exists
+}
+
+// SetValues fails for a generation without values.
+func (k *Kernel) SetValues(module, id, values string) error {
+	if err := k.call("set values %s of %s/%s", values, module, id); err != nil {
+		return err
+	}
+	if k.maps[module+"/"+id] == "" {
+		return fmt.Errorf("values of generation %s/%s: %w", module, id, os.ErrNotExist)
+	}
+	k.maps[module+"/"+id] = values
 	return nil
 }
 
@@ -162,8 +185,8 @@ func (k *Kernel) CreateChain(spec chain.Spec) error {
 		return nil
 	}
 	for _, m := range spec.Members {
-		if key := m.Name + "/" + m.ID; !k.maps[key] {
-			return fmt.Errorf("generation %s: %w", key, os.ErrNotExist)
+		if !k.has(m.Name, m.ID) {
+			return fmt.Errorf("generation %s/%s: %w", m.Name, m.ID, os.ErrNotExist)
 		}
 	}
 	k.programs += 2

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/cilium/ebpf"
+)
+
+// grace is the time that packets take which were under way when values changed. It passes in the background.
+type grace struct {
+	over chan struct{}
+	err  error // read after over
+}
+
+func newGrace() *grace {
+	g := &grace{over: make(chan struct{})}
+	go func() {
+		defer close(g.over)
+		g.err = awaitPackets()
+	}()
+	return g
+}
+
+func (g *grace) isOver() bool {
+	if g == nil {
+		return false
+	}
+	select {
+	case <-g.over:
+		return g.err == nil
+	default:
+		return false
+	}
+}
+
+// settle returns when no packet is under way any more that has read values of before the last change. That is at once
+// unless one change follows the other within some milliseconds.
+func (d *Dataplane) settle() error {
+	if d.grace.isOver() {
+		return nil
+	}
+	restore := d.expedite()
+	return errors.Join(awaitPackets(), restore())
+}
+
+// awaitPackets returns when every packet that was under way has passed. Tests replace it.
+var awaitPackets = awaitGracePeriod
+
+// awaitGracePeriod waits for an RCU grace period, as the kernel does after a map of maps was changed.
+func awaitGracePeriod() error {
+	inner := &ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1}
+	one, err := ebpf.NewMap(inner)
+	if err != nil {
+		return fmt.Errorf("wait for packets: %w", err)
+	}
+	defer one.Close()
+	outer, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.ArrayOfMaps, KeySize: 4, ValueSize: 4, MaxEntries: 1,
+		InnerMap: inner})
+	if err != nil {
+		return fmt.Errorf("wait for packets: %w", err)
+	}
+	defer outer.Close()
+	if err := outer.Put(uint32(0), one); err != nil {
+		return fmt.Errorf("wait for packets: %w", err)
+	}
+	return nil
+}
