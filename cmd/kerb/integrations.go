@@ -30,6 +30,8 @@ func configured(c config.Config) []integration.Program {
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
 		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: ranges,
+		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, Netcfg: oakestra.NetcfgFile,
+		KeepInterest: c.Resolvers.Oakestra != nil,
 	}}}
 }
 

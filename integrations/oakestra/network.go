@@ -33,13 +33,28 @@ type network struct {
 }
 
 func newNetwork(o Options) *network {
-	return &network{
-		bridge:  o.Bridge,
-		subnet4: netip.MustParsePrefix(o.Subnet), // checked with the configuration
-		subnet6: netip.MustParsePrefix(o.Subnet6),
-		group:   linkGroup(o.State),
-		veth:    fmt.Sprintf("ko%04x-", uint16(linkGroup(o.State))),
+	n := &network{bridge: o.Bridge, group: linkGroup(o.State), veth: fmt.Sprintf("ko%04x-", uint16(linkGroup(o.State)))}
+	if o.Subnet != "" { // both were checked with the configuration
+		n.subnet4, n.subnet6 = netip.MustParsePrefix(o.Subnet), netip.MustParsePrefix(o.Subnet6)
 	}
+	return n
+}
+
+// assigned reports whether the node has a subnet.
+func (n *network) assigned() bool { return n.subnet4.IsValid() }
+
+// renumber removes a bridge with addresses of another subnet. There are no services on it.
+func (n *network) renumber(four, six netip.Prefix) error {
+	n.subnet4, n.subnet6 = four, six
+	link, err := netlink.LinkByName(n.bridge)
+	var missing netlink.LinkNotFoundError
+	if errors.As(err, &missing) || err == nil && link.Attrs().Group != n.group {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	return removeLink(link)
 }
 
 // linkGroup marks the interfaces that the listener of one agent has made, from the moment they exist.

@@ -9,10 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/netip"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -25,41 +27,6 @@ func (l *Listener) addNodeRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /container/deploy", l.deployContainer)
 	mux.HandleFunc("POST /container/undeploy", l.undeployContainer)
 	mux.HandleFunc("POST /docker/undeploy", l.undeployContainer)
-}
-
-// registration is what NodeEngine says of itself.
-type registration struct {
-	ClientID       string `json:"client_id"`
-	ClusterAddress string `json:"cluster_address"`
-	Mode           string `json:"mode"`
-}
-
-// registerNode takes the id of the worker. Another one is refused while there are services of the first.
-func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
-	var in registration
-	if !readJSON(w, r, &in) {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	switch {
-	case in.ClientID == "":
-		http.Error(w, "client_id: missing", http.StatusBadRequest)
-	case in.Mode != "" && in.Mode != "cluster":
-		http.Error(w, fmt.Sprintf("mode: %q is not supported; only cluster is", in.Mode), http.StatusBadRequest)
-	case in.ClientID == l.state.Worker:
-	case l.state.Worker != "" && len(l.state.Services) > 0:
-		http.Error(w, "services of the worker "+l.state.Worker+" are still deployed", http.StatusBadRequest)
-	default:
-		before := l.state.clone()
-		l.state.Worker = in.ClientID
-		if err := l.save(); err != nil {
-			l.state = before
-			fail(w, "register", err)
-			return
-		}
-		l.log.Info("registered", "worker", in.ClientID, "cluster", in.ClusterAddress)
-	}
 }
 
 // deployment is NodeEngine's request for a service. It sends the same to undeploy, with a process id of -1.
@@ -112,22 +79,44 @@ func (d deployment) check() error {
 	return nil
 }
 
+// A deployment is given up after deployLimit, and has undoLimit to be undone: NodeEngine waits for 10 s.
+const deployLimit, undoLimit = 7 * time.Second, 2 * time.Second
+
 func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
+	ctx, cancel := context.WithTimeout(r.Context(), deployLimit)
+	defer cancel()
 	in, ok := l.readDeployment(w, r)
 	if !ok {
 		return
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	number, err := l.deployService(r.Context(), in)
+	four, six, err := l.deployAndAnnounce(ctx, in)
 	if err != nil {
 		l.log.Error("a service cannot be deployed", "service", in.Name, "instance", in.Instance, "error", err)
 		fail(w, "deploy", err)
 		return
 	}
-	four, six := l.net.addresses(number)
 	w.Header().Set("Content-Type", "application/json")
-	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.Addr().String(), six.Addr().String()})
+	_ = json.NewEncoder(w).Encode(deployed{in.Name, four.String(), six.String()})
+}
+
+// deployAndAnnounce publishes the address after it is in use, and without the lock: the broker may take its time.
+func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, six netip.Addr, err error) {
+	if err := l.awaitSubnet(ctx); err != nil {
+		return four, six, err
+	}
+	l.mu.Lock()
+	number, err := l.deployService(ctx, in)
+	if err != nil {
+		l.mu.Unlock()
+		return four, six, err
+	}
+	at, at6 := l.net.addresses(number)
+	i := hostedInstance{app: in.Name, number: in.Instance, four: at.Addr(), six: at6.Addr()}
+	s := l.session
+	s.add(i)
+	l.mu.Unlock()
+	s.announce(ctx, i)
+	return i.four, i.six, nil
 }
 
 // deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of
@@ -158,7 +147,9 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	}
 	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports}
 	if err := l.connect(ctx, &s, ns, in.Modules); err != nil {
-		return 0, errors.Join(err, l.sweep(ctx, false)) // what cannot be undone now is undone by a later sweep
+		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
+		defer cancel()
+		return 0, errors.Join(err, l.sweep(undo, false)) // what cannot be undone now is undone by a later sweep
 	}
 	return s.Number, nil
 }
@@ -301,6 +292,9 @@ func (l *Listener) releaseService(ctx context.Context, s service) error {
 		return err
 	}
 	l.state.dropService(s.Name, s.Instance)
+	if l.session != nil {
+		l.session.withdraw(s.Name, s.Instance)
+	}
 	if !l.state.uses(s.Name) {
 		if err := l.removeModules(ctx, func(m module) bool { return m.Service == s.Name }); err != nil {
 			return err

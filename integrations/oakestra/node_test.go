@@ -39,11 +39,14 @@ func newNode(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: nodetest.New(t)}
 	n.client = &http.Client{Timeout: nodetest.Patience, Transport: client.Unix(n.OakestraSocket())}
-	n.Configure("oakestra: {bridge: oakbr}\n")
+	n.Configure(oakestraConfig)
 	t.Cleanup(n.purged)
 	n.start()
 	return n
 }
+
+// oakestraConfig is one without a cluster.
+const oakestraConfig = "oakestra: {bridge: oakbr, subnet: 10.18.0.0/26}\n"
 
 // purged checks that nothing of the listener outlives a purge.
 func (n *node) purged() {

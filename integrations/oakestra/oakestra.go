@@ -34,9 +34,16 @@ type Options struct {
 	TCP         string     `json:"tcp"`         // host:port; empty: none
 	TLS         *serve.TCP `json:"tls"`         // nil: everybody who reaches TCP may change the node
 	Bridge      string     `json:"bridge"`
-	Subnet      string     `json:"subnet"`
+	Subnet      string     `json:"subnet"` // empty: the cluster assigns it
 	Subnet6     string     `json:"subnet6"`
 	Ranges      []string   `json:"ranges"` // of virtual addresses, for the proxy
+	Broker      Broker     `json:"broker"`
+	Cluster     string     `json:"cluster"` // unless the registration says
+	Address     string     `json:"address"` // of this node, to announce; empty: found out
+	Port        int        `json:"port"`    // of the tunnel, to announce
+	Netcfg      string     `json:"netcfg"`  // NetManager's file, for what is not set
+	// KeepInterest is set if the agent's resolver withdraws this node's interest in services.
+	KeepInterest bool `json:"keepInterest"`
 }
 
 // Limits of a request. Applying may verify chains of many services on a slow node.
@@ -44,6 +51,7 @@ const (
 	maxBody     = 1 << 20
 	workTimeout = 5 * time.Minute
 	sweepEvery  = 5 * time.Second
+	reportEvery = time.Second
 )
 
 // Listener answers Oakestra's requests.
@@ -52,26 +60,34 @@ type Listener struct {
 	log   *slog.Logger
 	file  string
 	// ranges are those of virtual addresses, for the proxy.
-	ranges []string
+	ranges  []string
+	options Options
 
-	mu    sync.Mutex // one request that changes something at a time; guards what follows
-	net   *network
-	state state
+	mu      sync.Mutex // one request that changes something at a time; guards what follows
+	net     *network
+	state   state
+	session *session      // nil before the registration
+	subnet  chan struct{} // closed when the node has a subnet
 	// doubtUntil is how long the agent may still carry out requests that were given up.
 	doubtUntil time.Time
 }
 
-// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls ready when it
-// listens.
-func Main(ctx context.Context, options []byte, log *slog.Logger, ready func()) error {
+// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls report when
+// it listens, and whenever its state in the cluster has changed.
+func Main(ctx context.Context, options []byte, log *slog.Logger, report func(reason, message string)) error {
 	var o Options
 	if err := json.Unmarshal(options, &o); err != nil {
 		return fmt.Errorf("options: %w", err)
+	}
+	o, err := o.withNetcfg()
+	if err != nil {
+		return err
 	}
 	l, err := open(ctx, o, log)
 	if err != nil {
 		return err
 	}
+	defer l.leave()
 	endpoints, err := listen(o, log)
 	if err != nil {
 		return err
@@ -82,20 +98,29 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, ready func()) e
 	defer cancel()
 	follow.Go(func() { l.follow(ctx) })
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
-	ready()
+	follow.Go(func() { l.report(ctx, report) })
 	return serve.Serve(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
 // open reads what is left of the last run, and clears away what that run did not finish.
 func open(ctx context.Context, o Options, log *slog.Logger) (*Listener, error) {
-	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, net: newNetwork(o)}
+	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, net: newNetwork(o)}
 	var err error
 	if l.state, err = readState(l.file); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l, l.sweep(ctx, true)
+	if err := l.restoreSubnet(); err != nil {
+		return nil, err
+	}
+	if err := l.sweep(ctx, true); err != nil {
+		return nil, err
+	}
+	if l.state.Worker != "" {
+		l.join()
+	}
+	return l, nil
 }
 
 func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {

@@ -459,7 +459,8 @@ func TestTCP(t *testing.T) {
 	n := newNode(t)
 	for address, warned := range map[string]bool{"127.0.0.1:6000": false, "0.0.0.0:6000": true} {
 		n.Kill()
-		n.Configure(fmt.Sprintf("oakestra: {socket: %q, tcp: %q, bridge: oakbr}\n", n.OakestraSocket(), address))
+		n.Configure(fmt.Sprintf("oakestra: {socket: %q, tcp: %q, bridge: oakbr, subnet: 10.18.0.0/26}\n",
+			n.OakestraSocket(), address))
 		if err := os.Truncate(n.LogFile(), 0); err != nil {
 			t.Fatal(err)
 		}

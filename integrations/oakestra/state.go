@@ -15,8 +15,11 @@ import (
 
 // state is what the file holds.
 type state struct {
-	Worker   string    `json:"worker,omitempty"` // NodeEngine's id
-	NextID   int       `json:"nextID"`           // of a module
+	Worker   string    `json:"worker,omitempty"`  // NodeEngine's id
+	Cluster  string    `json:"cluster,omitempty"` // address of the cluster
+	Subnet   string    `json:"subnet,omitempty"`  // that the cluster has assigned to Worker
+	Subnet6  string    `json:"subnet6,omitempty"`
+	NextID   int       `json:"nextID"` // of a module
 	Priority int       `json:"nextPriority"`
 	Last     int       `json:"lastAddress"` // number of the address that was given last
 	Modules  []module  `json:"modules,omitempty"`

@@ -40,7 +40,8 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 	if err := l.settle(ctx); err != nil { // only now: until then services may not run without them
 		return err
 	}
-	if start || len(l.state.Services) > 0 && l.net.lostTable() { // nft flush ruleset, as firewalls do when they start
+	// Firewalls flush the rule set when they start.
+	if l.net.assigned() && (start || len(l.state.Services) > 0 && l.net.lostTable()) {
 		if err := l.net.translate(l.state.Services); err != nil {
 			l.log.Warn("ports of services are not open", "error", err)
 		}

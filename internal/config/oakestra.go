@@ -3,6 +3,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -19,22 +20,34 @@ type Oakestra struct {
 	TCP     string `json:"tcp,omitempty"`     // host:port; open to everybody who reaches it, unless there is tls
 	TLS     *TCP   `json:"tls,omitempty"`     // as for the agent's own TCP listener, without address
 	Bridge  string `json:"bridge,omitempty"`  // interface that services are connected to; made when needed
-	Subnet  string `json:"subnet,omitempty"`  // IPv4 addresses of the node's services; the bridge has the first
+	Subnet  string `json:"subnet,omitempty"`  // IPv4 addresses of the node's services, instead of the cluster's
 	Subnet6 string `json:"subnet6,omitempty"` // the same for IPv6
+	Address string `json:"address,omitempty"` // of this node as other nodes reach it; default: towards the cluster
+	Port    int    `json:"port,omitempty"`    // of this node's tunnel, as other nodes reach it
+
+	Broker OakestraBroker `json:"broker,omitzero"`
 }
 
-// WithDefaults returns o with defaults: Oakestra's first node subnet, and the socket unless TCP is configured.
+// OakestraBroker is how to connect to the MQTT broker of the cluster. NodeEngine knows its address.
+type OakestraBroker struct {
+	Port         int    `json:"port,omitempty"`
+	TLS          bool   `json:"tls,omitempty"`         // implied by ca and certificate
+	CA           string `json:"ca,omitempty"`          // PEM file; default the system's
+	Certificate  string `json:"certificate,omitempty"` // PEM file, for brokers that want one
+	Key          string `json:"key,omitempty"`         // PEM file
+	Username     string `json:"username,omitempty"`
+	PasswordFile string `json:"passwordFile,omitempty"`
+}
+
+// WithDefaults returns o with defaults: the socket unless TCP is configured, and Oakestra's first subnet of IPv6 if
+// there is one of IPv4. Without them the cluster assigns both.
 func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {
 	if o.Socket == "" && o.TCP == "" {
 		o.Socket = p.OakestraSocket()
 	}
-	for _, f := range []struct {
-		value *string
-		other string
-	}{{&o.Bridge, "kerb-oakestra"}, {&o.Subnet, "10.18.0.0/26"}, {&o.Subnet6, "fc00::/120"}} {
-		if *f.value == "" {
-			*f.value = f.other
-		}
+	o.Bridge = cmp.Or(o.Bridge, "kerb-oakestra")
+	if o.Subnet != "" {
+		o.Subnet6 = cmp.Or(o.Subnet6, "fc00::/120")
 	}
 	return o
 }
@@ -51,9 +64,34 @@ func (o Oakestra) check() error {
 		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(
 			"%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge)))
 	}
-	wrong = append(wrong, checkSubnet("oakestra.subnet", o.Subnet, true),
+	return errors.Join(append(wrong, o.checkSubnets(), o.checkCluster(), o.checkTCP())...)
+}
+
+func (o Oakestra) checkSubnets() error {
+	switch {
+	case o.Subnet == "" && o.Subnet6 != "":
+		return invalid("oakestra.subnet6", "has no effect without oakestra.subnet")
+	case o.Subnet == "":
+		return nil
+	}
+	return errors.Join(checkSubnet("oakestra.subnet", o.Subnet, true),
 		checkSubnet("oakestra.subnet6", o.Subnet6, false))
-	return errors.Join(append(wrong, o.checkTCP())...)
+}
+
+func (o Oakestra) checkCluster() error {
+	var wrong []error
+	if a, err := netip.ParseAddr(o.Address); o.Address != "" && (err != nil || a.IsUnspecified() || a.IsMulticast()) {
+		wrong = append(wrong, invalid("oakestra.address", fmt.Sprintf("%q is not the address of a node", o.Address)))
+	}
+	for field, port := range map[string]int{"oakestra.port": o.Port, "oakestra.broker.port": o.Broker.Port} {
+		if port < 0 || port > 65535 {
+			wrong = append(wrong, invalid(field, fmt.Sprintf("%d is not a port", port)))
+		}
+	}
+	if (o.Broker.Certificate == "") != (o.Broker.Key == "") {
+		wrong = append(wrong, invalid("oakestra.broker.certificate", "certificate and key go together"))
+	}
+	return errors.Join(wrong...)
 }
 
 // checkSubnet demands room for the bridge, a service and what cannot be given to either.

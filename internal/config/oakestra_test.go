@@ -33,8 +33,11 @@ func TestOakestraIsOffUnlessAskedFor(t *testing.T) {
 
 func TestOakestraDefaults(t *testing.T) {
 	for text, want := range map[string]config.Oakestra{
-		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra", Subnet: "10.18.0.0/26",
-			Subnet6: "fc00::/120"},
+		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra"},
+		"oakestra: {subnet: 10.18.0.0/26}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra",
+			Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"},
+		"oakestra: {address: 192.0.2.1, broker: {port: 8883, ca: a.pem}}": {Socket: "/run/kerb/oakestra.sock",
+			Bridge: "kerb-oakestra", Address: "192.0.2.1", Broker: config.OakestraBroker{Port: 8883, CA: "a.pem"}},
 		"oakestra: {tcp: '127.0.0.1:6000', bridge: oak, subnet: 10.18.0.64/26, subnet6: 'fc00::100/120'}": {
 			TCP: "127.0.0.1:6000", Bridge: "oak", Subnet: "10.18.0.64/26", Subnet6: "fc00::100/120"},
 	} {
@@ -58,7 +61,13 @@ func TestOakestraMistakes(t *testing.T) {
 		"oakestra: {subnet: 10.18.0.1/26}":                                "oakestra.subnet",
 		"oakestra: {subnet: 10.18.0.0/31}":                                "oakestra.subnet",
 		"oakestra: {subnet: 'fc00::/120'}":                                "oakestra.subnet",
-		"oakestra: {subnet6: 10.18.0.0/26}":                               "oakestra.subnet6",
+		"oakestra: {subnet: 10.18.0.0/26, subnet6: 10.18.0.0/26}":         "oakestra.subnet6",
+		"oakestra: {subnet6: 'fc00::/120'}":                               "oakestra.subnet6",
+		"oakestra: {address: here}":                                       "oakestra.address",
+		"oakestra: {address: 0.0.0.0}":                                    "oakestra.address",
+		"oakestra: {port: 65536}":                                         "oakestra.port",
+		"oakestra: {broker: {port: -1}}":                                  "oakestra.broker.port",
+		"oakestra: {broker: {certificate: a}}":                            "oakestra.broker.certificate",
 		"oakestra: {tls: {certificate: a, key: b}}":                       "oakestra.tls",
 		"oakestra: {tcp: ':1', tls: {address: ':2'}}":                     "oakestra.tls.address",
 		"oakestra: {tcp: ':1', tls: {certificate: a, key: b}}":            "oakestra.tls",

@@ -48,9 +48,9 @@ type Set struct {
 // child is one integration.
 type child struct {
 	Program
-	pid     int    // 0 while no process runs
-	ready   bool   // reported by the process
-	problem string // why the last process ended, until one is ready
+	pid     int     // 0 while no process runs
+	report  *report // the last one of the process; nil until it serves
+	problem string  // why the last process ended, until one serves
 }
 
 // NewSet prepares integrations. onChange is called when Condition has changed.
@@ -107,26 +107,30 @@ func (s *Set) once(ctx context.Context, c *child) error {
 	if out.first != "" {
 		err = fmt.Errorf("%w: %s", err, out.first)
 	}
-	s.set(func() { c.pid, c.ready, c.problem = 0, false, err.Error() })
+	s.set(func() { c.pid, c.report, c.problem = 0, nil, err.Error() })
 	return err
 }
 
-// run starts the process, notes when it is ready, and waits for its end.
+// run starts the process, takes its reports, and waits for its end.
 func (s *Set) run(c *child, cmd *exec.Cmd) error {
-	ready, theirs, err := os.Pipe()
+	pipe, theirs, err := os.Pipe()
 	if err != nil {
 		return err
 	}
-	defer ready.Close()
-	cmd.ExtraFiles = []*os.File{theirs} // readyFile
+	defer pipe.Close()
+	cmd.ExtraFiles = []*os.File{theirs} // reportFile
 	err = sandbox.Start(cmd)
 	theirs.Close()
 	if err != nil {
 		return err
 	}
 	s.set(func() { c.pid = cmd.Process.Pid })
-	if n, _ := ready.Read(make([]byte, 1)); n == 1 { // 0 when the process ends first
-		s.set(func() { c.ready, c.problem = true, "" })
+	for reports := json.NewDecoder(pipe); ; {
+		var r report
+		if reports.Decode(&r) != nil { // the process has ended
+			break
+		}
+		s.set(func() { c.report, c.problem = &r, "" })
 	}
 	return cmd.Wait()
 }
@@ -149,23 +153,35 @@ func (s *Set) NameOf(pid int) string {
 	return ""
 }
 
-// Condition reports whether all integrations serve. Without any there is none.
+// Condition reports whether all integrations serve, and what they report. Without any there is none.
 func (s *Set) Condition() (c v1.Condition, configured bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c = v1.Condition{Type: "Integrations", Status: "True", Reason: "Running"}
-	var missing []string
+	var messages []string
+	worst := 0
 	for _, one := range s.all {
-		switch {
-		case one.problem != "":
-			c.Status, c.Reason = "False", "NotRunning"
-			missing = append(missing, one.Name+": "+one.problem)
-		case !one.ready:
-			missing = append(missing, one.Name+": has started and does not serve yet")
+		rank, reason, message := one.state()
+		if rank > worst {
+			c.Status, c.Reason, worst = "False", reason, rank
+		}
+		if message != "" {
+			messages = append(messages, one.Name+": "+message)
 		}
 	}
-	if c.Message = strings.Join(missing, "; "); len(missing) > 0 && c.Status == "True" {
-		c.Status, c.Reason = "False", "Starting"
-	}
+	c.Message = strings.Join(messages, "; ")
 	return c, len(s.all) > 0
+}
+
+// state returns what is wrong with an integration, if rank is not 0. The condition has the reason of the highest rank.
+func (c *child) state() (rank int, reason, message string) {
+	switch {
+	case c.problem != "":
+		return 3, "NotRunning", c.problem
+	case c.report == nil:
+		return 2, "Starting", "has started and does not serve yet"
+	case c.report.Reason != "":
+		return 1, c.report.Reason, c.report.Message
+	}
+	return 0, "", c.report.Message
 }

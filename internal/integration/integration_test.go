@@ -37,7 +37,7 @@ func TestMain(m *testing.M) {
 func init() { runtime.LockOSThread() } // main runs on the first thread, of which the kernel asks the signal
 
 // probe reports which signal it gets when the agent ends, and is ready, and ends, when the test says so: all by FIFOs.
-func probe(ctx context.Context, options []byte, _ *slog.Logger, ready func()) error {
+func probe(ctx context.Context, options []byte, _ *slog.Logger, report func(reason, message string)) error {
 	defer context.AfterFunc(ctx, func() { os.Exit(1) })()
 	dir := strings.Trim(string(options), `"`)
 	var signal int32
@@ -51,8 +51,11 @@ func probe(ctx context.Context, options []byte, _ *slog.Logger, ready func()) er
 	if err != nil {
 		return err
 	}
-	ready()
-	_, err = os.ReadFile(filepath.Join(dir, "end"))
+	report("", "connected")
+	if _, err = os.ReadFile(filepath.Join(dir, "fault")); err == nil {
+		report("NotConnected", "no broker")
+		_, err = os.ReadFile(filepath.Join(dir, "end"))
+	}
 	return errors.Join(err, errors.New("asked to end"))
 }
 
@@ -63,7 +66,7 @@ func TestLife(t *testing.T) {
 		t.Skip("needs root: integrations drop capabilities")
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"signal", "ready", "end"} {
+	for _, name := range []string{"signal", "ready", "fault", "end"} {
 		if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +100,9 @@ func TestLife(t *testing.T) {
 		<-changed
 	}
 	write("ready")
-	check("True", "Running", "")
+	check("True", "Running", "probe: connected")
+	write("fault")
+	check("False", "NotConnected", "probe: no broker")
 	write("end")
 	check("False", "NotRunning", "probe: exit status 1: asked to end")
 }

@@ -4,6 +4,7 @@ package integration
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,8 +21,9 @@ import (
 )
 
 // Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it
-// with. It calls ready once it has reached the agent and listens.
-type Main func(ctx context.Context, options []byte, log *slog.Logger, ready func()) error
+// with. It calls report once it has reached the agent and listens, and whenever what it reports has changed: a reason,
+// as a condition has, if something is wrong, and a message.
+type Main func(ctx context.Context, options []byte, log *slog.Logger, report func(reason, message string)) error
 
 const (
 	self           = "/proc/self/exe" // this binary, even if its file was replaced or removed
@@ -29,8 +31,14 @@ const (
 	runCommand     = "integration-run"
 )
 
-// readyFile is the descriptor of a pipe to the agent, to which a process writes one byte when it is ready.
-const readyFile = 3
+// reportFile is the descriptor of a pipe to the agent, to which a process writes its reports.
+const reportFile = 3
+
+// report is JSON in the pipe. The first one means that the process serves.
+type report struct {
+	Reason  string `json:"reason,omitempty"` // empty: all is well
+	Message string `json:"message,omitempty"`
+}
 
 // Intercept makes this process the integration that the agent has started it as, or returns. It is called first in
 // main.
@@ -98,8 +106,9 @@ func run(main Main, options []byte) error {
 	defer stop()
 	log := slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	slog.SetDefault(log)
-	pipe := os.NewFile(readyFile, "ready")
-	syscall.CloseOnExec(readyFile)
+	pipe := os.NewFile(reportFile, "report")
+	syscall.CloseOnExec(reportFile)
+	reports := json.NewEncoder(pipe)
 	// fails if the agent is gone, which ends this process
-	return main(ctx, options, log, func() { _, _ = pipe.Write([]byte{1}) })
+	return main(ctx, options, log, func(reason, message string) { _ = reports.Encode(report{reason, message}) })
 }

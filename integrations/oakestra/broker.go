@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"cmp"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+)
+
+// Broker is the cluster's MQTT broker. Its address comes with the registration.
+type Broker struct {
+	Port         int    `json:"port,omitempty"` // default 10003
+	TLS          bool   `json:"tls,omitempty"`  // on if there is a ca or a certificate
+	CA           string `json:"ca,omitempty"`
+	Certificate  string `json:"certificate,omitempty"`
+	Key          string `json:"key,omitempty"`
+	Username     string `json:"username,omitempty"`
+	PasswordFile string `json:"passwordFile,omitempty"`
+}
+
+// Ports of Oakestra.
+const defaultBrokerPort, defaultTunnelPort = 10003, 50103
+
+// netcfg is NetManager's own configuration. All values are text.
+type netcfg struct {
+	Address     string `json:"NodePublicAddress"` // 0.0.0.0: to be found out
+	Port        string `json:"NodePublicPort"`
+	Cluster     string `json:"ClusterUrl"` // for versions of NodeEngine that do not send it
+	BrokerPort  string `json:"ClusterMqttPort"`
+	Certificate string `json:"MqttCert"`
+	Key         string `json:"MqttKey"`
+}
+
+// NetcfgFile is where NetManager has its configuration.
+const NetcfgFile = "/etc/netmanager/netcfg.json"
+
+const anyAddress = "0.0.0.0"
+
+// withNetcfg fills in what o leaves open: from NetManager's file, if there is one, then from Oakestra's defaults.
+func (o Options) withNetcfg() (Options, error) {
+	var n netcfg
+	data, err := os.ReadFile(o.Netcfg)
+	if err == nil {
+		err = json.Unmarshal(data, &n)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return o, fmt.Errorf("%s: %w; correct it or remove it", o.Netcfg, err)
+	}
+	for _, f := range []struct {
+		field, text string
+		to          *int
+		otherwise   int
+	}{{"NodePublicPort", n.Port, &o.Port, defaultTunnelPort},
+		{"ClusterMqttPort", n.BrokerPort, &o.Broker.Port, defaultBrokerPort}} {
+		if *f.to, err = port16(*f.to, f.text, f.otherwise); err != nil {
+			return o, fmt.Errorf("%s: %s: %w", o.Netcfg, f.field, err)
+		}
+	}
+	if o.Address == "" && n.Address != anyAddress {
+		o.Address = n.Address
+	}
+	if _, err := netip.ParseAddr(o.Address); o.Address != "" && err != nil {
+		return o, fmt.Errorf("%s: NodePublicAddress: %q is not an address", o.Netcfg, o.Address)
+	}
+	if n.Cluster != anyAddress {
+		o.Cluster = n.Cluster
+	}
+	if o.Broker.Certificate == "" {
+		o.Broker.Certificate, o.Broker.Key = n.Certificate, n.Key
+	}
+	return o, nil
+}
+
+// port16 is set, or the port in text, or a default.
+func port16(set int, text string, otherwise int) (int, error) {
+	if set != 0 || text == "" {
+		return cmp.Or(set, otherwise), nil
+	}
+	port, err := strconv.ParseUint(text, 10, 16)
+	if err != nil || port == 0 {
+		return 0, fmt.Errorf("%q is not a port", text)
+	}
+	return int(port), nil
+}
+
+// url is the broker of a cluster.
+func (b Broker) url(cluster string) string {
+	scheme := "tcp"
+	if b.TLS || b.CA != "" || b.Certificate != "" {
+		scheme = "ssl"
+	}
+	return scheme + "://" + net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(b.Port))
+}
+
+const (
+	connectLimit = 5 * time.Second
+	ackLimit     = 5 * time.Second // for the broker to acknowledge a subscription
+	keepAlive    = 10 * time.Second
+)
+
+// options are those of one connection. Files are read each time: certificates are renewed.
+func (b Broker) options(cluster, worker string) (*mqtt.ClientOptions, error) {
+	opts := mqtt.NewClientOptions().AddBroker(b.url(cluster)).SetClientID(worker).SetProtocolVersion(4).
+		SetCleanSession(true).SetAutoReconnect(false).SetConnectRetry(false).SetConnectTimeout(connectLimit).
+		SetKeepAlive(keepAlive).SetPingTimeout(3 * time.Second).SetWriteTimeout(2 * time.Second)
+	if b.Username != "" {
+		opts.SetUsername(b.Username)
+	}
+	if b.PasswordFile != "" {
+		password, err := os.ReadFile(b.PasswordFile)
+		if err != nil {
+			return nil, fmt.Errorf("oakestra.broker.passwordFile: %w", err)
+		}
+		opts.SetPassword(strings.TrimRight(string(password), "\r\n"))
+	}
+	secure, err := b.tls()
+	if err != nil {
+		return nil, err
+	}
+	return opts.SetTLSConfig(secure), nil
+}
+
+func (b Broker) tls() (*tls.Config, error) {
+	c := &tls.Config{MinVersion: tls.VersionTLS12}
+	if b.CA != "" {
+		pem, err := os.ReadFile(b.CA)
+		if err != nil {
+			return nil, fmt.Errorf("oakestra.broker.ca: %w", err)
+		}
+		c.RootCAs = x509.NewCertPool()
+		if !c.RootCAs.AppendCertsFromPEM(pem) {
+			return nil, fmt.Errorf("oakestra.broker.ca: %s has no certificate", b.CA)
+		}
+	}
+	if b.Certificate != "" {
+		pair, err := tls.LoadX509KeyPair(b.Certificate, b.Key)
+		if err != nil {
+			return nil, fmt.Errorf("oakestra.broker.certificate: %w", err)
+		}
+		c.Certificates = []tls.Certificate{pair}
+	}
+	return c, nil
+}
+
+// sourceAddress is the address of this node by which it reaches the cluster, and other nodes reach it.
+func sourceAddress(ctx context.Context, cluster string, port int) (netip.Addr, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "udp", net.JoinHostPort(strings.Trim(cluster, "[]"), fmt.Sprint(port))) // sends nothing
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	local, err := netip.ParseAddrPort(c.LocalAddr().String())
+	return local.Addr().Unmap().WithZone(""), err
+}

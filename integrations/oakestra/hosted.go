@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+)
+
+// hosted is a service of which this worker has instances, or had until a moment ago. The worker keeps the cluster's
+// interest in it: when the last interested worker withdraws, the cluster deletes the service from its table.
+type hosted struct {
+	instances map[int]*hostedInstance
+	query     question
+	stale     bool      // something has changed since the query was sent: another one follows
+	leave     time.Time // when to withdraw the interest; zero while there are instances
+	leaving   bool      // the last query before that is open
+}
+
+// hostedInstance is an instance of a service on this worker.
+type hostedInstance struct {
+	app        string
+	number     int
+	four, six  netip.Addr
+	confirmed  bool // the cluster has reported these addresses
+	impossible bool // the cluster does not know the instance, which was logged
+}
+
+// addLocked notes an instance; s.mu is held.
+func (s *session) addLocked(i hostedInstance) *hosted {
+	h := s.hosted[i.app]
+	if h == nil {
+		h = &hosted{instances: map[int]*hostedInstance{}}
+		s.hosted[i.app] = h
+	}
+	h.instances[i.number] = &i
+	h.leave, h.leaving = time.Time{}, false
+	return h
+}
+
+// add notes an instance without announcing it.
+func (s *session) add(i hostedInstance) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.addLocked(i)
+}
+
+// announce publishes an instance that was added, and waits for the broker to have it. Then it asks for the service:
+// the answer shows whether the cluster has understood, and the question registers the worker's interest. Without a
+// connection all of this happens after the next one.
+func (s *session) announce(ctx context.Context, i hostedInstance) {
+	s.mu.Lock()
+	client, text := s.client, s.status(&i)
+	s.mu.Unlock()
+	if client == nil {
+		s.log.Warn("the cluster learns the address of a service when the broker is back", "service", i.app,
+			"instance", i.number)
+		return
+	}
+	if err := await(ctx, s.transmit(client, message{topic: topicDeployed, body: text}), s.times.ack); err != nil {
+		s.log.Warn("the broker does not acknowledge the address of a service; it is announced again", "service", i.app,
+			"instance", i.number, "error", err)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.hosted[i.app]; h != nil {
+		s.send(message{topic: updateTopic(i.app), subscribe: true})
+		s.refresh(h)
+	}
+}
+
+// withdraw forgets an instance. Interest in its service ends some time after the last one, as for NetManager.
+func (s *session) withdraw(app string, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosted[app]
+	if h == nil || h.instances[number] == nil {
+		return
+	}
+	delete(h.instances, number)
+	if len(h.instances) == 0 {
+		h.leave = time.Now().Add(s.times.keep)
+		s.wake()
+	}
+}
+
+func (s *session) status(i *hostedInstance) instanceStatus {
+	return instanceStatus{App: i.app, Status: "DEPLOYED", Number: i.number, Address: i.four.String(),
+		Address6: i.six.String(), Port: strconv.Itoa(s.port), Host: s.host.String()}
+}
+
+// refresh asks for a service again. An answer to an older query may be older than what has changed.
+func (s *session) refresh(h *hosted) {
+	if h.query.sent {
+		h.stale = true
+		return
+	}
+	h.query.ask(time.Now(), s.times.retry)
+	s.wake()
+}
+
+func (s *session) takeNotice(name string, payload []byte) error {
+	if err := decodeNotice(payload); err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if h := s.hosted[name]; h != nil {
+		s.refresh(h)
+	}
+	return nil
+}
+
+// takeTable compares an answer with the instances of this worker, and announces what the cluster does not know. Answers
+// to queries of others are ignored.
+func (s *session) takeTable(payload []byte) error {
+	r, err := decodeTable(payload)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	h := s.hosted[r.Key]
+	if h == nil {
+		return nil
+	}
+	if r.App != r.Key {
+		return &invalid{"app_name", fmt.Sprintf("%q is the answer to a query for %q", r.App, r.Key)}
+	}
+	found, err := h.find(r)
+	if err != nil {
+		return err
+	}
+	if h.leaving {
+		s.leaveLocked(r.App)
+		return nil
+	}
+	now := time.Now()
+	if wrong := s.compare(h, found); wrong == nil {
+		h.query = question{next: now.Add(s.times.again), pause: s.times.retry}
+	} else {
+		h.query.sent = false // the query that follows checks the announcement
+		s.send(wrong...)
+	}
+	if h.stale {
+		h.stale = false
+		h.query.ask(now, s.times.retry)
+		s.wake()
+	}
+	return nil
+}
+
+// find returns what an answer says of the instances of this worker. Other entries are of no concern.
+func (h *hosted) find(r tableResult) (map[int]location, error) {
+	found := map[int]location{}
+	for i, e := range r.Instances {
+		if h.instances[*e.Number] == nil {
+			continue
+		}
+		l, err := e.locate(fmt.Sprintf("instance_list[%d]", i))
+		if err != nil {
+			return nil, err
+		}
+		found[*e.Number] = l
+	}
+	return found, nil
+}
+
+// compare returns nil if the cluster knows all instances of this worker, else what is to be announced. That is empty,
+// and not nil, if the cluster does not know the instance at all: it would drop the message.
+func (s *session) compare(h *hosted, found map[int]location) []message {
+	var out []message
+	for number, i := range h.instances {
+		l, known := found[number]
+		if !known {
+			if !i.impossible {
+				s.log.Warn("the cluster does not know an instance that runs here", "service", i.app, "instance", number)
+			}
+			i.impossible = true
+			if out == nil {
+				out = []message{}
+			}
+			continue
+		}
+		i.impossible = false
+		if m, wrong := s.compareOne(i, l); wrong {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// compareOne leaves an instance alone that the cluster has moved to another worker: NodeEngine ends it here soon.
+func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
+	sameAddress := l.address == i.four && l.address6 == i.six
+	sameHost := l.host == s.host && l.port == strconv.Itoa(s.port)
+	switch {
+	case l.worker != "" && l.worker != s.worker:
+		return message{}, false
+	case sameAddress && sameHost:
+		i.confirmed = true
+		return message{}, false
+	case sameAddress:
+		return message{topic: topicAddressChanged, body: instanceStatus{App: i.app, Number: i.number,
+			Port: strconv.Itoa(s.port), Host: s.host.String()}}, true
+	case l.worker == "" && l.known && i.confirmed:
+		return message{}, false
+	}
+	return message{topic: topicDeployed, body: s.status(i)}, true
+}
+
+// leaveLocked withdraws the interest in a service without instances here; s.mu is held.
+func (s *session) leaveLocked(app string) {
+	delete(s.hosted, app)
+	if !s.keepInterest {
+		s.send(message{topic: topicInterestRemove, body: interestRemove{app}})
+	}
+	s.send(message{topic: updateTopic(app), unsubscribe: true})
+}
+
+// errNoSubnet is the error of a deployment for which the node has no subnet yet.
+var errNoSubnet = errors.New("the cluster has not assigned a subnet to this node yet; kerb status shows why")

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Messages between a worker's network manager and the cluster service manager, as JSON over MQTT 3.1.1 with QoS 1.
+type (
+	subnetRequest struct {
+		Method string `json:"METHOD"`
+	}
+	subnetResult struct {
+		Address  string `json:"address"`
+		Address6 string `json:"addressv6"`
+	}
+	tableRequest struct {
+		Name    string `json:"sname"`
+		Address string `json:"sip"`
+	}
+	tableResult struct {
+		App       string       `json:"app_name"`
+		Instances []tableEntry `json:"instance_list"`
+		Key       string       `json:"query_key"` // the name or address of the request
+	}
+	tableEntry struct {
+		Number   *int   `json:"instance_number"`
+		Worker   string `json:"worker_id"` // empty after a restart of the service manager
+		Address  string `json:"namespace_ip"`
+		Address6 string `json:"namespace_ip_v6"`
+		Host     string `json:"host_ip"`
+		Port     any    `json:"host_port"` // a number, or text
+	}
+	// instanceStatus is service/deployed, or service/address-changed if only Port and Host are set.
+	instanceStatus struct {
+		App      string `json:"appname"`
+		Status   string `json:"status"`
+		Number   int    `json:"instance_number"`
+		Address  string `json:"nsip"`
+		Address6 string `json:"nsipv6"`
+		Port     string `json:"host_port"` // the service manager converts it to a number
+		Host     string `json:"host_ip"`
+	}
+	updateNotice struct {
+		Type string `json:"type"`
+	}
+	interestRemove struct {
+		App string `json:"appname"`
+	}
+)
+
+// Topics below nodes/ID/net/.
+const (
+	topicSubnet         = "subnet"
+	topicSubnetResult   = "subnetwork/result"
+	topicDeployed       = "service/deployed"
+	topicAddressChanged = "service/address-changed"
+	topicTableRequest   = "tablequery/request"
+	topicTableResult    = "tablequery/result"
+	topicInterestRemove = "interest/remove"
+)
+
+const updatePrefix, updateSuffix = "jobs/", "/updates_available"
+
+func updateTopic(app string) string { return updatePrefix + app + updateSuffix }
+
+// Limits of what is received.
+const (
+	maxMessage   = 4 << 20
+	maxInstances = 10000
+)
+
+// decode returns an *invalid that names the field if data does not fit v.
+func decode(data []byte, v any) error {
+	if len(data) > maxMessage {
+		return &invalid{"payload", fmt.Sprintf("has %d bytes, more than %d", len(data), maxMessage)}
+	}
+	err := json.Unmarshal(data, v)
+	var wrong *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &wrong) && wrong.Field != "":
+		return &invalid{wrong.Field, "must not be a JSON " + wrong.Value}
+	case err != nil:
+		return &invalid{"payload", err.Error()}
+	}
+	return nil
+}
+
+// Networks of the namespaces of services: what the root service manager assigns subnets from.
+var (
+	nodeNetworks  = netip.MustParsePrefix("10.16.0.0/12")
+	nodeNetworks6 = netip.MustParsePrefix("fc00::/7")
+)
+
+// Oakestra's messages have no lengths of prefixes; these are its convention.
+const subnetBits, subnetBits6 = 26, 120
+
+// decodeSubnet returns the subnets of a node. virtual are the ranges that they must not be in.
+func decodeSubnet(data []byte, virtual []netip.Prefix) (four, six netip.Prefix, err error) {
+	var r subnetResult
+	if err := decode(data, &r); err != nil {
+		return four, six, err
+	}
+	four, err = parseSubnet("address", r.Address, nodeNetworks, subnetBits, virtual)
+	if err == nil {
+		six, err = parseSubnet("addressv6", r.Address6, nodeNetworks6, subnetBits6, virtual)
+	}
+	return four, six, err
+}
+
+func parseSubnet(field, text string, within netip.Prefix, bits int, virtual []netip.Prefix) (netip.Prefix, error) {
+	a, err := netip.ParseAddr(text)
+	p := netip.PrefixFrom(a, bits)
+	overlaps := func(v netip.Prefix) bool { return v.Overlaps(p) }
+	if err != nil || !within.Contains(a) || p != p.Masked() || slices.ContainsFunc(virtual, overlaps) {
+		return p, &invalid{field, fmt.Sprintf("%q is not the address of a /%d network of nodes", text, bits)}
+	}
+	return p, nil
+}
+
+// decodeTable checks what is used of every answer; entries are checked where they are used.
+func decodeTable(data []byte) (r tableResult, err error) {
+	if err := decode(data, &r); err != nil {
+		return r, err
+	}
+	switch {
+	case r.Key == "":
+		return r, &invalid{"query_key", "missing"}
+	case r.Instances == nil:
+		return r, &invalid{"instance_list", "missing"}
+	case len(r.Instances) > maxInstances:
+		return r, &invalid{"instance_list", fmt.Sprintf("has more than %d entries", maxInstances)}
+	}
+	seen := map[int]bool{}
+	for i, e := range r.Instances {
+		field := fmt.Sprintf("instance_list[%d].instance_number", i)
+		if e.Number == nil || *e.Number < 0 {
+			return r, &invalid{field, "missing or negative"}
+		}
+		if seen[*e.Number] {
+			return r, &invalid{field, fmt.Sprintf("%d is there twice", *e.Number)}
+		}
+		seen[*e.Number] = true
+	}
+	return r, nil
+}
+
+// noAddress is how NetManager writes that a unikernel has no IPv6 address.
+const noAddress = "<nil>"
+
+// location is where the cluster believes an instance to be. Addresses that it does not know are invalid ones.
+type location struct {
+	worker            string
+	address, address6 netip.Addr
+	host              netip.Addr
+	port              string
+	known             bool // the table has any address
+}
+
+// locate checks an entry of an answer.
+func (e tableEntry) locate(field string) (location, error) {
+	l := location{worker: e.Worker}
+	for _, a := range []struct {
+		name, text string
+		to         *netip.Addr
+		is4        bool
+	}{{"namespace_ip", e.Address, &l.address, true}, {"namespace_ip_v6", e.Address6, &l.address6, false},
+		{"host_ip", strings.Trim(e.Host, "[]"), &l.host, false}} {
+		if a.text == "" || a.text == noAddress {
+			continue
+		}
+		addr, err := netip.ParseAddr(a.text)
+		if addr = addr.Unmap(); err != nil || a.to != &l.host && addr.Is4() != a.is4 {
+			return l, &invalid{field + "." + a.name, fmt.Sprintf("%q is not an address of its version", a.text)}
+		}
+		*a.to, l.known = addr, true
+	}
+	switch port := e.Port.(type) {
+	case nil:
+	case float64:
+		l.port = strconv.FormatFloat(port, 'f', -1, 64)
+	case string:
+		l.port = port
+	default:
+		return l, &invalid{field + ".host_port", "is neither a number nor text"}
+	}
+	if _, err := strconv.ParseUint(l.port, 10, 16); l.port != "" && err != nil {
+		return l, &invalid{field + ".host_port", fmt.Sprintf("%q is not a port", l.port)}
+	}
+	return l, nil
+}
+
+func decodeNotice(data []byte) error {
+	var n updateNotice
+	if err := decode(data, &n); err != nil {
+		return err
+	}
+	if n.Type != "DEPLOYMENT" && n.Type != "UNDEPLOYMENT" {
+		return &invalid{"type", fmt.Sprintf("%q is neither DEPLOYMENT nor UNDEPLOYMENT", n.Type)}
+	}
+	return nil
+}

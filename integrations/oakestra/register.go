@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"time"
+)
+
+// registration is what NodeEngine says of itself.
+type registration struct {
+	ClientID       string `json:"client_id"`
+	ClusterAddress string `json:"cluster_address"`
+	Mode           string `json:"mode"`
+}
+
+// An id is a level of MQTT topics, which + # and / would make something else; an address is a host name or an IP
+// address.
+var (
+	workerID       = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+	clusterAddress = regexp.MustCompile(`^[A-Za-z0-9\[:][A-Za-z0-9.:\]-]*$`)
+)
+
+const maxRegistration = 253
+
+func (r registration) check() error {
+	switch {
+	case r.ClientID == "":
+		return &invalid{"client_id", "missing"}
+	case len(r.ClientID) > maxRegistration || !workerID.MatchString(r.ClientID):
+		return &invalid{"client_id", fmt.Sprintf("%q is not the id of a node: letters, digits, . _ and -", r.ClientID)}
+	case r.Mode != "" && r.Mode != "cluster":
+		return &invalid{"mode", fmt.Sprintf("%q is not supported; only cluster is", r.Mode)}
+	case len(r.ClusterAddress) > maxRegistration || !clusterAddress.MatchString(r.ClusterAddress):
+		return &invalid{"cluster_address", fmt.Sprintf("%q is not the address of a cluster", r.ClusterAddress)}
+	}
+	return nil
+}
+
+// registerLimit is how long a registration waits for the subnet: the broker may start after this node.
+const registerLimit = 3 * time.Second
+
+func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
+	var in registration
+	if !readJSON(w, r, &in) {
+		return
+	}
+	if in.ClusterAddress == "" {
+		in.ClusterAddress = l.options.Cluster
+	}
+	err := in.check()
+	if err == nil {
+		err = l.enlist(r.Context(), in)
+	}
+	if err != nil {
+		fail(w, "register", err)
+		return
+	}
+	ctx, cancel := context.WithTimeout(r.Context(), registerLimit)
+	defer cancel()
+	if err := l.awaitSubnet(ctx); err != nil {
+		l.log.Warn("registered without a subnet", "worker", in.ClientID, "error", err)
+	}
+}
+
+// enlist takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
+// services of the old id are released, and the cluster assigns a new subnet.
+func (l *Listener) enlist(ctx context.Context, in registration) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if in.ClientID == l.state.Worker && in.ClusterAddress == l.state.Cluster {
+		return nil
+	}
+	before := l.state.clone()
+	if in.ClientID != l.state.Worker {
+		for _, s := range l.state.clone().Services {
+			if err := l.releaseService(ctx, s); err != nil {
+				return err
+			}
+		}
+		before = l.state.clone()
+		l.state.Worker, l.state.Subnet, l.state.Subnet6 = in.ClientID, "", ""
+	}
+	l.state.Cluster = in.ClusterAddress
+	if err := l.save(); err != nil {
+		l.state = before
+		return err
+	}
+	l.log.Info("registered", "worker", in.ClientID, "cluster", in.ClusterAddress)
+	if l.options.Subnet == "" && l.state.Subnet == "" && l.net.assigned() {
+		l.net.subnet4, l.net.subnet6 = netip.Prefix{}, netip.Prefix{}
+		l.subnet = make(chan struct{})
+	}
+	l.join()
+	return nil
+}
+
+// Subnets of services that were deployed before this worker asked its cluster for a subnet.
+const formerSubnet, formerSubnet6 = "10.18.0.0/26", "fc00::/120"
+
+// restoreSubnet continues with the subnet of the last run.
+func (l *Listener) restoreSubnet() (err error) {
+	l.subnet = make(chan struct{})
+	if l.options.Subnet == "" && l.state.Subnet == "" && len(l.state.Services) > 0 {
+		l.state.Subnet, l.state.Subnet6 = formerSubnet, formerSubnet6
+	}
+	if l.options.Subnet == "" && l.state.Subnet != "" {
+		if l.net.subnet4, err = netip.ParsePrefix(l.state.Subnet); err == nil {
+			l.net.subnet6, err = netip.ParsePrefix(l.state.Subnet6)
+		}
+		if err != nil {
+			return fmt.Errorf("%s is damaged: %w; remove it to start with empty state", l.file, err)
+		}
+	}
+	if l.net.assigned() {
+		close(l.subnet)
+	}
+	return nil
+}
+
+// join starts the session of the registered worker in its cluster, instead of the one before; l.mu is held.
+func (l *Listener) join() {
+	if l.session != nil {
+		l.session.stop()
+	}
+	o := sessionOptions{worker: l.state.Worker, cluster: l.state.Cluster, broker: l.options.Broker,
+		address: l.options.Address, port: l.options.Port, keepInterest: l.options.KeepInterest,
+		assigned: l.net.assigned(), times: defaultTimes}
+	for _, text := range l.ranges {
+		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // checked with the configuration
+	}
+	worker := l.state.Worker
+	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
+	var own []hostedInstance
+	for _, s := range l.state.Services {
+		four, six := l.net.addresses(s.Number)
+		own = append(own, hostedInstance{app: s.Name, number: s.Instance, four: four.Addr(), six: six.Addr()})
+	}
+	l.session = startSession(o, l.log, own)
+}
+
+// leave ends the session.
+func (l *Listener) leave() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.session != nil {
+		l.session.stop()
+	}
+}
+
+// takeSubnet begins to use the subnet that the cluster has assigned to a worker. If it cannot be stored it is used all
+// the same: another request would use up another one.
+func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if worker != l.state.Worker || l.net.assigned() {
+		return
+	}
+	l.state.Subnet, l.state.Subnet6, l.state.Last = four.String(), six.String(), firstNumber-1
+	if err := l.save(); err != nil {
+		l.log.Error("the subnet of this node cannot be stored", "subnet", four, "error", err)
+	}
+	if err := l.net.renumber(four, six); err != nil {
+		l.log.Error("the bridge of the former subnet cannot be removed", "bridge", l.net.bridge, "error", err)
+	}
+	l.log.Info("the cluster has assigned a subnet", "worker", worker, "subnet", four, "subnet6", six)
+	close(l.subnet)
+}
+
+// awaitSubnet waits until the node has a subnet.
+func (l *Listener) awaitSubnet(ctx context.Context) error {
+	l.mu.Lock()
+	has := l.subnet
+	l.mu.Unlock()
+	select {
+	case <-has:
+		return nil
+	case <-ctx.Done():
+		return errNoSubnet
+	}
+}
+
+// report passes the state of this worker in its cluster on to the agent when it has changed.
+func (l *Listener) report(ctx context.Context, report func(reason, message string)) {
+	tick := time.NewTicker(reportEvery)
+	defer tick.Stop()
+	var lastReason, lastText string
+	for first := true; ; first = false {
+		reason, text := l.describe()
+		if first || reason != lastReason || text != lastText {
+			report(reason, text)
+			lastReason, lastText = reason, text
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// describe returns a reason and a message for a condition. The reason is empty if all is well.
+func (l *Listener) describe() (reason, text string) {
+	l.mu.Lock()
+	s, net := l.session, *l.net
+	l.mu.Unlock()
+	if s == nil {
+		return "", "NodeEngine has not registered yet"
+	}
+	reason, text = s.describe()
+	if net.assigned() {
+		text = fmt.Sprintf("subnet %s and %s, %s", net.subnet4, net.subnet6, text)
+	}
+	return reason, text
+}

@@ -1,0 +1,363 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"sync"
+	"time"
+
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+)
+
+// session is this worker in its cluster: it exchanges messages with the cluster service manager over the cluster's
+// broker, from the registration until stop. It connects in the background, and again whenever the connection is lost.
+// After each connection it compares what the cluster knows with what is deployed here. It is safe for concurrent use.
+type session struct {
+	sessionOptions
+	log *slog.Logger
+
+	cancel  context.CancelFunc
+	ended   chan struct{}
+	changed chan struct{} // there is something to send; has room for one
+
+	mu       sync.Mutex
+	client   mqtt.Client // nil without a connection
+	problem  error       // why there is none
+	host     netip.Addr  // of this node, as announced
+	subnet   question    // open until assigned
+	hosted   map[string]*hosted
+	outgoing []message
+	heard    time.Time // the last valid message
+}
+
+// sessionOptions are what a session is made of.
+type sessionOptions struct {
+	worker, cluster string
+	broker          Broker
+	address         string // of this node as other nodes reach it; empty: found out
+	port            int    // of the tunnel, to announce
+	ranges          []netip.Prefix
+	keepInterest    bool // another client of this worker's id withdraws interest
+	times           times
+	assigned        bool                         // the node has a subnet; guarded by session.mu
+	onSubnet        func(four, six netip.Prefix) // called once, in a goroutine of its own
+}
+
+// times are the intervals of a session.
+type times struct {
+	retry, maxRetry   time.Duration // of a query without an answer
+	subnet, maxSubnet time.Duration // of a request for a subnet, each of which may use up one
+	// again is the pause between queries after what was answered, and between checks of the address of the node.
+	again        time.Duration
+	keep         time.Duration // interest in a service whose last instance has gone
+	reconnect    time.Duration
+	maxReconnect time.Duration
+	ack          time.Duration // for the broker to acknowledge service/deployed
+}
+
+var defaultTimes = times{retry: time.Second, maxRetry: time.Minute, subnet: 5 * time.Second,
+	maxSubnet: 5 * time.Minute, again: 2 * time.Minute, keep: 10 * time.Second, reconnect: time.Second,
+	maxReconnect: 15 * time.Second, ack: 2 * time.Second}
+
+// message is to be sent.
+type message struct {
+	topic       string // of a publication below nodes/ID/net/
+	body        any
+	subscribe   bool
+	unsubscribe bool
+}
+
+func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance) *session {
+	ctx, cancel := context.WithCancel(context.Background())
+	s := &session{sessionOptions: o, log: log, cancel: cancel, ended: make(chan struct{}),
+		changed: make(chan struct{}, 1), hosted: map[string]*hosted{}, problem: errors.New("has not connected yet")}
+	for _, i := range own {
+		s.addLocked(i)
+	}
+	go func() {
+		defer close(s.ended)
+		s.run(ctx)
+	}()
+	return s
+}
+
+// stop ends the session. A call of onSubnet may still be under way.
+func (s *session) stop() {
+	s.cancel()
+	<-s.ended
+}
+
+func (s *session) run(ctx context.Context) {
+	for pause := s.times.reconnect; ctx.Err() == nil; pause = min(2*pause, s.times.maxReconnect) {
+		since := time.Now()
+		err := s.connection(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if time.Since(since) > s.times.maxReconnect {
+			pause = s.times.reconnect
+		}
+		s.log.Warn("no connection to the broker", "broker", s.broker.url(s.cluster), "error", err, "retryIn", pause.String())
+		s.mu.Lock()
+		s.client, s.problem = nil, err
+		s.mu.Unlock()
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+}
+
+// connection connects, and works until the connection is lost. Each has a client of its own: one that reconnects by
+// itself would send old messages again, among them addresses of services that are gone.
+func (s *session) connection(ctx context.Context) error {
+	opts, err := s.broker.options(s.cluster, s.worker)
+	if err != nil {
+		return err
+	}
+	lost := make(chan error, 1)
+	opts.SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) { s.receive(m.Topic(), m.Payload()) })
+	opts.SetConnectionLostHandler(func(_ mqtt.Client, err error) { lost <- err })
+	client := mqtt.NewClient(opts)
+	defer client.Disconnect(100) // also one that connects too late
+	if err := await(ctx, client.Connect(), connectLimit); err != nil {
+		return err
+	}
+	own := map[string]byte{s.topic(topicSubnetResult): 1, s.topic(topicTableResult): 1}
+	if err := await(ctx, client.SubscribeMultiple(own, nil), ackLimit); err != nil {
+		return fmt.Errorf("subscribe: %w", err)
+	}
+	s.log.Info("connected to the broker", "broker", s.broker.url(s.cluster), "worker", s.worker)
+	s.resume(ctx, client)
+	return s.work(ctx, client, lost)
+}
+
+// await waits for the broker.
+func await(ctx context.Context, t mqtt.Token, limit time.Duration) error {
+	select {
+	case <-t.Done():
+		return t.Error()
+	case <-time.After(limit):
+		return fmt.Errorf("no response within %s", limit)
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// resume begins to use a connection. Subscriptions come before queries: no change is missed between them.
+func (s *session) resume(ctx context.Context, client mqtt.Client) {
+	host := s.findHost(ctx)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.client, s.problem, s.host = client, nil, host
+	now := time.Now()
+	s.outgoing = nil
+	if !s.assigned {
+		s.subnet.ask(now, s.times.subnet)
+	}
+	for name, h := range s.hosted {
+		s.send(message{topic: updateTopic(name), subscribe: true})
+		h.query.ask(now, s.times.retry)
+	}
+}
+
+func (s *session) work(ctx context.Context, client mqtt.Client, lost <-chan error) error {
+	timer, look := time.NewTimer(0), time.NewTicker(s.times.again)
+	defer timer.Stop()
+	defer look.Stop()
+	for {
+		due, next := s.due(time.Now())
+		for _, m := range due {
+			s.transmit(client, m)
+		}
+		timer.Reset(time.Until(next))
+		select {
+		case <-ctx.Done():
+			return nil
+		case err := <-lost:
+			return err
+		case <-look.C:
+			s.followHost(s.findHost(ctx))
+		case <-s.changed:
+		case <-timer.C:
+		}
+	}
+}
+
+// findHost returns the address to announce, or the last one if the node has none at the moment.
+func (s *session) findHost(ctx context.Context) netip.Addr {
+	if stated, err := netip.ParseAddr(s.address); err == nil {
+		return stated
+	}
+	host, err := sourceAddress(ctx, s.cluster, s.broker.Port)
+	if err != nil {
+		s.log.Warn("the address of this node is unknown; set oakestra.address", "error", err)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		return s.host
+	}
+	return host
+}
+
+// followHost asks what the cluster knows when the address of this node has changed. The answers lead to announcements.
+func (s *session) followHost(host netip.Addr) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if host == s.host {
+		return
+	}
+	s.log.Info("the address of this node has changed", "old", s.host, "new", host)
+	s.host = host
+	for _, h := range s.hosted {
+		h.query.ask(time.Now(), s.times.retry)
+	}
+	s.wake()
+}
+
+// due takes what is to be sent now; next is when to look again.
+func (s *session) due(now time.Time) (out []message, next time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out, s.outgoing = s.outgoing, nil
+	next = now.Add(s.times.again)
+	if s.subnet.due(now, s.times.maxSubnet) {
+		out = append(out, message{topic: topicSubnet, body: subnetRequest{"GET"}})
+	}
+	next = s.subnet.earlier(next)
+	for name, h := range s.hosted {
+		if !h.leave.IsZero() && !now.Before(h.leave) && !h.leaving {
+			h.leaving = true
+			h.query.ask(now, s.times.retry) // the service manager must know of the interest that it is to remove
+		}
+		if h.query.due(now, s.times.maxRetry) {
+			out = append(out, message{topic: topicTableRequest, body: tableRequest{Name: name}})
+		}
+		if next = h.query.earlier(next); !h.leaving && !h.leave.IsZero() && h.leave.Before(next) {
+			next = h.leave
+		}
+	}
+	return out, next
+}
+
+func (s *session) topic(t string) string { return "nodes/" + s.worker + "/net/" + t }
+
+func (s *session) transmit(client mqtt.Client, m message) mqtt.Token {
+	switch {
+	case m.subscribe:
+		return client.Subscribe(m.topic, 1, nil)
+	case m.unsubscribe:
+		return client.Unsubscribe(m.topic)
+	}
+	data, err := json.Marshal(m.body)
+	if err != nil { // of text and numbers
+		s.log.Error("cannot encode a message", "topic", m.topic, "error", err)
+	}
+	return client.Publish(s.topic(m.topic), 1, false, data)
+}
+
+// send notes messages; s.mu is held.
+func (s *session) send(m ...message) {
+	s.outgoing = append(s.outgoing, m...)
+	s.wake()
+}
+
+func (s *session) wake() {
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// receive takes a message of the broker. It must not wait: messages come one at a time.
+func (s *session) receive(topic string, payload []byte) {
+	var err error
+	name, isUpdate := strings.CutSuffix(strings.TrimPrefix(topic, updatePrefix), updateSuffix)
+	switch {
+	case topic == s.topic(topicSubnetResult):
+		err = s.takeSubnet(payload)
+	case topic == s.topic(topicTableResult):
+		err = s.takeTable(payload)
+	case isUpdate:
+		err = s.takeNotice(name, payload)
+	default:
+		err = &invalid{"topic", "is not one of this worker"}
+	}
+	var wrong *invalid
+	if errors.As(err, &wrong) {
+		s.log.Warn("refused a message of the cluster", "topic", topic, "field", wrong.field, "reason", wrong.reason)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.heard = time.Now()
+}
+
+// takeSubnet takes the first subnet. Others are answers to repeated requests.
+func (s *session) takeSubnet(payload []byte) error {
+	four, six, err := decodeSubnet(payload, s.ranges)
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.assigned {
+		return nil
+	}
+	s.assigned, s.subnet = true, question{}
+	go s.onSubnet(four, six)
+	return nil
+}
+
+// describe returns a reason and a message for a condition. The reason is empty if all is well.
+func (s *session) describe() (reason, text string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	heard := "never"
+	if !s.heard.IsZero() {
+		heard = s.heard.UTC().Format(time.RFC3339)
+	}
+	text = fmt.Sprintf("cluster %s, node %s, last heard %s", s.cluster, s.worker, heard)
+	switch {
+	case s.problem != nil:
+		return "NotConnected", fmt.Sprintf("%s; no connection to the broker %s: %v", text, s.broker.url(s.cluster),
+			s.problem)
+	case !s.assigned && s.subnet.repeated:
+		return "NoSubnet", text + "; the cluster does not assign a subnet, and services cannot be deployed: it may have " +
+			"none left, or its service manager does not run; see the log of the cluster service manager"
+	}
+	return "", text
+}
+
+// question is what is asked of the cluster, until it is answered.
+type question struct {
+	next     time.Time // when it is sent (again); zero: never
+	pause    time.Duration
+	sent     bool // it has no answer yet
+	repeated bool // and was sent more than once
+}
+
+func (q *question) ask(now time.Time, pause time.Duration) { *q = question{next: now, pause: pause} }
+
+// due reports whether to send it now, and doubles the pause to the next time.
+func (q *question) due(now time.Time, longest time.Duration) bool {
+	if q.next.IsZero() || now.Before(q.next) {
+		return false
+	}
+	q.next, q.pause = now.Add(q.pause), min(2*q.pause, longest)
+	q.repeated, q.sent = q.sent, true
+	return true
+}
+
+func (q *question) earlier(t time.Time) time.Time {
+	if !q.next.IsZero() && q.next.Before(t) {
+		return q.next
+	}
+	return t
+}

@@ -1,0 +1,334 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"bytes"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/lab/oaktest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+const testWorker, testApp = "6650000000000000000000d1", "app.ns.server.test"
+
+// safeBuffer is a log that is read while it is written.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
+// member is a worker without an agent in a cluster.
+type member struct {
+	*testing.T
+	broker  *oaktest.Broker
+	cluster *oaktest.Cluster
+	l       *Listener
+	log     *safeBuffer
+}
+
+func newMember(t *testing.T) *member {
+	t.Helper()
+	m := &member{T: t, broker: oaktest.NewBroker(t), log: &safeBuffer{}}
+	m.broker.Start()
+	m.cluster = oaktest.NewCluster(t, m.broker)
+	short := times{retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond, subnet: 50 * time.Millisecond,
+		maxSubnet: 50 * time.Millisecond, again: 300 * time.Millisecond, keep: 50 * time.Millisecond,
+		reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
+	saved := defaultTimes
+	defaultTimes = short
+	t.Cleanup(func() { defaultTimes = saved })
+	m.start(filepath.Join(t.TempDir(), "oakestra.json"))
+	t.Cleanup(func() { m.l.leave() })
+	return m
+}
+
+// start is a start of the process.
+func (m *member) start(file string) {
+	m.Helper()
+	m.l = &Listener{log: slog.New(slog.NewTextHandler(m.log, nil)), file: file, ranges: []string{"10.30.0.0/16"},
+		options: Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
+		net:     newNetwork(Options{Bridge: "oaktest-none"})}
+	var err error
+	if m.l.state, err = readState(file); err == nil {
+		err = m.l.restoreSubnet()
+	}
+	if err != nil {
+		m.Fatal(err)
+	}
+	if m.l.state.Worker != "" {
+		m.l.join()
+	}
+}
+
+func (m *member) register(id string) {
+	m.Helper()
+	if err := m.l.enlist(m.Context(), registration{ClientID: id, ClusterAddress: "127.0.0.1"}); err != nil {
+		m.Fatal(err)
+	}
+	if err := m.l.awaitSubnet(m.Context()); err != nil {
+		m.Fatal(err)
+	}
+}
+
+// deploy schedules an instance and announces it as a deployment does.
+func (m *member) deploy(number int, address string) {
+	m.cluster.Schedule(testApp, number, testWorker)
+	m.announce(number, address)
+}
+
+func (m *member) announce(number int, address string) {
+	six := netip.MustParseAddr("fc00::" + address[strings.LastIndex(address, ".")+1:])
+	i := hostedInstance{app: testApp, number: number, four: netip.MustParseAddr(address), six: six}
+	m.l.session.add(i)
+	m.l.session.announce(m.Context(), i)
+}
+
+func (m *member) until(what string, number int, want string) {
+	m.Helper()
+	wait.Until(m.T, what, func() bool { return m.cluster.Where(testApp, number) == want },
+		func() any { return m.cluster.Where(testApp, number) }, func() any { return m.cluster.Received() })
+}
+
+func (m *member) count(topic string) (n int) {
+	for _, r := range m.cluster.Received() {
+		if r.Topic == topic {
+			n++
+		}
+	}
+	return n
+}
+
+// A worker sends what NetManager sends in recordings 01 and 03, byte for byte and in order.
+func TestWorkerSendsWhatNetManagerSends(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	if m.l.net.subnet4.String() != "10.18.0.0/26" || m.l.net.subnet6.String() != "fc00::/120" {
+		t.Errorf("subnets %v, %v", m.l.net.subnet4, m.l.net.subnet6)
+	}
+	m.deploy(0, "10.18.0.2")
+	wait.Until(t, "the query of the own service", func() bool { return m.count(topicTableRequest) > 0 })
+	want := []oaktest.Message{
+		{Worker: testWorker, Topic: "subnet", Payload: `{"METHOD":"GET"}`},
+		{Worker: testWorker, Topic: "service/deployed", Payload: `{"appname":"app.ns.server.test","status":"DEPLOYED",` +
+			`"instance_number":0,"nsip":"10.18.0.2","nsipv6":"fc00::2","host_port":"50103","host_ip":"192.168.77.11"}`},
+		{Worker: testWorker, Topic: "tablequery/request", Payload: `{"sname":"app.ns.server.test","sip":""}`},
+	}
+	if diff := cmp.Diff(want, m.cluster.Received()[:3]); diff != "" {
+		t.Errorf("recorded (-), sent (+):\n%s", diff)
+	}
+	if got := m.cluster.Interested(testApp); !slices.Equal(got, []string{testWorker}) {
+		t.Errorf("interested: %v", got)
+	}
+}
+
+// One subnet per node id: a restart asks for none, a new id does, and late results change nothing.
+func TestSubnetIsAskedForOnce(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	m.l.leave()
+	m.start(m.l.file)
+	m.register(testWorker)
+	m.cluster.Forge("nodes/"+testWorker+"/net/subnetwork/result", `{"address":"10.18.9.0","addressv6":"fc00::900"}`)
+	if m.l.net.subnet4.String() != "10.18.0.0/26" || m.cluster.Subnets() != 1 {
+		t.Errorf("after a restart: %v, %d subnets used up", m.l.net.subnet4, m.cluster.Subnets())
+	}
+	m.register("6650000000000000000000ff")
+	if m.l.net.subnet4.String() != "10.18.0.64/26" || m.cluster.Subnets() != 2 {
+		t.Errorf("with a new id: %v, %d subnets used up", m.l.net.subnet4, m.cluster.Subnets())
+	}
+}
+
+func TestNoSubnetLeft(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Exhaust(true)
+	if err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the condition", func() bool { reason, _ := m.l.describe(); return reason == "NoSubnet" })
+	m.cluster.Exhaust(false)
+	wait.Until(t, "a subnet", func() bool {
+		reason, text := m.l.describe()
+		want := "subnet 10.18.0.0/26 and fc00::/120, cluster 127.0.0.1, node " + testWorker
+		return reason == "" && strings.Contains(text, want)
+	})
+}
+
+// The cluster learns all addresses again whatever restarts, and whatever gets lost.
+func TestAddressesAreAnnouncedAgain(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	m.cluster.Lose(topicDeployed, 1)
+	m.deploy(0, "10.18.0.2")
+	m.until("announced again when the first message is lost", 0, "10.18.0.2@192.168.77.11:50103")
+
+	m.broker.Stop()
+	wait.Until(t, "the condition", func() bool { reason, _ := m.l.describe(); return reason == "NotConnected" })
+	m.announce(0, "10.18.0.3")
+	m.cluster.Restart()
+	m.broker.Start()
+	m.until("announced after a restart of the broker", 0, "10.18.0.3@192.168.77.11:50103")
+
+	m.cluster.Restart() // its table is dropped: service/deployed alone would be ignored
+	m.cluster.Lose(topicTableRequest, 3)
+	m.announce(0, "10.18.0.4")
+	m.until("announced after a restart of the service manager", 0, "10.18.0.4@192.168.77.11:50103")
+
+	m.l.leave()
+	m.l.options.Address = "" // the address of the node changes to that of its way to the broker
+	m.l.state.Services = []service{{Name: testApp, Number: 4}}
+	m.l.join()
+	m.until("the new address of the node", 0, "10.18.0.4@127.0.0.1:50103")
+	if got := m.cluster.Received(); !slices.ContainsFunc(got, func(r oaktest.Message) bool {
+		return r.Topic == topicAddressChanged && strings.Contains(r.Payload, `"appname":"app.ns.server.test","status":""`)
+	}) {
+		t.Errorf("no address-changed in %v", got)
+	}
+}
+
+// An instance that the cluster has moved to another worker is not announced, although it still runs here.
+func TestMovedInstanceIsLeftAlone(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	m.deploy(0, "10.18.0.2")
+	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
+	wait.Until(t, "confirmed", func() bool { return m.count(topicTableRequest) >= 2 })
+	m.cluster.Schedule(testApp, 0, "6650000000000000000000d2")
+	before, asked := m.count(topicDeployed), m.count(topicTableRequest)
+	wait.Until(t, "two more queries", func() bool { return m.count(topicTableRequest) >= asked+2 })
+	if got := m.count(topicDeployed); got != before || m.cluster.Where(testApp, 0) != "<nil>@<nil>:<nil>" {
+		t.Errorf("%d announcements, then %d; the cluster has %s", before, got, m.cluster.Where(testApp, 0))
+	}
+}
+
+// A query goes before each interest/remove: without one the service manager dies if another worker is interested.
+func TestInterestEnds(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	m.deploy(0, "10.18.0.2")
+	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
+	m.cluster.Schedule(testApp, 1, "6650000000000000000000d2")
+	m.cluster.Restart()
+	m.cluster.Forge("nodes/6650000000000000000000d2/net/tablequery/request", `{"sname":"`+testApp+`","sip":""}`)
+	m.l.session.withdraw(testApp, 0)
+	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
+	got := m.cluster.Received()
+	last := slices.IndexFunc(got, func(r oaktest.Message) bool { return r.Topic == topicInterestRemove })
+	if m.cluster.Dead() || got[last-1].Topic != topicTableRequest {
+		t.Errorf("dead: %v; messages %v", m.cluster.Dead(), got)
+	}
+}
+
+func TestHostileMessages(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.cluster.Exhaust(true)
+	if err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "a connection", func() bool { return m.count(topicSubnet) > 0 })
+	m.deploy(0, "10.18.0.2")
+	wait.Until(t, "subscribed", func() bool { return m.count(topicTableRequest) >= 2 })
+	base := "nodes/" + testWorker + "/net/"
+	table := func(list string) string {
+		return fmt.Sprintf(`{"app_name":%q,"query_key":%[1]q,"instance_list":%s}`, testApp, list)
+	}
+	for _, c := range []struct{ topic, payload, field string }{
+		{base + topicSubnetResult, `x`, "payload"},
+		{base + topicSubnetResult, `null`, "address"},
+		{base + topicSubnetResult, `[]`, "payload"},
+		{base + topicSubnetResult, `{"address":7}`, "address"},
+		{base + topicSubnetResult, `{"address":"10.18.0.1","addressv6":"fc00::"}`, "address"},
+		{base + topicSubnetResult, `{"address":"8.8.8.0","addressv6":"fc00::"}`, "address"},
+		{base + topicSubnetResult, `{"address":"10.30.1.0","addressv6":"fc00::"}`, "address"},
+		{base + topicSubnetResult, `{"address":"10.18.0.0"}`, "addressv6"},
+		{base + topicSubnetResult, `{"address":"10.18.0.0","addressv6":"2001:db8::"}`, "addressv6"},
+		{base + topicTableResult, `null`, "query_key"},
+		{base + topicTableResult, table(`null`), "instance_list"},
+		{base + topicTableResult, table(`{}`), "instance_list"},
+		{base + topicTableResult, table(`[{}]`), "instance_list[0].instance_number"},
+		{base + topicTableResult, table(`[{"instance_number":-1}]`), "instance_list[0].instance_number"},
+		{base + topicTableResult, table(`[{"instance_number":0},{"instance_number":0}]`), "instance_list[1].instance_number"},
+		{base + topicTableResult, table(`[{"instance_number":0,"namespace_ip":"fc00::2"}]`), "instance_list[0].namespace_ip"},
+		{base + topicTableResult, table(`[{"instance_number":0,"host_ip":"here"}]`), "instance_list[0].host_ip"},
+		{base + topicTableResult, table(`[{"instance_number":0,"host_port":[]}]`), "instance_list[0].host_port"},
+		{base + topicTableResult, table(`[{"instance_number":0,"host_port":70000}]`), "instance_list[0].host_port"},
+		{base + topicTableResult, table("[{}" + strings.Repeat(",{}", maxInstances) + "]"), "instance_list"},
+		{base + topicTableResult, strings.Replace(table(`[]`), testApp, "other", 1), "app_name"},
+		{updateTopic(testApp), `{}`, "type"},
+		{updateTopic(testApp), `{"type":7}`, "type"},
+	} {
+		mark := len(m.log.String())
+		m.cluster.Forge(c.topic, c.payload)
+		want := fmt.Sprintf("topic=%s field=%s reason=", c.topic, c.field)
+		wait.Until(t, want, func() bool { return strings.Contains(m.log.String()[mark:], want) },
+			func() any { return m.log.String()[mark:] })
+	}
+	if m.l.net.assigned() {
+		t.Errorf("subnet %v", m.l.net.subnet4)
+	}
+	m.until("the worker still announces", 0, "10.18.0.2@192.168.77.11:50103")
+}
+
+func TestNetcfg(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "netcfg.json")
+	for text, want := range map[string]Options{
+		"": {Port: 50103, Broker: Broker{Port: 10003}},
+		`{"NodePublicAddress":"0.0.0.0","NodePublicPort":"50103","ClusterUrl":"0.0.0.0","ClusterMqttPort":"10003"}`: {
+			Port: 50103, Broker: Broker{Port: 10003}},
+		`{"NodePublicAddress":"192.0.2.7","NodePublicPort":"50104","ClusterUrl":"c1","ClusterMqttPort":"8883",` +
+			`"MqttCert":"c.pem","MqttKey":"k.pem"}`: {Address: "192.0.2.7", Port: 50104, Cluster: "c1",
+			Broker: Broker{Port: 8883, Certificate: "c.pem", Key: "k.pem"}},
+	} {
+		_ = os.Remove(path)
+		if text != "" {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := Options{Netcfg: path}.withNetcfg()
+		want.Netcfg = path
+		if diff := cmp.Diff(want, got); diff != "" || err != nil {
+			t.Errorf("%s: %v\nwant (-), got (+):\n%s", text, err, diff)
+		}
+	}
+	for _, text := range []string{"{", `{"NodePublicPort":"x"}`, `{"ClusterMqttPort":"0"}`, `{"NodePublicAddress":"x"}`} {
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := (Options{Netcfg: path}).withNetcfg(); err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	got, err := Options{Netcfg: path + "x", Broker: Broker{Port: 1}, Port: 2, Address: "192.0.2.1"}.withNetcfg()
+	if err != nil || got.Broker.Port != 1 || got.Port != 2 || got.Address != "192.0.2.1" {
+		t.Errorf("own values: %+v %v", got, err)
+	}
+}

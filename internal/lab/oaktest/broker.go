@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package oaktest plays an Oakestra cluster for tests: a real broker, and a double of the root and cluster service
+// managers as they behave in release v0.4.411. The double is written from recordings of the real ones, which a test
+// replays through it.
+package oaktest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// Broker is a mosquitto on a port of this host.
+type Broker struct {
+	t       testing.TB
+	program string
+	config  string
+	Port    int
+	process *exec.Cmd
+}
+
+// NewBroker prepares a broker without starting it. It skips the test if there is no mosquitto.
+func NewBroker(t testing.TB) *Broker {
+	t.Helper()
+	program, err := exec.LookPath("/usr/sbin/mosquitto")
+	if err != nil {
+		t.Skip("needs mosquitto")
+	}
+	b := &Broker{t: t, program: program, config: filepath.Join(t.TempDir(), "mosquitto.conf"), Port: freePort(t)}
+	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest none\n"+
+		"set_tcp_nodelay true\n", b.Port)
+	if os.Geteuid() == 0 {
+		text += "user root\n" // another user may not read the directory of the test
+	}
+	if err := os.WriteFile(b.config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(b.Stop)
+	return b
+}
+
+// freePort returns a port of 127.0.0.1 outside the range of ephemeral ports: it stays free while no broker runs.
+func freePort(t testing.TB) int {
+	t.Helper()
+	for {
+		port := 20000 + rand.IntN(10000)
+		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		if err == nil {
+			l.Close()
+			return port
+		}
+		if !errors.Is(err, syscall.EADDRINUSE) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Start starts the broker and returns when it listens.
+func (b *Broker) Start() {
+	b.t.Helper()
+	b.process = exec.Command(b.program, "-c", b.config)
+	if err := b.process.Start(); err != nil {
+		b.t.Fatal(err)
+	}
+	wait.Until(b.t, "the broker listens", func() bool {
+		c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.Port))
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+// Stop kills the broker. All connections break.
+func (b *Broker) Stop() {
+	if b.process != nil {
+		_ = b.process.Process.Kill()
+		_ = b.process.Wait()
+		b.process = nil
+	}
+}
+
+// URL is where clients find the broker.
+func (b *Broker) URL() string { return fmt.Sprintf("tcp://127.0.0.1:%d", b.Port) }

@@ -1,0 +1,347 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oaktest
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+)
+
+// Cluster is the root and cluster service manager. What system manager and cluster manager ask of the real ones by
+// HTTP are methods here.
+type Cluster struct {
+	t      testing.TB
+	client mqtt.Client
+
+	mu       sync.Mutex
+	root     map[string]*job
+	table    map[string]*job // the cluster's copies; dropped by a restart
+	interest map[string][]string
+	subnets  int
+	services int
+	last     int // instance address
+	received []Message
+	lose     map[string]int
+	// Exhausted is set when the root has no subnet left: requests are not answered.
+	exhausted bool
+	dead      bool
+}
+
+// Message is what a worker has published.
+type Message struct {
+	Worker, Topic string // Topic is the part after nodes/ID/net/
+	Payload       string
+}
+
+type object = map[string]any
+
+// job is a service. Its entries have the keys that the real managers send.
+type job struct {
+	address   [2]string
+	instances map[int]object
+}
+
+// NewCluster connects with a broker that runs.
+func NewCluster(t testing.TB, b *Broker) *Cluster {
+	t.Helper()
+	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
+		lose: map[string]int{}, last: 1}
+	ready := make(chan bool, 16)
+	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("cluster").SetConnectRetry(true).
+		SetConnectRetryInterval(20 * time.Millisecond).SetMaxReconnectInterval(20 * time.Millisecond).
+		SetOnConnectHandler(func(client mqtt.Client) {
+			client.Subscribe("nodes/+/net/#", 1, c.receive)
+			ready <- true
+		})
+	c.client = mqtt.NewClient(opts)
+	c.client.Connect()
+	t.Cleanup(func() { c.client.Disconnect(0) })
+	<-ready
+	return c
+}
+
+func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
+	parts := strings.SplitN(m.Topic(), "/", 4)
+	worker, topic := parts[1], parts[3]
+	if strings.HasSuffix(topic, "/result") {
+		return // its own, by the wildcard
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.received = append(c.received, Message{worker, topic, string(m.Payload())})
+	if c.lose[topic] > 0 {
+		c.lose[topic]--
+		return
+	}
+	var in struct {
+		Method, Sname, Sip, Appname, Nsip, Nsipv6 string
+		Host                                      string `json:"host_ip"`
+		Port                                      any    `json:"host_port"`
+		Number                                    int    `json:"instance_number"`
+	}
+	if err := json.Unmarshal(m.Payload(), &in); err != nil {
+		c.t.Errorf("%s: %s: %v", m.Topic(), m.Payload(), err)
+	}
+	switch {
+	case c.dead:
+	case topic == "subnet" && in.Method == "GET":
+		c.assign(worker)
+	case topic == "tablequery/request":
+		c.query(worker, in.Sname, in.Sip)
+	case topic == "service/deployed":
+		c.deployed(in.Appname, in.Number, object{"namespace_ip": in.Nsip, "namespace_ip_v6": in.Nsipv6,
+			"host_ip": in.Host, "host_port": toPort(in.Port)})
+	case topic == "service/address-changed":
+		c.deployed(in.Appname, in.Number, object{"host_ip": in.Host, "host_port": toPort(in.Port)})
+		c.notice(in.Appname, "DEPLOYMENT") // one of its own, one that the root causes
+	case topic == "interest/remove":
+		c.withdraw(worker, in.Appname)
+	}
+}
+
+func toPort(v any) (port int) {
+	_, _ = fmt.Sscan(fmt.Sprint(v), &port)
+	return port
+}
+
+func (c *Cluster) publish(topic string, v any) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		c.t.Error(err)
+	}
+	c.client.Publish(topic, 1, false, data)
+}
+
+// assign never takes a subnet back: each request uses up one.
+func (c *Cluster) assign(worker string) {
+	if c.exhausted {
+		return
+	}
+	c.publish("nodes/"+worker+"/net/subnetwork/result", object{
+		"address": nth("10.18.0.0", c.subnets*64), "addressv6": nth("fc00::", c.subnets*256)})
+	c.subnets++
+}
+
+func nth(first string, n int) string {
+	raw := netip.MustParseAddr(first).AsSlice()
+	for i := len(raw) - 1; n > 0; i-- {
+		n += int(raw[i])
+		raw[i] = byte(n)
+		n >>= 8
+	}
+	a, _ := netip.AddrFromSlice(raw)
+	return a.String()
+}
+
+// load fetches a service from the root, if the table does not have it. Entries of the root have no worker.
+func (c *Cluster) load(name string) *job {
+	if c.table[name] == nil && c.root[name] != nil {
+		j := c.root[name]
+		c.table[name] = &job{j.address, map[int]object{}}
+		for n, i := range j.instances {
+			c.table[name].instances[n] = without(i, "worker_id")
+		}
+	}
+	return c.table[name]
+}
+
+func without(o object, key string) object {
+	out := object{}
+	for k, v := range o {
+		if k != key {
+			out[k] = v
+		}
+	}
+	return out
+}
+
+func (c *Cluster) query(worker, name, address string) {
+	key := name + address
+	if name == "" {
+		name = c.find(address)
+	}
+	j := c.load(name)
+	list := []object{}
+	if j != nil {
+		list = j.list()
+		if !slices.Contains(c.interest[name], worker) {
+			c.interest[name] = append(c.interest[name], worker)
+		}
+	}
+	c.publish("nodes/"+worker+"/net/tablequery/result",
+		object{"app_name": name, "instance_list": list, "query_key": key})
+}
+
+func (c *Cluster) find(address string) string {
+	for name, j := range c.root {
+		for _, i := range j.instances {
+			if address == j.address[0] || address == j.address[1] || address == i["instance_ip"] ||
+				address == i["instance_ip_v6"] {
+				return name
+			}
+		}
+	}
+	return ""
+}
+
+func (j *job) list() []object {
+	var numbers []int
+	for n := range j.instances {
+		numbers = append(numbers, n)
+	}
+	slices.Sort(numbers)
+	list := []object{}
+	for _, n := range numbers {
+		i := without(j.instances[n], "")
+		i["service_ip"] = []object{{"IpType": "RR", "Address": j.address[0], "Address_v6": j.address[1]},
+			{"IpType": "instance_ip", "Address": i["instance_ip"], "Address_v6": i["instance_ip_v6"]}}
+		list = append(list, i)
+	}
+	return list
+}
+
+// deployed drops without a trace what the table does not have.
+func (c *Cluster) deployed(name string, number int, status object) {
+	if c.table[name] == nil {
+		return
+	}
+	for _, j := range []*job{c.table[name], c.root[name]} {
+		if i := j.instances[number]; i != nil {
+			for k, v := range status {
+				i[k] = v
+			}
+		}
+	}
+	c.notice(name, "DEPLOYMENT")
+}
+
+func (c *Cluster) notice(name, kind string) {
+	if c.table[name] != nil {
+		c.publish("jobs/"+name+"/updates_available", object{"type": kind})
+	}
+}
+
+// withdraw kills the service manager if other workers are interested, and the one that withdraws is not.
+func (c *Cluster) withdraw(worker, name string) {
+	all := c.interest[name]
+	if c.table[name] == nil || len(all) == 0 {
+		return
+	}
+	i := slices.Index(all, worker)
+	if c.dead = i < 0; c.dead {
+		return
+	}
+	if c.interest[name] = slices.Delete(slices.Clone(all), i, i+1); len(all) == 1 {
+		delete(c.table, name)
+	}
+}
+
+// Create makes a service without instances.
+func (c *Cluster) Create(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.root[name] = &job{[2]string{nth("10.30.0.0", c.services), nth("fdff:2000::", c.services)}, map[int]object{}}
+	c.services++
+}
+
+// Schedule places an instance on a worker. One that is there already moves: it keeps its instance address, and its
+// other addresses become null.
+func (c *Cluster) Schedule(name string, number int, worker string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.root[name].instances[number]
+	if i == nil {
+		c.last++
+		i = object{"cluster_id": "6650000000000000000000c1", "instance_number": number,
+			"instance_ip": nth("10.30.0.0", c.last), "instance_ip_v6": nth("fdff::", c.last-2)}
+		c.root[name].instances[number] = i
+	} else {
+		for _, key := range []string{"namespace_ip", "namespace_ip_v6", "host_ip", "host_port"} {
+			i[key] = nil
+		}
+	}
+	c.load(name).instances[number] = without(i, "")
+	c.table[name].instances[number]["worker_id"] = worker
+}
+
+// Undeploy removes an instance.
+func (c *Cluster) Undeploy(name string, number int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.root[name].instances, number)
+	if j := c.table[name]; j != nil {
+		delete(j.instances, number)
+	}
+	c.notice(name, "UNDEPLOYMENT")
+}
+
+// Restart is a restart of the cluster service manager.
+func (c *Cluster) Restart() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.table, c.interest, c.dead = map[string]*job{}, map[string][]string{}, false
+}
+
+// Exhaust makes the root have subnets or none.
+func (c *Cluster) Exhaust(none bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.exhausted = none
+}
+
+// Lose drops the next messages of a topic.
+func (c *Cluster) Lose(topic string, n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.lose[topic] = n
+}
+
+// Forge publishes bytes as the cluster would.
+func (c *Cluster) Forge(topic, payload string) { c.client.Publish(topic, 1, false, payload).Wait() }
+
+// Dead reports whether a worker has killed the service manager by withdrawing an interest that it did not have.
+func (c *Cluster) Dead() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.dead
+}
+
+// Subnets returns how many subnets have been used up.
+func (c *Cluster) Subnets() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.subnets
+}
+
+// Received returns what workers have published, in order.
+func (c *Cluster) Received() []Message {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.received)
+}
+
+// Interested returns the workers with an interest in a service.
+func (c *Cluster) Interested(name string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.interest[name])
+}
+
+// Where returns where the root believes an instance to be, as "namespace address@host:port".
+func (c *Cluster) Where(name string, number int) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.root[name] == nil || c.root[name].instances[number] == nil {
+		return ""
+	}
+	i := c.root[name].instances[number]
+	return fmt.Sprintf("%v@%v:%v", i["namespace_ip"], i["host_ip"], i["host_port"])
+}
