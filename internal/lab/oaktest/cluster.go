@@ -49,8 +49,8 @@ type job struct {
 	instances map[int]object
 }
 
-// NewCluster connects with a broker that runs.
-func NewCluster(t testing.TB, b *Broker) *Cluster {
+// NewCluster connects with a broker that runs, by dial if the broker is in another network namespace.
+func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
 		lose: map[string]int{}, last: 1}
@@ -61,6 +61,9 @@ func NewCluster(t testing.TB, b *Broker) *Cluster {
 			client.Subscribe("nodes/+/net/#", 1, c.receive)
 			ready <- true
 		})
+	for _, f := range dial {
+		opts.SetCustomOpenConnectionFn(f)
+	}
 	c.client = mqtt.NewClient(opts)
 	c.client.Connect()
 	t.Cleanup(func() { c.client.Disconnect(0) })

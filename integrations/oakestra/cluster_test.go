@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strings"
+	"testing"
+
+	mqtt "github.com/eclipse/paho.mqtt.golang"
+
+	"github.com/kerb-edge/kerb/internal/lab/oaktest"
+)
+
+// TestWorkerOfACluster is a node with nothing configured: the cluster assigns its subnet and learns the address of a
+// service, and the condition says so. An id that is new releases services and brings another subnet.
+func TestWorkerOfACluster(t *testing.T) {
+	n := newNode(t)
+	n.Kill()
+	var b *oaktest.Broker
+	var c *oaktest.Cluster
+	if err := n.Lab.Node().Do(func() error {
+		b = oaktest.NewBroker(t)
+		b.Start()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c = oaktest.NewCluster(t, b, func(*url.URL, mqtt.ClientOptions) (conn net.Conn, err error) {
+		err = n.Lab.Node().Do(func() (err error) {
+			conn, err = net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.Port))
+			return err
+		})
+		return conn, err
+	})
+	n.Configure(fmt.Sprintf("oakestra: {bridge: oakbr, broker: {port: %d}}\n", b.Port))
+	n.start()
+	c.Create(appName)
+	c.Schedule(appName, 0, "w1")
+	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"127.0.0.1"}`)
+	if four, six := n.container().deploy(appName, 0, ""); four != "10.18.0.2" || six != "fc00::2" {
+		t.Errorf("deployed as %s and %s", four, six)
+	}
+	n.Eventually("the cluster has the address", func() bool {
+		return c.Where(appName, 0) == "10.18.0.2@127.0.0.1:50103"
+	})
+	n.Eventually("the condition", func() bool {
+		got := n.condition()
+		return got.Status == "True" && strings.Contains(got.Message,
+			"oakestra: subnet 10.18.0.0/26 and fc00::/120, cluster 127.0.0.1, node w1, last heard 2")
+	})
+	n.must("POST", "/register", `{"client_id":"w2","cluster_address":"127.0.0.1"}`)
+	if four, six := n.container().deploy(appName, 0, ""); four != "10.18.0.66" || six != "fc00::102" {
+		t.Errorf("deployed as %s and %s", four, six)
+	}
+}
