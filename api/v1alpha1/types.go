@@ -31,7 +31,12 @@ type ObjectMeta struct {
 	Generation int64             `json:"generation,omitempty" readOnly:"true" doc:"Incremented with every change of the spec, starting at 1"`
 
 	ResourceVersion string `json:"resourceVersion,omitempty" readOnly:"true" doc:"Changes with every change of the resource; the entity tag of the resource, and what apply compares with ifUnchanged"`
+
+	Owner string `json:"owner,omitempty" readOnly:"true" doc:"Who applied the resource, if not the user: only that owner changes it, and others by force"`
 }
+
+// OwnerUser is the owner of what people apply.
+const OwnerUser = "user"
 
 // Module deploys a package on attach points of the node.
 type Module struct {

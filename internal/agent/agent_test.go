@@ -173,6 +173,14 @@ func (n *node) apply(t *testing.T, services []v1.Service, modules ...v1.Module) 
 	return r
 }
 
+// remove deletes resources.
+func (n *node) remove(t *testing.T, refs ...resource.Ref) {
+	t.Helper()
+	if _, err := n.Delete(t.Context(), server.Deletion{Refs: refs}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (n *node) both() []v1.Service {
 	return []v1.Service{serviceOf("web", n.web), serviceOf("db", n.db)}
 }
@@ -214,9 +222,7 @@ func TestApplySelectsOrdersAndRemoves(t *testing.T) {
 	if got := n.chainsOn(t, n.db)["tc-egress"]; !strings.HasPrefix(got, "a-late ") {
 		t.Errorf("db runs %q", got)
 	}
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "z-early"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "z-early"})
 	if web, db := n.chainsOn(t, n.web), n.chainsOn(t, n.db); web["tc-ingress"] != db["tc-ingress"] {
 		t.Errorf("equal chains are not the same program: %v, %v", web, db)
 	}

@@ -236,9 +236,7 @@ func TestMovedInterfaceKeepsItsChain(t *testing.T) {
 	n.start(t)
 	n.escaped(t)
 	n.keeps(t, pid)
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindService, Name: "web"})
 	if got := n.chainsOn(t, n.web); len(got) != 0 {
 		t.Errorf("after the operator has deleted the service its interface runs %v", got)
 	}

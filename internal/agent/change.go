@@ -27,10 +27,11 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	defer a.changes.Unlock()
 	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
-	if err = next.CheckUnchanged(r.Expected()); err != nil {
+	changes, err := r.Change(next, &result)
+	if err != nil {
 		return result, err
 	}
-	changes, modules := next.Apply(r.Resources, &result), resource.Module.Of(r.Resources)
+	modules := resource.Module.Of(r.Resources)
 	doubts, rejected := next.CheckAll(r.Resources, changes)
 	result.Warnings = doubts
 	defer func() {
@@ -38,7 +39,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 			result.Warnings = append(append(result.Warnings, a.now.ModuleWarnings(modules)...), a.now.ReplyWarnings()...)
 		}
 	}()
-	if !resource.InKernel(r.Resources) {
+	if !resource.InKernel(r.Resources) && !changes.InKernel() {
 		if err = rejected; err == nil {
 			err = a.commitOnly(next, changes, r.DryRun)
 		}
@@ -73,29 +74,26 @@ func current(desired resource.Set, modules []v1.Module) (out []v1.Module) {
 }
 
 // Delete removes resources: all of them or none.
-func (a *Agent) Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (result v1.ApplyResult, err error) {
+func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyResult, err error) {
 	defer func() { a.audit(ctx, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	next := a.now.Desired.Clone()
-	result.DryRun = dryRun
-	if err = next.CheckUnchanged(refs); err != nil {
-		return result, err
-	}
-	changes, err := next.Delete(refs, &result)
+	result.DryRun = r.DryRun
+	changes, err := r.Change(next, &result)
 	if err != nil {
 		return result, err
 	}
 	if !changes.InKernel() {
-		return result, a.commitOnly(next, changes, dryRun)
+		return result, a.commitOnly(next, changes, r.DryRun)
 	}
 	seen, err := a.observe(next)
 	if err != nil {
 		return result, err
 	}
 	t := a.target(next, a.deployed(next, nil), seen)
-	result.Steps, result.Warnings, err = a.change(t, nil, dryRun, a.store.RecoveryPending())
-	if err == nil && !dryRun {
+	result.Steps, result.Warnings, err = a.change(t, nil, r.DryRun, a.store.RecoveryPending())
+	if err == nil && !r.DryRun {
 		a.announce(changes)
 	}
 	return result, err

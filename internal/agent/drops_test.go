@@ -103,9 +103,7 @@ func TestDropsByService(t *testing.T) {
 	sendDatagrams(t, n.web, n.db, 7000, 3)
 	n.checkWebDrops(t, 8)
 
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindService, Name: "web"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindService, Name: "web"})
 	n.apply(t, n.both())
 	if d := n.policyDrops(t); d.Packets != 8 || len(d.Services) != 0 {
 		t.Errorf("web is registered again: %+v, want 8 packets of no service", d)

@@ -108,9 +108,7 @@ func TestModels(t *testing.T) {
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
 	n.modelReady(t, "m", "True InUse")
 	n.keptVersions(t)
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModel, Name: "early"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindModel, Name: "early"})
 	n.hasModels(t, map[string]int64{"m": 3})
 }
 
@@ -163,9 +161,7 @@ func TestModelsWithModules(t *testing.T) {
 	}
 	n.hasModels(t, map[string]int64{"m": 1})
 	refs := []resource.Ref{{Kind: v1.KindModel, Name: "m"}, {Kind: v1.KindModule, Name: "probe"}}
-	if _, err := n.Delete(t.Context(), refs, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, refs...)
 	if all, err := list(t.Context(), n, resource.Model); err != nil || len(all) != 0 {
 		t.Errorf("%+v, %v", all, err)
 	}

@@ -320,9 +320,7 @@ func TestSocketsLeave(t *testing.T) {
 	if n.socketsState(t, "fast").Redirected == 0 {
 		t.Error("nothing was redirected")
 	}
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "fast"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fast"})
 	state, err := n.dp.Observe()
 	if err != nil || len(state.Points) != 0 || len(state.Generations["fast"]) != 1 {
 		t.Fatalf("after the removal: %+v, %v", state, err)

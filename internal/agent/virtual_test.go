@@ -148,9 +148,7 @@ func TestVirtualServices(t *testing.T) {
 	wait.Until(t, "the chain of an instance arrives", func() bool {
 		return slices.Contains(n.probe(t).Changes, "web true [probe another]")
 	})
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindModule, Name: "another"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "another"})
 	wait.Until(t, "and told again", func() bool {
 		all := n.probe(t).Changes
 		return all[len(all)-1] == "web true [probe]" && !slices.ContainsFunc(all, func(c string) bool {
@@ -167,9 +165,7 @@ func TestVirtualServices(t *testing.T) {
 	n.has(t, "early", far)
 	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
 	n.has(t, "early", far)
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "early"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindVirtualService, Name: "early"})
 	n.has(t, "early")
 	n.stop()
 	n.start(t)
@@ -282,10 +278,7 @@ func TestVirtualServicesTogether(t *testing.T) {
 			resource.Objects(virtualService("d", []string{"10.230.0.4"}))...)}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := n.Delete(t.Context(), []resource.Ref{{Kind: v1.KindVirtualService, Name: "a"},
-		{Kind: v1.KindService, Name: "db"}}, false); err != nil {
-		t.Fatal(err)
-	}
+	n.remove(t, resource.Ref{Kind: v1.KindVirtualService, Name: "a"}, resource.Ref{Kind: v1.KindService, Name: "db"})
 	if all, _ := list(t.Context(), n, resource.VirtualService); len(all) != 1 || all[0].Metadata.Name != "d" {
 		t.Errorf("after deleting: %+v", all)
 	}

@@ -27,17 +27,23 @@ import (
 func (a *app) applyCommand() *cobra.Command {
 	var files []string
 	var dryRun, ifUnchanged bool
+	var by writer
 	c := answers(&cobra.Command{
 		Use:   "apply FILE|DIR|-...",
 		Short: "Create or update resources: all of them or none",
 		Long: "Creates or updates the resources in the files, all or nothing: after any error the node is unchanged.\n" +
-			"Resources that are already as described are left alone. Resources that are in no file are kept; see kerb " +
-			"delete.\n\n" +
+			"Resources that are already as described are left alone. Resources that are in no file are kept, unless " +
+			"--prune\n" +
+			"deletes them; see also kerb delete.\n\n" +
+			"Each resource has an owner: the user, or a program that keeps resources of its own, such as oakestra. " +
+			"Resources of\n" +
+			"other owners are neither changed nor deleted, unless --force takes them over.\n\n" +
 			"With --if-unchanged nothing is applied if a resource has been changed since the file was read from the " +
 			"agent: its\n" +
 			"metadata.resourceVersion must be the present one. A resource without one must not exist.",
 		Example: `  kerb apply firewall.yaml
   kerb apply -f node.d --dry-run
+  kerb apply -f node.d --prune --owner fleet
   kerb apply --if-unchanged firewall.yaml
   kerb module get fw -o yaml | sed s/deny/allow/ | kerb apply -f -`,
 		Args: filesGiven(&files),
@@ -46,10 +52,11 @@ func (a *app) applyCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			path := "/v1/apply"
+			query := by.query()
 			if ifUnchanged {
-				path += "?ifUnchanged=true"
+				query.Set("ifUnchanged", "true")
 			}
+			path := "/v1/apply?" + query.Encode()
 			result, err := a.change(cmd.Context(), http.MethodPost, path, dryRun, in.resources)
 			if err != nil {
 				return in.locate(err)
@@ -59,6 +66,8 @@ func (a *app) applyCommand() *cobra.Command {
 	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
+	by.addFlags(c)
+	by.addPrune(c)
 	c.Flags().BoolVar(&ifUnchanged, "if-unchanged", false, "only if no resource has been changed since it was read")
 	return c
 }
@@ -66,6 +75,7 @@ func (a *app) applyCommand() *cobra.Command {
 func (a *app) diffCommand() *cobra.Command {
 	var files []string
 	var exit bool
+	var by writer
 	c := answers(&cobra.Command{
 		Use:     "diff FILE|DIR|-...",
 		Short:   "Show what apply would change",
@@ -76,7 +86,7 @@ func (a *app) diffCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/apply", true, in.resources)
+			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/apply?"+by.query().Encode(), true, in.resources)
 			if err != nil {
 				return in.locate(err)
 			}
@@ -90,6 +100,8 @@ func (a *app) diffCommand() *cobra.Command {
 		},
 	})
 	addFiles(c, &files)
+	by.addFlags(c)
+	by.addPrune(c)
 	c.Flags().BoolVar(&exit, "exit-code", false, "exit with 1 if there are differences")
 	return c
 }
@@ -117,6 +129,7 @@ func yamlOf(v any) []byte {
 func (a *app) deleteCommand() *cobra.Command {
 	var files []string
 	var dryRun, ignore bool
+	var by writer
 	c := answers(&cobra.Command{
 		Use:     "delete FILE|DIR|-...",
 		Short:   "Delete the resources that the files name: all of them or none",
@@ -133,7 +146,7 @@ func (a *app) deleteCommand() *cobra.Command {
 			if len(in.refs) == 0 {
 				return a.printResult(cmd, v1alpha1.ApplyResult{DryRun: dryRun, Changes: []v1alpha1.Change{}})
 			}
-			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete", dryRun, in.refs)
+			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete?"+by.query().Encode(), dryRun, in.refs)
 			if err != nil {
 				return err
 			}
@@ -142,6 +155,7 @@ func (a *app) deleteCommand() *cobra.Command {
 	})
 	addFiles(c, &files)
 	addDryRun(c, &dryRun)
+	by.addFlags(c)
 	c.Flags().BoolVar(&ignore, "ignore-missing", false, "ignore resources that do not exist")
 	return c
 }

@@ -173,12 +173,14 @@ func (d *Definition[T]) Restore(o Object, generation int64, document string) {
 
 // Header implements Kind.
 func (d *Definition[T]) Header() (narrow, wide []any) {
-	return d.cells("NAME", func(c Column[T]) any { return c.Header })
+	narrow, wide = d.cells("NAME", func(c Column[T]) any { return c.Header })
+	return narrow, append(wide, "OWNER")
 }
 
 // Row implements Kind.
 func (d *Definition[T]) Row(o Object) (narrow, wide []any) {
-	return d.cells(o.Meta().Name, func(c Column[T]) any { return c.Cell(typed[T](o)) })
+	narrow, wide = d.cells(o.Meta().Name, func(c Column[T]) any { return c.Cell(typed[T](o)) })
+	return narrow, append(wide, OwnerOf(o))
 }
 
 func (d *Definition[T]) cells(first any, cell func(Column[T]) any) (narrow, wide []any) {

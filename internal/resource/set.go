@@ -140,21 +140,25 @@ func (c Changes) OfKind(kind Kind) (out Changes) {
 	return out
 }
 
-// Apply puts resources into the set, and adds what that changes to the result.
-func (s Set) Apply(all []Object, result *v1alpha1.ApplyResult) (c Changes) {
+// Apply puts resources into the set, and adds what that changes to the result. The error is *apierrors.Conflict,
+// joined: resources of other owners, unless by force.
+func (s Set) Apply(all []Object, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
 	for _, o := range all {
 		kind := KindOf(o)
 		ref := RefOf(o)
 		old, exists := s[ref.Kind][ref.Name]
+		if exists {
+			err = errors.Join(err, by.check(old))
+		}
 		change := v1alpha1.Change{Action: "create", Kind: ref.Kind, Name: ref.Name, After: kind.Summary(o)}
 		next := kind.Copy(o)
 		next.ClearStatus()
-		next.Meta().ResourceVersion, next.Meta().Generation = "", 1
+		next.Meta().ResourceVersion, next.Meta().Generation, next.Meta().Owner = "", 1, by.stored()
 		if exists {
 			change.Action, change.Before = "update", kind.Summary(old)
 			next.Meta().Generation = old.Meta().Generation + 1
 		}
-		if exists && reflect.DeepEqual(change.Before, change.After) {
+		if exists && reflect.DeepEqual(change.Before, change.After) && old.Meta().Owner == next.Meta().Owner {
 			change = v1alpha1.Change{Action: "unchanged", Kind: ref.Kind, Name: ref.Name}
 		} else {
 			s.Put(next)
@@ -162,7 +166,7 @@ func (s Set) Apply(all []Object, result *v1alpha1.ApplyResult) (c Changes) {
 		}
 		result.Changes = append(result.Changes, change)
 	}
-	return c
+	return c, err
 }
 
 // CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
@@ -175,12 +179,16 @@ func (s Set) CheckAll(asked []Object, c Changes) (warnings []string, err error) 
 	return warnings, err
 }
 
-// Delete removes resources from the set, and adds that to the result. The error is *apierrors.NotFound.
-func (s Set) Delete(refs []Ref, result *v1alpha1.ApplyResult) (c Changes, err error) {
+// Delete removes resources from the set, and adds that to the result. The error is *apierrors.NotFound, or
+// *apierrors.Conflict for a resource of another owner, unless by force.
+func (s Set) Delete(refs []Ref, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
 	for _, r := range refs {
 		old, exists := s[r.Kind][r.Name]
 		if !exists {
 			return c, &apierrors.NotFound{Kind: r.Kind, Name: r.Name}
+		}
+		if err := by.check(old); err != nil {
+			return c, err
 		}
 		delete(s[r.Kind], r.Name)
 		change := v1alpha1.Change{Action: "delete", Kind: r.Kind, Name: r.Name, Before: KindOf(old).Summary(old)}

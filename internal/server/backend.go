@@ -19,8 +19,8 @@ import (
 type Backend interface {
 	// Apply creates or updates all resources of the request, or none of them.
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
-	// Delete deletes all of refs, or none of them. An unknown one is *apierrors.NotFound.
-	Delete(ctx context.Context, refs []resource.Ref, dryRun bool) (v1alpha1.ApplyResult, error)
+	// Delete deletes all resources of the request, or none of them. An unknown one is *apierrors.NotFound.
+	Delete(ctx context.Context, r Deletion) (v1alpha1.ApplyResult, error)
 
 	// List returns all resources of a kind with their status, sorted by name. They may be without what lists leave out.
 	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
@@ -49,8 +49,39 @@ type Backend interface {
 // metadata.resourceVersion is the version that the client has seen.
 type Request struct {
 	Resources   []resource.Object
+	By          resource.Writer
+	Prune       bool // delete all other resources of the owner
 	IfUnchanged bool // only if each resource is in the version that it names, or does not exist if it names none
 	DryRun      bool // work out and answer what would happen, without effect
+}
+
+// Deletion is a set of resources to delete together.
+type Deletion struct {
+	Refs   []resource.Ref
+	By     resource.Writer
+	DryRun bool
+}
+
+// Change makes the desired state what the request asks for, and adds that to the result.
+func (r Request) Change(desired resource.Set, result *v1alpha1.ApplyResult) (resource.Changes, error) {
+	if err := desired.CheckUnchanged(r.Expected()); err != nil {
+		return resource.Changes{}, err
+	}
+	changes, err := desired.Apply(r.Resources, r.By, result)
+	if err == nil && r.Prune {
+		var pruned resource.Changes
+		pruned, err = desired.Delete(desired.Others(r.Resources, r.By), r.By, result)
+		changes.Remove = pruned.Remove
+	}
+	return changes, err
+}
+
+// Change is Request.Change for a deletion.
+func (r Deletion) Change(desired resource.Set, result *v1alpha1.ApplyResult) (resource.Changes, error) {
+	if err := desired.CheckUnchanged(r.Refs); err != nil {
+		return resource.Changes{}, err
+	}
+	return desired.Delete(r.Refs, r.By, result)
 }
 
 // Expected names all resources of the request in the versions that they must have for it to be carried out.

@@ -85,7 +85,7 @@ func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*one
 
 func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
-		r, err := in.request(in.DryRun)
+		r, err := in.request(in.Writer, in.DryRun)
 		if err != nil {
 			return v1alpha1.ApplyResult{}, err
 		}
@@ -110,7 +110,7 @@ func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alph
 			return v1alpha1.ApplyResult{}, err
 		}
 		refs := []resource.Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}
-		return s.backend.Delete(ctx, refs, in.DryRun)
+		return s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun})
 	}
 }
 

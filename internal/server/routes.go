@@ -30,24 +30,34 @@ type (
 		Name       string `path:"name" doc:"Name of the resource"`
 		Generation int64  `path:"generation" minimum:"1" doc:"metadata.generation of the version"`
 	}
+	// Writer is who changes resources.
+	Writer struct {
+		Owner string `query:"owner" default:"user" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Whose the resources are: user, or a program that keeps resources of its own"`
+		Force bool   `query:"force" doc:"Also change resources of other owners; they become this owner's"`
+	}
 	deleteInput struct {
 		Conditional
+		Writer
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	putInput struct {
 		body
+		Writer
 		Conditional
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	applyInput struct {
 		body
+		Writer
+		Prune       bool `query:"prune" doc:"Delete all other resources of the owner; the list may then be empty"`
 		DryRun      bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 		IfUnchanged bool `query:"ifUnchanged" doc:"Apply only if each resource still has the metadata.resourceVersion given; a resource without one must not exist"`
 	}
 	manyInput struct {
 		body
+		Writer
 		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	answer      struct{ Body any }
@@ -208,24 +218,27 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 }
 
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
-	r, err := in.request(in.DryRun)
+	r, err := in.request(in.Writer, in.DryRun)
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	r.IfUnchanged = in.IfUnchanged
+	if r.Prune, r.IfUnchanged = in.Prune, in.IfUnchanged; len(r.Resources) == 0 && !r.Prune {
+		return v1alpha1.ApplyResult{}, errNoResource
+	}
 	return s.backend.Apply(ctx, r)
 }
 
-func (b *body) request(dryRun bool) (Request, error) {
+var errNoResource = &apierrors.Invalid{Reason: "the request contains no resource"}
+
+func (w Writer) by() resource.Writer { return resource.Writer{Owner: w.Owner, Force: w.Force} }
+
+func (b *body) request(by Writer, dryRun bool) (Request, error) {
 	data, err := b.bytes()
 	if err != nil {
 		return Request{}, err
 	}
 	all, err := resource.Decode(data)
-	if err == nil && len(all) == 0 {
-		err = &apierrors.Invalid{Reason: "the request contains no resource"}
-	}
-	return Request{Resources: all, DryRun: dryRun}, err
+	return Request{Resources: all, By: by.by(), DryRun: dryRun}, err
 }
 
 func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyResult, error) {
@@ -237,5 +250,5 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	return s.backend.Delete(ctx, refs, in.DryRun)
+	return s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun})
 }

@@ -147,6 +147,48 @@ func TestResourceLifetime(t *testing.T) {
 	}
 }
 
+// Each owner changes its own resources only, and can make them exactly what it sends.
+func TestOwners(t *testing.T) {
+	s := newServer(t)
+	other := strings.Replace(counter, `"count"`, `"other"`, 1)
+	changed := strings.Replace(web, "netns/web", "netns/other", 1)
+	deletion := `[{"kind":"Service","name":"web"}]`
+	for _, step := range []struct {
+		method, path, body string
+		status             int
+		want               string
+	}{
+		{"POST", "/v1/apply", counter, 200, `"action":"create"`},
+		{"POST", "/v1/apply?owner=fleet", web, 200, `"action":"create"`},
+		{"GET", "/v1/services/web", "", 200, `"owner":"fleet"`},
+		{"POST", "/v1/apply", changed, 409, `Service web belongs to fleet`},
+		{"POST", "/v1/apply?owner=fleet", "[" + other + "," + counter + "]", 409, `Module count belongs to user`},
+		{"GET", "/v1/modules/other", "", 404, ``},
+		{"PUT", "/v1/services/web", changed, 409, `belongs to fleet`},
+		{"DELETE", "/v1/services/web", "", 409, `belongs to fleet`},
+		{"POST", "/v1/delete", deletion, 409, `belongs to fleet`},
+		{"POST", "/v1/apply?owner=fleet&prune=true", "[" + counter + "]", 409, `belongs to user`},
+		{"GET", "/v1/services/web", "", 200, `"netns":"/run/netns/web"`},
+		{"POST", "/v1/apply?owner=fleet&prune=true&dryRun=true", other, 200, `"action":"delete","kind":"Service","name":"web"`},
+		{"POST", "/v1/apply?owner=fleet&prune=true", other, 200, `"action":"delete","kind":"Service","name":"web"`},
+		{"GET", "/v1/services/web", "", 404, ``},
+		{"GET", "/v1/modules/count", "", 200, `"name":"count"`},
+		{"POST", "/v1/apply?force=true", other, 200, `"action":"update"`},
+		{"POST", "/v1/apply?owner=user", other, 200, `"action":"unchanged"`},
+		{"POST", "/v1/apply?owner=fleet&prune=true", `[]`, 200, `"changes":[]`},
+		{"POST", "/v1/apply?owner=fleet", `[]`, 400, `contains no resource`},
+		{"POST", "/v1/apply?owner=Fl!", web, 400, `owner`},
+		{"GET", "/v1/modules", "", 200, `"name":"other"`},
+		{"POST", "/v1/apply?prune=true", `[]`, 200, `"action":"delete","kind":"Module","name":"other"`},
+		{"GET", "/v1/modules", "", 200, `[]`},
+	} {
+		got := call(s, step.method, step.path, step.body)
+		if got.Code != step.status || !strings.Contains(got.Body.String(), step.want) {
+			t.Errorf("%s %s: %d %s\nwant %d %s", step.method, step.path, got.Code, got.Body, step.status, step.want)
+		}
+	}
+}
+
 func TestWhatIsReadCanBeApplied(t *testing.T) {
 	s := newServer(t)
 	call(s, "POST", "/v1/apply", "["+counter+","+web+"]")

@@ -59,7 +59,10 @@ func newNode(t *testing.T) *Node {
 	nd := &Node{Modules: map[string]*deploy.Module{"m": d}, Desired: resource.Set{}, Points: plan.Placements{},
 		Services: map[string]service.State{"web": {Links: []service.Link{{Name: "veth7", Ifindex: veth, Kind: "veth"}}}}}
 	var result v1.ApplyResult
-	nd.Desired.Apply(append(resource.Objects(web), resource.Objects(d.Resource)...), &result)
+	all := append(resource.Objects(web), resource.Objects(d.Resource)...)
+	if _, err := nd.Desired.Apply(all, resource.Writer{}, &result); err != nil {
+		t.Fatal(err)
+	}
 	for side, dir := range map[chain.Side]chain.Direction{chain.OnTCIngress: chain.Egress,
 		chain.OnTCEgress: chain.Ingress} {
 		nd.place(side, dir, "m")

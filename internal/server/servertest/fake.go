@@ -41,26 +41,20 @@ var _ server.Backend = (*Fake)(nil)
 // Apply implements server.Backend.
 func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
 	return f.change(r.DryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
-		if err := d.CheckUnchanged(r.Expected()); err != nil {
-			return err
-		}
 		for _, m := range resource.Module.Of(r.Resources) {
 			if err := checkPackage(m); err != nil {
 				return err
 			}
 		}
-		d.Apply(r.Resources, result)
-		return nil
+		_, err := r.Change(d, result)
+		return err
 	})
 }
 
 // Delete implements server.Backend.
-func (f *Fake) Delete(_ context.Context, refs []resource.Ref, dryRun bool) (v1alpha1.ApplyResult, error) {
-	return f.change(dryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
-		if err := d.CheckUnchanged(refs); err != nil {
-			return err
-		}
-		_, err := d.Delete(refs, result)
+func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResult, error) {
+	return f.change(r.DryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
+		_, err := r.Change(d, result)
 		return err
 	})
 }
