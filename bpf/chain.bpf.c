@@ -401,14 +401,15 @@ SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 
 /* Called after each module. It reads nothing of the packet context that the head has written: else
  * the verifier would walk the modules once for each way through the parser. */
-SEC("kerb/trace") int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain)
+SEC("kerb/trace")
+int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain, __u32 to_flags)
 {
 	union trace_what did = { .to_ifindex = pkt->to_ifindex,
 				 .chain = chain,
 				 .position = position,
 				 .reason = pkt->reason };
 
-	kerb_trace_event(pkt->ctx, 0, did.all, verdict, pkt->to_flags);
+	kerb_trace_event(pkt->ctx, 0, did.all, verdict, pkt->to_flags & to_flags);
 	return 0;
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
@@ -335,11 +336,16 @@ func (l *linker) traceHead() asm.Instructions {
 
 // trace reports the verdict of module i in R0, and keeps it.
 func (l *linker) trace(i int) asm.Instructions {
+	flags := int32(-1)
+	if !l.defers(i) { // what it redirects leaves at once
+		flags = ^kerbabi.ToDeferred
+	}
 	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, l.pkt(asm.R1)...)
 	return append(code,
 		asm.Mov.Imm(asm.R2, int32(i)),
 		asm.Mov.Reg(asm.R3, asm.R7),
 		asm.Mov.Imm(asm.R4, l.traced),
+		asm.Mov.Imm(asm.R5, flags),
 		asm.Call.Label("kerb_trace"),
 		asm.Mov.Reg(asm.R0, asm.R7),
 	)

@@ -153,7 +153,7 @@ func TestDeferredRedirectArrives(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if kerbabi.Verdict(e.Verdict) != want || e.Deferred() != (i > 0) ||
+				if kerbabi.Verdict(e.Verdict) != want || e.Deferred() != (i == 1) ||
 					i > 0 && e.ToIfindex != uint32(w.b.OuterIndex()) {
 					t.Errorf("event %d: %+v", i, e)
 				}
@@ -162,6 +162,32 @@ func TestDeferredRedirectArrives(t *testing.T) {
 				t.Fatal(err)
 			}
 		})
+	}
+}
+
+// A redirect of a module whose package lacks deferredRedirect ends the trace of the packet.
+func TestTraceOfUndeclaredRedirect(t *testing.T) {
+	l := load(t, chain.OnTCIngress, chain.Egress,
+		deciding(t, "undeclared", kerbabi.Redirect, map[string]any{"deferred": true}), testModule(t, "pass", "count", nil))
+	trace, err := NewTrace(TraceFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trace.Close()
+	prog, err := l.Trace(trace, l.chain.spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	run(t, prog, udpPacket(t, 1, nil))
+	for _, want := range []kerbabi.Verdict{kerbabi.Next, kerbabi.Redirect} {
+		e, err := trace.Read(time.Now().Add(30 * time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if kerbabi.Verdict(e.Verdict) != want || e.Deferred() {
+			t.Errorf("%+v, want %s", e, want)
+		}
 	}
 }
 
