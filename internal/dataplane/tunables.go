@@ -165,10 +165,11 @@ func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Gener
 // encodeValues is the module's struct of values as its object describes it.
 func (g *generation) encodeValues() (out []byte, err error) {
 	err = hooksOf(g.Module, func(_ chain.Hook, spec *ebpf.CollectionSpec) error {
-		if out != nil {
+		m := spec.Maps[sdk.TunablesMap]
+		if out != nil || m == nil { // the object for one of the hooks may have none
 			return nil
 		}
-		out, err = encodeTunables(spec.Maps[sdk.TunablesMap], g.Settings.Tunables)
+		out, err = encodeTunables(m, g.Settings.Tunables)
 		return err
 	})
 	return out, err

@@ -227,3 +227,21 @@ func TestUnknownValues(t *testing.T) {
 		}
 	}
 }
+
+// A package may have tunables on one hook only.
+func TestValuesOfOneHook(t *testing.T) {
+	m := tunable(t, 99)
+	spec := m.Spec
+	m.Spec = func(h chain.Hook) (*ebpf.CollectionSpec, error) {
+		s, err := spec(chain.TC)
+		if err == nil && h == chain.TC {
+			delete(s.Maps, sdk.TunablesMap)
+		}
+		return s, err
+	}
+	g, err := newGeneration(m, nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	g.Close()
+}

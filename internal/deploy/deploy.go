@@ -73,8 +73,12 @@ func (d *Module) CgroupPaths(root string) []string {
 // Candidate is the module for budgets. The caller sets Measure.
 func (d *Module) Candidate() apply.Candidate {
 	name := d.Dataplane.Name
-	return apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()),
+	c := apply.Candidate{Module: name, Key: fmt.Sprint(name, " ", d.Dataplane.ID, " ", d.AttachedHooks()),
 		Limits: d.Limits()}
+	if c.Limits.ByOperator() { // values, too, decide how long a packet takes: those that take too long are rejected
+		c.Key += " " + d.Values
+	}
+	return c
 }
 
 // Limits of a module that can run.
@@ -99,7 +103,7 @@ func (d *Module) OnlyConfigured(before *Module) bool {
 		!d.Limits().ByOperator()
 }
 
-// SameProgram reports whether d differs from before in values only, for which nothing is verified or measured.
+// SameProgram reports whether d differs from before in values only, for which nothing is verified.
 func (d *Module) SameProgram(before *Module) bool {
 	return before != nil && before.Err == nil && d.Values != "" && d.Dataplane.ID == before.Dataplane.ID
 }
@@ -117,9 +121,12 @@ func (d *Module) builder() string {
 	return ""
 }
 
-// shape is the identity of a generation whose values may change: equal for equal code and all else of the config.
+// shape is the identity of a generation whose values may change: equal for equal code and all else of the config. An
+// idle direction is neither verified nor measured. A control plane's answer may have empty members; those that are read
+// after a restart have none.
 func (d *Module) shape(settings sdk.Settings) string {
-	text, err := json.Marshal([]any{settings.Constants, settings.MaxEntries, settings.Shape})
+	text, err := json.Marshal(sdk.Settings{Constants: settings.Constants, MaxEntries: settings.MaxEntries,
+		Shape: settings.Shape, Idle: settings.Idle})
 	if err != nil { // integers and booleans
 		panic(err)
 	}

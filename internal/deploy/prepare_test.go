@@ -3,7 +3,9 @@
 package deploy
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"path/filepath"
@@ -181,5 +183,56 @@ func TestConfigErrorOfNoField(t *testing.T) {
 			invalid.Field != want {
 			t.Errorf("%v, want field %s", err, want)
 		}
+	}
+}
+
+// tunableModule is a prepared module of a package with tunables.
+func tunableModule(t *testing.T, budget v1.Budget, settings sdk.Settings, config string) *Module {
+	t.Helper()
+	p, m := newPreparer(t), testModule(t, "tunable")
+	m.Spec.Budget = budget
+	all, err := p.All([]v1.Module{m}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := all["m"]
+	d.Config = json.RawMessage(config)
+	d.Dataplane = d.dataplaneModule(settings)
+	d.describe(settings)
+	return d
+}
+
+// The answer to compile and what is read of it after a restart are of one generation.
+func TestShapeAfterRestart(t *testing.T) {
+	answered := sdk.Settings{Constants: map[string]any{}, MaxEntries: map[string]uint32{}, Idle: []string{},
+		Tunables: map[string]any{"length": int64(9)}}
+	text, err := json.Marshal(answered)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var kept sdk.Settings
+	if err := json.Unmarshal(text, &kept); err != nil {
+		t.Fatal(err)
+	}
+	before, after := tunableModule(t, v1.Budget{}, answered, "{}"), tunableModule(t, v1.Budget{}, kept, "{}")
+	if before.Dataplane.ID != after.Dataplane.ID || before.Values != after.Values {
+		t.Errorf("generation %s, after a restart %s", before.Dataplane.ID, after.Dataplane.ID)
+	}
+}
+
+// Values that the operator's budget may reject are measured. A direction that is no longer idle is a change of program.
+func TestValuesAreAdmitted(t *testing.T) {
+	length := func(budget v1.Budget, n int, idle ...string) *Module {
+		return tunableModule(t, budget, sdk.Settings{Tunables: map[string]any{"length": n}, Idle: idle},
+			fmt.Sprintf(`{"length":%d}`, n))
+	}
+	for latency, measured := range map[string]bool{"": false, "1us": true} {
+		one, other := length(v1.Budget{Latency: latency}, 1), length(v1.Budget{Latency: latency}, 2)
+		if !other.SameProgram(one) || (one.Candidate().Key != other.Candidate().Key) != measured {
+			t.Errorf("budget %q: measured as %s and %s", latency, one.Candidate().Key, other.Candidate().Key)
+		}
+	}
+	if idle := length(v1.Budget{}, 1, "egress"); length(v1.Budget{}, 2).SameProgram(idle) {
+		t.Error("the program of a direction that was idle is not verified")
 	}
 }
