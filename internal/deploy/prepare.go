@@ -44,9 +44,6 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.checkMemory(settings); err != nil {
-		return nil, err
-	}
 	if err := d.checkHooks(settings.Hooks); err != nil {
 		return nil, err
 	}
@@ -89,7 +86,11 @@ func (p *Preparer) next(m v1.Module, now *Module) (*Module, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := d.checkCgroups(now); err != nil {
+	err = d.checkMemory(d.Dataplane.Settings) // one that was accepted runs on when this build needs more
+	if err == nil {
+		err = d.checkCgroups(now)
+	}
+	if err != nil {
 		d.Release(now)
 		return nil, err
 	}

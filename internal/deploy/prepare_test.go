@@ -236,3 +236,15 @@ func TestValuesAreAdmitted(t *testing.T) {
 		t.Error("the program of a direction that was idle is not verified")
 	}
 }
+
+// A module that was accepted runs on when another build needs more memory for it than its budget.
+func TestMemoryOfAcceptedModule(t *testing.T) {
+	p, m := newPreparer(t), testModule(t, "tunable")
+	m.Spec.Budget.Memory = "1Ki"
+	if _, err := p.All([]v1.Module{m}, nil); err == nil {
+		t.Error("a change over the budget is accepted")
+	}
+	if d := p.Accepted(m); d.Err != nil {
+		t.Error(d.Err)
+	}
+}
