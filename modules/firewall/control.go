@@ -46,8 +46,6 @@ type Firewall struct {
 	boxes6 []box
 	roots  map[string]uint32 // constant to root
 
-	filling sync.Mutex // one Fill at a time
-
 	mu        sync.Mutex
 	fillSlots []uint32 // by rule, in the maps that were filled last
 }
@@ -68,10 +66,15 @@ var (
 	_ sdk.InstanceWatcher = (*generation)(nil)
 )
 
+// filling is held while slots are assigned, and until they are in the rules: by one Fill at a time, of any config.
+var filling sync.Mutex
+
 // Open implements sdk.Compiled. It looks up the slots of the hit counters in the maps, since Fill may have run for the
 // maps of a trial last.
 func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
-	slots, err := findSlots(live.Maps, f.rules)
+	filling.Lock()
+	defer filling.Unlock()
+	slots, err := keepSlots(live.Maps, f.rules)
 	if err != nil {
 		return nil, err
 	}
@@ -247,8 +250,8 @@ const (
 
 // Fill implements sdk.Compiled.
 func (f *Firewall) Fill(maps sdk.Maps) error {
-	f.filling.Lock()
-	defer f.filling.Unlock()
+	filling.Lock()
+	defer filling.Unlock()
 	slots, err := assignSlots(maps, f.rules)
 	if err != nil {
 		return err

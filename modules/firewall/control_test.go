@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -98,6 +99,30 @@ func TestSlotsOutliveChanges(t *testing.T) {
 	}
 	if _, _, err := chooseSlots(owners, make([]uint64, 9)); err == nil {
 		t.Error("nine rules fit eight slots")
+	}
+}
+
+// Rules that are in force again, without having been filled, keep their hit counters while other rules are filled.
+func TestSlotsOfRulesInForceAgain(t *testing.T) {
+	rules := func(net int) *Firewall {
+		text := make([]string, 8000) // three times as many do not have a counter each
+		for i := range text {
+			text[i] = fmt.Sprintf(`{"action": "allow", "dst": "10.%d.%d.%d"}`, net, i/256, i%256)
+		}
+		return compileConfig(t, fmt.Sprintf(`{"rules": [%s]}`, strings.Join(text, ",")))
+	}
+	first, next := rules(1), rules(2)
+	k := loadCompiled(t, first, nil)
+	before := k.open(k.live(1)).slots
+	if err := next.Fill(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	k.open(k.live(1)) // a change back
+	if err := rules(3).Fill(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	if after := k.open(k.live(1)).slots; !slices.Equal(before, after) {
+		t.Error("rules in force have lost their hit counters")
 	}
 }
 

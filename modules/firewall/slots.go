@@ -93,8 +93,10 @@ func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	return slots, writeOwners(ownersMap, owners, slots)
 }
 
-// findSlots reads which hit counters the rules of the running rule set have.
-func findSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
+// keepSlots reads which hit counters the rules of the running rule set have. They become those used last: the half with
+// these rules may be in use again without having been filled, and then the rule set of the change before was filled
+// later.
+func keepSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	m, err := maps.Get(mapOwners)
 	if err != nil {
 		return nil, err
@@ -103,8 +105,18 @@ func findSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
 	}
-	slots, _, err := chooseSlots(owners, identities(rules))
-	return slots, err
+	before, ids := slices.Clone(owners), identities(rules)
+	slots, _, err := chooseSlots(owners, ids)
+	if err != nil {
+		return nil, err
+	}
+	var late []uint32
+	for i, slot := range slots {
+		if b := before[slot]; b.Rule == ids[i] && b.Fill+1 < owners[slot].Fill {
+			late = append(late, slot)
+		}
+	}
+	return slots, writeOwners(m, owners, late)
 }
 
 // chooseSlots changes owners to what they will be. Fresh slots have counters of another rule.
