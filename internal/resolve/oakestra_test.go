@@ -5,18 +5,12 @@ package resolve
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"math/rand/v2"
-	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
 
@@ -24,86 +18,19 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/lab/oaktest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 const nodeID = "6543af"
 
-// broker is a mosquitto.
-type broker struct {
-	*testing.T
-	program string
-	config  string
-	port    int
-	process *exec.Cmd
-}
-
-func startBroker(t *testing.T) *broker {
+func startBroker(t *testing.T) *oaktest.Broker {
 	t.Helper()
-	b := &broker{T: t, config: filepath.Join(t.TempDir(), "mosquitto.conf")}
-	for _, path := range []string{"/usr/sbin/mosquitto", "/usr/bin/mosquitto"} {
-		if _, err := os.Stat(path); err == nil {
-			b.program = path
-		}
-	}
-	if b.program == "" {
-		t.Skip("needs mosquitto")
-	}
-	b.port = freePort(t)
-	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest none\n", b.port)
-	if os.Geteuid() == 0 {
-		text += "user root\n" // else it becomes one who may not read the directory of the test
-	}
-	if err := os.WriteFile(b.config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	b.start()
-	t.Cleanup(b.stop)
+	b := oaktest.NewBroker(t)
+	b.Start()
 	return b
 }
-
-// freePort is a port of 127.0.0.1 that stays free while there is no broker: it is outside the range of
-// ephemeral ports (net.ipv4.ip_local_port_range).
-func freePort(t *testing.T) int {
-	t.Helper()
-	for {
-		port := 20000 + rand.IntN(10000)
-		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
-		if err == nil {
-			l.Close()
-			return port
-		}
-		if !errors.Is(err, syscall.EADDRINUSE) {
-			t.Fatal(err)
-		}
-	}
-}
-
-func (b *broker) start() {
-	b.Helper()
-	b.process = exec.Command(b.program, "-c", b.config)
-	if err := b.process.Start(); err != nil {
-		b.Fatal(err)
-	}
-	wait.Until(b.T, "the broker listens", func() bool {
-		c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.port))
-		if err == nil {
-			c.Close()
-		}
-		return err == nil
-	})
-}
-
-func (b *broker) stop() {
-	if b.process != nil {
-		_ = b.process.Process.Kill()
-		_ = b.process.Wait()
-		b.process = nil
-	}
-}
-
-func (b *broker) url() string { return fmt.Sprintf("tcp://127.0.0.1:%d", b.port) }
 
 // manager is a cluster's service manager, by the documented messages.
 type manager struct {
@@ -118,11 +45,11 @@ type manager struct {
 	interest []string // removed
 }
 
-func startManager(t *testing.T, b *broker) *manager {
+func startManager(t *testing.T, b *oaktest.Broker) *manager {
 	t.Helper()
 	m := &manager{T: t, table: map[string]string{}, keys: map[string]string{}, lose: map[string]int{}}
 	ready := make(chan bool, 10)
-	opts := mqtt.NewClientOptions().AddBroker(b.url()).SetClientID("manager").SetConnectRetry(
+	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("manager").SetConnectRetry(
 		true).SetConnectRetryInterval(50 * time.Millisecond).
 		SetMaxReconnectInterval(50 * time.Millisecond).SetOnConnectHandler(func(c mqtt.Client) {
 		c.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/request": 1, "nodes/+/net/interest/remove": 1}, m.receive)
@@ -206,7 +133,7 @@ func running(number int, address, address6, host string) string {
 // cluster is a node in a cluster.
 type cluster struct {
 	*plane
-	broker  *broker
+	broker  *oaktest.Broker
 	manager *manager
 	table   *Table
 	stop    func()
@@ -223,7 +150,7 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) run(t *testing.T, cache string) {
 	t.Helper()
 	c.table = NewTable(quiet, cache,
-		NewOakestra(config.OakestraResolver{Broker: c.broker.url(), Node: nodeID, Address: "198.51.100.1"}, quiet))
+		NewOakestra(config.OakestraResolver{Broker: c.broker.URL(), Node: nodeID, Address: "198.51.100.1"}, quiet))
 	c.table.Restore()
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -396,14 +323,14 @@ func TestBrokerRestart(t *testing.T) {
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
 	for i := range 3 {
-		c.broker.stop()
+		c.broker.Stop()
 		wait.Until(t, "the broker is missed", func() bool { n, err := c.table.Resolvers(); return n == 1 && err != nil })
 		c.manager.set("shop.ns", []string{running(0, fmt.Sprint("10.18.3.", i+1), "", "198.51.100.2")})
 		c.sync().expect("while there is no broker", c.names(), "oakestra.shop.ns")
 		if i == 2 {
 			c.want("10.30.200.2")
 		}
-		c.broker.start()
+		c.broker.Start()
 		c.until("what changed meanwhile", c.shop, fmt.Sprintf("0=10.18.3.%d@198.51.100.2", i+1))
 	}
 	if _, err := c.table.Resolvers(); err != nil {
@@ -427,11 +354,11 @@ func TestAgentRestart(t *testing.T) {
 	c.want("10.30.0.2")
 	c.until("found", c.shop, "0=10.18.0.3@198.51.100.2")
 	c.stop()
-	b.stop()
+	b.Stop()
 	c.run(t, cache)
 	c.sync().expect("at once", c.shop(), "0=10.18.0.3@198.51.100.2")
 	c.manager.set("shop.ns", []string{running(0, "10.18.0.4", "", "198.51.100.2")})
-	b.start()
+	b.Start()
 	c.until("asked again", c.shop, "0=10.18.0.4@198.51.100.2")
 }
 
