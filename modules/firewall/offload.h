@@ -29,20 +29,6 @@ const volatile _Bool kerb_skb_cast = 0; /* bpf_cast_to_kern_ctx is there */
  * (internal/dataplane/kfunc.go). */
 static const __u8 *(*const kerb_cast_to_kern_ctx)(void *ctx) = (void *)0x6b6572;
 
-/* Where the transport header has its checksum; -1: not known here. */
-static __always_inline __s32 fw_checksum_offset(const struct kerb_pkt *pkt)
-{
-	switch (pkt->proto) {
-	case IPPROTO_TCP:
-		return 16;
-	case IPPROTO_UDP:
-		return 6;
-	case IPPROTO_ICMPV6:
-		return 2;
-	}
-	return -1;
-}
-
 /* Whether the place is the transport checksum of a packet that an ICMP error quotes: of those that
  * a module turns a packet into (kerb/answer.h). The quoted packet has neither options nor extension
  * headers. */
@@ -78,7 +64,7 @@ static __always_inline int fw_overwrites(const struct kerb_pkt *pkt, __s32 start
 		return 1;
 	if (!(pkt->flags & KERB_F_L4))
 		return at < l4;
-	if ((start == l4 && offset == fw_checksum_offset(pkt)) ||
+	if ((start == l4 && offset == kerb_check_offset(pkt->proto)) ||
 	    fw_is_quoted_checksum(pkt, start, offset))
 		return 0;
 	/* tunnels of the service's own */

@@ -135,12 +135,10 @@ static __always_inline __u16 kerb_csum(__u16 check, __u64 diff)
 	return ~kerb_fold((__u64)(__u16)~check + diff);
 }
 
-/* Offset of the checksum within the transport header, or -1. */
-static __always_inline int kerb_check_offset(const struct kerb_pkt *pkt)
+/* Offset of the checksum within the header of a transport protocol, or -1. */
+static __always_inline int kerb_check_offset(__u8 proto)
 {
-	if (!(pkt->flags & KERB_F_L4))
-		return -1;
-	switch (pkt->proto) {
+	switch (proto) {
 	case IPPROTO_TCP:
 		return 16;
 	case IPPROTO_UDP:
@@ -154,7 +152,8 @@ static __always_inline int kerb_check_offset(const struct kerb_pkt *pkt)
 /* Adds diff to the transport checksum. pseudo: the change is one of the pseudo-header. */
 static __always_inline int kerb_fix_l4(struct kerb_pkt *pkt, __u64 diff, int pseudo)
 {
-	int off = kerb_check_offset(pkt), is_udp = pkt->proto == IPPROTO_UDP;
+	int off = pkt->flags & KERB_F_L4 ? kerb_check_offset(pkt->proto) : -1,
+	    is_udp = pkt->proto == IPPROTO_UDP;
 
 	if (off < 0)
 		return 0;
