@@ -197,6 +197,9 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 	if string(tx.Bucket(bucketMeta).Get(keyDigest)) != string(digest(tx)) {
 		return fmt.Errorf("%w: the digest does not match", ErrCorrupt)
 	}
+	if err := checkOverflows(tx); err != nil {
+		return err
+	}
 	// Only now: Check works in a goroutine of its own, where a fault on a page that does not exist ends the process.
 	// Every page that it follows has been read above, and the free list when the file was opened.
 	var problem error
@@ -207,6 +210,25 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 		return fmt.Errorf("%w: %w", ErrCorrupt, problem)
 	}
 	return nil
+}
+
+// checkOverflows refuses pages that continue behind the end of the file: Check remembers each page that one continues
+// on, up to 4 billion, and needs all memory of the machine.
+func checkOverflows(tx *bbolt.Tx) error {
+	for id := 2; ; { // behind the two meta pages
+		page, err := tx.Page(id)
+		if page == nil || err != nil {
+			return err
+		}
+		id++
+		if page.Type == "free" { // its contents mean nothing
+			continue
+		}
+		if id += page.OverflowCount; int64(id)*int64(tx.DB().Info().PageSize) > tx.Size() {
+			return fmt.Errorf("%w: page %d has %d more pages, of which the file does not have all", ErrCorrupt, page.ID,
+				page.OverflowCount)
+		}
+	}
 }
 
 func verifySchema(tx *bbolt.Tx, path string) error {

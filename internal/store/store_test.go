@@ -3,6 +3,7 @@
 package store
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -115,6 +116,47 @@ func TestTruncatedFreePages(t *testing.T) {
 		t.Errorf("recovery is %v", r)
 	}
 	checkFreshUntilAcknowledged(t, s, path)
+}
+
+// A page that says that it continues on millions of others is damaged, and found without memory for each of them.
+func TestPageWithManyOverflows(t *testing.T) {
+	const overflow = 12 // offset in a page: id, flags, count, overflow
+	for _, kind := range []string{"leaf", "freelist"} {
+		path := filled(t)
+		db, err := bbolt.Open(path, 0o600, &bbolt.Options{ReadOnly: true, PreLoadFreelist: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := int64(-1)
+		if err := db.View(func(tx *bbolt.Tx) error {
+			for id := 0; at < 0; id++ {
+				page, err := tx.Page(id)
+				if page == nil || err != nil {
+					return fmt.Errorf("no page %s: %w", kind, err)
+				}
+				if page.Type == kind {
+					at = int64(id * db.Info().PageSize)
+				}
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		overwrite(t, path, at+overflow, binary.NativeEndian.AppendUint32(nil, 1<<21))
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		s := mustOpen(t, path)
+		runtime.ReadMemStats(&after)
+		if r := s.Recovery(); r == nil || !errors.Is(r.Cause, ErrCorrupt) {
+			t.Errorf("%s: recovery is %v", kind, r)
+		}
+		if got := (after.TotalAlloc - before.TotalAlloc) >> 20; got > 16 {
+			t.Errorf("%s: it took %d MiB to find out", kind, got)
+		}
+	}
 }
 
 func checkFreshUntilAcknowledged(t *testing.T, s *Store, path string) {
