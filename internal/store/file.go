@@ -15,8 +15,10 @@ import (
 	"slices"
 	"sort"
 	"strconv"
+	"time"
 
 	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/resource"
 )
@@ -77,36 +79,69 @@ func contain(do func() error) (err error) {
 	return do()
 }
 
-// ensure makes the file at path if there is none. It is made under another name and linked into place, so that a file
-// that exists is always complete: one of length zero has lost its content.
+// lockDir locks the directory of the store until the file is closed: one process at a time has a store open. A lock on
+// the store's own file would not do, as that is replaced while it is open.
+func lockDir(path string) (*os.File, error) {
+	dir, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	for deadline := time.Now().Add(lockWait); ; time.Sleep(lockRetry) {
+		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case err == nil:
+			return dir, nil
+		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline):
+		case errors.Is(err, unix.EWOULDBLOCK):
+			return nil, errors.Join(ErrLocked, dir.Close())
+		case !errors.Is(err, unix.EINTR):
+			return nil, errors.Join(err, dir.Close())
+		}
+	}
+}
+
+// ensure makes the file at path if there is none.
 func ensure(path string, recovered bool) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), ".state-*.new")
+	db, err := create(path, func(db *bbolt.DB) error {
+		return db.Update(func(tx *bbolt.Tx) error { return layOut(tx, recovered) })
+	})
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
-	if err := f.Close(); err != nil {
-		return err
-	}
-	if err := initialize(f.Name(), recovered); err != nil {
-		return err
-	}
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	return syncDir(filepath.Dir(path))
+	return db.Close()
 }
 
-func initialize(path string, recovered bool) error {
-	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait})
+// create makes a new file at path and opens it for writing. It gets its content under another name, so that a file at
+// path is always complete. Its directory must be locked.
+func create(path string, fill func(*bbolt.DB) error) (*bbolt.DB, error) {
+	next := path + ".new"
+	if err := removeIfThere(next); err != nil { // of a process that was killed
+		return nil, err
+	}
+	db, err := bbolt.Open(next, 0o600, &bbolt.Options{Timeout: lockWait})
 	if err != nil {
+		return nil, errors.Join(err, removeIfThere(next))
+	}
+	if err := contain(func() error { return fill(db) }); err != nil {
+		return nil, errors.Join(err, db.Close(), removeIfThere(next))
+	}
+	if err := os.Rename(next, path); err != nil {
+		return nil, errors.Join(err, db.Close(), removeIfThere(next))
+	}
+	if err := syncDir(filepath.Dir(path)); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return db, nil
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	err = db.Update(func(tx *bbolt.Tx) error { return layOut(tx, recovered) })
-	return errors.Join(err, db.Close())
+	return nil
 }
 
 func layOut(tx *bbolt.Tx, recovered bool) error {
@@ -165,21 +200,7 @@ func checkFile(path string) error {
 	return nil
 }
 
-// checkSize refuses a file that has lost its end: bbolt would read and write behind what it has mapped.
-func checkSize(db *bbolt.DB, file *os.File) error {
-	info, err := file.Stat()
-	if err != nil {
-		return err
-	}
-	return db.View(func(tx *bbolt.Tx) error {
-		if tx.Size() > info.Size() {
-			return fmt.Errorf("%w: %d bytes of %d are left", ErrCorrupt, info.Size(), tx.Size())
-		}
-		return nil
-	})
-}
-
-// verify reads all there is. Errors: ErrCorrupt, *NewerError.
+// verify reads all resources. Errors: ErrCorrupt, *NewerError.
 func verify(db *bbolt.DB, path string) error {
 	err := contain(func() error { return db.View(func(tx *bbolt.Tx) error { return verifyTx(tx, path) }) })
 	return classify(err)
@@ -197,38 +218,7 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 	if string(tx.Bucket(bucketMeta).Get(keyDigest)) != string(digest(tx)) {
 		return fmt.Errorf("%w: the digest does not match", ErrCorrupt)
 	}
-	if err := checkOverflows(tx); err != nil {
-		return err
-	}
-	// Only now: Check works in a goroutine of its own, where a fault on a page that does not exist ends the process.
-	// Every page that it follows has been read above, and the free list when the file was opened.
-	var problem error
-	for err := range tx.Check() {
-		problem = errors.Join(problem, err)
-	}
-	if problem != nil {
-		return fmt.Errorf("%w: %w", ErrCorrupt, problem)
-	}
 	return nil
-}
-
-// checkOverflows refuses pages that continue behind the end of the file: Check remembers each page that one continues
-// on, up to 4 billion, and needs all memory of the machine.
-func checkOverflows(tx *bbolt.Tx) error {
-	for id := 2; ; { // behind the two meta pages
-		page, err := tx.Page(id)
-		if page == nil || err != nil {
-			return err
-		}
-		id++
-		if page.Type == "free" { // its contents mean nothing
-			continue
-		}
-		if id += page.OverflowCount; int64(id)*int64(tx.DB().Info().PageSize) > tx.Size() {
-			return fmt.Errorf("%w: page %d has %d more pages, of which the file does not have all", ErrCorrupt, page.ID,
-				page.OverflowCount)
-		}
-	}
 }
 
 func verifySchema(tx *bbolt.Tx, path string) error {

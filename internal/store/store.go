@@ -12,6 +12,7 @@ import (
 	"iter"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"sync"
@@ -20,6 +21,7 @@ import (
 
 	"go.etcd.io/bbolt"
 	bolterrors "go.etcd.io/bbolt/errors"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -30,8 +32,11 @@ import (
 // kinds.
 var SchemaVersion = len(resource.Kinds()) - 1
 
-// lockWait is how long Open waits for another process to let go of the file.
-const lockWait = 2 * time.Second
+// Open waits for lockWait until another process releases the store, and tries every lockRetry.
+const (
+	lockWait  = 2 * time.Second
+	lockRetry = 50 * time.Millisecond
+)
 
 var (
 	// ErrReadOnly is returned by writes when the file can only be read. It is a *apierrors.ReadOnly.
@@ -70,9 +75,11 @@ func (r *Recovery) Error() string {
 
 // Store is an open file. Its methods may be called from several goroutines.
 type Store struct {
+	path     string
+	dir      *os.File // locked
 	mu       sync.Mutex
-	db       *bbolt.DB
-	broken   error // bbolt met damage while the file was open, and may never release its lock
+	db       *bbolt.DB // open for reading only until the first write, see own
+	broken   error     // bbolt met damage while the file was open, and may never release its lock
 	readOnly bool
 	recovery *Recovery
 }
@@ -83,6 +90,19 @@ type Store struct {
 // Recovery tells where it went. A file that can only be read is opened for reading. Errors: ErrLocked, ErrReadOnly and
 // ErrFull when there is no file and none can be made, *NewerError.
 func Open(path string) (*Store, error) {
+	dir, err := lockDir(filepath.Dir(path))
+	if err != nil {
+		return nil, fmt.Errorf("store %s: %w", path, err)
+	}
+	s, err := openLocked(path)
+	if err != nil {
+		return nil, errors.Join(err, dir.Close())
+	}
+	s.dir = dir
+	return s, nil
+}
+
+func openLocked(path string) (*Store, error) {
 	if err := ensure(path, false); err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, classify(err))
 	}
@@ -93,31 +113,27 @@ func Open(path string) (*Store, error) {
 	return replace(path, err)
 }
 
-// open opens an existing file, for reading if it cannot be written. All damage is ErrCorrupt.
+// open opens an existing file for reading. All damage is ErrCorrupt.
 func open(path string) (*Store, error) {
-	db, err := openBolt(path, false)
-	readOnly := errors.Is(classify(err), ErrReadOnly)
-	if readOnly {
-		db, err = openBolt(path, true)
-	}
+	db, err := openBolt(path)
 	if err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, classify(err))
 	}
 	if err := verify(db, path); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
-	return &Store{db: db, readOnly: readOnly}, nil
+	readOnly := errors.Is(classify(unix.Access(filepath.Dir(path), unix.W_OK)), ErrReadOnly)
+	return &Store{path: path, db: db, readOnly: readOnly}, nil
 }
 
-func openBolt(path string, readOnly bool) (db *bbolt.DB, err error) {
+func openBolt(path string) (db *bbolt.DB, err error) {
 	if err := checkFile(path); err != nil {
 		return nil, err
 	}
 	var file *os.File
 	options := &bbolt.Options{
-		Timeout:         lockWait,
-		ReadOnly:        readOnly,
-		PreLoadFreelist: true,
+		Timeout:  lockWait,
+		ReadOnly: true,
 		OpenFile: func(name string, flag int, mode os.FileMode) (*os.File, error) {
 			var err error
 			file, err = os.OpenFile(name, flag&^os.O_CREATE, mode)
@@ -131,13 +147,39 @@ func openBolt(path string, readOnly bool) (db *bbolt.DB, err error) {
 	if errors.Is(err, errPanic) && file != nil {
 		return nil, errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
 	}
+	return db, err
+}
+
+// own replaces the file by a copy of it, which is open for writing, unless that has been done. The digest covers
+// resources only: when bbolt writes, it trusts the headers of pages and the list of free ones, too, which in the copy
+// are new. (To check them instead, by bbolt's Tx.Check, ends the process if they are damaged.)
+func (s *Store) own() error {
+	if !s.db.IsReadOnly() {
+		return nil
+	}
+	old := s.db
+	if err := s.trim(); err != nil {
+		return err
+	}
+	db, err := create(s.path, func(db *bbolt.DB) error {
+		return errors.Join(bbolt.Compact(db, old, 0), verify(db, s.path))
+	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if err := checkSize(db, file); err != nil {
-		return nil, errors.Join(err, db.Close())
-	}
-	return db, nil
+	s.db = db
+	return old.Close()
+}
+
+// trim gives back what follows the last page, which a change left that did not fit on the disk.
+func (s *Store) trim() error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		info, err := os.Stat(s.path)
+		if err != nil || info.Size() <= tx.Size() {
+			return err
+		}
+		return os.Truncate(s.path, tx.Size())
+	})
 }
 
 // replace sets the damaged file aside and starts afresh.
@@ -163,9 +205,9 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
-		return nil
+		return s.dir.Close()
 	}
-	return s.db.Close()
+	return errors.Join(s.db.Close(), s.dir.Close())
 }
 
 // Recovery returns which damaged file Open has renamed, or nil.
@@ -256,7 +298,12 @@ func (s *Store) update(do func(*bbolt.Tx) error) error {
 	if s.readOnly {
 		return ErrReadOnly
 	}
-	return s.run(func() error { return s.db.Update(do) })
+	return s.run(func() error {
+		if err := s.own(); err != nil {
+			return err
+		}
+		return s.db.Update(do)
+	})
 }
 
 // run makes a call of bbolt, and none after one that has met damage.

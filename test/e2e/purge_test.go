@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"os"
+	"path/filepath"
 	"testing"
 	"time"
 
@@ -57,6 +58,9 @@ func TestPurge(t *testing.T) {
 			n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort))) // has a socket
 			o = n.objects()
 			end(n)
+			if err := os.WriteFile(filepath.Join(n.State, "state.db.new"), nil, 0o600); err != nil { // of a killed agent
+				n.T.Fatal(err)
+			}
 			n.must("purge", append(n.Flags(), "--all")...)
 			n.checkPurged(o)
 			for _, dir := range []string{n.State, n.Run} {
