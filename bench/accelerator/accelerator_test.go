@@ -18,7 +18,6 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/benchtest"
-	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -143,7 +142,6 @@ func TestWorkloads(t *testing.T) {
 
 // With the accelerator pings are redirected; a stream is left to TCP, but not by the design that redirects everything.
 func TestKerb(t *testing.T) {
-	executabletest.NeedPIDs(t)
 	for config, accelerated := range map[string]map[string]float64{
 		"kerb":         {"echo-24": 1, "stream-64": 0},
 		"redirect-all": {"stream-64": 1},

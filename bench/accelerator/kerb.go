@@ -42,13 +42,15 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 	return c.kerb.Apply(m)
 }
 
-// allowed are programs that the module keeps out, in kerb-allow and redirect-all: redis-benchmark blocks in recv(2) for
-// a moment, but gets no signals, and HAProxy has splice(2), but without `option splice-auto` does not call it.
+// allowed are this benchmark's own client and server; in kerb-allow and redirect-all also programs of which one may
+// know more than the module: redis-benchmark blocks in recv(2) for a moment, but gets no signals, and HAProxy has
+// splice(2), but without `option splice-auto` does not call it.
 func (c *contender) allowed() []string {
+	own := []string{c.tools.path("client"), c.tools.path("server")}
 	if c.config == "kerb" {
-		return []string{}
+		return own
 	}
-	return []string{"redis-benchmark", "haproxy"}
+	return append(own, "redis-benchmark", "haproxy")
 }
 
 // counts are counters of connections by result.
@@ -89,7 +91,7 @@ func (c counts) since(before counts) counts {
 	return d
 }
 
-// judged waits until the agent has examined the programs: connections that begin before stay with TCP.
+// judged waits until the module knows the programs: connections that begin before stay with TCP.
 func (s *serving) judged(ctx context.Context) error {
 	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); time.Sleep(100 * time.Millisecond) {
 		before, err := s.kerb.counts()

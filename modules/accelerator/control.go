@@ -49,7 +49,6 @@ var (
 	_ sdk.Compiled        = (*compiled)(nil)
 	_ sdk.Runner          = (*accelerator)(nil)
 	_ sdk.InstanceWatcher = (*accelerator)(nil)
-	_ sdk.ExecutableUser  = (*accelerator)(nil)
 	_ sdk.HealthChecker   = (*accelerator)(nil)
 )
 
@@ -90,12 +89,11 @@ func (a *accelerator) Run(ctx context.Context) {
 			a.memory.save()
 			return
 		case e := <-events:
-			err = a.ask(&e)
+			err = a.answer(&e)
 		case <-a.changed:
 			err = a.setMembers()
 		case <-tick.C:
 			a.memory.save()
-			a.askAgain()
 		}
 		if err != nil {
 			slog.Warn("accelerator: connections use plain TCP", "module", a.live.Module, "error", err)
@@ -105,7 +103,7 @@ func (a *accelerator) Run(ctx context.Context) {
 
 // read hands on what the data plane asks.
 func (a *accelerator) read(ctx context.Context, to chan<- event) {
-	ring, err := a.live.Maps.Get(mapEvents)
+	ring, err := a.live.Maps.Get(mapPrograms)
 	if err != nil {
 		slog.Error("accelerator: no program is judged", "module", a.live.Module, "error", err)
 		return
@@ -113,7 +111,7 @@ func (a *accelerator) read(ctx context.Context, to chan<- event) {
 	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		e, ok := parseEvent(raw)
 		if err != nil || !ok {
-			slog.Warn("accelerator: programs are no longer examined", "module", a.live.Module, "error", err)
+			slog.Warn("accelerator: new programs are no longer judged", "module", a.live.Module, "error", err)
 			return
 		}
 		select {

@@ -14,8 +14,6 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/executable"
-	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/sockprobe"
 	"github.com/kerb-edge/kerb/sdk"
@@ -42,14 +40,12 @@ type controlled struct {
 	a         *accelerator
 	live      sdk.Live
 	instances []sdk.Instance
-	examined  []sdk.Process
 }
 
 func governed(t testing.TB, config string) *controlled {
 	t.Helper()
 	c := &controlled{plane: load(t, configEntry{}), control: Control()}
-	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Instances: func() []sdk.Instance { return c.instances },
-		Examine: func(p sdk.Process) { c.examined = append(c.examined, p) }}
+	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Instances: func() []sdk.Instance { return c.instances }}
 	c.use(config)
 	return c
 }
@@ -78,21 +74,24 @@ func (c *controlled) present() (e configEntry) {
 }
 
 // asks has the data plane ask about a program.
-func (c *controlled) asks(file fileKey, process sdk.Process) {
+func (c *controlled) asks(file fileKey, path string) {
 	c.t.Helper()
 	c.put(mapExecutables, file, executableEntry{Verdict: asked})
-	e := event{File: file, Start: process.Start, PID: uint32(process.PID)}
-	copy(e.Comm[:], "program")
-	if err := c.a.ask(&e); err != nil {
+	if err := c.a.answer(eventOf(file, path)); err != nil {
 		c.t.Fatal(err)
 	}
 }
 
-func (c *controlled) answer(found ...sdk.Executable) {
-	c.t.Helper()
-	if err := c.a.Executables(found); err != nil {
-		c.t.Fatal(err)
+// eventOf is what the data plane reports of a program that only root can change.
+func eventOf(file fileKey, path string) *event {
+	e := &event{File: file, PID: 10}
+	names := strings.Split(strings.TrimPrefix(path, "/"), "/")
+	slices.Reverse(names)
+	for i, name := range names {
+		copy(e.Names[i][:], name)
 	}
+	copy(e.Comm[:], "program")
+	return e
 }
 
 func (c *controlled) verdict(file fileKey) uint32 {
@@ -183,52 +182,11 @@ func TestMembers(t *testing.T) {
 	}
 }
 
-// What a program may use, and this kernel does not do, keeps it out; the config has the last word.
-func TestVerdicts(t *testing.T) {
-	for _, c := range []struct {
-		config string
-		kernel sdk.Kernel
-		uses   []string
-		want   uint32
-	}{
-		{``, fair, []string{"FIONREAD", "MSG_OOB", "MSG_WAITALL", "splice"}, safe},
-		{``, lacking("spliceRedirected"), []string{"splice"}, unsafe},
-		{``, lacking("spliceRedirected"), []string{"FIONREAD"}, safe},
-		{``, lacking("fionreadPassed"), []string{"FIONREAD"}, unsafe},
-		{``, lacking("fionreadRedirected"), []string{"FIONREAD"}, unsafe},
-		{``, lacking("waitAll"), []string{"MSG_WAITALL"}, unsafe},
-		{``, lacking("urgent"), []string{"MSG_OOB"}, unsafe},
-		{``, lacking("urgent"), nil, safe},
-		{`{"programs": {"allow": ["server"]}}`, lacking("urgent"), []string{"MSG_OOB"}, allowed},
-		{`{"programs": {"deny": ["/usr/bin/server"], "allow": ["server"]}}`, fair, nil, unsafe},
-		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, nil, allowed},
-		{``, sdk.Kernel{Sockets: map[string]bool{"interrupted": true}}, []string{"splice"}, unsafe},
-	} {
-		a := &accelerator{config: configOf(t, c.config)}
-		p := &program{Facts: &sdk.Executable{Path: "/usr/bin/server", Uses: c.uses}}
-		if got, why := a.judge(c.kernel, p); got != c.want || got == unsafe && why == "" {
-			t.Errorf("%+v: verdict %d (%s)", c, got, why)
-		}
-	}
-}
-
-// The names that this package uses are those of the packages that find out.
-func TestHazardsHaveTheirNames(t *testing.T) {
-	uses := []string{executable.Splice, executable.Queued, executable.WaitAll, executable.Urgent}
-	behaviours := []string{sockprobe.SpliceRedirected, sockprobe.QueuedRedirected, sockprobe.QueuedPassed,
-		sockprobe.WaitAll, sockprobe.Urgent}
-	for _, h := range hazards {
-		if !slices.Contains(uses, h.use) {
-			t.Errorf("nothing reports %s", h.use)
-		}
-		for b := range strings.FieldsSeq(h.behaviours) {
-			if !slices.Contains(behaviours, b) {
-				t.Errorf("nothing reports %s", b)
-			}
-		}
-	}
+// The names that this package uses are those of the package that finds out.
+func TestBehavioursHaveTheirNames(t *testing.T) {
 	patient := sdk.Kernel{Sockets: map[string]bool{sockprobe.Interrupted: true}}
-	if v, _ := (&accelerator{config: configOf(t, "")}).judge(patient, &program{Facts: &sdk.Executable{}}); v != allowed {
+	a := &accelerator{config: configOf(t, ""), live: sdk.Live{Kernel: patient}}
+	if v, _ := a.judge(&program{Path: "/usr/bin/curl"}); v != allowed {
 		t.Errorf("%s is not what lets programs block in recv", sockprobe.Interrupted)
 	}
 	if !(&accelerator{}).trusts(sdk.Kernel{Sockets: map[string]bool{sockprobe.Integrity: true}}) {
@@ -236,73 +194,32 @@ func TestHazardsHaveTheirNames(t *testing.T) {
 	}
 }
 
+// The programs that ask get the verdict of the config, and the report says why some are kept out, and what to do.
 func TestPrograms(t *testing.T) {
 	c := governed(t, "")
-	c.live.Kernel = lacking("spliceRedirected")
-	c.use("")
 	server, other := fileKey{Inode: 1, Device: 2, Generation: 3}, fileKey{Inode: 4}
-	c.asks(server, sdk.Process{PID: 10, Start: 100})
-	c.asks(other, sdk.Process{PID: 11, Start: 100})
-	if want := []sdk.Process{{PID: 10, Start: 100}, {PID: 11, Start: 100}}; !slices.Equal(c.examined, want) {
-		t.Fatalf("examined %v", c.examined)
-	}
-	// The process has become another program; another process has the number.
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 5},
-		sdk.Executable{Process: sdk.Process{PID: 11, Start: 99}, Inode: 4},
-		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Size: 1},
-		sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Modified: 1})
-	if c.verdict(server) != asked || c.verdict(other) != asked {
-		t.Error("verdicts on programs that were not seen")
-	}
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10, Start: 100}, Inode: 1, Path: "/server",
-		Uses: []string{"splice"}},
-		sdk.Executable{Process: sdk.Process{PID: 11, Start: 100}, Problem: "gone"})
-	if c.verdict(server) != unsafe || c.verdict(other) != asked {
+	c.asks(server, "/opt/server")
+	c.asks(other, "/usr/bin/curl")
+	if c.verdict(server) != unsafe || c.verdict(other) != safe {
 		t.Errorf("verdicts %d and %d", c.verdict(server), c.verdict(other))
 	}
 	var report []ExecutableReport
 	c.get("/executables", &report)
-	if len(report) != 2 || report[0].Verdict != "unknown" || report[0].Why != "gone" || report[1].Verdict != "kept out" ||
-		!strings.Contains(report[1].Why, "splice(2)") {
+	if len(report) != 2 || report[0].Verdict != "kept out" || report[1].Verdict != "safe" ||
+		!strings.Contains(report[0].Why, "list it in programs.allow") {
 		t.Errorf("%+v", report)
 	}
 	if v := c.condition("ProgramsExcluded"); v.Status != "True" ||
-		!strings.Contains(v.Message, "/server (on this kernel: it may use splice(2)") {
+		!strings.Contains(v.Message, "/opt/server (it is not known to be safe") {
 		t.Errorf("%+v", v)
 	}
-	// Asked about again, it is not examined again; the config's word counts at once.
-	c.asks(server, sdk.Process{PID: 12})
-	if len(c.examined) != 2 || c.verdict(server) != unsafe {
-		t.Errorf("examined %v, verdict %d", c.examined, c.verdict(server))
-	}
-	c.use(`{"programs": {"allow": ["/server"]}}`)
-	if c.verdict(server) != allowed {
+	// The file has been moved, and asks again.
+	if c.asks(server, "/usr/local/bin/node"); c.verdict(server) != safe {
 		t.Errorf("verdict %d", c.verdict(server))
 	}
-}
-
-// Where a configuration decides what a program does, each of its processes has a verdict of its own.
-func TestConfiguredPrograms(t *testing.T) {
-	c := governed(t, "")
-	c.live.Kernel = lacking("spliceRedirected")
-	c.use("")
-	file := fileKey{Inode: 1, Generation: 3}
-	c.asks(file, sdk.Process{PID: 10})
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/haproxy", Configured: true})
-	for i, uses := range [][]string{nil, {"splice"}} {
-		process := fileKey{Inode: 1, Device: ofProcess, Generation: 100 + uint32(i)}
-		c.asks(process, sdk.Process{PID: 10 + i})
-		c.answer(sdk.Executable{Process: sdk.Process{PID: 10 + i}, Inode: 1, Path: "/haproxy", Configured: true, Uses: uses})
-		if want := []uint32{safe, unsafe}[i]; c.verdict(file) != each || c.verdict(process) != want {
-			t.Errorf("verdict %d on the file, %d on process %d, want %d", c.verdict(file), c.verdict(process), i, want)
-		}
-	}
-	var report []ExecutableReport
-	if c.get("/executables", &report); len(report) != 2 || report[0].Verdict != "safe" || report[1].Verdict != "kept out" {
-		t.Errorf("%+v", report)
-	}
-	if c.use(`{"programs": {"allow": ["haproxy"]}}`); c.verdict(file) != allowed {
-		t.Errorf("verdict %d", c.verdict(file))
+	c.use(`{"programs": {"allow": ["/usr/local/bin/node"], "deny": ["curl"]}}`)
+	if c.verdict(server) != allowed || c.verdict(other) != unsafe {
+		t.Errorf("verdicts %d and %d", c.verdict(server), c.verdict(other))
 	}
 }
 
@@ -310,8 +227,7 @@ func TestConfiguredPrograms(t *testing.T) {
 func TestCaught(t *testing.T) {
 	c := governed(t, "")
 	file := fileKey{Inode: 1}
-	c.asks(file, sdk.Process{PID: 10})
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
+	c.asks(file, "/usr/bin/curl")
 	c.put(mapExecutables, file, executableEntry{Verdict: caught, Reason: uint32(slices.Index(reasons[:], "urgent"))})
 	c.use(`{"mode": "redirect-all"}`)
 	var report []ExecutableReport
@@ -319,7 +235,7 @@ func TestCaught(t *testing.T) {
 		!strings.Contains(report[0].Why, "urgent data") {
 		t.Errorf("verdict %d, %+v", c.verdict(file), report)
 	}
-	if c.use(`{"programs": {"allow": ["/server"]}}`); c.verdict(file) != allowed {
+	if c.use(`{"programs": {"allow": ["/usr/bin/curl"]}}`); c.verdict(file) != allowed {
 		t.Errorf("verdict %d", c.verdict(file))
 	}
 }
@@ -328,25 +244,11 @@ func TestCaught(t *testing.T) {
 func TestForgetsTheOldest(t *testing.T) {
 	c := governed(t, "")
 	for i := range uint64(maxPrograms + 10) {
-		c.asks(fileKey{Inode: i + 1}, sdk.Process{PID: int(i)})
+		c.asks(fileKey{Inode: i + 1}, "/server")
 	}
 	if n := len(entries[fileKey, executableEntry](c.plane, mapExecutables)); n != maxPrograms ||
 		len(c.a.memory.known) != maxPrograms {
 		t.Errorf("%d verdicts, %d known", n, len(c.a.memory.known))
-	}
-}
-
-// Examinations without a result are repeated, but not indefinitely.
-func TestTriesAgain(t *testing.T) {
-	c := governed(t, "")
-	c.asks(fileKey{Inode: 1}, sdk.Process{PID: 10})
-	now := time.Now()
-	for range 10 {
-		now = now.Add(againAfter + time.Second)
-		c.examined = append(c.examined, c.a.memory.overdue(now)...)
-	}
-	if len(c.examined) != maxTries {
-		t.Errorf("examined %d times", len(c.examined))
 	}
 }
 
@@ -357,12 +259,11 @@ func TestMemory(t *testing.T) {
 	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
 	file := fileKey{Inode: 1, Generation: 5}
 	c.use("")
-	c.asks(file, sdk.Process{PID: 10})
-	c.answer(sdk.Executable{Process: sdk.Process{PID: 10}, Inode: 1, Path: "/server"})
+	c.asks(file, "/usr/bin/curl")
 	c.a.memory.save()
 	next := newMemory("accel")
 	next.load(map[fileKey]executableEntry{file: {Verdict: safe}})
-	if p := next.known[file]; p == nil || p.Facts == nil || p.Facts.Path != "/server" || next.name(idOf("web")) != "web" {
+	if p := next.known[file]; p == nil || p.Path != "/usr/bin/curl" || next.name(idOf("web")) != "web" {
 		t.Errorf("%+v, %+v", p, next.services)
 	}
 	next = newMemory("accel")
@@ -379,8 +280,7 @@ func TestMemoryOfTwoModules(t *testing.T) {
 	other.live.Module = "other"
 	for i, c := range []*controlled{one, other} {
 		c.use("")
-		c.asks(fileKey{Inode: uint64(i)}, sdk.Process{PID: 10 + i})
-		c.answer(sdk.Executable{Process: sdk.Process{PID: 10 + i}, Inode: uint64(i), Path: "/" + c.live.Module})
+		c.asks(fileKey{Inode: uint64(i)}, "/"+c.live.Module)
 	}
 	for _, c := range []*controlled{one, other} {
 		c.a.memory.save()
@@ -391,15 +291,20 @@ func TestMemoryOfTwoModules(t *testing.T) {
 		var report []ExecutableReport
 		c.use("")
 		if c.get("/executables", &report); len(report) != 1 || report[0].Path != "/"+c.live.Module ||
-			c.verdict(fileKey{Inode: uint64(i)}) != safe {
+			c.verdict(fileKey{Inode: uint64(i)}) != unsafe {
 			t.Errorf("module %s: %+v", c.live.Module, report)
 		}
 	}
 }
 
-// A program that only the data plane still knows is examined again: the config may deny it.
+// About a program that only the data plane still knows it asks again: the config may deny it. A file that Kerb 0.1.0
+// wrote has none.
 func TestForgottenPrograms(t *testing.T) {
+	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	c, file := governed(t, ""), fileKey{Inode: 1}
+	older := `{"Programs": [{"File": {"Inode": 1, "Device": 0, "Generation": 0}, "Facts": {"path": "/usr/bin/curl"}}],
+		"Services": {}}`
+	check(t, os.WriteFile(c.a.memory.file(), []byte(older), 0o600))
 	c.put(mapExecutables, file, executableEntry{Verdict: safe})
 	c.use(`{"programs": {"deny": ["/server"]}}`)
 	if got, known := entries[fileKey, executableEntry](c.plane, mapExecutables)[file]; known {
@@ -492,23 +397,13 @@ func TestReasonsAreExplained(t *testing.T) {
 	}
 }
 
-// All together, on this kernel: this program, which is made with Go and may splice, is kept out by itself, and takes
-// part when the config says so.
+// All together, on this kernel: this program, of which nothing is known, is kept out by itself, and takes part when the
+// config says so.
 func TestLive(t *testing.T) {
-	executabletest.NeedPIDs(t)
 	c := governed(t, "")
 	result, err := sockprobe.Run(t.Context())
 	check(t, err)
 	c.live.Kernel = sdk.Kernel{Sockets: result.ByName()}
-	var examiner executable.Examiner
-	c.live.Examine = func(p sdk.Process) {
-		facts, err := examiner.Examine(p.PID, p.Start)
-		if err != nil {
-			t.Error(err)
-		}
-		go c.a.Executables([]sdk.Executable{{Process: p, Path: facts.Path, Device: facts.Device, Inode: facts.Inode,
-			Modified: facts.Modified, Size: facts.Size, Uses: facts.Uses, Go: facts.Go}})
-	}
 	c.enter(chain.All)
 	running := c.run("")
 	wait.Until(t, "the mode is set", func() bool { return c.present().Mode == modeAdaptive })
@@ -519,9 +414,7 @@ func TestLive(t *testing.T) {
 		t.Errorf("%+v", c.counts())
 	}
 	running()
-	program, err := os.Executable()
-	check(t, err)
-	running = c.run(`{"programs": {"allow": ["` + program + `"]}}`)
+	running = c.run(`{"programs": {"allow": ["` + programPath(t) + `"]}}`)
 	defer running()
 	wait.Until(t, "this program is allowed", func() bool {
 		for _, e := range entries[fileKey, executableEntry](c.plane, mapExecutables) {

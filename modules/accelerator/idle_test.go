@@ -17,15 +17,15 @@ import (
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/fusetest"
+	"github.com/kerb-edge/kerb/internal/lab/pidtest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 // resting has pairs go out of the map after that time, which is examined more often than an agent does.
 func resting(t *testing.T, idle time.Duration) *plane {
-	executabletest.NeedPIDs(t)
+	pidtest.NeedPIDs(t)
 	c := usual
 	c.Idle = uint32(idle >> 20)
 	p := accelerate(t, c)
@@ -202,7 +202,7 @@ func TestInUseStays(t *testing.T) {
 // An agent that is killed after it has found idle sockets, before it takes them out: they stay, by TCP, until the next
 // comes.
 func TestAgentKilledWhileTakingOut(t *testing.T) {
-	executabletest.NeedPIDs(t)
+	pidtest.NeedPIDs(t)
 	c0 := usual
 	c0.Idle = 50
 	p := accelerate(t, c0)
@@ -229,7 +229,7 @@ func TestAgentKilledWhileTakingOut(t *testing.T) {
 
 // Without an agent who went stays with TCP, and who is in the map stays in there.
 func TestNoAgent(t *testing.T) {
-	executabletest.NeedPIDs(t)
+	pidtest.NeedPIDs(t)
 	c0 := usual
 	c0.Idle = 50
 	p := accelerate(t, c0)
@@ -338,7 +338,7 @@ func TestDrainWhileResting(t *testing.T) {
 // when they go, and when they come back. Meanwhile the agent is killed now and then; in the end the module leaves while
 // they talk.
 func TestIdleIntegrity(t *testing.T) {
-	executabletest.NeedPIDs(t)
+	pidtest.NeedPIDs(t)
 	const idle = 60 * time.Millisecond
 	c := usual
 	c.Idle = uint32(idle >> 20)

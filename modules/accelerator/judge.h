@@ -26,78 +26,129 @@ static __always_inline __u64 accel_modified(__u64 inode)
 	return sec * 1000000000 + nsec;
 }
 
-static __always_inline __u64 accel_inode_of(__u64 task)
+/* What a thread executes, or 0: kernel threads have nothing. */
+static __always_inline __u64 accel_exe_of(__u64 task)
 {
-	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm), exe;
+	__u64 mm = (__u64)accel_get(accel_cast(struct task_struct, task), mm);
 
-	if (!mm)
-		return 0;
-	exe = (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file);
-	return (__u64)accel_get(accel_cast(struct file, exe), f_inode);
+	return mm ? (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file) : 0;
 }
 
-/* The same for all that a process does until it executes a file again. */
-static __always_inline __u32 accel_process_of(__u64 task)
-{
-	__u64 leader = (__u64)accel_get(accel_cast(struct task_struct, task), group_leader);
-
-	return accel_get(accel_cast(struct task_struct, leader), start_boottime) +
-	       accel_get(accel_cast(struct task_struct, leader), self_exec_id);
-}
-
-static __always_inline int accel_matches_each(const struct accel_file *f)
-{
-	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
-
-	return x && x->verdict == ACCEL_EACH;
-}
-
-/* What a thread runs. Kernel threads have none. */
 static __always_inline struct accel_file accel_file_of(__u64 task)
 {
-	__u64 inode = accel_inode_of(task), super;
+	__u64 exe = accel_exe_of(task), inode, super;
 	struct accel_file f = {};
 
-	if (!inode)
+	if (!exe)
 		return f;
+	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
 	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
 	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
 	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
 		       (__u32)accel_modified(inode);
-	if (accel_matches_each(&f)) {
-		f.device |= ACCEL_PROCESS;
-		f.generation ^= accel_process_of(task);
-	}
 	return f;
 }
 
 /* Of the process that this code runs in, which has to be the socket's. */
 #define accel_current_file() accel_file_of(bpf_get_current_task())
 
-static __noinline int accel_describe(struct accel_event *e, __u64 address, __u64 netns, __u32 port,
-				     __u32 listens)
+#define ACCEL_WRITABLE 022 /* by group or others */
+#define ACCEL_MOUNTS   4   /* on top of each other */
+
+/* Not 0 where others than root may change it. */
+static __always_inline __u32 accel_changeable(__u64 dentry)
+{
+	__u64 inode = (__u64)accel_get(accel_cast(struct dentry, dentry), d_inode);
+
+	return accel_get(accel_cast(struct inode, inode), i_uid.val) |
+	       (accel_get(accel_cast(struct inode, inode), i_mode) & ACCEL_WRITABLE);
+}
+
+/* Where in a file system's tree, and on which mount. */
+struct accel_place {
+	__u64 dentry, mount;
+	__u32 changeable; /* as accel_changeable tells, of all places so far */
+};
+
+/* From the root of a mount to what it is mounted on. Returns whether there is more of the path. */
+static __always_inline int accel_leave_mounts(struct accel_place *p)
+{
+	__u64 mount, parent;
+	__u32 i;
+
+	for (i = 0; i < ACCEL_MOUNTS; i++) {
+		mount = p->mount;
+		if (p->dentry != (__u64)accel_get(accel_cast(struct mount, mount), mnt.mnt_root))
+			break;
+		parent = (__u64)accel_get(accel_cast(struct mount, mount), mnt_parent);
+		if (parent == mount)
+			return 0;
+		p->dentry = (__u64)accel_get(accel_cast(struct mount, mount), mnt_mountpoint);
+		p->mount = parent;
+		p->changeable |= accel_changeable(p->dentry);
+	}
+	return 1;
+}
+
+/* The path of an executable, from its name up to the root of the mount namespace. It is read
+ * without locks: who renames directories meanwhile may make it a path that was none. A function
+ * that the verifier checks by itself, once. */
+__noinline int accel_path(struct accel_event *e, __u64 exe)
+{
+	struct accel_place p = {};
+	__u64 vfsmount, name, dentry;
+	long length;
+	__u32 n;
+
+	if (!e)
+		return 0;
+	vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt);
+	p.mount = vfsmount - bpf_core_field_offset(struct mount, mnt);
+	p.dentry = (__u64)accel_get(accel_cast(struct file, exe), f_path.dentry);
+	p.changeable = accel_changeable(p.dentry);
+	e->flags = ACCEL_TRUNCATED;
+	for (n = 0; n <= ACCEL_NAMES; n++) {
+		if (!accel_leave_mounts(&p)) {
+			e->flags = 0;
+			break;
+		}
+		if (n == ACCEL_NAMES)
+			break;
+		dentry = p.dentry;
+		name = (__u64)accel_get(accel_cast(struct dentry, dentry), d_name.name);
+		length = bpf_probe_read_kernel_str(e->names[n], ACCEL_NAME, (void *)name);
+		if (length <= 0 || length == ACCEL_NAME)
+			break;
+		p.dentry = (__u64)accel_get(accel_cast(struct dentry, dentry), d_parent);
+		p.changeable |= accel_changeable(p.dentry);
+	}
+	if (p.changeable)
+		e->flags |= ACCEL_CHANGEABLE;
+	return 0;
+}
+
+static __noinline int accel_describe(struct accel_event *e, __u64 address)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address);
-	__u64 inode = accel_inode_of(address), leader = (__u64)accel_get(task, group_leader);
+	__u64 mm = (__u64)accel_get(task, mm), exe = 0;
+	__u32 i;
 
-	e->modified = accel_modified(inode);
-	e->size = accel_get(accel_cast(struct inode, inode), i_size);
-	e->netns = netns;
-	e->start = accel_get(accel_cast(struct task_struct, leader), start_boottime);
+	/* such functions take numbers, which is what this makes of a pointer */
+	bpf_probe_read_kernel(&exe, sizeof(exe),
+			      (void *)(mm + bpf_core_field_offset(struct mm_struct, exe_file)));
 	e->pid = accel_get(task, tgid);
-	e->port = port;
-	e->listens = listens;
-	e->zero = 0;
+	for (i = 0; i < ACCEL_NAMES; i++)
+		e->names[i][0] = 0;
+	accel_path(e, exe);
 	return bpf_probe_read_kernel(
 		e->comm, sizeof(e->comm),
 		(void *)(address + bpf_core_field_offset(struct task_struct, comm)));
 }
 
-/* Asks the control plane about a process: once, and again after a second without an answer, as some
- * have ended when they are examined. */
-static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f, __u64 netns,
-					    __u32 port, __u32 listens)
+/* Asks the control plane about a program: once, and again after a second without an answer, as when
+ * no agent runs. */
+static __always_inline void accel_ask_about(__u64 task, const struct accel_file *f)
 {
 	struct accel_executable asked = { .verdict = ACCEL_ASKED, .since = bpf_ktime_get_ns() },
 				*known;
@@ -107,18 +158,17 @@ static __always_inline void accel_ask_about(__u64 task, const struct accel_file 
 	if (!f->inode || (known && (known->verdict != ACCEL_ASKED ||
 				    asked.since - known->since < 1000000000ull)))
 		return;
-	e = bpf_ringbuf_reserve(&events, sizeof(*e), 0);
+	e = bpf_ringbuf_reserve(&programs, sizeof(*e), 0);
 	if (!e)
 		return;
 	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);
 	e->file = *f;
-	accel_describe(e, task, netns, port, listens);
+	accel_describe(e, task);
 	bpf_ringbuf_submit(e, 0);
 }
 
 /* The same about the process that this code runs in. */
-#define accel_ask(f, netns, port, listens) \
-	accel_ask_about(bpf_get_current_task(), f, netns, port, listens)
+#define accel_ask(f) accel_ask_about(bpf_get_current_task(), f)
 
 #define ACCEL_IO_WORKER 0x10 /* PF_IO_WORKER */
 
@@ -143,7 +193,7 @@ static __always_inline enum accel_reason accel_examine_calls(const struct accel_
 {
 	const struct accel_executable *x = bpf_map_lookup_elem(&executables, f);
 
-	if (!x || x->verdict == ACCEL_ASKED || x->verdict == ACCEL_EACH)
+	if (!x || x->verdict == ACCEL_ASKED)
 		return ACCEL_UNJUDGED;
 	if (x->verdict == ACCEL_SAFE || x->verdict == ACCEL_ALLOWED)
 		return ACCEL_FINE;

@@ -116,11 +116,16 @@ struct super_block {
 	unsigned long s_magic;
 };
 
+typedef struct {
+	__u32 val;
+} kuid_t;
+
 struct inode {
+	unsigned short i_mode;
+	kuid_t i_uid;
 	struct super_block *i_sb;
 	unsigned long i_ino;
 	__u32 i_generation;
-	__s64 i_size;
 };
 
 /* When the contents changed: before Linux 6.7, from 6.7, and from 6.11. */
@@ -142,8 +147,34 @@ struct inode___6_11 {
 	__u32 i_mtime_nsec;
 };
 
+struct qstr {
+	const unsigned char *name;
+};
+
+struct dentry {
+	struct dentry *d_parent;
+	struct qstr d_name;
+	struct inode *d_inode;
+};
+
+struct vfsmount {
+	struct dentry *mnt_root;
+};
+
+struct mount {
+	struct mount *mnt_parent;
+	struct dentry *mnt_mountpoint;
+	struct vfsmount mnt;
+};
+
+struct path {
+	struct vfsmount *mnt;
+	struct dentry *dentry;
+};
+
 struct file {
 	struct inode *f_inode;
+	struct path f_path;
 	void *private_data;
 };
 
@@ -176,7 +207,7 @@ struct task_struct {
 	struct mm_struct *mm;
 	int pid, tgid;
 	struct task_struct *group_leader;
-	__u64 start_boottime, self_exec_id;
+	__u64 self_exec_id;
 	char comm[16];
 };
 

@@ -15,7 +15,7 @@ const (
 	mapEnds         = "ends"
 	mapCounts       = "counts"
 	mapShares       = "shares"
-	mapEvents       = "events"
+	mapPrograms     = "programs"
 )
 
 const (
@@ -56,10 +56,7 @@ type visibleEntry struct {
 	_             uint32
 }
 
-// ofProcess in fileKey.Device: the key is of one process, as its file's verdict is each.
-const ofProcess = 1 << 31
-
-// fileKey is an executable file, or a process that runs it.
+// fileKey is an executable file.
 type fileKey struct {
 	Inode              uint64
 	Device, Generation uint32
@@ -72,7 +69,6 @@ const (
 	unsafe  = 3
 	caught  = 4
 	allowed = 5 // even if it blocks in recv
-	each    = 6 // by process
 )
 
 type executableEntry struct {
@@ -104,11 +100,15 @@ type countsEntry struct {
 	Refused                            [len(reasons)]uint64
 }
 
+// Flags of events: others than root can change the file or a directory above it; the path is longer.
+const (
+	changeable = 1
+	truncated  = 2
+)
+
 type event struct {
-	File           fileKey
-	Netns, Start   uint64
-	Modified, Size uint64
-	PID, Port      uint32
-	Listens, _     uint32
-	Comm           [16]byte
+	File       fileKey
+	PID, Flags uint32
+	Comm       [16]byte
+	Names      [16][64]byte // of the path, the file's own first
 }

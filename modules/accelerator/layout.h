@@ -25,7 +25,7 @@
  *							it
  *	counts		HASH		accel_counts	by accel_route
  *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
- *	events		RINGBUF		accel_event	programs that are not examined yet
+ *	programs	RINGBUF		accel_event	programs without a verdict
  *	off		ARRAY, 1	u32		1: about to be detached. No socket enrols
  *							any more, and nothing is redirected
  *	shares		HASH		u32		by number of a service: clients that it has
@@ -103,9 +103,6 @@ struct accel_visible {
 	__u32 zero;
 };
 
-/* accel_file.device: one process of the file, which generation has a number for, too */
-#define ACCEL_PROCESS (1u << 31)
-
 /* An executable file. Kept together with its generation, since inode numbers come again, and with a
  * number for its contents. */
 struct accel_file {
@@ -117,13 +114,11 @@ struct accel_file {
 enum accel_verdict {
 	ACCEL_ASKED = 1,  /* by an event; no answer yet */
 	ACCEL_SAFE = 2,
-	ACCEL_UNSAFE = 3, /* by examination or configuration */
+	ACCEL_UNSAFE = 3, /* not known to be safe, or by configuration */
 	ACCEL_CAUGHT = 4, /* seen doing what redirected sockets cannot: accel_executable.reason */
 	/* safe, and may block in recv. It then sees EAGAIN when a signal, SIGSTOP, the freezer or a
 	 * reset comes */
 	ACCEL_ALLOWED = 5,
-	/* depends on how a process is configured: each has a verdict of its own */
-	ACCEL_EACH = 6,
 };
 
 struct accel_executable {
@@ -283,18 +278,21 @@ struct accel_counts {
 	__u64 refused[ACCEL_REASONS]; /* before pairing, or stopped after it, by reason */
 };
 
+#define ACCEL_NAMES 16 /* of a path */
+#define ACCEL_NAME  64
+
+/* accel_event.flags */
+#define ACCEL_CHANGEABLE (1 << 0) /* by others than root: the file, or a directory above it */
+#define ACCEL_TRUNCATED	 (1 << 1) /* the path has more names, or longer ones */
+
+/* A program that listens, connects, or sends on a socket of another process. */
 struct accel_event {
 	struct accel_file file;
-	__u64 netns; /* of the socket */
-	__u64 start; /* of the process, ns since boot, as in /proc/PID/stat */
-	__u64 modified, size; /* of the file: ns since 1970, bytes */
-	__u32 pid;   /* in the first pid namespace */
-	__u32 port;
-	/* 1: it listens on it; 0: it connects to it, or without a port sends on a socket that it
-	 * has from another process */
-	__u32 listens;
-	__u32 zero;
+	__u32 pid; /* in the first pid namespace */
+	__u32 flags;
 	char comm[16];
+	/* the path in the mount namespace of the process, the file's own name first */
+	char names[ACCEL_NAMES][ACCEL_NAME];
 };
 
 #endif

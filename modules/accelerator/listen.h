@@ -53,7 +53,7 @@ static long accel_search_fd(__u32 i, struct accel_searching *s)
 		return 0;
 	l.file = accel_file_of(s->task);
 	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
-		accel_ask_about(s->task, &l.file, p.netns, p.port, 1);
+		accel_ask_about(s->task, &l.file);
 	accel_note_listener(&p, &l);
 	return 0;
 }

@@ -147,7 +147,7 @@ static __always_inline void accel_connecting(struct bpf_sock_ops *ops, int all)
 		f = accel_current_file();
 		why = accel_examine_calls(&f);
 		if (why == ACCEL_UNJUDGED)
-			accel_ask(&f, bpf_get_netns_cookie(ops), port, 0);
+			accel_ask(&f);
 		else if (why == ACCEL_FINE && accel_uses_uring(bpf_get_current_task()))
 			why = ACCEL_URING;
 	}
@@ -325,8 +325,7 @@ static __always_inline void accel_note_listener(const struct accel_port *p,
 	struct accel_listener *known = bpf_map_lookup_elem(&listeners, p);
 
 	if (known && known->file.inode && accel_still_listens(known))
-		known->mixed |= !accel_same_file(&known->file, &l->file) &&
-				!accel_matches_each(&known->file);
+		known->mixed |= !accel_same_file(&known->file, &l->file);
 	else
 		bpf_map_update_elem(&listeners, p, l, BPF_ANY);
 }
@@ -342,7 +341,7 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 		return;
 	l.file = accel_current_file();
 	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
-		accel_ask(&l.file, p.netns, p.port, 1);
+		accel_ask(&l.file);
 	accel_note_listener(&p, &l);
 }
 
@@ -354,12 +353,11 @@ static __always_inline void accel_learn_listener(struct bpf_sock_ops *ops)
 	struct accel_listener *l = bpf_map_lookup_elem(&listeners, &p);
 	struct accel_file f = accel_current_file();
 
-	if (!l ||
-	    (l->file.inode && !accel_same_file(&l->file, &f) && !accel_matches_each(&l->file)))
+	if (!l || (l->file.inode && !accel_same_file(&l->file, &f)))
 		return;
 	l->file = f;
 	if (accel_examine_calls(&l->file) == ACCEL_UNJUDGED)
-		accel_ask(&l->file, p.netns, p.port, 1);
+		accel_ask(&l->file);
 }
 
 #endif

@@ -51,12 +51,11 @@ var (
 
 // explanations of reasons.
 var explanations = map[string]string{
-	"port":    "the config leaves the server's port out",
-	"visible": "config.visible lists it",
-	"policy":  "another module on one of the services must see traffic between network namespaces",
-	"unexamined": "the client's program is not examined yet; connections opened about a second later may " +
-		"be redirected",
-	"executable": "the program may use socket features that redirected sockets do not support; see executables",
+	"port":       "the config leaves the server's port out",
+	"visible":    "config.visible lists it",
+	"policy":     "another module on one of the services must see traffic between network namespaces",
+	"unexamined": "the client's program was not known yet; connections opened a moment later may be redirected",
+	"executable": "the program is not known to be safe, or denied; the query executables says why, and how to allow it",
 	"short": "connections to this destination close before redirection pays off; a sample is retried " +
 		"(config.when.retry)",
 	"remote":     "no local server at this destination; a sample is retried (config.when.retry)",
@@ -72,7 +71,7 @@ var explanations = map[string]string{
 	"quota":      "the client's service has reached its quota of connections",
 	"modeOff":    "the mode is off",
 	"uring":      "the program uses io_uring, whose receives do not see redirected data",
-	"serverUnexamined": "the server's program is not examined yet; this happens when its service is attached, when it " +
+	"serverUnexamined": "the server's program was not known yet; it becomes so when its service is attached, when it " +
 		"listens, and when one of its connections closes",
 }
 
@@ -169,13 +168,11 @@ func (a *accelerator) refused() ([]RefusedReport, error) {
 
 // ExecutableReport is what is thought of a program.
 type ExecutableReport struct {
-	Path    string   `json:"path,omitempty"` // as its processes see it
-	Command string   `json:"command"`        // name of the process that was examined
-	PID     int      `json:"pid"`
-	Verdict string   `json:"verdict"` // safe, kept out, unknown
-	Why     string   `json:"why,omitempty"`
-	Uses    []string `json:"uses,omitempty"` // that matters
-	Go      string   `json:"go,omitempty"`
+	Path    string `json:"path"`    // in the mount namespace of its process
+	Command string `json:"command"` // name of that process
+	PID     int    `json:"pid"`
+	Verdict string `json:"verdict"` // safe, kept out
+	Why     string `json:"why,omitempty"`
 }
 
 func (a *accelerator) executables() ([]ExecutableReport, error) {
@@ -185,19 +182,11 @@ func (a *accelerator) executables() ([]ExecutableReport, error) {
 	}
 	out := []ExecutableReport{}
 	for _, p := range a.memory.all() {
-		if p.Facts != nil && p.byProcess() {
-			continue
+		verdict, why := a.judge(&p)
+		if entry := told[p.File]; entry.Verdict == caught {
+			verdict, why = caught, "it was seen: "+explanations[reasonOf(entry.Reason)]
 		}
-		r := ExecutableReport{Command: p.Comm, PID: p.Process.PID, Verdict: verdicts[asked], Why: p.Problem}
-		entry := told[p.File]
-		if p.Facts != nil {
-			verdict, why := a.judge(a.live.Kernel, &p)
-			r.Path, r.Uses, r.Go, r.Verdict, r.Why = p.Facts.Path, p.Facts.Uses, p.Facts.Go, verdicts[verdict], why
-		}
-		if entry.Verdict == caught {
-			r.Verdict, r.Why = verdicts[caught], "it was seen: "+explanations[reasonOf(entry.Reason)]
-		}
-		out = append(out, r)
+		out = append(out, ExecutableReport{p.Path, p.Comm, p.PID, verdicts[verdict], why})
 	}
 	return out, nil
 }
@@ -287,8 +276,8 @@ func keptOut(all []ExecutableReport) sdk.Condition {
 	if len(out) == 0 {
 		return sdk.Condition{Type: "ProgramsExcluded", Status: "False", Reason: "NoneExcluded"}
 	}
-	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "UnsafePrograms",
-		Message: "connections of these programs use plain TCP: " + first(out)}
+	return sdk.Condition{Type: "ProgramsExcluded", Status: "True", Reason: "NotKnownToBeSafe",
+		Message: "connections of these programs use plain TCP: " + first(out) + "; programs.allow includes others"}
 }
 
 func first(list []string) string {
@@ -335,12 +324,12 @@ func (a *accelerator) Collect() ([]sdk.Sample, error) {
 	for _, p := range pairs {
 		out = append(out, p.samples()...)
 	}
-	by := map[string]int{verdicts[safe]: 0, verdicts[unsafe]: 0, verdicts[asked]: 0}
+	by := map[string]int{verdicts[safe]: 0, verdicts[unsafe]: 0}
 	for _, x := range all {
 		by[x.Verdict]++
 	}
 	for verdict, n := range by {
-		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict of their examination.",
+		out = append(out, sdk.Sample{Name: "executables", Help: "Programs by verdict.",
 			Labels: map[string]string{"verdict": verdict}, Value: float64(n)})
 	}
 	ends, err := a.live.Maps.Get(mapEnds)

@@ -4,14 +4,12 @@ package accelerator
 
 import (
 	"bytes"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +20,6 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
-	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
@@ -254,27 +251,16 @@ func TestListenedBefore(t *testing.T) {
 // Programs that listened before their service was attached are found, asked about, and known from the first connection
 // on.
 func TestListenersAreFound(t *testing.T) {
-	executabletest.NeedPIDs(t)
 	p := load(t, usual)
 	p.enter(chain.Services)
 	l := p.listen(t) // in no service yet
 	defer unix.Close(l)
-	events, err := ringbuf.NewReader(p.Maps[mapEvents])
-	check(t, err)
-	defer events.Close()
+	programs := p.programs(t)
 	netns, err := unix.GetsockoptUint64(l, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	check(t, err)
 	p.put(mapMembers, netns, serviceEntry{ID: 7})
 	defer p.tend(t)()
-	events.SetDeadline(time.Now().Add(patience))
-	for asked := false; !asked; { // others may listen on this machine
-		var e event
-		record, err := events.Read()
-		check(t, err)
-		check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
-		if asked = int(e.PID) == os.Getpid(); asked && (e.Listens != 1 || e.Start/1e7 != startOf(t)) {
-			t.Errorf("%+v", e)
-		}
+	for self := programPath(t); programs().Path != self; { // others may listen on this machine
 	}
 	p.judge(allowed, asked)
 	p.warm(p.connectTo(t, l))
@@ -347,29 +333,22 @@ func TestConnectedBefore(t *testing.T) {
 
 // Programs are asked about once, and kept out until they are judged, and if they are unsafe.
 func TestExecutables(t *testing.T) {
-	executabletest.NeedPIDs(t)
 	p := load(t, usual)
 	p.enter(chain.All)
-	events, err := ringbuf.NewReader(p.Maps[mapEvents])
-	check(t, err)
-	defer events.Close()
+	programs := p.programs(t)
 	for range 3 {
 		p.plain(p.connect(t))
 	}
-	var e event
-	events.SetDeadline(time.Now().Add(patience))
-	record, err := events.Read()
-	check(t, err)
-	check(t, binary.Read(bytes.NewReader(record.RawSample), binary.LittleEndian, &e))
 	var self unix.Stat_t
 	check(t, unix.Stat("/proc/self/exe", &self))
-	if int(e.PID) != os.Getpid() || e.File.Inode != self.Ino || e.Listens != 1 || e.Port == 0 ||
-		e.Start/1e7 != startOf(t) ||
-		e.Modified != uint64(self.Mtim.Nano()) || e.Size != uint64(self.Size) {
-		t.Errorf("%+v", e)
+	if got := programs(); got.File.Inode != self.Ino || got.Path != programPath(t) || got.Comm == "" || got.PID == 0 {
+		t.Errorf("%+v", got)
 	}
-	events.SetDeadline(time.Now())
-	if _, err := events.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
+	more, err := ringbuf.NewReader(p.Maps[mapPrograms])
+	check(t, err)
+	defer more.Close()
+	more.SetDeadline(time.Now())
+	if _, err := more.Read(); !errors.Is(err, os.ErrDeadlineExceeded) {
 		t.Errorf("asked twice: %v", err)
 	}
 	p.judge(unsafe, asked)
@@ -383,48 +362,6 @@ func TestExecutables(t *testing.T) {
 	if n := p.enrolled(); n != 2 {
 		t.Errorf("%d sockets are in the map", n)
 	}
-}
-
-// Where the file's verdict is that each process has its own, this one is asked about by itself, for listening sockets
-// that were there before as well.
-func TestEachProcess(t *testing.T) {
-	p := load(t, usual)
-	p.enter(chain.All)
-	l := p.listen(t)
-	defer unix.Close(l)
-	p.judge(each, asked)
-	c := p.connectTo(t, l)
-	p.plain(c)
-	c.close()
-	p.judge(allowed, asked)
-	wait.Until(t, "a connection of this process is accelerated", func() bool {
-		c := p.connectTo(t, l)
-		defer c.close()
-		for range 3 {
-			c.turn(100)
-		}
-		return p.redirects(c.client) > 0
-	})
-	all := entries[fileKey, executableEntry](p, mapExecutables)
-	for file, e := range all {
-		if want := map[bool]uint32{false: each, true: allowed}[file.Device&ofProcess != 0]; e.Verdict != want {
-			t.Errorf("%+v: verdict %d, want %d", file, e.Verdict, want)
-		}
-	}
-	if len(all) != 2 {
-		t.Errorf("%+v", all)
-	}
-}
-
-// startOf is when this process began, in clock ticks since boot.
-func startOf(t *testing.T) uint64 {
-	t.Helper()
-	stat, err := os.ReadFile("/proc/self/stat")
-	check(t, err)
-	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')'):]))
-	ticks, err := strconv.ParseUint(fields[22-2], 10, 64) // proc_pid_stat(5); the first field here is the second there
-	check(t, err)
-	return ticks
 }
 
 // A child that inherited a socket is another program.

@@ -76,7 +76,7 @@ static __always_inline void accel_check_process(struct accel_end *e)
 	why = f.inode ? accel_examine_calls(&f)
 		      : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
 	if (why == ACCEL_UNJUDGED)
-		accel_ask(&f, e->netns, 0, 0);
+		accel_ask(&f);
 	if (why != ACCEL_FINE)
 		accel_stop(e, why);
 }

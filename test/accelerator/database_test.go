@@ -15,12 +15,17 @@ import (
 
 const redisPort = 6379
 
+func (n *node) redis() {
+	n.T.Helper()
+	n.daemon(n.b, redisPort, installed(n.T, "redis-server"), "--port", fmt.Sprint(redisPort), "--bind", "0.0.0.0",
+		"--protected-mode", "no", "--save", "", "--appendonly", "no")
+}
+
 // redis by its own benchmark, with and without pipelines, and with values that are more than a buffer.
 func TestRedis(t *testing.T) {
 	n := newAcceleratedNode(t, nil)
 	n.website()
-	n.daemon(n.b, redisPort, installed(t, "redis-server"), "--port", fmt.Sprint(redisPort), "--bind", "0.0.0.0",
-		"--protected-mode", "no", "--save", "", "--appendonly", "no")
+	n.redis()
 	host, port := n.b.Addr4().String(), fmt.Sprint(redisPort)
 	for _, shape := range [][]string{{"-c", "1", "-n", "1000"}, {"-c", "16", "-n", "3000"}, {"-c", "50", "-n", "3000"},
 		{"-c", "16", "-n", "10000", "-P", "16"}} {

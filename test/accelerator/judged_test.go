@@ -80,7 +80,7 @@ func (n *node) judged(programs ...string) {
 		case x.Why == "":
 			n.T.Errorf("%s is %s, without a reason", name, x.Verdict)
 		}
-		n.T.Logf("%s: %s %s %v", name, x.Verdict, x.Why, x.Uses)
+		n.T.Logf("%s: %s %s", name, x.Verdict, x.Why)
 	}
 	n.T.Logf("%+v", n.account())
 	if safe == len(programs) {

@@ -9,12 +9,15 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/lab/pidtest"
 	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
 // everything enrols connections that would be left alone, as they are short.
 func everything(mode string) map[string]any {
-	return map[string]any{"mode": mode, "thresholds": map[string]any{"minTurns": 0}}
+	config := allowed()
+	config["mode"], config["thresholds"] = mode, map[string]any{"minTurns": 0}
+	return config
 }
 
 // number is one that the environment may say.
@@ -113,6 +116,7 @@ func TestIdle(t *testing.T) {
 	if plain {
 		t.Skip("nothing goes out of a map")
 	}
+	pidtest.NeedPIDs(t)
 	config := everything("adaptive")
 	config["thresholds"].(map[string]any)["idle"] = 1
 	n := newAcceleratedNode(t, config)

@@ -38,10 +38,10 @@ type soak struct {
 
 const soakThreads = "6" // conversations of each client at a time
 
-// blocking peers wait in recv, where redirected sockets do not hide signals. Programs that do so take part when they
-// are allowed to.
+// blocking peers wait in recv, where redirected sockets do not hide signals.
 const blocking = "-b"
 
+// allowed is a config with which the peers take part.
 func allowed() map[string]any {
 	return map[string]any{"programs": map[string]any{"allow": []string{filepath.Base(talker)}}}
 }
@@ -94,16 +94,13 @@ func (s *soak) finish() (again int) {
 
 // Conversations in all manners arrive byte for byte, and end as they should.
 func TestSoak(t *testing.T) {
-	for name, test := range map[string]struct {
-		config  map[string]any
-		options []string
-	}{"poll": {nil, nil}, "blocking": {allowed(), []string{blocking}}} {
+	for name, options := range map[string][]string{"poll": nil, "blocking": {blocking}} {
 		t.Run(name, func(t *testing.T) {
-			n := newAcceleratedNode(t, test.config)
-			s := newSoak(n, test.options...)
+			n := newAcceleratedNode(t, allowed())
+			s := newSoak(n, options...)
 			time.Sleep(soakTime(t, 2*time.Second))
 			n.judged(filepath.Base(talker))
-			if again := s.finish(); again > 0 && test.config == nil {
+			if again := s.finish(); again > 0 && options == nil {
 				t.Errorf("%d calls that wait have answered EAGAIN", again)
 			}
 		})

@@ -174,9 +174,9 @@ listen bytes
 	n.judged("haproxy", "nginx", "curl")
 }
 
-// HAProxy without splicing takes part by itself.
+// HAProxy without splicing takes part when it is allowed to.
 func TestHAProxyWithoutSplicing(t *testing.T) {
-	n := newAcceleratedNode(t, nil)
+	n := newAcceleratedNode(t, map[string]any{"programs": map[string]any{"allow": []string{"haproxy"}}})
 	dir := n.website()
 	n.daemon(n.b, webPort, installed(t, "node"), installed(t, "testdata/web/echo.js"), fmt.Sprint(webPort), dir)
 	config := n.file("haproxy.cfg", fmt.Sprintf(`

@@ -16,7 +16,6 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
-	"github.com/kerb-edge/kerb/internal/lab/executabletest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -160,7 +159,6 @@ func (s *talks) stop() {
 
 // The agent is killed, the module replaced, removed in mid-stream and put back: every byte arrives once and in order.
 func TestSocketsUnderTraffic(t *testing.T) {
-	executabletest.NeedPIDs(t) // otherwise no connection is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	n.untilRedirected()
@@ -244,7 +242,6 @@ func TestSocketsPurge(t *testing.T) {
 
 // Two agents on one cgroup do not disturb each other, and a cgroup that is of no use is notified of.
 func TestSocketsOfTwoAgents(t *testing.T) {
-	executabletest.NeedPIDs(t) // otherwise no connection is accelerated
 	n := newSocketsNode(t)
 	n.apply(accelerator("*"))
 	other := newNode(t)

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"path"
+	"path/filepath"
+	"slices"
+	"time"
+)
+
+// program is an executable that the data plane has asked about.
+type program struct {
+	File       fileKey
+	Path       string // in the mount namespace of the process; what is known of a longer one follows "…/"
+	Changeable bool   // others than root can change the file or a directory above it
+	PID        int
+	Comm       string
+	Asked      time.Time
+}
+
+func (e *event) program() program {
+	name := "/"
+	if e.Flags&truncated != 0 {
+		name = "…/"
+	}
+	for _, raw := range slices.Backward(e.Names[:]) {
+		if text, _, _ := bytes.Cut(raw[:], []byte{0}); len(text) > 0 {
+			name = path.Join(name, string(text))
+		}
+	}
+	return program{File: e.File, Path: name, Changeable: e.Flags&changeable != 0, PID: int(e.PID),
+		Comm: printable(e.Comm[:]), Asked: time.Now()}
+}
+
+// Directories that packages and images install programs in.
+var (
+	standard = []string{"/usr/bin", "/usr/sbin", "/usr/local/bin", "/usr/local/sbin", "/bin", "/sbin"}
+	postgres = append([]string{"/usr/lib/postgresql/*/bin", "/usr/libexec/postgresql*"}, standard...)
+)
+
+// Known are the programs that take part by themselves, with the directories that they may lie in: they make none of the
+// calls that redirected sockets answer otherwise (see docs/accelerator.md). Each is driven by a test of
+// test/accelerator, which counts its redirected messages.
+var Known = map[string][]string{
+	"curl":            standard,
+	"node":            standard,
+	"pgbench":         postgres,
+	"postgres":        postgres,
+	"psql":            postgres,
+	"redis-benchmark": standard,
+	"redis-check-rdb": standard, // Debian's redis-server is a link to it
+	"redis-server":    standard,
+}
+
+// unsuitable are programs of which it is known why they do not, by patterns of their names.
+var unsuitable = []struct{ name, why string }{
+	{"nginx", fionread}, {"java", fionread}, {"wrk", fionread},
+	{"envoy", fionread + ", as far as is known"},
+	{"haproxy", "with one of the options splice-* it uses splice(2), which does not see redirected data: allow it " +
+		"if its configuration has none"},
+	{"python*", "a script may call os.splice, which does not see redirected data: allow the interpreter if none does"},
+	{"redis-cli", "it blocks in recv(2), where a signal causes EAGAIN: allow it if it gets none"},
+}
+
+const fionread = "it uses ioctl(FIONREAD), which answers 0 while redirected data waits"
+
+// isKnown reports whether Known has the program of a path.
+func isKnown(name string) bool {
+	return slices.ContainsFunc(Known[filepath.Base(name)], func(dir string) bool {
+		match, _ := path.Match(dir, filepath.Dir(name)) // the patterns are right
+		return match
+	})
+}
+
+// judge says whether a program may take part, and why not.
+func (a *accelerator) judge(p *program) (verdict uint32, why string) {
+	switch {
+	case a.denies(p.Path):
+		return unsafe, "programs.deny lists it"
+	case a.allows(p.Path):
+		return allowed, "programs.allow lists it"
+	case !isKnown(p.Path):
+		return unsafe, reasonAgainst(p.Path)
+	case p.Changeable:
+		return unsafe, "others than root can change the file or a directory above it: list it in programs.allow to " +
+			"trust it nevertheless"
+	case a.live.Kernel.Sockets["interrupted"]:
+		return allowed, ""
+	}
+	return safe, ""
+}
+
+func reasonAgainst(name string) string {
+	for _, u := range unsuitable {
+		if match, _ := path.Match(u.name, filepath.Base(name)); match {
+			return u.why
+		}
+	}
+	return "it is not known to be safe: list it in programs.allow if on TCP connections it uses neither splice(2), as " +
+		"Go's io.Copy does, nor ioctl(FIONREAD), recv(MSG_WAITALL) or urgent data"
+}
