@@ -38,7 +38,7 @@ type Compiled interface {
 }
 
 // Running is what a control plane keeps for one generation. Its methods are those of the optional interfaces Handler,
-// Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser, ExecutableUser,
+// Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser,
 // InstanceWatcher and ClientServer. They are called concurrently unless an interface says otherwise.
 type Running any
 
@@ -115,9 +115,6 @@ type Live struct {
 	// interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
 
-	// Examine asks what is known of the program that a process runs. It does not wait: the answer comes by ExecutableUser.
-	// A process is requested once until the agent has fetched the request. Needs capability executables.
-	Examine func(p Process)
 	// Kernel is how this kernel behaves where that is not the same everywhere. Empty without capability kernelFacts.
 	Kernel Kernel
 }

@@ -104,7 +104,6 @@ func (p *plane) routes() http.Handler {
 	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
 	own("POST virtualservices", p.serveVirtualServices)
 	own("POST models", p.serveModels)
-	own("POST executables", p.serveExecutables)
 	own("GET wanted", func(r *http.Request) (any, error) { return p.requests.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
@@ -260,7 +259,7 @@ func (p *plane) turn(before *running, activate func() (*running, error)) error {
 func (p *plane) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
 	n := &running{generation: req.Generation, instances: byKey(req.Instances)}
 	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
-		Release: p.requests.release, Inject: p.inbox.packets.inject, Examine: p.requests.examine, Kernel: req.Kernel})
+		Release: p.requests.release, Inject: p.inbox.packets.inject, Kernel: req.Kernel})
 	if err != nil {
 		return nil, fmt.Errorf("open generation %s: %w", req.Generation, err)
 	}
@@ -369,16 +368,6 @@ func (p *plane) serveModels(r *http.Request) (any, error) {
 		return nil, err
 	}
 	return updateUser(p, update.Generation, func(user ModelUser) (any, error) { return user.Models(update) })
-}
-
-func (p *plane) serveExecutables(r *http.Request) (any, error) {
-	update, err := decode[ExecutablesUpdate](r)
-	if err != nil {
-		return nil, err
-	}
-	return updateUser(p, update.Generation, func(user ExecutableUser) (any, error) {
-		return nil, user.Executables(update.Executables)
-	})
 }
 
 // updateUser passes resources to the present generation, if it is the one meant and works with them.

@@ -13,7 +13,7 @@ import (
 
 const (
 	requestWait = 30 * time.Second // how long a request of the agent is held
-	maxRequests = 4096             // addresses, and processes, that the agent has not fetched; more are not noted
+	maxRequests = 4096             // addresses that the agent has not fetched; more are not noted
 )
 
 // requests are what the control plane asks of the agent, until the agent fetches them.
@@ -21,12 +21,11 @@ type requests struct {
 	mu      sync.Mutex
 	pending Requests
 	queued  map[netip.Addr]bool
-	asked   map[Process]bool
 	arrived chan struct{}
 }
 
 func newRequests() *requests {
-	return &requests{queued: map[netip.Addr]bool{}, asked: map[Process]bool{}, arrived: make(chan struct{}, 1)}
+	return &requests{queued: map[netip.Addr]bool{}, arrived: make(chan struct{}, 1)}
 }
 
 func (r *requests) resolve(addr netip.Addr) {
@@ -48,17 +47,6 @@ func (r *requests) release(name string) {
 		r.pending.Release = append(r.pending.Release, name)
 		r.wake()
 	}
-}
-
-func (r *requests) examine(p Process) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.asked[p] || len(r.asked) == maxRequests {
-		return
-	}
-	r.asked[p] = true
-	r.pending.Examine = append(r.pending.Examine, p)
-	r.wake()
 }
 
 // maxClientMaps is how many clients may wait for maps that the agent has not fetched the request for.
@@ -92,7 +80,6 @@ func (r *requests) take(ctx context.Context) Requests {
 		if !got.Empty() && ctx.Err() == nil {
 			r.pending = Requests{}
 			clear(r.queued)
-			clear(r.asked)
 			r.mu.Unlock()
 			return got
 		}

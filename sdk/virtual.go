@@ -41,15 +41,14 @@ type VirtualService struct {
 
 // Requests are what the control plane asks of the agent: the answer to wanted.
 type Requests struct {
-	Resolve  []netip.Addr `json:"addresses,omitempty"`   // destinations of packets that no known virtual service has
-	Release  []string     `json:"idle,omitempty"`        // dynamic virtual services that are not used any more
-	SendMaps []ClientMaps `json:"give,omitempty"`        // messages with maps for clients
-	Examine  []Process    `json:"executables,omitempty"` // processes whose programs are to be examined
+	Resolve  []netip.Addr `json:"addresses,omitempty"` // destinations of packets that no known virtual service has
+	Release  []string     `json:"idle,omitempty"`      // dynamic virtual services that are not used any more
+	SendMaps []ClientMaps `json:"give,omitempty"`      // messages with maps for clients
 }
 
 // Empty reports whether there are none.
 func (r *Requests) Empty() bool {
-	return len(r.Resolve)+len(r.Release)+len(r.SendMaps)+len(r.Examine) == 0
+	return len(r.Resolve)+len(r.Release)+len(r.SendMaps) == 0
 }
 
 // InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist

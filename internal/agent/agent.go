@@ -148,8 +148,8 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		OnChange: func(module string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
-		Examine:  control.Examine(), Kernel: control.KernelFacts(cfg.Paths.SocketFacts(), log),
+		OnChange:     func(module string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
+		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {

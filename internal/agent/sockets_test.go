@@ -12,9 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -45,7 +43,6 @@ type socketsControl struct {
 
 	mu        sync.Mutex
 	instances map[sdk.InstanceKey]sdk.Instance // that the data plane knows
-	found     []sdk.Executable
 }
 
 func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) {
@@ -75,17 +72,9 @@ func (c *socketsControl) InstanceChanged(i sdk.Instance, there bool) {
 	}
 }
 
-func (c *socketsControl) Executables(found []sdk.Executable) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.found = append(c.found, found...)
-	return nil
-}
-
 // socketsState is what the control plane tells.
 type socketsState struct {
 	Instances  []sdk.Instance
-	Found      []sdk.Executable
 	Kernel     sdk.Kernel
 	Redirected uint64
 }
@@ -98,13 +87,9 @@ func (c *socketsControl) Handler() http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Found: c.found, Kernel: c.live.Kernel}
+		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Kernel: c.live.Kernel}
 		_ = c.live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
 		_ = json.NewEncoder(w).Encode(s)
-	})
-	mux.HandleFunc("POST /examine/{pid}", func(_ http.ResponseWriter, r *http.Request) {
-		pid, _ := strconv.Atoi(r.PathValue("pid"))
-		c.live.Examine(sdk.Process{PID: pid})
 	})
 	return mux
 }
@@ -120,7 +105,7 @@ func socketsPackage(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text := string(manifest) + "capabilities: [executables, kernelFacts]\nbudget: {memory: 64Mi}\n" +
+	text := string(manifest) + "capabilities: [kernelFacts]\nbudget: {memory: 64Mi}\n" +
 		"control: {command: [./control, " + socketsCommand + "], files: [control], memory: 256Mi}\n"
 	self, err := os.ReadFile("/proc/self/exe")
 	if err != nil {
@@ -242,13 +227,6 @@ func TestSocketsOfServices(t *testing.T) {
 	if k := n.socketsState(t, "fast").Kernel; len(k.Sockets) < 2 {
 		t.Errorf("how the kernel behaves: %+v", k)
 	}
-	if status, text := n.ask(t, "fast", "POST", fmt.Sprint("/examine/", os.Getpid()), nil); status != http.StatusOK {
-		t.Fatal(status, text)
-	}
-	wait.Until(t, "a process is examined", func() bool {
-		found := n.socketsState(t, "fast").Found
-		return len(found) == 1 && found[0].PID == os.Getpid() && found[0].Go == runtime.Version()
-	})
 	n.apply(t, n.both(), module("fast", pkg, "*", nil))
 	wait.Until(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
 	talk(t, n.web, n.db, "between both")

@@ -14,8 +14,7 @@ import (
 
 // capabilities are what the agent provides to control planes whose packages name it in their manifest. Each is a
 // file with a function that returns what one control plane gets, whose type implements some of the interfaces
-// below. The manifest's schema has the same names. Requests are served in this order: examining a program can take
-// long.
+// below. The manifest's schema has the same names. Requests are served in this order.
 var capabilities = []struct {
 	name  string
 	grant func(o *Options, module string) any
@@ -25,7 +24,6 @@ var capabilities = []struct {
 	{pkgs.CapabilityInject, grantInject},
 	{pkgs.CapabilityClients, grantClients},
 	{pkgs.CapabilityKernelFacts, grantKernelFacts},
-	{"executables", grantExecutables},
 }
 
 type (

@@ -64,7 +64,6 @@ type Options struct {
 	ModuleSocket func(module string) string // path of the socket for programs, which the group SocketGroup may use
 	SocketGroup  string
 	Kernel       func(context.Context) sdk.Kernel
-	Examine      func(sdk.Process) sdk.Executable
 }
 
 // Limits are in bytes; 0 is no limit.

@@ -104,12 +104,17 @@ func (h *handler) called() []string {
 	return slices.DeleteFunc(slices.Clone(h.calls), func(s string) bool { return s == "health" })
 }
 
+// serverGrant is a capability for which the agent asks what the control plane wants.
+type serverGrant struct{}
+
+func (serverGrant) serve(context.Context, *Plane, *run, *sdk.Requests) {}
+
 // One that answers at once that it wants nothing is not asked all the time.
 func TestHastyWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"wanted": http.StatusNoContent}}
 		p := testPlane(func() (*run, error) { return newFake(h).run, nil })
-		p.grants = []any{examineGrant(func(sdk.Process) sdk.Executable { return sdk.Executable{} })}
+		p.grants = []any{serverGrant{}}
 		done := make(chan struct{})
 		go func() {
 			defer close(done)

@@ -23,8 +23,8 @@ func TestOlderManifests(t *testing.T) {
 			"sha256:6f0c07a41a3b1f4513bf52c4bffef09f87cd74eae6c0f862bfe8466d60e9b355"},
 		{goodManifest + older, []string{"virtualServices", "models", "inject", "clients"},
 			"sha256:3c5c9e431d63c5be1ab4e012513c8e3738d591e3c6f60d5be2c8223462b0959f"},
-		{sockets + "resources: [executables]\ncontrol: builtin\n", []string{"executables", "kernelFacts"},
-			"sha256:76633d97830155c115eda587053732836385b258e260292a85e67ef6dae42730"},
+		{sockets + "control: builtin\n", []string{"kernelFacts"},
+			"sha256:81b0f83075122a55dc7e9e5869794d4aa0faecf7ec35b9f855daf515013d05d8"},
 	} {
 		m, err := ParseManifest("kerb.yaml", []byte(c.manifest))
 		if err != nil {

@@ -103,7 +103,6 @@ func (m *Module) Live(instances ...sdk.Instance) sdk.Live {
 		Instances: func() []sdk.Instance { return instances },
 		Resolve:   func(netip.Addr) {},
 		Release:   func(string) {},
-		Examine:   func(sdk.Process) {},
 		Inject:    func(uint32, []byte) error { return nil },
 	}
 }
