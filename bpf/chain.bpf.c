@@ -29,12 +29,73 @@ struct {
 	__type(value, __u64);
 } kerb_outcomes SEC(".maps");
 
+struct kerb_count {
+	__u64 packets, bytes;
+};
+
+/* Why a packet did not leave a module as it leaves with KERB_NEXT. */
+enum kerb_exit {
+	KERB_EXIT_DROP = 0,
+	KERB_EXIT_REPLY = 1,
+	KERB_EXIT_REDIRECT = 2,
+	KERB_EXIT_DEFERRED = 3, /* a deferred redirect: the modules behind see the packet, too */
+	KERB_EXITS = 4,
+};
+
+/* What a chain has done, per CPU: packets at its head, and exits of each module, KERB_EXITS counts
+ * a module in their order. What a module has seen and passed on follows from these: a packet that
+ * passes is counted once, however long the chain is. Bytes are those of the frame at the head. The
+ * linker gives the value its size (internal/dataplane/counts.go). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct kerb_count));
+} kerb_counts SEC(".maps");
+
+/* The bottom of the entry's stack: the modules know of the packet context only. */
+struct kerb_frame {
+	struct kerb_pkt pkt;
+	__u64 len; /* at the head; modules may change that of the context */
+};
+
+/* Counts the packet in a slot: 0 for the head, then KERB_EXITS for each module. */
+static __always_inline void count_slot(__u32 slot, __u64 len)
+{
+	__u32 zero = 0;
+	struct kerb_count *c = bpf_map_lookup_elem(&kerb_counts, &zero);
+
+	if (!c)
+		return;
+	c[slot].packets += 1;
+	c[slot].bytes += len;
+}
+
 static __always_inline void count(void *map, __u32 key)
 {
 	__u64 *n = bpf_map_lookup_elem(map, &key);
 
 	if (n)
 		*n += 1;
+}
+
+static __always_inline __u32 frame_len(kerb_ctx *ctx)
+{
+#ifndef KERB_HOOK_XDP
+	return ctx->len;
+#elif defined(KERB_XDP_FRAGS)
+	return bpf_xdp_get_buff_len(ctx);
+#else
+	return (void *)kerb_ctx_field(ctx, data_end) - (void *)kerb_ctx_field(ctx, data);
+#endif
+}
+
+/* Called before kerb_head. */
+SEC("kerb/count") int kerb_count(kerb_ctx *ctx, struct kerb_frame *frame)
+{
+	frame->len = frame_len(ctx);
+	count_slot(0, frame->len);
+	return 0;
 }
 
 #ifdef KERB_HOOK_XDP
@@ -97,6 +158,14 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 #define KERB_CALL_FAIL_CLOSED (1 << 0)
 #define KERB_CALL_TC_EGRESS   (1 << 1)
 #define KERB_CALL_VETH	      (1 << 2) /* on XDP */
+#define KERB_CALL_SLOT_SHIFT  8	       /* above: slot of the module's exits; 0: not counted */
+
+static __always_inline void count_exit(const struct kerb_pkt *pkt, __u32 call, enum kerb_exit exit)
+{
+	if (call >> KERB_CALL_SLOT_SHIFT)
+		count_slot((call >> KERB_CALL_SLOT_SHIFT) + exit,
+			   ((const struct kerb_frame *)pkt)->len);
+}
 
 /* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if
  * that has XDP too, a redirect also if it has GRO (veth_xdp_flush, veth_xdp_xmit). */
@@ -165,17 +234,32 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 {
 	kerb_ctx *ctx = pkt->ctx;
 
-	if (verdict == KERB_REPLY)
+	if (verdict == KERB_REPLY) {
+		count_exit(pkt, call, KERB_EXIT_REPLY);
 		return reply(pkt, call) & 0xff;
-	if (verdict == KERB_REDIRECT)
+	}
+	if (verdict == KERB_REDIRECT) {
+		count_exit(pkt, call, KERB_EXIT_REDIRECT);
 		return redirect(ctx, pkt) & 0xff;
+	}
 	if (verdict != KERB_DROP) {
 		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
-		return call & KERB_CALL_FAIL_CLOSED ? KERB_ACT_DROP : KERB_GO_ON;
+		if (!(call & KERB_CALL_FAIL_CLOSED))
+			return KERB_GO_ON;
+		count_exit(pkt, call, KERB_EXIT_DROP);
+		return KERB_ACT_DROP;
 	}
+	count_exit(pkt, call, KERB_EXIT_DROP);
 	count_drop(drops, by_ifindex, pkt->ifindex,
 		   pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
 	return KERB_ACT_DROP;
+}
+
+/* Counts a redirect that is performed after the last module. */
+SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
+{
+	count_exit(pkt, call, KERB_EXIT_DEFERRED);
+	return 0;
 }
 
 /* What `kerb trace` looks for; a zero stands for anything. Written by the agent before the traced

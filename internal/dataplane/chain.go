@@ -23,6 +23,7 @@ type linkedChain struct {
 	progs    []*ebpf.Program
 	parts    *ebpf.Map // tail-call table, nil for one program
 	outcomes *ebpf.Map
+	counts   *ebpf.Map
 	drops    []*ebpf.Map
 }
 
@@ -32,7 +33,7 @@ func (c *linkedChain) Close() {
 	for _, p := range c.progs {
 		p.Close()
 	}
-	for _, m := range append([]*ebpf.Map{c.parts, c.outcomes}, c.drops...) {
+	for _, m := range append([]*ebpf.Map{c.parts, c.outcomes, c.counts}, c.drops...) {
 		if m != nil {
 			m.Close()
 		}
@@ -63,6 +64,15 @@ func (c *linkedChain) create(l *linker) (err error) {
 		return fmt.Errorf("create parse counters: %w", err)
 	}
 	l.maps[outcomesMap] = c.outcomes
+	if l.counts != nil {
+		c.counts, err = l.counts.Clone()
+	} else {
+		c.counts, err = ebpf.NewMap(l.countsSpec())
+	}
+	if err != nil {
+		return fmt.Errorf("create counts: %w", err)
+	}
+	l.maps[countsMap] = c.counts
 	for _, g := range l.members {
 		m, err := g.maps[dropsMap].Clone()
 		if err != nil {
@@ -193,7 +203,7 @@ func (c *linkedChain) pin(l layout) error {
 				return fmt.Errorf("pin program: %w", err)
 			}
 		}
-		pins := map[string]*ebpf.Map{"outcomes": c.outcomes}
+		pins := map[string]*ebpf.Map{"outcomes": c.outcomes, countsPin: c.counts}
 		if c.parts != nil {
 			pins["parts"] = c.parts
 		}

@@ -33,7 +33,8 @@ type Dataplane struct {
 	layout layout
 	tcx    bool
 	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
-	grace  *grace               // since the last change of values; nil: a killed agent may have made one just now
+	counts countReader
+	grace  *grace // since the last change of values; nil: a killed agent may have made one just now
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.
@@ -143,7 +144,17 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 	if spec.Side == chain.OnSockets {
 		return createSockets(members[0], d.layout.chain(spec), spec.Members[0])
 	}
-	c, err := loadChain(spec, members)
+	l, err := newLinker(spec, members)
+	if err != nil {
+		return err
+	}
+	if l.counts, err = d.runningCounts(spec); err != nil {
+		return err
+	}
+	if l.counts != nil {
+		defer l.counts.Close()
+	}
+	c, err := l.chain()
 	if err != nil {
 		return err
 	}
@@ -181,11 +192,13 @@ func (d *Dataplane) RemoveChain(c chain.Pinned) error {
 			return err
 		}
 	}
-	return removePins(d.layout.pinned(c))
+	return d.removeCounted(d.layout.pinned(c))
 }
 
 // RemoveChainSpec is RemoveChain for a chain known by what it was made from.
-func (d *Dataplane) RemoveChainSpec(spec chain.Spec) error { return removePins(d.layout.chain(spec)) }
+func (d *Dataplane) RemoveChainSpec(spec chain.Spec) error {
+	return d.removeCounted(d.layout.chain(spec))
+}
 
 // Attach puts a chain on a point, in place of the one that runs there.
 func (d *Dataplane) Attach(p chain.Point, spec chain.Spec) error {

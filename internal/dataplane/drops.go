@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"encoding/binary"
 	"fmt"
 	"path/filepath"
 
@@ -13,7 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The drop counters that every generation has alongside the module's own maps: of all packets, and by interface.
+// The drop counters that every generation has alongside the module's own maps: of all packets, and by interface. With
+// them is retiredMap.
 const (
 	dropsMap        = "kerb_drops"
 	ifindexDropsMap = "kerb_if_drops"
@@ -29,6 +31,8 @@ func dropSpecs() map[string]*ebpf.MapSpec {
 	return map[string]*ebpf.MapSpec{
 		dropsMap: {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
 			MaxEntries: uint32(kerbabi.DropReasonCount), Key: u32, Value: u64},
+		retiredMap: {Name: retiredMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(retired{})),
+			MaxEntries: uint32(len(retiredSides) * len(retiredDirections)), Key: u32},
 		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8,
 			MaxEntries: ifindexDropsEntries, Flags: noPrealloc},
 	}
@@ -51,15 +55,23 @@ func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
 	return nil
 }
 
-// completeDrops adds the drops by interface to a pinned generation that lacks them, because an older agent made it.
+// completeDrops adds the counters that a pinned generation lacks, because an older agent made it.
 func (g *generation) completeDrops(l layout) (err error) {
-	if g.Sockets || g.maps[ifindexDropsMap] != nil {
+	if g.Sockets {
 		return nil
 	}
-	if g.maps[ifindexDropsMap], err = ebpf.NewMap(dropSpecs()[ifindexDropsMap]); err != nil {
-		return err
+	for _, name := range []string{ifindexDropsMap, retiredMap} {
+		if g.maps[name] != nil {
+			continue
+		}
+		if g.maps[name], err = ebpf.NewMap(dropSpecs()[name]); err != nil {
+			return err
+		}
+		if err := pinOnce(g.maps[name], filepath.Join(l.generation(g.Name, g.ID), name)); err != nil {
+			return err
+		}
 	}
-	return pinCopy(g.maps[ifindexDropsMap], filepath.Join(l.generation(g.Name, g.ID), ifindexDropsMap))
+	return nil
 }
 
 // Drops returns the packets that a generation's module dropped, by reason, summed over the CPUs.

@@ -19,7 +19,7 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 6
+const linkerVersion = 7
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
@@ -30,6 +30,8 @@ const (
 	callFailClosed = 1 << 0
 	callTCEgress   = 1 << 1
 	callVeth       = 1 << 2
+	callSlotShift  = 8
+	exits          = 4 // counts of a module: drop, reply, redirect, deferred redirect
 )
 
 // Actions of the hooks when every module said NEXT, and when a packet must not pass.
@@ -71,10 +73,13 @@ type linker struct {
 	traced  int32 // number of the chain in a trace, 0 for none
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
-	pktSize int32 // of struct kerb_pkt
+	pktSize int32 // of struct kerb_frame, which begins with struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags int16
-	frame              int32 // bytes from the frame pointer of the entry down to the packet context
+	len, headLen       int16
+	frame              int32     // bytes from the frame pointer of the entry down to the packet context
+	counts             *ebpf.Map // of a chain that this one continues; nil: new ones
+	uncounted          bool      // packets are not counted: to measure what that costs
 }
 
 func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
@@ -102,12 +107,14 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
-	l.pktSize = int32(pkt.Size+7) &^ 7
-	if l.toIfindex, err = pktField(pkt, "to_ifindex"); err != nil {
-		return nil, err
+	l.headLen = int16(pkt.Size+7) &^ 7
+	l.pktSize = int32(l.headLen) + 8
+	for name, offset := range map[string]*int16{"to_ifindex": &l.toIfindex, "to_flags": &l.toFlags, "len": &l.len} {
+		if *offset, err = pktField(pkt, name); err != nil {
+			return nil, err
+		}
 	}
-	l.toFlags, err = pktField(pkt, "to_flags")
-	return l, err
+	return l, nil
 }
 
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
@@ -130,7 +137,10 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	verdict := newBody("kerb_verdict", code)
-	out := append(l.entry(first, head, modules, verdict, parts, slot), head.rest()...)
+	if code, err = l.function(l.object, "kerb_count", "kerb_count", nil); err != nil {
+		return nil, err
+	}
+	out := append(l.entry(first, newBody("kerb_count", code), head, modules, verdict, parts, slot), head.rest()...)
 	for _, m := range modules {
 		out = append(out, m.rest()...)
 	}
@@ -138,20 +148,34 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return out, nil
 	}
 	out = append(out, verdict.rest()...)
-	if l.traced == 0 {
-		return out, nil
-	}
-	names := []string{"kerb_trace"}
-	if first == 0 {
-		names = append(names, "kerb_trace_head")
-	}
-	for _, name := range names {
+	for _, name := range l.extras(first, last) {
 		if code, err = l.function(l.object, name, name, nil); err != nil {
 			return nil, err
 		}
 		out = append(out, code...)
 	}
 	return out, nil
+}
+
+// extras are the functions that only some programs call.
+func (l *linker) extras(first, last int) (names []string) {
+	if slices.ContainsFunc(sequence(first, last), l.defers) && !l.uncounted {
+		names = append(names, "kerb_deferred")
+	}
+	if l.traced != 0 {
+		names = append(names, "kerb_trace")
+		if first == 0 {
+			names = append(names, "kerb_trace_head")
+		}
+	}
+	return names
+}
+
+func sequence(first, last int) (all []int) {
+	for i := first; i < last; i++ {
+		all = append(all, i)
+	}
+	return all
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
@@ -263,19 +287,25 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 
 // entry generates the program that everything else is called from:
 //
+//	kerb_count(ctx, &pkt)
 //	kerb_head(ctx, &pkt)
 //	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
 //	return the hook's "next", or tail call into the next part
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
 // other than NEXT comes last, so that a packet that passes runs straight through.
-func (l *linker) entry(first int, head body, modules []body, verdict body, parts *ebpf.Map, slot int) asm.Instructions {
-	l.setFrame(append([]body{head, verdict}, modules...))
-	code := l.pkt(asm.R2)
+func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map, slot int) asm.Instructions {
+	l.setFrame(append([]body{count, head, verdict}, modules...))
+	code := l.begin(first, count)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())
 	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
 	next := "next-"
+	if first > 0 && !l.uncounted { // the part before has counted the packet; exits need its length
+		code = append(code, l.loadPkt(asm.R1, l.len).WithSymbol(next),
+			asm.StoreMem(asm.RFP, int16(-l.frame)+l.headLen, asm.R1, asm.DWord))
+		next = "measured"
+	}
 	if l.mayBeRedirected(first) { // by a member of another part
 		restore := l.restore()
 		restore[0] = restore[0].WithSymbol(next)
@@ -304,6 +334,18 @@ func (l *linker) entry(first int, head body, modules []body, verdict body, parts
 	}
 	end[0] = end[0].WithSymbol(next)
 	return slices.Concat(code, end, cold, leave)
+}
+
+// begin counts the packet, and prepares the call of the head.
+func (l *linker) begin(first int, count body) asm.Instructions {
+	if first > 0 || l.uncounted {
+		return l.pkt(asm.R2)
+	}
+	ctx := int16(-l.frame) // pkt.ctx
+	code := append(asm.Instructions{asm.StoreMem(asm.RFP, ctx, asm.R1, asm.DWord)}, l.pkt(asm.R2)...)
+	code = append(code, call(count, "counted")...)
+	code = append(code, asm.LoadMem(asm.R1, asm.RFP, ctx, asm.DWord).WithSymbol("counted"))
+	return append(code, l.pkt(asm.R2)...)
 }
 
 // call reaches a function and comes out at a label.
@@ -368,21 +410,12 @@ func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 
 // cold turns a verdict of module i into an action.
 func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions {
-	var flags int32
-	if l.spec.Members[i].FailClosed {
-		flags |= callFailClosed
-	}
-	if l.spec.Side == chain.OnTCEgress {
-		flags |= callTCEgress
-	}
-	if l.spec.Veth {
-		flags |= callVeth
-	}
+	flags := l.callFlags(i)
 	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0)}, l.pkt(asm.R1)...)
 	if l.defers(i) {
 		act := fmt.Sprintf("act%d", i)
 		code[0] = code[0].WithSymbol(act)
-		code = append(l.keepRedirect(next, act), code...)
+		code = append(l.keepRedirect(flags, next, act), code...)
 	}
 	code[0] = code[0].WithSymbol(symbol)
 	code = append(code,
@@ -395,6 +428,23 @@ func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions
 		asm.JGT.Imm(asm.R0, goOn-1, next).WithSymbol(acted),
 		asm.Ja.Label("out"),
 	)
+}
+
+// callFlags are what kerb_verdict is to know of module i and the hook.
+func (l *linker) callFlags(i int) (flags int32) {
+	if l.spec.Members[i].FailClosed {
+		flags |= callFailClosed
+	}
+	if l.spec.Side == chain.OnTCEgress {
+		flags |= callTCEgress
+	}
+	if l.spec.Veth {
+		flags |= callVeth
+	}
+	if !l.uncounted {
+		flags |= int32(1+i*exits) << callSlotShift
+	}
+	return flags
 }
 
 func (l *linker) action(xdp, tc int32) int32 {

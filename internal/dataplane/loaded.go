@@ -23,6 +23,15 @@ type Loaded struct {
 
 // Load creates the maps of the modules, fills them, and links the modules in the given order.
 func Load(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, error) {
+	return loadModules(side, dir, false, modules)
+}
+
+// LoadUncounted is Load for a chain that does not count packets, to measure what that costs.
+func LoadUncounted(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, error) {
+	return loadModules(side, dir, true, modules)
+}
+
+func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules []Module) (*Loaded, error) {
 	out := &Loaded{Maps: map[string]sdk.Maps{}}
 	spec := chain.Spec{Side: side, Direction: dir}
 	for _, mod := range modules {
@@ -35,7 +44,7 @@ func Load(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, err
 		out.Maps[mod.Name] = g.sdkMaps()
 		spec.Members = append(spec.Members, chain.Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
 	}
-	c, err := loadChain(spec, out.generations)
+	c, err := out.link(spec, uncounted)
 	if err != nil {
 		out.Close()
 		return nil, err
@@ -46,11 +55,7 @@ func Load(side chain.Side, dir chain.Direction, modules ...Module) (*Loaded, err
 
 // Relink links the same generations again, for example in another order or for another side.
 func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
-	members, err := l.members(spec)
-	if err != nil {
-		return nil, err
-	}
-	c, err := loadChain(spec, members)
+	c, err := l.link(spec, false)
 	if err != nil {
 		return nil, err
 	}
@@ -58,13 +63,37 @@ func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
+func (l *Loaded) link(spec chain.Spec, uncounted bool) (*linkedChain, error) {
+	members, err := l.members(spec)
+	if err != nil {
+		return nil, err
+	}
+	linker, err := newLinker(spec, members)
+	if err != nil {
+		return nil, err
+	}
+	linker.counts, linker.uncounted = l.countsFor(spec), uncounted
+	return linker.chain()
+}
+
+// countsFor are those of the chain if another one counts the same.
+func (l *Loaded) countsFor(spec chain.Spec) *ebpf.Map {
+	if l.chain != nil && sameCounts(spec, l.chain.spec) {
+		return l.chain.counts
+	}
+	return nil
+}
+
+// Counts returns what each module has returned, in the order of the chain.
+func (l *Loaded) Counts() ([]Verdicts, error) { return readCounts(l.chain.counts) }
+
 // Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
 func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	members, err := l.members(spec)
 	if err != nil {
 		return nil, err
 	}
-	c, err := t.link(spec, members, 1)
+	c, err := t.link(spec, members, 1, l.countsFor(spec))
 	if err != nil {
 		return nil, err
 	}

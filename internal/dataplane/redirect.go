@@ -45,12 +45,22 @@ func (l *linker) loadPkt(dst asm.Register, offset int16) asm.Instruction {
 }
 
 // keepRedirect continues with the next module after a verdict that is a deferred redirect, else with act.
-func (l *linker) keepRedirect(next, act string) asm.Instructions {
-	return asm.Instructions{
+func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
+	code := asm.Instructions{
 		asm.JNE.Imm(asm.R0, int32(kerbabi.Redirect), act),
 		l.loadPkt(asm.R1, l.toFlags),
-		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, next),
 	}
+	if l.uncounted {
+		return append(code, asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, next))
+	}
+	keep := "keep_" + next
+	count := l.pkt(asm.R1)
+	count[0] = count[0].WithSymbol(keep)
+	count = append(count, asm.Mov.Imm(asm.R2, flags), asm.Call.Label("kerb_deferred"), asm.Ja.Label(next))
+	return slices.Concat(code, asm.Instructions{
+		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, keep),
+		asm.Ja.Label(act),
+	}, count)
 }
 
 // redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps

@@ -219,7 +219,7 @@ func TestDeferredRedirectCostsOthersNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		linker.maps[outcomesMap] = l.chain.outcomes
+		linker.maps[outcomesMap], linker.maps[countsMap] = l.chain.outcomes, l.chain.counts
 		code, err := linker.link(0, len(mods), nil, 0)
 		if err != nil {
 			t.Fatal(err)

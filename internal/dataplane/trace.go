@@ -164,7 +164,14 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	if err != nil {
 		return nil, err
 	}
-	c, err := t.link(spec, members, len(plain))
+	counts, err := d.runningCounts(spec)
+	if err != nil {
+		return nil, err
+	}
+	if counts != nil {
+		defer counts.Close()
+	}
+	c, err := t.link(spec, members, len(plain), counts)
 	if err != nil {
 		return nil, err
 	}
@@ -181,14 +188,14 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	return c, nil
 }
 
-// link links a chain that reports to the trace, in that many parts at least.
-func (t *Trace) link(spec chain.Spec, members []*generation, parts int) (*linkedChain, error) {
+// link links a chain that reports to the trace, in that many parts at least, with the counts of a running one or nil.
+func (t *Trace) link(spec chain.Spec, members []*generation, parts int, counts *ebpf.Map) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err
 	}
 	t.Chains = append(t.Chains, spec)
-	l.traced, l.parts = int32(len(t.Chains)), parts
+	l.traced, l.parts, l.counts = int32(len(t.Chains)), parts, counts
 	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
 	c, err := l.chain()
 	if err != nil {

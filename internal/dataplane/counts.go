@@ -1,0 +1,382 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// A chain counts packets at its head, and those that a module does not leave to the next one. What each module has seen
+// follows from these. Chains of equal modules on equal hooks share the counts, so that a new generation continues them.
+// The counts of a chain that is removed are added to what its modules keep (retiredMap) until they are removed.
+const (
+	countsMap  = "kerb_counts"
+	retiredMap = "kerb_retired"
+	countsPin  = "counts" // in the directory of a chain
+)
+
+// Count is struct kerb_count.
+type Count struct{ Packets, Bytes uint64 }
+
+func (c Count) plus(o Count) Count { return Count{c.Packets + o.Packets, c.Bytes + o.Bytes} }
+
+// less is never below zero: counters of packets that are under way are not read all at once, and a module of another
+// part of the chain may have changed the length.
+func (c Count) less(o Count) Count {
+	return Count{c.Packets - min(o.Packets, c.Packets), c.Bytes - min(o.Bytes, c.Bytes)}
+}
+
+// Verdicts are the packets that a module has seen, by kerbabi.Verdict, and their length at the head of the chain.
+type Verdicts [4]Count
+
+// Sum is all that the module has seen.
+func (v Verdicts) Sum() (n Count) {
+	for _, c := range v {
+		n = n.plus(c)
+	}
+	return n
+}
+
+func (v Verdicts) plus(o Verdicts) Verdicts {
+	for i := range v {
+		v[i] = v[i].plus(o[i])
+	}
+	return v
+}
+
+// CountKey is where a module counts.
+type CountKey struct {
+	Module    string
+	Side      chain.Side
+	Direction chain.Direction
+}
+
+// Counts are those of all chains.
+type Counts struct {
+	Modules map[CountKey]Verdicts
+	Chains  map[string][]Verdicts // of the members, by identity of the chain
+}
+
+// countsSpec describes the counts of a chain.
+func (l *linker) countsSpec() *ebpf.MapSpec {
+	spec := l.object.Maps[countsMap].Copy()
+	spec.ValueSize = uint32(binary.Size(Count{})) * uint32(1+exits*len(l.members))
+	return spec
+}
+
+// perCPUCounts is the value of the map on one CPU.
+type perCPUCounts []Count
+
+// UnmarshalBinary implements encoding.BinaryUnmarshaler.
+func (p *perCPUCounts) UnmarshalBinary(b []byte) error {
+	*p = make(perCPUCounts, len(b)/binary.Size(Count{}))
+	_, err := binary.Decode(b, binary.NativeEndian, *p)
+	return err
+}
+
+// readCounts works out what each member of a chain has returned.
+func readCounts(m *ebpf.Map) ([]Verdicts, error) {
+	var perCPU []perCPUCounts
+	if err := m.Lookup(uint32(0), &perCPU); err != nil {
+		return nil, fmt.Errorf("counts of a chain: %w", err)
+	}
+	all := make([]Count, int(m.ValueSize())/binary.Size(Count{}))
+	for _, cpu := range perCPU {
+		for i := range all {
+			all[i] = all[i].plus(cpu[i])
+		}
+	}
+	in, out := all[0], []Verdicts{}
+	for exit := range slices.Chunk(all[1:], exits) {
+		drop, reply, redirect, deferred := exit[0], exit[1], exit[2], exit[3]
+		behind := in.less(drop).less(reply).less(redirect)
+		out = append(out, Verdicts{kerbabi.Next: behind.less(deferred), kerbabi.Drop: drop, kerbabi.Reply: reply,
+			kerbabi.Redirect: redirect.plus(deferred)})
+		in = behind
+	}
+	return out, nil
+}
+
+// retired is what a module keeps of chains that are gone, for a side and a direction.
+type retired struct {
+	Map      uint64 // id of the map that was added last
+	Verdicts Verdicts
+}
+
+var retiredSides = []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress}
+var retiredDirections = []chain.Direction{chain.Egress, chain.Ingress}
+
+func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
+	return uint32(slices.Index(retiredSides, side)*len(retiredDirections) + slices.Index(retiredDirections, dir))
+}
+
+// countReader reads counts. One that removes a chain excludes those that read.
+type countReader struct {
+	mu   sync.Mutex
+	next map[countedOnce]Count // what was read last
+}
+
+// countedOnce is a series of counts that never falls: with a new map of what is retired it starts again.
+type countedOnce struct {
+	CountKey
+	retired ebpf.MapID
+}
+
+// rising keeps the difference of two counters, read while packets are under way, from falling.
+func (r *countReader) rising(key countedOnce, v Verdicts) Verdicts {
+	if r.next == nil {
+		r.next = map[countedOnce]Count{}
+	}
+	last := r.next[key]
+	v[kerbabi.Next] = Count{max(v[kerbabi.Next].Packets, last.Packets), max(v[kerbabi.Next].Bytes, last.Bytes)}
+	r.next[key] = v[kerbabi.Next]
+	return v
+}
+
+// pinnedCounts are the counts of a chain, found by its pins.
+type pinnedCounts struct {
+	spec chain.Spec
+	id   string // of the chain
+	m    *ebpf.Map
+	mid  ebpf.MapID
+}
+
+// countedChains opens the counts of all chains that have some. The caller closes them.
+func (d *Dataplane) countedChains() (out []pinnedCounts, err error) {
+	entries, err := os.ReadDir(d.layout.chains())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	for _, e := range entries {
+		spec, id, ok := parseChainPin(e.Name())
+		if !ok || spec.Side == chain.OnSockets {
+			continue
+		}
+		dir := filepath.Join(d.layout.chains(), e.Name())
+		m, mid, err := openCounts(filepath.Join(dir, countsPin))
+		if err != nil { // removed meanwhile, or of an older agent
+			continue
+		}
+		members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
+		for _, path := range members {
+			if member, ok := parseMemberPin(filepath.Base(path)); ok {
+				spec.Members = append(spec.Members, member)
+			}
+		}
+		out = append(out, pinnedCounts{spec, id, m, mid})
+	}
+	return out, nil
+}
+
+func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	info, err := m.Info()
+	if err != nil {
+		m.Close()
+		return nil, 0, err
+	}
+	id, _ := info.ID()
+	return m, id, nil
+}
+
+func closeCounts(all []pinnedCounts) {
+	for _, c := range all {
+		c.m.Close()
+	}
+}
+
+// sameCounts reports whether chains count the same: they differ in generations at most.
+func sameCounts(a, b chain.Spec) bool {
+	return a.Side == b.Side && a.Direction == b.Direction && a.Veth == b.Veth &&
+		slices.EqualFunc(a.Members, b.Members, func(x, y chain.Member) bool { return x.Name == y.Name })
+}
+
+// runningCounts are those of a chain of the same modules; nil without one. The caller closes them.
+func (d *Dataplane) runningCounts(spec chain.Spec) (*ebpf.Map, error) {
+	all, err := d.countedChains()
+	if err != nil {
+		return nil, err
+	}
+	defer closeCounts(all)
+	for _, c := range all {
+		if sameCounts(c.spec, spec) {
+			return c.m.Clone()
+		}
+	}
+	return nil, nil
+}
+
+// Counts reads what all modules have returned. It is safe for concurrent use.
+func (d *Dataplane) Counts() (Counts, error) {
+	d.counts.mu.Lock()
+	defer d.counts.mu.Unlock()
+	out := Counts{map[CountKey]Verdicts{}, map[string][]Verdicts{}}
+	all, err := d.countedChains()
+	if err != nil {
+		return out, err
+	}
+	defer closeCounts(all)
+	kept, err := d.retiredMaps()
+	if err != nil {
+		return out, err
+	}
+	defer func() {
+		for _, r := range kept {
+			r.Close()
+		}
+	}()
+	added := map[countedOnce]Verdicts{}
+	for key, m := range kept {
+		addRetired(added, key, m)
+	}
+	seen := map[ebpf.MapID]bool{}
+	for _, c := range all {
+		members, err := readCounts(c.m)
+		if err != nil {
+			return out, err
+		}
+		out.Chains[c.id] = members
+		if seen[c.mid] {
+			continue
+		}
+		seen[c.mid] = true
+		for i, m := range c.spec.Members {
+			key := CountKey{m.Name, c.spec.Side, c.spec.Direction}
+			id, folded := retiredOf(kept, key, c.mid)
+			if !folded {
+				k := countedOnce{key, id}
+				added[k] = added[k].plus(members[i])
+			}
+		}
+	}
+	for key, v := range added {
+		out.Modules[key.CountKey] = out.Modules[key.CountKey].plus(d.counts.rising(key, v))
+	}
+	return out, nil
+}
+
+// retiredKey names the map of a module.
+type retiredKey struct {
+	module string
+	id     ebpf.MapID
+}
+
+// retiredMaps opens what modules keep. Generations of a module share it.
+func (d *Dataplane) retiredMaps() (map[retiredKey]*ebpf.Map, error) {
+	out := map[retiredKey]*ebpf.Map{}
+	pins, err := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*", retiredMap))
+	if err != nil {
+		return nil, err
+	}
+	for _, pin := range pins {
+		m, id, err := openCounts(pin)
+		if err != nil { // removed meanwhile
+			continue
+		}
+		key := retiredKey{filepath.Base(filepath.Dir(filepath.Dir(pin))), id}
+		if out[key] != nil {
+			m.Close()
+			continue
+		}
+		out[key] = m
+	}
+	return out, nil
+}
+
+func addRetired(out map[countedOnce]Verdicts, key retiredKey, m *ebpf.Map) {
+	for _, side := range retiredSides {
+		for _, dir := range retiredDirections {
+			var r retired
+			if err := m.Lookup(retiredIndex(side, dir), &r); err == nil && r.Verdicts.Sum().Packets > 0 {
+				out[countedOnce{CountKey{key.module, side, dir}, key.id}] = r.Verdicts
+			}
+		}
+	}
+}
+
+// retiredOf is the map to which the counts of a module belong, and whether it has those of a chain already: an agent
+// was killed while it removed the chain.
+func retiredOf(kept map[retiredKey]*ebpf.Map, at CountKey, chainCounts ebpf.MapID) (id ebpf.MapID, folded bool) {
+	for key, m := range kept {
+		if key.module != at.Module {
+			continue
+		}
+		id = max(id, key.id)
+		var r retired
+		err := m.Lookup(retiredIndex(at.Side, at.Direction), &r)
+		folded = folded || err == nil && r.Map == uint64(chainCounts)
+	}
+	return id, folded
+}
+
+// removeCounted removes a chain. Its modules keep what it has counted, unless other chains continue it.
+func (d *Dataplane) removeCounted(dir string) error {
+	d.counts.mu.Lock()
+	defer d.counts.mu.Unlock()
+	if err := d.retire(dir); err != nil {
+		return fmt.Errorf("keep the counts of a chain: %w", err)
+	}
+	return removePins(dir)
+}
+
+func (d *Dataplane) retire(dir string) error {
+	_, id, ok := parseChainPin(filepath.Base(dir))
+	if !ok {
+		return nil
+	}
+	all, err := d.countedChains()
+	if err != nil {
+		return err
+	}
+	defer closeCounts(all)
+	i := slices.IndexFunc(all, func(c pinnedCounts) bool { return c.id == id })
+	if i < 0 {
+		return nil
+	}
+	c := all[i]
+	if slices.ContainsFunc(all, func(o pinnedCounts) bool { return o.id != id && o.mid == c.mid }) {
+		return nil
+	}
+	members, err := readCounts(c.m)
+	if err != nil {
+		return err
+	}
+	for i, m := range c.spec.Members {
+		pin := filepath.Join(d.layout.generation(m.Name, m.ID), retiredMap)
+		if err := addTo(pin, retiredIndex(c.spec.Side, c.spec.Direction), uint64(c.mid), members[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// addTo adds the counts of a map to what a module keeps. One system call writes the sum and what it includes.
+func addTo(pin string, index uint32, from uint64, v Verdicts) error {
+	m, err := ebpf.LoadPinnedMap(pin, nil)
+	if errors.Is(err, os.ErrNotExist) { // the module is being removed
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer m.Close()
+	var r retired
+	if err := m.Lookup(index, &r); err != nil || r.Map == from {
+		return err
+	}
+	return m.Put(index, retired{from, r.Verdicts.plus(v)})
+}

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// counts is what a module is expected to have returned.
+func counts(next, drop, reply, redirect Count) Verdicts {
+	return Verdicts{kerbabi.Next: next, kerbabi.Drop: drop, kerbabi.Reply: reply, kerbabi.Redirect: redirect}
+}
+
+func wantCounts(t *testing.T, l *Loaded, want ...Verdicts) {
+	t.Helper()
+	got, err := l.Counts()
+	if err != nil || fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("counts %v (%v), want %v", got, err, want)
+	}
+}
+
+// Packets that a module in the middle drops are counted for those before it, and not for those behind it.
+func TestCountsOfDrops(t *testing.T) {
+	for _, s := range sides {
+		t.Run(string(s.side), func(t *testing.T) {
+			l := load(t, s.side, s.dir, testModule(t, "pass", "before", nil),
+				testModule(t, "drop", "dropper", map[string]any{"port": 53}), testModule(t, "pass", "after", nil))
+			short, long := udpPacket(t, 53, nil), udpPacket(t, 53, make([]byte, 500))
+			v4, v6 := udpPacket(t, 54, make([]byte, 100)), frame(6, protoUDP, udpHeader(64), 64)
+			for _, packet := range [][]byte{short, long, v4, v6, v6} {
+				run(t, l.Program, packet)
+			}
+			dropped := Count{2, uint64(len(short) + len(long))}
+			passed := Count{3, uint64(len(v4) + 2*len(v6))}
+			none := Count{}
+			wantCounts(t, l, counts(passed.plus(dropped), none, none, none), counts(passed, dropped, none, none),
+				counts(passed, none, none, none))
+		})
+	}
+}
+
+// Each verdict is counted for the module that returned it, and a bad one as what is done about it.
+func TestCountsByVerdict(t *testing.T) {
+	packet := udpPacket(t, 1, nil)
+	one, none := Count{1, uint64(len(packet))}, Count{}
+	closed := deciding(t, "middle", 77, nil)
+	closed.FailClosed = true
+	for name, c := range map[string]struct {
+		middle Module
+		want   Verdicts
+	}{
+		"next":        {deciding(t, "middle", kerbabi.Next, nil), counts(one, none, none, none)},
+		"drop":        {deciding(t, "middle", kerbabi.Drop, nil), counts(none, one, none, none)},
+		"reply":       {deciding(t, "middle", kerbabi.Reply, nil), counts(none, none, one, none)},
+		"redirect":    {deciding(t, "middle", kerbabi.Redirect, nil), counts(none, none, none, one)},
+		"bad, open":   {deciding(t, "middle", 77, nil), counts(one, none, none, none)},
+		"bad, closed": {closed, counts(none, one, none, none)},
+	} {
+		for _, s := range sides {
+			t.Run(fmt.Sprint(s.side, " ", name), func(t *testing.T) {
+				l := load(t, s.side, s.dir, testModule(t, "pass", "first", nil), c.middle, testModule(t, "pass", "last", nil))
+				run(t, l.Program, packet)
+				wantCounts(t, l, counts(one, none, none, none), c.want, counts(c.want[kerbabi.Next], none, none, none))
+			})
+		}
+	}
+}
+
+// The modules behind a deferred redirect have seen the packet.
+func TestCountsOfDeferredRedirect(t *testing.T) {
+	packet := udpPacket(t, 1, nil)
+	one, none := Count{1, uint64(len(packet))}, Count{}
+	for verdict, last := range map[kerbabi.Verdict]Verdicts{
+		kerbabi.Next: counts(one, none, none, none),
+		kerbabi.Drop: counts(none, one, none, none),
+	} {
+		l := load(t, chain.OnTCIngress, chain.Egress, later(t, "first", loopback), testModule(t, "pass", "count", nil),
+			deciding(t, "last", verdict, nil))
+		run(t, l.Program, packet)
+		wantCounts(t, l, counts(none, none, none, one), counts(one, none, none, none), last)
+	}
+}
+
+// A chain in several programs counts a packet once, and what a module of a later one drops.
+func TestCountsOfSplitChain(t *testing.T) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("millions of verified instructions take minutes in an emulated machine")
+	}
+	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "huge", "h1", nil), testModule(t, "huge", "h2", nil),
+		testModule(t, "drop", "dropper", map[string]any{"port": 53}), testModule(t, "pass", "last", nil))
+	dropped, passed := udpPacket(t, 53, []byte("dropped")), udpPacket(t, 54, nil)
+	run(t, l.Program, dropped)
+	run(t, l.Program, passed)
+	none, drop, pass := Count{}, Count{1, uint64(len(dropped))}, Count{1, uint64(len(passed))}
+	all := counts(drop.plus(pass), none, none, none)
+	if l.Parts < 2 {
+		t.Fatalf("%d parts", l.Parts)
+	}
+	wantCounts(t, l, all, all, counts(pass, drop, none, none), counts(pass, none, none, none))
+}
+
+func TestUncountedChain(t *testing.T) {
+	needsRoot(t)
+	for _, s := range sides {
+		l, err := LoadUncounted(s.side, s.dir, testModule(t, "pass", "first", nil), later(t, "second", loopback),
+			testModule(t, "drop", "last", map[string]any{"port": 53}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		run(t, l.Program, udpPacket(t, 53, nil))
+		wantCounts(t, l, Verdicts{}, Verdicts{}, Verdicts{})
+	}
+}
+
+// sendThrough runs packets through a pinned chain.
+func (w *world) sendThrough(t *testing.T, spec chain.Spec, packets int) {
+	t.Helper()
+	prog, err := ebpf.LoadPinnedProgram(entryPin(w.layout.chain(spec)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer prog.Close()
+	for range packets {
+		run(t, prog, udpPacket(t, 53, nil))
+	}
+}
+
+// make creates the generations and the chain of modules.
+func (w *world) make(t *testing.T, from map[string]string, mods ...Module) chain.Spec {
+	t.Helper()
+	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress}
+	byName := map[string]Module{}
+	for _, m := range mods {
+		if err := create(w.Dataplane, m, from[m.Name]); err != nil {
+			t.Fatal(err)
+		}
+		byName[m.Name] = m
+		spec.Members = append(spec.Members, chain.Member{Name: m.Name, ID: m.ID, FailClosed: m.FailClosed})
+	}
+	if err := w.CreateChain(spec, byName); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+func (w *world) wantPackets(t *testing.T, module string, verdict kerbabi.Verdict, want uint64) {
+	t.Helper()
+	all, err := w.Counts()
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := all.Modules[CountKey{module, chain.OnTCIngress, chain.Egress}][verdict].Packets
+	if got != want {
+		t.Errorf("%s: %d packets %s, want %d", module, got, verdict, want)
+	}
+}
+
+// Counts go on when a module is replaced, when the modules of the chain change, and when the agent starts again. A
+// module that is removed takes its counts along.
+func TestCountsOutliveChains(t *testing.T) {
+	w := newWorld(t, Options{})
+	count, first := testModule(t, "pass", "count", nil), testModule(t, "drop", "dropper", map[string]any{"port": 53})
+	second := testModule(t, "drop", "dropper", map[string]any{"port": 54})
+	before := w.make(t, nil, count, first)
+	w.sendThrough(t, before, 3)
+	after := w.make(t, map[string]string{"dropper": first.ID}, count, second)
+	w.sendThrough(t, after, 2)
+	w.sendThrough(t, before, 1) // packets under way
+	remove := func(spec chain.Spec) {
+		t.Helper()
+		if err := w.RemoveChain(chain.Pinned{ID: spec.ID(), Spec: spec}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(passed, dropped, counted uint64) {
+		t.Helper()
+		w.wantPackets(t, "dropper", kerbabi.Next, passed)
+		w.wantPackets(t, "dropper", kerbabi.Drop, dropped)
+		w.wantPackets(t, "count", kerbabi.Next, counted)
+	}
+	want(2, 4, 6)
+	remove(before)
+	want(2, 4, 6)
+	other := w.make(t, nil, second, count) // in another order
+	w.sendThrough(t, other, 1)
+	want(3, 4, 7)
+	remove(after)
+	want(3, 4, 7)
+	again, err := Open(w.opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Dataplane = again
+	want(3, 4, 7)
+	remove(other)
+	if err := w.RemoveGeneration("dropper", first.ID); err != nil {
+		t.Fatal(err)
+	}
+	want(3, 4, 7)
+	if err := w.RemoveGeneration("dropper", second.ID); err != nil {
+		t.Fatal(err)
+	}
+	want(0, 0, 7)
+}
+
+// An agent that is killed between adding the counts of a chain to what its modules keep and removing the chain adds
+// them once.
+func TestCountsOfHalfRemovedChain(t *testing.T) {
+	w := newWorld(t, Options{})
+	spec := w.make(t, nil, testModule(t, "pass", "count", nil))
+	w.sendThrough(t, spec, 3)
+	if err := w.retire(w.layout.chain(spec)); err != nil {
+		t.Fatal(err)
+	}
+	w.wantPackets(t, "count", kerbabi.Next, 3)
+	if err := w.RemoveChainSpec(spec); err != nil {
+		t.Fatal(err)
+	}
+	w.wantPackets(t, "count", kerbabi.Next, 3)
+	if _, err := os.Stat(filepath.Join(w.layout.chain(spec), countsPin)); !os.IsNotExist(err) {
+		t.Errorf("the chain is still there: %v", err)
+	}
+}
+
+// What is worked out of two counters never falls, even if one of them is read too early.
+func TestCountsNeverFall(t *testing.T) {
+	var r countReader
+	key := countedOnce{CountKey{Module: "m"}, 1}
+	r.rising(key, counts(Count{5, 500}, Count{}, Count{}, Count{}))
+	if v := r.rising(key, counts(Count{4, 400}, Count{1, 100}, Count{}, Count{})); v[kerbabi.Next] != (Count{5, 500}) {
+		t.Errorf("%v", v)
+	}
+	key.retired = 2
+	if v := r.rising(key, counts(Count{4, 400}, Count{}, Count{}, Count{})); v[kerbabi.Next] != (Count{4, 400}) {
+		t.Errorf("of a module that was removed and created again: %v", v)
+	}
+}
