@@ -122,13 +122,14 @@ type Budget struct {
 
 // ModuleStatus is the status of a module.
 type ModuleStatus struct {
-	Conditions []Condition `json:"conditions,omitempty"`
-	Package    PackageRef  `json:"package" doc:"The deployed package"`
-	Instances  []Instance  `json:"instances,omitempty" doc:"One per attach point"`
-	Memory     int64       `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
-	Cost       *Cost       `json:"cost,omitempty" doc:"Measured cost of the module before it went live; absent until measured"`
-	Drops      []Drop      `json:"drops,omitempty" doc:"Packets dropped, by reason"`
-	Events     *Events     `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
+	Conditions []Condition   `json:"conditions,omitempty"`
+	Package    PackageRef    `json:"package" doc:"The deployed package"`
+	Instances  []Instance    `json:"instances,omitempty" doc:"One per attach point"`
+	Memory     int64         `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
+	Cost       *Cost         `json:"cost,omitempty" doc:"Measured cost of the module before it went live; absent until measured"`
+	Counts     []ModuleCount `json:"counts,omitempty" doc:"Packets that reached the module, by hook and direction; absent on sockets"`
+	Drops      []Drop        `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+	Events     *Events       `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
 }
 
 // Events counts what a module sends to its control plane through ring buffers.
@@ -171,6 +172,23 @@ type Instance struct {
 	Direction string `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Chain     string `json:"chain" doc:"Identity of the chain on this attach point"`
 	Position  int    `json:"position" doc:"Place in the chain, from 0"`
+}
+
+// ModuleCount is what a module did with the packets that reached it.
+type ModuleCount struct {
+	Module    string         `json:"module"`
+	Hook      string         `json:"hook" enum:"xdp,tc-ingress,tc-egress"`
+	Direction string         `json:"direction" enum:"egress,ingress" doc:"egress: from the service; ingress: to the service"`
+	Packets   uint64         `json:"packets" doc:"Packets that reached the module"`
+	Bytes     uint64         `json:"bytes" doc:"Their bytes, as they reached the first module of the chain"`
+	Verdicts  []VerdictCount `json:"verdicts,omitempty" doc:"By verdict, without those that are zero"`
+}
+
+// VerdictCount counts the packets for which a module returned one verdict.
+type VerdictCount struct {
+	Verdict string `json:"verdict" enum:"next,drop,reply,redirect" doc:"next includes packets with an invalid verdict that failurePolicy open passes on, drop those that failurePolicy closed drops"`
+	Packets uint64 `json:"packets"`
+	Bytes   uint64 `json:"bytes"`
 }
 
 // Drop counts the packets that a module dropped for one reason.

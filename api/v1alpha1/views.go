@@ -6,14 +6,15 @@ import "time"
 
 // Chain is the ordered modules on one hook, running on one or more attach points as one linked program.
 type Chain struct {
-	ID        string     `json:"id" doc:"Hash over all inputs of the program: equal chains have equal identities"`
-	Hook      string     `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
-	Direction string     `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
-	Modules   []string   `json:"modules" doc:"In the order in which packets meet them"`
-	Program   uint32     `json:"program" doc:"Kernel id of the entry program"`
-	Cost      float64    `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live"`
-	Parts     int        `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits"`
-	Points    []Instance `json:"points,omitempty" doc:"Where it runs"`
+	ID        string        `json:"id" doc:"Hash over all inputs of the program: equal chains have equal identities"`
+	Hook      string        `json:"hook" doc:"xdp, tc-ingress or tc-egress; or sockets"`
+	Direction string        `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
+	Modules   []string      `json:"modules" doc:"In the order in which packets meet them"`
+	Program   uint32        `json:"program" doc:"Kernel id of the entry program"`
+	Cost      float64       `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live"`
+	Parts     int           `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits"`
+	Points    []Instance    `json:"points,omitempty" doc:"Where it runs"`
+	Counts    []ModuleCount `json:"counts,omitempty" doc:"Packets that reached its modules, in their order. A chain continues the counts of the one that it replaced if their modules are the same"`
 }
 
 // Package is a package as the node knows it.

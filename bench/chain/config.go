@@ -30,7 +30,8 @@ type Linked interface {
 // Kerb builds Kerb's side: n counting modules for hook "xdp" or "tc", made the
 // way the agent makes a chain. The package that owns the data plane sets it
 // before the command runs; without it the report holds the references alone.
-var Kerb func(hook string, n int) (Linked, error)
+// KerbUncounted is Kerb without the counts of packets and verdicts that the agent's chains have.
+var Kerb, KerbUncounted func(hook string, n int) (Linked, error)
 
 // row is a chain of several programs, which attach themselves one after the
 // other, and last behind them, to the ingress of an interface. Its methods are
@@ -61,7 +62,8 @@ func available(r *bench.Run) ([]config, error) {
 	}
 	var all []config
 	if Kerb != nil {
-		all = append(all, config{name: "kerb", load: func(hook string, n int) (Chain, error) { return Kerb(hook, n) }})
+		all = append(all, config{name: "kerb", load: func(hook string, n int) (Chain, error) { return Kerb(hook, n) }},
+			config{name: "kerb-uncounted", load: func(hook string, n int) (Chain, error) { return KerbUncounted(hook, n) }})
 	} else {
 		r.Note("kerb is left out: this build has no chain builder")
 	}

@@ -12,7 +12,15 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-func init() { Kerb = loadKerb }
+func init() {
+	Kerb, KerbUncounted = loader(dataplane.Load), loader(dataplane.LoadUncounted)
+}
+
+type load func(chain.Side, chain.Direction, ...dataplane.Module) (*dataplane.Loaded, error)
+
+func loader(load load) func(hook string, n int) (Linked, error) {
+	return func(hook string, n int) (Linked, error) { return loadKerb(load, hook, n) }
+}
 
 // kerb is a chain that the data plane has linked, as for the agent.
 type kerb struct {
@@ -21,7 +29,7 @@ type kerb struct {
 	replaced []*ebpf.Program
 }
 
-func loadKerb(hook string, n int) (Linked, error) {
+func loadKerb(load load, hook string, n int) (Linked, error) {
 	k := &kerb{spec: chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress}}
 	if hook == "xdp" {
 		k.spec.Side = chain.OnXDP
@@ -36,7 +44,7 @@ func loadKerb(hook string, n int) (Linked, error) {
 		k.spec.Members = append(k.spec.Members, chain.Member{Name: m.Name, ID: m.ID})
 	}
 	var err error
-	k.loaded, err = dataplane.Load(k.spec.Side, k.spec.Direction, mods...)
+	k.loaded, err = load(k.spec.Side, k.spec.Direction, mods...)
 	return k, err
 }
 

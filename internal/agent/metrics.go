@@ -63,6 +63,7 @@ func (m *metrics) placements() plan.Placements {
 // Collect adds the agent's and the modules' metrics.
 func (a *Agent) Collect(out *promtext.Set) {
 	a.collectOutcomes(out)
+	status.CollectCounts(a.counts(), out)
 	planes := a.collectOwn(out)
 	// Outside the lock: one that does not answer must not keep the agent from changes.
 	clashes := status.Scrape(a.base, a.log, planes, out)

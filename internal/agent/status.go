@@ -22,6 +22,7 @@ import (
 )
 
 func (a *Agent) moduleViews() func(string) resource.Object {
+	counts := a.counts()
 	return func(name string) resource.Object {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -29,8 +30,19 @@ func (a *Agent) moduleViews() func(string) resource.Object {
 		if !ok {
 			return nil
 		}
-		return resource.ObjectOf(a.now.Module(m))
+		view := a.now.Module(m)
+		view.Status.Counts = status.CountsOf(counts, name)
+		return resource.ObjectOf(view)
 	}
+}
+
+// counts are the packets of all modules.
+func (a *Agent) counts() dataplane.Counts {
+	counts, err := a.dp.Counts()
+	if err != nil {
+		a.log.Warn("cannot read the counts of modules", "error", err)
+	}
+	return counts
 }
 
 func (a *Agent) serviceViews() func(string) resource.Object {
@@ -65,11 +77,14 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	if err != nil {
 		return nil, err
 	}
+	counts := a.counts()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	var out []v1.Chain
 	for _, c := range state.Chains {
-		out = append(out, a.now.Chain(c, state.Points))
+		view := a.now.Chain(c, state.Points)
+		view.Counts = status.ChainCounts(counts, c)
+		out = append(out, view)
 	}
 	slices.SortFunc(out, func(x, y v1.Chain) int { return strings.Compare(x.Hook+x.ID, y.Hook+y.ID) })
 	return out, nil

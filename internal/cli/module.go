@@ -42,6 +42,7 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	}
 	printInstances(w, s.Instances)
 	printCost(w, s.Cost)
+	printCounts(w, s.Counts)
 	if len(s.Drops) > 0 {
 		fmt.Fprintln(w)
 		printDrops(w, []v1alpha1.Module{m})

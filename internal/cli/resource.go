@@ -85,7 +85,7 @@ func (k kind) describePlainly(w io.Writer, v any) {
 // verbs are further commands of kinds.
 func (a *app) verbs() map[resource.Kind][]*cobra.Command {
 	return map[resource.Kind][]*cobra.Command{
-		resource.Module:  {a.dropsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
+		resource.Module:  {a.dropsCommand(), a.countsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
 		resource.Service: {a.serviceAddCommand()},
 		resource.Model: append(a.modelAuthorCommands(), a.modelLoadCommand(), a.modelDescribeCommand(),
 			a.modelRollbackCommand()),

@@ -40,6 +40,7 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Parts", c.Parts)
 	field(w, "Cost", resource.FormatCost(c.Cost))
 	printInstances(w, c.Points)
+	printCounts(w, c.Counts)
 }
 
 func packageKind() kind {

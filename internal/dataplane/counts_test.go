@@ -164,7 +164,7 @@ func (w *world) wantPackets(t *testing.T, module string, verdict kerbabi.Verdict
 	}
 }
 
-// Counts go on when a module is replaced, when the modules of the chain change, and when the agent starts again. A
+// Counts continue when a module is replaced, when the modules of the chain change, and when the agent starts again. A
 // module that is removed takes its counts along.
 func TestCountsOutliveChains(t *testing.T) {
 	w := newWorld(t, Options{})

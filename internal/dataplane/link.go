@@ -294,7 +294,8 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
 // other than NEXT comes last, so that a packet that passes runs straight through.
-func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map, slot int) asm.Instructions {
+func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map,
+	slot int) asm.Instructions {
 	l.setFrame(append([]body{count, head, verdict}, modules...))
 	code := l.begin(first, count)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())

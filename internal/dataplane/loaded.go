@@ -18,6 +18,7 @@ type Loaded struct {
 	Maps        map[string]sdk.Maps // by module
 	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
 	chain       *linkedChain
+	uncounted   bool
 	generations []*generation
 }
 
@@ -32,7 +33,7 @@ func LoadUncounted(side chain.Side, dir chain.Direction, modules ...Module) (*Lo
 }
 
 func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules []Module) (*Loaded, error) {
-	out := &Loaded{Maps: map[string]sdk.Maps{}}
+	out := &Loaded{Maps: map[string]sdk.Maps{}, uncounted: uncounted}
 	spec := chain.Spec{Side: side, Direction: dir}
 	for _, mod := range modules {
 		g, err := newGeneration(mod, nil, nil)
@@ -44,7 +45,7 @@ func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules [
 		out.Maps[mod.Name] = g.sdkMaps()
 		spec.Members = append(spec.Members, chain.Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
 	}
-	c, err := out.link(spec, uncounted)
+	c, err := out.link(spec)
 	if err != nil {
 		out.Close()
 		return nil, err
@@ -55,7 +56,7 @@ func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules [
 
 // Relink links the same generations again, for example in another order or for another side.
 func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
-	c, err := l.link(spec, false)
+	c, err := l.link(spec)
 	if err != nil {
 		return nil, err
 	}
@@ -63,7 +64,7 @@ func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
-func (l *Loaded) link(spec chain.Spec, uncounted bool) (*linkedChain, error) {
+func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	members, err := l.members(spec)
 	if err != nil {
 		return nil, err
@@ -72,7 +73,7 @@ func (l *Loaded) link(spec chain.Spec, uncounted bool) (*linkedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	linker.counts, linker.uncounted = l.countsFor(spec), uncounted
+	linker.counts, linker.uncounted = l.countsFor(spec), l.uncounted
 	return linker.chain()
 }
 

@@ -166,6 +166,9 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 		Cost: &v1alpha1.Cost{Memory: 64 << 10, Latency: []v1alpha1.Latency{
 			{Hook: "tc", Direction: "egress", Worst: 42.5, Packet: "IPv6 UDP 64 B", Median: 30, Least: 40},
 		}},
+		Counts: []v1alpha1.ModuleCount{{Module: "fw", Hook: "tc-ingress", Direction: "egress", Packets: 10, Bytes: 1000,
+			Verdicts: []v1alpha1.VerdictCount{{Verdict: "next", Packets: 7, Bytes: 700},
+				{Verdict: "drop", Packets: 3, Bytes: 300}}}},
 		Drops: []v1alpha1.Drop{{Reason: "rule", Packets: 3, Services: []v1alpha1.ServiceDrop{{Service: "web", Packets: 2}}}},
 	}
 }

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// verdictsDrop are the packets of fw with verdict drop from services: in the API and in the metrics.
+func (n *node) verdictsDrop(t *testing.T) (api uint64, metric float64) {
+	t.Helper()
+	m, err := get(t.Context(), n, resource.Module, "fw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range m.Status.Counts {
+		for _, v := range c.Verdicts {
+			if c.Module == "fw" && c.Direction == "egress" && v.Verdict == "drop" {
+				api += v.Packets
+			}
+		}
+	}
+	for _, s := range n.collect(t, "kerb_module_packets_total") {
+		if s.Labels["module"] == "fw" && s.Labels["direction"] == "egress" && s.Labels["verdict"] == "drop" {
+			metric += s.Value
+		}
+	}
+	return api, metric
+}
+
+// The verdicts of a module are counted on when it is replaced and when another module joins its chain, and agree
+// with the chain's.
+func TestCountsOfModules(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPort("fw"))
+	want := uint64(0)
+	check := func(packets int) {
+		t.Helper()
+		sendDatagrams(t, n.web, n.db, 7000, packets)
+		want += uint64(packets)
+		if api, metric := n.verdictsDrop(t); api != want || metric != float64(want) {
+			t.Errorf("dropped: %d in the API, %v in the metrics, want %d", api, metric, want)
+		}
+	}
+	check(5)
+	n.apply(t, nil, denyPort("fw"), module("count", "counter", "*", nil))
+	check(3)
+	replaced := denyPort("fw")
+	replaced.Spec.Config["nonIP"] = "allow"
+	n.apply(t, nil, replaced)
+	check(2)
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "count"})
+	check(1)
+	chains, err := n.Chains(t.Context())
+	if err != nil || len(chains) == 0 {
+		t.Fatal(chains, err)
+	}
+	for _, c := range chains {
+		if len(c.Counts) != len(c.Modules) || c.Counts[0].Module != c.Modules[0] {
+			t.Errorf("chain of %v: counts %+v", c.Modules, c.Counts)
+		}
+	}
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fw"})
+	if series := n.collect(t, "kerb_module_packets_total"); len(series) != 0 {
+		t.Errorf("no module is there: %v", series)
+	}
+}

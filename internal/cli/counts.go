@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+func (a *app) countsCommand() *cobra.Command {
+	return answers(&cobra.Command{
+		Use:   "counts [NAME]",
+		Short: "Show how many packets reached which module, and its verdicts",
+		Long: "Shows the packets and bytes that reached each module, by hook and direction, and how many of them it passed " +
+			"on (next),\ndropped, answered (reply) and redirected. Modules on sockets see no packets.",
+		Example:           "  kerb module counts\n  kerb module counts fw -o json",
+		Args:              cobra.MaximumNArgs(1),
+		ValidArgsFunction: kindOf(resource.Module).complete(a),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			all, err := a.someModules(cmd, args)
+			if err != nil {
+				return err
+			}
+			counts := []v1alpha1.ModuleCount{}
+			for _, m := range all {
+				counts = append(counts, resource.Status(m.Status).Counts...)
+			}
+			return a.print(cmd.OutOrStdout(), counts, func(w io.Writer) { countTable(w, counts) })
+		},
+	})
+}
+
+func printCounts(w io.Writer, counts []v1alpha1.ModuleCount) {
+	if len(counts) > 0 {
+		fmt.Fprintln(w)
+		countTable(w, counts)
+	}
+}
+
+func countTable(w io.Writer, counts []v1alpha1.ModuleCount) {
+	line(w, "MODULE", "HOOK", "DIRECTION", "PACKETS", "BYTES", "NEXT", "DROP", "REPLY", "REDIRECT")
+	for _, c := range counts {
+		cells := []any{c.Module, c.Hook, c.Direction, c.Packets, pkgs.FormatBytes(int64(c.Bytes))}
+		for _, verdict := range kerbabi.Verdicts {
+			cells = append(cells, packetsOf(c, verdict))
+		}
+		line(w, cells...)
+	}
+}
+
+func packetsOf(c v1alpha1.ModuleCount, verdict string) uint64 {
+	for _, v := range c.Verdicts {
+		if v.Verdict == verdict {
+			return v.Packets
+		}
+	}
+	return 0
+}
