@@ -7,6 +7,8 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 ROOT_GO := $(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 go
 
 CLANG ?= clang-19
+# It leaves the BTF.
+STRIP ?= llvm-strip-19 --strip-debug
 MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
 # No path of this directory gets into an object, so that every checkout builds the same bytes.
 BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=.
@@ -47,10 +49,13 @@ packages: $(CHAIN)
 
 bpf/chain.tc.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_TC -c $< -o $@
+	$(STRIP) $@
 bpf/chain.xdp.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -c $< -o $@
+	$(STRIP) $@
 bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
+	$(STRIP) $@
 
 modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 

@@ -18,8 +18,8 @@ import (
 )
 
 // A chain counts packets at its head, and those that a module does not leave to the next one. What each module has seen
-// follows from these. Chains of equal modules on equal hooks share the counts, so that a new generation continues them.
-// The counts of a chain that is removed are added to what its modules keep (retiredMap) until they are removed.
+// follows from these. The counts of a chain that is removed are added to what its modules keep (retiredMap), in all of
+// their generations, until they are removed themselves.
 const (
 	countsMap  = "kerb_counts"
 	retiredMap = "kerb_retired"
@@ -159,24 +159,29 @@ func (d *Dataplane) countedChains() (out []pinnedCounts, err error) {
 		return nil, err
 	}
 	for _, e := range entries {
-		spec, id, ok := parseChainPin(e.Name())
-		if !ok || spec.Side == chain.OnSockets {
-			continue
+		if c, err := openCounted(filepath.Join(d.layout.chains(), e.Name())); err == nil { // else it is being removed
+			out = append(out, c)
 		}
-		dir := filepath.Join(d.layout.chains(), e.Name())
-		m, mid, err := openCounts(filepath.Join(dir, countsPin))
-		if err != nil { // removed meanwhile, or of an older agent
-			continue
-		}
-		members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
-		for _, path := range members {
-			if member, ok := parseMemberPin(filepath.Base(path)); ok {
-				spec.Members = append(spec.Members, member)
-			}
-		}
-		out = append(out, pinnedCounts{spec, id, m, mid})
 	}
 	return out, nil
+}
+
+// openCounted opens the counts of the chain in a directory.
+func openCounted(dir string) (c pinnedCounts, err error) {
+	var ok bool
+	if c.spec, c.id, ok = parseChainPin(filepath.Base(dir)); !ok {
+		return c, os.ErrNotExist
+	}
+	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); err != nil {
+		return c, err
+	}
+	members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
+	for _, path := range members {
+		if member, ok := parseMemberPin(filepath.Base(path)); ok {
+			c.spec.Members = append(c.spec.Members, member)
+		}
+	}
+	return c, nil
 }
 
 func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
@@ -197,27 +202,6 @@ func closeCounts(all []pinnedCounts) {
 	for _, c := range all {
 		c.m.Close()
 	}
-}
-
-// sameCounts reports whether chains count the same: they differ in generations at most.
-func sameCounts(a, b chain.Spec) bool {
-	return a.Side == b.Side && a.Direction == b.Direction && a.Veth == b.Veth &&
-		slices.EqualFunc(a.Members, b.Members, func(x, y chain.Member) bool { return x.Name == y.Name })
-}
-
-// runningCounts are those of a chain of the same modules; nil without one. The caller closes them.
-func (d *Dataplane) runningCounts(spec chain.Spec) (*ebpf.Map, error) {
-	all, err := d.countedChains()
-	if err != nil {
-		return nil, err
-	}
-	defer closeCounts(all)
-	for _, c := range all {
-		if sameCounts(c.spec, spec) {
-			return c.m.Clone()
-		}
-	}
-	return nil, nil
 }
 
 // Counts reads what all modules have returned. It is safe for concurrent use.
@@ -243,17 +227,12 @@ func (d *Dataplane) Counts() (Counts, error) {
 	for key, m := range kept {
 		addRetired(added, key, m)
 	}
-	seen := map[ebpf.MapID]bool{}
 	for _, c := range all {
 		members, err := readCounts(c.m)
 		if err != nil {
 			return out, err
 		}
 		out.Chains[c.id] = members
-		if seen[c.mid] {
-			continue
-		}
-		seen[c.mid] = true
 		for i, m := range c.spec.Members {
 			key := CountKey{m.Name, c.spec.Side, c.spec.Direction}
 			id, folded := retiredOf(kept, key, c.mid)
@@ -323,7 +302,7 @@ func retiredOf(kept map[retiredKey]*ebpf.Map, at CountKey, chainCounts ebpf.MapI
 	return id, folded
 }
 
-// removeCounted removes a chain. Its modules keep what it has counted, unless other chains continue it.
+// removeCounted removes a chain. Its modules keep what it has counted.
 func (d *Dataplane) removeCounted(dir string) error {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
@@ -334,23 +313,14 @@ func (d *Dataplane) removeCounted(dir string) error {
 }
 
 func (d *Dataplane) retire(dir string) error {
-	_, id, ok := parseChainPin(filepath.Base(dir))
-	if !ok {
+	c, err := openCounted(dir)
+	if errors.Is(err, os.ErrNotExist) { // there is no such chain, or an older agent made it
 		return nil
 	}
-	all, err := d.countedChains()
 	if err != nil {
 		return err
 	}
-	defer closeCounts(all)
-	i := slices.IndexFunc(all, func(c pinnedCounts) bool { return c.id == id })
-	if i < 0 {
-		return nil
-	}
-	c := all[i]
-	if slices.ContainsFunc(all, func(o pinnedCounts) bool { return o.id != id && o.mid == c.mid }) {
-		return nil
-	}
+	defer c.m.Close()
 	members, err := readCounts(c.m)
 	if err != nil {
 		return err

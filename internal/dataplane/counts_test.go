@@ -244,3 +244,22 @@ func TestCountsNeverFall(t *testing.T) {
 		t.Errorf("of a module that was removed and created again: %v", v)
 	}
 }
+
+// Packets are counted while a chain is traced, as part of what the plain chain counts.
+func TestCountsDuringTrace(t *testing.T) {
+	w := newWorld(t, Options{})
+	m := testModule(t, "drop", "dropper", map[string]any{"port": 53})
+	spec := w.make(t, nil, m)
+	trace, err := NewTrace(TraceFilter{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trace.Close()
+	c, err := w.traced(trace, spec, map[string]Module{m.Name: m})
+	if err != nil {
+		t.Fatal(err)
+	}
+	run(t, c.entry(), udpPacket(t, 53, nil))
+	w.sendThrough(t, spec, 2)
+	w.wantPackets(t, "dropper", kerbabi.Drop, 3)
+}

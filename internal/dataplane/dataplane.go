@@ -144,17 +144,7 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 	if spec.Side == chain.OnSockets {
 		return createSockets(members[0], d.layout.chain(spec), spec.Members[0])
 	}
-	l, err := newLinker(spec, members)
-	if err != nil {
-		return err
-	}
-	if l.counts, err = d.runningCounts(spec); err != nil {
-		return err
-	}
-	if l.counts != nil {
-		defer l.counts.Close()
-	}
-	c, err := l.chain()
+	c, err := loadChain(spec, members)
 	if err != nil {
 		return err
 	}

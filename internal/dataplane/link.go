@@ -78,7 +78,7 @@ type linker struct {
 	toIfindex, toFlags int16
 	len, headLen       int16
 	frame              int32     // bytes from the frame pointer of the entry down to the packet context
-	counts             *ebpf.Map // of a chain that this one continues; nil: new ones
+	counts             *ebpf.Map // of the chain that a traced one stands for; nil: new ones
 	uncounted          bool      // packets are not counted: to measure what that costs
 }
 

@@ -73,16 +73,8 @@ func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	linker.counts, linker.uncounted = l.countsFor(spec), l.uncounted
+	linker.uncounted = l.uncounted
 	return linker.chain()
-}
-
-// countsFor are those of the chain if another one counts the same.
-func (l *Loaded) countsFor(spec chain.Spec) *ebpf.Map {
-	if l.chain != nil && sameCounts(spec, l.chain.spec) {
-		return l.chain.counts
-	}
-	return nil
 }
 
 // Counts returns what each module has returned, in the order of the chain.
@@ -94,7 +86,7 @@ func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	if err != nil {
 		return nil, err
 	}
-	c, err := t.link(spec, members, 1, l.countsFor(spec))
+	c, err := t.link(spec, members, 1, nil)
 	if err != nil {
 		return nil, err
 	}

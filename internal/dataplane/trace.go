@@ -164,14 +164,12 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	if err != nil {
 		return nil, err
 	}
-	counts, err := d.runningCounts(spec)
+	counted, err := openCounted(d.layout.chain(spec))
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("chain %s: %w", spec.ID(), err)
 	}
-	if counts != nil {
-		defer counts.Close()
-	}
-	c, err := t.link(spec, members, len(plain), counts)
+	defer counted.m.Close()
+	c, err := t.link(spec, members, len(plain), counted.m)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +186,7 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	return c, nil
 }
 
-// link links a chain that reports to the trace, in that many parts at least, with the counts of a running one or nil.
+// link links a chain that reports to the trace, in that many parts at least, with the counts of the plain one or nil.
 func (t *Trace) link(spec chain.Spec, members []*generation, parts int, counts *ebpf.Map) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {

@@ -30,7 +30,7 @@ func countKeys(c dataplane.Counts) []dataplane.CountKey {
 	})
 }
 
-// ChainCounts are those of the modules of a chain, in its order. They continue those of the chain that it replaced.
+// ChainCounts are those of the modules of a chain, in its order, since it was linked.
 func ChainCounts(c dataplane.Counts, pinned chain.Pinned) (out []v1.ModuleCount) {
 	members := pinned.Spec.Members
 	for i, v := range c.Chains[pinned.ID] {
