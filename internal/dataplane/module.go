@@ -16,7 +16,9 @@ type Module struct {
 	// Values is the identity of the values of KERB_TUNABLES; empty if the module has none.
 	Values string
 	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.
-	Spec       func(chain.Hook) (*ebpf.CollectionSpec, error)
+	Spec func(chain.Hook) (*ebpf.CollectionSpec, error)
+	// Tunables returns the map of KERB_TUNABLES as Spec has it, at no cost. It may be nil: then Spec is asked.
+	Tunables   func() *ebpf.MapSpec
 	ConfigMaps []string // re-created for each generation; all others are carried over
 	SharedMaps []string // shared by name with other modules
 	// Migrate has the rules (MigrateExtend and others) for carried-over maps that differ from the running generation's.

@@ -164,6 +164,9 @@ func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Gener
 
 // encodeValues is the module's struct of values as its object describes it.
 func (g *generation) encodeValues() (out []byte, err error) {
+	if g.Tunables != nil {
+		return encodeTunables(g.Tunables(), g.Settings.Tunables)
+	}
 	err = hooksOf(g.Module, func(_ chain.Hook, spec *ebpf.CollectionSpec) error {
 		m := spec.Maps[sdk.TunablesMap]
 		if out != nil || m == nil { // the object for one of the hooks may have none

@@ -149,6 +149,7 @@ func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 		FailClosed: d.failClosed(),
 		Frags:      d.Pkg.Frags,
 		Sockets:    d.onSockets(),
+		Tunables:   d.Pkg.Tunables,
 		BuiltIn:    d.Pkg.Source == pkgs.SourceBuiltin,
 
 		DeferredRedirect: d.Pkg.DeferredRedirect,
@@ -195,17 +196,16 @@ func (d *Module) describe(settings sdk.Settings) {
 func (d *Module) findEntries() error {
 	d.Entries = map[chain.Hook]map[chain.Direction]bool{}
 	for _, hook := range d.Pkg.Hooks {
-		spec, err := d.Pkg.Spec(hook)
-		if err != nil {
-			return err
-		}
 		has := map[chain.Direction]bool{}
 		for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
-			has[dir] = spec.Programs["kerb_"+string(dir)] != nil
+			var err error
+			if has[dir], err = d.Pkg.HasEntry(hook, "kerb_"+string(dir)); err != nil {
+				return err
+			}
 		}
-		d.tunable = d.tunable || spec.Maps[sdk.TunablesMap] != nil
 		d.Entries[chain.Hook(hook)] = has
 	}
+	d.tunable = d.Pkg.Tunables() != nil
 	return nil
 }
 

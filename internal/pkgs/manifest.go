@@ -195,7 +195,7 @@ func (m *Manifest) check() error {
 			wrong(fmt.Sprintf("requires[%d]", i), "%v", err)
 		}
 	}
-	if _, err := schema.Compile(m.ConfigSchema, false); err != nil {
+	if _, err := m.compileSchema(); err != nil {
 		wrong("configSchema", "%v", err)
 	}
 	return apierrors.Join(all)
@@ -236,10 +236,18 @@ func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o
 
 // ValidateConfig checks config against the schema. Errors are *sdk.ConfigError, possibly several joined.
 func (m *Manifest) ValidateConfig(config map[string]any) error {
-	compiled, err := schema.Compile(m.ConfigSchema, false)
+	compiled, err := m.compileSchema()
 	if err != nil {
 		return err
 	}
+	return validateConfig(compiled, config)
+}
+
+func (m *Manifest) compileSchema() (*schema.Schema, error) {
+	return schema.Compile(m.ConfigSchema, false)
+}
+
+func validateConfig(compiled *schema.Schema, config map[string]any) error {
 	if config == nil {
 		config = map[string]any{}
 	}

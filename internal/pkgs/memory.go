@@ -67,13 +67,11 @@ func (p *Package) largestMap(maxEntries map[string]uint32) string {
 func (p *Package) mapSizes(maxEntries map[string]uint32) map[string]int64 {
 	sizes := map[string]int64{}
 	for _, hook := range p.Hooks {
-		spec, err := p.Spec(hook)
-		if err != nil {
-			continue
-		}
-		for name, m := range spec.Maps {
+		for name, m := range p.facts().maps[hook] {
 			if n, ok := maxEntries[name]; ok {
-				m.MaxEntries = n
+				sized := *m
+				sized.MaxEntries = n
+				m = &sized
 			}
 			if strings.HasPrefix(name, ".") {
 				name = hook + ":" + name

@@ -15,10 +15,12 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -43,6 +45,8 @@ type Package struct {
 	objects map[string]object // by hook
 	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
 	parsed  map[string]*parsed
+	facts   func() *facts
+	config  func() (*schema.Schema, error) // of the configuration
 }
 
 // object returns the bytes of a compiled data plane.
@@ -148,6 +152,8 @@ func newPackage(m *Manifest, source string, objects, files map[string][]byte) *P
 		p.objects[hook] = func() []byte { return objects[hook] }
 		p.parsed[hook] = &parsed{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}
 	}
+	p.facts = sync.OnceValue(p.readFacts)
+	p.config = sync.OnceValues(p.compileSchema)
 	p.Digest = p.digest()
 	return p
 }
@@ -194,6 +200,21 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
 	return spec, nil
+}
+
+// ValidateConfig is Manifest.ValidateConfig; the schema is compiled once.
+func (p *Package) ValidateConfig(config map[string]any) error {
+	compiled, err := p.config()
+	if err != nil {
+		return err
+	}
+	return validateConfig(compiled, config)
+}
+
+// WithDefaults is Manifest.WithDefaults; the schema is compiled once.
+func (p *Package) WithDefaults(config map[string]any) (map[string]any, error) {
+	full := schema.FillDefaults(p.ConfigSchema, config)
+	return full, p.ValidateConfig(full)
 }
 
 // Files is everything that the package consists of when it is deployed, by path: the manifest's bytes are not kept, so
