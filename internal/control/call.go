@@ -87,7 +87,9 @@ func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) er
 		return p.failed("fill", err)
 	}
 	err = p.inform(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
-	_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil) // at worst it keeps the maps open
+	go func() { // at worst it keeps the maps open
+		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil)
+	}()
 	return err
 }
 
