@@ -103,7 +103,7 @@ func (a *accelerator) Run(ctx context.Context) {
 
 // read hands on what the data plane asks.
 func (a *accelerator) read(ctx context.Context, to chan<- event) {
-	ring, err := a.live.Maps.Get(mapPrograms)
+	ring, err := a.live.Maps.Get(mapUnjudged)
 	if err != nil {
 		slog.Error("accelerator: no program is judged", "module", a.live.Module, "error", err)
 		return

@@ -158,7 +158,7 @@ static __always_inline void accel_ask_about(__u64 task, const struct accel_file 
 	if (!f->inode || (known && (known->verdict != ACCEL_ASKED ||
 				    asked.since - known->since < 1000000000ull)))
 		return;
-	e = bpf_ringbuf_reserve(&programs, sizeof(*e), 0);
+	e = bpf_ringbuf_reserve(&unjudged, sizeof(*e), 0);
 	if (!e)
 		return;
 	bpf_map_update_elem(&executables, f, &asked, BPF_ANY);

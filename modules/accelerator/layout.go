@@ -15,7 +15,7 @@ const (
 	mapEnds         = "ends"
 	mapCounts       = "counts"
 	mapShares       = "shares"
-	mapPrograms     = "programs"
+	mapUnjudged     = "unjudged"
 )
 
 const (

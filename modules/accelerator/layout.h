@@ -25,7 +25,7 @@
  *							it
  *	counts		HASH		accel_counts	by accel_route
  *	none		ARRAY, 1	accel_counts	zeroes, which do not fit on a stack
- *	programs	RINGBUF		accel_event	programs without a verdict
+ *	unjudged	RINGBUF		accel_event	programs without a verdict
  *	off		ARRAY, 1	u32		1: about to be detached. No socket enrols
  *							any more, and nothing is redirected
  *	shares		HASH		u32		by number of a service: clients that it has

@@ -20,7 +20,7 @@ import (
 // programs returns a function that waits for the next program that the data plane asks about.
 func (p *plane) programs(t *testing.T) (next func() program) {
 	t.Helper()
-	ring, err := ringbuf.NewReader(p.Maps[mapPrograms])
+	ring, err := ringbuf.NewReader(p.Maps[mapUnjudged])
 	check(t, err)
 	t.Cleanup(func() { ring.Close() })
 	return func() program {

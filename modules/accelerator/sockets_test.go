@@ -344,7 +344,7 @@ func TestExecutables(t *testing.T) {
 	if got := programs(); got.File.Inode != self.Ino || got.Path != programPath(t) || got.Comm == "" || got.PID == 0 {
 		t.Errorf("%+v", got)
 	}
-	more, err := ringbuf.NewReader(p.Maps[mapPrograms])
+	more, err := ringbuf.NewReader(p.Maps[mapUnjudged])
 	check(t, err)
 	defer more.Close()
 	more.SetDeadline(time.Now())
