@@ -34,6 +34,20 @@ static __always_inline __u64 accel_exe_of(__u64 task)
 	return mm ? (__u64)accel_get(accel_cast(struct mm_struct, mm), exe_file) : 0;
 }
 
+/* A number of a mount that none has later: before Linux 6.8, within its namespace. */
+static __always_inline __u32 accel_mount_of(__u64 exe)
+{
+	__u64 vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt), namespace,
+	      mount = vfsmount - bpf_core_field_offset(struct mount, mnt);
+	struct mount___6_8 *newer = accel_cast(struct mount___6_8, mount);
+
+	if (bpf_core_field_exists(newer->mnt_id_unique))
+		return accel_get(newer, mnt_id_unique);
+	namespace = (__u64)accel_get(accel_cast(struct mount, mount), mnt_ns);
+	return accel_get(accel_cast(struct mount, mount), mnt_id) ^
+	       (__u32)accel_get(accel_cast(struct mnt_namespace, namespace), seq) << 16;
+}
+
 static __always_inline struct accel_file accel_file_of(__u64 task)
 {
 	__u64 exe = accel_exe_of(task), inode, super;
@@ -46,7 +60,7 @@ static __always_inline struct accel_file accel_file_of(__u64 task)
 	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
 	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
 	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
-		       (__u32)accel_modified(inode);
+		       (__u32)accel_modified(inode) ^ accel_mount_of(exe);
 	return f;
 }
 

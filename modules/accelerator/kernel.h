@@ -161,10 +161,20 @@ struct vfsmount {
 	struct dentry *mnt_root;
 };
 
+struct mnt_namespace {
+	__u64 seq; /* no other had or will have it */
+};
+
 struct mount {
 	struct mount *mnt_parent;
 	struct dentry *mnt_mountpoint;
 	struct vfsmount mnt;
+	struct mnt_namespace *mnt_ns;
+	int mnt_id;
+};
+
+struct mount___6_8 {
+	__u64 mnt_id_unique;
 };
 
 struct path {

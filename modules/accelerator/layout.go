@@ -56,7 +56,7 @@ type visibleEntry struct {
 	_             uint32
 }
 
-// fileKey is an executable file.
+// fileKey is an executable file on a mount.
 type fileKey struct {
 	Inode              uint64
 	Device, Generation uint32

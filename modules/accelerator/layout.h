@@ -103,8 +103,8 @@ struct accel_visible {
 	__u32 zero;
 };
 
-/* An executable file. Kept together with its generation, since inode numbers come again, and with a
- * number for its contents. */
+/* An executable file on a mount, by which its path is known. Kept together with its generation,
+ * since inode numbers come again, with a number for its contents, and with that of the mount. */
 struct accel_file {
 	__u64 inode;
 	__u32 device;	  /* as the kernel has it: major << 20 | minor; majors end at 511 */

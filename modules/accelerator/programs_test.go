@@ -169,3 +169,36 @@ func asksAbout(t *testing.T, path string) program {
 	check(t, cmd.Run())
 	return next()
 }
+
+// The same file on another mount has another path, which who may mount chooses: its verdict is not that of the file
+// elsewhere.
+func TestVerdictsAreOfOneMount(t *testing.T) {
+	text, err := exec.LookPath("cat")
+	check(t, err)
+	mounted := filepath.Join(t.TempDir(), "cat")
+	check(t, os.WriteFile(mounted, nil, 0o755))
+	p := accelerate(t, usual)
+	run := func(path string) {
+		t.Helper()
+		c := p.connect(t)
+		p.warm(c)
+		server := os.NewFile(uintptr(c.server), "server")
+		c.server = -1
+		defer server.Close()
+		cmd := exec.Command(path, "/proc/self/status")
+		cmd.Args[0], cmd.Stdout = "cat", server
+		check(t, cmd.Run())
+	}
+	check(t, unix.Mount(text, mounted, "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
+	run(mounted)
+	p.judge(allowed, asked)
+	run(mounted)
+	if n := p.refused("unexamined"); n != 1 {
+		t.Errorf("%d programs were not known yet, want the first", n)
+	}
+	run(text)
+	if n := p.refused("unexamined"); n != 2 {
+		t.Errorf("%d programs were not known yet: the verdict on one path counts for another", n)
+	}
+}
