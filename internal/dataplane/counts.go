@@ -121,7 +121,7 @@ func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
 	return uint32(slices.Index(retiredSides, side)*len(retiredDirections) + slices.Index(retiredDirections, dir))
 }
 
-// countReader reads counts. One that removes a chain excludes those that read.
+// countReader reads counts. One that removes a chain, or completes a generation, excludes those that read.
 type countReader struct {
 	mu   sync.Mutex
 	next map[countedOnce]Count // what was read last

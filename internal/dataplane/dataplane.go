@@ -156,16 +156,26 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*generation, error) {
 	var members []*generation
 	for _, m := range spec.Members {
-		g, err := openGeneration(d.layout, modules[m.Name])
-		if err != nil {
-			return members, fmt.Errorf("module %s: %w", m.Name, err)
+		g, err := d.openComplete(modules[m.Name])
+		if g != nil {
+			members = append(members, g)
 		}
-		members = append(members, g)
-		if err := g.completeDrops(d.layout); err != nil {
+		if err != nil {
 			return members, fmt.Errorf("module %s: %w", m.Name, err)
 		}
 	}
 	return members, nil
+}
+
+// openComplete opens a generation and adds what it lacks, one at a time, as chains are created at once.
+func (d *Dataplane) openComplete(mod Module) (*generation, error) {
+	d.counts.mu.Lock()
+	defer d.counts.mu.Unlock()
+	g, err := openGeneration(d.layout, mod)
+	if err != nil {
+		return nil, err
+	}
+	return g, g.completeDrops(d.layout)
 }
 
 func closeMembers(members []*generation) {

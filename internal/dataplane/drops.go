@@ -67,7 +67,7 @@ func (g *generation) completeDrops(l layout) (err error) {
 		if g.maps[name], err = ebpf.NewMap(dropSpecs()[name]); err != nil {
 			return err
 		}
-		if err := pinOnce(g.maps[name], filepath.Join(l.generation(g.Name, g.ID), name)); err != nil {
+		if err := pinCopy(g.maps[name], filepath.Join(l.generation(g.Name, g.ID), name)); err != nil {
 			return err
 		}
 	}

@@ -4,9 +4,12 @@ package dataplane
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -98,5 +101,55 @@ func TestIfindexDropsOfOlderGeneration(t *testing.T) {
 	want := map[DropKey]uint64{{uint32(w.a.OuterIndex()), uint32(kerbabi.DropPolicy)}: 5}
 	if err != nil || !maps.Equal(by, want) {
 		t.Errorf("%v (%v), want %v", by, err, want)
+	}
+}
+
+// Chains that are created at once complete such a generation together: both use the same maps.
+func TestOlderGenerationIsCompletedOnce(t *testing.T) {
+	w := newWorld(t, Options{})
+	var mods []Module
+	byName := map[string]Module{}
+	for i := range 40 {
+		m := testModule(t, "drop", fmt.Sprintf("dropper%d", i), map[string]any{"port": 53})
+		if err := create(w.Dataplane, m, ""); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{ifindexDropsMap, retiredMap} {
+			if err := os.Remove(filepath.Join(w.layout.generation(m.Name, m.ID), name)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		byName[m.Name] = m
+		mods = append(mods, m)
+	}
+	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress}
+	for _, m := range mods {
+		spec.Members = append(spec.Members, chain.Member{Name: m.Name, ID: m.ID})
+	}
+	var opening sync.WaitGroup
+	ids := make([][]ebpf.MapID, 4)
+	for i := range ids {
+		opening.Go(func() {
+			members, err := w.openMembers(spec, byName)
+			defer closeMembers(members)
+			if err != nil {
+				t.Error(err)
+			}
+			for _, g := range members {
+				info, err := g.maps[ifindexDropsMap].Info()
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				id, _ := info.ID()
+				ids[i] = append(ids[i], id)
+			}
+		})
+	}
+	opening.Wait()
+	for _, other := range ids[1:] {
+		if !slices.Equal(other, ids[0]) {
+			t.Errorf("maps %v and %v", ids[0], other)
+		}
 	}
 }
