@@ -42,33 +42,32 @@ enum kerb_exit {
 	KERB_EXITS = 4,
 };
 
-/* What a chain has done, per CPU: packets at its head, and exits of each module, KERB_EXITS counts
- * a module in their order. What a module has seen and passed on follows from these: a packet that
- * passes is counted once, however long the chain is. Bytes are those of the frame at the head. The
- * linker gives the value its size (internal/dataplane/counts.go). */
+/* What a chain has done, per CPU: packets at its head, and KERB_EXITS counts for each module, in
+ * their order. What a module has seen and passed on follows from these: a packet that passes is
+ * counted once, however long the chain is. */
+struct kerb_counts {
+	struct kerb_count in;
+	/* Of the packet at the head: modules may change that of the context. It is not on the
+	 * stack, of which large modules need all that old kernels leave. */
+	__u64 len;
+	__u64 unused;
+	struct kerb_count exits[];
+};
+
+/* The linker gives the value its size (internal/dataplane/counts.go). */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct kerb_count));
+	__uint(value_size, sizeof(struct kerb_counts));
 } kerb_counts SEC(".maps");
 
-/* The bottom of the entry's stack: the modules know of the packet context only. */
-struct kerb_frame {
-	struct kerb_pkt pkt;
-	__u64 len; /* at the head; modules may change that of the context */
-};
-
-/* Counts the packet in a slot: 0 for the head, then KERB_EXITS for each module. */
-static __always_inline void count_slot(__u32 slot, __u64 len)
+/* The key fills a slot of the stack, for the reason that count_drop has. */
+static __always_inline struct kerb_counts *chain_counts(void)
 {
-	__u32 zero = 0;
-	struct kerb_count *c = bpf_map_lookup_elem(&kerb_counts, &zero);
+	__u64 zero = 0;
 
-	if (!c)
-		return;
-	c[slot].packets += 1;
-	c[slot].bytes += len;
+	return bpf_map_lookup_elem(&kerb_counts, &zero);
 }
 
 static __always_inline void count(void *map, __u32 key)
@@ -91,10 +90,16 @@ static __always_inline __u32 frame_len(kerb_ctx *ctx)
 }
 
 /* Called before kerb_head. */
-SEC("kerb/count") int kerb_count(kerb_ctx *ctx, struct kerb_frame *frame)
+SEC("kerb/count") int kerb_count(kerb_ctx *ctx)
 {
-	frame->len = frame_len(ctx);
-	count_slot(0, frame->len);
+	struct kerb_counts *c = chain_counts();
+	__u64 len = frame_len(ctx);
+
+	if (c) {
+		c->in.packets += 1;
+		c->in.bytes += len;
+		c->len = len;
+	}
 	return 0;
 }
 
@@ -158,13 +163,22 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 #define KERB_CALL_FAIL_CLOSED (1 << 0)
 #define KERB_CALL_TC_EGRESS   (1 << 1)
 #define KERB_CALL_VETH	      (1 << 2) /* on XDP */
-#define KERB_CALL_SLOT_SHIFT  8	       /* above: slot of the module's exits; 0: not counted */
+#define KERB_CALL_COUNT_SHIFT 8	       /* above: 1 + place of the module; 0: not counted */
 
-static __always_inline void count_exit(const struct kerb_pkt *pkt, __u32 call, enum kerb_exit exit)
+static __always_inline void count_exit(__u32 call, enum kerb_exit exit)
 {
-	if (call >> KERB_CALL_SLOT_SHIFT)
-		count_slot((call >> KERB_CALL_SLOT_SHIFT) + exit,
-			   ((const struct kerb_frame *)pkt)->len);
+	__u32 place = call >> KERB_CALL_COUNT_SHIFT;
+	struct kerb_counts *c;
+	struct kerb_count *n;
+
+	if (!place)
+		return;
+	c = chain_counts();
+	if (!c)
+		return;
+	n = &c->exits[(place - 1) * KERB_EXITS + exit];
+	n->packets += 1;
+	n->bytes += c->len;
 }
 
 /* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if
@@ -235,30 +249,30 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 	kerb_ctx *ctx = pkt->ctx;
 
 	if (verdict == KERB_REPLY) {
-		count_exit(pkt, call, KERB_EXIT_REPLY);
+		count_exit(call, KERB_EXIT_REPLY);
 		return reply(pkt, call) & 0xff;
 	}
 	if (verdict == KERB_REDIRECT) {
-		count_exit(pkt, call, KERB_EXIT_REDIRECT);
+		count_exit(call, KERB_EXIT_REDIRECT);
 		return redirect(ctx, pkt) & 0xff;
 	}
 	if (verdict != KERB_DROP) {
 		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
 		if (!(call & KERB_CALL_FAIL_CLOSED))
 			return KERB_GO_ON;
-		count_exit(pkt, call, KERB_EXIT_DROP);
+		count_exit(call, KERB_EXIT_DROP);
 		return KERB_ACT_DROP;
 	}
-	count_exit(pkt, call, KERB_EXIT_DROP);
+	count_exit(call, KERB_EXIT_DROP);
 	count_drop(drops, by_ifindex, pkt->ifindex,
 		   pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
 	return KERB_ACT_DROP;
 }
 
 /* Counts a redirect that is performed after the last module. */
-SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
+SEC("kerb/deferred") int kerb_deferred(__u32 call)
 {
-	count_exit(pkt, call, KERB_EXIT_DEFERRED);
+	count_exit(call, KERB_EXIT_DEFERRED);
 	return 0;
 }
 

@@ -31,8 +31,7 @@ type Count struct{ Packets, Bytes uint64 }
 
 func (c Count) plus(o Count) Count { return Count{c.Packets + o.Packets, c.Bytes + o.Bytes} }
 
-// less is never below zero: counters of packets that are under way are not read all at once, and a module of another
-// part of the chain may have changed the length.
+// less is never below zero: counters of packets that are under way are not read all at once.
 func (c Count) less(o Count) Count {
 	return Count{c.Packets - min(o.Packets, c.Packets), c.Bytes - min(o.Bytes, c.Bytes)}
 }
@@ -71,7 +70,7 @@ type Counts struct {
 // countsSpec describes the counts of a chain.
 func (l *linker) countsSpec() *ebpf.MapSpec {
 	spec := l.object.Maps[countsMap].Copy()
-	spec.ValueSize = uint32(binary.Size(Count{})) * uint32(1+exits*len(l.members))
+	spec.ValueSize += uint32(binary.Size(Count{}) * exits * len(l.members))
 	return spec
 }
 
@@ -97,8 +96,8 @@ func readCounts(m *ebpf.Map) ([]Verdicts, error) {
 			all[i] = all[i].plus(cpu[i])
 		}
 	}
-	in, out := all[0], []Verdicts{}
-	for exit := range slices.Chunk(all[1:], exits) {
+	in, out := all[0], []Verdicts{} // all[1] is that of the last packet
+	for exit := range slices.Chunk(all[2:], exits) {
 		drop, reply, redirect, deferred := exit[0], exit[1], exit[2], exit[3]
 		behind := in.less(drop).less(reply).less(redirect)
 		out = append(out, Verdicts{kerbabi.Next: behind.less(deferred), kerbabi.Drop: drop, kerbabi.Reply: reply,

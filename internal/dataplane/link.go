@@ -30,7 +30,7 @@ const (
 	callFailClosed = 1 << 0
 	callTCEgress   = 1 << 1
 	callVeth       = 1 << 2
-	callSlotShift  = 8
+	callCountShift = 8
 	exits          = 4 // counts of a module: drop, reply, redirect, deferred redirect
 )
 
@@ -73,10 +73,9 @@ type linker struct {
 	traced  int32 // number of the chain in a trace, 0 for none
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
-	pktSize int32 // of struct kerb_frame, which begins with struct kerb_pkt
+	pktSize int32 // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags int16
-	len, headLen       int16
 	frame              int32     // bytes from the frame pointer of the entry down to the packet context
 	counts             *ebpf.Map // of the chain that a traced one stands for; nil: new ones
 	uncounted          bool      // packets are not counted: to measure what that costs
@@ -107,14 +106,12 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
-	l.headLen = int16(pkt.Size+7) &^ 7
-	l.pktSize = int32(l.headLen) + 8
-	for name, offset := range map[string]*int16{"to_ifindex": &l.toIfindex, "to_flags": &l.toFlags, "len": &l.len} {
-		if *offset, err = pktField(pkt, name); err != nil {
-			return nil, err
-		}
+	l.pktSize = int32(pkt.Size+7) &^ 7
+	if l.toIfindex, err = pktField(pkt, "to_ifindex"); err != nil {
+		return nil, err
 	}
-	return l, nil
+	l.toFlags, err = pktField(pkt, "to_flags")
+	return l, err
 }
 
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
@@ -287,7 +284,7 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 
 // entry generates the program that everything else is called from:
 //
-//	kerb_count(ctx, &pkt)
+//	kerb_count(ctx)
 //	kerb_head(ctx, &pkt)
 //	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
 //	return the hook's "next", or tail call into the next part
@@ -302,11 +299,6 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
 	next := "next-"
-	if first > 0 && !l.uncounted { // the part before has counted the packet; exits need its length
-		code = append(code, l.loadPkt(asm.R1, l.len).WithSymbol(next),
-			asm.StoreMem(asm.RFP, int16(-l.frame)+l.headLen, asm.R1, asm.DWord))
-		next = "measured"
-	}
 	if l.mayBeRedirected(first) { // by a member of another part
 		restore := l.restore()
 		restore[0] = restore[0].WithSymbol(next)
@@ -343,8 +335,7 @@ func (l *linker) begin(first int, count body) asm.Instructions {
 		return l.pkt(asm.R2)
 	}
 	ctx := int16(-l.frame) // pkt.ctx
-	code := append(asm.Instructions{asm.StoreMem(asm.RFP, ctx, asm.R1, asm.DWord)}, l.pkt(asm.R2)...)
-	code = append(code, call(count, "counted")...)
+	code := append(asm.Instructions{asm.StoreMem(asm.RFP, ctx, asm.R1, asm.DWord)}, call(count, "counted")...)
 	code = append(code, asm.LoadMem(asm.R1, asm.RFP, ctx, asm.DWord).WithSymbol("counted"))
 	return append(code, l.pkt(asm.R2)...)
 }
@@ -443,7 +434,7 @@ func (l *linker) callFlags(i int) (flags int32) {
 		flags |= callVeth
 	}
 	if !l.uncounted {
-		flags |= int32(1+i*exits) << callSlotShift
+		flags |= int32(1+i) << callCountShift
 	}
 	return flags
 }

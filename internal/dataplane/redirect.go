@@ -54,13 +54,12 @@ func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
 		return append(code, asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, next))
 	}
 	keep := "keep_" + next
-	count := l.pkt(asm.R1)
-	count[0] = count[0].WithSymbol(keep)
-	count = append(count, asm.Mov.Imm(asm.R2, flags), asm.Call.Label("kerb_deferred"), asm.Ja.Label(next))
-	return slices.Concat(code, asm.Instructions{
+	return append(code,
 		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, keep),
 		asm.Ja.Label(act),
-	}, count)
+		asm.Mov.Imm(asm.R1, flags).WithSymbol(keep),
+		asm.Call.Label("kerb_deferred"),
+		asm.Ja.Label(next))
 }
 
 // redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps
