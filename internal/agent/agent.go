@@ -64,6 +64,7 @@ type Agent struct {
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
 	seen    atomic.Pointer[chain.State] // of the kernel, at the last look
+	group   group                       // guards itself
 	changes sync.Mutex                  // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu        sync.Mutex

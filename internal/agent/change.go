@@ -20,11 +20,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
-// Apply creates or updates resources: all of them or none.
-func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
-	defer func() { a.audit(ctx, result, err) }()
-	a.changes.Lock()
-	defer a.changes.Unlock()
+// apply executes one request.
+func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
 	changes, err := r.Change(next, &result)
@@ -56,8 +53,8 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
 	t := a.target(next, a.deployed(next, prepared), seen)
-	result.Steps, result.Warnings, err = a.change(t, prepared, r.DryRun, keep)
-	result.Warnings = append(doubts, result.Warnings...)
+	steps, warnings, err := a.change(t, prepared, r.DryRun, keep)
+	result.Steps, result.Warnings = texts(steps), append(doubts, warnings...)
 	if err == nil && !r.DryRun {
 		a.announce(changes)
 	}
@@ -92,7 +89,8 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 		return result, err
 	}
 	t := a.target(next, a.deployed(next, nil), seen)
-	result.Steps, result.Warnings, err = a.change(t, nil, r.DryRun, a.store.RecoveryPending())
+	steps, warnings, err := a.change(t, nil, r.DryRun, a.store.RecoveryPending())
+	result.Steps, result.Warnings = texts(steps), warnings
 	if err == nil && !r.DryRun {
 		a.announce(changes)
 	}
@@ -102,7 +100,7 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
 func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, keep bool) (
-	steps, warnings []string, err error,
+	steps []plan.Step, warnings []string, err error,
 ) {
 	defer func() {
 		if err != nil || dryRun {
@@ -136,18 +134,15 @@ func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, kee
 			return nil
 		},
 	})
-	for _, s := range r.Steps {
-		steps = append(steps, s.String())
-	}
 	if err != nil {
-		return steps, nil, explain(a.findRejected(t, k, err))
+		return r.Steps, nil, explain(a.findRejected(t, k, err))
 	}
 	if !dryRun {
 		a.metrics.changed(r.Took)
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
 	}
-	return steps, warnings, nil
+	return r.Steps, warnings, nil
 }
 
 // commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong

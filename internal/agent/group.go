@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/observe"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// Requests that only add or change services and arrive while another change is executed share one plan, one commit and
+// one grace period: orchestrators start many services at once. Each is all or nothing, and answered when its services
+// are protected.
+
+// grouped is a request that waits for its group.
+type grouped struct {
+	server.Request
+	result  v1.ApplyResult
+	err     error
+	done    chan struct{}
+	changes resource.Changes // as part of a group
+}
+
+// group is the requests that wait for the change before them.
+type group struct {
+	mu      sync.Mutex
+	waiting []*grouped
+}
+
+// add reports whether q is the first one, which executes the group.
+func (g *group) add(q *grouped) (first bool) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.waiting = append(g.waiting, q)
+	return len(g.waiting) == 1
+}
+
+func (g *group) take() []*grouped {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	all := g.waiting
+	g.waiting = nil
+	return all
+}
+
+// canShare reports whether a request may be executed together with others.
+func canShare(r server.Request) bool {
+	return !r.DryRun && !r.Prune && len(r.Resources) > 0 &&
+		!slices.ContainsFunc(r.Resources, func(o resource.Object) bool { return !resource.Service.IsKind(o) })
+}
+
+// Apply creates or updates resources: all of them or none.
+func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
+	defer func() { a.audit(ctx, result, err) }()
+	if !canShare(r) {
+		a.changes.Lock()
+		defer a.changes.Unlock()
+		return a.apply(r)
+	}
+	q := &grouped{Request: r, err: errors.New("the agent failed to execute the change"), done: make(chan struct{})}
+	if a.group.add(q) {
+		a.applyGroup()
+	}
+	<-q.done
+	return q.result, q.err
+}
+
+// applyGroup executes all requests that have arrived before it is their turn. Those that cannot be executed with the
+// others are executed alone, so that each gets its own error.
+func (a *Agent) applyGroup() {
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	all := a.group.take()
+	defer func() {
+		for _, q := range all {
+			close(q.done)
+		}
+	}()
+	alone := all
+	if len(all) > 1 {
+		alone = a.applyTogether(all)
+	}
+	for _, q := range alone {
+		q.result, q.err = a.apply(q.Request)
+	}
+}
+
+// applyTogether executes requests as one change. It returns those that it has not executed.
+func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
+	next, accepted, rest := a.merge(all)
+	if len(accepted) < 2 {
+		return all
+	}
+	seen, err := a.observe(next)
+	if err != nil {
+		return all
+	}
+	isLost := func(q *grouped) bool { return checkServices(q.newIn(seen)) != nil }
+	if lost := slices.DeleteFunc(slices.Clone(accepted), func(q *grouped) bool { return !isLost(q) }); len(lost) > 0 {
+		return slices.Concat(rest, lost, a.applyTogether(slices.DeleteFunc(accepted, isLost)))
+	}
+	steps, warnings, err := a.change(a.target(next, a.deployed(next, nil), seen), nil, false, a.store.RecoveryPending())
+	if err != nil {
+		return all
+	}
+	for _, q := range accepted {
+		q.err, q.result.Steps = nil, texts(q.stepsOf(steps, seen))
+		q.result.Warnings = slices.Concat(q.result.Warnings, warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
+		a.announce(q.changes)
+	}
+	return rest
+}
+
+// newIn is the snapshot with no other new services than those of the request.
+func (q *grouped) newIn(seen observe.Snapshot) observe.Snapshot {
+	seen.New = slices.DeleteFunc(slices.Clone(seen.New), func(name string) bool {
+		return !slices.ContainsFunc(q.Resources, func(o resource.Object) bool { return o.Meta().Name == name })
+	})
+	return seen
+}
+
+// stepsOf leaves out steps on attach points of other services.
+func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.Step) {
+	own := map[int]bool{0: true} // no attach point: shared by all
+	for _, o := range q.Resources {
+		for _, l := range seen.Services[o.Meta().Name].Links {
+			own[l.Ifindex] = true
+		}
+	}
+	for _, s := range steps {
+		if own[s.Point.Ifindex] {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// merge applies requests to the desired state in their order, without those that it refuses.
+func (a *Agent) merge(all []*grouped) (next resource.Set, accepted, rest []*grouped) {
+	next = a.now.Desired.Clone()
+	for _, q := range all {
+		trial, result := next.Clone(), v1.ApplyResult{}
+		changes, err := q.Change(trial, &result)
+		if err == nil {
+			result.Warnings, err = trial.CheckAll(q.Resources, changes)
+		}
+		if err != nil {
+			rest = append(rest, q)
+			continue
+		}
+		next, q.result, q.changes = trial, result, changes
+		accepted = append(accepted, q)
+	}
+	return next, accepted, rest
+}
+
+func texts(steps []plan.Step) (out []string) {
+	for _, s := range steps {
+		out = append(out, s.String())
+	}
+	return out
+}
