@@ -22,8 +22,6 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-const overLimit = 32
-
 // build compiles a copy of an example, which it returns with its directory.
 func build(t *testing.T, name string) (*pkgs.Package, string) {
 	t.Helper()
