@@ -79,44 +79,69 @@ func contain(do func() error) (err error) {
 	return do()
 }
 
-// lockDir locks the directory of the store until the file is closed: one process at a time has a store open. A lock on
-// the store's own file would not do, as that is replaced while it is open.
-func lockDir(path string) (*os.File, error) {
-	dir, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
+// lock locks an open file for this process alone. Readers of bbolt share a lock. Errors: ErrLocked.
+func lock(file *os.File) error {
 	for deadline := time.Now().Add(lockWait); ; time.Sleep(lockRetry) {
-		err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 		switch {
 		case err == nil:
-			return dir, nil
-		case errors.Is(err, unix.EWOULDBLOCK) && time.Now().Before(deadline):
-		case errors.Is(err, unix.EWOULDBLOCK):
-			return nil, errors.Join(ErrLocked, dir.Close())
-		case !errors.Is(err, unix.EINTR):
-			return nil, errors.Join(err, dir.Close())
+			return nil
+		case errors.Is(err, unix.EINTR):
+		case !errors.Is(err, unix.EWOULDBLOCK):
+			return err
+		case time.Now().After(deadline):
+			return ErrLocked
 		}
 	}
 }
 
-// ensure makes the file at path if there is none.
+// isAt reports whether path still names the file: a process that had the store open may have replaced it.
+func isAt(file *os.File, path string) (bool, error) {
+	a, err := file.Stat()
+	if err != nil {
+		return false, err
+	}
+	b, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(a, b), err
+}
+
+// ensure makes the file at path if there is none. It is made under another name and linked into place, so that a file
+// that exists is always complete: one of length zero has lost its content.
 func ensure(path string, recovered bool) error {
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	db, err := create(path, func(db *bbolt.DB) error {
-		return db.Update(func(tx *bbolt.Tx) error { return layOut(tx, recovered) })
-	})
+	f, err := os.CreateTemp(filepath.Dir(path), ".state-*.new")
 	if err != nil {
 		return err
 	}
-	return db.Close()
+	defer os.Remove(f.Name())
+	if err := f.Close(); err != nil {
+		return err
+	}
+	if err := initialize(f.Name(), recovered); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return syncDir(filepath.Dir(path))
 }
 
-// create makes a new file at path and opens it for writing. It gets its content under another name, so that a file at
-// path is always complete. Its directory must be locked.
-func create(path string, fill func(*bbolt.DB) error) (*bbolt.DB, error) {
+func initialize(path string, recovered bool) error {
+	db, err := bbolt.Open(path, 0o600, &bbolt.Options{Timeout: lockWait})
+	if err != nil {
+		return err
+	}
+	err = db.Update(func(tx *bbolt.Tx) error { return layOut(tx, recovered) })
+	return errors.Join(err, db.Close())
+}
+
+// copyTo makes a copy of a store, which is open for writing, and renames it to path, whose lock the caller holds.
+func copyTo(path string, from *bbolt.DB) (*bbolt.DB, error) {
 	next := path + ".new"
 	if err := removeIfThere(next); err != nil { // of a process that was killed
 		return nil, err
@@ -125,10 +150,14 @@ func create(path string, fill func(*bbolt.DB) error) (*bbolt.DB, error) {
 	if err != nil {
 		return nil, errors.Join(err, removeIfThere(next))
 	}
-	if err := contain(func() error { return fill(db) }); err != nil {
-		return nil, errors.Join(err, db.Close(), removeIfThere(next))
+	err = contain(func() error { return bbolt.Compact(db, from, 0) })
+	if err == nil {
+		err = verify(db, path)
 	}
-	if err := os.Rename(next, path); err != nil {
+	if err == nil {
+		err = os.Rename(next, path)
+	}
+	if err != nil {
 		return nil, errors.Join(err, db.Close(), removeIfThere(next))
 	}
 	if err := syncDir(filepath.Dir(path)); err != nil {

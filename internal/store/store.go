@@ -76,7 +76,6 @@ func (r *Recovery) Error() string {
 // Store is an open file. Its methods may be called from several goroutines.
 type Store struct {
 	path     string
-	dir      *os.File // locked
 	mu       sync.Mutex
 	db       *bbolt.DB // open for reading only until the first write, see own
 	broken   error     // bbolt met damage while the file was open, and may never release its lock
@@ -90,19 +89,6 @@ type Store struct {
 // Recovery tells where it went. A file that can only be read is opened for reading. Errors: ErrLocked, ErrReadOnly and
 // ErrFull when there is no file and none can be made, *NewerError.
 func Open(path string) (*Store, error) {
-	dir, err := lockDir(filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("store %s: %w", path, err)
-	}
-	s, err := openLocked(path)
-	if err != nil {
-		return nil, errors.Join(err, dir.Close())
-	}
-	s.dir = dir
-	return s, nil
-}
-
-func openLocked(path string) (*Store, error) {
 	if err := ensure(path, false); err != nil {
 		return nil, fmt.Errorf("store %s: %w", path, classify(err))
 	}
@@ -126,11 +112,31 @@ func open(path string) (*Store, error) {
 	return &Store{path: path, db: db, readOnly: readOnly}, nil
 }
 
-func openBolt(path string) (db *bbolt.DB, err error) {
-	if err := checkFile(path); err != nil {
-		return nil, err
+// openBolt opens a file for reading, and locks it for this process alone.
+func openBolt(path string) (*bbolt.DB, error) {
+	for {
+		db, file, err := tryOpenBolt(path)
+		if err != nil {
+			return nil, err
+		}
+		err = lock(file)
+		current := false
+		if err == nil {
+			current, err = isAt(file, path)
+		}
+		if current {
+			return db, nil
+		}
+		if err := errors.Join(err, db.Close()); err != nil {
+			return nil, err
+		}
 	}
-	var file *os.File
+}
+
+func tryOpenBolt(path string) (db *bbolt.DB, file *os.File, err error) {
+	if err := checkFile(path); err != nil {
+		return nil, nil, err
+	}
 	options := &bbolt.Options{
 		Timeout:  lockWait,
 		ReadOnly: true,
@@ -145,9 +151,9 @@ func openBolt(path string) (db *bbolt.DB, err error) {
 		return err
 	})
 	if errors.Is(err, errPanic) && file != nil {
-		return nil, errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
+		err = errors.Join(err, file.Close()) // bbolt lets go of nothing when it panics
 	}
-	return db, err
+	return db, file, err
 }
 
 // own replaces the file by a copy of it, which is open for writing, unless that has been done. The digest covers
@@ -161,9 +167,7 @@ func (s *Store) own() error {
 	if err := s.trim(); err != nil {
 		return err
 	}
-	db, err := create(s.path, func(db *bbolt.DB) error {
-		return errors.Join(bbolt.Compact(db, old, 0), verify(db, s.path))
-	})
+	db, err := copyTo(s.path, old)
 	if err != nil {
 		return err
 	}
@@ -205,9 +209,9 @@ func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.broken != nil {
-		return s.dir.Close()
+		return nil
 	}
-	return errors.Join(s.db.Close(), s.dir.Close())
+	return s.db.Close()
 }
 
 // Recovery returns which damaged file Open has renamed, or nil.

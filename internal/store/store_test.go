@@ -20,6 +20,7 @@ import (
 	"go.etcd.io/bbolt"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -242,6 +243,48 @@ func TestTwoOpeners(t *testing.T) {
 		t.Errorf("the second opener got %v", err)
 	}
 	mustCommit(t, s, desired(1))
+}
+
+// TestOpenWhileReplaced: who waits for a store that is replaced meanwhile gets the new file, not the one it waited for.
+func TestOpenWhileReplaced(t *testing.T) {
+	path := filled(t)
+	first := mustOpen(t, path)
+	second := make(chan *Store)
+	go func() {
+		s, err := Open(path)
+		if err != nil {
+			t.Error(err)
+		}
+		second <- s
+	}()
+	wait.Until(t, "the second opener has the file", func() bool { return openFiles(t, path) == 2 })
+	mustCommit(t, first, desired(3))
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	s := <-second
+	if s == nil {
+		return
+	}
+	defer s.Close()
+	if diff := cmp.Diff(desired(3), mustSnapshot(t, s)); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// openFiles counts the descriptors of this process for a file.
+func openFiles(t *testing.T, path string) (n int) {
+	t.Helper()
+	links, err := filepath.Glob("/proc/self/fd/*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, link := range links {
+		if target, err := os.Readlink(link); err == nil && target == path {
+			n++
+		}
+	}
+	return n
 }
 
 // A change of virtual services alone leaves the rest, and a file that vouches for all of it.
