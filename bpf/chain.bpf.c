@@ -78,27 +78,16 @@ static __always_inline void count(void *map, __u32 key)
 		*n += 1;
 }
 
-static __always_inline __u32 frame_len(kerb_ctx *ctx)
-{
-#ifndef KERB_HOOK_XDP
-	return ctx->len;
-#elif defined(KERB_XDP_FRAGS)
-	return bpf_xdp_get_buff_len(ctx);
-#else
-	return (void *)kerb_ctx_field(ctx, data_end) - (void *)kerb_ctx_field(ctx, data);
-#endif
-}
-
-/* Called before kerb_head. */
-SEC("kerb/count") int kerb_count(kerb_ctx *ctx)
+/* Called after kerb_head, which has asked for the length: on XDP with several buffers that is a
+ * call of a helper. */
+SEC("kerb/count") int kerb_count(const struct kerb_pkt *pkt)
 {
 	struct kerb_counts *c = chain_counts();
-	__u64 len = frame_len(ctx);
 
 	if (c) {
 		c->in.packets += 1;
-		c->in.bytes += len;
-		c->len = len;
+		c->in.bytes += pkt->len;
+		c->len = pkt->len;
 	}
 	return 0;
 }

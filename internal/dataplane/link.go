@@ -284,8 +284,8 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 
 // entry generates the program that everything else is called from:
 //
-//	kerb_count(ctx)
 //	kerb_head(ctx, &pkt)
+//	kerb_count(&pkt)
 //	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
 //	return the hook's "next", or tail call into the next part
 //
@@ -294,11 +294,17 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map,
 	slot int) asm.Instructions {
 	l.setFrame(append([]body{count, head, verdict}, modules...))
-	code := l.begin(first, count)
+	code := l.pkt(asm.R2)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())
 	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
 	next := "next-"
+	if first == 0 && !l.uncounted {
+		start := l.pkt(asm.R1)
+		start[0] = start[0].WithSymbol(next)
+		next = "counted"
+		code = append(append(code, start...), call(count, next)...)
+	}
 	if l.mayBeRedirected(first) { // by a member of another part
 		restore := l.restore()
 		restore[0] = restore[0].WithSymbol(next)
@@ -327,17 +333,6 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 	}
 	end[0] = end[0].WithSymbol(next)
 	return slices.Concat(code, end, cold, leave)
-}
-
-// begin counts the packet, and prepares the call of the head.
-func (l *linker) begin(first int, count body) asm.Instructions {
-	if first > 0 || l.uncounted {
-		return l.pkt(asm.R2)
-	}
-	ctx := int16(-l.frame) // pkt.ctx
-	code := append(asm.Instructions{asm.StoreMem(asm.RFP, ctx, asm.R1, asm.DWord)}, call(count, "counted")...)
-	code = append(code, asm.LoadMem(asm.R1, asm.RFP, ctx, asm.DWord).WithSymbol("counted"))
-	return append(code, l.pkt(asm.R2)...)
 }
 
 // call reaches a function and comes out at a label.
