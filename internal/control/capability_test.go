@@ -44,7 +44,7 @@ func (p *provider) options(t *testing.T) Options {
 			p.sockets++
 			return "/dev/null/m.sock"
 		},
-		Kernel:  func(context.Context) sdk.Kernel { return sdk.Kernel{RoundTrips: []sdk.RoundTrip{{Bytes: 64}}} },
+		Kernel: func(context.Context) sdk.Kernel { return sdk.Kernel{RoundTrips: []sdk.RoundTrip{{Bytes: 64}}} },
 	}
 }
 

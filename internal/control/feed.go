@@ -74,10 +74,6 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 			conflicts = firstConflict
 			continue
 		}
-		now, progress := p.startedOn()
-		if ctx.Err() != nil || now != generation {
-			return // another generation has started
-		}
 		pause := retryTell
 		if answered(err, http.StatusConflict) {
 			// It has just started with a newer generation, which startedOn reports in a moment.
@@ -85,10 +81,25 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 		} else {
 			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
 		}
+		if !p.waitOn(ctx, generation, pause) {
+			return
+		}
+	}
+}
+
+// waitOn waits, and reports whether the present run is still on this generation. It returns early if it is not.
+func (p *Plane) waitOn(ctx context.Context, generation string, pause time.Duration) bool {
+	over := time.After(pause)
+	for {
+		now, progress := p.startedOn()
+		if ctx.Err() != nil || now != generation {
+			return false
+		}
 		select {
 		case <-ctx.Done():
 		case <-progress:
-		case <-time.After(pause):
+		case <-over:
+			return true
 		}
 	}
 }
