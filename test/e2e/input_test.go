@@ -31,7 +31,7 @@ func TestBadInput(t *testing.T) {
 	n := newRunningNode(t)
 	n.apply(n.pass("count", "*"), n.stamp(1))
 	before := n.programs()
-	desired := n.must("module", "get", "-o", "yaml")
+	desired := n.must("export")
 	for name, m := range mistakes(t, n) {
 		t.Run(name, func(t *testing.T) {
 			n.T = t
@@ -51,8 +51,8 @@ func TestBadInput(t *testing.T) {
 		})
 	}
 	n.T = t
-	if after := n.must("module", "get", "-o", "yaml"); after != desired {
-		t.Errorf("modules were\n%s\nand are\n%s", desired, after)
+	if after := n.must("export"); after != desired {
+		t.Errorf("resources were\n%s\nand are\n%s", desired, after)
 	}
 	if services := n.must("service", "list"); strings.Count(services, "\n") != 3 {
 		t.Errorf("services are\n%s", services)
