@@ -15,25 +15,18 @@ import (
 )
 
 func (a *app) countsCommand() *cobra.Command {
-	return answers(&cobra.Command{
+	return a.ofModules(&cobra.Command{
 		Use:   "counts [NAME]",
 		Short: "Show how many packets reached which module, and its verdicts",
 		Long: "Shows the packets and bytes that reached each module, by hook and direction, and how many of them it passed " +
 			"on (next),\ndropped, answered (reply) and redirected. Modules on sockets see no packets.",
-		Example:           "  kerb module counts\n  kerb module counts fw -o json",
-		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: kindOf(resource.Module).complete(a),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			all, err := a.someModules(cmd, args)
-			if err != nil {
-				return err
-			}
-			counts := []v1alpha1.ModuleCount{}
-			for _, m := range all {
-				counts = append(counts, resource.Status(m.Status).Counts...)
-			}
-			return a.print(cmd.OutOrStdout(), counts, func(w io.Writer) { countTable(w, counts) })
-		},
+		Example: "  kerb module counts\n  kerb module counts fw -o json",
+	}, func(out io.Writer, all []v1alpha1.Module) error {
+		counts := []v1alpha1.ModuleCount{}
+		for _, m := range all {
+			counts = append(counts, resource.Status(m.Status).Counts...)
+		}
+		return a.print(out, counts, func(w io.Writer) { countTable(w, counts) })
 	})
 }
 

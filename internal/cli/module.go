@@ -83,24 +83,30 @@ func printCost(w io.Writer, c *v1alpha1.Cost) {
 func nanoseconds(n float64) string { return strconv.FormatFloat(n, 'f', -1, 64) + " ns" }
 
 func (a *app) dropsCommand() *cobra.Command {
-	return answers(&cobra.Command{
-		Use:               "drops [NAME]",
-		Short:             "Show which module dropped how many packets of which service, and why",
-		Example:           "  kerb module drops\n  kerb module drops fw -o json",
-		Args:              cobra.MaximumNArgs(1),
-		ValidArgsFunction: kindOf(resource.Module).complete(a),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			all, err := a.someModules(cmd, args)
-			if err != nil {
-				return err
-			}
-			drops := map[string][]v1alpha1.Drop{}
-			for _, m := range all {
-				drops[m.Metadata.Name] = append([]v1alpha1.Drop{}, resource.Status(m.Status).Drops...)
-			}
-			return a.print(cmd.OutOrStdout(), drops, func(w io.Writer) { printDrops(w, all) })
-		},
+	return a.ofModules(&cobra.Command{
+		Use:     "drops [NAME]",
+		Short:   "Show which module dropped how many packets of which service, and why",
+		Example: "  kerb module drops\n  kerb module drops fw -o json",
+	}, func(out io.Writer, all []v1alpha1.Module) error {
+		drops := map[string][]v1alpha1.Drop{}
+		for _, m := range all {
+			drops[m.Metadata.Name] = append([]v1alpha1.Drop{}, resource.Status(m.Status).Drops...)
+		}
+		return a.print(out, drops, func(w io.Writer) { printDrops(w, all) })
 	})
+}
+
+// ofModules completes a command that shows something of all modules, or of the one that is named.
+func (a *app) ofModules(c *cobra.Command, show func(io.Writer, []v1alpha1.Module) error) *cobra.Command {
+	c.Args, c.ValidArgsFunction = cobra.MaximumNArgs(1), kindOf(resource.Module).complete(a)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		all, err := a.someModules(cmd, args)
+		if err != nil {
+			return err
+		}
+		return show(cmd.OutOrStdout(), all)
+	}
+	return answers(c)
 }
 
 func (a *app) someModules(cmd *cobra.Command, names []string) ([]v1alpha1.Module, error) {
