@@ -175,7 +175,7 @@ func (d *Dataplane) openComplete(mod Module) (*generation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return g, g.completeDrops(d.layout)
+	return g, g.completeCounters(d.layout)
 }
 
 func closeMembers(members []*generation) {

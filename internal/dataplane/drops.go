@@ -14,8 +14,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The drop counters that every generation has alongside the module's own maps: of all packets, and by interface. With
-// them is retiredMap.
+// The counters that every generation has alongside the module's own maps are retiredMap and those of drops: of all
+// packets, and by interface.
 const (
 	dropsMap        = "kerb_drops"
 	ifindexDropsMap = "kerb_if_drops"
@@ -25,8 +25,8 @@ const (
 // each of the reasons that its packets are dropped for, and there are 64 reasons.
 const ifindexDropsEntries = 1024
 
-// dropSpecs describe these maps. Drops by interface take memory only for entries that are there.
-func dropSpecs() map[string]*ebpf.MapSpec {
+// counterSpecs describe these maps. Drops by interface take memory only for entries that are there.
+func counterSpecs() map[string]*ebpf.MapSpec {
 	u32, u64 := &btf.Int{Name: "u32", Size: 4}, &btf.Int{Name: "u64", Size: 8}
 	return map[string]*ebpf.MapSpec{
 		dropsMap: {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
@@ -40,9 +40,9 @@ func dropSpecs() map[string]*ebpf.MapSpec {
 
 const noPrealloc = 1 // BPF_F_NO_PREALLOC
 
-// addDrops gives the generation the counters of the previous one, and new ones in place of those that it does not have.
-func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
-	for name, spec := range dropSpecs() {
+// addCounters gives the generation the counters of the previous one, and new ones in place of those that it lacks.
+func (g *generation) addCounters(previous map[string]*ebpf.Map) (err error) {
+	for name, spec := range counterSpecs() {
 		if old := previous[name]; old != nil {
 			g.maps[name], err = old.Clone()
 		} else {
@@ -55,8 +55,8 @@ func (g *generation) addDrops(previous map[string]*ebpf.Map) (err error) {
 	return nil
 }
 
-// completeDrops adds the counters that a pinned generation lacks, because an older agent made it.
-func (g *generation) completeDrops(l layout) (err error) {
+// completeCounters adds the counters that a pinned generation lacks, because an older agent made it.
+func (g *generation) completeCounters(l layout) (err error) {
 	if g.Sockets {
 		return nil
 	}
@@ -64,7 +64,7 @@ func (g *generation) completeDrops(l layout) (err error) {
 		if g.maps[name] != nil {
 			continue
 		}
-		if g.maps[name], err = ebpf.NewMap(dropSpecs()[name]); err != nil {
+		if g.maps[name], err = ebpf.NewMap(counterSpecs()[name]); err != nil {
 			return err
 		}
 		if err := pinCopy(g.maps[name], filepath.Join(l.generation(g.Name, g.ID), name)); err != nil {

@@ -97,7 +97,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 		}
 	}
 	if !g.Sockets {
-		if err := g.addDrops(previous); err != nil {
+		if err := g.addCounters(previous); err != nil {
 			return err
 		}
 	}
