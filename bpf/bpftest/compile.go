@@ -40,6 +40,7 @@ var Hooks = []Hook{XDP, TC}
 //go:generate go run ./object testdata/parse.XDP.o testdata/parse.TC.o testdata/frags.XDP.o testdata/answer.XDP.o
 //go:generate go run ./object testdata/rewrite.XDP.o testdata/rewrite.TC.o testdata/module.XDP.o testdata/module.TC.o
 //go:generate go run ./object testdata/hop.XDP.o testdata/hop.TC.o testdata/live.TC.o testdata/events.XDP.o testdata/events.TC.o
+//go:generate go run ./object testdata/histogram.XDP.o
 
 // Compile builds a C file against the headers, for one hook, and reads the
 // object. Functions that take the packet context become static, as the chain

@@ -77,34 +77,6 @@ func TestFullTable(t *testing.T) {
 	}
 }
 
-// What a histogram says of a value is right to a fourth of it.
-func TestHistogram(t *testing.T) {
-	for _, ns := range []uint64{0, 1, 3, 4, 5, 7, 8, 100, 1000, 12345, 1 << 20, 1<<40 + 5} {
-		b := bucketOf(ns)
-		if low, next := bucketFloor(b), bucketFloor(b+1); ns < low || ns >= next ||
-			float64(next-low) > max(1, 0.25*float64(low)) {
-			t.Errorf("%d is in bucket %d, from %d to %d", ns, b, low, next)
-		}
-	}
-	if b := bucketOf(1 << 63); b != buckets-1 {
-		t.Errorf("the longest is in bucket %d", b)
-	}
-	var h histogram
-	for i := range uint64(1000) {
-		h[bucketOf(i*1000)]++
-	}
-	q := h.quantiles()
-	for _, c := range []struct{ got, want uint64 }{{q.P50, 500_000}, {q.P99, 990_000}, {q.P999, 999_000},
-		{q.Max, 999_000}} {
-		if c.got < c.want || float64(c.got) > 1.25*float64(c.want) {
-			t.Errorf("%+v: %d, want %d to a fourth", q, c.got, c.want)
-		}
-	}
-	if (&histogram{}).quantiles() != (Quantiles{}) {
-		t.Error("quantiles of nothing")
-	}
-}
-
 // Missed deadlines are reported once, also when a consumer keeps its counters across configurations.
 func TestMissesAreToldOnce(t *testing.T) {
 	f := compileConfig(t, threeClasses)

@@ -3,6 +3,8 @@
 #ifndef ICPT_DELIVER_H
 #define ICPT_DELIVER_H
 
+#include <kerb/histogram.h>
+
 #include "class.h"
 
 #define ICPT_MIN_RING    4096
@@ -120,50 +122,13 @@ struct {
 	__type(value, struct icpt_sockets);
 } xsk_interfaces SEC(".maps");
 
-/* floor(log2(n)), n > 0. */
-static __always_inline __u32 icpt_log2(__u64 n)
-{
-	__u32 r = (n > 0xffffffff) << 5, s;
-
-	n >>= r;
-	s = (n > 0xffff) << 4;
-	n >>= s;
-	r |= s;
-	s = (n > 0xff) << 3;
-	n >>= s;
-	r |= s;
-	s = (n > 0xf) << 2;
-	n >>= s;
-	r |= s;
-	s = (n > 0x3) << 1;
-	n >>= s;
-	r |= s;
-	return r | (n >> 1);
-}
-
-static __always_inline __u32 icpt_bucket(__u64 ns)
-{
-	__u32 e, b;
-
-	if (ns < 4)
-		return ns;
-	e = icpt_log2(ns);
-	b = (e - 1) * 4 + (ns >> (e - 2) & 3);
-	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
-}
-
 static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_flow *f, __u64 now)
 {
 	__u64 last = f->last;
-	__u32 b;
 
 	f->last = now;
-	if (!last || now < last)
-		return;
-	b = icpt_bucket(now - last);
-	kerb_opaque(b); /* for the verifier, which has lost the bound */
-	if (b < ICPT_BUCKETS)
-		n->gaps[b]++;
+	if (last && now >= last)
+		kerb_histogram_count(n->gaps, ICPT_BUCKETS, now - last);
 }
 
 /* Whether what is stolen would not be read: then packets pass, as if the class were not there. It

@@ -112,9 +112,9 @@ struct icpt_meta {
 	__u16 l3, l4, payload, slot;
 };
 
-/* Histograms: four buckets for each power of two, ns. Below 4 the value is its bucket; else, with e
- * = floor(log2(v)), the bucket is (e - 1) * 4 + (v >> (e - 2) & 3). The last one has all that is
- * longer. */
+/* Histograms in ns, with the buckets of kerb/histogram.h: four for each power of two. Below 4 the
+ * value is its bucket; else, with e = floor(log2(v)), the bucket is
+ * (e - 1) * 4 + (v >> (e - 2) & 3). The last one has all that is longer. */
 #define ICPT_BUCKETS 160 /* the last one begins at 1.75 * 2^40 ns, 32 minutes */
 
 /* A packet that the consumer received after its deadline, with the state of the system. */

@@ -4,34 +4,11 @@ package intercept
 
 import (
 	"fmt"
-	"math"
-	"math/bits"
 	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-// histogram has four buckets for each power of two, ns: record.h.
-type histogram [buckets]uint64
-
-// bucketOf is the bucket of a value.
-func bucketOf(ns uint64) int {
-	if ns < 4 {
-		return int(ns)
-	}
-	e := bits.Len64(ns) - 1
-	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
-}
-
-// bucketFloor is the least value of a bucket.
-func bucketFloor(b int) uint64 {
-	if b < 4 {
-		return uint64(b)
-	}
-	e := b/4 + 1
-	return (4 + uint64(b%4)) << (e - 2)
-}
 
 // Quantiles of a histogram, ns: the upper ends of their buckets, which are right to a fourth.
 type Quantiles struct {
@@ -42,24 +19,9 @@ type Quantiles struct {
 	Max   uint64 `json:"max"`
 }
 
-func (h *histogram) quantiles() Quantiles {
-	var q Quantiles
-	for _, n := range h {
-		q.Count += n
-	}
-	q.P50, q.P99, q.P999, q.Max = h.quantile(q.Count, 0.5), h.quantile(q.Count, 0.99), h.quantile(q.Count, 0.999),
-		h.quantile(q.Count, 1)
-	return q
-}
-
-func (h *histogram) quantile(count uint64, share float64) uint64 {
-	want, seen := uint64(math.Ceil(float64(count)*share)), uint64(0)
-	for b, n := range h {
-		if seen += n; n > 0 && seen >= want {
-			return bucketFloor(b+1) - 1
-		}
-	}
-	return 0
+func quantiles(h sdk.Histogram) Quantiles {
+	return Quantiles{Count: h.Count(), P50: h.Quantile(0.5), P99: h.Quantile(0.99), P999: h.Quantile(0.999),
+		Max: h.Quantile(1)}
 }
 
 // ClassReport is a class with the counters of its packets.
@@ -133,10 +95,9 @@ func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
 		if err != nil {
 			return nil, err
 		}
-		gaps := histogram(n.Gaps)
 		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes,
 			Delivered: n.Delivered,
-			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: gaps.quantiles(),
+			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: quantiles(n.Gaps[:]),
 			Opens: c.slot != noRing}
 		if c.slot != noRing {
 			s := pages.state(c.slot).copy()
@@ -152,10 +113,9 @@ func (f *Intercept) program(c *class, s *state) *Program {
 	if who == nil {
 		return nil
 	}
-	delay := histogram(s.Delay)
 	return &Program{PID: who.pid, Since: who.since, Received: s.Received, Missed: s.Missed, Late: s.Late,
 		Deadline: s.Deadline,
-		Delay:    delay.quantiles(), Longest: s.Longest, Heartbeat: s.Heartbeat}
+		Delay:    quantiles(s.Delay[:]), Longest: s.Longest, Heartbeat: s.Heartbeat}
 }
 
 // LatePacket is an entry of the flight recorder: a packet that its program received after the deadline, with the state

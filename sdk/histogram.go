@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"math"
+	"math/bits"
+)
+
+// Histogram counts whole numbers, such as times in ns, in four buckets for each power of two, as kerb/histogram.h does
+// in the data plane. It has at least 4 buckets; the last one has all that is larger. The powers of two are bounds of
+// buckets, so that a histogram can be converted without loss to a Prometheus native histogram of schema 0.
+type Histogram []uint64
+
+// Observe counts a value.
+func (h Histogram) Observe(v uint64) {
+	b := v
+	if v >= 4 {
+		e := bits.Len64(v) - 1
+		b = uint64(e-1)*4 + v>>(e-2)&3
+	}
+	h[min(b, uint64(len(h)-1))]++
+}
+
+// HistogramFloor returns the least value of a bucket.
+func HistogramFloor(bucket int) uint64 {
+	if bucket < 4 {
+		return uint64(bucket)
+	}
+	e := bucket/4 + 1
+	return (4 + uint64(bucket%4)) << (e - 2)
+}
+
+// Count returns the number of values.
+func (h Histogram) Count() (n uint64) {
+	for _, c := range h {
+		n += c
+	}
+	return n
+}
+
+// Quantile returns the largest value of the bucket in which the given share of the values, from 0 to 1, ends; 0 without
+// values. It is at most a fourth too high.
+func (h Histogram) Quantile(share float64) uint64 {
+	want, seen := uint64(math.Ceil(float64(h.Count())*share)), uint64(0)
+	for b, n := range h {
+		if seen += n; n > 0 && seen >= want {
+			return HistogramFloor(b+1) - 1
+		}
+	}
+	return 0
+}
