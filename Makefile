@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -145,6 +145,9 @@ models: ml ## Develop: train the shipped models again
 
 test-kernels: kernels-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN= ARCH=arm64
 	go run ./test/kernels $(if $(ARCH),-arch $(ARCH)) $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
+
+costs: kernels-setup bpf ## Test: what the verifier of 6.12, emulated, spends on chains, against test/costs/verified.txt; UPDATE=1 writes it
+	scripts/costs $(if $(UPDATE),-update)
 
 test-kmod: kernels-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=
 	KERB_BENCH_PROGRAMS=$(CURDIR)/bench/intercept/testdata go test -count=1 -run TestCompile ./bench/intercept
