@@ -15,7 +15,8 @@ import (
 const (
 	interval  = 2 * time.Second // between two reads of the allocation counter
 	idleBytes = 64 << 10        // allocated in an interval: below that the process is idle
-	minBytes  = 2 << 20         // allocated since the last trim: below that trimming is not worth it
+	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
+	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 )
 
 // Start lowers GOGC, unless the environment sets it, and trims memory in the background from then on.
@@ -39,6 +40,8 @@ func watch() {
 			last = now
 		}
 		if last-trimmed > minBytes {
+			debug.FreeOSMemory()
+			time.Sleep(settle)
 			debug.FreeOSMemory()
 			trimmed = allocated()
 		}

@@ -44,9 +44,9 @@ type Package struct {
 
 	objects map[string]object // by hook
 	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
-	parsed  map[string]*parsed
+	parsed  map[string]*parsed[*ebpf.CollectionSpec]
 	facts   func() *facts
-	config  func() (*schema.Schema, error) // of the configuration
+	config  *parsed[*schema.Schema] // of the configuration
 }
 
 // object returns the bytes of a compiled data plane.
@@ -147,13 +147,13 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
 	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{},
-		parsed: map[string]*parsed{}}
+		parsed: map[string]*parsed[*ebpf.CollectionSpec]{}}
 	for _, hook := range m.Hooks {
 		p.objects[hook] = func() []byte { return objects[hook] }
-		p.parsed[hook] = &parsed{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}
+		p.parsed[hook] = &parsed[*ebpf.CollectionSpec]{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}
 	}
 	p.facts = sync.OnceValue(p.readFacts)
-	p.config = sync.OnceValues(p.compileSchema)
+	p.config = &parsed[*schema.Schema]{load: p.compileSchema}
 	p.Digest = p.digest()
 	return p
 }
@@ -199,19 +199,19 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
-	return spec, nil
+	return spec.Copy(), nil
 }
 
-// ValidateConfig is Manifest.ValidateConfig; the schema is compiled once.
+// ValidateConfig is Manifest.ValidateConfig; the schema is compiled once for several uses.
 func (p *Package) ValidateConfig(config map[string]any) error {
-	compiled, err := p.config()
+	compiled, err := p.config.get()
 	if err != nil {
 		return err
 	}
 	return validateConfig(compiled, config)
 }
 
-// WithDefaults is Manifest.WithDefaults; the schema is compiled once.
+// WithDefaults is Manifest.WithDefaults; see ValidateConfig.
 func (p *Package) WithDefaults(config map[string]any) (map[string]any, error) {
 	full := schema.FillDefaults(p.ConfigSchema, config)
 	return full, p.ValidateConfig(full)

@@ -5,43 +5,41 @@ package pkgs
 import (
 	"sync"
 	"time"
-
-	"github.com/cilium/ebpf"
 )
 
-// keepParsed is how long a parsed data plane stays after its last use. A change asks for it several times, and it
-// takes several times the memory of the object. Package lean waits longer.
+// keepParsed is how long a parsed data plane or a compiled schema stays after its last use. A change asks for it several
+// times, and it takes several times the memory of its source. Package lean waits longer.
 const keepParsed = time.Second
 
-// parsed is a data plane that is parsed when it is needed. It is safe for concurrent use.
-type parsed struct {
-	load func() (*ebpf.CollectionSpec, error)
+// parsed is something that is parsed when it is needed. It is safe for concurrent use.
+type parsed[T any] struct {
+	load func() (T, error)
 
 	mu     sync.Mutex
-	spec   *ebpf.CollectionSpec
+	value  *T
 	forget *time.Timer
 }
 
-// get returns a fresh copy.
-func (p *parsed) get() (*ebpf.CollectionSpec, error) {
+// get returns what all callers share.
+func (p *parsed[T]) get() (T, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.spec == nil {
-		spec, err := p.load()
+	if p.value == nil {
+		value, err := p.load()
 		if err != nil {
-			return nil, err
+			return value, err
 		}
-		p.spec = spec
+		p.value = &value
 	}
 	if p.forget == nil {
 		p.forget = time.AfterFunc(keepParsed, p.drop)
 	}
 	p.forget.Reset(keepParsed)
-	return p.spec.Copy(), nil
+	return *p.value, nil
 }
 
-func (p *parsed) drop() {
+func (p *parsed[T]) drop() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.spec = nil
+	p.value = nil
 }
