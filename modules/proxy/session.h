@@ -6,6 +6,7 @@
 
 #include "choose.h"
 #include "hot.h"
+#include "pair.h"
 #include "share.h"
 
 #define PX_PORT_TRIES 8
@@ -33,117 +34,6 @@ enum px_step {
 	PX_NO_FIRST = 11,   /* a later fragment, its first one unseen */
 	PX_OVER_QUOTA = 13, /* the interface has begun too many sessions */
 };
-
-static __always_inline void px_count(__u32 what)
-{
-	__u64 *n = bpf_map_lookup_elem(&counts, &what);
-
-	if (n)
-		*n += 1;
-}
-
-static __always_inline void px_count_sessions(__u32 instance, __s64 n)
-{
-	struct px_instance_stats *stats = bpf_map_lookup_elem(&instance_stats, &instance);
-
-	if (!stats)
-		return;
-	__sync_fetch_and_add(&stats->sessions, n);
-	if (n > 0)
-		__sync_fetch_and_add(&stats->opened, 1);
-}
-
-/* Key of the other entry: the changed packet, turned round. */
-static __noinline int px_pair_key(const struct px_flow *f, const struct px_session *s,
-				  struct px_flow *pair)
-{
-	int hairpin = s->flags & PX_HAIRPIN, reverse = s->flags & PX_REVERSE;
-
-	pair->src = hairpin || !reverse ? s->addr : f->dst;
-	pair->dst = hairpin ? f->dst : reverse ? s->addr : f->src;
-	pair->sport = s->dport;
-	pair->dport = s->sport;
-	pair->ifindex = s->other;
-	pair->proto = f->proto;
-	pair->hook = !reverse && s->flags & PX_FAR ? PX_INGRESS : PX_EGRESS;
-	pair->zero = 0;
-	return 0;
-}
-
-/* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at
- * any rate. */
-static __noinline int px_has_pair(const struct px_flow *f, const struct px_session *s)
-{
-	struct px_flow pair;
-
-	px_pair_key(f, s, &pair);
-	return !!px_find(&pair);
-}
-
-/* The other entry itself. local: see struct px_session. */
-static __noinline int px_pair_entry(const struct px_flow *f, const struct px_session *s,
-				    struct px_session *pair, __u32 local)
-{
-	int take_source = s->flags & (PX_HAIRPIN | PX_REVERSE);
-
-	*pair = *s;
-	pair->opened = 0;
-	pair->addr = take_source ? f->src : f->dst;
-	pair->sport = f->dport;
-	pair->dport = f->sport;
-	pair->other = f->ifindex;
-	pair->local = local;
-	pair->flags = s->flags ^ PX_REVERSE;
-	return 0;
-}
-
-/* Where an instance is met: its interface here, or 0. */
-static __always_inline __u32 px_interface_of(__u32 local)
-{
-	struct px_local *l = bpf_map_lookup_elem(&locals, &local);
-
-	return l ? l->ifindex : 0;
-}
-
-/* Whom changed packets of the other entry are for: the client if its answers come by on egress of
- * the instance. */
-static __always_inline __u32 px_pair_local(const struct px_flow *f, const struct px_session *s)
-{
-	if (!s->instance)
-		return 0;
-	if (s->flags & PX_REVERSE)
-		return px_local_of(s->flags & PX_FAR ? 0 : f->ifindex);
-	return s->flags & PX_FAR ? 0 : px_local_of(f->ifindex);
-}
-
-/* Removes an entry, of whichever table; returns whether it was there. A forward one is met on its
- * client's interface. */
-static __always_inline int px_remove(const struct px_flow *f, int forward)
-{
-	if (bpf_map_delete_elem(&sessions, f))
-		return !bpf_map_delete_elem(&pending, f);
-	if (forward)
-		px_share_count(f->ifindex, -1);
-	return 1;
-}
-
-/* Removes both entries of a session, of which s is the one under the key f: who removes the forward
- * one counts. */
-static __noinline int px_session_delete(struct px_work *w, const struct px_flow *f,
-					const struct px_session *s)
-{
-	int reverse = s->flags & PX_REVERSE, counted = !(s->state & PX_CLOSED), pair, own;
-	__u32 instance = s->instance;
-
-	px_pair_key(f, s, &w->pair);
-	pair = px_remove(&w->pair, reverse);
-	own = px_remove(f, !reverse);
-	if (counted && (reverse ? pair : own))
-		px_count_sessions(instance, -1);
-	px_changed(&w->pair);
-	px_changed(f);
-	return 0;
-}
 
 /* Whether an entry in the way, under the key w->pair, is of the session that is being made, or of
  * none any more. */
