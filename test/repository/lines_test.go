@@ -13,7 +13,24 @@ import (
 const (
 	columns  = 120 // of Go, where a tab is one
 	columnsC = 100 // where a tab goes to the next multiple of 8
+	fileEnd  = 500 // lines of a file that is not of tests
 )
+
+// longFiles may be longer: they wait for a split.
+var longFiles = map[string]bool{"bpf/chain.bpf.c": true, "modules/firewall/state.h": true}
+
+func TestLongFiles(t *testing.T) {
+	for _, suffix := range []string{".go", ".c", ".h"} {
+		for _, file := range files(t, suffix) {
+			text := read(t, file)
+			generated := strings.Contains(text, "Code generated ") || strings.Contains(file, "_gen.")
+			test := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "testdata/")
+			if n := strings.Count(text, "\n"); n > fileEnd && !generated && !test && !longFiles[file] {
+				t.Errorf("%s has %d lines, want at most %d: split it along an idea", file, n, fileEnd)
+			}
+		}
+	}
+}
 
 // Lines of Go have at most 120 columns, but for text that cannot be broken: raw strings, directives, and tables in
 // comments.
