@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// keepParsed is how long a parsed data plane or a compiled schema stays after its last use. A change asks for it several
-// times, and it takes several times the memory of its source. Package lean waits longer.
+// keepParsed is how long a parsed data plane or a compiled schema stays after its last use. A change asks for it
+// several times, and it takes several times the memory of its source. Package memtrim waits longer.
 const keepParsed = time.Second
 
 // parsed is something that is parsed when it is needed. It is safe for concurrent use.
