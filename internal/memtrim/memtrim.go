@@ -14,7 +14,7 @@ import (
 
 const (
 	interval  = 2 * time.Second // between two reads of the allocation counter
-	idleBytes = 64 << 10        // allocated in an interval: below that the process is idle
+	idleBytes = 1 << 20         // allocated in an interval: below that the process is idle; a change allocates more
 	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 )
