@@ -35,11 +35,10 @@ static __always_inline __u64 accel_exe_of(__u64 task)
 }
 
 /* A number of a mount that none has later: before Linux 6.8, within its namespace. */
-static __always_inline __u32 accel_mount_of(__u64 exe)
+static __always_inline __u32 accel_mount_number(__u64 mount)
 {
-	__u64 vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt), namespace,
-	      mount = vfsmount - bpf_core_field_offset(struct mount, mnt);
 	struct mount___6_8 *newer = accel_cast(struct mount___6_8, mount);
+	__u64 namespace;
 
 	if (bpf_core_field_exists(newer->mnt_id_unique))
 		return accel_get(newer, mnt_id_unique);
@@ -47,25 +46,6 @@ static __always_inline __u32 accel_mount_of(__u64 exe)
 	return accel_get(accel_cast(struct mount, mount), mnt_id) ^
 	       (__u32)accel_get(accel_cast(struct mnt_namespace, namespace), seq) << 16;
 }
-
-static __always_inline struct accel_file accel_file_of(__u64 task)
-{
-	__u64 exe = accel_exe_of(task), inode, super;
-	struct accel_file f = {};
-
-	if (!exe)
-		return f;
-	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
-	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
-	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
-	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
-	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
-		       (__u32)accel_modified(inode) ^ accel_mount_of(exe);
-	return f;
-}
-
-/* Of the process that this code runs in, which has to be the socket's. */
-#define accel_current_file() accel_file_of(bpf_get_current_task())
 
 #define ACCEL_WRITABLE 022 /* by group or others */
 #define ACCEL_MOUNTS   4   /* on top of each other */
@@ -82,8 +62,45 @@ static __always_inline __u32 accel_changeable(__u64 dentry)
 /* Where in a file system's tree, and on which mount. */
 struct accel_place {
 	__u64 dentry, mount;
-	__u32 changeable; /* as accel_changeable tells, of all places so far */
+	__u64 root, root_mount; /* of the process, where its paths begin; 0: of the namespace */
+	__u32 changeable;	/* as accel_changeable tells, of all places so far */
 };
+
+static __always_inline __u64 accel_mount_of(__u64 vfsmount)
+{
+	return vfsmount - bpf_core_field_offset(struct mount, mnt);
+}
+
+/* The executable of a process. Its root directory counts in the first user namespace only: any user
+ * may make another one and chroot there, to where a program has the path of a known one. */
+static __always_inline struct accel_place accel_executable_of(__u64 address)
+{
+	__u64 exe = accel_exe_of(address), fs, cred, namespace, vfsmount;
+	struct task_struct *task = accel_cast(struct task_struct, address);
+	struct accel_place p = {};
+
+	vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt);
+	p.mount = accel_mount_of(vfsmount);
+	p.dentry = (__u64)accel_get(accel_cast(struct file, exe), f_path.dentry);
+	p.changeable = accel_changeable(p.dentry);
+	cred = (__u64)accel_get(task, real_cred);
+	namespace = (__u64)accel_get(accel_cast(struct cred, cred), user_ns);
+	fs = (__u64)accel_get(task, fs);
+	if (!namespace || accel_get(accel_cast(struct user_namespace, namespace), level) || !fs)
+		return p;
+	vfsmount = (__u64)accel_get(accel_cast(struct fs_struct, fs), root.mnt);
+	p.root_mount = accel_mount_of(vfsmount);
+	p.root = (__u64)accel_get(accel_cast(struct fs_struct, fs), root.dentry);
+	return p;
+}
+
+static __always_inline int accel_at_root(const struct accel_place *p)
+{
+	__u64 root = p->root;
+
+	barrier_var(root); /* or clang joins comparisons with 0, which the verifier refuses */
+	return p->dentry == root && p->mount == p->root_mount;
+}
 
 /* From the root of a mount to what it is mounted on. Returns whether there is more of the path. */
 static __always_inline int accel_leave_mounts(struct accel_place *p)
@@ -92,6 +109,8 @@ static __always_inline int accel_leave_mounts(struct accel_place *p)
 	__u32 i;
 
 	for (i = 0; i < ACCEL_MOUNTS; i++) {
+		if (accel_at_root(p))
+			return 0;
 		mount = p->mount;
 		if (p->dentry != (__u64)accel_get(accel_cast(struct mount, mount), mnt.mnt_root))
 			break;
@@ -105,22 +124,79 @@ static __always_inline int accel_leave_mounts(struct accel_place *p)
 	return 1;
 }
 
-/* The path of an executable, from its name up to the root of the mount namespace. It is read
- * without locks: who renames directories meanwhile may make it a path that was none. A function
- * that the verifier checks by itself, once. */
-__noinline int accel_path(struct accel_event *e, __u64 exe)
+static __always_inline void accel_ascend(struct accel_place *p)
 {
-	struct accel_place p = {};
-	__u64 vfsmount, name, dentry;
+	__u64 dentry = p->dentry;
+
+	p->dentry = (__u64)accel_get(accel_cast(struct dentry, dentry), d_parent);
+	p->changeable |= accel_changeable(p->dentry);
+}
+
+/* A number of the root directory at which the path of a task's executable begins, 0 for that of the
+ * mount namespace, also where a program has left its executable outside. As accel_path, a function
+ * that the verifier checks by itself, once. */
+__noinline int accel_root_number(__u64 task)
+{
+	struct accel_place p = accel_executable_of(task),
+			   root = {.dentry = p.root, .mount = p.root_mount};
+	__u64 inode, dentry;
+	__u32 n;
+
+	if (!p.root || !accel_leave_mounts(&root))
+		return 0;
+	for (n = 0; n < ACCEL_NAMES && accel_leave_mounts(&p); n++)
+		accel_ascend(&p);
+	if (!accel_at_root(&p))
+		return 0;
+	dentry = p.root;
+	inode = (__u64)accel_get(accel_cast(struct dentry, dentry), d_inode);
+	return (__u32)accel_get(accel_cast(struct inode, inode), i_ino) * 0x9e3779b1 +
+	       accel_mount_number(p.root_mount);
+}
+
+/* The number that an address is: functions which the verifier checks by themselves take no pointer
+ * into the kernel. */
+static __always_inline __u64 accel_number(__u64 address)
+{
+	__u64 number = 0;
+
+	bpf_probe_read_kernel(&number, sizeof(number), &address);
+	return number;
+}
+
+static __always_inline struct accel_file accel_file_of(__u64 task)
+{
+	__u64 exe = accel_exe_of(task), inode, super, vfsmount;
+	struct accel_file f = {};
+
+	if (!exe)
+		return f;
+	inode = (__u64)accel_get(accel_cast(struct file, exe), f_inode);
+	super = (__u64)accel_get(accel_cast(struct inode, inode), i_sb);
+	vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt);
+	f.inode = accel_get(accel_cast(struct inode, inode), i_ino);
+	f.device = accel_get(accel_cast(struct super_block, super), s_dev);
+	f.generation = accel_get(accel_cast(struct inode, inode), i_generation) ^
+		       (__u32)accel_modified(inode) ^
+		       accel_mount_number(accel_mount_of(vfsmount)) ^
+		       accel_root_number(accel_number(task));
+	return f;
+}
+
+/* Of the process that this code runs in, which has to be the socket's. */
+#define accel_current_file() accel_file_of(bpf_get_current_task())
+
+/* The path of a task's executable, from its name up to the root directory. It is read without
+ * locks: who renames directories meanwhile may make it a path that was none. */
+__noinline int accel_path(struct accel_event *e, __u64 task)
+{
+	struct accel_place p = accel_executable_of(task);
+	__u64 name, dentry;
 	long length;
 	__u32 n;
 
 	if (!e)
 		return 0;
-	vfsmount = (__u64)accel_get(accel_cast(struct file, exe), f_path.mnt);
-	p.mount = vfsmount - bpf_core_field_offset(struct mount, mnt);
-	p.dentry = (__u64)accel_get(accel_cast(struct file, exe), f_path.dentry);
-	p.changeable = accel_changeable(p.dentry);
 	e->flags = ACCEL_TRUNCATED;
 	for (n = 0; n <= ACCEL_NAMES; n++) {
 		if (!accel_leave_mounts(&p)) {
@@ -134,8 +210,7 @@ __noinline int accel_path(struct accel_event *e, __u64 exe)
 		length = bpf_probe_read_kernel_str(e->names[n], ACCEL_NAME, (void *)name);
 		if (length <= 0 || length == ACCEL_NAME)
 			break;
-		p.dentry = (__u64)accel_get(accel_cast(struct dentry, dentry), d_parent);
-		p.changeable |= accel_changeable(p.dentry);
+		accel_ascend(&p);
 	}
 	if (p.changeable)
 		e->flags |= ACCEL_CHANGEABLE;
@@ -145,16 +220,12 @@ __noinline int accel_path(struct accel_event *e, __u64 exe)
 static __noinline int accel_describe(struct accel_event *e, __u64 address)
 {
 	struct task_struct *task = accel_cast(struct task_struct, address);
-	__u64 mm = (__u64)accel_get(task, mm), exe = 0;
 	__u32 i;
 
-	/* such functions take numbers, which is what this makes of a pointer */
-	bpf_probe_read_kernel(&exe, sizeof(exe),
-			      (void *)(mm + bpf_core_field_offset(struct mm_struct, exe_file)));
 	e->pid = accel_get(task, tgid);
 	for (i = 0; i < ACCEL_NAMES; i++)
 		e->names[i][0] = 0;
-	accel_path(e, exe);
+	accel_path(e, accel_number(address));
 	return bpf_probe_read_kernel(
 		e->comm, sizeof(e->comm),
 		(void *)(address + bpf_core_field_offset(struct task_struct, comm)));

@@ -201,6 +201,18 @@ struct mm_struct {
 	struct file *exe_file;
 };
 
+struct fs_struct {
+	struct path root;
+};
+
+struct user_namespace {
+	int level; /* 0: the first one */
+};
+
+struct cred {
+	struct user_namespace *user_ns;
+};
+
 /* What a process had in its registers when it entered the kernel. */
 struct pt_regs {
 	unsigned long di, dx, r10, orig_ax, cs; /* x86-64 */
@@ -212,6 +224,8 @@ struct task_struct {
 	void *stack;
 	unsigned int flags;
 	struct list_head tasks;
+	const struct cred *real_cred;
+	struct fs_struct *fs;
 	struct files_struct *files;
 	void *io_uring;
 	struct mm_struct *mm;

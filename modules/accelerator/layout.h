@@ -104,7 +104,8 @@ struct accel_visible {
 };
 
 /* An executable file on a mount, by which its path is known. Kept together with its generation,
- * since inode numbers come again, with a number for its contents, and with that of the mount. */
+ * since inode numbers come again, with a number for its contents, and with those of the mount and,
+ * in a chroot, of the root directory. */
 struct accel_file {
 	__u64 inode;
 	__u32 device;	  /* as the kernel has it: major << 20 | minor; majors end at 511 */
@@ -291,7 +292,7 @@ struct accel_event {
 	__u32 pid; /* in the first pid namespace */
 	__u32 flags;
 	char comm[16];
-	/* the path in the mount namespace of the process, the file's own name first */
+	/* the path below the root directory of the process, the file's own name first */
 	char names[ACCEL_NAMES][ACCEL_NAME];
 };
 

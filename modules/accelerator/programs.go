@@ -13,7 +13,7 @@ import (
 // program is an executable that the data plane has asked about.
 type program struct {
 	File       fileKey
-	Path       string // in the mount namespace of the process; what is known of a longer one follows "…/"
+	Path       string // below the root directory of the process; what is known of a longer one follows "…/"
 	Changeable bool   // others than root can change the file or a directory above it
 	PID        int
 	Comm       string

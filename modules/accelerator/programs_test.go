@@ -3,10 +3,15 @@
 package accelerator
 
 import (
+	"cmp"
+	"debug/elf"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -84,7 +89,8 @@ func TestVerdicts(t *testing.T) {
 	}
 }
 
-// rootDir is a directory that only root can change, and whether others can change the one above it, as in an initramfs.
+// rootDir is a directory that only root can change, and whether others can change the one above it, as in an initramfs:
+// that counts where a path begins there.
 func rootDir(t *testing.T) (dir string, others bool) {
 	t.Helper()
 	var root unix.Stat_t
@@ -103,6 +109,8 @@ func TestPathsOfPrograms(t *testing.T) {
 	image, err := os.ReadFile(text)
 	check(t, err)
 	dir, others := rootDir(t)
+	jail := newJail(t, dir, text)
+	inside := &syscall.SysProcAttr{Chroot: jail}
 	mounted := filepath.Join(dir, "mounted")
 	check(t, os.Mkdir(mounted, 0o755))
 	check(t, unix.Mount("none", mounted, "tmpfs", 0, "mode=0755"))
@@ -116,6 +124,7 @@ func TestPathsOfPrograms(t *testing.T) {
 		change change
 		want   string // if it is another path
 		others bool   // can change it
+		in     *syscall.SysProcAttr
 	}{
 		"root's":                {path: "bin/cat"},
 		"of a group":            {path: "bin/cat", change: mode(0o775), others: true},
@@ -128,6 +137,10 @@ func TestPathsOfPrograms(t *testing.T) {
 			t.Cleanup(func() { _ = unix.Unmount(p, unix.MNT_DETACH) })
 			return unix.Mount(text, p, "", unix.MS_BIND, "")
 		}},
+		"in a chroot":                     {path: "jail/usr/bin/cat", want: "/usr/bin/cat", in: inside},
+		"in a chroot of a user namespace": {path: "jail/usr/bin/cat", in: inUserNamespace(jail)},
+		"in a user's chroot": {path: "jail/usr/bin/cat", change: func(string) error { return give(jail) },
+			want: "/usr/bin/cat", others: true, in: inside},
 		"deep":      {path: strings.Repeat("a/", 20) + "cat", want: "…/" + strings.Repeat("a/", 15) + "cat"},
 		"long name": {path: strings.Repeat("a", 70) + "/bin/cat", want: "…/" + strings.Repeat("a", 63) + "/bin/cat"},
 	} {
@@ -138,6 +151,7 @@ func TestPathsOfPrograms(t *testing.T) {
 			defer func() {
 				_ = os.RemoveAll(filepath.Dir(at)) // but for a mount, which goes back to root
 				_ = os.Chown(filepath.Dir(at), 0, 0)
+				_ = os.Chown(jail, 0, 0)
 			}()
 			if c.change != nil {
 				check(t, c.change(at))
@@ -146,27 +160,81 @@ func TestPathsOfPrograms(t *testing.T) {
 			if want == "" {
 				want = at
 			}
-			if got := asksAbout(t, at); got.Path != want || got.Changeable != (c.others || others) {
+			if got := asksAbout(t, at, c.in); got.Path != want || got.Changeable != (c.others || others && want == at) {
 				t.Errorf("%s, changeable: %v; want %s", got.Path, got.Changeable, want)
 			}
 		})
 	}
 }
 
-// asksAbout is what the data plane reports of a copy of cat that sends on a connection.
-func asksAbout(t *testing.T, path string) program {
+// newJail is a directory below another one to chroot to, in which a program runs as /usr/bin/cat.
+func newJail(t *testing.T, dir, program string) string {
 	t.Helper()
-	p := accelerate(t, usual)
+	jail := filepath.Join(dir, "jail")
+	put := func(from, to string) {
+		image, err := os.ReadFile(from)
+		check(t, err)
+		to = filepath.Join(jail, to)
+		check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+		check(t, os.WriteFile(to, image, 0o755))
+	}
+	put(program, "/usr/bin/cat")
+	file, err := elf.Open(program)
+	check(t, err)
+	defer file.Close()
+	section := file.Section(".interp")
+	if section == nil {
+		return jail // nothing else is needed
+	}
+	text, err := section.Data()
+	check(t, err)
+	loader := strings.TrimRight(string(text), "\x00")
+	put(loader, loader)
+	real, err := filepath.EvalSymlinks(loader)
+	check(t, err)
+	libraries, err := file.ImportedLibraries()
+	check(t, err)
+	for _, name := range libraries {
+		put(filepath.Join(filepath.Dir(real), name), filepath.Join("/usr/lib", name))
+	}
+	return jail
+}
+
+// inUserNamespace has a program run in a chroot as any user may: as root of a user namespace.
+func inUserNamespace(jail string) *syscall.SysProcAttr {
+	root := []syscall.SysProcIDMap{{Size: 1}}
+	return &syscall.SysProcAttr{Chroot: jail, Cloneflags: unix.CLONE_NEWUSER, UidMappings: root, GidMappings: root}
+}
+
+// run has a copy of cat send on a connection. The test is skipped where a user namespace that it needs is refused, as
+// it is in a chroot.
+func (p *plane) run(t *testing.T, path string, in *syscall.SysProcAttr) {
+	t.Helper()
 	c := p.connect(t)
 	p.warm(c)
-	next := p.programs(t)
-	next() // this one
 	server := os.NewFile(uintptr(c.server), "server")
 	c.server = -1
 	defer server.Close()
-	cmd := exec.Command(path, "/proc/self/status")
-	cmd.Args[0], cmd.Stdout = "cat", server // busybox goes by that name
-	check(t, cmd.Run())
+	if in != nil && in.Chroot != "" {
+		path = strings.TrimPrefix(path, in.Chroot)
+	}
+	cmd := exec.Command(path)
+	cmd.Args[0] = "cat" // busybox goes by that name
+	cmd.Stdin, cmd.Stdout, cmd.SysProcAttr = strings.NewReader("text"), server, in
+	err := cmd.Run()
+	if in != nil && in.Cloneflags&unix.CLONE_NEWUSER != 0 && errors.Is(err, unix.EPERM) {
+		t.Skip("no user namespace: ", err)
+	}
+	check(t, err)
+}
+
+// asksAbout is what the data plane reports of a copy of cat that sends on a connection.
+func asksAbout(t *testing.T, path string, in *syscall.SysProcAttr) program {
+	t.Helper()
+	p := accelerate(t, usual)
+	p.run(t, path, in)
+	next := p.programs(t)
+	next() // this one
 	return next()
 }
 
@@ -178,27 +246,66 @@ func TestVerdictsAreOfOneMount(t *testing.T) {
 	mounted := filepath.Join(t.TempDir(), "cat")
 	check(t, os.WriteFile(mounted, nil, 0o755))
 	p := accelerate(t, usual)
-	run := func(path string) {
-		t.Helper()
-		c := p.connect(t)
-		p.warm(c)
-		server := os.NewFile(uintptr(c.server), "server")
-		c.server = -1
-		defer server.Close()
-		cmd := exec.Command(path, "/proc/self/status")
-		cmd.Args[0], cmd.Stdout = "cat", server
-		check(t, cmd.Run())
-	}
 	check(t, unix.Mount(text, mounted, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(mounted, unix.MNT_DETACH) })
-	run(mounted)
+	p.run(t, mounted, nil)
 	p.judge(allowed, asked)
-	run(mounted)
+	p.run(t, mounted, nil)
 	if n := p.refused("unexamined"); n != 1 {
 		t.Errorf("%d programs were not known yet, want the first", n)
 	}
-	run(text)
+	p.run(t, text, nil)
 	if n := p.refused("unexamined"); n != 2 {
 		t.Errorf("%d programs were not known yet: the verdict on one path counts for another", n)
+	}
+}
+
+// The same file has another path in a chroot, whose verdict is not that of the file outside, where anybody may run it.
+// A user namespace has no part in either.
+func TestVerdictsAreOfOneRoot(t *testing.T) {
+	text, err := exec.LookPath("cat")
+	check(t, err)
+	jail := newJail(t, t.TempDir(), text)
+	path := filepath.Join(jail, "usr/bin/cat")
+	p := accelerate(t, usual)
+	expect := func(unexamined, excluded uint64) {
+		t.Helper()
+		if u, e := p.refused("unexamined"), p.refused("executable"); u != unexamined || e != excluded {
+			t.Errorf("%d programs were not known yet, want %d; %d excluded, want %d", u, unexamined, e, excluded)
+		}
+	}
+	p.run(t, path, nil)
+	p.judge(allowed, asked)
+	expect(1, 0)
+	p.run(t, path, &syscall.SysProcAttr{Chroot: jail})
+	p.judge(unsafe, asked)
+	expect(2, 0)
+	p.run(t, path, &syscall.SysProcAttr{Chroot: jail})
+	expect(2, 1)
+	p.run(t, path, nil)
+	p.run(t, path, inUserNamespace(jail))
+	expect(2, 1)
+}
+
+// A server that leaves its executable outside its chroot, as HAProxy does, is the program that it was before.
+func TestProgramsThatChroot(t *testing.T) {
+	p := accelerate(t, usual)
+	l := p.listen(t)
+	defer unix.Close(l)
+	addr, err := unix.Getsockname(l)
+	check(t, err)
+	client, empty, done := socket(t, addr), t.TempDir(), make(chan error)
+	go func() {
+		runtime.LockOSThread() // and not unlocked: the thread ends with this function
+		err := unix.Unshare(unix.CLONE_FS)
+		if err == nil {
+			err = unix.Chroot(empty)
+		}
+		done <- cmp.Or(err, unix.Connect(client, addr))
+	}()
+	check(t, <-done)
+	p.warm(accepted(t, client, l))
+	if n := len(entries[fileKey, executableEntry](p, mapExecutables)); n != 1 {
+		t.Errorf("%d programs are known, want the one", n)
 	}
 }

@@ -168,7 +168,7 @@ func (a *accelerator) refused() ([]RefusedReport, error) {
 
 // ExecutableReport is what is thought of a program.
 type ExecutableReport struct {
-	Path    string `json:"path"`    // in the mount namespace of its process
+	Path    string `json:"path"`    // below the root directory of its process
 	Command string `json:"command"` // name of that process
 	PID     int    `json:"pid"`
 	Verdict string `json:"verdict"` // safe, kept out
