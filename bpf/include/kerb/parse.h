@@ -3,10 +3,11 @@
  * (RFC 791), IPv6 with extension headers (RFC 8200), fragments marked, TCP, UDP, ICMP and ICMPv6
  * headers bounded. It runs once per packet at the head of a chain.
  *
- * It has two speeds. kerb_parse_plain is straight code for nearly every packet: TCP or UDP directly
- * behind a plain Ethernet and IP header. It leaves everything else to kerb_parse_stages, which
- * alone defines what the context holds. The stages exchange numbers only, so that the verifier can
- * check each of them once, as a global function, and not once for each path to it.
+ * It has two speeds. kerb_parse_plain (kerb/plain.h) is straight code for nearly every packet: TCP
+ * or UDP directly behind a plain Ethernet and IP header. It leaves everything else to
+ * kerb_parse_stages, which alone defines what the context holds. The stages exchange numbers only,
+ * so that the verifier can check each of them once, as a global function, and not once for each
+ * path to it.
  *
  * Whatever the outcome, the context is safe to use:
  *   OK                      everything is set; l4 is a transport header only if KERB_F_L4 says so
@@ -39,6 +40,7 @@
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 #include <kerb/bounds.h>
+#include <kerb/plain.h>
 
 #ifndef IPPROTO_MH
 #define IPPROTO_MH 135
@@ -50,7 +52,6 @@
 #define KERB_VLAN_DEPTH	   2
 #define KERB_ICMP_LEN	   8
 #define KERB_IP_FRAG_LATER 0x1fff
-#define KERB_IP_FRAG_ANY   0x3fff /* more-fragments bit or an offset */
 
 struct kerb_vlan_hdr {
 	__be16 tci;
@@ -280,36 +281,70 @@ static __always_inline __u32 kerb_ext_len(__u8 type, const struct kerb_ext_hdr *
 	return ((ext->len & (fragment - 1)) + 1 + ah) << (3 - ah);
 }
 
-/* Follows the extension headers. */
+/* Steps over one extension header. */
 static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 {
+	struct kerb_ext_hdr *ext = w->data + w->off;
+	__u32 len;
+	__u64 later, first, fragment;
+	__u16 frag;
+
+	if (w->left < sizeof(*ext) || kerb_beyond(w, sizeof(*ext)))
+		return KERB_PARSE_SHORT_L3;
+	len = kerb_ext_len(w->proto, ext);
+	if (len > w->left)
+		return KERB_PARSE_BAD_LENGTH;
+	if (w->off + len > KERB_MAX_HDRS)
+		return KERB_PARSE_EXT_DEPTH;
+	fragment = kerb_same(w->proto, IPPROTO_FRAGMENT);
+	frag = bpf_ntohs(ext->frag_off);
+	later = fragment & ~kerb_same(frag & 0xfff8, 0);
+	first = fragment & ~later & frag;
+	w->flags |= first * KERB_F_FRAG_FIRST | later * KERB_F_FRAG_LATER |
+		    (fragment ^ 1) * KERB_F_EXT;
+	w->proto = ext->next;
+	w->off += len;
+	w->left -= len;
+	return KERB_PARSE_OK;
+}
+
+/* In the flags between stages: an extension header comes next. */
+#define KERB_F_MORE_EXT (1 << 7)
+
+/* Steps over the extension header at off. The verifier would follow this code once for each of
+ * KERB_MAX_EXT headers if it were in the loop itself. */
+KERB_PARSE_STAGE __u64 kerb_stage_ext(kerb_ctx *ctx, __u64 l3)
+{
+	union kerb_l3 out = {.all = l3};
+	struct kerb_walk w = kerb_walk_from(ctx, out.off);
+
+	w.left = out.left;
+	w.proto = out.proto;
+	w.flags = out.flags & ~KERB_F_MORE_EXT;
+	out.outcome = kerb_parse_ext(&w);
+	if (!out.outcome && !(w.flags & KERB_F_FRAG_LATER) && kerb_is_ext(w.proto))
+		w.flags |= KERB_F_MORE_EXT;
+	out.left = w.left;
+	out.proto = w.proto;
+	out.flags = w.flags;
+	out.off = w.off;
+	return out.all;
+}
+
+/* Follows the extension headers. */
+static __always_inline __u64 kerb_parse_exts(kerb_ctx *ctx, __u64 l3)
+{
+	union kerb_l3 out = {.all = l3};
+
 #pragma clang loop unroll(disable)
 	for (int i = 0; i < KERB_MAX_EXT; i++) {
-		struct kerb_ext_hdr *ext = w->data + w->off;
-		__u32 len;
-		__u64 later, first, fragment;
-		__u16 frag;
-
-		if (w->left < sizeof(*ext) || kerb_beyond(w, sizeof(*ext)))
-			return KERB_PARSE_SHORT_L3;
-		len = kerb_ext_len(w->proto, ext);
-		if (len > w->left)
-			return KERB_PARSE_BAD_LENGTH;
-		if (w->off + len > KERB_MAX_HDRS)
-			return KERB_PARSE_EXT_DEPTH;
-		fragment = kerb_same(w->proto, IPPROTO_FRAGMENT);
-		frag = bpf_ntohs(ext->frag_off);
-		later = fragment & ~kerb_same(frag & 0xfff8, 0);
-		first = fragment & ~later & frag;
-		w->flags |= first * KERB_F_FRAG_FIRST | later * KERB_F_FRAG_LATER |
-			    (fragment ^ 1) * KERB_F_EXT;
-		w->proto = ext->next;
-		w->off += len;
-		w->left -= len;
-		if (w->flags & KERB_F_FRAG_LATER || !kerb_is_ext(w->proto))
-			return KERB_PARSE_OK;
+		out.all = kerb_stage_ext(ctx, out.all);
+		if (!(out.flags & KERB_F_MORE_EXT))
+			return out.all;
 	}
-	return KERB_PARSE_EXT_DEPTH;
+	out.flags &= ~KERB_F_MORE_EXT;
+	out.outcome = KERB_PARSE_EXT_DEPTH;
+	return out.all;
 }
 
 static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
@@ -351,13 +386,13 @@ KERB_PARSE_STAGE __u64 kerb_stage_l3(kerb_ctx *ctx, __u64 l2, __u32 len)
 	out.outcome = rc;
 	if (rc)
 		return out.all;
-	if (in.eth_type == ETH_P_IPV6 && kerb_is_ext(w.proto))
-		out.outcome = kerb_parse_ext(&w);
 	out.family = in.eth_type == ETH_P_IP ? 4 : 6;
 	out.proto = w.proto;
 	out.flags = w.flags;
 	out.off = w.off;
 	out.left = w.left;
+	if (out.family == 6 && kerb_is_ext(out.proto))
+		out.all = kerb_parse_exts(ctx, out.all);
 	return out.outcome ? out.all : kerb_stage_l4(ctx, out.all);
 }
 
@@ -378,64 +413,6 @@ static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 	pkt->outcome = l3.outcome;
 	pkt->l4_len = l3.left;
 	return l3.outcome;
-}
-
-/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what
- * is left of a datagram. */
-static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
-{
-	const struct udphdr *udp = l4;
-	const __u8 *tcp = l4;
-	__u32 len;
-
-	if (proto == IPPROTO_UDP) {
-		len = bpf_ntohs(udp->len);
-		return len >= sizeof(*udp) && len <= left;
-	}
-	if (proto != IPPROTO_TCP || l4 + sizeof(struct tcphdr) > end)
-		return 0;
-	len = (tcp[12] & 0xf0) >> 2;
-	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
-}
-
-/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet,
- * of which it writes nothing. What the caller sets is as for kerb_parse_stages. */
-static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
-{
-	void *data = pkt->data, *end = pkt->data_end;
-	struct iphdr *ip4 = data + ETH_HLEN;
-	struct ipv6hdr *ip6 = data + ETH_HLEN;
-	__u32 left, off = ETH_HLEN + sizeof(*ip4);
-	__be16 type;
-	__u8 proto;
-
-	if (data + off + sizeof(struct udphdr) > end)
-		return 0;
-	type = *(__be16 *)(data + __builtin_offsetof(struct ethhdr, h_proto));
-	if (type == bpf_htons(ETH_P_IP)) {
-		left = bpf_ntohs(ip4->tot_len) - sizeof(*ip4);
-		proto = ip4->protocol;
-		if (*(__u8 *)ip4 != 0x45 || ip4->frag_off & bpf_htons(KERB_IP_FRAG_ANY))
-			return 0;
-	} else {
-		off = ETH_HLEN + sizeof(*ip6);
-		if (type != bpf_htons(ETH_P_IPV6) || data + off + sizeof(struct udphdr) > end ||
-		    ip6->version != 6)
-			return 0;
-		left = bpf_ntohs(ip6->payload_len);
-		proto = ip6->nexthdr;
-	}
-	if (left > pkt->len - off || !kerb_is_plain_l4(data + off, end, proto, left))
-		return 0;
-	pkt->l3 = ETH_HLEN;
-	pkt->l4 = off;
-	pkt->eth_type = bpf_ntohs(type);
-	pkt->family = type == bpf_htons(ETH_P_IP) ? 4 : 6;
-	pkt->proto = proto;
-	pkt->flags = KERB_F_L4;
-	pkt->outcome = KERB_PARSE_OK;
-	pkt->l4_len = left;
-	return 1;
 }
 
 static __always_inline int kerb_is_short(int outcome)

@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The fast half of the parser (kerb/parse.h): straight code for nearly every packet. */
+#ifndef KERB_PLAIN_H
+#define KERB_PLAIN_H
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <kerb/types.h>
+
+/* more-fragments bit or an offset */
+#define KERB_IP_FRAG_ANY 0x3fff
+
+/* Reports whether the TCP or UDP header at l4, of which 8 bytes are there, fits the frame and what
+ * is left of a datagram. */
+static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u8 proto, __u32 left)
+{
+	const struct udphdr *udp = l4;
+	const __u8 *tcp = l4;
+	__u32 len;
+
+	if (proto == IPPROTO_UDP) {
+		len = bpf_ntohs(udp->len);
+		return len >= sizeof(*udp) && len <= left;
+	}
+	if (proto != IPPROTO_TCP || l4 + sizeof(struct tcphdr) > end)
+		return 0;
+	len = (tcp[12] & 0xf0) >> 2;
+	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
+}
+
+/* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet,
+ * of which it writes nothing. What the caller sets is as for kerb_parse_stages. */
+static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
+{
+	void *data = pkt->data, *end = pkt->data_end;
+	struct iphdr *ip4 = data + ETH_HLEN;
+	struct ipv6hdr *ip6 = data + ETH_HLEN;
+	__u32 left, off = ETH_HLEN + sizeof(*ip4);
+	__be16 type;
+	__u8 proto;
+
+	if (data + off + sizeof(struct udphdr) > end)
+		return 0;
+	type = *(__be16 *)(data + __builtin_offsetof(struct ethhdr, h_proto));
+	if (type == bpf_htons(ETH_P_IP)) {
+		left = bpf_ntohs(ip4->tot_len) - sizeof(*ip4);
+		proto = ip4->protocol;
+		if (*(__u8 *)ip4 != 0x45 || ip4->frag_off & bpf_htons(KERB_IP_FRAG_ANY))
+			return 0;
+	} else {
+		off = ETH_HLEN + sizeof(*ip6);
+		if (type != bpf_htons(ETH_P_IPV6) || data + off + sizeof(struct udphdr) > end ||
+		    ip6->version != 6)
+			return 0;
+		left = bpf_ntohs(ip6->payload_len);
+		proto = ip6->nexthdr;
+	}
+	if (left > pkt->len - off || !kerb_is_plain_l4(data + off, end, proto, left))
+		return 0;
+	pkt->l3 = ETH_HLEN;
+	pkt->l4 = off;
+	pkt->eth_type = bpf_ntohs(type);
+	pkt->family = type == bpf_htons(ETH_P_IP) ? 4 : 6;
+	pkt->proto = proto;
+	pkt->flags = KERB_F_L4;
+	pkt->outcome = KERB_PARSE_OK;
+	pkt->l4_len = left;
+	return 1;
+}
+
+#endif
