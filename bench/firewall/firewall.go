@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package firewall is `kerb bench firewall`: what 1, 100 and 10,000 rules
-// (exact, with prefixes, with prefixes and port ranges) cost two services on a
-// bridge, with Kerb, with nftables, and with no firewall at all. Every config
+// (exact, with prefixes, with prefixes and port ranges, and ordered rules that
+// overlap as in ClassBench) cost two services on a bridge, with Kerb, with
+// nftables, and with no firewall at all. Every config
 // has a lab of its own for the whole load, so rounds alternate without loading
 // rules again. In addition to throughput and round trips of TCP it sends frames through
 // the bridge by XDP test run in live-frames mode (Linux 5.18): `forward` is a
@@ -27,6 +28,8 @@ import (
 
 // Firewall holds rules in effect on the way into a service.
 type Firewall interface {
+	// Replace returns when other rules are in effect.
+	Replace(rules []Rule) error
 	Close() error
 }
 
@@ -34,7 +37,7 @@ type Firewall interface {
 // service's outer interface, so that it can be measured by PROG_TEST_RUN.
 type Runnable interface {
 	Firewall
-	Program() *ebpf.Program
+	Program() (*ebpf.Program, error)
 }
 
 // Kerb puts rules into effect with Kerb's firewall, on the ingress of a
@@ -67,7 +70,23 @@ func loads() []string {
 			all = append(all, fmt.Sprintf("%s/%d", kind, n))
 		}
 	}
-	return all
+	for _, kind := range []string{"acl", "ipc", "fw"} {
+		all = append(all, "classbench-"+kind+"/1000", "classbench-"+kind+"/10000")
+	}
+	return append(all, "miss/10000", "uniform/10000")
+}
+
+// loadOf is what a load consists of: rules, and packets for forward. hot is one flow, to Port, which TCP uses, too.
+func loadOf(name string) (rules string, n int, packets string, err error) {
+	kind, number, _ := strings.Cut(name, "/")
+	n, err = strconv.Atoi(number)
+	switch {
+	case kind == "miss" || kind == "uniform":
+		return "mixed", n, kind, err
+	case strings.HasPrefix(kind, "classbench-"):
+		return kind, n, "uniform", err
+	}
+	return kind, n, "hot", err
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -86,19 +105,15 @@ func run(ctx context.Context, r *bench.Run) error {
 
 type none struct{}
 
-func (none) Close() error { return nil }
+func (none) Replace([]Rule) error { return nil }
+func (none) Close() error         { return nil }
 
 func openNone(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return none{}, nil }
 
 func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (err error) {
-	kind, number, _ := strings.Cut(load, "/")
-	n, err := strconv.Atoi(number)
-	if err != nil {
-		return err
-	}
 	var trials []bench.Trial
 	for _, c := range configs {
-		g, wrong := prepare(c, kind, n) // err is what closing them adds to
+		g, wrong := prepare(c, load) // err is what closing them adds to
 		if errors.Is(wrong, exec.ErrNotFound) {
 			r.Note("%s is left out: %v", c.name, wrong)
 			continue
@@ -107,7 +122,10 @@ func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (
 			return fmt.Errorf("%s: %w", c.name, wrong)
 		}
 		defer func() { err = errors.Join(err, g.close()) }()
-		r.Record(c.name, load, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: g.opening.Seconds() * 1e3})
+		if g.filters() {
+			r.Record(c.name, load, bench.Sample{Metric: "attach_time", Stat: "p50", Unit: "ms",
+				Value: milliseconds(g.opening)})
+		}
 		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
 			return measure(r, g)
 		}})
@@ -115,17 +133,26 @@ func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (
 	return r.Interleave(ctx, load, trials...)
 }
 
-// prepare builds the lab of a config and sees that the rules are in effect.
-func prepare(c config, kind string, n int) (*ground, error) {
+func milliseconds(d time.Duration) float64 { return d.Seconds() * 1e3 }
+
+// prepare builds the lab of a config and checks that the rules are in effect.
+func prepare(c config, load string) (*ground, error) {
+	kind, n, packets, err := loadOf(load)
+	if err != nil {
+		return nil, err
+	}
 	g, err := openGround("kbfw" + c.name[:2])
 	if err != nil {
 		return nil, err
 	}
-	rules, err := Rules(kind, n, g.client.Addr4())
+	g.rules, err = Rules(kind, n, g.client.Addr4())
 	if err == nil {
-		err = g.raise(c.open, rules)
+		g.packets, err = packetsOf(packets, g.rules)
 	}
-	if _, unfiltered := g.wall.(none); err == nil && !unfiltered {
+	if err == nil {
+		err = g.raise(c.open)
+	}
+	if err == nil && g.filters() {
 		err = g.verify()
 	}
 	if err != nil {
@@ -147,20 +174,21 @@ func timesOf(quick bool) times {
 	return times{time.Second, 500 * time.Millisecond, 15}
 }
 
-func measure(r *bench.Run, g *ground) ([]bench.Sample, error) {
+func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 	t := timesOf(r.Quick)
-	gigabits, err := g.throughput(t.throughput)
-	if err != nil {
-		return nil, err
+	if g.filters() {
+		took, err := g.replace()
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: milliseconds(took)})
 	}
-	trips, err := g.pingPong(t.rr)
-	if err != nil {
-		return nil, err
-	}
-	samples := []bench.Sample{
-		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits},
-		{Metric: "rr", Stat: "p50", Unit: "us", Value: bench.Median(trips)},
-		{Metric: "rr", Stat: "p99", Unit: "us", Value: bench.Percentile(trips, 99)},
+	if g.packets == nil {
+		tcp, err := measureTCP(g, t)
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, tcp...)
 	}
 	if g.noLive != nil {
 		r.Note("forward is left out, it needs live test runs: %v", g.noLive)
@@ -171,12 +199,28 @@ func measure(r *bench.Run, g *ground) ([]bench.Sample, error) {
 		}
 		samples = append(samples, bench.Sample{Metric: "forward", Stat: "p50", Unit: "ns", Value: forward})
 	}
-	if wall, ok := g.wall.(Runnable); ok {
-		packet, err := g.testRun(wall.Program())
+	if wall, ok := g.wall.(Runnable); ok && g.packets == nil {
+		packet, err := g.testRun(wall)
 		if err != nil {
 			return nil, err
 		}
 		samples = append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet})
 	}
 	return samples, nil
+}
+
+func measureTCP(g *ground, t times) ([]bench.Sample, error) {
+	gigabits, err := g.throughput(t.throughput)
+	if err != nil {
+		return nil, err
+	}
+	trips, err := g.pingPong(t.rr)
+	if err != nil {
+		return nil, err
+	}
+	return []bench.Sample{
+		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits},
+		{Metric: "rr", Stat: "p50", Unit: "us", Value: bench.Median(trips)},
+		{Metric: "rr", Stat: "p99", Unit: "us", Value: bench.Percentile(trips, 99)},
+	}, nil
 }

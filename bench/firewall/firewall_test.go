@@ -4,6 +4,7 @@ package firewall
 
 import (
 	"errors"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -13,13 +14,14 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 var client = netip.MustParseAddr("10.99.1.1")
 
 func TestRulesAreReproducibleAndDisjoint(t *testing.T) {
-	for _, kind := range []string{"exact", "prefix", "range"} {
+	for _, kind := range []string{"exact", "prefix", "range", "mixed"} {
 		for _, n := range []int{1, 100, 10_000} {
 			rules, err := Rules(kind, n, client)
 			if err != nil || len(rules) != n {
@@ -37,20 +39,21 @@ func TestRulesAreReproducibleAndDisjoint(t *testing.T) {
 func checkRules(t *testing.T, kind string, rules []Rule) {
 	t.Helper()
 	for _, r := range rules {
-		if kind == "exact" && !(r.Source.IsSingleIP() && r.PortLow == r.PortHigh) ||
-			kind == "prefix" && r.PortLow != r.PortHigh || kind == "range" && r.PortLow >= r.PortHigh {
+		one := r.DstPort.Low == r.DstPort.High
+		if kind == "exact" && !(r.Src.IsSingleIP() && one) || kind == "prefix" && !one || kind == "range" && one {
 			t.Fatalf("%s: %+v", kind, r)
 		}
 	}
 	last := rules[len(rules)-1]
-	if !last.Source.Contains(client) || last.PortLow > Port || last.PortHigh < Port || last.Protocol != "tcp" {
+	p := packet{client, netip.MustParseAddr("10.0.0.1"), classbench.TCP, 40000, Port}
+	if !p.matches(&last) || !last.Allow {
 		t.Errorf("%s: the last rule does not open the port: %+v", kind, last)
 	}
 	sorted := slices.SortedFunc(slices.Values(rules), func(a, b Rule) int {
-		return a.Source.Addr().Compare(b.Source.Addr())
+		return a.Src.Addr().Compare(b.Src.Addr())
 	})
 	for i := 1; i < len(sorted); i++ {
-		if sorted[i-1].Source.Overlaps(sorted[i].Source) {
+		if sorted[i-1].Src.Overlaps(sorted[i].Src) {
 			t.Fatalf("%s: %+v overlaps %+v", kind, sorted[i-1], sorted[i])
 		}
 	}
@@ -76,6 +79,41 @@ func TestSetIsOfIntervalsOnlyWhereNeeded(t *testing.T) {
 	}
 }
 
+// The first layer that has a match has the rule that decides, and rules of a layer do not overlap.
+func TestLayersKeepTheOrder(t *testing.T) {
+	for _, kind := range []string{"acl", "ipc", "fw"} {
+		rules, err := Rules("classbench-"+kind, 1000, client)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all := layers(rules)
+		r := rand.New(rand.NewPCG(1, 2))
+		for i := range rules {
+			p := inside(r, &rules[i])
+			want := p.firstOf(rules)
+			for _, layer := range all {
+				got := p.firstOf(layer)
+				if got == nil {
+					continue
+				}
+				if *got != *want {
+					t.Fatalf("%s: %+v is decided by %+v, want %+v", kind, p, got, want)
+				}
+				break
+			}
+		}
+		for _, layer := range all {
+			for i := range layer {
+				for j := range i {
+					if overlap(&layer[i], &layer[j]) {
+						t.Fatalf("%s: %+v and %+v overlap", kind, layer[i], layer[j])
+					}
+				}
+			}
+		}
+	}
+}
+
 // Both forms of the reference let the client through and nothing else, and the
 // generators reach the service through them.
 func TestNFTablesFiltersTheService(t *testing.T) {
@@ -87,10 +125,10 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 	}
 	for name, ruleset := range map[string]func(string, []Rule) string{"netdev": netdevRuleset, "bridge": bridgeRuleset} {
 		open := func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
-			n := &nftables{lab}
-			return n, n.load(ruleset(service.Outer(), rules))
+			n := &nftables{lab, func(rules []Rule) string { return ruleset(service.Outer(), rules) }}
+			return n, n.Replace(rules)
 		}
-		g, err := prepare(config{"test", open}, "range", 100)
+		g, err := prepare(config{"test", open}, "range/100")
 		if errors.Is(err, bench.ErrNotBuilt) {
 			t.Skip(err)
 		}
@@ -109,6 +147,30 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 	}
 }
 
+// Maps and chains of nftables decide on packets of overlapping rules as the first match does.
+func TestNFTablesKeepsTheOrder(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	if _, err := exec.LookPath("nft"); err != nil {
+		t.Skip(err)
+	}
+	for _, load := range []string{"classbench-acl/1000", "classbench-fw/300", "uniform/100", "miss/100"} {
+		g, err := prepare(config{"test", openNFTables}, load)
+		if errors.Is(err, bench.ErrNotBuilt) {
+			t.Skip(err)
+		}
+		if err != nil {
+			t.Fatalf("%s: %v", load, err)
+		}
+		_, err = g.replace()
+		_, errForward := g.forward(1)
+		if err := errors.Join(err, errForward, g.close()); err != nil {
+			t.Errorf("%s: %v", load, err)
+		}
+	}
+}
+
 // An open wall is seen to be open.
 func TestVerifySeesAMissingFirewall(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -116,7 +178,7 @@ func TestVerifySeesAMissingFirewall(t *testing.T) {
 	}
 	type sham struct{ none }
 	_, err := prepare(config{"test", func(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return sham{}, nil }},
-		"exact", 1)
+		"exact/1")
 	if errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
 	}

@@ -33,7 +33,10 @@ type ground struct {
 	inject  link.Link // of the generator's outer interface
 	noLive  error     // why frames cannot be sent by live test runs
 	wall    Firewall
-	opening time.Duration // how long the wall took
+	opening time.Duration // how long the wall took, with all rules
+
+	rules   []Rule
+	packets *packets // nil: one flow, from the client
 }
 
 func openGround(prefix string) (g *ground, err error) {
@@ -73,16 +76,32 @@ func (g *ground) build(prefix string) (err error) {
 		return err
 	}
 	return g.withSink(func() error {
-		_, g.noLive = g.send(g.frame(g.client.Addr4()), 1)
+		_, g.noLive = g.send(g.frame(), 1)
 		return nil
 	})
 }
 
-func (g *ground) raise(open opener, rules []Rule) (err error) {
+// raise puts the rules into effect on an interface without a firewall.
+func (g *ground) raise(open opener) (err error) {
 	start := time.Now()
-	g.wall, err = open(g.lab, g.service, rules)
+	g.wall, err = open(g.lab, g.service, g.rules)
 	g.opening = time.Since(start)
 	return err
+}
+
+// replace returns how long it takes until all rules are in effect again, after only one was.
+func (g *ground) replace() (time.Duration, error) {
+	if err := g.wall.Replace(g.rules[:1]); err != nil {
+		return 0, err
+	}
+	start := time.Now()
+	err := g.wall.Replace(g.rules)
+	return time.Since(start), err
+}
+
+func (g *ground) filters() bool {
+	_, none := g.wall.(none)
+	return g.wall != nil && !none
 }
 
 func (g *ground) close() error {
@@ -132,23 +151,40 @@ const (
 // forward measures one packet's way from the generator's port over the bridge
 // into the service's interface, in ns: the median of several runs.
 func (g *ground) forward(runs int) (ns float64, err error) {
+	return g.sendPackets(g.packets, runs, forwardFrames)
+}
+
+// verify sends packets that the rules do not allow.
+func (g *ground) verify() error {
+	if g.noLive != nil {
+		return nil
+	}
+	denied, err := packetsOf("denied", g.rules)
+	if err == nil {
+		_, err = g.sendPackets(denied, 1, 1000)
+	}
+	return err
+}
+
+// sendPackets sends frames with the headers of p, and checks how many arrive.
+func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, err error) {
+	if err := g.setPackets(p); err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, g.setPackets(nil)) }()
 	var times []float64
 	err = g.withSink(func() error {
 		for range runs {
-			before, err := g.arrived()
+			t, got, err := g.sendAndCount(g.frame(), count)
 			if err != nil {
 				return err
 			}
-			t, err := g.send(g.frame(g.client.Addr4()), forwardFrames)
-			if err != nil {
-				return err
+			denied := g.filters() && p != nil && p.denied
+			if denied && got > 0 {
+				return fmt.Errorf("%d of %d forbidden packets arrived: %w", got, count, errWall)
 			}
-			after, err := g.arrived()
-			if err != nil {
-				return err
-			}
-			if got := after - before; got < forwardFrames*999/1000 {
-				return fmt.Errorf("only %d of %d allowed packets arrived: %w", got, forwardFrames, errWall)
+			if !denied && got < uint64(count)*999/1000 {
+				return fmt.Errorf("only %d of %d allowed packets arrived: %w", got, count, errWall)
 			}
 			times = append(times, t)
 		}
@@ -157,29 +193,21 @@ func (g *ground) forward(runs int) (ns float64, err error) {
 	return bench.Median(times), err
 }
 
+// sendAndCount also returns how many frames have arrived.
+func (g *ground) sendAndCount(frame []byte, count uint32) (ns float64, got uint64, err error) {
+	before, err := g.arrived()
+	if err != nil {
+		return 0, 0, err
+	}
+	if ns, err = g.send(frame, count); err != nil {
+		return 0, 0, err
+	}
+	after, err := g.arrived()
+	return ns, after - before, err
+}
+
 // errWall is wrapped when a firewall does not do what its rules say.
 var errWall = errors.New("the firewall is not in effect")
-
-// verify sends packets that no rule allows.
-func (g *ground) verify() error {
-	if g.noLive != nil {
-		return nil
-	}
-	return g.withSink(func() error {
-		before, err := g.arrived()
-		if err != nil {
-			return err
-		}
-		if _, err := g.send(g.frame(netip.MustParseAddr("203.0.113.1")), 1000); err != nil {
-			return err
-		}
-		after, err := g.arrived()
-		if err == nil && after != before {
-			err = fmt.Errorf("%d of 1000 forbidden packets arrived: %w", after-before, errWall)
-		}
-		return err
-	})
-}
 
 // withSink takes what arrives at the service away from its stack, which would
 // answer it, while f runs on one CPU.
@@ -246,22 +274,27 @@ func (g *ground) run(p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err er
 	return ns, err
 }
 
-// frame is a TCP segment without data to Port, 64 bytes with the frame's
-// checksum.
-func (g *ground) frame(source netip.Addr) []byte {
+// frame is a TCP segment without data from the client to Port, 64 bytes with
+// the frame's checksum.
+func (g *ground) frame() []byte {
 	f := make([]byte, 60)
 	copy(f, g.service.MAC())
 	copy(f[6:], g.generator.MAC())
 	copy(f[12:], []byte{8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 6})
-	copy(f[26:], source.AsSlice())
+	copy(f[26:], g.client.Addr4().AsSlice())
 	copy(f[30:], g.service.Addr4().AsSlice())
 	binary.BigEndian.PutUint16(f[24:], headerChecksum(f[14:34]))
 	tcp := f[34:]
 	binary.BigEndian.PutUint16(tcp, 40000)
 	binary.BigEndian.PutUint16(tcp[2:], Port)
-	tcp[12], tcp[13] = 5<<4, 0x10 // ACK
+	tcp[12], tcp[13] = tcpHeaderLength, tcpACK
 	return f
 }
+
+const (
+	tcpHeaderLength = 5 << 4
+	tcpACK          = 0x10
+)
 
 func headerChecksum(header []byte) uint16 {
 	var sum uint32

@@ -5,9 +5,11 @@ package firewall
 import (
 	"errors"
 	"fmt"
+	"strconv"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
@@ -17,7 +19,6 @@ func init() { Kerb = openKerb }
 // kerb is the agent with the firewall module, stateless as the reference is: every packet is classified.
 type kerb struct {
 	*node.Node
-	program *ebpf.Program
 }
 
 func openKerb(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
@@ -26,24 +27,21 @@ func openKerb(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, er
 		return nil, err
 	}
 	k := &kerb{Node: n}
-	if err := n.Apply(node.Service(service), node.Module("firewall", "firewall", "*", firewallConfig(rules))); err != nil {
-		return nil, errors.Join(err, k.Close())
-	}
-	if k.program, err = k.Chain("ingress", 0); err != nil {
+	if err := errors.Join(n.Apply(node.Service(service)), k.Replace(rules)); err != nil {
 		return nil, errors.Join(err, k.Close())
 	}
 	return k, nil
 }
 
+// Replace implements Firewall.
+func (k *kerb) Replace(rules []Rule) error {
+	return k.Apply(node.Module("firewall", "firewall", "*", firewallConfig(rules)))
+}
+
 func firewallConfig(rules []Rule) map[string]any {
-	var list []map[string]any
-	for _, r := range rules {
-		ports := any(int(r.PortLow))
-		if r.PortHigh != r.PortLow {
-			ports = fmt.Sprintf("%d-%d", r.PortLow, r.PortHigh)
-		}
-		list = append(list, map[string]any{"action": "allow", "direction": "ingress", "protocol": r.Protocol,
-			"src": r.Source.String(), "dstPort": ports})
+	list := make([]map[string]any, len(rules))
+	for i := range rules {
+		list[i] = ruleConfig(&rules[i])
 	}
 	return map[string]any{
 		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"},
@@ -53,11 +51,36 @@ func firewallConfig(rules []Rule) map[string]any {
 	}
 }
 
-func (k *kerb) Program() *ebpf.Program { return k.program }
-
-func (k *kerb) Close() error {
-	if k.program != nil {
-		k.program.Close()
+func ruleConfig(r *Rule) map[string]any {
+	out := map[string]any{"action": "deny", "direction": "ingress"}
+	if r.Allow {
+		out["action"] = "allow"
 	}
-	return k.Node.Close()
+	if r.Protocol != classbench.Any {
+		out["protocol"] = r.Protocol
+	}
+	if r.Src.IsValid() {
+		out["src"] = r.Src.String()
+	}
+	if r.Dst.IsValid() {
+		out["dst"] = r.Dst.String()
+	}
+	if r.SrcPort != classbench.AnyPort {
+		out["srcPort"] = portsText(r.SrcPort)
+	}
+	if r.DstPort != classbench.AnyPort {
+		out["dstPort"] = portsText(r.DstPort)
+	}
+	return out
 }
+
+// portsText is a port, or a range.
+func portsText(p classbench.Ports) string {
+	if p.Low == p.High {
+		return strconv.Itoa(int(p.Low))
+	}
+	return fmt.Sprintf("%d-%d", p.Low, p.High)
+}
+
+// Program implements Runnable. It is another one after rules that need maps of another size.
+func (k *kerb) Program() (*ebpf.Program, error) { return k.Chain("ingress", 0) }

@@ -7,34 +7,41 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os/exec"
 	"strings"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // nftTimeout bounds one rule set; 10,000 ranges take seconds.
 const nftTimeout = 60 * time.Second
 
-// nftables is the rule set as one concatenated set and one lookup. On the
-// service's outer interface the netdev family has the same hook as Kerb (its
-// egress, Linux 5.16); before that the bridge's forward hook is the place.
+// nftables is the rule set as sets, see chainOf. On the service's outer interface the netdev family
+// has the same hook as Kerb (its egress, Linux 5.16); before that the bridge's forward hook is the
+// place.
 type nftables struct {
-	lab *netlab.Lab
+	lab     *netlab.Lab
+	ruleset func(rules []Rule) string
 }
 
 func openNFTables(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return nil, err
 	}
-	n := &nftables{lab}
-	err := n.load(netdevRuleset(service.Outer(), rules))
+	n := &nftables{lab, func(rules []Rule) string { return netdevRuleset(service.Outer(), rules) }}
+	err := n.Replace(rules)
 	if err != nil {
-		err = errors.Join(err, n.load(bridgeRuleset(service.Outer(), rules)))
+		n.ruleset = func(rules []Rule) string { return bridgeRuleset(service.Outer(), rules) }
+		err = errors.Join(err, n.Replace(rules))
 	}
 	return n, err
 }
+
+// Replace implements Firewall. It is one transaction.
+func (n *nftables) Replace(rules []Rule) error { return n.load("flush ruleset\n" + n.ruleset(rules)) }
 
 func (n *nftables) load(ruleset string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), nftTimeout)
@@ -56,46 +63,162 @@ func firstLine(s string) string {
 func (n *nftables) Close() error { return n.load("flush ruleset") }
 
 func netdevRuleset(device string, rules []Rule) string {
+	sets, chain := chainOf(rules)
 	return fmt.Sprintf(`table netdev bench {
 %s	chain service {
 		type filter hook egress device "%s" priority 0; policy drop;
-		ip saddr . meta l4proto . th dport @allowed accept
-		meta protocol arp accept
+%s		meta protocol arp accept
 	}
 }
-`, allowed(rules), device)
+`, sets, device, chain)
 }
 
 func bridgeRuleset(device string, rules []Rule) string {
+	sets, chain := chainOf(rules)
 	return fmt.Sprintf(`table bridge bench {
 %s	chain service {
 		type filter hook forward priority 0; policy accept;
 		oifname != "%s" accept
-		ip saddr . meta l4proto . th dport @allowed accept
-		ether type arp accept
+%s		ether type arp accept
 		drop
 	}
 }
-`, allowed(rules), device)
+`, sets, device, chain)
 }
 
-// allowed is the set: a hash of exact elements, or one of intervals (pipapo).
-func allowed(rules []Rule) string {
-	flags := ""
-	elements := make([]string, len(rules))
-	for i, r := range rules {
-		source, port := r.Source.String(), fmt.Sprint(r.PortLow)
-		if r.Source.IsSingleIP() {
-			source = r.Source.Addr().String()
-		} else {
-			flags = "\t\tflags interval\n"
+// leastSet is how many rules are worth a set.
+const leastSet = 8
+
+// chainOf is the rules as nftables evaluates them fastest: verdict maps, one for each layer of rules that do not
+// overlap, with a hash for the exact ones. Overlapping rules cannot be elements of one map, so that where a layer has
+// few rules, these and all that follow are tried in order.
+func chainOf(rules []Rule) (maps, chain string) {
+	var m, c strings.Builder
+	all := layers(rules)
+	for i, layer := range all {
+		if len(layer) < leastSet && len(rules) > leastSet {
+			rest := map[Rule]bool{}
+			for _, l := range all[i:] {
+				for _, r := range l {
+					rest[r] = true
+				}
+			}
+			for _, r := range rules {
+				if rest[r] {
+					fmt.Fprintf(&c, "\t\t%s\n", linear(&r))
+				}
+			}
+			break
 		}
-		if r.PortHigh != r.PortLow {
-			port = fmt.Sprintf("%d-%d", r.PortLow, r.PortHigh)
-			flags = "\t\tflags interval\n"
+		exact, other := splitExact(layer)
+		if len(exact) > 0 {
+			writeMap(&m, &c, fmt.Sprint("exact", i), exact, "")
 		}
-		elements[i] = source + " . " + r.Protocol + " . " + port
+		if len(other) > 0 {
+			writeMap(&m, &c, fmt.Sprint("interval", i), other, "\t\tflags interval\n")
+		}
 	}
-	return "\tset allowed {\n\t\ttype ipv4_addr . inet_proto . inet_service\n" + flags +
-		"\t\telements = { " + strings.Join(elements, ",\n\t\t") + " }\n\t}\n"
+	return m.String(), c.String()
+}
+
+// splitExact separates the rules that fit a hash.
+func splitExact(rules []Rule) (exact, other []Rule) {
+	columns := columnsOf(rules)
+	for i := range rules {
+		single := true
+		for _, c := range columns {
+			single = single && !strings.ContainsAny(c.cell(&rules[i]), "-/")
+		}
+		if single {
+			exact = append(exact, rules[i])
+		} else {
+			other = append(other, rules[i])
+		}
+	}
+	if len(other) > 0 && len(exact) < leastSet {
+		return nil, rules
+	}
+	return exact, other
+}
+
+func writeMap(maps, chain *strings.Builder, name string, rules []Rule, flags string) {
+	columns := columnsOf(rules)
+	types, keys, cells := make([]string, len(columns)), make([]string, len(columns)), make([]string, len(columns))
+	for i, c := range columns {
+		types[i], keys[i] = c.kind, c.key
+	}
+	fmt.Fprintf(maps, "\tmap %s {\n\t\ttype %s : verdict\n%s\t\telements = {", name, strings.Join(types, " . "), flags)
+	for i := range rules {
+		for j, c := range columns {
+			cells[j] = c.cell(&rules[i])
+		}
+		fmt.Fprintf(maps, "\t\t%s : %s,\n", strings.Join(cells, " . "), verdict(&rules[i]))
+	}
+	maps.WriteString("\t\t}\n\t}\n")
+	fmt.Fprintf(chain, "\t\t%s vmap @%s\n", strings.Join(keys, " . "), name)
+}
+
+// column is a field of rules as nftables has it.
+type column struct {
+	kind, key string
+	any       func(r *Rule) bool
+	cell      func(r *Rule) string
+}
+
+var columns = []column{
+	{"ipv4_addr", "ip saddr", func(r *Rule) bool { return !r.Src.IsValid() },
+		func(r *Rule) string { return prefixText(r.Src) }},
+	{"ipv4_addr", "ip daddr", func(r *Rule) bool { return !r.Dst.IsValid() },
+		func(r *Rule) string { return prefixText(r.Dst) }},
+	{"inet_proto", "meta l4proto", func(r *Rule) bool { return r.Protocol == classbench.Any }, func(r *Rule) string {
+		if r.Protocol == classbench.Any {
+			return "0-255"
+		}
+		return fmt.Sprint(r.Protocol)
+	}},
+	{"inet_service", "th sport", func(r *Rule) bool { return r.SrcPort == classbench.AnyPort },
+		func(r *Rule) string { return portsText(r.SrcPort) }},
+	{"inet_service", "th dport", func(r *Rule) bool { return r.DstPort == classbench.AnyPort },
+		func(r *Rule) string { return portsText(r.DstPort) }},
+}
+
+func prefixText(p netip.Prefix) string {
+	switch {
+	case !p.IsValid():
+		return "0.0.0.0/0"
+	case p.IsSingleIP():
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// columnsOf are the fields that any of the rules restricts.
+func columnsOf(rules []Rule) (out []column) {
+	for _, c := range columns {
+		for i := range rules {
+			if !c.any(&rules[i]) {
+				out = append(out, c)
+				break
+			}
+		}
+	}
+	return out
+}
+
+// linear is a rule as a line of a chain.
+func linear(r *Rule) string {
+	var s strings.Builder
+	for _, c := range columns {
+		if !c.any(r) {
+			fmt.Fprintf(&s, "%s %s ", c.key, c.cell(r))
+		}
+	}
+	return s.String() + verdict(r)
+}
+
+func verdict(r *Rule) string {
+	if r.Allow {
+		return "accept"
+	}
+	return "drop"
 }

@@ -7,18 +7,17 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
 // Port is the service's TCP port that the last rule of every set opens.
 const Port = 5201
 
-// Rule lets packets into the service; what no rule lets in is dropped, and
-// what the service sends passes. No packet matches two rules.
-type Rule struct {
-	Source            netip.Prefix // IPv4
-	Protocol          string       // tcp or udp
-	PortLow, PortHigh uint16       // of the service, both included
-}
+// Rule is a rule of IPv4. What no rule lets into the service is dropped, and what the service sends passes.
+type Rule = classbench.Rule
 
 // seed makes the same rules on every machine.
 const seed = 0x6b657262
@@ -31,11 +30,15 @@ const (
 	blocks     = 1 << 16
 )
 
-// Rules makes n rules of a kind, the last of which lets the client reach Port:
-// exact has one address and port each, prefix networks of /20 to /30, range
-// networks and port ranges.
+// Rules makes n rules of a kind. exact has one source address and port each, prefix networks of /20 to /30, range
+// networks and port ranges, mixed a third of each: no packet matches two of them, all of them allow, and the last one
+// lets the client reach Port. classbench-KIND has the rules of classbench, most of which overlap and a third of which
+// denies.
 func Rules(kind string, n int, client netip.Addr) ([]Rule, error) {
-	if kind != "exact" && kind != "prefix" && kind != "range" {
+	if set, ok := strings.CutPrefix(kind, "classbench-"); ok {
+		return classbench.Rules(set, n, true)
+	}
+	if !slices.Contains([]string{"exact", "prefix", "range", "mixed"}, kind) {
 		return nil, fmt.Errorf("no kind of rules is called %q", kind)
 	}
 	if n < 1 || n > blocks {
@@ -44,8 +47,12 @@ func Rules(kind string, n int, client netip.Addr) ([]Rule, error) {
 	random := rand.New(rand.NewPCG(seed, uint64(n)))
 	order := random.Perm(blocks)
 	rules := make([]Rule, 0, n)
-	for _, block := range order[:n-1] {
-		rules = append(rules, randomRule(kind, random, uint32(firstBlock+block<<(32-blockBits))))
+	for i, block := range order[:n-1] {
+		of := kind
+		if kind == "mixed" {
+			of = []string{"exact", "prefix", "range"}[i%3]
+		}
+		rules = append(rules, randomRule(of, random, uint32(firstBlock+block<<(32-blockBits))))
 	}
 	return append(rules, clientRule(kind, client)), nil
 }
@@ -59,23 +66,26 @@ func randomRule(kind string, random *rand.Rand, base uint32) Rule {
 	binary.BigEndian.PutUint32(addr[:], base+random.Uint32N(1<<(32-blockBits)))
 	port := uint16(1 + random.IntN(60000))
 	rule := Rule{
-		Source:   netip.PrefixFrom(netip.AddrFrom4(addr), bits).Masked(),
-		Protocol: []string{"tcp", "udp"}[random.IntN(2)],
-		PortLow:  port, PortHigh: port,
+		Allow:    true,
+		Src:      netip.PrefixFrom(netip.AddrFrom4(addr), bits).Masked(),
+		Protocol: []int{classbench.TCP, classbench.UDP}[random.IntN(2)],
+		SrcPort:  classbench.AnyPort,
+		DstPort:  classbench.Ports{Low: port, High: port},
 	}
 	if kind == "range" {
-		rule.PortHigh += uint16(1 + random.IntN(1000))
+		rule.DstPort.High += uint16(1 + random.IntN(1000))
 	}
 	return rule
 }
 
 func clientRule(kind string, client netip.Addr) Rule {
-	rule := Rule{Source: netip.PrefixFrom(client, 32), Protocol: "tcp", PortLow: Port, PortHigh: Port}
-	if kind != "exact" {
-		rule.Source = netip.PrefixFrom(client, 24).Masked()
+	rule := Rule{Allow: true, Src: netip.PrefixFrom(client, 32), Protocol: classbench.TCP, SrcPort: classbench.AnyPort,
+		DstPort: classbench.Ports{Low: Port, High: Port}}
+	if kind == "prefix" || kind == "range" {
+		rule.Src = netip.PrefixFrom(client, 24).Masked()
 	}
 	if kind == "range" {
-		rule.PortLow, rule.PortHigh = 5000, 5999
+		rule.DstPort = classbench.Ports{Low: 5000, High: 5999}
 	}
 	return rule
 }

@@ -27,8 +27,13 @@ const (
 )
 
 // testRun passes an allowed packet through the program alone, in ns.
-func (g *ground) testRun(p *ebpf.Program) (float64, error) {
-	frame, index := g.frame(g.client.Addr4()), uint32(g.service.OuterIndex())
+func (g *ground) testRun(wall Runnable) (float64, error) {
+	p, err := wall.Program()
+	if err != nil {
+		return 0, err
+	}
+	defer p.Close()
+	frame, index := g.frame(), uint32(g.service.OuterIndex())
 	opts := &ebpf.RunOptions{Data: frame, Repeat: testRunRepeat}
 	if p.Type() == ebpf.XDP {
 		opts.Context = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: index}
@@ -36,7 +41,7 @@ func (g *ground) testRun(p *ebpf.Program) (float64, error) {
 		opts.Context = skBuff{Ifindex: index}
 	}
 	var times []float64
-	err := traffic.RunOnCPU(1, func() error {
+	err = traffic.RunOnCPU(1, func() error {
 		for range testRuns {
 			ns, err := g.run(p, opts)
 			if err != nil {

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
+)
+
+// packet is what rules examine.
+type packet struct {
+	source, destination netip.Addr
+	protocol            int
+	sourcePort, port    uint16
+}
+
+func (p *packet) matches(r *Rule) bool {
+	return (!r.Src.IsValid() || r.Src.Contains(p.source)) && (!r.Dst.IsValid() || r.Dst.Contains(p.destination)) &&
+		(r.Protocol == classbench.Any || r.Protocol == p.protocol) &&
+		r.SrcPort.Low <= p.sourcePort && p.sourcePort <= r.SrcPort.High &&
+		r.DstPort.Low <= p.port && p.port <= r.DstPort.High
+}
+
+// firstOf is the rule that decides on the packet, nil if none does.
+func (p *packet) firstOf(rules []Rule) *Rule {
+	for i := range rules {
+		if p.matches(&rules[i]) {
+			return &rules[i]
+		}
+	}
+	return nil
+}
+
+// headers are those of IPv4 and TCP or UDP, as sink.bpf.c writes them into frames.
+type headers [40]byte
+
+func (p *packet) headers() (h headers) {
+	copy(h[:], []byte{0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, byte(p.protocol)})
+	copy(h[12:], p.source.AsSlice())
+	copy(h[16:], p.destination.AsSlice())
+	binary.BigEndian.PutUint16(h[10:], headerChecksum(h[:20]))
+	binary.BigEndian.PutUint16(h[20:], p.sourcePort)
+	binary.BigEndian.PutUint16(h[22:], p.port)
+	if p.protocol == classbench.UDP {
+		binary.BigEndian.PutUint16(h[24:], 26) // with the frame's padding
+	} else {
+		h[32], h[33] = tcpHeaderLength, tcpACK
+	}
+	return h
+}
+
+// packets are sent in turn.
+type packets struct {
+	headers []headers
+	denied  bool // by no rule allowed; all others are allowed
+}
+
+// maxPackets is the size of the map in sink.bpf.c.
+const maxPackets = 16384
+
+// packetsOf makes packets for rules, in random order: uniform has one for each rule that allows and can decide, miss as
+// many that match no rule, denied some that do not pass. hot is nil.
+func packetsOf(kind string, rules []Rule) (*packets, error) {
+	if kind == "hot" {
+		return nil, nil
+	}
+	random := rand.New(rand.NewPCG(seed, uint64(len(rules))))
+	anywhere := Rule{Protocol: classbench.UDP, SrcPort: classbench.AnyPort, DstPort: classbench.AnyPort}
+	out := &packets{denied: kind != "uniform"}
+	for _, i := range random.Perm(len(rules)) {
+		from := &rules[i]
+		if kind == "miss" || kind == "denied" && from.Allow {
+			from = &anywhere
+		}
+		p := inside(random, from)
+		first := p.firstOf(rules)
+		if allowed := first != nil && first.Allow; allowed != out.denied && (kind != "miss" || first == nil) {
+			out.headers = append(out.headers, p.headers())
+		}
+	}
+	if len(out.headers) == 0 || len(out.headers) > maxPackets {
+		return nil, fmt.Errorf("%d rules have %d %s packets, not 1 to %d", len(rules), len(out.headers), kind, maxPackets)
+	}
+	return out, nil
+}
+
+// inside is a random packet that the rule matches. Its addresses are of hosts.
+func inside(r *rand.Rand, rule *Rule) packet {
+	p := packet{addressIn(r, rule.Src), addressIn(r, rule.Dst), rule.Protocol, portIn(r, rule.SrcPort),
+		portIn(r, rule.DstPort)}
+	if p.protocol == classbench.Any {
+		p.protocol = []int{classbench.TCP, classbench.UDP}[r.IntN(2)]
+	}
+	return p
+}
+
+func portIn(r *rand.Rand, p classbench.Ports) uint16 {
+	return p.Low + uint16(r.IntN(int(p.High-p.Low)+1))
+}
+
+func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
+	if !p.IsValid() {
+		p = netip.PrefixFrom(netip.AddrFrom4([4]byte{byte(16 + r.IntN(200))}), 8)
+	}
+	word := binary.BigEndian.Uint32(p.Addr().AsSlice())
+	if p.Bits() < 32 {
+		word |= r.Uint32N(1 << (32 - p.Bits()))
+	}
+	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, word)))
+}
+
+// setPackets has the generator send these instead of the frame that it is given; nil undoes that.
+func (g *ground) setPackets(p *packets) error {
+	count := uint32(0)
+	if p != nil {
+		count = uint32(len(p.headers))
+		keys := make([]uint32, count)
+		for i := range keys {
+			keys[i] = uint32(i)
+		}
+		if _, err := g.bpf.Maps["packets"].BatchUpdate(keys, p.headers, nil); err != nil {
+			return fmt.Errorf("packets of the generator: %w", err)
+		}
+	}
+	return g.bpf.Maps["cursor"].Update(uint32(0), [2]uint32{0, count}, ebpf.UpdateAny)
+}
