@@ -44,7 +44,7 @@ bpf: $(CHAIN) $(PLAIN) packages ## Build: compile the data planes that are older
 lib: ## Build: the C library for programs that receive packets, lib/intercept/libkerb-intercept.a
 	@$(MAKE) --no-print-directory -s -C lib/intercept CC=$(CLANG)
 
-packages: $(CHAIN)
+packages: $(CHAIN) modules/classifier/inference/engine.bpf.o
 	@scripts/packages
 
 bpf/chain.tc.o: bpf/chain.bpf.c $(HEADERS)
@@ -192,4 +192,4 @@ demo-setup:
 clean: ## Build: remove everything that was built
 	rm -rf dist out kerb kerb-bench
 	find bpf bench examples internal lib modules test -name '*.o' -delete
-	rm -f lib/intercept/*.a
+	rm -f lib/intercept/*.a bpf/objects.zip

@@ -85,7 +85,7 @@ var _ server.Backend = (*Agent)(nil)
 // Run is the agent's life: it returns when ctx ends, or with the error that keeps it from starting. What runs in the
 // kernel keeps running either way. Integrations are its child processes.
 func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations ...integration.Program) error {
-	if err := checkBuilt(bpf.FS, modules.Packages()); err != nil {
+	if err := checkBuilt(bpf.Objects()); err != nil {
 		return err
 	}
 	memtrim.Start()

@@ -13,24 +13,23 @@ import (
 
 // checkBuilt returns an error that names the data planes which this binary lacks. `go build` embeds the objects that
 // `make bpf` has compiled; in a fresh clone there are none, and it succeeds all the same.
-func checkBuilt(chain, packages fs.FS) error {
+func checkBuilt(objects fs.FS) error {
 	var missing []string
-	for _, name := range []string{"chain.tc.o", "chain.xdp.o", "chain.xdp-frags.o"} {
-		if _, err := fs.Stat(chain, name); err != nil {
-			missing = append(missing, "bpf/"+name)
+	for _, name := range []string{"bpf/chain.tc.o", "bpf/chain.xdp.o", "bpf/chain.xdp-frags.o"} {
+		if _, err := fs.Stat(objects, name); err != nil {
+			missing = append(missing, name)
 		}
 	}
-	manifests, err := fs.Glob(packages, "*/"+pkgs.ManifestName)
+	manifests, err := fs.Glob(objects, "modules/*/"+pkgs.ManifestName)
 	if err != nil {
 		return err
 	}
 	if len(manifests) == 0 {
-		missing = append(missing, "modules/packages.zip")
+		missing = append(missing, "modules")
 	}
 	for _, manifest := range manifests {
-		dir := path.Dir(manifest)
-		if objects, _ := fs.Glob(packages, dir+"/*.o"); len(objects) == 0 {
-			missing = append(missing, "modules/"+dir)
+		if compiled, _ := fs.Glob(objects, path.Dir(manifest)+"/*.o"); len(compiled) == 0 {
+			missing = append(missing, path.Dir(manifest))
 		}
 	}
 	if len(missing) == 0 {

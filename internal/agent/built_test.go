@@ -8,16 +8,14 @@ import (
 	"testing/fstest"
 
 	"github.com/kerb-edge/kerb/bpf"
-	"github.com/kerb-edge/kerb/modules"
 )
 
 func TestCheckBuiltNamesWhatIsMissing(t *testing.T) {
-	if err := checkBuilt(bpf.FS, modules.Packages()); err != nil {
+	if err := checkBuilt(bpf.Objects()); err != nil {
 		t.Fatal(err)
 	}
-	chain := fstest.MapFS{"chain.tc.o": {}, "chain.xdp.o": {}}
-	packages := fstest.MapFS{"a/kerb.yaml": {}, "a/a.tc.o": {}, "b/kerb.yaml": {}, "b/b.bpf.c": {}, "gen/main.go": {}}
-	err := checkBuilt(chain, packages)
+	err := checkBuilt(fstest.MapFS{"bpf/chain.tc.o": {}, "bpf/chain.xdp.o": {}, "modules/a/kerb.yaml": {},
+		"modules/a/a.tc.o": {}, "modules/b/kerb.yaml": {}, "modules/b/b.bpf.c": {}, "modules/gen/main.go": {}})
 	if err == nil || !strings.Contains(err.Error(), "(bpf/chain.xdp-frags.o, modules/b): run `make build`") {
 		t.Fatal(err)
 	}

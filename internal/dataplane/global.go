@@ -3,7 +3,6 @@
 package dataplane
 
 import (
-	"fmt"
 	"slices"
 	"sync"
 
@@ -130,7 +129,7 @@ func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out 
 		if fn != nil && name != entry && moves[name] && fn.Linkage == btf.GlobalFunc && standsAlone(fn) &&
 			contextOf(fn) >= 0 { // without a context it cannot reach the packet
 			fenced[name] = name + "_fenced"
-			out = append(out, l.fenced(fn, name, fenced[name], code[i].Source())...)
+			out = append(out, l.fenced(fn, name, fenced[name])...)
 		}
 	}
 	for i := range code {
@@ -147,7 +146,7 @@ func contextOf(fn *btf.Func) int {
 }
 
 // fenced calls a function, and then a helper that fails before it does anything.
-func (l *linker) fenced(fn *btf.Func, to, name string, source fmt.Stringer) asm.Instructions {
+func (l *linker) fenced(fn *btf.Func, to, name string) asm.Instructions {
 	proto := fn.Type.(*btf.FuncProto)
 	code := asm.Instructions{
 		asm.Mov.Reg(asm.R6, asm.R1+asm.Register(contextOf(fn))),
@@ -164,6 +163,6 @@ func (l *linker) fenced(fn *btf.Func, to, name string, source fmt.Stringer) asm.
 	}
 	code = append(code, asm.Mov.Reg(asm.R0, asm.R7), asm.Return())
 	static := &btf.Func{Name: name, Type: proto, Linkage: btf.StaticFunc}
-	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(name), static).WithSource(source)
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(name), static)
 	return code
 }

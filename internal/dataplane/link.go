@@ -5,6 +5,7 @@ package dataplane
 import (
 	"bytes"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -42,7 +43,7 @@ const (
 
 // chainObject returns the compiled chain.bpf.c for a hook.
 func chainObject(name string) ([]byte, error) {
-	obj, err := bpf.FS.ReadFile("chain." + name + ".o")
+	obj, err := fs.ReadFile(bpf.Objects(), "bpf/chain."+name+".o")
 	if err != nil {
 		return nil, fmt.Errorf("this build lacks its data plane objects (run make bpf): %w", err)
 	}
@@ -124,7 +125,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	head := newBody("kerb_head", code)
 	var modules []body
 	for i := first; i < last; i++ {
-		code, err := l.module(i, head.own[0])
+		code, err := l.module(i)
 		if err != nil {
 			return nil, err
 		}
@@ -176,10 +177,10 @@ func sequence(first, last int) (all []int) {
 }
 
 // module returns the code of a member, with every name prefixed by its place in the chain.
-func (l *linker) module(i int, donor asm.Instruction) (asm.Instructions, error) {
+func (l *linker) module(i int) (asm.Instructions, error) {
 	g := l.members[i]
 	if g.ID == UnavailableID {
-		return l.unavailable(l.symbol(i), donor)
+		return l.unavailable(l.symbol(i))
 	}
 	spec, err := g.Spec(l.spec.Side.Hook())
 	if err != nil {
@@ -295,7 +296,7 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 	slot int) asm.Instructions {
 	l.setFrame(append([]body{count, head, verdict}, modules...))
 	code := l.pkt(asm.R2)
-	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType()).WithSource(head.own[0].Source())
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType())
 	code = append(code, call(head, "next-")...)
 	var cold asm.Instructions
 	next := "next-"
@@ -460,6 +461,7 @@ func (l *linker) entryType() *btf.Func {
 
 // programSpec wraps linked code for loading.
 func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSpec {
+	addLines(code)
 	spec := &ebpf.ProgramSpec{Name: name, Type: ebpf.SchedCLS, License: "Dual BSD/GPL", Instructions: code,
 		ByteOrder: l.object.ByteOrder}
 	if l.spec.Side == chain.OnXDP {
@@ -470,6 +472,16 @@ func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSp
 		}
 	}
 	return spec
+}
+
+// addLines gives functions without source lines their name as a line: built-in modules have no lines, and the kernel
+// wants one for each function if there is one for any, as of other modules or where CO-RE has changed an instruction.
+func addLines(code asm.Instructions) {
+	for i := range code {
+		if fn := btf.FuncMetadata(&code[i]); fn != nil && code[i].Source() == nil {
+			code[i] = code[i].WithSource(asm.Comment(fn.Name))
+		}
+	}
 }
 
 const xdpHasFrags = 1 << 5 // BPF_F_XDP_HAS_FRAGS, Linux 5.18

@@ -106,6 +106,7 @@ func loadOn(g *generation, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
 			return nil, fmt.Errorf("map %s: %w", ins.Reference(), err)
 		}
 	}
+	addLines(prog.Instructions)
 	return ebpf.NewProgram(prog)
 }
 

@@ -24,7 +24,7 @@ func Unavailable(name string, closed bool) Module {
 }
 
 // unavailable is the code of such a module: pkt->reason = KERB_DROP_UNAVAILABLE; return KERB_DROP.
-func (l *linker) unavailable(symbol string, donor asm.Instruction) (asm.Instructions, error) {
+func (l *linker) unavailable(symbol string) (asm.Instructions, error) {
 	var pkt *btf.Struct
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
 		return nil, fmt.Errorf("chain object: %w", err)
@@ -37,7 +37,7 @@ func (l *linker) unavailable(symbol string, donor asm.Instruction) (asm.Instruct
 	entry.Name, entry.Linkage = symbol, btf.StaticFunc
 	first := asm.StoreImm(asm.R1, reason, int64(kerbabi.DropUnavailable), asm.Word).WithSymbol(symbol)
 	return asm.Instructions{
-		btf.WithFuncMetadata(first, &entry).WithSource(donor.Source()),
+		btf.WithFuncMetadata(first, &entry),
 		asm.Mov.Imm(asm.R0, int32(kerbabi.Drop)),
 		asm.Return(),
 	}, nil

@@ -100,7 +100,7 @@ func newBuilder(ctx context.Context, dir string, m *Manifest, opts Options) (*bu
 
 // headers is the part of the embedded files that modules include.
 func headers() fs.FS {
-	sub, err := fs.Sub(bpf.FS, "include")
+	sub, err := fs.Sub(bpf.Headers, "include")
 	if err != nil { // the name is a constant
 		panic(err)
 	}

@@ -150,7 +150,7 @@ func adapt(file string, spec *ebpf.CollectionSpec, hook, program string) error {
 // functions, not labels.
 func adaptor(entry, hook string, prog *ebpf.ProgramSpec) asm.Instructions {
 	first := asm.Mov.Reg(asm.R6, asm.R1)
-	first = btf.WithFuncMetadata(first.WithSymbol(entry), adaptorType(entry)).WithSource(prog.Instructions[0].Source())
+	first = btf.WithFuncMetadata(first.WithSymbol(entry), adaptorType(entry))
 	code := asm.Instructions{
 		first,
 		asm.LoadMem(asm.R1, asm.R1, 0, asm.DWord), // ctx is the first member

@@ -6,7 +6,6 @@ package inference
 
 import (
 	"bytes"
-	"embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -15,11 +14,9 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
-
-//go:embed *.bpf.*
-var files embed.FS
 
 // ErrNotBuilt is returned by a program that was built without the compiled engine.
 var ErrNotBuilt = errors.New("the inference engine is not built in; run `make bpf`, then build again")
@@ -45,7 +42,7 @@ func Open() (*Kernel, error) {
 }
 
 func object() (*ebpf.CollectionSpec, error) {
-	data, err := files.ReadFile("engine.bpf.o")
+	data, err := fs.ReadFile(bpf.Objects(), "modules/classifier/inference/engine.bpf.o")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, ErrNotBuilt
 	}
