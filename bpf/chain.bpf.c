@@ -18,9 +18,6 @@
 #define KERB_ACT_DROP TC_ACT_SHOT
 #endif
 
-/* What kerb_verdict returns to continue with the next module: no action has this number. */
-#define KERB_GO_ON 0x100
-
 /* Packets by parse outcome, KERB_PARSE_OK excepted: those are what the modules see. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -149,9 +146,8 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 }
 
 /* Flags that the generated entry passes for a module and hook. */
-#define KERB_CALL_FAIL_CLOSED (1 << 0)
-#define KERB_CALL_TC_EGRESS   (1 << 1)
-#define KERB_CALL_VETH	      (1 << 2) /* on XDP */
+#define KERB_CALL_TC_EGRESS   (1 << 0)
+#define KERB_CALL_VETH	      (1 << 1) /* on XDP */
 #define KERB_CALL_COUNT_SHIFT 8	       /* above: 1 + place of the module; 0: not counted */
 
 static __always_inline void count_exit(__u32 call, enum kerb_exit exit)
@@ -231,11 +227,13 @@ static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifin
 		bpf_map_update_elem(by_ifindex, &u, &one, BPF_ANY);
 }
 
-/* Turns a module's verdict into the hook's action, and counts drops. */
+/* Turns a module's verdict into the hook's action, and counts drops. What is no verdict drops the
+ * packet: the entry calls this for modules that fail closed. */
 SEC("kerb/verdict")
 int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
 {
 	kerb_ctx *ctx = pkt->ctx;
+	__u32 reason = pkt->reason;
 
 	if (verdict == KERB_REPLY) {
 		count_exit(call, KERB_EXIT_REPLY);
@@ -245,17 +243,21 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 		count_exit(call, KERB_EXIT_REDIRECT);
 		return redirect(ctx, pkt) & 0xff;
 	}
-	if (verdict != KERB_DROP) {
-		count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
-		if (!(call & KERB_CALL_FAIL_CLOSED))
-			return KERB_GO_ON;
-		count_exit(call, KERB_EXIT_DROP);
-		return KERB_ACT_DROP;
-	}
 	count_exit(call, KERB_EXIT_DROP);
-	count_drop(drops, by_ifindex, pkt->ifindex,
-		   pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC);
+	if (verdict != KERB_DROP)
+		reason = KERB_DROP_BAD_VERDICT;
+	else if (reason >= KERB_DROP_REASONS)
+		reason = KERB_DROP_UNSPEC;
+	count_drop(drops, by_ifindex, pkt->ifindex, reason);
 	return KERB_ACT_DROP;
+}
+
+/* Counts what is no verdict of a module that fails open. The packet continues. */
+SEC("kerb/bad_verdict")
+int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex)
+{
+	count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
+	return 0;
 }
 
 /* Counts a redirect that is performed after the last module. */

@@ -20,17 +20,15 @@ import (
 )
 
 // linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 7
+const linkerVersion = 8
 
 // linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
 var linkerRevision string
 
 // Numbers shared with chain.bpf.c.
 const (
-	goOn           = 0x100
-	callFailClosed = 1 << 0
-	callTCEgress   = 1 << 1
-	callVeth       = 1 << 2
+	callTCEgress   = 1 << 0
+	callVeth       = 1 << 1
 	callCountShift = 8
 	exits          = 4 // counts of a module: drop, reply, redirect, deferred redirect
 )
@@ -160,6 +158,9 @@ func (l *linker) extras(first, last int) (names []string) {
 	if slices.ContainsFunc(sequence(first, last), l.defers) && !l.uncounted {
 		names = append(names, "kerb_deferred")
 	}
+	if slices.ContainsFunc(l.spec.Members[first:last], failsOpen) {
+		names = append(names, "kerb_bad_verdict")
+	}
 	if l.traced != 0 {
 		names = append(names, "kerb_trace")
 		if first == 0 {
@@ -168,6 +169,8 @@ func (l *linker) extras(first, last int) (names []string) {
 	}
 	return names
 }
+
+func failsOpen(m chain.Member) bool { return !m.FailClosed }
 
 func sequence(first, last int) (all []int) {
 	for i := first; i < last; i++ {
@@ -287,11 +290,11 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 //
 //	kerb_head(ctx, &pkt)
 //	kerb_count(&pkt)
-//	for each module: if (module(&pkt)) -> cold code: kerb_verdict(...), exit or continue
+//	for each module: if (module(&pkt)) -> cold code: return kerb_verdict(...), or continue
 //	return the hook's "next", or tail call into the next part
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
-// other than NEXT comes last, so that a packet that passes runs straight through.
+// other than NEXT comes last, so that a packet that passes runs straight through. kerb_verdict is there once.
 func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map,
 	slot int) asm.Instructions {
 	l.setFrame(append([]body{count, head, verdict}, modules...))
@@ -326,14 +329,22 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 		}
 		check[0] = check[0].WithSymbol(said)
 		code = append(append(append(code, start...), call(m, said)...), check...)
-		cold = append(cold, l.cold(i, verdict, other, next)...)
+		cold = append(cold, l.cold(i, other, next)...)
 	}
 	end, leave := l.end(parts, slot), asm.Instructions(nil)
 	if l.mayBeRedirected(first + len(modules)) {
-		end, leave = l.redirected(end, verdict, parts)
+		end, leave = l.redirected(end, parts)
 	}
 	end[0] = end[0].WithSymbol(next)
-	return slices.Concat(code, end, cold, leave)
+	if code = slices.Concat(code, end, cold, leave); len(modules) == 0 {
+		return code
+	}
+	act := call(verdict, "out")
+	act[0] = act[0].WithSymbol(verdictLabel)
+	if !verdict.inline {
+		act = append(act, asm.Ja.Label("out"))
+	}
+	return append(code, act...)
 }
 
 // call reaches a function and comes out at a label.
@@ -396,33 +407,38 @@ func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 	}
 }
 
-// cold turns a verdict of module i into an action.
-func (l *linker) cold(i int, verdict body, symbol, next string) asm.Instructions {
-	flags := l.callFlags(i)
-	code := append(asm.Instructions{asm.Mov.Reg(asm.R2, asm.R0)}, l.pkt(asm.R1)...)
+// verdictLabel is where kerb_verdict is in the entry. It ends the program.
+const verdictLabel = "verdict"
+
+// cold passes a verdict of module i to kerb_verdict.
+func (l *linker) cold(i int, symbol, next string) asm.Instructions {
+	flags, open := l.callFlags(i), failsOpen(l.spec.Members[i])
+	drops, byIfindex := l.members[i].maps[dropsMap].FD(), l.members[i].maps[ifindexDropsMap].FD()
+	code := append(l.pkt(asm.R1),
+		asm.Mov.Reg(asm.R2, asm.R0),
+		asm.LoadMapPtr(asm.R3, drops),
+		asm.Mov.Imm(asm.R4, flags),
+		asm.LoadMapPtr(asm.R5, byIfindex),
+		asm.Ja.Label(verdictLabel),
+	)
+	if open {
+		bad := fmt.Sprintf("bad%d", i)
+		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.Redirect), bad)}, code...)
+		code = append(append(code, asm.LoadMapPtr(asm.R2, drops).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex)),
+			l.pkt(asm.R1)...)
+		code = append(code, asm.Call.Label("kerb_bad_verdict"), asm.Ja.Label(next))
+	}
 	if l.defers(i) {
 		act := fmt.Sprintf("act%d", i)
 		code[0] = code[0].WithSymbol(act)
 		code = append(l.keepRedirect(flags, next, act), code...)
 	}
 	code[0] = code[0].WithSymbol(symbol)
-	code = append(code,
-		asm.LoadMapPtr(asm.R3, l.members[i].maps[dropsMap].FD()),
-		asm.Mov.Imm(asm.R4, flags),
-		asm.LoadMapPtr(asm.R5, l.members[i].maps[ifindexDropsMap].FD()),
-	)
-	acted := fmt.Sprintf("acted%d", i)
-	return append(append(code, call(verdict, acted)...),
-		asm.JGT.Imm(asm.R0, goOn-1, next).WithSymbol(acted),
-		asm.Ja.Label("out"),
-	)
+	return code
 }
 
 // callFlags are what kerb_verdict is to know of module i and the hook.
 func (l *linker) callFlags(i int) (flags int32) {
-	if l.spec.Members[i].FailClosed {
-		flags |= callFailClosed
-	}
 	if l.spec.Side == chain.OnTCEgress {
 		flags |= callTCEgress
 	}

@@ -64,7 +64,7 @@ func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
 
 // redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps
 // to.
-func (l *linker) redirected(end asm.Instructions, verdict body, parts *ebpf.Map) (branch, leave asm.Instructions) {
+func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leave asm.Instructions) {
 	if parts != nil {
 		return append(l.store(), end...), nil
 	}
@@ -76,9 +76,9 @@ func (l *linker) redirected(end asm.Instructions, verdict body, parts *ebpf.Map)
 		asm.Mov.Imm(asm.R3, 0), // no maps of drops: a redirect is none
 		asm.Mov.Imm(asm.R4, 0),
 		asm.Mov.Imm(asm.R5, 0),
+		asm.Ja.Label(verdictLabel),
 	)
-	leave = append(leave, call(verdict, "left")...)
-	return append(branch, end...), append(leave, asm.Ja.Label("out").WithSymbol("left"))
+	return append(branch, end...), leave
 }
 
 // store hands the target to the next part of a split chain.
