@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"sync"
 
 	"github.com/cilium/ebpf"
 
@@ -26,11 +27,7 @@ var files embed.FS
 
 // Module is a package of this directory as a module called name.
 func Module(pkg, name string, constants map[string]any) (dataplane.Module, error) {
-	dir, err := fs.Sub(files, pkg)
-	if err != nil {
-		return dataplane.Module{}, err
-	}
-	p, err := pkgs.OpenFS(dir, pkgs.SourceBuiltin)
+	p, err := open(pkg)
 	if err != nil {
 		return dataplane.Module{}, fmt.Errorf("package %s of the benchmarks: %w", pkg, err)
 	}
@@ -41,6 +38,24 @@ func Module(pkg, name string, constants map[string]any) (dataplane.Module, error
 		Settings: sdk.Settings{Constants: constants},
 		Spec:     func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 	}, nil
+}
+
+// opened are the packages, each opened once, as in the agent.
+var opened sync.Map
+
+func open(pkg string) (*pkgs.Package, error) {
+	if p, ok := opened.Load(pkg); ok {
+		return p.(*pkgs.Package), nil
+	}
+	dir, err := fs.Sub(files, pkg)
+	if err != nil {
+		return nil, err
+	}
+	p, err := pkgs.OpenFS(dir, pkgs.SourceBuiltin)
+	if err == nil {
+		opened.Store(pkg, p)
+	}
+	return p, err
 }
 
 // Extract writes a package into dir, for an agent that is to load it as a stranger's, and returns the package's path.

@@ -3,27 +3,17 @@
 package dataplane
 
 import (
-	"bytes"
 	"fmt"
-	"io/fs"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
-	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
-
-// linkerVersion changes whenever the code generated here does, so that an upgraded agent replaces running chains.
-const linkerVersion = 8
-
-// linkerRevision is set by -ldflags -X to have a build that differs from another in the identity of its chains only.
-var linkerRevision string
 
 // Numbers shared with chain.bpf.c.
 const (
@@ -39,34 +29,12 @@ const (
 	tcNext, tcShot   = -1, 2
 )
 
-// chainObject returns the compiled chain.bpf.c for a hook.
-func chainObject(name string) ([]byte, error) {
-	obj, err := fs.ReadFile(bpf.Objects(), "bpf/chain."+name+".o")
-	if err != nil {
-		return nil, fmt.Errorf("this build lacks its data plane objects (run make bpf): %w", err)
-	}
-	return obj, nil
-}
-
-// Linker identifies everything in a chain besides its modules: chain.Spec.Linker. A newer build of the linker has
-// another one, so that it replaces the chains of an older build.
-func Linker() string { return linkerDigest() }
-
-var linkerDigest = sync.OnceValue(func() string {
-	parts := [][]byte{{linkerVersion}, []byte(linkerRevision)}
-	for _, name := range []string{"tc", "xdp", "xdp-frags"} {
-		obj, _ := chainObject(name)
-		parts = append(parts, obj)
-	}
-	return chain.ShortHash(parts...)
-})
-
 // linker joins the code of a chain. Functions become static: the verifier then checks them in the caller's context, and
 // packet pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands
 // alone stays global.
 type linker struct {
 	spec    chain.Spec
-	object  *ebpf.CollectionSpec // chain.bpf.c
+	object  *ebpf.CollectionSpec // chain.bpf.c; other linkers use it, too
 	maps    map[string]*ebpf.Map // of chain.bpf.c
 	members []*generation
 	traced  int32 // number of the chain in a trace, 0 for none
@@ -94,11 +62,8 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 	if l.frags {
 		name = "xdp-frags"
 	}
-	obj, err := chainObject(name)
-	if err != nil {
-		return nil, err
-	}
-	if l.object, err = ebpf.LoadCollectionSpecFromReader(bytes.NewReader(obj)); err != nil {
+	var err error
+	if l.object, err = chainObjects[name].Get(); err != nil {
 		return nil, err
 	}
 	var pkt *btf.Struct

@@ -22,7 +22,7 @@ func TestFactsAreReadOnce(t *testing.T) {
 	reads := 0
 	object := p.objects[HookTC]
 	p.objects[HookTC] = func() []byte { reads++; return object() }
-	schema, err := p.config.get()
+	schema, err := p.config.Get()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -42,10 +42,10 @@ func TestFactsAreReadOnce(t *testing.T) {
 		if m := p.Tunables(); m != nil {
 			t.Errorf("tunables %v", m)
 		}
-		if again, err := p.config.get(); err != nil || again != schema {
+		if again, err := p.config.Get(); err != nil || again != schema {
 			t.Errorf("another schema, %v", err)
 		}
-		p.parsed[HookTC].drop()
+		p.parsed[HookTC].Drop()
 	}
 	if reads != 1 {
 		t.Errorf("the object was read %d times", reads)

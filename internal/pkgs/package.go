@@ -20,6 +20,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/parsed"
 	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -44,9 +45,9 @@ type Package struct {
 
 	objects map[string]object // by hook
 	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
-	parsed  map[string]*parsed[*ebpf.CollectionSpec]
+	parsed  map[string]*parsed.Value[*ebpf.CollectionSpec]
 	facts   func() *facts
-	config  *parsed[*schema.Schema] // of the configuration
+	config  *parsed.Value[*schema.Schema] // of the configuration
 }
 
 // object returns the bytes of a compiled data plane.
@@ -147,13 +148,13 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
 	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{},
-		parsed: map[string]*parsed[*ebpf.CollectionSpec]{}}
+		parsed: map[string]*parsed.Value[*ebpf.CollectionSpec]{}}
 	for _, hook := range m.Hooks {
 		p.objects[hook] = func() []byte { return objects[hook] }
-		p.parsed[hook] = &parsed[*ebpf.CollectionSpec]{load: func() (*ebpf.CollectionSpec, error) { return p.load(hook) }}
+		p.parsed[hook] = parsed.New(func() (*ebpf.CollectionSpec, error) { return p.load(hook) })
 	}
 	p.facts = sync.OnceValue(p.readFacts)
-	p.config = &parsed[*schema.Schema]{load: p.compileSchema}
+	p.config = parsed.New(p.compileSchema)
 	p.Digest = p.digest()
 	return p
 }
@@ -191,11 +192,11 @@ func (p *Package) HasHook(hook string) bool { return slices.Contains(p.Hooks, ho
 // Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time. Faults are *ObjectError;
 // a hook that the package does not have is ErrNoHook.
 func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
-	parsed, ok := p.parsed[hook]
+	value, ok := p.parsed[hook]
 	if !ok {
 		return nil, fmt.Errorf("package %s, %s: %w (it has %v)", p.Name, hook, ErrNoHook, p.Hooks)
 	}
-	spec, err := parsed.get()
+	spec, err := value.Get()
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
@@ -204,7 +205,7 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 
 // ValidateConfig is Manifest.ValidateConfig; the schema is compiled once for several uses.
 func (p *Package) ValidateConfig(config map[string]any) error {
-	compiled, err := p.config.get()
+	compiled, err := p.config.Get()
 	if err != nil {
 		return err
 	}
