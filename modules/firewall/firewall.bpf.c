@@ -164,6 +164,8 @@ static __noinline __u32 fw_judge(__u64 now)
 	if (!f)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
 	if (state) {
+		f->now = now;
+		fw_bind_generation(f);
 		if (f->quoting) {
 			if (is_related(f, now))
 				return FW_SLOT_RELATED;

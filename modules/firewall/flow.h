@@ -77,6 +77,7 @@ KERB_TUNABLES(struct fw_values);
 
 struct fw_flow {
 	__u64 zero; /* always: see fw_forget_packet */
+	__u64 now;  /* monotonic clock, with state */
 	union {
 		__u32 word[16];
 		__u64 pair[8];
