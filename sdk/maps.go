@@ -27,6 +27,13 @@ const TunablesMap = "kerb_tunables_map"
 // FreeHalf returns the half, 0 or 1, that no packet reads, of config maps that are twice as large as needed. Packets
 // use the other one, as kerb_tunables_half says, until the agent makes the change.
 func (m Maps) FreeHalf() (int, error) {
+	half, err := m.ActiveHalf()
+	return 1 - half, err
+}
+
+// ActiveHalf returns the half that packets read. From Open on it is the one of the config that was opened; a control
+// plane asks once, since the next config makes the other half the active one before this control plane ends.
+func (m Maps) ActiveHalf() (int, error) {
 	tunables, err := m.Get(TunablesMap)
 	if err != nil {
 		return 0, err
@@ -35,7 +42,7 @@ func (m Maps) FreeHalf() (int, error) {
 	if err != nil || len(value) < 8 {
 		return 0, fmt.Errorf("read map %s: %w", TunablesMap, err)
 	}
-	return int(1 - binary.NativeEndian.Uint64(value)&1), nil
+	return int(binary.NativeEndian.Uint64(value) & 1), nil
 }
 
 // Put writes an element of the map called name.
@@ -85,14 +92,15 @@ func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
 	return all, err
 }
 
-// SyncTable makes a hash map hold what is wanted, in few writes. Other elements are deleted if obsolete reports so.
-func SyncTable[K, V comparable](m Maps, name string, want map[K]V, obsolete func(V) bool) error {
+// SyncTable makes a hash map or an LPM trie hold what is wanted, in few writes. Other elements are deleted if obsolete
+// reports so.
+func SyncTable[K, V comparable](m Maps, name string, want map[K]V, obsolete func(K, V) bool) error {
 	have, err := ReadTable[K, V](m, name)
 	if err != nil {
 		return err
 	}
 	for key, old := range have {
-		if _, stays := want[key]; stays || !obsolete(old) {
+		if _, stays := want[key]; stays || !obsolete(key, old) {
 			continue
 		}
 		if err := m.Delete(name, key); err != nil {

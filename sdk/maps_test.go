@@ -50,7 +50,7 @@ func TestSyncTable(t *testing.T) {
 	}
 	defer m.Close()
 	all := sdk.Maps{"table": m}
-	small := func(v uint64) bool { return v < 10 }
+	small := func(_ uint32, v uint64) bool { return v < 10 }
 	for _, step := range []struct{ want, have map[uint32]uint64 }{
 		{map[uint32]uint64{1: 1, 2: 20, 3: 3}, map[uint32]uint64{1: 1, 2: 20, 3: 3}},
 		{map[uint32]uint64{1: 7, 4: 4}, map[uint32]uint64{1: 7, 2: 20, 4: 4}}, // 3 goes before 4 comes: the map is full

@@ -108,6 +108,17 @@ func (l *Loaded) members(spec chain.Spec) ([]*generation, error) {
 	return members, nil
 }
 
+// SetValues gives a module of the chain other values, without a new program: see Bound.SetValues.
+func (l *Loaded) SetValues(mod Module) error {
+	for _, g := range l.generations {
+		if g.Name == mod.Name {
+			g.Module = mod
+			return g.setValues(mod.Values, awaitPackets)
+		}
+	}
+	return fmt.Errorf("module %s is not loaded", mod.Name)
+}
+
 // Drops returns the packets that a module dropped, by reason, summed over the CPUs.
 func (l *Loaded) Drops(module string) ([]uint64, error) {
 	return Drops(l.Maps[module])

@@ -121,8 +121,9 @@ func broadcasts(p netip.Prefix) [][4]byte {
 
 func writeLocals(m sdk.Maps, instances []sdk.Instance) error {
 	v4, v6, wrong := locals(instances)
-	obsolete := func(uint32) bool { return true }
-	return errors.Join(wrong, sdk.SyncTable(m, mapLocal4, v4, obsolete), sdk.SyncTable(m, mapLocal6, v6, obsolete))
+	return errors.Join(wrong,
+		sdk.SyncTable(m, mapLocal4, v4, func(local4, uint32) bool { return true }),
+		sdk.SyncTable(m, mapLocal6, v6, func(local6, uint32) bool { return true }))
 }
 
 // Health implements sdk.HealthChecker: a healthy responder has written the addresses and kinds of its attach points,

@@ -7,7 +7,6 @@ package tunnel
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
 	"sync"
@@ -25,6 +24,7 @@ func Control() sdk.Control { return sdk.Define(parseConfig) }
 type tunnel struct {
 	config *config
 	live   sdk.Live
+	half   int // of the maps of the config
 
 	mu       sync.Mutex
 	virtual  map[string][]remote // by virtual service
@@ -51,8 +51,8 @@ var (
 // Settings implements sdk.Compiled. Keys are no constants: those are kept on disk.
 func (c *config) Settings() sdk.Settings {
 	settings := sdk.Settings{Constants: map[string]any{
-		"mode": modes[c.Mode], "port": c.Port, "network": c.Network, "keyed": c.keyed(), "decap_l3": knowsDecap(),
-	}}
+		"mode": modes[c.Mode], "keyed": c.keyed(), "decap_l3": knowsDecap(),
+	}, Tunables: map[string]any{"port": c.Port, "network": c.Network}}
 	if c.Mode == modeDevice {
 		settings.LinkTypes = []string{"ethernet"}
 	}
@@ -69,7 +69,7 @@ var knowsDecap = sync.OnceValue(func() bool {
 // Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that
 // are new to it take free ones, which nothing there points to.
 func (c *config) Fill(maps sdk.Maps) error {
-	prefixes, err := maps.Get(mapPrefixes)
+	half, err := maps.FreeHalf()
 	if err != nil {
 		return err
 	}
@@ -79,6 +79,7 @@ func (c *config) Fill(maps sdk.Maps) error {
 	if err != nil {
 		return err
 	}
+	subnets := map[prefix]end{}
 	for _, p := range c.peers {
 		at, err := places.take(p.addr)
 		if err != nil {
@@ -88,16 +89,18 @@ func (c *config) Fill(maps sdk.Maps) error {
 			return err
 		}
 		for _, subnet := range p.subnets {
-			if err := prefixes.Put(prefixOf(subnet), end{Node: at}); err != nil {
-				return fmt.Errorf("fill map %s: %w", mapPrefixes, err)
-			}
+			subnets[prefixOf(half, subnet)] = end{Node: at}
 		}
+	}
+	inHalf := func(p prefix, _ end) bool { return p.Half == uint32(half) }
+	if err := sdk.SyncTable(maps, mapPrefixes, subnets, inHalf); err != nil {
+		return err
 	}
 	for at, n := range places.nodes { // those of virtual services, too, which the running generation knows
 		if n.Addr == (address{}) {
 			continue
 		}
-		if err := c.writeKeys(maps, uint32(at), n); err != nil {
+		if err := c.writeKeys(maps, half, uint32(at), n); err != nil {
 			return err
 		}
 	}
@@ -106,7 +109,11 @@ func (c *config) Fill(maps sdk.Maps) error {
 
 // Open implements sdk.Compiled.
 func (c *config) Open(live sdk.Live) (sdk.Running, error) {
-	return &tunnel{config: c, live: live, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
+	half, err := live.Maps.ActiveHalf()
+	if err != nil {
+		return nil, err
+	}
+	return &tunnel{config: c, live: live, half: half, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
 }
 
 const sweepEvery = 30 * time.Second

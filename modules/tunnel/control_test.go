@@ -176,13 +176,58 @@ func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
 	k.sweep()
 	next := compileConfig(t, unkeyed) // has 192.0.2.2
-	if err := next.Fill(k.live.Maps); err != nil {
-		t.Fatal(err)
-	}
+	k.change(next)
 	k.sweep()
 	k.restart(next)
 	k.refresh()
 	k.wantGoes(map[string]string{"10.2.0.5": "192.0.2.2"})
+}
+
+// Nodes, subnets, keys, the port and the network change while the program stays, and go back. The control plane of
+// before, which still runs for a moment, writes nothing into what packets read then.
+func TestValuesChange(t *testing.T) {
+	k := loadTunnel(t, keyed)
+	rotated := strings.Replace(keyed, `"keys": [{"id": 3, "key": "`+testKey+`"}, `, `"port": 7188, "keys": [`, 1)
+	rotated = strings.Replace(rotated, `"network": 7`, `"network": 8`, 1)
+	rotated = strings.Replace(rotated, `"10.2.0.0/24"`, `"10.99.0.0/24"`, 1)
+	if rotated = strings.Replace(rotated, `}], "network"`, `}, {"id": 5, "key": "`+testKey+`"}], "network"`, 1); rotated == keyed {
+		t.Fatal("nothing has changed")
+	}
+	before := wires["keyed"]
+	after := wire{port: 7188, network: 8, keyID: 4, key: keyBytes("ffeeddccbbaa99887766554433221100")}
+	for round := range 3 { // the second half, the first one again, and the second one over what it had
+		for _, step := range []struct {
+			config, stays, moves string
+			wire                 wire
+		}{
+			{rotated, "10.99.0.7", "10.2.0.7", after},
+			{keyed, "10.2.0.7", "10.99.0.7", before},
+		} {
+			next := compileConfig(t, step.config)
+			k.change(next)
+			k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+				virtual("web", instance("web-0", fmt.Sprintf("198.51.100.%d", round+1), "10.18.0.5"))}})
+			k.check("the control plane of before", step.stays, step.moves, step.wire)
+			k.restart(next)
+			k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
+			k.check("its own", step.stays, step.moves, step.wire)
+		}
+	}
+}
+
+// check sends a packet to an address that a node has and to one that none has, and takes one from the former.
+func (k *kernel) check(control, to, none string, w wire) {
+	k.t.Helper()
+	k.wantGoes(map[string]string{to: "192.0.2.2", none: ""})
+	inner := ip(to, "10.1.0.5", 17, udpBody(9))
+	if ret, why := k.reason(k.unwrap(), fromTo(w, "192.0.2.2").arrival(k, inner)); ret != tcRedirect {
+		k.t.Errorf("control plane: %s: action %d %q", control, ret, why)
+	}
+	wrong := w
+	wrong.network++
+	if ret, why := k.reason(k.unwrap(), fromTo(wrong, "192.0.2.2").arrival(k, inner)); why != "other_network" {
+		k.t.Errorf("control plane: %s: another network: action %d %q", control, ret, why)
+	}
 }
 
 // Unused nodes lose their index, but not at once: another generation may be about to use it.

@@ -25,6 +25,7 @@ struct tun_arrival {
 	__u8 tos;
 	__u8 version; /* of the inner packet */
 	__u8 via[6];  /* hardware address of this node */
+	__u8 half;    /* of the config that this packet meets */
 };
 
 /* Reads the tunnel's header. Returns 0, or the reason to drop. */
@@ -42,7 +43,7 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 	if (a->header.version_flags >> 4 != TUN_VERSION ||
 	    a->header.version_flags & 0xf & ~TUN_F_KNOWN)
 		return TUN_DROP_BAD_HEADER;
-	if (a->header.network != bpf_htons(network))
+	if (a->header.network != bpf_htons(tun_network(a->half)))
 		return TUN_DROP_OTHER_NETWORK;
 	if (!keyed)
 		return a->header.version_flags & TUN_F_KNOWN || a->header.key ? TUN_DROP_UNKNOWN_KEY
@@ -91,7 +92,7 @@ static __always_inline int tun_same(const struct in6_addr *a, const struct in6_a
 static __always_inline int tun_mac_is_right(const struct kerb_pkt *pkt, struct tun_flow *f,
 					    const struct tun_arrival *a, __u32 at)
 {
-	struct tun_keys *k = bpf_map_lookup_elem(&keys, &at);
+	struct tun_keys *k = tun_find_keys(at, f->half);
 	const struct tun_key *key = k ? tun_receive_key(pkt, k, &a->header) : 0;
 
 	if (!key)
@@ -151,7 +152,7 @@ static __always_inline int tun_deliver(struct kerb_pkt *pkt, const struct tun_en
 static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_arrival *a,
 				       int straight)
 {
-	struct tun_flow f = {};
+	struct tun_flow f = {.half = a->half};
 	struct tun_end *from, *to;
 	struct tun_node *n;
 	struct tun_stats *s;
@@ -160,7 +161,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 
 	if (!tun_read(pkt, &f))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
-	from = tun_find(&f.src);
+	from = tun_find(&f.src, f.half);
 	if (!from || !from->node)
 		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
 	at = from->node;
@@ -192,7 +193,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 /* UDP to our port at one of our addresses is the tunnel's, everything else is not. */
 static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 {
-	struct tun_arrival a = {};
+	struct tun_arrival a = {.half = kerb_tunables_half()};
 	struct tun_flow f = {};
 	struct udphdr *udp;
 	struct ethhdr *eth;
@@ -200,7 +201,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	__u32 type;
 
 	if (tun_is_raw(pkt)) {
-		if (!tun_is_for_us(pkt) || !tun_add_link_header(pkt) || kerb_reparse(pkt))
+		if (!tun_is_for_us(pkt, a.half) || !tun_add_link_header(pkt) || kerb_reparse(pkt))
 			return KERB_NEXT;
 		kerb_forget(pkt);
 	}
@@ -209,7 +210,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (!udp && (pkt->proto == IPPROTO_ICMP || pkt->proto == IPPROTO_ICMPV6) &&
 	    pkt->flags & KERB_F_L4)
 		tun_report_icmp(pkt, pkt->l4 - pkt->l3);
-	if (!udp || udp->dest != bpf_htons(port) || pkt->vlan || pkt->l3 != ETH_HLEN)
+	if (!udp || udp->dest != bpf_htons(tun_port(a.half)) || pkt->vlan || pkt->l3 != ETH_HLEN)
 		return KERB_NEXT;
 	a.room = bpf_ntohs(udp->len);
 	if (!tun_read_addresses(pkt, &f) || !bpf_map_lookup_elem(&own, &f.dst))
@@ -249,13 +250,14 @@ static __noinline int tun_from_device(struct kerb_pkt *pkt)
 	if (!eth || !pkt->family)
 		return KERB_NEXT;
 	__builtin_memcpy(a.via, eth->h_dest, ETH_ALEN);
+	a.half = kerb_tunables_half();
 	if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), 0))
 		a.from = tun_mapped(bpf_htonl(key.remote_ipv4));
 	else if (!bpf_skb_get_tunnel_key(pkt->ctx, &key, sizeof(key), BPF_F_TUNINFO_IPV6))
 		__builtin_memcpy(&a.from, key.remote_ipv6, sizeof(a.from));
 	else
 		return KERB_NEXT;
-	if (key.tunnel_id != network)
+	if (key.tunnel_id != tun_network(a.half))
 		return kerb_drop(pkt, TUN_DROP_OTHER_NETWORK);
 	if (pkt->outcome)
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);

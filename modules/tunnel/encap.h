@@ -41,7 +41,7 @@ static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *p
 					  struct tun_flow *f, __u32 inner)
 {
 	t->udp.source = bpf_htons(TUN_PORT_FIRST + (kerb_hash(pkt, 0) & TUN_PORT_MASK));
-	t->udp.dest = bpf_htons(port);
+	t->udp.dest = bpf_htons(tun_port(f->half));
 	t->udp.len = tun_len16(sizeof(struct udphdr) + TUN_HEADER_LEN + inner);
 	t->udp.check = 0;
 	t->header = f->header;
@@ -115,7 +115,7 @@ static __always_inline int tun_is4(const struct in6_addr *addr)
 static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct tun_node *n,
 					    const struct tun_flow *f)
 {
-	struct bpf_tunnel_key key = { .tunnel_id = network,
+	struct bpf_tunnel_key key = { .tunnel_id = tun_network(f->half),
 				      .tunnel_tos = f->tos & ~3,
 				      .tunnel_ttl = TUN_TTL };
 	__u64 flags = BPF_F_DONT_FRAGMENT;
@@ -139,10 +139,10 @@ static __always_inline int tun_fill_header(struct tun_flow *f, __u32 at, __u64 *
 	struct tun_keys *k;
 
 	f->header.version_flags = TUN_VERSION << 4;
-	f->header.network = bpf_htons(network);
+	f->header.network = bpf_htons(tun_network(f->half));
 	if (!keyed)
 		return 1;
-	k = bpf_map_lookup_elem(&keys, &at);
+	k = tun_find_keys(at, f->half);
 	if (!k || !k->id[0])
 		return 0;
 	f->header.version_flags |= TUN_F_MAC | (k->bound & 1 ? TUN_F_BOUND : 0);
@@ -175,9 +175,9 @@ static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_n
 	return mode == TUN_MODE_DEVICE ? tun_encap_device(pkt, n, f) : tun_encap_udp(pkt, n, at, f);
 }
 
-static __always_inline __u32 tun_node_of(const struct in6_addr *addr)
+static __always_inline __u32 tun_node_of(const struct in6_addr *addr, __u32 half)
 {
-	struct tun_end *end = tun_find(addr);
+	struct tun_end *end = tun_find(addr, half);
 
 	return end ? end->node : 0;
 }
@@ -195,7 +195,8 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	kerb_forget(pkt);
 	if (pkt->vlan || pkt->l3 != ETH_HLEN || !tun_read(pkt, &f))
 		return KERB_NEXT;
-	to = tun_find(&f.dst);
+	f.half = kerb_tunables_half();
+	to = tun_find(&f.dst, f.half);
 	if (!to || !to->node)
 		return KERB_NEXT;
 	at = to->node;
@@ -229,7 +230,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
  * from itself. */
 static __noinline int tun_send_piece(struct kerb_pkt *pkt, __u32 which)
 {
-	struct tun_flow f = {};
+	struct tun_flow f = {.half = kerb_tunables_half()};
 	struct in6_addr dst;
 	struct tun_node *n;
 	struct tun_stats *s;
@@ -244,7 +245,7 @@ static __noinline int tun_send_piece(struct kerb_pkt *pkt, __u32 which)
 	if (!ip)
 		return kerb_drop(pkt, KERB_DROP_MALFORMED);
 	dst = tun_mapped(ip->daddr);
-	at = tun_node_of(&dst);
+	at = tun_node_of(&dst, f.half);
 	n = bpf_map_lookup_elem(&nodes, &at);
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!at || !n || !s || !n->ifindex)

@@ -26,6 +26,8 @@ func module(t testing.TB, c *config) dataplane.Module {
 	return dataplane.Module{
 		Name: "tun",
 		ID:   "0123456789",
+		// the identity of the values
+		Values: chain.ShortHash(fmt.Append(nil, *c)),
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			if !p.HasHook(string(h)) {
 				return nil, nil
@@ -89,6 +91,14 @@ func (k *kernel) restart(c *config) {
 func (k *kernel) tell(update sdk.VirtualServiceUpdate) {
 	k.t.Helper()
 	if err := k.VirtualServices(update); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
+// change gives the data plane another config, without a new program. The control plane is still that of before.
+func (k *kernel) change(c *config) {
+	k.t.Helper()
+	if err := k.loaded.SetValues(module(k.t, c)); err != nil {
 		k.t.Fatal(err)
 	}
 }

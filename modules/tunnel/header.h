@@ -19,8 +19,6 @@
 #define TUN_MODE_DEVICE	  2
 
 KERB_CONFIG(__u8, mode, TUN_MODE_KERB);
-KERB_CONFIG(__u16, port, 7187);
-KERB_CONFIG(__u16, network, 0); /* virtual network: packets of others are not ours */
 KERB_CONFIG(_Bool, keyed, 0);	/* every packet needs a MAC */
 
 struct tun_header {
@@ -51,7 +49,8 @@ struct tun_flow {
 	__be16 offset;
 	__be32 id;     /* of fragments */
 	__be32 len;    /* of fragments: bytes of the IP packet; 0 in others */
-	__u8 tos;      /* DSCP and ECN; not covered */
+	__u8 tos;      /* DSCP and ECN; not covered, nor is what follows */
+	__u8 half;     /* of the config that this packet meets */
 } __attribute__((aligned(8)));
 
 #define TUN_MAPPED bpf_htonl(0xffff) /* third word of ::ffff:0:0/96 */

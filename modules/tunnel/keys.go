@@ -97,11 +97,12 @@ func (c *config) pairKeys(n node) (out nodeKeys) {
 	return
 }
 
-// writeKeys writes the keys for the node at a place, unless they are there.
-func (c *config) writeKeys(maps sdk.Maps, at uint32, n node) error {
+// writeKeys writes the keys for the node at a place to a half, unless they are there.
+func (c *config) writeKeys(maps sdk.Maps, half int, at uint32, n node) error {
 	if !c.keyed() {
 		return nil
 	}
+	at += uint32(half) * maxNodes
 	want := c.pairKeys(n)
 	var have nodeKeys
 	if err := maps.Lookup(mapKeys, at, &have); err != nil || have == want {

@@ -80,16 +80,17 @@ type nodeKeys struct {
 
 // prefix mirrors struct tun_prefix.
 type prefix struct {
-	Bits uint32
+	Bits uint32 // those of Half included
+	Half uint32
 	Addr address
 }
 
-func prefixOf(p netip.Prefix) prefix {
-	bits := p.Bits()
+func prefixOf(half int, p netip.Prefix) prefix {
+	bits := 32 + p.Bits()
 	if p.Addr().Is4() {
 		bits += 96
 	}
-	return prefix{uint32(bits), p.Addr().As16()}
+	return prefix{uint32(bits), uint32(half), p.Addr().As16()}
 }
 
 func macOf(text string) (out [6]byte) {

@@ -8,7 +8,7 @@
 #include <kerb/module.h>
 
 #define TUN_HOSTS    65536
-#define TUN_PREFIXES 16384
+#define TUN_PREFIXES 16384 /* in each half */
 #define TUN_NODES    1024 /* place 0 stands for this node */
 #define TUN_KEYS     4 /* of one node */
 #define TUN_RAW	     8
@@ -67,9 +67,33 @@ struct tun_raw {
 };
 
 struct tun_prefix {
-	__u32 bits;
+	__u32 bits; /* those of half included */
+	__u32 half;
 	struct in6_addr addr;
 };
+
+/* What a change of the config changes without a new program, besides the halves of prefixes and
+ * keys. */
+struct tun_values {
+	__u16 port;
+	__u16 network; /* virtual network: packets of others are not ours */
+};
+
+KERB_TUNABLES(struct tun_values);
+
+static __always_inline __u16 tun_port(__u32 half)
+{
+	const struct tun_values *v = kerb_tunables(half);
+
+	return v ? v->port : 0;
+}
+
+static __always_inline __u16 tun_network(__u32 half)
+{
+	const struct tun_values *v = kerb_tunables(half);
+
+	return v ? v->network : 0;
+}
 
 /* Single addresses: the services of this node, and instances of virtual services on others. */
 struct {
@@ -83,7 +107,7 @@ struct {
 /* Subnets of other nodes. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, TUN_PREFIXES);
+	__uint(max_entries, 2 * TUN_PREFIXES);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct tun_prefix);
 	__type(value, struct tun_end);
@@ -103,10 +127,10 @@ struct {
 	__type(value, struct tun_stats);
 } stats SEC(".maps");
 
-/* By place of the node. */
+/* By place of the node, the second half behind the first. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, TUN_NODES);
+	__uint(max_entries, 2 * TUN_NODES);
 	__type(key, __u32);
 	__type(value, struct tun_keys);
 } keys SEC(".maps");
@@ -127,11 +151,18 @@ struct {
 	__type(value, __u32);
 } own SEC(".maps");
 
+/* The keys of the node at a place. */
+static __always_inline struct tun_keys *tun_find_keys(__u32 at, __u32 half)
+{
+	at += half * TUN_NODES;
+	return bpf_map_lookup_elem(&keys, &at);
+}
+
 /* The exact address, else the longest prefix; NULL if no node is known to have it. */
-static __always_inline struct tun_end *tun_find(const struct in6_addr *addr)
+static __always_inline struct tun_end *tun_find(const struct in6_addr *addr, __u32 half)
 {
 	struct tun_end *end = bpf_map_lookup_elem(&hosts, addr);
-	struct tun_prefix key = {.bits = 128, .addr = *addr};
+	struct tun_prefix key = {.bits = 32 + 128, .half = half, .addr = *addr};
 
 	return end ?: bpf_map_lookup_elem(&prefixes, &key);
 }

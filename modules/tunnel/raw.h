@@ -63,7 +63,7 @@ static __noinline int tun_add_link_header(struct kerb_pkt *pkt)
 
 /* Whether a packet without link header is UDP to our port at one of our addresses. Reports ICMP
  * errors. */
-static __noinline int tun_is_for_us(const struct kerb_pkt *pkt)
+static __noinline int tun_is_for_us(const struct kerb_pkt *pkt, __u32 half)
 {
 	__u32 off = sizeof(struct ipv6hdr), proto;
 	struct in6_addr dst;
@@ -87,7 +87,7 @@ static __noinline int tun_is_for_us(const struct kerb_pkt *pkt)
 	if (proto == IPPROTO_ICMP || proto == IPPROTO_ICMPV6)
 		tun_report_icmp(pkt, off);
 	return proto == IPPROTO_UDP && !tun_load_net(pkt, off, &udp, sizeof(udp)) &&
-	       udp.dest == bpf_htons(port) && bpf_map_lookup_elem(&own, &dst);
+	       udp.dest == bpf_htons(tun_port(half)) && bpf_map_lookup_elem(&own, &dst);
 }
 
 #endif

@@ -179,7 +179,7 @@ func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) erro
 		if learned := t.pathTo(addr); learned != 0 {
 			w.MTU = min(w.MTU, uint32(learned))
 		}
-		if err := t.config.writeKeys(t.live.Maps, uint32(at), w); err != nil {
+		if err := t.config.writeKeys(t.live.Maps, t.half, uint32(at), w); err != nil {
 			return err
 		}
 		if err := places.set(uint32(at), w); err != nil {
@@ -243,7 +243,7 @@ func syncOwn(maps sdk.Maps, locals map[netip.Addr]bool) error {
 	for addr := range locals {
 		want[addr.As16()] = 1
 	}
-	return sdk.SyncTable(maps, mapOwn, want, func(uint32) bool { return true })
+	return sdk.SyncTable(maps, mapOwn, want, func(address, uint32) bool { return true })
 }
 
 // syncHosts writes the addresses. After a restart those of virtual services stay until all services have been received.
@@ -251,7 +251,7 @@ func (t *tunnel) syncHosts(maps sdk.Maps, want map[address]end) error {
 	if len(want) > maxHosts {
 		return fmt.Errorf("%d addresses exceed the maximum of %d", len(want), maxHosts)
 	}
-	return sdk.SyncTable(maps, mapHosts, want, func(e end) bool { return e.Node == 0 || t.complete })
+	return sdk.SyncTable(maps, mapHosts, want, func(_ address, e end) bool { return e.Node == 0 || t.complete })
 }
 
 // places are the nodes with their places in the map.
