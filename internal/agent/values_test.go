@@ -3,8 +3,11 @@
 package agent
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -59,31 +62,95 @@ func TestRuleChangeLoadsNothing(t *testing.T) {
 	}
 }
 
-// When the new rules cannot be stored, the old ones stay in force.
-func TestRulesAreUndone(t *testing.T) {
-	n := newNode(t)
-	n.apply(t, n.both(), denyPorts(4001))
-	values := func() (id string) {
-		state, err := n.observeKernel()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, id = range state.Values {
-		}
-		return id
+// valueChanges are configs of built-in modules of which values has the program of first, and shape has not. KEY1 and
+// KEY2 are files with keys.
+var valueChanges = map[string]struct{ first, values, shape string }{
+	"tunnel": {
+		`{"keys": [{"id": 1, "key": {"fromFile": "KEY1"}}], "network": 7,
+			"nodes": [{"address": "192.0.2.9", "subnets": ["10.99.0.0/24"]}]}`,
+		`{"keys": [{"id": 2, "key": {"fromFile": "KEY2"}}], "network": 8, "port": 7188, "mtu": 1400,
+			"localAddresses": ["192.0.2.1"], "nodes": [{"address": "192.0.2.9", "subnets": ["10.98.0.0/24"]},
+			{"address": "192.0.2.8", "subnets": ["10.99.0.0/24"]}]}`,
+		`{"nodes": [{"address": "192.0.2.9", "subnets": ["10.98.0.0/24"]}]}`,
+	},
+}
+
+// A change of values is one step, and the program stays. One that cannot be stored is undone. Values and what needs a
+// new program change together.
+func TestValueChanges(t *testing.T) {
+	for name, configs := range valueChanges {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			keys := t.TempDir()
+			for _, key := range []string{"KEY1", "KEY2"} {
+				text := strings.Repeat("0"+key[3:], 16)
+				if err := os.WriteFile(filepath.Join(keys, key), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			with := func(text string) v1.Module {
+				var c map[string]any
+				text = strings.ReplaceAll(text, "KEY", keys+"/KEY")
+				if err := json.Unmarshal([]byte(text), &c); err != nil {
+					t.Fatal(err)
+				}
+				return module("mod", name, "*", c)
+			}
+			n.apply(t, n.both(), with(configs.first))
+			before := n.chainsOn(t, n.web)
+			for _, config := range []string{configs.values, configs.first, configs.values} {
+				if r := n.apply(t, nil, with(config)); len(r.Steps) != 1 || !strings.HasPrefix(r.Steps[0], "set values ") {
+					t.Fatalf("steps %q", r.Steps)
+				}
+			}
+			if after := n.chainsOn(t, n.web); !maps.Equal(before, after) {
+				t.Errorf("chains %v, before %v", after, before)
+			}
+			if r := n.apply(t, nil, with(configs.shape)); len(r.Steps) == 1 {
+				t.Errorf("steps %q", r.Steps)
+			}
+			if after := n.chainsOn(t, n.web); maps.Equal(before, after) {
+				t.Errorf("chains as before: %v", after)
+			}
+			n.apply(t, nil, with(configs.first))
+			n.undoes(t, with(configs.values))
+		})
 	}
-	before := values()
+}
+
+// values is the identity of the values that packets meet.
+func (n *node) values(t *testing.T) (id string) {
+	t.Helper()
+	state, err := n.observeKernel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, id = range state.Values {
+	}
+	return id
+}
+
+// undoes makes a change that cannot be stored, and checks that it is not in force.
+func (n *node) undoes(t *testing.T, next v1.Module) {
+	t.Helper()
+	before := n.values(t)
 	n.changes.Lock()
 	err := n.store.Close()
 	n.changes.Unlock()
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := denyPorts(4002)
 	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(next)}); err == nil {
 		t.Error("a closed store takes the change")
 	}
-	if after := values(); after != before {
+	if after := n.values(t); after != before {
 		t.Errorf("values %s, before %s", after, before)
 	}
+}
+
+// When the new rules cannot be stored, the old ones stay in force.
+func TestRulesAreUndone(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPorts(4001))
+	n.undoes(t, denyPorts(4002))
 }
