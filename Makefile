@@ -146,7 +146,7 @@ models: ml ## Develop: train the shipped models again
 test-kernels: kernels-setup bpf ## Test: the kernel tests on 5.10, 6.1, 6.1-rt, 6.12 and the newest kernel, emulated; or KERNELS= PKGS= RUN= ARCH=arm64
 	go run ./test/kernels $(if $(ARCH),-arch $(ARCH)) $(if $(KERNELS),-kernels $(KERNELS)) $(if $(PKGS),-pkgs '$(PKGS)') $(if $(RUN),-run '$(RUN)')
 
-costs: kernels-setup bpf ## Test: what the verifier of 6.12, emulated, spends on chains, against test/costs/verified.txt; UPDATE=1 writes it
+costs: kernels-setup bpf ## Test: what the verifier of 6.12, emulated, spends on chains, and what packets execute, against files in test/costs; UPDATE=1 writes them
 	scripts/costs $(if $(UPDATE),-update)
 
 test-kmod: kernels-setup bpf ## Test: the kernel module and bench intercept on 6.1, 6.1-rt, 6.12 and 6.12-rt, emulated; or KERNELS=

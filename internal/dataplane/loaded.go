@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
@@ -20,6 +21,7 @@ type Loaded struct {
 	chain       *linkedChain
 	uncounted   bool
 	generations []*generation
+	relinked    []*linkedChain
 }
 
 // Load creates the maps of the modules, fills them, and links the modules in the given order.
@@ -77,6 +79,29 @@ func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	return linker.chain()
 }
 
+// RelinkWithCode is Relink that also returns what was given to the kernel, before the loader's relocations, and the
+// chain's own maps stay open with l: for tests that interpret the code.
+func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instructions, error) {
+	members, err := l.members(spec)
+	if err != nil {
+		return nil, nil, err
+	}
+	linker, err := newLinker(spec, members)
+	if err != nil {
+		return nil, nil, err
+	}
+	c, err := linker.chain()
+	if err != nil {
+		return nil, nil, err
+	}
+	l.relinked = append(l.relinked, c)
+	if len(c.progs) != 1 {
+		return nil, nil, fmt.Errorf("the chain has %d programs, but only one can be interpreted", len(c.progs))
+	}
+	code, err := linker.link(0, len(members), nil, 0)
+	return c.entry(), code, err
+}
+
 // Counts returns what each module has returned, in the order of the chain.
 func (l *Loaded) Counts() ([]Verdicts, error) { return readCounts(l.chain.counts) }
 
@@ -128,6 +153,9 @@ func (l *Loaded) Drops(module string) ([]uint64, error) {
 func (l *Loaded) Close() {
 	if l.chain != nil {
 		l.chain.Close()
+	}
+	for _, c := range l.relinked {
+		c.Close()
 	}
 	for _, g := range l.generations {
 		g.Close()

@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -32,23 +33,24 @@ const (
 //go:embed verified.txt
 var verified string
 
-// chains are those of the file; "" is the chain without modules.
-var chains = []struct{ module, config string }{
-	{"", ""}, {"counter", "{}"}, {"firewall", `{"extensionHeaders": "deny"}`},
-}
+// callsSuffix is that of the names of how often helpers are called.
+const callsSuffix = " calls"
 
-// parse reads lines of a name and a number of instructions.
+// parse reads lines of a name, a number of instructions and, of executed ones, a number of calls of helpers.
 func parse(t testing.TB, text string) map[string]int {
 	t.Helper()
 	costs := map[string]int{}
 	for line := range strings.Lines(text) {
 		var name string
-		var n int
+		var n, calls int
 		if strings.HasPrefix(line, "#") {
 			continue
 		}
-		if _, err := fmt.Sscan(line, &name, &n); err != nil {
-			t.Fatalf("%s: %q: %v", file, line, err)
+		switch read, err := fmt.Sscan(line, &name, &n, &calls); {
+		case read == 3:
+			costs[name+callsSuffix] = calls
+		case read != 2:
+			t.Fatalf("%q: %v", line, err)
 		}
 		costs[name] = n
 	}
@@ -75,17 +77,16 @@ func TestVerified(t *testing.T) {
 		t.Skipf("%s has the numbers of Linux %s, this is %s: make costs", file, release, r)
 	}
 	limits := parse(t, verified)
-	for _, c := range chains {
-		for hook, sides := range pkttest.Sides {
-			for _, dir := range []chain.Direction{chain.Egress, chain.Ingress} {
-				key := fmt.Sprintf("%s/%s/%s", strings.TrimPrefix(c.module+"-chain", "-"), hook, dir)
-				n := count(t, sides[dir], dir, c.module, c.config)
-				t.Logf("cost: %s %d", key, n)
-				if then, known := limits[key]; !known || worse(n, then) {
-					t.Errorf("%s: %d instructions verified, %d in %s. If it has to be: make costs UPDATE=1, and commit "+
-						"the file with the change and a line \"Cost: why\" in the message", key, n, then, file)
+	for _, f := range fixtures {
+		for _, hook := range f.hooks {
+			for _, dir := range directions {
+				n := count(t, hook, dir, f.modules)
+				if n == 0 {
+					continue
 				}
-				delete(limits, key)
+				key := fmt.Sprintf("%s/%s/%s", strings.TrimPrefix(f.name+"-chain", "chain-"), hook, dir)
+				t.Logf("cost: %s %d", key, n)
+				check(t, limits, key, n, "instructions verified")
 			}
 		}
 	}
@@ -94,18 +95,32 @@ func TestVerified(t *testing.T) {
 	}
 }
 
-// count returns how many instructions the verifier walked to accept a chain of one module, or of none.
-func count(t testing.TB, side chain.Side, dir chain.Direction, module, config string) int {
+// check fails if a cost is worse than the file has it.
+func check(t testing.TB, limits map[string]int, key string, n int, what string) {
+	t.Helper()
+	if then, known := limits[key]; !known || worse(n, then) {
+		t.Errorf("%s: %d %s, %d in the file. If it has to be: make costs UPDATE=1, and commit the file with the change "+
+			"and a line \"Cost: why\" in the message", key, n, what, then)
+	}
+	delete(limits, key)
+}
+
+// count returns how many instructions the verifier walked to accept a chain, 0 for one without programs in a direction.
+func count(t testing.TB, hook string, dir chain.Direction, of []member) int {
 	t.Helper()
 	var members []dataplane.Module
-	if module != "" {
-		members = append(members, load(t, module, config))
+	for _, m := range of {
+		module, _ := load(t, m)
+		members = append(members, module)
 	}
-	l, err := dataplane.Load(side, dir, members...)
+	if !runsOn(t, chain.Hook(hook), dir, members) {
+		return 0
+	}
+	l, err := dataplane.Load(pkttest.Sides[hook][dir], dir, members...)
 	sdktest.Explain(t, err)
 	defer l.Close()
 	if l.Parts != 1 {
-		t.Fatalf("%s: the chain has %d programs, but only the first would count", module, l.Parts)
+		t.Fatalf("%v: the chain has %d programs, but only the first would count", of, l.Parts)
 	}
 	return instructions(t, l.Program)
 }
@@ -123,9 +138,13 @@ func instructions(t testing.TB, p *ebpf.Program) int {
 	return int(n)
 }
 
-// load returns a built-in package with a config.
-func load(t testing.TB, name, config string) dataplane.Module {
+// member is a built-in module with a config.
+type member struct{ module, config string }
+
+// load returns a built-in package with a config, as the agent would deploy it.
+func load(t testing.TB, of member) (dataplane.Module, sdk.Compiled) {
 	t.Helper()
+	name := of.module
 	dir, err := fs.Sub(modules.Packages(), name)
 	if err != nil {
 		t.Fatal(err)
@@ -135,15 +154,24 @@ func load(t testing.TB, name, config string) dataplane.Module {
 		t.Fatal(err)
 	}
 	m := pkttest.ModuleOf(p)
-	if !json.Valid([]byte(config)) {
-		t.Fatalf("config of %s: %s", name, config)
+	var given map[string]any
+	if err := json.Unmarshal([]byte(of.config), &given); err != nil {
+		t.Fatalf("config of %s: %v", name, err)
 	}
-	compiled, err := modules.Controls()[name].Compile(json.RawMessage(config))
+	config, err := p.WithDefaults(given)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text, err := json.Marshal(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiled, err := modules.Controls()[name].Compile(text)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.Settings, m.Fill = compiled.Settings(), compiled.Fill
-	return m
+	return m, compiled
 }
 
 var reason = regexp.MustCompile(`(?m)^Cost: \S`)
@@ -171,32 +199,34 @@ func TestUnexplained(t *testing.T) {
 	}
 }
 
-// TestCommitsSayWhy judges the last 20 commits that changed the file. Of the last commit of a shallow clone it knows
+// TestCommitsSayWhy judges the last 20 commits that changed a file. Of the last commit of a shallow clone it knows
 // nothing.
 func TestCommitsSayWhy(t *testing.T) {
 	git := func(args ...string) (string, error) {
 		out, err := exec.Command("git", args...).Output()
 		return string(out), err
 	}
-	commits, err := git("log", "-20", "--format=%H", "--", file)
-	if err != nil {
-		t.Skip("not in a git repository")
-	}
-	for _, c := range strings.Fields(commits) {
-		before, err := git("show", c+"^:./"+file)
+	for _, file := range []string{file, "executed.txt"} {
+		commits, err := git("log", "-20", "--format=%H", "--", file)
 		if err != nil {
-			continue // the first
+			t.Skip("not in a git repository")
 		}
-		after, err := git("show", c+":./"+file)
-		if err != nil {
-			continue // removed
-		}
-		message, err := git("log", "-1", "--format=%B", c)
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range unexplained(parse(t, before), parse(t, after), message) {
-			t.Errorf("commit %s: %s costs more, and no line \"Cost: why\" says why", c[:12], name)
+		for _, c := range strings.Fields(commits) {
+			before, err := git("show", c+"^:./"+file)
+			if err != nil {
+				continue // the first
+			}
+			after, err := git("show", c+":./"+file)
+			if err != nil {
+				continue // removed
+			}
+			message, err := git("log", "-1", "--format=%B", c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, name := range unexplained(parse(t, before), parse(t, after), message) {
+				t.Errorf("commit %s: %s costs more, and no line \"Cost: why\" says why", c[:12], name)
+			}
 		}
 	}
 }

@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ebpfvm
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io/fs"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// instruction is one of the kernel's encoding.
+type instruction struct {
+	op, dst, src uint8
+	offset       int16
+	imm          int32
+}
+
+// Program is code that can be interpreted.
+type Program struct {
+	code    []instruction
+	xdp     bool
+	kfuncs  map[int]string // by place
+	source  map[int]string // where a line of source code begins
+	symbols map[int]string // where a function begins
+	maps    map[int32]*ebpf.Map
+}
+
+// Load prepares code as it is given to the kernel. The maps have to stay open.
+func Load(code asm.Instructions, kind ebpf.ProgramType) (*Program, error) {
+	code = append(asm.Instructions(nil), code...)
+	if err := relocate(code); err != nil {
+		return nil, err
+	}
+	p := &Program{xdp: kind == ebpf.XDP, kfuncs: map[int]string{}, source: map[int]string{}, symbols: map[int]string{},
+		maps: map[int32]*ebpf.Map{}}
+	for it := code.Iterate(); it.Next(); {
+		at := int(it.Offset)
+		if btf.FuncMetadata(it.Ins) != nil {
+			p.symbols[at] = it.Ins.Symbol()
+		}
+		if s := it.Ins.Source(); s != nil {
+			p.source[at] = s.String()
+		}
+		if it.Ins.IsKfuncCall() {
+			name, err := kfuncName(it.Ins)
+			if err != nil {
+				return nil, err
+			}
+			p.kfuncs[at] = name
+		}
+		if m, ok := it.Ins.Map().(*ebpf.Map); ok {
+			p.maps[int32(m.FD())] = m
+		}
+	}
+	var raw bytes.Buffer
+	if err := code.Marshal(&raw, order()); err != nil {
+		return nil, err
+	}
+	for b := raw.Bytes(); len(b) >= asm.InstructionSize; b = b[asm.InstructionSize:] {
+		p.code = append(p.code, decode(b))
+	}
+	return p, nil
+}
+
+// order is that of the machine, under the name that the loader knows.
+func order() binary.ByteOrder {
+	if bigEndian {
+		return binary.BigEndian
+	}
+	return binary.LittleEndian
+}
+
+func decode(b []byte) instruction {
+	dst, src := b[1]&15, b[1]>>4
+	if bigEndian {
+		dst, src = src, dst
+	}
+	return instruction{b[0], dst, src, int16(binary.NativeEndian.Uint16(b[2:])), int32(binary.NativeEndian.Uint32(b[4:]))}
+}
+
+// relocate puts in what the loader would: where fields of the running kernel's structures are.
+func relocate(code asm.Instructions) error {
+	var relocations []*btf.CORERelocation
+	var at []*asm.Instruction
+	for i := range code {
+		if r := btf.CORERelocationMetadata(&code[i]); r != nil {
+			relocations, at = append(relocations, r), append(at, &code[i])
+		}
+	}
+	if len(relocations) == 0 {
+		return nil
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if err != nil {
+		return err
+	}
+	var types btf.Builder
+	fixups, err := btf.CORERelocate(relocations, []*btf.Spec{kernel}, order(), types.Add)
+	if err != nil {
+		return err
+	}
+	for i, f := range fixups {
+		if err := f.Apply(at[i]); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kfuncName returns the function of the kernel that is called: by name, until the loader puts its number in.
+func kfuncName(ins *asm.Instruction) (string, error) {
+	if name := ins.Reference(); name != "" {
+		return name, nil
+	}
+	kernel, err := btf.LoadKernelSpec()
+	if errors.Is(err, fs.ErrNotExist) || ins.Constant <= 0 {
+		return "", fmt.Errorf("function %d of the kernel: %w", ins.Constant, btf.ErrNotFound)
+	}
+	if err != nil {
+		return "", err
+	}
+	t, err := kernel.TypeByID(btf.TypeID(ins.Constant))
+	if err != nil {
+		return "", err
+	}
+	return t.TypeName(), nil
+}
