@@ -90,6 +90,7 @@ func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instruction
 	if err != nil {
 		return nil, nil, err
 	}
+	linker.uncounted = l.uncounted
 	c, err := linker.chain()
 	if err != nil {
 		return nil, nil, err

@@ -8,6 +8,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
 )
 
 // What the verifier refuses is an error, and not memory of something else.
@@ -55,5 +56,22 @@ func TestExecuted(t *testing.T) {
 	r, err := New().Run(p, Input{Frame: make([]byte, 64)})
 	if err != nil || r.Return != 7 || r.Executed != 1+3*2+1+1+2+1+1 || r.Calls() != 1 {
 		t.Errorf("%+v, %v", r, err)
+	}
+}
+
+// Functions of the kernel that a program asks for are there, if they are.
+func TestKernelFunctions(t *testing.T) {
+	if _, err := btf.LoadKernelSpec(); err != nil {
+		t.Skip(err)
+	}
+	for name, there := range map[string]bool{"bpf_obj_new_impl": true, "bpf_no_such_function": false} {
+		p, err := Load(asm.Instructions{asm.LoadImm(asm.R0, 0, asm.DWord).WithReference(name), asm.Return()}, ebpf.XDP)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := New().Run(p, Input{Frame: make([]byte, 64)})
+		if err != nil || (r.Return != 0) != there {
+			t.Errorf("%s: %d, %v", name, r.Return, err)
+		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io/fs"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -94,9 +94,9 @@ func relocate(code asm.Instructions) error {
 		}
 	}
 	if len(relocations) == 0 {
-		return nil
+		return findFunctions(code)
 	}
-	kernel, err := btf.LoadKernelSpec()
+	kernel, err := kernelTypes()
 	if err != nil {
 		return err
 	}
@@ -110,6 +110,36 @@ func relocate(code asm.Instructions) error {
 			return err
 		}
 	}
+	return findFunctions(code)
+}
+
+// kernelTypes are read once: that takes a tenth of a second.
+var kernelTypes = sync.OnceValues(btf.LoadKernelSpec)
+
+// findFunctions says which functions the kernel has to code that asks: it loads their number, 0 without.
+func findFunctions(code asm.Instructions) error {
+	for i := range code {
+		ins := &code[i]
+		if !ins.IsConstantLoad(asm.DWord) || ins.Reference() == "" {
+			continue
+		}
+		kernel, err := kernelTypes()
+		if err != nil {
+			return err
+		}
+		var fn *btf.Func
+		if err = kernel.TypeByName(ins.Reference(), &fn); errors.Is(err, btf.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		id, err := kernel.TypeID(fn)
+		if err != nil {
+			return err
+		}
+		ins.Constant = int64(id)
+	}
 	return nil
 }
 
@@ -118,10 +148,10 @@ func kfuncName(ins *asm.Instruction) (string, error) {
 	if name := ins.Reference(); name != "" {
 		return name, nil
 	}
-	kernel, err := btf.LoadKernelSpec()
-	if errors.Is(err, fs.ErrNotExist) || ins.Constant <= 0 {
+	if ins.Constant <= 0 {
 		return "", fmt.Errorf("function %d of the kernel: %w", ins.Constant, btf.ErrNotFound)
 	}
+	kernel, err := kernelTypes()
 	if err != nil {
 		return "", err
 	}

@@ -193,13 +193,9 @@ func (v *VM) constant(pc int, i instruction) uint64 {
 		return e.address + uint64(uint32(high))
 	case asm.PseudoFunc:
 		return uint64(pc + 1 + int(i.imm))
-	case pseudoBTFID:
-		return 1 // there is such a function
 	}
 	return uint64(uint32(i.imm)) | uint64(uint32(high))<<32
 }
-
-const pseudoBTFID = 3
 
 // jump runs a jump, a call or an exit.
 func (v *VM) jump(at *int, pc int, i instruction, reg *[11]uint64) (next int, done bool) {
