@@ -152,10 +152,11 @@ func virtualClient(t testing.TB) []packet {
 	for _, family := range families {
 		client, server, seen := side{family.own, 41000}, side{family.virtual, 80}, side{family.backend, 80}
 		s.connection("tcp"+family.name+"-virtual", client, server, seen, chain.Egress, chain.Ingress)
+		client.port = 42000 // the proxy keeps one session per CPU and hash of addresses and ports at hand
 		s.datagrams("udp"+family.name+"-virtual", client, server, seen, chain.Egress, chain.Ingress)
 	}
 	four := families[0]
-	sent := sdktest.Frame(t, udp(side{four.own, 41000}, side{four.backend, 80}))
+	sent := sdktest.Frame(t, udp(side{four.own, 42000}, side{four.backend, 80}))
 	s.add("icmp4-virtual-error", chain.Ingress, sdktest.Fields{Src: four.backend, Dst: four.own,
 		ICMP: &sdktest.ICMP{Type: 3, Code: 3}, Payload: string(sent[14 : 14+28])})
 	return s.all
