@@ -7,7 +7,10 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 )
+
+const maxModules = 16 // of bare.bpf.c
 
 // bare is n modules written into one program by hand.
 type bare struct {
@@ -15,7 +18,9 @@ type bare struct {
 	spec    *ebpf.CollectionSpec
 	name    string
 	maps    map[string]*ebpf.Map
-	n       int
+	// number of modules, as the first version has it
+	constants *ebpf.Map
+	n         int
 }
 
 func (o *objects) loadBare(hook string, n int) (Chain, error) {
@@ -36,8 +41,9 @@ func (b *bare) load() error {
 	first := b.maps == nil
 	if first {
 		b.maps = map[string]*ebpf.Map{}
+		b.constants = coll.DetachMap(".rodata")
 	}
-	for i := 0; i < b.n && first; i++ {
+	for i := 0; i < maxModules && first; i++ {
 		name := fmt.Sprintf("m%d", i)
 		b.maps[name] = coll.DetachMap(name)
 	}
@@ -67,8 +73,27 @@ func (b *bare) Packets() ([]uint64, error) {
 	return all, nil
 }
 
+// Code is what the kernel runs.
+func (b *bare) Code() (asm.Instructions, error) {
+	code := b.spec.Copy().Programs[b.name].Instructions
+	for i := range code {
+		ins := &code[i]
+		m := b.maps[ins.Reference()]
+		if ins.Reference() == ".rodata" {
+			m = b.constants
+		}
+		if m == nil || !ins.IsLoadFromMap() {
+			continue
+		}
+		if err := ins.AssociateMap(m); err != nil {
+			return nil, err
+		}
+	}
+	return code, nil
+}
+
 func (b *bare) Close() error {
-	errs := []error{b.program.Close()}
+	errs := []error{b.program.Close(), b.constants.Close()}
 	for _, m := range b.maps {
 		errs = append(errs, m.Close())
 	}

@@ -13,7 +13,9 @@
 // system call without scheduling or a sender's noise. The figure is the
 // difference to the same with the dropping program alone, measured alternately.
 // Config kerb is a chain as the agent makes it; kerb-uncounted the same without
-// the counts of packets and verdicts.
+// the counts of packets and verdicts. Of single programs (kerb, bare) the
+// instructions are counted: those that the verifier walked, and those that the
+// frame executes, by interpreting the program.
 package chain
 
 import (
@@ -120,12 +122,16 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 	if err != nil {
 		return nil, fmt.Errorf("swap: %w", err)
 	}
-	return []bench.Sample{
+	instructions, err := s.instructions(ch)
+	if err != nil {
+		return nil, fmt.Errorf("count instructions: %w", err)
+	}
+	return append(instructions, []bench.Sample{
 		{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet.ns},
 		{Metric: "per_module", Stat: "p50", Unit: "ns", Value: packet.added / float64(n)},
 		{Metric: "load_time", Stat: "p50", Unit: "ms", Value: loaded.Seconds() * 1e3},
 		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: swapped.Seconds() * 1e3},
-	}, nil
+	}...), nil
 }
 
 // check compares the modules' counters with what was sent. There may be more:

@@ -106,6 +106,35 @@ func (s *stage) exercise(kind string, n int, load func(string, int) (Chain, erro
 	return nil
 }
 
+// Instructions are those of the path of the frame: each module adds as many, and counting
+// packets adds some.
+func TestInstructions(t *testing.T) {
+	s, objs := openTestStage(t)
+	for _, hook := range []string{"xdp", "tc"} {
+		executed := func(load func(string, int) (Chain, error), n int) float64 {
+			ch, err := load(hook, n)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ch.Close()
+			samples, err := s.instructions(ch)
+			if err != nil || len(samples) == 0 {
+				t.Fatalf("%d samples, %v", len(samples), err)
+			}
+			return samples[len(samples)-1].Value
+		}
+		kerb := func(hook string, n int) (Chain, error) { return Kerb(hook, n) }
+		uncounted := func(hook string, n int) (Chain, error) { return KerbUncounted(hook, n) }
+		if two, four, six := executed(kerb, 2), executed(kerb, 4), executed(kerb, 6); four-two != six-four || two >= four {
+			t.Errorf("%s: 2, 4 and 6 modules execute %v, %v and %v instructions", hook, two, four, six)
+		}
+		if with, without, bare := executed(kerb, 8), executed(uncounted, 8), executed(objs.loadBare, 8); with <= without ||
+			bare <= 0 || bare == executed(objs.loadBare, 1) {
+			t.Errorf("%s: %v instructions, %v without counts, %v by hand", hook, with, without, bare)
+		}
+	}
+}
+
 func TestChecksum(t *testing.T) {
 	if got := ipChecksum(frame()[14:34]); got != 0 {
 		t.Errorf("a valid header sums to %#x, want 0", got)

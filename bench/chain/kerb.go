@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -49,6 +50,12 @@ func loadKerb(load load, hook string, n int) (Linked, error) {
 }
 
 func (k *kerb) Program() *ebpf.Program { return k.loaded.Program }
+
+// Code is what the kernel runs.
+func (k *kerb) Code() (asm.Instructions, error) {
+	_, code, err := k.loaded.RelinkWithCode(k.spec)
+	return code, err
+}
 
 // Packets is what each module has counted.
 func (k *kerb) Packets() ([]uint64, error) {
