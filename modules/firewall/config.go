@@ -22,6 +22,7 @@ type config struct {
 		Ingress action `json:"ingress"`
 		Egress  action `json:"egress"`
 	} `json:"defaultPolicy"`
+	Mode             string       `json:"mode"`
 	Rules            []ruleConfig `json:"rules"`
 	State            stateConfig  `json:"state"`
 	Fragments        string       `json:"fragments"`
@@ -93,8 +94,8 @@ type duration = sdk.Duration
 
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
-	c := &config{Fragments: "track", ExtensionHeaders: true, NonIP: nonIP{types: []uint16{etherTypeARP}},
-		LinkControl: "allow"}
+	c := &config{Mode: modeEnforce, Fragments: "track", ExtensionHeaders: true, LinkControl: "allow",
+		NonIP: nonIP{types: []uint16{etherTypeARP}}}
 	c.DefaultPolicy.Egress = true
 	c.State = stateConfig{Enabled: true, MaxConnections: 65536, WhenFull: "stateless", Pickup: duration(5 * time.Minute),
 		assured: duration(assuredFrom)}

@@ -63,6 +63,7 @@ var (
 	_ sdk.Handler         = (*generation)(nil)
 	_ sdk.Runner          = (*generation)(nil)
 	_ sdk.Collector       = (*generation)(nil)
+	_ sdk.Conditioner     = (*generation)(nil)
 	_ sdk.InstanceWatcher = (*generation)(nil)
 )
 
@@ -137,6 +138,7 @@ func (f *Firewall) Settings() sdk.Settings {
 		"ether_types1":       c.NonIP.words()[1],
 		"link_control":       c.LinkControl == "allow",
 		"anti_spoof":         c.antiSpoof(),
+		"audit":              c.Mode == modeAudit,
 		"fragments":          fragmentPolicies[c.Fragments],
 		"state":              c.State.Enabled,
 		"drop_when_full":     c.State.WhenFull == "drop",
@@ -237,6 +239,7 @@ const (
 	mapRules6       = "rules6"
 	mapHits         = "hits"
 	mapOwners       = "owners"
+	mapWouldDrop    = "would_drop"
 	mapTable        = "table"
 	mapOwn          = "own"
 	mapEstablished4 = "established4"

@@ -77,14 +77,15 @@ func compare(t *testing.T, r *rand.Rand) int {
 		want := model.Decide(&p, time.Duration(i))
 		before := k.hits(want.Slot)
 		got := k.pass(f.bytes(), p.Ingress)
-		if got != want.Allow || k.hits(want.Slot) != before+1 {
+		passes := want.Allow || k.config.Mode == modeAudit
+		if got != passes || k.hits(want.Slot) != before+1 {
 			rule := "none"
 			if want.Rule >= 0 {
 				rule = k.rules[want.Rule].String()
 			}
 			t.Fatalf("packet %d %+v:\nkernel passes %t, model %t by rule %d (%s), slot %d hit %t\ndecided without rule: "+
 				"%v\nmodel's entry %+v",
-				i, p, got, want.Allow, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
+				i, p, got, passes, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
 		}
 	}
 	return n
@@ -108,6 +109,7 @@ func (g *generator) config() map[string]any {
 		rules[i] = g.rule(i)
 	}
 	return map[string]any{
+		"mode":          pick(g, modeEnforce, modeEnforce, modeEnforce, modeAudit),
 		"rules":         rules,
 		"defaultPolicy": map[string]any{"ingress": pick(g, "allow", "deny"), "egress": pick(g, "allow", "deny")},
 		"state":         map[string]any{"enabled": g.IntN(4) > 0, "pickup": pick(g, "0s", "1h")},

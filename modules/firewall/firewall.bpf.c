@@ -7,6 +7,7 @@
  * the search tree, model.go says the same in Go. */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
+#include "audit.h"
 #include "flow.h"
 #include "classify.h"
 #include "state.h"
@@ -53,10 +54,6 @@ enum fw_drop {
 
 #define FW_SLOTS 20480 /* 10,000 rules, the 10,000 before them, and the above */
 
-struct fw_hits {
-	__u64 packets, bytes;
-};
-
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, FW_SLOTS);
@@ -83,14 +80,8 @@ struct {
 
 static __always_inline int carry_out(struct kerb_pkt *pkt, __u32 decision)
 {
-	__u32 slot = decision & 0xffff;
-	struct fw_hits *h = bpf_map_lookup_elem(&hits, &slot);
-
-	if (h) {
-		h->packets++;
-		h->bytes += pkt->len;
-	}
-	return decision >> 16 ? kerb_drop(pkt, decision >> 16) : KERB_NEXT;
+	fw_count(&hits, decision & 0xffff, pkt);
+	return decision >> 16 ? fw_drop(pkt, decision >> 16) : KERB_NEXT;
 }
 
 static __always_inline int look_up(struct fw_flow *f, __u64 now)
@@ -143,9 +134,17 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 	return v->allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
 }
 
-/* The verdict on an allowed packet without a known connection. */
+/* The verdict on a packet without a known connection. */
 static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
 {
+	if (decision >> 16 && !audit)
+		return decision;
+	if (decision >> 16) {
+		f->generation = ~f->generation;
+		if (f->begins == FW_BEGINS)
+			begin(f, now);
+		return decision;
+	}
 	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_adopt(f, now))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 	if (f->begins)
@@ -187,8 +186,9 @@ static __noinline __u32 fw_judge(__u64 now)
 	if (!state)
 		return decision;
 	if (f->stale == FW_UNKNOWN)
-		return decision >> 16 || f->quoting ? decision : admit(f, decision, now);
-	renew(f, !(decision >> 16));
+		return f->quoting ? decision : admit(f, decision, now);
+	if (!audit || !(decision >> 16))
+		renew(f, !(decision >> 16));
 	if (f->stale == FW_STALE)
 		return decision;
 	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
@@ -300,7 +300,7 @@ static __always_inline int filter(struct kerb_pkt *pkt, __u32 dir)
 	__u32 decision;
 
 	if (!kerb_scratch_enter())
-		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+		return fw_drop(pkt, KERB_DROP_NO_MEMORY);
 	decision = decide(pkt, dir);
 	kerb_scratch_leave();
 	return carry_out(pkt, decision);

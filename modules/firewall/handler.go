@@ -62,9 +62,11 @@ type RuleReport struct {
 // RulesReport is the answer of GET rules. Hits count packets that the rules were asked about; those of connections that
 // are tracked already are in Other.
 type RulesReport struct {
+	Mode          string            `json:"mode"`
 	DefaultPolicy map[string]string `json:"defaultPolicy"`
 	Rules         []RuleReport      `json:"rules"`
 	Other         map[string]Hits   `json:"other"`
+	WouldDrop     map[string]Hits   `json:"wouldDrop,omitempty"` // by reason: what audit mode has let pass
 }
 
 // otherSlots names what decides alongside rules.
@@ -77,7 +79,7 @@ var otherSlots = map[uint32]string{
 }
 
 func (g *generation) listRules() (*RulesReport, error) {
-	hits, err := readHits(g.live.Maps, g.slots)
+	hits, err := readHits(g.live.Maps, mapHits, g.slots)
 	if err != nil {
 		return nil, err
 	}
@@ -85,8 +87,13 @@ func (g *generation) listRules() (*RulesReport, error) {
 	if err != nil {
 		return nil, err
 	}
-	out := &RulesReport{Rules: make([]RuleReport, len(g.rules)), Other: other, DefaultPolicy: map[string]string{
-		"ingress": g.config.DefaultPolicy.Ingress.String(), "egress": g.config.DefaultPolicy.Egress.String()}}
+	would, err := wouldDrop(g.live.Maps)
+	if err != nil {
+		return nil, err
+	}
+	out := &RulesReport{Mode: g.config.Mode, Rules: make([]RuleReport, len(g.rules)), Other: other, WouldDrop: would}
+	out.DefaultPolicy = map[string]string{"ingress": g.config.DefaultPolicy.Ingress.String(),
+		"egress": g.config.DefaultPolicy.Egress.String()}
 	for i := range g.rules {
 		r := &g.rules[i]
 		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), g.slots[i],
@@ -100,7 +107,7 @@ func otherHits(maps sdk.Maps) (map[string]Hits, error) {
 	for slot := range otherSlots {
 		slots = append(slots, slot)
 	}
-	hits, err := readHits(maps, slots)
+	hits, err := readHits(maps, mapHits, slots)
 	if err != nil {
 		return nil, err
 	}
@@ -278,6 +285,10 @@ func (g *generation) Collect() ([]sdk.Sample, error) {
 	for name, hits := range report.Other {
 		out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets by deciding stage.", Counter: true,
 			Labels: map[string]string{"decision": name}, Value: float64(hits.Packets)})
+	}
+	for reason, hits := range report.WouldDrop {
+		out = append(out, sdk.Sample{Name: "would_drop_total", Help: "Packets that passed because mode is audit.",
+			Counter: true, Labels: map[string]string{"reason": reason}, Value: float64(hits.Packets)})
 	}
 	return out, nil
 }

@@ -120,7 +120,7 @@ func (k *kernel) pass(frame []byte, ingress bool) bool {
 
 func (k *kernel) hits(slot uint32) uint64 {
 	k.t.Helper()
-	hits, err := readHits(k.maps, []uint32{slot})
+	hits, err := readHits(k.maps, mapHits, []uint32{slot})
 	if err != nil {
 		k.t.Fatal(err)
 	}

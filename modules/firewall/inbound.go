@@ -14,6 +14,9 @@ func (c *config) inbound() *sdk.Inbound {
 	in := &sdk.Inbound{Advice: "set state: {enabled: false} and add a rule {action: allow, direction: ingress} with the " +
 		"address as src"}
 	switch {
+	case c.Mode == modeAudit:
+		in.Sources = everywhere
+		return in
 	case c.State.Enabled:
 		return in
 	case bool(c.DefaultPolicy.Ingress):

@@ -12,8 +12,9 @@ func TestInbound(t *testing.T) {
 	for config, admitted := range map[string]bool{
 		`{}`:                            false,
 		`{"state": {"enabled": false}}`: false,
-		`{"defaultPolicy": {"ingress": "allow"}}`:                                                                       false,
-		`{"state": {"enabled": false}, "defaultPolicy": {"ingress": "allow"}}`:                                          true,
+		`{"defaultPolicy": {"ingress": "allow"}}`:                              false,
+		`{"state": {"enabled": false}, "defaultPolicy": {"ingress": "allow"}}`: true,
+		`{"mode": "audit"}`: true,
 		`{"rules": [{"name": "a", "action": "allow", "direction": "ingress"}]}`:                                         false,
 		`{"state": {"enabled": false}, "rules": [{"name": "a", "action": "allow", "direction": "ingress"}]}`:            true,
 		`{"state": {"enabled": false}, "rules": [{"name": "a", "action": "allow", "src": "10.18.0.0/16"}]}`:             true,

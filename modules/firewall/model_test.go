@@ -254,10 +254,14 @@ func (c *connState) ends(p *Packet) {
 // unknown is a packet without a connection, or that may begin one in a table.
 func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
 	d := m.byRules(p)
-	if !d.Allow || !p.begins() && p.Proto != protoTCP {
+	audited := m.config.Mode == modeAudit && (p.Proto != protoTCP || p.isSYN())
+	if !p.begins() && p.Proto != protoTCP || !d.Allow && !audited {
 		return d
 	}
 	c := &connState{seen: now, begun: now, generation: m.ruleSet(), ingress: p.Ingress}
+	if !d.Allow {
+		c.generation = ^c.generation
+	}
 	if p.Proto == protoTCP && !p.isSYN() {
 		midstream := !p.tcp(tcpSYN | tcpRST)
 		if p.Ingress && !(midstream && m.config.State.Pickup > 0) {
@@ -295,7 +299,7 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	d := m.byRules(&first)
 	if d.Allow {
 		m.conns[k].generation = m.ruleSet()
-	} else {
+	} else if m.config.Mode != modeAudit {
 		delete(m.conns, k)
 		delete(m.alongside, k)
 	}

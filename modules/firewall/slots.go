@@ -216,9 +216,9 @@ func readArray[T any](m *ebpf.Map) ([]T, error) {
 	return values, nil
 }
 
-// readHits sums the hit counters of all CPUs by slot.
-func readHits(maps sdk.Maps, slots []uint32) (map[uint32]Hits, error) {
-	m, err := maps.Get(mapHits)
+// readHits sums the counters of all CPUs by slot of a map.
+func readHits(maps sdk.Maps, name string, slots []uint32) (map[uint32]Hits, error) {
+	m, err := maps.Get(name)
 	if err != nil {
 		return nil, err
 	}
@@ -226,7 +226,7 @@ func readHits(maps sdk.Maps, slots []uint32) (map[uint32]Hits, error) {
 	var perCPU []Hits
 	for _, slot := range slots {
 		if err := m.Lookup(slot, &perCPU); err != nil {
-			return nil, fmt.Errorf("read hit counters: %w", err)
+			return nil, fmt.Errorf("read map %s: %w", name, err)
 		}
 		var sum Hits
 		for _, h := range perCPU {

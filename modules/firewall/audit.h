@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Audit mode: what would be dropped is counted and passes. Hit counters are the same as otherwise.
+ * A connection that is denied is tracked with a generation that no packet has, so that the rules
+ * decide on each of its packets, and windows are known. */
+#ifndef FW_AUDIT_H
+#define FW_AUDIT_H
+
+#include "flow.h"
+
+KERB_CONFIG(_Bool, audit, 0);
+
+struct fw_hits {
+	__u64 packets, bytes;
+};
+
+/* By reason: written by the data plane alone, kept when the mode changes. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, KERB_DROP_REASONS);
+	__type(key, __u32);
+	__type(value, struct fw_hits);
+} would_drop SEC(".maps");
+
+static __always_inline void fw_count(void *map, __u32 index, const struct kerb_pkt *pkt)
+{
+	struct fw_hits *h = bpf_map_lookup_elem(map, &index);
+
+	if (h) {
+		h->packets++;
+		h->bytes += pkt->len;
+	}
+}
+
+static __always_inline int fw_drop(struct kerb_pkt *pkt, __u32 reason)
+{
+	if (!audit)
+		return kerb_drop(pkt, reason);
+	fw_count(&would_drop, reason, pkt);
+	return KERB_NEXT;
+}
+
+#endif
