@@ -86,7 +86,7 @@ func shutdown(conn *net.UnixConn) error {
 }
 
 // serveClient serves a connection by the present generation. Without one the program comes again.
-func (p *plane) serveClient(id uint64, conn *net.UnixConn) {
+func (p *moduleServer) serveClient(id uint64, conn *net.UnixConn) {
 	c := &Client{ID: id, conn: conn}
 	now := p.use()
 	if now == nil {

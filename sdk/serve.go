@@ -27,7 +27,7 @@ func Serve(control Control) error {
 	if err != nil {
 		return fmt.Errorf("%w (a control plane is started by the agent, which hands over its sockets)", err)
 	}
-	return servePlane(ctx, os.Getenv("KERB_MODULE"), control, listener, maps)
+	return serveControl(ctx, os.Getenv("KERB_MODULE"), control, listener, maps)
 }
 
 // logToAgent writes records of slog as JSON lines, which the agent parses. The agent adds the time.
@@ -94,8 +94,8 @@ func ServeMany(controls map[string]Control) error {
 		return fmt.Errorf("descriptor %d: %w (this is started by the agent)", ListenFD, err)
 	}
 	context.AfterFunc(ctx, func() { conn.Close() })
-	var planes sync.WaitGroup
-	defer planes.Wait()
+	var serving sync.WaitGroup
+	defer serving.Wait()
 	for {
 		message, listener, maps, err := receiveModule(conn)
 		if err != nil || ctx.Err() != nil {
@@ -109,8 +109,8 @@ func ServeMany(controls map[string]Control) error {
 			maps.Close()
 			continue
 		}
-		planes.Go(func() {
-			if err := servePlane(ctx, message.Module, control, listener, maps); err != nil {
+		serving.Go(func() {
+			if err := serveControl(ctx, message.Module, control, listener, maps); err != nil {
 				slog.Error("control plane ended", "module", message.Module, "error", err)
 			}
 		})

@@ -84,7 +84,7 @@ func serve(t *testing.T, control Control) *served {
 		Transport: &http.Transport{DialContext: func(context.Context, string, string) (net.Conn, error) {
 			return net.Dial("unix", path)
 		}}}
-	go func() { s.done <- servePlane(t.Context(), "m", control, l, ends[1]) }()
+	go func() { s.done <- serveControl(t.Context(), "m", control, l, ends[1]) }()
 	return s
 }
 

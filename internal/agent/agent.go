@@ -190,8 +190,8 @@ func (a *Agent) close() {
 	}
 	var ending sync.WaitGroup
 	for _, d := range a.now.Modules {
-		if d.Plane != nil {
-			ending.Go(d.Plane.Close)
+		if d.Control != nil {
+			ending.Go(d.Control.Close)
 		}
 	}
 	ending.Wait()
@@ -203,7 +203,7 @@ func (a *Agent) close() {
 func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	a.watcher.OnChange(a.poke)
+	a.watcher.OnChange(a.requestReconcile)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)
@@ -263,8 +263,8 @@ func (a *Agent) starting() bool {
 	}
 }
 
-// poke asks for a reconciliation soon.
-func (a *Agent) poke() {
+// requestReconcile asks for a reconciliation soon.
+func (a *Agent) requestReconcile() {
 	select {
 	case a.wake <- struct{}{}:
 	default:
@@ -327,7 +327,7 @@ func (a *Agent) retryFailed() {
 			a.mu.Lock()
 			a.now.Modules[name] = next
 			a.mu.Unlock()
-			a.poke()
+			a.requestReconcile()
 		}
 	}
 }

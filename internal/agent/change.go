@@ -168,7 +168,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		return r, nil
 	}
 	if r.Draining > 0 {
-		time.AfterFunc(drainPeriod, a.poke)
+		time.AfterFunc(drainPeriod, a.requestReconcile)
 	}
 	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
 		a.interruptTrace()

@@ -23,8 +23,8 @@ type liveModule struct {
 	id     string
 	values string // identity of the values that packets meet, empty without KERB_TUNABLES
 	maps   sdk.Maps
-	plane  *control.Plane    // nil if the package has none
-	aging  *dataplane.Tended // nil unless the module takes idle sockets out of its map
+	plane  *control.Supervisor  // nil if the package has none
+	aging  *dataplane.IdleAging // nil unless the module takes idle sockets out of its map
 }
 
 func (l *liveModule) close() {
@@ -44,8 +44,8 @@ func (a *Agent) install(t target, points plan.Placements) {
 		now := t.modules[name]
 		if now == nil {
 			a.forget(d)
-		} else if d.Plane != nil && now.Plane != d.Plane {
-			go d.Plane.Close() // it may take its time
+		} else if d.Control != nil && now.Control != d.Control {
+			go d.Control.Close() // it may take its time
 		}
 	}
 }
@@ -72,8 +72,8 @@ func left(s service.State, ifindex int) bool {
 // forget ends a module's control plane before what it has kept is removed: else it would write it again. Not under
 // a.mu, as it may take its time; changes wait, so that a new module of the same name finds nothing of the old.
 func (a *Agent) forget(d *deploy.Module) {
-	if d.Plane != nil {
-		d.Plane.Close()
+	if d.Control != nil {
+		d.Control.Close()
 	}
 	name := d.Resource.Metadata.Name
 	if err := a.control.Forget(name); err != nil {
@@ -90,7 +90,7 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
-		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Plane != l.plane {
+		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane {
 			l.close()
 			delete(a.live, name)
 		}
@@ -113,8 +113,8 @@ func (a *Agent) activate(d *deploy.Module) error {
 	l := a.live[name]
 	if l != nil && l.values == d.Dataplane.Values {
 		a.ageIdle(d, l)
-		if d.Plane != nil {
-			d.Plane.Instances(a.instances(name))
+		if d.Control != nil {
+			d.Control.Instances(a.instances(name))
 		}
 		return nil
 	}
@@ -123,15 +123,15 @@ func (a *Agent) activate(d *deploy.Module) error {
 		if err != nil {
 			return err
 		}
-		l = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Plane}
+		l = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Control}
 		a.live[name] = l
 	}
 	l.values = d.Dataplane.Values
 	a.ageIdle(d, l)
-	if d.Plane == nil {
+	if d.Control == nil {
 		return nil
 	}
-	if err := a.control.Remember(name, d.Identity(), d.Dataplane.Settings); err != nil {
+	if err := a.control.CacheSettings(name, d.Identity(), d.Dataplane.Settings); err != nil {
 		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
 			"module", name, "error", err)
 	}

@@ -64,9 +64,9 @@ func (m *metrics) placements() plan.Placements {
 func (a *Agent) Collect(out *promtext.Set) {
 	a.collectOutcomes(out)
 	status.CollectCounts(a.counts(), out)
-	planes := a.collectOwn(out)
+	supervisors := a.collectOwn(out)
 	// Outside the lock: one that does not answer must not keep the agent from changes.
-	clashes := status.Scrape(a.base, a.log, planes, out)
+	clashes := status.Scrape(a.base, a.log, supervisors, out)
 	if a.metrics.setClashes(clashes) {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -75,21 +75,21 @@ func (a *Agent) Collect(out *promtext.Set) {
 }
 
 // collectOwn reads what needs no control plane, and returns those that there are.
-func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Plane {
+func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out.Histogram("kerb_change_duration_seconds", "Time from an accepted change to the kernel doing it.",
 		a.metrics.changes)
 	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.",
 		float64(a.metrics.failures.Load()))
-	planes := map[string]*control.Plane{}
+	supervisors := map[string]*control.Supervisor{}
 	a.now.Collect(out)
 	for name, l := range a.live {
 		if l.plane != nil {
-			planes[name] = l.plane
+			supervisors[name] = l.plane
 		}
 	}
-	return planes
+	return supervisors
 }
 
 func (a *Agent) collectOutcomes(out *promtext.Set) {

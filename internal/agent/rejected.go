@@ -27,8 +27,8 @@ func (a *Agent) disable(names []string) bool {
 		var rejected *dataplane.RejectedError // not for lack of memory or descriptors, which is temporary
 		if err := k.Verify(name); errors.As(err, &rejected) {
 			a.log.Error("module cannot run", "module", name, "error", err)
-			if d.Plane != nil {
-				go d.Plane.Close()
+			if d.Control != nil {
+				go d.Control.Close()
 			}
 			a.mu.Lock()
 			a.now.Modules[name] = deploy.Unavailable(d.Resource, err, d.Dataplane.FailClosed, d.Rank)

@@ -24,7 +24,7 @@ func (a *Agent) ageIdle(d *deploy.Module, l *liveModule) {
 		a.log.Error("idle sockets are no longer aged out of the module's map", "module", d.Dataplane.Name, "error", err)
 	}
 	var err error
-	if l.aging, err = a.dp.Tend(d.SocketsChain(dataplane.Linker()), gaveUp); err != nil {
+	if l.aging, err = a.dp.AgeIdle(d.SocketsChain(dataplane.Linker()), gaveUp); err != nil {
 		gaveUp(err)
 	}
 }
@@ -43,7 +43,7 @@ func (a *Agent) watchCgroups(ctx context.Context) {
 		case <-tick.C:
 		}
 		if a.cgroupsMoved() {
-			a.poke()
+			a.requestReconcile()
 		}
 	}
 }

@@ -142,7 +142,7 @@ func (a *Agent) endTrace(run *traceRun) {
 	}
 	if err := a.reconcile(); err != nil {
 		a.log.Error("cannot put the plain chains back; trying again", "error", err)
-		a.poke()
+		a.requestReconcile()
 	}
 }
 

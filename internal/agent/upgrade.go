@@ -23,12 +23,12 @@ func (a *Agent) releaseAll(prepared map[string]*deploy.Module) {
 func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 	for name, d := range t.modules {
 		before := a.now.Modules[name]
-		if d == before || before == nil || before.Plane == nil || d.Plane == nil || d.Plane == before.Plane {
+		if d == before || before == nil || before.Control == nil || d.Control == nil || d.Control == before.Control {
 			continue
 		}
 		out = append(out, apply.Upgrade{Module: name, From: before.Pkg.Version, To: d.Pkg.Version,
 			Limit: d.Pkg.Control.HealthTime(),
-			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.Plane.AwaitHealthy})
+			Start: func() error { return a.startUpgrade(before, d) }, AwaitHealthy: d.Control.AwaitHealthy})
 	}
 	return out
 }
@@ -40,7 +40,7 @@ func (a *Agent) startUpgrade(before, d *deploy.Module) error {
 	}
 	defer (&liveModule{maps: m}).close()
 	if hasRing(m) {
-		before.Plane.Rest()
+		before.Control.Rest()
 	}
 	return d.Start(m, a.instances(d.Dataplane.Name))
 }

@@ -185,7 +185,7 @@ func (n *node) killControl(t *testing.T) {
 	state := func() control.State {
 		n.Agent.mu.Lock()
 		defer n.Agent.mu.Unlock()
-		return n.now.Modules["probe"].Plane.State()
+		return n.now.Modules["probe"].Control.State()
 	}
 	first := state()
 	if err := syscall.Kill(first.PID, syscall.SIGKILL); err != nil {

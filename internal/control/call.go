@@ -18,7 +18,8 @@ import (
 
 // Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the
 // config is a *sdk.ConfigError.
-func (p *Plane) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool, err error) {
+func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool,
+	err error) {
 	ctx, cancel := context.WithTimeout(ctx, compileTime)
 	defer cancel()
 	r, err := p.present(ctx)
@@ -75,7 +76,7 @@ func checkNumbers(kind string, values map[string]any) error {
 }
 
 // Fill has the maps of a new generation written. They stay the caller's.
-func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
+func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
 	ctx, cancel := context.WithTimeout(ctx, fillTime)
 	defer cancel()
 	r, err := p.present(ctx)
@@ -86,7 +87,7 @@ func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) er
 	if err := r.sendMaps(name, m); err != nil {
 		return p.failed("fill", err)
 	}
-	err = p.inform(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
+	err = p.callOptional(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
 	go func() { // at worst it keeps the maps open
 		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil)
 	}()
@@ -95,7 +96,7 @@ func (p *Plane) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) er
 
 // Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last
 // answer, and stale.
-func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
+func (p *Supervisor) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, metricsTime)
 	defer cancel()
 	if r := p.ready(ctx); r != nil {
@@ -113,7 +114,7 @@ func (p *Plane) Metrics(ctx context.Context) (samples []sdk.Sample, stale bool, 
 }
 
 // present waits for a run: a control plane that is just starting again is worth a moment.
-func (p *Plane) present(ctx context.Context) (*run, error) {
+func (p *Supervisor) present(ctx context.Context) (*run, error) {
 	for {
 		p.mu.Lock()
 		r, arrived, state := p.run, p.arrived, p.state
@@ -149,12 +150,12 @@ func (e *AnswerError) Error() string {
 	return text
 }
 
-func (p *Plane) failed(call string, err error) error {
+func (p *Supervisor) failed(call string, err error) error {
 	return fmt.Errorf("control plane of module %s: %s: %w", p.module, call, err)
 }
 
 // call makes one request of the contract. answer may be nil.
-func (p *Plane) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+func (p *Supervisor) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	method, content := http.MethodGet, io.Reader(http.NoBody)
@@ -182,10 +183,10 @@ func (p *Plane) call(ctx context.Context, r *run, limit time.Duration, name stri
 	if err != nil {
 		return p.failed(name, r.explain(err))
 	}
-	return p.failedIf(name, understand(name, res.StatusCode, data, answer))
+	return p.failedIf(name, decodeAnswer(name, res.StatusCode, data, answer))
 }
 
-func (p *Plane) failedIf(call string, err error) error {
+func (p *Supervisor) failedIf(call string, err error) error {
 	var answer *AnswerError
 	if err == nil || errors.As(err, &answer) {
 		return err
@@ -205,7 +206,7 @@ func (r *run) explain(err error) error {
 
 var errNotUnderstood = errors.New("the answer cannot be understood")
 
-func understand(name string, status int, data []byte, answer any) error {
+func decodeAnswer(name string, status int, data []byte, answer any) error {
 	if len(data) > sdk.MaxBody {
 		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)
 	}

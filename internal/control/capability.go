@@ -29,11 +29,11 @@ var capabilities = []struct {
 type (
 	// follower runs in parallel with a run, until ctx ends with it.
 	follower interface {
-		follow(ctx context.Context, p *Plane, r *run)
+		follow(ctx context.Context, p *Supervisor, r *run)
 	}
 	// preparer is called before a run starts with a generation, and when the instances have changed.
 	preparer interface {
-		prepare(p *Plane, r *run, instances []sdk.Instance) error
+		prepare(p *Supervisor, r *run, instances []sdk.Instance) error
 	}
 	// describer adds to the request that starts a generation.
 	describer interface {
@@ -41,11 +41,11 @@ type (
 	}
 	// maintainer is called when a run has started with a generation, and with each health check. It logs problems.
 	maintainer interface {
-		maintain(p *Plane, r *run, instances []sdk.Instance)
+		maintain(p *Supervisor, r *run, instances []sdk.Instance)
 	}
 	// server serves what the control plane has requested.
 	server interface {
-		serve(ctx context.Context, p *Plane, r *run, requests *sdk.Requests)
+		serve(ctx context.Context, p *Supervisor, r *run, requests *sdk.Requests)
 	}
 	// reporter reports whether the control plane has what the capability provides, as a condition of the module.
 	reporter interface{ condition() sdk.Condition }
@@ -66,7 +66,7 @@ func grant(o *Options, module string, p *pkgs.Package) (out []any) {
 }
 
 // grantsOf returns the grants of a control plane that implement an interface.
-func grantsOf[G any](p *Plane) (out []G) {
+func grantsOf[G any](p *Supervisor) (out []G) {
 	for _, g := range p.grants {
 		if got, ok := g.(G); ok {
 			out = append(out, got)
@@ -76,7 +76,7 @@ func grantsOf[G any](p *Plane) (out []G) {
 }
 
 // maintain has the capabilities brought up to date.
-func (p *Plane) maintain(r *run) {
+func (p *Supervisor) maintain(r *run) {
 	p.mu.Lock()
 	want := p.want
 	p.mu.Unlock()
@@ -89,7 +89,7 @@ func (p *Plane) maintain(r *run) {
 }
 
 // Conditions of the capabilities, and those that the control plane has reported itself.
-func (p *Plane) Conditions() (out []sdk.Condition) {
+func (p *Supervisor) Conditions() (out []sdk.Condition) {
 	for _, g := range grantsOf[reporter](p) {
 		out = append(out, g.condition())
 	}
@@ -107,7 +107,7 @@ func conditionOf(kind, well, ill string, err error) sdk.Condition {
 const requestsTime = 45 * time.Second // the control plane answers after 30 s at the latest
 
 // serveRequests fetches what the control plane asks for, by long polls.
-func (p *Plane) serveRequests(ctx context.Context, r *run) {
+func (p *Supervisor) serveRequests(ctx context.Context, r *run) {
 	servers := grantsOf[server](p)
 	for len(servers) > 0 && ctx.Err() == nil {
 		var requests sdk.Requests
@@ -116,11 +116,11 @@ func (p *Plane) serveRequests(ctx context.Context, r *run) {
 		if answered(err, http.StatusNotFound) {
 			return
 		}
-		hasty := requests.Empty() && time.Since(asked) < retryTell // it does not hold the request
+		hasty := requests.Empty() && time.Since(asked) < retrySync // it does not hold the request
 		if err != nil || hasty {                                   // do not poll in a loop
 			select {
 			case <-ctx.Done():
-			case <-time.After(retryTell):
+			case <-time.After(retrySync):
 			}
 			continue
 		}

@@ -120,7 +120,7 @@ func packageNaming(capabilities ...string) *pkgs.Package {
 
 // startNaming runs a control plane whose package names capabilities for 10 seconds.
 func startNaming(t *testing.T, opts Options, named []string, handler http.Handler) {
-	p := newPlane("m", packageNaming(named...), opts, nil)
+	p := newSupervisor("m", packageNaming(named...), opts, nil)
 	p.start = func() (*run, error) {
 		f := newFake(handler)
 		f.run.maps = unread(t)
@@ -137,7 +137,7 @@ func startNaming(t *testing.T, opts Options, named []string, handler http.Handle
 func TestListensForClients(t *testing.T) {
 	opts, path := (&provider{}).options(t), filepath.Join(t.TempDir(), "m.sock")
 	opts.ModuleSocket = func(string) string { return path }
-	p := newPlane("m", packageNaming("clients"), opts, nil)
+	p := newSupervisor("m", packageNaming("clients"), opts, nil)
 	p.want = &live{name: "live-1"}
 	there := func() bool {
 		_, err := os.Stat(path)

@@ -44,7 +44,7 @@ func newClientListener(path, group string) *clientListener {
 }
 
 // maintain listens once there is a generation to serve programs with. A failure is retried with the next health check.
-func (d *clientListener) maintain(p *Plane, r *run, _ []sdk.Instance) {
+func (d *clientListener) maintain(p *Supervisor, r *run, _ []sdk.Instance) {
 	if generation, _ := p.startedOn(); generation == "" {
 		return
 	}
@@ -53,7 +53,7 @@ func (d *clientListener) maintain(p *Plane, r *run, _ []sdk.Instance) {
 	}
 }
 
-func (d *clientListener) serve(_ context.Context, p *Plane, _ *run, requests *sdk.Requests) {
+func (d *clientListener) serve(_ context.Context, p *Supervisor, _ *run, requests *sdk.Requests) {
 	for _, message := range requests.SendMaps {
 		d.send(p, message)
 	}
@@ -160,7 +160,7 @@ func (d *clientListener) take(id uint64) *net.UnixConn {
 
 // send sends a program a message of the control plane. If that fails the program's connection ends, and it connects
 // again.
-func (d *clientListener) send(p *Plane, m sdk.ClientMaps) {
+func (d *clientListener) send(p *Supervisor, m sdk.ClientMaps) {
 	conn := d.take(m.Client)
 	if conn == nil {
 		return
@@ -172,7 +172,7 @@ func (d *clientListener) send(p *Plane, m sdk.ClientMaps) {
 	}
 }
 
-func (p *Plane) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
+func (p *Supervisor) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	p.mu.Lock()

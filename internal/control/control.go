@@ -96,19 +96,19 @@ func (o *Options) makeState() error {
 
 // Manager starts control planes and ends them.
 type Manager struct {
-	opts    Options
-	users   *users
-	files   *packageFiles
-	shared  *shared
-	planes  sync.WaitGroup
-	cgroups *cgroups // nil where the agent has no cgroup to divide
+	opts        Options
+	users       *users
+	files       *packageFiles
+	shared      *shared
+	supervisors sync.WaitGroup
+	cgroups     *cgroups // nil where the agent has no cgroup to divide
 
 	problem    error
 	weaknesses []string
 }
 
 // New prepares the directories. Where the state cannot be written, what control planes keep lasts until a reboot only.
-// Close ends all planes.
+// Close stops all control planes.
 func New(opts Options) (*Manager, error) {
 	if err := os.RemoveAll(opts.sockets()); err != nil { // of an agent that was killed
 		return nil, fmt.Errorf("control planes: %w", err)
@@ -146,9 +146,9 @@ func New(opts Options) (*Manager, error) {
 	return m, nil
 }
 
-// Close ends the processes that are left. Planes are closed by their owners before.
+// Close ends the processes that are left. Supervisors are closed by their owners before.
 func (m *Manager) Close() {
-	m.planes.Wait()
+	m.supervisors.Wait()
 	m.shared.close()
 	m.users.close()
 }
@@ -162,8 +162,8 @@ func (m *Manager) stateDir(module string) string {
 	return filepath.Join(m.opts.State, "modules", module)
 }
 
-// Plane starts the control plane of a module. It is ready for calls at once.
-func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
+// Supervise starts the control plane of a module. It is ready for calls at once.
+func (m *Manager) Supervise(module string, p *pkgs.Package) (*Supervisor, error) {
 	if p.Control == nil {
 		return nil, fmt.Errorf("package %s has no control plane", p.Name)
 	}
@@ -181,12 +181,12 @@ func (m *Manager) Plane(module string, p *pkgs.Package) (*Plane, error) {
 		}
 		start, release = prog.start, prog.release
 	}
-	plane := newPlane(module, p, m.opts, start)
-	m.planes.Go(func() {
+	supervisor := newSupervisor(module, p, m.opts, start)
+	m.supervisors.Go(func() {
 		defer release()
-		plane.supervise()
+		supervisor.supervise()
 	})
-	return plane, nil
+	return supervisor, nil
 }
 
 // reachable makes sure that users other than the agent's can come to a directory.

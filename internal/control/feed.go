@@ -11,7 +11,7 @@ import (
 
 const (
 	updateTime    = 30 * time.Second
-	firstConflict = 10 * time.Millisecond // before an update is sent again after a conflict; doubles until retryTell
+	firstConflict = 10 * time.Millisecond // before an update is sent again after a conflict; doubles until retrySync
 )
 
 // source knows what a control plane has been notified of one kind of resources, in updates U.
@@ -33,7 +33,7 @@ type update[U any] interface {
 
 // feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls: a
 // packet may be waiting for a resource.
-func feed[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f source[U]) {
+func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U]) {
 	fed := ""
 	for {
 		generation, progress := p.startedOn()
@@ -54,30 +54,31 @@ func feed[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string
 }
 
 // startedOn is the generation that the present run has started with, and what is closed when that may have changed.
-func (p *Plane) startedOn() (string, <-chan struct{}) {
+func (p *Supervisor) startedOn() (string, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.startedWith, p.progress
 }
 
 // feedAll sends all updates that there are.
-func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call string, f source[U], generation string) {
+func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U],
+	generation string) {
 	for conflicts := firstConflict; ; {
 		u, more := f.Next()
 		if !more || ctx.Err() != nil {
 			return
 		}
 		P(&u).SetGeneration(generation)
-		err := p.inform(ctx, r, updateTime, call, u, P(&u).Response())
+		err := p.callOptional(ctx, r, updateTime, call, u, P(&u).Response())
 		f.Ack(u, err)
 		if err == nil {
 			conflicts = firstConflict
 			continue
 		}
-		pause := retryTell
+		pause := retrySync
 		if answered(err, http.StatusConflict) {
 			// It has just started with a newer generation, which startedOn reports in a moment.
-			pause, conflicts = conflicts, min(2*conflicts, retryTell)
+			pause, conflicts = conflicts, min(2*conflicts, retrySync)
 		} else {
 			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
 		}
@@ -88,7 +89,7 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Plane, r *run, call str
 }
 
 // waitOn waits, and reports whether the present run is still on this generation. It returns early if it is not.
-func (p *Plane) waitOn(ctx context.Context, generation string, pause time.Duration) bool {
+func (p *Supervisor) waitOn(ctx context.Context, generation string, pause time.Duration) bool {
 	over := time.After(pause)
 	for {
 		now, progress := p.startedOn()

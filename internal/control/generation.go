@@ -14,31 +14,31 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// told is what a run knows.
-type told struct {
+// delivered is what a run has received.
+type delivered struct {
 	generation string
 	sent       string // the generation whose maps it was sent last
 	instances  map[sdk.InstanceKey]sdk.Instance
 }
 
-const retryTell = time.Second
+const retrySync = time.Second
 
-// tell brings a run up to date, and tries again later if that fails.
-func (p *Plane) tell(ctx context.Context, r *run, t *told, retry *time.Timer) {
+// synchronize sends a run what has changed, and retries later if that fails.
+func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retry *time.Timer) {
 	p.mu.Lock()
 	want := p.want
 	p.mu.Unlock()
 	if want == nil {
 		return
 	}
-	if err := p.tellRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
+	if err := p.syncRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
 		p.log.Warn("control plane does not take over its generation; trying again", "error", err)
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
-		retry.Reset(retryTell)
+		retry.Reset(retrySync)
 	}
 }
 
-func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error {
+func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *live) error {
 	for _, g := range grantsOf[preparer](p) {
 		if err := g.prepare(p, r, want.instances); err != nil {
 			return err
@@ -52,7 +52,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 		for _, g := range grantsOf[describer](p) {
 			g.describe(ctx, &req)
 		}
-		if err := p.inform(ctx, r, callTime, "start", req, nil); err != nil {
+		if err := p.callOptional(ctx, r, callTime, "start", req, nil); err != nil {
 			return err
 		}
 		if t.generation != "" {
@@ -73,7 +73,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	now := byKey(want.instances)
 	for key, i := range t.instances {
 		if _, stays := now[key]; !stays {
-			if err := p.inform(ctx, r, callTime, "detached", i, nil); err != nil {
+			if err := p.callOptional(ctx, r, callTime, "detached", i, nil); err != nil {
 				return err
 			}
 			delete(t.instances, key)
@@ -81,7 +81,7 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	}
 	for key, i := range now {
 		if before, known := t.instances[key]; !known || !before.Equal(i) {
-			if err := p.inform(ctx, r, callTime, "attached", i, nil); err != nil {
+			if err := p.callOptional(ctx, r, callTime, "attached", i, nil); err != nil {
 				return err
 			}
 			t.instances[key] = i
@@ -90,8 +90,9 @@ func (p *Plane) tellRun(ctx context.Context, r *run, t *told, want *live) error 
 	return nil
 }
 
-// inform makes a call that a control plane may leave out.
-func (p *Plane) inform(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+// callOptional makes a call that a control plane may leave out.
+func (p *Supervisor) callOptional(ctx context.Context, r *run, limit time.Duration, name string, body,
+	answer any) error {
 	err := p.call(ctx, r, limit, name, body, answer)
 	if answered(err, http.StatusNotFound) {
 		return nil
@@ -101,7 +102,7 @@ func (p *Plane) inform(ctx context.Context, r *run, limit time.Duration, name st
 
 // sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under
 // way still, with the maps that came before. A generation that never came to be is dropped.
-func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error {
+func (p *Supervisor) sendOnce(ctx context.Context, r *run, t *delivered, want *live) error {
 	if t.sent == want.name {
 		return nil
 	}
@@ -117,7 +118,7 @@ func (p *Plane) sendOnce(ctx context.Context, r *run, t *told, want *live) error
 }
 
 // sendWanted sends the maps unless others have taken their place, which close them.
-func (p *Plane) sendWanted(r *run, want *live) error {
+func (p *Supervisor) sendWanted(r *run, want *live) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()
 	p.mu.Lock()
@@ -138,7 +139,7 @@ func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
 }
 
 // name is one that no set of maps has had.
-func (p *Plane) name(kind string) string {
+func (p *Supervisor) name(kind string) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.serial++
@@ -147,7 +148,7 @@ func (p *Plane) name(kind string) string {
 
 // Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The
 // maps stay the caller's.
-func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
+func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
 	own := sdk.Maps{}
 	for name, one := range m {
 		c, err := one.Clone()
@@ -163,7 +164,7 @@ func (p *Plane) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instan
 }
 
 // Instances tells where the module runs now.
-func (p *Plane) Instances(list []sdk.Instance) {
+func (p *Supervisor) Instances(list []sdk.Instance) {
 	p.mu.Lock()
 	if p.want == nil || slices.EqualFunc(p.want.instances, list, sdk.Instance.Equal) {
 		p.mu.Unlock()
@@ -176,7 +177,7 @@ func (p *Plane) Instances(list []sdk.Instance) {
 	p.wake()
 }
 
-func (p *Plane) setWant(next *live) {
+func (p *Supervisor) setWant(next *live) {
 	p.mu.Lock()
 	before := p.want
 	p.want = next
@@ -189,7 +190,7 @@ func (p *Plane) setWant(next *live) {
 	p.wake()
 }
 
-func (p *Plane) wake() {
+func (p *Supervisor) wake() {
 	select {
 	case p.changed <- struct{}{}:
 	default:

@@ -14,7 +14,7 @@ import (
 )
 
 // checkHealth returns how many checks in a row had no answer at all.
-func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
+func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	health, err := p.askHealth(ctx, r)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
@@ -33,7 +33,7 @@ func (p *Plane) checkHealth(ctx context.Context, r *run, missed int) int {
 }
 
 // askHealth returns what the control plane tells besides. An unhealthy one answers with an error.
-func (p *Plane) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
+func (p *Supervisor) askHealth(ctx context.Context, r *run) (health sdk.HealthAnswer, err error) {
 	err = p.call(ctx, r, callTime, "health", nil, &health)
 	if answered(err, http.StatusNotFound) || errors.Is(err, errNotUnderstood) { // any 200 is good health
 		return sdk.HealthAnswer{}, nil
@@ -46,7 +46,7 @@ const settle = 300 * time.Millisecond
 
 // AwaitHealthy returns nil once the control plane has taken its generation over, says that all is well, and says so
 // again after a moment; and an error when it ends or ctx ends before that.
-func (p *Plane) AwaitHealthy(ctx context.Context) error {
+func (p *Supervisor) AwaitHealthy(ctx context.Context) error {
 	var well time.Time // since when
 	var last error     // of its health
 	for {

@@ -40,12 +40,12 @@ type injectGrant struct {
 	failed map[string]error // by interface
 }
 
-func (g *injectGrant) prepare(p *Plane, r *run, instances []sdk.Instance) error {
+func (g *injectGrant) prepare(p *Supervisor, r *run, instances []sdk.Instance) error {
 	return g.update(p, r, instances, false)
 }
 
 // maintain opens what could not be opened before, and closes the sockets that nothing else uses any more.
-func (g *injectGrant) maintain(p *Plane, r *run, instances []sdk.Instance) {
+func (g *injectGrant) maintain(p *Supervisor, r *run, instances []sdk.Instance) {
 	if err := g.update(p, r, instances, true); err != nil {
 		p.log.Warn("packet sockets are not up to date", "error", err)
 	}
@@ -53,7 +53,7 @@ func (g *injectGrant) maintain(p *Plane, r *run, instances []sdk.Instance) {
 
 // update opens and closes the sockets of a run as its instances require. With sweep it closes those whose
 // namespaces nothing else keeps alive.
-func (g *injectGrant) update(p *Plane, r *run, want []sdk.Instance, sweep bool) error {
+func (g *injectGrant) update(p *Supervisor, r *run, want []sdk.Instance, sweep bool) error {
 	if g.of != r {
 		g.of, g.sent = r, map[uint32]sdk.Instance{}
 	}

@@ -267,7 +267,7 @@ func TestCeilings(t *testing.T) {
 		{pkgs.Control{Disk: "2Gi"}, "limits.controlDisk"},
 	} {
 		p := &pkgs.Package{Manifest: pkgs.Manifest{Name: "greedy", Control: &c.control}}
-		if _, err := m.Plane("m", p); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := m.Supervise("m", p); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v", c.control, err)
 		}
 	}

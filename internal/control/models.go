@@ -16,7 +16,7 @@ func grantModels(o *Options, module string) any {
 
 type modelGrant struct{ *models.Subscription }
 
-func (g modelGrant) follow(ctx context.Context, p *Plane, r *run) {
+func (g modelGrant) follow(ctx context.Context, p *Supervisor, r *run) {
 	feed(ctx, p, r, "models", g.Subscription)
 }
 

@@ -17,7 +17,7 @@ import (
 
 // ServeHTTP hands a request on to the module's own routes. The path is the one below the module's. An error is
 // returned, and nothing answered, when there is no control plane to ask.
-func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
+func (p *Supervisor) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 	if isReserved(r.URL.Path) {
 		return &apierrors.NotFound{Kind: "path", Name: r.URL.Path}
 	}
@@ -46,7 +46,7 @@ func (p *Plane) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 const patience = 3 * time.Second
 
 // ready is the run once it works on its generation; after a while as it is, nil if there is none.
-func (p *Plane) ready(ctx context.Context) *run {
+func (p *Supervisor) ready(ctx context.Context) *run {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	for {

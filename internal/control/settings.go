@@ -10,9 +10,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// remembered is what a control plane has answered to compile. With it a restarted agent knows what runs, even when the
+// cachedSettings is the answer of a control plane to compile. With it a restarted agent knows what runs, even when the
 // control plane does not answer any more.
-type remembered struct {
+type cachedSettings struct {
 	ID       string       `json:"id"`
 	Settings sdk.Settings `json:"settings"`
 }
@@ -21,9 +21,9 @@ func (m *Manager) settingsFile(module string) string {
 	return filepath.Join(m.opts.State, "settings", module+".json")
 }
 
-// Remember keeps what a control plane made of the config of a generation.
-func (m *Manager) Remember(module, id string, settings sdk.Settings) error {
-	data, err := json.Marshal(remembered{ID: id, Settings: settings})
+// CacheSettings stores what a control plane compiled from the config of a generation.
+func (m *Manager) CacheSettings(module, id string, settings sdk.Settings) error {
+	data, err := json.Marshal(cachedSettings{ID: id, Settings: settings})
 	if err != nil {
 		return err
 	}
@@ -34,14 +34,14 @@ func (m *Manager) Remember(module, id string, settings sdk.Settings) error {
 	return replaceFile(path, data, 0o600)
 }
 
-// Recall returns what Remember kept, if it is about the same generation.
-func (m *Manager) Recall(module, id string) (sdk.Settings, bool) {
+// CachedSettings returns the settings that CacheSettings stored, if they are of the same generation.
+func (m *Manager) CachedSettings(module, id string) (sdk.Settings, bool) {
 	data, err := os.ReadFile(m.settingsFile(module))
 	if err != nil {
 		return sdk.Settings{}, false
 	}
-	var r remembered
-	if understand("", 200, data, &r) != nil || r.ID != id || checkSettings(r.Settings) != nil {
+	var r cachedSettings
+	if decodeAnswer("", 200, data, &r) != nil || r.ID != id || checkSettings(r.Settings) != nil {
 		return sdk.Settings{}, false
 	}
 	return r.Settings, true

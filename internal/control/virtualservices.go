@@ -17,11 +17,11 @@ func grantVirtualServices(o *Options, module string) any {
 
 type serviceGrant struct{ *resolve.Subscription }
 
-func (g serviceGrant) follow(ctx context.Context, p *Plane, r *run) {
+func (g serviceGrant) follow(ctx context.Context, p *Supervisor, r *run) {
 	feed(ctx, p, r, "virtualservices", g.Subscription)
 }
 
-func (g serviceGrant) serve(_ context.Context, _ *Plane, _ *run, requests *sdk.Requests) {
+func (g serviceGrant) serve(_ context.Context, _ *Supervisor, _ *run, requests *sdk.Requests) {
 	g.Handle(*requests)
 }
 

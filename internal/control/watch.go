@@ -199,7 +199,7 @@ func (l *logReader) lastLine() string {
 func (l *logReader) run() {
 	defer l.in.Close()
 	in := bufio.NewReaderSize(l.in, logLine)
-	tokens, since, lost, told := float64(logBurst), time.Now(), 0, time.Now()
+	tokens, since, lost, delivered := float64(logBurst), time.Now(), 0, time.Now()
 	for {
 		line, cut, err := in.ReadLine()
 		for more := cut; more && err == nil; {
@@ -217,9 +217,9 @@ func (l *logReader) run() {
 				lost++
 			}
 		}
-		if lost > 0 && (err != nil || time.Since(told) > tellLosses) {
+		if lost > 0 && (err != nil || time.Since(delivered) > tellLosses) {
 			l.log.Warn("the control plane logs more than the limit; lines are left out", "linesLeftOut", lost)
-			lost, told = 0, time.Now()
+			lost, delivered = 0, time.Now()
 		}
 		if err != nil {
 			return

@@ -68,9 +68,9 @@ func TestLogFlood(t *testing.T) {
 	const flood = 5000
 	got, _ := lines(t, strings.Repeat("word\n", flood))
 	end := got[len(got)-1]
-	told := len(got) - 1
-	if lost, _ := end["linesLeftOut"].(float64); int(lost)+told != flood || told < logBurst {
-		t.Errorf("%d lines were logged, and then %v", told, end)
+	delivered := len(got) - 1
+	if lost, _ := end["linesLeftOut"].(float64); int(lost)+delivered != flood || delivered < logBurst {
+		t.Errorf("%d lines were logged, and then %v", delivered, end)
 	}
 	got, last := lines(t, strings.Repeat("x", 3*logLine)+"\nnext\n")
 	if len(got) != 2 || len(got[0]["line"].(string)) > logLine || last != "next" {

@@ -270,9 +270,9 @@ func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(
 // left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
-// Tend looks every so often for sockets that are to go out for now, and puts in those that return, until ctx ends.
-func (l *LoadedSockets) Tend(ctx context.Context, every time.Duration) error {
-	return l.sockets.tend(ctx, every)
+// AgeIdle periodically removes idle sockets, and inserts those that become active, until ctx ends.
+func (l *LoadedSockets) AgeIdle(ctx context.Context, every time.Duration) error {
+	return l.sockets.ageIdle(ctx, every)
 }
 
 // Close takes the module off and frees it. Sockets that are still in the map keep it, and their redirected bytes.

@@ -27,8 +27,8 @@ import (
 type Module struct {
 	plan.Module
 	Pkg       *pkgs.Package
-	Plane     *control.Plane  // nil without a control plane
-	Config    json.RawMessage // with its defaults and secrets: never shown or kept
+	Control   *control.Supervisor // nil without a control plane
+	Config    json.RawMessage     // with its defaults and secrets: never shown or kept
 	Dataplane dataplane.Module
 	Err       error // why it cannot run: only for modules from the store
 
@@ -51,11 +51,11 @@ func (d *Module) Name() string { return d.Resource.Metadata.Name }
 // Start makes the module's generation the one that its control plane works on.
 func (d *Module) Start(m sdk.Maps, instances []sdk.Instance) error {
 	if d.started {
-		d.Plane.Instances(instances)
+		d.Control.Instances(instances)
 		return nil
 	}
 	d.started = true
-	return d.Plane.Start(d.Config, m, instances)
+	return d.Control.Start(d.Config, m, instances)
 }
 
 // CgroupPaths are the cgroups that the module needs: its own, and root for the sockets of services.

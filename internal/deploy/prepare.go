@@ -51,8 +51,8 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 		return nil, d.Invalid("spec.package", err)
 	}
 	d.Dataplane = d.dataplaneModule(settings)
-	if d.Plane != nil {
-		d.Dataplane.Fill = func(m sdk.Maps) error { return d.Plane.Fill(p.Base, d.Config, m) }
+	if d.Control != nil {
+		d.Dataplane.Fill = func(m sdk.Maps) error { return d.Control.Fill(p.Base, d.Config, m) }
 	}
 	d.describe(settings)
 	return d, nil
@@ -128,13 +128,13 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	if d.Pkg.Control == nil {
 		return d.constants()
 	}
-	if d.Plane, err = p.planeOf(d, now); err != nil {
+	if d.Control, err = p.supervisorOf(d, now); err != nil {
 		return settings, d.Invalid("spec.package", err)
 	}
-	if settings, ok := p.Control.Recall(d.Name(), d.Identity()); ok {
+	if settings, ok := p.Control.CachedSettings(d.Name(), d.Identity()); ok {
 		return settings, nil
 	}
-	settings, known, err := d.Plane.Compile(p.Base, d.Config)
+	settings, known, err := d.Control.Compile(p.Base, d.Config)
 	var mistake *sdk.ConfigError
 	switch {
 	case errors.As(err, &mistake):
@@ -159,23 +159,23 @@ func (d *Module) constants() (settings sdk.Settings, err error) {
 	return settings, nil
 }
 
-// planeOf is the module's control plane: the one that runs, as long as the package is the same.
-func (p *Preparer) planeOf(d, now *Module) (*control.Plane, error) {
-	if now != nil && now.Plane != nil && now.Plane.Package().Digest == d.Pkg.Digest {
-		return now.Plane, nil
+// supervisorOf is the module's control plane: the one that runs, as long as the package is the same.
+func (p *Preparer) supervisorOf(d, now *Module) (*control.Supervisor, error) {
+	if now != nil && now.Control != nil && now.Control.Package().Digest == d.Pkg.Digest {
+		return now.Control, nil
 	}
-	return p.Control.Plane(d.Name(), d.Pkg)
+	return p.Control.Supervise(d.Name(), d.Pkg)
 }
 
 // Release stops the control plane of a module that does not come to run, unless the one that runs has the same.
 func (d *Module) Release(now *Module) {
-	if d.Plane == nil || now != nil && now.Plane == d.Plane {
+	if d.Control == nil || now != nil && now.Control == d.Control {
 		return
 	}
 	go func() {
-		d.Plane.Close()
-		if now != nil && now.Plane != nil {
-			now.Plane.Resume()
+		d.Control.Close()
+		if now != nil && now.Control != nil {
+			now.Control.Resume()
 		}
 	}()
 }

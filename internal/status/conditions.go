@@ -43,8 +43,8 @@ func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) [
 	if d == nil {
 		return out
 	}
-	if d.Plane != nil {
-		out = append(out, ControlCondition(d.Plane.State()))
+	if d.Control != nil {
+		out = append(out, ControlCondition(d.Control.State()))
 		out = append(out, nd.extraConditions(d)...)
 	}
 	if d.Sockets {

@@ -60,9 +60,9 @@ func collectCost(module string, m apply.Measured, out *promtext.Set) {
 
 // Scrape adds the metrics of control planes, by module. It returns the modules some of whose metrics are left out, with
 // the name of one.
-func Scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Plane,
+func Scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*control.Supervisor,
 	out *promtext.Set) (clashes map[string]string) {
-	return exportPlanes(scrape(ctx, log, planes), out)
+	return exportSamples(scrape(ctx, log, supervisors), out)
 }
 
 // scraped is what a module's control plane answered to a scrape.
@@ -76,13 +76,13 @@ type scraped struct {
 }
 
 // scrape asks all control planes at once. Those of built-in packages come first in the answer.
-func scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Plane) []scraped {
-	names := slices.Sorted(maps.Keys(planes))
+func scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*control.Supervisor) []scraped {
+	names := slices.Sorted(maps.Keys(supervisors))
 	out := make([]scraped, len(names))
 	var asking sync.WaitGroup
 	for i, name := range names {
 		asking.Go(func() {
-			plane := planes[name]
+			plane := supervisors[name]
 			p := plane.Package()
 			samples, stale, err := plane.Metrics(ctx)
 			if err != nil {
@@ -98,7 +98,7 @@ func scrape(ctx context.Context, log *slog.Logger, planes map[string]*control.Pl
 
 // exportPlanes writes the metrics of control planes, and returns the modules some of whose metrics are left out, with
 // the name of one: it means something else in another module, which comes before it.
-func exportPlanes(all []scraped, out *promtext.Set) (clashes map[string]string) {
+func exportSamples(all []scraped, out *promtext.Set) (clashes map[string]string) {
 	families := map[string]sdk.Sample{}
 	clashes = map[string]string{}
 	for _, m := range all {

@@ -13,7 +13,7 @@ import (
 func exported(t *testing.T, all ...scraped) (series map[string]float64, clashes map[string]string) {
 	t.Helper()
 	var out promtext.Set
-	clashes = exportPlanes(all, &out)
+	clashes = exportSamples(all, &out)
 	series = map[string]float64{}
 	text, err := out.Text()
 	if err != nil {

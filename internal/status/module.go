@@ -73,7 +73,7 @@ func ControlCondition(s control.State) v1.Condition {
 // extraConditions are those that only some modules have.
 func (nd *Node) extraConditions(d *deploy.Module) []v1.Condition {
 	var out []v1.Condition
-	for _, c := range d.Plane.Conditions() {
+	for _, c := range d.Control.Conditions() {
 		out = append(out, v1.Condition{Type: c.Type, Status: c.Status, Reason: c.Reason, Message: c.Message})
 	}
 	if name := nd.LostMetric(d.Resource.Metadata.Name); name != "" {

@@ -118,10 +118,10 @@ func (nd *Node) controlPlanes(a Agent) v1.Condition {
 	c.Message = strings.Join(a.Weaknesses, "; ")
 	for _, name := range slices.Sorted(maps.Keys(nd.Modules)) {
 		d := nd.Modules[name]
-		if d.Plane == nil {
+		if d.Control == nil {
 			continue
 		}
-		if one := ControlCondition(d.Plane.State()); one.Status != "True" {
+		if one := ControlCondition(d.Control.State()); one.Status != "True" {
 			if c.Status == "True" {
 				c.Message = ""
 			}

@@ -34,10 +34,10 @@ func withOwn(s v1.VirtualService, desired resource.Set) v1.VirtualService {
 func (nd *Node) Ejected() map[[2]string]string {
 	out := map[[2]string]string{}
 	for name, d := range nd.Modules {
-		if d == nil || d.Plane == nil {
+		if d == nil || d.Control == nil {
 			continue
 		}
-		for _, e := range d.Plane.State().Ejected {
+		for _, e := range d.Control.State().Ejected {
 			out[[2]string{e.Service, e.Instance}] = "module " + name + ": " + e.Reason
 		}
 	}

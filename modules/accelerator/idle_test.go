@@ -29,15 +29,15 @@ func resting(t *testing.T, idle time.Duration) *plane {
 	c := usual
 	c.Idle = uint32(idle >> 20)
 	p := accelerate(t, c)
-	t.Cleanup(p.tend(t))
+	t.Cleanup(p.ageIdle(t))
 	return p
 }
 
-// tend is what an agent does, until it is killed.
-func (p *plane) tend(t *testing.T) (kill func()) {
+// ageIdle is what an agent does, until it is killed.
+func (p *plane) ageIdle(t *testing.T) (kill func()) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
-	go func() { done <- p.Tend(ctx, 10*time.Millisecond) }()
+	go func() { done <- p.AgeIdle(ctx, 10*time.Millisecond) }()
 	return sync.OnceFunc(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -141,7 +141,7 @@ func TestNobodyToLookAfter(t *testing.T) {
 
 func TestNeverIdle(t *testing.T) {
 	p := accelerate(t, usual)
-	defer p.tend(t)()
+	defer p.ageIdle(t)()
 	c := p.connect(t)
 	p.warm(c)
 	time.Sleep(200 * time.Millisecond)
@@ -185,7 +185,7 @@ func TestInUseStays(t *testing.T) {
 			c := p.connect(t)
 			p.warm(c)
 			read := use(c)
-			kill := p.tend(t)
+			kill := p.ageIdle(t)
 			defer kill()
 			time.Sleep(300 * time.Millisecond)
 			if e, _ := p.end(c.server); p.enrolled() != 2 || e.Out != in || e.Stop != 0 {
@@ -219,7 +219,7 @@ func TestAgentKilledWhileTakingOut(t *testing.T) {
 	}
 	p.plain(c)
 	p.plain(c)
-	defer p.tend(t)()
+	defer p.ageIdle(t)()
 	p.rests(t)
 	p.back(c)
 	p.rests(t)
@@ -233,7 +233,7 @@ func TestNoAgent(t *testing.T) {
 	c0 := usual
 	c0.Idle = 50
 	p := accelerate(t, c0)
-	kill := p.tend(t)
+	kill := p.ageIdle(t)
 	away := p.connect(t)
 	p.back(away)
 	p.rests(t)
@@ -248,7 +248,7 @@ func TestNoAgent(t *testing.T) {
 		p.plain(away)
 	}
 	p.warm(there)
-	defer p.tend(t)()
+	defer p.ageIdle(t)()
 	p.back(away)
 }
 
@@ -347,7 +347,7 @@ func TestIdleIntegrity(t *testing.T) {
 	check(t, err)
 	defer l.Close()
 	go serve(t, l)
-	kill := p.tend(t)
+	kill := p.ageIdle(t)
 	var over atomic.Bool
 	var workers sync.WaitGroup
 	for worker := range uint64(300) {
@@ -364,7 +364,7 @@ func TestIdleIntegrity(t *testing.T) {
 		time.Sleep(700 * time.Millisecond)
 		kill()
 		time.Sleep(50 * time.Millisecond)
-		kill = p.tend(t)
+		kill = p.ageIdle(t)
 		n = p.counts()
 	}
 	_, err = p.Drain()

@@ -259,7 +259,7 @@ func TestListenersAreFound(t *testing.T) {
 	netns, err := unix.GetsockoptUint64(l, unix.SOL_SOCKET, unix.SO_NETNS_COOKIE)
 	check(t, err)
 	p.put(mapMembers, netns, serviceEntry{ID: 7})
-	defer p.tend(t)()
+	defer p.ageIdle(t)()
 	for self := programPath(t); programs().Path != self; { // others may listen on this machine
 	}
 	p.judge(allowed, asked)

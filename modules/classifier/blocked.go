@@ -24,7 +24,7 @@ type Blocked struct {
 
 const timeFormat = "2006-01-02T15:04:05.000Z"
 
-func (w *plane) blocked() ([]Blocked, error) {
+func (w *generation) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
 	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
 		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat),
@@ -43,7 +43,7 @@ func (w *plane) blocked() ([]Blocked, error) {
 func share(score int32) float64 { return float64(score) / model.ScoreOne }
 
 // unblock frees sources, and returns how many.
-func (w *plane) unblock(meant func(source, *block) bool) (n int, err error) {
+func (w *generation) unblock(meant func(source, *block) bool) (n int, err error) {
 	var keys []source
 	err = each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
 		if meant(s, b) {
@@ -69,7 +69,7 @@ func (w *plane) unblock(meant func(source, *block) bool) (n int, err error) {
 
 // sweep removes what has expired, which the data plane does itself when the source is heard again, and what belongs to
 // interfaces that have gone, and corrects the number of those that are left.
-func (w *plane) sweep() error {
+func (w *generation) sweep() error {
 	now, at, left := monotonic(), w.places(), uint32(0)
 	n, err := w.unblock(func(s source, b *block) bool {
 		left++
@@ -83,7 +83,7 @@ func (w *plane) sweep() error {
 }
 
 // freeAllowed frees sources that the allow-list of a new config has.
-func (w *plane) freeAllowed() error {
+func (w *generation) freeAllowed() error {
 	if len(w.config.Allow) == 0 {
 		return nil
 	}

@@ -20,12 +20,12 @@ func Control() sdk.Control { return sdk.Define(parseConfig) }
 
 var (
 	_ sdk.Compiled      = (*config)(nil)
-	_ sdk.Handler       = (*plane)(nil)
-	_ sdk.Runner        = (*plane)(nil)
-	_ sdk.Collector     = (*plane)(nil)
-	_ sdk.HealthChecker = (*plane)(nil)
-	_ sdk.Conditioner   = (*plane)(nil)
-	_ sdk.ModelUser     = (*plane)(nil)
+	_ sdk.Handler       = (*generation)(nil)
+	_ sdk.Runner        = (*generation)(nil)
+	_ sdk.Collector     = (*generation)(nil)
+	_ sdk.HealthChecker = (*generation)(nil)
+	_ sdk.Conditioner   = (*generation)(nil)
+	_ sdk.ModelUser     = (*generation)(nil)
 )
 
 const leastBlocks = 1024 // compiled size of the map
@@ -73,7 +73,7 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (w *plane) Run(ctx context.Context) {
+func (w *generation) Run(ctx context.Context) {
 	defer w.stream.end()
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -99,7 +99,7 @@ func (w *plane) Run(ctx context.Context) {
 }
 
 // note keeps the result of background work for Health.
-func (w *plane) note(work string, err error) {
+func (w *generation) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil && w.troubles[work] == nil {
@@ -109,7 +109,7 @@ func (w *plane) note(work string, err error) {
 }
 
 // Health implements sdk.HealthChecker.
-func (w *plane) Health() error {
+func (w *generation) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {
@@ -121,6 +121,6 @@ func (w *plane) Health() error {
 }
 
 // Conditions implements sdk.Conditioner.
-func (w *plane) Conditions() ([]sdk.Condition, error) {
+func (w *generation) Conditions() ([]sdk.Condition, error) {
 	return []sdk.Condition{w.fuseCondition(), w.modelCondition()}, nil
 }

@@ -29,7 +29,7 @@ import (
 // plant is a control plane with maps that no packet meets, and with an agent played by the test.
 type plant struct {
 	testing.TB
-	*plane
+	*generation
 	live sdk.Live
 }
 
@@ -51,7 +51,7 @@ func newPlantOn(t testing.TB, text string, maps sdk.Maps) *plant {
 	if err := c.Fill(maps); err != nil {
 		t.Fatal(err)
 	}
-	p.plane = sdktest.Open[*plane](t, c, p.live)
+	p.generation = sdktest.Open[*generation](t, c, p.live)
 	return p
 }
 
@@ -381,7 +381,7 @@ func TestFuseIsMended(t *testing.T) {
 	if err := p.freeAllowed(); err != nil || p.fuse.Blocked != 1 {
 		t.Errorf("%v, %d are left", err, p.fuse.Blocked)
 	}
-	p.plane.fuse.blow(causeShare)
+	p.generation.fuse.blow(causeShare)
 	if c := p.condition("Fuse"); c.Status != "False" || c.Reason != "Blown" ||
 		!strings.Contains(c.Message, "sourceShare") || !strings.Contains(c.Message, "guard fuse=intact") {
 		t.Errorf("%+v", c)

@@ -69,7 +69,7 @@ func (v *vocabulary) class(version, class uint32) string {
 	return strconv.Itoa(int(class))
 }
 
-func (w *plane) describe(e *event) *Verdict {
+func (w *generation) describe(e *event) *Verdict {
 	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind),
 		Location: w.places().of(e.Source), Version: e.Version,
 		Class: w.words.class(e.Version, e.Class), Score: share(e.Score), Hits: e.Hits, Action: named(actions, e.Action),
@@ -86,7 +86,7 @@ func (w *plane) describe(e *event) *Verdict {
 
 // follow reads the data plane's events until ctx ends. They are read also without a subscriber: else the first ones
 // that a listener gets would be old.
-func (w *plane) follow(ctx context.Context) error {
+func (w *generation) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapVerdicts)
 	if err != nil {
 		return err

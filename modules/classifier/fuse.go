@@ -49,7 +49,7 @@ type FuseReport struct {
 	Limit   uint32 `json:"limit"`
 }
 
-func (w *plane) fuseReport() FuseReport {
+func (w *generation) fuseReport() FuseReport {
 	out := FuseReport{State: "intact", Blocked: atomic.LoadUint32(&w.fuse.Blocked), Limit: w.config.Fuse.Sources}
 	if at := atomic.LoadUint64(&w.fuse.Blown); at != 0 {
 		out.State, out.Cause = "blown", named(fuseCauses, atomic.LoadUint32(&w.fuse.Cause))
@@ -58,7 +58,7 @@ func (w *plane) fuseReport() FuseReport {
 	return out
 }
 
-func (w *plane) fuseCondition() sdk.Condition {
+func (w *generation) fuseCondition() sdk.Condition {
 	r := w.fuseReport()
 	if r.State == "intact" {
 		return sdk.Condition{Type: "Fuse", Status: "True", Reason: "Intact"}
@@ -69,7 +69,7 @@ func (w *plane) fuseCondition() sdk.Condition {
 }
 
 // mend frees all sources, and lets the model act again.
-func (w *plane) mend() error {
+func (w *generation) mend() error {
 	if _, err := w.unblock(func(source, *block) bool { return true }); err != nil {
 		return err
 	}

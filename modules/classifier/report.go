@@ -12,7 +12,7 @@ import (
 )
 
 // counts are those of the data plane, and in user mode of the judge.
-func (w *plane) counts() (sum [counts]uint64, err error) {
+func (w *generation) counts() (sum [counts]uint64, err error) {
 	table, err := w.live.Maps.Get(mapCounts)
 	if err != nil {
 		return sum, err
@@ -33,7 +33,7 @@ func (w *plane) counts() (sum [counts]uint64, err error) {
 }
 
 // stats leaves out what is zero.
-func (w *plane) stats() (map[string]uint64, error) {
+func (w *generation) stats() (map[string]uint64, error) {
 	c, err := w.counts()
 	out := map[string]uint64{}
 	for i, name := range countNames {
@@ -57,7 +57,7 @@ type SourceReport struct {
 	Counts     map[string]uint64 `json:"counts"` // since it is known
 }
 
-func (w *plane) sources(limit int) ([]SourceReport, error) {
+func (w *generation) sources(limit int) ([]SourceReport, error) {
 	out, at, now := []SourceReport{}, w.places(), monotonic()
 	names := rplSums
 	if w.config.Extractor == "flow" {
@@ -83,7 +83,7 @@ func (w *plane) sources(limit int) ([]SourceReport, error) {
 }
 
 // inUserMode adds what only the judge knows.
-func (w *plane) inUserMode(s source, to *SourceReport) {
+func (w *generation) inUserMode(s source, to *SourceReport) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	v := w.judge.sources[s]
@@ -100,7 +100,7 @@ func age(now, at uint64) string {
 }
 
 // Collect implements sdk.Collector.
-func (w *plane) Collect() ([]sdk.Sample, error) {
+func (w *generation) Collect() ([]sdk.Sample, error) {
 	c, err := w.counts()
 	if err != nil {
 		return nil, err

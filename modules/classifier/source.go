@@ -38,7 +38,7 @@ type Location struct {
 // places names interfaces.
 type places map[uint32]sdk.Instance
 
-func (w *plane) places() places {
+func (w *generation) places() places {
 	out := places{}
 	for _, i := range w.live.Instances() {
 		out[i.Ifindex] = i

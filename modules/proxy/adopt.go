@@ -8,7 +8,7 @@ import (
 
 // adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their
 // places: what the agent then tells again is found to be there already.
-func (w *plane) adopt(now time.Time) error {
+func (w *generation) adopt(now time.Time) error {
 	if err := w.adoptLocals(now); err != nil {
 		return err
 	}
@@ -18,7 +18,7 @@ func (w *plane) adopt(now time.Time) error {
 	return w.adoptVirtuals()
 }
 
-func (w *plane) adoptLocals(now time.Time) error {
+func (w *generation) adoptLocals(now time.Time) error {
 	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}, homes: map[address]uint32{}}
 	w.locals = l
 	taken := map[uint32]bool{}
@@ -47,7 +47,7 @@ func (w *plane) adoptLocals(now time.Time) error {
 	return l.putAll(w.live.Instances(), now)
 }
 
-func (w *plane) adoptTargets(now time.Time) error {
+func (w *generation) adoptTargets(now time.Time) error {
 	entries, err := readArray[instance](w.maps.instances, mapInstances)
 	if err != nil {
 		return err
@@ -71,7 +71,7 @@ func (w *plane) adoptTargets(now time.Time) error {
 	return nil
 }
 
-func (w *plane) adoptVirtuals() error {
+func (w *generation) adoptVirtuals() error {
 	w.slots = newBlocks(uint32(len(w.maps.slots)), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
@@ -108,7 +108,7 @@ func (w *plane) adoptVirtuals() error {
 }
 
 // removeOrphans removes what the maps had before a restart and the agent has not told of.
-func (w *plane) removeOrphans(now time.Time) error {
+func (w *generation) removeOrphans(now time.Time) error {
 	for _, v := range w.addresses {
 		if v.service == nil {
 			if err := w.dropVirtual(v, now); err != nil {

@@ -25,14 +25,14 @@ func Control() sdk.Control { return sdk.Define(parseConfig) }
 
 var (
 	_ sdk.Compiled           = (*config)(nil)
-	_ sdk.Handler            = (*plane)(nil)
-	_ sdk.Runner             = (*plane)(nil)
-	_ sdk.Collector          = (*plane)(nil)
-	_ sdk.HealthChecker      = (*plane)(nil)
-	_ sdk.Conditioner        = (*plane)(nil)
-	_ sdk.InstanceReporter   = (*plane)(nil)
-	_ sdk.VirtualServiceUser = (*plane)(nil)
-	_ sdk.InstanceWatcher    = (*plane)(nil)
+	_ sdk.Handler            = (*generation)(nil)
+	_ sdk.Runner             = (*generation)(nil)
+	_ sdk.Collector          = (*generation)(nil)
+	_ sdk.HealthChecker      = (*generation)(nil)
+	_ sdk.Conditioner        = (*generation)(nil)
+	_ sdk.InstanceReporter   = (*generation)(nil)
+	_ sdk.VirtualServiceUser = (*generation)(nil)
+	_ sdk.InstanceWatcher    = (*generation)(nil)
 )
 
 // Settings implements sdk.Compiled.
@@ -113,14 +113,14 @@ func rangesOf(all []netip.Prefix) (out addressRanges) {
 func (c *config) Open(live sdk.Live) (sdk.Running, error) { return newPlane(c, live) }
 
 // VirtualServices implements sdk.VirtualServiceUser.
-func (w *plane) VirtualServices(update sdk.VirtualServiceUpdate) error {
+func (w *generation) VirtualServices(update sdk.VirtualServiceUpdate) error {
 	free, err := w.update(&update, time.Now())
 	w.inject(free)
 	return err
 }
 
 // InstanceChanged implements sdk.InstanceWatcher.
-func (w *plane) InstanceChanged(i sdk.Instance, there bool) {
+func (w *generation) InstanceChanged(i sdk.Instance, there bool) {
 	if err := w.instanceChanged(i, there, time.Now()); err != nil {
 		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", w.live.Module,
 			"interface", i.Interface, "error", err)
@@ -133,7 +133,7 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (w *plane) Run(ctx context.Context) {
+func (w *generation) Run(ctx context.Context) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { w.note("events", w.follow(ctx)) })
@@ -152,7 +152,7 @@ func (w *plane) Run(ctx context.Context) {
 
 // age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every
 // 10 s.
-func (w *plane) age(ctx context.Context) {
+func (w *generation) age(ctx context.Context) {
 	w.pause = func(d time.Duration) {
 		select {
 		case <-ctx.Done():
@@ -172,7 +172,7 @@ func (w *plane) age(ctx context.Context) {
 	}
 }
 
-func (w *plane) tick(now time.Time) {
+func (w *generation) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
 	w.note("unknown addresses", err)
@@ -181,7 +181,7 @@ func (w *plane) tick(now time.Time) {
 }
 
 // note keeps the result of background work for Health.
-func (w *plane) note(work string, err error) {
+func (w *generation) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil && w.troubles[work] == nil {
@@ -191,7 +191,7 @@ func (w *plane) note(work string, err error) {
 }
 
 // rankAgain looks which instances are closest now.
-func (w *plane) rankAgain(now time.Time) error {
+func (w *generation) rankAgain(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, v := range w.addresses {
@@ -206,7 +206,7 @@ func (w *plane) rankAgain(now time.Time) error {
 }
 
 // again tries to find room for what had none.
-func (w *plane) again(now time.Time) error {
+func (w *generation) again(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.services {
@@ -221,7 +221,7 @@ func (w *plane) again(now time.Time) error {
 }
 
 // Health implements sdk.HealthChecker.
-func (w *plane) Health() error {
+func (w *generation) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {

@@ -22,7 +22,7 @@ import (
 //	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 by default
 //	GET held         packets that wait for their destination to be known, and unknown addresses
 //	GET stats        how full the tables are, and what happened so far
-func (w *plane) Handler() http.Handler {
+func (w *generation) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(path string, do func(url.Values) (any, error)) {
 		mux.HandleFunc("GET /"+path, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r.URL.Query())) })
@@ -56,7 +56,7 @@ type AddressReport struct {
 	ID    uint32 `json:"id"`
 }
 
-func (w *plane) listServices(name string) []ServiceReport {
+func (w *generation) listServices(name string) []ServiceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := []ServiceReport{}
@@ -106,7 +106,7 @@ type InstanceReport struct {
 	Ejected  string `json:"ejected,omitempty"` // why it gets no new sessions, and for how long
 }
 
-func (w *plane) listInstances(service string) []InstanceReport {
+func (w *generation) listInstances(service string) []InstanceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	interfaces := map[uint32]*localService{}
@@ -126,7 +126,7 @@ func (w *plane) listInstances(service string) []InstanceReport {
 	return out
 }
 
-func (w *plane) report(t *target, at *localService) InstanceReport {
+func (w *generation) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(),
 		State: "ready", Path: "ordinary",
@@ -194,7 +194,7 @@ const (
 	maxLimit     = 100_000
 )
 
-func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
+func (w *generation) listSessions(q url.Values) (*SessionsReport, error) {
 	limit := defaultLimit
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -229,7 +229,7 @@ func (w *plane) listSessions(q url.Values) (*SessionsReport, error) {
 	return out, each(w.maps.pending, mapPending, list)
 }
 
-func (w *plane) reportSession(k *flow, s *session, now uint64) SessionReport {
+func (w *generation) reportSession(k *flow, s *session, now uint64) SessionReport {
 	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort),
 		Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
 		Ifindex: k.Ifindex, State: stateName(s.State), Hairpin: s.Flags&sessionHairpin != 0,
@@ -302,7 +302,7 @@ var countNames = [...]string{countOpened: "opened", countReselected: "reselected
 	countCrowded:   "crowded",
 	countRecovered: "recovered"}
 
-func (w *plane) stats() (*StatsReport, error) {
+func (w *generation) stats() (*StatsReport, error) {
 	counters, err := w.counters()
 	if err != nil {
 		return nil, err
@@ -336,7 +336,7 @@ func (w *plane) stats() (*StatsReport, error) {
 }
 
 // counters sums those of the data plane over the CPUs.
-func (w *plane) counters() (map[string]uint64, error) {
+func (w *generation) counters() (map[string]uint64, error) {
 	out := map[string]uint64{}
 	var perCPU []uint64
 	for i, name := range countNames {
@@ -351,7 +351,7 @@ func (w *plane) counters() (map[string]uint64, error) {
 }
 
 // Collect implements sdk.Collector.
-func (w *plane) Collect() ([]sdk.Sample, error) {
+func (w *generation) Collect() ([]sdk.Sample, error) {
 	s, err := w.stats()
 	if err != nil {
 		return nil, err

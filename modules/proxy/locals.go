@@ -192,7 +192,7 @@ func (l *locals) at(p place, service string) uint32 {
 }
 
 // instanceChanged takes over that a service of the node has come, changed or gone.
-func (w *plane) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
+func (w *generation) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if there {
@@ -202,7 +202,7 @@ func (w *plane) instanceChanged(i sdk.Instance, there bool, now time.Time) error
 }
 
 // relocate tells the data plane which instances are on this node.
-func (w *plane) relocate() error {
+func (w *generation) relocate() error {
 	for _, t := range w.targets {
 		if t.service == nil {
 			continue

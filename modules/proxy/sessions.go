@@ -200,7 +200,7 @@ const goneFor = 5 * time.Minute
 
 // sweep removes sessions that have ended, corrects how many instances and interfaces have, and frees those that are
 // gone when no session refers to them.
-func (w *plane) sweep(now time.Time) error {
+func (w *generation) sweep(now time.Time) error {
 	s := w.sweeper
 	s.begin(s.clock())
 	before, steps := w.sessionCounts(), w.newSteps()
@@ -231,7 +231,7 @@ type steps struct {
 	work  time.Duration
 }
 
-func (w *plane) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
+func (w *generation) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
 
 func (s *steps) done() {
 	d := time.Since(s.begin)
@@ -245,7 +245,7 @@ func (s *steps) done() {
 func (s *steps) took() time.Duration { return s.work + time.Since(s.begin) }
 
 // read takes note of all sessions.
-func (w *plane) read(gone goneThings, steps *steps) error {
+func (w *generation) read(gone goneThings, steps *steps) error {
 	table := func(kept bool) func([]flow, []session) {
 		return func(keys []flow, values []session) {
 			for i := range keys {
@@ -262,7 +262,7 @@ func (w *plane) read(gone goneThings, steps *steps) error {
 
 // expire removes entries. What is in sessions is examined again, as a packet may have come since; and what its
 // interface holds is counted.
-func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
+func (w *generation) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	removed := uint64(0)
 	var pending []flow
 	for i := range over {
@@ -287,7 +287,7 @@ func (w *plane) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	return removed + uint64(len(pending)), removeAll(w.maps.pending, mapPending, pending)
 }
 
-func (w *plane) expireKept(c *candidateEntry) (bool, error) {
+func (w *generation) expireKept(c *candidateEntry) (bool, error) {
 	var e session
 	if err := w.maps.sessions.Lookup(&c.key, &e); err != nil || e.Seen != c.seen && !w.sweeper.pairs[c.hash].lost {
 		return errors.Is(err, ebpf.ErrKeyNotExist), nil
@@ -306,7 +306,7 @@ func (w *plane) expireKept(c *candidateEntry) (bool, error) {
 }
 
 // returnShare counts a session that an interface has no more.
-func (w *plane) returnShare(ifindex uint32) {
+func (w *generation) returnShare(ifindex uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.maps.shares[0].addSessions(-1)
@@ -332,7 +332,7 @@ type goneThings struct {
 	before    time.Time
 }
 
-func (w *plane) gone(now time.Time) goneThings {
+func (w *generation) gone(now time.Time) goneThings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := goneThings{clients: map[uint32]bool{}, instances: make([]*target, len(w.byIndex)), before: now.Add(-goneFor)}
@@ -365,7 +365,7 @@ type reading struct {
 	shares       []int64 // by index in locals
 }
 
-func (w *plane) sessionCounts() reading {
+func (w *generation) sessionCounts() reading {
 	r := reading{open: make([]int64, len(w.maps.stats)), opened: make([]int64, len(w.maps.stats)),
 		shares: make([]int64, len(w.maps.shares))}
 	for i := range r.open {
@@ -391,7 +391,7 @@ func astray(before, found, after, churn int64) int64 {
 
 // correct sets right how many sessions instances and interfaces have: entries that pending dropped are still counted,
 // and another version may have counted nothing.
-func (w *plane) correct(before reading) {
+func (w *generation) correct(before reading) {
 	all, found := int64(0), make([]int64, len(w.maps.shares))
 	for _, t := range w.targets {
 		stats := &w.maps.stats[t.index]
@@ -413,7 +413,7 @@ func (w *plane) correct(before reading) {
 }
 
 // free gives back what is gone and no session refers to.
-func (w *plane) free(now time.Time) error {
+func (w *generation) free(now time.Time) error {
 	for identity, t := range w.targets {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
 			continue
@@ -439,7 +439,7 @@ func (w *plane) free(now time.Time) error {
 const idleFor = 10 * time.Minute
 
 // idle reports to the agent which dynamic virtual services are not in use.
-func (w *plane) idle(now time.Time) {
+func (w *generation) idle(now time.Time) {
 	for _, s := range w.services {
 		for _, t := range s.targets {
 			if w.sweeper.refs[t.index] != 0 {

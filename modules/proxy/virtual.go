@@ -42,7 +42,7 @@ var (
 )
 
 // putVirtuals writes the addresses of a service.
-func (w *plane) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
+func (w *generation) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
 	s.virtuals = make([]*virtual, 0, len(all))
 	for i := range all {
 		a, err := netip.ParseAddr(all[i].Address)
@@ -67,7 +67,7 @@ func (w *plane) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.
 }
 
 // virtualAt returns the virtual address of a service, which may have been another one's. It is nil if there is no room.
-func (w *plane) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
+func (w *generation) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
 	if v := w.addresses[a]; v != nil {
 		if v.service != nil && v.service != s {
 			v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
@@ -86,7 +86,7 @@ func (w *plane) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, er
 }
 
 // run is the run of slots for a virtual address: what its policy makes of the instances that take new sessions.
-func (w *plane) run(v *virtual, now time.Time) []uint32 {
+func (w *generation) run(v *virtual, now time.Time) []uint32 {
 	var able []*target
 	for _, t := range v.service.targets {
 		if !t.drains && t.has(v.addr.Is4()) && (v.only == "" || v.only == t.name) {
@@ -112,7 +112,7 @@ func (w *plane) run(v *virtual, now time.Time) []uint32 {
 }
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
-func (w *plane) share() int {
+func (w *generation) share() int {
 	if int(w.slots.used) > len(w.maps.slots)/4*3 {
 		return maglevScarce
 	}
@@ -135,7 +135,7 @@ func membersOf(all []*target) []member {
 	return out
 }
 
-func (w *plane) candidates(all []*target) []candidate {
+func (w *generation) candidates(all []*target) []candidate {
 	out := make([]candidate, len(all))
 	for i, t := range all {
 		out[i] = candidate{t.index, t.distance, time.Duration(w.maps.stats[t.index].rtt())}
@@ -145,7 +145,7 @@ func (w *plane) candidates(all []*target) []candidate {
 
 // writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are
 // new, then the address itself. The old run rests before it is written over.
-func (w *plane) writeVirtual(v *virtual, run []uint32, now time.Time) error {
+func (w *generation) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
 	next.Policy, next.Flags = policies[v.policy], 0
 	if len(v.service.ports) > 0 {
@@ -196,7 +196,7 @@ func digestOf(run []uint32) uint64 {
 
 // writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are
 // left.
-func (w *plane) writePorts(v *virtual) error {
+func (w *generation) writePorts(v *virtual) error {
 	var all []portEntry
 	for _, p := range v.service.ports {
 		to := cmp.Or(p.TargetPort, p.Port)
@@ -217,7 +217,7 @@ func (w *plane) writePorts(v *virtual) error {
 }
 
 // dropPorts removes those of before that the address has no more.
-func (w *plane) dropPorts(v *virtual, before []portEntry) error {
+func (w *generation) dropPorts(v *virtual, before []portEntry) error {
 	for _, p := range before {
 		same := func(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
 		if slices.ContainsFunc(v.ports, same) {
@@ -231,7 +231,7 @@ func (w *plane) dropPorts(v *virtual, before []portEntry) error {
 }
 
 // dropVirtuals removes the addresses of before that the service has no more, and that no other service has taken over.
-func (w *plane) dropVirtuals(s *service, before []*virtual, now time.Time) error {
+func (w *generation) dropVirtuals(s *service, before []*virtual, now time.Time) error {
 	for _, v := range before {
 		if v.service != s || slices.Contains(s.virtuals, v) {
 			continue
@@ -243,7 +243,7 @@ func (w *plane) dropVirtuals(s *service, before []*virtual, now time.Time) error
 	return nil
 }
 
-func (w *plane) dropVirtual(v *virtual, now time.Time) error {
+func (w *generation) dropVirtual(v *virtual, now time.Time) error {
 	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
 		return err
 	}

@@ -14,11 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// plane is the control plane's state of a generation: what it has received, and what of that is in the maps. A packet
-// meets the maps at any time, so they change in an order in which each state between is right: instances first, then
-// runs of slots, ports and at last the virtual addresses that refer to them; what is no longer referred to goes after
-// that.
-type plane struct {
+// generation is what the control plane has received for a generation, and what of that is in the maps. A packet may
+// read the maps at any time, so they are written in an order in which each state between is right: instances first,
+// then runs of slots, ports, and last the virtual addresses that refer to them; then what is no longer referred to is
+// deleted.
+type generation struct {
 	config *config
 	live   sdk.Live
 	maps   *mapSet
@@ -35,8 +35,8 @@ type plane struct {
 	table     lastTable
 	held      *held
 	negative  *negative
-	seen      map[string]bool // put since the agent began to tell all; nil: it has told all
-	told      bool            // all, at least once
+	seen      map[string]bool // received since the full update began; nil: it is complete
+	synced    bool            // a full update has been received
 	sweeper   *sweeper
 	pause     func(time.Duration) // between the steps of a sweep; nil: none
 	tally     tally
@@ -85,12 +85,12 @@ func (t *target) has(v4 bool) bool {
 // restFor is how long what packets might still read is left alone. They read for microseconds.
 const restFor = time.Second
 
-func newPlane(c *config, live sdk.Live) (*plane, error) {
+func newPlane(c *config, live sdk.Live) (*generation, error) {
 	k, err := openMaps(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	w := &plane{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
+	w := &generation{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
 		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()),
 		sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
@@ -111,7 +111,7 @@ func identityOf(service, instance string) uint64 {
 }
 
 // update takes over what the agent tells. It returns the packets that can continue now.
-func (w *plane) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
+func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if u.Reset {
@@ -149,7 +149,7 @@ func (w *plane) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacke
 }
 
 // complete removes what the agent has not mentioned since it began to tell all.
-func (w *plane) complete(now time.Time) error {
+func (w *generation) complete(now time.Time) error {
 	if w.seen == nil {
 		return nil
 	}
@@ -160,13 +160,13 @@ func (w *plane) complete(now time.Time) error {
 			}
 		}
 	}
-	w.seen, w.told = nil, true
+	w.seen, w.synced = nil, true
 	return w.removeOrphans(now)
 }
 
 // put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest
 // of the service works. Errors are those of the kernel.
-func (w *plane) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
+func (w *generation) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	s := w.services[vs.Name]
 	if s == nil {
 		s = &service{name: vs.Name, used: now}
@@ -193,7 +193,7 @@ func (w *plane) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 }
 
 // putTargets writes the instances of a service.
-func (w *plane) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
+func (w *generation) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
 	s.targets = make([]*target, 0, len(all))
 	for i := range all {
 		t, err := w.putTarget(s, &all[i], now)
@@ -208,7 +208,7 @@ func (w *plane) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.
 }
 
 // drain marks the instances that drain, which no run of slots has any more.
-func (w *plane) drain(targets []*target) error {
+func (w *generation) drain(targets []*target) error {
 	for _, t := range targets {
 		if t.drains {
 			if err := w.setFlags(t, instanceDraining); err != nil {
@@ -220,7 +220,7 @@ func (w *plane) drain(targets []*target) error {
 }
 
 // putTarget returns nil if there is no room.
-func (w *plane) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
+func (w *generation) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
 	identity := identityOf(s.name, vi.Name)
 	t := w.targets[identity]
 	if t == nil {
@@ -244,7 +244,7 @@ func (w *plane) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Tim
 	return t, w.move(t, where, flags)
 }
 
-func (w *plane) newTarget(identity uint64, now time.Time) (*target, error) {
+func (w *generation) newTarget(identity uint64, now time.Time) (*target, error) {
 	index, ok := w.indices.take(now)
 	if !ok {
 		return nil, nil
@@ -263,7 +263,7 @@ func (w *plane) newTarget(identity uint64, now time.Time) (*target, error) {
 }
 
 // placeOf is where an instance is: on this node if one of its addresses is a service's here.
-func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
+func (w *generation) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 	for _, text := range vi.Addresses {
 		a, parseErr := netip.ParseAddr(text)
 		if parseErr != nil {
@@ -281,7 +281,7 @@ func (w *plane) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 
 // move writes where an instance is now. Another address makes a new generation: first the place that does not count,
 // then the generation, by which it counts. With the old address sessions just continue.
-func (w *plane) move(t *target, where place, flags uint32) error {
+func (w *generation) move(t *target, where place, flags uint32) error {
 	before := *t.place()
 	e := t.entry
 	if e.Flags&instanceGone == 0 && before.Addr4 == where.Addr4 && before.Addr6 == where.Addr6 {
@@ -298,13 +298,13 @@ func (w *plane) move(t *target, where place, flags uint32) error {
 	return w.writeTarget(t, e)
 }
 
-func (w *plane) setFlags(t *target, flags uint32) error {
+func (w *generation) setFlags(t *target, flags uint32) error {
 	e := t.entry
 	e.Flags = flags
 	return w.writeTarget(t, e)
 }
 
-func (w *plane) writeTarget(t *target, e instance) error {
+func (w *generation) writeTarget(t *target, e instance) error {
 	if e == t.entry {
 		return nil
 	}
@@ -317,7 +317,7 @@ func (w *plane) writeTarget(t *target, e instance) error {
 
 // dropTargets marks the instances of before that the service has no more. Their sessions end, or find another instance;
 // the sweep frees their indices when no session refers to them.
-func (w *plane) dropTargets(s *service, before []*target, now time.Time) error {
+func (w *generation) dropTargets(s *service, before []*target, now time.Time) error {
 	there := make(map[*target]bool, len(s.targets))
 	for _, t := range s.targets {
 		there[t] = true
@@ -332,12 +332,12 @@ func (w *plane) dropTargets(s *service, before []*target, now time.Time) error {
 	return nil
 }
 
-func (w *plane) retire(t *target, now time.Time) error {
+func (w *generation) retire(t *target, now time.Time) error {
 	t.service, t.gone = nil, now
 	return w.setFlags(t, instanceGone)
 }
 
-func (w *plane) removeService(name string, now time.Time) error {
+func (w *generation) removeService(name string, now time.Time) error {
 	s := w.services[name]
 	if s == nil {
 		return nil

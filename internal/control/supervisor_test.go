@@ -73,8 +73,8 @@ func newFake(handler http.Handler) *fake {
 	return f
 }
 
-func testPlane(start func() (*run, error)) *Plane {
-	p := newPlane("m", &pkgs.Package{}, Options{Log: quiet}, nil)
+func testSupervisor(start func() (*run, error)) *Supervisor {
+	p := newSupervisor("m", &pkgs.Package{}, Options{Log: quiet}, nil)
 	p.start = start
 	return p
 }
@@ -107,13 +107,13 @@ func (h *handler) called() []string {
 // serverGrant is a capability for which the agent asks what the control plane wants.
 type serverGrant struct{}
 
-func (serverGrant) serve(context.Context, *Plane, *run, *sdk.Requests) {}
+func (serverGrant) serve(context.Context, *Supervisor, *run, *sdk.Requests) {}
 
 // One that answers at once that it wants nothing is not asked all the time.
 func TestHastyWants(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"wanted": http.StatusNoContent}}
-		p := testPlane(func() (*run, error) { return newFake(h).run, nil })
+		p := testSupervisor(func() (*run, error) { return newFake(h).run, nil })
 		p.grants = []any{serverGrant{}}
 		done := make(chan struct{})
 		go func() {
@@ -129,7 +129,7 @@ func TestHastyWants(t *testing.T) {
 	})
 }
 
-func (p *Plane) now() *run {
+func (p *Supervisor) now() *run {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.run
@@ -140,7 +140,7 @@ func TestBackOff(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tries []time.Duration
 		begin := time.Now()
-		p := testPlane(func() (*run, error) {
+		p := testSupervisor(func() (*run, error) {
 			tries = append(tries, time.Since(begin))
 			return nil, errors.New("no way")
 		})
@@ -164,7 +164,7 @@ func TestBackOffAfterACalmRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin := time.Now()
 		var tries []time.Duration
-		p := testPlane(func() (*run, error) {
+		p := testSupervisor(func() (*run, error) {
 			tries = append(tries, time.Since(begin).Round(time.Millisecond))
 			if len(tries) < 4 {
 				return nil, errors.New("not yet")
@@ -200,7 +200,7 @@ func TestHealth(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				starts := 0
-				p := testPlane(func() (*run, error) {
+				p := testSupervisor(func() (*run, error) {
 					if starts++; starts > 1 {
 						return nil, errors.New("only once")
 					}
@@ -231,7 +231,7 @@ func TestHealthIsUnknownAtFirst(t *testing.T) {
 			}
 		}))
 		f.run.maps = unread(t)
-		p := testPlane(func() (*run, error) { return f.run, nil })
+		p := testSupervisor(func() (*run, error) { return f.run, nil })
 		p.want = &live{name: "live-1"}
 		p.wake()
 		go p.supervise()
@@ -259,7 +259,7 @@ func TestConditions(t *testing.T) {
 			fmt.Fprintf(w, `{"conditions": [{"type": "Fuse", "status": %q, "reason": "R", "message": "at %v"}]}`, status,
 				time.Since(begin))
 		}
-		p := testPlane(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
+		p := testSupervisor(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
 		var changed time.Duration
 		p.onChange = func(string) { changed = time.Since(begin) }
 		go p.supervise()
@@ -283,7 +283,7 @@ func TestConditions(t *testing.T) {
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"start": 204}}
-		p := testPlane(func() (*run, error) {
+		p := testSupervisor(func() (*run, error) {
 			f := newFake(h)
 			f.run.maps = unread(t)
 			return f.run, nil
@@ -336,7 +336,7 @@ func TestProxy(t *testing.T) {
 		_, _ = io.Copy(w, r.Body)
 	}))
 	defer f.end("done")
-	p := testPlane(nil)
+	p := testSupervisor(nil)
 	p.run, p.state.Started = f.run, true
 	r := httptest.NewRequest(http.MethodPut, "/a%2Fb/c?x=1", strings.NewReader("body"))
 	r.Header.Set("Authorization", "Bearer secret")
@@ -367,25 +367,25 @@ func TestSettings(t *testing.T) {
 	m := &Manager{opts: Options{State: t.TempDir(), Log: quiet}}
 	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9},
 		Idle: []string{"egress"}}
-	if _, known := m.Recall("m", "id1"); known {
+	if _, known := m.CachedSettings("m", "id1"); known {
 		t.Error("something is known before it was sent")
 	}
-	if err := m.Remember("m", "id1", want); err != nil {
+	if err := m.CacheSettings("m", "id1", want); err != nil {
 		t.Fatal(err)
 	}
-	got, known := m.Recall("m", "id1")
+	got, known := m.CachedSettings("m", "id1")
 	if !known || fmt.Sprint(got.Constants["port"]) != "80" || got.MaxEntries["flows"] != 9 ||
 		!slices.Equal(got.Idle, want.Idle) {
 		t.Errorf("%+v %v", got, known)
 	}
-	if _, known := m.Recall("m", "id2"); known {
+	if _, known := m.CachedSettings("m", "id2"); known {
 		t.Error("settings of another generation are taken")
 	}
 	for _, text := range []string{"", "{", `{"id":"id1","settings":{"idle":["sideways"]}}`, `{"id":"id1","more":1}`} {
 		if err := os.WriteFile(m.settingsFile("m"), []byte(text), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, known := m.Recall("m", "id1"); known {
+		if _, known := m.CachedSettings("m", "id1"); known {
 			t.Errorf("%q is taken", text)
 		}
 	}
@@ -472,7 +472,7 @@ func TestSilentMetrics(t *testing.T) {
 			}
 		})
 		r := newFake(h).run
-		p := testPlane(nil)
+		p := testSupervisor(nil)
 		p.run, p.state.Started = r, true
 		check := func(wantStale bool, atMost time.Duration) {
 			t.Helper()

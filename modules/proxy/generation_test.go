@@ -28,7 +28,7 @@ type plant struct {
 	t      testing.TB
 	config *config
 	live   sdk.Live
-	w      *plane
+	w      *generation
 	now    time.Time
 	locals []sdk.Instance
 	wanted []netip.Addr
@@ -99,7 +99,7 @@ func newMaps(t testing.TB, p *config) sdk.Maps {
 func (p *plant) restart(config string) {
 	p.t.Helper()
 	p.config = compileConfig(p.t, config)
-	p.w = sdktest.Open[*plane](p.t, p.config, p.live)
+	p.w = sdktest.Open[*generation](p.t, p.config, p.live)
 }
 
 func (p *plant) tell(u sdk.VirtualServiceUpdate) {

@@ -20,8 +20,8 @@ var roles = [...]model.Role{model.Live, model.Shadow}
 
 var roleNames = [...]string{"live", "shadow"}
 
-// plane is what is known of one generation.
-type plane struct {
+// generation is what is known of one generation.
+type generation struct {
 	config *config
 	live   sdk.Live
 	slots  *model.Slots
@@ -33,7 +33,7 @@ type plane struct {
 	loaded   [len(roles)]*loaded
 	refused  [len(roles)]error // why the model that the config names does not run
 	fresh    map[string]bool   // names received since the last Reset; nil outside a full update
-	told     bool              // a full update has been received
+	synced   bool              // a full update has been received
 	judge    judge
 	troubles map[string]error // of background work
 }
@@ -55,7 +55,7 @@ type loaded struct {
 	columns []int           // of doc's features among those of the extractor
 }
 
-func newPlane(c *config, live sdk.Live) (*plane, error) {
+func newPlane(c *config, live sdk.Live) (*generation, error) {
 	models, err := live.Maps.Get(mapModels)
 	if err != nil {
 		return nil, err
@@ -68,7 +68,7 @@ func newPlane(c *config, live sdk.Live) (*plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &plane{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared, stream: newStream(),
+	return &generation{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared, stream: newStream(),
 		troubles: map[string]error{}, judge: newJudge()}, nil
 }
 
@@ -81,13 +81,13 @@ func (c *config) wants(role model.Role) string {
 }
 
 // Models implements sdk.ModelUser.
-func (w *plane) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
+func (w *generation) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.update(&update)
 }
 
-func (w *plane) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
+func (w *generation) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	if u.Reset {
 		w.fresh = map[string]bool{}
 	}
@@ -108,12 +108,12 @@ func (w *plane) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 		return answer, nil
 	}
 	fresh := w.fresh
-	w.fresh, w.told = nil, true
+	w.fresh, w.synced = nil, true
 	return answer, w.drop(func(wanted string) bool { return !fresh[wanted] })
 }
 
 // put loads a model in the roles that the config gives it. The answer reports models that cannot be used.
-func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
+func (w *generation) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 	for i, role := range roles {
 		if w.config.wants(role) != m.Name {
 			continue
@@ -141,7 +141,7 @@ func (w *plane) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 }
 
 // load makes a model run. refusal is why that one cannot; what ran before runs on then.
-func (w *plane) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {
+func (w *generation) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {
 	doc, refusal := model.Parse(m.Document)
 	if refusal != nil {
 		return nil, refusal, nil
@@ -235,7 +235,7 @@ func (c *config) mismatch(doc *model.Document) string {
 }
 
 // drop takes the models away whose names are meant, and those of roles that the config does not give.
-func (w *plane) drop(meant func(wanted string) bool) error {
+func (w *generation) drop(meant func(wanted string) bool) error {
 	for i, role := range roles {
 		wanted := w.config.wants(role)
 		if wanted != "" && !meant(wanted) {
@@ -253,7 +253,7 @@ func (w *plane) drop(meant func(wanted string) bool) error {
 }
 
 // modelCondition reports whether the models run that the config names.
-func (w *plane) modelCondition() sdk.Condition {
+func (w *generation) modelCondition() sdk.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := sdk.Condition{Type: "Model", Status: "True", Reason: "Running"}
@@ -266,7 +266,7 @@ func (w *plane) modelCondition() sdk.Condition {
 	case w.config.Model == "":
 		c.Status, c.Reason, c.Message = "False", "NoModelConfigured", "config.model is not set: packets are counted but "+
 			"not classified"
-	case !w.told:
+	case !w.synced:
 		c.Status, c.Reason = "Unknown", "Starting"
 	case w.loaded[model.Live] != nil:
 		l := w.loaded[model.Live]

@@ -32,8 +32,8 @@ const (
 	maxMissed   = 3 // health checks without any answer
 )
 
-// Plane is the control plane of one module in one version of its package.
-type Plane struct {
+// Supervisor is the control plane of one module in one version of its package.
+type Supervisor struct {
 	module  string
 	pkg     *pkgs.Package
 	log     *slog.Logger
@@ -93,28 +93,28 @@ func (s State) sameStatus(o State) bool {
 		slices.EqualFunc(s.Conditions, o.Conditions, same)
 }
 
-func newPlane(module string, p *pkgs.Package, opts Options, start starter) *Plane {
-	plane := &Plane{module: module, pkg: p, log: opts.Log.With("module", module), onChange: opts.OnChange,
+func newSupervisor(module string, p *pkgs.Package, opts Options, start starter) *Supervisor {
+	supervisor := &Supervisor{module: module, pkg: p, log: opts.Log.With("module", module), onChange: opts.OnChange,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
-	plane.grants = grant(&opts, module, p)
-	close(plane.resume)
-	plane.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
-	plane.state = State{Reason: "starting"}
-	return plane
+	supervisor.grants = grant(&opts, module, p)
+	close(supervisor.resume)
+	supervisor.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
+	supervisor.state = State{Reason: "starting"}
+	return supervisor
 }
 
 // Package is what the control plane belongs to.
-func (p *Plane) Package() *pkgs.Package { return p.pkg }
+func (p *Supervisor) Package() *pkgs.Package { return p.pkg }
 
 // State reports how it is.
-func (p *Plane) State() State {
+func (p *Supervisor) State() State {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.state
 }
 
-func (p *Plane) setState(change func(*State)) {
+func (p *Supervisor) setState(change func(*State)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	before := p.state
@@ -127,7 +127,7 @@ func (p *Plane) setState(change func(*State)) {
 }
 
 // Close ends the control plane and returns when it has ended.
-func (p *Plane) Close() {
+func (p *Supervisor) Close() {
 	p.mu.Lock()
 	select {
 	case <-p.closing:
@@ -139,7 +139,7 @@ func (p *Plane) Close() {
 }
 
 // Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.
-func (p *Plane) Rest() {
+func (p *Supervisor) Rest() {
 	p.mu.Lock()
 	if !isClosed(p.rest) {
 		close(p.rest)
@@ -162,7 +162,7 @@ func (p *Plane) Rest() {
 }
 
 // Resume is the end of a Rest, if there was one.
-func (p *Plane) Resume() {
+func (p *Supervisor) Resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if isClosed(p.rest) {
@@ -172,7 +172,7 @@ func (p *Plane) Resume() {
 }
 
 // turns are closed when the control plane is to rest, and when it is to continue.
-func (p *Plane) turns() (rest, resume <-chan struct{}) {
+func (p *Supervisor) turns() (rest, resume <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.rest, p.resume
@@ -188,7 +188,7 @@ func isClosed(c <-chan struct{}) bool {
 }
 
 // supervise keeps the control plane running.
-func (p *Plane) supervise() {
+func (p *Supervisor) supervise() {
 	defer close(p.closed)
 	defer p.setWant(nil)
 	for _, g := range grantsOf[closer](p) {
@@ -231,7 +231,7 @@ func (p *Plane) supervise() {
 const resting = "rests while a new version shows that it is healthy"
 
 // live is one run, from its start to its end.
-func (p *Plane) live(rest <-chan struct{}) error {
+func (p *Supervisor) live(rest <-chan struct{}) error {
 	r, err := p.start()
 	if err != nil {
 		return err
@@ -251,7 +251,7 @@ func (p *Plane) live(rest <-chan struct{}) error {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		p.attend(r)
+		p.syncUntilEnd(r)
 	}()
 	select {
 	case <-r.ended:
@@ -269,8 +269,8 @@ func (p *Plane) live(rest <-chan struct{}) error {
 	return r.why
 }
 
-// attend tells a run what it is to work on, and asks for its health.
-func (p *Plane) attend(r *run) {
+// syncUntilEnd keeps a run up to date and asks for its health, until it ends.
+func (p *Supervisor) syncUntilEnd(r *run) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
 	go func() {
@@ -291,7 +291,7 @@ func (p *Plane) attend(r *run) {
 	defer health.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
-	told, missed := &told{}, 0
+	delivered, missed := &delivered{}, 0
 	for {
 		select {
 		case <-r.ended:
@@ -299,9 +299,9 @@ func (p *Plane) attend(r *run) {
 		case <-p.closing:
 			return
 		case <-p.changed:
-			p.tell(ctx, r, told, retry)
+			p.synchronize(ctx, r, delivered, retry)
 		case <-retry.C:
-			p.tell(ctx, r, told, retry)
+			p.synchronize(ctx, r, delivered, retry)
 		case <-health.C:
 			if missed = p.checkHealth(ctx, r, missed); missed >= maxMissed {
 				r.process.kill(fmt.Sprintf("did not answer %d health checks", missed))

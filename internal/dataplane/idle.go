@@ -19,21 +19,21 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age tells every tendTime which ones
-// have no need to be in there for now, and by its ring buffer returning which ones have it again. It is user space that
-// takes them out and puts them in: syscall programs may not, and nothing else runs while a socket is idle.
-const tendTime = time.Second
+// The kernel keeps 1 KiB for each socket in a SOCKHASH. A module with the program age reports every agePeriod which
+// ones are idle, and in its ring buffer returning which ones have become active. User space removes and inserts them:
+// syscall programs may not, and nothing else runs while a socket is idle.
+const agePeriod = time.Second
 
-// Tended are the sockets of an attached module, which Close stops to look after.
-type Tended struct {
+// IdleAging ages the idle sockets of an attached module until Close.
+type IdleAging struct {
 	sockets *sockets
 	cancel  context.CancelFunc
 	done    chan struct{}
 }
 
-// Tend looks after the sockets of a chain, and tells should it have to give up. It returns nil if the chain is not
-// there, or the module has no need of it.
-func (d *Dataplane) Tend(spec chain.Spec, gaveUp func(error)) (*Tended, error) {
+// AgeIdle removes idle sockets from the map of a chain, and inserts those that become active, until Close. It calls
+// gaveUp if that fails for good. It returns nil if the chain is not there, or its module has no program for it.
+func (d *Dataplane) AgeIdle(spec chain.Spec, gaveUp func(error)) (*IdleAging, error) {
 	s, err := openSockets(d.layout.chain(spec))
 	if err != nil {
 		return nil, fmt.Errorf("open programs: %w", err)
@@ -43,10 +43,10 @@ func (d *Dataplane) Tend(spec chain.Spec, gaveUp func(error)) (*Tended, error) {
 		return nil, nil
 	}
 	ctx, cancel := context.WithCancel(context.Background())
-	t := &Tended{sockets: s, cancel: cancel, done: make(chan struct{})}
+	t := &IdleAging{sockets: s, cancel: cancel, done: make(chan struct{})}
 	go func() {
 		defer close(t.done)
-		if err := s.tend(ctx, tendTime); err != nil {
+		if err := s.ageIdle(ctx, agePeriod); err != nil {
 			gaveUp(err)
 		}
 	}()
@@ -54,7 +54,7 @@ func (d *Dataplane) Tend(spec chain.Spec, gaveUp func(error)) (*Tended, error) {
 }
 
 // Close may be called for nil.
-func (t *Tended) Close() {
+func (t *IdleAging) Close() {
 	if t == nil {
 		return
 	}
@@ -63,9 +63,9 @@ func (t *Tended) Close() {
 	t.sockets.Close()
 }
 
-// tend runs age every so often and answers returning, until ctx ends, or there is an error: then nothing goes out any
-// more.
-func (s *sockets) tend(ctx context.Context, every time.Duration) error {
+// ageIdle runs age periodically and answers returning, until ctx ends, or there is an error: then no socket is removed
+// any more.
+func (s *sockets) ageIdle(ctx context.Context, every time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	returned := make(chan error, 1)

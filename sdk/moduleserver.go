@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// plane serves the contract of docs/control-planes.md for one module.
-type plane struct {
+// moduleServer serves the contract of docs/control-planes.md for one module.
+type moduleServer struct {
 	module   string
 	control  Control
 	inbox    *inbox
@@ -58,11 +58,12 @@ type running struct {
 	instances map[InstanceKey]Instance
 }
 
-// servePlane serves until the agent closes the socket of the maps, or ctx ends.
-func servePlane(ctx context.Context, module string, control Control, listener net.Listener, maps *net.UnixConn) error {
+// serveControl serves until the agent closes the socket of the maps, or ctx ends.
+func serveControl(ctx context.Context, module string, control Control, listener net.Listener,
+	maps *net.UnixConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p := &plane{module: module, control: control, requests: newRequests(), retired: map[string]bool{}}
+	p := &moduleServer{module: module, control: control, requests: newRequests(), retired: map[string]bool{}}
 	p.inbox = newInbox(maps, p.serveClient)
 	server := &http.Server{Handler: p.routes(), ReadHeaderTimeout: 10 * time.Second}
 	var reading sync.WaitGroup
@@ -87,7 +88,7 @@ func servePlane(ctx context.Context, module string, control Control, listener ne
 	return err
 }
 
-func (p *plane) routes() http.Handler {
+func (p *moduleServer) routes() http.Handler {
 	mux := http.NewServeMux()
 	own := func(pattern string, do func(*http.Request) (any, error)) {
 		method, path, _ := strings.Cut(pattern, " ")
@@ -153,7 +154,7 @@ func decode[T any](r *http.Request) (T, error) {
 	return v, err
 }
 
-func (p *plane) serveCompile(r *http.Request) (any, error) {
+func (p *moduleServer) serveCompile(r *http.Request) (any, error) {
 	req, err := decode[CompileRequest](r)
 	if err != nil {
 		return nil, err
@@ -168,7 +169,7 @@ func (p *plane) serveCompile(r *http.Request) (any, error) {
 const compilationsKept = 2
 
 // compile remembers the last results: a large config is worked out once for compile, fill and start.
-func (p *plane) compile(config json.RawMessage) (Compiled, error) {
+func (p *moduleServer) compile(config json.RawMessage) (Compiled, error) {
 	sum := sha256.Sum256(config)
 	p.mu.Lock()
 	for _, c := range p.compiled {
@@ -191,7 +192,7 @@ func (p *plane) compile(config json.RawMessage) (Compiled, error) {
 	return result, nil
 }
 
-func (p *plane) serveFill(r *http.Request) (any, error) {
+func (p *moduleServer) serveFill(r *http.Request) (any, error) {
 	req, err := decode[GenerationRequest](r)
 	if err != nil {
 		return nil, err
@@ -208,7 +209,7 @@ func (p *plane) serveFill(r *http.Request) (any, error) {
 }
 
 // serveStart makes a generation the present one. If it is started already, only the instances are updated.
-func (p *plane) serveStart(r *http.Request) (any, error) {
+func (p *moduleServer) serveStart(r *http.Request) (any, error) {
 	req, err := decode[GenerationRequest](r)
 	if err != nil {
 		return nil, err
@@ -238,7 +239,7 @@ func (p *plane) serveStart(r *http.Request) (any, error) {
 
 // turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have
 // one reader only. If the next one cannot be opened there is none, and the agent tries again.
-func (p *plane) turn(before *running, activate func() (*running, error)) error {
+func (p *moduleServer) turn(before *running, activate func() (*running, error)) error {
 	p.turning.Lock()
 	defer p.turning.Unlock()
 	if before != nil {
@@ -256,7 +257,7 @@ func (p *plane) turn(before *running, activate func() (*running, error)) error {
 }
 
 // activate opens a generation and starts its work.
-func (p *plane) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
+func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
 	n := &running{generation: req.Generation, instances: byKey(req.Instances)}
 	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
 		Release: p.requests.release, Inject: p.inbox.packets.inject, Kernel: req.Kernel})
@@ -275,7 +276,7 @@ func (p *plane) activate(req GenerationRequest, c Compiled, maps Maps) (*running
 }
 
 // retire lets go of the maps of a generation when the last request is done with them.
-func (p *plane) retire(n *running) {
+func (p *moduleServer) retire(n *running) {
 	if n == nil {
 		return
 	}
@@ -288,7 +289,7 @@ func (p *plane) retire(n *running) {
 	})
 }
 
-func (p *plane) stop() {
+func (p *moduleServer) stop() {
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	p.ended = true
@@ -304,14 +305,14 @@ func (p *plane) stop() {
 	p.retiring.Wait()
 }
 
-func (p *plane) running() *running {
+func (p *moduleServer) running() *running {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.current
 }
 
 // use keeps the maps of the present generation open until users.Done.
-func (p *plane) use() *running {
+func (p *moduleServer) use() *running {
 	p.turning.RLock()
 	defer p.turning.RUnlock()
 	p.mu.Lock()
@@ -322,7 +323,7 @@ func (p *plane) use() *running {
 	return p.current
 }
 
-func (p *plane) serveDrop(r *http.Request) (any, error) {
+func (p *moduleServer) serveDrop(r *http.Request) (any, error) {
 	req, err := decode[GenerationRequest](r)
 	if err != nil {
 		return nil, err
@@ -340,7 +341,7 @@ func (p *plane) serveDrop(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-func (p *plane) serveInstance(r *http.Request, there bool) error {
+func (p *moduleServer) serveInstance(r *http.Request, there bool) error {
 	i, err := decode[Instance](r)
 	if err != nil {
 		return err
@@ -352,7 +353,7 @@ func (p *plane) serveInstance(r *http.Request, there bool) error {
 	return nil
 }
 
-func (p *plane) serveVirtualServices(r *http.Request) (any, error) {
+func (p *moduleServer) serveVirtualServices(r *http.Request) (any, error) {
 	update, err := decode[VirtualServiceUpdate](r)
 	if err != nil {
 		return nil, err
@@ -362,7 +363,7 @@ func (p *plane) serveVirtualServices(r *http.Request) (any, error) {
 	})
 }
 
-func (p *plane) serveModels(r *http.Request) (any, error) {
+func (p *moduleServer) serveModels(r *http.Request) (any, error) {
 	update, err := decode[ModelUpdate](r)
 	if err != nil {
 		return nil, err
@@ -371,7 +372,7 @@ func (p *plane) serveModels(r *http.Request) (any, error) {
 }
 
 // updateUser passes resources to the present generation, if it is the one meant and works with them.
-func updateUser[U any](p *plane, generation string, update func(U) (any, error)) (any, error) {
+func updateUser[U any](p *moduleServer, generation string, update func(U) (any, error)) (any, error) {
 	now := p.use()
 	if now == nil {
 		return nil, errOtherGeneration
@@ -389,7 +390,7 @@ func updateUser[U any](p *plane, generation string, update func(U) (any, error))
 	return update(user)
 }
 
-func (p *plane) serveHealth(*http.Request) (any, error) {
+func (p *moduleServer) serveHealth(*http.Request) (any, error) {
 	now := p.use()
 	if now == nil {
 		return nil, p.unopened()
@@ -416,7 +417,7 @@ func (p *plane) serveHealth(*http.Request) (any, error) {
 }
 
 // unopened is why there is no generation, if its start failed.
-func (p *plane) unopened() error {
+func (p *moduleServer) unopened() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.failure == nil {
@@ -425,7 +426,7 @@ func (p *plane) unopened() error {
 	return &unhealthyError{p.failure}
 }
 
-func (p *plane) serveMetrics(*http.Request) (any, error) {
+func (p *moduleServer) serveMetrics(*http.Request) (any, error) {
 	now := p.use()
 	if now == nil {
 		return []Sample{}, nil
@@ -438,7 +439,7 @@ func (p *plane) serveMetrics(*http.Request) (any, error) {
 	return m.Collect()
 }
 
-func (p *plane) serveModule(w http.ResponseWriter, r *http.Request) {
+func (p *moduleServer) serveModule(w http.ResponseWriter, r *http.Request) {
 	now := p.use()
 	if now == nil {
 		reply(w)(nil, &unhealthyError{errors.New("the module is not running yet")})
