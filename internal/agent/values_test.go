@@ -65,6 +65,12 @@ func TestRuleChangeLoadsNothing(t *testing.T) {
 // valueChanges are configs of built-in modules of which values has the program of first, and shape has not. KEY1 and
 // KEY2 are files with keys.
 var valueChanges = map[string]struct{ first, values, shape string }{
+	"proxy": {
+		`{"ranges": ["10.77.0.0/16"], "timeouts": {"udp": "30s"}}`,
+		`{"ranges": ["10.78.0.0/16"], "tables": {"sessionsPerService": 1000}, "timeouts": {"udp": "40s"},
+			"passiveHealth": {"failures": 1}, "unknown": {"holdPackets": 8}}`,
+		`{"ranges": ["10.78.0.0/16"], "tables": {"sessions": 1024}}`,
+	},
 	"tunnel": {
 		`{"keys": [{"id": 1, "key": {"fromFile": "KEY1"}}], "network": 7,
 			"nodes": [{"address": "192.0.2.9", "subnets": ["10.99.0.0/24"]}]}`,

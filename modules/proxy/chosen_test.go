@@ -185,9 +185,7 @@ func TestUnknownComesAndGoes(t *testing.T) {
 	data := loadProxy(t, nil)
 	config := `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`
 	p := newPlantOn(t, config, data.maps)
-	if err := p.config.Fill(data.maps); err != nil {
-		t.Fatal(err)
-	}
+	data.change(p.config)
 	asked := make(chan netip.Addr, 1)
 	p.w.live.Resolve = func(a netip.Addr) { asked <- a }
 	ctx, cancel := context.WithCancel(t.Context())

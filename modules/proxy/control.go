@@ -41,9 +41,9 @@ func (c *config) Settings() sdk.Settings {
 	return sdk.Settings{
 		TranslatesReplies: true,
 		Constants: map[string]any{
-			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions),
-			"service_sessions": uint64(t.SessionsPerService), "pending_budget": t.Sessions / 4,
+			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions), "pending_budget": t.Sessions / 4,
 		},
+		Tunables: map[string]any{"service_sessions": uint64(t.SessionsPerService)},
 		MaxEntries: map[string]uint32{
 			mapSessions: 2 * t.Sessions, mapPending: 2 * t.Sessions, mapVIPs: t.Addresses + maxNegative, mapPorts: t.Ports,
 			mapSlots: t.Slots,
@@ -57,11 +57,11 @@ func (c *config) Settings() sdk.Settings {
 // Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if
 // their table changes.
 func (c *config) Fill(maps sdk.Maps) error {
-	m, err := maps.Get(mapRanges)
+	half, err := maps.FreeHalf()
 	if err != nil {
 		return err
 	}
-	if err := write(m, mapRanges, uint32(0), rangesOf(c.Ranges)); err != nil {
+	if err := maps.Put(mapRanges, uint32(half), rangesOf(c.Ranges)); err != nil {
 		return err
 	}
 	if before := maps[previousSessions]; before != nil {

@@ -74,7 +74,7 @@ func TestFill(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got addressRanges
-	if err := maps[mapRanges].Lookup(uint32(0), &got); err != nil || got.Count != 2 {
+	if err := maps[mapRanges].Lookup(uint32(1), &got); err != nil || got.Count != 2 {
 		t.Fatalf("%d ranges, %v", got.Count, err)
 	}
 	in := func(text string) int {

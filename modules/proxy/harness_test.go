@@ -81,6 +81,16 @@ func load(t testing.TB, mod dataplane.Module) *kernel {
 	return &kernel{t: t, loaded: l, egress: l.Program, ingress: ingress, maps: l.Maps[mod.Name]}
 }
 
+// change gives the data plane the values of another config, without a new program.
+func (k *kernel) change(c *config) {
+	k.t.Helper()
+	mod := module(k.t, nil)
+	mod.Settings, mod.Values, mod.Fill = c.Settings(), chain.ShortHash(fmt.Append(nil, *c)), c.Fill
+	if err := k.loaded.SetValues(mod); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
 func (k *kernel) put(name string, key, value any) {
 	k.t.Helper()
 	if err := k.maps[name].Put(key, value); err != nil {
@@ -171,7 +181,11 @@ func (k *kernel) addRange(prefixes ...string) {
 		r.Range[r.Count] = e
 		r.Count++
 	}
-	k.put(mapRanges, uint32(0), r)
+	half, err := k.maps.ActiveHalf()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.put(mapRanges, uint32(half), r)
 }
 
 // Actions of TC.

@@ -74,6 +74,51 @@ func TestClosedSessionsEvictNoLiveOnes(t *testing.T) {
 	}
 }
 
+// sessionsPerService and ranges change without a new program, and connections continue.
+func TestValuesChange(t *testing.T) {
+	const many, few = `{"ranges": ["10.77.0.0/16"]}`, `{"ranges": ["10.78.0.0/16"], "tables": {"sessionsPerService": 2}}`
+	for _, v4 := range []bool{true, false} {
+		w := newWorldOn(loadConfigured(t, many), v4)
+		w.twoSlots()
+		w.change(compileConfig(t, many))
+		w.open(10000)
+		opened, local := uint16(1), w.client
+		crowded := func() uint64 { return w.count(countCrowded) }
+		for _, step := range []struct {
+			config         string
+			unknown, other string
+			limited        bool
+		}{
+			{few, "10.78.1.1", "10.77.1.1", true},
+			{many, "10.77.1.1", "10.78.1.1", false},
+			{few, "10.78.1.1", "10.77.1.1", true},
+		} {
+			w.change(compileConfig(t, step.config))
+			before := crowded()
+			for range 3 {
+				w.open(10000 + opened)
+				opened++
+			}
+			if got := crowded() != before; got != step.limited {
+				t.Errorf("%s: a limit of two sessions is in force: %t", step.config, got)
+			}
+			if !w.talk(10000) {
+				t.Errorf("%s: a connection of before is reset", step.config)
+			}
+			client := local
+			if !v4 {
+				client = "10.18.9.9"
+			}
+			if got := w.out(tcp(client, 1000, step.unknown, 80, tcpSYN).bytes()); got.action != tcShot {
+				t.Errorf("%s: %s is not asked for: action %d", step.config, step.unknown, got.action)
+			}
+			if got := w.out(tcp(client, 1000, step.other, 80, tcpSYN).bytes()); got.action != tcNext {
+				t.Errorf("%s: %s: action %d", step.config, step.other, got.action)
+			}
+		}
+	}
+}
+
 // neighbours has another service on the node, which is up to no good.
 type neighbours struct {
 	*world

@@ -301,9 +301,10 @@ struct {
 	__type(value, __be16);
 } ports SEC(".maps");
 
+/* One for each half of the config. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct px_ranges);
 } ranges SEC(".maps");

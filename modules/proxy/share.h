@@ -9,8 +9,15 @@
 #define PX_SHARE_OF_FREE 4
 
 KERB_CONFIG(__u64, max_sessions, 65536);
-KERB_CONFIG(__u64, service_sessions, 0); /* of one interface; 0: PX_SHARE_OF_FREE alone decides */
 KERB_CONFIG(__u32, pending_budget, 16384); /* sessions per window: see struct px_share */
+
+/* What a change of the config changes without a new program, besides the ranges. No packet needs
+ * both: those to unknown addresses make no sessions. */
+struct px_values {
+	__u64 service_sessions; /* of one interface; 0: PX_SHARE_OF_FREE alone decides */
+};
+
+KERB_TUNABLES(struct px_values);
 
 static __always_inline __u32 px_local_of(__u32 ifindex)
 {
@@ -38,11 +45,12 @@ static __always_inline int px_share_allows(const struct px_share *s)
 {
 	__u32 zero = 0;
 	struct px_share *all = bpf_map_lookup_elem(&shares, &zero);
+	const struct px_values *v = kerb_tunables(kerb_tunables_half());
 
-	if (!s || !all || all->sessions >= max_sessions)
+	if (!s || !all || !v || all->sessions >= max_sessions)
 		return 0;
-	if (service_sessions)
-		return s->sessions < service_sessions;
+	if (v->service_sessions)
+		return s->sessions < v->service_sessions;
 	return s->sessions < PX_SHARE_OF_FREE * (max_sessions - all->sessions);
 }
 

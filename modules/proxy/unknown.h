@@ -19,8 +19,8 @@ static __always_inline int px_in_range(const struct px_addr *a, const struct px_
 
 static __always_inline int px_is_virtual(const struct px_addr *a)
 {
-	__u32 zero = 0;
-	struct px_ranges *all = bpf_map_lookup_elem(&ranges, &zero);
+	__u32 half = kerb_tunables_half();
+	struct px_ranges *all = bpf_map_lookup_elem(&ranges, &half);
 
 	if (!all)
 		return 0;
