@@ -34,6 +34,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/oci"
+	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -111,6 +112,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 	return a.run(ctx, cfg)
 }
 
+// open opens the store and the data plane, and the agent on them.
 func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
@@ -124,13 +126,21 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		log.Error("the store was damaged; running chains are left as they are until modules are applied again",
 			"kept", r.Path, "cause", r.Cause)
 	}
-	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
+	a, err := openOn(ctx, st, cfg, log)
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
+	return a, nil
+}
+
+func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.Logger) (*Agent, error) {
+	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
+	if err != nil {
+		return nil, err
+	}
 	desired, err := st.Snapshot()
 	if err != nil {
-		return nil, errors.Join(err, st.Close())
+		return nil, err
 	}
 	a := &Agent{
 		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), started: time.Now(),
@@ -149,37 +159,46 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
-		OnChange:     func(module string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module}) },
+		OnChange:     a.changed(v1.KindModule),
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
 	if err != nil {
-		return nil, errors.Join(err, st.Close())
+		return nil, err
 	}
-	a.virtual.OnChange(func(name string) {
-		a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindVirtualService, Name: name})
-	})
-	a.models.OnChange(func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModel, Name: name}) })
-	for _, all := range desired {
+	a.virtual.OnChange(a.changed(v1.KindVirtualService))
+	a.models.OnChange(a.changed(v1.KindModel))
+	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
+	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
+	a.restore(cfg.Paths)
+	return a, nil
+}
+
+// changed returns a function that has the status of a resource of a kind recorded.
+func (a *Agent) changed(kind string) func(name string) {
+	return func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: kind, Name: name}) }
+}
+
+// restore loads what an earlier agent has left besides the store, and passes on the desired state.
+func (a *Agent) restore(files paths.Paths) {
+	for _, all := range a.now.Desired {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
 	}
 	a.virtual.Restore()
-	a.catalog.SetPulled(oci.NewStore(cfg.Paths.Packages(), cfg.Paths.Keys()))
-	if a.bindings, err = service.OpenBindings(cfg.Paths.Bindings()); err != nil {
-		log.Warn("which interface belongs to which service is not known from before; those that have left their service "+
+	a.catalog.SetPulled(oci.NewStore(files.Packages(), files.Keys()))
+	var err error
+	if a.bindings, err = service.OpenBindings(files.Bindings()); err != nil {
+		a.log.Warn("which interface belongs to which service is not known from before; those that have left their service "+
 			"are not found", "error", err)
 	}
-	a.observer = &observe.Observer{Watcher: a.watcher, Binder: a.bindings, Cgroup: cmp.Or(cfg.Cgroup, "/"),
-		Resolve: service.ResolveAll}
-	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
+	a.observer.Binder = a.bindings
 	if err := a.catalog.Err(); err != nil {
-		log.Error("built-in packages that cannot be used", "error", err)
+		a.log.Error("built-in packages that cannot be used", "error", err)
 	}
-	for name, m := range resource.Module.All(desired) {
+	for name, m := range resource.Module.All(a.now.Desired) {
 		a.now.Modules[name] = a.preparer.Accepted(m)
 	}
-	a.watcher.Set(specs(desired))
-	return a, nil
+	a.watcher.Set(specs(a.now.Desired))
 }
 
 func (a *Agent) close() {

@@ -3,6 +3,8 @@
 package repository
 
 import (
+	"go/ast"
+	"go/parser"
 	"go/scanner"
 	"go/token"
 	"strings"
@@ -14,6 +16,7 @@ const (
 	columns  = 120 // of Go, where a tab is one
 	columnsC = 100 // where a tab goes to the next multiple of 8
 	fileEnd  = 500 // lines of a file that is not of tests
+	funcEnd  = 60  // lines of such a function
 )
 
 // longFiles may be longer: they wait for a split.
@@ -27,6 +30,28 @@ func TestLongFiles(t *testing.T) {
 			test := strings.HasSuffix(file, "_test.go") || strings.Contains(file, "testdata/")
 			if n := strings.Count(text, "\n"); n > fileEnd && !generated && !test && !longFiles[file] {
 				t.Errorf("%s has %d lines, want at most %d: split it along an idea", file, n, fileEnd)
+			}
+		}
+	}
+}
+
+func TestLongFunctions(t *testing.T) {
+	for _, file := range files(t, ".go") {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		set := token.NewFileSet()
+		parsed, err := parser.ParseFile(set, file, read(t, file), parser.SkipObjectResolution)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range parsed.Decls {
+			f, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			if n := set.Position(f.End()).Line - set.Position(f.Pos()).Line + 1; n > funcEnd {
+				t.Errorf("%s: %s has %d lines, want at most %d", file, f.Name.Name, n, funcEnd)
 			}
 		}
 	}

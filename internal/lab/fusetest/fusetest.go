@@ -24,7 +24,6 @@ type FS struct {
 	End    func() // with an error for callers that wait for an answer, as for those that close a file
 	device *os.File
 	silent atomic.Bool
-	polled atomic.Bool
 }
 
 // New mounts one.
@@ -69,9 +68,6 @@ func (f *FS) Open(t testing.TB) *os.File {
 // StopAnswering makes the file system ignore all further requests.
 func (f *FS) StopAnswering() { f.silent.Store(true) }
 
-// Polled reports whether epoll has asked about the file.
-func (f *FS) Polled() bool { return f.polled.Load() }
-
 // Requests (linux/fuse.h).
 const (
 	lookup  = 1
@@ -115,9 +111,6 @@ func (f *FS) serve() {
 		}
 		if _, err := binary.Decode(buffer[:n], binary.NativeEndian, &r); err != nil || r.Opcode == forget || f.silent.Load() {
 			continue
-		}
-		if r.Opcode == poll {
-			f.polled.Store(true)
 		}
 		body, errno := answer(&r)
 		var out bytes.Buffer

@@ -275,17 +275,6 @@ func (c *Cluster) Schedule(name string, number int, worker string) {
 	c.table[name].instances[number]["worker_id"] = worker
 }
 
-// Undeploy removes an instance.
-func (c *Cluster) Undeploy(name string, number int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.root[name].instances, number)
-	if j := c.table[name]; j != nil {
-		delete(j.instances, number)
-	}
-	c.notice(name, "UNDEPLOYMENT")
-}
-
 // Restart is a restart of the cluster service manager.
 func (c *Cluster) Restart() {
 	c.mu.Lock()

@@ -75,16 +75,6 @@ func (x *Flows) Packet(now uint64, p *Packet) *Window[Flow] {
 	return out
 }
 
-// Features returns the features of a flow's current window.
-func (x *Flows) Features(key Flow) []int64 {
-	r := x.flows[key]
-	if r == nil {
-		return nil
-	}
-	s := x.window(r, r.slice)
-	return r.flowValues(&s, key.Proto)
-}
-
 func (r *record) packet(s *slice, p *Packet, now uint64, back bool) {
 	way := 0
 	if back {
