@@ -6,6 +6,7 @@
  * the caller's context: that is why packet pointers in the context stay usable from one module to
  * the next. Functions that take numbers only, as the stages of the parser do, stay global. Compiled
  * once with KERB_HOOK_XDP and once with KERB_HOOK_TC. */
+#define KERB_FIXED_LAYOUT
 #define KERB_PARSE_STAGE __noinline
 #include <kerb/types.h>
 #include <kerb/parse.h>

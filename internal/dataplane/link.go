@@ -208,6 +208,9 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	}
 	code := make(asm.Instructions, len(prog.Instructions))
 	copy(code, prog.Instructions)
+	if err := l.relocate(code); err != nil {
+		return nil, err
+	}
 	code = append(code, l.fence(code, entry, g)...)
 	LinkKernelFunctions(code)
 	for i := range code {

@@ -19,8 +19,7 @@ type member struct {
 	offset, size uint32
 }
 
-// pktLayout is struct kerb_pkt of the contract, from its Go mirror, which a test of kerbabi compares with the header. A
-// data plane that was compiled with another layout would read wrong bytes, so it is refused.
+// pktLayout is struct kerb_pkt of the contract, from its Go mirror, which a test of kerbabi compares with the header.
 var pktLayout = sync.OnceValue(func() []member {
 	var out []member
 	for f := range reflect.TypeFor[kerbabi.Packet]().Fields() {
@@ -29,19 +28,26 @@ var pktLayout = sync.OnceValue(func() []member {
 	return out
 })
 
-// checkContract compares a struct kerb_pkt with the contract's.
-func checkContract(pkt *btf.Struct) error {
-	layout := pktLayout()
-	if len(pkt.Members) != len(layout) {
+// checkContract compares a struct kerb_pkt with the contract's. The linker relocates accesses by the names of fields:
+// then only the sizes must be equal. A data plane without relocations would read wrong bytes with another layout.
+func checkContract(pkt *btf.Struct, relocated bool) error {
+	layout := map[string]member{}
+	for _, m := range pktLayout() {
+		layout[m.name] = m
+	}
+	if !relocated && len(pkt.Members) != len(layout) {
 		return contractError("struct kerb_pkt has %d members, not %d", len(pkt.Members), len(layout))
 	}
-	for i, want := range layout {
-		m := pkt.Members[i]
+	for _, m := range pkt.Members {
 		size, err := btf.Sizeof(m.Type)
 		plain := strings.ReplaceAll(m.Name, "_", "")
-		if err != nil || plain != want.name || m.Offset.Bytes() != want.offset || uint32(size) != want.size {
-			return contractError("member %d of struct kerb_pkt is %s (%d bytes at %d), not %s (%d bytes at %d)",
-				i, plain, size, m.Offset.Bytes(), want.name, want.size, want.offset)
+		want, known := layout[plain]
+		if !known {
+			return contractError("struct kerb_pkt has no %s", m.Name)
+		}
+		if err != nil || uint32(size) != want.size || !relocated && m.Offset.Bytes() != want.offset {
+			return contractError("member %s of struct kerb_pkt has %d bytes at %d, not %d bytes at %d", m.Name, size,
+				m.Offset.Bytes(), want.size, want.offset)
 		}
 	}
 	return nil

@@ -13,8 +13,10 @@ import (
 	"strings"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
 
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -95,7 +97,8 @@ func checkEntry(prog *ebpf.ProgramSpec) error {
 	if !ok || pkt.Name != "kerb_pkt" {
 		return ErrSignature
 	}
-	return checkContract(pkt)
+	relocated := slices.ContainsFunc(prog.Instructions, func(i asm.Instruction) bool { return kerbabi.AccessesPacket(&i) })
+	return checkContract(pkt, relocated)
 }
 
 func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {

@@ -5,6 +5,7 @@
 /* The firewall: packets of known connections pass, the first rule that matches decides on all
  * others, else the default policy of the direction. control.go fills the maps, compile.go builds
  * the search tree, model.go says the same in Go. */
+#define KERB_FIXED_LAYOUT /* shipped with the linker; relocations take 8 bytes of stack */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "audit.h"

@@ -5,6 +5,7 @@
 /* Intercept sorts packets into classes as early as can be, and passes, drops, marks or answers
  * them, or delivers them to a program through a ring in its memory (record.h). control.go fills the
  * maps. */
+#define KERB_FIXED_LAYOUT /* has contexts of its own */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
 #include "class.h"

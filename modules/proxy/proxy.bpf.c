@@ -4,6 +4,7 @@
 
 /* The proxy: packets to a virtual address go to an instance of the service that it stands for, and
  * come back from there as if from the virtual address. */
+#define KERB_FIXED_LAYOUT /* has contexts of its own */
 #include <kerb/module.h>
 #include <kerb/answer.h>
 #include <kerb/scratch.h>

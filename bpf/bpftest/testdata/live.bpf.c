@@ -3,6 +3,7 @@
 #ifdef KERB_HOOK_XDP
 #error "TC only: XDP cannot tell a partial checksum"
 #endif
+#define KERB_FIXED_LAYOUT
 #include <kerb/types.h>
 
 __attribute__((noinline)) int kerb_head(struct __sk_buff *ctx, struct kerb_pkt *pkt);

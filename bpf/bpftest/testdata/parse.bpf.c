@@ -2,6 +2,7 @@
 /* The chain head alone. dump hands out the packet context, plain whether the straight part of the
  * parser takes the packet, reparse what kerb_reparse finds; cost and empty are what the benchmark
  * compares. The head is kept out of line as in a linked chain. */
+#define KERB_FIXED_LAYOUT
 #include <kerb/types.h>
 
 #ifdef KERB_HOOK_XDP

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* One operation of rewrite.h per run, chosen by a map. */
+#define KERB_FIXED_LAYOUT
 #include <kerb/types.h>
 
 #ifdef KERB_HOOK_XDP

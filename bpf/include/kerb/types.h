@@ -71,10 +71,20 @@ enum kerb_drop_reason {
 /* how far kerb_at and, on XDP, kerb_load_bytes reach: the verifier needs a bound */
 #define KERB_MAX_OFFSET 0x3fff
 
+/* Accesses of struct kerb_pkt in modules are relocated (CO-RE): the linker finds fields by name, so
+ * that another version of Kerb may have them in another order. Programs that it does not link, and
+ * modules of Kerb itself that fill in a context of their own, define KERB_FIXED_LAYOUT. */
+#ifdef KERB_FIXED_LAYOUT
+#define KERB_RELOCATED
+#else
+#define KERB_RELOCATED __attribute__((preserve_access_index))
+#endif
+
 /* The packet context: filled once at the head of the chain, handed to each module, kept on the
- * dispatcher's stack. Offsets are bytes from the start of the frame (data). 64-bit members come
- * first and each has its own 8-byte slot: that is what lets the verifier of old kernels keep track
- * of pointers and bounds. */
+ * dispatcher's stack. Access it by its fields: a copy of the whole struct, and a variable of this
+ * type, have the layout that the module was compiled with. ctx is always the first member. Offsets
+ * are bytes from the start of the frame (data). 64-bit members come first and each has its own
+ * 8-byte slot: that is what lets the verifier of old kernels keep track of pointers and bounds. */
 struct kerb_pkt {
 	void *ctx;	  /* struct xdp_md * or struct __sk_buff * */
 	void *data;	  /* start of the frame (L2), packet pointer */
@@ -94,7 +104,7 @@ struct kerb_pkt {
 	__u32 reason;	  /* enum kerb_drop_reason, for KERB_DROP */
 	__u32 to_ifindex; /* target of KERB_REDIRECT */
 	__u32 to_flags;	  /* KERB_TO_* */
-};
+} KERB_RELOCATED;
 
 /* into the namespace of the veth's peer (TC ingress of the node only) */
 #define KERB_TO_PEER	(1 << 0)

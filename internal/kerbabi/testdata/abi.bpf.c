@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* Carries the contract's types, and its macros as enumerators, into BTF. */
+#define KERB_FIXED_LAYOUT
 #include <kerb/types.h>
 #include <kerb/parse.h>
 #include <kerb/event.h>
