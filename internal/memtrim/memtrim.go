@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package memtrim reduces the resident memory of processes that are idle most of the time: after a burst of work it
-// returns free heap memory to the kernel.
+// returns free heap memory to the kernel. During the burst it keeps the garbage collector from taking longer than the
+// work itself.
 package memtrim
 
 import (
@@ -17,33 +18,74 @@ const (
 	idleBytes = 1 << 20         // allocated in an interval: below that the process is idle; a change allocates more
 	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
+
+	idlePercent = 25       // GOGC of an idle process
+	headroom    = 16 << 20 // what a busy process allocates between two collections; a change allocates some MiB
+	smallHeap   = 4 << 20  // of which the runtime counts at least as much as live
 )
 
-// Start lowers GOGC, unless the environment sets it, and trims memory in the background from then on.
+// working wakes watch: see Busy.
+var working = make(chan struct{}, 1)
+
+// Start adapts GOGC, unless the environment sets it, and trims memory in the background from then on.
 func Start() {
-	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(25) // changes are rare and may take a little longer
+	fixed := os.Getenv("GOGC") != ""
+	setPercent := func(percent int) {
+		if !fixed {
+			debug.SetGCPercent(percent)
+		}
 	}
-	go watch()
+	go watch(setPercent)
 }
 
-// watch polls while the process is busy, trims when it is idle, and then sleeps until the garbage collector has run:
-// without a collection there is little to return.
-func watch() {
+// Busy announces work. Without it the process counts as busy from the next collection on.
+func Busy() {
+	select {
+	case working <- struct{}{}:
+	default:
+	}
+}
+
+// watch trims when the process is idle, and then sleeps until there is work or the garbage collector has run: without a
+// collection there is little to return.
+func watch(setPercent func(int)) {
 	var trimmed uint64
-	for ; ; <-collected() {
-		last := allocated()
-		for busy := true; busy; {
-			time.Sleep(interval)
-			now := allocated()
-			busy = now-last >= idleBytes
-			last = now
-		}
+	for {
+		last := awaitIdle(setPercent)
+		setPercent(idlePercent)
 		if last-trimmed > minBytes {
 			debug.FreeOSMemory()
-			time.Sleep(settle)
+			select {
+			case <-working:
+				continue
+			case <-time.After(settle):
+			}
 			debug.FreeOSMemory()
-			trimmed = allocated()
+			trimmed = read("/gc/heap/allocs:bytes")
+		}
+		select {
+		case <-working:
+		case <-collected():
+		}
+	}
+}
+
+// awaitIdle returns how much the process has allocated, when that did not grow for an interval.
+func awaitIdle(setPercent func(int)) uint64 {
+	next := time.NewTicker(interval)
+	defer next.Stop()
+	collection := collected()
+	for last := read("/gc/heap/allocs:bytes"); ; {
+		setPercent(int(max(idlePercent, 100*headroom/max(read("/gc/heap/live:bytes"), smallHeap))))
+		select {
+		case <-collection:
+			collection = collected()
+		case <-next.C:
+			now := read("/gc/heap/allocs:bytes")
+			if now-last < idleBytes {
+				return now
+			}
+			last = now
 		}
 	}
 }
@@ -55,8 +97,8 @@ func collected() <-chan struct{} {
 	return done
 }
 
-func allocated() uint64 {
-	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
+func read(metric string) uint64 {
+	sample := []metrics.Sample{{Name: metric}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
 }

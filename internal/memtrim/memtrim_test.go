@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package memtrim
+
+import (
+	"os"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+var garbage []byte
+
+// During a burst of work the collector runs once for many MiB, whatever little is live, and an idle process has little
+// more than what is live.
+func TestBurst(t *testing.T) {
+	if os.Getenv("GOGC") != "" {
+		t.Skip("GOGC is set")
+	}
+	Start()
+	percent := func() uint64 { return read("/gc/gogc:percent") }
+	wait.Until(t, "the process is idle", func() bool { return percent() == idlePercent })
+	Busy()
+	wait.Until(t, "the process is busy", func() bool { return percent() > idlePercent })
+	before, allocated := read("/gc/cycles/total:gc-cycles"), read("/gc/heap/allocs:bytes")
+	for read("/gc/heap/allocs:bytes")-allocated < 4*headroom {
+		garbage = make([]byte, 64<<10)
+	}
+	if cycles := read("/gc/cycles/total:gc-cycles") - before; cycles > 8 {
+		t.Errorf("%d collections for %d MiB", cycles, 4*headroom>>20)
+	}
+	wait.Until(t, "the process is idle again", func() bool { return percent() == idlePercent })
+}
