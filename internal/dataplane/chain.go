@@ -277,20 +277,5 @@ func readPins(c *chain.Pinned, dir string) error {
 	return nil
 }
 
-// pinnedID is the kernel's id of a pinned program.
-func pinnedID(path string) (uint32, error) {
-	prog, err := ebpf.LoadPinnedProgram(path, nil)
-	if err != nil {
-		return 0, err
-	}
-	defer prog.Close()
-	info, err := prog.Info()
-	if err != nil {
-		return 0, err
-	}
-	id, _ := info.ID()
-	return uint32(id), nil
-}
-
 // programName is the owner tag of Kerb's programs.
 func programName(c chain.Spec) string { return "kerb_" + c.ID() }
