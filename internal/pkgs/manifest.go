@@ -252,9 +252,12 @@ func validateConfig(compiled *schema.Schema, config map[string]any) error {
 		config = map[string]any{}
 	}
 	var all []error
-	plain, err := schema.Plain(config) // Go code may give it []string
-	if err != nil {
-		return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+	plain := any(config)
+	if !schema.IsPlain(plain) { // Go code may give it []string
+		var err error
+		if plain, err = schema.Plain(config); err != nil {
+			return &sdk.ConfigError{Field: "config", Reason: err.Error()}
+		}
 	}
 	for _, e := range apierrors.Invalids(compiled.Validate(plain)) {
 		all = append(all, &sdk.ConfigError{Field: cmp.Or(e.Field, "config"), Reason: e.Reason})

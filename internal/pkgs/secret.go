@@ -11,11 +11,14 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// ResolveSecrets returns a copy of config in which each {fromFile: PATH} of a property that the schema marks as secret
-// is replaced by what read returns for the path. A config with the secret itself is rejected, since configs are stored
+// ResolveSecrets returns config with each {fromFile: PATH} of a property that the schema marks as secret replaced by
+// what read returns for the path, in a copy. A config with the secret itself is rejected, since configs are stored
 // and shown. Errors are *sdk.ConfigError.
 func (m *Manifest) ResolveSecrets(config map[string]any,
 	read func(path string) (string, error)) (map[string]any, error) {
+	if !marksSecret(m.ConfigSchema) {
+		return config, nil
+	}
 	r := revealer{root: m.ConfigSchema, read: read}
 	out, err := r.reveal(m.ConfigSchema, config, nil)
 	if err != nil {
@@ -23,6 +26,24 @@ func (m *Manifest) ResolveSecrets(config map[string]any,
 	}
 	revealed, _ := out.(map[string]any)
 	return revealed, nil
+}
+
+// marksSecret reports whether a schema marks any property as secret.
+func marksSecret(s any) bool {
+	switch s := s.(type) {
+	case []any:
+		return slices.ContainsFunc(s, marksSecret)
+	case map[string]any:
+		if s["secret"] == true {
+			return true
+		}
+		for _, sub := range s {
+			if marksSecret(sub) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 type revealer struct {

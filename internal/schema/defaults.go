@@ -65,6 +65,9 @@ func Resolve(root, s map[string]any) map[string]any {
 	}
 	defs, _ := root["$defs"].(map[string]any)
 	target, _ := defs[name].(map[string]any)
+	if len(s) == 1 { // the reference alone
+		return target
+	}
 	merged := make(map[string]any, len(target)+len(s))
 	maps.Copy(merged, target)
 	maps.Copy(merged, s)

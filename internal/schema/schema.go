@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
 )
@@ -99,6 +100,24 @@ func Plain(v any) (any, error) {
 		return nil, err
 	}
 	return jsonschema.UnmarshalJSON(bytes.NewReader(data))
+}
+
+// IsPlain reports whether a value is what encoding/json decodes into an any.
+func IsPlain(v any) bool {
+	switch v := v.(type) {
+	case nil, bool, string, float64, json.Number:
+		return true
+	case []any:
+		return !slices.ContainsFunc(v, func(sub any) bool { return !IsPlain(sub) })
+	case map[string]any:
+		for _, sub := range v {
+			if !IsPlain(sub) {
+				return false
+			}
+		}
+		return true
+	}
+	return false
 }
 
 // closeObjects refuses unnamed properties where the author left that open.
