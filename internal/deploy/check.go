@@ -26,8 +26,9 @@ func (d *Module) Invalid(field string, err error) error {
 var errSelectsNothing = errors.New("selects nothing; " +
 	"set services to a label selector (* for every service) or list interfaces or cgroups")
 
-// checkSpec reads the spec and the package, and returns all mistakes in them.
-func (d *Module) checkSpec(catalog *pkgs.Catalog) (err error) {
+// checkSpec reads the spec and the package, and returns all mistakes in them. What has been parsed of the package that
+// runs now is not parsed again.
+func (d *Module) checkSpec(catalog *pkgs.Catalog, now *Module) (err error) {
 	spec := d.Resource.Spec
 	var wrong []error
 	if d.Selector, err = service.ParseSelector(spec.Attach.Services); err != nil {
@@ -39,6 +40,9 @@ func (d *Module) checkSpec(catalog *pkgs.Catalog) (err error) {
 	wrong = append(wrong, d.checkBudgetSyntax())
 	if d.Pkg, err = catalog.Get(spec.Package); err != nil {
 		return errors.Join(append(wrong, d.Invalid("spec.package", err))...)
+	}
+	if now != nil && now.Pkg != nil && d.Pkg.Equal(now.Pkg) {
+		d.Pkg = now.Pkg
 	}
 	if hook := spec.Hook; hook != "" && hook != v1.HookAuto && !d.Pkg.HasHook(string(hook)) {
 		err := fmt.Errorf("package %s does not run on %s, only on %v", d.Pkg.Name, hook, d.Pkg.Hooks)

@@ -37,7 +37,7 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 			d.Release(now)
 		}
 	}()
-	if err := d.checkSpec(p.Catalog); err != nil {
+	if err := d.checkSpec(p.Catalog, now); err != nil {
 		return nil, err
 	}
 	settings, err := p.settings(d, now)

@@ -14,6 +14,7 @@ import (
 	"io/fs"
 	"maps"
 	"os"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -184,6 +185,11 @@ func (p *Package) digest() string {
 		add("control "+name, p.ControlFiles[name])
 	}
 	return "sha256:" + hex.EncodeToString(h.Sum(nil))
+}
+
+// Equal reports whether two packages from one place are the same.
+func (p *Package) Equal(o *Package) bool {
+	return p.Source == o.Source && p.Digest == o.Digest && reflect.DeepEqual(p.Rank, o.Rank) // see hashed
 }
 
 // HasHook reports whether the package has a data plane for the hook.
