@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"maps"
-	"reflect"
 	"slices"
 	"time"
 
@@ -53,7 +52,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
 	t := a.target(next, a.deployed(next, prepared), seen)
-	steps, warnings, err := a.change(t, prepared, r.DryRun, keep)
+	steps, warnings, err := a.change(t, changes, prepared, r.DryRun, keep)
 	result.Steps, result.Warnings = texts(steps), append(doubts, warnings...)
 	if err == nil && !r.DryRun {
 		a.announce(changes)
@@ -89,7 +88,7 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 		return result, err
 	}
 	t := a.target(next, a.deployed(next, nil), seen)
-	steps, warnings, err := a.change(t, nil, r.DryRun, a.store.RecoveryPending())
+	steps, warnings, err := a.change(t, changes, nil, r.DryRun, a.store.RecoveryPending())
 	result.Steps, result.Warnings = texts(steps), warnings
 	if err == nil && !r.DryRun {
 		a.announce(changes)
@@ -99,7 +98,7 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, keep bool) (
+func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*deploy.Module, dryRun, keep bool) (
 	steps []plan.Step, warnings []string, err error,
 ) {
 	defer func() {
@@ -128,7 +127,7 @@ func (a *Agent) change(t target, prepared map[string]*deploy.Module, dryRun, kee
 				return err
 			}
 			a.log.Debug("step", "step", "store the desired state")
-			if err := a.commit(t.desired, keep); err != nil {
+			if err := a.commit(t.desired, changes, keep); err != nil {
 				return &commitError{err}
 			}
 			return nil
@@ -207,14 +206,15 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	return kernel{a.dp.Bind(modules), a.observeKernel}
 }
 
-func (a *Agent) commit(next resource.Set, keep bool) error {
+// commit stores the next desired state, which differs from the present one by changes.
+func (a *Agent) commit(next resource.Set, changes resource.Changes, keep bool) error {
 	if a.store.RecoveryPending() && !keep {
 		return a.store.Acknowledge(next)
 	}
-	if reflect.DeepEqual(next, a.now.Desired) {
+	if changes.Len() == 0 {
 		return nil
 	}
-	return a.store.Commit(next)
+	return a.store.CommitChanges(changes)
 }
 
 // reconcile makes the node what it should be, after services have changed or the agent has started. A module that the

@@ -106,7 +106,12 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	if lost := slices.DeleteFunc(slices.Clone(accepted), func(q *grouped) bool { return !isLost(q) }); len(lost) > 0 {
 		return slices.Concat(rest, lost, a.applyTogether(slices.DeleteFunc(accepted, isLost)))
 	}
-	steps, warnings, err := a.change(a.target(next, a.deployed(next, nil), seen), nil, false, a.store.RecoveryPending())
+	var changes resource.Changes
+	for _, q := range accepted {
+		changes.Put = append(changes.Put, q.changes.Put...)
+	}
+	t := a.target(next, a.deployed(next, nil), seen)
+	steps, warnings, err := a.change(t, changes, nil, false, a.store.RecoveryPending())
 	if err != nil {
 		return all
 	}
