@@ -107,15 +107,32 @@ func (b *Budgets) warn(c Candidate, m Measured) {
 	}
 }
 
-// Run measures what runs without having been measured, such as after a start of the agent, until ctx ends: list returns
-// the modules that run, done is called for each that was measured. What exceeds a budget keeps running: the operator
-// decides whether to remove it.
-func (b *Budgets) Run(ctx context.Context, list func() []Candidate, done func(module string)) {
+// calm is how long no change is made before modules are measured: the measurement would slow down the next change,
+// which may replace what is measured.
+const calm = 500 * time.Millisecond
+
+// awaitCalm returns when Poke was called, and not again for a while, or when ctx ends.
+func (b *Budgets) awaitCalm(ctx context.Context) {
+	var quiet <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.wake:
+			quiet = time.After(calm)
+		case <-quiet:
+			return
+		}
+	}
+}
+
+// Run measures what runs without having been measured, such as after a start of the agent, until ctx ends: list returns
+// the modules that run, done is called for each that was measured. What exceeds a budget keeps running: the operator
+// decides whether to remove it.
+func (b *Budgets) Run(ctx context.Context, list func() []Candidate, done func(module string)) {
+	for {
+		if b.awaitCalm(ctx); ctx.Err() != nil {
+			return
 		}
 		for _, c := range b.unmeasured(list()) {
 			if ctx.Err() != nil {

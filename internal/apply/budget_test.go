@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -122,6 +124,28 @@ func TestMeasuresWhatRuns(t *testing.T) {
 	if first || !second {
 		t.Errorf("known: %t, %t", first, second)
 	}
+}
+
+// Modules are measured when no change was made for a while, and not between changes.
+func TestMeasuresWhenCalm(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBudgets(slog.New(slog.DiscardHandler))
+		module, n := meter("m", Limits{}, costs(1, 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go b.Run(ctx, func() []Candidate { return []Candidate{module} }, func(string) {})
+		for range 10 {
+			b.Poke()
+			time.Sleep(calm - time.Millisecond) // in the bubble's time
+			if synctest.Wait(); *n != 0 {
+				t.Fatal("measured between changes")
+			}
+		}
+		time.Sleep(time.Millisecond) // in the bubble's time
+		if synctest.Wait(); *n != 1 {
+			t.Errorf("%d measurements, want 1", *n)
+		}
+	})
 }
 
 func TestChainCost(t *testing.T) {
