@@ -89,7 +89,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 	if err := checkBuilt(bpf.Objects()); err != nil {
 		return err
 	}
-	memtrim.Start()
+	memtrim.Start(0)
 	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
 		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
 	}

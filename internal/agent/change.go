@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -26,6 +27,9 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 	changes, err := r.Change(next, &result)
 	if err != nil {
 		return result, err
+	}
+	if !slices.ContainsFunc(result.Changes, func(c v1.Change) bool { return c.Action == "create" }) {
+		memtrim.Busy()
 	}
 	modules := resource.Module.Of(r.Resources)
 	doubts, rejected := next.CheckAll(r.Resources, changes)

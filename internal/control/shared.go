@@ -27,9 +27,13 @@ const sharedDisk = 256 << 20
 // sharedName is what the log calls their process; no module can have this name.
 const sharedName = "(built-in)"
 
+// burst is after how many collections in a row the process collects less often: more than it takes until all built-in
+// control planes run.
+const burst = 64
+
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
-	memtrim.Start()
+	memtrim.Start(burst)
 	return sdk.ServeMany(builtins)
 }
 

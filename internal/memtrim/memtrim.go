@@ -19,26 +19,26 @@ const (
 	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 
-	idlePercent = 25       // GOGC of an idle process
+	idlePercent = 25       // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
 	headroom    = 16 << 20 // what a busy process allocates between two collections; a change allocates some MiB
-	smallHeap   = 4 << 20  // of which the runtime counts at least as much as live
+	smallHeap   = 4 << 20  // the runtime counts at least as much as live
 )
 
-// working wakes watch: see Busy.
+// working is sent by Busy.
 var working = make(chan struct{}, 1)
 
-// Start adapts GOGC, unless the environment sets it, and trims memory in the background from then on.
-func Start() {
-	fixed := os.Getenv("GOGC") != ""
-	setPercent := func(percent int) {
-		if !fixed {
-			debug.SetGCPercent(percent)
-		}
+// Start adapts GOGC, unless the environment sets it, and trims memory in the background from then on. The process
+// counts as busy after a number of collections in one burst of work, 0: after Busy only.
+func Start(collections int) {
+	setPercent := func(percent int) { debug.SetGCPercent(percent) }
+	if os.Getenv("GOGC") != "" {
+		setPercent = func(int) {}
 	}
-	go watch(setPercent)
+	setPercent(idlePercent)
+	go watch(setPercent, collections)
 }
 
-// Busy announces work. Without it the process counts as busy from the next collection on.
+// Busy announces work that leaves little behind, such as a change of what is there.
 func Busy() {
 	select {
 	case working <- struct{}{}:
@@ -48,15 +48,16 @@ func Busy() {
 
 // watch trims when the process is idle, and then sleeps until there is work or the garbage collector has run: without a
 // collection there is little to return.
-func watch(setPercent func(int)) {
+func watch(setPercent func(int), collections int) {
 	var trimmed uint64
 	for {
-		last := awaitIdle(setPercent)
+		last := awaitIdle(setPercent, collections)
 		setPercent(idlePercent)
 		if last-trimmed > minBytes {
 			debug.FreeOSMemory()
 			select {
 			case <-working:
+				Busy()
 				continue
 			case <-time.After(settle):
 			}
@@ -65,20 +66,26 @@ func watch(setPercent func(int)) {
 		}
 		select {
 		case <-working:
+			Busy()
 		case <-collected():
 		}
 	}
 }
 
 // awaitIdle returns how much the process has allocated, when that did not grow for an interval.
-func awaitIdle(setPercent func(int)) uint64 {
+func awaitIdle(setPercent func(int), collections int) uint64 {
 	next := time.NewTicker(interval)
 	defer next.Stop()
-	collection := collected()
-	for last := read("/gc/heap/allocs:bytes"); ; {
-		setPercent(int(max(idlePercent, 100*headroom/max(read("/gc/heap/live:bytes"), smallHeap))))
+	busy, collection := false, collected()
+	for seen, last := 0, read("/gc/heap/allocs:bytes"); ; {
+		if busy || collections > 0 && seen >= collections {
+			setPercent(int(max(idlePercent, 100*headroom/max(read("/gc/heap/live:bytes"), smallHeap))))
+		}
 		select {
+		case <-working:
+			busy = true
 		case <-collection:
+			seen++
 			collection = collected()
 		case <-next.C:
 			now := read("/gc/heap/allocs:bytes")

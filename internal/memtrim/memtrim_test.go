@@ -17,7 +17,7 @@ func TestBurst(t *testing.T) {
 	if os.Getenv("GOGC") != "" {
 		t.Skip("GOGC is set")
 	}
-	Start()
+	Start(0)
 	percent := func() uint64 { return read("/gc/gogc:percent") }
 	wait.Until(t, "the process is idle", func() bool { return percent() == idlePercent })
 	Busy()

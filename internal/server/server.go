@@ -23,7 +23,6 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
-	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
@@ -110,9 +109,6 @@ func (s *Server) limit(next http.Handler) http.Handler {
 			defer cancel()
 			r.Body = http.MaxBytesReader(w, r.Body, maxBody)
 			defer s.await(ctx, r)()
-		}
-		if r.Method != http.MethodGet {
-			memtrim.Busy()
 		}
 		defer s.recover(w, r)
 		start := time.Now()
