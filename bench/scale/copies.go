@@ -5,6 +5,7 @@ package scale
 import (
 	"errors"
 	"os"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -19,6 +20,7 @@ import (
 type copies struct {
 	spec     *ebpf.CollectionSpec
 	lab      *netlab.Lab
+	mu       sync.Mutex // guards services
 	services []copied
 }
 
@@ -33,6 +35,8 @@ func openCopies(lab *netlab.Lab) (Node, error) {
 }
 
 func (c *copies) Attach(services []*netlab.Host) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	return c.lab.Node().Do(func() error {
 		for _, service := range services {
 			if err := c.attachOne(service.OuterIndex()); err != nil {

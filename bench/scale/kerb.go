@@ -4,6 +4,7 @@ package scale
 
 import (
 	"fmt"
+	"sync/atomic"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
@@ -17,7 +18,7 @@ func init() { Kerb = openKerb }
 type kerb struct {
 	*node.Node
 	pkg      string
-	services int
+	services atomic.Int32
 }
 
 func openKerb(lab *netlab.Lab) (Node, error) {
@@ -46,7 +47,7 @@ func (k *kerb) Attach(services []*netlab.Host) error {
 	for _, s := range services {
 		resources = append(resources, node.Service(s))
 	}
-	k.services += len(services)
+	k.services.Add(int32(len(services)))
 	return k.Apply(resources...)
 }
 
@@ -63,9 +64,9 @@ func (k *kerb) check(nearest string) error {
 			points += len(c.Points)
 		}
 	}
-	if points != 2*k.services {
+	if services := int(k.services.Load()); points != 2*services {
 		return fmt.Errorf("%d attach points run a chain with %s nearest to the service, not two for each of %d services",
-			points, nearest, k.services)
+			points, nearest, services)
 	}
 	return nil
 }

@@ -17,6 +17,8 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -28,13 +30,17 @@ var files embed.FS
 
 const labPrefix = "kbscale"
 
+// parallel begins the loads in which each service has a client of its own, and
+// all attach at once.
+const parallel = "parallel/"
+
 // Modules is the length of the chain.
 const Modules = 4
 
 // Node is an agent, or what stands for one, on the node of a lab.
 type Node interface {
 	// Attach returns when the chain of four modules is in effect on these
-	// further services.
+	// further services. It is called by many clients at once, too.
 	Attach(services []*netlab.Host) error
 	// Rechain changes the chain and returns when the new one is in effect on
 	// every service.
@@ -54,7 +60,7 @@ func init() {
 		Name:       "scale",
 		Short:      "time and memory of a chain of four modules on hundreds of services",
 		Baseline:   "copies",
-		Loads:      []string{"100", "500"},
+		Loads:      []string{"100", "500", parallel + "100"},
 		QuickLoads: []string{"100"},
 		Run:        run,
 	})
@@ -62,7 +68,7 @@ func init() {
 
 func run(ctx context.Context, r *bench.Run) error {
 	for _, load := range r.Loads() {
-		n, err := strconv.Atoi(load)
+		n, err := strconv.Atoi(strings.TrimPrefix(load, parallel))
 		if err != nil {
 			return err
 		}
@@ -87,10 +93,18 @@ func runLoad(ctx context.Context, r *bench.Run, load string, n int) (err error) 
 	if err != nil {
 		return err
 	}
-	return r.Interleave(ctx, load, trials(r, lab, services)...)
+	measure := measure
+	if strings.HasPrefix(load, parallel) {
+		measure = measureParallel
+	}
+	return r.Interleave(ctx, load, trials(r, lab, services, measure)...)
 }
 
-func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host) []bench.Trial {
+// measurer measures a node on services.
+type measurer func(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
+	services []*netlab.Host) ([]bench.Sample, error)
+
+func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host, measure measurer) []bench.Trial {
 	var all []bench.Trial
 	for _, c := range []struct {
 		name string
@@ -149,6 +163,34 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 		{Metric: "charged_per_service", Stat: "max", Unit: "KiB", Value: grown.charged / 1024},
 		{Metric: "agent_memory", Stat: "max", Unit: "MiB", Value: float64(resident) / (1 << 20)},
 	}, nil
+}
+
+// measureParallel is measure for a client for each service. What the references
+// do one after the other, each client waits for.
+func measureParallel(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
+	services []*netlab.Host) (_ []bench.Sample, err error) {
+	node, err := open(lab)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, node.Close()) }()
+	took, failed := make([]float64, len(services)), make([]error, len(services))
+	var clients sync.WaitGroup
+	start := time.Now()
+	for i, s := range services {
+		clients.Go(func() {
+			failed[i] = node.Attach([]*netlab.Host{s})
+			took[i] = time.Since(start).Seconds()
+		})
+	}
+	clients.Wait()
+	if err := errors.Join(failed...); err != nil {
+		return nil, fmt.Errorf("attach: %w", err)
+	}
+	return []bench.Sample{
+		{Metric: "attach", Stat: "p50", Unit: "s", Value: bench.Median(took)},
+		{Metric: "attach", Stat: "p99", Unit: "s", Value: bench.Percentile(took, 99)},
+	}, check(node, false)
 }
 
 // check asks a node that can report whether what it was asked to do is in effect.

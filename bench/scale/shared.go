@@ -5,6 +5,7 @@ package scale
 import (
 	"errors"
 	"os"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -20,6 +21,7 @@ type shared struct {
 	spec    *ebpf.CollectionSpec
 	program *ebpf.Collection
 	lab     *netlab.Lab
+	mu      sync.Mutex // guards links
 	links   []link.Link
 }
 
@@ -33,6 +35,8 @@ func openShared(lab *netlab.Lab) (Node, error) {
 }
 
 func (s *shared) Attach(services []*netlab.Host) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.lab.Node().Do(func() error {
 		for _, service := range services {
 			for _, hook := range []ebpf.AttachType{ebpf.AttachTCXIngress, ebpf.AttachTCXEgress} {

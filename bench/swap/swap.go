@@ -39,6 +39,14 @@ type Replacer interface {
 	Close() error
 }
 
+// ValueSetter is a Replacer that can also change a value of a module that
+// runs, without another program.
+type ValueSetter interface {
+	// SetValue brings the value for n into effect and returns how long that
+	// took. The first one, for 0, does not count.
+	SetValue(n int) (time.Duration, error)
+}
+
 // Kerb builds Kerb's side with generation 1 of the module in the ingress chain
 // of a service of the lab (see traffic.Stream for what the module does to a packet).
 // The package that owns the data plane sets it before the command runs;
@@ -123,16 +131,50 @@ func (s subject) measure(ctx context.Context, r *bench.Run) (_ []bench.Sample, e
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, rep.Close()) }()
-	var times []float64
+	var times, values []float64
 	account, err := traffic.Stream(s.client, s.service, streamPort, func() (err error) {
-		times, err = replaceAll(ctx, rep, s.replacements)
+		if times, err = replaceAll(ctx, rep, s.replacements); err != nil {
+			return err
+		}
+		if setter, ok := rep.(ValueSetter); ok {
+			values, err = setValues(ctx, setter, s.replacements)
+		}
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
 	s.judge(r, account)
-	return samples(account, times), nil
+	out := samples(account, times)
+	if len(values) > 0 {
+		out = append(out, timing("value_time", values)...)
+	}
+	return out, nil
+}
+
+// setValues returns the time of each of n changes of a value in ms.
+func setValues(ctx context.Context, setter ValueSetter, n int) (times []float64, err error) {
+	for i := range n + 1 {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		took, err := setter.SetValue(i)
+		if err != nil {
+			return nil, fmt.Errorf("change %d of a value: %w", i, err)
+		}
+		if i > 0 {
+			times = append(times, took.Seconds()*1e3)
+		}
+		time.Sleep(pause)
+	}
+	return times, nil
+}
+
+func timing(metric string, times []float64) []bench.Sample {
+	return []bench.Sample{
+		{Metric: metric, Stat: "p50", Unit: "ms", Value: bench.Median(times)},
+		{Metric: metric, Stat: "p99", Unit: "ms", Value: bench.Percentile(times, 99)},
+	}
 }
 
 // replaceAll returns the time of each of n replacements in ms.
@@ -174,7 +216,7 @@ func samples(a traffic.StreamStats, times []float64) []bench.Sample {
 	count := func(metric string, n uint64) bench.Sample {
 		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
 	}
-	return []bench.Sample{
+	return append([]bench.Sample{
 		count("replacements", uint64(len(times))),
 		count("sent", a.Sent),
 		count("lost", a.Lost),
@@ -184,7 +226,5 @@ func samples(a traffic.StreamStats, times []float64) []bench.Sample {
 		count("generations_seen", a.Generations),
 		count("generation_reversals", a.Backward),
 		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.Rate},
-		{Metric: "replace_time", Stat: "p50", Unit: "ms", Value: bench.Median(times)},
-		{Metric: "replace_time", Stat: "p99", Unit: "ms", Value: bench.Percentile(times, 99)},
-	}
+	}, timing("replace_time", times)...)
 }
