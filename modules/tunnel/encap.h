@@ -52,9 +52,15 @@ static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *p
 static __always_inline int tun_push(struct kerb_pkt *pkt, const void *outer, __u32 len, __u64 l3,
 				    __be16 type)
 {
-	int rc = kerb_adjust_room(pkt, len,
-				  BPF_F_ADJ_ROOM_FIXED_GSO | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | l3);
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+	int rc = kerb_adjust_room(pkt, len, flags | BPF_F_ADJ_ROOM_ENCAP_L4_UDP | l3);
 
+	/* The kernel takes a packet that came through a tunnel over a veth for encapsulated even
+	 * when a module sends it back. If it is no batch of segments, and of the same IP version,
+	 * it needs no more than room. */
+	if (rc == -EALREADY && !kerb_ctx_field(pkt->ctx, gso_size) &&
+	    kerb_ctx_field(pkt->ctx, protocol) == type)
+		rc = kerb_adjust_room(pkt, len, flags);
 	rc = rc ?: kerb_store_bytes(pkt, ETH_HLEN, outer, len);
 	return rc
 		       ?: kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &type,
