@@ -105,7 +105,7 @@ TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
 NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./modules/classifier/model ./modules/intercept \
-	./test/accelerator ./test/e2e ./test/kernels/smoke ./test/proxy ./test/soak ./test/systemd
+	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/proxy ./test/soak ./test/systemd
 
 unit: bpf ## Test: the tests that need no root, in a minute
 	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \

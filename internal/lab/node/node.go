@@ -23,6 +23,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/binpath"
+	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/paths"
@@ -120,7 +121,7 @@ func (n *Node) Start(flags ...string) error {
 	defer log.Close()
 	cmd := n.ns.Command(context.Background(), n.Binary, slices.Concat([]string{"agent"}, n.Flags(), flags)...)
 	cmd.Stdout, cmd.Stderr = log, cmp.Or(n.Stderr, log)
-	if err := cmd.Start(); err != nil {
+	if err := sandbox.Start(cmd); err != nil { // tests may end the thread that they run on
 		return err
 	}
 	n.agent, n.ended = cmd, make(chan struct{})

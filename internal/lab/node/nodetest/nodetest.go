@@ -44,10 +44,17 @@ func prefix() string {
 // New makes a node whose agent is not started yet, for as long as the test lasts.
 func New(t *testing.T) *Node {
 	t.Helper()
+	return Open(t, netlab.Options{Gateway: true})
+}
+
+// Open is New with options of the lab, which has a node of its own in any case.
+func Open(t *testing.T, opts netlab.Options) *Node {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	lab, err := netlab.NewIn(prefix())
+	opts.OwnNode = true
+	lab, err := netlab.Open(prefix(), opts)
 	if err != nil {
 		t.Fatal(err)
 	}
