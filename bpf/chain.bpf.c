@@ -233,23 +233,22 @@ static __always_inline void count_drop(void *drops, void *by_ifindex, __u32 ifin
 SEC("kerb/verdict")
 int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, void *by_ifindex)
 {
-	kerb_ctx *ctx = pkt->ctx;
-	__u32 reason = pkt->reason;
-
 	if (verdict == KERB_REPLY) {
 		count_exit(call, KERB_EXIT_REPLY);
 		return reply(pkt, call) & 0xff;
 	}
 	if (verdict == KERB_REDIRECT) {
 		count_exit(call, KERB_EXIT_REDIRECT);
-		return redirect(ctx, pkt) & 0xff;
+		return redirect(pkt->ctx, pkt) & 0xff;
 	}
-	count_exit(call, KERB_EXIT_DROP);
+	/* Kept in the context, not in the frame of the entry: the firewall needs all of the stack that
+	 * old kernels leave. */
 	if (verdict != KERB_DROP)
-		reason = KERB_DROP_BAD_VERDICT;
-	else if (reason >= KERB_DROP_REASONS)
-		reason = KERB_DROP_UNSPEC;
-	count_drop(drops, by_ifindex, pkt->ifindex, reason);
+		pkt->reason = KERB_DROP_BAD_VERDICT;
+	else if (pkt->reason >= KERB_DROP_REASONS)
+		pkt->reason = KERB_DROP_UNSPEC;
+	count_exit(call, KERB_EXIT_DROP);
+	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason);
 	return KERB_ACT_DROP;
 }
 
