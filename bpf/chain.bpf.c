@@ -241,8 +241,8 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 		count_exit(call, KERB_EXIT_REDIRECT);
 		return redirect(pkt->ctx, pkt) & 0xff;
 	}
-	/* Kept in the context, not in the frame of the entry: the firewall needs all of the stack that
-	 * old kernels leave. */
+	/* Kept in the context, not in the frame of the entry: the firewall needs all of the stack
+	 * that old kernels leave. */
 	if (verdict != KERB_DROP)
 		pkt->reason = KERB_DROP_BAD_VERDICT;
 	else if (pkt->reason >= KERB_DROP_REASONS)
