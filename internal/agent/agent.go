@@ -58,6 +58,7 @@ type Agent struct {
 	bindings *service.Bindings // of interfaces to services
 	virtual  *resolve.Table
 	models   *models.Table
+	expedite bool // permits expedited RCU grace periods
 	started  time.Time
 	base     context.Context // of control planes' background work
 
@@ -144,11 +145,12 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	}
 	a := &Agent{
 		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), started: time.Now(),
-		virtual: resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...),
-		models:  models.NewTable(log),
-		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
-		watcher: service.NewWatcher(log),
-		wake:    make(chan struct{}, 1), reconciled: make(chan struct{}),
+		expedite: cfg.ExpeditedRCU != config.ExpeditedOff,
+		virtual:  resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...),
+		models:   models.NewTable(log),
+		catalog:  pkgs.NewCatalog(modules.Packages(), modules.Controls()),
+		watcher:  service.NewWatcher(log),
+		wake:     make(chan struct{}, 1), reconciled: make(chan struct{}),
 		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),

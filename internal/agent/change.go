@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/memtrim"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -160,6 +161,7 @@ const drainPeriod = 200 * time.Millisecond
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
 // makes t the agent's current state. After an error both are as before.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
+	p.Expedite = a.expedite && !deliversInTime(t.modules)
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 {
@@ -181,6 +183,17 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))
 	return r, nil
+}
+
+// deliversInTime reports whether a module delivers packets to programs in real time: expedited grace periods would
+// interrupt their CPUs.
+func deliversInTime(modules map[string]*deploy.Module) bool {
+	for _, d := range modules {
+		if d != nil && d.Pkg != nil && d.Pkg.HasCapability(pkgs.CapabilityClients) {
+			return true
+		}
+	}
+	return false
 }
 
 // changesChains reports whether a step can do away with what a trace follows.

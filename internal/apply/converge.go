@@ -17,6 +17,8 @@ type Policy struct {
 	Skip func(chain.Point) bool
 	// DryRun ends after the plan.
 	DryRun bool
+	// Expedite permits expedited RCU grace periods while many points change.
+	Expedite bool
 	// Commit is called when all points run what is desired, before anything is removed. After its error the change is
 	// undone.
 	Commit func() error
@@ -43,7 +45,7 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 		return r, nil
 	}
 	begin := time.Now()
-	e := &execution{kernel: k, log: log, skip: p.Skip, busy: map[chain.Point]error{}}
+	e := &execution{kernel: k, log: log, skip: p.Skip, expedite: p.Expedite, busy: map[chain.Point]error{}}
 	if err := e.run(r.Steps); err != nil {
 		return r, err
 	}

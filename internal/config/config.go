@@ -24,6 +24,8 @@ type Config struct {
 	Paths       paths.Paths `json:"paths,omitempty"`
 	Log         Log         `json:"log,omitempty"`
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
+	// ExpeditedRCU is auto or off.
+	ExpeditedRCU string `json:"expeditedRCU,omitempty"`
 	// of version 2, in which services' sockets are; empty for the root
 	Cgroup    string    `json:"cgroup,omitempty"`
 	TCP       *TCP      `json:"tcp,omitempty"`      // nil: the socket only
@@ -35,6 +37,14 @@ type Config struct {
 
 	positions yamldoc.Index // in the file
 }
+
+// Values of ExpeditedRCU: whether the kernel is asked for expedited RCU grace periods while many attach points change.
+// They are shorter, and interrupt all CPUs. With auto it is asked unless a module delivers packets to programs in real
+// time.
+const (
+	ExpeditedAuto = "auto"
+	ExpeditedOff  = "off"
+)
 
 // Limits are the most that manifests of packages may ask for; built-in ones are not held to them.
 type Limits struct {
@@ -57,8 +67,8 @@ func Default() Config {
 	return Config{
 		Paths:       paths.Default(),
 		Log:         Log{Format: "text"},
-		SocketGroup: "kerb",
-		Limits:      Limits{ControlMemory: "512Mi", ControlDisk: "1Gi"},
+		SocketGroup: "kerb", ExpeditedRCU: ExpeditedAuto,
+		Limits: Limits{ControlMemory: "512Mi", ControlDisk: "1Gi"},
 	}
 }
 
@@ -93,6 +103,9 @@ func (c Config) Check() error {
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		wrong = append(wrong, invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)))
+	}
+	if c.ExpeditedRCU != ExpeditedAuto && c.ExpeditedRCU != ExpeditedOff {
+		wrong = append(wrong, invalid("expeditedRCU", fmt.Sprintf("%q is neither auto nor off", c.ExpeditedRCU)))
 	}
 	for _, limit := range []struct{ field, size string }{
 		{"limits.controlMemory", c.Limits.ControlMemory}, {"limits.controlDisk", c.Limits.ControlDisk},

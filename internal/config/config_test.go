@@ -26,3 +26,15 @@ func TestLimits(t *testing.T) {
 		}
 	}
 }
+
+func TestExpeditedRCU(t *testing.T) {
+	for text, want := range map[string]string{"log: {format: text}": "auto", "expeditedRCU: 'off'": "off"} {
+		if c, err := load(t, text); err != nil || c.ExpeditedRCU != want {
+			t.Errorf("%s: %q %v", text, c.ExpeditedRCU, err)
+		}
+	}
+	var invalid *apierrors.Invalid
+	if _, err := load(t, "expeditedRCU: always"); !errors.As(err, &invalid) || invalid.Field != "expeditedRCU" {
+		t.Error(err)
+	}
+}

@@ -33,7 +33,8 @@ type Kernel struct {
 	FailAt     int                   // the number of the call that fails without effect, from 1; 0 for none
 	KillAt     int                   // as FailAt; all later calls fail, too
 	OnCall     func(call string)     // called before each call that changes the kernel; may be nil
-	expedited  int                   // Expedite without restore
+	Expedites  int                   // calls of Expedite
+	expedited  int                   // of them, without restore
 	mu         sync.Mutex            // CreateChain is called concurrently
 	maps       map[string]string     // the values of generations, empty for those without, by MODULE/ID
 	chains     map[string]pinned     // by the name of their directory
@@ -268,6 +269,7 @@ func (k *Kernel) Detach(p chain.Point) error {
 
 // Expedite counts: restore has to be called.
 func (k *Kernel) Expedite(int) (restore func() error) {
+	k.Expedites++
 	k.expedited++
 	return func() error {
 		k.expedited--
