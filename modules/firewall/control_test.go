@@ -263,13 +263,13 @@ func TestRulesAreValues(t *testing.T) {
 	}
 	shape := func(s sdk.Settings) string { return fmt.Sprint(s.Constants, s.MaxEntries) }
 	few := config(1, "")
-	for name, s := range map[string]sdk.Settings{"more rules": config(100, ""),
+	for name, s := range map[string]sdk.Settings{"more rules": config(1000, ""),
 		"another policy": config(1, `, "defaultPolicy": {"ingress": "allow"}`)} {
 		if shape(s) != shape(few) || fmt.Sprint(s.Tunables) == fmt.Sprint(few.Tunables) {
 			t.Errorf("%s: %+v\nbefore: %+v", name, s, few)
 		}
 	}
-	for name, s := range map[string]sdk.Settings{"many rules": config(200, ""),
+	for name, s := range map[string]sdk.Settings{"many rules": config(1500, ""),
 		"no fragments": config(1, `, "fragments": "deny"`)} {
 		if shape(s) == shape(few) {
 			t.Errorf("%s: %+v\nbefore: %+v", name, s, few)
