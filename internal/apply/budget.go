@@ -108,19 +108,27 @@ func (b *Budgets) warn(c Candidate, m Measured) {
 }
 
 // calm is how long no change is made before modules are measured: the measurement would slow down the next change,
-// which may replace what is measured.
-const calm = 500 * time.Millisecond
+// which may replace what is measured. A node that changes all the time is measured nevertheless, after longestWait.
+const (
+	calm        = 500 * time.Millisecond
+	longestWait = 10 * time.Second
+)
 
 // awaitCalm returns when Poke was called, and not again for a while, or when ctx ends.
 func (b *Budgets) awaitCalm(ctx context.Context) {
-	var quiet <-chan time.Time
+	var quiet, late <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-b.wake:
 			quiet = time.After(calm)
+			if late == nil {
+				late = time.After(longestWait)
+			}
 		case <-quiet:
+			return
+		case <-late:
 			return
 		}
 	}

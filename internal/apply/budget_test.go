@@ -148,6 +148,24 @@ func TestMeasuresWhenCalm(t *testing.T) {
 	})
 }
 
+// A node whose changes never pause for long is measured, too.
+func TestMeasuresDespiteChanges(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := NewBudgets(slog.New(slog.DiscardHandler))
+		module, n := meter("m", Limits{}, costs(1, 1))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go b.Run(ctx, func() []Candidate { return []Candidate{module} }, func(string) {})
+		for range 150 {
+			b.Poke()
+			time.Sleep(calm / 5) // in the bubble's time
+		}
+		if synctest.Wait(); *n != 1 {
+			t.Errorf("%d measurements in 15 s of changes, want 1", *n)
+		}
+	})
+}
+
 func TestChainCost(t *testing.T) {
 	c := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress, Members: []chain.Member{{Name: "a"}, {Name: "b"}}}
 	known := map[string]Measured{"a": {Cost: costs(1.5, 1)}}
