@@ -17,6 +17,7 @@ const (
 	interval  = 2 * time.Second // between two reads of the allocation counter
 	idleBytes = 1 << 20         // allocated in an interval: below that the process is idle; a change allocates more
 	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
+	busyFor   = 2               // intervals after Busy, even if the process never stops allocating: queries do that
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 
 	idlePercent = 25       // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
@@ -76,18 +77,21 @@ func watch(setPercent func(int), collections int) {
 func awaitIdle(setPercent func(int), collections int) uint64 {
 	next := time.NewTicker(interval)
 	defer next.Stop()
-	busy, collection := false, collected()
+	busy, collection := 0, collected()
 	for seen, last := 0, read("/gc/heap/allocs:bytes"); ; {
-		if busy || collections > 0 && seen >= collections {
+		if busy > 0 || collections > 0 && seen >= collections {
 			setPercent(int(max(idlePercent, 100*headroom/max(read("/gc/heap/live:bytes"), smallHeap))))
+		} else {
+			setPercent(idlePercent)
 		}
 		select {
 		case <-working:
-			busy = true
+			busy = busyFor
 		case <-collection:
 			seen++
 			collection = collected()
 		case <-next.C:
+			busy--
 			now := read("/gc/heap/allocs:bytes")
 			if now-last < idleBytes {
 				return now

@@ -30,4 +30,10 @@ func TestBurst(t *testing.T) {
 		t.Errorf("%d collections for %d MiB", cycles, 4*headroom>>20)
 	}
 	wait.Until(t, "the process is idle again", func() bool { return percent() == idlePercent })
+	Busy()
+	wait.Until(t, "the process is busy again", func() bool { return percent() > idlePercent })
+	wait.Until(t, "the work is over, though the process never stops allocating", func() bool {
+		garbage = make([]byte, 64<<10)
+		return percent() == idlePercent
+	})
 }
