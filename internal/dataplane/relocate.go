@@ -18,7 +18,7 @@ func (l *linker) relocate(code asm.Instructions) error {
 	var relocations []*btf.CORERelocation
 	var found []*asm.Instruction
 	for i := range code {
-		if kerbabi.AccessesPacket(&code[i]) {
+		if kerbabi.RelocatesPacket(&code[i]) {
 			relocations = append(relocations, btf.CORERelocationMetadata(&code[i]))
 			found = append(found, &code[i])
 		}

@@ -196,7 +196,14 @@ struct kerb_pkt { void *data; __u32 len; };
 SEC("kerb/egress") int kerb_egress(struct kerb_pkt *pkt) { return pkt->len; }
 `
 
+// ownLayout is ownContext with the given members and attributes of struct kerb_pkt.
+func ownLayout(members, attributes, result string) string {
+	return strings.NewReplacer("void *data; __u32 len;", members, "};", "} "+attributes+";", "pkt->len", result,
+		"<bpf/bpf_helpers.h>", "<bpf/bpf_helpers.h>\n#include <bpf/bpf_core_read.h>").Replace(ownContext)
+}
+
 func TestFaultyDataPlanesAreRefused(t *testing.T) {
+	const relocated = "__attribute__((preserve_access_index))"
 	const fine = "KERB_CONFIG(__u16, port, 1);\nKERB_EGRESS(pkt) { return pkt->len == port; }\n"
 	for _, c := range []struct {
 		name, manifest, source string
@@ -214,6 +221,12 @@ func TestFaultyDataPlanesAreRefused(t *testing.T) {
 		{"result", "", dataPlane("SEC(\"kerb/egress\") void kerb_egress(struct kerb_pkt *p) { p->reason = 1; }"),
 			ErrSignature, "kerb_egress"},
 		{"other contract", "", ownContext, ErrContract, "kerb_egress"},
+		{"another layout, relocated", "", ownLayout("__u32 len; void *data;", relocated, "pkt->len"), nil, ""},
+		{"another layout, only looked for", "", ownLayout("__u32 len; void *data;", "",
+			"bpf_core_field_exists(struct kerb_pkt, len) ? pkt->len : 0"), ErrContract, "kerb_egress"},
+		{"a field of another size", "", ownLayout("void *data; __u64 len;", relocated, "pkt->len"), ErrContract,
+			"kerb_egress"},
+		{"a field that is not there", "", ownLayout("__u32 size;", relocated, "pkt->size"), ErrContract, "kerb_egress"},
 		{"ring of odd size", "", dataPlane("KERB_EVENTS(seen, 5000);\n" + fine), ErrRingSize, "map seen"},
 		{"ring below a page", "", dataPlane("KERB_EVENTS(seen, 2048);\n" + fine), ErrRingSize, "map seen"},
 		{"map not there", "maps: {config: [rules]}", dataPlane(fine), ErrNoMap, "map rules"},
