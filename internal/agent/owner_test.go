@@ -4,6 +4,7 @@ package agent
 
 import (
 	"errors"
+	"reflect"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -46,6 +47,9 @@ func TestPrune(t *testing.T) {
 		}
 		if len(found) != len(want) {
 			t.Errorf("%v run, want %v", found, want)
+		}
+		if stored, err := n.store.Snapshot(); err != nil || !reflect.DeepEqual(stored, n.present()) {
+			t.Errorf("stored is %v, not %v: %v", stored, n.present(), err)
 		}
 	}
 	if err := fleet("a", "b"); err != nil {
