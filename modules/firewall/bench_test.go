@@ -54,6 +54,13 @@ var ruleFamilies = []family{
 			"dst":     randomAddr(r, v4).String(),
 			"srcPort": 1024 + r.IntN(60000), "dstPort": 1 + r.IntN(60000)}
 	}},
+	{"mixture", func(r *rand.Rand, v4 bool, i int) map[string]any {
+		rule := map[string]any{"action": "allow", "protocol": "tcp", "dst": randomAddr(r, v4).String(), "dstPort": 443}
+		if i%2000 == 7 {
+			rule["dst"], rule["dstPort"] = randomPrefix(r, v4), randomRange(r)
+		}
+		return rule
+	}},
 	{"prefix", func(r *rand.Rand, v4 bool, i int) map[string]any {
 		return map[string]any{"action": "allow", "protocol": "tcp", "src": randomPrefix(r, v4), "dst": randomPrefix(r, v4)}
 	}},

@@ -6,6 +6,9 @@
  * forks) lies in memory: unknown to the verifier, which so takes one round of the loop for
  * another.
  *
+ * Where nearly all rules compare the same bits, as exact ones do, these are in a hash, see hash.go:
+ * a packet reads one bucket, then searches the trees of the others.
+ *
  * Rules that no tree separates are in a bitmap, see bitmap.go. The same loop finds the class of
  * each field's value; fw_search_bitmap then takes the AND of what the classes match. Everything is
  * in the pages of one map, and an address is the number of a word in it. */
@@ -55,6 +58,18 @@ struct fw_chunk {
 struct fw_record {
 	__u32 at[FW_BLOCKS];
 	__u32 unused[32 - FW_BLOCKS];
+};
+
+#define FW_ROOT_HASH  (1U << 31) /* of a root: the rest is the address of a hash */
+#define FW_HASH_WORDS 5 /* of a mask: pairs of address words, and protocol and ports */
+#define FW_BUCKET     8 /* entries: a rule's number and, in the upper half, bits of its hash */
+
+/* The only rule that can match among those that compare the bits of mask: see hash.go. */
+struct fw_hash {
+	__u64 mask[FW_HASH_WORDS], seed;
+	__u32 first, buckets; /* address of the first one, number of them */
+	__u32 rest;	      /* the root of all other rules */
+	__u32 unused;
 };
 
 /* Ports are start and span: x matches if x - start <= span. */
@@ -172,8 +187,69 @@ static __always_inline __u32 fw_pop(struct fw_flow *s)
 	return *(volatile __u32 *)&fork->node;
 }
 
-/* Finds the first rule of the trees that matches the words of s, and their classes. Leaves it,
- * FW_NO_RULE or FW_LOST in s->best. */
+/* The memory at an address, a multiple of size, which is a power of two up to a page's. */
+static __always_inline void *fw_memory(struct fw_flow *s, __u32 address, const __u32 size)
+{
+	__u64 at = address % FW_CHUNK * sizeof(__u64);
+	struct fw_chunk *chunk = fw_chunk_at(s, address / FW_CHUNK);
+
+	if (!chunk)
+		return NULL;
+	kerb_bound(at, sizeof(*chunk) - size);
+	return (void *)chunk + at;
+}
+
+static __always_inline int fw_matches(struct fw_flow *s, __u32 id)
+{
+	return s->family == 4 ? fw_matches4(s, id) : fw_matches6(s, id);
+}
+
+static __always_inline __u64 fw_hash_add(__u64 hash, __u64 word)
+{
+	hash = (hash ^ word) * 0x9e3779b97f4a7c15;
+	return hash ^ hash >> 32;
+}
+
+static __always_inline __u64 fw_hash_of(const struct fw_flow *s, const struct fw_hash *h)
+{
+	__u64 hash = fw_hash_add(h->seed, s->pair[0] & h->mask[0]);
+
+	if (s->family != 4) {
+		hash = fw_hash_add(hash, s->pair[1] & h->mask[1]);
+		hash = fw_hash_add(hash, s->pair[2] & h->mask[2]);
+		hash = fw_hash_add(hash, s->pair[3] & h->mask[3]);
+	}
+	return fw_hash_add(hash, ((__u64)s->word[FW_DIM_PROTO] << 32 |
+				  s->word[FW_DIM_SPORT] << 16 | s->word[FW_DIM_DPORT]) &
+					 h->mask[4]);
+}
+
+/* Leaves the only rule of the hash at the root that matches in s->best, and moves the root behind
+ * it. fw_search is lost at a root that stays. */
+static __noinline void fw_search_hash(struct fw_flow *s)
+{
+	struct fw_hash *h = fw_memory(s, s->root & ~FW_ROOT_HASH, sizeof(*h));
+	__u32 rule = FW_NO_RULE;
+	__u64 hash, *bucket;
+
+	if (!h)
+		return;
+	hash = fw_hash_of(s, h);
+	bucket = fw_memory(s, h->first + ((hash >> 32) * h->buckets >> 32) * FW_BUCKET,
+			   FW_BUCKET * sizeof(*bucket));
+	if (!bucket)
+		return;
+	s->root = h->rest;
+#pragma unroll
+	for (int i = 0; i < FW_BUCKET; i++)
+		if (bucket[i] >> 32 == (__u32)hash)
+			rule = bucket[i];
+	if (rule != FW_NO_RULE && fw_matches(s, rule))
+		s->best = rule;
+}
+
+/* Finds the first rule of the trees that matches the words of s, and their classes. Leaves it in
+ * s->best if it is before that one, or FW_LOST. */
 static __always_inline void fw_search(struct fw_flow *s)
 {
 	struct fw_chunk *chunk;
@@ -181,7 +257,6 @@ static __always_inline void fw_search(struct fw_flow *s)
 
 	chunk = fw_chunk_at(s, at / FW_CHUNK);
 	at *= sizeof(chunk->node[0]);
-	s->best = FW_NO_RULE;
 	s->forks = 0;
 	s->class[FW_NUMBERS] = 0;
 	if (!chunk)
@@ -208,10 +283,8 @@ static __always_inline void fw_search(struct fw_flow *s)
 			at += ((word - value) >> (shift & 31) & (FW_TABLE - 1)) * sizeof(node);
 			continue;
 		}
-		if (kind == FW_NODE_RULE && value < s->best) {
-			if (!(s->family == 4 ? fw_matches4(s, value) : fw_matches6(s, value)))
-				continue;
-		}
+		if (kind == FW_NODE_RULE && value < s->best && !fw_matches(s, value))
+			continue;
 		if (kind == FW_NODE_FORK) {
 			fw_push(s, value, chunk->node[(at / sizeof(node) + 1) & (FW_CHUNK - 1)]);
 			continue;
@@ -235,18 +308,6 @@ static __always_inline void fw_search(struct fw_flow *s)
 	}
 lost:
 	s->best = FW_LOST;
-}
-
-/* The memory at an address, a multiple of size, which is a power of two up to a page's. */
-static __always_inline void *fw_memory(struct fw_flow *s, __u32 address, const __u32 size)
-{
-	__u64 at = address % FW_CHUNK * sizeof(__u64);
-	struct fw_chunk *chunk = fw_chunk_at(s, address / FW_CHUNK);
-
-	if (!chunk)
-		return NULL;
-	kerb_bound(at, sizeof(*chunk) - size);
-	return (void *)chunk + at;
 }
 
 /* Whether a rule of the block is in all classes. Leaves the rules that are in s->bits. */
@@ -326,6 +387,9 @@ lost:
 static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_values *v)
 {
 	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);
+	s->best = FW_NO_RULE;
+	if (s->root & FW_ROOT_HASH)
+		fw_search_hash(s);
 	fw_search(s);
 	if (s->class[FW_NUMBERS] && s->best != FW_LOST)
 		fw_search_bitmap(s);

@@ -13,8 +13,8 @@ import (
 )
 
 // walk is fw_search in Go. It also counts nodes and blocks.
-func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32) (rule, steps, blocks int) {
-	best := math.MaxInt
+func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32, dimensions []int) (rule, steps, blocks int) {
+	best, at := t.walkHash(at, boxes, word, dimensions)
 	type fork struct{ at, first uint32 }
 	forks := []fork{}
 	var class [numbersField + 1]uint32
@@ -59,6 +59,28 @@ func (t *tree) walk(at uint32, boxes []box, word *[dims]uint32) (rule, steps, bl
 			at = 0
 		}
 	}
+}
+
+// walkHash is fw_search_hash in Go.
+func (t *tree) walkHash(root uint32, boxes []box, word *[dims]uint32, dimensions []int) (rule int, at uint32) {
+	if root&rootHash == 0 {
+		return math.MaxInt, root
+	}
+	at = t.behindHash(root)
+	record := root &^ rootHash
+	h := &hash{seed: t.word(record + hashWords), pairs: pairsOf(dimensions),
+		buckets: make([][bucketSize]uint64, t.get32(record+6, 1))}
+	for i := range h.mask {
+		h.mask[i] = t.word(record + uint32(i))
+	}
+	bucket, tag := h.of(pack(word, dimensions))
+	for i := range uint32(bucketSize) {
+		entry := t.word(t.get32(record+6, 0) + uint32(bucket)*bucketSize + i)
+		if uint32(entry>>32) == tag && uint32(entry) != noRule && boxes[uint32(entry)].contains(word) {
+			return int(uint32(entry)), at
+		}
+	}
+	return math.MaxInt, at
 }
 
 // firstBit is fw_search_bitmap in Go: the first rule in all classes.
@@ -107,6 +129,23 @@ var shapes = map[string]func(r *rand.Rand, i, n int, b *box){
 	"exact": func(r *rand.Rand, i, n int, b *box) {
 		for _, d := range dims4 {
 			between(r, b, d, 1)
+		}
+	},
+	"exact, some of them twice": func(r *rand.Rand, i, n int, b *box) {
+		r = rand.New(rand.NewPCG(uint64(i%max(1, n-n/8)), 9))
+		for _, d := range dims6 {
+			between(r, b, d, 1)
+		}
+	},
+	"prefixes of one length among others": func(r *rand.Rand, i, n int, b *box) {
+		for _, d := range []int{0, 1} {
+			b.lo[d] = r.Uint32() &^ 0xff
+			b.hi[d] = b.lo[d] | 0xff
+		}
+		between(r, b, dimDport, 1)
+		if i%(1+n/5) == 0 {
+			b.lo[1], b.hi[1] = 0, math.MaxUint32
+			between(r, b, dimDport, 10000)
 		}
 	},
 	"crossing strips": func(r *rand.Rand, i, n int, b *box) {
@@ -176,6 +215,51 @@ func TestTreeFindsFirstMatch(t *testing.T) {
 	}
 }
 
+// Rules that compare the same bits are in a hash, also with a few others among them, and then take no tree.
+func TestHash(t *testing.T) {
+	for name, inTrees := range map[string]bool{"exact": false, "exact, some of them twice": false,
+		"prefixes of one length among others": true} {
+		for _, dimensions := range [][]int{dims4, dims6} {
+			r := rand.New(rand.NewPCG(1, 3))
+			boxes, list := make([]box, 1000), make([]int32, 1000)
+			for i := range boxes {
+				boxes[i], list[i] = everything(), int32(i)
+				shapes[name](r, i, len(boxes), &boxes[i])
+			}
+			checkSearch(t, fmt.Sprint(name, dimensions), boxes, dimensions)
+			if h, rest := planHash(boxes, list, dimensions); h == nil || len(rest) > 0 != inTrees {
+				t.Errorf("%s, %v: hash %t, %d rules left", name, dimensions, h != nil, len(rest))
+			}
+		}
+	}
+}
+
+// A rule whose tag is that of an empty entry takes another seed: a packet would find the empty entry in its stead.
+func TestHashHasNoEmptyTag(t *testing.T) {
+	const inverse = 0xf1de83e19937733d // of the factor of hash.of, modulo 1<<64
+	r := rand.New(rand.NewPCG(1, 4))
+	boxes, list := make([]box, leastHash), make([]int32, leastHash)
+	for i := range boxes {
+		boxes[i], list[i] = everything(), int32(i)
+		shapes["exact, some of them twice"](r, i, len(boxes), &boxes[i])
+	}
+	one := &boxes[7]
+	last := uint64(0x1234567812345678)
+	behind := last*inverse ^ pack(&one.lo, dims4)[hashWords-1]
+	first := (behind ^ behind>>32) * inverse // with seed 0
+	one.lo[0], one.lo[1] = uint32(first), uint32(first>>32)
+	one.hi[0], one.hi[1] = one.lo[0], one.lo[1]
+	h, _ := planHash(boxes, list, dims4)
+	unseeded := *h
+	unseeded.seed = 0
+	if _, tag := unseeded.of(pack(&one.lo, dims4)); tag != 0 {
+		t.Fatalf("tag %x with seed 0", tag)
+	}
+	if _, tag := h.of(pack(&one.lo, dims4)); tag == 0 {
+		t.Errorf("seed %d: the tag of an empty entry", h.seed)
+	}
+}
+
 // Rule sets as operators have them, and hostile ones, are searched as promised in both families.
 func TestTreeOfRuleSets(t *testing.T) {
 	notEmulated(t)
@@ -225,7 +309,7 @@ func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) {
 		var word [dims]uint32
 		probe(r, &boxes[r.IntN(len(boxes))], &word, dimensions, i%4 == 0)
 		want := firstOf(boxes, lists[i%2], &word)
-		got, steps, blocks := tr.walk(roots[i%2], boxes, &word)
+		got, steps, blocks := tr.walk(roots[i%2], boxes, &word, dimensions)
 		if got != want || steps > deepest || blocks > maxBlocks {
 			t.Fatalf("%s, at %v: rule %d in %d nodes and %d blocks, want %d in at most %d and %d", name, word, got, steps,
 				blocks, want, deepest, maxBlocks)

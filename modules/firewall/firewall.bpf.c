@@ -183,6 +183,7 @@ static __noinline __u32 fw_judge(__u64 now)
 	f->asked = f->dir;
 	if (track == FW_STALE_ANSWER)
 		fw_reverse(f);
+	kerb_opaque(f); /* a variable of its own: the compiler may have this one in memory */
 	decision = ask_rules(f);
 	if (!state)
 		return decision;

@@ -33,14 +33,16 @@ func (t *tree) add(boxes []box, lists [][]int32, dimensions []int) []uint32 {
 	return t.layAll(boxes, searches, dimensions)
 }
 
-// search is how a list is searched: trees, and a bitmap for the rules of bits.
+// search is how a list is searched: a hash, trees, and a bitmap for the rules of bits.
 type search struct {
+	hash  *hash // of most rules, or nil
 	trees []*node
 	first []int32 // rule of each tree
 	bits  []int32
 }
 
 func (t *tree) plan(boxes []box, list []int32, dimensions []int) (s search) {
+	s.hash, list = planHash(boxes, list, dimensions)
 	if len(list) == 0 || s.try(t, boxes, list, dimensions, oneTree) {
 		return s
 	}
@@ -117,6 +119,9 @@ func (t *tree) layAll(boxes []box, searches []search, dimensions []int) []uint32
 		if n := searches[i].join(inBits[i]); n != nil {
 			roots[i] = t.lay(n)
 		}
+		if h := searches[i].hash; h != nil {
+			roots[i] = t.layHash(h, roots[i])
+		}
 	}
 	return roots
 }
@@ -146,7 +151,7 @@ func (s *search) join(inBits *node) *node {
 // deepest is the number of nodes in the longest search, more than any may have if its forks are too many.
 func (t *tree) deepest(roots []uint32) (most int) {
 	for _, root := range roots {
-		steps, forks := t.cost(root)
+		steps, forks := t.cost(t.behindHash(root))
 		if forks > maxForks {
 			return maxSteps + 1
 		}
