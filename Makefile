@@ -47,13 +47,13 @@ lib: ## Build: the C library for programs that receive packets, lib/intercept/li
 packages: $(CHAIN) modules/classifier/inference/engine.bpf.o
 	@scripts/packages
 
-bpf/chain.tc.o: bpf/chain.bpf.c $(HEADERS)
+bpf/chain.tc.o: bpf/chain.bpf.c $(wildcard bpf/chain_*.h) $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_TC -c $< -o $@
 	$(STRIP) $@
-bpf/chain.xdp.o: bpf/chain.bpf.c $(HEADERS)
+bpf/chain.xdp.o: bpf/chain.bpf.c $(wildcard bpf/chain_*.h) $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -c $< -o $@
 	$(STRIP) $@
-bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(HEADERS)
+bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(wildcard bpf/chain_*.h) $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
 	$(STRIP) $@
 

@@ -19,6 +19,11 @@
 #define KERB_ACT_DROP TC_ACT_SHOT
 #endif
 
+/* Flags that the generated entry passes for a module and hook. */
+#define KERB_CALL_TC_EGRESS   (1 << 0)
+#define KERB_CALL_VETH	      (1 << 1) /* on XDP */
+#define KERB_CALL_COUNT_SHIFT 8	       /* above: 1 + place of the module; 0: not counted */
+
 /* Packets by parse outcome, KERB_PARSE_OK excepted: those are what the modules see. */
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -26,47 +31,6 @@ struct {
 	__type(key, __u32);
 	__type(value, __u64);
 } kerb_outcomes SEC(".maps");
-
-struct kerb_count {
-	__u64 packets, bytes;
-};
-
-/* Why a packet did not leave a module as it leaves with KERB_NEXT. */
-enum kerb_exit {
-	KERB_EXIT_DROP = 0,
-	KERB_EXIT_REPLY = 1,
-	KERB_EXIT_REDIRECT = 2,
-	KERB_EXIT_DEFERRED = 3, /* a deferred redirect: the modules behind see the packet, too */
-	KERB_EXITS = 4,
-};
-
-/* What a chain has done, per CPU: packets at its head, and KERB_EXITS counts for each module, in
- * their order. What a module has seen and passed on follows from these: a packet that passes is
- * counted once, however long the chain is. */
-struct kerb_counts {
-	struct kerb_count in;
-	/* Of the packet at the head: modules may change that of the context. It is not on the
-	 * stack, of which large modules need all that old kernels leave. */
-	__u64 len;
-	__u64 unused;
-	struct kerb_count exits[];
-};
-
-/* The linker gives the value its size (internal/dataplane/counts.go). */
-struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, 1);
-	__uint(key_size, sizeof(__u32));
-	__uint(value_size, sizeof(struct kerb_counts));
-} kerb_counts SEC(".maps");
-
-/* The key fills a slot of the stack, for the reason that count_drop has. */
-static __always_inline struct kerb_counts *chain_counts(void)
-{
-	__u64 zero = 0;
-
-	return bpf_map_lookup_elem(&kerb_counts, &zero);
-}
 
 static __always_inline void count(void *map, __u32 key)
 {
@@ -76,29 +40,13 @@ static __always_inline void count(void *map, __u32 key)
 		*n += 1;
 }
 
-/* Called after kerb_head, which has asked for the length: on XDP with several buffers that is a
- * call of a helper. */
-SEC("kerb/count") int kerb_count(const struct kerb_pkt *pkt)
-{
-	struct kerb_counts *c = chain_counts();
-
-	if (c) {
-		c->in.packets += 1;
-		c->in.bytes += pkt->len;
-		c->len = pkt->len;
-	}
-	return 0;
-}
+#include "chain_count.h"
+#include "chain_latency.h"
 
 #ifdef KERB_HOOK_XDP
 static __always_inline __u32 begin(struct xdp_md *ctx, struct kerb_pkt *pkt)
 {
 	pkt->ifindex = ctx->ingress_ifindex;
-#ifdef KERB_XDP_FRAGS
-	pkt->len = bpf_xdp_get_buff_len(ctx);
-#else
-	pkt->len = pkt->data_end - pkt->data;
-#endif
 	pkt->vlan = 0;
 	return 0;
 }
@@ -108,7 +56,6 @@ static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 	__u32 tags = ctx->vlan_present & 1;
 
 	pkt->ifindex = ctx->ifindex;
-	pkt->len = ctx->len;
 	/* Without a branch, as one here would make the verifier walk what follows twice. */
 	kerb_opaque(tags);
 	pkt->vlan = ctx->vlan_tci & -tags;
@@ -116,12 +63,12 @@ static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 }
 #endif
 
+/* Parses the packet. One of kerb_count, kerb_enter and kerb_time_start has set ctx and len. */
 SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 {
 	__u32 tags;
 	int outcome;
 
-	pkt->ctx = ctx;
 	pkt->reason = KERB_DROP_UNSPEC;
 	pkt->to_ifindex = 0;
 	pkt->to_flags = 0;
@@ -142,29 +89,9 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 	__u32 tags;
 
 	kerb_reload(pkt);
+	pkt->len = frame_len(pkt->ctx);
 	tags = begin(pkt->ctx, pkt);
 	return kerb_parse(pkt, tags);
-}
-
-/* Flags that the generated entry passes for a module and hook. */
-#define KERB_CALL_TC_EGRESS   (1 << 0)
-#define KERB_CALL_VETH	      (1 << 1) /* on XDP */
-#define KERB_CALL_COUNT_SHIFT 8	       /* above: 1 + place of the module; 0: not counted */
-
-static __always_inline void count_exit(__u32 call, enum kerb_exit exit)
-{
-	__u32 place = call >> KERB_CALL_COUNT_SHIFT;
-	struct kerb_counts *c;
-	struct kerb_count *n;
-
-	if (!place)
-		return;
-	c = chain_counts();
-	if (!c)
-		return;
-	n = &c->exits[(place - 1) * KERB_EXITS + exit];
-	n->packets += 1;
-	n->bytes += c->len;
 }
 
 /* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if

@@ -182,6 +182,14 @@ type ModuleCount struct {
 	Packets   uint64         `json:"packets" doc:"Packets that reached the module"`
 	Bytes     uint64         `json:"bytes" doc:"Their bytes, as they reached the first module of the chain"`
 	Verdicts  []VerdictCount `json:"verdicts,omitempty" doc:"By verdict, without those that are zero"`
+	Took      *Sampled       `json:"took,omitempty" doc:"How long the module took for packets that were measured; absent until there are some"`
+}
+
+// Sampled is how long packets took, one of 4,096 of which is measured.
+type Sampled struct {
+	Packets uint64 `json:"packets" doc:"Packets that were measured"`
+	Median  uint64 `json:"medianNanoseconds" doc:"At most a fourth too high, as p99"`
+	P99     uint64 `json:"p99Nanoseconds" doc:"99 of 100 packets took at most this long"`
 }
 
 // VerdictCount counts the packets for which a module returned one verdict.

@@ -45,8 +45,10 @@ func loadKerb(load load, hook string, n int) (Linked, error) {
 		k.spec.Members = append(k.spec.Members, chain.Member{Name: m.Name, ID: m.ID})
 	}
 	var err error
-	k.loaded, err = load(k.spec.Side, k.spec.Direction, mods...)
-	return k, err
+	if k.loaded, err = load(k.spec.Side, k.spec.Direction, mods...); err != nil {
+		return nil, err
+	}
+	return k, k.loaded.Time()
 }
 
 func (k *kerb) Program() *ebpf.Program { return k.loaded.Program }

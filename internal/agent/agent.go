@@ -63,6 +63,7 @@ type Agent struct {
 	base     context.Context // of control planes' background work
 
 	wake       chan struct{} // asks for a reconciliation
+	converged  chan struct{} // there may be chains without a timed copy
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
 	seen    atomic.Pointer[chain.State] // of the kernel, at the last look
@@ -150,7 +151,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		models:   models.NewTable(log),
 		catalog:  pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher:  service.NewWatcher(log),
-		wake:     make(chan struct{}, 1), reconciled: make(chan struct{}),
+		wake:     make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
 		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
@@ -234,6 +235,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
+	wg.Go(func() { a.timeChains(ctx) })
 	wg.Go(func() {
 		a.budgets.Run(ctx, a.candidates, func(module string) {
 			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
@@ -285,9 +287,12 @@ func (a *Agent) starting() bool {
 }
 
 // requestReconcile asks for a reconciliation soon.
-func (a *Agent) requestReconcile() {
+func (a *Agent) requestReconcile() { poke(a.wake) }
+
+// poke wakes a loop up.
+func poke(wake chan<- struct{}) {
 	select {
-	case a.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }

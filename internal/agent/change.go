@@ -182,6 +182,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.busy = r.Busy
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))
+	poke(a.converged)
 	return r, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -67,4 +68,61 @@ func TestCountsOfModules(t *testing.T) {
 	if series := n.collect(t, "kerb_module_packets_total"); len(series) != 0 {
 		t.Errorf("no module is there: %v", series)
 	}
+}
+
+// Chains that run are measured a moment after a change, which the module, the chain and the metrics show. They are
+// measured also when the agent starts again and when the module is replaced.
+func TestLatencyOfModules(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPort("fw"))
+	measured := func() (packets uint64) {
+		for _, c := range n.status(t, "fw").Counts {
+			if c.Took != nil && c.Direction == "egress" {
+				packets += c.Took.Packets
+			}
+		}
+		return packets
+	}
+	more := func(what string) {
+		t.Helper()
+		before := measured()
+		wait.Until(t, what, func() bool {
+			sendDatagrams(t, n.web, n.db, 7000, 4096)
+			return measured() > before
+		})
+	}
+	more("a packet is measured")
+	chains, err := n.Chains(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var took int
+	for _, c := range chains {
+		if c.Took != nil && c.Took.Packets > 0 && c.Took.P99 >= c.Took.Median {
+			took++
+		}
+	}
+	if took == 0 {
+		t.Errorf("no chain shows how long packets take: %+v", chains)
+	}
+	var sum float64
+	for _, s := range n.collect(t, "kerb_module_latency_seconds_count") {
+		if s.Labels["module"] == "fw" && s.Labels["direction"] == "egress" {
+			sum += s.Value
+		}
+	}
+	if got := measured(); sum != float64(got) {
+		t.Errorf("%v packets in the metrics, %d in the API", sum, got)
+	}
+	n.stop()
+	n.start(t)
+	more("a packet is measured after a restart")
+	replaced := denyPort("fw")
+	replaced.Spec.Config["nonIP"] = "allow"
+	before := measured()
+	n.apply(t, nil, replaced)
+	if got := measured(); got < before {
+		t.Errorf("%d packets measured before the module was replaced, %d after", before, got)
+	}
+	more("a packet is measured after the module was replaced")
 }

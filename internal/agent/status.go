@@ -83,7 +83,7 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	var out []v1.Chain
 	for _, c := range state.Chains {
 		view := a.now.Chain(c, state.Points)
-		view.Counts = status.ChainCounts(counts, c)
+		view.Counts, view.Took = status.ChainCounts(counts, c), status.ChainTook(counts, c)
 		out = append(out, view)
 	}
 	slices.SortFunc(out, func(x, y v1.Chain) int { return strings.Compare(x.Hook+x.ID, y.Hook+y.ID) })

@@ -76,10 +76,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	if len(specs) == 0 {
 		return nil, &apierrors.Conflict{Reason: "no chain runs there: nothing to trace"}
 	}
-	modules := map[string]dataplane.Module{}
-	for name, d := range a.now.Modules {
-		modules[name] = d.Dataplane
-	}
+	_, modules := a.running()
 	var err error
 	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
 		return nil, errors.Join(explain(err), a.reconcile())

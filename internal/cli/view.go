@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -39,6 +40,10 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Program", c.Program)
 	field(w, "Parts", c.Parts)
 	field(w, "Cost", resource.FormatCost(c.Cost))
+	if c.Took != nil {
+		field(w, "Took", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Took.Median),
+			time.Duration(c.Took.P99), c.Took.Packets))
+	}
 	printInstances(w, c.Points)
 	printCounts(w, c.Counts)
 }

@@ -24,6 +24,7 @@ type linkedChain struct {
 	parts    *ebpf.Map // tail-call table, nil for one program
 	outcomes *ebpf.Map
 	counts   *ebpf.Map
+	samples  *ebpf.Map // table for the timed copy; nil: the kernel cannot
 	drops    []*ebpf.Map
 }
 
@@ -33,7 +34,7 @@ func (c *linkedChain) Close() {
 	for _, p := range c.progs {
 		p.Close()
 	}
-	for _, m := range append([]*ebpf.Map{c.parts, c.outcomes, c.counts}, c.drops...) {
+	for _, m := range append([]*ebpf.Map{c.parts, c.outcomes, c.counts, c.samples}, c.drops...) {
 		if m != nil {
 			m.Close()
 		}
@@ -60,19 +61,12 @@ func (l *linker) chain() (*linkedChain, error) {
 }
 
 func (c *linkedChain) create(l *linker) (err error) {
-	if c.outcomes, err = ebpf.NewMap(l.object.Maps[outcomesMap]); err != nil {
-		return fmt.Errorf("create parse counters: %w", err)
+	if err := c.addCounters(l); err != nil {
+		return err
 	}
-	l.maps[outcomesMap] = c.outcomes
-	if l.counts != nil {
-		c.counts, err = l.counts.Clone()
-	} else {
-		c.counts, err = ebpf.NewMap(l.countsSpec())
+	if err := c.addSamples(l); err != nil {
+		return err
 	}
-	if err != nil {
-		return fmt.Errorf("create counts: %w", err)
-	}
-	l.maps[countsMap] = c.counts
 	for _, g := range l.members {
 		m, err := g.maps[dropsMap].Clone()
 		if err != nil {
@@ -83,7 +77,46 @@ func (c *linkedChain) create(l *linker) (err error) {
 	return c.load(l)
 }
 
-const outcomesMap = "kerb_outcomes"
+const (
+	outcomesMap = "kerb_outcomes"
+	outcomesPin = "outcomes"
+)
+
+// addCounters gives a chain counters, or those of the chain that it stands for.
+func (c *linkedChain) addCounters(l *linker) (err error) {
+	if l.plain != nil {
+		c.outcomes, err = l.plain.outcomes.Clone()
+	} else {
+		c.outcomes, err = ebpf.NewMap(l.object.Maps[outcomesMap])
+	}
+	if err != nil {
+		return fmt.Errorf("create parse counters: %w", err)
+	}
+	if l.plain != nil {
+		c.counts, err = l.plain.counts.Clone()
+	} else {
+		c.counts, err = ebpf.NewMap(l.countsSpec())
+	}
+	if err != nil {
+		return fmt.Errorf("create counts: %w", err)
+	}
+	l.maps[outcomesMap], l.maps[countsMap] = c.outcomes, c.counts
+	return nil
+}
+
+// openPlain opens the counters and the table of a pinned chain, for copies of it, and returns the number of its parts.
+func openPlain(spec chain.Spec, dir string) (c *linkedChain, parts int, err error) {
+	c = &linkedChain{spec: spec}
+	for name, m := range map[string]**ebpf.Map{outcomesPin: &c.outcomes, countsPin: &c.counts, samplesPin: &c.samples} {
+		*m, err = ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		if err != nil && (name != samplesPin || !errors.Is(err, os.ErrNotExist)) {
+			c.Close()
+			return nil, 0, fmt.Errorf("chain %s: %w", spec.ID(), err)
+		}
+	}
+	progs, err := filepath.Glob(filepath.Join(dir, "prog*"))
+	return c, len(progs), err
+}
 
 // load tries the chain as one program, or in the parts that it is known to need, and, where the verifier gives up, in
 // more and more parts.
@@ -100,12 +133,14 @@ func (c *linkedChain) load(l *linker) error {
 // loadParts loads the chain as count programs, the last one first, as each needs the table that holds its successor.
 func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	c.progs, c.parts = make([]*ebpf.Program, count), nil
-	if count > 1 {
+	if l.timed {
+		c.parts, err = l.samples.Clone()
+	} else if count > 1 {
 		c.parts, err = ebpf.NewMap(&ebpf.MapSpec{Name: "kerb_parts", Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4,
 			MaxEntries: uint32(count)})
-		if err != nil {
-			return fmt.Errorf("create tail-call table: %w", err)
-		}
+	}
+	if err != nil {
+		return fmt.Errorf("create tail-call table: %w", err)
 	}
 	n := len(l.members)
 	for i := count - 1; i >= 0; i-- {
@@ -120,7 +155,7 @@ func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 			return err
 		}
 		c.progs[i] = prog
-		if i > 0 {
+		if i > 0 || l.timed {
 			if err := c.parts.Put(uint32(i), prog); err != nil {
 				return fmt.Errorf("fill tail-call table: %w", err)
 			}
@@ -203,9 +238,12 @@ func (c *linkedChain) pin(l layout) error {
 				return fmt.Errorf("pin program: %w", err)
 			}
 		}
-		pins := map[string]*ebpf.Map{"outcomes": c.outcomes, countsPin: c.counts}
+		pins := map[string]*ebpf.Map{outcomesPin: c.outcomes, countsPin: c.counts}
 		if c.parts != nil {
 			pins["parts"] = c.parts
+		}
+		if c.samples != nil {
+			pins[samplesPin] = c.samples
 		}
 		for i, m := range c.spec.Members {
 			pins[memberPin(i, m)] = c.drops[i]

@@ -22,7 +22,7 @@ import (
 // their generations, until they are removed themselves.
 const (
 	countsMap  = "kerb_counts"
-	retiredMap = "kerb_retired"
+	retiredMap = "kerb_kept"
 	countsPin  = "counts" // in the directory of a chain
 )
 
@@ -61,10 +61,26 @@ type CountKey struct {
 	Direction chain.Direction
 }
 
+// Stats are the verdicts and the latency of a module.
+type Stats struct {
+	Verdicts Verdicts
+	Latency  Latency
+}
+
+func (s Stats) plus(o Stats) Stats {
+	return Stats{s.Verdicts.plus(o.Verdicts), s.Latency.plus(o.Latency)}
+}
+
+// ChainStats are those of a chain since it was linked.
+type ChainStats struct {
+	Members []Stats
+	Latency Latency // of the parser and all members
+}
+
 // Counts are those of all chains.
 type Counts struct {
-	Modules map[CountKey]Verdicts
-	Chains  map[string][]Verdicts // of the members, by identity of the chain
+	Modules map[CountKey]Stats
+	Chains  map[string]ChainStats // by identity of the chain
 }
 
 // countsSpec describes the counts of a chain.
@@ -109,8 +125,8 @@ func readCounts(m *ebpf.Map) ([]Verdicts, error) {
 
 // retired is what a module keeps of chains that are gone, for a side and a direction.
 type retired struct {
-	Map      uint64 // id of the map that was added last
-	Verdicts Verdicts
+	Map uint64 // id of the map of counts that was added last
+	Stats
 }
 
 var retiredSides = []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress}
@@ -149,6 +165,37 @@ type pinnedCounts struct {
 	id   string // of the chain
 	m    *ebpf.Map
 	mid  ebpf.MapID
+	// nil as long as the chain has no timed copy
+	latency *ebpf.Map
+}
+
+// Close closes the maps.
+func (c pinnedCounts) Close() {
+	c.m.Close()
+	if c.latency != nil {
+		c.latency.Close()
+	}
+}
+
+// stats reads what a chain has counted.
+func (c pinnedCounts) stats() (ChainStats, error) { return readStats(c.m, c.latency) }
+
+func readStats(counts, latency *ebpf.Map) (out ChainStats, err error) {
+	verdicts, err := readCounts(counts)
+	if err != nil {
+		return out, err
+	}
+	took := make([]Latency, 1+len(verdicts))
+	if latency != nil {
+		if took, err = readLatency(latency); err != nil {
+			return out, err
+		}
+	}
+	out.Latency = took[0]
+	for i, v := range verdicts {
+		out.Members = append(out.Members, Stats{v, took[1+i]})
+	}
+	return out, nil
 }
 
 // countedChains opens the counts of all chains that have some. The caller closes them.
@@ -172,6 +219,11 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 		return c, os.ErrNotExist
 	}
 	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); err != nil {
+		return c, err
+	}
+	c.latency, err = ebpf.LoadPinnedMap(filepath.Join(dir, latencyPin), nil)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		c.m.Close()
 		return c, err
 	}
 	members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
@@ -199,7 +251,7 @@ func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
 
 func closeCounts(all []pinnedCounts) {
 	for _, c := range all {
-		c.m.Close()
+		c.Close()
 	}
 }
 
@@ -207,7 +259,7 @@ func closeCounts(all []pinnedCounts) {
 func (d *Dataplane) Counts() (Counts, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
-	out := Counts{map[CountKey]Verdicts{}, map[string][]Verdicts{}}
+	out := Counts{map[CountKey]Stats{}, map[string]ChainStats{}}
 	all, err := d.countedChains()
 	if err != nil {
 		return out, err
@@ -222,27 +274,28 @@ func (d *Dataplane) Counts() (Counts, error) {
 			r.Close()
 		}
 	}()
-	added := map[countedOnce]Verdicts{}
+	added := map[countedOnce]Stats{}
 	for key, m := range kept {
 		addRetired(added, key, m)
 	}
 	for _, c := range all {
-		members, err := readCounts(c.m)
+		stats, err := c.stats()
 		if err != nil {
 			return out, err
 		}
-		out.Chains[c.id] = members
+		out.Chains[c.id] = stats
 		for i, m := range c.spec.Members {
 			key := CountKey{m.Name, c.spec.Side, c.spec.Direction}
 			id, folded := retiredOf(kept, key, c.mid)
 			if !folded {
 				k := countedOnce{key, id}
-				added[k] = added[k].plus(members[i])
+				added[k] = added[k].plus(stats.Members[i])
 			}
 		}
 	}
-	for key, v := range added {
-		out.Modules[key.CountKey] = out.Modules[key.CountKey].plus(d.counts.rising(key, v))
+	for key, s := range added {
+		s.Verdicts = d.counts.rising(key, s.Verdicts)
+		out.Modules[key.CountKey] = out.Modules[key.CountKey].plus(s)
 	}
 	return out, nil
 }
@@ -275,12 +328,12 @@ func (d *Dataplane) retiredMaps() (map[retiredKey]*ebpf.Map, error) {
 	return out, nil
 }
 
-func addRetired(out map[countedOnce]Verdicts, key retiredKey, m *ebpf.Map) {
+func addRetired(out map[countedOnce]Stats, key retiredKey, m *ebpf.Map) {
 	for _, side := range retiredSides {
 		for _, dir := range retiredDirections {
 			var r retired
 			if err := m.Lookup(retiredIndex(side, dir), &r); err == nil && r.Verdicts.Sum().Packets > 0 {
-				out[countedOnce{CountKey{key.module, side, dir}, key.id}] = r.Verdicts
+				out[countedOnce{CountKey{key.module, side, dir}, key.id}] = r.Stats
 			}
 		}
 	}
@@ -319,14 +372,14 @@ func (d *Dataplane) retire(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer c.m.Close()
-	members, err := readCounts(c.m)
+	defer c.Close()
+	stats, err := c.stats()
 	if err != nil {
 		return err
 	}
 	for i, m := range c.spec.Members {
 		pin := filepath.Join(d.layout.generation(m.Name, m.ID), retiredMap)
-		if err := addTo(pin, retiredIndex(c.spec.Side, c.spec.Direction), uint64(c.mid), members[i]); err != nil {
+		if err := addTo(pin, retiredIndex(c.spec.Side, c.spec.Direction), uint64(c.mid), stats.Members[i]); err != nil {
 			return err
 		}
 	}
@@ -334,7 +387,7 @@ func (d *Dataplane) retire(dir string) error {
 }
 
 // addTo adds the counts of a map to what a module keeps. One system call writes the sum and what it includes.
-func addTo(pin string, index uint32, from uint64, v Verdicts) error {
+func addTo(pin string, index uint32, from uint64, s Stats) error {
 	m, err := ebpf.LoadPinnedMap(pin, nil)
 	if errors.Is(err, os.ErrNotExist) { // the module is being removed
 		return nil
@@ -347,5 +400,5 @@ func addTo(pin string, index uint32, from uint64, v Verdicts) error {
 	if err := m.Lookup(index, &r); err != nil || r.Map == from {
 		return err
 	}
-	return m.Put(index, retired{from, r.Verdicts.plus(v)})
+	return m.Put(index, retired{from, r.Stats.plus(s)})
 }

@@ -158,7 +158,7 @@ func (w *world) wantPackets(t *testing.T, module string, verdict kerbabi.Verdict
 	if err != nil {
 		t.Fatal(err)
 	}
-	got := all.Modules[CountKey{module, chain.OnTCIngress, chain.Egress}][verdict].Packets
+	got := all.Modules[CountKey{module, chain.OnTCIngress, chain.Egress}].Verdicts[verdict].Packets
 	if got != want {
 		t.Errorf("%s: %d packets %s, want %d", module, got, verdict, want)
 	}

@@ -238,7 +238,7 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
 func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(c), "outcomes"), nil)
+	m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(c), outcomesPin), nil)
 	if err != nil {
 		return nil, err
 	}

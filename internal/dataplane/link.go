@@ -43,9 +43,11 @@ type linker struct {
 	pktSize int32 // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags int16
-	frame              int32     // bytes from the frame pointer of the entry down to the packet context
-	counts             *ebpf.Map // of the chain that a traced one stands for; nil: new ones
-	uncounted          bool      // packets are not counted: to measure what that costs
+	frame              int32        // bytes from the frame pointer of the entry down to the packet context
+	plain              *linkedChain // whose counters a traced or timed one uses; nil: new ones
+	uncounted          bool         // packets are not counted: to measure what that costs
+	samples            *ebpf.Map    // the timed copy's programs; nil: no packet runs in a copy
+	timed              bool         // this is the copy
 }
 
 func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
@@ -98,10 +100,13 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	verdict := newBody("kerb_verdict", code)
-	if code, err = l.function(l.object, "kerb_count", "kerb_count", nil); err != nil {
+	begin := l.begin(first)
+	if code, err = l.function(l.object, begin, begin, nil); err != nil {
 		return nil, err
 	}
-	out := append(l.entry(first, newBody("kerb_count", code), head, modules, verdict, parts, slot), head.rest()...)
+	start := newBody(begin, code)
+	out := append(l.entry(first, start, head, modules, verdict, parts, slot), start.rest()...)
+	out = append(out, head.rest()...)
 	for _, m := range modules {
 		out = append(out, m.rest()...)
 	}
@@ -118,8 +123,25 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	return out, nil
 }
 
+// begin is the function that comes before the head.
+func (l *linker) begin(first int) string {
+	switch {
+	case first > 0 || l.uncounted:
+		return "kerb_enter"
+	case l.timed:
+		return "kerb_time_start"
+	}
+	return "kerb_count"
+}
+
 // extras are the functions that only some programs call.
 func (l *linker) extras(first, last int) (names []string) {
+	if l.sampled(first) {
+		names = append(names, "kerb_sample")
+	}
+	if l.timed {
+		names = append(names, "kerb_stamp")
+	}
 	if slices.ContainsFunc(sequence(first, last), l.defers) && !l.uncounted {
 		names = append(names, "kerb_deferred")
 	}
@@ -256,32 +278,32 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 
 // entry generates the program that everything else is called from:
 //
+//	kerb_count(ctx, &pkt)
 //	kerb_head(ctx, &pkt)
-//	kerb_count(&pkt)
 //	for each module: if (module(&pkt)) -> cold code: return kerb_verdict(...), or continue
 //	return the hook's "next", or tail call into the next part
 //
 // Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
 // other than NEXT comes last, so that a packet that passes runs straight through. kerb_verdict is there once.
-func (l *linker) entry(first int, count, head body, modules []body, verdict body, parts *ebpf.Map,
+func (l *linker) entry(first int, start, head body, modules []body, verdict body, parts *ebpf.Map,
 	slot int) asm.Instructions {
-	l.setFrame(append([]body{count, head, verdict}, modules...))
+	l.setFrame(append([]body{start, head, verdict}, modules...))
 	code := l.pkt(asm.R2)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType())
-	code = append(code, call(head, "next-")...)
-	var cold asm.Instructions
+	code = append(code, call(start, "started")...)
+	code = append(append(code, l.parse(first)...), call(head, "next-")...)
 	next := "next-"
-	if first == 0 && !l.uncounted {
-		start := l.pkt(asm.R1)
-		start[0] = start[0].WithSymbol(next)
-		next = "counted"
-		code = append(append(code, start...), call(count, next)...)
+	if l.timed {
+		stamp := l.stamp(stampHead)
+		stamp[0] = stamp[0].WithSymbol(next)
+		code, next = append(code, stamp...), "stamped"
 	}
 	if l.mayBeRedirected(first) { // by a member of another part
 		restore := l.restore()
 		restore[0] = restore[0].WithSymbol(next)
 		code, next = append(code, restore...), "restored"
 	}
+	cold := l.sample(first)
 	for n, m := range modules {
 		i := first + n
 		start := l.pkt(asm.R1)
@@ -291,10 +313,7 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 		start[0] = start[0].WithSymbol(next)
 		next = fmt.Sprintf("next%d", i)
 		said, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
-		check := asm.Instructions{asm.JNE.Imm(asm.R0, 0, other)}
-		if l.traced != 0 {
-			check = append(l.trace(i), check...)
-		}
+		check := append(l.report(i), asm.JNE.Imm(asm.R0, 0, other))
 		check[0] = check[0].WithSymbol(said)
 		code = append(append(append(code, start...), call(m, said)...), check...)
 		cold = append(cold, l.cold(i, other, next)...)
@@ -313,6 +332,25 @@ func (l *linker) entry(first int, count, head body, modules []body, verdict body
 		act = append(act, asm.Ja.Label("out"))
 	}
 	return append(code, act...)
+}
+
+// parse is the way to the head, unless the packet is to run in the timed copy.
+func (l *linker) parse(first int) asm.Instructions {
+	code := append(asm.Instructions{l.loadContext()}, l.pkt(asm.R2)...)
+	label := "started"
+	if l.sampled(first) {
+		code = append(asm.Instructions{asm.JSGE.Imm(asm.R0, 0, "sample").WithSymbol(label)}, code...)
+		code[1], label = code[1].WithSymbol("parse"), ""
+	}
+	if label != "" {
+		code[0] = code[0].WithSymbol(label)
+	}
+	return code
+}
+
+// loadContext loads the hook's context.
+func (l *linker) loadContext() asm.Instruction {
+	return asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord) // pkt.ctx
 }
 
 // call reaches a function and comes out at a label.
@@ -338,40 +376,29 @@ func (l *linker) pkt(dst asm.Register) asm.Instructions {
 	return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.frame)}
 }
 
-// traceHead reports the packet as it came in.
-func (l *linker) traceHead() asm.Instructions {
-	return append(l.pkt(asm.R1), asm.Mov.Imm(asm.R2, l.traced), asm.Call.Label("kerb_trace_head"))
-}
-
-// trace reports the verdict of module i in R0, and keeps it.
-func (l *linker) trace(i int) asm.Instructions {
-	flags := int32(-1)
-	if !l.defers(i) { // what it redirects leaves at once
-		flags = ^kerbabi.ToDeferred
-	}
-	code := append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, l.pkt(asm.R1)...)
-	return append(code,
-		asm.Mov.Imm(asm.R2, int32(i)),
-		asm.Mov.Reg(asm.R3, asm.R7),
-		asm.Mov.Imm(asm.R4, l.traced),
-		asm.Mov.Imm(asm.R5, flags),
-		asm.Call.Label("kerb_trace"),
-		asm.Mov.Reg(asm.R0, asm.R7),
-	)
-}
-
 // end is what follows the last module.
 func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
-	if parts == nil {
-		return asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext)), asm.Return().WithSymbol("out")}
+	var out asm.Instructions
+	if l.timed {
+		out = keepR0(l.stamp(stampChain))
 	}
+	out = append(out, asm.Return())
+	out[0] = out[0].WithSymbol("out")
+	if parts == nil {
+		return append(asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext))}, out...)
+	}
+	return append(append(l.tailCall(parts, slot),
+		asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
+	), out...)
+}
+
+// tailCall passes the packet to another program, if the table has it.
+func (l *linker) tailCall(table *ebpf.Map, slot int) asm.Instructions {
 	return asm.Instructions{
-		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
-		asm.LoadMapPtr(asm.R2, parts.FD()),
+		l.loadContext(),
+		asm.LoadMapPtr(asm.R2, table.FD()),
 		asm.Mov.Imm(asm.R3, int32(slot)),
 		asm.FnTailCall.Call(),
-		asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
-		asm.Return().WithSymbol("out"),
 	}
 }
 

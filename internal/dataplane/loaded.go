@@ -19,6 +19,7 @@ type Loaded struct {
 	Maps        map[string]sdk.Maps // by module
 	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
 	chain       *linkedChain
+	latency     *ebpf.Map // nil: no timed copy
 	uncounted   bool
 	generations []*generation
 	relinked    []*linkedChain
@@ -106,6 +107,18 @@ func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instruction
 // Counts returns what each module has returned, in the order of the chain.
 func (l *Loaded) Counts() ([]Verdicts, error) { return readCounts(l.chain.counts) }
 
+// Time adds the timed copy that the agent gives a chain.
+func (l *Loaded) Time() (err error) {
+	if l.chain.samples == nil {
+		return nil
+	}
+	l.latency, err = linkTimed(l.chain, l.generations, l.Parts, func(*ebpf.Map) error { return nil })
+	return err
+}
+
+// Stats returns what each module has returned and how long it took, in the order of the chain.
+func (l *Loaded) Stats() (ChainStats, error) { return readStats(l.chain.counts, l.latency) }
+
 // Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
 func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	members, err := l.members(spec)
@@ -154,6 +167,9 @@ func (l *Loaded) Drops(module string) ([]uint64, error) {
 func (l *Loaded) Close() {
 	if l.chain != nil {
 		l.chain.Close()
+	}
+	if l.latency != nil {
+		l.latency.Close()
 	}
 	for _, c := range l.relinked {
 		c.Close()

@@ -84,7 +84,7 @@ func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leav
 // store hands the target to the next part of a split chain.
 func (l *linker) store() asm.Instructions {
 	return asm.Instructions{
-		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
+		l.loadContext(),
 		l.loadPkt(asm.R2, l.toIfindex),
 		asm.StoreMem(asm.R1, skbCB0, asm.R2, asm.Word),
 		l.loadPkt(asm.R2, l.toFlags),
@@ -95,7 +95,7 @@ func (l *linker) store() asm.Instructions {
 // restore takes the target over from the part before.
 func (l *linker) restore() asm.Instructions {
 	return asm.Instructions{
-		asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord), // pkt.ctx
+		l.loadContext(),
 		asm.LoadMem(asm.R2, asm.R1, skbCB0, asm.Word),
 		asm.StoreMem(asm.RFP, int16(-l.frame)+l.toIfindex, asm.R2, asm.Word),
 		asm.LoadMem(asm.R2, asm.R1, skbCB1, asm.Word),

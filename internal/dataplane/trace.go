@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -160,16 +161,12 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	if err != nil {
 		return nil, err
 	}
-	plain, err := filepath.Glob(filepath.Join(d.layout.chain(spec), "prog*"))
+	plain, parts, err := openPlain(spec, d.layout.chain(spec))
 	if err != nil {
 		return nil, err
 	}
-	counted, err := openCounted(d.layout.chain(spec))
-	if err != nil {
-		return nil, fmt.Errorf("chain %s: %w", spec.ID(), err)
-	}
-	defer counted.m.Close()
-	c, err := t.link(spec, members, len(plain), counted.m)
+	defer plain.Close()
+	c, err := t.link(spec, members, parts, plain)
 	if err != nil {
 		return nil, err
 	}
@@ -186,14 +183,15 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 	return c, nil
 }
 
-// link links a chain that reports to the trace, in that many parts at least, with the counts of the plain one or nil.
-func (t *Trace) link(spec chain.Spec, members []*generation, parts int, counts *ebpf.Map) (*linkedChain, error) {
+// link links a chain that reports to the trace, in that many parts at least, with the counters of the plain one, if
+// any.
+func (t *Trace) link(spec chain.Spec, members []*generation, parts int, plain *linkedChain) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err
 	}
 	t.Chains = append(t.Chains, spec)
-	l.traced, l.parts, l.counts = int32(len(t.Chains)), parts, counts
+	l.traced, l.parts, l.plain = int32(len(t.Chains)), parts, plain
 	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
 	c, err := l.chain()
 	if err != nil {
@@ -251,4 +249,40 @@ func (t *Trace) Close() {
 			m.Close()
 		}
 	}
+}
+
+// traceHead reports the packet as it came in.
+func (l *linker) traceHead() asm.Instructions {
+	return append(l.pkt(asm.R1), asm.Mov.Imm(asm.R2, l.traced), asm.Call.Label("kerb_trace_head"))
+}
+
+// trace reports the verdict of module i in R0, and keeps it.
+func (l *linker) trace(i int) asm.Instructions {
+	flags := int32(-1)
+	if !l.defers(i) { // what it redirects leaves at once
+		flags = ^kerbabi.ToDeferred
+	}
+	return keepR0(append(l.pkt(asm.R1),
+		asm.Mov.Imm(asm.R2, int32(i)),
+		asm.Mov.Reg(asm.R3, asm.R0),
+		asm.Mov.Imm(asm.R4, l.traced),
+		asm.Mov.Imm(asm.R5, flags),
+		asm.Call.Label("kerb_trace"),
+	))
+}
+
+// keepR0 saves R0 across a call.
+func keepR0(code asm.Instructions) asm.Instructions {
+	return append(append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, code...), asm.Mov.Reg(asm.R0, asm.R7))
+}
+
+// report traces or times module i, and keeps its verdict in R0.
+func (l *linker) report(i int) asm.Instructions {
+	switch {
+	case l.traced != 0:
+		return l.trace(i)
+	case l.timed:
+		return keepR0(l.stamp(int32(1 + i)))
+	}
+	return nil
 }

@@ -152,24 +152,37 @@ func (h *Histogram) Observe(v float64) {
 	h.sum += v
 }
 
-// Histogram adds a histogram.
-func (s *Set) Histogram(name, help string, h *Histogram) {
-	f, err := s.family(name, help, "histogram", "")
+// Buckets adds a histogram of which the caller has counted the values up to each bound, and behind these all others.
+func (s *Set) Buckets(name, help string, bounds []float64, counts []uint64, sum float64, labels ...string) {
+	text, err := labelText(labels)
+	var f *family
+	if err == nil {
+		f, err = s.family(name, help, "histogram", text)
+	}
 	if err != nil {
 		s.problems = append(s.problems, fmt.Errorf("metric %s: %w", name, err))
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	comma := ""
+	if text != "" {
+		comma = ","
+	}
 	var n uint64
-	for i, count := range h.counts {
+	for i, count := range counts {
 		n += count
 		bound := math.Inf(1)
-		if i < len(h.bounds) {
-			bound = h.bounds[i]
+		if i < len(bounds) {
+			bound = bounds[i]
 		}
-		f.line(name+"_bucket", `le="`+number(bound)+`"`, float64(n))
+		f.line(name+"_bucket", text+comma+`le="`+number(bound)+`"`, float64(n))
 	}
-	f.line(name+"_sum", "", h.sum)
-	f.line(name+"_count", "", float64(n))
+	f.line(name+"_sum", text, sum)
+	f.line(name+"_count", text, float64(n))
+}
+
+// Histogram adds a histogram.
+func (s *Set) Histogram(name, help string, h *Histogram) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	s.Buckets(name, help, h.bounds, h.counts, h.sum)
 }

@@ -5,6 +5,7 @@ package status
 import (
 	"cmp"
 	"maps"
+	"math/bits"
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -12,6 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // CountsOf are the packets of one module, by hook and direction.
@@ -33,20 +35,33 @@ func countKeys(c dataplane.Counts) []dataplane.CountKey {
 // ChainCounts are those of the modules of a chain, in its order, since it was linked.
 func ChainCounts(c dataplane.Counts, pinned chain.Pinned) (out []v1.ModuleCount) {
 	members := pinned.Spec.Members
-	for i, v := range c.Chains[pinned.ID] {
+	for i, s := range c.Chains[pinned.ID].Members {
 		if i < len(members) {
 			out = append(out, count(dataplane.CountKey{Module: members[i].Name, Side: pinned.Spec.Side,
-				Direction: pinned.Spec.Direction}, v))
+				Direction: pinned.Spec.Direction}, s))
 		}
 	}
 	return out
 }
 
-func count(key dataplane.CountKey, v dataplane.Verdicts) v1.ModuleCount {
-	sum := v.Sum()
+// ChainTook is how long packets take in a chain.
+func ChainTook(c dataplane.Counts, pinned chain.Pinned) *v1.Sampled {
+	return took(c.Chains[pinned.ID].Latency)
+}
+
+func took(l dataplane.Latency) *v1.Sampled {
+	h := l.Histogram()
+	if h.Count() == 0 {
+		return nil
+	}
+	return &v1.Sampled{Packets: h.Count(), Median: h.Quantile(0.5), P99: h.Quantile(0.99)}
+}
+
+func count(key dataplane.CountKey, s dataplane.Stats) v1.ModuleCount {
+	sum := s.Verdicts.Sum()
 	out := v1.ModuleCount{Module: key.Module, Hook: string(key.Side), Direction: string(key.Direction),
-		Packets: sum.Packets, Bytes: sum.Bytes}
-	for verdict, n := range v {
+		Packets: sum.Packets, Bytes: sum.Bytes, Took: took(s.Latency)}
+	for verdict, n := range s.Verdicts {
 		if n.Packets > 0 {
 			out.Verdicts = append(out.Verdicts, v1.VerdictCount{Verdict: kerbabi.Verdict(verdict).String(),
 				Packets: n.Packets, Bytes: n.Bytes})
@@ -55,12 +70,37 @@ func count(key dataplane.CountKey, v dataplane.Verdicts) v1.ModuleCount {
 	return out
 }
 
+// Buckets of the metrics end at the powers of two from 16 ns to 1 ms.
+const leastPower, mostPower = 4, 20
+
+var latencyBounds = func() (out []float64) {
+	for power := leastPower; power <= mostPower; power++ {
+		out = append(out, float64(uint64(1)<<power)/1e9)
+	}
+	return out
+}()
+
+// powersOfTwo joins the buckets of a histogram, the last one of which has all that is larger.
+func powersOfTwo(h sdk.Histogram) []uint64 {
+	out := make([]uint64, len(latencyBounds)+1)
+	for b, n := range h {
+		power := bits.Len64(sdk.HistogramFloor(b)) // all values of the bucket are below 2^power
+		out[min(max(power-leastPower, 0), len(latencyBounds))] += n
+	}
+	return out
+}
+
 // CollectCounts adds the counts of all modules to the metrics.
 func CollectCounts(c dataplane.Counts, out *promtext.Set) {
 	for _, key := range countKeys(c) {
-		for verdict, n := range c.Modules[key] {
-			labels := []string{"module", key.Module, "hook", string(key.Side), "direction", string(key.Direction), "verdict",
-				kerbabi.Verdict(verdict).String()}
+		s := c.Modules[key]
+		of := []string{"module", key.Module, "hook", string(key.Side), "direction", string(key.Direction)}
+		if h := s.Latency.Histogram(); h.Count() > 0 {
+			out.Buckets("kerb_module_latency_seconds", "Time that a module took for a packet, of one packet in 4,096.",
+				latencyBounds, powersOfTwo(h), float64(s.Latency.Sum)/1e9, of...)
+		}
+		for verdict, n := range s.Verdicts {
+			labels := append(slices.Clip(of), "verdict", kerbabi.Verdict(verdict).String())
 			out.Counter("kerb_module_packets_total", "Packets that reached a module, by its verdict.", float64(n.Packets),
 				labels...)
 			out.Counter("kerb_module_bytes_total", "Bytes of packets that reached a module, by its verdict.",

@@ -15,6 +15,7 @@ int answer(struct xdp_md *ctx)
 {
 	struct kerb_pkt pkt = {};
 
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	return kerb_icmp_unreachable(&pkt, KERB_UNREACHABLE_PORT) == KERB_REPLY ? XDP_TX : XDP_DROP;
 }

@@ -64,6 +64,7 @@ SEC("tc") int from_host(kerb_ctx *ctx)
 
 	if (!n)
 		return TC_ACT_SHOT;
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	inspect(&pkt, n);
 	ip4 = kerb_ip4(&pkt);
@@ -94,6 +95,7 @@ SEC("tc") int to_host(kerb_ctx *ctx)
 
 	if (!n)
 		return TC_ACT_SHOT;
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	ip4 = kerb_ip4(&pkt);
 	ip6 = kerb_ip6(&pkt);

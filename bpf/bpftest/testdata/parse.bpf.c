@@ -56,14 +56,16 @@ SEC(HOOK) int dump(kerb_ctx *ctx)
 {
 	struct kerb_pkt pkt;
 
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	return show(&pkt);
 }
 
 SEC(HOOK) int plain(kerb_ctx *ctx)
 {
-	struct kerb_pkt pkt = {.ctx = ctx};
+	struct kerb_pkt pkt = {};
 
+	kerb_enter(ctx, &pkt);
 	kerb_reload(&pkt);
 	begin(ctx, &pkt);
 	return kerb_parse_plain(&pkt);
@@ -71,8 +73,9 @@ SEC(HOOK) int plain(kerb_ctx *ctx)
 
 SEC(HOOK) int reparse(kerb_ctx *ctx)
 {
-	struct kerb_pkt pkt = {.ctx = ctx};
+	struct kerb_pkt pkt = {};
 
+	kerb_enter(ctx, &pkt);
 	kerb_reload(&pkt);
 	begin(ctx, &pkt);
 	kerb_reparse(&pkt);
@@ -83,6 +86,7 @@ SEC(HOOK) int cost(kerb_ctx *ctx)
 {
 	struct kerb_pkt pkt;
 
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	return pkt.flags & KERB_F_L4 ? PASS : 0;
 }

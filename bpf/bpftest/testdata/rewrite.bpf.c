@@ -143,6 +143,7 @@ SEC(HOOK) int rewrite(kerb_ctx *ctx)
 	struct kerb_pkt pkt;
 	__u32 key = 0;
 
+	kerb_enter(ctx, &pkt);
 	kerb_head(ctx, &pkt);
 	req = bpf_map_lookup_elem(&requests, &key);
 	res = bpf_map_lookup_elem(&responses, &key);

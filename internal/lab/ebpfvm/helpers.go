@@ -37,17 +37,19 @@ type function = func(v *VM, a [5]uint64) uint64
 
 // helpers are those that need nothing but their arguments. Locks and timers have nothing to do here.
 var helpers = map[asm.BuiltinFunc]function{
-	asm.FnSpinLock:             nothing,
-	asm.FnSpinUnlock:           nothing,
-	asm.FnTimerInit:            nothing,
-	asm.FnTimerSetCallback:     nothing,
-	asm.FnTimerStart:           nothing,
-	asm.FnUserRingbufDrain:     nothing, // of a ring without messages
-	asm.FnRingbufQuery:         nothing, // of a ring without records
-	asm.FnKtimeGetNs:           func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Now },
-	asm.FnKtimeGetCoarseNs:     func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Coarse },
-	asm.FnJiffies64:            func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Jiffies },
-	asm.FnGetSmpProcessorId:    func(v *VM, _ [5]uint64) uint64 { return uint64(v.in.CPU) },
+	asm.FnSpinLock:          nothing,
+	asm.FnSpinUnlock:        nothing,
+	asm.FnTimerInit:         nothing,
+	asm.FnTimerSetCallback:  nothing,
+	asm.FnTimerStart:        nothing,
+	asm.FnUserRingbufDrain:  nothing, // of a ring without messages
+	asm.FnRingbufQuery:      nothing, // of a ring without records
+	asm.FnKtimeGetNs:        func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Now },
+	asm.FnKtimeGetCoarseNs:  func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Coarse },
+	asm.FnJiffies64:         func(v *VM, _ [5]uint64) uint64 { return v.in.Clock.Jiffies },
+	asm.FnGetSmpProcessorId: func(v *VM, _ [5]uint64) uint64 { return uint64(v.in.CPU) },
+	// of a table that is empty, as that of a chain without a timed copy: it returns
+	asm.FnTailCall:             func(*VM, [5]uint64) uint64 { return errno(unix.ENOENT) },
 	asm.FnGetPrandomU32:        func(v *VM, _ [5]uint64) uint64 { return uint64(v.in.Random) },
 	asm.FnGetCurrentPidTgid:    processID,
 	asm.FnMapPushElem:          (*VM).push,

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a chain counts: packets at its head, and those that a module does not leave to the next. */
+#ifndef KERB_CHAIN_COUNT_H
+#define KERB_CHAIN_COUNT_H
+
+struct kerb_count {
+	__u64 packets, bytes;
+};
+
+/* Why a packet did not leave a module as it leaves with KERB_NEXT. */
+enum kerb_exit {
+	KERB_EXIT_DROP = 0,
+	KERB_EXIT_REPLY = 1,
+	KERB_EXIT_REDIRECT = 2,
+	KERB_EXIT_DEFERRED = 3, /* a deferred redirect: the modules behind see the packet, too */
+	KERB_EXITS = 4,
+};
+
+/* What a chain has done, per CPU: packets at its head, and KERB_EXITS counts for each module, in
+ * their order. What a module has seen and passed on follows from these: a packet that passes is
+ * counted once, however long the chain is. */
+struct kerb_counts {
+	struct kerb_count in;
+	/* Of the packet at the head: modules may change that of the context. It is not on the
+	 * stack, of which large modules need all that old kernels leave. */
+	__u64 len;
+	__u64 sample; /* number of the next packet that runs in the timed copy (chain_latency.h) */
+	struct kerb_count exits[];
+};
+
+/* The linker gives the value its size (internal/dataplane/counts.go). */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__uint(key_size, sizeof(__u32));
+	__uint(value_size, sizeof(struct kerb_counts));
+} kerb_counts SEC(".maps");
+
+/* The key fills a slot of the stack, for the reason that count_drop has. */
+static __always_inline struct kerb_counts *chain_counts(void)
+{
+	__u64 zero = 0;
+
+	return bpf_map_lookup_elem(&kerb_counts, &zero);
+}
+
+/* Length of the frame. */
+static __always_inline __u32 frame_len(kerb_ctx *ctx)
+{
+#ifdef KERB_XDP_FRAGS
+	return bpf_xdp_get_buff_len(ctx);
+#elif defined(KERB_HOOK_XDP)
+	/* as pointers: of these the verifier takes no 32-bit difference */
+	return (void *)kerb_ctx_field(ctx, data_end) - (void *)kerb_ctx_field(ctx, data);
+#else
+	return ctx->len;
+#endif
+}
+
+/* Begins a chain that counts, before kerb_head: while no register holds a packet pointer, which a
+ * tail call would end. Returns what is not negative if the packet is to run in the timed copy: the
+ * number that was chosen may have passed, as a traced chain counts here, too. */
+SEC("kerb/count") long kerb_count(kerb_ctx *ctx, struct kerb_pkt *pkt)
+{
+	struct kerb_counts *c = chain_counts();
+	__u64 n;
+
+	pkt->ctx = ctx;
+	pkt->len = frame_len(ctx);
+	if (!c)
+		return -1;
+	n = c->in.packets;
+	c->in.packets = n + 1;
+	c->in.bytes += pkt->len;
+	c->len = pkt->len;
+	return n - c->sample;
+}
+
+/* Begins a program that does not count: a later part of a split chain. */
+SEC("kerb/enter") int kerb_enter(kerb_ctx *ctx, struct kerb_pkt *pkt)
+{
+	pkt->ctx = ctx;
+	pkt->len = frame_len(ctx);
+	return 0;
+}
+
+static __always_inline void count_exit(__u32 call, enum kerb_exit exit)
+{
+	__u32 place = call >> KERB_CALL_COUNT_SHIFT;
+	struct kerb_counts *c;
+	struct kerb_count *n;
+
+	if (!place)
+		return;
+	c = chain_counts();
+	if (!c)
+		return;
+	n = &c->exits[(place - 1) * KERB_EXITS + exit];
+	n->packets += 1;
+	n->bytes += c->len;
+}
+
+#endif

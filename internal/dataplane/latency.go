@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// A chain sends one of SamplePeriod packets through a timed copy of itself, which measures how long each module takes
+// (bpf/chain_latency.h). The copy is linked after the chain is in force, so that it delays no change. Until then, the
+// table that the chain looks for it in is empty, and no packet is measured.
+const (
+	samplesMap = "kerb_samples"
+	samplesPin = "samples" // in the directory of a chain
+	latencyMap = "kerb_latency"
+	latencyPin = "latency"
+	stampsMap  = "kerb_stamps"
+)
+
+// Numbers shared with chain_latency.h.
+const (
+	SamplePeriod   = 4096
+	latencyBuckets = 80
+	stampChain     = 0
+	stampHead      = 0xff
+)
+
+// Latency is struct kerb_latency: how long packets took, in ns.
+type Latency struct {
+	Sum     uint64
+	Buckets [latencyBuckets]uint64
+}
+
+// Histogram returns the packets by latency.
+func (l *Latency) Histogram() sdk.Histogram { return l.Buckets[:] }
+
+func (l Latency) plus(o Latency) Latency {
+	l.Sum += o.Sum
+	for i, n := range o.Buckets {
+		l.Buckets[i] += n
+	}
+	return l
+}
+
+// readLatency returns the latency of a chain, and behind it that of each member.
+func readLatency(m *ebpf.Map) ([]Latency, error) {
+	out := make([]Latency, m.MaxEntries())
+	var perCPU []Latency
+	for i := range out {
+		if err := m.Lookup(uint32(i), &perCPU); err != nil {
+			return nil, fmt.Errorf("latency of a chain: %w", err)
+		}
+		for _, l := range perCPU {
+			out[i] = out[i].plus(l)
+		}
+	}
+	return out, nil
+}
+
+// haveSampling reports whether a program with functions may make tail calls: not on arm64 before Linux 6.0, and not
+// without the JIT compiler.
+var haveSampling = sync.OnceValue(func() bool {
+	table, err := newSamples(1)
+	if err != nil {
+		return false
+	}
+	defer table.Close()
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+		Instructions: asm.Instructions{
+			asm.Mov.Reg(asm.R6, asm.R1),
+			asm.Call.Label("function"),
+			asm.Mov.Reg(asm.R1, asm.R6),
+			asm.LoadMapPtr(asm.R2, table.FD()),
+			asm.Mov.Imm(asm.R3, 0),
+			asm.FnTailCall.Call(),
+			asm.Mov.Imm(asm.R0, 0),
+			asm.Return(),
+			asm.Mov.Imm(asm.R0, 0).WithSymbol("function"),
+			asm.Return(),
+		}})
+	if err != nil {
+		return false
+	}
+	prog.Close()
+	return true
+})
+
+// newSamples returns a table for the parts of a timed copy, of which the first one is its entry.
+func newSamples(parts int) (*ebpf.Map, error) {
+	return ebpf.NewMap(&ebpf.MapSpec{Name: samplesMap, Type: ebpf.ProgramArray, KeySize: 4, ValueSize: 4,
+		MaxEntries: uint32(parts)})
+}
+
+// addSamples gives a plain chain the table for its timed copy.
+func (c *linkedChain) addSamples(l *linker) (err error) {
+	if len(l.members) == 0 || l.traced != 0 || l.timed || l.uncounted || !haveSampling() {
+		return nil
+	}
+	if c.samples, err = newSamples(len(l.members)); err != nil {
+		return fmt.Errorf("create the table for samples: %w", err)
+	}
+	l.samples = c.samples
+	return nil
+}
+
+// sampled reports whether a program sends packets to the timed copy.
+func (l *linker) sampled(first int) bool { return first == 0 && l.samples != nil && !l.timed }
+
+// sample is the way to the timed copy, and back if there is none.
+func (l *linker) sample(first int) asm.Instructions {
+	if !l.sampled(first) {
+		return nil
+	}
+	code := append(asm.Instructions{asm.Call.Label("kerb_sample").WithSymbol("sample")}, l.tailCall(l.samples, 0)...)
+	return append(code, asm.Ja.Label("parse"))
+}
+
+// stamp ends the time of what is at a position.
+func (l *linker) stamp(position int32) asm.Instructions {
+	return asm.Instructions{asm.Mov.Imm(asm.R1, position), asm.Call.Label("kerb_stamp")}
+}
+
+// linkTimed links the timed copy of a chain and puts it into the chain's table. It returns the map of latencies.
+func linkTimed(plain *linkedChain, members []*generation, parts int, pin func(*ebpf.Map) error) (*ebpf.Map, error) {
+	l, err := newLinker(plain.spec, members)
+	if err != nil {
+		return nil, err
+	}
+	stamps, err := ebpf.NewMap(l.object.Maps[stampsMap])
+	if err != nil {
+		return nil, fmt.Errorf("create the map of stamps: %w", err)
+	}
+	defer stamps.Close()
+	spec := l.object.Maps[latencyMap].Copy()
+	spec.MaxEntries = uint32(1 + len(members))
+	latency, err := ebpf.NewMap(spec)
+	if err != nil {
+		return nil, fmt.Errorf("create the map of latencies: %w", err)
+	}
+	l.timed, l.parts, l.plain, l.samples = true, parts, plain, plain.samples
+	l.maps[stampsMap], l.maps[latencyMap] = stamps, latency
+	err = pin(latency) // first: what is measured is to be read
+	if err == nil {
+		var c *linkedChain
+		if c, err = l.chain(); err == nil {
+			c.Close() // the table keeps its programs
+			return latency, nil
+		}
+	}
+	latency.Close()
+	return nil, err
+}
+
+// Time has a chain measure the latency of its modules, unless it does so already. It may be called while other methods
+// run, but not twice at once.
+func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module) error {
+	dir := d.layout.chain(spec)
+	plain, parts, err := openPlain(spec, dir)
+	if errors.Is(err, os.ErrNotExist) { // removed meanwhile
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer plain.Close()
+	var id uint32
+	if plain.samples == nil || plain.samples.Lookup(uint32(0), &id) == nil {
+		return nil
+	}
+	members, err := d.openMembers(spec, modules)
+	defer closeMembers(members)
+	if err != nil {
+		return gone(dir, err)
+	}
+	latency, err := linkTimed(plain, members, parts, func(m *ebpf.Map) error {
+		path := filepath.Join(dir, latencyPin)
+		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of an agent that was killed
+			return err
+		}
+		return pinCopy(m, path)
+	})
+	if err != nil {
+		return gone(dir, fmt.Errorf("timed copy of chain %s: %w", spec.ID(), err))
+	}
+	return latency.Close()
+}
+
+// gone is no error if the chain was removed meanwhile.
+func gone(dir string, err error) error {
+	if _, missing := os.Stat(dir); errors.Is(missing, os.ErrNotExist) {
+		return nil
+	}
+	return err
+}
