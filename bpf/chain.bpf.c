@@ -82,9 +82,7 @@ SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	return 0;
 }
 
-/* Parses what a program that was not made for Kerb has left of the packet, for the modules behind
- * it (internal/pkgs/foreign.go). */
-SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
+static __always_inline int parse_again(struct kerb_pkt *pkt)
 {
 	__u32 tags;
 
@@ -92,6 +90,13 @@ SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
 	pkt->len = frame_len(pkt->ctx);
 	tags = begin(pkt->ctx, pkt);
 	return kerb_parse(pkt, tags);
+}
+
+/* Parses what a program that was not made for Kerb has left of the packet, for the modules behind
+ * it (internal/pkgs/foreign.go). */
+SEC("kerb/parse_again") int kerb_parse_again(struct kerb_pkt *pkt)
+{
+	return parse_again(pkt);
 }
 
 /* Sends the packet out of the interface it came from. On a veth XDP_TX wakes the other end only if
@@ -187,10 +192,14 @@ int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex)
 	return 0;
 }
 
-/* Counts a redirect that is performed after the last module. */
-SEC("kerb/deferred") int kerb_deferred(__u32 call)
+/* Counts a redirect that is performed after the last module, and makes the packet ready for the
+ * modules behind. */
+SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
 {
 	count_exit(call, KERB_EXIT_DEFERRED);
+	if (pkt->to_flags & KERB_TO_REPARSE)
+		return parse_again(pkt);
+	kerb_reload(pkt); /* for the verifier, which does not know the flags */
 	return 0;
 }
 

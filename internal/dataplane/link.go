@@ -142,7 +142,7 @@ func (l *linker) extras(first, last int) (names []string) {
 	if l.timed {
 		names = append(names, "kerb_stamp")
 	}
-	if slices.ContainsFunc(sequence(first, last), l.defers) && !l.uncounted {
+	if slices.ContainsFunc(sequence(first, last), l.defers) {
 		names = append(names, "kerb_deferred")
 	}
 	if slices.ContainsFunc(l.spec.Members[first:last], failsOpen) {

@@ -46,20 +46,18 @@ func (l *linker) loadPkt(dst asm.Register, offset int16) asm.Instruction {
 
 // keepRedirect continues with the next module after a verdict that is a deferred redirect, else with act.
 func (l *linker) keepRedirect(flags int32, next, act string) asm.Instructions {
-	code := asm.Instructions{
+	pkt := l.pkt(asm.R1)
+	pkt[0] = pkt[0].WithSymbol("keep_" + next)
+	return slices.Concat(asm.Instructions{
 		asm.JNE.Imm(asm.R0, int32(kerbabi.Redirect), act),
 		l.loadPkt(asm.R1, l.toFlags),
-	}
-	if l.uncounted {
-		return append(code, asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, next))
-	}
-	keep := "keep_" + next
-	return append(code,
-		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, keep),
+		asm.JSet.Imm(asm.R1, kerbabi.ToDeferred, "keep_"+next),
 		asm.Ja.Label(act),
-		asm.Mov.Imm(asm.R1, flags).WithSymbol(keep),
+	}, pkt, asm.Instructions{
+		asm.Mov.Imm(asm.R2, flags),
 		asm.Call.Label("kerb_deferred"),
-		asm.Ja.Label(next))
+		asm.Ja.Label(next),
+	})
 }
 
 // redirected returns the end of a chain, or of a part of it, for packets that may have a target, and code that it jumps

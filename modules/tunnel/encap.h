@@ -136,7 +136,7 @@ static __always_inline int tun_encap_device(struct kerb_pkt *pkt, const struct t
 	}
 	if (bpf_skb_set_tunnel_key(pkt->ctx, &key, sizeof(key), flags))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
-	return kerb_redirect(pkt, n->ifindex, 0);
+	return kerb_redirect_deferred(pkt, n->ifindex, 0);
 }
 
 /* Fills in the tunnel's header. Returns 0 without a key to send with. */
@@ -170,7 +170,7 @@ static __always_inline int tun_encap_udp(struct kerb_pkt *pkt, const struct tun_
 		return kerb_drop(pkt, TUN_DROP_NESTED);
 	if (rc)
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
-	return kerb_redirect(pkt, n->ifindex, KERB_TO_NEIGH);
+	return kerb_redirect_deferred(pkt, n->ifindex, KERB_TO_NEIGH | KERB_TO_REPARSE);
 }
 
 static __always_inline int tun_transmit(struct kerb_pkt *pkt, const struct tun_node *n,

@@ -89,7 +89,7 @@ static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __
 
 /* The same after the last module: those behind see the packet as it will leave, and may drop it or
  * send it elsewhere. On TC, in packages with deferredRedirect; everywhere else this is
- * kerb_redirect(). */
+ * kerb_redirect(). With KERB_TO_REPARSE in flags the context need not be true to the headers. */
 static __always_inline int kerb_redirect_deferred(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {
 #ifdef KERB_HOOK_TC

@@ -114,5 +114,8 @@ struct kerb_pkt {
 #define KERB_TO_MAP	(1 << 3) /* where the module's bpf_redirect_map() said (XDP only) */
 /* Set by kerb_redirect_deferred(): modules behind see the packet first (TC only). */
 #define KERB_TO_DEFERRED (1 << 4)
+/* With KERB_TO_DEFERRED: the packet is parsed again if a module is behind, as this one has put
+ * headers in or taken some out. */
+#define KERB_TO_REPARSE (1 << 5)
 
 #endif
