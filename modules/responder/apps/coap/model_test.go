@@ -11,14 +11,6 @@ import (
 	"github.com/dchest/siphash"
 )
 
-// Limits of what the data plane answers; what exceeds them passes to the server.
-const (
-	MaxRequest = 256  // bytes of a message
-	MaxOptions = 16   // of a request
-	MaxValue   = 1024 // bytes of a value: the largest block of RFC 7959
-	maxHead    = 32   // bytes of a reply before the value
-)
-
 // How long a message is a duplicate of an earlier one (RFC 7252, section 4.8.2).
 const (
 	exchangeLifetime = 247 * time.Second // confirmable
