@@ -162,9 +162,9 @@ test-upgrade: demo-setup bpf ## Test: the agent of an earlier build is replaced 
 	@[ -n "$(FROM)" ] || { echo "which one: make test-upgrade FROM=COMMIT" >&2; exit 2; }
 	rm -rf out/earlier && mkdir -p out/earlier && git archive $(FROM) | tar -x -C out/earlier
 	$(MAKE) --no-print-directory -C out/earlier -s bpf && cd out/earlier && \
-	  if [ -x scripts/build ]; then scripts/build ../kerb-earlier kerb; else CGO_ENABLED=0 go build -o ../kerb-earlier ./cmd/kerb; fi
+	  if [ -x scripts/build ]; then scripts/build kerb kerb; else CGO_ENABLED=0 go build -o kerb ./cmd/kerb; fi
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_EARLIER=$(CURDIR)/out/earlier go test -vet=off -count=1 -v -run '^TestUpgradeOfBuild$$' ./test/e2e
 	rm -rf out/earlier
-	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_EARLIER=$(CURDIR)/out/kerb-earlier go test -vet=off -count=1 -v -run '^TestUpgradeOfBuild$$' ./test/e2e
 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak

@@ -276,8 +276,13 @@ func (o objects) uses(info *ebpf.ProgramInfo) bool {
 // copyPackage is a package of the tests in a directory of its own, its manifest changed.
 func copyPackage(t *testing.T, name string, edit func(manifest string) string) string {
 	t.Helper()
-	dir := filepath.Join(t.TempDir(), name)
-	if err := os.CopyFS(dir, os.DirFS(testPackage(t, name))); err != nil {
+	return copyPackageIn(t, testPackage(t, name), edit)
+}
+
+func copyPackageIn(t *testing.T, from string, edit func(manifest string) string) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), filepath.Base(from))
+	if err := os.CopyFS(dir, os.DirFS(from)); err != nil {
 		t.Fatal(err)
 	}
 	path := filepath.Join(dir, "kerb.yaml")

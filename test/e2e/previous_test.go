@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -15,8 +16,8 @@ import (
 )
 
 // The agent of an earlier build is replaced by this one under traffic: its state and its pinned programs are taken
-// over, no packet is lost or counted twice, and the modules can be changed afterwards. make test-upgrade builds the
-// earlier one.
+// over, no packet is lost or counted twice, and the modules can be changed afterwards, among them a package that the
+// earlier build compiled. make test-upgrade builds the earlier one, in its tree.
 func TestUpgradeOfBuild(t *testing.T) {
 	earlier := os.Getenv("KERB_EARLIER")
 	if earlier == "" {
@@ -24,7 +25,8 @@ func TestUpgradeOfBuild(t *testing.T) {
 	}
 	n := newNode(t)
 	this := n.Binary
-	n.Binary = earlier
+	n.Binary = filepath.Join(earlier, "kerb")
+	n.stampDir = copyPackageIn(t, filepath.Join(earlier, "internal/dataplane/testdata/stamp"), withGeneration)
 	n.start()
 	n.apply(n.both())
 	n.apply(counter(0), firewall(0), n.stamp(1))

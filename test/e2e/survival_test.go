@@ -41,12 +41,15 @@ func trafficTime(t *testing.T) time.Duration {
 func (n *node) stamp(generation int) v1.Module {
 	n.T.Helper()
 	if n.stampDir == "" {
-		n.stampDir = copyPackage(n.T, "stamp", func(manifest string) string {
-			return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: " +
-				"integer}}}\n"
-		})
+		n.stampDir = copyPackage(n.T, "stamp", withGeneration)
 	}
 	return module("stamp", n.stampDir, "app=web", map[string]any{"generation": generation})
+}
+
+// withGeneration is a manifest of stamp whose modules may have a generation.
+func withGeneration(manifest string) string {
+	return manifest + "configSchema: {type: object, additionalProperties: false, properties: {generation: {type: " +
+		"integer}}}\n"
 }
 
 // The agent is killed and restarted while traffic flows: no packet is lost, and the programs are the same.
