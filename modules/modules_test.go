@@ -4,10 +4,12 @@ package modules_test
 
 import (
 	"io/fs"
+	"slices"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
 // Every directory with a manifest is in the binary, compiled, keeps the contract and its own budget, and has the
@@ -66,6 +68,16 @@ func TestEveryControlPlaneHasItsPackage(t *testing.T) {
 	for name := range modules.Controls() {
 		if p, err := catalog.Get(name); err != nil || p.ControlPlane == nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// Packages that ask for models are those that the agent asks what they think of one.
+func TestModelUsers(t *testing.T) {
+	for _, p := range pkgs.NewCatalog(modules.Packages(), modules.Controls()).Builtin() {
+		_, uses := modules.Controls()[p.Name].(model.User)
+		if asks := slices.Contains(p.Capabilities, "models"); asks != uses {
+			t.Errorf("%s: capability models in its manifest: %v; its control plane checks models: %v", p.Name, asks, uses)
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/modules/classifier"
+	"github.com/kerb-edge/kerb/modules"
 	"github.com/kerb-edge/kerb/modules/classifier/model"
 )
 
@@ -53,8 +53,26 @@ func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	return nil
 }
 
-// builtin is the package whose modules' configs can be read here.
-const builtin = "classifier"
+// users are the built-in packages that run models, by name. Those of other packages report in a condition what they think
+// of a model.
+var users = sync.OnceValue(func() map[string]model.User {
+	out := map[string]model.User{}
+	for name, control := range modules.Controls() {
+		if u, ok := control.(model.User); ok {
+			out[name] = u
+		}
+	}
+	return out
+})
+
+// extractors are the features of all built-in extractors.
+func extractors() map[string][]string {
+	out := map[string][]string{}
+	for _, u := range users() {
+		maps.Copy(out, u.Extractors())
+	}
+	return out
+}
 
 // Warnings returns why a valid model does not run in a module that references it, or cannot run in any.
 func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
@@ -64,22 +82,24 @@ func Warnings(m v1.Model, modules map[string]v1.Module) (out []string) {
 	}
 	used := false
 	for _, name := range slices.Sorted(maps.Keys(modules)) {
-		if modules[name].Spec.Package != builtin {
+		user := users()[modules[name].Spec.Package]
+		if user == nil {
 			continue
 		}
-		named, err := classifier.CheckModel(modules[name].Spec.Config, m.Metadata.Name, doc)
-		if used = used || named; err != nil {
+		referenced, err := user.CheckModel(modules[name].Spec.Config, m.Metadata.Name, doc)
+		if used = used || referenced; err != nil {
 			out = append(out, fmt.Sprintf("model %s: module %s references it but cannot use it, the previous version keeps "+
 				"running: %v", m.Metadata.Name, name, err))
 		}
 	}
-	features, known := classifier.Features[doc.Extractor]
+	known := extractors()
+	features := known[doc.Extractor]
 	if used {
 		return out
 	}
-	if !known {
+	if features == nil {
 		return []string{fmt.Sprintf("model %s: no built-in module has the extractor %s; known are %q", m.Metadata.Name,
-			doc.Extractor, slices.Sorted(maps.Keys(classifier.Features)))}
+			doc.Extractor, slices.Sorted(maps.Keys(known)))}
 	}
 	if _, err := doc.Pack(features); err != nil {
 		out = append(out, fmt.Sprintf("model %s: only a module with evaluate.where: user can use it: %v", m.Metadata.Name,
@@ -107,8 +127,10 @@ func parse(spec v1.ModelSpec) (*model.Document, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := classifier.CheckFeatures(doc); err != nil {
-		return nil, err
+	if features := extractors()[doc.Extractor]; features != nil { // otherwise another package has the extractor
+		if _, err := doc.Columns(features); err != nil {
+			return nil, err
+		}
 	}
 	last.text, last.doc = spec.Document, weak.Make(doc)
 	return doc, nil

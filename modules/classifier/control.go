@@ -12,13 +12,20 @@ import (
 	"sync"
 	"time"
 
+	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Control returns the control plane.
-func Control() sdk.Control { return sdk.Define(parseConfig) }
+func Control() sdk.Control { return control{sdk.Define(parseConfig)} }
+
+type control struct{ sdk.Control }
+
+// Extractors implements model.User.
+func (control) Extractors() map[string][]string { return Features }
 
 var (
+	_ model.User        = control{}
 	_ sdk.Compiled      = (*config)(nil)
 	_ sdk.Handler       = (*generation)(nil)
 	_ sdk.Runner        = (*generation)(nil)

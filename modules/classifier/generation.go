@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -178,7 +177,7 @@ func (c *config) fit(doc *model.Document) (f fitting, err error) {
 		return f, fmt.Errorf("it is made for the extractor %s, and this module's is %s", doc.Extractor, c.Extractor)
 	}
 	names := Features[doc.Extractor]
-	if f.columns, err = columns(doc, names); err != nil {
+	if f.columns, err = doc.Columns(names); err != nil {
 		return f, err
 	}
 	if f.rule, err = c.policyFor(doc.Classes); err != nil {
@@ -190,8 +189,8 @@ func (c *config) fit(doc *model.Document) (f fitting, err error) {
 	return f, nil
 }
 
-// CheckModel reports whether a module's config references a model, and if so, why the module cannot run it.
-func CheckModel(settings map[string]any, name string, doc *model.Document) (named bool, err error) {
+// CheckModel implements model.User.
+func (control) CheckModel(settings map[string]any, name string, doc *model.Document) (referenced bool, err error) {
 	raw, err := json.Marshal(settings)
 	if err != nil {
 		return false, err
@@ -202,27 +201,6 @@ func CheckModel(settings map[string]any, name string, doc *model.Document) (name
 	}
 	_, err = c.fit(doc)
 	return true, err
-}
-
-// columns finds a model's features among those of the extractor.
-func columns(doc *model.Document, names []string) ([]int, error) {
-	out := make([]int, len(doc.Features))
-	for i, name := range doc.Features {
-		if out[i] = slices.Index(names, name); out[i] < 0 {
-			return nil, fmt.Errorf("features[%d]: the extractor %s has no feature %q; it has %q", i, doc.Extractor, name, names)
-		}
-	}
-	return out, nil
-}
-
-// CheckFeatures finds features that the document's extractor does not have. Other modules may have other extractors.
-func CheckFeatures(doc *model.Document) error {
-	names, known := Features[doc.Extractor]
-	if !known {
-		return nil
-	}
-	_, err := columns(doc, names)
-	return err
 }
 
 // mismatch reports what makes a model's results doubtful though it runs.
