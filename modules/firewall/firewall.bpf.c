@@ -79,27 +79,27 @@ struct {
 /* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23. */
 #define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
 
-static __always_inline int carry_out(struct kerb_pkt *pkt, __u32 decision)
+static __always_inline int fw_verdict_apply(struct kerb_pkt *pkt, __u32 decision)
 {
 	fw_count(&hits, decision & 0xffff, pkt);
 	return decision >> 16 ? fw_drop(pkt, decision >> 16) : KERB_NEXT;
 }
 
-static __always_inline int look_up(struct fw_flow *f, __u64 now)
+static __always_inline int fw_conn_lookup(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
 		return fw_track(&established4, &opening4, &pending4, f, now);
 	return fw_track(&established6, &opening6, &pending6, f, now);
 }
 
-static __always_inline int is_related(struct fw_flow *f, __u64 now)
+static __always_inline int fw_is_related(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
 		return fw_conn_is_alive(&established4, &opening4, &pending4, f, now);
 	return fw_conn_is_alive(&established6, &opening6, &pending6, f, now);
 }
 
-static __always_inline void begin(struct fw_flow *f, __u64 now)
+static __always_inline void fw_conn_begin(struct fw_flow *f, __u64 now)
 {
 	if (f->family == 4)
 		fw_conn_create(&opening4, &pending4, now);
@@ -107,7 +107,7 @@ static __always_inline void begin(struct fw_flow *f, __u64 now)
 		fw_conn_create(&opening6, &pending6, now);
 }
 
-static __always_inline void renew(struct fw_flow *f, int allowed)
+static __always_inline void fw_conn_update(struct fw_flow *f, int allowed)
 {
 	if (f->family == 4)
 		fw_conn_renew(&established4, &opening4, &pending4, allowed);
@@ -116,7 +116,7 @@ static __always_inline void renew(struct fw_flow *f, int allowed)
 }
 
 /* Asks the rules, about the packet or about the one that it answers. */
-static __always_inline __u32 ask_rules(struct fw_flow *f)
+static __always_inline __u32 fw_evaluate_rules(struct fw_flow *f)
 {
 	const struct fw_values *v = fw_values(f);
 	__u32 decision, slot;
@@ -136,26 +136,26 @@ static __always_inline __u32 ask_rules(struct fw_flow *f)
 }
 
 /* The verdict on a packet without a known connection. */
-static __always_inline __u32 admit(struct fw_flow *f, __u32 decision, __u64 now)
+static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 now)
 {
 	if (decision >> 16 && !audit)
 		return decision;
 	if (decision >> 16) {
 		f->generation = ~f->generation;
 		if (f->begins == FW_BEGINS)
-			begin(f, now);
+			fw_conn_begin(f, now);
 		return decision;
 	}
 	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_adopt(f, now))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 	if (f->begins)
-		begin(f, now);
+		fw_conn_begin(f, now);
 	return decision;
 }
 
 /* Decides on the packet in the scratch map. Takes nothing from it but the time: see
  * fw_forget_packet. */
-static __noinline __u32 fw_judge(__u64 now)
+static __noinline __u32 fw_evaluate_flow(__u64 now)
 {
 	struct fw_flow *f = fw_flow();
 	int track = FW_UNKNOWN;
@@ -167,10 +167,10 @@ static __noinline __u32 fw_judge(__u64 now)
 		f->now = now;
 		fw_bind_generation(f);
 		if (f->quoting) {
-			if (is_related(f, now))
+			if (fw_is_related(f, now))
 				return FW_SLOT_RELATED;
 		} else if (f->kind < FW_ERROR) {
-			track = kerb_through(f->hidden, look_up(f, now));
+			track = kerb_through(f->hidden, fw_conn_lookup(f, now));
 		}
 		if (track == FW_TRACKED)
 			return FW_SLOT_TRACKED;
@@ -184,20 +184,20 @@ static __noinline __u32 fw_judge(__u64 now)
 	if (track == FW_STALE_ANSWER)
 		fw_reverse(f);
 	kerb_opaque(f); /* a variable of its own: the compiler may have this one in memory */
-	decision = ask_rules(f);
+	decision = fw_evaluate_rules(f);
 	if (!state)
 		return decision;
 	if (f->stale == FW_UNKNOWN)
-		return f->quoting ? decision : admit(f, decision, now);
+		return f->quoting ? decision : fw_admit(f, decision, now);
 	if (!audit || !(decision >> 16))
-		renew(f, !(decision >> 16));
+		fw_conn_update(f, !(decision >> 16));
 	if (f->stale == FW_STALE)
 		return decision;
 	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
 }
 
 /* Packets that did not parse. */
-static __always_inline __u32 judge_odd(const struct kerb_pkt *pkt)
+static __always_inline __u32 fw_evaluate_unparsed(const struct kerb_pkt *pkt)
 {
 	if (pkt->outcome == KERB_PARSE_NOT_IP) {
 		int allow = allow_non_ip || fw_ether_type_listed(pkt->eth_type);
@@ -208,7 +208,7 @@ static __always_inline __u32 judge_odd(const struct kerb_pkt *pkt)
 			       : FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 }
 
-static __always_inline __u32 judge_later_fragment(const struct kerb_pkt *pkt, __u32 dir)
+static __always_inline __u32 fw_evaluate_later_fragment(const struct kerb_pkt *pkt, __u32 dir)
 {
 	if (fragments == FW_FRAGMENTS_ALLOW || fw_fragment_known(pkt, dir, fw_now()))
 		return FW_SLOT_FRAGMENT_NEXT;
@@ -240,7 +240,7 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 		fw_read_quoted(pkt, f);
 	kerb_reload(pkt);
 	now = state ? fw_now() : 0;
-	decision = kerb_through(f->hidden, fw_judge(now));
+	decision = kerb_through(f->hidden, fw_evaluate_flow(now));
 	if (!state)
 		return decision;
 	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))
@@ -252,7 +252,7 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 }
 
 /* Decides on packets whose Ethernet, ARP or ICMPv6 headers say enough, 0 on all others. */
-static __noinline __u32 judge_link(struct kerb_pkt *pkt, __u32 dir)
+static __noinline __u32 fw_evaluate_link(struct kerb_pkt *pkt, __u32 dir)
 {
 	int link = FW_LINK_NONE;
 
@@ -270,7 +270,7 @@ static __noinline __u32 judge_link(struct kerb_pkt *pkt, __u32 dir)
 	return link == FW_LINK_PASS ? FW_SLOT_LINK : 0;
 }
 
-static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
+static __always_inline __u32 fw_decide(struct kerb_pkt *pkt, __u32 dir)
 {
 	struct fw_flow *f = fw_flow();
 	__u32 decision;
@@ -279,43 +279,43 @@ static __always_inline __u32 decide(struct kerb_pkt *pkt, __u32 dir)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
 	fw_choose_values(f);
 	fw_forget_packet(pkt, f);
-	decision = judge_link(pkt, dir);
+	decision = fw_evaluate_link(pkt, dir);
 	fw_forget_packet(pkt, f);
 	if (decision)
 		return decision;
 	if (pkt->outcome)
-		return judge_odd(pkt);
+		return fw_evaluate_unparsed(pkt);
 	if (!allow_extensions && pkt->flags & KERB_F_EXT)
 		return FW_DENY(FW_SLOT_EXTENSION, KERB_DROP_EXTENSION);
 	if (pkt->flags & KERB_F_FRAG && fragments == FW_FRAGMENTS_DENY)
 		return FW_DENY(FW_SLOT_FRAGMENT, KERB_DROP_FRAGMENT);
 	if (pkt->flags & KERB_F_FRAG_LATER)
-		return judge_later_fragment(pkt, dir);
+		return fw_evaluate_later_fragment(pkt, dir);
 	decision = fw_evaluate(pkt, f, dir);
 	if (pkt->flags & KERB_F_FRAG_FIRST && fragments == FW_FRAGMENTS_TRACK && !(decision >> 16))
 		fw_fragment_remember(pkt, dir, fw_now());
 	return decision;
 }
 
-static __always_inline int filter(struct kerb_pkt *pkt, __u32 dir)
+static __always_inline int fw_filter(struct kerb_pkt *pkt, __u32 dir)
 {
 	__u32 decision;
 
 	if (!kerb_scratch_enter())
 		return fw_drop(pkt, KERB_DROP_NO_MEMORY);
-	decision = decide(pkt, dir);
+	decision = fw_decide(pkt, dir);
 	kerb_scratch_leave();
-	return carry_out(pkt, decision);
+	return fw_verdict_apply(pkt, decision);
 }
 
 KERB_EGRESS(pkt)
 {
-	return filter(pkt, FW_EGRESS);
+	return fw_filter(pkt, FW_EGRESS);
 }
 
 KERB_INGRESS(pkt)
 {
-	return filter(pkt, FW_INGRESS);
+	return fw_filter(pkt, FW_INGRESS);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -41,7 +41,7 @@ static __always_inline const struct px_hot *px_find_hot(const struct kerb_pkt *p
 	return differs ? 0 : h;
 }
 
-/* Whether the copy will do: see is_settled(), which was true when it was made. */
+/* Whether the copy will do: see px_session_is_settled(), which was true when it was made. */
 static __always_inline int px_hot_valid(const struct px_session *s)
 {
 	struct px_instance *in;

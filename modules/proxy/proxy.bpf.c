@@ -25,7 +25,7 @@
 #define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1)
 
 /* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
-static __always_inline int is_settled(const struct px_session *s, int tcp)
+static __always_inline int px_session_is_settled(const struct px_session *s, int tcp)
 {
 	struct px_instance *in;
 
@@ -38,7 +38,7 @@ static __always_inline int is_settled(const struct px_session *s, int tcp)
 }
 
 /* Fills w->flow and what else w says of the packet. Returns enum px_kind. */
-static __always_inline int read_packet(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+static __always_inline int px_read_packet(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
 {
 	__u8 *flags;
 	int kind;
@@ -66,7 +66,7 @@ static __always_inline int read_packet(struct kerb_pkt *pkt, struct px_work *w, 
 }
 
 /* Port at the instances; 0 where a port is wanted and is not served. */
-static __always_inline int is_served(struct px_work *w, const struct px_vip *v)
+static __always_inline int px_port_is_served(struct px_work *w, const struct px_vip *v)
 {
 	struct px_port key = {.vip = v->id, .port = w->flow.dport, .proto = w->flow.proto};
 	__be16 *port;
@@ -80,7 +80,7 @@ static __always_inline int is_served(struct px_work *w, const struct px_vip *v)
 	return port != 0;
 }
 
-static __always_inline int is_reply(const struct px_work *w)
+static __always_inline int px_is_echo_reply(const struct px_work *w)
 {
 	return w->kind == PX_ECHO &&
 	       w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
@@ -89,7 +89,7 @@ static __always_inline int is_reply(const struct px_work *w)
 /* A packet from the service that belongs to no session: one begins if it is for a virtual address.
  * Where all choose the same instance, from a hash or because there is one only, a connection may
  * continue whose session is not known. */
-static __always_inline int begin(struct px_work *w)
+static __always_inline int px_session_begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
 	int amid;
@@ -106,9 +106,9 @@ static __always_inline int begin(struct px_work *w)
 		return PX_NO_ADDR;
 	if (w->kind == PX_LATER)
 		return PX_NO_FIRST;
-	if (is_reply(w) || w->tcp & TCP_RST)
+	if (px_is_echo_reply(w) || w->tcp & TCP_RST)
 		return PX_STRAY;
-	if (w->kind == PX_OTHER || !is_served(w, v))
+	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
 	amid = w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN);
 	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
@@ -124,14 +124,14 @@ static __always_inline int begin(struct px_work *w)
 }
 
 /* Later fragments and SCTP have addresses to be changed, no checksum over them. */
-static __always_inline void translate(struct kerb_pkt *pkt, struct px_work *w,
-				      const struct px_session *s)
+static __always_inline void px_translate(struct kerb_pkt *pkt, struct px_work *w,
+					 const struct px_session *s)
 {
 	if (w->kind == PX_ERROR) {
 		px_pair_key(&w->flow, s, &w->pair);
 		px_translate_error(pkt, w);
 	} else if (w->kind == PX_ECHO) {
-		px_translate_echo(pkt, s, is_reply(w));
+		px_translate_echo(pkt, s, px_is_echo_reply(w));
 	} else if (w->kind == PX_PLAIN && pkt->proto != IPPROTO_SCTP) {
 		px_translate_common(pkt, s);
 	} else {
@@ -139,7 +139,7 @@ static __always_inline void translate(struct kerb_pkt *pkt, struct px_work *w,
 	}
 }
 
-static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+static __always_inline int px_forward(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
 {
 	const struct px_session *s = &w->made;
 	int verdict;
@@ -148,12 +148,12 @@ static __always_inline int go(struct kerb_pkt *pkt, struct px_work *w, __u32 hoo
 		px_remember_first(pkt, w);
 	verdict =
 		hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
-	translate(pkt, w, s);
+	px_translate(pkt, w, s);
 	return verdict;
 }
 
 /* A packet that its sender is to hear something about. */
-static __always_inline int refuse(struct kerb_pkt *pkt, const struct px_work *w, int step)
+static __always_inline int px_reject(struct kerb_pkt *pkt, const struct px_work *w, int step)
 {
 	if (step == PX_RESET_IT ||
 	    (w->flow.proto == IPPROTO_TCP && (step == PX_NO_SESSION || step == PX_NO_PORT)))
@@ -162,27 +162,27 @@ static __always_inline int refuse(struct kerb_pkt *pkt, const struct px_work *w,
 							     : KERB_UNREACHABLE_HOST);
 }
 
-static __always_inline int count_and_drop(struct kerb_pkt *pkt, __u32 count, __u32 reason)
+static __always_inline int px_count_drop(struct kerb_pkt *pkt, __u32 count, __u32 reason)
 {
 	px_count(count);
 	return kerb_drop(pkt, reason);
 }
 
-static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u32 step)
+static __always_inline int px_verdict_apply(struct kerb_pkt *pkt, struct px_work *w, __u32 step)
 {
 	switch (step) {
 	case PX_STRAY:
 		return kerb_drop(pkt, KERB_DROP_STATE);
 	case PX_OVER_QUOTA:
-		return count_and_drop(pkt, PX_COUNT_OVER_QUOTA, PX_DROP_QUOTA);
+		return px_count_drop(pkt, PX_COUNT_OVER_QUOTA, PX_DROP_QUOTA);
 	case PX_FULL:
-		return count_and_drop(pkt, PX_COUNT_TABLE_FULL, KERB_DROP_TABLE_FULL);
+		return px_count_drop(pkt, PX_COUNT_TABLE_FULL, KERB_DROP_TABLE_FULL);
 	case PX_NO_FIRST:
-		return count_and_drop(pkt, PX_COUNT_FRAGMENT, KERB_DROP_FRAGMENT);
+		return px_count_drop(pkt, PX_COUNT_FRAGMENT, KERB_DROP_FRAGMENT);
 	case PX_UNKNOWN_ADDR:
 		if (!px_request_send(pkt, w))
-			return count_and_drop(pkt, PX_COUNT_UNKNOWN, PX_DROP_HELD);
-		return count_and_drop(pkt, PX_COUNT_UNANSWERED, KERB_DROP_NO_ROUTE);
+			return px_count_drop(pkt, PX_COUNT_UNKNOWN, PX_DROP_HELD);
+		return px_count_drop(pkt, PX_COUNT_UNANSWERED, KERB_DROP_NO_ROUTE);
 	case PX_NO_ADDR:
 		px_count(PX_COUNT_NEGATIVE);
 		break;
@@ -200,12 +200,12 @@ static __always_inline int conclude(struct kerb_pkt *pkt, struct px_work *w, __u
 	default:
 		return KERB_NEXT;
 	}
-	return refuse(pkt, w, kerb_reread(w->step));
+	return px_reject(pkt, w, kerb_reread(w->step));
 }
 
 /* Copies the packet's session to w->made: the verifier need not know which table it is of. Returns
  * whether there is one. */
-static __noinline int find(struct px_work *w)
+static __noinline int px_session_find(struct px_work *w)
 {
 	struct px_session *s = bpf_map_lookup_elem(&sessions, &w->flow);
 
@@ -221,7 +221,7 @@ static __noinline int find(struct px_work *w)
 /* The session that an ICMP error of the node's own stack is about: the stack had a packet for an
  * instance of this node, whose answers are met on its interface, and tells the client, who is met
  * here. */
-static __always_inline int find_at_home(struct px_work *w)
+static __always_inline int px_session_find_local(struct px_work *w)
 {
 	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.src), client = w->flow.ifindex;
 
@@ -229,35 +229,35 @@ static __always_inline int find_at_home(struct px_work *w)
 		return 0;
 	w->flow.ifindex = *home;
 	w->flow.hook = PX_EGRESS;
-	return find(w) && w->made.flags & PX_REVERSE && w->made.other == client;
+	return px_session_find(w) && w->made.flags & PX_REVERSE && w->made.other == client;
 }
 
 /* Everything that does not touch the packet, from what is in the work to a step. */
-static __always_inline void decide(struct px_work *w, __u32 hook)
+static __always_inline void px_decide(struct px_work *w, __u32 hook)
 {
-	int found = find(w);
+	int found = px_session_find(w);
 
 	if (!found && hook == PX_INGRESS && kerb_reread(w->kind) == PX_ERROR)
-		found = find_at_home(w);
+		found = px_session_find_local(w);
 	w->step = PX_RESELECT;
 	if (found)
 		px_session_packet(w);
 	if (kerb_reread(w->step) == PX_RESELECT)
-		w->step = hook == PX_EGRESS ? begin(w) : PX_PASS;
+		w->step = hook == PX_EGRESS ? px_session_begin(w) : PX_PASS;
 	if (kerb_reread(w->step) == PX_ENROL)
 		w->step = px_session_create(w);
 }
 
-static __always_inline int attend(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
+static __always_inline int px_process_uncommon(struct kerb_pkt *pkt, struct px_work *w, __u32 hook)
 {
-	w->kind = read_packet(pkt, w, hook);
+	w->kind = px_read_packet(pkt, w, hook);
 	kerb_forget(pkt);
 	if (kerb_reread(w->kind) == PX_NOTHING)
 		return KERB_NEXT;
-	decide(w, hook);
+	px_decide(w, hook);
 	if (kerb_reread(w->step) == PX_GO)
-		return go(pkt, w, hook);
-	return conclude(pkt, w, kerb_reread(w->step));
+		return px_forward(pkt, w, hook);
+	return px_verdict_apply(pkt, w, kerb_reread(w->step));
 }
 
 /* All packets but the common ones. A global function: the verifier examines it by itself, and so
@@ -273,13 +273,13 @@ __noinline int px_uncommon(kerb_ctx *ctx, __u32 hook)
 	__builtin_memcpy(&pkt.l3, &w->head, sizeof(w->head));
 	pkt.ctx = ctx;
 	kerb_reload(&pkt);
-	verdict = attend(&pkt, w, hook);
+	verdict = px_process_uncommon(&pkt, w, hook);
 	__builtin_memcpy(w->head.became, &pkt.l4_len, sizeof(w->head.became));
 	return verdict;
 }
 
-/* Passes the packet there, and the result back. Out of line, see enter(). */
-static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
+/* Passes the packet there, and the result back. Out of line, see px_scratch_enter(). */
+static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
 {
 	struct px_work *w = px_work();
 	int verdict;
@@ -294,7 +294,7 @@ static __noinline int uncommon(struct kerb_pkt *pkt, __u32 hook)
 
 /* Whether a packet from the service that has no session may begin one, or is to be asked about.
  * tcp: its flags. */
-static __always_inline int is_wanted(const struct px_flow *f, int tcp)
+static __always_inline int px_may_begin(const struct px_flow *f, int tcp)
 {
 	return (tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN || bpf_map_lookup_elem(&vips, &f->dst) ||
 	       px_is_virtual(&f->dst);
@@ -302,7 +302,7 @@ static __always_inline int is_wanted(const struct px_flow *f, int tcp)
 
 /* The packets that are common: of settled sessions, and those that the proxy has nothing to do
  * with. Returns -1 for the rest. */
-static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 {
 	const struct px_session *s;
 	struct px_warm warm;
@@ -320,8 +320,8 @@ static __always_inline int carry_on(struct kerb_pkt *pkt, __u32 hook)
 	if (!s)
 		s = bpf_map_lookup_elem(&pending, &flow);
 	if (!s)
-		return hook == PX_EGRESS && is_wanted(&flow, tcp) ? -1 : KERB_NEXT;
-	if (!is_settled(s, tcp))
+		return hook == PX_EGRESS && px_may_begin(&flow, tcp) ? -1 : KERB_NEXT;
+	if (!px_session_is_settled(s, tcp))
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
@@ -356,11 +356,11 @@ __noinline __u64 px_common(kerb_ctx *ctx, __u32 where, __u32 what, __u32 vlan, _
 	int verdict;
 
 	kerb_reload(&pkt);
-	verdict = carry_on(&pkt, hook);
+	verdict = px_process_common(&pkt, hook);
 	return (__u64)pkt.to_ifindex << 32 | pkt.to_flags << 8 | (__u8)verdict;
 }
 
-static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int px_process(struct kerb_pkt *pkt, __u32 hook)
 {
 	__u64 result;
 	int verdict;
@@ -376,7 +376,7 @@ static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 		pkt->to_ifindex = result >> 32;
 		pkt->to_flags = result >> 8 & 0xff;
 	} else if (verdict < 0) {
-		verdict = uncommon(pkt, hook);
+		verdict = px_call_uncommon(pkt, hook);
 	}
 	kerb_reload(pkt);
 	return verdict;
@@ -384,12 +384,12 @@ static __always_inline int process(struct kerb_pkt *pkt, __u32 hook)
 
 /* Out of line: an entry of more than 512 instructions would be called by the chain, and not be part
  * of it. */
-static __noinline int enter(void)
+static __noinline int px_scratch_enter(void)
 {
 	return kerb_scratch_enter();
 }
 
-static __noinline int leave(void)
+static __noinline int px_scratch_leave(void)
 {
 	kerb_scratch_leave();
 	return 0;
@@ -397,28 +397,28 @@ static __noinline int leave(void)
 
 /* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one
  * there is dropped: passed, it would be seen with the wrong address. */
-static __always_inline int proxy(struct kerb_pkt *pkt, __u32 hook)
+static __always_inline int px_run(struct kerb_pkt *pkt, __u32 hook)
 {
 	int verdict;
 
 	if (pkt->outcome)
 		return KERB_NEXT;
-	if (kerb_preemptible && !enter())
+	if (kerb_preemptible && !px_scratch_enter())
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
-	verdict = process(pkt, hook);
+	verdict = px_process(pkt, hook);
 	if (kerb_preemptible)
-		leave();
+		px_scratch_leave();
 	return verdict;
 }
 
 KERB_EGRESS(pkt)
 {
-	return proxy(pkt, PX_EGRESS);
+	return px_run(pkt, PX_EGRESS);
 }
 
 KERB_INGRESS(pkt)
 {
-	return proxy(pkt, PX_INGRESS);
+	return px_run(pkt, PX_INGRESS);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

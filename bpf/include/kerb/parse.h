@@ -113,7 +113,7 @@ static __always_inline struct kerb_walk kerb_walk_from(kerb_ctx *ctx, __u64 off)
 	return (struct kerb_walk){.data = data, .end = end, .off = off};
 }
 
-static __always_inline int kerb_beyond(const struct kerb_walk *w, __u64 len)
+static __always_inline int kerb_walk_lacks(const struct kerb_walk *w, __u64 len)
 {
 	return w->data + w->off + len > w->end;
 }
@@ -148,7 +148,7 @@ static __always_inline int kerb_parse_vlan(struct kerb_walk *w, __be16 *type, __
 			return KERB_PARSE_OK;
 		if (i + tags == KERB_VLAN_DEPTH)
 			return KERB_PARSE_VLAN_DEPTH;
-		if (kerb_beyond(w, sizeof(*vlan)))
+		if (kerb_walk_lacks(w, sizeof(*vlan)))
 			return KERB_PARSE_SHORT_L2;
 		if (!i && !tags)
 			*tci = bpf_ntohs(vlan->tci);
@@ -167,7 +167,7 @@ KERB_PARSE_STAGE __u64 kerb_stage_l2(kerb_ctx *ctx, __u32 tags)
 	__be16 type;
 	__u16 tci = 0;
 
-	if (kerb_beyond(&w, sizeof(*eth))) {
+	if (kerb_walk_lacks(&w, sizeof(*eth))) {
 		out.outcome = KERB_PARSE_SHORT_L2;
 		return out.all;
 	}
@@ -185,12 +185,12 @@ static __always_inline int kerb_parse_tcp(struct kerb_walk *w)
 	struct tcphdr *tcp = w->data + w->off;
 	__u32 len;
 
-	if (w->left < sizeof(*tcp) || kerb_beyond(w, sizeof(*tcp)))
+	if (w->left < sizeof(*tcp) || kerb_walk_lacks(w, sizeof(*tcp)))
 		return KERB_PARSE_SHORT_L4;
 	len = tcp->doff * 4;
 	if (len < sizeof(*tcp))
 		return KERB_PARSE_BAD_L4;
-	return len > w->left || kerb_beyond(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
+	return len > w->left || kerb_walk_lacks(w, len) ? KERB_PARSE_SHORT_L4 : KERB_PARSE_OK;
 }
 
 /* A length of 0 stands for all that the IP header leaves: of IPv6 as the kernel's stack takes it,
@@ -202,7 +202,7 @@ static __always_inline int kerb_parse_udp(struct kerb_walk *w, __u32 ip6)
 	struct udphdr *udp = w->data + w->off;
 	__u32 len;
 
-	if (w->left < sizeof(*udp) || kerb_beyond(w, sizeof(*udp)))
+	if (w->left < sizeof(*udp) || kerb_walk_lacks(w, sizeof(*udp)))
 		return KERB_PARSE_SHORT_L4;
 	len = bpf_ntohs(udp->len);
 	if (len < sizeof(*udp))
@@ -227,7 +227,7 @@ KERB_PARSE_STAGE __u64 kerb_stage_l4(kerb_ctx *ctx, __u64 l3)
 		out.outcome = kerb_parse_udp(&w, ip6);
 	else if (out.proto != (ip6 ? IPPROTO_ICMPV6 : IPPROTO_ICMP))
 		return out.all;
-	else if (w.left < KERB_ICMP_LEN || kerb_beyond(&w, KERB_ICMP_LEN))
+	else if (w.left < KERB_ICMP_LEN || kerb_walk_lacks(&w, KERB_ICMP_LEN))
 		out.outcome = KERB_PARSE_SHORT_L4;
 	if (!out.outcome)
 		out.flags |= KERB_F_L4;
@@ -240,7 +240,7 @@ static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
 	__u32 hlen = sizeof(*ip), total;
 	__u16 frag;
 
-	if (kerb_beyond(w, sizeof(*ip)))
+	if (kerb_walk_lacks(w, sizeof(*ip)))
 		return KERB_PARSE_SHORT_L3;
 	if (*(__u8 *)ip != 0x45) {
 		if (ip->version != 4)
@@ -248,7 +248,7 @@ static __always_inline int kerb_parse_ip4(struct kerb_walk *w)
 		hlen = ip->ihl * 4;
 		if (hlen < sizeof(*ip))
 			return KERB_PARSE_BAD_IHL;
-		if (kerb_beyond(w, hlen))
+		if (kerb_walk_lacks(w, hlen))
 			return KERB_PARSE_SHORT_L3;
 		w->flags = KERB_F_OPTIONS;
 	}
@@ -289,7 +289,7 @@ static __always_inline int kerb_parse_ext(struct kerb_walk *w)
 	__u64 later, first, fragment;
 	__u16 frag;
 
-	if (w->left < sizeof(*ext) || kerb_beyond(w, sizeof(*ext)))
+	if (w->left < sizeof(*ext) || kerb_walk_lacks(w, sizeof(*ext)))
 		return KERB_PARSE_SHORT_L3;
 	len = kerb_ext_len(w->proto, ext);
 	if (len > w->left)
@@ -352,7 +352,7 @@ static __always_inline int kerb_parse_ip6(struct kerb_walk *w)
 	struct ipv6hdr *ip = w->data + w->off;
 	__u32 payload;
 
-	if (kerb_beyond(w, sizeof(*ip)))
+	if (kerb_walk_lacks(w, sizeof(*ip)))
 		return KERB_PARSE_SHORT_L3;
 	if (ip->version != 6)
 		return KERB_PARSE_BAD_VERSION;
