@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -121,12 +122,12 @@ func (d *Dataplane) drainPinned(c chain.Pinned) error {
 
 // sharesSockets reports whether another version of the module works on the same sockets.
 func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
-	chains, err := readChains(d.layout)
+	chains, err := d.socketChains()
 	if err != nil || s.maps[socketsPin] == nil {
 		return false, err
 	}
 	for _, other := range chains {
-		if other.Spec.Side != chain.OnSockets || d.layout.pinned(other) == d.layout.pinned(c) {
+		if d.layout.pinned(other) == d.layout.pinned(c) {
 			continue
 		}
 		m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(other), socketsPin), nil)
@@ -145,14 +146,17 @@ func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
 	return false, nil
 }
 
+// socketChains returns the pinned chains on sockets.
+func (d *Dataplane) socketChains() ([]chain.Pinned, error) {
+	chains, err := readChains(d.layout)
+	return slices.DeleteFunc(chains, func(c chain.Pinned) bool { return c.Spec.Side != chain.OnSockets }), err
+}
+
 // drainAll lets go of all sockets, for as long as that takes, but not longer than leaveTime.
 func (d *Dataplane) drainAll() error {
-	chains, err := readChains(d.layout)
+	chains, err := d.socketChains()
 	errs := []error{err}
 	for _, c := range chains {
-		if c.Spec.Side != chain.OnSockets {
-			continue
-		}
 		var draining *chain.DrainingError
 		err := d.RemoveChain(c)
 		for errors.As(err, &draining) {

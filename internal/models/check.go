@@ -53,8 +53,8 @@ func CheckTogether(all map[string]v1.Model, put []v1.Model) error {
 	return nil
 }
 
-// users are the built-in packages that run models, by name. Those of other packages report in a condition what they think
-// of a model.
+// users are the control planes of built-in packages that run models, by package. Modules of other packages report in a
+// condition why they cannot use a model.
 var users = sync.OnceValue(func() map[string]model.User {
 	out := map[string]model.User{}
 	for name, control := range modules.Controls() {
