@@ -3,25 +3,17 @@
 package firewall
 
 import (
-	"embed"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
-
-//go:embed *.bpf.*
-var files embed.FS
 
 // ground is one lab with a client and a service on a bridge, and a generator
 // on a third port whose frames carry the client's address.
@@ -29,9 +21,8 @@ type ground struct {
 	lab                        *netlab.Lab
 	client, service, generator *netlab.Host
 
-	bpf     *ebpf.Collection
-	inject  link.Link // of the generator's outer interface
-	noLive  error     // why frames cannot be sent by live test runs
+	inject  *inject.Injector // into the generator's outer interface
+	noLive  error            // why frames cannot be sent by live test runs
 	wall    Firewall
 	opening time.Duration // how long the wall took, with all rules
 
@@ -43,14 +34,7 @@ func openGround(prefix string) (g *ground, err error) {
 	if err := netlab.Sweep(prefix); err != nil {
 		return nil, err
 	}
-	spec, err := bench.Object(files, "sink.bpf.o")
-	if err != nil {
-		return nil, err
-	}
 	g = &ground{}
-	if g.bpf, err = ebpf.NewCollection(spec); err != nil {
-		return nil, err
-	}
 	if err := g.build(prefix); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
@@ -66,17 +50,11 @@ func (g *ground) build(prefix string) (err error) {
 			return err
 		}
 	}
-	// Live test runs need an interface that has native XDP switched on.
-	err = g.lab.Node().Do(func() error {
-		g.inject, err = link.AttachXDP(link.XDPOptions{
-			Program: g.bpf.Programs["inject"], Interface: g.generator.OuterIndex(), Flags: link.XDPDriverMode})
-		return err
-	})
-	if err != nil {
+	if g.inject, err = inject.Open(g.lab.Node(), g.generator); err != nil {
 		return err
 	}
-	return g.withSink(func() error {
-		_, g.noLive = g.send(g.frame(), 1)
+	return g.inject.WithSink(g.service, func() error {
+		_, _, g.noLive = g.inject.Send(g.generator, g.frame(), 1)
 		return nil
 	})
 }
@@ -115,7 +93,6 @@ func (g *ground) close() error {
 	if g.lab != nil {
 		errs = append(errs, g.lab.Close())
 	}
-	g.bpf.Close()
 	return errors.Join(errs...)
 }
 
@@ -142,11 +119,7 @@ func (g *ground) pingPong(duration time.Duration) ([]float64, error) {
 	return pair.PingPong(duration)
 }
 
-const (
-	forwardFrames = 50_000
-	liveBatch     = 64
-	bpfLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h)
-)
+const forwardFrames = 50_000
 
 // forward measures one packet's way from the generator's port over the bridge
 // into the service's interface, in ns: the median of several runs.
@@ -168,14 +141,16 @@ func (g *ground) verify() error {
 
 // sendPackets sends frames with the headers of p, and checks how many arrive.
 func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, err error) {
-	if err := g.setPackets(p); err != nil {
-		return 0, err
+	if p != nil {
+		if err := g.inject.SetPackets(g.frame(), p.headers); err != nil {
+			return 0, err
+		}
+		defer func() { err = errors.Join(err, g.inject.SetPackets(nil, nil)) }()
 	}
-	defer func() { err = errors.Join(err, g.setPackets(nil)) }()
 	var times []float64
-	err = g.withSink(func() error {
+	err = g.inject.WithSink(g.service, func() error {
 		for range runs {
-			t, got, err := g.sendAndCount(g.frame(), count)
+			t, got, err := g.inject.Send(g.generator, g.frame(), count)
 			if err != nil {
 				return err
 			}
@@ -193,86 +168,8 @@ func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, er
 	return bench.Median(times), err
 }
 
-// sendAndCount also returns how many frames have arrived.
-func (g *ground) sendAndCount(frame []byte, count uint32) (ns float64, got uint64, err error) {
-	before, err := g.arrived()
-	if err != nil {
-		return 0, 0, err
-	}
-	if ns, err = g.send(frame, count); err != nil {
-		return 0, 0, err
-	}
-	after, err := g.arrived()
-	return ns, after - before, err
-}
-
 // errWall is wrapped when a firewall does not do what its rules say.
 var errWall = errors.New("the firewall is not in effect")
-
-// withSink takes what arrives at the service away from its stack, which would
-// answer it, while f runs on one CPU.
-func (g *ground) withSink(f func() error) error {
-	var qdisc *netlink.Clsact
-	err := g.service.Do(func() (err error) { qdisc, err = g.addSink(); return err })
-	if err != nil {
-		return fmt.Errorf("sink: %w", err)
-	}
-	err = traffic.RunOnCPU(1, f)
-	return errors.Join(err, g.service.Do(func() error { return netlink.QdiscDel(qdisc) }))
-}
-
-func (g *ground) addSink() (*netlink.Clsact, error) {
-	nic, err := netlink.LinkByName(g.service.Interface())
-	if err != nil {
-		return nil, err
-	}
-	index := nic.Attrs().Index
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil {
-		return nil, err
-	}
-	return qdisc, netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1,
-			Protocol: unix.ETH_P_ALL},
-		Fd: g.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
-}
-
-func (g *ground) arrived() (sum uint64, err error) {
-	var perCPU []uint64
-	if err := g.bpf.Maps["arrived"].Lookup(uint32(0), &perCPU); err != nil {
-		return 0, err
-	}
-	for _, n := range perCPU {
-		sum += n
-	}
-	return sum, nil
-}
-
-// xdpMD is struct xdp_md (linux/bpf.h).
-type xdpMD struct {
-	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
-}
-
-func (g *ground) send(frame []byte, count uint32) (ns float64, err error) {
-	return g.run(g.bpf.Programs["inject"], &ebpf.RunOptions{
-		Data: frame, Repeat: count, Flags: bpfLiveFrames, BatchSize: liveBatch,
-		Context: xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: uint32(g.generator.OuterIndex())}})
-}
-
-// run is a test run in the node, for which the thread must be pinned; it takes
-// milliseconds, in which no other thread may have the CPU.
-func (g *ground) run(p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err error) {
-	err = g.lab.Node().Do(func() error {
-		return traffic.RunRealtime(func() error {
-			start := time.Now()
-			_, err := p.Run(opts)
-			ns = float64(time.Since(start).Nanoseconds()) / float64(opts.Repeat)
-			return err
-		})
-	})
-	return ns, err
-}
 
 // frame is a TCP segment without data from the client to Port, 64 bytes with
 // the frame's checksum.
@@ -283,7 +180,7 @@ func (g *ground) frame() []byte {
 	copy(f[12:], []byte{8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 6})
 	copy(f[26:], g.client.Addr4().AsSlice())
 	copy(f[30:], g.service.Addr4().AsSlice())
-	binary.BigEndian.PutUint16(f[24:], headerChecksum(f[14:34]))
+	binary.BigEndian.PutUint16(f[24:], inject.Checksum(f[14:34]))
 	tcp := f[34:]
 	binary.BigEndian.PutUint16(tcp, 40000)
 	binary.BigEndian.PutUint16(tcp[2:], Port)
@@ -295,14 +192,3 @@ const (
 	tcpHeaderLength = 5 << 4
 	tcpACK          = 0x10
 )
-
-func headerChecksum(header []byte) uint16 {
-	var sum uint32
-	for i := 0; i < len(header); i += 2 {
-		sum += uint32(binary.BigEndian.Uint16(header[i:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
-}

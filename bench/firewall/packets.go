@@ -8,8 +8,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 
-	"github.com/cilium/ebpf"
-
+	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
 )
 
@@ -37,14 +36,11 @@ func (p *packet) firstOf(rules []Rule) *Rule {
 	return nil
 }
 
-// headers are those of IPv4 and TCP or UDP, as sink.bpf.c writes them into frames.
-type headers [40]byte
-
-func (p *packet) headers() (h headers) {
+func (p *packet) headers() (h inject.Headers) {
 	copy(h[:], []byte{0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, byte(p.protocol)})
 	copy(h[12:], p.source.AsSlice())
 	copy(h[16:], p.destination.AsSlice())
-	binary.BigEndian.PutUint16(h[10:], headerChecksum(h[:20]))
+	binary.BigEndian.PutUint16(h[10:], inject.Checksum(h[:20]))
 	binary.BigEndian.PutUint16(h[20:], p.sourcePort)
 	binary.BigEndian.PutUint16(h[22:], p.port)
 	if p.protocol == classbench.UDP {
@@ -57,12 +53,9 @@ func (p *packet) headers() (h headers) {
 
 // packets are sent in turn.
 type packets struct {
-	headers []headers
+	headers []inject.Headers
 	denied  bool // by no rule allowed; all others are allowed
 }
-
-// maxPackets is the size of the map in sink.bpf.c.
-const maxPackets = 16384
 
 // packetsOf makes packets for rules, in random order: uniform has one for each rule that allows and can decide, miss as
 // many that match no rule, denied some that do not pass. hot is nil.
@@ -84,8 +77,9 @@ func packetsOf(kind string, rules []Rule) (*packets, error) {
 			out.headers = append(out.headers, p.headers())
 		}
 	}
-	if len(out.headers) == 0 || len(out.headers) > maxPackets {
-		return nil, fmt.Errorf("%d rules have %d %s packets, not 1 to %d", len(rules), len(out.headers), kind, maxPackets)
+	if len(out.headers) == 0 || len(out.headers) > inject.MaxPackets {
+		return nil, fmt.Errorf("%d rules have %d %s packets, not 1 to %d", len(rules), len(out.headers), kind,
+			inject.MaxPackets)
 	}
 	return out, nil
 }
@@ -113,20 +107,4 @@ func addressIn(r *rand.Rand, p netip.Prefix) netip.Addr {
 		word |= r.Uint32N(1 << (32 - p.Bits()))
 	}
 	return netip.AddrFrom4([4]byte(binary.BigEndian.AppendUint32(nil, word)))
-}
-
-// setPackets has the generator send these instead of the frame that it is given; nil undoes that.
-func (g *ground) setPackets(p *packets) error {
-	count := uint32(0)
-	if p != nil {
-		count = uint32(len(p.headers))
-		keys := make([]uint32, count)
-		for i := range keys {
-			keys[i] = uint32(i)
-		}
-		if _, err := g.bpf.Maps["packets"].BatchUpdate(keys, p.headers, nil); err != nil {
-			return fmt.Errorf("packets of the generator: %w", err)
-		}
-	}
-	return g.bpf.Maps["cursor"].Update(uint32(0), [2]uint32{0, count}, ebpf.UpdateAny)
 }

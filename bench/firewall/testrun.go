@@ -8,6 +8,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
@@ -36,14 +37,14 @@ func (g *ground) testRun(wall Runnable) (float64, error) {
 	frame, index := g.frame(), uint32(g.service.OuterIndex())
 	opts := &ebpf.RunOptions{Data: frame, Repeat: testRunRepeat}
 	if p.Type() == ebpf.XDP {
-		opts.Context = xdpMD{DataEnd: uint32(len(frame)), IngressIfindex: index}
+		opts.Context = inject.XDPMD{DataEnd: uint32(len(frame)), IngressIfindex: index}
 	} else {
 		opts.Context = skBuff{Ifindex: index}
 	}
 	var times []float64
 	err = traffic.RunOnCPU(1, func() error {
 		for range testRuns {
-			ns, err := g.run(p, opts)
+			ns, err := inject.Run(g.lab.Node(), p, opts)
 			if err != nil {
 				return fmt.Errorf("test run: %w", err)
 			}

@@ -20,7 +20,7 @@ const others = 99
 var ports = []struct {
 	protocol string
 	port     int
-}{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort}}
+}{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort}, {"tcp", flowPort}, {"tcp", flowPort + 1}}
 
 // netfilter's rules live in the lab's node and go with it.
 func (g *ground) feed(rules string, name string, args ...string) (closer, error) {

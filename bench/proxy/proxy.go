@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -30,8 +31,8 @@ func init() {
 		Name:       "proxy",
 		Short:      "a service by its virtual address, against nftables, iptables and user-space proxies",
 		Baseline:   "direct",
-		Loads:      []string{"same-node/ipv4", "same-node/ipv6"},
-		QuickLoads: []string{"same-node/ipv4"},
+		Loads:      append([]string{"same-node/ipv4", "same-node/ipv6"}, flowLoads...),
+		QuickLoads: []string{"same-node/ipv4", "flows/uniform-10k"},
 		Run:        run,
 	})
 }
@@ -64,7 +65,11 @@ func run(ctx context.Context, r *bench.Run) error {
 	r.Note("nftables and iptables: one service among 100, routed services without a bridge; masquerading and " +
 		"policy left out")
 	for _, load := range r.Loads() {
-		if err := runLoad(ctx, r, load); err != nil {
+		run := runLoad
+		if strings.HasPrefix(load, flowPrefix) {
+			run = runFlows
+		}
+		if err := run(ctx, r, load); err != nil {
 			return err
 		}
 	}
@@ -92,6 +97,7 @@ func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 
 // ground is a lab with a client and a server.
 type ground struct {
+	config         config
 	lab            *netlab.Lab
 	client, server *netlab.Host
 	virtual        [2]netip.Addr // of the client, of the server
@@ -100,38 +106,53 @@ type ground struct {
 	way            closer
 }
 
+// open has a lab with a way and a path through it.
 func open(c config, virtual [2]netip.Addr) (*ground, error) {
-	prefix := "kbpx" + c.name[:2] + c.name[len(c.name)-1:]
-	if err := netlab.Sweep(prefix); err != nil {
+	g, err := openLab(c, virtual)
+	if err != nil {
 		return nil, err
 	}
-	g := &ground{virtual: virtual}
-	if err := g.build(prefix, c); err != nil {
+	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.destination(), Group: g.group}
+	if err := g.path.Open(); err != nil {
 		return nil, errors.Join(err, g.close())
 	}
 	return g, nil
 }
 
-func (g *ground) build(prefix string, c config) (err error) {
+func openLab(c config, virtual [2]netip.Addr) (*ground, error) {
+	prefix := "kbpx" + c.name[:2] + c.name[len(c.name)-1:]
+	if err := netlab.Sweep(prefix); err != nil {
+		return nil, err
+	}
+	g := &ground{config: c, virtual: virtual}
+	if err := g.build(prefix); err != nil {
+		return nil, errors.Join(err, g.close())
+	}
+	return g, nil
+}
+
+func (g *ground) build(prefix string) (err error) {
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
 	for name, host := range map[string]**netlab.Host{"client": &g.client, "server": &g.server} {
-		if *host, err = g.lab.Host(name, netlab.HostOptions{Routed: c.routed}); err != nil {
+		if *host, err = g.lab.Host(name, netlab.HostOptions{Routed: g.config.routed}); err != nil {
 			return err
 		}
 	}
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
-	if g.way, err = c.raise(g); err != nil {
-		return err
+	g.way, err = g.config.raise(g)
+	return err
+}
+
+// destination is where the client finds the server.
+func (g *ground) destination() netip.Addr {
+	if g.config.name == "direct" {
+		return g.addr(g.server)
 	}
-	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.virtual[1], Group: g.group}
-	if c.name == "direct" {
-		g.path.Address = g.addr(g.server)
-	}
-	return g.path.Open()
+	return g.virtual[1]
 }
 
 // addr is a host's own address in the family of the load.
@@ -148,8 +169,11 @@ func (g *ground) measure(quick bool) ([]bench.Sample, error) {
 		return nil, err
 	}
 	if k, ok := g.way.(*kerb); ok {
-		packet, err := k.packet(100 * time.Millisecond)
-		return append(samples, packet...), err
+		packet, err := k.packet(func() error {
+			_, err := g.path.Trips(100 * time.Millisecond)
+			return err
+		})
+		return append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet}), err
 	}
 	return samples, nil
 }

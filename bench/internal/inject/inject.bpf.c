@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* The two ends of a live measurement: frames enter by XDP test run and end in
- * a program that counts them and takes them away from the service's stack. */
+/* The two ends of a live measurement: frames enter by XDP test run and end in a program that counts
+ * them and takes them away from the receiver's stack. */
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
+#define TC_ACT_OK   0
 #define TC_ACT_SHOT 2
+
+#define PACKETS (1 << 17)
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -21,6 +26,8 @@ int sink(struct __sk_buff *skb)
 	__u32 key = 0;
 	__u64 *n = bpf_map_lookup_elem(&arrived, &key);
 
+	if (skb->protocol != bpf_htons(ETH_P_IP))
+		return TC_ACT_OK; /* the receiver answers ARP */
 	if (n)
 		(*n)++;
 	return TC_ACT_SHOT;
@@ -30,16 +37,19 @@ struct headers {
 	__u32 word[10];
 };
 
-/* Headers to send in turn instead of the frame's own: written by packets.go. */
+/* Headers to send in turn instead of the frame's own. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 16384);
+	__uint(max_entries, PACKETS);
 	__type(key, __u32);
 	__type(value, struct headers);
 } packets SEC(".maps");
 
+/* Frames are used again without being written again: routing has changed its addresses. */
 struct cursor {
 	__u32 next, count;
+	__u8 ethernet[ETH_HLEN];
+	__u16 zero;
 };
 
 struct {
@@ -49,6 +59,13 @@ struct {
 	__type(value, struct cursor);
 } cursor SEC(".maps");
 
+/* On the interfaces into which frames are sent: it leaves those alone that their hosts send. */
+SEC("xdp")
+int pass(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
 SEC("xdp")
 int inject(struct xdp_md *ctx)
 {
@@ -57,14 +74,16 @@ int inject(struct xdp_md *ctx)
 	struct cursor *c = bpf_map_lookup_elem(&cursor, &key);
 	struct headers *h;
 
-	if (!c || !c->count || data + 14 + sizeof(*h) > end)
+	if (!c || !c->count || data + ETH_HLEN + sizeof(*h) > end)
 		return XDP_PASS;
 	if (c->next >= c->count)
 		c->next = 0;
 	key = c->next++;
 	h = bpf_map_lookup_elem(&packets, &key);
-	if (h)
-		__builtin_memcpy(data + 14, h, sizeof(*h));
+	if (!h)
+		return XDP_DROP;
+	__builtin_memcpy(data, c->ethernet, ETH_HLEN);
+	__builtin_memcpy(data + ETH_HLEN, h, sizeof(*h));
 	return XDP_PASS;
 }
 

@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package inject sends frames into the interfaces of a lab's hosts by XDP test runs with live frames (Linux 5.18), as
+// if the hosts had sent them, and counts what arrives at another host, whose stack does not see it: it measures the
+// whole way of a packet through the node.
+package inject
+
+import (
+	"embed"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
+)
+
+//go:embed *.bpf.*
+var files embed.FS
+
+// MaxPackets is how many headers SetPackets takes, as in inject.bpf.c.
+const MaxPackets = 1 << 17
+
+const (
+	liveBatch     = 64
+	bpfLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h)
+)
+
+// Headers are those of IPv4 and TCP or UDP.
+type Headers [40]byte
+
+// Injector sends and counts. It is not safe for concurrent use.
+type Injector struct {
+	node  *netlab.Namespace
+	bpf   *ebpf.Collection
+	links []link.Link
+}
+
+// Open prepares the outer interfaces of the hosts that send: live test runs need an interface with native XDP.
+func Open(node *netlab.Namespace, senders ...*netlab.Host) (*Injector, error) {
+	spec, err := bench.Object(files, "inject.bpf.o")
+	if err != nil {
+		return nil, err
+	}
+	i := &Injector{node: node}
+	if i.bpf, err = ebpf.NewCollection(spec); err != nil {
+		return nil, err
+	}
+	for _, h := range senders {
+		err := node.Do(func() error {
+			l, err := link.AttachXDP(link.XDPOptions{
+				Program: i.bpf.Programs["pass"], Interface: h.OuterIndex(), Flags: link.XDPDriverMode})
+			if err == nil {
+				i.links = append(i.links, l)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, errors.Join(fmt.Errorf("%s: %w", h.Name(), err), i.Close())
+		}
+	}
+	return i, nil
+}
+
+// Close detaches the programs.
+func (i *Injector) Close() error {
+	var errs []error
+	for _, l := range i.links {
+		errs = append(errs, l.Close())
+	}
+	i.bpf.Close()
+	return errors.Join(errs...)
+}
+
+// SetPackets has Send send these in turn, behind the Ethernet header of the frame; none undoes that.
+func (i *Injector) SetPackets(frame []byte, packets []Headers) error {
+	if len(packets) > MaxPackets {
+		return fmt.Errorf("%d packets are more than %d", len(packets), MaxPackets)
+	}
+	if len(packets) > 0 {
+		keys := make([]uint32, len(packets))
+		for at := range keys {
+			keys[at] = uint32(at)
+		}
+		if _, err := i.bpf.Maps["packets"].BatchUpdate(keys, packets, nil); err != nil {
+			return fmt.Errorf("packets of the generator: %w", err)
+		}
+	}
+	c := cursor{Count: uint32(len(packets))}
+	copy(c.Ethernet[:], frame)
+	return i.bpf.Maps["cursor"].Update(uint32(0), c, ebpf.UpdateAny)
+}
+
+// cursor is as in inject.bpf.c.
+type cursor struct {
+	Next, Count uint32
+	Ethernet    [14]byte
+	Zero        uint16
+}
+
+// WithSink takes the IPv4 packets that arrive at a host away from its stack, which would answer them, while f runs on
+// one CPU.
+func (i *Injector) WithSink(to *netlab.Host, f func() error) error {
+	var qdisc *netlink.Clsact
+	err := to.Do(func() (err error) { qdisc, err = i.addSink(to); return err })
+	if err != nil {
+		return fmt.Errorf("sink: %w", err)
+	}
+	err = traffic.RunOnCPU(1, f)
+	return errors.Join(err, to.Do(func() error { return netlink.QdiscDel(qdisc) }))
+}
+
+func (i *Injector) addSink(to *netlab.Host) (*netlink.Clsact, error) {
+	nic, err := netlink.LinkByName(to.Interface())
+	if err != nil {
+		return nil, err
+	}
+	index := nic.Attrs().Index
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil {
+		return nil, err
+	}
+	return qdisc, netlink.FilterAdd(&netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1,
+			Protocol: unix.ETH_P_ALL},
+		Fd: i.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
+}
+
+func (i *Injector) arrived() (sum uint64, err error) {
+	var perCPU []uint64
+	if err := i.bpf.Maps["arrived"].Lookup(uint32(0), &perCPU); err != nil {
+		return 0, err
+	}
+	for _, n := range perCPU {
+		sum += n
+	}
+	return sum, nil
+}
+
+// XDPMD is struct xdp_md (linux/bpf.h).
+type XDPMD struct {
+	Data, DataEnd, DataMeta, IngressIfindex, RxQueueIndex, EgressIfindex uint32
+}
+
+// Send sends the frame so many times, and returns the time of one and how many arrived, in WithSink. Without a sink
+// the receiver has them.
+func (i *Injector) Send(from *netlab.Host, frame []byte, count uint32) (ns float64, got uint64, err error) {
+	before, err := i.arrived()
+	if err != nil {
+		return 0, 0, err
+	}
+	ns, err = Run(i.node, i.bpf.Programs["inject"], &ebpf.RunOptions{
+		Data: frame, Repeat: count, Flags: bpfLiveFrames, BatchSize: liveBatch,
+		Context: XDPMD{DataEnd: uint32(len(frame)), IngressIfindex: uint32(from.OuterIndex())}})
+	if err != nil {
+		return 0, 0, err
+	}
+	after, err := i.arrived()
+	return ns, after - before, err
+}
+
+// Run is a test run in the node, for which the thread must be pinned; it takes milliseconds, in which no other thread
+// may have the CPU.
+func Run(node *netlab.Namespace, p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err error) {
+	err = node.Do(func() error {
+		return traffic.RunRealtime(func() error {
+			start := time.Now()
+			_, err := p.Run(opts)
+			ns = float64(time.Since(start).Nanoseconds()) / float64(opts.Repeat)
+			return err
+		})
+	})
+	return ns, err
+}
+
+// Checksum is that of the internet, over an even number of bytes.
+func Checksum(data []byte) uint16 {
+	var sum uint32
+	for at := 0; at < len(data); at += 2 {
+		sum += uint32(binary.BigEndian.Uint16(data[at:]))
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return ^uint16(sum)
+}

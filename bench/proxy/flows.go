@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/inject"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+)
+
+// The loads of many flows: so many TCP connections are open, and packets of theirs come one after the other, of each
+// flow in turn (uniform) or of some much more often than of others (zipf).
+const flowPrefix = "flows/"
+
+var flowLoads = []string{"flows/uniform-1", "flows/uniform-1k", "flows/uniform-10k", "flows/uniform-100k",
+	"flows/zipf-1k", "flows/zipf-10k", "flows/zipf-100k"}
+
+const (
+	flowPort      = 8000 // and the next
+	flowsPerPort  = 60_000
+	firstPort     = 1024
+	zipfExponent  = 1.1
+	flowSeed      = 7
+	flowFrames    = 50_000
+	establishStep = 4096    // below the sessions that Kerb lets an interface begin at once
+	kerbSessions  = 1 << 17 // as many buckets as conntrack has by default, for twice as many entries
+)
+
+// flowNumber is how many flows a load has.
+func flowNumber(load string) (int, error) {
+	_, word, _ := strings.Cut(load, "-")
+	digits, thousands := strings.CutSuffix(word, "k")
+	n, err := strconv.Atoi(digits)
+	if thousands {
+		n *= 1000
+	}
+	return n, err
+}
+
+// order is whose packets are sent, by number of the flow.
+func order(load string, n int) []int {
+	random := rand.New(rand.NewPCG(flowSeed, uint64(n)))
+	if !strings.HasPrefix(load, flowPrefix+"zipf") {
+		return random.Perm(n)
+	}
+	zipf := rand.NewZipf(random, zipfExponent, 1, uint64(n-1))
+	name := random.Perm(n) // busy flows are anywhere in the tables
+	out := make([]int, inject.MaxPackets)
+	for i := range out {
+		out[i] = name[zipf.Uint64()]
+	}
+	return out
+}
+
+func runFlows(ctx context.Context, r *bench.Run, load string) (err error) {
+	n, err := flowNumber(load)
+	if err != nil {
+		return err
+	}
+	if err := checkConntrack(n); err != nil {
+		return err
+	}
+	r.Note("flows/...: forward is the way from client to server, reply the way back, hot is forward with packets of one " +
+		"flow only while all are open; packet and packet_hot are Kerb's part of it; conntrack does not verify checksums")
+	var trials []bench.Trial
+	for _, c := range configs[:4] {
+		f, wrong := openFlows(c, load, n)
+		if errors.Is(wrong, exec.ErrNotFound) {
+			r.Note("%s is left out: %v", c.name, wrong)
+			continue
+		}
+		if wrong != nil {
+			return fmt.Errorf("%s: %w", c.name, wrong)
+		}
+		defer func() { err = errors.Join(err, f.close()) }()
+		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			return f.measure(r.Quick)
+		}})
+	}
+	return r.Interleave(ctx, load, trials...)
+}
+
+// checkConntrack refuses limits at which the references would drop packets.
+func checkConntrack(flows int) error {
+	const limit = "/proc/sys/net/netfilter/nf_conntrack_max"
+	text, err := os.ReadFile(limit)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil // the module is loaded with the first rule, with a limit by the size of memory
+	}
+	if err != nil {
+		return err
+	}
+	if n, err := strconv.Atoi(strings.TrimSpace(string(text))); err != nil || n < 2*flows {
+		return fmt.Errorf("%s is %q; raise it to %d for %d flows", limit, text, 2*flows, flows)
+	}
+	return nil
+}
+
+// flows are open connections from the client to the server.
+type flows struct {
+	*ground
+	inject      *inject.Injector
+	clientMAC   net.HardwareAddr // which frames to the client have
+	serverMAC   net.HardwareAddr
+	order       []int
+	there, back []inject.Headers // packets of the flows in order
+	busiest     []inject.Headers
+}
+
+func openFlows(c config, load string, n int) (*flows, error) {
+	g, err := openLab(c, virtual["same-node/ipv4"])
+	if err != nil {
+		return nil, err
+	}
+	f := &flows{ground: g, order: order(load, n)}
+	if err := errors.Join(f.prepare(), f.establish(n)); err != nil {
+		return nil, errors.Join(err, f.close())
+	}
+	return f, nil
+}
+
+func (f *flows) prepare() (err error) {
+	f.clientMAC, f.serverMAC = f.client.MAC(), f.server.MAC()
+	if f.config.routed {
+		if f.clientMAC, err = f.outerMAC(f.server); err != nil {
+			return err
+		}
+		if f.serverMAC, err = f.outerMAC(f.client); err != nil {
+			return err
+		}
+		// Devices have verified checksums, and say so; live test runs do not.
+		err = f.lab.Node().Do(func() error {
+			return os.WriteFile("/proc/sys/net/netfilter/nf_conntrack_checksum", []byte("0"), 0)
+		})
+		if err != nil {
+			return err
+		}
+	}
+	for _, i := range f.order {
+		f.there = append(f.there, f.request(i, tcpACK))
+		f.back = append(f.back, f.reply(i, tcpACK))
+	}
+	f.busiest = f.there[:1]
+	f.inject, err = inject.Open(f.lab.Node(), f.client, f.server)
+	return err
+}
+
+// outerMAC is a routed host's gateway.
+func (f *flows) outerMAC(h *netlab.Host) (mac net.HardwareAddr, err error) {
+	err = f.lab.Node().Do(func() error {
+		link, err := netlink.LinkByName(h.Outer())
+		if err == nil {
+			mac = link.Attrs().HardwareAddr
+		}
+		return err
+	})
+	return mac, err
+}
+
+func (f *flows) request(i int, flags byte) inject.Headers {
+	return segment(netip.AddrPortFrom(f.client.Addr4(), clientPort(i)),
+		netip.AddrPortFrom(f.destination(), serverPort(i)), flags)
+}
+
+func (f *flows) reply(i int, flags byte) inject.Headers {
+	return segment(netip.AddrPortFrom(f.server.Addr4(), serverPort(i)),
+		netip.AddrPortFrom(f.client.Addr4(), clientPort(i)), flags)
+}
+
+func clientPort(i int) uint16 { return firstPort + uint16(i%flowsPerPort) }
+func serverPort(i int) uint16 { return flowPort + uint16(i/flowsPerPort) }
+
+const (
+	tcpSYN = 0x02
+	tcpACK = 0x10
+)
+
+// segment has no data. A SYN has sequence number 1, what follows 2.
+func segment(from, to netip.AddrPort, flags byte) (h inject.Headers) {
+	copy(h[:], []byte{0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6})
+	copy(h[12:], from.Addr().AsSlice())
+	copy(h[16:], to.Addr().AsSlice())
+	binary.BigEndian.PutUint16(h[10:], inject.Checksum(h[:20]))
+	tcp := h[20:]
+	binary.BigEndian.PutUint16(tcp, from.Port())
+	binary.BigEndian.PutUint16(tcp[2:], to.Port())
+	tcp[7] = 2
+	if flags&tcpSYN != 0 {
+		tcp[7] = 1
+	}
+	if flags&tcpACK != 0 {
+		tcp[11] = 2
+	}
+	tcp[12], tcp[13], tcp[14], tcp[15] = 5<<4, flags, 0xff, 0xff
+	pseudo := append([]byte{0, 6, 0, 20}, h[12:]...)
+	binary.BigEndian.PutUint16(tcp[16:], inject.Checksum(pseudo))
+	return h
+}
+
+// establish opens all flows, a few thousand at a time, when the node knows its neighbors.
+func (f *flows) establish(n int) error {
+	_, err1 := f.send(true, []inject.Headers{f.request(0, tcpSYN)}, 1, 1)
+	_, err2 := f.send(false, []inject.Headers{f.reply(0, tcpSYN|tcpACK)}, 1, 1)
+	if err := errors.Join(err1, err2); err != nil {
+		return err
+	}
+	for first := 0; first < n; first += establishStep {
+		var syn, answer []inject.Headers
+		for i := first; i < min(first+establishStep, n); i++ {
+			syn = append(syn, f.request(i, tcpSYN))
+			answer = append(answer, f.reply(i, tcpSYN|tcpACK))
+		}
+		_, err := f.send(true, syn, 1, len(syn))
+		if err == nil {
+			_, err = f.send(false, answer, 1, len(answer))
+		}
+		if err != nil {
+			return fmt.Errorf("flows %d and up: %w", first, err)
+		}
+	}
+	return nil
+}
+
+// send sends packets from the client to the server or back, and returns the ns of one: the median of several runs.
+func (f *flows) send(there bool, packets []inject.Headers, runs, count int) (float64, error) {
+	from, to, mac := f.client, f.server, f.serverMAC
+	if !there {
+		from, to, mac = f.server, f.client, f.clientMAC
+	}
+	frame := make([]byte, 60)
+	copy(frame, mac)
+	copy(frame[6:], from.MAC())
+	frame[12] = 8
+	copy(frame[14:], packets[0][:])
+	if err := f.inject.SetPackets(frame, packets); err != nil {
+		return 0, err
+	}
+	var times []float64
+	err := f.inject.WithSink(to, func() error {
+		for range runs {
+			ns, got, err := f.inject.Send(from, frame, uint32(count))
+			if err != nil {
+				return err
+			}
+			if got < uint64(count)*999/1000 {
+				return fmt.Errorf("only %d of %d packets of %d arrived at the %s", got, count, len(packets), to.Name())
+			}
+			times = append(times, ns)
+		}
+		return nil
+	})
+	return bench.Median(times), err
+}
+
+func (f *flows) measure(quick bool) ([]bench.Sample, error) {
+	runs := 15
+	if quick {
+		runs = 5
+	}
+	var samples []bench.Sample
+	add := func(metric string, ns float64, err error) error {
+		samples = append(samples, bench.Sample{Metric: metric, Stat: "p50", Unit: "ns", Value: ns})
+		return err
+	}
+	hot, err1 := f.send(true, f.busiest, runs, flowFrames)
+	forward, err2 := f.send(true, f.there, runs, flowFrames)
+	reply, err3 := f.send(false, f.back, runs, flowFrames)
+	if err := errors.Join(add("hot", hot, err1), add("forward", forward, err2), add("reply", reply, err3)); err != nil {
+		return nil, err
+	}
+	k, ok := f.way.(*kerb)
+	if !ok {
+		return samples, nil
+	}
+	packet := func(packets []inject.Headers) (float64, error) {
+		return k.packet(func() error {
+			_, err := f.send(true, packets, 3, flowFrames)
+			return err
+		})
+	}
+	hot, err1 = packet(f.busiest)
+	all, err2 := packet(f.there)
+	return samples, errors.Join(add("packet_hot", hot, err1), add("packet", all, err2))
+}
+
+func (f *flows) close() error {
+	var err error
+	if f.inject != nil {
+		err = f.inject.Close()
+	}
+	return errors.Join(err, f.ground.close())
+}
