@@ -24,6 +24,10 @@ func (nd *Node) Collect(out *promtext.Set) {
 	out.Gauge("kerb_modules", "Modules deployed.", float64(nd.Desired.Len(resource.Module)))
 	out.Gauge("kerb_services", "Services registered.", float64(nd.Desired.Len(resource.Service)))
 	out.Gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(nd.Points)))
+	for _, p := range nd.Problems() {
+		out.Gauge("kerb_problem", "1 for each problem of kerb status.", 1,
+			"kind", p.Kind, "name", p.Name, "condition", p.Type, "reason", p.Reason)
+	}
 	for _, name := range slices.Sorted(maps.Keys(nd.Modules)) {
 		if c := nd.Counters(name); c != nil {
 			nd.collectModule(name, c, out)

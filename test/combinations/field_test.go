@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
@@ -69,15 +70,15 @@ func (s *server) addresses(proxied bool) []netip.Addr {
 }
 
 // newField makes the nodes and starts agents without modules. Sockets of the test are in a cgroup of their own, as the
-// accelerator finds services' sockets by it.
-func newField(t *testing.T) *field {
+// accelerator finds services' sockets by it. What config has is in the configuration of each agent.
+func newField(t *testing.T, config ...string) *field {
 	t.Helper()
 	f := &field{t: t}
 	cgroup := cgrouptest.New(t, "", "kerb-combinations")
 	cgrouptest.Enter(t, cgroup)
 	for i := range f.nodes {
 		f.nodes[i] = nodetest.Open(t, netlab.Options{Gateway: true, Plan4: plans[i][0], Plan6: plans[i][1]})
-		f.nodes[i].Configure("cgroup: " + cgroup + "\n")
+		f.nodes[i].Configure("cgroup: " + cgroup + "\n" + strings.Join(config, ""))
 	}
 	var err error
 	if f.wire, err = netlab.Connect(f.nodes[0].Lab, f.nodes[1].Lab, 1500); err != nil {
