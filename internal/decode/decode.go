@@ -114,8 +114,71 @@ func refuseOctals(doc []byte) error {
 	return errors.Join(all...)
 }
 
-// JSON reads one JSON value and refuses keys given twice, which encoding/json lets pass.
+// JSON reads one JSON value and refuses keys given twice, which encoding/json lets pass. What has mistakes is read
+// again, token by token, which takes four times as long and finds their places.
 func JSON(data []byte) (any, error) {
+	if value, ok := decodeWhole(data); ok {
+		return value, nil
+	}
+	return decodeTokens(data)
+}
+
+// decodeWhole reports whether data is one value without mistakes.
+func decodeWhole(data []byte) (value any, ok bool) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.UseNumber()
+	if d.Decode(&value) != nil || len(bytes.TrimLeft(data[d.InputOffset():], " \t\r\n")) > 0 {
+		return nil, false
+	}
+	value, members, ok := convert(value, 0)
+	return value, ok && members == countColons(data) // fewer: a key is given twice
+}
+
+// convert returns a value with its numbers as float64, how many members its objects have, and whether it is accepted.
+func convert(value any, depth int) (_ any, members int, ok bool) {
+	if depth > maxDepth {
+		return nil, 0, false
+	}
+	within := func(sub any) any {
+		sub, n, accepted := convert(sub, depth+1)
+		members, ok = members+n, ok && accepted
+		return sub
+	}
+	ok = true
+	switch v := value.(type) {
+	case json.Number:
+		number, err := decodeNumber(v, "")
+		return number, 0, err == nil
+	case []any:
+		for i := range v {
+			v[i] = within(v[i])
+		}
+	case map[string]any:
+		members = len(v)
+		for key := range v {
+			v[key] = within(v[key])
+		}
+	}
+	return value, members, ok
+}
+
+// countColons counts those of valid JSON that are not in strings: one for each member of an object.
+func countColons(data []byte) (n int) {
+	quoted := false
+	for i := 0; i < len(data); i++ {
+		switch c := data[i]; {
+		case c == '"':
+			quoted = !quoted
+		case c == '\\':
+			i++ // only in strings
+		case c == ':' && !quoted:
+			n++
+		}
+	}
+	return n
+}
+
+func decodeTokens(data []byte) (any, error) {
 	d := json.NewDecoder(bytes.NewReader(data))
 	d.UseNumber()
 	value, err := decodeValue(d, "", 0)

@@ -8,9 +8,12 @@ import (
 	"net/netip"
 	"reflect"
 	"runtime"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/seed"
 )
 
 type inner struct {
@@ -84,4 +87,27 @@ func slicesOf(n int) []any {
 		list[i] = map[string]any{fmt.Sprint("nam", i): "x"}
 	}
 	return list
+}
+
+// What encoding/json reads at once is what is read token by token, and has none of the mistakes that are found there.
+func TestWholeAsTokens(t *testing.T) {
+	texts := []string{`{"a":1,"b":[{"c":"x:\"y\\","d":null},{}, []],"e":-1.5e3,"f":true}`, ` [1, 2.0, "a"] `,
+		`{"a":1,"\u0061":2}`,
+		`{"a":{"b":1,"c":2},"a":{}}`, `9007199254740993`, `{"n":1e999}`, `[1] 2`, `"\ud800"`, "\"\xff\"", `{"":{"":1}}`,
+		strings.Repeat("[", maxDepth+2) + strings.Repeat("]", maxDepth+2), strings.Repeat("[", 70), ``, `{"a":1`, `{"a" 1}`}
+	const other = "{}[]\",:\\ab01 .e-"
+	random := seed.Rand(t)
+	for range 20000 {
+		text := []byte(texts[random.IntN(len(texts))])
+		for range random.IntN(3) {
+			if len(text) > 0 {
+				text[random.IntN(len(text))] = other[random.IntN(len(other))]
+			}
+		}
+		want, err := decodeTokens(text)
+		got, ok := decodeWhole(text)
+		if ok != (err == nil) || ok && !reflect.DeepEqual(got, want) {
+			t.Fatalf("%s: %v, %v; token by token %v, %v", text, got, ok, want, err)
+		}
+	}
 }
