@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 	"unsafe"
@@ -174,18 +175,39 @@ func (g *generation) Run(ctx context.Context) {
 	if !g.config.State.Enabled {
 		return
 	}
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
+	next := time.NewTimer(g.untilSweep())
+	defer next.Stop()
 	for {
-		if err := g.sweep(); err != nil {
-			slog.Warn("firewall: ageing of connections failed", "module", g.live.Module, "error", err)
-		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-tick.C:
+		case <-next.C:
 		}
+		if err := g.sweep(); err != nil {
+			slog.Warn("firewall: ageing of connections failed", "module", g.live.Module, "error", err)
+		}
+		sweeps.Store(g.live.Module, time.Now())
+		next.Reset(sweepEvery)
 	}
+}
+
+// sweeps has the time of the last sweep of each module: generations that differ in rules have the same tables, and
+// each would sweep them when it starts.
+var sweeps sync.Map
+
+// untilSweep is how long the first sweep has time. Tables that are new, or shared by more interfaces than at the last
+// sweep, need their quotas at once.
+func (g *generation) untilSweep() time.Duration {
+	last, swept := sweeps.Load(g.live.Module)
+	t, err := openTables(g.live.Maps)
+	if !swept || err != nil {
+		return 0
+	}
+	defer t.Close()
+	if t.quotas() != g.quotas(len(g.newCensus())) {
+		return 0
+	}
+	return sweepEvery - time.Since(last.(time.Time))
 }
 
 // census counts entries by interface. An interface without entries has a zero.
@@ -297,27 +319,56 @@ func quota(size uint32, interfaces int) (share, common uint32) {
 	return max(1, size/2/uint32(interfaces)), size / 2
 }
 
+// quotas are those of both tables.
+type quotas struct{ share, common, openingShare, openingCommon uint32 }
+
+func (f *Firewall) quotas(interfaces int) (q quotas) {
+	q.share, q.common = quota(f.config.State.MaxConnections, interfaces)
+	q.openingShare, q.openingCommon = quota(maxOpening, interfaces)
+	return
+}
+
+// tables is what the data plane reads and counts of the tables as a whole, mapped into memory.
+type tables struct {
+	memory []byte
+	*tableStats
+}
+
+func openTables(maps sdk.Maps) (t tables, err error) {
+	m, err := maps.Get(mapTable)
+	if err != nil {
+		return t, err
+	}
+	t.memory, err = unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return t, fmt.Errorf("map %s: mmap: %w", mapTable, err)
+	}
+	t.tableStats = (*tableStats)(unsafe.Pointer(&t.memory[0]))
+	return t, nil
+}
+
+func (t tables) Close() { _ = unix.Munmap(t.memory) }
+
+func (t tables) quotas() quotas {
+	return quotas{atomic.LoadUint32(&t.Share), atomic.LoadUint32(&t.Common), atomic.LoadUint32(&t.OpeningShare),
+		atomic.LoadUint32(&t.OpeningCommon)}
+}
+
 // correctTable sets counters to what a sweep has found, and quotas to the number of interfaces. The data plane counts
 // on meanwhile; the next sweep corrects what is off by that.
 func (f *Firewall) correctTable(maps sdk.Maps, established, opening census) error {
-	m, err := maps.Get(mapTable)
+	t, err := openTables(maps)
 	if err != nil {
 		return err
 	}
-	mem, err := unix.Mmap(m.FD(), 0, os.Getpagesize(), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return fmt.Errorf("map %s: mmap: %w", mapTable, err)
-	}
-	defer unix.Munmap(mem)
-	t := (*tableStats)(unsafe.Pointer(&mem[0]))
+	defer t.Close()
 	atomic.StoreUint64(&t.Established, established.total())
 	atomic.StoreUint64(&t.Opening, opening.total())
-	share, common := quota(f.config.State.MaxConnections, len(established))
-	openingShare, openingCommon := quota(maxOpening, len(established))
-	atomic.StoreUint32(&t.Common, common)
-	atomic.StoreUint32(&t.Share, share)
-	atomic.StoreUint32(&t.OpeningCommon, openingCommon)
-	atomic.StoreUint32(&t.OpeningShare, openingShare)
+	q := f.quotas(len(established))
+	atomic.StoreUint32(&t.Common, q.common)
+	atomic.StoreUint32(&t.Share, q.share)
+	atomic.StoreUint32(&t.OpeningCommon, q.openingCommon)
+	atomic.StoreUint32(&t.OpeningShare, q.openingShare)
 	return nil
 }
 

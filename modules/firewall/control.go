@@ -30,21 +30,23 @@ func compile(raw json.RawMessage) (*Firewall, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Firewall{config: c, rules: rules, fillSlots: make([]uint32, len(rules))}
+	f := &Firewall{config: c, rules: rules, identities: identities(rules),
+		fillSlots: make([]uint32, len(rules))}
 	f.compile()
 	return f, nil
 }
 
 // Firewall is a compiled config.
 type Firewall struct {
-	config *config
-	rules  []Rule
-	tree   *tree
-	ids4   []int // index in rules by rule number of the data plane
-	ids6   []int
-	boxes4 []box
-	boxes6 []box
-	roots  map[string]uint32 // constant to root
+	config     *config
+	rules      []Rule
+	identities []uint64 // by rule
+	tree       *tree
+	ids4       []int // index in rules by rule number of the data plane
+	ids6       []int
+	boxes4     []box
+	boxes6     []box
+	roots      map[string]uint32 // constant to root
 
 	mu        sync.Mutex
 	fillSlots []uint32 // by rule, in the maps that were filled last
@@ -75,7 +77,7 @@ var filling sync.Mutex
 func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	filling.Lock()
 	defer filling.Unlock()
-	slots, err := keepSlots(live.Maps, f.rules)
+	slots, err := keepSlots(live.Maps, f.identities)
 	if err != nil {
 		return nil, err
 	}
@@ -186,7 +188,7 @@ func (f *Firewall) isLarge() bool { return len(f.tree.chunks) > mostChunks }
 // contents identifies what Fill writes.
 func (f *Firewall) contents() string {
 	h := fnv.New64a()
-	fmt.Fprint(h, f.ruleSet(), identities(f.rules))
+	fmt.Fprint(h, f.ruleSet(), f.identities)
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
@@ -255,7 +257,7 @@ const (
 func (f *Firewall) Fill(maps sdk.Maps) error {
 	filling.Lock()
 	defer filling.Unlock()
-	slots, err := assignSlots(maps, f.rules)
+	slots, err := assignSlots(maps, f.identities)
 	if err != nil {
 		return err
 	}

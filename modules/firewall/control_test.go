@@ -153,7 +153,7 @@ func TestHitsSurviveAChange(t *testing.T) {
 	for name, m := range k.maps {
 		maps[name] = m
 	}
-	if _, err := assignSlots(maps, next.rules); err != nil {
+	if _, err := assignSlots(maps, next.identities); err != nil {
 		t.Fatal(err)
 	}
 	report, err := sdktest.Open[*generation](t, next, k.live(1)).listRules()
@@ -287,7 +287,7 @@ func TestLargeRuleSets(t *testing.T) {
 	}
 	f.tree.chunks = append(f.tree.chunks, nil)
 	large := f.Settings()
-	f.rules[0].Name = "other"
+	f.rules[0].Name, f.identities = "other", []uint64{2}
 	if renamed := f.Settings(); large.Shape == "" || renamed.Shape == large.Shape {
 		t.Errorf("shapes %q and %q, want two", large.Shape, renamed.Shape)
 	}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -342,4 +344,30 @@ func TestSweep(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	k.open(k.live(1)).Run(ctx) // returns, as its context has ended
+}
+
+// The generations of a change of rules do not sweep the tables each; new tables, and quotas for another number of
+// interfaces, do not wait.
+func TestChangesOfRulesDoNotSweep(t *testing.T) {
+	k := loadFirewall(t, `{}`)
+	open := func(k *kernel, ifindexes ...uint32) *generation {
+		live := k.live(ifindexes...)
+		live.Module = t.Name()
+		return k.open(live)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	work.Go(func() { open(k, 1).Run(ctx) })
+	wait.Until(t, "the first generation has swept", func() bool { _, swept := sweeps.Load(t.Name()); return swept })
+	cancel()
+	work.Wait()
+	if open(k, 1).untilSweep() == 0 {
+		t.Error("the next generation sweeps the same tables again")
+	}
+	if open(k, 1, 2).untilSweep() != 0 {
+		t.Error("quotas are not set for another number of interfaces")
+	}
+	if open(loadFirewall(t, `{}`), 1).untilSweep() != 0 {
+		t.Error("new tables have no quotas")
+	}
 }

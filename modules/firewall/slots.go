@@ -66,9 +66,9 @@ func identities(rules []Rule) []uint64 {
 	return out
 }
 
-// assignSlots gives each rule a hit counter: the one that it had, else one that has been out of use longest. The
-// counters of the running rule set are so left alone until a later change.
-func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
+// assignSlots gives each rule, known by its identity, a hit counter: the one that it had, else one that has been out of
+// use longest. The counters of the running rule set are so left alone until a later change.
+func assignSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
 	ownersMap, err := maps.Get(mapOwners)
 	if err != nil {
 		return nil, err
@@ -81,7 +81,7 @@ func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
 	}
-	slots, fresh, err := chooseSlots(owners, identities(rules))
+	slots, fresh, err := chooseSlots(owners, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -96,7 +96,7 @@ func assignSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 // keepSlots reads which hit counters the rules of the running rule set have. They become those used last: the half with
 // these rules may be in use again without having been filled, and then the rule set of the change before was filled
 // later.
-func keepSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
+func keepSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
 	m, err := maps.Get(mapOwners)
 	if err != nil {
 		return nil, err
@@ -105,7 +105,7 @@ func keepSlots(maps sdk.Maps, rules []Rule) ([]uint32, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
 	}
-	before, ids := slices.Clone(owners), identities(rules)
+	before := slices.Clone(owners)
 	slots, _, err := chooseSlots(owners, ids)
 	if err != nil {
 		return nil, err
