@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -63,6 +64,10 @@ func (r *Recorder) Enqueue(all ...Resource) {
 	}
 }
 
+// gather is how long marks are collected: to evaluate conditions takes the CPU from changes that follow each other.
+// Those that are read are evaluated at once.
+const gather = 100 * time.Millisecond
+
 // Run calls evaluate for marked resources until ctx ends. Resources that are marked several times before that are
 // evaluated once.
 func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
@@ -71,6 +76,11 @@ func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
 		case <-ctx.Done():
 			return
 		case <-r.wake:
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(gather):
 		}
 		for of := range r.takeStale() {
 			evaluate(of)

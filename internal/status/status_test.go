@@ -81,8 +81,10 @@ func TestRun(t *testing.T) {
 			r.Run(ctx, func(of status.Resource) { evaluated[of]++ })
 		}()
 		synctest.Wait()
+		r.Enqueue(web) // gathered with those before
+		time.Sleep(time.Second)
 		r.Enqueue(db)
-		synctest.Wait()
+		time.Sleep(time.Second)
 		cancel()
 		<-done
 		if diff := cmp.Diff(map[status.Resource]int{web: 1, db: 2}, evaluated); diff != "" {
