@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 
 	"github.com/kerb-edge/kerb/integrations/oakestra"
 	"github.com/kerb-edge/kerb/internal/agent"
@@ -22,16 +23,15 @@ func configured(c config.Config) []integration.Program {
 		return nil
 	}
 	o := c.Oakestra.WithDefaults(c.Paths)
-	ranges := config.OakestraRanges
-	if r := c.Resolvers.Oakestra; r != nil {
-		ranges = r.WithDefaults().Ranges
+	var resolves []netip.Prefix
+	for _, text := range o.Ranges { // were checked
+		resolves = append(resolves, netip.MustParsePrefix(text))
 	}
-	return []integration.Program{{Name: "oakestra", Options: oakestra.Options{
+	return []integration.Program{{Name: "oakestra", Resolves: resolves, Options: oakestra.Options{
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
-		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: ranges,
+		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
 		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, Netcfg: oakestra.NetcfgFile,
-		KeepInterest: c.Resolvers.Oakestra != nil,
 	}}}
 }
 

@@ -9,15 +9,20 @@ import (
 	"net/netip"
 	"strconv"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
-// hosted is a service of which this worker has instances, or had until a moment ago. The worker keeps the cluster's
-// interest in it: when the last interested worker withdraws, the cluster deletes the service from its table.
-type hosted struct {
-	instances map[int]*hostedInstance
+// followed is a service of which this worker has instances, or had until a moment ago, or that the agent uses. The
+// worker keeps the cluster's interest in it: when the last interested worker withdraws, the cluster deletes the service
+// from its table.
+type followed struct {
+	instances map[int]*hostedInstance // on this worker
+	used      bool                    // the agent has it
+	found     link.Record             // what the agent has of it
 	query     question
 	stale     bool      // something has changed since the query was sent: another one follows
-	leave     time.Time // when to withdraw the interest; zero while there are instances
+	leave     time.Time // when to withdraw the interest; zero while there are instances or it is used
 	leaving   bool      // the last query before that is open
 }
 
@@ -30,17 +35,19 @@ type hostedInstance struct {
 	impossible bool // the cluster does not know the instance, which was logged
 }
 
-// addLocked notes an instance; s.mu is held.
-func (s *session) addLocked(i hostedInstance) *hosted {
-	h := s.hosted[i.app]
-	if h == nil {
-		h = &hosted{instances: map[int]*hostedInstance{}}
-		s.hosted[i.app] = h
+// follow returns a service, which is followed from now on; s.mu is held.
+func (s *session) follow(app string) *followed {
+	f := s.services[app]
+	if f == nil {
+		f = &followed{instances: map[int]*hostedInstance{}}
+		s.services[app] = f
 	}
-	h.instances[i.number] = &i
-	h.leave, h.leaving = time.Time{}, false
-	return h
+	f.leave, f.leaving = time.Time{}, false
+	return f
 }
+
+// addLocked notes an instance; s.mu is held.
+func (s *session) addLocked(i hostedInstance) { s.follow(i.app).instances[i.number] = &i }
 
 // add notes an instance without announcing it.
 func (s *session) add(i hostedInstance) {
@@ -67,9 +74,9 @@ func (s *session) announce(ctx context.Context, i hostedInstance) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.hosted[i.app]; h != nil {
+	if f := s.services[i.app]; f != nil {
 		s.send(message{topic: updateTopic(i.app), subscribe: true})
-		s.refresh(h)
+		s.refresh(f)
 	}
 }
 
@@ -77,13 +84,24 @@ func (s *session) announce(ctx context.Context, i hostedInstance) {
 func (s *session) withdraw(app string, number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := s.hosted[app]
-	if h == nil || h.instances[number] == nil {
+	f := s.services[app]
+	if f == nil || f.instances[number] == nil {
 		return
 	}
-	delete(h.instances, number)
-	if len(h.instances) == 0 {
-		h.leave = time.Now().Add(s.times.keep)
+	delete(f.instances, number)
+	if len(f.instances) > 0 {
+		return
+	}
+	if f.used {
+		s.put(f, f.found) // it is not to be kept any more
+	}
+	s.leaveLater(f)
+}
+
+// leaveLater withdraws the interest some time after the last use; s.mu is held.
+func (s *session) leaveLater(f *followed) {
+	if len(f.instances) == 0 && !f.used && f.leave.IsZero() {
+		f.leave = time.Now().Add(s.times.keep)
 		s.wake()
 	}
 }
@@ -94,12 +112,12 @@ func (s *session) status(i *hostedInstance) instanceStatus {
 }
 
 // refresh asks for a service again. An answer to an older query may be older than what has changed.
-func (s *session) refresh(h *hosted) {
-	if h.query.sent {
-		h.stale = true
+func (s *session) refresh(f *followed) {
+	if f.query.sent {
+		f.stale = true
 		return
 	}
-	h.query.ask(time.Now(), s.times.retry)
+	f.query.ask(time.Now(), s.times.retry)
 	s.wake()
 }
 
@@ -109,14 +127,13 @@ func (s *session) takeNotice(name string, payload []byte) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if h := s.hosted[name]; h != nil {
-		s.refresh(h)
+	if f := s.services[name]; f != nil {
+		s.refresh(f)
 	}
 	return nil
 }
 
-// takeTable compares an answer with the instances of this worker, and announces what the cluster does not know. Answers
-// to queries of others are ignored.
+// takeTable takes an answer. Answers to queries of others are ignored.
 func (s *session) takeTable(payload []byte) error {
 	r, err := decodeTable(payload)
 	if err != nil {
@@ -124,41 +141,51 @@ func (s *session) takeTable(payload []byte) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	h := s.hosted[r.Key]
-	if h == nil {
+	if addr, err := netip.ParseAddr(r.Key); err == nil {
+		s.takeLookup(addr, r)
+		return nil
+	}
+	f := s.services[r.Key]
+	if f == nil {
 		return nil
 	}
 	if r.App != r.Key {
 		return &invalid{"app_name", fmt.Sprintf("%q is the answer to a query for %q", r.App, r.Key)}
 	}
-	found, err := h.find(r)
+	found, err := f.find(r)
 	if err != nil {
 		return err
 	}
-	if h.leaving {
+	if f.leaving {
 		s.leaveLocked(r.App)
 		return nil
 	}
-	now := time.Now()
-	if wrong := s.compare(h, found); wrong == nil {
-		h.query = question{next: now.Add(s.times.again), pause: s.times.retry}
-	} else {
-		h.query.sent = false // the query that follows checks the announcement
-		s.send(wrong...)
-	}
-	if h.stale {
-		h.stale = false
-		h.query.ask(now, s.times.retry)
-		s.wake()
-	}
+	s.takeService(f, r)
+	s.check(f, found)
 	return nil
 }
 
+// check compares an answer with the instances of this worker, and announces what the cluster does not know.
+func (s *session) check(f *followed, found map[int]location) {
+	now := time.Now()
+	if wrong := s.compare(f, found); wrong == nil {
+		f.query = question{next: now.Add(s.times.again), pause: s.times.retry}
+	} else {
+		f.query.sent = false // the query that follows checks the announcement
+		s.send(wrong...)
+	}
+	if f.stale {
+		f.stale = false
+		f.query.ask(now, s.times.retry)
+		s.wake()
+	}
+}
+
 // find returns what an answer says of the instances of this worker. Other entries are of no concern.
-func (h *hosted) find(r tableResult) (map[int]location, error) {
+func (f *followed) find(r tableResult) (map[int]location, error) {
 	found := map[int]location{}
 	for i, e := range r.Instances {
-		if h.instances[*e.Number] == nil {
+		if f.instances[*e.Number] == nil {
 			continue
 		}
 		l, err := e.locate(fmt.Sprintf("instance_list[%d]", i))
@@ -172,9 +199,9 @@ func (h *hosted) find(r tableResult) (map[int]location, error) {
 
 // compare returns nil if the cluster knows all instances of this worker, else what is to be announced. That is empty,
 // and not nil, if the cluster does not know the instance at all: it would drop the message.
-func (s *session) compare(h *hosted, found map[int]location) []message {
+func (s *session) compare(f *followed, found map[int]location) []message {
 	var out []message
-	for number, i := range h.instances {
+	for number, i := range f.instances {
 		l, known := found[number]
 		if !known {
 			if !i.impossible {
@@ -213,13 +240,11 @@ func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	return message{topic: topicDeployed, body: s.status(i)}, true
 }
 
-// leaveLocked withdraws the interest in a service without instances here; s.mu is held.
+// leaveLocked withdraws the interest in a service that is not followed any more; s.mu is held.
 func (s *session) leaveLocked(app string) {
-	delete(s.hosted, app)
-	if !s.keepInterest {
-		s.send(message{topic: topicInterestRemove, body: interestRemove{app}})
-	}
-	s.send(message{topic: updateTopic(app), unsubscribe: true})
+	delete(s.services, app)
+	s.send(message{topic: topicInterestRemove, body: interestRemove{app}}, message{topic: updateTopic(app),
+		unsubscribe: true})
 }
 
 // errNoSubnet is the error of a deployment for which the node has no subnet yet.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,12 +32,18 @@ type (
 		Key       string       `json:"query_key"` // the name or address of the request
 	}
 	tableEntry struct {
-		Number   *int   `json:"instance_number"`
-		Worker   string `json:"worker_id"` // empty after a restart of the service manager
-		Address  string `json:"namespace_ip"`
-		Address6 string `json:"namespace_ip_v6"`
-		Host     string `json:"host_ip"`
-		Port     any    `json:"host_port"` // a number, or text
+		Number   *int             `json:"instance_number"`
+		Worker   string           `json:"worker_id"` // empty after a restart of the service manager
+		Address  string           `json:"namespace_ip"`
+		Address6 string           `json:"namespace_ip_v6"`
+		Host     string           `json:"host_ip"`
+		Port     any              `json:"host_port"` // a number, or text
+		Virtual  []virtualAddress `json:"service_ip"`
+	}
+	virtualAddress struct {
+		Type     string `json:"IpType"` // RR, or instance_ip
+		Address  string `json:"Address"`
+		Address6 string `json:"Address_v6"`
 	}
 	// instanceStatus is service/deployed, or service/address-changed if only Port and Host are set.
 	instanceStatus struct {
@@ -70,6 +77,12 @@ const (
 const updatePrefix, updateSuffix = "jobs/", "/updates_available"
 
 func updateTopic(app string) string { return updatePrefix + app + updateSuffix }
+
+// appName matches names, of at most maxAppName bytes, that can be part of a topic and of a virtual service's name.
+// (Counting in an expression would make it a hundred times larger.)
+var appName = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*$`)
+
+const maxAppName = 201
 
 // Limits of what is received.
 const (
@@ -133,6 +146,8 @@ func decodeTable(data []byte) (r tableResult, err error) {
 	switch {
 	case r.Key == "":
 		return r, &invalid{"query_key", "missing"}
+	case r.App != "" && (len(r.App) > maxAppName || !appName.MatchString(r.App)):
+		return r, &invalid{"app_name", fmt.Sprintf("%q is not the name of a service", r.App)}
 	case r.Instances == nil:
 		return r, &invalid{"instance_list", "missing"}
 	case len(r.Instances) > maxInstances:

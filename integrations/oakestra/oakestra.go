@@ -21,6 +21,8 @@ import (
 	"sync"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/integration/link"
 	"github.com/kerb-edge/kerb/internal/serve"
 )
 
@@ -42,8 +44,6 @@ type Options struct {
 	Address     string     `json:"address"` // of this node, to announce; empty: found out
 	Port        int        `json:"port"`    // of the tunnel, to announce
 	Netcfg      string     `json:"netcfg"`  // NetManager's file, for what is not set
-	// KeepInterest is set if the agent's resolver withdraws this node's interest in services.
-	KeepInterest bool `json:"keepInterest"`
 }
 
 // Limits of a request. Applying may verify chains of many services on a slow node.
@@ -62,19 +62,24 @@ type Listener struct {
 	// ranges are those of virtual addresses, for the proxy.
 	ranges  []string
 	options Options
+	look    chan struct{} // there is something for follow to do; has room for one
+	wants   wants         // guards itself
+	// resolved takes what was found for the agent.
+	resolved func(link.Result)
 
 	mu      sync.Mutex // one request that changes something at a time; guards what follows
 	net     *network
 	state   state
 	session *session      // nil before the registration
 	subnet  chan struct{} // closed when the node has a subnet
+	// planeApplied are the modules of the data plane as the agent has them.
+	planeApplied []v1.Module
 	// doubtUntil is how long the agent may still carry out requests that were given up.
 	doubtUntil time.Time
 }
 
-// Main is the integration's process: it serves until ctx ends. options is the JSON of Options. It calls report when
-// it listens, and whenever its state in the cluster has changed.
-func Main(ctx context.Context, options []byte, log *slog.Logger, report func(reason, message string)) error {
+// Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
+func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Agent) error {
 	var o Options
 	if err := json.Unmarshal(options, &o); err != nil {
 		return fmt.Errorf("options: %w", err)
@@ -83,7 +88,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, report func(rea
 	if err != nil {
 		return err
 	}
-	l, err := open(ctx, o, log)
+	l, err := open(ctx, o, log, agent.Resolved)
 	if err != nil {
 		return err
 	}
@@ -97,14 +102,16 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, report func(rea
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	follow.Go(func() { l.follow(ctx) })
+	go l.wants.followRequests(agent) // which end with the process
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
-	follow.Go(func() { l.report(ctx, report) })
+	follow.Go(func() { l.report(ctx, agent.Report) })
 	return serve.Serve(ctx, l.handler(), workTimeout, log, endpoints...)
 }
 
 // open reads what is left of the last run, and clears away what that run did not finish.
-func open(ctx context.Context, o Options, log *slog.Logger) (*Listener, error) {
-	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, net: newNetwork(o)}
+func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.Result)) (*Listener, error) {
+	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, net: newNetwork(o),
+		wants: wants{used: map[string]bool{}}, resolved: resolved, look: make(chan struct{}, 1)}
 	var err error
 	if l.state, err = readState(l.file); err != nil {
 		return nil, err
@@ -202,10 +209,14 @@ func (l *Listener) follow(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
+		case <-l.look:
 		}
 		l.mu.Lock()
 		if err := l.sweep(ctx, false); err != nil && ctx.Err() == nil {
 			l.log.Error("services that are gone cannot be cleared away", "error", err)
+		}
+		if err := l.ensurePlane(ctx); err != nil && ctx.Err() == nil {
+			l.log.Error("services do not reach other workers", "error", err, "retryIn", sweepEvery.String())
 		}
 		l.mu.Unlock()
 	}

@@ -128,8 +128,8 @@ func (l *Listener) join() {
 		l.session.stop()
 	}
 	o := sessionOptions{worker: l.state.Worker, cluster: l.state.Cluster, broker: l.options.Broker,
-		address: l.options.Address, port: l.options.Port, keepInterest: l.options.KeepInterest,
-		assigned: l.net.assigned(), times: defaultTimes}
+		address: l.options.Address, port: l.options.Port,
+		assigned: l.net.assigned(), times: defaultTimes, resolved: l.resolved}
 	for _, text := range l.ranges {
 		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // checked with the configuration
 	}
@@ -140,7 +140,7 @@ func (l *Listener) join() {
 		four, six := l.net.addresses(s.Number)
 		own = append(own, hostedInstance{app: s.Name, number: s.Instance, four: four.Addr(), six: six.Addr()})
 	}
-	l.session = startSession(o, l.log, own)
+	l.session = l.wants.attach(func(used []string) *session { return startSession(o, l.log, own, used) })
 }
 
 // leave ends the session.
@@ -169,6 +169,10 @@ func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
 	}
 	l.log.Info("the cluster has assigned a subnet", "worker", worker, "subnet", four, "subnet6", six)
 	close(l.subnet)
+	select {
+	case l.look <- struct{}{}:
+	default:
+	}
 }
 
 // awaitSubnet waits until the node has a subnet.

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	mqtt "github.com/eclipse/paho.mqtt.golang"
+
+	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
 // session is this worker in its cluster: it exchanges messages with the cluster service manager over the cluster's
@@ -31,8 +33,10 @@ type session struct {
 	client   mqtt.Client // nil without a connection
 	problem  error       // why there is none
 	host     netip.Addr  // of this node, as announced
-	subnet   question    // open until assigned
-	hosted   map[string]*hosted
+	own      map[netip.Addr]bool
+	subnet   question // open until assigned
+	services map[string]*followed
+	lookups  map[netip.Addr]*lookup
 	outgoing []message
 	heard    time.Time // the last valid message
 }
@@ -44,15 +48,16 @@ type sessionOptions struct {
 	address         string // of this node as other nodes reach it; empty: found out
 	port            int    // of the tunnel, to announce
 	ranges          []netip.Prefix
-	keepInterest    bool // another client of this worker's id withdraws interest
 	times           times
 	assigned        bool                         // the node has a subnet; guarded by session.mu
 	onSubnet        func(four, six netip.Prefix) // called once, in a goroutine of its own
+	resolved        func(link.Result)            // takes what was found for the agent
 }
 
 // times are the intervals of a session.
 type times struct {
 	retry, maxRetry   time.Duration // of a query without an answer
+	lookup            time.Duration // the same for an address, which a packet waits for
 	subnet, maxSubnet time.Duration // of a request for a subnet, each of which may use up one
 	// again is the pause between queries after what was answered, and between checks of the address of the node.
 	again        time.Duration
@@ -62,7 +67,8 @@ type times struct {
 	ack          time.Duration // for the broker to acknowledge service/deployed
 }
 
-var defaultTimes = times{retry: time.Second, maxRetry: time.Minute, subnet: 5 * time.Second,
+var defaultTimes = times{retry: time.Second, maxRetry: time.Minute, lookup: 200 * time.Millisecond,
+	subnet:    5 * time.Second,
 	maxSubnet: 5 * time.Minute, again: 2 * time.Minute, keep: 10 * time.Second, reconnect: time.Second,
 	maxReconnect: 15 * time.Second, ack: 2 * time.Second}
 
@@ -74,12 +80,17 @@ type message struct {
 	unsubscribe bool
 }
 
-func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance) *session {
+// startSession begins with the instances of this worker, and with the services that the agent uses.
+func startSession(o sessionOptions, log *slog.Logger, own []hostedInstance, used []string) *session {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &session{sessionOptions: o, log: log, cancel: cancel, ended: make(chan struct{}),
-		changed: make(chan struct{}, 1), hosted: map[string]*hosted{}, problem: errors.New("has not connected yet")}
+		changed: make(chan struct{}, 1), services: map[string]*followed{},
+		lookups: map[netip.Addr]*lookup{}, problem: errors.New("has not connected yet")}
 	for _, i := range own {
 		s.addLocked(i)
+	}
+	for _, app := range used {
+		s.follow(app).used = true
 	}
 	go func() {
 		defer close(s.ended)
@@ -156,15 +167,19 @@ func (s *session) resume(ctx context.Context, client mqtt.Client) {
 	host := s.findHost(ctx)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.client, s.problem, s.host = client, nil, host
+	s.client, s.problem = client, nil
+	s.setHost(host)
 	now := time.Now()
 	s.outgoing = nil
 	if !s.assigned {
 		s.subnet.ask(now, s.times.subnet)
 	}
-	for name, h := range s.hosted {
+	for name, f := range s.services {
 		s.send(message{topic: updateTopic(name), subscribe: true})
-		h.query.ask(now, s.times.retry)
+		f.query.ask(now, s.times.retry)
+	}
+	for _, l := range s.lookups {
+		l.ask(now, s.times.lookup)
 	}
 }
 
@@ -206,6 +221,11 @@ func (s *session) findHost(ctx context.Context) netip.Addr {
 	return host
 }
 
+// source is the address by which this node reaches the cluster; the announced one may be that of a router.
+func (s *session) source(ctx context.Context) (netip.Addr, error) {
+	return sourceAddress(ctx, s.cluster, s.broker.Port)
+}
+
 // followHost asks what the cluster knows when the address of this node has changed. The answers lead to announcements.
 func (s *session) followHost(host netip.Addr) {
 	s.mu.Lock()
@@ -214,9 +234,9 @@ func (s *session) followHost(host netip.Addr) {
 		return
 	}
 	s.log.Info("the address of this node has changed", "old", s.host, "new", host)
-	s.host = host
-	for _, h := range s.hosted {
-		h.query.ask(time.Now(), s.times.retry)
+	s.setHost(host)
+	for _, f := range s.services {
+		f.query.ask(time.Now(), s.times.retry)
 	}
 	s.wake()
 }
@@ -231,17 +251,27 @@ func (s *session) due(now time.Time) (out []message, next time.Time) {
 		out = append(out, message{topic: topicSubnet, body: subnetRequest{"GET"}})
 	}
 	next = s.subnet.earlier(next)
-	for name, h := range s.hosted {
-		if !h.leave.IsZero() && !now.Before(h.leave) && !h.leaving {
-			h.leaving = true
-			h.query.ask(now, s.times.retry) // the service manager must know of the interest that it is to remove
+	for name, f := range s.services {
+		if !f.leave.IsZero() && !now.Before(f.leave) && !f.leaving {
+			f.leaving = true
+			f.query.ask(now, s.times.retry) // the service manager must know of the interest that it is to remove
 		}
-		if h.query.due(now, s.times.maxRetry) {
+		if f.query.due(now, s.times.maxRetry) {
 			out = append(out, message{topic: topicTableRequest, body: tableRequest{Name: name}})
 		}
-		if next = h.query.earlier(next); !h.leaving && !h.leave.IsZero() && h.leave.Before(next) {
-			next = h.leave
+		if next = f.query.earlier(next); !f.leaving && !f.leave.IsZero() && f.leave.Before(next) {
+			next = f.leave
 		}
+	}
+	for addr, l := range s.lookups {
+		if now.After(l.until) {
+			delete(s.lookups, addr) // the agent does not wait any longer
+			continue
+		}
+		if l.due(now, s.times.maxRetry) {
+			out = append(out, message{topic: topicTableRequest, body: tableRequest{Address: addr.String()}})
+		}
+		next = l.earlier(next)
 	}
 	return out, next
 }

@@ -4,6 +4,7 @@ package oakestra
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -17,8 +18,10 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"github.com/kerb-edge/kerb/internal/integration/link"
 	"github.com/kerb-edge/kerb/internal/lab/oaktest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
+	"github.com/kerb-edge/kerb/internal/resolve"
 )
 
 const testWorker, testApp = "6650000000000000000000d1", "app.ns.server.test"
@@ -48,6 +51,8 @@ type member struct {
 	cluster *oaktest.Cluster
 	l       *Listener
 	log     *safeBuffer
+	table   *resolve.Table // of the agent
+	remote  *resolve.Remote
 }
 
 func newMember(t *testing.T) *member {
@@ -55,14 +60,22 @@ func newMember(t *testing.T) *member {
 	m := &member{T: t, broker: oaktest.NewBroker(t), log: &safeBuffer{}}
 	m.broker.Start()
 	m.cluster = oaktest.NewCluster(t, m.broker)
-	short := times{retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond, subnet: 50 * time.Millisecond,
+	short := times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond,
+		maxRetry: 50 * time.Millisecond, subnet: 50 * time.Millisecond,
 		maxSubnet: 50 * time.Millisecond, again: 300 * time.Millisecond, keep: 50 * time.Millisecond,
 		reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
 	saved := defaultTimes
 	defaultTimes = short
 	t.Cleanup(func() { defaultTimes = saved })
+	m.remote = resolve.NewRemote("oakestra", []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")})
+	m.table = resolve.NewTable(slog.New(slog.DiscardHandler), "", m.remote)
 	m.start(filepath.Join(t.TempDir(), "oakestra.json"))
 	t.Cleanup(func() { m.l.leave() })
+	var agent sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	t.Cleanup(func() { cancel(); agent.Wait() })
+	agent.Go(func() { _ = m.table.Run(ctx) })
+	agent.Go(func() { m.remote.Serve(ctx, func(q link.Request) error { m.l.wants.take(q); return nil }) })
 	return m
 }
 
@@ -71,7 +84,8 @@ func (m *member) start(file string) {
 	m.Helper()
 	m.l = &Listener{log: slog.New(slog.NewTextHandler(m.log, nil)), file: file, ranges: []string{"10.30.0.0/16"},
 		options: Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
-		net:     newNetwork(Options{Bridge: "oaktest-none"})}
+		net:     newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
+		wants: wants{used: map[string]bool{}}, resolved: m.remote.Take}
 	var err error
 	if m.l.state, err = readState(file); err == nil {
 		err = m.l.restoreSubnet()

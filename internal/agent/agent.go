@@ -105,17 +105,17 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 		return err
 	}
 	defer release()
-	a, err := open(ctx, cfg, log)
+	a, err := open(ctx, cfg, log, integrations...)
 	if err != nil {
 		return err
 	}
 	defer a.close()
-	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	return a.run(ctx, cfg)
 }
 
 // open opens the store and the data plane, and the agent on them.
-func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, error) {
+func open(ctx context.Context, cfg config.Config, log *slog.Logger, integrations ...integration.Program) (*Agent,
+	error) {
 	st, err := store.Open(cfg.Paths.Store())
 	if errors.Is(err, store.ErrLocked) {
 		return nil, &apierrors.Conflict{Reason: "another kerb agent is running on this node (it holds " + cfg.Paths.Store() +
@@ -128,14 +128,15 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger) (*Agent, err
 		log.Error("the store was damaged; running chains are left as they are until modules are applied again",
 			"kept", r.Path, "cause", r.Cause)
 	}
-	a, err := openOn(ctx, st, cfg, log)
+	a, err := openOn(ctx, st, cfg, log, integrations)
 	if err != nil {
 		return nil, errors.Join(err, st.Close())
 	}
 	return a, nil
 }
 
-func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.Logger) (*Agent, error) {
+func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.Logger,
+	integrations []integration.Program) (*Agent, error) {
 	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
 	if err != nil {
 		return nil, err
@@ -147,7 +148,6 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a := &Agent{
 		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), started: time.Now(),
 		expedite: cfg.ExpeditedRCU != config.ExpeditedOff,
-		virtual:  resolve.NewTable(log, cfg.Paths.Resolved(), resolvers(cfg, log)...),
 		models:   models.NewTable(log),
 		catalog:  pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher:  service.NewWatcher(log),
@@ -156,9 +156,9 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		live:    map[string]*liveModule{},
 		metrics: newMetrics(),
 		budgets: apply.NewBudgets(log),
-
-		integrations: integration.NewSet(nil, log, nil),
 	}
+	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
+	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
@@ -333,14 +333,6 @@ func controlLimits(l config.Limits) (out control.Limits) {
 	out.Memory, _ = pkgs.ParseBytes(l.ControlMemory)
 	out.Disk, _ = pkgs.ParseBytes(l.ControlDisk)
 	return out
-}
-
-// resolvers are those of the configuration.
-func resolvers(cfg config.Config, log *slog.Logger) []resolve.Resolver {
-	if cfg.Resolvers.Oakestra == nil {
-		return nil
-	}
-	return []resolve.Resolver{resolve.NewOakestra(*cfg.Resolvers.Oakestra, log)}
 }
 
 // retryFailed prepares those modules again that could not run when the agent started.

@@ -149,7 +149,6 @@ func (a *Agent) sources(cgroup string) status.Sources {
 func (a *Agent) itself() status.Agent {
 	out := status.Agent{Starting: a.starting(), StoreReadOnly: a.store.ReadOnly(), StoreLost: a.store.RecoveryPending(),
 		ControlProblem: a.control.Problem(), Weaknesses: a.control.Weaknesses()}
-	out.Resolvers, out.ResolverErr = a.virtual.Resolvers()
 	if c, configured := a.integrations.Condition(); configured {
 		out.Integrations = &c
 	}

@@ -27,11 +27,10 @@ type Config struct {
 	// ExpeditedRCU is auto or off.
 	ExpeditedRCU string `json:"expeditedRCU,omitempty"`
 	// of version 2, in which services' sockets are; empty for the root
-	Cgroup    string    `json:"cgroup,omitempty"`
-	TCP       *TCP      `json:"tcp,omitempty"`      // nil: the socket only
-	Oakestra  *Oakestra `json:"oakestra,omitempty"` // nil: off
-	Resolvers Resolvers `json:"resolvers,omitzero"`
-	Limits    Limits    `json:"limits,omitzero"`
+	Cgroup   string    `json:"cgroup,omitempty"`
+	TCP      *TCP      `json:"tcp,omitempty"`      // nil: the socket only
+	Oakestra *Oakestra `json:"oakestra,omitempty"` // nil: off
+	Limits   Limits    `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
 
@@ -116,9 +115,6 @@ func (c Config) Check() error {
 	}
 	if c.TCP != nil {
 		wrong = append(wrong, c.TCP.Check("tcp"))
-	}
-	if o := c.Resolvers.Oakestra; o != nil {
-		wrong = append(wrong, o.check())
 	}
 	if c.Oakestra != nil {
 		wrong = append(wrong, c.Oakestra.WithDefaults(c.Paths).check())

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/kerb-edge/kerb/internal/paths"
 )
@@ -25,8 +26,13 @@ type Oakestra struct {
 	Address string `json:"address,omitempty"` // of this node as other nodes reach it; default: towards the cluster
 	Port    int    `json:"port,omitempty"`    // of this node's tunnel, as other nodes reach it
 
+	Ranges []string `json:"ranges,omitempty"` // of virtual addresses
+
 	Broker OakestraBroker `json:"broker,omitzero"`
 }
+
+// OakestraRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
+var OakestraRanges = []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"}
 
 // OakestraBroker is how to connect to the MQTT broker of the cluster. NodeEngine knows its address.
 type OakestraBroker struct {
@@ -46,6 +52,9 @@ func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {
 		o.Socket = p.OakestraSocket()
 	}
 	o.Bridge = cmp.Or(o.Bridge, "kerb-oakestra")
+	if len(o.Ranges) == 0 {
+		o.Ranges = slices.Clone(OakestraRanges)
+	}
 	if o.Subnet != "" {
 		o.Subnet6 = cmp.Or(o.Subnet6, "fc00::/120")
 	}
@@ -63,6 +72,12 @@ func (o Oakestra) check() error {
 	if !interfaceName.MatchString(o.Bridge) {
 		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(
 			"%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge)))
+	}
+	for i, text := range o.Ranges {
+		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {
+			wrong = append(wrong, invalid(fmt.Sprintf("oakestra.ranges[%d]", i),
+				fmt.Sprintf("%q is not a network; write for example 10.30.0.0/16", text)))
+		}
 	}
 	return errors.Join(append(wrong, o.checkSubnets(), o.checkCluster(), o.checkTCP())...)
 }

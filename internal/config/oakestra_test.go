@@ -4,6 +4,7 @@ package config_test
 
 import (
 	"errors"
+	"reflect"
 	"os"
 	"path/filepath"
 	"testing"
@@ -34,6 +35,8 @@ func TestOakestraIsOffUnlessAskedFor(t *testing.T) {
 func TestOakestraDefaults(t *testing.T) {
 	for text, want := range map[string]config.Oakestra{
 		"oakestra: {}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra"},
+		"oakestra: {ranges: [10.30.0.0/16]}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra",
+			Ranges: []string{"10.30.0.0/16"}},
 		"oakestra: {subnet: 10.18.0.0/26}": {Socket: "/run/kerb/oakestra.sock", Bridge: "kerb-oakestra",
 			Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"},
 		"oakestra: {address: 192.0.2.1, broker: {port: 8883, ca: a.pem}}": {Socket: "/run/kerb/oakestra.sock",
@@ -46,7 +49,10 @@ func TestOakestraDefaults(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if got := c.Oakestra.WithDefaults(c.Paths); got != want {
+		if want.Ranges == nil {
+			want.Ranges = config.OakestraRanges
+		}
+		if got := c.Oakestra.WithDefaults(c.Paths); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s:\ngot  %+v\nwant %+v", text, got, want)
 		}
 	}
@@ -54,6 +60,8 @@ func TestOakestraDefaults(t *testing.T) {
 
 func TestOakestraMistakes(t *testing.T) {
 	for text, field := range map[string]string{
+		"oakestra: {ranges: [10.30.0.1/16]}":                              "oakestra.ranges[0]",
+		"oakestra: {ranges: [10.30.0.0/16, x]}":                           "oakestra.ranges[1]",
 		"oakestra: {socket: oak.sock}":                                    "oakestra.socket",
 		"oakestra: {tcp: '6000'}":                                         "oakestra.tcp",
 		"oakestra: {bridge: much-too-long-name}":                          "oakestra.bridge",

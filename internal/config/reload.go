@@ -55,7 +55,6 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		{"socketGroup", c.SocketGroup, next.SocketGroup},
 		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
 		{"oakestra", c.Oakestra, next.Oakestra},
-		{"resolvers", c.Resolvers, next.Resolvers},
 	} {
 		if !reflect.DeepEqual(f.now, f.then) {
 			fields = append(fields, f.name)

@@ -9,7 +9,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"log/slog"
+	"net/netip"
 	"os"
 	"os/exec"
 	"slices"
@@ -21,6 +23,8 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/integration/link"
+	"github.com/kerb-edge/kerb/internal/resolve"
 )
 
 const (
@@ -32,8 +36,10 @@ const (
 
 // Program is an integration that the configuration asks for.
 type Program struct {
-	Name    string
-	Options any // becomes JSON
+	Name     string
+	Options  any             // becomes JSON
+	Resolves []netip.Prefix  // addresses that it looks up, as the resolver of its name
+	resolver *resolve.Remote // nil without Resolves
 }
 
 // Set are the integrations of an agent. It is safe for concurrent use.
@@ -48,18 +54,31 @@ type Set struct {
 // child is one integration.
 type child struct {
 	Program
-	pid     int     // 0 while no process runs
-	report  *report // the last one of the process; nil until it serves
-	problem string  // why the last process ended, until one serves
+	pid     int          // 0 while no process runs
+	report  *link.Report // the last one of the process; nil until it serves
+	problem string       // why the last process ended, until one serves
 }
 
 // NewSet prepares integrations. onChange is called when Condition has changed.
 func NewSet(programs []Program, log *slog.Logger, onChange func()) *Set {
 	s := &Set{log: log, onChange: onChange}
 	for _, p := range programs {
+		if len(p.Resolves) > 0 {
+			p.resolver = resolve.NewRemote(p.Name, p.Resolves)
+		}
 		s.all = append(s.all, &child{Program: p})
 	}
 	return s
+}
+
+// Resolvers returns those integrations that are resolvers.
+func (s *Set) Resolvers() (all []resolve.Resolver) {
+	for _, c := range s.all {
+		if c.resolver != nil {
+			all = append(all, c.resolver)
+		}
+	}
+	return all
 }
 
 // Run keeps all integrations running until ctx ends, and returns when all have ended.
@@ -119,20 +138,44 @@ func (s *Set) run(c *child, cmd *exec.Cmd) error {
 	}
 	defer pipe.Close()
 	cmd.ExtraFiles = []*os.File{theirs} // reportFile
+	requests, err := cmd.StdinPipe()
+	if err != nil {
+		theirs.Close()
+		return err
+	}
 	err = sandbox.Start(cmd)
 	theirs.Close()
 	if err != nil {
+		requests.Close()
 		return err
 	}
 	s.set(func() { c.pid = cmd.Process.Pid })
-	for reports := json.NewDecoder(pipe); ; {
-		var r report
-		if reports.Decode(&r) != nil { // the process has ended
-			break
-		}
-		s.set(func() { c.report, c.problem = &r, "" })
+	var serving sync.WaitGroup
+	ctx, cancel := context.WithCancel(context.Background())
+	if c.resolver != nil {
+		out := json.NewEncoder(requests)
+		serving.Go(func() { c.resolver.Serve(ctx, func(q link.Request) error { return out.Encode(q) }) })
 	}
+	s.follow(c, pipe)
+	cancel()
+	requests.Close() // ends a request that waits for a process that reads no more
+	serving.Wait()
 	return cmd.Wait()
+}
+
+// follow takes the reports and results of a process until it has ended.
+func (s *Set) follow(c *child, pipe io.Reader) {
+	for reports := json.NewDecoder(pipe); ; {
+		var r link.Report
+		if reports.Decode(&r) != nil {
+			return
+		}
+		if r.Result == nil {
+			s.set(func() { c.report, c.problem = &r, "" })
+		} else if c.resolver != nil {
+			c.resolver.Take(*r.Result)
+		}
+	}
 }
 
 func (s *Set) set(change func()) {

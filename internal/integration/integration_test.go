@@ -16,6 +16,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
 // The test binary is the integration as well.
@@ -37,7 +39,7 @@ func TestMain(m *testing.M) {
 func init() { runtime.LockOSThread() } // main runs on the first thread, of which the kernel asks the signal
 
 // probe reports which signal it gets when the agent ends, and is ready, and ends, when the test says so: all by FIFOs.
-func probe(ctx context.Context, options []byte, _ *slog.Logger, report func(reason, message string)) error {
+func probe(ctx context.Context, options []byte, _ *slog.Logger, agent *link.Agent) error {
 	defer context.AfterFunc(ctx, func() { os.Exit(1) })()
 	dir := strings.Trim(string(options), `"`)
 	var signal int32
@@ -51,9 +53,9 @@ func probe(ctx context.Context, options []byte, _ *slog.Logger, report func(reas
 	if err != nil {
 		return err
 	}
-	report("", "connected")
+	agent.Report("", "connected")
 	if _, err = os.ReadFile(filepath.Join(dir, "fault")); err == nil {
-		report("NotConnected", "no broker")
+		agent.Report("NotConnected", "no broker")
 		_, err = os.ReadFile(filepath.Join(dir, "end"))
 	}
 	return errors.Join(err, errors.New("asked to end"))

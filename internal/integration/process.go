@@ -4,7 +4,6 @@ package integration
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -18,12 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
 // Main is what an integration does in its process until ctx ends. options is the JSON of what the agent started it
-// with. It calls report once it has reached the agent and listens, and whenever what it reports has changed: a reason,
-// as a condition has, if something is wrong, and a message.
-type Main func(ctx context.Context, options []byte, log *slog.Logger, report func(reason, message string)) error
+// with.
+type Main func(ctx context.Context, options []byte, log *slog.Logger, agent *link.Agent) error
 
 const (
 	self           = "/proc/self/exe" // this binary, even if its file was replaced or removed
@@ -31,14 +30,9 @@ const (
 	runCommand     = "integration-run"
 )
 
-// reportFile is the descriptor of a pipe to the agent, to which a process writes its reports.
+// reportFile is the descriptor of a pipe to the agent, to which a process writes reports (link.Report). Requests of the
+// agent come by its standard input.
 const reportFile = 3
-
-// report is JSON in the pipe. The first one means that the process serves.
-type report struct {
-	Reason  string `json:"reason,omitempty"` // empty: all is well
-	Message string `json:"message,omitempty"`
-}
 
 // Intercept makes this process the integration that the agent has started it as, or returns. It is called first in
 // main.
@@ -108,7 +102,5 @@ func run(main Main, options []byte) error {
 	slog.SetDefault(log)
 	pipe := os.NewFile(reportFile, "report")
 	syscall.CloseOnExec(reportFile)
-	reports := json.NewEncoder(pipe)
-	// fails if the agent is gone, which ends this process
-	return main(ctx, options, log, func(reason, message string) { _ = reports.Encode(report{reason, message}) })
+	return main(ctx, options, log, link.NewAgent(os.Stdin, pipe))
 }

@@ -9,7 +9,7 @@ import (
 	"context"
 	"net/netip"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/integration/link"
 )
 
 // Resolver looks up virtual services that were not applied. Lookup and Release do not block.
@@ -23,8 +23,6 @@ type Resolver interface {
 	Lookup(addr netip.Addr) bool
 	// Release reports that a virtual service is no longer in use. The resolver forgets it.
 	Release(name string)
-	// Err returns why lookups fail at the moment, or nil.
-	Err() error
 }
 
 // Sink receives the results of a resolver.
@@ -35,8 +33,5 @@ type Sink interface {
 	Records(source string) map[string]Record // by name; when Run starts: what an earlier agent had stored
 }
 
-// Record is a virtual service that a resolver found. Its name contains a dot, unlike names of resources.
-type Record struct {
-	Name string                `json:"name"`
-	Spec v1.VirtualServiceSpec `json:"spec"`
-}
+// Record is a virtual service that a resolver found.
+type Record = link.Record

@@ -45,6 +45,7 @@ type entry struct {
 	spec   v1.VirtualServiceSpec  // as configured, or found
 	owned  []netip.Addr           // its addresses without those that another entry has
 	users  map[*Subscription]bool // of a dynamic entry
+	keep   bool                   // of a dynamic entry: also without users
 
 	encoded   json.RawMessage // as control planes get it
 	instances []v1.VirtualInstanceStatus
@@ -119,6 +120,7 @@ func (t *Table) Restore() {
 		}
 		for _, s := range all {
 			t.put(s.Name, source, s.Spec)
+			t.services[s.Name].keep = s.Keep
 		}
 	}
 }
@@ -334,11 +336,16 @@ func (t *Table) Put(source string, s Record) {
 	t.put(s.Name, source, s.Spec)
 	t.cache.put(source, s)
 	e := t.services[s.Name]
+	kept := e.keep
+	e.keep = s.Keep
 	for _, addr := range e.owned {
 		if l := t.lookups[addr]; l != nil {
 			maps.Copy(e.users, l.waiting)
 			delete(t.lookups, addr)
 		}
+	}
+	if kept && !e.keep {
+		t.release(nil, s.Name)
 	}
 }
 
@@ -407,7 +414,7 @@ func (t *Table) lookup(s *Subscription, addr netip.Addr) {
 	}
 }
 
-// release records that a subscription does not use a virtual service any more.
+// release records that a subscription, or none, does not use a virtual service any more.
 func (t *Table) release(s *Subscription, name string) {
 	e := t.services[name]
 	if e == nil || !e.dynamic() {
@@ -416,9 +423,11 @@ func (t *Table) release(s *Subscription, name string) {
 	if delete(e.users, s); len(e.users) > 0 {
 		return
 	}
-	t.remove(name, e.source)
-	t.restoreShadowed()
-	t.cache.remove(e.source, name)
+	if !e.keep {
+		t.remove(name, e.source)
+		t.restoreShadowed()
+		t.cache.remove(e.source, name)
+	}
 	for _, r := range t.resolvers {
 		if r.Source() == e.source {
 			r.Release(name)

@@ -171,7 +171,7 @@ func TestPartsAndRefusals(t *testing.T) {
 		all = append(all, virtual(fmt.Sprintf("s%04d", i), plain(fmt.Sprintf("10.30.%d.%d", i/250, i%250))))
 	}
 	big := virtual("big", v1.VirtualServiceSpec{Addresses: []v1.VirtualAddress{{Address: "10.31.0.1"}}})
-	for i := range maxInstances {
+	for i := range 10000 {
 		big.Spec.Instances = append(big.Spec.Instances, v1.VirtualInstance{Name: strings.Repeat("n", 55) + fmt.Sprint(i),
 			Node: "2001:db8:1111:2222:3333:4444:5555:6666",
 			Addresses: []string{netip.AddrFrom4([4]byte{10, 18, byte(i >> 8), byte(i)}).String(),
@@ -198,7 +198,7 @@ func TestPartsAndRefusals(t *testing.T) {
 	p.take(u)
 	p.subscription.Ack(u, nil)
 	p.sync()
-	if len(p.has) != len(all)+1-2 || len(p.has["big"].Spec.Instances) != maxInstances {
+	if len(p.has) != len(all)+1-2 || len(p.has["big"].Spec.Instances) != 10000 {
 		t.Errorf("has %d virtual services, %d instances of the large one", len(p.has), len(p.has["big"].Spec.Instances))
 	}
 }
@@ -274,7 +274,7 @@ func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 	other.sync().expect("the other one's", fmt.Sprint(other.unknown), "[10.30.0.1]")
 
 	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
-	table.Put("test", Record{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
 	p.sync().expect("found", p.targets("test.app"), "i0=10.18.0.1@")
 	if !p.has["test.app"].Dynamic {
 		t.Error("not marked as found")
@@ -332,7 +332,7 @@ func TestSubscriptionOfTheNextVersion(t *testing.T) {
 	table := NewTable(quiet, "", r)
 	old := follow(t, table).sync()
 	old.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
-	table.Put("test", Record{"test.app", plain("10.30.0.1", "10.18.0.1")})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
 	next := follow(t, table).sync()
 	old.subscription.Close()
 	next.sync().expect("after an upgrade", next.names(), "test.app")
@@ -347,12 +347,12 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	p := follow(t, table)
 	found := plain("10.30.0.1", "10.18.0.1")
 	found.Addresses = append(found.Addresses, v1.VirtualAddress{Address: "10.30.0.2"})
-	table.Put("test", Record{"test.app", found})
+	table.Put("test", Record{Name: "test.app", Spec: found})
 	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
 	p.sync()
 	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin }]")
-	table.Put("test", Record{"test.app", found})
-	table.Put("test", Record{"test.late", plain("10.30.0.2")})
+	table.Put("test", Record{Name: "test.app", Spec: found})
+	table.Put("test", Record{Name: "test.late", Spec: plain("10.30.0.2")})
 	p.sync()
 	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses),
 		"[{10.30.0.2 roundRobin }] []")
@@ -378,7 +378,7 @@ func TestAddressesChangeHands(t *testing.T) {
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, nil)
 	p.expect("changed places", has(), "a=10.30.0.2 b=10.30.0.1")
-	table.Put("test", Record{"test.app", plain("10.30.0.1")})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1")})
 	p.expect("found, and taken", has(), "a=10.30.0.2 b=10.30.0.1")
 	table.Apply([]v1.VirtualService{virtual("b", plain("10.30.0.7"))}, nil)
 	p.expect("given back", has(), "a=10.30.0.2 b=10.30.0.7 test.app=10.30.0.1")
@@ -397,8 +397,8 @@ func TestFoundSurvivesTheAgent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	table, done := NewTable(quiet, path, &dynamic{}), make(chan error, 1)
 	go func() { done <- table.Run(ctx) }()
-	table.Put("test", Record{"test.a", plain("10.30.0.1", "10.18.0.1")})
-	table.Put("test", Record{"test.b", plain("10.30.0.2")})
+	table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.1")})
+	table.Put("test", Record{Name: "test.b", Spec: plain("10.30.0.2")})
 	table.Delete("test", "test.b")
 	cancel()
 	if err := <-done; err != nil {
@@ -429,7 +429,7 @@ func TestSubscriptionsConverge(t *testing.T) {
 		case 2:
 			table.Apply(nil, []string{name})
 		case 3:
-			table.Put("test", Record{"test." + name, plain(fmt.Sprintf("10.30.0.%d", n))})
+			table.Put("test", Record{Name: "test." + name, Spec: plain(fmt.Sprintf("10.30.0.%d", n))})
 		case 4:
 			table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.18.0.%d/26", rng.IntN(4)))})
 		case 5:

@@ -3,23 +3,12 @@
 package resolve
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
-
-// Resolvers returns the number of resolvers, and why their lookups fail at the moment.
-func (t *Table) Resolvers() (n int, err error) {
-	for _, r := range t.resolvers {
-		if e := r.Err(); e != nil {
-			err = errors.Join(err, fmt.Errorf("%s: %w", r.Source(), e))
-		}
-	}
-	return len(t.resolvers), err
-}
 
 // Names returns the names of the virtual services, sorted.
 func (t *Table) Names() []string {

@@ -58,10 +58,8 @@ type Agent struct {
 	Starting       bool // the first reconciliation is still to come
 	StoreReadOnly  bool
 	StoreLost      bool
-	ControlProblem error    // why control planes cannot start
-	Weaknesses     []string // of their sandbox
-	Resolvers      int
-	ResolverErr    error
+	ControlProblem error         // why control planes cannot start
+	Weaknesses     []string      // of their sandbox
 	Integrations   *v1.Condition // nil without any
 }
 
@@ -88,13 +86,6 @@ func (nd *Node) agentConditions(a Agent) []v1.Condition {
 		stored.Status, stored.Reason, stored.Message = "False", "ReadOnly", "the store can only be read: changes are refused"
 	}
 	out := []v1.Condition{reconciled, stored, nd.controlPlanes(a)}
-	if a.Resolvers > 0 {
-		c := v1.Condition{Type: "Resolvers", Status: "True", Reason: "Responding"}
-		if err := a.ResolverErr; err != nil {
-			c.Status, c.Reason, c.Message = "False", "NotResponding", err.Error()
-		}
-		out = append(out, c)
-	}
 	if a.Integrations != nil {
 		out = append(out, *a.Integrations)
 	}

@@ -243,7 +243,7 @@ func TestProblems(t *testing.T) {
 		t.Errorf("a node without problems: %+v", got)
 	}
 	nd.Agent = func() Agent {
-		return Agent{StoreReadOnly: true, StoreLost: true, Resolvers: 1, ResolverErr: errors.New("timeout"),
+		return Agent{StoreReadOnly: true, StoreLost: true,
 			Integrations: &v1.Condition{Type: "Integrations", Status: "False", Reason: "NotRunning"}}
 	}
 	nd.Modules["m"].Err = errors.New("no package")
@@ -252,7 +252,7 @@ func TestProblems(t *testing.T) {
 	for _, p := range nd.Problems() {
 		got = append(got, p.Kind+"/"+p.Name+" "+p.Reason)
 	}
-	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotResponding", "Agent/ NotRunning",
+	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotRunning",
 		"Agent/ Corrupted",
 		"Module/m ModuleFailed", "Service/web NotFound"}
 	if diff := cmp.Diff(want, got); diff != "" {
@@ -268,14 +268,14 @@ func TestAgentConditions(t *testing.T) {
 			"ControlPlanes=False SandboxFailed"}) {
 		t.Errorf("%v", got)
 	}
-	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{Resolvers: 1} }, errors.New("no memory"),
+	nd.Agent, nd.Problem, nd.Reordered = func() Agent { return Agent{} }, errors.New("no memory"),
 		map[chain.Point]string{}
 	for i := range 12 {
 		nd.Reordered[chain.Point{Ifindex: i}] = fmt.Sprint("web", i, " ingress")
 	}
 	if got := brief(nd.RecordAgent()); !slices.Equal(got,
 		[]string{"Reconciled=False Retrying", "StoreWritable=True Writable",
-			"ControlPlanes=True Running", "Resolvers=True Responding", "ChainOrderKept=False OrderChanged"}) {
+			"ControlPlanes=True Running", "ChainOrderKept=False OrderChanged"}) {
 		t.Errorf("%v", got)
 	}
 	text := nd.orderConditions()[0].Message

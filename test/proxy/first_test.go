@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"net/netip"
 	"net/url"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -24,13 +26,13 @@ import (
 	"github.com/cilium/ebpf/link"
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 
+	apiclient "github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 )
 
 const (
 	brokerPort = 10003
 	nodeID     = "6543af"
-	resolvers  = "resolvers: {oakestra: {broker: 'tcp://127.0.0.1:10003', node: " + nodeID + "}}\n"
 )
 
 // manager is a service manager behind a broker, both on the node, that knows addresses and takes its time to say so.
@@ -82,6 +84,24 @@ func startManager(t *testing.T, n *node) *manager {
 		t.Fatal(token.Error())
 	}
 	return m
+}
+
+// register makes the node a worker of the manager's cluster.
+func register(t *testing.T, n *node, socket string) {
+	t.Helper()
+	c := http.Client{Transport: apiclient.Unix(socket)}
+	n.Eventually("the integration serves", func() bool {
+		r, err := c.Post("http://node/register", "application/json",
+			strings.NewReader(`{"client_id":"`+nodeID+`","cluster_address":"127.0.0.1"}`))
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close()
+		if r.StatusCode != http.StatusOK {
+			t.Errorf("register: %s", r.Status)
+		}
+		return true
+	})
 }
 
 // serve answers a table query in the documented messages.
@@ -169,8 +189,11 @@ func patientSYNs(t *testing.T) {
 // answer takes: only the first connections of a kind are counted, of which the last must be as good as the first.
 func TestFirstPacket(t *testing.T) {
 	patientSYNs(t)
-	n, client, servers := newMesh(t, resolvers, map[string]any{"ranges": []string{"10.30.0.0/16"}})
+	socket := filepath.Join(t.TempDir(), "oakestra.sock")
+	n, client, servers := newMesh(t, "oakestra: {subnet: 10.18.0.0/26, socket: "+socket+"}\n",
+		map[string]any{"ranges": []string{"10.30.0.0/16"}})
 	m := startManager(t, n)
+	register(t, n, socket)
 	m.answer = func(a netip.Addr) []netip.Addr {
 		if a.As4()[2] == 99 {
 			return nil

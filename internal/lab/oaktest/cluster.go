@@ -185,9 +185,11 @@ func (c *Cluster) query(worker, name, address string) {
 
 func (c *Cluster) find(address string) string {
 	for name, j := range c.root {
+		if address == j.address[0] || address == j.address[1] {
+			return name
+		}
 		for _, i := range j.instances {
-			if address == j.address[0] || address == j.address[1] || address == i["instance_ip"] ||
-				address == i["instance_ip_v6"] {
+			if address == i["instance_ip"] || address == i["instance_ip_v6"] {
 				return name
 			}
 		}

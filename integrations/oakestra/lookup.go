@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"net"
+	"net/netip"
+	"reflect"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/integration/link"
+)
+
+// recordPrefix is what the names of virtual services that the agent gets begin with.
+const recordPrefix = v1.SourceOakestra + "."
+
+// lookup is the query for an address that a packet was sent to.
+type lookup struct {
+	question
+	until time.Time
+}
+
+// wants are the requests of the agent to this worker as a resolver.
+type wants struct {
+	mu      sync.Mutex
+	used    map[string]bool // services by name
+	session *session        // nil before the registration
+}
+
+// followRequests passes on the requests of the agent until it is gone.
+func (w *wants) followRequests(agent *link.Agent) {
+	for {
+		q, err := agent.Request()
+		if err != nil {
+			return
+		}
+		w.take(q)
+	}
+}
+
+func (w *wants) take(q link.Request) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range q.Use {
+		w.used[strings.TrimPrefix(name, recordPrefix)] = true
+	}
+	for _, name := range q.Release {
+		delete(w.used, strings.TrimPrefix(name, recordPrefix))
+	}
+	if w.session != nil {
+		w.session.request(q)
+	}
+}
+
+// attach sends further requests to a session, which gets the services that are in use now. What is looked up at this
+// moment is looked up again by the next packet.
+func (w *wants) attach(start func(used []string) *session) *session {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var used []string
+	for app := range w.used {
+		used = append(used, app)
+	}
+	w.session = start(used)
+	return w.session
+}
+
+// request takes a request of the agent.
+func (s *session) request(q link.Request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	for _, name := range q.Use {
+		app := strings.TrimPrefix(name, recordPrefix)
+		f := s.follow(app)
+		f.used = true
+		s.send(message{topic: updateTopic(app), subscribe: true})
+		s.refresh(f)
+	}
+	for _, addr := range q.Lookup {
+		l := &lookup{until: now.Add(link.LookupLimit)}
+		l.ask(now, s.times.lookup)
+		s.lookups[addr] = l
+	}
+	for _, name := range q.Release {
+		if f := s.services[strings.TrimPrefix(name, recordPrefix)]; f != nil {
+			f.used, f.found = false, link.Record{}
+			s.leaveLater(f)
+		}
+	}
+	s.wake()
+}
+
+// takeLookup takes the answer to the query for an address; s.mu is held. Of a service without instances the agent gets
+// the address alone: the cluster tells workers with an interest in the service when there is one.
+func (s *session) takeLookup(addr netip.Addr, r tableResult) {
+	if s.lookups[addr] == nil {
+		return
+	}
+	delete(s.lookups, addr)
+	if r.App == "" {
+		s.resolved(link.Result{NotFound: addr})
+		return
+	}
+	if s.services[r.App] == nil {
+		s.send(message{topic: updateTopic(r.App), subscribe: true})
+	}
+	f := s.follow(r.App)
+	if len(r.Instances) == 0 && !has(f.found.Spec, addr) {
+		f.found.Spec.Addresses = append(f.found.Spec.Addresses, v1.VirtualAddress{Address: addr.String(),
+			Policy: v1.PolicyRoundRobin})
+	}
+	f.used = true
+	s.takeService(f, r)
+	if !has(f.found.Spec, addr) {
+		s.resolved(link.Result{NotFound: addr})
+	}
+	s.refresh(f) // the subscription comes after the answer: what has changed in between is found by name
+}
+
+func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
+	for _, a := range spec.Addresses {
+		if a.Address == addr.String() {
+			return true
+		}
+	}
+	return false
+}
+
+// takeService passes on what an answer says of a service; s.mu is held. A service keeps its addresses when it has no
+// instance.
+func (s *session) takeService(f *followed, r tableResult) {
+	found := link.Record{Name: recordPrefix + r.App, Spec: translation{s.ranges, s.own}.spec(r)}
+	if len(found.Spec.Instances) == 0 {
+		found.Spec.Addresses = f.found.Spec.Addresses
+	}
+	if len(found.Spec.Addresses) > 0 {
+		s.put(f, found)
+	}
+}
+
+// put passes a service on to the agent if it has changed; s.mu is held. Those with instances here are kept even
+// without a lookup: the proxy needs to know the addresses of its own instances.
+func (s *session) put(f *followed, found link.Record) {
+	found.Keep = len(f.instances) > 0
+	if !f.used && !found.Keep || reflect.DeepEqual(found, f.found) && f.used {
+		return
+	}
+	f.found, f.used = found, true
+	s.resolved(link.Result{Put: &found})
+}
+
+// setHost notes the address of this node; s.mu is held.
+func (s *session) setHost(host netip.Addr) {
+	s.host, s.own = host, map[netip.Addr]bool{host: true}
+	all, _ := net.InterfaceAddrs() // without them instances of this node look like those of others, which still works
+	for _, a := range all {
+		if p, err := netip.ParsePrefix(a.String()); err == nil {
+			s.own[p.Addr().Unmap()] = true
+		}
+	}
+}

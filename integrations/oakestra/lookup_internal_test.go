@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/integration/link"
+	"github.com/kerb-edge/kerb/internal/lab/oaktest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+	"github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/internal/watch"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const otherWorker, otherApp = "6650000000000000000000d2", "app.ns.web.test"
+
+// elsewhere deploys an instance of otherApp on another worker.
+func (m *member) elsewhere(number int, address string) {
+	m.Helper()
+	m.cluster.Schedule(otherApp, number, otherWorker)
+	m.cluster.Forge("nodes/"+otherWorker+"/net/service/deployed", fmt.Sprintf(`{"appname":%q,"status":"DEPLOYED",`+
+		`"instance_number":%d,"nsip":%q,"nsipv6":"","host_port":"50103","host_ip":"192.168.77.12"}`, otherApp, number, address))
+}
+
+// proxy is a control plane that looks up addresses.
+func (m *member) proxy() *resolve.Subscription {
+	s := m.table.Subscribe("proxy")
+	m.Cleanup(s.Close)
+	return s
+}
+
+func lookup1(s *resolve.Subscription, addr string) {
+	s.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr(addr)}})
+}
+
+// shows waits until the table has a virtual service with these addresses and instances.
+func (m *member) shows(app, want string) {
+	m.Helper()
+	var got string
+	wait.Until(m.T, app+" is "+want, func() bool {
+		s, _ := m.table.View(recordPrefix + app)
+		got = ""
+		for _, a := range s.Spec.Addresses {
+			got += a.Address + "=" + string(a.Policy) + a.Instance + " "
+		}
+		for _, i := range s.Spec.Instances {
+			got += fmt.Sprintf("%s:%s@%s ", i.Name, strings.Join(i.Addresses, ","), i.Node)
+		}
+		got = strings.TrimSpace(got)
+		return got == want
+	}, func() any { return got }, func() any { return m.cluster.Received() })
+}
+
+// The agent looks addresses up by the connection of the registration, and hears of every change.
+func TestLookups(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(otherApp)
+	m.register(testWorker)
+	m.elsewhere(0, "10.18.1.2")
+	s := m.proxy()
+	m.cluster.Lose(topicTableRequest, 2)
+	lookup1(s, "10.30.0.0")
+	const addresses = "10.30.0.0=roundRobin 10.30.0.2=0 "
+	m.shows(otherApp, addresses+"0:10.18.1.2@192.168.77.12")
+	m.elsewhere(0, "10.18.1.9")
+	m.shows(otherApp, addresses+"0:10.18.1.9@192.168.77.12")
+	lookup1(s, "10.30.77.77")
+	wait.Until(t, "an address that does not exist", func() bool {
+		u, _ := s.Next()
+		s.Ack(u, nil)
+		return slices.Contains(u.Unknown, netip.MustParseAddr("10.30.77.77"))
+	})
+	m.broker.Stop()
+	wait.Until(t, "the condition", func() bool {
+		reason, _ := m.l.describe()
+		return reason == "NotConnected"
+	})
+	m.cluster.Schedule(otherApp, 1, otherWorker)
+	m.broker.Start()
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 10.30.0.3=1 0:10.18.1.9@192.168.77.12 1:@")
+	s.Handle(sdk.Requests{Release: []string{recordPrefix + otherApp}})
+	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
+	got := m.cluster.Received()
+	last := slices.IndexFunc(got, func(r oaktest.Message) bool { return r.Topic == topicInterestRemove })
+	if m.cluster.Dead() || got[last-1].Topic != topicTableRequest {
+		t.Errorf("dead: %v; messages %v", m.cluster.Dead(), got)
+	}
+	m.shows(otherApp, "")
+}
+
+// Recording 30: the service exists and has no instance yet. The worker holds the interest in its name, and receives the
+// notice.
+func TestLookupBeforeTheFirstInstance(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(otherApp)
+	m.register(testWorker)
+	lookup1(m.proxy(), "10.30.0.0")
+	m.shows(otherApp, "10.30.0.0=roundRobin")
+	m.elsewhere(0, "10.18.1.2")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.2@192.168.77.12")
+}
+
+// The agent has the services of this worker without asking, as the proxy must know their addresses; and a control
+// plane that uses one keeps it when the last instance here ends.
+func TestOwnServicesAreKnown(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(testApp)
+	m.register(testWorker)
+	m.deploy(0, "10.18.0.2")
+	const first = "10.30.0.0=roundRobin 10.30.0.2=0 "
+	m.shows(testApp, first+"0:10.18.0.2,fc00::2@")
+	s := m.proxy()
+	s.Handle(sdk.Requests{Release: []string{recordPrefix + testApp}})
+	m.shows(testApp, first+"0:10.18.0.2,fc00::2@")
+	lookup1(s, "10.30.0.2")
+	m.l.session.withdraw(testApp, 0)
+	asked := m.count(topicTableRequest)
+	wait.Until(t, "another query", func() bool { return m.count(topicTableRequest) > asked })
+	m.shows(testApp, first+"0:10.18.0.2,fc00::2@")
+	s.Handle(sdk.Requests{Release: []string{recordPrefix + testApp}})
+	m.shows(testApp, "")
+}
+
+// After a restart of this process the agent keeps what it uses.
+func TestLookupsAfterARestart(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(otherApp)
+	m.register(testWorker)
+	m.elsewhere(0, "10.18.1.2")
+	lookup1(m.proxy(), "10.30.0.0")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.2@192.168.77.12")
+	m.l.leave()
+	m.elsewhere(0, "10.18.1.3")
+	m.start(m.l.file)
+	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.3@192.168.77.12")
+}
+
+func entryOf(number int, more string) string {
+	return fmt.Sprintf(`{"instance_number":%d,%s"service_ip":[{"IpType":"RR","Address":"10.30.0.2","Address_v6":`+
+		`"fdff:2000::2"},{"IpType":"instance_ip","Address":"10.30.1.%d","Address_v6":"fdff::%[3]d"}]}`, number, more, number+1)
+}
+
+// What a faulty or hostile cluster answers to a lookup does no harm: no address outside the ranges is taken over.
+func TestOddAnswersToLookups(t *testing.T) {
+	var told []link.Result
+	s := &session{sessionOptions: sessionOptions{worker: testWorker, times: defaultTimes,
+		resolved: func(r link.Result) { told = append(told, r) }},
+		changed: make(chan struct{}, 1), services: map[string]*followed{}, lookups: map[netip.Addr]*lookup{}}
+	for _, text := range []string{"10.30.0.0/16", "fdff:2000::/21", "fdff::/21"} {
+		s.ranges = append(s.ranges, netip.MustParsePrefix(text))
+	}
+	addr := netip.MustParseAddr("10.30.0.2")
+	answer := func(text string) error {
+		told = nil
+		s.request(link.Request{Lookup: []netip.Addr{addr}})
+		return s.takeTable([]byte(text))
+	}
+	for text, field := range map[string]string{
+		`{"app_name`: "payload", ``: "payload", `[]`: "payload",
+		`{"app_name":7,"query_key":"10.30.0.2"}`:                                              "app_name",
+		`{"app_name":"a/#","instance_list":[],"query_key":"10.30.0.2"}`:                       "app_name",
+		`{"app_name":"a","query_key":"10.30.0.2"}`:                                            "instance_list",
+		`{"app_name":"a","instance_list":[` + entryOf(-1, "") + `],"query_key":"10.30.0.2"}`:  "instance_list[0].instance_number",
+		`{"app_name":"a","instance_list":[{"service_ip":{}}],"query_key":"10.30.0.2"}`:        "instance_list.service_ip",
+		`{"app_name":"` + strings.Repeat("a", 202) + `","instance_list":[],"query_key":"10"}`: "app_name",
+	} {
+		wrong, _ := answer(text).(*invalid)
+		if wrong == nil || wrong.field != field || told != nil {
+			t.Errorf("%s: %v, told %+v", text, wrong, told)
+		}
+	}
+	for _, text := range []string{
+		`{"app_name":"","instance_list":[` + entryOf(0, "") + `],"query_key":"10.30.0.2"}`,
+		`{"app_name":"b","instance_list":[{"instance_number":0,"service_ip":[{"IpType":"RR","Address":"1.1.1.1"}]}],` +
+			`"query_key":"10.30.0.2"}`,
+	} {
+		if err := answer(text); err != nil || len(told) != 1 || told[0].NotFound != addr {
+			t.Errorf("%s: %v, told %+v", text, err, told)
+		}
+	}
+	odd := `{"app_name":"c","query_key":"10.30.0.2","instance_list":[` + `{"instance_number":3,"namespace_ip":"10.30.0.9",` +
+		`"namespace_ip_v6":"10.18.0.1","host_ip":"nowhere","service_ip":[{"IpType":"RR","Address":"10.30.0.2"},` +
+		`{"IpType":"closest","Address":"10.30.0.3"}]},` +
+		entryOf(1, `"namespace_ip":"10.18.0.3","namespace_ip_v6":"::1","host_ip":"[2001:db8::1]","host_port":"50103",`) + `]}`
+	if err := answer(odd); err != nil || len(told) != 1 || told[0].Put == nil {
+		t.Fatalf("%v, told %+v", err, told)
+	}
+	spec := told[0].Put.Spec
+	if got := fmt.Sprint(spec.Addresses); got != "[{10.30.0.2 roundRobin } {fdff:2000::2 roundRobin } {10.30.1.2  1} "+
+		"{fdff::2  1} {10.30.0.3 closest }]" {
+		t.Error(got)
+	}
+	if len(spec.Instances) != 2 || spec.Instances[0].Node != "2001:db8::1" || len(spec.Instances[0].Addresses) != 1 ||
+		spec.Instances[1].Addresses != nil {
+		t.Errorf("%+v", spec.Instances)
+	}
+	told = nil
+	if err := s.takeTable([]byte(odd)); err != nil || told != nil {
+		t.Errorf("without a lookup: %v, told %+v", err, told)
+	}
+}
+
+// An answer of the largest size becomes a virtual service that fits an update of control planes.
+func TestHugeAnswer(t *testing.T) {
+	r := tableResult{App: "a.b"}
+	for n := range maxInstances {
+		i := tableEntry{Number: &n, Address: "10.18.0.1", Address6: "fd00:1234:5678:9abc:def0:1234:5678:9abc",
+			Host: "2001:db8:1234:5678:9abc:def0:1234:5678"}
+		for k := range 20 {
+			v6 := netip.AddrFrom16([16]byte{0xfd, 0xff, 14: byte(k), 8: byte(n >> 8), 9: byte(n), 10: 0x12, 11: 0x34,
+				12: 0x56, 13: 0x78})
+			i.Virtual = append(i.Virtual, virtualAddress{Type: "instance_ip", Address6: v6.String()})
+		}
+		r.Instances = append(r.Instances, i)
+	}
+	s := translation{ranges: []netip.Prefix{netip.MustParsePrefix("fdff::/21")}}.spec(r)
+	data, err := json.Marshal(s)
+	if err != nil || len(data) > watch.MaxBytes {
+		t.Errorf("%d bytes (%v), want at most %d", len(data), err, watch.MaxBytes)
+	}
+	if len(s.Instances) != maxInstances || len(s.Addresses) < maxInstances {
+		t.Errorf("%d instances, %d addresses", len(s.Instances), len(s.Addresses))
+	}
+}
+
+// What is no host is no node.
+func TestNodesThatAreNone(t *testing.T) {
+	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
+	for host, want := range map[string]string{
+		"192.0.2.1": "192.0.2.1", "[2001:db8::1]": "2001:db8::1", "::ffff:192.0.2.1": "192.0.2.1", "192.0.2.5": "", "": "",
+		"node-1":  "",
+		"0.0.0.0": "", "::": "", "224.0.0.1": "", "ff02::1": "", "127.0.0.1": "", "255.255.255.255": "", "fe80::1%eth0": "",
+	} {
+		if got := (translation{own: own}).node(host); got != want {
+			t.Errorf("host %q is node %q, want %q", host, got, want)
+		}
+	}
+}

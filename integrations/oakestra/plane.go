@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/netip"
+	"reflect"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// Modules that each worker of a cluster has: they make its services reach virtual addresses, and other workers.
+const (
+	proxyResource  = resourcePrefix + "proxy"
+	tunnelResource = resourcePrefix + "tunnel"
+)
+
+// outermost is the priority of these modules: modules of users are nearer to services.
+const outermost = 1_000_000
+
+// plane returns the modules for a node with this address.
+func (l *Listener) plane(host netip.Addr) ([]v1.Module, error) {
+	underlay, err := interfaceOf(host)
+	if err != nil {
+		return nil, err
+	}
+	ours := func(name, pkg string, config map[string]any, interfaces ...string) v1.Module {
+		return v1.Module{
+			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
+			Metadata: v1.ObjectMeta{Name: name},
+			Spec: v1.ModuleSpec{
+				Package: pkg, Config: config, Hook: v1.HookAuto, Order: v1.Order{Priority: outermost},
+				Attach: v1.Attach{Services: labelInstance, Interfaces: interfaces},
+			},
+		}
+	}
+	return []v1.Module{ours(proxyResource, "proxy", map[string]any{"ranges": l.ranges}),
+		ours(tunnelResource, "tunnel", map[string]any{"mode": "oakestra"}, underlay)}, nil
+}
+
+// interfaceOf returns the interface of this node that has an address.
+func interfaceOf(host netip.Addr) (string, error) {
+	all, err := net.Interfaces()
+	if err != nil {
+		return "", err
+	}
+	for _, i := range all {
+		addrs, _ := i.Addrs()
+		for _, a := range addrs {
+			if p, err := netip.ParsePrefix(a.String()); err == nil && p.Addr().Unmap() == host {
+				return i.Name, nil
+			}
+		}
+	}
+	return "", fmt.Errorf("no interface has the address %s by which this node reaches the cluster", host)
+}
+
+// ensurePlane applies the modules when they are not as they should be. l.mu is held.
+func (l *Listener) ensurePlane(ctx context.Context) error {
+	if l.session == nil || !l.net.assigned() {
+		return nil
+	}
+	host, err := l.session.source(ctx)
+	if err != nil {
+		return err
+	}
+	want, err := l.plane(host)
+	if err != nil || reflect.DeepEqual(want, l.planeApplied) {
+		return err
+	}
+	if err := l.agent.apply(ctx, nil, want); err != nil {
+		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)
+	}
+	l.planeApplied = want
+	return nil
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"errors"
+	"net/netip"
+	"slices"
+	"sort"
+	"strconv"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// translation makes virtual services of answers.
+type translation struct {
+	ranges []netip.Prefix      // only addresses in these become virtual addresses
+	own    map[netip.Addr]bool // addresses of this node
+}
+
+// maxAddresses is what the schema of a VirtualService allows, as is maxInstances.
+const maxAddresses = 64
+
+// spec translates an answer. What is not usable is left out: half an answer is better than none.
+func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
+	var s v1.VirtualServiceSpec
+	seen := map[netip.Addr]bool{}
+	sort.SliceStable(r.Instances, func(i, j int) bool { return *r.Instances[i].Number < *r.Instances[j].Number })
+	for _, i := range r.Instances {
+		name := strconv.Itoa(*i.Number)
+		s.Instances = append(s.Instances, v1.VirtualInstance{Name: name, Addresses: t.instanceAddresses(i),
+			Node: t.node(i.Host), Weight: 1})
+		for _, ip := range i.Virtual {
+			for _, text := range []string{ip.Address, ip.Address6} {
+				t.addAddress(&s, seen, text, ip.Type, name)
+			}
+		}
+	}
+	return s
+}
+
+func (t translation) instanceAddresses(i tableEntry) []string {
+	var out []string
+	for n, text := range []string{i.Address, i.Address6} {
+		if a, err := parseUnicast(text); err == nil && a.Is4() == (n == 0) && !t.virtual(a) {
+			out = append(out, a.String())
+		}
+	}
+	return out
+}
+
+// node is where an instance runs, empty for this node.
+func (t translation) node(host string) string {
+	a, err := netip.ParseAddr(strings.Trim(host, "[]"))
+	a = a.Unmap()
+	if err != nil || t.own[a] {
+		return ""
+	}
+	if _, err := parseUnicast(a.String()); err != nil { // a tunnel must not send to a multicast or unspecified address
+		return ""
+	}
+	return a.String()
+}
+
+// addAddress takes as many addresses as a service may have, and one of each family for each instance: more would not
+// fit an update of control planes.
+func (t translation) addAddress(s *v1.VirtualServiceSpec, seen map[netip.Addr]bool, text, kind,
+	instance string) {
+	a, err := parseUnicast(text)
+	if err != nil || !t.virtual(a) || seen[a] || len(s.Addresses) >= maxAddresses+2*len(s.Instances) {
+		return
+	}
+	seen[a] = true
+	v := v1.VirtualAddress{Address: a.String()}
+	switch strings.ToLower(kind) {
+	case "instance_ip":
+		v.Instance = instance
+	case "closest":
+		v.Policy = v1.PolicyClosest
+	default:
+		v.Policy = v1.PolicyRoundRobin
+	}
+	s.Addresses = append(s.Addresses, v)
+}
+
+// parseUnicast takes what packets can be sent to from elsewhere.
+func parseUnicast(text string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(text)
+	switch {
+	case err != nil:
+	case a.Is4In6(), a.Zone() != "", a.IsUnspecified(), a.IsMulticast(), a.IsLoopback(), a.IsLinkLocalUnicast(),
+		a == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		err = errors.New("not an address that a packet from elsewhere can be sent to")
+	}
+	return a, err
+}
+
+func (t translation) virtual(a netip.Addr) bool {
+	return slices.ContainsFunc(t.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+}
