@@ -65,6 +65,14 @@ func TestRuleChangeLoadsNothing(t *testing.T) {
 // valueChanges are configs of built-in modules of which values has the program of first, and shape has not. KEY1 and
 // KEY2 are files with keys.
 var valueChanges = map[string]struct{ first, values, shape string }{
+	"classifier": {
+		`{"extractor": "flow", "action": {"do": "drop"}, "allow": ["10.77.0.0/16"]}`,
+		`{"extractor": "flow", "action": {"do": "rateLimit", "for": "5s", "rate": 20, "burst": 5}, "mode": "watch",
+			"allow": ["10.78.0.0/16", "fd00::/8"], "hysteresis": {"hits": 2, "of": 2, "raise": 0.75, "clear": 0.5},
+			"fuse": {"sources": 400, "sourceShare": 60, "least": 3}, "events": "all", "harmless": ["benign"],
+			"model": "m", "shadow": "s", "probation": 20}`,
+		`{"extractor": "flow", "action": {"do": "drop"}, "window": "10s"}`,
+	},
 	"proxy": {
 		`{"ranges": ["10.77.0.0/16"], "timeouts": {"udp": "30s"}}`,
 		`{"ranges": ["10.78.0.0/16"], "tables": {"sessionsPerService": 1000}, "timeouts": {"udp": "40s"},

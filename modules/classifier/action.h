@@ -7,13 +7,14 @@
 #include "engine.h"
 #include "window.h"
 
-static __always_inline void cls_event_send(struct cls_work *w, __u32 kind, __u32 done)
+static __always_inline void cls_event_send(struct cls_work *w, const struct cls_tunables *t,
+					   __u32 kind, __u32 done)
 {
 	struct cls_event *e = &w->event;
 
-	if (events == CLS_EVENTS_CHANGES && kind == CLS_EVENT_EVALUATED)
+	if (t->events == CLS_EVENTS_CHANGES && kind == CLS_EVENT_EVALUATED)
 		return;
-	if (events == CLS_EVENTS_POSITIVES && kind == CLS_EVENT_EVALUATED && !(e->hits & 1))
+	if (t->events == CLS_EVENTS_POSITIVES && kind == CLS_EVENT_EVALUATED && !(e->hits & 1))
 		return;
 	e->kind = kind;
 	e->action = done;
@@ -27,59 +28,63 @@ static __always_inline void cls_unblock(struct cls_fuse *z, struct cls_source *s
 }
 
 /* Why one more block is more than a model may do, or CLS_FUSE_INTACT. */
-static __always_inline __u32 cls_fuse_check(const struct cls_fuse *z)
+static __always_inline __u32 cls_fuse_check(const struct cls_fuse *z, const struct cls_tunables *t)
 {
 	__u64 n = z->blocked + 1, sources = cls_source_count(z);
 
-	if (n > fuse_sources)
+	if (n > t->fuse_sources)
 		return CLS_FUSE_SOURCES;
-	if (fuse_share >= 100 || n <= fuse_least)
+	if (t->fuse_share >= 100 || n <= t->fuse_least)
 		return CLS_FUSE_INTACT;
 	if (sources < z->sources_before)
 		sources = z->sources_before;
-	return n * 100 > sources * fuse_share ? CLS_FUSE_SHARE : CLS_FUSE_INTACT;
+	return n * 100 > sources * t->fuse_share ? CLS_FUSE_SHARE : CLS_FUSE_INTACT;
 }
 
-static __always_inline void cls_fuse_blow(struct cls_work *w, struct cls_fuse *z, __u32 cause)
+static __always_inline void cls_fuse_blow(struct cls_work *w, const struct cls_tunables *t,
+					  struct cls_fuse *z, __u32 cause)
 {
 	if (!cls_compare_and_swap(&z->blown, 0, w->now ?: 1, 0))
 		return;
 	z->cause = cause;
 	w->event.cause = cause;
-	cls_event_send(w, CLS_EVENT_FUSE, CLS_EVENT);
+	cls_event_send(w, t, CLS_EVENT_FUSE, CLS_EVENT);
 	w->event.cause = CLS_FUSE_INTACT;
 }
 
 static __always_inline int cls_allowed(struct cls_work *w, const __u8 *addr)
 {
-	w->prefix.len = 128;
+	w->prefix.len = 32 + 128;
+	w->prefix.half = w->half;
 	__builtin_memcpy(w->prefix.addr, addr, sizeof(w->prefix.addr));
 	return !!bpf_map_lookup_elem(&allowed, &w->prefix);
 }
 
-static __always_inline int cls_block(struct cls_work *w, const struct cls_decision *d)
+static __always_inline int cls_block(struct cls_work *w, const struct cls_tunables *t,
+				     const struct cls_decision *d)
 {
 	struct cls_block *b = &w->block;
 
 	b->since = w->now;
-	b->until = action_ns ? w->now + action_ns : 0;
+	b->until = t->action_ns ? w->now + t->action_ns : 0;
 	b->version = d->version;
 	b->class = d->class;
 	b->score = d->score;
-	b->action = action;
+	b->action = t->action;
 	return bpf_map_update_elem(&blocks, &w->job.source, b, BPF_NOEXIST);
 }
 
 /* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it
  * was not before. */
-static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fuse *z,
-					      const struct cls_decision *d, __u32 *new)
+static __always_inline __u32 cls_action_apply(struct cls_work *w, const struct cls_tunables *t,
+					      struct cls_fuse *z, const struct cls_decision *d,
+					      __u32 *new)
 {
 	struct cls_source *source = &w->job.source;
 	struct cls_block *b;
 	__u32 cause;
 
-	if (action == CLS_EVENT)
+	if (t->action == CLS_EVENT)
 		return CLS_EVENT;
 	if (cls_allowed(w, source->addr) ||
 	    (extractor == CLS_FLOW && !by_peer && cls_allowed(w, source->local))) {
@@ -91,38 +96,39 @@ static __always_inline __u32 cls_action_apply(struct cls_work *w, struct cls_fus
 		return CLS_EVENT;
 	b = bpf_map_lookup_elem(&blocks, source);
 	if (b) {
-		if (b->until && action_ns)
-			b->until = w->now + action_ns;
-		return watch ? CLS_EVENT : b->action;
+		if (b->until && t->action_ns)
+			b->until = w->now + t->action_ns;
+		return t->watch ? CLS_EVENT : b->action;
 	}
-	cause = cls_fuse_check(z);
-	if (!cause && cls_block(w, d))
+	cause = cls_fuse_check(z, t);
+	if (!cause && cls_block(w, t, d))
 		cause = CLS_FUSE_SOURCES;
 	if (cause) {
-		cls_fuse_blow(w, z, cause);
+		cls_fuse_blow(w, t, z, cause);
 		return CLS_EVENT;
 	}
 	cls_add(z->blocked, 1);
 	*new = 1;
-	return watch ? CLS_EVENT : action;
+	return t->watch ? CLS_EVENT : t->action;
 }
 
-static __always_inline int cls_decision_opposes(__u32 role, const struct cls_decision *d,
-						__u32 suspicious)
+static __always_inline int cls_decision_opposes(const struct cls_tunables *t, __u32 role,
+						const struct cls_decision *d, __u32 suspicious)
 {
-	struct cls_policy *p = bpf_map_lookup_elem(&policy, &role);
+	__u64 *classes = bpf_map_lookup_elem(&harmless, &role);
 
-	if (!p)
+	if (!classes || !*classes)
 		return 0;
-	if (suspicious && d->score >= p->clear)
+	if (suspicious && d->score >= t->clear)
 		return 1;
-	return !(p->harmless >> (d->class & 63) & 1) && d->score >= p->raise;
+	return !(*classes >> (d->class & 63) & 1) && d->score >= t->raise;
 }
 
 /* The shadow model's opinion, alongside the live one's. */
-static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
+static __always_inline void cls_compare(struct cls_scratch *s, const struct cls_tunables *t,
+					__u32 against)
 {
-	__u32 other = cls_decision_opposes(CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
+	__u32 other = cls_decision_opposes(t, CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
 
 	cls_count(against ? other ? CLS_COUNT_BOTH_POSITIVE : CLS_COUNT_ONLY_LIVE
 			  : other ? CLS_COUNT_ONLY_SHADOW : CLS_COUNT_BOTH_HARMLESS);
@@ -132,15 +138,15 @@ static __always_inline void cls_compare(struct cls_scratch *s, __u32 against)
 
 /* Hysteresis, then what follows from it. A block of a source that is cleared lasts until its time:
  * action_ns is a minimum. */
-static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fuse *z,
-					       struct cls_record *r, const struct cls_decision *d,
-					       __u32 against)
+static __always_inline void cls_verdict_update(struct cls_work *w, const struct cls_tunables *t,
+					       struct cls_fuse *z, struct cls_record *r,
+					       const struct cls_decision *d, __u32 against)
 {
 	__u32 was = r->suspicious, is, hits = r->hits << 1 | against,
-	      recent = hits & (0xffffffffU >> (32 - hits_of));
+	      recent = hits & (0xffffffffU >> (32 - t->hits_of));
 	__u32 kind, new = 0, done = CLS_EVENT;
 
-	is = (against && __builtin_popcount(recent) >= hits_needed) || (was && recent);
+	is = (against && __builtin_popcount(recent) >= t->hits_needed) || (was && recent);
 	r->hits = hits;
 	r->suspicious = is;
 	r->version = d->version;
@@ -148,11 +154,11 @@ static __always_inline void cls_verdict_update(struct cls_work *w, struct cls_fu
 	r->score = d->score;
 	w->event.hits = hits;
 	if (is && against)
-		done = cls_action_apply(w, z, d, &new);
+		done = cls_action_apply(w, t, z, d, &new);
 	kind = is && (!was || new) ? CLS_EVENT_SUSPICIOUS
 	       : was && !is	   ? CLS_EVENT_CLEARED
 				   : CLS_EVENT_EVALUATED;
-	cls_event_send(w, kind, done);
+	cls_event_send(w, t, kind, done);
 }
 
 static __always_inline void cls_prepare_event(struct cls_work *w, const struct cls_decision *d)
@@ -184,10 +190,14 @@ __noinline int cls_decision_apply(__u32 compared)
 	struct cls_work *w = cls_work();
 	struct cls_scratch *s = cls_scratch();
 	struct cls_fuse *z = cls_fuse();
+	const struct cls_tunables *t;
 	struct cls_record *r;
 	__u32 against;
 
 	if (!w || !s || !z)
+		return 0;
+	t = cls_tunables(w);
+	if (!t)
 		return 0;
 	cls_count(CLS_COUNT_EVALUATED);
 	w->now = cls_clock();
@@ -198,14 +208,14 @@ __noinline int cls_decision_apply(__u32 compared)
 		if (!cls_was_blocked(w, z))
 			cls_add(z->judged, 1);
 	}
-	against = cls_decision_opposes(CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
+	against = cls_decision_opposes(t, CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
 	if (against)
 		cls_count(CLS_COUNT_POSITIVE);
 	if (compared)
-		cls_compare(s, against);
+		cls_compare(s, t, against);
 	cls_prepare_event(w, &s->decision[CLS_LIVE]);
 	if (r)
-		cls_verdict_update(w, z, r, &s->decision[CLS_LIVE], against);
+		cls_verdict_update(w, t, z, r, &s->decision[CLS_LIVE], against);
 	return 0;
 }
 
@@ -262,42 +272,45 @@ static __always_inline void cls_dispatch(struct cls_work *w)
 }
 
 /* Drops a packet of a source that is blocked, and sees how much that is in all. */
-static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z,
+static __always_inline int cls_drop(struct kerb_pkt *pkt, struct cls_work *w,
+				    const struct cls_tunables *t, struct cls_fuse *z,
 				    struct cls_block *b, __u32 reason)
 {
 	cls_add(b->dropped, 1);
 	cls_count(reason == KERB_DROP_RATE ? CLS_COUNT_LIMITED : CLS_COUNT_DROPPED);
-	if (fuse_packets < 100) {
+	if (packet_fuse) {
 		cls_add(z->dropped, 1);
-		if (z->packets >= 100 && z->dropped * 100 > z->packets * fuse_packets) {
+		if (z->packets >= 100 && z->dropped * 100 > z->packets * t->fuse_packets) {
 			w->event.hits = 0;
 			w->event.source = w->job.source;
-			cls_fuse_blow(w, z, CLS_FUSE_PACKETS);
+			cls_fuse_blow(w, t, z, CLS_FUSE_PACKETS);
 		}
 	}
 	return kerb_drop(pkt, reason);
 }
 
-static __always_inline int cls_over_rate(struct cls_block *b, __u64 now)
+static __always_inline int cls_over_rate(struct cls_block *b, const struct cls_tunables *t,
+					 __u64 now)
 {
 	__u64 due = b->due > now ? b->due : now;
 
-	if (due > now + rate_burst)
+	if (due > now + t->rate_burst)
 		return 1;
-	b->due = due + rate_cost;
+	b->due = due + t->rate_cost;
 	return 0;
 }
 
 static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_work *w,
-					      struct cls_fuse *z, struct cls_block *b)
+					      const struct cls_tunables *t, struct cls_fuse *z,
+					      struct cls_block *b)
 {
 	if (b->action == CLS_DROP)
-		return cls_drop(pkt, w, z, b, CLS_DROP_CLASSIFIED);
-	if (b->action == CLS_RATE_LIMIT && cls_over_rate(b, w->now))
-		return cls_drop(pkt, w, z, b, KERB_DROP_RATE);
+		return cls_drop(pkt, w, t, z, b, CLS_DROP_CLASSIFIED);
+	if (b->action == CLS_RATE_LIMIT && cls_over_rate(b, t, w->now))
+		return cls_drop(pkt, w, t, z, b, KERB_DROP_RATE);
 #ifdef KERB_HOOK_TC
 	if (b->action == CLS_MARK) {
-		((struct __sk_buff *)pkt->ctx)->mark = mark;
+		((struct __sk_buff *)pkt->ctx)->mark = t->mark;
 		cls_count(CLS_COUNT_MARKED);
 	}
 #endif
@@ -307,9 +320,10 @@ static __always_inline int cls_action_execute(struct kerb_pkt *pkt, struct cls_w
 /* What the blocks say of a packet of w->job.source. */
 static __always_inline int cls_enforce(struct kerb_pkt *pkt, struct cls_work *w, struct cls_fuse *z)
 {
+	const struct cls_tunables *t;
 	struct cls_block *b;
 
-	if (fuse_packets < 100) {
+	if (packet_fuse) {
 		cls_epoch(z, w->now);
 		cls_add(z->packets, 1);
 	}
@@ -322,12 +336,15 @@ static __always_inline int cls_enforce(struct kerb_pkt *pkt, struct cls_work *w,
 		cls_unblock(z, &w->job.source);
 		return KERB_NEXT;
 	}
+	t = cls_tunables(w);
+	if (!t)
+		return KERB_NEXT;
 	cls_add(b->packets, 1);
-	if (watch || z->blown) {
+	if (t->watch || z->blown) {
 		cls_count(CLS_COUNT_WATCHED);
 		return KERB_NEXT;
 	}
-	return cls_action_execute(pkt, w, z, b);
+	return cls_action_execute(pkt, w, t, z, b);
 }
 
 #endif

@@ -325,10 +325,14 @@ func TestAllowed(t *testing.T) {
 	onAHook(t, dropping, func(t *testing.T, k *kernel) {
 		k.use(0, "rpl", "dis", 10)
 		type prefix struct {
-			Len  uint32
-			Addr [16]byte
+			Len, Half uint32
+			Addr      [16]byte
 		}
-		if err := k.maps["allowed"].Put(prefix{128, euiKey(7).Addr}, uint32(1)); err != nil {
+		half, err := k.maps.ActiveHalf()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := k.maps["allowed"].Put(prefix{32 + 128, uint32(half), euiKey(7).Addr}, uint32(1)); err != nil {
 			t.Fatal(err)
 		}
 		k.suspect(7, 100)
@@ -441,7 +445,7 @@ func TestFuse(t *testing.T) {
 		})
 	}
 	t.Run("packets", func(t *testing.T) {
-		onAHook(t, with(dropping, settings{"fuse_packets": uint8(60)}), func(t *testing.T, k *kernel) {
+		onAHook(t, with(dropping, settings{"packet_fuse": true, "fuse_packets": uint8(60)}), func(t *testing.T, k *kernel) {
 			k.use(0, "rpl", "dis", 10)
 			k.suspect(7, 100)
 			drops := 0

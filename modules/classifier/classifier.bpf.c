@@ -43,6 +43,7 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 	if (deferred == CLS_TIMER || lapse_ns)
 		cls_start_timer();
 	w->due = 0;
+	w->half = CLS_NO_HALF;
 	verdict = extract(pkt, local);
 	if (w->due)
 		cls_dispatch(w);

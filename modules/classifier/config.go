@@ -142,33 +142,43 @@ func (c *config) inUser() bool { return c.Evaluate.Where == "user" }
 // index is the place of a word in a list of an enum's names, by value.
 func index(names []string, word string) int { return max(0, slices.Index(names, word)) }
 
-// constants are those of settings.h.
+// constants are those of settings.h: what changes only with a new program.
 func (c *config) constants() map[string]any {
 	return map[string]any{
-		"extractor":         index(extractors, c.Extractor),
-		"frames":            index([]string{"raw", "ethernet", "zep"}, c.RPL.Frames),
-		"frames_eth_type":   c.RPL.EtherType,
-		"zep_port":          c.RPL.Port,
-		"fcs_len":           map[bool]int{true: 2}[c.RPL.Checksum],
-		"secured":           index([]string{"pass", "count", "drop"}, c.RPL.Secured),
-		"repeat_ns":         int64(c.RPL.Repeats),
-		"by_peer":           c.Flow.Source == "peer",
-		"window_ns":         int64(c.Window),
-		"sliding":           c.Sliding,
-		"lapse_ns":          c.lapse(),
-		"when":              index([]string{"window", "packet", "packets"}, c.Evaluate.When),
-		"every":             c.Evaluate.Every,
-		"deferred":          index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.Where),
+		"extractor":       index(extractors, c.Extractor),
+		"frames":          index([]string{"raw", "ethernet", "zep"}, c.RPL.Frames),
+		"frames_eth_type": c.RPL.EtherType,
+		"zep_port":        c.RPL.Port,
+		"fcs_len":         map[bool]int{true: 2}[c.RPL.Checksum],
+		"secured":         index([]string{"pass", "count", "drop"}, c.RPL.Secured),
+		"repeat_ns":       int64(c.RPL.Repeats),
+		"by_peer":         c.Flow.Source == "peer",
+		"window_ns":       int64(c.Window),
+		"sliding":         c.Sliding,
+		"lapse_ns":        c.lapse(),
+		"every":           c.Evaluate.Every,
+		"when":            index([]string{"window", "packet", "packets"}, c.Evaluate.When),
+		"deferred":        index([]string{"packet", "laterPacket", "timer", "user"}, c.Evaluate.Where),
+		"capacity":        c.Sources,
+		"packet_fuse":     c.Fuse.PacketShare < 100,
+	}
+}
+
+// tunables are the members of struct cls_tunables.
+func (c *config) tunables() map[string]any {
+	cost := uint64(time.Second) / uint64(c.Action.Rate)
+	return map[string]any{
+		"raise":             c.raise(),
+		"clear":             c.clear(),
 		"action":            index(actions, c.Action.Do),
 		"action_ns":         max(0, int64(c.Action.For)), // 0: until told
 		"mark":              c.Action.Mark,
-		"rate_cost":         uint64(time.Second) / uint64(c.Action.Rate),
-		"rate_burst":        uint64(time.Second) / uint64(c.Action.Rate) * uint64(c.Action.Burst),
+		"rate_cost":         cost,
+		"rate_burst":        cost * uint64(c.Action.Burst),
 		"watch":             c.Mode == "watch",
 		"hits_needed":       c.Hysteresis.Hits,
 		"hits_of":           c.Hysteresis.Of,
 		"events":            index([]string{"changes", "positives", "all"}, c.Events),
-		"capacity":          c.Sources,
 		"probation_packets": c.Probation,
 		"fuse_sources":      c.Fuse.Sources,
 		"fuse_share":        c.Fuse.SourceShare,
@@ -196,21 +206,19 @@ func score(share *float64, otherwise int32) int32 {
 	return int32(math.Round(*share * model.ScoreOne))
 }
 
-// policyFor is what counts against a source, by a model's classes.
-func (c *config) policyFor(classes []string) (policy, error) {
-	p := policy{Harmless: 1, Raise: c.raise(), Clear: c.clear()}
+// harmless has a bit for each of a model's classes that does not count against a source.
+func (c *config) harmless(classes []string) (bits uint64, err error) {
 	if len(c.Harmless) == 0 {
-		return p, nil
+		return 1, nil
 	}
-	p.Harmless = 0
 	for _, name := range c.Harmless {
 		i := slices.Index(classes, name)
 		if i < 0 {
-			return p, fmt.Errorf("harmless names the class %q, which it does not have; it has %q", name, classes)
+			return 0, fmt.Errorf("harmless names the class %q, which it does not have; it has %q", name, classes)
 		}
-		p.Harmless |= 1 << i
+		bits |= 1 << i
 	}
-	return p, nil
+	return bits, nil
 }
 
 // parsePrefix reads an address or prefix of sources, or the EUI-64 of a node. Those of IPv4 are mapped into IPv6.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"sync"
 	"time"
 
@@ -39,11 +40,11 @@ const leastBlocks = 1024 // compiled size of the map
 
 // Settings implements sdk.Compiled.
 func (c *config) Settings() sdk.Settings {
-	out := sdk.Settings{Constants: c.constants(), MaxEntries: map[string]uint32{
+	out := sdk.Settings{Constants: c.constants(), Tunables: c.tunables(), MaxEntries: map[string]uint32{
 		mapRecords: c.Sources, "newcomers": c.Sources, "lapsing": 2 * c.Sources, mapWindows: c.Sources,
-		mapBlocks: max(leastBlocks, 2*c.Fuse.Sources)}}
+		mapBlocks: max(leastBlocks, uint32(1)<<bits.Len32(2*c.Fuse.Sources-1))}} // the same for most changes of the fuse
 	if c.Action.Do == "mark" {
-		out.Hooks = []string{"tc"} // packets on XDP have no mark
+		out.Hooks, out.Shape = []string{"tc"}, "mark" // packets on XDP have no mark
 	}
 	if c.Extractor != "rpl" || c.RPL.Frames != "raw" {
 		out.LinkTypes = []string{"ethernet"}
@@ -59,16 +60,19 @@ func (c *config) Settings() sdk.Settings {
 
 // Fill implements sdk.Compiled. All maps but the allow-list are state, which the generations share.
 func (c *config) Fill(maps sdk.Maps) error {
+	half, err := maps.FreeHalf()
+	if err != nil {
+		return err
+	}
+	all := map[prefix]uint32{}
 	for _, text := range c.Allow {
 		p, err := parsePrefix(text)
 		if err != nil {
 			return err
 		}
-		if err := maps.Put(mapAllowed, prefix{Len: uint32(p.Bits()), Addr: p.Addr().As16()}, uint32(1)); err != nil {
-			return err
-		}
+		all[prefix{Len: uint32(32 + p.Bits()), Half: uint32(half), Addr: p.Addr().As16()}] = 1
 	}
-	return nil
+	return sdk.SyncTable(maps, mapAllowed, all, func(p prefix, _ uint32) bool { return p.Half == uint32(half) })
 }
 
 // Open implements sdk.Compiled: it reads the state that the maps have.

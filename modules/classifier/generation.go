@@ -48,10 +48,10 @@ type loaded struct {
 	Since      time.Time `json:"since"`
 	Note       string    `json:"note,omitempty"`
 
-	rule    policy          // in user mode
-	packed  *model.Packed   // the same
-	doc     *model.Document // the same, of a model that is too large to be packed
-	columns []int           // of doc's features among those of the extractor
+	harmless uint64          // in user mode
+	packed   *model.Packed   // the same
+	doc      *model.Document // the same, of a model that is too large to be packed
+	columns  []int           // of doc's features among those of the extractor
 }
 
 func newPlane(c *config, live sdk.Live) (*generation, error) {
@@ -153,12 +153,12 @@ func (w *generation) load(role model.Role, m sdk.Model) (next *loaded, refusal, 
 		Classes: doc.Classes,
 		Since:   time.Now().UTC().Truncate(time.Millisecond), Note: w.config.mismatch(doc), columns: fits.columns}
 	if w.config.inUser() {
-		if next.rule, next.packed = fits.rule, fits.packed; fits.packed == nil {
+		if next.harmless, next.packed = fits.harmless, fits.packed; fits.packed == nil {
 			next.doc = doc
 		}
 		return next, nil, w.slots.Unload(role)
 	}
-	if err := w.live.Maps.Put(mapPolicy, uint32(role), fits.rule); err != nil {
+	if err := w.live.Maps.Put(mapHarmless, uint32(role), fits.harmless); err != nil {
 		return nil, nil, err
 	}
 	return next, nil, w.slots.Load(role, fits.packed)
@@ -166,9 +166,9 @@ func (w *generation) load(role model.Role, m sdk.Model) (next *loaded, refusal, 
 
 // fitting is how a config has a model run.
 type fitting struct {
-	columns []int // of the model's features among those of the extractor
-	rule    policy
-	packed  *model.Packed // nil: it is too large, and runs in floating point in the control plane
+	columns  []int // of the model's features among those of the extractor
+	harmless uint64
+	packed   *model.Packed // nil: it is too large, and runs in floating point in the control plane
 }
 
 // fit finds why a config cannot have a model run.
@@ -180,7 +180,7 @@ func (c *config) fit(doc *model.Document) (f fitting, err error) {
 	if f.columns, err = doc.Columns(names); err != nil {
 		return f, err
 	}
-	if f.rule, err = c.policyFor(doc.Classes); err != nil {
+	if f.harmless, err = c.harmless(doc.Classes); err != nil {
 		return f, err
 	}
 	if f.packed, err = doc.Pack(names); err != nil && !c.inUser() {

@@ -60,11 +60,11 @@ func (l *loaded) infer(values *[valuesMax]int32) model.Decision {
 }
 
 // against reports whether a decision is, as cls_decision_opposes does.
-func (p *policy) against(d model.Decision, suspicious bool) bool {
-	if suspicious && d.Score >= p.Clear {
+func (l *loaded) against(c *config, d model.Decision, suspicious bool) bool {
+	if suspicious && d.Score >= c.clear() {
 		return true
 	}
-	return p.Harmless>>(d.Class&63)&1 == 0 && d.Score >= p.Raise
+	return l.harmless>>(d.Class&63)&1 == 0 && d.Score >= c.raise()
 }
 
 // judgeAll judges the windows that wait.
@@ -111,7 +111,7 @@ func (w *generation) judgeOne(s source, win *window) error {
 	if err := w.enter(s, v, win.Time/w.config.epoch()); err != nil {
 		return err
 	}
-	against := l.rule.against(d, v.suspicious)
+	against := l.against(w.config, d, v.suspicious)
 	if against {
 		j.counts[countPositive]++
 	}
@@ -190,7 +190,7 @@ func (w *generation) compare(values *[valuesMax]int32, live model.Decision, agai
 		return
 	}
 	d := l.infer(values)
-	switch other := l.rule.against(d, false); {
+	switch other := l.against(w.config, d, false); {
 	case !against && !other:
 		j.counts[countBothHarmless]++
 	case against && other:

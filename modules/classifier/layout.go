@@ -19,7 +19,7 @@ const (
 	mapBlocks   = "blocks"
 	mapAllowed  = "allowed"
 	mapFuse     = "fuse"
-	mapPolicy   = "policy"
+	mapHarmless = "harmless"
 	mapWindows  = "windows"
 	mapCounts   = "counts"
 	mapVerdicts = "verdicts"
@@ -92,12 +92,6 @@ type fuse struct {
 	Held, Zero            uint32
 }
 
-// policy mirrors struct cls_policy.
-type policy struct {
-	Harmless     uint64
-	Raise, Clear int32
-}
-
 // window mirrors struct cls_window.
 type window struct {
 	Time   uint64
@@ -117,8 +111,8 @@ type event struct {
 
 // prefix mirrors struct cls_prefix.
 type prefix struct {
-	Len  uint32
-	Addr [16]byte
+	Len, Half uint32
+	Addr      [16]byte
 }
 
 // Names of enums, by value.

@@ -21,7 +21,7 @@ func TestVerifies(t *testing.T) {
 	for name, config := range map[string]settings{
 		"rpl": {}, "zep": {"frames": uint8(2), "sliding": true, "when": perPacket, "action": uint8(doDrop)},
 		"flow": {"extractor": uint8(1), "sliding": true, "when": everyN, "action": uint8(doRateLimit),
-			"fuse_packets": uint8(50)},
+			"packet_fuse": true, "fuse_packets": uint8(50)},
 		"timer": {"deferred": uint8(2), "lapse_ns": second}, "user": {"deferred": inUser},
 		"lapse": {"sliding": true, "lapse_ns": second},
 	} {

@@ -168,17 +168,6 @@ struct cls_fuse {
 	__u32 zero;
 };
 
-/* By role of the model. Written by the control plane before a model is used. */
-struct cls_policy {
-	__u64 harmless; /* bit per class that is no reason to act */
-	/* Q15: an evaluation is against a source if its class is not harmless and its score at
-	 * least this; */
-	__s32 raise;
-	/* Q15: against one that is suspicious already also if its score is at least this. Above
-	 * 32768: never */
-	__s32 clear;
-};
-
 /* Features, in the order of the names in features.go. */
 enum cls_rpl_feature {
 	CLS_F_DIS = 0, /* the first 6 are sums */
@@ -341,9 +330,10 @@ struct {
 	__type(value, struct cls_block);
 } blocks SEC(".maps");
 
-/* Key of allowed: prefixes of addr or local of sources. */
+/* Key of allowed: prefixes of addr or local of sources, behind the half of the config. */
 struct cls_prefix {
-	__u32 len;
+	__u32 len; /* with the bits of half */
+	__u32 half;
 	__u8 addr[16];
 };
 
@@ -351,7 +341,7 @@ struct cls_prefix {
  * become allowed. */
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
-	__uint(max_entries, CLS_ALLOWED);
+	__uint(max_entries, 2 * CLS_ALLOWED);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, struct cls_prefix);
 	__type(value, __u32);
@@ -365,12 +355,14 @@ struct {
 	__type(value, struct cls_fuse);
 } fuse SEC(".maps");
 
+/* By role of the model: a bit for each class that is no reason to act. Written by the control plane
+ * before a model is used; 0: not yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, CLS_ROLES);
 	__type(key, __u32);
-	__type(value, struct cls_policy);
-} policy SEC(".maps");
+	__type(value, __u64);
+} harmless SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);

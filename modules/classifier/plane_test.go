@@ -33,7 +33,7 @@ type kernel struct {
 
 var hooks = []chain.Hook{chain.XDP, chain.TC}
 
-// settings are the data plane's constants and sizes, by name.
+// settings are the data plane's constants and values, by name.
 type settings = map[string]any
 
 // clockMap is where the test's clock stands, in place of cls_clock().
@@ -68,20 +68,31 @@ func withClock(spec *ebpf.CollectionSpec) (*ebpf.CollectionSpec, error) {
 	return spec, nil
 }
 
-func load(t testing.TB, hook chain.Hook, config settings) *kernel {
+func compile(t testing.TB, config string) sdk.Compiled {
 	t.Helper()
-	sdktest.NeedRoot(t)
-	p := pkgstest.Package(t)
-	side := chain.OnXDP
-	if hook == chain.TC {
-		side = chain.OnTCEgress
+	return sdktest.Compile[sdk.Compiled](t, classifier.Control(), config)
+}
+
+// module has the settings of a config, and what differs from them.
+func module(t testing.TB, c sdk.Compiled, config settings) dataplane.Module {
+	t.Helper()
+	p, s := pkgstest.Package(t), c.Settings()
+	s.Constants["lapse_ns"] = uint64(0) // the test's clock ends windows
+	for name, value := range config {
+		if _, is := s.Tunables[name]; is {
+			s.Tunables[name] = value
+		} else {
+			s.Constants[name] = value
+		}
 	}
-	l, err := dataplane.Load(side, chain.Ingress, dataplane.Module{
+	return dataplane.Module{
 		Name:       "cls",
 		ID:         "0123456789",
+		Values:     chain.ShortHash(fmt.Append(nil, s.Tunables, c)),
 		ConfigMaps: p.Maps.Config,
 		Frags:      p.Frags,
-		Settings:   sdk.Settings{Constants: with(settings{"lapse_ns": uint64(0)}, config)}, // the test's clock ends windows
+		Settings:   s,
+		Fill:       c.Fill,
 		Spec: func(h chain.Hook) (*ebpf.CollectionSpec, error) {
 			spec, err := p.Spec(string(h))
 			if err != nil {
@@ -89,7 +100,23 @@ func load(t testing.TB, hook chain.Hook, config settings) *kernel {
 			}
 			return withClock(spec)
 		},
-	})
+	}
+}
+
+// load loads the default config, and what differs from it.
+func load(t testing.TB, hook chain.Hook, config settings) *kernel {
+	t.Helper()
+	return loadModule(t, hook, module(t, compile(t, "{}"), config))
+}
+
+func loadModule(t testing.TB, hook chain.Hook, mod dataplane.Module) *kernel {
+	t.Helper()
+	sdktest.NeedRoot(t)
+	side := chain.OnXDP
+	if hook == chain.TC {
+		side = chain.OnTCEgress
+	}
+	l, err := dataplane.Load(side, chain.Ingress, mod)
 	sdktest.Explain(t, err)
 	t.Cleanup(l.Close)
 	return &kernel{t, hook, l, l.Program, l.Maps["cls"]}
@@ -266,13 +293,7 @@ func (k *kernel) load(role model.Role, document []byte) {
 	if err := model.NewSlots(k.maps["models"], k.maps["active"]).Load(role, packed); err != nil {
 		k.t.Fatal(err)
 	}
-	if err := k.maps["policy"].Put(uint32(role), policy{Harmless: 1, Clear: 1 << 16}); err != nil {
+	if err := k.maps["harmless"].Put(uint32(role), uint64(1)); err != nil {
 		k.t.Fatal(err)
 	}
-}
-
-// policy mirrors struct cls_policy.
-type policy struct {
-	Harmless     uint64
-	Raise, Clear int32
 }

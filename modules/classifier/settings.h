@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The classifier's config constants. config.go sets them. */
+/* The config: constants, and what changes without a new program. config.go sets both. */
 #ifndef CLS_SETTINGS_H
 #define CLS_SETTINGS_H
 
@@ -72,25 +72,40 @@ KERB_CONFIG(__u64, lapse_ns, 500000000);
 KERB_CONFIG(__u8, when, CLS_PER_WINDOW);
 KERB_CONFIG(__u32, every, 16); /* of CLS_EVERY_N */
 KERB_CONFIG(__u8, deferred, CLS_AT_ONCE);
-KERB_CONFIG(__u8, action, CLS_EVENT);
-/* how long the action lasts after the last evaluation against the source; 0: until told */
-KERB_CONFIG(__u64, action_ns, 60000000000);
-KERB_CONFIG(__u32, mark, 1);		    /* of CLS_MARK */
-KERB_CONFIG(__u64, rate_cost, 100000000);   /* of CLS_RATE_LIMIT: ns per packet */
-KERB_CONFIG(__u64, rate_burst, 1000000000); /* ns that a source may be ahead of it */
-KERB_CONFIG(_Bool, watch, 0);		    /* all is judged and told, nothing is done */
-/* hysteresis: so many of the last hits_of evaluations must be against a source */
-KERB_CONFIG(__u8, hits_needed, 1);
-KERB_CONFIG(__u8, hits_of, 3);		    /* at most 32 */
-KERB_CONFIG(__u8, events, CLS_EVENTS_CHANGES);
-KERB_CONFIG(__u32, capacity, 4096);	 /* max_entries of records */
-KERB_CONFIG(__u32, probation_packets, 8); /* see struct cls_newcomer */
-/* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
-KERB_CONFIG(__u32, fuse_sources, 64);
-/* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
-KERB_CONFIG(__u8, fuse_share, 50);
-KERB_CONFIG(__u32, fuse_least, 2);	  /* so many blocked sources never are too large a share */
-/* percent of a window's packets that may be dropped; 100: no limit */
-KERB_CONFIG(__u8, fuse_packets, 100);
+KERB_CONFIG(__u32, capacity, 4096); /* max_entries of records */
+/* packets are counted: fuse_packets is below 100. A constant, for all packets pay for it */
+KERB_CONFIG(_Bool, packet_fuse, 0);
+
+/* Nothing of it is needed for a packet of a known source that nothing is done to and that makes no
+ * evaluation due. */
+struct cls_tunables {
+	/* how long the action lasts after the last evaluation against the source; 0: until told */
+	__u64 action_ns;
+	__u64 rate_cost;  /* of CLS_RATE_LIMIT: ns per packet */
+	__u64 rate_burst; /* ns that a source may be ahead of it */
+	/* Q15: an evaluation is against a source if its class is not harmless and its score at
+	 * least this; */
+	__s32 raise;
+	/* Q15: against one that is suspicious already also if its score is at least this. Above
+	 * 32768: never */
+	__s32 clear;
+	__u32 mark;		 /* of CLS_MARK */
+	__u32 probation_packets; /* see struct cls_newcomer */
+	/* blocked at once; one more blows the fuse. max_entries of blocks is more than this */
+	__u32 fuse_sources;
+	__u32 fuse_least; /* so many blocked sources never are too large a share */
+	/* percent of the sources that are judged in a window, from fuse_least on; 100: no limit */
+	__u8 fuse_share;
+	/* percent of a window's packets that may be dropped; 100: no limit */
+	__u8 fuse_packets;
+	__u8 action; /* enum cls_action */
+	_Bool watch; /* all is judged and told, nothing is done */
+	/* hysteresis: so many of the last hits_of evaluations must be against a source */
+	__u8 hits_needed;
+	__u8 hits_of; /* 1 to 32 */
+	__u8 events;  /* enum cls_events */
+};
+
+KERB_TUNABLES(struct cls_tunables);
 
 #endif

@@ -80,12 +80,14 @@ static __noinline int cls_window_expire_some(void)
 
 static int cls_tick(void *map, __u32 *key, struct cls_timer *t)
 {
+	struct cls_work *w = cls_work();
 	__u64 wait = lapse_ns;
 
-	if (!kerb_scratch_enter()) {
+	if (!w || !kerb_scratch_enter()) {
 		bpf_timer_start(&t->timer, CLS_LAPSE_NS, 0);
 		return 0;
 	}
+	w->half = CLS_NO_HALF;
 	if (lapse_ns && cls_window_expire_some())
 		wait = CLS_LAPSE_NS;
 	if (deferred == CLS_TIMER) {

@@ -14,6 +14,8 @@ struct cls_work {
 	struct cls_block block;
 	struct cls_prefix prefix;
 	__u32 due;		   /* the job is complete */
+	/* of the values and of allowed: see KERB_TUNABLES. Not yet known: CLS_NO_HALF */
+	__u32 half;
 	__u64 held;		   /* 0: the window had nothing in it */
 	struct cls_lapse lapse;	   /* of the timer, or for it */
 	__u64 total[CLS_SUMS];	   /* sums of the record at one moment */
@@ -35,6 +37,16 @@ static __always_inline struct cls_work *cls_work(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&work, &zero);
+}
+
+#define CLS_NO_HALF 2
+
+/* The values that this packet, or this run of the timer, uses to its end. Most need none. */
+static __always_inline const struct cls_tunables *cls_tunables(struct cls_work *w)
+{
+	if (w->half == CLS_NO_HALF)
+		w->half = kerb_tunables_half();
+	return kerb_tunables(w->half);
 }
 
 static __always_inline struct cls_fuse *cls_fuse(void)
@@ -123,6 +135,7 @@ static __always_inline void cls_epoch(struct cls_fuse *z, __u64 now)
 static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse *z)
 {
 	struct cls_newcomer *n, new = {.first = w->now, .packets = 1};
+	const struct cls_tunables *t;
 
 	cls_epoch(z, w->now);
 	if (z->admitted < capacity / 8) {
@@ -135,8 +148,9 @@ static __always_inline int cls_source_admit(struct cls_work *w, struct cls_fuse 
 		return 0;
 	}
 	cls_add(n->packets, 1);
-	if (z->promoted >= capacity / 8 ||
-	    (n->packets < probation_packets && w->now - n->first < cls_epoch_ns()))
+	t = cls_tunables(w);
+	if (!t || z->promoted >= capacity / 8 ||
+	    (n->packets < t->probation_packets && w->now - n->first < cls_epoch_ns()))
 		return 0;
 	cls_add(z->promoted, 1);
 	bpf_map_delete_elem(&newcomers, &w->job.source);
