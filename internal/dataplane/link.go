@@ -12,6 +12,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
@@ -105,13 +106,14 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	start := newBody(begin, code)
-	out := append(l.entry(first, start, head, modules, verdict, parts, slot), start.rest()...)
+	entry := optimize.Code(l.entry(first, start, head, modules, verdict, parts, slot))
+	out := append(entry, start.rest()...)
 	out = append(out, head.rest()...)
 	for _, m := range modules {
 		out = append(out, m.rest()...)
 	}
 	if len(modules) == 0 { // the kernel refuses functions that are never called
-		return out, nil
+		return optimize.Called(out), nil
 	}
 	out = append(out, verdict.rest()...)
 	for _, name := range l.extras(first, last) {
@@ -120,7 +122,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		}
 		out = append(out, code...)
 	}
-	return out, nil
+	return optimize.Called(out), nil
 }
 
 // begin is the function that comes before the head.

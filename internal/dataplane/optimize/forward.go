@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optimize
+
+import (
+	"github.com/cilium/ebpf/asm"
+)
+
+// forward follows the program with what is known at each place, and simplifies what follows from that.
+func (p *program) forward() {
+	p.blocks()
+	p.states = make([]state, p.count)
+	first := p.next(0)
+	p.states[p.block[first]] = begin()
+	for todo := []int{first}; len(todo) > 0; {
+		i := todo[len(todo)-1]
+		todo = todo[:len(todo)-1]
+		s := p.states[p.block[i]]
+		for {
+			n := &p.code[i]
+			next, count := p.after(i)
+			if taken, decided := s.decides(n); decided && !n.goes() {
+				next[0], count = next[1], 1
+				if !taken {
+					next[0] = p.next(i + 1)
+				}
+			}
+			s.step(n)
+			if count == 1 && p.block[next[0]] == 0 {
+				i = next[0]
+				continue
+			}
+			for _, to := range next[:count] {
+				if p.states[p.block[to]].merge(&s) {
+					todo = append(todo, to)
+				}
+			}
+			break
+		}
+	}
+	p.simplify()
+}
+
+// simplify rewrites the program by what is known where blocks begin.
+func (p *program) simplify() {
+	var s state
+	for i := range p.code {
+		n := &p.code[i]
+		if n.removed {
+			continue
+		}
+		if p.block[i] > 0 {
+			s = p.states[p.block[i]]
+		}
+		if !s.reached {
+			n.removed = true
+			continue
+		}
+		s.rewrite(n)
+		p.accesses[i] = s.access(n)
+		s.step(n)
+	}
+}
+
+// rewrite simplifies one instruction, with what is known before it.
+func (s *state) rewrite(n *node) {
+	class := n.OpCode.Class()
+	if taken, decided := s.decides(n); decided && !n.goes() {
+		n.Instruction = asm.Ja.Label("").WithMetadata(n.Metadata)
+		n.removed = !taken
+		return
+	}
+	switch {
+	case !n.fixed:
+	case class == asm.LdXClass && n.OpCode.Mode() == asm.MemMode:
+		s.rewriteLoad(n)
+	case class.IsStore() && n.OpCode.Mode() == asm.MemMode:
+		s.rewriteStore(n)
+	case class.IsALU():
+		result := s.result(n)
+		n.removed = result.kind >= constant && result == s.regs[n.Dst]
+	}
+}
+
+func (s *state) rewriteLoad(n *node) {
+	size := n.OpCode.Size().Sizeof()
+	at, ok := s.slot(n.Src, n.Offset, size)
+	if !ok {
+		return
+	}
+	if v := s.read(at, size); v.kind == constant && v.n == int64(int32(v.n)) {
+		n.Instruction = asm.Mov.Imm(n.Dst, int32(v.n)).WithMetadata(n.Metadata)
+		return
+	}
+	n.Src, n.Offset = asm.RFP, int16(at-frameSize)
+}
+
+func (s *state) rewriteStore(n *node) {
+	size := n.OpCode.Size().Sizeof()
+	if at, ok := s.slot(n.Dst, n.Offset, size); ok {
+		n.removed = s.holds(at, size, s.stored(n))
+		n.Dst, n.Offset = asm.RFP, int16(at-frameSize)
+	}
+}
+
+// stored is the value that an instruction writes to memory.
+func (s *state) stored(n *node) value {
+	if n.OpCode.Class() == asm.StClass {
+		return value{constant, n.Constant}
+	}
+	return s.regs[n.Src]
+}
+
+// step is what an instruction does to what is known.
+func (s *state) step(n *node) {
+	class := n.OpCode.Class()
+	switch {
+	case n.calls():
+		s.call(n)
+	case class.IsJump():
+	case class.IsALU():
+		s.regs[n.Dst] = s.result(n)
+	case class == asm.LdClass:
+		s.regs[n.Dst] = value{kind: other}
+		if n.Src == asm.R0 && n.Reference() == "" && n.fixed {
+			s.regs[n.Dst] = value{constant, n.Constant}
+		}
+	case class == asm.LdXClass:
+		s.regs[n.Dst] = s.loaded(n)
+	case n.OpCode.Mode() == asm.MemMode && n.fixed:
+		s.store(n)
+	default:
+		s.atomic(n)
+	}
+}
+
+func (s *state) loaded(n *node) value {
+	size := n.OpCode.Size().Sizeof()
+	switch base := s.regs[n.Src]; {
+	case !base.pointing():
+		return value{kind: other}
+	case !n.fixed || base.kind == unknown || n.OpCode.Mode() != asm.MemMode:
+		return value{}
+	}
+	if at, ok := s.slot(n.Src, n.Offset, size); ok {
+		return s.read(at, size)
+	}
+	return value{}
+}
+
+func (s *state) store(n *node) {
+	base := s.regs[n.Dst]
+	if at, ok := s.slot(n.Dst, n.Offset, n.OpCode.Size().Sizeof()); ok {
+		s.write(at, n.OpCode.Size().Sizeof(), s.stored(n))
+	} else if base.pointing() {
+		s.forget()
+	}
+}
+
+// atomic is an instruction that reads and writes memory.
+func (s *state) atomic(n *node) {
+	if s.regs[n.Dst].pointing() {
+		s.forget()
+	}
+	s.regs[n.Src], s.regs[asm.R0] = value{}, value{}
+}
+
+// readers are helpers that write to no memory that an argument points to, and keep no pointer. Their result does not
+// point into the frame.
+var readers = map[asm.BuiltinFunc]bool{asm.FnMapLookupElem: true, asm.FnMapUpdateElem: true, asm.FnMapDeleteElem: true}
+
+func (s *state) call(n *node) {
+	pointing := false
+	for r := asm.R1; r < asm.R1+n.arguments(); r++ {
+		pointing = pointing || s.regs[r].pointing()
+	}
+	result := value{kind: other}
+	if pointing && !(n.IsBuiltinCall() && readers[asm.BuiltinFunc(n.Constant)]) {
+		s.forget()
+		result = value{}
+	}
+	for r := asm.R1; r <= asm.R5; r++ {
+		s.regs[r] = value{kind: other}
+	}
+	s.regs[asm.R0] = result
+}
+
+// arguments is how many registers a call may read.
+func (n *node) arguments() asm.Register {
+	if n.IsBuiltinCall() {
+		switch asm.BuiltinFunc(n.Constant) {
+		case asm.FnGetSmpProcessorId, asm.FnGetPrandomU32, asm.FnKtimeGetNs:
+			return 0
+		case asm.FnXdpGetBuffLen:
+			return 1
+		case asm.FnMapLookupElem, asm.FnMapDeleteElem:
+			return 2
+		case asm.FnTailCall:
+			return 3
+		}
+	}
+	return 5
+}
+
+// result is what an arithmetic instruction leaves in its register.
+func (s *state) result(n *node) value {
+	op, class := n.OpCode.ALUOp(), n.OpCode.Class()
+	dst, src := s.regs[n.Dst], value{constant, n.Constant}
+	if n.OpCode.Source() == asm.RegSource && op != asm.Swap && op != asm.Neg {
+		src = s.regs[n.Src]
+	}
+	wide := class == asm.ALU64Class
+	switch {
+	case op == asm.Mov && wide && n.fixed && n.Offset == 0:
+		return src
+	case op == asm.Mov && src.kind == constant && n.fixed && n.Offset == 0:
+		return value{constant, int64(uint32(src.n))}
+	case op == asm.Add && wide && n.fixed && dst.kind >= constant && src.kind == constant:
+		return value{dst.kind, dst.n + src.n}
+	case src.pointing() || dst.pointing() && op != asm.Mov:
+		return value{}
+	}
+	return value{kind: other}
+}
+
+// decides reports whether a jump is taken, if that is known.
+func (s *state) decides(n *node) (taken, decided bool) {
+	if n.goes() {
+		return true, true
+	}
+	if !n.jumps() || !n.fixed || s.regs[n.Dst].kind != constant {
+		return false, false
+	}
+	a, b := s.regs[n.Dst].n, n.Constant
+	if n.OpCode.Source() == asm.RegSource {
+		if s.regs[n.Src].kind != constant {
+			return false, false
+		}
+		b = s.regs[n.Src].n
+	}
+	if n.OpCode.Class() == asm.Jump32Class {
+		a, b = int64(uint32(a)), int64(uint32(b))
+	}
+	switch n.OpCode.JumpOp() {
+	case asm.JEq:
+		return a == b, true
+	case asm.JNE:
+		return a != b, true
+	case asm.JSet:
+		return a&b != 0, true
+	}
+	return false, false
+}
