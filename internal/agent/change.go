@@ -29,7 +29,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	if !slices.ContainsFunc(result.Changes, func(c v1.Change) bool { return c.Action == "create" }) {
+	if !slices.ContainsFunc(changes.Put, a.isNewModule) {
 		memtrim.Busy()
 	}
 	modules := resource.Module.Of(r.Resources)
@@ -63,6 +63,12 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		a.announce(changes)
 	}
 	return result, err
+}
+
+// isNewModule reports whether what is made for a resource stays: a package, maps, a control plane.
+func (a *Agent) isNewModule(o resource.Object) bool {
+	_, exists := resource.Module.Get(a.now.Desired, o.Meta().Name)
+	return resource.Module.IsKind(o) && !exists
 }
 
 // current returns modules as they are in a desired state, which has their defaults.

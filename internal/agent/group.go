@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -94,6 +95,7 @@ func (a *Agent) applyGroup() {
 
 // applyTogether executes requests as one change. It returns those that it has not executed.
 func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
+	memtrim.Busy()
 	next, accepted, rest := a.merge(all)
 	if len(accepted) < 2 {
 		return all
@@ -115,9 +117,10 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	if err != nil {
 		return all
 	}
+	warnings = slices.Concat(warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
 	for _, q := range accepted {
 		q.err, q.result.Steps = nil, texts(q.stepsOf(steps, seen))
-		q.result.Warnings = slices.Concat(q.result.Warnings, warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
+		q.result.Warnings = append(q.result.Warnings, warnings...)
 		a.announce(q.changes)
 	}
 	return rest
