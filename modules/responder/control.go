@@ -238,7 +238,7 @@ type ports struct {
 	NotSources [2048]uint32
 }
 
-// talkative services answer anything that comes to their port (echo, daytime, quotd, chargen, time): answering them
+// talkative services answer anything that comes to their port (echo, daytime, qotd, chargen, time): answering them
 // would never end.
 var talkative = []uint16{0, 7, 13, 17, 19, 37}
 
