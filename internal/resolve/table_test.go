@@ -140,7 +140,7 @@ func TestSubscriptionSendsAllThenDifferences(t *testing.T) {
 		t.Errorf("%+v", c)
 	}
 	p.sync().expect("at first", p.names(), "a b")
-	if c := condition(t, table, "a", "Programmed"); c.Status != "True" {
+	if c := condition(t, table, "a", "Programmed"); c.Status != "True" || c.Reason != "Synced" {
 		t.Errorf("%+v", c)
 	}
 	want := v1.VirtualServiceSpec{

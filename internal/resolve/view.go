@@ -39,7 +39,7 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 		case reason != "":
 			programmed.Status, programmed.Reason, programmed.Message = "False", "Pending", "module "+sub.Module+": "+reason
 		case programmed.Reason == "NoModule":
-			programmed.Status, programmed.Reason, programmed.Message = "True", "Taken", ""
+			programmed.Status, programmed.Reason, programmed.Message = "True", "Synced", ""
 		}
 	}
 	slices.Sort(s.Status.Modules)
