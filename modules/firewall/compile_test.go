@@ -131,8 +131,8 @@ var shapes = map[string]func(r *rand.Rand, i, n int, b *box){
 			between(r, b, d, 1)
 		}
 	},
-	"exact, some of them twice": func(r *rand.Rand, i, n int, b *box) {
-		r = rand.New(rand.NewPCG(uint64(i%max(1, n-n/8)), 9))
+	"exact, some of them twice": func(_ *rand.Rand, i, n int, b *box) {
+		r := rand.New(rand.NewPCG(uint64(i%max(1, n-n/8)), 9))
 		for _, d := range dims6 {
 			between(r, b, d, 1)
 		}
