@@ -54,7 +54,7 @@ func loads(kinds ...string) []string {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	configs, err := available(r)
+	configs, err := available()
 	if err != nil {
 		return err
 	}

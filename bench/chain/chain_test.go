@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
 func openTestStage(t *testing.T) (*stage, *objects) {
@@ -123,8 +124,7 @@ func TestInstructions(t *testing.T) {
 			}
 			return samples[len(samples)-1].Value
 		}
-		kerb := func(hook string, n int) (Chain, error) { return Kerb(hook, n) }
-		uncounted := func(hook string, n int) (Chain, error) { return KerbUncounted(hook, n) }
+		kerb, uncounted := withKerb(dataplane.Load), withKerb(dataplane.LoadUncounted)
 		if two, four, six := executed(kerb, 2), executed(kerb, 4), executed(kerb, 6); four-two != six-four || two >= four {
 			t.Errorf("%s: 2, 4 and 6 modules execute %v, %v and %v instructions", hook, two, four, six)
 		}

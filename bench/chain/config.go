@@ -5,7 +5,7 @@ package chain
 import (
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
 // Chain is n counting modules, loaded and ready to be attached.
@@ -26,12 +26,6 @@ type Linked interface {
 	// if the new module is in effect already.
 	Replace() (*ebpf.Program, error)
 }
-
-// Kerb builds Kerb's side: n counting modules for hook "xdp" or "tc", made the
-// way the agent makes a chain. The package that owns the data plane sets it
-// before the command runs; without it the report holds the references alone.
-// KerbUncounted is Kerb without the counts of packets and verdicts that the agent's chains have.
-var Kerb, KerbUncounted func(hook string, n int) (Linked, error)
 
 // row is a chain of several programs, which attach themselves one after the
 // other, and last behind them, to the ingress of an interface. Its methods are
@@ -54,23 +48,18 @@ type config struct {
 
 func (c config) measurable(kind string) bool { return kind == "tc" || !c.rowOnly }
 
-// available lists Kerb first, the references after it.
-func available(r *bench.Run) ([]config, error) {
+// available lists Kerb first, with and without the counts of packets and verdicts, the references after it.
+func available() ([]config, error) {
 	objs, err := loadObjects()
 	if err != nil {
 		return nil, err
 	}
-	var all []config
-	if Kerb != nil {
-		all = append(all, config{name: "kerb", load: func(hook string, n int) (Chain, error) { return Kerb(hook, n) }},
-			config{name: "kerb-uncounted", load: func(hook string, n int) (Chain, error) { return KerbUncounted(hook, n) }})
-	} else {
-		r.Note("kerb is left out: this build has no chain builder")
-	}
-	return append(all,
-		config{name: "tcx", load: objs.loadTCX, rowOnly: true},
-		config{name: "tailcall", load: objs.loadTailcall},
-		config{name: "clsact", load: objs.loadClsact, rowOnly: true},
-		config{name: "bare", load: objs.loadBare},
-	), nil
+	return []config{
+		{name: "kerb", load: withKerb(dataplane.Load)},
+		{name: "kerb-uncounted", load: withKerb(dataplane.LoadUncounted)},
+		{name: "tcx", load: objs.loadTCX, rowOnly: true},
+		{name: "tailcall", load: objs.loadTailcall},
+		{name: "clsact", load: objs.loadClsact, rowOnly: true},
+		{name: "bare", load: objs.loadBare},
+	}, nil
 }

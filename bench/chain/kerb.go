@@ -13,14 +13,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-func init() {
-	Kerb, KerbUncounted = loader(dataplane.Load), loader(dataplane.LoadUncounted)
-}
-
 type load func(chain.Side, chain.Direction, ...dataplane.Module) (*dataplane.Loaded, error)
 
-func loader(load load) func(hook string, n int) (Linked, error) {
-	return func(hook string, n int) (Linked, error) { return loadKerb(load, hook, n) }
+// withKerb loads n counting modules for hook "xdp" or "tc", as the agent makes a chain.
+func withKerb(load load) func(hook string, n int) (Chain, error) {
+	return func(hook string, n int) (Chain, error) { return loadKerb(load, hook, n) }
 }
 
 // kerb is a chain that the data plane has linked, as for the agent.

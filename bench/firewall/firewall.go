@@ -40,11 +40,6 @@ type Runnable interface {
 	Program() (*ebpf.Program, error)
 }
 
-// Kerb puts rules into effect with Kerb's firewall, on the ingress of a
-// service of the lab. The package that owns the data plane sets it before the
-// command runs; without it the report holds the references alone.
-var Kerb func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error)
-
 type opener func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error)
 
 type config struct {
@@ -90,13 +85,8 @@ func loadOf(name string) (rules string, n int, packets string, err error) {
 }
 
 func run(ctx context.Context, r *bench.Run) error {
-	configs := []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", Kerb}}
-	if Kerb == nil {
-		r.Note("kerb is left out: this build has no firewall")
-		configs = configs[:2]
-	}
 	for _, load := range r.Loads() {
-		if err := runLoad(ctx, r, load, configs); err != nil {
+		if err := runLoad(ctx, r, load); err != nil {
 			return err
 		}
 	}
@@ -110,9 +100,9 @@ func (none) Close() error         { return nil }
 
 func openNone(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return none{}, nil }
 
-func runLoad(ctx context.Context, r *bench.Run, load string, configs []config) (err error) {
+func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 	var trials []bench.Trial
-	for _, c := range configs {
+	for _, c := range []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", openKerb}} {
 		g, wrong := prepare(c, load) // err is what closing them adds to
 		if errors.Is(wrong, exec.ErrNotFound) {
 			r.Note("%s is left out: %v", c.name, wrong)

@@ -14,8 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-func init() { Kerb = openKerb }
-
 // kerb is the agent with the firewall module, stateless as the reference is: every packet is classified.
 type kerb struct {
 	*node.Node

@@ -12,8 +12,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-func init() { Kerb = openKerb }
-
 // kerb is the agent with four modules on every service.
 type kerb struct {
 	*node.Node

@@ -50,11 +50,6 @@ type Node interface {
 	Close() error
 }
 
-// Kerb starts an agent in the node of the lab. The package that owns the
-// agent sets it before the command runs; without it the report holds the
-// references alone.
-var Kerb func(lab *netlab.Lab) (Node, error)
-
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "scale",
@@ -109,12 +104,8 @@ func trials(r *bench.Run, lab *netlab.Lab, services []*netlab.Host, measure meas
 	for _, c := range []struct {
 		name string
 		open func(*netlab.Lab) (Node, error)
-	}{{"kerb", Kerb}, {"shared", openShared}, {"copies", openCopies}} {
-		if c.open == nil {
-			r.Note("%s is left out: this build has no agent", c.name)
-			continue
-		}
-		if c.name == "shared" && r.Quick && Kerb != nil {
+	}{{"kerb", openKerb}, {"shared", openShared}, {"copies", openCopies}} {
+		if c.name == "shared" && r.Quick {
 			r.Note("shared is left out of a quick run: it takes as long as kerb does")
 			continue
 		}

@@ -14,8 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-func init() { Kerb = openKerb }
-
 // kerb is the agent with the stamping module alongside a counting one. Each replacement is a change of the module's
 // config through the API: planned, linked, verified, swapped, committed to the store.
 type kerb struct {
@@ -24,6 +22,8 @@ type kerb struct {
 	service     *netlab.Host
 }
 
+// openKerb starts with generation 1 of the module in the ingress chain of a service (see traffic.Stream for what the
+// module does to a packet).
 func openKerb(lab *netlab.Lab, service *netlab.Host) (Replacer, error) {
 	n, err := node.Start(lab.Node())
 	if err != nil {

@@ -47,12 +47,6 @@ type ValueSetter interface {
 	SetValue(n int) (time.Duration, error)
 }
 
-// Kerb builds Kerb's side with generation 1 of the module in the ingress chain
-// of a service of the lab (see traffic.Stream for what the module does to a packet).
-// The package that owns the data plane sets it before the command runs;
-// without it the report holds the references alone.
-var Kerb func(lab *netlab.Lab, service *netlab.Host) (Replacer, error)
-
 func init() {
 	bench.Register(bench.Experiment{
 		Name:       "swap",
@@ -103,16 +97,12 @@ func trials(r *bench.Run, lab *netlab.Lab, client, service *netlab.Host) []bench
 		n = replacementsQuick
 	}
 	subjects := []subject{
-		{config: "kerb", open: Kerb, replacements: n},
+		{config: "kerb", open: openKerb, replacements: n},
 		{config: "link-update", open: openUpdating, replacements: n},
 		{config: "reattach", open: openReattaching, replacements: replacementsNaive},
 	}
 	var all []bench.Trial
 	for _, s := range subjects {
-		if s.open == nil {
-			r.Note("%s is left out: this build has no chain builder", s.config)
-			continue
-		}
 		if err := bench.HaveTCX(); err != nil && s.config != "kerb" {
 			r.Note("%s is left out, it needs TCX: %v", s.config, err)
 			continue
