@@ -97,14 +97,14 @@ func (p *moduleServer) routes() http.Handler {
 			reply(w)(do(r))
 		})
 	}
-	own("POST compile", p.serveCompile)
-	own("POST fill", p.serveFill)
-	own("POST start", p.serveStart)
-	own("POST drop", p.serveDrop)
-	own("POST attached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, true) })
-	own("POST detached", func(r *http.Request) (any, error) { return nil, p.serveInstance(r, false) })
-	own("POST virtualservices", p.serveVirtualServices)
-	own("POST models", p.serveModels)
+	own("POST compile", decoded(p.serveCompile))
+	own("POST fill", decoded(p.serveFill))
+	own("POST start", decoded(p.serveStart))
+	own("POST drop", decoded(p.serveDrop))
+	own("POST attached", decoded(func(_ context.Context, i Instance) (any, error) { return p.setInstance(i, true) }))
+	own("POST detached", decoded(func(_ context.Context, i Instance) (any, error) { return p.setInstance(i, false) }))
+	own("POST virtualservices", decoded(p.serveVirtualServices))
+	own("POST models", decoded(p.serveModels))
 	own("GET wanted", func(r *http.Request) (any, error) { return p.requests.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
@@ -148,17 +148,18 @@ var (
 	errOtherGeneration = errors.New("another generation is running")
 )
 
-func decode[T any](r *http.Request) (T, error) {
-	var v T
-	err := json.NewDecoder(r.Body).Decode(&v)
-	return v, err
+// decoded returns a handler of requests with a body in JSON.
+func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		var request T
+		if err := json.NewDecoder(r.Body).Decode(&request); err != nil {
+			return nil, err
+		}
+		return do(r.Context(), request)
+	}
 }
 
-func (p *moduleServer) serveCompile(r *http.Request) (any, error) {
-	req, err := decode[CompileRequest](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveCompile(_ context.Context, req CompileRequest) (any, error) {
 	c, err := p.compile(req.Config)
 	if err != nil {
 		return nil, err
@@ -192,16 +193,12 @@ func (p *moduleServer) compile(config json.RawMessage) (Compiled, error) {
 	return result, nil
 }
 
-func (p *moduleServer) serveFill(r *http.Request) (any, error) {
-	req, err := decode[GenerationRequest](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveFill(ctx context.Context, req GenerationRequest) (any, error) {
 	c, err := p.compile(req.Config)
 	if err != nil {
 		return nil, err
 	}
-	maps, err := p.inbox.get(r.Context(), req.Generation)
+	maps, err := p.inbox.get(ctx, req.Generation)
 	if err != nil {
 		return nil, err
 	}
@@ -209,11 +206,7 @@ func (p *moduleServer) serveFill(r *http.Request) (any, error) {
 }
 
 // serveStart makes a generation the present one. If it is started already, only the instances are updated.
-func (p *moduleServer) serveStart(r *http.Request) (any, error) {
-	req, err := decode[GenerationRequest](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveStart(ctx context.Context, req GenerationRequest) (any, error) {
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	if p.ended {
@@ -228,7 +221,7 @@ func (p *moduleServer) serveStart(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	maps, err := p.inbox.get(r.Context(), req.Generation)
+	maps, err := p.inbox.get(ctx, req.Generation)
 	if err != nil {
 		return nil, err
 	}
@@ -323,11 +316,7 @@ func (p *moduleServer) use() *running {
 	return p.current
 }
 
-func (p *moduleServer) serveDrop(r *http.Request) (any, error) {
-	req, err := decode[GenerationRequest](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveDrop(_ context.Context, req GenerationRequest) (any, error) {
 	p.mu.Lock()
 	running, retired := p.current != nil && p.current.generation == req.Generation, p.retired[req.Generation]
 	p.mu.Unlock()
@@ -341,33 +330,21 @@ func (p *moduleServer) serveDrop(r *http.Request) (any, error) {
 	return nil, nil
 }
 
-func (p *moduleServer) serveInstance(r *http.Request, there bool) error {
-	i, err := decode[Instance](r)
-	if err != nil {
-		return err
-	}
+func (p *moduleServer) setInstance(i Instance, there bool) (any, error) {
 	if now := p.use(); now != nil {
 		defer now.users.Done()
 		now.setInstance(i, there)
 	}
-	return nil
+	return nil, nil
 }
 
-func (p *moduleServer) serveVirtualServices(r *http.Request) (any, error) {
-	update, err := decode[VirtualServiceUpdate](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveVirtualServices(_ context.Context, update VirtualServiceUpdate) (any, error) {
 	return updateUser(p, update.Generation, func(user VirtualServiceUser) (any, error) {
 		return nil, user.VirtualServices(update)
 	})
 }
 
-func (p *moduleServer) serveModels(r *http.Request) (any, error) {
-	update, err := decode[ModelUpdate](r)
-	if err != nil {
-		return nil, err
-	}
+func (p *moduleServer) serveModels(_ context.Context, update ModelUpdate) (any, error) {
 	return updateUser(p, update.Generation, func(user ModelUser) (any, error) { return user.Models(update) })
 }
 
