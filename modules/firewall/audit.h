@@ -31,12 +31,4 @@ static __always_inline void fw_count(void *map, __u32 index, const struct kerb_p
 	}
 }
 
-static __always_inline int fw_drop(struct kerb_pkt *pkt, __u32 reason)
-{
-	if (!audit)
-		return kerb_drop(pkt, reason);
-	fw_count(&would_drop, reason, pkt);
-	return KERB_NEXT;
-}
-
 #endif

@@ -40,6 +40,11 @@ enum fw_node {
 
 #define FW_TABLE 64
 
+/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, and whether the sender
+ * is notified of it; mirrored in control.go. */
+#define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
+#define FW_REJECT	      (1U << 24)
+
 #define FW_NO_RULE 0xffffffff
 #define FW_LOST	   0xfffffffe /* the tree is broken: no packet passes by accident */
 
@@ -77,7 +82,7 @@ struct fw_l4rule {
 	__u16 sport, sports, dport, dports;
 	__u8 proto, proto_mask;
 	__u16 zero;
-	__u32 decision; /* slot << 1 | allow */
+	__u32 decision;
 };
 
 struct fw_rule4 {
@@ -383,7 +388,7 @@ lost:
 	s->best = FW_LOST;
 }
 
-/* What the rules say of the words of s: slot << 1 | allow, FW_NO_RULE or FW_LOST. */
+/* What the rules say of the words of s: a decision, FW_NO_RULE or FW_LOST. */
 static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_values *v)
 {
 	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);

@@ -38,7 +38,7 @@ type config struct {
 
 type ruleConfig struct {
 	Name      string          `json:"name"`
-	Action    action          `json:"action"`
+	Action    string          `json:"action"`
 	Direction string          `json:"direction"`
 	Protocol  json.RawMessage `json:"protocol"`
 	Src       string          `json:"src"`
@@ -89,6 +89,13 @@ func (a action) String() string {
 	}
 	return "deny"
 }
+
+// Actions of rules.
+const (
+	actionAllow  = "allow"
+	actionDeny   = "deny"
+	actionReject = "reject"
+)
 
 type duration = sdk.Duration
 
@@ -170,6 +177,7 @@ func (p Ports) String() string {
 type Rule struct {
 	Name            string
 	Allow           bool
+	Reject          bool // else denied packets are dropped silently
 	Egress, Ingress bool
 	Proto           int          // IANA number, -1: any
 	Src, Dst        netip.Prefix // masked; invalid: any
@@ -184,6 +192,16 @@ func (r *Rule) family6() bool { return r.Proto != protoICMP && !isIP4(r.Src) && 
 
 func isIP4(p netip.Prefix) bool { return p.IsValid() && p.Addr().Is4() }
 func isIP6(p netip.Prefix) bool { return p.IsValid() && p.Addr().Is6() }
+
+func (r *Rule) action() string {
+	switch {
+	case r.Allow:
+		return actionAllow
+	case r.Reject:
+		return actionReject
+	}
+	return actionDeny
+}
 
 func (r *Rule) direction() string {
 	switch {
@@ -205,7 +223,7 @@ func (r *Rule) protocol() string {
 // String is the rule in words, equal for equal rules; the name is not part of it.
 func (r *Rule) String() string {
 	var s strings.Builder
-	fmt.Fprintf(&s, "%s %s %s", action(r.Allow), r.direction(), r.protocol())
+	fmt.Fprintf(&s, "%s %s %s", r.action(), r.direction(), r.protocol())
 	if r.Src.IsValid() {
 		fmt.Fprintf(&s, " from %s", r.Src)
 	}
@@ -256,7 +274,11 @@ func ruleLabel(r *ruleConfig) string {
 type failure func(field, format string, args ...any) error
 
 func parseRule(in *ruleConfig, out *Rule, fail failure) error {
-	*out = Rule{Name: in.Name, Allow: bool(in.Action), SrcPort: anyPort, DstPort: anyPort, ICMPType: -1}
+	*out = Rule{Name: in.Name, Allow: in.Action == actionAllow, Reject: in.Action == actionReject, SrcPort: anyPort,
+		DstPort: anyPort, ICMPType: -1}
+	if !out.Allow && !out.Reject && in.Action != actionDeny {
+		return fail("action", "%q is not one of allow, deny, reject", in.Action)
+	}
 	switch in.Direction {
 	case "", "both":
 		out.Egress, out.Ingress = true, true

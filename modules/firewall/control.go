@@ -289,6 +289,12 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	return fillFrom(maps, mapRules6, begin[mapRules6], len(f.ids6), f.rule6)
 }
 
+// Of a decision in a word: mirrored in classify.h.
+const (
+	dropPolicy     = 1
+	decisionReject = 1 << 24
+)
+
 // l4rule mirrors struct fw_l4rule.
 type l4rule struct {
 	Sport, Sports, Dport, Dports uint16
@@ -339,12 +345,15 @@ func (f *Firewall) l4rule(i int) l4rule {
 		sport = Ports{uint16(r.ICMPType), uint16(r.ICMPType)}
 	}
 	out := l4rule{Sport: sport.Lo, Sports: sport.Hi - sport.Lo, Dport: r.DstPort.Lo, Dports: r.DstPort.Hi - r.DstPort.Lo,
-		Decision: f.slotOf(i) << 1}
+		Decision: f.slotOf(i)}
 	if r.Proto >= 0 {
 		out.Proto, out.ProtoMask = uint8(r.Proto), 0xff
 	}
-	if r.Allow {
-		out.Decision |= 1
+	if !r.Allow {
+		out.Decision |= dropPolicy << 16
+	}
+	if r.Reject {
+		out.Decision |= decisionReject
 	}
 	return out
 }

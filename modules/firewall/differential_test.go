@@ -51,14 +51,15 @@ func compare(t *testing.T, r *rand.Rand) int {
 	fw.config.State.assured = pick(&g, 0, hour)
 	// the machine may be slow, the model's clock is
 	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour}
-	k := loadCompiled(t, fw, nil)
+	k := loadCompiled(t, fw, map[string]any{"answer_time": ^uint32(0)})
 	model := NewModel(k.Firewall)
 	const n = 3000
+	var p Packet
 	for i := range n {
 		if r.IntN(200) == 0 {
 			k.outdate(model)
 		}
-		p := g.packet(model)
+		p = g.packet(model, p)
 		p.Ifindex = 1 // loopback: where test runs pretend to come from
 		p.Len = r.IntN(40)
 		f := frame{Packet: p, vlans: r.IntN(3), payload: p.Len}
@@ -76,16 +77,23 @@ func compare(t *testing.T, r *rand.Rand) int {
 		model.headers = headers{f.ext, f.extLen}
 		want := model.Decide(&p, time.Duration(i))
 		before := k.hits(want.Slot)
-		got := k.pass(f.bytes(), p.Ingress)
-		passes := want.Allow || k.config.Mode == modeAudit
-		if got != passes || k.hits(want.Slot) != before+1 {
+		k.refillAnswers()
+		got, _ := k.run(f.bytes(), p.Ingress)
+		action := int32(tcShot)
+		switch {
+		case want.Allow || k.config.Mode == modeAudit:
+			action = tcNext
+		case model.rejects(want) && f.answerable():
+			action = tcRedirect
+		}
+		if got != action || k.hits(want.Slot) != before+1 {
 			rule := "none"
 			if want.Rule >= 0 {
 				rule = k.rules[want.Rule].String()
 			}
-			t.Fatalf("packet %d %+v:\nkernel passes %t, model %t by rule %d (%s), slot %d hit %t\ndecided without rule: "+
+			t.Fatalf("packet %d %+v:\nkernel's action %d, model's %d by rule %d (%s), slot %d hit %t\ndecided without rule: "+
 				"%v\nmodel's entry %+v",
-				i, p, got, passes, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
+				i, p, got, action, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
 		}
 	}
 	return n
@@ -119,7 +127,8 @@ func (g *generator) config() map[string]any {
 }
 
 func (g *generator) rule(i int) map[string]any {
-	rule := map[string]any{"action": pick(g, "allow", "deny"), "direction": pick(g, "ingress", "egress", "both")}
+	rule := map[string]any{"action": pick(g, actionAllow, actionAllow, actionDeny, actionReject),
+		"direction": pick(g, "ingress", "egress", "both")}
 	if g.IntN(2) == 0 {
 		rule["name"] = fmt.Sprint("rule ", i)
 	}
@@ -185,8 +194,11 @@ func (g *generator) prefix(v4 bool) string {
 	return p.String()
 }
 
-// packet is a random one, or one that goes with a connection of the model.
-func (g *generator) packet(m *Model) Packet {
+// packet is a random one, or one that goes with a connection of the model or with the packet before.
+func (g *generator) packet(m *Model, last Packet) Packet {
+	if last.Src.IsValid() && g.IntN(8) == 0 {
+		return g.answer(last)
+	}
 	if len(m.conns) > 0 && g.IntN(2) == 0 {
 		return g.continued(m)
 	}
@@ -282,12 +294,25 @@ func (g *generator) continued(m *Model) Packet {
 	return p
 }
 
+// answer is what a packet is answered if it is rejected.
+func (g *generator) answer(p Packet) Packet {
+	if p.Proto != protoTCP || p.Quoted != nil {
+		return g.errorAbout(p)
+	}
+	p.Ingress, p.Src, p.Dst, p.SrcPort, p.DstPort = !p.Ingress, p.Dst, p.Src, p.DstPort, p.SrcPort
+	p.TCPFlags, p.Seq, p.Ack, p.Scale, p.Quoted = tcpRST|tcpACK, 0, p.end(), 0, nil
+	return p
+}
+
 func (g *generator) errorAbout(p Packet) Packet {
 	quoted := p
 	e := Packet{Ingress: !p.Ingress, Src: p.Dst, Dst: p.Src, Proto: protoICMP, ICMPType: pick[uint8](g, 3, 11, 12),
 		HopLimit: 64, Quoted: &quoted}
 	if p.Src.Is6() {
 		e.Proto, e.ICMPType = protoICMPv6, pick[uint8](g, 1, 2, 3, 4)
+	}
+	if g.IntN(2) == 0 {
+		e.ICMPCode = map[bool]uint8{true: 13, false: 1}[p.Src.Is4()] // prohibited
 	}
 	if g.IntN(3) == 0 {
 		e.Dst = g.address(p.Src.Is4()) // a lie

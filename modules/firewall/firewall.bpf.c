@@ -17,6 +17,7 @@
 #include "link.h"
 #include "spoof.h"
 #include "offload.h"
+#include "reject.h"
 
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
@@ -76,13 +77,21 @@ struct {
 	__type(value, struct fw_owner);
 } owners SEC(".maps");
 
-/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23. */
-#define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
+static __always_inline int fw_drop(struct kerb_pkt *pkt, __u32 decision)
+{
+	__u32 reason = decision >> 16 & 0xff;
+
+	if (audit) {
+		fw_count(&would_drop, reason, pkt);
+		return KERB_NEXT;
+	}
+	return decision & FW_REJECT ? fw_reject(pkt, reason) : kerb_drop(pkt, reason);
+}
 
 static __always_inline int fw_verdict_apply(struct kerb_pkt *pkt, __u32 decision)
 {
 	fw_count(&hits, decision & 0xffff, pkt);
-	return decision >> 16 ? fw_drop(pkt, decision >> 16) : KERB_NEXT;
+	return decision >> 16 ? fw_drop(pkt, decision) : KERB_NEXT;
 }
 
 static __always_inline int fw_conn_lookup(struct fw_flow *f, __u64 now)
@@ -119,17 +128,15 @@ static __always_inline void fw_conn_update(struct fw_flow *f, int allowed)
 static __always_inline __u32 fw_evaluate_rules(struct fw_flow *f)
 {
 	const struct fw_values *v = fw_values(f);
-	__u32 decision, slot;
+	__u32 decision;
 
 	if (!v)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 	decision = fw_classify(f, v);
 	if (decision == FW_LOST)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
-	if (decision != FW_NO_RULE) {
-		slot = decision >> 1;
-		return decision & 1 ? slot : FW_DENY(slot, KERB_DROP_POLICY);
-	}
+	if (decision != FW_NO_RULE)
+		return decision;
 	if (f->asked == FW_EGRESS)
 		return v->allow_egress ? FW_SLOT_EGRESS : FW_DENY(FW_SLOT_EGRESS, KERB_DROP_POLICY);
 	return v->allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);
@@ -224,6 +231,20 @@ static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct 
 	kerb_mix(pkt, zero);
 }
 
+/* Packets that pass although the rules deny them. */
+static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
+{
+	if (state && f->dir == FW_INGRESS && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, f->now))
+		return FW_SLOT_RELATED;
+	if (audit)
+		return decision;
+	if (fw_answer_take(f))
+		return FW_SLOT_RELATED;
+	if (decision & FW_REJECT)
+		fw_answer_note(f);
+	return decision;
+}
+
 static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
 {
 	__u32 decision;
@@ -236,18 +257,15 @@ static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f
 	if (!allow_malformed && pkt->proto == IPPROTO_TCP && pkt->flags & KERB_F_L4 &&
 	    !fw_tcp_flags_valid(f->tcp))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_FLAGS);
-	if (state && f->kind == FW_ERROR)
+	if (f->kind == FW_ERROR)
 		fw_read_quoted(pkt, f);
 	kerb_reload(pkt);
 	now = state ? fw_now() : 0;
 	decision = kerb_through(f->hidden, fw_evaluate_flow(now));
-	if (!state)
-		return decision;
-	if (dir == FW_EGRESS && !(decision >> 16) && fw_is_dhcp_request(f))
+	if (decision >> 16)
+		return fw_reconsider(pkt, f, decision);
+	if (state && dir == FW_EGRESS && fw_is_dhcp_request(f))
 		fw_dhcp_requested(pkt, now);
-	if (dir == FW_INGRESS && decision >> 16 && fw_is_dhcp_reply(f) &&
-	    fw_dhcp_expected(pkt, now))
-		return FW_SLOT_RELATED;
 	return decision;
 }
 
@@ -302,7 +320,7 @@ static __always_inline int fw_filter(struct kerb_pkt *pkt, __u32 dir)
 	__u32 decision;
 
 	if (!kerb_scratch_enter())
-		return fw_drop(pkt, KERB_DROP_NO_MEMORY);
+		return fw_drop(pkt, FW_DENY(0, KERB_DROP_NO_MEMORY));
 	decision = fw_decide(pkt, dir);
 	kerb_scratch_leave();
 	return fw_verdict_apply(pkt, decision);

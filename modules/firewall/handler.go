@@ -96,7 +96,7 @@ func (g *generation) listRules() (*RulesReport, error) {
 		"egress": g.config.DefaultPolicy.Egress.String()}
 	for i := range g.rules {
 		r := &g.rules[i]
-		out.Rules[i] = RuleReport{i, r.Name, r.String(), action(r.Allow).String(), r.direction(), g.slots[i],
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), r.action(), r.direction(), g.slots[i],
 			hits[g.slots[i]]}
 	}
 	return out, nil
@@ -226,7 +226,8 @@ func (f *Firewall) Explain(q *ExplainRequest) (*Explanation, error) {
 	d := f.byRules(p)
 	out := &Explanation{Action: action(d.Allow).String(), Rule: "default policy for " + q.Direction}
 	if d.Rule >= 0 {
-		out.Index, out.Name, out.Rule = &d.Rule, f.rules[d.Rule].Name, f.rules[d.Rule].String()
+		r := &f.rules[d.Rule]
+		out.Action, out.Index, out.Name, out.Rule = r.action(), &d.Rule, r.Name, r.String()
 	}
 	if f.config.State.Enabled && !d.Allow {
 		out.Note = "answers to packets that were allowed in the other direction pass all the same"
@@ -271,17 +272,15 @@ func (g *generation) Collect() ([]sdk.Sample, error) {
 		{Name: "connections_full_total", Help: "Times that the table of established connections was full.", Counter: true,
 			Value: float64(stats.Full)},
 	}
-	var allowed, denied Hits
+	packets := map[string]uint64{actionAllow: 0, actionDeny: 0, actionReject: 0}
 	for _, r := range report.Rules {
 		out = append(out, sdk.Sample{Name: "rule_packets_total", Help: "Packets decided by the rule.", Counter: true,
 			Labels: map[string]string{"rule": ruleName(r), "action": r.Action}, Value: float64(r.Packets)})
-		sum := &denied
-		if r.Action == "allow" {
-			sum = &allowed
-		}
-		sum.Packets += r.Packets
+		packets[r.Action] += r.Packets
 	}
-	report.Other["rule_allow"], report.Other["rule_deny"] = allowed, denied
+	for action, n := range packets {
+		report.Other["rule_"+action] = Hits{Packets: n}
+	}
 	for name, hits := range report.Other {
 		out = append(out, sdk.Sample{Name: "packets_total", Help: "Packets by deciding stage.", Counter: true,
 			Labels: map[string]string{"decision": name}, Value: float64(hits.Packets)})

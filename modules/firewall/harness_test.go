@@ -97,25 +97,42 @@ func (k *kernel) open(live sdk.Live) *generation {
 }
 
 const (
-	tcNext = -1
-	tcShot = 2
+	tcNext     = -1
+	tcShot     = 2
+	tcRedirect = 7
 )
 
 // pass runs a frame through the firewall.
 func (k *kernel) pass(frame []byte, ingress bool) bool {
 	k.t.Helper()
+	action, _ := k.run(frame, ingress)
+	if action != tcNext && action != tcShot {
+		k.t.Fatalf("action %d", action)
+	}
+	return action == tcNext
+}
+
+// run returns the action, and the frame that is left.
+func (k *kernel) run(frame []byte, ingress bool) (action int32, out []byte) {
+	k.t.Helper()
 	p := k.egress
 	if ingress {
 		p = k.ingress()
 	}
-	ret, err := p.Run(&ebpf.RunOptions{Data: frame})
+	opts := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+128)}
+	ret, err := p.Run(&opts)
 	if err != nil {
 		k.t.Fatal(err)
 	}
-	if int32(ret) != tcNext && ret != tcShot {
-		k.t.Fatalf("action %d", int32(ret))
+	return int32(ret), opts.DataOut
+}
+
+// refillAnswers lets a packet be answered as if none had been.
+func (k *kernel) refillAnswers() {
+	k.t.Helper()
+	if err := k.maps["kerb_answers"].Put(uint32(0), make([]uint64, ebpf.MustPossibleCPU())); err != nil {
+		k.t.Fatal(err)
 	}
-	return int32(ret) == tcNext
 }
 
 func (k *kernel) hits(slot uint32) uint64 {

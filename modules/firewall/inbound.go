@@ -24,7 +24,7 @@ func (c *config) inbound() *sdk.Inbound {
 		return in
 	}
 	for _, r := range c.Rules {
-		if !bool(r.Action) || r.Direction == "egress" || !r.anyPacket() {
+		if r.Action != actionAllow || r.Direction == "egress" || !r.anyPacket() {
 			continue
 		}
 		if r.Src == "" {

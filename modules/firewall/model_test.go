@@ -60,12 +60,14 @@ type Model struct {
 	*Firewall
 	conns     map[connKey]*connState
 	alongside map[connKey]*connState // begun again by the side that began an established one
+	rejected  map[uint32]uint32      // hashes of keys whose answers pass, by place
 	headers   headers
 }
 
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model {
-	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{}}
+	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{},
+		rejected: map[uint32]uint32{}}
 }
 
 // connKey is a connection as seen from the service.
@@ -136,6 +138,21 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	if p.Proto == protoTCP && !bool(m.config.Malformed) && !p.flagsValid() {
 		return Decision{false, -1, slotInvalid}
 	}
+	d := m.judge(p, now)
+	if d.Allow || m.config.Mode == modeAudit {
+		return d
+	}
+	if m.takeAnswer(p) {
+		return Decision{true, -1, slotRelated}
+	}
+	if k := p.key(); m.rejects(d) && k.kind < kindError {
+		m.rejected[k.answerPlace()] = k.hash()
+	}
+	return d
+}
+
+// judge is the decision by connections and rules.
+func (m *Model) judge(p *Packet, now time.Duration) Decision {
 	if !m.config.State.Enabled {
 		return m.byRules(p)
 	}
@@ -337,18 +354,27 @@ func (m *Model) onOpening(p *Packet, k connKey, c *connState, now time.Duration)
 	return true, true
 }
 
-// related reports whether an ICMP error is about a connection and goes to whom the quoted packet came from.
-func (m *Model) related(p *Packet, now time.Duration) bool {
+// quoted returns the packet that an ICMP error is about, nil if it does not go to whom that came from.
+func (p *Packet) quoted() *Packet {
 	q := p.Quoted
-	if q == nil || q.Src != p.Dst || q.Src.Is4() != p.Src.Is4() {
-		return false
+	if p.kind() != kindError || q == nil || q.Src != p.Dst || q.Src.Is4() != p.Src.Is4() {
+		return nil
 	}
 	quoted := *q
 	quoted.Ifindex, quoted.Ingress = p.Ifindex, !p.Ingress
-	k := quoted.key()
-	if k.kind > kindEchoRemote {
+	if quoted.kind() > kindEchoRemote {
+		return nil
+	}
+	return &quoted
+}
+
+// related reports whether an ICMP error is about a connection.
+func (m *Model) related(p *Packet, now time.Duration) bool {
+	q := p.quoted()
+	if q == nil {
 		return false
 	}
+	k := q.key()
 	c := m.conns[k]
-	return c != nil && c.generation == m.ruleSet() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(&quoted))
+	return c != nil && c.generation == m.ruleSet() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(q))
 }

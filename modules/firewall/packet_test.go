@@ -20,7 +20,6 @@ import (
 
 // Reasons of drops, from <kerb/types.h>.
 const (
-	dropPolicy    = 1
 	dropMalformed = 2
 	dropFragment  = 3
 	dropExtension = 4

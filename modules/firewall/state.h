@@ -41,8 +41,7 @@ static __always_inline int fw_is_tcp(const struct fw_flow *f)
 	return FW_BOTH_WAYS && f->proto == IPPROTO_TCP && f->kind == FW_PLAIN;
 }
 
-/* Makes the generation one that only the packet's connection has. */
-static __always_inline void fw_bind_generation(struct fw_flow *f)
+static __always_inline __u32 fw_key_hash(const struct fw_flow *f)
 {
 	const __u32 *word = &f->key4.ifindex;
 	__u32 factor = 1, sum = 0;
@@ -54,7 +53,13 @@ static __always_inline void fw_bind_generation(struct fw_flow *f)
 		factor *= 0x9e3779b1; /* odd: no word's change is lost */
 		sum += word[i] * factor;
 	}
-	f->generation ^= sum;
+	return sum;
+}
+
+/* Makes the generation one that only the packet's connection has. */
+static __always_inline void fw_bind_generation(struct fw_flow *f)
+{
+	f->generation ^= fw_key_hash(f);
 }
 
 static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flow *f)

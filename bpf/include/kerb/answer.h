@@ -8,8 +8,8 @@
  *
  * There is none to ICMP errors, later fragments, broadcast and multicast, and to senders that are
  * no single host (RFC 1122, 3.2.2; RFC 4443, 2.4), to packets with IPv4 options or IPv6 extension
- * headers, and none beyond a rate. The answer comes from the address that the packet was for. The
- * rest of the packet context is not that of the answer. */
+ * headers, no reset to resets and fragments, and none beyond a rate. The answer comes from the
+ * address that the packet was for. The rest of the packet context is not that of the answer. */
 #ifndef KERB_ANSWER_H
 #define KERB_ANSWER_H
 
@@ -21,8 +21,10 @@
 #define KERB_ICMP_ECHO		  8
 #define KERB_ICMP_TIMESTAMP	  13
 #define KERB_ICMP_TIMESTAMP_REPLY 14
-#define KERB_ICMP_FRAG_NEEDED	  4 /* a code */
+#define KERB_ICMP_FRAG_NEEDED	  4  /* a code */
+#define KERB_ICMP_PROHIBITED	  13 /* a code */
 #define KERB_ICMP6_UNREACHABLE	  1
+#define KERB_ICMP6_PROHIBITED	  1 /* a code */
 #define KERB_ICMP6_TOO_BIG	  2
 #define KERB_ICMP6_ECHO		  128 /* the first that is no error */
 #define KERB_ICMP6_REDIRECT	  137
@@ -223,6 +225,7 @@ static __always_inline int kerb_send_icmp4(struct kerb_pkt *pkt, __u8 type, __u8
 	if (kerb_adjust_room(pkt, sizeof(a), 0))
 		return -EFAULT;
 	pkt->flags = flags;
+	kerb_forget(pkt); /* on XDP the verifier knows now how long the link header is */
 	sum = kerb_sum_quote(pkt, pkt->l3 + sizeof(a), quote);
 	if (sum >= 0)
 		sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
@@ -255,6 +258,7 @@ static __always_inline int kerb_send_icmp6(struct kerb_pkt *pkt, __u8 type, __u8
 	if (kerb_adjust_room(pkt, sizeof(a), 0))
 		return -EFAULT;
 	pkt->flags = flags;
+	kerb_forget(pkt); /* as above */
 	sum = kerb_sum_quote(pkt, pkt->l3 + sizeof(a), quote);
 	if (sum >= 0)
 		sum = kerb_sum_when_complete(pkt, sum, pkt->l3 + sizeof(a) + l4, quote - l4);
@@ -383,7 +387,8 @@ static __attribute__((noinline, unused)) int kerb_tcp_reset(struct kerb_pkt *pkt
 	struct tcphdr *tcp = kerb_tcp(pkt), reset;
 	__u64 sum;
 
-	if (!tcp || !kerb_answerable(pkt) || ((__u8 *)tcp)[13] & KERB_TCP_RST)
+	if (!tcp || !kerb_answerable(pkt) || pkt->flags & KERB_F_FRAG ||
+	    ((__u8 *)tcp)[13] & KERB_TCP_RST)
 		return kerb_drop(pkt, KERB_DROP_STATE);
 	if (!kerb_may_answer())
 		return kerb_drop(pkt, KERB_DROP_RATE);

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+)
+
+// rejects reports whether the sender of a packet is notified of the decision.
+func (m *Model) rejects(d Decision) bool { return !d.Allow && d.Rule >= 0 && m.rules[d.Rule].Reject }
+
+// takeAnswer reports whether a packet answers a rejected one, and forgets that one.
+func (m *Model) takeAnswer(p *Packet) bool {
+	k := p.key()
+	if q := p.quoted(); q != nil {
+		prohibited := p.ICMPType == 3 && p.ICMPCode == 13
+		if p.Src.Is6() {
+			prohibited = p.ICMPType == 1 && p.ICMPCode == 1
+		}
+		if !prohibited {
+			return false
+		}
+		k = q.key()
+	} else if !p.tcp(tcpRST) {
+		return false
+	}
+	hash, ok := m.rejected[k.answerPlace()]
+	if !ok || hash != k.hash() {
+		return false
+	}
+	delete(m.rejected, k.answerPlace())
+	return true
+}
+
+// hash mirrors fw_key_hash.
+func (k connKey) hash() uint32 {
+	text := binary.NativeEndian.AppendUint32(nil, k.ifindex)
+	text = append(append(text, k.local.AsSlice()...), k.remote.AsSlice()...)
+	text = binary.BigEndian.AppendUint16(text, k.localPort)
+	text = binary.BigEndian.AppendUint16(text, k.remotePort)
+	text = append(text, byte(k.proto), byte(k.kind), 0, 0)
+	factor, sum := uint32(1), uint32(0)
+	for ; len(text) > 0; text = text[4:] {
+		factor *= 0x9e3779b1
+		sum += binary.NativeEndian.Uint32(text) * factor
+	}
+	return sum
+}
+
+// answerPlace mirrors fw_answer_at.
+func (k connKey) answerPlace() uint32 { return k.hash() * 0x85ebca6b >> 23 }
+
+// answerable reports whether an answer to a frame is due, and possible: TC makes no room in frames with VLAN tags.
+func (f *frame) answerable() bool {
+	t := f.ICMPType
+	switch {
+	case f.options > 0 || len(f.ext) > 0:
+		return false
+	case f.Proto == protoTCP:
+		return f.TCPFlags&tcpRST == 0
+	case f.vlans > 0:
+		return false
+	case f.Proto != protoICMP && f.Proto != protoICMPv6:
+		return true
+	case !f.isICMP(): // no header: what there is is zero
+		return f.Src.Is4() && f.payload > 0
+	case f.Src.Is6():
+		return t >= 128 && t != 137
+	}
+	return t == 0 || t == 8 || t == 13 || t == 14
+}

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
+	"github.com/kerb-edge/kerb/internal/pkttest"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
+)
+
+// rejectAll rejects everything, in both directions.
+const rejectAll = `{"antiSpoof": false, "defaultPolicy": {"ingress": "deny", "egress": "deny"},
+	"rules": [{"name": "no", "action": "reject"}]}`
+
+// wayIn is a hook and a direction in which packets meet the firewall.
+type wayIn struct{ hook, direction string }
+
+var waysIn = []wayIn{{"tc", "egress"}, {"tc", "ingress"}, {"xdp", "egress"}}
+
+// answers runs a test for each way in and IP version.
+func answers(t *testing.T, config string, test func(t *testing.T, run func(frame []byte) pkttest.Result, v4 bool)) {
+	sdktest.NeedRoot(t)
+	for _, hook := range []string{"tc", "xdp"} {
+		bench, err := pkttest.NewBench(pkgstest.Package(t), hook, module(t, compileConfig(t, config)))
+		sdktest.Explain(t, err)
+		t.Cleanup(bench.Close)
+		for _, way := range waysIn {
+			if way.hook != hook {
+				continue
+			}
+			for name, v4 := range map[string]bool{"ip4": true, "ip6": false} {
+				t.Run(hook+"-"+way.direction+"-"+name, func(t *testing.T) {
+					test(t, func(frame []byte) pkttest.Result {
+						t.Helper()
+						r, err := bench.Run(way.direction, frame)
+						if err != nil {
+							t.Fatal(err)
+						}
+						return r
+					}, v4)
+				})
+			}
+		}
+	}
+}
+
+// packetOf completes the fields of a packet.
+func packetOf(t testing.TB, f pkttest.Fields, v4 bool) []byte {
+	t.Helper()
+	f.Src, f.Dst = addr(far6), addr(svc6)
+	if v4 {
+		f.Src, f.Dst = addr(far4), addr(svc4)
+	}
+	frames, err := pkttest.Packet{Fields: &f}.Frames("")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return frames[0]
+}
+
+// checkSums fails if a length or a checksum of a frame is wrong.
+func checkSums(t *testing.T, frame []byte) gopacket.Packet {
+	t.Helper()
+	p := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.Default)
+	if e := p.ErrorLayer(); e != nil {
+		t.Fatalf("%v: % x", e.Error(), frame)
+	}
+	switch l := p.TransportLayer().(type) {
+	case *layers.TCP:
+		if err := l.SetNetworkLayerForChecksum(p.NetworkLayer()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if l, ok := p.Layer(layers.LayerTypeICMPv6).(*layers.ICMPv6); ok {
+		if err := l.SetNetworkLayerForChecksum(p.NetworkLayer()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	again := gopacket.NewSerializeBuffer()
+	opts := gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}
+	var parts []gopacket.SerializableLayer
+	for _, l := range p.Layers() {
+		s, ok := l.(gopacket.SerializableLayer)
+		if !ok {
+			parts = append(parts, gopacket.Payload(append(l.LayerContents(), l.LayerPayload()...)))
+			break
+		}
+		parts = append(parts, s)
+	}
+	if err := gopacket.SerializeLayers(again, opts, parts...); err != nil {
+		t.Fatal(err)
+	}
+	if want := again.Bytes()[:len(frame)]; !bytes.Equal(want, frame) { // gopacket pads short frames
+		t.Errorf("lengths or checksums:\n  % x\nwant\n  % x", frame, want)
+	}
+	return p
+}
+
+// checkTurned fails if a frame does not go from the destination of another one to its source.
+func checkTurned(t *testing.T, answer gopacket.Packet, of []byte) {
+	t.Helper()
+	was := gopacket.NewPacket(of, layers.LayerTypeEthernet, gopacket.Default)
+	if answer.LinkLayer().LinkFlow() != was.LinkLayer().LinkFlow().Reverse() ||
+		answer.NetworkLayer().NetworkFlow() != was.NetworkLayer().NetworkFlow().Reverse() {
+		t.Errorf("%v is no answer to %v", answer, was)
+	}
+}
+
+// TCP is answered by a reset with the numbers of RFC 9293, 3.10.7.1.
+func TestRejectResets(t *testing.T) {
+	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
+		for _, c := range []struct {
+			flags, payload string
+			vlan           uint16
+			seq, ack       uint32
+			wantSeq        uint32
+			wantAck        uint32 // of a reset with ACK
+		}{
+			{flags: "S", seq: 1000, wantAck: 1001},
+			{flags: "S", seq: 0xffffffff, wantAck: 0, vlan: 5},
+			{flags: "S", seq: 1000, payload: "early data", wantAck: 1011},
+			{flags: "SA", seq: 1000, ack: 77, wantSeq: 77},
+			{flags: "A", seq: 1000, ack: 0xfffffff0, payload: "data", wantSeq: 0xfffffff0},
+			{flags: "FA", seq: 1000, ack: 77, wantSeq: 77},
+		} {
+			ports := pkttest.Ports{Src: 40000, Dst: 80}
+			of := packetOf(t, pkttest.Fields{VLAN: c.vlan, Payload: c.payload,
+				TCP: &pkttest.TCP{Ports: ports, Flags: c.flags, Seq: c.seq, Ack: c.ack}}, v4)
+			r := run(of)
+			if r.Verdict != "reply" {
+				t.Fatalf("%s: %s %s", c.flags, r.Verdict, r.Reason)
+			}
+			p := checkSums(t, r.Packet)
+			checkTurned(t, p, of)
+			tcp := p.TransportLayer().(*layers.TCP)
+			if tcp.SrcPort != 80 || tcp.DstPort != 40000 || !tcp.RST || tcp.SYN || tcp.FIN || len(tcp.Payload) != 0 {
+				t.Errorf("%s: %+v", c.flags, tcp)
+			}
+			withACK := c.flags == "S"
+			if tcp.ACK != withACK || tcp.Seq != c.wantSeq || tcp.Ack != c.wantAck {
+				t.Errorf("%s seq %d ack %d: ACK %t, seq %d, ack %d", c.flags, c.seq, c.ack, tcp.ACK, tcp.Seq, tcp.Ack)
+			}
+		}
+	})
+}
+
+// All else is answered by an ICMP error that quotes it.
+func TestRejectProhibits(t *testing.T) {
+	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
+		echo := pkttest.ICMP{Type: echoRequest(map[bool]string{true: svc4, false: svc6}[v4]), ID: 7}
+		for name, f := range map[string]pkttest.Fields{
+			"udp":  {UDP: &pkttest.Ports{Src: 40000, Dst: 53}, Payload: "a question of 24 bytes.."},
+			"echo": {ICMP: &echo, Payload: "an echo of 24 bytes....."},
+			"long": {UDP: &pkttest.Ports{Src: 40000, Dst: 53}, Payload: string(bytes.Repeat([]byte("x."), 700))},
+		} {
+			of := packetOf(t, f, v4)
+			r := run(of)
+			if r.Verdict != "reply" {
+				t.Fatalf("%s: %s %s", name, r.Verdict, r.Reason)
+			}
+			p := checkSums(t, r.Packet)
+			checkTurned(t, p, of)
+			prohibited, at, most := false, 14+20+8, 548
+			if l, ok := p.Layer(layers.LayerTypeICMPv4).(*layers.ICMPv4); ok {
+				prohibited = l.TypeCode == layers.CreateICMPv4TypeCode(3, 13)
+			} else if l, ok := p.Layer(layers.LayerTypeICMPv6).(*layers.ICMPv6); ok {
+				prohibited, at, most = l.TypeCode == layers.CreateICMPv6TypeCode(1, 1), 14+40+8, 1232
+			}
+			want := of[14:min(len(of), 14+most)]
+			if !prohibited || !bytes.Equal(r.Packet[at:], want) {
+				t.Errorf("%s: %v\nquotes % x\nof     % x", name, p, r.Packet[at:], want)
+			}
+		}
+	})
+}
+
+// What must not be answered is dropped, and so are packets of a sender that is no single host.
+func TestRejectStaysSilent(t *testing.T) {
+	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
+		svc, other := svc6, far6
+		group, groupMAC := "ff0e::1", "33:33:00:00:00:01"
+		if v4 {
+			svc, other = svc4, far4
+			group, groupMAC = "239.1.2.3", "01:00:5e:01:02:03"
+		}
+		ports := pkttest.Ports{Src: 40000, Dst: 53}
+		quoting := frame{Packet: Packet{Src: addr(other), Dst: addr(svc), Proto: protoICMP, ICMPType: 3,
+			Quoted: ptr(udp(svc, 1, other, 80))}}
+		toGroup := frame{Packet: udp(other, 1, group, 80)}
+		fromGroup := frame{Packet: udp(group, 1, svc, 80)}
+		fromNone := frame{Packet: udp("0.0.0.0", 1, svc4, 80)}
+		options := frame{Packet: udp(other, 1, svc, 80), options: 8}
+		first := frame{Packet: tcp(other, 1, svc, 80, tcpSYN), more: true, payload: 12}
+		later := frame{Packet: udp(other, 1, svc, 80), fragOff: 64, payload: 8}
+		if !v4 {
+			quoting.Proto, quoting.ICMPType = protoICMPv6, 1
+			fromNone.Packet = udp("::", 1, svc, 80)
+			options.ext, first.ext, later.ext = []int{60}, []int{44}, []int{44}
+		}
+		for name, f := range map[string][]byte{
+			"reset":      packetOf(t, pkttest.Fields{TCP: &pkttest.TCP{Ports: ports, Flags: "R", Seq: 1}}, v4),
+			"error":      quoting.bytes(),
+			"group":      toGroup.bytes(),
+			"group MAC":  packetOf(t, pkttest.Fields{DstMAC: groupMAC, UDP: &ports}, v4),
+			"from group": fromGroup.bytes(),
+			"from none":  fromNone.bytes(),
+			"options":    options.bytes(),
+			"first":      first.bytes(),
+			"later":      later.bytes(),
+		} {
+			r := run(f)
+			reason := "policy"
+			if name == "later" {
+				reason = "fragment"
+			}
+			if r.Verdict != "drop" || r.Reason != reason {
+				t.Errorf("%s: %s %s", name, r.Verdict, r.Reason)
+			}
+		}
+	})
+}
+
+// An answer passes the other direction of the firewall once, though no rule allows it; nothing like it does.
+func TestRejectAnswerPassesOnce(t *testing.T) {
+	for _, state := range []string{"true", "false"} {
+		k := loadFirewall(t, rejectAll[:len(rejectAll)-1]+`, "state": {"enabled": `+state+`}}`)
+		for _, v4 := range []bool{true, false} {
+			for name, f := range map[string]pkttest.Fields{
+				"tcp": {TCP: &pkttest.TCP{Ports: pkttest.Ports{Src: 40000, Dst: 80}, Flags: "S", Seq: 5}},
+				"udp": {UDP: &pkttest.Ports{Src: 40000, Dst: 53}, Payload: "a question of 24 bytes.."},
+				"echo": {ICMP: &pkttest.ICMP{Type: map[bool]uint8{true: 8, false: 128}[v4], ID: 9},
+					Payload: "an echo of 24 bytes....."},
+			} {
+				of := packetOf(t, f, v4)
+				for _, ingress := range []bool{true, false} {
+					action, answer := k.run(of, ingress)
+					if action != tcRedirect {
+						t.Fatalf("%s: action %d", name, action)
+					}
+					stranger := bytes.Clone(answer)
+					at := map[bool]int{true: 14 + 20, false: 14 + 40}[v4]
+					if name == "tcp" {
+						stranger[at+3]++ // port
+					} else {
+						stranger[len(stranger)-len(of)+14+map[bool]int{true: 19, false: 39}[v4]] ^= 1 // quoted destination
+					}
+					if action, _ = k.run(stranger, !ingress); action == tcNext {
+						t.Errorf("%s: an answer to nothing passes", name)
+					}
+					if action, out := k.run(answer, !ingress); action != tcNext || !bytes.Equal(out, answer) {
+						t.Errorf("%s, ingress %t: the answer does not pass: action %d", name, ingress, action)
+					}
+					if action, _ = k.run(answer, !ingress); action == tcNext {
+						t.Errorf("%s, ingress %t: the answer passes twice", name, ingress)
+					}
+				}
+			}
+		}
+		if state == "true" && k.other()["related"].Packets != 12 {
+			t.Errorf("related: %v", k.other())
+		}
+	}
+}
+
+// A flood is answered at the rate of ICMP errors of Linux: up to 50 at once, then one a millisecond and CPU.
+func TestRejectRate(t *testing.T) {
+	k := loadFirewall(t, rejectAll)
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	begin, replies := time.Now(), 0
+	const flood = 3000
+	for i := range flood {
+		f := pkttest.Fields{TCP: &pkttest.TCP{Ports: pkttest.Ports{Src: uint16(i), Dst: 80}, Flags: "S"}}
+		if action, _ := k.run(packetOf(t, f, true), true); action == tcRedirect {
+			replies++
+		}
+	}
+	most := runtime.NumCPU() * (51 + int(time.Since(begin).Milliseconds()))
+	if replies < 50 || replies > most || replies == flood {
+		t.Errorf("%d of %d packets were answered, at most %d should be", replies, flood, most)
+	}
+	if n := k.drops(dropPolicy); int(n) != flood-replies {
+		t.Errorf("%d drops, %d packets were not answered", n, flood-replies)
+	}
+	if n := k.hits(k.slotOf(0)); n != flood {
+		t.Errorf("%d hits of the rule", n)
+	}
+}
+
+// In audit mode a rejected packet passes, and counts as one that would be dropped.
+func TestRejectInAudit(t *testing.T) {
+	k := loadFirewall(t, `{"mode": "audit", "rules": [{"action": "reject"}]}`)
+	of := packetOf(t, pkttest.Fields{TCP: &pkttest.TCP{Flags: "S"}}, true)
+	if action, out := k.run(of, true); action != tcNext || !bytes.Equal(of, out) {
+		t.Errorf("action %d", action)
+	}
+	if would, err := wouldDrop(k.maps); err != nil || would["policy"].Packets != 1 {
+		t.Errorf("would drop %v, %v", would, err)
+	}
+}
+
+// Clients of a rejected port, and a service that is not allowed out, get errors at once, although nothing else passes.
+func TestRejectedSocketsGetErrors(t *testing.T) {
+	b := newBridged(t)
+	b.filter(loadFirewall(t, rejectAll))
+	for _, c := range []struct {
+		from interface{ Do(func() error) error }
+		to   []netip.Addr
+	}{
+		{b.neighbour, []netip.Addr{b.tenant.Addr4(), b.tenant.Addr6()}},
+		{b.lab.Node(), []netip.Addr{b.tenant.Addr4(), b.tenant.Addr6()}},
+		{b.tenant, []netip.Addr{b.neighbour.Addr4(), b.neighbour.Addr6()}},
+	} {
+		for _, to := range c.to {
+			if err := c.from.Do(func() error { return dial("tcp", to) }); !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("TCP to %v: %v", to, err)
+			}
+			prohibited := unix.EACCES
+			if to.Is4() {
+				prohibited = unix.EHOSTUNREACH
+			}
+			if err := c.from.Do(func() error { return dial("udp", to) }); !errors.Is(err, prohibited) {
+				t.Errorf("UDP to %v: %v, want %v", to, err, prohibited)
+			}
+		}
+	}
+}
+
+// dial connects, or sends a datagram and waits for the error.
+func dial(network string, to netip.Addr) error {
+	conn, err := net.DialTimeout(network, netip.AddrPortFrom(to, 7).String(), 20*time.Second)
+	if err != nil || network == "tcp" {
+		return err
+	}
+	defer conn.Close()
+	if _, err = conn.Write([]byte("question")); err != nil {
+		return err
+	}
+	conn.SetReadDeadline(time.Now().Add(20 * time.Second))
+	_, err = conn.Read(make([]byte, 1))
+	return err
+}
