@@ -105,6 +105,21 @@ type TracedPacket struct {
 	Steps       []TraceStep `json:"steps"`
 }
 
+// ExplainRequest asks what the modules of a service would do to a packet.
+type ExplainRequest struct {
+	Packet    string `query:"packet" required:"true" doc:"Protocol, source > destination, options: tcp 198.51.100.7:40000 > 10.0.0.2:80 syn"`
+	Service   string `query:"service" required:"true"`
+	Direction string `query:"direction" enum:"ingress,egress," doc:"As seen by the service; by default the one in which it has an address of the packet"`
+}
+
+// ExplainedPacket is what the modules would do to a packet that comes now.
+type ExplainedPacket struct {
+	Packets []TracedPacket `json:"packets" doc:"The packet at each chain that it meets"`
+	Verdict string         `json:"verdict" enum:"pass,drop,reply,redirect" doc:"At the end"`
+	Module  string         `json:"module,omitempty" doc:"That decided, unless it passes"`
+	Reason  string         `json:"reason,omitempty" doc:"Of a drop"`
+}
+
 // TraceStep is one module's verdict.
 type TraceStep struct {
 	Module  string `json:"module"`

@@ -152,8 +152,9 @@ func authored(c *cobra.Command) bool {
 // TestExamplesParse checks that every example in the help is a command line that exists, with flags that exist.
 func TestExamplesParse(t *testing.T) {
 	walk(Root(Build{Version: "test"}), func(c *cobra.Command) {
-		for _, example := range regexp.MustCompile(`kerb [a-z][^|&#>\n]*`).FindAllString(c.Example, -1) {
-			if err := parses(strings.Fields(example)[1:]); err != nil {
+		for _, example := range regexp.MustCompile(`kerb [a-z]('[^'\n]*'|[^|&#>'\n])*`).FindAllString(c.Example, -1) {
+			words := regexp.MustCompile(`('[^']*'|\S)+`).FindAllString(example, -1)
+			if err := parses(words[1:]); err != nil {
 				t.Errorf("%s: example %q: %v", c.CommandPath(), example, err)
 			}
 		}

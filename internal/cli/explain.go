@@ -4,15 +4,20 @@ package cli
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
 
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -81,9 +86,9 @@ func embedded(tree map[string]any, at string) (out map[string]any, err error) {
 }
 
 func (a *app) explainCommand() *cobra.Command {
-	return &cobra.Command{
+	c := &cobra.Command{
 		Use:   "explain KIND[.FIELD...]|PACKAGE[.FIELD...]",
-		Short: "Describe a kind of resource, a package's configuration, or a field of either",
+		Short: "Describe a kind of resource, a package's configuration, a field of either, or what happens to a packet",
 		Example: `  kerb explain module
   kerb explain module.spec.attach
   kerb explain firewall.rules.dstPort`,
@@ -100,6 +105,70 @@ func (a *app) explainCommand() *cobra.Command {
 			return e.explain(cmd.OutOrStdout(), args[0])
 		},
 	}
+	c.AddCommand(a.explainPacketCommand())
+	return c
+}
+
+func (a *app) explainPacketCommand() *cobra.Command {
+	var r v1alpha1.ExplainRequest
+	c := answers(&cobra.Command{
+		Use:   "packet PACKET --service NAME",
+		Short: "Show what the modules of a service would do to a packet",
+		Long: "Runs a packet that does not exist through copies of the chains of a service, with copies of their tables,\n" +
+			"and shows what each module would do to it now: as one of a connection that the modules know, if they do.\n" +
+			"Nothing on the node notices.",
+		Example: `  kerb explain packet 'tcp 198.51.100.7:40000 > 10.18.0.5:80 syn' --service web
+  kerb explain packet 'udp 10.18.0.5:5000 > 192.0.2.9:53 length 64' --service web
+  kerb explain packet 'icmp 198.51.100.7 > 10.18.0.5 type 8' --service web`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			r.Packet = args[0]
+			return a.explainPacket(cmd, r)
+		},
+	})
+	c.Flags().StringVar(&r.Service, "service", "", "the service whose modules the packet meets")
+	_ = c.RegisterFlagCompletionFunc("service", kindOf(resource.Service).complete(a))
+	c.Flags().StringVar(&r.Direction, "direction", "", "ingress (to the service) or egress; by default the one in "+
+		"which the service has an address of the packet")
+	_ = c.RegisterFlagCompletionFunc("direction", cobra.FixedCompletions([]string{"ingress", "egress"},
+		cobra.ShellCompDirectiveNoFileComp))
+	return c
+}
+
+// explainPacket prints the packet at each chain as a trace does, and the verdict at the end.
+func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error {
+	if r.Service == "" {
+		return &usageError{errors.New("--service is missing: the service whose modules the packet meets")}
+	}
+	if _, err := packet.Parse(r.Packet); err != nil {
+		return &usageError{err}
+	}
+	q := url.Values{"packet": {r.Packet}, "service": {r.Service}}
+	if r.Direction != "" {
+		q.Set("direction", r.Direction)
+	}
+	var out v1alpha1.ExplainedPacket
+	answer, err := a.call(cmd.Context(), http.MethodGet, "/v1/explain?"+q.Encode(), nil)
+	if err == nil {
+		err = understand(answer, &out)
+	}
+	if err != nil {
+		return err
+	}
+	return a.print(cmd.OutOrStdout(), out, func(w io.Writer) {
+		for _, p := range out.Packets {
+			describeTraced(w, p)
+		}
+		end := map[string]string{"pass": "passes", "drop": "is dropped", "reply": "is answered",
+			"redirect": "is redirected"}[out.Verdict]
+		if out.Module != "" {
+			end += " by " + out.Module
+		}
+		if out.Reason != "" {
+			end += " (" + out.Reason + ")"
+		}
+		fmt.Fprintln(w, "the packet "+end)
+	})
 }
 
 // explained are the words that explain takes.
@@ -121,9 +190,6 @@ type explanation struct{ defs map[string]any }
 func (e explanation) explain(w io.Writer, path string) error {
 	steps := strings.Split(path, ".")
 	kind, err := findKind(steps[0])
-	if word := strings.ToLower(steps[0]); word == "packet" || word == "packets" {
-		return &apierrors.Invalid{Reason: "the word packet is reserved; kerb trace shows what happens to packets"}
-	}
 	at, ok := e.defs[kind.Kind].(map[string]any)
 	if err != nil || !ok {
 		at, ok = e.defs["config-"+steps[0]].(map[string]any)

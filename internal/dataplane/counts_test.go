@@ -12,6 +12,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // counts is what a module is expected to have returned.
@@ -34,9 +35,9 @@ func TestCountsOfDrops(t *testing.T) {
 			l := load(t, s.side, s.dir, testModule(t, "pass", "before", nil),
 				testModule(t, "drop", "dropper", map[string]any{"port": 53}), testModule(t, "pass", "after", nil))
 			short, long := udpPacket(t, 53, nil), udpPacket(t, 53, make([]byte, 500))
-			v4, v6 := udpPacket(t, 54, make([]byte, 100)), frame(6, protoUDP, udpHeader(64), 64)
-			for _, packet := range [][]byte{short, long, v4, v6, v6} {
-				run(t, l.Program, packet)
+			v4, v6 := udpPacket(t, 54, make([]byte, 100)), representativeFrame("IPv6", packet.UDP, 0, 64)
+			for _, frame := range [][]byte{short, long, v4, v6, v6} {
+				run(t, l.Program, frame)
 			}
 			dropped := Count{2, uint64(len(short) + len(long))}
 			passed := Count{3, uint64(len(v4) + 2*len(v6))}

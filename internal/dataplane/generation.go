@@ -75,12 +75,27 @@ func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generati
 }
 
 func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
-	mod := g.Module
 	if fresh, err := g.newSockets(previous); err != nil {
 		return err
 	} else if fresh {
 		previous = nil
 	}
+	if err := g.createMaps(previous, shared); err != nil {
+		return err
+	}
+	fill := g.filler(previous)
+	if g.maps[sdk.TunablesMap] != nil {
+		fill = func() error { return g.firstValues(previous) }
+	}
+	if err := fill(); err != nil {
+		return fmt.Errorf("module %s: %w", g.Name, err)
+	}
+	return nil
+}
+
+// createMaps leaves maps empty that the control plane fills.
+func (g *generation) createMaps(previous, shared map[string]*ebpf.Map) error {
+	mod := g.Module
 	known := map[string]bool{}
 	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
 		if err := applySettings(spec, mod, known); err != nil {
@@ -97,16 +112,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 		}
 	}
 	if !g.Sockets {
-		if err := g.addCounters(previous); err != nil {
-			return err
-		}
-	}
-	fill := g.filler(previous)
-	if g.maps[sdk.TunablesMap] != nil {
-		fill = func() error { return g.firstValues(previous) }
-	}
-	if err := fill(); err != nil {
-		return fmt.Errorf("module %s: %w", mod.Name, err)
+		return g.addCounters(previous)
 	}
 	return nil
 }

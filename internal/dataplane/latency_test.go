@@ -13,6 +13,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // timed loads a chain with its timed copy.
@@ -222,7 +223,8 @@ func sampledChains(t *testing.T) map[string]func(chain.Side, chain.Direction) []
 // parsing, and the packet itself.
 func TestMeasuredPacketIsOrdinary(t *testing.T) {
 	needsSampling(t)
-	packets := [][]byte{udpPacket(t, 53, []byte("dropped")), udpPacket(t, 54, nil), frame(6, protoUDP, udpHeader(64), 64),
+	packets := [][]byte{udpPacket(t, 53, []byte("dropped")), udpPacket(t, 54, nil),
+		representativeFrame("IPv6", packet.UDP, 0, 64),
 		udpPacket(t, 53, nil)[:14+20+4]}
 	for name, modules := range sampledChains(t) {
 		for _, s := range sides {

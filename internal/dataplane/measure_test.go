@@ -12,6 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/bpf/bpftest"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -147,15 +148,15 @@ func TestRepresentativePacketsParse(t *testing.T) {
 		if got.Outcome != kerbabi.ParseOK || got.Flags&kerbabi.FlagL4 == 0 || got.Flags&^kerbabi.FlagL4 != 0 {
 			t.Errorf("%s: %+v", p.kind, got)
 		}
-		if l3 := p.frame[14:]; got.Family == 4 && checksum(l3[:20]) != 0 {
-			t.Errorf("%s: wrong header checksum", p.kind)
-		}
-		segment, ends := p.frame[got.L4:], ends4
-		if got.Family == 6 {
-			ends = ends6
+		l3, segment := p.frame[14:], p.frame[got.L4:]
+		ends := l3[8:40]
+		if got.Family == 4 {
+			if ends = l3[12:20]; packet.Checksum(l3[:20]) != 0 {
+				t.Errorf("%s: wrong header checksum", p.kind)
+			}
 		}
 		pseudo := append(append([]byte{}, ends...), 0, got.Proto, byte(len(segment)>>8), byte(len(segment)))
-		if checksum(append(pseudo, segment...)) != 0 {
+		if packet.Checksum(append(pseudo, segment...)) != 0 {
 			t.Errorf("%s: wrong checksum", p.kind)
 		}
 	}

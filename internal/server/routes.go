@@ -115,6 +115,10 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
+	route(s, "GET", "/v1/explain", "explain", "What the modules of a service would do to a packet",
+		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
+			return s.backend.Explain(ctx, *r)
+		})
 	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace",
 		Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
 	s.describeBodies()

@@ -254,6 +254,16 @@ func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (
 	return zero, &apierrors.NotFound{Kind: kind, Name: name}
 }
 
+// Explain implements server.Backend: the firewall would drop any packet.
+func (f *Fake) Explain(ctx context.Context, r v1alpha1.ExplainRequest) (out v1alpha1.ExplainedPacket, err error) {
+	out = v1alpha1.ExplainedPacket{Verdict: "drop", Module: "fw", Reason: "policy"}
+	err = f.Trace(ctx, v1alpha1.TraceRequest{}, func(p v1alpha1.TracedPacket) error {
+		out.Packets = append(out.Packets, p)
+		return nil
+	})
+	return out, err
+}
+
 // Trace implements server.Backend: there is one packet, which the firewall drops.
 func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error {
 	if r.Host == "nonsense" {

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"strings"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+)
+
+// Try runs a frame through a copy of a chain, with copies of the entries of its maps: neither packets nor counters of
+// the node notice. The trace has what each module said, and is the caller's to close. Frames in other maps, such as
+// rings, are not there: the copy of a module that hands packets to programs finds none.
+func (d *Dataplane) Try(spec chain.Spec, modules map[string]Module, ifindex int, frame []byte) (*Trace, Tried, error) {
+	running, err := d.openMembers(spec, modules)
+	defer closeMembers(running)
+	if err != nil {
+		return nil, Tried{}, err
+	}
+	var members []*generation
+	defer func() { closeMembers(members) }()
+	for _, g := range running {
+		c, err := g.copy()
+		if err != nil {
+			return nil, Tried{}, fmt.Errorf("module %s: copy its maps: %w", g.Name, err)
+		}
+		members = append(members, c)
+	}
+	t, err := NewTrace(TraceFilter{})
+	if err != nil {
+		return nil, Tried{}, err
+	}
+	c, err := t.link(spec, members, 1, nil)
+	if err != nil {
+		t.Close()
+		return nil, Tried{}, err
+	}
+	tried, err := tryFrame(c.entry(), spec.Side.Hook(), ifindex, frame)
+	if err != nil {
+		t.Close()
+		return nil, Tried{}, err
+	}
+	return t, tried, nil
+}
+
+// Tried is what a chain made of a frame.
+type Tried struct {
+	Action uint32 // of the hook
+	Frame  []byte // as it left
+}
+
+// Passed reports whether the packet passes to what comes after the chain.
+func (t Tried) Passed(hook chain.Hook) bool {
+	if hook == chain.XDP {
+		const xdpPass = 2
+		return t.Action == xdpPass
+	}
+	const tcUnspec = 0xffffffff // TC_ACT_UNSPEC; TCX_NEXT
+	return t.Action == tcUnspec || t.Action == 0
+}
+
+// spareRoom is for headers that modules put before the packet.
+const spareRoom = 512
+
+// tryFrame runs the program once, on the interface, as far as the kernel's test runs know interfaces: for XDP since
+// Linux 5.15.
+func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Tried, error) {
+	run := ebpf.RunOptions{Data: frame, DataOut: make([]byte, len(frame)+spareRoom)}
+	if hook == chain.TC {
+		const skbSize, skbIfindex = 192, 40 // struct __sk_buff
+		ctx := make([]byte, skbSize)
+		binary.NativeEndian.PutUint32(ctx[skbIfindex:], uint32(ifindex))
+		run.Context = ctx
+	} else {
+		const mdSize, mdEnd, mdIfindex = 24, 4, 12 // struct xdp_md
+		ctx := make([]byte, mdSize)
+		binary.NativeEndian.PutUint32(ctx[mdEnd:], uint32(len(frame)))
+		binary.NativeEndian.PutUint32(ctx[mdIfindex:], uint32(ifindex))
+		run.Context = ctx
+	}
+	action, err := p.Run(&run)
+	if err != nil && hook == chain.XDP {
+		run.Context, run.DataOut = nil, make([]byte, len(frame)+spareRoom)
+		action, err = p.Run(&run)
+	}
+	if err != nil {
+		return Tried{}, fmt.Errorf("test run: %w", err)
+	}
+	return Tried{action, run.DataOut}, nil
+}
+
+// copy makes maps of the same layout with the same entries. Constants are those of the module's settings.
+func (g *generation) copy() (*generation, error) {
+	c := &generation{g.Module, map[string]*ebpf.Map{}}
+	if g.ID == UnavailableID {
+		return c, nil
+	}
+	if err := c.createMaps(nil, nil); err != nil {
+		c.Close()
+		return nil, err
+	}
+	for pin, m := range g.maps {
+		if to := c.maps[pin]; to != nil && !strings.Contains(pin, "-rodata") && !strings.Contains(pin, "-kconfig") {
+			if err := copyEntries(pin, m, to); err != nil {
+				c.Close()
+				return nil, err
+			}
+		}
+	}
+	return c, nil
+}
