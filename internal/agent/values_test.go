@@ -79,6 +79,13 @@ var valueChanges = map[string]struct{ first, values, shape string }{
 			"passiveHealth": {"failures": 1}, "unknown": {"holdPackets": 8}}`,
 		`{"ranges": ["10.78.0.0/16"], "tables": {"sessions": 1024}}`,
 	},
+	"responder": {
+		`{"listeners": [{"app": "echo", "port": 7000}, {"app": "coap", "port": 5683, "resources": [{"path": "a"}]}]}`,
+		`{"listeners": [{"app": "coap", "port": 5684, "name": "coap-5683", "maxReply": 500, "resources": [{"path": "a"}]},
+			{"app": "echo", "port": 7001, "name": "echo-7000", "sourceRate": 10, "whenOver": "pass", "amplification": 2},
+			{"app": "echo", "port": 7002}], "partialChecksums": "pass"}`,
+		`{"listeners": [{"app": "echo", "port": 7000}, {"app": "coap", "port": 5683, "resources": [{"path": "b"}]}]}`,
+	},
 	"tunnel": {
 		`{"keys": [{"id": 1, "key": {"fromFile": "KEY1"}}], "network": 7,
 			"nodes": [{"address": "192.0.2.9", "subnets": ["10.99.0.0/24"]}]}`,

@@ -32,13 +32,12 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 				.proto = kind >> 16,
 				.flags = kind >> 24,
 				.l4_len = l4_len };
-	__u32 zero = 0, class = kind & 0xff;
-	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);
-	struct rsp_request r = {.pkt = &pkt};
+	__u32 class = kind & 0xff;
+	struct rsp_request r = {.pkt = &pkt, .half = kerb_tunables_half()};
 	int verdict;
 
 	r.listener = bpf_map_lookup_elem(&answers, &class);
-	if (!p || !r.listener)
+	if (!r.listener)
 		return KERB_NEXT;
 	/* else the verifier goes by which numbers came from one, and takes six times as long */
 	kerb_forget(&pkt);
@@ -48,7 +47,7 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 	r.payload = pkt.l4 + sizeof(struct udphdr);
 	if (!kerb_scratch_enter())
 		return KERB_NEXT;
-	verdict = rsp_respond(&r, p);
+	verdict = rsp_respond(&r);
 	kerb_scratch_leave();
 	return verdict | pkt.reason << 8;
 }

@@ -5,6 +5,7 @@
 package intercept
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -33,12 +34,13 @@ func compile(raw json.RawMessage, consumers *consumers) (*Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Intercept{config: conf, answers: answers, consumers: consumers}, nil
+	return &Intercept{config: conf, raw: raw, answers: answers, consumers: consumers}, nil
 }
 
 // Intercept is a compiled config.
 type Intercept struct {
 	*config
+	raw       json.RawMessage
 	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
 }
@@ -90,7 +92,7 @@ func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
 
 // Settings implements sdk.Compiled.
 func (f *Intercept) Settings() sdk.Settings {
-	out := sdk.Settings{MaxEntries: map[string]uint32{}}
+	out := sdk.Settings{MaxEntries: map[string]uint32{}, Shape: fmt.Sprintf("%x", sha256.Sum256(f.raw))}
 	f.settleAnswers(&out)
 	var directions uint8
 	for _, c := range f.Classes {

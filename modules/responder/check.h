@@ -79,13 +79,16 @@ struct {
 /* Bits by port, host byte order. */
 struct rsp_ports {
 	__u64 zero; /* always: see rsp_reset_verifier */
+	/* of the first element: ports of listeners of either half, so that packets to others need
+	 * not ask which half is theirs */
 	__u32 answered[2048];
 	__u32 not_sources[2048]; /* source ports that get no answer */
 };
 
+/* By half. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct rsp_ports);
 } ports SEC(".maps");
@@ -95,25 +98,25 @@ struct {
 struct rsp_key4 {
 	__be32 addr;
 	__be16 port;
-	__u16 zero;
+	__u16 half; /* of the config */
 };
 
 struct rsp_key6 {
 	__be32 addr[4];
 	__be16 port;
-	__u16 zero;
+	__u16 half;
 };
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 256);
+	__uint(max_entries, 512);
 	__type(key, struct rsp_key4);
 	__type(value, struct rsp_listener);
 } listeners4 SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 256);
+	__uint(max_entries, 512);
 	__type(key, struct rsp_key6);
 	__type(value, struct rsp_listener);
 } listeners6 SEC(".maps");
@@ -160,7 +163,6 @@ struct {
 
 KERB_CONFIG(_Bool, by_address, 1);   /* some listener has addresses of its own */
 KERB_CONFIG(_Bool, by_interface, 1); /* some listener has those of the interface */
-KERB_CONFIG(__u8, partial_policy, RSP_PARTIAL_VIRTUAL); /* enum rsp_partial_policy */
 
 /* The addresses and what depends on them, of either family. */
 struct rsp_ends {
@@ -172,9 +174,10 @@ struct rsp_ends {
 };
 
 static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pkt *pkt,
-							    const struct iphdr *ip, __be16 port)
+							    const struct iphdr *ip, __be16 port,
+							    __u16 half)
 {
-	struct rsp_key4 key = {.addr = ip->daddr, .port = port};
+	struct rsp_key4 key = {.addr = ip->daddr, .port = port, .half = half};
 	struct rsp_local4 local = {.ifindex = pkt->ifindex, .addr = ip->daddr};
 	const struct rsp_listener *l = 0;
 	__u32 *kind;
@@ -191,9 +194,10 @@ static __always_inline const struct rsp_listener *rsp_find4(const struct kerb_pk
 }
 
 static __always_inline const struct rsp_listener *rsp_find6(const struct kerb_pkt *pkt,
-							    const struct ipv6hdr *ip, __be16 port)
+							    const struct ipv6hdr *ip, __be16 port,
+							    __u16 half)
 {
-	struct rsp_key6 key = {.port = port};
+	struct rsp_key6 key = {.port = port, .half = half};
 	struct rsp_local6 local = {.ifindex = pkt->ifindex};
 	const struct rsp_listener *l = 0;
 	__u32 *kind;
@@ -423,15 +427,15 @@ static __always_inline int rsp_partial(const struct rsp_request *r, struct udphd
 	if (!udp)
 		return 0;
 	if (udp->check == before)
-		return partial_policy != RSP_PARTIAL_PASS;
+		return r->listener->partial != RSP_PARTIAL_PASS;
 	udp->check = before;
 	return 0;
 #else
 	struct rsp_local4 key = {.ifindex = r->pkt->ifindex};
 	__u32 *kind;
 
-	if (partial_policy != RSP_PARTIAL_VIRTUAL)
-		return partial_policy;
+	if (r->listener->partial != RSP_PARTIAL_VIRTUAL)
+		return r->listener->partial;
 	kind = bpf_map_lookup_elem(&local4, &key);
 	return kind && *kind == RSP_VIRTUAL;
 #endif

@@ -5,6 +5,7 @@
 package responder
 
 import (
+	"encoding/binary"
 	"encoding/json"
 	"maps"
 	"math"
@@ -78,16 +79,15 @@ const (
 )
 
 // partialPolicies are enum rsp_partial_policy.
-var partialPolicies = map[string]uint8{"pass": 0, "accept": 1, "virtual": 2}
+var partialPolicies = map[string]uint32{"pass": 0, "accept": 1, "virtual": 2}
 
 // Settings implements sdk.Compiled.
 func (f *Responder) Settings() sdk.Settings {
 	out := sdk.Settings{Constants: map[string]any{
-		"by_address":     slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) > 0 }),
-		"by_interface":   slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) == 0 }),
-		"limit_sources":  slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.SourceRate > 0 }),
-		"limit_total":    slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.TotalRate > 0 }),
-		"partial_policy": partialPolicies[f.config.PartialChecksums],
+		"by_address":    slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) > 0 }),
+		"by_interface":  slices.ContainsFunc(f.listeners, func(l *listener) bool { return len(l.addresses) == 0 }),
+		"limit_sources": slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.SourceRate > 0 }),
+		"limit_total":   slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.TotalRate > 0 }),
 	}, MaxEntries: map[string]uint32{}}
 	out.LongReplies = slices.ContainsFunc(f.listeners, func(l *listener) bool { return l.service.Params().LongReplies })
 	for i, a := range apps {
@@ -97,6 +97,7 @@ func (f *Responder) Settings() sdk.Settings {
 			own := s.Settings(services)
 			maps.Copy(out.Constants, own.Constants)
 			maps.Copy(out.MaxEntries, own.MaxEntries)
+			out.Shape += own.Shape
 		}
 	}
 	if len(f.listeners) == 0 {
@@ -124,7 +125,8 @@ type Entry struct {
 	SourceCost           uint64
 	SourceBurst          uint64
 	Config               [app.Words]uint32
-	Amplification, _     uint32
+	Amplification        uint32
+	Partial              uint32
 }
 
 const (
@@ -133,11 +135,11 @@ const (
 	burst       = 10      // requests that a source may be ahead, if that is longer
 )
 
-func (l *listener) entry(slot uint32) Entry {
+func (f *Responder) entry(l *listener, slot uint32) Entry {
 	shape := l.service.Params()
 	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply,
 		Config:        shape.Config,
-		Amplification: l.Amplification}
+		Amplification: l.Amplification, Partial: partialPolicies[f.config.PartialChecksums]}
 	if l.WhenOver == "drop" {
 		e.Drop = 1
 	}
@@ -151,17 +153,17 @@ func (l *listener) entry(slot uint32) Entry {
 	return e
 }
 
-// key4 mirrors struct rsp_key4, key6 struct rsp_key6: network byte order.
+// key4 mirrors struct rsp_key4, key6 struct rsp_key6: network byte order, and the half of the config.
 type key4 struct {
 	Addr [4]byte
 	Port [2]byte
-	_    uint16
+	Half uint16
 }
 
 type key6 struct {
 	Addr [16]byte
 	Port [2]byte
-	_    uint16
+	Half uint16
 }
 
 // Entries returns the listeners as the data plane has them, in the order of the config, for a module that classifies
@@ -173,26 +175,28 @@ func (f *Responder) Entries(m sdk.Maps) ([]Entry, error) {
 	}
 	out := make([]Entry, len(placed))
 	for i, p := range placed {
-		out[i] = f.listeners[i].entry(p.Slot)
+		out[i] = f.entry(f.listeners[i], p.Slot)
 	}
 	return out, nil
 }
 
 func portBytes(port uint16) [2]byte { return [2]byte{byte(port >> 8), byte(port)} }
 
-// Fill implements sdk.Compiled.
+// Fill implements sdk.Compiled. Applications whose maps depend on their config say so in the shape.
 func (f *Responder) Fill(m sdk.Maps) error {
+	half, err := m.FreeHalf()
+	if err != nil {
+		return err
+	}
 	placed, err := f.assign(m)
 	if err != nil {
 		return err
 	}
-	if err := f.fillPorts(m); err != nil {
+	if err := f.fillListeners(m, uint16(half), placed); err != nil {
 		return err
 	}
-	for i, l := range f.listeners {
-		if err := l.fill(m, placed[i].Slot); err != nil {
-			return err
-		}
+	if err := f.fillPorts(m, uint32(half)); err != nil {
+		return err
 	}
 	for i, a := range apps {
 		if filler, ok := a.App.(app.Filler); ok {
@@ -213,22 +217,27 @@ func (f *Responder) ofApp(number uint8, placed []app.PlacedListener) (out []app.
 	return
 }
 
-// fill enters a listener by its addresses; 0 of either family is the interface's.
-func (l *listener) fill(m sdk.Maps, slot uint32) error {
-	addresses := l.addresses
-	if len(addresses) == 0 {
-		addresses = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
-	}
-	for _, a := range addresses {
-		name, key := mapListeners6, any(key6{Addr: a.As16(), Port: portBytes(l.Port)})
-		if a.Is4() {
-			name, key = mapListeners4, any(key4{Addr: a.As4(), Port: portBytes(l.Port)})
+// fillListeners enters listeners by their addresses; 0 of either family is the interface's.
+func (f *Responder) fillListeners(m sdk.Maps, half uint16, placed []app.PlacedListener) error {
+	v4, v6 := map[key4]Entry{}, map[key6]Entry{}
+	for i, l := range f.listeners {
+		addresses := l.addresses
+		if len(addresses) == 0 {
+			addresses = []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
 		}
-		if err := m.Put(name, key, l.entry(slot)); err != nil {
-			return err
+		entry := f.entry(l, placed[i].Slot)
+		for _, a := range addresses {
+			if a.Is4() {
+				v4[key4{Addr: a.As4(), Port: portBytes(l.Port), Half: half}] = entry
+			} else {
+				v6[key6{Addr: a.As16(), Port: portBytes(l.Port), Half: half}] = entry
+			}
 		}
 	}
-	return nil
+	if err := sdk.SyncTable(m, mapListeners4, v4, func(k key4, _ Entry) bool { return k.Half == half }); err != nil {
+		return err
+	}
+	return sdk.SyncTable(m, mapListeners6, v6, func(k key6, _ Entry) bool { return k.Half == half })
 }
 
 // ports mirrors struct rsp_ports.
@@ -242,15 +251,48 @@ type ports struct {
 // would never end.
 var talkative = []uint16{0, 7, 13, 17, 19, 37}
 
-func (f *Responder) fillPorts(m sdk.Maps) error {
-	var p ports
-	set := func(bits *[2048]uint32, port uint16) { bits[port>>5] |= 1 << (port & 31) }
+// fillPorts is called when the listeners of both halves are in their tables.
+func (f *Responder) fillPorts(m sdk.Maps, half uint32) error {
+	var both [2]ports
+	for i := range both {
+		if err := m.Lookup(mapPorts, uint32(i), &both[i]); err != nil {
+			return err
+		}
+	}
+	p := &both[half]
+	p.NotSources = [2048]uint32{}
 	for _, port := range talkative {
 		set(&p.NotSources, port)
 	}
 	for _, l := range f.listeners {
-		set(&p.Answered, l.Port)
 		set(&p.NotSources, l.Port)
 	}
-	return m.Put(mapPorts, uint32(0), &p)
+	var err error
+	if both[0].Answered, err = answeredPorts(m); err != nil {
+		return err
+	}
+	for i := range both {
+		if err := m.Put(mapPorts, uint32(i), &both[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
+
+// answeredPorts are those of listeners of either half.
+func answeredPorts(m sdk.Maps) (out [2048]uint32, err error) {
+	v4, err := sdk.ReadTable[key4, Entry](m, mapListeners4)
+	if err != nil {
+		return out, err
+	}
+	v6, err := sdk.ReadTable[key6, Entry](m, mapListeners6)
+	for key := range v4 {
+		set(&out, binary.BigEndian.Uint16(key.Port[:]))
+	}
+	for key := range v6 {
+		set(&out, binary.BigEndian.Uint16(key.Port[:]))
+	}
+	return out, err
+}
+
+func set(bits *[2048]uint32, port uint16) { bits[port>>5] |= 1 << (port & 31) }

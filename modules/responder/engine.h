@@ -53,16 +53,17 @@ static __always_inline int rsp_is_group(const struct ethhdr *eth)
 
 /* Everything that has to be right before the application is asked: RSP_ANSWERED, or the check that
  * failed. */
-static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_ends *e,
-					     const struct rsp_ports *p)
+static __always_inline int rsp_request_check(struct rsp_request *r, struct rsp_ends *e)
 {
+	__u32 half = r->half;
+	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &half);
 	struct kerb_pkt *pkt = r->pkt;
 	struct ethhdr *eth = kerb_at(pkt, 0, sizeof(*eth));
 	struct udphdr *udp = kerb_at(pkt, pkt->l4, sizeof(*udp));
 	struct iphdr *ip4 = kerb_ip4(pkt);
 	struct ipv6hdr *ip6 = kerb_ip6(pkt);
 
-	if (!eth || !udp)
+	if (!p || !eth || !udp)
 		return RSP_MALFORMED;
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		return RSP_FRAGMENT;
@@ -139,10 +140,10 @@ static __always_inline int rsp_consume(struct rsp_request *r)
 	return kerb_drop(r->pkt, RSP_DROP_CONSUMED);
 }
 
-static __always_inline int rsp_respond(struct rsp_request *r, const struct rsp_ports *p)
+static __always_inline int rsp_respond(struct rsp_request *r)
 {
 	struct rsp_ends e;
-	int decision, outcome = rsp_request_check(r, &e, p);
+	int decision, outcome = rsp_request_check(r, &e);
 
 	if (outcome)
 		return rsp_count(r->slot, outcome, KERB_NEXT);

@@ -4,6 +4,7 @@ package responder
 
 import (
 	"encoding/json"
+	"fmt"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -29,6 +30,7 @@ func module(t testing.TB, f *Responder) dataplane.Module {
 	return dataplane.Module{
 		Name:       "resp",
 		ID:         "0123456789",
+		Values:     chain.ShortHash(fmt.Append(nil, *f.config)),
 		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),

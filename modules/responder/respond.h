@@ -63,8 +63,15 @@ struct rsp_listener {
 	/* IP bytes of a reply for one of the request, to a source that is not proven; 0: no
 	 * limit */
 	__u32 amplification;
-	__u32 zero;
+	__u32 partial; /* enum rsp_partial_policy */
 };
+
+/* All that changes without a new program is in halves of maps. */
+struct rsp_values {
+	__u64 zero;
+};
+
+KERB_TUNABLES(struct rsp_values);
 
 /* A request. Offsets are from the start of the frame. */
 struct rsp_request {
@@ -81,6 +88,7 @@ struct rsp_request {
 	/* the request shows that its sender receives what is sent to its source address */
 	__u8 proven;
 	__u8 challenge; /* the reply asks for such a proof */
+	__u8 half;	/* of the maps: see KERB_TUNABLES */
 };
 
 /* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that

@@ -41,19 +41,20 @@ KERB_INGRESS(pkt)
 						      : KERB_NEXT;
 	if (!rsp_has_port(p->answered, udp->dest))
 		return KERB_NEXT;
+	r.half = kerb_tunables_half();
 	ip4 = kerb_ip4(pkt);
 	ip6 = kerb_ip6(pkt);
 	if (ip4)
-		r.listener = rsp_find4(pkt, ip4, udp->dest);
+		r.listener = rsp_find4(pkt, ip4, udp->dest, r.half);
 	else if (ip6)
-		r.listener = rsp_find6(pkt, ip6, udp->dest);
+		r.listener = rsp_find6(pkt, ip6, udp->dest, r.half);
 	if (!r.listener)
 		return rsp_count(0, RSP_OTHER_ADDRESS, KERB_NEXT);
 	r.slot = r.listener->slot;
 	r.payload = pkt->l4 + sizeof(*udp);
 	if (!kerb_scratch_enter())
 		return KERB_NEXT; /* its server answers */
-	verdict = rsp_respond(&r, p);
+	verdict = rsp_respond(&r);
 	kerb_scratch_leave();
 	return verdict;
 }

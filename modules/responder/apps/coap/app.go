@@ -7,6 +7,7 @@ package coap
 import (
 	"context"
 	"crypto/rand"
+	"crypto/sha256"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -66,23 +67,30 @@ func (coap) Settings(all []app.Service) sdk.Settings {
 			exchanges = maxExchanges
 		}
 	}
+	shape := sha256.New()
+	for _, s := range all {
+		l := s.(*Listener)
+		fmt.Fprintf(shape, "%q %s\n", l.name, l.config)
+	}
 	return sdk.Settings{
+		Shape:     fmt.Sprintf("coap %x", shape.Sum(nil)),
 		Constants: map[string]any{"coap_duplicates": exchanges > 1},
 		MaxEntries: map[string]uint32{mapNames: uint32(max(1, names)), mapVersions: uint32(max(1, resources)),
 			mapValues: uint32(max(2, 2*resources)), mapExchanges: uint32(exchanges)},
 	}
 }
 
-// Fill implements app.Filler.
+// Fill implements app.Filler. The maps are of one shape: a change of values has filled ones.
 func (coap) Fill(maps sdk.Maps, all []app.PlacedListener) error {
+	fresh, err := fillSecret(maps)
+	if err != nil || !fresh {
+		return err
+	}
 	t, err := openTable(maps)
 	if err != nil {
 		return err
 	}
 	defer t.close()
-	if err := fillSecret(maps); err != nil {
-		return err
-	}
 	writing.Lock()
 	defer writing.Unlock()
 	first := uint32(0)
@@ -100,13 +108,16 @@ func (coap) Fill(maps sdk.Maps, all []app.PlacedListener) error {
 // secret mirrors struct coap_secret.
 type secret [16]byte
 
-// fillSecret writes a new key of Echo values: those made with another one are challenged again.
-func fillSecret(maps sdk.Maps) error {
+// fillSecret writes a key of Echo values, unless there is one: values made with another one are challenged again.
+func fillSecret(maps sdk.Maps) (fresh bool, err error) {
 	var key secret
-	if _, err := rand.Read(key[:]); err != nil {
-		return fmt.Errorf("random key: %w", err)
+	if err := maps.Lookup(mapSecrets, uint32(0), &key); err != nil || key != (secret{}) {
+		return false, err
 	}
-	return maps.Put(mapSecrets, uint32(0), key)
+	if _, err := rand.Read(key[:]); err != nil {
+		return false, fmt.Errorf("random key: %w", err)
+	}
+	return true, maps.Put(mapSecrets, uint32(0), key)
 }
 
 // fill enters a listener, whose resources are numbered from first on.

@@ -104,6 +104,8 @@ type resource struct {
 
 // Listener is a compiled Config.
 type Listener struct {
+	name       string
+	config     json.RawMessage
 	resources  []*resource
 	byPath     map[string]*resource
 	hosts      []string
@@ -116,7 +118,7 @@ func compile(in app.Listener) (*Listener, error) {
 	if err := app.Decode(in.Config, &c); err != nil {
 		return nil, err
 	}
-	l := &Listener{byPath: map[string]*resource{}, duplicates: c.Duplicates}
+	l := &Listener{name: in.Name, config: in.Config, byPath: map[string]*resource{}, duplicates: c.Duplicates}
 	if len(c.Resources) == 0 || len(c.Resources) > MaxResources {
 		return nil, &sdk.ConfigError{Field: "resources", Reason: fmt.Sprintf("%d of them; must be 1 to %d", len(c.Resources),
 			MaxResources)}

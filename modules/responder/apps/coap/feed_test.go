@@ -133,6 +133,9 @@ func TestSettingsOutliveTheConfig(t *testing.T) {
 	refill := func(fresh bool) []app.Value {
 		t.Helper()
 		p.Fresh = fresh
+		if err := d.maps[mapSecrets].Put(uint32(0), secret{}); err != nil { // as in the maps of a new generation
+			t.Fatal(err)
+		}
 		if err := (coap{}).Fill(d.maps, []app.PlacedListener{p}); err != nil {
 			t.Fatal(err)
 		}

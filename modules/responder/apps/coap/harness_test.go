@@ -99,7 +99,7 @@ type listenerConfig struct {
 	TotalRate                        uint32
 	SourceCost, SourceBurst          uint64
 	Config                           [app.Words]uint32
-	Amplification, _                 uint32
+	Amplification, Partial           uint32
 }
 
 const (
@@ -172,11 +172,15 @@ var serverAddrs = []string{"198.51.100.1", "2001:db8:1::1"}
 
 // fill writes the maps that are the responder's own: one listener, without limits of rate.
 func (d *device) fill(maps sdk.Maps) error {
+	half, err := maps.FreeHalf()
+	if err != nil {
+		return err
+	}
 	ports := make([]byte, 8+2*8192)
 	binary.NativeEndian.PutUint32(ports[8+port/32*4:], 1<<(port%32))
-	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply}
+	l := listenerConfig{Slot: slot, MinRequest: 1, MaxRequest: 1472, MaxReply: maxReply, Partial: 2}
 	l.Config, l.Amplification = d.listener.Params().Config, uint32(d.amplification)
-	err := maps["ports"].Put(uint32(0), ports)
+	err = maps["ports"].Put(uint32(0), ports)
 	for _, text := range serverAddrs {
 		addr := netip.MustParseAddr(text)
 		key := binary.BigEndian.AppendUint16(addr.AsSlice(), port)
@@ -184,7 +188,7 @@ func (d *device) fill(maps sdk.Maps) error {
 		if addr.Is6() {
 			name = "listeners6"
 		}
-		err = errors.Join(err, maps[name].Put(append(key, 0, 0), l))
+		err = errors.Join(err, maps[name].Put(binary.NativeEndian.AppendUint16(key, uint16(half)), l))
 	}
 	return err
 }
