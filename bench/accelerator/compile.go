@@ -47,29 +47,21 @@ func compile(ctx context.Context, cpus string) (*tools, error) {
 	return t, nil
 }
 
-// divide gives both sides the last CPU, or the client's side the first one: where there are threads of one core, they
-// are not these.
+// divide gives both sides the last CPU, or the client's side the first one.
 func (t *tools) divide(cpus string) error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return fmt.Errorf("cpu affinity: %w", err)
+	all, err := bench.CPUs()
+	if err != nil {
+		return err
 	}
-	first, last := -1, 0
-	for cpu, left := 0, set.Count(); left > 0; cpu++ {
-		if set.IsSet(cpu) {
-			last, left = cpu, left-1
-			if first < 0 {
-				first = cpu
-			}
-		}
+	last := strconv.Itoa(all[len(all)-1])
+	t.cpus = [2]string{last, last}
+	if cpus != "two" {
+		return nil
 	}
-	t.cpus = [2]string{strconv.Itoa(last), strconv.Itoa(last)}
-	if cpus == "two" {
-		t.cpus[clientSide] = strconv.Itoa(first)
-	}
-	if cpus == "two" && first == last {
+	if len(all) == 1 {
 		return errors.New("--cpus two: there is one")
 	}
+	t.cpus[clientSide] = strconv.Itoa(all[0])
 	return nil
 }
 

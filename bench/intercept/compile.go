@@ -6,11 +6,8 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
@@ -50,22 +47,16 @@ func compile(ctx context.Context) (*tools, error) {
 	return t, nil
 }
 
-// divide takes the first and the last CPU: where there are threads of one core, they are not these.
+// divide takes the first and the last CPU.
 func (t *tools) divide() error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return fmt.Errorf("cpu affinity: %w", err)
+	all, err := bench.CPUs()
+	if err != nil {
+		return err
 	}
-	if set.Count() < 2 {
+	if len(all) < 2 {
 		return errors.New("one CPU: sender and receiver would wait for each other; two are needed")
 	}
-	for t.sender = 0; !set.IsSet(t.sender); t.sender++ {
-	}
-	for cpu, left := t.sender, set.Count(); left > 0; cpu++ {
-		if set.IsSet(cpu) {
-			t.receiver, left = cpu, left-1
-		}
-	}
+	t.sender, t.receiver = all[0], all[len(all)-1]
 	return nil
 }
 

@@ -6,12 +6,9 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"fmt"
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
@@ -45,15 +42,9 @@ func compile(ctx context.Context) (*tools, error) {
 
 // divide gives the client the lower half of the CPUs and servers the upper one.
 func (t *tools) divide() error {
-	var set unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &set); err != nil {
-		return fmt.Errorf("cpu affinity: %w", err)
-	}
-	var all []int
-	for cpu := 0; len(all) < set.Count(); cpu++ {
-		if set.IsSet(cpu) {
-			all = append(all, cpu)
-		}
+	all, err := bench.CPUs()
+	if err != nil {
+		return err
 	}
 	half := len(all) / 2
 	if half == 0 {
