@@ -4,9 +4,9 @@ package config_test
 
 import (
 	"errors"
-	"reflect"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
