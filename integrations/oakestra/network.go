@@ -30,6 +30,7 @@ type network struct {
 	subnet4, subnet6 netip.Prefix
 	group            uint32
 	veth             string // what names of host ends begin with
+	complete         bool   // services complete the checksums of their packets
 }
 
 func newNetwork(o Options) *network {
@@ -214,6 +215,11 @@ func (n *network) setUpInner(ns netns.NsHandle, number int) error {
 	for _, p := range []netip.Prefix{four, six} {
 		if err := h.AddrAdd(link, address(p)); err != nil {
 			return fmt.Errorf("address %s in the service: %w", p, err)
+		}
+	}
+	if n.complete {
+		if err := completeChecksums(ns, innerName); err != nil {
+			return err
 		}
 	}
 	if err := errors.Join(upIfThere(h, "lo"), h.LinkSetUp(link)); err != nil {

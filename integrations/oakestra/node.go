@@ -163,6 +163,8 @@ func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, m
 	if err := l.save(); err != nil {
 		return err
 	}
+	underlay, err := l.underlay(ctx)
+	l.net.complete = err == nil && leavesChecksums(underlay)
 	if err := l.net.connect(ns, s.Number); err != nil {
 		return err
 	}

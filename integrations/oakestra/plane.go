@@ -21,12 +21,8 @@ const (
 // outermost is the priority of these modules: modules of users are nearer to services.
 const outermost = 1_000_000
 
-// plane returns the modules for a node with this address.
-func (l *Listener) plane(host netip.Addr) ([]v1.Module, error) {
-	underlay, err := interfaceOf(host)
-	if err != nil {
-		return nil, err
-	}
+// plane returns the modules for a node that reaches others by an interface.
+func (l *Listener) plane(underlay string) []v1.Module {
 	ours := func(name, pkg string, config map[string]any, interfaces ...string) v1.Module {
 		return v1.Module{
 			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
@@ -38,7 +34,7 @@ func (l *Listener) plane(host netip.Addr) ([]v1.Module, error) {
 		}
 	}
 	return []v1.Module{ours(proxyResource, "proxy", map[string]any{"ranges": l.ranges}),
-		ours(tunnelResource, "tunnel", map[string]any{"mode": "oakestra"}, underlay)}, nil
+		ours(tunnelResource, "tunnel", map[string]any{"mode": "oakestra"}, underlay)}
 }
 
 // interfaceOf returns the interface of this node that has an address.
@@ -58,18 +54,27 @@ func interfaceOf(host netip.Addr) (string, error) {
 	return "", fmt.Errorf("no interface has the address %s by which this node reaches the cluster", host)
 }
 
+// underlay returns the interface by which this node reaches the cluster, and other nodes. l.mu is held.
+func (l *Listener) underlay(ctx context.Context) (string, error) {
+	host, err := l.session.source(ctx)
+	if err != nil {
+		return "", err
+	}
+	return interfaceOf(host)
+}
+
 // ensurePlane applies the modules when they are not as they should be. l.mu is held.
 func (l *Listener) ensurePlane(ctx context.Context) error {
 	if l.session == nil || !l.net.assigned() {
 		return nil
 	}
-	host, err := l.session.source(ctx)
+	underlay, err := l.underlay(ctx)
 	if err != nil {
 		return err
 	}
-	want, err := l.plane(host)
-	if err != nil || reflect.DeepEqual(want, l.planeApplied) {
-		return err
+	want := l.plane(underlay)
+	if reflect.DeepEqual(want, l.planeApplied) {
+		return nil
 	}
 	if err := l.agent.apply(ctx, nil, want); err != nil {
 		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)

@@ -27,14 +27,16 @@ type tunnel struct {
 	half   int // of the maps of the config
 
 	mu       sync.Mutex
-	virtual  map[string][]remote // by virtual service
-	mention  map[string]bool     // services that were put since a reset; nil outside of one
-	complete bool                // all virtual services are known
-	problem  error               // why the tables are not up to date; nil if they are
-	gone     map[uint32]bool     // places of nodes that were not in use at the last sweep
-	ways     map[netip.Addr]node // nodes as last written
+	virtual  map[string][]located // by virtual service
+	mention  map[string]bool      // services that were put since a reset; nil outside of one
+	complete bool                 // all virtual services are known
+	problem  error                // why the tables are not up to date; nil if they are
+	gone     map[uint32]bool      // places of nodes that were not in use at the last sweep
+	ways     map[netip.Addr]node  // nodes as last written
 	refused  map[netip.Addr]string
 	paths    map[netip.Addr]pathMTU
+	asked    map[netip.Addr]time.Time // sources that are looked up, and until when they are not looked up again
+	senders  map[string]time.Time     // virtual services that were looked up for their packets, and their last use
 }
 
 var (
@@ -113,7 +115,8 @@ func (c *config) Open(live sdk.Live) (sdk.Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &tunnel{config: c, live: live, half: half, virtual: map[string][]remote{}, paths: map[netip.Addr]pathMTU{}}, nil
+	return &tunnel{config: c, live: live, half: half, virtual: map[string][]located{}, paths: map[netip.Addr]pathMTU{},
+		asked: map[netip.Addr]time.Time{}, senders: map[string]time.Time{}}, nil
 }
 
 const sweepEvery = 30 * time.Second
@@ -125,9 +128,13 @@ func (t *tunnel) Run(ctx context.Context) {
 	var learning sync.WaitGroup
 	defer learning.Wait()
 	learning.Go(func() { t.followPath(ctx) })
+	if t.config.Mode == modeOakestra {
+		learning.Go(func() { t.followStrangers(ctx) })
+	}
 	for {
 		t.refresh()
 		t.sweep()
+		t.releaseIdle(time.Now())
 		select {
 		case <-ctx.Done():
 			return
@@ -147,14 +154,16 @@ func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 		t.mention = map[string]bool{}
 	}
 	for _, service := range update.Put {
-		t.virtual[service.Name] = remotes(service)
+		t.virtual[service.Name] = locate(service)
 		if t.mention != nil {
 			t.mention[service.Name] = true
 		}
 	}
 	for _, name := range update.Remove {
 		delete(t.virtual, name)
+		delete(t.senders, name)
 	}
+	t.lookedUp(update, time.Now())
 	if update.Complete {
 		for name := range t.virtual {
 			if !t.mention[name] {

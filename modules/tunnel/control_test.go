@@ -362,7 +362,7 @@ func TestLayouts(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, mine := range map[string]any{"tun_end": end{}, "tun_node": node{}, "tun_stats": Stats{}, "tun_key": macKey{},
-		"tun_keys": nodeKeys{}, "tun_prefix": prefix{}} {
+		"tun_keys": nodeKeys{}, "tun_prefix": prefix{}, "tun_name": name{}} {
 		var theirs *btf.Struct
 		if err := spec.Types.TypeByName(name, &theirs); err != nil {
 			t.Fatal(err)
@@ -382,7 +382,8 @@ func TestLayouts(t *testing.T) {
 				theirs.Size)
 		}
 	}
-	for name, want := range map[string]uint32{mapHosts: maxHosts, mapNodes: maxNodes, mapStats: maxNodes} {
+	for name, want := range map[string]uint32{mapHosts: maxHosts, mapNodes: maxNodes, mapStats: maxNodes,
+		mapNames: maxNames} {
 		if got := spec.Maps[name].MaxEntries; got != want {
 			t.Errorf("map %s has %d entries, want %d", name, got, want)
 		}

@@ -4,6 +4,7 @@
 #define TUN_DECAP_H
 
 #include "icmp.h"
+#include "name.h"
 #include "segment.h"
 
 KERB_CONFIG(_Bool, decap_l3, 1); /* BPF_F_ADJ_ROOM_DECAP_L3_* (Linux 6.3) */
@@ -26,6 +27,7 @@ struct tun_arrival {
 	__u8 version; /* of the inner packet */
 	__u8 via[6];  /* hardware address of this node */
 	__u8 half;    /* of the config that this packet meets */
+	__sum16 sum;  /* UDP checksum in mode oakestra; Kerb sends none */
 };
 
 /* Reads the tunnel's header. Returns 0, or the reason to drop. */
@@ -55,9 +57,31 @@ static __always_inline int tun_read_header(struct kerb_pkt *pkt, struct tun_arri
 		       : 0;
 }
 
+/* The outer packet's checksum may be left to a card that a virtual link does not have
+ * (CHECKSUM_PARTIAL). The kernel would take that for the state of the inner one. It ends when bytes
+ * are taken off behind the place where the sum begins, by a second call; they are put back. */
+#define TUN_TAKEN 10
+static __noinline int tun_end_partial(struct kerb_pkt *pkt)
+{
+	__u8 head[2 * TUN_TAKEN];
+	__u64 flags = BPF_F_ADJ_ROOM_FIXED_GSO;
+	__u32 least = ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(head);
+	int rc;
+
+	if (!kerb_is_partial(pkt))
+		return 0;
+	if (pkt->len < least)
+		bpf_skb_change_tail(pkt->ctx, least, 0);
+	rc = bpf_skb_load_bytes(pkt->ctx, ETH_HLEN, head, sizeof(head));
+	rc = rc ?: kerb_adjust_room(pkt, -TUN_TAKEN, flags);
+	rc = rc ?: kerb_adjust_room(pkt, -TUN_TAKEN, flags);
+	rc = rc ?: kerb_adjust_room(pkt, sizeof(head), flags);
+	return rc ?: kerb_store_bytes(pkt, ETH_HLEN, head, sizeof(head));
+}
+
 /* Takes the outer headers off; what is left is a frame with an inner packet of this type (ETH_P_IP
  * or ETH_P_IPV6). */
-static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type)
+static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type, __sum16 sum)
 {
 	__s32 len = pkt->l4 - pkt->l3 + sizeof(struct udphdr) + TUN_HEADER_LEN;
 	__u64 l3 = type == ETH_P_IP ? TUN_DECAP_L3_IPV4 : TUN_DECAP_L3_IPV6;
@@ -70,7 +94,8 @@ static __always_inline int tun_pop(struct kerb_pkt *pkt, __u32 type)
 		bpf_skb_change_tail(pkt->ctx,
 				    pkt->len + sizeof(struct ipv6hdr) - sizeof(struct iphdr), 0);
 	rc = kerb_adjust_room(pkt, -len, BPF_F_ADJ_ROOM_FIXED_GSO | (decap_l3 ? l3 : 0));
-
+	if (mode == TUN_MODE_OAKESTRA && !rc && sum)
+		rc = tun_end_partial(pkt);
 	if (rc ||
 	    kerb_store_bytes(pkt, __builtin_offsetof(struct ethhdr, h_proto), &wire, sizeof(wire)))
 		return -EINVAL;
@@ -153,7 +178,8 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 				       int straight)
 {
 	struct tun_flow f = {.half = a->half};
-	struct tun_end *from, *to;
+	struct tun_name *name;
+	struct tun_end *to;
 	struct tun_node *n;
 	struct tun_stats *s;
 	__u32 at;
@@ -161,10 +187,10 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 
 	if (!tun_read(pkt, &f))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
-	from = tun_find(&f.src, f.half);
-	if (!from || !from->node)
-		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
-	at = from->node;
+	name = tun_sender(&f.src);
+	at = name ? name->node : tun_node_of(&f.src, f.half);
+	if (!at)
+		return tun_ask(pkt, &f);
 	n = bpf_map_lookup_elem(&nodes, &at);
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))
@@ -183,6 +209,8 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	if (tun_ecn(pkt, a->tos, f.tos))
 		return kerb_drop(pkt, TUN_DROP_BAD_ECN);
 	if (n->mtu && tun_clamp(pkt, tun_mtu(n)))
+		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	if (name && tun_unname_source(pkt, name))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	s->errors--;
 	s->received_packets++;
@@ -220,6 +248,8 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (a.room < sizeof(*udp) + TUN_HEADER_LEN + sizeof(struct iphdr))
 		return kerb_drop(pkt, TUN_DROP_BAD_HEADER);
 	a.room -= sizeof(*udp) + TUN_HEADER_LEN;
+	if (mode == TUN_MODE_OAKESTRA)
+		a.sum = udp->check;
 	a.from = f.src;
 	a.tos = f.tos;
 	why = tun_read_header(pkt, &a);
@@ -232,7 +262,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	type = a.version == 4 ? ETH_P_IP : ETH_P_IPV6;
 	/* The parser follows: once, and not once for each pair of IP versions. */
 	same = (a.version ^ outer ^ kerb_unknown_zero(pkt->ctx)) == 0;
-	if (tun_pop(pkt, type ^ kerb_unknown_zero(pkt->ctx)))
+	if (tun_pop(pkt, type ^ kerb_unknown_zero(pkt->ctx), a.sum))
 		return kerb_drop(pkt, TUN_DROP_BAD_INNER);
 	kerb_forget(pkt);
 	if (tun_length(pkt) > a.room && !kerb_ctx_field(pkt->ctx, gso_size))

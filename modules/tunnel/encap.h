@@ -6,6 +6,7 @@
 
 #include <kerb/answer.h>
 #include "fragment.h"
+#include "name.h"
 
 #define TUN_TTL	       64
 /* source ports: 16384 of them, one per flow, by which cards and routers spread load */
@@ -219,6 +220,8 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	mtu = tun_mtu(n);
 	if (tun_wire_length(pkt) > mtu) {
 		if (tun_may_fragment(pkt)) {
+			if (mode == TUN_MODE_OAKESTRA && tun_name_source(pkt, &f.src))
+				return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 			s->fragmented++;
 			return tun_fragment(pkt, n, mtu);
 		}
@@ -227,7 +230,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 			       ? KERB_REPLY
 			       : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
-	if (tun_clamp(pkt, mtu))
+	if (tun_clamp(pkt, mtu) || (mode == TUN_MODE_OAKESTRA && tun_name_source(pkt, &f.src)))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	return tun_transmit(pkt, n, s, at, &f);
 }

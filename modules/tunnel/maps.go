@@ -17,6 +17,8 @@ const (
 	mapOwn      = "own"
 	mapRaw      = "raw_links"
 	mapErrors   = "icmp_errors"
+	mapNames    = "names"
+	mapStrange  = "strangers"
 )
 
 // Sizes in maps.h.
@@ -24,6 +26,7 @@ const (
 	maxHosts = 65536
 	maxNodes = 1024
 	maxRaw   = 8
+	maxNames = 16384
 )
 
 // address mirrors struct in6_addr: 16 bytes, IPv4 as ::ffff:a.b.c.d.
@@ -40,6 +43,13 @@ type end struct {
 	Ifindex uint32
 	MAC     [6]byte
 	Flags   uint16
+}
+
+// name mirrors struct tun_name.
+type name struct {
+	Other address
+	Node  uint32
+	Used  uint32
 }
 
 // node mirrors struct tun_node.

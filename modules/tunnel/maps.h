@@ -6,6 +6,7 @@
 
 #include <linux/in6.h>
 #include <kerb/module.h>
+#include <kerb/event.h>
 
 #define TUN_HOSTS    65536
 #define TUN_PREFIXES 16384 /* in each half */
@@ -13,6 +14,7 @@
 #define TUN_KEYS     4 /* of one node */
 #define TUN_RAW	     8
 #define TUN_OWN	     256
+#define TUN_NAMES    16384
 
 #define TUN_PEER (1 << 0) /* nothing decides on packets to this service: they go straight into it */
 
@@ -22,6 +24,15 @@ struct tun_end {
 	__u32 ifindex; /* a service's interface on the node's side */
 	__u8 mac[6];   /* of its other end */
 	__u16 flags;   /* TUN_* */
+};
+
+/* In mode oakestra packets carry the virtual address of the instance that has sent them as their
+ * source, and nothing else names it. */
+struct tun_name {
+	struct in6_addr other; /* by an address of this node's services: that; by a virtual one: the
+				* instance's own */
+	__u32 node;	       /* that a virtual address is used by; 0: this one */
+	__u32 used;	       /* packets have come from it since the control plane looked */
 };
 
 struct tun_node {
@@ -150,6 +161,17 @@ struct {
 	__type(key, struct in6_addr);
 	__type(value, __u32);
 } own SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, TUN_NAMES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct in6_addr);
+	__type(value, struct tun_name);
+} names SEC(".maps");
+
+/* Sources that the control plane is to look up (struct in6_addr). */
+KERB_EVENTS(strangers, 4096);
 
 /* The keys of the node at a place. */
 static __always_inline struct tun_keys *tun_find_keys(__u32 at, __u32 half)

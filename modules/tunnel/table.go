@@ -16,19 +16,34 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// remote is an address on another node.
-type remote struct{ addr, node netip.Addr }
+// located is the address of an instance.
+type located struct {
+	addr    netip.Addr
+	node    netip.Addr // invalid: this one
+	virtual netip.Addr // that stands for this instance alone; invalid: none
+}
 
-func remotes(service sdk.VirtualService) (out []remote) {
-	for _, i := range service.Spec.Instances {
-		node, err := netip.ParseAddr(i.Node)
-		if err != nil {
-			continue // on this node
+func locate(service sdk.VirtualService) (out []located) {
+	virtual := map[string][]netip.Addr{}
+	for _, a := range service.Spec.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil && a.Instance != "" {
+			virtual[a.Instance] = append(virtual[a.Instance], addr)
 		}
+	}
+	for _, i := range service.Spec.Instances {
+		node, _ := netip.ParseAddr(i.Node)
 		for _, text := range i.Addresses {
-			if addr, err := netip.ParseAddr(text); err == nil {
-				out = append(out, remote{addr, node})
+			addr, err := netip.ParseAddr(text)
+			if err != nil {
+				continue
 			}
+			l := located{addr: addr, node: node}
+			for _, v := range virtual[i.Name] {
+				if v.Is4() == addr.Is4() && !l.virtual.IsValid() {
+					l.virtual = v
+				}
+			}
+			out = append(out, l)
 		}
 	}
 	return
@@ -130,17 +145,17 @@ func (t *tunnel) apply() error {
 	if err != nil {
 		return err
 	}
-	hosts := map[address]end{}
+	hosts, names := map[address]end{}, map[address]name{}
 	for _, list := range t.virtual {
-		for _, r := range list {
-			if locals[r.node] {
-				continue
+		for _, l := range list {
+			at := uint32(0)
+			if l.node.IsValid() && !locals[l.node] {
+				if at, err = places.take(l.node); err != nil {
+					return err
+				}
+				hosts[l.addr.As16()] = end{Node: at}
 			}
-			at, err := places.take(r.node)
-			if err != nil {
-				return err
-			}
-			hosts[r.addr.As16()] = end{Node: at}
+			l.addTo(names, at)
 		}
 	}
 	before, err := sdk.ReadTable[address, end](t.live.Maps, mapHosts)
@@ -159,7 +174,10 @@ func (t *tunnel) apply() error {
 	if err := syncRaw(t.live.Maps, all); err != nil {
 		return err
 	}
-	return t.syncHosts(t.live.Maps, hosts)
+	if err := t.syncHosts(t.live.Maps, hosts); err != nil {
+		return err
+	}
+	return t.syncNames(names)
 }
 
 // syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's
@@ -363,8 +381,8 @@ func (t *tunnel) sweep() {
 		needed[p.addr] = true
 	}
 	for _, list := range t.virtual {
-		for _, r := range list {
-			needed[r.node] = true
+		for _, l := range list {
+			needed[l.node] = true
 		}
 	}
 	sharing.Lock()

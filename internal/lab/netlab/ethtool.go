@@ -23,19 +23,31 @@ type ifreqData struct {
 // SetTxChecksum switches checksum offload of an interface in the namespace of
 // the calling thread.
 func SetTxChecksum(name string, on bool) error {
+	value := ethtoolValue{cmd: unix.ETHTOOL_STXCSUM}
+	if on {
+		value.data = 1
+	}
+	return ethtool(name, &value)
+}
+
+// TxChecksum reports whether an interface in the namespace of the calling
+// thread leaves checksums to its card.
+func TxChecksum(name string) (bool, error) {
+	value := ethtoolValue{cmd: unix.ETHTOOL_GTXCSUM}
+	err := ethtool(name, &value)
+	return value.data != 0, err
+}
+
+func ethtool(name string, value *ethtoolValue) error {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	value := ethtoolValue{cmd: unix.ETHTOOL_STXCSUM}
-	if on {
-		value.data = 1
-	}
-	req := ifreqData{data: unsafe.Pointer(&value)}
+	req := ifreqData{data: unsafe.Pointer(value)}
 	copy(req.name[:unix.IFNAMSIZ-1], name)
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(&req)))
-	runtime.KeepAlive(&value)
+	runtime.KeepAlive(value)
 	if errno != 0 {
 		return fmt.Errorf("tx checksum of %s: %w", name, errno)
 	}

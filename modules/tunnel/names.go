@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// addTo adds what an instance is called between nodes. at is the place of its node, 0 for this one.
+func (l located) addTo(names map[address]name, at uint32) {
+	switch {
+	case !l.virtual.IsValid():
+	case at == 0:
+		names[l.addr.As16()] = name{Other: l.virtual.As16()}
+	default:
+		names[l.virtual.As16()] = name{Other: l.addr.As16(), Node: at}
+	}
+}
+
+// syncNames writes the names, which mode oakestra has. The data plane writes to them, too.
+func (t *tunnel) syncNames(want map[address]name) error {
+	if t.config.Mode != modeOakestra {
+		return nil
+	}
+	if len(want) > maxNames {
+		return fmt.Errorf("%d virtual addresses of instances exceed the maximum of %d", len(want), maxNames)
+	}
+	m, err := t.live.Maps.Get(mapNames)
+	if err != nil {
+		return err
+	}
+	before, err := sdk.ReadTable[address, name](t.live.Maps, mapNames)
+	if err != nil {
+		return err
+	}
+	for a, b := range before {
+		if _, stays := want[a]; !stays && t.complete {
+			if err := m.Delete(a); err != nil {
+				return fmt.Errorf("map %s: %w", mapNames, err)
+			}
+		} else if stays {
+			n := want[a]
+			n.Used = b.Used
+			want[a] = n
+		}
+	}
+	for a, n := range want {
+		if b, there := before[a]; there && b == n {
+			continue
+		}
+		if err := m.Put(a, n); err != nil {
+			return fmt.Errorf("map %s: %w", mapNames, err)
+		}
+	}
+	return nil
+}
+
+// Times of senders.
+const (
+	askAgain = 10 * time.Second // after which an unknown source is looked up again
+	idleFor  = 5 * time.Minute  // after which a sender is forgotten
+	maxAsked = 4096
+)
+
+// followStrangers looks up the senders of packets until ctx ends.
+func (t *tunnel) followStrangers(ctx context.Context) {
+	ring, err := t.live.Maps.Get(mapStrange)
+	if err != nil {
+		slog.Error("tunnel: senders are not looked up", "module", t.live.Module, "error", err)
+		return
+	}
+	for raw, err := range sdk.PromptEvents(ctx, ring) {
+		if err != nil {
+			slog.Error("tunnel: senders are not looked up", "module", t.live.Module, "error", err)
+			return
+		}
+		if len(raw) >= len(address{}) {
+			t.ask(address(raw[:len(address{})]).addr(), time.Now())
+		}
+	}
+}
+
+// ask looks up a source, which an attacker may have made up.
+func (t *tunnel) ask(source netip.Addr, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if until, asked := t.asked[source]; asked && now.Before(until) {
+		return
+	}
+	for a, until := range t.asked {
+		if len(t.asked) < maxAsked {
+			break
+		}
+		if !now.Before(until) {
+			delete(t.asked, a)
+		}
+	}
+	if len(t.asked) < maxAsked {
+		t.asked[source] = now.Add(askAgain)
+		t.live.Resolve(source)
+	}
+}
+
+// lookedUp notes which services were looked up here, so that they are released when they are idle. t.mu is held.
+func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
+	for _, service := range update.Put {
+		for _, l := range t.virtual[service.Name] {
+			if _, asked := t.asked[l.virtual]; asked {
+				delete(t.asked, l.virtual)
+				t.senders[service.Name] = now
+			}
+		}
+	}
+}
+
+// releaseIdle releases services of which no packet has come for a while.
+func (t *tunnel) releaseIdle(now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if len(t.senders) == 0 {
+		return
+	}
+	m, err := t.live.Maps.Get(mapNames)
+	if err != nil {
+		return // the sweep says so
+	}
+	for service, last := range t.senders {
+		for _, l := range t.virtual[service] {
+			var n name
+			key := address(l.virtual.As16())
+			if !l.virtual.IsValid() || m.Lookup(key, &n) != nil || n.Used == 0 {
+				continue
+			}
+			n.Used = 0
+			_ = m.Put(key, n) // else it counts as used again
+			last = now
+		}
+		if t.senders[service] = last; now.Sub(last) > idleFor {
+			delete(t.senders, service)
+			t.live.Release(service)
+		}
+	}
+}

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"bytes"
+	"context"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// named is a virtual service with one instance, which has virtual addresses of its own.
+func named(name, node, four, six string, virtual4, virtual6 string) sdk.VirtualService {
+	s := virtual(name, instance("0", node, four, six))
+	for _, a := range []string{virtual4, virtual6} {
+		s.Spec.Addresses = append(s.Spec.Addresses, v1alpha1.VirtualAddress{Address: a, Instance: "0"})
+	}
+	s.Dynamic = true
+	return s
+}
+
+// loadNamed is a tunnel in mode oakestra without nodes in its configuration.
+func loadNamed(t *testing.T) *kernel {
+	t.Helper()
+	k := loadTunnel(t, `{"mode": "oakestra"}`)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		named("oakestra.own", "", "10.1.0.5", "fd01::5", "10.30.0.1", "fdff::1"),
+		named("oakestra.far", "192.0.2.2", "10.2.0.7", "fd02::7", "10.30.0.2", "fdff::2")}})
+	return k
+}
+
+// Between nodes packets have the virtual address of the instance that has sent them as their source; services see its
+// own one.
+func TestSourcesBetweenNodes(t *testing.T) {
+	k := loadNamed(t)
+	w := wires["oakestra"]
+	w.from, w.to = netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	between := inners("10.30.0.1", "fdff::1", "10.2.0.7", "fd02::7")
+	own := inners("10.1.0.5", "fd01::5", "10.2.0.7", "fd02::7")
+	copy(between["later fragment"][20:], own["later fragment"][20:]) // no header, although it has a sum
+	for kind, inner := range own {
+		ret, got := k.run(k.wrap, frame(inner), 0)
+		if ret != tcRedirect {
+			t.Errorf("%s: action %d", kind, ret)
+			continue
+		}
+		if want := frame(w.wrap(between[kind], be.Uint16(got[34:]))); !bytes.Equal(got, want) {
+			t.Errorf("%s:\n got %x\nwant %x", kind, got, want)
+		}
+	}
+	w = fromTo(w, "192.0.2.2")
+	var at map[string]packet
+	at, between = inners("10.2.0.7", "fd02::7", "10.1.0.5", "fd01::5"),
+		inners("10.30.0.2", "fdff::2", "10.1.0.5", "fd01::5")
+	copy(between["later fragment"][20:], at["later fragment"][20:])
+	for kind, inner := range between {
+		ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
+		want := frame(at[kind])
+		copy(want, []byte{2, 0, 0, 0, 0, 5, 2, 0, 0, 0, 0, 1})
+		got = got[:min(len(got), len(want))] // older kernels pad the shortest ones
+		if ret != tcRedirect || !bytes.Equal(got, want) {
+			t.Errorf("%s: action %d\n got %x\nwant %x", kind, ret, got, want)
+		}
+		if ret, why := k.reason(k.unwrap(), fromTo(w, "192.0.2.9").arrival(k, inner)); ret != tcShot ||
+			why != "unknown_source" {
+			t.Errorf("%s from another node: action %d %s", kind, ret, why)
+		}
+	}
+}
+
+// An unknown sender is looked up, once, and accepted as soon as it is known. It is released when it is idle.
+func TestUnknownSenders(t *testing.T) {
+	k := loadNamed(t)
+	var mu sync.Mutex
+	var asked []netip.Addr
+	var released []string
+	k.tunnel.live.Resolve = func(a netip.Addr) {
+		mu.Lock()
+		defer mu.Unlock()
+		asked = append(asked, a)
+	}
+	k.tunnel.live.Release = func(name string) { released = append(released, name) }
+	ctx, cancel := context.WithCancel(t.Context())
+	var following sync.WaitGroup
+	following.Go(func() { k.followStrangers(ctx) })
+	defer following.Wait()
+	defer cancel()
+	w := fromTo(wires["oakestra"], "192.0.2.3")
+	packet := w.arrival(k, ip("10.30.0.9", "10.1.0.5", 17, udpBody(9)))
+	for range 3 {
+		if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {
+			t.Fatalf("action %d %s", ret, why)
+		}
+	}
+	wait.Until(t, "the lookup", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Equal(asked, []netip.Addr{netip.MustParseAddr("10.30.0.9")})
+	}, func() any { mu.Lock(); defer mu.Unlock(); return asked })
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")}})
+	if ret, why := k.reason(k.unwrap(), packet); ret != tcRedirect {
+		t.Errorf("known: action %d %s", ret, why)
+	}
+	now := time.Now()
+	k.releaseIdle(now.Add(idleFor)) // its packet came after the last look
+	k.releaseIdle(now.Add(2 * idleFor))
+	if released != nil {
+		t.Errorf("released while in use: %v", released)
+	}
+	k.releaseIdle(now.Add(3 * idleFor))
+	if !slices.Equal(released, []string{"oakestra.new"}) {
+		t.Errorf("released %v", released)
+	}
+	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"oakestra.new"}})
+	if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {
+		t.Errorf("gone: action %d %s", ret, why)
+	}
+	for i := range 2 * maxAsked {
+		k.ask(netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}), now)
+	}
+	if len(k.asked) != maxAsked {
+		t.Errorf("%d sources are noted, want %d", len(k.asked), maxAsked)
+	}
+}
