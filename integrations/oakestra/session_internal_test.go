@@ -57,7 +57,12 @@ type member struct {
 
 func newMember(t *testing.T) *member {
 	t.Helper()
-	m := &member{T: t, broker: oaktest.NewBroker(t), log: &safeBuffer{}}
+	return newMemberOf(t, oaktest.NewBroker(t))
+}
+
+func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
+	t.Helper()
+	m := &member{T: t, broker: broker, log: &safeBuffer{}}
 	m.broker.Start()
 	m.cluster = oaktest.NewCluster(t, m.broker)
 	short := times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond,
@@ -174,6 +179,50 @@ func TestSubnetIsAskedForOnce(t *testing.T) {
 	m.register("6650000000000000000000ff")
 	if m.l.net.subnet4.String() != "10.18.0.64/26" || m.cluster.Subnets() != 2 {
 		t.Errorf("with a new id: %v, %d subnets used up", m.l.net.subnet4, m.cluster.Subnets())
+	}
+}
+
+// Recording 23: the broker starts after the registration, or rejects this worker until it is configured.
+func TestBrokerIsNotThereAtTheRegistration(t *testing.T) {
+	m := newMember(t)
+	m.broker.Stop()
+	if err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the condition", func() bool {
+		reason, text := m.l.describe()
+		return reason == "NotConnected" && strings.Contains(text, "connection refused")
+	}, func() any { _, text := m.l.describe(); return text })
+	m.broker.Start()
+	if err := m.l.awaitSubnet(t.Context()); err != nil || m.cluster.Subnets() != 1 {
+		t.Errorf("%v, %d subnets used up", err, m.cluster.Subnets())
+	}
+}
+
+// A broker that demands TLS, a certificate and a password. Files are read at each connection.
+func TestSecureBroker(t *testing.T) {
+	broker := oaktest.NewBroker(t)
+	secure := broker.AddSecure()
+	m := newMemberOf(t, broker)
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("wrong\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	m.l.options.Broker = Broker{Port: secure.Port, CA: secure.CA, Certificate: secure.Certificate, Key: secure.Key,
+		Username: secure.Username, PasswordFile: password}
+	if err := m.l.enlist(t.Context(), registration{ClientID: testWorker, ClusterAddress: "127.0.0.1"}); err != nil {
+		t.Fatal(err)
+	}
+	wait.Until(t, "the wrong password is refused", func() bool {
+		reason, text := m.l.describe()
+		return reason == "NotConnected" && strings.Contains(text, "ssl://127.0.0.1:") &&
+			strings.Contains(text, "not Authorized")
+	}, func() any { _, text := m.l.describe(); return text })
+	if err := os.WriteFile(password, []byte(secure.Password+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.l.awaitSubnet(t.Context()); err != nil {
+		t.Error(err)
 	}
 }
 
