@@ -12,7 +12,7 @@ import (
 // samplesOf returns the metrics as a client reads them.
 func samplesOf(t *testing.T, all *promtext.Set) []promtext.Sample {
 	t.Helper()
-	text, err := all.Text()
+	text, err := all.Encode()
 	if err != nil {
 		t.Error(err)
 	}

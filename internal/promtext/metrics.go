@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package promtext writes and reads the text format of Prometheus (version 0.0.4). Prometheus's client library would
-// link protobuf, which is a tenth of the agent's binary, and is initialised by each control plane.
+// Package promtext writes the metrics of a scrape in Prometheus's text format (version 0.0.4) or as protobuf, and reads
+// the text. Prometheus's client library would link protobuf's, which is a tenth of the agent's binary, and is
+// initialised by each control plane.
 package promtext
 
 import (
@@ -18,20 +19,31 @@ import (
 	"unicode/utf8"
 )
 
-// ContentType is the media type of the format.
-const ContentType = "text/plain; version=0.0.4; charset=utf-8"
+// textType is the media type of the text.
+const textType = "text/plain; version=0.0.4; charset=utf-8"
 
 // Set holds the metrics of one scrape. The zero value is empty.
 type Set struct {
+	// Protobuf selects the format, before the first metric. Otherwise the format is text.
+	Protobuf bool
+
 	families map[string]*family
 	problems []error
+}
+
+// ContentType is the media type of Encode.
+func (s *Set) ContentType() string {
+	if s.Protobuf {
+		return protobufType
+	}
+	return textType
 }
 
 // family holds all series of one name.
 type family struct {
 	help, kind string
 	series     map[string]bool
-	lines      bytes.Buffer
+	lines      bytes.Buffer // as protobuf: fields of MetricFamily
 }
 
 // Gauge adds a value that rises and falls. Labels are pairs of name and value.
@@ -49,7 +61,7 @@ func (s *Set) add(name, help, kind string, value float64, labels []string) {
 	if err == nil {
 		var f *family
 		if f, err = s.family(name, help, kind, text); err == nil {
-			f.line(name, text, value)
+			f.write(s.Protobuf, name, text, value, labels)
 			return
 		}
 	}
@@ -77,6 +89,16 @@ func (s *Set) family(name, help, kind, labels string) (*family, error) {
 	}
 	f.series[labels] = true
 	return f, nil
+}
+
+func (f *family) write(protobuf bool, name, text string, value float64, labels []string) {
+	if !protobuf {
+		f.line(name, text, value)
+		return
+	}
+	var m message
+	m.double(1, value)
+	f.writeMetric(labels, m)
 }
 
 func (f *family) line(name, labels string, value float64) {
@@ -115,11 +137,15 @@ func labelText(pairs []string) (string, error) {
 	return strings.Join(all, ","), nil
 }
 
-// Text returns the metrics sorted by family. The errors are of those that are left out.
-func (s *Set) Text() ([]byte, error) {
+// Encode returns the metrics sorted by family. The errors are of those that are left out.
+func (s *Set) Encode() ([]byte, error) {
 	var out bytes.Buffer
 	for _, name := range slices.Sorted(maps.Keys(s.families)) {
 		f := s.families[name]
+		if s.Protobuf {
+			out.Write(f.protobuf(name))
+			continue
+		}
 		fmt.Fprintf(&out, "# HELP %s %s\n# TYPE %s %s\n", name, escapeHelp.Replace(f.help), name, f.kind)
 		out.Write(f.lines.Bytes())
 	}
@@ -153,36 +179,49 @@ func (h *Histogram) Observe(v float64) {
 }
 
 // Buckets adds a histogram of which the caller has counted the values up to each bound, and behind these all others.
-func (s *Set) Buckets(name, help string, bounds []float64, counts []uint64, sum float64, labels ...string) {
+// native has the same values, or is nil; the text has no place for it.
+func (s *Set) Buckets(name, help string, bounds []float64, counts []uint64, sum float64, native *Native,
+	labels ...string) {
 	text, err := labelText(labels)
 	var f *family
 	if err == nil {
 		f, err = s.family(name, help, "histogram", text)
 	}
-	if err != nil {
+	switch {
+	case err != nil:
 		s.problems = append(s.problems, fmt.Errorf("metric %s: %w", name, err))
-		return
+	case s.Protobuf:
+		f.writeMetric(labels, histogram(bounds, counts, sum, native))
+	default:
+		f.buckets(name, text, bounds, counts, sum)
 	}
+}
+
+func (f *family) buckets(name, labels string, bounds []float64, counts []uint64, sum float64) {
 	comma := ""
-	if text != "" {
+	if labels != "" {
 		comma = ","
 	}
-	var n uint64
+	n := uint64(0)
 	for i, count := range counts {
 		n += count
-		bound := math.Inf(1)
-		if i < len(bounds) {
-			bound = bounds[i]
-		}
-		f.line(name+"_bucket", text+comma+`le="`+number(bound)+`"`, float64(n))
+		f.line(name+"_bucket", labels+comma+`le="`+number(bound(bounds, i))+`"`, float64(n))
 	}
-	f.line(name+"_sum", text, sum)
-	f.line(name+"_count", text, float64(n))
+	f.line(name+"_sum", labels, sum)
+	f.line(name+"_count", labels, float64(n))
+}
+
+// bound is the upper bound of a bucket.
+func bound(bounds []float64, i int) float64 {
+	if i < len(bounds) {
+		return bounds[i]
+	}
+	return math.Inf(1)
 }
 
 // Histogram adds a histogram.
 func (s *Set) Histogram(name, help string, h *Histogram) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	s.Buckets(name, help, h.bounds, h.counts, h.sum)
+	s.Buckets(name, help, h.bounds, h.counts, h.sum, nil)
 }

@@ -10,8 +10,10 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"mime"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -244,15 +246,16 @@ func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 // serveMetrics answers a scrape, compressed if the client accepts that. What is wrong with a metric is logged, and the
 // others are served.
 func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
-	var all promtext.Set
+	all := promtext.Set{Protobuf: wantsProtobuf(r.Header.Get("Accept"))}
 	s.backend.Collect(&all)
 	s.collect(&all)
 	all.Process()
-	text, err := all.Text()
+	data, err := all.Encode()
 	if err != nil {
 		s.log.Warn("some metrics are left out", "error", err)
 	}
-	w.Header().Set("Content-Type", promtext.ContentType)
+	w.Header().Set("Content-Type", all.ContentType())
+	w.Header().Set("Vary", "Accept, Accept-Encoding")
 	var out io.Writer = w
 	if accepted := r.Header.Get("Accept-Encoding"); strings.Contains(accepted, "gzip") &&
 		!strings.Contains(accepted, "gzip;q=0") {
@@ -261,7 +264,32 @@ func (s *Server) serveMetrics(w http.ResponseWriter, r *http.Request) {
 		defer packed.Close()
 		out = packed
 	}
-	_, _ = out.Write(text) // fails if the client is gone
+	_, _ = out.Write(data) // fails if the client is gone
+}
+
+// wantsProtobuf reports whether a client prefers protobuf, as Prometheus does that scrapes native histograms. The text
+// is what clients get that accept anything.
+func wantsProtobuf(accept string) bool {
+	protobuf, text := 0.0, 0.0
+	for accepted := range strings.SplitSeq(accept, ",") {
+		kind, params, err := mime.ParseMediaType(accepted)
+		if err != nil {
+			continue
+		}
+		quality := 1.0
+		if q, err := strconv.ParseFloat(params["q"], 64); err == nil {
+			quality = q
+		}
+		switch {
+		case kind == "application/vnd.google.protobuf":
+			if params["encoding"] == "delimited" && params["proto"] == "io.prometheus.client.MetricFamily" {
+				protobuf = max(protobuf, quality)
+			}
+		case strings.HasPrefix(kind, "text/"):
+			text = max(text, quality)
+		}
+	}
+	return protobuf > 0 && protobuf >= text
 }
 
 // collect adds the metrics of the server's own endpoints.

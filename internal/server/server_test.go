@@ -20,6 +20,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
 	"go.uber.org/goleak"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -104,6 +106,33 @@ func TestMetricsAreCompressed(t *testing.T) {
 	text, err := io.ReadAll(packed)
 	if err != nil || !strings.Contains(string(text), "kerb_modules 0\n") {
 		t.Errorf("%v: %s", err, text)
+	}
+}
+
+// Prometheus gets protobuf, with native histograms, only if it prefers that to text.
+func TestMetricsInTheFormatThatIsAccepted(t *testing.T) {
+	const protobuf = "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=delimited"
+	for accept, want := range map[string]expfmt.FormatType{
+		"":    expfmt.TypeTextPlain,
+		"*/*": expfmt.TypeTextPlain,
+		protobuf + ";q=0.6,application/openmetrics-text;q=0.5,text/plain;q=0.2,*/*;q=0.1":       expfmt.TypeProtoDelim,
+		"text/plain;version=0.0.4;q=0.5," + protobuf + ";q=0.4":                                 expfmt.TypeTextPlain,
+		"application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;encoding=text": expfmt.TypeTextPlain,
+		protobuf + ";q=0,*/*": expfmt.TypeTextPlain,
+		"nonsense;;":          expfmt.TypeTextPlain,
+	} {
+		r := httptest.NewRequest("GET", "/metrics", nil)
+		r.Header.Set("Accept", accept)
+		w := httptest.NewRecorder()
+		newServer(t).ServeHTTP(w, r)
+		format := expfmt.ResponseFormat(w.Header())
+		if got := format.FormatType(); got != want {
+			t.Errorf("%q: %v, want %v", accept, got, want)
+		}
+		var first dto.MetricFamily
+		if err := expfmt.NewDecoder(w.Body, format).Decode(&first); err != nil || first.GetName() == "" {
+			t.Errorf("%q: %v, %v", accept, &first, err)
+		}
 	}
 }
 

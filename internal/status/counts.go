@@ -90,6 +90,15 @@ func powersOfTwo(h sdk.Histogram) []uint64 {
 	return out
 }
 
+// native counts each value as the largest one of its bucket, in seconds, of which powers of two are no bounds.
+func native(h sdk.Histogram) *promtext.Native {
+	var out promtext.Native
+	for b, n := range h {
+		out.Add(float64(sdk.HistogramFloor(b+1)-1)/1e9, n)
+	}
+	return &out
+}
+
 // CollectCounts adds the counts of all modules to the metrics.
 func CollectCounts(c dataplane.Counts, out *promtext.Set) {
 	for _, key := range countKeys(c) {
@@ -97,7 +106,7 @@ func CollectCounts(c dataplane.Counts, out *promtext.Set) {
 		of := []string{"module", key.Module, "hook", string(key.Side), "direction", string(key.Direction)}
 		if h := s.Latency.Histogram(); h.Count() > 0 {
 			out.Buckets("kerb_module_latency_seconds", "Time that a module took for a packet, of one packet in 4,096.",
-				latencyBounds, powersOfTwo(h), float64(s.Latency.Sum)/1e9, of...)
+				latencyBounds, powersOfTwo(h), float64(s.Latency.Sum)/1e9, native(h), of...)
 		}
 		for verdict, n := range s.Verdicts {
 			labels := append(slices.Clip(of), "verdict", kerbabi.Verdict(verdict).String())

@@ -15,7 +15,7 @@ func exported(t *testing.T, all ...scraped) (series map[string]float64, clashes 
 	var out promtext.Set
 	clashes = exportSamples(all, &out)
 	series = map[string]float64{}
-	text, err := out.Text()
+	text, err := out.Encode()
 	if err != nil {
 		t.Error(err)
 	}
