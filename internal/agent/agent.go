@@ -235,7 +235,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
-	wg.Go(func() { a.timeChains(ctx) })
+	wg.Go(func() { a.linkCalm(ctx) })
 	wg.Go(func() {
 		a.budgets.Run(ctx, a.candidates, func(module string) {
 			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})

@@ -4,40 +4,22 @@ package agent
 
 import (
 	"context"
-	"time"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// timeAfter is how long after the last change chains get their timed copies: to verify one takes as long as to verify
-// the chain, which changes that follow each other need not wait for.
-const timeAfter = time.Second
-
 // timeChains has the chains that run measure the latency of their modules. It excludes no change: should a change
 // remove a chain meanwhile, its copy goes with it.
-func (a *Agent) timeChains(ctx context.Context) {
-	refused := map[string]bool{} // chains whose copy the kernel does not take, by identity
-	timer := time.NewTimer(timeAfter)
-	defer timer.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-a.converged:
-			timer.Reset(timeAfter)
+func (a *Agent) timeChains(ctx context.Context, refused map[string]bool) {
+	chains, modules := a.running()
+	for id, spec := range chains {
+		if ctx.Err() != nil || refused[id] {
 			continue
-		case <-timer.C:
 		}
-		chains, modules := a.running()
-		for id, spec := range chains {
-			if ctx.Err() != nil || refused[id] {
-				continue
-			}
-			if err := a.dp.Time(spec, modules); err != nil {
-				refused[id] = true
-				a.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
-			}
+		if err := a.dp.Time(spec, modules); err != nil {
+			refused[id] = true
+			a.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
 		}
 	}
 }

@@ -80,9 +80,11 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 	counts := a.counts()
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	ready, _ := a.now.Inputs().Ready(a.now.Points) // none if the order of modules is a cycle
 	var out []v1.Chain
 	for _, c := range state.Chains {
 		view := a.now.Chain(c, state.Points)
+		view.Ready = slices.ContainsFunc(ready, func(s chain.Spec) bool { return s.ID() == c.ID })
 		view.Counts, view.Took = status.ChainCounts(counts, c), status.ChainTook(counts, c)
 		out = append(out, view)
 	}

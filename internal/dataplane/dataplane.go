@@ -128,9 +128,15 @@ func (d *Dataplane) RemoveGeneration(name, id string) error {
 	return nil
 }
 
+// HasChain reports whether a chain is linked and pinned.
+func (d *Dataplane) HasChain(spec chain.Spec) bool {
+	_, err := os.Stat(entryPin(d.layout.chain(spec)))
+	return err == nil
+}
+
 // CreateChain links, verifies and pins a chain of generations that exist. One that exists already is left as it is.
 func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) error {
-	if _, err := os.Stat(entryPin(d.layout.chain(spec))); err == nil {
+	if d.HasChain(spec) {
 		return nil
 	}
 	if err := removePins(d.layout.chain(spec)); err != nil { // without an entry it is of no use

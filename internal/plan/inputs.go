@@ -77,6 +77,7 @@ func (in Inputs) Desired(placed Placements, keep bool) Desired {
 	for p, at := range placed {
 		d.Points[p] = at.Chain
 	}
+	d.Ready, _ = in.Ready(placed) // a cycle is an error of Place
 	return d
 }
 

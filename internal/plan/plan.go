@@ -18,6 +18,7 @@ type Desired struct {
 	Generations map[string]string // identity of each module's generation by module name
 	Values      map[string]string // identity of its values, of modules whose values can change by themselves
 	Points      map[chain.Point]chain.Spec
+	Ready       []chain.Spec // chains that run nowhere and stay if they exist
 	// Keep leaves chains attached that no module asks for: after the loss of the store.
 	Keep bool
 }
@@ -204,6 +205,9 @@ func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pin
 		}
 	}
 	for _, spec := range want.Points {
+		use(spec.ID(), spec.Members)
+	}
+	for _, spec := range want.Ready {
 		use(spec.ID(), spec.Members)
 	}
 	for name, id := range want.Generations {

@@ -110,5 +110,24 @@ func (c condition) holds(set map[string]string) bool {
 	return exists && slices.Contains(c.values, value)
 }
 
+// Example returns the fewest labels with which a service is chosen. It returns false if none are: the conditions
+// exclude each other, or there are none.
+func (s Selector) Example() (map[string]string, bool) {
+	out := map[string]string{}
+	for _, c := range s.conditions {
+		switch c.operator {
+		case "":
+			out[c.key] = out[c.key] // whatever another condition asks for
+		case "=", "==", "in":
+			out[c.key] = c.values[0]
+		case "<":
+			out[c.key] = strconv.FormatInt(c.bound-1, 10)
+		case ">":
+			out[c.key] = strconv.FormatInt(c.bound+1, 10)
+		}
+	}
+	return out, s.Matches(out)
+}
+
 // String is the text that was parsed.
 func (s Selector) String() string { return s.text }

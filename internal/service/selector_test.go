@@ -23,10 +23,16 @@ func TestSelector(t *testing.T) {
 		"tier":                        true,
 		"!tier":                       false,
 		"other":                       false,
+		"tier,tier=edge,app in (web)": true,
+		"tier=edge,tier":              true,
+		"n<3,n>1":                     false,
 	} {
 		s, err := ParseSelector(text)
 		if err != nil {
 			t.Errorf("%q: %v", text, err)
+		}
+		if labels, ok := s.Example(); ok != s.Matches(labels) || ok != (text != "") {
+			t.Errorf("%q: example %v, %v", text, labels, ok)
 		}
 		if s.Matches(web) != want {
 			t.Errorf("%q matches %v: got %v", text, web, !want)

@@ -68,16 +68,16 @@ func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) [
 
 // shadowConditions are there only for modules that miss packets.
 func (nd *Node) shadowConditions(name string) []v1.Condition {
-	text, shadowed := nd.inputs().Shadowed(nd.Points)[name]
+	text, shadowed := nd.Inputs().Shadowed(nd.Points)[name]
 	if !shadowed {
 		return nil
 	}
 	return []v1.Condition{{Type: "SeesAllPackets", Status: "False", Reason: "Shadowed", Message: text}}
 }
 
-// inputs has what plans know of the modules.
-func (nd *Node) inputs() plan.Inputs {
-	in := plan.Inputs{Modules: map[string]*plan.Module{}}
+// Inputs has what plans know of the modules.
+func (nd *Node) Inputs() plan.Inputs {
+	in := plan.Inputs{Modules: map[string]*plan.Module{}, Linker: dataplane.Linker()}
 	for name, d := range nd.Modules {
 		in.Modules[name] = &d.Module
 	}
@@ -193,7 +193,7 @@ func (nd *Node) lostReplies() map[string]string {
 		view, _ := nd.Virtual.View(name)
 		virtual = append(virtual, view)
 	}
-	return nd.inputs().LostReplies(nd.Points, virtual)
+	return nd.Inputs().LostReplies(nd.Points, virtual)
 }
 
 // ReplyWarnings are for the client of a change: replies that are dropped on this node.

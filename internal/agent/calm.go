@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"time"
+)
+
+// linkAfter is how long after the last change chains are linked that no packet waits for: to verify one takes as long
+// as to verify the chain of a change, and changes that follow each other need not wait for it.
+const linkAfter = time.Second
+
+// linkCalm links chains when no change follows: those that the next service will need, and timed copies of those that
+// run.
+func (a *Agent) linkCalm(ctx context.Context) {
+	refused := map[string]bool{} // chains that the kernel does not take, and those whose copy it does not, by identity
+	timer := time.NewTimer(linkAfter)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-a.converged:
+			timer.Reset(linkAfter)
+			continue
+		case <-timer.C:
+		}
+		a.linkReady(ctx, refused)
+		a.timeChains(ctx, refused)
+	}
+}
+
+// linkReady links the chains of services that may come. A change waits for one of them at most.
+func (a *Agent) linkReady(ctx context.Context, refused map[string]bool) {
+	for ctx.Err() == nil && a.linkNextReady(refused) {
+	}
+}
+
+// linkNextReady reports whether there may be more to link.
+func (a *Agent) linkNextReady(refused map[string]bool) bool {
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	ready, err := a.now.Inputs().Ready(a.now.Points)
+	if err != nil {
+		return false // a cycle, which the node's conditions report
+	}
+	k := a.kernelOf(a.now.Modules)
+	defer k.Close()
+	for _, spec := range ready {
+		id := spec.ID()
+		if refused[id] || a.dp.HasChain(spec) {
+			continue
+		}
+		if err := k.CreateChain(spec); err != nil {
+			refused[id] = true
+			a.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
+		}
+		return true
+	}
+	return false
+}
