@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/bits"
 	"net/netip"
 	"sync"
 	"time"
@@ -37,11 +38,13 @@ var (
 
 // Settings implements sdk.Compiled.
 func (c *config) Settings() sdk.Settings {
-	t := c.Tables
+	t, cpus := c.Tables, ebpf.MustPossibleCPU()
+	copies := hotBits(cpus)
 	return sdk.Settings{
 		TranslatesReplies: true,
 		Constants: map[string]any{
 			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions), "pending_budget": t.Sessions / 4,
+			"hot_bits": copies,
 		},
 		Tunables: map[string]any{"service_sessions": uint64(t.SessionsPerService)},
 		MaxEntries: map[string]uint32{
@@ -49,9 +52,22 @@ func (c *config) Settings() sdk.Settings {
 			mapSlots: t.Slots,
 			// index 0 is none
 			mapTurns: t.Addresses + 1, mapInstances: t.Instances + 1, mapOwners: t.Instances + 1,
-			mapInstanceStats: t.Instances + 1,
+			mapInstanceStats: t.Instances + 1, mapHot: uint32(cpus) << copies,
 		},
 	}
+}
+
+// Copies of sessions: what all CPUs have together, and the least and the most of one.
+const (
+	hotMemory = 8 << 20
+	hotSet    = 256 // bytes: struct px_hot_set
+	minHot    = 8   // bits of the number of sets: 512 copies
+	maxHot    = 13  // 16,384 copies, which fill most second-level caches
+)
+
+// hotBits returns how many sets of copies each CPU has, as an exponent of 2.
+func hotBits(cpus int) uint32 {
+	return uint32(max(minHot, min(maxHot, bits.Len(uint(hotMemory/hotSet/cpus))-1)))
 }
 
 // Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if

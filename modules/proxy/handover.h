@@ -8,12 +8,12 @@
 
 KERB_CONFIG(_Bool, short_path, 1); /* else the bridge or the stack carries packets on */
 
-/* Whether the local that the session names is still there. */
-static __always_inline struct px_local *px_target(const struct px_session *s)
+/* The local that a session names, if it is still there. */
+static __always_inline struct px_local *px_target(const __u32 *local, __u32 other)
 {
-	struct px_local *l = bpf_map_lookup_elem(&locals, &s->local);
+	struct px_local *l = bpf_map_lookup_elem(&locals, local);
 
-	return l && l->ifindex == s->other ? l : 0;
+	return l && l->ifindex == other ? l : 0;
 }
 
 /* Where a packet's destination address is written, or NULL if it has a VLAN tag. */

@@ -1,41 +1,73 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Sessions that this CPU has just used, in front of the map of all: a lookup there costs four calls
- * and a hash over 44 bytes. A copy is used for a moment only, so that the map's LRU sees that the
- * session lives; and only while no session whose key has the same hash was forgotten by any CPU. */
+ * and a hash over 44 bytes. A copy is used until the session is to be marked as seen, and a copy of
+ * an entry of pending for a moment only, so that its LRU sees that the session lives; and only
+ * while no session whose key has the same hash was forgotten by any CPU. */
 #ifndef PX_HOT_H
 #define PX_HOT_H
 
 #include "flow.h"
 
-#define PX_HOT	     512 /* a power of two */
+/* sets of copies by default, 16 times 1 << hot_bits: tests have so many CPUs at most */
+#define PX_HOT_SETS  4096
 /* many more: connections of one service seldom make the copies of another one useless */
 #define PX_EPOCHS    32768
-#define PX_HOT_TICK  32	 /* jiffies: 32 ms at 1000 Hz, 0.3 s at 100 Hz */
+/* Bits of jiffies until a copy is too old: of sessions 8, as PX_TICK, of pending 5, which are 32 ms
+ * at 1000 Hz and 0.3 s at 100 Hz. */
+#define PX_HOT_AGE(kept) ((kept) ? 8 : 5)
+
+_Static_assert(PX_TICK == 1 << PX_HOT_AGE(1), "copies are used while sessions need no mark");
 
 /* Eight bytes of a packet or an address, whatever their type. */
 typedef __u64 __attribute__((__may_alias__)) px_wide;
 
-/* What a packet is found by is as it stands in the packet, so that nothing needs to be copied: of
- * IPv4 both addresses are in the first two words. */
+/* sets of each CPU: 1 << hot_bits */
+KERB_CONFIG(__u32, hot_bits, 8);
+
+/* Key and session as they stand in packets, so that nothing needs to be copied. The first half is a
+ * cache line, and has all that an IPv4 packet needs. */
 struct px_hot {
-	__be32 word[8];
+	px_wide addr; /* IPv4: both addresses; IPv6: the first half of the source */
 	__u32 ports, ifindex;
 	__u32 kind;  /* PX_HOT_KIND */
 	__u32 epoch; /* of the hash before the session was looked up */
-	__u32 tick;  /* jiffies / PX_HOT_TICK then */
+	__u32 tick;  /* jiffies >> age then */
 	/* differences that the changed addresses, and ports too, make to a checksum */
 	__u16 addresses, sum;
-	struct px_session session;
+	/* of struct px_session */
+	__be32 to4; /* the address */
+	__be16 sport, dport;
+	__u32 instance, generation, other, local, flags;
+	__u32 age; /* PX_HOT_AGE */
+	px_wide rest[3]; /* IPv6: the rest of the addresses */
+	px_wide to6[2];
+	__u32 zero2[6];
 };
+
+_Static_assert(offsetof(struct px_hot, rest) == 64 && sizeof(struct px_hot) == 128,
+	       "struct px_hot fills cache lines");
 
 #define PX_HOT_KIND(family, proto, hook) ((family) << 16 | (proto) << 8 | (hook))
 
-/* By px_hot_slot. */
+/* Two flows whose hashes agree have copies, if their ports differ. */
+struct px_hot_set {
+	struct px_hot way[2];
+};
+
+/* Which of the two may be the copy of a flow with these ports. */
+static __always_inline struct px_hot *px_hot_way(struct px_hot_set *set, __u32 ports)
+{
+	return &set->way[set->way[0].ports == ports ? 0 : 1];
+}
+
+/* By px_hot_slot. Not a map of the type for CPUs: there an entry is found by its pointer, which is
+ * another miss of the cache. */
 struct {
-	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
-	__uint(max_entries, PX_HOT);
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, PX_HOT_SETS);
+	__uint(map_flags, BPF_F_MMAPABLE); /* begins with a page, and so with a cache line */
 	__type(key, __u32);
-	__type(value, struct px_hot);
+	__type(value, struct px_hot_set);
 } hot SEC(".maps");
 
 /* How often a session with such a key was forgotten. */
@@ -65,9 +97,12 @@ static __always_inline __u32 px_hot_hash_of(const struct px_flow *f)
 			   f->ifindex);
 }
 
+/* Sets of the CPU are side by side. */
 static __always_inline __u32 px_hot_slot(__u32 hash)
 {
-	return hash >> 23 & (PX_HOT - 1);
+	__u32 bits = hot_bits;
+
+	return bpf_get_smp_processor_id() << bits | hash >> (32 - bits);
 }
 
 static __always_inline __u32 px_epoch_slot(__u32 hash)
@@ -99,19 +134,24 @@ static __always_inline struct px_session *px_find(const struct px_flow *f)
 	return s ?: bpf_map_lookup_elem(&pending, f);
 }
 
-static __always_inline int px_same_session(const struct px_session *a, const struct px_session *b)
+/* Whether a copy of a flow's session is what the session is. */
+static __always_inline int px_hot_same(const struct px_hot *h, const struct px_session *s,
+				       __u32 family)
 {
-	return px_same(&a->addr, &b->addr) &&
-	       *px_ports((void *)&a->sport) == *px_ports((void *)&b->sport) &&
-	       a->instance == b->instance && a->generation == b->generation &&
-	       a->other == b->other && a->local == b->local && a->flags == b->flags;
+	if (family == 4 ? h->to4 != s->addr.word[3] : !px_same((void *)h->to6, &s->addr))
+		return 0;
+	return *px_ports((void *)&h->sport) == *px_ports((void *)&s->sport) &&
+	       h->instance == s->instance && h->generation == s->generation &&
+	       h->other == s->other && h->local == s->local && h->flags == s->flags;
 }
 
 /* Where a flow is kept, and what the epoch and the time are: to be asked before its session is
  * looked up in the map. */
 struct px_warm {
-	struct px_hot *at;
-	__u32 epoch, tick;
+	struct px_hot_set *at;
+	__u64 jiffies;
+	__u32 epoch;
+	__u32 age; /* of a copy */
 };
 
 static __always_inline void px_hot_refresh(const struct px_flow *f, struct px_warm *w)
@@ -122,16 +162,18 @@ static __always_inline void px_hot_refresh(const struct px_flow *f, struct px_wa
 	slot = px_hot_slot(hash);
 	w->at = epoch ? bpf_map_lookup_elem(&hot, &slot) : 0;
 	w->epoch = epoch ? *(volatile __u32 *)&epoch->count : 0;
-	w->tick = bpf_jiffies64() / PX_HOT_TICK;
+	w->jiffies = bpf_jiffies64();
+	w->age = PX_HOT_AGE(0);
 }
 
 static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow *f, __u32 family)
 {
 	if (family == 4) {
-		h->word[0] = f->src.word[3];
-		h->word[1] = f->dst.word[3];
+		*px_ports(&h->addr) = f->src.word[3];
+		*px_ports((void *)&h->addr + 4) = f->dst.word[3];
 	} else {
-		__builtin_memcpy(h->word, f, 2 * sizeof(struct px_addr));
+		__builtin_memcpy(&h->addr, f, sizeof(h->addr));
+		__builtin_memcpy(h->rest, &f->src.word[2], sizeof(h->rest));
 	}
 	h->ports = *px_ports((void *)&f->sport);
 	h->ifindex = f->ifindex;
@@ -150,28 +192,52 @@ static __always_inline void px_keep_session(struct px_hot *h, const struct px_fl
 		diff += kerb_diff32(before->word[i], s->addr.word[i]);
 	h->addresses = kerb_fold(diff);
 	h->sum = kerb_fold(diff + kerb_diff32(h->ports, *px_ports((void *)&s->sport)));
-	h->session = *s;
+	h->to4 = s->addr.word[3];
+	__builtin_memcpy(h->to6, &s->addr, sizeof(h->to6));
+	*px_ports((void *)&h->sport) = *px_ports((void *)&s->sport);
+	h->instance = s->instance;
+	h->generation = s->generation;
+	h->other = s->other;
+	h->local = s->local;
+	h->flags = s->flags;
 }
 
-/* Keeps a copy, unless another flow has the place; returns whether it did. The map may give an
+static __always_inline __u32 px_hot_tick(__u32 age, __u64 jiffies)
+{
+	return jiffies >> (age & 31);
+}
+
+/* Whether a flow was copied there in this moment. */
+static __always_inline int px_hot_taken(const struct px_hot *h, const struct px_warm *w)
+{
+	return h->tick == px_hot_tick(h->age, w->jiffies) && h->epoch == w->epoch;
+}
+
+/* Keeps a copy, unless other flows have the places; returns whether it did. The map may give an
  * entry to another key while it is being copied: then it is not found again, or not the same. */
 static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w,
 				  const struct px_session *s)
 {
-	struct px_hot *h = w->at;
+	struct px_hot *h;
 
-	if (!h || (h->tick == w->tick && h->epoch == w->epoch))
+	if (!w->at)
 		return 0;
-	h->tick = w->tick - 1;
+	h = &w->at->way[0];
+	if (px_hot_taken(h, w))
+		h = px_hot_way(w->at, *px_ports((void *)&f->sport));
+	if (px_hot_taken(h, w))
+		return 0;
+	h->age = w->age;
+	h->tick = px_hot_tick(h->age, w->jiffies) - 1;
 	h->epoch = w->epoch;
 	px_keep_flow(h, f, family);
 	px_keep_session(h, f, s);
 	/* a read barrier in its sequence counter: what is found now is not older than the epoch */
 	bpf_ktime_get_ns();
 	s = px_find(f);
-	if (!s || !px_same_session(s, &h->session))
+	if (!s || !px_hot_same(h, s, family))
 		return 0;
-	h->tick = w->tick;
+	h->tick = px_hot_tick(w->age, w->jiffies);
 	return 1;
 }
 

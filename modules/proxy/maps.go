@@ -14,6 +14,7 @@ const (
 	mapInstances     = "instances"
 	mapOwners        = "owners"
 	mapInstanceStats = "instance_stats"
+	mapHot           = "hot"
 	mapLocals        = "locals"
 	mapInterfaces    = "interfaces"
 	mapHomes         = "homes"

@@ -146,8 +146,9 @@ static __always_inline int px_forward(struct kerb_pkt *pkt, struct px_work *w, _
 
 	if (pkt->flags & KERB_F_FRAG_FIRST)
 		px_remember_first(pkt, w);
-	verdict =
-		hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
+							px_target(&s->local, s->other))
+				    : KERB_NEXT;
 	px_translate(pkt, w, s);
 	return verdict;
 }
@@ -317,6 +318,7 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 	px_hot_refresh(&flow, &warm);
 	s = bpf_map_lookup_elem(&sessions, &flow);
 	kept = s != 0;
+	warm.age = PX_HOT_AGE(kept);
 	if (!s)
 		s = bpf_map_lookup_elem(&pending, &flow);
 	if (!s)
@@ -325,8 +327,9 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
-	verdict =
-		hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt), px_target(s)) : KERB_NEXT;
+	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
+							px_target(&s->local, s->other))
+				    : KERB_NEXT;
 	px_translate_common(pkt, s);
 	return verdict;
 }
