@@ -143,7 +143,7 @@ func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint
 			continue
 		}
 		if free == nil {
-			free = oldestFirst(owners, fill)
+			free = oldestFirst(owners, fill, len(rules)-i)
 		}
 		if len(free) == 0 {
 			return nil, nil, fmt.Errorf("no hit counter is left for rule %d of %d", i, len(rules))
@@ -158,10 +158,10 @@ func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint
 	return slots, fresh, nil
 }
 
-// oldestFirst lists the slots not in use by rule set fill.
-func oldestFirst(owners []owner, fill uint64) []uint32 {
+// oldestFirst lists the slots not in use by rule set fill, or n of them that never were.
+func oldestFirst(owners []owner, fill uint64, n int) []uint32 {
 	var free, used []uint32
-	for slot := slotRules; slot < len(owners); slot++ {
+	for slot := slotRules; slot < len(owners) && len(free) < n; slot++ {
 		switch owners[slot].Fill {
 		case 0:
 			free = append(free, uint32(slot))
@@ -169,6 +169,9 @@ func oldestFirst(owners []owner, fill uint64) []uint32 {
 		default:
 			used = append(used, uint32(slot))
 		}
+	}
+	if len(free) >= n {
+		return free
 	}
 	slices.SortStableFunc(used, func(a, b uint32) int { return cmp.Compare(owners[a].Fill, owners[b].Fill) })
 	return append(free, used...)
