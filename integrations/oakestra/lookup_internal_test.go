@@ -68,6 +68,10 @@ func TestLookups(t *testing.T) {
 	lookup1(s, "10.30.0.0")
 	const addresses = "10.30.0.0=roundRobin 10.30.0.2=0 "
 	m.shows(otherApp, addresses+"0:10.18.1.2@192.168.77.12")
+	recorded := oaktest.Message{Worker: testWorker, Topic: topicTableRequest, Payload: `{"sname":"","sip":"10.30.0.0"}`}
+	if got := m.cluster.Received(); !slices.Contains(got, recorded) { // 05
+		t.Errorf("no %v in %v", recorded, got)
+	}
 	m.elsewhere(0, "10.18.1.9")
 	m.shows(otherApp, addresses+"0:10.18.1.9@192.168.77.12")
 	lookup1(s, "10.30.77.77")

@@ -57,7 +57,8 @@ func TestRecordings(t *testing.T) {
 	client.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/result": 1, "nodes/+/net/subnetwork/result": 1,
 		"jobs/#": 1}, nil).Wait()
 	workers := map[string]string{}
-	for _, name := range []string{"01-register.jsonl", "03-deploy.jsonl"} {
+	for _, name := range []string{"01-register.jsonl", "03-deploy.jsonl", "04-deploy-errors.jsonl",
+		"05-query-service-ip.jsonl", "06-interest-expires.jsonl", "07-query-instance-ip.jsonl", "08-query-unknown.jsonl"} {
 		var want, got []line
 		for _, l := range read(t, name) {
 			switch {
