@@ -68,6 +68,9 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	if l.session == nil || !l.net.assigned() {
 		return nil
 	}
+	if reason, _ := l.session.describe(); reason == notConnected {
+		return nil
+	}
 	underlay, err := l.underlay(ctx)
 	if err != nil {
 		return err

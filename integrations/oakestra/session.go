@@ -345,6 +345,8 @@ func (s *session) takeSubnet(payload []byte) error {
 	return nil
 }
 
+const notConnected = "NotConnected"
+
 // describe returns a reason and a message for a condition. The reason is empty if all is well.
 func (s *session) describe() (reason, text string) {
 	s.mu.Lock()
@@ -356,7 +358,7 @@ func (s *session) describe() (reason, text string) {
 	text = fmt.Sprintf("cluster %s, node %s, last heard %s", s.cluster, s.worker, heard)
 	switch {
 	case s.problem != nil:
-		return "NotConnected", fmt.Sprintf("%s; no connection to the broker %s: %v", text, s.broker.url(s.cluster),
+		return notConnected, fmt.Sprintf("%s; no connection to the broker %s: %v", text, s.broker.url(s.cluster),
 			s.problem)
 	case !s.assigned && s.subnet.repeated:
 		return "NoSubnet", text + "; the cluster does not assign a subnet, and services cannot be deployed: it may have " +
