@@ -79,6 +79,16 @@ var valueChanges = map[string]struct{ first, values, shape string }{
 			"passiveHealth": {"failures": 1}, "unknown": {"holdPackets": 8}}`,
 		`{"ranges": ["10.78.0.0/16"], "tables": {"sessions": 1024}}`,
 	},
+	"intercept": {
+		`{"classes": [{"name": "ctrl", "match": {"protocol": "udp", "ports": [8080]}, "action": "steal"},
+			{"name": "echo", "match": {"protocol": "udp", "ports": [7000]}, "action": "answer", "answer": {"app": "echo"}}]}`,
+		`{"classes": [{"name": "ctrl", "match": {"protocol": "udp", "ports": [8081], "sources": ["10.0.0.0/8"]},
+			"action": "copy", "deadline": "1ms", "watchdog": "1s", "maxBytes": 100, "delivery": "ringbuf"},
+			{"name": "echo", "match": {"protocol": "udp", "ports": [7001]}, "action": "answer",
+			"answer": {"app": "echo", "sourceRate": 10}}]}`,
+		`{"classes": [{"name": "ctrl", "match": {"protocol": "udp", "ports": [8080]}, "action": "steal", "ring": "2Mi"},
+			{"name": "echo", "match": {"protocol": "udp", "ports": [7000]}, "action": "answer", "answer": {"app": "echo"}}]}`,
+	},
 	"responder": {
 		`{"listeners": [{"app": "echo", "port": 7000}, {"app": "coap", "port": 5683, "resources": [{"path": "a"}]}]}`,
 		`{"listeners": [{"app": "coap", "port": 5684, "name": "coap-5683", "maxReply": 500, "resources": [{"path": "a"}]},

@@ -9,10 +9,10 @@
 
 KERB_CONFIG(_Bool, use_answers, 1); /* some class is answered */
 
-/* By class. */
+/* By class, of half 1 behind those of half 0. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, ICPT_CLASSES);
+	__uint(max_entries, 2 * ICPT_CLASSES);
 	__type(key, __u32);
 	__type(value, struct rsp_listener);
 } answers SEC(".maps");
@@ -32,8 +32,8 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 				.proto = kind >> 16,
 				.flags = kind >> 24,
 				.l4_len = l4_len };
-	__u32 class = kind & 0xff;
-	struct rsp_request r = {.pkt = &pkt, .half = kerb_tunables_half()};
+	__u32 half = !!(kind & ICPT_HALF), class = (kind & 0x7f) + half * ICPT_CLASSES;
+	struct rsp_request r = {.pkt = &pkt, .half = half};
 	int verdict;
 
 	r.listener = bpf_map_lookup_elem(&answers, &class);

@@ -86,14 +86,14 @@ func (c *config) answered() (out []int) {
 // nothing.
 func (f *Intercept) settleAnswers(s *sdk.Settings) {
 	own := f.answers.Settings()
-	s.Constants = own.Constants
+	s.Constants, s.Shape = own.Constants, own.Shape
 	s.Constants["use_answers"] = len(f.answered()) > 0
 	for name, n := range own.MaxEntries {
 		s.MaxEntries[name] = n
 	}
 }
 
-func (f *Intercept) fillAnswers(m sdk.Maps) error {
+func (f *Intercept) fillAnswers(m sdk.Maps, half uint32) error {
 	of := f.answered()
 	if len(of) == 0 {
 		return nil
@@ -106,7 +106,7 @@ func (f *Intercept) fillAnswers(m sdk.Maps) error {
 		return err
 	}
 	for i, e := range entries {
-		if err := m.Put(mapAnswers, uint32(of[i]), e); err != nil {
+		if err := m.Put(mapAnswers, half*maxClasses+uint32(of[i]), e); err != nil {
 			return err
 		}
 	}

@@ -67,18 +67,18 @@ struct icpt_table {
 	struct icpt_class classes[2][ICPT_CLASSES];
 };
 
+/* By half: see KERB_TUNABLES. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(map_flags, BPF_F_MMAPABLE); /* the control plane takes back what messages changed */
+	__uint(max_entries, 2);
 	__type(key, __u32);
 	__type(value, struct icpt_table);
 } table SEC(".maps");
 
-static __always_inline struct icpt_table *icpt_table(void)
+static __always_inline struct icpt_table *icpt_table(__u32 half)
 {
-	__u32 zero = 0;
-
-	return bpf_map_lookup_elem(&table, &zero);
+	return bpf_map_lookup_elem(&table, &half);
 }
 
 /* The class of a packet, as it was when the packet met it. */
@@ -89,6 +89,7 @@ struct icpt_found {
 	__u32 priority, max_bytes;
 	__u32 payload; /* offset in the frame */
 	__u8 direction, action, xdp_sockets, ring;
+	__u8 half; /* of the table */
 };
 
 /* What is compared of a packet, and what was decided. */
@@ -100,6 +101,7 @@ struct icpt_key {
 	__u16 from_port, to_port;
 	__u8 direction, family, proto, has_ports;
 	__u32 version;	   /* of the table */
+	__u32 half;	   /* the table's */
 	__u64 found; /* ICPT_FOUND, or ICPT_NONE */
 };
 
@@ -191,7 +193,7 @@ static __always_inline int icpt_matches(const struct icpt_class *c, const struct
 
 static long icpt_try_class(__u32 i, struct icpt_key *k)
 {
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(k->half);
 	const struct icpt_class *c;
 
 	if (!t || i >= t->n || i >= ICPT_CLASSES)
@@ -218,7 +220,7 @@ static __always_inline void icpt_barrier(void)
 /* One attempt: ends with 1 unless the classes have changed meanwhile. */
 static long icpt_match_once(__u32 i, struct icpt_key *k)
 {
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(k->half);
 
 	if (!t)
 		return 1;
@@ -299,18 +301,22 @@ static __always_inline void icpt_fill_transport(struct icpt_key *k, __u32 l4, __
 		k->payload_len = len - header;
 }
 
+/* In the byte of the direction, or of the class: the packet's half is 1. */
+#define ICPT_HALF 0x80
+
 /* The class of an IP packet, by what the parser has found of it. Takes numbers and the context
  * only, and is global: the verifier follows it once, by itself. offsets: l3 and, above 16 bits, l4.
- * kind: direction, family, protocol and flags, a byte each. */
+ * kind: direction and ICPT_HALF, family, protocol and flags, a byte each. */
 __attribute__((noinline)) __u64 icpt_classify(kerb_ctx *ctx, __u32 offsets, __u32 kind,
 					      __u32 l4_len)
 {
 	struct icpt_key k = { .ctx = ctx,
-			      .direction = kind,
+			      .direction = kind & ~ICPT_HALF,
 			      .family = kind >> 8,
 			      .proto = kind >> 16,
+			      .half = !!(kind & ICPT_HALF),
 			      .found = ICPT_NONE };
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(k.half);
 
 	if (!t)
 		return ICPT_NONE;

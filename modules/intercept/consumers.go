@@ -33,10 +33,13 @@ type consumer struct {
 
 func newConsumers() *consumers { return &consumers{open: map[string]*consumer{}} }
 
-func (cs *consumers) run(classes []*class) {
+// run reports whether another configuration ran before.
+func (cs *consumers) run(classes []*class) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
+	another := cs.classes != nil
 	cs.classes = classes
+	return another
 }
 
 func (cs *consumers) running() []*class {
@@ -184,6 +187,10 @@ func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 		return
 	}
 	err = f.serve(c, me, pages)
+	if ctx.Err() != nil && f.isSucceeded() {
+		f.consumers.leave(c.Name, me, func() {})
+		return // as after a restart of the control plane: the program comes back for what it has
+	}
 	moved := ctx.Err() != nil
 	left := f.consumers.leave(c.Name, me, func() {
 		removeSockets(f.live.Maps, c.slot)

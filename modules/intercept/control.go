@@ -5,7 +5,6 @@
 package intercept
 
 import (
-	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -34,13 +33,12 @@ func compile(raw json.RawMessage, consumers *consumers) (*Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Intercept{config: conf, raw: raw, answers: answers, consumers: consumers}, nil
+	return &Intercept{config: conf, answers: answers, consumers: consumers}, nil
 }
 
 // Intercept is a compiled config.
 type Intercept struct {
 	*config
-	raw       json.RawMessage
 	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
 }
@@ -49,6 +47,7 @@ type Intercept struct {
 type generation struct {
 	*Intercept
 	live    sdk.Live
+	half    int                // of the table
 	answers *responder.Running // nil if no class is answered
 	ended   chan struct{}      // closed at the end of Run
 }
@@ -64,7 +63,11 @@ var (
 
 // Open implements sdk.Compiled.
 func (f *Intercept) Open(live sdk.Live) (sdk.Running, error) {
-	g := &generation{Intercept: f, live: live, ended: make(chan struct{})}
+	half, err := live.Maps.ActiveHalf()
+	if err != nil {
+		return nil, err
+	}
+	g := &generation{Intercept: f, live: live, half: half, ended: make(chan struct{})}
 	if len(f.answered()) == 0 {
 		return g, nil
 	}
@@ -92,11 +95,12 @@ func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
 
 // Settings implements sdk.Compiled.
 func (f *Intercept) Settings() sdk.Settings {
-	out := sdk.Settings{MaxEntries: map[string]uint32{}, Shape: fmt.Sprintf("%x", sha256.Sum256(f.raw))}
+	out := sdk.Settings{MaxEntries: map[string]uint32{}}
 	f.settleAnswers(&out)
 	var directions uint8
 	for _, c := range f.Classes {
 		directions |= c.directions()
+		out.Shape += fmt.Sprintf(" %s %d", c.Name, c.slot) // a program that has the class open keeps its ring and its page
 		if c.slot != noRing {
 			out.MaxEntries[ringName(c.slot)] = c.ringSize
 		}
@@ -112,12 +116,22 @@ func (f *Intercept) Settings() sdk.Settings {
 
 // Fill implements sdk.Compiled.
 func (f *Intercept) Fill(m sdk.Maps) error {
-	if err := m.Put(mapTable, uint32(0), f.table()); err != nil {
+	half, err := m.FreeHalf()
+	if err != nil {
 		return err
 	}
-	if err := f.fillAnswers(m); err != nil {
+	if err := m.Put(mapTable, uint32(half), f.table()); err != nil {
 		return err
 	}
+	if err := f.fillAnswers(m, uint32(half)); err != nil {
+		return err
+	}
+	return f.fillPages(m)
+}
+
+// fillPages begins the pages of classes that programs can open. Those that packets have met stay: begin changes them
+// when packets meet the values.
+func (f *Intercept) fillPages(m sdk.Maps) error {
 	generation := uint64(time.Now().UnixNano()) // another one for each
 	if err := f.count(m); err != nil {
 		return err
@@ -127,7 +141,13 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 			continue
 		}
 		page := make([]byte, pageBytes)
+		if err := m.Lookup(stateName(c.slot), uint32(0), &page); err != nil {
+			return err
+		}
 		s := pageOf(page)
+		if s.Generation != 0 {
+			continue
+		}
 		s.Generation, s.Deadline, s.Watchdog = generation, uint64(c.Deadline), uint64(c.Watchdog)
 		if f.consumers.of(c.Name) != nil { // it opens the class again, and packets are kept for it meanwhile
 			s.Consumer = 1

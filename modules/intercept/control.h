@@ -42,6 +42,7 @@ struct {
 struct icpt_draining {
 	__u32 slot, done;
 	__u32 rung; /* bit slot */
+	__u32 half;
 	struct icpt_state *state;
 };
 
@@ -114,7 +115,7 @@ static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, stru
 
 static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 {
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(d->half);
 	struct icpt_control m = {};
 	__u32 slot = d->slot, class;
 
@@ -129,9 +130,9 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 /* Has packets meet what icpt_message has changed of the class of a slot, then changes the other
  * copy. The result of the addition is used: else it would be no barrier. Global, as icpt_classify
  * is. */
-__attribute__((noinline)) int icpt_publish(__u32 slot)
+__attribute__((noinline)) int icpt_publish(__u32 slot, __u32 half)
 {
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(half);
 	__u64 *from, *to;
 	__u32 class, now;
 
@@ -167,7 +168,7 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 	d->done = 0;
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
 	if (d->done)
-		icpt_publish(slot);
+		icpt_publish(slot, d->half);
 	took = bpf_ktime_get_ns() - start;
 	if (took > ICPT_DRAIN_NS)
 		*until = start > *until + ICPT_WHILE ? start : start + took * ICPT_REST;
@@ -177,9 +178,9 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 }
 
 /* Which classes have control messages, bit slot. Global, as icpt_classify is. */
-__attribute__((noinline)) __u32 icpt_rung(void)
+__attribute__((noinline)) __u32 icpt_rung(__u32 half)
 {
-	struct icpt_table *t = icpt_table();
+	struct icpt_table *t = icpt_table(half);
 	__u32 rung = 0, zero = 0;
 	struct icpt_state *s;
 
@@ -197,10 +198,10 @@ __attribute__((noinline)) __u32 icpt_rung(void)
 
 /* Takes what consumers want to have changed. One CPU at a time: another one leaves it to the next
  * packet. Global, too. */
-__attribute__((noinline)) int icpt_take_controls(__u32 rung)
+__attribute__((noinline)) int icpt_take_controls(__u32 rung, __u32 half)
 {
-	struct icpt_table *t = icpt_table();
-	struct icpt_draining d = {.rung = rung};
+	struct icpt_table *t = icpt_table(half);
+	struct icpt_draining d = {.rung = rung, .half = half};
 
 	if (!t || __sync_val_compare_and_swap(&t->draining, 0, 1))
 		return 0;

@@ -131,7 +131,7 @@ func TestHostileControls(t *testing.T) {
 		k.open("data")
 		r, c := k.open("ctrl"), k.commander("ctrl")
 		table := func() (e tableEntry) {
-			if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
+			if err := k.maps[mapTable].Lookup(k.half(), &e); err != nil {
 				t.Fatal(err)
 			}
 			if e.Classes[0] != e.Classes[1] {
@@ -282,14 +282,14 @@ func TestStuckWriter(t *testing.T) {
 	onHooks(t, `{"classes": [{"name": "no", "match": {"protocol": "udp", "ports": [7]}, "action": "drop"}]}`,
 		func(t *testing.T, k *kernel) {
 			var e tableEntry
-			if err := k.maps[mapTable].Lookup(uint32(0), &e); err != nil {
+			if err := k.maps[mapTable].Lookup(k.half(), &e); err != nil {
 				t.Fatal(err)
 			}
 			for version := range uint32(4) {
 				e.Version, e.Draining = version, 1
 				written := &e.Classes[1-version&1][0]
 				written.Stopped, written.Family = 1, 6
-				if err := k.maps[mapTable].Put(uint32(0), e); err != nil {
+				if err := k.maps[mapTable].Put(k.half(), e); err != nil {
 					t.Fatal(err)
 				}
 				if got := k.run(datagram(7, "x").bytes()); got != dropped {

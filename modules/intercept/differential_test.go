@@ -5,6 +5,7 @@ package intercept
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -55,7 +56,11 @@ func (k *kernel) become(c *config) error {
 	if err := (&Intercept{config: c}).forget(k.maps, nil); err != nil {
 		return err
 	}
-	return (&Intercept{config: c, consumers: newConsumers()}).Fill(k.maps)
+	if err := (&Intercept{config: c, consumers: newConsumers()}).Fill(k.maps); err != nil {
+		return err
+	}
+	var e tableEntry
+	return errors.Join(k.maps[mapTable].Lookup(1-k.half(), &e), k.maps[mapTable].Put(k.half(), e))
 }
 
 // decision is the class whose counters a packet moves, -1 if none.

@@ -4,6 +4,7 @@ package intercept
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"sync/atomic"
 	"testing"
@@ -32,6 +33,7 @@ func module(t testing.TB, f *Intercept) dataplane.Module {
 		BuiltIn:    true,
 		Name:       "icpt",
 		ID:         "0123456789",
+		Values:     chain.ShortHash(fmt.Append(nil, f.table())),
 		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),
@@ -43,11 +45,22 @@ func module(t testing.TB, f *Intercept) dataplane.Module {
 // kernel is an intercept loaded on one hook, but not attached.
 type kernel struct {
 	*Intercept
-	t     testing.TB
-	hook  chain.Hook
-	prog  *ebpf.Program
-	maps  sdk.Maps
-	pages *pages
+	t      testing.TB
+	hook   chain.Hook
+	loaded *dataplane.Loaded
+	prog   *ebpf.Program
+	maps   sdk.Maps
+	pages  *pages
+}
+
+// half is the one that packets meet.
+func (k *kernel) half() uint32 {
+	k.t.Helper()
+	half, err := k.maps.ActiveHalf()
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return uint32(half)
 }
 
 // onHooks runs a test on each hook, for packets to the service.
@@ -81,7 +94,7 @@ func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config str
 	if side == chain.OnXDP {
 		hook = chain.XDP
 	}
-	return &kernel{f, t, hook, l.Program, l.Maps["icpt"], pages}
+	return &kernel{f, t, hook, l, l.Program, l.Maps["icpt"], pages}
 }
 
 type verdict string

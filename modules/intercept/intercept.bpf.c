@@ -35,7 +35,7 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	n->bytes += pkt->len;
 	icpt_count_gap(n, f, k->time);
 	if (use_answers && direction == ICPT_INGRESS && k->action == ICPT_ANSWER)
-		return icpt_answer(pkt, k->class, n);
+		return icpt_answer(pkt, k->class | k->half * ICPT_HALF, n);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
@@ -49,12 +49,16 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 }
 
 static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt *pkt,
-				    const struct icpt_table *t, __u64 found)
+				    __u64 found)
 {
 	const struct icpt_class *c;
+	struct icpt_table *t;
 	__u32 class = found & 0xff;
 
 	if (class == ICPT_NONE)
+		return 0;
+	t = icpt_table(f->half);
+	if (!t)
 		return 0;
 	kerb_opaque(class); /* keeps the bound next to its use, for the verifier */
 	c = &t->classes[0][class & (ICPT_CLASSES - 1)];
@@ -62,7 +66,7 @@ static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt 
 	f->action = found >> 8;
 	f->max_bytes = found >> 16 & 0xffff;
 	f->priority = found >> 32;
-	f->identity = c->identity; /* these never change */
+	f->identity = c->identity; /* these no message changes */
 	f->xdp_sockets = c->xdp_sockets;
 	f->ring = c->ring;
 	f->payload = kerb_payload(pkt);
@@ -73,24 +77,21 @@ static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt 
 /* Only IP is sorted: ARP and the like always pass. */
 static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 {
-	struct icpt_found f = {.direction = direction};
-	struct icpt_table *t = icpt_table();
+	struct icpt_found f = {.direction = direction, .half = kerb_tunables_half()};
 	__u32 rung;
 	__u64 found;
 
-	if (!t)
-		return KERB_NEXT;
 	kerb_forget(pkt);
-	rung = icpt_rung();
+	rung = icpt_rung(f.half);
 	if (rung)
-		icpt_take_controls(rung);
+		icpt_take_controls(rung, f.half);
 	if (!pkt->family)
 		return KERB_NEXT;
 	found = icpt_classify(pkt->ctx, pkt->l3 | pkt->l4 << 16,
-			      direction | pkt->family << 8 | pkt->proto << 16 |
+			      direction | f.half * ICPT_HALF | pkt->family << 8 | pkt->proto << 16 |
 				      (__u32)pkt->flags << 24,
 			      pkt->l4_len);
-	return is_found(&f, pkt, t, found) ? act(pkt, &f, direction) : KERB_NEXT;
+	return is_found(&f, pkt, found) ? act(pkt, &f, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)

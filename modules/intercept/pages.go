@@ -44,6 +44,13 @@ func (p *pages) state(slot int) *state { return pageOf(p[slot]) }
 
 func pageOf(page []byte) *state { return (*state)(unsafe.Pointer(unsafe.SliceData(page))) }
 
+// begin sets what a class's configuration says, which control messages may have changed in the one before.
+func (s *state) begin(c *class) {
+	atomic.StoreUint64(&s.Deadline, uint64(c.Deadline))
+	atomic.StoreUint64(&s.Watchdog, uint64(c.Watchdog))
+	atomic.StoreUint32(&s.Stopped, 0)
+}
+
 func (s *state) setConsumer(n uint32) { atomic.StoreUint32(&s.Consumer, n) }
 
 // copy reads a page that others write. What does not belong together by then is wrong by one packet.

@@ -5,10 +5,14 @@ package intercept
 import (
 	"context"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/http"
 	"sync"
+	"sync/atomic"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -25,7 +29,7 @@ const (
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
 func (f *generation) Run(ctx context.Context) {
 	defer close(f.ended)
-	f.consumers.run(f.Classes)
+	another := f.consumers.run(f.Classes)
 	if err := f.forget(f.live.Maps, nil); err != nil {
 		slog.Warn("intercept: cannot remove the counters of deleted classes", "module", f.live.Module, "error", err)
 	}
@@ -35,6 +39,9 @@ func (f *generation) Run(ctx context.Context) {
 		return
 	}
 	defer pages.close()
+	if another {
+		f.begin(pages)
+	}
 	var answers sync.WaitGroup
 	defer answers.Wait()
 	if f.answers != nil {
@@ -48,11 +55,64 @@ func (f *generation) Run(ctx context.Context) {
 	for {
 		select {
 		case <-ctx.Done():
+			if f.isSucceeded() {
+				f.takeBack()
+			}
 			return
 		case <-grace.C:
 			f.dismiss(pages)
 		case <-tick.C:
 			log.tell(watch.misses())
+		}
+	}
+}
+
+// isSucceeded reports whether packets meet other values in the same maps.
+func (f *generation) isSucceeded() bool {
+	half, err := f.live.Maps.ActiveHalf()
+	return err == nil && half != f.half
+}
+
+// takeBack undoes what control messages have changed, for the values may be chosen again as they are. It does so as
+// the data plane changes classes: packets under way still meet them.
+func (f *generation) takeBack() {
+	if err := f.resetTable(); err != nil {
+		slog.Warn("intercept: control messages are in force when this configuration comes back", "module", f.live.Module,
+			"error", err)
+	}
+}
+
+func (f *generation) resetTable() error {
+	m, err := f.live.Maps.Get(mapTable)
+	if err != nil {
+		return err
+	}
+	memory, err := unix.Mmap(m.FD(), 0, 2*int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: mmap: %w", mapTable, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }() // it is mapped
+	t, own := (*tableEntry)(unsafe.Pointer(&memory[f.half*int(m.ValueSize())])), f.table()
+	for tries := 0; !atomic.CompareAndSwapUint32(&t.Draining, 0, 1); tries++ { // for microseconds, by packets under way
+		if tries == 1000 {
+			return errors.New("its lock is not given back")
+		}
+		time.Sleep(time.Millisecond)
+	}
+	defer atomic.StoreUint32(&t.Draining, 0)
+	version := atomic.LoadUint32(&t.Version)
+	t.Classes[^version&1] = own.Classes[0]
+	atomic.AddUint32(&t.Version, 1)
+	t.Classes[version&1] = own.Classes[0]
+	t.AnyPort = own.AnyPort
+	return nil
+}
+
+// begin has pages say what the configuration does: they are those of the one before if only values have changed.
+func (f *Intercept) begin(pages *pages) {
+	for _, c := range f.Classes {
+		if c.slot != noRing {
+			pages.state(c.slot).begin(c)
 		}
 	}
 }

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// change gives the data plane the values of another config, without a new program, and begins them as Run does.
+func (k *kernel) change(config string) {
+	k.t.Helper()
+	before := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+	next := compileConfig(k.t, config)
+	next.consumers = k.consumers
+	if err := k.loaded.SetValues(module(k.t, next)); err != nil {
+		k.t.Fatal(err)
+	}
+	if !before.isSucceeded() {
+		k.t.Fatal("the values have not changed")
+	}
+	before.takeBack()
+	k.Intercept = next
+	next.begin(k.pages)
+}
+
+// What classes match and do changes while the program, rings, pages and counters stay. Control messages are for the
+// config that they were sent to.
+func TestValuesChange(t *testing.T) {
+	otherClasses := strings.NewReplacer(`"action": "steal", "deadline": "100us"`,
+		`"action": "copy", "deadline": "200us", "watchdog": "1s", "maxBytes": 70`,
+		`"8000-8079", 8080`, `9090`).Replace(threeClasses)
+	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
+		r, c := k.open("ctrl"), k.commander("ctrl")
+		ctrl := datagram(8080, "1234CTRL"+strings.Repeat(".", 50)).bytes()
+		logged, other := datagram(8000, "").bytes(), datagram(9090, "").bytes()
+		generation, records := r.state.Generation, uint64(0)
+		deliver := func(what string, want verdict, caplen int) {
+			t.Helper()
+			if got := k.run(ctrl); got != want {
+				t.Errorf("%s: %s", what, got)
+			}
+			rec, frame := r.take()
+			if rec == nil || rec.Seq != records || len(frame) != caplen {
+				t.Fatalf("%s: record %+v of %d bytes, want number %d of %d", what, rec, len(frame), records, caplen)
+			}
+			records++
+		}
+		expect := func(what string, frame []byte, want verdict) {
+			t.Helper()
+			if got := k.run(frame); got != want {
+				t.Errorf("%s: %s", what, got)
+			}
+		}
+		for range 2 { // the second half, and the first one again
+			deliver("stolen", dropped, len(ctrl))
+			expect("a port that is dropped", logged, dropped)
+			expect("a port of the other config", other, passed)
+			c.send(control64{Op: opStop}, control64{Op: opDeadline, Value: 5})
+			expect("stopped, by the class behind", ctrl, dropped)
+			if r.drain() != 0 || r.state.Stopped != 1 || r.state.Deadline != 5 {
+				t.Errorf("stopped: %+v", r.state)
+			}
+			k.change(otherClasses)
+			deliver("copied", passed, 70)
+			expect("a port of the other config", logged, passed)
+			expect("a port that is dropped", other, dropped)
+			if s := r.state; s.Generation != generation || s.Consumer != 1 || s.Stopped != 0 ||
+				s.Deadline != uint64(200*time.Microsecond) || s.Watchdog != uint64(time.Second) {
+				t.Errorf("%+v", s)
+			}
+			k.change(threeClasses)
+		}
+		// one that is written, but not chosen, as when a change fails
+		if err := compileConfig(t, otherClasses).Fill(k.maps); err != nil {
+			t.Fatal(err)
+		}
+		deliver("stolen, after a change that failed", dropped, len(ctrl))
+		expect("a port that is dropped, after a change that failed", logged, dropped)
+		if got := k.report("ctrl").Packets; got != records {
+			t.Errorf("%d packets", got)
+		}
+	})
+}
