@@ -80,6 +80,8 @@ type Settings struct {
 	TranslatesReplies bool `json:"translatesReplies,omitempty"`
 	// Inbound is set by modules that drop packets to services because of their source.
 	Inbound *Inbound `json:"inbound,omitempty"`
+	// Sets are those that the config refers to. Each must exist, and the module's data plane includes kerb/set.h.
+	Sets []SetReference `json:"sets,omitempty"`
 }
 
 // Inbound describes packets to services that pass a module without belonging to a connection that it has seen begin.

@@ -11,6 +11,7 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os/user"
 	"slices"
 	"sync"
@@ -76,6 +77,7 @@ type Agent struct {
 	busy      map[chain.Point]error // points that a program of others keeps from their chain
 	tracing   *traceRun             // nil most of the time
 	lastTrace *traceRun             // guarded by changes; also one that has ended
+	sets      sets                  // see there
 	metrics   *metrics
 	budgets   *apply.Budgets  // guards itself
 	meter     dataplane.Meter // guards itself
@@ -159,6 +161,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	}
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
+	a.sets.services = map[uint64][]netip.Prefix{}
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
@@ -218,6 +221,7 @@ func (a *Agent) close() {
 	}
 	ending.Wait()
 	a.control.Close()
+	a.sets.kernel.Close()
 	a.meter.Close()
 	a.store.Close()
 }

@@ -41,7 +41,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		}
 	}()
 	if !resource.InKernel(r.Resources) && !changes.InKernel() {
-		if err = rejected; err == nil {
+		if err = errors.Join(rejected, a.checkSets(next, a.now.Modules)); err == nil {
 			err = a.commitOnly(next, changes, r.DryRun)
 		}
 		return result, err
@@ -92,6 +92,9 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 		return result, err
 	}
 	if !changes.InKernel() {
+		if err := a.checkSets(next, a.now.Modules); err != nil {
+			return result, err
+		}
 		return result, a.commitOnly(next, changes, r.DryRun)
 	}
 	seen, err := a.observe(next)
@@ -117,6 +120,9 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 			a.releaseAll(prepared)
 		}
 	}()
+	if err := a.checkSets(t.desired, t.modules); err != nil {
+		return nil, nil, err
+	}
 	points, err := t.Place()
 	if err != nil {
 		return nil, nil, orderError(err)
@@ -168,8 +174,17 @@ const drainPeriod = 200 * time.Millisecond
 // makes t the agent's current state. After an error both are as before.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
 	p.Expedite = a.expedite && !deliversInTime(t.modules)
+	if !p.DryRun {
+		if err := a.fillSets(t.desired, t.modules, t.Observed.Services); err != nil {
+			a.restoreSets()
+			return apply.Result{}, err
+		}
+	}
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
+		if !p.DryRun {
+			a.restoreSets()
+		}
 		if len(r.Steps) > 0 {
 			a.metrics.failed()
 		}
@@ -188,6 +203,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.busy = r.Busy
 	a.mu.Unlock()
 	a.install(t, without(points, r.Busy))
+	a.retainSets()
 	poke(a.converged)
 	return r, nil
 }

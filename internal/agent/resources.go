@@ -27,6 +27,7 @@ func (a *Agent) kinds() map[resource.Kind]kindOf {
 		resource.Module:         {views: a.moduleViews},
 		resource.Service:        {views: a.serviceViews},
 		resource.VirtualService: {names: a.virtual.Names, views: a.virtualViews, committed: a.virtualCommitted},
+		resource.NamedSet:       {views: a.setViews, committed: func(resource.Changes) { a.retainSets() }},
 		resource.Model:          {views: a.modelViews, detail: a.addVersions, committed: a.modelsCommitted},
 	}
 }
@@ -100,7 +101,14 @@ func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) e
 	if dryRun || c.Len() == 0 {
 		return nil
 	}
+	if c.OfKind(resource.NamedSet).Len() > 0 {
+		if err := a.fillSets(next, a.now.Modules, a.now.Services); err != nil {
+			a.restoreSets()
+			return &apierrors.Unavailable{Reason: err.Error()}
+		}
+	}
 	if err := a.store.CommitChanges(c); err != nil {
+		a.restoreSets()
 		return err
 	}
 	a.mu.Lock()

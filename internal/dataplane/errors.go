@@ -19,6 +19,7 @@ var (
 	ErrNoConstant = errors.New("the data plane has no such constant")
 	ErrNotMounted = errors.New("no BPF file system")
 	ErrLicense    = errors.New("licences cannot be mixed in one program")
+	ErrSetsFull   = errors.New("the sets are too large")
 	errTooComplex = errors.New("more than the verifier can follow")
 )
 

@@ -142,6 +142,7 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			m.MaxEntries = size
 		}
 	}
+	mod.shrinkSets(spec)
 	for _, m := range spec.Maps {
 		wholePages(m, uint32(os.Getpagesize()))
 	}
@@ -239,8 +240,10 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 			continue
 		}
 		from := previous[pin]
-		if slices.Contains(g.SharedMaps, name) {
+		if g.shares(name) {
 			from = shared[pin]
+		} else if slices.Contains(sdk.SetMaps, name) {
+			continue
 		}
 		if from == nil || !g.carried(name) {
 			continue
@@ -315,7 +318,10 @@ func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 // pin makes the generation durable under dir, all at once.
 func (g *generation) pin(l layout) error {
 	dir := l.generation(g.Name, g.ID)
-	for _, name := range g.SharedMaps {
+	for name := range g.maps {
+		if !g.shares(name) {
+			continue
+		}
 		if err := pinOnce(g.maps[name], filepath.Join(l.shared(), name)); err != nil {
 			return err
 		}

@@ -126,11 +126,19 @@ func (d *Module) builder() string {
 // after a restart have none.
 func (d *Module) shape(settings sdk.Settings) string {
 	text, err := json.Marshal(sdk.Settings{Constants: settings.Constants, MaxEntries: settings.MaxEntries,
-		Shape: settings.Shape, Idle: settings.Idle})
+		Shape: settings.Shape + usesSets(settings), Idle: settings.Idle})
 	if err != nil { // integers and booleans
 		panic(err)
 	}
 	return chain.ShortHash([]byte(d.Pkg.Digest), []byte(d.builder()), text)
+}
+
+// usesSets differs where the maps of sets are those of the node.
+func usesSets(settings sdk.Settings) string {
+	if len(settings.Sets) > 0 {
+		return " sets"
+	}
+	return ""
 }
 
 func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {

@@ -5,9 +5,12 @@ package pkgs
 import (
 	"math/bits"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Sizes of kernel structures, as the kernel's own account of a map sees them (map_mem_usage since Linux 6.4, memlock in
@@ -68,6 +71,9 @@ func (p *Package) mapSizes(maxEntries map[string]uint32) map[string]int64 {
 	sizes := map[string]int64{}
 	for _, hook := range p.Hooks {
 		for name, m := range p.facts().maps[hook] {
+			if slices.Contains(sdk.SetMaps, name) { // the node's, not the module's
+				continue
+			}
 			if n, ok := maxEntries[name]; ok {
 				sized := *m
 				sized.MaxEntries = n

@@ -20,6 +20,7 @@ var kinds = []Kind{
 	Service,
 	VirtualService,
 	Model,
+	NamedSet,
 }
 
 // VersionsKept is how many earlier versions of a resource are kept, of kinds that archive them.

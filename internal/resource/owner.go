@@ -25,8 +25,8 @@ func (w Writer) stored() string {
 	return w.Owner
 }
 
-// check returns *apierrors.Conflict if the resource belongs to another owner.
-func (w Writer) check(o Object) error {
+// Check returns *apierrors.Conflict if the resource belongs to another owner.
+func (w Writer) Check(o Object) error {
 	if w.Force || o.Meta().Owner == w.stored() {
 		return nil
 	}

@@ -148,7 +148,7 @@ func (s Set) Apply(all []Object, by Writer, result *v1alpha1.ApplyResult) (c Cha
 		ref := RefOf(o)
 		old, exists := s[ref.Kind][ref.Name]
 		if exists {
-			err = errors.Join(err, by.check(old))
+			err = errors.Join(err, by.Check(old))
 		}
 		change := v1alpha1.Change{Action: "create", Kind: ref.Kind, Name: ref.Name, After: kind.Summary(o)}
 		next := kind.Copy(o)
@@ -187,7 +187,7 @@ func (s Set) Delete(refs []Ref, by Writer, result *v1alpha1.ApplyResult) (c Chan
 		if !exists {
 			return c, &apierrors.NotFound{Kind: r.Kind, Name: r.Name}
 		}
-		if err := by.check(old); err != nil {
+		if err := by.Check(old); err != nil {
 			return c, err
 		}
 		delete(s[r.Kind], r.Name)

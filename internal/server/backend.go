@@ -7,6 +7,7 @@ package server
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/http"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -21,6 +22,9 @@ type Backend interface {
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
 	// Delete deletes all resources of the request, or none of them. An unknown one is *apierrors.NotFound.
 	Delete(ctx context.Context, r Deletion) (v1alpha1.ApplyResult, error)
+
+	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.
+	ChangeSet(ctx context.Context, r SetRequest) (v1alpha1.SetChanged, error)
 
 	// List returns all resources of a kind with their status, sorted by name. They may be without what lists leave out.
 	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
@@ -96,4 +100,28 @@ func (r Request) Expected() []resource.Ref {
 		refs[i].ResourceVersion = cmp.Or(o.Meta().ResourceVersion, resource.Absent)
 	}
 	return refs
+}
+
+// SetRequest is a change of elements of a set.
+type SetRequest struct {
+	Name string
+	By   resource.Writer
+	v1alpha1.SetChange
+}
+
+// Change makes a set what the request asks for, and returns what that adds and removes.
+func (r SetRequest) Change(set *v1alpha1.Set) (added, removed []string, err error) {
+	if err := r.By.Check(set); err != nil {
+		return nil, nil, err
+	}
+	add, wrong := resource.NormalElements(set.Spec.Type, r.Add, "add")
+	remove, alsoWrong := resource.NormalElements(set.Spec.Type, r.Delete, "delete")
+	if err := errors.Join(wrong, alsoWrong); err != nil {
+		return nil, nil, err
+	}
+	set.Spec.Elements, added, removed = resource.ChangeElements(set.Spec.Elements, add, remove)
+	if len(added)+len(removed) > 0 {
+		set.Metadata.Generation++
+	}
+	return added, removed, nil
 }

@@ -60,6 +60,11 @@ type (
 		Writer
 		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
+	setInput struct {
+		Writer
+		Name string `path:"name" doc:"Name of the set"`
+		Body v1alpha1.SetChange
+	}
 	answer      struct{ Body any }
 	oneResource struct {
 		ETag string `header:"ETag" doc:"metadata.resourceVersion in quotes, for If-Match"`
@@ -109,6 +114,7 @@ func (s *Server) addRoutes() {
 	for _, kind := range resource.Kinds() {
 		s.addKind(kind)
 	}
+	route(s, "PATCH", "/v1/sets/{name}/elements", "changeSet", "Add and delete elements of a set", s.changeSet)
 	route(s, "GET", "/v1/chains", "listChains", "All attached chains", list(s.backend.Chains))
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
 	route(s, "GET", "/v1/packages", "listPackages", "All packages known to the node", list(s.backend.Packages))
@@ -219,6 +225,10 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 		}
 	}
 	return v1alpha1.Chain{}, &apierrors.NotFound{Kind: "Chain", Name: in.ID}
+}
+
+func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChanged, error) {
+	return s.backend.ChangeSet(ctx, SetRequest{in.Name, in.by(), in.Body})
 }
 
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {

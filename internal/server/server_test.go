@@ -257,7 +257,7 @@ func TestBadInput(t *testing.T) {
 		"name with slash": {edit(`"count"`, `"../x"`), "Module ../x", "metadata.name",
 			"lower-case letters, digits and dashes"},
 		"wrong version": {edit(`v1alpha1`, `v2`), "Module count", "apiVersion", "kerb.dev/v1alpha1"},
-		"wrong kind":    {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService or Model"},
+		"wrong kind":    {edit(`"Module"`, `"Modul"`), "Modul count", "kind", "Module, Service, VirtualService, Model or Set"},
 		"key given twice": {edit(`"package":"counter"`, `"package":"counter","package":"firewall"`), "", "spec.package",
 			"occurs twice"},
 		"nested too deep": {strings.Repeat("[", 1<<20), "", "", "nested more than"},

@@ -235,7 +235,7 @@ func (s *Store) Snapshot() (resource.Set, error) {
 	d := resource.Set{}
 	err := s.view(func(tx *bbolt.Tx) error {
 		for _, kind := range resource.Kinds() {
-			if err := read(tx.Bucket(bucketOf(kind)), kind, d); err != nil {
+			if err := read(tx, kind, d); err != nil {
 				return err
 			}
 		}
@@ -363,8 +363,9 @@ func anyOf(err error, targets ...error) bool {
 	return false
 }
 
-// read reads a bucket, which a file of an older version may not have.
-func read(b *bbolt.Bucket, kind resource.Kind, into resource.Set) error {
+// read reads the bucket of a kind, which a file of an older version may not have.
+func read(tx *bbolt.Tx, kind resource.Kind, into resource.Set) error {
+	b := tx.Bucket(bucketOf(kind))
 	if b == nil {
 		return nil
 	}
@@ -374,7 +375,7 @@ func read(b *bbolt.Bucket, kind resource.Kind, into resource.Set) error {
 			return fmt.Errorf("%w: %s: %w", ErrCorrupt, name, err)
 		}
 		into.Put(o)
-		return nil
+		return readParts(tx, o)
 	})
 }
 
@@ -397,12 +398,13 @@ func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 		return err
 	}
 	for _, r := range c.Remove {
-		if err := errors.Join(b.Delete([]byte(r.Name)), forgetVersions(tx, kind, r.Name)); err != nil {
+		if err := errors.Join(b.Delete([]byte(r.Name)), forgetVersions(tx, kind, r.Name),
+			forgetParts(tx, kind, r.Name)); err != nil {
 			return err
 		}
 	}
 	for _, o := range c.Put {
-		if err := put(tx, b, kind, o); err != nil {
+		if err := errors.Join(put(tx, b, kind, o), writeParts(tx, o)); err != nil {
 			return fmt.Errorf("%s: %w", o.Meta().Name, err)
 		}
 	}
@@ -412,6 +414,7 @@ func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 func put(tx *bbolt.Tx, b *bbolt.Bucket, kind resource.Kind, o resource.Object) error {
 	o = kind.Copy(o)
 	o.ClearStatus()
+	withoutParts(o)
 	data, err := json.Marshal(o)
 	if err != nil {
 		return err

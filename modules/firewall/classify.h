@@ -65,7 +65,9 @@ struct fw_record {
 	__u32 unused[32 - FW_BLOCKS];
 };
 
-#define FW_ROOT_HASH  (1U << 31) /* of a root: the rest is the address of a hash */
+/* Of a root: the rest is the address of a hash, or of the first rule with sets, see set.h. */
+#define FW_ROOT_HASH  (1U << 31)
+#define FW_ROOT_SETS  (1U << 30)
 #define FW_HASH_WORDS 5 /* of a mask: pairs of address words, and protocol and ports */
 #define FW_BUCKET     8 /* entries: a rule's number and, in the upper half, bits of its hash */
 
@@ -229,9 +231,9 @@ static __always_inline __u64 fw_hash_of(const struct fw_flow *s, const struct fw
 					 h->mask[4]);
 }
 
-/* Leaves the only rule of the hash at the root that matches in s->best, and moves the root behind
- * it. fw_search is lost at a root that stays. */
-static __noinline void fw_search_hash(struct fw_flow *s)
+/* Leaves the only rule of the hash at the root that matches in s->best if it is before that, and
+ * moves the root behind it. fw_search is lost at a root that stays. */
+static __always_inline void fw_search_hash(struct fw_flow *s)
 {
 	struct fw_hash *h = fw_memory(s, s->root & ~FW_ROOT_HASH, sizeof(*h));
 	__u32 rule = FW_NO_RULE;
@@ -249,7 +251,7 @@ static __noinline void fw_search_hash(struct fw_flow *s)
 	for (int i = 0; i < FW_BUCKET; i++)
 		if (bucket[i] >> 32 == (__u32)hash)
 			rule = bucket[i];
-	if (rule != FW_NO_RULE && fw_matches(s, rule))
+	if (rule < s->best && fw_matches(s, rule))
 		s->best = rule;
 }
 
@@ -386,29 +388,6 @@ static __always_inline void fw_search_bitmap(struct fw_flow *s)
 	return;
 lost:
 	s->best = FW_LOST;
-}
-
-/* What the rules say of the words of s: a decision, FW_NO_RULE or FW_LOST. */
-static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_values *v)
-{
-	*(volatile __u32 *)&s->root = fw_root(v, s->asked, s->family == 4);
-	s->best = FW_NO_RULE;
-	if (s->root & FW_ROOT_HASH)
-		fw_search_hash(s);
-	fw_search(s);
-	if (s->class[FW_NUMBERS] && s->best != FW_LOST)
-		fw_search_bitmap(s);
-	if (s->best >= FW_LOST)
-		return s->best;
-	if (s->family == 4) {
-		struct fw_rule4 *r = fw_rule4_at(s, s->best);
-
-		return r ? r->l4.decision : FW_LOST;
-	} else {
-		struct fw_rule6 *r = fw_rule6_at(s, s->best);
-
-		return r ? r->l4.decision : FW_LOST;
-	}
 }
 
 #endif

@@ -41,8 +41,8 @@ type ruleConfig struct {
 	Action    string          `json:"action"`
 	Direction string          `json:"direction"`
 	Protocol  json.RawMessage `json:"protocol"`
-	Src       string          `json:"src"`
-	Dst       string          `json:"dst"`
+	Src       json.RawMessage `json:"src"`
+	Dst       json.RawMessage `json:"dst"`
 	SrcPort   json.RawMessage `json:"srcPort"`
 	DstPort   json.RawMessage `json:"dstPort"`
 	ICMPType  *int            `json:"icmpType"`
@@ -183,7 +183,8 @@ type Rule struct {
 	Src, Dst        netip.Prefix // masked; invalid: any
 	SrcPort         Ports
 	DstPort         Ports
-	ICMPType        int // -1: any
+	ICMPType        int               // -1: any
+	Sets            [setFields]setRef // in addition
 }
 
 // family4 and family6 report which packets the rule can match.
@@ -239,6 +240,11 @@ func (r *Rule) String() string {
 	if r.ICMPType >= 0 {
 		fmt.Fprintf(&s, " type %d", r.ICMPType)
 	}
+	for field, ref := range r.Sets {
+		if ref != (setRef{}) {
+			fmt.Fprintf(&s, " with %s in %s", setFieldNames[field], ref)
+		}
+	}
 	return s.String()
 }
 
@@ -261,7 +267,7 @@ func parseRules(in []ruleConfig) ([]Rule, error) {
 			names[name] = i
 		}
 	}
-	return out, nil
+	return out, checkSetRules(out)
 }
 
 func ruleLabel(r *ruleConfig) string {
@@ -293,16 +299,16 @@ func parseRule(in *ruleConfig, out *Rule, fail failure) error {
 	if out.Proto, err = parseProto(in.Protocol); err != nil {
 		return fail("protocol", "%v", err)
 	}
-	if out.Src, err = parsePrefix(in.Src); err != nil {
+	if out.Src, err = parseAddress(in.Src, out, setSrc); err != nil {
 		return fail("src", "%v", err)
 	}
-	if out.Dst, err = parsePrefix(in.Dst); err != nil {
+	if out.Dst, err = parseAddress(in.Dst, out, setDst); err != nil {
 		return fail("dst", "%v", err)
 	}
-	if out.SrcPort, err = parsePorts(in.SrcPort); err != nil {
+	if out.SrcPort, err = parsePortSet(in.SrcPort, out, setSrcPort); err != nil {
 		return fail("srcPort", "%v", err)
 	}
-	if out.DstPort, err = parsePorts(in.DstPort); err != nil {
+	if out.DstPort, err = parsePortSet(in.DstPort, out, setDstPort); err != nil {
 		return fail("dstPort", "%v", err)
 	}
 	if in.ICMPType != nil {
@@ -328,10 +334,10 @@ func checkRule(r *Rule, fail failure) error {
 		}
 	}
 	ports := r.Proto == protoTCP || r.Proto == protoUDP
-	if r.SrcPort != anyPort && !ports {
+	if (r.SrcPort != anyPort || r.Sets[setSrcPort] != setRef{}) && !ports {
 		return fail("srcPort", "protocol %s has no ports; use tcp or udp", r.protocol())
 	}
-	if r.DstPort != anyPort && !ports {
+	if (r.DstPort != anyPort || r.Sets[setDstPort] != setRef{}) && !ports {
 		return fail("dstPort", "protocol %s has no ports; use tcp or udp", r.protocol())
 	}
 	if r.ICMPType < -1 || r.ICMPType > 255 {

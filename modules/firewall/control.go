@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/bits"
+	"net/netip"
 	"slices"
 	"sync"
 
@@ -50,6 +51,8 @@ type Firewall struct {
 
 	mu        sync.Mutex
 	fillSlots []uint32 // by rule, in the maps that were filled last
+
+	members func(setRef, netip.Addr) bool // reports whether a set has an address or port; set by Open
 }
 
 // generation is a started generation: a config and the maps that see packets.
@@ -81,6 +84,7 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	if err != nil {
 		return nil, err
 	}
+	f.members = membersOf(live.Maps)
 	return &generation{Firewall: f, live: live, slots: slots}, nil
 }
 
@@ -100,13 +104,17 @@ func (f *Firewall) compile() {
 
 // addTrees builds the searches of a family; directions with the same rules share one.
 func (f *Firewall) addTrees(ids []int, boxes []box, dimensions []int, suffix string) {
-	var egress, ingress []int32
+	var egress, ingress, egressSets, ingressSets []int32
 	for id, i := range ids {
+		out, in := &egress, &ingress
+		if f.rules[i].hasSets() {
+			out, in = &egressSets, &ingressSets
+		}
 		if f.rules[i].Egress {
-			egress = append(egress, int32(id))
+			*out = append(*out, int32(id))
 		}
 		if f.rules[i].Ingress {
-			ingress = append(ingress, int32(id))
+			*in = append(*in, int32(id))
 		}
 	}
 	lists := [][]int32{egress, ingress}
@@ -114,7 +122,9 @@ func (f *Firewall) addTrees(ids []int, boxes []box, dimensions []int, suffix str
 		lists = lists[:1]
 	}
 	roots := f.tree.add(boxes, lists, dimensions)
-	f.roots["root_egress"+suffix], f.roots["root_ingress"+suffix] = roots[0], roots[len(roots)-1]
+	ruleOf := func(id int32) *Rule { return &f.rules[ids[id]] }
+	f.roots["root_egress"+suffix] = f.tree.addSets(egressSets, ruleOf, roots[0])
+	f.roots["root_ingress"+suffix] = f.tree.addSets(ingressSets, ruleOf, roots[len(roots)-1])
 }
 
 // ruleSet identifies what is allowed: connections of another rule set are checked again.
@@ -142,7 +152,7 @@ func (f *Firewall) Settings() sdk.Settings {
 		"anti_spoof":         c.antiSpoof(),
 		"audit":              c.Mode == modeAudit,
 		"fragments":          fragmentPolicies[c.Fragments],
-		"state":              c.State.Enabled,
+		"state":              f.stateConstant(),
 		"drop_when_full":     c.State.WhenFull == "drop",
 		"coarse_clock":       hasCoarseClock(),
 		"max_connections":    uint64(c.State.MaxConnections),
@@ -178,7 +188,18 @@ func (f *Firewall) Settings() sdk.Settings {
 	}
 	sizes[mapEstablished4], sizes[mapEstablished6] = established, established
 	return sdk.Settings{Constants: constants, Tunables: tunables, Shape: shape, MaxEntries: sizes, Idle: f.idle(),
-		Inbound: f.config.inbound()}
+		Inbound: f.config.inbound(), Sets: setReferences(f.rules)}
+}
+
+// stateConstant mirrors enum fw_tracking.
+func (f *Firewall) stateConstant() uint8 {
+	switch {
+	case !f.config.State.Enabled:
+		return 0
+	case len(setReferences(f.rules)) > 0:
+		return 2
+	}
+	return 1
 }
 
 // isLarge reports whether the rules take so much memory that there is none for two halves. Each such rule set has maps

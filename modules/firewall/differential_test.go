@@ -53,11 +53,15 @@ func compare(t *testing.T, r *rand.Rand) int {
 	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour}
 	k := loadCompiled(t, fw, map[string]any{"answer_time": ^uint32(0)})
 	model := NewModel(k.Firewall)
+	sets := newRandomSets(t, &g, k)
 	const n = 3000
 	var p Packet
 	for i := range n {
 		if r.IntN(200) == 0 {
 			k.outdate(model)
+		}
+		if r.IntN(100) == 0 {
+			sets.change(t, model)
 		}
 		p = g.packet(model, p)
 		p.Ifindex = 1 // loopback: where test runs pretend to come from
@@ -141,6 +145,7 @@ func (g *generator) rule(i int) map[string]any {
 	if g.IntN(3) > 0 {
 		rule["dst"] = g.prefix(v4)
 	}
+	g.addSets(rule)
 	switch proto {
 	case "tcp", "udp":
 		if g.IntN(3) == 0 {

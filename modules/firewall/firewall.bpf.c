@@ -11,6 +11,7 @@
 #include "audit.h"
 #include "flow.h"
 #include "classify.h"
+#include "set.h"
 #include "state.h"
 #include "fragment.h"
 #include "icmp.h"
@@ -172,6 +173,8 @@ static __noinline __u32 fw_evaluate_flow(__u64 now)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_NO_MEMORY);
 	if (state) {
 		f->now = now;
+		if (state == FW_TRACKING_SETS)
+			f->generation += kerb_sets_version(&f->set_id) * 0x9e3779b1;
 		fw_bind_generation(f);
 		if (f->quoting) {
 			if (fw_is_related(f, now))

@@ -7,6 +7,7 @@
 #define FW_FLOW_H
 
 #include <kerb/l4.h>
+#include <kerb/set.h>
 
 #include "conn.h"
 
@@ -114,6 +115,9 @@ struct fw_flow {
 	struct fw_fork fork[FW_FORKS];
 	__u32 class[FW_CLASSES], numbers; /* addresses */
 	__u64 bits[8];
+	/* of a look-up in a set */
+	__u64 set_id;
+	struct kerb_set_prefix set_key;
 };
 
 struct {

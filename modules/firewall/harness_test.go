@@ -171,16 +171,20 @@ func (k *kernel) other() map[string]Hits {
 // outdate makes all connections look as if another rule set had allowed them.
 func (k *kernel) outdate(m *Model) {
 	k.t.Helper()
-	for _, conns := range []map[connKey]*connState{m.conns, m.alongside} {
-		for _, c := range conns {
-			c.generation--
-		}
-	}
+	m.outdate()
 	for _, name := range []string{mapEstablished4, mapOpening4, mapPending4} {
 		outdateTable[key4](k, name)
 	}
 	for _, name := range []string{mapEstablished6, mapOpening6, mapPending6} {
 		outdateTable[key6](k, name)
+	}
+}
+
+func (m *Model) outdate() {
+	for _, conns := range []map[connKey]*connState{m.conns, m.alongside} {
+		for _, c := range conns {
+			c.generation--
+		}
 	}
 }
 

@@ -27,10 +27,14 @@ func (c *config) inbound() *sdk.Inbound {
 		if r.Action != actionAllow || r.Direction == "egress" || !r.anyPacket() {
 			continue
 		}
-		if r.Src == "" {
-			in.Sources = append(in.Sources, everywhere...)
-		} else if src, err := parsePrefix(r.Src); err == nil {
+		var rule Rule
+		src, err := parseAddress(r.Src, &rule, setSrc)
+		switch {
+		case err != nil || rule.hasSets(): // a set's elements come and go
+		case src.IsValid():
 			in.Sources = append(in.Sources, src)
+		default:
+			in.Sources = append(in.Sources, everywhere...)
 		}
 	}
 	return in
@@ -41,5 +45,5 @@ var everywhere = []netip.Prefix{netip.MustParsePrefix("0.0.0.0/0"), netip.MustPa
 // anyPacket reports whether a rule is about all packets from its source.
 func (r ruleConfig) anyPacket() bool {
 	any := len(r.Protocol) == 0 || string(r.Protocol) == `"any"`
-	return any && r.Dst == "" && len(r.SrcPort)+len(r.DstPort) == 0 && r.ICMPType == nil
+	return any && (len(r.Dst) == 0 || string(r.Dst) == `""`) && len(r.SrcPort)+len(r.DstPort) == 0 && r.ICMPType == nil
 }

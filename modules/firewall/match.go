@@ -34,7 +34,7 @@ type Decision struct {
 // Match is the first rule that matches the packet, -1 if none does.
 func (f *Firewall) Match(p *Packet) int {
 	for i := range f.rules {
-		if f.rules[i].matches(p) {
+		if f.rules[i].matches(p) && f.inSets(&f.rules[i], p) {
 			return i
 		}
 	}

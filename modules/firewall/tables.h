@@ -27,7 +27,14 @@
 #define FW_BOTH_WAYS 1
 #endif
 
-KERB_CONFIG(_Bool, state, 1);
+/* Whether connections are tracked. */
+enum fw_tracking {
+	FW_TRACKING_OFF = 0,
+	FW_TRACKING = 1,
+	FW_TRACKING_SETS = 2, /* and are checked again when an element of a set has changed */
+};
+
+KERB_CONFIG(__u8, state, FW_TRACKING);
 KERB_CONFIG(_Bool, coarse_clock, 0); /* bpf_ktime_get_coarse_ns is there (5.11) */
 KERB_CONFIG(_Bool, drop_when_full, 0);
 KERB_CONFIG(__u64, max_connections, 65536);

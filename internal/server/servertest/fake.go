@@ -59,6 +59,21 @@ func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResul
 	})
 }
 
+// ChangeSet implements server.Backend.
+func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha1.SetChanged, err error) {
+	_, err = f.change(false, func(d resource.Set, _ *v1alpha1.ApplyResult) error {
+		set, ok := resource.NamedSet.Get(d, r.Name)
+		if !ok {
+			return &apierrors.NotFound{Kind: v1alpha1.KindSet, Name: r.Name}
+		}
+		added, removed, err := r.Change(&set)
+		d.Put(resource.ObjectOf(set))
+		result = v1alpha1.SetChanged{Added: len(added), Deleted: len(removed), Elements: len(set.Spec.Elements)}
+		return err
+	})
+	return result, err
+}
+
 func (f *Fake) change(dryRun bool, do func(resource.Set, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// sets writes sets to the maps that modules share. The maps exist from the first config on that refers to one. A set is
+// written before modules refer to it, and removed after they have stopped; the store is written after the kernel, and
+// both are compared by the revision of each set when the agent starts.
+type sets struct {
+	kernel   *dataplane.Sets           // nil: no module has referred to a set; guarded by Agent.changes
+	services map[uint64][]netip.Prefix // addresses by selector, as written
+
+	problem error // of the last write; guarded by Agent.mu
+}
+
+// references lists the sets that modules refer to, by module.
+func references(modules map[string]*deploy.Module) map[string][]sdk.SetReference {
+	out := map[string][]sdk.SetReference{}
+	for name, d := range modules {
+		if d != nil && len(d.Dataplane.Settings.Sets) > 0 {
+			out[name] = d.Dataplane.Settings.Sets
+		}
+	}
+	return out
+}
+
+// checkSets rejects references to sets that do not exist, or are of another type. A set that is deleted or changes its
+// type while modules refer to it is a conflict.
+func (a *Agent) checkSets(next resource.Set, modules map[string]*deploy.Module) error {
+	var wrong []error
+	for module, all := range references(modules) {
+		for _, r := range all {
+			if err := a.checkReference(next, module, r); err != nil {
+				wrong = append(wrong, err)
+			}
+		}
+	}
+	return errors.Join(wrong...)
+}
+
+func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetReference) error {
+	invalid := func(format string, args ...any) error {
+		return &apierrors.Invalid{Resource: "Module " + module, Field: "spec.config." + r.Field,
+			Reason: fmt.Sprintf(format, args...)}
+	}
+	if r.Services != "" {
+		if _, err := service.ParseSelector(r.Services); err != nil {
+			return invalid("%v", err)
+		}
+		return nil
+	}
+	before, existed := resource.NamedSet.Get(a.now.Desired, r.Set)
+	set, exists := resource.NamedSet.Get(next, r.Set)
+	fits := func(s v1.Set) bool { return len(r.Types) == 0 || slices.Contains(r.Types, s.Spec.Type) }
+	switch {
+	case exists && fits(set):
+		return nil
+	case existed && fits(before):
+		return &apierrors.Conflict{Reason: fmt.Sprintf("set %s is used by module %s (spec.config.%s): change the module "+
+			"first", r.Set, module, r.Field)}
+	case exists:
+		return invalid("set %s has the type %s, and must have %s", r.Set, set.Spec.Type, strings.Join(r.Types, " or "))
+	}
+	return invalid("there is no set %s: create it with kerb set load %s FILE, or apply it together with the module", r.Set,
+		r.Set)
+}
+
+// fillSets writes all sets of a desired state before modules meet them. What is not desired any more stays: see
+// retainSets.
+func (a *Agent) fillSets(next resource.Set, modules map[string]*deploy.Module,
+	services map[string]service.State,
+) error {
+	err := a.tryFillSets(next, modules, services)
+	a.mu.Lock()
+	a.sets.problem = err
+	a.mu.Unlock()
+	return err
+}
+
+func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module,
+	services map[string]service.State,
+) (err error) {
+	used := references(modules)
+	if a.sets.kernel == nil {
+		if a.sets.kernel, err = a.dp.OpenSets(len(used) > 0); err != nil || a.sets.kernel == nil {
+			return err
+		}
+	}
+	for name, s := range resource.NamedSet.All(next) {
+		if err := a.fillSet(name, s); err != nil {
+			return fmt.Errorf("set %s: %w", name, err)
+		}
+	}
+	for _, all := range used {
+		for _, r := range all {
+			if r.Services == "" {
+				continue
+			}
+			if err := a.fillServices(r, next, services); err != nil {
+				return fmt.Errorf("addresses of services %q: %w", r.Services, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (a *Agent) fillSet(name string, s v1.Set) error {
+	id, revision := sdk.SetReference{Set: name}.ID(), uint64(s.Metadata.Generation)
+	if a.sets.kernel.Has(id, revision) {
+		return nil
+	}
+	var old *dataplane.Elements
+	if before, ok := resource.NamedSet.Get(a.now.Desired, name); ok && a.sets.kernel.Has(id,
+		uint64(before.Metadata.Generation)) {
+		elements := elementsOf(before.Spec.Type, before.Spec.Elements)
+		old = &elements
+	}
+	return a.sets.kernel.Replace(id, revision, elementsOf(s.Spec.Type, s.Spec.Elements), old)
+}
+
+// elementsOf returns elements, which are valid, as the kernel has them.
+func elementsOf(kind string, elements []string) dataplane.Elements {
+	out := dataplane.Elements{Prefixes: kind == sdk.SetPrefixes, List: make([]netip.Prefix, 0, len(elements))}
+	for _, text := range elements {
+		if p, err := resource.ParseElement(kind, text); err == nil {
+			out.List = append(out.List, p)
+		}
+	}
+	return out
+}
+
+// fillServices writes the addresses of the services that a selector selects.
+func (a *Agent) fillServices(r sdk.SetReference, next resource.Set, services map[string]service.State) error {
+	selector, err := service.ParseSelector(r.Services)
+	if err != nil {
+		return err
+	}
+	var now []netip.Prefix
+	for name, s := range resource.Service.All(next) {
+		if !selector.Matches(s.Metadata.Labels) {
+			continue
+		}
+		for _, p := range services[name].Addresses {
+			now = append(now, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+		}
+	}
+	slices.SortFunc(now, netip.Prefix.Compare)
+	now = slices.Compact(now)
+	h := fnv.New64a()
+	fmt.Fprint(h, now)
+	id, revision := r.ID(), h.Sum64()|1
+	before, known := a.sets.services[id]
+	switch {
+	case a.sets.kernel.Has(id, revision):
+	case known:
+		err = a.sets.kernel.Change(id, revision, missingFrom(now, before), missingFrom(before, now))
+	default:
+		err = a.sets.kernel.Replace(id, revision, dataplane.Elements{List: now}, nil)
+	}
+	if err != nil {
+		delete(a.sets.services, id)
+		return err
+	}
+	a.sets.services[id] = now
+	return nil
+}
+
+// missingFrom returns the elements of all that are not in others, which is sorted.
+func missingFrom(all, others []netip.Prefix) (out []netip.Prefix) {
+	for _, p := range all {
+		if _, found := slices.BinarySearchFunc(others, p, netip.Prefix.Compare); !found {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// retainSets removes the sets that are not desired from the kernel. As long as the state of a damaged store is missing,
+// what runs may need them.
+func (a *Agent) retainSets() {
+	if a.sets.kernel == nil || a.store.RecoveryPending() {
+		return
+	}
+	keep := map[uint64]bool{}
+	for name := range resource.NamedSet.All(a.now.Desired) {
+		keep[sdk.SetReference{Set: name}.ID()] = true
+	}
+	for _, all := range references(a.now.Modules) {
+		for _, r := range all {
+			keep[r.ID()] = true
+		}
+	}
+	maps.DeleteFunc(a.sets.services, func(id uint64, _ []netip.Prefix) bool { return !keep[id] })
+	if err := a.sets.kernel.Retain(keep); err != nil {
+		a.log.Warn("sets that were deleted remain in the kernel", "error", err)
+	}
+}
+
+// restoreSets makes the sets in the kernel what they were before a change that failed.
+func (a *Agent) restoreSets() {
+	if err := a.fillSets(a.now.Desired, a.now.Modules, a.now.Services); err != nil {
+		a.log.Error("sets cannot be restored", "error", err)
+	}
+	a.retainSets()
+}
+
+// ChangeSet adds and deletes elements of a set.
+func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.SetChanged, err error) {
+	defer func() {
+		a.audit(ctx, v1.ApplyResult{Changes: []v1.Change{{Action: "update", Kind: v1.KindSet, Name: r.Name}}}, err)
+	}()
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	before, ok := resource.NamedSet.Get(a.now.Desired, r.Name)
+	if !ok {
+		return result, &apierrors.NotFound{Kind: v1.KindSet, Name: r.Name}
+	}
+	set := before
+	added, removed, err := r.Change(&set)
+	result = v1.SetChanged{Added: len(added), Deleted: len(removed), Elements: len(set.Spec.Elements)}
+	if err != nil || len(added)+len(removed) == 0 {
+		return result, err
+	}
+	next := a.now.Desired.Clone()
+	next.Put(resource.ObjectOf(set))
+	if err := resource.CheckElements(next, r.Name); err != nil {
+		return result, err
+	}
+	return result, a.changeElements(next, before, set, added, removed)
+}
+
+// changeElements changes the kernel, then the store. If either fails, both are as before.
+func (a *Agent) changeElements(next resource.Set, before, set v1.Set, added, removed []string) error {
+	if k, name := a.sets.kernel, set.Metadata.Name; k != nil {
+		id := sdk.SetReference{Set: name}.ID()
+		if !k.Has(id, uint64(before.Metadata.Generation)) {
+			if err := a.fillSet(name, before); err != nil {
+				return &apierrors.Unavailable{Resource: "Set " + name, Reason: err.Error()}
+			}
+		}
+		err := k.Change(id, uint64(set.Metadata.Generation), elementsOf(set.Spec.Type, added).List,
+			elementsOf(set.Spec.Type, removed).List)
+		if err != nil {
+			a.restoreSets()
+			return &apierrors.Unavailable{Resource: "Set " + name, Reason: err.Error()}
+		}
+	}
+	if err := a.store.CommitParts(resource.ObjectOf(set), added, removed); err != nil {
+		a.restoreSets()
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.now.Desired = next
+	return nil
+}
+
+func (a *Agent) setViews() func(string) resource.Object {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	desired, problem, users := a.now.Desired, a.sets.problem, map[string][]string{}
+	for module, all := range references(a.now.Modules) {
+		for _, r := range all {
+			users[r.Set] = append(users[r.Set], module)
+		}
+	}
+	return func(name string) resource.Object {
+		s, ok := resource.NamedSet.Get(desired, name)
+		if !ok {
+			return nil
+		}
+		slices.Sort(users[name])
+		s.Status = &v1.SetStatus{Elements: len(s.Spec.Elements), Modules: slices.Compact(users[name])}
+		ready := v1.Condition{Type: "Ready", Status: "True", Reason: "NotUsed"}
+		if len(s.Status.Modules) > 0 {
+			ready.Reason = "InUse"
+		}
+		if problem != nil {
+			ready.Status, ready.Reason, ready.Message = "False", "SyncFailed", problem.Error()
+		}
+		s.Status.Conditions = a.now.Record(v1.KindSet, s.Metadata, []v1.Condition{ready})
+		return resource.ObjectOf(s)
+	}
+}

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+func setOf(name, kind string, elements ...string) v1.Set {
+	s := v1.Set{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindSet}, Metadata: v1.ObjectMeta{Name: name},
+		Spec: v1.SetSpec{Type: kind}}
+	s.Spec.Elements, _ = resource.NormalElements(kind, elements, "")
+	return s
+}
+
+// blocking is a firewall that drops what services send to a set, or to services.
+func blocking(dst map[string]any) v1.Module {
+	return module("fw", "firewall", "*", map[string]any{"defaultPolicy": map[string]any{"ingress": "allow"},
+		"rules": []any{map[string]any{"action": "deny", "direction": "egress", "dst": dst}}})
+}
+
+func (n *node) tryApply(all ...resource.Object) (v1.ApplyResult, error) {
+	return n.Agent.Apply(context.Background(), server.Request{Resources: all, By: resource.Writer{Owner: v1.OwnerUser}})
+}
+
+func (n *node) tryChangeSet(name string, change v1.SetChange) (v1.SetChanged, error) {
+	return n.Agent.ChangeSet(context.Background(), server.SetRequest{Name: name,
+		By: resource.Writer{Owner: v1.OwnerUser}, SetChange: change})
+}
+
+func (n *node) changeSet(t *testing.T, name string, add, remove []string) v1.SetChanged {
+	t.Helper()
+	r, err := n.tryChangeSet(name, v1.SetChange{Add: add, Delete: remove})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// blocked expects that packets from web to db are dropped, or not. They are of one connection, each time the same.
+func (n *node) blocked(t *testing.T, want bool) {
+	t.Helper()
+	var c net.PacketConn
+	err := n.web.Do(func() (err error) {
+		c, err = net.ListenPacket("udp4", ":4001")
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	was, to := n.allDrops(t), net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.db.Addr4(), 4001))
+	for range 5 {
+		if _, err := c.WriteTo([]byte("kerb"), to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := n.allDrops(t) - was; got != 0 && !want || got != 5 && want {
+		t.Errorf("%d of 5 datagrams dropped, want drops: %t", got, want)
+	}
+}
+
+func (n *node) allDrops(t *testing.T) (sum uint64) {
+	t.Helper()
+	m, err := get(t.Context(), n, resource.Module, "fw")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range m.Status.Drops {
+		sum += d.Packets
+	}
+	return sum
+}
+
+// A set is applied with the module that refers to it, changed by elements while the module's program stays, kept over a
+// restart and a reboot, and cannot be deleted before the module has stopped to use it.
+func TestSets(t *testing.T) {
+	n := newNode(t)
+	db := n.db.Addr4().String()
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"}))); err == nil ||
+		!strings.Contains(err.Error(), "there is no set bad: create it with kerb set load bad FILE") {
+		t.Errorf("without the set: %v", err)
+	}
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "ports", "1"))); err == nil ||
+		!strings.Contains(err.Error(), "must have addresses or prefixes") {
+		t.Errorf("ports as addresses: %v", err)
+	}
+	n.apply(t, n.both())
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "addresses", db, "203.0.113.9"))); err != nil {
+		t.Fatal(err)
+	}
+	chains := n.chainsOn(t, n.web)
+	n.blocked(t, true)
+	if r := n.changeSet(t, "bad", []string{"203.0.113.10"}, []string{db, "192.0.2.1"}); r.Added != 1 || r.Deleted != 1 ||
+		r.Elements != 2 {
+		t.Errorf("%+v", r)
+	}
+	n.blocked(t, false)
+	n.changeSet(t, "bad", []string{db}, nil)
+	n.blocked(t, true) // the connection was tracked
+	got, err := get(context.Background(), n, resource.NamedSet, "bad")
+	if err != nil || got.Status.Elements != 3 || fmt.Sprint(got.Status.Modules) != "[fw]" ||
+		got.Status.Conditions[0].Status != "True" || got.Metadata.Generation != 3 {
+		t.Errorf("%+v %+v, %v", got, got.Status, err)
+	}
+	_, err = n.Agent.Delete(context.Background(), server.Deletion{Refs: []resource.Ref{{Kind: v1.KindSet, Name: "bad"}},
+		By: resource.Writer{Owner: v1.OwnerUser}})
+	var conflict *apierrors.Conflict
+	if !errors.As(err, &conflict) || !strings.Contains(err.Error(), "used by module fw (spec.config.rules[0].dst)") {
+		t.Errorf("deleted while it is used: %v", err)
+	}
+	n.stop()
+	n.start(t)
+	n.reconcileNow(t)
+	n.blocked(t, true)
+	if !sameChains(chains, n.chainsOn(t, n.web)) {
+		t.Error("another program")
+	}
+	if _, err := n.tryApply(resource.ObjectOf(setOf("bad", "prefixes", "203.0.113.0/24"))); err != nil {
+		t.Fatal(err)
+	}
+	n.blocked(t, false)
+	if _, err := n.tryApply(resource.ObjectOf(setOf("bad", "prefixes", db+"/32"))); err != nil {
+		t.Fatal(err)
+	}
+	n.blocked(t, true)
+	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fw"}, resource.Ref{Kind: v1.KindSet, Name: "bad"})
+}
+
+func sameChains(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+
+// Rules follow the services that a selector selects, as elements change.
+func TestServicesAsSets(t *testing.T) {
+	n := newNode(t)
+	services := n.both()
+	n.apply(t, services, blocking(map[string]any{"services": "role=db"}))
+	n.blocked(t, false)
+	chains := n.chainsOn(t, n.web)
+	for _, role := range []string{"db", "cache", "db"} {
+		services[1].Metadata.Labels = map[string]string{"role": role}
+		n.apply(t, services[1:])
+		n.blocked(t, role == "db")
+	}
+	if !sameChains(chains, n.chainsOn(t, n.web)) {
+		t.Error("another program")
+	}
+}
+
+// 100,000 elements are accepted, and not one more; one of them changes in milliseconds.
+func TestLargestSet(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both())
+	elements := make([]string, v1.MaxSetElements)
+	for i := range elements {
+		elements[i] = fmt.Sprintf("198.%d.%d.%d", 18+i>>16, i>>8&255, i&255)
+	}
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "addresses", elements...))); err != nil {
+		t.Fatal(err)
+	}
+	db := n.db.Addr4().String()
+	_, err := n.tryChangeSet("bad", v1.SetChange{Add: []string{db}})
+	if err == nil || !strings.Contains(err.Error(), "a set can have 100000; summarize them as prefixes") {
+		t.Errorf("one too many: %v", err)
+	}
+	n.blocked(t, false)
+	n.changeSet(t, "bad", []string{db}, elements[:1])
+	n.blocked(t, true)
+	var took []time.Duration
+	for i := range 20 {
+		begin := time.Now()
+		n.changeSet(t, "bad", elements[i:i+1], elements[i+1:i+2])
+		took = append(took, time.Since(begin))
+	}
+	t.Log("changes of an element took ", took)
+	for _, extra := range []string{"more", "evenmore"} {
+		_, err = n.tryApply(resource.ObjectOf(setOf(extra, "addresses", elements...)))
+	}
+	if err == nil || !strings.Contains(err.Error(), "all sets of the node would have 300000 elements together, and can "+
+		"have 262144") {
+		t.Errorf("all together: %v", err)
+	}
+}

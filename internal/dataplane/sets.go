@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/btf"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// Mirrored in kerb/set.h.
+const (
+	maxSets        = 1024
+	maxSetElements = 1 << 19 // of all sets, and of their replacements
+)
+
+// shares reports whether the module shares a map with other modules.
+func (mod *Module) shares(name string) bool {
+	return slices.Contains(mod.SharedMaps, name) || len(mod.Settings.Sets) > 0 && slices.Contains(sdk.SetMaps, name)
+}
+
+// shrinkSets makes the maps of sets as small as can be for a config without sets.
+func (mod *Module) shrinkSets(spec *ebpf.CollectionSpec) {
+	if len(mod.Settings.Sets) > 0 {
+		return
+	}
+	for _, name := range sdk.SetMaps {
+		if m := spec.Maps[name]; m != nil {
+			m.MaxEntries = 1
+		}
+	}
+}
+
+// Sets writes the maps of sets. Its methods are not safe for concurrent use.
+type Sets struct {
+	maps   sdk.Maps
+	owned  bool
+	all    map[uint64]sdk.Set
+	latest uint32 // version of a set
+}
+
+// Elements are what a set has: addresses as prefixes of their length, ports as sdk.PortAddr.
+type Elements struct {
+	Prefixes bool // of any length
+	List     []netip.Prefix
+}
+
+// allSets is the key in kerb_sets whose version changes with each change.
+const allSets = 0
+
+// setSpecs describe the maps, as kerb/set.h does.
+func setSpecs() map[string]*ebpf.MapSpec {
+	u32, u64 := &btf.Int{Name: "__u32", Size: 4}, &btf.Int{Name: "__u64", Size: 8}
+	return map[string]*ebpf.MapSpec{
+		sdk.SetsMap: {Name: sdk.SetsMap, Type: ebpf.Hash, KeySize: 8, ValueSize: 16, MaxEntries: maxSets, Key: u64,
+			Flags: noPrealloc},
+		sdk.SetElementsMap: {Name: sdk.SetElementsMap, Type: ebpf.Hash, KeySize: 20, ValueSize: 4, Value: u32,
+			MaxEntries: maxSetElements, Flags: noPrealloc},
+		sdk.SetPrefixesMap: {Name: sdk.SetPrefixesMap, Type: ebpf.LPMTrie, KeySize: 24, ValueSize: 4, Value: u32,
+			MaxEntries: maxSetElements, Flags: noPrealloc},
+	}
+}
+
+// OpenSets opens the maps that the modules of the node share. It creates them if create is set, and returns nil if
+// there are none otherwise.
+func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
+	maps := sdk.Maps{}
+	for name, spec := range setSpecs() {
+		m, err := openSet(filepath.Join(d.layout.shared(), name), spec, create)
+		if err != nil {
+			closeAll(maps)
+			return nil, fmt.Errorf("map %s of sets: %w", name, err)
+		}
+		if m == nil {
+			closeAll(maps)
+			return nil, nil
+		}
+		maps[name] = m
+	}
+	s, err := NewSets(maps)
+	if err != nil {
+		closeAll(maps)
+		return nil, err
+	}
+	s.owned = true
+	return s, nil
+}
+
+func openSet(path string, spec *ebpf.MapSpec, create bool) (*ebpf.Map, error) {
+	m, err := ebpf.LoadPinnedMap(path, nil)
+	switch {
+	case err == nil:
+		return m, nil
+	case !errors.Is(err, os.ErrNotExist):
+		return nil, err
+	case !create:
+		return nil, nil
+	}
+	if m, err = ebpf.NewMap(spec); err != nil {
+		return nil, err
+	}
+	if err := pinOnce(m, path); err != nil {
+		m.Close()
+		return nil, err
+	}
+	return m, nil
+}
+
+// NewSets returns the sets in maps, without what a killed agent has left.
+func NewSets(maps sdk.Maps) (*Sets, error) {
+	s := &Sets{maps: maps, all: map[uint64]sdk.Set{}}
+	var id uint64
+	var set sdk.Set
+	entries := maps[sdk.SetsMap].Iterate()
+	for entries.Next(&id, &set) {
+		if s.all[id] = set; id != allSets {
+			s.latest = max(s.latest, set.Version)
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return nil, fmt.Errorf("read map %s: %w", sdk.SetsMap, err)
+	}
+	return s, s.sweep()
+}
+
+// Close closes the maps that OpenSets has opened.
+func (s *Sets) Close() {
+	if s != nil && s.owned {
+		closeAll(s.maps)
+	}
+}
+
+// Has reports whether the kernel has a set in this revision.
+func (s *Sets) Has(id, revision uint64) bool { return revision != 0 && s.all[id].Revision == revision }
+
+// Replace gives a set other elements than the old ones, which may be nil if they are not known. Each packet meets
+// either the old ones or the new ones.
+func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
+	before := s.all[id]
+	s.latest++
+	next := sdk.Set{Revision: revision, Version: s.latest}
+	if to.Prefixes {
+		next.Kind = 1
+	}
+	for _, p := range to.List {
+		if err := s.put(next, p); err != nil {
+			return errors.Join(err, s.sweep())
+		}
+	}
+	if err := s.write(id, next); err != nil {
+		return errors.Join(err, s.sweep())
+	}
+	if err := errors.Join(s.touch(), awaitPackets()); err != nil {
+		return err
+	}
+	if old == nil {
+		return s.sweep()
+	}
+	for _, p := range old.List {
+		if err := s.remove(before, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Change adds and removes elements of a set. If the agent is killed meanwhile, Has is false.
+func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
+	set := s.all[id]
+	set.Revision = 0
+	if err := s.write(id, set); err != nil {
+		return err
+	}
+	for _, p := range add {
+		if err := s.put(set, p); err != nil {
+			return err
+		}
+	}
+	for _, p := range remove {
+		if err := s.remove(set, p); err != nil {
+			return err
+		}
+	}
+	set.Revision = revision
+	return errors.Join(s.write(id, set), s.touch())
+}
+
+// Retain removes all sets but those given.
+func (s *Sets) Retain(keep map[uint64]bool) error {
+	var removed bool
+	for id := range s.all {
+		if id == allSets || keep[id] {
+			continue
+		}
+		if err := s.maps[sdk.SetsMap].Delete(id); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("map %s: %w", sdk.SetsMap, err)
+		}
+		delete(s.all, id)
+		removed = true
+	}
+	if !removed {
+		return nil
+	}
+	return errors.Join(s.touch(), s.sweep())
+}
+
+func (s *Sets) write(id uint64, set sdk.Set) error {
+	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
+		if errors.Is(err, unix.E2BIG) {
+			return fmt.Errorf("%w: at most %d sets and selectors of services", ErrSetsFull, maxSets-1)
+		}
+		return fmt.Errorf("map %s: %w", sdk.SetsMap, err)
+	}
+	s.all[id] = set
+	return nil
+}
+
+// touch has connections checked again.
+func (s *Sets) touch() error {
+	all := s.all[allSets]
+	all.Version++
+	return s.write(allSets, all)
+}
+
+func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
+	name, key := elementKey(set, p)
+	err := s.maps[name].Put(key, uint32(1))
+	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
+		return fmt.Errorf("%w: the kernel has room for %d elements of all sets together, and of those that replace them",
+			ErrSetsFull, maxSetElements)
+	}
+	if err != nil {
+		return fmt.Errorf("map %s: %w", name, err)
+	}
+	return nil
+}
+
+func (s *Sets) remove(set sdk.Set, p netip.Prefix) error {
+	name, key := elementKey(set, p)
+	if err := s.maps[name].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return fmt.Errorf("map %s: %w", name, err)
+	}
+	return nil
+}
+
+func elementKey(set sdk.Set, p netip.Prefix) (name string, key any) {
+	if set.Kind != 0 {
+		return sdk.SetPrefixesMap, sdk.PrefixOf(set.Version, p)
+	}
+	return sdk.SetElementsMap, sdk.ElementOf(set.Version, p.Addr())
+}
+
+// sweep removes the elements of versions that no set has.
+func (s *Sets) sweep() error {
+	live := map[uint32]bool{}
+	for id, set := range s.all {
+		live[set.Version] = live[set.Version] || id != allSets
+	}
+	return errors.Join(
+		sweepMap(s.maps[sdk.SetElementsMap], func(e sdk.SetElement) bool { return live[e.Set>>1] }),
+		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool { return live[p.Element.Set>>1] }))
+}
+
+func sweepMap[K any](m *ebpf.Map, keep func(K) bool) error {
+	var old []K
+	var key K
+	var value uint32
+	entries := m.Iterate()
+	for entries.Next(&key, &value) {
+		if !keep(key) {
+			old = append(old, key)
+		}
+	}
+	if err := entries.Err(); err != nil {
+		return fmt.Errorf("read elements of sets: %w", err)
+	}
+	for _, key := range old {
+		if err := m.Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+			return fmt.Errorf("remove elements of sets: %w", err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"slices"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// Elements of sets have a bucket for each set, so that a change of one writes some pages and not megabytes. The digest
+// does not cover them: it is computed from all that it covers. The sum of their hashes vouches for them instead.
+
+// parted is a resource whose spec is stored in parts, which are sorted.
+type parted interface {
+	Parts() []string
+	SetParts([]string)
+}
+
+var keySum = []byte{0} // in the bucket of a set's elements: their sum; no element is like this
+
+// partsOf is the bucket of the parts of all resources of a kind.
+func partsOf(kind resource.Kind) []byte { return []byte(kind.Names().Noun + "elements") }
+
+func withoutParts(o resource.Object) {
+	if p, ok := o.(parted); ok {
+		p.SetParts(nil)
+	}
+}
+
+func sumOf(part []byte) uint64 {
+	h := fnv.New64a()
+	h.Write(part)
+	return h.Sum64()
+}
+
+// readParts completes a resource.
+func readParts(tx *bbolt.Tx, o resource.Object) error {
+	p, ok := o.(parted)
+	if !ok {
+		return nil
+	}
+	b := bucketIn(tx.Bucket(partsOf(resource.KindOf(o))), o.Meta().Name)
+	if b == nil {
+		return nil
+	}
+	var parts []string
+	var sum uint64
+	err := b.ForEach(func(part, _ []byte) error {
+		if !bytes.Equal(part, keySum) {
+			parts, sum = append(parts, string(part)), sum+sumOf(part)
+		}
+		return nil
+	})
+	if stored := b.Get(keySum); err == nil && (len(stored) != 8 || binary.BigEndian.Uint64(stored) != sum) {
+		err = fmt.Errorf("%w: the elements of %s", ErrCorrupt, resource.RefOf(o))
+	}
+	p.SetParts(parts)
+	return err
+}
+
+func bucketIn(b *bbolt.Bucket, name string) *bbolt.Bucket {
+	if b == nil {
+		return nil
+	}
+	return b.Bucket([]byte(name))
+}
+
+// writeParts makes the parts of a resource what they are in o.
+func writeParts(tx *bbolt.Tx, o resource.Object) error {
+	p, ok := o.(parted)
+	if !ok {
+		return nil
+	}
+	var add, remove []string
+	next := p.Parts()
+	if b := bucketIn(tx.Bucket(partsOf(resource.KindOf(o))), o.Meta().Name); b != nil {
+		if err := b.ForEach(func(part, _ []byte) error {
+			if _, kept := slices.BinarySearch(next, string(part)); !kept && !bytes.Equal(part, keySum) {
+				remove = append(remove, string(part))
+			}
+			return nil
+		}); err != nil {
+			return err
+		}
+		for _, part := range next {
+			if b.Get([]byte(part)) == nil {
+				add = append(add, part)
+			}
+		}
+	} else {
+		add = next
+	}
+	return changeParts(tx, o, add, remove)
+}
+
+// changeParts adds parts that are not there, and removes others that are.
+func changeParts(tx *bbolt.Tx, o resource.Object, add, remove []string) error {
+	all, err := tx.CreateBucketIfNotExists(partsOf(resource.KindOf(o)))
+	if err != nil {
+		return err
+	}
+	b, err := all.CreateBucketIfNotExists([]byte(o.Meta().Name))
+	if err != nil {
+		return err
+	}
+	var sum uint64
+	if stored := b.Get(keySum); len(stored) == 8 {
+		sum = binary.BigEndian.Uint64(stored)
+	}
+	for _, part := range add {
+		sum += sumOf([]byte(part))
+		if err := b.Put([]byte(part), []byte{1}); err != nil {
+			return err
+		}
+	}
+	for _, part := range remove {
+		sum -= sumOf([]byte(part))
+		if err := b.Delete([]byte(part)); err != nil {
+			return err
+		}
+	}
+	return b.Put(keySum, binary.BigEndian.AppendUint64(nil, sum))
+}
+
+func forgetParts(tx *bbolt.Tx, kind resource.Kind, name string) error {
+	b := tx.Bucket(partsOf(kind))
+	if bucketIn(b, name) == nil {
+		return nil
+	}
+	return b.DeleteBucket([]byte(name))
+}
+
+// CommitParts is CommitChanges for a resource that differs from what is stored in the parts given and in its metadata.
+func (s *Store) CommitParts(o resource.Object, add, remove []string) error {
+	return s.update(func(tx *bbolt.Tx) error {
+		kind := resource.KindOf(o)
+		b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
+		if err != nil {
+			return err
+		}
+		return errors.Join(put(tx, b, kind, o), changeParts(tx, o, add, remove), seal(tx))
+	})
+}

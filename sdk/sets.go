@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import (
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"github.com/cilium/ebpf"
+)
+
+// Maps of kerb/set.h, which the modules of a node share.
+const (
+	SetsMap        = "kerb_sets"
+	SetElementsMap = "kerb_elements"
+	SetPrefixesMap = "kerb_prefixes"
+)
+
+// SetMaps are these maps.
+var SetMaps = []string{SetsMap, SetElementsMap, SetPrefixesMap}
+
+// Types of sets.
+const (
+	SetAddresses = "addresses"
+	SetPrefixes  = "prefixes"
+	SetPorts     = "ports"
+)
+
+// SetReference is a set that a config refers to: one that was applied, or the addresses of services.
+type SetReference struct {
+	Field    string   `json:"field"`              // of the config, for example rules[3].src
+	Set      string   `json:"set,omitempty"`      // name
+	Services string   `json:"services,omitempty"` // label selector, as in spec.attach.services
+	Types    []string `json:"types,omitempty"`    // that the field can have
+}
+
+// ID is the key of the set in kerb_sets.
+func (r SetReference) ID() uint64 {
+	text := "set/" + r.Set
+	if r.Services != "" {
+		text = "services/" + r.Services
+	}
+	sum := sha256.Sum256([]byte(text))
+	return binary.NativeEndian.Uint64(sum[:]) | 1 // 0 is none
+}
+
+// Set mirrors struct kerb_set.
+type Set struct {
+	Revision uint64
+	Version  uint32
+	Kind     uint32 // 1: prefixes
+}
+
+// SetElement mirrors struct kerb_set_element.
+type SetElement struct {
+	Set  uint32
+	Word [16]byte
+}
+
+// SetPrefix mirrors struct kerb_set_prefix.
+type SetPrefix struct {
+	Bits    uint32
+	Element SetElement
+}
+
+// ElementOf returns an address of a version of a set.
+func ElementOf(version uint32, a netip.Addr) (e SetElement) {
+	e.Set = version << 1
+	if a.Is4() {
+		four := a.As4()
+		copy(e.Word[:], four[:])
+		return e
+	}
+	e.Set, e.Word = e.Set|1, a.As16()
+	return e
+}
+
+// PrefixOf returns a prefix of a version of a set.
+func PrefixOf(version uint32, p netip.Prefix) SetPrefix {
+	return SetPrefix{uint32(32 + p.Bits()), ElementOf(version, p.Addr())}
+}
+
+// PortAddr is a port as an element.
+func PortAddr(port uint16) netip.Addr {
+	return netip.AddrFrom4([4]byte{0, 0, byte(port >> 8), byte(port)})
+}
+
+// SetContains reports whether a set has an address or port now, as packets see it. A set that does not exist has none.
+func (m Maps) SetContains(id uint64, a netip.Addr) (bool, error) {
+	sets, err := m.Get(SetsMap)
+	if err != nil {
+		return false, err
+	}
+	var set Set
+	if err := sets.Lookup(id, &set); err != nil {
+		return found(SetsMap, err)
+	}
+	name, key := SetElementsMap, any(ElementOf(set.Version, a))
+	if set.Kind != 0 {
+		name, key = SetPrefixesMap, any(PrefixOf(set.Version, netip.PrefixFrom(a, a.BitLen())))
+	}
+	elements, err := m.Get(name)
+	if err != nil {
+		return false, err
+	}
+	var value uint32
+	return found(name, elements.Lookup(key, &value))
+}
+
+func found(name string, err error) (bool, error) {
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+		return false, fmt.Errorf("read map %s: %w", name, err)
+	}
+	return err == nil, nil
+}
