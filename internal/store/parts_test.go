@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"errors"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"go.etcd.io/bbolt"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// Elements of a set are on the disk after each change of one, are gone with the set, and are not believed when damaged.
+func TestElements(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
+		Metadata: v1alpha1.ObjectMeta{Name: "bad", Generation: 1},
+		Spec:     v1alpha1.SetSpec{Type: "ports", Elements: []string{"1", "2", "3"}}}
+	stored := func(want ...string) {
+		t.Helper()
+		s, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer s.Close()
+		all, err := s.Snapshot()
+		if got, _ := resource.NamedSet.Get(all, "bad"); err != nil || !slices.Equal(got.Spec.Elements, want) {
+			t.Errorf("%q, %v, want %q", got.Spec.Elements, err, want)
+		}
+	}
+	change := func(do func(s *Store) error) {
+		t.Helper()
+		s, err := Open(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := errors.Join(do(s), s.Close()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	change(func(s *Store) error { return s.Commit(resource.SetOf(resource.ObjectOf(set))) })
+	stored("1", "2", "3")
+	change(func(s *Store) error { return s.CommitParts(resource.ObjectOf(set), []string{"7"}, []string{"2"}) })
+	stored("1", "3", "7")
+	set.Spec.Elements = []string{"1", "9"}
+	change(func(s *Store) error {
+		return s.CommitChanges(resource.Changes{Put: []resource.Object{resource.ObjectOf(set)}})
+	})
+	stored("1", "9")
+	change(func(s *Store) error {
+		return s.update(func(tx *bbolt.Tx) error {
+			return tx.Bucket(partsOf(resource.NamedSet)).Bucket([]byte("bad")).Put([]byte("8"), []byte{1})
+		})
+	})
+	change(func(s *Store) error {
+		if _, err := s.Snapshot(); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("an element that nothing vouches for: %v", err)
+		}
+		return s.CommitChanges(resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindSet, Name: "bad"}}})
+	})
+	stored()
+	change(func(s *Store) error { return s.Commit(resource.SetOf(resource.ObjectOf(set))) })
+	stored("1", "9")
+}
