@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 func setOf(name, kind string, elements ...string) v1.Set {
@@ -123,6 +124,14 @@ func TestSets(t *testing.T) {
 	if !errors.As(err, &conflict) || !strings.Contains(err.Error(), "used by module fw (spec.config.rules[0].dst)") {
 		t.Errorf("deleted while it is used: %v", err)
 	}
+	// as if the agent was killed after it had written the kernel and before it wrote the store
+	n.changes.Lock()
+	err = n.sets.kernel.Change(sdk.SetReference{Set: "bad"}.ID(), 99, nil, elementsOf("addresses", []string{db}).List)
+	n.changes.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.blocked(t, false)
 	n.stop()
 	n.start(t)
 	n.reconcileNow(t)
