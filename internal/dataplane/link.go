@@ -13,7 +13,6 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
-	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
 // Numbers shared with chain.bpf.c.
@@ -34,21 +33,23 @@ const (
 // packet pointers in the context, which is on the entry's stack, stay known from module to module. Only what stands
 // alone stays global.
 type linker struct {
-	spec    chain.Spec
-	object  *ebpf.CollectionSpec // chain.bpf.c; other linkers use it, too
-	maps    map[string]*ebpf.Map // of chain.bpf.c
+	spec   chain.Spec
+	object *ebpf.CollectionSpec // chain.bpf.c; other linkers use it, too
+	maps   map[string]*ebpf.Map // of chain.bpf.c
+	// of the program that is being linked (kinds.go)
+	facts   map[string][]optimize.Fact
 	members []*generation
 	traced  int32 // number of the chain in a trace, 0 for none
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
 	pktSize int32 // of struct kerb_pkt
 	// offsets in it
-	toIfindex, toFlags int16
-	frame              int32        // bytes from the frame pointer of the entry down to the packet context
-	plain              *linkedChain // whose counters a traced or timed one uses; nil: new ones
-	uncounted          bool         // packets are not counted: to measure what that costs
-	samples            *ebpf.Map    // the timed copy's programs; nil: no packet runs in a copy
-	timed              bool         // this is the copy
+	toIfindex, toFlags, kind int16
+	frame                    int32        // bytes from the frame pointer of the entry down to the packet context
+	plain                    *linkedChain // whose counters a traced or timed one uses; nil: new ones
+	uncounted                bool         // packets are not counted: to measure what that costs
+	samples                  *ebpf.Map    // the timed copy's programs; nil: no packet runs in a copy
+	timed                    bool         // this is the copy
 }
 
 func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
@@ -75,6 +76,9 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 	}
 	l.pktSize = int32(pkt.Size+7) &^ 7
 	if l.toIfindex, err = pktField(pkt, "to_ifindex"); err != nil {
+		return nil, err
+	}
+	if l.kind, err = pktField(pkt, "family"); err != nil {
 		return nil, err
 	}
 	l.toFlags, err = pktField(pkt, "to_flags")
@@ -106,7 +110,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	start := newBody(begin, code)
-	entry := optimize.Code(l.entry(first, start, head, modules, verdict, parts, slot))
+	entry := optimize.Code(l.entry(first, start, head, modules, verdict, parts, slot), l.facts)
 	out := append(entry, start.rest()...)
 	out = append(out, head.rest()...)
 	for _, m := range modules {
@@ -276,162 +280,6 @@ func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 		return nil, fmt.Errorf("map %s is missing", name)
 	}
 	return m, nil
-}
-
-// entry generates the program that everything else is called from:
-//
-//	kerb_count(ctx, &pkt)
-//	kerb_head(ctx, &pkt)
-//	for each module: if (module(&pkt)) -> cold code: return kerb_verdict(...), or continue
-//	return the hook's "next", or tail call into the next part
-//
-// Calls of small functions are replaced by their code. The context is at the bottom of the frame. Code for verdicts
-// other than NEXT comes last, so that a packet that passes runs straight through. kerb_verdict is there once.
-func (l *linker) entry(first int, start, head body, modules []body, verdict body, parts *ebpf.Map,
-	slot int) asm.Instructions {
-	l.setFrame(append([]body{start, head, verdict}, modules...))
-	code := l.pkt(asm.R2)
-	code[0] = btf.WithFuncMetadata(code[0].WithSymbol("kerb_chain"), l.entryType())
-	code = append(code, call(start, "started")...)
-	code = append(append(code, l.parse(first)...), call(head, "next-")...)
-	next := "next-"
-	if l.timed {
-		stamp := l.stamp(stampHead)
-		stamp[0] = stamp[0].WithSymbol(next)
-		code, next = append(code, stamp...), "stamped"
-	}
-	if l.mayBeRedirected(first) { // by a member of another part
-		restore := l.restore()
-		restore[0] = restore[0].WithSymbol(next)
-		code, next = append(code, restore...), "restored"
-	}
-	cold := l.sample(first)
-	for n, m := range modules {
-		i := first + n
-		start := l.pkt(asm.R1)
-		if l.traced != 0 && i == 0 {
-			start = append(l.traceHead(), start...)
-		}
-		start[0] = start[0].WithSymbol(next)
-		next = fmt.Sprintf("next%d", i)
-		said, other := fmt.Sprintf("check%d", i), fmt.Sprintf("verdict%d", i)
-		check := append(l.report(i), asm.JNE.Imm(asm.R0, 0, other))
-		check[0] = check[0].WithSymbol(said)
-		code = append(append(append(code, start...), call(m, said)...), check...)
-		cold = append(cold, l.cold(i, other, next)...)
-	}
-	end, leave := l.end(parts, slot), asm.Instructions(nil)
-	if l.mayBeRedirected(first + len(modules)) {
-		end, leave = l.redirected(end, parts)
-	}
-	end[0] = end[0].WithSymbol(next)
-	if code = slices.Concat(code, end, cold, leave); len(modules) == 0 {
-		return code
-	}
-	act := call(verdict, "out")
-	act[0] = act[0].WithSymbol(verdictLabel)
-	if !verdict.inline {
-		act = append(act, asm.Ja.Label("out"))
-	}
-	return append(code, act...)
-}
-
-// parse is the way to the head, unless the packet is to run in the timed copy.
-func (l *linker) parse(first int) asm.Instructions {
-	code := append(asm.Instructions{l.loadContext()}, l.pkt(asm.R2)...)
-	label := "started"
-	if l.sampled(first) {
-		code = append(asm.Instructions{asm.JSGE.Imm(asm.R0, 0, "sample").WithSymbol(label)}, code...)
-		code[1], label = code[1].WithSymbol("parse"), ""
-	}
-	if label != "" {
-		code[0] = code[0].WithSymbol(label)
-	}
-	return code
-}
-
-// loadContext loads the hook's context.
-func (l *linker) loadContext() asm.Instruction {
-	return asm.LoadMem(asm.R1, asm.RFP, int16(-l.frame), asm.DWord) // pkt.ctx
-}
-
-// call reaches a function and comes out at a label.
-func call(b body, end string) asm.Instructions {
-	if b.inline {
-		return b.inlined(end)
-	}
-	return asm.Instructions{asm.Call.Label(b.symbol)}
-}
-
-// setFrame puts the packet context below the frames of everything that is written into the entry.
-func (l *linker) setFrame(bodies []body) {
-	l.frame = l.pktSize
-	for _, b := range bodies {
-		if b.inline {
-			l.frame = max(l.frame, l.pktSize+b.stack)
-		}
-	}
-}
-
-// pkt puts the address of the context into a register.
-func (l *linker) pkt(dst asm.Register) asm.Instructions {
-	return asm.Instructions{asm.Mov.Reg(dst, asm.RFP), asm.Add.Imm(dst, -l.frame)}
-}
-
-// end is what follows the last module.
-func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
-	var out asm.Instructions
-	if l.timed {
-		out = keepR0(l.stamp(stampChain))
-	}
-	out = append(out, asm.Return())
-	out[0] = out[0].WithSymbol("out")
-	if parts == nil {
-		return append(asm.Instructions{asm.Mov.Imm(asm.R0, l.action(xdpPass, tcNext))}, out...)
-	}
-	return append(append(l.tailCall(parts, slot),
-		asm.Mov.Imm(asm.R0, l.missingPart()), // only if the table was emptied from outside
-	), out...)
-}
-
-// tailCall passes the packet to another program, if the table has it.
-func (l *linker) tailCall(table *ebpf.Map, slot int) asm.Instructions {
-	return asm.Instructions{
-		l.loadContext(),
-		asm.LoadMapPtr(asm.R2, table.FD()),
-		asm.Mov.Imm(asm.R3, int32(slot)),
-		asm.FnTailCall.Call(),
-	}
-}
-
-// verdictLabel is where kerb_verdict is in the entry. It ends the program.
-const verdictLabel = "verdict"
-
-// cold passes a verdict of module i to kerb_verdict.
-func (l *linker) cold(i int, symbol, next string) asm.Instructions {
-	flags, open := l.callFlags(i), failsOpen(l.spec.Members[i])
-	drops, byIfindex := l.members[i].maps[dropsMap].FD(), l.members[i].maps[ifindexDropsMap].FD()
-	code := append(l.pkt(asm.R1),
-		asm.Mov.Reg(asm.R2, asm.R0),
-		asm.LoadMapPtr(asm.R3, drops),
-		asm.Mov.Imm(asm.R4, flags),
-		asm.LoadMapPtr(asm.R5, byIfindex),
-		asm.Ja.Label(verdictLabel),
-	)
-	if open {
-		bad := fmt.Sprintf("bad%d", i)
-		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.Redirect), bad)}, code...)
-		code = append(append(code, asm.LoadMapPtr(asm.R2, drops).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex)),
-			l.pkt(asm.R1)...)
-		code = append(code, asm.Call.Label("kerb_bad_verdict"), asm.Ja.Label(next))
-	}
-	if l.defers(i) {
-		act := fmt.Sprintf("act%d", i)
-		code[0] = code[0].WithSymbol(act)
-		code = append(l.keepRedirect(flags, next, act), code...)
-	}
-	code[0] = code[0].WithSymbol(symbol)
-	return code
 }
 
 // callFlags are what kerb_verdict is to know of module i and the hook.

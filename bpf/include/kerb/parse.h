@@ -407,10 +407,7 @@ static __always_inline int kerb_parse_stages(struct kerb_pkt *pkt, __u32 tags)
 	pkt->l4 = l3.off;
 	pkt->eth_type = l2.eth_type;
 	pkt->vlan |= l2.vlan;
-	pkt->family = l3.family;
-	pkt->proto = l3.proto;
-	pkt->flags = l3.flags;
-	pkt->outcome = l3.outcome;
+	kerb_set_kind(pkt, l3.family, l3.proto, l3.flags, l3.outcome);
 	pkt->l4_len = l3.left;
 	return l3.outcome;
 }

@@ -34,6 +34,31 @@ static __always_inline int kerb_is_plain_l4(const void *l4, const void *end, __u
 	return len >= sizeof(struct tcphdr) && len <= left && l4 + len <= end;
 }
 
+/* What modules ask for most. The chain writes it at once, as its entry reads it so
+ * (internal/dataplane/kinds.go): a processor is slow to read at once what was written in parts. */
+static __always_inline void kerb_set_kind(struct kerb_pkt *pkt, __u8 family, __u8 proto, __u8 flags,
+					  __u8 outcome)
+{
+#ifdef KERB_FIXED_LAYOUT
+	union {
+		struct {
+			__u8 family, proto, flags, outcome;
+		};
+		__u32 all;
+	} kind = {{family, proto, flags, outcome}};
+
+	_Static_assert(__builtin_offsetof(struct kerb_pkt, outcome) ==
+		       __builtin_offsetof(struct kerb_pkt, family) + 3,
+		       "read at once");
+	*(__u32 *)&pkt->family = kind.all;
+#else
+	pkt->family = family;
+	pkt->proto = proto;
+	pkt->flags = flags;
+	pkt->outcome = outcome;
+#endif
+}
+
 /* Parses TCP or UDP directly behind a plain Ethernet and IP header; returns 0 for any other packet,
  * of which it writes nothing. What the caller sets is as for kerb_parse_stages. */
 static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
@@ -66,10 +91,7 @@ static __always_inline int kerb_parse_plain(struct kerb_pkt *pkt)
 	pkt->l3 = ETH_HLEN;
 	pkt->l4 = off;
 	pkt->eth_type = bpf_ntohs(type);
-	pkt->family = type == bpf_htons(ETH_P_IP) ? 4 : 6;
-	pkt->proto = proto;
-	pkt->flags = KERB_F_L4;
-	pkt->outcome = KERB_PARSE_OK;
+	kerb_set_kind(pkt, type == bpf_htons(ETH_P_IP) ? 4 : 6, proto, KERB_F_L4, KERB_PARSE_OK);
 	pkt->l4_len = left;
 	return 1;
 }

@@ -26,13 +26,20 @@ type program struct {
 	states   []state
 	lives    []live
 	accesses []access
+	facts    map[int][]Fact
+}
+
+// Fact is a byte of the frame that is known to have a value wherever a label is reached.
+type Fact struct {
+	Offset int // from the frame pointer
+	Value  byte
 }
 
 // Code returns a shorter function that does the same, or the function as it is if it has instructions that are not
 // understood. It must begin a program: the first register holds the context of the hook. Labels are gone then, but for
 // the function's own.
-func Code(code asm.Instructions) asm.Instructions {
-	p, ok := parse(code)
+func Code(code asm.Instructions, facts map[string][]Fact) asm.Instructions {
+	p, ok := parse(code, facts)
 	if !ok {
 		return code
 	}
@@ -45,14 +52,16 @@ func Code(code asm.Instructions) asm.Instructions {
 	return code
 }
 
-func parse(code asm.Instructions) (*program, bool) {
+func parse(code asm.Instructions, facts map[string][]Fact) (*program, bool) {
 	n := len(code)
-	p := &program{code: make([]node, n), block: make([]int, n+1), accesses: make([]access, n)}
+	p := &program{code: make([]node, n), block: make([]int, n+1), accesses: make([]access, n),
+		facts: map[int][]Fact{}}
 	labels, places := map[string]int{}, make([]int, 0, 2*n) // by place in the kernel's encoding
 	for i := range code {
 		p.code[i] = node{code[i], -1, btf.CORERelocationMetadata(&code[i]) == nil, false, false}
 		if s := code[i].Symbol(); s != "" {
 			labels[s] = i
+			p.facts[i] = facts[s]
 		}
 		for range code[i].Width() {
 			places = append(places, i)

@@ -16,6 +16,7 @@ func (p *program) forward() {
 		i := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
 		s := p.states[p.block[i]]
+		p.assume(i, &s)
 		for {
 			n := &p.code[i]
 			next, count := p.after(i)
@@ -41,6 +42,13 @@ func (p *program) forward() {
 	p.simplify()
 }
 
+// assume adds the facts of a place.
+func (p *program) assume(i int, s *state) {
+	for _, f := range p.facts[i] {
+		s.write(frameSize+f.Offset, 1, value{constant, int64(f.Value)})
+	}
+}
+
 // simplify rewrites the program by what is known where blocks begin.
 func (p *program) simplify() {
 	var s state
@@ -51,6 +59,7 @@ func (p *program) simplify() {
 		}
 		if p.block[i] > 0 {
 			s = p.states[p.block[i]]
+			p.assume(i, &s)
 		}
 		if !s.reached {
 			n.removed = true
@@ -217,6 +226,11 @@ func (s *state) result(n *node) value {
 		return value{constant, int64(uint32(src.n))}
 	case op == asm.Add && wide && n.fixed && dst.kind >= constant && src.kind == constant:
 		return value{dst.kind, dst.n + src.n}
+	case op == asm.And && n.fixed && dst.kind == constant && src.kind == constant:
+		if wide {
+			return value{constant, dst.n & src.n}
+		}
+		return value{constant, int64(uint32(dst.n & src.n))}
 	case src.pointing() || dst.pointing() && op != asm.Mov:
 		return value{}
 	}

@@ -36,7 +36,7 @@ func TestRandomPrograms(t *testing.T) {
 	for n := range 3000 {
 		entry, function := newGenerator(random, numbers).program()
 		code := optimize.Called(slices.Concat(entry, function))
-		short := optimize.Called(append(optimize.Code(entry), function...))
+		short := optimize.Called(append(optimize.Code(entry, nil), function...))
 		if n%20 == 0 {
 			verify(t, code)
 			verify(t, short)
@@ -188,9 +188,9 @@ func (g *generator) program() (entry, function asm.Instructions) {
 func (g *generator) operation(pointers bool) {
 	switch n := g.IntN(12); {
 	case n < 3:
-		ops := []asm.ALUOp{asm.Add, asm.Sub, asm.And, asm.Or, asm.Xor, asm.Mov, asm.Mov}
+		ops := []asm.ALUOp{asm.Add, asm.Sub, asm.And, asm.And, asm.Or, asm.Xor, asm.Mov, asm.Mov}
 		if op, dst := ops[g.IntN(len(ops))], g.numeric(); g.IntN(2) == 0 {
-			g.add([]asm.Instruction{op.Imm(dst, int32(g.IntN(5)-1)), op.Imm32(dst, int32(g.IntN(5)-1))}[g.IntN(2)])
+			g.add([]asm.Instruction{op.Imm(dst, int32(g.IntN(4)-1)), op.Imm32(dst, int32(g.IntN(4)-1))}[g.IntN(2)])
 		} else {
 			src := g.numeric()
 			g.add([]asm.Instruction{op.Reg(dst, src), op.Reg32(dst, src)}[g.IntN(2)])
