@@ -16,7 +16,7 @@ const (
 
 // dropReasons are the names of what the firewall drops, by number; mirrored in kerb.yaml and <kerb/types.h>.
 var dropReasons = map[uint32]string{1: "policy", 2: "malformed", 3: "fragment", 4: "extension", 5: "state",
-	6: "table_full", 10: "no_memory", 32: "spoofed", 33: "bad_offload", 34: "link_control", 35: "invalid_state",
+	6: "table_full", 7: "rate", 10: "no_memory", 32: "spoofed", 33: "bad_offload", 34: "link_control", 35: "invalid_state",
 	36: "invalid_flags"}
 
 // wouldDrop returns what audit mode has let pass, by reason.

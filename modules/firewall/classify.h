@@ -40,10 +40,13 @@ enum fw_node {
 
 #define FW_TABLE 64
 
-/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, and whether the sender
- * is notified of it; mirrored in control.go. */
+/* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, whether the sender is
+ * notified of it, and, of a rule, whether it has a limit; mirrored in control.go. */
 #define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
 #define FW_REJECT	      (1U << 24)
+#define FW_LIMIT	      (1U << 25)
+
+#define FW_SLOTS 20480 /* of hit counters: 10,000 rules, the 10,000 before them, and others */
 
 #define FW_NO_RULE 0xffffffff
 #define FW_LOST	   0xfffffffe /* the tree is broken: no packet passes by accident */
@@ -83,7 +86,7 @@ struct fw_hash {
 struct fw_l4rule {
 	__u16 sport, sports, dport, dports;
 	__u8 proto, proto_mask;
-	__u16 zero;
+	__u16 limit; /* number of it, with FW_LIMIT */
 	__u32 decision;
 };
 

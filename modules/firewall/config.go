@@ -46,6 +46,7 @@ type ruleConfig struct {
 	SrcPort   json.RawMessage `json:"srcPort"`
 	DstPort   json.RawMessage `json:"dstPort"`
 	ICMPType  *int            `json:"icmpType"`
+	Limit     *limitConfig    `json:"limit"`
 }
 
 type stateConfig struct {
@@ -185,6 +186,7 @@ type Rule struct {
 	DstPort         Ports
 	ICMPType        int               // -1: any
 	Sets            [setFields]setRef // in addition
+	Limit           Limit
 }
 
 // family4 and family6 report which packets the rule can match.
@@ -244,6 +246,9 @@ func (r *Rule) String() string {
 		if ref != (setRef{}) {
 			fmt.Fprintf(&s, " with %s in %s", setFieldNames[field], ref)
 		}
+	}
+	if r.Limit.isSet() {
+		fmt.Fprintf(&s, " limit %v", r.Limit)
 	}
 	return s.String()
 }
@@ -314,6 +319,11 @@ func parseRule(in *ruleConfig, out *Rule, fail failure) error {
 	if in.ICMPType != nil {
 		out.ICMPType = *in.ICMPType
 	}
+	if in.Limit != nil {
+		if out.Limit, err = in.Limit.parse(fail); err != nil {
+			return err
+		}
+	}
 	return checkRule(out, fail)
 }
 
@@ -342,6 +352,9 @@ func checkRule(r *Rule, fail failure) error {
 	}
 	if r.ICMPType < -1 || r.ICMPType > 255 {
 		return fail("icmpType", "%d is not between 0 and 255", r.ICMPType)
+	}
+	if r.Limit.isSet() && !r.Allow && !r.Reject {
+		return fail("limit", "action deny has no limit, as packets over a limit are dropped; use allow or reject")
 	}
 	if r.ICMPType >= 0 && r.Proto != protoICMP && r.Proto != protoICMPv6 {
 		return fail("icmpType", "protocol %s has no ICMP types; use icmp or icmpv6", r.protocol())

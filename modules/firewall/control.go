@@ -47,6 +47,7 @@ type Firewall struct {
 	ids6       []int
 	boxes4     []box
 	boxes6     []box
+	limited    []int             // rules with a limit, by its number
 	roots      map[string]uint32 // constant to root
 
 	mu        sync.Mutex
@@ -90,6 +91,9 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 
 func (f *Firewall) compile() {
 	for i := range f.rules {
+		if f.rules[i].Limit.isSet() {
+			f.limited = append(f.limited, i)
+		}
 		if r := &f.rules[i]; r.family4() {
 			f.ids4, f.boxes4 = append(f.ids4, i), append(f.boxes4, boxOf(r, true))
 		}
@@ -218,17 +222,18 @@ func (f *Firewall) contents() string {
 func (f *Firewall) sizes() map[string]uint32 {
 	if f.isLarge() {
 		return map[string]uint32{mapTree: uint32(len(f.tree.chunks)), mapRules4: uint32(max(1, len(f.ids4))),
-			mapRules6: uint32(max(1, len(f.ids6)))}
+			mapRules6: uint32(max(1, len(f.ids6))), mapLimits: uint32(max(1, len(f.limited)))}
 	}
 	size := func(least, n int) uint32 { return 1 << bits.Len32(uint32(max(least, n)-1)) }
 	return map[string]uint32{mapTree: size(leastChunks, len(f.tree.chunks)), mapRules4: size(leastRules, len(f.ids4)),
-		mapRules6: size(leastRules, len(f.ids6))}
+		mapRules6: size(leastRules, len(f.ids6)), mapLimits: size(leastLimits, len(f.limited))}
 }
 
 const (
 	leastChunks = 32 // of 4 KiB
 	mostChunks  = 2048
 	leastRules  = 1024
+	leastLimits = 256
 )
 
 // idle names egress when every packet from the service passes whatever it is, and none has to be remembered.
@@ -262,6 +267,8 @@ const (
 	mapRules6       = "rules6"
 	mapHits         = "hits"
 	mapOwners       = "owners"
+	mapLimits       = "limits"
+	mapBuckets      = "buckets"
 	mapWouldDrop    = "would_drop"
 	mapTable        = "table"
 	mapOwn          = "own"
@@ -307,6 +314,9 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 	if err := fillFrom(maps, mapRules4, begin[mapRules4], len(f.ids4), f.rule4); err != nil {
 		return err
 	}
+	if err := fillFrom(maps, mapLimits, begin[mapLimits], len(f.limited), f.limit); err != nil {
+		return err
+	}
 	return fillFrom(maps, mapRules6, begin[mapRules6], len(f.ids6), f.rule6)
 }
 
@@ -314,13 +324,14 @@ func (f *Firewall) Fill(maps sdk.Maps) error {
 const (
 	dropPolicy     = 1
 	decisionReject = 1 << 24
+	decisionLimit  = 1 << 25
 )
 
 // l4rule mirrors struct fw_l4rule.
 type l4rule struct {
 	Sport, Sports, Dport, Dports uint16
 	Proto, ProtoMask             uint8
-	_                            uint16
+	Limit                        uint16
 	Decision                     uint32
 }
 
@@ -375,6 +386,10 @@ func (f *Firewall) l4rule(i int) l4rule {
 	}
 	if r.Reject {
 		out.Decision |= decisionReject
+	}
+	if r.Limit.isSet() {
+		id, _ := slices.BinarySearch(f.limited, i)
+		out.Limit, out.Decision = uint16(id), out.Decision|decisionLimit
 	}
 	return out
 }

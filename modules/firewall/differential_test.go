@@ -136,6 +136,9 @@ func (g *generator) rule(i int) map[string]any {
 	if g.IntN(2) == 0 {
 		rule["name"] = fmt.Sprint("rule ", i)
 	}
+	if rule["action"] != actionDeny && g.IntN(4) == 0 {
+		rule["limit"] = map[string]any{"rate": "1/h", "burst": 1 + g.IntN(20)}
+	}
 	proto := pick[any](g, "tcp", "tcp", "udp", "udp", "icmp", "icmpv6", "any", 47, 132)
 	rule["protocol"] = proto
 	v4 := proto == "icmp" || proto != "icmpv6" && g.IntN(2) == 0

@@ -19,6 +19,7 @@
 #include "spoof.h"
 #include "offload.h"
 #include "reject.h"
+#include "limit.h"
 
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
@@ -54,8 +55,6 @@ enum fw_drop {
 	FW_DROP_INVALID_STATE,
 	FW_DROP_INVALID_FLAGS,
 };
-
-#define FW_SLOTS 20480 /* 10,000 rules, the 10,000 before them, and the above */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
@@ -137,7 +136,7 @@ static __always_inline __u32 fw_evaluate_rules(struct fw_flow *f)
 	if (decision == FW_LOST)
 		return FW_DENY(FW_SLOT_MALFORMED, KERB_DROP_MALFORMED);
 	if (decision != FW_NO_RULE)
-		return decision;
+		return decision & FW_LIMIT ? fw_limit_apply(decision) : decision;
 	if (f->asked == FW_EGRESS)
 		return v->allow_egress ? FW_SLOT_EGRESS : FW_DENY(FW_SLOT_EGRESS, KERB_DROP_POLICY);
 	return v->allow_ingress ? FW_SLOT_INGRESS : FW_DENY(FW_SLOT_INGRESS, KERB_DROP_POLICY);

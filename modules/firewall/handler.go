@@ -57,6 +57,7 @@ type RuleReport struct {
 	Direction string `json:"direction"`
 	Slot      uint32 `json:"slot"`
 	Hits
+	Limited *uint64 `json:"limited,omitempty"` // packets over the limit, with one
 }
 
 // RulesReport is the answer of GET rules. Hits count packets that the rules were asked about; those of connections that
@@ -96,8 +97,14 @@ func (g *generation) listRules() (*RulesReport, error) {
 		"egress": g.config.DefaultPolicy.Egress.String()}
 	for i := range g.rules {
 		r := &g.rules[i]
-		out.Rules[i] = RuleReport{i, r.Name, r.String(), r.action(), r.direction(), g.slots[i],
-			hits[g.slots[i]]}
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), r.action(), r.direction(), g.slots[i], hits[g.slots[i]], nil}
+		if r.Limit.isSet() {
+			limited, err := readLimited(g.live.Maps, g.slots[i])
+			if err != nil {
+				return nil, err
+			}
+			out.Rules[i].Limited = &limited
+		}
 	}
 	return out, nil
 }
@@ -276,6 +283,11 @@ func (g *generation) Collect() ([]sdk.Sample, error) {
 	for _, r := range report.Rules {
 		out = append(out, sdk.Sample{Name: "rule_packets_total", Help: "Packets decided by the rule.", Counter: true,
 			Labels: map[string]string{"rule": ruleName(r), "action": r.Action}, Value: float64(r.Packets)})
+		if r.Limited != nil {
+			out = append(out, sdk.Sample{Name: "rule_limited_packets_total", Counter: true,
+				Help:   "Packets over the limit of the rule.",
+				Labels: map[string]string{"rule": ruleName(r)}, Value: float64(*r.Limited)})
+		}
 		packets[r.Action] += r.Packets
 	}
 	for action, n := range packets {

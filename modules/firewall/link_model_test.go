@@ -25,18 +25,18 @@ func (m *Model) byLink(p *Packet) (d Decision, decided bool) {
 	switch t := p.ICMPType; {
 	case t >= 133 && t <= 137:
 		if len(m.headers.ext) > 0 || !p.Ingress && !slices.Contains(host, t) {
-			return Decision{false, -1, slotLinkDenied}, true
+			return Decision{Allow: false, Rule: -1, Slot: slotLinkDenied}, true
 		}
-		return Decision{true, -1, slotLink}, p.ICMPCode == 0 && p.HopLimit == 255
+		return Decision{Allow: true, Rule: -1, Slot: slotLink}, p.ICMPCode == 0 && p.HopLimit == 255
 	case t == 130 || slices.Contains(listener, t):
 		onLink := p.Src.IsLinkLocalUnicast() || p.Src.IsUnspecified()
 		if p.ICMPCode != 0 || p.HopLimit != 1 || !onLink || !m.headers.onlyAlert() {
 			return d, false
 		}
 		if t == 130 && !p.Ingress {
-			return Decision{false, -1, slotLinkDenied}, true
+			return Decision{Allow: false, Rule: -1, Slot: slotLinkDenied}, true
 		}
-		return Decision{true, -1, slotLink}, true
+		return Decision{Allow: true, Rule: -1, Slot: slotLink}, true
 	}
 	return d, false
 }

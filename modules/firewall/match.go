@@ -29,6 +29,8 @@ type Decision struct {
 	Allow bool
 	Rule  int    // index of the rule that decided, -1: none
 	Slot  uint32 // hit counter
+
+	limited bool // over the limit of the rule; of the model only
 }
 
 // Match is the first rule that matches the packet, -1 if none does.
@@ -65,12 +67,12 @@ func (p Ports) contains(x uint16) bool { return x >= p.Lo && x <= p.Hi }
 // byRules is the decision without regard to connections.
 func (f *Firewall) byRules(p *Packet) Decision {
 	if i := f.Match(p); i >= 0 {
-		return Decision{f.rules[i].Allow, i, f.slotOf(i)}
+		return Decision{Allow: f.rules[i].Allow, Rule: i, Slot: f.slotOf(i)}
 	}
 	if p.Ingress {
-		return Decision{bool(f.config.DefaultPolicy.Ingress), -1, slotIngress}
+		return Decision{Allow: bool(f.config.DefaultPolicy.Ingress), Rule: -1, Slot: slotIngress}
 	}
-	return Decision{bool(f.config.DefaultPolicy.Egress), -1, slotEgress}
+	return Decision{Allow: bool(f.config.DefaultPolicy.Egress), Rule: -1, Slot: slotEgress}
 }
 
 // slotOf is the rule's hit counter in the maps that were filled last.

@@ -7,7 +7,24 @@ import (
 )
 
 // rejects reports whether the sender of a packet is notified of the decision.
-func (m *Model) rejects(d Decision) bool { return !d.Allow && d.Rule >= 0 && m.rules[d.Rule].Reject }
+func (m *Model) rejects(d Decision) bool {
+	return !d.Allow && !d.limited && d.Rule >= 0 && m.rules[d.Rule].Reject
+}
+
+// byLimits is byRules for packets that count against the limit of their rule. No time passes here: each rule may match
+// as many packets as its burst has.
+func (m *Model) byLimits(p *Packet) Decision {
+	d := m.byRules(p)
+	if d.Rule < 0 || !m.rules[d.Rule].Limit.isSet() {
+		return d
+	}
+	if m.taken[d.Rule] == m.rules[d.Rule].Limit.Burst {
+		d.Allow, d.limited = false, true
+	} else {
+		m.taken[d.Rule]++
+	}
+	return d
+}
 
 // takeAnswer reports whether a packet answers a rejected one, and forgets that one.
 func (m *Model) takeAnswer(p *Packet) bool {

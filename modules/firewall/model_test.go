@@ -61,13 +61,14 @@ type Model struct {
 	conns     map[connKey]*connState
 	alongside map[connKey]*connState // begun again by the side that began an established one
 	rejected  map[uint32]uint32      // hashes of keys whose answers pass, by place
+	taken     map[int]int64          // of the bursts of rules
 	headers   headers
 }
 
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model {
 	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{},
-		rejected: map[uint32]uint32{}}
+		rejected: map[uint32]uint32{}, taken: map[int]int64{}}
 }
 
 // connKey is a connection as seen from the service.
@@ -136,14 +137,14 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 		return d
 	}
 	if p.Proto == protoTCP && !bool(m.config.Malformed) && !p.flagsValid() {
-		return Decision{false, -1, slotInvalid}
+		return Decision{Allow: false, Rule: -1, Slot: slotInvalid}
 	}
 	d := m.judge(p, now)
 	if d.Allow || m.config.Mode == modeAudit {
 		return d
 	}
 	if m.takeAnswer(p) {
-		return Decision{true, -1, slotRelated}
+		return Decision{Allow: true, Rule: -1, Slot: slotRelated}
 	}
 	if k := p.key(); m.rejects(d) && k.kind < kindError {
 		m.rejected[k.answerPlace()] = k.hash()
@@ -154,16 +155,16 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 // judge is the decision by connections and rules.
 func (m *Model) judge(p *Packet, now time.Duration) Decision {
 	if !m.config.State.Enabled {
-		return m.byRules(p)
+		return m.byLimits(p)
 	}
 	switch p.kind() {
 	case kindError:
 		if m.related(p, now) {
-			return Decision{true, -1, slotRelated}
+			return Decision{Allow: true, Rule: -1, Slot: slotRelated}
 		}
-		return m.byRules(p)
+		return m.byLimits(p)
 	case kindLoose:
-		return m.byRules(p)
+		return m.byLimits(p)
 	}
 	return m.track(p, now)
 }
@@ -183,7 +184,7 @@ func (p *Packet) isSYN() bool {
 	return p.Proto == protoTCP && p.TCPFlags&(tcpSYN|tcpACK|tcpRST|tcpFIN) == tcpSYN
 }
 
-var invalid = Decision{false, -1, slotInvalid}
+var invalid = Decision{Allow: false, Rule: -1, Slot: slotInvalid}
 
 func (m *Model) track(p *Packet, now time.Duration) Decision {
 	k := p.key()
@@ -270,7 +271,7 @@ func (c *connState) ends(p *Packet) {
 
 // unknown is a packet without a connection, or that may begin one in a table.
 func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
-	d := m.byRules(p)
+	d := m.byLimits(p)
 	audited := m.config.Mode == modeAudit && (p.Proto != protoTCP || p.isSYN())
 	if !p.begins() && p.Proto != protoTCP || !d.Allow && !audited {
 		return d
@@ -304,7 +305,7 @@ func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 // tracked is a packet of a connection. One that other rules allowed is examined again.
 func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	if c.generation == m.ruleSet() {
-		return Decision{true, -1, slotTracked}
+		return Decision{Allow: true, Rule: -1, Slot: slotTracked}
 	}
 	first := *p
 	if p.Ingress != c.ingress {

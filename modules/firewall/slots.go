@@ -73,10 +73,6 @@ func assignSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	hits, err := maps.Get(mapHits)
-	if err != nil {
-		return nil, err
-	}
 	owners, err := readArray[owner](ownersMap)
 	if err != nil {
 		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
@@ -85,10 +81,8 @@ func assignSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
 	if err != nil {
 		return nil, err
 	}
-	for slot := range fresh {
-		if err := hits.Put(slot, make([]Hits, ebpf.MustPossibleCPU())); err != nil {
-			return nil, fmt.Errorf("reset hit counter: %w", err)
-		}
+	if err := clearSlots(maps, fresh); err != nil {
+		return nil, err
 	}
 	return slots, writeOwners(ownersMap, owners, slots)
 }

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* Rates of rules: a token bucket per rule, for all interfaces together. */
+#ifndef FW_LIMIT_H
+#define FW_LIMIT_H
+
+#include "classify.h"
+#include "state.h"
+
+/* Time between packets, and of as many as may come at once, ns. */
+struct fw_limit {
+	__u64 interval, burst;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct fw_limit);
+} limits SEC(".maps");
+
+KERB_CONFIG(__u32, limits_half, 0); /* as tree_half */
+
+struct fw_bucket {
+	__u64 due;     /* when the next packet comes if all come evenly (GCRA, ITU-T I.371), ns */
+	__u64 limited; /* packets over the limit */
+};
+
+/* By slot: kept when the rules change. The control plane clears those of slots that it reuses. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, FW_SLOTS);
+	__type(key, __u32);
+	__type(value, struct fw_bucket);
+} buckets SEC(".maps");
+
+/* Takes a token. CPUs that do so at the same time may take one each where there is one left: a lock
+ * would cost more than that. */
+static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_limit *l)
+{
+	__u64 now = bpf_ktime_get_ns(), due = b->due; /* the coarse clock is too coarse */
+
+	if ((__s64)(due - now) > (__s64)l->burst) {
+		b->due = now + l->burst; /* of a limit that the rule had before */
+		return 0;
+	}
+	if ((__s64)(due - now) > (__s64)(l->burst - l->interval))
+		return 0;
+	if ((__s64)(due - now) < 0)
+		b->due = now;
+	__sync_fetch_and_add(&b->due, l->interval);
+	return 1;
+}
+
+/* The limit of the rule that has been found: see fw_classify. */
+static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f)
+{
+	struct fw_rule4 *r4 = f->family == 4 ? fw_rule4_at(f, f->best) : NULL;
+	struct fw_rule6 *r6 = f->family == 4 ? NULL : fw_rule6_at(f, f->best);
+	__u32 index = f->half * limits_half;
+
+	if (r4)
+		index += r4->l4.limit;
+	else if (r6)
+		index += r6->l4.limit;
+	return bpf_map_lookup_elem(&limits, &index);
+}
+
+/* The decision of a rule with a limit. Connections that other rules allowed are not limited: they
+ * are examined again at once. Global, so that the verifier checks it once. */
+__noinline __u32 fw_limit_apply(__u32 decision)
+{
+	__u32 slot = decision & 0xffff;
+	struct fw_flow *f = fw_flow();
+	struct fw_bucket *b = bpf_map_lookup_elem(&buckets, &slot);
+	const struct fw_limit *l;
+
+	if (!f || !b)
+		return FW_DENY(slot, KERB_DROP_RATE);
+	if (f->stale != FW_UNKNOWN)
+		return decision & ~FW_LIMIT;
+	l = fw_limit_of(f);
+	if (l && fw_bucket_take(b, l))
+		return decision & ~FW_LIMIT;
+	__sync_fetch_and_add(&b->limited, 1);
+	return FW_DENY(slot, KERB_DROP_RATE);
+}
+
+#endif
