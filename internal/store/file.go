@@ -247,7 +247,7 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 	if string(tx.Bucket(bucketMeta).Get(keyDigest)) != string(digest(tx)) {
 		return fmt.Errorf("%w: the digest does not match", ErrCorrupt)
 	}
-	return nil
+	return verifyParts(tx)
 }
 
 func verifySchema(tx *bbolt.Tx, path string) error {

@@ -47,23 +47,45 @@ func readParts(tx *bbolt.Tx, o resource.Object) error {
 	if !ok {
 		return nil
 	}
-	b := bucketIn(tx.Bucket(partsOf(resource.KindOf(o))), o.Meta().Name)
-	if b == nil {
-		return nil
-	}
 	var parts []string
+	err := eachPart(tx, resource.KindOf(o), o.Meta().Name, func(part []byte) { parts = append(parts, string(part)) })
+	p.SetParts(parts)
+	return err
+}
+
+// eachPart calls do for all parts of a resource. Errors: ErrCorrupt, after do has been called for some.
+func eachPart(tx *bbolt.Tx, kind resource.Kind, name string, do func([]byte)) error {
+	b := bucketIn(tx.Bucket(partsOf(kind)), name)
+	if b == nil {
+		return fmt.Errorf("%w: no elements of %s %s", ErrCorrupt, kind.Names().Kind, name)
+	}
 	var sum uint64
 	err := b.ForEach(func(part, _ []byte) error {
 		if !bytes.Equal(part, keySum) {
-			parts, sum = append(parts, string(part)), sum+sumOf(part)
+			sum += sumOf(part)
+			do(part)
 		}
 		return nil
 	})
 	if stored := b.Get(keySum); err == nil && (len(stored) != 8 || binary.BigEndian.Uint64(stored) != sum) {
-		err = fmt.Errorf("%w: the elements of %s", ErrCorrupt, resource.RefOf(o))
+		err = fmt.Errorf("%w: the elements of %s %s", ErrCorrupt, kind.Names().Kind, name)
 	}
-	p.SetParts(parts)
 	return err
+}
+
+// verifyParts reads the parts of all resources. Errors: ErrCorrupt.
+func verifyParts(tx *bbolt.Tx) error {
+	for _, kind := range resource.Kinds() {
+		if _, ok := kind.New().(parted); !ok {
+			continue
+		}
+		for name := range eachKey(tx.Bucket(bucketOf(kind))) {
+			if err := eachPart(tx, kind, name, func([]byte) {}); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 func bucketIn(b *bbolt.Bucket, name string) *bbolt.Bucket {

@@ -14,7 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Elements of a set are on the disk after each change of one, are gone with the set, and are not believed when damaged.
+// Elements of a set are on the disk after each change of one, and are gone with the set.
 func TestElements(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
@@ -52,17 +52,52 @@ func TestElements(t *testing.T) {
 	})
 	stored("1", "9")
 	change(func(s *Store) error {
-		return s.update(func(tx *bbolt.Tx) error {
-			return tx.Bucket(partsOf(resource.NamedSet)).Bucket([]byte("bad")).Put([]byte("8"), []byte{1})
-		})
-	})
-	change(func(s *Store) error {
-		if _, err := s.Snapshot(); !errors.Is(err, ErrCorrupt) {
-			t.Errorf("an element that nothing vouches for: %v", err)
-		}
 		return s.CommitChanges(resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindSet, Name: "bad"}}})
 	})
 	stored()
 	change(func(s *Store) error { return s.Commit(resource.SetOf(resource.ObjectOf(set))) })
 	stored("1", "9")
+}
+
+// A store whose elements are damaged is set aside when it is opened: an element that nothing vouches for, one that is
+// missing, all of a set that are missing.
+func TestDamagedElements(t *testing.T) {
+	for name, damage := range map[string]func(sets *bbolt.Bucket) error{
+		"added":     func(sets *bbolt.Bucket) error { return sets.Bucket([]byte("bad")).Put([]byte("8"), []byte{1}) },
+		"missing":   func(sets *bbolt.Bucket) error { return sets.Bucket([]byte("bad")).Delete([]byte("2")) },
+		"no sum":    func(sets *bbolt.Bucket) error { return sets.Bucket([]byte("bad")).Delete(keySum) },
+		"no bucket": func(sets *bbolt.Bucket) error { return sets.DeleteBucket([]byte("bad")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "state.db")
+			set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
+				Metadata: v1alpha1.ObjectMeta{Name: "bad", Generation: 1},
+				Spec:     v1alpha1.SetSpec{Type: "ports", Elements: []string{"1", "2", "3"}}}
+			open := func() *Store {
+				t.Helper()
+				s, err := Open(path)
+				if err != nil {
+					t.Fatal(err)
+				}
+				return s
+			}
+			s := open()
+			if err := errors.Join(s.Commit(resource.SetOf(resource.ObjectOf(set))), s.update(func(tx *bbolt.Tx) error {
+				return damage(tx.Bucket(partsOf(resource.NamedSet)))
+			})); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Close(); err != nil {
+				t.Fatal(err)
+			}
+			s = open()
+			defer s.Close()
+			if r := s.Recovery(); r == nil || !errors.Is(r.Cause, ErrCorrupt) {
+				t.Errorf("the damaged store is not set aside: %v", r)
+			}
+			if all, err := s.Snapshot(); err != nil || all.Len(resource.NamedSet) != 0 || !s.RecoveryPending() {
+				t.Errorf("%v, %v, recovery pending %v, want an empty store", all, err, s.RecoveryPending())
+			}
+		})
+	}
 }
