@@ -71,16 +71,17 @@ type Agent struct {
 	group   group                       // guards itself
 	changes sync.Mutex                  // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
-	mu        sync.Mutex
-	now       status.Node
-	live      map[string]*liveModule
-	busy      map[chain.Point]error // points that a program of others keeps from their chain
-	tracing   *traceRun             // nil most of the time
-	lastTrace *traceRun             // guarded by changes; also one that has ended
-	sets      sets                  // see there
-	metrics   *metrics
-	budgets   *apply.Budgets  // guards itself
-	meter     dataplane.Meter // guards itself
+	mu         sync.Mutex
+	now        status.Node
+	live       map[string]*liveModule
+	busy       map[chain.Point]error // points that a program of others keeps from their chain
+	tracing    *traceRun             // nil most of the time
+	lastTrace  *traceRun             // guarded by changes; also one that has ended
+	explaining sync.Mutex            // one packet at a time
+	sets       sets                  // see there
+	metrics    *metrics
+	budgets    *apply.Budgets  // guards itself
+	meter      dataplane.Meter // guards itself
 
 	integrations *integration.Set // guards itself
 }

@@ -4,7 +4,10 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
 // linkAfter is how long after the last change chains are linked that no packet waits for: to verify one takes as long
@@ -14,6 +17,11 @@ const linkAfter = time.Second
 // linkCalm links chains when no change follows: those that the next service will need, and timed copies of those that
 // run.
 func (a *Agent) linkCalm(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-a.reconciled: // what is missing now comes first
+	}
 	refused := map[string]bool{} // chains that the kernel does not take, and those whose copy it does not, by identity
 	timer := time.NewTimer(linkAfter)
 	defer timer.Stop()
@@ -52,11 +60,12 @@ func (a *Agent) linkNextReady(refused map[string]bool) bool {
 		if refused[id] || a.dp.HasChain(spec) {
 			continue
 		}
-		if err := k.CreateChain(spec); err != nil {
-			refused[id] = true
+		err := k.CreateChain(spec)
+		var rejected *dataplane.RejectedError
+		if refused[id] = errors.As(err, &rejected); err != nil {
 			a.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
 		}
-		return true
+		return err == nil || refused[id] // others may pass with the next change
 	}
 	return false
 }

@@ -5,7 +5,10 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,7 +17,9 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/packet"
+	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/trace"
@@ -24,47 +29,75 @@ import (
 // another.
 const mostChains = 8
 
-// Explain runs a packet through copies of the chains that it would meet.
+// Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while: changes
+// wait only while maps are opened.
 func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.ExplainedPacket, err error) {
 	p, err := packet.Parse(r.Packet)
 	if err != nil {
 		return out, &apierrors.Invalid{Field: "packet", Reason: err.Error()}
 	}
-	a.changes.Lock() // what is copied stays
-	defer a.changes.Unlock()
-	if _, ok := resource.Service.Get(a.now.Desired, r.Service); !ok {
-		return out, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
+	if !a.explaining.TryLock() {
+		return out, &apierrors.Conflict{Reason: "another packet is being explained; one is at a time: try again"}
 	}
-	at, err := a.firstPoint(r, p)
+	defer a.explaining.Unlock()
+	x, err := a.newExplanation(r)
 	if err != nil {
 		return out, err
 	}
-	link := a.now.Points[at[0]].Link
+	at, err := x.firstPoint(r, p)
+	if err != nil {
+		return out, err
+	}
+	link := x.points[at[0]].Link
 	p.SourceMAC, p.DestinationMAC = link.MAC, link.PeerMAC
-	if a.now.Points[at[0]].Chain.Direction == chain.Egress {
+	if x.points[at[0]].Chain.Direction == chain.Egress {
 		p.SourceMAC, p.DestinationMAC = link.PeerMAC, link.MAC
 	}
 	frame := p.Frame()
 	out.Verdict = "pass"
-	for len(at) > 0 && len(out.Packets) < mostChains {
-		seen, rest, passed, err := a.tryChain(ctx, at[0], frame)
+	for len(at) > 0 && len(out.Packets) < mostChains && ctx.Err() == nil {
+		seen, rest, passed, err := x.tryChain(ctx, at[0], frame)
 		if err != nil {
 			return out, err
 		}
 		out.Packets, frame = append(out.Packets, seen), rest
 		if at = at[1:]; passed {
 			if len(at) == 0 && seen.Direction == string(chain.Egress) {
-				at = a.ingressTo(destination(seen))
+				at = x.ingressTo(destination(seen))
 			}
 			continue
 		}
 		last := deciding(seen.Steps)
 		out.Verdict, out.Module, out.Reason = last.Verdict, last.Module, last.Reason
-		if at = a.ingressOf(last.Interface); len(at) > 0 {
+		if at = x.ingressOf(last.Interface); len(at) > 0 {
 			out.Verdict, out.Module = "pass", ""
 		}
 	}
-	return out, nil
+	return out, ctx.Err()
+}
+
+// explanation is the node at the moment of the question.
+type explanation struct {
+	agent   *Agent
+	points  plan.Placements
+	modules map[string]dataplane.Module
+	reason  func(module string, reason int) string
+}
+
+func (a *Agent) newExplanation(r v1.ExplainRequest) (*explanation, error) {
+	a.changes.Lock()
+	defer a.changes.Unlock()
+	if _, ok := resource.Service.Get(a.now.Desired, r.Service); !ok {
+		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
+	}
+	_, modules := a.running()
+	return &explanation{a, maps.Clone(a.now.Points), modules, a.reasonNames()}, nil
+}
+
+func (x *explanation) open(spec chain.Spec) (*dataplane.Trial, error) {
+	x.agent.changes.Lock() // the maps stay until they are open
+	defer x.agent.changes.Unlock()
+	return x.agent.dp.OpenTrial(spec, x.modules)
 }
 
 // deciding is the step whose verdict is that of the chain: the last one, or an earlier redirect that was deferred.
@@ -78,11 +111,23 @@ func deciding(steps []v1.TraceStep) (last v1.TraceStep) {
 }
 
 // tryChain runs the frame through a copy of one chain.
-func (a *Agent) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen v1.TracedPacket, rest []byte,
+func (x *explanation) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen v1.TracedPacket, rest []byte,
 	passed bool, err error) {
-	place := a.now.Points[p]
-	_, modules := a.running()
-	run, tried, err := a.dp.Try(place.Chain, modules, p.Ifindex, frame)
+	place := x.points[p]
+	trial, err := x.open(place.Chain)
+	if errors.Is(err, fs.ErrNotExist) {
+		return seen, nil, false, &apierrors.Conflict{Reason: "the chains have changed meanwhile: try again"}
+	}
+	if err != nil {
+		return seen, nil, false, explain(err)
+	}
+	defer trial.Close()
+	run, tried, err := trial.Try(p.Ifindex, frame)
+	var busy *dataplane.MigrationError
+	if errors.As(err, &busy) {
+		return seen, nil, false, &apierrors.Conflict{Reason: "the entries of a table change faster than they can be copied: " +
+			"try again"}
+	}
 	if err != nil {
 		return seen, nil, false, explain(err)
 	}
@@ -90,7 +135,7 @@ func (a *Agent) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	found := false
-	reader := trace.Reader{Source: run, Chains: run.Chains, Points: a.now.Points, Reason: a.reasonNames(), Count: 1,
+	reader := trace.Reader{Source: run, Chains: run.Chains, Points: x.points, Reason: x.reason, Count: 1,
 		Show: func(p v1.TracedPacket) error {
 			seen, found = p, true
 			return nil
@@ -106,10 +151,10 @@ func (a *Agent) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen
 }
 
 // firstPoint returns the chains of the service in the direction of the packet, in the order in which it meets them.
-func (a *Agent) firstPoint(r v1.ExplainRequest, p packet.Packet) ([]chain.Point, error) {
+func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Packet) ([]chain.Point, error) {
 	var addresses []string
-	for _, point := range a.now.Points.Sorted() {
-		place := a.now.Points[point]
+	for _, point := range x.points.Sorted() {
+		place := x.points[point]
 		if place.Service != r.Service || point.Side == chain.OnSockets || place.Link.LinkType() != "ethernet" {
 			continue
 		}
@@ -120,7 +165,7 @@ func (a *Agent) firstPoint(r v1.ExplainRequest, p packet.Packet) ([]chain.Point,
 			}
 			continue
 		}
-		if all := a.pointsOf(point.Ifindex, dir); len(all) > 0 {
+		if all := x.pointsOf(point.Ifindex, dir); len(all) > 0 {
 			return all, nil
 		}
 	}
@@ -144,10 +189,10 @@ func directionOf(l service.Link, p packet.Packet) string {
 }
 
 // pointsOf are the chains of an interface in one direction: XDP comes first.
-func (a *Agent) pointsOf(ifindex int, dir chain.Direction) (out []chain.Point) {
+func (x *explanation) pointsOf(ifindex int, dir chain.Direction) (out []chain.Point) {
 	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress} {
 		p := chain.Point{Ifindex: ifindex, Side: side}
-		if place, ok := a.now.Points[p]; ok && place.Chain.Direction == dir {
+		if place, ok := x.points[p]; ok && place.Chain.Direction == dir {
 			out = append(out, p)
 		}
 	}
@@ -155,19 +200,19 @@ func (a *Agent) pointsOf(ifindex int, dir chain.Direction) (out []chain.Point) {
 }
 
 // ingressOf are the chains of the service that has the interface, for packets to it.
-func (a *Agent) ingressOf(name string) []chain.Point {
-	return a.ingressWhere(func(l service.Link) bool { return l.Name == name })
+func (x *explanation) ingressOf(name string) []chain.Point {
+	return x.ingressWhere(func(l service.Link) bool { return l.Name == name })
 }
 
 // ingressTo are the chains of the service that has the address: the node routes packets to it.
-func (a *Agent) ingressTo(addr netip.Addr) []chain.Point {
-	return a.ingressWhere(func(l service.Link) bool { return hasAddress(l, addr) })
+func (x *explanation) ingressTo(addr netip.Addr) []chain.Point {
+	return x.ingressWhere(func(l service.Link) bool { return hasAddress(l, addr) })
 }
 
-func (a *Agent) ingressWhere(is func(service.Link) bool) []chain.Point {
-	for _, p := range a.now.Points.Sorted() {
-		if place := a.now.Points[p]; place.Service != "" && is(place.Link) {
-			return a.pointsOf(p.Ifindex, chain.Ingress)
+func (x *explanation) ingressWhere(is func(service.Link) bool) []chain.Point {
+	for _, p := range x.points.Sorted() {
+		if place := x.points[p]; place.Service != "" && is(place.Link) {
+			return x.pointsOf(p.Ifindex, chain.Ingress)
 		}
 	}
 	return nil

@@ -12,39 +12,54 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
+// Trial is a chain that runs, whose maps stay as long as the trial is open.
+type Trial struct {
+	spec    chain.Spec
+	running []*generation
+}
+
+// OpenTrial opens the maps of a chain that runs.
+func (d *Dataplane) OpenTrial(spec chain.Spec, modules map[string]Module) (*Trial, error) {
+	running, err := d.openMembers(spec, modules)
+	t := &Trial{spec, running}
+	if err != nil {
+		t.Close()
+		return nil, err
+	}
+	return t, nil
+}
+
+// Close lets go of the maps.
+func (t *Trial) Close() { closeMembers(t.running) }
+
 // Try runs a frame through a copy of a chain, with copies of the entries of its maps: neither packets nor counters of
 // the node notice. The trace has what each module said, and is the caller's to close. Frames in other maps, such as
 // rings, are not there: the copy of a module that hands packets to programs finds none.
-func (d *Dataplane) Try(spec chain.Spec, modules map[string]Module, ifindex int, frame []byte) (*Trace, Tried, error) {
-	running, err := d.openMembers(spec, modules)
-	defer closeMembers(running)
-	if err != nil {
-		return nil, Tried{}, err
-	}
+func (t *Trial) Try(ifindex int, frame []byte) (*Trace, Tried, error) {
 	var members []*generation
 	defer func() { closeMembers(members) }()
-	for _, g := range running {
+	for _, g := range t.running {
 		c, err := g.copy()
 		if err != nil {
 			return nil, Tried{}, fmt.Errorf("module %s: copy its maps: %w", g.Name, err)
 		}
 		members = append(members, c)
 	}
-	t, err := NewTrace(TraceFilter{})
+	trace, err := NewTrace(TraceFilter{})
 	if err != nil {
 		return nil, Tried{}, err
 	}
-	c, err := t.link(spec, members, 1, nil)
+	c, err := trace.link(t.spec, members, 1, nil)
 	if err != nil {
-		t.Close()
+		trace.Close()
 		return nil, Tried{}, err
 	}
-	tried, err := tryFrame(c.entry(), spec.Side.Hook(), ifindex, frame)
+	tried, err := tryFrame(c.entry(), t.spec.Side.Hook(), ifindex, frame)
 	if err != nil {
-		t.Close()
+		trace.Close()
 		return nil, Tried{}, err
 	}
-	return t, tried, nil
+	return trace, tried, nil
 }
 
 // Tried is what a chain made of a frame.
