@@ -29,8 +29,8 @@ import (
 // another.
 const mostChains = 8
 
-// Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while: changes
-// wait only while maps are opened.
+// Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while:
+// changes wait only while maps are opened.
 func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.ExplainedPacket, err error) {
 	p, err := packet.Parse(r.Packet)
 	if err != nil {
@@ -125,8 +125,8 @@ func (x *explanation) tryChain(ctx context.Context, p chain.Point, frame []byte)
 	run, tried, err := trial.Try(p.Ifindex, frame)
 	var busy *dataplane.MigrationError
 	if errors.As(err, &busy) {
-		return seen, nil, false, &apierrors.Conflict{Reason: "the entries of a table change faster than they can be copied: " +
-			"try again"}
+		return seen, nil, false, &apierrors.Conflict{Reason: "the entries of a table change faster than they can be " +
+			"copied: try again"}
 	}
 	if err != nil {
 		return seen, nil, false, explain(err)

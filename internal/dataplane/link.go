@@ -110,8 +110,8 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	start := newBody(begin, code)
-	entry := optimize.Code(l.entry(first, start, head, modules, verdict, parts, slot), l.facts)
-	out := append(entry, start.rest()...)
+	code = l.entry(first, start, head, modules, verdict, parts, slot) // which finds the facts
+	out := append(optimize.Code(code, l.facts), start.rest()...)
 	out = append(out, head.rest()...)
 	for _, m := range modules {
 		out = append(out, m.rest()...)

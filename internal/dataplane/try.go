@@ -10,6 +10,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Trial is a chain that runs, whose maps stay as long as the trial is open.
@@ -114,12 +115,19 @@ func (g *generation) copy() (*generation, error) {
 	if g.ID == UnavailableID {
 		return c, nil
 	}
-	if err := c.createMaps(nil, nil); err != nil {
+	sets := map[string]*ebpf.Map{} // which modules only read
+	for _, name := range sdk.SetMaps {
+		if m := g.maps[name]; m != nil {
+			sets[name] = m
+		}
+	}
+	if err := c.createMaps(nil, sets); err != nil {
 		c.Close()
 		return nil, err
 	}
 	for pin, m := range g.maps {
-		if to := c.maps[pin]; to != nil && !strings.Contains(pin, "-rodata") && !strings.Contains(pin, "-kconfig") {
+		constant := strings.Contains(pin, "-rodata") || strings.Contains(pin, "-kconfig")
+		if to := c.maps[pin]; to != nil && !constant && sets[pin] == nil {
 			if err := copyEntries(pin, m, to); err != nil {
 				c.Close()
 				return nil, err

@@ -88,7 +88,8 @@ func parse(code asm.Instructions, facts map[string][]Fact) (*program, bool) {
 	return p, true
 }
 
-// understood excludes the instructions that classic BPF had to read packets, and long jumps.
+// understood excludes the instructions that classic BPF had to read packets, long jumps, and atomic instructions that
+// are new: load-acquire (Linux 6.15) writes the register that others only read.
 func (n *node) understood() bool {
 	op := n.OpCode
 	switch op.Class() {
@@ -96,9 +97,14 @@ func (n *node) understood() bool {
 		return op.IsDWordLoad()
 	case asm.Jump32Class:
 		return op.JumpOp() != asm.Ja
+	case asm.StXClass:
+		return op.Mode() != asm.AtomicMode || slices.Contains(atomics, op.AtomicOp())
 	}
 	return true
 }
+
+var atomics = []asm.AtomicOp{asm.AddAtomic, asm.FetchAdd, asm.AndAtomic, asm.FetchAnd, asm.OrAtomic, asm.FetchOr,
+	asm.XorAtomic, asm.FetchXor, asm.Xchg, asm.CmpXchg}
 
 // jumps reports whether an instruction has a target.
 func (n *node) jumps() bool {

@@ -17,6 +17,24 @@ import (
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
+// Atomic instructions that write another register than those that are known are left alone, with what is around them.
+func TestUnknownAtomics(t *testing.T) {
+	const loadAcquire = 0x1_0000
+	code := asm.Instructions{
+		asm.StoreImm(asm.RFP, -8, 1, asm.DWord).WithSymbol("entry"),
+		asm.Mov.Imm(asm.R0, 0),
+		asm.Mov.Reg(asm.R2, asm.RFP),
+		{OpCode: asm.OpCode(asm.StXClass).SetMode(asm.AtomicMode).SetSize(asm.DWord).SetAtomicOp(loadAcquire),
+			Dst: asm.R0, Src: asm.R2, Offset: -8},
+		asm.JEq.Imm(asm.R0, 0, "out"),
+		asm.Mov.Imm(asm.R0, 7),
+		asm.Return().WithSymbol("out"),
+	}
+	if short := optimize.Code(slices.Clone(code), nil); fmt.Sprint(short) != fmt.Sprint(code) {
+		t.Errorf("%v became %v", code, short)
+	}
+}
+
 // Random programs with pointers into the frame, spilled and passed to functions, do the same when they are shorter, and
 // the verifier still takes them.
 func TestRandomPrograms(t *testing.T) {
