@@ -162,7 +162,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	}
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
-	a.sets.services = map[uint64][]netip.Prefix{}
+	a.sets.services, a.sets.hashes = map[uint64][]netip.Prefix{}, map[string]elementsHash{}
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,

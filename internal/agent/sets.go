@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"unsafe"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -28,6 +29,7 @@ import (
 type sets struct {
 	kernel   *dataplane.Sets           // nil: no module has referred to a set; guarded by Agent.changes
 	services map[uint64][]netip.Prefix // addresses by selector, as written
+	hashes   map[string]elementsHash   // by name of a set
 
 	problem error // of the last write; guarded by Agent.mu
 }
@@ -124,17 +126,42 @@ func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module
 }
 
 func (a *Agent) fillSet(name string, s v1.Set) error {
-	id, revision := sdk.SetReference{Set: name}.ID(), uint64(s.Metadata.Generation)
+	id, revision := sdk.SetReference{Set: name}.ID(), a.sets.revision(s)
 	if a.sets.kernel.Has(id, revision) {
 		return nil
 	}
 	var old *dataplane.Elements
-	if before, ok := resource.NamedSet.Get(a.now.Desired, name); ok && a.sets.kernel.Has(id,
-		uint64(before.Metadata.Generation)) {
+	if before, ok := resource.NamedSet.Get(a.now.Desired, name); ok && a.sets.kernel.Has(id, a.sets.revision(before)) {
 		elements := elementsOf(before.Spec.Type, before.Spec.Elements)
 		old = &elements
 	}
 	return a.sets.kernel.Replace(id, revision, elementsOf(s.Spec.Type, s.Spec.Elements), old)
+}
+
+// elementsHash is a hash of elements, whatever their order is.
+type elementsHash struct {
+	of  []string // not changed, only replaced
+	sum uint64
+}
+
+func sumOf(elements ...string) (sum uint64) {
+	for _, e := range elements {
+		h := fnv.New64a()
+		h.Write([]byte(e))
+		sum += h.Sum64()
+	}
+	return sum
+}
+
+// revision is that of a set in the kernel. It depends on the type and the elements alone: a store that is older than
+// the kernel, or was re-created, uses a metadata.generation again for other elements.
+func (s *sets) revision(set v1.Set) uint64 {
+	h, now := s.hashes[set.Metadata.Name], set.Spec.Elements
+	if len(h.of) != len(now) || unsafe.SliceData(h.of) != unsafe.SliceData(now) {
+		h = elementsHash{now, sumOf(now...)}
+		s.hashes[set.Metadata.Name] = h
+	}
+	return h.sum + sumOf(set.Spec.Type) | 1
 }
 
 // elementsOf returns elements, which are valid, as the kernel has them.
@@ -209,6 +236,9 @@ func (a *Agent) retainSets() {
 			keep[r.ID()] = true
 		}
 	}
+	maps.DeleteFunc(a.sets.hashes, func(name string, _ elementsHash) bool {
+		return !keep[sdk.SetReference{Set: name}.ID()]
+	})
 	maps.DeleteFunc(a.sets.services, func(id uint64, _ []netip.Prefix) bool { return !keep[id] })
 	if err := a.sets.kernel.Retain(keep); err != nil {
 		a.log.Warn("sets that were deleted remain in the kernel", "error", err)
@@ -252,12 +282,13 @@ func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.S
 func (a *Agent) changeElements(next resource.Set, before, set v1.Set, added, removed []string) error {
 	if k, name := a.sets.kernel, set.Metadata.Name; k != nil {
 		id := sdk.SetReference{Set: name}.ID()
-		if !k.Has(id, uint64(before.Metadata.Generation)) {
+		if !k.Has(id, a.sets.revision(before)) {
 			if err := a.fillSet(name, before); err != nil {
 				return &apierrors.Unavailable{Resource: "Set " + name, Reason: err.Error()}
 			}
 		}
-		err := k.Change(id, uint64(set.Metadata.Generation), elementsOf(set.Spec.Type, added).List,
+		a.sets.hashes[name] = elementsHash{set.Spec.Elements, a.sets.hashes[name].sum + sumOf(added...) - sumOf(removed...)}
+		err := k.Change(id, a.sets.revision(set), elementsOf(set.Spec.Type, added).List,
 			elementsOf(set.Spec.Type, removed).List)
 		if err != nil {
 			a.restoreSets()

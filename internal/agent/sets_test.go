@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -151,6 +152,42 @@ func TestSets(t *testing.T) {
 }
 
 func sameChains(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }
+
+// The kernel gets the elements of the store when it has others of the same metadata.generation: a store was replaced by
+// one of a backup.
+func TestSetsOfOtherStore(t *testing.T) {
+	n := newNode(t)
+	db := n.db.Addr4().String()
+	n.apply(t, n.both())
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "addresses", "203.0.113.9"))); err != nil {
+		t.Fatal(err)
+	}
+	backup := func() []byte {
+		data, err := os.ReadFile(n.cfg.Paths.Store())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return data
+	}
+	restart := func(store []byte) {
+		n.stop()
+		if err := os.WriteFile(n.cfg.Paths.Store(), store, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		n.start(t)
+		n.reconcileNow(t)
+	}
+	without := backup()
+	n.changeSet(t, "bad", []string{db}, nil)
+	with := backup()
+	n.blocked(t, true)
+	restart(without)
+	n.changeSet(t, "bad", []string{"203.0.113.10"}, nil)
+	n.blocked(t, false)
+	restart(with)
+	n.blocked(t, true)
+}
 
 // Rules follow the services that a selector selects, as elements change.
 func TestServicesAsSets(t *testing.T) {
