@@ -163,6 +163,21 @@ func checkUnique(all []Object) error {
 	return nil
 }
 
+// DecodeSetChange reads a change of a set's elements, as Decode does resources.
+func DecodeSetChange(data []byte) (change v1alpha1.SetChange, err error) {
+	values, err := Documents(data)
+	if err != nil {
+		return change, err
+	}
+	if len(values) == 1 {
+		if object, ok := values[0].(map[string]any); ok {
+			err := decode.Into(object, &change)
+			return change, err
+		}
+	}
+	return change, &apierrors.Invalid{Reason: "expected one object with add or delete"}
+}
+
 // DecodeRefs reads references as strictly as Decode reads resources.
 func DecodeRefs(data []byte) ([]Ref, error) {
 	values, err := Documents(data)

@@ -127,6 +127,8 @@ func (s *Server) describeBodies() {
 	refs := doc.Components.Schemas.Schema(reflect.TypeFor[[]resource.Ref](), true, "")
 	doc.Paths["/v1/apply"].Post.RequestBody = required(&huma.Schema{Type: huma.TypeArray, Items: any})
 	doc.Paths["/v1/delete"].Post.RequestBody = required(refs)
+	doc.Paths["/v1/sets/{name}/elements"].Patch.RequestBody = required(doc.Components.Schemas.Schema(
+		reflect.TypeFor[v1alpha1.SetChange](), true, ""))
 }
 
 func required(schema *huma.Schema) *huma.RequestBody {

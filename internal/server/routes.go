@@ -61,9 +61,9 @@ type (
 		DryRun bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}
 	setInput struct {
+		body
 		Writer
 		Name string `path:"name" doc:"Name of the set"`
-		Body v1alpha1.SetChange
 	}
 	answer      struct{ Body any }
 	oneResource struct {
@@ -228,7 +228,15 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 }
 
 func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChanged, error) {
-	return s.backend.ChangeSet(ctx, SetRequest{in.Name, in.by(), in.Body})
+	data, err := in.bytes()
+	if err != nil {
+		return v1alpha1.SetChanged{}, err
+	}
+	change, err := resource.DecodeSetChange(data)
+	if err != nil {
+		return v1alpha1.SetChanged{}, err
+	}
+	return s.backend.ChangeSet(ctx, SetRequest{in.Name, in.by(), change})
 }
 
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {

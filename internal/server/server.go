@@ -227,7 +227,7 @@ func (s *Server) serveHealth(w http.ResponseWriter, r *http.Request) {
 // serveUnknown answers paths that do not exist, and methods that a path does not have.
 func (s *Server) serveUnknown(w http.ResponseWriter, r *http.Request) {
 	var allowed []string
-	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodPost, http.MethodDelete} {
+	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodPost, http.MethodPatch, http.MethodDelete} {
 		other := r.Clone(r.Context())
 		other.Method = method
 		if _, pattern := s.mux.Handler(other); strings.HasPrefix(pattern, method+" ") {
