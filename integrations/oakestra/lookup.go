@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -109,15 +110,18 @@ func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 		s.send(message{topic: updateTopic(r.App), subscribe: true})
 	}
 	f := s.follow(r.App)
-	if len(r.Instances) == 0 && !has(f.found.Spec, addr) {
-		f.found.Spec.Addresses = append(f.found.Spec.Addresses, v1.VirtualAddress{Address: addr.String(),
+	found := s.found(f, r)
+	if len(r.Instances) == 0 && !has(found.Spec, addr) {
+		found.Spec.Addresses = append(slices.Clip(found.Spec.Addresses), v1.VirtualAddress{Address: addr.String(),
 			Policy: v1.PolicyRoundRobin})
 	}
-	f.used = true
-	s.takeService(f, r)
-	if !has(f.found.Spec, addr) {
+	if !has(found.Spec, addr) {
 		s.resolved(link.Result{NotFound: addr})
+		s.leaveLater(f)
+		return
 	}
+	f.used, f.found = true, link.Record{} // the agent waits for it, even if it is as before
+	s.put(f, found)
 	s.refresh(f) // the subscription comes after the answer: what has changed in between is found by name
 }
 
@@ -130,14 +134,18 @@ func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
 	return false
 }
 
-// takeService passes on what an answer says of a service; s.mu is held. A service keeps its addresses when it has no
-// instance.
-func (s *session) takeService(f *followed, r tableResult) {
+// found is what an answer says of a service; s.mu is held. A service keeps its addresses when it has no instance.
+func (s *session) found(f *followed, r tableResult) link.Record {
 	found := link.Record{Name: recordPrefix + r.App, Spec: translation{s.ranges, s.own}.spec(r)}
 	if len(found.Spec.Instances) == 0 {
 		found.Spec.Addresses = f.found.Spec.Addresses
 	}
-	if len(found.Spec.Addresses) > 0 {
+	return found
+}
+
+// takeService passes on what an answer says of a service; s.mu is held.
+func (s *session) takeService(f *followed, r tableResult) {
+	if found := s.found(f, r); len(found.Spec.Addresses) > 0 {
 		s.put(f, found)
 	}
 }

@@ -189,6 +189,16 @@ func TestOddAnswersToLookups(t *testing.T) {
 			t.Errorf("%s: %v, told %+v", text, err, told)
 		}
 	}
+	if f := s.services["b"]; f.used || f.leave.IsZero() { // the agent has nothing of it
+		t.Errorf("a service without the address is followed for good: %+v", f)
+	}
+	for _, addr = range []netip.Addr{addr, netip.MustParseAddr("fdff:2000::2")} { // two of a service without instances
+		if err := answer(`{"app_name":"e","instance_list":[],"query_key":"` + addr.String() + `"}`); err != nil ||
+			len(told) != 1 || told[0].Put == nil || !has(told[0].Put.Spec, addr) {
+			t.Errorf("%s: %v, told %+v", addr, err, told)
+		}
+	}
+	addr = netip.MustParseAddr("10.30.0.2")
 	odd := `{"app_name":"c","query_key":"10.30.0.2","instance_list":[` + `{"instance_number":3,"namespace_ip":"10.30.0.9",` +
 		`"namespace_ip_v6":"10.18.0.1","host_ip":"nowhere","service_ip":[{"IpType":"RR","Address":"10.30.0.2"},` +
 		`{"IpType":"closest","Address":"10.30.0.3"}]},` +
