@@ -143,10 +143,17 @@ func (s *session) found(f *followed, r tableResult) link.Record {
 	return found
 }
 
-// takeService passes on what an answer says of a service; s.mu is held.
+// takeService passes on what an answer says of a service; s.mu is held. One that the agent has from before this process
+// may have lost all its instances since: the addresses are unknown here, and the agent's instances are gone.
 func (s *session) takeService(f *followed, r tableResult) {
-	if found := s.found(f, r); len(found.Spec.Addresses) > 0 {
+	found := s.found(f, r)
+	switch {
+	case len(found.Spec.Addresses) > 0:
 		s.put(f, found)
+	case f.used && f.found.Name == "":
+		f.used = false
+		s.resolved(link.Result{Delete: found.Name})
+		s.leaveLater(f)
 	}
 }
 

@@ -144,6 +144,16 @@ func TestLookupsAfterARestart(t *testing.T) {
 	m.start(m.l.file)
 	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.3@192.168.77.12")
+
+	m.l.leave()
+	m.cluster.Undeploy(otherApp, 0)
+	m.start(m.l.file)
+	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
+	m.shows(otherApp, "") // its instances are gone
+	lookup1(m.proxy(), "10.30.0.0")
+	m.shows(otherApp, "10.30.0.0=roundRobin")
+	m.elsewhere(0, "10.18.1.4")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.3=0 0:10.18.1.4@192.168.77.12")
 }
 
 func entryOf(number int, more string) string {

@@ -277,6 +277,15 @@ func (c *Cluster) Schedule(name string, number int, worker string) {
 	c.table[name].instances[number]["worker_id"] = worker
 }
 
+// Undeploy ends an instance.
+func (c *Cluster) Undeploy(name string, number int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.root[name].instances, number)
+	delete(c.load(name).instances, number)
+	c.notice(name, "UNDEPLOYMENT")
+}
+
 // Restart is a restart of the cluster service manager.
 func (c *Cluster) Restart() {
 	c.mu.Lock()
