@@ -333,6 +333,7 @@ func (t *Table) Put(source string, s Record) {
 		t.log.Warn("two sources have virtual services of one name", "name", s.Name, "kept", old.source, "refused", source)
 		return
 	}
+	created := t.services[s.Name] == nil
 	t.put(s.Name, source, s.Spec)
 	t.cache.put(source, s)
 	e := t.services[s.Name]
@@ -344,7 +345,7 @@ func (t *Table) Put(source string, s Record) {
 			delete(t.lookups, addr)
 		}
 	}
-	if kept && !e.keep {
+	if kept && !e.keep || created && !e.keep && len(e.users) == 0 { // it came after a release, or too late for a lookup
 		t.release(nil, s.Name)
 	}
 }

@@ -288,6 +288,12 @@ func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 	p.sync().expect("while the other uses it", p.names(), "test.app")
 	other.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
 	p.sync().expect("idle", p.names()+fmt.Sprint(r.idle), "[test.app]")
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.2")}) // sent before the release arrived
+	p.sync().expect("what no control plane uses", p.names()+fmt.Sprint(r.idle), "[test.app test.app]")
+	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
+	if len(r.asked) != 4 {
+		t.Errorf("asked for %v", r.asked)
+	}
 }
 
 // A control plane that looks up more and more addresses, and reads no answers, does not fill the agent's memory.
@@ -347,12 +353,12 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	p := follow(t, table)
 	found := plain("10.30.0.1", "10.18.0.1")
 	found.Addresses = append(found.Addresses, v1.VirtualAddress{Address: "10.30.0.2"})
-	table.Put("test", Record{Name: "test.app", Spec: found})
+	table.Put("test", Record{Name: "test.app", Spec: found, Keep: true})
 	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
 	p.sync()
 	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin }]")
-	table.Put("test", Record{Name: "test.app", Spec: found})
-	table.Put("test", Record{Name: "test.late", Spec: plain("10.30.0.2")})
+	table.Put("test", Record{Name: "test.app", Spec: found, Keep: true})
+	table.Put("test", Record{Name: "test.late", Spec: plain("10.30.0.2"), Keep: true})
 	p.sync()
 	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses),
 		"[{10.30.0.2 roundRobin }] []")
@@ -378,7 +384,7 @@ func TestAddressesChangeHands(t *testing.T) {
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.1")), virtual("b", plain("10.30.0.2"))}, nil)
 	table.Apply([]v1.VirtualService{virtual("a", plain("10.30.0.2")), virtual("b", plain("10.30.0.1"))}, nil)
 	p.expect("changed places", has(), "a=10.30.0.2 b=10.30.0.1")
-	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1")})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1"), Keep: true})
 	p.expect("found, and taken", has(), "a=10.30.0.2 b=10.30.0.1")
 	table.Apply([]v1.VirtualService{virtual("b", plain("10.30.0.7"))}, nil)
 	p.expect("given back", has(), "a=10.30.0.2 b=10.30.0.7 test.app=10.30.0.1")
@@ -397,8 +403,8 @@ func TestFoundSurvivesTheAgent(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	table, done := NewTable(quiet, path, &dynamic{}), make(chan error, 1)
 	go func() { done <- table.Run(ctx) }()
-	table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.1")})
-	table.Put("test", Record{Name: "test.b", Spec: plain("10.30.0.2")})
+	table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.1"), Keep: true})
+	table.Put("test", Record{Name: "test.b", Spec: plain("10.30.0.2"), Keep: true})
 	table.Delete("test", "test.b")
 	cancel()
 	if err := <-done; err != nil {
@@ -429,7 +435,7 @@ func TestSubscriptionsConverge(t *testing.T) {
 		case 2:
 			table.Apply(nil, []string{name})
 		case 3:
-			table.Put("test", Record{Name: "test." + name, Spec: plain(fmt.Sprintf("10.30.0.%d", n))})
+			table.Put("test", Record{Name: "test." + name, Spec: plain(fmt.Sprintf("10.30.0.%d", n)), Keep: n%4 != 0})
 		case 4:
 			table.SetLocals(map[string][]netip.Prefix{"web": prefixes(fmt.Sprintf("10.18.0.%d/26", rng.IntN(4)))})
 		case 5:
