@@ -35,8 +35,8 @@ type tunnel struct {
 	ways     map[netip.Addr]node  // nodes as last written
 	refused  map[netip.Addr]string
 	paths    map[netip.Addr]pathMTU
-	asked    map[netip.Addr]time.Time // sources that are looked up, and until when they are not looked up again
-	senders  map[string]time.Time     // virtual services that were looked up for their packets, and their last use
+	asked    lookups
+	senders  map[string]time.Time // virtual services that were looked up for their packets, and their last use
 }
 
 var (
@@ -116,7 +116,7 @@ func (c *config) Open(live sdk.Live) (sdk.Running, error) {
 		return nil, err
 	}
 	return &tunnel{config: c, live: live, half: half, virtual: map[string][]located{}, paths: map[netip.Addr]pathMTU{},
-		asked: map[netip.Addr]time.Time{}, senders: map[string]time.Time{}}, nil
+		asked: newLookups(), senders: map[string]time.Time{}}, nil
 }
 
 const sweepEvery = 30 * time.Second

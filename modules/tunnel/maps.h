@@ -170,7 +170,8 @@ struct {
 	__type(value, struct tun_name);
 } names SEC(".maps");
 
-/* Sources that the control plane is to look up (struct in6_addr). */
+/* Sources that the control plane is to look up: two struct in6_addr, the inner packet's source and
+ * the outer one's. */
 KERB_EVENTS(strangers, 4096);
 
 /* The keys of the node at a place. */

@@ -36,11 +36,15 @@ static __noinline int tun_unname_source(struct kerb_pkt *pkt, struct tun_name *n
 	return tun_set_source(pkt, name);
 }
 
-/* Has the control plane look up who has sent a packet, which is lost. */
-static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f)
+/* Has the control plane look up who has sent a packet, which is lost. The stack has no room for an
+ * event of its own: from takes the place of the destination. */
+static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
+				   const struct in6_addr *from)
 {
-	if (mode == TUN_MODE_OAKESTRA)
-		kerb_event(&strangers, &f->src, sizeof(f->src));
+	if (mode == TUN_MODE_OAKESTRA) {
+		f->dst = *from;
+		kerb_event(&strangers, &f->src, sizeof(f->src) + sizeof(f->dst));
+	}
 	return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
 }
 

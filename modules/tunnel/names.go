@@ -4,6 +4,7 @@ package tunnel
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -61,12 +62,64 @@ func (t *tunnel) syncNames(want map[address]name) error {
 	return nil
 }
 
-// Times of senders.
+// Times and limits of senders.
 const (
-	askAgain = 10 * time.Second // after which an unknown source is looked up again
-	idleFor  = 5 * time.Minute  // after which a sender is forgotten
-	maxAsked = 4096
+	askAgain   = 10 * time.Second // after which an unknown source is looked up again
+	idleFor    = 5 * time.Minute  // after which a sender is forgotten
+	forgetEach = time.Second      // how often look-ups that have expired are searched for
+	maxAsked   = 4096
+	maxAskedBy = 64 // for packets from one outer address: inner sources can be made up at will
 )
+
+// lookups are the sources that are being looked up.
+type lookups struct {
+	pending map[netip.Addr]lookup // by source
+	of      map[netip.Addr]int    // number of them by the outer address that the packet came from
+	swept   time.Time
+}
+
+type lookup struct {
+	from  netip.Addr
+	until time.Time // it is not looked up again before
+}
+
+func newLookups() lookups {
+	return lookups{pending: map[netip.Addr]lookup{}, of: map[netip.Addr]int{}}
+}
+
+// begin reports whether a source is to be looked up. One that is being looked up is not, nor one beyond the limits.
+func (l *lookups) begin(source, from netip.Addr, now time.Time) bool {
+	if now.Sub(l.swept) >= forgetEach {
+		l.swept = now
+		for a, p := range l.pending {
+			if !now.Before(p.until) {
+				l.end(a)
+			}
+		}
+	}
+	if _, pending := l.pending[source]; pending || len(l.pending) >= maxAsked || l.of[from] >= maxAskedBy {
+		return false
+	}
+	l.pending[source] = lookup{from, now.Add(askAgain)}
+	l.of[from]++
+	return true
+}
+
+// end reports whether a source was being looked up.
+func (l *lookups) end(source netip.Addr) bool {
+	p, pending := l.pending[source]
+	if !pending {
+		return false
+	}
+	delete(l.pending, source)
+	if l.of[p.from]--; l.of[p.from] == 0 {
+		delete(l.of, p.from)
+	}
+	return true
+}
+
+// stranger is an event: a packet with an unknown source.
+type stranger struct{ Source, From address }
 
 // followStrangers looks up the senders of packets until ctx ends.
 func (t *tunnel) followStrangers(ctx context.Context) {
@@ -80,29 +133,18 @@ func (t *tunnel) followStrangers(ctx context.Context) {
 			slog.Error("tunnel: senders are not looked up", "module", t.live.Module, "error", err)
 			return
 		}
-		if len(raw) >= len(address{}) {
-			t.ask(address(raw[:len(address{})]).addr(), time.Now())
+		var s stranger
+		if _, err := binary.Decode(raw, binary.NativeEndian, &s); err == nil {
+			t.ask(s.Source.addr(), s.From.addr(), time.Now())
 		}
 	}
 }
 
-// ask looks up a source, which an attacker may have made up.
-func (t *tunnel) ask(source netip.Addr, now time.Time) {
+// ask looks up the source of a packet from an outer address. An attacker may have made up both.
+func (t *tunnel) ask(source, from netip.Addr, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if until, asked := t.asked[source]; asked && now.Before(until) {
-		return
-	}
-	for a, until := range t.asked {
-		if len(t.asked) < maxAsked {
-			break
-		}
-		if !now.Before(until) {
-			delete(t.asked, a)
-		}
-	}
-	if len(t.asked) < maxAsked {
-		t.asked[source] = now.Add(askAgain)
+	if t.asked.begin(source, from, now) {
 		t.live.Resolve(source)
 	}
 }
@@ -111,8 +153,7 @@ func (t *tunnel) ask(source netip.Addr, now time.Time) {
 func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	for _, service := range update.Put {
 		for _, l := range t.virtual[service.Name] {
-			if _, asked := t.asked[l.virtual]; asked {
-				delete(t.asked, l.virtual)
+			if t.asked.end(l.virtual) {
 				t.senders[service.Name] = now
 			}
 		}

@@ -104,6 +104,11 @@ func TestUnknownSenders(t *testing.T) {
 		defer mu.Unlock()
 		return slices.Equal(asked, []netip.Addr{netip.MustParseAddr("10.30.0.9")})
 	}, func() any { mu.Lock(); defer mu.Unlock(); return asked })
+	k.mu.Lock()
+	if by := k.asked.of; by[w.from] != 1 || len(by) != 1 {
+		t.Errorf("by outer address: %v", by)
+	}
+	k.mu.Unlock()
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
 		named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")}})
 	if ret, why := k.reason(k.unwrap(), packet); ret != tcRedirect {
@@ -123,10 +128,37 @@ func TestUnknownSenders(t *testing.T) {
 	if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {
 		t.Errorf("gone: action %d %s", ret, why)
 	}
+}
+
+// Who makes up sources keeps none of the others from being looked up, and what was asked expires.
+func TestLookupsAreBounded(t *testing.T) {
+	now, attacker := time.Now(), netip.MustParseAddr("192.0.2.66")
+	source := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}) }
+	l := newLookups()
 	for i := range 2 * maxAsked {
-		k.ask(netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}), now)
+		if got := l.begin(source(i), attacker, now); got != (i < maxAskedBy) {
+			t.Fatalf("source %d of one outer address is looked up: %v", i, got)
+		}
 	}
-	if len(k.asked) != maxAsked {
-		t.Errorf("%d sources are noted, want %d", len(k.asked), maxAsked)
+	honest, from := netip.MustParseAddr("10.30.0.9"), netip.MustParseAddr("192.0.2.3")
+	if !l.begin(honest, from, now) || l.begin(honest, from, now) || !l.end(honest) || l.end(honest) {
+		t.Error("another sender is not looked up once")
+	}
+	for _, at := range []struct {
+		after time.Duration
+		want  bool
+	}{{askAgain - forgetEach/2, false}, {askAgain, false}, {askAgain + forgetEach/2, true}} {
+		if got := l.begin(source(0), attacker, now.Add(at.after)); got != at.want {
+			t.Errorf("after %s: looked up again: %v", at.after, got)
+		}
+	}
+	if len(l.pending) != 1 || l.of[attacker] != 1 || len(l.of) != 1 {
+		t.Errorf("%d are pending, by outer address %v", len(l.pending), l.of)
+	}
+	for i := range 2 * maxAsked {
+		l.begin(source(i), netip.AddrFrom4([4]byte{192, 0, 2, byte(i / maxAskedBy)}), now)
+	}
+	if len(l.pending) != maxAsked {
+		t.Errorf("%d sources are noted, want %d", len(l.pending), maxAsked)
 	}
 }
