@@ -13,50 +13,49 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// addTo adds what an instance is called between nodes. at is the place of its node, 0 for this one.
+// addTo adds what an instance is called between nodes. at is the place of its node, 0 for this one. Of several virtual
+// services with the same address the first one has it.
 func (l located) addTo(names map[address]name, at uint32) {
-	switch {
-	case !l.virtual.IsValid():
-	case at == 0:
-		names[l.addr.As16()] = name{Other: l.virtual.As16()}
-	default:
-		names[l.virtual.As16()] = name{Other: l.addr.As16(), Node: at}
+	key, n := address(l.addr.As16()), name{Other: l.virtual.As16()}
+	if at != 0 {
+		key, n = address(l.virtual.As16()), name{Other: l.addr.As16(), Node: at}
+	}
+	if _, taken := names[key]; l.virtual.IsValid() && !taken {
+		names[key] = n
 	}
 }
 
-// syncNames writes the names, which mode oakestra has. The data plane writes to them, too.
+// syncNames writes the names, which mode oakestra has. The data plane writes to them, too. Those that are not wanted go
+// first, whatever follows: after a change of the mode, which the map outlives, a name would permit its source to
+// whatever node has its place by then.
 func (t *tunnel) syncNames(want map[address]name) error {
-	if t.config.Mode != modeOakestra {
-		return nil
-	}
-	if len(want) > maxNames {
-		return fmt.Errorf("%d virtual addresses of instances exceed the maximum of %d", len(want), maxNames)
-	}
-	m, err := t.live.Maps.Get(mapNames)
-	if err != nil {
-		return err
+	inUse := t.config.Mode == modeOakestra
+	if !inUse {
+		want = nil
 	}
 	before, err := sdk.ReadTable[address, name](t.live.Maps, mapNames)
 	if err != nil {
 		return err
 	}
 	for a, b := range before {
-		if _, stays := want[a]; !stays && t.complete {
-			if err := m.Delete(a); err != nil {
-				return fmt.Errorf("map %s: %w", mapNames, err)
-			}
-		} else if stays {
-			n := want[a]
+		if n, stays := want[a]; stays {
 			n.Used = b.Used
 			want[a] = n
+		} else if t.complete || !inUse {
+			if err := t.live.Maps.Delete(mapNames, a); err != nil {
+				return err
+			}
 		}
+	}
+	if len(want) > maxNames {
+		return fmt.Errorf("%d virtual addresses of instances exceed the maximum of %d", len(want), maxNames)
 	}
 	for a, n := range want {
 		if b, there := before[a]; there && b == n {
 			continue
 		}
-		if err := m.Put(a, n); err != nil {
-			return fmt.Errorf("map %s: %w", mapNames, err)
+		if err := t.live.Maps.Put(mapNames, a, n); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -162,3 +162,77 @@ func TestLookupsAreBounded(t *testing.T) {
 		t.Errorf("%d sources are noted, want %d", len(l.pending), maxAsked)
 	}
 }
+
+// names are those that the data plane has.
+func (k *kernel) names() map[address]name {
+	k.t.Helper()
+	out, err := sdk.ReadTable[address, name](k.live.Maps, mapNames)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	return out
+}
+
+// A name that is not wanted does not stay: not in another mode, not with too many names. As long as it stays the place
+// of its node is not given to another one.
+func TestStaleNames(t *testing.T) {
+	k := loadNamed(t)
+	far := address(netip.MustParseAddr("10.30.0.2").As16())
+	at := k.names()[far].Node
+	if at == 0 {
+		t.Fatalf("names %v", k.names())
+	}
+	delete(k.virtual, "oakestra.far")
+	placed := func() bool {
+		t.Helper()
+		k.sweep()
+		k.sweep()
+		var n node
+		if err := k.live.Maps.Lookup(mapNodes, at, &n); err != nil {
+			t.Fatal(err)
+		}
+		return n.Addr != address{}
+	}
+	if !placed() {
+		t.Error("a node that has a name has lost its place")
+	}
+	many := map[address]name{}
+	for i := range maxNames + 1 {
+		many[netip.AddrFrom4([4]byte{10, 31, byte(i >> 8), byte(i)}).As16()] = name{Node: at}
+	}
+	if err := k.syncNames(many); err == nil || len(k.names()) != 0 {
+		t.Errorf("too many: %v, and %d names stay", err, len(k.names()))
+	}
+	if placed() {
+		t.Error("a node without names has kept its place")
+	}
+	if k.refresh(); len(k.names()) == 0 {
+		t.Error("no names")
+	}
+	k.restart(compileConfig(t, unkeyed))
+	if k.refresh(); k.problem != nil || len(k.names()) != 0 {
+		t.Errorf("in mode kerb: %v, names %v", k.problem, k.names())
+	}
+}
+
+// Of two virtual services that have the same instance, it is always the first by name whose addresses it has.
+func TestNamesInOrder(t *testing.T) {
+	k := loadNamed(t)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		named("oakestra.zoo", "", "10.1.0.5", "fd01::5", "10.30.1.1", "fdff::101"),
+		named("oakestra.zap", "192.0.2.9", "10.2.0.7", "fd02::7", "10.30.1.2", "fdff::102")}})
+	for range 20 {
+		k.refresh()
+		places, err := readPlaces(k.live.Maps)
+		if err != nil {
+			t.Fatal(err)
+		}
+		own := k.names()[netip.MustParseAddr("10.1.0.5").As16()]
+		var at end
+		err = k.live.Maps.Lookup(mapHosts, address(netip.MustParseAddr("10.2.0.7").As16()), &at)
+		if node := places.nodes[at.Node].Addr.addr(); err != nil || own.Other.addr().String() != "10.30.0.1" ||
+			node.String() != "192.0.2.2" {
+			t.Fatalf("the source is %s, the node of 10.2.0.7 %s, %v", own.Other.addr(), node, err)
+		}
+	}
+}

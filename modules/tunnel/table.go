@@ -146,14 +146,16 @@ func (t *tunnel) apply() error {
 		return err
 	}
 	hosts, names := map[address]end{}, map[address]name{}
-	for _, list := range t.virtual {
-		for _, l := range list {
+	for _, service := range slices.Sorted(maps.Keys(t.virtual)) {
+		for _, l := range t.virtual[service] {
 			at := uint32(0)
 			if l.node.IsValid() && !locals[l.node] {
 				if at, err = places.take(l.node); err != nil {
 					return err
 				}
-				hosts[l.addr.As16()] = end{Node: at}
+				if _, taken := hosts[l.addr.As16()]; !taken {
+					hosts[l.addr.As16()] = end{Node: at}
+				}
 			}
 			l.addTo(names, at)
 		}
@@ -174,10 +176,7 @@ func (t *tunnel) apply() error {
 	if err := syncRaw(t.live.Maps, all); err != nil {
 		return err
 	}
-	if err := t.syncHosts(t.live.Maps, hosts); err != nil {
-		return err
-	}
-	return t.syncNames(names)
+	return errors.Join(t.syncHosts(t.live.Maps, hosts), t.syncNames(names))
 }
 
 // syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's
@@ -396,6 +395,14 @@ func (t *tunnel) sweep() {
 	if err != nil {
 		t.problem = err
 		return
+	}
+	names, err := sdk.ReadTable[address, name](t.live.Maps, mapNames)
+	if err != nil {
+		t.problem = err
+		return
+	}
+	for _, n := range names { // one that could not be deleted must not come to stand for another node
+		needed[places.nodes[n.Node%maxNodes].Addr.addr()] = true
 	}
 	gone := map[uint32]bool{}
 	for i, n := range places.nodes {
