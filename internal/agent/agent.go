@@ -345,13 +345,23 @@ func (a *Agent) retryFailed() {
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	for name, d := range a.now.Modules {
-		if next := a.preparer.Again(d); next != nil {
+		next := a.preparer.Again(d)
+		if next == nil {
+			continue
+		}
+		if err := a.checkSets(a.now.Desired, map[string]*deploy.Module{name: next}); err != nil {
+			next.Release(d)
+			failed := *d
+			failed.Err = err
+			next = &failed
+		} else {
 			a.log.Info("module can run again", "module", name)
-			a.mu.Lock()
-			a.now.Modules[name] = next
-			a.mu.Unlock()
 			a.requestReconcile()
 		}
+		a.mu.Lock()
+		a.now.Modules[name] = next
+		a.mu.Unlock()
+		a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: name})
 	}
 }
 

@@ -45,21 +45,50 @@ func references(modules map[string]*deploy.Module) map[string][]sdk.SetReference
 	return out
 }
 
-// checkSets rejects references to sets that do not exist, or are of another type. A set that is deleted or changes its
-// type while modules refer to it is a conflict.
+// checkSets rejects references to sets that do not exist, or are of another type, unless it was so before. A set that
+// is deleted or changes its type while modules refer to it is a conflict.
 func (a *Agent) checkSets(next resource.Set, modules map[string]*deploy.Module) error {
 	var wrong []error
 	for module, all := range references(modules) {
 		for _, r := range all {
-			if err := a.checkReference(next, module, r); err != nil {
+			if err := a.checkReference(next, module, r, modules[module] == a.now.Modules[module]); err != nil {
 				wrong = append(wrong, err)
+			}
+		}
+	}
+	for name := range resource.NamedSet.All(a.now.Desired) {
+		if _, kept := resource.NamedSet.Get(next, name); kept {
+			continue
+		}
+		for module, d := range modules {
+			if d != nil && d.Err != nil && names(d.Resource.Spec.Config, name) {
+				wrong = append(wrong, &apierrors.Conflict{Reason: fmt.Sprintf("module %s, which cannot run now, names set %s: "+
+					"change the module first, or make it run", module, name)})
 			}
 		}
 	}
 	return errors.Join(wrong...)
 }
 
-func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetReference) error {
+// names reports whether a config, as decoded from JSON, has the text. Which of its fields are sets, only the control
+// plane knows.
+func names(config any, text string) bool {
+	switch c := config.(type) {
+	case string:
+		return c == text
+	case []any:
+		return slices.ContainsFunc(c, func(v any) bool { return names(v, text) })
+	case map[string]any:
+		for _, v := range c {
+			if names(v, text) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetReference, unchanged bool) error {
 	invalid := func(format string, args ...any) error {
 		return &apierrors.Invalid{Resource: "Module " + module, Field: "spec.config." + r.Field,
 			Reason: fmt.Sprintf(format, args...)}
@@ -79,6 +108,8 @@ func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetRefere
 	case existed && fits(before):
 		return &apierrors.Conflict{Reason: fmt.Sprintf("set %s is used by module %s (spec.config.%s): change the module "+
 			"first", r.Set, module, r.Field)}
+	case unchanged:
+		return nil
 	case exists:
 		return invalid("set %s has the type %s, and must have %s", r.Set, set.Spec.Type, strings.Join(r.Types, " or "))
 	}

@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
@@ -186,6 +187,65 @@ func TestSetsOfOtherStore(t *testing.T) {
 	n.changeSet(t, "bad", []string{"203.0.113.10"}, nil)
 	n.blocked(t, false)
 	restart(with)
+	n.blocked(t, true)
+}
+
+// A set that a module names cannot be deleted while the module cannot run. If it is missing all the same, the module
+// does not run, and other changes are not refused for it.
+func TestSetsOfModuleThatCannotRun(t *testing.T) {
+	n := newNode(t)
+	bad := resource.ObjectOf(setOf("bad", "addresses", n.db.Addr4().String()))
+	n.apply(t, n.both())
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})), bad); err != nil {
+		t.Fatal(err)
+	}
+	setModule := func(d *deploy.Module) (old *deploy.Module) {
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		old, n.now.Modules["fw"] = n.now.Modules["fw"], d
+		return old
+	}
+	failed := func() error {
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		return n.now.Modules["fw"].Err
+	}
+	// as if the agent had started while the control plane did not
+	runs := setModule(nil)
+	down := deploy.Unavailable(runs.Resource, errors.New("no control plane"), true, nil)
+	down.Control = runs.Control
+	setModule(down)
+	_, err := n.Agent.Delete(context.Background(), server.Deletion{Refs: []resource.Ref{resource.RefOf(bad)},
+		By: resource.Writer{Owner: v1.OwnerUser}})
+	if err == nil || !strings.Contains(err.Error(), "module fw, which cannot run now, names set bad") {
+		t.Errorf("deleted under a module that cannot run: %v", err)
+	}
+	n.changes.Lock()
+	n.mu.Lock()
+	n.now.Desired = n.now.Desired.Clone()
+	delete(n.now.Desired[v1.KindSet], "bad")
+	n.mu.Unlock()
+	n.changes.Unlock()
+	n.retryFailed()
+	if err := failed(); err == nil || !strings.Contains(err.Error(), "there is no set bad") {
+		t.Errorf("without its set the module has %v", err)
+	}
+	setModule(runs)
+	if _, err := n.tryApply(resource.ObjectOf(setOf("more", "ports", "1"))); err != nil {
+		t.Errorf("another set is refused: %v", err)
+	}
+	n.apply(t, n.both())
+	setModule(down)
+	if _, err := n.tryApply(bad); err != nil {
+		t.Fatal(err)
+	}
+	n.retryFailed()
+	if err := failed(); err != nil {
+		t.Errorf("with its set the module has %v", err)
+	}
+	n.reconcileNow(t)
 	n.blocked(t, true)
 }
 
