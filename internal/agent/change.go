@@ -157,6 +157,10 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		a.metrics.changed(r.Took)
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
+		if a.sets.problem != nil {
+			warnings = append(warnings, a.sets.problem.Error()+"; trying again")
+			a.requestReconcile()
+		}
 	}
 	return r.Steps, warnings, nil
 }
@@ -294,7 +298,7 @@ func (a *Agent) reconcileTo(t target) error {
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}
-	return errors.Join(slices.Collect(maps.Values(r.Busy))...)
+	return errors.Join(append(slices.Collect(maps.Values(r.Busy)), a.sets.problem)...)
 }
 
 // forgetTraces removes what a trace of a killed agent has left.

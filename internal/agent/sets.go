@@ -30,8 +30,9 @@ type sets struct {
 	kernel   *dataplane.Sets           // nil: no module has referred to a set; guarded by Agent.changes
 	services map[uint64][]netip.Prefix // addresses by selector, as written
 	hashes   map[string]elementsHash   // by name of a set
+	leftOut  []string                  // addresses that services have and sets do not, as last logged
 
-	problem error // of the last write; guarded by Agent.mu
+	problem error // of the last write; guarded by Agent.mu, and written with Agent.changes held
 }
 
 // references lists the sets that modules refer to, by module.
@@ -122,19 +123,21 @@ func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetRefere
 func (a *Agent) fillSets(next resource.Set, modules map[string]*deploy.Module,
 	services map[string]service.State,
 ) error {
-	err := a.tryFillSets(next, modules, services)
+	err := a.tryFillSets(next, modules)
+	problem := err
+	if err == nil {
+		problem = a.fillSelected(next, modules, services)
+	}
 	a.mu.Lock()
-	a.sets.problem = err
+	a.sets.problem = problem
 	a.mu.Unlock()
 	return err
 }
 
-func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module,
-	services map[string]service.State,
-) (err error) {
-	used := references(modules)
+func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module) (err error) {
 	if a.sets.kernel == nil {
-		if a.sets.kernel, err = a.dp.OpenSets(len(used) > 0); err != nil || a.sets.kernel == nil {
+		a.sets.kernel, err = a.dp.OpenSets(len(references(modules)) > 0)
+		if err != nil || a.sets.kernel == nil {
 			return err
 		}
 	}
@@ -143,17 +146,36 @@ func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module
 			return fmt.Errorf("set %s: %w", name, err)
 		}
 	}
-	for _, all := range used {
+	return nil
+}
+
+// fillSelected writes the addresses of services by label. An error keeps nothing else from running: services change
+// their addresses themselves, and reconciliation tries again.
+func (a *Agent) fillSelected(next resource.Set, modules map[string]*deploy.Module, services map[string]service.State,
+) error {
+	used := map[string]sdk.SetReference{}
+	for _, all := range references(modules) {
 		for _, r := range all {
-			if r.Services == "" {
-				continue
-			}
-			if err := a.fillServices(r, next, services); err != nil {
-				return fmt.Errorf("addresses of services %q: %w", r.Services, err)
+			if r.Services != "" {
+				used[r.Services] = r
 			}
 		}
 	}
-	return nil
+	if len(used) == 0 {
+		return nil
+	}
+	own, leftOut := ownAddresses(services)
+	if len(leftOut) > 0 && !slices.Equal(leftOut, a.sets.leftOut) {
+		a.log.Warn("addresses that services have are not in the sets of services", "leftOut", leftOut)
+	}
+	a.sets.leftOut = leftOut
+	var errs []error
+	for _, selector := range slices.Sorted(maps.Keys(used)) {
+		if err := a.fillServices(used[selector], next, own); err != nil {
+			errs = append(errs, fmt.Errorf("addresses of services %q: %w", selector, err))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 func (a *Agent) fillSet(name string, s v1.Set) error {
@@ -207,18 +229,15 @@ func elementsOf(kind string, elements []string) dataplane.Elements {
 }
 
 // fillServices writes the addresses of the services that a selector selects.
-func (a *Agent) fillServices(r sdk.SetReference, next resource.Set, services map[string]service.State) error {
+func (a *Agent) fillServices(r sdk.SetReference, next resource.Set, own map[string][]netip.Prefix) error {
 	selector, err := service.ParseSelector(r.Services)
 	if err != nil {
 		return err
 	}
 	var now []netip.Prefix
 	for name, s := range resource.Service.All(next) {
-		if !selector.Matches(s.Metadata.Labels) {
-			continue
-		}
-		for _, p := range services[name].Addresses {
-			now = append(now, netip.PrefixFrom(p.Addr(), p.Addr().BitLen()))
+		if selector.Matches(s.Metadata.Labels) {
+			now = append(now, own[name]...)
 		}
 	}
 	slices.SortFunc(now, netip.Prefix.Compare)
