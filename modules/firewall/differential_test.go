@@ -66,6 +66,9 @@ func compare(t *testing.T, r *rand.Rand) int {
 		p = g.packet(model, p)
 		p.Ifindex = 1 // loopback: where test runs pretend to come from
 		p.Len = r.IntN(40)
+		if p.tcp(tcpRST) && r.IntN(2) == 0 {
+			p.Len = 0 // as an answer
+		}
 		f := frame{Packet: p, vlans: r.IntN(3), payload: p.Len}
 		if p.Src.Is4() && r.IntN(4) == 0 {
 			f.options = 4 * r.IntN(10)
@@ -78,7 +81,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 			}
 			f.extLen = 8 * r.IntN(1+room/8)
 		}
-		model.headers = headers{f.ext, f.extLen}
+		model.headers = headers{f.options, f.ext, f.extLen}
 		want := model.Decide(&p, time.Duration(i))
 		before := k.hits(want.Slot)
 		k.refillAnswers()
@@ -89,6 +92,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 			action = tcNext
 		case model.rejects(want) && f.answerable():
 			action = tcRedirect
+			model.expectAnswer(&p)
 		}
 		if got != action || k.hits(want.Slot) != before+1 {
 			rule := "none"

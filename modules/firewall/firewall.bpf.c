@@ -238,13 +238,7 @@ static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, _
 {
 	if (state && f->dir == FW_INGRESS && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, f->now))
 		return FW_SLOT_RELATED;
-	if (audit)
-		return decision;
-	if (fw_answer_take(f))
-		return FW_SLOT_RELATED;
-	if (decision & FW_REJECT)
-		fw_answer_note(f);
-	return decision;
+	return !audit && fw_answer_take(pkt, f) ? FW_SLOT_RELATED : decision;
 }
 
 static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)
@@ -319,13 +313,13 @@ static __always_inline __u32 fw_decide(struct kerb_pkt *pkt, __u32 dir)
 
 static __always_inline int fw_filter(struct kerb_pkt *pkt, __u32 dir)
 {
-	__u32 decision;
+	int verdict;
 
 	if (!kerb_scratch_enter())
 		return fw_drop(pkt, FW_DENY(0, KERB_DROP_NO_MEMORY));
-	decision = fw_decide(pkt, dir);
+	verdict = fw_verdict_apply(pkt, fw_decide(pkt, dir));
 	kerb_scratch_leave();
-	return fw_verdict_apply(pkt, decision);
+	return verdict;
 }
 
 KERB_EGRESS(pkt)

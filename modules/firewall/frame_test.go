@@ -59,7 +59,7 @@ func (f frame) transport() []byte {
 		binary.BigEndian.PutUint16(out[4:], f.ICMPID)
 		if f.Quoted != nil {
 			q := frame{Packet: *f.Quoted, payload: 8}.bytes()[14:]
-			return append(out, q[:min(len(q), 48)]...)
+			out = append(out, q[:min(len(q), 48)]...)
 		}
 	}
 	return append(out, make([]byte, f.payload)...)

@@ -4,10 +4,11 @@ package firewall
 
 import "slices"
 
-// headers are the IPv6 extension headers of the packet that is to be decided on.
+// headers are the IPv4 options and IPv6 extension headers of the packet that is to be decided on.
 type headers struct {
-	ext    []int
-	extLen int
+	options int
+	ext     []int
+	extLen  int
 }
 
 // onlyAlert reports whether there is room for nothing but a router alert.

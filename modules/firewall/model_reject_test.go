@@ -26,9 +26,25 @@ func (m *Model) byLimits(p *Packet) Decision {
 	return d
 }
 
-// takeAnswer reports whether a packet answers a rejected one, and forgets that one.
+// answerPlace is where it is noted that an answer passes.
+type answerPlace struct {
+	ingress bool // direction of the answer
+	index   uint32
+}
+
+// expectAnswer lets the answer to a packet pass.
+func (m *Model) expectAnswer(p *Packet) {
+	if k := p.key(); k.kind < kindError {
+		m.answered[k.answerPlace(!p.Ingress)] = k.hash()
+	}
+}
+
+// takeAnswer reports whether a packet is the answer to a rejected one, and forgets that one.
 func (m *Model) takeAnswer(p *Packet) bool {
 	k := p.key()
+	if m.headers.options > 0 || len(m.headers.ext) > 0 {
+		return false
+	}
 	if q := p.quoted(); q != nil {
 		prohibited := p.ICMPType == 3 && p.ICMPCode == 13
 		if p.Src.Is6() {
@@ -38,14 +54,15 @@ func (m *Model) takeAnswer(p *Packet) bool {
 			return false
 		}
 		k = q.key()
-	} else if !p.tcp(tcpRST) {
+	} else if !p.tcp(tcpRST) || p.Len > 0 || p.Scale != 0 {
 		return false
 	}
-	hash, ok := m.rejected[k.answerPlace()]
+	place := k.answerPlace(p.Ingress)
+	hash, ok := m.answered[place]
 	if !ok || hash != k.hash() {
 		return false
 	}
-	delete(m.rejected, k.answerPlace())
+	delete(m.answered, place)
 	return true
 }
 
@@ -65,7 +82,9 @@ func (k connKey) hash() uint32 {
 }
 
 // answerPlace mirrors fw_answer_at.
-func (k connKey) answerPlace() uint32 { return k.hash() * 0x85ebca6b >> 23 }
+func (k connKey) answerPlace(ingress bool) answerPlace {
+	return answerPlace{ingress, k.hash() * 0x85ebca6b >> 24}
+}
 
 // answerable reports whether an answer to a frame is due, and possible: TC makes no room in frames with VLAN tags.
 func (f *frame) answerable() bool {

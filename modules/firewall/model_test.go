@@ -60,7 +60,7 @@ type Model struct {
 	*Firewall
 	conns     map[connKey]*connState
 	alongside map[connKey]*connState // begun again by the side that began an established one
-	rejected  map[uint32]uint32      // hashes of keys whose answers pass, by place
+	answered  map[answerPlace]uint32 // hashes of keys whose answers pass
 	taken     map[int]int64          // of the bursts of rules
 	headers   headers
 }
@@ -68,7 +68,7 @@ type Model struct {
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model {
 	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{},
-		rejected: map[uint32]uint32{}, taken: map[int]int64{}}
+		answered: map[answerPlace]uint32{}, taken: map[int]int64{}}
 }
 
 // connKey is a connection as seen from the service.
@@ -145,9 +145,6 @@ func (m *Model) Decide(p *Packet, now time.Duration) Decision {
 	}
 	if m.takeAnswer(p) {
 		return Decision{Allow: true, Rule: -1, Slot: slotRelated}
-	}
-	if k := p.key(); m.rejects(d) && k.kind < kindError {
-		m.rejected[k.answerPlace()] = k.hash()
 	}
 	return d
 }

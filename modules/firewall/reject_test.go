@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 	"golang.org/x/sys/unix"
@@ -270,6 +271,171 @@ func TestRejectAnswerPassesOnce(t *testing.T) {
 		}
 		if state == "true" && k.other()["related"].Packets != 12 {
 			t.Errorf("related: %v", k.other())
+		}
+	}
+}
+
+// Nothing passes but the one answer, in its direction: no reset of the sender's own, no error that it makes up, and
+// nothing that an answer never is.
+func TestRejectPassesNothingForged(t *testing.T) {
+	k := loadFirewall(t, rejectAll)
+	for _, v4 := range []bool{true, false} {
+		svc, other := svc6, far6
+		if v4 {
+			svc, other = svc4, far4
+		}
+		for _, ingress := range []bool{true, false} {
+			checkForged(t, k, ingress, svc, other)
+		}
+	}
+}
+
+// rejectedFlow makes packets of one port to a service, and what pretends to answer them.
+type rejectedFlow struct {
+	svc, other string
+	port       uint16
+}
+
+func (r rejectedFlow) tcp(flags uint8) frame {
+	return frame{Packet: tcp(r.other, r.port, r.svc, 80, flags)}
+}
+
+func (r rejectedFlow) udp() frame { return frame{Packet: udp(r.other, r.port, r.svc, 80)} }
+
+func (r rejectedFlow) reset() frame {
+	return frame{Packet: tcp(r.svc, 80, r.other, r.port, tcpRST|tcpACK)}
+}
+
+// prohibited is the error about a datagram of the flow, or about one that the service sent.
+func (r rejectedFlow) prohibited(back bool) frame {
+	about, p := r.udp().Packet, icmp(r.svc, r.other, 3, 0)
+	p.ICMPCode = 13
+	if !back {
+		about, p.Src, p.Dst = udp(r.svc, 80, r.other, r.port), p.Dst, p.Src
+	}
+	if p.Src.Is6() {
+		p.ICMPType, p.ICMPCode = 1, 1
+	}
+	p.Quoted = &about
+	return frame{Packet: p}
+}
+
+// hiding gives a packet what no answer has: IPv4 options, or an IPv6 extension header.
+func (f frame) hiding() frame {
+	if f.Src.Is4() {
+		f.options = 8
+	} else {
+		f.ext = []int{60}
+	}
+	return f
+}
+
+// first makes a packet the first of its fragments.
+func (f frame) first() frame {
+	f.more = true
+	if f.Src.Is6() {
+		f.ext = []int{44}
+	}
+	return f
+}
+
+func (f frame) with(payload int) frame {
+	f.payload, f.Len = payload, payload
+	return f
+}
+
+func checkForged(t *testing.T, k *kernel, ingress bool, svc, other string) {
+	const there, back = false, true
+	type packet struct {
+		back bool
+		f    frame
+		want int32
+	}
+	lie := func(of, answer, lie frame) []packet {
+		return []packet{{there, of, tcRedirect}, {back, lie, tcShot}, {back, answer, tcNext}}
+	}
+	port := uint16(30000)
+	for name, packets := range map[string]func(r rejectedFlow) []packet{
+		"resets": func(r rejectedFlow) []packet {
+			rst := packet{there, r.tcp(tcpRST), tcShot}
+			return []packet{rst, rst, rst, {back, r.reset(), tcShot}}
+		},
+		"resets to an answered SYN": func(r rejectedFlow) []packet {
+			return []packet{{there, r.tcp(tcpSYN), tcRedirect}, {there, r.tcp(tcpRST), tcShot},
+				{back, r.reset(), tcNext}, {back, r.reset(), tcShot}}
+		},
+		"a reset with payload": func(r rejectedFlow) []packet {
+			return lie(r.tcp(tcpSYN), r.reset(), r.reset().with(10))
+		},
+		"the fragment of a reset": func(r rejectedFlow) []packet {
+			return lie(r.tcp(tcpSYN), r.reset(), r.reset().first())
+		},
+		"a reset behind options": func(r rejectedFlow) []packet {
+			return lie(r.tcp(tcpSYN), r.reset(), r.reset().hiding())
+		},
+		"the fragment of an error": func(r rejectedFlow) []packet {
+			return lie(r.udp(), r.prohibited(true), r.prohibited(true).first())
+		},
+		"an error behind options": func(r rejectedFlow) []packet {
+			return lie(r.udp(), r.prohibited(true), r.prohibited(true).hiding())
+		},
+		"a long error": func(r rejectedFlow) []packet {
+			return lie(r.udp(), r.prohibited(true), r.prohibited(true).with(1300))
+		},
+		"errors": func(r rejectedFlow) []packet {
+			return []packet{{there, r.udp(), tcRedirect}, {there, r.prohibited(false), tcShot},
+				{back, r.prohibited(true), tcNext}, {back, r.prohibited(true), tcShot}}
+		},
+		"after what is not answered": func(r rejectedFlow) []packet {
+			return []packet{{there, r.tcp(tcpSYN).hiding(), tcShot}, {back, r.reset(), tcShot},
+				{there, r.tcp(tcpRST), tcShot}, {there, r.udp().hiding(), tcShot},
+				{back, r.prohibited(true), tcShot}, {there, r.prohibited(false), tcShot}}
+		},
+	} {
+		port++
+		for i, p := range packets(rejectedFlow{svc, other, port}) {
+			k.refillAnswers()
+			if action, _ := k.run(p.f.bytes(), ingress != p.back); action != p.want {
+				t.Errorf("%s, ingress %t, from %s: packet %d: action %d, want %d", name, ingress, other, i, action, p.want)
+			}
+		}
+	}
+}
+
+// A packet beyond the rate of answers has none that passes.
+func TestRejectBeyondRatePassesNothing(t *testing.T) {
+	k := loadFirewall(t, rejectAll)
+	due := make([]uint64, ebpf.MustPossibleCPU())
+	for i := range due {
+		due[i] = 1 << 62
+	}
+	if err := k.maps["kerb_answers"].Put(uint32(0), due); err != nil {
+		t.Fatal(err)
+	}
+	r := rejectedFlow{svc4, far4, 1}
+	for i, f := range []frame{r.tcp(tcpSYN), r.reset(), r.udp(), r.prohibited(true)} {
+		if action, _ := k.run(f.bytes(), i%2 == 0); action != tcShot {
+			t.Errorf("packet %d: action %d", i, action)
+		}
+	}
+}
+
+// On XDP, where answers leave without meeting the firewall, nothing that looks like one passes.
+func TestRejectPassesNothingOnXDP(t *testing.T) {
+	sdktest.NeedRoot(t)
+	bench, err := pkttest.NewBench(pkgstest.Package(t), "xdp", module(t, compileConfig(t, rejectAll)))
+	sdktest.Explain(t, err)
+	t.Cleanup(bench.Close)
+	for _, r := range []rejectedFlow{{svc4, far4, 1}, {svc6, far6, 1}} {
+		for i, f := range []frame{r.tcp(tcpRST), r.tcp(tcpRST), r.tcp(tcpSYN), r.tcp(tcpRST), r.reset(), r.udp(),
+			r.prohibited(false), r.prohibited(true)} {
+			got, err := bench.Run("egress", f.bytes())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got.Verdict != "drop" && got.Verdict != "reply" {
+				t.Errorf("packet %d from %s: %s", i, r.other, got.Verdict)
+			}
 		}
 	}
 }
