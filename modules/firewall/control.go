@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"hash/fnv"
 	"math/bits"
-	"net/netip"
 	"slices"
 	"sync"
 
@@ -52,8 +51,6 @@ type Firewall struct {
 
 	mu        sync.Mutex
 	fillSlots []uint32 // by rule, in the maps that were filled last
-
-	members func(setRef, netip.Addr) bool // reports whether a set has an address or port; set by Open
 }
 
 // generation is a started generation: a config and the maps that see packets.
@@ -85,7 +82,6 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	f.members = membersOf(live.Maps)
 	return &generation{Firewall: f, live: live, slots: slots}, nil
 }
 

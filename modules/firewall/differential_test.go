@@ -53,7 +53,7 @@ func compare(t *testing.T, r *rand.Rand) int {
 	fw.config.State.Timeouts = timeouts{hour, hour, hour, hour, hour, hour, hour}
 	k := loadCompiled(t, fw, map[string]any{"answer_time": ^uint32(0)})
 	model := NewModel(k.Firewall)
-	sets := newRandomSets(t, &g, k)
+	sets := newRandomSets(t, &g, k, model)
 	const n = 3000
 	var p Packet
 	for i := range n {
@@ -375,7 +375,7 @@ func checkLarge(t *testing.T, config, more map[string]any) {
 		case 2:
 			p.SrcPort = uint16(r.Uint32())
 		}
-		want := k.byRules(&p)
+		want := k.byRules(&p, nil)
 		before := k.hits(want.Slot)
 		if got := k.pass(frame{Packet: p}.bytes(), false); got != want.Allow || k.hits(want.Slot) != before+1 {
 			t.Fatalf("%+v: passes %t, want %+v", p, got, want)

@@ -225,18 +225,18 @@ type Explanation struct {
 }
 
 // Explain answers a question. Errors are *sdk.ConfigError.
-func (f *Firewall) Explain(q *ExplainRequest) (*Explanation, error) {
+func (g *generation) Explain(q *ExplainRequest) (*Explanation, error) {
 	p, err := q.packet()
 	if err != nil {
 		return nil, err
 	}
-	d := f.byRules(p)
+	d := g.byRules(p, membersOf(g.live.Maps))
 	out := &Explanation{Action: action(d.Allow).String(), Rule: "default policy for " + q.Direction}
 	if d.Rule >= 0 {
-		r := &f.rules[d.Rule]
+		r := &g.rules[d.Rule]
 		out.Action, out.Index, out.Name, out.Rule = r.action(), &d.Rule, r.Name, r.String()
 	}
-	if f.config.State.Enabled && !d.Allow {
+	if g.config.State.Enabled && !d.Allow {
 		out.Note = "answers to packets that were allowed in the other direction pass all the same"
 	}
 	return out, nil

@@ -34,9 +34,9 @@ type Decision struct {
 }
 
 // Match is the first rule that matches the packet, -1 if none does.
-func (f *Firewall) Match(p *Packet) int {
+func (f *Firewall) Match(p *Packet, sets members) int {
 	for i := range f.rules {
-		if f.rules[i].matches(p) && f.inSets(&f.rules[i], p) {
+		if f.rules[i].matches(p) && sets.has(&f.rules[i], p) {
 			return i
 		}
 	}
@@ -65,8 +65,8 @@ func (r *Rule) matches(p *Packet) bool {
 func (p Ports) contains(x uint16) bool { return x >= p.Lo && x <= p.Hi }
 
 // byRules is the decision without regard to connections.
-func (f *Firewall) byRules(p *Packet) Decision {
-	if i := f.Match(p); i >= 0 {
+func (f *Firewall) byRules(p *Packet, sets members) Decision {
+	if i := f.Match(p, sets); i >= 0 {
 		return Decision{Allow: f.rules[i].Allow, Rule: i, Slot: f.slotOf(i)}
 	}
 	if p.Ingress {

@@ -14,7 +14,7 @@ func (m *Model) rejects(d Decision) bool {
 // byLimits is byRules for packets that count against the limit of their rule. No time passes here: each rule may match
 // as many packets as its burst has.
 func (m *Model) byLimits(p *Packet) Decision {
-	d := m.byRules(p)
+	d := m.byRules(p, m.sets)
 	if d.Rule < 0 || !m.rules[d.Rule].Limit.isSet() {
 		return d
 	}

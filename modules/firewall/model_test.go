@@ -63,6 +63,7 @@ type Model struct {
 	answered  map[answerPlace]uint32 // hashes of keys whose answers pass
 	taken     map[int]int64          // of the bursts of rules
 	headers   headers
+	sets      members
 }
 
 // NewModel returns a model without connections.
@@ -311,7 +312,7 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 			first.ICMPType = map[bool]uint8{true: 8, false: 128}[p.Src.Is4()]
 		}
 	}
-	d := m.byRules(&first)
+	d := m.byRules(&first, m.sets)
 	if d.Allow {
 		m.conns[k].generation = m.ruleSet()
 	} else if m.config.Mode != modeAudit {

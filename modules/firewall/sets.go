@@ -153,11 +153,14 @@ func (t *tree) addSets(list []int32, rules func(id int32) *Rule, rest uint32) ui
 	return root
 }
 
-// inSets reports whether the packet is in the sets of the rule.
-func (f *Firewall) inSets(r *Rule, p *Packet) bool {
+// members reports whether a set has an address or port.
+type members func(setRef, netip.Addr) bool
+
+// has reports whether the packet is in the sets of the rule.
+func (m members) has(r *Rule, p *Packet) bool {
 	elements := [setFields]netip.Addr{p.Src, p.Dst, sdk.PortAddr(p.SrcPort), sdk.PortAddr(p.DstPort)}
 	for field, ref := range r.Sets {
-		if ref != (setRef{}) && (f.members == nil || !f.members(ref, elements[field])) {
+		if ref != (setRef{}) && !m(ref, elements[field]) {
 			return false
 		}
 	}
@@ -165,7 +168,7 @@ func (f *Firewall) inSets(r *Rule, p *Packet) bool {
 }
 
 // membersOf reads sets from the maps that packets see.
-func membersOf(maps sdk.Maps) func(setRef, netip.Addr) bool {
+func membersOf(maps sdk.Maps) members {
 	return func(ref setRef, a netip.Addr) bool {
 		has, err := maps.SetContains(ref.id(), a)
 		return err == nil && has

@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -55,10 +56,10 @@ func newSets(t testing.TB, m sdk.Maps) *dataplane.Sets {
 	return s
 }
 
-func newRandomSets(t *testing.T, g *generator, k *kernel) *randomSets {
+func newRandomSets(t *testing.T, g *generator, k *kernel, m *Model) *randomSets {
 	t.Helper()
 	s := &randomSets{g: g, used: len(k.Settings().Sets) > 0, contents: map[setRef]map[netip.Prefix]bool{}}
-	k.members = func(ref setRef, a netip.Addr) bool {
+	m.sets = func(ref setRef, a netip.Addr) bool {
 		for p := range s.contents[ref] {
 			if p.Contains(a) {
 				return true
@@ -216,4 +217,23 @@ func TestLargeSets(t *testing.T) {
 	}
 	passes("198.1.134.160", true)
 	passes("100.0.1.7", false)
+}
+
+// Each generation explains packets by the sets in its own maps, also when a later one of the same config is open.
+func TestExplainSetsOfGeneration(t *testing.T) {
+	fw := compileConfig(t, map[string]any{"rules": []any{map[string]any{"name": "bad", "action": "deny",
+		"src": map[string]any{"set": "addresses"}}}})
+	src := netip.MustParseAddr("198.51.100.7")
+	first, second := loadCompiled(t, fw, nil), loadCompiled(t, fw, nil)
+	to := dataplane.Elements{List: []netip.Prefix{netip.PrefixFrom(src, 32)}}
+	if err := newSets(t, first.maps).Replace(setOfAddresses.id(), 1, to, nil); err != nil {
+		t.Fatal(err)
+	}
+	g := first.open(sdk.Live{Maps: first.maps})
+	second.open(sdk.Live{Maps: second.maps})
+	got, err := g.Explain(&ExplainRequest{Direction: "ingress", Src: src, Dst: netip.MustParseAddr("10.0.0.1"),
+		Protocol: json.RawMessage(`"udp"`)})
+	if err != nil || got.Name != "bad" {
+		t.Errorf("%+v, %v", got, err)
+	}
 }
