@@ -3,6 +3,7 @@
 package oakestra
 
 import (
+	"maps"
 	"net"
 	"net/netip"
 	"reflect"
@@ -82,9 +83,7 @@ func (s *session) request(q link.Request) {
 		s.refresh(f)
 	}
 	for _, addr := range q.Lookup {
-		l := &lookup{until: now.Add(link.LookupLimit)}
-		l.ask(now, s.times.lookup)
-		s.lookups[addr] = l
+		s.lookUp(addr, now)
 	}
 	for _, name := range q.Release {
 		if f := s.services[strings.TrimPrefix(name, recordPrefix)]; f != nil {
@@ -93,6 +92,22 @@ func (s *session) request(q link.Request) {
 		}
 	}
 	s.wake()
+}
+
+// maxLookups limits the queries for addresses: without a connection none is answered, and the agent sends more.
+const maxLookups = 4096
+
+// lookUp asks for an address; s.mu is held. What is too much the agent takes for unknown, and looks up again.
+func (s *session) lookUp(addr netip.Addr, now time.Time) {
+	if len(s.lookups) >= maxLookups {
+		maps.DeleteFunc(s.lookups, func(_ netip.Addr, l *lookup) bool { return now.After(l.until) })
+	}
+	if len(s.lookups) >= maxLookups && s.lookups[addr] == nil {
+		return
+	}
+	l := &lookup{until: now.Add(link.LookupLimit)}
+	l.ask(now, s.times.lookup)
+	s.lookups[addr] = l
 }
 
 // takeLookup takes the answer to the query for an address; s.mu is held. Of a service without instances the agent gets

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/integration/link"
 	"github.com/kerb-edge/kerb/internal/lab/oaktest"
@@ -228,6 +229,27 @@ func TestOddAnswersToLookups(t *testing.T) {
 	told = nil
 	if err := s.takeTable([]byte(odd)); err != nil || told != nil {
 		t.Errorf("without a lookup: %v, told %+v", err, told)
+	}
+}
+
+// Without a connection lookups do not fill the memory, and those that are over make room.
+func TestLookupsAreBounded(t *testing.T) {
+	s := &session{sessionOptions: sessionOptions{times: defaultTimes}, changed: make(chan struct{}, 1),
+		lookups: map[netip.Addr]*lookup{}}
+	addr := netip.MustParseAddr("10.30.0.0")
+	for range 2 * maxLookups {
+		addr = addr.Next()
+		s.request(link.Request{Lookup: []netip.Addr{addr}})
+	}
+	if len(s.lookups) != maxLookups {
+		t.Errorf("%d lookups, want %d", len(s.lookups), maxLookups)
+	}
+	for _, l := range s.lookups {
+		l.until = time.Now().Add(-time.Second)
+	}
+	s.request(link.Request{Lookup: []netip.Addr{addr}})
+	if len(s.lookups) != 1 || s.lookups[addr] == nil {
+		t.Errorf("%d lookups after all others are over", len(s.lookups))
 	}
 }
 
