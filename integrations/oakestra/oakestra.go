@@ -72,7 +72,7 @@ type Listener struct {
 	state   state
 	session *session      // nil before the registration
 	subnet  chan struct{} // closed when the node has a subnet
-	// planeApplied are the modules of the data plane as the agent has them.
+	// planeApplied are the modules of the data plane as they were applied: users may change them.
 	planeApplied []v1.Module
 	// doubtUntil is how long the agent may still carry out requests that were given up.
 	doubtUntil time.Time

@@ -8,6 +8,8 @@ import (
 	"net"
 	"net/netip"
 	"reflect"
+	"slices"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -54,8 +56,13 @@ func interfaceOf(host netip.Addr) (string, error) {
 	return "", fmt.Errorf("no interface has the address %s by which this node reaches the cluster", host)
 }
 
+// resolveLimit is for the name of the cluster: deployments wait meanwhile.
+const resolveLimit = 2 * time.Second
+
 // underlay returns the interface by which this node reaches the cluster, and other nodes. l.mu is held.
 func (l *Listener) underlay(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, resolveLimit)
+	defer cancel()
 	host, err := l.session.source(ctx)
 	if err != nil {
 		return "", err
@@ -63,7 +70,7 @@ func (l *Listener) underlay(ctx context.Context) (string, error) {
 	return interfaceOf(host)
 }
 
-// ensurePlane applies the modules when they are not as they should be. l.mu is held.
+// ensurePlane applies the modules when they are to be others than before, or the agent lacks one. l.mu is held.
 func (l *Listener) ensurePlane(ctx context.Context) error {
 	if l.session == nil || !l.net.assigned() {
 		return nil
@@ -76,7 +83,14 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 		return err
 	}
 	want := l.plane(underlay)
-	if reflect.DeepEqual(want, l.planeApplied) {
+	there, err := l.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	lacks := slices.ContainsFunc(want, func(w v1.Module) bool {
+		return !slices.ContainsFunc(there, func(m v1.Module) bool { return m.Metadata.Name == w.Metadata.Name })
+	})
+	if !lacks && reflect.DeepEqual(want, l.planeApplied) {
 		return nil
 	}
 	if err := l.agent.apply(ctx, nil, want); err != nil {

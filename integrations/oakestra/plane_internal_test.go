@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"context"
+	"encoding/json"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// The modules of each worker are applied once, and again when one of them was deleted.
+func TestModulesOfAWorkerComeBack(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var there []v1.Module // is used in turn with the agent
+	applied := 0
+	agent := &httptest.Server{Listener: socket,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/v1/apply" {
+				applied++
+				if err := json.NewDecoder(r.Body).Decode(&there); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := json.NewEncoder(w).Encode(there); err != nil {
+				t.Error(err)
+			}
+		})}}
+	agent.Start()
+	defer agent.Close()
+	m.l.agent = newAgent(socket.Addr().String())
+	ensure := func(what string, times int) {
+		t.Helper()
+		m.l.mu.Lock()
+		defer m.l.mu.Unlock()
+		if err := m.l.ensurePlane(t.Context()); err != nil || applied != times {
+			t.Errorf("%s: %v, applied %d times, want %d", what, err, applied, times)
+		}
+	}
+	ensure("at first", 1)
+	ensure("as it was", 1)
+	there = slices.DeleteFunc(there, func(r v1.Module) bool { return r.Metadata.Name == proxyResource })
+	ensure("deleted", 2)
+	if got := len(there); got != 2 {
+		t.Errorf("%d modules", got)
+	}
+	ensure("back again", 2)
+}
+
+// The name of a cluster is resolved while deployments wait: a DNS server that does not answer does not hold them.
+func TestNameOfAClusterIsResolvedInTime(t *testing.T) {
+	saved := net.DefaultResolver
+	t.Cleanup(func() { net.DefaultResolver = saved })
+	net.DefaultResolver = &net.Resolver{PreferGo: true, Dial: func(context.Context, string, string) (net.Conn, error) {
+		<-t.Context().Done()
+		return nil, t.Context().Err()
+	}}
+	l := &Listener{session: &session{sessionOptions: sessionOptions{cluster: "cluster.kerb.test"}}}
+	done := make(chan error, 1)
+	go func() {
+		_, err := l.underlay(t.Context())
+		done <- err
+	}()
+	wait.Until(t, "the attempt ends", func() bool { return len(done) > 0 })
+	if err := <-done; err == nil {
+		t.Error("a name without an address")
+	}
+}
