@@ -166,14 +166,23 @@ func (c *container) end() {
 	}
 }
 
+// tooSlow reports whether a deployment failed because this machine is too busy for its limit.
+func (r response) tooSlow() bool {
+	return r.status == http.StatusInternalServerError && strings.Contains(r.body, context.DeadlineExceeded.Error())
+}
+
 // deploy does what NodeEngine does when the container has been started.
 func (c *container) deploy(name string, instance int, more string) (four, six string) {
 	c.n.T.Helper()
 	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":%d%s}`, c.pid(), name, instance, more)
+	var r response
+	c.n.Eventually("a deployment in time", func() bool {
+		r = c.n.do("POST", "/container/deploy", body)
+		return !r.tooSlow()
+	})
 	var got struct{ ServiceName, NsAddress, NsAddressv6 string }
-	if err := json.Unmarshal([]byte(c.n.must("POST", "/container/deploy", body)), &got); err != nil ||
-		got.ServiceName != name {
-		c.n.T.Fatalf("deploy %s: %+v %v", name, got, err)
+	if err := json.Unmarshal([]byte(r.body), &got); err != nil || r.status != http.StatusOK || got.ServiceName != name {
+		c.n.T.Fatalf("deploy %s: %+v %v", name, r, err)
 	}
 	return got.NsAddress, got.NsAddressv6
 }

@@ -10,7 +10,9 @@ import (
 	"net/http"
 	"net/http/httputil"
 	"os"
+	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 
@@ -28,7 +30,13 @@ type lossy struct {
 	forward httputil.ReverseProxy
 	lose    atomic.Bool
 	late    bool
-	pending atomic.Pointer[http.Request] // that is carried out late
+	pending atomic.Pointer[delayed]
+}
+
+// delayed is a request that is carried out late.
+type delayed struct {
+	*http.Request
+	once sync.Once
 }
 
 // loseAnswers puts a proxy at the agent's socket.
@@ -57,7 +65,7 @@ func (p *lossy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/apply" && p.lose.CompareAndSwap(true, false):
 		out := p.copyOf(r)
 		if p.late {
-			p.pending.Store(out)
+			p.pending.Store(&delayed{Request: out})
 		} else {
 			p.perform(out)
 		}
@@ -65,8 +73,8 @@ func (p *lossy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/delete":
 		defer func() {
 			if out := p.pending.Load(); out != nil {
-				p.perform(out)
-				p.pending.Store(nil)
+				out.once.Do(func() { p.perform(out.Request) })
+				p.pending.CompareAndSwap(out, nil)
 			}
 		}()
 	}
@@ -102,7 +110,12 @@ func (p *lossy) perform(r *http.Request) {
 func (p *lossy) fails(path, body string) {
 	p.n.T.Helper()
 	p.lose.Store(true)
-	if got := p.n.do("POST", path, body); got.status != http.StatusInternalServerError {
+	var got response
+	p.n.Eventually("the agent gets it in time", func() bool {
+		got = p.n.do("POST", path, body)
+		return !p.lose.Load() || !got.tooSlow()
+	})
+	if got.status != http.StatusInternalServerError {
 		p.n.T.Errorf("POST %s: %+v", path, got)
 	}
 	if p.lose.Load() {
@@ -140,8 +153,15 @@ func TestLostAnswer(t *testing.T) {
 				return len(services)+len(modules)+len(n.tables()) == 0 && cmp.Equal(n.links(), []string{"oakbr"})
 			})
 			c.deploy(appName, 0, sla)
-			if got := moduleNames(list[v1.Module](n, "module")); !cmp.Equal(got, []string{"oakestra-3", "oakestra-4"}) {
-				t.Errorf("ids are given again: %v", got)
+			var got []string
+			p.settled("the modules of the deployment alone are left", func() bool {
+				got = moduleNames(list[v1.Module](n, "module"))
+				return len(got) == 2
+			})
+			for _, former := range []string{"oakestra-0", "oakestra-1", "oakestra-2"} {
+				if slices.Contains(got, former) {
+					t.Errorf("ids are given again: %v", got)
+				}
 			}
 		})
 	}
