@@ -55,6 +55,7 @@ func TestLimitOfConnections(t *testing.T) {
 
 // The bucket fills again at the rate, up to the burst.
 func TestLimitRefills(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, `{"state": {"enabled": false}, "rules": [{"action": "allow", "limit": {"rate": "20/s", "burst": 2}}]}`)
 	begin, passed := time.Now(), 0
 	for passed < 2+5 && time.Since(begin) < 20*time.Second {
@@ -69,6 +70,7 @@ func TestLimitRefills(t *testing.T) {
 
 // A change of a rule keeps its bucket, but does not owe what its former limit would.
 func TestLimitOfChangedRule(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, limited("allow", `{"rate": "1/h", "burst": 2}`))
 	for i := range 3 {
 		k.pass(syn(uint16(i), true), true)
@@ -101,6 +103,7 @@ func (k *kernel) refill(config string) {
 
 // A rejecting rule answers up to its limit, and drops silently beyond.
 func TestLimitOfReject(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, limited("reject", `{"rate": "1/h", "burst": 1}`))
 	of := packetOf(t, pkttest.Fields{TCP: &pkttest.TCP{Ports: pkttest.Ports{Dst: 80}, Flags: "S"}}, true)
 	for _, want := range []int32{tcRedirect, tcShot} {
@@ -115,6 +118,7 @@ func TestLimitOfReject(t *testing.T) {
 
 // A change of rules does not count connections again that are there.
 func TestLimitSparesKnownConnections(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, limited("allow", `{"rate": "1/h", "burst": 2}`))
 	a, b := newTCPFlow(svc4, 80, far4, 1), newTCPFlow(svc4, 80, far4, 2)
 	if !k.establish(a, 1) || !k.establish(b, 1) {

@@ -189,6 +189,7 @@ func TestRejectProhibits(t *testing.T) {
 
 // What must not be answered is dropped, and so are packets of a sender that is no single host.
 func TestRejectStaysSilent(t *testing.T) {
+	notEmulated(t)
 	answers(t, rejectAll, func(t *testing.T, run func([]byte) pkttest.Result, v4 bool) {
 		svc, other := svc6, far6
 		group, groupMAC := "ff0e::1", "33:33:00:00:00:01"
@@ -235,6 +236,7 @@ func TestRejectStaysSilent(t *testing.T) {
 
 // An answer passes the other direction of the firewall once, though no rule allows it; nothing like it does.
 func TestRejectAnswerPassesOnce(t *testing.T) {
+	notEmulated(t)
 	for _, state := range []string{"true", "false"} {
 		k := loadFirewall(t, rejectAll[:len(rejectAll)-1]+`, "state": {"enabled": `+state+`}}`)
 		for _, v4 := range []bool{true, false} {
@@ -278,6 +280,7 @@ func TestRejectAnswerPassesOnce(t *testing.T) {
 // Nothing passes but the one answer, in its direction: no reset of the sender's own, no error that it makes up, and
 // nothing that an answer never is.
 func TestRejectPassesNothingForged(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
 	for _, v4 := range []bool{true, false} {
 		svc, other := svc6, far6
@@ -404,6 +407,7 @@ func checkForged(t *testing.T, k *kernel, ingress bool, svc, other string) {
 
 // A packet beyond the rate of answers has none that passes.
 func TestRejectBeyondRatePassesNothing(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
 	due := make([]uint64, ebpf.MustPossibleCPU())
 	for i := range due {
@@ -422,6 +426,7 @@ func TestRejectBeyondRatePassesNothing(t *testing.T) {
 
 // On XDP, where answers leave without meeting the firewall, nothing that looks like one passes.
 func TestRejectPassesNothingOnXDP(t *testing.T) {
+	notEmulated(t)
 	sdktest.NeedRoot(t)
 	bench, err := pkttest.NewBench(pkgstest.Package(t), "xdp", module(t, compileConfig(t, rejectAll)))
 	sdktest.Explain(t, err)
@@ -442,6 +447,7 @@ func TestRejectPassesNothingOnXDP(t *testing.T) {
 
 // A flood is answered at the rate of ICMP errors of Linux: up to 50 at once, then one a millisecond and CPU.
 func TestRejectRate(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, rejectAll)
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
@@ -467,6 +473,7 @@ func TestRejectRate(t *testing.T) {
 
 // In audit mode a rejected packet passes, and counts as one that would be dropped.
 func TestRejectInAudit(t *testing.T) {
+	notEmulated(t)
 	k := loadFirewall(t, `{"mode": "audit", "rules": [{"action": "reject"}]}`)
 	of := packetOf(t, pkttest.Fields{TCP: &pkttest.TCP{Flags: "S"}}, true)
 	if action, out := k.run(of, true); action != tcNext || !bytes.Equal(of, out) {
@@ -479,6 +486,7 @@ func TestRejectInAudit(t *testing.T) {
 
 // Clients of a rejected port, and a service that is not allowed out, get errors at once, although nothing else passes.
 func TestRejectedSocketsGetErrors(t *testing.T) {
+	notEmulated(t)
 	b := newBridged(t)
 	b.filter(loadFirewall(t, rejectAll))
 	for _, c := range []struct {
