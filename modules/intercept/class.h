@@ -65,6 +65,8 @@ struct icpt_table {
 	__u32 ports[2048]; /* bits by destination port: some class may match it */
 	__u8 of_ring[ICPT_RINGS]; /* index of the class with a ring */
 	struct icpt_class classes[2][ICPT_CLASSES];
+	__u32 identity; /* of the values, for the control plane */
+	__u32 zero;
 };
 
 /* By half: see KERB_TUNABLES. */

@@ -3,6 +3,7 @@
 package intercept
 
 import (
+	"encoding/binary"
 	"hash/fnv"
 	"net/netip"
 	"slices"
@@ -82,6 +83,7 @@ func (c condition) entries() (out []bytesEntry) {
 	return out
 }
 
+// table returns the classes as packets meet them. Its identity is that of all values, of the pages too.
 func (c *config) table() *tableEntry {
 	t := &tableEntry{N: uint32(len(c.Classes))}
 	for i := range t.OfRing {
@@ -97,6 +99,12 @@ func (c *config) table() *tableEntry {
 		}
 		t.mayMatch(one.Match.Ports)
 	}
+	h := fnv.New32a()
+	_ = binary.Write(h, binary.NativeEndian, t) // of fixed size, and a hash takes all
+	for _, one := range c.Classes {
+		_ = binary.Write(h, binary.NativeEndian, [2]duration{one.Deadline, one.Watchdog})
+	}
+	t.Identity = h.Sum32() | 1
 	return t
 }
 

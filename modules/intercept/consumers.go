@@ -33,13 +33,11 @@ type consumer struct {
 
 func newConsumers() *consumers { return &consumers{open: map[string]*consumer{}} }
 
-// run reports whether another configuration ran before.
-func (cs *consumers) run(classes []*class) bool {
+// run notes which configuration runs.
+func (cs *consumers) run(classes []*class) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
-	another := cs.classes != nil
 	cs.classes = classes
-	return another
 }
 
 func (cs *consumers) running() []*class {

@@ -132,7 +132,7 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 // fillPages begins the pages of classes that programs can open. Those that packets have met stay: begin changes them
 // when packets meet the values.
 func (f *Intercept) fillPages(m sdk.Maps) error {
-	generation := uint64(time.Now().UnixNano()) // another one for each
+	generation, identity := uint64(time.Now().UnixNano()), f.table().Identity // another generation for each
 	if err := f.count(m); err != nil {
 		return err
 	}
@@ -148,7 +148,8 @@ func (f *Intercept) fillPages(m sdk.Maps) error {
 		if s.Generation != 0 {
 			continue
 		}
-		s.Generation, s.Deadline, s.Watchdog = generation, uint64(c.Deadline), uint64(c.Watchdog)
+		s.Generation = generation
+		s.begin(c, identity)
 		if f.consumers.of(c.Name) != nil { // it opens the class again, and packets are kept for it meanwhile
 			s.Consumer = 1
 		}

@@ -50,6 +50,7 @@ type tableEntry struct {
 	Ports                           [2048]uint32
 	OfRing                          [maxRings]uint8
 	Classes                         [2][maxClasses]classEntry // by version
+	Identity, Zero                  uint32
 }
 
 type flowEntry struct{ Seq, Lost, Position, Since, Last uint64 }
@@ -80,7 +81,8 @@ type late struct {
 type state struct {
 	Generation, Deadline, Watchdog uint64
 	Consumer, Stopped, Doorbell    uint32
-	Zero1                          [7]uint32
+	Begun                          uint32 // Identity of the table
+	Zero1                          [6]uint32
 	Waiting, PID                   uint32
 	Heartbeat, Received, Late      uint64
 	Missed, Longest                uint64

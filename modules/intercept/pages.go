@@ -44,11 +44,16 @@ func (p *pages) state(slot int) *state { return pageOf(p[slot]) }
 
 func pageOf(page []byte) *state { return (*state)(unsafe.Pointer(unsafe.SliceData(page))) }
 
-// begin sets what a class's configuration says, which control messages may have changed in the one before.
-func (s *state) begin(c *class) {
+// begin sets what a class's values say, which control messages may have changed in those before. What the page was
+// begun with is noted last: a control plane that is killed meanwhile, or before, does it when it is back.
+func (s *state) begin(c *class, identity uint32) {
+	if atomic.LoadUint32(&s.Begun) == identity {
+		return
+	}
 	atomic.StoreUint64(&s.Deadline, uint64(c.Deadline))
 	atomic.StoreUint64(&s.Watchdog, uint64(c.Watchdog))
 	atomic.StoreUint32(&s.Stopped, 0)
+	atomic.StoreUint32(&s.Begun, identity)
 }
 
 func (s *state) setConsumer(n uint32) { atomic.StoreUint32(&s.Consumer, n) }

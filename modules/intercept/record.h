@@ -149,7 +149,8 @@ struct icpt_state {
 	__u32 consumer;	  /* 1: a program has the class open */
 	__u32 stopped;	  /* 1: by a control message */
 	__u32 doorbell;	  /* 1: there is a control message */
-	__u32 zero1[7];
+	__u32 begun;	  /* identity of the values that deadline and watchdog are of */
+	__u32 zero1[6];
 	__u32 waiting; /* enum icpt_waiting: set it, examine the ring again, then sleep: the next
 			* record wakes, and sets it to 0. While it is 0 nothing wakes: spinning
 			* costs the sender nothing */

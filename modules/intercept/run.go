@@ -29,7 +29,7 @@ const (
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
 func (f *generation) Run(ctx context.Context) {
 	defer close(f.ended)
-	another := f.consumers.run(f.Classes)
+	f.consumers.run(f.Classes)
 	if err := f.forget(f.live.Maps, nil); err != nil {
 		slog.Warn("intercept: cannot remove the counters of deleted classes", "module", f.live.Module, "error", err)
 	}
@@ -39,9 +39,7 @@ func (f *generation) Run(ctx context.Context) {
 		return
 	}
 	defer pages.close()
-	if another {
-		f.begin(pages)
-	}
+	f.begin(pages)
 	var answers sync.WaitGroup
 	defer answers.Wait()
 	if f.answers != nil {
@@ -108,11 +106,13 @@ func (f *generation) resetTable() error {
 	return nil
 }
 
-// begin has pages say what the configuration does: they are those of the one before if only values have changed.
+// begin has pages say what the configuration does: they are those of the one before if only values have changed. After
+// a restart of the control plane they are its own, with what control messages have changed.
 func (f *Intercept) begin(pages *pages) {
+	identity := f.table().Identity
 	for _, c := range f.Classes {
 		if c.slot != noRing {
-			pages.state(c.slot).begin(c)
+			pages.state(c.slot).begin(c, identity)
 		}
 	}
 }

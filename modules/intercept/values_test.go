@@ -3,10 +3,12 @@
 package intercept
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -27,12 +29,54 @@ func (k *kernel) change(config string) {
 	next.begin(k.pages)
 }
 
+// restart ends the control plane as SIGKILL does, and starts another one with a config.
+func (k *kernel) restart(config string) {
+	k.t.Helper()
+	k.Intercept = compileConfig(k.t, config)
+	g := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half()), ended: make(chan struct{})}
+	ctx, end := context.WithCancel(k.t.Context())
+	end()
+	g.Run(ctx)
+}
+
+// A control plane that is killed when packets meet other values, but before it has begun them, does so when it is back;
+// what control messages have changed since stays after another restart.
+func TestKilledAtChange(t *testing.T) {
+	k := load(t, chain.TC, chain.Ingress, threeClasses)
+	r, c := k.open("ctrl"), k.commander("ctrl")
+	expect := func(what string, deadline, watchdog time.Duration) {
+		t.Helper()
+		if s := r.state; s.Deadline != uint64(deadline) || s.Watchdog != uint64(watchdog) {
+			t.Errorf("%s: deadline %d, watchdog %d", what, s.Deadline, s.Watchdog)
+		}
+	}
+	expect("at first", 100*time.Microsecond, 100*time.Millisecond)
+	for i := range 3 {
+		config, deadline, watchdog := otherClasses, 200*time.Microsecond, time.Second
+		if i == 1 {
+			config, deadline, watchdog = threeClasses, 100*time.Microsecond, 100*time.Millisecond
+		}
+		half := k.half()
+		if err := k.loaded.SetValues(module(t, compileConfig(t, config))); err != nil || k.half() == half {
+			t.Fatalf("half %d: %v", k.half(), err)
+		}
+		k.restart(config)
+		expect("begun late", deadline, watchdog)
+		c.send(control64{Op: opDeadline, Value: 5})
+		k.run(datagram(8080, "").bytes())
+		expect("by a control message", 5, watchdog)
+		k.restart(config)
+		expect("after a restart", 5, watchdog)
+	}
+}
+
+var otherClasses = strings.NewReplacer(`"action": "steal", "deadline": "100us"`,
+	`"action": "copy", "deadline": "200us", "watchdog": "1s", "maxBytes": 70`,
+	`"8000-8079", 8080`, `9090`).Replace(threeClasses)
+
 // What classes match and do changes while the program, rings, pages and counters stay. Control messages are for the
 // config that they were sent to.
 func TestValuesChange(t *testing.T) {
-	otherClasses := strings.NewReplacer(`"action": "steal", "deadline": "100us"`,
-		`"action": "copy", "deadline": "200us", "watchdog": "1s", "maxBytes": 70`,
-		`"8000-8079", 8080`, `9090`).Replace(threeClasses)
 	onHooks(t, threeClasses, func(t *testing.T, k *kernel) {
 		r, c := k.open("ctrl"), k.commander("ctrl")
 		ctrl := datagram(8080, "1234CTRL"+strings.Repeat(".", 50)).bytes()
