@@ -22,6 +22,8 @@ type consumers struct {
 	mu      sync.Mutex
 	open    map[string]*consumer
 	classes []*class // of the configuration that runs
+
+	writing sync.Mutex // while a half of the table is written
 }
 
 type consumer struct {

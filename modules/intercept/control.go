@@ -120,13 +120,19 @@ func (f *Intercept) Fill(m sdk.Maps) error {
 	if err != nil {
 		return err
 	}
-	if err := m.Put(mapTable, uint32(half), f.table()); err != nil {
+	if err := f.fillTable(m, uint32(half)); err != nil {
 		return err
 	}
 	if err := f.fillAnswers(m, uint32(half)); err != nil {
 		return err
 	}
 	return f.fillPages(m)
+}
+
+func (f *Intercept) fillTable(m sdk.Maps, half uint32) error {
+	f.consumers.writing.Lock()
+	defer f.consumers.writing.Unlock()
+	return m.Put(mapTable, half, f.table())
 }
 
 // fillPages begins the pages of classes that programs can open. Those that packets have met stay: begin changes them

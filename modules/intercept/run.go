@@ -72,7 +72,8 @@ func (f *generation) isSucceeded() bool {
 }
 
 // takeBack undoes what control messages have changed, for the values may be chosen again as they are. It does so as
-// the data plane changes classes: packets under way still meet them.
+// the data plane changes classes: packets under way still meet them. The half may be that of other values by now: the
+// agent fills it for a further change without waiting for the end of this configuration.
 func (f *generation) takeBack() {
 	if err := f.resetTable(); err != nil {
 		slog.Warn("intercept: control messages are in force when this configuration comes back", "module", f.live.Module,
@@ -91,6 +92,11 @@ func (f *generation) resetTable() error {
 	}
 	defer func() { _ = unix.Munmap(memory) }() // it is mapped
 	t, own := (*tableEntry)(unsafe.Pointer(&memory[f.half*int(m.ValueSize())])), f.table()
+	f.consumers.writing.Lock()
+	defer f.consumers.writing.Unlock()
+	if t.Identity != own.Identity {
+		return nil
+	}
 	for tries := 0; !atomic.CompareAndSwapUint32(&t.Draining, 0, 1); tries++ { // for microseconds, by packets under way
 		if tries == 1000 {
 			return errors.New("its lock is not given back")

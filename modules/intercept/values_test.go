@@ -29,6 +29,38 @@ func (k *kernel) change(config string) {
 	next.begin(k.pages)
 }
 
+// A configuration that ends late leaves its half alone if that is being filled for the one after the next.
+func TestTakesBackItsOwnHalf(t *testing.T) {
+	k := load(t, chain.TC, chain.Ingress, threeClasses)
+	first := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+	if err := k.loaded.SetValues(module(t, compileConfig(t, otherClasses))); err != nil {
+		t.Fatal(err)
+	}
+	read := func() (out tableEntry) {
+		t.Helper()
+		if err := k.maps.Lookup(mapTable, uint32(first.half), &out); err != nil {
+			t.Fatal(err)
+		}
+		return out
+	}
+	changed := *first.table()
+	changed.Classes[0][0].Stopped, changed.Classes[1][0].Stopped = 1, 1
+	if err := k.maps.Put(mapTable, uint32(first.half), &changed); err != nil {
+		t.Fatal(err)
+	}
+	if first.takeBack(); read().Classes != first.table().Classes {
+		t.Error("its own half was not taken back")
+	}
+	third := compileConfig(t, strings.Replace(threeClasses, `"steal"`, `"copy"`, 1))
+	third.consumers = k.consumers
+	if err := third.Fill(k.maps); err != nil {
+		t.Fatal(err)
+	}
+	if first.takeBack(); !first.isSucceeded() || read() != *third.table() {
+		t.Error("the half of another configuration was changed")
+	}
+}
+
 // restart ends the control plane as SIGKILL does, and starts another one with a config.
 func (k *kernel) restart(config string) {
 	k.t.Helper()
