@@ -153,7 +153,7 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 			fw_conn_begin(f, now);
 		return decision;
 	}
-	if (fw_is_tcp(f) && f->begins != FW_BEGINS && !fw_may_adopt(f, now))
+	if (fw_is_stray(f, now))
 		return FW_DENY(FW_SLOT_INVALID, FW_DROP_INVALID_STATE);
 	if (f->begins)
 		fw_conn_begin(f, now);

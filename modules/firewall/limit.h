@@ -66,7 +66,8 @@ static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f)
 }
 
 /* The decision of a rule with a limit. Connections that other rules allowed are not limited: they
- * are examined again at once. Global, so that the verifier checks it once. */
+ * are examined again at once. Neither is what fw_admit() denies although the rule allows it: it
+ * would take the tokens of connections. Global, so that the verifier checks it once. */
 __noinline __u32 fw_limit_apply(__u32 decision)
 {
 	__u32 slot = decision & 0xffff;
@@ -77,6 +78,8 @@ __noinline __u32 fw_limit_apply(__u32 decision)
 	if (!f || !b)
 		return FW_DENY(slot, KERB_DROP_RATE);
 	if (f->stale != FW_UNKNOWN)
+		return decision & ~FW_LIMIT;
+	if (state && !((decision & ~FW_LIMIT) >> 16) && fw_is_stray(f, f->now))
 		return decision & ~FW_LIMIT;
 	l = fw_limit_of(f);
 	if (l && fw_bucket_take(b, l))

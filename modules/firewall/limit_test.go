@@ -130,6 +130,37 @@ func TestLimitSparesKnownConnections(t *testing.T) {
 		step{"a new connection", newTCPFlow(svc4, 80, far4, 3).in(tcpSYN, 0), true, false})
 }
 
+// Segments of no connection, which are dropped anyway, use up nothing of what connections may.
+func TestLimitOmitsStraySegments(t *testing.T) {
+	notEmulated(t)
+	k := loadFirewall(t, `{"state": {"pickup": "0s"}, "rules": [{"action": "allow", "limit": {"rate": "1/h", "burst": 1}}]}`)
+	for _, flags := range []uint8{tcpACK, tcpRST, tcpFIN | tcpACK, tcpSYN | tcpACK} {
+		if k.pass(newTCPFlow(svc4, 80, far4, 1).in(flags, 0).bytes(), true) {
+			t.Errorf("flags %#x of no connection pass", flags)
+		}
+	}
+	if n := k.other()["invalid_tcp"].Packets; n != 4 {
+		t.Errorf("%d of 4 segments are invalid", n)
+	}
+	if !k.pass(syn(2, true), true) || k.pass(syn(3, true), true) {
+		t.Error("want the first connection alone")
+	}
+}
+
+// An ICMP error that a rule allows counts, also when it quotes TCP.
+func TestLimitCountsErrors(t *testing.T) {
+	notEmulated(t)
+	k := loadFirewall(t, `{"rules": [{"action": "allow", "limit": {"rate": "1/h", "burst": 1}}]}`)
+	about := tcp(svc4, 80, far4, 1, tcpACK)
+	e := icmp(far4, svc4, 3, 0)
+	e.Quoted = &about
+	for i, want := range []bool{true, false} {
+		if got := k.pass(frame{Packet: e}.bytes(), true); got != want {
+			t.Errorf("error %d passes %t", i, got)
+		}
+	}
+}
+
 func TestLimitErrors(t *testing.T) {
 	for config, want := range map[string]string{
 		limited("deny", `{"rate": "1/s"}`):                    "rules[0].limit: rule \"web\": action deny has no limit",

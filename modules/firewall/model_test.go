@@ -269,7 +269,11 @@ func (c *connState) ends(p *Packet) {
 
 // unknown is a packet without a connection, or that may begin one in a table.
 func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
-	d := m.byLimits(p)
+	d := m.byRules(p, m.sets)
+	stray := p.Proto == protoTCP && !p.isSYN() && p.Ingress && (p.tcp(tcpSYN|tcpRST) || m.config.State.Pickup == 0)
+	if !d.Allow || !stray {
+		d = m.byLimits(p)
+	}
 	audited := m.config.Mode == modeAudit && (p.Proto != protoTCP || p.isSYN())
 	if !p.begins() && p.Proto != protoTCP || !d.Allow && !audited {
 		return d
@@ -279,11 +283,10 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 		c.generation = ^c.generation
 	}
 	if p.Proto == protoTCP && !p.isSYN() {
-		midstream := !p.tcp(tcpSYN | tcpRST)
-		if p.Ingress && !(midstream && m.config.State.Pickup > 0) {
+		if stray {
 			return invalid
 		}
-		if !midstream {
+		if p.tcp(tcpSYN | tcpRST) {
 			return d
 		}
 		c.learnt = true

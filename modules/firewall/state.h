@@ -312,6 +312,12 @@ static __always_inline int fw_may_adopt(struct fw_flow *f, __u64 now)
 	return u && (__s64)(now - u->since) < (__s64)pickup_ns;
 }
 
+/* Whether a packet without a connection is a TCP segment that begins none, and is not taken up. */
+static __always_inline int fw_is_stray(struct fw_flow *f, __u64 now)
+{
+	return fw_is_tcp(f) && !f->quoting && f->begins != FW_BEGINS && !fw_may_adopt(f, now);
+}
+
 static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 {
 	struct fw_flow *f = fw_flow();
