@@ -136,6 +136,12 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	if err := a.admit(t, k, points); err != nil {
 		return nil, nil, explain(err)
 	}
+	if !dryRun {
+		defer func() { a.restoreSetsAfter(err) }()
+		if err := a.fillSets(t.desired, t.modules, t.Observed.Services); err != nil {
+			return nil, nil, explain(err)
+		}
+	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
 		DryRun: dryRun,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
@@ -157,8 +163,8 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		a.metrics.changed(r.Took)
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
-		if a.sets.problem != nil {
-			warnings = append(warnings, a.sets.problem.Error()+"; trying again")
+		if a.now.SetsProblem != nil {
+			warnings = append(warnings, a.now.SetsProblem.Error()+"; trying again")
 			a.requestReconcile()
 		}
 	}
@@ -178,17 +184,8 @@ const drainPeriod = 200 * time.Millisecond
 // makes t the agent's current state. After an error both are as before.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
 	p.Expedite = a.expedite && !deliversInTime(t.modules)
-	if !p.DryRun {
-		if err := a.fillSets(t.desired, t.modules, t.Observed.Services); err != nil {
-			a.restoreSets()
-			return apply.Result{}, err
-		}
-	}
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
-		if !p.DryRun {
-			a.restoreSets()
-		}
 		if len(r.Steps) > 0 {
 			a.metrics.failed()
 		}
@@ -287,18 +284,19 @@ func (a *Agent) reconcileTo(t target) error {
 	}
 	k := a.kernelOf(t.modules)
 	defer k.Close()
+	_ = a.fillSets(t.desired, t.modules, t.Observed.Services) // SetsProblem: it keeps no chain from being attached
 	r, err := a.converge(t, k, points, a.store.RecoveryPending(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { a.forgetTraces(); return nil },
 	})
 	if err != nil {
-		return err
+		return errors.Join(err, a.now.SetsProblem)
 	}
 	a.noteOrder(r, points)
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}
-	return errors.Join(append(slices.Collect(maps.Values(r.Busy)), a.sets.problem)...)
+	return errors.Join(append(slices.Collect(maps.Values(r.Busy)), a.now.SetsProblem)...)
 }
 
 // forgetTraces removes what a trace of a killed agent has left.

@@ -31,8 +31,6 @@ type sets struct {
 	services map[uint64][]netip.Prefix // addresses by selector, as written
 	hashes   map[string]elementsHash   // by name of a set
 	leftOut  []string                  // addresses that services have and sets do not, as last logged
-
-	problem error // of the last write; guarded by Agent.mu, and written with Agent.changes held
 }
 
 // references lists the sets that modules refer to, by module.
@@ -129,7 +127,7 @@ func (a *Agent) fillSets(next resource.Set, modules map[string]*deploy.Module,
 		problem = a.fillSelected(next, modules, services)
 	}
 	a.mu.Lock()
-	a.sets.problem = problem
+	a.now.SetsProblem = problem
 	a.mu.Unlock()
 	return err
 }
@@ -295,12 +293,21 @@ func (a *Agent) retainSets() {
 	}
 }
 
-// restoreSets makes the sets in the kernel what they were before a change that failed.
+// restoreSets makes the sets in the kernel what they were before a change that failed. If that fails, too,
+// reconciliations try it again.
 func (a *Agent) restoreSets() {
 	if err := a.fillSets(a.now.Desired, a.now.Modules, a.now.Services); err != nil {
-		a.log.Error("sets cannot be restored", "error", err)
+		a.log.Error("sets cannot be restored; trying again", "error", err)
+		a.requestReconcile()
 	}
 	a.retainSets()
+}
+
+// restoreSetsAfter restores sets if a change has failed.
+func (a *Agent) restoreSetsAfter(err error) {
+	if err != nil {
+		a.restoreSets()
+	}
 }
 
 // ChangeSet adds and deletes elements of a set.
@@ -334,6 +341,7 @@ func (a *Agent) changeElements(next resource.Set, before, set v1.Set, added, rem
 		id := sdk.SetReference{Set: name}.ID()
 		if !k.Has(id, a.sets.revision(before)) {
 			if err := a.fillSet(name, before); err != nil {
+				a.restoreSets()
 				return &apierrors.Unavailable{Resource: "Set " + name, Reason: err.Error()}
 			}
 		}
@@ -358,27 +366,16 @@ func (a *Agent) changeElements(next resource.Set, before, set v1.Set, added, rem
 func (a *Agent) setViews() func(string) resource.Object {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	desired, problem, users := a.now.Desired, a.sets.problem, map[string][]string{}
-	for module, all := range references(a.now.Modules) {
-		for _, r := range all {
-			users[r.Set] = append(users[r.Set], module)
-		}
-	}
+	desired, users := a.now.Desired, a.now.SetUsers()
 	return func(name string) resource.Object {
 		s, ok := resource.NamedSet.Get(desired, name)
 		if !ok {
 			return nil
 		}
-		slices.Sort(users[name])
-		s.Status = &v1.SetStatus{Elements: len(s.Spec.Elements), Modules: slices.Compact(users[name])}
-		ready := v1.Condition{Type: "Ready", Status: "True", Reason: "NotUsed"}
-		if len(s.Status.Modules) > 0 {
-			ready.Reason = "InUse"
-		}
-		if problem != nil {
-			ready.Status, ready.Reason, ready.Message = "False", "SyncFailed", problem.Error()
-		}
-		s.Status.Conditions = a.now.Record(v1.KindSet, s.Metadata, []v1.Condition{ready})
+		s.Status = &v1.SetStatus{Elements: len(s.Spec.Elements), Modules: users[name]}
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		s.Status.Conditions = a.now.RecordSet(s, users)
 		return resource.ObjectOf(s)
 	}
 }

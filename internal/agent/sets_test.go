@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +17,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/sdk"
@@ -246,6 +248,53 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 		t.Errorf("with its set the module has %v", err)
 	}
 	n.reconcileNow(t)
+	n.blocked(t, true)
+}
+
+// Sets that cannot be written, nor restored, are a problem of the node until a reconciliation succeeds. Chains are
+// attached meanwhile.
+func TestSetsThatCannotBeWritten(t *testing.T) {
+	n := newNode(t)
+	services := n.both()
+	n.apply(t, services[:1])
+	db := n.db.Addr4().String()
+	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "addresses", db))); err != nil {
+		t.Fatal(err)
+	}
+	problem := func() bool {
+		st, err := n.Status(t.Context())
+		return err == nil && slices.ContainsFunc(st.Problems, func(p v1.NodeProblem) bool {
+			return p.Kind == v1.KindSet && p.Name == "bad" && p.Reason == "SyncFailed"
+		})
+	}
+	n.changes.Lock()
+	err := n.sets.kernel.Change(sdk.SetReference{Set: "bad"}.ID(), 99, nil, elementsOf("addresses", []string{db}).List)
+	n.sets.kernel.Close()
+	n.changes.Unlock()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.tryChangeSet("bad", v1.SetChange{Add: []string{"203.0.113.9"}}); err == nil {
+		t.Error("a change that does not reach the kernel is accepted")
+	}
+	if !problem() {
+		t.Error("a set that cannot be written is no problem of the node")
+	}
+	n.changes.Lock()
+	n.mu.Lock()
+	n.now.Desired = n.now.Desired.Clone()
+	n.now.Desired.Put(resource.ObjectOf(services[1]))
+	n.mu.Unlock()
+	err = n.reconcile()
+	n.changes.Unlock()
+	if err == nil || !strings.HasPrefix(n.chainsOn(t, n.db)["tc-egress"], "fw ") {
+		t.Errorf("%v, chains %v", err, n.chainsOn(t, n.db))
+	}
+	n.changes.Lock()
+	n.sets.kernel = nil // opened again
+	n.changes.Unlock()
+	wait.Until(t, "the set is written again", func() bool { return !problem() })
 	n.blocked(t, true)
 }
 

@@ -22,14 +22,15 @@ import (
 // Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent
 // use.
 type Node struct {
-	Desired   resource.Set
-	Modules   map[string]*deploy.Module
-	Services  map[string]service.State // at the last reconciliation
-	Points    plan.Placements
-	Sockets   *observe.Sockets       // nil before the first reconciliation
-	NoReplies map[int]error          // interfaces whose other end does not receive replies of native XDP
-	Problem   error                  // of the last reconciliation
-	Reordered map[chain.Point]string // chains that a reconciliation, not a change, has given another order
+	Desired     resource.Set
+	Modules     map[string]*deploy.Module
+	Services    map[string]service.State // at the last reconciliation
+	Points      plan.Placements
+	Sockets     *observe.Sockets       // nil before the first reconciliation
+	NoReplies   map[int]error          // interfaces whose other end does not receive replies of native XDP
+	Problem     error                  // of the last reconciliation
+	SetsProblem error                  // of the last write of sets to the kernel
+	Reordered   map[chain.Point]string // chains that a reconciliation, not a change, has given another order
 
 	Sources
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Problems lists what is wrong: every condition that is False, of the agent, modules, services and virtual services,
-// and what counters and labels show.
+// Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets and virtual
+// services, and what counters and labels show.
 func (nd *Node) Problems() []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
@@ -42,6 +42,11 @@ func (nd *Node) Problems() []v1.NodeProblem {
 	for _, name := range nd.Desired.Names(resource.Service) {
 		s, _ := resource.Service.Get(nd.Desired, name)
 		add(v1.KindService, name, nd.RecordService(s, nd.Services[name]))
+	}
+	users := nd.SetUsers()
+	for _, name := range nd.Desired.Names(resource.NamedSet) {
+		s, _ := resource.NamedSet.Get(nd.Desired, name)
+		add(v1.KindSet, name, nd.RecordSet(s, users))
 	}
 	for _, name := range nd.Virtual.Names() {
 		if s, ok := nd.VirtualService(name, nd.Desired); ok {
