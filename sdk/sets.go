@@ -47,11 +47,12 @@ func (r SetReference) ID() uint64 {
 	return binary.NativeEndian.Uint64(sum[:]) | 1 // 0 is none
 }
 
-// Set mirrors struct kerb_set.
+// Set mirrors struct kerb_set; Kind and Version are its state.
 type Set struct {
+	ID       uint64
 	Revision uint64
-	Version  uint32
 	Kind     uint32 // 1: prefixes
+	Version  uint32
 }
 
 // SetElement mirrors struct kerb_set_element.

@@ -61,7 +61,7 @@ const allSets = 0
 func setSpecs() map[string]*ebpf.MapSpec {
 	u32, u64 := &btf.Int{Name: "__u32", Size: 4}, &btf.Int{Name: "__u64", Size: 8}
 	return map[string]*ebpf.MapSpec{
-		sdk.SetsMap: {Name: sdk.SetsMap, Type: ebpf.Hash, KeySize: 8, ValueSize: 16, MaxEntries: maxSets, Key: u64,
+		sdk.SetsMap: {Name: sdk.SetsMap, Type: ebpf.Hash, KeySize: 8, ValueSize: 24, MaxEntries: maxSets, Key: u64,
 			Flags: noPrealloc},
 		sdk.SetElementsMap: {Name: sdk.SetElementsMap, Type: ebpf.Hash, KeySize: 20, ValueSize: 4, Value: u32,
 			MaxEntries: maxSetElements, Flags: noPrealloc},
@@ -214,6 +214,7 @@ func (s *Sets) Retain(keep map[uint64]bool) error {
 }
 
 func (s *Sets) write(id uint64, set sdk.Set) error {
+	set.ID = id
 	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
 		if errors.Is(err, unix.E2BIG) {
 			return fmt.Errorf("%w: at most %d sets and selectors of services", ErrSetsFull, maxSets-1)

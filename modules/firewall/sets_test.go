@@ -237,3 +237,28 @@ func TestExplainSetsOfGeneration(t *testing.T) {
 		t.Errorf("%+v, %v", got, err)
 	}
 }
+
+// The kernel may give the memory of a set to another one while a packet reads it.
+func TestSetInMemoryOfAnother(t *testing.T) {
+	k := loadFirewall(t, `{"defaultPolicy": {"ingress": "allow"}, "state": {"enabled": false},
+		"rules": [{"action": "deny", "src": {"set": "addresses"}}]}`)
+	src := netip.MustParseAddr("198.51.100.7")
+	to := dataplane.Elements{List: []netip.Prefix{netip.PrefixFrom(src, 32)}}
+	if err := newSets(t, k.maps).Replace(setOfAddresses.id(), 1, to, nil); err != nil {
+		t.Fatal(err)
+	}
+	var set sdk.Set
+	if err := k.maps[sdk.SetsMap].Lookup(setOfAddresses.id(), &set); err != nil {
+		t.Fatal(err)
+	}
+	for _, id := range []uint64{setOfAddresses.id(), setOfPrefixes.id()} {
+		set.ID = id
+		if err := k.maps[sdk.SetsMap].Put(setOfAddresses.id(), set); err != nil {
+			t.Fatal(err)
+		}
+		want := id != setOfAddresses.id()
+		if got := k.pass(frame{Packet: udp(src.String(), 5353, svc4, 7)}.bytes(), true); got != want {
+			t.Errorf("set with id %x: passes %t", id, got)
+		}
+	}
+}

@@ -22,9 +22,9 @@ enum kerb_set_kind {
 /* By identity of the set: sdk.SetID. Identity 0 has the version that each change of any set
  * changes. */
 struct kerb_set {
+	__u64 id;	/* first: see kerb_set_state */
 	__u64 revision; /* the agent's alone */
-	__u32 version;
-	__u32 kind; /* enum kerb_set_kind */
+	__u64 state;	/* version << 32 | kind, so that packets see both or neither */
 };
 
 /* IPv4 addresses and ports are in word 0, and the rest is 0. */
@@ -62,15 +62,33 @@ struct {
 	__type(value, __u32);
 } kerb_prefixes SEC(".maps");
 
+/* The state of a set, 0: there is none. The kernel may give the memory of a set that is replaced or
+ * deleted to another one while a packet reads it. It writes a new set from its begin, so that a
+ * state whose id was right after it was read is that of the set. What replaced it is found then. */
+static __always_inline __u64 kerb_set_state(const __u64 *id)
+{
+	for (int i = 0; i < 2; i++) {
+		const struct kerb_set *set = bpf_map_lookup_elem(&kerb_sets, id);
+		__u64 state;
+
+		if (!set)
+			break;
+		state = *(const volatile __u64 *)&set->state;
+		if (*(const volatile __u64 *)&set->id == *id)
+			return state;
+	}
+	return 0;
+}
+
 /* Whether the set has the element whose words are in key. A set that does not exist has none. */
 static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_prefix *key, __u32 v6)
 {
-	const struct kerb_set *set = bpf_map_lookup_elem(&kerb_sets, id);
+	__u64 state = kerb_set_state(id);
 
-	if (!set)
+	if (!state)
 		return 0;
-	key->element.set = set->version << 1 | v6;
-	if (set->kind != KERB_SET_PREFIXES)
+	key->element.set = (__u32)(state >> 32) << 1 | v6;
+	if ((__u32)state != KERB_SET_PREFIXES)
 		return bpf_map_lookup_elem(&kerb_elements, &key->element) != NULL;
 	key->prefixlen = v6 ? 160 : 64;
 	return bpf_map_lookup_elem(&kerb_prefixes, key) != NULL;
@@ -79,11 +97,8 @@ static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_pr
 /* Changes whenever an element of any set has changed. id is memory for a key. */
 static __always_inline __u32 kerb_sets_version(__u64 *id)
 {
-	const struct kerb_set *all;
-
 	*id = 0;
-	all = bpf_map_lookup_elem(&kerb_sets, id);
-	return all ? all->version : 0;
+	return kerb_set_state(id) >> 32;
 }
 
 #endif
