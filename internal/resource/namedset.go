@@ -22,6 +22,9 @@ import (
 // that all can be replaced.
 const MaxAllElements = 1 << 18
 
+// MaxSets is how many sets a node may have: the kernel has room for 1,023 sets and selectors of services together.
+const MaxSets = 900
+
 // NamedSet is the kind of sets of addresses, prefixes or ports.
 var NamedSet = &Definition[v1alpha1.Set]{
 	Name:     v1alpha1.KindSet,
@@ -63,6 +66,10 @@ func tooManyElements(name string, n int) error {
 
 // CheckElements checks the limits of a set, and of all sets together. Errors are *apierrors.Invalid.
 func CheckElements(next Set, name string) error {
+	if n := len(next[v1alpha1.KindSet]); n > MaxSets {
+		return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Reason: fmt.Sprintf(
+			"the node would have %d sets, and can have %d; delete some with kerb set delete", n, MaxSets)}
+	}
 	total := 0
 	for other, s := range all[v1alpha1.Set](next, v1alpha1.KindSet) {
 		if total += len(s.Spec.Elements); other == name && len(s.Spec.Elements) > v1alpha1.MaxSetElements {
