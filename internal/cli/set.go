@@ -5,6 +5,7 @@ package cli
 import (
 	"bufio"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/server"
 )
 
 func describeSet(w io.Writer, s v1alpha1.Set) {
@@ -109,6 +111,9 @@ func (a *app) setLoadCommand() *cobra.Command {
 			if s.Spec.Elements, err = readElements(args[1], cmd.InOrStdin()); err != nil {
 				return err
 			}
+			if err := a.keepOfSet(cmd, &s); err != nil {
+				return err
+			}
 			result, err := a.change(cmd.Context(), http.MethodPut, setPath(args[0]), dryRun, s)
 			if err != nil {
 				return err
@@ -116,10 +121,35 @@ func (a *app) setLoadCommand() *cobra.Command {
 			return a.printResult(cmd, result)
 		},
 	})
-	c.Flags().StringVar(&s.Spec.Type, "type", "addresses", "addresses, prefixes or ports")
-	c.Flags().StringToStringVarP(&s.Metadata.Labels, "label", "l", nil, "label as key=value; may be repeated")
+	c.Flags().StringVar(&s.Spec.Type, "type", "addresses", "addresses, prefixes or ports; of a set that "+
+		"exists, by default its own")
+	c.Flags().StringToStringVarP(&s.Metadata.Labels, "label", "l", nil, "label as key=value; may be repeated; of a set "+
+		"that exists, by default its own")
 	addDryRun(c, &dryRun)
 	return c
+}
+
+// keepOfSet takes over type and labels of the set if it exists, unless flags give others.
+func (a *app) keepOfSet(cmd *cobra.Command, s *v1alpha1.Set) error {
+	data, err := a.call(cmd.Context(), http.MethodGet, setPath(s.Metadata.Name), nil)
+	var p *server.Problem
+	if errors.As(err, &p) && p.Status == http.StatusNotFound {
+		return nil
+	}
+	var now v1alpha1.Set
+	if err == nil {
+		err = understand(data, &now)
+	}
+	if err != nil {
+		return err
+	}
+	if !cmd.Flags().Changed("type") {
+		s.Spec.Type = now.Spec.Type
+	}
+	if !cmd.Flags().Changed("label") {
+		s.Metadata.Labels = now.Metadata.Labels
+	}
+	return nil
 }
 
 // readElements reads an element per line.
@@ -135,5 +165,8 @@ func readElements(file string, stdin io.Reader) (out []string, err error) {
 			out = append(out, text)
 		}
 	}
-	return out, lines.Err()
+	if err := lines.Err(); err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return out, nil
 }
