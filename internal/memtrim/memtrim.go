@@ -20,9 +20,9 @@ const (
 	busyFor   = 2               // intervals after Busy, even if the process never stops allocating: queries do that
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 
-	idlePercent = 25       // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
-	headroom    = 16 << 20 // what a busy process allocates between two collections; a change allocates some MiB
-	smallHeap   = 4 << 20  // the runtime counts at least as much as live
+	idlePercent = 25      // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
+	headroom    = 4 << 20 // what a busy process allocates between two collections; a change allocates some MiB
+	smallHeap   = 4 << 20 // the runtime counts at least as much as live
 )
 
 // working is sent by Busy.
