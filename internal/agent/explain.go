@@ -49,11 +49,14 @@ func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explai
 		return out, err
 	}
 	link := x.points[at[0]].Link
-	p.SourceMAC, p.DestinationMAC = link.MAC, link.PeerMAC
+	p.SrcMAC, p.DstMAC = link.MAC.String(), link.PeerMAC.String()
 	if x.points[at[0]].Chain.Direction == chain.Egress {
-		p.SourceMAC, p.DestinationMAC = link.PeerMAC, link.MAC
+		p.SrcMAC, p.DstMAC = p.DstMAC, p.SrcMAC
 	}
-	frame := p.Frame()
+	frame, err := p.Frame()
+	if err != nil {
+		return out, err
+	}
 	out.Verdict = "pass"
 	for len(at) > 0 && len(out.Packets) < mostChains && ctx.Err() == nil {
 		seen, rest, passed, err := x.tryChain(ctx, at[0], frame)
@@ -151,7 +154,7 @@ func (x *explanation) tryChain(ctx context.Context, p chain.Point, frame []byte)
 }
 
 // firstPoint returns the chains of the service in the direction of the packet, in the order in which it meets them.
-func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Packet) ([]chain.Point, error) {
+func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Fields) ([]chain.Point, error) {
 	var addresses []string
 	for _, point := range x.points.Sorted() {
 		place := x.points[point]
@@ -178,11 +181,11 @@ func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Packet) ([]chain.
 }
 
 // directionOf is the direction of a packet as the service at the link sees it; empty if it has neither address.
-func directionOf(l service.Link, p packet.Packet) string {
+func directionOf(l service.Link, p packet.Fields) string {
 	switch {
-	case hasAddress(l, p.Source.Addr()):
+	case hasAddress(l, p.Src):
 		return string(chain.Egress)
-	case hasAddress(l, p.Destination.Addr()):
+	case hasAddress(l, p.Dst):
 		return string(chain.Ingress)
 	}
 	return ""

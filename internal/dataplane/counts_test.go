@@ -35,7 +35,8 @@ func TestCountsOfDrops(t *testing.T) {
 			l := load(t, s.side, s.dir, testModule(t, "pass", "before", nil),
 				testModule(t, "drop", "dropper", map[string]any{"port": 53}), testModule(t, "pass", "after", nil))
 			short, long := udpPacket(t, 53, nil), udpPacket(t, 53, make([]byte, 500))
-			v4, v6 := udpPacket(t, 54, make([]byte, 100)), representativeFrame("IPv6", packet.UDP, 0, 64)
+			v4 := udpPacket(t, 54, make([]byte, 100))
+			v6 := representativeFrame("IPv6", packet.Fields{UDP: &packet.Ports{Src: 40000, Dst: 80}})
 			for _, frame := range [][]byte{short, long, v4, v6, v6} {
 				run(t, l.Program, frame)
 			}

@@ -224,7 +224,7 @@ func sampledChains(t *testing.T) map[string]func(chain.Side, chain.Direction) []
 func TestMeasuredPacketIsOrdinary(t *testing.T) {
 	needsSampling(t)
 	packets := [][]byte{udpPacket(t, 53, []byte("dropped")), udpPacket(t, 54, nil),
-		representativeFrame("IPv6", packet.UDP, 0, 64),
+		representativeFrame("IPv6", packet.Fields{UDP: &packet.Ports{Src: 40000, Dst: 80}}),
 		udpPacket(t, 53, nil)[:14+20+4]}
 	for name, modules := range sampledChains(t) {
 		for _, s := range sides {

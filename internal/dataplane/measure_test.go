@@ -148,7 +148,7 @@ func TestRepresentativePacketsParse(t *testing.T) {
 		if got.Outcome != kerbabi.ParseOK || got.Flags&kerbabi.FlagL4 == 0 || got.Flags&^kerbabi.FlagL4 != 0 {
 			t.Errorf("%s: %+v", p.kind, got)
 		}
-		l3, segment := p.frame[14:], p.frame[got.L4:]
+		l3, segment := p.frame[14:], p.frame[got.L4:got.L4+uint64(got.L4Len)]
 		ends := l3[8:40]
 		if got.Family == 4 {
 			if ends = l3[12:20]; packet.Checksum(l3[:20]) != 0 {

@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"net/netip"
+	"strings"
 
 	"github.com/kerb-edge/kerb/internal/packet"
 )
@@ -17,31 +18,34 @@ type specimen struct {
 // representative are the packets that modules are measured with: what opens a connection, what acknowledges or asks
 // little, what carries much, and a datagram, in both families. Lengths are those of the payload.
 func representative() []specimen {
+	ports := packet.Ports{Src: 40000, Dst: 80}
 	var out []specimen
 	for _, family := range []string{"IPv4", "IPv6"} {
 		for _, s := range []struct {
-			kind    string
-			proto   uint8
-			flags   uint8
-			payload int
-		}{
-			{"TCP SYN", packet.TCP, 0x02, 0},
-			{"TCP 64 B", packet.TCP, 0x18, 64},
-			{"TCP 1400 B", packet.TCP, 0x10, 1400},
-			{"UDP 64 B", packet.UDP, 0, 64},
-		} {
-			out = append(out, specimen{family + " " + s.kind, representativeFrame(family, s.proto, s.flags, s.payload)})
+			kind, flags string // of UDP without flags
+			payload     int
+		}{{"TCP SYN", "S", 0}, {"TCP 64 B", "PA", 64}, {"TCP 1400 B", "A", 1400}, {"UDP 64 B", "", 64}} {
+			f := packet.Fields{TCP: &packet.TCP{Ports: ports, Flags: s.flags, Seq: 1}}
+			if s.flags == "" {
+				f = packet.Fields{UDP: &ports}
+			}
+			f.Payload = strings.Repeat("\x00", s.payload)
+			out = append(out, specimen{family + " " + s.kind, representativeFrame(family, f)})
 		}
 	}
 	return out
 }
 
 // representativeFrame has ends of the ranges for documentation (RFC 5737, RFC 3849).
-func representativeFrame(family string, proto, flags uint8, payload int) []byte {
-	from, to := "192.0.2.1:40000", "198.51.100.2:80"
+func representativeFrame(family string, f packet.Fields) []byte {
+	from, to := "192.0.2.1", "198.51.100.2"
 	if family == "IPv6" {
-		from, to = "[2001:db8::1]:40000", "[2001:db8:1::2]:80"
+		from, to = "2001:db8::1", "2001:db8:1::2"
 	}
-	return packet.Packet{Source: netip.MustParseAddrPort(from), Destination: netip.MustParseAddrPort(to),
-		Protocol: proto, TCPFlags: flags, Payload: payload}.Frame()
+	f.Src, f.Dst = netip.MustParseAddr(from), netip.MustParseAddr(to)
+	frame, err := f.Frame()
+	if err != nil {
+		panic(err) // the fields above are right
+	}
+	return frame
 }

@@ -3,6 +3,7 @@
 package packet
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -16,44 +17,63 @@ const Usage = "want for example 'tcp 198.51.100.7:40000 > 10.0.0.2:80 syn', " +
 // mostPayload keeps a packet below the MTU of Ethernet: the data plane fragments what is longer.
 const mostPayload = 1400
 
-var protocols = map[string]uint8{"tcp": TCP, "udp": UDP, "icmp": ICMP, "icmpv6": ICMPv6}
-
-var tcpFlags = map[string]uint8{"fin": 1, "syn": 2, "rst": 4, "psh": 8, "ack": 16, "urg": 32, "ece": 64, "cwr": 128}
+// tcpFlags are the letters of TCP.Flags by the names of descriptions.
+var tcpFlags = map[string]string{"fin": "F", "syn": "S", "rst": "R", "psh": "P", "ack": "A", "urg": "U", "ece": "E",
+	"cwr": "C"}
 
 // Parse reads a packet: protocol, source > destination, and options: names of TCP flags (syn by default), type and code
-// of ICMP (echo request by default), and the length of the payload.
-func Parse(text string) (Packet, error) {
+// of ICMP (echo request by default), and the length of the payload, which is zeros.
+func Parse(text string) (Fields, error) {
 	words := strings.Fields(strings.ToLower(text))
 	if len(words) < 4 || words[2] != ">" {
-		return Packet{}, fmt.Errorf("packet %q: %s", text, Usage)
+		return Fields{}, fmt.Errorf("packet %q: %s", text, Usage)
 	}
-	protocol, ok := protocols[words[0]]
-	if !ok {
-		return Packet{}, fmt.Errorf("packet %q: %q is neither tcp, udp, icmp nor icmpv6", text, words[0])
-	}
-	p := Packet{Protocol: protocol}
-	var err error
-	if p.Source, err = p.end(words[1]); err == nil {
-		p.Destination, err = p.end(words[3])
-	}
-	if err == nil && p.Source.Addr().Is4() != p.Destination.Addr().Is4() {
-		err = fmt.Errorf("source and destination must have the same IP version")
-	}
-	if err == nil && (protocol == ICMP && !p.Source.Addr().Is4() || protocol == ICMPv6 && p.Source.Addr().Is4()) {
-		err = fmt.Errorf("icmp is for IPv4, icmpv6 for IPv6")
-	}
+	var f Fields
+	err := f.ends(words[0], words[1], words[3])
 	if err == nil {
-		err = p.options(words[4:])
+		err = f.options(words[0], words[4:])
 	}
 	if err != nil {
-		return Packet{}, fmt.Errorf("packet %q: %w", text, err)
+		return Fields{}, fmt.Errorf("packet %q: %w", text, err)
 	}
-	return p, nil
+	return f, nil
 }
 
-// end reads an address, with a port for TCP and UDP.
-func (p *Packet) end(text string) (netip.AddrPort, error) {
-	if p.Protocol == TCP || p.Protocol == UDP {
+func (f *Fields) ends(protocol, from, to string) error {
+	var src, dst netip.AddrPort
+	var err error
+	ported := protocol == "tcp" || protocol == "udp"
+	if src, err = end(from, ported); err == nil {
+		dst, err = end(to, ported)
+	}
+	f.Src, f.Dst = src.Addr(), dst.Addr()
+	ports := Ports{src.Port(), dst.Port()}
+	switch protocol {
+	case "tcp":
+		f.TCP = &TCP{Ports: ports, Seq: 1}
+	case "udp":
+		f.UDP = &ports
+	case "icmp":
+		f.ICMP = &ICMP{Type: 8, ID: 1, Seq: 1}
+	case "icmpv6":
+		f.ICMP = &ICMP{Type: 128, ID: 1, Seq: 1}
+	default:
+		return fmt.Errorf("%q is neither tcp, udp, icmp nor icmpv6", protocol)
+	}
+	switch {
+	case err != nil:
+		return err
+	case f.Src.Is4() != f.Dst.Is4():
+		return errors.New("source and destination must have the same IP version")
+	case f.ICMP != nil && f.Src.Is4() != (protocol == "icmp"):
+		return errors.New("icmp is for IPv4, icmpv6 for IPv6")
+	}
+	return nil
+}
+
+// end reads an address, with a port where the protocol has some.
+func end(text string, ported bool) (netip.AddrPort, error) {
+	if ported {
 		end, err := netip.ParseAddrPort(text)
 		if err != nil || end.Addr().Zone() != "" {
 			return end, fmt.Errorf("%q is no address with a port, such as 192.0.2.1:80 or [2001:db8::1]:80", text)
@@ -67,24 +87,21 @@ func (p *Packet) end(text string) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), 0), nil
 }
 
-func (p *Packet) options(words []string) error {
-	if p.ICMPType = 8; p.Protocol == ICMPv6 {
-		p.ICMPType = 128
+func (f *Fields) options(protocol string, words []string) error {
+	most := map[string]uint64{"length": mostPayload}
+	if f.ICMP != nil {
+		most["type"], most["code"] = 255, 255
 	}
 	for len(words) > 0 {
 		word := words[0]
 		words = words[1:]
-		if flag, ok := tcpFlags[word]; ok && p.Protocol == TCP {
-			p.TCPFlags |= flag
+		if flag, ok := tcpFlags[word]; ok && f.TCP != nil {
+			f.TCP.Flags += flag
 			continue
-		}
-		most := map[string]uint64{"length": mostPayload}
-		if p.Protocol == ICMP || p.Protocol == ICMPv6 {
-			most["type"], most["code"] = 255, 255
 		}
 		limit, ok := most[word]
 		if !ok {
-			return fmt.Errorf("unknown option %q of %s: %s", word, protocolName(p.Protocol), Usage)
+			return fmt.Errorf("unknown option %q of %s: %s", word, protocol, Usage)
 		}
 		if len(words) == 0 {
 			return fmt.Errorf("%s has no number behind it", word)
@@ -96,24 +113,21 @@ func (p *Packet) options(words []string) error {
 		words = words[1:]
 		switch word {
 		case "type":
-			p.ICMPType = uint8(n)
+			f.ICMP.Type = uint8(n)
 		case "code":
-			p.ICMPCode = uint8(n)
+			f.ICMP.Code = uint8(n)
 		default:
-			p.Payload = int(n)
+			f.Payload = strings.Repeat("\x00", int(n))
 		}
 	}
-	if p.Protocol == TCP && p.TCPFlags == 0 {
-		p.TCPFlags = tcpFlags["syn"]
+	if f.TCP == nil {
+		return nil
+	}
+	if f.TCP.Flags == "" {
+		f.TCP.Flags = "S"
+	}
+	if strings.Contains(f.TCP.Flags, "A") {
+		f.TCP.Ack = 1
 	}
 	return nil
-}
-
-func protocolName(n uint8) string {
-	for name, number := range protocols {
-		if number == n {
-			return name
-		}
-	}
-	return strconv.Itoa(int(n))
 }

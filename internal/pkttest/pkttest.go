@@ -7,9 +7,10 @@ package pkttest
 import (
 	"encoding/hex"
 	"errors"
-	"net/netip"
 	"path/filepath"
 	"strings"
+
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // Packet is exactly one of hex, pcap and fields.
@@ -19,42 +20,13 @@ type Packet struct {
 	Fields *Fields `json:"fields,omitempty"`
 }
 
-// Fields are an Ethernet frame with IPv4 or IPv6; lengths and checksums are right.
-type Fields struct {
-	SrcMAC  string     `json:"srcMAC,omitempty"`
-	DstMAC  string     `json:"dstMAC,omitempty"`
-	VLAN    uint16     `json:"vlan,omitempty" maximum:"4094"`
-	Src     netip.Addr `json:"src"`
-	Dst     netip.Addr `json:"dst"`
-	TTL     uint8      `json:"ttl,omitempty" maximum:"255"`
-	TOS     uint8      `json:"tos,omitempty" maximum:"255"`
-	TCP     *TCP       `json:"tcp,omitempty"`
-	UDP     *Ports     `json:"udp,omitempty"`
-	ICMP    *ICMP      `json:"icmp,omitempty"`
-	Payload string     `json:"payload,omitempty"`
-}
-
-// Ports are those of a datagram.
-type Ports struct {
-	Src uint16 `json:"src,omitempty" maximum:"65535"`
-	Dst uint16 `json:"dst,omitempty" maximum:"65535"`
-}
-
-// TCP is a segment.
-type TCP struct {
-	Ports
-	Flags string `json:"flags,omitempty"` // as in S, SA, PA, F, R
-	Seq   uint32 `json:"seq,omitempty"`
-	Ack   uint32 `json:"ack,omitempty"`
-}
-
-// ICMP is a message, of ICMPv6 if the addresses are.
-type ICMP struct {
-	Type uint8  `json:"type,omitempty" maximum:"255"`
-	Code uint8  `json:"code,omitempty" maximum:"255"`
-	ID   uint16 `json:"id,omitempty" maximum:"65535"`
-	Seq  uint16 `json:"seq,omitempty" maximum:"65535"`
-}
+// Fields are a packet in the form of test files.
+type (
+	Fields = packet.Fields
+	Ports  = packet.Ports
+	TCP    = packet.TCP
+	ICMP   = packet.ICMP
+)
 
 // Frames returns the packets. Captures are relative to dir.
 func (p Packet) Frames(dir string) ([][]byte, error) {
@@ -76,6 +48,6 @@ func (p Packet) Frames(dir string) ([][]byte, error) {
 		frame, err := hex.DecodeString(strings.Join(strings.Fields(p.Hex), ""))
 		return [][]byte{frame}, err
 	}
-	frame, err := p.Fields.frame()
+	frame, err := p.Fields.Frame()
 	return [][]byte{frame}, err
 }

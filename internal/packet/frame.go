@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package pkttest
+// Package packet builds Ethernet frames for test runs, from fields or from a description in the words of tcpdump.
+package packet
 
 import (
 	"encoding/binary"
@@ -8,6 +9,7 @@ import (
 	"fmt"
 	"math/bits"
 	"net"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -20,7 +22,45 @@ const (
 	tcpHeader = 20
 )
 
-func (f *Fields) frame() ([]byte, error) {
+// Fields are an Ethernet frame with IPv4 or IPv6; lengths and checksums are right.
+type Fields struct {
+	SrcMAC  string     `json:"srcMAC,omitempty"`
+	DstMAC  string     `json:"dstMAC,omitempty"`
+	VLAN    uint16     `json:"vlan,omitempty" maximum:"4094"`
+	Src     netip.Addr `json:"src"`
+	Dst     netip.Addr `json:"dst"`
+	TTL     uint8      `json:"ttl,omitempty" maximum:"255"`
+	TOS     uint8      `json:"tos,omitempty" maximum:"255"`
+	TCP     *TCP       `json:"tcp,omitempty"`
+	UDP     *Ports     `json:"udp,omitempty"`
+	ICMP    *ICMP      `json:"icmp,omitempty"`
+	Payload string     `json:"payload,omitempty"`
+}
+
+// Ports are those of a datagram.
+type Ports struct {
+	Src uint16 `json:"src,omitempty" maximum:"65535"`
+	Dst uint16 `json:"dst,omitempty" maximum:"65535"`
+}
+
+// TCP is a segment.
+type TCP struct {
+	Ports
+	Flags string `json:"flags,omitempty"` // as in S, SA, PA, F, R
+	Seq   uint32 `json:"seq,omitempty"`
+	Ack   uint32 `json:"ack,omitempty"`
+}
+
+// ICMP is a message, of ICMPv6 if the addresses are.
+type ICMP struct {
+	Type uint8  `json:"type,omitempty" maximum:"255"`
+	Code uint8  `json:"code,omitempty" maximum:"255"`
+	ID   uint16 `json:"id,omitempty" maximum:"65535"`
+	Seq  uint16 `json:"seq,omitempty" maximum:"65535"`
+}
+
+// Frame returns the frame, of 60 bytes at least, as Ethernet pads it.
+func (f *Fields) Frame() ([]byte, error) {
 	if !f.Src.IsValid() || !f.Dst.IsValid() || f.Src.Is4() != f.Dst.Is4() {
 		return nil, errors.New("src and dst must be two addresses of one family")
 	}
@@ -75,7 +115,7 @@ func (f *Fields) network(protocol uint8, length int) []byte {
 	length += 20
 	header := []byte{0x45, f.TOS, byte(length >> 8), byte(length), 0, 0, 0, 0, ttl, protocol, 0, 0}
 	header = slices.Concat(header, f.Src.AsSlice(), f.Dst.AsSlice())
-	binary.BigEndian.PutUint16(header[10:], checksum(header))
+	binary.BigEndian.PutUint16(header[10:], Checksum(header))
 	return header
 }
 
@@ -100,7 +140,7 @@ func (f *Fields) transport() (segment []byte, protocol uint8, err error) {
 	if f.ICMP != nil && f.Src.Is4() {
 		protocol, pseudo = unix.IPPROTO_ICMP, nil
 	}
-	sum := checksum(slices.Concat(pseudo, segment))
+	sum := Checksum(slices.Concat(pseudo, segment))
 	if sum == 0 && protocol == unix.IPPROTO_UDP { // 0 would be none
 		sum = 0xffff
 	}
@@ -139,8 +179,8 @@ func appendUint16s(to []byte, values ...uint16) []byte {
 	return to
 }
 
-// checksum is that of RFC 1071.
-func checksum(data []byte) uint16 {
+// Checksum is that of RFC 1071.
+func Checksum(data []byte) uint16 {
 	var sum uint64
 	for i := 0; i+1 < len(data); i += 2 {
 		sum += uint64(binary.BigEndian.Uint16(data[i:]))
