@@ -124,7 +124,9 @@ void kerb_intercept_close(struct kerb_intercept *k);
 /* kerb_intercept_receive gives back the packets of the last call and waits for new ones: at most
  * max, at most timeout ns (0: not at all, negative: indefinitely). The number of packets; 0 after
  * the timeout; -EINTR after a signal, SIGCONT too; -EPIPE if another program has taken the class
- * over. A new configuration of the module, or a restart of Kerb, is gone along with. */
+ * over. Packets that are kept longer than the class's watchdog count as unread: later ones that
+ * would be stolen pass, until these are given back. A new configuration of the module, or a restart
+ * of Kerb, is gone along with. */
 int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets, int max,
 			   int64_t timeout);
 
