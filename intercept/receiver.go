@@ -241,9 +241,9 @@ func (r *Receiver) enter(answer opened, fds []int) error {
 }
 
 // Receive gives back the packets of the last call and waits for new ones: at least one, or until the timeout; 0 is not
-// at all, negative waits indefinitely. Packets that are kept longer than the class's watchdog count as unread: later ones
-// that would be stolen pass, until these are released. A new configuration of the module, or a restart of Kerb, is gone
-// along with.
+// at all, negative waits indefinitely. Packets that are kept longer than the class's watchdog count as unread: later
+// ones that would be stolen pass, until these are released. A new configuration of the module, or a restart of Kerb, is
+// gone along with.
 func (r *Receiver) Receive(packets []Packet, timeout time.Duration) (int, error) {
 	if r.ring == nil {
 		return 0, ErrClosed
