@@ -62,15 +62,27 @@ func (w *wants) take(q link.Request) {
 func (w *wants) attach(start func(used []string) *session) *session {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	var used []string
-	for app := range w.used {
-		used = append(used, app)
+	used := slices.Collect(maps.Keys(w.used))
+	if w.session != nil { // it knows better: also what was looked up since
+		used = w.session.inUse()
 	}
 	w.session = start(used)
 	return w.session
 }
 
-// request takes a request of the agent.
+// inUse returns the services that the agent has.
+func (s *session) inUse() (all []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for app, f := range s.services {
+		if f.used {
+			all = append(all, app)
+		}
+	}
+	return all
+}
+
+// request takes a request of the agent. A release of a service with instances here has crossed the message to keep it.
 func (s *session) request(q link.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +98,7 @@ func (s *session) request(q link.Request) {
 		s.lookUp(addr, now)
 	}
 	for _, name := range q.Release {
-		if f := s.services[strings.TrimPrefix(name, recordPrefix)]; f != nil {
+		if f := s.services[strings.TrimPrefix(name, recordPrefix)]; f != nil && len(f.instances) == 0 {
 			f.used, f.found = false, link.Record{}
 			s.leaveLater(f)
 		}
@@ -126,7 +138,7 @@ func (s *session) takeLookup(addr netip.Addr, r tableResult) {
 	}
 	f := s.follow(r.App)
 	found := s.found(f, r)
-	if len(r.Instances) == 0 && !has(found.Spec, addr) {
+	if len(r.Instances) == 0 && len(found.Spec.Addresses) < maxAddresses && !has(found.Spec, addr) {
 		found.Spec.Addresses = append(slices.Clip(found.Spec.Addresses), v1.VirtualAddress{Address: addr.String(),
 			Policy: v1.PolicyRoundRobin})
 	}
@@ -149,10 +161,11 @@ func has(spec v1.VirtualServiceSpec, addr netip.Addr) bool {
 	return false
 }
 
-// found is what an answer says of a service; s.mu is held. A service keeps its addresses when it has no instance.
+// found is what an answer says of a service; s.mu is held. A service keeps its addresses when the answer has none, as
+// that of a service without instances.
 func (s *session) found(f *followed, r tableResult) link.Record {
 	found := link.Record{Name: recordPrefix + r.App, Spec: translation{s.ranges, s.own}.spec(r)}
-	if len(found.Spec.Instances) == 0 {
+	if len(found.Spec.Addresses) == 0 {
 		found.Spec.Addresses = f.found.Spec.Addresses
 	}
 	return found

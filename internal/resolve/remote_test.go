@@ -72,10 +72,11 @@ func TestRemote(t *testing.T) {
 	end = process()
 	expect("what the next process starts with", `{"use":["test.a"],"lookup":["10.30.0.3"]}`)
 	p.subscription.Handle(sdk.Requests{Release: []string{"test.a"}})
-	expect("a release", `{"release":["test.a"]}`)
+	look("10.30.0.5")
+	expect("a lookup, and no release of what is to be kept", `{"lookup":["10.30.0.5"]}`)
 	p.sync().expect("what is to be kept", p.targets("test.a"), "i0=10.18.0.1@")
 	r.Take(link.Result{Put: &Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.1")}})
-	expect("a release of what is not used", `{"release":["test.a"]}`)
+	expect("a release of what is not to be kept", `{"release":["test.a"]}`)
 	p.sync().expect("what is not to be kept", p.names(), "")
 	wait.Until(t, "no answer in time", func() bool {
 		p.sync()

@@ -424,11 +424,12 @@ func (t *Table) release(s *Subscription, name string) {
 	if delete(e.users, s); len(e.users) > 0 {
 		return
 	}
-	if !e.keep {
-		t.remove(name, e.source)
-		t.restoreShadowed()
-		t.cache.remove(e.source, name)
+	if e.keep {
+		return // the resolver says when it is not to be kept any more
 	}
+	t.remove(name, e.source)
+	t.restoreShadowed()
+	t.cache.remove(e.source, name)
 	for _, r := range t.resolvers {
 		if r.Source() == e.source {
 			r.Release(name)
