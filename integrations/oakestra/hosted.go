@@ -135,7 +135,7 @@ func (s *session) takeNotice(name string, payload []byte) error {
 
 // takeTable takes an answer. Answers to queries of others are ignored.
 func (s *session) takeTable(payload []byte) error {
-	r, err := decodeTable(payload)
+	r, err := decodeTable(payload, s.ranges)
 	if err != nil {
 		return err
 	}
@@ -152,16 +152,12 @@ func (s *session) takeTable(payload []byte) error {
 	if r.App != r.Key {
 		return &invalid{"app_name", fmt.Sprintf("%q is the answer to a query for %q", r.App, r.Key)}
 	}
-	found, err := f.find(r)
-	if err != nil {
-		return err
-	}
 	if f.leaving {
 		s.leaveLocked(r.App)
 		return nil
 	}
 	s.takeService(f, r)
-	s.check(f, found)
+	s.check(f, f.find(r))
 	return nil
 }
 
@@ -182,19 +178,14 @@ func (s *session) check(f *followed, found map[int]location) {
 }
 
 // find returns what an answer says of the instances of this worker. Other entries are of no concern.
-func (f *followed) find(r tableResult) (map[int]location, error) {
+func (f *followed) find(r tableResult) map[int]location {
 	found := map[int]location{}
-	for i, e := range r.Instances {
-		if f.instances[*e.Number] == nil {
-			continue
+	for _, e := range r.Instances {
+		if f.instances[*e.Number] != nil {
+			found[*e.Number], _ = e.locate("") // was checked
 		}
-		l, err := e.locate(fmt.Sprintf("instance_list[%d]", i))
-		if err != nil {
-			return nil, err
-		}
-		found[*e.Number] = l
 	}
-	return found, nil
+	return found
 }
 
 // compare returns nil if the cluster knows all instances of this worker, else what is to be announced. That is empty,

@@ -82,7 +82,7 @@ func TestInstancesWithoutUsableAddresses(t *testing.T) {
 	s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})
 	s.answer(t, "a", "10.30.0.2", "["+entryOf(0, `"namespace_ip":"10.18.0.2",`)+"]")
 	s.answer(t, "a", "a", `[{"instance_number":1,"namespace_ip":"10.18.0.9",`+
-		`"service_ip":[{"IpType":"RR","Address":"172.16.0.1"}]}]`)
+		`"service_ip":[{"IpType":"RR","Address_v6":"fdff:3000::1"}]}]`)
 	got := last(t, told).Spec
 	if len(got.Instances) != 1 || got.Instances[0].Name != "1" || got.Instances[0].Addresses[0] != "10.18.0.9" ||
 		got.Addresses[0].Address != "10.30.0.2" {

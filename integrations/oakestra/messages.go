@@ -3,6 +3,8 @@
 package oakestra
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +30,7 @@ type (
 	}
 	tableResult struct {
 		App       string       `json:"app_name"`
-		Instances []tableEntry `json:"instance_list"`
+		Instances tableEntries `json:"instance_list"`
 		Key       string       `json:"query_key"` // the name or address of the request
 	}
 	tableEntry struct {
@@ -38,9 +40,11 @@ type (
 		Address6 string           `json:"namespace_ip_v6"`
 		Host     string           `json:"host_ip"`
 		Port     any              `json:"host_port"` // a number, or text
-		Virtual  []virtualAddress `json:"service_ip"`
+		Virtual  virtualAddresses `json:"service_ip"`
 	}
-	virtualAddress struct {
+	tableEntries     []tableEntry
+	virtualAddresses []virtualAddress
+	virtualAddress   struct {
 		Type     string `json:"IpType"` // RR, or instance_ip
 		Address  string `json:"Address"`
 		Address6 string `json:"Address_v6"`
@@ -96,14 +100,60 @@ func decode(data []byte, v any) error {
 		return &invalid{"payload", fmt.Sprintf("has %d bytes, more than %d", len(data), maxMessage)}
 	}
 	err := json.Unmarshal(data, v)
-	var wrong *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &wrong) && wrong.Field != "":
-		return &invalid{wrong.Field, "must not be a JSON " + wrong.Value}
-	case err != nil:
-		return &invalid{"payload", err.Error()}
+	var wrong *invalid
+	if err == nil || errors.As(err, &wrong) {
+		return err
 	}
-	return nil
+	return misfit("", err)
+}
+
+// misfit is the error of JSON in a field, or in the payload, that does not fit its type.
+func misfit(field string, err error) error {
+	var wrong *json.UnmarshalTypeError
+	var inner *invalid
+	switch {
+	case errors.As(err, &inner):
+		return &invalid{field + "." + inner.field, inner.reason}
+	case !errors.As(err, &wrong):
+		return &invalid{cmp.Or(field, "payload"), err.Error()}
+	case field != "" && wrong.Field != "":
+		field += "."
+	}
+	return &invalid{cmp.Or(field+wrong.Field, "payload"), "must not be a JSON " + wrong.Value}
+}
+
+// decodeList decodes no more entries than a list may have: those of a hostile one would fill the memory.
+func decodeList[T any](field string, data []byte, most int) (all []T, err error) {
+	d := json.NewDecoder(bytes.NewReader(data))
+	switch start, err := d.Token(); {
+	case err != nil || start == nil:
+		return nil, err
+	case start != json.Delim('['):
+		return nil, &invalid{field, "must be a JSON array"}
+	}
+	for all = []T{}; d.More(); {
+		if len(all) == most {
+			return nil, &invalid{field, fmt.Sprintf("has more than %d entries", most)}
+		}
+		var v T
+		if err := d.Decode(&v); err != nil {
+			return nil, misfit(fmt.Sprintf("%s[%d]", field, len(all)), err)
+		}
+		all = append(all, v)
+	}
+	return all, nil
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *tableEntries) UnmarshalJSON(data []byte) (err error) {
+	*t, err = decodeList[tableEntry]("instance_list", data, maxInstances)
+	return err
+}
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (v *virtualAddresses) UnmarshalJSON(data []byte) (err error) {
+	*v, err = decodeList[virtualAddress]("service_ip", data, maxAddresses)
+	return err
 }
 
 // Networks of the namespaces of services: what the root service manager assigns subnets from.
@@ -138,8 +188,8 @@ func parseSubnet(field, text string, within netip.Prefix, bits int, virtual []ne
 	return p, nil
 }
 
-// decodeTable checks what is used of every answer; entries are checked where they are used.
-func decodeTable(data []byte) (r tableResult, err error) {
+// decodeTable checks an answer. Virtual addresses are those in ranges.
+func decodeTable(data []byte, ranges []netip.Prefix) (r tableResult, err error) {
 	if err := decode(data, &r); err != nil {
 		return r, err
 	}
@@ -150,21 +200,53 @@ func decodeTable(data []byte) (r tableResult, err error) {
 		return r, &invalid{"app_name", fmt.Sprintf("%q is not the name of a service", r.App)}
 	case r.Instances == nil:
 		return r, &invalid{"instance_list", "missing"}
-	case len(r.Instances) > maxInstances:
-		return r, &invalid{"instance_list", fmt.Sprintf("has more than %d entries", maxInstances)}
 	}
 	seen := map[int]bool{}
 	for i, e := range r.Instances {
-		field := fmt.Sprintf("instance_list[%d].instance_number", i)
+		field := fmt.Sprintf("instance_list[%d]", i)
 		if e.Number == nil || *e.Number < 0 {
-			return r, &invalid{field, "missing or negative"}
+			return r, &invalid{field + ".instance_number", "missing or negative"}
 		}
 		if seen[*e.Number] {
-			return r, &invalid{field, fmt.Sprintf("%d is there twice", *e.Number)}
+			return r, &invalid{field + ".instance_number", fmt.Sprintf("%d is there twice", *e.Number)}
 		}
 		seen[*e.Number] = true
+		l, err := e.locate(field)
+		if err != nil {
+			return r, err
+		}
+		for n, a := range []netip.Addr{l.address, l.address6} {
+			if within(ranges, a) {
+				name := []string{"namespace_ip", "namespace_ip_v6"}[n]
+				return r, &invalid{field + "." + name, fmt.Sprintf("%s is a virtual address", a)}
+			}
+		}
+		if err := e.checkVirtual(field, ranges); err != nil {
+			return r, err
+		}
 	}
 	return r, nil
+}
+
+// Networks of virtual addresses of the root service manager. What the ranges of this worker leave out is ignored.
+var serviceNetworks = []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16"), netip.MustParsePrefix("fdff::/16")}
+
+func within(networks []netip.Prefix, a netip.Addr) bool {
+	return slices.ContainsFunc(networks, func(p netip.Prefix) bool { return p.Contains(a) })
+}
+
+// checkVirtual checks the virtual addresses of an entry. A service may lack one of either version.
+func (e tableEntry) checkVirtual(field string, ranges []netip.Prefix) error {
+	for i, v := range e.Virtual {
+		for n, text := range []string{v.Address, v.Address6} {
+			a, err := netip.ParseAddr(text)
+			if text != "" && text != noAddress && (err != nil || !within(ranges, a) && !within(serviceNetworks, a)) {
+				return &invalid{fmt.Sprintf("%s.service_ip[%d].%s", field, i, []string{"Address", "Address_v6"}[n]),
+					fmt.Sprintf("%q is not an address in the ranges of this worker; see oakestra.ranges", text)}
+			}
+		}
+	}
+	return nil
 }
 
 // noAddress is how NetManager writes that a unikernel has no IPv6 address.
@@ -192,8 +274,10 @@ func (e tableEntry) locate(field string) (location, error) {
 			continue
 		}
 		addr, err := netip.ParseAddr(a.text)
-		if addr = addr.Unmap(); err != nil || a.to != &l.host && addr.Is4() != a.is4 {
-			return l, &invalid{field + "." + a.name, fmt.Sprintf("%q is not an address of its version", a.text)}
+		addr = addr.Unmap()
+		_, unusable := parseUnicast(addr.String())
+		if err != nil || a.to != &l.host && (addr.Is4() != a.is4 || unusable != nil) {
+			return l, &invalid{field + "." + a.name, fmt.Sprintf("%q is not an address that it may be", a.text)}
 		}
 		*a.to, l.known = addr, true
 	}

@@ -305,23 +305,28 @@ func (s *session) wake() {
 	}
 }
 
+// maxReason limits what is logged of a message.
+const maxReason = 200
+
 // receive takes a message of the broker. It must not wait: messages come one at a time.
 func (s *session) receive(topic string, payload []byte) {
 	var err error
-	name, isUpdate := strings.CutSuffix(strings.TrimPrefix(topic, updatePrefix), updateSuffix)
+	name, isUpdate := strings.CutPrefix(topic, updatePrefix)
+	name, ends := strings.CutSuffix(name, updateSuffix)
 	switch {
 	case topic == s.topic(topicSubnetResult):
 		err = s.takeSubnet(payload)
 	case topic == s.topic(topicTableResult):
 		err = s.takeTable(payload)
-	case isUpdate:
+	case isUpdate && ends:
 		err = s.takeNotice(name, payload)
 	default:
 		err = &invalid{"topic", "is not one of this worker"}
 	}
 	var wrong *invalid
 	if errors.As(err, &wrong) {
-		s.log.Warn("refused a message of the cluster", "topic", topic, "field", wrong.field, "reason", wrong.reason)
+		s.log.Warn("refused a message of the cluster", "topic", topic, "field", wrong.field,
+			"reason", wrong.reason[:min(len(wrong.reason), maxReason)]) // it may quote the message
 		return
 	}
 	s.mu.Lock()

@@ -5,7 +5,6 @@ package oakestra
 import (
 	"errors"
 	"net/netip"
-	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -97,5 +96,5 @@ func parseUnicast(text string) (netip.Addr, error) {
 }
 
 func (t translation) virtual(a netip.Addr) bool {
-	return slices.ContainsFunc(t.ranges, func(p netip.Prefix) bool { return p.Contains(a) })
+	return within(t.ranges, a)
 }
