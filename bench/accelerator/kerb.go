@@ -56,23 +56,19 @@ func (c *contender) allowed() []string {
 // counts are counters of connections by result.
 type counts struct {
 	offered, accelerated uint64
-	// that went out of the map and did not come back; those that were closed since count
-	resting int
-	refused map[string]uint64 // by reason
+	refused              map[string]uint64 // by reason
 }
 
 func (k *kerb) counts() (counts, error) {
 	sum := counts{refused: map[string]uint64{}}
 	var pairs []struct {
 		Offered, Accelerated uint64
-		Rested, Returned     uint64
 		Refused              map[string]uint64
 	}
 	err := k.Get("/v1/modules/accelerator/pairs", &pairs)
 	for _, p := range pairs {
 		sum.offered += p.Offered
 		sum.accelerated += p.Accelerated
-		sum.resting += int(p.Rested - p.Returned)
 		for reason, n := range p.Refused {
 			sum.refused[reason] += n
 		}
@@ -81,8 +77,7 @@ func (k *kerb) counts() (counts, error) {
 }
 
 func (c counts) since(before counts) counts {
-	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, c.resting - before.resting,
-		map[string]uint64{}}
+	d := counts{c.offered - before.offered, c.accelerated - before.accelerated, map[string]uint64{}}
 	for reason, n := range c.refused {
 		if n > before.refused[reason] {
 			d.refused[reason] = n - before.refused[reason]

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/deploy"
 )
 
-// ageIdle takes idle sockets out of a module's map while it is attached, and puts those back that become active.
+// ageIdle takes idle sockets out of a module's map while it is attached.
 func (a *Agent) ageIdle(d *deploy.Module, l *liveModule) {
 	if !d.Sockets || len(a.instances(d.Dataplane.Name)) == 0 {
 		l.aging.Close()

@@ -19,7 +19,7 @@ import (
 //	                                     /counts                      packets and verdicts of the modules
 //	                                     /samples, /latency           tail-call table of the timed copy; what it has measured
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
-//	                                     of sockets: /all, /services, /messages, /drain, /age, and the maps /sockets, /off, /drained, /returning
+//	                                     of sockets: /all, /services, /messages, /drain, /age, and the maps /sockets, /off, /drained
 //	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)
 //	            /cgroup<id>_<entry>_<module>       attach points (sockets)
 //	<root>/traces/<id>                             tail-call tables of split chains that are traced

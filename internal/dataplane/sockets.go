@@ -28,8 +28,7 @@ const (
 	offMap      = "off"
 	drainedMap  = "drained"
 
-	agePin       = "age"
-	returningMap = "returning"
+	agePin = "age"
 )
 
 // SocketsPrefix begins the names of Kerb's programs on sockets.
@@ -38,7 +37,7 @@ const SocketsPrefix = "kerb_"
 // sockets are the programs of one module for sockets, in the kernel.
 type sockets struct {
 	progs map[string]*ebpf.Program // all, services, messages, drain, age; what the module has of them
-	maps  map[string]*ebpf.Map     // sockets, off, drained, returning; clones
+	maps  map[string]*ebpf.Map     // sockets, off, drained; clones
 }
 
 // Close frees what is neither pinned nor attached.
@@ -79,7 +78,7 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 		pin := name
 		if m.Type == ebpf.SockHash {
 			pin = socketsPin
-		} else if name != offMap && name != drainedMap && name != returningMap {
+		} else if name != offMap && name != drainedMap {
 			continue
 		}
 		own, err := g.maps[mapPin(chain.Sockets, name)].Clone()
@@ -270,7 +269,7 @@ func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(
 // left.
 func (l *LoadedSockets) Drain() (left int, err error) { return l.sockets.drain() }
 
-// AgeIdle periodically removes idle sockets, and inserts those that become active, until ctx ends.
+// AgeIdle periodically removes idle sockets until ctx ends.
 func (l *LoadedSockets) AgeIdle(ctx context.Context, every time.Duration) error {
 	return l.sockets.ageIdle(ctx, every)
 }
@@ -296,7 +295,7 @@ func openSockets(dir string) (*sockets, error) {
 			return nil, fmt.Errorf("open program %s: %w", name, err)
 		}
 	}
-	for _, name := range []string{socketsPin, offMap, drainedMap, returningMap} {
+	for _, name := range []string{socketsPin, offMap, drainedMap} {
 		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
 		if err == nil {
 			s.maps[name] = m

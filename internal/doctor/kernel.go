@@ -133,8 +133,7 @@ var wanted = []capability{
 	{"CAP_SYS_ADMIN", unix.CAP_SYS_ADMIN, Warn, "cannot look programs up by id (names of foreign programs) nor try " +
 		"attaching in a namespace"},
 	{"CAP_NET_RAW", unix.CAP_NET_RAW, Warn, "packages that send in the name of services (inject) cannot"},
-	{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, Warn, "cannot look into processes: services registered by pid, and idle " +
-		"sockets that the accelerator takes back"},
+	{"CAP_SYS_PTRACE", unix.CAP_SYS_PTRACE, Warn, "cannot look into processes: services registered by pid"},
 	{"CAP_NET_BROADCAST", unix.CAP_NET_BROADCAST, Warn, "changes of addresses inside services are seen a minute late"},
 }
 

@@ -16,15 +16,14 @@ const (
 	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
 	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be let go of
-	EntryAge      = "age"      // SEC("syscall"), finds sockets that are to go out for now
+	EntryAge      = "age"      // SEC("syscall"), finds sockets that are idle
 )
 
-// Maps that a data plane with EntryDrain has, and one with EntryAge.
+// Maps that a data plane with EntryDrain has.
 const (
 	MapOff = "off" // ARRAY of one u32: not 0 when no byte is to be redirected any more
 	// HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
-	MapDrained   = "drained"
-	MapReturning = "returning" // RINGBUF of sockets that want to come back
+	MapDrained = "drained"
 )
 
 // What can be wrong with a data plane on sockets.
@@ -34,8 +33,7 @@ var (
 	ErrNoSocketMap = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
 	ErrNoDrain     = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), " +
 		"neither in maps.config")
-	ErrNoAge = errors.New("needs drain, a SOCKHASH by socket cookies (u64), and a map returning (RINGBUF), not in " +
-		"maps.config")
+	ErrNoAge = errors.New("needs drain")
 )
 
 // checkSockets is what a manifest of the hook sockets must not say.
@@ -75,10 +73,7 @@ func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 	if _, ok := SocketMap(spec); messages != "" && !ok {
 		return &ObjectError{What: messages, Err: ErrNoSocketMap}
 	}
-	if err := p.checkDrain(spec); err != nil {
-		return err
-	}
-	return p.checkAge(spec)
+	return p.checkDrain(spec)
 }
 
 // SocketMap is the name of the SOCKHASH that the sk_msg program is attached to; false if there is not exactly one.
@@ -101,6 +96,9 @@ func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 		return &ObjectError{What: "map " + sockets, Err: errors.New("holds connections and cannot be in maps.config")}
 	}
 	if spec.Programs[EntryDrain] == nil {
+		if spec.Programs[EntryAge] != nil {
+			return &ObjectError{What: EntryAge, Err: ErrNoAge}
+		}
 		return nil
 	}
 	off, drained := spec.Maps[MapOff], spec.Maps[MapDrained]
@@ -108,20 +106,6 @@ func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 		drained.KeySize != spec.Maps[sockets].KeySize || slices.Contains(p.Maps.Config, MapOff) ||
 		slices.Contains(p.Maps.Config, MapDrained) {
 		return &ObjectError{What: EntryDrain, Err: ErrNoDrain}
-	}
-	return nil
-}
-
-func (p *Package) checkAge(spec *ebpf.CollectionSpec) error {
-	if spec.Programs[EntryAge] == nil {
-		return nil
-	}
-	sockets, _ := SocketMap(spec)
-	returning := spec.Maps[MapReturning]
-	if spec.Programs[EntryDrain] == nil || spec.Maps[sockets].KeySize != 8 || returning == nil ||
-		returning.Type != ebpf.RingBuf ||
-		slices.Contains(p.Maps.Config, MapReturning) {
-		return &ObjectError{What: EntryAge, Err: ErrNoAge}
 	}
 	return nil
 }

@@ -5,6 +5,7 @@
 /* Local TCP connections skip the network stack where that is faster, and nothing changes that an
  * application relies on. */
 #include "close.h"
+#include "idle.h"
 #include "listen.h"
 #include "pair.h"
 #include "turn.h"
@@ -69,7 +70,7 @@ int age(void *unused)
 		return 0;
 	a.idle = cfg->idle;
 	bpf_for_each_map_elem(&ends, accel_age_one, &a, 0);
-	if (a.tended)
+	if (a.left)
 		accel_set_unpaired(0);
 	return a.found;
 }

@@ -35,7 +35,7 @@ static __always_inline __u32 accel_regs_offset(void)
 /* A system call, by the number that it has on this machine. */
 struct accel_call {
 	__u32 number;
-	__u32 first, third, fourth; /* arguments */
+	__u32 third, fourth; /* arguments */
 	__u32 x86;	     /* 0: arm64 */
 };
 
@@ -46,7 +46,6 @@ static __always_inline int accel_call(__u64 address, struct accel_call *c)
 	c->x86 = bpf_core_field_exists(regs->orig_ax);
 	if (c->x86) {
 		c->number = accel_get(regs, orig_ax);
-		c->first = accel_get(regs, di);
 		c->third = accel_get(regs, dx);
 		c->fourth = accel_get(regs, r10);
 		return (accel_get_bits(regs, cs) & 0xffff) == 0x33; /* __USER_CS */
@@ -54,7 +53,6 @@ static __always_inline int accel_call(__u64 address, struct accel_call *c)
 	if (!bpf_core_field_exists(regs->syscallno))
 		return 0;
 	c->number = accel_get(regs, syscallno);
-	c->first = accel_get(regs, regs[0]);
 	c->third = accel_get(regs, regs[2]);
 	c->fourth = accel_get(regs, regs[3]);
 	return 1;
@@ -71,24 +69,6 @@ static __always_inline __u32 accel_send_flags(void)
 	return c.number == (c.x86 ? 46 : 211)	? c.third
 	       : c.number == (c.x86 ? 44 : 206) ? c.fourth
 						: 0;
-}
-
-/* The descriptor that the running thread sends through: by write, writev, pwritev2, sendfile,
- * send..., splice. */
-static __noinline __u32 accel_send_fd(void)
-{
-	struct accel_call c;
-	__u32 n;
-
-	if (!accel_call((__u64)bpf_task_pt_regs(bpf_get_current_task_btf()), &c))
-		return ACCEL_NO_FD;
-	n = c.number;
-	if (n == (c.x86 ? 275 : 76))
-		return c.third;
-	if (c.x86 ? n == 1 || n == 20 || n == 328 || n == 40 || n == 44 || n == 46 || n == 307 :
-		    n == 64 || n == 66 || n == 287 || n == 71 || n == 206 || n == 211 || n == 269)
-		return c.first;
-	return ACCEL_NO_FD;
 }
 
 struct accel_waiting {

@@ -3,7 +3,6 @@
 #ifndef ACCEL_CLOSE_H
 #define ACCEL_CLOSE_H
 
-#include "idle.h"
 #include "pair.h"
 
 #define ACCEL_TURNS_MOST 64 /* of one connection that count for the average */
@@ -44,17 +43,6 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
 	__u64 cookie = bpf_get_socket_cookie(ops);
 	struct accel_end *e = accel_end(cookie);
 
-	if (e && e->out == ACCEL_ASIDE && e->stop == ACCEL_IDLE) {
-		accel_idle_message(e, cookie, accel_about_now());
-		if (e->rare < ACCEL_DEAF)
-			return;
-		/* this call alone is a tenth of a turn now and then; `age` sees others by that, but
-		 * later */
-		e->written = ops->snd_nxt;
-		bpf_sock_ops_cb_flags_set(ops,
-					  ops->bpf_sock_ops_cb_flags & ~BPF_SOCK_OPS_RTT_CB_FLAG);
-		return;
-	}
 	if (e && !e->peer && !e->stop && e->is_client && ops->snd_una != e->pair.client)
 		accel_is_unanswered(ops, e);
 	if (!e || accel_pair_remove(e, cookie))
@@ -66,7 +54,7 @@ static __always_inline void accel_acked(struct bpf_sock_ops *ops)
  * stopped for another reason. */
 static __always_inline int accel_counts_as_sample(const struct accel_end *e)
 {
-	__u32 why = accel_stopped(e);
+	__u32 why = e->stop;
 
 	return !why || why == ACCEL_CLOSED || why == ACCEL_STREAM;
 }
@@ -95,7 +83,7 @@ static __always_inline void accel_closed(struct bpf_sock_ops *ops, struct accel_
 	if (e->peer && e->is_client && accel_counts_as_sample(e))
 		accel_learn_turns(ops, e);
 	else if (!e->peer && e->is_client &&
-		 accel_stopped(e) == ACCEL_EXECUTABLE) /* the server's, which answered so */
+		 e->stop == ACCEL_EXECUTABLE) /* the server's, which answered so */
 		accel_learn_unanswered(ops);
 	if (peer)
 		accel_stop(peer, ACCEL_CLOSED);

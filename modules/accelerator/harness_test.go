@@ -141,8 +141,6 @@ func (p *plane) counts() (sum countsEntry) {
 		sum.Paired += c.Paired
 		sum.Accelerated += c.Accelerated
 		sum.Left += c.Left
-		sum.Rested += c.Rested
-		sum.Returned += c.Returned
 		sum.Messages += c.Messages
 		sum.Bytes += c.Bytes
 		for i := range c.Refused {

@@ -89,13 +89,13 @@ type destinationEntry struct{ Offers, Turns, Passed, _ uint32 }
 // Why a connection is plain, by what the data plane calls it, and what people read.
 var reasons = [...]string{"", "port", "visible", "policy", "unexamined", "executable", "short", "remote", "full",
 	"ambiguous", "option", "waitall",
-	"urgent", "threads", "stream", "closed", "modeOff", "blocking", "foreignMap", "quota", "uring", "serverUnexamined"}
+	"urgent", "threads", "stream", "closed", "modeOff", "blocking", "foreignMap", "quota", "uring", "serverUnexamined",
+	"idle"}
 
 type routeKey struct{ Client, Server uint32 }
 
 type countsEntry struct {
 	Offered, Paired, Accelerated, Left uint64
-	Rested, Returned                   uint64
 	Messages, Bytes                    uint64
 	Refused                            [len(reasons)]uint64
 }

@@ -32,15 +32,12 @@
  *							in `ends`
  *	drained		HASH		u8		by socket cookie: what `drain` and `age`
  *							have found
- *	returning	RINGBUF		accel_return	sockets that went out while they were idle,
- *							and talk again
  *
  * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts
  * into `drained` the sockets that can go, without a byte in any queue: user space deletes these
  * from `sockets`. What it returns is the number of those that cannot go yet.
  *
- * Idle connections: `age`, run every second, puts their sockets into `drained` as well; user space
- * deletes them from `sockets`, and puts those back that `returning` reports.
+ * Idle connections: `age`, run every second, puts their sockets into `drained` as well.
  */
 #ifndef ACCEL_LAYOUT_H
 #define ACCEL_LAYOUT_H
@@ -79,8 +76,7 @@ struct accel_config {
 	/* connections that one service's clients may have at a time, but for the node itself. 0:
 	 * any number */
 	__u32 quota;
-	/* time without a message after which a pair goes out until it talks again; see accel_now.
-	 * 0: never */
+	/* time without a message after which a pair leaves; see accel_now. 0: never */
 	__u32 idle;
 };
 
@@ -185,15 +181,12 @@ struct accel_end {
 	__u64 netns;	   /* cookie */
 	struct accel_pair pair;
 	__u32 client, server; /* service ids */
-	__u32 stop;	  /* any: enum accel_reason: TCP from now on; or ACCEL_IDLE: for now */
-	__u32 out;	  /* any: enum accel_out */
+	__u32 stop;	  /* any: enum accel_reason: TCP from now on */
+	__u32 out;	  /* any: 1: of `sockets`, permanently */
 	__u8 is_client;
 	/* own: stopped, and none of this end's redirected messages is under way */
 	__u8 quiet;
-	__u8 asked;	  /* own: times that it asked to come back */
-	/* own: times that it talked so rarely that it did not; ACCEL_DEAF: TCP does not call us any
-	 * more */
-	__u8 rare;
+	__u16 zero;
 	__u32 messages;	  /* own: sent, by whatever way */
 	__u32 seen;	  /* own: messages of the peer at the last one of ours */
 	/* own: since the peer's last; times that the peer had sent something before we did */
@@ -203,36 +196,12 @@ struct accel_end {
 	__u64 redirects;  /* any: messages */
 	__u64 uncounted_bytes; /* own: redirected, but not in counts yet; */
 	__u32 uncounted;  /* own: as well messages */
-	/* own: time of the last redirect, 0: none since it came into the map; aside, of its last
-	 * question */
-	__u32 last;
-	/* own: time of the last message; out of the map, of the last acknowledgement */
-	__u32 heard;
+	__u32 last;	  /* own: time of the last redirect, 0: none */
+	__u32 heard;	  /* own: time of the last message */
 	/* own: that was examined last, and how often it had executed a file */
 	__u32 process, executed;
-	__u32 fd;	  /* own: that it sent through */
 	__u32 written; /* own: write_seq at the last redirect: no byte went by TCP since, if it is
-			* still the same; aside, at the last run of `age` */
-	__u32 zero;
-};
-
-#define ACCEL_IDLE 0x100   /* accel_end.stop */
-#define ACCEL_NO_FD ~0u	   /* accel_end.fd */
-#define ACCEL_DEAF 2	   /* accel_end.rare */
-
-enum accel_out {
-	ACCEL_IN = 0,	/* of `sockets`, or on its way there */
-	/* is not in there, or about to be taken out, since it is idle. It is back when it sends by
-	 * the sk_msg program */
-	ACCEL_ASIDE = 1,
-	ACCEL_GONE = 2,	/* permanently */
-};
-
-/* A socket that wants to come back: number fd of process pid (in the first pid namespace), if that
- * has this cookie. */
-struct accel_return {
-	__u64 cookie;
-	__u32 pid, fd;
+			* still the same */
 };
 
 /* Why a connection is plain. The control plane has a word for each. */
@@ -262,6 +231,7 @@ enum accel_reason {
 	/* the program uses io_uring, whose receives do not see what was redirected */
 	ACCEL_URING,
 	ACCEL_UNJUDGED_SERVER, /* as ACCEL_UNJUDGED, which is the client's */
+	ACCEL_IDLE,	   /* silent for accel_config.idle */
 	ACCEL_REASONS,
 };
 
@@ -274,7 +244,6 @@ struct accel_counts {
 	__u64 paired;	   /* whose server did as well */
 	__u64 accelerated; /* that redirected anything */
 	__u64 left;	   /* removed from the map permanently before they closed */
-	__u64 rested, returned; /* times that they went out since they were idle, and came back */
 	__u64 messages, bytes; /* redirected */
 	__u64 refused[ACCEL_REASONS]; /* before pairing, or stopped after it, by reason */
 };

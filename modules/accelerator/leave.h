@@ -77,7 +77,7 @@ static __always_inline int accel_may_remove_one(const struct accel_end *e,
 
 static __always_inline void accel_sock_remove(struct accel_end *e, __u64 cookie)
 {
-	e->out = ACCEL_GONE;
+	e->out = 1;
 	bpf_map_delete_elem(&sockets, &cookie);
 }
 
@@ -89,16 +89,16 @@ static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 	__u64 other = e->peer;
 	struct accel_end *peer = other ? accel_end(other) : 0;
 
-	if (e->out == ACCEL_GONE && (!peer || peer->out == ACCEL_GONE))
+	if (e->out && (!peer || peer->out))
 		return 1;
-	if (!accel_stopped(e) && peer && accel_stopped(peer))
+	if (!e->stop && peer && peer->stop)
 		accel_stop(e, peer->stop);
-	if (!accel_stopped(e))
+	if (!e->stop)
 		return 0;
 	if (peer)
 		accel_stop(peer, e->stop);
 	if (!accel_may_remove(e, peer, 0)) {
-		if (e->out != ACCEL_GONE && accel_may_remove_one(e, peer))
+		if (!e->out && accel_may_remove_one(e, peer))
 			accel_sock_remove(e, cookie);
 		return 0;
 	}
@@ -120,7 +120,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 	struct accel_end *peer = other ? accel_end(other) : 0;
 	__u8 one = 1;
 
-	if (e->out == ACCEL_GONE)
+	if (e->out)
 		return 0;
 	accel_stop_both(e, peer, ACCEL_SWITCHED);
 	if (accel_cookie(e->sk) == key && !accel_may_remove(e, peer, 0)) {
@@ -128,7 +128,7 @@ static long accel_drain_one(void *map, __u64 *cookie, struct accel_end *e, struc
 		return 0;
 	}
 	if (!bpf_map_update_elem(&drained, &key, &one, BPF_ANY))
-		e->out = ACCEL_GONE;
+		e->out = 1;
 	else
 		d->waiting++;
 	return 0;

@@ -27,26 +27,20 @@ type (
 		Mixed, Zero uint32
 	}
 	endEntry struct {
-		Sk, Peer, Netns              uint64
-		Pair                         pairKey
-		Client, Server               uint32
-		Stop, Out                    uint32
-		IsClient, Quiet, Asked, Rare uint8
-		Messages, Seen               uint32
-		RunMessages, Turns, Queued   uint32
-		RunBytes                     uint64
-		Redirects, UncountedBytes    uint64
-		Uncounted, Last, Heard       uint32
-		Process, Executed            uint32
-		FD, Written, Zero            uint32
+		Sk, Peer, Netns            uint64
+		Pair                       pairKey
+		Client, Server             uint32
+		Stop, Out                  uint32
+		IsClient, Quiet            uint8
+		Zero                       uint16
+		Messages, Seen             uint32
+		RunMessages, Turns, Queued uint32
+		RunBytes                   uint64
+		Redirects, UncountedBytes  uint64
+		Uncounted, Last, Heard     uint32
+		Process, Executed          uint32
+		Written                    uint32
 	}
-)
-
-// Whether a socket is in the map: endEntry.Out.
-const (
-	in = iota
-	aside
-	gone
 )
 
 func TestVerifies(t *testing.T) {

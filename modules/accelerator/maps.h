@@ -42,11 +42,6 @@ struct {
 	__uint(max_entries, 1 << 18);
 } unjudged SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 16);
-} returning SEC(".maps");
-
 static __always_inline const struct accel_config *accel_config(void)
 {
 	__u32 zero = 0;
@@ -66,6 +61,15 @@ static __always_inline int accel_is_off(const struct accel_config *cfg)
 static __always_inline struct accel_end *accel_end(__u64 cookie)
 {
 	return bpf_map_lookup_elem(&ends, &cookie);
+}
+
+/* Returns what was there before. A walk that begins after a pair has been notified of finds it: it
+ * is in ends by then. */
+static __always_inline int accel_set_unpaired(int is)
+{
+	__u32 zero = 0, *was = bpf_map_lookup_elem(&unpaired, &zero);
+
+	return was && __sync_lock_test_and_set(was, is);
 }
 
 static __noinline struct accel_counts *accel_counts(__u32 client, __u32 server)
@@ -121,23 +125,12 @@ static __always_inline void accel_return_share(__u32 service)
 		__sync_fetch_and_add(share, -1);
 }
 
-/* Plain from now on; the first reason is reported, except that it is idle. The barrier is what
- * accel_pair_remove and the sender's last check of stop stop rely on. */
+/* Plain from now on; the first reason is reported. The barrier is what
+ * accel_pair_remove and the sender's last check of stop rely on. */
 static __always_inline void accel_stop(struct accel_end *e, enum accel_reason why)
 {
-	__u32 was = e->stop;
-
-	if ((!was || was == ACCEL_IDLE) && __sync_val_compare_and_swap(&e->stop, was, why) == was &&
-	    e->is_client)
+	if (!e->stop && !__sync_val_compare_and_swap(&e->stop, 0, why) && e->is_client)
 		accel_refuse(e->client, e->server, why);
-}
-
-/* Why it is plain TCP permanently, if it is. */
-static __always_inline __u32 accel_stopped(const struct accel_end *e)
-{
-	__u32 why = e->stop;
-
-	return why == ACCEL_IDLE ? 0 : why;
 }
 
 /* Whether a module must see what passes between two network namespaces. */

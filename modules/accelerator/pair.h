@@ -5,7 +5,7 @@
 #ifndef ACCEL_PAIR_H
 #define ACCEL_PAIR_H
 
-#include "idle.h"
+#include "leave.h"
 #include "judge.h"
 
 /* All fields are loaded, always: otherwise the compiler merges two loads into one with a variable

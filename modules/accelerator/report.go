@@ -57,8 +57,8 @@ var explanations = map[string]string{
 	"unexamined": "the client's program was not known yet; connections opened a moment later may be redirected",
 	"executable": "the program is not known to be safe, or denied; the query executables says why, and how to allow it",
 	"short": "connections to this destination close before redirection pays off; a sample is retried " +
-		"(config.when.retry)",
-	"remote":     "no local server at this destination; a sample is retried (config.when.retry)",
+		"(thresholds.retry)",
+	"remote":     "no local server at this destination; a sample is retried (thresholds.retry)",
 	"full":       "a table is full",
 	"ambiguous":  "another connection with the same sequence numbers exists",
 	"option":     "a socket option that redirected sockets do not honour",
@@ -70,6 +70,7 @@ var explanations = map[string]string{
 	"foreignMap": "another BPF program holds the socket in its own map",
 	"quota":      "the client's service has reached its quota of connections",
 	"modeOff":    "the mode is off",
+	"idle":       "no message for longer than thresholds.idle",
 	"uring":      "the program uses io_uring, whose receives do not see redirected data",
 	"serverUnexamined": "the server's program was not known yet; it becomes so when its service is attached, when it " +
 		"listens, and when one of its connections closes",
@@ -83,8 +84,6 @@ type PairReport struct {
 	Paired      uint64            `json:"paired"`      // whose server could as well
 	Accelerated uint64            `json:"accelerated"` // that redirected anything
 	Left        uint64            `json:"left"`        // that went back to TCP for good before they ended
-	Rested      uint64            `json:"rested"`      // times that one went back to TCP since it was idle,
-	Returned    uint64            `json:"returned"`    // and was accelerated again
 	Messages    uint64            `json:"messages"`    // redirected
 	Bytes       uint64            `json:"bytes"`
 	Refused     map[string]uint64 `json:"refused,omitempty"` // by reason
@@ -132,8 +131,6 @@ func (r *PairReport) add(c *countsEntry) {
 	r.Paired += c.Paired
 	r.Accelerated += c.Accelerated
 	r.Left += c.Left
-	r.Rested += c.Rested
-	r.Returned += c.Returned
 	r.Messages += c.Messages
 	r.Bytes += c.Bytes
 	for i, n := range c.Refused {
@@ -351,10 +348,9 @@ func (r *PairReport) samples() (out []sdk.Sample) {
 		out = append(out, sdk.Sample{Name: name, Help: help, Counter: true, Labels: labels, Value: float64(n)})
 	}
 	const connections = "Connections by how far they came: offered by the client, paired with the server, accelerated, " +
-		"left for good; and times that they rested and returned."
+		"left before they ended."
 	for stage, n := range map[string]uint64{"offered": r.Offered, "paired": r.Paired, "accelerated": r.Accelerated,
-		"left":   r.Left,
-		"rested": r.Rested, "returned": r.Returned} {
+		"left": r.Left} {
 		add("connections_total", connections, "stage", stage, n)
 	}
 	add("messages_total", "Redirected messages.", "", "", r.Messages)

@@ -98,7 +98,7 @@ func TestStreamLeaves(t *testing.T) {
 				c.turn(100)
 				time.Sleep(time.Millisecond)
 			}
-			if e, known := p.end(c.client); !known || e.Out != gone || p.enrolled() != 0 {
+			if e, known := p.end(c.client); !known || e.Out != 1 || p.enrolled() != 0 {
 				t.Errorf("%d sockets are still in the map: %+v", p.enrolled(), e)
 			}
 			p.plain(c)

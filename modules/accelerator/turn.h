@@ -10,7 +10,7 @@
 #ifndef ACCEL_TURN_H
 #define ACCEL_TURN_H
 
-#include "idle.h"
+#include "leave.h"
 
 /* A message and what there is at this moment. */
 struct accel_view {
@@ -71,7 +71,6 @@ static __always_inline void accel_check_process(struct accel_end *e)
 		return;
 	e->process = process;
 	e->executed = executed;
-	e->fd = accel_send_fd();
 	f = accel_current_file();
 	why = f.inode ? accel_examine_calls(&f)
 		      : ACCEL_FINE; /* the kernel's own threads send for those that they work for */
@@ -169,17 +168,10 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	if (v.flags & ACCEL_MSG_ZEROCOPY)
 		accel_exclude_program(bpf_get_current_task(), ACCEL_OPTION);
 	e->heard = accel_about_now();
-	if (e->out == ACCEL_ASIDE)
-		accel_resumed(e, own, peer);
-	why = accel_stopped(e) ?: peer ? accel_stopped(peer) : 0;
+	why = e->stop ?: peer ? peer->stop : 0;
 	if (why) {
 		accel_stop_both(e, peer, why);
 		e->quiet |= accel_has_no_pending_data(e, 1);
-		return SK_PASS;
-	}
-	if (e->stop) { /* only this end is back */
-		if (++e->run_messages > ACCEL_ALONE)
-			accel_stop_both(e, peer, ACCEL_REMOTE);
 		return SK_PASS;
 	}
 	why = accel_update_turn(e, cfg, peer ? peer->messages : 0, v.size);

@@ -22,8 +22,6 @@ func (n *node) account() (sum modules.PairReport) {
 		sum.Paired += p.Paired
 		sum.Accelerated += p.Accelerated
 		sum.Left += p.Left
-		sum.Rested += p.Rested
-		sum.Returned += p.Returned
 		sum.Messages += p.Messages
 		sum.Bytes += p.Bytes
 		for reason, connections := range p.Refused {

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/lab/pidtest"
-	modules "github.com/kerb-edge/kerb/modules/accelerator"
 )
 
 // everything enrols connections that would be left alone, as they are short.
@@ -111,7 +110,7 @@ func (n *node) hold(turns, connections int) *peer {
 	return p
 }
 
-// Connections that are idle leave the map, and are back when they talk again, also if the agent was killed meanwhile.
+// Connections that are idle leave the map, and continue, also if the agent was killed meanwhile.
 func TestIdle(t *testing.T) {
 	if plain {
 		t.Skip("nothing goes out of a map")
@@ -124,25 +123,13 @@ func TestIdle(t *testing.T) {
 	server := n.serve(n.b)
 	n.warm(server)
 	client := n.hold(8, connections)
-	for range 2 {
-		n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
-		var before modules.PairReport
-		n.Eventually("all of them rest", func() bool {
-			before = n.account()
-			return before.Rested-before.Returned >= connections
-		})
-		for n.account().Returned < before.Returned+connections { // 8 turns are over before the agent hears of the second
-			_, _ = client.stdin.Write([]byte{0}) // has ended: finish tells
-			select {
-			case <-client.done:
-				t.Fatal(client.finish())
-			case <-time.After(100 * time.Millisecond):
-			}
-		}
-		n.Kill()
-		n.Start()
-		n.settled()
-	}
+	n.Eventually("the connections have left", func() bool { return n.account().Refused["idle"] >= connections })
+	n.Kill()
+	_, _ = client.stdin.Write([]byte{0}) // has ended: finish tells
+	n.Start()
+	n.settled()
+	n.Eventually("sockets are out of the map", func() bool { return n.entries("sockets") == 0 })
+	_, _ = client.stdin.Write([]byte{0})
 	if err := client.finish(); err != nil {
 		t.Error(err)
 	}
@@ -179,14 +166,19 @@ func TestMemory(t *testing.T) {
 		t.Skip("KERB_MEMORY=1 measures on a machine at rest")
 	}
 	const connections, rounds, most = 10_000, 2, 16_000_000
-	n := newAcceleratedNode(t, everything("adaptive"))
+	aged := func(mode string) map[string]any {
+		config := everything(mode)
+		config["thresholds"].(map[string]any)["idle"] = 10
+		return config
+	}
+	n := newAcceleratedNode(t, aged("adaptive"))
 	server := n.serve(n.b)
 	n.warm(server)
 	n.held(server, connections) // the first fills caches
 	least := map[string]int{}
 	for range rounds {
 		for _, mode := range []string{"off", "adaptive"} {
-			n.Apply(accelerator(everything(mode)))
+			n.Apply(accelerator(aged(mode)))
 			active, idle := n.held(server, connections)
 			t.Logf("%s: %.1f MB, idle %.1f MB", mode, float64(active)/1e6, float64(idle)/1e6)
 			if was, ok := least[mode]; !ok || idle < was {

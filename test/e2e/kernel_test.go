@@ -183,7 +183,7 @@ func isProgram(path string) bool {
 	if !strings.Contains(path, "/chains/sockets_") {
 		return strings.HasPrefix(name, "prog")
 	}
-	return name != "sockets" && name != "off" && name != "drained" && name != "returning"
+	return name != "sockets" && name != "off" && name != "drained"
 }
 
 func (o objects) addLink(t *testing.T, path string) {

@@ -92,7 +92,7 @@ func TestBuiltinModulesUnderShippedUnit(t *testing.T) {
 func TestUnitWithoutSeccomp(t *testing.T) {
 	needContainer(t)
 	m := boot(t, nodetest.Kerb, map[string]string{"kerb.service.d/old.conf": "[Service]\nSystemCallFilter=\n" +
-		"SystemCallFilter=@system-service bpf perf_event_open pidfd_getfd setns unshare\n"})
+		"SystemCallFilter=@system-service bpf perf_event_open setns unshare\n"})
 	m.do("systemctl", "start", "kerb")
 	if c := condition(m.status().Conditions, "ControlPlanes"); c.Status != "False" ||
 		!strings.Contains(c.Message, "restrict system calls") {
