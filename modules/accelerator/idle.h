@@ -18,7 +18,7 @@ static __always_inline int accel_is_silent(const struct accel_end *e, const stru
 	return (__s32)(a->now - e->heard) >= (__s32)a->idle;
 }
 
-/* Ends that are silent, and those that have stopped without a word from TCP since. */
+/* Ends that are silent, and those that have stopped and of which TCP has reported nothing since. */
 static long accel_age_one(void *map, __u64 *key, struct accel_end *e, struct accel_age *a)
 {
 	__u64 cookie = *key, other = e->peer;
