@@ -32,6 +32,7 @@ func configured(c config.Config) []integration.Program {
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
 		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
 		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, Netcfg: oakestra.NetcfgFile,
+		Packages: o.Packages, RequireModules: o.RequireModules, Abstractor: o.AbstractorPort,
 	}}}
 }
 

@@ -40,9 +40,17 @@ func (a agent) call(ctx context.Context, method, path string, in, out any) error
 	return err
 }
 
-// apply creates or updates resources: all of them or none. It returns an *unconfirmed if the agent may have done so
-// nevertheless.
-func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) error {
+// owner is whose the integration's resources are: others change them by force only.
+const owner = "oakestra"
+
+// apply creates or updates resources: all of them or none. It returns warnings, or an *unconfirmed if the agent may
+// have done so nevertheless.
+func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Module) ([]string, error) {
+	return a.applyBy(ctx, "owner="+owner, services, modules)
+}
+
+func (a agent) applyBy(ctx context.Context, writer string, services []v1.Service,
+	modules []v1.Module) ([]string, error) {
 	var all []any
 	for _, s := range services {
 		all = append(all, s)
@@ -51,20 +59,21 @@ func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Mo
 		all = append(all, m)
 	}
 	if len(all) == 0 {
-		return nil
+		return nil, nil
 	}
-	err := a.call(ctx, http.MethodPost, "/v1/apply", all, nil)
+	var result v1.ApplyResult
+	err := a.call(ctx, http.MethodPost, "/v1/apply?"+writer, all, &result)
 	var no *refused
 	var unreached *client.DialError
 	if err == nil || errors.As(err, &no) && no.status < http.StatusInternalServerError || errors.As(err, &unreached) {
-		return err
+		return result.Warnings, err
 	}
-	return &unconfirmed{err}
+	return nil, &unconfirmed{err}
 }
 
 // delete removes resources: all of them or none.
 func (a agent) delete(ctx context.Context, refs []ref) error {
-	return a.call(ctx, http.MethodPost, "/v1/delete", refs, nil)
+	return a.call(ctx, http.MethodPost, "/v1/delete?owner="+owner, refs, nil)
 }
 
 func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {

@@ -17,26 +17,7 @@ import (
 // TestWorkerOfACluster is a node with nothing configured: the cluster assigns its subnet and learns the address of a
 // service, and the condition says so. An id that is new releases services and brings another subnet.
 func TestWorkerOfACluster(t *testing.T) {
-	n := newNode(t)
-	n.Kill()
-	var b *oaktest.Broker
-	var c *oaktest.Cluster
-	if err := n.Lab.Node().Do(func() error {
-		b = oaktest.NewBroker(t)
-		b.Start()
-		return nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	c = oaktest.NewCluster(t, b, func(*url.URL, mqtt.ClientOptions) (conn net.Conn, err error) {
-		err = n.Lab.Node().Do(func() (err error) {
-			conn, err = net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.Port))
-			return err
-		})
-		return conn, err
-	})
-	n.Configure(fmt.Sprintf("oakestra: {bridge: oakbr, broker: {port: %d}}\n", b.Port))
-	n.start()
+	n, c := newClusterNode(t, "")
 	c.Create(appName)
 	c.Schedule(appName, 0, "w1")
 	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"127.0.0.1"}`)
@@ -55,4 +36,29 @@ func TestWorkerOfACluster(t *testing.T) {
 	if four, six := n.container().deploy(appName, 0, ""); four != "10.18.0.66" || six != "fc00::102" {
 		t.Errorf("deployed as %s and %s", four, six)
 	}
+}
+
+// newClusterNode is a node in a cluster, with more fields of the section oakestra.
+func newClusterNode(t *testing.T, more string) (n *node, c *oaktest.Cluster) {
+	t.Helper()
+	n = newNode(t)
+	n.Kill()
+	var b *oaktest.Broker
+	if err := n.Lab.Node().Do(func() error {
+		b = oaktest.NewBroker(t)
+		b.Start()
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c = oaktest.NewCluster(t, b, func(*url.URL, mqtt.ClientOptions) (conn net.Conn, err error) {
+		err = n.Lab.Node().Do(func() (err error) {
+			conn, err = net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.Port))
+			return err
+		})
+		return conn, err
+	})
+	n.Configure(fmt.Sprintf("oakestra: {bridge: oakbr, broker: {port: %d}%s}\n", b.Port, more))
+	n.start()
+	return n, c
 }

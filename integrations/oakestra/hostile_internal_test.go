@@ -105,11 +105,16 @@ func hostileMessages() []hostile {
 		{"/jobs/" + otherApp + "/updates_available", `{"type":"deployment"}`, "type"},
 		{"/nodes/" + otherWorker + "/net/" + topicSubnetResult, `{"address":"10.18.0.0","addressv6":"fc00::"}`, "topic"},
 		{"/nodes/" + otherWorker + "/net/" + topicTableResult, `{}`, "topic"},
-		{"/nodes/" + testWorker + "/control/deploy", `{}`, "topic"},
+		{"/nodes/" + otherWorker + "/control/deploy", `{"job_name":"a.b.c.d","instance_number":0}`, "topic"},
+		{"/nodes/" + testWorker + "/control/deploy", `{}`, "job_name"},
+		{"/nodes/" + testWorker + "/control/deploy", `{"job_name":"a.b.c.d","instance_number":{}}`, "instance_number"},
+		{"/nodes/" + testWorker + "/control/deploy",
+			`{"job_name":"` + strings.Repeat("é", 100000) + `","instance_number":0}`, "job_name"},
 		{"/nodes/x" + updateSuffix, `{"type":"DEPLOYMENT"}`, "topic"},
 		{"/", ``, "topic"},
 	}
-	for _, topic := range []string{topicSubnetResult, topicTableResult, "/jobs/" + otherApp + "/updates_available"} {
+	for _, topic := range []string{topicSubnetResult, topicTableResult, "/jobs/" + otherApp + "/updates_available",
+		"/nodes/" + testWorker + "/control/deploy"} {
 		for _, text := range []string{"", "x", "{", "[]", "7", `"x"`, "\xff", strings.Repeat("[", 100000),
 			`{"x":"` + strings.Repeat("a", maxMessage) + `"}`} {
 			all = append(all, hostile{topic, text, "payload"})
@@ -143,6 +148,7 @@ func TestHostileMessages(t *testing.T) {
 	s, told := newQuietSession()
 	log := &safeBuffer{}
 	s.log = slog.New(slog.NewTextHandler(log, nil))
+	s.onJob = func(j job) { t.Errorf("a job: %+v", j) }
 	s.onSubnet = func(netip.Prefix, netip.Prefix) { t.Error("a subnet") }
 	s.add(hostedInstance{app: testApp, number: 0, four: netip.MustParseAddr("10.18.0.2")})
 	s.request(link.Request{Lookup: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})

@@ -17,22 +17,19 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// packages are Kerb's packages by Oakestra's names.
-var packages = map[string]string{
-	"packetCounter": "counter",
-	"firewall":      "firewall",
-	"proxy":         "proxy",
-}
-
 // entry is a module on the wire.
 type entry struct {
 	ID       int    `json:"id"`
 	Name     string `json:"name"`
 	Priority int    `json:"priority"`
 	Config   any    `json:"config"`
+	// Warnings of the agent, only when the module is created.
+	Warnings []string `json:"warnings,omitempty"`
 }
 
-func (m module) entry() entry { return entry{m.ID, m.Name, m.Priority, m.Config} }
+func (m module) entry() entry {
+	return entry{ID: m.ID, Name: m.Name, Priority: m.Priority, Config: m.Config}
+}
 
 func (l *Listener) addModuleRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /ebpf", l.listModules)
@@ -40,7 +37,7 @@ func (l *Listener) addModuleRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("DELETE /ebpf", l.deleteModules)
 	mux.HandleFunc("GET /ebpf/{id}", l.byID(l.getModule))
 	mux.HandleFunc("DELETE /ebpf/{id}", l.deleteModule)
-	mux.HandleFunc("GET /ebpf/{id}/alive", l.byID(func(http.ResponseWriter, *http.Request, module) {}))
+	mux.HandleFunc("GET /ebpf/{id}/alive", l.byID(l.alive))
 	mux.HandleFunc("GET /ebpf/{id}/counts", l.byID(l.getCounts))
 	mux.HandleFunc("POST /ebpf/{id}/rule", l.byID(l.addRule))
 	mux.HandleFunc("/ebpf/{id}/{path...}", l.byID(l.passOn))
@@ -154,6 +151,23 @@ func (l *Listener) listModules(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, entries)
 }
 
+// alive answers 503 with the reason if the module does not run, or its control plane does not. One that starts, or has
+// no service yet, is well.
+func (l *Listener) alive(w http.ResponseWriter, r *http.Request, m module) {
+	there, err := l.agent.module(r.Context(), resourceOf(m.ID))
+	if err != nil {
+		fail(w, "alive", err)
+		return
+	}
+	for _, c := range there.Status.Conditions {
+		waits := c.Reason == "Starting" || c.Reason == "NoAttachPoint"
+		if (c.Type == "Ready" || c.Type == "ControlPlane") && c.Status == "False" && !waits {
+			http.Error(w, fmt.Sprintf("%s: %s: %s", c.Type, c.Reason, c.Message), http.StatusServiceUnavailable)
+			return
+		}
+	}
+}
+
 func (l *Listener) getModule(w http.ResponseWriter, _ *http.Request, m module) {
 	writeJSON(w, m.entry())
 }
@@ -171,7 +185,7 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	added, err := l.deploy(r.Context(), "", []wanted{want}, nil)
+	added, warnings, err := l.deploy(r.Context(), "", []wanted{want}, nil)
 	if err == nil {
 		err = l.confirm(added, nil)
 	}
@@ -179,29 +193,34 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "Error creating Ebpf: "+err.Error(), http.StatusInternalServerError)
 		return
 	}
-	writeJSON(w, added[0].entry())
+	created := added[0].entry()
+	created.Warnings = warnings
+	writeJSON(w, created)
 }
 
 // deploy applies modules for one service, or for all, and in the same step services. The modules stay pending until
-// confirm. If the agent refuses them, the state is as before, except for the counters: the agent has seen the ids.
-func (l *Listener) deploy(ctx context.Context, only string, want []wanted, services []v1.Service) ([]module, error) {
+// confirm. If the agent refuses them, the state is as before, except for the counters: the agent has seen the ids. It
+// also returns the agent's warnings.
+func (l *Listener) deploy(ctx context.Context, only string, want []wanted,
+	services []v1.Service) ([]module, []string, error) {
 	before := slices.Clone(l.state.Modules)
 	all, resources, err := l.registerAll(only, want)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	var warnings []string
 	if err = l.save(); err == nil {
-		err = l.agent.apply(ctx, services, resources)
+		warnings, err = l.agent.apply(ctx, services, resources)
 	}
 	var open *unconfirmed
 	if errors.As(err, &open) {
 		l.doubt()
 	}
 	if err == nil || open != nil {
-		return all, err
+		return all, warnings, err
 	}
 	l.state.Modules = before
-	return nil, errors.Join(err, l.save())
+	return nil, nil, errors.Join(err, l.save())
 }
 
 // registerAll puts modules into the state, as pending, and returns them with their resources.
@@ -209,7 +228,7 @@ func (l *Listener) registerAll(only string, want []wanted) (all []module, resour
 	before := l.state.clone()
 	for _, x := range want {
 		m := l.register(only, x, all)
-		resource, err := m.resource(l.ranges)
+		resource, err := m.resource(l.options)
 		if err != nil {
 			l.state = before
 			return nil, nil, err
@@ -254,19 +273,18 @@ const (
 )
 
 // resource is what the agent has of the module.
-func (m module) resource(ranges []string) (v1.Module, error) {
-	pkg, known := packages[m.Name]
-	if !known {
-		names := slices.Sorted(maps.Keys(packages))
-		return v1.Module{}, fmt.Errorf("no module %q; known are %v", m.Name, names)
+func (m module) resource(o Options) (v1.Module, error) {
+	pkg, err := packageOf(m.Name, o.Packages)
+	if err != nil {
+		return v1.Module{}, err
 	}
-	config, err := m.translate(ranges)
+	config, err := m.translate(o.Ranges)
 	if err != nil {
 		return v1.Module{}, err
 	}
 	return v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
-		Metadata: v1.ObjectMeta{Name: resourceOf(m.ID), Labels: map[string]string{labelModule: m.Name}},
+		Metadata: v1.ObjectMeta{Name: resourceOf(m.ID), Labels: map[string]string{labelModule: labelValue(m.Name)}},
 		Spec: v1.ModuleSpec{
 			Package: pkg, Config: config, Attach: v1.Attach{Services: selector(m.Service)}, Hook: v1.HookAuto,
 			Order: v1.Order{Priority: m.Priority},

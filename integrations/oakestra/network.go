@@ -169,7 +169,8 @@ func address(p netip.Prefix) *netlink.Addr {
 	return a
 }
 
-// connect puts a veth between a namespace and the bridge. After an error nothing of it is left.
+// connect puts a veth between a namespace and the bridge, through which nothing passes until it is opened. After an
+// error nothing of it is left.
 func (n *network) connect(ns netns.NsHandle, number int) error {
 	bridge, err := n.ensureBridge()
 	if err != nil {
@@ -192,10 +193,19 @@ func (n *network) setUp(veth netlink.Link, ns netns.NsHandle, number int) error 
 	if err := netlink.LinkSetIP6AddrGenMode(veth, nl6None); err != nil {
 		return fmt.Errorf("veth %s: %w", veth.Attrs().Name, err)
 	}
-	if err := netlink.LinkSetUp(veth); err != nil {
-		return fmt.Errorf("veth %s: %w", veth.Attrs().Name, err)
-	}
 	return n.setUpInner(ns, number)
+}
+
+// open lets packets pass between a service and the bridge.
+func (n *network) open(number int) error {
+	link, err := netlink.LinkByName(n.host(number))
+	if err == nil {
+		err = netlink.LinkSetUp(link)
+	}
+	if err != nil {
+		return fmt.Errorf("veth %s: %w", n.host(number), err)
+	}
+	return nil
 }
 
 // nl6None is IN6_ADDR_GEN_MODE_NONE: a port of a bridge has no address, and sends nothing.

@@ -104,6 +104,9 @@ func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, 
 	if err := l.awaitSubnet(ctx); err != nil {
 		return four, six, err
 	}
+	if in.Modules, err = l.modulesOf(ctx, in); err != nil {
+		return four, six, err
+	}
 	l.mu.Lock()
 	number, err := l.deployService(ctx, in)
 	if err != nil {
@@ -135,7 +138,8 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 		return 0, err
 	}
 	if old := l.state.service(in.Name, in.Instance); old != nil {
-		if old.PID == in.PID && old.Netns == inode && len(in.Modules) == 0 && slices.Equal(old.Ports, ports) {
+		if old.PID == in.PID && old.Netns == inode && slices.Equal(old.Ports, ports) &&
+			l.state.hasModules(in.Name, in.Modules) {
 			return old.Number, nil // NodeEngine did not hear the answer and asks again
 		}
 		if err := l.releaseService(ctx, *old); err != nil {
@@ -169,8 +173,14 @@ func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, m
 		return err
 	}
 	resource := s.resource(l.net.host(s.Number))
-	added, err := l.deploy(ctx, s.Name, modules, []v1.Service{resource})
+	added, warnings, err := l.deploy(ctx, s.Name, modules, []v1.Service{resource})
 	if err != nil {
+		return err
+	}
+	for _, text := range warnings {
+		l.log.Warn("the modules of a service", "service", s.Name, "instance", s.Instance, "warning", text)
+	}
+	if err := l.net.open(s.Number); err != nil { // only now: no packet passes without the modules
 		return err
 	}
 	if err := l.openPorts(*s); err != nil {
@@ -259,13 +269,17 @@ func shortHash(text string) string { return fmt.Sprintf("%x", sha256.Sum256([]by
 // maxLabel is the longest value of a label, which also begins and ends with a letter or digit.
 const maxLabel = 63
 
-var plainLabel = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+var (
+	plainLabel  = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?$`)
+	notInLabels = regexp.MustCompile(`[^A-Za-z0-9._-]+`)
+)
 
 func labelValue(name string) string {
 	if len(name) <= maxLabel && plainLabel.MatchString(name) {
 		return name
 	}
-	return strings.Trim(name[:min(len(name), maxLabel-9)], "._-") + "-" + shortHash(name)
+	readable := notInLabels.ReplaceAllString(name, "-")
+	return strings.Trim(readable[:min(len(readable), maxLabel-9)], "._-") + "-" + shortHash(name)
 }
 
 func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
@@ -286,11 +300,12 @@ func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
 
 // releaseService undoes a deployment, the entry in the state last: what fails or is cut short is done again by a sweep.
 func (l *Listener) releaseService(ctx context.Context, s service) error {
-	err := l.agent.delete(ctx, []ref{{v1.KindService, s.resourceName()}})
-	if err != nil && !isMissing(err) {
+	// Disconnected first: no packet passes without the modules.
+	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
 		return err
 	}
-	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
+	err := l.agent.delete(ctx, []ref{{v1.KindService, s.resourceName()}})
+	if err != nil && !isMissing(err) {
 		return err
 	}
 	l.state.dropService(s.Name, s.Instance)

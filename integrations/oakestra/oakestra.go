@@ -15,7 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"runtime/debug"
 	"sync"
@@ -44,6 +43,10 @@ type Options struct {
 	Address     string     `json:"address"` // of this node, to announce; empty: found out
 	Port        int        `json:"port"`    // of the tunnel, to announce
 	Netcfg      string     `json:"netcfg"`  // NetManager's file, for what is not set
+	// Packages are directories of packages that services may have by name.
+	Packages       []string `json:"packages"`
+	RequireModules bool     `json:"requireModules"` // no service starts whose modules are not known
+	Abstractor     int      `json:"abstractor"`     // port of the cluster's resource abstractor
 }
 
 // Limits of a request. Applying may verify chains of many services on a slow node.
@@ -64,6 +67,7 @@ type Listener struct {
 	options Options
 	look    chan struct{} // there is something for follow to do; has room for one
 	wants   wants         // guards itself
+	jobs    inbox         // guards itself
 	// resolved takes what was found for the agent.
 	resolved func(link.Result)
 
@@ -93,7 +97,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 		return err
 	}
 	defer l.leave()
-	endpoints, err := listen(o, log)
+	endpoints, err := listen(o)
 	if err != nil {
 		return err
 	}
@@ -130,7 +134,7 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 	return l, nil
 }
 
-func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
+func listen(o Options) ([]serve.Endpoint, error) {
 	var all []serve.Endpoint
 	if o.Socket != "" {
 		socket, err := serve.ListenUnix(o.Socket, o.SocketGroup)
@@ -142,7 +146,7 @@ func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	if o.TCP == "" {
 		return all, nil
 	}
-	tcp, err := listenTCP(o, log)
+	tcp, err := listenTCP(o)
 	if err != nil {
 		for _, e := range all {
 			err = errors.Join(err, e.Close())
@@ -152,21 +156,13 @@ func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	return append(all, tcp), nil
 }
 
-func listenTCP(o Options, log *slog.Logger) (serve.Endpoint, error) {
+func listenTCP(o Options) (serve.Endpoint, error) {
 	if o.TLS != nil {
 		t := *o.TLS
 		t.Address = o.TCP
 		return serve.ListenTCP(t)
 	}
-	e, err := serve.ListenUnauthenticatedTCP(o.TCP)
-	if err != nil {
-		return e, err
-	}
-	if at, ok := e.Addr().(*net.TCPAddr); ok && !at.IP.IsLoopback() {
-		log.Warn("the Oakestra listener is unauthenticated: any client that can connect can reconfigure this node; "+
-			"set oakestra.tls, or listen on 127.0.0.1", "address", at)
-	}
-	return e, nil
+	return serve.ListenUnauthenticatedTCP(o.TCP) // on a loopback address, which the configuration demands
 }
 
 // handler has all routes. Web pages cannot use them: a browser on the node reaches 127.0.0.1, too.
@@ -212,6 +208,9 @@ func (l *Listener) follow(ctx context.Context) {
 		case <-l.look:
 		}
 		l.mu.Lock()
+		if err := l.keepJobs(); err != nil {
+			l.log.Error("what services are to have cannot be stored", "error", err)
+		}
 		if err := l.sweep(ctx, false); err != nil && ctx.Err() == nil {
 			l.log.Error("services that are gone cannot be cleared away", "error", err)
 		}

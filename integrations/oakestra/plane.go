@@ -87,13 +87,19 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	theirs := func(w v1.Module) bool { // a user has taken it over by force
+		return slices.ContainsFunc(there, func(m v1.Module) bool {
+			return m.Metadata.Name == w.Metadata.Name && m.Metadata.Owner != owner
+		})
+	}
+	want = slices.DeleteFunc(want, theirs)
 	lacks := slices.ContainsFunc(want, func(w v1.Module) bool {
 		return !slices.ContainsFunc(there, func(m v1.Module) bool { return m.Metadata.Name == w.Metadata.Name })
 	})
 	if !lacks && reflect.DeepEqual(want, l.planeApplied) {
 		return nil
 	}
-	if err := l.agent.apply(ctx, nil, want); err != nil {
+	if _, err := l.agent.apply(ctx, nil, want); err != nil {
 		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)
 	}
 	l.planeApplied = want

@@ -33,6 +33,11 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 				if err := json.NewDecoder(r.Body).Decode(&there); err != nil {
 					t.Error(err)
 				}
+				for i := range there {
+					there[i].Metadata.Owner = r.URL.Query().Get("owner")
+				}
+				_, _ = w.Write([]byte("{}"))
+				return
 			}
 			if err := json.NewEncoder(w).Encode(there); err != nil {
 				t.Error(err)
@@ -57,6 +62,12 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 		t.Errorf("%d modules", got)
 	}
 	ensure("back again", 2)
+	there = slices.DeleteFunc(there, func(r v1.Module) bool { return r.Metadata.Name == tunnelResource })
+	there[0].Metadata.Owner = "" // a user has taken it over
+	ensure("of a user", 3)
+	if len(there) != 1 || there[0].Metadata.Name != tunnelResource {
+		t.Errorf("applied instead of the one of a user: %+v", there)
+	}
 }
 
 // The name of a cluster is resolved while deployments wait: a DNS server that does not answer does not hold them.

@@ -83,7 +83,7 @@ func (l *Listener) enlist(ctx context.Context, in registration) error {
 			}
 		}
 		before = l.state.clone()
-		l.state.Worker, l.state.Subnet, l.state.Subnet6 = in.ClientID, "", ""
+		l.state.Worker, l.state.Subnet, l.state.Subnet6, l.state.Jobs = in.ClientID, "", "", nil
 	}
 	l.state.Cluster = in.ClusterAddress
 	if err := l.save(); err != nil {
@@ -134,6 +134,10 @@ func (l *Listener) join() {
 		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // checked with the configuration
 	}
 	worker := l.state.Worker
+	o.onJob = func(j job) {
+		l.jobs.add(j)
+		l.lookNow()
+	}
 	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
 	var own []hostedInstance
 	for _, s := range l.state.Services {
@@ -169,6 +173,11 @@ func (l *Listener) takeSubnet(worker string, four, six netip.Prefix) {
 	}
 	l.log.Info("the cluster has assigned a subnet", "worker", worker, "subnet", four, "subnet6", six)
 	close(l.subnet)
+	l.lookNow()
+}
+
+// lookNow wakes follow.
+func (l *Listener) lookNow() {
 	select {
 	case l.look <- struct{}{}:
 	default:
@@ -184,6 +193,11 @@ func (l *Listener) awaitSubnet(ctx context.Context) error {
 	case <-has:
 		return nil
 	case <-ctx.Done():
+	}
+	select {
+	case <-has: // it is something else that took its time
+		return ctx.Err()
+	default:
 		return errNoSubnet
 	}
 }

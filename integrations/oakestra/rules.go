@@ -71,7 +71,7 @@ func (l *Listener) appendRule(ctx context.Context, name string, rule map[string]
 	}
 	config["rules"] = append(rules, rule)
 	resource.Spec.Config, resource.Status = config, nil
-	return l.agent.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true", []v1.Module{resource}, nil)
+	return l.agent.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+owner, []v1.Module{resource}, nil)
 }
 
 // translate checks a rule and returns it in the words of Kerb's firewall. Numbers are float64, as JSON has them.

@@ -52,6 +52,7 @@ type sessionOptions struct {
 	assigned        bool                         // the node has a subnet; guarded by session.mu
 	onSubnet        func(four, six netip.Prefix) // called once, in a goroutine of its own
 	resolved        func(link.Result)            // takes what was found for the agent
+	onJob           func(job)                    // must not wait
 }
 
 // times are the intervals of a session.
@@ -141,7 +142,7 @@ func (s *session) connection(ctx context.Context) error {
 	if err := await(ctx, client.Connect(), connectLimit); err != nil {
 		return err
 	}
-	own := map[string]byte{s.topic(topicSubnetResult): 1, s.topic(topicTableResult): 1}
+	own := map[string]byte{s.topic(topicSubnetResult): 1, s.topic(topicTableResult): 1, s.jobTopic(): 1}
 	if err := await(ctx, client.SubscribeMultiple(own, nil), ackLimit); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
@@ -278,6 +279,8 @@ func (s *session) due(now time.Time) (out []message, next time.Time) {
 
 func (s *session) topic(t string) string { return "nodes/" + s.worker + "/net/" + t }
 
+func (s *session) jobTopic() string { return "nodes/" + s.worker + "/" + topicJob }
+
 func (s *session) transmit(client mqtt.Client, m message) mqtt.Token {
 	switch {
 	case m.subscribe:
@@ -318,6 +321,8 @@ func (s *session) receive(topic string, payload []byte) {
 		err = s.takeSubnet(payload)
 	case topic == s.topic(topicTableResult):
 		err = s.takeTable(payload)
+	case topic == s.jobTopic():
+		err = s.takeJob(payload)
 	case isUpdate && ends:
 		err = s.takeNotice(name, payload)
 	default:

@@ -24,6 +24,7 @@ type state struct {
 	Last     int       `json:"lastAddress"` // number of the address that was given last
 	Modules  []module  `json:"modules,omitempty"`
 	Services []service `json:"services,omitempty"`
+	Jobs     []job     `json:"jobs,omitempty"` // that are to be deployed
 }
 
 // module is a module as Oakestra knows it.
@@ -116,6 +117,6 @@ func (s *state) dropModule(id int) {
 // clone is a copy to go back to.
 func (s *state) clone() state {
 	c := *s
-	c.Modules, c.Services = slices.Clone(s.Modules), slices.Clone(s.Services)
+	c.Modules, c.Services, c.Jobs = slices.Clone(s.Modules), slices.Clone(s.Services), slices.Clone(s.Jobs)
 	return c
 }

@@ -19,6 +19,7 @@ func (l *Listener) confirm(added []module, s *service) error {
 	l.state.confirmModules(added)
 	if s != nil {
 		l.state.service(s.Name, s.Instance).Ready = true
+		l.state.dropJob(s.Name, s.Instance)
 	}
 	err := l.save()
 	if err != nil {
@@ -44,6 +45,11 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 	if l.net.assigned() && (start || len(l.state.Services) > 0 && l.net.lostTable()) {
 		if err := l.net.translate(l.state.Services); err != nil {
 			l.log.Warn("ports of services are not open", "error", err)
+		}
+	}
+	if start {
+		if err := l.claim(ctx); err != nil {
+			return err
 		}
 	}
 	if start || time.Now().Before(l.doubtUntil) {
@@ -105,12 +111,12 @@ func (l *Listener) settle(ctx context.Context) error {
 
 // restore applies the config from before an update. A module that the agent refuses or lacks stays as it is.
 func (l *Listener) restore(ctx context.Context, m module) error {
-	resource, err := m.resource(l.ranges)
+	resource, err := m.resource(l.options)
 	if err == nil {
 		_, err = l.agent.module(ctx, resource.Metadata.Name)
 	}
 	if err == nil {
-		err = l.agent.apply(ctx, nil, []v1.Module{resource})
+		_, err = l.agent.apply(ctx, nil, []v1.Module{resource})
 	}
 	var open *unconfirmed
 	if err == nil || errors.As(err, &open) {
@@ -118,6 +124,35 @@ func (l *Listener) restore(ctx context.Context, m module) error {
 	}
 	l.log.Warn("the config of a module cannot be restored", "module", resource.Metadata.Name, "error", err)
 	return nil
+}
+
+// claim makes resources the integration's that a version without owners has applied.
+func (l *Listener) claim(ctx context.Context) error {
+	services, err := l.agent.services(ctx)
+	if err != nil {
+		return err
+	}
+	modules, err := l.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	services = slices.DeleteFunc(services, func(s v1.Service) bool {
+		_, ours := s.Metadata.Labels[labelInstance]
+		return !ours || s.Metadata.Owner != ""
+	})
+	modules = slices.DeleteFunc(modules, func(m v1.Module) bool {
+		_, ours := m.Metadata.Labels[labelModule]
+		plane := m.Metadata.Name == proxyResource || m.Metadata.Name == tunnelResource
+		return !ours && !plane || m.Metadata.Owner != ""
+	})
+	for i := range services {
+		services[i].Status, services[i].Metadata.Generation, services[i].Metadata.ResourceVersion = nil, 0, ""
+	}
+	for i := range modules {
+		modules[i].Status, modules[i].Metadata.Generation, modules[i].Metadata.ResourceVersion = nil, 0, ""
+	}
+	_, err = l.agent.applyBy(ctx, "force=true&owner="+owner, services, modules)
+	return err
 }
 
 // sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a
@@ -192,6 +227,9 @@ func fromResource(r v1.Module) (module, bool) {
 	var id int
 	if n, err := fmt.Sscanf(r.Metadata.Name, resourcePrefix+"%d", &id); !ours || n != 1 || err != nil {
 		return module{}, false
+	}
+	if labelValue(r.Spec.Package) == name { // a label cannot hold a reference
+		name = r.Spec.Package
 	}
 	var config any
 	if r.Spec.Config != nil {

@@ -29,6 +29,10 @@ type Oakestra struct {
 	Ranges []string `json:"ranges,omitempty"` // of virtual addresses
 
 	Broker OakestraBroker `json:"broker,omitzero"`
+
+	Packages       []string `json:"packages,omitempty"`       // directories; their last parts are names of modules
+	RequireModules bool     `json:"requireModules,omitempty"` // no service starts whose modules are unknown
+	AbstractorPort int      `json:"abstractorPort,omitempty"` // of the cluster's resource abstractor
 }
 
 // OakestraRanges are Oakestra's: service and instance addresses of IPv4, service and instance addresses of IPv6.
@@ -52,6 +56,7 @@ func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {
 		o.Socket = p.OakestraSocket()
 	}
 	o.Bridge = cmp.Or(o.Bridge, "kerb-oakestra")
+	o.AbstractorPort = cmp.Or(o.AbstractorPort, 11012)
 	if len(o.Ranges) == 0 {
 		o.Ranges = slices.Clone(OakestraRanges)
 	}
@@ -79,7 +84,7 @@ func (o Oakestra) check() error {
 				fmt.Sprintf("%q is not a network; write for example 10.30.0.0/16", text)))
 		}
 	}
-	return errors.Join(append(wrong, o.checkSubnets(), o.checkCluster(), o.checkTCP())...)
+	return errors.Join(append(wrong, o.checkSubnets(), o.checkCluster(), o.checkPackages(), o.checkTCP())...)
 }
 
 func (o Oakestra) checkSubnets() error {
@@ -98,13 +103,32 @@ func (o Oakestra) checkCluster() error {
 	if a, err := netip.ParseAddr(o.Address); o.Address != "" && (err != nil || a.IsUnspecified() || a.IsMulticast()) {
 		wrong = append(wrong, invalid("oakestra.address", fmt.Sprintf("%q is not the address of a node", o.Address)))
 	}
-	for field, port := range map[string]int{"oakestra.port": o.Port, "oakestra.broker.port": o.Broker.Port} {
+	for field, port := range map[string]int{"oakestra.port": o.Port, "oakestra.broker.port": o.Broker.Port,
+		"oakestra.abstractorPort": o.AbstractorPort} {
 		if port < 0 || port > 65535 {
 			wrong = append(wrong, invalid(field, fmt.Sprintf("%d is not a port", port)))
 		}
 	}
 	if (o.Broker.Certificate == "") != (o.Broker.Key == "") {
 		wrong = append(wrong, invalid("oakestra.broker.certificate", "certificate and key go together"))
+	}
+	return errors.Join(wrong...)
+}
+
+// checkPackages demands names that are different.
+func (o Oakestra) checkPackages() error {
+	var wrong []error
+	seen := map[string]bool{}
+	for i, dir := range o.Packages {
+		field := fmt.Sprintf("oakestra.packages[%d]", i)
+		switch name := filepath.Base(dir); {
+		case !filepath.IsAbs(dir) || filepath.Clean(dir) != dir || dir == "/":
+			wrong = append(wrong, invalid(field, fmt.Sprintf("%q is not the clean absolute path of a package", dir)))
+		case seen[name]:
+			wrong = append(wrong, invalid(field, fmt.Sprintf("another directory is called %s, too", name)))
+		default:
+			seen[name] = true
+		}
 	}
 	return errors.Join(wrong...)
 }
@@ -129,10 +153,15 @@ func (o Oakestra) checkTCP() error {
 		}
 		return nil
 	}
-	if _, _, err := net.SplitHostPort(o.TCP); err != nil {
+	host, _, err := net.SplitHostPort(o.TCP)
+	if err != nil {
 		return invalid("oakestra.tcp", fmt.Sprintf("%q is not host:port", o.TCP))
 	}
-	if o.TLS == nil {
+	if ip := net.ParseIP(host); o.TLS == nil {
+		if host != "localhost" && !ip.IsLoopback() {
+			return invalid("oakestra.tcp", fmt.Sprintf("%q is not a loopback address, and there is no authentication: "+
+				"listen on 127.0.0.1, or set oakestra.tls", o.TCP))
+		}
 		return nil
 	}
 	if o.TLS.Address != "" {

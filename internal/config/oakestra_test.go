@@ -49,7 +49,7 @@ func TestOakestraDefaults(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if want.Ranges == nil {
+		if want.AbstractorPort = 11012; want.Ranges == nil {
 			want.Ranges = config.OakestraRanges
 		}
 		if got := c.Oakestra.WithDefaults(c.Paths); !reflect.DeepEqual(got, want) {
@@ -64,6 +64,13 @@ func TestOakestraMistakes(t *testing.T) {
 		"oakestra: {ranges: [10.30.0.0/16, x]}":                           "oakestra.ranges[1]",
 		"oakestra: {socket: oak.sock}":                                    "oakestra.socket",
 		"oakestra: {tcp: '6000'}":                                         "oakestra.tcp",
+		"oakestra: {tcp: '0.0.0.0:6000'}":                                 "oakestra.tcp",
+		"oakestra: {tcp: ':6000'}":                                        "oakestra.tcp",
+		"oakestra: {tcp: 'node.example.org:6000'}":                        "oakestra.tcp",
+		"oakestra: {packages: [limiter]}":                                 "oakestra.packages[0]",
+		"oakestra: {packages: [/a/x, /b/x]}":                              "oakestra.packages[1]",
+		"oakestra: {packages: [/a/../b]}":                                 "oakestra.packages[0]",
+		"oakestra: {abstractorPort: 65536}":                               "oakestra.abstractorPort",
 		"oakestra: {bridge: much-too-long-name}":                          "oakestra.bridge",
 		"oakestra: {bridge: ../etc}":                                      "oakestra.bridge",
 		"oakestra: {subnet: 10.18.0.1/26}":                                "oakestra.subnet",

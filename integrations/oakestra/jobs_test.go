@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// abstractor plays the cluster's resource abstractor: jobs as it stores them.
+type abstractor struct {
+	port int
+	mu   sync.Mutex
+	jobs map[string]string
+}
+
+func newAbstractor(n *node) *abstractor {
+	a := &abstractor{jobs: map[string]string{}}
+	var l net.Listener
+	if err := n.Lab.Node().Do(func() (err error) { l, err = net.Listen("tcp4", "127.0.0.1:0"); return err }); err != nil {
+		n.T.Fatal(err)
+	}
+	a.port = l.Addr().(*net.TCPAddr).Port
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /api/v1/jobs/{$}", func(w http.ResponseWriter, r *http.Request) {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		w.Header().Set("Content-Type", "text/html; charset=utf-8") // as the real one's
+		fmt.Fprintf(w, "[%s]", a.jobs[r.URL.Query().Get("job_name")])
+	})
+	server := &http.Server{Handler: mux}
+	go func() { _ = server.Serve(l) }()
+	n.T.Cleanup(func() { server.Close() })
+	return a
+}
+
+func (a *abstractor) set(app, modules string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.jobs[app] = fmt.Sprintf(`{"_id": "66", "job_name": %q, "instance_list": [], "image": "x", "ebpfModules": %s}`, app,
+		modules)
+}
+
+// jobText is what the cluster manager publishes.
+func jobText(app string, instance int, modules string) string {
+	return fmt.Sprintf(`{"_id": "6650000000000000000000e1", "job_name": %q, "applicationID": "1", "image": "x", `+
+		`"instance_list": [{"instance_number": 0, "worker_id": "w1"}], "port": "80:80", "ebpfModules": %s, `+
+		`"instance_number": %d}`, app, modules, instance)
+}
+
+// modulesFor are the names of the modules of one service in the order of their ids.
+func (n *node) modulesFor(app string) (names []string) {
+	for _, m := range list[v1.Module](n, "module") {
+		if m.Spec.Attach.Services == "oakestra.io/service="+app {
+			names = append(names, m.Metadata.Labels["oakestra.io/module"])
+		}
+	}
+	return names
+}
+
+// TestModulesOfJobs deploys services whose modules come with the cluster manager's message, or are asked for.
+func TestModulesOfJobs(t *testing.T) {
+	n, c := newClusterNode(t, "")
+	a := newAbstractor(n)
+	n.Kill()
+	n.Configure(strings.Replace(n.config(), "oakbr", fmt.Sprintf("oakbr, abstractorPort: %d", a.port), 1))
+	n.start()
+	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"127.0.0.1"}`)
+	deployed := func(app, reason string, want ...string) {
+		t.Helper()
+		n.container().deploy(app, 0, "")
+		if got := n.modulesFor(app); !cmp.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", reason, got, want)
+		}
+	}
+	send := func(app, modules string) {
+		t.Helper()
+		c.Forge("nodes/w1/control/deploy", jobText(app, 0, modules))
+		n.Eventually("the job is stored", func() bool {
+			state, _ := os.ReadFile(n.Oakestra())
+			return strings.Contains(string(state), app)
+		})
+	}
+	send("a.t.message.t", `[{"name": "packetCounter", "config": {}}, {"name": "counter"}]`)
+	deployed("a.t.message.t", "the message", "packetCounter", "counter")
+	send("a.t.killed.t", `[{"name": "counter"}]`)
+	n.killProcess()
+	n.Eventually("the listener answers", n.answersAgain)
+	deployed("a.t.killed.t", "killed between message and deployment", "counter")
+	a.set("a.t.missed.t", `[{"name": "packetCounter"}]`)
+	deployed("a.t.missed.t", "a message that was missed", "packetCounter")
+	deployed("a.t.plain.t", "a service that the cluster does not know")
+
+	send("a.t.wrong.t", `"firewall"`)
+	box := n.container()
+	refused := func(app string, want ...string) {
+		t.Helper()
+		got := n.do("POST", "/container/deploy", fmt.Sprintf(`{"pid":%d,"serviceName":%q}`, box.pid(), app))
+		for _, text := range want {
+			if got.status == 200 || !strings.Contains(got.body, text) {
+				t.Errorf("%s: %+v, want %q", app, got, text)
+			}
+		}
+	}
+	refused("a.t.wrong.t", "the SLA of the service: ebpfModules: ")
+	send("a.t.unknown.t", `[{"name": "no-such-package"}]`)
+	refused("a.t.unknown.t", "no-such-package")
+
+	n.Kill()
+	n.Configure(strings.Replace(n.config(), "oakbr", "oakbr, requireModules: true", 1))
+	n.start()
+	refused("a.t.other.t", "oakestra.requireModules", "does not know the service")
+	a.set("a.t.other.t", `[]`)
+	deployed("a.t.other.t", "a service without modules")
+}
+
+func (n *node) config() string {
+	text, err := os.ReadFile(n.Config)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return string(text)
+}
+
+// TestFirstPacket sends from a container from the moment on that its interface is there: its firewall has to see the
+// first packet.
+func TestFirstPacket(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	n.container().deploy("other.test.db.test", 0, "") // makes the bridge
+	var sniffer int
+	if err := n.Lab.Node().Do(func() (err error) {
+		if sniffer, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		bridge, err := net.InterfaceByName("oakbr") // on the port of the service it would see what the firewall drops
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.SetNonblock(sniffer, true),
+			unix.Bind(sniffer, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: bridge.Index}))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(sniffer)
+	for i := range 5 {
+		box := n.container()
+		stop, sent := make(chan struct{}), make(chan int)
+		go func() { sent <- box.flood(stop) }()
+		box.deploy(appName, i, `,"ebpfModules":[{"name":"firewall","config":{}}]`)
+		close(stop)
+		if <-sent == 0 {
+			t.Fatal("nothing was sent")
+		}
+	}
+	frame := make([]byte, 2048)
+	for {
+		size, _, err := unix.Recvfrom(sniffer, frame, 0)
+		if err != nil {
+			break
+		}
+		if strings.Contains(string(frame[:size]), flooded) {
+			t.Fatal("a packet passed before the firewall was there")
+		}
+	}
+}
+
+func bigEndian(v uint16) uint16 { return v<<8 | v>>8 }
+
+const flooded = "kerb first packet"
+
+// flood sends UDP packets from the moment on that the interface of the service is there; it returns how many.
+func (c *container) flood(stop chan struct{}) (sent int) {
+	err := c.do(func() error {
+		s, err := unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			return err
+		}
+		defer unix.Close(s)
+		payload := len(flooded)
+		frame := append([]byte{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 2, 0, 0, 0, 0, 9, 8, 0,
+			0x45, 0, 0, byte(28 + payload), 0, 0, 0, 0, 64, 17, 0, 0, 10, 18, 0, 9, 10, 18, 0, 2,
+			0x10, 0, 0x20, 0, 0, byte(8 + payload), 0, 0}, flooded...)
+		for {
+			select {
+			case <-stop:
+				return nil
+			default:
+			}
+			i, err := net.InterfaceByName("oakestra0")
+			if err != nil {
+				time.Sleep(100 * time.Microsecond) // a pace, not a wait
+				continue
+			}
+			for range 100 {
+				if unix.Sendto(s, frame, 0, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_IP), Ifindex: i.Index}) == nil {
+					sent++
+				}
+			}
+		}
+	})
+	if err != nil {
+		c.n.T.Error(err)
+	}
+	return sent
+}
+
+// TestOwner checks that what the integration makes is its own, also what a version without owners has made.
+func TestOwner(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"firewall"}]`)
+	if out, err := n.Command(t.Context(), "module", "delete", "oakestra-0").CombinedOutput(); err == nil ||
+		!strings.Contains(string(out), "oakestra") {
+		t.Errorf("a user deletes the firewall of a service: %v %s", err, out)
+	}
+	owners := func() (all []string) {
+		for _, m := range list[v1.Module](n, "module") {
+			all = append(all, m.Metadata.Name+" "+m.Metadata.Owner)
+		}
+		for _, s := range list[v1.Service](n, "service") {
+			all = append(all, "service "+s.Metadata.Owner)
+		}
+		return all
+	}
+	if got := owners(); !cmp.Equal(got, []string{"oakestra-0 oakestra", "service oakestra"}) {
+		t.Errorf("owners %v", got)
+	}
+	n.killProcess()
+	module, service := list[v1.Module](n, "module")[0], list[v1.Service](n, "service")[0]
+	module.Status, service.Status, module.Metadata.Owner, service.Metadata.Owner = nil, nil, "", ""
+	n.Must(http.MethodPost, "/v1/apply?force=true", []any{module, service}, nil)
+	n.Kill()
+	n.start()
+	if got := owners(); !cmp.Equal(got, []string{"oakestra-0 oakestra", "service oakestra"}) {
+		t.Errorf("owners after a start %v", got)
+	}
+	n.undeploy(appName, 0)
+	if got := owners(); len(got) > 0 {
+		t.Errorf("left after the undeploy: %v", got)
+	}
+}
