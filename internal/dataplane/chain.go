@@ -95,7 +95,7 @@ func (c *linkedChain) addCounters(l *linker) (err error) {
 	if l.plain != nil {
 		c.counts, err = l.plain.counts.Clone()
 	} else {
-		c.counts, err = ebpf.NewMap(l.countsSpec())
+		c.counts, err = l.newCounts()
 	}
 	if err != nil {
 		return fmt.Errorf("create counts: %w", err)

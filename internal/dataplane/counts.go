@@ -23,7 +23,9 @@ import (
 const (
 	countsMap  = "kerb_counts"
 	retiredMap = "kerb_kept"
-	countsPin  = "counts" // in the directory of a chain
+	countsPin  = "packets" // in the directory of a chain
+	// of chains whose counts are in a per-CPU map, as older agents make it; those ignore the other one
+	perCPUPin = "counts"
 )
 
 // Count is struct kerb_count.
@@ -83,30 +85,60 @@ type Counts struct {
 	Chains  map[string]ChainStats // by identity of the chain
 }
 
-// countsSpec describes the counts of a chain.
-func (l *linker) countsSpec() *ebpf.MapSpec {
-	spec := l.object.Maps[countsMap].Copy()
-	spec.ValueSize += uint32(binary.Size(Count{}) * exits * len(l.members))
-	return spec
+// countsSize is that of what a chain counts on one CPU. CPUs share no line of their caches, wherever the kernel begins.
+func (l *linker) countsSize() uint32 {
+	const line = 64
+	size := l.object.Maps[countsMap].ValueSize + uint32(binary.Size(Count{})*exits*len(l.members))
+	return (size+line-1)/line*line + line
 }
 
-// perCPUCounts is the value of the map on one CPU.
-type perCPUCounts []Count
+// newCounts creates the map for the counts of a chain.
+func (l *linker) newCounts() (*ebpf.Map, error) {
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
+	spec := l.object.Maps[countsMap].Copy()
+	spec.ValueSize = uint32(cpus) * l.countsSize()
+	return ebpf.NewMap(spec)
+}
+
+// cpuCounts is what a chain has counted on one CPU.
+type cpuCounts []Count
 
 // UnmarshalBinary implements encoding.BinaryUnmarshaler.
-func (p *perCPUCounts) UnmarshalBinary(b []byte) error {
-	*p = make(perCPUCounts, len(b)/binary.Size(Count{}))
+func (p *cpuCounts) UnmarshalBinary(b []byte) error {
+	*p = make(cpuCounts, len(b)/binary.Size(Count{}))
 	_, err := binary.Decode(b, binary.NativeEndian, *p)
 	return err
 }
 
+// perCPUCounts reads the counts of all CPUs.
+func perCPUCounts(m *ebpf.Map) (all []cpuCounts, err error) {
+	if m.Type() == ebpf.PerCPUArray {
+		return all, m.Lookup(uint32(0), &all)
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
+	var whole cpuCounts
+	if err := m.Lookup(uint32(0), &whole); err != nil {
+		return nil, err
+	}
+	for one := range slices.Chunk(whole, len(whole)/cpus) {
+		all = append(all, one)
+	}
+	return all, nil
+}
+
 // readCounts works out what each member of a chain has returned.
-func readCounts(m *ebpf.Map) ([]Verdicts, error) {
-	var perCPU []perCPUCounts
-	if err := m.Lookup(uint32(0), &perCPU); err != nil {
+func readCounts(m *ebpf.Map, members int) ([]Verdicts, error) {
+	perCPU, err := perCPUCounts(m)
+	if err != nil {
 		return nil, fmt.Errorf("counts of a chain: %w", err)
 	}
-	all := make([]Count, int(m.ValueSize())/binary.Size(Count{}))
+	all := make([]Count, 2+exits*members)
 	for _, cpu := range perCPU {
 		for i := range all {
 			all[i] = all[i].plus(cpu[i])
@@ -178,10 +210,12 @@ func (c pinnedCounts) Close() {
 }
 
 // stats reads what a chain has counted.
-func (c pinnedCounts) stats() (ChainStats, error) { return readStats(c.m, c.latency) }
+func (c pinnedCounts) stats() (ChainStats, error) {
+	return readStats(c.m, c.latency, len(c.spec.Members))
+}
 
-func readStats(counts, latency *ebpf.Map) (out ChainStats, err error) {
-	verdicts, err := readCounts(counts)
+func readStats(counts, latency *ebpf.Map, members int) (out ChainStats, err error) {
+	verdicts, err := readCounts(counts, members)
 	if err != nil {
 		return out, err
 	}
@@ -218,7 +252,10 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	if c.spec, c.id, ok = parseChainPin(filepath.Base(dir)); !ok {
 		return c, os.ErrNotExist
 	}
-	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); err != nil {
+	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); errors.Is(err, os.ErrNotExist) {
+		c.m, c.mid, err = openCounts(filepath.Join(dir, perCPUPin))
+	}
+	if err != nil {
 		return c, err
 	}
 	c.latency, err = ebpf.LoadPinnedMap(filepath.Join(dir, latencyPin), nil)

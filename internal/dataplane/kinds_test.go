@@ -74,7 +74,7 @@ func testKind(t *testing.T, side chain.Side, dir chain.Direction, frame []byte, 
 			t.Errorf("%s has counted %d packets", name, n)
 		}
 	}
-	got, err := readCounts(c.counts)
+	got, err := readCounts(c.counts, len(c.spec.Members))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -3,9 +3,11 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"runtime"
+	"slices"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -49,22 +51,18 @@ func measured(t *testing.T, l *Loaded) (out []uint64) {
 }
 
 // onOne calls f on one CPU.
-func onOne(t *testing.T, f func()) {
+func onOne(t *testing.T, f func()) { onCPU(t, 0, f) }
+
+// onCPU calls f on a CPU.
+func onCPU(t *testing.T, cpu int, f func()) {
 	t.Helper()
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	var before, one unix.CPUSet
-	if err := unix.SchedGetaffinity(0, &before); err != nil {
-		t.Fatal(err)
-	}
-	for i := range 1024 {
-		if before.IsSet(i) {
-			one.Set(i)
-			break
-		}
-	}
-	if err := unix.SchedSetaffinity(0, &one); err != nil {
-		t.Fatal(err)
+	one.Set(cpu)
+	if err := errors.Join(unix.SchedGetaffinity(0, &before), unix.SchedSetaffinity(0, &one)); err != nil {
+		t.Error(err)
+		return
 	}
 	defer unix.SchedSetaffinity(0, &before)
 	f()
@@ -143,8 +141,8 @@ func TestLatencyAfterTrace(t *testing.T) {
 // sampleNext has the next packet on each CPU run in the timed copy, measured or not.
 func sampleNext(t *testing.T, l *Loaded, measure bool) {
 	t.Helper()
-	var perCPU []perCPUCounts
-	if err := l.chain.counts.Lookup(uint32(0), &perCPU); err != nil {
+	perCPU, err := perCPUCounts(l.chain.counts)
+	if err != nil {
 		t.Fatal(err)
 	}
 	for _, c := range perCPU {
@@ -153,7 +151,7 @@ func sampleNext(t *testing.T, l *Loaded, measure bool) {
 		}
 		c[1].Bytes = c[0].Packets // struct kerb_counts: sample
 	}
-	if err := l.chain.counts.Put(uint32(0), perCPU); err != nil {
+	if err := l.chain.counts.Put(uint32(0), slices.Concat(perCPU...)); err != nil {
 		t.Fatal(err)
 	}
 }

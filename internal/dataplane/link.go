@@ -239,7 +239,10 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	if err := l.relocate(code); err != nil {
 		return nil, err
 	}
-	code = append(code, l.fence(code, entry, g)...)
+	code, err := l.fold(append(code, l.fence(code, entry, g)...), g)
+	if err != nil {
+		return nil, err
+	}
 	LinkKernelFunctions(code)
 	for i := range code {
 		ins := &code[i]
@@ -262,6 +265,9 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 			m, err := l.mapOf(ins.Reference(), g)
 			if err != nil {
 				return nil, err
+			}
+			if g == nil && ins.Reference() == countsMap {
+				ins.Src = asm.PseudoMapValue
 			}
 			if err := ins.AssociateMap(m); err != nil {
 				return nil, fmt.Errorf("map %s: %w", ins.Reference(), err)

@@ -105,7 +105,9 @@ func (l *Loaded) RelinkWithCode(spec chain.Spec) (*ebpf.Program, asm.Instruction
 }
 
 // Counts returns what each module has returned, in the order of the chain.
-func (l *Loaded) Counts() ([]Verdicts, error) { return readCounts(l.chain.counts) }
+func (l *Loaded) Counts() ([]Verdicts, error) {
+	return readCounts(l.chain.counts, len(l.chain.spec.Members))
+}
 
 // Time adds the timed copy that the agent gives a chain.
 func (l *Loaded) Time() (err error) {
@@ -117,7 +119,9 @@ func (l *Loaded) Time() (err error) {
 }
 
 // Stats returns what each module has returned and how long it took, in the order of the chain.
-func (l *Loaded) Stats() (ChainStats, error) { return readStats(l.chain.counts, l.latency) }
+func (l *Loaded) Stats() (ChainStats, error) {
+	return readStats(l.chain.counts, l.latency, len(l.chain.spec.Members))
+}
 
 // Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
 func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {

@@ -3,6 +3,8 @@
 package optimize
 
 import (
+	"slices"
+
 	"github.com/cilium/ebpf/asm"
 )
 
@@ -79,6 +81,7 @@ func (s *state) rewrite(n *node) {
 		n.removed = !taken
 		return
 	}
+	s.rewriteOperand(n)
 	switch {
 	case !n.fixed:
 	case class == asm.LdXClass && n.OpCode.Mode() == asm.MemMode:
@@ -90,6 +93,35 @@ func (s *state) rewrite(n *node) {
 		n.removed = result.kind >= constant && result == s.regs[n.Dst]
 	}
 }
+
+var plainOps = []asm.ALUOp{asm.Mov, asm.Add, asm.Sub, asm.Mul, asm.And, asm.Or, asm.Xor}
+
+// rewriteOperand puts a number in place of a register that has it. Shifts and divisions stay, as the kernel refuses
+// some numbers there.
+func (s *state) rewriteOperand(n *node) {
+	op := n.OpCode
+	if op.Source() != asm.RegSource || !n.fixed || n.Offset != 0 && !n.jumps() {
+		return
+	}
+	switch {
+	case n.jumps() && !n.goes() && op.JumpOp() != asm.JCOND:
+	case op.Class().IsALU() && slices.Contains(plainOps, op.ALUOp()):
+	default:
+		return
+	}
+	dst, v := n.Dst, s.regs[n.Src]
+	if other, ok := swapped[op.JumpOp()]; n.jumps() && ok && v.kind != constant {
+		op, dst, v = op.SetJumpOp(other), n.Src, s.regs[n.Dst]
+	}
+	if v.kind == constant && v.n == int64(int32(v.n)) {
+		n.OpCode, n.Dst, n.Src, n.Constant = op.SetSource(asm.ImmSource), dst, 0, v.n
+	}
+}
+
+// swapped are the comparisons that say the same with the operands in the other order.
+var swapped = map[asm.JumpOp]asm.JumpOp{asm.JEq: asm.JEq, asm.JNE: asm.JNE, asm.JSet: asm.JSet, asm.JGT: asm.JLT,
+	asm.JLT: asm.JGT, asm.JGE: asm.JLE, asm.JLE: asm.JGE, asm.JSGT: asm.JSLT, asm.JSLT: asm.JSGT, asm.JSGE: asm.JSLE,
+	asm.JSLE: asm.JSGE}
 
 func (s *state) rewriteLoad(n *node) {
 	size := n.OpCode.Size().Sizeof()

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+
+	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
+)
+
+// Constants of a program are in sections that never change once it is loaded. The kernel's verifier knows their values,
+// and removes what they rule out, but leaves the reads in place. The linker puts the values there instead.
+
+// fold replaces reads of constants, those of the chain or of a module.
+func (l *linker) fold(code asm.Instructions, g *generation) (asm.Instructions, error) {
+	var failed error
+	known := map[string][]byte{}
+	out := optimize.Fold(code, func(section string) []byte {
+		data, read := known[section]
+		if !strings.HasPrefix(section, ".rodata") || read || failed != nil {
+			return data
+		}
+		if data, failed = l.constants(section, g); failed != nil {
+			failed = fmt.Errorf("constants: %w", failed)
+		}
+		known[section] = data
+		return data
+	})
+	return out, failed
+}
+
+// constants are the contents of a section.
+func (l *linker) constants(section string, g *generation) (data []byte, err error) {
+	if g == nil {
+		return l.chainConstants(section)
+	}
+	m, err := l.mapOf(section, g)
+	if err != nil {
+		return nil, err
+	}
+	return data, m.Lookup(uint32(0), &data)
+}
+
+// chainConstants are those of chain.bpf.c, with what the linker knows.
+func (l *linker) chainConstants(section string) ([]byte, error) {
+	spec := l.object.Maps[section]
+	if spec == nil || len(spec.Contents) != 1 {
+		return nil, fmt.Errorf("section %s of the chain is missing", section)
+	}
+	data := slices.Clone(spec.Contents[0].Value.([]byte))
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
+	for name, value := range map[string]uint64{"kerb_cpus": uint64(cpus), "kerb_counts_size": uint64(l.countsSize())} {
+		v := l.object.Variables[name]
+		if v == nil {
+			return nil, fmt.Errorf("constant %s of the chain is missing", name)
+		}
+		binary.NativeEndian.PutUint64(data[v.Offset:], value)
+	}
+	return data, nil
+}

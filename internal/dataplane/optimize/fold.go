@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package optimize
+
+import (
+	"slices"
+
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// Fold returns functions in which numbers stand where constants were read from memory, and without the addresses that
+// nothing else needed. contents gives the bytes of a data section that never changes, nil for any other map.
+func Fold(code asm.Instructions, contents func(section string) []byte) asm.Instructions {
+	isConstant := func(ins asm.Instruction) bool { return reads(&ins, contents) != nil }
+	if !slices.ContainsFunc(code, isConstant) {
+		return code
+	}
+	var out asm.Instructions
+	for start := 0; start < len(code); {
+		end := start + 1
+		for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
+			end++
+		}
+		out = append(out, foldFunction(code[start:end], contents)...)
+		start = end
+	}
+	return out
+}
+
+// reads returns the bytes from the address on that an instruction loads.
+func reads(ins *asm.Instruction, contents func(string) []byte) []byte {
+	if !ins.OpCode.IsDWordLoad() || ins.Src != asm.PseudoMapValue || ins.Reference() == "" {
+		return nil
+	}
+	data, offset := contents(ins.Reference()), int(uint64(ins.Constant)>>32)
+	return data[min(offset, len(data)):]
+}
+
+func foldFunction(code asm.Instructions, contents func(string) []byte) asm.Instructions {
+	if !slices.ContainsFunc(code, func(ins asm.Instruction) bool { return reads(&ins, contents) != nil }) {
+		return code
+	}
+	p, ok := parse(code, nil)
+	if !ok {
+		return code
+	}
+	p.blocks()
+	var known [asm.R10 + 1]address
+	for i := range p.code {
+		n := &p.code[i]
+		if p.block[i] > 0 {
+			clear(known[:])
+		}
+		if from := n.Src; n.OpCode.Class() == asm.LdXClass && n.fold(known[from].data) {
+			known[from].folded = true
+		} else {
+			for _, r := range n.uses() {
+				known[r].needed = true
+			}
+		}
+		for _, r := range n.sets() {
+			if a := known[r]; a.folded && !a.needed {
+				p.code[a.from].removed = true
+			}
+			known[r] = address{data: reads(&n.Instruction, contents), from: i}
+		}
+	}
+	if out, ok := p.emit(); ok {
+		return out
+	}
+	return code
+}
+
+// address is that of constants, in a register.
+type address struct {
+	data   []byte // from there on
+	from   int    // the instruction that loaded it
+	folded bool   // something was read there
+	needed bool   // by what still stands
+}
+
+// fold makes a load of a constant a number, if it is one.
+func (n *node) fold(data []byte) bool {
+	size, at := n.OpCode.Size().Sizeof(), int(n.Offset)
+	if n.OpCode.Mode() != asm.MemMode || !n.fixed || at < 0 || at+size > len(data) {
+		return false
+	}
+	number := int64(get(data[at : at+size]))
+	ins := asm.LoadImm(n.Dst, number, asm.DWord)
+	if size < 8 {
+		ins = asm.Mov.Imm32(n.Dst, int32(number))
+	} else if number == int64(int32(number)) {
+		ins = asm.Mov.Imm(n.Dst, int32(number))
+	}
+	n.Instruction = ins.WithMetadata(n.Metadata)
+	return true
+}
+
+// uses are the registers that an instruction may read.
+func (n *node) uses() (regs []asm.Register) {
+	class, op := n.OpCode.Class(), n.OpCode
+	switch {
+	case n.calls():
+		return []asm.Register{asm.R1, asm.R2, asm.R3, asm.R4, asm.R5}
+	case class == asm.LdXClass:
+		return []asm.Register{n.Src}
+	case class == asm.LdClass:
+		return nil
+	case class.IsALU() && op.ALUOp() == asm.Mov && op.Source() == asm.RegSource:
+		return []asm.Register{n.Src}
+	case class.IsALU() && op.ALUOp() == asm.Mov:
+		return nil
+	}
+	return []asm.Register{n.Dst, n.Src, asm.R0}
+}
+
+// sets are the registers that an instruction writes.
+func (n *node) sets() []asm.Register {
+	class := n.OpCode.Class()
+	switch {
+	case n.calls():
+		return []asm.Register{asm.R0, asm.R1, asm.R2, asm.R3, asm.R4, asm.R5}
+	case class.IsALU(), class.IsLoad():
+		return []asm.Register{n.Dst}
+	case class == asm.StXClass && n.OpCode.Mode() == asm.AtomicMode:
+		return []asm.Register{n.Src, asm.R0}
+	}
+	return nil
+}
