@@ -3,6 +3,7 @@
 package sdk
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -19,7 +20,6 @@ import (
 const (
 	maxDescriptors = 253  // SCM_MAX_FD
 	maxClosed      = 1000 // ifindexes in a message
-	maxMessage     = 64 << 10
 	mapsWait       = 5 * time.Second
 )
 
@@ -199,24 +199,48 @@ func sendMessage(conn *net.UnixConn, message MapsMessage, fds []int) error {
 }
 
 func receiveMessage(conn *net.UnixConn) (MapsMessage, []int, error) {
-	data, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(4*maxDescriptors))
 	var message MapsMessage
-	n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
-	if err != nil {
-		return message, nil, err
-	}
-	if n == 0 {
-		return message, nil, errors.New("the agent has closed the connection")
-	}
-	fds, err := descriptors(rights[:rn])
-	if err == nil {
-		err = json.Unmarshal(data[:n], &message)
-	}
+	fds, err := receiveJSON(conn, maxDescriptors, &message)
 	if err != nil {
 		closeAll(fds)
 		return message, nil, err
 	}
 	return message, fds, nil
+}
+
+// receiveJSON receives one message and its descriptors, of which there may also be some with an error. There is a buffer
+// only when there is a message: a control plane waits for the next for most of its life.
+func receiveJSON(conn *net.UnixConn, maxFDs int, message any) ([]int, error) {
+	size, err := nextSize(conn)
+	if err != nil {
+		return nil, err
+	}
+	if size == 0 {
+		return nil, errors.New("the agent has closed the connection")
+	}
+	data, rights := make([]byte, size), make([]byte, unix.CmsgSpace(4*maxFDs))
+	n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
+	if err != nil {
+		return nil, err
+	}
+	fds, err := descriptors(rights[:rn])
+	if err == nil {
+		err = json.Unmarshal(data[:n], message)
+	}
+	return fds, err
+}
+
+// nextSize waits for a message and returns how many bytes it has: 0 at the end of the connection.
+func nextSize(conn *net.UnixConn) (size int, err error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return 0, err
+	}
+	readErr := raw.Read(func(fd uintptr) bool {
+		size, _, _, _, err = unix.Recvmsg(int(fd), nil, nil, unix.MSG_PEEK|unix.MSG_TRUNC)
+		return !errors.Is(err, unix.EAGAIN)
+	})
+	return size, cmp.Or(readErr, err)
 }
 
 func closeAll(fds []int) {

@@ -4,7 +4,6 @@ package sdk
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -13,8 +12,6 @@ import (
 	"os/signal"
 	"sync"
 	"syscall"
-
-	"golang.org/x/sys/unix"
 )
 
 // Serve is the main function of a control plane process written in Go: it serves control until the agent ends or tells
@@ -119,21 +116,14 @@ func ServeMany(controls map[string]Control) error {
 
 func receiveModule(conn *net.UnixConn) (HostMessage, net.Listener, *net.UnixConn, error) {
 	var message HostMessage
-	data, rights := make([]byte, maxMessage), make([]byte, unix.CmsgSpace(2*4))
-	n, rn, _, _, err := conn.ReadMsgUnix(data, rights)
-	if err != nil || n == 0 {
-		return message, nil, nil, errors.Join(err, net.ErrClosed)
+	fds, err := receiveJSON(conn, 2, &message)
+	if err == nil && len(fds) != 2 {
+		err = fmt.Errorf("%d descriptors, not 2", len(fds))
 	}
-	fds, err := descriptors(rights[:rn])
-	if err != nil || len(fds) != 2 {
-		for _, fd := range fds {
-			unix.Close(fd)
-		}
-		return message, nil, nil, errors.Join(err, fmt.Errorf("%d descriptors, not 2", len(fds)))
+	if err != nil {
+		closeAll(fds)
+		return message, nil, nil, err
 	}
 	listener, maps, err := sockets(fds[0], fds[1])
-	if err == nil {
-		err = json.Unmarshal(data[:n], &message)
-	}
 	return message, listener, maps, err
 }
