@@ -127,7 +127,8 @@ func (s *Schema) unknownFields(root any, e *jsonschema.ValidationError, names []
 // properties returns the names, other than read-only ones, that the part of the schema at a URL knows.
 func (s *Schema) properties(url string) []string {
 	_, pointer, _ := strings.Cut(url, "#")
-	var at any = s.root
+	root, _ := s.root.Get() // the text is of what was compiled
+	var at any = root
 	for _, token := range strings.Split(strings.Trim(pointer, "/"), "/") {
 		token = strings.ReplaceAll(strings.ReplaceAll(token, "~1", "/"), "~0", "~")
 		switch v := at.(type) {

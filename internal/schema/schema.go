@@ -13,13 +13,15 @@ import (
 	"slices"
 
 	"github.com/santhosh-tekuri/jsonschema/v6"
+
+	"github.com/kerb-edge/kerb/internal/parsed"
 )
 
 // Schema is a compiled JSON Schema. Objects with properties are closed: a property that the schema does not name is an
 // error unless the schema says additionalProperties. It is safe for concurrent use.
 type Schema struct {
 	compiled *jsonschema.Schema
-	root     map[string]any
+	root     *parsed.Value[map[string]any] // for what mistakes are explained with
 	patterns map[string]string // what they want, in words
 }
 
@@ -70,9 +72,45 @@ func Compile(tree map[string]any, formats bool) (*Schema, error) {
 	if err != nil {
 		return nil, fmt.Errorf("not a valid JSON Schema: %w", err)
 	}
-	s := &Schema{compiled, root, map[string]string{}}
+	text, err := json.Marshal(root)
+	if err != nil {
+		return nil, err
+	}
+	s := &Schema{compiled, parsed.New(func() (tree map[string]any, err error) {
+		return tree, json.Unmarshal(text, &tree)
+	}), map[string]string{}}
 	s.describePatterns(root)
 	return s, nil
+}
+
+// RemoveNull removes optional properties that are null from the objects within a value: they count as absent.
+func (s *Schema) RemoveNull(value any) { removeNull(s.compiled, value) }
+
+func removeNull(at *jsonschema.Schema, value any) {
+	for at != nil && at.Ref != nil {
+		at = at.Ref
+	}
+	if at == nil {
+		return
+	}
+	switch value := value.(type) {
+	case []any:
+		for _, item := range value {
+			removeNull(at.Items2020, item)
+		}
+	case map[string]any:
+		values, _ := at.AdditionalProperties.(*jsonschema.Schema)
+		for name, field := range value {
+			property := at.Properties[name]
+			if field == nil && property != nil && !slices.Contains(at.Required, name) {
+				delete(value, name)
+			} else if property != nil {
+				removeNull(property, field)
+			} else {
+				removeNull(values, field)
+			}
+		}
+	}
 }
 
 // describePatterns collects patternDescription, Kerb's own keyword: what a pattern wants, in words.
