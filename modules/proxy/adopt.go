@@ -65,7 +65,7 @@ func (w *generation) adoptTargets(now time.Time) error {
 		if t.entry.Flags&instanceGone != 0 {
 			t.gone = now
 		}
-		w.targets[identity], w.byIndex[i], taken[t.index] = t, t, true
+		w.targets[identity], w.byIndex[t.index], taken[t.index] = t, t, true
 	}
 	w.indices = newNumbers(1, w.maps.instances.MaxEntries(), restFor, taken)
 	return nil

@@ -27,7 +27,7 @@ type generation struct {
 	services  map[string]*service
 	addresses map[netip.Addr]*virtual
 	targets   map[uint64]*target // by identity
-	byIndex   []*target
+	byIndex   map[uint32]*target
 	slots     *blocks
 	ids       *numbers // of virtual addresses
 	indices   *numbers // of instances
@@ -91,8 +91,8 @@ func newPlane(c *config, live sdk.Live) (*generation, error) {
 		return nil, err
 	}
 	w := &generation{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
-		targets: map[uint64]*target{}, byIndex: make([]*target, k.instances.MaxEntries()),
-		sweeper: newSweeper(int(k.instances.MaxEntries())), troubles: map[string]error{},
+		targets: map[uint64]*target{}, byIndex: map[uint32]*target{},
+		sweeper: newSweeper(), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
 	return w, w.adopt(time.Now())
@@ -226,7 +226,8 @@ func (w *generation) putTarget(s *service, vi *v1alpha1.VirtualInstance, now tim
 	if t == nil {
 		var err error
 		if t, err = w.newTarget(identity, now); err != nil || t == nil {
-			s.trouble = fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name, len(w.byIndex)-1)
+			s.trouble = fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name,
+				w.maps.instances.MaxEntries()-1)
 			return nil, err
 		}
 	}

@@ -237,8 +237,7 @@ func (w *generation) reportSession(k *flow, s *session, now uint64) SessionRepor
 	if k.Proto == protoICMP || k.Proto == protoICMPv6 {
 		r.Virtual, r.Target = k.Dst.addr().String(), s.Addr.addr().String()
 	}
-	if int(s.Instance) < len(w.byIndex) && w.byIndex[s.Instance] != nil {
-		t := w.byIndex[s.Instance]
+	if t := w.byIndex[s.Instance]; t != nil {
 		r.Instance = t.name
 		if t.service != nil {
 			r.Service = t.service.name

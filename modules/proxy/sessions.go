@@ -94,10 +94,10 @@ type sweeper struct {
 	now        uint64
 	pairs      map[uint64]pair
 	candidates []candidateEntry
-	open       []int64        // sessions by instance
-	refs       []int          // entries by instance
-	localRefs  map[uint32]int // and by index in locals
-	kept       map[uint32]int // live sessions by the client's interface
+	open       map[uint32]int64 // sessions by instance
+	refs       map[uint32]int   // entries by instance
+	localRefs  map[uint32]int   // and by index in locals
+	kept       map[uint32]int   // live sessions by the client's interface
 	tally      tally
 }
 
@@ -119,9 +119,8 @@ type candidateEntry struct {
 	open     bool // counts as a session of the instance
 }
 
-func newSweeper(instances int) *sweeper {
-	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: make([]int64, instances),
-		refs:      make([]int, instances),
+func newSweeper() *sweeper {
+	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: map[uint32]int64{}, refs: map[uint32]int{},
 		localRefs: map[uint32]int{}, kept: map[uint32]int{}}
 }
 
@@ -157,9 +156,6 @@ func (s *sweeper) count(c *candidateEntry, by int) {
 	s.localRefs[c.local] += by
 	if c.open && c.kept {
 		s.kept[c.key.Ifindex] += by
-	}
-	if int(c.instance) >= len(s.refs) {
-		return
 	}
 	s.refs[c.instance] += by
 	if c.open {
@@ -328,20 +324,20 @@ func (s *sweeper) begin(now uint64) {
 // goneThings are the clients and instances whose sessions cannot continue.
 type goneThings struct {
 	clients   map[uint32]bool // ifindex: there
-	instances []*target
+	instances map[uint32]bool
 	before    time.Time
 }
 
 func (w *generation) gone(now time.Time) goneThings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	g := goneThings{clients: map[uint32]bool{}, instances: make([]*target, len(w.byIndex)), before: now.Add(-goneFor)}
+	g := goneThings{clients: map[uint32]bool{}, instances: map[uint32]bool{}, before: now.Add(-goneFor)}
 	for ifindex, l := range w.locals.byIfindex {
 		g.clients[ifindex] = l.gone.IsZero() || now.Sub(l.gone) < absentFor
 	}
 	for _, t := range w.targets {
 		if !t.gone.IsZero() && t.gone.Before(g.before) {
-			g.instances[t.index] = t
+			g.instances[t.index] = true
 		}
 	}
 	return g
@@ -356,19 +352,22 @@ func (g *goneThings) has(k *flow, e *session) bool {
 	if e.Flags&sessionReverse != 0 {
 		client = e.Other
 	}
-	return !g.clients[client] || int(e.Instance) < len(g.instances) && g.instances[e.Instance] != nil
+	return !g.clients[client] || g.instances[e.Instance]
 }
 
 // reading is what the data plane has counted.
 type reading struct {
-	open, opened []int64 // sessions by instance
-	shares       []int64 // by index in locals
+	open, opened map[uint32]int64 // sessions by instance
+	shares       []int64          // by index in locals
 }
 
 func (w *generation) sessionCounts() reading {
-	r := reading{open: make([]int64, len(w.maps.stats)), opened: make([]int64, len(w.maps.stats)),
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	r := reading{open: make(map[uint32]int64, len(w.targets)), opened: make(map[uint32]int64, len(w.targets)),
 		shares: make([]int64, len(w.maps.shares))}
-	for i := range r.open {
+	for _, t := range w.targets {
+		i := t.index
 		r.open[i], r.opened[i] = w.maps.stats[i].sessions(), int64(w.maps.stats[i].opened())
 	}
 	for i := range r.shares {
