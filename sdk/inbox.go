@@ -208,8 +208,8 @@ func receiveMessage(conn *net.UnixConn) (MapsMessage, []int, error) {
 	return message, fds, nil
 }
 
-// receiveJSON receives one message and its descriptors, of which there may also be some with an error. There is a buffer
-// only when there is a message: a control plane waits for the next for most of its life.
+// receiveJSON receives one message and its descriptors, of which there may also be some with an error. There is a
+// buffer only when there is a message: a control plane waits for the next for most of its life.
 func receiveJSON(conn *net.UnixConn, maxFDs int, message any) ([]int, error) {
 	size, err := nextSize(conn)
 	if err != nil {
