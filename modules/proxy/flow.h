@@ -216,6 +216,12 @@ static __always_inline __u8 px_read_ports(const struct kerb_pkt *pkt, __u64 off,
 	return PX_OTHER;
 }
 
+static __always_inline int px_is_echo_reply(const struct px_work *w)
+{
+	return w->kind == PX_ECHO &&
+	       w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
+}
+
 /* Swaps the ends of a flow. */
 static __always_inline void px_flow_reverse(struct px_flow *f)
 {
@@ -226,6 +232,20 @@ static __always_inline void px_flow_reverse(struct px_flow *f)
 	f->dst = addr;
 	f->sport = f->dport;
 	f->dport = port;
+}
+
+/* Key of the answers to a packet that is not translated: they are met on the interface of whom it
+ * is for, or on their way to its sender. */
+static __always_inline void px_answer_key(const struct px_flow *f, struct px_flow *answer)
+{
+	__u32 *home = bpf_map_lookup_elem(&homes, &f->dst);
+
+	*answer = *f;
+	px_flow_reverse(answer);
+	if (home)
+		answer->ifindex = *home;
+	else
+		answer->hook = PX_INGRESS;
 }
 
 #endif

@@ -2,7 +2,8 @@
 /* Sessions that this CPU has just used, in front of the map of all: a lookup there costs four calls
  * and a hash over 44 bytes. A copy is used until the session is to be marked as seen, and a copy of
  * an entry of pending for a moment only, so that its LRU sees that the session lives; and only
- * while no session whose key has the same hash was forgotten by any CPU. */
+ * while no session whose key has the same hash was forgotten by any CPU. UDP packets without a
+ * session are remembered in the same way, until a session with such a hash is made. */
 #ifndef PX_HOT_H
 #define PX_HOT_H
 
@@ -48,6 +49,8 @@ _Static_assert(offsetof(struct px_hot, rest) == 64 && sizeof(struct px_hot) == 1
 	       "struct px_hot fills cache lines");
 
 #define PX_HOT_KIND(family, proto, hook) ((family) << 16 | (proto) << 8 | (hook))
+/* of no session, and neither are the answers to it */
+#define PX_HOT_DIRECT (1 << 24)
 
 /* Two flows whose hashes agree have copies, if their ports differ. */
 struct px_hot_set {
@@ -70,7 +73,7 @@ struct {
 	__type(value, struct px_hot_set);
 } hot SEC(".maps");
 
-/* How often a session with such a key was forgotten. */
+/* How often a session with such a key was forgotten, or made of UDP. */
 struct px_epoch {
 	__u32 count;
 	struct bpf_spin_lock lock;
@@ -213,10 +216,8 @@ static __always_inline int px_hot_taken(const struct px_hot *h, const struct px_
 	return h->tick == px_hot_tick(h->age, w->jiffies) && h->epoch == w->epoch;
 }
 
-/* Keeps a copy, unless other flows have the places; returns whether it did. The map may give an
- * entry to another key while it is being copied: then it is not found again, or not the same. */
-static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w,
-				  const struct px_session *s)
+/* A place for a copy, or NULL if other flows have both. */
+static __always_inline struct px_hot *px_hot_place(const struct px_flow *f, const struct px_warm *w)
 {
 	struct px_hot *h;
 
@@ -225,7 +226,17 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 	h = &w->at->way[0];
 	if (px_hot_taken(h, w))
 		h = px_hot_way(w->at, *px_ports((void *)&f->sport));
-	if (px_hot_taken(h, w))
+	return px_hot_taken(h, w) ? 0 : h;
+}
+
+/* Keeps a copy, unless other flows have the places; returns whether it did. The map may give an
+ * entry to another key while it is being copied: then it is not found again, or not the same. */
+static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const struct px_warm *w,
+				  const struct px_session *s)
+{
+	struct px_hot *h = px_hot_place(f, w);
+
+	if (!h)
 		return 0;
 	h->age = w->age;
 	h->tick = px_hot_tick(h->age, w->jiffies) - 1;
@@ -239,6 +250,52 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 		return 0;
 	h->tick = px_hot_tick(w->age, w->jiffies);
 	return 1;
+}
+
+/* Whether this CPU knows of a flow that no session has its packets, nor the answers to them. */
+static __always_inline int px_hot_is_direct(const struct px_flow *f, __u32 family,
+					    const struct px_warm *w)
+{
+	__u32 ports = *px_ports((void *)&f->sport), kind = PX_HOT_KIND(family, f->proto, f->hook);
+	const struct px_hot *h;
+
+	if (f->proto != IPPROTO_UDP || !w->at)
+		return 0;
+	h = px_hot_way(w->at, ports);
+	if (h->kind != (kind | PX_HOT_DIRECT) || !px_hot_taken(h, w) || h->ports != ports ||
+	    h->ifindex != f->ifindex)
+		return 0;
+	if (family == 4)
+		return *px_ports((void *)&h->addr) == f->src.word[3] &&
+		       *px_ports((void *)&h->addr + 4) == f->dst.word[3];
+	return !__builtin_memcmp(&h->addr, f, sizeof(h->addr)) &&
+	       !__builtin_memcmp(h->rest, &f->src.word[2], sizeof(h->rest));
+}
+
+/* Whether answers to a UDP packet that belongs to no session would be taken for those of one. No
+ * packet says that a flow begins: all are compared, but for those that are known. */
+static __noinline int px_is_ambiguous(const struct px_flow *f, __u32 family,
+				      const struct px_warm *w)
+{
+	struct px_session *s;
+	struct px_flow answer;
+	struct px_hot *h;
+
+	if (f->proto != IPPROTO_UDP)
+		return 0;
+	px_answer_key(f, &answer);
+	s = px_find(&answer);
+	if (s && s->flags & PX_REVERSE)
+		return 1;
+	h = px_hot_place(f, w);
+	if (h) {
+		h->age = PX_HOT_AGE(1);
+		h->epoch = w->epoch;
+		px_keep_flow(h, f, family);
+		h->kind |= PX_HOT_DIRECT;
+		h->tick = px_hot_tick(h->age, w->jiffies);
+	}
+	return 0;
 }
 
 #endif

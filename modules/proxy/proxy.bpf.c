@@ -80,12 +80,6 @@ static __always_inline int px_port_is_served(struct px_work *w, const struct px_
 	return port != 0;
 }
 
-static __always_inline int px_is_echo_reply(const struct px_work *w)
-{
-	return w->kind == PX_ECHO &&
-	       w->flow.dport != bpf_htons(w->v4 ? ICMP4_ECHO_REQUEST : ICMP6_ECHO_REQUEST);
-}
-
 /* A packet from the service that belongs to no session: one begins if it is for a virtual address.
  * Where all choose the same instance, from a hash or because there is one only, a connection may
  * continue whose session is not known. */
@@ -99,8 +93,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
 		if (px_is_virtual(&w->flow.dst))
 			return PX_UNKNOWN_ADDR;
-		return w->kind == PX_PLAIN && px_is_new_connection(w) ? px_direct_begin(w)
-								      : PX_PASS;
+		return px_may_be_first(w) ? px_direct_begin(w) : PX_PASS;
 	}
 	if (v->flags & PX_VIP_NEGATIVE)
 		return PX_NO_ADDR;
@@ -316,13 +309,18 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 	if (tcp < 0)
 		return KERB_NEXT;
 	px_hot_refresh(&flow, &warm);
+	if (hook == PX_EGRESS && px_hot_is_direct(&flow, pkt->family, &warm))
+		return px_may_begin(&flow, tcp) ? -1 : KERB_NEXT;
 	s = bpf_map_lookup_elem(&sessions, &flow);
 	kept = s != 0;
 	warm.age = PX_HOT_AGE(kept);
 	if (!s)
 		s = bpf_map_lookup_elem(&pending, &flow);
 	if (!s)
-		return hook == PX_EGRESS && px_may_begin(&flow, tcp) ? -1 : KERB_NEXT;
+		return hook == PX_EGRESS && (px_may_begin(&flow, tcp) ||
+					     px_is_ambiguous(&flow, pkt->family, &warm))
+			       ? -1
+			       : KERB_NEXT;
 	if (!px_session_is_settled(s, tcp))
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))

@@ -125,6 +125,20 @@ static __always_inline int px_may_open(struct px_work *w)
 	return 1;
 }
 
+/* UDP packets that had no session are to be looked up again: those of a new one, w->flow and
+ * w->pair, and the client's to the instance itself, which have the same answers. */
+static __always_inline void px_udp_changed(struct px_work *w)
+{
+	if (w->flow.proto != IPPROTO_UDP)
+		return;
+	px_changed(&w->flow);
+	px_changed(&w->pair);
+	w->other = w->pair;
+	px_flow_reverse(&w->other);
+	w->other.ifindex = w->flow.ifindex;
+	px_changed(&w->other);
+}
+
 /* Makes a session of the packet with w->instance, to port w->target there. It is left in
  * w->made. */
 static __noinline int px_session_create(struct px_work *w)
@@ -152,6 +166,7 @@ static __noinline int px_session_create(struct px_work *w)
 	if (px_put_reverse(w, px_pair_local(&w->flow, s)) ||
 	    bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
 		return PX_FULL;
+	px_udp_changed(w);
 	px_count_sessions(w->instance, 1);
 	return PX_GO;
 }
@@ -315,6 +330,7 @@ static __always_inline void px_session_update(struct px_work *w)
 			bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
 		else
 			bpf_map_update_elem(&pending, &w->pair, &w->mirror, BPF_NOEXIST);
+		px_changed(&w->pair);
 	}
 	px_session_insert(w);
 }
@@ -393,21 +409,24 @@ static __noinline int px_session_packet(struct px_work *w)
 	return 0;
 }
 
-/* A client begins a connection to an address that is not virtual. If a session of its own leads to
- * the same port there, from the same source port, the replies could not be distinguished: a closed
- * session is deleted, and alongside one that is open the connection becomes a session too, which
- * gives it another source port. */
+/* Whether a packet to an address that is not virtual may be the first one of a connection, of which
+ * only TCP has a sign. The port of SCTP cannot change. */
+static __always_inline int px_may_be_first(const struct px_work *w)
+{
+	if (w->kind == PX_ECHO)
+		return !px_is_echo_reply(w);
+	return w->kind == PX_PLAIN && (w->flow.proto == IPPROTO_UDP || px_is_new_connection(w));
+}
+
+/* A client speaks to an address that is not virtual. If a session of its own leads to the same port
+ * there, from the same source port, the replies could not be distinguished: a closed session is
+ * deleted, and alongside one that is open the connection becomes a session too, which gives it
+ * another source port. */
 static __noinline int px_direct_begin(struct px_work *w)
 {
-	__u32 *home = bpf_map_lookup_elem(&homes, &w->flow.dst);
 	struct px_session *there;
 
-	w->other = w->flow;
-	px_flow_reverse(&w->other);
-	if (home)
-		w->other.ifindex = *home;
-	else
-		w->other.hook = PX_INGRESS;
+	px_answer_key(&w->flow, &w->other);
 	there = px_find(&w->other);
 	if (!there || !(there->flags & PX_REVERSE))
 		return PX_PASS;
