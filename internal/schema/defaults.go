@@ -21,12 +21,12 @@ func fillDefaults(root, s map[string]any, v any, depth int) any {
 	if depth > maxDefaultDepth {
 		return v
 	}
-	s = Resolve(root, s)
 	switch v := v.(type) {
 	case map[string]any:
-		return fillObject(root, s, v, depth)
+		return fillObject(root, Resolve(root, s), v, depth)
 	case []any:
-		items, _ := s["items"].(map[string]any)
+		items, _ := Resolve(root, s)["items"].(map[string]any)
+		items = Resolve(root, items) // once for all of them
 		out := make([]any, len(v))
 		for i := range v {
 			out[i] = fillDefaults(root, items, v[i], depth+1)
@@ -38,39 +38,55 @@ func fillDefaults(root, s map[string]any, v any, depth int) any {
 
 func fillObject(root, s, object map[string]any, depth int) map[string]any {
 	out := make(map[string]any, len(object))
-	maps.Copy(out, object)
 	properties, _ := s["properties"].(map[string]any)
-	for name := range out {
+	for name, value := range object {
 		property, _ := properties[name].(map[string]any)
-		out[name] = fillDefaults(root, property, out[name], depth+1)
+		out[name] = fillDefaults(root, property, value, depth+1)
 	}
 	for name, sub := range properties {
 		property, _ := sub.(map[string]any)
 		if _, present := out[name]; present {
 			continue
 		}
-		if value, ok := Resolve(root, property)["default"]; ok {
+		if value, ok := defaultOf(root, property); ok {
 			out[name] = fillDefaults(root, property, value, depth+1)
 		}
 	}
 	return out
 }
 
+// defaultOf is Resolve(root, s)["default"].
+func defaultOf(root, s map[string]any) (value any, ok bool) {
+	if value, ok = s["default"]; !ok {
+		value, ok = target(root, s)["default"]
+	}
+	return value, ok
+}
+
 // Resolve follows a reference within the schema root (#/$defs/name); keywords next to it take precedence.
 func Resolve(root, s map[string]any) map[string]any {
-	ref, _ := s["$ref"].(string)
-	name, ok := strings.CutPrefix(ref, "#/$defs/")
-	if !ok {
+	base := target(root, s)
+	if base == nil {
 		return s
 	}
-	defs, _ := root["$defs"].(map[string]any)
-	target, _ := defs[name].(map[string]any)
 	if len(s) == 1 { // the reference alone
-		return target
+		return base
 	}
-	merged := make(map[string]any, len(target)+len(s))
-	maps.Copy(merged, target)
+	merged := make(map[string]any, len(base)+len(s))
+	maps.Copy(merged, base)
 	maps.Copy(merged, s)
 	delete(merged, "$ref")
 	return merged
+}
+
+// target is what the reference of s refers to, nil without one.
+func target(root, s map[string]any) map[string]any {
+	ref, _ := s["$ref"].(string)
+	name, ok := strings.CutPrefix(ref, "#/$defs/")
+	if !ok {
+		return nil
+	}
+	defs, _ := root["$defs"].(map[string]any)
+	out, _ := defs[name].(map[string]any)
+	return out
 }
