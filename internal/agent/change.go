@@ -242,7 +242,11 @@ func (k kernel) Observe() (chain.State, error) { return k.observe() }
 func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	modules := map[string]dataplane.Module{}
 	for name, d := range all {
-		modules[name] = d.Dataplane
+		m := d.Dataplane
+		if l := a.live[name]; l != nil && l.id == m.ID {
+			m.Open = l.maps
+		}
+		modules[name] = m
 	}
 	return kernel{a.dp.Bind(modules), a.observeKernel}
 }

@@ -64,18 +64,29 @@ func (b *Bound) CreateGeneration(module, _, _, from string) error {
 // SetValues gives a generation that packets see the values called id, those of the module or of the change before. They
 // see either the old ones or all of the new ones.
 func (b *Bound) SetValues(module, generation, id string) error {
-	mod := b.modules[module]
-	mod.Name, mod.ID = module, generation
-	g, err := openGeneration(b.layout, mod)
+	g, done, err := b.opened(module, generation)
 	if err != nil {
 		return fmt.Errorf("module %s: %w", module, err)
 	}
-	defer g.Close()
+	defer done()
 	if err := g.setValues(id, b.settle); err != nil {
 		return fmt.Errorf("module %s: %w", module, err)
 	}
 	b.grace = newGrace()
 	return nil
+}
+
+// opened returns a generation whose maps the caller has open, or else opens them, until done.
+func (b *Bound) opened(module, id string) (g *generation, done func(), err error) {
+	mod := b.modules[module]
+	if mod.ID == id && mod.Open != nil {
+		return &generation{mod, mod.Open}, func() {}, nil
+	}
+	mod.Name, mod.ID = module, id
+	if g, err = openGeneration(b.layout, mod); err != nil {
+		return nil, nil, err
+	}
+	return g, g.Close, nil
 }
 
 // CreateChain links, verifies and pins a chain: see Dataplane.CreateChain.

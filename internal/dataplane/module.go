@@ -25,6 +25,7 @@ type Module struct {
 	Migrate    map[string]string
 	Settings   sdk.Settings
 	Fill       func(sdk.Maps) error // may be nil
+	Open       sdk.Maps             // of the generation ID as Maps returns them, if the caller has them open
 	FailClosed bool
 	Frags      bool // copes with XDP packets in several buffers
 	Sockets    bool // runs on sockets, and on no packets

@@ -77,6 +77,31 @@ func (d *tuned) has(t *testing.T, length int) {
 	}
 }
 
+// Maps that the caller has open are not opened again: there is nothing to open. Those of another generation are.
+func TestValuesByOpenMaps(t *testing.T) {
+	d := newTuned(t, 99)
+	open, err := d.Maps("tunable", d.id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer closeAll(open)
+	if err := os.RemoveAll(d.layout.generation("tunable", d.id)); err != nil {
+		t.Fatal(err)
+	}
+	m := tunable(t, 100)
+	m.ID, m.Open = d.id, open
+	if err := d.set(m, m.Values); err != nil {
+		t.Fatal(err)
+	}
+	if verdict, _ := run(t, d.prog, make([]byte, 100)); verdict != tcShot {
+		t.Error("packets do not meet the new values")
+	}
+	m.ID = "other"
+	if err := d.set(m, m.Values); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("by maps of another generation: %v", err)
+	}
+}
+
 // Values change and go back without a new program. What fails leaves the values of before.
 func TestSetValues(t *testing.T) {
 	d := newTuned(t, 99)
