@@ -131,10 +131,12 @@ func (a *Agent) activate(d *deploy.Module) error {
 	if d.Control == nil {
 		return nil
 	}
-	if err := a.control.CacheSettings(name, d.Identity(), d.Dataplane.Settings); err != nil {
-		a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
-			"module", name, "error", err)
-	}
+	d.Control.Keep(func() {
+		if err := a.control.CacheSettings(name, d.Identity(), d.Dataplane.Settings); err != nil {
+			a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
+				"module", name, "error", err)
+		}
+	})
 	return d.Start(l.maps, a.instances(name))
 }
 

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -45,6 +47,8 @@ type Supervisor struct {
 	grants []any // of capabilities that the manifest names
 
 	onChange func(module string) // may be nil
+
+	keeping errgroup.Group // see Keep
 
 	sending sync.Mutex // while maps of want are sent or closed
 
@@ -99,6 +103,7 @@ func newSupervisor(module string, p *pkgs.Package, opts Options, start starter) 
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
 	supervisor.grants = grant(&opts, module, p)
 	close(supervisor.resume)
+	supervisor.keeping.SetLimit(1)
 	supervisor.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	supervisor.state = State{Reason: "starting"}
 	return supervisor
@@ -126,6 +131,15 @@ func (p *Supervisor) setState(change func(*State)) {
 	}
 }
 
+// Keep calls do in the background: after those before it, and before Close returns. It stores what is not needed until
+// the next start of the agent, so that no change waits for it.
+func (p *Supervisor) Keep(do func()) {
+	p.keeping.Go(func() error {
+		do()
+		return nil
+	})
+}
+
 // Close ends the control plane and returns when it has ended.
 func (p *Supervisor) Close() {
 	p.mu.Lock()
@@ -136,6 +150,7 @@ func (p *Supervisor) Close() {
 	}
 	p.mu.Unlock()
 	<-p.closed
+	_ = p.keeping.Wait()
 }
 
 // Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.

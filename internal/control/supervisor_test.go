@@ -363,6 +363,23 @@ func TestProxy(t *testing.T) {
 	}
 }
 
+// What is kept is kept in order, in the background, and before the control plane has ended.
+func TestKeep(t *testing.T) {
+	p := newSupervisor("m", &pkgs.Package{}, Options{Log: quiet}, nil)
+	close(p.closed)
+	release, kept := make(chan struct{}), []int{}
+	p.Keep(func() {
+		<-release
+		kept = append(kept, 1)
+	})
+	close(release)
+	p.Keep(func() { kept = append(kept, 2) })
+	p.Close()
+	if !slices.Equal(kept, []int{1, 2}) {
+		t.Errorf("kept %v", kept)
+	}
+}
+
 func TestSettings(t *testing.T) {
 	m := &Manager{opts: Options{State: t.TempDir(), Log: quiet}}
 	want := sdk.Settings{Constants: map[string]any{"port": json.Number("80")}, MaxEntries: map[string]uint32{"flows": 9},

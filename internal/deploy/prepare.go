@@ -3,6 +3,7 @@
 package deploy
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -131,7 +132,7 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	if d.Control, err = p.supervisorOf(d, now); err != nil {
 		return settings, d.Invalid("spec.package", err)
 	}
-	if settings, ok := p.Control.CachedSettings(d.Name(), d.Identity()); ok {
+	if settings, ok := p.compiled(d, now); ok {
 		return settings, nil
 	}
 	settings, known, err := d.Control.Compile(p.Base, d.Config)
@@ -145,6 +146,14 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 		return d.constants()
 	}
 	return settings, nil
+}
+
+// compiled returns the settings if d's config was compiled before: for what runs, or by an earlier agent.
+func (p *Preparer) compiled(d, now *Module) (sdk.Settings, bool) {
+	if now != nil && now.Err == nil {
+		return now.Dataplane.Settings, now.Control == d.Control && bytes.Equal(now.Config, d.Config)
+	}
+	return p.Control.CachedSettings(d.Name(), d.Identity())
 }
 
 // constants returns the settings for a config that no control plane compiles.
