@@ -12,11 +12,13 @@ import (
 	"fmt"
 	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/bench/tunnel"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
@@ -31,7 +33,7 @@ func init() {
 		Name:       "proxy",
 		Short:      "a service by its virtual address, against nftables, iptables and user-space proxies",
 		Baseline:   "direct",
-		Loads:      append([]string{"same-node/ipv4", "same-node/ipv6"}, flowLoads...),
+		Loads:      slices.Concat([]string{"same-node/ipv4", "same-node/ipv6"}, tunnel.VirtualLoads, flowLoads),
 		QuickLoads: []string{"same-node/ipv4", "flows/uniform-10k"},
 		Run:        run,
 	})
@@ -68,6 +70,8 @@ func run(ctx context.Context, r *bench.Run) error {
 		run := runLoad
 		if strings.HasPrefix(load, flowPrefix) {
 			run = runFlows
+		} else if slices.Contains(tunnel.VirtualLoads, load) {
+			run = tunnel.RunVirtual
 		}
 		if err := run(ctx, r, load); err != nil {
 			return err

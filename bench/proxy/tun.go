@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/contender"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
@@ -68,8 +69,7 @@ func (t *tun) start(g *ground, mode string) error {
 // program is the command and its first arguments.
 func (t *tun) program(mode string) ([]string, error) {
 	if mode == "goroutines" {
-		self, err := os.Executable()
-		return []string{self, goProxy, tunDevice}, err
+		return contender.Goroutines(tunDevice)
 	}
 	err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c")
 	return []string{bench.Program(t.dir, "tun/tun.c"), tunDevice, mode}, err

@@ -34,7 +34,7 @@ func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
 	if err != nil {
 		return err
 	}
-	for _, plan := range plans[1-node] {
+	for _, plan := range g.led(node) {
 		if gateway.IsValid() && gateway.Is4() != plan.Addr().Is4() {
 			continue
 		}
@@ -47,6 +47,20 @@ func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
 		}
 	}
 	return nil
+}
+
+// led are the networks that a node routes to the other one. A user-space proxy answers for the virtual addresses.
+func (g *ground) led(node int) []netip.Prefix {
+	if !g.proxied {
+		return plans[1-node][:]
+	}
+	var all []netip.Prefix
+	for _, addrs := range virtual {
+		for _, a := range addrs {
+			all = append(all, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	return all
 }
 
 // raiseRoutes has the underlay carry the services' packets as they are.

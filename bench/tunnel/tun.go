@@ -35,27 +35,34 @@ type tun struct {
 	dir  string
 }
 
-func raiseTUN(g *ground) (closer, error) {
+// program is the command line of a user-space tunnel on a node; dir is for what it has to compile.
+type program func(g *ground, dir string, node int) ([]string, error)
+
+func compiled(g *ground, dir string, i int) ([]string, error) {
+	err := bench.CompileC(context.Background(), dir, tunFiles, "tun/tun.c")
+	return []string{bench.Program(dir, "tun/tun.c"), tunDevice, g.node(i).String(), g.node(1 - i).String(),
+		strconv.Itoa(tunPort), strconv.Itoa(g.service)}, err
+}
+
+func raiseTUN(g *ground, of program) (closer, error) {
 	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err
 	}
 	t := &tun{dir: dir}
-	if err := t.start(g); err != nil {
+	if err := t.start(g, of); err != nil {
 		return nil, errors.Join(err, t.Close())
 	}
 	return t, nil
 }
 
-func (t *tun) start(g *ground) error {
-	if err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c"); err != nil {
-		return err
-	}
-	program := bench.Program(t.dir, "tun/tun.c")
+func (t *tun) start(g *ground, of program) error {
 	for i, lab := range g.labs {
-		cmd := g.group.Adopt(lab.Node().Command(context.Background(), program, tunDevice, g.node(i).String(),
-			g.node(1-i).String(),
-			strconv.Itoa(tunPort), strconv.Itoa(g.service)))
+		line, err := of(g, t.dir, i)
+		if err != nil {
+			return err
+		}
+		cmd := g.group.Adopt(lab.Node().Command(context.Background(), line[0], line[1:]...))
 		cmd.Stderr = os.Stderr
 		out, err := cmd.StdoutPipe()
 		if err != nil {

@@ -2,8 +2,8 @@
 
 // Package tunnel is `kerb bench tunnel`: two nodes with a service each, and what it costs to reach the one from the
 // other: by Kerb's tunnel, with and without authentication, by the kernel's VXLAN, by a user-space tunnel on a TUN
-// device, alongside plain routing without a tunnel, which is the limit. Every config has nodes of its own for the whole
-// load.
+// device, alongside plain routing without a tunnel, which is the limit. In some loads the client uses a virtual
+// address, and proxies are on the way. Every config has nodes of its own for the whole load.
 package tunnel
 
 import (
@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os/exec"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
@@ -22,12 +23,16 @@ type load struct {
 	ip6      bool // services and underlay
 	underlay int  // MTU in bytes
 	service  int  // the same for all configs: what fits with the largest headers, those of VXLAN
+	virtual  bool // the client uses the server's virtual address
 }
 
 var loads = map[string]load{
 	"two-nodes/ipv4": {underlay: 1500, service: 1450},
 	"two-nodes/ipv6": {ip6: true, underlay: 1500, service: 1430},
 	"jumbo":          {underlay: 9000, service: 8950},
+
+	VirtualLoads[0]: {underlay: 1500, service: 1450, virtual: true},
+	VirtualLoads[1]: {ip6: true, underlay: 1500, service: 1430, virtual: true},
 }
 
 func init() {
@@ -35,7 +40,7 @@ func init() {
 		Name:       "tunnel",
 		Short:      "a service on another node, against VXLAN and a user-space tunnel",
 		Baseline:   "vxlan",
-		Loads:      []string{"two-nodes/ipv4", "two-nodes/ipv6", "jumbo"},
+		Loads:      append([]string{"two-nodes/ipv4", "two-nodes/ipv6", "jumbo"}, VirtualLoads...),
 		QuickLoads: []string{"two-nodes/ipv4"},
 		Run:        run,
 	})
@@ -55,26 +60,37 @@ var configs = []config{
 	{"kerb", true, func(g *ground) (closer, error) { return raiseKerb(g, false) }},
 	{"kerb-mac", false, func(g *ground) (closer, error) { return raiseKerb(g, true) }},
 	{"vxlan", true, raiseVXLAN},
-	{"tun", true, raiseTUN},
+	{"tun", true, func(g *ground) (closer, error) { return raiseTUN(g, compiled) }},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
 	r.Note("underlay: a veth between two namespaces, which carries large packets whole for every config")
 	for _, name := range r.Loads() {
-		if err := runLoad(ctx, r, name); err != nil {
+		if err := runConfigs(ctx, r, name, configsOf(loads[name])); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func runLoad(ctx context.Context, r *bench.Run, name string) (err error) {
+func configsOf(l load) []config {
+	if l.virtual {
+		return virtualConfigs
+	}
+	return configs
+}
+
+func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) (err error) {
 	var trials []bench.Trial
-	for i, c := range configs {
+	for i, c := range all {
 		if r.Quick && !c.quick {
 			continue
 		}
 		g, wrong := open(c, loads[name], i) // err is what closing them adds to
+		if errors.Is(wrong, exec.ErrNotFound) {
+			r.Note("%s is left out: %v", c.name, wrong)
+			continue
+		}
 		if wrong != nil {
 			return fmt.Errorf("%s: %w", c.name, wrong)
 		}
@@ -95,6 +111,7 @@ type ground struct {
 	group          *path.Group
 	path           *path.Path
 	way            closer
+	proxied        bool // a user-space proxy answers for the virtual addresses
 }
 
 // plans are the services' networks by node.
@@ -149,6 +166,9 @@ func (g *ground) build(prefix string, c config) (err error) {
 		return err
 	}
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
+	if g.virtual && c.name != "direct" {
+		g.path.Address = g.virtualOf(1)
+	}
 	return nil
 }
 

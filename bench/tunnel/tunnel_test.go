@@ -32,7 +32,7 @@ func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, 
 // Each way leads to the other node, and gives every figure.
 func TestEveryWayLeadsToTheServer(t *testing.T) {
 	for name, load := range loads {
-		for i, c := range configs {
+		for i, c := range configsOf(load) {
 			t.Run(name+"/"+c.name, func(t *testing.T) {
 				g := ready(t, open, c, load, i)
 				samples, err := g.path.Measure(true)

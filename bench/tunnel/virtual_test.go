@@ -18,12 +18,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// virtual are the virtual addresses of the services, by node.
-var virtual = [2][2]netip.Addr{
-	{netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff:2000::1")},
-	{netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")},
-}
-
 // Ports that the firewall of the client denies, and that of the server.
 const (
 	deniedPort = livePort + 1
@@ -57,19 +51,7 @@ func TestVirtualAddressThroughTunnel(t *testing.T) {
 // publish adds proxy, firewall and the virtual services of both nodes on both nodes.
 func (g *ground) publish(t *testing.T) {
 	t.Helper()
-	var services []any
-	for i, h := range []*netlab.Host{g.client, g.server} {
-		var addresses []v1.VirtualAddress
-		for _, a := range virtual[i] {
-			addresses = append(addresses, v1.VirtualAddress{Address: a.String()})
-		}
-		services = append(services, v1.VirtualService{
-			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
-			Metadata: v1.ObjectMeta{Name: h.Name()},
-			Spec: v1.VirtualServiceSpec{Addresses: addresses, Instances: []v1.VirtualInstance{{Name: h.Name(),
-				Addresses: []string{h.Addr4().String(), h.Addr6().String()}, Node: g.node(i).String()}}},
-		})
-	}
+	services := virtualServices(g)
 	for i, n := range g.way.(*kerb).agents {
 		rules := []any{
 			map[string]any{"name": "ping", "action": "allow", "direction": "ingress", "protocol": "icmp", "icmpType": 8},

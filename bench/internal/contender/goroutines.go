@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package proxy
+// Package contender has what more than one experiment compares Kerb with.
+package contender
 
 import (
 	"encoding/binary"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"sync"
@@ -28,10 +30,17 @@ func init() {
 	os.Exit(1)
 }
 
-// runGoProxy takes the arguments of tun.c but for the mode.
+// Goroutines is the command that runs the proxy on a TUN device which it creates. Its further arguments are client,
+// client's virtual address, server and server's virtual address, and, if the server is on another node, the addresses
+// and ports of this node's proxy and of that node's: packets then go there in UDP.
+func Goroutines(device string) ([]string, error) {
+	self, err := os.Executable()
+	return []string{self, goProxy, device}, err
+}
+
 func runGoProxy(args []string) error {
-	if len(args) != 5 {
-		return fmt.Errorf("%d arguments, want DEVICE CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL", len(args))
+	if len(args) != 5 && len(args) != 7 {
+		return fmt.Errorf("%d arguments, want DEVICE CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL [LOCAL PEER]", len(args))
 	}
 	device, err := openTUN(args[0])
 	if err != nil {
@@ -49,10 +58,29 @@ func runGoProxy(args []string) error {
 	for i := 0; i < 4; i += 2 {
 		p.virtual[addrs[i]], p.real[addrs[i+1]] = addrs[i+1], addrs[i]
 	}
+	if len(args) == 7 {
+		if p.socket, p.peer, err = openSocket(args[5], args[6]); err != nil {
+			return err
+		}
+		go p.receive()
+	}
 	fmt.Println("ready")
 	go p.outgoing()
 	go p.incoming()
 	return p.read()
+}
+
+func openSocket(local, peer string) (*net.UDPConn, netip.AddrPort, error) {
+	from, err := netip.ParseAddrPort(local)
+	if err != nil {
+		return nil, from, err
+	}
+	to, err := netip.ParseAddrPort(peer)
+	if err != nil {
+		return nil, to, err
+	}
+	socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(from))
+	return socket, to, err
 }
 
 func openTUN(name string) (*os.File, error) {
@@ -76,6 +104,8 @@ type goroutines struct {
 	out, in       chan []byte
 	mu            sync.RWMutex
 	virtual, real map[netip.Addr]netip.Addr // virtual address of a service, and the other way round
+	socket        *net.UDPConn              // nil if client and server are on one node
+	peer          netip.AddrPort
 }
 
 func (p *goroutines) read() error {
@@ -91,7 +121,22 @@ func (p *goroutines) read() error {
 	}
 }
 
-// outgoing turns the virtual destination into the service behind it.
+// receive takes what comes from the other node.
+func (p *goroutines) receive() {
+	buffer := make([]byte, 1<<16)
+	for {
+		n, _, err := p.socket.ReadFromUDPAddrPort(buffer)
+		if err != nil {
+			continue // an ICMP error: the other proxy has not started yet
+		}
+		packet := make([]byte, n)
+		copy(packet, buffer)
+		p.in <- packet
+	}
+}
+
+// outgoing turns the virtual destination into the service behind it. On the way to another node the source is the
+// virtual address of the sender.
 func (p *goroutines) outgoing() {
 	for packet := range p.out {
 		d, ok := decode(packet)
@@ -100,9 +145,14 @@ func (p *goroutines) outgoing() {
 		}
 		p.mu.RLock()
 		to, known := p.real[d.dst]
+		from := p.virtual[d.src]
 		p.mu.RUnlock()
-		if known {
+		switch {
+		case !known:
+		case p.socket == nil:
 			p.in <- d.with(d.src, to)
+		case from.IsValid():
+			_, _ = p.socket.WriteToUDPAddrPort(d.with(from, to), p.peer) // what does not fit is lost, as on a wire
 		}
 	}
 }

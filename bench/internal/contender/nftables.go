@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package contender
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+)
+
+// Others are the services alongside the one that is measured.
+const Others = 99
+
+// Port is one of a measured service.
+type Port struct {
+	Protocol string
+	Number   int
+}
+
+// Ports are those that path needs.
+var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort}}
+
+// NFTables are the rules of kube-proxy's nftables mode: one map look-up finds the service by its virtual address, a
+// chain of its own the endpoint, which is the server.
+func NFTables(virtual, server netip.Addr, ports []Port) string {
+	family, word := "ip", "ipv4_addr"
+	if virtual.Is6() {
+		family, word = "ip6", "ipv6_addr"
+	}
+	var chains, elements strings.Builder
+	for _, p := range ports {
+		chain := fmt.Sprintf("service-%s-%d", p.Protocol, p.Number)
+		fmt.Fprintf(&chains, "\tchain endpoint-%s { meta l4proto %s dnat to %s; }\n", chain, p.Protocol,
+			netip.AddrPortFrom(server, uint16(p.Number)))
+		fmt.Fprintf(&chains, "\tchain %s { numgen random mod 1 vmap { 0 : goto endpoint-%s }; }\n", chain, chain)
+		fmt.Fprintf(&elements, "\t\t\t%s . %s . %d : goto %s,\n", virtual, p.Protocol, p.Number, chain)
+	}
+	other := virtual
+	for range Others {
+		other = other.Next()
+		fmt.Fprintf(&elements, "\t\t\t%s . tcp . 80 : goto service-tcp-%d,\n", other, path.TripPort)
+	}
+	return fmt.Sprintf(`table %s kube-proxy {
+%s	map service-ips {
+		type %s . inet_proto . inet_service : verdict
+		elements = {
+%s		}
+	}
+	chain services { %s daddr . meta l4proto . th dport vmap @service-ips; }
+	chain nat-prerouting {
+		type nat hook prerouting priority dstnat; policy accept;
+		jump services
+	}
+}
+`, family, chains.String(), word, elements.String(), family)
+}
+
+// Feed gives rules to a program in the lab's node. The error is exec.ErrNotFound if there is no such program.
+func Feed(lab *netlab.Lab, rules string, name string, args ...string) error {
+	if _, err := exec.LookPath(name); err != nil {
+		return err
+	}
+	cmd := lab.Node().Command(context.Background(), name, args...)
+	var stderr bytes.Buffer
+	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &stderr
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, stderr.String())
+	}
+	return nil
+}

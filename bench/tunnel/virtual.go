@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/contender"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+)
+
+// VirtualLoads are those in which the client reaches a server on another node by a virtual address.
+var VirtualLoads = []string{"two-nodes-virtual/ipv4", "two-nodes-virtual/ipv6"}
+
+// virtual are the virtual addresses of the services, by node.
+var virtual = [2][2]netip.Addr{
+	{netip.MustParseAddr("10.30.0.1"), netip.MustParseAddr("fdff:2000::1")},
+	{netip.MustParseAddr("10.30.0.2"), netip.MustParseAddr("fdff:2000::2")},
+}
+
+// virtualConfigs are ways to a virtual address of another node. direct is the limit: routes, and the server's own
+// address.
+var virtualConfigs = []config{
+	{"direct", true, raiseRoutes},
+	{"kerb", true, raiseVirtual},
+	{"vxlan-nftables", true, raiseNFTables},
+	{"tun-go", true, func(g *ground) (closer, error) { g.proxied = true; return raiseTUN(g, goroutines) }},
+}
+
+// RunVirtual runs loads of VirtualLoads, also for other experiments.
+func RunVirtual(ctx context.Context, r *bench.Run, load string) error {
+	return runConfigs(ctx, r, load, virtualConfigs)
+}
+
+// virtualOf is a service's virtual address in the family of the load.
+func (g *ground) virtualOf(node int) netip.Addr {
+	if g.ip6 {
+		return virtual[node][1]
+	}
+	return virtual[node][0]
+}
+
+// raiseVirtual has the proxy on each node, in front of the tunnel.
+func raiseVirtual(g *ground) (closer, error) {
+	way, err := raiseKerb(g, false)
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range way.(*kerb).agents {
+		resources := append(virtualServices(g), node.Module("px", "proxy", "*", map[string]any{}))
+		if err := n.Apply(resources...); err != nil {
+			return nil, errors.Join(err, way.Close())
+		}
+	}
+	return way, nil
+}
+
+// virtualServices are one for the service of each node.
+func virtualServices(g *ground) (all []any) {
+	for i, h := range []*netlab.Host{g.client, g.server} {
+		var addresses []v1.VirtualAddress
+		for _, a := range virtual[i] {
+			addresses = append(addresses, v1.VirtualAddress{Address: a.String()})
+		}
+		all = append(all, v1.VirtualService{
+			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+			Metadata: v1.ObjectMeta{Name: h.Name()},
+			Spec: v1.VirtualServiceSpec{Addresses: addresses, Instances: []v1.VirtualInstance{{Name: h.Name(),
+				Addresses: []string{h.Addr4().String(), h.Addr6().String()}, Node: g.node(i).String()}}},
+		})
+	}
+	return all
+}
+
+// raiseNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
+func raiseNFTables(g *ground) (closer, error) {
+	way, err := raiseVXLAN(g)
+	if err != nil {
+		return nil, err
+	}
+	rules := contender.NFTables(g.virtualOf(1), g.addr(g.server), contender.Ports)
+	return way, contender.Feed(g.labs[0], rules, "nft", "-f", "-")
+}
+
+// goroutines is the user-space proxy and tunnel in one that is built like NetManager.
+func goroutines(g *ground, _ string, i int) ([]string, error) {
+	program, err := contender.Goroutines(tunDevice)
+	end := func(i int) string { return netip.AddrPortFrom(g.node(i), tunPort).String() }
+	return append(program, g.addr(g.client).String(), g.virtualOf(0).String(), g.addr(g.server).String(),
+		g.virtualOf(1).String(), end(i), end(1-i)), err
+}
