@@ -19,6 +19,7 @@ const (
 	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
 	busyFor   = 2               // intervals after Busy, even if the process never stops allocating: queries do that
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
+	halvings  = 3               // collections then: each halves the stacks of which less than a fourth is in use
 
 	idlePercent = 25      // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
 	headroom    = 4 << 20 // what a busy process allocates between two collections; a change allocates some MiB
@@ -62,7 +63,9 @@ func watch(setPercent func(int), collections int) {
 				continue
 			case <-time.After(settle):
 			}
-			debug.FreeOSMemory()
+			for range halvings {
+				debug.FreeOSMemory()
+			}
 			trimmed = read("/gc/heap/allocs:bytes")
 		}
 		select {

@@ -10,12 +10,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/decode"
+	"github.com/kerb-edge/kerb/internal/parsed"
 	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -128,7 +128,7 @@ type Budget struct {
 //go:embed manifest.schema.json
 var ManifestSchema []byte
 
-var manifestSchema = sync.OnceValue(func() *schema.Schema { return schema.MustCompile(ManifestSchema) })
+var manifestSchema = parsed.New(func() (*schema.Schema, error) { return schema.MustCompile(ManifestSchema), nil })
 
 // ParseManifest reads a manifest. file is its name for errors, which are *apierrors.Invalid with their places, joined.
 func ParseManifest(file string, data []byte) (*Manifest, error) {
@@ -136,7 +136,11 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := manifestSchema().Validate(tree); err != nil {
+	known, err := manifestSchema.Get()
+	if err != nil {
+		return nil, err
+	}
+	if err := known.Validate(tree); err != nil {
 		return nil, index.Locate(file, err)
 	}
 	m, err := decodeManifest(tree)

@@ -76,7 +76,7 @@ func (a *accelerator) Run(ctx context.Context) {
 		a.problem.Store(&err)
 		return
 	}
-	events := make(chan event, 64)
+	events := make(chan event, 4) // the ring buffer has the rest
 	var reading sync.WaitGroup
 	defer reading.Wait() // the next generation reads the same ring buffer
 	reading.Go(func() { a.read(ctx, events) })
