@@ -252,7 +252,9 @@ func (l *Listener) register(only string, want wanted, taken []module) module {
 		}
 	}
 	m := module{ID: l.state.NextID, Name: want.Name, Priority: l.state.Priority, Config: want.Config, Service: only,
-		Pending: pendingCreate}
+		Pending: pendingCreate, Behind: slices.ContainsFunc(l.state.Modules, func(m module) bool {
+			return m.Name == "proxy" && (m.Service == "" || m.Service == only)
+		})}
 	l.state.NextID++
 	l.state.Priority++
 	l.state.Modules = append(l.state.Modules, m)
@@ -312,6 +314,9 @@ func (m module) translate(ranges []string) (map[string]any, error) {
 		return nil, nil // Oakestra's has no settings and takes any
 	case "firewall":
 		config := allowList()
+		if m.Behind {
+			config["antiSpoof"] = false // it would take virtual addresses for those of other hosts
+		}
 		maps.Copy(config, given)
 		return config, nil
 	case "proxy":

@@ -37,6 +37,8 @@ type module struct {
 	// Pending is set before a module is sent to the agent, and until the whole deployment has succeeded. Config is the one
 	// from before an update.
 	Pending string `json:"pending,omitempty"`
+	// Behind is set if a proxy is nearer to the services: it answers for them with virtual addresses.
+	Behind bool `json:"behindProxy,omitempty"`
 }
 
 // Values of module.Pending.

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net"
+	"net/http"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+)
+
+// TestEveryOrder posts counter, firewall and proxy in every order, and sends between two services by a virtual address:
+// each module sees what the modules before it let through, with the addresses that they have given it. The redirect of
+// the proxy ends no chain.
+func TestEveryOrder(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	a, b := n.container(), n.container()
+	a4, _ := a.deploy("client.t.web.t", 0, "")
+	b4, _ := b.deploy("server.t.web.t", 0, "")
+	const virtual = "10.30.0.1"
+	n.Must(http.MethodPost, "/v1/apply", []any{map[string]any{"apiVersion": "kerb.dev/v1alpha1", "kind": "VirtualService",
+		"metadata": map[string]any{"name": "web"}, "spec": map[string]any{
+			"addresses": []any{map[string]any{"address": virtual}},
+			"instances": []any{map[string]any{"name": "0", "addresses": []any{b4}}}}}}, nil)
+	client, server := a.listen(a4+":1000"), b.listen(b4+":2000")
+	for _, order := range [][]string{{"packetCounter", "firewall", "proxy"}, {"packetCounter", "proxy", "firewall"},
+		{"firewall", "packetCounter", "proxy"}, {"firewall", "proxy", "packetCounter"},
+		{"proxy", "packetCounter", "firewall"}, {"proxy", "firewall", "packetCounter"}} {
+		t.Run(fmt.Sprint(order), func(t *testing.T) {
+			o := ordered{node: n, T: t, ids: map[string]int{}, client: client, server: server, order: order, virtual: virtual}
+			o.check(a4, b4)
+		})
+	}
+}
+
+// ordered are modules that were posted in an order, and traffic through them.
+type ordered struct {
+	*testing.T
+	node           *node
+	order          []string
+	ids            map[string]int
+	client, server *net.UDPConn
+	virtual        string
+}
+
+func (o *ordered) check(a4, b4 string) {
+	o.node.must("DELETE", "/ebpf", "")
+	for _, name := range o.order {
+		var got struct{ ID int }
+		text := o.node.must("POST", "/ebpf", fmt.Sprintf(`{"name":%q,"config":{}}`, name))
+		if err := json.Unmarshal([]byte(text), &got); err != nil {
+			o.Fatal(err)
+		}
+		o.ids[name] = got.ID
+	}
+	before := func(x, y string) bool { return slices.Index(o.order, x) < slices.Index(o.order, y) }
+
+	// The firewall has no rule yet.
+	if o.roundTrip(few) {
+		o.Error("passes a firewall without rules")
+	}
+	if got := o.counts()["-2"]["egress"]; (got >= few) != before("packetCounter", "firewall") {
+		o.Errorf("the counter has seen %d packets of the client, which the firewall drops", got)
+	}
+
+	// Behind the proxy, questions have the address of the server and answers the virtual one. Before it, the server's
+	// interface has the former and the client's interface the latter, in both directions.
+	o.rule(a4, 1000, b4, 2000)
+	o.rule(o.virtual, 2000, a4, 1000)
+	if before("firewall", "proxy") {
+		if o.roundTrip(few) {
+			o.Error("the firewall before the proxy sees what the proxy has made of packets")
+		}
+		o.rule(a4, 1000, o.virtual, 2000)
+		o.rule(b4, 2000, a4, 1000)
+	}
+	was := o.counts()
+	if !o.roundTrip(most) {
+		o.Fatal("nothing comes back through all modules")
+	}
+	now := o.counts()
+	for _, end := range []string{"-2", "-3"} {
+		for _, direction := range []string{"egress", "ingress"} {
+			if now[end][direction] <= was[end][direction] {
+				o.Errorf("the counter has missed packets: %s %s was %d, is %d", end, direction, was[end][direction],
+					now[end][direction])
+			}
+		}
+	}
+}
+
+func (o *ordered) rule(src string, srcPort int, dst string, dstPort int) {
+	o.node.must("POST", fmt.Sprintf("/ebpf/%d/rule", o.ids["firewall"]), fmt.Sprintf(
+		`{"srcIp":%q,"dstIp":%q,"proto":"UDP","scrPort":%d,"dstPort":%d}`, src, dst, srcPort, dstPort))
+}
+
+// counts are those of the counter, by the end of an interface's name.
+func (o *ordered) counts() map[string]map[string]int {
+	var all map[string]map[string]int
+	text := o.node.must("GET", fmt.Sprintf("/ebpf/%d/counts", o.ids["packetCounter"]), "")
+	if err := json.Unmarshal([]byte(text), &all); err != nil {
+		o.Fatal(err)
+	}
+	return map[string]map[string]int{"-2": o.node.counted(all, "-2"), "-3": o.node.counted(all, "-3")}
+}
+
+// roundTrip reports whether one of several packets to the virtual address reaches the server, and its answer the
+// client, from the virtual address.
+func (o *ordered) roundTrip(tries int) bool {
+	to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(netip.MustParseAddr(o.virtual), 2000))
+	packet := fmt.Appendf(nil, "kerb %d", questions.Add(1))
+	for range tries {
+		_, _ = o.client.WriteTo(packet, to)
+		if from := receive(o.server, packet); from != nil {
+			_, _ = o.server.WriteTo(packet, from)
+			if back := receive(o.client, packet); back != nil {
+				if back.String() != to.String() {
+					o.Errorf("the answer comes from %s", back)
+				}
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// receive returns who has sent a packet; nil if it does not arrive within a moment.
+func receive(c *net.UDPConn, packet []byte) net.Addr {
+	buffer := make([]byte, 32)
+	_ = c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	for {
+		n, from, err := c.ReadFrom(buffer)
+		if err != nil {
+			return nil
+		}
+		if bytes.Equal(buffer[:n], packet) {
+			return from
+		}
+	}
+}
