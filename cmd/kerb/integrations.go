@@ -31,7 +31,7 @@ func configured(c config.Config) []integration.Program {
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
 		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
-		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, Netcfg: oakestra.NetcfgFile,
+		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, NetManager: o.NetManager,
 		Packages: o.Packages, RequireModules: o.RequireModules, Abstractor: o.AbstractorPort,
 	}}}
 }

@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -45,36 +46,48 @@ type netcfg struct {
 	Key         string `json:"MqttKey"`
 }
 
-// NetcfgFile is where NetManager has its configuration.
-const NetcfgFile = "/etc/netmanager/netcfg.json"
+// tuncfg is NetManager's configuration of its tunnel. Its ranges are left: those of IPv6 as shipped have none of the
+// addresses that the root gives.
+type tuncfg struct {
+	Port int `json:"TunnelPort"`
+	MTU  int `json:"MTUsize"`
+}
+
+// defaultMTU leaves room for the headers of a tunnel between nodes, as Oakestra does; IPv6 needs minMTU.
+const defaultMTU, minMTU, maxMTU = 1450, 1280, 65535
 
 const anyAddress = "0.0.0.0"
 
 // withNetcfg fills in what o leaves open: from NetManager's file, if there is one, then from Oakestra's defaults.
 func (o Options) withNetcfg() (Options, error) {
 	var n netcfg
-	data, err := os.ReadFile(o.Netcfg)
-	if err == nil {
-		err = json.Unmarshal(data, &n)
+	var t tuncfg
+	file, tunnel := filepath.Join(o.NetManager, "netcfg.json"), filepath.Join(o.NetManager, "tuncfg.json")
+	err := errors.Join(readIfThere(file, &n), readIfThere(tunnel, &t))
+	if err != nil {
+		return o, err
 	}
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return o, fmt.Errorf("%s: %w; correct it or remove it", o.Netcfg, err)
+	if t.Port < 0 || t.Port > 65535 {
+		return o, fmt.Errorf("%s: TunnelPort: %d is not a port", tunnel, t.Port)
+	}
+	if o.MTU = cmp.Or(t.MTU, defaultMTU); o.MTU < minMTU || o.MTU > maxMTU {
+		return o, fmt.Errorf("%s: MTUsize: %d is not from %d to %d", tunnel, o.MTU, minMTU, maxMTU)
 	}
 	for _, f := range []struct {
 		field, text string
 		to          *int
 		otherwise   int
-	}{{"NodePublicPort", n.Port, &o.Port, defaultTunnelPort},
+	}{{"NodePublicPort", n.Port, &o.Port, cmp.Or(t.Port, defaultTunnelPort)},
 		{"ClusterMqttPort", n.BrokerPort, &o.Broker.Port, defaultBrokerPort}} {
 		if *f.to, err = port16(*f.to, f.text, f.otherwise); err != nil {
-			return o, fmt.Errorf("%s: %s: %w", o.Netcfg, f.field, err)
+			return o, fmt.Errorf("%s: %s: %w", file, f.field, err)
 		}
 	}
 	if o.Address == "" && n.Address != anyAddress {
 		o.Address = n.Address
 	}
 	if _, err := netip.ParseAddr(o.Address); o.Address != "" && err != nil {
-		return o, fmt.Errorf("%s: NodePublicAddress: %q is not an address", o.Netcfg, o.Address)
+		return o, fmt.Errorf("%s: NodePublicAddress: %q is not an address", file, o.Address)
 	}
 	if n.Cluster != anyAddress {
 		o.Cluster = n.Cluster
@@ -83,6 +96,21 @@ func (o Options) withNetcfg() (Options, error) {
 		o.Broker.Certificate, o.Broker.Key = n.Certificate, n.Key
 	}
 	return o, nil
+}
+
+// readIfThere decodes a file, if there is one.
+func readIfThere(path string, v any) error {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, v)
+	}
+	if err != nil {
+		return fmt.Errorf("%s: %w; correct it or remove it", path, err)
+	}
+	return nil
 }
 
 // port16 is set, or the port in text, or a default.

@@ -58,7 +58,7 @@ func newClusterNode(t *testing.T, more string) (n *node, c *oaktest.Cluster) {
 		})
 		return conn, err
 	})
-	n.Configure(fmt.Sprintf("oakestra: {bridge: oakbr, broker: {port: %d}%s}\n", b.Port, more))
+	n.Configure(fmt.Sprintf("oakestra: {bridge: oakbr, netManager: /none, broker: {port: %d}%s}\n", b.Port, more))
 	n.start()
 	return n, c
 }

@@ -23,6 +23,7 @@ import (
 // alone, so that it is always replaced as a whole, in one transaction of the kernel:
 //
 //	chain ports   hook prerouting   fib daddr type local tcp dport 80 dnat ip to 10.18.0.2:8080, for each port and family
+//	chain own     hook output       the same for the node itself, except by its loopback addresses
 //	chain out     hook postrouting  from the subnet: masquerade what leaves the bridge, and what came back to it by a port
 //
 // Translated connections stay what they are while the table changes.
@@ -41,7 +42,8 @@ func (n *network) translate(services []service) error {
 	c.DelTable(table)
 	if len(services) > 0 {
 		c.AddTable(table)
-		n.addPorts(c, table, services)
+		n.addPorts(c, table, services, "ports", nftables.ChainHookPrerouting)
+		n.addPorts(c, table, services, "own", nftables.ChainHookOutput)
 		n.addMasquerading(c, table)
 	}
 	return lacksNAT(c.Flush())
@@ -62,9 +64,10 @@ func lacksNAT(err error) error {
 	return nil
 }
 
-func (n *network) addPorts(c *nftables.Conn, table *nftables.Table, services []service) {
-	chain := c.AddChain(&nftables.Chain{Name: "ports", Table: table, Type: nftables.ChainTypeNAT,
-		Hooknum: nftables.ChainHookPrerouting, Priority: nftables.ChainPriorityNATDest})
+func (n *network) addPorts(c *nftables.Conn, table *nftables.Table, services []service, name string,
+	hook *nftables.ChainHook) {
+	chain := c.AddChain(&nftables.Chain{Name: name, Table: table, Type: nftables.ChainTypeNAT, Hooknum: hook,
+		Priority: nftables.ChainPriorityNATDest})
 	taken := map[string]bool{}
 	for _, s := range services {
 		four, six := n.addresses(s.Number)
@@ -86,6 +89,7 @@ var protocolNumbers = map[string]byte{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPRO
 func destinationNAT(p port, to netip.Addr) []expr.Any {
 	return joined(
 		isFamily(to),
+		isNotToLoopback(to), // from such an address no packet leaves the node
 		[]expr.Any{ // to an address of the node, not through it
 			&expr.Fib{Register: 1, ResultADDRTYPE: true, FlagDADDR: true},
 			equal(binary.NativeEndian.AppendUint32(nil, unix.RTN_LOCAL)),
@@ -126,6 +130,14 @@ func family(a netip.Addr) byte {
 
 func isFamily(a netip.Addr) []expr.Any {
 	return []expr.Any{&expr.Meta{Key: expr.MetaKeyNFPROTO, Register: 1}, equal([]byte{family(a)})}
+}
+
+func isNotToLoopback(family netip.Addr) []expr.Any {
+	at, loopback := &expr.Payload{DestRegister: 1, Base: expr.PayloadBaseNetworkHeader, Offset: 16, Len: 1}, []byte{127}
+	if family.Is6() {
+		at.Offset, at.Len, loopback = 24, 16, netip.IPv6Loopback().AsSlice()
+	}
+	return []expr.Any{at, &expr.Cmp{Op: expr.CmpOpNeq, Register: 1, Data: loopback}}
 }
 
 // isFrom matches the source address of the IP header.
@@ -247,6 +259,9 @@ func (n *network) lostTable() bool {
 }
 
 func purgeTable(group uint32) error {
+	if err := pass(group, "", false); err != nil {
+		return err
+	}
 	c, err := nftables.New()
 	if err != nil {
 		return err

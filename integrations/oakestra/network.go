@@ -18,8 +18,6 @@ import (
 const (
 	// innerName is the interface inside a service. Runtimes call theirs eth0.
 	innerName = "oakestra0"
-	// mtu leaves room for the headers of a tunnel between nodes, as Oakestra does.
-	mtu = 1450
 	// firstNumber is the first address for a service: 0 is the network, 1 the bridge.
 	firstNumber = 2
 )
@@ -29,12 +27,14 @@ type network struct {
 	bridge           string
 	subnet4, subnet6 netip.Prefix
 	group            uint32
+	mtu              int
 	veth             string // what names of host ends begin with
 	complete         bool   // services complete the checksums of their packets
 }
 
 func newNetwork(o Options) *network {
-	n := &network{bridge: o.Bridge, group: linkGroup(o.State), veth: fmt.Sprintf("ko%04x-", uint16(linkGroup(o.State)))}
+	group := linkGroup(o.State)
+	n := &network{bridge: o.Bridge, mtu: o.MTU, group: group, veth: fmt.Sprintf("ko%04x-", uint16(group))}
 	if o.Subnet != "" { // both were checked with the configuration
 		n.subnet4, n.subnet6 = netip.MustParsePrefix(o.Subnet), netip.MustParsePrefix(o.Subnet6)
 	}
@@ -131,7 +131,7 @@ func (n *network) ensureBridge() (netlink.Link, error) {
 
 func (n *network) makeBridge() (netlink.Link, error) {
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Group, attrs.MTU = n.bridge, n.group, mtu
+	attrs.Name, attrs.Group, attrs.MTU = n.bridge, n.group, n.mtu
 	attrs.HardwareAddr = randomMAC() // else it changes with the ports, and services lose their gateway
 	snooping := false                // the bridge has no multicast querier, which snooping needs
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
@@ -177,9 +177,9 @@ func (n *network) connect(ns netns.NsHandle, number int) error {
 		return err
 	}
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.Group, attrs.MTU, attrs.MasterIndex = n.host(number), n.group, mtu, bridge.Attrs().Index
+	attrs.Name, attrs.Group, attrs.MTU, attrs.MasterIndex = n.host(number), n.group, n.mtu, bridge.Attrs().Index
 	veth := netlink.NewVeth(attrs)
-	veth.PeerName, veth.PeerNamespace, veth.PeerMTU = innerName, netlink.NsFd(ns), mtu
+	veth.PeerName, veth.PeerNamespace, veth.PeerMTU = innerName, netlink.NsFd(ns), uint32(n.mtu)
 	if err := netlink.LinkAdd(veth); err != nil {
 		return fmt.Errorf("add veth %s: %w", attrs.Name, err)
 	}

@@ -195,7 +195,7 @@ func (l *Listener) openPorts(s service) error {
 	if err != nil && len(s.Ports) > 0 {
 		return err
 	}
-	if err := errors.Join(err, l.net.forward(l.log)); err != nil {
+	if err := errors.Join(err, l.net.forward(l.log), pass(l.net.group, l.net.bridge, true)); err != nil {
 		l.log.Warn("services cannot reach destinations outside the node", "error", err)
 	}
 	l.forgetFlows(s)

@@ -46,7 +46,7 @@ func newNode(t *testing.T) *node {
 }
 
 // oakestraConfig is one without a cluster.
-const oakestraConfig = "oakestra: {bridge: oakbr, subnet: 10.18.0.0/26}\n"
+const oakestraConfig = "oakestra: {bridge: oakbr, netManager: /none, subnet: 10.18.0.0/26}\n"
 
 // purged checks that nothing of the listener outlives a purge.
 func (n *node) purged() {

@@ -14,8 +14,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"runtime/debug"
 	"sync"
 	"time"
@@ -39,10 +42,11 @@ type Options struct {
 	Subnet6     string     `json:"subnet6"`
 	Ranges      []string   `json:"ranges"` // of virtual addresses, for the proxy
 	Broker      Broker     `json:"broker"`
-	Cluster     string     `json:"cluster"` // unless the registration says
-	Address     string     `json:"address"` // of this node, to announce; empty: found out
-	Port        int        `json:"port"`    // of the tunnel, to announce
-	Netcfg      string     `json:"netcfg"`  // NetManager's file, for what is not set
+	Cluster     string     `json:"cluster"`    // unless the registration says
+	Address     string     `json:"address"`    // of this node, to announce; empty: found out
+	Port        int        `json:"port"`       // of the tunnel, to announce
+	NetManager  string     `json:"netManager"` // its directory: files for what is not set, and its socket
+	MTU         int        `json:"mtu"`        // of services; 0: from NetManager's file
 	// Packages are directories of packages that services may have by name.
 	Packages       []string `json:"packages"`
 	RequireModules bool     `json:"requireModules"` // no service starts whose modules are not known
@@ -97,7 +101,7 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 		return err
 	}
 	defer l.leave()
-	endpoints, err := listen(o)
+	endpoints, err := listen(o, log)
 	if err != nil {
 		return err
 	}
@@ -134,7 +138,7 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 	return l, nil
 }
 
-func listen(o Options) ([]serve.Endpoint, error) {
+func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	var all []serve.Endpoint
 	if o.Socket != "" {
 		socket, err := serve.ListenUnix(o.Socket, o.SocketGroup)
@@ -142,6 +146,11 @@ func listen(o Options) ([]serve.Endpoint, error) {
 			return nil, err
 		}
 		all = append(all, serve.Endpoint{Listener: socket})
+	}
+	if e, err := listenDefault(o); err != nil {
+		log.Warn("NodeEngine's default socket is not served", "error", err)
+	} else if e != nil {
+		all = append(all, *e)
 	}
 	if o.TCP == "" {
 		return all, nil
@@ -154,6 +163,19 @@ func listen(o Options) ([]serve.Endpoint, error) {
 		return nil, err
 	}
 	return append(all, tcp), nil
+}
+
+// listenDefault listens where NodeEngine looks for NetManager unless it is configured otherwise, on nodes that were set
+// up for Oakestra.
+func listenDefault(o Options) (*serve.Endpoint, error) {
+	if _, err := os.Stat(o.NetManager); o.NetManager == "" || errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	socket, err := serve.ListenUnix(filepath.Join(o.NetManager, "netmanager.sock"), o.SocketGroup)
+	if err != nil {
+		return nil, err
+	}
+	return &serve.Endpoint{Listener: socket}, nil
 }
 
 func listenTCP(o Options) (serve.Endpoint, error) {

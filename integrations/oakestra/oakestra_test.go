@@ -4,6 +4,7 @@ package oakestra_test
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -18,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
 )
 
 func addrPort(text string) netip.AddrPort { return netip.MustParseAddrPort(text) }
@@ -458,8 +460,8 @@ func TestWebPagesAreRefused(t *testing.T) {
 func TestTCP(t *testing.T) {
 	n := newNode(t)
 	n.Kill()
-	n.Configure(fmt.Sprintf("oakestra: {socket: %q, tcp: '127.0.0.1:6000', bridge: oakbr, subnet: 10.18.0.0/26}\n",
-		n.OakestraSocket()))
+	n.Configure(fmt.Sprintf("oakestra: {socket: %q, tcp: '127.0.0.1:6000', bridge: oakbr, "+
+		"netManager: /none, subnet: 10.18.0.0/26}\n", n.OakestraSocket()))
 	n.start()
 	var c net.Conn
 	err := n.Lab.Node().Do(func() (err error) { c, err = net.Dial("tcp", "127.0.0.1:6000"); return })
@@ -470,5 +472,47 @@ func TestTCP(t *testing.T) {
 	answer, readErr := io.ReadAll(c)
 	if c.Close(); err != nil || readErr != nil || !strings.HasSuffix(string(answer), "\r\n\r\n[]") {
 		t.Errorf("%v %v %q", err, readErr, answer)
+	}
+}
+
+// NodeEngine finds the integration where it looks for NetManager, whose configuration is used. A NetManager that runs
+// keeps its socket.
+func TestDefaultSocket(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	socket := dir + "/netmanager.sock"
+	if err := os.WriteFile(dir+"/tuncfg.json", []byte(`{"MTUsize":1400}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.Kill()
+	n.Configure(strings.Replace(oakestraConfig, "/none", dir, 1))
+	n.start()
+	n.client.Transport = client.Unix(socket)
+	register(n)
+	c := n.container()
+	c.deploy(appName, 0, "")
+	if err := c.do(func() error {
+		i, err := net.InterfaceByName("oakestra0")
+		if err == nil && i.MTU != 1400 {
+			t.Errorf("the MTU is %d", i.MTU)
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+	n.undeploy(appName, 0)
+	n.Stop()
+	if _, err := os.Lstat(socket); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the socket is left: %v", err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	n.client.Transport = client.Unix(n.OakestraSocket())
+	n.start()
+	if text := n.Log(); !strings.Contains(text, "NodeEngine's default socket is not served") {
+		t.Errorf("no warning about the other owner of the socket:\n%s", text)
 	}
 }

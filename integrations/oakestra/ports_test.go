@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -297,4 +298,82 @@ func TestMasquerading(t *testing.T) {
 			t.Errorf("a service comes as %s, want the node's %s", got, nodeAddresses[i])
 		}
 	}
+}
+
+// Docker and ufw drop what is forwarded by the policy of iptables' chain: services are reached all the same, and after
+// a flush again. The node itself uses ports, too.
+func TestForwardingIsDropped(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	drop := func() {
+		if err := n.Lab.Node().Do(func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			policy := nftables.ChainPolicyDrop
+			for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+				table := c.AddTable(&nftables.Table{Name: "filter", Family: family})
+				c.AddChain(&nftables.Chain{Name: "FORWARD", Table: table, Type: nftables.ChainTypeFilter,
+					Hooknum: nftables.ChainHookForward, Priority: nftables.ChainPriorityFilter, Policy: &policy})
+			}
+			return c.Flush()
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rules := func() (all int) {
+		if err := n.Lab.Node().Do(func() error {
+			c, err := nftables.New()
+			if err != nil {
+				return err
+			}
+			for _, family := range []nftables.TableFamily{nftables.TableFamilyIPv4, nftables.TableFamilyIPv6} {
+				table := &nftables.Table{Name: "filter", Family: family}
+				some, e := c.GetRules(table, &nftables.Chain{Name: "FORWARD", Table: table})
+				err, all = errors.Join(err, e), all+len(some)
+			}
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	drop()
+	client, c := n.outside(), n.container()
+	c.deploy(appName, 0, withPorts("8000:80"))
+	c.serve(80, "web")
+	n.answers(client, map[string]string{"8000/tcp": "web"})
+	for _, to := range nodeAddresses {
+		if got := ask(n.Lab.Node(), "tcp", netip.AddrPortFrom(to, 8000), patience); got != "web "+to.String() {
+			t.Errorf("the node itself, by %s: %q", to, got)
+		}
+	}
+	if got := ask(n.Lab.Node(), "tcp", addrPort("127.0.0.1:8000"), patience); !strings.Contains(got, "refused") {
+		t.Errorf("the node itself, by its loopback address: %q", got)
+	}
+	if path, err := exec.LookPath("iptables-nft"); err == nil { // must still read its table
+		out, err := n.Lab.Node().Command(t.Context(), path, "-S", "FORWARD").CombinedOutput()
+		for _, want := range []string{"-P FORWARD DROP", "-A FORWARD -i oakbr ", "-A FORWARD -o oakbr "} {
+			if err != nil || !strings.Contains(string(out), want) {
+				t.Errorf("iptables: %v: %q is not in %s", err, want, out)
+			}
+		}
+	}
+	n.flush()
+	drop()
+	n.Eventually("the rules are there again", func() bool { return rules() == 4 })
+	n.answers(client, map[string]string{"8000/tcp": "web"})
+	n.undeploy(appName, 0)
+	n.Eventually("the rules are gone with the last service", func() bool { return rules() == 0 })
+	n.container().deploy(appName, 0, "")
+	if got := rules(); got != 4 {
+		t.Errorf("%d rules", got)
+	}
+	n.Kill()
+	n.Purge()
+	if got := rules(); got != 0 {
+		t.Errorf("a purge leaves %d rules", got)
+	}
+	n.flush()
 }

@@ -338,36 +338,58 @@ func TestHostileMessagesOfTheBroker(t *testing.T) {
 }
 
 func TestNetcfg(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "netcfg.json")
-	for text, want := range map[string]Options{
-		"": {Port: 50103, Broker: Broker{Port: 10003}},
-		`{"NodePublicAddress":"0.0.0.0","NodePublicPort":"50103","ClusterUrl":"0.0.0.0","ClusterMqttPort":"10003"}`: {
-			Port: 50103, Broker: Broker{Port: 10003}},
-		`{"NodePublicAddress":"192.0.2.7","NodePublicPort":"50104","ClusterUrl":"c1","ClusterMqttPort":"8883",` +
-			`"MqttCert":"c.pem","MqttKey":"k.pem"}`: {Address: "192.0.2.7", Port: 50104, Cluster: "c1",
-			Broker: Broker{Port: 8883, Certificate: "c.pem", Key: "k.pem"}},
-	} {
+	dir := t.TempDir()
+	write := func(name, text string) {
+		path := filepath.Join(dir, name)
 		_ = os.Remove(path)
 		if text != "" {
 			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
 				t.Fatal(err)
 			}
 		}
-		got, err := Options{Netcfg: path}.withNetcfg()
-		want.Netcfg = path
-		if diff := cmp.Diff(want, got); diff != "" || err != nil {
-			t.Errorf("%s: %v\nwant (-), got (+):\n%s", text, err, diff)
+	}
+	for _, c := range []struct {
+		netcfg, tuncfg string
+		want           Options
+	}{
+		{"", "", Options{Port: 50103, MTU: 1450, Broker: Broker{Port: 10003}}},
+		{`{"NodePublicAddress":"0.0.0.0","NodePublicPort":"50103","ClusterUrl":"0.0.0.0","ClusterMqttPort":"10003"}`,
+			`{"HostTunnelDeviceName":"goProxyTun","ProxySubnetwork":"10.30.0.0","TunnelPort":50103,"MTUsize":1450,` +
+				`"ProxySubnetworkIPv6":"fcef::","ProxySubnetworkIPv6Prefix":21}`,
+			Options{Port: 50103, MTU: 1450, Broker: Broker{Port: 10003}}},
+		{`{"NodePublicAddress":"192.0.2.7","NodePublicPort":"50104","ClusterUrl":"c1","ClusterMqttPort":"8883",` +
+			`"MqttCert":"c.pem","MqttKey":"k.pem"}`, `{"TunnelPort":50105,"MTUsize":1400}`,
+			Options{Address: "192.0.2.7", Port: 50104, MTU: 1400, Cluster: "c1",
+				Broker: Broker{Port: 8883, Certificate: "c.pem", Key: "k.pem"}}},
+		{"", `{"TunnelPort":50105}`, Options{Port: 50105, MTU: 1450, Broker: Broker{Port: 10003}}},
+	} {
+		write("netcfg.json", c.netcfg)
+		write("tuncfg.json", c.tuncfg)
+		got, err := Options{NetManager: dir}.withNetcfg()
+		c.want.NetManager = dir
+		if diff := cmp.Diff(c.want, got); diff != "" || err != nil {
+			t.Errorf("%s %s: %v\nwant (-), got (+):\n%s", c.netcfg, c.tuncfg, err, diff)
 		}
 	}
-	for _, text := range []string{"{", `{"NodePublicPort":"x"}`, `{"ClusterMqttPort":"0"}`, `{"NodePublicAddress":"x"}`} {
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := (Options{Netcfg: path}).withNetcfg(); err == nil || !strings.Contains(err.Error(), path) {
+	write("tuncfg.json", "")
+	for text, field := range map[string]string{"{": "", `{"NodePublicPort":"x"}`: "NodePublicPort",
+		`{"ClusterMqttPort":"0"}`: "ClusterMqttPort", `{"NodePublicAddress":"x"}`: "NodePublicAddress"} {
+		write("netcfg.json", text)
+		if _, err := (Options{NetManager: dir}).withNetcfg(); err == nil ||
+			!strings.Contains(err.Error(), dir+"/netcfg.json: "+field) {
 			t.Errorf("%s: %v", text, err)
 		}
 	}
-	got, err := Options{Netcfg: path + "x", Broker: Broker{Port: 1}, Port: 2, Address: "192.0.2.1"}.withNetcfg()
+	write("netcfg.json", "")
+	for text, field := range map[string]string{"[": "", `{"TunnelPort":70000}`: "TunnelPort", `{"MTUsize":1279}`: "MTUsize",
+		`{"MTUsize":-1}`: "MTUsize", `{"MTUsize":65536}`: "MTUsize"} {
+		write("tuncfg.json", text)
+		if _, err := (Options{NetManager: dir}).withNetcfg(); err == nil ||
+			!strings.Contains(err.Error(), dir+"/tuncfg.json: "+field) {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	got, err := Options{NetManager: dir + "x", Broker: Broker{Port: 1}, Port: 2, Address: "192.0.2.1"}.withNetcfg()
 	if err != nil || got.Broker.Port != 1 || got.Port != 2 || got.Address != "192.0.2.1" {
 		t.Errorf("own values: %+v %v", got, err)
 	}

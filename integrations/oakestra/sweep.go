@@ -52,6 +52,9 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 			return err
 		}
 	}
+	if err := pass(l.net.group, l.net.bridge, len(l.state.Services) > 0); err != nil {
+		l.log.Warn("services cannot reach destinations outside the node", "error", err)
+	}
 	if start || time.Now().Before(l.doubtUntil) {
 		if err := l.sweepResources(ctx, start); err != nil {
 			return err

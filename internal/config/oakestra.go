@@ -32,6 +32,7 @@ type Oakestra struct {
 
 	Packages       []string `json:"packages,omitempty"`       // directories; their last parts are names of modules
 	RequireModules bool     `json:"requireModules,omitempty"` // no service starts whose modules are unknown
+	NetManager     string   `json:"netManager,omitempty"`     // directory of its configuration and socket
 	AbstractorPort int      `json:"abstractorPort,omitempty"` // of the cluster's resource abstractor
 }
 
@@ -56,6 +57,7 @@ func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {
 		o.Socket = p.OakestraSocket()
 	}
 	o.Bridge = cmp.Or(o.Bridge, "kerb-oakestra")
+	o.NetManager = cmp.Or(o.NetManager, "/etc/netmanager")
 	o.AbstractorPort = cmp.Or(o.AbstractorPort, 11012)
 	if len(o.Ranges) == 0 {
 		o.Ranges = slices.Clone(OakestraRanges)
@@ -73,6 +75,9 @@ func (o Oakestra) check() error {
 	var wrong []error
 	if o.Socket != "" && !filepath.IsAbs(o.Socket) {
 		wrong = append(wrong, invalid("oakestra.socket", fmt.Sprintf("%q is not an absolute path", o.Socket)))
+	}
+	if !filepath.IsAbs(o.NetManager) {
+		wrong = append(wrong, invalid("oakestra.netManager", fmt.Sprintf("%q is not an absolute path", o.NetManager)))
 	}
 	if !interfaceName.MatchString(o.Bridge) {
 		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(

@@ -49,7 +49,7 @@ func TestOakestraDefaults(t *testing.T) {
 			t.Errorf("%s: %v", text, err)
 			continue
 		}
-		if want.AbstractorPort = 11012; want.Ranges == nil {
+		if want.AbstractorPort, want.NetManager = 11012, "/etc/netmanager"; want.Ranges == nil {
 			want.Ranges = config.OakestraRanges
 		}
 		if got := c.Oakestra.WithDefaults(c.Paths); !reflect.DeepEqual(got, want) {
@@ -67,6 +67,7 @@ func TestOakestraMistakes(t *testing.T) {
 		"oakestra: {tcp: '0.0.0.0:6000'}":                                 "oakestra.tcp",
 		"oakestra: {tcp: ':6000'}":                                        "oakestra.tcp",
 		"oakestra: {tcp: 'node.example.org:6000'}":                        "oakestra.tcp",
+		"oakestra: {netManager: netmanager}":                              "oakestra.netManager",
 		"oakestra: {packages: [limiter]}":                                 "oakestra.packages[0]",
 		"oakestra: {packages: [/a/x, /b/x]}":                              "oakestra.packages[1]",
 		"oakestra: {packages: [/a/../b]}":                                 "oakestra.packages[0]",

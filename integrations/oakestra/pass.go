@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/google/nftables"
+	"github.com/google/nftables/expr"
+	"github.com/google/nftables/userdata"
+)
+
+// pass lets forwarded packets from and to the bridge pass where Docker or ufw drop them by the policy of iptables'
+// chain FORWARD, as NetManager does; with want false it takes that back. A rule of another table could not: what one
+// table accepts another still drops. Chains that the operator has written with nft are left alone.
+func pass(group uint32, bridge string, want bool) error {
+	c, err := nftables.New()
+	if err != nil {
+		return fmt.Errorf("nftables: %w", err)
+	}
+	chains, err := c.ListChains()
+	if err != nil {
+		return nil // a kernel without nf_tables drops nothing by it
+	}
+	changed := false
+	for _, chain := range chains {
+		family := chain.Table.Family
+		if chain.Name != "FORWARD" || chain.Table.Name != "filter" || chain.Policy == nil ||
+			family != nftables.TableFamilyIPv4 && family != nftables.TableFamilyIPv6 {
+			continue
+		}
+		did, err := passChain(c, chain, newTable(group).Name, bridge, want && *chain.Policy == nftables.ChainPolicyDrop)
+		if err != nil {
+			return fmt.Errorf("rules of iptables' chain FORWARD: %w", err)
+		}
+		changed = changed || did
+	}
+	if !changed {
+		return nil
+	}
+	if err := c.Flush(); err != nil {
+		return fmt.Errorf("rules of iptables' chain FORWARD: %w", err)
+	}
+	return nil
+}
+
+// passChain adds two rules to a chain, or removes them. They consist of what iptables understands.
+func passChain(c *nftables.Conn, chain *nftables.Chain, mark, bridge string, want bool) (changed bool, err error) {
+	rules, err := c.GetRules(chain.Table, chain)
+	if err != nil {
+		return false, err
+	}
+	ours := slices.DeleteFunc(rules, func(r *nftables.Rule) bool {
+		comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
+		return comment != mark
+	})
+	keys := []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME}
+	if want && len(ours) == len(keys) || !want && len(ours) == 0 {
+		return false, nil
+	}
+	for _, r := range ours {
+		err = errors.Join(err, c.DelRule(r))
+	}
+	if !want {
+		return true, err
+	}
+	for _, key := range keys {
+		c.InsertRule(&nftables.Rule{Table: chain.Table, Chain: chain,
+			UserData: userdata.AppendString(nil, userdata.TypeComment, mark),
+			Exprs: []expr.Any{&expr.Meta{Key: key, Register: 1}, equal([]byte(bridge + "\x00")),
+				&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept}}})
+	}
+	return true, err
+}
