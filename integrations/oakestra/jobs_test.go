@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
@@ -250,5 +251,28 @@ func TestOwner(t *testing.T) {
 	n.undeploy(appName, 0)
 	if got := owners(); len(got) > 0 {
 		t.Errorf("left after the undeploy: %v", got)
+	}
+}
+
+// TestPackageOfADirectory deploys a package that is not built in, by the name of a directory that the operator allows;
+// no other directory is used.
+func TestPackageOfADirectory(t *testing.T) {
+	dir, err := filepath.Abs("../../examples/ratelimit")
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := newNode(t)
+	n.Kill()
+	n.Configure(strings.Replace(oakestraConfig, "oakbr", "oakbr, packages: ["+dir+"]", 1))
+	n.start()
+	register(n)
+	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"ratelimit","config":{"rate":1000}}]`)
+	all := list[v1.Module](n, "module")
+	if len(all) != 1 || all[0].Spec.Package != dir || len(all[0].Status.Instances) == 0 {
+		t.Errorf("modules: %+v", all)
+	}
+	if got := n.do("POST", "/ebpf", fmt.Sprintf(`{"name":%q}`, filepath.Dir(dir)+"/topports")); got.status != 500 ||
+		!strings.Contains(got.body, "oakestra.packages") {
+		t.Errorf("another directory: %+v", got)
 	}
 }
