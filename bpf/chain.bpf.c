@@ -63,22 +63,32 @@ static __always_inline __u32 begin(struct __sk_buff *ctx, struct kerb_pkt *pkt)
 }
 #endif
 
-/* Parses the packet. One of kerb_count, kerb_enter and kerb_time_start has set ctx and len. */
-SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
+static __always_inline int head(kerb_ctx *ctx, struct kerb_pkt *pkt)
 {
 	__u32 tags;
-	int outcome;
 
 	pkt->reason = KERB_DROP_UNSPEC;
 	pkt->to_ifindex = 0;
 	pkt->to_flags = 0;
 	kerb_reload(pkt);
 	tags = begin(ctx, pkt);
-	if (kerb_parse_plain(pkt))
-		return 0;
-	outcome = kerb_parse_general(pkt, tags);
+	return kerb_parse(pkt, tags);
+}
+
+/* Parses the packet. One of kerb_count and kerb_time_start has set ctx and len. */
+SEC("kerb/head") int kerb_head(kerb_ctx *ctx, struct kerb_pkt *pkt)
+{
+	int outcome = head(ctx, pkt);
+
 	if (outcome)
 		count(&kerb_outcomes, outcome);
+	return 0;
+}
+
+/* Parses the packet again in a later part of a split chain, after kerb_enter. */
+SEC("kerb/head_again") int kerb_head_again(kerb_ctx *ctx, struct kerb_pkt *pkt)
+{
+	head(ctx, pkt);
 	return 0;
 }
 

@@ -111,6 +111,34 @@ func TestCountsOfSplitChain(t *testing.T) {
 	wantCounts(t, l, all, all, counts(pass, drop, none, none), counts(pass, none, none, none))
 }
 
+// A packet that is not parsed is counted once, however many programs a chain has.
+func TestOutcomesOfSplitChain(t *testing.T) {
+	for _, s := range sides {
+		l := load(t, s.side, s.dir, testModule(t, "pass", "first", nil), testModule(t, "pass", "second", nil),
+			testModule(t, "pass", "third", nil))
+		linker, err := newLinker(l.chain.spec, l.generations)
+		if err != nil {
+			t.Fatal(err)
+		}
+		linker.parts = 3
+		c, err := linker.chain()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(c.Close)
+		arp := udpPacket(t, 54, nil)
+		arp[12], arp[13] = 8, 6
+		run(t, c.entry(), arp)
+		outcomes, err := sumPerCPU(c.outcomes)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := outcomes[kerbabi.ParseNotIP]; len(c.progs) != 3 || got != 1 {
+			t.Errorf("%s: %d packets that are not IP in %d programs, want 1 in 3", s.side, got, len(c.progs))
+		}
+	}
+}
+
 func TestUncountedChain(t *testing.T) {
 	needsRoot(t)
 	for _, s := range sides {

@@ -88,11 +88,15 @@ func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, 
 // link generates the program for some members of the chain. When they are not the last ones, it ends with a tail call
 // into the next slot of parts.
 func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructions, error) {
-	code, err := l.function(l.object, "kerb_head", "kerb_head", nil)
+	parser := "kerb_head"
+	if first > 0 { // what cannot be parsed has been counted
+		parser = "kerb_head_again"
+	}
+	code, err := l.function(l.object, parser, parser, nil)
 	if err != nil {
 		return nil, err
 	}
-	head := newBody("kerb_head", code)
+	head := newBody(parser, code)
 	var modules []body
 	for i := first; i < last; i++ {
 		code, err := l.module(i)
