@@ -85,6 +85,7 @@ func (s *state) rewrite(n *node) {
 	switch {
 	case !n.fixed:
 	case class == asm.LdXClass && n.OpCode.Mode() == asm.MemMode:
+		s.rewriteBase(n)
 		s.rewriteLoad(n)
 	case class.IsStore() && n.OpCode.Mode() == asm.MemMode:
 		s.rewriteStore(n)
@@ -134,6 +135,25 @@ func (s *state) rewriteLoad(n *node) {
 		return
 	}
 	n.Src, n.Offset = asm.RFP, int16(at-frameSize)
+	r, found := s.copyOf(span{int16(at), int16(size)})
+	switch {
+	case !found:
+	case size == 4:
+		n.Instruction = asm.Mov.Reg32(n.Dst, r).WithMetadata(n.Metadata)
+	default:
+		n.removed = s.copies[n.Dst] == s.copies[r]
+		n.Instruction = asm.Mov.Reg(n.Dst, r).WithMetadata(n.Metadata)
+	}
+}
+
+// rewriteBase has a load go by the register that holds an address for longest, which may leave others without a use.
+func (s *state) rewriteBase(n *node) {
+	if n.Src == asm.RFP || s.copies[n.Src].size != 8 {
+		return
+	}
+	if r, found := s.copyOf(s.copies[n.Src]); found && r >= asm.R6 {
+		n.Src = r
+	}
 }
 
 func (s *state) rewriteStore(n *node) {
@@ -160,19 +180,41 @@ func (s *state) step(n *node) {
 		s.call(n)
 	case class.IsJump():
 	case class.IsALU():
-		s.regs[n.Dst] = s.result(n)
+		s.set(n.Dst, s.result(n), s.moved(n))
 	case class == asm.LdClass:
-		s.regs[n.Dst] = value{kind: other}
+		v := value{kind: other}
 		if n.Src == asm.R0 && n.Reference() == "" && n.fixed {
-			s.regs[n.Dst] = value{constant, n.Constant}
+			v = value{constant, n.Constant}
 		}
+		s.set(n.Dst, v, span{})
 	case class == asm.LdXClass:
-		s.regs[n.Dst] = s.loaded(n)
+		s.set(n.Dst, s.loaded(n), s.copied(n, n.Src))
 	case n.OpCode.Mode() == asm.MemMode && n.fixed:
 		s.store(n)
 	default:
 		s.atomic(n)
 	}
+}
+
+// copied is the part of the frame that a load or a store leaves a copy of in a register.
+func (s *state) copied(n *node, base asm.Register) span {
+	size := n.OpCode.Size().Sizeof()
+	if at, ok := s.slot(base, n.Offset, size); ok && n.fixed && n.OpCode.Mode() == asm.MemMode {
+		return span{int16(at), int16(size)}
+	}
+	return span{}
+}
+
+// moved is what a register has a copy of after arithmetic.
+func (s *state) moved(n *node) span {
+	if n.OpCode.ALUOp() != asm.Mov || n.OpCode.Source() != asm.RegSource || n.Offset != 0 || n.Src == asm.RFP {
+		return span{}
+	}
+	c := s.copies[n.Src]
+	if n.OpCode.Class() == asm.ALU64Class || c.size == 4 {
+		return c
+	}
+	return span{}
 }
 
 func (s *state) loaded(n *node) value {
@@ -193,6 +235,9 @@ func (s *state) store(n *node) {
 	base := s.regs[n.Dst]
 	if at, ok := s.slot(n.Dst, n.Offset, n.OpCode.Size().Sizeof()); ok {
 		s.write(at, n.OpCode.Size().Sizeof(), s.stored(n))
+		if n.OpCode.Class() == asm.StXClass && n.OpCode.Size().Sizeof() >= 4 && n.Src != asm.RFP {
+			s.copies[n.Src] = s.copied(n, n.Dst)
+		}
 	} else if base.pointing() {
 		s.forget()
 	}
@@ -203,7 +248,8 @@ func (s *state) atomic(n *node) {
 	if s.regs[n.Dst].pointing() {
 		s.forget()
 	}
-	s.regs[n.Src], s.regs[asm.R0] = value{}, value{}
+	s.set(n.Src, value{}, span{})
+	s.set(asm.R0, value{}, span{})
 }
 
 // readers are helpers that write to no memory that an argument points to, and keep no pointer. Their result does not
@@ -221,9 +267,9 @@ func (s *state) call(n *node) {
 		result = value{}
 	}
 	for r := asm.R1; r <= asm.R5; r++ {
-		s.regs[r] = value{kind: other}
+		s.set(r, value{kind: other}, span{})
 	}
-	s.regs[asm.R0] = result
+	s.set(asm.R0, result, span{})
 }
 
 // arguments is how many registers a call may read.

@@ -43,12 +43,20 @@ func (b *bytes) fill() {
 	}
 }
 
+// span is a part of the frame. Without a size it is none.
+type span struct{ at, size int16 }
+
+func (s span) meets(at, size int) bool {
+	return int(s.at) < at+size && at < int(s.at+s.size)
+}
+
 // state is what is known at an instruction.
 type state struct {
 	reached  bool
 	regs     [asm.R10 + 1]value
-	known    bytes // have the values in memory
-	pointing bytes // may be of a pointer into the frame
+	copies   [asm.R10]span // what registers have a copy of; of 4 bytes the low half of the register
+	known    bytes         // have the values in memory
+	pointing bytes         // may be of a pointer into the frame
 	memory   [frameSize]byte
 }
 
@@ -70,6 +78,11 @@ func (s *state) merge(o *state) (changed bool) {
 	for i := range s.regs {
 		if m := common(s.regs[i], o.regs[i]); m != s.regs[i] {
 			s.regs[i], changed = m, true
+		}
+	}
+	for i, c := range s.copies {
+		if c != o.copies[i] && c.size > 0 {
+			s.copies[i], changed = span{}, true
 		}
 	}
 	for w := range s.known {
@@ -107,10 +120,31 @@ func (s *state) slot(base asm.Register, offset int16, size int) (at int, ok bool
 func (s *state) forget() {
 	s.known = bytes{}
 	s.pointing.fill()
+	clear(s.copies[:])
+}
+
+// set gives a register a value.
+func (s *state) set(r asm.Register, v value, copied span) { s.regs[r], s.copies[r] = v, copied }
+
+// copyOf finds a register with a copy, rather one that calls do not change.
+func (s *state) copyOf(c span) (r asm.Register, found bool) {
+	for r := asm.R9; ; r-- {
+		if s.copies[r] == c {
+			return r, true
+		}
+		if r == asm.R0 {
+			return 0, false
+		}
+	}
 }
 
 // write stores a value.
 func (s *state) write(at, size int, v value) {
+	for r, c := range s.copies {
+		if c.meets(at, size) {
+			s.copies[r] = span{}
+		}
+	}
 	var b [8]byte
 	put(b[:size], uint64(v.n))
 	for i := range size {
