@@ -3,7 +3,12 @@
 package agent
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
+
+	"github.com/cilium/ebpf"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -125,4 +130,41 @@ func TestLatencyOfModules(t *testing.T) {
 		t.Errorf("%d packets measured before the module was replaced, %d after", before, got)
 	}
 	more("a packet is measured after the module was replaced")
+}
+
+// A timed copy that could not be made is made after a later change.
+func TestTimedCopyLater(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPort("fw"))
+	dirs, err := filepath.Glob(filepath.Join(n.cfg.Paths.BPF, "chains", "*"))
+	if err != nil || len(dirs) == 0 {
+		t.Fatal(dirs, err)
+	}
+	var samples *ebpf.Map
+	var id uint32
+	for _, dir := range dirs {
+		if samples, err = ebpf.LoadPinnedMap(filepath.Join(dir, "samples"), nil); err != nil {
+			t.Fatal(err)
+		}
+		defer samples.Close()
+		wait.Until(t, "the chain has a timed copy", func() bool { return samples.Lookup(uint32(0), &id) == nil })
+	}
+	dir := dirs[len(dirs)-1]
+	obstacle := filepath.Join(dir, "latency", "obstacle")
+	if err := errors.Join(samples.Delete(uint32(0)), os.Remove(filepath.Dir(obstacle)),
+		os.MkdirAll(obstacle, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	refused := map[string]bool{}
+	n.timeChains(t.Context(), refused)
+	if err := samples.Lookup(uint32(0), &id); err == nil {
+		t.Fatal("there is a copy although its latencies cannot be pinned")
+	}
+	if err := errors.Join(os.Remove(obstacle), os.Remove(filepath.Dir(obstacle))); err != nil {
+		t.Fatal(err)
+	}
+	n.timeChains(t.Context(), refused)
+	if err := samples.Lookup(uint32(0), &id); err != nil {
+		t.Errorf("no copy after the obstacle is gone: %v", err)
+	}
 }

@@ -4,13 +4,15 @@ package agent
 
 import (
 	"context"
+	"errors"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
-// timeChains has the chains that run measure the latency of their modules. It excludes no change: should a change
-// remove a chain meanwhile, its copy goes with it.
+// timeChains has the chains that run measure the latency of their modules. What failed is tried again after the next
+// change, unless the verifier has refused it. It excludes no change: should a change remove a chain meanwhile, its copy
+// goes with it.
 func (a *Agent) timeChains(ctx context.Context, refused map[string]bool) {
 	chains, modules := a.running()
 	for id, spec := range chains {
@@ -18,7 +20,8 @@ func (a *Agent) timeChains(ctx context.Context, refused map[string]bool) {
 			continue
 		}
 		if err := a.dp.Time(spec, modules); err != nil {
-			refused[id] = true
+			var rejected *dataplane.RejectedError
+			refused[id] = errors.As(err, &rejected)
 			a.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
 		}
 	}

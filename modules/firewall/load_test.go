@@ -25,6 +25,7 @@ func TestVerifies(t *testing.T) {
 			sdktest.Explain(t, err)
 			defer l.Close()
 			sdktest.CheckVerified(t, l.Program, maxVerified)
+			sdktest.Explain(t, l.Time())
 		})
 	}
 }
