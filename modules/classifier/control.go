@@ -85,7 +85,7 @@ const (
 
 // Run implements sdk.Runner.
 func (w *generation) Run(ctx context.Context) {
-	defer w.stream.end()
+	defer w.stream.End()
 	var work sync.WaitGroup
 	defer work.Wait()
 	work.Go(func() { w.note("events", w.follow(ctx)) })

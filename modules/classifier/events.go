@@ -6,13 +6,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
 	"sync"
-	"sync/atomic"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -95,93 +93,21 @@ func (w *generation) follow(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if !w.stream.heard() {
+		if !w.stream.HasClients() {
 			continue
 		}
 		var e event
 		if err := binary.Read(bytes.NewReader(raw), binary.NativeEndian, &e); err != nil {
 			return fmt.Errorf("event of %d bytes: %w", len(raw), err)
 		}
-		w.stream.send(w.describe(&e))
+		w.stream.Send(w.describe(&e))
 	}
 	return nil
 }
 
-// stream passes events on to those who listen now.
-type stream struct {
-	ended chan struct{}
-
-	mu        sync.Mutex
-	listeners map[*listener]bool
-}
-
-// listener is one that reads events. Those that it is too slow for are lost to it.
-type listener struct {
-	events chan *Verdict
-	lost   atomic.Uint64
-}
-
-const listenerQueue = 256
-
-func newStream() *stream { return &stream{ended: make(chan struct{}), listeners: map[*listener]bool{}} }
-
-func (s *stream) end() { close(s.ended) }
-
-func (s *stream) heard() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.listeners) > 0
-}
-
-func (s *stream) send(v *Verdict) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for l := range s.listeners {
-		select {
-		case l.events <- v:
-		default:
-			l.lost.Add(1)
-		}
-	}
-}
-
-func (s *stream) listen() *listener {
-	l := &listener{events: make(chan *Verdict, listenerQueue)}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.listeners[l] = true
-	return l
-}
-
-func (s *stream) leave(l *listener) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	delete(s.listeners, l)
-}
-
-// serve writes events to a client, one JSON object a line, until it or the generation ends. {"lost": n} reports those
-// that it was too slow for.
-func (s *stream) serve(w http.ResponseWriter, r *http.Request) {
-	l := s.listen()
-	defer s.leave(l)
-	w.Header().Set("Content-Type", "application/x-ndjson")
-	out, stream := json.NewEncoder(w), http.NewResponseController(w)
-	if stream.Flush() != nil {
-		return
-	}
-	for {
-		select {
-		case <-r.Context().Done():
-			return
-		case <-s.ended:
-			return
-		case v := <-l.events:
-			if n := l.lost.Swap(0); n > 0 && out.Encode(map[string]uint64{"lost": n}) != nil {
-				return
-			}
-			if out.Encode(v) != nil || stream.Flush() != nil {
-				return
-			}
-		}
-	}
+// serveEvents streams verdicts until the client or the generation ends.
+func (w *generation) serveEvents(out http.ResponseWriter, r *http.Request) {
+	c := w.stream.Open()
+	defer c.Close()
+	c.Serve(out, r, nil)
 }

@@ -25,7 +25,7 @@ type generation struct {
 	live   sdk.Live
 	slots  *model.Slots
 	fuse   *sharedFuse
-	stream *stream
+	stream sdk.Stream[*Verdict]
 	words  vocabulary
 
 	mu       sync.Mutex
@@ -67,7 +67,7 @@ func newPlane(c *config, live sdk.Live) (*generation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &generation{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared, stream: newStream(),
+	return &generation{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared,
 		troubles: map[string]error{}, judge: newJudge()}, nil
 }
 

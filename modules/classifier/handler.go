@@ -43,7 +43,7 @@ func (w *generation) Handler() http.Handler {
 	serve("PUT /fuse", w.putFuse)
 	serve("GET /values", func(*http.Request) (any, error) { return w.values() })
 	serve("PUT /values/{path...}", w.putValue)
-	mux.HandleFunc("GET /events", w.stream.serve)
+	mux.HandleFunc("GET /events", w.serveEvents)
 	serve("/", func(r *http.Request) (any, error) {
 		return nil, sdk.NotFound(fmt.Sprintf("no %s %s; known are sources, blocked, models, agreement, stats, fuse, "+
 			"events, values", r.Method, r.URL.Path))

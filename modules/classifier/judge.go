@@ -303,5 +303,5 @@ func (w *generation) tell(e *event) {
 	if e.Kind == kindEvaluated && (w.config.Events == "changes" || w.config.Events == "positives" && e.Hits&1 == 0) {
 		return
 	}
-	w.stream.send(w.describe(e))
+	w.stream.Send(w.describe(e))
 }

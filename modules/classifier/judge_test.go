@@ -51,7 +51,7 @@ func newJudged(t *testing.T, changes ...string) *plant {
 // for three is cleared; its block lasts until its time.
 func TestJudge(t *testing.T) {
 	p := newJudged(t)
-	l := p.stream.listen()
+	l := p.stream.Open()
 	for n, step := range []struct {
 		dis     int32
 		blocked string
@@ -61,10 +61,10 @@ func TestJudge(t *testing.T) {
 		{0, "fe80::1", "cleared"}, {5, "fe80::1", "evaluated"}} {
 		for quiet := byte(10); quiet < 20; quiet++ {
 			p.see(nodeSource(quiet), uint64(n+1), 0, 0)
-			<-l.events
+			<-l.Values
 		}
 		p.see(nodeSource(1), uint64(n+1), step.dis, 9)
-		v := <-l.events
+		v := <-l.Values
 		if got := p.blockedNames(); got != step.blocked || v.Kind != step.kind || v.Source != "fe80::1" || v.Version != 1 ||
 			v.Features["dis"] != step.dis {
 			t.Errorf("window %d: blocked %q, want %q; %+v, want %s", n+1, got, step.blocked, v, step.kind)
@@ -82,12 +82,12 @@ func TestJudge(t *testing.T) {
 // A source on the allow-list is judged and told of, and left alone.
 func TestJudgeAllows(t *testing.T) {
 	p := newJudged(t)
-	l := p.stream.listen()
+	l := p.stream.Open()
 	for n := range uint64(3) {
 		p.see(nodeSource(10), n, 50, 0)
 	}
-	<-l.events
-	if v := <-l.events; v.Kind != "suspicious" || !v.Allowed || v.Action != "event" || p.blockedNames() != "" {
+	<-l.Values
+	if v := <-l.Values; v.Kind != "suspicious" || !v.Allowed || v.Action != "event" || p.blockedNames() != "" {
 		t.Errorf("%+v, blocked %q", v, p.blockedNames())
 	}
 }
@@ -192,21 +192,5 @@ func TestJudgeLargeModel(t *testing.T) {
 	}
 	if p.blockedNames() != "fe80::1" {
 		t.Errorf("blocked %q", p.blockedNames())
-	}
-}
-
-// A listener that is slow loses events, and learns how many.
-func TestSlowListener(t *testing.T) {
-	s := newStream()
-	l := s.listen()
-	for range listenerQueue + 7 {
-		s.send(&Verdict{})
-	}
-	if len(l.events) != listenerQueue || l.lost.Load() != 7 {
-		t.Errorf("%d wait, %d are lost", len(l.events), l.lost.Load())
-	}
-	s.leave(l)
-	if s.heard() {
-		t.Error("a listener is still there")
 	}
 }
