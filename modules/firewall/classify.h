@@ -41,10 +41,13 @@ enum fw_node {
 #define FW_TABLE 64
 
 /* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, whether the sender is
- * notified of it, and, of a rule, whether it has a limit; mirrored in control.go. */
+ * notified of it, and, of a rule, whether it has a limit, and whether packets are reported;
+ * mirrored in control.go. */
 #define FW_DENY(slot, reason) ((__u32)(reason) << 16 | (slot))
+#define FW_DENIED	      (0xffU << 16)
 #define FW_REJECT	      (1U << 24)
 #define FW_LIMIT	      (1U << 25)
+#define FW_LOG		      (1U << 26)
 
 #define FW_SLOTS 20480 /* of hit counters: 10,000 rules, the 10,000 before them, and others */
 
@@ -86,7 +89,7 @@ struct fw_hash {
 struct fw_l4rule {
 	__u16 sport, sports, dport, dports;
 	__u8 proto, proto_mask;
-	__u16 limit; /* number of it, with FW_LIMIT */
+	__u16 limit; /* number of it, with FW_LIMIT or FW_LOG */
 	__u32 decision;
 };
 

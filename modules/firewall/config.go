@@ -47,6 +47,7 @@ type ruleConfig struct {
 	DstPort   json.RawMessage `json:"dstPort"`
 	ICMPType  *int            `json:"icmpType"`
 	Limit     *limitConfig    `json:"limit"`
+	Log       json.RawMessage `json:"log"`
 }
 
 type stateConfig struct {
@@ -187,6 +188,7 @@ type Rule struct {
 	ICMPType        int               // -1: any
 	Sets            [setFields]setRef // in addition
 	Limit           Limit
+	Log             Limit // of reports; unset: none
 }
 
 // family4 and family6 report which packets the rule can match.
@@ -223,8 +225,16 @@ func (r *Rule) protocol() string {
 	return strconv.Itoa(r.Proto)
 }
 
-// String is the rule in words, equal for equal rules; the name is not part of it.
+// String is the rule in words; the name is not part of it.
 func (r *Rule) String() string {
+	if r.Log.isSet() {
+		return fmt.Sprintf("%s log %v", r.text(), r.Log)
+	}
+	return r.text()
+}
+
+// text is what the rule does to packets in words, equal for rules that do the same.
+func (r *Rule) text() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "%s %s %s", r.action(), r.direction(), r.protocol())
 	if r.Src.IsValid() {
@@ -320,9 +330,12 @@ func parseRule(in *ruleConfig, out *Rule, fail failure) error {
 		out.ICMPType = *in.ICMPType
 	}
 	if in.Limit != nil {
-		if out.Limit, err = in.Limit.parse(fail); err != nil {
+		if out.Limit, err = in.Limit.parse("limit", fail); err != nil {
 			return err
 		}
+	}
+	if out.Log, err = parseLog(in.Log, fail); err != nil {
+		return err
 	}
 	return checkRule(out, fail)
 }

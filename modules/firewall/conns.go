@@ -169,8 +169,14 @@ const (
 	assuredFrom = 2 * time.Second
 )
 
-// Run ages established connections: those that the data plane does not meet again itself.
+// Run ages established connections, those that the data plane does not meet again itself, and takes what it reports.
 func (g *generation) Run(ctx context.Context) {
+	defer g.log.stream.End()
+	var work sync.WaitGroup
+	defer work.Wait()
+	if g.logs() {
+		work.Go(func() { g.follow(ctx) })
+	}
 	g.followAddresses()
 	if !g.config.State.Enabled {
 		return

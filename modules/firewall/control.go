@@ -12,6 +12,7 @@ import (
 	"math/bits"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cilium/ebpf/features"
 
@@ -46,7 +47,7 @@ type Firewall struct {
 	ids6       []int
 	boxes4     []box
 	boxes6     []box
-	limited    []int             // rules with a limit, by its number
+	limited    []int             // rules with a limit or log, by its number
 	roots      map[string]uint32 // constant to root
 
 	mu        sync.Mutex
@@ -59,6 +60,8 @@ type generation struct {
 	live   sdk.Live
 	slots  []uint32   // by rule
 	owning sync.Mutex // one writer of the own addresses at a time
+	log    journal
+	moved  atomic.Bool // the attach points have changed
 }
 
 var (
@@ -87,7 +90,7 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 
 func (f *Firewall) compile() {
 	for i := range f.rules {
-		if f.rules[i].Limit.isSet() {
+		if f.rules[i].Limit.isSet() || f.rules[i].Log.isSet() {
 			f.limited = append(f.limited, i)
 		}
 		if r := &f.rules[i]; r.family4() {
@@ -131,7 +134,7 @@ func (f *Firewall) addTrees(ids []int, boxes []box, dimensions []int, suffix str
 func (f *Firewall) ruleSet() uint32 {
 	h := fnv.New32a()
 	for i := range f.rules {
-		h.Write([]byte(f.rules[i].String() + "\n"))
+		h.Write([]byte(f.rules[i].text() + "\n"))
 	}
 	fmt.Fprint(h, f.config.DefaultPolicy)
 	return h.Sum32()
@@ -210,6 +213,9 @@ func (f *Firewall) isLarge() bool { return len(f.tree.chunks) > mostChunks }
 func (f *Firewall) contents() string {
 	h := fnv.New64a()
 	fmt.Fprint(h, f.ruleSet(), f.identities)
+	for _, i := range f.limited {
+		fmt.Fprint(h, " ", i, f.rules[i].Log)
+	}
 	return fmt.Sprintf("%016x", h.Sum64())
 }
 
@@ -265,6 +271,7 @@ const (
 	mapOwners       = "owners"
 	mapLimits       = "limits"
 	mapBuckets      = "buckets"
+	mapReports      = "reports"
 	mapWouldDrop    = "would_drop"
 	mapTable        = "table"
 	mapOwn          = "own"
@@ -321,6 +328,7 @@ const (
 	dropPolicy     = 1
 	decisionReject = 1 << 24
 	decisionLimit  = 1 << 25
+	decisionLog    = 1 << 26
 )
 
 // l4rule mirrors struct fw_l4rule.
@@ -383,9 +391,14 @@ func (f *Firewall) l4rule(i int) l4rule {
 	if r.Reject {
 		out.Decision |= decisionReject
 	}
+	if id, ok := slices.BinarySearch(f.limited, i); ok {
+		out.Limit = uint16(id)
+	}
 	if r.Limit.isSet() {
-		id, _ := slices.BinarySearch(f.limited, i)
-		out.Limit, out.Decision = uint16(id), out.Decision|decisionLimit
+		out.Decision |= decisionLimit
+	}
+	if r.Log.isSet() {
+		out.Decision |= decisionLog
 	}
 	return out
 }

@@ -103,8 +103,31 @@ func compare(t *testing.T, r *rand.Rand) int {
 				"%v\nmodel's entry %+v",
 				i, p, got, action, want.Rule, rule, want.Slot, k.hits(want.Slot) == before+1, k.other(), model.conns[p.key()])
 		}
+		k.checkReports(&p, want, model)
 	}
 	return n
+}
+
+// checkReports compares what was reported of a packet with the model.
+func (k *kernel) checkReports(p *Packet, want Decision, m *Model) {
+	k.t.Helper()
+	all := k.reported()
+	if !m.reports() {
+		if len(all) != 0 {
+			k.t.Fatalf("%+v: reported %+v, want nothing", p, all)
+		}
+		return
+	}
+	if len(all) != 1 {
+		k.t.Fatalf("%+v: %d reports by rule %d, want one", p, len(all), m.matched)
+	}
+	e := all[0]
+	src, dst := e.addresses()
+	if e.Slot != k.slotOf(m.matched) || e.Decision&0xffff != want.Slot || (e.Decision>>16 == 0) != want.Allow ||
+		(e.Dir == 1) != p.Ingress || src != p.Src || dst != p.Dst || int(e.Word[8]) != p.Proto ||
+		p.Proto == protoTCP && e.TCP != p.TCPFlags || p.Proto == protoUDP && e.Word[10] != uint32(p.DstPort) {
+		k.t.Fatalf("%+v: reported %+v by rule %d, decision %+v", p, e, m.matched, want)
+	}
 }
 
 // maxHeaders is how far into the frame the transport header may start (KERB_MAX_HDRS).
@@ -142,6 +165,9 @@ func (g *generator) rule(i int) map[string]any {
 	}
 	if rule["action"] != actionDeny && g.IntN(4) == 0 {
 		rule["limit"] = map[string]any{"rate": "1/h", "burst": 1 + g.IntN(20)}
+	}
+	if g.IntN(4) == 0 {
+		rule["log"] = map[string]any{"rate": "1/h", "burst": 1 + g.IntN(20)}
 	}
 	proto := pick[any](g, "tcp", "tcp", "udp", "udp", "icmp", "icmpv6", "any", 47, 132)
 	rule["protocol"] = proto

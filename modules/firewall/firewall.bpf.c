@@ -20,6 +20,7 @@
 #include "offload.h"
 #include "reject.h"
 #include "limit.h"
+#include "log.h"
 
 KERB_CONFIG(_Bool, allow_extensions, 1);
 KERB_CONFIG(_Bool, allow_malformed, 0);
@@ -160,8 +161,22 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 	return decision;
 }
 
-/* Decides on the packet in the scratch map. Takes nothing from it but the time: see
- * fw_forget_packet. */
+/* The verdict of the rules, and of what is known of the connection. */
+static __always_inline __u32 fw_settle(struct fw_flow *f, __u32 decision, __u64 now)
+{
+	if (!state)
+		return decision;
+	if (f->stale == FW_UNKNOWN)
+		return f->quoting ? decision : fw_admit(f, decision, now);
+	if (!audit || !(decision >> 16))
+		fw_conn_update(f, !(decision >> 16));
+	if (f->stale == FW_STALE)
+		return decision;
+	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
+}
+
+/* Decides on the packet in the scratch map, with FW_LOG if it is to be reported. Takes nothing from
+ * it but the time: see fw_forget_packet. */
 static __noinline __u32 fw_evaluate_flow(__u64 now)
 {
 	struct fw_flow *f = fw_flow();
@@ -194,15 +209,7 @@ static __noinline __u32 fw_evaluate_flow(__u64 now)
 		fw_reverse(f);
 	kerb_opaque(f); /* a variable of its own: the compiler may have this one in memory */
 	decision = fw_evaluate_rules(f);
-	if (!state)
-		return decision;
-	if (f->stale == FW_UNKNOWN)
-		return f->quoting ? decision : fw_admit(f, decision, now);
-	if (!audit || !(decision >> 16))
-		fw_conn_update(f, !(decision >> 16));
-	if (f->stale == FW_STALE)
-		return decision;
-	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;
+	return fw_settle(f, decision & ~FW_LOG, now) | (decision & FW_LOG);
 }
 
 /* Packets that did not parse. */
@@ -234,11 +241,26 @@ static __always_inline void fw_forget_packet(struct kerb_pkt *pkt, const struct 
 }
 
 /* Packets that pass although the rules deny them. */
-static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
+static __always_inline __u32 fw_except(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
 {
 	if (state && f->dir == FW_INGRESS && fw_is_dhcp_reply(f) && fw_dhcp_expected(pkt, f->now))
 		return FW_SLOT_RELATED;
 	return !audit && fw_answer_take(pkt, f) ? FW_SLOT_RELATED : decision;
+}
+
+/* The last word on packets that the rules deny or report. */
+static __noinline __u32 fw_reconsider(struct kerb_pkt *pkt, struct fw_flow *f, __u32 decision)
+{
+	__u32 log = decision & FW_LOG;
+
+	decision &= ~FW_LOG;
+	if (decision >> 16)
+		decision = fw_except(pkt, f, decision);
+	else if (state && f->dir == FW_EGRESS && fw_is_dhcp_request(f))
+		fw_dhcp_requested(pkt, f->now);
+	if (log)
+		fw_log(decision);
+	return kerb_through(f->hidden, decision);
 }
 
 static __always_inline __u32 fw_evaluate(struct kerb_pkt *pkt, struct fw_flow *f, __u32 dir)

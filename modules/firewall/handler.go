@@ -18,6 +18,7 @@ import (
 //	GET  rules          the rules in order with their hits, and what was decided without a rule
 //	GET  connections    tracked connections; ?limit=n, 1000 by default
 //	POST explain        which rule decides on a packet
+//	GET  log            packets of rules with log: the last ones, then those to come, a JSON object a line
 func (g *generation) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
@@ -30,6 +31,7 @@ func (g *generation) Handler() http.Handler {
 		}
 		sdk.Answer(w)(g.listConnections(min(limit, maxLimit)))
 	})
+	mux.HandleFunc("GET /log", g.serveLog)
 	mux.HandleFunc("POST /explain", func(w http.ResponseWriter, r *http.Request) {
 		var q ExplainRequest
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<16))
@@ -57,7 +59,8 @@ type RuleReport struct {
 	Direction string `json:"direction"`
 	Slot      uint32 `json:"slot"`
 	Hits
-	Limited *uint64 `json:"limited,omitempty"` // packets over the limit, with one
+	Limited    *uint64 `json:"limited,omitempty"`    // packets over the limit, with one
+	Suppressed *uint64 `json:"suppressed,omitempty"` // packets that were not reported, with log
 }
 
 // RulesReport is the answer of GET rules. Hits count packets that the rules were asked about; those of connections that
@@ -97,13 +100,19 @@ func (g *generation) listRules() (*RulesReport, error) {
 		"egress": g.config.DefaultPolicy.Egress.String()}
 	for i := range g.rules {
 		r := &g.rules[i]
-		out.Rules[i] = RuleReport{i, r.Name, r.String(), r.action(), r.direction(), g.slots[i], hits[g.slots[i]], nil}
+		out.Rules[i] = RuleReport{i, r.Name, r.String(), r.action(), r.direction(), g.slots[i], hits[g.slots[i]], nil, nil}
+		if !r.Limit.isSet() && !r.Log.isSet() {
+			continue
+		}
+		b, err := readBucket(g.live.Maps, g.slots[i])
+		if err != nil {
+			return nil, err
+		}
 		if r.Limit.isSet() {
-			limited, err := readLimited(g.live.Maps, g.slots[i])
-			if err != nil {
-				return nil, err
-			}
-			out.Rules[i].Limited = &limited
+			out.Rules[i].Limited = &b.Limited
+		}
+		if r.Log.isSet() {
+			out.Rules[i].Suppressed = &b.Suppressed
 		}
 	}
 	return out, nil
@@ -143,10 +152,7 @@ func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
 	}
 	out := &ConnectionsReport{Established: stats.Established, Capacity: g.config.State.MaxConnections, Full: stats.Full,
 		Opening: stats.Opening, Share: stats.Share, Connections: []Connection{}}
-	where := map[uint32]sdk.Instance{}
-	for _, i := range g.live.Instances() {
-		where[i.Ifindex] = i
-	}
+	where := g.places()
 	now := monotonic()
 	add := func(id connID, c conn) bool {
 		if out.Truncated = len(out.Connections) >= limit; out.Truncated {
@@ -168,6 +174,15 @@ func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
 		}
 	}
 	return out, nil
+}
+
+// places are the attach points by ifindex.
+func (g *generation) places() map[uint32]sdk.Instance {
+	out := map[uint32]sdk.Instance{}
+	for _, i := range g.live.Instances() {
+		out[i.Ifindex] = i
+	}
+	return out
 }
 
 func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(connID, conn) bool) error {
@@ -287,6 +302,11 @@ func (g *generation) Collect() ([]sdk.Sample, error) {
 			out = append(out, sdk.Sample{Name: "rule_limited_packets_total", Counter: true,
 				Help:   "Packets over the limit of the rule.",
 				Labels: map[string]string{"rule": ruleName(r)}, Value: float64(*r.Limited)})
+		}
+		if r.Suppressed != nil {
+			out = append(out, sdk.Sample{Name: "rule_suppressed_packets_total", Counter: true,
+				Help:   "Packets that the log of the rule left out.",
+				Labels: map[string]string{"rule": ruleName(r)}, Value: float64(*r.Suppressed)})
 		}
 		packets[r.Action] += r.Packets
 	}

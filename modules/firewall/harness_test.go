@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/ringbuf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -64,6 +65,7 @@ type kernel struct {
 	egress  *ebpf.Program
 	ingress func() *ebpf.Program
 	maps    sdk.Maps
+	reports *ringbuf.Reader
 }
 
 func loadFirewall(t testing.TB, config any) *kernel {
@@ -87,7 +89,7 @@ func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	t.Cleanup(l.Close)
 	ingress := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCEgress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID, FailClosed: true}}})
-	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name]}
+	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name], nil}
 }
 
 // open returns the control plane's state for the maps, as of a generation that has just been started.

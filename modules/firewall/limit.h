@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* Rates of rules: a token bucket per rule, for all interfaces together. */
+/* Rates of rules: a token bucket per rule, for all interfaces together. Those of reports: log.h. */
 #ifndef FW_LIMIT_H
 #define FW_LIMIT_H
 
@@ -7,8 +7,12 @@
 #include "state.h"
 
 /* Time between packets, and of as many as may come at once, ns. */
-struct fw_limit {
+struct fw_rate {
 	__u64 interval, burst;
+};
+
+struct fw_limit {
+	struct fw_rate packets, reports;
 };
 
 struct {
@@ -23,19 +27,27 @@ KERB_CONFIG(__u32, limits_half, 0); /* as tree_half */
 struct fw_bucket {
 	__u64 due;     /* when the next packet comes if all come evenly (GCRA, ITU-T I.371), ns */
 	__u64 limited; /* packets over the limit */
+	union {
+		__u64 suppressed; /* packets that were not reported: see log.h */
+		__u64 owner;	  /* of a bucket of reports: interface and slot */
+	};
 };
 
-/* By slot: kept when the rules change. The control plane clears those of slots that it reuses. */
+#define FW_LOG_BUCKETS 4096
+#define FW_LOG_WAYS    4
+
+/* By slot, then FW_LOG_BUCKETS for reports: kept when the rules change. The control plane clears
+ * those of slots that it reuses. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, FW_SLOTS);
+	__uint(max_entries, FW_SLOTS + FW_LOG_BUCKETS);
 	__type(key, __u32);
 	__type(value, struct fw_bucket);
 } buckets SEC(".maps");
 
 /* Takes a token. CPUs that do so at the same time may take one each where there is one left: a lock
  * would cost more than that. */
-static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_limit *l)
+static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_rate *l)
 {
 	__u64 now = bpf_ktime_get_ns(), due = b->due; /* the coarse clock is too coarse */
 
@@ -51,17 +63,21 @@ static __always_inline int fw_bucket_take(struct fw_bucket *b, const struct fw_l
 	return 1;
 }
 
-/* The limit of the rule that has been found: see fw_classify. */
-static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f)
+/* The limit of the rule that has been found, see fw_classify, and its decision. */
+static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f, __u32 *decision)
 {
 	struct fw_rule4 *r4 = f->family == 4 ? fw_rule4_at(f, f->best) : NULL;
 	struct fw_rule6 *r6 = f->family == 4 ? NULL : fw_rule6_at(f, f->best);
 	__u32 index = f->half * limits_half;
 
-	if (r4)
+	*decision = 0;
+	if (r4) {
 		index += r4->l4.limit;
-	else if (r6)
+		*decision = r4->l4.decision;
+	} else if (r6) {
 		index += r6->l4.limit;
+		*decision = r6->l4.decision;
+	}
 	return bpf_map_lookup_elem(&limits, &index);
 }
 
@@ -70,7 +86,7 @@ static __always_inline const struct fw_limit *fw_limit_of(struct fw_flow *f)
  * would take the tokens of connections. Global, so that the verifier checks it once. */
 __noinline __u32 fw_limit_apply(__u32 decision)
 {
-	__u32 slot = decision & 0xffff;
+	__u32 slot = decision & 0xffff, same;
 	struct fw_flow *f = fw_flow();
 	struct fw_bucket *b = bpf_map_lookup_elem(&buckets, &slot);
 	const struct fw_limit *l;
@@ -79,13 +95,13 @@ __noinline __u32 fw_limit_apply(__u32 decision)
 		return FW_DENY(slot, KERB_DROP_RATE);
 	if (f->stale != FW_UNKNOWN)
 		return decision & ~FW_LIMIT;
-	if (state && !((decision & ~FW_LIMIT) >> 16) && fw_is_stray(f, f->now))
+	if (state && !(decision & FW_DENIED) && fw_is_stray(f, f->now))
 		return decision & ~FW_LIMIT;
-	l = fw_limit_of(f);
-	if (l && fw_bucket_take(b, l))
+	l = fw_limit_of(f, &same);
+	if (l && fw_bucket_take(b, &l->packets))
 		return decision & ~FW_LIMIT;
 	__sync_fetch_and_add(&b->limited, 1);
-	return FW_DENY(slot, KERB_DROP_RATE);
+	return FW_DENY(slot, KERB_DROP_RATE) | (decision & FW_LOG);
 }
 
 #endif

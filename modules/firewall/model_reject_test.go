@@ -15,6 +15,7 @@ func (m *Model) rejects(d Decision) bool {
 // as many packets as its burst has.
 func (m *Model) byLimits(p *Packet) Decision {
 	d := m.byRules(p, m.sets)
+	m.matched = d.Rule
 	if d.Rule < 0 || !m.rules[d.Rule].Limit.isSet() {
 		return d
 	}
@@ -24,6 +25,16 @@ func (m *Model) byLimits(p *Packet) Decision {
 		m.taken[d.Rule]++
 	}
 	return d
+}
+
+// reports reports whether the last packet is, and takes from what the rule may report.
+func (m *Model) reports() bool {
+	i := m.matched
+	if i < 0 || !m.rules[i].Log.isSet() || m.reported[i] == m.rules[i].Log.Burst {
+		return false
+	}
+	m.reported[i]++
+	return true
 }
 
 // answerPlace is where it is noted that an answer passes.

@@ -62,6 +62,8 @@ type Model struct {
 	alongside map[connKey]*connState // begun again by the side that began an established one
 	answered  map[answerPlace]uint32 // hashes of keys whose answers pass
 	taken     map[int]int64          // of the bursts of rules
+	matched   int                    // the rule whose match with the last packet may be reported, -1: none
+	reported  map[int]int64          // of the bursts of reports
 	headers   headers
 	sets      members
 }
@@ -69,7 +71,7 @@ type Model struct {
 // NewModel returns a model without connections.
 func NewModel(f *Firewall) *Model {
 	return &Model{Firewall: f, conns: map[connKey]*connState{}, alongside: map[connKey]*connState{},
-		answered: map[answerPlace]uint32{}, taken: map[int]int64{}}
+		answered: map[answerPlace]uint32{}, taken: map[int]int64{}, reported: map[int]int64{}}
 }
 
 // connKey is a connection as seen from the service.
@@ -134,6 +136,7 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 
 // Decide is the decision on a packet at a time on any monotonic clock, with its effect on the connections.
 func (m *Model) Decide(p *Packet, now time.Duration) Decision {
+	m.matched = -1
 	if d, decided := m.byLink(p); decided {
 		return d
 	}
@@ -271,6 +274,7 @@ func (c *connState) ends(p *Packet) {
 func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now time.Duration) Decision {
 	d := m.byRules(p, m.sets)
 	stray := p.Proto == protoTCP && !p.isSYN() && p.Ingress && (p.tcp(tcpSYN|tcpRST) || m.config.State.Pickup == 0)
+	m.matched = d.Rule
 	if !d.Allow || !stray {
 		d = m.byLimits(p)
 	}
@@ -321,6 +325,9 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	} else if m.config.Mode != modeAudit {
 		delete(m.conns, k)
 		delete(m.alongside, k)
+	}
+	if p.Ingress == c.ingress && !d.Allow {
+		m.matched = d.Rule
 	}
 	if p.Ingress != c.ingress {
 		d.Slot, d.Rule = slotTracked, -1

@@ -56,7 +56,7 @@ func identities(rules []Rule) []uint64 {
 	for i := range rules {
 		text := "name " + rules[i].Name
 		if rules[i].Name == "" {
-			text = "rule " + rules[i].String()
+			text = "rule " + rules[i].text()
 		}
 		h := fnv.New64a()
 		fmt.Fprintf(h, "%s #%d", text, count[text])

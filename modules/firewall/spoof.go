@@ -28,7 +28,10 @@ type ownKey struct {
 }
 
 // InstanceChanged implements sdk.InstanceWatcher.
-func (g *generation) InstanceChanged(sdk.Instance, bool) { g.followAddresses() }
+func (g *generation) InstanceChanged(sdk.Instance, bool) {
+	g.moved.Store(true)
+	g.followAddresses()
+}
 
 // followAddresses writes which addresses the interfaces have now.
 func (g *generation) followAddresses() {
