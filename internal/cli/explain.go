@@ -225,7 +225,7 @@ func (e explanation) print(w io.Writer, path string, at map[string]any) {
 	for _, key := range []string{"default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
 		"pattern", "patternDescription"} {
 		if value, ok := full[key]; ok {
-			text, _ := cell(value)
+			text := cell(value)
 			fmt.Fprintf(w, "  %s: %v\n", key, text)
 		}
 	}
@@ -310,7 +310,7 @@ func (e explanation) typeOf(at map[string]any) string {
 		}
 		return t
 	case []any:
-		text, _ := cell(slices.DeleteFunc(slices.Clone(t), func(v any) bool { return v == "null" }))
+		text := cell(slices.DeleteFunc(slices.Clone(t), func(v any) bool { return v == "null" }))
 		if items, ok := full["items"].(map[string]any); ok && text == "array" {
 			return "list of " + e.typeOf(items)
 		}

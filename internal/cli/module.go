@@ -224,32 +224,21 @@ func (a *app) printStream(w io.Writer, stream io.Reader) error {
 }
 
 // cell is a plain value, or a list or an object of some: a, b or name=value.
-func cell(v any) (text any, fits bool) {
+func cell(v any) any {
 	var parts []string
-	nested := false
 	switch v := v.(type) {
 	case map[string]any:
 		for _, name := range sortedKeys(v) {
 			parts = append(parts, fmt.Sprintf("%s=%v", name, plain(v[name])))
-			nested = nested || isNested(v[name])
 		}
 	case []any:
 		for _, value := range v {
 			parts = append(parts, fmt.Sprint(plain(value)))
-			nested = nested || isNested(value)
 		}
 	default:
-		return plain(v), true
+		return plain(v)
 	}
-	return strings.Join(parts, ", "), !nested
-}
-
-func isNested(v any) bool {
-	switch v.(type) {
-	case map[string]any, []any:
-		return true
-	}
-	return false
+	return strings.Join(parts, ", ")
 }
 
 // plain prints whole numbers as such: JSON has only one kind.
