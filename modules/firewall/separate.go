@@ -43,7 +43,7 @@ type search struct {
 
 func (t *tree) plan(boxes []box, list []int32, dimensions []int) (s search) {
 	s.hash, list = planHash(boxes, list, dimensions)
-	if len(list) == 0 || s.try(t, boxes, list, dimensions, oneTree) {
+	if len(list) == 0 || s.try(boxes, list, dimensions, oneTree) {
 		return s
 	}
 	for kind, group := range separate(boxes, list, dimensions) {
@@ -51,7 +51,7 @@ func (t *tree) plan(boxes []box, list []int32, dimensions []int) (s search) {
 		if kind == wideBoth {
 			limit = wideTree
 		}
-		if len(group) > 0 && (kind == wideBoth && len(group) > wideRules || !s.try(t, boxes, group, dimensions, limit)) {
+		if len(group) > 0 && (kind == wideBoth && len(group) > wideRules || !s.try(boxes, group, dimensions, limit)) {
 			s.bits = append(s.bits, group...)
 		}
 	}
@@ -60,7 +60,7 @@ func (t *tree) plan(boxes []box, list []int32, dimensions []int) (s search) {
 }
 
 // try adds a tree for the rules if no search in it takes more steps than limit.
-func (s *search) try(t *tree, boxes []box, list []int32, dimensions []int, limit int) bool {
+func (s *search) try(boxes []box, list []int32, dimensions []int, limit int) bool {
 	b := builder{boxes: boxes, dims: dimensions}
 	root := b.build(list, everything(), budget{nodes: 32*len(list) + 4096, steps: limit})
 	if b.failed {

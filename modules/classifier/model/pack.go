@@ -18,7 +18,7 @@ func (d *Document) Pack(names []string) (*Packed, error) {
 	}
 	switch {
 	case !d.layered():
-		err = p.packTrees(d, index)
+		p.packTrees(d, index)
 	case d.Arithmetic == Int8:
 		err = p.packInt8(d, index)
 	default:

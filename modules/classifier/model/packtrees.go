@@ -4,7 +4,7 @@ package model
 
 import "math"
 
-func (p *Packed) packTrees(d *Document, index []int) error {
+func (p *Packed) packTrees(d *Document, index []int) {
 	p.Kind = trees
 	p.Trees = uint16(len(d.Trees))
 	forest := &packing{Packed: p, doc: d, index: index}
@@ -30,7 +30,6 @@ func (p *Packed) packTrees(d *Document, index []int) error {
 	if p.Vectors != 0 {
 		forest.vectors(vectors, bits)
 	}
-	return nil
 }
 
 // packing is a model of trees in the making.
