@@ -9,7 +9,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
@@ -58,7 +58,7 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 		}
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			k := a.kernelOf(map[string]*deploy.Module{name: d})
+			k := kernel{a.dp.Bind(map[string]dataplane.Module{name: d.Dataplane}), a.observeKernel} // without a.live: not locked
 			defer k.Close()
 			return k.Measure(&a.meter, name, d.AttachedHooks()...)
 		}

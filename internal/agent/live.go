@@ -90,7 +90,8 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
-		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane {
+		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane ||
+			!a.dp.Holds(name, l.id, l.maps) {
 			l.close()
 			delete(a.live, name)
 		}

@@ -62,6 +62,26 @@ func TestRuleChangeLoadsNothing(t *testing.T) {
 	}
 }
 
+// Pins that are lost while the agent runs are made again with other maps, which later changes of values are for.
+func TestValuesAfterLostPins(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPorts(4001))
+	for _, kind := range []string{"modules", "chains", "links"} {
+		if err := os.RemoveAll(filepath.Join(n.cfg.Paths.BPF, kind)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.reconcileNow(t)
+	for _, port := range []int{4001, 4002} {
+		n.apply(t, nil, denyPorts(port))
+		was := n.policyDrops(t).Packets
+		sendDatagrams(t, n.web, n.db, uint16(port), 5)
+		if got := n.policyDrops(t).Packets - was; got != 5 {
+			t.Errorf("%d of 5 datagrams to port %d dropped", got, port)
+		}
+	}
+}
+
 // valueChanges are configs of built-in modules of which values has the program of first, and shape has not. KEY1 and
 // KEY2 are files with keys.
 var valueChanges = map[string]struct{ first, values, shape string }{

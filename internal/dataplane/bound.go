@@ -79,7 +79,7 @@ func (b *Bound) SetValues(module, generation, id string) error {
 // opened returns a generation whose maps the caller has open, or else opens them, until done.
 func (b *Bound) opened(module, id string) (g *generation, done func(), err error) {
 	mod := b.modules[module]
-	if mod.ID == id && mod.Open != nil {
+	if mod.ID == id && mod.Open != nil && b.Holds(module, id, mod.Open) {
 		return &generation{mod, mod.Open}, func() {}, nil
 	}
 	mod.Name, mod.ID = module, id

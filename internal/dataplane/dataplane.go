@@ -5,8 +5,10 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -240,6 +242,24 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 		}
 	}
 	return out, nil
+}
+
+// Holds reports whether maps are those of a pinned generation. Of one whose pins were lost, another one with new maps is
+// made in its place.
+func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
+	if len(open) == 0 {
+		return true
+	}
+	one := slices.Min(slices.Collect(maps.Keys(open)))
+	if open[sdk.TunablesMap] != nil {
+		one = sdk.TunablesMap // never one that was carried over
+	}
+	pinned, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.generation(name, id), one), nil)
+	if err != nil {
+		return false
+	}
+	defer pinned.Close()
+	return sameObject(pinned, open[one])
 }
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"sync"
 	"testing"
 
@@ -77,7 +78,8 @@ func (d *tuned) has(t *testing.T, length int) {
 	}
 }
 
-// Maps that the caller has open are not opened again: there is nothing to open. Those of another generation are.
+// Maps that the caller has open are not opened again: there is nothing else to open. Those of another generation are,
+// and those that were made in place of ones whose pins were lost.
 func TestValuesByOpenMaps(t *testing.T) {
 	d := newTuned(t, 99)
 	open, err := d.Maps("tunable", d.id)
@@ -85,8 +87,13 @@ func TestValuesByOpenMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(open)
-	if err := os.RemoveAll(d.layout.generation("tunable", d.id)); err != nil {
-		t.Fatal(err)
+	dir := d.layout.generation("tunable", d.id)
+	for name := range open {
+		if name != sdk.TunablesMap {
+			if err := os.Remove(filepath.Join(dir, name)); err != nil {
+				t.Fatal(err)
+			}
+		}
 	}
 	m := tunable(t, 100)
 	m.ID, m.Open = d.id, open
@@ -96,9 +103,13 @@ func TestValuesByOpenMaps(t *testing.T) {
 	if verdict, _ := run(t, d.prog, make([]byte, 100)); verdict != tcShot {
 		t.Error("packets do not meet the new values")
 	}
-	m.ID = "other"
-	if err := d.set(m, m.Values); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("by maps of another generation: %v", err)
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	for _, m.ID = range []string{d.id, "other"} {
+		if err := d.set(m, m.Values); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("maps of %s, without the pins of %s: %v", m.ID, d.id, err)
+		}
 	}
 }
 

@@ -22,7 +22,7 @@ import (
 type Schema struct {
 	compiled *jsonschema.Schema
 	root     *parsed.Value[map[string]any] // for what mistakes are explained with
-	patterns map[string]string // what they want, in words
+	patterns map[string]string             // what they want, in words
 }
 
 const schemaURL = "kerb:///schema.json"
