@@ -51,7 +51,22 @@ func measured(t *testing.T, l *Loaded) (out []uint64) {
 }
 
 // onOne calls f on one CPU.
-func onOne(t *testing.T, f func()) { onCPU(t, 0, f) }
+func onOne(t *testing.T, f func()) { onCPU(t, allowedCPUs(t)[0], f) }
+
+// allowedCPUs are those that this process may run on.
+func allowedCPUs(t *testing.T) (all []int) {
+	t.Helper()
+	var set unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &set); err != nil {
+		t.Fatal(err)
+	}
+	for cpu := range ebpf.MustPossibleCPU() {
+		if set.IsSet(cpu) {
+			all = append(all, cpu)
+		}
+	}
+	return all
+}
 
 // onCPU calls f on a CPU.
 func onCPU(t *testing.T, cpu int, f func()) {

@@ -88,6 +88,7 @@ static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 {
 	__u64 other = e->peer;
 	struct accel_end *peer = other ? accel_end(other) : 0;
+	int counted;
 
 	if (e->out && (!peer || peer->out))
 		return 1;
@@ -102,10 +103,12 @@ static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 			accel_sock_remove(e, cookie);
 		return 0;
 	}
+	counted = e->is_client ? e->out : peer && peer->out; /* by `age` */
 	accel_sock_remove(e, cookie);
 	if (peer) {
 		accel_sock_remove(peer, other);
-		accel_count(e->client, e->server, left, 1);
+		if (!counted)
+			accel_count(e->client, e->server, left, 1);
 	}
 	return 1;
 }

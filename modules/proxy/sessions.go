@@ -421,7 +421,7 @@ func (w *generation) free(now time.Time) error {
 			return err
 		}
 		delete(w.targets, identity)
-		w.byIndex[t.index] = nil
+		delete(w.byIndex, t.index)
 		w.indices.release(t.index, now)
 	}
 	for _, l := range w.locals.byIfindex {
