@@ -4,6 +4,7 @@ package agent
 
 import (
 	"maps"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -74,6 +75,13 @@ func (a *Agent) Collect(out *promtext.Set) {
 	}
 }
 
+// yield lets those go on that wait for a.mu, which is held.
+func (a *Agent) yield() {
+	a.mu.Unlock()
+	runtime.Gosched()
+	a.mu.Lock()
+}
+
 // collectOwn reads what needs no control plane, and returns those that there are.
 func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	a.mu.Lock()
@@ -83,7 +91,7 @@ func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.",
 		float64(a.metrics.failures.Load()))
 	supervisors := map[string]*control.Supervisor{}
-	a.now.Collect(out)
+	a.now.Collect(out, a.yield)
 	for name, l := range a.live {
 		if l.plane != nil {
 			supervisors[name] = l.plane

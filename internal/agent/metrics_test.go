@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
@@ -29,4 +30,31 @@ func (n *node) collect(t *testing.T, name string) []promtext.Sample {
 	var out promtext.Set
 	n.Collect(&out)
 	return slices.DeleteFunc(samplesOf(t, &out), func(s promtext.Sample) bool { return s.Name != name })
+}
+
+// A scrape waits for no change, however long that takes.
+func TestScrapeDuringChange(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("counter", "counter", "*", nil))
+	n.Agent.changes.Lock()
+	defer n.Agent.changes.Unlock()
+	if got := n.collect(t, "kerb_modules"); len(got) != 1 || got[0].Value != 1 {
+		t.Errorf("%+v", got)
+	}
+}
+
+// Nor does a change wait for a scrape: between two resources the scrape lets it go on.
+func TestYield(t *testing.T) {
+	a, ended := &Agent{}, false
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	go func() {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		ended = true
+	}()
+	wait.Until(t, "the change ends", func() bool {
+		a.yield()
+		return ended
+	})
 }

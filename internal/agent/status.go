@@ -123,7 +123,7 @@ func (a *Agent) Status(context.Context) (v1.NodeStatus, error) {
 	for _, l := range a.live {
 		st.Memory += dataplane.Memory(l.maps)
 	}
-	st.Conditions, st.Problems = a.now.RecordAgent(), a.now.Problems()
+	st.Conditions, st.Problems = a.now.RecordAgent(), a.now.Problems(a.yield)
 	return st, nil
 }
 

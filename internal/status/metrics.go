@@ -19,12 +19,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Collect adds the metrics of the state: what is deployed, and the counters of modules.
-func (nd *Node) Collect(out *promtext.Set) {
+// Collect adds the metrics of the state: what is deployed, and the counters of modules. Between two resources it calls
+// pause, in which the state may change.
+func (nd *Node) Collect(out *promtext.Set, pause func()) {
 	out.Gauge("kerb_modules", "Modules deployed.", float64(nd.Desired.Len(resource.Module)))
 	out.Gauge("kerb_services", "Services registered.", float64(nd.Desired.Len(resource.Service)))
 	out.Gauge("kerb_attach_points", "Attach points that run a chain.", float64(len(nd.Points)))
-	for _, p := range nd.Problems() {
+	for _, p := range nd.Problems(pause) {
 		out.Gauge("kerb_problem", "1 for each problem of kerb status.", 1,
 			"kind", p.Kind, "name", p.Name, "condition", p.Type, "reason", p.Reason)
 	}
@@ -32,6 +33,7 @@ func (nd *Node) Collect(out *promtext.Set) {
 		if c := nd.Counters(name); c != nil {
 			nd.collectModule(name, c, out)
 		}
+		pause()
 	}
 }
 

@@ -237,9 +237,28 @@ func TestDrops(t *testing.T) {
 }
 
 // The problems of a node are all conditions that are False, and the loss of the store.
+// A change need not wait until all resources are looked at, and those that it deletes meanwhile are left out.
+func TestProblemsPause(t *testing.T) {
+	nd := newNode(t)
+	nd.Modules["m"].Err = errors.New("no package")
+	nd.Services["web"] = service.State{Err: errors.New("no namespace")}
+	paused := 0
+	deleteAll := func() {
+		paused++
+		nd.Desired, nd.Modules, nd.Services = resource.Set{}, nil, nil
+	}
+	var got []string
+	for _, p := range nd.Problems(deleteAll) {
+		got = append(got, p.Kind+"/"+p.Name)
+	}
+	if want := []string{"Agent/", "Module/m"}; !slices.Equal(got, want) || paused != 1 {
+		t.Errorf("problems %v, want %v; paused %d times, want once", got, want, paused)
+	}
+}
+
 func TestProblems(t *testing.T) {
 	nd := newNode(t)
-	if got := nd.Problems(); len(got) != 0 {
+	if got := nd.Problems(func() {}); len(got) != 0 {
 		t.Errorf("a node without problems: %+v", got)
 	}
 	nd.Agent = func() Agent {
@@ -249,7 +268,7 @@ func TestProblems(t *testing.T) {
 	nd.Modules["m"].Err = errors.New("no package")
 	nd.Services["web"] = service.State{Err: errors.New("no namespace")}
 	var got []string
-	for _, p := range nd.Problems() {
+	for _, p := range nd.Problems(func() {}) {
 		got = append(got, p.Kind+"/"+p.Name+" "+p.Reason)
 	}
 	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotRunning",

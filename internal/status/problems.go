@@ -14,8 +14,8 @@ import (
 )
 
 // Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets and virtual
-// services, and what counters and labels show.
-func (nd *Node) Problems() []v1.NodeProblem {
+// services, and what counters and labels show. Between two of them it calls pause, in which the state may change.
+func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
 		for _, c := range conditions {
@@ -36,12 +36,16 @@ func (nd *Node) Problems() []v1.NodeProblem {
 		}
 	}
 	for _, name := range nd.Desired.Names(resource.Module) {
-		m, _ := resource.Module.Get(nd.Desired, name)
-		add(v1.KindModule, name, nd.RecordModule(m, nd.Modules[name], len(nd.Instances(name))))
+		if m, ok := resource.Module.Get(nd.Desired, name); ok {
+			add(v1.KindModule, name, nd.RecordModule(m, nd.Modules[name], len(nd.Instances(name))))
+		}
+		pause()
 	}
 	for _, name := range nd.Desired.Names(resource.Service) {
-		s, _ := resource.Service.Get(nd.Desired, name)
-		add(v1.KindService, name, nd.RecordService(s, nd.Services[name]))
+		if s, ok := resource.Service.Get(nd.Desired, name); ok {
+			add(v1.KindService, name, nd.RecordService(s, nd.Services[name]))
+		}
+		pause()
 	}
 	users := nd.SetUsers()
 	for _, name := range nd.Desired.Names(resource.NamedSet) {
