@@ -75,7 +75,7 @@ func (a *Agent) Collect(out *promtext.Set) {
 	}
 }
 
-// yield lets those go on that wait for a.mu, which is held.
+// yield lets those continue that wait for a.mu, which is held.
 func (a *Agent) yield() {
 	a.mu.Unlock()
 	runtime.Gosched()
@@ -101,7 +101,7 @@ func (a *Agent) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 }
 
 func (a *Agent) collectOutcomes(out *promtext.Set) {
-	state, err := a.look()
+	state, err := a.look(0)
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 		return

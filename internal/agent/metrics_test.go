@@ -32,7 +32,7 @@ func (n *node) collect(t *testing.T, name string) []promtext.Sample {
 	return slices.DeleteFunc(samplesOf(t, &out), func(s promtext.Sample) bool { return s.Name != name })
 }
 
-// A scrape waits for no change, however long that takes.
+// A scrape waits for no change, however long that takes, also if no client has looked at the node before.
 func TestScrapeDuringChange(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("counter", "counter", "*", nil))
@@ -43,7 +43,7 @@ func TestScrapeDuringChange(t *testing.T) {
 	}
 }
 
-// Nor does a change wait for a scrape: between two resources the scrape lets it go on.
+// Nor does a change wait for a scrape: between two resources the scrape lets it continue.
 func TestYield(t *testing.T) {
 	a, ended := &Agent{}, false
 	a.mu.Lock()

@@ -61,7 +61,7 @@ func (a *Agent) serviceViews() func(string) resource.Object {
 // programs are the kernel's ids of running programs by attach point.
 func (a *Agent) programs() map[chain.Point]uint32 {
 	out := map[chain.Point]uint32{}
-	state, err := a.look()
+	state, err := a.look(time.Second)
 	if err != nil {
 		a.log.Warn("cannot read the state of the kernel", "error", err)
 	}
@@ -73,7 +73,7 @@ func (a *Agent) programs() map[chain.Point]uint32 {
 
 // Chains lists the chains that run, and those that are pinned without running.
 func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
-	state, err := a.look()
+	state, err := a.look(time.Second)
 	if err != nil {
 		return nil, err
 	}

@@ -147,8 +147,12 @@ func (a *Agent) endTrace(run *traceRun) {
 // for: looking at the node must not end a trace.
 func (a *Agent) observeKernel() (chain.State, error) {
 	state, err := a.dp.Observe()
-	if err != nil || a.tracing == nil {
+	if err != nil {
 		return state, err
+	}
+	defer func() { a.seen.Store(&state) }()
+	if a.tracing == nil {
+		return state, nil
 	}
 	plain := map[string]uint32{}
 	for _, c := range state.Chains {
@@ -162,10 +166,10 @@ func (a *Agent) observeKernel() (chain.State, error) {
 	return state, nil
 }
 
-// look is observeKernel for status and metrics; the caller must not hold the agent's lock. When a change takes long,
-// as it may when it waits for a control plane, it is what was seen before.
-func (a *Agent) look() (chain.State, error) {
-	const patience, step = time.Second, 5 * time.Millisecond
+// look is observeKernel for status and metrics; the caller must not hold the agent's lock. When a change takes longer
+// than patience, as it may when it waits for a control plane, it is what was seen before.
+func (a *Agent) look(patience time.Duration) (chain.State, error) {
+	const step = 5 * time.Millisecond
 	for waited := time.Duration(0); !a.changes.TryLock(); waited += step {
 		if seen := a.seen.Load(); seen != nil && waited >= patience {
 			return *seen, nil
@@ -173,11 +177,7 @@ func (a *Agent) look() (chain.State, error) {
 		time.Sleep(step)
 	}
 	defer a.changes.Unlock()
-	state, err := a.observeKernel()
-	if err == nil {
-		a.seen.Store(&state)
-	}
-	return state, err
+	return a.observeKernel()
 }
 
 // interruptTrace is called when a change has replaced the traced chains.
