@@ -236,7 +236,6 @@ func TestDrops(t *testing.T) {
 	}
 }
 
-// The problems of a node are all conditions that are False, and the loss of the store.
 // A change need not wait until all resources are looked at, and those that it deletes meanwhile are left out.
 func TestProblemsPause(t *testing.T) {
 	nd := newNode(t)
@@ -256,6 +255,7 @@ func TestProblemsPause(t *testing.T) {
 	}
 }
 
+// The problems of a node are all conditions that are False, and the loss of the store.
 func TestProblems(t *testing.T) {
 	nd := newNode(t)
 	if got := nd.Problems(func() {}); len(got) != 0 {
