@@ -244,8 +244,8 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 	return out, nil
 }
 
-// Holds reports whether maps are those of a pinned generation. If pins were lost, another one is made in its place, with
-// new maps.
+// Holds reports whether maps are those of a pinned generation. If pins were lost, another one is made in its place,
+// with new maps.
 func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 	if len(open) == 0 {
 		return true
