@@ -76,6 +76,7 @@ type VirtualInstance struct {
 	Addresses []string `json:"addresses,omitempty" doc:"At most one of IPv4 and one of IPv6"`
 	Service   string   `json:"service,omitempty" doc:"A Service of this node whose addresses are used; excludes addresses"`
 	Node      string   `json:"node,omitempty" doc:"Address of the node where it runs, for tunnels; if absent, this node, or reachable by routing"`
+	NodePort  int      `json:"nodePort,omitempty" minimum:"1" maximum:"65535" doc:"UDP port of the tunnel on that node; default: port of the tunnel module"`
 	Weight    int      `json:"weight,omitempty" minimum:"1" maximum:"256" doc:"Share of new connections by policy weighted; default 1"`
 	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: lower is closer, in any unit; if absent, the round-trip time is measured"`
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`

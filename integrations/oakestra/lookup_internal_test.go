@@ -256,6 +256,30 @@ func TestHugeAnswer(t *testing.T) {
 	}
 }
 
+// A tunnel sends to the port that an answer names, if the node is another one.
+func TestPortsOfNodes(t *testing.T) {
+	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}
+	for more, want := range map[string]int{
+		`"host_ip":"192.0.2.1","host_port":50199,`:   50199,
+		`"host_ip":"192.0.2.1","host_port":"50199",`: 50199,
+		`"host_ip":"192.0.2.1","host_port":1,`:       1,
+		`"host_ip":"192.0.2.1","host_port":65535,`:   65535,
+		`"host_ip":"192.0.2.1","host_port":null,`:    0,
+		`"host_ip":"192.0.2.1","host_port":"",`:      0,
+		`"host_ip":"192.0.2.1",`:                     0,
+		`"host_ip":"192.0.2.5","host_port":50199,`:   0,
+		`"host_ip":null,"host_port":50199,`:          0,
+	} {
+		r, err := decodeTable([]byte(`{"app_name":"a","query_key":"a","instance_list":[`+entryOf(0, more)+`]}`), nil)
+		if err != nil {
+			t.Fatalf("%s: %v", more, err)
+		}
+		if i := (translation{own: own}).spec(r).Instances[0]; i.NodePort != want {
+			t.Errorf("%s: port %d of node %q, want %d", more, i.NodePort, i.Node, want)
+		}
+	}
+}
+
 // What is no host is no node.
 func TestNodesThatAreNone(t *testing.T) {
 	own := map[netip.Addr]bool{netip.MustParseAddr("192.0.2.5"): true}

@@ -290,7 +290,7 @@ func (e tableEntry) locate(field string) (location, error) {
 	default:
 		return l, &invalid{field + ".host_port", "is neither a number nor text"}
 	}
-	if _, err := strconv.ParseUint(l.port, 10, 16); l.port != "" && err != nil {
+	if n, err := strconv.ParseUint(l.port, 10, 16); l.port != "" && (err != nil || n == 0) {
 		return l, &invalid{field + ".host_port", fmt.Sprintf("%q is not a port", l.port)}
 	}
 	return l, nil

@@ -29,7 +29,7 @@ func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 	for _, i := range r.Instances {
 		name := strconv.Itoa(*i.Number)
 		s.Instances = append(s.Instances, v1.VirtualInstance{Name: name, Addresses: t.instanceAddresses(i),
-			Node: t.node(i.Host), Weight: 1})
+			Node: t.node(i.Host), NodePort: t.nodePort(i), Weight: 1})
 		for _, ip := range i.Virtual {
 			for _, text := range []string{ip.Address, ip.Address6} {
 				t.addAddress(&s, seen, text, ip.Type, name)
@@ -37,6 +37,16 @@ func (t translation) spec(r tableResult) v1.VirtualServiceSpec {
 		}
 	}
 	return s
+}
+
+// nodePort is where the tunnel of an instance's node receives; 0 if this is not known, or the instance is here.
+func (t translation) nodePort(i tableEntry) int {
+	l, err := i.locate("")
+	if err != nil || t.node(i.Host) == "" {
+		return 0
+	}
+	port, _ := strconv.Atoi(l.port) // 0 without one
+	return port
 }
 
 func (t translation) instanceAddresses(i tableEntry) []string {

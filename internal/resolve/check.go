@@ -53,6 +53,9 @@ func (c *checker) checkInstances() error {
 		case i.Service != "" && i.Node != "":
 			return c.wrong(field+".node", "a Service is on this node: leave node away")
 		}
+		if i.NodePort != 0 && i.Node == "" {
+			return c.wrong(field+".nodePort", "is a port of a node: set node too")
+		}
 		if i.Node != "" {
 			if _, err := parseUnicast(i.Node); err != nil {
 				return c.wrong(field+".node", "%v", err)

@@ -530,6 +530,8 @@ func TestCheck(t *testing.T) {
 			"on this node"},
 		"node": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node = "node-2" }, "spec.instances[0].node",
 			"is not an address"},
+		"port of no node": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node, s.Instances[0].NodePort = "", 50199 },
+			"spec.instances[0].nodePort", "set node too"},
 		"two of a family": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" },
 			"spec.instances[0].addresses", "two addresses of one family"},
 		"virtual itself": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" },

@@ -39,10 +39,10 @@ static __always_inline __be16 tun_len16(__u32 len)
 /* The UDP checksum is zero, in IPv6 too (RFC 6935): the inner packet has its own, and the MAC
  * guards the addresses. */
 static __always_inline void tun_fill_tail(struct tun_tail *t, struct kerb_pkt *pkt,
-					  struct tun_flow *f, __u32 inner)
+					  const struct tun_node *n, struct tun_flow *f, __u32 inner)
 {
 	t->udp.source = bpf_htons(TUN_PORT_FIRST + (kerb_hash(pkt, 0) & TUN_PORT_MASK));
-	t->udp.dest = bpf_htons(tun_port(f->half));
+	t->udp.dest = bpf_htons(n->port ?: tun_port(f->half));
 	t->udp.len = tun_len16(sizeof(struct udphdr) + TUN_HEADER_LEN + inner);
 	t->udp.check = 0;
 	t->header = f->header;
@@ -85,7 +85,7 @@ static __always_inline int tun_push4(struct kerb_pkt *pkt, const struct tun_node
 				.tail.mac = { mac, mac >> 32 } };
 	__u32 *words = (__u32 *)&o.ip;
 
-	tun_fill_tail(&o.tail, pkt, f, inner);
+	tun_fill_tail(&o.tail, pkt, n, f, inner);
 	o.ip.check = ~kerb_fold((__u64)words[0] + words[1] + words[2] + words[3] + words[4]);
 	return tun_push(pkt, &o, TUN_OVERHEAD(0), BPF_F_ADJ_ROOM_ENCAP_L3_IPV4,
 			bpf_htons(ETH_P_IP));
@@ -106,7 +106,7 @@ static __always_inline int tun_push6(struct kerb_pkt *pkt, const struct tun_node
 								 sizeof(struct ipv6hdr) + inner) },
 				.tail.mac = { mac, mac >> 32 } };
 
-	tun_fill_tail(&o.tail, pkt, f, inner);
+	tun_fill_tail(&o.tail, pkt, n, f, inner);
 	__builtin_memcpy(&o.ip.flow_lbl[1], &o.tail.udp.source, 2); /* RFC 6438 */
 	return tun_push(pkt, &o, TUN_OVERHEAD(1), BPF_F_ADJ_ROOM_ENCAP_L3_IPV6,
 			bpf_htons(ETH_P_IPV6));

@@ -58,6 +58,15 @@ type node struct {
 	Ifindex, MTU uint32
 	Self         uint32
 	Refuse       uint32 // refuseOut, refuseIn
+	Port         uint32
+}
+
+// portOf is where a node receives.
+func (c *config) portOf(n node) uint16 {
+	if n.Port != 0 {
+		return uint16(n.Port)
+	}
+	return c.Port
 }
 
 // Stats mirrors struct tun_stats.

@@ -43,6 +43,7 @@ struct tun_node {
 	__u32 mtu;	       /* of that interface */
 	__u32 self;	       /* it is this node: packets to its addresses are not ours */
 	__u32 refuse;	       /* TUN_REFUSE_* */
+	__u32 port;	       /* where it receives; 0: as this node */
 };
 
 /* An IPsec policy covers the packets, which the kernel does not evaluate for packets that this

@@ -236,3 +236,26 @@ func TestNamesInOrder(t *testing.T) {
 		}
 	}
 }
+
+// A node may receive at a port of its own, over IPv4 and IPv6.
+func TestPortOfANode(t *testing.T) {
+	k := loadTunnel(t, `{"mode": "oakestra"}`)
+	far := named("oakestra.far", "192.0.2.2", "10.2.0.7", "fd02::7", "10.30.0.2", "fdff::2")
+	for _, port := range []int{50199, 0, 50104} {
+		far.Spec.Instances[0].NodePort = port
+		k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{far}})
+		want := uint16(port)
+		if port == 0 {
+			want = PortOakestra
+		}
+		for kind, inner := range inners("10.1.0.5", "fd01::5", "10.2.0.7", "fd02::7") {
+			ret, got := k.run(k.wrap, frame(inner), 0)
+			if dest := be.Uint16(got[36:]); ret != tcRedirect || dest != want {
+				t.Errorf("%s: action %d, port %d instead of %d", kind, ret, dest, want)
+			}
+		}
+	}
+	if w := k.ways[netip.MustParseAddr("192.0.2.2")]; k.config.portOf(w) != 50104 {
+		t.Errorf("%+v", w)
+	}
+}

@@ -141,7 +141,7 @@ func (c *config) isOurs(n node, q quoted) bool {
 	if q.to.Is6() {
 		head = 40
 	}
-	if len(u) < udpLen || binary.BigEndian.Uint16(u) < portFirst || binary.BigEndian.Uint16(u[2:]) != c.Port ||
+	if len(u) < udpLen || binary.BigEndian.Uint16(u) < portFirst || binary.BigEndian.Uint16(u[2:]) != c.portOf(n) ||
 		int(binary.BigEndian.Uint16(u[4:])) != q.length-head || u[6] != 0 || u[7] != 0 {
 		return false
 	}

@@ -104,11 +104,11 @@ func (c *config) refusal(n node, ipsec *sdk.IPsec, inner, ours []netip.Prefix) (
 		return refuseOut | refuseIn, ipsec.Error
 	}
 	outer := traffic{src: host(n.Local.addr()), dst: host(n.Addr.addr()), proto: unix.IPPROTO_UDP,
-		sport: [2]uint16{portFirst, portLast}, dport: c.Port, ifindex: n.Ifindex}
+		sport: [2]uint16{portFirst, portLast}, dport: c.portOf(n), ifindex: n.Ifindex}
 	if p, found := covering(ipsec.Policies, sdk.IPsecOut, outer); found {
 		refuse, why = refuse|refuseOut, fmt.Sprintf("policy %s covers packets to it", p)
 	}
-	outer.src, outer.dst = outer.dst, outer.src
+	outer.src, outer.dst, outer.dport = outer.dst, outer.src, c.Port
 	if p, found := covering(ipsec.Policies, sdk.IPsecIn, outer); found {
 		refuse, why = refuse|refuseIn, fmt.Sprintf("policy %s covers packets from it", p)
 	}

@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -20,6 +21,7 @@ import (
 type located struct {
 	addr    netip.Addr
 	node    netip.Addr // invalid: this one
+	port    uint16     // of the node; 0: not known
 	virtual netip.Addr // that stands for this instance alone; invalid: none
 }
 
@@ -37,7 +39,7 @@ func locate(service sdk.VirtualService) (out []located) {
 			if err != nil {
 				continue
 			}
-			l := located{addr: addr, node: node}
+			l := located{addr: addr, node: node, port: uint16(i.NodePort)}
 			for _, v := range virtual[i.Name] {
 				if v.Is4() == addr.Is4() && !l.virtual.IsValid() {
 					l.virtual = v
@@ -145,7 +147,7 @@ func (t *tunnel) apply() error {
 	if err != nil {
 		return err
 	}
-	hosts, names := map[address]end{}, map[address]name{}
+	hosts, names, ports := map[address]end{}, map[address]name{}, map[netip.Addr]uint16{}
 	for _, service := range slices.Sorted(maps.Keys(t.virtual)) {
 		for _, l := range t.virtual[service] {
 			at := uint32(0)
@@ -156,6 +158,7 @@ func (t *tunnel) apply() error {
 				if _, taken := hosts[l.addr.As16()]; !taken {
 					hosts[l.addr.As16()] = end{Node: at}
 				}
+				ports[l.node] = cmp.Or(ports[l.node], l.port)
 			}
 			l.addTo(names, at)
 		}
@@ -167,7 +170,7 @@ func (t *tunnel) apply() error {
 	for _, i := range t.live.Instances() {
 		addServices(hosts, i, func(a address, e end) bool { return t.takes(hosts, before, a, e) })
 	}
-	if err := t.syncNodes(places, all, localsOf(hosts)); err != nil {
+	if err := t.syncNodes(places, all, ports, localsOf(hosts)); err != nil {
 		return err
 	}
 	if err := syncOwn(t.live.Maps, locals); err != nil {
@@ -179,9 +182,9 @@ func (t *tunnel) apply() error {
 	return errors.Join(t.syncHosts(t.live.Maps, hosts), t.syncNames(names))
 }
 
-// syncNodes writes how nodes are reached, and the keys shared with them. ours are the addresses of this node's
-// services.
-func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) error {
+// syncNodes writes how nodes are reached, and the keys shared with them. ports are those of nodes that receive on a
+// port of their own, ours the addresses of this node's services.
+func (t *tunnel) syncNodes(places *places, all []link, ports map[netip.Addr]uint16, ours []netip.Prefix) error {
 	ways, refused := map[netip.Addr]node{}, map[netip.Addr]string{}
 	for at, n := range places.nodes {
 		addr := n.Addr.addr()
@@ -189,6 +192,7 @@ func (t *tunnel) syncNodes(places *places, all []link, ours []netip.Prefix) erro
 			continue
 		}
 		w, ipsec := t.config.way(addr, all)
+		w.Port = uint32(ports[addr])
 		why := ""
 		if w.Refuse, why = t.config.refusal(w, ipsec, t.innerOf(addr), ours); why != "" {
 			refused[addr] = why

@@ -124,7 +124,7 @@ func (m *manager) serve(_ mqtt.Client, message mqtt.Message) {
 	time.Sleep(m.latency) // the manager's latency is what is tested
 	var list []map[string]any
 	for i, a := range instances {
-		list = append(list, map[string]any{"instance_number": i, "namespace_ip": a.String(), "host_ip": "", "host_port": 0,
+		list = append(list, map[string]any{"instance_number": i, "namespace_ip": a.String(), "host_ip": "", "host_port": nil,
 			"service_ip": []map[string]any{{"IpType": "RR", "Address": addr.String()}}})
 	}
 	text, err := json.Marshal(map[string]any{"app_name": appOf(addr), "instance_list": list, "query_key": key})
