@@ -6,6 +6,8 @@
 #ifndef ACCEL_LEAVE_H
 #define ACCEL_LEAVE_H
 
+#include <kerb/verifier.h>
+
 #include "call.h"
 #include "maps.h"
 
@@ -92,10 +94,14 @@ static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 
 	if (e->out && (!peer || peer->out))
 		return 1;
+	/* else a register keeps whether there is a peer, which the verifier of 6.1 does not relate
+	 * to the pointer */
+	kerb_opaque(peer);
 	if (!e->stop && peer && peer->stop)
 		accel_stop(e, peer->stop);
 	if (!e->stop)
 		return 0;
+	kerb_opaque(peer);
 	if (peer)
 		accel_stop(peer, e->stop);
 	if (!accel_may_remove(e, peer, 0)) {
@@ -103,6 +109,7 @@ static __always_inline int accel_pair_remove(struct accel_end *e, __u64 cookie)
 			accel_sock_remove(e, cookie);
 		return 0;
 	}
+	kerb_opaque(peer);
 	counted = e->is_client ? e->out : peer && peer->out; /* by `age` */
 	accel_sock_remove(e, cookie);
 	if (peer) {
