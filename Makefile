@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -105,7 +105,7 @@ TEST := $(ROOT_GO) test -vet=off -timeout 15m -parallel 4 # vetted by lint
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
 NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./modules/classifier/model ./modules/intercept \
-	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/proxy ./test/soak ./test/systemd
+	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd
 
 unit: bpf ## Test: the tests that need no root, in a minute
 	go test -vet=off -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
@@ -168,6 +168,10 @@ test-upgrade: demo-setup bpf ## Test: the agent of an earlier build is replaced 
 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
+
+test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers and 20 services, 200 random steps: half an hour; fails at times, see docs/oakestra.md; or KERB_OAKESTRA_STEPS=
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
+	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \

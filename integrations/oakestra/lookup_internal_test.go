@@ -67,7 +67,7 @@ func TestLookups(t *testing.T) {
 	s := m.proxy()
 	m.cluster.Lose(topicTableRequest, 2)
 	lookup1(s, "10.30.0.0")
-	const addresses = "10.30.0.0=roundRobin 10.30.0.2=0 "
+	const addresses = "10.30.0.0=roundRobin 10.30.0.1=0 "
 	m.shows(otherApp, addresses+"0:10.18.1.2@192.168.77.12")
 	recorded := oaktest.Message{Worker: testWorker, Topic: topicTableRequest, Payload: `{"sname":"","sip":"10.30.0.0"}`}
 	if got := m.cluster.Received(); !slices.Contains(got, recorded) { // 05
@@ -88,7 +88,7 @@ func TestLookups(t *testing.T) {
 	})
 	m.cluster.Schedule(otherApp, 1, otherWorker)
 	m.broker.Start()
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 10.30.0.3=1 0:10.18.1.9@192.168.77.12 1:@")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 10.30.0.2=1 0:10.18.1.9@192.168.77.12 1:@")
 	s.Handle(sdk.Requests{Release: []string{recordPrefix + otherApp}})
 	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
 	got := m.cluster.Received()
@@ -108,7 +108,7 @@ func TestLookupBeforeTheFirstInstance(t *testing.T) {
 	lookup1(m.proxy(), "10.30.0.0")
 	m.shows(otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.2")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.2@192.168.77.12")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 }
 
 // The agent has the services of this worker without asking, as the proxy must know their addresses; and a control
@@ -118,12 +118,12 @@ func TestOwnServicesAreKnown(t *testing.T) {
 	m.cluster.Create(testApp)
 	m.register(testWorker)
 	m.deploy(0, "10.18.0.2")
-	const first = "10.30.0.0=roundRobin 10.30.0.2=0 "
+	const first = "10.30.0.0=roundRobin 10.30.0.1=0 "
 	m.shows(testApp, first+"0:10.18.0.2,fc00::2@")
 	s := m.proxy()
 	s.Handle(sdk.Requests{Release: []string{recordPrefix + testApp}})
 	m.shows(testApp, first+"0:10.18.0.2,fc00::2@")
-	lookup1(s, "10.30.0.2")
+	lookup1(s, "10.30.0.1")
 	m.l.session.withdraw(testApp, 0)
 	asked := m.count(topicTableRequest)
 	wait.Until(t, "another query", func() bool { return m.count(topicTableRequest) > asked })
@@ -139,12 +139,12 @@ func TestLookupsAfterARestart(t *testing.T) {
 	m.register(testWorker)
 	m.elsewhere(0, "10.18.1.2")
 	lookup1(m.proxy(), "10.30.0.0")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.2@192.168.77.12")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
 	m.l.leave()
 	m.elsewhere(0, "10.18.1.3")
 	m.start(m.l.file)
 	m.l.wants.take(link.Request{Use: []string{recordPrefix + otherApp}})
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.3@192.168.77.12")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.3@192.168.77.12")
 
 	m.l.leave()
 	m.cluster.Undeploy(otherApp, 0)
@@ -154,7 +154,7 @@ func TestLookupsAfterARestart(t *testing.T) {
 	lookup1(m.proxy(), "10.30.0.0")
 	m.shows(otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.4")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.3=0 0:10.18.1.4@192.168.77.12")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.4@192.168.77.12")
 }
 
 func entryOf(number int, more string) string {

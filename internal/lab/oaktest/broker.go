@@ -19,25 +19,33 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Broker is a mosquitto on a port of this host.
+// Broker is a mosquitto on a port of the network namespace that NewBroker and Start are called in.
 type Broker struct {
 	t       testing.TB
+	address string
 	program string
 	config  string
 	Port    int
 	process *exec.Cmd
 }
 
-// NewBroker prepares a broker without starting it. It skips the test if there is no mosquitto.
+// NewBroker prepares a broker on 127.0.0.1 without starting it. It skips the test if there is no mosquitto.
 func NewBroker(t testing.TB) *Broker {
+	t.Helper()
+	return NewBrokerAt(t, "127.0.0.1")
+}
+
+// NewBrokerAt is NewBroker with another IPv4 address.
+func NewBrokerAt(t testing.TB, address string) *Broker {
 	t.Helper()
 	program, err := exec.LookPath("/usr/sbin/mosquitto")
 	if err != nil {
 		t.Skip("needs mosquitto")
 	}
-	b := &Broker{t: t, program: program, config: filepath.Join(t.TempDir(), "mosquitto.conf"), Port: freePort(t)}
-	text := fmt.Sprintf("listener %d 127.0.0.1\nallow_anonymous true\npersistence false\nlog_dest none\n"+
-		"set_tcp_nodelay true\n", b.Port)
+	b := &Broker{t: t, address: address, program: program, config: filepath.Join(t.TempDir(), "mosquitto.conf"),
+		Port: freePort(t, address)}
+	text := fmt.Sprintf("listener %d %s\nallow_anonymous true\npersistence false\nlog_dest none\n"+
+		"set_tcp_nodelay true\n", b.Port, address)
 	if os.Geteuid() == 0 {
 		text += "user root\n" // another user may not read the directory of the test
 	}
@@ -48,12 +56,12 @@ func NewBroker(t testing.TB) *Broker {
 	return b
 }
 
-// freePort returns a port of 127.0.0.1 outside the range of ephemeral ports: it stays free while no broker runs.
-func freePort(t testing.TB) int {
+// freePort returns a port of an address outside the range of ephemeral ports: it stays free while no broker runs.
+func freePort(t testing.TB, address string) int {
 	t.Helper()
 	for {
 		port := 20000 + rand.IntN(10000)
-		l, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port))
+		l, err := net.Listen("tcp4", net.JoinHostPort(address, fmt.Sprint(port)))
 		if err == nil {
 			l.Close()
 			return port
@@ -72,7 +80,7 @@ func (b *Broker) Start() {
 		b.t.Fatal(err)
 	}
 	wait.Until(b.t, "the broker listens", func() bool {
-		c, err := net.Dial("tcp4", fmt.Sprintf("127.0.0.1:%d", b.Port))
+		c, err := b.Dial()
 		if err == nil {
 			c.Close()
 		}
@@ -89,5 +97,10 @@ func (b *Broker) Stop() {
 	}
 }
 
+// Dial connects with the broker.
+func (b *Broker) Dial() (net.Conn, error) {
+	return net.Dial("tcp4", net.JoinHostPort(b.address, fmt.Sprint(b.Port)))
+}
+
 // URL is where clients find the broker.
-func (b *Broker) URL() string { return fmt.Sprintf("tcp://127.0.0.1:%d", b.Port) }
+func (b *Broker) URL() string { return fmt.Sprintf("tcp://%s:%d", b.address, b.Port) }

@@ -26,13 +26,16 @@ type Cluster struct {
 	table    map[string]*job // the cluster's copies; dropped by a restart
 	interest map[string][]string
 	subnets  int
+	pool     int // IPv4 addresses, of services and instances
 	services int
-	last     int // instance address
+	last     int // instances so far
 	received []Message
 	lose     map[string]int
 	// Exhausted is set when the root has no subnet left: requests are not answered.
 	exhausted bool
 	dead      bool
+	answers   int
+	twice     int
 }
 
 // Message is what a worker has published.
@@ -53,7 +56,7 @@ type job struct {
 func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Cluster {
 	t.Helper()
 	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
-		lose: map[string]int{}, last: 1}
+		lose: map[string]int{}}
 	ready := make(chan bool, 16)
 	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("cluster").SetConnectRetry(true).
 		SetConnectRetryInterval(20 * time.Millisecond).SetMaxReconnectInterval(20 * time.Millisecond).
@@ -179,8 +182,11 @@ func (c *Cluster) query(worker, name, address string) {
 			c.interest[name] = append(c.interest[name], worker)
 		}
 	}
-	c.publish("nodes/"+worker+"/net/tablequery/result",
-		object{"app_name": name, "instance_list": list, "query_key": key})
+	answer := object{"app_name": name, "instance_list": list, "query_key": key}
+	c.publish("nodes/"+worker+"/net/tablequery/result", answer)
+	if c.answers++; c.twice > 0 && c.answers%c.twice == 0 {
+		c.publish("nodes/"+worker+"/net/tablequery/result", answer)
+	}
 }
 
 func (c *Cluster) find(address string) string {
@@ -249,11 +255,18 @@ func (c *Cluster) withdraw(worker, name string) {
 	}
 }
 
+// address takes the next one of the root's pool, whose octets end at 253. None is given again.
+func (c *Cluster) address() string {
+	n := c.pool
+	c.pool++
+	return nth("10.30.0.0", n/254*256+n%254)
+}
+
 // Create makes a service without instances.
 func (c *Cluster) Create(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.root[name] = &job{[2]string{nth("10.30.0.0", c.services), nth("fdff:2000::", c.services)}, map[int]object{}}
+	c.root[name] = &job{[2]string{c.address(), nth("fdff:2000::", c.services)}, map[int]object{}}
 	c.services++
 }
 
@@ -264,9 +277,9 @@ func (c *Cluster) Schedule(name string, number int, worker string) {
 	defer c.mu.Unlock()
 	i := c.root[name].instances[number]
 	if i == nil {
-		c.last++
 		i = object{"cluster_id": "6650000000000000000000c1", "instance_number": number,
-			"instance_ip": nth("10.30.0.0", c.last), "instance_ip_v6": nth("fdff::", c.last-2)}
+			"instance_ip": c.address(), "instance_ip_v6": nth("fdff::", c.last)}
+		c.last++
 		c.root[name].instances[number] = i
 	} else {
 		for _, key := range []string{"namespace_ip", "namespace_ip_v6", "host_ip", "host_port"} {
@@ -305,6 +318,28 @@ func (c *Cluster) Lose(topic string, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.lose[topic] = n
+}
+
+// Twice sends every nth answer twice, as QoS 1 permits.
+func (c *Cluster) Twice(nth int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.twice = nth
+}
+
+// Addresses returns those of a service, IPv4 and IPv6.
+func (c *Cluster) Addresses(name string) [2]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.root[name].address
+}
+
+// InstanceAddresses returns those of an instance that is scheduled, IPv4 and IPv6.
+func (c *Cluster) InstanceAddresses(name string, number int) [2]string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	i := c.root[name].instances[number]
+	return [2]string{i["instance_ip"].(string), i["instance_ip_v6"].(string)}
 }
 
 // Forge publishes bytes as the cluster would.

@@ -30,8 +30,8 @@ func (b *Broker) AddSecure() Secure {
 	b.t.Helper()
 	dir := b.t.TempDir()
 	file := func(name string) string { return filepath.Join(dir, name) }
-	s := Secure{Port: freePort(b.t), CA: file("ca.pem"), Certificate: file("client.pem"), Key: file("client.key"),
-		Username: "worker", Password: "secret"}
+	s := Secure{Port: freePort(b.t, "127.0.0.1"), CA: file("ca.pem"), Certificate: file("client.pem"),
+		Key: file("client.key"), Username: "worker", Password: "secret"}
 	ca, key := b.issue(s.CA, file("ca.key"), nil, nil)
 	b.issue(file("server.pem"), file("server.key"), ca, key)
 	b.issue(s.Certificate, s.Key, ca, key)

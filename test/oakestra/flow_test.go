@@ -1,0 +1,178 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// flow is a TCP connection and a UDP socket of one service to the service IP of another, kept over many steps.
+type flow struct {
+	from     *instance
+	service  string
+	tcp, udp net.Conn
+	peer     string // identity of the container at the other end of the TCP connection
+
+	sent, lost int // datagrams of the present step
+	broken     error
+	all        int // datagrams of steps that did not touch it
+}
+
+const (
+	flows = 8
+	// pause is between the packets of a flow, so that all of them together leave the machine to the agents.
+	pause = 10 * time.Millisecond
+	// lostAfter is when a datagram has no answer. Nothing holds one that long.
+	lostAfter = 3 * time.Second
+)
+
+var texts atomic.Int64
+
+// text is one that no other packet has.
+func text() string { return fmt.Sprintf("p%d", texts.Add(1)) }
+
+// openFlows closes flows whose ends have gone, and opens others in their place.
+func (m *model) openFlows() {
+	m.Helper()
+	m.flows = slices.DeleteFunc(m.flows, func(f *flow) bool {
+		if m.lives(f) {
+			return false
+		}
+		f.close()
+		return true
+	})
+	for len(m.flows) < flows {
+		from := pick(m, m.all())
+		to := pick(m, m.all())
+		if to.service == from.service {
+			continue
+		}
+		m.flows = append(m.flows, m.open(from, to.service))
+	}
+}
+
+func (m *model) open(from *instance, service string) *flow {
+	m.Helper()
+	f, address := &flow{from: from, service: service}, m.cluster.Addresses(service)[m.rng.IntN(2)]
+	if _, err := from.container.reach("tcp", address); err != nil {
+		m.Fatal(err)
+	}
+	var err error
+	if f.tcp, err = from.container.dial("tcp", address); err == nil {
+		f.peer, err = exchange(f.tcp, text(), lostAfter)
+	}
+	if err == nil {
+		f.udp, err = from.container.dial("udp", address)
+	}
+	if err != nil {
+		m.Fatalf("%s to %s: %v", from.container.identity, service, err)
+	}
+	m.awaitUDP(f)
+	return f
+}
+
+// awaitUDP sends until a datagram is answered: the worker of an instance that is new to this client drops the first
+// ones, until it knows who sends them.
+func (m *model) awaitUDP(f *flow) {
+	m.Helper()
+	var err error
+	for range 100 {
+		if _, err = exchange(f.udp, text(), 200*time.Millisecond); err == nil {
+			return
+		}
+	}
+	m.Errorf("%s to %s: no datagram is answered: %v", f.from.container.identity, f.service, err)
+}
+
+func (f *flow) close() {
+	_ = f.tcp.Close()
+	_ = f.udp.Close()
+}
+
+func (m *model) closeFlows() {
+	for _, f := range m.flows {
+		f.close()
+	}
+}
+
+func (m *model) packets() (n int) {
+	for _, f := range m.flows {
+		n += f.all
+	}
+	return n
+}
+
+// lives reports whether both ends of a TCP connection run.
+func (m *model) lives(f *flow) bool {
+	runs := func(identity string) bool {
+		return slices.ContainsFunc(m.all(), func(i *instance) bool { return i.container.identity == identity })
+	}
+	return runs(f.from.container.identity) && runs(f.peer)
+}
+
+// run has all flows send until the returned function is called, which judges them: what step has not touched has lost
+// nothing, no connection of which both ends run is broken, and datagrams of touched services are all answered again.
+func (m *model) run() func(step string, touched map[string]bool) {
+	done := make(chan struct{})
+	var all sync.WaitGroup
+	for _, f := range m.flows {
+		f.sent, f.lost, f.broken = 0, 0, nil
+		all.Go(func() { f.send(done) })
+	}
+	return func(step string, touched map[string]bool) {
+		m.Helper()
+		close(done)
+		all.Wait()
+		for _, f := range m.flows {
+			if !m.lives(f) {
+				continue
+			}
+			name := fmt.Sprintf("%s: %s to %s", step, f.from.container.identity, f.service)
+			if f.broken != nil {
+				m.Errorf("%s: the connection with %s: %v", name, f.peer, f.broken)
+			}
+			if touched[f.service] || touched[f.from.service] {
+				m.awaitUDP(f)
+				m.lossless(name, f)
+				continue
+			}
+			f.all += f.sent
+			if f.lost > 0 {
+				m.Errorf("%s: %d of %d datagrams lost", name, f.lost, f.sent)
+			}
+		}
+	}
+}
+
+// lossless sends datagrams after the workers know of a change.
+func (m *model) lossless(name string, f *flow) {
+	m.Helper()
+	for n := range 10 {
+		if _, err := exchange(f.udp, text(), lostAfter); err != nil {
+			m.Errorf("%s: datagram %d after the change: %v", name, n, err)
+			return
+		}
+	}
+}
+
+func (f *flow) send(done chan struct{}) {
+	for {
+		if _, err := exchange(f.udp, text(), lostAfter); err != nil {
+			f.lost++
+		}
+		f.sent++
+		if f.broken == nil {
+			_, f.broken = exchange(f.tcp, text(), 2*lostAfter)
+		}
+		select {
+		case <-done:
+			return
+		case <-time.After(pause):
+		}
+	}
+}
