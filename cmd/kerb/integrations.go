@@ -10,6 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/oakestra"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/paths"
 )
@@ -27,13 +28,33 @@ func configured(c config.Config) []integration.Program {
 	for _, text := range o.Ranges { // were checked
 		resolves = append(resolves, netip.MustParsePrefix(text))
 	}
-	return []integration.Program{{Name: "oakestra", Resolves: resolves, Options: oakestra.Options{
+	return []integration.Program{{Name: "oakestra", Resolves: resolves, Options: oakestraOptions(c, o)}}
+}
+
+func oakestraOptions(c config.Config, o config.Oakestra) oakestra.Options {
+	return oakestra.Options{
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
 		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
 		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, NetManager: o.NetManager,
 		Packages: o.Packages, RequireModules: o.RequireModules, Abstractor: o.AbstractorPort,
-	}}}
+	}
+}
+
+// checkOakestra also runs on nodes whose configuration has no section oakestra.
+func checkOakestra(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error) {
+	var o config.Oakestra
+	if c.Oakestra != nil {
+		o = *c.Oakestra
+	}
+	options := oakestraOptions(c, o.WithDefaults(c.Paths))
+	options.Cluster = cluster
+	found, err := oakestra.Check(ctx, oakestra.CheckOptions{Options: options, Services: services})
+	checks := make([]doctor.Check, 0, len(found))
+	for _, f := range found {
+		checks = append(checks, doctor.Check{Name: f.Name, Status: doctor.Status(f.Status), Found: f.Found, Remedy: f.Remedy})
+	}
+	return checks, err
 }
 
 func runAgent(ctx context.Context, c config.Config, log *slog.Logger) error {

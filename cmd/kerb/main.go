@@ -20,5 +20,6 @@ func main() {
 }
 
 func build() cli.Build {
-	return cli.Build{Version: version.Version(), Agent: runAgent, Purge: purge}
+	return cli.Build{Version: version.Version(), Agent: runAgent, Purge: purge,
+		CheckOakestra: checkOakestra}
 }

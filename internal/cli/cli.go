@@ -26,6 +26,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/suggest"
 )
@@ -46,6 +47,8 @@ type Build struct {
 	Agent   func(context.Context, config.Config, *slog.Logger) error // runs until the context ends
 	// removes what integrations have in the kernel; nil without any
 	Purge func(paths.Paths) error
+	// speaks to an Oakestra cluster, at an address if it is not empty, and looks up services
+	CheckOakestra func(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error)
 }
 
 // app is what the commands share.
@@ -176,7 +179,7 @@ the kernel.`,
 	root.AddCommand(
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(),
 		a.explainCommand(), a.schemaCommand(),
-		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(),
+		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(), a.oakestraCommand(),
 		a.statusCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(), a.purgeCommand(), a.versionCommand(),
 	)
 	root.AddCommand(a.kindCommands()...)

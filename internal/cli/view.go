@@ -127,20 +127,25 @@ func (a *app) doctorCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			checks := doctor.Run(cmd.Context(), doctor.Options{Paths: c.Paths})
-			if a.output == "table" {
-				err = doctor.Print(cmd.OutOrStdout(), checks)
-			} else {
-				err = a.print(cmd.OutOrStdout(), checks, nil)
-			}
-			if err == nil && doctor.Worst(checks) == doctor.Fail {
-				err = errors.New("this node cannot run Kerb in its present state")
-			}
-			return err
+			return a.printChecks(cmd.OutOrStdout(), doctor.Run(cmd.Context(), doctor.Options{Paths: c.Paths}),
+				"that prevent Kerb from running", "this node cannot run Kerb in its present state")
 		},
 	})
 	f.addPaths(c)
 	return c
+}
+
+// printChecks returns an error with a text if one fails.
+func (a *app) printChecks(w io.Writer, checks []doctor.Check, failures, text string) (err error) {
+	if a.output == "table" {
+		err = doctor.Print(w, checks, failures)
+	} else {
+		err = a.print(w, checks, nil)
+	}
+	if err == nil && doctor.Worst(checks) == doctor.Fail {
+		err = errors.New(text)
+	}
+	return err
 }
 
 func describeNode(w io.Writer, s v1alpha1.NodeStatus) {

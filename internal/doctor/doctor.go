@@ -76,8 +76,8 @@ func Worst(checks []Check) Status {
 	return worst
 }
 
-// Print writes checks for people, each remedy below its finding.
-func Print(w io.Writer, checks []Check) error {
+// Print writes checks for people, each remedy below its finding. failures is what those with status Fail are.
+func Print(w io.Writer, checks []Check, failures string) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	count := map[Status]int{}
 	for _, c := range checks {
@@ -87,7 +87,7 @@ func Print(w io.Writer, checks []Check) error {
 			fmt.Fprintf(tw, "\t\t-> %s\n", c.Remedy)
 		}
 	}
-	fmt.Fprintf(tw, "\n%d ok, %d warnings, %d that prevent Kerb from running\n", count[OK], count[Warn], count[Fail])
+	fmt.Fprintf(tw, "\n%d ok, %d warnings, %d %s\n", count[OK], count[Warn], count[Fail], failures)
 	return tw.Flush()
 }
 

@@ -325,12 +325,13 @@ func runXDP(iface, name string, look func([]Check)) error {
 
 func TestPrint(t *testing.T) {
 	var out strings.Builder
-	err := Print(&out, []Check{ok("kernel", "Linux %s", "6.1"), bad(Fail, "bpffs", "mount -t bpf bpf /x", "not mounted")})
+	err := Print(&out, []Check{ok("kernel", "Linux %s", "6.1"), bad(Fail, "bpffs", "mount -t bpf bpf /x", "not mounted")},
+		"wrong")
 	want := `ok    kernel  Linux 6.1
 fail  bpffs   not mounted
               -> mount -t bpf bpf /x
 
-1 ok, 0 warnings, 1 that prevent Kerb from running
+1 ok, 0 warnings, 1 wrong
 `
 	if err != nil || out.String() != want {
 		t.Errorf("%v, printed:\n%s", err, out.String())
