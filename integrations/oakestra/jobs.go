@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
+	"maps"
 	"net"
 	"net/http"
 	"net/url"
@@ -21,18 +23,40 @@ import (
 // job is what the cluster manager tells NodeEngine of an instance that this node is to start. NodeEngine ignores
 // ebpfModules of the SLA; this worker reads the same message, and has the modules when NodeEngine deploys the instance.
 type job struct {
-	Name     string   `json:"name"`
-	Instance int      `json:"instance"`
-	Modules  []wanted `json:"modules,omitempty"`
+	Name     string `json:"name"`
+	Instance int    `json:"instance"`
+	// Modules are decoded for the deployment: decoded values take many times the memory of their text.
+	Modules json.RawMessage `json:"modules,omitempty"`
 	// Wrong is why the modules cannot be read. The instance is refused then: it must not run without its firewall.
 	Wrong string `json:"wrong,omitempty"`
+
+	worker string // the id that the message was for: it may come late, after NodeEngine has another one
 }
 
-// Limits of jobs: of one that are kept until they are deployed, and of what one may ask for.
+// Limits of jobs: of those that are kept until they are deployed, of their bytes in the state and in the inbox each,
+// and of what one may ask for.
 const (
 	maxJobs       = 256
+	maxJobBytes   = 512 << 10
 	maxJobModules = 64 << 10
 )
+
+// limitJobs removes the oldest jobs of more than may be kept, and logs that.
+func limitJobs(all []job, log *slog.Logger) []job {
+	first, bytes := len(all), 0
+	for first > 0 && len(all)-first < maxJobs {
+		j := all[first-1]
+		if bytes += len(j.Name) + len(j.Modules) + len(j.Wrong); bytes > maxJobBytes {
+			break
+		}
+		first--
+	}
+	for _, j := range all[:first] {
+		log.Warn("the modules of an instance are forgotten, and asked for when it is deployed: the cluster manager has "+
+			"announced too many instances that were not deployed", "service", j.Name, "instance", j.Instance)
+	}
+	return slices.Delete(all, 0, first)
+}
 
 // topicJob is the cluster manager's topic below nodes/ID/.
 const topicJob = "control/deploy"
@@ -58,9 +82,10 @@ func readJob(data []byte, anyInstance bool) (job, error) {
 		return job{}, &invalid{"instance_number", "missing or negative"}
 	}
 	j := job{Name: in.Name, Instance: *in.Instance}
-	var err error
-	if j.Modules, err = readModules(in.Modules); err != nil {
+	if _, err := readModules(in.Modules); err != nil {
 		j.Wrong = err.Error()
+	} else {
+		j.Modules = in.Modules
 	}
 	return j, nil
 }
@@ -86,7 +111,41 @@ func readModules(data json.RawMessage) ([]wanted, error) {
 			return nil, &invalid{fmt.Sprintf("ebpfModules[%d].name", i), "missing"}
 		}
 	}
-	return all, nil
+	return all, refuseFiles(all)
+}
+
+// refuseFiles returns an *invalid if a config names a file: the agent would read it as root, and the one who writes the
+// SLA would choose which.
+func refuseFiles(all []wanted) error {
+	for i, m := range all {
+		if field := findFile(m.Config); field != "" {
+			return &invalid{fmt.Sprintf("ebpfModules[%d].config%s", i, field), "an SLA must not name files of the node; " +
+				"remove it, or have the node's operator deploy this module with kerb apply"}
+		}
+	}
+	return nil
+}
+
+// findFile returns the path to a key fromFile in a config, or nothing.
+func findFile(config any) string {
+	switch c := config.(type) {
+	case map[string]any:
+		if _, there := c["fromFile"]; there {
+			return ".fromFile"
+		}
+		for _, key := range slices.Sorted(maps.Keys(c)) {
+			if found := findFile(c[key]); found != "" {
+				return "." + key + found
+			}
+		}
+	case []any:
+		for i := range c {
+			if found := findFile(c[i]); found != "" {
+				return fmt.Sprintf("[%d]%s", i, found)
+			}
+		}
+	}
+	return ""
 }
 
 // inbox are jobs that have come and are not in the state yet. Messages must not wait for a deployment that holds the
@@ -96,13 +155,10 @@ type inbox struct {
 	all []job
 }
 
-func (b *inbox) add(j job) {
+func (b *inbox) add(j job, log *slog.Logger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.all = append(b.all, j)
-	if len(b.all) > maxJobs {
-		b.all = slices.Delete(b.all, 0, len(b.all)-maxJobs)
-	}
+	b.all = limitJobs(append(b.all, j), log)
 }
 
 func (b *inbox) take() []job {
@@ -116,7 +172,7 @@ func (b *inbox) take() []job {
 // keepJobs moves what has come into the state, and the state into the file; l.mu is held. The newest of an instance
 // counts.
 func (l *Listener) keepJobs() error {
-	came := l.jobs.take()
+	came := slices.DeleteFunc(l.jobs.take(), func(j job) bool { return j.worker != l.state.Worker })
 	for _, j := range came {
 		l.state.dropJob(j.Name, j.Instance)
 		l.state.Jobs = append(l.state.Jobs, j)
@@ -124,9 +180,7 @@ func (l *Listener) keepJobs() error {
 	if len(came) == 0 {
 		return nil
 	}
-	if over := len(l.state.Jobs) - maxJobs; over > 0 {
-		l.state.Jobs = slices.Delete(l.state.Jobs, 0, over)
-	}
+	l.state.Jobs = limitJobs(l.state.Jobs, l.log)
 	return l.save()
 }
 
@@ -143,8 +197,9 @@ func (s *session) takeJob(payload []byte) error {
 	return nil
 }
 
-// modulesOf returns the modules that an instance is to have. Nil means those that it has: NodeEngine asks again. If the
-// message of the cluster manager may have been missed, the job is asked for.
+// modulesOf returns the modules that an instance is to have. If NodeEngine asks again, those are the ones that the
+// service has. If the message of the cluster manager may have been missed, the job is asked for; if that fails, a
+// service that the node knows keeps its modules.
 func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, error) {
 	if in.Modules != nil {
 		return in.Modules, nil
@@ -153,26 +208,53 @@ func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, erro
 	err := l.keepJobs()
 	j, old, cluster := l.state.job(in.Name, in.Instance), l.state.service(in.Name, in.Instance), l.state.Cluster
 	again := old != nil && old.Ready && old.PID == in.PID
+	has := l.state.modulesOf(in.Name) // now: a sweep may release the service with its modules
 	l.mu.Unlock()
 	switch {
 	case err != nil:
 		return nil, err
 	case j == nil && again:
-		return nil, nil
+		return has, nil
 	case j == nil:
 		j, err = askJob(ctx, l.abstractor(cluster), in)
 	}
-	switch {
-	case err == nil && j.Wrong != "":
-		return nil, fmt.Errorf("the SLA of the service: %s", j.Wrong)
-	case err == nil:
-		return append([]wanted{}, j.Modules...), nil
-	case l.options.RequireModules:
+	if err == nil {
+		var modules []wanted
+		if modules, err = j.read(); err != nil {
+			return nil, fmt.Errorf("the SLA of the service: %w", err)
+		}
+		return append([]wanted{}, modules...), nil
+	}
+	if len(has) > 0 {
+		l.log.Warn("a service starts with the modules that it had: those that the SLA demands now are unknown",
+			"service", in.Name, "instance", in.Instance, "error", err)
+		return has, nil
+	}
+	if l.options.RequireModules {
 		return nil, fmt.Errorf("the modules that the SLA demands are unknown, and oakestra.requireModules is set: %w", err)
 	}
 	l.log.Warn("a service starts without modules of its SLA, if it has any: set oakestra.requireModules to refuse that",
 		"service", in.Name, "instance", in.Instance, "error", err)
 	return []wanted{}, nil
+}
+
+// read decodes the modules.
+func (j job) read() ([]wanted, error) {
+	if j.Wrong != "" {
+		return nil, errors.New(j.Wrong)
+	}
+	return readModules(j.Modules)
+}
+
+// modulesOf returns the modules that a service has, and never nil.
+func (s *state) modulesOf(name string) []wanted {
+	all := []wanted{}
+	for _, m := range s.Modules {
+		if m.Service == name && m.Pending != pendingCreate {
+			all = append(all, wanted{m.Name, m.Config})
+		}
+	}
+	return all
 }
 
 // askLimit is for the resource abstractor: NodeEngine waits for the deployment.
@@ -193,7 +275,9 @@ func askJob(ctx context.Context, base string, in deployment) (*job, error) {
 	if err != nil {
 		return nil, err
 	}
-	got, err := (&http.Client{Transport: &http.Transport{DisableKeepAlives: true}}).Do(r)
+	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	c.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse } // no other host
+	got, err := c.Do(r)
 	if err != nil {
 		return nil, fmt.Errorf("the cluster's resource abstractor: %w", err)
 	}
@@ -218,7 +302,7 @@ func askJob(ctx context.Context, base string, in deployment) (*job, error) {
 	return nil, errNoJob
 }
 
-// hasModules reports whether a service has all that is wanted of it; nil is what it has.
+// hasModules reports whether a service has all that is wanted of it.
 func (s *state) hasModules(name string, want []wanted) bool {
 	return !slices.ContainsFunc(want, func(w wanted) bool {
 		return !slices.ContainsFunc(s.Modules, func(m module) bool {
@@ -234,6 +318,15 @@ func (s *state) job(name string, instance int) *job {
 	}
 	j := s.Jobs[i] // the state may change while it is used
 	return &j
+}
+
+// forgetJob removes the job of an instance that is deployed already.
+func (l *Listener) forgetJob(in deployment) error {
+	if l.state.job(in.Name, in.Instance) == nil {
+		return nil
+	}
+	l.state.dropJob(in.Name, in.Instance)
+	return l.save()
 }
 
 func (s *state) dropJob(name string, instance int) {

@@ -3,7 +3,13 @@
 package oakestra
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 )
@@ -43,12 +49,14 @@ func TestJobs(t *testing.T) {
 	for text, want := range map[string]struct{ field, wrong string }{
 		head + `[{"name":"firewall","config":{"rules":[]}}]}`: {},
 		head + `null}`: {},
-		`{"job_name":"a.b.c.d","instance_number":0}`:                               {},
-		head + `{"name":"firewall"}}`:                                              {wrong: "ebpfModules"},
-		head + `["firewall"]}`:                                                     {wrong: "ebpfModules"},
-		head + `[{"config":{}}]}`:                                                  {wrong: "ebpfModules[0].name"},
-		head + `[{"name":7}]}`:                                                     {wrong: "ebpfModules"},
-		head + `[{"name":"counter"},{"name":"firewall","config":[]}]}`:             {wrong: "ebpfModules[1].config"},
+		`{"job_name":"a.b.c.d","instance_number":0}`:                   {},
+		head + `{"name":"firewall"}}`:                                  {wrong: "ebpfModules"},
+		head + `["firewall"]}`:                                         {wrong: "ebpfModules"},
+		head + `[{"config":{}}]}`:                                      {wrong: "ebpfModules[0].name"},
+		head + `[{"name":7}]}`:                                         {wrong: "ebpfModules"},
+		head + `[{"name":"counter"},{"name":"firewall","config":[]}]}`: {wrong: "ebpfModules[1].config"},
+		head + `[{"name":"counter","config":{"keys":[{"id":1,"key":{"fromFile":"/etc/shadow"}}]}}]}`: {
+			wrong: "ebpfModules[0].config.keys[0].key.fromFile: "},
 		head + `["` + strings.Repeat("x", maxJobModules) + `"]}`:                   {wrong: "ebpfModules"},
 		`{"job_name":"../../x","instance_number":0}`:                               {field: "job_name"},
 		`{"job_name":7,"instance_number":0}`:                                       {field: "job_name"},
@@ -74,16 +82,16 @@ func TestJobs(t *testing.T) {
 
 // The newest job of an instance counts, and many of them push out the oldest.
 func TestKeptJobs(t *testing.T) {
-	l := &Listener{file: t.TempDir() + "/oakestra.json"}
+	l := &Listener{file: t.TempDir() + "/oakestra.json", log: slog.New(slog.DiscardHandler)}
 	for i := range maxJobs + 10 {
-		l.jobs.add(job{Name: "a.b.c.d", Instance: i % (maxJobs + 5)})
+		l.jobs.add(job{Name: "a.b.c.d", Instance: i % (maxJobs + 5)}, l.log)
 		if i%7 == 0 {
 			if err := l.keepJobs(); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
-	l.jobs.add(job{Name: "a.b.c.d", Instance: 100, Modules: []wanted{{Name: "firewall"}}})
+	l.jobs.add(job{Name: "a.b.c.d", Instance: 100, Modules: json.RawMessage(`[{"name":"firewall"}]`)}, l.log)
 	if err := l.keepJobs(); err != nil {
 		t.Fatal(err)
 	}
@@ -91,7 +99,100 @@ func TestKeptJobs(t *testing.T) {
 	if err != nil || len(stored.Jobs) != maxJobs || stored.job("a.b.c.d", 5) != nil {
 		t.Errorf("%d jobs, %v", len(stored.Jobs), err)
 	}
-	if j := stored.job("a.b.c.d", 100); j == nil || len(j.Modules) != 1 {
+	if j := stored.job("a.b.c.d", 100); j == nil || !strings.Contains(string(j.Modules), "firewall") {
 		t.Errorf("the job that came last: %+v", j)
+	}
+}
+
+// Jobs are bounded in bytes, and so is the file: neither the number of jobs nor nested configs make it large.
+func TestLargeJobs(t *testing.T) {
+	log := &safeBuffer{}
+	l := &Listener{file: t.TempDir() + "/oakestra.json", log: slog.New(slog.NewTextHandler(log, nil))}
+	const depth = 9000
+	nested := fmt.Sprintf(`[{"name":"counter","config":{"a":%s%s,"b":%q}}]`, strings.Repeat("[", depth),
+		strings.Repeat("]", depth), strings.Repeat("x", 40<<10))
+	const jobs = 3 * maxJobBytes / (40 << 10)
+	for i := range jobs {
+		j, err := readJob(fmt.Appendf(nil, `{"job_name":"a.b.c.d","instance_number":%d,"ebpfModules":%s}`, i, nested), false)
+		if err != nil || j.Wrong != "" {
+			t.Fatal(j.Wrong, err)
+		}
+		l.jobs.add(j, l.log)
+		if i%20 == 0 {
+			if err := l.keepJobs(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	waiting := 0
+	for _, j := range l.jobs.all {
+		waiting += len(j.Modules)
+	}
+	if err := l.keepJobs(); err != nil {
+		t.Fatal(err)
+	}
+	file, err := os.ReadFile(l.file)
+	if err != nil || waiting > maxJobBytes || len(file) > maxJobBytes+maxJobModules {
+		t.Errorf("%d bytes wait, the file has %d, %v", waiting, len(file), err)
+	}
+	stored, err := readState(l.file)
+	if err != nil || stored.job("a.b.c.d", jobs-1) == nil || stored.job("a.b.c.d", 0) != nil {
+		t.Errorf("the newest or the oldest of %d jobs: %v", len(stored.Jobs), err)
+	}
+	if !strings.Contains(log.String(), "instance=0") {
+		t.Error("the job that is forgotten is not logged")
+	}
+}
+
+// A redirect of the abstractor is no answer.
+func TestAbstractorRedirects(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprint(w, `[{"job_name":"a.b.c.d"}]`)
+	}))
+	defer other.Close()
+	in := deployment{Name: "a.b.c.d"}
+	if _, err := askJob(t.Context(), other.URL, in); err != nil {
+		t.Fatal(err)
+	}
+	s := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusFound))
+	defer s.Close()
+	if j, err := askJob(t.Context(), s.URL, in); err == nil || !strings.Contains(err.Error(), "302") {
+		t.Errorf("%+v, %v", j, err)
+	}
+}
+
+// What comes for a former id of the worker is not for the new one.
+func TestJobsOfAFormerWorker(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	former := m.l.session
+	former.onJob(job{Name: testApp})
+	m.register("6650000000000000000000d2")
+	former.onJob(job{Name: testApp, Instance: 1}) // late
+	m.l.session.onJob(job{Name: testApp, Instance: 2})
+	m.l.mu.Lock()
+	defer m.l.mu.Unlock()
+	if err := m.l.keepJobs(); err != nil {
+		t.Fatal(err)
+	}
+	if jobs := m.l.state.Jobs; len(jobs) != 1 || jobs[0].Instance != 2 {
+		t.Errorf("jobs %+v", jobs)
+	}
+}
+
+// NodeEngine passes on what the SLA says: it must not name files of the node.
+func TestFilesInDeployments(t *testing.T) {
+	l := &Listener{log: slog.New(slog.DiscardHandler)}
+	l.state.Worker = testWorker
+	for config, want := range map[string]int{`{}`: http.StatusOK, `{"fromFile":"/etc/shadow"}`: http.StatusBadRequest,
+		`{"peers":[{},{"key":{"fromFile":5}}]}`: http.StatusBadRequest} {
+		w := httptest.NewRecorder()
+		body := fmt.Sprintf(`{"serviceName":"a.b.c.d","ebpfModules":[{"name":"counter"},{"name":"tunnel","config":%s}]}`, config)
+		_, ok := l.readDeployment(w, httptest.NewRequest(http.MethodPost, "/container/deploy", strings.NewReader(body)))
+		said := w.Body.String()
+		if w.Code != want || ok != (want == http.StatusOK) ||
+			!ok && !(strings.Contains(said, "ebpfModules[1].config") && strings.Contains(said, "kerb apply")) {
+			t.Errorf("%s: %d %s", config, w.Code, said)
+		}
 	}
 }

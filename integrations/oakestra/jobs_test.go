@@ -127,6 +127,28 @@ func TestModulesOfJobs(t *testing.T) {
 	deployed("a.t.other.t", "a service without modules")
 }
 
+// TestModulesAreKept deploys an instance again, without its modules: whether or not the service has to be connected
+// again, it has them after that too, and what it has also counts if the cluster cannot be asked.
+func TestModulesAreKept(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	box := n.container()
+	box.deploy(appName, 0, `,"ebpfModules":[{"name":"firewall","config":{"rules":[]}},{"name":"counter"}]`)
+	for reason, again := range map[string]func(){
+		"the same request":             func() { box.deploy(appName, 0, "") },
+		"the same process, more ports": func() { box.deploy(appName, 0, `,"portMappings":"8080:80"`) },
+		"another process":              func() { n.container().deploy(appName, 0, "") },
+		"another instance":             func() { n.container().deploy(appName, 1, "") },
+	} {
+		again()
+		if got := n.modulesFor(appName); !cmp.Equal(got, []string{"firewall", "counter"}) {
+			t.Errorf("%s: modules %v", reason, got)
+		}
+		n.undeploy(appName, 1)
+		box.deploy(appName, 0, `,"ebpfModules":[{"name":"firewall","config":{"rules":[]}},{"name":"counter"}]`)
+	}
+}
+
 func (n *node) config() string {
 	text, err := os.ReadFile(n.Config)
 	if err != nil {

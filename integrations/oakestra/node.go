@@ -50,7 +50,7 @@ func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deplo
 	if !readJSON(w, r, &in) {
 		return in, false
 	}
-	if err := in.check(); err != nil {
+	if err := errors.Join(in.check(), refuseFiles(in.Modules)); err != nil {
 		fail(w, "request", err)
 		return in, false
 	}
@@ -140,7 +140,7 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	if old := l.state.service(in.Name, in.Instance); old != nil {
 		if old.PID == in.PID && old.Netns == inode && slices.Equal(old.Ports, ports) &&
 			l.state.hasModules(in.Name, in.Modules) {
-			return old.Number, nil // NodeEngine did not hear the answer and asks again
+			return old.Number, l.forgetJob(in) // NodeEngine did not hear the answer and asks again
 		}
 		if err := l.releaseService(ctx, *old); err != nil {
 			return 0, err

@@ -400,7 +400,7 @@ func TestCutShort(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := string(data)
-	cut := strings.Replace(whole, `"ready": true`, `"ready": false`, 1)
+	cut := strings.Replace(whole, `"ready":true`, `"ready":false`, 1)
 	if cut == whole {
 		t.Fatalf("no deployment is ready in %s", whole)
 	}

@@ -135,7 +135,8 @@ func (l *Listener) join() {
 	}
 	worker := l.state.Worker
 	o.onJob = func(j job) {
-		l.jobs.add(j)
+		j.worker = worker
+		l.jobs.add(j, l.log)
 		l.lookNow()
 	}
 	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }

@@ -75,7 +75,7 @@ func readState(path string) (state, error) {
 
 // save replaces the file in one step: it is the old one or the new one whatever happens.
 func (l *Listener) save() error {
-	data, err := json.MarshalIndent(l.state, "", " ")
+	data, err := json.Marshal(l.state) // not indented: nested configs would become many times as long
 	if err != nil {
 		return err
 	}

@@ -194,7 +194,7 @@ func TestKilledBeforeTheAnswer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cut := strings.Replace(string(data), `"priority": 1,`, `"priority": 1, "pending": "create",`, 1)
+	cut := strings.Replace(string(data), `"priority":1,`, `"priority":1,"pending":"create",`, 1)
 	if cut == string(data) {
 		t.Fatalf("no module in %s", data)
 	}
