@@ -29,6 +29,8 @@ type job struct {
 	Modules json.RawMessage `json:"modules,omitempty"`
 	// Wrong is why the modules cannot be read. The instance is refused then: it must not run without its firewall.
 	Wrong string `json:"wrong,omitempty"`
+	// Doubtful is set when a newer message may have been missed.
+	Doubtful bool `json:"doubtful,omitempty"`
 
 	worker string // the id that the message was for: it may come late, after NodeEngine has another one
 }
@@ -151,8 +153,9 @@ func findFile(config any) string {
 // inbox are jobs that have come and are not in the state yet. Messages must not wait for a deployment that holds the
 // state.
 type inbox struct {
-	mu  sync.Mutex
-	all []job
+	mu     sync.Mutex
+	all    []job
+	missed bool // what is in the state is doubtful
 }
 
 func (b *inbox) add(j job, log *slog.Logger) {
@@ -161,23 +164,40 @@ func (b *inbox) add(j job, log *slog.Logger) {
 	b.all = limitJobs(append(b.all, j), log)
 }
 
-func (b *inbox) take() []job {
+// doubt says that messages may have been missed until now.
+func (b *inbox) doubt() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	all := b.all
-	b.all = nil
-	return all
+	b.missed = true
+	for i := range b.all {
+		b.all[i].Doubtful = true
+	}
+}
+
+func (b *inbox) take() (all []job, missed bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	all, missed = b.all, b.missed
+	b.all, b.missed = nil, false
+	return all, missed
 }
 
 // keepJobs moves what has come into the state, and the state into the file; l.mu is held. The newest of an instance
 // counts.
 func (l *Listener) keepJobs() error {
-	came := slices.DeleteFunc(l.jobs.take(), func(j job) bool { return j.worker != l.state.Worker })
+	came, missed := l.jobs.take()
+	came = slices.DeleteFunc(came, func(j job) bool { return j.worker != l.state.Worker })
+	changed := len(came) > 0
+	for i := range l.state.Jobs {
+		if j := &l.state.Jobs[i]; missed && !j.Doubtful {
+			j.Doubtful, changed = true, true
+		}
+	}
 	for _, j := range came {
 		l.state.dropJob(j.Name, j.Instance)
 		l.state.Jobs = append(l.state.Jobs, j)
 	}
-	if len(came) == 0 {
+	if !changed {
 		return nil
 	}
 	l.state.Jobs = limitJobs(l.state.Jobs, l.log)
@@ -215,8 +235,11 @@ func (l *Listener) modulesOf(ctx context.Context, in deployment) ([]wanted, erro
 		return nil, err
 	case j == nil && again:
 		return has, nil
-	case j == nil:
-		j, err = askJob(ctx, l.abstractor(cluster), in)
+	case j == nil || j.Doubtful:
+		asked, failed := askJob(ctx, l.abstractor(cluster), in)
+		if failed == nil || j == nil {
+			j, err = asked, failed
+		}
 	}
 	if err == nil {
 		var modules []wanted

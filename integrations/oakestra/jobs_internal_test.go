@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 func TestNamesOfModules(t *testing.T) {
@@ -178,6 +181,55 @@ func TestJobsOfAFormerWorker(t *testing.T) {
 	if jobs := m.l.state.Jobs; len(jobs) != 1 || jobs[0].Instance != 2 {
 		t.Errorf("jobs %+v", jobs)
 	}
+}
+
+// After the broker was away a job may be an old one: the abstractor is asked, and the job counts if it does not answer.
+func TestDoubtfulJobs(t *testing.T) {
+	m := newMember(t)
+	abstractor := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		fmt.Fprintf(w, `[{"job_name":%q,"ebpfModules":[{"name":"asked"}]}]`, testApp)
+	}))
+	defer abstractor.Close()
+	m.l.options.Abstractor = abstractor.Listener.Addr().(*net.TCPAddr).Port
+	m.register(testWorker)
+	kept := func(doubtful bool, module string) func() bool {
+		return func() bool {
+			m.l.mu.Lock()
+			defer m.l.mu.Unlock()
+			if err := m.l.keepJobs(); err != nil {
+				t.Fatal(err)
+			}
+			j := m.l.state.job(testApp, 0)
+			return j != nil && j.Doubtful == doubtful && strings.Contains(string(j.Modules), module)
+		}
+	}
+	send := func(module string) {
+		t.Helper()
+		wait.Until(t, "a new job", func() bool { // sent again: the worker may not have subscribed yet
+			m.cluster.Forge("nodes/"+testWorker+"/"+topicJob,
+				fmt.Sprintf(`{"job_name":%q,"instance_number":0,"ebpfModules":[{"name":%q}]}`, testApp, module))
+			return kept(false, module)()
+		})
+	}
+	want := func(module string) {
+		t.Helper()
+		got, err := m.l.modulesOf(t.Context(), deployment{Name: testApp})
+		if err != nil || len(got) != 1 || got[0].Name != module {
+			t.Errorf("modules %+v, %v, want %s", got, err, module)
+		}
+	}
+	send("first")
+	want("first")
+	m.broker.Stop()
+	wait.Until(t, "the job is doubtful", kept(true, "first"))
+	want("asked")
+	m.broker.Start()
+	send("second")
+	want("second")
+	m.broker.Stop()
+	wait.Until(t, "the job is doubtful", kept(true, "second"))
+	abstractor.Close()
+	want("second")
 }
 
 // NodeEngine passes on what the SLA says: it must not name files of the node.

@@ -91,7 +91,8 @@ func TestModulesOfJobs(t *testing.T) {
 		c.Forge("nodes/w1/control/deploy", jobText(app, 0, modules))
 		n.Eventually("the job is stored", func() bool {
 			state, _ := os.ReadFile(n.Oakestra())
-			return strings.Contains(string(state), app)
+			_, jobs, _ := strings.Cut(string(state), `"jobs":`)
+			return strings.Contains(jobs, app)
 		})
 	}
 	send("a.t.message.t", `[{"name": "packetCounter", "config": {}}, {"name": "counter"}]`)
@@ -100,6 +101,14 @@ func TestModulesOfJobs(t *testing.T) {
 	n.killProcess()
 	n.Eventually("the listener answers", n.answersAgain)
 	deployed("a.t.killed.t", "killed between message and deployment", "counter")
+	send("a.t.again.t", `[{"name": "counter"}]`)
+	again := n.container()
+	again.deploy("a.t.again.t", 0, "")
+	send("a.t.again.t", `[{"name": "counter"}]`)
+	again.deploy("a.t.again.t", 0, "")
+	if state, _ := os.ReadFile(n.Oakestra()); strings.Contains(string(state), `"jobs":`) {
+		t.Errorf("a job of what is deployed is kept: %s", state)
+	}
 	a.set("a.t.missed.t", `[{"name": "packetCounter"}]`)
 	deployed("a.t.missed.t", "a message that was missed", "packetCounter")
 	deployed("a.t.plain.t", "a service that the cluster does not know")

@@ -139,6 +139,7 @@ func (l *Listener) join() {
 		l.jobs.add(j, l.log)
 		l.lookNow()
 	}
+	o.onConnect = l.jobs.doubt
 	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
 	var own []hostedInstance
 	for _, s := range l.state.Services {

@@ -53,6 +53,7 @@ type sessionOptions struct {
 	onSubnet        func(four, six netip.Prefix) // called once, in a goroutine of its own
 	resolved        func(link.Result)            // takes what was found for the agent
 	onJob           func(job)                    // must not wait
+	onConnect       func()                       // called before each attempt; must not wait
 }
 
 // times are the intervals of a session.
@@ -130,6 +131,7 @@ func (s *session) run(ctx context.Context) {
 // connection connects, and works until the connection is lost. Each has a client of its own: one that reconnects by
 // itself would send old messages again, among them addresses of services that are gone.
 func (s *session) connection(ctx context.Context) error {
+	s.onConnect()
 	opts, err := s.broker.options(s.cluster, s.worker)
 	if err != nil {
 		return err
