@@ -259,17 +259,15 @@ func (n *network) lostTable() bool {
 }
 
 func purgeTable(group uint32) error {
-	if err := pass(group, "", false); err != nil {
-		return err
-	}
+	refused := pass(group, "", false) // whatever happens to its rules, the table goes
 	c, err := nftables.New()
 	if err != nil {
-		return err
+		return errors.Join(refused, err)
 	}
 	table := newTable(group)
 	if there, err := hasTable(c, table.Name); err != nil || !there {
-		return nil // a kernel without nf_tables has none
+		return refused // a kernel without nf_tables has none
 	}
 	c.DelTable(table)
-	return c.Flush()
+	return errors.Join(refused, c.Flush())
 }

@@ -171,7 +171,11 @@ func listenDefault(o Options) (*serve.Endpoint, error) {
 	if _, err := os.Stat(o.NetManager); o.NetManager == "" || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
-	socket, err := serve.ListenUnix(filepath.Join(o.NetManager, "netmanager.sock"), o.SocketGroup)
+	path := filepath.Join(o.NetManager, "netmanager.sock")
+	if path == filepath.Clean(o.Socket) {
+		return nil, nil // served already
+	}
+	socket, err := serve.ListenUnix(path, o.SocketGroup)
 	if err != nil {
 		return nil, err
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/google/nftables"
 	"github.com/google/nftables/expr"
@@ -52,12 +53,16 @@ func passChain(c *nftables.Conn, chain *nftables.Chain, mark, bridge string, wan
 	if err != nil {
 		return false, err
 	}
+	right := mark + " " + bridge // the bridge may have had another name
+	stale := false
 	ours := slices.DeleteFunc(rules, func(r *nftables.Rule) bool {
 		comment, _ := userdata.GetString(r.UserData, userdata.TypeComment)
-		return comment != mark
+		mine := comment == mark || strings.HasPrefix(comment, mark+" ")
+		stale = stale || mine && comment != right
+		return !mine
 	})
 	keys := []expr.MetaKey{expr.MetaKeyIIFNAME, expr.MetaKeyOIFNAME}
-	if want && len(ours) == len(keys) || !want && len(ours) == 0 {
+	if want && len(ours) == len(keys) && !stale || !want && len(ours) == 0 {
 		return false, nil
 	}
 	for _, r := range ours {
@@ -68,7 +73,7 @@ func passChain(c *nftables.Conn, chain *nftables.Chain, mark, bridge string, wan
 	}
 	for _, key := range keys {
 		c.InsertRule(&nftables.Rule{Table: chain.Table, Chain: chain,
-			UserData: userdata.AppendString(nil, userdata.TypeComment, mark),
+			UserData: userdata.AppendString(nil, userdata.TypeComment, right),
 			Exprs: []expr.Any{&expr.Meta{Key: key, Register: 1}, equal([]byte(bridge + "\x00")),
 				&expr.Counter{}, &expr.Verdict{Kind: expr.VerdictAccept}}})
 	}
