@@ -155,6 +155,12 @@ func isMissing(err error) bool {
 	return errors.As(err, &r) && r.status == http.StatusNotFound
 }
 
+// isConflict reports whether the agent refuses because of the state of a resource, such as another owner.
+func isConflict(err error) bool {
+	var r *refused
+	return errors.As(err, &r) && r.status == http.StatusConflict
+}
+
 // invalid is a mistake in a request.
 type invalid struct{ field, reason string }
 

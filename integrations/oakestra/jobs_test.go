@@ -249,40 +249,42 @@ func (c *container) flood(stop chan struct{}) (sent int) {
 	return sent
 }
 
-// TestOwner checks that what the integration makes is its own, also what a version without owners has made.
+// TestOwner checks that what the integration makes is its own, and that what a user takes over by force remains the
+// user's, also after a start, and the node continues to deploy.
 func TestOwner(t *testing.T) {
 	n := newNode(t)
 	register(n)
-	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"firewall"}]`)
+	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"firewall"},{"name":"packetCounter"}]`)
 	if out, err := n.Command(t.Context(), "module", "delete", "oakestra-0").CombinedOutput(); err == nil ||
 		!strings.Contains(string(out), "oakestra") {
 		t.Errorf("a user deletes the firewall of a service: %v %s", err, out)
 	}
-	owners := func() (all []string) {
+	owners := func(want ...string) {
+		t.Helper()
+		var all []string
 		for _, m := range list[v1.Module](n, "module") {
 			all = append(all, m.Metadata.Name+" "+m.Metadata.Owner)
 		}
 		for _, s := range list[v1.Service](n, "service") {
 			all = append(all, "service "+s.Metadata.Owner)
 		}
-		return all
+		if !cmp.Equal(all, want) {
+			t.Errorf("owners %q, want %q", all, want)
+		}
 	}
-	if got := owners(); !cmp.Equal(got, []string{"oakestra-0 oakestra", "service oakestra"}) {
-		t.Errorf("owners %v", got)
-	}
-	n.killProcess()
+	owners("oakestra-0 oakestra", "oakestra-1 oakestra", "service oakestra")
 	module, service := list[v1.Module](n, "module")[0], list[v1.Service](n, "service")[0]
 	module.Status, service.Status, module.Metadata.Owner, service.Metadata.Owner = nil, nil, "", ""
 	n.Must(http.MethodPost, "/v1/apply?force=true", []any{module, service}, nil)
+	n.killProcess()
 	n.Kill()
 	n.start()
-	if got := owners(); !cmp.Equal(got, []string{"oakestra-0 oakestra", "service oakestra"}) {
-		t.Errorf("owners after a start %v", got)
-	}
+	owners("oakestra-0 ", "oakestra-1 oakestra", "service ")
 	n.undeploy(appName, 0)
-	if got := owners(); len(got) > 0 {
-		t.Errorf("left after the undeploy: %v", got)
-	}
+	owners("oakestra-0 ", "service ")
+	n.container().deploy("other.t.web.t", 0, "")
+	n.undeploy("other.t.web.t", 0)
+	owners("oakestra-0 ", "service ")
 }
 
 // TestPackageOfADirectory deploys a package that is not built in, by the name of a directory that the operator allows;

@@ -359,7 +359,7 @@ func (l *Listener) removeModules(ctx context.Context, which func(module) bool) e
 		}
 	}
 	if len(refs) > 0 {
-		if err := l.agent.delete(ctx, refs); err != nil {
+		if err := l.discard(ctx, refs); err != nil {
 			return err
 		}
 	}

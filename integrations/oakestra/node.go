@@ -304,7 +304,7 @@ func (l *Listener) releaseService(ctx context.Context, s service) error {
 	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
 		return err
 	}
-	err := l.agent.delete(ctx, []ref{{v1.KindService, s.resourceName()}})
+	err := l.discard(ctx, []ref{{v1.KindService, s.resourceName()}})
 	if err != nil && !isMissing(err) {
 		return err
 	}

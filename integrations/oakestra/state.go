@@ -24,7 +24,8 @@ type state struct {
 	Last     int       `json:"lastAddress"` // number of the address that was given last
 	Modules  []module  `json:"modules,omitempty"`
 	Services []service `json:"services,omitempty"`
-	Jobs     []job     `json:"jobs,omitempty"` // that are to be deployed
+	Claimed  bool      `json:"claimed,omitempty"` // what a version without owners has applied is the integration's
+	Jobs     []job     `json:"jobs,omitempty"`    // that are to be deployed
 }
 
 // module is a module as Oakestra knows it.

@@ -93,7 +93,7 @@ func (l *Listener) settle(ctx context.Context) error {
 	for _, m := range l.state.clone().Modules {
 		switch unused := m.Service != "" && !l.state.uses(m.Service); {
 		case m.Pending == pendingCreate || unused:
-			if err := l.agent.delete(ctx, []ref{{v1.KindModule, resourceOf(m.ID)}}); err != nil && !isMissing(err) {
+			if err := l.discard(ctx, []ref{{v1.KindModule, resourceOf(m.ID)}}); err != nil && !isMissing(err) {
 				return err
 			}
 			l.state.dropModule(m.ID)
@@ -129,43 +129,91 @@ func (l *Listener) restore(ctx context.Context, m module) error {
 	return nil
 }
 
-// claim makes resources the integration's that a version without owners has applied.
+// discard removes resources from the agent, all in one step, but leaves those that a user has taken over by force: they
+// are the user's from then on.
+func (l *Listener) discard(ctx context.Context, refs []ref) error {
+	refused := l.agent.delete(ctx, refs)
+	if !isConflict(refused) {
+		return refused
+	}
+	services, modules, err := l.resources(ctx)
+	if err != nil {
+		return err
+	}
+	taken := map[ref]string{}
+	for _, s := range services {
+		taken[ref{v1.KindService, s.Metadata.Name}] = s.Metadata.Owner
+	}
+	for _, m := range modules {
+		taken[ref{v1.KindModule, m.Metadata.Name}] = m.Metadata.Owner
+	}
+	ours := slices.DeleteFunc(slices.Clone(refs), func(r ref) bool {
+		by, there := taken[r]
+		if there && by != owner {
+			l.log.Info("a resource stays: a user has taken it over", "kind", r.Kind, "name", r.Name, "owner", by)
+		}
+		return !there || by != owner
+	})
+	switch len(ours) {
+	case 0:
+		return nil
+	case len(refs):
+		return refused
+	}
+	return l.agent.delete(ctx, ours)
+}
+
+func (l *Listener) resources(ctx context.Context) (services []v1.Service, modules []v1.Module, err error) {
+	if services, err = l.agent.services(ctx); err == nil {
+		modules, err = l.agent.modules(ctx)
+	}
+	return services, modules, err
+}
+
+// claim makes resources the integration's that a version without owners has applied: once, as afterwards a resource
+// without an owner is a user's. What the file does not know may have been a user's before.
 func (l *Listener) claim(ctx context.Context) error {
-	services, err := l.agent.services(ctx)
+	if l.state.Claimed {
+		return nil
+	}
+	services, modules, err := l.resources(ctx)
 	if err != nil {
 		return err
 	}
-	modules, err := l.agent.modules(ctx)
-	if err != nil {
-		return err
+	ours := map[string]bool{proxyResource: l.state.Worker != "", tunnelResource: l.state.Worker != ""}
+	for _, s := range l.state.Services {
+		ours[s.resourceName()] = true
 	}
-	services = slices.DeleteFunc(services, func(s v1.Service) bool {
-		_, ours := s.Metadata.Labels[labelInstance]
-		return !ours || s.Metadata.Owner != ""
-	})
-	modules = slices.DeleteFunc(modules, func(m v1.Module) bool {
-		_, ours := m.Metadata.Labels[labelModule]
-		plane := m.Metadata.Name == proxyResource || m.Metadata.Name == tunnelResource
-		return !ours && !plane || m.Metadata.Owner != ""
-	})
-	for i := range services {
-		services[i].Status, services[i].Metadata.Generation, services[i].Metadata.ResourceVersion = nil, 0, ""
+	for _, m := range l.state.Modules {
+		ours[resourceOf(m.ID)] = true
 	}
-	for i := range modules {
-		modules[i].Status, modules[i].Metadata.Generation, modules[i].Metadata.ResourceVersion = nil, 0, ""
+	for _, s := range services {
+		if ours[s.Metadata.Name] && s.Metadata.Owner == "" {
+			s.Status, s.Metadata.Generation, s.Metadata.ResourceVersion = nil, 0, ""
+			l.claimOne(ctx, s.Metadata.Name, []v1.Service{s}, nil)
+		}
 	}
-	_, err = l.agent.applyBy(ctx, "force=true&owner="+owner, services, modules)
-	return err
+	for _, m := range modules {
+		if ours[m.Metadata.Name] && m.Metadata.Owner == "" {
+			m.Status, m.Metadata.Generation, m.Metadata.ResourceVersion = nil, 0, ""
+			l.claimOne(ctx, m.Metadata.Name, nil, []v1.Module{m})
+		}
+	}
+	l.state.Claimed = true
+	return l.save()
+}
+
+// claimOne logs what fails: the resource remains without the owner, like one that a user has taken over.
+func (l *Listener) claimOne(ctx context.Context, name string, services []v1.Service, modules []v1.Module) {
+	if _, err := l.agent.applyBy(ctx, "force=true&owner="+owner, services, modules); err != nil {
+		l.log.Warn("a resource of a version without owners stays without one", "name", name, "error", err)
+	}
 }
 
 // sweepResources removes what the agent has without a deployment: the file was lost, a release was cut short, or a
 // request reached the agent late. At the start it adopts modules for all services instead: the file may have been lost.
 func (l *Listener) sweepResources(ctx context.Context, start bool) error {
-	services, err := l.agent.services(ctx)
-	if err != nil {
-		return err
-	}
-	modules, err := l.agent.modules(ctx)
+	services, modules, err := l.resources(ctx)
 	if err != nil {
 		return err
 	}
@@ -178,18 +226,18 @@ func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 	}
 	var refs []ref
 	for _, s := range services {
-		if _, ours := s.Metadata.Labels[labelInstance]; ours && !names[s.Metadata.Name] {
+		if _, ours := s.Metadata.Labels[labelInstance]; ours && s.Metadata.Owner == owner && !names[s.Metadata.Name] {
 			refs = append(refs, ref{v1.KindService, s.Metadata.Name})
 		}
 	}
 	for _, m := range modules {
 		lost := !owners[m.Spec.Attach.Services] || !start && !names[m.Metadata.Name]
-		if _, ours := m.Metadata.Labels[labelModule]; ours && lost {
+		if _, ours := m.Metadata.Labels[labelModule]; ours && m.Metadata.Owner == owner && lost {
 			refs = append(refs, ref{v1.KindModule, m.Metadata.Name})
 		}
 	}
 	if len(refs) > 0 {
-		if err := l.agent.delete(ctx, refs); err != nil {
+		if err := l.discard(ctx, refs); err != nil {
 			return err
 		}
 	}
@@ -212,7 +260,10 @@ func (l *Listener) adopt(ctx context.Context) error {
 	}
 	for _, r := range there {
 		m, ours := fromResource(r)
-		if ours && !slices.ContainsFunc(known, func(k module) bool { return k.ID == m.ID }) {
+		if ours {
+			l.state.NextID = max(l.state.NextID, m.ID+1) // also past a name that a user has taken over
+		}
+		if ours && r.Metadata.Owner == owner && !slices.ContainsFunc(known, func(k module) bool { return k.ID == m.ID }) {
 			known = append(known, m)
 		}
 	}
