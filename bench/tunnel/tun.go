@@ -39,7 +39,10 @@ type tun struct {
 type program func(g *ground, dir string, node int) ([]string, error)
 
 func compiled(g *ground, dir string, i int) ([]string, error) {
-	err := bench.CompileC(context.Background(), dir, tunFiles, "tun/tun.c")
+	var err error
+	if i == 0 { // once for both
+		err = bench.CompileC(context.Background(), dir, tunFiles, "tun/tun.c")
+	}
 	return []string{bench.Program(dir, "tun/tun.c"), tunDevice, g.node(i).String(), g.node(1 - i).String(),
 		strconv.Itoa(tunPort), strconv.Itoa(g.service)}, err
 }
