@@ -48,6 +48,8 @@ type Server struct {
 	large   chan struct{} // requests with large bodies that are worked on
 	pending atomic.Int64  // bytes of large bodies that are read or wait
 
+	documents sync.Mutex // see serveDocument
+
 	mu      sync.Mutex
 	guarded []serve.Endpoint // those that are served and need credentials
 }
@@ -110,10 +112,12 @@ func (s *Server) dropDocument() {
 	doc.Paths, doc.Components = nil, &huma.Components{Schemas: huma.NewMapRegistry("", huma.DefaultSchemaNamer)}
 }
 
-// serveDocument makes the document for each request.
+// serveDocument makes the document for each request, one at a time: it takes megabytes for a moment.
 func (s *Server) serveDocument(mediaType string, text func(*huma.OpenAPI) ([]byte, error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
+		s.documents.Lock()
 		data, err := text(s.OpenAPI())
+		s.documents.Unlock()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 			return
