@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/bench/internal/contender"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
@@ -133,7 +134,7 @@ func overBareIP(t *testing.T, g *ground) {
 func addTUN(t *testing.T, g *ground) (start func(), err error) {
 	var ends [2]*os.File
 	for i, lab := range g.labs {
-		if err := lab.Node().Do(func() (err error) { ends[i], err = openTUN(device); return }); err != nil {
+		if err := lab.Node().Do(func() (err error) { ends[i], err = contender.OpenTUN(device); return }); err != nil {
 			return nil, err
 		}
 		t.Cleanup(func() { ends[i].Close() })
@@ -142,23 +143,6 @@ func addTUN(t *testing.T, g *ground) (start func(), err error) {
 		go carry(ends[0], ends[1])
 		go carry(ends[1], ends[0])
 	}, nil
-}
-
-func openTUN(name string) (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, err
-	}
-	req, err := unix.NewIfreq(name)
-	if err != nil {
-		return nil, err
-	}
-	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-		unix.Close(fd)
-		return nil, err
-	}
-	return os.NewFile(uintptr(fd), name), nil
 }
 
 // carry ends when the devices are closed.

@@ -42,7 +42,7 @@ func runGoProxy(args []string) error {
 	if len(args) != 5 && len(args) != 7 {
 		return fmt.Errorf("%d arguments, want DEVICE CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL [LOCAL PEER]", len(args))
 	}
-	device, err := openTUN(args[0])
+	device, err := OpenTUN(args[0])
 	if err != nil {
 		return err
 	}
@@ -83,7 +83,8 @@ func openSocket(local, peer string) (*net.UDPConn, netip.AddrPort, error) {
 	return socket, to, err
 }
 
-func openTUN(name string) (*os.File, error) {
+// OpenTUN creates a TUN device, which exists until the file is closed. Each read and write is an IP packet.
+func OpenTUN(name string) (*os.File, error) {
 	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -94,6 +95,7 @@ func openTUN(name string) (*os.File, error) {
 	}
 	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
+		unix.Close(fd)
 		return nil, fmt.Errorf("create %s: %w", name, err)
 	}
 	return os.NewFile(uintptr(fd), name), nil
