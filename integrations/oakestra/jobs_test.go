@@ -3,6 +3,7 @@
 package oakestra_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"net"
@@ -285,6 +286,29 @@ func TestOwner(t *testing.T) {
 	n.container().deploy("other.t.web.t", 0, "")
 	n.undeploy("other.t.web.t", 0)
 	owners("oakestra-0 ", "service ")
+}
+
+// TestClaim has resources of a version without owners: its file does not say that they were claimed.
+func TestClaim(t *testing.T) {
+	n := newNode(t)
+	register(n)
+	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"packetCounter"}]`)
+	module := list[v1.Module](n, "module")[0]
+	module.Status, module.Metadata.Owner = nil, ""
+	n.Must(http.MethodPost, "/v1/apply?force=true", []any{module}, nil)
+	n.killProcess()
+	n.Kill()
+	data, err := os.ReadFile(n.Oakestra())
+	if err != nil || !bytes.Contains(data, []byte(`,"claimed":true`)) {
+		t.Fatalf("%v: %s", err, data)
+	}
+	if err := os.WriteFile(n.Oakestra(), bytes.Replace(data, []byte(`,"claimed":true`), nil, 1), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	if got := list[v1.Module](n, "module")[0].Metadata.Owner; got != "oakestra" {
+		t.Errorf("owner %q", got)
+	}
 }
 
 // TestPackageOfADirectory deploys a package that is not built in, by the name of a directory that the operator allows;
