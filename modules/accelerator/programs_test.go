@@ -289,6 +289,11 @@ func TestVerdictsAreOfOneRoot(t *testing.T) {
 
 // A server that leaves its executable outside its chroot, as HAProxy does, is the program that it was before.
 func TestProgramsThatChroot(t *testing.T) {
+	own, err1 := os.Stat("/")
+	first, err2 := os.Stat("/proc/1/root/")
+	if check(t, errors.Join(err1, err2)); !os.SameFile(own, first) {
+		t.Skip("runs in a chroot: this program's path in there is not the one that is seen from the next chroot")
+	}
 	p := accelerate(t, usual)
 	l := p.listen(t)
 	defer unix.Close(l)
