@@ -133,8 +133,8 @@ func (o *ordered) roundTrip(tries int) bool {
 	return false
 }
 
-// isDropped reports whether the firewall drops all packets to the virtual address, or the answers to them: it has counted
-// each, as it may be load that keeps them from being seen in time.
+// isDropped reports whether the firewall drops all packets to the virtual address, or the answers to them: it has
+// counted each, as it may be load that keeps them from being seen in time.
 func (o *ordered) isDropped() bool {
 	before := o.drops()
 	if o.roundTrip(few) {
