@@ -15,6 +15,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/lab/testrun"
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
@@ -31,7 +32,8 @@ func timed(t *testing.T, side chain.Side, dir chain.Direction, mods ...Module) *
 // repeat runs a packet many times, on one CPU.
 func repeat(t *testing.T, p *ebpf.Program, packet []byte, times uint32) {
 	t.Helper()
-	if _, err := p.Run(&ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+256), Repeat: times}); err != nil {
+	opts := &ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+256), Repeat: times}
+	if _, err := testrun.Run(p, opts); err != nil {
 		t.Fatal(err)
 	}
 }

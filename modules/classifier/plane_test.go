@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/lab/testrun"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
@@ -160,7 +161,7 @@ func (k *kernel) at(ns uint64) {
 func (k *kernel) runs(packet []byte, times uint32) verdict {
 	k.t.Helper()
 	opts := ebpf.RunOptions{Data: packet, DataOut: make([]byte, len(packet)+64), Repeat: times}
-	ret, err := k.prog.Run(&opts)
+	ret, err := testrun.Run(k.prog, &opts)
 	if err != nil {
 		k.t.Fatalf("test run with %d bytes: %v", len(packet), err)
 	}
