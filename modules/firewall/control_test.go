@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -72,11 +73,14 @@ func TestSlotsOutliveChanges(t *testing.T) {
 	owners := make([]owner, slotRules+8)
 	must := func(rules ...uint64) []uint32 {
 		t.Helper()
-		slots, _, err := chooseSlots(owners, rules)
+		a, err := chooseSlots(owners, rules)
 		if err != nil {
 			t.Fatal(err)
 		}
-		return slots
+		for i, slot := range a.slots {
+			owners[slot] = owner{Rule: rules[i], Fill: a.fill}
+		}
+		return a.slots
 	}
 	first := must(11, 12, 13)
 	second := must(13, 14, 11)
@@ -97,7 +101,7 @@ func TestSlotsOutliveChanges(t *testing.T) {
 			}
 		}
 	}
-	if _, _, err := chooseSlots(owners, make([]uint64, 9)); err == nil {
+	if _, err := chooseSlots(owners, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9}); err == nil {
 		t.Error("nine rules fit eight slots")
 	}
 }
@@ -123,6 +127,28 @@ func TestSlotsOfRulesInForceAgain(t *testing.T) {
 	}
 	if after := k.open(k.live(1)).slots; !slices.Equal(before, after) {
 		t.Error("rules in force have lost their hit counters")
+	}
+}
+
+// What a change of a few rules costs does not depend on how many hit counters there are.
+func TestChangeCopiesNoTable(t *testing.T) {
+	f := compileConfig(t, `{"rules": [{"action": "allow", "dst": "10.0.0.1"}]}`)
+	k := loadCompiled(t, f, nil)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 10 {
+		if err := f.Fill(k.maps); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := keepSlots(k.maps, f.identities); err != nil {
+			t.Fatal(err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := (after.TotalAlloc - before.TotalAlloc) / 10; n > 100<<10 {
+		t.Errorf("%d KiB are allocated", n>>10)
+	} else {
+		t.Logf("%d KiB are allocated", n>>10)
 	}
 }
 

@@ -66,101 +66,98 @@ func identities(rules []Rule) []uint64 {
 	return out
 }
 
+// assignment is which hit counters the rules of a rule set have.
+type assignment struct {
+	slots []uint32        // by rule
+	fresh map[uint32]bool // those that have counted for another rule
+	fill  uint64          // the number of the rule set
+}
+
 // assignSlots gives each rule, known by its identity, a hit counter: the one that it had, else one that has been out of
 // use longest. The counters of the running rule set are so left alone until a later change.
-func assignSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
-	ownersMap, err := maps.Get(mapOwners)
-	if err != nil {
-		return nil, err
-	}
-	owners, err := readArray[owner](ownersMap)
-	if err != nil {
-		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
-	}
-	slots, fresh, err := chooseSlots(owners, ids)
-	if err != nil {
-		return nil, err
-	}
-	if err := clearSlots(maps, fresh); err != nil {
-		return nil, err
-	}
-	return slots, writeOwners(ownersMap, owners, slots)
+func assignSlots(maps sdk.Maps, ids []uint64) (slots []uint32, err error) {
+	err = withOwners(maps, func(m *ebpf.Map, owners []owner) error {
+		a, err := chooseSlots(owners, ids)
+		if err != nil {
+			return err
+		}
+		if err := clearSlots(maps, a.fresh); err != nil {
+			return err
+		}
+		slots = a.slots
+		return a.write(m, ids)
+	})
+	return slots, err
 }
 
 // keepSlots reads which hit counters the rules of the running rule set have. They become those used last: the half with
 // these rules may be in use again without having been filled, and then the rule set of the change before was filled
 // later.
-func keepSlots(maps sdk.Maps, ids []uint64) ([]uint32, error) {
-	m, err := maps.Get(mapOwners)
-	if err != nil {
-		return nil, err
-	}
-	owners, err := readArray[owner](m)
-	if err != nil {
-		return nil, fmt.Errorf("read map %s: %w", mapOwners, err)
-	}
-	before := slices.Clone(owners)
-	slots, _, err := chooseSlots(owners, ids)
-	if err != nil {
-		return nil, err
-	}
-	var late []uint32
-	for i, slot := range slots {
-		if b := before[slot]; b.Rule == ids[i] && b.Fill+1 < owners[slot].Fill {
-			late = append(late, slot)
+func keepSlots(maps sdk.Maps, ids []uint64) (slots []uint32, err error) {
+	err = withOwners(maps, func(m *ebpf.Map, owners []owner) error {
+		a, err := chooseSlots(owners, ids)
+		if err != nil {
+			return err
 		}
-	}
-	return slots, writeOwners(m, owners, late)
+		slots = a.slots
+		late := assignment{fill: a.fill}
+		var lateIDs []uint64
+		for i, slot := range slots {
+			if o := owners[slot]; o.Rule == ids[i] && o.Fill+1 < a.fill {
+				late.slots, lateIDs = append(late.slots, slot), append(lateIDs, ids[i])
+			}
+		}
+		return late.write(m, lateIDs)
+	})
+	return slots, err
 }
 
-// chooseSlots changes owners to what they will be. Fresh slots have counters of another rule.
-func chooseSlots(owners []owner, rules []uint64) (slots []uint32, fresh map[uint32]bool, err error) {
-	known := map[uint64]uint32{}
-	fill := uint64(0)
+// chooseSlots leaves owners, of which there are many more than rules, as they are.
+func chooseSlots(owners []owner, rules []uint64) (a assignment, err error) {
+	place := make(map[uint64]int, len(rules))
+	for i, id := range rules {
+		place[id] = i
+	}
+	a.slots, a.fresh = make([]uint32, len(rules)), map[uint32]bool{}
 	for slot := slotRules; slot < len(owners); slot++ {
-		fill = max(fill, owners[slot].Fill)
-		if owners[slot].Rule != 0 {
-			known[owners[slot].Rule] = uint32(slot)
-		}
-	}
-	fill++
-	slots, fresh = make([]uint32, len(rules)), map[uint32]bool{}
-	for i, id := range rules {
-		if slot, ok := known[id]; ok {
-			slots[i] = slot
-			owners[slot].Fill = fill
-		}
-	}
-	var free []uint32
-	for i, id := range rules {
-		if slots[i] != 0 {
+		a.fill = max(a.fill, owners[slot].Fill)
+		if owners[slot].Rule == 0 {
 			continue
 		}
-		if free == nil {
-			free = oldestFirst(owners, fill, len(rules)-i)
+		if i, ok := place[owners[slot].Rule]; ok {
+			a.slots[i] = uint32(slot)
 		}
-		if len(free) == 0 {
-			return nil, nil, fmt.Errorf("no hit counter is left for rule %d of %d", i, len(rules))
-		}
-		slots[i], free = free[0], free[1:]
-		fresh[slots[i]] = owners[slots[i]].Rule != 0
-		if !fresh[slots[i]] {
-			delete(fresh, slots[i])
-		}
-		owners[slots[i]] = owner{Rule: id, Fill: fill}
 	}
-	return slots, fresh, nil
+	a.fill++
+	missing := 0
+	for _, slot := range a.slots {
+		if slot == 0 {
+			missing++
+		}
+	}
+	free := oldestFirst(owners, place, missing)
+	if len(free) < missing {
+		return a, fmt.Errorf("%d hit counters are left for %d of %d rules", len(free), missing, len(rules))
+	}
+	for i := range rules {
+		if a.slots[i] != 0 {
+			continue
+		}
+		a.slots[i], free = free[0], free[1:]
+		if owners[a.slots[i]].Rule != 0 {
+			a.fresh[a.slots[i]] = true
+		}
+	}
+	return a, nil
 }
 
-// oldestFirst lists the slots not in use by rule set fill, or n of them that never were.
-func oldestFirst(owners []owner, fill uint64, n int) []uint32 {
+// oldestFirst lists the slots of no rule in a set, or n of them that never had one.
+func oldestFirst(owners []owner, rules map[uint64]int, n int) []uint32 {
 	var free, used []uint32
 	for slot := slotRules; slot < len(owners) && len(free) < n; slot++ {
-		switch owners[slot].Fill {
-		case 0:
+		if owners[slot].Fill == 0 {
 			free = append(free, uint32(slot))
-		case fill:
-		default:
+		} else if _, ok := rules[owners[slot].Rule]; !ok {
 			used = append(used, uint32(slot))
 		}
 	}
@@ -171,12 +168,13 @@ func oldestFirst(owners []owner, fill uint64, n int) []uint32 {
 	return append(free, used...)
 }
 
-func writeOwners(m *ebpf.Map, owners []owner, slots []uint32) error {
-	for from := 0; from < len(slots); from += fillBatch {
-		keys := slots[from:min(from+fillBatch, len(slots))]
+// write notes in the map of owners who has the slots now: the rules with these identities.
+func (a *assignment) write(m *ebpf.Map, ids []uint64) error {
+	for from := 0; from < len(a.slots); from += fillBatch {
+		keys := a.slots[from:min(from+fillBatch, len(a.slots))]
 		values := make([]owner, len(keys))
-		for i, slot := range keys {
-			values[i] = owners[slot]
+		for i := range keys {
+			values[i] = owner{Rule: ids[from+i], Fill: a.fill}
 		}
 		if _, err := m.BatchUpdate(keys, values, nil); err != nil {
 			return fmt.Errorf("write map %s: %w", mapOwners, err)
@@ -185,32 +183,36 @@ func writeOwners(m *ebpf.Map, owners []owner, slots []uint32) error {
 	return nil
 }
 
-// readArray reads an array map: one that can be mapped into memory by a copy, others, which an earlier version has
-// left, in few system calls (batches: Linux 5.6).
-func readArray[T any](m *ebpf.Map) ([]T, error) {
+// withOwners calls do with the owners of all slots, of which it keeps nothing. A map that can be mapped into memory is
+// read there, others, which an earlier version has left, in few system calls (batches: Linux 5.6).
+func withOwners(maps sdk.Maps, do func(m *ebpf.Map, owners []owner) error) error {
+	m, err := maps.Get(mapOwners)
+	if err != nil {
+		return err
+	}
 	n := int(m.MaxEntries())
 	if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
 		memory, err := unix.Mmap(m.FD(), 0, n*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
 		if err != nil {
-			return nil, err
+			return fmt.Errorf("read map %s: %w", mapOwners, err)
 		}
 		defer func() { _ = unix.Munmap(memory) }()
-		return slices.Clone(unsafe.Slice((*T)(unsafe.Pointer(&memory[0])), n)), nil
+		return do(m, unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), n))
 	}
-	keys, values := make([]uint32, n), make([]T, n)
+	keys, owners := make([]uint32, n), make([]owner, n)
 	var cursor ebpf.MapBatchCursor
 	got := 0
 	for got < n {
-		count, err := m.BatchLookup(&cursor, keys[got:min(got+4096, n)], values[got:min(got+4096, n)], nil)
+		count, err := m.BatchLookup(&cursor, keys[got:min(got+4096, n)], owners[got:min(got+4096, n)], nil)
 		got += count
 		if err != nil || count == 0 {
 			break
 		}
 	}
 	if got < n {
-		return values, fmt.Errorf("%d of %d entries", got, n)
+		return fmt.Errorf("read map %s: %d of %d entries", mapOwners, got, n)
 	}
-	return values, nil
+	return do(m, owners)
 }
 
 // readHits sums the counters of all CPUs by slot of a map.
