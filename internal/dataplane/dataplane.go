@@ -99,10 +99,12 @@ func checkBPFFS(root string) error {
 // Observe reads the state.
 func (d *Dataplane) Observe() (chain.State, error) {
 	s := chain.State{Generations: map[string][]string{}}
-	dirs, _ := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*"))
-	for _, dir := range dirs {
-		name := filepath.Base(filepath.Dir(dir))
-		s.Generations[name] = append(s.Generations[name], filepath.Base(dir))
+	modules, _ := os.ReadDir(d.layout.modules())
+	for _, m := range modules {
+		generations, _ := os.ReadDir(d.layout.module(m.Name()))
+		for _, g := range generations {
+			s.Generations[m.Name()] = append(s.Generations[m.Name()], g.Name())
+		}
 	}
 	var err error
 	if s.Values, err = d.readValues(s.Generations); err != nil {
@@ -254,12 +256,9 @@ func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 	if open[sdk.TunablesMap] != nil {
 		one = sdk.TunablesMap // never one that was carried over
 	}
-	pinned, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.generation(name, id), one), nil)
-	if err != nil {
-		return false
-	}
-	defer pinned.Close()
-	return sameObject(pinned, open[one])
+	pinned, err1 := pinnedID(filepath.Join(d.layout.generation(name, id), one))
+	held, err2 := objectID(open[one].FD())
+	return err1 == nil && err2 == nil && pinned == held
 }
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.

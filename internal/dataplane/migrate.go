@@ -90,14 +90,9 @@ func sameObject(a, b *ebpf.Map) bool {
 	if a == nil || b == nil {
 		return false
 	}
-	one, err1 := a.Info()
-	other, err2 := b.Info()
-	if err1 != nil || err2 != nil {
-		return false
-	}
-	id1, ok1 := one.ID()
-	id2, ok2 := other.ID()
-	return ok1 && ok2 && id1 == id2
+	one, err1 := objectID(a.FD())
+	other, err2 := objectID(b.FD())
+	return err1 == nil && err2 == nil && one == other
 }
 
 // copyEntries copies all entries. Those that packets change meanwhile may be copied as they were. Queues and the like,

@@ -9,31 +9,47 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// pinnedID returns the kernel's id of a pinned program. Each change asks for those of all chains, and package ebpf also
-// reads the types of each program that it opens, which takes longer than all else that a change observes.
-func pinnedID(path string) (uint32, error) {
+// openPin opens a pinned program or map. What each change asks of all chains and modules is asked so: package ebpf also
+// reads the types of each program that it opens, and /proc for each map, which takes longer than all else that a change
+// observes.
+func openPin(path string) (fd int, err error) {
 	name, err := unix.BytePtrFromString(path)
 	if err != nil {
 		return 0, err
 	}
-	fd, err := bpfCall(unix.BPF_OBJ_GET, &struct {
+	fd, err = bpfCall(unix.BPF_OBJ_GET, &struct {
 		pathname unsafe.Pointer
 		fd       uint32
 		flags    uint32
 	}{pathname: unsafe.Pointer(name)})
 	if err != nil {
-		return 0, fmt.Errorf("open pinned program %s: %w", path, err)
+		return 0, fmt.Errorf("open pin %s: %w", path, err)
+	}
+	return fd, nil
+}
+
+// pinnedID returns the kernel's id of a pinned program or map.
+func pinnedID(path string) (uint32, error) {
+	fd, err := openPin(path)
+	if err != nil {
+		return 0, err
 	}
 	defer unix.Close(fd)
-	info := &struct{ kind, id uint32 }{} // the begin of struct bpf_prog_info
-	_, err = bpfCall(unix.BPF_OBJ_GET_INFO_BY_FD, &struct {
+	id, err := objectID(fd)
+	if err != nil {
+		return 0, fmt.Errorf("pin %s: %w", path, err)
+	}
+	return id, nil
+}
+
+// objectID returns the kernel's id of an open program or map.
+func objectID(fd int) (uint32, error) {
+	info := &struct{ kind, id uint32 }{} // the begin of struct bpf_prog_info and of struct bpf_map_info
+	_, err := bpfCall(unix.BPF_OBJ_GET_INFO_BY_FD, &struct {
 		fd, size uint32
 		info     unsafe.Pointer
 	}{uint32(fd), uint32(unsafe.Sizeof(*info)), unsafe.Pointer(info)})
-	if err != nil {
-		return 0, fmt.Errorf("pinned program %s: %w", path, err)
-	}
-	return info.id, nil
+	return info.id, err
 }
 
 // bpfCall is the system call bpf(2). It returns the new descriptor if there is one.

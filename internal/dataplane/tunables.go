@@ -33,8 +33,8 @@ const (
 // tunables is the map of a generation, mapped into memory.
 type tunables struct{ memory []byte }
 
-func openTunables(m *ebpf.Map) (*tunables, error) {
-	memory, err := unix.Mmap(m.FD(), 0, int(m.ValueSize()), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+func openTunables(fd int, size uint32) (*tunables, error) {
+	memory, err := unix.Mmap(fd, 0, int(size), unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
 		return nil, fmt.Errorf("map %s: %w", sdk.TunablesMap, err)
 	}
@@ -84,7 +84,7 @@ func (g *generation) setValues(id string, settle func() error) error {
 	if m == nil {
 		return fmt.Errorf("generation %s: map %s: %w", g.ID, sdk.TunablesMap, os.ErrNotExist)
 	}
-	t, err := openTunables(m)
+	t, err := openTunables(m.FD(), m.ValueSize())
 	if err != nil {
 		return err
 	}
@@ -125,7 +125,8 @@ func (g *generation) firstValues(previous map[string]*ebpf.Map) error {
 	if err != nil {
 		return err
 	}
-	t, err := openTunables(g.maps[sdk.TunablesMap])
+	m := g.maps[sdk.TunablesMap]
+	t, err := openTunables(m.FD(), m.ValueSize())
 	if err != nil {
 		return err
 	}
@@ -143,15 +144,15 @@ func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Gener
 	out := map[chain.Generation]string{}
 	for module, ids := range generations {
 		for _, id := range ids {
-			m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.generation(module, id), sdk.TunablesMap), nil)
+			fd, err := openPin(filepath.Join(d.layout.generation(module, id), sdk.TunablesMap))
 			if errors.Is(err, os.ErrNotExist) {
 				continue
 			}
 			if err != nil {
 				return nil, err
 			}
-			t, err := openTunables(m)
-			m.Close()
+			t, err := openTunables(fd, valuesHead)
+			unix.Close(fd)
 			if err != nil {
 				return nil, err
 			}
