@@ -35,7 +35,8 @@ type VirtualServiceUpdate struct {
 type VirtualService struct {
 	Name string                      `json:"name"`
 	Spec v1alpha1.VirtualServiceSpec `json:"spec"`
-	// Dynamic: a resolver found it because it was requested, and forgets it when it is idle.
+	// Dynamic: a resolver found it because some control plane requested it, and forgets it when all that know it have
+	// released it. One that uses it again after that requests one of its addresses.
 	Dynamic bool `json:"dynamic,omitempty"`
 }
 

@@ -3,100 +3,136 @@
 package resolve
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
-	"maps"
 	"os"
 	"sync"
-	"time"
 
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-// cache keeps what resolvers found in a file, written a moment after a change. To lose it is no harm beyond a question.
+// cache keeps what resolvers found in a file: all of it, and then a line for each change. A change is in the file
+// before control planes receive it, so that an agent that is killed at any moment continues with what they have: if
+// it knew less, they would end connections. The file need not survive the machine, and is not synced.
 type cache struct {
 	path string
 	log  *slog.Logger
 
-	mu    sync.Mutex
-	found map[string]map[string]Record // by source and name
-	dirty chan struct{}                // has room for one
+	mu      sync.Mutex
+	found   map[string]map[string]Record // by source and name
+	journal *os.File                     // nil: the whole file is to be written
+	size    int                          // bytes of changes in it
+	failed  bool                         // to write, which was logged
 }
 
-const cacheEvery = time.Second
+// change is one of a record; without one of it, Remove is.
+type change struct {
+	Source string  `json:"source"`
+	Put    *Record `json:"put,omitempty"`
+	Remove string  `json:"remove,omitempty"`
+}
+
+// maxJournal is how many bytes of changes make the whole file be written again.
+const maxJournal = 1 << 20
 
 func newCache(path string, log *slog.Logger) cache {
-	return cache{path: path, log: log, dirty: make(chan struct{}, 1)}
+	return cache{path: path, log: log, found: map[string]map[string]Record{}}
 }
 
+// read returns what the file has. An agent that was killed while it wrote a change has not passed it on.
 func (c *cache) read() map[string]map[string]Record {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.found = map[string]map[string]Record{}
-	data, err := os.ReadFile(c.path)
+	f, err := os.Open(c.path)
 	if err == nil {
-		err = json.Unmarshal(data, &c.found)
+		defer f.Close()
+		err = c.decode(json.NewDecoder(f))
 	}
-	if err != nil && c.path != "" && !errors.Is(err, fs.ErrNotExist) {
-		c.log.Warn("cached answers of resolvers are discarded and resolved again", "error", err)
-		c.found = map[string]map[string]Record{}
+	if err != nil && c.path != "" && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, io.ErrUnexpectedEOF) {
+		c.log.Warn("some cached answers of resolvers are discarded and resolved again", "error", err)
 	}
 	return c.found
 }
 
-func (c *cache) put(source string, s Record) {
-	c.change(func() { submap(c.found, source)[s.Name] = s })
-}
-
-func (c *cache) remove(source, name string) { c.change(func() { delete(c.found[source], name) }) }
-
-func (c *cache) change(do func()) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.found == nil {
+func (c *cache) decode(from *json.Decoder) error {
+	if err := from.Decode(&c.found); err != nil {
 		c.found = map[string]map[string]Record{}
+		return err
 	}
-	do()
-	select {
-	case c.dirty <- struct{}{}:
-	default:
-	}
-}
-
-// run writes changes, and those of the last moment when ctx ends.
-func (c *cache) run(ctx context.Context) {
 	for {
-		select {
-		case <-c.dirty:
-		case <-ctx.Done():
-			if len(c.dirty) > 0 {
-				c.write()
+		var one change
+		if err := from.Decode(&one); err != nil {
+			if errors.Is(err, io.EOF) {
+				return nil
 			}
-			return
+			return err
 		}
-		select {
-		case <-time.After(cacheEvery):
-		case <-ctx.Done():
-		}
-		c.write()
+		c.apply(one)
 	}
 }
 
-func (c *cache) write() {
+func (c *cache) apply(one change) {
+	if one.Put != nil {
+		submap(c.found, one.Source)[one.Put.Name] = *one.Put
+	} else {
+		drop(c.found, one.Source, one.Remove)
+	}
+}
+
+func (c *cache) put(source string, s Record) { c.note(change{Source: source, Put: &s}) }
+
+func (c *cache) remove(source, name string) { c.note(change{Source: source, Remove: name}) }
+
+func (c *cache) note(one change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.apply(one)
 	if c.path == "" {
 		return
 	}
-	maps.DeleteFunc(c.found, func(_ string, all map[string]Record) bool { return len(all) == 0 })
-	data, err := json.Marshal(c.found)
-	if err == nil {
-		err = atomicfile.Write(c.path, data, 0o600)
-	}
-	if err != nil {
+	err := c.write(one)
+	if err != nil && !c.failed {
 		c.log.Warn("cannot store the answers of resolvers", "error", err)
 	}
+	c.failed = err != nil
+}
+
+func (c *cache) write(one change) error {
+	if c.journal == nil || c.size > maxJournal {
+		return c.writeAll()
+	}
+	line, err := json.Marshal(one)
+	if err != nil {
+		return err
+	}
+	if _, err := c.journal.Write(append(line, '\n')); err != nil {
+		return errors.Join(err, c.closeJournal())
+	}
+	c.size += len(line)
+	return nil
+}
+
+func (c *cache) writeAll() error {
+	data, err := json.Marshal(c.found)
+	if err != nil {
+		return err
+	}
+	if err := errors.Join(c.closeJournal(), atomicfile.Write(c.path, append(data, '\n'), 0o600)); err != nil {
+		return err
+	}
+	c.journal, err = os.OpenFile(c.path, os.O_APPEND|os.O_WRONLY, 0)
+	c.size = 0
+	return err
+}
+
+func (c *cache) closeJournal() error {
+	if c.journal == nil {
+		return nil
+	}
+	err := c.journal.Close()
+	c.journal = nil
+	return err
 }

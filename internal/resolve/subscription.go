@@ -26,12 +26,18 @@ type Update struct {
 	Unknown []netip.Addr `json:"unknown,omitempty"`
 }
 
-// Subscribe returns a subscription for the control plane of a module. It starts with all virtual services.
+// Subscribe returns a subscription for the control plane of a module. It starts with all virtual services. It uses
+// dynamic ones until it releases them, even if it has not looked them up: packets use whatever a control plane knows.
 func (t *Table) Subscribe(module string) *Subscription {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, notFound: map[netip.Addr]bool{}}
 	t.subscriptions = append(t.subscriptions, s)
+	for _, e := range t.services {
+		if e.dynamic() {
+			e.users[s] = true
+		}
+	}
 	return s
 }
 

@@ -44,7 +44,7 @@ type entry struct {
 	source string
 	spec   v1.VirtualServiceSpec  // as configured, or found
 	owned  []netip.Addr           // its addresses without those that another entry has
-	users  map[*Subscription]bool // of a dynamic entry
+	users  map[*Subscription]bool // of a dynamic entry: who has not released it
 	keep   bool                   // of a dynamic entry: also without users
 
 	encoded   json.RawMessage // as control planes get it
@@ -71,7 +71,6 @@ func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 // Run runs the resolvers until ctx ends.
 func (t *Table) Run(ctx context.Context) error {
 	var all errgroup.Group
-	all.Go(func() error { t.cache.run(ctx); return nil })
 	for _, r := range t.resolvers {
 		all.Go(func() error {
 			if err := r.Run(ctx, t); err != nil && ctx.Err() == nil {
@@ -343,6 +342,11 @@ func (t *Table) Put(source string, s Record) {
 		if l := t.lookups[addr]; l != nil {
 			maps.Copy(e.users, l.waiting)
 			delete(t.lookups, addr)
+		}
+	}
+	if created && (e.keep || len(e.users) > 0) {
+		for _, s := range t.subscriptions {
+			e.users[s] = true
 		}
 	}
 	if kept && !e.keep || created && !e.keep && len(e.users) == 0 { // it came after a release, or too late for a lookup

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -348,6 +349,31 @@ func TestSubscriptionOfTheNextVersion(t *testing.T) {
 	}
 }
 
+// A control plane uses what it knows, even if others have looked it up, or the resolver has told it unasked: neither
+// their release nor the resolver's ends its connections.
+func TestKnownIsUsed(t *testing.T) {
+	r, path := &dynamic{}, filepath.Join(t.TempDir(), "resolved.json")
+	table := NewTable(quiet, path, r)
+	p, other := follow(t, table).sync(), follow(t, table).sync()
+	other.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	app, own := Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")},
+		Record{Name: "test.own", Spec: plain("10.30.0.2", "10.18.0.2"), Keep: true}
+	table.Put("test", app)
+	table.Put("test", own)
+	other.subscription.Handle(sdk.Requests{Release: []string{"test.app", "test.own"}})
+	own.Keep = false
+	table.Put("test", own)
+	p.sync().expect("looked up by another, and not kept any more", p.names(), "test.app test.own")
+
+	table = NewTable(quiet, path, r)
+	table.Restore()
+	p, other = follow(t, table).sync(), follow(t, table).sync()
+	other.subscription.Handle(sdk.Requests{Release: []string{"test.app", "test.own"}})
+	p.sync().expect("after a restart of the agent", p.names(), "test.app test.own")
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app", "test.own"}})
+	p.sync().expect("released", p.names()+fmt.Sprint(r.idle), "[test.app test.own]")
+}
+
 func TestResourcesTakeAddresses(t *testing.T) {
 	table := NewTable(quiet, "", &dynamic{})
 	p := follow(t, table)
@@ -397,27 +423,57 @@ func TestAddressesChangeHands(t *testing.T) {
 	}
 }
 
-// A restarted agent continues with what was found, until its resolver knows better.
+// An agent that was killed at any moment continues with what was found, until its resolver knows better. What control
+// planes have received must be in the file: they would end connections to what the next agent does not know.
 func TestFoundSurvivesTheAgent(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolved.json")
-	ctx, cancel := context.WithCancel(t.Context())
-	table, done := NewTable(quiet, path, &dynamic{}), make(chan error, 1)
-	go func() { done <- table.Run(ctx) }()
+	restart := func(resolvers ...Resolver) *Table {
+		table := NewTable(quiet, path, resolvers...)
+		table.Restore()
+		return table
+	}
+	expect := func(what, want string) {
+		t.Helper()
+		p := follow(t, restart(&dynamic{})).sync()
+		p.expect(what, p.names()+" "+p.targets("test.a"), want)
+	}
+	table := restart(&dynamic{})
 	table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.1"), Keep: true})
+	expect("first", "test.a i0=10.18.0.1@")
 	table.Put("test", Record{Name: "test.b", Spec: plain("10.30.0.2"), Keep: true})
+	table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", "10.18.0.2"), Keep: true})
+	expect("a moved", "test.a test.b i0=10.18.0.2@")
 	table.Delete("test", "test.b")
-	cancel()
-	if err := <-done; err != nil {
+	expect("b ended", "test.a i0=10.18.0.2@")
+	whole, err := os.ReadFile(path)
+	if err != nil {
 		t.Fatal(err)
 	}
-	next := NewTable(quiet, path, &dynamic{})
-	next.Restore()
-	p := follow(t, next).sync()
-	p.expect("after the restart", p.names()+" "+p.targets("test.a"), "test.a i0=10.18.0.1@")
-	without := NewTable(quiet, path)
-	without.Restore()
-	if names := without.Names(); len(names) != 0 {
+	table.Put("test", Record{Name: "test.c", Spec: plain("10.30.0.3"), Keep: true})
+	text, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, text[:(len(whole)+len(text))/2], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	expect("killed while it wrote c", "test.a i0=10.18.0.2@")
+	restart(&dynamic{}).Put("test", Record{Name: "test.d", Spec: plain("10.30.0.4"), Keep: true})
+	expect("written again", "test.a test.d i0=10.18.0.2@")
+	if names := restart().Names(); len(names) != 0 {
 		t.Errorf("without the resolver: %v", names)
+	}
+}
+
+// Changes do not make the file grow without limit.
+func TestFoundIsWrittenAnew(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolved.json")
+	table := NewTable(quiet, path, &dynamic{})
+	for n := range 20_000 {
+		table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1", fmt.Sprintf("10.18.0.%d", n%250)), Keep: true})
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() > maxJournal+4096 {
+		t.Errorf("%v, %v", info, err)
 	}
 }
 

@@ -53,6 +53,7 @@ type service struct {
 	virtuals []*virtual
 	ports    []v1alpha1.VirtualPort
 	used     time.Time           // when it had sessions, or came
+	released bool                // and has had none since
 	trouble  error               // why not all of it is in the maps
 	spec     *sdk.VirtualService // to be tried again; with trouble only
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -440,14 +441,16 @@ const idleFor = 10 * time.Minute
 // idle reports to the agent which dynamic virtual services are not in use.
 func (w *generation) idle(now time.Time) {
 	for _, s := range w.services {
-		for _, t := range s.targets {
-			if w.sweeper.refs[t.index] != 0 {
-				s.used = now
+		if slices.ContainsFunc(s.targets, func(t *target) bool { return w.sweeper.refs[t.index] != 0 }) {
+			s.used = now
+			if s.released && len(s.virtuals) > 0 {
+				w.live.Resolve(s.virtuals[0].addr)
+				s.released = false
 			}
 		}
 		if s.dynamic && now.Sub(s.used) > idleFor {
 			w.live.Release(s.name)
-			s.used = now // not told again with each sweep
+			s.used, s.released = now, true // not told again with each sweep
 		}
 	}
 }

@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"fmt"
 	"net/netip"
 	"testing"
 	"time"
@@ -252,6 +253,12 @@ func TestIdle(t *testing.T) {
 	p.sweep()
 	p.sweep()
 	p.same("later", p.idle, []string{"web"})
+	p.same("not in use", len(p.wanted), 0)
+	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	fillSessions(p, 1)
+	p.sweep()
+	p.sweep()
+	p.same("in use again", fmt.Sprint(p.wanted), "["+vs.Spec.Addresses[0].Address+"]")
 }
 
 // BenchmarkSweep reads a full table of 65,536 sessions, of which few end.

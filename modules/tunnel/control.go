@@ -36,7 +36,7 @@ type tunnel struct {
 	refused  map[netip.Addr]string
 	paths    map[netip.Addr]pathMTU
 	asked    lookups
-	senders  map[string]time.Time // virtual services that were looked up for their packets, and their last use
+	senders  map[string]time.Time // dynamic virtual services by the time of their last packet; zero: released
 }
 
 var (
@@ -154,6 +154,9 @@ func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 		t.mention = map[string]bool{}
 	}
 	for _, service := range update.Put {
+		if _, known := t.virtual[service.Name]; !known && service.Dynamic {
+			t.senders[service.Name] = time.Now()
+		}
 		t.virtual[service.Name] = locate(service)
 		if t.mention != nil {
 			t.mention[service.Name] = true
@@ -168,6 +171,7 @@ func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 		for name := range t.virtual {
 			if !t.mention[name] {
 				delete(t.virtual, name)
+				delete(t.senders, name)
 			}
 		}
 		t.mention, t.complete = nil, true

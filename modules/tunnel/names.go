@@ -148,7 +148,7 @@ func (t *tunnel) ask(source, from netip.Addr, now time.Time) {
 	}
 }
 
-// lookedUp notes which services were looked up here, so that they are released when they are idle. t.mu is held.
+// lookedUp notes which services were looked up here, and so are in use. t.mu is held.
 func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	for _, service := range update.Put {
 		for _, l := range t.virtual[service.Name] {
@@ -159,7 +159,8 @@ func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	}
 }
 
-// releaseIdle releases services of which no packet has come for a while.
+// releaseIdle releases services of which no packet has come for a while, looked up here or not, and requests them again
+// when one has.
 func (t *tunnel) releaseIdle(now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -179,11 +180,15 @@ func (t *tunnel) releaseIdle(now time.Time) {
 			}
 			n.Used = 0
 			_ = m.Put(key, n) // else it counts as used again
+			if last.IsZero() {
+				t.live.Resolve(l.virtual)
+			}
 			last = now
 		}
-		if t.senders[service] = last; now.Sub(last) > idleFor {
-			delete(t.senders, service)
+		if !last.IsZero() && now.Sub(last) > idleFor {
 			t.live.Release(service)
+			last = time.Time{}
 		}
+		t.senders[service] = last
 	}
 }

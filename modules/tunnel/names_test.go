@@ -75,6 +75,27 @@ func TestSourcesBetweenNodes(t *testing.T) {
 	}
 }
 
+// A service that was not looked up here is released as well.
+func TestServicesOfOthersAreReleased(t *testing.T) {
+	k := loadNamed(t)
+	var released []string
+	k.tunnel.live.Release = func(name string) {
+		if name == "oakestra.new" {
+			released = append(released, name)
+		}
+	}
+	k.tunnel.live.Resolve = func(a netip.Addr) { t.Errorf("asked for %s", a) }
+	told := named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")
+	now := time.Now()
+	for n := range 4 {
+		k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{told}})
+		k.releaseIdle(now.Add(time.Duration(n) * idleFor))
+	}
+	if !slices.Equal(released, []string{"oakestra.new"}) {
+		t.Errorf("released %v", released)
+	}
+}
+
 // An unknown sender is looked up, once, and accepted as soon as it is known. It is released when it is idle.
 func TestUnknownSenders(t *testing.T) {
 	k := loadNamed(t)
@@ -86,7 +107,11 @@ func TestUnknownSenders(t *testing.T) {
 		defer mu.Unlock()
 		asked = append(asked, a)
 	}
-	k.tunnel.live.Release = func(name string) { released = append(released, name) }
+	k.tunnel.live.Release = func(name string) {
+		if name == "oakestra.new" {
+			released = append(released, name)
+		}
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var following sync.WaitGroup
 	following.Go(func() { k.followStrangers(ctx) })
@@ -123,6 +148,15 @@ func TestUnknownSenders(t *testing.T) {
 	k.releaseIdle(now.Add(3 * idleFor))
 	if !slices.Equal(released, []string{"oakestra.new"}) {
 		t.Errorf("released %v", released)
+	}
+	asked = nil
+	k.releaseIdle(now.Add(5 * idleFor))
+	if ret, why := k.reason(k.unwrap(), packet); ret != tcRedirect {
+		t.Errorf("another still uses it: action %d %s", ret, why)
+	}
+	k.releaseIdle(now.Add(6 * idleFor))
+	if len(asked) != 1 || len(released) != 1 {
+		t.Errorf("in use again: asked %v, released %v", asked, released)
 	}
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"oakestra.new"}})
 	if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {

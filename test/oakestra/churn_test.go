@@ -401,6 +401,7 @@ func TestChurn(t *testing.T) {
 		for name := range touched {
 			m.settled(name)
 		}
+		m.Logf("step %d, %s: %v", n, name, slices.Sorted(maps.Keys(touched)))
 		stop(fmt.Sprintf("step %d, %s", n, name), touched)
 		took[name]++
 		all := m.all()
