@@ -33,7 +33,6 @@ require (
 	google.golang.org/protobuf v1.36.12
 	k8s.io/apimachinery v0.37.2
 	oras.land/oras-go/v2 v2.6.4
-	sigs.k8s.io/yaml v1.6.0
 )
 
 require github.com/dchest/siphash v1.2.3
@@ -55,7 +54,6 @@ require (
 	github.com/munnerz/goautoneg v0.0.0-20191010083416-a7dc8b61c822 // indirect
 	github.com/russross/blackfriday/v2 v2.1.0 // indirect
 	github.com/spf13/pflag v1.0.10
-	go.yaml.in/yaml/v2 v2.4.4 // indirect
 	golang.org/x/image v0.30.0 // indirect
 	golang.org/x/tools v0.51.0 // indirect
 	k8s.io/klog/v2 v2.140.0 // indirect

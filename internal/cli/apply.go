@@ -16,7 +16,6 @@ import (
 
 	"github.com/rogpeppe/go-internal/diff"
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -119,7 +118,7 @@ func yamlOf(v any) []byte {
 	if v == nil {
 		return nil
 	}
-	data, err := yaml.Marshal(v)
+	data, err := yamldoc.Encode(v)
 	if err != nil {
 		return []byte(err.Error())
 	}

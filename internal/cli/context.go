@@ -15,13 +15,13 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 	"github.com/kerb-edge/kerb/internal/decode"
 	"github.com/kerb-edge/kerb/internal/suggest"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 // contexts is the file that says how to reach agents of other nodes.
@@ -281,7 +281,7 @@ func changeContexts(change func(*contexts) error) error {
 	if err := change(&c); err != nil {
 		return err
 	}
-	data, err := yaml.Marshal(c)
+	data, err := yamldoc.Encode(c)
 	if err != nil {
 		return err
 	}

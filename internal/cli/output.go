@@ -14,9 +14,9 @@ import (
 	"unicode"
 
 	"golang.org/x/sys/unix"
-	"sigs.k8s.io/yaml"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 // print writes v as JSON or YAML if that was asked for, and else calls table.
@@ -28,7 +28,7 @@ func (a *app) print(w io.Writer, v any, table func(io.Writer)) error {
 		encoder.SetEscapeHTML(false)
 		return encoder.Encode(v)
 	case "yaml":
-		data, err := yaml.Marshal(v)
+		data, err := yamldoc.Encode(v)
 		if err != nil {
 			return err
 		}

@@ -16,8 +16,6 @@ import (
 	"strconv"
 	"strings"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
@@ -75,11 +73,15 @@ func Into(object map[string]any, v any) error {
 
 // YAML reads one YAML document. In addition to mistakes in numbers there is a value.
 func YAML(doc []byte) (any, error) {
-	data, err := yaml.YAMLToJSONStrict(doc)
+	value, err := yamldoc.Decode(doc)
 	if err != nil {
 		return nil, syntaxErrors(err)
 	}
-	value, err := JSON(data)
+	data, err := json.Marshal(value)
+	if err != nil {
+		return nil, &apierrors.Invalid{Reason: err.Error()}
+	}
+	value, err = JSON(data)
 	if err != nil {
 		return nil, err
 	}
@@ -92,7 +94,7 @@ var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
 func syntaxErrors(err error) error {
 	var all []error
 	for line := range strings.Lines(err.Error()) {
-		line = strings.TrimSpace(strings.TrimPrefix(line, "error converting YAML to JSON: "))
+		line = strings.TrimSpace(line)
 		match := yamlLine.FindStringSubmatch(line)
 		switch {
 		case match != nil:

@@ -111,7 +111,7 @@ func TestManifestErrors(t *testing.T) {
 			"virtualServices"},
 		{"older fields, too", goodManifest + "capabilities: []\ninject: true\ncontrol: {command: [sh]}", "capabilities",
 			"replaces resources, inject and socket"},
-		{"twice", goodManifest + "name: other", "", "already set"},
+		{"twice", goodManifest + "name: other", "", "already defined at line 2"},
 		{"no mapping", "- a", "", "expected one document with named fields"},
 		{"two documents", goodManifest + "---\n" + goodManifest, "", "expected one document with named fields"},
 		{"octal", goodManifest + "rank: 010", "rank", "here as 8; write 8 if octal is intended"},
@@ -138,7 +138,7 @@ func TestManifestErrorsHavePlaces(t *testing.T) {
 			"kerb.yaml:10:1: frags: is of type number; want boolean",
 		goodManifest + "budget: {memory: much, latency: soon}\nrequires: [\n  warp]\n": "" +
 			"kerb.yaml:7:10: budget.memory: .*\nkerb.yaml:7:24: budget.latency: .*\nkerb.yaml:9:3: requires\\[0\\]: .*",
-		goodManifest + "rank: 010\nname: x\n": "kerb.yaml:8: .*name.* already set .*",
+		goodManifest + "rank: 010\nname: x\n": "kerb.yaml:8: .*name.* already defined at line 2",
 		goodManifest + "rank: 010\ndropReasons: {a: 040}\n": "" +
 			"kerb.yaml:7:7: rank: 010: .* here as 8; .*\nkerb.yaml:8:18: dropReasons.a: 040: .* here as 32; .*",
 	} {

@@ -3,12 +3,12 @@
 package schema
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/yaml"
-
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/yamldoc"
 )
 
 const portSchema = `
@@ -23,21 +23,30 @@ properties:
         proto: {type: string}
 `
 
-// All mistakes are reported, the right alternative is explained, and misspelt fields get the name that was meant.
-func TestConfigErrors(t *testing.T) {
-	var tree map[string]any
-	if err := yaml.Unmarshal([]byte(portSchema), &tree); err != nil {
-		t.Fatal(err)
-	}
-	s, err := Compile(tree, false)
+// parse returns YAML as encoding/json has it.
+func parse(t *testing.T, text string) (value any) {
+	t.Helper()
+	tree, err := yamldoc.Decode([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	var config any
-	text := `{rules: [{dstPort: 80800}, {dstPort: "x"}, {dstport: 80}, {action: no, dstPort: true}]}`
-	if err := yaml.Unmarshal([]byte(text), &config); err != nil {
+	data, err := json.Marshal(tree)
+	if err == nil {
+		err = json.Unmarshal(data, &value)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
+	return value
+}
+
+// All mistakes are reported, the right alternative is explained, and misspelt fields get the name that was meant.
+func TestConfigErrors(t *testing.T) {
+	s, err := Compile(parse(t, portSchema).(map[string]any), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := parse(t, `{rules: [{dstPort: 80800}, {dstPort: "x"}, {dstport: 80}, {action: false, dstPort: true}]}`)
 	var got []string
 	for _, e := range apierrors.Invalids(s.Validate(config)) {
 		got = append(got, e.Error())
@@ -80,12 +89,8 @@ func TestMistakes(t *testing.T) {
 		`{source: "::1", ports: [{number: 1}, {number: 2}]}`: "ports: has 2 items; want at most 1",
 		`{}`: "missing source\nmissing ports",
 	} {
-		var value any
-		if err := yaml.Unmarshal([]byte(text), &value); err != nil {
-			t.Fatal(err)
-		}
 		got := ""
-		if err := s.Validate(value); err != nil {
+		if err := s.Validate(parse(t, text)); err != nil {
 			got = err.Error()
 		}
 		if got != want {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package yamldoc knows where in a YAML file, or a JSON file, a resource and its fields are, and which numbers in it
-// YAML 1.1 reads otherwise than people do.
+// Package yamldoc reads and writes YAML as JSON has it: keys are texts. It knows where in a YAML file, or a JSON file,
+// a resource and its fields are, and which numbers in it YAML 1.1 reads otherwise than people do.
 package yamldoc
 
 import (
 	"bytes"
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"slices"
@@ -31,6 +32,48 @@ func Split(data []byte) [][]byte {
 		part = append(part, line...)
 	}
 	return append(parts, part)
+}
+
+// Decode returns the value of one document, as Split returns it: nil for an empty one. Numbers are int, uint64 or
+// float64. Errors are the parser's, each mistake in a line that begins with "line N: ": syntax, and keys given twice.
+func Decode(part []byte) (value any, err error) {
+	var doc yaml.Node
+	if err := yaml.Unmarshal(part, &doc); err != nil {
+		return nil, err
+	}
+	asJSON(&doc)
+	err = doc.Decode(&value)
+	return value, err
+}
+
+// asJSON makes texts of what YAML has and JSON has not: dates, and keys that are numbers, booleans or null.
+func asJSON(node *yaml.Node) {
+	const text, date, merge = "!!str", "!!timestamp", "!!merge"
+	for i, child := range node.Content {
+		isKey := node.Kind == yaml.MappingNode && i%2 == 0
+		if child.Kind == yaml.ScalarNode && (isKey && child.ShortTag() != merge || child.ShortTag() == date) {
+			child.Tag = text
+		}
+		asJSON(child)
+	}
+}
+
+// Encode returns v as YAML, with the names and the omissions that its JSON has.
+func Encode(v any) ([]byte, error) {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return nil, err
+	}
+	var value any
+	if err := yaml.Unmarshal(data, &value); err != nil { // unlike encoding/json, it tells integers from other numbers
+		return nil, err
+	}
+	var out bytes.Buffer
+	e := yaml.NewEncoder(&out)
+	e.SetIndent(2)
+	e.CompactSeqIndent()
+	err = e.Encode(value)
+	return out.Bytes(), err
 }
 
 // Index has the positions in a file, by resource.

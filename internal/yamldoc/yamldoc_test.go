@@ -3,7 +3,9 @@
 package yamldoc_test
 
 import (
+	"encoding/json"
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/yamldoc"
@@ -57,5 +59,80 @@ func TestOctals(t *testing.T) {
 		if found := yamldoc.Octals([]byte(fine)); len(found) > 0 {
 			t.Errorf("%s: %v", fine, found)
 		}
+	}
+}
+
+func TestDecode(t *testing.T) {
+	for text, want := range map[string]string{
+		"": "null",
+		"a: [1, 18446744073709551615, 2.5, -3, 1e3]": `{"a":[1,18446744073709551615,2.5,-3,1000]}`,
+		"a: [yes, no, on, off, y, true]":             `{"a":["yes","no","on","off","y",true]}`, // as YAML 1.2 has it
+		"a: [2026-01-02, !!timestamp 2026-01-02, 2026-01-02T03:04:05Z, ~]": `{"a":["2026-01-02","2026-01-02",` +
+			`"2026-01-02T03:04:05Z",null]}`,
+		"{80: a, 1.5: b, true: c, ~: d, 2026-01-02: e, 010: f}": `{"010":"f","1.5":"b","2026-01-02":"e","80":"a",` +
+			`"true":"c","~":"d"}`,
+		"a: &x {b: 1}\nc: {<<: *x, d: *x}": `{"a":{"b":1},"c":{"b":1,"d":{"b":1}}}`,
+		"b: |\n  two\n  lines\n":           `{"b":"two\nlines\n"}`,
+	} {
+		value, err := yamldoc.Decode([]byte(text))
+		if err != nil {
+			t.Errorf("%s: %v", text, err)
+			continue
+		}
+		if got, err := json.Marshal(value); err != nil || string(got) != want {
+			t.Errorf("%s:\ngot  %s, %v\nwant %s", text, got, err, want)
+		}
+	}
+}
+
+func TestDecodeErrors(t *testing.T) {
+	for text, want := range map[string]string{
+		"a: 1\nb: 2\na: 3":                  "line 3: mapping key \"a\" already defined at line 1",
+		"80: a\n\"80\": b":                  "line 2: mapping key \"80\" already defined at line 1",
+		"a: 1\n  b: 2":                      "line 2: mapping values are not allowed in this context",
+		"a: *missing":                       "unknown anchor 'missing' referenced",
+		"? {a: 1}\n: b":                     "invalid map key",
+		"a: &a [*a]":                        "anchor 'a' value contains itself",
+		"a: !!int x":                        "cannot decode !!str `x` as a !!int",
+		strings.Repeat("x", 9) + ":\n\t- a": "line 2: found character that cannot start any token",
+	} {
+		if value, err := yamldoc.Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v, %v; want %s", text, value, err, want)
+		}
+	}
+	bomb := "a0: &a0 [x, x, x, x, x, x, x, x, x]\n"
+	for i := range 9 {
+		bomb += fmt.Sprintf("a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 9))
+	}
+	if _, err := yamldoc.Decode([]byte(bomb)); err == nil || !strings.Contains(err.Error(), "excessive aliasing") {
+		t.Errorf("aliases of aliases: %v", err)
+	}
+}
+
+func TestEncode(t *testing.T) {
+	type item struct {
+		Name string   `json:"name"`
+		List []string `json:"list,omitempty"`
+		N    any      `json:"n,omitempty"`
+	}
+	got, err := yamldoc.Encode([]item{{Name: "yes", List: []string{"a: b", "010", "2026-01-02", "two\nlines"}, N: 1 << 53},
+		{N: 1e6}, {Name: strings.Repeat("word ", 30) + "<&>"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `- list:
+  - 'a: b'
+  - "010"
+  - "2026-01-02"
+  - |-
+    two
+    lines
+  "n": 9007199254740992
+  name: "yes"
+- "n": 1000000
+  name: ""
+- name: ` + strings.Repeat("word ", 30) + "<&>\n"
+	if string(got) != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }

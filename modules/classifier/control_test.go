@@ -293,7 +293,8 @@ func TestHarmlessClasses(t *testing.T) {
 	if a := p.all(modelOf("m", three)); len(a.Using) != 1 {
 		t.Fatalf("%+v", a)
 	}
-	if got, err := read[uint64](p.live.Maps, mapHarmless, uint32(model.Live)); err != nil || got != 0b101 {
+	var got uint64
+	if err := p.live.Maps.Lookup(mapHarmless, uint32(model.Live), &got); err != nil || got != 0b101 {
 		t.Errorf("%b (%v)", got, err)
 	}
 	values := p.config.Settings().Tunables

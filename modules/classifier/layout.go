@@ -207,12 +207,6 @@ func each[K, V any](maps sdk.Maps, name string, do func(K, *V) bool) error {
 	}
 }
 
-// read reads an element of an array.
-func read[V any](maps sdk.Maps, name string, key uint32) (v V, err error) {
-	err = maps.Lookup(name, key, &v)
-	return v, err
-}
-
 // remove deletes an element that may have gone already.
 func remove(maps sdk.Maps, name string, key any) (was bool, err error) {
 	m, err := maps.Get(name)

@@ -11,19 +11,19 @@ import (
 	"strings"
 	"testing"
 
-	"sigs.k8s.io/yaml"
+	"go.yaml.in/yaml/v3"
 )
 
 const module = "github.com/kerb-edge/kerb"
 
 // importRule is a rule of depguard: the longest prefix in Allow and Deny decides.
 type importRule struct {
-	Files []string `json:"files"`
-	Allow []string `json:"allow"`
+	Files []string
+	Allow []string
 	Deny  []struct {
-		Package string `json:"pkg"`
-		Reason  string `json:"desc"`
-	} `json:"deny"`
+		Package string `yaml:"pkg"`
+		Reason  string `yaml:"desc"`
+	}
 }
 
 func importRules(t *testing.T) map[string]importRule {
@@ -32,10 +32,10 @@ func importRules(t *testing.T) map[string]importRule {
 		Linters struct {
 			Settings struct {
 				Depguard struct {
-					Rules map[string]importRule `json:"rules"`
-				} `json:"depguard"`
-			} `json:"settings"`
-		} `json:"linters"`
+					Rules map[string]importRule
+				}
+			}
+		}
 	}
 	if err := yaml.Unmarshal([]byte(read(t, ".golangci.yml")), &config); err != nil {
 		t.Fatal(err)
