@@ -158,7 +158,7 @@ func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Fields) ([]chain.
 	var addresses []string
 	for _, point := range x.points.Sorted() {
 		place := x.points[point]
-		if place.Service != r.Service || point.Side == chain.OnSockets || place.Link.LinkType() != "ethernet" {
+		if place.Service != r.Service || !point.Side.SeesPackets() || place.Link.LinkType() != "ethernet" {
 			continue
 		}
 		dir := chain.Direction(cmp.Or(r.Direction, directionOf(place.Link, p)))

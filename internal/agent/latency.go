@@ -33,7 +33,7 @@ func (a *Agent) running() (map[string]chain.Spec, map[string]dataplane.Module) {
 	defer a.mu.Unlock()
 	chains, modules := map[string]chain.Spec{}, map[string]dataplane.Module{}
 	for p, place := range a.now.Points {
-		if p.Side != chain.OnSockets {
+		if p.Side.SeesPackets() {
 			chains[place.Chain.ID()] = place.Chain
 		}
 	}

@@ -66,7 +66,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		reason: a.reasonNames()}
 	specs := map[chain.Point]chain.Spec{}
 	for p, place := range a.now.Points {
-		if p.Side != chain.OnSockets && (r.Service == "" || place.Service == r.Service) {
+		if p.Side.SeesPackets() && (r.Service == "" || place.Service == r.Service) {
 			run.points[p], specs[p] = place, place.Chain
 		}
 	}

@@ -95,7 +95,7 @@ func (nd *Node) Chain(c chain.Pinned, points []chain.Attached) v1.Chain {
 			continue
 		}
 		place := nd.Points[p.Point]
-		if p.Point.Side == chain.OnSockets {
+		if !p.Point.Side.SeesPackets() {
 			view.Points = append(view.Points, socketInstances(place)...)
 			continue
 		}

@@ -245,7 +245,7 @@ func (k *Kernel) AttachPinned(p chain.Point, c chain.Pinned) error {
 	}
 	_, ours := k.points[p]
 	switch {
-	case p.Side != chain.OnSockets && !k.Interfaces[p.Ifindex]:
+	case p.Side.SeesPackets() && !k.Interfaces[p.Ifindex]:
 		return fmt.Errorf("interface %d: %w", p.Ifindex, chain.ErrGone)
 	case k.Foreign[p] && !ours:
 		return fmt.Errorf("%s: %w", p, chain.ErrBusy)
