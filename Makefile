@@ -104,7 +104,7 @@ ALONE_TEST := ^TestUpgradeUnderLoad$$
 TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted by lint; without symbols, linked in half the time
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
-NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./modules/classifier/model ./modules/intercept \
+NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./sdk/model ./modules/intercept \
 	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd
 
 unit: bpf ## Test: the tests that need no root, in a minute

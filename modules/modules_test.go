@@ -9,7 +9,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/modules"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // Every directory with a manifest is in the binary, compiled, keeps the contract and its own budget, and has the

@@ -23,7 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 //go:embed src/*.c data/*.csv

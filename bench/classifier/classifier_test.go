@@ -11,7 +11,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // TestExperiment runs a load of each kind: what can be right or wrong must be right, what is fast or slow must be

@@ -17,8 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/modules/classifier/models"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // lengths of a round: of the turn that a config gets before the next one does, and of all turns, in which every window

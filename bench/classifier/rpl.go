@@ -12,8 +12,8 @@ import (
 	"strconv"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/modules/classifier/models"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // rpl is the published experiment with windows of a length: the shipped perceptron on every published window, and how

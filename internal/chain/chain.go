@@ -61,9 +61,9 @@ func (s Side) Hook() Hook {
 	return TC
 }
 
-// SeesPackets reports whether what runs on the side runs for each packet of an interface, as a chain of modules, so that
-// packets can be traced, explained and timed there. Programs on sockets belong to a cgroup, run alone, and see connections
-// and messages.
+// SeesPackets reports whether what runs on the side runs for each packet of an interface, as a chain of modules, so
+// that packets can be traced, explained and timed there. Programs on sockets belong to a cgroup, run alone, and see
+// connections and messages.
 func (s Side) SeesPackets() bool { return s != OnSockets }
 
 // Point is an attach point: a side of an interface, or a module's place on a cgroup.

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/modules/classifier/inference"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // checked is what `kerb model check` finds.
@@ -71,7 +71,7 @@ func checkModel(d *model.Document, s *samples) (*checked, error) {
 	if err != nil {
 		return nil, &apierrors.Invalid{Resource: d.Name, Reason: err.Error()}
 	}
-	k, err := inference.Open()
+	k, err := models.OpenEngine()
 	if err != nil {
 		return nil, err
 	}

@@ -16,7 +16,7 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // publishedColumns are the names of the features in the tables of the published study.

@@ -3,6 +3,7 @@
 package models
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,7 +13,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/modules"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // Limits of a node: documents stay in memory.
@@ -64,6 +65,15 @@ var users = sync.OnceValue(func() map[string]model.User {
 	}
 	return out
 })
+
+// OpenEngine loads the engine that evaluates models in the data plane of a built-in package, for trials without
+// packets.
+func OpenEngine() (model.Engine, error) {
+	for _, u := range users() {
+		return u.OpenEngine()
+	}
+	return nil, errors.New("no built-in package runs models")
+}
 
 // extractors are the features of all built-in extractors.
 func extractors() map[string][]string {

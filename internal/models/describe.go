@@ -8,7 +8,7 @@ import (
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // Description is a document without its weights, with what they cost.

@@ -11,8 +11,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // config is the module's config as kerb.yaml describes it.

@@ -13,8 +13,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // Control returns the control plane.
@@ -24,6 +25,9 @@ type control struct{ sdk.Control }
 
 // Extractors implements model.User.
 func (control) Extractors() map[string][]string { return Features }
+
+// OpenEngine implements model.User.
+func (control) OpenEngine() (model.Engine, error) { return inference.Open() }
 
 var (
 	_ model.User        = control{}

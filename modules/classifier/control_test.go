@@ -21,8 +21,8 @@ import (
 	"github.com/cilium/ebpf/rlimit"
 
 	"github.com/kerb-edge/kerb/internal/pkgs"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/model"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Inference: features to outputs (layers.h, trees.h), outputs to a decision. All arithmetic is of
- * integers and has its double in modules/classifier/model/infer.go, to the last bit. */
+ * integers and has its double in sdk/model/infer.go, to the last bit. */
 #ifndef CLS_ENGINE_H
 #define CLS_ENGINE_H
 

@@ -10,8 +10,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // roles of models: model.Live decides, model.Shadow is only compared.

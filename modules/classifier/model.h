@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* A packed model, as it lies in a map. modules/classifier/model writes it and has the same
+/* A packed model, as it lies in a map. sdk/model writes it and has the same
  * structures in Go; the arithmetic is engine.h's. Whatever the words hold, the engine stays within
  * them. */
 #ifndef CLS_MODEL_H

@@ -18,8 +18,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/model"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 

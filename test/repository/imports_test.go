@@ -123,6 +123,9 @@ func TestImportRules(t *testing.T) {
 		product.refuses(module+"/bench") == "" {
 		t.Error("the product has no benchmarks, and the laboratory is not of it")
 	}
+	if product.refuses(module+"/modules/counter") == "" || product.refuses(module+"/modules") != "" {
+		t.Error("the product imports the list of modules, and none of them")
+	}
 	if rule.covers(t, "sdk/wire_test.go") || !rule.covers(t, "sdk/wire.go") || rule.covers(t, "modules/sdk/wire.go") {
 		t.Error("the rule is for sdk without its tests")
 	}

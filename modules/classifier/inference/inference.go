@@ -15,7 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bpf"
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 // ErrNotBuilt is returned by a program that was built without the compiled engine.

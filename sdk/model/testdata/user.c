@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "../../activation.h"
+#include "../../../modules/classifier/activation.h"
 
 static struct cls_model model;
 static __s64 a[2][CLS_WIDTH_MAX + 8], out[CLS_CLASSES_MAX];

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /* The engine alone, for tests and benchmarks. */
-#include "../../alone.h"
+#include "../../../modules/classifier/alone.h"
 
 #define ROWS 256
 

@@ -13,6 +13,20 @@ type User interface {
 	Extractors() map[string][]string
 	// CheckModel reports whether the config of a module references a model, and if so, why the module cannot run it.
 	CheckModel(config map[string]any, name string, doc *Document) (referenced bool, err error)
+	// OpenEngine loads what evaluates models in the package's data plane, alone: no packet meets it.
+	OpenEngine() (Engine, error)
+}
+
+// Engine evaluates one model at a time in this machine's kernel, by test runs. It needs CAP_BPF and CAP_NET_ADMIN.
+type Engine interface {
+	// Load replaces the model.
+	Load(*Packed) error
+	// Decide evaluates the model on features in the order in which it was packed.
+	Decide(features []int64) (Decision, error)
+	// Nanoseconds returns how long the last Decide takes in the kernel, without the call into it.
+	Nanoseconds() (float64, error)
+	// Close unloads the engine.
+	Close()
 }
 
 // Columns finds the document's features among all those of its extractor.

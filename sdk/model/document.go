@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package model is the models of the classifier: the document that people and tools write, its checks, the integers
-// that it becomes for the data plane, and the same inference in Go, in floating point and in those integers.
+// Package model is the format of the resource Model: the document that people and tools write, its checks, the integers
+// that it becomes for a data plane, and the same inference in Go, in floating point and in those integers. The
+// classifier runs models in the kernel; modules/classifier/model.h has the same limits and layout.
 //
 //	doc, err := model.Parse(text)        // strict; errors name the field and say what to do
 //	err = doc.Calibrate(rows)            // finds Ranges, for int8

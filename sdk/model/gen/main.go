@@ -7,11 +7,11 @@ import (
 	"log"
 	"os"
 
-	"github.com/kerb-edge/kerb/modules/classifier/model"
+	"github.com/kerb-edge/kerb/sdk/model"
 )
 
 func main() {
-	if err := os.WriteFile("../tables_gen.h", model.TablesHeader(), 0o644); err != nil {
+	if err := os.WriteFile("../../modules/classifier/tables_gen.h", model.TablesHeader(), 0o644); err != nil {
 		log.Fatal(err)
 	}
 }

@@ -16,7 +16,7 @@ var rplFeatures = []string{"other", "dao", "dis", "dio"}
 // published are the windows of the published study (bench/classifier/data, MIT): counts in the order of rplFeatures,
 // and labels.
 func published(t *testing.T, window string) (rows [][]int64, labels []int) {
-	file, err := os.Open("../../../bench/classifier/data/helloFlood" + window + "Frame.csv")
+	file, err := os.Open("../../bench/classifier/data/helloFlood" + window + "Frame.csv")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -54,7 +54,7 @@ func TestPublishedWindows(t *testing.T) {
 	k := newKernel(t)
 	for _, window := range []string{"1s", "5s", "10s"} {
 		rows, labels := published(t, window)
-		text, err := os.ReadFile("../models/rpl-hello-" + window + ".json")
+		text, err := os.ReadFile("../../modules/classifier/models/rpl-hello-" + window + ".json")
 		if err != nil {
 			t.Fatal(err)
 		}
