@@ -29,16 +29,22 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
+// Mean is the arithmetic mean; NaN of nothing.
+func Mean(values []float64) float64 { return total(values) / float64(len(values)) }
+
+func total(values []float64) (sum float64) {
+	for _, v := range values {
+		sum += v
+	}
+	return sum
+}
+
 // Stddev is the sample standard deviation; 0 for fewer than two values.
 func Stddev(values []float64) float64 {
 	if len(values) < 2 {
 		return 0
 	}
-	var sum, squares float64
-	for _, v := range values {
-		sum += v
-	}
-	mean := sum / float64(len(values))
+	mean, squares := Mean(values), 0.0
 	for _, v := range values {
 		squares += (v - mean) * (v - mean)
 	}
@@ -49,11 +55,7 @@ func Stddev(values []float64) float64 {
 func merge(stat string, rounds []float64) float64 {
 	switch stat {
 	case "sum":
-		var sum float64
-		for _, v := range rounds {
-			sum += v
-		}
-		return sum
+		return total(rounds)
 	case "max":
 		return slices.Max(rounds)
 	case "min":

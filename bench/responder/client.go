@@ -19,6 +19,8 @@ type answerTo struct {
 	P1, P25, P50, P75, P99 float64
 	P999                   float64 `json:"p99.9"`
 	Stddev                 float64
+	// ThreadMeans are what a request took on each thread, all of its time divided by its requests, in us.
+	ThreadMeans []float64
 }
 
 func (a answerTo) lost() uint64 { return a.Sent - min(a.Sent, a.Answered) }

@@ -4,6 +4,7 @@ package responder
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -64,9 +65,13 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: cpu - e.alone}), err
 }
 
-// measureTimes is the third published experiment: response times alone.
+// measureTimes is the third published experiment: response times by threads.
 func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sample, err error) {
-	err = c.serving(c.variant, func() (err error) { samples, err = e.times(c, threads); return err })
+	err = c.serving(c.variant, func() error {
+		a, err := e.ask(c, "ask", threads, 0)
+		samples = append(rtt(a), threadMeans(a)...)
+		return err
+	})
 	return samples, err
 }
 
@@ -95,6 +100,24 @@ func rtt(a answerTo) []bench.Sample {
 		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.rate()}}
 }
 
+// threadMeans is the metric of Weinhold 2023 (tables 5.4 and 5.5): a request's time is its thread's, divided by the
+// thread's requests, and statistics are over threads. It contains what the client does between an answer and the next
+// request, and its threads' waits for a CPU.
+func threadMeans(a answerTo) []bench.Sample {
+	if len(a.ThreadMeans) == 0 {
+		return nil
+	}
+	var all []bench.Sample
+	for _, s := range []struct {
+		stat string
+		of   func([]float64) float64
+	}{{"p50", bench.Median}, {"mean", bench.Mean}, {"stddev", bench.Stddev}, {"min", slices.Min[[]float64]},
+		{"max", slices.Max[[]float64]}} {
+		all = append(all, bench.Sample{Metric: "thread_mean", Stat: s.stat, Unit: "us", Value: s.of(a.ThreadMeans)})
+	}
+	return all
+}
+
 // measurePublished is the first published experiment, with the quartiles of its box plots.
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
 	var a answerTo
@@ -103,7 +126,7 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want,
 			publishedLongest)
 	}
-	samples := rtt(a)
+	samples := append(rtt(a), threadMeans(a)...)
 	for _, q := range []struct {
 		stat  string
 		value float64

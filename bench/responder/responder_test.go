@@ -205,17 +205,18 @@ func TestRoutedIsSteered(t *testing.T) {
 func TestMeasures(t *testing.T) {
 	e := newExperiment(t)
 	rtt := []string{"rtt p50", "rtt p99", "rtt p99.9", "rtt stddev", "rate p50"}
+	means := []string{"thread_mean p50", "thread_mean mean", "thread_mean stddev", "thread_mean min", "thread_mean max"}
 	for _, tc := range []struct {
 		load string
 		n    int
 		want []string
 	}{
 		{"direct", 4, append(slices.Clone(rtt), "lossfree_rate p50", "cpu p50")},
-		{"published", 2, append(slices.Clone(rtt), "rtt p1", "rtt p25", "rtt p75")},
-		{"threads", 4, rtt},
+		{"published", 2, slices.Concat(rtt, means, []string{"rtt p1", "rtt p25", "rtt p75"})},
+		{"threads", 4, slices.Concat(rtt, means)},
 		{"until-loss", lossStep, []string{"lossfree_threads p50"}},
 		{"offered", 5000, []string{"lost p50", "answered p50"}},
-		{"tcp", 4, append(slices.Clone(rtt), "cpu p50", "answered_at_parting p50")},
+		{"tcp", 4, slices.Concat(rtt, means, []string{"cpu p50", "answered_at_parting p50"})},
 	} {
 		t.Run(tc.load, func(t *testing.T) {
 			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)
@@ -227,6 +228,31 @@ func TestMeasures(t *testing.T) {
 				t.Errorf("%v, %v; want %v", got, err, tc.want)
 			}
 		})
+	}
+}
+
+// Of one thread a request's time is the whole time divided by the requests; no thread of several takes longer.
+func TestThreadMeans(t *testing.T) {
+	e := newExperiment(t)
+	c := contend(t, e, "direct", "user")
+	const requests = 50
+	for _, threads := range []int{1, 4} {
+		var a answerTo
+		err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, requests); return err })
+		if err != nil || a.Answered != uint64(threads*requests) || len(a.ThreadMeans) != threads {
+			t.Fatalf("%+v, %v", a, err)
+		}
+		whole := a.Seconds * 1e6 / requests
+		if longest := slices.Max(a.ThreadMeans); longest > whole+0.01 || threads == 1 && longest < whole-0.01 {
+			t.Errorf("%d threads: %v us, all in %v us a request", threads, a.ThreadMeans, whole)
+		}
+		values := map[string]float64{}
+		for _, s := range threadMeans(a) {
+			values[s.Stat] = s.Value
+		}
+		if values["min"] <= 0 || values["min"] > values["p50"] || values["p50"] > values["max"] {
+			t.Errorf("%v", values)
+		}
 	}
 }
 

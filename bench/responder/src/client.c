@@ -245,6 +245,19 @@ static void add(struct totals *to, const struct totals *from)
 		to->end = from->end;
 }
 
+/* print_thread_means prints for each thread what a request took, as Weinhold 2023 has it: the time
+ * from its first request to its last answer, divided by its requests. In us. */
+static void print_thread_means(const struct asker *askers, int threads)
+{
+	printf("\"threadMeans\":[");
+	for (int i = 0; i < threads; i++) {
+		const struct totals *t = &askers[i].totals;
+
+		printf("%s%.3f", i ? "," : "", t->sent ? (t->end - t->begin) / 1e3 / t->sent : 0);
+	}
+	printf("],");
+}
+
 static void run_askers(int threads, bool strain)
 {
 	struct asker *askers = allocate(threads, sizeof(*askers));
@@ -277,6 +290,7 @@ static void run_askers(int threads, bool strain)
 		crowd(OUT_OF_RANGE);
 	strain ? stop_soaking(soakers, 0) : (void)putchar('{');
 	print_times(sum);
+	print_thread_means(askers, threads);
 	print_totals(&totals);
 }
 
