@@ -10,7 +10,7 @@
 
 /* Counts the packet. A function of its own, so that its stack is free again when models are
  * asked. */
-static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
+static __noinline int cls_extract_features(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
 	struct cls_fuse *z = cls_fuse();
@@ -24,12 +24,12 @@ static __noinline int extract(struct kerb_pkt *pkt, __u32 local)
 }
 
 /* A later packet judges what waits if it comes after a pause of a tick of the clock. */
-static __always_inline int evaluates_later(const struct cls_work *w)
+static __always_inline int cls_evaluates_waiting(const struct cls_work *w)
 {
 	return deferred == CLS_NEXT_PACKET && w->now != w->before;
 }
 
-static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
+static __always_inline int cls_process_packet(struct kerb_pkt *pkt, __u32 local)
 {
 	struct cls_work *w = cls_work();
 	int verdict;
@@ -44,10 +44,10 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 		cls_start_timer();
 	w->due = 0;
 	w->half = CLS_NO_HALF;
-	verdict = extract(pkt, local);
+	verdict = cls_extract_features(pkt, local);
 	if (w->due)
 		cls_dispatch(w);
-	if (evaluates_later(w))
+	if (cls_evaluates_waiting(w))
 		cls_drain(1);
 	kerb_scratch_leave();
 	return verdict;
@@ -55,12 +55,12 @@ static __always_inline int classify(struct kerb_pkt *pkt, __u32 local)
 
 KERB_EGRESS(pkt)
 {
-	return classify(pkt, 1);
+	return cls_process_packet(pkt, 1);
 }
 
 KERB_INGRESS(pkt)
 {
-	return classify(pkt, 0);
+	return cls_process_packet(pkt, 0);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

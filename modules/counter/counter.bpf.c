@@ -61,7 +61,7 @@ struct {
 	__type(value, struct counter_value);
 } overflow SEC(".maps");
 
-static __always_inline int add(struct counter_value *v, __u32 len)
+static __always_inline int counter_add_packet(struct counter_value *v, __u32 len)
 {
 	v->packets++;
 	v->bytes += len;
@@ -69,22 +69,22 @@ static __always_inline int add(struct counter_value *v, __u32 len)
 }
 
 /* Another CPU may be creating the same entry: then its entry is ours too. */
-static __noinline int count_in_hash(__u64 word, __u32 len)
+static __noinline int counter_count_in_hash(__u64 word, __u32 len)
 {
 	struct counter_key key = {.word = word};
 	struct counter_value none = {}, *v = bpf_map_lookup_elem(&counts, &key);
 	__u32 direction = key.direction;
 
 	if (v)
-		return add(v, len);
+		return counter_add_packet(v, len);
 	bpf_map_update_elem(&counts, &key, &none, BPF_NOEXIST);
 	v = bpf_map_lookup_elem(&counts, &key);
 	if (!v)
 		v = bpf_map_lookup_elem(&overflow, &direction);
-	return v ? add(v, len) : KERB_NEXT;
+	return v ? counter_add_packet(v, len) : KERB_NEXT;
 }
 
-static __always_inline int count(const struct kerb_pkt *pkt, __u8 direction)
+static __always_inline int counter_count_packet(const struct kerb_pkt *pkt, __u8 direction)
 {
 	struct counter_key key = { .ifindex = pkt->ifindex,
 				   .direction = direction,
@@ -94,23 +94,23 @@ static __always_inline int count(const struct kerb_pkt *pkt, __u8 direction)
 	struct counter_place *p = bpf_map_lookup_elem(&places, &at);
 
 	if (!p)
-		return count_in_hash(key.word, pkt->len);
+		return counter_count_in_hash(key.word, pkt->len);
 	if (p->key != key.word) {
 		if (p->key)
-			return count_in_hash(key.word, pkt->len);
+			return counter_count_in_hash(key.word, pkt->len);
 		p->key = key.word;
 	}
-	return add(&p->value, pkt->len);
+	return counter_add_packet(&p->value, pkt->len);
 }
 
 KERB_EGRESS(pkt)
 {
-	return count(pkt, COUNTER_EGRESS);
+	return counter_count_packet(pkt, COUNTER_EGRESS);
 }
 
 KERB_INGRESS(pkt)
 {
-	return count(pkt, COUNTER_INGRESS);
+	return counter_count_packet(pkt, COUNTER_INGRESS);
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -13,8 +13,9 @@
 #include "control.h"
 #include "answer.h"
 
-static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k,
-				struct icpt_counts *n)
+/* Sets the priority that queueing disciplines classify by (skb->priority); XDP has no skb. */
+static __always_inline int icpt_mark_packet(struct kerb_pkt *pkt, const struct icpt_found *k,
+					    struct icpt_counts *n)
 {
 #ifdef KERB_HOOK_TC
 	((struct __sk_buff *)pkt->ctx)->priority = k->priority;
@@ -24,7 +25,10 @@ static __always_inline int mark(struct kerb_pkt *pkt, const struct icpt_found *k
 	return KERB_NEXT;
 }
 
-static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k, __u32 direction)
+/* Counts the packet for its class and does what the class says. A class that a message removed
+ * meanwhile has no counters: its packets pass. */
+static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct icpt_found *k,
+					     __u32 direction)
 {
 	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
 	struct icpt_flow *f = bpf_map_lookup_elem(&flows, &k->class);
@@ -40,7 +44,7 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
 	case ICPT_MARK:
-		return mark(pkt, k, n);
+		return icpt_mark_packet(pkt, k, n);
 	case ICPT_COPY:
 	case ICPT_STEAL:
 		return icpt_deliver(pkt, k, f, n);
@@ -48,8 +52,10 @@ static __always_inline int act(struct kerb_pkt *pkt, const struct icpt_found *k,
 	return KERB_NEXT;
 }
 
-static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt *pkt,
-				    __u64 found)
+/* Unpacks what icpt_classify found: class in bits 0 to 7, action 8 to 15, bytes to copy 16 to 31,
+ * priority 32 to 63. Returns 0 for a packet of no class. */
+static __always_inline int icpt_load_found(struct icpt_found *f, const struct kerb_pkt *pkt,
+					   __u64 found)
 {
 	const struct icpt_class *c;
 	struct icpt_table *t;
@@ -75,7 +81,7 @@ static __always_inline int is_found(struct icpt_found *f, const struct kerb_pkt 
 }
 
 /* Only IP is sorted: ARP and the like always pass. */
-static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
+static __always_inline int icpt_process_packet(struct kerb_pkt *pkt, __u32 direction)
 {
 	struct icpt_found f = {.direction = direction, .half = kerb_tunables_half()};
 	__u32 rung;
@@ -91,17 +97,17 @@ static __always_inline int intercept(struct kerb_pkt *pkt, __u32 direction)
 			      direction | f.half * ICPT_HALF | pkt->family << 8 | pkt->proto << 16 |
 				      (__u32)pkt->flags << 24,
 			      pkt->l4_len);
-	return is_found(&f, pkt, found) ? act(pkt, &f, direction) : KERB_NEXT;
+	return icpt_load_found(&f, pkt, found) ? icpt_apply_action(pkt, &f, direction) : KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)
 {
-	return intercept(pkt, ICPT_INGRESS);
+	return icpt_process_packet(pkt, ICPT_INGRESS);
 }
 
 KERB_EGRESS(pkt)
 {
-	return intercept(pkt, ICPT_OUTGOING);
+	return icpt_process_packet(pkt, ICPT_OUTGOING);
 }
 
 KERB_LICENSE("Dual BSD/GPL");
