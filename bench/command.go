@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 
 	"github.com/spf13/cobra"
 
@@ -32,7 +33,7 @@ func Command() *cobra.Command {
 		Args: cobra.NoArgs, // a name that is misspelt
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(sweepCommand(), plotCommand())
+	cmd.AddCommand(sweepCommand(), plotCommand(), compareCommand())
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())
 	}
@@ -97,7 +98,13 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 		return err
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
+	machine := run.report.Machine
+	run.Progress("%s", machine)
+	for _, warning := range machine.warnings(run.report.CPUs) {
+		run.Progress("warning: %s", warning)
+	}
 	err = e.Run(ctx, run)
+	machine.end(os.DirFS("/"))
 	if ctx.Err() != nil {
 		err = errors.New("interrupted; the next run removes what may be left")
 	}

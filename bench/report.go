@@ -35,9 +35,11 @@ type Report struct {
 	Experiment string `json:"experiment"`
 	Kernel     string `json:"kernel"` // uname -r
 	CPUs       int    `json:"cpus"`
-	Quick      bool   `json:"quick"`
-	Baseline   string `json:"baseline,omitempty"`
-	Cells      []Cell `json:"cells"`
+	// Machine is nil in reports of before 0.2.0.
+	Machine  *Machine `json:"machine,omitempty"`
+	Quick    bool     `json:"quick"`
+	Baseline string   `json:"baseline,omitempty"`
+	Cells    []Cell   `json:"cells"`
 	// Histograms show how single values are spread, where an experiment examines tails.
 	Histograms []Histogram `json:"histograms,omitempty"`
 	// Notes say what was left out or measured otherwise, and why.
@@ -50,9 +52,21 @@ type Report struct {
 
 func newReport(e Experiment, quick bool) *Report {
 	return &Report{
-		Experiment: e.Name, Kernel: kernelRelease(), CPUs: runtime.NumCPU(),
+		Experiment: e.Name, Kernel: kernelRelease(), CPUs: runtime.NumCPU(), Machine: readMachine(os.DirFS("/")),
 		Quick: quick, Baseline: e.Baseline, Cells: []Cell{},
 	}
+}
+
+// where says on what the report was made.
+func (r *Report) where() string {
+	text := fmt.Sprintf("%s on Linux %s, %d CPUs", r.Experiment, r.Kernel, r.CPUs)
+	if r.Machine != nil {
+		text += ", " + r.Machine.String()
+	}
+	if r.Quick {
+		text += "; a quick run"
+	}
+	return text
 }
 
 func kernelRelease() string {

@@ -57,9 +57,14 @@ func (t *table) get(load, config string) (Cell, bool) {
 
 // WriteTable prints the report for people.
 func (r *Report) WriteTable(w io.Writer) error {
-	fmt.Fprintf(w, "%s on Linux %s, %d CPUs\n", r.Experiment, r.Kernel, r.CPUs)
+	fmt.Fprintln(w, r.where())
 	if err := errors.Join(r.writeTables(w), r.writeTails(w)); err != nil {
 		return err
+	}
+	if r.Machine != nil {
+		for _, warning := range r.Machine.warnings(r.CPUs) {
+			fmt.Fprintf(w, "\nwarning: %s", warning)
+		}
 	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(w, "\nnote: %s", note)
@@ -156,8 +161,8 @@ func (t *table) text(load, config, baseline string) string {
 		return "-"
 	}
 	text := number(c.Value)
-	if len(c.Rounds) > 1 && strings.Contains(t.statText(""), "±") {
-		text += " ±" + number(Stddev(c.Rounds))
+	if strings.Contains(t.statText(""), "±") {
+		text = c.text()
 	}
 	base, ok := t.get(load, baseline)
 	if ok && config != baseline && base.Value != 0 {

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+)
+
+func compareCommand() *cobra.Command {
+	var f plotFlags
+	cmd := &cobra.Command{
+		Use:   "compare A B",
+		Short: "Compare two reports: of two kernels, two machines, or two versions",
+		Long: "Prints the figures of two reports of the same experiment that --out has written, with their ratio (B to A). " +
+			"The reports\n" +
+			"were not measured in turn: what else ran on the machines is in the ratio, too.",
+		Args: cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			cmd.SilenceUsage = true
+			var reports [2]*Report
+			for i, path := range args {
+				r, err := readReport(path)
+				if err != nil {
+					return err
+				}
+				r.Cells = f.pick(r.Cells)
+				reports[i] = r
+			}
+			return compare(cmd.OutOrStdout(), reports[0], reports[1])
+		},
+	}
+	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+	return cmd
+}
+
+// compare prints a table per metric and stat, of the cells that both reports have.
+func compare(w io.Writer, a, b *Report) error {
+	if a.Experiment != b.Experiment {
+		return fmt.Errorf("reports of different experiments, %s and %s, have no figures to compare", a.Experiment,
+			b.Experiment)
+	}
+	fmt.Fprintf(w, "A: %s\nB: %s\n", a.where(), b.where())
+	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	common := 0
+	for _, t := range a.tables() {
+		rows := 0
+		for _, load := range t.loads {
+			for _, config := range t.configs {
+				ca, inA := t.get(load, config)
+				cb, inB := b.Find(config, load, t.metric, t.stat)
+				if !inA || !inB {
+					continue
+				}
+				if rows++; rows == 1 {
+					fmt.Fprintf(tw, "\n%s, %s\t\tA\tB\tB/A\n", heading(t.metric, t.unit), t.stat)
+				}
+				fmt.Fprintf(tw, "%s\t%s\t%s\t%s\t%s\n", load, config, ca.text(), cb.text(), ratio(ca.Value, cb.Value))
+			}
+		}
+		common += rows
+	}
+	if common == 0 {
+		return errors.New("the reports have no figures of the same config and load")
+	}
+	if only := len(a.Cells) + len(b.Cells) - 2*common; only > 0 {
+		fmt.Fprintf(tw, "\n%d figures are in one of the reports only\n", only)
+	}
+	return tw.Flush()
+}
+
+func ratio(a, b float64) string {
+	if a == 0 {
+		return "-"
+	}
+	return fmt.Sprintf("%.2f", b/a)
+}
+
+// text is the value with the spread of its rounds.
+func (c Cell) text() string {
+	if len(c.Rounds) < 2 {
+		return number(c.Value)
+	}
+	return number(c.Value) + " ±" + number(Stddev(c.Rounds))
+}

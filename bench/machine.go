@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// Machine is what decides about figures and differs between machines that run the same kernel.
+type Machine struct {
+	CPU     string `json:"cpu,omitempty"`     // model; arm64 has none
+	Virtual bool   `json:"virtual,omitempty"` // a hypervisor says so
+	// Governor sets the CPUs' frequency; empty where Linux does not (most virtual machines).
+	Governor string `json:"governor,omitempty"`
+	// Cores with several threads, as lists of CPUs: "0-1". Two loads on one of these slow each other.
+	Siblings []string `json:"siblings,omitempty"`
+	// Interrupts is the mask of CPUs, in hexadecimal, that handle interrupts of new devices.
+	Interrupts string  `json:"interrupts,omitempty"`
+	Load       float64 `json:"load"`  // before the run: average over a minute, in runnable tasks
+	Steal      float64 `json:"steal"` // during the run: share of CPU time that the hypervisor gave to others, in %
+
+	before cpuTimes
+}
+
+// cpuTimes are of all CPUs since boot, in clock ticks.
+type cpuTimes struct{ steal, all float64 }
+
+// readMachine reads a machine from its root directory. What is not there stays empty.
+func readMachine(root fs.FS) *Machine {
+	m := &Machine{Governor: line(root, "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+		Interrupts: line(root, "proc/irq/default_smp_affinity"), before: readCPUTimes(root)}
+	info, _ := fs.ReadFile(root, "proc/cpuinfo")
+	for s := bufio.NewScanner(bytes.NewReader(info)); s.Scan(); {
+		switch name, value, _ := strings.Cut(s.Text(), ":"); strings.TrimSpace(name) {
+		case "model name":
+			m.CPU = strings.TrimSpace(value)
+		case "flags":
+			m.Virtual = slices.Contains(strings.Fields(value), "hypervisor")
+		}
+	}
+	files, _ := fs.Glob(root, "sys/devices/system/cpu/cpu[0-9]*/topology/thread_siblings_list")
+	for _, file := range files {
+		if list := line(root, file); strings.ContainsAny(list, ",-") {
+			m.Siblings = appendNew(m.Siblings, list)
+		}
+	}
+	average, _, _ := strings.Cut(line(root, "proc/loadavg"), " ")
+	m.Load, _ = strconv.ParseFloat(average, 64)
+	return m
+}
+
+// end notes what the hypervisor took since readMachine.
+func (m *Machine) end(root fs.FS) {
+	now := readCPUTimes(root)
+	if all := now.all - m.before.all; all > 0 {
+		m.Steal = 100 * (now.steal - m.before.steal) / all
+	}
+}
+
+func line(root fs.FS, path string) string {
+	data, _ := fs.ReadFile(root, path)
+	return strings.TrimSpace(string(data))
+}
+
+// readCPUTimes reads the first line of /proc/stat: user, nice, system, idle, iowait, irq, softirq, steal (proc(5)).
+func readCPUTimes(root fs.FS) (t cpuTimes) {
+	first, _, _ := strings.Cut(line(root, "proc/stat"), "\n")
+	for i, field := range strings.Fields(first) {
+		ticks, err := strconv.ParseFloat(field, 64)
+		if err != nil || i > 8 {
+			continue // the name, and guests' time, which is in user and nice already
+		}
+		t.all += ticks
+		if i == 8 {
+			t.steal = ticks
+		}
+	}
+	return t
+}
+
+// String describes the machine before a run.
+func (m *Machine) String() string {
+	parts := []string{m.CPU}
+	if m.CPU == "" {
+		parts[0] = "CPU without a name"
+	}
+	if m.Virtual {
+		parts = append(parts, "virtual")
+	}
+	if m.Governor == "" {
+		parts = append(parts, "no frequency governor")
+	} else {
+		parts = append(parts, "governor "+m.Governor)
+	}
+	if len(m.Siblings) > 0 {
+		parts = append(parts, "threads of one core: CPUs "+strings.Join(m.Siblings, ", CPUs "))
+	}
+	return fmt.Sprintf("%s; interrupts on CPUs %s (mask), load %.2f", strings.Join(parts, ", "), m.Interrupts, m.Load)
+}
+
+// warnings are the reasons to distrust figures of this machine, with what can be done.
+func (m *Machine) warnings(cpus int) (all []string) {
+	if m.Governor != "" && m.Governor != "performance" {
+		all = append(all, fmt.Sprintf("governor %s: figures depend on what ran before; cpupower frequency-set -g performance",
+			m.Governor))
+	}
+	if m.Load > 0.3*float64(cpus) {
+		all = append(all, fmt.Sprintf("load %.2f before the run: other programs use the CPUs", m.Load))
+	}
+	if m.Steal > 1 {
+		all = append(all, fmt.Sprintf("the hypervisor gave %.1f%% of the CPUs' time to others during the run", m.Steal))
+	}
+	return all
+}
