@@ -57,10 +57,12 @@ func Into(object map[string]any, v any) error {
 	if err := Validate(reflect.TypeOf(v).Elem(), object); err != nil {
 		return err
 	}
+	restore := lift(object, reflect.ValueOf(v).Elem())
 	data, err := json.Marshal(object)
 	if err == nil {
 		err = json.Unmarshal(data, v)
 	}
+	restore()
 	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
 	if errors.As(err, &mismatch) {
 		return &apierrors.Invalid{Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
@@ -69,6 +71,37 @@ func Into(object map[string]any, v any) error {
 		return &apierrors.Invalid{Reason: err.Error()}
 	}
 	return nil
+}
+
+// lift takes out of an object what v keeps as it was decoded, such as the config of a module, often nearly all of
+// it. restore puts it back, and into v.
+func lift(object map[string]any, v reflect.Value) (restore func()) {
+	var all []func()
+	if v.Kind() != reflect.Struct {
+		return func() {}
+	}
+	for i := range v.NumField() {
+		field, of := v.Field(i), v.Type().Field(i)
+		name, _, _ := strings.Cut(of.Tag.Get("json"), ",")
+		value, isObject := object[name].(map[string]any)
+		if !isObject {
+			continue
+		}
+		if kept, ok := field.Interface().(map[string]any); ok && kept == nil {
+			delete(object, name)
+			all = append(all, func() {
+				object[name] = value
+				field.Set(reflect.ValueOf(value))
+			})
+		} else if field.Kind() == reflect.Struct {
+			all = append(all, lift(value, field))
+		}
+	}
+	return func() {
+		for _, restore := range all {
+			restore()
+		}
+	}
 }
 
 // YAML reads one YAML document. In addition to mistakes in numbers there is a value.

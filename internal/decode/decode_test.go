@@ -81,6 +81,36 @@ func TestCostOfMistakes(t *testing.T) {
 	}
 }
 
+// What is kept as it was decoded is not written and read again, at any depth.
+func TestKeptAsDecoded(t *testing.T) {
+	type nested struct {
+		Spec outer `json:"spec"`
+	}
+	free := map[string]any{"text": strings.Repeat("<", 4<<20), "number": 1.5}
+	object := map[string]any{"spec": map[string]any{"log": map[string]any{"name": "x"}, "free": free}}
+	if err := Validate(reflect.TypeFor[nested](), object); err != nil { // makes the schema
+		t.Fatal(err)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	var o nested
+	err := Into(object, &o)
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; err != nil || n > 1<<20 {
+		t.Errorf("%d KiB are allocated, %v", n>>10, err)
+	}
+	if diff := cmp.Diff(free, o.Spec.Free); diff != "" || o.Spec.Log.Name != "x" {
+		t.Error(diff)
+	}
+	if spec := object["spec"].(map[string]any); spec["free"] == nil {
+		t.Error("the object has lost a field")
+	}
+	o = nested{outer{Log: inner{Name: "x"}, Free: map[string]any{"default": true}}}
+	if err := Into(object, &o); err != nil || len(o.Spec.Free) != 3 {
+		t.Errorf("values that were there are lost: %d, %v", len(o.Spec.Free), err)
+	}
+}
+
 func slicesOf(n int) []any {
 	list := make([]any, n)
 	for i := range list {
