@@ -11,8 +11,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -48,15 +46,17 @@ type Supervisor struct {
 
 	onChange func(module string) // may be nil
 
-	keeping errgroup.Group // see Keep
+	keeping sync.WaitGroup // see Keep
 
 	sending sync.Mutex // while maps of want are sent or closed
 
-	mu      sync.Mutex
-	run     *run          // nil while there is none
-	arrived chan struct{} // closed when a run begins, and replaced
-	want    *live         // nil before the first Start
-	state   State
+	mu        sync.Mutex
+	toKeep    func() // waits for the call of Keep before it; may be nil
+	isKeeping bool
+	run       *run          // nil while there is none
+	arrived   chan struct{} // closed when a run begins, and replaced
+	want      *live         // nil before the first Start
+	state     State
 	// startedWith is the generation that the present run has started with, empty before.
 	startedWith string
 	rest        chan struct{} // closed while the control plane is to be away
@@ -103,7 +103,6 @@ func newSupervisor(module string, p *pkgs.Package, opts Options, start starter) 
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
 	supervisor.grants = grant(&opts, module, p)
 	close(supervisor.resume)
-	supervisor.keeping.SetLimit(1)
 	supervisor.start = func() (*run, error) { return newRun(opts.sockets(), module, start) }
 	supervisor.state = State{Reason: "starting"}
 	return supervisor
@@ -131,13 +130,29 @@ func (p *Supervisor) setState(change func(*State)) {
 	}
 }
 
-// Keep calls do in the background: after those before it, and before Close returns. It stores what is not needed until
-// the next start of the agent, so that no change waits for it.
+// Keep calls do in the background: after the one before it, and before Close returns. One that is still waiting gives
+// way to it. It stores what is not needed until the next start of the agent, so that no change waits for it.
 func (p *Supervisor) Keep(do func()) {
-	p.keeping.Go(func() error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.toKeep = do
+	if !p.isKeeping {
+		p.isKeeping = true
+		p.keeping.Go(p.keep)
+	}
+}
+
+func (p *Supervisor) keep() {
+	for {
+		p.mu.Lock()
+		do := p.toKeep
+		p.toKeep, p.isKeeping = nil, do != nil
+		p.mu.Unlock()
+		if do == nil {
+			return
+		}
 		do()
-		return nil
-	})
+	}
 }
 
 // Close ends the control plane and returns when it has ended.
@@ -150,7 +165,7 @@ func (p *Supervisor) Close() {
 	}
 	p.mu.Unlock()
 	<-p.closed
-	_ = p.keeping.Wait()
+	p.keeping.Wait()
 }
 
 // Rest ends the control plane until Resume, and returns when it has ended. What it worked on stays its.
