@@ -7,6 +7,7 @@
 
 #define FW_PEER_ACKED (1 << 0) /* acked is known */
 #define FW_PEER_SCALE (1 << 1) /* its SYN had a window scale option */
+#define FW_PEER_FIN   (1 << 2) /* what ends at end is its FIN; TCP_FIN << 2 */
 
 /* One side of a TCP connection. Sequence numbers in host byte order. */
 struct fw_peer {
@@ -24,7 +25,7 @@ enum fw_state {
 	FW_REPLIED = 1,	    /* and an answer */
 	FW_ESTABLISHED_ = 2, /* and an answer to that */
 	FW_RESET = 3,	    /* ended by RST */
-	FW_CLOSED = 4,	    /* both sides sent FIN */
+	FW_CLOSED = 4,	    /* both sides sent FIN and acknowledged the other one's */
 };
 
 /* TCP that began unseen: window scales are unknown, so that windows are not checked */
@@ -35,9 +36,7 @@ struct fw_conn {
 	__u32 generation;
 	__u8 state; /* enum fw_state */
 	__u8 from;  /* direction of the first packet */
-	/* bit per direction; FINs on two CPUs at once may lose one, then the half-closed time-out
-	 * holds */
-	__u8 fins;
+	__u8 unused;
 	__u8 flags; /* FW_CONN_* */
 	union {
 		struct fw_peer peer[2]; /* TCP; by direction that it sends in */

@@ -27,7 +27,7 @@ type conn struct {
 	Generation uint32
 	State      uint8
 	From       uint8
-	Fins       uint8
+	_          uint8
 	Flags      uint8
 	Peer       [2]peer // of TCP
 }
@@ -38,6 +38,8 @@ type peer struct {
 	Scale, Flags               uint8
 	_                          uint16
 }
+
+const peerFIN = 1 << 2 // mirrors FW_PEER_FIN
 
 // key4 mirrors struct fw_key4, key6 struct fw_key6. Addresses and ports are in network byte order.
 type key4 struct {
@@ -112,7 +114,7 @@ func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 		return time.Duration(t.UDP)
 	case state >= phaseReset:
 		return time.Duration(t.TCPClosing)
-	case c.Fins != 0:
+	case (c.Peer[0].Flags|c.Peer[1].Flags)&peerFIN != 0:
 		return time.Duration(t.TCPHalfClosed)
 	case state == phaseEstablished:
 		return time.Duration(t.TCPEstablished)

@@ -39,7 +39,7 @@ func TestLayouts(t *testing.T) {
 		{"fw_rule6", 80, map[string]int{"mask": 0, "value": 32, "l4": 64}},
 		{"fw_l4rule", 16, map[string]int{"sport": 0, "sports": 2, "dport": 4, "dports": 6, "proto": 8, "proto_mask": 9,
 			"decision": 12}},
-		{"fw_conn", 56, map[string]int{"seen": 0, "generation": 8, "state": 12, "from": 13, "fins": 14, "flags": 15}},
+		{"fw_conn", 56, map[string]int{"seen": 0, "generation": 8, "state": 12, "from": 13, "flags": 15}},
 		{"fw_peer", 20, map[string]int{"end": 0, "maxend": 4, "maxwin": 8, "acked": 12, "scale": 16, "flags": 17}},
 		{"fw_usage", 24, map[string]int{"established": 0, "opening": 8, "since": 16}},
 		{"fw_key4", 20, map[string]int{"ifindex": 0, "local": 4, "remote": 8, "local_port": 12, "remote_port": 14,

@@ -161,6 +161,12 @@ func (f *tcpFlow) segment(from int, flags uint8, length int) frame {
 	return frame{Packet: p, payload: length}
 }
 
+// again is the last segment, of one sequence number, retransmitted.
+func (f *tcpFlow) again(from int, flags uint8) frame {
+	f.next[from]--
+	return f.segment(from, flags, 0)
+}
+
 // establish passes the handshake of a connection that the service or the other side begins.
 func (k *kernel) establish(f *tcpFlow, from int) bool {
 	k.t.Helper()

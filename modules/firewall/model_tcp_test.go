@@ -65,14 +65,14 @@ func (c *connState) learn(p *Packet) fit {
 		}
 		return fitPass
 	}
-	if s.maxWin == 0 || after(p.end(), s.end) {
-		s.end = p.end()
-	}
-	s.maxWin = 1
-	s.ack(p.Ack)
 	if p.tcp(tcpFIN) && !next {
 		return fitPass
 	}
+	if s.maxWin == 0 || after(p.end(), s.end) {
+		s.end, s.fin = p.end(), p.tcp(tcpFIN)
+	}
+	s.maxWin = 1
+	s.ack(p.Ack)
 	return fitYes
 }
 
@@ -109,7 +109,7 @@ func (c *connState) fit(p *Packet) fit {
 		r.maxWin += end - s.maxEnd
 	}
 	if after(end, s.end) {
-		s.end = end
+		s.end, s.fin = end, p.tcp(tcpFIN)
 	}
 	s.ack(ack)
 	if edge := ack + max(1, win); after(edge, r.maxEnd) {

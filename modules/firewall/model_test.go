@@ -88,7 +88,6 @@ type connState struct {
 	generation uint32
 	phase      connPhase
 	ingress    bool // direction of the first packet
-	fins       int
 	learnt     bool // TCP that began unseen
 	peer       [2]tcpPeer
 	begun      time.Duration
@@ -99,6 +98,7 @@ type tcpPeer struct {
 	end, maxEnd, maxWin, acked uint32
 	scale                      uint8
 	hasScale, hasAcked         bool
+	fin                        bool // ends at end
 }
 
 func (p *Packet) key() connKey {
@@ -124,7 +124,7 @@ func (m *Model) expired(k connKey, c *connState, now time.Duration) bool {
 	case k.proto != protoTCP:
 	case c.phase >= phaseReset:
 		limit = t.TCPClosing
-	case c.fins != 0:
+	case c.peer[0].fin || c.peer[1].fin:
 		limit = t.TCPHalfClosed
 	case c.phase == phaseEstablished:
 		limit = t.TCPEstablished
@@ -256,17 +256,20 @@ func (m *Model) onEstablished(p *Packet, k connKey, c *connState, now time.Durat
 	return m.tracked(p, k, c)
 }
 
-// ends is the effect of FIN and RST.
+// closed reports whether both sides have sent FIN and acknowledged the other one's.
+func (c *connState) closed() bool {
+	a, b := &c.peer[0], &c.peer[1]
+	return a.fin && b.fin && a.hasAcked && b.hasAcked && !after(a.end, b.acked) && !after(b.end, a.acked)
+}
+
+// ends is the effect of a RST, or of what completes the closing by both sides.
 func (c *connState) ends(p *Packet) {
 	if p.tcp(tcpRST) {
 		if c.phase != phaseClosed {
 			c.phase = phaseReset
 		}
-	} else if p.tcp(tcpFIN) {
-		c.fins |= 1 << side(p)
-		if c.fins == 3 {
-			c.phase = phaseClosed
-		}
+	} else if c.closed() {
+		c.phase = phaseClosed
 	}
 }
 
@@ -295,9 +298,6 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 		}
 		c.learnt = true
 		c.fit(p)
-		if p.tcp(tcpFIN) {
-			c.fins = 1 << side(p)
-		}
 	} else if p.Proto == protoTCP {
 		c.peer[side(p)].init(p)
 	}

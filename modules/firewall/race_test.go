@@ -86,13 +86,18 @@ type endpoint struct {
 }
 
 func (e *endpoint) send(to *endpoint, flags uint8, length int) error {
+	return e.sendWith(flags, length, to.sent.Load())
+}
+
+// sendWith sends a segment that acknowledges up to ack.
+func (e *endpoint) sendWith(flags uint8, length int, ack uint32) error {
 	p := tcp(svc4, e.port, far4, 443, flags)
 	if e.ingress {
 		p = tcp(far4, 443, svc4, e.port, flags)
 	}
 	p.Seq, p.Len, p.Win = e.next, length, 65535
 	if flags&tcpACK != 0 {
-		p.Ack = to.sent.Load()
+		p.Ack = ack
 	}
 	ret, err := e.program.Run(&ebpf.RunOptions{Data: frame{Packet: p, payload: length}.bytes()})
 	if err != nil {

@@ -4,7 +4,7 @@
  * Packets of both directions run on two CPUs at once, and the kernel may give an entry's memory to
  * another key while a program holds a pointer to it. Therefore:
  *
- * - What both directions of a connection keep changing (time, windows, FINs, generation) is
+ * - What both directions of a connection keep changing (time, windows, generation) is
  *   written in place, field by field: a whole value would undo what the other one has just written.
  * - The state, which says that a connection is trusted more, is written as a whole value by key.
  * - A generation is bound to its key (fw_bind_generation), so that what is written to another
@@ -31,7 +31,7 @@ enum fw_why {
 	FW_WHY_ABSENT = 0,
 	FW_WHY_EXPIRED = 1,
 	FW_WHY_MISFIT = 2,
-	FW_WHY_ENDS = 3, /* FIN or RST */
+	FW_WHY_ENDS = 3, /* it is over */
 	FW_WHY_NOT = 4,	 /* it does */
 };
 
@@ -69,24 +69,16 @@ static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flo
 	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
 }
 
-/* FIN or RST on an established connection that they fit. The last one moves it. */
+/* Moves an established connection that is over: RST, or both sides have closed it. */
 static __always_inline int fw_conn_ends(void *established, void *opening, void *pending,
 					struct fw_flow *f, __u64 now)
 {
 	struct fw_conn *c = bpf_map_lookup_elem(established, &f->key4), *n = &f->next;
-	__u8 fins;
 
 	if (!c)
 		return FW_TRACKED;
-	fins = c->fins | 1 << (f->dir & 1);
-	if (!(f->tcp & TCP_RST) && fins != 3) {
-		c->fins = fins;
-		c->seen = now;
-		return fw_stale(c, f);
-	}
 	*n = *c;
 	n->seen = now;
-	n->fins = f->tcp & TCP_RST ? n->fins : fins;
 	n->state = f->tcp & TCP_RST ? FW_RESET : FW_CLOSED;
 	fw_conn_insert(opening, pending, now);
 	fw_conn_delete(established);
@@ -133,7 +125,6 @@ static __always_inline void fw_conn_store(struct fw_conn *c, const struct fw_flo
 	const struct fw_peer *sn = &f->next.peer[f->dir & 1], *rn = &f->next.peer[~f->dir & 1];
 	struct fw_peer *s = &c->peer[f->dir & 1], *r = &c->peer[~f->dir & 1];
 
-	c->fins |= f->next.fins;
 	s->end = sn->end;
 	s->maxwin = sn->maxwin;
 	s->acked = sn->acked;
@@ -217,7 +208,8 @@ static __always_inline int fw_track_established(struct fw_conn *c, struct fw_flo
 		fit = kerb_through(f->hidden, fw_tcp_fit(c, f));
 		if (fit == FW_FIT_NOT)
 			return FW_WHY_MISFIT;
-		if (fit == FW_FIT_YES && f->tcp & (TCP_FIN | TCP_RST))
+		if (fit == FW_FIT_YES &&
+		    (f->tcp & TCP_RST || fw_tcp_closed(&c->peer[0], &c->peer[1])))
 			return FW_WHY_ENDS;
 		if (fit == FW_FIT_YES)
 			fw_touch(c, now);
@@ -337,7 +329,6 @@ static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 	} else {
 		n->flags = FW_CONN_LEARNT;
 		fw_tcp_learn(&n->peer[f->dir & 1], &n->peer[~f->dir & 1], f);
-		n->fins = f->tcp & TCP_FIN ? 1 << (f->dir & 1) : 0;
 	}
 	return fw_conn_insert(opening, pending, now);
 }

@@ -136,7 +136,7 @@ static __always_inline __u64 fw_timeout(const struct fw_conn *c, const struct fw
 		return fw_state(c) == FW_ESTABLISHED_ ? udp_stream_ns : udp_ns;
 	if (fw_state(c) >= FW_RESET)
 		return tcp_closing_ns;
-	if (c->fins)
+	if ((c->peer[0].flags | c->peer[1].flags) & FW_PEER_FIN)
 		return tcp_half_closed_ns;
 	return fw_state(c) == FW_ESTABLISHED_ ? tcp_established_ns : tcp_syn_ns;
 }

@@ -59,6 +59,22 @@ static __always_inline void fw_peer_ack(struct fw_peer *s, __u32 ack)
 	s->flags |= FW_PEER_ACKED;
 }
 
+/* A side has sent more than before, up to end. A FIN with something behind it was none. */
+static __always_inline void fw_peer_sent(struct fw_peer *s, __u32 end, __u8 fin)
+{
+	s->end = end;
+	s->flags = (s->flags & ~FW_PEER_FIN) | fin;
+}
+
+/* Whether both sides have sent FIN, and have acknowledged the other one's: what a third party sends
+ * in a window is no FIN that its receiver has taken. Any segment finds out, whichever side saw the
+ * other one's FIN first: each writes in its own record only. */
+static __always_inline int fw_tcp_closed(const struct fw_peer *a, const struct fw_peer *b)
+{
+	return a->flags & b->flags & FW_PEER_FIN && !fw_seq_after(a->end, b->acked) &&
+	       !fw_seq_after(b->end, a->acked); /* a FIN acknowledges, so that both are known */
+}
+
 /* Neither side is known of a connection that an earlier version of the module has tracked. */
 static __always_inline int fw_is_learnt(struct fw_conn *c)
 {
@@ -84,15 +100,18 @@ static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer 
 					const struct fw_flow *f)
 {
 	int next = s->maxwin ? f->seq == s->end : !(f->tcp & TCP_RST);
+	__u8 fin = (f->tcp & TCP_FIN) << 2;
 
 	if (f->tcp & TCP_RST)
 		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES
 										: FW_FIT_PASS;
+	if (fin && !next)
+		return FW_FIT_PASS;
 	if (!s->maxwin || fw_seq_after(f->end, s->end))
-		s->end = f->end;
+		fw_peer_sent(s, f->end, fin);
 	s->maxwin = 1;
 	fw_peer_ack(s, f->ack);
-	return f->tcp & TCP_FIN && !next ? FW_FIT_PASS : FW_FIT_YES;
+	return FW_FIT_YES;
 }
 
 static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
@@ -106,7 +125,7 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 	if (fw_seq_after(end, s->maxend))
 		r->maxwin += end - s->maxend;
 	if (fw_seq_after(end, s->end))
-		s->end = end;
+		fw_peer_sent(s, end, (f->tcp & TCP_FIN) << 2);
 	if (f->tcp & TCP_ACK)
 		fw_peer_ack(s, ack);
 	edge = ack + fw_tcp_probe_window(win);
@@ -231,11 +250,8 @@ static __noinline int fw_tcp_opening(struct fw_conn *n, const struct fw_flow *f)
 		n->state = fw_state(n) == FW_CLOSED ? FW_CLOSED : FW_RESET;
 		return fit;
 	}
-	if (f->tcp & TCP_FIN) {
-		n->fins |= 1 << (f->dir & 1);
-		if (n->fins == 3)
-			n->state = FW_CLOSED;
-	}
+	if (fw_tcp_closed(s, r))
+		n->state = FW_CLOSED;
 	if (fw_state(n) == FW_NEW && !first)
 		n->state = FW_REPLIED;
 	else if (fw_state(n) == FW_REPLIED &&

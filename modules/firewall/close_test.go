@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package firewall
+
+import (
+	"encoding/binary"
+	"errors"
+	"io"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/seed"
+)
+
+// phases counts the IPv4 connections of both tables by state.
+func (k *kernel) phases() map[connPhase]int {
+	k.t.Helper()
+	out := map[connPhase]int{}
+	for _, name := range []string{mapEstablished4, mapOpening4} {
+		if err := eachConn(k.maps[name], func(_ key4, c conn) bool { out[connPhase(c.State)]++; return true }); err != nil {
+			k.t.Fatal(err)
+		}
+	}
+	return out
+}
+
+// The FINs of both sides, on two CPUs at the same moment, are both known: once they are acknowledged, the connection
+// has left the table of established ones.
+func TestBothSidesCloseAtOnce(t *testing.T) {
+	needTwoCPUs(t)
+	k := loadFirewall(t, `{}`)
+	ingress := k.ingress()
+	const rounds = 2000
+	for round := range rounds {
+		a := &endpoint{program: k.egress, port: uint16(10000 + round), next: 1000}
+		b := &endpoint{program: ingress, ingress: true, port: a.port, next: 5000}
+		err := errors.Join(a.send(b, tcpSYN, 0), b.send(a, tcpSYN|tcpACK, 0), a.send(b, tcpACK, 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		ackA, ackB := b.next, a.next
+		err = twoCPUs(t, func() error { return a.sendWith(tcpFIN|tcpACK, 0, ackA) },
+			func() error { return b.sendWith(tcpFIN|tcpACK, 0, ackB) })
+		err = errors.Join(err, a.send(b, tcpACK, 0), b.send(a, tcpACK, 0))
+		if err != nil {
+			t.Fatalf("round %d: %v", round, err)
+		}
+	}
+	if p := k.phases(); p[phaseClosed] != rounds || p[phaseEstablished] != 0 {
+		t.Errorf("connections by state %v, want %d closed", p, rounds)
+	}
+}
+
+// A connection ends when both sides have acknowledged the other one's FIN. A FIN that the receiver does not
+// acknowledge, and that data follows, was not of the sender.
+func TestFINsCountOnceAcknowledged(t *testing.T) {
+	for _, learnt := range []bool{false, true} {
+		k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
+		if learnt {
+			k.steps(step{"picked up", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true},
+				step{"on", f.in(tcpACK, 10), true, true})
+		} else if !k.establish(f, 1) {
+			t.Fatal("no handshake")
+		}
+		want := func(when string, phase connPhase) {
+			t.Helper()
+			if p := k.phases(); p[phase] != 1 {
+				t.Errorf("learnt %t, %s: connections by state %v, want 1 %s", learnt, when, p, stateNames[phase])
+			}
+		}
+		k.steps(step{"FIN", f.in(tcpFIN|tcpACK, 10), true, true}, step{"download", f.out(tcpACK, 1000), false, true},
+			step{"its acknowledgement", f.in(tcpACK, 0), true, true})
+		want("half closed", phaseEstablished)
+		forged := *f
+		k.steps(step{"forged FIN", forged.out(tcpFIN|tcpACK, 0), false, true})
+		want("after a forged FIN", phaseEstablished)
+		k.steps(step{"download", f.out(tcpACK, 1000), false, true}, step{"its acknowledgement", f.in(tcpACK, 0), true, true})
+		want("after data behind the forged FIN", phaseEstablished)
+		k.steps(step{"FIN back", f.out(tcpFIN|tcpACK, 0), false, true})
+		want("before the last acknowledgement", phaseEstablished)
+		k.steps(step{"last acknowledgement", f.in(tcpACK, 0), true, true})
+		want("closed", phaseClosed)
+	}
+}
+
+// A client that has sent its FIN downloads on; when the server closes, too, the connection leaves the table of
+// established ones.
+func TestDownloadAfterFIN(t *testing.T) {
+	notEmulated(t)
+	b := newBridged(t)
+	k := loadFirewall(t, `{`+allowWeb+`, "defaultPolicy": {"egress": "deny"}, "antiSpoof": false}`)
+	b.filter(k)
+	var listener net.Listener
+	err := b.tenant.Do(func() (err error) {
+		listener, err = net.Listen("tcp4", ":80")
+		return
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	const size = 8 << 20
+	half := make(chan map[connPhase]int, 1)
+	go func() {
+		c, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		if _, err := io.ReadAll(c); err != nil { // to the client's FIN
+			return
+		}
+		for range size >> 16 {
+			if _, err := c.Write(make([]byte, 1<<16)); err != nil {
+				return
+			}
+		}
+		half <- k.phases()
+	}()
+	var got int64
+	err = b.neighbour.Do(func() error {
+		c, err := net.DialTCP("tcp4", nil, net.TCPAddrFromAddrPort(netip.AddrPortFrom(b.tenant.Addr4(), 80)))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		if err := errors.Join(c.SetDeadline(time.Now().Add(time.Minute)), c.CloseWrite()); err != nil {
+			return err
+		}
+		got, err = io.Copy(io.Discard, c)
+		return err
+	})
+	if err != nil || got != size {
+		t.Fatalf("%d of %d bytes after the FIN: %v", got, size, err)
+	}
+	if p := <-half; p[phaseEstablished] != 1 {
+		t.Errorf("while half closed: connections by state %v, want 1 established", p)
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for k.phases()[phaseClosed] != 1 {
+		if time.Now().After(deadline) {
+			t.Fatalf("connections by state %v, want 1 closed", k.phases())
+		}
+		time.Sleep(10 * time.Millisecond) // until the last acknowledgement has passed
+	}
+}
+
+// Conversations between two hosts, with what a third party sends, among it FINs in the windows, go through the data
+// plane and the model: after each packet both know the same state of its connection.
+func TestStatesAgainstModel(t *testing.T) {
+	fw := compileConfig(t, `{"rules": [
+		{"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 7777}]}`)
+	k, m := loadCompiled(t, fw, nil), NewModel(fw)
+	r := rand.New(rand.NewPCG(seed.Of(t), 4))
+	mix, reached := &mixer{Rand: r}, map[connPhase]int{}
+	check := func(p Packet, kind string) {
+		t.Helper()
+		p.Ifindex = 1
+		got, want := k.pass(frame{Packet: p, payload: p.Len}.bytes(), p.Ingress), m.Decide(&p, 0).Allow
+		phase, half := k.phase(&p)
+		c := m.conns[p.key()]
+		if c == nil {
+			c = &connState{phase: -1}
+		}
+		reached[c.phase]++
+		if got != want || phase != c.phase || half != (c.peer[0].fin || c.peer[1].fin) {
+			t.Fatalf("%s %+v:\npasses %t, state %d, FIN %t; the model says %t, %+v", kind, p, got, phase, half, want, c)
+		}
+	}
+	for _, p := range mix.batch(2500) {
+		if p.Proto != protoTCP {
+			continue
+		}
+		check(p.Packet, p.kind)
+		if !p.hostile && p.tcp(tcpACK) && r.IntN(12) == 0 {
+			forged := p.Packet
+			forged.TCPFlags, forged.Seq, forged.Len = tcpFIN|tcpACK, p.end()+r.Uint32N(40), r.IntN(20)
+			check(forged, "FIN in the window")
+		}
+	}
+	if reached[phaseEstablished] < 100 || reached[phaseClosed] < 50 || reached[phaseReset] < 10 {
+		t.Errorf("packets by the state that they led to: %v", reached)
+	}
+}
+
+// phase is the state of a packet's connection, -1 without one, and whether a side has sent FIN.
+func (k *kernel) phase(p *Packet) (phase connPhase, half bool) {
+	k.t.Helper()
+	var key any
+	id, names := p.key(), []string{mapEstablished6, mapOpening6, mapPending6}
+	port := func(n uint16) [2]byte { return [2]byte(binary.BigEndian.AppendUint16(nil, n)) }
+	if id.local.Is4() {
+		names = []string{mapEstablished4, mapOpening4, mapPending4}
+		key = key4{Ifindex: id.ifindex, Local: id.local.As4(), Remote: id.remote.As4(), LocalPort: port(id.localPort),
+			RemotePort: port(id.remotePort), Proto: uint8(id.proto), Kind: uint8(id.kind)}
+	} else {
+		key = key6{Ifindex: id.ifindex, Local: id.local.As16(), Remote: id.remote.As16(), LocalPort: port(id.localPort),
+			RemotePort: port(id.remotePort), Proto: uint8(id.proto), Kind: uint8(id.kind)}
+	}
+	for _, name := range names {
+		var c conn
+		err := k.maps[name].Lookup(key, &c)
+		if err == nil {
+			return connPhase(c.State), (c.Peer[0].Flags|c.Peer[1].Flags)&peerFIN != 0
+		}
+		if !errors.Is(err, ebpf.ErrKeyNotExist) {
+			k.t.Fatal(err)
+		}
+	}
+	return -1, false
+}
