@@ -106,7 +106,7 @@ func lift(object map[string]any, v reflect.Value) (restore func()) {
 
 // YAML reads one YAML document. In addition to mistakes in numbers there is a value.
 func YAML(doc []byte) (any, error) {
-	value, err := yamldoc.Decode(doc)
+	value, octals, err := yamldoc.Decode(doc)
 	if err != nil {
 		return nil, syntaxErrors(err)
 	}
@@ -118,7 +118,7 @@ func YAML(doc []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	return value, refuseOctals(doc)
+	return value, refuse(octals)
 }
 
 var yamlLine = regexp.MustCompile(`^(?:yaml: )?line (\d+): (.*)$`)
@@ -140,10 +140,10 @@ func syntaxErrors(err error) error {
 	return errors.Join(all...)
 }
 
-// refuseOctals refuses numbers that YAML 1.1 reads otherwise than people do.
-func refuseOctals(doc []byte) error {
+// refuse refuses numbers that YAML 1.1 reads otherwise than people do.
+func refuse(octals []yamldoc.Octal) error {
 	var all []error
-	for _, o := range yamldoc.Octals(doc) {
+	for _, o := range octals {
 		all = append(all, &apierrors.Invalid{Field: o.Field, Reason: o.Error(), Line: o.Line, Column: o.Column})
 	}
 	return errors.Join(all...)

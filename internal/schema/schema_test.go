@@ -26,7 +26,7 @@ properties:
 // parse returns YAML as encoding/json has it.
 func parse(t *testing.T, text string) (value any) {
 	t.Helper()
-	tree, err := yamldoc.Decode([]byte(text))
+	tree, _, err := yamldoc.Decode([]byte(text))
 	if err != nil {
 		t.Fatal(err)
 	}

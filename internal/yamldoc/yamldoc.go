@@ -35,27 +35,53 @@ func Split(data []byte) [][]byte {
 }
 
 // Decode returns the value of one document, as Split returns it: nil for an empty one. Numbers are int, uint64 or
-// float64. Errors are the parser's, each mistake in a line that begins with "line N: ": syntax, and keys given twice.
-func Decode(part []byte) (value any, err error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(part, &doc); err != nil {
-		return nil, err
+// float64; octals are those of them that begin with a zero. Errors are the parser's, each mistake in a line that begins
+// with "line N: ": syntax, and keys given twice.
+func Decode(part []byte) (value any, octals []Octal, err error) {
+	root, err := parse(part)
+	if root == nil || err != nil {
+		return nil, nil, err
 	}
-	asJSON(&doc)
-	err = doc.Decode(&value)
-	return value, err
+	octals = asJSON(root, "")
+	err = root.Decode(&value)
+	return value, octals, err
 }
 
-// asJSON makes texts of what YAML has and JSON has not: dates, and keys that are numbers, booleans or null.
-func asJSON(node *yaml.Node) {
+// asJSON makes texts of what YAML has and JSON has not: dates, and keys that are numbers, booleans or null. It returns
+// the numbers that begin with a zero.
+func asJSON(node *yaml.Node, path string) (octals []Octal) {
 	const text, date, merge = "!!str", "!!timestamp", "!!merge"
-	for i, child := range node.Content {
-		isKey := node.Kind == yaml.MappingNode && i%2 == 0
-		if child.Kind == yaml.ScalarNode && (isKey && child.ShortTag() != merge || child.ShortTag() == date) {
-			child.Tag = text
+	switch node.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(node.Content); i += 2 {
+			key := node.Content[i]
+			if key.Kind == yaml.ScalarNode && key.ShortTag() != merge {
+				key.Tag = text
+			}
+			octals = append(octals, asJSON(node.Content[i+1], strings.TrimPrefix(path+"."+key.Value, "."))...)
 		}
-		asJSON(child)
+	case yaml.SequenceNode:
+		for i, item := range node.Content {
+			octals = append(octals, asJSON(item, fmt.Sprintf("%s[%d]", path, i))...)
+		}
+	case yaml.ScalarNode:
+		if node.ShortTag() == date {
+			node.Tag = text
+		}
+		const plain yaml.Style = 0
+		if node.Style == plain && leadingZero.MatchString(node.Value) {
+			octals = append(octals, newOctal(node, path))
+		}
 	}
+	return octals
+}
+
+func newOctal(node *yaml.Node, path string) Octal {
+	o := Octal{Line: node.Line, Column: node.Column, Field: path, Value: node.Value}
+	if n, err := strconv.ParseInt(strings.ReplaceAll(node.Value, "_", ""), 8, 64); err == nil {
+		o.Octal = strconv.FormatInt(n, 10)
+	}
+	return o
 }
 
 // Encode returns v as YAML, with the names and the omissions that its JSON has.
@@ -83,8 +109,8 @@ type Index []*yaml.Node
 func Parse(data []byte) Index {
 	var all Index
 	for _, part := range Split(data) {
-		root := parse(part)
-		if root == nil {
+		root, err := parse(part)
+		if root == nil || err != nil {
 			continue
 		}
 		if root.Kind == yaml.SequenceNode {
@@ -96,12 +122,13 @@ func Parse(data []byte) Index {
 	return all
 }
 
-func parse(part []byte) *yaml.Node {
+// parse returns the root of a document, nil if there is nothing in it.
+func parse(part []byte) (*yaml.Node, error) {
 	var doc yaml.Node
-	if yaml.Unmarshal(part, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
-		return nil
+	if err := yaml.Unmarshal(part, &doc); err != nil || len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+		return nil, err
 	}
-	return doc.Content[0]
+	return doc.Content[0], nil
 }
 
 // At returns where a field of the resource is, counted from 1, or the nearest thing above it that is there.
@@ -186,7 +213,7 @@ type Octal struct {
 }
 
 func (o Octal) Error() string {
-	plain := strings.TrimLeft(strings.Replace(o.Value, "_", "", -1), "+-0")
+	plain := strings.TrimLeft(strings.ReplaceAll(o.Value, "_", ""), "+-0")
 	if plain == "" {
 		plain = "0"
 	}
@@ -199,42 +226,4 @@ func (o Octal) Error() string {
 		o.Value, o.Octal, o.Octal, plain, o.Value)
 }
 
-var (
-	leadingZero = regexp.MustCompile(`^[-+]?0[0-9_]+$`)
-	maybeOctal  = regexp.MustCompile(`(^|[\s:\[,{-])[-+]?0[0-9_]`) // cheap, before a file is parsed again
-)
-
-// Octals finds the numbers with a leading zero in one document, as Split returns it.
-func Octals(part []byte) []Octal {
-	if !maybeOctal.Match(part) {
-		return nil
-	}
-	root := parse(part)
-	if root == nil {
-		return nil
-	}
-	return octals(root, "")
-}
-
-func octals(node *yaml.Node, path string) (out []Octal) {
-	switch node.Kind {
-	case yaml.MappingNode:
-		for i := 0; i+1 < len(node.Content); i += 2 {
-			out = append(out, octals(node.Content[i+1], strings.TrimPrefix(path+"."+node.Content[i].Value, "."))...)
-		}
-	case yaml.SequenceNode:
-		for i, item := range node.Content {
-			out = append(out, octals(item, fmt.Sprintf("%s[%d]", path, i))...)
-		}
-	case yaml.ScalarNode:
-		if node.Style&(yaml.SingleQuotedStyle|yaml.DoubleQuotedStyle|yaml.LiteralStyle|yaml.FoldedStyle|
-			yaml.TaggedStyle) == 0 && leadingZero.MatchString(node.Value) {
-			o := Octal{Line: node.Line, Column: node.Column, Field: path, Value: node.Value}
-			if n, err := strconv.ParseInt(strings.Replace(node.Value, "_", "", -1), 8, 64); err == nil {
-				o.Octal = strconv.FormatInt(n, 10)
-			}
-			out = append(out, o)
-		}
-	}
-	return out
-}
+var leadingZero = regexp.MustCompile(`^[-+]?0[0-9_]+$`)

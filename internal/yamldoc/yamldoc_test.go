@@ -47,7 +47,8 @@ func TestPositions(t *testing.T) {
 func TestOctals(t *testing.T) {
 	var got []string
 	for _, part := range yamldoc.Split([]byte(file)) {
-		for _, o := range yamldoc.Octals(part) {
+		_, octals, _ := yamldoc.Decode(part)
+		for _, o := range octals {
 			got = append(got, fmt.Sprintf("%d:%d %s %s=%s", o.Line, o.Column, o.Field, o.Value, o.Octal))
 		}
 	}
@@ -56,8 +57,8 @@ func TestOctals(t *testing.T) {
 	}
 	for _, fine := range []string{"a: 0", "a: 0.5", "a: 0x10", `a: "010"`, "a: 10", "a: 2026-01-02", "a: 10.0.0.1",
 		"a: 0a", "a: '00'", "a: !!str 010"} {
-		if found := yamldoc.Octals([]byte(fine)); len(found) > 0 {
-			t.Errorf("%s: %v", fine, found)
+		if _, found, err := yamldoc.Decode([]byte(fine)); len(found) > 0 || err != nil {
+			t.Errorf("%s: %v, %v", fine, found, err)
 		}
 	}
 }
@@ -74,7 +75,7 @@ func TestDecode(t *testing.T) {
 		"a: &x {b: 1}\nc: {<<: *x, d: *x}": `{"a":{"b":1},"c":{"b":1,"d":{"b":1}}}`,
 		"b: |\n  two\n  lines\n":           `{"b":"two\nlines\n"}`,
 	} {
-		value, err := yamldoc.Decode([]byte(text))
+		value, _, err := yamldoc.Decode([]byte(text))
 		if err != nil {
 			t.Errorf("%s: %v", text, err)
 			continue
@@ -96,7 +97,7 @@ func TestDecodeErrors(t *testing.T) {
 		"a: !!int x":                        "cannot decode !!str `x` as a !!int",
 		strings.Repeat("x", 9) + ":\n\t- a": "line 2: found character that cannot start any token",
 	} {
-		if value, err := yamldoc.Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
+		if value, _, err := yamldoc.Decode([]byte(text)); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, %v; want %s", text, value, err, want)
 		}
 	}
@@ -104,7 +105,7 @@ func TestDecodeErrors(t *testing.T) {
 	for i := range 9 {
 		bomb += fmt.Sprintf("a%d: &a%d [%s]\n", i+1, i+1, strings.Repeat(fmt.Sprintf("*a%d, ", i), 9))
 	}
-	if _, err := yamldoc.Decode([]byte(bomb)); err == nil || !strings.Contains(err.Error(), "excessive aliasing") {
+	if _, _, err := yamldoc.Decode([]byte(bomb)); err == nil || !strings.Contains(err.Error(), "excessive aliasing") {
 		t.Errorf("aliases of aliases: %v", err)
 	}
 }
