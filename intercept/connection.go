@@ -35,6 +35,7 @@ func closeAll(fds []int) {
 	}
 }
 
+// dial connects to the socket of a module. A reply is waited for ten seconds at most.
 func dial(path string) (int, error) {
 	conn, err := unix.Socket(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -28,6 +28,9 @@ type controls struct {
 	consumed, produced []byte
 }
 
+// mapControls maps the pages of a BPF user ring buffer: what the kernel has consumed, read-only, then what this
+// process has produced, and twice the data, so that a message never wraps. nil: the kernel has none, or refuses.
+// Positions that an earlier process left unsound are set back to an empty ring.
 func mapControls(fd int) *controls {
 	page := os.Getpagesize()
 	consumed, err := unix.Mmap(fd, 0, page, unix.PROT_READ, unix.MAP_SHARED)
@@ -64,6 +67,7 @@ func (c *controls) sound() bool {
 	return at == end
 }
 
+// close unmaps the ring; messages that were not taken stay in it.
 func (c *controls) close() {
 	if c != nil {
 		_ = unix.Munmap(c.consumed)
@@ -74,6 +78,8 @@ func (c *controls) close() {
 // ErrNoControls is returned where the kernel has no user ring buffers.
 var ErrNoControls = errors.New("control messages need Linux 6.1")
 
+// control appends a message. The producer's position is stored last, which publishes the bytes before it. ErrClosed
+// and ErrNoControls are final; a full ring is not: the data plane takes messages when packets come.
 func (r *Receiver) control(message controlEntry) error {
 	if r.ring == nil {
 		return ErrClosed

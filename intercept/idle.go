@@ -22,6 +22,8 @@ type idleStates struct {
 	polls bool
 }
 
+// openIdleStates opens /dev/cpu_dma_latency (Documentation/power/pm_qos_interface.rst). The kernel keeps a request
+// only as long as its descriptor is open, so a process that dies leaves nothing behind.
 func openIdleStates() (idleStates, error) {
 	fd, err := unix.Open(idleDevice, unix.O_WRONLY|unix.O_CLOEXEC, 0)
 	if err != nil {

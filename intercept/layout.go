@@ -23,6 +23,9 @@ const (
 	controlRing = 4096
 )
 
+// record precedes the bytes of a packet in a ring, in the byte order of the machine. Times are CLOCK_MONOTONIC in ns;
+// Seq and Lost count the packets of the class and those that found no room; L3, L4 and Payload are offsets from the
+// frame's begin.
 type record struct {
 	Seq, Time, Lost       uint64
 	Len, CapLen           uint32
@@ -31,6 +34,9 @@ type record struct {
 	CPU, PID              uint32
 }
 
+// lateEntry is one packet that missed the deadline: T1 and T2 are its times in the kernel and at the program, Waited
+// is how long the thread was runnable and not running meanwhile, all in ns. Queued is how many records waited behind
+// it, Comm1 the thread that had the CPU, ended by a zero byte.
 type lateEntry struct {
 	Seq, T1, T2, Waited      uint64
 	CPU1, CPU2, PID1, Queued uint32
@@ -47,6 +53,8 @@ type log struct {
 	Last                            [lates]lateEntry
 }
 
+// state is the page of a class that the data plane and the receiver share in memory. The first line is written by the
+// module, but for Doorbell, and the rest by the receiver; times are in ns.
 type state struct {
 	Generation, Deadline, Watchdog uint64
 	Consumer, Stopped, Doorbell    uint32
@@ -56,6 +64,8 @@ type state struct {
 	Log                            log
 }
 
+// controlEntry is a message of a program that changes one class: Op says what. The data plane takes it from a BPF user
+// ring buffer before it classifies the next packet.
 type controlEntry struct {
 	Op, Index   uint32
 	Value       uint64

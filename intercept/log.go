@@ -18,6 +18,8 @@ type Stats struct {
 	Preemptions       uint64 // times that other threads had the CPU for long
 }
 
+// bucket returns the place of a duration in a histogram with four buckets for each power of two, as record.h has it:
+// each is at most a fourth wider than its lower bound.
 func bucket(ns uint64) int {
 	if ns < 4 {
 		return int(ns)
@@ -26,6 +28,8 @@ func bucket(ns uint64) int {
 	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
 }
 
+// log counts the delays of packets that were fetched together. Of those beyond the deadline only the first is
+// examined: the ones behind it are late because it is.
 func (r *Receiver) log(packets []Packet) {
 	l, deadline, noted := &r.state.Log, r.state.Deadline, false
 	for i := range packets {

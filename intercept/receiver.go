@@ -290,6 +290,8 @@ func (r *Receiver) isTaken() bool {
 	return message.Event == "taken"
 }
 
+// fetch returns how many packets are there, at most one for each element of packets. All get the same time of receipt:
+// the clock costs as much as fetching one.
 func (r *Receiver) fetch(packets []Packet) int {
 	n := r.ring.fetch(packets)
 	if n == 0 {

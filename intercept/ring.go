@@ -24,6 +24,8 @@ type ring struct {
 	lost               uint64 // as of the last record
 }
 
+// mapRing maps the pages of a BPF ring buffer: the consumer's position, writable, then the producer's position and
+// twice the data, read-only, so that a record never wraps. size is that of the data in bytes, a power of two.
 func mapRing(fd, size int) (*ring, error) {
 	page := os.Getpagesize()
 	if size < page || size&(size-1) != 0 {
@@ -109,6 +111,8 @@ func (r *ring) fetch(packets []Packet) (n int) {
 	return n
 }
 
+// packet returns the packet of a record. Frame is memory of the ring and valid until the record is released. Lost is
+// how many packets found no room since the record before.
 func (r *ring) packet(b []byte) Packet {
 	e := (*record)(unsafe.Pointer(unsafe.SliceData(b)))
 	p := Packet{Frame: b[unsafe.Sizeof(*e):][:e.CapLen:e.CapLen], Len: int(e.Len), L3: int(e.L3), L4: int(e.L4),

@@ -68,6 +68,8 @@ func leadSession() {
 	}
 }
 
+// threadStanding returns how the scheduler sees the calling thread. A nice value of -10 or less counts as preferred:
+// it outweighs an ordinary thread about nine to one (sched_prio_to_weight of the kernel).
 func threadStanding() standing {
 	a, err := unix.SchedGetAttr(0, 0)
 	switch {
@@ -87,6 +89,8 @@ type look struct {
 	voluntary, involuntary int64
 }
 
+// lookAt reads the counters of the calling thread. schedstat is its /proc/thread-self/schedstat, opened once; nil
+// where the kernel has none: then waited is 0.
 func lookAt(schedstat *os.File) (l look) {
 	var usage unix.Rusage
 	if unix.Getrusage(unix.RUSAGE_THREAD, &usage) == nil {

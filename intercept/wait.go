@@ -25,6 +25,7 @@ const (
 	stepSleep                 // sleep until a packet
 )
 
+// step is what to do next; until is a time of CLOCK_MONOTONIC in ns, for a rest or a doze.
 type step struct {
 	kind  stepKind
 	until int64
@@ -89,6 +90,7 @@ type goals struct {
 	awake           int64 // of 1000
 }
 
+// newWaiter begins with the means of a machine that is not known yet; some hundred packets replace them.
 func newWaiter(g goals, s standing) *waiter {
 	w := &waiter{goals: g, gap: never, lead: 40 * us, slip: 50 * us, gain: 20 * us, ordinary: s == ordinary,
 		step: fastStep}
@@ -106,6 +108,9 @@ func track(mean, spread *int64, sample int64) {
 	*spread += (max(d, -d) - *spread) / 4
 }
 
+// aim learns the lead from what came of the last one: a quantile of how early packets and how late timers are, by
+// steps up and down that cancel out when as many packets find this thread awake as are to. A lead that is too long for
+// a sleep is tried again from time to time.
 func (w *waiter) aim(at int64) {
 	step := w.lead / 1024
 	switch {
@@ -120,6 +125,8 @@ func (w *waiter) aim(at int64) {
 	w.dozed = false
 }
 
+// beat learns from the first packet of a burst. A gap eight times the mean may be a pause; only some of them in a row
+// mean that the stream has another rhythm.
 func (w *waiter) beat(gap int64) {
 	long := gap > 8*w.gap
 	if long {
@@ -134,6 +141,8 @@ func (w *waiter) beat(gap int64) {
 	}
 }
 
+// arrived learns from a packet that the kernel got at a time, in ns. Packets close behind each other are one burst, of
+// which the first counts.
 func (w *waiter) arrived(at int64) {
 	first, last := w.first, w.last
 	at = max(at, last)
@@ -150,6 +159,7 @@ func (w *waiter) arrived(at int64) {
 	w.beat(at - first)
 }
 
+// over returns when the last burst is over, by the mean length of bursts and some room.
 func (w *waiter) over() int64 {
 	if w.length == 0 {
 		return w.first
@@ -159,6 +169,8 @@ func (w *waiter) over() int64 {
 
 func (w *waiter) restLength() int64 { return 40*us + 150*us*w.rest/1000*w.rest/1000 }
 
+// room returns how long a rest is that begins behind a burst and ends before the next, and so delays nothing; 0 if
+// there is none.
 func (w *waiter) room() int64 {
 	begin, due := w.over()+behindBurst, w.first+w.gap
 	if w.gap >= w.reach || begin+w.slip+leastRest >= due {
@@ -167,6 +179,8 @@ func (w *waiter) room() int64 {
 	return min(due-begin, w.restLength())
 }
 
+// ease takes rest back by a quarter from time to time. An ordinary thread, which sleeps meanwhile, tries whether it
+// has the CPU for itself.
 func (w *waiter) ease(now int64) {
 	if w.rest <= w.least || now < w.eased+w.step {
 		return
@@ -178,6 +192,7 @@ func (w *waiter) ease(now int64) {
 	}
 }
 
+// spin returns a spin, or a rest if it is time for one: behind a burst if that comes soon enough.
 func (w *waiter) spin(now int64) step {
 	run, ran, length, rest := never, now-w.running, w.room(), w.rest
 	if length > 0 && !w.ordinary {
@@ -195,6 +210,8 @@ func (w *waiter) spin(now int64) step {
 	return step{stepRest, now + length - min(w.slip, length-us)}
 }
 
+// next returns what to do at a time at which there is no packet: doze until the next one is due where the stream is
+// regular, spin where one may come at any time, and sleep otherwise.
 func (w *waiter) next(now int64) step {
 	switch {
 	case w.mode == Spin:
@@ -236,6 +253,8 @@ func (w *waiter) woke(asked, now int64) {
 	}
 }
 
+// preempted has more rest taken, as another thread has used the CPU meanwhile. To find out that it is still there
+// costs a tick of the scheduler, so the attempts become rarer each time that one was too early.
 func (w *waiter) preempted(now int64) {
 	switch {
 	case now < w.eased+4*w.step:

@@ -55,6 +55,8 @@ func checkSettings(s sdk.Settings) error {
 	return nil
 }
 
+// checkNumbers replaces the json.Number in values by int64 or uint64. Booleans stay; anything else is an error, as
+// constants and tunables of data planes are integers.
 func checkNumbers(kind string, values map[string]any) error {
 	for name, value := range values {
 		number, isNumber := value.(json.Number)
@@ -186,6 +188,8 @@ func (p *Supervisor) call(ctx context.Context, r *run, limit time.Duration, name
 	return p.failedIf(name, decodeAnswer(name, res.StatusCode, data, answer))
 }
 
+// failedIf counts a call against the control plane if it did not answer. One that answers an error works, and is not
+// restarted for it.
 func (p *Supervisor) failedIf(call string, err error) error {
 	var answer *AnswerError
 	if err == nil || errors.As(err, &answer) {
@@ -206,6 +210,8 @@ func (r *run) explain(err error) error {
 
 var errNotUnderstood = errors.New("the answer cannot be understood")
 
+// decodeAnswer decodes the body of an answer. A status other than 200 and 204 is an *AnswerError; a body that does not
+// fit is errNotUnderstood, which no repetition mends.
 func decodeAnswer(name string, status int, data []byte, answer any) error {
 	if len(data) > sdk.MaxBody {
 		return fmt.Errorf("the answer has more than %d bytes", sdk.MaxBody)

@@ -59,6 +59,7 @@ func (d *clientListener) serve(_ context.Context, p *Supervisor, _ *run, request
 	}
 }
 
+// open listens, unless it does already.
 func (d *clientListener) open(admit func(id uint64, fd int) error) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -89,6 +90,8 @@ func (d *clientListener) end() {
 	d.accepts.Wait()
 }
 
+// accept passes connections on until the listener is closed. Errors of accept(2), such as EMFILE, end by themselves
+// when descriptors become free.
 func (d *clientListener) accept(l *unixlisten.Listener, admit func(id uint64, fd int) error) {
 	for {
 		conn, err := l.AcceptUnix()
@@ -172,6 +175,8 @@ func (d *clientListener) send(p *Supervisor, m sdk.ClientMaps) {
 	}
 }
 
+// sendClientMaps sends the maps that the control plane names to a program, as SCM_RIGHTS. A program that does not read
+// gets a second: the lock also holds up other maps.
 func (p *Supervisor) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error {
 	p.sending.Lock()
 	defer p.sending.Unlock()

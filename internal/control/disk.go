@@ -47,6 +47,7 @@ func (u *usage) here(path string, st *syscall.Stat_t) bool {
 	return unix.Statfs(path, &on) == nil && on.Type == u.overlay.Type && on.Fsid == u.overlay.Fsid
 }
 
+// add counts what a file takes on disk, in blocks of 512 bytes as stat(2) has them, once for all its hard links.
 func (u *usage) add(path string, info fs.FileInfo) {
 	st, ok := info.Sys().(*syscall.Stat_t)
 	if !ok || u.seen[inode{st.Dev, st.Ino}] {

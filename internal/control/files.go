@@ -42,6 +42,7 @@ func (f *packageFiles) take(p *pkgs.Package) (string, error) {
 	return dir, nil
 }
 
+// release removes a directory with its last user: several modules can run the same version of a package.
 func (f *packageFiles) release(dir string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -52,6 +53,8 @@ func (f *packageFiles) release(dir string) error {
 	return os.RemoveAll(dir)
 }
 
+// writeFiles writes the files of a package below dir, readable and executable by the unprivileged users of control
+// planes. The directory above can be entered and not listed.
 func writeFiles(dir string, files map[string][]byte) error {
 	if err := errors.Join(makeDir(filepath.Dir(dir), 0o711), makeDir(dir, 0o755)); err != nil {
 		return err

@@ -38,6 +38,9 @@ func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retr
 	}
 }
 
+// syncRun brings a run of the control plane to what is wanted: maps and "start" for another generation, and otherwise
+// only the instances that have been detached, attached or changed. What was delivered is noted step by step, so that a
+// call that fails is the first one of the next attempt.
 func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *live) error {
 	for _, g := range grantsOf[preparer](p) {
 		if err := g.prepare(p, r, want.instances); err != nil {
@@ -130,6 +133,7 @@ func (p *Supervisor) sendWanted(r *run, want *live) error {
 	return r.sendMaps(want.name, want.maps)
 }
 
+// byKey returns instances by what identifies them, to compare two lists.
 func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
 	out := make(map[sdk.InstanceKey]sdk.Instance, len(list))
 	for _, i := range list {
@@ -177,6 +181,7 @@ func (p *Supervisor) Instances(list []sdk.Instance) {
 	p.wake()
 }
 
+// setWant replaces what the run is to be brought to, and closes the maps of what it replaces.
 func (p *Supervisor) setWant(next *live) {
 	p.mu.Lock()
 	before := p.want
@@ -190,6 +195,7 @@ func (p *Supervisor) setWant(next *live) {
 	p.wake()
 }
 
+// wake has the run compare again. A wake-up that is pending covers this one: the run reads what is wanted after it.
 func (p *Supervisor) wake() {
 	select {
 	case p.changed <- struct{}{}:

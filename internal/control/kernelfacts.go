@@ -44,6 +44,8 @@ func KernelFacts(file string, log *slog.Logger) func(context.Context) sdk.Kernel
 	}
 }
 
+// findFacts measures how this kernel treats redirected sockets, or reads what an earlier run of the agent measured on
+// it. Without a result facts are empty, and control planes use none of what they would permit.
 func findFacts(file string, log *slog.Logger) sdk.Kernel {
 	result, err := sockprobe.RunOnce(context.Background(), file)
 	if err != nil {

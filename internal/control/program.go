@@ -56,6 +56,8 @@ func (p *program) release() {
 	}
 }
 
+// findCommand returns the command with the path of its program. A name with a slash is a file of the package; others
+// are looked up in the fixed programPath, never in the agent's PATH, which an operator may have set to anything.
 func findCommand(command []string, files string) ([]string, error) {
 	name := command[0]
 	if strings.Contains(name, "/") {

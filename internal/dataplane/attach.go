@@ -53,6 +53,7 @@ func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
 	return nil
 }
 
+// attachNew attaches a program to a point that has no link of Kerb, and pins the link, so that it outlives the agent.
 func (d *Dataplane) attachNew(p chain.Point, prog *ebpf.Program) error {
 	var l link.Link
 	var err error
@@ -81,6 +82,8 @@ func (d *Dataplane) pinLink(p chain.Point, l link.Link) error {
 	return nil
 }
 
+// attachError names the point. Errors are chain.ErrGone for an interface that has vanished meanwhile, and
+// chain.ErrBusy for a place that another program has, for which the kernel has EBUSY and EEXIST.
 func attachError(p chain.Point, err error) error {
 	switch {
 	case p.Side == chain.OnSockets:
@@ -185,6 +188,8 @@ func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 	return out, nil
 }
 
+// readLink returns what a pinned link runs. The pin outlives its interface or cgroup: the kernel then reports index or
+// id 0, and Program is 0. So it is if the index belongs to another interface by now.
 func (d *Dataplane) readLink(p chain.Point) (chain.Attached, error) {
 	l, err := openLink(d.layout.link(p))
 	if err != nil {

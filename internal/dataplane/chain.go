@@ -164,6 +164,7 @@ func (c *linkedChain) loadParts(l *linker, count int) (err error) {
 	return nil
 }
 
+// dropParts frees the programs of a chain that is linked again in more parts. Counters and samples stay.
 func (c *linkedChain) dropParts() {
 	for _, p := range c.progs {
 		if p != nil {
@@ -177,6 +178,9 @@ func (c *linkedChain) dropParts() {
 	}
 }
 
+// loadPart links and loads the members from first up to last as one program; table and slot are the tail call that
+// leads on. The program is loaded without the verifier's log first, and again with it for the message: the log of a
+// large chain takes longer than the verification. errTooComplex asks the caller to use more parts.
 func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot int) (*ebpf.Program, error) {
 	code, err := l.link(first, last, table, slot)
 	if err != nil {

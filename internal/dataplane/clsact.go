@@ -38,6 +38,8 @@ func (l layout) clsactHandle() uint32 {
 	return h.Sum32()&0x7fffffff | 1 // 0 lets the kernel choose
 }
 
+// attachClsact attaches a program as a filter of the qdisc clsact, on kernels before TCX (Linux 6.6). A qdisc that is
+// there already, as CNI plugins leave one, is shared.
 func (d *Dataplane) attachClsact(p chain.Point, prog *ebpf.Program) error {
 	qdisc := &netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
 		LinkIndex: p.Ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
@@ -54,6 +56,8 @@ func (d *Dataplane) attachClsact(p chain.Point, prog *ebpf.Program) error {
 	return nil
 }
 
+// clsactFilter identifies Kerb's filter by priority and handle: replacing a filter with the same ones is atomic, so
+// that no packet passes between two chains.
 func (d *Dataplane) clsactFilter(p chain.Point, fd int, name string) *netlink.BpfFilter {
 	priority := uint16(clsactFirst)
 	if d.opts.Last {

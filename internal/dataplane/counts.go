@@ -214,6 +214,8 @@ func (c pinnedCounts) stats() (ChainStats, error) {
 	return readStats(c.m, c.latency, len(c.spec.Members))
 }
 
+// readStats reads the verdicts of the members of a chain, and latencies if the chain measures them. The first latency
+// is that of the whole chain.
 func readStats(counts, latency *ebpf.Map, members int) (out ChainStats, err error) {
 	verdicts, err := readCounts(counts, members)
 	if err != nil {
@@ -272,6 +274,7 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	return c, nil
 }
 
+// openCounts opens a pinned map and returns its id as well, by which its counts are counted once.
 func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
 	m, err := ebpf.LoadPinnedMap(pin, nil)
 	if err != nil {
@@ -401,6 +404,9 @@ func (d *Dataplane) removeCounted(dir string) error {
 	return removePins(dir)
 }
 
+// retire adds the counts of a chain that is about to be removed to those of its members' generations, so that counters
+// of modules never decrease. The id of the map makes that idempotent: an agent that is killed behind it adds nothing
+// twice.
 func (d *Dataplane) retire(dir string) error {
 	c, err := openCounted(dir)
 	if errors.Is(err, os.ErrNotExist) { // there is no such chain, or an older agent made it

@@ -28,6 +28,8 @@ func (d *Dataplane) Expedite(points int) (restore func() error) {
 	return d.expedite()
 }
 
+// expedite sets rcu_expedited. The note is written before the setting: an agent that is killed at any time leaves a
+// note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
 func (d *Dataplane) expedite() (restore func() error) {
 	none := func() error { return nil }
 	if d.opts.Run == "" {

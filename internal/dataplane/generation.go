@@ -74,6 +74,8 @@ func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generati
 	return g, nil
 }
 
+// create makes the maps of a generation and fills them. previous are those of the generation that it replaces, whose
+// state it takes over; shared are those that all generations of the module have in common.
 func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 	if fresh, err := g.newSockets(previous); err != nil {
 		return err
@@ -224,6 +226,9 @@ func fits(n uint64, size int) bool {
 	return n < 1<<bits || signed < 0 && signed >= -(1<<(bits-1))
 }
 
+// addMaps makes the maps of the object for one hook. A map of the same layout is used on, so that state survives
+// without being copied; one of another size is made and its entries are copied, after all maps exist. Maps of
+// configuration are always new.
 func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
 	replace := map[string]*ebpf.Map{}
 	reuse := func(name string, ms *ebpf.MapSpec, m *ebpf.Map) {
@@ -291,6 +296,7 @@ func (g *generation) carried(name string) bool {
 		!strings.HasPrefix(name, ".kconfig")
 }
 
+// layoutDiff is how a map of the kernel differs from the one that a new generation declares.
 type layoutDiff int
 
 const (

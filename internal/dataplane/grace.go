@@ -15,6 +15,7 @@ type grace struct {
 	err  error // read after over
 }
 
+// newGrace starts to wait. The result is needed milliseconds later at the earliest, by the next change of values.
 func newGrace() *grace {
 	g := &grace{over: make(chan struct{})}
 	go func() {
@@ -24,6 +25,7 @@ func newGrace() *grace {
 	return g
 }
 
+// isOver reports whether all those packets have passed; after an error of the kernel it never does.
 func (g *grace) isOver() bool {
 	if g == nil {
 		return false

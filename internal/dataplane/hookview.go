@@ -58,6 +58,8 @@ func cgroupPrograms(p chain.Point) (out []string) {
 	return out
 }
 
+// viewXDP returns the program on XDP, whoever attached it, and how it is attached: XDP_ATTACHED_DRV and XDP_ATTACHED_SKB
+// of if_link.h.
 func viewXDP(ifindex int) HookView {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
@@ -74,6 +76,8 @@ func viewXDP(ifindex int) HookView {
 	return v
 }
 
+// tcxPrograms returns the programs on one side of an interface in the order in which they run; none on kernels without
+// TCX (before Linux 6.6).
 func tcxPrograms(p chain.Point) []string {
 	attach := ebpf.AttachTCXIngress
 	if p.Side == chain.OnTCEgress {

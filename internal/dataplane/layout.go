@@ -79,6 +79,8 @@ func memberPin(i int, m chain.Member) string {
 	return fmt.Sprintf("m%02d_%s%s_%s", i, m.ID, closed, m.Name)
 }
 
+// parseMemberPin reads mPOSITION_IDPOLICY_NAME, where the policy is c (fail closed) or o. The name comes last, as it
+// may have underscores.
 func parseMemberPin(name string) (chain.Member, bool) {
 	parts := strings.SplitN(name, "_", 3)
 	if len(parts) != 3 || !strings.HasPrefix(parts[0], "m") || len(parts[1]) < 2 {
@@ -88,6 +90,7 @@ func parseMemberPin(name string) (chain.Member, bool) {
 	return chain.Member{Name: parts[2], ID: id, FailClosed: policy == "c"}, true
 }
 
+// parseChainPin reads SIDE_DIRECTION_ID; the direction of chains that reply by a redirect ends with vethSuffix.
 func parseChainPin(name string) (spec chain.Spec, id string, ok bool) {
 	parts := strings.Split(name, "_")
 	if len(parts) != 3 {
@@ -97,6 +100,7 @@ func parseChainPin(name string) (spec chain.Spec, id string, ok bool) {
 	return chain.Spec{Side: chain.Side(parts[0]), Direction: chain.Direction(direction), Veth: veth}, parts[2], true
 }
 
+// parsePoint is the inverse of chain.Point.String: IFINDEX_SIDE, or cgroupID_ENTRY_MODULE.
 func parsePoint(name string) (chain.Point, bool) {
 	if rest, ok := strings.CutPrefix(name, "cgroup"); ok {
 		return parseCgroupPoint(rest)
@@ -109,6 +113,7 @@ func parsePoint(name string) (chain.Point, bool) {
 	return chain.Point{Ifindex: n, Side: chain.Side(side)}, true
 }
 
+// parseCgroupPoint reads what follows cgroup. The module comes last, as its name may have underscores.
 func parseCgroupPoint(name string) (chain.Point, bool) {
 	parts := strings.SplitN(name, "_", 3)
 	if len(parts) != 3 {

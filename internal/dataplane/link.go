@@ -60,6 +60,9 @@ func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
 	return newLinkerFor(spec, members, frags)
 }
 
+// newLinkerFor prepares to link a chain of members, in the order in which packets meet them. frags takes the head for
+// XDP programs that accept packets in several buffers (Linux 5.18). Offsets in struct kerb_pkt come from the BTF of
+// the head, not from a copy of the layout in Go.
 func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, error) {
 	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: frags}
 	name := string(spec.Side.Hook())
@@ -281,6 +284,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 	return code, nil
 }
 
+// mapOf returns the map of a member that an instruction names, or of the chain itself if g is nil.
 func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
 	m := l.maps[name]
 	if g != nil {
@@ -313,6 +317,8 @@ func (l *linker) action(xdp, tc int32) int32 {
 	return tc
 }
 
+// missingPart returns the verdict for a tail call that fails: the kernel allows 33 in a row, and an empty slot falls
+// through. Packets are dropped if any member is to fail closed.
 func (l *linker) missingPart() int32 {
 	for _, m := range l.spec.Members {
 		if m.FailClosed {

@@ -35,6 +35,8 @@ func LoadUncounted(side chain.Side, dir chain.Direction, modules ...Module) (*Lo
 	return loadModules(side, dir, true, modules)
 }
 
+// loadModules creates maps and one chain of all modules in their order, and attaches and pins nothing. uncounted
+// leaves the counters of verdicts out.
 func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules []Module) (*Loaded, error) {
 	out := &Loaded{Maps: map[string]sdk.Maps{}, uncounted: uncounted}
 	spec := chain.Spec{Side: side, Direction: dir}
@@ -67,6 +69,7 @@ func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
+// link makes another chain of modules that are loaded: they share their maps.
 func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 	members, err := l.members(spec)
 	if err != nil {

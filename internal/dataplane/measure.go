@@ -79,6 +79,8 @@ func (m *Meter) compare(c *linkedChain, frags bool, duration time.Duration) ([]c
 	return compare(c.entry(), only.entry(), sampler(hook), duration)
 }
 
+// reference returns an empty chain, whose time is subtracted from that of a module's. It is linked once for each hook
+// and kept.
 func (m *Meter) reference(r reference) (*linkedChain, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,6 +137,8 @@ type target struct {
 	dir  chain.Direction
 }
 
+// targetsOf returns the sides and directions in which a module can run: the hooks of the node, the entries of its
+// object, and not what its settings leave idle.
 func targetsOf(mod Module, hooks []chain.Hook) ([]target, error) {
 	var out []target
 	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
@@ -201,6 +205,7 @@ func calibrate(own *ebpf.Program, until time.Time) ([]*series, error) {
 	return all, nil
 }
 
+// add measures the reference and then the module, so that a change of the CPU's clock reaches both.
 func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
 	b, err := sample(reference, s)
 	if err != nil {
@@ -211,6 +216,8 @@ func (s *series) add(own, reference *ebpf.Program, sample sampleFunc) error {
 	return err
 }
 
+// costs returns what a module adds to an empty chain, in ns per packet: the median of pairwise differences, and as a
+// lower bound the difference of the quickest runs. Noise can make either negative, which becomes 0.
 func costs(all []*series) []chain.PacketCost {
 	var out []chain.PacketCost
 	for _, s := range all {

@@ -116,6 +116,9 @@ func copyEntries(name string, from, to *ebpf.Map) error {
 		"time, or have the package discard them (maps.migrate)"}
 }
 
+// copyOnce copies the entries of a map to one with values of another size: fields are only ever appended, so longer
+// values are cut and shorter ones filled with zeros. ebpf.ErrIterationAborted if entries are removed too quickly for
+// that.
 func copyOnce(name string, from, to *ebpf.Map) error {
 	entries := from.Iterate()
 	if perCPU(from.Type()) {

@@ -36,6 +36,8 @@ func takeNested(specs map[string]*ebpf.MapSpec) (map[string]*ebpf.MapSpec, map[s
 	return empty, taken
 }
 
+// put fills a map of maps, whose inner maps are in all by name. Kernels without batches for this type take one entry
+// after the other.
 func (n nested) put(m *ebpf.Map, all map[string]*ebpf.Map) error {
 	var keys, values []uint32
 	for key, inner := range n {

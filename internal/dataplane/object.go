@@ -28,6 +28,7 @@ var chainObjects = map[string]*parsed.Value[*ebpf.CollectionSpec]{
 	"tc": chainObject("tc"), "xdp": chainObject("xdp"), "xdp-frags": chainObject("xdp-frags"),
 }
 
+// chainObject keeps an object of the chain's own code parsed for as long as a change needs it.
 func chainObject(name string) *parsed.Value[*ebpf.CollectionSpec] {
 	return parsed.New(func() (*ebpf.CollectionSpec, error) {
 		obj, err := readChainObject(name)

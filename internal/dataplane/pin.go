@@ -66,6 +66,7 @@ func pinCopy(m *ebpf.Map, path string) error {
 	return c.Pin(path)
 }
 
+// pinOnce pins a map where nothing is pinned yet: chains of the same members share their pins.
 func pinOnce(m *ebpf.Map, path string) error {
 	if _, err := os.Stat(path); err == nil {
 		return nil

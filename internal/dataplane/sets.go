@@ -95,6 +95,7 @@ func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 	return s, nil
 }
 
+// openSet opens a pinned map of sets, or creates it if that is asked for; nil without an error if it does not exist.
 func openSet(path string, spec *ebpf.MapSpec, create bool) (*ebpf.Map, error) {
 	m, err := ebpf.LoadPinnedMap(path, nil)
 	switch {
@@ -213,6 +214,7 @@ func (s *Sets) Retain(keep map[uint64]bool) error {
 	return errors.Join(s.touch(), s.sweep())
 }
 
+// write stores what a set is made of. ErrSetsFull says how many there can be.
 func (s *Sets) write(id uint64, set sdk.Set) error {
 	set.ID = id
 	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
@@ -232,6 +234,8 @@ func (s *Sets) touch() error {
 	return s.write(allSets, all)
 }
 
+// put adds a prefix to a set, or an address as the longest prefix. Its trie is allocated on demand: the kernel answers
+// ENOSPC when it is full, a hash table E2BIG.
 func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
 	name, key := elementKey(set, p)
 	err := s.maps[name].Put(key, uint32(1))
@@ -271,6 +275,8 @@ func (s *Sets) sweep() error {
 		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool { return live[p.Element.Set>>1] }))
 }
 
+// sweepMap removes the elements that are not to be kept. They are collected first: removing what an iteration is at
+// has it begin again.
 func sweepMap[K any](m *ebpf.Map, keep func(K) bool) error {
 	var old []K
 	var key K

@@ -76,6 +76,9 @@ func HaveSKBFields() error {
 
 var errSKBLayout = errors.New("struct sk_buff has another layout than expected")
 
+// skbLayout returns constants for the fields of struct sk_buff that no helper gives, from the running kernel's BTF.
+// The data plane reads them in one window of skbWindow bytes: offsets are relative to it, in bytes, and the shift is
+// in bits. errSKBLayout if this kernel has them elsewhere.
 func skbLayout(skb *btf.Struct) (map[string]any, error) {
 	offsets, bits := map[string]uint32{}, uint32(0)
 	for _, name := range []string{"ip_summed", "csum_start", "csum_offset", "mac_header"} {

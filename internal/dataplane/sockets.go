@@ -62,6 +62,8 @@ func loadSockets(g *generation) (*sockets, error) {
 	return s, nil
 }
 
+// load loads the programs of a module on sockets, and clones the maps that outlive a generation: sockets, and what
+// drains them.
 func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 	for name, prog := range spec.Programs {
 		if prog.Type == ebpf.SkMsg {
@@ -143,6 +145,8 @@ func dirOf(p chain.Point) (string, error) {
 	return dir, err
 }
 
+// cgroupError explains what the kernel says to an attachment: EPERM of a program in this cgroup or above that was
+// attached without BPF_F_ALLOW_MULTI, and E2BIG of BPF_CGROUP_MAX_PROGS.
 func cgroupError(dir string, err error) error {
 	switch {
 	case err == nil:

@@ -155,6 +155,7 @@ func (t *Trace) prepare(f TraceFilter) error {
 	return err
 }
 
+// traced links a chain with reports of every verdict, of the same members and maps as the one that runs.
 func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module) (*linkedChain, error) {
 	members, err := d.openMembers(spec, modules)
 	defer closeMembers(members)

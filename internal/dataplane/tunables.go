@@ -179,6 +179,8 @@ func (g *generation) encodeValues() (out []byte, err error) {
 	return out, err
 }
 
+// encodeTunables lays values out as the struct in the module's object has them, by its BTF, in the byte order of the
+// machine. Fields without a value are 0. ErrNoConstant for a value without a field.
 func encodeTunables(m *ebpf.MapSpec, values map[string]any) ([]byte, error) {
 	kind, err := tunablesType(m)
 	if err != nil {

@@ -92,6 +92,7 @@ func build(dir string, platform *ocispec.Platform) (*artifact, error) {
 	return assemble(p, config, newBlob(ocispec.MediaTypeImageLayerGzip, layer), platform)
 }
 
+// packageFiles reads the manifest as it is on disk, comments and all; other files are those that the manifest names.
 func packageFiles(dir string, p *pkgs.Package) (files, error) {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -119,6 +120,8 @@ func openFiles(content files, source string) (*pkgs.Package, error) {
 	return p, nil
 }
 
+// configOf returns the image configuration (OCI image-spec, config.md). Without a platform the architecture is bpfel:
+// bytecode for every little-endian machine.
 func configOf(platform *ocispec.Platform, labels map[string]string, diffID digest.Digest) (blob, error) {
 	image := ocispec.Image{Platform: ocispec.Platform{OS: "linux", Architecture: "bpfel"},
 		Config: ocispec.ImageConfig{Labels: labels}, RootFS: ocispec.RootFS{Type: "layers", DiffIDs: []digest.Digest{diffID}}}
@@ -128,6 +131,8 @@ func configOf(platform *ocispec.Platform, labels map[string]string, diffID diges
 	return jsonBlob(ocispec.MediaTypeImageConfig, image)
 }
 
+// assemble returns the manifest with artifactType (OCI 1.1), so that registries and tools do not take the package for
+// a container image.
 func assemble(p *pkgs.Package, config, layer blob, platform *ocispec.Platform) (*artifact, error) {
 	root, err := jsonBlob(ocispec.MediaTypeImageManifest, ocispec.Manifest{
 		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest, ArtifactType: ArtifactType,

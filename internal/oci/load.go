@@ -133,6 +133,8 @@ func (l *loader) signed(ctx context.Context, manifest *ocispec.Descriptor) error
 	return nil
 }
 
+// signatures reads the manifest in which cosign keeps signatures: one layer for each, the payload as the blob and the
+// signature as an annotation. Layers of other types are passed over.
 func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signature, error) {
 	data, err := l.fetch(ctx, d, maxManifest)
 	if err != nil {

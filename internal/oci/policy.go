@@ -184,6 +184,8 @@ func strictModes(path string) error {
 	return nil
 }
 
+// strictMode refuses what a user other than root can replace, as sshd(8) does with StrictModes. A sticky directory
+// such as /tmp is fine: others cannot rename what is in it.
 func strictMode(path string, info fs.FileInfo) error {
 	if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Uid != 0 && int(st.Uid) != os.Geteuid() {
 		return fmt.Errorf("%s belongs to user %d: chown root %s", path, st.Uid, path)

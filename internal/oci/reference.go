@@ -53,6 +53,8 @@ func ParseReference(text string) (Reference, error) {
 	return r, nil
 }
 
+// parseReference reads REGISTRY/REPOSITORY[:TAG|@DIGEST] or oci:/DIRECTORY[:TAG]. Only sha256 is accepted; a tag and a
+// digest together could contradict each other.
 func parseReference(text string) (Reference, error) {
 	if !IsReference(text) {
 		return Reference{}, fmt.Errorf("want REGISTRY/REPOSITORY:TAG, REGISTRY/REPOSITORY@sha256:DIGEST or " +
@@ -83,6 +85,8 @@ func parseReference(text string) (Reference, error) {
 	return r, r.setPlace(place)
 }
 
+// setPlace sets registry and repository, or the directory of a layout, which has to be absolute: the agent and the CLI
+// run in different directories.
 func (r *Reference) setPlace(place string) error {
 	if dir, ok := strings.CutPrefix(place, layoutScheme); ok {
 		if !filepath.IsAbs(dir) || filepath.Clean(dir) != dir {

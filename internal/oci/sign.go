@@ -118,6 +118,7 @@ func LoadSigner(path string) (*Signer, error) {
 	return &Signer{signer}, nil
 }
 
+// supported reports whether a key is of a type that Kerb verifies: ed25519, or ECDSA on P-256, which cosign makes.
 func supported(key crypto.PublicKey) bool {
 	switch k := key.(type) {
 	case ed25519.PublicKey:
@@ -151,6 +152,8 @@ type publicKey struct {
 	key  crypto.PublicKey
 }
 
+// verifies checks a signature as cosign makes it: ed25519 of the payload as such, ECDSA of its SHA-256 in ASN.1, both
+// in base64.
 func (k publicKey) verifies(s signature) bool {
 	sig, err := base64.StdEncoding.DecodeString(s.text)
 	if err != nil {
@@ -181,6 +184,8 @@ func loadKeys(dir string) (keys []publicKey, problems []string) {
 	return keys, problems
 }
 
+// loadKey reads a public key in PEM (SubjectPublicKeyInfo, RFC 5280). It has to be in a file that only root can
+// change.
 func loadKey(path string) (crypto.PublicKey, error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -100,6 +100,8 @@ func (s *Store) References() ([]string, error) {
 	return out, err
 }
 
+// open checks a stored package again, with the keys of today and what was waived when it was pulled: a key that has
+// been removed takes its packages along.
 func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, error) {
 	trust := Trust{Keys: s.keys, Identity: entry.Annotations[annotationIdentity],
 		AllowUnsigned: entry.Annotations[annotationUnsigned] == "true"}
@@ -115,6 +117,7 @@ func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, er
 	return got.pkg, nil
 }
 
+// signaturesOf returns the manifest of the signatures that were stored with an entry, nil if there were none.
 func (s *Store) signaturesOf(entry ocispec.Descriptor) (*ocispec.Descriptor, error) {
 	d := digest.Digest(entry.Annotations[annotationSignatures])
 	if d == "" {
@@ -196,6 +199,8 @@ func replace(entries []ocispec.Descriptor, ref Reference,
 	}), moved
 }
 
+// entryOf returns the entry of the index (OCI image-spec, image-layout.md), with what the operator waived as
+// annotations.
 func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	entry := got.root
 	entry.Annotations = map[string]string{ocispec.AnnotationRefName: ref.String()}
@@ -338,6 +343,8 @@ func (s *Store) reachable(index ocispec.Index) map[digest.Digest]bool {
 	return used
 }
 
+// follow marks the blobs that a manifest or index refers to as used. What cannot be read refers to nothing that could
+// be kept.
 func (s *Store) follow(d digest.Digest, used map[digest.Digest]bool) {
 	if used[d] || d.Validate() != nil {
 		return

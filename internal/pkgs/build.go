@@ -71,6 +71,8 @@ type builder struct {
 	out      io.Writer
 }
 
+// newBuilder makes a directory with the headers of Kerb, which every build gets from the binary: a package builds
+// against the kerb that will load it.
 func newBuilder(ctx context.Context, dir string, m *Manifest, opts Options) (*builder, error) {
 	abs, err := filepath.Abs(dir)
 	if err != nil {

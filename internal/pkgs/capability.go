@@ -36,6 +36,8 @@ func (m *Manifest) GrantedCapabilities() []string {
 	return out
 }
 
+// checkCapabilities checks what a control plane asks of the host. One that can send frames in the name of services has
+// no network.
 func (m *Manifest) checkCapabilities(wrong func(field, format string, args ...any)) {
 	older := len(m.Resources) > 0 || m.Inject || m.Socket
 	if m.Control == nil && (older || len(m.Capabilities) > 0) {

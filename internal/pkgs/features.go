@@ -39,6 +39,8 @@ func parseFeature(name string) (feature, error) {
 		"helper such as bpf_loop", name)
 }
 
+// versionCode returns a version as LINUX_VERSION_CODE has it: 8 bits each of major, minor and patch level, of which
+// the last may be absent.
 func versionCode(text string) (uint32, error) {
 	parts := strings.Split(strings.TrimSpace(text), ".")
 	if len(parts) < 2 || len(parts) > 3 {
@@ -108,6 +110,7 @@ func (p *Package) CheckFeatures() error {
 	return &FeatureError{Package: p.Name, Missing: missing, Kernel: kernel}
 }
 
+// probe asks the running kernel. A helper has to exist for the program types of all hooks.
 func (f feature) probe(hooks []string) error {
 	switch {
 	case f.version != 0:

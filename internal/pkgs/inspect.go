@@ -94,6 +94,8 @@ func functions(spec *ebpf.CollectionSpec) []FunctionReport {
 	return out
 }
 
+// functionSizes returns the instructions of each function of a program, counted in slots of 8 bytes as the kernel
+// does: a 64-bit load is two.
 func functionSizes(prog *ebpf.ProgramSpec) map[string]int {
 	sizes := map[string]int{}
 	name := prog.Name

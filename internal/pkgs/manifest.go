@@ -153,6 +153,7 @@ func ParseManifest(file string, data []byte) (*Manifest, error) {
 	return m, nil
 }
 
+// decodeManifest applies the defaults of a manifest that was checked against the schema.
 func decodeManifest(tree map[string]any) (*Manifest, error) {
 	data, err := json.Marshal(tree)
 	if err != nil {
@@ -205,6 +206,8 @@ func (m *Manifest) check() error {
 	return apierrors.Join(all)
 }
 
+// checkMaps checks what no schema says: a map is new for each configuration, shared by all generations, or state that
+// is migrated, and only one of these.
 func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 	for i, name := range m.Maps.Config {
 		if slices.Contains(m.Maps.Shared, name) {
@@ -251,6 +254,7 @@ func (m *Manifest) compileSchema() (*schema.Schema, error) {
 	return schema.Compile(m.ConfigSchema, false)
 }
 
+// validateConfig checks the config of a module. Errors are *sdk.ConfigError, all of them joined.
 func validateConfig(compiled *schema.Schema, config map[string]any) error {
 	if config == nil {
 		config = map[string]any{}

@@ -147,6 +147,8 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 	return data, nil
 }
 
+// newPackage makes a package of what was read. Objects are parsed on demand, and forgotten: parsed, they take many
+// times the memory.
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
 	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{},
 		parsed: map[string]*parsed.Value[*ebpf.CollectionSpec]{}}
@@ -262,6 +264,8 @@ func (p *Package) load(hook string) (*ebpf.CollectionSpec, error) {
 	return spec, p.checkSpec(file, spec)
 }
 
+// loadObject parses an ELF object. Errors are *ObjectError, with ErrNotELF for what is none and ErrNoBTF for one that
+// was compiled without -g.
 func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
 	if !bytes.HasPrefix(object, []byte("\x7fELF")) {
 		return nil, &ObjectError{File: file, Err: ErrNotELF}

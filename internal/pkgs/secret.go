@@ -51,6 +51,8 @@ type revealer struct {
 	read func(string) (string, error)
 }
 
+// reveal returns a copy of v in which secrets are their plain text. Which fields are secret is the schema's to say
+// ("secret": true); path is the place of v in the config, for errors.
 func (r revealer) reveal(s map[string]any, v any, path []string) (any, error) {
 	s = schema.Resolve(r.root, s)
 	if secret, _ := s["secret"].(bool); secret {

@@ -90,6 +90,8 @@ func SocketMap(spec *ebpf.CollectionSpec) (string, bool) {
 	return found, found != ""
 }
 
+// checkDrain checks the maps by which a module on sockets lets go of connections before it is replaced: a map that
+// holds sockets keeps their program, and their bytes.
 func (p *Package) checkDrain(spec *ebpf.CollectionSpec) error {
 	sockets, ok := SocketMap(spec)
 	if ok && slices.Contains(p.Maps.Config, sockets) {

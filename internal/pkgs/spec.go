@@ -101,6 +101,8 @@ func checkEntry(prog *ebpf.ProgramSpec) error {
 	return checkContract(pkt, relocated)
 }
 
+// checkMaps checks that the maps of the manifest exist. The kernel would refuse a ring buffer of another size with
+// EINVAL, which names nothing.
 func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	for _, name := range slices.Concat(p.Maps.Config, p.Maps.Shared) {
 		if spec.Maps[name] == nil {
@@ -151,6 +153,7 @@ func (p *Package) checkConstants(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
+// constantType returns the integer that a constant of the object is, by its BTF.
 func constantType(v *ebpf.VariableSpec) (*btf.Int, error) {
 	if v.Type == nil {
 		return nil, ErrNoBTF
@@ -184,6 +187,7 @@ func (p *Package) Constants(config map[string]any) (map[string]any, error) {
 	return out, nil
 }
 
+// constant converts a value of Go or JSON to the type of a constant. Values that do not fit are errors, never cut.
 func constant(v *ebpf.VariableSpec, value any) (any, error) {
 	kind, err := constantType(v)
 	if err != nil {

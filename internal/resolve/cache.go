@@ -57,6 +57,8 @@ func (c *cache) read() map[string]map[string]Record {
 	return c.found
 }
 
+// decode reads the whole map and then the changes behind it. A last line that is cut off, as after a loss of power, is
+// an error behind changes that were applied.
 func (c *cache) decode(from *json.Decoder) error {
 	if err := from.Decode(&c.found); err != nil {
 		c.found = map[string]map[string]Record{}
@@ -86,6 +88,8 @@ func (c *cache) put(source string, s Record) { c.note(change{Source: source, Put
 
 func (c *cache) remove(source, name string) { c.note(change{Source: source, Remove: name}) }
 
+// note stores a change. A file that cannot be written is logged once, until it can be written again: answers still
+// count while the agent runs.
 func (c *cache) note(one change) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -100,6 +104,7 @@ func (c *cache) note(one change) {
 	c.failed = err != nil
 }
 
+// write appends a line, or writes the file again when there are more than maxJournal bytes of changes.
 func (c *cache) write(one change) error {
 	if c.journal == nil || c.size > maxJournal {
 		return c.writeAll()
@@ -115,6 +120,7 @@ func (c *cache) write(one change) error {
 	return nil
 }
 
+// writeAll replaces the file by what is known now, and appends behind it from then on.
 func (c *cache) writeAll() error {
 	data, err := json.Marshal(c.found)
 	if err != nil {

@@ -183,6 +183,8 @@ func (t *Table) put(name, source string, spec v1.VirtualServiceSpec) {
 	t.encode(e)
 }
 
+// own gives an entry its addresses. The first virtual service to name an address has it; one that an operator applied
+// takes it from one that a resolver found, which is shadowed from then on.
 func (t *Table) own(e *entry) {
 	e.owned = nil
 	for _, a := range e.spec.Addresses {
