@@ -5,6 +5,8 @@
 #ifndef RSP_SPEEDLIMIT_H
 #define RSP_SPEEDLIMIT_H
 
+#include <kerb/fixed.h>
+
 #include "../../respond.h"
 
 enum sl_op {
@@ -59,28 +61,16 @@ struct {
 } sl_given SEC(".maps");
 
 /* The published curve: 120 km/h for c < 30, 45 cos(pi/70 (c - 30)) + 75 for 30 <= c < 100, 30 from
- * there on, rounded to the nearest. With y = ((c - 65) pi/70)^2, which is at most (pi/2)^2, the
- * cosine is -sin(x) = -x (1 - y/6 + y^2/120 - y^3/5040 + y^4/362880), in numbers of 2^-28; the
- * error is below 0.001 km/h, and a test has every count. */
+ * there on, rounded to the nearest. The cosine is -sin(pi/70 (c - 65)), and 140 cars are a full
+ * turn. The error is below 0.001 km/h, and a test has every count. */
 static __always_inline __u32 sl_limit(__s64 cars)
 {
-	const __s64 one = 1 << 28;
-	__s64 x, y, p, v;
-
 	if (cars < SL_FREE)
 		return 120;
 	if (cars >= SL_FULL)
 		return 30;
-	x = (cars - 65) * 12047355; /* pi/70 of one */
-	y = x * x >> 28;
-	/* 1/72, 1/42, 1/20, 1/6: Horner with the factorials taken apart */
-	p = one / 72;
-	p = one - (y * p >> 28);
-	p = one - ((y * p >> 28) * (one / 42) >> 28);
-	p = one - ((y * p >> 28) * (one / 20) >> 28);
-	p = one - ((y * p >> 28) * (one / 6) >> 28);
-	v = 75 * one - 45 * (x * p >> 28);
-	return (v + one / 2) >> 28;
+	return kerb_fixed_round(75 * KERB_FIXED_ONE -
+				45 * kerb_fixed_wave((__u64)(cars - 65) * (~0ULL / 140)));
 }
 
 static __always_inline int speedlimit_check(struct rsp_request *r)
