@@ -58,8 +58,8 @@ func cgroupPrograms(p chain.Point) (out []string) {
 	return out
 }
 
-// viewXDP returns the program on XDP, whoever attached it, and how it is attached: XDP_ATTACHED_DRV and XDP_ATTACHED_SKB
-// of if_link.h.
+// viewXDP returns the program on XDP, of Kerb or not, and how it is attached: XDP_ATTACHED_DRV and XDP_ATTACHED_SKB of
+// if_link.h.
 func viewXDP(ifindex int) HookView {
 	l, err := netlink.LinkByIndex(ifindex)
 	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {

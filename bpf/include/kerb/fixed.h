@@ -70,7 +70,7 @@ static __always_inline kerb_fixed kerb_fixed_div(kerb_fixed a, kerb_fixed b)
 }
 
 /* One digit of a square root, in the number system of base 2: adds 2^n to the root if its square
- * still fits. Without a branch, as the verifier would follow all of 2^24 ways through them; nor with
+ * still fits. Without a branch, as the verifier would follow all 2^24 ways through them; nor with
  * a mask, of which new kernels make one (fork on AND, Linux 6.18). */
 static __always_inline void kerb_fixed_root_bit(__u64 *rest, __u64 *root, __u32 n)
 {
