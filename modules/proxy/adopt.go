@@ -83,9 +83,7 @@ func (w *generation) adoptVirtuals() error {
 				continue
 			}
 			v := &virtual{addr: keys[i].addr(), value: value}
-			if value.Count == 0 {
-				v.digest = digestOf(nil)
-			} else if w.slots.adopt(value.First, value.Count) {
+			if w.slots.adopt(value.First, value.Count) { // an empty one is not, and its place is free
 				v.digest = digestOf(w.maps.run(value.First, value.Count))
 			}
 			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
