@@ -56,6 +56,9 @@ func (c *checker) checkInstances() error {
 		if i.NodePort != 0 && i.Node == "" {
 			return c.wrong(field+".nodePort", "is a port of a node: set node too")
 		}
+		if !isNodePort(i.NodePort) {
+			return c.wrong(field+".nodePort", "is %d; set a port from 1 to 65535", i.NodePort)
+		}
 		if i.Node != "" {
 			if _, err := parseUnicast(i.Node); err != nil {
 				return c.wrong(field+".node", "%v", err)
@@ -67,6 +70,9 @@ func (c *checker) checkInstances() error {
 	}
 	return nil
 }
+
+// isNodePort: 0 is the default.
+func isNodePort(n int) bool { return n >= 0 && n <= 65535 }
 
 func (c *checker) checkAddresses() error {
 	seen := map[netip.Addr]bool{}

@@ -334,6 +334,11 @@ func (t *Table) Put(source string, s Record) {
 		t.log.Warn("two sources have virtual services of one name", "name", s.Name, "kept", old.source, "refused", source)
 		return
 	}
+	if slices.ContainsFunc(s.Spec.Instances, func(i v1.VirtualInstance) bool { return !isNodePort(i.NodePort) }) {
+		t.log.Warn("a resolver has found a virtual service with an invalid nodePort, which is ignored", "name", s.Name,
+			"source", source)
+		return
+	}
 	created := t.services[s.Name] == nil
 	t.put(s.Name, source, s.Spec)
 	t.cache.put(source, s)

@@ -349,6 +349,19 @@ func TestSubscriptionOfTheNextVersion(t *testing.T) {
 	}
 }
 
+// Other processes write the records of resolvers, which no schema has checked.
+func TestRecordWithoutAValidPort(t *testing.T) {
+	table := NewTable(quiet, "", &dynamic{})
+	for _, port := range []int{-1, 65536, 1 << 32} {
+		spec := plain("10.30.0.1", "10.18.0.1")
+		spec.Instances[0].Node, spec.Instances[0].NodePort = "192.0.2.9", port
+		table.Put("test", Record{Name: "test.app", Spec: spec, Keep: true})
+		if names := table.Names(); len(names) != 0 {
+			t.Errorf("port %d: %v", port, names)
+		}
+	}
+}
+
 // A control plane uses what it knows, even if others have looked it up, or the resolver has told it unasked: neither
 // their release nor the resolver's ends its connections.
 func TestKnownIsUsed(t *testing.T) {
@@ -588,6 +601,9 @@ func TestCheck(t *testing.T) {
 			"is not an address"},
 		"port of no node": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Node, s.Instances[0].NodePort = "", 50199 },
 			"spec.instances[0].nodePort", "set node too"},
+		"node port": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[1] = v1.VirtualInstance{Name: "x", Addresses: []string{"10.18.9.9"}, Node: "192.0.2.9", NodePort: 65536}
+		}, "spec.instances[1].nodePort", "1 to 65535"},
 		"two of a family": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[1] = "10.18.0.6" },
 			"spec.instances[0].addresses", "two addresses of one family"},
 		"virtual itself": {func(s *v1.VirtualServiceSpec) { s.Instances[0].Addresses[0] = "10.30.0.2" },
