@@ -116,14 +116,22 @@ func readModules(data json.RawMessage) ([]wanted, error) {
 	return all, refuseFiles(all)
 }
 
-// refuseFiles returns an *invalid if a config names a file: the agent would read it as root, and the one who writes the
-// SLA would choose which.
+// refuseFiles is refuseFile for the modules of an SLA.
 func refuseFiles(all []wanted) error {
 	for i, m := range all {
-		if field := findFile(m.Config); field != "" {
-			return &invalid{fmt.Sprintf("ebpfModules[%d].config%s", i, field), "an SLA must not name files of the node; " +
-				"remove it, or have the node's operator deploy this module with kerb apply"}
+		if err := refuseFile(fmt.Sprintf("ebpfModules[%d].config", i), m.Config); err != nil {
+			return err
 		}
+	}
+	return nil
+}
+
+// refuseFile returns an *invalid if a config names a file: the agent would read it as root, and a client, or the one
+// who writes the SLA, would choose which.
+func refuseFile(field string, config any) error {
+	if file := findFile(config); file != "" {
+		return &invalid{field + file, "names a file of the node; remove it, or have the node's operator deploy this module " +
+			"with kerb apply"}
 	}
 	return nil
 }

@@ -232,6 +232,17 @@ func TestDoubtfulJobs(t *testing.T) {
 	want("second")
 }
 
+// A client of the socket is not the operator: it must not name files of the node, either.
+func TestFilesInModules(t *testing.T) {
+	w := httptest.NewRecorder()
+	(&Listener{}).createModule(w, httptest.NewRequest(http.MethodPost, "/ebpf",
+		strings.NewReader(`{"name":"tunnel","config":{"peers":[{"key":{"fromFile":"/etc/shadow"}}]}}`)))
+	if said := w.Body.String(); w.Code != http.StatusBadRequest ||
+		!strings.Contains(said, "config.peers[0].key.fromFile: ") || !strings.Contains(said, "kerb apply") {
+		t.Errorf("%d %s", w.Code, said)
+	}
+}
+
 // NodeEngine passes on what the SLA says: it must not name files of the node.
 func TestFilesInDeployments(t *testing.T) {
 	l := &Listener{log: slog.New(slog.DiscardHandler)}

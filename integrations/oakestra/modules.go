@@ -183,6 +183,10 @@ func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	if !readJSON(w, r, &want) {
 		return
 	}
+	if err := refuseFile("config", want.Config); err != nil {
+		fail(w, "request", err)
+		return
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	added, warnings, err := l.deploy(r.Context(), "", []wanted{want}, nil)
