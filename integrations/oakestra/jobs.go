@@ -351,6 +351,22 @@ func (s *state) job(name string, instance int) *job {
 	return &j
 }
 
+// rememberModules makes the modules of a service that is gone a job again: NodeEngine may not have heard of the
+// deployment, and repeat it. The job is doubtful, as it may not be what the SLA demands by then.
+func (l *Listener) rememberModules(gone service) error {
+	has := l.state.modulesOf(gone.Name)
+	if !gone.Ready || len(has) == 0 || l.state.job(gone.Name, gone.Instance) != nil {
+		return nil
+	}
+	data, err := json.Marshal(has)
+	if err != nil {
+		return err
+	}
+	l.state.Jobs = limitJobs(append(l.state.Jobs,
+		job{Name: gone.Name, Instance: gone.Instance, Modules: data, Doubtful: true}), l.log)
+	return nil
+}
+
 // forgetJob removes the job of an instance that is deployed already.
 func (l *Listener) forgetJob(in deployment) error {
 	if l.state.job(in.Name, in.Instance) == nil {

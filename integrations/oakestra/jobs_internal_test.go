@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -230,6 +231,43 @@ func TestDoubtfulJobs(t *testing.T) {
 	wait.Until(t, "the job is doubtful", kept(true, "second"))
 	abstractor.Close()
 	want("second")
+}
+
+// A container that ends before NodeEngine has heard of its deployment is deployed again. A sweep may remove the service
+// in between: what the SLA demands is known nevertheless, even if the abstractor does not answer.
+func TestSweptServicesLeaveTheirModules(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	agent := &httptest.Server{Listener: listener, Config: &http.Server{Handler: http.HandlerFunc(
+		func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				fmt.Fprint(w, "[]")
+			}
+		})}}
+	agent.Start()
+	t.Cleanup(agent.Close)
+	sweep := func() error {
+		m.l.mu.Lock()
+		defer m.l.mu.Unlock()
+		m.l.agent = newAgent(socket)
+		m.l.state.Services = []service{{Name: testApp, Number: 7, Ready: true}, {Name: otherApp, Number: 8, Ready: true}}
+		m.l.state.Modules = []module{{Name: "firewall", Config: map[string]any{"rules": []any{}}, Service: testApp}}
+		return m.l.sweepServices(t.Context()) // there are no such interfaces
+	}
+	if err := sweep(); err != nil {
+		t.Fatal(err)
+	}
+	for app, want := range map[string]string{testApp: "[{firewall map[rules:[]]}]", otherApp: "[]"} {
+		got, err := m.l.modulesOf(t.Context(), deployment{Name: app})
+		if err != nil || fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, %v, want %s", app, got, err, want)
+		}
+	}
 }
 
 // A client of the socket is not the operator: it must not name files of the node, either.

@@ -75,6 +75,9 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 		if link != nil && s.Ready {
 			continue
 		}
+		if err := l.rememberModules(s); err != nil {
+			return err
+		}
 		if err := l.releaseService(ctx, s); err != nil {
 			return err
 		}
