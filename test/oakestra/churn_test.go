@@ -380,7 +380,7 @@ func TestPairs(t *testing.T) {
 func TestChurn(t *testing.T) {
 	text := os.Getenv("KERB_OAKESTRA_STEPS")
 	if text == "" {
-		t.Skip("needs minutes, and finds what is open in docs/oakestra.md: make test-oakestra")
+		t.Skip("needs minutes: make test-oakestra")
 	}
 	count, err := strconv.Atoi(text)
 	if err != nil {
