@@ -106,6 +106,9 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 	}
 	loaded := time.Since(start)
 	defer func() { err = errors.Join(err, ch.Close()) }()
+	if samples, err = timedCopy(c.name, ch); err != nil {
+		return nil, fmt.Errorf("timed copy: %w", err)
+	}
 	p, err := s.place(hook, ch)
 	if err != nil {
 		return nil, err
@@ -126,12 +129,26 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 	if err != nil {
 		return nil, fmt.Errorf("count instructions: %w", err)
 	}
-	return append(instructions, []bench.Sample{
+	return append(append(samples, instructions...), []bench.Sample{
 		{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet.ns},
 		{Metric: "per_module", Stat: "p50", Unit: "ns", Value: packet.added / float64(n)},
 		{Metric: "load_time", Stat: "p50", Unit: "ms", Value: loaded.Seconds() * 1e3},
 		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: swapped.Seconds() * 1e3},
 	}...), nil
+}
+
+// timedCopy links the copy that measures latencies of modules, if the chain has one. No change waits for it: the agent
+// links it a second later.
+func timedCopy(config string, ch Chain) ([]bench.Sample, error) {
+	k, is := ch.(*kerb)
+	if !is || config != "kerb" { // without counts there is none
+		return nil, nil
+	}
+	start := time.Now()
+	if err := k.loaded.Time(); err != nil {
+		return nil, err
+	}
+	return []bench.Sample{{Metric: "timed_copy", Stat: "p50", Unit: "ms", Value: time.Since(start).Seconds() * 1e3}}, nil
 }
 
 // check compares the modules' counters with what was sent. There may be more:

@@ -8,8 +8,11 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/lab/ebpfvm"
 )
 
 func openTestStage(t *testing.T) (*stage, *objects) {
@@ -131,6 +134,38 @@ func TestInstructions(t *testing.T) {
 		if with, without, bare := executed(kerb, 8), executed(uncounted, 8), executed(objs.loadBare, 8); with <= without ||
 			bare <= 0 || bare == executed(objs.loadBare, 1) {
 			t.Errorf("%s: %v instructions, %v without counts, %v by hand", hook, with, without, bare)
+		}
+	}
+}
+
+// What is counted is an ordinary packet, as most are, and not one whose latency is measured.
+func TestExecutedIsOrdinary(t *testing.T) {
+	s, _ := openTestStage(t)
+	ch, err := withKerb(dataplane.Load)("xdp", 1)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ch.Close()
+	code, err := ch.(*kerb).Code()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := ebpfvm.Load(code, ebpf.XDP)
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := s.executed(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	vm := ebpfvm.New()
+	for i := range 10 {
+		r, err := vm.Run(p, ebpfvm.Input{Frame: s.frame, Random: 1 << 31})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i > 3 && r.Executed != got {
+			t.Errorf("packet %d executes %d instructions, %d are reported", i, r.Executed, got)
 		}
 	}
 }

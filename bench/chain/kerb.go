@@ -45,7 +45,7 @@ func loadKerb(load load, hook string, n int) (Linked, error) {
 	if k.loaded, err = load(k.spec.Side, k.spec.Direction, mods...); err != nil {
 		return nil, err
 	}
-	return k, k.loaded.Time()
+	return k, nil
 }
 
 func (k *kerb) Program() *ebpf.Program { return k.loaded.Program }
