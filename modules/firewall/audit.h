@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Audit mode: what would be dropped is counted and passes. Hit counters are the same as otherwise.
- * A connection that is denied is tracked with a generation that no packet has, so that the rules
- * decide on each of its packets, and windows are known. */
+ * A connection that is denied is tracked, too, with the inverted generation of the rules: its first
+ * packet counts, and those behind it, which would not be sent, are known by it. */
 #ifndef FW_AUDIT_H
 #define FW_AUDIT_H
 

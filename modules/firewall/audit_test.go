@@ -5,17 +5,18 @@ package firewall
 import (
 	"fmt"
 	"maps"
+	"strings"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 )
 
-// Audit mode passes what it would drop, the packets of a denied connection in both directions included, and counts it
-// by rule and by reason.
+// Audit mode passes what it would drop, and counts it by rule and by reason: of a denied connection the first packet,
+// as those behind it would not have been sent.
 func TestAuditPassesAndCounts(t *testing.T) {
 	k := loadFirewall(t, `{"mode": "audit", "extensionHeaders": "deny", "rules": [{"name": "ssh", "action": "deny",
-		"direction": "ingress", "protocol": "tcp", "dstPort": 22}]}`)
+		"direction": "ingress", "protocol": "tcp", "dstPort": 22, "log": true}]}`)
 	g := k.open(k.live(1))
 	for _, a := range [][2]string{{svc4, far4}, {svc6, far6}} {
 		f := newTCPFlow(a[0], 22, a[1], 999)
@@ -41,14 +42,14 @@ func TestAuditPassesAndCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if report.Mode != modeAudit || report.Rules[0].Packets != 6 || report.Other["tracked"].Packets != 2 {
+	if report.Mode != modeAudit || report.Rules[0].Packets != 2 || report.Other["tracked"].Packets != 10 {
 		t.Errorf("mode %s, rule %+v, tracked %+v", report.Mode, report.Rules[0], report.Other["tracked"])
 	}
 	would := map[string]uint64{}
 	for reason, h := range report.WouldDrop {
 		would[reason] = h.Packets
 	}
-	want := map[string]uint64{"policy": 8, "state": 4, "invalid_state": 2, "invalid_flags": 2, "extension": 1,
+	want := map[string]uint64{"policy": 4, "invalid_state": 2, "invalid_flags": 2, "extension": 1,
 		"malformed": 1}
 	if !maps.Equal(would, want) {
 		t.Errorf("would drop %v, want %v", would, want)
@@ -68,11 +69,60 @@ func TestAuditPassesAndCounts(t *testing.T) {
 	}
 	found := false
 	for _, s := range samples {
-		found = found || s.Name == "would_drop_total" && fmt.Sprint(s.Labels) == "map[reason:policy]" && s.Value == 8
+		found = found || s.Name == "would_drop_total" && fmt.Sprint(s.Labels) == "map[reason:policy]" && s.Value == 4
 	}
 	if !found {
 		t.Errorf("no sample of packets that the policy would drop in %+v", samples)
 	}
+	k.wantReports("ssh: would drop policy web ingress tcp "+far4+":999 > "+svc4+":22 S len 54 suppressed 0",
+		"ssh: would drop policy web ingress tcp ["+far6+"]:999 > ["+svc6+"]:22 S len 74 suppressed 0")
+}
+
+// A connection counts again when the rules change: once for those that deny it, whichever side sends first, and what
+// the service sends in the middle of a connection that began unseen begins a denied one, too.
+func TestAuditCountsConnectionsOnce(t *testing.T) {
+	notEmulated(t)
+	allow := `{"mode": "audit", "defaultPolicy": {"egress": "deny"}, "antiSpoof": false, "rules": [{"name": "web",
+		"action": "allow", "direction": "ingress", "protocol": "tcp", "dstPort": 80}]}`
+	deny := strings.Replace(allow, `"allow"`, `"deny"`, 1)
+	k := loadFirewall(t, allow)
+	f, g, old := newTCPFlow(svc4, 80, far4, 1), newTCPFlow(svc4, 80, far4, 2), newTCPFlow(svc4, 5, far4, 3)
+	if !k.establish(f, 1) || !k.establish(g, 1) {
+		t.Fatal("no handshake")
+	}
+	want := func(when string, policy, state uint64) {
+		t.Helper()
+		h, err := readHits(k.maps, mapWouldDrop, []uint32{uint32(kerbabi.DropPolicy), uint32(kerbabi.DropState)})
+		if got := h[uint32(kerbabi.DropPolicy)].Packets; err != nil || got != policy {
+			t.Errorf("%s: %d packets of policy, want %d, %v", when, got, policy, err)
+		}
+		if got := h[uint32(kerbabi.DropState)].Packets; got != state {
+			t.Errorf("%s: %d packets of state, want %d", when, got, state)
+		}
+	}
+	talk := func() {
+		for range 3 {
+			k.steps(step{"data", f.in(tcpACK, 1), true, true}, step{"answer", f.out(tcpACK, 1), false, true},
+				step{"answer first", g.out(tcpACK, 1), false, true}, step{"data", g.in(tcpACK, 1), true, true})
+		}
+	}
+	talk()
+	want("allowed", 0, 0)
+	k.refill(deny)
+	talk()
+	want("denied", 1, 1)
+	k.refill(allow)
+	talk()
+	want("allowed again", 1, 1)
+	for range 3 {
+		k.steps(step{"began unseen", old.out(tcpACK, 1), false, true}, step{"answer", old.in(tcpACK, 1), true, true})
+	}
+	want("began unseen", 2, 1)
+	for range 3 {
+		k.steps(step{"datagram", frame{Packet: udp(far4, 1, svc4, 53)}, true, true},
+			step{"answer", frame{Packet: udp(svc4, 53, far4, 1)}, false, true})
+	}
+	want("datagrams", 3, 1)
 }
 
 // The same rules in mode enforce drop a connection that audit mode let pass, and say nothing of audit.

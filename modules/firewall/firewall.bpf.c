@@ -117,12 +117,12 @@ static __always_inline void fw_conn_begin(struct fw_flow *f, __u64 now)
 		fw_conn_create(&opening6, &pending6, now);
 }
 
-static __always_inline void fw_conn_update(struct fw_flow *f, int allowed)
+static __always_inline void fw_conn_update(struct fw_flow *f, int stays)
 {
 	if (f->family == 4)
-		fw_conn_renew(&established4, &opening4, &pending4, allowed);
+		fw_conn_renew(&established4, &opening4, &pending4, stays);
 	else
-		fw_conn_renew(&established6, &opening6, &pending6, allowed);
+		fw_conn_renew(&established6, &opening6, &pending6, stays);
 }
 
 /* Asks the rules, about the packet or about the one that it answers. */
@@ -150,7 +150,8 @@ static __always_inline __u32 fw_admit(struct fw_flow *f, __u32 decision, __u64 n
 		return decision;
 	if (decision >> 16) {
 		f->generation = ~f->generation;
-		if (f->begins == FW_BEGINS)
+		/* in the middle as fw_may_adopt(): what the service sends is of a connection */
+		if (f->begins == FW_BEGINS || (f->begins && f->dir == FW_EGRESS))
 			fw_conn_begin(f, now);
 		return decision;
 	}
@@ -168,8 +169,9 @@ static __always_inline __u32 fw_settle(struct fw_flow *f, __u32 decision, __u64 
 		return decision;
 	if (f->stale == FW_UNKNOWN)
 		return f->quoting ? decision : fw_admit(f, decision, now);
-	if (!audit || !(decision >> 16))
-		fw_conn_update(f, !(decision >> 16));
+	if (audit && decision >> 16)
+		f->generation = ~f->generation;
+	fw_conn_update(f, audit || !(decision >> 16));
 	if (f->stale == FW_STALE)
 		return decision;
 	return decision >> 16 ? FW_DENY(FW_SLOT_REVOKED, KERB_DROP_STATE) : FW_SLOT_TRACKED;

@@ -281,7 +281,8 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 	if !d.Allow || !stray {
 		d = m.byLimits(p)
 	}
-	audited := m.config.Mode == modeAudit && (p.Proto != protoTCP || p.isSYN())
+	middle := !p.Ingress && !p.tcp(tcpSYN|tcpRST)
+	audited := m.config.Mode == modeAudit && (p.Proto != protoTCP || p.isSYN() || middle)
 	if !p.begins() && p.Proto != protoTCP || !d.Allow && !audited {
 		return d
 	}
@@ -307,9 +308,14 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 
 func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
+// decided reports whether the rules of today have allowed a connection, or denied it in audit mode.
+func (m *Model) decided(c *connState) bool {
+	return c.generation == m.ruleSet() || m.config.Mode == modeAudit && c.generation == ^m.ruleSet()
+}
+
 // tracked is a packet of a connection. One that other rules allowed is examined again.
 func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
-	if c.generation == m.ruleSet() {
+	if m.decided(c) {
 		return Decision{Allow: true, Rule: -1, Slot: slotTracked}
 	}
 	first := *p
@@ -320,9 +326,12 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 		}
 	}
 	d := m.byRules(&first, m.sets)
-	if d.Allow {
+	switch {
+	case d.Allow:
 		m.conns[k].generation = m.ruleSet()
-	} else if m.config.Mode != modeAudit {
+	case m.config.Mode == modeAudit:
+		m.conns[k].generation = ^m.ruleSet()
+	default:
 		delete(m.conns, k)
 		delete(m.alongside, k)
 	}
@@ -385,5 +394,5 @@ func (m *Model) related(p *Packet, now time.Duration) bool {
 	}
 	k := q.key()
 	c := m.conns[k]
-	return c != nil && c.generation == m.ruleSet() && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(q))
+	return c != nil && m.decided(c) && !m.expired(k, c, now) && (q.Proto != protoTCP || c.quotes(q))
 }

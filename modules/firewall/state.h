@@ -12,12 +12,14 @@
 #ifndef FW_STATE_H
 #define FW_STATE_H
 
+#include "audit.h"
 #include "tables.h"
 
 /* What the tables say of a packet. */
 enum fw_track {
 	FW_UNKNOWN = 0, /* no connection: the rules decide */
-	FW_TRACKED = 1, /* part of a connection that the rules allowed */
+	/* part of a connection that the rules allowed, or have denied in audit mode */
+	FW_TRACKED = 1,
 	FW_FULL = 2,	/* of one that found no room */
 	/* of one that other rules allowed, sent by who began it: today's rules decide */
 	FW_STALE = 3,
@@ -62,9 +64,15 @@ static __always_inline void fw_bind_generation(struct fw_flow *f)
 	f->generation ^= fw_key_hash(f);
 }
 
+/* Whether the rules of today have decided on a connection. */
+static __always_inline int fw_is_decided(const struct fw_conn *c, const struct fw_flow *f)
+{
+	return c->generation == f->generation || (audit && c->generation == ~f->generation);
+}
+
 static __always_inline int fw_stale(const struct fw_conn *c, const struct fw_flow *f)
 {
-	if (c->generation == f->generation)
+	if (fw_is_decided(c, f))
 		return FW_TRACKED;
 	return f->dir == c->from ? FW_STALE : FW_STALE_ANSWER;
 }
@@ -284,7 +292,7 @@ static __always_inline int fw_conn_is_alive(void *established, void *opening, vo
 		c = bpf_map_lookup_elem(opening, &f->key4);
 	if (!c)
 		c = bpf_map_lookup_elem(pending, &f->key4);
-	if (!c || c->generation != f->generation || fw_expired(c, f, now))
+	if (!c || !fw_is_decided(c, f) || fw_expired(c, f, now))
 		return 0;
 	return !fw_is_tcp(f) || fw_tcp_quotes(c, f);
 }
@@ -333,15 +341,15 @@ static __noinline int fw_conn_create(void *opening, void *pending, __u64 now)
 	return fw_conn_insert(opening, pending, now);
 }
 
-/* After the rules have looked again at the connection of a stale entry. */
-static __noinline int fw_conn_renew(void *established, void *opening, void *pending, int allowed)
+/* After the rules have looked again at the connection of a stale entry, which stays or not. */
+static __noinline int fw_conn_renew(void *established, void *opening, void *pending, int stays)
 {
 	struct fw_flow *f = fw_flow();
 	struct fw_conn *c;
 
 	if (!f)
 		return 0;
-	if (!allowed) {
+	if (!stays) {
 		fw_conn_delete(established);
 		return fw_opening_delete(opening, pending);
 	}
