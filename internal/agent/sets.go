@@ -121,30 +121,40 @@ func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetRefere
 func (a *Agent) fillSets(next resource.Set, modules map[string]*deploy.Module,
 	services map[string]service.State,
 ) error {
-	err := a.tryFillSets(next, modules)
+	failed, err := a.tryFillSets(next, modules)
 	problem := err
 	if err == nil {
 		problem = a.fillSelected(next, modules, services)
 	}
 	a.mu.Lock()
-	a.now.SetsProblem = problem
+	a.now.SetsProblem, a.now.SetProblems = problem, failed
 	a.mu.Unlock()
 	return err
 }
 
-func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module) (err error) {
+// tryFillSets also returns the errors of single sets: a set that fails keeps no other one from being written.
+func (a *Agent) tryFillSets(next resource.Set, modules map[string]*deploy.Module) (failed map[string]error, err error) {
 	if a.sets.kernel == nil {
 		a.sets.kernel, err = a.dp.OpenSets(len(references(modules)) > 0)
-		if err != nil || a.sets.kernel == nil {
-			return err
+		if err == nil && a.sets.kernel == nil {
+			return nil, nil
 		}
 	}
+	failed = map[string]error{}
+	if err != nil {
+		for name := range resource.NamedSet.All(next) {
+			failed[name] = err
+		}
+		return failed, err
+	}
+	var errs []error
 	for name, s := range resource.NamedSet.All(next) {
 		if err := a.fillSet(name, s); err != nil {
-			return fmt.Errorf("set %s: %w", name, err)
+			failed[name] = fmt.Errorf("set %s: %w", name, err)
+			errs = append(errs, failed[name])
 		}
 	}
-	return nil
+	return failed, errors.Join(errs...)
 }
 
 // fillSelected writes the addresses of services by label. An error keeps nothing else from running: services change

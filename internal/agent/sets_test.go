@@ -251,23 +251,24 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 	n.blocked(t, true)
 }
 
-// Sets that cannot be written, nor restored, are a problem of the node until a reconciliation succeeds. Chains are
-// attached meanwhile.
+// Sets that cannot be written, nor restored, are a problem of the node until a reconciliation succeeds; others are not.
+// Chains are attached meanwhile.
 func TestSetsThatCannotBeWritten(t *testing.T) {
 	n := newNode(t)
 	services := n.both()
 	n.apply(t, services[:1])
 	db := n.db.Addr4().String()
 	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
-		resource.ObjectOf(setOf("bad", "addresses", db))); err != nil {
+		resource.ObjectOf(setOf("bad", "addresses", db)), resource.ObjectOf(setOf("good", "ports", "1"))); err != nil {
 		t.Fatal(err)
 	}
-	problem := func() bool {
+	problemOf := func(set string) bool {
 		st, err := n.Status(t.Context())
 		return err == nil && slices.ContainsFunc(st.Problems, func(p v1.NodeProblem) bool {
-			return p.Kind == v1.KindSet && p.Name == "bad" && p.Reason == "SyncFailed"
+			return p.Kind == v1.KindSet && p.Name == set && p.Reason == "SyncFailed"
 		})
 	}
+	problem := func() bool { return problemOf("bad") }
 	n.changes.Lock()
 	err := n.sets.kernel.Change(sdk.SetReference{Set: "bad"}.ID(), 99, nil, elementsOf("addresses", []string{db}).List)
 	n.sets.kernel.Close()
@@ -280,6 +281,9 @@ func TestSetsThatCannotBeWritten(t *testing.T) {
 	}
 	if !problem() {
 		t.Error("a set that cannot be written is no problem of the node")
+	}
+	if problemOf("good") {
+		t.Error("a set that is in the kernel as it should be is a problem of the node")
 	}
 	n.changes.Lock()
 	n.mu.Lock()

@@ -219,7 +219,8 @@ func (s *Sets) write(id uint64, set sdk.Set) error {
 	set.ID = id
 	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
 		if errors.Is(err, unix.E2BIG) {
-			return fmt.Errorf("%w: at most %d sets and selectors of services", ErrSetsFull, maxSets-1)
+			return fmt.Errorf("%w: at most %d sets and selectors of services: delete sets that no module uses, or put the "+
+				"elements of several sets into one", ErrSetsFull, maxSets-1)
 		}
 		return fmt.Errorf("map %s: %w", sdk.SetsMap, err)
 	}
@@ -240,7 +241,8 @@ func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
 	name, key := elementKey(set, p)
 	err := s.maps[name].Put(key, uint32(1))
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
-		return fmt.Errorf("%w: the kernel has room for %d elements of all sets together, and of those that replace them",
+		return fmt.Errorf("%w: the kernel has room for %d elements of all sets together, and of those that replace them: "+
+			"delete sets that no module uses, merge neighbouring prefixes, or change single elements instead of whole sets",
 			ErrSetsFull, maxSetElements)
 	}
 	if err != nil {

@@ -30,6 +30,7 @@ type Node struct {
 	NoReplies   map[int]error          // interfaces whose other end does not receive replies of native XDP
 	Problem     error                  // of the last reconciliation
 	SetsProblem error                  // of the last write of sets to the kernel
+	SetProblems map[string]error       // the same by set
 	Reordered   map[chain.Point]string // chains that a reconciliation, not a change, has given another order
 
 	Sources

@@ -32,8 +32,8 @@ func (nd *Node) RecordSet(s v1.Set, users map[string][]string) []v1.Condition {
 	if len(users[s.Metadata.Name]) > 0 {
 		ready.Reason = "InUse"
 	}
-	if nd.SetsProblem != nil {
-		ready.Status, ready.Reason, ready.Message = "False", "SyncFailed", nd.SetsProblem.Error()
+	if err := nd.SetProblems[s.Metadata.Name]; err != nil {
+		ready.Status, ready.Reason, ready.Message = "False", "SyncFailed", err.Error()
 	}
 	return nd.Record(v1.KindSet, s.Metadata, []v1.Condition{ready})
 }

@@ -5,10 +5,12 @@ package firewall
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/pkttest"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -176,4 +178,50 @@ func TestLimitErrors(t *testing.T) {
 			t.Errorf("%s: %v, want %s", config, err, want)
 		}
 	}
+}
+
+// Rules that refer to the same set have a limit each. What is not in the set takes no token, nor do connections that
+// are examined again because the set has changed.
+func TestLimitsOfRulesWithOneSet(t *testing.T) {
+	const rules = maxSetRules
+	var config struct {
+		Rules []map[string]any `json:"rules"`
+	}
+	for i := range rules {
+		config.Rules = append(config.Rules, map[string]any{"action": "allow", "direction": "ingress", "protocol": "tcp",
+			"dstPort": 1000 + i, "src": map[string]any{"set": "addresses"}, "limit": map[string]any{"rate": "1/h", "burst": 2}})
+	}
+	k := loadFirewall(t, config)
+	sets, id := newSets(t, k.maps), setOfAddresses.id()
+	only := netip.PrefixFrom(addr(far4), 32)
+	if err := sets.Replace(id, 1, dataplane.Elements{List: []netip.Prefix{only}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	flows := make([]*tcpFlow, rules)
+	for i := range flows {
+		port := uint16(1000 + i)
+		if k.pass(newTCPFlow(svc4, port, "192.0.2.99", 1).in(tcpSYN, 0).bytes(), true) {
+			t.Fatalf("port %d: an address that is not in the set passes", port)
+		}
+		flows[i] = newTCPFlow(svc4, port, far4, 1)
+		if !k.establish(flows[i], 1) {
+			t.Fatalf("port %d: the first connection does not pass", port)
+		}
+	}
+	if err := sets.Change(id, 2, []netip.Prefix{netip.MustParsePrefix("192.0.2.98/32")}, nil); err != nil {
+		t.Fatal(err)
+	}
+	for i, f := range flows {
+		port := uint16(1000 + i)
+		k.steps(step{"a connection examined again", f.in(tcpACK, 1), true, true},
+			step{"the second", newTCPFlow(svc4, port, far4, 2).in(tcpSYN, 0), true, true},
+			step{"beyond the limit", newTCPFlow(svc4, port, "192.0.2.98", 1).in(tcpSYN, 0), true, false})
+	}
+	if n := k.drops(7); n != rules {
+		t.Errorf("%d drops by rate, want %d", n, rules)
+	}
+	if err := sets.Change(id, 3, nil, []netip.Prefix{only}); err != nil {
+		t.Fatal(err)
+	}
+	k.steps(step{"a connection whose address has left the set", flows[0].in(tcpACK, 1), true, false})
 }
