@@ -208,6 +208,7 @@ func (a *Agent) restore(files paths.Paths) {
 	a.watcher.Set(specs(a.now.Desired))
 }
 
+// close closes all but the chains, which keep running. Control planes end together: each may take seconds.
 func (a *Agent) close() {
 	a.changes.Lock()
 	defer a.changes.Unlock()

@@ -239,6 +239,8 @@ var _ apply.Kernel = kernel{}
 
 func (k kernel) Observe() (chain.State, error) { return k.observe() }
 
+// kernelOf returns the data plane for these modules. Maps of generations that run are open already and are used as
+// they are.
 func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	modules := map[string]dataplane.Module{}
 	for name, d := range all {
@@ -281,6 +283,8 @@ func (a *Agent) reconcile() error {
 	return err
 }
 
+// reconcileTo brings the kernel to t. Unlike a change that a client requests, it skips points that fail: the next
+// attempt follows.
 func (a *Agent) reconcileTo(t target) error {
 	points, err := t.Place()
 	if err != nil {

@@ -87,6 +87,9 @@ func names(config any, text string) bool {
 	return false
 }
 
+// checkReference checks that the set a config names will exist, with a type that the module accepts. Taking away a set
+// in use is a *apierrors.Conflict, a wrong name *apierrors.Invalid; a module that this change does not touch is not
+// refused for either.
 func (a *Agent) checkReference(next resource.Set, module string, r sdk.SetReference, unchanged bool) error {
 	invalid := func(format string, args ...any) error {
 		return &apierrors.Invalid{Resource: "Module " + module, Field: "spec.config." + r.Field,
@@ -186,6 +189,8 @@ func (a *Agent) fillSelected(next resource.Set, modules map[string]*deploy.Modul
 	return errors.Join(errs...)
 }
 
+// fillSet puts the elements of a set into the kernel, unless they are there. From a set whose elements are known only
+// the difference is written.
 func (a *Agent) fillSet(name string, s v1.Set) error {
 	id, revision := sdk.SetReference{Set: name}.ID(), a.sets.revision(s)
 	if a.sets.kernel.Has(id, revision) {

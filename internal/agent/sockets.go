@@ -48,6 +48,8 @@ func (a *Agent) watchCgroups(ctx context.Context) {
 	}
 }
 
+// cgroupsMoved reports whether a cgroup that a module names was created, removed, or replaced under the same path
+// since the last observation.
 func (a *Agent) cgroupsMoved() bool {
 	a.mu.Lock()
 	v, paths := a.now.Sockets, map[string]bool{}

@@ -33,6 +33,8 @@ func (a *Agent) upgrades(t target) (out []apply.Upgrade) {
 	return out
 }
 
+// startUpgrade starts the control plane of the next generation before chains are swapped. The one before ends first if
+// it reads a ring buffer: two readers would share its records.
 func (a *Agent) startUpgrade(before, d *deploy.Module) error {
 	m, err := a.dp.Maps(d.Dataplane.Name, d.Dataplane.ID)
 	if err != nil {

@@ -80,6 +80,8 @@ func Execute(root *cobra.Command) int {
 	return new(app).execute(root)
 }
 
+// execute runs a command and returns the exit status. Interrupts cancel the command's context. SIGPIPE is turned off,
+// so that `kerb ... | head` ends by a failed write, and what the command has made is removed.
 func (a *app) execute(root *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
@@ -225,6 +227,7 @@ func names(c *cobra.Command) *cobra.Command {
 	return c
 }
 
+// checkOutput refuses -o for commands that have no such answer: scripts would otherwise parse a table.
 func (a *app) checkOutput(cmd *cobra.Command) error {
 	if a.json {
 		a.output = "json"

@@ -127,6 +127,7 @@ func (e *endpointError) Unwrap() error { return e.error }
 // maxAnswer is more than any answer of the agent: what a module answers may have no end.
 const maxAnswer = 64 << 20
 
+// readAnswer reads the whole answer, up to maxAnswer bytes.
 func readAnswer(body io.Reader) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(body, maxAnswer+1))
 	if err != nil {
@@ -148,6 +149,8 @@ func interrupted(method string) error {
 		"with kerb status")
 }
 
+// problem returns the error of an answer: the agent's problem document (RFC 9457) if it has one. A 404 below
+// /v1/modules/NAME/ is a module without that route; anything else comes from a proxy or another program.
 func problem(response *http.Response, answer []byte) error {
 	var p server.Problem
 	if strings.HasPrefix(response.Header.Get("Content-Type"), "application/problem+json") &&

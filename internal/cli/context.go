@@ -47,6 +47,8 @@ func contextsFile() (string, error) {
 	return filepath.Join(dir, "kerb", "contexts.yaml"), err
 }
 
+// readContexts returns the file of contexts, empty if there is none. The path is returned with errors, too, so that
+// they can name it.
 func readContexts() (c contexts, path string, err error) {
 	if path, err = contextsFile(); err != nil {
 		return c, path, nil // no home, no file
@@ -134,6 +136,7 @@ func (r remote) resolved(file string) *remote {
 	return &r
 }
 
+// endpoint returns the client of an agent over HTTPS, with TLS 1.3 at least. Without a CA the system's are trusted.
 func (r remote) endpoint() (*endpoint, error) {
 	at, err := url.Parse(r.Server)
 	if err != nil || at.Scheme != "https" || at.Host == "" || strings.Trim(at.Path, "/") != "" {

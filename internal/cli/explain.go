@@ -187,6 +187,8 @@ func explained() []string {
 // explanation reads schemas.
 type explanation struct{ defs map[string]any }
 
+// explain prints the field at a path such as module.spec.attach, or firewall.rules for the config of a package.
+// Indices are ignored: all items have the same fields.
 func (e explanation) explain(w io.Writer, path string) error {
 	steps := strings.Split(path, ".")
 	kind, err := findKind(steps[0])
@@ -288,6 +290,8 @@ func (e explanation) resolve(at map[string]any) map[string]any {
 	return at
 }
 
+// typeOf returns a schema's type in words, such as "list of string" or "integer or string". null is left out: every
+// optional field may be null.
 func (e explanation) typeOf(at map[string]any) string {
 	full := e.resolve(at)
 	for _, key := range []string{"oneOf", "anyOf"} {

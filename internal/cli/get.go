@@ -27,6 +27,7 @@ func shownKinds() (out []kind) {
 	return append(out, chainKind(), packageKind())
 }
 
+// findKind returns the kind with a name in singular, plural or short form, in any case.
 func findKind(name string) (kind, error) {
 	var known, plurals []string
 	for _, k := range shownKinds() {
@@ -81,6 +82,7 @@ func listing(all []kind) string {
 	return strings.Join(names[:last], ", ") + " or " + names[last]
 }
 
+// getAll prints a table of each kind. It has no JSON or YAML: kerb export prints what kerb apply reads.
 func (a *app) getAll(cmd *cobra.Command, names []string, watch bool) error {
 	if len(names) > 0 {
 		return &usageError{fmt.Errorf("kerb get all takes no name")}
@@ -160,6 +162,8 @@ func (a *app) repeat(cmd *cobra.Command, watch bool, print func(io.Writer) error
 	}
 }
 
+// showAgain prints what has changed: as the next document in YAML, in the place of the text before on a terminal, and
+// below it elsewhere.
 func showAgain(w io.Writer, text []byte, output string) error {
 	switch {
 	case output == "yaml":

@@ -66,6 +66,8 @@ func dataFlags(c *cobra.Command, data, label *string) {
 
 const timedRows = 5 // rows, spread over the table, of which the time is measured
 
+// checkModel runs a model on all rows in the kernel, and compares each decision with the same arithmetic in Go, which
+// must agree to the last bit, and with floating point, which may not. Times are in ns.
 func checkModel(d *model.Document, s *samples) (*checked, error) {
 	p, err := d.Pack(d.Features)
 	if err != nil {

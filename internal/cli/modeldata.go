@@ -79,6 +79,7 @@ func readSamples(file, label string, d *model.Document) (*samples, error) {
 	return out, nil
 }
 
+// featureColumns finds the column of each feature, by its name or by the name that published data sets have for it.
 func featureColumns(header, features []string) ([]int, error) {
 	var columns []int
 	for _, f := range features {
@@ -94,6 +95,8 @@ func featureColumns(header, features []string) ([]int, error) {
 	return columns, nil
 }
 
+// add appends a row. The data plane has integers only, so that a fraction is an error rather than rounded; the class
+// is a name of the model's or its index.
 func (s *samples) add(record []string, columns []int, class int, classes []string) error {
 	row := make([]float64, len(columns))
 	for i, c := range columns {

@@ -190,6 +190,8 @@ func (c packetCase) check(field, dir string) error {
 	return nil
 }
 
+// runTests runs each test on the hooks that it names, or on all of the package. Maps begin empty for each test and
+// hook, and are kept from packet to packet.
 func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err error) {
 	if p.HasHook(pkgs.HookSockets) {
 		return nil, &apierrors.Invalid{Reason: "the package runs on sockets, which the kernel offers no test run for"}
@@ -212,6 +214,8 @@ func runTests(p *pkgs.Package, tests packageTests) (all []packetResult, err erro
 	return all, nil
 }
 
+// runTest sends the packets of a test through the package in the kernel (BPF_PROG_TEST_RUN), and returns what became
+// of each.
 func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResult, err error) {
 	module, err := moduleOf(p, t.Config)
 	if err != nil {

@@ -32,6 +32,8 @@ func decodeOrdered(data []byte) (any, error) {
 	return orderedValue(d)
 }
 
+// orderedValue decodes JSON with the members of objects in their order, which become the columns of a table;
+// encoding/json would sort them.
 func orderedValue(d *json.Decoder) (any, error) {
 	token, err := d.Token()
 	if err != nil {

@@ -125,6 +125,7 @@ func (f *signFlags) signer() (*oci.Signer, error) {
 	return oci.LoadSigner(f.key)
 }
 
+// pushSource returns what to push: one directory, or one for each platform, which become an image index.
 func pushSource(args, platforms []string) (oci.Source, error) {
 	if (len(args) == 2) == (len(platforms) > 0) {
 		return oci.Source{}, &usageError{errors.New("name what to push once: DIR, or --platform OS/ARCH=DIR")}

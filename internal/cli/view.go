@@ -92,8 +92,8 @@ func (a *app) statusCommand() *cobra.Command {
 		Short: "Show the agent's state at a glance",
 		Long: "Shows what is deployed, and everything that is wrong: modules that do not run, exceed their budget or " +
 			"select nothing,\n" +
-			"services that are missing or whose interfaces have moved, instances that do not respond, and any condition of a\n" +
-			"resource is not met.",
+			"services that are missing or whose interfaces have moved, instances that do not respond, and conditions\n" +
+			"that are not met.",
 		Example: "  kerb status\n  kerb status --exit-code\n  kerb status -o json",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {

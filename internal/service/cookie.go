@@ -63,6 +63,9 @@ func cookieKey(spec v1alpha1.ServiceSpec, links []Link) string {
 	return key.String()
 }
 
+// netnsCookie returns the cookie of the network namespace of a service, by which programs on sockets know whose a
+// socket is (SO_NETNS_COOKIE, Linux 5.14). Errors name what is missing: the interface, the kernel's option, or
+// CAP_SYS_ADMIN.
 func netnsCookie(spec v1alpha1.ServiceSpec, links []Link) (cookie uint64, err error) {
 	var link Link
 	if len(links) > 0 {

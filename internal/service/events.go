@@ -75,6 +75,9 @@ func openEvents(wake *waker) (*events, error) {
 	return e, nil
 }
 
+// open opens what wakes the watcher: netlink for links, IPsec policies where the kernel has them,
+// /proc/thread-self/mountinfo, which has an exceptional condition (EPOLLPRI, proc(5)) when a namespace is mounted or
+// unmounted, and an eventfd for calls of other goroutines.
 func (e *events) open() (err error) {
 	if e.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
 		return fmt.Errorf("epoll: %w", err)

@@ -50,6 +50,9 @@ func OpenPacket(spec v1alpha1.ServiceSpec, link Link) (*os.File, error) {
 	return os.NewFile(uintptr(fd), "packet "+link.Name), nil
 }
 
+// openNamespaceOf returns a descriptor of the network namespace of a service: the one that its spec names, or else the
+// one in which the peer of its interface is. The caller closes it. ErrNamespaceUnreachable if no file on this node
+// leads there.
 func openNamespaceOf(spec v1alpha1.ServiceSpec, link Link) (int, error) {
 	switch {
 	case spec.Netns != "":
@@ -194,6 +197,8 @@ func dropAll(fd int) error {
 	return errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_LOCK_FILTER, 1))
 }
 
+// bindTo binds a packet socket to the interface inside the service. Indices are used again: the address, which the
+// kernel reports for what was bound, shows that it is still the same interface.
 func bindTo(fd int, link Link) error {
 	if err := unix.Bind(fd, &unix.SockaddrLinklayer{Ifindex: link.PeerIndex}); err != nil {
 		return fmt.Errorf("bind packet socket: %w", err)

@@ -70,6 +70,8 @@ func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestD
 	return c.executeOn(unix.NETLINK_ROUTE, kind, flags, reply, data...)
 }
 
+// executeOn sends a request and returns the answers. A dump during which links changed is incomplete
+// (NLM_F_DUMP_INTR), so it is repeated, 20 times at most.
 func (c *conn) executeOn(protocol, kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
 	for range 20 {
 		req := nl.NewNetlinkRequest(kind, flags)
@@ -109,6 +111,8 @@ func (c *conn) links(nsid int32) ([]rawLink, error) {
 	return links, nil
 }
 
+// parseLink reads an RTM_NEWLINK (rtnetlink(7)). Attributes that Kerb has no use for are skipped; noNSID is the
+// namespace of a peer that is in the same one.
 func parseLink(msg []byte) (rawLink, error) {
 	head := nl.DeserializeIfInfomsg(msg)
 	l := rawLink{peerNSID: noNSID}

@@ -61,6 +61,8 @@ func ParseSelector(text string) (Selector, error) {
 	}
 }
 
+// newCondition makes a condition of the groups of the pattern: key, operator and values. Keys and values are checked
+// as Kubernetes checks those of labels.
 func newCondition(match []string) (c condition, err error) {
 	if match == nil || match[1] != "" && match[3]+match[5] != "" {
 		return c, errors.New("not conditions with commas between them")
@@ -94,6 +96,8 @@ func (s Selector) Matches(set map[string]string) bool {
 	return s.everything || len(s.conditions) > 0 && !slices.ContainsFunc(s.conditions, fails)
 }
 
+// holds reports whether a set of labels meets the condition. As in Kubernetes, != and notin hold for a key that is
+// absent, and < and > for integers only.
 func (c condition) holds(set map[string]string) bool {
 	value, exists := set[c.key]
 	switch c.operator {

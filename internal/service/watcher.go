@@ -90,6 +90,7 @@ func (w *Watcher) Run(ctx context.Context) error {
 	return w.loop(ctx, s, e)
 }
 
+// loop scans after events, and sleeps otherwise. Only an error of waiting ends it: a scan that fails is repeated.
 func (w *Watcher) loop(ctx context.Context, s *scanner, e *events) error {
 	clock := newDebounce(time.Now())
 	for ctx.Err() == nil {
@@ -121,6 +122,8 @@ func (w *Watcher) scan(s *scanner, e *events, clock *debounce) {
 	clock.done(time.Now())
 }
 
+// rescan looks up all services. It takes one snapshot of links for all of them; what was read inside namespaces that
+// are not needed any more is forgotten.
 func (w *Watcher) rescan(s *scanner, e *events) error {
 	w.mu.Lock()
 	specs := w.specs // never changed, only replaced
@@ -138,6 +141,8 @@ func (w *Watcher) rescan(s *scanner, e *events) error {
 	return nil
 }
 
+// resolve returns the state of one service; Err says why it has no interfaces. A pid that was used again is not the
+// process of the service: ErrProcessGone.
 func (w *Watcher) resolve(s *scanner, e *events, name string, spec v1alpha1.ServiceSpec) State {
 	err := Validate(spec)
 	if err == nil && e.ended(name) {
@@ -151,6 +156,8 @@ func (w *Watcher) resolve(s *scanner, e *events, name string, spec v1alpha1.Serv
 	return state
 }
 
+// publish stores what a scan found, and calls changed only if that differs: most events on a node are about other
+// interfaces.
 func (w *Watcher) publish(states map[string]State, interfaces map[string]Link) {
 	w.mu.Lock()
 	same := w.states != nil && reflect.DeepEqual(states, w.states) && reflect.DeepEqual(interfaces, w.interfaces)
@@ -193,6 +200,7 @@ func newDebounce(now time.Time) *debounce { return &debounce{next: now} }
 
 func (d *debounce) due(now time.Time) bool { return !now.Before(d.next) }
 
+// event postpones the scan until it is quiet, but not beyond patience after the first event.
 func (d *debounce) event(now time.Time) {
 	if !d.pending {
 		d.pending, d.limit = true, now.Add(patience)

@@ -59,6 +59,8 @@ func (x *xfrm) policies() *sdk.IPsec {
 	return &sdk.IPsec{Policies: all}
 }
 
+// list returns the IPsec policies of the node in the order in which the kernel finds them, by priority, and the
+// defaults last.
 func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 	if x.err != nil {
 		return nil, x.err
@@ -124,6 +126,8 @@ func parsePolicy(m []byte) (p sdk.IPsecPolicy, applies bool, err error) {
 	return p, true, nil
 }
 
+// selected returns the prefix of a policy's selector (struct xfrm_selector, network byte order), the zero Prefix for a
+// family other than IPv4 and IPv6.
 func selected(family uint16, addr nl.XfrmAddress, bits uint8) netip.Prefix {
 	switch family {
 	case unix.AF_INET:

@@ -192,6 +192,8 @@ func edges(p *pair) error {
 	return nil
 }
 
+// epollWait repeats a wait that a signal interrupted (the Go runtime sends SIGURG to preempt threads), with the whole
+// time again.
 func epollWait(ep int, wait time.Duration) (int, error) {
 	events := make([]unix.EpollEvent, 4)
 	for {

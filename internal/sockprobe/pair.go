@@ -36,6 +36,7 @@ func (l *lab) connect(m mode) (*pair, error) {
 	return p, nil
 }
 
+// dial returns two ends of a TCP connection over loopback, in blocking mode and with limits on how long calls take.
 func dial() (*pair, error) {
 	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

@@ -38,6 +38,8 @@ func keepAlive(p *pair) error {
 	return p.exchange()
 }
 
+// stillAlive waits for a keep-alive probe to be answered, which the counter of received segments shows, and exchanges
+// data then.
 func stillAlive(p *pair) error {
 	for end := time.Now().Add(3 * keepAliveAfter * time.Second); ; time.Sleep(20 * time.Millisecond) {
 		info, err := unix.GetsockoptTCPInfo(p.a, unix.IPPROTO_TCP, unix.TCP_INFO)

@@ -37,6 +37,8 @@ func (nd *Node) RecordModule(m v1.Module, d *deploy.Module, instances int) []v1.
 	return nd.Record(v1.KindModule, m.Metadata, nd.moduleConditions(m, d, instances))
 }
 
+// moduleConditions returns the conditions of a module. Ready is always there; the others are where they can differ: a
+// package without a control plane has no condition about one.
 func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) []v1.Condition {
 	name, missing := m.Metadata.Name, nd.missing(m)
 	out := []v1.Condition{nd.moduleReady(d, instances, missing)}
@@ -166,6 +168,7 @@ func (nd *Node) neighbours(d *deploy.Module) (out []string) {
 	return out
 }
 
+// unplaced returns why a module on sockets does not run on some of the cgroups and services that it selects.
 func (nd *Node) unplaced(d *deploy.Module) (out []string) {
 	if nd.Sockets == nil {
 		return nil

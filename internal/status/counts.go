@@ -57,6 +57,7 @@ func took(l dataplane.Latency) *v1.Sampled {
 	return &v1.Sampled{Packets: h.Count(), Median: h.Quantile(0.5), P99: h.Quantile(0.99)}
 }
 
+// count returns the counts of a module on one hook as the API has them: verdicts with no packets are left out.
 func count(key dataplane.CountKey, s dataplane.Stats) v1.ModuleCount {
 	sum := s.Verdicts.Sum()
 	out := v1.ModuleCount{Module: key.Module, Hook: string(key.Side), Direction: string(key.Direction),

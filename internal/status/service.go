@@ -52,6 +52,8 @@ func (nd *Node) hookState(p chain.Point, place plan.Placement, program uint32) v
 	return h
 }
 
+// serviceReady returns the condition Ready. A service whose process runs and whose veth is not there yet is
+// NoInterface: CNI plugins create it a moment later.
 func serviceReady(state service.State) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {

@@ -173,6 +173,8 @@ func removeIfThere(path string) error {
 	return nil
 }
 
+// layOut creates the buckets of an empty store. recovered notes that it takes the place of a damaged one, until
+// modules are applied again.
 func layOut(tx *bbolt.Tx, recovered bool) error {
 	for _, name := range append(buckets(), bucketMeta) {
 		if _, err := tx.CreateBucket(name); err != nil {
@@ -235,6 +237,8 @@ func verify(db *bbolt.DB, path string) error {
 	return classify(err)
 }
 
+// verifyTx checks what bbolt does not: that all buckets are there and that the digest over names and values is right.
+// Errors are ErrCorrupt, and *NewerError for the store of a newer Kerb.
 func verifyTx(tx *bbolt.Tx, path string) error {
 	if err := verifySchema(tx, path); err != nil {
 		return err

@@ -133,6 +133,8 @@ func openBolt(path string) (*bbolt.DB, error) {
 	}
 }
 
+// tryOpenBolt opens the file for reading, without creating it. bbolt panics on some damaged files, which becomes an
+// error here, and leaves the file open then.
 func tryOpenBolt(path string) (db *bbolt.DB, file *os.File, err error) {
 	if err := checkFile(path); err != nil {
 		return nil, nil, err
@@ -269,6 +271,7 @@ func (s *Store) Acknowledge(d resource.Set) error {
 	})
 }
 
+// commit makes the store contain d and nothing else, in one transaction. Equal values are not written again.
 func commit(tx *bbolt.Tx, d resource.Set) error {
 	for _, kind := range resource.Kinds() {
 		c := resource.Changes{Put: slices.Collect(maps.Values(d[kind.Names().Kind]))}
@@ -296,6 +299,7 @@ func (s *Store) view(do func(*bbolt.Tx) error) error {
 	return s.run(func() error { return s.db.View(do) })
 }
 
+// update runs do in a transaction that is synced to disk when it returns without an error, and is undone otherwise.
 func (s *Store) update(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

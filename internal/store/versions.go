@@ -54,6 +54,8 @@ func keepVersion(tx *bbolt.Tx, kind resource.Kind, stored []byte, next resource.
 	return prune(versions, next.Meta().Name, resource.VersionsKept)
 }
 
+// newRecord returns a stored version: its description in a line of JSON, then the document, compressed. The
+// description is read without the document that way.
 func newRecord(v v1alpha1.ModelVersion, document string) ([]byte, error) {
 	head, err := json.Marshal(v)
 	if err != nil {
