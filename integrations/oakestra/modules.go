@@ -324,7 +324,7 @@ func (m module) translate(ranges []string) (map[string]any, error) {
 		maps.Copy(config, given)
 		return config, nil
 	case "proxy":
-		config := map[string]any{"ranges": ranges}
+		config := map[string]any{"ranges": ranges, "source": "instance"}
 		maps.Copy(config, given)
 		return config, nil
 	}

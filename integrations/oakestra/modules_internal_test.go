@@ -12,7 +12,7 @@ func TestProxyKnowsVirtualAddresses(t *testing.T) {
 	ranges := []string{"10.30.0.0/16"}
 	got, err := module{Name: "proxy", Config: map[string]any{"shortPath": false}}.resource(Options{Ranges: ranges})
 	if err != nil || got.Spec.Package != "proxy" ||
-		!reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": ranges, "shortPath": false}) {
+		!reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": ranges, "shortPath": false, "source": "instance"}) {
 		t.Errorf("%+v, %v", got.Spec, err)
 	}
 	own := []any{"10.99.0.0/16"}

@@ -35,7 +35,7 @@ func (l *Listener) plane(underlay string) []v1.Module {
 			},
 		}
 	}
-	return []v1.Module{ours(proxyResource, "proxy", map[string]any{"ranges": l.ranges}),
+	return []v1.Module{ours(proxyResource, "proxy", map[string]any{"ranges": l.ranges, "source": "instance"}),
 		ours(tunnelResource, "tunnel", map[string]any{"mode": "oakestra"}, underlay)}
 }
 

@@ -15,7 +15,15 @@ func (w *generation) adopt(now time.Time) error {
 	if err := w.adoptTargets(now); err != nil {
 		return err
 	}
-	return w.adoptVirtuals()
+	if err := w.adoptVirtuals(); err != nil {
+		return err
+	}
+	w.names = map[nameKey]name{}
+	return each(w.maps.names, mapNames, func(keys []nameKey, values []name) {
+		for i, k := range keys {
+			w.names[k] = values[i]
+		}
+	})
 }
 
 func (w *generation) adoptLocals(now time.Time) error {

@@ -14,6 +14,14 @@ static __always_inline struct px_place *px_place(struct px_instance *in)
 	return &in->place[in->generation & 1];
 }
 
+static __always_inline void px_place_addr(const struct px_place *p, int v4, struct px_addr *addr)
+{
+	if (v4)
+		px_set4(addr, p->addr4);
+	else
+		*addr = p->addr6;
+}
+
 static __always_inline int px_reachable(const struct px_place *p, int v4)
 {
 	return v4 ? p->addr4 != 0

@@ -15,6 +15,7 @@ import (
 type config struct {
 	Ranges    []netip.Prefix `json:"ranges"`
 	ShortPath bool           `json:"shortPath"`
+	Source    string         `json:"source"`
 	Tables    tables         `json:"tables"`
 	Timeouts  timeouts       `json:"timeouts"`
 	Unknown   unknownConfig  `json:"unknown"`
@@ -58,9 +59,16 @@ type healthConfig struct {
 
 type duration = sdk.Duration
 
+// Values of config.Source.
+const (
+	sourceClient   = "client"
+	sourceInstance = "instance"
+)
+
 func defaults() *config {
 	return &config{
 		ShortPath: true,
+		Source:    sourceClient,
 		Tables:    tables{Sessions: 65536, Addresses: 16384, Ports: 16384, Instances: 16384, Slots: 1 << 18},
 		Timeouts: timeouts{TCPSyn: duration(30 * time.Second), TCPEstablished: duration(24 * time.Hour),
 			TCPHalfClosed: duration(time.Hour), TCPClosing: duration(time.Minute),

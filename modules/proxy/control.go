@@ -44,7 +44,7 @@ func (c *config) Settings() sdk.Settings {
 		TranslatesReplies: true,
 		Constants: map[string]any{
 			"short_path": c.ShortPath, "max_sessions": uint64(t.Sessions), "pending_budget": t.Sessions / 4,
-			"hot_bits": copies,
+			"hot_bits": copies, "source_instance": c.Source == sourceInstance,
 		},
 		Tunables: map[string]any{"service_sessions": uint64(t.SessionsPerService)},
 		MaxEntries: map[string]uint32{

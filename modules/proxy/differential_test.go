@@ -23,17 +23,31 @@ type twin struct {
 }
 
 func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
-	w := &twin{kernel: loadProxy(t, nil), r: rand.New(rand.NewPCG(seed, 5)),
+	w := &twin{kernel: loadProxy(t, map[string]any{"source_instance": true}), r: rand.New(rand.NewPCG(seed, 5)),
 		model: model{services: map[netip.Addr]*modelService{}, forward: map[modelFlow]*modelSession{},
-			reverse: map[modelFlow]*modelSession{}}}
+			reverse: map[modelFlow]*modelSession{}, names: map[netip.Addr]netip.Addr{}}}
 	client, vip, at := addr("10.18.0.2"), addr("10.30.0.2"), addr("10.19.0.2")
 	w.fresh = addr("10.20.0.2")
 	if !v4 {
 		client, vip, at, w.fresh = addr("fd00::2"), addr("fdff:2000::2"), addr("fd01::2"), addr("fd02::2")
 	}
 	w.clients = []netip.Addr{client, client.Next(), client.Next().Next()}
-	for range 12 {
-		w.instances = append(w.instances, &modelInstance{index: w.addInstance(0, at.String()), addr: at, generation: 2})
+	named := addr("10.31.0.2")
+	if !v4 {
+		named = addr("fdff:3000::2")
+	}
+	for _, c := range w.clients[:2] {
+		w.setName(c, named, 0)
+		named = named.Next()
+	}
+	for i := range 12 {
+		in := &modelInstance{index: w.addInstance(0, at.String()), addr: at, generation: 2}
+		if i%2 == 0 {
+			in.virtual = named
+			w.put(mapNames, keyOf(in.index, v4), name{Other: addressOf(named)})
+			named = named.Next()
+		}
+		w.instances = append(w.instances, in)
 		at = at.Next()
 	}
 	for i, policy := range []uint8{policyTurns, policyLeast, policyHashSource, policyHashFlow, policyTurns} {
@@ -61,6 +75,15 @@ func newTwin(t *testing.T, v4 bool, seed uint64) *twin {
 		vip = vip.Next()
 	}
 	return w
+}
+
+// setName gives a client a name, which is for sessions of before if it is retired.
+func (w *twin) setName(client, virtual netip.Addr, flags uint32) {
+	w.put(mapNames, nameKey{addressOf(client), testIfindex}, name{addressOf(virtual), flags})
+	w.names[client] = virtual
+	if flags != 0 {
+		delete(w.names, client)
+	}
 }
 
 // request is a packet from a client; source ports belong to a virtual address each, so that no two sessions clash.
@@ -110,8 +133,17 @@ func (p packet) turned() packet {
 	return p
 }
 
-// change does to an instance what a control plane may do.
+// change does to an instance, or the name of a client, what a control plane may do.
 func (w *twin) change() {
+	if w.r.IntN(4) == 0 {
+		client := w.clients[w.r.IntN(2)]
+		var n name
+		if err := w.maps[mapNames].Lookup(nameKey{addressOf(client), testIfindex}, &n); err != nil {
+			w.t.Fatal(err)
+		}
+		w.setName(client, n.Other.addr(), n.Flags^nameRetired)
+		return
+	}
 	in := w.instances[w.r.IntN(len(w.instances))]
 	switch w.r.IntN(4) {
 	case 0:

@@ -94,21 +94,22 @@ static __always_inline void px_change_plain4(const struct kerb_pkt *pkt, const s
 		return;
 	*px_ports(ip + 1) = *px_ports((void *)&h->sport);
 	ip->check = kerb_csum(ip->check, h->addresses);
-	*(h->flags & PX_REVERSE ? &ip->saddr : &ip->daddr) = h->to4;
+	*(px_wide *)&ip->saddr = h->to4;
 }
 
 static __always_inline void px_change_plain6(const struct kerb_pkt *pkt, const struct px_hot *h)
 {
 	__u8 *data = kerb_at(pkt, 0, ETH_HLEN + sizeof(struct ipv6hdr) + sizeof(__u32));
 	struct ipv6hdr *ip = (void *)(data + ETH_HLEN);
-	px_wide *to;
+	px_wide *to = (void *)&ip->saddr;
 
 	if (!data)
 		return;
 	*px_ports(ip + 1) = *px_ports((void *)&h->sport);
-	to = (void *)(h->flags & PX_REVERSE ? &ip->saddr : &ip->daddr);
 	to[0] = h->to6[0];
 	to[1] = h->to6[1];
+	to[2] = h->to6[2];
+	to[3] = h->to6[3];
 }
 
 /* Returns a verdict, or -1 for packets that have to go the long way. It has to stay so short that

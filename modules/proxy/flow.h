@@ -8,13 +8,17 @@
 
 #include "maps.h"
 
+/* instances send by their virtual addresses; else the verifier leaves out what is for names */
+KERB_CONFIG(_Bool, source_instance, 0);
+
 enum px_kind {
-	PX_NOTHING = 0, /* the proxy has nothing to do with it */
 	PX_PLAIN = 1,	/* TCP, UDP and SCTP */
 	PX_ECHO = 2,	/* ICMP echo request or reply */
 	PX_ERROR = 3,	/* ICMP error */
 	PX_LATER = 4,	/* fragment without ports */
 	PX_OTHER = 5,	/* a transport that is not translated */
+	PX_SPOOFED = 6, /* its source is not the sender's */
+	PX_NOTHING = 7, /* the proxy has nothing to do with it */
 };
 
 /* The parser's result, and that of the packet: the numbers of struct kerb_pkt, which end with the
@@ -52,7 +56,7 @@ struct px_work {
 	__u8 step;   /* enum px_step */
 	__u8 was;    /* state of the session before the packet */
 	__u8 kept;   /* the packet's session was found in sessions, not in pending */
-	__u8 judged; /* PX_JUDGED for a session to be made, or 0 */
+	__u8 flags;  /* of a session to be made: PX_JUDGED, PX_NAMED */
 	__u64 inner; /* PX_ERROR: offset of the quoted transport header */
 };
 
@@ -88,6 +92,21 @@ static __always_inline void px_set6(struct px_addr *a, const struct in6_addr *ad
 #pragma unroll
 	for (int i = 0; i < 4; i++)
 		a->word[i] = addr->in6_u.u6_addr32[i];
+}
+
+static __always_inline struct px_name *px_name_of(const struct px_addr *addr, __u32 ifindex)
+{
+	struct px_name_of key = {.addr = *addr, .ifindex = ifindex};
+
+	return bpf_map_lookup_elem(&names, &key);
+}
+
+/* The virtual address of an instance. */
+static __always_inline struct px_name *px_instance_name(__u32 instance, int v4)
+{
+	struct px_name_of key = {.addr.word[3] = v4, .ifindex = PX_BY_INSTANCE | instance};
+
+	return bpf_map_lookup_elem(&names, &key);
 }
 
 static __always_inline int px_same(const struct px_addr *a, const struct px_addr *b)
@@ -232,6 +251,28 @@ static __always_inline void px_flow_reverse(struct px_flow *f)
 	f->dst = addr;
 	f->sport = f->dport;
 	f->dport = port;
+}
+
+static __always_inline int px_is_named(const struct px_session *s)
+{
+	return s->flags & PX_NAMED && source_instance;
+}
+
+/* Whether packets of a flow have two addresses changed. */
+static __always_inline int px_changes_both(const struct px_session *s)
+{
+	return px_is_named(s) && (s->flags & (PX_REVERSE | PX_FAR)) != (PX_REVERSE | PX_FAR);
+}
+
+/* What the client's address becomes in such a packet; NULL: its name is gone. */
+static __always_inline struct px_name *px_client_name(const struct px_flow *f,
+						      const struct px_session *s)
+{
+	int reverse = s->flags & PX_REVERSE;
+
+	if (!source_instance)
+		return 0;
+	return px_name_of(reverse ? &f->dst : &f->src, reverse ? s->other : f->ifindex);
 }
 
 /* Key of the answers to a packet that is not translated: they are met on the interface of whom it

@@ -32,6 +32,7 @@ type generation struct {
 	ids       *numbers // of virtual addresses
 	indices   *numbers // of instances
 	locals    *locals
+	names     map[nameKey]name // in the map of that name; replaced as a whole
 	table     lastTable
 	held      *held
 	negative  *negative
@@ -144,9 +145,11 @@ func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*held
 		free = append(free, packets...)
 	}
 	if u.Complete {
-		return free, w.complete(now)
+		if err := w.complete(now); err != nil {
+			return free, err
+		}
 	}
-	return free, nil
+	return free, w.syncNames()
 }
 
 // complete removes what the agent has not mentioned since it began to tell all.

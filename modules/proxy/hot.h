@@ -35,14 +35,14 @@ struct px_hot {
 	__u32 tick;  /* jiffies >> age then */
 	/* differences that the changed addresses, and ports too, make to a checksum */
 	__u16 addresses, sum;
+	px_wide to4; /* both addresses as they will be */
 	/* of struct px_session */
-	__be32 to4; /* the address */
 	__be16 sport, dport;
-	__u32 instance, generation, other, local, flags;
-	__u32 age; /* PX_HOT_AGE */
-	px_wide rest[3]; /* IPv6: the rest of the addresses */
-	px_wide to6[2];
-	__u32 zero2[6];
+	__u32 instance, generation, other, local;
+	__u16 flags, age; /* PX_HOT_AGE */
+	px_wide rest[3];  /* IPv6: the rest of the addresses */
+	px_wide to6[4];	  /* both addresses as they will be */
+	__u32 zero2[2];
 };
 
 _Static_assert(offsetof(struct px_hot, rest) == 64 && sizeof(struct px_hot) == 128,
@@ -138,10 +138,11 @@ static __always_inline struct px_session *px_find(const struct px_flow *f)
 }
 
 /* Whether a copy of a flow's session is what the session is. */
-static __always_inline int px_hot_same(const struct px_hot *h, const struct px_session *s,
-				       __u32 family)
+static __always_inline int px_hot_same(const struct px_hot *h, const struct px_session *s)
 {
-	if (family == 4 ? h->to4 != s->addr.word[3] : !px_same((void *)h->to6, &s->addr))
+	const px_wide *to = &h->to6[s->flags & PX_REVERSE ? 0 : 2];
+
+	if (!px_same((const void *)to, &s->addr))
 		return 0;
 	return *px_ports((void *)&h->sport) == *px_ports((void *)&s->sport) &&
 	       h->instance == s->instance && h->generation == s->generation &&
@@ -183,26 +184,50 @@ static __always_inline void px_keep_flow(struct px_hot *h, const struct px_flow 
 	h->kind = PX_HOT_KIND(family, f->proto, f->hook);
 }
 
-/* Not of a hairpin, which changes both addresses. */
+/* Writes the name that a copy of a session has; returns the difference that it makes to a
+ * checksum. */
+static __noinline __u32 px_keep_name(struct px_hot *h, const struct px_flow *f,
+				     const struct px_session *s)
+{
+	struct px_addr *to = (void *)&h->to6[s->flags & PX_REVERSE ? 2 : 0];
+	struct px_name *name = px_client_name(f, s);
+	__u64 diff = 0;
+
+	if (!name) {
+		h->flags = PX_HAIRPIN; /* of no use */
+		return 0;
+	}
+#pragma unroll
+	for (int i = 0; i < 4; i++)
+		diff += kerb_diff32(to->word[i], name->other.word[i]);
+	*to = name->other;
+	return kerb_fold(diff);
+}
+
+/* Not of a hairpin, which changes both addresses by one. */
 static __always_inline void px_keep_session(struct px_hot *h, const struct px_flow *f,
 					    const struct px_session *s)
 {
-	const struct px_addr *before = s->flags & PX_REVERSE ? &f->src : &f->dst;
+	struct px_addr *to = (void *)&h->to6[s->flags & PX_REVERSE ? 0 : 2];
 	__u64 diff = 0;
 
+	__builtin_memcpy(h->to6, f, sizeof(h->to6));
 #pragma unroll
 	for (int i = 0; i < 4; i++)
-		diff += kerb_diff32(before->word[i], s->addr.word[i]);
+		diff += kerb_diff32(to->word[i], s->addr.word[i]);
+	*to = s->addr;
+	h->flags = s->flags;
+	if (px_changes_both(s))
+		diff += px_keep_name(h, f, s);
+	*px_ports(&h->to4) = *px_ports((void *)h->to6 + 12);
+	*px_ports((void *)&h->to4 + 4) = *px_ports((void *)h->to6 + 28);
 	h->addresses = kerb_fold(diff);
 	h->sum = kerb_fold(diff + kerb_diff32(h->ports, *px_ports((void *)&s->sport)));
-	h->to4 = s->addr.word[3];
-	__builtin_memcpy(h->to6, &s->addr, sizeof(h->to6));
 	*px_ports((void *)&h->sport) = *px_ports((void *)&s->sport);
 	h->instance = s->instance;
 	h->generation = s->generation;
 	h->other = s->other;
 	h->local = s->local;
-	h->flags = s->flags;
 }
 
 static __always_inline __u32 px_hot_tick(__u32 age, __u64 jiffies)
@@ -246,7 +271,7 @@ static __noinline int px_keep_hot(const struct px_flow *f, __u32 family, const s
 	/* a read barrier in its sequence counter: what is found now is not older than the epoch */
 	bpf_ktime_get_ns();
 	s = px_find(f);
-	if (!s || !px_hot_same(h, s, family))
+	if (!s || !px_hot_same(h, s))
 		return 0;
 	h->tick = px_hot_tick(w->age, w->jiffies);
 	return 1;

@@ -155,7 +155,7 @@ static __always_inline __u64 px_error_addresses(struct kerb_pkt *pkt, const stru
 	return diff;
 }
 
-/* w->pair is the key of the other entry. Pointers into the packet end here. In IPv4 the quoted
+/* w->pair is the changed packet turned round. Pointers into the packet end here. In IPv4 the quoted
  * header's own checksum balances its addresses. */
 static __always_inline void px_translate_error(struct kerb_pkt *pkt, struct px_work *w)
 {

@@ -23,6 +23,7 @@ func TestDataPlaneLayouts(t *testing.T) {
 		"px_place": place{}, "px_instance": instance{}, "px_instance_stats": instanceStats{}, "px_local": local{},
 		"px_flow": flow{}, "px_session": session{}, "px_fragment": fragment{}, "px_fragment_of": fragmentOf{},
 		"px_asked": asked{}, "px_ask": askKey{}, "px_share": share{}, "px_unknown": unknown{},
+		"px_name_of": nameKey{}, "px_name": name{},
 	} {
 		sdktest.NamedLayout(t, spec.Types, name, mirror)
 	}

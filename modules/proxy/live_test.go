@@ -8,8 +8,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/netip"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -33,11 +35,16 @@ type site struct {
 	lab            *netlab.Lab
 	client, server *netlab.Host
 	instance       uint32
+	seen           sync.Map // addresses of clients that the server has seen
 }
 
 func openSite(t *testing.T, opts netlab.HostOptions, flags uint8) *site {
 	t.Helper()
-	k := loadProxy(t, nil)
+	return openSiteOn(t, loadProxy(t, nil), opts, flags)
+}
+
+func openSiteOn(t *testing.T, k *kernel, opts netlab.HostOptions, flags uint8) *site {
+	t.Helper()
 	if err := netlab.Sweep("kpxd"); err != nil {
 		t.Fatal(err)
 	}
@@ -162,6 +169,40 @@ func TestLive(t *testing.T) {
 	}
 }
 
+// The same with a client that is an instance, and that the server sees by its virtual address.
+func TestLiveNamed(t *testing.T) {
+	for _, flags := range []uint8{localPeer, 0} {
+		t.Run(fmt.Sprint(flags), func(t *testing.T) { liveNamed(t, flags) })
+	}
+}
+
+func liveNamed(t *testing.T, flags uint8) {
+	s := openSiteOn(t, loadProxy(t, map[string]any{"source_instance": true}), netlab.HostOptions{}, flags)
+	if flags == 0 {
+		s.completeChecksums()
+	}
+	client := uint32(s.client.OuterIndex())
+	want := map[netip.Addr]bool{addr("10.30.0.9"): true, addr("fdff:2000::9"): true}
+	for virtual := range want {
+		own := s.client.Addr4()
+		if virtual.Is6() {
+			own = s.client.Addr6()
+		}
+		s.put(mapNames, nameKey{addressOf(own), client}, name{Other: addressOf(virtual)})
+		s.put(mapNames, nameKey{addressOf(virtual), client}, name{addressOf(own), nameVirtual})
+	}
+	for _, f := range []struct{ vip, real netip.Addr }{{virtual4, s.server.Addr4()}, {virtual6, s.server.Addr6()}} {
+		s.serve(f.real)
+		s.exchange(f.vip)
+		s.refused(f.vip)
+	}
+	got := map[netip.Addr]bool{}
+	s.seen.Range(func(a, _ any) bool { got[a.(netip.Addr)] = true; return true })
+	if !maps.Equal(got, want) {
+		t.Errorf("the server has seen %v, want %v", got, want)
+	}
+}
+
 // A node that forwards packets to an instance itself, and finds them too large for its interface, tells the client of
 // the virtual address.
 func TestNodeSaysTooBig(t *testing.T) {
@@ -242,6 +283,7 @@ func (s *site) serve(at netip.Addr) {
 				if err != nil {
 					return
 				}
+				s.seen.Store(c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr(), true)
 				go func() { defer c.Close(); io.Copy(c, c) }()
 			}
 		}()
@@ -252,6 +294,7 @@ func (s *site) serve(at netip.Addr) {
 				if err != nil {
 					return
 				}
+				s.seen.Store(from.(*net.UDPAddr).AddrPort().Addr(), true)
 				packets.WriteTo(buf[:n], from)
 			}
 		}()

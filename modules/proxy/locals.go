@@ -196,9 +196,9 @@ func (w *generation) instanceChanged(i sdk.Instance, there bool, now time.Time) 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if there {
-		return errors.Join(w.locals.put(i, now), w.relocate())
+		return errors.Join(w.locals.put(i, now), w.relocate(), w.syncNames())
 	}
-	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate())
+	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate(), w.syncNames())
 }
 
 // relocate tells the data plane which instances are on this node.

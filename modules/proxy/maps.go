@@ -18,6 +18,7 @@ const (
 	mapLocals        = "locals"
 	mapInterfaces    = "interfaces"
 	mapHomes         = "homes"
+	mapNames         = "names"
 	mapSessions      = "sessions"
 	mapPending       = "pending"
 	mapShares        = "shares"
@@ -60,6 +61,7 @@ const (
 const (
 	vipPorts    = 1 << 0
 	vipNegative = 1 << 1
+	vipAnswers  = 1 << 2
 )
 
 // vip mirrors struct px_vip.
@@ -162,6 +164,7 @@ const (
 	sessionHairpin = 1 << 1
 	sessionFar     = 1 << 2
 	sessionJudged  = 1 << 3
+	sessionNamed   = 1 << 4
 
 	stateAnswered  = 1 << 0
 	stateClientFIN = 1 << 1
@@ -185,6 +188,27 @@ type session struct {
 	State        uint8
 	_            uint16
 	_            uint32
+}
+
+// nameKey mirrors struct px_name_of.
+type nameKey struct {
+	Addr    address
+	Ifindex uint32
+}
+
+// nameByInstance is set in Ifindex with the index of an instance.
+const nameByInstance = 1 << 31
+
+// Flags of name.
+const (
+	nameRetired = 1 << 0
+	nameVirtual = 1 << 1
+)
+
+// name mirrors struct px_name.
+type name struct {
+	Other address
+	Flags uint32
 }
 
 // fragment mirrors struct px_fragment.

@@ -2,7 +2,7 @@
 /* The maps of the proxy, and who writes them. maps.go says the same in Go; a test compares both by
  * BTF.
  *
- *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes	the control
+ *	vips, ports, ranges, slots, instances, owners, locals, interfaces, homes, names	the control
  *											plane
  *	turns, instance_stats, sessions, pending, shares, fragments, asked, counts
  *									the data plane; the control
@@ -24,6 +24,7 @@
 #define PX_HOMES      (2 * PX_LOCALS)
 #define PX_SESSIONS   (2 * 65536) /* two entries per session */
 #define PX_PENDING    (2 * 65536)
+#define PX_NAMES      65536
 #define PX_FRAGMENTS  4096
 #define PX_ASKED      4096
 #define PX_UNKNOWN    (1 << 20)
@@ -51,6 +52,9 @@ enum px_policy {
 #define PX_VIP_PORTS	(1 << 0)
 /* known not to exist, until expires: answered with an ICMP error */
 #define PX_VIP_NEGATIVE (1 << 1)
+/* stands for one instance, which sends by this address: what comes to it may be an answer, to any
+ * port */
+#define PX_VIP_ANSWERS	(1 << 2)
 
 /* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run
  * rests a while. */
@@ -155,6 +159,8 @@ struct px_flow {
 #define PX_FAR	   (1 << 2)
 /* the virtual service names its ports: a failed connect says something about the instance */
 #define PX_JUDGED  (1 << 3)
+/* the client is an instance, and sends by its virtual address (names) */
+#define PX_NAMED   (1 << 4)
 
 /* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
@@ -168,8 +174,11 @@ struct px_flow {
  *	forward:	destination := addr
  *	reverse:	source := addr
  *	hairpin:	source := the old destination, destination := addr, both ways
+ *	named:		also the client's address to the virtual one of it and back, but for answers
+ *			from other nodes, where that has happened
  * The key of the other entry is the changed packet turned round, as met on interface other: on
- * ingress if this entry is the forward one of a PX_FAR session, else on egress. */
+ * ingress if this entry is the forward one of a PX_FAR session, else on egress. If a PX_FAR session
+ * is named, its answers come from the virtual address of the instance to the client's own one. */
 struct px_session {
 	__u64 seen;	     /* when last used, by either side; right to PX_TICK */
 	__u64 opened;	     /* forward: when the SYN passed, 0 as soon as its answer was timed */
@@ -186,10 +195,33 @@ struct px_session {
 	 * there */
 	__u32 local;
 	__u32 tick;	     /* jiffies / PX_TICK when seen was written; the data plane's alone */
-	__u8 flags;	     /* PX_REVERSE, PX_HAIRPIN, PX_FAR */
+	__u8 flags;	     /* PX_REVERSE ... */
 	__u8 state;	     /* PX_ANSWERED ... */
 	__u16 zero;
 	__u32 zero2;
+};
+
+/* Key of names. */
+struct px_name_of {
+	struct px_addr addr;
+	__u32 ifindex;
+};
+
+/* no new session is named so */
+#define PX_RETIRED (1 << 0)
+/* by a virtual address */
+#define PX_VIRTUAL (1 << 1)
+
+/* in struct px_name_of instead of an ifindex, with the index of an instance; the address is then
+ * all zero but for the last word, which is 1 for IPv4 */
+#define PX_BY_INSTANCE (1U << 31)
+
+/* What an instance is called: by its own address and its interface the virtual address that stands
+ * for it alone, and the other way round; by the own address of an instance on another node and 0,
+ * and by any instance's index, its virtual one. */
+struct px_name {
+	struct px_addr other;
+	__u32 flags; /* PX_RETIRED, PX_VIRTUAL */
 };
 
 /* By index in locals: what the clients behind an interface hold. Index 0: the sum of all
@@ -375,6 +407,14 @@ struct {
 	__type(key, struct px_addr);
 	__type(value, __u32);
 } homes SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, PX_NAMES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct px_name_of);
+	__type(value, struct px_name);
+} names SEC(".maps");
 
 /* Sessions that were answered and are not closed, both entries of each. Nothing is evicted: what
  * finds no room, or is beyond the share of its client's interface, stays in pending. */

@@ -18,7 +18,9 @@ import (
 
 // mapSet is access to the maps of a generation.
 type mapSet struct {
-	vips, ports, instances, owners, locals, interfaces, homes, sessions, pending, counts *ebpf.Map
+	vips, ports, instances, owners, locals, interfaces, homes, names *ebpf.Map
+
+	sessions, pending, counts *ebpf.Map
 
 	turns uint32 // ids of virtual addresses that there are counters for
 	// Shared with the data plane. They end when the set is no longer reachable.
@@ -36,8 +38,9 @@ func openMaps(maps sdk.Maps) (*mapSet, error) {
 	for name, m := range map[string]**ebpf.Map{
 		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners,
 		mapLocals:     &k.locals,
-		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapSessions: &k.sessions, mapPending: &k.pending,
-		mapShares: &shares, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
+		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapNames: &k.names, mapSessions: &k.sessions,
+		mapPending: &k.pending,
+		mapShares:  &shares, mapCounts: &k.counts, mapInstanceStats: &stats, mapTurns: &turns,
 	} {
 		var err error
 		if *m, err = maps.Get(name); err != nil {

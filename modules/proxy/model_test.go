@@ -8,12 +8,14 @@ import (
 	"net/netip"
 )
 
-// model is the proxy in plain Go, for the traffic of differential_test.go: one client, instances on other nodes.
+// model is the proxy in plain Go, for the traffic of differential_test.go: clients on one interface, some of them
+// instances with names, and instances on other nodes.
 type model struct {
 	services map[netip.Addr]*modelService
 	forward  map[modelFlow]*modelSession // as the client sends
 	reverse  map[modelFlow]*modelSession // as the instance answers
 	order    []modelFlow                 // keys that reverse has or had
+	names    map[netip.Addr]netip.Addr   // virtual addresses that clients send by in new sessions
 }
 
 type modelService struct {
@@ -26,6 +28,7 @@ type modelService struct {
 type modelInstance struct {
 	index      uint32
 	addr       netip.Addr
+	virtual    netip.Addr // that answers to clients with names come from; invalid: from addr
 	generation int
 	gone       bool
 	draining   bool
@@ -44,6 +47,7 @@ type modelSession struct {
 	generation int
 	addr       netip.Addr
 	port       uint16
+	name       netip.Addr // of the client; invalid: none
 	answered   bool
 	clientFIN  bool
 	serverFIN  bool
@@ -86,6 +90,9 @@ func (m *model) out(p packet) (modelVerdict, packet) {
 		s = fresh
 	}
 	p.dst, p.dport = s.addr, s.port
+	if s.name.IsValid() {
+		p.src = s.name
+	}
 	return modelChange, p
 }
 
@@ -108,7 +115,7 @@ func (m *model) attend(s *modelSession, p packet) (modelVerdict, bool) {
 			return modelAnswer, false
 		}
 		if !in.gone {
-			m.enrol(s.key, in, s.port).answered = s.answered
+			m.enrol(s.key, in, s.port, s.name).answered = s.answered
 		}
 		return 0, true
 	}
@@ -145,11 +152,11 @@ func (m *model) begin(service *modelService, p packet) (modelVerdict, *modelSess
 	if in == nil {
 		return modelAnswer, nil
 	}
-	return modelChange, m.enrol(flowOf(p), in, target)
+	return modelChange, m.enrol(flowOf(p), in, target, m.names[p.src])
 }
 
-func (m *model) enrol(f modelFlow, in *modelInstance, port uint16) *modelSession {
-	s := &modelSession{key: f, instance: in, generation: in.generation, addr: in.addr, port: port}
+func (m *model) enrol(f modelFlow, in *modelInstance, port uint16, name netip.Addr) *modelSession {
+	s := &modelSession{key: f, instance: in, generation: in.generation, addr: in.addr, port: port, name: name}
 	m.forward[f] = s
 	m.reverse[s.back()] = s
 	m.order = append(m.order, s.back())
@@ -159,7 +166,11 @@ func (m *model) enrol(f modelFlow, in *modelInstance, port uint16) *modelSession
 
 // back is what the instance answers.
 func (s *modelSession) back() modelFlow {
-	return modelFlow{s.key.proto, s.addr, s.key.src, s.port, s.key.sport}
+	src := s.addr
+	if s.name.IsValid() && s.instance.virtual.IsValid() {
+		src = s.instance.virtual
+	}
+	return modelFlow{s.key.proto, src, s.key.src, s.port, s.key.sport}
 }
 
 func (m *model) forget(s *modelSession) {

@@ -4,6 +4,7 @@
 #ifndef PX_PAIR_H
 #define PX_PAIR_H
 
+#include "choose.h"
 #include "hot.h"
 #include "share.h"
 
@@ -26,6 +27,26 @@ static __always_inline void px_count_sessions(__u32 instance, __s64 n)
 		__sync_fetch_and_add(&stats->opened, 1);
 }
 
+/* What names change in it. Between nodes the ends are called by their virtual addresses only as
+ * sources. */
+static __always_inline int px_pair_names(const struct px_flow *f, const struct px_session *s,
+					 struct px_flow *pair)
+{
+	int reverse = s->flags & PX_REVERSE;
+	struct px_name *name;
+
+	if (!(s->flags & PX_FAR)) {
+		name = px_client_name(f, s);
+		if (name)
+			*(reverse ? &pair->src : &pair->dst) = name->other;
+	} else if (!reverse) {
+		name = px_instance_name(s->instance, px_is4(&s->addr));
+		if (name)
+			pair->src = name->other;
+	}
+	return 0;
+}
+
 /* Key of the other entry: the changed packet, turned round. */
 static __noinline int px_pair_key(const struct px_flow *f, const struct px_session *s,
 				  struct px_flow *pair)
@@ -40,7 +61,7 @@ static __noinline int px_pair_key(const struct px_flow *f, const struct px_sessi
 	pair->proto = f->proto;
 	pair->hook = !reverse && s->flags & PX_FAR ? PX_INGRESS : PX_EGRESS;
 	pair->zero = 0;
-	return 0;
+	return px_is_named(s) ? px_pair_names(f, s, pair) : 0;
 }
 
 /* Whether the other entry is there, which the LRU may have put out. It sees that it is in use, at

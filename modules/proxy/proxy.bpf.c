@@ -23,6 +23,20 @@
 #define PX_DROP_HELD  KERB_DROP_MODULE_FIRST
 /* its interface has too many sessions without an answer */
 #define PX_DROP_QUOTA (KERB_DROP_MODULE_FIRST + 1)
+/* its source is a virtual address, by which others would take its sender for another instance */
+#define PX_DROP_SPOOFED (KERB_DROP_MODULE_FIRST + 2)
+
+/* Whether the source is a virtual address, and not the sender's, as another proxy in front of this
+ * one may have written it. */
+static __always_inline int px_is_spoofed(const struct px_flow *f)
+{
+	struct px_name *name;
+
+	if (!source_instance || !(px_is_virtual(&f->src) || bpf_map_lookup_elem(&vips, &f->src)))
+		return 0;
+	name = px_name_of(&f->src, f->ifindex);
+	return !name || name->flags != PX_VIRTUAL;
+}
 
 /* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
 static __always_inline int px_session_is_settled(const struct px_session *s, int tcp)
@@ -50,6 +64,8 @@ static __always_inline int px_read_packet(struct kerb_pkt *pkt, struct px_work *
 	w->instance = 0;
 	if (pkt->outcome || px_read_addresses(pkt, hook, &w->flow))
 		return PX_NOTHING;
+	if (hook == PX_EGRESS && px_is_spoofed(&w->flow))
+		return PX_SPOOFED;
 	if (pkt->flags & KERB_F_FRAG_LATER) {
 		w->flow.sport = w->flow.dport = 0;
 		px_follow_first(pkt, w);
@@ -77,7 +93,17 @@ static __always_inline int px_port_is_served(struct px_work *w, const struct px_
 	port = bpf_map_lookup_elem(&ports, &key);
 	if (port)
 		w->target = *port;
-	return port != 0;
+	return port || (source_instance && v->flags & PX_VIP_ANSWERS && !px_is_new_connection(w));
+}
+
+/* PX_NAMED if the sender is an instance that has a virtual address, on the interface that the
+ * packet comes from. */
+static __always_inline __u8 px_name_for(const struct px_work *w)
+{
+	struct px_name *name =
+		source_instance ? px_name_of(&w->flow.src, w->flow.ifindex) : 0;
+
+	return name && !name->flags ? PX_NAMED : 0;
 }
 
 /* A packet from the service that belongs to no session: one begins if it is for a virtual address.
@@ -86,9 +112,10 @@ static __always_inline int px_port_is_served(struct px_work *w, const struct px_
 static __always_inline int px_session_begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
-	int amid;
+	int amid, answers;
 
-	if (w->kind == PX_ERROR)
+	answers = source_instance && v && v->flags & PX_VIP_ANSWERS;
+	if (w->kind == PX_ERROR && !answers)
 		return v ? PX_STRAY : PX_PASS;
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
 		if (px_is_virtual(&w->flow.dst))
@@ -99,7 +126,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 		return PX_NO_ADDR;
 	if (w->kind == PX_LATER)
 		return PX_NO_FIRST;
-	if (px_is_echo_reply(w) || w->tcp & TCP_RST)
+	if (!answers && (px_is_echo_reply(w) || w->tcp & TCP_RST))
 		return PX_STRAY;
 	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
@@ -109,11 +136,25 @@ static __always_inline int px_session_begin(struct px_work *w)
 	px_choose(w, v);
 	if (!kerb_reread(w->instance))
 		return PX_NO_INSTANCE;
-	w->judged = v->flags & PX_VIP_PORTS ? PX_JUDGED : 0;
+	w->flags = (v->flags & PX_VIP_PORTS && !(answers && w->tcp & TCP_ACK) ? PX_JUDGED : 0) |
+		   px_name_for(w);
 	if (amid)
 		px_count(PX_COUNT_RECOVERED);
 	px_count(PX_COUNT_OPENED);
 	return PX_ENROL;
+}
+
+/* Makes the key of the other entry, w->pair, the changed packet turned round. */
+static __noinline int px_turn_round(struct px_work *w)
+{
+	struct px_session *s = &w->made;
+	struct px_name *name = px_client_name(&w->flow, s);
+
+	if (!name || !px_changes_both(s) || !(s->flags & PX_FAR))
+		return 0;
+	w->pair.src = s->addr;
+	w->pair.dst = name->other;
+	return 0;
 }
 
 /* Later fragments and SCTP have addresses to be changed, no checksum over them. */
@@ -122,6 +163,8 @@ static __always_inline void px_translate(struct kerb_pkt *pkt, struct px_work *w
 {
 	if (w->kind == PX_ERROR) {
 		px_pair_key(&w->flow, s, &w->pair);
+		if (px_is_named(s))
+			px_turn_round(w);
 		px_translate_error(pkt, w);
 	} else if (w->kind == PX_ECHO) {
 		px_translate_echo(pkt, s, px_is_echo_reply(w));
@@ -142,6 +185,8 @@ static __always_inline int px_forward(struct kerb_pkt *pkt, struct px_work *w, _
 	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
 							px_target(&s->local, s->other))
 				    : KERB_NEXT;
+	if (px_changes_both(s) && kerb_reread(w->kind) != PX_ERROR && px_rename(pkt, w))
+		return kerb_drop(pkt, KERB_DROP_STATE);
 	px_translate(pkt, w, s);
 	return verdict;
 }
@@ -208,6 +253,11 @@ static __noinline int px_session_find(struct px_work *w)
 		s = bpf_map_lookup_elem(&pending, &w->flow);
 	if (!s)
 		return 0;
+	if (s->flags & PX_NAMED && !source_instance) { /* of another config */
+		bpf_map_delete_elem(&sessions, &w->flow);
+		bpf_map_delete_elem(&pending, &w->flow);
+		return 0;
+	}
 	w->made = *s;
 	return 1;
 }
@@ -226,13 +276,29 @@ static __always_inline int px_session_find_local(struct px_work *w)
 	return px_session_find(w) && w->made.flags & PX_REVERSE && w->made.other == client;
 }
 
+/* The same of an error about a packet for another node, from this one: its sender was named by
+ * then. */
+static __always_inline int px_session_find_named(struct px_work *w)
+{
+	struct px_name *name = px_name_of(&w->flow.dst, w->flow.ifindex);
+
+	if (!name)
+		return 0;
+	w->flow.dst = name->other;
+	name = px_name_of(&w->flow.src, 0);
+	if (name)
+		w->flow.src = name->other;
+	return px_session_find(w) && w->made.flags & PX_NAMED;
+}
+
 /* Everything that does not touch the packet, from what is in the work to a step. */
 static __always_inline void px_decide(struct px_work *w, __u32 hook)
 {
 	int found = px_session_find(w);
 
 	if (!found && hook == PX_INGRESS && kerb_reread(w->kind) == PX_ERROR)
-		found = px_session_find_local(w);
+		found = px_session_find_local(w) ||
+			(source_instance && px_session_find_named(w));
 	w->step = PX_RESELECT;
 	if (found)
 		px_session_packet(w);
@@ -246,8 +312,9 @@ static __always_inline int px_process_uncommon(struct kerb_pkt *pkt, struct px_w
 {
 	w->kind = px_read_packet(pkt, w, hook);
 	kerb_forget(pkt);
-	if (kerb_reread(w->kind) == PX_NOTHING)
-		return KERB_NEXT;
+	if (kerb_reread(w->kind) >= PX_SPOOFED)
+		return kerb_reread(w->kind) == PX_SPOOFED ? kerb_drop(pkt, PX_DROP_SPOOFED)
+							  : KERB_NEXT;
 	px_decide(w, hook);
 	if (kerb_reread(w->step) == PX_GO)
 		return px_forward(pkt, w, hook);
@@ -317,14 +384,16 @@ static __always_inline int px_process_common(struct kerb_pkt *pkt, __u32 hook)
 	if (!s)
 		s = bpf_map_lookup_elem(&pending, &flow);
 	if (!s)
-		return hook == PX_EGRESS && (px_may_begin(&flow, tcp) ||
+		return hook == PX_EGRESS && (px_may_begin(&flow, tcp) || px_is_spoofed(&flow) ||
 					     px_is_ambiguous(&flow, pkt->family, &warm))
 			       ? -1
 			       : KERB_NEXT;
-	if (!px_session_is_settled(s, tcp))
+	if (!px_session_is_settled(s, tcp) || (s->flags & PX_NAMED && !source_instance))
 		return -1;
 	if ((px_keep_hot(&flow, pkt->family, &warm, s) || !kept) && !px_has_pair(&flow, s))
 		return -1; /* makes it again, before the answer comes */
+	if (px_changes_both(s))
+		return -1; /* until there is a copy */
 	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, px_ether(pkt),
 							px_target(&s->local, s->other))
 				    : KERB_NEXT;

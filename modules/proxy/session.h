@@ -105,10 +105,7 @@ static __always_inline __u32 px_set_target(struct px_work *w, const struct px_in
 		s->addr = w->flow.dst;
 		return w->other.hook == PX_EGRESS ? w->other.ifindex : 0;
 	}
-	if (w->v4)
-		px_set4(&s->addr, p->addr4);
-	else
-		s->addr = p->addr6;
+	px_place_addr(p, w->v4, &s->addr);
 	ifindex = px_interface_of(p->local);
 	s->local = ifindex ? p->local : 0;
 	return ifindex;
@@ -139,6 +136,13 @@ static __always_inline void px_udp_changed(struct px_work *w)
 	px_changed(&w->other);
 }
 
+/* The client makes a connection: if there was one with its ports, it knows nothing of it any
+ * more. */
+static __always_inline int px_is_new_connection(const struct px_work *w)
+{
+	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
+}
+
 /* Makes a session of the packet with w->instance, to port w->target there. It is left in
  * w->made. */
 static __noinline int px_session_create(struct px_work *w)
@@ -154,7 +158,7 @@ static __noinline int px_session_create(struct px_work *w)
 	__builtin_memset(s, 0, sizeof(*s));
 	ifindex = px_set_target(w, in);
 	s->seen = w->now;
-	s->opened = w->tcp & TCP_SYN ? w->now : 0;
+	s->opened = px_is_new_connection(w) ? w->now : 0;
 	s->state = w->state;
 	s->sport = w->flow.sport;
 	s->dport = w->target;
@@ -162,7 +166,11 @@ static __noinline int px_session_create(struct px_work *w)
 	s->generation = in->generation;
 	s->other = ifindex ?: w->flow.ifindex;
 	s->tick = bpf_jiffies64() / PX_TICK;
-	s->flags = (!ifindex ? PX_FAR : ifindex == w->flow.ifindex ? PX_HAIRPIN : 0) | w->judged;
+	s->flags = w->flags;
+	if (!ifindex)
+		s->flags |= PX_FAR;
+	else if (ifindex == w->flow.ifindex && !(s->flags & PX_NAMED))
+		s->flags |= PX_HAIRPIN;
 	if (px_put_reverse(w, px_pair_local(&w->flow, s)) ||
 	    bpf_map_update_elem(&pending, &w->flow, s, BPF_ANY))
 		return PX_FULL;
@@ -301,6 +309,21 @@ static __always_inline __u8 px_pair_state(struct px_work *w)
 	return pair->state;
 }
 
+/* Answers from another node come from the virtual address of the instance, if it has one: packets
+ * are for its own one, which the other entry has. If that is missing, and the instance has moved
+ * since, the next packet notices. */
+static __noinline int px_unname_mirror(struct px_work *w)
+{
+	const struct px_session *s = &w->made, *pair = px_find(&w->pair);
+	struct px_instance *in = bpf_map_lookup_elem(&instances, &s->instance);
+
+	if (pair)
+		w->mirror.addr = pair->addr;
+	else if (in && px_instance_name(s->instance, w->v4))
+		px_place_addr(&in->place[s->generation & 1], w->v4, &w->mirror.addr);
+	return 0;
+}
+
 /* Takes note of a packet of the session w->made in both its entries: they are of use only together,
  * so that the other one is made again if it is missing. */
 static __always_inline void px_session_update(struct px_work *w)
@@ -325,6 +348,8 @@ static __always_inline void px_session_update(struct px_work *w)
 	s->tick = bpf_jiffies64() / PX_TICK;
 	px_session_write(&w->flow, s);
 	px_pair_entry(&w->flow, s, &w->mirror, px_pair_local(&w->flow, s));
+	if (px_is_named(s) && (s->flags & (PX_FAR | PX_REVERSE)) == (PX_FAR | PX_REVERSE))
+		px_unname_mirror(w);
 	if (!px_session_write(&w->pair, &w->mirror)) {
 		if (w->kept)
 			bpf_map_update_elem(&sessions, &w->pair, &w->mirror, BPF_NOEXIST);
@@ -351,16 +376,9 @@ static __always_inline int px_session_move(struct px_work *w, const struct px_se
 	w->instance = s->instance;
 	w->target = s->dport;
 	w->state = s->state & PX_ANSWERED;
-	w->judged = s->flags & PX_JUDGED;
+	w->flags = s->flags & (PX_JUDGED | PX_NAMED);
 	px_count(PX_COUNT_MOVED);
 	return PX_ENROL;
-}
-
-/* The client makes a connection: if there was one with its ports, it knows nothing of it any
- * more. */
-static __always_inline int px_is_new_connection(const struct px_work *w)
-{
-	return (w->tcp & (TCP_SYN | TCP_ACK)) == TCP_SYN;
 }
 
 /* A packet from the client, whose instance is not as it was. */
@@ -384,6 +402,9 @@ static __always_inline int px_session_check(struct px_work *w, const struct px_s
 {
 	struct px_instance *in;
 
+	if (px_changes_both(s) && !px_client_name(&w->flow, s))
+		return w->kind == PX_ERROR || w->kind == PX_LATER ? PX_STRAY
+								  : px_reselect(w, s, 1);
 	if (s->flags & PX_REVERSE || w->kind == PX_ERROR || w->kind == PX_LATER)
 		return PX_GO;
 	if (px_is_new_connection(w) && s->state & PX_CLOSED)
@@ -435,7 +456,7 @@ static __noinline int px_direct_begin(struct px_work *w)
 		return PX_PASS;
 	}
 	w->instance = 0;
-	w->judged = 0;
+	w->flags = 0;
 	w->target = w->flow.dport;
 	return PX_ENROL;
 }

@@ -54,13 +54,16 @@ func (t *timeouts) shortest(proto uint8) uint64 {
 func (s *session) live() bool { return s.State&(stateAnswered|stateClosed) == stateAnswered }
 
 // forward is the key of a session's forward entry, told from either one.
-func forward(k *flow, s *session) flow {
+func forward(k *flow, s *session, names map[nameKey]name) flow {
 	if s.Flags&sessionReverse == 0 {
 		return *k
 	}
 	f := flow{Src: k.Dst, Dst: s.Addr, SPort: s.DPort, DPort: s.SPort, Ifindex: s.Other, Proto: k.Proto, Hook: hookEgress}
 	if s.Flags&sessionHairpin != 0 {
 		f.Src, f.Dst = s.Addr, k.Dst
+	}
+	if s.Flags&(sessionNamed|sessionFar) == sessionNamed {
+		f.Src = names[nameKey{k.Dst, s.Other}].Other
 	}
 	return f
 }
@@ -92,6 +95,7 @@ type tally struct {
 // again by the next.
 type sweeper struct {
 	clock      func() uint64 // CLOCK_MONOTONIC, which Seen of sessions is in
+	names      map[nameKey]name
 	now        uint64
 	pairs      map[uint64]pair
 	candidates []candidateEntry
@@ -127,7 +131,7 @@ func newSweeper() *sweeper {
 
 // note takes one entry of a table: of sessions (kept) or of pending.
 func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
-	f := forward(k, e)
+	f := forward(k, e, s.names)
 	hash := f.hash()
 	p := s.pairs[hash]
 	first := e.Flags&sessionReverse == 0 && !p.met
@@ -199,7 +203,7 @@ const goneFor = 5 * time.Minute
 // gone when no session refers to them.
 func (w *generation) sweep(now time.Time) error {
 	s := w.sweeper
-	s.begin(s.clock())
+	s.begin(s.clock(), w.currentNames())
 	before, steps := w.sessionCounts(), w.newSteps()
 	if err := w.read(w.gone(now), steps); err != nil {
 		return err
@@ -312,8 +316,8 @@ func (w *generation) returnShare(ifindex uint32) {
 	}
 }
 
-func (s *sweeper) begin(now uint64) {
-	s.now, s.candidates = now, s.candidates[:0]
+func (s *sweeper) begin(now uint64, names map[nameKey]name) {
+	s.now, s.names, s.candidates = now, names, s.candidates[:0]
 	clear(s.pairs)
 	clear(s.open)
 	clear(s.refs)
@@ -441,7 +445,7 @@ const idleFor = 10 * time.Minute
 // idle reports to the agent which dynamic virtual services are not in use.
 func (w *generation) idle(now time.Time) {
 	for _, s := range w.services {
-		if slices.ContainsFunc(s.targets, func(t *target) bool { return w.sweeper.refs[t.index] != 0 }) {
+		if slices.ContainsFunc(s.targets, w.inUse) {
 			s.used = now
 			if s.released && len(s.virtuals) > 0 {
 				w.live.Resolve(s.virtuals[0].addr)
@@ -453,4 +457,9 @@ func (w *generation) idle(now time.Time) {
 			s.used, s.released = now, true // not told again with each sweep
 		}
 	}
+}
+
+// inUse reports whether an instance has sessions, or sends by its virtual address from this node.
+func (w *generation) inUse(t *target) bool {
+	return w.sweeper.refs[t.index] != 0 || w.config.Source == sourceInstance && t.place().Local != 0
 }

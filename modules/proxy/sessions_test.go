@@ -64,7 +64,7 @@ func TestForwardKey(t *testing.T) {
 	for _, hairpin := range []bool{false, true} {
 		k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 5000, 1, hairpin)
 		for i := range k {
-			if got := forward(&k[i], &s[i]); got != k[0] {
+			if got := forward(&k[i], &s[i], nil); got != k[0] {
 				t.Errorf("hairpin %t, entry %d: %+v, want %+v", hairpin, i, got, k[0])
 			}
 		}

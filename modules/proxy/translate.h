@@ -113,6 +113,21 @@ static __always_inline void px_fix_check(struct kerb_pkt *pkt, __u32 off, __u32 
 		*check = 0xffff;
 }
 
+/* The client's address becomes its virtual one, or that the client's. */
+static __noinline int px_rename(struct kerb_pkt *pkt, struct px_work *w)
+{
+	struct px_name *name = px_client_name(&w->flow, &w->made);
+	int reverse = w->made.flags & PX_REVERSE;
+
+	if (!name)
+		return -1;
+	if (pkt->family == 4)
+		return reverse ? kerb_set_ip4_daddr(pkt, name->other.word[3])
+			       : kerb_set_ip4_saddr(pkt, name->other.word[3]);
+	return reverse ? kerb_set_ip6_daddr(pkt, (void *)&name->other)
+		       : kerb_set_ip6_saddr(pkt, (void *)&name->other);
+}
+
 /* TCP and UDP, whole or a first fragment. */
 static __always_inline void px_translate_common(struct kerb_pkt *pkt, const struct px_session *s)
 {

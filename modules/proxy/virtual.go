@@ -151,6 +151,9 @@ func (w *generation) writeVirtual(v *virtual, run []uint32, now time.Time) error
 	if len(v.service.ports) > 0 {
 		next.Flags = vipPorts
 	}
+	if w.config.Source == sourceInstance && v.only != "" {
+		next.Flags |= vipAnswers
+	}
 	digest := digestOf(run)
 	if digest != v.digest {
 		first, ok := w.slots.take(uint32(len(run)), now)

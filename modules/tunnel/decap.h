@@ -210,8 +210,8 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 		return kerb_drop(pkt, TUN_DROP_BAD_ECN);
 	if (n->mtu && tun_clamp(pkt, tun_mtu(n)))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
-	if (name && tun_unname_source(pkt, name))
-		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
+	if (name && !name->used)
+		name->used = 1;
 	s->errors--;
 	s->received_packets++;
 	s->received_bytes += tun_length(pkt);

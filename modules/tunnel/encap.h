@@ -220,8 +220,6 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 	mtu = tun_mtu(n);
 	if (tun_wire_length(pkt) > mtu) {
 		if (tun_may_fragment(pkt)) {
-			if (mode == TUN_MODE_OAKESTRA && tun_name_source(pkt, &f.src))
-				return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 			s->fragmented++;
 			return tun_fragment(pkt, n, mtu);
 		}
@@ -230,7 +228,7 @@ static __always_inline int tun_send(struct kerb_pkt *pkt)
 			       ? KERB_REPLY
 			       : kerb_drop(pkt, KERB_DROP_TOO_BIG);
 	}
-	if (tun_clamp(pkt, mtu) || (mode == TUN_MODE_OAKESTRA && tun_name_source(pkt, &f.src)))
+	if (tun_clamp(pkt, mtu))
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	return tun_transmit(pkt, n, s, at, &f);
 }

@@ -46,11 +46,7 @@ type end struct {
 }
 
 // name mirrors struct tun_name.
-type name struct {
-	Other address
-	Node  uint32
-	Used  uint32
-}
+type name struct{ Node, Used uint32 }
 
 // node mirrors struct tun_node.
 type node struct {

@@ -27,12 +27,10 @@ struct tun_end {
 };
 
 /* In mode oakestra packets carry the virtual address of the instance that has sent them as their
- * source, and nothing else names it. */
+ * source, and nothing else names it. By that address: */
 struct tun_name {
-	struct in6_addr other; /* by an address of this node's services: that; by a virtual one: the
-				* instance's own */
-	__u32 node;	       /* that a virtual address is used by; 0: this one */
-	__u32 used;	       /* packets have come from it since the control plane looked */
+	__u32 node; /* of the instance */
+	__u32 used; /* packets have come from it since the control plane looked */
 };
 
 struct tun_node {

@@ -13,15 +13,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// addTo adds what an instance is called between nodes. at is the place of its node, 0 for this one. Of several virtual
-// services with the same address the first one has it.
+// addTo adds what an instance on another node is called between nodes. at is the place of its node. Of several virtual
+// services with the same virtual address the first one has it.
 func (l located) addTo(names map[address]name, at uint32) {
-	key, n := address(l.addr.As16()), name{Other: l.virtual.As16()}
-	if at != 0 {
-		key, n = address(l.virtual.As16()), name{Other: l.addr.As16(), Node: at}
-	}
-	if _, taken := names[key]; l.virtual.IsValid() && !taken {
-		names[key] = n
+	if _, taken := names[l.virtual.As16()]; l.virtual.IsValid() && !taken {
+		names[l.virtual.As16()] = name{Node: at}
 	}
 }
 

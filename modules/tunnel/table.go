@@ -159,8 +159,8 @@ func (t *tunnel) apply() error {
 					hosts[l.addr.As16()] = end{Node: at}
 				}
 				ports[l.node] = cmp.Or(ports[l.node], l.port)
+				l.addTo(names, at)
 			}
-			l.addTo(names, at)
 		}
 	}
 	before, err := sdk.ReadTable[address, end](t.live.Maps, mapHosts)

@@ -288,29 +288,33 @@ func (m *model) describe(name string) (all []string) {
 	return all
 }
 
-// check has a client reach a service in every way: by service IP and instance IP, IPv4 and IPv6, TCP and UDP.
+// check has a client reach a service in every way: by service IP and instance IP, IPv4 and IPv6, TCP, UDP and UDP in
+// fragments. The service sees the instance IP of the client.
 func (m *model) check(from *instance, name string) error {
-	ask := func(address string, right ...*instance) (err error) {
-		for _, network := range []string{"udp", "tcp"} {
-			got, wrong := from.container.reach(network, address)
-			if wrong == nil && !slices.ContainsFunc(right, func(i *instance) bool { return i.container.identity == got }) {
-				wrong = fmt.Errorf("%s by %s %s: answered by %s", from.container.identity, network, address, got)
+	own := m.cluster.InstanceAddresses(from.service, from.number)
+	ask := func(family int, address string, right ...*instance) (err error) {
+		for _, way := range []struct{ network, text string }{{"udp", "reach"}, {"tcp", "reach"}, {"udp", fragmented}} {
+			got, wrong := from.container.reach(way.network, address, way.text)
+			if wrong == nil && (got.client != own[family] ||
+				!slices.ContainsFunc(right, func(i *instance) bool { return i.container.identity == got.identity })) {
+				wrong = fmt.Errorf("%s by %s %s: answered by %s to %s, not %s", from.container.identity, way.network, address,
+					got.identity, got.client, own[family])
 			}
 			err = errors.Join(err, wrong)
 		}
-		return err
+		return errors.Join(err, from.container.refused(address))
 	}
 	all := slices.Collect(maps.Values(m.running[name]))
 	if len(all) == 0 {
 		return nil
 	}
 	var wrong error
-	for _, a := range m.cluster.Addresses(name) {
-		wrong = errors.Join(wrong, ask(a, all...))
+	for family, a := range m.cluster.Addresses(name) {
+		wrong = errors.Join(wrong, ask(family, a, all...))
 	}
 	for n, i := range m.running[name] {
-		for _, a := range m.cluster.InstanceAddresses(name, n) {
-			wrong = errors.Join(wrong, ask(a, i))
+		for family, a := range m.cluster.InstanceAddresses(name, n) {
+			wrong = errors.Join(wrong, ask(family, a, i))
 		}
 	}
 	if wrong != nil {

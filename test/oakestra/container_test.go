@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -27,7 +28,7 @@ import (
 const port = 8000
 
 // container is what a container runtime starts: a process with a network namespace of its own. Its server answers
-// whatever it gets with its identity, by TCP and UDP.
+// whatever it gets with its identity and the client's address, by TCP and UDP.
 type container struct {
 	identity string // of this container: another one of the same instance has another one
 	cmd      *exec.Cmd
@@ -119,25 +120,31 @@ func (c *container) serve() error {
 		}
 	}()
 	go func() {
-		for buffer := make([]byte, 128); ; {
+		for buffer := make([]byte, 2*len(fragmented)); ; {
 			n, from, err := udp.ReadFromUDPAddrPort(buffer)
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
 			if err == nil {
-				_, _ = udp.WriteToUDPAddrPort(append([]byte(c.identity+" "), buffer[:n]...), from)
+				_, _ = udp.WriteToUDPAddrPort(append([]byte(c.heading(from)), buffer[:n]...), from)
 			}
 		}
 	}()
 	return nil
 }
 
+// heading begins an answer.
+func (c *container) heading(client netip.AddrPort) string {
+	return fmt.Sprintf("%s %s ", c.identity, client.Addr().Unmap())
+}
+
 func (c *container) answer(conn net.Conn) {
 	c.mu.Lock()
 	c.open[conn] = true
 	c.mu.Unlock()
+	from := conn.RemoteAddr().(*net.TCPAddr).AddrPort()
 	for lines := bufio.NewScanner(conn); lines.Scan(); {
-		fmt.Fprintf(conn, "%s %s\n", c.identity, lines.Text())
+		fmt.Fprintf(conn, "%s%s\n", c.heading(from), lines.Text())
 	}
 	_ = conn.Close()
 	c.mu.Lock()
@@ -147,34 +154,66 @@ func (c *container) answer(conn net.Conn) {
 
 // dial opens a connection from the container, or a UDP socket that has one peer.
 func (c *container) dial(network, address string) (conn net.Conn, err error) {
+	return c.dialPort(network, address, port)
+}
+
+func (c *container) dialPort(network, address string, port uint16) (conn net.Conn, err error) {
 	return conn, errors.Join(c.do(func() error {
 		conn, err = net.DialTimeout(network, netip.AddrPortFrom(netip.MustParseAddr(address), port).String(), 5*time.Second)
 		return nil
 	}), err)
 }
 
-// exchange sends a text and returns the identity of the container that has answered.
-func exchange(conn net.Conn, text string, limit time.Duration) (string, error) {
+// answer is the identity of a container, and the address that it has seen of the client.
+type answer struct{ identity, client string }
+
+// exchange sends a text and returns the answer.
+func exchange(conn net.Conn, text string, limit time.Duration) (answer, error) {
 	_ = conn.SetDeadline(time.Now().Add(limit))
 	if _, err := fmt.Fprintf(conn, "%s\n", text); err != nil {
-		return "", err
+		return answer{}, err
 	}
-	for buffer := make([]byte, 256); ; {
+	for buffer := make([]byte, 256+len(text)); ; {
 		n, err := conn.Read(buffer)
 		if err != nil {
-			return "", err
+			return answer{}, err
 		}
 		for line := range strings.Lines(string(buffer[:n])) {
-			identity, echo, _ := strings.Cut(strings.TrimSuffix(line, "\n"), " ")
-			if echo == text { // not a late one to another text
-				return identity, nil
+			words := strings.Fields(line)
+			if len(words) == 3 && words[2] == text { // not a late one to another text
+				return answer{words[0], words[1]}, nil
 			}
 		}
 	}
 }
 
-// reach tries for as long as a service may take to be found, and returns who answers.
-func (c *container) reach(network, address string) (identity string, err error) {
+// fragmented is a text that is longer than a packet.
+var fragmented = strings.Repeat("fragment", 500)
+
+// refused reports whether a port without a server is refused, by an ICMP error.
+func (c *container) refused(address string) error {
+	conn, err := c.dialPort("udp", address, port+1)
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(5 * time.Second))
+	for err == nil { // the first ones may be lost while the client is looked up
+		if _, err = conn.Write([]byte("anybody?")); err == nil {
+			_ = conn.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+			if _, err = conn.Read(make([]byte, 1)); errors.Is(err, os.ErrDeadlineExceeded) {
+				err = nil
+			}
+		}
+	}
+	if !errors.Is(err, syscall.ECONNREFUSED) {
+		return fmt.Errorf("%s by udp %s, no server: %w", c.identity, address, err)
+	}
+	return nil
+}
+
+// reach tries for as long as a service may take to be found, and returns the answer.
+func (c *container) reach(network, address, text string) (got answer, err error) {
 	limit := 300 * time.Millisecond
 	if network == "tcp" {
 		limit = 5 * time.Second
@@ -182,13 +221,13 @@ func (c *container) reach(network, address string) (identity string, err error) 
 	for end := time.Now().Add(8 * time.Second); time.Now().Before(end); {
 		var conn net.Conn
 		if conn, err = c.dial(network, address); err == nil {
-			identity, err = exchange(conn, "reach", limit)
+			got, err = exchange(conn, text, limit)
 			_ = conn.Close()
 		}
 		if err == nil {
-			return identity, nil
+			return got, nil
 		}
 		time.Sleep(20 * time.Millisecond) // an ICMP error comes at once, until the service is known
 	}
-	return "", fmt.Errorf("%s by %s %s: %w", c.identity, network, address, err)
+	return answer{}, fmt.Errorf("%s by %s %s: %w", c.identity, network, address, err)
 }

@@ -78,7 +78,7 @@ func (m *model) dial(c *container, network, address string) net.Conn {
 // connect returns a connection that has had an answer.
 func (m *model) connect(c *container, address string) net.Conn {
 	m.Helper()
-	if _, err := c.reach("tcp", address); err != nil {
+	if _, err := c.reach("tcp", address, "reach"); err != nil {
 		m.Fatal(err)
 	}
 	conn := m.dial(c, "tcp", address)

@@ -59,12 +59,14 @@ func (m *model) openFlows() {
 func (m *model) open(from *instance, service string) *flow {
 	m.Helper()
 	f, address := &flow{from: from, service: service}, m.cluster.Addresses(service)[m.rng.IntN(2)]
-	if _, err := from.container.reach("tcp", address); err != nil {
+	if _, err := from.container.reach("tcp", address, "reach"); err != nil {
 		m.Fatal(err)
 	}
 	var err error
 	if f.tcp, err = from.container.dial("tcp", address); err == nil {
-		f.peer, err = exchange(f.tcp, text(), lostAfter)
+		var got answer
+		got, err = exchange(f.tcp, text(), lostAfter)
+		f.peer = got.identity
 	}
 	if err == nil {
 		f.udp, err = from.container.dial("udp", address)

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package proxy
+
+import (
+	"encoding/binary"
+	"maps"
+	"net/netip"
+	"slices"
+)
+
+// keyOf is the key of an instance's name by its index.
+func keyOf(index uint32, v4 bool) nameKey {
+	k := nameKey{Ifindex: nameByInstance | index}
+	if v4 {
+		binary.NativeEndian.PutUint32(k.Addr[12:], 1)
+	}
+	return k
+}
+
+// wantedNames are the virtual addresses that instances send by. Of several that stand for the same instance the first
+// one counts, by the name of the service.
+func (w *generation) wantedNames() map[nameKey]name {
+	out, interfaces := map[nameKey]name{}, map[uint32]uint32{}
+	for ifindex, l := range w.locals.byIfindex {
+		interfaces[l.index] = ifindex
+	}
+	flags := uint32(0)
+	if w.config.Source != sourceInstance {
+		flags = nameRetired
+	}
+	for _, service := range slices.Sorted(maps.Keys(w.services)) {
+		s, targets := w.services[service], map[string]*target{}
+		for _, t := range s.targets {
+			targets[t.name] = t
+		}
+		for _, v := range s.virtuals {
+			t := targets[v.only]
+			if v.only == "" || t == nil || !t.has(v.addr.Is4()) {
+				continue
+			}
+			own, virtual, ifindex := t.place().Addr6, addressOf(v.addr), interfaces[t.place().Local]
+			if v.addr.Is4() {
+				own = addressOf(netip.AddrFrom4(t.place().Addr4))
+			}
+			if _, taken := out[nameKey{own, ifindex}]; taken {
+				continue
+			}
+			out[nameKey{own, ifindex}] = name{virtual, flags}
+			out[keyOf(t.index, v.addr.Is4())] = name{virtual, flags}
+			if ifindex != 0 {
+				out[nameKey{virtual, ifindex}] = name{own, flags | nameVirtual}
+			}
+		}
+	}
+	return out
+}
+
+// syncNames writes the names. One that is not wanted any more is retired, as sessions may have it, while its interface
+// is there and no other instance is called so. Until all virtual services have been received, nothing is known to be
+// not wanted. w.mu is held.
+func (w *generation) syncNames() error {
+	if w.config.Source != sourceInstance && len(w.names) == 0 {
+		return nil
+	}
+	want := w.wantedNames()
+	used := map[address]bool{} // virtual addresses, by whichever instance
+	for _, n := range want {
+		used[n.Other] = true
+	}
+	for k, n := range w.names {
+		l, t := w.locals.byIfindex[k.Ifindex], w.byIndex[k.Ifindex&^nameByInstance]
+		if _, wanted := want[k]; wanted {
+			continue
+		}
+		switch {
+		case !w.synced:
+			want[k] = n
+		case t != nil && k.Ifindex&nameByInstance != 0:
+			want[k] = n
+		case l != nil && l.gone.IsZero() && !used[k.Addr] && !used[n.Other]:
+			want[k] = name{n.Other, n.Flags | nameRetired}
+		default:
+			if err := remove(w.maps.names, mapNames, k); err != nil {
+				return err
+			}
+		}
+	}
+	for k, n := range want {
+		if w.names[k] == n {
+			continue
+		}
+		if err := write(w.maps.names, mapNames, k, n); err != nil {
+			return err
+		}
+	}
+	w.names = want
+	return nil
+}
+
+func (w *generation) currentNames() map[nameKey]name {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.names
+}
