@@ -18,7 +18,7 @@ func TestProxyKnowsVirtualAddresses(t *testing.T) {
 	own := []any{"10.99.0.0/16"}
 	got, err = (module{Name: "proxy", Config: map[string]any{"ranges": own}}).resource(Options{Ranges: ranges})
 	if err != nil ||
-		!reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": own}) {
+		!reflect.DeepEqual(got.Spec.Config, map[string]any{"ranges": own, "source": "instance"}) {
 		t.Errorf("%+v, %v", got.Spec, err)
 	}
 }
