@@ -8,7 +8,10 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"math"
 	"regexp"
 	"slices"
 	"strconv"
@@ -35,22 +38,63 @@ func Split(data []byte) [][]byte {
 }
 
 // Decode returns the value of one document, as Split returns it: nil for an empty one. Numbers are int, uint64 or
-// float64; octals are those of them that begin with a zero. Errors are the parser's, each mistake in a line that begins
-// with "line N: ": syntax, and keys given twice.
+// float64; octals are the first maxOctals of them that begin with a zero. Errors are the parser's, each mistake in a line
+// that begins with "line N: ": syntax, and keys given twice.
 func Decode(part []byte) (value any, octals []Octal, err error) {
 	root, err := parse(part)
 	if root == nil || err != nil {
 		return nil, nil, err
 	}
-	octals = asJSON(root, "")
-	err = root.Decode(&value)
-	return value, octals, err
+	var c converter
+	if err := c.convert(root, nil, 0); err != nil {
+		return nil, nil, err
+	}
+	if err := root.Decode(&value); err != nil {
+		return nil, nil, err
+	}
+	if expanded(root, map[*yaml.Node]int{}) > maxExpanded*len(part)+1<<20 {
+		return nil, nil, fmt.Errorf("line %d: aliases repeat texts so often that the document has more than %d times "+
+			"its length", root.Line, maxExpanded)
+	}
+	return value, c.octals, nil
 }
 
-// asJSON makes texts of what YAML has and JSON has not: dates, and keys that are numbers, booleans or null. It returns
-// the numbers that begin with a zero.
-func asJSON(node *yaml.Node, path string) (octals []Octal) {
+// Limits against documents that are made to use up memory. No resource comes near them.
+const (
+	maxDepth    = 64 // as package decode has it
+	maxOctals   = 100
+	maxExpanded = 10 // times the length of a document that its texts may have with aliases
+)
+
+// place is where a node is: in the mapping or sequence above it.
+type place struct {
+	above *place
+	key   string
+	index int // in a sequence, where key is empty
+}
+
+// String returns the path: rules[3].dstPort.
+func (p *place) String() string {
+	var parts []string
+	for ; p != nil; p = p.above {
+		if p.key == "" {
+			parts = append(parts, fmt.Sprintf("[%d]", p.index))
+		} else {
+			parts = append(parts, "."+p.key)
+		}
+	}
+	slices.Reverse(parts)
+	return strings.TrimPrefix(strings.Join(parts, ""), ".")
+}
+
+// converter makes texts of what YAML has and JSON has not: dates, and keys that are numbers, booleans or null.
+type converter struct{ octals []Octal }
+
+func (c *converter) convert(node *yaml.Node, at *place, depth int) error {
 	const text, date, merge = "!!str", "!!timestamp", "!!merge"
+	if depth > maxDepth {
+		return fmt.Errorf("line %d: nested more than %d deep", node.Line, maxDepth)
+	}
 	switch node.Kind {
 	case yaml.MappingNode:
 		for i := 0; i+1 < len(node.Content); i += 2 {
@@ -58,22 +102,44 @@ func asJSON(node *yaml.Node, path string) (octals []Octal) {
 			if key.Kind == yaml.ScalarNode && key.ShortTag() != merge {
 				key.Tag = text
 			}
-			octals = append(octals, asJSON(node.Content[i+1], strings.TrimPrefix(path+"."+key.Value, "."))...)
+			if err := c.convert(node.Content[i+1], &place{above: at, key: key.Value}, depth+1); err != nil {
+				return err
+			}
 		}
 	case yaml.SequenceNode:
 		for i, item := range node.Content {
-			octals = append(octals, asJSON(item, fmt.Sprintf("%s[%d]", path, i))...)
+			if err := c.convert(item, &place{above: at, index: i}, depth+1); err != nil {
+				return err
+			}
 		}
 	case yaml.ScalarNode:
 		if node.ShortTag() == date {
 			node.Tag = text
 		}
 		const plain yaml.Style = 0
-		if node.Style == plain && leadingZero.MatchString(node.Value) {
-			octals = append(octals, newOctal(node, path))
+		if node.Style == plain && len(c.octals) < maxOctals && leadingZero.MatchString(node.Value) {
+			c.octals = append(c.octals, newOctal(node, at.String()))
 		}
 	}
-	return octals
+	return nil
+}
+
+// expanded returns the length of all texts of a node, with those that its aliases repeat. Known has those of nodes that
+// have been seen. The decoder refuses aliases of what contains them.
+func expanded(node *yaml.Node, known map[*yaml.Node]int) int {
+	if n, ok := known[node]; ok {
+		return n
+	}
+	known[node] = 0
+	n := len(node.Value)
+	if node.Alias != nil {
+		n = expanded(node.Alias, known)
+	}
+	for _, part := range node.Content {
+		n = min(n+expanded(part, known), math.MaxInt/2)
+	}
+	known[node] = n
+	return n
 }
 
 func newOctal(node *yaml.Node, path string) Octal {
@@ -124,9 +190,21 @@ func Parse(data []byte) Index {
 
 // parse returns the root of a document, nil if there is nothing in it.
 func parse(part []byte) (*yaml.Node, error) {
-	var doc yaml.Node
-	if err := yaml.Unmarshal(part, &doc); err != nil || len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+	var doc, more yaml.Node
+	d := yaml.NewDecoder(bytes.NewReader(part))
+	if err := d.Decode(&doc); err != nil {
+		if errors.Is(err, io.EOF) {
+			return nil, nil
+		}
 		return nil, err
+	}
+	if err := d.Decode(&more); err == nil {
+		return nil, fmt.Errorf("line %d: a second document; begin it with a line ---", more.Line)
+	} else if !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(doc.Content) == 0 || doc.Content[0].Tag == "!!null" {
+		return nil, nil
 	}
 	return doc.Content[0], nil
 }

@@ -5,6 +5,7 @@ package yamldoc_test
 import (
 	"encoding/json"
 	"fmt"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -94,6 +95,7 @@ func TestDecodeErrors(t *testing.T) {
 		"a: *missing":                       "unknown anchor 'missing' referenced",
 		"? {a: 1}\n: b":                     "invalid map key",
 		"a: &a [*a]":                        "anchor 'a' value contains itself",
+		"a: 1\n...\nb: 2":                   "line 2: did not find expected <document start>",
 		"a: !!int x":                        "cannot decode !!str `x` as a !!int",
 		strings.Repeat("x", 9) + ":\n\t- a": "line 2: found character that cannot start any token",
 	} {
@@ -135,5 +137,28 @@ func TestEncode(t *testing.T) {
 - name: ` + strings.Repeat("word ", 30) + "<&>\n"
 	if string(got) != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// What a document is made to take of memory is about its length, however its parts are nested or repeated.
+func TestMemoryOfDocuments(t *testing.T) {
+	key, text := `"`+strings.Repeat("k", 900)+`": `, strings.Repeat("x", 50_000)
+	for name, tc := range map[string]struct{ text, want string }{
+		"deep":             {"a: " + strings.Repeat("{"+key, 1000), "line 1"},
+		"nested":           {strings.Repeat("[", 70) + strings.Repeat("]", 70), "nested more than 64 deep"},
+		"wide":             {strings.Repeat("{"+key, 60) + "[" + strings.Repeat("010, ", 20_000) + "]" + strings.Repeat("}", 60), ""},
+		"repeated texts":   {"a: &a " + text + "\nb: [" + strings.Repeat("*a, ", 2_000) + "]", "aliases repeat texts"},
+		"repeated mapping": {"a: &a {x: " + text + "}\nb: [" + strings.Repeat("*a, ", 2_000) + "]", "aliases repeat texts"},
+	} {
+		var before, after runtime.MemStats
+		runtime.ReadMemStats(&before)
+		_, octals, err := yamldoc.Decode([]byte(tc.text))
+		runtime.ReadMemStats(&after)
+		if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) || len(octals) > 100 {
+			t.Errorf("%s: %v, %d octals; want %q", name, err, len(octals), tc.want)
+		}
+		if n := after.TotalAlloc - before.TotalAlloc; n > 64<<20 {
+			t.Errorf("%s: %d MiB for %d KiB", name, n>>20, len(tc.text)>>10)
+		}
 	}
 }
