@@ -33,12 +33,25 @@ func (t *Table) Subscribe(module string) *Subscription {
 	defer t.mu.Unlock()
 	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, notFound: map[netip.Addr]bool{}}
 	t.subscriptions = append(t.subscriptions, s)
-	for _, e := range t.services {
+	s.useAll()
+	return s
+}
+
+// useAll makes the subscription a user of all dynamic virtual services. The table's lock is held.
+func (s *Subscription) useAll() {
+	for _, e := range s.table.services {
 		if e.dynamic() {
 			e.users[s] = true
 		}
 	}
-	return s
+}
+
+// Restart starts a full sync. A new generation, or process, does not know what the one before has released.
+func (s *Subscription) Restart() {
+	s.Subscription.Restart()
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	s.useAll()
 }
 
 // source is a table as subscriptions read it.

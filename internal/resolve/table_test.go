@@ -387,6 +387,21 @@ func TestKnownIsUsed(t *testing.T) {
 	p.sync().expect("released", p.names()+fmt.Sprint(r.idle), "[test.app test.own]")
 }
 
+// A new generation, or process, gets all virtual services again. It does not know that the one before has released some.
+func TestRestartUsesAll(t *testing.T) {
+	table := NewTable(quiet, "", &dynamic{})
+	p, other := follow(t, table).sync(), follow(t, table).sync()
+	other.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+	p.sync().subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
+	p.subscription.Restart()
+	p.sync().expect("sent again", p.names(), "test.app")
+	other.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
+	p.sync().expect("released by another", p.names(), "test.app")
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
+	p.sync().expect("released", p.names(), "")
+}
+
 func TestResourcesTakeAddresses(t *testing.T) {
 	table := NewTable(quiet, "", &dynamic{})
 	p := follow(t, table)
