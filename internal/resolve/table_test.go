@@ -387,7 +387,7 @@ func TestKnownIsUsed(t *testing.T) {
 	p.sync().expect("released", p.names()+fmt.Sprint(r.idle), "[test.app test.own]")
 }
 
-// A new generation, or process, gets all virtual services again. It does not know that the one before has released some.
+// A new generation, or process, gets all virtual services again: it does not know what the one before has released.
 func TestRestartUsesAll(t *testing.T) {
 	table := NewTable(quiet, "", &dynamic{})
 	p, other := follow(t, table).sync(), follow(t, table).sync()
