@@ -156,10 +156,8 @@ func (r *Remote) Take(res link.Result) {
 	case res.Put != nil:
 		r.mu.Lock()
 		r.used[res.Put.Name] = true
-		for _, a := range res.Put.Spec.Addresses {
-			if addr, err := netip.ParseAddr(a.Address); err == nil {
-				delete(r.open, addr)
-			}
+		for _, addr := range addressesOf(res.Put.Spec) {
+			delete(r.open, addr)
 		}
 		r.mu.Unlock()
 		r.sink.Put(r.source, *res.Put)

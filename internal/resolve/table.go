@@ -118,6 +118,10 @@ func (t *Table) Restore() {
 			continue
 		}
 		for _, s := range all {
+			if t.refuse(source, s) { // an earlier version took it
+				t.cache.remove(source, s.Name)
+				continue
+			}
 			t.put(s.Name, source, s.Spec)
 			t.services[s.Name].keep = s.Keep
 		}
@@ -187,11 +191,7 @@ func (t *Table) put(name, source string, spec v1.VirtualServiceSpec) {
 // takes it from one that a resolver found, which is shadowed from then on.
 func (t *Table) own(e *entry) {
 	e.owned = nil
-	for _, a := range e.spec.Addresses {
-		addr, err := netip.ParseAddr(a.Address)
-		if err != nil {
-			continue
-		}
+	for _, addr := range addressesOf(e.spec) {
 		other := t.owners[addr]
 		if other != nil && (e.dynamic() || !other.dynamic()) {
 			t.shadowed[e] = true
@@ -215,6 +215,16 @@ func (t *Table) own(e *entry) {
 			}
 		}
 	}
+}
+
+// addressesOf leaves out what is no address: no schema has checked what resolvers find.
+func addressesOf(s v1.VirtualServiceSpec) (all []netip.Addr) {
+	for _, a := range s.Addresses {
+		if addr, err := netip.ParseAddr(a.Address); err == nil {
+			all = append(all, addr)
+		}
+	}
+	return all
 }
 
 func submap[K, L comparable, V any](m map[K]map[L]V, key K) map[L]V {
@@ -330,13 +340,7 @@ var _ Sink = (*Table)(nil)
 func (t *Table) Put(source string, s Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if old := t.services[s.Name]; old != nil && old.source != source {
-		t.log.Warn("two sources have virtual services of one name", "name", s.Name, "kept", old.source, "refused", source)
-		return
-	}
-	if slices.ContainsFunc(s.Spec.Instances, func(i v1.VirtualInstance) bool { return !isNodePort(i.NodePort) }) {
-		t.log.Warn("a resolver has found a virtual service with an invalid nodePort, which is ignored", "name", s.Name,
-			"source", source)
+	if t.refuse(source, s) {
 		return
 	}
 	created := t.services[s.Name] == nil
@@ -345,7 +349,7 @@ func (t *Table) Put(source string, s Record) {
 	e := t.services[s.Name]
 	kept := e.keep
 	e.keep = s.Keep
-	for _, addr := range e.owned {
+	for _, addr := range addressesOf(s.Spec) { // also those of another one that was applied since, and is being sent
 		if l := t.lookups[addr]; l != nil {
 			maps.Copy(e.users, l.waiting)
 			delete(t.lookups, addr)
@@ -361,6 +365,28 @@ func (t *Table) Put(source string, s Record) {
 	}
 }
 
+// refuse reports whether a record cannot be taken. What was looked up is not found then, and the resolver forgets what
+// the table does not have.
+func (t *Table) refuse(source string, s Record) bool {
+	old := t.services[s.Name]
+	switch {
+	case old != nil && old.source != source:
+		t.log.Warn("two sources have virtual services of one name", "name", s.Name, "kept", old.source, "refused", source)
+	case slices.ContainsFunc(s.Spec.Instances, func(i v1.VirtualInstance) bool { return !isNodePort(i.NodePort) }):
+		t.log.Warn("a resolver has found a virtual service with an invalid nodePort, which is ignored", "name", s.Name,
+			"source", source)
+	default:
+		return false
+	}
+	for _, addr := range addressesOf(s.Spec) {
+		t.notFound(source, addr)
+	}
+	if old == nil || old.source != source {
+		t.forget(source, s.Name)
+	}
+	return true
+}
+
 // Delete implements Sink.
 func (t *Table) Delete(source, name string) {
 	t.mu.Lock()
@@ -374,6 +400,10 @@ func (t *Table) Delete(source, name string) {
 func (t *Table) NotFound(source string, addr netip.Addr) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	t.notFound(source, addr)
+}
+
+func (t *Table) notFound(source string, addr netip.Addr) {
 	l := t.lookups[addr]
 	if l == nil {
 		return
@@ -441,8 +471,13 @@ func (t *Table) release(s *Subscription, name string) {
 	t.remove(name, e.source)
 	t.restoreShadowed()
 	t.cache.remove(e.source, name)
+	t.forget(e.source, name)
+}
+
+// forget has a source forget a virtual service.
+func (t *Table) forget(source, name string) {
 	for _, r := range t.resolvers {
-		if r.Source() == e.source {
+		if r.Source() == source {
 			r.Release(name)
 		}
 	}

@@ -349,16 +349,74 @@ func TestSubscriptionOfTheNextVersion(t *testing.T) {
 	}
 }
 
-// Other processes write the records of resolvers, which no schema has checked.
+// Other processes write the records of resolvers, which no schema has checked. The address of one that is refused is
+// unknown, and may be looked up again.
 func TestRecordWithoutAValidPort(t *testing.T) {
-	table := NewTable(quiet, "", &dynamic{})
-	for _, port := range []int{-1, 65536, 1 << 32} {
+	r, path := &dynamic{}, filepath.Join(t.TempDir(), "resolved.json")
+	table := NewTable(quiet, path, r)
+	p := follow(t, table).sync()
+	look := func() {
+		p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	}
+	var refused Record
+	for n, port := range []int{-1, 65536, 1 << 32} {
 		spec := plain("10.30.0.1", "10.18.0.1")
 		spec.Instances[0].Node, spec.Instances[0].NodePort = "192.0.2.9", port
-		table.Put("test", Record{Name: "test.app", Spec: spec, Keep: true})
+		refused = Record{Name: "test.app", Spec: spec, Keep: true}
+		look()
+		table.Put("test", refused)
 		if names := table.Names(); len(names) != 0 {
 			t.Errorf("port %d: %v", port, names)
 		}
+		if p.sync(); len(r.asked) != n+1 || len(p.unknown) != n+1 || len(r.idle) != n+1 {
+			t.Errorf("port %d: asked for %v, unknown %v, released %v", port, r.asked, p.unknown, r.idle)
+		}
+	}
+	look()
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+	table.Put("test", refused)
+	p.sync().expect("the valid one stays", p.targets("test.app"), "i0=10.18.0.1@")
+	table.cache.put("test", refused) // by an earlier version
+	table = NewTable(quiet, path, r)
+	if table.Restore(); len(table.Names())+len(table.cache.found) != 0 {
+		t.Errorf("restored %v, stored %v", table.Names(), table.cache.found)
+	}
+}
+
+// second is another resolver.
+type second struct{ dynamic }
+
+func (*second) Source() string { return "test2" }
+
+// One source has the name of another's virtual service: its address is unknown, and it forgets the service.
+func TestNameOfTwoSources(t *testing.T) {
+	first, other := &dynamic{}, &second{}
+	table := NewTable(quiet, "", first, other)
+	p := follow(t, table).sync()
+	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.2")}})
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1"), Keep: true})
+	table.Put("test2", Record{Name: "test.app", Spec: plain("10.30.0.2")})
+	p.sync().expect("while the other may find it", fmt.Sprint(p.unknown), "[]")
+	table.NotFound("test", netip.MustParseAddr("10.30.0.2"))
+	p.sync().expect("refused", fmt.Sprint(p.unknown, first.idle, other.idle), "[10.30.0.2] [] [test.app]")
+	p.expect("kept", p.targets("test.app"), "i0=10.18.0.1@")
+}
+
+// A resource may take an address that is being looked up. The lookup is over with the resolver's answer nevertheless.
+func TestResourceTakesWhatIsLookedUp(t *testing.T) {
+	r := &dynamic{}
+	table := NewTable(quiet, "", r)
+	p := follow(t, table).sync()
+	look := func() {
+		p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	}
+	look()
+	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
+	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1")})
+	p.sync().subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
+	table.Apply(nil, []string{"mine"})
+	if look(); len(r.asked) != 2 {
+		t.Errorf("asked for %v", r.asked)
 	}
 }
 
