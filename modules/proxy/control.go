@@ -200,6 +200,11 @@ func (w *generation) tick(now time.Time) {
 func (w *generation) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.trouble(work, err)
+}
+
+// trouble is note. w.mu is held.
+func (w *generation) trouble(work string, err error) {
 	if err != nil && w.troubles[work] == nil {
 		slog.Warn("proxy: "+work+" failed", "module", w.live.Module, "error", err)
 	}
@@ -225,6 +230,7 @@ func (w *generation) rankAgain(now time.Time) error {
 func (w *generation) again(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.syncNames()
 	for _, s := range w.services {
 		if s.spec == nil {
 			continue

@@ -149,7 +149,8 @@ func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*held
 			return free, err
 		}
 	}
-	return free, w.syncNames()
+	w.syncNames()
+	return free, nil
 }
 
 // complete removes what the agent has not mentioned since it began to tell all.

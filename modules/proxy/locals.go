@@ -195,10 +195,11 @@ func (l *locals) at(p place, service string) uint32 {
 func (w *generation) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	defer w.syncNames()
 	if there {
-		return errors.Join(w.locals.put(i, now), w.relocate(), w.syncNames())
+		return errors.Join(w.locals.put(i, now), w.relocate())
 	}
-	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate(), w.syncNames())
+	return errors.Join(w.locals.remove(i.Ifindex, now), w.relocate())
 }
 
 // relocate tells the data plane which instances are on this node.

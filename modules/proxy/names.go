@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"encoding/binary"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -57,45 +58,54 @@ func (w *generation) wantedNames() map[nameKey]name {
 }
 
 // syncNames writes the names. One that is not wanted any more is retired, as sessions may have it, while its interface
-// is there and no other instance is called so. Until all virtual services have been received, nothing is known to be
-// not wanted. w.mu is held.
-func (w *generation) syncNames() error {
+// is there and no other instance is called so; by index it goes with the instance. Until all virtual services have been
+// received, nothing else is known to be not wanted. What fails, as when the table is full, is tried again by the sweep:
+// those instances have no name meanwhile, and all else works. w.mu is held.
+func (w *generation) syncNames() {
 	if w.config.Source != sourceInstance && len(w.names) == 0 {
-		return nil
+		return
 	}
-	want := w.wantedNames()
+	want, failed := w.wantedNames(), error(nil)
 	used := map[address]bool{} // virtual addresses, by whichever instance
 	for _, n := range want {
 		used[n.Other] = true
 	}
 	for k, n := range w.names {
-		l, t := w.locals.byIfindex[k.Ifindex], w.byIndex[k.Ifindex&^nameByInstance]
 		if _, wanted := want[k]; wanted {
 			continue
 		}
+		l, byInstance := w.locals.byIfindex[k.Ifindex], k.Ifindex&nameByInstance != 0
 		switch {
-		case !w.synced:
-			want[k] = n
-		case t != nil && k.Ifindex&nameByInstance != 0:
+		case byInstance && w.byIndex[k.Ifindex&^nameByInstance] != nil, !byInstance && !w.synced:
 			want[k] = n
 		case l != nil && l.gone.IsZero() && !used[k.Addr] && !used[n.Other]:
 			want[k] = name{n.Other, n.Flags | nameRetired}
 		default:
 			if err := remove(w.maps.names, mapNames, k); err != nil {
-				return err
+				want[k], failed = n, err
 			}
 		}
 	}
+	missing := 0
 	for k, n := range want {
-		if w.names[k] == n {
+		before, there := w.names[k]
+		if there && before == n {
 			continue
 		}
 		if err := write(w.maps.names, mapNames, k, n); err != nil {
-			return err
+			failed = err
+			if delete(want, k); there {
+				want[k] = before
+			}
+			missing++
 		}
 	}
+	if missing > 0 {
+		failed = fmt.Errorf("%d of at most %d are missing, have fewer instances with an address of their own: %w", missing,
+			w.maps.names.MaxEntries(), failed)
+	}
 	w.names = want
-	return nil
+	w.trouble("names of instances", failed)
 }
 
 func (w *generation) currentNames() map[nameKey]name {

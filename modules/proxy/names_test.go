@@ -5,7 +5,11 @@ package proxy
 import (
 	"bytes"
 	"fmt"
+	"strings"
 	"testing"
+	"time"
+
+	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -439,5 +443,93 @@ func TestNamesInMaps(t *testing.T) {
 	if got, _ := p.names(); got["10.18.0.1 at 7"] != "" || got["10.30.0.1 at 7"] != "" ||
 		got["10.18.0.9 at 0"] != "10.30.0.1" {
 		t.Errorf("the instance is on another node: %v", got)
+	}
+}
+
+// standsAlone is a service of one instance with an address of its own, if virtual is not empty.
+func standsAlone(name string, at int, virtual string) sdk.VirtualService {
+	vs := sdk.VirtualService{Name: name}
+	vs.Spec.Instances = []v1alpha1.VirtualInstance{webInstance(0, at)}
+	vs.Spec.Addresses = []v1alpha1.VirtualAddress{{Address: fmt.Sprintf("10.30.7.%d", at)}}
+	if virtual != "" {
+		vs.Spec.Addresses = append(vs.Spec.Addresses, v1alpha1.VirtualAddress{Address: virtual, Instance: "web-0"})
+	}
+	return vs
+}
+
+// An instance without an address of its own does not get that of the one which had its index before, before or after a
+// restart.
+func TestNameGoesWithIndex(t *testing.T) {
+	for _, restart := range []bool{false, true} {
+		p := newPlant(t, instanceConfig)
+		p.all(standsAlone("a", 1, "10.30.0.2"))
+		index := p.w.services["a"].targets[0].index
+		p.all()
+		if _, byIndex := p.names(); byIndex != 1 {
+			t.Errorf("%d names by index while sessions may have it, want 1", byIndex)
+		}
+		if restart {
+			p.restart(instanceConfig)
+			p.now = time.Now()
+		}
+		p.now = p.now.Add(2 * restFor)
+		p.sweep()
+		p.now = p.now.Add(2 * restFor)
+		b := standsAlone("b", 2, "")
+		p.put(b)
+		if got := p.w.services["b"].targets[0].index; got != index {
+			t.Fatalf("index %d, want %d of the instance before", got, index)
+		}
+		if _, byIndex := p.names(); byIndex != 0 {
+			t.Errorf("%d names by index, want none, after a restart: %t", byIndex, restart)
+		}
+	}
+}
+
+// What had no room gets its name with its place.
+func TestNameOfTriedAgain(t *testing.T) {
+	const config = `{"source": "instance", "tables": {"instances": 1}}`
+	p := newPlant(t, config)
+	p.all(standsAlone("a", 1, ""), standsAlone("b", 2, "10.30.0.2"))
+	p.tell(sdk.VirtualServiceUpdate{Remove: []string{"a"}})
+	p.now = p.now.Add(2 * restFor)
+	p.sweep()
+	p.now = p.now.Add(2 * restFor)
+	if err := p.w.again(p.now); err != nil {
+		t.Fatal(err)
+	}
+	if got, byIndex := p.names(); got["10.18.0.2 at 0"] != "10.30.0.2" || byIndex != 1 {
+		t.Errorf("names %v, %d by index", got, byIndex)
+	}
+}
+
+// A full table of names is said, fails no update, and what it has is known: it goes, and others take its place.
+func TestNamesFull(t *testing.T) {
+	maps := newMaps(t, compileConfig(t, instanceConfig))
+	info, err := maps[mapNames].Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	small, err := ebpf.NewMap(&ebpf.MapSpec{Type: info.Type, KeySize: info.KeySize, ValueSize: info.ValueSize,
+		Flags: info.Flags, MaxEntries: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { small.Close() })
+	maps[mapNames] = small
+	p := newPlantOn(t, instanceConfig, maps)
+	a, b := standsAlone("a", 1, "10.30.0.1"), standsAlone("b", 2, "10.30.0.2")
+	p.all(a, b, standsAlone("c", 3, "10.30.0.3"))
+	if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "2 of at most 4") {
+		t.Errorf("health: %v", err)
+	}
+	if got := p.served("10.30.0.3"); len(got) != 1 {
+		t.Errorf("10.30.0.3 is served by %v", got)
+	}
+	p.all(a, b)
+	p.now = p.now.Add(2 * restFor)
+	p.sweep()
+	if got, byIndex := p.names(); len(got) != 2 || byIndex != 2 || p.w.Health() != nil {
+		t.Errorf("names %v, %d by index, health %v", got, byIndex, p.w.Health())
 	}
 }

@@ -418,6 +418,7 @@ func (w *generation) correct(before reading) {
 
 // free gives back what is gone and no session refers to.
 func (w *generation) free(now time.Time) error {
+	defer w.syncNames() // before an index is another instance's
 	for identity, t := range w.targets {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
 			continue
