@@ -38,8 +38,8 @@ func Split(data []byte) [][]byte {
 }
 
 // Decode returns the value of one document, as Split returns it: nil for an empty one. Numbers are int, uint64 or
-// float64; octals are the first maxOctals of them that begin with a zero. Errors are the parser's, each mistake in a line
-// that begins with "line N: ": syntax, and keys given twice.
+// float64; octals are the first maxOctals of them that begin with a zero. Errors are the parser's, each mistake in a
+// line that begins with "line N: ": syntax, and keys given twice.
 func Decode(part []byte) (value any, octals []Octal, err error) {
 	root, err := parse(part)
 	if root == nil || err != nil {

@@ -144,9 +144,10 @@ func TestEncode(t *testing.T) {
 func TestMemoryOfDocuments(t *testing.T) {
 	key, text := `"`+strings.Repeat("k", 900)+`": `, strings.Repeat("x", 50_000)
 	for name, tc := range map[string]struct{ text, want string }{
-		"deep":             {"a: " + strings.Repeat("{"+key, 1000), "line 1"},
-		"nested":           {strings.Repeat("[", 70) + strings.Repeat("]", 70), "nested more than 64 deep"},
-		"wide":             {strings.Repeat("{"+key, 60) + "[" + strings.Repeat("010, ", 20_000) + "]" + strings.Repeat("}", 60), ""},
+		"deep":   {"a: " + strings.Repeat("{"+key, 1000), "line 1"},
+		"nested": {strings.Repeat("[", 70) + strings.Repeat("]", 70), "nested more than 64 deep"},
+		"wide": {strings.Repeat("{"+key, 60) + "[" + strings.Repeat("010, ", 20_000) + "]" +
+			strings.Repeat("}", 60), ""},
 		"repeated texts":   {"a: &a " + text + "\nb: [" + strings.Repeat("*a, ", 2_000) + "]", "aliases repeat texts"},
 		"repeated mapping": {"a: &a {x: " + text + "}\nb: [" + strings.Repeat("*a, ", 2_000) + "]", "aliases repeat texts"},
 	} {
