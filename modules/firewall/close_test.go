@@ -56,6 +56,55 @@ func TestBothSidesCloseAtOnce(t *testing.T) {
 	}
 }
 
+// What the data plane has not found out the sweep does: that both FINs are acknowledged, as of two last
+// acknowledgements at once, and the FINs that an earlier version has noted in a byte of its own.
+func TestAgeOfClosedConnections(t *testing.T) {
+	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
+	if !k.establish(f, 1) {
+		t.Fatal("no handshake")
+	}
+	limits := &timeouts{TCPEstablished: 3, TCPHalfClosed: 2, TCPClosing: 1}
+	want := func(when string, fins uint8, limit time.Duration) {
+		t.Helper()
+		var found []conn
+		err := eachConn(k.maps[mapEstablished4], func(_ key4, c conn) bool { found = append(found, c); return true })
+		if err != nil || len(found) != 1 {
+			t.Fatalf("%s: established %+v, %v; want one", when, found, err)
+		}
+		c := found[0]
+		c.Fins = fins // instead of the flags
+		c.Peer[0].Flags &^= fins & 1 * peerFIN
+		c.Peer[1].Flags &^= fins >> 1 * peerFIN
+		if got := c.timeout(protoTCP, 0, limits); got != limit {
+			t.Errorf("%s, fins %d: ends after %d, want %d: %+v", when, fins, got, limit, c)
+		}
+	}
+	want("established", 0, 3)
+	k.steps(step{"FIN", f.in(tcpFIN|tcpACK, 10), true, true})
+	want("one FIN", 0, 2)
+	want("one FIN", 2, 2)
+	k.steps(step{"FIN back", f.out(tcpFIN|tcpACK, 0), false, true})
+	want("before the last acknowledgement", 0, 2)
+	want("before the last acknowledgement", 3, 2)
+	k.acknowledgeUnseen(f)
+	want("both acknowledged", 0, 1)
+	want("both acknowledged", 2, 1)
+	want("both acknowledged", 3, 1)
+}
+
+// acknowledgeUnseen has the other side's record say that it has acknowledged all, without a segment that finds out.
+func (k *kernel) acknowledgeUnseen(f *tcpFlow) {
+	k.t.Helper()
+	var key key4
+	var c conn
+	m := k.maps[mapEstablished4]
+	err := errors.Join(m.NextKey(nil, &key), m.Lookup(&key, &c))
+	c.Peer[1].Acked = f.next[0]
+	if err = errors.Join(err, m.Put(key, c)); err != nil {
+		k.t.Fatal(err)
+	}
+}
+
 // A connection ends when both sides have acknowledged the other one's FIN. A FIN that the receiver does not
 // acknowledge, and that data follows, was not of the sender.
 func TestFINsCountOnceAcknowledged(t *testing.T) {

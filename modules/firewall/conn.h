@@ -36,7 +36,7 @@ struct fw_conn {
 	__u32 generation;
 	__u8 state; /* enum fw_state */
 	__u8 from;  /* direction of the first packet */
-	__u8 unused;
+	__u8 fins;  /* what earlier versions have left: see conns.go; 0 in new entries */
 	__u8 flags; /* FW_CONN_* */
 	union {
 		struct fw_peer peer[2]; /* TCP; by direction that it sends in */

@@ -27,7 +27,7 @@ type conn struct {
 	Generation uint32
 	State      uint8
 	From       uint8
-	_          uint8
+	Fins       uint8 // bit per side, of entries that earlier versions of the module have left: 0 in new ones
 	Flags      uint8
 	Peer       [2]peer // of TCP
 }
@@ -39,7 +39,10 @@ type peer struct {
 	_                          uint16
 }
 
-const peerFIN = 1 << 2 // mirrors FW_PEER_FIN
+const (
+	peerACKED = 1 << 0 // mirrors FW_PEER_ACKED
+	peerFIN   = 1 << 2 // mirrors FW_PEER_FIN
+)
 
 // key4 mirrors struct fw_key4, key6 struct fw_key6. Addresses and ports are in network byte order.
 type key4 struct {
@@ -103,6 +106,21 @@ const (
 	phaseClosed
 )
 
+// hasFIN reports whether a side has sent FIN.
+func (c *conn) hasFIN(side int) bool { return c.Peer[side].Flags&peerFIN != 0 || c.Fins>>side&1 != 0 }
+
+// isClosed reports whether both sides have sent FIN and acknowledged the other one's. The data plane may not have found
+// that out: each of two last acknowledgements, on two CPUs at once, may miss the other one.
+func (c *conn) isClosed() bool {
+	for side := range c.Peer {
+		to := &c.Peer[1-side]
+		if !c.hasFIN(side) || to.Flags&peerACKED == 0 || int32(c.Peer[side].End-to.Acked) > 0 {
+			return false
+		}
+	}
+	return true
+}
+
 func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 	state := connPhase(c.State)
 	switch {
@@ -112,9 +130,9 @@ func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 		return time.Duration(t.UDPStream)
 	case proto != protoTCP:
 		return time.Duration(t.UDP)
-	case state >= phaseReset:
+	case state >= phaseReset || c.isClosed():
 		return time.Duration(t.TCPClosing)
-	case (c.Peer[0].Flags|c.Peer[1].Flags)&peerFIN != 0:
+	case c.hasFIN(0) || c.hasFIN(1):
 		return time.Duration(t.TCPHalfClosed)
 	case state == phaseEstablished:
 		return time.Duration(t.TCPEstablished)

@@ -67,8 +67,9 @@ static __always_inline void fw_peer_sent(struct fw_peer *s, __u32 end, __u8 fin)
 }
 
 /* Whether both sides have sent FIN, and have acknowledged the other one's: what a third party sends
- * in a window is no FIN that its receiver has taken. Any segment finds out, whichever side saw the
- * other one's FIN first: each writes in its own record only. */
+ * in a window is no FIN that its receiver has taken. Each writes in its own record only, and any
+ * segment finds out, but for two last acknowledgements at once that miss each other: such a
+ * connection ends by its age (conns.go). */
 static __always_inline int fw_tcp_closed(const struct fw_peer *a, const struct fw_peer *b)
 {
 	return a->flags & b->flags & FW_PEER_FIN && !fw_seq_after(a->end, b->acked) &&
