@@ -54,8 +54,9 @@ func limitJobs(all []job, log *slog.Logger) []job {
 		first--
 	}
 	for _, j := range all[:first] {
-		log.Warn("the modules of an instance are forgotten, and asked for when it is deployed: the cluster manager has "+
-			"announced too many instances that were not deployed", "service", j.Name, "instance", j.Instance)
+		log.Warn("the modules of an instance are forgotten, and asked for when it is deployed: too many instances "+
+			"have been announced, or are gone without an undeploy, that are not deployed",
+			"service", j.Name, "instance", j.Instance)
 	}
 	return slices.Delete(all, 0, first)
 }
@@ -362,7 +363,7 @@ func (l *Listener) rememberModules(gone service) error {
 	if err != nil {
 		return err
 	}
-	l.state.Jobs = limitJobs(append(l.state.Jobs,
+	l.state.Jobs = limitJobs(slices.Insert(l.state.Jobs, 0, // forgotten before what was announced
 		job{Name: gone.Name, Instance: gone.Instance, Modules: data, Doubtful: true}), l.log)
 	return nil
 }

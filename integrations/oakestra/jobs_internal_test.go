@@ -234,7 +234,8 @@ func TestDoubtfulJobs(t *testing.T) {
 }
 
 // A container that ends before NodeEngine has heard of its deployment is deployed again. A sweep may remove the service
-// in between: what the SLA demands is known nevertheless, even if the abstractor does not answer.
+// in between: what the SLA demands is known nevertheless, even if the abstractor does not answer. Of an instance that
+// is undeployed, nothing is left.
 func TestSweptServicesLeaveTheirModules(t *testing.T) {
 	m := newMember(t)
 	m.register(testWorker)
@@ -267,6 +268,39 @@ func TestSweptServicesLeaveTheirModules(t *testing.T) {
 		if err != nil || fmt.Sprint(got) != want {
 			t.Errorf("%s: %v, %v, want %s", app, got, err, want)
 		}
+	}
+	m.l.mu.Lock()
+	m.l.state.Jobs = append(m.l.state.Jobs, job{Name: otherApp, Instance: 1})
+	m.l.mu.Unlock()
+	for _, one := range []deployment{{Name: testApp}, {Name: otherApp, Instance: 1}} {
+		w := httptest.NewRecorder()
+		m.l.undeployContainer(w, httptest.NewRequest(http.MethodPost, "/container/undeploy",
+			strings.NewReader(fmt.Sprintf(`{"serviceName":%q,"instanceNumber":%d}`, one.Name, one.Instance))))
+		if w.Code != http.StatusOK {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	}
+	stored, err := readState(m.l.file)
+	if err != nil || stored.job(testApp, 0) != nil || stored.job(otherApp, 1) == nil {
+		t.Errorf("after undeploy: %+v, %v; want the job of the cluster manager alone", stored.Jobs, err)
+	}
+}
+
+// What a sweep remembers takes no place of what the cluster manager has announced.
+func TestSweptServicesPushOutNoJobs(t *testing.T) {
+	l := &Listener{log: slog.New(slog.DiscardHandler)}
+	l.state.Modules = []module{{Name: "firewall", Service: testApp}}
+	for i := range 2 {
+		l.state.Jobs = append(l.state.Jobs, job{Name: otherApp, Instance: i})
+	}
+	for i := range maxJobs + 10 {
+		if err := l.rememberModules(service{Name: testApp, Instance: i, Ready: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	announced := l.state.job(otherApp, 0) != nil && l.state.job(otherApp, 1) != nil
+	if !announced || len(l.state.Jobs) != maxJobs || l.state.job(testApp, 0) == nil {
+		t.Errorf("announced jobs are kept: %v; %d jobs", announced, len(l.state.Jobs))
 	}
 }
 

@@ -290,8 +290,13 @@ func (l *Listener) undeployContainer(w http.ResponseWriter, r *http.Request) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.state.service(in.Name, in.Instance)
-	if s == nil {
-		return // done already
+	if s == nil { // done already; a sweep may have made a job of it
+		if j := l.state.job(in.Name, in.Instance); j != nil && j.Doubtful {
+			if err := l.forgetJob(in); err != nil {
+				fail(w, "undeploy", err)
+			}
+		}
+		return
 	}
 	if err := l.releaseService(r.Context(), *s); err != nil {
 		fail(w, "undeploy", err)
