@@ -12,6 +12,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -70,6 +71,7 @@ func NewTable(log *slog.Logger, path string, resolvers ...Resolver) *Table {
 
 // Run runs the resolvers until ctx ends.
 func (t *Table) Run(ctx context.Context) error {
+	defer time.AfterFunc(restoredFor, t.releaseUnused).Stop()
 	var all errgroup.Group
 	for _, r := range t.resolvers {
 		all.Go(func() error {
@@ -125,6 +127,18 @@ func (t *Table) Restore() {
 			t.put(s.Name, source, s.Spec)
 			t.services[s.Name].keep = s.Keep
 		}
+	}
+}
+
+// restoredFor is how long what was restored waits for a control plane that uses it.
+const restoredFor = 10 * time.Minute
+
+// releaseUnused releases what no control plane has received since it was restored.
+func (t *Table) releaseUnused() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for name := range maps.Clone(t.services) {
+		t.release(nil, name)
 	}
 }
 

@@ -15,7 +15,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -549,6 +552,39 @@ func TestFoundSurvivesTheAgent(t *testing.T) {
 	if names := restart().Names(); len(names) != 0 {
 		t.Errorf("without the resolver: %v", names)
 	}
+}
+
+// What was restored waits for control planes, but not indefinitely: there may be none any more.
+func TestRestoredIsReleasedWithoutUsers(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "resolved.json")
+	before := NewTable(quiet, path, &dynamic{})
+	follow(t, before).subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+	before.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+	before.Put("test", Record{Name: "test.own", Spec: plain("10.30.0.2", "10.18.0.2"), Keep: true})
+	for _, used := range []bool{true, false} {
+		synctest.Test(t, func(t *testing.T) {
+			table := NewTable(quiet, path, NewRemote("test", nil))
+			table.Restore()
+			var running sync.WaitGroup
+			ctx, cancel := context.WithCancel(t.Context())
+			running.Go(func() { _ = table.Run(ctx) })
+			time.Sleep(restoredFor - time.Second)
+			p := &plane{T: t}
+			p.expect("before", strings.Join(table.Names(), " "), "test.app test.own")
+			want := "test.own"
+			if used {
+				follow(t, table)
+				want = "test.app test.own"
+			}
+			time.Sleep(2 * time.Second)
+			p.expect(fmt.Sprint("then, used: ", used), strings.Join(table.Names(), " "), want)
+			cancel()
+			running.Wait()
+		})
+	}
+	table := NewTable(quiet, path, &dynamic{})
+	table.Restore()
+	(&plane{T: t}).expect("in the file", strings.Join(table.Names(), " "), "test.own")
 }
 
 // Changes do not make the file grow without limit.
