@@ -16,7 +16,8 @@ import (
 
 // cache keeps what resolvers found in a file: all of it, and then a line for each change. A change is in the file
 // before control planes receive it, so that an agent that is killed at any moment continues with what they have: if
-// it knew less, they would end connections. The file need not survive the machine, and is not synced.
+// it knew less, they would end connections. The file need not survive the machine: changes are not synced, and it is in
+// a tmpfs, so that writing all of it again waits for no disk.
 type cache struct {
 	path string
 	log  *slog.Logger
@@ -63,6 +64,9 @@ func (c *cache) decode(from *json.Decoder) error {
 	if err := from.Decode(&c.found); err != nil {
 		c.found = map[string]map[string]Record{}
 		return err
+	}
+	if c.found == nil { // the file has null
+		c.found = map[string]map[string]Record{}
 	}
 	for {
 		var one change

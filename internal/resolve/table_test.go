@@ -587,6 +587,25 @@ func TestRestoredIsReleasedWithoutUsers(t *testing.T) {
 	(&plane{T: t}).expect("in the file", strings.Join(table.Names(), " "), "test.own")
 }
 
+// A file with anything in it is read, and then written.
+func TestDamagedFile(t *testing.T) {
+	for _, text := range []string{"", "null", "null\n{\"source\":\"test\"}", "{\"test\":null}\nnull", "[]", "{"} {
+		path := filepath.Join(t.TempDir(), "resolved.json")
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			table := NewTable(quiet, path, &dynamic{})
+			table.Restore()
+			table.Put("test", Record{Name: "test.a", Spec: plain("10.30.0.1"), Keep: true})
+		}
+		table := NewTable(quiet, path, &dynamic{})
+		if table.Restore(); len(table.Names()) != 1 {
+			t.Errorf("after %q: %v", text, table.Names())
+		}
+	}
+}
+
 // Changes do not make the file grow without limit.
 func TestFoundIsWrittenAnew(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "resolved.json")
