@@ -137,6 +137,62 @@ func TestFINsCountOnceAcknowledged(t *testing.T) {
 	}
 }
 
+// A FIN counts where it says the end to be, also after a fragment, whose length is unknown, and after data that a third
+// party has sent beyond it.
+func TestFINsBeforeTheSupposedEnd(t *testing.T) {
+	for _, learnt := range []bool{false, true} {
+		for from := range 2 {
+			for what, prepare := range map[string]func(k *kernel, f *tcpFlow){
+				"after a fragment": func(k *kernel, f *tcpFlow) {
+					first := f.segment(from, tcpACK, 700)
+					first.more, first.payload = true, 468 // the rest comes in another one
+					k.steps(step{"fragment", first, from == 1, true})
+				},
+				"after data of a third party": func(k *kernel, f *tcpFlow) {
+					forged := *f
+					k.steps(step{"forged", forged.segment(from, tcpACK, 300), from == 1, true})
+				},
+			} {
+				k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
+				if learnt {
+					k.steps(step{"picked up", f.in(tcpACK, 10), true, true}, step{"answer", f.out(tcpACK, 10), false, true},
+						step{"on", f.in(tcpACK, 10), true, true})
+				} else if !k.establish(f, 1) {
+					t.Fatal("no handshake")
+				}
+				prepare(k, f)
+				k.steps(step{"acknowledgement", f.segment(1-from, tcpACK, 0), from == 0, true},
+					step{"FIN", f.segment(from, tcpFIN|tcpACK, 0), from == 1, true},
+					step{"FIN back", f.segment(1-from, tcpFIN|tcpACK, 0), from == 0, true},
+					step{"last acknowledgement", f.segment(from, tcpACK, 0), from == 1, true})
+				if p := k.phases(); p[phaseClosed] != 1 {
+					t.Errorf("learnt %t, from %d, %s: connections by state %v, want 1 closed", learnt, from, what, p)
+				}
+			}
+		}
+	}
+}
+
+// A forged FIN in the middle of data in flight costs a retransmission, but not the connection; a FIN before what the
+// receiver has acknowledged says nothing.
+func TestForgedFINInFlight(t *testing.T) {
+	k, f := loadFirewall(t, `{`+allowWeb+`}`), newTCPFlow(svc4, 80, far4, 999)
+	if !k.establish(f, 1) {
+		t.Fatal("no handshake")
+	}
+	forged := *f
+	data := f.out(tcpACK, 500)
+	ack := f.in(tcpACK, 0)
+	k.steps(step{"data", data, false, true}, step{"forged FIN", forged.out(tcpFIN|tcpACK, 0), false, true},
+		step{"acknowledgement", ack, true, false}, step{"data again", data, false, true},
+		step{"acknowledgement", ack, true, true}, step{"late FIN", forged.again(0, tcpFIN|tcpACK), false, true},
+		step{"more", f.in(tcpACK, 10), true, true})
+	data.Ifindex = 1
+	if phase, half := k.phase(&data.Packet); phase != phaseEstablished || half {
+		t.Errorf("state %d, FIN %t: the forged FIN is still believed", phase, half)
+	}
+}
+
 // A client that has sent its FIN downloads on; when the server closes, too, the connection leaves the table of
 // established ones.
 func TestDownloadAfterFIN(t *testing.T) {
@@ -230,6 +286,8 @@ func TestStatesAgainstModel(t *testing.T) {
 			forged := p.Packet
 			forged.TCPFlags, forged.Seq, forged.Len = tcpFIN|tcpACK, p.end()+r.Uint32N(40), r.IntN(20)
 			check(forged, "FIN in the window")
+			forged.TCPFlags, forged.Seq, forged.Len = tcpACK, forged.Seq-20, r.IntN(200)
+			check(forged, "data in the window")
 		}
 	}
 	if reached[phaseEstablished] < 100 || reached[phaseClosed] < 50 || reached[phaseReset] < 10 {

@@ -59,16 +59,14 @@ func (c *connState) learn(p *Packet) fit {
 	if s.maxWin == 0 {
 		next = !p.tcp(tcpRST)
 	}
-	if p.tcp(tcpRST) {
-		if next || r.hasAcked && p.Seq == r.acked {
-			return fitYes
-		}
+	next = next || r.hasAcked && p.Seq == r.acked
+	switch {
+	case p.tcp(tcpRST|tcpFIN) && !next:
 		return fitPass
+	case p.tcp(tcpRST):
+		return fitYes
 	}
-	if p.tcp(tcpFIN) && !next {
-		return fitPass
-	}
-	if s.maxWin == 0 || after(p.end(), s.end) {
+	if s.maxWin == 0 || p.tcp(tcpFIN) || after(p.end(), s.end) {
 		s.end, s.fin = p.end(), p.tcp(tcpFIN)
 	}
 	s.maxWin = 1
@@ -108,7 +106,7 @@ func (c *connState) fit(p *Packet) fit {
 	if after(end, s.maxEnd) {
 		r.maxWin += end - s.maxEnd
 	}
-	if after(end, s.end) {
+	if after(end, s.end) || p.tcp(tcpFIN) && !after(r.acked, end) {
 		s.end, s.fin = end, p.tcp(tcpFIN)
 	}
 	s.ack(ack)

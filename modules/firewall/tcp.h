@@ -59,7 +59,7 @@ static __always_inline void fw_peer_ack(struct fw_peer *s, __u32 ack)
 	s->flags |= FW_PEER_ACKED;
 }
 
-/* A side has sent more than before, up to end. A FIN with something behind it was none. */
+/* A side has sent up to end. A FIN with something behind it was none. */
 static __always_inline void fw_peer_sent(struct fw_peer *s, __u32 end, __u8 fin)
 {
 	s->end = end;
@@ -103,12 +103,12 @@ static __always_inline int fw_tcp_learn(struct fw_peer *s, const struct fw_peer 
 	int next = s->maxwin ? f->seq == s->end : !(f->tcp & TCP_RST);
 	__u8 fin = (f->tcp & TCP_FIN) << 2;
 
-	if (f->tcp & TCP_RST)
-		return next || (r->flags & FW_PEER_ACKED && f->seq == r->acked) ? FW_FIT_YES
-										: FW_FIT_PASS;
-	if (fin && !next)
+	if (f->tcp & (TCP_RST | TCP_FIN) && !next &&
+	    !(r->flags & FW_PEER_ACKED && f->seq == r->acked))
 		return FW_FIT_PASS;
-	if (!s->maxwin || fw_seq_after(f->end, s->end))
+	if (f->tcp & TCP_RST)
+		return FW_FIT_YES;
+	if (!s->maxwin || fin || fw_seq_after(f->end, s->end))
 		fw_peer_sent(s, f->end, fin);
 	s->maxwin = 1;
 	fw_peer_ack(s, f->ack);
@@ -125,7 +125,9 @@ static __always_inline void fw_tcp_advance(struct fw_peer *s, struct fw_peer *r,
 		s->maxwin = win;
 	if (fw_seq_after(end, s->maxend))
 		r->maxwin += end - s->maxend;
-	if (fw_seq_after(end, s->end))
+	/* A FIN says where the end is, unless the other side already has more: what was supposed
+	 * before may be a guess (of a fragment), or a lie of a third party. */
+	if (fw_seq_after(end, s->end) || (f->tcp & TCP_FIN && !fw_seq_after(r->acked, end)))
 		fw_peer_sent(s, end, (f->tcp & TCP_FIN) << 2);
 	if (f->tcp & TCP_ACK)
 		fw_peer_ack(s, ack);
