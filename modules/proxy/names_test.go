@@ -37,8 +37,12 @@ func namedFamilies(t *testing.T, test func(t *testing.T, w *named)) {
 
 func newNamed(t testing.TB, v4 bool) *named {
 	t.Helper()
-	w := &named{world: newWorldOn(loadProxy(t, map[string]any{"source_instance": true}), v4), own: "10.30.0.7",
-		farOwn: "10.30.0.8"}
+	return newNamedOn(t, loadProxy(t, map[string]any{"source_instance": true}), v4)
+}
+
+func newNamedOn(t testing.TB, k *kernel, v4 bool) *named {
+	t.Helper()
+	w := &named{world: newWorldOn(k, v4), own: "10.30.0.7", farOwn: "10.30.0.8"}
 	if err := netlab.Sweep("kpxn"); err != nil {
 		t.Fatal(err)
 	}
@@ -206,31 +210,41 @@ func TestNamedAnswers(t *testing.T) {
 // ICMP errors quote what whom they are for has sent.
 func TestNamedErrors(t *testing.T) {
 	namedFamilies(t, func(t *testing.T, w *named) {
-		router := map[bool]string{true: "192.0.2.1", false: "2001:db8::1"}[w.v4]
-		far, near := udp(w.client, 4000, w.farVIP, 53), udp(w.client, 4000, w.nearVIP, 53)
-		w.want(w.out(far.bytes()), tcNext, nil)
-		w.want(w.out(near.bytes()), tcRedirect, nil)
-		for _, quote := range []int{8, 18} {
-			// from the other node, which knows the two by the other's address
-			wire := udp(w.client, 4000, w.farOwn, 53)
-			w.want(w.in(icmpError(w.farOwn, w.client, wire, quote).bytes()), tcNext,
-				icmpError(w.farVIP, w.client, far, quote).bytes())
-			w.want(w.in(icmpError(router, w.client, wire, quote).bytes()), tcNext,
-				icmpError(router, w.client, far, quote).bytes())
-			// from this one, about the packet as it leaves
-			left := udp(w.own, 4000, w.far, 53)
-			w.want(w.in(icmpError(router, w.own, left, quote).bytes()), tcNext,
-				icmpError(router, w.client, far, quote).bytes())
-			// from the client, about answers
-			w.want(w.out(icmpError(w.client, w.farVIP, udp(w.farVIP, 53, w.client, 4000), quote).bytes()), tcNext,
-				icmpError(w.own, w.far, udp(w.far, 53, w.own, 4000), quote).bytes())
-			w.want(w.out(icmpError(w.client, w.nearVIP, udp(w.nearVIP, 53, w.client, 4000), quote).bytes()), tcRedirect,
-				icmpError(w.own, w.near, udp(w.near, 53, w.own, 4000), quote).to(w.nearMAC).bytes())
-			// from the instance on this node
-			w.want(w.atNear(icmpError(w.near, w.own, udp(w.own, 4000, w.near, 53), quote).bytes()), tcRedirect,
-				icmpError(w.nearVIP, w.client, near, quote).to(w.testMAC).bytes())
+		for _, about := range []func(string, uint16, string, uint16) packet{udp, func(src string, sport uint16, dst string,
+			dport uint16) packet {
+			return tcp(src, sport, dst, dport, tcpSYN)
+		}} {
+			namedErrors(w, about)
 		}
 	})
+}
+
+func namedErrors(w *named, about func(src string, sport uint16, dst string, dport uint16) packet) {
+	w.t.Helper()
+	router := map[bool]string{true: "192.0.2.1", false: "2001:db8::1"}[w.v4]
+	far, near := about(w.client, 4000, w.farVIP, 53), about(w.client, 4000, w.nearVIP, 53)
+	w.want(w.out(far.bytes()), tcNext, nil)
+	w.want(w.out(near.bytes()), tcRedirect, nil)
+	for _, quote := range []int{8, 18, 20} {
+		// from the other node, which knows the two by the other's address
+		wire := about(w.client, 4000, w.farOwn, 53)
+		w.want(w.in(icmpError(w.farOwn, w.client, wire, quote).bytes()), tcNext,
+			icmpError(w.farVIP, w.client, far, quote).bytes())
+		w.want(w.in(icmpError(router, w.client, wire, quote).bytes()), tcNext,
+			icmpError(router, w.client, far, quote).bytes())
+		// from this one, about the packet as it leaves
+		left := about(w.own, 4000, w.far, 53)
+		w.want(w.in(icmpError(router, w.own, left, quote).bytes()), tcNext,
+			icmpError(router, w.client, far, quote).bytes())
+		// from the client, about answers
+		w.want(w.out(icmpError(w.client, w.farVIP, about(w.farVIP, 53, w.client, 4000), quote).bytes()), tcNext,
+			icmpError(w.own, w.far, about(w.far, 53, w.own, 4000), quote).bytes())
+		w.want(w.out(icmpError(w.client, w.nearVIP, about(w.nearVIP, 53, w.client, 4000), quote).bytes()), tcRedirect,
+			icmpError(w.own, w.near, about(w.near, 53, w.own, 4000), quote).to(w.nearMAC).bytes())
+		// from the instance on this node
+		w.want(w.atNear(icmpError(w.near, w.own, about(w.own, 4000, w.near, 53), quote).bytes()), tcRedirect,
+			icmpError(w.nearVIP, w.client, near, quote).to(w.testMAC).bytes())
+	}
 }
 
 // Fragments of both directions, on the node and between nodes.

@@ -26,18 +26,6 @@
 /* its source is a virtual address, by which others would take its sender for another instance */
 #define PX_DROP_SPOOFED (KERB_DROP_MODULE_FIRST + 2)
 
-/* Whether the source is a virtual address, and not the sender's, as another proxy in front of this
- * one may have written it. */
-static __always_inline int px_is_spoofed(const struct px_flow *f)
-{
-	struct px_name *name;
-
-	if (!source_instance || !(px_is_virtual(&f->src) || bpf_map_lookup_elem(&vips, &f->src)))
-		return 0;
-	name = px_name_of(&f->src, f->ifindex);
-	return !name || name->flags != PX_VIRTUAL;
-}
-
 /* A session that needs no attention: its instance is where it was, and nothing begins or ends. */
 static __always_inline int px_session_is_settled(const struct px_session *s, int tcp)
 {
@@ -115,7 +103,8 @@ static __always_inline int px_session_begin(struct px_work *w)
 	int amid, answers;
 
 	answers = source_instance && v && v->flags & PX_VIP_ANSWERS;
-	if (w->kind == PX_ERROR && !answers)
+	/* what an error quotes may be made up: a session would let packets from there pass */
+	if (w->kind == PX_ERROR && (!answers || px_is_spoofed(&w->flow)))
 		return v ? PX_STRAY : PX_PASS;
 	if (!v || (v->flags & PX_VIP_NEGATIVE && v->expires <= w->now)) {
 		if (px_is_virtual(&w->flow.dst))
@@ -465,6 +454,17 @@ static __noinline int px_scratch_leave(void)
 	return 0;
 }
 
+/* What was not parsed to the end is not translated, as IPv6 with too many extension headers, but
+ * others may read it. */
+static __noinline int px_check_odd(struct kerb_pkt *pkt)
+{
+	struct px_flow flow;
+
+	if (!pkt->family || px_read_addresses(pkt, PX_EGRESS, &flow) || !px_is_spoofed(&flow))
+		return KERB_NEXT;
+	return kerb_drop(pkt, PX_DROP_SPOOFED);
+}
+
 /* Copies of sessions and the work space are those of the CPU. A packet that interrupts another one
  * there is dropped: passed, it would be seen with the wrong address. */
 static __always_inline int px_run(struct kerb_pkt *pkt, __u32 hook)
@@ -472,7 +472,7 @@ static __always_inline int px_run(struct kerb_pkt *pkt, __u32 hook)
 	int verdict;
 
 	if (pkt->outcome)
-		return KERB_NEXT;
+		return source_instance && hook == PX_EGRESS ? px_check_odd(pkt) : KERB_NEXT;
 	if (kerb_preemptible && !px_scratch_enter())
 		return kerb_drop(pkt, KERB_DROP_NO_MEMORY);
 	verdict = px_process(pkt, hook);

@@ -119,4 +119,16 @@ static __always_inline int px_request_send(const struct kerb_pkt *pkt, struct px
 	return -1;
 }
 
+/* Whether the source is a virtual address, and not the sender's, as another proxy in front of this
+ * one may have written it. */
+static __always_inline int px_is_spoofed(const struct px_flow *f)
+{
+	struct px_name *name;
+
+	if (!source_instance || !(px_is_virtual(&f->src) || bpf_map_lookup_elem(&vips, &f->src)))
+		return 0;
+	name = px_name_of(&f->src, f->ifindex);
+	return !name || name->flags != PX_VIRTUAL;
+}
+
 #endif
