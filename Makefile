@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -172,6 +172,9 @@ test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, again
 test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers and 20 services, 200 random steps: 10 minutes; or KERB_OAKESTRA_STEPS=, KERB_SEED=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SEED=$(KERB_SEED) KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
+
+test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TRIPLES=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \
