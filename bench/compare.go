@@ -12,7 +12,7 @@ import (
 )
 
 func compareCommand() *cobra.Command {
-	var f plotFlags
+	var f selection
 	cmd := &cobra.Command{
 		Use:   "compare A B",
 		Short: "Compare two reports: of two kernels, two machines, or two versions",
@@ -34,8 +34,7 @@ func compareCommand() *cobra.Command {
 			return compare(cmd.OutOrStdout(), reports[0], reports[1])
 		},
 	}
-	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+	f.flags(cmd)
 	return cmd
 }
 

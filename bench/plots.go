@@ -12,11 +12,11 @@ import (
 
 // plotFlags are what `bench plot` takes.
 type plotFlags struct {
-	dir            string
-	only           []string
-	configs, loads []string
-	ratio          bool
-	title, x       string
+	dir  string
+	only []string
+	selection
+	ratio    bool
+	title, x string
 }
 
 func plotCommand() *cobra.Command {
@@ -37,8 +37,7 @@ func plotCommand() *cobra.Command {
 	cmd.Flags().StringVar(&f.dir, "plots", ".", "write the plots into this directory")
 	cmd.Flags().StringSliceVar(&f.only, "only", nil, "only plots of these names, separated by commas; * stands "+
 		"for any text")
-	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs, in this order")
-	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+	f.selection.flags(cmd)
 	cmd.Flags().StringVar(&f.title, "title", "", "title of the plots, instead of their names")
 	cmd.Flags().StringVar(&f.x, "x", "", "what the loads are, for the horizontal axis")
 	cmd.Flags().BoolVar(&f.ratio, "ratio", false, "draw ratios to the baseline")
@@ -74,8 +73,16 @@ func (f plotFlags) draw(file string) error {
 	return nil
 }
 
-// pick returns the cells that are to be drawn, in the order of the configs.
-func (f plotFlags) pick(cells []Cell) (picked []Cell) {
+// selection is which cells of a report are shown: all, unless configs or loads are named.
+type selection struct{ configs, loads []string }
+
+func (f *selection) flags(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&f.configs, "configs", nil, "only these configs, in this order")
+	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads; veth/* stands for all of that kind")
+}
+
+// pick returns the cells that are to be shown, in the order of the configs.
+func (f selection) pick(cells []Cell) (picked []Cell) {
 	for _, c := range cells {
 		if (len(f.configs) == 0 || slices.Contains(f.configs, c.Config)) && (len(f.loads) == 0 || matches(f.loads, c.Load)) {
 			picked = append(picked, c)

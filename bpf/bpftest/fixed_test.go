@@ -55,7 +55,7 @@ var fixedErrors = []struct {
 func upTo(steps float64) func(float64) float64 { return func(float64) float64 { return steps } }
 
 // Results are as near to the exact ones as the header says: of numbers around powers of two, the ends of the ranges,
-// and any others. With KERB_EXHAUSTIVE=1 of all numbers, which takes an hour.
+// and any others. With KERB_EXHAUSTIVE=1 of all numbers a, which takes hours.
 func TestFixed(t *testing.T) {
 	needRoot(t)
 	coll := Load(t, Compile(t, "testdata/fixed.bpf.c", XDP))
