@@ -4,6 +4,7 @@ package oakestra
 
 import (
 	"bytes"
+	"os"
 	"runtime"
 	"testing"
 
@@ -14,6 +15,9 @@ import (
 
 // A bridge that gets another name takes its rules along: those of the old name are gone.
 func TestRulesOfABridgeOfAnotherName(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	runtime.LockOSThread() // and never unlocked: the thread ends with the test
 	ns, err := netns.New()
 	if err != nil {

@@ -315,6 +315,9 @@ func inChroot(t *testing.T) bool {
 
 // A server that leaves its executable outside its chroot, as HAProxy does, is the program that it was before.
 func TestProgramsThatChroot(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	if inChroot(t) {
 		t.Skip("runs in a chroot: this program's path in there is not the one that is seen from the next chroot")
 	}
