@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -275,7 +276,9 @@ func (r *router) through(t *testing.T, batch []planned) []bool {
 		}
 		r.from(ingress).send(t, ipBytes(&fence, diffPrivate))
 		for id := 0; id != diffPrivate; {
-			if id = r.from(!ingress).receive(t); id < len(out) && batch[id].ingress == ingress {
+			packet := r.from(!ingress).receive(t)
+			id = idOf(packet)
+			if id < len(out) && batch[id].ingress == ingress && sameAddrs(packet, batch[id].bytes(id)) {
 				out[id] = true
 			}
 		}
@@ -302,8 +305,8 @@ func (e *wireEnd) send(t *testing.T, packet []byte) {
 	}
 }
 
-// receive returns the identification of the next packet, or more than all have for one that is none of the test's.
-func (e *wireEnd) receive(t *testing.T) int {
+// receive returns the next packet that came in, from its IP header on, or nil for one without.
+func (e *wireEnd) receive(t *testing.T) []byte {
 	t.Helper()
 	buf := make([]byte, 2048)
 	n, from, err := unix.Recvfrom(e.fd, buf, 0)
@@ -311,15 +314,32 @@ func (e *wireEnd) receive(t *testing.T) int {
 		t.Fatalf("the last packet of a batch does not arrive: %v", err)
 	}
 	if at, ok := from.(*unix.SockaddrLinklayer); n < 34 || ok && at.Pkttype == unix.PACKET_OUTGOING {
-		return diffPrivate + 1
+		return nil
 	}
-	switch binary.BigEndian.Uint16(buf[12:]) {
-	case unix.ETH_P_IP:
-		return int(binary.BigEndian.Uint16(buf[18:]))
-	case unix.ETH_P_IPV6:
-		return int(binary.BigEndian.Uint32(buf[14:]) & 0xfffff)
+	return buf[14:n]
+}
+
+// idOf returns the identification that ipBytes gave a packet, and more than all have for what is no IP packet.
+func idOf(packet []byte) int {
+	switch {
+	case len(packet) >= 20 && packet[0]>>4 == 4:
+		return int(binary.BigEndian.Uint16(packet[4:]))
+	case len(packet) >= 40 && packet[0]>>4 == 6:
+		return int(binary.BigEndian.Uint32(packet) & 0xfffff)
 	}
 	return diffPrivate + 1
+}
+
+// sameAddrs tells a packet of the test from one of the kernel that has the same identification: its multicast listener
+// reports have flow label 0.
+func sameAddrs(a, b []byte) bool {
+	if a[0]>>4 != b[0]>>4 {
+		return false
+	}
+	if a[0]>>4 == 4 {
+		return bytes.Equal(a[12:20], b[12:20])
+	}
+	return bytes.Equal(a[8:40], b[8:40])
 }
 
 // planned is a packet of a conversation.
