@@ -14,9 +14,8 @@ import (
 )
 
 // admit rejects what the kernel or a budget would, before anything is switched: modules that nothing selects yet, and
-// those that cost too much. It measures new modules, those whose code changes, and those that the operator has set a
-// budget for. With another config only, a module is measured afterwards, so that a changed rule is in the kernel at
-// once.
+// those that exceed a budget of the operator's. No result rejects other modules: they are measured after the change,
+// as that takes as long as the change itself.
 func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 	used := map[string]bool{}
 	for _, p := range points {
@@ -35,7 +34,7 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 				return err
 			}
 		}
-		if !d.OnlyConfigured(before) {
+		if d.Limits().ByOperator() {
 			c := d.Candidate()
 			c.Measure = func() (chain.Cost, error) { return k.Measure(&a.meter, name, d.AttachedHooks()...) }
 			refused = append(refused, a.budgets.Check(c))

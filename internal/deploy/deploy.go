@@ -97,12 +97,6 @@ func (d *Module) AttachedHooks() []chain.Hook {
 	return slices.Compact(out)
 }
 
-// OnlyConfigured reports whether d differs from before in its config only, and the operator has set no budget.
-func (d *Module) OnlyConfigured(before *Module) bool {
-	return d.Pkg != nil && before != nil && before.Pkg != nil && before.Pkg.Digest == d.Pkg.Digest &&
-		!d.Limits().ByOperator()
-}
-
 // SameProgram reports whether d differs from before in values only, for which nothing is verified.
 func (d *Module) SameProgram(before *Module) bool {
 	return before != nil && before.Err == nil && d.Values != "" && d.Dataplane.ID == before.Dataplane.ID
