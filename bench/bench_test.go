@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 	"testing/fstest"
+	"time"
 )
 
 func testRun(e Experiment, rounds int) *Run {
@@ -235,5 +236,26 @@ func TestObject(t *testing.T) {
 	}
 	if _, err := Object(files, "bad.bpf.o"); err == nil || errors.Is(err, ErrNotBuilt) {
 		t.Errorf("broken object: %v", err)
+	}
+}
+
+// The time left is what was expected until some rounds are over, and then what these took for each of the others.
+func TestTimeLeft(t *testing.T) {
+	var progress bytes.Buffer
+	run := NewRun(Experiment{Name: "x"}, false, 4, []string{"a", "b"}, &progress)
+	run.Expected, run.Configs = time.Hour, []string{"c"}
+	var left []string
+	measure := func(context.Context) ([]Sample, error) {
+		left = append(left, run.left(time.Minute).String())
+		return []Sample{{"m", "p50", "s", 1}}, nil
+	}
+	if err := run.Interleave(t.Context(), "a", Trial{"c", measure}, Trial{"unwanted", measure}); err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(left, " "); got != "59m0s 7m0s 3m0s 1m40s" || len(run.Report().Cells) != 1 {
+		t.Errorf("left %s, %d cells", got, len(run.Report().Cells))
+	}
+	if n := strings.Count(progress.String(), "left\n"); n != 4 {
+		t.Errorf("%d lines of progress tell the time left: %s", n, &progress)
 	}
 }

@@ -34,11 +34,19 @@ func Command() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	cmd.AddCommand(sweepCommand(), plotCommand(), compareCommand())
+	for _, more := range commands {
+		cmd.AddCommand(more())
+	}
 	for _, name := range names() {
 		cmd.AddCommand(experiments[name].command())
 	}
 	return cmd
 }
+
+var commands []func() *cobra.Command
+
+// RegisterCommand adds a command that is not an experiment. It is called from init.
+func RegisterCommand(c func() *cobra.Command) { commands = append(commands, c) }
 
 func sweepCommand() *cobra.Command {
 	return &cobra.Command{
@@ -94,16 +102,24 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if ctx == nil {
 		ctx = context.Background()
 	}
+	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
+	if err := e.Measure(ctx, run); err != nil {
+		return err
+	}
+	return errors.Join(run.report.publish(cmd, f), run.report.Err())
+}
+
+// Measure runs the experiment, on hosts of its own, and describes the machine in the report.
+func (e Experiment) Measure(ctx context.Context, run *Run) error {
 	if err := sweep(); err != nil {
 		return err
 	}
-	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
 	machine := run.report.Machine
 	run.Progress("%s", machine)
 	for _, warning := range machine.warnings(run.report.CPUs) {
 		run.Progress("warning: %s", warning)
 	}
-	err = e.Run(ctx, run)
+	err := e.Run(ctx, run)
 	machine.end(os.DirFS("/"))
 	if ctx.Err() != nil {
 		err = errors.New("interrupted; the next run removes what may be left")
@@ -111,7 +127,7 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if err != nil {
 		return fmt.Errorf("bench %s: %w", e.Name, err)
 	}
-	return errors.Join(run.report.publish(cmd, f), run.report.err())
+	return nil
 }
 
 func (r *Report) publish(cmd *cobra.Command, f flags) error {
@@ -119,7 +135,7 @@ func (r *Report) publish(cmd *cobra.Command, f flags) error {
 		return err
 	}
 	if f.out != "" {
-		if err := r.writeJSON(f.out); err != nil {
+		if err := WriteJSON(f.out, r); err != nil {
 			return fmt.Errorf("write figures: %w", err)
 		}
 	}

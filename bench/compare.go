@@ -44,7 +44,7 @@ func compare(w io.Writer, a, b *Report) error {
 		return fmt.Errorf("reports of different experiments, %s and %s, have no figures to compare", a.Experiment,
 			b.Experiment)
 	}
-	fmt.Fprintf(w, "A: %s\nB: %s\n", a.where(), b.where())
+	fmt.Fprintf(w, "A: %s\nB: %s\n", a.Where(), b.Where())
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	common := 0
 	for _, t := range a.tables() {

@@ -12,7 +12,7 @@ func TestCompare(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name string, r Report) string {
 		path := filepath.Join(dir, name)
-		if err := r.writeJSON(path); err != nil {
+		if err := WriteJSON(path, r); err != nil {
 			t.Fatal(err)
 		}
 		return path

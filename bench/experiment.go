@@ -44,6 +44,12 @@ func Register(e Experiment) {
 	experiments[e.Name] = e
 }
 
+// Find returns the experiment of a name.
+func Find(name string) (Experiment, bool) {
+	e, ok := experiments[name]
+	return e, ok
+}
+
 func names() []string {
 	var all []string
 	for name := range experiments {

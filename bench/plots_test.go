@@ -60,7 +60,7 @@ func TestPlotCommand(t *testing.T) {
 	dir := t.TempDir()
 	for _, name := range []string{"toy.json", "toy.json.gz"} {
 		file, plots := filepath.Join(dir, name), filepath.Join(dir, name+".plots")
-		if err := report.writeJSON(file); err != nil {
+		if err := WriteJSON(file, report); err != nil {
 			t.Fatal(err)
 		}
 		if out, err := runCommand("plot", file, "--plots", plots, "--only", "toy-time-p50-y", "--configs", "c,b", "--ratio",

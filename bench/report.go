@@ -42,6 +42,8 @@ type Report struct {
 	Cells    []Cell   `json:"cells"`
 	// Histograms show how single values are spread, where an experiment examines tails.
 	Histograms []Histogram `json:"histograms,omitempty"`
+	// Series are single values, where figures show these.
+	Series []Series `json:"series,omitempty"`
 	// Notes say what was left out or measured otherwise, and why.
 	Notes []string `json:"notes,omitempty"`
 	// Unsound lists the reasons why the run is invalid.
@@ -57,8 +59,8 @@ func newReport(e Experiment, quick bool) *Report {
 	}
 }
 
-// where says on what the report was made.
-func (r *Report) where() string {
+// Where says on what the report was made.
+func (r *Report) Where() string {
 	text := fmt.Sprintf("%s on Linux %s, %d CPUs", r.Experiment, r.Kernel, r.CPUs)
 	if r.Machine != nil {
 		text += ", " + r.Machine.String()
@@ -77,6 +79,24 @@ func kernelRelease() string {
 	return unix.ByteSliceToString(u.Release[:])
 }
 
+// Warnings are the reasons to distrust the figures.
+func (r *Report) Warnings() []string {
+	if r.Machine == nil {
+		return nil
+	}
+	return r.Machine.warnings(r.CPUs)
+}
+
+// Match returns the first cell whose load matches a pattern, in which * stands for what is not a slash.
+func (r *Report) Match(config, load, metric, stat string) (Cell, bool) {
+	for _, c := range r.Cells {
+		if c.Config == config && matches([]string{load}, c.Load) && c.Metric == metric && c.Stat == stat {
+			return c, true
+		}
+	}
+	return Cell{}, false
+}
+
 // Find returns the cell of a config, load, metric and stat.
 func (r *Report) Find(config, load, metric, stat string) (Cell, bool) {
 	for _, c := range r.Cells {
@@ -90,7 +110,8 @@ func (r *Report) Find(config, load, metric, stat string) (Cell, bool) {
 // ErrInvalid is wrapped by the error of a run that completed but is invalid.
 var ErrInvalid = errors.New("the run was not sound")
 
-func (r *Report) err() error {
+// Err is nil of a run that is valid.
+func (r *Report) Err() error {
 	if len(r.Unsound) == 0 {
 		return nil
 	}
@@ -100,9 +121,9 @@ func (r *Report) err() error {
 // compressed is how the name of a report ends that is compressed by gzip.
 const compressed = ".gz"
 
-// writeJSON replaces path as a whole.
-func (r *Report) writeJSON(path string) error {
-	data, err := json.MarshalIndent(r, "", "  ")
+// WriteJSON replaces path as a whole, compressed if its name ends in .gz.
+func WriteJSON(path string, value any) error {
+	data, err := json.MarshalIndent(value, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -121,21 +142,25 @@ func (r *Report) writeJSON(path string) error {
 	return atomicfile.Write(path, data, 0o644)
 }
 
-// readReport reads what writeJSON has written.
 func readReport(path string) (*Report, error) {
+	report := &Report{}
+	return report, ReadJSON(path, report)
+}
+
+// ReadJSON reads what WriteJSON has written.
+func ReadJSON(path string, value any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var r io.Reader = bytes.NewReader(data)
 	if strings.HasSuffix(path, compressed) {
 		if r, err = gzip.NewReader(r); err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return fmt.Errorf("%s: %w", path, err)
 		}
 	}
-	var report Report
-	if err := json.NewDecoder(r).Decode(&report); err != nil {
-		return nil, fmt.Errorf("%s is no report of a benchmark: %w", path, err)
+	if err := json.NewDecoder(r).Decode(value); err != nil {
+		return fmt.Errorf("%s is no report of a benchmark: %w", path, err)
 	}
-	return &report, nil
+	return nil
 }

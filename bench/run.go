@@ -32,7 +32,16 @@ type Run struct {
 	Quick bool
 	// Rounds is how often every trial is measured, at least MinRounds.
 	Rounds int
+	// Scale is the share of the published counts that is measured where `kerb bench paper` repeats a published
+	// experiment; otherwise 0, and lengths are the experiment's own.
+	Scale float64
+	// Configs are the ones to measure; none stands for all.
+	Configs []string
+	// Expected is how long the run takes, for its progress; 0 if that is unknown.
+	Expected time.Duration
 
+	done     float64 // share of the rounds
+	finished int     // loads
 	loads    []string
 	report   *Report
 	progress io.Writer
@@ -55,11 +64,15 @@ func (r *Run) Loads() []string { return r.loads }
 // Interleave measures the trials in turn, A B C A B C ..., so that a slow
 // stretch of the machine falls on all of them, and adds their cells.
 func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) error {
+	defer func() { r.finished++ }()
+	trials = slices.DeleteFunc(trials, func(t Trial) bool { return !r.Wants(t.Config) })
 	for round := range r.Rounds {
-		for _, t := range trials {
+		for i, t := range trials {
 			if err := ctx.Err(); err != nil {
 				return err
 			}
+			part := float64(round*len(trials)+i) / float64(r.Rounds*len(trials))
+			r.done = (float64(r.finished) + part) / float64(max(1, len(r.loads)))
 			r.Progress("%s round %d/%d %s", load, round+1, r.Rounds, t.Config)
 			samples, err := t.Measure(ctx)
 			if err != nil {
@@ -69,6 +82,11 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) erro
 		}
 	}
 	return nil
+}
+
+// Wants says whether a config is to be measured.
+func (r *Run) Wants(config string) bool {
+	return len(r.Configs) == 0 || slices.Contains(r.Configs, config)
 }
 
 // Record adds samples as one further round of their cells.
@@ -107,5 +125,17 @@ func (r *Run) Invalidate(format string, args ...any) {
 
 // Progress shows the user the current step.
 func (r *Run) Progress(format string, args ...any) {
-	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), fmt.Sprintf(format, args...))
+	text := fmt.Sprintf(format, args...)
+	if left := r.left(time.Since(r.start)); r.Expected > 0 && left > 0 {
+		text += fmt.Sprintf(", about %v left", left.Round(time.Second))
+	}
+	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), text)
+}
+
+// left is what was expected, until the rounds so far say better.
+func (r *Run) left(elapsed time.Duration) time.Duration {
+	if r.Expected == 0 || r.done < 0.05 {
+		return r.Expected - elapsed
+	}
+	return time.Duration(float64(elapsed) * (1 - r.done) / r.done)
 }

@@ -57,14 +57,12 @@ func (t *table) get(load, config string) (Cell, bool) {
 
 // WriteTable prints the report for people.
 func (r *Report) WriteTable(w io.Writer) error {
-	fmt.Fprintln(w, r.where())
+	fmt.Fprintln(w, r.Where())
 	if err := errors.Join(r.writeTables(w), r.writeTails(w)); err != nil {
 		return err
 	}
-	if r.Machine != nil {
-		for _, warning := range r.Machine.warnings(r.CPUs) {
-			fmt.Fprintf(w, "\nwarning: %s", warning)
-		}
+	for _, warning := range r.Warnings() {
+		fmt.Fprintf(w, "\nwarning: %s", warning)
 	}
 	for _, note := range r.Notes {
 		fmt.Fprintf(w, "\nnote: %s", note)

@@ -3,6 +3,7 @@
 package responder
 
 import (
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -44,7 +45,17 @@ const (
 	publishedLongest  = 15 * time.Second // of one round: a machine that is busy takes minutes
 	lossRequests      = 100
 	lossStep          = 20 // threads
+	lossPause         = time.Second
 )
+
+// published is how many requests there are on each thread, and how long a round takes at most. Where the published
+// experiments are repeated nothing but an answer that never comes ends one early.
+func (e *experiment) published(otherwise int) (requests int, longest time.Duration) {
+	if e.run.Scale == 0 {
+		return otherwise, publishedLongest
+	}
+	return max(1, int(publishedRequests*e.run.Scale)), 10 * time.Minute
+}
 
 // measureAll gives the figures of one load: response times of n threads that wait for their answers, requests a second
 // of n flows, and the cost of one, which a server that spins when there is nothing to do would have no part in.
@@ -65,7 +76,21 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: cpu - e.alone}), err
 }
 
-// measureTimes is the third published experiment: response times by threads.
+// measureThreads is the third published experiment: response times by threads.
+func (e *experiment) measureThreads(c *contender, threads int) (samples []bench.Sample, err error) {
+	if e.run.Scale == 0 {
+		return e.measureTimes(c, threads)
+	}
+	requests, _ := e.published(0)
+	err = c.serving(c.variant, func() error {
+		a, err := e.ask(c, "ask", threads, requests)
+		samples = append(rtt(a), threadMeans(a)...)
+		return err
+	})
+	return samples, err
+}
+
+// measureTimes has threads ask for a time.
 func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sample, err error) {
 	err = c.serving(c.variant, func() error {
 		a, err := e.ask(c, "ask", threads, 0)
@@ -121,10 +146,13 @@ func threadMeans(a answerTo) []bench.Sample {
 // measurePublished is the first published experiment, with the quartiles of its box plots.
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
 	var a answerTo
-	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, publishedRequests); return err })
-	if want := uint64(threads) * publishedRequests; err == nil && a.Sent < want {
-		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want,
-			publishedLongest)
+	requests, longest := e.published(publishedRequests)
+	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, requests); return err })
+	if want := uint64(threads * requests); err == nil && a.Sent < want {
+		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want, longest)
+	}
+	if e.run.Scale > 0 {
+		e.run.Keep(c.config, fmt.Sprintf("published/%d", threads), "thread_mean", "us", a.ThreadMeans)
 	}
 	samples := append(rtt(a), threadMeans(a)...)
 	for _, q := range []struct {
@@ -140,7 +168,7 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 func (e *experiment) ask(c *contender, mode string, threads, requests int) (answerTo, error) {
 	length := e.lengths.ask
 	if requests > 0 {
-		length = publishedLongest
+		_, length = e.published(0)
 	}
 	a, err := c.client(mode, threads, length, float64(requests))
 	e.check(c, a)
@@ -164,8 +192,14 @@ func (e *experiment) check(c *contender, a answerTo) {
 func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, error) {
 	good := 0
 	err := c.serving(c.variant, func() error {
-		for threads := lossStep; threads <= most; threads += lossStep {
-			a, err := c.client("ask", threads, publishedLongest, lossRequests)
+		requests, longest := e.published(lossRequests)
+		step := lossStep
+		if e.run.Scale == 1 {
+			step = 1
+		}
+		for threads := step; threads <= most; threads += step {
+			time.Sleep(time.Duration(e.run.Scale * float64(lossPause)))
+			a, err := c.client("ask", threads, longest, float64(requests))
 			e.check(c, a)
 			if err != nil || a.lost() > 0 {
 				return err

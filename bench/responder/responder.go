@@ -78,7 +78,7 @@ func (e *experiment) family(name string) family {
 	case "until-loss":
 		f.measure = e.measureUntilLoss
 	case "threads":
-		f.measure = e.measureTimes
+		f.measure = e.measureThreads
 	case "offered":
 		f.measure = e.measureOffered
 	case "tcp":
@@ -132,6 +132,9 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		trials = append(trials, e.aloneTrial(f, n))
 	}
 	for _, config := range f.configs {
+		if !e.run.Wants(config) {
+			continue
+		}
 		c, err := e.contender(f, config)
 		if errors.Is(err, errLeftOut) {
 			e.run.Note("%s is left out of %s: %v", config, name, err)
@@ -204,6 +207,9 @@ func (e *experiment) notes() {
 		"of its sender, "+
 		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
 	e.run.Note("threads share the client's CPU; each gives it up after an answer, so that turns change between requests")
+	if e.run.Scale > 0 {
+		return // no table of the published experiments has it
+	}
 	e.run.Note("cpu is the CPU time of the client, the server and the kernel between them, softirqs on idle CPUs "+
 		"included, at %d requests/s in "+
 		"batches of %d, less that of the same requests dropped at the server's interface: it holds the delivery of the "+

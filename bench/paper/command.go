@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func init() { bench.RegisterCommand(command) }
+
+// flags are what was typed.
+type flags struct {
+	short, quick                           bool
+	tables                                 []string
+	resume, report, out, figures, linkedIn string
+}
+
+func command() *cobra.Command {
+	var f flags
+	cmd := &cobra.Command{
+		Use:   "paper [WORK]",
+		Short: "Repeat the experiments of a published work, next to its figures",
+		Long: "Repeats the experiments of a published work in its own metric and with its own counts, and prints each " +
+			"table with the\npublished figures and those of this machine, the ratio between the configs in both, and " +
+			"whether what the work says of them\nholds here. Without a work it lists them, with the time that each takes.",
+		Args: cobra.MaximumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return list(cmd.OutOrStdout())
+			}
+			w, err := find(args[0])
+			if err != nil {
+				return err
+			}
+			cmd.SilenceUsage = true
+			return f.execute(cmd, w)
+		},
+		ValidArgsFunction: func(*cobra.Command, []string, string) (names []string, _ cobra.ShellCompDirective) {
+			for _, w := range works {
+				names = append(names, w.Name)
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
+		},
+	}
+	cmd.Flags().BoolVar(&f.short, "short", false, "a tenth of the published counts")
+	cmd.Flags().BoolVar(&f.quick, "quick", false, "a smoke run within 45 seconds")
+	cmd.Flags().StringSliceVar(&f.tables, "tables", nil, "only these tables, separated by commas")
+	cmd.Flags().StringVar(&f.resume, "resume", "", "keep each table in this directory when it is finished, and do not "+
+		"repeat those that are there")
+	cmd.Flags().StringVar(&f.report, "report", "", "measure nothing: read the figures from this file, which --out has "+
+		"written")
+	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
+	cmd.Flags().StringVar(&f.figures, "figures", "", "draw the figures of the work (SVG) into this directory")
+	cmd.Flags().StringVar(&f.linkedIn, "link", "", "have the printed tables show figures in this directory")
+	cmd.MarkFlagsMutuallyExclusive("short", "quick")
+	for _, other := range []string{"short", "quick", "tables", "resume"} {
+		cmd.MarkFlagsMutuallyExclusive("report", other)
+	}
+	return cmd
+}
+
+func (f flags) mode() Mode {
+	switch {
+	case f.quick:
+		return Quick
+	case f.short:
+		return Short
+	}
+	return Published
+}
+
+func (f flags) execute(cmd *cobra.Command, w *Work) error {
+	r, err := f.obtain(cmd, w)
+	if err != nil {
+		return err
+	}
+	if err := r.write(cmd.OutOrStdout(), w, f.linkedIn); err != nil {
+		return err
+	}
+	if f.out != "" {
+		if err := bench.WriteJSON(f.out, r); err != nil {
+			return fmt.Errorf("write figures: %w", err)
+		}
+	}
+	if f.figures != "" {
+		if err := os.MkdirAll(f.figures, 0o755); err != nil {
+			return err
+		}
+		if err := r.draw(w, f.figures); err != nil {
+			return err
+		}
+	}
+	var unsound []error
+	for _, p := range r.Parts {
+		unsound = append(unsound, p.Report.Err())
+	}
+	return errors.Join(unsound...)
+}
+
+func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
+	if f.report != "" {
+		return readReport(f.report, w)
+	}
+	ctx := cmd.Context()
+	if ctx == nil {
+		ctx = context.Background()
+	}
+	return request{work: w, mode: f.mode(), tables: f.tables, resume: resume(f.resume),
+		progress: cmd.ErrOrStderr()}.run(ctx)
+}
+
+// list prints all works, with what each table shows and the time that it takes.
+func list(out io.Writer) error {
+	var b strings.Builder
+	byName := slices.SortedFunc(slices.Values(works), func(a, b *Work) int { return strings.Compare(a.Name, b.Name) })
+	for _, w := range byName {
+		fmt.Fprintf(&b, "%s: %s\n", w.Name, w.Title)
+		for _, t := range w.Tables {
+			fmt.Fprintf(&b, "  %s: %s. %s. About %v; --short %v", t.Name, t.Title, t.Shows, t.Takes[Published], t.Takes[Short])
+			if len(t.Loads[Quick]) > 0 {
+				fmt.Fprintf(&b, "; --quick %v", t.Takes[Quick])
+			}
+			b.WriteByte('\n')
+		}
+	}
+	_, err := io.WriteString(out, b.String())
+	return err
+}

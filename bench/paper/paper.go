@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package paper is `kerb bench paper`: it repeats the experiments of the published works that Kerb implements, in their
+// own metrics, and lays the figures next to the published ones. A work is a list of tables; each is measured by an
+// experiment that exists as `kerb bench NAME`, with the published counts or a share of them, and is kept as a report of
+// its own, so that a work can be repeated in parts.
+package paper
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// Work is a published work.
+type Work struct {
+	Name   string // on the command line
+	Title  string
+	Tables []Table
+	Claims []Claim
+}
+
+// Table is a table or figure of results of the work, or several that show the same measurement.
+type Table struct {
+	Name  string // of its file
+	Title string // begins with its number in the work
+	Shows string // in one line
+	// Experiment measures Configs under Loads, of which there may be fewer in a mode.
+	Experiment string
+	Loads      [modes][]string
+	Rounds     [modes]int
+	Takes      [modes]time.Duration // on two CPUs
+	Configs    []Config
+	Rows       []Row
+	Figures    []bench.Figure
+	// Differs says what is not as in the work.
+	Differs string
+}
+
+// Config is a config of the experiment, and what the work calls it. Ratios are to the first.
+type Config struct{ Name, Published string }
+
+// Row is one figure of all configs.
+type Row struct {
+	Label string
+	// Where it is found in the experiment's report; Load may be a pattern. Values are multiplied by By to be of Unit.
+	Load, Metric, Stat string
+	Unit               string
+	By                 float64
+	// Over is mean or stddev where the work has that of its repetitions; otherwise the cell's own value counts.
+	Over string
+	// Published are the values by config. Where only the difference between configs is published, Ratios has it.
+	Published, Ratios map[string]float64
+}
+
+// Mode is how much of the published counts is measured.
+type Mode int
+
+// The modes; the order is that of Table's fields.
+const (
+	Published Mode = iota
+	Short
+	Quick
+	modes
+)
+
+var modeNames = [modes]string{"published", "short", "quick"}
+
+// String is the mode's name in reports.
+func (m Mode) String() string { return modeNames[m] }
+
+// MarshalText writes the name.
+func (m Mode) MarshalText() ([]byte, error) { return []byte(m.String()), nil }
+
+// UnmarshalText reads it.
+func (m *Mode) UnmarshalText(text []byte) error {
+	i := slices.Index(modeNames[:], string(text))
+	if i < 0 {
+		return fmt.Errorf("a report cannot be %q; there are %s", text, strings.Join(modeNames[:], ", "))
+	}
+	*m = Mode(i)
+	return nil
+}
+
+// scale is the share of the published counts.
+func (m Mode) scale() float64 { return [modes]float64{1, 0.1, 0.001}[m] }
+
+// text says it for people.
+func (m Mode) text() string {
+	return [modes]string{"the published counts", "a tenth of the published counts", "a smoke run: figures mean nothing"}[m]
+}
+
+// Same is a value for all modes.
+func Same[T any](v T) [modes]T { return [modes]T{v, v, v} }
+
+var works []*Work
+
+// register adds a work; it is called from init.
+func register(w *Work) { works = append(works, w) }
+
+func find(name string) (*Work, error) {
+	var names []string
+	for _, w := range works {
+		if w.Name == name {
+			return w, nil
+		}
+		names = append(names, w.Name)
+	}
+	slices.Sort(names)
+	return nil, fmt.Errorf("no work is called %q; there are %s", name, strings.Join(names, ", "))
+}
+
+func (w *Work) table(name string) (*Table, error) {
+	var names []string
+	for i := range w.Tables {
+		if w.Tables[i].Name == name {
+			return &w.Tables[i], nil
+		}
+		names = append(names, w.Tables[i].Name)
+	}
+	return nil, fmt.Errorf("%s has no table %q; it has %s", w.Name, name, strings.Join(names, ", "))
+}
+
+func (t *Table) configNames() (names []string) {
+	for _, c := range t.Configs {
+		names = append(names, c.Name)
+	}
+	return names
+}

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/benchtest"
+)
+
+func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
+
+// Works are complete: what tables name exists, and every claim is judged or says why not.
+func TestWorks(t *testing.T) {
+	for _, w := range works {
+		names := map[string]bool{}
+		for _, table := range w.Tables {
+			if _, ok := bench.Find(table.Experiment); !ok {
+				t.Errorf("%s %s: no experiment %q", w.Name, table.Name, table.Experiment)
+			}
+			if names[table.Name] || len(table.Rows) == 0 || len(table.Configs) == 0 || table.Title == "" {
+				t.Errorf("%s %s: twice, or without rows, configs or title", w.Name, table.Name)
+			}
+			names[table.Name] = true
+			for mode := range modes {
+				n := len(table.Loads[mode])
+				if n > 0 && (table.Rounds[mode] == 0 || table.Takes[mode] == 0) || n == 0 && mode != Quick {
+					t.Errorf("%s %s: %d loads in mode %v, %d rounds, %v", w.Name, table.Name, n, mode, table.Rounds[mode],
+						table.Takes[mode])
+				}
+			}
+			for _, row := range table.Rows {
+				for config := range row.Published {
+					if !slices.Contains(table.configNames(), config) {
+						t.Errorf("%s %s, %s: no config %q", w.Name, table.Name, row.Label, config)
+					}
+				}
+			}
+		}
+		if len(w.Claims) == 0 {
+			t.Errorf("%s claims nothing", w.Name)
+		}
+		for _, c := range w.Claims {
+			if (c.Judge == nil) == (c.NotMeasured == "") || c.Where == "" {
+				t.Errorf("%s: %q is neither judged nor left open, or both, or is nowhere", w.Name, c.Text)
+			}
+		}
+	}
+}
+
+// toy is a work of two tables, whose experiment runs f.
+func toy(f func(ctx context.Context, table string) error) *Work {
+	name := "toy"
+	if _, taken := bench.Find(name); !taken {
+		bench.Register(bench.Experiment{Name: name, Run: func(ctx context.Context, r *bench.Run) error {
+			for _, load := range r.Loads() {
+				if err := running(ctx, load); err != nil {
+					return err
+				}
+				for _, c := range []bench.Sample{{Metric: "time", Stat: "p50", Unit: "us", Value: 2000}} {
+					r.Record("a", load, c)
+					c.Value /= 4
+					r.Record("b", load, c)
+				}
+			}
+			return nil
+		}})
+	}
+	running = f
+	table := func(name string) Table {
+		return Table{Name: name, Title: "Table " + name, Shows: "Times", Experiment: "toy", Loads: Same([]string{name}),
+			Rounds: Same(1), Configs: []Config{{"a", "theirs"}, {"b", ""}}, Rows: []Row{
+				{Label: "median", Load: name, Metric: "time", Stat: "p50", Unit: "ms", By: 1e-3,
+					Published: map[string]float64{"a": 4, "b": 3}},
+				{Label: "gain", Load: name, Metric: "gain", Stat: "p50", Unit: "ms", Ratios: map[string]float64{"b": 0.606}},
+			}}
+	}
+	return &Work{Name: name, Title: "A toy", Tables: []Table{table("1"), table("2")}, Claims: []Claim{
+		{Text: "b is faster", Where: "p. 1", Judge: func(f *found) (bool, string) {
+			return f.of("2", "b", "2", "time", "p50") < f.of("2", "a", "2", "time", "p50"), "as seen"
+		}},
+		{Text: "b is slower", Where: "p. 2", Judge: func(f *found) (bool, string) {
+			return f.of("2", "b", "2", "time", "p50") > f.of("2", "a", "2", "time", "p50"), "as seen"
+		}},
+		{Text: "b is cheap", Where: "p. 3", NotMeasured: "no meter"},
+	}}
+}
+
+var running func(context.Context, string) error
+
+func measure(t *testing.T, w *Work, mode Mode, dir string) (*Report, error) {
+	t.Helper()
+	return request{work: w, mode: mode, resume: resume(dir), progress: io.Discard}.run(t.Context())
+}
+
+func text(t *testing.T, r *Report, w *Work) string {
+	t.Helper()
+	var out bytes.Buffer
+	if err := r.write(&out, w, ""); err != nil {
+		t.Fatal(err)
+	}
+	return out.String()
+}
+
+// A run that ends in its second table continues there, and does not repeat the first.
+func TestResume(t *testing.T) {
+	needsRoot(t)
+	dir := t.TempDir()
+	var measured []string
+	killed := true
+	w := toy(func(_ context.Context, table string) error {
+		measured = append(measured, table)
+		if table == "2" && killed {
+			return errors.New("killed")
+		}
+		return nil
+	})
+	if _, err := measure(t, w, Short, dir); err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Fatalf("the first run: %v", err)
+	}
+	killed = false
+	r, err := measure(t, w, Short, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := strings.Join(measured, " "); got != "1 2 2" || len(r.Parts) != 2 {
+		t.Errorf("measured %s, %d parts", got, len(r.Parts))
+	}
+	for _, p := range r.Parts {
+		if p.Report.Machine == nil || p.Report.Kernel == "" {
+			t.Errorf("part %s does not say on what machine", p.Table)
+		}
+	}
+	if got := text(t, r, w); !strings.Contains(got, "a tenth of the published counts") {
+		t.Errorf("the text does not tell the counts:\n%s", got)
+	}
+}
+
+// The table has the published figures, ours, and the ratios of both; claims have verdicts.
+func TestText(t *testing.T) {
+	needsRoot(t)
+	w := toy(func(context.Context, string) error { return nil })
+	r, err := measure(t, w, Published, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range r.Parts {
+		p.Report.Machine = nil // what else it does is in the text
+	}
+	got := text(t, r, w)
+	for _, want := range []string{
+		"| median, ms: a (theirs) | 4         | 2    | 1.000           | 1.000      |\n",
+		"| median, ms: b          | 3         | 0.5  | 0.750           | 0.250      |\n",
+		"| gain, ms: b            | -         | -    | 0.606           | -          |\n",
+		"- b is faster (p. 1): **holds**; as seen.\n",
+		"- b is slower (p. 2): **does not hold**; as seen.\n",
+		"- b is cheap (p. 3): **not measured here**; no meter.\n",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	// A report of one table has no verdict about another.
+	r.Parts = r.Parts[:1]
+	got = text(t, r, w)
+	for _, want := range []string{"**Table 2.** Not in this report.", "b is faster (p. 1): **not measured here**; this " +
+		"report does not have time p50 of b in 2, time p50 of a in 2."} {
+		if !strings.Contains(got, want) {
+			t.Errorf("no %q in:\n%s", want, got)
+		}
+	}
+	if r, err = measure(t, w, Quick, ""); err != nil {
+		t.Fatal(err)
+	}
+	if got = text(t, r, w); strings.Contains(got, "holds") || !strings.Contains(got, "figures mean nothing") {
+		t.Errorf("a smoke run judges claims:\n%s", got)
+	}
+}
+
+// Directories and files of something else are refused before anything is measured.
+func TestBadInput(t *testing.T) {
+	w := toy(func(context.Context, string) error { t.Error("measured"); return nil })
+	dir := func(name, content string) string {
+		d := t.TempDir()
+		if err := os.WriteFile(filepath.Join(d, name), []byte(content), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return d
+	}
+	file := filepath.Join(dir("x", ""), "x")
+	for _, tc := range []struct{ dir, want string }{
+		{dir("1.json", `{"work":"weinhold","mode":"short","table":"1","report":{}}`), "is of weinhold, short counts"},
+		{dir("1.json", `{"work":"toy","mode":"published","table":"1","report":{}}`), "is of toy, published counts"},
+		{dir("1.json", `{"work":"toy","mode":"short","table":"2","report":{}}`), "is no table"},
+		{dir("1.json", `{"work":"toy","mode":"short","table":"1"}`), "is of toy"},
+		{dir("1.json", `{"work":"toy","mode":"most","table":"1"}`), "cannot be \"most\""},
+		{dir("notes.txt", "mine"), "notes.txt"},
+		{file, "not a directory"},
+	} {
+		_, err := measure(t, w, Short, tc.dir)
+		if err == nil || !strings.Contains(err.Error(), tc.want) || !strings.Contains(err.Error(), "--resume "+tc.dir) {
+			t.Errorf("%s: %v", tc.want, err)
+		}
+	}
+	kept := func(parts string) string {
+		return " --report " + dir("r", `{"work":"weinhold","mode":"short","parts":[`+parts+`]}`) + "/r"
+	}
+	for args, want := range map[string]string{
+		"paper neumann":                              `no work is called "neumann"; there are`,
+		"paper weinhold --tables 9":                  `weinhold has no table "9"; it has times, loss, threads`,
+		"paper weinhold --quick --short":             "none of the others",
+		"paper weinhold --report " + file:            "is no report",
+		"paper toy" + kept(""):                       `no work is called "toy"`,
+		"paper weinhold" + kept(`{"table":"z"}`):     `"z"`,
+		"paper weinhold" + kept(`{"table":"times"}`): "complete",
+		"paper weinhold --report " + filepath.Join(dir("r", `{"work":"toy","mode":"short"}`), "r"): `of "toy"`,
+	} {
+		cmd := bench.Command()
+		cmd.SetArgs(strings.Fields(args))
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		if err := cmd.Execute(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v", args, err)
+		}
+	}
+}
+
+// Without a work, all are listed, with their tables and times.
+func TestList(t *testing.T) {
+	var out bytes.Buffer
+	if err := list(&out); err != nil {
+		t.Fatal(err)
+	}
+	for _, w := range works {
+		for _, table := range w.Tables {
+			for _, want := range []string{w.Title, table.Name + ": " + table.Title, table.Takes[Short].String()} {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("the list has no %q:\n%s", want, &out)
+				}
+			}
+		}
+	}
+}
+
+// Every work is measured on real traffic, in its smallest form, and every figure that its tables name is found.
+func TestQuick(t *testing.T) {
+	needsRoot(t)
+	for _, w := range works {
+		t.Run(w.Name, func(t *testing.T) {
+			r, err := request{work: w, mode: Quick, progress: io.Discard, before: func(run *bench.Run) {
+				run.Rounds, run.Scale = 1, 1e-4
+			}}.run(t.Context())
+			if errors.Is(err, bench.ErrNotBuilt) {
+				t.Skip(err)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range r.Parts {
+				table, _ := w.table(r.Parts[i].Table)
+				checkRows(t, w, table, &r.Parts[i])
+			}
+			if err := r.draw(w, t.TempDir()); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// checkRows expects a value of every row, but for loads that smoke runs leave out and configs that cannot be measured.
+func checkRows(t *testing.T, w *Work, table *Table, p *Part) {
+	t.Helper()
+	measured := 0
+	for _, row := range table.Rows {
+		for _, c := range table.Configs {
+			if _, ok := row.ours(c, p.Report); ok {
+				measured++
+			} else if has(p.Report, c.Name, row.Load) {
+				t.Errorf("%s %s, %s: no %s %s of %s", w.Name, table.Name, row.Label, row.Metric, row.Stat, c.Name)
+			}
+		}
+	}
+	if measured == 0 {
+		t.Errorf("%s %s: nothing was measured: %v", w.Name, table.Name, p.Report.Notes)
+	}
+}
+
+func has(r *bench.Report, config, load string) bool {
+	return slices.ContainsFunc(r.Cells, func(c bench.Cell) bool {
+		ok, _ := filepath.Match(load, c.Load)
+		return ok && c.Config == config
+	})
+}
+
+func needsRoot(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+}

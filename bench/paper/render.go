@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"fmt"
+	"io"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// write prints a report as Markdown, which is for terminals, too, and the text of docs/reproduction.md. Figures are
+// linked to in a directory, if there is one.
+func (r *Report) write(out io.Writer, w *Work, figures string) error {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s, with %s.\n", w.Title, r.Mode.text())
+	for i := range w.Tables {
+		t := &w.Tables[i]
+		if p := r.part(t.Name); p != nil {
+			writeTable(&b, t, p)
+			writeFigures(&b, w, t, p, figures)
+		} else {
+			fmt.Fprintf(&b, "\n**%s.** Not in this report.\n", t.Title)
+		}
+	}
+	if len(w.Claims) > 0 {
+		fmt.Fprint(&b, "\n**What the work says.**\n\n")
+	}
+	for _, c := range w.Claims {
+		v := c.judge(r)
+		fmt.Fprintf(&b, "- %s (%s): **%s**; %s.\n", c.Text, c.Where, v.outcome, v.why)
+	}
+	r.writeNotes(&b)
+	_, err := io.WriteString(out, b.String())
+	return err
+}
+
+func writeTable(b *strings.Builder, t *Table, p *Part) {
+	fmt.Fprintf(b, "\n**%s.** %s.", t.Title, t.Shows)
+	if t.Differs != "" {
+		fmt.Fprintf(b, " Not as in the work: %s.", t.Differs)
+	}
+	fmt.Fprintf(b, "\n\n%s.\n\n", p.Report.Where())
+	base := t.Configs[0]
+	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
+	for _, row := range t.Rows {
+		for _, c := range t.Configs {
+			rows = append(rows, row.line(c, base, p.Report))
+		}
+	}
+	writeAligned(b, rows)
+	for _, why := range p.Report.Unsound {
+		fmt.Fprintf(b, "\nNot sound: %s.\n", why)
+	}
+	for _, warning := range p.Report.Warnings() {
+		fmt.Fprintf(b, "\nWarning: %s.\n", warning)
+	}
+}
+
+// writeNotes prints those of all parts, each once.
+func (r *Report) writeNotes(b *strings.Builder) {
+	var notes []string
+	for _, p := range r.Parts {
+		for _, note := range p.Report.Notes {
+			if !slices.Contains(notes, note) {
+				notes = append(notes, note)
+			}
+		}
+	}
+	if len(notes) > 0 {
+		fmt.Fprint(b, "\n**How it was measured.**\n\n")
+	}
+	for _, note := range notes {
+		fmt.Fprintf(b, "- %s.\n", strings.TrimSuffix(note, "."))
+	}
+}
+
+// line is a row's of one config; ratios are to the base.
+func (row Row) line(c, base Config, r *bench.Report) []string {
+	name := c.Name
+	if c.Published != "" && c.Published != c.Name {
+		name += " (" + c.Published + ")"
+	}
+	line := []string{fmt.Sprintf("%s, %s: %s", row.Label, row.Unit, name), "-", "-", "-", "-"}
+	if v, ok := row.Published[c.Name]; ok {
+		line[1] = number(v)
+		if of, ok := row.Published[base.Name]; ok && of != 0 {
+			line[3] = fmt.Sprintf("%.3f", v/of)
+		}
+	}
+	if ratio, ok := row.Ratios[c.Name]; ok {
+		line[3] = fmt.Sprintf("%.3f", ratio)
+	}
+	if v, ok := row.ours(c, r); ok {
+		line[2] = number(v)
+		if of, ok := row.ours(base, r); ok && of != 0 {
+			line[4] = fmt.Sprintf("%.3f", v/of)
+		}
+	}
+	return line
+}
+
+func (row Row) ours(c Config, r *bench.Report) (float64, bool) {
+	cell, ok := r.Match(c.Name, row.Load, row.Metric, row.Stat)
+	switch row.Over {
+	case "mean":
+		cell.Value = bench.Mean(cell.Rounds)
+	case "stddev":
+		cell.Value = bench.Stddev(cell.Rounds)
+	}
+	by := row.By
+	if by == 0 {
+		by = 1
+	}
+	return cell.Value * by, ok
+}
+
+// number prints four digits.
+func number(v float64) string { return fmt.Sprintf("%.4g", v) }
+
+func writeAligned(b *strings.Builder, rows [][]string) {
+	widths := make([]int, len(rows[0]))
+	for _, row := range rows {
+		for i, cell := range row {
+			widths[i] = max(widths[i], len(cell))
+		}
+	}
+	for n, row := range rows {
+		for i, cell := range row {
+			fmt.Fprintf(b, "| %-*s ", widths[i], cell)
+		}
+		b.WriteString("|\n")
+		if n == 0 {
+			for _, width := range widths {
+				b.WriteString("|" + strings.Repeat("-", width+2))
+			}
+			b.WriteString("|\n")
+		}
+	}
+}
+
+// hasFigure is false where the mode has too little for a figure.
+func hasFigure(p *Part, f bench.Figure) bool {
+	for _, s := range p.Report.Series {
+		if s.Metric == f.Metric {
+			return true
+		}
+	}
+	for _, h := range p.Report.Histograms {
+		if h.Metric == f.Metric && f.Kind == "histogram" && (f.Load == "" || f.Load == h.Load) {
+			return true
+		}
+	}
+	return f.Kind == "regression"
+}
+
+func writeFigures(b *strings.Builder, w *Work, t *Table, p *Part, dir string) {
+	for _, f := range t.Figures {
+		if dir == "" || !hasFigure(p, f) {
+			continue
+		}
+		path := filepath.ToSlash(filepath.Join(dir, figureName(w, f)))
+		fmt.Fprintf(b, "\n<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"%s-dark.svg\">\n"+
+			"  <img alt=%q src=\"%s-light.svg\">\n</picture>\n", path, f.Title, path)
+	}
+}
+
+func figureName(w *Work, f bench.Figure) string { return w.Name + "-" + f.Name }
+
+// draw writes the figures of all parts.
+func (r *Report) draw(w *Work, dir string) error {
+	for i := range w.Tables {
+		p := r.part(w.Tables[i].Name)
+		for _, f := range w.Tables[i].Figures {
+			if p == nil || !hasFigure(p, f) {
+				continue
+			}
+			if err := p.Report.Draw(f, filepath.Join(dir, figureName(w, f))); err != nil {
+				return fmt.Errorf("%s: %w", f.Name, err)
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// Report is what was found of a work: a part for each table that was measured.
+type Report struct {
+	Work  string `json:"work"`
+	Mode  Mode   `json:"mode"`
+	Parts []Part `json:"parts"`
+}
+
+// Part is one table's, with the machine and the reference that it was measured with.
+type Part struct {
+	Work    string        `json:"work"`
+	Mode    Mode          `json:"mode"`
+	Table   string        `json:"table"`
+	Seconds float64       `json:"seconds"` // that it took
+	Report  *bench.Report `json:"report"`
+}
+
+func (r *Report) part(table string) *Part {
+	for i := range r.Parts {
+		if r.Parts[i].Table == table {
+			return &r.Parts[i]
+		}
+	}
+	return nil
+}
+
+// resume is a directory with a file for each finished table. The empty one keeps nothing.
+type resume string
+
+const partEnd = ".json"
+
+// open makes the directory, and refuses one with anything else in it.
+func (d resume) open(w *Work, mode Mode) error {
+	if d == "" {
+		return nil
+	}
+	if err := os.MkdirAll(string(d), 0o755); err != nil {
+		return fmt.Errorf("--resume %s: %w", d, err)
+	}
+	files, err := os.ReadDir(string(d))
+	if err != nil {
+		return fmt.Errorf("--resume %s: %w", d, err)
+	}
+	for _, f := range files {
+		var p Part
+		err := bench.ReadJSON(filepath.Join(string(d), f.Name()), &p)
+		if err == nil && p.Table+partEnd != f.Name() {
+			err = errors.New("is no table of a work")
+		}
+		if err == nil && (p.Work != w.Name || p.Mode != mode || p.Report == nil) {
+			err = fmt.Errorf("is of %s, %s counts", p.Work, p.Mode)
+		}
+		if err != nil {
+			return fmt.Errorf("--resume %s is not of %s with %s counts: %s: %w; choose an empty directory", d, w.Name, mode,
+				f.Name(), err)
+		}
+	}
+	return nil
+}
+
+// finished returns the part of a table that was measured before.
+func (d resume) finished(table string) (p Part, ok bool, err error) {
+	if d == "" {
+		return p, false, nil
+	}
+	err = bench.ReadJSON(d.path(table), &p)
+	if errors.Is(err, fs.ErrNotExist) {
+		return p, false, nil
+	}
+	return p, err == nil, err
+}
+
+func (d resume) keep(p Part) error {
+	if d == "" {
+		return nil
+	}
+	return bench.WriteJSON(d.path(p.Table), p)
+}
+
+func (d resume) path(table string) string { return filepath.Join(string(d), table+partEnd) }
+
+// readReport reads what --out has written.
+func readReport(path string, w *Work) (*Report, error) {
+	r := &Report{}
+	if err := bench.ReadJSON(path, r); err != nil {
+		return nil, err
+	}
+	if r.Work != w.Name {
+		return nil, fmt.Errorf("%s is a report of %q, not of %s", path, r.Work, w.Name)
+	}
+	for _, p := range r.Parts {
+		if _, err := w.table(p.Table); err != nil || p.Report == nil {
+			return nil, fmt.Errorf("%s: table %q: %w", path, p.Table, errors.Join(err, errors.New("is not complete")))
+		}
+	}
+	return r, nil
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	_ "github.com/kerb-edge/kerb/bench/responder"
+)
+
+func init() { register(&weinhold) }
+
+var weinhold = Work{
+	Name:   "weinhold",
+	Title:  "Weinhold, real-time requests answered in the kernel (TU Berlin, 2023)",
+	Tables: []Table{weinholdTimes, weinholdLoss, weinholdThreads},
+	Claims: weinholdClaims,
+}
+
+var weinholdConfigs = []Config{{"user", "user"}, {"mixed", "mixed"}, {"kernel", "kernel"}}
+
+const oneMachine = "one machine with network namespaces in place of two virtual machines, the client on one half of " +
+	"the CPUs and the server on the other"
+
+// three are values of the configs in their order.
+func three(user, mixed, kernel float64) map[string]float64 {
+	return map[string]float64{"user": user, "mixed": mixed, "kernel": kernel}
+}
+
+var weinholdTimes = Table{
+	Name:  "times",
+	Title: "Tables 5.4 and 5.5, figures 5.3 and 5.4: response times of 120 threads",
+	Shows: "The time of a thread, divided by its 10,000 requests: in one run (table 5.4; ours are the medians of the " +
+		"runs, and the lowest and the highest of all), and the medians of 96 runs (table 5.5)",
+	Experiment: "responder",
+	Loads:      Same([]string{"published/120"}),
+	Rounds:     [modes]int{96, 10, 3},
+	Takes:      [modes]time.Duration{2 * time.Hour, 2 * time.Minute, 8 * time.Second},
+	Configs:    weinholdConfigs,
+	Differs:    oneMachine,
+	Rows: []Row{
+		{Label: "5.4 median", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms", By: 1e-3,
+			Published: three(1.8868, 1.0784, 1.3252)},
+		{Label: "5.4 deviation", Load: "published/120", Metric: "thread_mean", Stat: "stddev", Unit: "ms", By: 1e-3,
+			Published: three(0.1608, 0.0878, 0.0818)},
+		{Label: "5.4 min", Load: "published/120", Metric: "thread_mean", Stat: "min", Unit: "ms", By: 1e-3,
+			Published: map[string]float64{"user": 1.60}},
+		{Label: "5.4 max", Load: "published/120", Metric: "thread_mean", Stat: "max", Unit: "ms", By: 1e-3,
+			Published: map[string]float64{"mixed": 1.28, "kernel": 1.55}},
+		{Label: "5.5 median of medians", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms", By: 1e-3,
+			Published: three(1.7476, 1.2010, 1.2654)},
+		{Label: "5.5 mean of medians", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms", By: 1e-3,
+			Over: "mean"},
+		{Label: "5.5 deviation of medians", Load: "published/120", Metric: "thread_mean", Stat: "p50", Unit: "ms",
+			By: 1e-3, Over: "stddev"},
+	},
+	Figures: []bench.Figure{
+		{Kind: "box", Name: "5-3", Title: "Figure 5.3: response times of 120 threads", Metric: "thread_mean"},
+		{Kind: "each", Name: "5-4", Title: "Figure 5.4: median of each thread", Metric: "thread_mean", X: "thread"},
+	},
+}
+
+var weinholdLoss = Table{
+	Name:       "loss",
+	Title:      "Table 5.6, figure 5.5: threads until the first request is lost",
+	Shows:      "How many threads got all their answers, of one more each time",
+	Experiment: "responder",
+	Loads:      [modes][]string{{"until-loss/400"}, {"until-loss/400"}, {"until-loss/40"}},
+	Rounds:     [modes]int{5, 1, 1},
+	Takes:      [modes]time.Duration{48 * time.Hour, 3 * time.Minute, 4 * time.Second},
+	Configs:    weinholdConfigs,
+	Differs: oneMachine + "; 20 threads more each time unless with the published counts, and never more than 400, which " +
+		"stands for no loss",
+	Rows: []Row{
+		{Label: "median", Load: "until-loss/*", Metric: "lossfree_threads", Stat: "p50", Unit: "threads",
+			Published: three(139, 265, 270)},
+		{Label: "mean", Load: "until-loss/*", Metric: "lossfree_threads", Stat: "p50", Unit: "threads", Over: "mean",
+			Published: three(139.5, 269.6, 271.7)},
+	},
+}
+
+var weinholdThreads = Table{
+	Name:       "threads",
+	Title:      "Figure 5.6: response time against the number of threads",
+	Shows:      "Median over threads for each number of them, and the straight line through these",
+	Experiment: "responder",
+	Loads: [modes][]string{threadLoads(10, 10), threadLoads(50, 50),
+		{"threads/1", "threads/60", "threads/120"}},
+	Rounds:  [modes]int{1, 3, 1},
+	Takes:   [modes]time.Duration{30 * time.Minute, 5 * time.Minute, 4 * time.Second},
+	Configs: weinholdConfigs,
+	Differs: oneMachine + "; up to 250 threads, not in steps of one",
+	Rows: []Row{
+		{Label: "120 threads", Load: "threads/120", Metric: "thread_mean", Stat: "p50", Unit: "ms", By: 1e-3},
+		{Label: "250 threads", Load: "threads/250", Metric: "thread_mean", Stat: "p50", Unit: "ms", By: 1e-3},
+	},
+	Figures: []bench.Figure{{Kind: "regression", Name: "5-6", Title: "Figure 5.6: response time by threads",
+		Metric: "thread_mean", Stat: "p50", X: "threads"}},
+}
+
+// threadLoads are from one thread to 250.
+func threadLoads(first, step int) []string {
+	loads := []string{"threads/1"}
+	for n := first; n <= 250; n += step {
+		loads = append(loads, fmt.Sprintf("threads/%d", n))
+	}
+	return loads
+}
+
+var weinholdClaims = []Claim{
+	{Text: "Answers of the kernel are 1.76 times (mixed) and 1.43 times (kernel) as fast", Where: "the text; the tables " +
+		"give 1.75 and 1.42, or 1.46 and 1.38 over 96 runs", Judge: func(f *found) (bool, string) {
+		time := func(config string) float64 { return f.of("times", config, "published/120", "thread_mean", "p50") }
+		mixed, kernel := time("user")/time("mixed"), time("user")/time("kernel")
+		return mixed >= 1.46 && kernel >= 1.38, fmt.Sprintf("%.2f and %.2f times; 1.46 and 1.38 are asked for", mixed, kernel)
+	}},
+	{Text: "The slowest thread with answers of the kernel is faster than the fastest without", Where: "table 5.4",
+		Judge: func(f *found) (bool, string) {
+			of := func(config, stat string) float64 { return f.of("times", config, "published/120", "thread_mean", stat) }
+			slowest, fastest := max(of("mixed", "max"), of("kernel", "max")), of("user", "min")
+			return slowest < fastest, fmt.Sprintf("%.3f ms against %.3f ms", slowest/1e3, fastest/1e3)
+		}},
+	{Text: "Response times vary less between threads with answers of the kernel", Where: "table 5.4",
+		Judge: func(f *found) (bool, string) {
+			of := func(config string) float64 { return f.of("times", config, "published/120", "thread_mean", "stddev") }
+			user, mixed, kernel := of("user"), of("mixed"), of("kernel")
+			return max(mixed, kernel) < user, fmt.Sprintf("deviations %.3f, %.3f and %.3f ms (user, mixed, kernel)", user/1e3,
+				mixed/1e3, kernel/1e3)
+		}},
+	{Text: "No thread is preferred", Where: "figure 5.4", Judge: func(f *found) (bool, string) {
+		worst, parts := 0.0, []string{}
+		for _, c := range weinholdConfigs {
+			each := f.each("times", c.Name, "published/120", "thread_mean")
+			spread := slices.Max(each) / slices.Min(each)
+			worst, parts = max(worst, spread), append(parts, fmt.Sprintf("%s %.2f", c.Name, spread))
+		}
+		return worst < 1.5, "slowest over fastest thread, by medians of the runs: " + strings.Join(parts, ", ") +
+			"; below 1.5 is taken for none"
+	}},
+	{Text: "1.93 times (mixed) and 1.95 times (kernel) as many threads until the first loss", Where: "table 5.6",
+		Judge: func(f *found) (bool, string) {
+			of := func(config string) float64 { return f.of("loss", config, "until-loss/400", "lossfree_threads", "p50") }
+			user, mixed, kernel := of("user"), of("mixed"), of("kernel")
+			return mixed >= 1.93*user && kernel >= 1.95*user, fmt.Sprintf("%g, %g and %g threads (user, mixed, kernel), where "+
+				"400 is the most that was tried", user, mixed, kernel)
+		}},
+	{Text: "The regression lines meet near 250 threads", Where: "figure 5.6", Judge: regressionsMeet},
+	{Text: "TCP needs little change", Where: "section 4.1",
+		NotMeasured: "`kerb bench responder --loads 'tcp/*'` has what was tried, and docs/limits.md why it is not in Kerb"},
+	{Text: "More clients on the same hardware need less energy", Where: "section 5.4",
+		NotMeasured: "no meter on the machines used"},
+}
+
+// regressionsMeet takes any two of the lines.
+func regressionsMeet(f *found) (bool, string) {
+	lines := map[string]bench.Line{}
+	for _, c := range weinholdConfigs {
+		lines[c.Name] = f.line("threads", c.Name, "thread_mean", "p50")
+	}
+	near, parts := false, []string{}
+	for _, pair := range [][2]string{{"user", "mixed"}, {"user", "kernel"}, {"mixed", "kernel"}} {
+		a, b := lines[pair[0]], lines[pair[1]]
+		at := (b.Intercept - a.Intercept) / (a.Slope - b.Slope)
+		near = near || at >= 200 && at <= 300
+		if at > 0 && !math.IsInf(at, 0) {
+			parts = append(parts, fmt.Sprintf("%s and %s at %.0f", pair[0], pair[1], at))
+		} else {
+			parts = append(parts, fmt.Sprintf("%s and %s nowhere", pair[0], pair[1]))
+		}
+	}
+	return near, "lines meet: " + strings.Join(parts, ", ") + "; 200 to 300 is taken for near"
+}

@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"fmt"
+	"image/color"
+	"math"
+	"slices"
+	"strconv"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/plotutil"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+)
+
+// Series are the single values of a metric, one list for each round.
+type Series struct {
+	Config string      `json:"config"`
+	Load   string      `json:"load"`
+	Metric string      `json:"metric"`
+	Unit   string      `json:"unit"`
+	Rounds [][]float64 `json:"rounds"`
+}
+
+// Keep adds one round's values to a series.
+func (r *Run) Keep(config, load, metric, unit string, values []float64) {
+	all := &r.report.Series
+	i := slices.IndexFunc(*all, func(s Series) bool { return s.Config == config && s.Load == load && s.Metric == metric })
+	if i < 0 {
+		i = len(*all)
+		*all = append(*all, Series{Config: config, Load: load, Metric: metric, Unit: unit})
+	}
+	(*all)[i].Rounds = append((*all)[i].Rounds, values)
+}
+
+// All are the values of all rounds.
+func (s Series) All() []float64 { return slices.Concat(s.Rounds...) }
+
+// Each is for each place in a round the median of all rounds.
+func (s Series) Each() (medians []float64) {
+	for i := range s.Rounds[0] {
+		var column []float64
+		for _, round := range s.Rounds {
+			if i < len(round) {
+				column = append(column, round[i])
+			}
+		}
+		medians = append(medians, Median(column))
+	}
+	return medians
+}
+
+// Figure is a plot as a published work has it, of one metric.
+type Figure struct {
+	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them), cdf, each (a bar for each place in a
+	// round), regression (medians over the number in the loads' names), or histogram.
+	Kind         string
+	Name, Title  string
+	Metric, Stat string
+	Load, X      string
+	Below, Width float64 // of histograms: where the last bin ends, and how wide each is
+}
+
+// Draw writes a figure as path-light.svg and path-dark.svg.
+func (r *Report) Draw(f Figure, path string) error {
+	add := map[string]func(*plot.Plot, Figure) error{"box": r.addTukey, "cdf": r.addCDF, "each": r.addEach,
+		"regression": r.addRegression, "histogram": r.addFixedBins}[f.Kind]
+	if add == nil {
+		return fmt.Errorf("no figures are of the kind %q", f.Kind)
+	}
+	return saveSVG(path, func(p *plot.Plot) error {
+		p.Title.Text, p.X.Label.Text = f.Title, f.X
+		p.Legend.Top, p.Legend.Padding = true, vg.Millimeter
+		return add(p, f)
+	})
+}
+
+func (r *Report) seriesOf(f Figure) (all []Series) {
+	for _, s := range r.Series {
+		if s.Metric == f.Metric && (f.Load == "" || s.Load == f.Load) && len(s.All()) > 0 {
+			all = append(all, s)
+		}
+	}
+	return all
+}
+
+func (r *Report) addTukey(p *plot.Plot, f Figure) error {
+	var names []string
+	for i, s := range r.seriesOf(f) {
+		b, err := plotter.NewBoxPlot(vg.Centimeter, float64(i), plotter.Values(s.All()))
+		if err != nil {
+			return err
+		}
+		b.FillColor, b.GlyphStyle.Color = colour(i), p.X.Color
+		b.BoxStyle.Color, b.MedianStyle.Color, b.WhiskerStyle.Color = p.X.Color, p.X.Color, p.X.Color
+		p.Add(b)
+		p.Y.Label.Text, names = s.Unit, append(names, s.Config)
+	}
+	p.NominalX(names...)
+	return nil
+}
+
+func (r *Report) addCDF(p *plot.Plot, f Figure) error {
+	p.Y.Label.Text, p.Y.Min, p.Y.Max, p.Legend.Top = "share of all values", 0, 1, false
+	for i, s := range r.seriesOf(f) {
+		values := slices.Sorted(slices.Values(s.All()))
+		points := make(plotter.XYs, len(values))
+		for j, v := range values {
+			points[j] = plotter.XY{X: v, Y: float64(j+1) / float64(len(values))}
+		}
+		if err := addLine(p, s.Config, points, i, plotter.PostStep); err != nil {
+			return err
+		}
+		p.X.Label.Text = s.Unit
+	}
+	return nil
+}
+
+func addLine(p *plot.Plot, name string, points plotter.XYs, i int, step plotter.StepKind) error {
+	line, err := plotter.NewLine(points)
+	if err != nil {
+		return err
+	}
+	line.StepStyle, line.Width, line.Color = step, vg.Points(1.2), colour(i)
+	line.Dashes = plotutil.Dashes(i / len(palette))
+	p.Add(line)
+	p.Legend.Add(name, line)
+	return nil
+}
+
+// addEach draws a point for each place and config, as bars of a hundred threads would be thinner than a line.
+func (r *Report) addEach(p *plot.Plot, f Figure) error {
+	p.Y.Min = 0
+	for i, s := range r.seriesOf(f) {
+		values := s.Each()
+		points := make(plotter.XYs, len(values))
+		for j, v := range values {
+			points[j] = plotter.XY{X: float64(j), Y: v}
+		}
+		if err := addLine(p, s.Config, points, i, plotter.MidStep); err != nil {
+			return err
+		}
+		p.Y.Label.Text = s.Unit
+	}
+	p.Y.Max *= 1.2 // room for the legend
+	return nil
+}
+
+// Line is a straight line through points, by least squares.
+type Line struct{ Slope, Intercept float64 }
+
+// Regression fits a line to a metric over the number in the loads' names; ok is false of fewer than two loads.
+func (r *Report) Regression(config, metric, stat string) (l Line, ok bool) {
+	points := r.overLoads(config, metric, stat)
+	if len(points) < 2 {
+		return l, false
+	}
+	var x, y []float64
+	for _, p := range points {
+		x, y = append(x, p.X), append(y, p.Y)
+	}
+	mx, my, xy, xx := Mean(x), Mean(y), 0.0, 0.0
+	for i := range x {
+		xy += (x[i] - mx) * (y[i] - my)
+		xx += (x[i] - mx) * (x[i] - mx)
+	}
+	l.Slope = xy / xx
+	l.Intercept = my - l.Slope*mx
+	return l, !math.IsNaN(l.Slope)
+}
+
+func (r *Report) overLoads(config, metric, stat string) (points plotter.XYs) {
+	for _, c := range r.Cells {
+		if _, n, ok := splitLoad(c.Load); ok && c.Config == config && c.Metric == metric && c.Stat == stat {
+			points = append(points, plotter.XY{X: n, Y: c.Value})
+		}
+	}
+	return points
+}
+
+func (r *Report) configs() (all []string) {
+	for _, c := range r.Cells {
+		all = appendNew(all, c.Config)
+	}
+	return all
+}
+
+func (r *Report) addRegression(p *plot.Plot, f Figure) error {
+	p.Y.Min, p.Legend.Left = 0, true
+	for i, config := range r.configs() {
+		points := r.overLoads(config, f.Metric, f.Stat)
+		line, ok := r.Regression(config, f.Metric, f.Stat)
+		if !ok {
+			continue
+		}
+		scatter, err := plotter.NewScatter(points)
+		if err != nil {
+			return err
+		}
+		scatter.GlyphStyle = draw.GlyphStyle{Color: colour(i), Radius: vg.Points(2.5), Shape: draw.CircleGlyph{}}
+		fit := plotter.NewFunction(func(x float64) float64 { return line.Intercept + line.Slope*x })
+		fit.Color, fit.Width = colour(i), vg.Points(1)
+		p.Add(scatter, fit)
+		p.Legend.Add(fmt.Sprintf("%s: %.3g + %.3g n", config, line.Intercept, line.Slope), scatter)
+		p.X.Max = max(p.X.Max, points[len(points)-1].X)
+		c, _ := r.firstOf(config, f)
+		p.Y.Label.Text = c.Unit
+	}
+	p.X.Min = 0
+	p.Y.Max *= 1.2
+	return nil
+}
+
+func (r *Report) firstOf(config string, f Figure) (Cell, bool) {
+	i := slices.IndexFunc(r.Cells, func(c Cell) bool {
+		return c.Config == config && c.Metric == f.Metric && c.Stat == f.Stat
+	})
+	if i < 0 {
+		return Cell{}, false
+	}
+	return r.Cells[i], true
+}
+
+// addFixedBins draws counts in bins of one width, side by side; what is later than the last is in it.
+func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
+	n := int(f.Below / f.Width)
+	p.Y.Label.Text = "% of packets"
+	var shown []Histogram
+	for _, h := range r.Histograms {
+		if h.Metric == f.Metric && (f.Load == "" || h.Load == f.Load) {
+			shown = append(shown, h)
+		}
+	}
+	width := plotWidth * 0.8 / vg.Length(n+1) / vg.Length(max(1, len(shown)))
+	for i, h := range shown {
+		bars, err := plotter.NewBarChart(h.fixed(n, f.Width), width)
+		if err != nil {
+			return err
+		}
+		bars.Color, bars.LineStyle.Color, bars.LineStyle.Width = colour(i), color.Transparent, 0
+		bars.Offset = width * (vg.Length(i) - vg.Length(len(shown)-1)/2)
+		p.Add(bars)
+		p.Legend.Add(h.Config, bars)
+		p.X.Label.Text = h.Unit
+	}
+	var names []string
+	for i := range n {
+		names = append(names, strconv.Itoa(int(float64(i)*f.Width)))
+	}
+	p.NominalX(append(names, "later")...)
+	p.X.Max = float64(n) + 0.5
+	return nil
+}
+
+func (h Histogram) fixed(n int, width float64) plotter.Values {
+	values := make(plotter.Values, n+1)
+	var all float64
+	for _, b := range h.Bins {
+		values[min(n, int(math.Max(0, math.Ceil(b.UpTo/width)-1)))] += float64(b.Count)
+		all += float64(b.Count)
+	}
+	for i := range values {
+		values[i] *= 100 / max(1, all)
+	}
+	return values
+}

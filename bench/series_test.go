@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// Each kind of figure shows all configs, and every SVG is one.
+func TestFiguresOfWorks(t *testing.T) {
+	run := testRun(Experiment{Name: "x"}, 5)
+	for i, config := range []string{"old", "new"} {
+		f := float64(i + 1)
+		run.Keep(config, "l/1", "time", "us", []float64{1 / f, 2 / f, 30 / f})
+		run.Keep(config, "l/1", "time", "us", []float64{3 / f, 2 / f, 10 / f})
+		for _, load := range []string{"l/10", "l/20", "l/30"} {
+			_, n, _ := splitLoad(load)
+			run.Record(config, load, Sample{"time", "p50", "us", (5 + 2*n) / f})
+		}
+		run.Spread(Histogram{Config: config, Load: "l/1", Metric: "delay", Unit: "us",
+			Bins: []Bin{{4, 60}, {12, 30}, {90, 10}}})
+	}
+	r := run.Report()
+	if each := r.Series[0].Each(); !slices.Equal(each, []float64{2, 2, 20}) {
+		t.Errorf("medians by place %v", each)
+	}
+	if l, ok := r.Regression("old", "time", "p50"); !ok || math.Abs(l.Slope-2) > 1e-9 || math.Abs(l.Intercept-5) > 1e-9 {
+		t.Errorf("regression %+v %v", l, ok)
+	}
+	if _, ok := r.Regression("old", "nothing", "p50"); ok {
+		t.Error("a line without points")
+	}
+	if got := r.Histograms[0].fixed(4, 5); !slices.Equal(got, []float64{60, 0, 30, 0, 10}) {
+		t.Errorf("bins of 5 have %v %%", got)
+	}
+	for _, f := range []Figure{
+		{Kind: "box", Metric: "time"}, {Kind: "cdf", Metric: "time"}, {Kind: "each", Metric: "time"},
+		{Kind: "regression", Metric: "time", Stat: "p50"}, {Kind: "histogram", Metric: "delay", Width: 5, Below: 20}} {
+		path := filepath.Join(t.TempDir(), f.Kind)
+		if err := r.Draw(f, path); err != nil {
+			t.Fatalf("%s: %v", f.Kind, err)
+		}
+		svg, err := os.ReadFile(path + "-dark.svg")
+		if err != nil || !strings.Contains(string(svg), ">old") || !strings.Contains(string(svg), ">new") {
+			t.Errorf("%s: %v, %d bytes without a config", f.Kind, err, len(svg))
+		}
+	}
+	if err := r.Draw(Figure{Kind: "pie"}, filepath.Join(t.TempDir(), "x")); err == nil {
+		t.Error("a figure of no kind was drawn")
+	}
+}
