@@ -108,7 +108,7 @@ NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./sdk/model 
 	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd
 
 unit: bpf ## Test: the tests that need no root, in a minute
-	go test -vet=off -ldflags=-s -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
+	KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
 		$$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
 
 ifdef PKG

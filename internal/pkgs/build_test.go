@@ -11,12 +11,13 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"testing/fstest"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// scaffold writes and builds the package that New makes.
-func scaffold(t *testing.T) string {
+// newScaffold writes and builds the package that New makes.
+func newScaffold(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "sample")
 	if err := New(dir, "sample", NewWithoutControl); err != nil {
@@ -24,6 +25,39 @@ func scaffold(t *testing.T) string {
 	}
 	build(t, dir)
 	return dir
+}
+
+var scaffolded fs.FS // what newScaffold gave the first test
+
+// scaffold is a copy of one newScaffold for all tests.
+func scaffold(t *testing.T) string {
+	t.Helper()
+	if scaffolded == nil {
+		scaffolded = inMemory(t, newScaffold(t))
+	}
+	dir := filepath.Join(t.TempDir(), "sample")
+	if err := os.CopyFS(dir, scaffolded); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// inMemory reads a directory without directories in it.
+func inMemory(t *testing.T, dir string) fs.FS {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := fstest.MapFS{}
+	for _, e := range entries {
+		data, err := os.ReadFile(filepath.Join(dir, e.Name()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all[e.Name()] = &fstest.MapFile{Data: data, Mode: 0o644}
+	}
+	return all
 }
 
 func build(t *testing.T, dir string) {
@@ -77,11 +111,11 @@ func TestScaffoldBuildsAndOpens(t *testing.T) {
 }
 
 func TestObjectsDoNotDependOnWhereTheyAreBuilt(t *testing.T) {
-	a, err := Open(scaffold(t))
+	a, err := Open(newScaffold(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	b, err := Open(scaffold(t))
+	b, err := Open(newScaffold(t))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -200,10 +200,18 @@ func between(r *rand.Rand, b *box, d int, width uint32) {
 	b.hi[d] = min(b.hi[d], b.lo[d]+r.Uint32N(max(1, width)))
 }
 
+// sizes leaves out the most rules in short mode: they take almost all of the time.
+func sizes(all ...int) []int {
+	if testing.Short() {
+		return all[:len(all)-1]
+	}
+	return all
+}
+
 // The search finds the same rule as trying them in order, in no more nodes and blocks than promised.
 func TestTreeFindsFirstMatch(t *testing.T) {
 	for name, shape := range shapes {
-		for _, n := range []int{1, 40, 1000, MaxRules} {
+		for _, n := range sizes(1, 40, 1000, MaxRules) {
 			r := rand.New(rand.NewPCG(uint64(n), 3))
 			boxes := make([]box, n)
 			for i := range boxes {
@@ -264,7 +272,7 @@ func TestHashHasNoEmptyTag(t *testing.T) {
 func TestTreeOfRuleSets(t *testing.T) {
 	notEmulated(t)
 	for _, kind := range classbench.Kinds {
-		for _, n := range []int{10, 100, 1000, MaxRules} {
+		for _, n := range sizes(10, 100, 1000, MaxRules) {
 			for _, v4 := range []bool{true, false} {
 				rules := compileConfig(t, benchConfig(t, kind, n, v4)).rules
 				boxes := make([]box, n)

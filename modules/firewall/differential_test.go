@@ -369,6 +369,7 @@ func distance(k connKey, want uint64) uint64 {
 // The largest rule sets, of the kinds that people write and worse, in both families at once.
 func TestTenThousandRules(t *testing.T) {
 	notEmulated(t)
+	sdktest.NeedRoot(t) // before the rules are written
 	for _, f := range ruleFamilies {
 		t.Run(f.name, func(t *testing.T) {
 			checkLarge(t, f.config(MaxRules/2, true, false), f.config(MaxRules/2, false, false))

@@ -76,6 +76,7 @@ func loadFirewall(t testing.TB, config any) *kernel {
 // loadWith sets constants that are not the control plane's.
 func loadWith(t testing.TB, config any, constants map[string]any) *kernel {
 	t.Helper()
+	sdktest.NeedRoot(t) // before the rules are compiled
 	return loadCompiled(t, compileConfig(t, config), constants)
 }
 
