@@ -11,7 +11,8 @@ import (
 	"github.com/cilium/ebpf"
 )
 
-// Programs of a data plane on the hook sockets. All are in one object.
+// Programs of a data plane on the hook sockets. All are in one object. The names are those of every
+// package on sockets, without a prefix of its own, and those of pins that an agent of another version finds.
 const (
 	EntryAll      = "all"      // SEC("sockops"), on the cgroups of attach.cgroups
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
