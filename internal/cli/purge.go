@@ -118,9 +118,9 @@ func purgeKernel(root, run string) error {
 
 // purgeFiles removes files that Kerb made, and their directory only if nothing else is in it.
 func purgeFiles(p paths.Paths) error {
-	files := []string{p.Store(), p.Store() + ".new", // which a killed agent left
+	files := []string{p.Store(), p.Store() + ".journal", p.Store() + ".new", // which a killed agent left
 		p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts(), p.Bindings()}
-	damaged, err := filepath.Glob(p.Store() + ".damaged-*")
+	damaged, err := filepath.Glob(p.Store() + "*.damaged-*") // and its journal
 	for _, path := range append(files, damaged...) {
 		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package store keeps the desired state on disk. The kernel is only a cache of it: losing the file loses the operator's
-// wishes, so every commit is one fsynced transaction, and a damaged file is set aside rather than trusted or deleted.
+// wishes, so every commit is synced, as a record of a journal or as a transaction of the file, and a damaged file is
+// set aside rather than trusted or deleted.
 package store
 
 import (
@@ -81,6 +82,8 @@ type Store struct {
 	broken   error     // bbolt met damage while the file was open, and may never release its lock
 	readOnly bool
 	recovery *Recovery
+	journal  journal
+	closed   bool
 }
 
 // Open opens the file at path and makes it, readable to its owner only, if it does not exist. Its directory must exist.
@@ -109,7 +112,18 @@ func open(path string) (*Store, error) {
 		return nil, errors.Join(err, db.Close())
 	}
 	readOnly := errors.Is(classify(unix.Access(filepath.Dir(path), unix.W_OK)), ErrReadOnly)
-	return &Store{path: path, db: db, readOnly: readOnly}, nil
+	s := &Store{path: path, db: db, readOnly: readOnly, journal: journal{path: journalOf(path)}}
+	if err := errors.Join(s.readBase(), s.journal.read()); err != nil {
+		return nil, errors.Join(fmt.Errorf("store %s: %w", path, classify(err)), db.Close())
+	}
+	return s, nil
+}
+
+func (s *Store) readBase() error {
+	return s.db.View(func(tx *bbolt.Tx) error {
+		s.journal.base = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDigest))
+		return nil
+	})
 }
 
 // openBolt opens a file for reading, and locks it for this process alone.
@@ -190,9 +204,13 @@ func (s *Store) trim() error {
 
 // replace sets the damaged file aside and starts afresh.
 func replace(path string, cause error) (*Store, error) {
-	aside := path + ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
+	suffix := ".damaged-" + time.Now().UTC().Format("20060102T150405.000000000Z")
+	aside := path + suffix
 	if err := os.Rename(path, aside); err != nil {
 		return nil, fmt.Errorf("store %s: %w; setting it aside: %w", path, cause, classify(err))
+	}
+	if err := os.Rename(journalOf(path), journalOf(path)+suffix); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, fmt.Errorf("store %s: %w; setting its journal aside: %w", path, cause, classify(err))
 	}
 	if err := ensure(path, true); err != nil {
 		return nil, fmt.Errorf("store %s: %w; making a new one: %w", path, cause, classify(err))
@@ -205,15 +223,23 @@ func replace(path string, cause error) (*Store, error) {
 	return s, nil
 }
 
-// Close closes the file, unless it was found to be damaged since it was opened: then the process keeps it until it
-// ends.
+// Close closes the file, which has all changes then, unless it was found to be damaged since it was opened: then the
+// process keeps it until it ends.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.broken != nil {
-		return nil
+	if !s.closed && !s.readOnly && len(s.journal.pending) > 0 {
+		_ = s.write(seal) // else the journal keeps them
 	}
-	return s.db.Close()
+	s.closed = true
+	err := s.journal.close()
+	if s.broken != nil {
+		return err
+	}
+	if len(s.journal.pending) == 0 && !s.readOnly {
+		err = errors.Join(err, removeIfThere(s.journal.path))
+	}
+	return errors.Join(err, s.db.Close())
 }
 
 // Recovery returns which damaged file Open has renamed, or nil.
@@ -241,7 +267,7 @@ func (s *Store) Snapshot() (resource.Set, error) {
 				return err
 			}
 		}
-		return nil
+		return s.journal.amend(d)
 	})
 	return d, err
 }
@@ -254,6 +280,9 @@ func (s *Store) Commit(d resource.Set) error {
 
 // CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are.
 func (s *Store) CommitChanges(c resource.Changes) error {
+	if done, err := s.append(c); done || err != nil {
+		return err
+	}
 	return s.update(func(tx *bbolt.Tx) error {
 		for _, kind := range resource.Kinds() {
 			if err := write(tx, kind, c.OfKind(kind)); err != nil {
@@ -293,6 +322,24 @@ func seal(tx *bbolt.Tx) error {
 	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
 }
 
+// append makes a change in the journal. done is false for one that the file is to be written for.
+func (s *Store) append(c resource.Changes) (done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.broken != nil:
+		return false, s.broken
+	case s.readOnly:
+		return false, ErrReadOnly
+	case s.closed || s.journal.stuck || !fitsJournal(c):
+		return false, nil
+	}
+	if done, err = s.journal.append(c); done {
+		s.flushLater()
+	}
+	return done, wrap(err)
+}
+
 func (s *Store) view(do func(*bbolt.Tx) error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -306,12 +353,29 @@ func (s *Store) update(do func(*bbolt.Tx) error) error {
 	if s.readOnly {
 		return ErrReadOnly
 	}
-	return s.run(func() error {
+	return s.write(do)
+}
+
+// write is update of a file that may be written, while s.mu is held. The file gets what the journal holds, too.
+func (s *Store) write(do func(*bbolt.Tx) error) error {
+	var base []byte
+	err := s.run(func() error {
 		if err := s.own(); err != nil {
 			return err
 		}
-		return s.db.Update(do)
+		return s.db.Update(func(tx *bbolt.Tx) error {
+			if err := s.journal.write(tx); err != nil {
+				return err
+			}
+			err := do(tx)
+			base = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDigest))
+			return err
+		})
 	})
+	if err == nil {
+		s.journal.reset(base)
+	}
+	return err
 }
 
 // run makes a call of bbolt, and none after one that has met damage.
@@ -416,10 +480,7 @@ func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 }
 
 func put(tx *bbolt.Tx, b *bbolt.Bucket, kind resource.Kind, o resource.Object) error {
-	o = kind.Copy(o)
-	o.ClearStatus()
-	withoutParts(o)
-	data, err := json.Marshal(o)
+	data, err := encode(o)
 	if err != nil {
 		return err
 	}

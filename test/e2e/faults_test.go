@@ -147,11 +147,11 @@ func (n *node) fill() string {
 	return path
 }
 
-// large is a service that takes room in the store.
+// large is a service that takes room in the store, and more than a record of its journal may have.
 func (n *node) large() v1.Service {
 	s := service(n.db)
-	for i := range 500 {
-		s.Metadata.Labels["l"+strings.Repeat("x", 40)+string(rune('a'+i%26))+strings.Repeat("y", i/26+1)] =
+	for i := range 700 {
+		s.Metadata.Labels["l"+strings.Repeat("x", 30)+string(rune('a'+i%26))+strings.Repeat("y", i/26+1)] =
 			strings.Repeat("z", 60)
 	}
 	return s
@@ -160,7 +160,7 @@ func (n *node) large() v1.Service {
 // With a full disk a change is refused as a whole, also what the kernel had taken; with room it succeeds.
 func TestDiskFullWhileApplying(t *testing.T) {
 	n := newNode(t)
-	n.smallDisk("size=512k")
+	n.smallDisk("size=1m")
 	n.start()
 	n.apply(n.both(), n.pass("count", "*"), n.stamp(1))
 	before := n.programs()

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package store
+
+import (
+	"bytes"
+	"crypto/rand"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// A change is a record in the journal, which is on the disk after one fdatasync; a transaction of bbolt needs two, and
+// writes pages all over its file. The file gets what the journal holds in one transaction: when no change follows for
+// flushAfter, when the journal is full, and before all other writes. Each record names the digest of the file that it
+// changes, so that records which the file has already, or which were made for another file, do not count.
+
+const (
+	journalSize = 256 << 10
+	maxRecord   = 64 << 10 // a larger change is one of the file
+	recordHead  = 8        // length and checksum
+	flushAfter  = time.Second
+)
+
+// journal is the file of records, and what they hold.
+type journal struct {
+	path    string
+	file    *os.File // nil before the first record
+	base    []byte   // digest of the file without pending
+	end     int64    // of the last record
+	sum     uint32   // its checksum, which that of the next one continues
+	pending map[resource.Ref]json.RawMessage
+	stuck   bool // the file could not be written
+	timer   *time.Timer
+}
+
+// record is one change.
+type record struct {
+	Base    []byte   `json:"base"`
+	Nonce   string   `json:"nonce"` // no record fits behind one that another has taken the place of
+	Changes []stored `json:"changes"`
+}
+
+// stored is what the file is to have of a resource.
+type stored struct {
+	Kind string          `json:"kind"`
+	Name string          `json:"name"`
+	Data json.RawMessage `json:"data,omitempty"` // none: it is removed
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// syncRecord has a record on the disk when it returns. Tests replace it.
+var syncRecord = func(f *os.File) error { return unix.Fdatasync(int(f.Fd())) }
+
+func journalOf(path string) string { return path + ".journal" }
+
+// fitsJournal reports whether changes are such that a record holds all of them.
+func fitsJournal(c resource.Changes) bool {
+	for _, kind := range resource.Kinds() {
+		if _, inParts := kind.New().(parted); (inParts || kind.Archives()) && c.OfKind(kind).Len() > 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// encode returns what is stored of a resource, but for its parts.
+func encode(o resource.Object) (json.RawMessage, error) {
+	o = resource.KindOf(o).Copy(o)
+	o.ClearStatus()
+	withoutParts(o)
+	return json.Marshal(o)
+}
+
+func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
+	r = record{Base: j.base, Nonce: rand.Text()}
+	for _, ref := range c.Remove {
+		r.Changes = append(r.Changes, stored{Kind: ref.Kind, Name: ref.Name})
+	}
+	for _, o := range c.Put {
+		data, err := encode(o)
+		if err != nil {
+			return r, nil, fmt.Errorf("%s: %w", o.Meta().Name, err)
+		}
+		ref := resource.RefOf(o)
+		r.Changes = append(r.Changes, stored{ref.Kind, ref.Name, data})
+	}
+	text, err := json.Marshal(r)
+	return r, append(make([]byte, recordHead), text...), err
+}
+
+// append adds a change, unless the journal cannot have it: then the file is to be written. After an error the journal
+// is as before.
+func (j *journal) append(c resource.Changes) (done bool, err error) {
+	r, data, err := j.encode(c)
+	if err != nil || len(data) > maxRecord || j.end+int64(len(data)) > journalSize || j.open() != nil {
+		return false, err
+	}
+	sum := crc32.Update(j.sum, castagnoli, data[recordHead:])
+	binary.LittleEndian.PutUint32(data, uint32(len(data)-recordHead))
+	binary.LittleEndian.PutUint32(data[4:], sum)
+	if _, err = j.file.WriteAt(data, j.end); err == nil {
+		err = syncRecord(j.file)
+	}
+	if err != nil {
+		_, zeroErr := j.file.WriteAt(make([]byte, recordHead), j.end) // else the next start would take it for made
+		return false, errors.Join(err, zeroErr)
+	}
+	j.end, j.sum = j.end+int64(len(data)), sum
+	j.take(r)
+	return true, nil
+}
+
+func (j *journal) take(r record) {
+	if j.pending == nil {
+		j.pending = map[resource.Ref]json.RawMessage{}
+	}
+	for _, c := range r.Changes {
+		j.pending[resource.Ref{Kind: c.Kind, Name: c.Name}] = c.Data
+	}
+}
+
+// open makes the file. It has its size from the start, so that records are written in place.
+func (j *journal) open() error {
+	if j.file != nil {
+		return nil
+	}
+	f, err := os.OpenFile(j.path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	if info, statErr := f.Stat(); statErr != nil || info.Size() != journalSize {
+		_, err = f.WriteAt(make([]byte, journalSize), 0)
+	}
+	if err = errors.Join(err, f.Sync(), syncDir(filepath.Dir(j.path))); err != nil {
+		return errors.Join(err, f.Close(), os.Remove(j.path))
+	}
+	j.file = f
+	return nil
+}
+
+// read takes the records that were made for the file, after a process that was killed has left them.
+func (j *journal) read() error {
+	data, err := os.ReadFile(j.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for len(data) >= recordHead {
+		size, sum := binary.LittleEndian.Uint32(data), binary.LittleEndian.Uint32(data[4:])
+		if size == 0 || size > maxRecord || int(size) > len(data)-recordHead {
+			return nil
+		}
+		text := data[recordHead:][:size]
+		var r record
+		if crc32.Update(j.sum, castagnoli, text) != sum || json.Unmarshal(text, &r) != nil || !bytes.Equal(r.Base, j.base) {
+			return nil
+		}
+		if err := known(r); err != nil {
+			return err
+		}
+		j.take(r)
+		j.end, j.sum, data = j.end+int64(recordHead+size), sum, data[recordHead+size:]
+	}
+	return nil
+}
+
+// known refuses records of resources that this build would lose.
+func known(r record) error {
+	for _, c := range r.Changes {
+		if _, ok := kindCalled(c.Kind); !ok {
+			return errNewerRecord
+		}
+	}
+	return nil
+}
+
+var errNewerRecord = errors.New("the journal has a resource of a kind that this build does not know")
+
+func kindCalled(name string) (resource.Kind, bool) {
+	for _, kind := range resource.Kinds() {
+		if kind.Names().Kind == name {
+			return kind, true
+		}
+	}
+	return nil, false
+}
+
+// write writes what the journal holds into the file.
+func (j *journal) write(tx *bbolt.Tx) error {
+	for ref, data := range j.pending {
+		kind, _ := kindCalled(ref.Kind)
+		b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
+		if err != nil {
+			return err
+		}
+		if data == nil {
+			err = b.Delete([]byte(ref.Name))
+		} else {
+			err = b.Put([]byte(ref.Name), data)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// amend makes what was read of the file what it is with the journal.
+func (j *journal) amend(d resource.Set) error {
+	for ref, data := range j.pending {
+		if delete(d[ref.Kind], ref.Name); data == nil {
+			continue
+		}
+		kind, _ := kindCalled(ref.Kind)
+		o := kind.New()
+		if err := json.Unmarshal(data, o); err != nil {
+			return fmt.Errorf("%w: journal: %s: %w", ErrCorrupt, ref.Name, err)
+		}
+		d.Put(o)
+	}
+	return nil
+}
+
+// reset begins again, for a file with another digest that has everything.
+func (j *journal) reset(base []byte) {
+	j.base, j.end, j.sum, j.pending, j.stuck = base, 0, 0, nil, false
+}
+
+func (j *journal) close() error {
+	if j.file == nil {
+		return nil
+	}
+	return j.file.Close()
+}
+
+// flush writes the file after the last change. What cannot be written now stays in the journal, which takes no more:
+// the next change fails, or is written together with it.
+func (s *Store) flush() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.closed && len(s.journal.pending) > 0 {
+		s.journal.stuck = s.write(seal) != nil
+	}
+}
+
+// flushLater calls flush when no change has followed for a while.
+func (s *Store) flushLater() {
+	if s.journal.timer == nil {
+		s.journal.timer = time.AfterFunc(flushAfter, s.flush)
+		return
+	}
+	s.journal.timer.Reset(flushAfter)
+}
