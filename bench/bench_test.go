@@ -246,13 +246,13 @@ func TestTimeLeft(t *testing.T) {
 	run.Expected, run.Configs = time.Hour, []string{"c"}
 	var left []string
 	measure := func(context.Context) ([]Sample, error) {
-		left = append(left, run.left(time.Minute).String())
+		left = append(left, run.left(5*time.Minute, time.Minute).String())
 		return []Sample{{"m", "p50", "s", 1}}, nil
 	}
 	if err := run.Interleave(t.Context(), "a", Trial{"c", measure}, Trial{"unwanted", measure}); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(left, " "); got != "59m0s 7m0s 3m0s 1m40s" || len(run.Report().Cells) != 1 {
+	if got := strings.Join(left, " "); got != "55m0s 7m0s 3m0s 1m40s" || len(run.Report().Cells) != 1 {
 		t.Errorf("left %s, %d cells", got, len(run.Report().Cells))
 	}
 	if n := strings.Count(progress.String(), "left\n"); n != 4 {

@@ -40,8 +40,9 @@ type Run struct {
 	// Expected is how long the run takes, for its progress; 0 if that is unknown.
 	Expected time.Duration
 
-	done     float64 // share of the rounds
-	finished int     // loads
+	done     float64   // share of the rounds
+	began    time.Time // the first round
+	finished int       // loads
 	loads    []string
 	report   *Report
 	progress io.Writer
@@ -70,6 +71,9 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) erro
 		for i, t := range trials {
 			if err := ctx.Err(); err != nil {
 				return err
+			}
+			if r.began.IsZero() {
+				r.began = time.Now()
 			}
 			part := float64(round*len(trials)+i) / float64(r.Rounds*len(trials))
 			r.done = (float64(r.finished) + part) / float64(max(1, len(r.loads)))
@@ -126,16 +130,17 @@ func (r *Run) Invalidate(format string, args ...any) {
 // Progress shows the user the current step.
 func (r *Run) Progress(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
-	if left := r.left(time.Since(r.start)); r.Expected > 0 && left > 0 {
+	if left := r.left(time.Since(r.start), time.Since(r.began)); r.Expected > 0 && left > 0 {
 		text += fmt.Sprintf(", about %v left", left.Round(time.Second))
 	}
 	fmt.Fprintf(r.progress, "%6.1fs  %s\n", time.Since(r.start).Seconds(), text)
 }
 
-// left is what was expected, until the rounds so far say better.
-func (r *Run) left(elapsed time.Duration) time.Duration {
+// left is what was expected, until the rounds so far say better: elapsed counts from the run's start, measured from
+// that of the first round.
+func (r *Run) left(elapsed, measured time.Duration) time.Duration {
 	if r.Expected == 0 || r.done < 0.05 {
 		return r.Expected - elapsed
 	}
-	return time.Duration(float64(elapsed) * (1 - r.done) / r.done)
+	return time.Duration(float64(measured) * (1 - r.done) / r.done)
 }

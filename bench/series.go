@@ -62,6 +62,7 @@ type Figure struct {
 	Metric, Stat string
 	Load, X      string
 	Below, Width float64 // of histograms: where the last bin ends, and how wide each is
+	Logarithmic  bool    // of histograms: lines, with both axes logarithmic
 }
 
 // Draw writes a figure as path-light.svg and path-dark.svg.
@@ -226,14 +227,12 @@ func (r *Report) firstOf(config string, f Figure) (Cell, bool) {
 
 // addFixedBins draws counts in bins of one width, side by side; what is later than the last is in it.
 func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
+	shown := r.histogramsOf(f)
+	if f.Logarithmic {
+		return (&Report{Histograms: shown, title: f.Title}).addHistogram(p, shown[0])
+	}
 	n := int(f.Below / f.Width)
 	p.Y.Label.Text = "% of packets"
-	var shown []Histogram
-	for _, h := range r.Histograms {
-		if h.Metric == f.Metric && (f.Load == "" || h.Load == f.Load) {
-			shown = append(shown, h)
-		}
-	}
 	width := plotWidth * 0.8 / vg.Length(n+1) / vg.Length(max(1, len(shown)))
 	for i, h := range shown {
 		bars, err := plotter.NewBarChart(h.fixed(n, f.Width), width)
@@ -253,6 +252,18 @@ func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
 	p.NominalX(append(names, "later")...)
 	p.X.Max = float64(n) + 0.5
 	return nil
+}
+
+// histogramsOf are one for each config, of all loads together if the figure names none.
+func (r *Report) histogramsOf(f Figure) []Histogram {
+	all := &Run{report: &Report{}}
+	for _, h := range r.Histograms {
+		if h.Metric == f.Metric && (f.Load == "" || h.Load == f.Load) {
+			h.Load, h.Group = "", ""
+			all.Spread(h)
+		}
+	}
+	return all.report.Histograms
 }
 
 func (h Histogram) fixed(n int, width float64) plotter.Values {

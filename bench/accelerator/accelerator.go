@@ -83,7 +83,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 	if err := e.check(); err != nil {
 		return err
 	}
-	e.run, e.lengths = r, lengthsOf(r.Quick)
+	e.run, e.lengths = r, lengthsOf(r.Quick).share(r.Scale)
 	if e.tools, err = compile(ctx, e.cpus); err != nil {
 		return err
 	}
@@ -105,6 +105,9 @@ func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
 	}
 	var trials []bench.Trial
 	for _, config := range e.configs {
+		if !e.run.Wants(config) {
+			continue
+		}
 		s, wrong := e.serve(ctx, config, w) // err is what closing them adds to
 		if why := new(leftOut); errors.As(wrong, &why) {
 			if why.reason != "" {

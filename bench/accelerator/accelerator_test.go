@@ -88,8 +88,8 @@ func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 func figuresOf(name string) []string {
 	switch kind, _, _ := strings.Cut(name, "-"); kind {
 	case "echo":
-		return []string{"latency p1", "latency p25", "latency p50", "latency p75", "latency p99", "latency p99.9",
-			"jitter p50", "rate p50", "cpu_op p50"}
+		return []string{"latency p1", "latency p25", "latency p50", "latency mean", "latency p75", "latency p99",
+			"latency p99.9", "jitter p50", "rate p50", "cpu_op p50"}
 	case "stream", "file":
 		return []string{"throughput p50", "fct p50", "cpu_byte p50"}
 	case "redis":

@@ -98,6 +98,7 @@ type lengths struct {
 	rest                         time.Duration // that idle connections are waited for,
 	rare                         time.Duration // and that they are left alone
 	file, held                   int
+	published                    bool
 }
 
 func lengthsOf(quick bool) lengths {
@@ -110,6 +111,20 @@ func lengthsOf(quick bool) lengths {
 	}
 	return l
 }
+
+// share are the lengths of a share of the published experiments.
+func (l lengths) share(scale float64) lengths {
+	if l.published = scale > 0; l.published {
+		l.trip = max(l.trip, time.Duration(scale*float64(publishedTrip)))
+		l.file = max(1<<20, int(scale*float64(l.file)))
+	}
+	return l
+}
+
+const (
+	publishedTrips = 100_000         // requests of 24 bytes
+	publishedTrip  = 4 * time.Second // time enough for these
+)
 
 // serving is a workload's server while it runs for a contender.
 type serving struct {
@@ -207,8 +222,11 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		return append(append(r.latency("p1", "p25", "p50", "p75", "p99", "p99.9"), r.jitter()), r.rateAndCost(r.All, cpu)...),
-			nil
+		samples := append(r.latency("p1", "p25", "p50", "mean", "p75", "p99", "p99.9"), r.jitter())
+		if s.length.published {
+			samples = append(samples, bench.Sample{Metric: "fct", Stat: "p50", Unit: "s", Value: publishedTrips / r.rate()})
+		}
+		return append(samples, r.rateAndCost(r.All, cpu)...), nil
 	}
 }
 

@@ -47,8 +47,17 @@ type border struct {
 // The configs, and the letter of their labs: one agent each, all of which run at the same time.
 var (
 	configs = []string{"kernel", "user", "none", "bare"}
-	letters = map[string]string{"kernel": "k", "user": "u", "none": "n", "bare": "b"}
+	letters = map[string]string{"kernel": "k", "user": "u", "none": "n", "bare": "b", "kernel-generic": "x",
+		"user-generic": "y", "bare-generic": "z"}
 )
+
+// genericConfigs are measured where the published experiment is repeated, which had generic XDP.
+var genericConfigs = []string{"kernel-generic", "user-generic", "bare-generic"}
+
+// kind is the config without its hook.
+func (b *border) kind() string { return strings.TrimSuffix(b.config, "-generic") }
+
+func (b *border) generic() bool { return b.kind() != b.config }
 
 // openBorder starts a router whose classifier has windows of a length, and an agent that knows the model.
 func openBorder(config, window, when string, d *model.Document) (*border, error) {
@@ -76,6 +85,9 @@ func (b *border) join(prefix string) (err error) {
 	}
 	b.closers = append(b.closers, b.lab.Close)
 	b.network, err = b.lab.Host("network", netlab.HostOptions{Routed: true, TxChecksumOff: true})
+	if err == nil && b.generic() {
+		err = b.network.Do(func() error { return netlab.SetTxQueues(b.network.Interface(), 2) })
+	}
 	return err
 }
 
@@ -107,17 +119,21 @@ func (b *border) start(window, when string, d *model.Document) (err error) {
 	if _, err = b.load(); err != nil {
 		return err
 	}
-	return b.lab.Node().Do(b.isNative)
+	return b.lab.Node().Do(b.checkHook)
 }
 
-// isNative sees that the chain runs at the driver.
-func (b *border) isNative() error {
+// checkHook sees that the chain runs at the driver, or for generic configs behind it.
+func (b *border) checkHook() error {
 	nic, err := netlink.LinkByName(b.network.Outer())
 	if err != nil {
 		return err
 	}
-	if xdp := nic.Attrs().Xdp; xdp == nil || xdp.AttachMode != nl.XDP_ATTACHED_DRV {
-		return fmt.Errorf("the chain does not run on native XDP: %+v", xdp)
+	mode, name := uint32(nl.XDP_ATTACHED_DRV), "native"
+	if b.generic() {
+		mode, name = nl.XDP_ATTACHED_SKB, "generic"
+	}
+	if xdp := nic.Attrs().Xdp; xdp == nil || xdp.AttachMode != mode {
+		return fmt.Errorf("the chain does not run on %s XDP: %+v", name, xdp)
 	}
 	return nil
 }
@@ -129,7 +145,7 @@ func (b *border) settings(window, when string) map[string]any {
 	evaluate := map[string]any{"when": when}
 	c := map[string]any{"window": window, "rpl": map[string]any{"frames": "zep"}, "action": map[string]any{"do": "event"},
 		"evaluate": evaluate}
-	if b.config == "user" {
+	if b.kind() == "user" {
 		evaluate["where"] = "user"
 	}
 	if b.config != "none" {
@@ -140,7 +156,7 @@ func (b *border) settings(window, when string) map[string]any {
 
 // load puts the classifier into the chain, and returns how long it took until it judged.
 func (b *border) load() (took time.Duration, err error) {
-	if b.config == "bare" {
+	if b.kind() == "bare" {
 		return 0, nil
 	}
 	start := time.Now()

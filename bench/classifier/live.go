@@ -29,7 +29,24 @@ func (e *experiment) lengths(window time.Duration) lengths {
 	if e.run.Quick {
 		return lengths{5 * time.Millisecond, 1100 * time.Millisecond}
 	}
-	return lengths{20 * time.Millisecond, max(2*time.Second, window+window/10)}
+	l := lengths{20 * time.Millisecond, max(2*time.Second, window+window/10)}
+	if e.run.Scale > 0 {
+		turns := float64(publishedRound) * e.run.Scale * float64(len(configs)+len(genericConfigs))
+		l.round = max(l.round, time.Duration(turns))
+	}
+	return l
+}
+
+// publishedRound is how long frames were sent to each config.
+const publishedRound = time.Minute
+
+// configs are those that live loads have.
+func (e *experiment) configs() []string {
+	all := configs
+	if e.run.Scale > 0 {
+		all = slices.Concat(configs, genericConfigs)
+	}
+	return slices.DeleteFunc(slices.Clone(all), func(c string) bool { return !e.run.Wants(c) })
 }
 
 // flow is what went through a chain in the turns of a round.
@@ -107,6 +124,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 			err = errors.Join(err, b.close())
 		}
 	}()
+	configs := e.configs()
 	for _, config := range configs {
 		b, err := openBorder(config, window, when, d)
 		if err != nil {
@@ -127,7 +145,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 func (e *experiment) round(ctx context.Context, load string, borders []*border, l lengths) error {
 	flows, control := make([]flow, len(borders)), make([]time.Duration, len(borders))
 	for _, b := range borders {
-		if b.config != "kernel" && b.config != "user" {
+		if kind := b.kind(); kind != "kernel" && kind != "user" {
 			continue
 		}
 		took, err := b.reload()
@@ -165,7 +183,11 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 
 // compare holds rates of a round against the same chain without a model: rounds differ by more than configs.
 func (e *experiment) compare(load string, borders []*border, flows []flow) {
-	none := flows[slices.Index(configs, "none")].rate()
+	reference := slices.IndexFunc(borders, func(b *border) bool { return b.config == "none" })
+	if reference < 0 {
+		return
+	}
+	none := flows[reference].rate()
 	for i, b := range borders {
 		if none > 0 {
 			e.run.Record(b.config, load, bench.Sample{Metric: "lossfree_ratio", Stat: "p50", Unit: "of none",
@@ -220,12 +242,12 @@ func (e *experiment) account(b *border, f *flow, load string) error {
 	if f.lost > 0 {
 		e.run.Invalidate("%s, %s: %d of %d frames did not come through", load, b.config, f.lost, f.sent)
 	}
-	if b.config == "bare" {
+	if b.kind() == "bare" {
 		return nil
 	}
 	n, err := b.counters()
 	// it reads windows now and then
-	for tries := 0; err == nil && n["evaluated"] == 0 && b.config == "user" && tries < 600; tries++ {
+	for tries := 0; err == nil && n["evaluated"] == 0 && b.kind() == "user" && tries < 600; tries++ {
 		time.Sleep(50 * time.Millisecond)
 		n, err = b.counters()
 	}

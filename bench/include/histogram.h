@@ -69,7 +69,8 @@ static inline void print_times(const struct histogram *h)
 
 	for (unsigned int i = 0; i < sizeof(ps) / sizeof(*ps); i++)
 		printf("\"p%g\":%.3f,", ps[i], percentile(h, ps[i]) / 1e3);
-	printf("\"max\":%.3f,\"stddev\":%.3f,", h->longest / 1e3, sqrt(fmax(variance, 0)) / 1e3);
+	printf("\"max\":%.3f,\"mean\":%.3f,\"stddev\":%.3f,", h->longest / 1e3,
+	       h->n ? h->sum / h->n / 1e3 : 0, sqrt(fmax(variance, 0)) / 1e3);
 }
 
 /* print_bins writes the member "bins" of a JSON object: how many times (second) were up to so many

@@ -67,8 +67,10 @@ func parseLoad(name string) (load, error) {
 
 // length is how long one round of a config takes. The published experiment took 11 s once; five rounds of the full
 // length are 7.5 s.
-func (l load) length(asked time.Duration, quick bool) time.Duration {
+func (l load) length(asked time.Duration, quick bool, scale float64) time.Duration {
 	switch {
+	case scale > 0:
+		return max(100*time.Millisecond, time.Duration(scale*float64(publishedPackets[l.rate])/float64(l.rate)*1e9))
 	case asked > 0:
 		return asked
 	case l.endurance:
@@ -80,6 +82,9 @@ func (l load) length(asked time.Duration, quick bool) time.Duration {
 	}
 	return 1500 * time.Millisecond
 }
+
+// publishedPackets are how many there were at a rate.
+var publishedPackets = map[int]int{50_000: 524_288, 6_000: 65_536, 3_000: 32_768}
 
 // experiment is one run: what was asked for, the compiled programs and the places that are up.
 type experiment struct {
@@ -130,8 +135,9 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 
 func (e *experiment) close() error {
 	errs := []error{e.tools.close()}
-	for _, p := range e.places {
+	for hook, p := range e.places {
 		errs = append(errs, p.close())
+		delete(e.places, hook) // the next run opens its own
 	}
 	return errors.Join(errs...)
 }
@@ -143,11 +149,12 @@ func (e *experiment) chosen(l load) []config {
 	case len(patterns) > 0:
 	case l.endurance:
 		patterns = enduring
+	case e.run.Scale > 0: // the run has its configs
 	case e.run.Quick:
 		patterns = essential
 	}
 	return slices.DeleteFunc(slices.Clone(configs), func(c config) bool {
-		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.called)
+		return len(patterns) > 0 && !slices.ContainsFunc(patterns, c.called) || !e.run.Wants(c.name)
 	})
 }
 

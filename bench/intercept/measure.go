@@ -38,7 +38,7 @@ type receivedBy struct {
 
 // measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
 func (e *experiment) measure(ctx context.Context, c config, p *place, l load) ([]bench.Sample, error) {
-	length := l.length(e.length, e.run.Quick)
+	length := l.length(e.length, e.run.Quick, e.run.Scale)
 	ctx, cancel := context.WithTimeout(ctx, length+grace)
 	defer cancel()
 	running := []config{c}

@@ -52,6 +52,8 @@ type Row struct {
 	By                 float64
 	// Over is mean or stddev where the work has that of its repetitions; otherwise the cell's own value counts.
 	Over string
+	// Configs are the row's own, where it has others than the table.
+	Configs []Config
 	// Published are the values by config. Where only the difference between configs is published, Ratios has it.
 	Published, Ratios map[string]float64
 }
@@ -122,6 +124,14 @@ func (w *Work) table(name string) (*Table, error) {
 		names = append(names, w.Tables[i].Name)
 	}
 	return nil, fmt.Errorf("%s has no table %q; it has %s", w.Name, name, strings.Join(names, ", "))
+}
+
+// configs are those of a row.
+func (t *Table) configs(row Row) []Config {
+	if row.Configs != nil {
+		return row.Configs
+	}
+	return t.Configs
 }
 
 func (t *Table) configNames() (names []string) {

@@ -44,11 +44,12 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 		fmt.Fprintf(b, " Not as in the work: %s.", t.Differs)
 	}
 	fmt.Fprintf(b, "\n\n%s.\n\n", p.Report.Where())
-	base := t.Configs[0]
 	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
 	for _, row := range t.Rows {
-		for _, c := range t.Configs {
-			rows = append(rows, row.line(c, base, p.Report))
+		for _, c := range t.configs(row) {
+			if line := row.line(c, t.configs(row)[0], p.Report); slices.ContainsFunc(line[1:3], isThere) {
+				rows = append(rows, line)
+			}
 		}
 	}
 	writeAligned(b, rows)
@@ -78,13 +79,18 @@ func (r *Report) writeNotes(b *strings.Builder) {
 	}
 }
 
+// isThere tells a figure from one that is neither published nor measured.
+func isThere(cell string) bool { return cell != missing }
+
+const missing = "-"
+
 // line is a row's of one config; ratios are to the base.
 func (row Row) line(c, base Config, r *bench.Report) []string {
 	name := c.Name
 	if c.Published != "" && c.Published != c.Name {
 		name += " (" + c.Published + ")"
 	}
-	line := []string{fmt.Sprintf("%s, %s: %s", row.Label, row.Unit, name), "-", "-", "-", "-"}
+	line := []string{fmt.Sprintf("%s, %s: %s", row.Label, row.Unit, name), missing, missing, missing, missing}
 	if v, ok := row.Published[c.Name]; ok {
 		line[1] = number(v)
 		if of, ok := row.Published[base.Name]; ok && of != 0 {

@@ -83,6 +83,9 @@ func run(ctx context.Context, r *bench.Run) error {
 func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 	var trials []bench.Trial
 	for _, c := range configs {
+		if !r.Wants(c.name) {
+			continue
+		}
 		g, wrong := open(c, virtual[load]) // err is what closing them adds to
 		if errors.Is(wrong, exec.ErrNotFound) {
 			r.Note("%s is left out: %v", c.name, wrong)
@@ -93,6 +96,9 @@ func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 		}
 		defer func() { err = errors.Join(err, g.close()) }()
 		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
+			if r.Scale > 0 {
+				return g.path.MeasurePublished(r, c.name, load)
+			}
 			return g.measure(r.Quick)
 		}})
 	}

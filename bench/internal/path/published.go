@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package path
+
+import (
+	"fmt"
+	"net/netip"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
+)
+
+// Of the published experiment: handshakes of a measurement, and how long each of its streams is.
+const (
+	publishedConnects = 15
+	publishedStream   = 20 * time.Second
+)
+
+// MeasurePublished is one measurement of Riegel 2024, of which Run's scale is the length of streams. The single values
+// of all rounds are kept for the work's figures.
+func (p *Path) MeasurePublished(r *bench.Run, config, load string) ([]bench.Sample, error) {
+	length := max(time.Second, time.Duration(r.Scale*float64(publishedStream))).Round(time.Second)
+	seconds := strconv.Itoa(int(length.Seconds()))
+	connects, err := traffic.Connects(p.Client, p.Server, netip.AddrPortFrom(p.Address, TripPort), publishedConnects)
+	if err != nil {
+		return nil, fmt.Errorf("latency: %w", err)
+	}
+	thin, err := p.run("-u", "-b", "1M", "-l", "1000", "-t", seconds)
+	if err != nil {
+		return nil, fmt.Errorf("jitter: %w", err)
+	}
+	full, err := p.run("-C", "cubic", "-t", seconds)
+	if err != nil {
+		return nil, fmt.Errorf("throughput: %w", err)
+	}
+	cores, err := p.cost(500*time.Millisecond, length)
+	if err != nil {
+		return nil, fmt.Errorf("CPU: %w", err)
+	}
+	jitter, rate := thin.End.Sum.Jitter*1e3, full.End.Received.Rate/1e9
+	r.Keep(config, load, "connect", "us", connects)
+	r.Keep(config, load, "jitter", "us", []float64{jitter})
+	r.Keep(config, load, "throughput", "Gbit/s", []float64{rate})
+	return append(percentiles("connect", connects),
+		bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: jitter},
+		bench.Sample{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: rate},
+		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), nil
+}

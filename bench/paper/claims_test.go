@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// value is a figure that claims read.
+type value struct{ table, config, load, metric, stat string }
+
+func reportOf(values map[value]float64) *Report {
+	r := &Report{}
+	for v, n := range values {
+		if r.part(v.table) == nil {
+			r.Parts = append(r.Parts, Part{Table: v.table, Report: &bench.Report{}})
+		}
+		p := r.part(v.table)
+		p.Report.Cells = append(p.Report.Cells, bench.Cell{Config: v.config, Load: v.load, Metric: v.metric, Stat: v.stat,
+			Value: n})
+	}
+	return r
+}
+
+// spoilt are a claim, by number, and the figures with which it alone does not hold.
+type spoilt struct {
+	claim  int
+	values map[value]float64
+}
+
+// checkClaims expects all claims to hold for some figures, and each not to for others.
+func checkClaims(t *testing.T, claims []Claim, good map[value]float64, bad ...spoilt) {
+	t.Helper()
+	tried := map[int]bool{}
+	for _, s := range append([]spoilt{{claim: -1}}, bad...) {
+		values := map[value]float64{}
+		for v, n := range good {
+			values[v] = n
+		}
+		for v, n := range s.values {
+			if _, known := good[v]; !known {
+				t.Errorf("nothing has %+v", v)
+			}
+			values[v] = n
+		}
+		tried[s.claim] = true
+		for i, c := range claims {
+			if c.Judge == nil {
+				continue
+			}
+			if v := c.judge(reportOf(values)); v.outcome == notMeasured || (v.outcome == holdsNot) != (i == s.claim) {
+				t.Errorf("spoilt for claim %d, claim %d (%s): %+v", s.claim, i, c.Text, v)
+			}
+		}
+	}
+	for i, c := range claims {
+		if c.Judge != nil && !tried[i] {
+			t.Errorf("nothing shows when %q does not hold", c.Text)
+		}
+	}
+}
+
+func TestClaimsOfGallego(t *testing.T) {
+	of := func(config, metric string) value { return value{"1s", config, "rpl/1s", metric, "p50"} }
+	accuracy := func(window string) value { return value{window, "kernel", "rpl/" + window, "accuracy", "p50"} }
+	good := map[value]float64{accuracy("1s"): 0.99, accuracy("5s"): 1, accuracy("10s"): 1,
+		of("user", "inference"): 100, of("kernel", "inference"): 3,
+		of("user-generic", "lossfree_rate"): 45.5, of("kernel-generic", "lossfree_rate"): 43.3,
+		of("user-generic", "cpu"): 100, of("kernel-generic", "cpu"): 94,
+		of("user-generic", "load_time"): 789, of("kernel-generic", "load_time"): 830}
+	checkClaims(t, gallegoClaims, good,
+		spoilt{0, map[value]float64{accuracy("5s"): 0.99}},
+		spoilt{1, map[value]float64{of("kernel", "inference"): 3.6}},
+		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 46}},
+		spoilt{2, map[value]float64{of("kernel-generic", "lossfree_rate"): 43}},
+		spoilt{3, map[value]float64{of("kernel-generic", "cpu"): 95}},
+		spoilt{4, map[value]float64{of("kernel-generic", "load_time"): 780}})
+}
+
+func TestClaimsOfSimas(t *testing.T) {
+	of := func(table, load, metric string) value { return value{table, "kerb", load, metric, "p50"} }
+	changes := []struct {
+		at  value
+		bad float64
+		v   float64
+	}{
+		{of("ping-echo", "veth/echo-24", "latency"), 0.61, 0.6}, {of("ping-echo", "veth/echo-24", "rate"), 1.64, 1.66},
+		{of("ping-echo", "veth/echo-24", "cpu_op"), 0.84, 0.83}, {of("file-transfer", "veth/file", "fct"), 0.8, 0.78},
+		{of("redis", "veth/redis-50", "rate"), 1.46, 1.48}, {of("redis", "veth/redis-50", "cpu_op"), 1.09, 1.07},
+	}
+	good, bad := map[value]float64{}, []spoilt{}
+	for i, c := range changes {
+		plain := c.at
+		plain.config = "plain"
+		good[plain], good[c.at] = 1, c.v
+		bad = append(bad, spoilt{i, map[value]float64{c.at: c.bad}})
+	}
+	checkClaims(t, simasClaims, good, bad...)
+}

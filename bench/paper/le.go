@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	_ "github.com/kerb-edge/kerb/bench/intercept"
+)
+
+func init() { register(&le) }
+
+var le = Work{
+	Name:   "le",
+	Title:  "Le, reliable execution of time-critical applications (TU Berlin, 2022)",
+	Tables: []Table{leTable("idle", "8.8 and 8.9"), leTable("stress", "8.10 and 8.11")},
+	Claims: leClaims,
+}
+
+// The cases: bytes of a packet and packets a second.
+var leCases = []string{"64/50k", "512/6k", "1024/3k"}
+
+func leLoads(besides string) (loads []string) {
+	for _, c := range leCases {
+		loads = append(loads, c+"/"+besides)
+	}
+	return loads
+}
+
+var leNames = map[string]string{"idle": "the idle machine", "stress": "under stress"}
+
+func leTable(besides, combined string) Table {
+	loads := leLoads(besides)
+	t := Table{
+		Name:  besides,
+		Title: "Section 8, figures 8.2 to 8.11: " + leNames[besides],
+		Shows: "From the hook (T1) to a program: same-t2 and same-t3 are Kerb's ring (T2) and a UDP socket (T3) on the " +
+			"same packets, array is the published way in eBPF, kmod a kernel module, ringbuf and socket on others",
+		Experiment: "intercept",
+		Loads:      [modes][]string{loads, loads, loads[:1]},
+		Rounds:     [modes]int{5, 5, 1},
+		Takes:      [modes]time.Duration{20 * time.Minute, 4 * time.Minute, 12 * time.Second},
+		Configs: []Config{{"same-t3", "T3"}, {"same-t2", "T2"}, {"kmod", "T2 of the module"}, {"array", "T2 of eBPF"},
+			{"socket", ""}, {"ringbuf", ""}},
+		Differs: "sender and receiver are on different CPUs of one machine; losses are of all rounds; of T1 to T3 in the " +
+			"figures the last bin has all that is later",
+	}
+	for _, load := range loads {
+		name := strings.TrimSuffix(load, "/"+besides)
+		size, rate, _ := strings.Cut(name, "/")
+		rows := []Row{
+			{Label: name + " median", Metric: "delay", Stat: "p50", Unit: "us", Ratios: map[string]float64{"same-t3": 1,
+				"same-t2": 0.1}},
+			{Label: name + " p99", Metric: "delay", Stat: "p99", Unit: "us"},
+			{Label: name + " later than 100 us", Metric: "over100", Stat: "sum", Unit: "packets"},
+			{Label: name + " lost", Metric: "lost", Stat: "sum", Unit: "packets"},
+		}
+		if load == "64/50k/idle" {
+			rows[3].Published = map[string]float64{"same-t3": 643, "kmod": 4}
+		}
+		for i := range rows {
+			rows[i].Load = load
+		}
+		t.Rows = append(t.Rows, rows...)
+		t.Figures = append(t.Figures, bench.Figure{Kind: "histogram", Name: strings.ReplaceAll(load, "/", "-"), Load: load,
+			Title:  fmt.Sprintf("Figures 8.2 to 8.7: %s bytes, %s packets/s, %s", size, rate, besides),
+			Metric: "delay", Width: 5, Below: 50})
+	}
+	t.Figures = append(t.Figures, bench.Figure{Kind: "histogram", Name: besides + "-combined", Metric: "delay", Width: 5,
+		Title: "Figures " + combined + ": all cases, " + besides, Below: 50},
+		bench.Figure{Kind: "histogram", Name: besides + "-combined-log", Metric: "delay", Logarithmic: true,
+			Title: "Figures " + combined + ": all cases, " + besides + ", logarithmic"})
+	return t
+}
+
+// gains are T3 over T2 of a stat, in all cases.
+func gains(f *found, metric, stat string) (all []float64) {
+	for _, besides := range []string{"idle", "stress"} {
+		for _, load := range leLoads(besides) {
+			t2, t3 := f.of(besides, "same-t2", load, metric, stat), f.of(besides, "same-t3", load, metric, stat)
+			all = append(all, t3/max(t2, 1e-3))
+		}
+	}
+	return all
+}
+
+func span(values []float64) string {
+	return fmt.Sprintf("%.1f to %.1f times in the six cases", slices.Min(values), slices.Max(values))
+}
+
+var leClaims = []Claim{
+	{Text: "T2-T1 has a median below 1 us", Where: "section 8", Judge: func(f *found) (bool, string) {
+		var medians []float64
+		for _, besides := range []string{"idle", "stress"} {
+			for _, load := range leLoads(besides) {
+				medians = append(medians, f.of(besides, "same-t2", load, "delay", "p50"))
+			}
+		}
+		return slices.Max(medians) < 1, fmt.Sprintf("%.2f to %.2f us; the published receivers always poll, ours for a while",
+			slices.Min(medians), slices.Max(medians))
+	}},
+	{Text: "The median is 10 times lower than that of the UDP socket", Where: "section 8",
+		Judge: func(f *found) (bool, string) {
+			all := gains(f, "delay", "p50")
+			return bench.Median(all) >= 10, span(all) + "; the middle of the six counts"
+		}},
+	{Text: "p99 is 2 to 10 times lower", Where: "section 8", Judge: func(f *found) (bool, string) {
+		all := gains(f, "delay", "p99")
+		return slices.Min(all) >= 2, span(all) + "; the least is to be 2"
+	}},
+	{Text: "Up to 100 times fewer packets are later than 100 us", Where: "section 8", Judge: leLate},
+	{Text: "Fewer packets are lost: 4 against 643 of the socket (64 bytes, 50,000/s, idle)", Where: "section 8",
+		Judge: func(f *found) (bool, string) {
+			of := func(config string) float64 { return f.of("idle", config, "64/50k/idle", "lost", "sum") }
+			t2, t3 := of("same-t2"), of("same-t3")
+			if t2 == 0 && t3 == 0 {
+				f.miss("a lost packet of either")
+			}
+			return t2 < t3, fmt.Sprintf("%.0f against %.0f", t2, t3)
+		}},
+	{Text: "A kernel module delivers as fast as eBPF", Where: "section 8", Judge: func(f *found) (bool, string) {
+		of := func(config string) float64 { return f.of("idle", config, "64/50k/idle", "delay", "p50") }
+		module, array := of("kmod"), of("array")
+		return module <= 1.5*array, fmt.Sprintf("medians of %.2f and %.2f us (64 bytes, 50,000/s, idle)", module, array)
+	}},
+}
+
+// leLate is of all cases.
+func leLate(f *found) (bool, string) {
+	var t2, t3, best float64
+	for _, besides := range []string{"idle", "stress"} {
+		for _, load := range leLoads(besides) {
+			a, b := f.of(besides, "same-t2", load, "over100", "sum"), f.of(besides, "same-t3", load, "over100", "sum")
+			t2, t3, best = t2+a, t3+b, max(best, b/max(a, 1))
+		}
+	}
+	return best >= 100, fmt.Sprintf("%.0f against %.0f of the socket in all cases, at best %.1f times fewer", t2, t3, best)
+}
