@@ -8,6 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
 	"github.com/kerb-edge/kerb/modules/responder/apps/coap"
 	"github.com/kerb-edge/kerb/modules/responder/apps/echo"
+	"github.com/kerb-edge/kerb/modules/responder/apps/linear"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
@@ -20,5 +21,6 @@ type application struct {
 var apps = []application{
 	{"coap", coap.App()},
 	{"echo", echo.App()},
+	{"linear", linear.App()},
 	{"speedlimit", speedlimit.App()},
 }

@@ -5,17 +5,20 @@
 
 #include "apps/coap/coap.h"
 #include "apps/echo/echo.h"
+#include "apps/linear/linear.h"
 #include "apps/speedlimit/speedlimit.h"
 
 /* Applications that some listener uses; the code of others is removed before the program is loaded. */
 KERB_CONFIG(_Bool, use_coap, 1);
 KERB_CONFIG(_Bool, use_echo, 1);
+KERB_CONFIG(_Bool, use_linear, 1);
 KERB_CONFIG(_Bool, use_speedlimit, 1);
 
 enum rsp_app {
 	RSP_APP_COAP = 0,
 	RSP_APP_ECHO = 1,
-	RSP_APP_SPEEDLIMIT = 2,
+	RSP_APP_LINEAR = 2,
+	RSP_APP_SPEEDLIMIT = 3,
 };
 
 static __always_inline int rsp_app_check(struct rsp_request *r)
@@ -24,6 +27,8 @@ static __always_inline int rsp_app_check(struct rsp_request *r)
 		return coap_check(r);
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_check(r);
+	if (use_linear && r->listener->app == RSP_APP_LINEAR)
+		return linear_check(r);
 	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)
 		return speedlimit_check(r);
 	return RSP_PASS;
@@ -35,6 +40,8 @@ static __always_inline int rsp_app_answer(struct rsp_request *r)
 		return coap_answer(r);
 	if (use_echo && r->listener->app == RSP_APP_ECHO)
 		return echo_answer(r);
+	if (use_linear && r->listener->app == RSP_APP_LINEAR)
+		return linear_answer(r);
 	if (use_speedlimit && r->listener->app == RSP_APP_SPEEDLIMIT)
 		return speedlimit_answer(r);
 	return -1;

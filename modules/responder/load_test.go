@@ -18,7 +18,7 @@ const maxVerified = 400000
 // TestVerifies has every application in one program.
 func TestVerifies(t *testing.T) {
 	const config = `{"listeners": [{"app": "echo", "port": 7000}, {"app": "speedlimit", "port": 8080},
-		{"app": "coap", "port": 5683, "resources": [{"path": "/a"}]}]}`
+		{"app": "coap", "port": 5683, "resources": [{"path": "/a"}]}, {"app": "linear", "port": 9000, "reply": "00"}]}`
 	onHooks(t, config, func(t *testing.T, k *kernel) {
 		sdktest.CheckVerified(t, k.prog, maxVerified)
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/bpf/bpftest"
 	"github.com/kerb-edge/kerb/internal/chain"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/modules/responder/apps/linear"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
@@ -32,6 +33,7 @@ type modelListener struct {
 	kernel    bool // speedlimit computes by itself
 	cars      *int64
 	limit     uint32 // speedlimit: mixed
+	linear    *linear.Config
 }
 
 func (m *model) count(name, outcome string) {
@@ -118,8 +120,11 @@ func (m *model) check(frame []byte, p *abi.Packet, src, dst netip.Addr, l *model
 	udp, h := frame[p.L4:], frame[p.L3:]
 	length := int(be.Uint16(udp[4:]))
 	least, most := 0, 1472
-	if l.app == "speedlimit" {
+	switch l.app {
+	case "speedlimit":
 		least, most = 8, 8
+	case "linear":
+		least = leastRequest(l.linear)
 	}
 	switch {
 	case p.Flags&abi.FlagFragFirst != 0:
@@ -252,6 +257,9 @@ func optionsHarmless(o []byte) bool {
 func (l *modelListener) answer(request []byte) ([]byte, string) {
 	if l.app == "echo" {
 		return slices.Clone(request), ""
+	}
+	if l.app == "linear" {
+		return linearReply(l.linear, request), ""
 	}
 	for _, order := range []binary.AppendByteOrder{binary.LittleEndian, binary.BigEndian} {
 		switch op := order.AppendUint32(nil, 0); {

@@ -132,7 +132,7 @@ func loadWith(t testing.TB, h hook, config any, amplification int) *device {
 	}
 	settings := coap{}.Settings([]app.Service{d.listener})
 	settings.Constants["limit_sources"], settings.Constants["limit_total"] = false, false
-	for _, other := range []string{"echo", "speedlimit"} {
+	for _, other := range []string{"echo", "linear", "speedlimit"} {
 		settings.Constants["use_"+other] = false
 	}
 	d.loaded, err = dataplane.Load(h.side, chain.Ingress, dataplane.Module{
