@@ -34,7 +34,9 @@ static void push_back(const struct settings *s, const void *payload, size_t size
 		return;
 	memcpy(&state, payload, sizeof(state));
 	force = (struct force){ .step = state.step,
-				.push = 2 * s->pole * (s->pole * state.angle + state.speed) };
+				.push = to_fixed(2 * s->pole *
+						 (s->pole * from_fixed(state.angle) +
+						  from_fixed(state.speed))) };
 	sendto(s->socket, &force, sizeof(force), 0, (const void *)to, sizeof(*to));
 }
 

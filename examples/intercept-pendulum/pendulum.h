@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What plant and controller tell each other, in host byte order. */
+/* What plant and controller send each other, in network byte order. Angle, speed and push are whole
+ * numbers of 2^-16, so that the kernel can compute with them, too (module.yaml, fallback). */
 #pragma once
 
+#include <arpa/inet.h>
+#include <math.h>
 #include <stdint.h>
 
 #define PORT 5005 /* of the controller */
@@ -9,10 +12,17 @@
 struct state { /* plant to controller: "CTRL" is what the class matches */
 	char kind[4];
 	uint32_t step;
-	double angle, speed; /* rad, rad/s; 0 is upright */
+	uint32_t angle, speed; /* rad, rad/s; 0 is upright */
 };
 
 struct force { /* the answer: angular acceleration of the pivot, rad/s^2 */
-	uint32_t step, zero;
-	double push;
+	uint32_t step;
+	uint32_t push;
 };
+
+static inline uint32_t to_fixed(double value)
+{
+	return htonl((uint32_t)(int32_t)lround(fmax(-32768, fmin(32767, value)) * 65536));
+}
+
+static inline double from_fixed(uint32_t value) { return (int32_t)ntohl(value) / 65536.0; }

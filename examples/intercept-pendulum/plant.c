@@ -24,6 +24,11 @@
 #define GUST 0.02    /* rad/s at most, every step */
 #define ANSWERS 1024 /* remembered, a power of two */
 
+struct pendulum {
+	uint32_t step;
+	double angle, speed;
+};
+
 static double uniform(void) { return (double)random() / (double)RAND_MAX * 2 - 1; }
 
 /* listen_to takes the answers that have come. */
@@ -31,8 +36,10 @@ static void listen_to(int socket, struct force *answers)
 {
 	struct force f;
 
-	while (recv(socket, &f, sizeof(f), MSG_DONTWAIT) == sizeof(f))
+	while (recv(socket, &f, sizeof(f), MSG_DONTWAIT) == sizeof(f)) {
+		f.step = ntohl(f.step);
 		answers[f.step % ANSWERS] = f;
+	}
 }
 
 /* newest is the last answer up to a step, or none. */
@@ -44,7 +51,7 @@ static struct force newest(const struct force *answers, uint32_t step)
 	return (struct force){ 0 };
 }
 
-static void move(struct state *s, double push, double pole)
+static void move(struct pendulum *s, double push, double pole)
 {
 	for (int i = 0; i < 10; i++) { /* semi-implicit Euler, 0.1 ms */
 		s->speed += (pole * pole * sin(s->angle) - push * cos(s->angle)) * STEP / 10;
@@ -52,6 +59,16 @@ static void move(struct state *s, double push, double pole)
 	}
 	s->speed += GUST * uniform();
 	s->step++;
+}
+
+static void tell(int socket, const struct pendulum *p)
+{
+	struct state s = { .kind = { 'C', 'T', 'R', 'L' },
+			   .step = htonl(p->step),
+			   .angle = to_fixed(p->angle),
+			   .speed = to_fixed(p->speed) };
+
+	send(socket, &s, sizeof(s), 0);
 }
 
 static void next_step(struct timespec *t)
@@ -74,7 +91,7 @@ int main(int argc, char **argv)
 	struct sockaddr_in to = { .sin_family = AF_INET,
 				  .sin_port = htons(PORT),
 				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
-	struct state s = { .kind = { 'C', 'T', 'R', 'L' } };
+	struct pendulum s = { 0 };
 	static struct force answers[ANSWERS];
 	struct timespec t;
 	double pole = 100, seconds = 10, worst = 0;
@@ -99,7 +116,7 @@ int main(int argc, char **argv)
 	}
 	clock_gettime(CLOCK_MONOTONIC, &t);
 	while (s.step < seconds / STEP && fabs(s.angle) < FALLEN) {
-		send(fd, &s, sizeof(s), 0);
+		tell(fd, &s);
 		next_step(&t);
 		listen_to(fd, answers);
 		struct force f = newest(answers, s.step > delay ? s.step - delay : 0);
@@ -107,7 +124,7 @@ int main(int argc, char **argv)
 		if (f.step && s.step - f.step > lag)
 			lag = s.step - f.step;
 		worst = fmax(worst, fabs(s.angle));
-		move(&s, f.push, pole);
+		move(&s, from_fixed(f.push), pole);
 	}
 	printf("%s %.2f s, largest angle %.4f rad, oldest answer %u ms\n",
 	       fabs(s.angle) < FALLEN ? "stood" : "fell after", s.step * STEP, worst, lag);

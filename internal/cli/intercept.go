@@ -26,6 +26,7 @@ type interceptClass struct {
 	Name, Direction, Action                 string
 	Stopped, Opens                          bool
 	Packets, Bytes, Delivered, Lost, Unread uint64
+	Fallbacks                               uint64
 	Gap                                     quantiles
 	Program                                 *interceptProgram
 }
@@ -126,10 +127,11 @@ func (a *app) modulesWithQuery(ctx context.Context, query string) (names []strin
 }
 
 func printClasses(w io.Writer, all []interceptClass) {
-	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "GAP P50", "PROGRAM")
+	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "FALLBACKS", "GAP P50",
+		"PROGRAM")
 	for _, c := range all {
-		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread, since(c.Gap.P50),
-			c.openBy())
+		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread,
+			c.Fallbacks, since(c.Gap.P50), c.openBy())
 	}
 }
 

@@ -63,7 +63,7 @@ static __always_inline __u32 icpt_len(kerb_ctx *ctx)
 #endif
 }
 
-static __always_inline int icpt_answer(struct kerb_pkt *pkt, __u32 class, struct icpt_counts *n)
+static __always_inline int icpt_answer(struct kerb_pkt *pkt, __u32 class, __u64 *answered)
 {
 	int verdict =
 		icpt_respond(pkt->ctx, pkt->l3 | pkt->l4 << 16,
@@ -72,7 +72,7 @@ static __always_inline int icpt_answer(struct kerb_pkt *pkt, __u32 class, struct
 
 	kerb_reload(pkt);
 	if ((verdict & 0xff) == KERB_REPLY) { /* without options */
-		n->answered++;
+		++*answered;
 		pkt->l4 = pkt->l3 +
 			  (pkt->family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr));
 		pkt->len = icpt_len(pkt->ctx);

@@ -12,12 +12,21 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
+// application returns the property that has the responder's application of a class, and its value. It is empty if no
+// packets of the class are answered.
+func (c *class) application() (property string, value json.RawMessage) {
+	if c.Fallback != nil {
+		return "fallback", c.Fallback
+	}
+	return "answer", c.Answer
+}
+
 // answering makes listeners of the responder of the classes that are answered: each has its class's name and port.
 func (c *config) answering() (*responder.Responder, error) {
 	listeners := []map[string]json.RawMessage{}
 	var of []int
 	for i, one := range c.Classes {
-		if one.Action != "answer" {
+		if _, value := one.application(); value == nil {
 			continue
 		}
 		l, err := one.listener()
@@ -32,13 +41,13 @@ func (c *config) answering() (*responder.Responder, error) {
 	}
 	compiled, err := responder.Control().Compile(raw)
 	if err != nil {
-		return nil, inClass(of, err)
+		return nil, c.inClass(of, err)
 	}
 	return compiled.(*responder.Responder), nil
 }
 
 // inClass turns the place of a listener in an error into that of its class.
-func inClass(of []int, err error) error {
+func (c *config) inClass(of []int, err error) error {
 	var wrong *sdk.ConfigError
 	var i int
 	if !errors.As(err, &wrong) {
@@ -48,24 +57,30 @@ func inClass(of []int, err error) error {
 		return err
 	}
 	_, field, _ := strings.Cut(wrong.Field, "].")
-	return within(of[i], &sdk.ConfigError{Field: "answer." + field, Reason: wrong.Reason})
+	property, _ := c.Classes[of[i]].application()
+	return within(of[i], &sdk.ConfigError{Field: property + "." + field, Reason: wrong.Reason})
 }
 
 func (c *class) listener() (map[string]json.RawMessage, error) {
 	m := &c.Match
+	property, value := c.application()
 	if c.Direction != "ingress" || !m.Protocol.set || m.Protocol.number != 17 || len(m.Ports) != 1 ||
 		m.Ports[0].First != m.Ports[0].Last {
 		return nil, &sdk.ConfigError{Field: "match", Reason: "a class that is answered has direction ingress, protocol udp " +
 			"and one port"}
 	}
 	var l map[string]json.RawMessage
-	if err := json.Unmarshal(c.Answer, &l); err != nil {
-		return nil, &sdk.ConfigError{Field: "answer", Reason: err.Error()}
+	if err := json.Unmarshal(value, &l); err != nil {
+		return nil, &sdk.ConfigError{Field: property, Reason: err.Error()}
 	}
 	for _, name := range []string{"name", "port", "addresses"} {
 		if _, there := l[name]; there {
-			return nil, &sdk.ConfigError{Field: "answer." + name, Reason: "is the class's: say it there"}
+			return nil, &sdk.ConfigError{Field: property + "." + name, Reason: "is the class's: say it there"}
 		}
+	}
+	if _, there := l["sourceRate"]; property == "fallback" && !there {
+		return nil, &sdk.ConfigError{Field: "fallback.sourceRate", Reason: "is required: requests per second of a source " +
+			"that are answered, 0 for all. The responder's default of 50 is less than many control loops need"}
 	}
 	l["name"] = json.RawMessage(fmt.Sprintf("%q", c.Name))
 	l["port"] = json.RawMessage(fmt.Sprint(m.Ports[0].First))
@@ -75,7 +90,7 @@ func (c *class) listener() (map[string]json.RawMessage, error) {
 // answered are the indices of classes that are answered.
 func (c *config) answered() (out []int) {
 	for i, one := range c.Classes {
-		if one.Action == "answer" {
+		if _, value := one.application(); value != nil {
 			out = append(out, i)
 		}
 	}

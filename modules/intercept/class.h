@@ -45,7 +45,9 @@ struct icpt_class {
 	__u8 to_ports, from_ports, to, from; /* lengths of the lists */
 	__u32 priority;
 	__u32 max_bytes; /* of a frame are delivered */
-	__u32 zero;
+	/* us that a record may wait unread before packets are answered (answers), 0: they are not.
+	 * Out of reach of the program, which may have gone wrong, and of its messages. */
+	__u32 fallback;
 	struct icpt_range to_port[ICPT_LIST], from_port[ICPT_LIST];
 	struct icpt_bytes payload[ICPT_BYTES];
 	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];

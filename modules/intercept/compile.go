@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"time"
 )
 
 // identity is what the counters of a class are kept by, in this configuration and the next.
@@ -37,6 +38,9 @@ func (c *class) entry() classEntry {
 	}
 	if c.Delivery != "ringbuf" {
 		e.Socket = 1
+	}
+	if c.Fallback != nil {
+		e.Fallback = uint32(time.Duration(c.Deadline).Microseconds())
 	}
 	for i, r := range m.Ports {
 		e.ToPort[i] = rangeEntry(r)

@@ -34,6 +34,7 @@ type class struct {
 	Watchdog  duration        `json:"watchdog"`
 	Delivery  string          `json:"delivery"`
 	Answer    json.RawMessage `json:"answer"`
+	Fallback  json.RawMessage `json:"fallback"`
 
 	slot     int // of its ring, or noRing
 	ringSize uint32
@@ -125,6 +126,14 @@ func (c *class) check() error {
 	}
 	if (c.Action == "answer") != (c.Answer != nil) {
 		return wrong("answer", "required with action answer, and only there: it names the application")
+	}
+	if c.Fallback != nil && (c.Action != "steal" || c.Deadline < duration(time.Microsecond)) {
+		return wrong("fallback", "requires action steal and a deadline of 1us or more: it answers when the program does not "+
+			"read in time")
+	}
+	if c.Fallback != nil && c.Delivery == "afxdp" {
+		return wrong("delivery", "has to be auto or ringbuf with fallback: the kernel does not see what a program reads "+
+			"from AF_XDP sockets")
 	}
 	var err error
 	if c.ringSize, err = ringBytes(c.Ring); err != nil {

@@ -20,6 +20,12 @@ func classes(n int, format string) string {
 	return `{"classes": [` + strings.Join(all, ",") + `]}`
 }
 
+// fallback is a class with one, and with other properties of both.
+func fallback(class, more string) string {
+	return `{"classes": [{"name": "a", "match": {"protocol": "udp", "ports": [5005]}, ` + class +
+		`, "fallback": {"app": "linear"` + more + `}}]}`
+}
+
 // Errors name the field and the valid values.
 func TestConfigErrors(t *testing.T) {
 	for _, c := range []struct{ config, field, reason string }{
@@ -54,6 +60,11 @@ func TestConfigErrors(t *testing.T) {
 		{`{"classes": [{"name": "a", "action": "answer", "answer": {"app": "echo"}}]}`, "classes[0].match", "one port"},
 		{`{"classes": [{"name": "b"}, {"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "ech"}}]}`, "classes[1].answer.app", "not one of"},
 		{`{"classes": [{"name": "a", "action": "answer", "match": {"protocol": "udp", "ports": [7]}, "answer": {"app": "echo", "port": 8}}]}`, "classes[0].answer.port", "say it there"},
+		{fallback(`"action": "copy", "deadline": "1ms"`, ``), "classes[0].fallback", "requires action steal"},
+		{fallback(`"action": "steal"`, ``), "classes[0].fallback", "a deadline"},
+		{fallback(`"action": "steal", "deadline": "1ms", "delivery": "afxdp"`, ``), "classes[0].delivery", "AF_XDP"},
+		{fallback(`"action": "steal", "deadline": "1ms"`, ``), "classes[0].fallback.sourceRate", "is required"},
+		{fallback(`"action": "steal", "deadline": "1ms"`, `, "sourceRate": 0, "reply": "0"`), "classes[0].fallback.reply", "hexadecimal"},
 		{`{"classes": [{"name": "a", "colour": "red"}]}`, "colour", "unknown property"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))

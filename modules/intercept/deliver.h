@@ -68,7 +68,9 @@ static __always_inline struct icpt_state *icpt_state(__u32 slot)
 /* What the data plane remembers of a ring, out of the consumer's reach. */
 struct icpt_flow {
 	__u64 seq, lost;
-	__u64 position, since; /* of the consumer, when that was seen last, and first; ns */
+	/* a record that begins here was unread when its packet came, and since when, ns: the
+	 * consumer reads as long as it gets beyond */
+	__u64 position, since;
 	__u64 last;	       /* time of the last packet */
 };
 
@@ -87,7 +89,7 @@ struct icpt_counts {
 	__u64 unread;
 	__u64 unmarked;	      /* XDP has no priorities: they passed without */
 	__u64 answered;
-	__u64 zero;
+	__u64 fallbacks; /* answered in the program's place */
 	__u64 gaps[ICPT_BUCKETS]; /* time since the class's last packet, ns */
 };
 
@@ -131,19 +133,20 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 		kerb_histogram_count(n->gaps, ICPT_BUCKETS, now - last);
 }
 
-/* Whether what is stolen would not be read: then packets pass, as if the class were not there. It
- * steals again as soon as the consumer has read something. */
+/* Whether a record waits unread for longer than limit, ns: then packets pass or are answered, as if
+ * the program were not there. It steals again as soon as that record is read. Only some records'
+ * ages are known: of those that come while none is, the first. */
 static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_state *s,
-						 struct icpt_flow *f, __u64 now)
+						 struct icpt_flow *f, __u64 now, __u64 limit)
 {
-	__u64 position;
+	__u64 waiting;
 
 	if (!*(volatile __u32 *)&s->consumer)
 		return 1;
-	position = bpf_ringbuf_query(ring, BPF_RB_CONS_POS);
-	if (position == f->position && bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA))
-		return now - f->since > s->watchdog;
-	f->position = position;
+	waiting = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
+	if (waiting && bpf_ringbuf_query(ring, BPF_RB_CONS_POS) <= f->position)
+		return now - f->since > limit;
+	f->position = bpf_ringbuf_query(ring, BPF_RB_PROD_POS);
 	f->since = now;
 	return 0;
 }
@@ -341,26 +344,39 @@ static __always_inline int icpt_delivered(struct kerb_pkt *pkt, const struct icp
 	return steal ? kerb_drop(pkt, ICPT_DROP_STOLEN) : KERB_NEXT;
 }
 
-/* Delivers a packet, and returns its verdict. What cannot be delivered passes. Not inlined: the
- * stack is short. */
+/* ns that records of a class may wait unread before its packets are answered, 0: they are not. */
+static __always_inline __u64 icpt_fallback_time(const struct icpt_found *k)
+{
+	struct icpt_table *t = icpt_table(k->half);
+
+	return t ? t->classes[0][k->class & (ICPT_CLASSES - 1)].fallback * 1000ULL : 0;
+}
+
+#define ICPT_UNDELIVERED (-1) /* the class has a fallback */
+
+/* Delivers a packet, and returns its verdict. What cannot be delivered passes, or is
+ * ICPT_UNDELIVERED. Not inlined: the stack is short. */
 static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found *k,
 				   struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, steal = k->action == ICPT_STEAL;
+	__u64 fallback = steal ? icpt_fallback_time(k) : 0;
+	int undelivered = fallback ? ICPT_UNDELIVERED : KERB_NEXT;
 	struct icpt_state *s = icpt_state(slot);
 	void *ring = bpf_map_lookup_elem(&rings, &slot);
 	struct icpt_record head;
 
 	if (!s || !ring) /* a class without a ring */
-		return KERB_NEXT;
-	if (steal && k->xdp_sockets && *(volatile __u32 *)&s->consumer &&
+		return undelivered;
+	/* what a program takes from a socket is not seen here */
+	if (steal && !fallback && k->xdp_sockets && *(volatile __u32 *)&s->consumer &&
 	    icpt_to_socket(pkt, k, f)) {
 		n->delivered++;
 		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}
-	if (steal && icpt_consumer_stalled(ring, s, f, k->time)) {
+	if (steal && icpt_consumer_stalled(ring, s, f, k->time, fallback ?: s->watchdog)) {
 		n->unread++;
-		return KERB_NEXT;
+		return undelivered;
 	}
 	icpt_head(&head, pkt, k);
 	head.seq = __sync_fetch_and_add(&f->seq, 1);
@@ -368,7 +384,7 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 	if (icpt_emit(pkt->ctx, ring, &head, s)) {
 		__sync_fetch_and_add(&f->lost, 1);
 		n->lost++;
-		return KERB_NEXT;
+		return undelivered;
 	}
 	n->delivered++;
 	return icpt_delivered(pkt, k, ring, s);

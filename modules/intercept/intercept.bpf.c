@@ -33,13 +33,15 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 	struct icpt_counts *n = bpf_map_lookup_elem(&class_counts, &k->identity);
 	struct icpt_flow *f = bpf_map_lookup_elem(&flows, &k->class);
 
+	__u64 *answered;
+	int verdict = KERB_NEXT;
+
 	if (!n || !f)
 		return KERB_NEXT;
+	answered = &n->answered;
 	n->packets++;
 	n->bytes += pkt->len;
 	icpt_count_gap(n, f, k->time);
-	if (use_answers && direction == ICPT_INGRESS && k->action == ICPT_ANSWER)
-		return icpt_answer(pkt, k->class | k->half * ICPT_HALF, n);
 	switch (k->action) {
 	case ICPT_DROP:
 		return kerb_drop(pkt, KERB_DROP_POLICY);
@@ -47,9 +49,17 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 		return icpt_mark_packet(pkt, k, n);
 	case ICPT_COPY:
 	case ICPT_STEAL:
-		return icpt_deliver(pkt, k, f, n);
+		verdict = icpt_deliver(pkt, k, f, n);
+		answered = &n->fallbacks;
+		break;
+	case ICPT_ANSWER:
+		verdict = ICPT_UNDELIVERED;
 	}
-	return KERB_NEXT;
+	if (verdict != ICPT_UNDELIVERED)
+		return verdict;
+	if (!use_answers || direction != ICPT_INGRESS)
+		return KERB_NEXT;
+	return icpt_answer(pkt, k->class | k->half * ICPT_HALF, answered);
 }
 
 /* Unpacks what icpt_classify found: class in bits 0 to 7, action 8 to 15, bytes to copy 16 to 31,

@@ -38,7 +38,7 @@ type classEntry struct {
 	Identity                                                           uint64
 	Directions, Family, Proto, HasProto, Action, Stopped, Socket, Ring uint8
 	ToPorts, FromPorts, To, From                                       uint8
-	Priority, MaxBytes, Zero                                           uint32
+	Priority, MaxBytes, Fallback                                       uint32
 	ToPort, FromPort                                                   [listLength]rangeEntry
 	Payload                                                            [conditions]bytesEntry
 	ToAddr, FromAddr                                                   [listLength]prefixEntry
@@ -56,8 +56,8 @@ type tableEntry struct {
 type flowEntry struct{ Seq, Lost, Position, Since, Last uint64 }
 
 type countsEntry struct {
-	Packets, Bytes, Delivered, Lost, Unread, Unmarked, Answered, Zero uint64
-	Gaps                                                              [buckets]uint64
+	Packets, Bytes, Delivered, Lost, Unread, Unmarked, Answered, Fallbacks uint64
+	Gaps                                                                   [buckets]uint64
 }
 
 // Record is what is before a frame in a class's ring.

@@ -16,7 +16,9 @@ const everything = `{"classes": [{"name": "all", "direction": "both"}]}`
 const answering = `{"classes": [{"name": "all", "direction": "both"},
 	{"name": "echo", "action": "answer", "match": {"protocol": "udp", "ports": [7000]}, "answer": {"app": "echo"}},
 	{"name": "road", "action": "answer", "match": {"protocol": "udp", "ports": [8080]}, "answer": {"app": "speedlimit"}},
-	{"name": "coap", "action": "answer", "match": {"protocol": "udp", "ports": [5683]}, "answer": {"app": "coap", "resources": [{"path": "/a"}]}}]}`
+	{"name": "coap", "action": "answer", "match": {"protocol": "udp", "ports": [5683]}, "answer": {"app": "coap", "resources": [{"path": "/a"}]}},
+	{"name": "loop", "action": "steal", "deadline": "1ms", "match": {"protocol": "udp", "ports": [5005]},
+		"fallback": {"app": "linear", "reply": "00", "sourceRate": 0}}]}`
 
 // The verifier's work bounds how many modules fit into one program with this one (1,000,000 in all).
 const maxVerified = 300000

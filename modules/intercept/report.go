@@ -37,7 +37,8 @@ type ClassReport struct {
 	Unread    uint64    `json:"unread"` // were to be stolen, but passed: no consumer, or one that does not read
 	Unmarked  uint64    `json:"unmarked,omitempty"`
 	Answered  uint64    `json:"answered,omitempty"`
-	Gap       Quantiles `json:"gap"` // between packets, ns
+	Fallbacks uint64    `json:"fallbacks,omitempty"` // answered in the program's place
+	Gap       Quantiles `json:"gap"`                 // between packets, ns
 	Opens     bool      `json:"opens"`
 	Program   *Program  `json:"program,omitempty"` // that has it open
 }
@@ -78,6 +79,7 @@ func (n *countsEntry) add(o *countsEntry) {
 	n.Unread += o.Unread
 	n.Unmarked += o.Unmarked
 	n.Answered += o.Answered
+	n.Fallbacks += o.Fallbacks
 	for b := range n.Gaps {
 		n.Gaps[b] += o.Gaps[b]
 	}
@@ -97,8 +99,8 @@ func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
 		}
 		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes,
 			Delivered: n.Delivered,
-			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Gap: quantiles(n.Gaps[:]),
-			Opens: c.slot != noRing}
+			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Fallbacks: n.Fallbacks,
+			Gap: quantiles(n.Gaps[:]), Opens: c.slot != noRing}
 		if c.slot != noRing {
 			s := pages.state(c.slot).copy()
 			r.Stopped, r.Program = s.Stopped != 0, f.program(c, s)
@@ -200,6 +202,7 @@ func (c *ClassReport) samples() (out []sdk.Sample) {
 	count("lost_total", "Packets that found no room in the class's ring.", c.Lost)
 	count("unread_total", "Packets that were to be stolen, but passed, as no program reads.", c.Unread)
 	count("answered_total", "Packets answered in the kernel.", c.Answered)
+	count("fallbacks_total", "Packets answered in the kernel, as the program did not read in time.", c.Fallbacks)
 	p := c.Program
 	if !c.Opens {
 		return out

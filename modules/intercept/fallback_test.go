@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bytes"
+	"encoding/binary"
+	"strings"
+	"testing"
+	"time"
+)
+
+// loop has a law: the answer is the request's step, and -2.5 times its state plus 7.
+const loop = `{"classes": [{"name": "loop", "action": "steal", "deadline": "20ms", "watchdog": "10s", "ring": "64Ki",
+	"match": {"protocol": "udp", "ports": [5005], "payload": [{"bytes": "43"}]},
+	"fallback": {"app": "linear", "reply": "0000000000000000", "copy": [{"from": 4, "to": 0}],
+		"sum": [{"from": 8, "times": -2.5}], "constant": 7, "to": 4, "sourceRate": 0}}, {"name": "rest"}]}`
+
+// state is a request that a controller would answer, with right checksums.
+func stateFrame(from, to string, step uint32, value int32) []byte {
+	payload := binary.BigEndian.AppendUint32([]byte("CTRL"), step)
+	f := packet(from, to, udp, 40000, 5005, string(binary.BigEndian.AppendUint32(payload, uint32(value))))
+	raw := f.bytes()
+	sum := func(b []byte, s uint32) uint16 {
+		for i := 0; i < len(b); i += 2 {
+			s += uint32(binary.BigEndian.Uint16(b[i:]))
+		}
+		for s > 0xffff {
+			s = s&0xffff + s>>16
+		}
+		return ^uint16(s)
+	}
+	if f.src.Is4() {
+		binary.BigEndian.PutUint16(raw[24:], sum(raw[14:34], 0))
+	} else {
+		addresses := append(f.src.AsSlice(), f.dst.AsSlice()...)
+		binary.BigEndian.PutUint16(raw[60:], sum(append(addresses, raw[54:]...), uint32(len(raw)-54)+udp))
+	}
+	return raw
+}
+
+const (
+	plant, controller   = "10.0.0.1", "10.0.0.2"
+	plant6, controller6 = "fd00::1", "fd00::2"
+)
+
+// lawful checks that a request is answered by the law.
+func (k *kernel) lawful(what string, raw []byte, step uint32, push int32) {
+	k.t.Helper()
+	v, reply := k.runOut(raw)
+	if v != answered {
+		k.t.Errorf("%s: %s", what, v)
+		return
+	}
+	at := 42
+	if raw[12] == 0x86 {
+		at = 62
+	}
+	want := binary.BigEndian.AppendUint32(binary.BigEndian.AppendUint32(nil, step), uint32(push))
+	if !bytes.Equal(reply[at:at+8], want) || binary.BigEndian.Uint16(reply[at-4:]) != 16 ||
+		!bytes.Equal(reply[:6], raw[6:12]) || binary.BigEndian.Uint16(reply[at-6:]) != 40000 {
+		k.t.Errorf("%s: %x, want the answer %x", what, reply, want)
+	}
+}
+
+// The law answers while no program has the class open, and while the one that has it has not read a packet within the
+// deadline, whatever it writes into its page. It does so until that packet is read.
+func TestFallback(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		k.lawful("no program", stateFrame(plant, controller, 1, 1000), 1, -2493)
+		k.lawful("no program, IPv6", stateFrame(plant6, controller6, 2, -3), 2, 15) // 7.5: halves go up
+		r := k.open("loop")
+		for round := range uint32(3) {
+			for range 5 {
+				if v := k.run(stateFrame(plant, controller, 3, 0)); v != dropped || r.drain() != 1 {
+					t.Fatalf("round %d: a program that reads: %s", round, v)
+				}
+			}
+			if v := k.run(stateFrame(plant, controller, 3, 0)); v != dropped {
+				t.Fatalf("round %d: the first one that it does not read: %s", round, v)
+			}
+			r.state.Watchdog, r.state.Deadline = 1<<62, 1<<62
+			time.Sleep(40 * time.Millisecond) // twice the deadline
+			for range 3 {
+				k.lawful("the program does not read", stateFrame(plant, controller, round, 4), round, -3)
+			}
+			if n := r.drain(); n != 1 {
+				t.Errorf("round %d: %d records, want the one from before", round, n)
+			}
+		}
+		if c := k.report("loop"); c.Fallbacks != 11 || c.Unread != 11 || c.Delivered != 18 || c.Answered != 0 {
+			t.Errorf("%+v", c)
+		}
+	})
+}
+
+// What the responder would not answer passes, as it does without a law.
+func TestFallbackChecksRequests(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		right := stateFrame(plant, controller, 1, 1)
+		edit := func(change func(f []byte)) []byte {
+			f := bytes.Clone(right)
+			change(f)
+			return f
+		}
+		short := packet(plant, controller, udp, 40000, 5005, "CTRL1234567").bytes()
+		for name, raw := range map[string][]byte{
+			"too short":         short,
+			"header checksum":   edit(func(f []byte) { f[25]++ }),
+			"checksum":          edit(func(f []byte) { f[40] = 1 }),
+			"to a group":        edit(func(f []byte) { f[0] |= 1 }),
+			"length of UDP":     edit(func(f []byte) { f[39] = 200 }),
+			"from port 7":       edit(func(f []byte) { f[34], f[35] = 0, 7 }),
+			"from its own port": edit(func(f []byte) { f[34], f[35] = 5005>>8, 5005&0xff }),
+		} {
+			if v, out := k.runOut(raw); v != passed || !bytes.Equal(out, raw) {
+				t.Errorf("%s: %s %x", name, v, out)
+			}
+		}
+		for n := 34; n < len(right); n++ { // test runs on TC take nothing shorter
+			if v := k.run(right[:n]); v != passed {
+				t.Errorf("%d bytes: %s", n, v)
+			}
+		}
+		if c := k.report("loop"); c.Fallbacks != 0 {
+			t.Errorf("%+v", c)
+		}
+		k.lawful("right", right, 1, 5) // 4.5: halves go up
+	})
+}
+
+// Packets that find no room are answered, and so are those of a program that reads, but falls behind.
+func TestFallbackOfASlowProgram(t *testing.T) {
+	onHooks(t, strings.Replace(loop, `"20ms"`, `"10s"`, 1), func(t *testing.T, k *kernel) {
+		r, lost := k.open("loop"), 0
+		for range 1000 {
+			if k.run(stateFrame(plant, controller, 1, 2)) == answered {
+				lost++
+			}
+		}
+		c := k.report("loop")
+		if lost == 0 || c.Lost != uint64(lost) || c.Fallbacks != uint64(lost) || r.drain() != 1000-lost {
+			t.Errorf("%d were answered: %+v", lost, c)
+		}
+	})
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		r := k.open("loop")
+		for range 30 {
+			k.run(stateFrame(plant, controller, 1, 2))
+		}
+		r.take()
+		if v := k.run(stateFrame(plant, controller, 1, 2)); v != dropped {
+			t.Fatalf("it reads: %s", v)
+		}
+		time.Sleep(40 * time.Millisecond) // twice the deadline: 30 packets wait, the last of them for so long
+		r.take()
+		k.lawful("it reads too slowly", stateFrame(plant, controller, 1, 2), 1, 2)
+		r.drain()
+		if v := k.run(stateFrame(plant, controller, 1, 2)); v != dropped {
+			t.Errorf("it has read all: %s", v)
+		}
+	})
+}

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+)
+
+const pendulum = "../../examples/intercept-pendulum/"
+
+// compileC makes a program of an example in C.
+func compileC(t *testing.T, source string) string {
+	t.Helper()
+	clang, err := pkgs.FindClang(t.Context(), "")
+	if err != nil {
+		t.Skip(err)
+	}
+	library, err := filepath.Glob("../../lib/intercept/*.c")
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := filepath.Join(t.TempDir(), "program")
+	args := append([]string{"-O2", "-I../../lib/intercept", "-I../../modules/intercept", "-o", out, source}, library...)
+	if text, err := exec.Command(clang, append(args, "-lm")...).CombinedOutput(); err != nil {
+		t.Fatalf("compile %s: %v\n%s", source, err, text)
+	}
+	return out
+}
+
+// loop is the pendulum of the example, whose controller runs in web and has the class of a module.
+type loop struct {
+	*node
+	plant      string
+	controller *exec.Cmd
+}
+
+// loopClass is what `kerb intercept classes` says of a class.
+type loopClass struct {
+	Delivered, Unread, Fallbacks uint64
+	Program                      *struct{ Received uint64 }
+}
+
+func newLoop(t *testing.T) *loop {
+	t.Helper()
+	l := &loop{node: newRunningNode(t), plant: compileC(t, pendulum+"plant.c")}
+	l.applyExample(func(text string) string { return text })
+	socket := filepath.Join(l.Run, "modules", "pendulum.sock")
+	l.Eventually("the module serves programs", func() bool { return unix.Access(socket, unix.W_OK) == nil })
+	out, err := start(l.web, &l.controller, compileC(t, pendulum+"controller.c"), "-m", socket, "-w", "sleep")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = l.controller.Process.Kill()
+		_ = l.controller.Wait()
+	})
+	if line, err := out.ReadString('\n'); line != "ready\n" {
+		t.Fatalf("the controller says %q, %v", line, err)
+	}
+	l.Eventually("the controller has opened the class", func() bool { return l.class().Program != nil })
+	return l
+}
+
+// start runs a program in a host.
+func start(h *netlab.Host, cmd **exec.Cmd, program string, args ...string) (*bufio.Reader, error) {
+	*cmd = exec.Command(program, args...)
+	(*cmd).Stderr = os.Stderr
+	out, err := (*cmd).StdoutPipe()
+	if err == nil {
+		err = h.Do((*cmd).Start)
+	}
+	return bufio.NewReader(out), err
+}
+
+// applyExample applies the example's module, edited, for the service web.
+func (l *loop) applyExample(edit func(text string) string) {
+	l.T.Helper()
+	text, err := os.ReadFile(pendulum + "module.yaml")
+	if err != nil {
+		l.T.Fatal(err)
+	}
+	if r := l.input(edit(strings.Replace(string(text), "app=box", "app=web", 1)), "apply", "-f", "-"); r.code != 0 {
+		l.T.Fatalf("apply: %s", r.stderr)
+	}
+}
+
+func (l *loop) class() loopClass {
+	l.T.Helper()
+	var all []loopClass
+	if err := json.Unmarshal([]byte(l.must("intercept", "classes", "pendulum", "-o", "json")), &all); err != nil ||
+		len(all) != 1 {
+		l.T.Fatalf("%v, %+v", err, all)
+	}
+	return all[0]
+}
+
+// stands reports whether the pendulum stands for a time. After half of it, meanwhile is called.
+func (l *loop) stands(seconds string, meanwhile func()) bool {
+	l.T.Helper()
+	var plant *exec.Cmd
+	out, err := start(l.db, &plant, l.plant, "-t", seconds, l.web.Addr4().String())
+	if err != nil {
+		l.T.Fatal(err)
+	}
+	time.Sleep(500 * time.Millisecond) // of its time
+	meanwhile()
+	line, _ := out.ReadString('\n')
+	l.T.Logf("plant: %s", strings.TrimSpace(line))
+	var exit *exec.ExitError
+	if err := plant.Wait(); err != nil && !errors.As(err, &exit) {
+		l.T.Fatal(err)
+	}
+	return strings.HasPrefix(line, "stood")
+}
+
+func (l *loop) signal(s unix.Signal) {
+	l.T.Helper()
+	if err := l.controller.Process.Signal(s); err != nil {
+		l.T.Fatal(err)
+	}
+}
+
+// The pendulum's law in the kernel keeps it upright while its controller is stopped in the middle of its work, and the
+// controller takes over when it is back. Without the law it falls.
+func TestPendulumStandsWithoutItsController(t *testing.T) {
+	l := newLoop(t)
+	if !l.stands("1", func() {}) {
+		t.Error("it fell with its controller")
+	}
+	if c := l.class(); c.Delivered == 0 {
+		t.Errorf("the controller had no packets: %+v", c)
+	}
+	before := l.class()
+	if !l.stands("2", func() { l.signal(unix.SIGSTOP) }) {
+		t.Error("it fell when its controller was stopped")
+	}
+	// 1500 steps or so; those of the deadline's time are in the ring
+	after := l.class()
+	if n := after.Fallbacks - before.Fallbacks; n < 1000 {
+		t.Errorf("%d answers of the law: %+v", n, after)
+	}
+	if !l.stands("1", func() { l.signal(unix.SIGCONT) }) {
+		t.Error("it fell when its controller was back")
+	}
+	if c := l.class(); c.Delivered < after.Delivered+100 {
+		t.Errorf("the controller was not back: %+v, after %+v", c, after)
+	}
+	l.applyExample(withoutFallback)
+	l.Eventually("the controller has the class", func() bool { return l.class().Program != nil })
+	if l.stands("2", func() { l.signal(unix.SIGSTOP) }) {
+		t.Error("it stood without a controller and without the law")
+	}
+	l.signal(unix.SIGCONT)
+}
+
+// withoutFallback cuts the example's law out.
+func withoutFallback(text string) string {
+	before, rest, _ := strings.Cut(text, "        fallback:")
+	_, after, _ := strings.Cut(rest, "          to: 4\n")
+	return before + after
+}
+
+// It stands while all CPUs are busy with the work of others.
+func TestPendulumStandsUnderStress(t *testing.T) {
+	l := newLoop(t)
+	var all []*exec.Cmd
+	end := func() {
+		for _, busy := range all {
+			_ = busy.Process.Kill()
+			_ = busy.Wait()
+		}
+		all = nil
+	}
+	defer end()
+	for range 2 * runtime.NumCPU() {
+		busy := exec.Command("sh", "-c", "while :; do :; done")
+		if err := busy.Start(); err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, busy)
+	}
+	stood := l.stands("1", func() {})
+	end()
+	c := l.class()
+	if t.Logf("%d steps for the controller, %d by the law", c.Delivered, c.Fallbacks); !stood || c.Delivered == 0 {
+		t.Errorf("it stood: %v; %+v", stood, c)
+	}
+}
