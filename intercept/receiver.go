@@ -101,6 +101,7 @@ type Receiver struct {
 	page     []byte
 	state    *state
 	controls *controls
+	senders  [2]sender // of IPv4, of IPv6
 
 	idle      idleStates
 	wait      *waiter
@@ -163,6 +164,9 @@ func (r *Receiver) Close() error {
 		r.conn = -1
 	}
 	r.idle.close()
+	for i := range r.senders {
+		r.senders[i].close()
+	}
 	if r.schedstat != nil {
 		_ = r.schedstat.Close()
 		r.schedstat = nil

@@ -4,7 +4,8 @@
  *
  *	controller [-p POLE] [-m MODULE] [-c CLASS] [-w adaptive|spin|sleep] [-f FIFO]
  *
- * With -m, states come by the module intercept; else by an ordinary UDP socket. */
+ * With -m, states come by the module intercept, and a socket is for answers; else both go by the
+ * socket. */
 #include <arpa/inet.h>
 #include <errno.h>
 #include <netinet/in.h>
@@ -24,20 +25,18 @@ struct settings {
 	int socket;
 };
 
-static void push_back(const struct settings *s, const void *payload, size_t size,
-		      const struct sockaddr_in *to)
+/* force_of is the answer to a state, or false if the packet is none. */
+static bool force_of(const struct settings *s, const void *payload, size_t size, struct force *f)
 {
 	struct state state;
-	struct force force;
 
 	if (size < sizeof(state))
-		return;
+		return false;
 	memcpy(&state, payload, sizeof(state));
-	force = (struct force){ .step = state.step,
-				.push = to_fixed(2 * s->pole *
-						 (s->pole * from_fixed(state.angle) +
-						  from_fixed(state.speed))) };
-	sendto(s->socket, &force, sizeof(force), 0, (const void *)to, sizeof(*to));
+	f->step = state.step;
+	f->push = to_fixed(2 * s->pole *
+			   (s->pole * from_fixed(state.angle) + from_fixed(state.speed)));
+	return true;
 }
 
 static int by_socket(const struct settings *s)
@@ -46,41 +45,31 @@ static int by_socket(const struct settings *s)
 		struct sockaddr_in from;
 		socklen_t length = sizeof(from);
 		char bytes[sizeof(struct state)];
+		struct force force;
 		ssize_t n = recvfrom(s->socket, bytes, sizeof(bytes), 0, (void *)&from, &length);
 
 		if (n < 0) {
 			perror("controller");
 			return 1;
 		}
-		push_back(s, bytes, (size_t)n, &from);
+		if (force_of(s, bytes, (size_t)n, &force))
+			sendto(s->socket, &force, sizeof(force), 0, (void *)&from, length);
 	}
-}
-
-/* sender is where an IPv4 UDP packet came from. */
-static struct sockaddr_in sender(const struct kerb_packet *p)
-{
-	struct sockaddr_in from = { .sin_family = AF_INET };
-
-	memcpy(&from.sin_addr, p->frame + p->l3 + 12, 4);
-	memcpy(&from.sin_port, p->frame + p->l4, 2);
-	return from;
 }
 
 static int by_kerb(const struct settings *s)
 {
 	struct kerb_intercept *k;
 	struct kerb_packet p;
+	struct force force;
 	int n;
 
-	if (kerb_intercept_open(&k, s->module, s->class_name, &s->options))
+	if (kerb_intercept_open(&k, s->module, s->class_name, &s->options) ||
+	    kerb_intercept_socket(k, s->socket))
 		goto failed;
 	while ((n = kerb_intercept_receive(k, &p, 1, -1)) >= 0 || n == -EINTR) {
-		struct sockaddr_in from;
-
-		if (n < 1 || !(p.flags & KERB_PACKET_IP4) || !(p.flags & KERB_PACKET_L4))
-			continue;
-		from = sender(&p);
-		push_back(s, p.frame + p.payload, p.caplen - p.payload, &from);
+		if (n == 1 && force_of(s, p.frame + p.payload, p.caplen - p.payload, &force))
+			kerb_intercept_reply(k, &p, &force, sizeof(force));
 	}
 failed:
 	fprintf(stderr, "controller: %s\n", kerb_intercept_error());

@@ -53,6 +53,7 @@ static int create(struct kerb_intercept **out, const char *class_name,
 		return fail(EINVAL, "awake %u: at most 999 of 1000", o->awake);
 	}
 	k->conn = k->xsk.fd = k->watch.fd = k->idle.fd = -1;
+	k->senders[0].fd = k->senders[1].fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = k->options.idle_poll && k->options.wait != KERB_WAIT_SPIN ? idle_open(&k->idle) : 0;
 	if (!code)
@@ -132,6 +133,7 @@ void kerb_intercept_close(struct kerb_intercept *k)
 	bells_close(&k->bells);
 	watch_end(&k->watch);
 	idle_close(&k->idle);
+	senders_close(k->senders, 2);
 	if (k->conn >= 0)
 		close(k->conn);
 	if (k->schedstat >= 0)

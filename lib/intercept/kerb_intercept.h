@@ -134,6 +134,32 @@ int kerb_intercept_receive(struct kerb_intercept *k, struct kerb_packet *packets
  * are being worked on. */
 void kerb_intercept_release(struct kerb_intercept *k);
 
+/* Who sent a packet, and what it was sent to. */
+struct kerb_peer {
+	uint8_t family;		  /* 4 or 6 */
+	uint8_t address[16];	  /* of the sender; IPv4: the first 4 bytes */
+	uint8_t own_address[16];  /* that the packet came to */
+	uint16_t port, own_port;
+};
+
+/* kerb_intercept_reply answers a UDP packet of this class, with the addresses and ports of the
+ * packet in each other's place. It needs no privilege: the answer goes through an ordinary UDP
+ * socket, so it passes the network stack, and the kernel takes no source address but its own.
+ * -EAGAIN if the socket's buffer is full. Not for link-local IPv6 addresses. */
+int kerb_intercept_reply(struct kerb_intercept *k, const struct kerb_packet *p, const void *data,
+			 size_t size);
+
+/* kerb_intercept_send is kerb_intercept_reply for later, when the packet is no longer there: keep
+ * what kerb_intercept_peer says of it. */
+int kerb_intercept_peer(const struct kerb_packet *p, struct kerb_peer *peer);
+int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
+			size_t size);
+
+/* kerb_intercept_socket has answers sent from a UDP socket of the program, which is bound to the
+ * port and stays the program's. Without it, the first answer binds a socket of its own, which takes
+ * no packets; that fails where the program, or another one, has the port. */
+int kerb_intercept_socket(struct kerb_intercept *k, int fd);
+
 /* kerb_intercept_fd can be polled for packets in a loop of one's own; call kerb_intercept_arm
  * before, and if it returns 0, receive with a timeout of 0 when it is readable. 1: there are
  * packets already. */

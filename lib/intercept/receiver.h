@@ -15,6 +15,14 @@
 #include "wait.h"
 #include "watch.h"
 
+/* A UDP socket that answers are sent from; fd -1: none. */
+struct sender {
+	int fd;
+	uint16_t port; /* that it is bound to */
+	bool given;    /* it is the program's */
+	bool six;      /* of IPv6, or of both */
+};
+
 struct kerb_intercept {
 	struct kerb_intercept_options options;
 	char path[sizeof(((struct sockaddr_un *)0)->sun_path)], class_name[NAME];
@@ -29,6 +37,7 @@ struct kerb_intercept {
 	struct idle idle;
 	struct controls controls;
 	struct icpt_state *state;
+	struct sender senders[2]; /* of IPv4, of IPv6 */
 
 	struct wait wait;
 	uint64_t seen; /* when we knew last that we were running */
@@ -41,5 +50,6 @@ struct kerb_intercept {
  * with what is there now. */
 int session_join(struct kerb_intercept *k, bool takeover);
 int session_map_state(struct kerb_intercept *k, int fd, off_t at);
+void senders_close(struct sender *s, int n);
 /* record_packets counts packets that the receiver is about to be given. */
 void record_packets(struct kerb_intercept *k, const struct kerb_packet *packets, int n);

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNotUDP is returned for packets that cannot be answered.
+var ErrNotUDP = errors.New("only UDP packets to the service can be answered")
+
+// Peer says who sent a packet, and what it was sent to.
+type Peer struct {
+	Remote, Own netip.AddrPort
+}
+
+const (
+	udpHeader  = 8
+	ip6Header  = 40
+	isUDP      = 17
+	isFragment = 44
+)
+
+// Peer returns the ends of a UDP packet to the service.
+func (p *Packet) Peer() (Peer, error) {
+	if p.Flags&HasL4 == 0 || p.Flags&Egress != 0 || len(p.Frame) < p.L4+udpHeader {
+		return Peer{}, ErrNotUDP
+	}
+	ip, udp, at, size, kind := p.Frame[p.L3:], p.Frame[p.L4:], 12, 4, byte(0)
+	if p.Flags&IP6 != 0 {
+		at, size, kind = 8, 16, p.protocol6()
+	} else {
+		kind = ip[9]
+	}
+	if kind != isUDP || binary.BigEndian.Uint16(udp) == 0 || binary.BigEndian.Uint16(udp[2:]) == 0 {
+		return Peer{}, ErrNotUDP
+	}
+	from, _ := netip.AddrFromSlice(ip[at : at+size])
+	to, _ := netip.AddrFromSlice(ip[at+size : at+2*size])
+	return Peer{netip.AddrPortFrom(from, binary.BigEndian.Uint16(udp)),
+		netip.AddrPortFrom(to, binary.BigEndian.Uint16(udp[2:]))}, nil
+}
+
+// protocol6 is what the extension headers of an IPv6 packet, or none, lead to; 0 if that is not at L4.
+func (p *Packet) protocol6() byte {
+	at, next := p.L3+ip6Header, p.Frame[p.L3+6]
+	for at < p.L4 {
+		kind := next
+		next = p.Frame[at] // the transport header lies behind: both bytes are here
+		if kind == isFragment {
+			at += 8
+		} else {
+			at += (int(p.Frame[at+1]) + 1) * 8
+		}
+	}
+	if at != p.L4 {
+		return 0
+	}
+	return next
+}
+
+// sender is a UDP socket that answers are sent from.
+type sender struct {
+	fd    int
+	port  uint16 // that it is bound to; 0: there is no socket
+	given bool   // it is the program's
+	six   bool   // of IPv6, or of both
+}
+
+func (s *sender) close() {
+	if s.port != 0 && !s.given {
+		_ = unix.Close(s.fd)
+	}
+	*s = sender{}
+}
+
+// UseSocket has answers sent from a UDP socket of the program, which is bound to the port and stays the program's.
+// Without it, the first answer binds a socket of its own, which takes no packets; that fails where the program, or
+// another one, has the port.
+func (r *Receiver) UseSocket(fd int) error {
+	at, err := unix.Getsockname(fd)
+	if err != nil {
+		return fmt.Errorf("socket for answers: %w", err)
+	}
+	s, families := sender{fd: fd, given: true}, []int{0} // of IPv4
+	switch at := at.(type) {
+	case *unix.SockaddrInet4:
+		s.port = uint16(at.Port)
+	case *unix.SockaddrInet6:
+		s.port, s.six = uint16(at.Port), true
+		if families = []int{0, 1}; isOnly6(fd) {
+			families = []int{1}
+		}
+	default:
+		return errors.New("socket for answers: it is none of IPv4 or IPv6")
+	}
+	for _, i := range families {
+		r.senders[i].close()
+		r.senders[i] = s
+	}
+	return nil
+}
+
+func isOnly6(fd int) bool {
+	n, err := unix.GetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY)
+	return err == nil && n != 0
+}
+
+// Reply answers a UDP packet of this class, with the addresses and ports of the packet in each other's place. It needs
+// no privilege: the answer goes through an ordinary UDP socket, so it passes the network stack, and the kernel takes no
+// source address but its own. The error is unix.EAGAIN if the socket's buffer is full. Not for link-local IPv6
+// addresses.
+func (r *Receiver) Reply(p *Packet, data []byte) error {
+	peer, err := p.Peer()
+	if err != nil {
+		return err
+	}
+	return r.Send(peer, data)
+}
+
+// Send is Reply for later, when the packet is no longer there: keep its Peer.
+func (r *Receiver) Send(to Peer, data []byte) error {
+	s, own := &r.senders[0], to.Own.Addr()
+	if own.Is6() {
+		s = &r.senders[1]
+	}
+	if s.port == 0 || s.port != to.Own.Port() {
+		if err := s.bind(own.Is6(), to.Own.Port()); err != nil {
+			return fmt.Errorf("bind UDP port %d for answers: %w", to.Own.Port(), err)
+		}
+	}
+	var address unix.Sockaddr
+	var source []byte
+	if s.six {
+		address = &unix.SockaddrInet6{Port: int(to.Remote.Port()), Addr: to.Remote.Addr().As16()}
+		source = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: own.As16()})
+	} else {
+		address = &unix.SockaddrInet4{Port: int(to.Remote.Port()), Addr: to.Remote.Addr().As4()}
+		source = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: own.As4()})
+	}
+	if err := unix.Sendmsg(s.fd, data, source, address, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
+		return fmt.Errorf("answer to %s: %w", to.Remote, err)
+	}
+	return nil
+}
+
+// bind makes the socket of a port, in place of that of another one.
+func (s *sender) bind(v6 bool, port uint16) (err error) {
+	family := unix.AF_INET
+	var all unix.Sockaddr = &unix.SockaddrInet4{Port: int(port)}
+	if v6 {
+		family, all = unix.AF_INET6, &unix.SockaddrInet6{Port: int(port)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	none := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}} // what comes would fill its buffer
+	err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &none[0]})
+	if err == nil && v6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil {
+		err = unix.Bind(fd, all)
+	}
+	if err != nil {
+		_ = unix.Close(fd)
+		if errors.Is(err, unix.EADDRINUSE) {
+			err = fmt.Errorf("%w: give that socket to UseSocket", err)
+		}
+		return err
+	}
+	s.close()
+	*s = sender{fd: fd, port: port, six: v6}
+	return nil
+}

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bufio"
+	"encoding/binary"
+	"fmt"
+	"net"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+	"time"
+)
+
+// replier answers packets, and returns what it says of each: 0, or the error.
+type replier func(p *Packet) string
+
+// bothReply runs a test with the C library and with this package. port, if not 0, is that of a socket of the program.
+func bothReply(t *testing.T, port uint16, test func(t *testing.T, reply replier)) {
+	t.Run("C", func(t *testing.T) {
+		m := newModule(t)
+		args := []string{m.path, "ctrl"}
+		if port != 0 {
+			args = append(args, fmt.Sprint(port))
+		}
+		cmd := exec.Command(compileC(t, "reply.c"), args...)
+		in, err := cmd.StdinPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		out, err := cmd.StdoutPipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
+		lines := bufio.NewReader(out)
+		test(t, func(p *Packet) string {
+			_, _ = fmt.Fprintf(in, "%d %d %d %x\n", p.L3, p.L4, p.Flags, p.Frame)
+			line, err := lines.ReadString('\n')
+			if err != nil {
+				t.Fatal(err)
+			}
+			return strings.TrimSpace(line)
+		})
+	})
+	t.Run("Go", func(t *testing.T) {
+		m := newModule(t)
+		r, err := Open(m.path, "ctrl", Options{KeepPriority: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer r.Close()
+		if port != 0 {
+			own := listen(t, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+			raw, err := own.SyscallConn()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := raw.Control(func(fd uintptr) { err = r.UseSocket(int(fd)) }); err != nil {
+				t.Fatal(err)
+			}
+		}
+		test(t, func(p *Packet) string {
+			if err := r.Reply(p, []byte("answer")); err != nil {
+				return err.Error()
+			}
+			return "0"
+		})
+	})
+}
+
+func listen(t *testing.T, at netip.AddrPort) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// from is a UDP packet as the kernel part delivers it; extensions of IPv6 are of 8 bytes each, by number.
+func from(src, dst netip.AddrPort, extensions ...byte) *Packet {
+	p := &Packet{Frame: make([]byte, 14), L3: 14, Flags: HasL4 | IP4}
+	if src.Addr().Is4() {
+		ip := make([]byte, 20)
+		ip[0], ip[9] = 0x45, 17
+		copy(ip[12:], src.Addr().AsSlice())
+		copy(ip[16:], dst.Addr().AsSlice())
+		p.Frame = append(p.Frame, ip...)
+	} else {
+		p.Flags = HasL4 | IP6
+		ip := make([]byte, 40)
+		copy(ip[8:], src.Addr().AsSlice())
+		copy(ip[24:], dst.Addr().AsSlice())
+		next := &ip[6]
+		for _, kind := range extensions {
+			*next = kind
+			ip = append(ip, make([]byte, 8)...)
+			next = &ip[len(ip)-8]
+		}
+		p.Frame = append(p.Frame, ip...)
+		p.Frame[14+6] = 17
+		if len(extensions) > 0 {
+			p.Frame[14+6] = extensions[0]
+			p.Frame[len(p.Frame)-8] = 17
+			for i, kind := range extensions[1:] {
+				p.Frame[14+40+8*i] = kind
+			}
+		}
+	}
+	p.L4 = len(p.Frame)
+	p.Frame = binary.BigEndian.AppendUint16(p.Frame, src.Port())
+	p.Frame = binary.BigEndian.AppendUint16(p.Frame, dst.Port())
+	p.Frame = append(p.Frame, 0, 12, 0, 0, 'a', 's', 'k', '?')
+	p.Payload = p.L4 + 8
+	return p
+}
+
+// free is a UDP port that nothing has at the moment, on neither family.
+func free(t *testing.T) uint16 {
+	t.Helper()
+	c, err := net.ListenUDP("udp", &net.UDPAddr{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort().Port()
+}
+
+// answerComes waits for an answer, which has to come from an address and port.
+func answerComes(t *testing.T, at *net.UDPConn, own netip.AddrPort) {
+	t.Helper()
+	b := make([]byte, 100)
+	_ = at.SetReadDeadline(time.Now().Add(30 * time.Second))
+	n, from, err := at.ReadFromUDPAddrPort(b)
+	from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
+	if err != nil || string(b[:n]) != "answer" || from != own {
+		t.Errorf("%q from %v, %v; want the answer from %v", b[:n], from, err, own)
+	}
+}
+
+// Answers come from the address and port that the packet was sent to, whichever of the machine's that is, and go to
+// where it came from.
+func TestReplies(t *testing.T) {
+	for _, addresses := range [][2]string{{"127.0.0.9", "127.0.0.1"}, {"127.0.0.9", "127.1.2.3"}, {"::1", "::1"}} {
+		peer := listen(t, netip.AddrPortFrom(netip.MustParseAddr(addresses[0]), 0))
+		remote := peer.LocalAddr().(*net.UDPAddr).AddrPort()
+		bothReply(t, 0, func(t *testing.T, reply replier) {
+			for range 2 { // of two ports in turn
+				for range 2 {
+					own := netip.AddrPortFrom(netip.MustParseAddr(addresses[1]), free(t))
+					packets := []*Packet{from(remote, own), from(remote, own)}
+					if own.Addr().Is6() {
+						packets[1] = from(remote, own, 0, 60, 44)
+					}
+					for _, p := range packets {
+						if said := reply(p); said != "0" {
+							t.Fatalf("to %v: %s", own, said)
+						}
+						answerComes(t, peer, own)
+					}
+				}
+			}
+		})
+	}
+}
+
+// The program's own socket sends, where the program or its server has the port; without it, that is an error.
+func TestRepliesByTheProgramsSocket(t *testing.T) {
+	peer := listen(t, netip.MustParseAddrPort("127.0.0.9:0"))
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), free(t))
+	p := from(peer.LocalAddr().(*net.UDPAddr).AddrPort(), own)
+	bothReply(t, own.Port(), func(t *testing.T, reply replier) {
+		if said := reply(p); said != "0" {
+			t.Fatal(said)
+		}
+		answerComes(t, peer, own)
+	})
+	server := listen(t, netip.AddrPortFrom(netip.IPv4Unspecified(), own.Port()))
+	bothReply(t, 0, func(t *testing.T, reply replier) {
+		if said := reply(p); !strings.Contains(said, "in use: give that socket to") {
+			t.Error(said)
+		}
+	})
+	_ = server.Close()
+}
+
+// No answer has a source address that is not the machine's, and what is no UDP packet to the service is refused.
+func TestRepliesRefuse(t *testing.T) {
+	remote, own := netip.MustParseAddrPort("127.0.0.9:4000"), netip.MustParseAddrPort("127.0.0.3:5005")
+	edit := func(p *Packet, change func(p *Packet)) *Packet { change(p); return p }
+	six := netip.MustParseAddrPort("[::1]:4000")
+	bothReply(t, 0, func(t *testing.T, reply replier) {
+		for name, p := range map[string]*Packet{
+			"not ours":       from(remote, netip.MustParseAddrPort("192.0.2.1:5005")),
+			"not ours, IPv6": from(six, netip.MustParseAddrPort("[2001:db8::1]:5005")),
+			"a group":        from(remote, netip.MustParseAddrPort("224.0.0.5:5005")),
+			"TCP":            edit(from(remote, own), func(p *Packet) { p.Frame[23] = 6 }),
+			"TCP, IPv6":      edit(from(six, six), func(p *Packet) { p.Frame[20] = 6 }),
+			"ICMPv6 behind":  edit(from(six, six, 0), func(p *Packet) { p.Frame[54] = 58 }),
+			"long extension": edit(from(six, six, 0, 60), func(p *Packet) { p.Frame[55] = 255 }),
+			"fragment":       edit(from(remote, own), func(p *Packet) { p.Flags &^= HasL4 }),
+			"egress":         edit(from(remote, own), func(p *Packet) { p.Flags |= Egress }),
+			"cut off":        edit(from(remote, own), func(p *Packet) { p.Frame = p.Frame[:p.L4+7] }),
+			"port 0":         from(netip.AddrPortFrom(remote.Addr(), 0), own),
+			"to port 0":      from(remote, netip.AddrPortFrom(own.Addr(), 0)),
+		} {
+			if said := reply(p); said == "0" {
+				t.Errorf("%s: answered", name)
+			}
+		}
+	})
+}
