@@ -32,7 +32,8 @@ type job struct {
 	// Doubtful is set when a newer message may have been missed.
 	Doubtful bool `json:"doubtful,omitempty"`
 
-	worker string // the id that the message was for: it may come late, after NodeEngine has another one
+	worker   string // the id that the message was for: it may come late, after NodeEngine has another one
+	prepared bool   // or was tried to be
 }
 
 // Limits of jobs: of those that are kept until they are deployed, of their bytes in the state and in the inbox each,
@@ -282,7 +283,7 @@ func (j job) read() ([]wanted, error) {
 func (s *state) modulesOf(name string) []wanted {
 	all := []wanted{}
 	for _, m := range s.Modules {
-		if m.Service == name && m.Pending != pendingCreate {
+		if m.Service == name && m.deployed() {
 			all = append(all, wanted{m.Name, m.Config})
 		}
 	}

@@ -117,7 +117,7 @@ func (l *Listener) present(ctx context.Context) ([]module, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	all, err := l.presentLocked(ctx)
-	return slices.DeleteFunc(all, func(m module) bool { return m.Pending == pendingCreate }), err
+	return slices.DeleteFunc(all, func(m module) bool { return !m.deployed() }), err
 }
 
 func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
@@ -344,8 +344,8 @@ func (l *Listener) deleteModule(w http.ResponseWriter, r *http.Request) {
 func (l *Listener) remove(w http.ResponseWriter, r *http.Request, which func(module) bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	confirmed := func(m module) bool { return m.Pending != pendingCreate && which(m) }
-	if err := l.removeModules(r.Context(), confirmed); err != nil {
+	deployed := func(m module) bool { return m.deployed() && which(m) }
+	if err := l.removeModules(r.Context(), deployed); err != nil {
 		http.Error(w, "Error deleting Ebpf: "+err.Error(), http.StatusInternalServerError)
 	}
 }

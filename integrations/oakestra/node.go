@@ -150,7 +150,11 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 		return 0, err
 	}
 	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports}
-	if err := l.connect(ctx, &s, ns, in.Modules); err != nil {
+	err = l.takePrepared(ctx, in.Name, in.Modules)
+	if err == nil {
+		err = l.connect(ctx, &s, ns, in.Modules)
+	}
+	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
 		defer cancel()
 		return 0, errors.Join(err, l.sweep(undo, false)) // what cannot be undone now is undone by a later sweep

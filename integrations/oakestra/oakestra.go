@@ -84,6 +84,8 @@ type Listener struct {
 	planeApplied []v1.Module
 	// doubtUntil is how long the agent may still carry out requests that were given up.
 	doubtUntil time.Time
+	// prepared are services whose modules wait for their first instance, and until when.
+	prepared map[string]time.Time
 }
 
 // Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
@@ -244,5 +246,6 @@ func (l *Listener) follow(ctx context.Context) {
 			l.log.Error("services do not reach other workers", "error", err, "retryIn", sweepEvery.String())
 		}
 		l.mu.Unlock()
+		l.prepareJobs(ctx)
 	}
 }

@@ -4,6 +4,7 @@ package oakestra
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,7 +32,7 @@ func (l *Listener) plane(underlay string) []v1.Module {
 			Metadata: v1.ObjectMeta{Name: name},
 			Spec: v1.ModuleSpec{
 				Package: pkg, Config: config, Hook: v1.HookAuto, Order: v1.Order{Priority: outermost},
-				Attach: v1.Attach{Services: labelInstance, Interfaces: interfaces},
+				Attach: v1.Attach{Services: labelService, Interfaces: interfaces},
 			},
 		}
 	}
@@ -99,7 +100,13 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	if !lacks && reflect.DeepEqual(want, l.planeApplied) {
 		return nil
 	}
-	if _, err := l.agent.apply(ctx, nil, want); err != nil {
+	limited, cancel := context.WithTimeout(ctx, prepareLimit)
+	defer cancel()
+	_, err = l.agent.apply(limited, nil, want)
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
+		return nil // the agent continues; the next sweep looks again
+	case err != nil:
 		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)
 	}
 	l.planeApplied = want

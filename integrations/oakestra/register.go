@@ -84,6 +84,7 @@ func (l *Listener) enlist(ctx context.Context, in registration) error {
 		}
 		before = l.state.clone()
 		l.state.Worker, l.state.Subnet, l.state.Subnet6, l.state.Jobs = in.ClientID, "", "", nil
+		l.prepared = nil
 	}
 	l.state.Cluster = in.ClusterAddress
 	if err := l.save(); err != nil {

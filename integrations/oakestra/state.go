@@ -44,9 +44,13 @@ type module struct {
 
 // Values of module.Pending.
 const (
-	pendingCreate = "create"
-	pendingUpdate = "update"
+	pendingCreate   = "create"
+	pendingUpdate   = "update"
+	pendingPrepared = "prepared" // applied, for a service that may come
 )
+
+// deployed reports whether a module is more than a part of a deployment that has not succeeded yet.
+func (m module) deployed() bool { return m.Pending == "" || m.Pending == pendingUpdate }
 
 // service is an instance that has been deployed, or is about to be.
 type service struct {

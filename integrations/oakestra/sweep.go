@@ -94,7 +94,10 @@ func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
 // agent later (see doubt).
 func (l *Listener) settle(ctx context.Context) error {
 	for _, m := range l.state.clone().Modules {
+		until := l.prepared[m.Service]
 		switch unused := m.Service != "" && !l.state.uses(m.Service); {
+		case m.Pending == pendingPrepared && unused && time.Now().Before(until):
+			continue
 		case m.Pending == pendingCreate || unused:
 			if err := l.discard(ctx, []ref{{v1.KindModule, resourceOf(m.ID)}}); err != nil && !isMissing(err) {
 				return err
@@ -225,7 +228,7 @@ func (l *Listener) sweepResources(ctx context.Context, start bool) error {
 		names[s.resourceName()], owners[selector(s.Name)] = true, true
 	}
 	for _, m := range l.state.Modules {
-		names[resourceOf(m.ID)] = true
+		names[resourceOf(m.ID)], owners[selector(m.Service)] = true, true
 	}
 	var refs []ref
 	for _, s := range services {
