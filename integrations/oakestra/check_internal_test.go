@@ -74,7 +74,7 @@ func TestCheck(t *testing.T) {
 	}
 
 	m.elsewhere(0, "10.18.1.2")
-	m.cluster.Schedule(otherApp, 1, otherWorker)
+	m.cluster.Schedule(otherApp, 1)
 	m.l.leave()
 	m.cluster.Forge("nodes/"+testWorker+"/net/service/deployed", `{"appname":"`+testApp+`","instance_number":0,`+
 		`"nsip":"10.18.0.9","nsipv6":"fc00::9","host_port":"50103","host_ip":"192.168.77.11"}`)

@@ -20,7 +20,7 @@ import (
 func TestWorkerOfACluster(t *testing.T) {
 	n, c := newClusterNode(t, "")
 	c.Create(appName)
-	c.Schedule(appName, 0, "w1")
+	c.Schedule(appName, 0)
 	n.must("POST", "/register", `{"client_id":"w1","cluster_address":"127.0.0.1"}`)
 	four, six := n.container().deploy(appName, 0, "")
 	if !within("10.18.0.0/26", four) || !within("fc00::/120", six) {

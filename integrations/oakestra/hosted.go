@@ -19,10 +19,11 @@ import (
 type followed struct {
 	instances map[int]*hostedInstance // on this worker
 	used      bool                    // the agent has it
+	empty     bool                    // the cluster has no instance of it
 	found     link.Record             // what the agent has of it
 	query     question
 	stale     bool      // something has changed since the query was sent: another one follows
-	leave     time.Time // when to withdraw the interest; zero while there are instances or it is used
+	leave     time.Time // when to withdraw the interest; zero while there are instances here, or the agent can use others
 	leaving   bool      // the last query before that is open
 }
 
@@ -98,9 +99,11 @@ func (s *session) withdraw(app string, number int) {
 	s.leaveLater(f)
 }
 
-// leaveLater withdraws the interest some time after the last use; s.mu is held.
+// leaveLater withdraws the interest some time after the last use; s.mu is held. A service without instances is not
+// followed any longer than that: it may have been removed, and if it is created again the cluster refuses it until no
+// worker is interested in the former one.
 func (s *session) leaveLater(f *followed) {
-	if len(f.instances) == 0 && !f.used && f.leave.IsZero() {
+	if len(f.instances) == 0 && (!f.used || f.empty) && f.leave.IsZero() {
 		f.leave = time.Now().Add(s.times.keep)
 		s.wake()
 	}
@@ -212,7 +215,8 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 	return out
 }
 
-// compareOne leaves an instance alone that the cluster has moved to another worker: NodeEngine ends it here soon.
+// compareOne leaves an instance alone that the cluster has moved to another worker, or scheduled again, which removes
+// its addresses: NodeEngine ends it here soon.
 func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	sameAddress := l.address == i.four && l.address6 == i.six
 	sameHost := l.host == s.host && l.port == strconv.Itoa(s.port)
@@ -225,7 +229,7 @@ func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	case sameAddress:
 		return message{topic: topicAddressChanged, body: instanceStatus{App: i.app, Number: i.number,
 			Port: strconv.Itoa(s.port), Host: s.host.String()}}, true
-	case l.worker == "" && l.known && i.confirmed:
+	case l.worker == "" && i.confirmed:
 		return message{}, false
 	}
 	return message{topic: topicDeployed, body: s.status(i)}, true

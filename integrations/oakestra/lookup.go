@@ -179,10 +179,18 @@ func (s *session) takeService(f *followed, r tableResult) {
 	case len(found.Spec.Addresses) > 0:
 		s.put(f, found)
 	case f.used && f.found.Name == "":
-		f.used = false
-		s.resolved(link.Result{Delete: found.Name})
-		s.leaveLater(f)
+		s.drop(f, r.App)
 	}
+	if f.empty = len(r.Instances) == 0; f.used && !f.empty {
+		f.leave = time.Time{}
+	}
+	s.leaveLater(f)
+}
+
+// drop removes a service from the agent, which looks it up again when a client sends to it; s.mu is held.
+func (s *session) drop(f *followed, app string) {
+	f.used, f.found = false, link.Record{}
+	s.resolved(link.Result{Delete: recordPrefix + app})
 }
 
 // put passes a service on to the agent if it has changed; s.mu is held. Those with instances here are kept even

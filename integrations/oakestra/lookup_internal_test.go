@@ -24,7 +24,7 @@ const otherWorker, otherApp = "6650000000000000000000d2", "app.ns.web.test"
 // elsewhere deploys an instance of otherApp on another worker.
 func (m *member) elsewhere(number int, address string) {
 	m.Helper()
-	m.cluster.Schedule(otherApp, number, otherWorker)
+	m.cluster.Schedule(otherApp, number)
 	m.cluster.Forge("nodes/"+otherWorker+"/net/service/deployed", fmt.Sprintf(`{"appname":%q,"status":"DEPLOYED",`+
 		`"instance_number":%d,"nsip":%q,"nsipv6":"","host_port":"50103","host_ip":"192.168.77.12"}`, otherApp, number, address))
 }
@@ -86,9 +86,9 @@ func TestLookups(t *testing.T) {
 		reason, _ := m.l.describe()
 		return reason == "NotConnected"
 	})
-	m.cluster.Schedule(otherApp, 1, otherWorker)
+	m.cluster.Schedule(otherApp, 1)
 	m.broker.Start()
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 10.30.0.2=1 0:10.18.1.9@192.168.77.12 1:@")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 10.30.0.3=1 0:10.18.1.9@192.168.77.12 1:@")
 	s.Handle(sdk.Requests{Release: []string{recordPrefix + otherApp}})
 	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
 	got := m.cluster.Received()
@@ -109,6 +109,29 @@ func TestLookupBeforeTheFirstInstance(t *testing.T) {
 	m.shows(otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.2")
 	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
+}
+
+// A service without instances may have been removed, and created again with another id, which the cluster refuses while
+// a worker is interested in the former one. The agent looks it up again when a client sends to it.
+func TestInterestInEmptyServiceEnds(t *testing.T) {
+	m := newMember(t)
+	m.cluster.Create(otherApp)
+	m.register(testWorker)
+	m.elsewhere(0, "10.18.1.2")
+	s := m.proxy()
+	lookup1(s, "10.30.0.0")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.1=0 0:10.18.1.2@192.168.77.12")
+	m.cluster.Undeploy(otherApp, 0)
+	m.shows(otherApp, "")
+	wait.Until(t, "the interest ends", func() bool { return m.count(topicInterestRemove) == 1 })
+	m.cluster.Remove(otherApp)
+	m.cluster.Create(otherApp)
+	m.elsewhere(0, "10.18.1.3")
+	lookup1(s, "10.30.0.2")
+	m.shows(otherApp, "10.30.0.2=roundRobin 10.30.0.3=0 0:10.18.1.3@192.168.77.12")
+	if m.cluster.Dead() {
+		t.Error("the service manager is dead")
+	}
 }
 
 // The agent has the services of this worker without asking, as the proxy must know their addresses; and a control
@@ -154,7 +177,7 @@ func TestLookupsAfterARestart(t *testing.T) {
 	lookup1(m.proxy(), "10.30.0.0")
 	m.shows(otherApp, "10.30.0.0=roundRobin")
 	m.elsewhere(0, "10.18.1.4")
-	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.2=0 0:10.18.1.4@192.168.77.12")
+	m.shows(otherApp, "10.30.0.0=roundRobin 10.30.0.3=0 0:10.18.1.4@192.168.77.12")
 }
 
 func entryOf(number int, more string) string {

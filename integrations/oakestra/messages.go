@@ -258,7 +258,6 @@ type location struct {
 	address, address6 netip.Addr
 	host              netip.Addr
 	port              string
-	known             bool // the table has any address
 }
 
 // locate checks an entry of an answer.
@@ -279,7 +278,7 @@ func (e tableEntry) locate(field string) (location, error) {
 		if err != nil || a.to != &l.host && (addr.Is4() != a.is4 || unusable != nil) {
 			return l, &invalid{field + "." + a.name, fmt.Sprintf("%q is not an address that it may be", a.text)}
 		}
-		*a.to, l.known = addr, true
+		*a.to = addr
 	}
 	switch port := e.Port.(type) {
 	case nil:

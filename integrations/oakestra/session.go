@@ -257,6 +257,9 @@ func (s *session) due(now time.Time) (out []message, next time.Time) {
 	for name, f := range s.services {
 		if !f.leave.IsZero() && !now.Before(f.leave) && !f.leaving {
 			f.leaving = true
+			if f.used {
+				s.drop(f, name)
+			}
 			f.query.ask(now, s.times.retry) // the service manager must know of the interest that it is to remove
 		}
 		if f.query.due(now, s.times.maxRetry) {

@@ -115,7 +115,7 @@ func (m *member) register(id string) {
 
 // deploy schedules an instance and announces it as a deployment does.
 func (m *member) deploy(number int, address string) {
-	m.cluster.Schedule(testApp, number, testWorker)
+	m.cluster.Schedule(testApp, number)
 	m.announce(number, address)
 }
 
@@ -282,7 +282,7 @@ func TestMovedInstanceIsLeftAlone(t *testing.T) {
 	m.deploy(0, "10.18.0.2")
 	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
 	wait.Until(t, "confirmed", func() bool { return m.count(topicTableRequest) >= 2 })
-	m.cluster.Schedule(testApp, 0, "6650000000000000000000d2")
+	m.cluster.Schedule(testApp, 0)
 	before, asked := m.count(topicDeployed), m.count(topicTableRequest)
 	wait.Until(t, "two more queries", func() bool { return m.count(topicTableRequest) >= asked+2 })
 	if got := m.count(topicDeployed); got != before || m.cluster.Where(testApp, 0) != "<nil>@<nil>:<nil>" {
@@ -297,7 +297,7 @@ func TestInterestEnds(t *testing.T) {
 	m.register(testWorker)
 	m.deploy(0, "10.18.0.2")
 	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
-	m.cluster.Schedule(testApp, 1, "6650000000000000000000d2")
+	m.cluster.Schedule(testApp, 1)
 	m.cluster.Restart()
 	m.cluster.Forge("nodes/6650000000000000000000d2/net/tablequery/request", `{"sname":"`+testApp+`","sip":""}`)
 	m.l.session.withdraw(testApp, 0)

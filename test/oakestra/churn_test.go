@@ -60,7 +60,7 @@ func pick[T any](m *model, all []T) T { return all[m.rng.IntN(len(all))] }
 // place deploys an instance on a worker, as orchestrator and NodeEngine do. One that exists moves.
 func (m *model) place(name string, number int, w *worker) {
 	m.Helper()
-	m.cluster.Schedule(name, number, w.id)
+	m.cluster.Schedule(name, number)
 	for try := 1; ; try++ {
 		m.containers++
 		c := w.container(m.T, fmt.Sprintf("%s.%d#%d", name, number, m.containers))
@@ -166,7 +166,7 @@ func (m *model) killInDeployment() map[string]bool {
 	i.at.undeploy(i.service, i.number)
 	w.end(i.container)
 	m.forget(i)
-	m.cluster.Schedule(i.service, i.number, w.id)
+	m.cluster.Schedule(i.service, i.number)
 	m.containers++
 	c := w.container(m.T, fmt.Sprintf("%s.%d#%d", i.service, i.number, m.containers))
 	done := make(chan error)

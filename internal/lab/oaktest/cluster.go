@@ -5,6 +5,7 @@ package oaktest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -48,6 +49,7 @@ type object = map[string]any
 
 // job is a service. Its entries have the keys that the real managers send.
 type job struct {
+	id        int // of the root
 	address   [2]string
 	instances map[int]object
 }
@@ -103,10 +105,10 @@ func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
 	case topic == "tablequery/request":
 		c.query(worker, in.Sname, in.Sip)
 	case topic == "service/deployed":
-		c.deployed(in.Appname, in.Number, object{"namespace_ip": in.Nsip, "namespace_ip_v6": in.Nsipv6,
+		c.deployed(in.Appname, in.Number, worker, object{"namespace_ip": in.Nsip, "namespace_ip_v6": in.Nsipv6,
 			"host_ip": in.Host, "host_port": toPort(in.Port)})
 	case topic == "service/address-changed":
-		c.deployed(in.Appname, in.Number, object{"host_ip": in.Host, "host_port": toPort(in.Port)})
+		c.deployed(in.Appname, in.Number, worker, object{"host_ip": in.Host, "host_port": toPort(in.Port)})
 		c.notice(in.Appname, "DEPLOYMENT") // one of its own, one that the root causes
 	case topic == "interest/remove":
 		c.withdraw(worker, in.Appname)
@@ -151,7 +153,7 @@ func nth(first string, n int) string {
 func (c *Cluster) load(name string) *job {
 	if c.table[name] == nil && c.root[name] != nil {
 		j := c.root[name]
-		c.table[name] = &job{j.address, map[int]object{}}
+		c.table[name] = &job{j.id, j.address, map[int]object{}}
 		for n, i := range j.instances {
 			c.table[name].instances[n] = without(i, "worker_id")
 		}
@@ -220,15 +222,16 @@ func (j *job) list() []object {
 }
 
 // deployed drops without a trace what the table does not have.
-func (c *Cluster) deployed(name string, number int, status object) {
+func (c *Cluster) deployed(name string, number int, worker string, status object) {
 	if c.table[name] == nil {
 		return
 	}
+	if i := c.table[name].instances[number]; i != nil {
+		i["worker_id"] = worker
+	}
 	for _, j := range []*job{c.table[name], c.root[name]} {
 		if i := j.instances[number]; i != nil {
-			for k, v := range status {
-				i[k] = v
-			}
+			maps.Copy(i, status)
 		}
 	}
 	c.notice(name, "DEPLOYMENT")
@@ -266,28 +269,39 @@ func (c *Cluster) address() string {
 func (c *Cluster) Create(name string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.root[name] = &job{[2]string{c.address(), nth("fdff:2000::", c.services)}, map[int]object{}}
+	c.root[name] = &job{c.services, [2]string{c.address(), nth("fdff:2000::", c.services)}, map[int]object{}}
 	c.services++
 }
 
-// Schedule places an instance on a worker. One that is there already moves: it keeps its instance address, and its
-// other addresses become null.
-func (c *Cluster) Schedule(name string, number int, worker string) {
+// Remove makes the root forget a service without instances. The cluster keeps it while a worker is interested.
+func (c *Cluster) Remove(name string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.root, name)
+}
+
+// Schedule places an instance; the table has its worker when it is deployed. One that is there already moves: it keeps
+// its instance address, and its other addresses become null. The cluster does not take an instance of a service that
+// was removed and created again while a worker kept its interest in the former one.
+func (c *Cluster) Schedule(name string, number int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	i := c.root[name].instances[number]
+	four, six := c.address(), nth("fdff::", c.last) // the root takes them in any case
+	c.last++
 	if i == nil {
 		i = object{"cluster_id": "6650000000000000000000c1", "instance_number": number,
-			"instance_ip": c.address(), "instance_ip_v6": nth("fdff::", c.last)}
-		c.last++
+			"instance_ip": four, "instance_ip_v6": six}
 		c.root[name].instances[number] = i
 	} else {
 		for _, key := range []string{"namespace_ip", "namespace_ip_v6", "host_ip", "host_port"} {
 			i[key] = nil
 		}
 	}
-	c.load(name).instances[number] = without(i, "")
-	c.table[name].instances[number]["worker_id"] = worker
+	if c.load(name).id != c.root[name].id {
+		return // "Service resolution failed": the id of what is in the table cannot be changed
+	}
+	c.table[name].instances[number] = without(i, "")
 }
 
 // Undeploy ends an instance.

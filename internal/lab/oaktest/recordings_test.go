@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -18,15 +19,36 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// line is one of a recording: a message, or a call of a part that the double does not play.
+// recordings are all that were made of release v0.4.411, in the order of their making: each run began with an empty
+// cluster. Those with a reason are not replayed.
+var recordings = [][]struct{ name, reason string }{
+	{{"01-register", ""}, {"02-register-again", ""}, {"03-deploy", ""}, {"04-deploy-errors", ""},
+		{"05-query-service-ip", ""}, {"06-interest-expires", ""}, {"07-query-instance-ip", ""}, {"08-query-unknown", ""},
+		{"09-interest-kept", ""}, {"10-second-instance", ""}, {"11-undeploy", ""}, {"12-move", ""}, {"13-move-back", ""},
+		{"14-undeploy-last", ""}, {"15-redeploy", ""}, {"16-undeploy-of-hosted", ""}, {"17-broker-restart", ""},
+		{"18-deploy-without-broker", ""}, {"19-query-unanswered", ""}, {"20-service-manager-restart", ""},
+		{"21-remove-after-restart", ""}, {"25-address-reuse", ""}, {"26-deploy-twice", ""}, {"22-unikernel", ""},
+		{"23-register-without-broker", ""},
+		{"24-address-changed", "a message with a part of the name, which the cluster does not understand; 35 has the whole"}},
+	{{"30-query-before-instance", ""}, {"31-query-before-address", ""}, {"32-net-manager-restart", ""},
+		{"33-tcp-over-restart", ""}},
+	{{"34-deployed-again", ""}, {"35-address-changed-whole-name", ""}, {"36-host-port", ""}},
+	{{"40-ipv6", ""}, {"41-large", "packets only"}},
+	{{"50-subnets-exhausted", ""}},
+	{{"60-kerb-default", "a former Kerb in a worker's place"}, {"61-kerb-configured", "a former Kerb in a worker's place"},
+		{"62-kerb-checksums", "packets of a former Kerb"}},
+}
+
+// line is one of a recording: a message, a call of a part that the double does not play, or what was done.
 type line struct {
-	From, Publish, Call string
-	Payload, Body       object
+	From, To, Publish, Call, Note string
+	Payload, Body                 object
+	Again                         bool // the second of two equal notices, which the double does not send
 }
 
 func read(t *testing.T, name string) (all []line) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
+	data, err := os.ReadFile(filepath.Join("testdata", name+".jsonl"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,57 +60,163 @@ func read(t *testing.T, name string) (all []line) {
 	return all
 }
 
-// TestRecordings replays what the parts around the real service managers sent. The double must answer as they did.
-func TestRecordings(t *testing.T) {
-	b := NewBroker(t)
-	b.Start()
-	c := NewCluster(t, b)
-	answers := make(chan line, 100)
-	client := mqtt.NewClient(mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("workers").
+// replay is the parts around the real service managers.
+type replay struct {
+	*testing.T
+	broker    *Broker
+	cluster   *Cluster
+	client    mqtt.Client
+	answers   chan line
+	want, got []line
+	published int
+	names     map[any]string // of services, by the root's ids
+	numbers   map[string]int // of the instances that are scheduled next
+}
+
+func newReplay(t *testing.T, broker *Broker) *replay {
+	r := &replay{T: t, broker: broker, cluster: NewCluster(t, broker), answers: make(chan line, 1000),
+		names: map[any]string{}, numbers: map[string]int{}}
+	r.client = mqtt.NewClient(mqtt.NewClientOptions().AddBroker(broker.URL()).SetClientID("workers").
 		SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) {
 			var payload object
 			if err := json.Unmarshal(m.Payload(), &payload); err != nil {
 				t.Error(err)
 			}
-			answers <- line{Publish: m.Topic(), Payload: payload}
+			r.answers <- line{Publish: m.Topic(), Payload: payload}
 		}))
-	client.Connect().Wait()
-	defer client.Disconnect(0)
-	client.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/result": 1, "nodes/+/net/subnetwork/result": 1,
+	r.client.Connect().Wait()
+	t.Cleanup(func() { r.client.Disconnect(0) })
+	r.client.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/result": 1, "nodes/+/net/subnetwork/result": 1,
 		"jobs/#": 1}, nil).Wait()
-	workers := map[string]string{}
-	for _, name := range []string{"01-register.jsonl", "03-deploy.jsonl", "04-deploy-errors.jsonl",
-		"05-query-service-ip.jsonl", "06-interest-expires.jsonl", "07-query-instance-ip.jsonl", "08-query-unknown.jsonl"} {
-		var want, got []line
-		for _, l := range read(t, name) {
-			switch {
-			case l.From == "cluster-service-manager":
-				want = append(want, line{Publish: l.Publish, Payload: l.Payload})
-			case l.Publish != "":
-				workers[l.From] = strings.Split(l.Publish, "/")[1]
-				data, _ := json.Marshal(l.Payload)
-				client.Publish(l.Publish, 1, false, data).Wait()
-			case l.Call == "POST /api/net/service/deploy":
-				d := l.Body["deployment_descriptor"].(object)
-				c.Create(strings.Join([]string{d["app_name"].(string), d["app_ns"].(string), d["service_name"].(string),
-					d["service_ns"].(string)}, "."))
-			case l.Call == "POST /api/net/deployment":
-				name := l.Body["job_name"].(string)
-				c.Schedule(name, 0, workers[map[bool]string{true: "w1", false: "w2"}[strings.Contains(name, "server")]])
+	return r
+}
+
+// TestRecordings replays what the parts around the real service managers sent. The double must answer as they did,
+// after the same messages.
+func TestRecordings(t *testing.T) {
+	b := NewBroker(t)
+	b.Start()
+	for _, run := range recordings {
+		t.Run(run[0].name, func(t *testing.T) {
+			r := newReplay(t, b)
+			all := r.before(run[0].name)
+			for _, one := range run {
+				if one.reason == "" {
+					all = append(all, append(read(t, one.name), line{Note: one.name})...)
+				}
 			}
-		}
-		wait.Until(t, "all answers of "+name, func() bool {
-			for len(answers) > 0 {
-				got = append(got, <-answers)
+			for _, l := range all {
+				r.step(l)
 			}
-			return len(got) >= len(want)
 		})
-		// The managers answer two messages of one worker in either order.
-		order := func(a, b line) int { return strings.Compare(a.Publish, b.Publish) }
-		slices.SortStableFunc(want, order)
-		slices.SortStableFunc(got, order)
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s: recorded (-), double (+):\n%s", name, diff)
+	}
+}
+
+// before returns what a run began with and no recording has.
+func (r *replay) before(first string) (all []line) {
+	const server, client = "app.ns.server.test", "app.ns.client.test"
+	switch first {
+	case "34-deployed-again":
+		for _, name := range []string{"01-register", "03-deploy", "05-query-service-ip"} {
+			all = append(all, append(read(r.T, name), line{Note: name})...)
 		}
+	case "30-query-before-instance":
+		r.cluster.Create(server)
+		r.cluster.Create(client)
+		r.names["665000000000000000000001"] = server
+		r.cluster.Schedule(client, 0)
+		const w1, w2 = "nodes/6650000000000000000000d1/net/", "nodes/6650000000000000000000d2/net/"
+		r.step(line{Publish: w1 + "subnet", Payload: object{"METHOD": "GET"}})
+		r.step(line{Publish: w2 + "subnet", Payload: object{"METHOD": "GET"}})
+		r.step(line{Publish: w2 + "service/deployed", Payload: object{
+			"appname": client, "status": "DEPLOYED", "instance_number": 0, "nsip": "10.18.0.66", "nsipv6": "fc00::102",
+			"host_port": "50103", "host_ip": "192.168.77.12"}})
+		r.step(line{Publish: w2 + "tablequery/request", Payload: object{"sname": client}})
+		r.await(func() bool { return len(r.got) == 4 })
+		r.got = nil
+	case "50-subnets-exhausted":
+		r.cluster.Exhaust(true)
+	}
+	return all
+}
+
+func (r *replay) step(l line) {
+	kind, path, _ := strings.Cut(l.Call, " ")
+	parts := strings.Split(path, "/")
+	switch {
+	case l.Again:
+	case l.From == "cluster-service-manager" && l.Publish != "":
+		r.want = append(r.want, line{Publish: l.Publish, Payload: l.Payload})
+		r.await(func() bool { return len(r.got) >= len(r.want) })
+	case l.Publish != "":
+		data, _ := json.Marshal(l.Payload)
+		r.client.Publish(l.Publish, 1, false, data).Wait()
+		r.published++
+		r.await(func() bool { return len(r.cluster.Received()) == r.published })
+	case l.Call == "POST /api/net/service/deploy":
+		d := l.Body["deployment_descriptor"].(object)
+		name := fmt.Sprintf("%v.%v.%v.%v", d["app_name"], d["app_ns"], d["service_name"], d["service_ns"])
+		r.names[l.Body["_id"]] = name
+		r.cluster.Create(name)
+	case l.Call == "POST /api/net/instance/deploy":
+		r.numbers[r.names[l.Body["_id"]]] = int(l.Body["instance_number"].(float64))
+	case l.Call == "POST /api/net/deployment":
+		name := l.Body["job_name"].(string)
+		r.cluster.Schedule(name, r.numbers[name])
+	case kind == "DELETE" && parts[3] == "service":
+		r.cluster.Remove(r.names[parts[4]])
+	case kind == "DELETE":
+		var number int
+		_, _ = fmt.Sscan(parts[4], &number)
+		r.cluster.Undeploy(r.names[parts[3]], number)
+	case l.Note == "cluster service manager is back":
+		r.cluster.Restart()
+	case l.Note != "":
+		r.compare(l.Note)
+		if r.cluster.Dead() { // by 21
+			r.cluster.Restart()
+		}
+	}
+}
+
+func (r *replay) await(met func() bool) {
+	r.Helper()
+	wait.Until(r.T, "the double answers", func() bool {
+		for len(r.answers) > 0 {
+			r.got = append(r.got, <-r.answers)
+		}
+		return met()
+	}, func() any { return cmp.Diff(r.want, r.got) })
+}
+
+// compare ends a recording. The managers answer two messages of one worker in either order.
+func (r *replay) compare(name string) {
+	order := func(a, b line) int { return strings.Compare(a.Publish, b.Publish) }
+	slices.SortStableFunc(r.want, order)
+	slices.SortStableFunc(r.got, order)
+	if diff := cmp.Diff(r.want, r.got); diff != "" {
+		r.Errorf("%s: recorded (-), double (+):\n%s", name, diff)
+	}
+	r.want, r.got = nil, nil
+}
+
+// TestRecordingsAreListed counts the recordings, and compares the list with the files.
+func TestRecordingsAreListed(t *testing.T) {
+	seen, replayed := map[string]bool{}, []string{}
+	for _, run := range recordings {
+		for _, one := range run {
+			seen[one.name] = true
+			if one.reason == "" {
+				replayed = append(replayed, filepath.Join("testdata", one.name+".jsonl"))
+			}
+		}
+	}
+	files, err := filepath.Glob("testdata/*.jsonl")
+	slices.Sort(replayed)
+	if diff := cmp.Diff(files, replayed); diff != "" || err != nil {
+		t.Errorf("files (-), listed as replayed (+): %v\n%s", err, diff)
+	}
+	if len(seen) != 39 {
+		t.Errorf("%d recordings are listed, of 39", len(seen))
 	}
 }
