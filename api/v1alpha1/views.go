@@ -65,8 +65,8 @@ type Change struct {
 	Action string `json:"action" enum:"create,update,delete,unchanged"`
 	Kind   string `json:"kind"`
 	Name   string `json:"name"`
-	Before any    `json:"before,omitempty" doc:"Spec and labels before, for update and delete"`
-	After  any    `json:"after,omitempty" doc:"Spec and labels after, for create and update"`
+	Before any    `json:"before,omitempty" doc:"Spec and labels before, for update and delete with dryRun"`
+	After  any    `json:"after,omitempty" doc:"Spec and labels after, for create and update with dryRun"`
 }
 
 // ApplyResult is the outcome of an apply or delete: all of it happened, or none.
