@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"time"
@@ -77,13 +78,17 @@ func checkNumbers(kind string, values map[string]any) error {
 	return nil
 }
 
-// Fill has the maps of a new generation written. They stay the caller's.
+// Fill has maps written, which stay the caller's: those of a new generation, or the half of the active one that no
+// packet reads. The control plane has the maps of the active one.
 func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
 	ctx, cancel := context.WithTimeout(ctx, fillTime)
 	defer cancel()
 	r, err := p.present(ctx)
 	if err != nil {
 		return err
+	}
+	if active := p.activeWith(r, m); active != "" {
+		return p.callOptional(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: active, Config: config}, nil)
 	}
 	name := p.name("fill")
 	if err := r.sendMaps(name, m); err != nil {
@@ -94,6 +99,16 @@ func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Map
 		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil)
 	}()
 	return err
+}
+
+// activeWith returns the name of the generation that a run works on if these are its maps, and else nothing.
+func (p *Supervisor) activeWith(r *run, m sdk.Maps) string {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.run != r || p.want == nil || p.startedWith != p.want.name || !maps.Equal(p.want.of, m) {
+		return ""
+	}
+	return p.want.name
 }
 
 // Metrics asks for the module's metrics. When the control plane does not answer in time, they are those of its last

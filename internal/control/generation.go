@@ -163,7 +163,7 @@ func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, instances []sdk.I
 		own[name] = c
 	}
 	p.setState(func(s *State) { s.Started = false })
-	p.setWant(&live{name: p.name("live"), config: config, maps: own, instances: instances})
+	p.setWant(&live{name: p.name("live"), config: config, maps: own, of: m, instances: instances})
 	return nil
 }
 

@@ -71,6 +71,7 @@ type live struct {
 	name      string
 	config    json.RawMessage
 	maps      sdk.Maps // own copies
+	of        sdk.Maps // what they are copies of
 	instances []sdk.Instance
 }
 

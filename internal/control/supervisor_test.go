@@ -326,6 +326,57 @@ func unread(t *testing.T) *net.UnixConn {
 	return ours
 }
 
+// The active generation is filled by its name: neither its maps nor their end are sent. All other maps have a name of
+// their own.
+func TestFillsActiveGeneration(t *testing.T) {
+	var mu sync.Mutex
+	var got []string
+	started := make(chan struct{}, 10)
+	ended := make(chan struct{}, 10)
+	f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var req sdk.GenerationRequest
+		_ = json.NewDecoder(r.Body).Decode(&req)
+		w.WriteHeader(http.StatusNoContent)
+		switch name := strings.TrimPrefix(r.URL.Path, sdk.PathPrefix); name {
+		case "health":
+			started <- struct{}{}
+		case "fill", "drop":
+			mu.Lock()
+			got = append(got, name+" "+req.Generation)
+			mu.Unlock()
+			if name == "drop" {
+				ended <- struct{}{}
+			}
+		}
+	}))
+	f.run.maps = unread(t)
+	p := testSupervisor(func() (*run, error) { return f.run, nil })
+	go p.supervise()
+	defer p.Close()
+	fill := func(m sdk.Maps) {
+		t.Helper()
+		if err := p.Fill(t.Context(), json.RawMessage("{}"), m); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fill(nil)
+	<-ended
+	if err := p.Start(json.RawMessage("{}"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-started
+	fill(nil)
+	p.mu.Lock()
+	p.want.of = sdk.Maps{"other": nil} // as if the generation had another map
+	p.mu.Unlock()
+	fill(nil)
+	<-ended
+	want := []string{"fill fill-1", "drop fill-1", "fill live-2", "fill fill-3", "drop fill-3"}
+	if !slices.Equal(got, want) {
+		t.Errorf("calls %q, want %q", got, want)
+	}
+}
+
 // A module's routes are passed on without the agent's secrets, and what belongs to the agent is not.
 func TestProxy(t *testing.T) {
 	var got *http.Request
