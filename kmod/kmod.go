@@ -27,13 +27,16 @@ const (
 
 // Rule is struct icpt_rule. From Family on, zero matches anything.
 type Rule struct {
-	Watchdog                      uint64 // ns that records may wait before what is to be stolen passes
-	Ifindex, Ring, Action, Caplen uint32
-	Slot                          uint16
-	Family, Protocol              uint8
-	FirstPort, LastPort           uint16 // destination
-	PatternAt, PatternLen         uint16 // in the payload
-	Pattern, Mask                 [PatternSize]byte
+	Watchdog              uint64 // ns that records may wait before what is to be stolen passes
+	Ifindex               uint32
+	Ring                  uint32 // bytes, a power of two and whole pages
+	Action                uint32 // Copy or Steal
+	Caplen                uint32 // bytes of a frame that are delivered; 0: all
+	Slot                  uint16 // comes back in records
+	Family, Protocol      uint8  // 4 or 6; IANA number
+	FirstPort, LastPort   uint16 // destination
+	PatternAt, PatternLen uint16 // in the payload
+	Pattern, Mask         [PatternSize]byte
 }
 
 // Stats is struct icpt_stats: of the packets that matched.

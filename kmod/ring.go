@@ -15,12 +15,12 @@ import (
 
 // Record is struct icpt_record of record.h.
 type Record struct {
-	Seq, Time, Lost uint64
-	Len, Caplen     uint32
-	L3, L4, Payload uint16
-	Slot            uint16
-	Ifindex, Flags  uint32
-	CPU, PID        uint32
+	Seq, Time, Lost uint64 // of the packets for this ring, from 0 on; ns, CLOCK_MONOTONIC; packets without room so far
+	Len, Caplen     uint32 // bytes of the frame; of these, those that follow
+	L3, L4, Payload uint16 // offsets from the start of the frame
+	Slot            uint16 // of the rule
+	Ifindex, Flags  uint32 // of the interface; ICPT_*
+	CPU, PID        uint32 // that met it; the thread that ran there, 0: idle or unknown
 }
 
 // Ring is what a class's packets come through, the kernel module's or, laid out alike, a BPF ring buffer.

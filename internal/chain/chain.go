@@ -68,7 +68,7 @@ func (s Side) SeesPackets() bool { return s != OnSockets }
 
 // Point is an attach point: a side of an interface, or a module's place on a cgroup.
 type Point struct {
-	Ifindex int
+	Ifindex int // in the agent's network namespace; 0: OnSockets
 	Side    Side
 
 	// OnSockets

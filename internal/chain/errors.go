@@ -17,7 +17,7 @@ var (
 // has read.
 type DrainingError struct {
 	Modules []Member
-	Left    int
+	Left    int // sockets that still hold redirected bytes
 }
 
 func (e *DrainingError) Error() string {

@@ -20,10 +20,10 @@ type Generation struct{ Module, ID string }
 
 // Pinned is a chain found among the pins.
 type Pinned struct {
-	ID      string // from the name of its directory; it differs from Spec.ID() when another build linked it
-	Spec    Spec   // without Linker
-	Program uint32 // the kernel's id of the first program
-	Parts   int
+	ID      string           // from the name of its directory; it differs from Spec.ID() when another build linked it
+	Spec    Spec             // without Linker
+	Program uint32           // the kernel's id of the first program
+	Parts   int              // programs that the chain is split into, linked by tail calls
 	Entries map[Entry]uint32 // of sockets: ids of the programs; Program is one of them
 }
 

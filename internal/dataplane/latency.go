@@ -37,8 +37,8 @@ const (
 
 // Latency is struct kerb_latency: how long packets took, in ns.
 type Latency struct {
-	Sum     uint64
-	Buckets [latencyBuckets]uint64
+	Sum     uint64                 // ns, of all packets
+	Buckets [latencyBuckets]uint64 // packets, by sdk.Histogram
 }
 
 // Histogram returns the packets by latency.

@@ -15,7 +15,7 @@ import (
 // Loaded is a chain that is in the kernel, but neither pinned nor attached: for test runs and checks.
 type Loaded struct {
 	Program     *ebpf.Program
-	Parts       int
+	Parts       int                 // programs that the chain is split into
 	Maps        map[string]sdk.Maps // by module
 	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
 	chain       *linkedChain

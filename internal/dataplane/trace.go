@@ -24,8 +24,8 @@ import (
 // TraceFilter says which packets a trace is about. Zero values stand for any.
 type TraceFilter struct {
 	Addr  netip.Addr // source or destination
-	Proto uint8
-	Port  uint16 // source or destination
+	Proto uint8      // IANA number, after extension headers
+	Port  uint16     // source or destination
 }
 
 // TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a
@@ -33,18 +33,18 @@ type TraceFilter struct {
 type TraceEvent struct {
 	Time                 uint64 // ns, CLOCK_MONOTONIC
 	Packet               uint64 // number of the packet on its CPU
-	Ifindex, Len         uint32
-	Chain                uint32
+	Ifindex, Len         uint32 // that the chain is attached to; bytes of the frame with its L2 header
+	Chain                uint32 // index in Trace.Chains, plus 1
 	ToIfindex            uint32 // of a redirect
 	CPU                  uint16
-	SourcePort, DestPort uint16
-	Position, Verdict    uint8
-	Reason, Outcome      uint8
-	Family, Proto        uint8
-	TCPFlags             uint8
+	SourcePort, DestPort uint16 // host byte order; 0 without ports
+	Position, Verdict    uint8  // of the module in the chain, or traceHead; what it returned (KERB_NEXT ...)
+	Reason, Outcome      uint8  // of KERB_DROP (enum kerb_drop_reason); of the parser (enum kerb_parse)
+	Family, Proto        uint8  // 4, 6, or 0 if it is not IP; IANA number
+	TCPFlags             uint8  // as in the header: FIN is 1
 	ICMPType, ICMPCode   uint8
-	ToFlags              uint8 // of a redirect (KERB_TO_*)
-	SourceAddr, DestAddr [16]byte
+	ToFlags              uint8    // of a redirect (KERB_TO_*)
+	SourceAddr, DestAddr [16]byte // network byte order; IPv4 in the first four bytes
 }
 
 // traceHead is the position of a packet's first event: the packet as it came in.

@@ -139,13 +139,13 @@ const (
 // three addresses mean nothing outside of the program that holds them.
 type Packet struct {
 	Ctx, Data, DataEnd uint64
-	L3, L4             uint64
-	Ifindex, Len       uint32
-	EthType, VLAN      uint16
-	Family, Proto      uint8
-	Flags              uint8
-	Outcome            ParseOutcome
-	L4Len              uint32
-	Reason             DropReason
-	ToIfindex, ToFlags uint32
+	L3, L4             uint64       // of the IP header; of the transport header, or of what follows the IP headers
+	Ifindex, Len       uint32       // that the chain is attached to; of the whole frame, paged data included
+	EthType, VLAN      uint16       // after VLAN tags; TCI of the outermost tag, 0: none
+	Family, Proto      uint8        // 4, 6, or 0 if it is not IP; IANA number, after extension headers
+	Flags              uint8        // KERB_F_*
+	Outcome            ParseOutcome // of the parser
+	L4Len              uint32       // from L4 to the end of the IP datagram, without padding
+	Reason             DropReason   // of a drop
+	ToIfindex, ToFlags uint32       // of a redirect; KERB_TO_*
 }

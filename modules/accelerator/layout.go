@@ -33,11 +33,11 @@ const (
 )
 
 type configEntry struct {
-	Mode, Visibles, Warm      uint32
-	PassMessages, PassBytes   uint32
-	LeaveMessages, LeaveBytes uint32
-	Backlog, MinTurns, Retry  uint32
-	Quota                     uint32
+	Mode, Visibles, Warm      uint32 // modeOff ...; elements of visibles; answers before the first redirect
+	PassMessages, PassBytes   uint32 // beyond, a side without an answer goes on by TCP
+	LeaveMessages, LeaveBytes uint32 // beyond, the connection leaves for good
+	Backlog, MinTurns, Retry  uint32 // bytes in the receiver's queue; 1/16 turns; one of this many enrols all the same
+	Quota                     uint32 // connections of one service's clients; 0: any
 	Idle                      uint32 // in 2^20 ns
 }
 
@@ -52,14 +52,14 @@ type serviceEntry struct{ ID, Flags uint32 }
 // visibleEntry has addresses in network byte order.
 type visibleEntry struct {
 	Address, Mask [16]byte
-	First, Last   uint16
+	First, Last   uint16 // ports of the server, host byte order
 	_             uint32
 }
 
 // fileKey is an executable file on a mount.
 type fileKey struct {
 	Inode              uint64
-	Device, Generation uint32
+	Device, Generation uint32 // major << 20 | minor; of the contents, as inode numbers come again
 }
 
 // Verdicts on executables.
@@ -72,7 +72,7 @@ const (
 )
 
 type executableEntry struct {
-	Verdict, Reason uint32
+	Verdict, Reason uint32 // asked ...; index in reasons, of caught
 	Since           uint64 // ns of CLOCK_MONOTONIC
 	Blocked, Zero   uint32
 }
@@ -108,7 +108,7 @@ const (
 
 type event struct {
 	File       fileKey
-	PID, Flags uint32
-	Comm       [16]byte
+	PID, Flags uint32       // that asked; changeable, truncated
+	Comm       [16]byte     // name of its thread, ends with 0
 	Names      [16][64]byte // of the path, the file's own first
 }

@@ -37,11 +37,11 @@ const (
 
 // source mirrors struct cls_source; ports are in network byte order.
 type source struct {
-	Addr, Local     [16]byte
-	Port, LocalPort [2]byte
+	Addr, Local     [16]byte // IPv4 as ::ffff:a.b.c.d; of a flow, the remote end and the service's
+	Port, LocalPort [2]byte  // 0 for ICMP
 	Ifindex         uint32
-	Pan             uint16
-	Proto, Kind     uint8
+	Pan             uint16 // PAN identifier, host byte order
+	Proto, Kind     uint8  // IANA number, of flows; index in extractors
 }
 
 // bounds mirrors struct cls_range, slice struct cls_slice, seen struct cls_seen.
@@ -56,63 +56,67 @@ type (
 
 // record mirrors struct cls_record.
 type record struct {
-	First, Last, Slice, Judged uint64
-	Armed                      uint64
-	Sum                        [sums]uint64
-	Past                       [slices4]slice
-	Before                     [before]uint32
-	Pending, Hits              uint32
-	Version, Class             uint32
-	Score                      int32
-	Suspicious, Opener         uint8
-	DodagVersion, HasDio       uint8
-	Rank                       uint16
-	ServicePort                [2]byte
-	Seen                       [seenMax]seen
-	Span                       uint32
+	First, Last          uint64         // of the first and the last packet: ns, CLOCK_MONOTONIC
+	Slice, Judged        uint64         // numbers of the slice that it is in, and of the window that was evaluated last
+	Armed                uint64         // number of the last slice that lapsing knows, plus 1
+	Sum                  [sums]uint64   // since First; enum cls_rpl_sum or cls_flow_sum
+	Past                 [slices4]slice // by number modulo slices4
+	Before               [before]uint32 // the first sums, over the last whole window
+	Pending              uint32         // packets since the last evaluation
+	Hits                 uint32         // bit 0: the last evaluation was against it, bit 1: the one before, ...
+	Version, Class       uint32         // of the model, 0: never evaluated; index in its classes
+	Score                int32
+	Suspicious, Opener   uint8         // booleans; Opener: the service's side opened the flow
+	DodagVersion, HasDio uint8         // of its last DIO, if HasDio
+	Rank                 uint16        // host byte order, if HasDio
+	ServicePort          [2]byte       // that the opening packet went to, network byte order
+	Seen                 [seenMax]seen // newest first
+	Span                 uint32        // config that Slice and Past are of
 }
 
 // block mirrors struct cls_block.
 type block struct {
-	Since, Until, Packets, Dropped, Due uint64
-	Version, Class                      uint32
-	Score                               int32
-	Action                              uint8
-	Zero                                [3]uint8
+	Since, Until     uint64 // ns, CLOCK_MONOTONIC; Until 0: until told
+	Packets, Dropped uint64 // that met it; of these
+	Due              uint64 // ns: when the next packet is within the rate
+	Version, Class   uint32 // of the model, 0: the operator
+	Score            int32
+	Action           uint8 // index in actions
+	Zero             [3]uint8
 }
 
 // fuse mirrors struct cls_fuse.
 type fuse struct {
-	Blown                 uint64
-	Cause, Blocked        uint32
-	Window                uint64
-	Judged, SourcesBefore uint32
-	Packets, Dropped      uint64
-	Admitted, Promoted    uint32
-	Held, Zero            uint32
+	Blown                 uint64 // ns, CLOCK_MONOTONIC; 0: intact
+	Cause, Blocked        uint32 // index in fuseCauses; entries in blocks
+	Window                uint64 // number of the window that the rest is of
+	Judged, SourcesBefore uint32 // sources, without Held; those of the window before, with blocked ones
+	Packets, Dropped      uint64 // counted if the limit is below 100 %
+	Admitted, Promoted    uint32 // sources that got a record at once; after probation
+	Held, Zero            uint32 // sources that were blocked when the window began
 }
 
 // window mirrors struct cls_window.
 type window struct {
-	Time   uint64
-	Values [valuesMax]int32
+	Time   uint64           // its end, ns, CLOCK_MONOTONIC
+	Values [valuesMax]int32 // features, in the order of the extractor's names
 }
 
 // event mirrors struct cls_event.
 type event struct {
-	Time                         uint64
+	Time                         uint64 // end of the window, ns, CLOCK_MONOTONIC
 	Source                       source
-	Kind, Action, Allowed, Cause uint8
-	Version, Class               uint32
+	Kind, Action, Allowed, Cause uint8  // index in eventKinds; in actions; on the allow-list; index in fuseCauses
+	Version, Class               uint32 // of the model; index in its classes
 	Score                        int32
-	Hits                         uint32
-	Values                       [valuesMax]int32
+	Hits                         uint32           // as in record
+	Values                       [valuesMax]int32 // as in window
 }
 
 // prefix mirrors struct cls_prefix.
 type prefix struct {
-	Len, Half uint32
-	Addr      [16]byte
+	Len, Half uint32   // bits, Half included
+	Addr      [16]byte // IPv4 as ::ffff:a.b.c.d
 }
 
 // Names of enums, by value.

@@ -23,19 +23,19 @@ import (
 
 // conn mirrors struct fw_conn.
 type conn struct {
-	Seen       uint64 // CLOCK_MONOTONIC in nanoseconds, to about a second
-	Generation uint32
-	State      uint8
-	From       uint8
-	Fins       uint8 // bit per side, of entries that earlier versions of the module have left: 0 in new ones
-	Flags      uint8
+	Seen       uint64  // CLOCK_MONOTONIC in nanoseconds, to about a second
+	Generation uint32  // of the rules that allowed it
+	State      uint8   // enum fw_state
+	From       uint8   // direction of the first packet
+	Fins       uint8   // bit per side, of entries that earlier versions of the module have left: 0 in new ones
+	Flags      uint8   // FW_CONN_*
 	Peer       [2]peer // of TCP
 }
 
 // peer mirrors struct fw_peer.
 type peer struct {
-	End, MaxEnd, MaxWin, Acked uint32
-	Scale, Flags               uint8
+	End, MaxEnd, MaxWin, Acked uint32 // in host byte order: see struct fw_peer; MaxWin 0: not seen yet
+	Scale, Flags               uint8  // of its windows; FW_PEER_*
 	_                          uint16
 }
 
@@ -46,7 +46,7 @@ const (
 
 // key4 mirrors struct fw_key4, key6 struct fw_key6. Addresses and ports are in network byte order.
 type key4 struct {
-	Ifindex               uint32
+	Ifindex               uint32 // of the service's interface, on the node's side
 	Local, Remote         [4]byte
 	LocalPort, RemotePort [2]byte
 	Proto, Kind           uint8

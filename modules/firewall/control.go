@@ -333,9 +333,9 @@ const (
 
 // l4rule mirrors struct fw_l4rule.
 type l4rule struct {
-	Sport, Sports, Dport, Dports uint16
-	Proto, ProtoMask             uint8
-	Limit                        uint16
+	Sport, Sports, Dport, Dports uint16 // first port and how many follow, host byte order
+	Proto, ProtoMask             uint8  // matches if proto & ProtoMask == Proto
+	Limit                        uint16 // number of it, with decisionLimit or decisionLog
 	Decision                     uint32
 }
 

@@ -66,20 +66,20 @@ const (
 
 // vip mirrors struct px_vip.
 type vip struct {
-	Expires uint64
-	ID      uint32
-	First   uint32
-	Count   uint32
-	Policy  uint8
-	Flags   uint8
+	Expires uint64 // ns, CLOCK_MONOTONIC, of vipNegative
+	ID      uint32 // index in turns, VIP of ports
+	First   uint32 // of its run of slots
+	Count   uint32 // 0: no instance, answered with an ICMP error
+	Policy  uint8  // enum px_policy
+	Flags   uint8  // vipPorts ...
 	_       uint16
 }
 
 // portKey mirrors struct px_port.
 type portKey struct {
-	VIP   uint32
+	VIP   uint32 // ID of the vip
 	Port  port
-	Proto uint8
+	Proto uint8 // IANA number
 	_     uint8
 }
 
@@ -101,34 +101,34 @@ const (
 
 // place mirrors struct px_place.
 type place struct {
-	Addr6 address
-	Addr4 [4]byte
-	Local uint32
+	Addr6 address // all zero: none
+	Addr4 [4]byte // all zero: none
+	Local uint32  // index in locals; 0: not on this node, or without the proxy there
 }
 
 // instance mirrors struct px_instance.
 type instance struct {
-	Generation uint32
-	Flags      uint32
+	Generation uint32 // Place[Generation&1] counts
+	Flags      uint32 // instanceDraining, instanceGone
 	Place      [2]place
 }
 
 // instanceStats mirrors struct px_instance_stats.
 type instanceStats struct {
-	Sessions int64
-	Opened   uint64
-	RTT      uint64
-	Answers  uint64
-	Failures uint64
+	Sessions int64  // open now
+	Opened   uint64 // sessions ever
+	RTT      uint64 // ns from SYN to SYN/ACK, moving average; 0: not measured
+	Answers  uint64 // TCP connections that it accepted
+	Failures uint64 // SYNs that it refused or left unanswered
 }
 
 // share mirrors struct px_share.
 type share struct {
-	Sessions uint64
-	Window   uint32
-	Opened   uint32
-	Closed   uint32
-	Asked    uint32
+	Sessions uint64 // in the table sessions
+	Window   uint32 // 2^30 ns each; what follows is of this one
+	Opened   uint32 // sessions begun and not answered
+	Closed   uint32 // sessions that went back to pending
+	Asked    uint32 // packets to unknown addresses
 }
 
 // localPeer is a flag of local.
@@ -136,9 +136,9 @@ const localPeer = 1 << 0
 
 // local mirrors struct px_local.
 type local struct {
-	Ifindex uint32
-	MAC     [6]byte
-	Flags   uint8
+	Ifindex uint32  // on the node's side; 0: free
+	MAC     [6]byte // of the interface inside; all zero: not known
+	Flags   uint8   // localPeer
 	_       uint8
 }
 
@@ -151,10 +151,10 @@ const (
 // flow mirrors struct px_flow.
 type flow struct {
 	Src, Dst     address
-	SPort, DPort port
-	Ifindex      uint32
-	Proto        uint8
-	Hook         uint8
+	SPort, DPort port   // 0 without ports; identifier and type of ICMP echo
+	Ifindex      uint32 // on which the packet is met
+	Proto        uint8  // IANA number
+	Hook         uint8  // hookEgress, hookIngress
 	_            uint16
 }
 
@@ -175,17 +175,17 @@ const (
 
 // session mirrors struct px_session.
 type session struct {
-	Seen         uint64
-	Opened       uint64
-	Addr         address
-	SPort, DPort port
-	Instance     uint32
-	Generation   uint32
-	Other        uint32
-	Local        uint32
-	Tick         uint32
-	Flags        uint8
-	State        uint8
+	Seen         uint64  // ns, CLOCK_MONOTONIC; late by up to PX_TICK jiffies
+	Opened       uint64  // ns: when the SYN passed, 0 once its answer was timed
+	Addr         address // forward: the instance's; reverse: the virtual one, or with sessionHairpin the client's
+	SPort, DPort port    // as they will be
+	Instance     uint32  // index; 0: a connection to the instance's own address
+	Generation   uint32  // of the instance's place
+	Other        uint32  // ifindex on which the other direction is met
+	Local        uint32  // index in locals of the receiver; 0: bridge or stack
+	Tick         uint32  // the data plane's alone
+	Flags        uint8   // sessionReverse ...
+	State        uint8   // stateAnswered ...
 	_            uint16
 	_            uint32
 }
@@ -193,7 +193,7 @@ type session struct {
 // nameKey mirrors struct px_name_of.
 type nameKey struct {
 	Addr    address
-	Ifindex uint32
+	Ifindex uint32 // 0: on another node; or an index with nameByInstance
 }
 
 // nameByInstance is set in Ifindex with the index of an instance.
@@ -208,7 +208,7 @@ const (
 // name mirrors struct px_name.
 type name struct {
 	Other address
-	Flags uint32
+	Flags uint32 // nameRetired, nameVirtual
 }
 
 // fragment mirrors struct px_fragment.
@@ -216,15 +216,15 @@ type fragment struct {
 	Src, Dst address
 	ID       [4]byte
 	Ifindex  uint32
-	Proto    uint8
-	Hook     uint8
+	Proto    uint8 // IANA number; 0 for IPv6, which reassembles without it
+	Hook     uint8 // hookEgress, hookIngress
 	_        uint16
 }
 
 // fragmentOf mirrors struct px_fragment_of.
 type fragmentOf struct {
 	Seen uint64
-	Flow flow
+	Flow flow // of the first fragment, which has ports
 	_    uint32
 }
 
