@@ -15,7 +15,7 @@ import (
 
 // Record is struct icpt_record of record.h.
 type Record struct {
-	Seq, Time, Lost uint64 // of the packets for this ring, from 0 on; ns, CLOCK_MONOTONIC; packets without room so far
+	Seq, Time, Lost uint64 // number in this ring, from 0 on; ns, CLOCK_MONOTONIC; packets without room so far
 	Len, Caplen     uint32 // bytes of the frame; of these, those that follow
 	L3, L4, Payload uint16 // offsets from the start of the frame
 	Slot            uint16 // of the rule

@@ -125,7 +125,7 @@ type Live struct {
 type Instance struct {
 	Service   string `json:"service,omitempty"` // empty for an interface of the node
 	Interface string `json:"interface"`
-	Ifindex   uint32 `json:"ifindex"`
+	Ifindex   uint32 `json:"ifindex"` // on the node's side
 	// Addresses are those of the interface inside the service, with prefix length; for one of the node its own.
 	Addresses []string `json:"addresses,omitempty"`
 	// LinkLocal are the link-local addresses of the interface inside the service.
@@ -175,9 +175,9 @@ func (i Instance) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit"
 // InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and
 // cgroups.
 type InstanceKey struct {
-	Ifindex  uint32
-	Service  string
-	CgroupID uint64
+	Ifindex  uint32 // 0 on the hook sockets
+	Service  string // empty but for services on the hook sockets
+	CgroupID uint64 // inode number of the cgroup; 0 for a service
 }
 
 // Key of the instance.
@@ -211,9 +211,9 @@ type Collector interface {
 
 // Sample is one metric value.
 type Sample struct {
-	Name    string            `json:"name"` // without prefix, with unit: packets_total
-	Help    string            `json:"help"`
+	Name    string            `json:"name"`              // without prefix, with unit: packets_total
+	Help    string            `json:"help"`              // one sentence for people, the same for all samples of a name
 	Counter bool              `json:"counter,omitempty"` // gauge otherwise
 	Labels  map[string]string `json:"labels,omitempty"`
-	Value   float64           `json:"value"`
+	Value   float64           `json:"value"` // in the unit that the name ends with
 }

@@ -49,21 +49,21 @@ func (r SetReference) ID() uint64 {
 
 // Set mirrors struct kerb_set; Kind and Version are its state.
 type Set struct {
-	ID       uint64
-	Revision uint64
+	ID       uint64 // SetReference.ID; 0: free
+	Revision uint64 // the agent's alone
 	Kind     uint32 // 1: prefixes
-	Version  uint32
+	Version  uint32 // elements of others do not count
 }
 
 // SetElement mirrors struct kerb_set_element.
 type SetElement struct {
-	Set  uint32
-	Word [16]byte
+	Set  uint32   // version << 1, plus 1 for an IPv6 address
+	Word [16]byte // network byte order; an IPv4 address or a port is in the first ones
 }
 
 // SetPrefix mirrors struct kerb_set_prefix.
 type SetPrefix struct {
-	Bits    uint32
+	Bits    uint32 // that count of Element, those of Set included
 	Element SetElement
 }
 

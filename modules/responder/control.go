@@ -117,16 +117,16 @@ func (f *Responder) services(number uint8) (out []app.Service) {
 
 // Entry mirrors struct rsp_listener.
 type Entry struct {
-	Slot                 uint32
-	App, Drop            uint8
-	MinRequest           uint16
-	MaxRequest, MaxReply uint16
-	TotalRate            uint32
-	SourceCost           uint64
-	SourceBurst          uint64
-	Config               [app.Words]uint32
-	Amplification        uint32
-	Partial              uint32
+	Slot                 uint32            // of its state and counts
+	App, Drop            uint8             // enum rsp_app; requests over a limit: 0 pass, 1 drop
+	MinRequest           uint16            // bytes of payload; others pass
+	MaxRequest, MaxReply uint16            // bytes of payload
+	TotalRate            uint32            // requests in 2^27 ns; 0: no limit
+	SourceCost           uint64            // ns between two requests of a source in the long run; 0: no limit
+	SourceBurst          uint64            // ns that a source may be ahead of that
+	Config               [app.Words]uint32 // the application's own
+	Amplification        uint32            // IP bytes of a reply for one of the request; 0: no limit
+	Partial              uint32            // enum rsp_partial_policy
 }
 
 const (
@@ -242,9 +242,9 @@ func (f *Responder) fillListeners(m sdk.Maps, half uint16, placed []app.PlacedLi
 
 // ports mirrors struct rsp_ports.
 type ports struct {
-	Zero       uint64
-	Answered   [2048]uint32
-	NotSources [2048]uint32
+	Zero       uint64       // the verifier reads it
+	Answered   [2048]uint32 // bits by destination port of listeners
+	NotSources [2048]uint32 // bits by source port that gets no answer
 }
 
 // talkative services answer anything that comes to their port (echo, daytime, qotd, chargen, time): answering them

@@ -39,10 +39,10 @@ const straight = 1 << 0
 
 // end mirrors struct tun_end.
 type end struct {
-	Node    uint32
-	Ifindex uint32
-	MAC     [6]byte
-	Flags   uint16
+	Node    uint32  // index in nodes; 0: a service of this node
+	Ifindex uint32  // of the service, on the node's side
+	MAC     [6]byte // of its other end
+	Flags   uint16  // straight
 }
 
 // name mirrors struct tun_name.
@@ -50,11 +50,11 @@ type name struct{ Node, Used uint32 }
 
 // node mirrors struct tun_node.
 type node struct {
-	Addr, Local  address
-	Ifindex, MTU uint32
-	Self         uint32
-	Refuse       uint32 // refuseOut, refuseIn
-	Port         uint32
+	Addr, Local  address // on the underlay, network byte order; all zero: free. Local: this node's towards it
+	Ifindex, MTU uint32  // underlay interface, 0: none leads there; its MTU in bytes
+	Self         uint32  // 1: it is this node
+	Refuse       uint32  // refuseOut, refuseIn
+	Port         uint32  // where it receives; 0: as this node
 }
 
 // portOf is where a node receives.
@@ -88,8 +88,8 @@ type macKey struct {
 
 // nodeKeys mirrors struct tun_keys.
 type nodeKeys struct {
-	ID            [maxKeys]uint8
-	Bound         uint32
+	ID            [maxKeys]uint8 // 0: none; the first is sent with
+	Bound         uint32         // bit n: the MAC of key n is of version 2
 	Send, Receive [maxKeys]macKey
 }
 

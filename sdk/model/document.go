@@ -86,7 +86,7 @@ type Document struct {
 
 // Scale is applied to features before layers and trees see them: (x-mean)/std or (x-min)/(max-min).
 type Scale struct {
-	Mean []float64 `json:"mean,omitempty"`
+	Mean []float64 `json:"mean,omitempty"` // by feature, in the unit of the feature; so are the others
 	Std  []float64 `json:"std,omitempty"`
 	Min  []float64 `json:"min,omitempty"`
 	Max  []float64 `json:"max,omitempty"`
@@ -96,7 +96,7 @@ type Scale struct {
 type Layer struct {
 	// by neuron, then by input; of a convolution by filter, then channel and position
 	Weights    [][]float64 `json:"weights"`
-	Bias       []float64   `json:"bias"`
+	Bias       []float64   `json:"bias"` // by neuron or filter
 	Activation string      `json:"activation"`
 	Slope      float64     `json:"slope,omitempty"` // leakyRelu: factor of negative values, 0.01 if absent
 	Conv       *Conv       `json:"conv,omitempty"`
@@ -104,8 +104,8 @@ type Layer struct {
 
 // Conv says how a layer's inputs are a signal of channels times length values, channel by channel; so are its outputs.
 type Conv struct {
-	Channels int    `json:"channels"`
-	Kernel   int    `json:"kernel"`
+	Channels int    `json:"channels"`          // of the signal
+	Kernel   int    `json:"kernel"`            // positions that a filter covers
 	Stride   int    `json:"stride,omitempty"`  // 1 if absent
 	Padding  int    `json:"padding,omitempty"` // zeros on each side
 	Pool     string `json:"pool,omitempty"`    // average: each filter's outputs become one, before the activation
@@ -118,8 +118,8 @@ type Nodes []Node
 type Node struct {
 	Feature   int       `json:"feature,omitempty"` // index into Document.Features
 	Threshold float64   `json:"threshold,omitempty"`
-	Left      int       `json:"left,omitempty"` // index of the child in the tree; 0 is none
-	Right     int       `json:"right,omitempty"`
+	Left      int       `json:"left,omitempty"`  // index of the child in the tree; 0 is none
+	Right     int       `json:"right,omitempty"` // as Left
 	Value     []float64 `json:"value,omitempty"` // probabilities by class; of boosting one number
 }
 

@@ -6,9 +6,9 @@ import "encoding/binary"
 
 // Decision mirrors struct cls_decision.
 type Decision struct {
-	Version uint32
-	Class   uint32
-	Score   int32 // Q15
+	Version uint32 // of the model that decided
+	Class   uint32 // index in its classes
+	Score   int32  // Q15
 	Slot    uint32
 }
 
