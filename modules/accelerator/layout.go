@@ -34,7 +34,7 @@ const (
 
 type configEntry struct {
 	Mode, Visibles, Warm      uint32 // modeOff ...; elements of visibles; answers before the first redirect
-	PassMessages, PassBytes   uint32 // beyond, a side without an answer goes on by TCP
+	PassMessages, PassBytes   uint32 // beyond, a side without an answer continues by TCP
 	LeaveMessages, LeaveBytes uint32 // beyond, the connection leaves for good
 	Backlog, MinTurns, Retry  uint32 // bytes in the receiver's queue; 1/16 turns; one of this many enrols all the same
 	Quota                     uint32 // connections of one service's clients; 0: any
