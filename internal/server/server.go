@@ -123,7 +123,7 @@ func (s *Server) serveDocument(mediaType string, text func(*huma.OpenAPI) ([]byt
 			return
 		}
 		w.Header().Set("Content-Type", mediaType)
-		w.Write(data)
+		_, _ = w.Write(data) // the client may have left
 	}
 }
 

@@ -121,7 +121,9 @@ func (s Selector) Example() (map[string]string, bool) {
 	for _, c := range s.conditions {
 		switch c.operator {
 		case "":
-			out[c.key] = out[c.key] // whatever another condition asks for
+			if _, ok := out[c.key]; !ok { // else what another condition asks for
+				out[c.key] = ""
+			}
 		case "=", "==", "in":
 			out[c.key] = c.values[0]
 		case "<":
