@@ -5,9 +5,12 @@ package intercept
 import (
 	"bytes"
 	"encoding/binary"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/chain"
 )
 
 // loop has a law: the answer is the request's step, and -2.5 times its state plus 7.
@@ -160,4 +163,29 @@ func TestFallbackOfASlowProgram(t *testing.T) {
 			t.Errorf("it has read all: %s", v)
 		}
 	})
+}
+
+// The log says once in a while that the law answers, and not what it answered before.
+func TestFallbackIsLogged(t *testing.T) {
+	var log bytes.Buffer
+	before := slog.Default()
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	t.Cleanup(func() { slog.SetDefault(before) })
+	k := load(t, chain.XDP, chain.Ingress, loop)
+	teller := newTeller("m")
+	k.run(stateFrame(plant, controller, 1, 2))
+	teller.tellFallbacks(k.Classes, k.maps)
+	teller.tellFallbacks(k.Classes, k.maps)
+	if log.Len() > 0 {
+		t.Errorf("before a packet: %s", &log)
+	}
+	for range 3 {
+		k.run(stateFrame(plant, controller, 1, 2))
+		k.run(stateFrame(plant, controller, 1, 2))
+		teller.tellFallbacks(k.Classes, k.maps)
+	}
+	text := log.String()
+	if strings.Count(text, "\n") != 1 || !strings.Contains(text, "class=loop packets=2 deadline=20ms") {
+		t.Errorf("the log says %q", text)
+	}
 }

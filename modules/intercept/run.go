@@ -49,7 +49,8 @@ func (f *generation) Run(ctx context.Context) {
 	defer grace.Stop()
 	tick := time.NewTicker(logTick)
 	defer tick.Stop()
-	watch, log := newWatch(f.Intercept, pages), &teller{f.live.Module, map[string]time.Time{}, map[string]uint64{}}
+	watch, log := newWatch(f.Intercept, pages), newTeller(f.live.Module)
+	log.tellFallbacks(f.Classes, f.live.Maps)
 	for {
 		select {
 		case <-ctx.Done():
@@ -61,6 +62,7 @@ func (f *generation) Run(ctx context.Context) {
 			f.dismiss(pages)
 		case <-tick.C:
 			log.tell(watch.misses())
+			log.tellFallbacks(f.Classes, f.live.Maps)
 		}
 	}
 }
@@ -192,6 +194,32 @@ type teller struct {
 	module string
 	told   map[string]time.Time
 	held   map[string]uint64 // packets that were not told of yet
+
+	fallbacks     map[string]uint64 // as of the last message, or of the first call
+	fallbacksTold map[string]time.Time
+}
+
+func newTeller(module string) *teller {
+	return &teller{module, map[string]time.Time{}, map[string]uint64{}, map[string]uint64{}, map[string]time.Time{}}
+}
+
+// tellFallbacks logs the classes whose packets the kernel has answered in their programs' place since the last message.
+func (t *teller) tellFallbacks(classes []*class, m sdk.Maps) {
+	for _, c := range classes {
+		if c.Fallback == nil || time.Since(t.fallbacksTold[c.Name]) < tellEvery {
+			continue
+		}
+		n, err := readCounts(m, c)
+		before, known := t.fallbacks[c.Name]
+		if err != nil || known && n.Fallbacks == before {
+			continue
+		}
+		if t.fallbacks[c.Name] = n.Fallbacks; known {
+			slog.Warn("intercept: the kernel answers in the program's place, which does not read in time", "module", t.module,
+				"class", c.Name, "packets", n.Fallbacks-before, "deadline", time.Duration(c.Deadline).String())
+			t.fallbacksTold[c.Name] = time.Now()
+		}
+	}
 }
 
 func (t *teller) tell(misses []Miss) {
