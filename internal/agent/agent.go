@@ -29,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/integration"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/memtrim"
@@ -50,6 +51,7 @@ import (
 type Agent struct {
 	log      *slog.Logger
 	store    *store.Store
+	history  *history.Log
 	dp       *dataplane.Dataplane
 	catalog  *pkgs.Catalog
 	control  *control.Manager
@@ -176,6 +178,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
+	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
 	a.restore(cfg.Paths)
 	return a, nil
@@ -225,6 +228,7 @@ func (a *Agent) close() {
 	a.control.Close()
 	a.sets.kernel.Close()
 	a.meter.Close()
+	a.history.Flush()
 	a.store.Close()
 }
 

@@ -23,6 +23,7 @@ import (
 // grouped is a request that waits for its group.
 type grouped struct {
 	server.Request
+	attempt
 	result  v1.ApplyResult
 	err     error
 	done    chan struct{}
@@ -53,16 +54,18 @@ func (g *group) take() []*grouped {
 
 // canShare reports whether a request may be executed together with others.
 func canShare(r server.Request) bool {
-	return !r.DryRun && !r.Prune && len(r.Resources) > 0 &&
+	return !r.DryRun && !r.Prune && len(r.Remove) == 0 && len(r.Resources) > 0 &&
 		!slices.ContainsFunc(r.Resources, func(o resource.Object) bool { return !resource.Service.IsKind(o) })
 }
 
 // Apply creates or updates resources: all of them or none.
 func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
-	defer func() { a.audit(ctx, result, err) }()
+	var at attempt
+	defer func() { a.record(ctx, r.By, at, result, err) }()
 	if !canShare(r) {
 		a.changes.Lock()
 		defer a.changes.Unlock()
+		at = a.begin()
 		return a.apply(r)
 	}
 	q := &grouped{Request: r, err: errors.New("the agent failed to execute the change"), done: make(chan struct{})}
@@ -70,6 +73,7 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		a.applyGroup()
 	}
 	<-q.done
+	at = q.attempt
 	return q.result, q.err
 }
 
@@ -85,6 +89,9 @@ func (a *Agent) applyGroup() {
 		}
 	}()
 	alone := all
+	for _, q := range all {
+		q.attempt = a.begin()
+	}
 	if len(all) > 1 {
 		alone = a.applyTogether(all)
 	}

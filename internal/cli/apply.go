@@ -89,7 +89,9 @@ func (a *app) diffCommand() *cobra.Command {
 			if err != nil {
 				return in.locate(err)
 			}
-			if err := a.print(cmd.OutOrStdout(), result, func(io.Writer) { printDiff(cmd.OutOrStdout(), result) }); err != nil {
+			if err := a.print(cmd.OutOrStdout(), result, func(io.Writer) {
+				printDiff(cmd.OutOrStdout(), result.Changes, "live", "applied")
+			}); err != nil {
 				return err
 			}
 			if exit && slices.ContainsFunc(result.Changes, changes) {
@@ -107,10 +109,11 @@ func (a *app) diffCommand() *cobra.Command {
 
 func changes(c v1alpha1.Change) bool { return c.Action != "unchanged" }
 
-func printDiff(w io.Writer, result v1alpha1.ApplyResult) {
-	for _, c := range result.Changes {
+// printDiff prints what changes, with words for what was and what is then.
+func printDiff(w io.Writer, changes []v1alpha1.Change, was, is string) {
+	for _, c := range changes {
 		name := strings.ToLower(c.Kind) + "/" + c.Name
-		_, _ = coloured(w).Write(diff.Diff(name+" (live)", yamlOf(c.Before), name+" (applied)", yamlOf(c.After)))
+		_, _ = coloured(w).Write(diff.Diff(name+" ("+was+")", yamlOf(c.Before), name+" ("+is+")", yamlOf(c.After)))
 	}
 }
 

@@ -126,7 +126,7 @@ func purgeFiles(p paths.Paths) error {
 			err = errors.Join(err, e)
 		}
 	}
-	for _, dir := range []string{p.ControlState(), p.ControlSockets(), p.ModuleSockets(), p.Packages()} {
+	for _, dir := range []string{p.ControlState(), p.ControlSockets(), p.ModuleSockets(), p.Packages(), p.History()} {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	_ = os.Remove(p.State)

@@ -44,6 +44,9 @@ func (p Paths) SocketFacts() string { return filepath.Join(p.Run, "sockets.json"
 // Bindings is the file of which interface belongs to which service; it holds for one boot.
 func (p Paths) Bindings() string { return filepath.Join(p.State, "interfaces.json") }
 
+// History is the directory of the records of changes.
+func (p Paths) History() string { return filepath.Join(p.State, "changes") }
+
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 

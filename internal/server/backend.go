@@ -23,6 +23,13 @@ type Backend interface {
 	// Delete deletes all resources of the request, or none of them. An unknown one is *apierrors.NotFound.
 	Delete(ctx context.Context, r Deletion) (v1alpha1.ApplyResult, error)
 
+	// Changes returns records of changes, newest first and without before, after and steps; Change returns one.
+	// *apierrors.NotFound if it is not kept.
+	Changes(ctx context.Context, r v1alpha1.ChangesRequest) ([]v1alpha1.ChangeRecord, error)
+	Change(ctx context.Context, number int64) (v1alpha1.ChangeRecord, error)
+	// Revert makes the resources of a change what they were before it: all of them or none.
+	Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error)
+
 	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.
 	ChangeSet(ctx context.Context, r SetRequest) (v1alpha1.SetChanged, error)
 
@@ -55,6 +62,7 @@ type Backend interface {
 // metadata.resourceVersion is the version that the client has seen.
 type Request struct {
 	Resources   []resource.Object
+	Remove      []resource.Ref // and delete these
 	By          resource.Writer
 	Prune       bool // delete all other resources of the owner
 	IfUnchanged bool // only if each resource is in the version that it names, or does not exist if it names none
@@ -78,6 +86,11 @@ func (r Request) Change(desired resource.Set, result *v1alpha1.ApplyResult) (res
 		var pruned resource.Changes
 		pruned, err = desired.Delete(desired.Others(r.Resources, r.By), r.By, result)
 		changes.Remove = pruned.Remove
+	}
+	if err == nil && len(r.Remove) > 0 {
+		var removed resource.Changes
+		removed, err = desired.Delete(r.Remove, r.By, result)
+		changes.Remove = append(changes.Remove, removed.Remove...)
 	}
 	return changes, err
 }

@@ -10,6 +10,7 @@ import (
 	"mime"
 	"net/http"
 	"reflect"
+	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
 
@@ -24,7 +25,7 @@ type (
 		Name string `path:"name" doc:"Name of the resource"`
 	}
 	byID struct {
-		ID string `path:"id" doc:"Identity of the chain"`
+		ID string `path:"id" doc:"Identity of the chain, or number of the change"`
 	}
 	byGeneration struct {
 		Name       string `path:"name" doc:"Name of the resource"`
@@ -121,6 +122,16 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
+	route(s, "GET", "/v1/changes", "listChanges", "What was changed, newest first",
+		func(ctx context.Context, r *v1alpha1.ChangesRequest) ([]v1alpha1.ChangeRecord, error) {
+			return s.backend.Changes(ctx, *r)
+		})
+	route(s, "GET", "/v1/changes/{id}", "getChange", "One change, with the resources before and after", s.change)
+	route(s, "POST", "/v1/changes/{id}/revert", "revertChange",
+		"Make resources what they were before a change: all of them or none",
+		func(ctx context.Context, r *v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error) {
+			return s.backend.Revert(ctx, *r)
+		})
 	route(s, "GET", "/v1/explain", "explain", "What the modules of a service would do to a packet",
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)
@@ -225,6 +236,15 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 		}
 	}
 	return v1alpha1.Chain{}, &apierrors.NotFound{Kind: "Chain", Name: in.ID}
+}
+
+// change shares its type of input with chain: each further one links 20 KB.
+func (s *Server) change(ctx context.Context, in *byID) (v1alpha1.ChangeRecord, error) {
+	n, err := strconv.ParseInt(in.ID, 10, 64)
+	if err != nil {
+		return v1alpha1.ChangeRecord{}, &apierrors.NotFound{Kind: "Change", Name: in.ID}
+	}
+	return s.backend.Change(ctx, n)
 }
 
 func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChanged, error) {

@@ -59,6 +59,22 @@ func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResul
 	})
 }
 
+// Changes implements server.Backend: the fake remembers none.
+func (f *Fake) Changes(context.Context, v1alpha1.ChangesRequest) ([]v1alpha1.ChangeRecord, error) {
+	return nil, nil
+}
+
+// Change implements server.Backend.
+func (f *Fake) Change(_ context.Context, n int64) (v1alpha1.ChangeRecord, error) {
+	return v1alpha1.ChangeRecord{}, &apierrors.NotFound{Kind: "Change", Name: fmt.Sprint(n)}
+}
+
+// Revert implements server.Backend.
+func (f *Fake) Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error) {
+	_, err := f.Change(ctx, r.Number)
+	return v1alpha1.ApplyResult{}, err
+}
+
 // ChangeSet implements server.Backend.
 func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha1.SetChanged, err error) {
 	_, err = f.change(false, func(d resource.Set, _ *v1alpha1.ApplyResult) error {

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package v1alpha1
+
+import "time"
+
+// ChangeRecord is what the node remembers of a request that changed resources, or was refused.
+type ChangeRecord struct {
+	Number   int64     `json:"number" doc:"Counts from 1; never used twice"`
+	Time     time.Time `json:"time" doc:"When it was executed"`
+	By       string    `json:"by" doc:"Process or certificate of the client"`
+	Owner    string    `json:"owner" doc:"Whose resources were changed"`
+	Outcome  string    `json:"outcome" enum:"done,refused" doc:"All of it happened, or nothing"`
+	Error    string    `json:"error,omitempty" doc:"Why it was refused"`
+	Repeated int       `json:"repeated,omitempty" doc:"How often the same request was refused again directly afterwards"`
+	Reverts  int64     `json:"reverts,omitempty" doc:"Number of the change that this one has reverted"`
+	Took     float64   `json:"took" doc:"Seconds from when it was its turn until it was in force and on disk"`
+
+	Changes []Change `json:"changes" doc:"What it changed; before and after only for a single record"`
+	Steps   []string `json:"steps,omitempty" doc:"Steps performed in the kernel; only for a single record"`
+}
+
+// Outcomes of a change: all of it happened, or nothing.
+const (
+	OutcomeDone    = "done"
+	OutcomeRefused = "refused"
+)
+
+// ChangesRequest selects records.
+type ChangesRequest struct {
+	Limit int    `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"At most this many, the newest"`
+	Kind  string `query:"kind" doc:"Only changes of resources of this kind"`
+	Name  string `query:"name" doc:"Only changes of resources of this name"`
+}
+
+// RevertRequest makes resources what they were before a change.
+type RevertRequest struct {
+	Number int64 `path:"id" minimum:"1" doc:"Number of the change"`
+	Force  bool  `query:"force" doc:"Also resources that were changed since, and changes of other owners than user"`
+	DryRun bool  `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
+}

@@ -1,0 +1,284 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package history keeps what was changed on the node, by whom and with what outcome: a compressed JSON file for each
+// change, which `zcat` shows. The oldest go when there are too many. Files are written after a change was answered, and
+// not synced: what a loss of power can take away is the newest records, never the desired state.
+package history
+
+import (
+	"bytes"
+	"compress/gzip"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// What is kept: see Log.
+const (
+	MaxRecords = 1000
+	MaxBytes   = 16 << 20 // compressed, of all records
+
+	maxRecord  = 4 << 20  // compressed; of a larger one only the head is kept
+	maxContent = 64 << 20 // of one record, as JSON
+	maxPending = 64       // records that wait to be written
+)
+
+const suffix = ".json.gz"
+
+// Log is the history of a node: the newest MaxRecords changes, as far as MaxBytes hold them. Its methods may be called
+// from several goroutines.
+type Log struct {
+	dir    string
+	failed func(error) // receives the errors of records that cannot be written
+
+	mu      sync.Mutex
+	written *sync.Cond      // pending has become shorter
+	sizes   map[int64]int64 // of files, by number
+	last    int64           // number of the newest record
+	refused *entry          // the newest record, if it is of a refusal
+	pending []*entry        // added and not written yet, in order
+}
+
+// entry is a record and what is needed to revert the change.
+type entry struct {
+	v1alpha1.ChangeRecord
+	Was []resource.Object `json:"was,omitempty"`
+	Cut bool              `json:"cut,omitempty"` // too large: before, after and was are missing
+}
+
+// stored is an entry as it is read.
+type stored struct {
+	v1alpha1.ChangeRecord
+	Was json.RawMessage `json:"was"`
+	Cut bool            `json:"cut"`
+}
+
+// Open reads which records are in a directory, which it makes. Where that fails, failed receives the error, and
+// there are none: the node works without its history.
+func Open(dir string, failed func(error)) *Log {
+	l := &Log{dir: dir, failed: failed, sizes: map[int64]int64{}}
+	l.written = sync.NewCond(&l.mu)
+	err := os.MkdirAll(dir, 0o700)
+	files, unread := os.ReadDir(dir)
+	if err = errors.Join(err, unread); err != nil {
+		failed(err)
+	}
+	for _, f := range files {
+		n, isRecord := numberOf(f.Name())
+		if info, err := f.Info(); err == nil && isRecord {
+			l.sizes[n], l.last = info.Size(), max(l.last, n)
+		}
+	}
+	return l
+}
+
+func (l *Log) path(n int64) string { return filepath.Join(l.dir, fmt.Sprintf("%08d%s", n, suffix)) }
+
+func numberOf(file string) (int64, bool) {
+	text, ok := strings.CutSuffix(file, suffix)
+	n, err := strconv.ParseInt(text, 10, 64)
+	return n, ok && err == nil && n > 0
+}
+
+// Add keeps a record, which gets the next number. was are the resources that it updates or deletes, as they were.
+// Nothing of both may be changed any more. A refusal that repeats the newest record is counted there.
+func (l *Log) Add(r v1alpha1.ChangeRecord, was []resource.Object) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	e := &entry{ChangeRecord: r, Was: was}
+	if l.refused != nil && l.refused.repeats(e) {
+		e.Number, e.Repeated = l.refused.Number, l.refused.Repeated+1
+	} else {
+		l.last++
+		e.Number = l.last
+	}
+	if l.refused = nil; e.Outcome == v1alpha1.OutcomeRefused {
+		l.refused = e
+	}
+	for len(l.pending) >= maxPending {
+		l.written.Wait()
+	}
+	if l.pending = append(l.pending, e); len(l.pending) == 1 {
+		go l.write()
+	}
+}
+
+// repeats reports whether two refusals are of the same request.
+func (e *entry) repeats(next *entry) bool {
+	same := func(a, b v1alpha1.Change) bool { return a.Action == b.Action && a.Kind == b.Kind && a.Name == b.Name }
+	return next.Outcome == e.Outcome && next.Owner == e.Owner && next.Error == e.Error &&
+		slices.EqualFunc(e.Changes, next.Changes, same)
+}
+
+// Flush waits until all records are written that have been added.
+func (l *Log) Flush() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.pending) > 0 {
+		l.written.Wait()
+	}
+}
+
+// write writes what is pending.
+func (l *Log) write() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for len(l.pending) > 0 {
+		e := l.pending[0]
+		l.mu.Unlock()
+		size, err := l.store(e)
+		if err != nil {
+			l.failed(err)
+		}
+		l.mu.Lock()
+		if err == nil {
+			l.sizes[e.Number] = size
+			l.prune()
+		}
+		l.pending = slices.Delete(l.pending, 0, 1)
+		l.written.Broadcast()
+	}
+	l.pending = nil
+}
+
+// store writes one record, under another name first: a file is complete or not there.
+func (l *Log) store(e *entry) (size int64, err error) {
+	data, err := pack(e)
+	if err == nil && len(data) > maxRecord {
+		data, err = pack(e.head())
+	}
+	if err != nil {
+		return 0, fmt.Errorf("record of change %d: %w", e.Number, err)
+	}
+	next := l.path(e.Number) + ".new"
+	if err = os.WriteFile(next, data, 0o600); err == nil {
+		err = os.Rename(next, l.path(e.Number))
+	}
+	if err != nil {
+		_ = os.Remove(next)
+	}
+	return int64(len(data)), err
+}
+
+func pack(e *entry) ([]byte, error) {
+	var out bytes.Buffer
+	w, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
+	if err == nil {
+		err = errors.Join(json.NewEncoder(w).Encode(e), w.Close())
+	}
+	return out.Bytes(), err
+}
+
+// head is an entry without what can be large.
+func (e *entry) head() *entry {
+	r := Brief(e.ChangeRecord)
+	r.Changes = r.Changes[:min(len(r.Changes), 1000)]
+	return &entry{ChangeRecord: r, Cut: true}
+}
+
+// Brief returns a record without what lists leave out.
+func Brief(r v1alpha1.ChangeRecord) v1alpha1.ChangeRecord {
+	r.Steps, r.Changes = nil, slices.Clone(r.Changes)
+	for i := range r.Changes {
+		r.Changes[i].Before, r.Changes[i].After = nil, nil
+	}
+	return r
+}
+
+// prune removes the oldest records beyond the limits. l.mu is held.
+func (l *Log) prune() {
+	var total int64
+	numbers := l.numbers()
+	for i, n := range slices.Backward(numbers) {
+		if total += l.sizes[n]; len(numbers)-i > MaxRecords || total > MaxBytes {
+			if err := os.Remove(l.path(n)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				l.failed(err)
+			}
+			delete(l.sizes, n)
+		}
+	}
+}
+
+// numbers returns those of all records, oldest first. l.mu is held.
+func (l *Log) numbers() []int64 { return slices.Sorted(maps.Keys(l.sizes)) }
+
+// List returns the records that match, newest first and brief. Records that cannot be read are left out.
+func (l *Log) List(r v1alpha1.ChangesRequest) []v1alpha1.ChangeRecord {
+	l.Flush()
+	l.mu.Lock()
+	numbers := l.numbers()
+	l.mu.Unlock()
+	out := []v1alpha1.ChangeRecord{}
+	for _, n := range slices.Backward(numbers) {
+		if len(out) == r.Limit {
+			break
+		}
+		if e, err := l.read(n); err == nil && concerns(e.ChangeRecord, r) {
+			out = append(out, Brief(e.ChangeRecord))
+		}
+	}
+	return out
+}
+
+func concerns(record v1alpha1.ChangeRecord, r v1alpha1.ChangesRequest) bool {
+	if r.Kind == "" && r.Name == "" {
+		return true
+	}
+	return slices.ContainsFunc(record.Changes, func(c v1alpha1.Change) bool {
+		return (r.Kind == "" || strings.EqualFold(c.Kind, r.Kind)) && (r.Name == "" || c.Name == r.Name)
+	})
+}
+
+// Get returns a record. *apierrors.NotFound if it is not kept.
+func (l *Log) Get(n int64) (v1alpha1.ChangeRecord, error) {
+	l.Flush()
+	e, err := l.read(n)
+	return e.ChangeRecord, err
+}
+
+// Was returns a record, and the resources that the change updated or deleted, as they were. *apierrors.NotFound if it
+// is not kept, *apierrors.Conflict if only its head is.
+func (l *Log) Was(n int64) (v1alpha1.ChangeRecord, []resource.Object, error) {
+	l.Flush()
+	e, err := l.read(n)
+	if err == nil && e.Cut {
+		err = &apierrors.Conflict{Reason: fmt.Sprintf("change %d was too large to be kept for reverting", n)}
+	}
+	if err != nil || len(e.Was) == 0 {
+		return e.ChangeRecord, nil, err
+	}
+	was, err := resource.Decode(e.Was)
+	return e.ChangeRecord, was, err
+}
+
+func (l *Log) read(n int64) (e stored, err error) {
+	f, err := os.Open(l.path(n))
+	if errors.Is(err, fs.ErrNotExist) {
+		return e, &apierrors.NotFound{Kind: "Change", Name: strconv.FormatInt(n, 10)}
+	}
+	if err != nil {
+		return e, err
+	}
+	defer f.Close()
+	r, err := gzip.NewReader(f)
+	if err == nil {
+		err = json.NewDecoder(io.LimitReader(r, maxContent)).Decode(&e)
+	}
+	if err != nil {
+		return e, fmt.Errorf("the record of change %d: %w", n, err)
+	}
+	return e, nil
+}

@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package history
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+func openLog(t *testing.T, dir string) *Log {
+	t.Helper()
+	l := Open(dir, func(err error) { t.Error(err) })
+	t.Cleanup(l.Flush)
+	return l
+}
+
+// update is a record of a change of module fw.
+func update(was, is string) (v1alpha1.ChangeRecord, []resource.Object) {
+	before := v1alpha1.Module{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
+		Metadata: v1alpha1.ObjectMeta{Name: "fw", Generation: 3},
+		Spec:     v1alpha1.ModuleSpec{Package: "firewall", Config: map[string]any{"text": was}}}
+	return v1alpha1.ChangeRecord{By: "uid 0", Owner: v1alpha1.OwnerUser, Outcome: v1alpha1.OutcomeDone,
+		Steps: []string{"set values"}, Changes: []v1alpha1.Change{{Action: "update", Kind: v1alpha1.KindModule, Name: "fw",
+			Before: map[string]any{"text": was}, After: map[string]any{"text": is}}}}, []resource.Object{&before}
+}
+
+func refusal(why string) v1alpha1.ChangeRecord {
+	return v1alpha1.ChangeRecord{Owner: v1alpha1.OwnerUser, Outcome: v1alpha1.OutcomeRefused, Error: why}
+}
+
+func TestReadsWhatWasAdded(t *testing.T) {
+	dir := t.TempDir()
+	l := openLog(t, dir)
+	for i := range 3 {
+		l.Add(update(fmt.Sprint(i), fmt.Sprint(i+1)))
+	}
+	l.Flush()
+	l = openLog(t, dir)
+	l.Add(refusal("no"), nil)
+	all := l.List(v1alpha1.ChangesRequest{Limit: 100})
+	if len(all) != 4 || all[0].Number != 4 || all[0].Error != "no" || all[3].Number != 1 {
+		t.Fatalf("listed %+v", all)
+	}
+	if c := all[1].Changes; len(c) != 1 || c[0].Name != "fw" || c[0].Before != nil || c[0].After != nil ||
+		all[1].Steps != nil {
+		t.Errorf("a list is not brief: %+v", all[1])
+	}
+	one, was, err := l.Was(2)
+	if err != nil || len(was) != 1 {
+		t.Fatal(was, err)
+	}
+	if text := was[0].(*v1alpha1.Module).Spec.Config["text"]; text != "1" {
+		t.Errorf("before change 2 it was %q", text)
+	}
+	if one.By != "uid 0" || len(one.Steps) != 1 || one.Changes[0].After.(map[string]any)["text"] != "2" {
+		t.Errorf("change 2 is %+v", one)
+	}
+	var missing *apierrors.NotFound
+	if _, err := l.Get(9); !errors.As(err, &missing) {
+		t.Errorf("an unknown change: %v", err)
+	}
+	if out, err := exec.Command("zcat", l.path(2)).Output(); err != nil || !strings.Contains(string(out), `"fw"`) {
+		t.Errorf("zcat shows %s %v", out, err)
+	}
+}
+
+func TestSelects(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	l.Add(update("a", "b"))
+	l.Add(refusal("no"), nil)
+	for _, c := range []struct {
+		kind, name string
+		limit      int
+		want       int
+	}{{"", "", 10, 2}, {"", "", 1, 1}, {"module", "fw", 10, 1}, {"Module", "", 10, 1}, {"", "fw", 10, 1},
+		{"Service", "fw", 10, 0}, {"Module", "other", 10, 0}} {
+		if got := l.List(v1alpha1.ChangesRequest{Kind: c.kind, Name: c.name, Limit: c.limit}); len(got) != c.want {
+			t.Errorf("%+v: %d records", c, len(got))
+		}
+	}
+}
+
+// A program that is refused every second does not push all else out.
+func TestRefusedAgain(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	l.Add(update("a", "b"))
+	for range 5 {
+		l.Add(refusal("no"), nil)
+	}
+	l.Add(refusal("another reason"), nil)
+	l.Add(refusal("no"), nil)
+	all := l.List(v1alpha1.ChangesRequest{Limit: 100})
+	if len(all) != 4 || all[2].Number != 2 || all[2].Repeated != 4 || all[0].Repeated != 0 || all[0].Number != 4 {
+		t.Errorf("listed %+v", all)
+	}
+}
+
+func TestOldestGo(t *testing.T) {
+	dir := t.TempDir()
+	l := openLog(t, dir)
+	for range MaxRecords + 5 {
+		l.Add(refusal(fmt.Sprint(rand.Uint64())), nil)
+	}
+	all := l.List(v1alpha1.ChangesRequest{Limit: 2 * MaxRecords})
+	if len(all) != MaxRecords || all[len(all)-1].Number != 6 {
+		t.Errorf("%d records, the oldest is %d", len(all), all[len(all)-1].Number)
+	}
+	if files, err := os.ReadDir(dir); err != nil || len(files) != MaxRecords {
+		t.Errorf("%d files, %v", len(files), err)
+	}
+}
+
+// noise is text that does not get shorter by compression.
+func noise(bytes int) string {
+	out := make([]byte, bytes)
+	for i := range out {
+		out[i] = 'A' + byte(rand.IntN(26)) // 4.7 bits each
+	}
+	return string(out)
+}
+
+func TestLargeRecords(t *testing.T) {
+	dir := t.TempDir()
+	l := openLog(t, dir)
+	const many = 14
+	for range many {
+		l.Add(update(noise(1<<20), "b"))
+	}
+	l.Add(update(noise(4<<20), "b"))
+	l.Flush()
+	var total int64
+	files, err := os.ReadDir(dir)
+	for _, f := range files {
+		info, err := f.Info()
+		if err != nil {
+			t.Fatal(err)
+		}
+		total += info.Size()
+	}
+	if err != nil || total > MaxBytes || len(files) > many || total < MaxBytes/2 {
+		t.Errorf("%d bytes in %d files, %v", total, len(files), err)
+	}
+	var conflict *apierrors.Conflict
+	if _, _, err := l.Was(many + 1); !errors.As(err, &conflict) {
+		t.Errorf("reverting a change that was too large: %v", err)
+	}
+	if r, err := l.Get(many + 1); err != nil || r.Changes[0].Name != "fw" {
+		t.Errorf("its head: %+v %v", r, err)
+	}
+}
+
+// What cannot be read is left out, and the numbers after it are used.
+func TestDamage(t *testing.T) {
+	dir := t.TempDir()
+	l := openLog(t, dir)
+	for i := range 4 {
+		l.Add(update(fmt.Sprint(i), "x"))
+	}
+	l.Flush()
+	damage := map[int64][]byte{2: {}, 3: []byte("no gzip"), 4: nil}
+	cut, err := os.ReadFile(l.path(4))
+	if err != nil {
+		t.Fatal(err)
+	}
+	damage[4] = cut[:len(cut)/2]
+	for n, data := range damage {
+		if err := os.WriteFile(l.path(n), data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, name := range []string{"00000099.json.gz.new", "readme", "-1.json.gz", "x.json.gz"} {
+		if err := os.WriteFile(dir+"/"+name, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l = openLog(t, dir)
+	l.Add(refusal("no"), nil)
+	all := l.List(v1alpha1.ChangesRequest{Limit: 100})
+	if len(all) != 2 || all[0].Number != 5 || all[1].Number != 1 {
+		t.Errorf("listed %+v", all)
+	}
+	if _, err := l.Get(3); err == nil {
+		t.Error("a damaged record is read")
+	}
+}
+
+func TestManyAtOnce(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	const clients, each = 8, 40
+	var all sync.WaitGroup
+	for range clients {
+		all.Go(func() {
+			for range each {
+				l.Add(update("a", "b"))
+			}
+		})
+	}
+	all.Wait()
+	got := l.List(v1alpha1.ChangesRequest{Limit: MaxRecords})
+	if len(got) != clients*each {
+		t.Fatalf("%d records", len(got))
+	}
+	for i, r := range got {
+		if r.Number != int64(clients*each-i) {
+			t.Fatalf("record %d has number %d", i, r.Number)
+		}
+	}
+}
+
+func TestDirectoryThatCannotBeMade(t *testing.T) {
+	var told []error
+	l := Open("/proc/none/changes", func(err error) { told = append(told, err) })
+	l.Add(update("a", "b"))
+	l.Flush()
+	if len(told) != 2 || len(l.List(v1alpha1.ChangesRequest{Limit: 9})) != 0 {
+		t.Errorf("told %v", told)
+	}
+}
