@@ -6,16 +6,25 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"sort"
 )
+
+// SortInstances sorts by ifindex, then by service and cgroup.
+func SortInstances(all []Instance) {
+	sort.Slice(all, func(i, j int) bool {
+		a, b := all[i], all[j]
+		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service),
+			cmp.Compare(a.CgroupID, b.CgroupID)) < 0
+	})
+}
 
 // list is ordered by ifindex, then by service and cgroup.
 func (n *running) list() []Instance {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return slices.SortedFunc(maps.Values(n.instances), func(a, b Instance) int {
-		return cmp.Or(cmp.Compare(a.Ifindex, b.Ifindex), cmp.Compare(a.Service, b.Service),
-			cmp.Compare(a.CgroupID, b.CgroupID))
-	})
+	all := slices.Collect(maps.Values(n.instances))
+	SortInstances(all)
+	return all
 }
 
 // setInstances takes over a whole list.

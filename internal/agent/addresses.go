@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/kerb-edge/kerb/internal/service"
 )
@@ -32,8 +33,9 @@ func ownAddresses(all map[string]service.State) (own map[string][]netip.Prefix, 
 			}
 		}
 	}
-	slices.SortFunc(ends, func(x, y end) int {
-		return cmp.Or(cmp.Compare(x.link.Ifindex, y.link.Ifindex), cmp.Compare(x.service, y.service))
+	sort.Slice(ends, func(i, j int) bool {
+		x, y := ends[i], ends[j]
+		return cmp.Or(cmp.Compare(x.link.Ifindex, y.link.Ifindex), cmp.Compare(x.service, y.service)) < 0
 	})
 	own = map[string][]netip.Prefix{}
 	holders, tooMany, taken := map[netip.Addr]end{}, map[string]int{}, map[string]string{}

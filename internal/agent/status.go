@@ -7,7 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"slices"
-	"strings"
+	"sort"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,7 +88,7 @@ func (a *Agent) Chains(context.Context) ([]v1.Chain, error) {
 		view.Counts, view.Took = status.ChainCounts(counts, c), status.ChainTook(counts, c)
 		out = append(out, view)
 	}
-	slices.SortFunc(out, func(x, y v1.Chain) int { return strings.Compare(x.Hook+x.ID, y.Hook+y.ID) })
+	sort.Slice(out, func(i, j int) bool { return out[i].Hook+out[i].ID < out[j].Hook+out[j].ID })
 	return out, nil
 }
 

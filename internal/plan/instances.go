@@ -3,9 +3,7 @@
 package plan
 
 import (
-	"cmp"
 	"net/netip"
-	"slices"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
@@ -27,10 +25,7 @@ func (p Placements) InstancesOf(module string) []sdk.Instance {
 			}
 		}
 	}
-	slices.SortFunc(out, func(x, y sdk.Instance) int {
-		return cmp.Or(cmp.Compare(x.Ifindex, y.Ifindex), cmp.Compare(x.Service, y.Service),
-			cmp.Compare(x.CgroupID, y.CgroupID))
-	})
+	sdk.SortInstances(out)
 	return out
 }
 

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"math/bits"
 	"slices"
+	"sort"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -27,9 +28,13 @@ func CountsOf(c dataplane.Counts, module string) (out []v1.ModuleCount) {
 }
 
 func countKeys(c dataplane.Counts) []dataplane.CountKey {
-	return slices.SortedFunc(maps.Keys(c.Modules), func(x, y dataplane.CountKey) int {
-		return cmp.Or(cmp.Compare(x.Module, y.Module), cmp.Compare(x.Side, y.Side), cmp.Compare(x.Direction, y.Direction))
+	keys := slices.Collect(maps.Keys(c.Modules))
+	sort.Slice(keys, func(i, j int) bool {
+		x, y := keys[i], keys[j]
+		return cmp.Or(cmp.Compare(x.Module, y.Module), cmp.Compare(x.Side, y.Side),
+			cmp.Compare(x.Direction, y.Direction)) < 0
 	})
+	return keys
 }
 
 // ChainCounts are those of the modules of a chain, in its order, since it was linked.

@@ -3,11 +3,11 @@
 package status
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 	"sync"
 
@@ -98,7 +98,7 @@ func scrape(ctx context.Context, log *slog.Logger, supervisors map[string]*contr
 		})
 	}
 	asking.Wait()
-	slices.SortStableFunc(out, func(x, y scraped) int { return cmp.Compare(boolValue(y.builtin), boolValue(x.builtin)) })
+	sort.SliceStable(out, func(i, j int) bool { return out[i].builtin && !out[j].builtin })
 	return out
 }
 

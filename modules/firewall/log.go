@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -192,7 +193,7 @@ func (g *generation) serveLog(w http.ResponseWriter, r *http.Request) {
 	c := j.stream.Open()
 	j.mu.Unlock()
 	defer c.Close()
-	slices.SortFunc(before, func(a, b Logged) int { return a.Time.Compare(b.Time) })
+	sort.Slice(before, func(i, j int) bool { return before[i].Time.Before(before[j].Time) })
 	c.Serve(w, r, before)
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"sort"
 
 	"github.com/cilium/ebpf"
 
@@ -79,7 +80,8 @@ func (f *Firewall) writeOwn(maps sdk.Maps, all []sdk.Instance) error {
 func ownKeys(all []sdk.Instance, within []netip.Prefix) map[ownKey]bool {
 	out := map[ownKey]bool{}
 	macs, holders := map[[6]byte]string{}, map[netip.Addr]string{}
-	all = slices.SortedFunc(slices.Values(all), func(a, b sdk.Instance) int { return int(a.Ifindex) - int(b.Ifindex) })
+	all = slices.Clone(all)
+	sort.Slice(all, func(i, j int) bool { return all[i].Ifindex < all[j].Ifindex })
 	for _, i := range all {
 		if i.Service == "" {
 			out[ownKey{Ifindex: i.Ifindex}] = true // traffic of the node, which forwards for others
