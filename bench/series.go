@@ -101,8 +101,12 @@ func (r *Report) addTukey(p *plot.Plot, f Figure) error {
 		p.Y.Label.Text, names = s.Unit, append(names, s.Config)
 	}
 	p.NominalX(names...)
+	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
 	return nil
 }
+
+// farApart is the ratio of the largest to the smallest value above which the axis of a CDF is logarithmic.
+const farApart = 50
 
 func (r *Report) addCDF(p *plot.Plot, f Figure) error {
 	p.Y.Label.Text, p.Y.Min, p.Y.Max, p.Legend.Top = "share of all values", 0, 1, false
@@ -116,6 +120,9 @@ func (r *Report) addCDF(p *plot.Plot, f Figure) error {
 			return err
 		}
 		p.X.Label.Text = s.Unit
+	}
+	if p.X.Min > 0 && p.X.Max > farApart*p.X.Min {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
 	}
 	return nil
 }
@@ -251,6 +258,7 @@ func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
 	}
 	p.NominalX(append(names, "later")...)
 	p.X.Max = float64(n) + 0.5
+	p.Y.Max *= 1 + 0.09*float64(len(shown)) // room for the legend
 	return nil
 }
 
@@ -266,12 +274,22 @@ func (r *Report) histogramsOf(f Figure) []Histogram {
 	return all.report.Histograms
 }
 
+// fixed spreads the counts of bins, of which there are at least four for each doubling, evenly over their widths.
 func (h Histogram) fixed(n int, width float64) plotter.Values {
 	values := make(plotter.Values, n+1)
-	var all float64
+	var all, before float64
 	for _, b := range h.Bins {
-		values[min(n, int(math.Max(0, math.Ceil(b.UpTo/width)-1)))] += float64(b.Count)
-		all += float64(b.Count)
+		from := max(before, 0.8*b.UpTo)
+		for i := range values {
+			low, high := float64(i)*width, float64(i+1)*width
+			if i == n {
+				high = math.Inf(1)
+			}
+			if part := min(high, b.UpTo) - max(low, from); part > 0 {
+				values[i] += float64(b.Count) * part / (b.UpTo - from)
+			}
+		}
+		all, before = all+float64(b.Count), b.UpTo
 	}
 	for i := range values {
 		values[i] *= 100 / max(1, all)

@@ -46,8 +46,8 @@ func leTable(besides, combined string) Table {
 		Takes:      [modes]time.Duration{20 * time.Minute, 4 * time.Minute, 12 * time.Second},
 		Configs: []Config{{"same-t3", "T3"}, {"same-t2", "T2"}, {"kmod", "T2 of the module"}, {"array", "T2 of eBPF"},
 			{"socket", ""}, {"ringbuf", ""}},
-		Differs: "sender and receiver are on different CPUs of one machine; losses are of all rounds; of T1 to T3 in the " +
-			"figures the last bin has all that is later",
+		Differs: "sender and receiver are on different CPUs of one machine; losses are of all rounds; in the figures " +
+			"the last bin has all that is later, and times are kept in bins of a quarter of their size or less",
 	}
 	for _, load := range loads {
 		name := strings.TrimSuffix(load, "/"+besides)
