@@ -191,10 +191,7 @@ func (e *entry) head() *entry {
 
 // Brief returns a record without what lists leave out.
 func Brief(r v1alpha1.ChangeRecord) v1alpha1.ChangeRecord {
-	r.Steps, r.Changes = nil, slices.Clone(r.Changes)
-	for i := range r.Changes {
-		r.Changes[i].Before, r.Changes[i].After = nil, nil
-	}
+	r.Steps, r.Changes = nil, resource.WithoutDocuments(r.Changes)
 	return r
 }
 

@@ -164,17 +164,18 @@ func (s Set) Apply(all []Object, by Writer, result *v1alpha1.ApplyResult) (c Cha
 			s.Put(next)
 			c.Put = append(c.Put, next)
 		}
-		result.Changes = append(result.Changes, shown(change, result.DryRun))
+		result.Changes = append(result.Changes, change)
 	}
 	return c, err
 }
 
-// shown leaves the documents out of a change that is made: they are as long as the request.
-func shown(c v1alpha1.Change, dryRun bool) v1alpha1.Change {
-	if !dryRun {
-		c.Before, c.After = nil, nil
+// WithoutDocuments returns changes without the resources before and after, which are as long as the request.
+func WithoutDocuments(changes []v1alpha1.Change) []v1alpha1.Change {
+	out := slices.Clone(changes)
+	for i := range out {
+		out[i].Before, out[i].After = nil, nil
 	}
-	return c
+	return out
 }
 
 // CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
@@ -200,7 +201,7 @@ func (s Set) Delete(refs []Ref, by Writer, result *v1alpha1.ApplyResult) (c Chan
 		}
 		delete(s[r.Kind], r.Name)
 		change := v1alpha1.Change{Action: "delete", Kind: r.Kind, Name: r.Name, Before: KindOf(old).Summary(old)}
-		result.Changes = append(result.Changes, shown(change, result.DryRun))
+		result.Changes = append(result.Changes, change)
 		c.Remove = append(c.Remove, Ref{Kind: r.Kind, Name: r.Name})
 	}
 	return c, nil

@@ -18,7 +18,8 @@ import (
 // Backend is what the API needs of the agent. Its errors are those of package apierrors; all others are internal
 // errors. It may be called from several goroutines.
 type Backend interface {
-	// Apply creates or updates all resources of the request, or none of them.
+	// Apply creates or updates all resources of the request, or none of them. Changes have the resources before and
+	// after.
 	Apply(ctx context.Context, r Request) (v1alpha1.ApplyResult, error)
 	// Delete deletes all resources of the request, or none of them. An unknown one is *apierrors.NotFound.
 	Delete(ctx context.Context, r Deletion) (v1alpha1.ApplyResult, error)

@@ -99,7 +99,7 @@ func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.App
 			return v1alpha1.ApplyResult{}, err
 		}
 		r.IfUnchanged, r.Resources[0].Meta().ResourceVersion = version != "", version
-		return s.backend.Apply(ctx, r)
+		return brief(s.backend.Apply(ctx, r))
 	}
 }
 
@@ -110,7 +110,7 @@ func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alph
 			return v1alpha1.ApplyResult{}, err
 		}
 		refs := []resource.Ref{{Kind: kind, Name: in.Name, ResourceVersion: version}}
-		return s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun})
+		return brief(s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun}))
 	}
 }
 

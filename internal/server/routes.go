@@ -130,7 +130,7 @@ func (s *Server) addRoutes() {
 	route(s, "POST", "/v1/changes/{id}/revert", "revertChange",
 		"Make resources what they were before a change: all of them or none",
 		func(ctx context.Context, r *v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error) {
-			return s.backend.Revert(ctx, *r)
+			return brief(s.backend.Revert(ctx, *r))
 		})
 	route(s, "GET", "/v1/explain", "explain", "What the modules of a service would do to a packet",
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
@@ -267,7 +267,15 @@ func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResul
 	if r.Prune, r.IfUnchanged = in.Prune, in.IfUnchanged; len(r.Resources) == 0 && !r.Prune {
 		return v1alpha1.ApplyResult{}, errNoResource
 	}
-	return s.backend.Apply(ctx, r)
+	return brief(s.backend.Apply(ctx, r))
+}
+
+// brief leaves out of the answer to a change what the client has sent; a dry run is for showing it.
+func brief(result v1alpha1.ApplyResult, err error) (v1alpha1.ApplyResult, error) {
+	if !result.DryRun {
+		result.Changes = resource.WithoutDocuments(result.Changes)
+	}
+	return result, err
 }
 
 var errNoResource = &apierrors.Invalid{Reason: "the request contains no resource"}
@@ -292,5 +300,5 @@ func (s *Server) deleteMany(ctx context.Context, in *manyInput) (v1alpha1.ApplyR
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	return s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun})
+	return brief(s.backend.Delete(ctx, Deletion{refs, in.by(), in.DryRun}))
 }

@@ -62,3 +62,26 @@ func TestSetChange(t *testing.T) {
 		t.Errorf("allowed: %q", w.Header().Get("Allow"))
 	}
 }
+
+// A dry run shows the resources before and after; the answer to a change does not repeat the request.
+func TestDocumentsOfDryRun(t *testing.T) {
+	s := newServer(t)
+	body := `{"apiVersion": "kerb.dev/v1alpha1", "kind": "Service", "metadata": {"name": "web"}, "spec": {"netns": "%s"}}`
+	shows := func(method, path, body string, before, after bool) {
+		t.Helper()
+		for _, dryRun := range []bool{true, false} {
+			var result v1alpha1.ApplyResult
+			w := call(s, method, fmt.Sprintf("%s?dryRun=%t", path, dryRun), body)
+			if err := json.Unmarshal(w.Body.Bytes(), &result); err != nil || len(result.Changes) != 1 {
+				t.Fatalf("%s %s: %d %s", method, path, w.Code, w.Body)
+			}
+			c := result.Changes[0]
+			if (c.Before != nil) != (before && dryRun) || (c.After != nil) != (after && dryRun) {
+				t.Errorf("%s %s, dry run %t: before %v, after %v", method, path, dryRun, c.Before, c.After)
+			}
+		}
+	}
+	shows("PUT", "/v1/services/web", fmt.Sprintf(body, "/run/netns/a"), false, true)
+	shows("POST", "/v1/apply", fmt.Sprintf(body, "/run/netns/b"), true, true)
+	shows("POST", "/v1/delete", `[{"kind": "Service", "name": "web"}]`, true, false)
+}
