@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -193,5 +194,16 @@ func TestRecordsOfGroups(t *testing.T) {
 	if len(found) != 2 || len(found[0].Changes) != 1 || len(found[1].Changes) != 1 ||
 		found[0].Changes[0].Name == found[1].Changes[0].Name {
 		t.Errorf("recorded %+v", found)
+	}
+	before := n.specsOf()
+	other := serviceOf("web", n.web)
+	other.Metadata.Labels = map[string]string{"app": "other"}
+	n.apply(t, []v1.Service{other})
+	if three := n.recorded(t)[0]; three.Number != 3 || time.Since(three.Time) > time.Hour || three.Took > 3600 {
+		t.Errorf("change 3 is %+v", three)
+	}
+	n.revert(t, 3)
+	if now := n.specsOf(); !reflect.DeepEqual(now, before) {
+		t.Errorf("after reverting there is %v, was %v", now, before)
 	}
 }
