@@ -6,7 +6,7 @@ import "time"
 
 // ChangeRecord is what the node remembers of a request that changed resources, or was refused.
 type ChangeRecord struct {
-	Number   int64     `json:"number" doc:"Counts from 1; never used twice"`
+	Number   int64     `json:"number" doc:"Counts from 1. Numbers of records that a loss of power took away are given again"`
 	Time     time.Time `json:"time" doc:"When it was executed"`
 	By       string    `json:"by" doc:"Process or certificate of the client"`
 	Owner    string    `json:"owner" doc:"Whose resources were changed"`

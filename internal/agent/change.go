@@ -82,11 +82,10 @@ func current(desired resource.Set, modules []v1.Module) (out []v1.Module) {
 
 // Delete removes resources: all of them or none.
 func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyResult, err error) {
-	var at attempt
-	defer func() { a.record(ctx, r.By, at, result, err) }()
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	at = a.begin()
+	at := a.begin()
+	defer func() { a.record(ctx, r.By, at, result, err) }()
 	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
 	changes, err := r.Change(next, &result)

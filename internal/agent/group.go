@@ -24,6 +24,7 @@ import (
 type grouped struct {
 	server.Request
 	attempt
+	ctx     context.Context // of the client
 	result  v1.ApplyResult
 	err     error
 	done    chan struct{}
@@ -60,20 +61,18 @@ func canShare(r server.Request) bool {
 
 // Apply creates or updates resources: all of them or none.
 func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
-	var at attempt
-	defer func() { a.record(ctx, r.By, at, result, err) }()
 	if !canShare(r) {
 		a.changes.Lock()
 		defer a.changes.Unlock()
-		at = a.begin()
+		at := a.begin()
+		defer func() { a.record(ctx, r.By, at, result, err) }()
 		return a.apply(r)
 	}
-	q := &grouped{Request: r, err: errors.New("the agent failed to execute the change"), done: make(chan struct{})}
+	q := &grouped{Request: r, ctx: ctx, err: errors.New("the agent failed to execute the change"), done: make(chan struct{})}
 	if a.group.add(q) {
 		a.applyGroup()
 	}
 	<-q.done
-	at = q.attempt
 	return q.result, q.err
 }
 
@@ -89,14 +88,13 @@ func (a *Agent) applyGroup() {
 		}
 	}()
 	alone := all
-	for _, q := range all {
-		q.attempt = a.begin()
-	}
 	if len(all) > 1 {
 		alone = a.applyTogether(all)
 	}
 	for _, q := range alone {
+		q.attempt = a.begin()
 		q.result, q.err = a.apply(q.Request)
+		a.record(q.ctx, q.By, q.attempt, q.result, q.err)
 	}
 }
 
@@ -129,6 +127,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 		q.err, q.result.Steps = nil, texts(q.stepsOf(steps, seen))
 		q.result.Warnings = append(q.result.Warnings, warnings...)
 		a.announce(q.changes)
+		a.record(q.ctx, q.By, q.attempt, q.result, nil)
 	}
 	return rest
 }
@@ -161,6 +160,8 @@ func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.
 func (a *Agent) merge(all []*grouped) (next resource.Set, accepted, rest []*grouped) {
 	next = a.now.Desired.Clone()
 	for _, q := range all {
+		q.attempt = a.begin()
+		q.before = next
 		trial, result := next.Clone(), v1.ApplyResult{}
 		changes, err := q.Change(trial, &result)
 		if err == nil {

@@ -28,7 +28,8 @@ type attempt struct {
 // begin is called with a.changes held.
 func (a *Agent) begin() attempt { return attempt{before: a.now.Desired, began: time.Now()} }
 
-// record logs a change and keeps it in the history, unless it has changed nothing.
+// record logs a change and keeps it in the history, unless it has changed nothing. a.changes is held: numbers follow the
+// order in which changes were made.
 func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return
@@ -116,6 +117,9 @@ func reverse(record v1.ChangeRecord, was []resource.Object, r v1.RevertRequest) 
 			next.Remove = append(next.Remove, resource.Ref{Kind: c.Kind, Name: c.Name})
 		}
 	}
+	if len(next.Remove)+len(was) != len(record.Changes) {
+		return next, conflict("has no record of what all of its resources were before")
+	}
 	return next, nil
 }
 
@@ -125,6 +129,10 @@ func (a *Agent) checkSince(record v1.ChangeRecord) error {
 		var now any
 		if o := a.now.Desired[c.Kind][c.Name]; o != nil {
 			now = resource.KindOf(o).Summary(o)
+			if owner := resource.OwnerOf(o); owner != record.Owner {
+				return &apierrors.Conflict{Reason: fmt.Sprintf("%s %s belongs to %s since change %d: change it there, or make it "+
+					"with --force (force=true) what it was before", c.Kind, c.Name, owner, record.Number)}
+			}
 		}
 		if same, err := sameJSON(now, c.After); err != nil || same {
 			if err != nil {

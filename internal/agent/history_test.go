@@ -207,3 +207,79 @@ func TestRecordsOfGroups(t *testing.T) {
 		t.Errorf("after reverting there is %v, was %v", now, before)
 	}
 }
+
+// Two requests of one group change one service: reverting the second keeps what the first did.
+func TestRevertOneOfGroup(t *testing.T) {
+	n := newNode(t)
+	with := func(value string) v1.Service {
+		s := n.both()[0]
+		s.Metadata.Labels = map[string]string{"v": value}
+		return s
+	}
+	n.apply(t, []v1.Service{with("zero")})
+	var requests []server.Request
+	for _, v := range []string{"one", "two"} {
+		requests = append(requests, server.Request{Resources: resource.Objects(with(v))})
+	}
+	for _, a := range n.together(t, requests) {
+		if a.err != nil {
+			t.Fatal(a.err)
+		}
+	}
+	var number int64
+	for _, r := range n.recorded(t) { // the record of the second one: its After is what is now
+		full, err := n.Change(t.Context(), r.Number)
+		if err != nil {
+			t.Fatal(err)
+		}
+		two := resource.ObjectOf(with("two"))
+		if same, _ := sameJSON(full.Changes[0].After, resource.KindOf(two).Summary(two)); same {
+			number = r.Number
+		}
+	}
+	n.revert(t, number)
+	now, _ := resource.Service.Get(n.present(), with("x").Metadata.Name)
+	if got := now.Metadata.Labels["v"]; got != "one" {
+		t.Errorf("reverting the second change makes the label %q, want one", got)
+	}
+}
+
+// A request that creates and one that updates the same service in one group: the update can be reverted, or is refused.
+func TestRevertUpdateInGroup(t *testing.T) {
+	n := newNode(t)
+	with := func(value string) v1.Service {
+		s := n.both()[0]
+		s.Metadata.Labels = map[string]string{"v": value}
+		return s
+	}
+	var requests []server.Request
+	for _, v := range []string{"one", "two"} {
+		requests = append(requests, server.Request{Resources: resource.Objects(with(v))})
+	}
+	n.together(t, requests)
+	for _, r := range n.recorded(t) {
+		if r.Changes[0].Action != "update" {
+			continue
+		}
+		result, err := n.Revert(t.Context(), v1.RevertRequest{Number: r.Number})
+		now, _ := resource.Service.Get(n.present(), with("x").Metadata.Name)
+		if err == nil && now.Metadata.Labels["v"] == "two" {
+			t.Errorf("reverting the update succeeds, and changes nothing: %+v", result)
+		}
+	}
+}
+
+// A resource that another owner has taken over since, with the same content, needs --force.
+func TestRevertOfAnothersResource(t *testing.T) {
+	n := newNode(t)
+	s := n.both()[0]
+	n.apply(t, []v1.Service{s})
+	number := n.recorded(t)[0].Number
+	by := resource.Writer{Owner: "oakestra", Force: true}
+	if _, err := n.Apply(t.Context(), server.Request{Resources: resource.Objects(s), By: by}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Revert(t.Context(), v1.RevertRequest{Number: number}); err == nil {
+		t.Error("reverting without force has deleted a service of oakestra")
+	}
+}

@@ -50,6 +50,7 @@ type Log struct {
 	last    int64           // number of the newest record
 	refused *entry          // the newest record, if it is of a refusal
 	pending []*entry        // added and not written yet, in order
+	done    int             // records written since Open
 }
 
 // entry is a record and what is needed to revert the change.
@@ -123,11 +124,11 @@ func (e *entry) repeats(next *entry) bool {
 		slices.EqualFunc(e.Changes, next.Changes, same)
 }
 
-// Flush waits until all records are written that have been added.
+// Flush waits until all records are written that have been added until now.
 func (l *Log) Flush() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for len(l.pending) > 0 {
+	for last := l.done + len(l.pending); l.done < last; {
 		l.written.Wait()
 	}
 }
@@ -149,6 +150,7 @@ func (l *Log) write() {
 			l.prune()
 		}
 		l.pending = slices.Delete(l.pending, 0, 1)
+		l.done++
 		l.written.Broadcast()
 	}
 	l.pending = nil
@@ -156,9 +158,9 @@ func (l *Log) write() {
 
 // store writes one record, under another name first: a file is complete or not there.
 func (l *Log) store(e *entry) (size int64, err error) {
-	data, err := pack(e)
-	if err == nil && len(data) > maxRecord {
-		data, err = pack(e.head())
+	data, content, err := pack(e)
+	if err == nil && (len(data) > maxRecord || content > maxContent) {
+		data, _, err = pack(e.head())
 	}
 	if err != nil {
 		return 0, fmt.Errorf("record of change %d: %w", e.Number, err)
@@ -173,19 +175,25 @@ func (l *Log) store(e *entry) (size int64, err error) {
 	return int64(len(data)), err
 }
 
-func pack(e *entry) ([]byte, error) {
+// pack returns a record as it is stored, and how many bytes of JSON it has.
+func pack(e *entry) (data []byte, content int, err error) {
+	text, err := json.Marshal(e)
+	if err != nil {
+		return nil, 0, err
+	}
 	var out bytes.Buffer
 	w, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
 	if err == nil {
-		err = errors.Join(json.NewEncoder(w).Encode(e), w.Close())
+		_, err = w.Write(text)
+		err = errors.Join(err, w.Close())
 	}
-	return out.Bytes(), err
+	return out.Bytes(), len(text), err
 }
 
 // head is an entry without what can be large.
 func (e *entry) head() *entry {
 	r := Brief(e.ChangeRecord)
-	r.Changes = r.Changes[:min(len(r.Changes), 1000)]
+	r.Changes, r.Error = r.Changes[:min(len(r.Changes), 1000)], r.Error[:min(len(r.Error), 1000)]
 	return &entry{ChangeRecord: r, Cut: true}
 }
 

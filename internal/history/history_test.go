@@ -8,9 +8,11 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -225,4 +227,44 @@ func TestDirectoryThatCannotBeMade(t *testing.T) {
 	if len(told) != 2 || len(l.List(v1alpha1.ChangesRequest{Limit: 9})) != 0 {
 		t.Errorf("told %v", told)
 	}
+}
+
+// A record that compresses well is written, and can be read.
+func TestCompressibleRecord(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	l.Add(update(strings.Repeat("a", 30<<20), strings.Repeat("b", 30<<20))) // a body may have 32 MiB; it is there twice
+	if _, err := l.Get(1); err != nil {
+		t.Errorf("the record of a change of 30 MiB: %v", err)
+	}
+}
+
+// Readers do not wait for changes that come after them.
+func TestReadersDoNotStarve(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	stop := make(chan struct{})
+	for range 4 {
+		go func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					l.Add(update("a", "b"))
+				}
+			}
+		}()
+	}
+	for added := int64(0); added < maxPending; runtime.Gosched() {
+		l.mu.Lock()
+		added = l.last
+		l.mu.Unlock()
+	}
+	done := make(chan struct{})
+	go func() { _, _ = l.Get(1); close(done) }()
+	select {
+	case <-done:
+	case <-time.After(5 * time.Second):
+		t.Error("a reader waits as long as there are changes")
+	}
+	close(stop)
 }

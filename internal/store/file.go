@@ -5,6 +5,7 @@ package store
 import (
 	"bytes"
 	"cmp"
+	"crypto/rand"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ var (
 	keySchema    = []byte("schema")
 	keyRecovered = []byte("recovered")
 	keyDigest    = []byte("digest")
+	keyNonce     = []byte("nonce")
 )
 
 func bucketOf(kind resource.Kind) []byte { return []byte(kind.Names().Plural) }
@@ -187,10 +189,8 @@ func layOut(tx *bbolt.Tx, recovered bool) error {
 			return err
 		}
 	}
-	if err := meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))); err != nil {
-		return err
-	}
-	return meta.Put(keyDigest, digest(tx))
+	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)),
+		meta.Put(keyNonce, []byte(rand.Text())))
 }
 
 func syncDir(path string) error {

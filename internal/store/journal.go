@@ -41,7 +41,7 @@ type journal struct {
 	end     int64    // of the last record
 	sum     uint32   // its checksum, which that of the next one continues
 	pending map[resource.Ref]json.RawMessage
-	stuck   bool // the file could not be written
+	stuck   bool // the file or a record could not be written: the next change writes the file
 	timer   *time.Timer
 }
 
@@ -115,7 +115,10 @@ func (j *journal) append(c resource.Changes) (done bool, err error) {
 		err = syncRecord(j.file)
 	}
 	if err != nil {
-		_, zeroErr := j.file.WriteAt(make([]byte, recordHead), j.end) // else the next start would take it for made
+		// Else the next start would take it for made. What is on the disk now is not known: the next change writes the file,
+		// to which no record of this journal belongs.
+		_, zeroErr := j.file.WriteAt(make([]byte, recordHead), j.end)
+		j.stuck = true
 		return false, errors.Join(err, zeroErr)
 	}
 	j.end, j.sum = j.end+int64(len(data)), sum
@@ -141,11 +144,14 @@ func (j *journal) open() error {
 	if err != nil {
 		return err
 	}
-	if info, statErr := f.Stat(); statErr != nil || info.Size() != journalSize {
-		_, err = f.WriteAt(make([]byte, journalSize), 0)
+	if info, statErr := f.Stat(); statErr != nil || info.Size() < journalSize { // records that were read stay
+		_, err = f.WriteAt(make([]byte, journalSize-j.end), j.end)
 	}
 	if err = errors.Join(err, f.Sync(), syncDir(filepath.Dir(j.path))); err != nil {
-		return errors.Join(err, f.Close(), os.Remove(j.path))
+		if err = errors.Join(err, f.Close()); j.end == 0 {
+			err = errors.Join(err, os.Remove(j.path))
+		}
+		return err
 	}
 	j.file = f
 	return nil
@@ -236,7 +242,7 @@ func (j *journal) amend(d resource.Set) error {
 	return nil
 }
 
-// reset begins again, for a file with another digest that has everything.
+// reset begins again, for a file with another base that has everything.
 func (j *journal) reset(base []byte) {
 	j.base, j.end, j.sum, j.pending, j.stuck = base, 0, 0, nil, false
 }

@@ -275,3 +275,81 @@ func TestFullDiskWithJournal(t *testing.T) {
 		checkStored(t, "killed again", next, want)
 	})
 }
+
+// A large module is deleted, and applied again as it was: the record of the deletion must not come back.
+func TestAppliedAgainAsItWas(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	large := moduleCalled("fw", 1, 70<<10)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{large}})
+	mustChange(t, s, resource.Changes{Remove: []resource.Ref{resource.RefOf(large)}})
+	mustChange(t, s, resource.Changes{Put: []resource.Object{large}})
+	next, _ := killed(t, path)
+	checkStored(t, "killed", next, resource.Set{v1alpha1.KindModule: {"fw": large}})
+}
+
+// What was deleted by writing the file does not come back by the record of its creation, which the file has already.
+func TestDeletedTogether(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{moduleCalled("fw", 1, 5)}})
+	s.flush()
+	mustCommit(t, s, resource.Set{})
+	next, _ := killed(t, path)
+	checkStored(t, "killed", next, resource.Set{})
+}
+
+// A resource comes and goes until the journal is full, and the file is written instead.
+func TestJournalIsFull(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	o := moduleCalled("svc", 1, 700)
+	for i := range 2000 {
+		at := s.journal.end
+		c := resource.Changes{Put: []resource.Object{o}}
+		if i%2 == 1 {
+			c = resource.Changes{Remove: []resource.Ref{resource.RefOf(o)}}
+		}
+		mustChange(t, s, c)
+		if s.journal.end < at { // it was full
+			next, _ := killed(t, path)
+			want, got := mustSnapshot(t, s), mustSnapshot(t, next)
+			if fmt.Sprint(want.Names(resource.Module)) != fmt.Sprint(got.Names(resource.Module)) {
+				t.Errorf("change %d: %v, after a kill %v", i, want.Names(resource.Module), got.Names(resource.Module))
+			}
+		}
+	}
+}
+
+// The journal that a killed process left has another size: its records stay.
+func TestRecordsSurviveOpening(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	o := moduleCalled("fw", 1, 5)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{o}})
+	next, nextPath := killed(t, path)
+	if err := os.Truncate(journalOf(nextPath), journalSize-1); err != nil { // as another build's size
+		t.Fatal(err)
+	}
+	if err := next.journal.open(); err != nil {
+		t.Fatal(err)
+	}
+	again, _ := killed(t, nextPath)
+	checkStored(t, "killed", again, resource.Set{v1alpha1.KindModule: {"fw": o}})
+}
+
+// A journal is of one file: a new one, without resources as the old one was at first, takes nothing over.
+func TestJournalOfAnotherFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	s := mustOpen(t, path)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{moduleCalled("fw", 1, 5)}})
+	left, err := os.ReadFile(journalOf(path))
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := filepath.Join(t.TempDir(), "state.db")
+	if err := os.WriteFile(journalOf(next), left, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	checkStored(t, "a new file", mustOpen(t, next), resource.Set{})
+}

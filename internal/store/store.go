@@ -7,6 +7,7 @@ package store
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -121,9 +122,15 @@ func open(path string) (*Store, error) {
 
 func (s *Store) readBase() error {
 	return s.db.View(func(tx *bbolt.Tx) error {
-		s.journal.base = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDigest))
+		s.journal.base = baseOf(tx)
 		return nil
 	})
+}
+
+// baseOf is what the records of the journal name the file by. The digest is that of builds without a nonce, too.
+func baseOf(tx *bbolt.Tx) []byte {
+	meta := tx.Bucket(bucketMeta)
+	return slices.Concat(meta.Get(keyDigest), meta.Get(keyNonce))
 }
 
 // openBolt opens a file for reading, and locks it for this process alone.
@@ -367,8 +374,9 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 			if err := s.journal.write(tx); err != nil {
 				return err
 			}
-			err := do(tx)
-			base = bytes.Clone(tx.Bucket(bucketMeta).Get(keyDigest))
+			// no two transactions leave the same base, even if they leave the same resources
+			err := errors.Join(do(tx), tx.Bucket(bucketMeta).Put(keyNonce, []byte(rand.Text())))
+			base = baseOf(tx)
 			return err
 		})
 	})

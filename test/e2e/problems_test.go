@@ -28,9 +28,9 @@ func TestProblemsOfModules(t *testing.T) {
 		t.Fatal(err)
 	}
 	var r result
-	n.Eventually("both modules are problems", func() bool {
+	n.Eventually("both modules are problems", func() bool { // a module is measured after it has gone live
 		r = n.kerb("status", "--exit-code")
-		return strings.Contains(r.stdout, "module/odd")
+		return strings.Contains(r.stdout, "module/odd") && strings.Contains(r.stdout, "module/slow")
 	})
 	_, problems, _ := strings.Cut(r.stdout, "\nProblems:\n")
 	for _, want := range []string{
