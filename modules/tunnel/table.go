@@ -8,11 +8,14 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
+	"unsafe"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -352,12 +355,28 @@ func (p *places) keep(addr netip.Addr) error {
 
 // id is the same in all generations.
 func (p *places) id() (ebpf.MapID, error) {
-	info, err := p.m.Info()
+	id, err := mapID(p.m)
 	if err != nil {
 		return 0, fmt.Errorf("map %s: %w", mapNodes, err)
 	}
-	id, _ := info.ID() // there since Linux 4.13
 	return id, nil
+}
+
+// mapID asks the kernel (BPF_OBJ_GET_INFO_BY_FD, Linux 4.13). Map.Info reads /proc/self/fdinfo, too: what Landlock
+// permits there is bound to an inode that the kernel may replace, and then it is denied for the rest of the process.
+func mapID(m *ebpf.Map) (ebpf.MapID, error) {
+	var info struct{ mapType, id uint32 }
+	attr := struct {
+		fd, size uint32
+		info     unsafe.Pointer
+	}{uint32(m.FD()), uint32(unsafe.Sizeof(info)), unsafe.Pointer(&info)}
+	_, _, errno := unix.Syscall(unix.SYS_BPF, unix.BPF_OBJ_GET_INFO_BY_FD, uintptr(unsafe.Pointer(&attr)),
+		unsafe.Sizeof(attr))
+	runtime.KeepAlive(m)
+	if errno != 0 {
+		return 0, errno
+	}
+	return ebpf.MapID(info.id), nil
 }
 
 // set writes a node that has changed.
