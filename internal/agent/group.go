@@ -68,7 +68,8 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		defer func() { a.record(ctx, r.By, at, result, err) }()
 		return a.apply(r)
 	}
-	q := &grouped{Request: r, ctx: ctx, err: errors.New("the agent failed to execute the change"), done: make(chan struct{})}
+	q := &grouped{Request: r, ctx: ctx, err: errors.New("the agent failed to execute the change"),
+		done: make(chan struct{})}
 	if a.group.add(q) {
 		a.applyGroup()
 	}

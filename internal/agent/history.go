@@ -28,8 +28,8 @@ type attempt struct {
 // begin is called with a.changes held.
 func (a *Agent) begin() attempt { return attempt{before: a.now.Desired, began: time.Now()} }
 
-// record logs a change and keeps it in the history, unless it has changed nothing. a.changes is held: numbers follow the
-// order in which changes were made.
+// record logs a change and keeps it in the history, unless it has changed nothing. a.changes is held: numbers follow
+// the order in which changes were made.
 func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, result v1.ApplyResult, err error) {
 	if result.DryRun {
 		return
