@@ -54,7 +54,7 @@ type Report struct {
 
 func newReport(e Experiment, quick bool) *Report {
 	return &Report{
-		Experiment: e.Name, Kernel: kernelRelease(), CPUs: runtime.NumCPU(), Machine: readMachine(os.DirFS("/")),
+		Experiment: e.Name, Kernel: KernelRelease(), CPUs: runtime.NumCPU(), Machine: readMachine(os.DirFS("/")),
 		Quick: quick, Baseline: e.Baseline, Cells: []Cell{},
 	}
 }
@@ -71,7 +71,8 @@ func (r *Report) Where() string {
 	return text
 }
 
-func kernelRelease() string {
+// KernelRelease is what uname -r prints.
+func KernelRelease() string {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return "unknown"

@@ -39,9 +39,13 @@ func (r *Run) Keep(config, load, metric, unit string, values []float64) {
 // All are the values of all rounds.
 func (s Series) All() []float64 { return slices.Concat(s.Rounds...) }
 
-// Each is for each place in a round the median of all rounds.
+// Each is for each place in a round the median of the rounds that have it.
 func (s Series) Each() (medians []float64) {
-	for i := range s.Rounds[0] {
+	places := 0
+	for _, round := range s.Rounds {
+		places = max(places, len(round))
+	}
+	for i := range places {
 		var column []float64
 		for _, round := range s.Rounds {
 			if i < len(round) {

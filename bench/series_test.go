@@ -29,6 +29,12 @@ func TestFiguresOfWorks(t *testing.T) {
 	if each := r.Series[0].Each(); !slices.Equal(each, []float64{2, 2, 20}) {
 		t.Errorf("medians by place %v", each)
 	}
+	if each := (Series{}).Each(); len(each) > 0 {
+		t.Errorf("medians of no rounds: %v", each)
+	}
+	if each := (Series{Rounds: [][]float64{{}, {3, 5}}}).Each(); !slices.Equal(each, []float64{3, 5}) {
+		t.Errorf("medians after an empty round: %v", each)
+	}
 	if l, ok := r.Regression("old", "time", "p50"); !ok || math.Abs(l.Slope-2) > 1e-9 || math.Abs(l.Intercept-5) > 1e-9 {
 		t.Errorf("regression %+v %v", l, ok)
 	}

@@ -4,6 +4,7 @@ package paper
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 
@@ -38,6 +39,9 @@ func (c Claim) judge(r *Report) verdict {
 	}
 	f := &found{report: r}
 	good, why := c.Judge(f)
+	if len(f.unsound) > 0 {
+		return verdict{notMeasured, "the run was not sound: " + strings.Join(f.unsound, "; ")}
+	}
 	if len(f.missing) > 0 {
 		return verdict{notMeasured, "this report does not have " + strings.Join(f.missing, ", ")}
 	}
@@ -55,13 +59,20 @@ func (c Claim) judge(r *Report) verdict {
 type found struct {
 	report  *Report
 	missing []string
-	busy    bool // there are reasons to distrust a table that was looked at
+	unsound []string // why tables that were looked at are invalid
+	busy    bool     // there are reasons to distrust a table that was looked at
 }
 
 func (f *found) part(table string) *Part {
 	p := f.report.part(table)
-	if p != nil && len(p.Report.Warnings()) > 0 {
-		f.busy = true
+	if p == nil {
+		return nil
+	}
+	f.busy = f.busy || len(p.Report.Warnings()) > 0
+	for _, why := range p.Report.Unsound {
+		if why = table + ": " + why; !slices.Contains(f.unsound, why) {
+			f.unsound = append(f.unsound, why)
+		}
 	}
 	return p
 }
@@ -69,7 +80,7 @@ func (f *found) part(table string) *Part {
 // of is a figure of a table; 0 if it is missing, which settles the verdict.
 func (f *found) of(table, config, load, metric, stat string) float64 {
 	if p := f.part(table); p != nil {
-		if c, ok := p.Report.Match(config, load, metric, stat); ok {
+		if c, ok := p.Report.Match(config, load, metric, stat); ok && !math.IsNaN(c.Value) && !math.IsInf(c.Value, 0) {
 			return c.Value
 		}
 	}
@@ -77,10 +88,22 @@ func (f *found) of(table, config, load, metric, stat string) float64 {
 	return 0
 }
 
-// line is the regression of a metric over loads.
+// positive is a figure that cannot be 0, such as a time: a run that found 0 has failed. Ratios are made of these.
+func (f *found) positive(table, config, load, metric, stat string) float64 {
+	v := f.of(table, config, load, metric, stat)
+	if v <= 0 {
+		f.miss(fmt.Sprintf("%s %s of %s in %s", metric, stat, config, table))
+	}
+	return v
+}
+
+// line is the regression of a metric, which cannot be 0, over loads.
 func (f *found) line(table, config, metric, stat string) (l bench.Line) {
 	if p := f.part(table); p != nil {
-		if l, ok := p.Report.Regression(config, metric, stat); ok {
+		good := !slices.ContainsFunc(p.Report.Cells, func(c bench.Cell) bool {
+			return c.Config == config && c.Metric == metric && c.Stat == stat && !isPositive(c.Value)
+		})
+		if l, ok := p.Report.Regression(config, metric, stat); ok && good {
 			return l
 		}
 	}
@@ -88,17 +111,39 @@ func (f *found) line(table, config, metric, stat string) (l bench.Line) {
 	return l
 }
 
-// each are the medians of a series, place by place.
+// each are the medians of a series, place by place, none of which can be 0.
 func (f *found) each(table, config, load, metric string) []float64 {
 	if p := f.part(table); p != nil {
 		for _, s := range p.Report.Series {
-			if s.Config == config && s.Load == load && s.Metric == metric {
-				return s.Each()
+			if s.Config != config || s.Load != load || s.Metric != metric {
+				continue
+			}
+			bad := func(v float64) bool { return !isPositive(v) }
+			if all := s.Each(); len(all) > 0 && !slices.ContainsFunc(all, bad) {
+				return all
 			}
 		}
 	}
 	f.miss(fmt.Sprintf("single values of %s of %s in %s", metric, config, table))
 	return []float64{0}
+}
+
+func isPositive(v float64) bool { return v > 0 && !math.IsInf(v, 1) }
+
+// rounding is how far, as a share, a ratio may be from the published one that it equals: both are divided.
+const rounding = 1e-9
+
+func atMost(v, limit float64) bool { return v <= limit*(1+rounding) }
+
+func atLeast(v, limit float64) bool { return v >= limit*(1-rounding) }
+
+// publishedRatio is that of two configs in the row of a label.
+func (t *Table) publishedRatio(label, a, b string) float64 {
+	i := slices.IndexFunc(t.Rows, func(r Row) bool { return r.Label == label })
+	if t.Rows[i].Published != nil {
+		return t.Rows[i].Published[a] / t.Rows[i].Published[b]
+	}
+	return t.Rows[i].Ratios[a] / t.Rows[i].Ratios[b]
 }
 
 func (f *found) miss(what string) {

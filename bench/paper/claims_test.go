@@ -67,7 +67,7 @@ func TestClaimsOfGallego(t *testing.T) {
 	accuracy := func(window string) value { return value{window, "kernel", "rpl/" + window, "accuracy", "p50"} }
 	good := map[value]float64{accuracy("1s"): 0.99, accuracy("5s"): 1, accuracy("10s"): 1,
 		of("user", "inference"): 100, of("kernel", "inference"): 3,
-		of("user-generic", "lossfree_rate"): 45.5, of("kernel-generic", "lossfree_rate"): 43.3,
+		of("user-generic", "lossfree_rate"): 45.5, of("kernel-generic", "lossfree_rate"): 43.1,
 		of("user-generic", "cpu"): 100, of("kernel-generic", "cpu"): 94,
 		of("user-generic", "load_time"): 789, of("kernel-generic", "load_time"): 830}
 	checkClaims(t, gallegoClaims, good,

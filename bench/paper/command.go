@@ -30,7 +30,7 @@ func command() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "paper [WORK]",
 		Short: "Repeat the experiments of a published work, next to its figures",
-		Long: "Repeats the experiments of a published work in its own metric and with its own counts, and prints each " +
+		Long: "Repeats the experiments of a published work in its own metrics and with its own counts, and prints each " +
 			"table with the\npublished figures and those of this machine, the ratio between the configs in both, and " +
 			"whether what the work says of them\nholds here. Without a work it lists them, with the time that each takes.",
 		Args: cobra.MaximumNArgs(1),
@@ -52,7 +52,8 @@ func command() *cobra.Command {
 			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	}
-	cmd.Flags().BoolVar(&f.short, "short", false, "a tenth of the published counts")
+	cmd.Flags().BoolVar(&f.short, "short", false, "fewer or shorter repetitions than published: minutes in place "+
+		"of hours")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "a smoke run within 45 seconds")
 	cmd.Flags().StringSliceVar(&f.tables, "tables", nil, "only these tables, separated by commas")
 	cmd.Flags().StringVar(&f.resume, "resume", "", "keep each table in this directory when it is finished, and do not "+

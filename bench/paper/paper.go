@@ -32,6 +32,7 @@ type Table struct {
 	Experiment string
 	Loads      [modes][]string
 	Rounds     [modes]int
+	Counts     [modes]string        // of a round
 	Takes      [modes]time.Duration // on two CPUs
 	Configs    []Config
 	Rows       []Row
@@ -50,7 +51,8 @@ type Row struct {
 	Load, Metric, Stat string
 	Unit               string
 	By                 float64
-	// Over is mean or stddev where the work has that of its repetitions; otherwise the cell's own value counts.
+	// Over is mean, median or stddev where the work has that of its repetitions; otherwise the cell's own value counts,
+	// whatever the repetitions.
 	Over string
 	// Configs are the row's own, where it has others than the table.
 	Configs []Config
@@ -92,7 +94,13 @@ func (m Mode) scale() float64 { return [modes]float64{1, 0.1, 0.001}[m] }
 
 // text says it for people.
 func (m Mode) text() string {
-	return [modes]string{"the published counts", "a tenth of the published counts", "a smoke run: figures mean nothing"}[m]
+	return [modes]string{"the published counts", "fewer or shorter repetitions where a table names two counts",
+		"a smoke run: figures mean nothing"}[m]
+}
+
+// counts are those of the modes.
+func counts(published, short, quick string) [modes]string {
+	return [modes]string{published, short, quick}
 }
 
 // Same is a value for all modes.

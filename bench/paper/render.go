@@ -5,6 +5,7 @@ package paper
 import (
 	"fmt"
 	"io"
+	"math"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -43,7 +44,7 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	if t.Differs != "" {
 		fmt.Fprintf(b, " Not as in the work: %s.", t.Differs)
 	}
-	fmt.Fprintf(b, "\n\n%s.\n\n", p.Report.Where())
+	fmt.Fprintf(b, "\n\n%s. %s.\n\n", p.Report.Where(), t.extent(p))
 	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
 	for _, row := range t.Rows {
 		for _, c := range t.configs(row) {
@@ -59,6 +60,25 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	for _, warning := range p.Report.Warnings() {
 		fmt.Fprintf(b, "\nWarning: %s.\n", warning)
 	}
+}
+
+// extent says how much was measured, as it is, next to the counts that stand for the published ones.
+func (t *Table) extent(p *Part) string {
+	rounds := 0
+	for _, c := range p.Report.Cells {
+		rounds = max(rounds, len(c.Rounds))
+	}
+	text := func(rounds int, counts string) string {
+		if rounds == 1 {
+			return strings.TrimSuffix("1 round of "+counts, " of ")
+		}
+		return strings.TrimSuffix(fmt.Sprintf("%d rounds of %s", rounds, counts), " of ")
+	}
+	ours, all := text(rounds, t.Counts[p.Mode]), text(t.Rounds[Published], t.Counts[Published])
+	if ours == all {
+		return ours
+	}
+	return ours + "; without --short or --quick: " + all
 }
 
 // writeNotes prints those of all parts, each once.
@@ -102,6 +122,9 @@ func (row Row) line(c, base Config, r *bench.Report) []string {
 	}
 	if v, ok := row.ours(c, r); ok {
 		line[2] = number(v)
+		if cell, _ := r.Match(c.Name, row.Load, row.Metric, row.Stat); row.Over != "" && len(cell.Rounds) == 1 {
+			line[2] += " (one round)"
+		}
 		if of, ok := row.ours(base, r); ok && of != 0 {
 			line[4] = fmt.Sprintf("%.3f", v/of)
 		}
@@ -116,6 +139,10 @@ func (row Row) ours(c Config, r *bench.Report) (float64, bool) {
 		cell.Value = bench.Mean(cell.Rounds)
 	case "stddev":
 		cell.Value = bench.Stddev(cell.Rounds)
+		ok = ok && len(cell.Rounds) > 1
+	}
+	if math.IsNaN(cell.Value) || math.IsInf(cell.Value, 0) {
+		return 0, false
 	}
 	by := row.By
 	if by == 0 {
@@ -148,19 +175,20 @@ func writeAligned(b *strings.Builder, rows [][]string) {
 	}
 }
 
-// hasFigure is false where the mode has too little for a figure.
+// hasFigure is false where the mode, or a report that is not complete, has too little for a figure.
 func hasFigure(p *Part, f bench.Figure) bool {
-	for _, s := range p.Report.Series {
-		if s.Metric == f.Metric {
-			return true
-		}
+	switch f.Kind {
+	case "regression":
+		return true
+	case "histogram":
+		return slices.ContainsFunc(p.Report.Histograms, func(h bench.Histogram) bool {
+			return h.Metric == f.Metric && (f.Load == "" || f.Load == h.Load) && slices.ContainsFunc(h.Bins,
+				func(b bench.Bin) bool { return b.UpTo > 0 && b.Count > 0 })
+		})
 	}
-	for _, h := range p.Report.Histograms {
-		if h.Metric == f.Metric && f.Kind == "histogram" && (f.Load == "" || f.Load == h.Load) {
-			return true
-		}
-	}
-	return f.Kind == "regression"
+	return slices.ContainsFunc(p.Report.Series, func(s bench.Series) bool {
+		return s.Metric == f.Metric && len(s.All()) > 0
+	})
 }
 
 func writeFigures(b *strings.Builder, w *Work, t *Table, p *Part, dir string) {

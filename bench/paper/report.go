@@ -8,8 +8,10 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/version"
 )
 
 // Report is what was found of a work: a part for each table that was measured.
@@ -24,7 +26,8 @@ type Part struct {
 	Work    string        `json:"work"`
 	Mode    Mode          `json:"mode"`
 	Table   string        `json:"table"`
-	Seconds float64       `json:"seconds"` // that it took
+	Version string        `json:"version,omitempty"` // of Kerb
+	Seconds float64       `json:"seconds"`           // that it took
 	Report  *bench.Report `json:"report"`
 }
 
@@ -55,6 +58,9 @@ func (d resume) open(w *Work, mode Mode) error {
 		return fmt.Errorf("--resume %s: %w", d, err)
 	}
 	for _, f := range files {
+		if strings.HasPrefix(f.Name(), ".") {
+			continue // what a run that was killed left of a file that it wrote
+		}
 		var p Part
 		err := bench.ReadJSON(filepath.Join(string(d), f.Name()), &p)
 		if err == nil && p.Table+partEnd != f.Name() {
@@ -71,7 +77,7 @@ func (d resume) open(w *Work, mode Mode) error {
 	return nil
 }
 
-// finished returns the part of a table that was measured before.
+// finished returns the part of a table that was measured before, by the same program on the same kernel, and is valid.
 func (d resume) finished(table string) (p Part, ok bool, err error) {
 	if d == "" {
 		return p, false, nil
@@ -80,11 +86,17 @@ func (d resume) finished(table string) (p Part, ok bool, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, false, nil
 	}
-	return p, err == nil, err
+	return p, err == nil && p.isCurrent(), err
 }
 
+func (p Part) isCurrent() bool {
+	return p.Report != nil && p.Report.Err() == nil && p.Version == version.Version() &&
+		p.Report.Kernel == bench.KernelRelease()
+}
+
+// keep leaves out what is to be measured again.
 func (d resume) keep(p Part) error {
-	if d == "" {
+	if d == "" || p.Report.Err() != nil {
 		return nil
 	}
 	return bench.WriteJSON(d.path(p.Table), p)
@@ -102,8 +114,16 @@ func readReport(path string, w *Work) (*Report, error) {
 		return nil, fmt.Errorf("%s is a report of %q, not of %s", path, r.Work, w.Name)
 	}
 	for _, p := range r.Parts {
-		if _, err := w.table(p.Table); err != nil || p.Report == nil {
-			return nil, fmt.Errorf("%s: table %q: %w", path, p.Table, errors.Join(err, errors.New("is not complete")))
+		_, err := w.table(p.Table)
+		switch {
+		case err != nil:
+		case p.Report == nil:
+			err = errors.New("is not complete")
+		case p.Work != w.Name || p.Mode != r.Mode:
+			err = fmt.Errorf("is of %q with %s counts, the report of %s with %s counts", p.Work, p.Mode, w.Name, r.Mode)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: table %q: %w", path, p.Table, err)
 		}
 	}
 	return r, nil

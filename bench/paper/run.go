@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/version"
 )
 
 // request is what is to be measured of a work.
@@ -40,7 +41,7 @@ func (q request) chosen() (all []*Table, err error) {
 	return all, nil
 }
 
-// run measures the tables that resume does not have, and returns all that it has then.
+// run measures the tables that resume does not have of this program and kernel, and returns all that it has then.
 func (q request) run(ctx context.Context) (*Report, error) {
 	tables, err := q.chosen()
 	if err != nil {
@@ -96,6 +97,6 @@ func (q request) measure(ctx context.Context, t *Table) (Part, error) {
 	if len(run.Report().Cells) == 0 {
 		return Part{}, errors.New("nothing was measured")
 	}
-	return Part{Work: q.work.Name, Mode: q.mode, Table: t.Name, Seconds: time.Since(start).Seconds(),
-		Report: run.Report()}, nil
+	return Part{Work: q.work.Name, Mode: q.mode, Table: t.Name, Version: version.Version(),
+		Seconds: time.Since(start).Seconds(), Report: run.Report()}, nil
 }
