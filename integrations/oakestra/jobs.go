@@ -42,6 +42,7 @@ const (
 	maxJobs       = 256
 	maxJobBytes   = 512 << 10
 	maxJobModules = 64 << 10
+	maxModules    = 16 // of one instance: a control plane takes many times the memory of a module's text
 )
 
 // limitJobs removes the oldest jobs of more than may be kept, and logs that.
@@ -115,11 +116,14 @@ func readModules(data json.RawMessage) ([]wanted, error) {
 			return nil, &invalid{fmt.Sprintf("ebpfModules[%d].name", i), "missing"}
 		}
 	}
-	return all, refuseFiles(all)
+	return all, checkModules(all)
 }
 
-// refuseFiles is refuseFile for the modules of an SLA.
-func refuseFiles(all []wanted) error {
+// checkModules returns an *invalid if the modules of an SLA are too many, or one names a file.
+func checkModules(all []wanted) error {
+	if len(all) > maxModules {
+		return &invalid{"ebpfModules", fmt.Sprintf("has %d modules, more than %d", len(all), maxModules)}
+	}
 	for i, m := range all {
 		if err := refuseFile(fmt.Sprintf("ebpfModules[%d].config", i), m.Config); err != nil {
 			return err

@@ -61,6 +61,9 @@ func TestJobs(t *testing.T) {
 		head + `[{"name":"counter"},{"name":"firewall","config":[]}]}`: {wrong: "ebpfModules[1].config"},
 		head + `[{"name":"counter","config":{"keys":[{"id":1,"key":{"fromFile":"/etc/shadow"}}]}}]}`: {
 			wrong: "ebpfModules[0].config.keys[0].key.fromFile: "},
+		head + `[` + strings.Repeat(`{"name":"firewall"},`, 15) + `{"name":"counter"}]}`: {},
+		head + `[` + strings.Repeat(`{"name":"firewall"},`, 16) + `{"name":"counter"}]}`: {
+			wrong: "ebpfModules: has 17 modules, more than 16"},
 		head + `["` + strings.Repeat("x", maxJobModules) + `"]}`:                   {wrong: "ebpfModules"},
 		`{"job_name":"../../x","instance_number":0}`:                               {field: "job_name"},
 		`{"job_name":7,"instance_number":0}`:                                       {field: "job_name"},
@@ -328,6 +331,21 @@ func TestFilesInDeployments(t *testing.T) {
 		if w.Code != want || ok != (want == http.StatusOK) ||
 			!ok && !(strings.Contains(said, "ebpfModules[1].config") && strings.Contains(said, "kerb apply")) {
 			t.Errorf("%s: %d %s", config, w.Code, said)
+		}
+	}
+}
+
+// Neither the request of NodeEngine nor a job may start any number of modules.
+func TestManyModulesInADeployment(t *testing.T) {
+	l := &Listener{log: slog.New(slog.DiscardHandler)}
+	l.state.Worker = testWorker
+	for n, want := range map[int]int{maxModules: http.StatusOK, maxModules + 1: http.StatusBadRequest} {
+		w := httptest.NewRecorder()
+		body := `{"serviceName":"a.b.c.d","ebpfModules":[{"name":"firewall"}` +
+			strings.Repeat(`,{"name":"firewall"}`, n-1) + `]}`
+		_, ok := l.readDeployment(w, httptest.NewRequest(http.MethodPost, "/container/deploy", strings.NewReader(body)))
+		if said := w.Body.String(); w.Code != want || !ok && !strings.Contains(said, "ebpfModules: has 17 modules") {
+			t.Errorf("%d modules: %d %s", n, w.Code, said)
 		}
 	}
 }

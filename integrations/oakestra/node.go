@@ -50,7 +50,7 @@ func (l *Listener) readDeployment(w http.ResponseWriter, r *http.Request) (deplo
 	if !readJSON(w, r, &in) {
 		return in, false
 	}
-	if err := errors.Join(in.check(), refuseFiles(in.Modules)); err != nil {
+	if err := errors.Join(in.check(), checkModules(in.Modules)); err != nil {
 		fail(w, "request", err)
 		return in, false
 	}
