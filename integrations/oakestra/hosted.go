@@ -32,8 +32,9 @@ type hostedInstance struct {
 	app        string
 	number     int
 	four, six  netip.Addr
-	confirmed  bool // the cluster has reported these addresses
-	impossible bool // the cluster does not know the instance, which was logged
+	confirmed  bool      // the cluster has reported these addresses
+	impossible bool      // the cluster does not know the instance, which was logged
+	lost       time.Time // since when the cluster has lacked the addresses that it had; zero: it has them
 }
 
 // follow returns a service, which is followed from now on; s.mu is held.
@@ -216,21 +217,28 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 }
 
 // compareOne leaves an instance alone that the cluster has moved to another worker, or scheduled again, which removes
-// its addresses: NodeEngine ends it here soon.
+// its addresses: NodeEngine ends it here soon. If it still runs two regular queries later, the cluster has lost them.
 func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 	sameAddress := l.address == i.four && l.address6 == i.six
 	sameHost := l.host == s.host && l.port == strconv.Itoa(s.port)
 	switch {
 	case l.worker != "" && l.worker != s.worker:
+		i.lost = time.Time{}
 		return message{}, false
 	case sameAddress && sameHost:
-		i.confirmed = true
+		i.confirmed, i.lost = true, time.Time{}
 		return message{}, false
 	case sameAddress:
 		return message{topic: topicAddressChanged, body: instanceStatus{App: i.app, Number: i.number,
 			Port: strconv.Itoa(s.port), Host: s.host.String()}}, true
 	case l.worker == "" && i.confirmed:
-		return message{}, false
+		if i.lost.IsZero() {
+			i.lost = time.Now()
+		}
+		if time.Since(i.lost) < 2*s.times.again {
+			return message{}, false
+		}
+		i.confirmed = false
 	}
 	return message{topic: topicDeployed, body: s.status(i)}, true
 }

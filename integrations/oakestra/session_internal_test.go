@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -283,10 +284,23 @@ func TestMovedInstanceIsLeftAlone(t *testing.T) {
 	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
 	wait.Until(t, "confirmed", func() bool { return m.count(topicTableRequest) >= 2 })
 	m.cluster.Schedule(testApp, 0)
-	before, asked := m.count(topicDeployed), m.count(topicTableRequest)
-	wait.Until(t, "two more queries", func() bool { return m.count(topicTableRequest) >= asked+2 })
-	if got := m.count(topicDeployed); got != before || m.cluster.Where(testApp, 0) != "<nil>@<nil>:<nil>" {
-		t.Errorf("%d announcements, then %d; the cluster has %s", before, got, m.cluster.Where(testApp, 0))
+	then := len(m.cluster.Received())
+	var after []string
+	wait.Until(t, "two more queries", func() bool {
+		asked := 0
+		after = nil
+		for _, r := range m.cluster.Received()[then:] {
+			if after = append(after, r.Topic); r.Topic == topicTableRequest {
+				asked++
+			}
+			if asked == 2 {
+				return true
+			}
+		}
+		return false
+	})
+	if slices.Contains(after, topicDeployed) {
+		t.Errorf("messages after the cluster has scheduled it again: %v", after)
 	}
 }
 
@@ -393,4 +407,41 @@ func TestNetcfg(t *testing.T) {
 	if err != nil || got.Broker.Port != 1 || got.Port != 2 || got.Address != "192.0.2.1" {
 		t.Errorf("own values: %+v %v", got, err)
 	}
+}
+
+// An instance whose addresses the cluster has lost, and which still runs, is announced again, even if other workers
+// cause many answers before.
+func TestLostAddressesAreAnnouncedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := newQuietSession()
+		s.log, s.host, s.port = slog.New(slog.DiscardHandler), netip.MustParseAddr("192.168.77.11"), 50103
+		s.add(hostedInstance{app: testApp, four: netip.MustParseAddr("10.18.0.2"), six: netip.MustParseAddr("fc00::2")})
+		announced := func(list string) bool {
+			t.Helper()
+			s.outgoing = nil
+			s.answer(t, testApp, testApp, list)
+			return slices.ContainsFunc(s.outgoing, func(m message) bool { return m.topic == topicDeployed })
+		}
+		has := "[" + entryOf(0, `"namespace_ip":"10.18.0.2","namespace_ip_v6":"fc00::2","host_ip":"192.168.77.11",`+
+			`"host_port":50103,`) + "]"
+		lacks := "[" + entryOf(0, "") + "]"
+		for range 2 { // again after the cluster had them in between
+			if announced(has) {
+				t.Error("announced although the cluster has the addresses")
+			}
+			for range 10 {
+				if announced(lacks) {
+					t.Error("announced at once")
+				}
+			}
+			time.Sleep(s.times.again) // in virtual time: the next regular query
+			if announced(lacks) {
+				t.Error("announced after one regular query")
+			}
+		}
+		time.Sleep(s.times.again) // in virtual time
+		if !announced(lacks) || !announced(lacks) {
+			t.Error("not announced until the cluster has the addresses")
+		}
+	})
 }
