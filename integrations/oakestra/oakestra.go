@@ -82,10 +82,13 @@ type Listener struct {
 	subnet  chan struct{} // closed when the node has a subnet
 	// planeApplied are the modules of the data plane as they were applied: users may change them.
 	planeApplied []v1.Module
+	planeLate    bool // the agent did not confirm them in time, which was logged
 	// doubtUntil is how long the agent may still carry out requests that were given up.
 	doubtUntil time.Time
 	// prepared are services whose modules wait for their first instance, and until when.
 	prepared map[string]time.Time
+	// preparing is a resource of the last preparation that the agent did not confirm in time.
+	preparing string
 }
 
 // Main is the integration's process: it serves until ctx ends. options is the JSON of Options.

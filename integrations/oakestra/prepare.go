@@ -36,7 +36,7 @@ func (l *Listener) prepareNext(ctx context.Context) bool {
 		_, already := l.prepared[j.Name]
 		return !j.prepared && !j.Doubtful && j.Wrong == "" && len(j.Modules) > 0 && !already && !l.state.uses(j.Name)
 	})
-	if i < 0 || len(l.prepared) >= maxPrepared {
+	if i < 0 || len(l.prepared) >= maxPrepared || l.awaitsPreparation(ctx) {
 		return false
 	}
 	j := &l.state.Jobs[i]
@@ -64,12 +64,27 @@ func (l *Listener) prepare(ctx context.Context, name string, want []wanted) erro
 		l.prepared = map[string]time.Time{}
 	}
 	l.prepared[name] = time.Now().Add(preparedFor)
+	if open != nil {
+		l.preparing = resourceOf(added[0].ID)
+	}
 	for i := range l.state.Modules {
 		if m := &l.state.Modules[i]; slices.ContainsFunc(added, func(a module) bool { return a.ID == m.ID }) {
 			m.Pending = pendingPrepared
 		}
 	}
 	return l.save()
+}
+
+// awaitsPreparation reports whether the agent may still work at what it has not confirmed: a deployment would wait for
+// a further preparation, too. One that the agent refuses late is awaited until it has expired.
+func (l *Listener) awaitsPreparation(ctx context.Context) bool {
+	if slices.ContainsFunc(l.state.Modules, func(m module) bool { return resourceOf(m.ID) == l.preparing }) {
+		if _, err := l.agent.module(ctx, l.preparing); err != nil {
+			return true
+		}
+	}
+	l.preparing = ""
+	return false
 }
 
 // takePrepared ends the preparation of a service that is about to be deployed. What was prepared is removed unless it
@@ -86,5 +101,5 @@ func (l *Listener) takePrepared(ctx context.Context, name string, want []wanted)
 	if len(have) == 0 || reflect.DeepEqual(have, want) {
 		return nil
 	}
-	return l.removeModules(ctx, ours)
+	return l.retract(ctx, ours)
 }

@@ -117,10 +117,6 @@ func (s *state) unconfirmed() bool {
 		slices.ContainsFunc(s.Modules, func(m module) bool { return m.Pending != "" })
 }
 
-func (s *state) dropModule(id int) {
-	s.Modules = slices.DeleteFunc(s.Modules, func(m module) bool { return m.ID == id })
-}
-
 // clone is a copy to go back to.
 func (s *state) clone() state {
 	c := *s

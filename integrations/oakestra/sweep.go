@@ -90,32 +90,51 @@ func (l *Listener) sweepServices(ctx context.Context) error {
 func (l *Listener) doubt() { l.doubtUntil = time.Now().Add(workTimeout) }
 
 // settle removes modules whose deployment was not confirmed or whose service is gone, and restores the config of
-// others. The agent makes one change at a time: when it answers, the unconfirmed request is over, unless it reaches the
-// agent later (see doubt).
+// others.
 func (l *Listener) settle(ctx context.Context) error {
+	now := time.Now()
+	over := func(m module) bool {
+		waits := m.Pending == pendingPrepared && now.Before(l.prepared[m.Service])
+		return m.Pending == pendingCreate || m.Service != "" && !l.state.uses(m.Service) && !waits
+	}
+	if err := l.retract(ctx, over); err != nil {
+		return err
+	}
 	for _, m := range l.state.clone().Modules {
-		until := l.prepared[m.Service]
-		switch unused := m.Service != "" && !l.state.uses(m.Service); {
-		case m.Pending == pendingPrepared && unused && time.Now().Before(until):
-			continue
-		case m.Pending == pendingCreate || unused:
-			if err := l.discard(ctx, []ref{{v1.KindModule, resourceOf(m.ID)}}); err != nil && !isMissing(err) {
-				return err
-			}
-			l.state.dropModule(m.ID)
-		case m.Pending == pendingUpdate:
-			if err := l.restore(ctx, m); err != nil {
-				return err
-			}
-			l.state.confirmModules([]module{m})
-		default:
+		if m.Pending != pendingUpdate {
 			continue
 		}
+		if err := l.restore(ctx, m); err != nil {
+			return err
+		}
+		l.state.confirmModules([]module{m})
 		if err := l.save(); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// retract removes modules that the agent has, may have, or is about to apply. The agent makes one change at a time:
+// when it answers, the unconfirmed request is over, unless it reaches the agent later (see doubt).
+func (l *Listener) retract(ctx context.Context, which func(module) bool) error {
+	var refs []ref
+	for _, m := range l.state.Modules {
+		if which(m) {
+			refs = append(refs, ref{v1.KindModule, resourceOf(m.ID)})
+		}
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	switch err := l.discard(ctx, refs); {
+	case isMissing(err): // then none was removed
+		return l.removeModules(ctx, which)
+	case err != nil:
+		return err
+	}
+	l.state.Modules = slices.DeleteFunc(l.state.Modules, which)
+	return l.save()
 }
 
 // restore applies the config from before an update. A module that the agent refuses or lacks stays as it is.
