@@ -105,10 +105,15 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	_, err = l.agent.apply(limited, nil, want)
 	switch {
 	case errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil:
-		return nil // the agent continues; the next sweep looks again
+		if !l.planeLate { // the agent continues; the next sweep looks again
+			l.log.Warn("the agent takes long to apply the modules for virtual addresses and other workers; services do not "+
+				"reach other workers until it has", "limit", prepareLimit)
+		}
+		l.planeLate = true
+		return nil
 	case err != nil:
 		return fmt.Errorf("the modules for virtual addresses and other workers: %w", err)
 	}
-	l.planeApplied = want
+	l.planeApplied, l.planeLate = want, false
 	return nil
 }

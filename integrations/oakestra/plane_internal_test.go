@@ -10,6 +10,7 @@ import (
 	"net/http/httptest"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -87,5 +88,27 @@ func TestNameOfAClusterIsResolvedInTime(t *testing.T) {
 	wait.Until(t, "the attempt ends", func() bool { return len(done) > 0 })
 	if err := <-done; err == nil {
 		t.Error("a name without an address")
+	}
+}
+
+// An agent that takes long for the modules of the worker is reported once, until they are in place.
+func TestLateModulesOfAWorkerAreLogged(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	a, l := newBusyAgent(t)
+	m.l.agent = l.agent
+	m.l.mu.Lock()
+	defer m.l.mu.Unlock()
+	for range 2 { // two sweeps
+		if err := m.l.ensurePlane(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+	if got := strings.Count(m.log.String(), "takes long"); got != 1 {
+		t.Errorf("%d messages in the log, want one:\n%s", got, m.log)
+	}
+	a.resume()
+	if err := m.l.ensurePlane(t.Context()); err != nil || len(m.l.planeApplied) != 2 || m.l.planeLate {
+		t.Errorf("%v, applied %+v, late %v", err, m.l.planeApplied, m.l.planeLate)
 	}
 }
