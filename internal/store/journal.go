@@ -13,6 +13,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -271,4 +272,10 @@ func (s *Store) flushLater() {
 		return
 	}
 	s.journal.timer.Reset(flushAfter)
+}
+
+// baseOf is what the records of the journal name the file by. The digest is that of builds without a nonce, too.
+func baseOf(tx *bbolt.Tx) []byte {
+	meta := tx.Bucket(bucketMeta)
+	return slices.Concat(meta.Get(keyDigest), meta.Get(keyNonce))
 }

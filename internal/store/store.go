@@ -127,12 +127,6 @@ func (s *Store) readBase() error {
 	})
 }
 
-// baseOf is what the records of the journal name the file by. The digest is that of builds without a nonce, too.
-func baseOf(tx *bbolt.Tx) []byte {
-	meta := tx.Bucket(bucketMeta)
-	return slices.Concat(meta.Get(keyDigest), meta.Get(keyNonce))
-}
-
 // openBolt opens a file for reading, and locks it for this process alone.
 func openBolt(path string) (*bbolt.DB, error) {
 	for {
