@@ -102,6 +102,7 @@ type Receiver struct {
 	state    *state
 	controls *controls
 	senders  [2]sender // of IPv4, of IPv6
+	given    [2]sender // likewise, the program's
 
 	idle      idleStates
 	wait      *waiter

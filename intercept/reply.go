@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
@@ -66,28 +67,27 @@ func (p *Packet) protocol6() byte {
 
 // sender is a UDP socket that answers are sent from.
 type sender struct {
-	fd    int
-	port  uint16 // that it is bound to; 0: there is no socket
-	given bool   // it is the program's
-	six   bool   // of IPv6, or of both
+	fd   int
+	port uint16 // that it is bound to; 0: there is no socket
+	six  bool   // of IPv6, or of both
 }
 
 func (s *sender) close() {
-	if s.port != 0 && !s.given {
+	if s.port != 0 {
 		_ = unix.Close(s.fd)
 	}
 	*s = sender{}
 }
 
-// UseSocket has answers sent from a UDP socket of the program, which is bound to the port and stays the program's.
-// Without it, the first answer binds a socket of its own, which takes no packets; that fails where the program, or
-// another one, has the port.
+// UseSocket has answers sent from a UDP socket of the program, which is bound to the port and stays the program's;
+// one for each of IPv4 and IPv6. For other ports, an answer binds a socket of its own, which takes no packets; that
+// fails where the program, or another one, has the port.
 func (r *Receiver) UseSocket(fd int) error {
 	at, err := unix.Getsockname(fd)
 	if err != nil {
 		return fmt.Errorf("socket for answers: %w", err)
 	}
-	s, families := sender{fd: fd, given: true}, []int{0} // of IPv4
+	s, families := sender{fd: fd}, []int{0} // of IPv4
 	switch at := at.(type) {
 	case *unix.SockaddrInet4:
 		s.port = uint16(at.Port)
@@ -100,8 +100,7 @@ func (r *Receiver) UseSocket(fd int) error {
 		return errors.New("socket for answers: it is none of IPv4 or IPv6")
 	}
 	for _, i := range families {
-		r.senders[i].close()
-		r.senders[i] = s
+		r.given[i] = s
 	}
 	return nil
 }
@@ -113,7 +112,7 @@ func isOnly6(fd int) bool {
 
 // Reply answers a UDP packet of this class, with the addresses and ports of the packet in each other's place. It needs
 // no privilege: the answer goes through an ordinary UDP socket, so it passes the network stack, and the kernel takes no
-// source address but its own. The error is unix.EAGAIN if the socket's buffer is full. Not for link-local IPv6
+// source address but its own. errors.Is(err, unix.EAGAIN) if the socket's buffer is full. Not for link-local IPv6
 // addresses.
 func (r *Receiver) Reply(p *Packet, data []byte) error {
 	peer, err := p.Peer()
@@ -125,28 +124,45 @@ func (r *Receiver) Reply(p *Packet, data []byte) error {
 
 // Send is Reply for later, when the packet is no longer there: keep its Peer.
 func (r *Receiver) Send(to Peer, data []byte) error {
-	s, own := &r.senders[0], to.Own.Addr()
-	if own.Is6() {
-		s = &r.senders[1]
+	own, remote := to.Own.Addr().Unmap(), to.Remote.Addr().Unmap()
+	if !own.IsValid() || !remote.IsValid() || own.Is6() != remote.Is6() || to.Own.Port() == 0 || to.Remote.Port() == 0 {
+		return fmt.Errorf("answer from %s to %s: both have to be addresses of one family, with ports", to.Own, to.Remote)
 	}
-	if s.port == 0 || s.port != to.Own.Port() {
-		if err := s.bind(own.Is6(), to.Own.Port()); err != nil {
-			return fmt.Errorf("bind UDP port %d for answers: %w", to.Own.Port(), err)
-		}
+	s, err := r.sender(own.Is6(), to.Own.Port())
+	if err != nil {
+		return fmt.Errorf("bind UDP port %d for answers: %w", to.Own.Port(), err)
 	}
 	var address unix.Sockaddr
 	var source []byte
 	if s.six {
-		address = &unix.SockaddrInet6{Port: int(to.Remote.Port()), Addr: to.Remote.Addr().As16()}
+		address = &unix.SockaddrInet6{Port: int(to.Remote.Port()), Addr: remote.As16()}
 		source = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: own.As16()})
 	} else {
-		address = &unix.SockaddrInet4{Port: int(to.Remote.Port()), Addr: to.Remote.Addr().As4()}
+		address = &unix.SockaddrInet4{Port: int(to.Remote.Port()), Addr: remote.As4()}
 		source = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: own.As4()})
 	}
 	if err := unix.Sendmsg(s.fd, data, source, address, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("answer to %s: %w", to.Remote, err)
 	}
 	return nil
+}
+
+// sender is the socket of a port: the program's, or else one of our own.
+func (r *Receiver) sender(v6 bool, port uint16) (*sender, error) {
+	i := 0
+	if v6 {
+		i = 1
+	}
+	s := &r.senders[i]
+	switch {
+	case r.ring == nil:
+		return nil, net.ErrClosed
+	case r.given[i].port == port:
+		return &r.given[i], nil
+	case s.port == port:
+		return s, nil
+	}
+	return s, s.bind(v6, port)
 }
 
 // bind makes the socket of a port, in place of that of another one.

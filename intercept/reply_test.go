@@ -5,6 +5,7 @@ package intercept
 import (
 	"bufio"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -216,4 +217,56 @@ func TestRepliesRefuse(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A packet to another port of the class does not take the program's socket out of use.
+func TestRepliesOfTwoPorts(t *testing.T) {
+	peer := listen(t, netip.MustParseAddrPort("127.0.0.9:0"))
+	remote := peer.LocalAddr().(*net.UDPAddr).AddrPort()
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), free(t))
+	other := netip.AddrPortFrom(own.Addr(), free(t))
+	bothReply(t, own.Port(), func(t *testing.T, reply replier) {
+		for i, at := range []netip.AddrPort{own, other, own, other} {
+			if said := reply(from(remote, at)); said != "0" {
+				t.Fatalf("packet %d: %s", i, said)
+			}
+			answerComes(t, peer, at)
+		}
+	})
+}
+
+// A peer that the program has made itself is sent to or refused; a receiver that is closed opens no socket.
+func TestSendToAnyPeer(t *testing.T) {
+	m := newModule(t)
+	r, err := Open(m.path, "ctrl", Options{KeepPriority: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	peer := listen(t, netip.MustParseAddrPort("127.0.0.9:0"))
+	remote := peer.LocalAddr().(*net.UDPAddr).AddrPort()
+	own := netip.AddrPortFrom(netip.MustParseAddr("127.0.0.3"), free(t))
+	six := netip.MustParseAddrPort("[::1]:4000")
+	mapped := func(a netip.AddrPort) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr().As16()), a.Port())
+	}
+	for name, p := range map[string]Peer{
+		"none":         {},
+		"no remote":    {Own: own},
+		"two families": {six, own},
+		"likewise":     {own, six},
+		"to port 0":    {netip.AddrPortFrom(remote.Addr(), 0), own},
+		"from port 0":  {remote, netip.AddrPortFrom(own.Addr(), 0)},
+	} {
+		if err := r.Send(p, []byte("answer")); err == nil || r.senders != [2]sender{} {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := r.Send(Peer{mapped(remote), mapped(own)}, []byte("answer")); err != nil {
+		t.Error(err)
+	}
+	answerComes(t, peer, own)
+	_ = r.Close()
+	if err := r.Send(Peer{remote, own}, nil); !errors.Is(err, net.ErrClosed) || r.senders != [2]sender{} {
+		t.Errorf("closed: %v", err)
+	}
 }

@@ -19,7 +19,6 @@
 struct sender {
 	int fd;
 	uint16_t port; /* that it is bound to */
-	bool given;    /* it is the program's */
 	bool six;      /* of IPv6, or of both */
 };
 
@@ -38,6 +37,7 @@ struct kerb_intercept {
 	struct controls controls;
 	struct icpt_state *state;
 	struct sender senders[2]; /* of IPv4, of IPv6 */
+	struct sender given[2];	  /* likewise, the program's */
 
 	struct wait wait;
 	uint64_t seen; /* when we knew last that we were running */

@@ -91,14 +91,14 @@ static int open_sender(struct sender *s, bool v6, uint16_t port)
 void senders_close(struct sender *s, int n)
 {
 	for (int i = 0; i < n; i++)
-		if (s[i].fd >= 0 && !s[i].given)
+		if (s[i].fd >= 0)
 			close(s[i].fd);
 }
 
 int kerb_intercept_socket(struct kerb_intercept *k, int fd)
 {
 	struct sockaddr_in6 at = { 0 }; /* its port is where that of IPv4 is */
-	struct sender s = { .fd = fd, .given = true };
+	struct sender s = { .fd = fd };
 	socklen_t length = sizeof(at), size = sizeof(int);
 	int only6 = 0;
 
@@ -113,8 +113,7 @@ int kerb_intercept_socket(struct kerb_intercept *k, int fd)
 	for (int i = 0; i < 2; i++) { /* IPv4, IPv6 */
 		if (i ? !s.six : only6)
 			continue;
-		senders_close(&k->senders[i], 1);
-		k->senders[i] = s;
+		k->given[i] = s;
 	}
 	return 0;
 }
@@ -167,11 +166,16 @@ static ssize_t send_from(const struct sender *s, const struct kerb_peer *peer, c
 int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
 			size_t size)
 {
-	struct sender *s = &k->senders[peer->family == 6];
+	bool v6 = peer->family == 6;
+	struct sender *s = &k->given[v6];
 	int code = 0;
 
+	if (!peer->port || !peer->own_port)
+		return fail(EINVAL, "an answer from or to port 0 cannot be sent");
 	if (s->fd < 0 || s->port != peer->own_port)
-		code = open_sender(s, peer->family == 6, peer->own_port);
+		s = &k->senders[v6];
+	if (s->fd < 0 || s->port != peer->own_port)
+		code = open_sender(s, v6, peer->own_port);
 	if (code)
 		return code;
 	if (send_from(s, peer, data, size) < 0)
