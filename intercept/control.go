@@ -103,7 +103,7 @@ func (r *Receiver) control(message controlEntry) error {
 }
 
 // Start has the class's packets be taken again after Stop. Like all that follow it is effective with the next packet,
-// until the next configuration.
+// until the program closes the class or the next configuration comes.
 func (r *Receiver) Start() error { return r.control(controlEntry{Op: opStart}) }
 
 // Stop has the class's packets pass, as if it were not there.
@@ -129,7 +129,8 @@ func (r *Receiver) SetDeadline(ns uint64) error {
 	return r.control(controlEntry{Op: opDeadline, Value: ns})
 }
 
-// SetPorts changes one of the class's ranges of destination ports; first > last: none.
+// SetPorts changes one of the class's ranges of destination ports; first > last: none. Ignored in a class with a
+// fallback.
 func (r *Receiver) SetPorts(index uint32, first, last uint16) error {
 	return r.control(controlEntry{Op: opPorts, Index: index, Value: uint64(first)<<16 | uint64(last)})
 }

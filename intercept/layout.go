@@ -57,7 +57,7 @@ type log struct {
 // module, but for Doorbell, and the rest by the receiver; times are in ns.
 type state struct {
 	Generation, Deadline, Watchdog uint64
-	Consumer, Stopped, Doorbell    uint32
+	Zero0, Stopped, Doorbell       uint32
 	Zero1                          [7]uint32
 	Waiting, PID                   uint32
 	Heartbeat                      uint64

@@ -156,8 +156,9 @@ int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, 
 			size_t size);
 
 /* kerb_intercept_socket has answers sent from a UDP socket of the program, which is bound to the
- * port and stays the program's. Without it, the first answer binds a socket of its own, which takes
- * no packets; that fails where the program, or another one, has the port. */
+ * port and stays the program's; one for each of IPv4 and IPv6. For other ports, an answer binds a
+ * socket of its own, which takes no packets; that fails where the program, or another one, has the
+ * port. */
 int kerb_intercept_socket(struct kerb_intercept *k, int fd);
 
 /* kerb_intercept_fd can be polled for packets in a loop of one's own; call kerb_intercept_arm
@@ -166,7 +167,8 @@ int kerb_intercept_socket(struct kerb_intercept *k, int fd);
 int kerb_intercept_fd(const struct kerb_intercept *k);
 int kerb_intercept_arm(struct kerb_intercept *k);
 
-/* Changes of the class, effective with its next packet, until the next configuration. Linux 6.1. */
+/* Changes of the class, effective with its next packet, until the program closes the class or the
+ * next configuration comes. Linux 6.1. */
 int kerb_intercept_start(struct kerb_intercept *k);
 int kerb_intercept_stop(struct kerb_intercept *k); /* its packets pass, as if it were not there */
 enum kerb_action { KERB_PASS = 0, KERB_DROP = 1, KERB_COPY = 3, KERB_STEAL = 4, KERB_MARK = 5 };
@@ -174,7 +176,8 @@ int kerb_intercept_action(struct kerb_intercept *k, enum kerb_action action);
 int kerb_intercept_priority(struct kerb_intercept *k, uint32_t priority); /* of KERB_MARK */
 int kerb_intercept_max_bytes(struct kerb_intercept *k, uint32_t bytes);
 int kerb_intercept_deadline(struct kerb_intercept *k, uint64_t ns);
-/* index: which of the class's port ranges; first > last: none. */
+/* index: which of the class's port ranges; first > last: none. Ignored in a class with a
+ * fallback. */
 int kerb_intercept_ports(struct kerb_intercept *k, uint32_t index, uint16_t first, uint16_t last);
 /* index: which condition on the payload; up to 8 bytes at an offset, of which mask counts; n 0:
  * none. */

@@ -78,7 +78,7 @@ func (c *class) listener() (map[string]json.RawMessage, error) {
 			return nil, &sdk.ConfigError{Field: property + "." + name, Reason: "is the class's: say it there"}
 		}
 	}
-	if _, there := l["sourceRate"]; property == "fallback" && !there {
+	if rate := string(l["sourceRate"]); property == "fallback" && (rate == "" || rate == "null") {
 		return nil, &sdk.ConfigError{Field: "fallback.sourceRate", Reason: "is required: requests per second of a source " +
 			"that are answered, 0 for all. The responder's default of 50 is less than many control loops need"}
 	}

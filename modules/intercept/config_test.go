@@ -64,6 +64,7 @@ func TestConfigErrors(t *testing.T) {
 		{fallback(`"action": "steal"`, ``), "classes[0].fallback", "a deadline"},
 		{fallback(`"action": "steal", "deadline": "1ms", "delivery": "afxdp"`, ``), "classes[0].delivery", "AF_XDP"},
 		{fallback(`"action": "steal", "deadline": "1ms"`, ``), "classes[0].fallback.sourceRate", "is required"},
+		{fallback(`"action": "steal", "deadline": "1ms"`, `, "sourceRate": null`), "classes[0].fallback.sourceRate", "is required"},
 		{fallback(`"action": "steal", "deadline": "1ms"`, `, "sourceRate": 0, "reply": "0"`), "classes[0].fallback.reply", "hexadecimal"},
 		{`{"classes": [{"name": "a", "colour": "red"}]}`, "colour", "unknown property"},
 	} {

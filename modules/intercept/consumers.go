@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"strings"
 	"sync"
@@ -195,7 +196,7 @@ func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 	left := f.consumers.leave(c.Name, me, func() {
 		removeSockets(f.live.Maps, c.slot)
 		if !moved {
-			pages.state(c.slot).setConsumer(0)
+			f.vacate(c, pages)
 		}
 	})
 	if !left {
@@ -223,7 +224,9 @@ func (f *generation) serve(c *class, me *consumer, pages *pages) error {
 	if err := me.client.SendMaps(answer, ringName(c.slot), stateName(c.slot), controlName(c.slot)); err != nil {
 		return err
 	}
-	s.setConsumer(1)
+	if err := setConsumer(f.live.Maps, c.slot, 1); err != nil {
+		return err
+	}
 	for {
 		var r request
 		fd, err := me.client.Receive(&r)
@@ -243,6 +246,20 @@ func (f *generation) serve(c *class, me *consumer, pages *pages) error {
 			continue
 		}
 		_ = me.client.Send(map[string]bool{"xsk": true})
+	}
+}
+
+// setConsumer has packets of a class delivered, with 1.
+func setConsumer(m sdk.Maps, slot int, n uint32) error { return m.Put(mapConsumers, uint32(slot), n) }
+
+// vacate has the kernel treat a class as the configuration says: what control messages have changed ends with the
+// program that sent them, and messages that it has left behind are skipped.
+func (f *generation) vacate(c *class, pages *pages) {
+	err := setConsumer(f.live.Maps, c.slot, 0)
+	pages.state(c.slot).reset(c)
+	if err := errors.Join(err, f.resetTable(c)); err != nil {
+		slog.Warn("intercept: the class stays as the program has left it", "module", f.live.Module, "class", c.Name,
+			"error", err)
 	}
 }
 

@@ -83,6 +83,7 @@ func (f *Intercept) Open(live sdk.Live) (sdk.Running, error) {
 const (
 	mapTable      = "table"
 	mapFlows      = "flows"
+	mapConsumers  = "consumers"
 	mapCounts     = "class_counts"
 	mapAnswers    = "answers"
 	mapXSKs       = "xsks"
@@ -157,7 +158,9 @@ func (f *Intercept) fillPages(m sdk.Maps) error {
 		s.Generation = generation
 		s.begin(c, identity)
 		if f.consumers.of(c.Name) != nil { // it opens the class again, and packets are kept for it meanwhile
-			s.Consumer = 1
+			if err := setConsumer(m, c.slot, 1); err != nil {
+				return err
+			}
 		}
 		if err := m.Put(stateName(c.slot), uint32(0), page); err != nil {
 			return err

@@ -43,6 +43,7 @@ struct icpt_draining {
 	__u32 slot, done;
 	__u32 rung; /* bit slot */
 	__u32 half;
+	__u32 open; /* a program has the class: messages that one before has left are skipped */
 	struct icpt_state *state;
 };
 
@@ -105,7 +106,9 @@ static __noinline void icpt_set(struct icpt_table *t, struct icpt_class *c, stru
 		s->deadline = m->value;
 		break;
 	case ICPT_OP_PORTS:
-		icpt_set_ports(t, c, m);
+		/* else the kernel would answer as any service, at a program's word */
+		if (!c->fallback)
+			icpt_set_ports(t, c, m);
 		break;
 	case ICPT_OP_PAYLOAD:
 		icpt_set_payload(c, m);
@@ -122,7 +125,7 @@ static long icpt_message(struct bpf_dynptr *from, struct icpt_draining *d)
 	if (!t || !d->state || slot >= ICPT_RINGS)
 		return 1;
 	class = t->of_ring[slot];
-	if (class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
+	if (d->open && class < ICPT_CLASSES && !bpf_dynptr_read(&m, sizeof(m), from, 0, 0))
 		icpt_set(t, &t->classes[~t->version & 1][class], d->state, &m);
 	return ++d->done >= ICPT_AT_ONCE;
 }
@@ -165,6 +168,7 @@ static long icpt_drain(__u32 slot, struct icpt_draining *d)
 		return 0;
 	d->slot = slot;
 	d->state = s;
+	d->open = icpt_has_consumer(slot);
 	d->done = 0;
 	bpf_user_ringbuf_drain(ring, icpt_message, d, BPF_RB_NO_WAKEUP);
 	if (d->done)

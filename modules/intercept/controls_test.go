@@ -42,6 +42,7 @@ type commander struct {
 func (k *kernel) commander(name string) *commander {
 	k.t.Helper()
 	slot := k.class(name).slot
+	k.setConsumer(slot, 1)
 	ring := k.maps[controlName(slot)]
 	page, size := os.Getpagesize(), int(ring.MaxEntries())
 	consumer, err1 := unix.Mmap(ring.FD(), 0, page, unix.PROT_READ, unix.MAP_SHARED)

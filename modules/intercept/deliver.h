@@ -65,6 +65,22 @@ static __always_inline struct icpt_state *icpt_state(__u32 slot)
 	return page ? bpf_map_lookup_elem(page, &zero) : 0;
 }
 
+/* By slot: 1: a program has the class open. Not in its page: programs keep that mapped when they
+ * have closed the class, and could keep others' packets from being answered. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, ICPT_RINGS);
+	__type(key, __u32);
+	__type(value, __u32);
+} consumers SEC(".maps");
+
+static __always_inline int icpt_has_consumer(__u32 slot)
+{
+	__u32 *open = bpf_map_lookup_elem(&consumers, &slot);
+
+	return open && *(volatile __u32 *)open;
+}
+
 /* What the data plane remembers of a ring, out of the consumer's reach. */
 struct icpt_flow {
 	__u64 seq, lost;
@@ -135,20 +151,29 @@ static __always_inline void icpt_count_gap(struct icpt_counts *n, struct icpt_fl
 
 /* Whether a record waits unread for longer than limit, ns: then packets pass or are answered, as if
  * the program were not there. It steals again as soon as that record is read. Only some records'
- * ages are known: of those that come while none is, the first. */
-static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_state *s,
-						 struct icpt_flow *f, __u64 now, __u64 limit)
+ * ages are known: of those that come while none is, the first. Then begin is where the record of
+ * this packet will begin, for icpt_track. */
+static __always_inline int icpt_consumer_stalled(void *ring, const struct icpt_flow *f, __u64 now,
+						 __u64 limit, __u64 *begin)
 {
-	__u64 waiting;
+	__u64 waiting = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
 
-	if (!*(volatile __u32 *)&s->consumer)
-		return 1;
-	waiting = bpf_ringbuf_query(ring, BPF_RB_AVAIL_DATA);
 	if (waiting && bpf_ringbuf_query(ring, BPF_RB_CONS_POS) <= f->position)
-		return now - f->since > limit;
-	f->position = bpf_ringbuf_query(ring, BPF_RB_PROD_POS);
-	f->since = now;
+		/* another CPU that met its packet later may have been the first to deliver it */
+		return now > f->since && now - f->since > limit;
+	*begin = bpf_ringbuf_query(ring, BPF_RB_PROD_POS);
 	return 0;
+}
+
+#define ICPT_UNTRACKED (~0ULL)
+
+/* Notes since when a record waits, once it is in the ring. */
+static __always_inline void icpt_track(struct icpt_flow *f, __u64 begin, __u64 now)
+{
+	if (begin == ICPT_UNTRACKED)
+		return;
+	f->position = begin;
+	f->since = now;
 }
 
 /* Submits a record, which is a full barrier, and wakes a consumer that sleeps for the ring, and
@@ -360,7 +385,7 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 				   struct icpt_flow *f, struct icpt_counts *n)
 {
 	__u32 slot = k->ring, steal = k->action == ICPT_STEAL;
-	__u64 fallback = steal ? icpt_fallback_time(k) : 0;
+	__u64 begin = ICPT_UNTRACKED, fallback = steal ? icpt_fallback_time(k) : 0;
 	int undelivered = fallback ? ICPT_UNDELIVERED : KERB_NEXT;
 	struct icpt_state *s = icpt_state(slot);
 	void *ring = bpf_map_lookup_elem(&rings, &slot);
@@ -368,13 +393,16 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 
 	if (!s || !ring) /* a class without a ring */
 		return undelivered;
+	if (steal && !icpt_has_consumer(slot)) {
+		n->unread++;
+		return undelivered;
+	}
 	/* what a program takes from a socket is not seen here */
-	if (steal && !fallback && k->xdp_sockets && *(volatile __u32 *)&s->consumer &&
-	    icpt_to_socket(pkt, k, f)) {
+	if (steal && !fallback && k->xdp_sockets && icpt_to_socket(pkt, k, f)) {
 		n->delivered++;
 		return kerb_redirect(pkt, 0, KERB_TO_MAP);
 	}
-	if (steal && icpt_consumer_stalled(ring, s, f, k->time, fallback ?: s->watchdog)) {
+	if (steal && icpt_consumer_stalled(ring, f, k->time, fallback ?: s->watchdog, &begin)) {
 		n->unread++;
 		return undelivered;
 	}
@@ -386,6 +414,7 @@ static __noinline int icpt_deliver(struct kerb_pkt *pkt, const struct icpt_found
 		n->lost++;
 		return undelivered;
 	}
+	icpt_track(f, begin, k->time);
 	n->delivered++;
 	return icpt_delivered(pkt, k, ring, s);
 }

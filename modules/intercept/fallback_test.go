@@ -9,8 +9,10 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // loop has a law: the answer is the request's step, and -2.5 times its state plus 7.
@@ -188,4 +190,91 @@ func TestFallbackIsLogged(t *testing.T) {
 	if strings.Count(text, "\n") != 1 || !strings.Contains(text, "class=loop packets=2 deadline=20ms") {
 		t.Errorf("the log says %q", text)
 	}
+}
+
+// Another CPU met its packet later, and was the first to deliver it: the record that waits is younger than our packet.
+func TestFallbackWithAnotherCPUAhead(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		k.open("loop")
+		if v := k.run(stateFrame(plant, controller, 1, 1)); v != dropped {
+			t.Fatal(v)
+		}
+		f := k.flow()
+		f.Since += uint64(time.Hour) // in truth a microsecond
+		if err := k.maps[mapFlows].Put(uint32(0), &f); err != nil {
+			t.Fatal(err)
+		}
+		if v := k.run(stateFrame(plant, controller, 1, 1)); v != dropped {
+			t.Errorf("the record is younger than the packet: %s", v)
+		}
+	})
+}
+
+func (k *kernel) flow() (f flowEntry) {
+	k.t.Helper()
+	if err := k.maps[mapFlows].Lookup(uint32(0), &f); err != nil {
+		k.t.Fatal(err)
+	}
+	return f
+}
+
+// A packet that finds no room is no record that waits: the age of the next one is its own.
+func TestFallbackForgetsWhatFoundNoRoom(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		r := k.open("loop")
+		for k.run(stateFrame(plant, controller, 1, 1)) == dropped {
+		}
+		r.take()
+		before, large := k.flow(), packet(plant, controller, udp, 40000, 5005, "C"+strings.Repeat("x", 400)).bytes()
+		if v := k.run(large); v == dropped || k.flow().Lost != before.Lost+1 {
+			t.Fatalf("a large one finds room: %s", v)
+		}
+		if after := k.flow(); after.Position != before.Position || after.Since != before.Since {
+			t.Errorf("%+v, want position and time of %+v", after, before)
+		}
+		if v := k.run(stateFrame(plant, controller, 2, 1)); v != dropped || k.flow().Since == before.Since {
+			t.Errorf("a small one: %s, %+v", v, k.flow())
+		}
+	})
+}
+
+// A program that has closed its class keeps ring, page and control messages mapped: the law answers whatever it writes
+// there, and whatever it has changed before.
+func TestFallbackAfterTheProgram(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		r, c := k.open("loop"), k.commander("loop")
+		g := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+		for _, m := range []control64{{Op: opStop}, {Op: opAction, Value: 0}, {Op: opPayload, Value: 1, Mask: [8]byte{255}}} {
+			k.setConsumer(c.slot, 1)
+			c.send(m)
+			if v := k.run(stateFrame(plant, controller, 1, 1)); v != passed {
+				t.Fatalf("%+v: %s", m, v)
+			}
+			c.send(m) // which no packet meets while the program is there
+			g.vacate(k.class("loop"), k.pages)
+			k.lawful("the program has gone", stateFrame(plant, controller, 1, 1), 1, 5)
+			c.send(m)
+			*(*[pageBytes]byte)(unsafe.Pointer(r.state)) = [pageBytes]byte(bytes.Repeat([]byte{1}, pageBytes))
+			for range 3 {
+				k.lawful("a former program", stateFrame(plant, controller, 1, 1), 1, 5)
+				*word(r.consumer) = *word(r.producer)
+			}
+		}
+	})
+}
+
+// A program has no answers sent from another port than the configuration's.
+func TestFallbackKeepsItsPort(t *testing.T) {
+	onHooks(t, loop, func(t *testing.T, k *kernel) {
+		raw := stateFrame(plant, controller, 1, 1)
+		raw[36], raw[37], raw[40], raw[41] = 0, 53, 0, 0
+		c := k.commander("loop")
+		c.send(control64{Op: opPorts, Value: 0xffff}, control64{Op: opPorts, Index: 7, Value: 0xffff})
+		for consumer := range uint32(2) {
+			if v := k.run(raw); v != passed {
+				t.Errorf("to port 53: %s", v)
+			}
+			k.setConsumer(c.slot, consumer)
+		}
+	})
 }

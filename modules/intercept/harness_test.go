@@ -170,8 +170,15 @@ func (k *kernel) open(name string) *reader {
 	}
 	k.t.Cleanup(func() { _, _ = unix.Munmap(consumer), unix.Munmap(producer) })
 	s := k.pages.state(c.slot)
-	s.setConsumer(1)
+	k.setConsumer(c.slot, 1)
 	return &reader{k.t, s, ring, consumer, producer, uint64(size)}
+}
+
+func (k *kernel) setConsumer(slot int, n uint32) {
+	k.t.Helper()
+	if err := setConsumer(k.maps, slot, n); err != nil {
+		k.t.Fatal(err)
+	}
 }
 
 func word(page []byte) *uint64 { return (*uint64)(unsafe.Pointer(unsafe.SliceData(page))) }

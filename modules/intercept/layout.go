@@ -85,7 +85,7 @@ type late struct {
 // state is a class's page.
 type state struct {
 	Generation, Deadline, Watchdog uint64 // of the config; ns; ns
-	Consumer, Stopped, Doorbell    uint32 // booleans
+	Zero0, Stopped, Doorbell       uint32 // booleans
 	Begun                          uint32 // Identity of the table
 	Zero1                          [6]uint32
 	Waiting, PID                   uint32 // enum icpt_waiting; thread that receives

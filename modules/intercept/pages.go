@@ -47,16 +47,17 @@ func pageOf(page []byte) *state { return (*state)(unsafe.Pointer(unsafe.SliceDat
 // begin sets what a class's values say, which control messages may have changed in those before. What the page was
 // begun with is noted last: a control plane that is killed meanwhile, or before, does it when it is back.
 func (s *state) begin(c *class, identity uint32) {
-	if atomic.LoadUint32(&s.Begun) == identity {
-		return
+	if atomic.LoadUint32(&s.Begun) != identity {
+		s.reset(c)
+		atomic.StoreUint32(&s.Begun, identity)
 	}
+}
+
+func (s *state) reset(c *class) {
 	atomic.StoreUint64(&s.Deadline, uint64(c.Deadline))
 	atomic.StoreUint64(&s.Watchdog, uint64(c.Watchdog))
 	atomic.StoreUint32(&s.Stopped, 0)
-	atomic.StoreUint32(&s.Begun, identity)
 }
-
-func (s *state) setConsumer(n uint32) { atomic.StoreUint32(&s.Consumer, n) }
 
 // copy reads a page that others write. What does not belong together by then is wrong by one packet.
 func (s *state) copy() *state {

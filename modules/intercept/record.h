@@ -146,7 +146,7 @@ struct icpt_state {
 	__u64 generation; /* of the configuration */
 	__u64 deadline;	  /* ns, 0: none. T2 - T1 above it is late */
 	__u64 watchdog;	  /* ns that records may wait before the class's packets pass */
-	__u32 consumer;	  /* 1: a program has the class open */
+	__u32 zero0;
 	__u32 stopped;	  /* 1: by a control message */
 	__u32 doorbell;	  /* 1: there is a control message */
 	__u32 begun;	  /* identity of the values that deadline and watchdog are of */
@@ -166,7 +166,8 @@ struct icpt_state {
 	struct icpt_late last[ICPT_LATES];
 };
 
-/* Control messages change the class whose ring they come through, until the next configuration. */
+/* Control messages change the class whose ring they come through, until its program leaves it or
+ * the next configuration comes. */
 enum icpt_op {
 	ICPT_OP_START = 1,    /* continue after ICPT_OP_STOP */
 	ICPT_OP_STOP = 2,     /* packets of the class pass, as if it were not there */
@@ -174,7 +175,8 @@ enum icpt_op {
 	ICPT_OP_PRIORITY = 4, /* value: for ICPT_MARK */
 	ICPT_OP_MAX_BYTES = 5,
 	ICPT_OP_DEADLINE = 6, /* value: ns */
-	/* index: which range; value: first << 16 | last destination port; first > last: none */
+	/* index: which range; value: first << 16 | last destination port; first > last: none.
+	 * Ignored in a class with a fallback: the kernel answers as the configuration's port */
 	ICPT_OP_PORTS = 7,
 	/* index: which condition; value: offset << 16 | bytes (0 to 8; 0: none); bytes and mask in
 	 * memory order */

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,13 +78,13 @@ func (f *generation) isSucceeded() bool {
 // the data plane changes classes: packets under way still meet them. The half may be that of other values by now: the
 // agent fills it for a further change without waiting for the end of this configuration.
 func (f *generation) takeBack() {
-	if err := f.resetTable(); err != nil {
+	if err := f.resetTable(f.Classes...); err != nil {
 		slog.Warn("intercept: control messages are in force when this configuration comes back", "module", f.live.Module,
 			"error", err)
 	}
 }
 
-func (f *generation) resetTable() error {
+func (f *generation) resetTable(classes ...*class) error {
 	m, err := f.live.Maps.Get(mapTable)
 	if err != nil {
 		return err
@@ -107,10 +108,18 @@ func (f *generation) resetTable() error {
 	}
 	defer atomic.StoreUint32(&t.Draining, 0)
 	version := atomic.LoadUint32(&t.Version)
-	t.Classes[^version&1] = own.Classes[0]
-	atomic.AddUint32(&t.Version, 1)
-	t.Classes[version&1] = own.Classes[0]
-	t.AnyPort = own.AnyPort
+	for i := range uint32(2) {
+		for _, c := range classes {
+			at := slices.Index(f.Classes, c)
+			t.Classes[(version+1+i)&1][at] = own.Classes[0][at]
+		}
+		if i == 0 {
+			atomic.AddUint32(&t.Version, 1)
+		}
+	}
+	if len(classes) == len(f.Classes) {
+		t.AnyPort = own.AnyPort
+	}
 	return nil
 }
 
@@ -133,10 +142,10 @@ func (f *generation) InstanceChanged(i sdk.Instance, there bool) {
 }
 
 // dismiss gives up on programs that had classes open before and did not come back.
-func (f *Intercept) dismiss(pages *pages) {
+func (f *generation) dismiss(pages *pages) {
 	for _, c := range f.Classes {
 		if c.slot != noRing {
-			f.consumers.ifVacant(c.Name, func() { pages.state(c.slot).setConsumer(0) })
+			f.consumers.ifVacant(c.Name, func() { f.vacate(c, pages) })
 		}
 	}
 }
