@@ -174,7 +174,7 @@ test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers an
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
-	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TRIPLES=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \
