@@ -96,7 +96,7 @@ func parseListener(raw json.RawMessage) (*listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l.service, err = a.Compile(app.Listener{Name: l.Name, Port: l.Port, Config: rest})
+	l.service, err = a.Compile(app.Listener{Name: l.Name, Port: l.Port, MaxReply: l.MaxReply, Config: rest})
 	return l, err
 }
 

@@ -133,6 +133,7 @@ func TestLinearConfig(t *testing.T) {
 		`"reply": ""`:  "reply",
 		`"reply": "0"`: "reply",
 		`"reply": "` + strings.Repeat("00", 65) + `"`:                                  "reply",
+		`"reply": "000000", "maxReply": 2`:                                             "reply",
 		`"reply": "00", "other": 1`:                                                    "other",
 		`"reply": "00", "byteOrder": "middle"`:                                         "byteOrder",
 		`"reply": "00000000", "copy": [{"from": 0, "to": 1}]`:                          "copy[0].to",

@@ -21,9 +21,10 @@ type App interface {
 
 // Listener is an entry of the config.
 type Listener struct {
-	Name   string
-	Port   uint16
-	Config json.RawMessage // an object with the properties that are not every listener's
+	Name     string
+	Port     uint16
+	MaxReply uint16          // bytes of payload: longer replies are not sent
+	Config   json.RawMessage // an object with the properties that are not every listener's
 }
 
 // Decode reads an object over the defaults in to. Errors are *sdk.ConfigError; a property that is not known is one.

@@ -84,6 +84,10 @@ func (linear) Compile(l app.Listener) (app.Service, error) {
 	if err != nil || len(reply) == 0 || len(reply) > maxReply {
 		return nil, sdk.ConfigErrorf("reply", "%q has to be 1 to %d bytes as hexadecimal digits", c.Reply, maxReply)
 	}
+	if len(reply) > int(l.MaxReply) {
+		return nil, sdk.ConfigErrorf("reply", "has %d bytes, more than maxReply (%d): nothing would be answered", len(reply),
+			l.MaxReply)
+	}
 	s := &service{law: law{Constant: c.Constant, To: c.To, Len: uint16(len(reply)), Words: uint8(len(c.Copy)),
 		Terms: uint8(len(c.Sum))}}
 	copy(s.Reply[:], reply)
