@@ -134,10 +134,11 @@ func (a *Agent) checkSince(record v1.ChangeRecord) error {
 					"with --force (force=true) what it was before", c.Kind, c.Name, owner, record.Number)}
 			}
 		}
-		if same, err := sameJSON(now, c.After); err != nil || same {
-			if err != nil {
-				return err
-			}
+		same, err := sameJSON(now, c.After)
+		if err != nil {
+			return err
+		}
+		if same {
 			continue
 		}
 		why := ""

@@ -24,8 +24,8 @@ import (
 
 // A change is a record in the journal, which is on the disk after one fdatasync; a transaction of bbolt needs two, and
 // writes pages all over its file. The file gets what the journal holds in one transaction: when no change follows for
-// flushAfter, when the journal is full, and before all other writes. Each record names the digest of the file that it
-// changes, so that records which the file has already, or which were made for another file, do not count.
+// flushAfter, when the journal is full, and before all other writes. Each record names the base that it changes, see
+// baseOf, so that records which the file has already, or which were made for another file, do not count.
 
 const (
 	journalSize = 256 << 10
@@ -38,7 +38,7 @@ const (
 type journal struct {
 	path    string
 	file    *os.File // nil before the first record
-	base    []byte   // digest of the file without pending
+	base    []byte   // of the file without pending, see baseOf
 	end     int64    // of the last record
 	sum     uint32   // its checksum, which that of the next one continues
 	pending map[resource.Ref]json.RawMessage
