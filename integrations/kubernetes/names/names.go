@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package names is the contract between kerb-cni, which makes a pod a Service before it can send a packet, and
+// kerb-kube-node, which knows the labels of the pod.
+//
+//   - kerb-kube-node applies the module of PendingModule at its first sync. Without it pods do not start.
+//   - kerb-cni ADD applies the Service with the labels of PodLabels. Its chains include the pending module and drop
+//     everything but link control and ARP.
+//   - kerb-kube-node replaces the labels by those of Admit as soon as it knows the labels of the pod. The agent then
+//     replaces each chain in one step: every packet meets the pending module or the modules of the pod.
+//   - kerb-cni DEL removes the Service, unless a later sandbox of the pod has replaced it.
+//   - kerb-kube-node deletes services of OwnerPods whose pods are gone: DEL does not fail while the agent is away.
+package names
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"maps"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// Owners of resources of the agent.
+const (
+	OwnerPods = "kubernetes-pods" // of the services of pods, which kerb-cni and kerb-kube-node change
+	Owner     = "kubernetes"      // of everything else that kerb-kube-node applies
+)
+
+// Pending is the module that drops the packets of pods whose labels are not known yet.
+const Pending = "kubernetes-pending"
+
+// Labels of the services of pods.
+const (
+	LabelPrefix     = "kerb.dev/" // ignored in labels of pods: a pod must not pass for another one
+	LabelNamespace  = LabelPrefix + "namespace"
+	LabelPod        = LabelPrefix + "pod"        // absent if the name has more than 63 characters
+	LabelAttachment = LabelPrefix + "attachment" // Attachment of the ADD that applied the service
+	LabelPending    = LabelPrefix + "pending"    // "true" until the labels of the pod are known
+)
+
+// maxLabelValue is the longest value of a label. Names of pods may be longer.
+const maxLabelValue = 63
+
+// Pod identifies a pod as the container runtime does.
+type Pod struct{ Namespace, Name, UID string }
+
+// Service returns the name of the pod's Service. Names of pods are longer than those of services may be, and a pod of
+// the same name may already run while the one before is removed.
+func (p Pod) Service() string {
+	identity := p.UID
+	if identity == "" {
+		identity = p.Namespace + "/" + p.Name
+	}
+	return "p-" + digest(identity)
+}
+
+// Attachment identifies one interface of one sandbox: an ADD, and the DEL that undoes it. Container ids are longer than
+// values of labels.
+func Attachment(network, containerID, ifname string) string {
+	return Network(network) + "." + digest(containerID+"/"+ifname)
+}
+
+// Network is the first part of all attachments of a CNI network, up to the dot.
+func Network(name string) string { return digest(name) }
+
+// digest is the first 20 hexadecimal digits of the SHA-256 of a text.
+func digest(text string) string {
+	sum := sha256.Sum256([]byte(text))
+	return hex.EncodeToString(sum[:10])
+}
+
+// PodLabels are the labels that kerb-cni gives to the Service of a pod.
+func PodLabels(p Pod, attachment string) map[string]string {
+	labels := map[string]string{LabelNamespace: p.Namespace, LabelAttachment: attachment, LabelPending: "true"}
+	if len(p.Name) <= maxLabelValue {
+		labels[LabelPod] = p.Name
+	}
+	return labels
+}
+
+// IsPending reports whether a service has the labels of a pod whose own labels are not known yet.
+func IsPending(labels map[string]string) bool { return labels[LabelPending] == "true" }
+
+// Admit returns the labels of a service whose pod has the given labels: it is not pending any longer.
+func Admit(service, pod map[string]string) map[string]string {
+	labels := map[string]string{}
+	maps.Copy(labels, pod)
+	maps.DeleteFunc(labels, func(key, _ string) bool { return strings.HasPrefix(key, LabelPrefix) })
+	for _, key := range []string{LabelNamespace, LabelPod, LabelAttachment} {
+		if value, ok := service[key]; ok {
+			labels[key] = value
+		}
+	}
+	return labels
+}
+
+// PendingModule drops everything that pending services send and would receive but neighbour discovery, MLD and ARP,
+// which the kernel sends as soon as an interface is up.
+func PendingModule() v1.Module {
+	return v1.Module{
+		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
+		Metadata: v1.ObjectMeta{Name: Pending},
+		Spec: v1.ModuleSpec{
+			Package: "firewall",
+			Config: map[string]any{
+				"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},
+				"state":         map[string]any{"enabled": false}, // no connection is allowed: there is none to remember
+				"fragments":     "deny",
+			},
+			Attach:        v1.Attach{Services: LabelPending + "=true"},
+			Order:         v1.Order{Priority: v1.DefaultPriority},
+			FailurePolicy: v1.FailClosed,
+		},
+	}
+}
