@@ -83,7 +83,7 @@ type TraceRequest struct {
 	Service  string `query:"service" doc:"Only this service; all attach points unless set"`
 	Host     string `query:"host" doc:"Source or destination address"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
-	Port     uint16 `query:"port" doc:"Source or destination port"`
+	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
 }

@@ -28,10 +28,9 @@ func (s *Server) addKind(kind resource.Kind) {
 	op := s.operation(http.MethodGet, all, "list"+n.Kind+"s", listed, reflect.SliceOf(kind.Type()))
 	register(s, op, func(ctx context.Context, _ *none) (any, error) { return s.list(ctx, kind) })
 	op = s.operation(http.MethodGet, one, "get"+n.Kind, "One "+n.Words, kind.Type())
-	huma.Register(s.api, op, func(ctx context.Context, in *byName) (*oneResource, error) {
-		got, err := s.get(ctx, kind, in.Name)
-		return answered(s, got, err, &op)
-	})
+	op.Responses["200"].Headers = map[string]*huma.Header{"ETag": {Schema: &huma.Schema{Type: huma.TypeString,
+		Description: "metadata.resourceVersion in quotes, for If-Match"}}}
+	register(s, op, func(ctx context.Context, in *byName) (any, error) { return s.get(ctx, kind, in.Name) })
 	if kind.Archives() {
 		path := one + "/versions/{generation}"
 		summary := "An earlier version of " + aWord + ", for a rollback"
@@ -53,10 +52,10 @@ func article(word string) string {
 
 // operation describes a route that answers with a t.
 func (s *Server) operation(method, path, id, summary string, t reflect.Type) huma.Operation {
-	schema := s.api.OpenAPI().Components.Schemas.Schema(t, true, id+"Response")
+	schema := s.doc.Components.Schemas.Schema(t, true, id+"Response")
 	content := map[string]*huma.MediaType{"application/json": {Schema: schema}}
 	return huma.Operation{OperationID: id, Method: method, Path: path, Summary: summary,
-		Responses: map[string]*huma.Response{"200": {Content: content}}}
+		Responses: map[string]*huma.Response{"200": {Description: "OK", Content: content}}}
 }
 
 // list returns all resources of a kind, with their versions unless the list is without part of them.
@@ -116,7 +115,7 @@ func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alph
 
 // describeBodies puts the bodies that are not read by huma into its document.
 func (s *Server) describeBodies() {
-	doc := s.api.OpenAPI()
+	doc := s.doc
 	any := &huma.Schema{Discriminator: &huma.Discriminator{PropertyName: "kind", Mapping: map[string]string{}}}
 	for _, kind := range resource.Kinds() {
 		n, schema := kind.Names(), doc.Components.Schemas.Schema(kind.Type(), true, "")

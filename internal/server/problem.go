@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/danielgtaylor/huma/v2"
-
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
@@ -35,6 +33,9 @@ type Mistake struct {
 	Line     int    `json:"line,omitempty" doc:"Line of the request's YAML, from 1"`
 	Column   int    `json:"column,omitempty" doc:"Column of the request's YAML, from 1"`
 }
+
+// problemType is the media type of problems, whatever the client asked for.
+const problemType = "application/problem+json"
 
 // Problem types.
 const (
@@ -171,36 +172,9 @@ func (p *Problem) byStatus() error {
 	return nil
 }
 
-// GetStatus and ContentType make a Problem an error that huma writes as it is.
-func (p *Problem) GetStatus() int { return p.Status }
-
-// ContentType is problem+json whatever the client asked for.
-func (p *Problem) ContentType(string) string { return "application/problem+json" }
-
-var (
-	_ huma.StatusError       = (*Problem)(nil)
-	_ huma.ContentTypeFilter = (*Problem)(nil)
-)
-
-// humaProblem makes a problem of an error that huma has found itself: a wrong parameter, an unknown media type.
-func humaProblem(status int, message string, errs ...error) huma.StatusError {
-	for _, err := range errs {
-		var detail *huma.ErrorDetail
-		if errors.As(err, &detail) {
-			return problemOf(&apierrors.Invalid{Field: detail.Location, Reason: detail.Message})
-		}
-		message += ": " + err.Error()
-	}
-	kind := typeInternal
-	if status < http.StatusInternalServerError {
-		kind = typeInvalid
-	}
-	return newProblem(kind, status, message)
-}
-
 func writeProblem(w http.ResponseWriter, err error) {
 	p := problemOf(err)
-	w.Header().Set("Content-Type", p.ContentType(""))
+	w.Header().Set("Content-Type", problemType)
 	w.WriteHeader(p.Status)
 	_ = json.NewEncoder(w).Encode(p) // the client has gone if this fails
 }

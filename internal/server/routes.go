@@ -66,29 +66,23 @@ type (
 		Writer
 		Name string `path:"name" doc:"Name of the set"`
 	}
-	answer      struct{ Body any }
 	oneResource struct {
-		ETag string `header:"ETag" doc:"metadata.resourceVersion in quotes, for If-Match"`
+		ETag string // metadata.resourceVersion in quotes
 		Body resource.Object
 	}
 )
 
-// body is the request's body, read here and not by huma: it may be YAML, and mistakes in it are reported with the name
-// of the resource.
+// body is the request's body, which may be YAML. Mistakes in it are reported with the name of the resource.
 type body struct {
 	data      []byte
 	mediaType string
 	err       error
 }
 
-// Resolve reads the body.
-func (b *body) Resolve(ctx huma.Context) []error {
-	b.data, b.err = io.ReadAll(ctx.BodyReader())
-	b.mediaType, _, _ = mime.ParseMediaType(ctx.Header("Content-Type"))
-	return nil
+func (b *body) read(r *http.Request) {
+	b.data, b.err = io.ReadAll(r.Body)
+	b.mediaType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
 }
-
-var _ huma.Resolver = (*body)(nil)
 
 func (b *body) bytes() ([]byte, error) {
 	if b.err != nil {
@@ -136,64 +130,37 @@ func (s *Server) addRoutes() {
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)
 		})
-	huma.Register(s.api, huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace",
-		Summary: "Trace of packets through chains, one JSON object per line"}, s.trace)
+	trace := huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Responses: map[string]*huma.Response{
+		"200": {Description: "OK"}}, Summary: "Trace of packets through chains, one JSON object per line"}
+	s.handle(&trace, reflect.TypeFor[v1alpha1.TraceRequest](), s.trace)
 	s.describeBodies()
 }
 
 // trace streams. Errors before the first packet are problems; later ones are a line {"error": ...}.
-func (s *Server) trace(_ context.Context, r *v1alpha1.TraceRequest) (*huma.StreamResponse, error) {
-	return &huma.StreamResponse{Body: func(ctx huma.Context) {
-		started := false
-		out := json.NewEncoder(ctx.BodyWriter())
-		err := s.backend.Trace(ctx.Context(), *r, func(p v1alpha1.TracedPacket) error {
-			if !started {
-				ctx.SetHeader("Content-Type", "application/x-ndjson")
-				ctx.SetStatus(http.StatusOK)
-				started = true
-			}
-			if err := out.Encode(p); err != nil {
-				return err
-			}
-			if f, ok := ctx.BodyWriter().(http.Flusher); ok {
-				f.Flush()
-			}
-			return nil
-		})
-		if err == nil {
-			return
-		}
-		p := problemOf(err)
+func (s *Server) trace(w http.ResponseWriter, r *http.Request, in any) error {
+	started := false
+	out := json.NewEncoder(w)
+	err := s.backend.Trace(r.Context(), *in.(*v1alpha1.TraceRequest), func(p v1alpha1.TracedPacket) error {
 		if !started {
-			ctx.SetHeader("Content-Type", "application/problem+json")
-			ctx.SetStatus(p.Status)
-			_ = out.Encode(p)
-			return
+			w.Header().Set("Content-Type", "application/x-ndjson")
+			started = true
 		}
-		_ = out.Encode(map[string]string{"error": p.Detail})
-	}}, nil
+		if err := out.Encode(p); err != nil {
+			return err
+		}
+		return http.NewResponseController(w).Flush()
+	})
+	if err == nil || !started {
+		return err
+	}
+	_ = out.Encode(map[string]string{"error": problemOf(err).Detail})
+	return nil
 }
 
 // route registers one operation, which answers with an O.
 func route[I, O any](s *Server, method, path, id, summary string, do func(context.Context, *I) (O, error)) {
 	register(s, s.operation(method, path, id, summary, reflect.TypeFor[O]()),
 		func(ctx context.Context, in *I) (any, error) { return do(ctx, in) })
-}
-
-// register registers one operation. Errors become problems. huma.Register, of which each pair of types links 20 KB, is
-// linked for each input only: op has the type of the answer.
-func register[I any](s *Server, op huma.Operation, do func(context.Context, *I) (any, error)) {
-	huma.Register(s.api, op, func(ctx context.Context, in *I) (*answer, error) {
-		out, err := do(ctx, in)
-		return answered(s, &answer{out}, err, &op)
-	})
-}
-
-func answered[T any](s *Server, out *T, err error, op *huma.Operation) (*T, error) {
-	if err != nil {
-		return nil, s.problem(err, op.Method, op.Path)
-	}
-	return out, nil
 }
 
 // problem returns the response for an error, and logs internal errors.
@@ -238,7 +205,7 @@ func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	return v1alpha1.Chain{}, &apierrors.NotFound{Kind: "Chain", Name: in.ID}
 }
 
-// change shares its type of input with chain: each further one links 20 KB.
+// change returns one change. What is no number is the number of none.
 func (s *Server) change(ctx context.Context, in *byID) (v1alpha1.ChangeRecord, error) {
 	n, err := strconv.ParseInt(in.ID, 10, 64)
 	if err != nil {

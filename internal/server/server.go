@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/adapters/humago"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -43,7 +42,7 @@ type Server struct {
 	backend Backend
 	log     *slog.Logger
 	mux     *http.ServeMux
-	api     huma.API
+	doc     *huma.OpenAPI // while it is made
 	handler http.Handler
 	large   chan struct{} // requests with large bodies that are worked on
 	pending atomic.Int64  // bytes of large bodies that are read or wait
@@ -57,7 +56,7 @@ type Server struct {
 // New makes the API over backend.
 func New(backend Backend, log *slog.Logger) *Server {
 	s := newServer(backend, log)
-	s.dropDocument()
+	s.doc = nil // with the schemas of all bodies it is a fifth of what an idle agent has allocated
 	s.mux.HandleFunc("GET /openapi.json", s.serveDocument("application/openapi+json", (*huma.OpenAPI).MarshalJSON))
 	s.mux.HandleFunc("GET /openapi.yaml", s.serveDocument("application/openapi+yaml", (*huma.OpenAPI).YAML))
 	s.mux.Handle("/v1/modules/{name}/{path...}", http.HandlerFunc(s.serveModule))
@@ -71,46 +70,17 @@ func New(backend Backend, log *slog.Logger) *Server {
 
 // newServer makes the operations, and the document that describes them.
 func newServer(backend Backend, log *slog.Logger) *Server {
-	setUpHuma()
 	s := &Server{backend: backend, log: log, mux: http.NewServeMux(), large: make(chan struct{}, largeAtOnce)}
-	s.api = humago.New(s.mux, apiConfig())
+	s.doc = &huma.OpenAPI{OpenAPI: "3.1.0", Components: &huma.Components{Schemas: newRegistry()}, Info: &huma.Info{
+		Title: "Kerb node agent", Version: strings.TrimPrefix(v1alpha1.APIVersion, "kerb.dev/"),
+		Description: "Desired state of the node, its status, and the routes of its modules. " +
+			"Served on the Unix socket /run/kerb/kerb.sock."}}
 	s.addRoutes()
 	return s
 }
 
-// setUpHuma sets what huma keeps in package variables.
-var setUpHuma = sync.OnceFunc(func() { huma.NewError = humaProblem })
-
-func apiConfig() huma.Config {
-	config := huma.DefaultConfig("Kerb node agent", strings.TrimPrefix(v1alpha1.APIVersion, "kerb.dev/"))
-	config.Info.Description = "Desired state of the node, its status, and the routes of its modules. " +
-		"Served on the Unix socket /run/kerb/kerb.sock."
-	config.Components.Schemas = newRegistry()
-	config.CreateHooks = nil // no $schema fields in answers
-	config.OpenAPIPath = ""  // see serveDocument
-	config.DocsPath = ""     // its page loads scripts from elsewhere
-	config.SchemasPath = ""
-	config.RejectUnknownQueryParameters = true
-	return config
-}
-
 // OpenAPI makes the OpenAPI 3.1 document again.
-func (s *Server) OpenAPI() *huma.OpenAPI { return newServer(s.backend, s.log).api.OpenAPI() }
-
-// dropDocument forgets what only the document needs: with the schemas of all bodies it is a fifth of what an idle agent
-// has allocated.
-func (s *Server) dropDocument() {
-	doc := s.api.OpenAPI()
-	for _, path := range doc.Paths {
-		for _, op := range []*huma.Operation{path.Get, path.Put, path.Post, path.Patch, path.Delete} {
-			if op != nil {
-				clear(op.Responses)
-				op.RequestBody = nil
-			}
-		}
-	}
-	doc.Paths, doc.Components = nil, &huma.Components{Schemas: huma.NewMapRegistry("", huma.DefaultSchemaNamer)}
-}
+func (s *Server) OpenAPI() *huma.OpenAPI { return newServer(s.backend, s.log).doc }
 
 // serveDocument makes the document for each request, one at a time: it takes megabytes for a moment.
 func (s *Server) serveDocument(mediaType string, text func(*huma.OpenAPI) ([]byte, error)) http.HandlerFunc {
