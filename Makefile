@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -175,6 +175,13 @@ test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers an
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
+
+kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: ten minutes the first time
+	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/out/kube-api .
+
+test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
+	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/...
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package api holds the kinds of Kerb in a Kubernetes cluster. deploy/kubernetes/crds is generated from them: docs,
+// bounds and patterns are tags, and rules over several fields are in the generator, crd_test.go.
+package api
+
+import (
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// Group, version and plural names, as in paths of the API server.
+const (
+	Group          = "kerb.dev"
+	Version        = "v1alpha1"
+	ClusterModules = "clustermodules"
+	KerbNodes      = "kerbnodes"
+)
+
+// ObjectMeta is what Kerb reads of the metadata of any object.
+type ObjectMeta struct {
+	Name            string            `json:"name"`
+	Namespace       string            `json:"namespace,omitempty"`
+	UID             string            `json:"uid,omitempty"`
+	Labels          map[string]string `json:"labels,omitempty"`
+	Generation      int64             `json:"generation,omitempty"`
+	ResourceVersion string            `json:"resourceVersion,omitempty"`
+	Deleted         string            `json:"deletionTimestamp,omitempty"`
+}
+
+// ClusterModule deploys a package on pods of all nodes.
+type ClusterModule struct {
+	v1.TypeMeta
+	Metadata ObjectMeta        `json:"metadata"`
+	Spec     ClusterModuleSpec `json:"spec" doc:"What the module is, and which pods it is attached to"`
+}
+
+// ClusterModuleSpec is v1alpha1.ModuleSpec with a package and attach points that mean the same on every node. A test
+// compares the fields that both have.
+type ClusterModuleSpec struct {
+	Package       Package          `json:"package" doc:"The package to deploy"`
+	Config        map[string]any   `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
+	Attach        Attach           `json:"attach" doc:"Where the module is attached"`
+	Order         v1.Order         `json:"order,omitempty" doc:"Place in the chain"`
+	FailurePolicy v1.FailurePolicy `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets while the module cannot run or returns no valid verdict; default is the package's"`
+	Budget        v1.Budget        `json:"budget,omitempty" doc:"Limits for the module; default is the package's"`
+}
+
+// Package names a package: by name if it is built into the agent, otherwise by the digest of its content.
+type Package struct {
+	Name  string `json:"name,omitempty" maxLength:"63" doc:"Name of a package that is built into the agent, for example counter"`
+	Image string `json:"image,omitempty" maxLength:"512" doc:"Package in a registry, with the digest of its content: registry/repository@sha256:..."`
+}
+
+// Attach selects attach points.
+type Attach struct {
+	Pods PodSelector `json:"pods" doc:"Pods with a network namespace of their own: those on the host network are not selected"`
+}
+
+// PodSelector selects pods that both selectors match. A selector that is absent or empty matches everything, as in
+// NetworkPolicy.
+type PodSelector struct {
+	Namespaces *LabelSelector `json:"namespaceSelector,omitempty" doc:"By labels of the namespace; all namespaces if absent"`
+	Pods       *LabelSelector `json:"podSelector,omitempty" doc:"By labels of the pod; all pods if absent"`
+}
+
+// LabelSelector is Kubernetes' label selector.
+type LabelSelector struct {
+	MatchLabels map[string]string `json:"matchLabels,omitempty" doc:"Labels that must have these values"`
+	Expressions []Requirement     `json:"matchExpressions,omitempty" maxItems:"16" doc:"Conditions that must all hold"`
+}
+
+// Requirement is one condition of a selector.
+type Requirement struct {
+	Key      string   `json:"key" minLength:"1" maxLength:"317" doc:"Label key"`
+	Operator string   `json:"operator" enum:"In,NotIn,Exists,DoesNotExist" doc:"Relation of the label to the values"`
+	Values   []string `json:"values,omitempty" maxItems:"64" doc:"For In and NotIn"`
+}
+
+// KerbNode is what one node reports. Its name is that of the Node. Nothing in its status grows with the pods.
+type KerbNode struct {
+	v1.TypeMeta
+	Metadata ObjectMeta      `json:"metadata"`
+	Status   *KerbNodeStatus `json:"status,omitempty" doc:"Written by the node when something has changed"`
+}
+
+// KerbNodeStatus is the state of a node.
+type KerbNodeStatus struct {
+	Conditions   []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: the agent runs what the API server has"`
+	Kernel       string         `json:"kernel,omitempty" doc:"Release of the kernel"`
+	Architecture string         `json:"architecture,omitempty" doc:"As Go names it: amd64, arm64"`
+	Agent        string         `json:"agent,omitempty" doc:"Version of the agent"`
+	Modules      []ModuleReport `json:"modules,omitempty" maxItems:"10" doc:"Modules that do not run as specified; at most ten"`
+}
+
+// ModuleReport is a module that a node does not run as specified.
+type ModuleReport struct {
+	Name       string `json:"name" doc:"Name of the ClusterModule"`
+	Generation int64  `json:"generation" doc:"metadata.generation that the report is about"`
+	Reason     string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
+	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`
+}
+
+// Condition is metav1.Condition.
+type Condition struct {
+	Type       string    `json:"type" doc:"For example Ready"`
+	Status     string    `json:"status" enum:"True,False,Unknown" doc:"Whether it holds"`
+	Reason     string    `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
+	Message    string    `json:"message" doc:"Human-readable explanation"`
+	Transition time.Time `json:"lastTransitionTime" doc:"When the status last changed"`
+}

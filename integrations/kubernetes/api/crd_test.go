@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api_test
+
+import (
+	"encoding/json"
+	"flag"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+var update = flag.Bool("update", false, "write deploy/kubernetes/crds")
+
+const (
+	crds   = "../../../deploy/kubernetes/crds"
+	header = "# SPDX-License-Identifier: Apache-2.0\n" +
+		"# Generated: go test ./integrations/kubernetes/api -run Definitions -update\n"
+)
+
+// definition is a kind, and what its Go type does not say.
+type definition struct {
+	kind, plural, short string
+	object              reflect.Type
+	columns             []column
+	status              bool
+	// rules are CEL rules by the path of the field that they check.
+	rules map[string][]rule
+	// bounds are keywords that tags of shared types do not have, by path.
+	bounds map[string]map[string]any
+}
+
+type column struct {
+	Name string `json:"name"`
+	Type string `json:"type"`
+	Path string `json:"jsonPath"`
+	Wide int    `json:"priority,omitempty"`
+}
+
+type rule struct {
+	Rule    string `json:"rule"`
+	Message string `json:"message"`
+}
+
+var selectorRules = []rule{
+	{"!has(self.matchLabels) || self.matchLabels.all(k, !k.startsWith('kerb.dev/'))",
+		"labels kerb.dev/... are Kerb's own: select by labels of pods or namespaces"},
+}
+
+var requirementRules = []rule{
+	{"self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : !has(self.values) || size(self.values) == 0",
+		"In and NotIn need at least one value; Exists and DoesNotExist take none"},
+	{"!self.key.startsWith('kerb.dev/')", "labels kerb.dev/... are Kerb's own: select by labels of pods or namespaces"},
+	{"self.key.matches('^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$')",
+		"not a label key: write NAME or PREFIX/NAME, for example app or example.org/tier"},
+}
+
+const labelValue = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+
+var definitions = []definition{
+	{
+		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](),
+		columns: []column{{"Package", "string", ".spec.package.name", 0}, {"Image", "string", ".spec.package.image", 1},
+			{"Priority", "integer", ".spec.order.priority", 0}, {"Age", "date", ".metadata.creationTimestamp", 0}},
+		rules: map[string][]rule{
+			"": {
+				{"size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
+					"metadata.name: write at most 63 lower-case letters, digits and dashes, with no dash at either end"},
+				{"self.metadata.name != 'kubernetes-pending'",
+					"metadata.name: kubernetes-pending is the module that denies until labels of a pod are known: choose another name"},
+			},
+			"spec.package": {{"has(self.name) != has(self.image)",
+				"set exactly one: name for a package that is built into the agent, or image for one in a registry"}},
+			"spec.package.image": {{"self.matches('^[a-z0-9][A-Za-z0-9.:-]*/[a-z0-9._/-]+@sha256:[0-9a-f]{64}$')",
+				"name the content by its digest: registry/repository@sha256:... (kerb package push prints it); " +
+					"a tag may mean something else on every node"}},
+			"spec.attach.pods.namespaceSelector":                    selectorRules,
+			"spec.attach.pods.namespaceSelector.matchExpressions[]": requirementRules,
+			"spec.attach.pods.podSelector":                          selectorRules,
+			"spec.attach.pods.podSelector.matchExpressions[]":       requirementRules,
+		},
+		bounds: map[string]map[string]any{
+			"spec.package.name":                                              {"pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"},
+			"spec.order.before":                                              {"maxItems": 32},
+			"spec.order.after":                                               {"maxItems": 32},
+			"spec.order.before[]":                                            {"maxLength": 63},
+			"spec.order.after[]":                                             {"maxLength": 63},
+			"spec.attach.pods.podSelector.matchLabels":                       {"maxProperties": 16},
+			"spec.attach.pods.namespaceSelector.matchLabels":                 {"maxProperties": 16},
+			"spec.attach.pods.podSelector.matchLabels{}":                     {"maxLength": 63, "pattern": labelValue},
+			"spec.attach.pods.namespaceSelector.matchLabels{}":               {"maxLength": 63, "pattern": labelValue},
+			"spec.attach.pods.podSelector.matchExpressions[].values[]":       {"maxLength": 63, "pattern": labelValue},
+			"spec.attach.pods.namespaceSelector.matchExpressions[].values[]": {"maxLength": 63, "pattern": labelValue},
+		},
+	},
+	{
+		kind: "KerbNode", plural: api.KerbNodes, short: "knode", object: reflect.TypeFor[api.KerbNode](), status: true,
+		columns: []column{{"Ready", "string", `.status.conditions[?(@.type=="Ready")].status`, 0},
+			{"Reason", "string", `.status.conditions[?(@.type=="Ready")].reason`, 0},
+			{"Kernel", "string", ".status.kernel", 0}, {"Arch", "string", ".status.architecture", 0},
+			{"Agent", "string", ".status.agent", 1}, {"Age", "date", ".metadata.creationTimestamp", 0}},
+		bounds: map[string]map[string]any{
+			"status.modules[].message":    {"maxLength": 1024},
+			"status.conditions[].message": {"maxLength": 1024},
+			"status.conditions":           {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
+			"status.modules":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},
+		},
+	},
+}
+
+// The definitions in deploy/kubernetes/crds are those of the Go types.
+func TestDefinitionsAreCurrent(t *testing.T) {
+	for _, d := range definitions {
+		text, err := yaml.Marshal(plain(t, d.document(t)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := header + string(text)
+		file := filepath.Join(crds, d.plural+".yaml")
+		if *update {
+			if err := os.WriteFile(file, []byte(want), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		got, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, string(got)); diff != "" {
+			t.Errorf("%s is not what the types say (-update writes it):\n%s", file, diff)
+		}
+	}
+}
+
+// What a ClusterModule shares with a Module of the agent is described in the same words, with the same bounds.
+func TestSharedFields(t *testing.T) {
+	module, cluster := reflect.TypeFor[v1.ModuleSpec](), reflect.TypeFor[api.ClusterModuleSpec]()
+	for i := range cluster.NumField() {
+		f := cluster.Field(i)
+		if f.Name == "Package" || f.Name == "Attach" {
+			continue
+		}
+		of, ok := module.FieldByName(f.Name)
+		if !ok || of.Type != f.Type || of.Tag != f.Tag {
+			t.Errorf("%s is %v %q, and of the agent's Module %v %q", f.Name, f.Type, f.Tag, of.Type, of.Tag)
+		}
+	}
+}
+
+func (d definition) document(t *testing.T) map[string]any {
+	registry := huma.NewMapRegistry("#/components/schemas/", huma.DefaultSchemaNamer)
+	root := registry.SchemaFromRef(registry.Schema(d.object, true, "").Ref)
+	properties := map[string]any{"apiVersion": map[string]any{"type": "string"}, "kind": map[string]any{"type": "string"},
+		"metadata": map[string]any{"type": "object"}}
+	used := map[string]bool{}
+	required := []any{}
+	for name, s := range root.Properties {
+		switch name {
+		case "spec":
+			required = append(required, name)
+			fallthrough
+		case "status":
+			properties[name] = d.structural(registry, s, name, used)
+		}
+	}
+	schema := map[string]any{"type": "object", "properties": properties}
+	if len(required) > 0 {
+		schema["required"] = required
+	}
+	d.decorate(schema, "", used)
+	for path := range d.rules {
+		if !used[path] {
+			t.Errorf("%s has rules for %s, which it has not", d.kind, path)
+		}
+	}
+	for path := range d.bounds {
+		if !used[path] {
+			t.Errorf("%s has bounds for %s, which it has not", d.kind, path)
+		}
+	}
+	version := map[string]any{"name": api.Version, "served": true, "storage": true,
+		"schema": map[string]any{"openAPIV3Schema": schema}, "additionalPrinterColumns": d.columns}
+	if d.status {
+		version["subresources"] = map[string]any{"status": map[string]any{}}
+	}
+	return map[string]any{
+		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+		"metadata": map[string]any{"name": d.plural + "." + api.Group},
+		"spec": map[string]any{"group": api.Group, "scope": "Cluster", "versions": []any{version},
+			"names": map[string]any{"kind": d.kind, "listKind": d.kind + "List", "plural": d.plural,
+				"singular": strings.ToLower(d.kind), "shortNames": []any{d.short}, "categories": []any{"kerb"}}},
+	}
+}
+
+// structural is a schema as Kubernetes wants it: without references, and with one of properties and
+// additionalProperties.
+func (d definition) structural(r huma.Registry, s *huma.Schema, path string, used map[string]bool) map[string]any {
+	doc := s.Description
+	if s.Ref != "" {
+		s = r.SchemaFromRef(s.Ref)
+	}
+	out := map[string]any{"type": s.Type}
+	set := func(key string, value any) {
+		if v := reflect.ValueOf(value); v.IsValid() && !v.IsZero() {
+			out[key] = value
+		}
+	}
+	if doc == "" {
+		doc = s.Description
+	}
+	set("description", doc)
+	set("enum", s.Enum)
+	set("pattern", s.Pattern)
+	set("format", strings.TrimSuffix(s.Format, "uri"))
+	set("minLength", s.MinLength)
+	set("maxLength", s.MaxLength)
+	set("minItems", s.MinItems)
+	set("maxItems", s.MaxItems)
+	set("required", s.Required)
+	if s.Default != nil {
+		out["default"] = s.Default
+	}
+	switch {
+	case s.Items != nil:
+		out["items"] = d.structural(r, s.Items, path+"[]", used)
+	case len(s.Properties) > 0:
+		properties := map[string]any{}
+		for name, p := range s.Properties {
+			properties[name] = d.structural(r, p, path+"."+name, used)
+		}
+		out["properties"] = properties
+	case s.Type == "object":
+		if values, ok := s.AdditionalProperties.(*huma.Schema); ok && values.Type != "" {
+			out["additionalProperties"] = d.structural(r, values, path+"{}", used)
+		} else {
+			out["x-kubernetes-preserve-unknown-fields"] = true
+		}
+	}
+	d.decorate(out, path, used)
+	return out
+}
+
+func (d definition) decorate(schema map[string]any, path string, used map[string]bool) {
+	used[path] = true
+	if rules := d.rules[path]; rules != nil {
+		schema["x-kubernetes-validations"] = rules
+	}
+	for key, value := range d.bounds[path] {
+		schema[key] = value
+	}
+}
+
+// plain is a value with maps and lists only, whose keys YAML sorts.
+func plain(t *testing.T, v any) (out any) {
+	text, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, &out); err != nil { // JSON is YAML, and integers stay integers
+		t.Fatal(err)
+	}
+	return out
+}
