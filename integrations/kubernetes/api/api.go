@@ -29,6 +29,20 @@ type ObjectMeta struct {
 	Deleted         string            `json:"deletionTimestamp,omitempty"`
 }
 
+// Object is an object of which only the metadata is used.
+type Object struct {
+	Metadata ObjectMeta `json:"metadata"`
+}
+
+// Meta returns the metadata.
+func (o *Object) Meta() *ObjectMeta { return &o.Metadata }
+
+// Meta returns the metadata.
+func (m *ClusterModule) Meta() *ObjectMeta { return &m.Metadata }
+
+// Meta returns the metadata.
+func (n *KerbNode) Meta() *ObjectMeta { return &n.Metadata }
+
 // ClusterModule deploys a package on pods of all nodes.
 type ClusterModule struct {
 	v1.TypeMeta

@@ -54,17 +54,21 @@ type rule struct {
 var selectorRules = []rule{
 	{"!has(self.matchLabels) || self.matchLabels.all(k, !k.startsWith('kerb.dev/'))",
 		"labels kerb.dev/... are Kerb's own: select by labels of pods or namespaces"},
+	{"!has(self.matchLabels) || self.matchLabels.all(k, k.matches('" + labelKey + "'))", notLabelKey},
 }
+
+const (
+	labelKey    = "^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$"
+	notLabelKey = "not a label key: write NAME or PREFIX/NAME, for example app or example.org/tier"
+	labelValue  = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
+)
 
 var requirementRules = []rule{
-	{"self.operator in ['In', 'NotIn'] ? has(self.values) && size(self.values) > 0 : !has(self.values) || size(self.values) == 0",
+	{"(self.operator in ['In', 'NotIn']) == (has(self.values) && size(self.values) > 0)",
 		"In and NotIn need at least one value; Exists and DoesNotExist take none"},
 	{"!self.key.startsWith('kerb.dev/')", "labels kerb.dev/... are Kerb's own: select by labels of pods or namespaces"},
-	{"self.key.matches('^([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?$')",
-		"not a label key: write NAME or PREFIX/NAME, for example app or example.org/tier"},
+	{"self.key.matches('" + labelKey + "')", notLabelKey},
 }
-
-const labelValue = "^(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?$"
 
 var definitions = []definition{
 	{
@@ -76,7 +80,8 @@ var definitions = []definition{
 				{"size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
 					"metadata.name: write at most 63 lower-case letters, digits and dashes, with no dash at either end"},
 				{"self.metadata.name != 'kubernetes-pending'",
-					"metadata.name: kubernetes-pending is the module that denies until labels of a pod are known: choose another name"},
+					"metadata.name: kubernetes-pending is Kerb's own, which denies until the labels of a pod are known: " +
+						"choose another name"},
 			},
 			"spec.package": {{"has(self.name) != has(self.image)",
 				"set exactly one: name for a package that is built into the agent, or image for one in a registry"}},
