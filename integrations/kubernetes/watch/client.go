@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package watch follows objects of a Kubernetes API server over plain HTTP, with as little memory as their fields that
+// are used: client-go's typed clients alone would take more than the whole program.
+package watch
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"strings"
+)
+
+// StatusError is an answer of the API server other than success.
+type StatusError struct {
+	Code    int
+	Reason  string
+	Message string
+}
+
+func (e *StatusError) Error() string {
+	return fmt.Sprintf("the API server answers %d %s: %s", e.Code, e.Reason, e.Message)
+}
+
+// IsStatus reports whether an error is an answer with this code.
+func IsStatus(err error, code int) bool {
+	var status *StatusError
+	return errors.As(err, &status) && status.Code == code
+}
+
+// maxErrorBody is how much is read of an answer that is an error.
+const maxErrorBody = 16 << 10
+
+// open sends a request and returns the body of a successful answer, which the caller closes.
+func (c *Client) open(ctx context.Context, method, path string, body []byte, header ...string) (io.ReadCloser, error) {
+	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	r.Header.Set("User-Agent", "kerb-kube-node")
+	r.Header.Set("Accept", "application/json")
+	for i := 0; i+1 < len(header); i += 2 {
+		r.Header.Set(header[i], header[i+1])
+	}
+	token := c.token
+	if c.tokenFile != "" {
+		text, err := os.ReadFile(c.tokenFile)
+		if err != nil {
+			return nil, fmt.Errorf("read token: %w", err)
+		}
+		token = strings.TrimSpace(string(text))
+	}
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	answer, err := c.http.Do(r)
+	if err != nil {
+		return nil, err
+	}
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxErrorBody))
+	if err != nil {
+		return nil, err
+	}
+	status := &StatusError{Message: strings.TrimSpace(string(text))}
+	_ = json.Unmarshal(text, status) // a Status object; a proxy answers with text
+	status.Code = answer.StatusCode
+	return nil, status
+}
+
+// Get decodes an object.
+func (c *Client) Get(ctx context.Context, path string, out any) error {
+	return c.call(ctx, http.MethodGet, path, nil, out)
+}
+
+// Create creates an object in a collection.
+func (c *Client) Create(ctx context.Context, path string, in, out any) error {
+	return c.call(ctx, http.MethodPost, path, in, out, "Content-Type", "application/json")
+}
+
+// Merge changes an object by a JSON merge patch.
+func (c *Client) Merge(ctx context.Context, path string, in, out any) error {
+	return c.call(ctx, http.MethodPatch, path, in, out, "Content-Type", "application/merge-patch+json")
+}
+
+func (c *Client) call(ctx context.Context, method, path string, in, out any, header ...string) error {
+	var text []byte
+	if in != nil {
+		var err error
+		if text, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	body, err := c.open(ctx, method, path, text, header...)
+	if err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	defer body.Close()
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(body).Decode(out); err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return nil
+}

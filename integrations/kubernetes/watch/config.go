@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"go.yaml.in/yaml/v3"
+)
+
+// serviceAccount is where Kubernetes mounts the credentials of a pod.
+const serviceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
+
+// Limits of a connection. An API server that hangs closes none: the pings find out.
+const (
+	dialTimeout   = 10 * time.Second
+	headerTimeout = 30 * time.Second
+	pingAfter     = 30 * time.Second
+	pingTimeout   = 15 * time.Second
+)
+
+// Client is an API server. It is safe for concurrent use.
+type Client struct {
+	base      string
+	token     string
+	tokenFile string // read for each request: kubelet replaces it about once an hour
+	http      *http.Client
+}
+
+// kubeconfig is what is supported of a kubeconfig file.
+type kubeconfig struct {
+	CurrentContext string `yaml:"current-context"`
+	Contexts       []struct {
+		Name    string
+		Context struct{ Cluster, User string }
+	}
+	Clusters []struct {
+		Name    string
+		Cluster struct {
+			Server string
+			CAFile string `yaml:"certificate-authority"`
+			CA     string `yaml:"certificate-authority-data"`
+			Name   string `yaml:"tls-server-name"`
+		}
+	}
+	Users []struct {
+		Name string
+		User struct {
+			Token     string
+			TokenFile string `yaml:"tokenFile"`
+			CertFile  string `yaml:"client-certificate"`
+			Cert      string `yaml:"client-certificate-data"`
+			KeyFile   string `yaml:"client-key"`
+			Key       string `yaml:"client-key-data"`
+			Exec      any    `yaml:"exec"`
+		}
+	}
+}
+
+// Load returns the API server of a kubeconfig file, or, if there is none, of the cluster whose pod this process is in.
+func Load(file string) (*Client, error) {
+	if file == "" {
+		return inCluster(serviceAccount)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read kubeconfig: %w", err)
+	}
+	var k kubeconfig
+	if err := yaml.Unmarshal(text, &k); err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
+	}
+	c, err := k.client(filepath.Dir(file))
+	if err != nil {
+		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
+	}
+	return c, nil
+}
+
+func inCluster(dir string) (*Client, error) {
+	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
+	if host == "" || port == "" {
+		return nil, errors.New("not in a pod: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set; " +
+			"use --kubeconfig")
+	}
+	pool, err := authorities(os.ReadFile(filepath.Join(dir, "ca.crt")))
+	if err != nil {
+		return nil, fmt.Errorf("certificate authority of the service account: %w", err)
+	}
+	c := newClient("https://"+net.JoinHostPort(host, port), &tls.Config{RootCAs: pool})
+	c.tokenFile = filepath.Join(dir, "token")
+	return c, nil
+}
+
+func (k kubeconfig) client(dir string) (*Client, error) {
+	var cluster, user string
+	for _, c := range k.Contexts {
+		if c.Name == k.CurrentContext {
+			cluster, user = c.Context.Cluster, c.Context.User
+		}
+	}
+	if cluster == "" {
+		return nil, fmt.Errorf("current-context %q names no context with a cluster", k.CurrentContext)
+	}
+	config := &tls.Config{}
+	var c *Client
+	for _, of := range k.Clusters {
+		if of.Name != cluster {
+			continue
+		}
+		if !strings.HasPrefix(of.Cluster.Server, "https://") {
+			return nil, fmt.Errorf("server %q of cluster %s: only https is supported", of.Cluster.Server, cluster)
+		}
+		if of.Cluster.CA+of.Cluster.CAFile != "" {
+			pool, err := authorities(inline(dir, of.Cluster.CA, of.Cluster.CAFile))
+			if err != nil {
+				return nil, fmt.Errorf("certificate authority of cluster %s: %w", cluster, err)
+			}
+			config.RootCAs = pool
+		}
+		config.ServerName = of.Cluster.Name
+		c = newClient(strings.TrimSuffix(of.Cluster.Server, "/"), config)
+	}
+	if c == nil {
+		return nil, fmt.Errorf("there is no cluster %q", cluster)
+	}
+	return c, k.credentials(c, config, user, dir)
+}
+
+func (k kubeconfig) credentials(c *Client, config *tls.Config, name, dir string) error {
+	for _, of := range k.Users {
+		if of.Name != name {
+			continue
+		}
+		u := of.User
+		if u.Exec != nil {
+			return fmt.Errorf("user %s: exec plugins are not supported; use tokenFile or a client certificate", name)
+		}
+		c.token = u.Token
+		if u.TokenFile != "" {
+			c.tokenFile = absolute(dir, u.TokenFile)
+		}
+		if u.Cert+u.CertFile == "" {
+			return nil
+		}
+		certificate, err := inline(dir, u.Cert, u.CertFile)
+		if err != nil {
+			return fmt.Errorf("certificate of user %s: %w", name, err)
+		}
+		key, err := inline(dir, u.Key, u.KeyFile)
+		if err != nil {
+			return fmt.Errorf("key of user %s: %w", name, err)
+		}
+		pair, err := tls.X509KeyPair(certificate, key)
+		if err != nil {
+			return fmt.Errorf("certificate of user %s: %w", name, err)
+		}
+		config.Certificates = []tls.Certificate{pair}
+		return nil
+	}
+	return fmt.Errorf("there is no user %q", name)
+}
+
+func newClient(base string, config *tls.Config) *Client {
+	return &Client{base: base, http: &http.Client{Transport: &http.Transport{
+		Proxy:       http.ProxyFromEnvironment,
+		DialContext: (&net.Dialer{Timeout: dialTimeout, KeepAlive: pingAfter}).DialContext,
+		// ForceAttemptHTTP2 because of the two fields above it: all watches share one connection.
+		ForceAttemptHTTP2: true, TLSClientConfig: config, TLSHandshakeTimeout: dialTimeout,
+		ResponseHeaderTimeout: headerTimeout, IdleConnTimeout: time.Minute, DisableCompression: true,
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+	}}}
+}
+
+// inline is text in base64, or else the content of a file.
+func inline(dir, text, file string) ([]byte, error) {
+	if text != "" {
+		return base64.StdEncoding.DecodeString(text)
+	}
+	return os.ReadFile(absolute(dir, file))
+}
+
+func absolute(dir, file string) string {
+	if filepath.IsAbs(file) {
+		return file
+	}
+	return filepath.Join(dir, file)
+}
+
+func authorities(pem []byte, err error) (*x509.CertPool, error) {
+	if err != nil {
+		return nil, err
+	}
+	pool := x509.NewCertPool()
+	if !pool.AppendCertsFromPEM(pem) {
+		return nil, errors.New("holds no certificate in PEM")
+	}
+	return pool, nil
+}

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// Resource says which objects to follow.
+type Resource struct {
+	Path     string // of the collection, for example /api/v1/pods
+	Fields   string // field selector
+	Metadata bool   // only metadata is needed
+}
+
+// Object is what a type must have to be followed.
+type Object[T any] interface {
+	*T
+	Meta() *api.ObjectMeta
+}
+
+// Handler receives objects. Its methods are called one after the other.
+type Handler[T any] struct {
+	Replace func([]T) // all objects that there are, by a complete list
+	Set     func(T)   // one is new or has changed
+	Delete  func(T)   // one is gone
+}
+
+// Times of a follower, which tests shorten.
+type Times struct {
+	Backoff, MaxBackoff time.Duration // before the first and the last attempts after errors
+	Watch               time.Duration // after which the server ends a watch, and half as long again at random
+}
+
+// DefaultTimes suit thin links: in steady state there is one request an hour.
+var DefaultTimes = Times{Backoff: 500 * time.Millisecond, MaxBackoff: 30 * time.Second, Watch: 40 * time.Minute}
+
+// pageSize is the number of objects of one LIST.
+const pageSize = 500
+
+// follower follows the objects of one resource.
+type follower[T any, P Object[T]] struct {
+	client   *Client
+	resource Resource
+	handler  Handler[T]
+	times    Times
+	log      *slog.Logger
+
+	version string            // to continue from; empty: everything has to be listed
+	seen    map[string]uint64 // resource versions of objects, by UID: what is older is late
+	deleted []string          // UIDs in seen that were deleted last
+	lists   bool              // the server cannot send initial events
+}
+
+// Follow lists and watches objects until the context ends. It survives everything that an API server and a network do.
+func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, times Times, log *slog.Logger,
+	h Handler[T]) {
+	f := &follower[T, P]{client: c, resource: r, handler: h, times: times, log: log.With("path", r.Path)}
+	wait := times.Backoff
+	for ctx.Err() == nil {
+		started := time.Now()
+		err := f.round(ctx)
+		lasted := time.Since(started) >= times.MaxBackoff
+		if lasted {
+			wait = times.Backoff
+		}
+		if ctx.Err() != nil || err == nil && lasted {
+			continue // the server ends a watch now and then
+		}
+		if IsStatus(err, http.StatusGone) {
+			f.version = ""
+		}
+		if err != nil {
+			f.log.Warn("watch interrupted", "error", explain(err), "retry", wait)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait/2 + rand.N(wait)): // all nodes lose the server at the same time
+		}
+		wait = min(2*wait, times.MaxBackoff)
+	}
+}
+
+// explain adds what to do about an error whose text does not say it.
+func explain(err error) error {
+	var invalid x509.CertificateInvalidError
+	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+		return fmt.Errorf("%w; if the certificate is valid, the clock of this node is wrong: set it", err)
+	}
+	return err
+}
+
+// round is one request that stays open, after a list if that is needed.
+func (f *follower[T, P]) round(ctx context.Context) error {
+	if f.version == "" && f.lists {
+		if err := f.list(ctx); err != nil {
+			return fmt.Errorf("list: %w", err)
+		}
+	}
+	initial := f.version == ""
+	err := f.watch(ctx, initial)
+	if initial && f.version == "" &&
+		(IsStatus(err, http.StatusUnprocessableEntity) || IsStatus(err, http.StatusBadRequest)) {
+		f.lists = true
+		return f.round(ctx)
+	}
+	return err
+}
+
+func (f *follower[T, P]) request(ctx context.Context, query url.Values) (io.ReadCloser, error) {
+	if f.resource.Fields != "" {
+		query.Set("fieldSelector", f.resource.Fields)
+	}
+	accept := "application/json"
+	if f.resource.Metadata {
+		kind := "PartialObjectMetadata"
+		if !query.Has("watch") {
+			kind += "List"
+		}
+		accept = "application/json;as=" + kind + ";g=meta.k8s.io;v=v1"
+	}
+	return f.client.open(ctx, http.MethodGet, f.resource.Path+"?"+query.Encode(), nil, "Accept", accept)
+}
+
+// list replaces everything by pages of LIST.
+func (f *follower[T, P]) list(ctx context.Context) error {
+	var all []T
+	query := url.Values{"limit": {strconv.Itoa(pageSize)}}
+	for {
+		body, err := f.request(ctx, query)
+		if err != nil {
+			return err
+		}
+		var page struct {
+			Metadata struct{ ResourceVersion, Continue string }
+			Items    []json.RawMessage
+		}
+		err = json.NewDecoder(body).Decode(&page)
+		body.Close()
+		if err != nil {
+			return err
+		}
+		for _, item := range page.Items {
+			if object, ok := f.decode(item); ok {
+				all = append(all, object)
+			}
+		}
+		if page.Metadata.Continue == "" {
+			f.replace(all, page.Metadata.ResourceVersion)
+			return nil
+		}
+		query.Set("continue", page.Metadata.Continue)
+	}
+}
+
+// decode returns false for what is no such object: it must not keep the others away.
+func (f *follower[T, P]) decode(text []byte) (object T, ok bool) {
+	if err := json.Unmarshal(text, &object); err != nil {
+		f.log.Warn("an object is ignored that cannot be read", "object", P(&object).Meta().Name, "error", err)
+		return object, false
+	}
+	return object, true
+}
+
+func (f *follower[T, P]) replace(all []T, version string) {
+	f.seen, f.deleted = make(map[string]uint64, len(all)), nil
+	for i := range all {
+		f.note(P(&all[i]).Meta())
+	}
+	f.version = version
+	f.handler.Replace(all)
+}
+
+// event is one line of a watch.
+type event struct {
+	Type   string
+	Object json.RawMessage
+}
+
+// mark is the object of a bookmark, or of an error.
+type mark struct {
+	Metadata struct {
+		ResourceVersion string
+		Annotations     map[string]string
+	}
+	Code            int
+	Reason, Message string
+}
+
+// initialEventsEnd marks the bookmark after the last object of a list.
+const initialEventsEnd = "k8s.io/initial-events-end"
+
+// watch follows changes until the server ends it. With initial it starts with all objects.
+func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
+	lasts := f.times.Watch + rand.N(f.times.Watch/2+1)
+	ctx, cancel := context.WithTimeout(ctx, lasts+headerTimeout) // if the server does not end it
+	defer cancel()
+	query := url.Values{"watch": {"true"}, "allowWatchBookmarks": {"true"},
+		"timeoutSeconds": {strconv.Itoa(max(1, int(lasts.Seconds())))}}
+	if initial {
+		query.Set("sendInitialEvents", "true")
+		query.Set("resourceVersionMatch", "NotOlderThan")
+	} else {
+		query.Set("resourceVersion", f.version)
+	}
+	body, err := f.request(ctx, query)
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	listed := map[string]T{} // by UID, until all initial events are there
+	for decoder := json.NewDecoder(body); ; {
+		var e event
+		if err := decoder.Decode(&e); err != nil {
+			if errors.Is(err, io.EOF) {
+				return f.ended(initial)
+			}
+			return err
+		}
+		done, err := f.take(e, initial, listed)
+		if err != nil {
+			return err
+		}
+		initial = initial && !done
+	}
+}
+
+func (f *follower[T, P]) ended(initial bool) error {
+	if initial {
+		return errors.New("the watch ended before it had listed all objects")
+	}
+	return nil
+}
+
+// take handles one event. It returns true if it is the end of the list.
+func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end bool, err error) {
+	switch e.Type {
+	case "BOOKMARK", "ERROR":
+		var m mark
+		if err := json.Unmarshal(e.Object, &m); err != nil {
+			return false, fmt.Errorf("%s: %w", e.Type, err)
+		}
+		if e.Type == "ERROR" {
+			return false, &StatusError{m.Code, m.Reason, m.Message}
+		}
+		if initial {
+			if m.Metadata.Annotations[initialEventsEnd] != "true" {
+				return false, nil
+			}
+			f.replace(slices.Collect(maps.Values(listed)), m.Metadata.ResourceVersion)
+			clear(listed)
+			return true, nil
+		}
+		f.version = m.Metadata.ResourceVersion
+		return false, nil
+	case "ADDED", "MODIFIED", "DELETED":
+	default:
+		return false, nil // of a later version of the protocol
+	}
+	object, ok := f.decode(e.Object)
+	if !ok {
+		return false, nil
+	}
+	meta := P(&object).Meta()
+	switch {
+	case !initial:
+		f.change(e.Type == "DELETED", object, meta)
+	case e.Type == "DELETED":
+		delete(listed, meta.UID)
+	default:
+		listed[meta.UID] = object
+	}
+	return false, nil
+}
+
+// change hands an object on, unless what is known of it is newer.
+func (f *follower[T, P]) change(deleted bool, object T, meta *api.ObjectMeta) {
+	version, late := f.late(meta)
+	if late {
+		return
+	}
+	if current, err := strconv.ParseUint(f.version, 10, 64); err != nil || version > current {
+		f.version = meta.ResourceVersion
+	}
+	f.note(meta)
+	if deleted {
+		f.forget(meta.UID)
+		f.handler.Delete(object)
+		return
+	}
+	f.handler.Set(object)
+}
+
+// late reports whether an event is older than what is known of its object, or the same. Resource versions are numbers
+// that can be compared (KEP-5504); if not, every event counts.
+func (f *follower[T, P]) late(meta *api.ObjectMeta) (uint64, bool) {
+	version, err := strconv.ParseUint(meta.ResourceVersion, 10, 64)
+	known, ok := f.seen[meta.UID]
+	return version, err == nil && ok && version <= known
+}
+
+// maxDeleted is how many deleted objects are remembered, so that a late event brings none of them back.
+const maxDeleted = 1000
+
+func (f *follower[T, P]) forget(uid string) {
+	f.deleted = append(f.deleted, uid)
+	if len(f.deleted) > maxDeleted {
+		delete(f.seen, f.deleted[0])
+		f.deleted = f.deleted[1:]
+	}
+}
+
+func (f *follower[T, P]) note(meta *api.ObjectMeta) {
+	if version, err := strconv.ParseUint(meta.ResourceVersion, 10, 64); err == nil && meta.UID != "" {
+		f.seen[meta.UID] = version
+	}
+}

@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package watch
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// double is an API server whose watches send what a test says.
+type double struct {
+	sync.Mutex
+	requests []string
+	script   []func(w http.ResponseWriter, r *http.Request) // one for each request; the last one for all others
+}
+
+func (d *double) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	d.Lock()
+	d.requests = append(d.requests, r.URL.RawQuery)
+	step := d.script[0]
+	if len(d.script) > 1 {
+		d.script = d.script[1:]
+	}
+	d.Unlock()
+	step(w, r)
+}
+
+func (d *double) asked() []string {
+	d.Lock()
+	defer d.Unlock()
+	return slices.Clone(d.requests)
+}
+
+// line is an event of an object, or a bookmark.
+func line(kind, name, uid string, version int) string {
+	return fmt.Sprintf(`{"type":%q,"object":{"metadata":{"name":%q,"uid":%q,"resourceVersion":"%d"}}}`,
+		kind, name, uid, version)
+}
+
+func endOfList(version int) string {
+	return fmt.Sprintf(`{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"%d",`+
+		`"annotations":{"k8s.io/initial-events-end":"true"}}}}`, version)
+}
+
+const gone = `{"type":"ERROR","object":{"code":410,"reason":"Expired","message":"too old resource version"}}`
+
+// sends writes lines, and then ends the answer.
+func sends(lines ...string) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	}
+}
+
+// stays writes lines, and keeps the answer open.
+func stays(lines ...string) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, r *http.Request) {
+		sends(lines...)(w, r)
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	}
+}
+
+func refuses(code int) func(http.ResponseWriter, *http.Request) {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		fmt.Fprintf(w, `{"kind":"Status","code":%d,"reason":"Because"}`, code)
+	}
+}
+
+// mirror is what a follower has reported.
+type mirror struct {
+	sync.Mutex
+	objects  map[string]string // name by UID
+	replaced int
+	calls    int
+}
+
+func (m *mirror) names() string {
+	m.Lock()
+	defer m.Unlock()
+	var all []string
+	for _, name := range m.objects {
+		all = append(all, name)
+	}
+	slices.Sort(all)
+	return strings.Join(all, " ")
+}
+
+func (m *mirror) count() (replaced, calls int) {
+	m.Lock()
+	defer m.Unlock()
+	return m.replaced, m.calls
+}
+
+func (m *mirror) handler() Handler[api.Object] {
+	locked := func(f func()) {
+		m.Lock()
+		defer m.Unlock()
+		m.calls++
+		f()
+	}
+	return Handler[api.Object]{
+		Replace: func(all []api.Object) {
+			locked(func() {
+				m.replaced++
+				m.objects = map[string]string{}
+				for _, o := range all {
+					m.objects[o.Metadata.UID] = o.Metadata.Name
+				}
+			})
+		},
+		Set:    func(o api.Object) { locked(func() { m.objects[o.Metadata.UID] = o.Metadata.Name }) },
+		Delete: func(o api.Object) { locked(func() { delete(m.objects, o.Metadata.UID) }) },
+	}
+}
+
+// follow follows a double until the test ends.
+func follow(t *testing.T, script ...func(http.ResponseWriter, *http.Request)) (*double, *mirror) {
+	t.Helper()
+	d, m := &double{script: script}, &mirror{}
+	server := httptest.NewServer(d)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		Follow[api.Object](ctx, &Client{base: server.URL, http: server.Client()},
+			Resource{Path: "/api/v1/pods", Fields: "spec.nodeName=n1", Metadata: true},
+			Times{time.Millisecond, 10 * time.Millisecond, time.Hour}, slog.New(slog.DiscardHandler), m.handler())
+	}()
+	t.Cleanup(func() { cancel(); <-ended; server.Close() })
+	return d, m
+}
+
+func (m *mirror) await(t *testing.T, want string) {
+	t.Helper()
+	wait.Until(t, "the objects are "+want, func() bool { return m.names() == want }, func() any { return m.names() })
+}
+
+func TestInitialEvents(t *testing.T) {
+	d, m := follow(t, stays(line("ADDED", "a", "1", 3), line("ADDED", "b", "2", 4), line("ADDED", "c", "3", 5),
+		line("DELETED", "c", "3", 6), line("BOOKMARK", "", "", 6), endOfList(7), line("ADDED", "d", "4", 8)))
+	m.await(t, "a b d")
+	if replaced, calls := m.count(); replaced != 1 || calls != 2 {
+		t.Errorf("%d complete lists and %d calls, want 1 and 2", replaced, calls)
+	}
+	asked := d.asked()[0]
+	for _, part := range []string{"sendInitialEvents=true", "fieldSelector=spec.nodeName%3Dn1", "allowWatchBookmarks=true",
+		"timeoutSeconds=", "resourceVersionMatch=NotOlderThan"} {
+		if !strings.Contains(asked, part) {
+			t.Errorf("the request %s lacks %s", asked, part)
+		}
+	}
+}
+
+// A list that is cut off replaces nothing: what is missing of it was not deleted.
+func TestPartOfList(t *testing.T) {
+	d, m := follow(t, sends(line("ADDED", "a", "1", 3)), refuses(503), sends(line("ADDED", "a", "1", 3), endOfList(3)),
+		stays(line("ADDED", "b", "2", 4)))
+	m.await(t, "a b")
+	if replaced, _ := m.count(); replaced != 1 {
+		t.Errorf("%d complete lists, want 1", replaced)
+	}
+	if asked := d.asked(); len(asked) != 4 || !strings.Contains(asked[3], "resourceVersion=3") {
+		t.Errorf("requests %v, want the fourth to continue from 3", asked)
+	}
+}
+
+// The next watch continues from the last bookmark.
+func TestBookmark(t *testing.T) {
+	d, m := follow(t, sends(endOfList(3), line("BOOKMARK", "", "", 99)), stays(line("ADDED", "a", "1", 100)))
+	m.await(t, "a")
+	if asked := d.asked()[1]; !strings.Contains(asked, "resourceVersion=99") {
+		t.Errorf("the watch continues with %s, want 99", asked)
+	}
+}
+
+// 410 Gone, as an event or as an answer, makes the follower list again, and the list has what was missed.
+func TestGone(t *testing.T) {
+	_, m := follow(t, sends(line("ADDED", "a", "1", 3), line("ADDED", "b", "2", 3), endOfList(3), gone),
+		sends(line("ADDED", "b", "2", 9), line("ADDED", "c", "3", 8), endOfList(9)), refuses(410), sends(gone), sends(gone),
+		stays(line("ADDED", "c", "3", 8), line("ADDED", "d", "4", 12), endOfList(12)))
+	m.await(t, "c d")
+	if replaced, _ := m.count(); replaced != 3 {
+		t.Errorf("%d complete lists, want 3", replaced)
+	}
+}
+
+// Duplicates and late events change nothing.
+func TestDuplicatedAndLateEvents(t *testing.T) {
+	_, m := follow(t, stays(line("ADDED", "old", "1", 3), endOfList(5), line("MODIFIED", "new", "1", 7),
+		line("MODIFIED", "new", "1", 7), line("MODIFIED", "late", "1", 6), line("ADDED", "b", "2", 8),
+		line("DELETED", "b", "2", 9), line("MODIFIED", "b", "2", 8), line("DELETED", "new", "1", 4),
+		line("ADDED", "end", "3", 10)))
+	m.await(t, "end new")
+	if _, calls := m.count(); calls != 5 {
+		t.Errorf("%d calls, want the list, new, b, its deletion, and end", calls)
+	}
+}
+
+// A server that cannot send initial events is asked for pages.
+func TestPages(t *testing.T) {
+	page := func(token string, names ...string) func(http.ResponseWriter, *http.Request) {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			var all []api.Object
+			for _, name := range names {
+				all = append(all, api.Object{Metadata: api.ObjectMeta{Name: name, UID: name, ResourceVersion: "3"}})
+			}
+			_ = json.NewEncoder(w).Encode(map[string]any{"items": all,
+				"metadata": map[string]any{"resourceVersion": "5", "continue": token}})
+		}
+	}
+	d, m := follow(t, refuses(422), page("more", "a", "b"), page("", "c"), stays(line("ADDED", "d", "4", 6)))
+	m.await(t, "a b c d")
+	asked := d.asked()
+	if !strings.Contains(asked[1], "limit=500") || !strings.Contains(asked[2], "continue=more") ||
+		!strings.Contains(asked[3], "resourceVersion=5") {
+		t.Errorf("requests %v", asked)
+	}
+}
+
+// What cannot be read is left out, and keeps nothing else away.
+func TestUnreadableObjects(t *testing.T) {
+	_, m := follow(t, stays(line("ADDED", "a", "1", 3), `{"type":"ADDED","object":{"metadata":{"name":7}}}`,
+		`{"type":"ADDED","object":[]}`, `{"type":"SOMETHING","object":{}}`, endOfList(4),
+		`{"type":"MODIFIED","object":{"metadata":{"name":"x","uid":"1","labels":["a"],"resourceVersion":"5"}}}`,
+		line("ADDED", "b", "2", 6)))
+	m.await(t, "a b")
+}
+
+// Text that is no JSON ends a watch, and the next one continues.
+func TestBrokenStream(t *testing.T) {
+	_, m := follow(t, sends(line("ADDED", "a", "1", 3), endOfList(3), `{"type":"ADD`), refuses(500),
+		stays(line("ADDED", "b", "2", 4)))
+	m.await(t, "a b")
+}
+
+// A follower does not remember deleted objects without end.
+func TestDeletedAreForgotten(t *testing.T) {
+	m := &mirror{objects: map[string]string{}}
+	f := &follower[api.Object, *api.Object]{seen: map[string]uint64{}, handler: m.handler()}
+	for i := range 10 * maxDeleted {
+		o := api.Object{Metadata: api.ObjectMeta{UID: fmt.Sprint(i), ResourceVersion: fmt.Sprint(2*i + 1)}}
+		f.change(false, o, &o.Metadata)
+		o.Metadata.ResourceVersion = fmt.Sprint(2*i + 2)
+		f.change(true, o, &o.Metadata)
+	}
+	if len(f.seen) > maxDeleted+1 {
+		t.Errorf("%d objects are remembered after all were deleted", len(f.seen))
+	}
+}
