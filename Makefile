@@ -72,21 +72,27 @@ build: bpf ## Build: ./kerb, ./kerb-bench; static binaries for amd64 and arm64, 
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
 
-fmt: ## Develop: format Go, and the changed lines of C if clang-format-19 is installed
+fmt: ## Develop: format Go, and the changed lines of C, if the tools are installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
 	@if [ -n "$(GOLANGCI)" ]; then echo golangci-lint fmt; $(GOLANGCI) fmt; \
 	  else echo "the order of imports is left as it is: make lint-setup installs golangci-lint"; fi
-	@if command -v git-clang-format-19 >/dev/null; then git clang-format-19 --force --binary clang-format-19 --extensions c,h || [ $$? = 1 ]; \
-	  else echo "C is left as it is: apt-get install clang-format-19"; fi
+	@if [ -n "$(CLANG_FORMAT)" ]; then $(CLANG_FORMAT) --force $(BASE) || [ $$? = 1 ]; else echo "C is left as it is: make lint-setup"; fi
+
+# C is formatted where it differs from BASE: the commit that a branch began at, or on the main branch the one before.
+BASE ?= $(shell [ "$$(git rev-parse HEAD)" != "$$(git rev-parse -q --verify origin/main)" ] && git merge-base HEAD origin/main 2>/dev/null || git rev-parse -q --verify HEAD~1 || echo HEAD)
+CLANG_FORMAT = $(shell command -v git-clang-format-19 >/dev/null && echo git clang-format-19 --binary clang-format-19 --extensions c,h)
 
 # golangci-lint, where it is installed: by make lint-setup, or otherwise on PATH.
 GOLANGCI_VERSION := v2.15.0
 GOLANGCI = $(or $(wildcard out/golangci-lint),$(shell command -v golangci-lint))
 
-lint: vet ## Develop: vet, and golangci-lint if it is installed
+lint: vet ## Develop: vet, golangci-lint and the format of changed lines of C, if the tools are installed
+	@if [ -n "$(CLANG_FORMAT)" ]; then $(CLANG_FORMAT) --diff $(BASE) || { echo "make fmt BASE=$(BASE)"; exit 1; }; \
+	  else echo "clang-format-19 is not installed: make lint-setup"; fi
 	@if [ -n "$(GOLANGCI)" ]; then echo golangci-lint run; $(GOLANGCI) run; else echo "golangci-lint is not installed: make lint-setup"; fi
 
-lint-setup: ## Develop: build golangci-lint in out/: several minutes
+lint-setup: ## Develop: install clang-format-19 (apt), and build golangci-lint in out/: several minutes
+	@scripts/setup lint
 	GOBIN=$(CURDIR)/out go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 
 vet: ## Develop: formatting, go vet, shell syntax
