@@ -55,14 +55,23 @@ func (p Pod) Service() string {
 	return "p-" + digest(identity)
 }
 
-// Attachment identifies one interface of one sandbox: an ADD, and the DEL that undoes it. Container ids are longer than
-// values of labels.
-func Attachment(network, containerID, ifname string) string {
-	return Network(network) + "." + digest(containerID+"/"+ifname)
+// Attachment is an interface that a container runtime has added to a sandbox: an ADD, and the DEL that undoes it.
+type Attachment struct{ Network, ContainerID, Interface string }
+
+// String is the value of LabelAttachment. Names of networks and ids of containers are longer than labels may be.
+func (a Attachment) String() string {
+	return digest(a.Network) + "." + digest(a.ContainerID) + "." + digest(a.Interface)
 }
 
-// Network is the first part of all attachments of a CNI network, up to the dot.
-func Network(name string) string { return digest(name) }
+// OfNetwork reports whether the attachment that a label states belongs to a network.
+func OfNetwork(attachment, network string) bool {
+	return strings.HasPrefix(attachment, digest(network)+".")
+}
+
+// SameSandbox reports whether the attachment that a label states is another interface of the same sandbox.
+func (a Attachment) SameSandbox(attachment string) bool {
+	return strings.Contains(attachment, "."+digest(a.ContainerID)+".") && attachment != a.String()
+}
 
 // digest is the first 20 hexadecimal digits of the SHA-256 of a text.
 func digest(text string) string {
@@ -71,8 +80,8 @@ func digest(text string) string {
 }
 
 // PodLabels are the labels that kerb-cni gives to the Service of a pod.
-func PodLabels(p Pod, attachment string) map[string]string {
-	labels := map[string]string{LabelNamespace: p.Namespace, LabelAttachment: attachment, LabelPending: "true"}
+func PodLabels(p Pod, a Attachment) map[string]string {
+	labels := map[string]string{LabelNamespace: p.Namespace, LabelAttachment: a.String(), LabelPending: "true"}
 	if len(p.Name) <= maxLabelValue {
 		labels[LabelPod] = p.Name
 	}

@@ -18,10 +18,14 @@ func TestIdentities(t *testing.T) {
 	if got := (Pod{UID: "abc"}).Service(); got != "p-ba7816bf8f01cfea4141" { // FIPS 180-4 has the SHA-256 of "abc"
 		t.Errorf("the Service of a pod with UID abc is %q", got)
 	}
-	one := Attachment("net", "c1", "eth0")
-	if one == Attachment("net", "c2", "eth0") || one == Attachment("net", "c1", "net1") ||
-		!strings.HasPrefix(one, Network("net")+".") || len(one) > maxLabelValue {
-		t.Errorf("attachment %q", one)
+	a := Attachment{"net", "c1", "eth0"}
+	for other, same := range map[Attachment]bool{a: false, {"net", "c1", "net1"}: true, {"net", "c2", "eth0"}: false} {
+		if a.SameSandbox(other.String()) != same || !OfNetwork(other.String(), "net") || OfNetwork(other.String(), "ne") {
+			t.Errorf("%v and %v", a, other)
+		}
+	}
+	if len(a.String()) > maxLabelValue {
+		t.Errorf("%q is no value of a label", a)
 	}
 }
 
@@ -29,16 +33,17 @@ var serviceName = regexp.MustCompile(`^p-[0-9a-f]{20}$`)
 
 func TestAdmit(t *testing.T) {
 	pod := Pod{"shop", "web-0", "u"}
-	pending := PodLabels(pod, "n.a")
+	a := Attachment{"net", "c1", "eth0"}
+	pending := PodLabels(pod, a)
 	if !IsPending(pending) {
 		t.Errorf("%v", pending)
 	}
 	own := map[string]string{"app": "web", LabelNamespace: "kube-system", LabelPending: "true", LabelPrefix + "x": "y"}
-	want := map[string]string{"app": "web", LabelNamespace: "shop", LabelPod: "web-0", LabelAttachment: "n.a"}
+	want := map[string]string{"app": "web", LabelNamespace: "shop", LabelPod: "web-0", LabelAttachment: a.String()}
 	if d := cmp.Diff(want, Admit(pending, own)); d != "" {
 		t.Error(d)
 	}
-	if _, ok := PodLabels(Pod{Namespace: "a", Name: strings.Repeat("x", 64)}, "n.a")[LabelPod]; ok {
+	if _, ok := PodLabels(Pod{Namespace: "a", Name: strings.Repeat("x", 64)}, a)[LabelPod]; ok {
 		t.Error("a name of 64 characters cannot be the value of a label")
 	}
 }
