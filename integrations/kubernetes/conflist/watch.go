@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package conflist
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// changes are the events after which a file is complete or gone. Creation is none: the content follows.
+const changes = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
+
+// Watch installs, and does so again whenever a file of the directories changes, until the context ends. Kerb's
+// configuration then stays: only Uninstall removes it. Errors of single installations are reported.
+func (n Network) Watch(ctx context.Context, report func(error)) error {
+	events, err := n.listen()
+	if err != nil {
+		return err
+	}
+	var once sync.Once
+	closeEvents := func() { once.Do(func() { events.Close() }) }
+	defer closeEvents()
+	defer context.AfterFunc(ctx, closeEvents)()
+	buffer := make([]byte, 64<<10)
+	for {
+		if err := n.Install(); err != nil {
+			report(err)
+		}
+		// What the events say does not matter, nor that some are lost when there are too many: Install reads all files.
+		if _, err := events.Read(buffer); err != nil {
+			if ctx.Err() != nil {
+				return nil
+			}
+			return fmt.Errorf("watch %s: %w", n.Dir, err)
+		}
+	}
+}
+
+// listen starts to watch the directories, which it creates: runtimes wait for configurations in them.
+func (n Network) listen() (*os.File, error) {
+	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
+	if err != nil {
+		return nil, fmt.Errorf("watch configurations of networks: %w", err)
+	}
+	events := os.NewFile(uintptr(fd), "inotify")
+	for _, dir := range []string{n.Dir, n.Bin} {
+		if dir == "" {
+			continue
+		}
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			return nil, errors.Join(err, events.Close())
+		}
+		if _, err := unix.InotifyAddWatch(fd, dir, changes); err != nil {
+			return nil, errors.Join(fmt.Errorf("watch %s: %w", dir, err), events.Close())
+		}
+	}
+	return events, nil
+}
