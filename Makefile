@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd test-dist dist ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -71,6 +71,12 @@ build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni; static binaries for amd64
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
+
+NFPM_VERSION := v2.48.0
+
+dist: build ## Build: .deb and .rpm of kerb and kerb-bench, and SHA256SUMS, in dist/; KERB_SIGN_KEY= signs
+	@[ -x out/nfpm ] || GOBIN=$(CURDIR)/out go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
+	scripts/dist
 
 fmt: ## Develop: format Go, and the changed lines of C, if the tools are installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
@@ -141,6 +147,11 @@ test-systemd: ## Test: deploy/systemd/kerb.service as shipped, under this distri
 	@scripts/setup systemd
 	@$(MAKE) --no-print-directory -s bpf
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_SYSTEMD=1 go test -vet=off -count=1 -timeout 15m ./test/systemd
+
+test-dist: dist ## Test: the .deb and .rpm install, run, are upgraded and removed, in a container
+	@scripts/setup systemd
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_SYSTEMD=1 KERB_DIST=$(CURDIR)/dist \
+	  go test -vet=off -count=1 -timeout 15m -run TestHostPackages ./test/systemd
 
 ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml

@@ -45,13 +45,19 @@ func boot(t *testing.T, kerb string, units map[string]string) *machine {
 	for name, text := range units {
 		write(t, filepath.Join(etc, name), text)
 	}
+	return bootWith(t, "--directory=/", "--volatile=yes", "--bind="+bin+":/usr/local/bin",
+		"--bind="+etc+":/etc/systemd/system")
+}
+
+// bootWith starts a container with further options of systemd-nspawn.
+func bootWith(t *testing.T, options ...string) *machine {
+	t.Helper()
 	m := &machine{T: t, console: &bytes.Buffer{}}
 	name := fmt.Sprintf("kerb-unit-%d", os.Getpid())
-	cmd := exec.Command("systemd-nspawn", "--quiet", "--directory=/", "--volatile=yes", "--register=no", "--keep-unit",
-		"--private-network",
-		"--capability=all", "--machine="+name, "--console=pipe", "--link-journal=no", "--bind="+bin+":/usr/local/bin",
-		"--bind="+etc+":/etc/systemd/system",
-		"--boot", "systemd.unit=multi-user.target", "systemd.mask=systemd-networkd-wait-online.service")
+	cmd := exec.Command("systemd-nspawn", slices.Concat([]string{"--quiet", "--register=no", "--keep-unit",
+		"--private-network", "--capability=all", "--machine=" + name, "--console=pipe", "--link-journal=no"}, options,
+		[]string{"--boot", "systemd.unit=multi-user.target",
+			"systemd.mask=systemd-networkd-wait-online.service"})...)
 	cmd.Env = append(os.Environ(), "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY=1", "SYSTEMD_SECCOMP=0")
 	cmd.Stdout, cmd.Stderr = m.console, m.console
 	cgroup := cgrouptest.New(t, "", "kerb-unit")
