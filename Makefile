@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd test-dist dist ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -117,7 +117,7 @@ TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted b
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
 NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./sdk/model ./modules/intercept \
-	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd
+	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd ./test/ui
 
 unit: bpf ## Test: the tests that need no root, in a minute
 	KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
@@ -152,6 +152,16 @@ test-dist: dist ## Test: the .deb and .rpm install, run, are upgraded and remove
 	@scripts/setup systemd
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_SYSTEMD=1 KERB_DIST=$(CURDIR)/dist \
 	  go test -vet=off -count=1 -timeout 15m -run TestHostPackages ./test/systemd
+
+ui: ## Develop: build the page of `kerb ui` from the directory ui into internal/ui/dist; CHECK=1 compares instead
+	@scripts/setup ui
+	@scripts/ui $(if $(CHECK),-check)
+
+test-ui: ## Test: the page of `kerb ui` in Chromium, on a node with traffic; FIGURES=1 writes the screenshots in docs/figures
+	@scripts/setup browser
+	@$(MAKE) --no-print-directory ui CHECK=1
+	@$(MAKE) --no-print-directory -s bpf
+	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') ./test/ui $(if $(FIGURES),-args -figures)
 
 ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml

@@ -182,7 +182,8 @@ the kernel.`,
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(),
 		a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(), a.oakestraCommand(),
-		a.statusCommand(), a.changesCommand(), a.revertCommand(), a.topCommand(), a.traceCommand(), a.doctorCommand(),
+		a.statusCommand(), a.changesCommand(), a.revertCommand(), a.topCommand(), a.traceCommand(), a.uiCommand(),
+		a.doctorCommand(),
 		a.purgeCommand(), a.versionCommand(),
 	)
 	root.AddCommand(a.kindCommands()...)

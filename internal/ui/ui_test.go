@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ui
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/client"
+)
+
+// agent answers as an agent does, and notes what it is asked.
+type agent struct {
+	asked atomic.Value // string
+	down  atomic.Bool
+}
+
+func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*http.Response, error) {
+	if a.down.Load() {
+		return nil, errors.New("no agent answers")
+	}
+	a.asked.Store(method + " " + path)
+	w := httptest.NewRecorder()
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("X-Other", "not for browsers")
+	text := "[]"
+	switch {
+	case path == "/v1/status":
+		text = `{"version":"devel"}`
+	case path == "/v1/services":
+		text = `[{"metadata":{"name":"web"}}]`
+	case strings.HasPrefix(path, "/v1/changes?"):
+		text = `[{"number":7}]`
+	}
+	_, _ = w.WriteString(text)
+	return w.Result(), nil
+}
+
+// served is a page and the browser of its user.
+type served struct {
+	*agent
+	t      *testing.T
+	server *Server
+	base   string // URL of the session's path
+	cookie *http.Cookie
+}
+
+func serve(t *testing.T, o Options) *served {
+	t.Helper()
+	s := &served{t: t, agent: &agent{}}
+	o.Agent = s.request
+	ctx, end := context.WithCancel(context.Background())
+	var l net.Listener
+	var err error
+	if s.server, l, err = Listen(ctx, 0, o); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.server.Serve(ctx, l) }()
+	t.Cleanup(func() {
+		end()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+	s.base = s.server.origin + s.server.base
+	return s
+}
+
+// signIn uses the address that was printed.
+func (s *served) signIn() {
+	s.t.Helper()
+	answer, body := s.get(s.server.URL(), nil)
+	if answer.StatusCode != http.StatusOK || len(answer.Cookies()) != 1 {
+		s.t.Fatalf("the address answers %s %s", answer.Status, body)
+	}
+	s.cookie = answer.Cookies()[0]
+}
+
+func (s *served) get(url string, change func(*http.Request)) (*http.Response, string) {
+	s.t.Helper()
+	r, err := http.NewRequest(http.MethodGet, url, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if s.cookie != nil {
+		r.AddCookie(s.cookie)
+	}
+	if change != nil {
+		change(r)
+	}
+	answer, err := (&http.Transport{DisableKeepAlives: true}).RoundTrip(r)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	body, err := io.ReadAll(answer.Body)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return answer, string(body)
+}
+
+func (s *served) wants(status int, url string, change func(*http.Request)) {
+	s.t.Helper()
+	answer, body := s.get(url, change)
+	if answer.StatusCode != status {
+		s.t.Errorf("%s answers %s, want %d: %s", strings.TrimPrefix(url, s.base), answer.Status, status, body)
+	}
+	for name, want := range map[string]string{"Content-Security-Policy": policy, "Cache-Control": "no-store",
+		"Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff", "X-Other": ""} {
+		if got := answer.Header.Get(name); got != want {
+			s.t.Errorf("%s has %s %q, want %q", url, name, got, want)
+		}
+	}
+}
+
+// Another user of the machine has the port, and nothing else.
+func TestNothingWithoutToken(t *testing.T) {
+	s := serve(t, Options{})
+	for _, path := range []string{"/", "/?token=", "/?token=" + s.server.session, "/v1/status",
+		"/stream", "/app.js", "/x"} {
+		s.wants(http.StatusForbidden, s.server.origin+path, nil)
+		s.wants(http.StatusForbidden, s.base+path, nil)
+	}
+	s.cookie = &http.Cookie{Name: cookie, Value: s.server.base[1:]}
+	s.wants(http.StatusForbidden, s.base+"/v1/status", nil)
+	if asked := s.asked.Load(); asked != nil {
+		t.Errorf("the agent was asked %v", asked)
+	}
+}
+
+func TestTokenOnce(t *testing.T) {
+	used := make(chan string, 1)
+	s := serve(t, Options{Used: func(next string) { used <- next }})
+	first := s.server.URL()
+	s.signIn()
+	if c := s.cookie; !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != s.server.base+"/" {
+		t.Errorf("the cookie is %v", c)
+	}
+	s.wants(http.StatusOK, s.base+"/v1/status", nil)
+	s.wants(http.StatusOK, s.base+"/", nil)
+	s.cookie = nil
+	s.wants(http.StatusForbidden, first, nil)
+	s.wants(http.StatusOK, <-used, nil)
+}
+
+// A page of another origin, and a name that an attacker resolves to 127.0.0.1, get nothing from the user's browser.
+func TestOtherOrigins(t *testing.T) {
+	s := serve(t, Options{Write: true})
+	s.signIn()
+	host := strings.TrimPrefix(s.server.origin, "http://")
+	for _, evil := range []string{"", "evil.example", "127.0.0.1", "localhost", "evil.example:1", "0.0.0.0" + host[9:],
+		strings.ToUpper("localhost") + host[9:] + "0"} {
+		s.wants(http.StatusForbidden, s.base+"/v1/status", func(r *http.Request) {
+			if r.Host = evil; evil == "" {
+				r.Host = " "
+			}
+		})
+	}
+	for name, values := range map[string][]string{"Origin": {"http://evil.example", "null", "https://" + host,
+		"http://127.0.0.1:1"}, "Sec-Fetch-Site": {"cross-site", "same-site"}} {
+		for _, v := range values {
+			s.wants(http.StatusForbidden, s.base+"/v1/status", func(r *http.Request) { r.Header.Set(name, v) })
+			s.wants(http.StatusForbidden, s.base+"/v1/changes/7/revert", func(r *http.Request) {
+				r.Method = http.MethodPost
+				r.Header.Set(name, v)
+			})
+		}
+	}
+	post := func(r *http.Request) { r.Method = http.MethodPost }
+	s.wants(http.StatusForbidden, s.base+"/v1/changes/7/revert", post) // as no browser sends it
+	s.wants(http.StatusOK, s.base+"/v1/status", func(r *http.Request) { r.Header.Set("Origin", s.server.origin) })
+	s.wants(http.StatusOK, s.base+"/v1/status", func(r *http.Request) {
+		r.Host = s.server.local
+		r.Header.Set("Origin", "http://"+s.server.local)
+	})
+}
+
+// Only what the page uses reaches the agent.
+func TestRoutes(t *testing.T) {
+	s := serve(t, Options{})
+	s.signIn()
+	own := func(method string) func(*http.Request) {
+		return func(r *http.Request) { r.Method, r.Header["Origin"] = method, []string{s.server.origin} }
+	}
+	for path, want := range map[string]string{"/v1/changes/7": "GET /v1/changes/7", "/v1/services": "GET /v1/services",
+		"/v1/explain?packet=tcp%20a": "GET /v1/explain?packet=tcp%20a",
+		"/v1/modules/px/instances":   "GET /v1/modules/px/instances",
+		"/v1/trace?count=5":          "GET /v1/trace?count=5"} {
+		s.wants(http.StatusOK, s.base+path, nil)
+		if got := s.asked.Load(); got != want {
+			t.Errorf("the agent was asked %v, want %s", got, want)
+		}
+	}
+	s.asked.Store("nothing")
+	for _, path := range []string{"/v1/modules/px/sessions", "/v1/modules/fw/connections", "/v1/sets/x/elements",
+		"/metrics", "/v1/services/%2e%2e%2fapply", "/v1/services/..%2Fapply",
+		"/v1/modules/px%2Fset/stats", "/v1/services/a%3fb", "/v1/x"} {
+		s.wants(http.StatusNotFound, s.base+path, nil)
+	}
+	for _, path := range []string{"/v1/status", "/v1/services/web", "/v1/changes/7"} {
+		s.wants(http.StatusMethodNotAllowed, s.base+path, own(http.MethodPut))
+		s.wants(http.StatusMethodNotAllowed, s.base+path, own(http.MethodDelete))
+	}
+	s.wants(http.StatusNotFound, s.base+"/v1/apply", own(http.MethodPost))
+	s.wants(http.StatusNotFound, s.base+"/v1/changes/7/revert", own(http.MethodPost))
+	if got := s.asked.Load(); got != "nothing" {
+		t.Errorf("the agent was asked %v", got)
+	}
+}
+
+func TestWrite(t *testing.T) {
+	s := serve(t, Options{Write: true})
+	s.signIn()
+	s.wants(http.StatusOK, s.base+"/v1/changes/7/revert?dryRun=true", func(r *http.Request) {
+		r.Method, r.Header["Origin"] = http.MethodPost, []string{s.server.origin}
+	})
+	if got := s.asked.Load(); got != "POST /v1/changes/7/revert?dryRun=true" {
+		t.Errorf("the agent was asked %v", got)
+	}
+}
+
+// A stream begins with everything and continues with differences, also while no agent answers.
+func TestStream(t *testing.T) {
+	s := serve(t, Options{})
+	s.signIn()
+	r, err := http.NewRequest(http.MethodGet, s.base+"/stream", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.AddCookie(s.cookie)
+	answer, err := http.DefaultTransport.RoundTrip(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer answer.Body.Close()
+	lines := bufio.NewScanner(answer.Body)
+	next := func() (f frame) {
+		t.Helper()
+		for lines.Scan() {
+			if data, ok := strings.CutPrefix(lines.Text(), "data: "); ok {
+				if err := json.Unmarshal([]byte(data), &f); err != nil {
+					t.Fatal(err)
+				}
+				return f
+			}
+		}
+		t.Fatal("the stream ended")
+		return f
+	}
+	f := next()
+	if !f.First || string(f.Set["services"]["web"]) != `{"metadata":{"name":"web"}}` || f.Set["changes"]["7"] == nil ||
+		f.Set["status"]["status"] == nil {
+		t.Errorf("the first frame is %+v", f)
+	}
+	if f = next(); f.First || len(f.Set) != 0 || len(f.Gone) != 0 {
+		t.Errorf("without a difference the frame is %+v", f)
+	}
+	s.down.Store(true)
+	for f = next(); f.Error == ""; f = next() {
+	}
+	if f.Error != "no agent answers" || len(f.Gone) != 0 {
+		t.Errorf("without an agent the frame is %+v", f)
+	}
+	s.down.Store(false)
+	for f = next(); f.Error != ""; f = next() {
+	}
+}
+
+// The agent is asked while a page is open, and not longer.
+func TestSamplesForListenersOnly(t *testing.T) {
+	a := &agent{}
+	s := newSampler(a.request)
+	if a.asked.Load() != nil || s.latest != nil {
+		t.Error("the agent was asked before a page is open")
+	}
+	first, second := s.join(), s.join()
+	ctx, end := context.WithTimeout(context.Background(), time.Minute)
+	defer end()
+	one := s.next(ctx, nil)
+	if one == nil || s.next(ctx, one) == one {
+		t.Fatal("no states")
+	}
+	stopped := s.stop
+	first()
+	if s.listeners != 1 {
+		t.Errorf("%d listeners", s.listeners)
+	}
+	ended := make(chan struct{})
+	s.stop = func() { stopped(); close(ended) }
+	second()
+	select {
+	case <-ended:
+	default:
+		t.Error("sampling continues without a page")
+	}
+}
+
+func TestDifference(t *testing.T) {
+	item := func(text string) map[string]json.RawMessage { return map[string]json.RawMessage{"a": []byte(text)} }
+	one := &state{parts: map[string]map[string]json.RawMessage{"services": item("1"), "chains": item("1")}}
+	two := &state{parts: map[string]map[string]json.RawMessage{"services": item("2")}}
+	f := difference(one, two)
+	if f.First || string(f.Set["services"]["a"]) != "2" || len(f.Set["chains"]) != 0 || len(f.Gone["chains"]) != 1 {
+		t.Errorf("the difference is %+v", f)
+	}
+}
+
+// A request as the command line sends it fits.
+var _ Request = client.New("").Send
+
+// The page stays small.
+func TestSize(t *testing.T) {
+	for name, limit := range map[string]int{"app.js": 60 << 10, "app.css": 8 << 10, "index.html": 1 << 10} {
+		data, err := dist.ReadFile("dist/" + name + ".gz")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Logf("%s has %d bytes, gzipped", name, len(data))
+		if len(data) > limit {
+			t.Errorf("%s has %d bytes, gzipped, more than %d", name, len(data), limit)
+		}
+	}
+}

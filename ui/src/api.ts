@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Types of the agent's API, as far as the page reads them: api/v1alpha1 has all of them, with their meaning.
+
+export interface Condition { type: string; status: string; reason: string; message?: string; lastTransitionTime: string }
+export interface Meta { name: string; labels?: Record<string, string>; generation?: number; owner?: string }
+export interface Problem { kind: string; name?: string; type: string; reason: string; message?: string; since: string }
+export interface Status {
+  version: string; kernel: string; pid: number; uptime: string; modules: number; services: number; virtualServices: number;
+  models: number; chains: number; attachPoints: number; memoryBytes: number; conditions: Condition[]; problems?: Problem[];
+}
+export interface Sampled { packets: number; medianNanoseconds: number; p99Nanoseconds: number }
+export interface VerdictCount { verdict: string; packets: number; bytes: number }
+export interface Count {
+  module: string; hook: string; direction: string; packets: number; bytes: number; verdicts?: VerdictCount[]; took?: Sampled;
+}
+export interface Point { service?: string; interface: string; hook: string; direction: string; chain: string; cgroup?: string }
+export interface Chain {
+  id: string; hook: string; direction: string; modules: string[]; program: number; cost?: number; parts: number;
+  points?: Point[]; ready?: boolean; took?: Sampled; counts?: Count[];
+}
+export interface Drop { reason: string; packets: number; services?: { service: string; packets: number }[] }
+export interface Module {
+  metadata: Meta;
+  spec: { package: string; attach: { services?: string; interfaces?: string[]; cgroups?: string[] }; budget?: { latency?: string; memory?: string } };
+  status?: {
+    conditions?: Condition[]; package: { name: string; version: string; digest: string }; instances?: Point[]; memoryBytes: number;
+    counts?: Count[]; drops?: Drop[];
+  };
+}
+export interface HookState { hook: string; mode: string; chain: string; program: number; modules: string[]; programs?: string[] }
+export interface Service {
+  metadata: Meta;
+  spec: { netns?: string; pid?: number; interface?: string };
+  status?: {
+    conditions?: Condition[]; addresses?: string[]; sockets?: string[];
+    links?: { interface: string; peer?: string; mtu: number; hooks?: HookState[] }[];
+    drops?: { module: string; reason: string; packets: number }[];
+  };
+}
+export interface VirtualService {
+  metadata: Meta;
+  spec: {
+    addresses: { address: string; policy?: string; instance?: string }[];
+    ports?: { port: number; targetPort?: number; protocol?: string }[];
+  };
+  status?: {
+    conditions?: Condition[]; source: string; modules?: string[];
+    instances?: { name: string; addresses?: string[]; service?: string; node?: string; draining?: boolean; ejected?: string; reason?: string }[];
+  };
+}
+export interface Change { action: string; kind: string; name: string; before?: unknown; after?: unknown }
+export interface ChangeRecord {
+  number: number; time: string; by: string; owner: string; outcome: string; error?: string; repeated?: number; reverts?: number;
+  took: number; changes: Change[]; steps?: string[];
+}
+export interface ApplyResult { dryRun: boolean; changes: Change[]; steps: string[]; warnings?: string[] }
+export interface Step {
+  module: string; verdict: string; reason?: string; protocol?: string; source?: string; destination?: string; interface?: string;
+  service?: string;
+}
+export interface Packet {
+  time: string; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
+  source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
+}
+export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
+export interface Package {
+  name: string; version: string; digest: string; source: string; description?: string; hooks: string[]; memoryBytes: number;
+}
+export interface Model {
+  metadata: Meta;
+  status?: {
+    conditions?: Condition[]; modules?: string[];
+    summary: { name: string; version: number; model: string; shape: string; extractor: string; classes?: string[]; digest: string; bytes: number };
+  };
+}
+
+// send asks the agent, and throws what it says is wrong.
+export async function send<T>(path: string, method = "GET"): Promise<T> {
+  const answer = await fetch(path, { method });
+  const text = await answer.text();
+  if (answer.ok) return JSON.parse(text) as T;
+  let detail = text.trim();
+  try {
+    detail = (JSON.parse(text) as { detail?: string }).detail ?? detail;
+  } catch {
+    // it is no problem document
+  }
+  throw new Error(detail || `${answer.status} ${answer.statusText}`);
+}
+
+// lines reads a stream of JSON objects, one a line, until it ends or is aborted.
+export async function lines<T>(path: string, abort: AbortSignal, each: (v: T) => void): Promise<void> {
+  const answer = await fetch(path, { signal: abort });
+  if (!answer.ok || !answer.body) throw new Error((await answer.text()).trim());
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const all = (rest + value).split("\n");
+    rest = all.pop() ?? "";
+    for (const line of all) if (line.trim()) each(JSON.parse(line) as T);
+  }
+}

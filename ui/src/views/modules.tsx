@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+import { useSignal } from "@preact/signals";
+import { useEffect } from "preact/hooks";
+import { send, type Package } from "../api";
+import { bytes, nanos, perSecond, plural, short } from "../format";
+import { Ago, Card, Chip, Conditions, Empty, Head, Table } from "../parts";
+import { byName, lastChangeOf, rate, state } from "../state";
+
+// useRoute reads a route of the agent, again every few seconds while its view is open.
+export function useRoute<T>(path: string, every = 0): { value?: T; error?: string } {
+  const answer = useSignal<{ value?: T; error?: string }>({});
+  useEffect(() => {
+    let open = true;
+    const read = () => send<T>(path).then((value) => { if (open) answer.value = { value }; })
+      .catch((e: Error) => { if (open) answer.value = { value: answer.value.value, error: e.message }; });
+    void read();
+    const timer = every > 0 ? setInterval(read, every) : 0;
+    return () => { open = false; clearInterval(timer); };
+  }, [path]);
+  return answer.value;
+}
+
+export function ModuleView({ name }: { name: string }) {
+  const m = state.value.modules.get(name);
+  if (!m) return <><Head title={name} /><Empty title="There is no such module">It was removed. <a href="#/changes">Changes</a> say by whom.</Empty></>;
+  const s = m.status;
+  const last = lastChangeOf("Module", name);
+  return (
+    <>
+      <Head title={name} command={`kerb module get ${name}`}
+        sub={<>{s?.package.name} {s?.package.version}, {plural(s?.instances?.length ?? 0, "attach point")}, {bytes(s?.memoryBytes ?? 0)} of kernel memory{last && <>, last changed by <a href={`#/changes/${last.number}`}>change {last.number}</a> <Ago time={last.time} /></>}</>} />
+      <Card title="Conditions"><Conditions all={s?.conditions} /></Card>
+      {(s?.drops?.length ?? 0) > 0 && (
+        <Card title="Drops"><Table rows={s!.drops!} caption="Drops by reason" id={(d) => d.reason} columns={[
+          { name: "Reason", cell: (d) => <Chip tone="bad">{d.reason}</Chip> },
+          { name: "Rate", num: true, cell: (d) => perSecond(rate(`drop/${name}/${d.reason}`)) },
+          { name: "All", num: true, cell: (d) => short(d.packets) },
+          { name: "Services", cell: (d) => (d.services ?? []).map((x) => <a class="pill" key={x.service} href={`#/services/${x.service}`}>{x.service} {short(x.packets)}</a>) },
+        ]} /></Card>
+      )}
+      {(s?.counts?.length ?? 0) > 0 && (
+        <Card title="Packets"><Table rows={s!.counts!} caption="Packets by hook and direction" id={(c) => c.hook + c.direction} columns={[
+          { name: "Hook", cell: (c) => c.hook },
+          { name: "Direction", cell: (c) => c.direction },
+          { name: "Packets", num: true, cell: (c) => short(c.packets) },
+          ...["next", "drop", "reply", "redirect"].map((v) => ({ name: v, num: true, cell: (c: { verdicts?: { verdict: string; packets: number }[] }) => short(c.verdicts?.find((x) => x.verdict === v)?.packets ?? 0) })),
+          { name: "p50", num: true, cell: (c) => (c.took ? nanos(c.took.medianNanoseconds) : "") },
+          { name: "p99", num: true, cell: (c) => (c.took ? nanos(c.took.p99Nanoseconds) : "") },
+        ]} /></Card>
+      )}
+      <Card title="Where it runs"><Table rows={s?.instances ?? []} caption="Attach points" id={(i) => i.interface + i.hook + (i.cgroup ?? "")} columns={[
+        { name: "Service", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : "node") },
+        { name: "Interface", cell: (i) => i.interface || i.cgroup },
+        { name: "Hook", cell: (i) => i.hook },
+        { name: "Direction", cell: (i) => i.direction },
+        { name: "Chain", cell: (i) => <code>{i.chain.slice(0, 10)}</code> },
+      ]} /></Card>
+    </>
+  );
+}
+
+export function PackagesView() {
+  const { value, error } = useRoute<Package[]>("v1/packages");
+  const used = (p: Package) => byName(state.value.modules).filter((m) => m.status?.package.digest === p.digest);
+  return (
+    <>
+      <Head title="Packages" sub="What can be deployed on this node, and where each package comes from" command="kerb package list" />
+      {error && <p class="result bad">{error}</p>}
+      <Card><Table rows={value ?? []} caption="Packages" id={(p) => p.source + p.name} columns={[
+        { name: "Package", cell: (p) => <><b>{p.name}</b> {p.version}<br /><small>{p.description}</small></> },
+        { name: "Used by", cell: (p) => used(p).map((m) => <a class="pill" key={m.metadata.name} href={`#/modules/${m.metadata.name}`}>{m.metadata.name}</a>) },
+        { name: "Source", cell: (p) => p.source },
+        { name: "Hooks", cell: (p) => p.hooks.join(", ") },
+        { name: "Memory", num: true, cell: (p) => bytes(p.memoryBytes) },
+        { name: "Digest", cell: (p) => <code title={p.digest}>{p.digest.replace("sha256:", "").slice(0, 12)}</code> },
+      ]} /></Card>
+    </>
+  );
+}

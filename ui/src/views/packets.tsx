@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+import { useSignal } from "@preact/signals";
+import { useEffect, useRef } from "preact/hooks";
+import { lines, send, type Explained, type Packet } from "../api";
+import { Icon } from "../icons";
+import { Card, Chip, Command, Empty, Head, Steps, verdictTone } from "../parts";
+import { byName, state } from "../state";
+
+const keep = 300;
+
+export function PacketsView({ query }: { query: URLSearchParams }) {
+  return (
+    <>
+      <Head title="Packets" sub="What happens to packets that come, and what would happen to one that does not" />
+      <Trace query={query} />
+      <WhatIf query={query} />
+    </>
+  );
+}
+
+function Services({ value, any }: { value: string; any: boolean }) {
+  return (
+    <select name="service" aria-label="Service">
+      {any && <option value="">any service</option>}
+      {byName(state.value.services).map((s) => <option key={s.metadata.name} value={s.metadata.name} selected={s.metadata.name === value}>{s.metadata.name}</option>)}
+    </select>
+  );
+}
+
+function fields(form: HTMLFormElement): [string, string][] {
+  return [...new FormData(form).entries()].map(([k, v]): [string, string] => [k, String(v).trim()]).filter(([, v]) => v !== "");
+}
+
+const quote = (v: string) => (/^[\w.:-]+$/.test(v) ? v : `'${v}'`);
+
+function Trace({ query }: { query: URLSearchParams }) {
+  const packets = useSignal<Packet[]>([]);
+  const seen = useSignal(0);
+  const running = useSignal(false);
+  const failed = useSignal("");
+  const only = useSignal(false);
+  const command = useSignal(`kerb trace${query.get("service") ? ` --service ${query.get("service")}` : ""}`);
+  const stop = useRef<AbortController>(undefined);
+  useEffect(() => () => stop.current?.abort(), []);
+  const start = (e: SubmitEvent) => {
+    e.preventDefault();
+    if (running.value) {
+      stop.current?.abort();
+      return;
+    }
+    const chosen = fields(e.currentTarget as HTMLFormElement);
+    command.value = ["kerb trace", ...chosen.map(([k, v]) => `--${k} ${quote(v)}`)].join(" ");
+    packets.value = [];
+    seen.value = 0;
+    failed.value = "";
+    running.value = true;
+    stop.current = new AbortController();
+    const came: Packet[] = [];
+    // At most five times a second, the list is what it was with the newest packets first.
+    const show = setInterval(() => { if (came.length > 0) packets.value = [...came.splice(0).reverse(), ...packets.value].slice(0, keep); }, 200);
+    lines<Packet & { error?: string }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"]])}`, stop.current.signal, (p) => {
+      if (p.error) failed.value = p.error;
+      else { came.push(p); seen.value++; }
+    }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; }).finally(() => {
+      clearInterval(show);
+      packets.value = [...came.reverse(), ...packets.value].slice(0, keep);
+      running.value = false;
+    });
+  };
+  const shown = packets.value.filter((p) => !only.value || p.steps.some((s) => s.verdict === "drop"));
+  return (
+    <Card title="Live trace" extra={<Command text={command.value} />}>
+      <form class="form" onSubmit={start} id="trace">
+        <Services value={query.get("service") ?? ""} any={true} />
+        <input name="host" placeholder="host address" aria-label="Host address" size={16} />
+        <select name="protocol" aria-label="Protocol"><option value="">any protocol</option>{["tcp", "udp", "icmp", "icmpv6"].map((p) => <option key={p}>{p}</option>)}</select>
+        <input name="port" placeholder="port" aria-label="Port" inputMode="numeric" pattern="[0-9]*" size={6} />
+        <button type="submit" class="button primary"><Icon name={running.value ? "stop" : "play"} />{running.value ? "Stop" : "Trace"}</button>
+        <label><input type="checkbox" checked={only.value} onChange={() => { only.value = !only.value; }} /> only dropped</label>
+        <span class="note">{seen.value > 0 && `${seen.value} packets${seen.value > keep ? `, the last ${keep} are shown` : ""}`}</span>
+      </form>
+      {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
+      {packets.value.length === 0 && <p class="note">{running.value ? "Waiting for a matching packet." : "A trace takes up to a minute or 5,000 packets. Chains that are not traced cost nothing extra."}</p>}
+      <ol class="packets" aria-label="Packets, newest first">
+        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} />)}
+      </ol>
+    </Card>
+  );
+}
+
+// precise is a time of the day with milliseconds.
+const precise = (time: string) => new Date(time).toLocaleTimeString(undefined, { hour12: false, hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
+
+function PacketRow({ p }: { p: Packet }) {
+  return (
+    <li class={p.steps.some((s) => s.verdict === "drop") ? "dropped" : ""}>
+      <time>{precise(p.time)}</time>
+      <span class="where">{p.service ? `${p.service} ${p.direction}` : `${p.interface} ${p.direction}`}</span>
+      <span class="tuple">{p.protocol} {p.source} &gt; {p.destination}{p.tcpFlags && ` [${p.tcpFlags}]`}{p.icmpType !== undefined && ` type ${p.icmpType}`}</span>
+      <span class="len">{p.length} B{p.outcome !== "ok" && `, ${p.outcome}`}</span>
+      <Steps steps={p.steps} />
+    </li>
+  );
+}
+
+function WhatIf({ query }: { query: URLSearchParams }) {
+  const answer = useSignal<Explained | undefined>(undefined);
+  const failed = useSignal("");
+  const command = useSignal("kerb explain packet");
+  const ask = (e: SubmitEvent) => {
+    e.preventDefault();
+    const asked = new URLSearchParams(fields(e.currentTarget as HTMLFormElement));
+    command.value = `kerb explain packet '${asked.get("packet")}' --service ${asked.get("service")}`;
+    answer.value = undefined;
+    failed.value = "";
+    send<Explained>(`v1/explain?${asked}`).then((v) => { answer.value = v; }).catch((err: Error) => { failed.value = err.message; });
+  };
+  const v = answer.value;
+  const first = byName(state.value.services).find((s) => s.status?.addresses?.length)?.status?.addresses?.[0]?.split("/")[0] ?? "10.0.0.2";
+  return (
+    <Card title="What would happen to" extra={<Command text={command.value} />}>
+      <form class="form" onSubmit={ask} id="whatif">
+        <input name="packet" class="wide" required aria-label="Packet" placeholder={`tcp 198.51.100.7:40000 > ${first}:80 syn`} defaultValue={query.get("packet") ?? ""} />
+        <Services value={query.get("service") ?? ""} any={false} />
+        <button type="submit" class="button primary">Explain</button>
+      </form>
+      {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
+      {!v && !failed.value && <p class="note">Runs a packet through copies of the chains: nothing is sent, and no state changes.</p>}
+      {v && (
+        <div id="explained">
+          <p class={`result ${v.verdict === "drop" ? "bad" : "ok"}`} role="status">
+            <Icon name={v.verdict === "drop" ? "bad" : "ok"} />
+            {v.verdict === "pass" ? "The packet passes." : <>The packet ends here: <Chip tone={verdictTone(v.verdict)}>{v.verdict}{v.reason && ` (${v.reason})`}</Chip> by {v.module}</>}
+          </p>
+          <ol class="packets">{v.packets.map((p, i) => <PacketRow key={i} p={p} />)}</ol>
+        </div>
+      )}
+      {v && v.packets.length === 0 && <Empty title="It meets no chain" />}
+    </Card>
+  );
+}
