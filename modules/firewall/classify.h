@@ -17,7 +17,8 @@
 
 #include "flow.h"
 
-#define FW_STEPS 128 /* nodes visited per packet at most; mirrored in compile.go */
+#define FW_STEPS   128	/* nodes visited per packet at most; mirrored in compile.go */
+#define FW_SHALLOW 48	/* by rule sets that are shallow; mirrored in separate.go */
 #define FW_CHUNK 512  /* nodes per map value: one page */
 
 /* A node: value in bits 0-31, child in 32-47 (offset in the chunk, in bytes), kind in 48-55, shift
@@ -128,6 +129,10 @@ struct {
 KERB_CONFIG(__u32, tree_half, 0);
 KERB_CONFIG(__u32, rules4_half, 0);
 KERB_CONFIG(__u32, rules6_half, 0);
+
+/* Each search is in one tree, of FW_SHALLOW nodes a packet at most, and without a bitmap: most rule
+ * sets are. The verifier takes longer for a search of FW_STEPS than for all other code. */
+KERB_CONFIG(__u8, shallow, 0);
 
 static __always_inline struct fw_chunk *fw_chunk_at(struct fw_flow *s, __u32 id)
 {
@@ -266,7 +271,7 @@ static __always_inline void fw_search_hash(struct fw_flow *s)
 static __always_inline void fw_search(struct fw_flow *s)
 {
 	struct fw_chunk *chunk;
-	__u32 at = s->root;
+	__u32 at = s->root, left = shallow ? FW_SHALLOW : FW_STEPS;
 
 	chunk = fw_chunk_at(s, at / FW_CHUNK);
 	at *= sizeof(chunk->node[0]);
@@ -274,7 +279,7 @@ static __always_inline void fw_search(struct fw_flow *s)
 	s->class[FW_NUMBERS] = 0;
 	if (!chunk)
 		goto lost;
-	for (int i = 0; i < FW_STEPS; i++) {
+	for (; left; left--) {
 		__u64 node, kind;
 		__u32 value;
 

@@ -279,7 +279,10 @@ func TestTreeOfRuleSets(t *testing.T) {
 				for i := range rules {
 					boxes[i] = boxOf(&rules[i], v4)
 				}
-				checkSearch(t, fmt.Sprintf("%s, %d rules, IPv4 %t", kind, n, v4), boxes, dimsOf(v4))
+				tr := checkSearch(t, fmt.Sprintf("%s, %d rules, IPv4 %t", kind, n, v4), boxes, dimsOf(v4))
+				if n <= 100 && tr.deep {
+					t.Errorf("%s, %d rules, IPv4 %t: deep, which takes the verifier twice as long", kind, n, v4)
+				}
 			}
 		}
 	}
@@ -296,7 +299,7 @@ func dimsOf(v4 bool) []int {
 const maxPages = 8192
 
 // checkSearch compares the search, in two lists of rules that share some, with trying the rules in order.
-func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) {
+func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) *tree {
 	t.Helper()
 	r := rand.New(rand.NewPCG(uint64(len(boxes)), 4))
 	lists := make([][]int32, 2)
@@ -318,6 +321,9 @@ func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) {
 		probe(r, &boxes[r.IntN(len(boxes))], &word, dimensions, i%4 == 0)
 		want := firstOf(boxes, lists[i%2], &word)
 		got, steps, blocks := tr.walk(roots[i%2], boxes, &word, dimensions)
+		if !tr.deep && (steps > oneTree || blocks > 0) {
+			t.Fatalf("%s, at %v: %d nodes and %d blocks, but the rules are shallow", name, word, steps, blocks)
+		}
 		if got != want || steps > deepest || blocks > maxBlocks {
 			t.Fatalf("%s, at %v: rule %d in %d nodes and %d blocks, want %d in at most %d and %d", name, word, got, steps,
 				blocks, want, deepest, maxBlocks)
@@ -325,6 +331,7 @@ func checkSearch(t *testing.T, name string, boxes []box, dimensions []int) {
 		most = max(most, blocks)
 	}
 	t.Logf("%s: %d pages, at most %d nodes; probes took at most %d blocks", name, len(tr.chunks), deepest, most)
+	return tr
 }
 
 func firstOf(boxes []box, list []int32, word *[dims]uint32) int {

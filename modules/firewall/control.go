@@ -154,6 +154,7 @@ func (f *Firewall) Settings() sdk.Settings {
 		"link_control":       c.LinkControl == "allow",
 		"anti_spoof":         c.antiSpoof(),
 		"audit":              c.Mode == modeAudit,
+		"shallow":            !f.tree.deep,
 		"fragments":          fragmentPolicies[c.Fragments],
 		"state":              f.stateConstant(),
 		"drop_when_full":     c.State.WhenFull == "drop",

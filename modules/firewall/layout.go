@@ -8,6 +8,7 @@ type tree struct {
 	chunks  [][]uint64 // each chunkSize long at most while it grows
 	packing int        // chunk for whole subtrees, 0: none yet
 	packed  int        // slots that they need in it
+	deep    bool       // a search visits more than oneTree nodes, or a bitmap
 
 	recordPage, rowPage, numberPage int                          // chunks that are being filled, 0: none yet
 	records                         map[[maxBlocks]uint32]uint32 // to addresses

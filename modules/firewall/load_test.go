@@ -3,6 +3,7 @@
 package firewall
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -20,12 +21,16 @@ func TestVerifies(t *testing.T) {
 		side chain.Side
 		dir  chain.Direction
 	}{{chain.OnXDP, chain.Egress}, {chain.OnTCIngress, chain.Egress}, {chain.OnTCEgress, chain.Ingress}} {
-		t.Run(string(c.side), func(t *testing.T) {
-			l, err := dataplane.Load(c.side, c.dir, module(t, compileConfig(t, `{"extensionHeaders": "deny"}`)))
-			sdktest.Explain(t, err)
-			defer l.Close()
-			sdktest.CheckVerified(t, l.Program, maxVerified)
-			sdktest.Explain(t, l.Time())
-		})
+		for _, shallow := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s shallow %v", c.side, shallow), func(t *testing.T) {
+				m := module(t, compileConfig(t, `{"extensionHeaders": "deny"}`))
+				m.Settings.Constants["shallow"] = shallow
+				l, err := dataplane.Load(c.side, c.dir, m)
+				sdktest.Explain(t, err)
+				defer l.Close()
+				sdktest.CheckVerified(t, l.Program, maxVerified)
+				sdktest.Explain(t, l.Time())
+			})
+		}
 	}
 }

@@ -7,7 +7,7 @@ import "slices"
 // Longest searches in nodes. One tree for all rules is best where it is shallow. Where it is not, rules are separated
 // by how wide their sources and destinations are: rules of a kind separate well, mixed they are copied to many parts.
 const (
-	oneTree    = 48
+	oneTree    = 48 // mirrored in classify.h
 	narrowTree = 32 // source or destination is narrow
 	wideTree   = 24 // neither is
 	wideRules  = 128
@@ -23,14 +23,18 @@ func (t *tree) add(boxes []box, lists [][]int32, dimensions []int) []uint32 {
 		searches[i] = t.plan(boxes, list, dimensions)
 	}
 	roots := t.layAll(boxes, searches, dimensions)
-	if t.deepest(roots) <= maxSteps {
-		return roots
+	steps := t.deepest(roots)
+	if steps > maxSteps {
+		t.truncate(mark)
+		for i, list := range lists {
+			searches[i] = search{bits: list}
+		}
+		roots = t.layAll(boxes, searches, dimensions)
+		steps = t.deepest(roots)
 	}
-	t.truncate(mark)
-	for i, list := range lists {
-		searches[i] = search{bits: list}
-	}
-	return t.layAll(boxes, searches, dimensions)
+	isBitmap := func(s search) bool { return len(s.bits) > 0 }
+	t.deep = t.deep || steps > oneTree || slices.ContainsFunc(searches, isBitmap)
+	return roots
 }
 
 // search is how a list is searched: a hash, trees, and a bitmap for the rules of bits.

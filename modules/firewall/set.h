@@ -95,7 +95,7 @@ static __always_inline __u32 fw_classify(struct fw_flow *s, const struct fw_valu
 	if (s->root >= FW_ROOT_SETS)
 		fw_search_apart(s);
 	fw_search(s);
-	if (s->class[FW_NUMBERS] && s->best != FW_LOST)
+	if (!shallow && s->class[FW_NUMBERS] && s->best != FW_LOST)
 		fw_search_bitmap(s);
 	if (s->best >= FW_LOST)
 		return s->best;
