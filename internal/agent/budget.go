@@ -58,6 +58,7 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
 			k := kernel{a.dp.Bind(map[string]dataplane.Module{name: d.Dataplane}), a.observeKernel} // without a.live: not locked
+			k.Background = true
 			defer k.Close()
 			return k.Measure(&a.meter, name, d.AttachedHooks()...)
 		}

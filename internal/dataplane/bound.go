@@ -18,11 +18,13 @@ type Bound struct {
 	*Dataplane
 	modules map[string]Module      // by name
 	samples map[string]*generation // by module: see sample
+	// Background: no change waits for measurements.
+	Background bool
 }
 
 // Bind returns the data plane with modules by name.
 func (d *Dataplane) Bind(modules map[string]Module) *Bound {
-	return &Bound{d, modules, map[string]*generation{}}
+	return &Bound{Dataplane: d, modules: modules, samples: map[string]*generation{}}
 }
 
 // Close frees what checks and measurements have built, and may be called between them.
@@ -123,7 +125,7 @@ func (b *Bound) Verify(module string) error {
 	if err != nil {
 		return err
 	}
-	chains, err := loadAlone(g, all)
+	chains, err := loadAlone(g, all, false)
 	closeChains(chains)
 	return err
 }
@@ -134,5 +136,5 @@ func (b *Bound) Measure(m *Meter, module string, hooks ...chain.Hook) (chain.Cos
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
 	}
-	return m.measure(g, hooks)
+	return m.measure(g, hooks, b.Background)
 }

@@ -187,7 +187,13 @@ func (c *linkedChain) loadPart(l *linker, first, last int, table *ebpf.Map, slot
 		return nil, err
 	}
 	spec := l.programSpec(code, programName(c.spec))
-	prog, err := ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogDisabled: true})
+	var prog *ebpf.Program
+	load := func() { prog, err = ebpf.NewProgramWithOptions(spec, ebpf.ProgramOptions{LogDisabled: true}) }
+	if l.background {
+		inBackground(load)
+	} else {
+		load()
+	}
 	if errors.Is(err, unix.E2BIG) && last-first > 1 { // the log of a million instructions takes seconds
 		return nil, fmt.Errorf("%w: %w", errTooComplex, err)
 	}

@@ -147,7 +147,7 @@ func linkTimed(plain *linkedChain, members []*generation, parts int, pin func(*e
 	if err != nil {
 		return nil, fmt.Errorf("create the map of latencies: %w", err)
 	}
-	l.timed, l.parts, l.plain, l.samples = true, parts, plain, plain.samples
+	l.timed, l.background, l.parts, l.plain, l.samples = true, true, parts, plain, plain.samples
 	l.maps[stampsMap], l.maps[latencyMap] = stamps, latency
 	err = pin(latency) // first: what is measured is to be read
 	if err == nil {

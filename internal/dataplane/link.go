@@ -50,6 +50,7 @@ type linker struct {
 	uncounted                bool         // packets are not counted: to measure what that costs
 	samples                  *ebpf.Map    // the timed copy's programs; nil: no packet runs in a copy
 	timed                    bool         // this is the copy
+	background               bool         // no change waits for it
 }
 
 func newLinker(spec chain.Spec, members []*generation) (*linker, error) {

@@ -45,7 +45,7 @@ func (m *Meter) Close() {
 // measure runs representative packets through a generation alone, on the hooks given, in every direction that the
 // module has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One
 // that a module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
-func (m *Meter) measure(g *generation, hooks []chain.Hook) (chain.Cost, error) {
+func (m *Meter) measure(g *generation, hooks []chain.Hook, background bool) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
@@ -54,7 +54,7 @@ func (m *Meter) measure(g *generation, hooks []chain.Hook) (chain.Cost, error) {
 	if g.Sockets {
 		return cost, chain.ErrNotPackets
 	}
-	chains, err := loadAlone(g, targets)
+	chains, err := loadAlone(g, targets, background)
 	defer closeChains(chains)
 	if err != nil {
 		return cost, fmt.Errorf("module %s: %w: %w", g.Name, chain.ErrNotMeasured, err)
@@ -106,17 +106,25 @@ func (m *Meter) reference(r reference) (*linkedChain, error) {
 	return c, nil
 }
 
-// loadAlone loads a chain of one module for each target, on all CPUs. The caller closes those that it gets, even with
-// an error.
-func loadAlone(g *generation, targets []target) ([]*linkedChain, error) {
+// loadAlone loads a chain of one module for each target, on all CPUs, or on one if no change waits for it. The caller
+// closes those that it gets, even with an error.
+func loadAlone(g *generation, targets []target, background bool) ([]*linkedChain, error) {
 	chains := make([]*linkedChain, len(targets))
 	var work errgroup.Group
 	work.SetLimit(runtime.NumCPU())
+	if background {
+		work.SetLimit(1)
+	}
 	for i, t := range targets {
-		work.Go(func() (err error) {
+		work.Go(func() error {
 			spec := chain.Spec{Side: t.side, Direction: t.dir,
 				Members: []chain.Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
-			chains[i], err = loadChain(spec, []*generation{g})
+			l, err := newLinker(spec, []*generation{g})
+			if err != nil {
+				return err
+			}
+			l.background = background
+			chains[i], err = l.chain()
 			return err
 		})
 	}
