@@ -23,6 +23,7 @@ import (
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/parsed"
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
@@ -43,6 +44,8 @@ const suffix = ".json.gz"
 type Log struct {
 	dir    string
 	failed func(error) // receives the errors of records that cannot be written
+	// compressor takes more than a MiB, of which each change would leave garbage; used by write alone.
+	compressor *parsed.Value[*gzip.Writer]
 
 	mu      sync.Mutex
 	written *sync.Cond      // pending has become shorter
@@ -70,7 +73,7 @@ type stored struct {
 // Open reads which records are in a directory, which it makes. Where that fails, failed receives the error, and
 // there are none: the node works without its history.
 func Open(dir string, failed func(error)) *Log {
-	l := &Log{dir: dir, failed: failed, sizes: map[int64]int64{}}
+	l := &Log{dir: dir, failed: failed, sizes: map[int64]int64{}, compressor: parsed.New(newCompressor)}
 	l.written = sync.NewCond(&l.mu)
 	err := os.MkdirAll(dir, 0o700)
 	files, unread := os.ReadDir(dir)
@@ -85,6 +88,8 @@ func Open(dir string, failed func(error)) *Log {
 	}
 	return l
 }
+
+func newCompressor() (*gzip.Writer, error) { return gzip.NewWriterLevel(io.Discard, gzip.BestSpeed) }
 
 func (l *Log) path(n int64) string { return filepath.Join(l.dir, fmt.Sprintf("%08d%s", n, suffix)) }
 
@@ -158,9 +163,9 @@ func (l *Log) write() {
 
 // store writes one record, under another name first: a file is complete or not there.
 func (l *Log) store(e *entry) (size int64, err error) {
-	data, content, err := pack(e)
+	data, content, err := l.pack(e)
 	if err == nil && (len(data) > maxRecord || content > maxContent) {
-		data, _, err = pack(e.head())
+		data, _, err = l.pack(e.head())
 	}
 	if err != nil {
 		return 0, fmt.Errorf("record of change %d: %w", e.Number, err)
@@ -176,17 +181,19 @@ func (l *Log) store(e *entry) (size int64, err error) {
 }
 
 // pack returns a record as it is stored, and how many bytes of JSON it has.
-func pack(e *entry) (data []byte, content int, err error) {
+func (l *Log) pack(e *entry) (data []byte, content int, err error) {
 	text, err := json.Marshal(e)
 	if err != nil {
 		return nil, 0, err
 	}
-	var out bytes.Buffer
-	w, err := gzip.NewWriterLevel(&out, gzip.BestSpeed)
-	if err == nil {
-		_, err = w.Write(text)
-		err = errors.Join(err, w.Close())
+	w, err := l.compressor.Get()
+	if err != nil {
+		return nil, 0, err
 	}
+	var out bytes.Buffer
+	w.Reset(&out)
+	_, err = w.Write(text)
+	err = errors.Join(err, w.Close())
 	return out.Bytes(), len(text), err
 }
 

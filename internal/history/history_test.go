@@ -273,3 +273,19 @@ func TestReadersDoNotStarve(t *testing.T) {
 		t.Error("a reader waits as long as there are changes")
 	}
 }
+
+// Changes that follow each other leave little garbage: a compressor has more than a MiB.
+func TestCompressorIsReused(t *testing.T) {
+	l := openLog(t, t.TempDir())
+	const records = 20
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for i := range records {
+		l.Add(update(fmt.Sprint(i), fmt.Sprint(i+1)))
+		l.Flush()
+	}
+	runtime.ReadMemStats(&after)
+	if each := (after.TotalAlloc - before.TotalAlloc) / records; each > 256<<10 {
+		t.Errorf("a record allocates %d bytes", each)
+	}
+}
