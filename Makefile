@@ -66,8 +66,8 @@ modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni; static binaries for amd64 and arm64, and manual pages, in dist/
-	for program in kerb kerb-bench kerb-cni; do for arch in amd64 arm64; do \
+build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node; static binaries for amd64 and arm64, and manual pages, in dist/
+	for program in kerb kerb-bench kerb-cni kerb-kube-node; do for arch in amd64 arm64; do \
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
@@ -208,7 +208,7 @@ kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: 
 
 test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
-	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/...
+	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \

@@ -95,6 +95,7 @@ var definitions = []definition{
 		},
 		bounds: map[string]map[string]any{
 			"spec.package.name":                                              {"pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"},
+			"spec.order":                                                     {"default": map[string]any{}},
 			"spec.order.before":                                              {"maxItems": 32},
 			"spec.order.after":                                               {"maxItems": 32},
 			"spec.order.before[]":                                            {"maxLength": 63},

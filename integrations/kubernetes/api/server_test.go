@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/netip"
 	"os"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -119,14 +120,36 @@ func TestValidation(t *testing.T) {
 		}
 		var got api.ClusterModule
 		server.Must(http.MethodGet, modulesPath+name, nil, &got)
-		if got.Spec.Order.Priority != 100 && name == "most" {
+		if got.Spec.Order.Priority != 100 {
 			t.Errorf("%s: priority %d, want the default", name, got.Spec.Order.Priority)
 		}
 		if name == "most" && (len(got.Spec.Config) != 1 || len(got.Spec.Attach.Pods.Pods.Expressions) != 2) {
 			t.Errorf("%s was stored as %+v", name, got.Spec)
 		}
 	}
+	checkExamples(t, server)
 	checkColumns(t, server)
+}
+
+var example = regexp.MustCompile("(?s)```yaml\n(.*?kind: ClusterModule\nmetadata:\n  name: ([a-z-]+)\n.*?)```")
+
+// checkExamples applies what docs/kubernetes.md shows.
+func checkExamples(t *testing.T, server *kubeapi.Server) {
+	t.Helper()
+	text, err := os.ReadFile("../../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	examples := example.FindAllStringSubmatch(string(text), -1)
+	if len(examples) == 0 {
+		t.Error("docs/kubernetes.md shows no ClusterModule")
+	}
+	for _, e := range examples {
+		if err := server.Apply(modulesPath+e[2], e[1]); err != nil {
+			t.Errorf("%s of docs/kubernetes.md: %v", e[2], err)
+		}
+		server.Must(http.MethodDelete, modulesPath+e[2], nil, nil)
+	}
 }
 
 // kubectl get shows what the definitions say, and a status is only written as one.

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package main
+
+import (
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+const kerb = "github.com/kerb-edge/kerb/"
+
+// Nodes without Kubernetes carry nothing of it, and nodes with it no client that takes more memory than the rest.
+func TestImports(t *testing.T) {
+	for program, banned := range map[string][]string{
+		"cmd/kerb":       {kerb + "integrations/kubernetes", "k8s.io/client-go"},
+		"cmd/kerb-bench": {kerb + "integrations/kubernetes", "k8s.io/client-go"},
+		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
+			kerb + "internal/agent"},
+	} {
+		out, err := exec.Command("go", "list", "-deps", kerb+program).Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		deps := strings.Fields(string(out))
+		if len(deps) < 50 {
+			t.Errorf("%s has only %d packages", program, len(deps))
+		}
+		for _, dep := range deps {
+			for _, no := range banned {
+				if strings.HasPrefix(dep, no) {
+					t.Errorf("%s links %s", program, dep)
+				}
+			}
+		}
+	}
+}

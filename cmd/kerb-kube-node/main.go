@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command kerb-kube-node makes the agent of a Kubernetes node run the ClusterModules of its cluster.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"syscall"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/node"
+	"github.com/kerb-edge/kerb/internal/version"
+)
+
+func main() {
+	var o node.Options
+	flag.StringVar(&o.Node, "node", os.Getenv("NODE_NAME"), "name of this Node; default is NODE_NAME of the environment")
+	flag.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file; default is the service account of the pod")
+	flag.StringVar(&o.Agent, "agent", "/run/kerb/kerb.sock", "socket of the agent")
+	flag.StringVar(&o.State, "state", "/var/lib/kerb-kube", "directory of the last known state")
+	printVersion := flag.Bool("version", false, "print the version")
+	flag.Parse()
+	if *printVersion {
+		fmt.Println(version.Version())
+		return
+	}
+	if flag.NArg() > 0 || o.Node == "" {
+		fmt.Fprintln(os.Stderr, "kerb-kube-node: give the name of this Node by --node or NODE_NAME, and no arguments")
+		os.Exit(2)
+	}
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(50) // resident memory counts more than the little work
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
+	log.Info("started", "version", version.Version(), "node", o.Node)
+	if err := node.Run(ctx, o, log); err != nil {
+		log.Error("cannot start", "error", err)
+		os.Exit(1)
+	}
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// agentTimeout is how long the agent may take: it may verify the chains of many pods on a slow machine.
+const agentTimeout = 5 * time.Minute
+
+// agent is the agent's API.
+type agent struct{ client *client.Client }
+
+// ref names a resource in one version.
+type ref struct {
+	Kind    string `json:"kind"`
+	Name    string `json:"name"`
+	Version string `json:"resourceVersion,omitempty"`
+}
+
+func (a agent) call(ctx context.Context, method, path string, in, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	return a.client.Call(ctx, method, path, in, out)
+}
+
+func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool) error {
+	path := "/v1/apply?owner=" + names.Owner
+	if prune {
+		path += "&prune=true"
+	}
+	return a.call(ctx, http.MethodPost, path, modules, nil)
+}
+
+func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
+	return all, a.call(ctx, http.MethodGet, "/v1/modules", nil, &all)
+}
+
+// services returns the services of pods.
+func (a agent) services(ctx context.Context) (pods []v1.Service, err error) {
+	var all []v1.Service
+	err = a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
+	for _, s := range all {
+		if s.Metadata.Owner == names.OwnerPods {
+			pods = append(pods, s)
+		}
+	}
+	return pods, err
+}
+
+// applyServices changes services that are as they were read: kerb-cni replaces and deletes them.
+func (a agent) applyServices(ctx context.Context, services []v1.Service) error {
+	return a.call(ctx, http.MethodPost, "/v1/apply?ifUnchanged=true&owner="+names.OwnerPods, services, nil)
+}
+
+func (a agent) delete(ctx context.Context, owner string, refs ...ref) error {
+	return a.call(ctx, http.MethodPost, "/v1/delete?owner="+owner, refs, nil)
+}
+
+func (a agent) status(ctx context.Context) (s v1.NodeStatus, err error) {
+	return s, a.call(ctx, http.MethodGet, "/v1/status", nil, &s)
+}
+
+// refusal returns what the agent says is wrong with a request; false if it did not get as far as to judge it.
+func refusal(err error) (string, bool) {
+	var status *client.StatusError
+	if errors.As(err, &status) && status.Status < http.StatusInternalServerError &&
+		status.Status != http.StatusTooManyRequests {
+		return status.Detail(), true
+	}
+	return "", false
+}

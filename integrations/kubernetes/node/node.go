@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package node makes the agent of one Kubernetes node run the ClusterModules of its cluster: it watches them, the pods
+// of the node and the namespaces, applies modules as owner kubernetes, and gives the services of pods, which kerb-cni
+// applies, the labels of their pods. What it has seen last it keeps on disk, so that a node starts without its API
+// server; it deletes nothing before it has seen everything since its start.
+package node
+
+import (
+	"context"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// Options are what the program is started with.
+type Options struct {
+	Node       string // name of the Node
+	Kubeconfig string // empty: the service account of the pod
+	Agent      string // socket of the agent's API
+	State      string // directory of the snapshot
+}
+
+// Times between attempts and writes.
+const (
+	minRetry  = 250 * time.Millisecond // after the agent did not answer
+	maxRetry  = 5 * time.Second
+	debounce  = 20 * time.Millisecond // changes that come together become one
+	saveEvery = 10 * time.Second      // flash wears out
+)
+
+// Run works until the context ends. Neither the API server nor the agent has to be there.
+func Run(ctx context.Context, o Options, log *slog.Logger) error {
+	api, err := watch.Load(o.Kubeconfig)
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(o.State, 0o700); err != nil {
+		return err
+	}
+	s := newState()
+	if err := s.restore(o.State); err != nil {
+		log.Warn("the snapshot of the last run is not used", "error", err)
+	}
+	report := newReporter(api, o.Node, log)
+	var running sync.WaitGroup
+	running.Go(func() { report.run(ctx) })
+	followAll(ctx, &running, api, o.Node, s, log)
+	sync := &syncer{state: s, agent: agent{client.New(o.Agent)}, log: log, applied: -1, await: map[string]time.Time{}}
+	sync.run(ctx, o.State, report)
+	running.Wait()
+	return nil
+}
+
+func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, node string, s *state, log *slog.Logger) {
+	running.Go(func() {
+		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.ClusterModules},
+			watch.DefaultTimes, log, s.moduleHandler())
+	})
+	running.Go(func() {
+		watch.Follow(ctx, c, watch.Resource{Path: "/api/v1/namespaces", Metadata: true}, watch.DefaultTimes, log,
+			s.namespaceHandler())
+	})
+	running.Go(func() {
+		pods := watch.Resource{Path: "/api/v1/pods", Fields: "spec.nodeName=" + node, Metadata: true}
+		watch.Follow(ctx, c, pods, watch.DefaultTimes, log, s.podHandler())
+	})
+}
+
+// run compares after changes and now and then, and keeps the snapshot current.
+func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
+	saved, retry := 0, minRetry
+	var savedAt time.Time
+	save := func() {
+		var err error
+		if saved, err = s.state.save(dir); err != nil {
+			s.log.Warn("the snapshot for the next start is not written", "error", err)
+		}
+		savedAt = time.Now()
+	}
+	for ctx.Err() == nil {
+		wait, err := s.round(ctx)
+		if ctx.Err() != nil {
+			break
+		}
+		v := s.state.view()
+		if v.known {
+			report.set(statusOf(s, err))
+		}
+		if err != nil {
+			s.log.Warn("the agent does not run what it should yet", "error", err, "retry", retry)
+			wait = retry/2 + rand.N(retry)
+			retry = min(2*retry, maxRetry)
+		} else {
+			retry = minRetry
+		}
+		if v.complete && v.version != saved && time.Since(savedAt) >= saveEvery {
+			save()
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		case <-s.state.changed:
+			time.Sleep(debounce)
+		}
+	}
+	save()
+}

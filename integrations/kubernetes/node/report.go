@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"reflect"
+	"runtime"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// Limits of KerbNode.status.
+const (
+	maxReports   = 10
+	maxMessage   = 1024
+	writeTimeout = 30 * time.Second
+	writeRetry   = 30 * time.Second // and as long again at random
+)
+
+const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
+
+// statusOf is what a node reports after a round, which ended with err.
+func statusOf(s *syncer, err error) api.KerbNodeStatus {
+	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
+	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
+	switch {
+	case err != nil:
+		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
+	case len(s.reports) > 0:
+		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(s.reports)
+	}
+	ready.Message = truncate(ready.Message)
+	out.Conditions = []api.Condition{ready}
+	for _, r := range s.reports[:min(maxReports, len(s.reports))] {
+		r.Message = truncate(r.Message)
+		out.Modules = append(out.Modules, r)
+	}
+	return out
+}
+
+func truncate(text string) string {
+	runes := []rune(text)
+	if len(runes) > maxMessage {
+		return string(runes[:maxMessage-3]) + "..."
+	}
+	return text
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// reporter writes KerbNode.status when it has changed. Whatever the API server does, nothing else waits for it.
+type reporter struct {
+	client *watch.Client
+	node   string
+	log    *slog.Logger
+	next   chan api.KerbNodeStatus // at most one: the newest
+}
+
+func newReporter(c *watch.Client, node string, log *slog.Logger) *reporter {
+	return &reporter{client: c, node: node, log: log, next: make(chan api.KerbNodeStatus, 1)}
+}
+
+// set gives the status to write, in place of one that was not written yet.
+func (r *reporter) set(status api.KerbNodeStatus) {
+	select {
+	case <-r.next:
+	default:
+	}
+	r.next <- status
+}
+
+// run writes until the context ends.
+func (r *reporter) run(ctx context.Context) {
+	var written *api.KerbNodeStatus
+	for {
+		var status api.KerbNodeStatus
+		select {
+		case <-ctx.Done():
+			return
+		case status = <-r.next:
+		}
+		for ctx.Err() == nil {
+			if written == nil {
+				written = r.read(ctx)
+			}
+			stamp(&status, written)
+			if written != nil && reflect.DeepEqual(status, *written) {
+				break
+			}
+			err := r.write(ctx, status)
+			if err == nil {
+				written = &status
+				break
+			}
+			if ctx.Err() == nil {
+				r.log.Warn("the status of this node is not written", "error", err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(writeRetry + rand.N(writeRetry)):
+			}
+			select {
+			case status = <-r.next: // newer
+			default:
+			}
+		}
+	}
+}
+
+// stamp gives conditions the time of their last transition.
+func stamp(status, before *api.KerbNodeStatus) {
+	for i := range status.Conditions {
+		c := &status.Conditions[i]
+		c.Transition = time.Now().UTC().Truncate(time.Second)
+		if before == nil {
+			continue
+		}
+		for _, b := range before.Conditions {
+			if b.Type == c.Type && b.Status == c.Status {
+				c.Transition = b.Transition
+			}
+		}
+	}
+}
+
+// read returns the status that the API server has, or nil.
+func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	var n api.KerbNode
+	if err := r.client.Get(ctx, nodesPath+"/"+r.node, &n); err != nil {
+		return nil
+	}
+	return n.Status
+}
+
+// write patches the status, and creates the object first if it is not there. It belongs to the Node, and is deleted
+// with it.
+func (r *reporter) write(ctx context.Context, status api.KerbNodeStatus) error {
+	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
+	defer cancel()
+	modules := status.Modules
+	if modules == nil {
+		modules = []api.ModuleReport{} // absent in a patch would mean unchanged
+	}
+	patch := map[string]any{"status": map[string]any{"conditions": status.Conditions, "kernel": status.Kernel,
+		"architecture": status.Architecture, "agent": status.Agent, "modules": modules}}
+	path := nodesPath + "/" + r.node + "/status"
+	err := r.client.Merge(ctx, path, patch, nil)
+	if !watch.IsStatus(err, http.StatusNotFound) {
+		return err
+	}
+	var node api.Object
+	metadata := map[string]any{"name": r.node}
+	if err := r.client.Get(ctx, "/api/v1/nodes/"+r.node, &node); err == nil {
+		metadata["ownerReferences"] = []any{map[string]any{
+			"apiVersion": "v1", "kind": "Node", "name": r.node, "uid": node.Metadata.UID}}
+	}
+	object := map[string]any{"apiVersion": v1.APIVersion, "kind": "KerbNode", "metadata": metadata}
+	if err := r.client.Create(ctx, nodesPath, object, nil); err != nil && !watch.IsStatus(err, http.StatusConflict) {
+		return err
+	}
+	return r.client.Merge(ctx, path, patch, nil)
+}

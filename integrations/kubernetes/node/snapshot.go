@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/internal/atomicfile"
+)
+
+// snapshot is the state on disk, with which a node starts whose API server is away.
+type snapshot struct {
+	Modules    []api.ClusterModule          `json:"modules"`
+	Namespaces map[string]map[string]string `json:"namespaces"`
+	Pods       []api.ObjectMeta             `json:"pods"`
+}
+
+const snapshotFile = "kubernetes.json"
+
+// save writes the state, if a complete list of everything has come, and returns its version.
+func (s *state) save(dir string) (int, error) {
+	text, version, err := s.snapshot()
+	if err != nil || text == nil {
+		return version, err
+	}
+	return version, atomicfile.Write(filepath.Join(dir, snapshotFile), text, 0o600)
+}
+
+func (s *state) snapshot() (text []byte, version int, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.synced != ofAll {
+		return nil, s.version, nil
+	}
+	out := snapshot{Namespaces: map[string]map[string]string{}}
+	for _, m := range s.modules {
+		out.Modules = append(out.Modules, m)
+	}
+	for name, l := range s.namespaces {
+		out.Namespaces[name] = l.set()
+	}
+	for uid, p := range s.pods {
+		out.Pods = append(out.Pods, api.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: uid, Labels: p.labels.set()})
+	}
+	text, err = json.Marshal(out)
+	return text, s.version, err
+}
+
+// restore reads what save has written. Without a file there is nothing to start from.
+func (s *state) restore(dir string) error {
+	text, err := os.ReadFile(filepath.Join(dir, snapshotFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	var in snapshot
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	s.update(ofAll, func() {
+		for _, m := range in.Modules {
+			s.modules[m.Metadata.Name] = m
+		}
+		for name, set := range in.Namespaces {
+			s.namespaces[name] = labelsOf(set)
+		}
+		for _, p := range in.Pods {
+			s.pods[p.UID] = pod{p.Namespace, p.Name, labelsOf(p.Labels)}
+		}
+		s.restored = true
+	})
+	return nil
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"unique"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// labels is a set of labels. Pods of one controller share it.
+type labels struct{ handle unique.Handle[string] }
+
+// A label set is text: keys and values, each with a zero byte behind it, in the order of the keys.
+func labelsOf(set map[string]string) labels {
+	var b strings.Builder
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		b.WriteString(key + "\x00" + set[key] + "\x00")
+	}
+	return labels{unique.Make(b.String())}
+}
+
+// set returns a copy.
+func (l labels) set() map[string]string {
+	out := map[string]string{}
+	rest := l.handle.Value()
+	for rest != "" {
+		var key, value string
+		key, rest, _ = strings.Cut(rest, "\x00")
+		value, rest, _ = strings.Cut(rest, "\x00")
+		out[key] = value
+	}
+	return out
+}
+
+// pod is what is known of a pod of this node.
+type pod struct {
+	namespace, name string
+	labels          labels
+}
+
+// The resources that are followed.
+const (
+	ofModules = 1 << iota
+	ofNamespaces
+	ofPods
+	ofAll = 1<<iota - 1
+)
+
+// state is what the API server has said last, before this start too. It is safe for concurrent use.
+type state struct {
+	mu         sync.Mutex
+	modules    map[string]api.ClusterModule
+	namespaces map[string]labels
+	pods       map[string]pod // by UID
+	synced     int            // resources of which a complete list has come since this start
+	restored   bool           // there was a snapshot
+	version    int            // changes with everything above
+	rules      int            // changes with modules and namespaces: what modules of the agent are made of
+	changed    chan struct{}  // has a value after a change
+}
+
+func newState() *state {
+	return &state{modules: map[string]api.ClusterModule{}, namespaces: map[string]labels{}, pods: map[string]pod{},
+		changed: make(chan struct{}, 1)}
+}
+
+// update changes the state and wakes the synchronization.
+func (s *state) update(bits int, f func()) {
+	s.mu.Lock()
+	f()
+	s.version++
+	if bits&(ofModules|ofNamespaces) != 0 {
+		s.rules++
+	}
+	s.mu.Unlock()
+	select {
+	case s.changed <- struct{}{}:
+	default:
+	}
+}
+
+// handler returns what a follower of one resource calls.
+func handler[T any](s *state, bit int, reset func(int), set, remove func(T)) watch.Handler[T] {
+	return watch.Handler[T]{
+		Replace: func(all []T) {
+			s.update(bit, func() {
+				reset(len(all))
+				for _, o := range all {
+					set(o)
+				}
+				s.synced |= bit
+			})
+		},
+		Set:    func(o T) { s.update(bit, func() { set(o) }) },
+		Delete: func(o T) { s.update(bit, func() { remove(o) }) },
+	}
+}
+
+func (s *state) moduleHandler() watch.Handler[api.ClusterModule] {
+	return handler(s, ofModules, func(n int) { s.modules = make(map[string]api.ClusterModule, n) },
+		func(m api.ClusterModule) {
+			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation}
+			s.modules[m.Metadata.Name] = m
+		},
+		func(m api.ClusterModule) { delete(s.modules, m.Metadata.Name) })
+}
+
+func (s *state) namespaceHandler() watch.Handler[api.Object] {
+	return handler(s, ofNamespaces, func(n int) { s.namespaces = make(map[string]labels, n) },
+		func(o api.Object) { s.namespaces[o.Metadata.Name] = labelsOf(o.Metadata.Labels) },
+		func(o api.Object) { delete(s.namespaces, o.Metadata.Name) })
+}
+
+func (s *state) podHandler() watch.Handler[api.Object] {
+	return handler(s, ofPods, func(n int) { s.pods = make(map[string]pod, n) },
+		func(o api.Object) {
+			s.pods[o.Metadata.UID] = pod{o.Metadata.Namespace, o.Metadata.Name, labelsOf(o.Metadata.Labels)}
+		},
+		func(o api.Object) { delete(s.pods, o.Metadata.UID) })
+}
+
+// view is the state at a moment. It shares nothing that changes.
+type view struct {
+	version    int
+	rules      int
+	known      bool // there is something to act on: a complete list of everything, or the snapshot
+	complete   bool // all lists have come since this start: what is not there was deleted
+	modules    []api.ClusterModule
+	namespaces map[string]labels
+}
+
+func (s *state) view() view {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := view{version: s.version, rules: s.rules, complete: s.synced == ofAll, namespaces: maps.Clone(s.namespaces)}
+	v.known = v.complete || s.restored
+	for _, name := range slices.Sorted(maps.Keys(s.modules)) {
+		v.modules = append(v.modules, s.modules[name])
+	}
+	return v
+}
+
+// podServices returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
+// it is the other one. As long as the namespace is not known, it is not known which modules select the pod. It returns
+// false if the agent's modules are not of these rules.
+func (s *state) podServices(rules int) (map[string]podService, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.rules != rules {
+		return nil, false
+	}
+	pods := make(map[string]podService, 2*len(s.pods))
+	for uid, p := range s.pods {
+		_, ok := s.namespaces[p.namespace]
+		of := podService{pod: p, uid: uid, held: !ok}
+		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
+		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
+	}
+	return pods, true
+}
+
+// podService is the pod of a service.
+type podService struct {
+	pod
+	uid  string
+	held bool // its namespace is not known yet
+}

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// A node writes its status when something has changed: not when pods come and go, and not after a start.
+func TestStatusIsWrittenSeldom(t *testing.T) {
+	b := newBed(t)
+	b.module(count, counter("app: web"))
+	b.Eventually("the node is ready", func() bool { return b.status().Status.Conditions[0].Status == "True" })
+	before := b.status().Metadata.ResourceVersion
+	web := b.pod("web", map[string]string{"app": "web"})
+	web.await(count)
+	web.label("app: db")
+	web.await("")
+	applied := b.changes()
+	b.stop(syscall.SIGTERM)
+	b.start()
+	web.label("app: web")
+	web.await(count)
+	if now := b.changes(); now != applied+1 {
+		t.Errorf("%d changes of the agent after a start, want that of the pod's labels alone", now-applied)
+	}
+	if now := b.status().Metadata.ResourceVersion; now != before {
+		t.Errorf("the status was written again: %+v", b.status().Status)
+	}
+}
+
+// changes counts the changes of the agent.
+func (b *bed) changes() int {
+	b.T.Helper()
+	var all []v1.ChangeRecord
+	b.Must(http.MethodGet, "/v1/changes?limit=1000", nil, &all)
+	return len(all)
+}
+
+// Objects that an API server without our definitions would accept do no harm: the node refuses them, and runs the rest.
+func TestHostileObjects(t *testing.T) {
+	b := newBed(t)
+	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/clustermodules.kerb.dev"
+	loose := `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: clustermodules.kerb.dev},
+  spec: {group: kerb.dev, scope: Cluster, names: {kind: ClusterModule, listKind: ClusterModuleList, plural: clustermodules,
+  singular: clustermodule}, versions: [{name: v1alpha1, served: true, storage: true,
+  schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`
+	if err := b.api.Apply(crd, loose); err != nil {
+		t.Fatal(err)
+	}
+	hostile := map[string]string{
+		pending:      counter("app: web"),
+		"dots.in.it": counter("app: web"),
+		"path":       `{package: {name: /etc}, attach: {pods: {}}}`,
+		"tag":        `{package: {image: "example.org/a/b:latest"}, attach: {pods: {}}}`,
+		"injection":  `{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {app: "web,kerb.dev/x"}}}}}`,
+		"own":        `{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {kerb.dev/pending: "true"}}}}}`,
+		"operator": `{package: {name: counter}, attach: {pods: {podSelector: {matchExpressions: ` +
+			`[{key: a, operator: Is}]}}}}`,
+		"empty":        `{}`,
+		"wrong-type":   `[1, 2]`,
+		"many-labels":  counter(manyLabels(2000)),
+		"null-package": `{package: null, attach: null}`,
+	}
+	b.Eventually("the loose definition is served", func() bool {
+		return b.api.Apply(modulesPath+"empty",
+			"{apiVersion: kerb.dev/v1alpha1, kind: ClusterModule, metadata: {name: empty}, spec: {}}") == nil
+	})
+	for name, spec := range hostile {
+		b.module(name, spec)
+	}
+	b.module(count, counter("app: web"))
+	labels := map[string]string{"app": "web", "kerb.dev/pending": "true", "kerb.dev/namespace": "kube-system",
+		"kerb.dev/attachment": "x"}
+	web := b.pod("web", labels)
+	web.await(count)
+	var service v1.Service
+	b.Must(http.MethodGet, "/v1/services/"+web.Service(), nil, &service)
+	if got := service.Metadata.Labels["kerb.dev/namespace"]; got != "default" {
+		t.Errorf("the pod says that it is in namespace %s", got)
+	}
+	b.Eventually("the node reports what it refuses", func() bool {
+		s := b.status().Status
+		return s.Conditions[0].Reason == "ModulesNotReady" && len(s.Modules) == 9 && len(s.Conditions[0].Message) <= 1024
+	})
+	want := "count " + pending + " many-labels"
+	if got := b.agentModules(); got != want {
+		t.Errorf("the agent has modules %s, want %s", got, want)
+	}
+	if got := reported(b.status().Status, pending); !strings.Contains(got, "choose another name") {
+		t.Errorf("of %s it is reported: %s", pending, got)
+	}
+}
+
+func reported(s *api.KerbNodeStatus, name string) string {
+	for _, r := range s.Modules {
+		if r.Name == name {
+			return r.Message
+		}
+	}
+	return ""
+}
+
+func manyLabels(n int) string {
+	var b strings.Builder
+	for i := range n {
+		fmt.Fprintf(&b, "%s%d: v, ", strings.Repeat("x", i%50), i)
+	}
+	return strings.TrimSuffix(b.String(), ", ")
+}

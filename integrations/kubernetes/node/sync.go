@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"log/slog"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// How often the agent is asked, besides after each change.
+const (
+	awaitEvery = 200 * time.Millisecond // while pods start: kerb-cni may apply a service at any moment
+	awaitFor   = 2 * time.Minute        // a pod that has no service by then is on the host network, or does not start
+	idleEvery  = 5 * time.Second        // a pod's sandbox may be replaced without an event of the API server
+	fullEvery  = time.Minute            // modules: whether they run, and whether another client has changed them
+)
+
+// syncer makes the agent run what the state says.
+type syncer struct {
+	state *state
+	agent agent
+	log   *slog.Logger
+
+	applied int                  // rules of the state whose modules the agent has
+	pruned  bool                 // that was with everything else deleted
+	full    time.Time            // when modules were applied and read last
+	info    v1.NodeStatus        // of the agent
+	refused []api.ModuleReport   // modules that were not applied
+	reports []api.ModuleReport   // those, and modules that do not run
+	numbers map[string]int64     // metadata.generation of modules
+	await   map[string]time.Time // pods without an admitted service, and since when
+}
+
+// round makes one comparison. It returns when the next one is due at the latest.
+func (s *syncer) round(ctx context.Context) (time.Duration, error) {
+	v := s.state.view()
+	if !v.known {
+		return idleEvery, nil // pods wait: without the first list nothing is known of what must apply to them
+	}
+	if v.rules != s.applied || v.complete && !s.pruned || time.Since(s.full) >= fullEvery {
+		if err := s.syncModules(ctx, v); err != nil {
+			s.applied = -1
+			return 0, err
+		}
+		s.applied, s.pruned = v.rules, v.complete
+	} else if len(s.reports) > len(s.refused) { // does it still not run?
+		if err := s.examine(ctx); err != nil {
+			return 0, err
+		}
+	}
+	if err := s.syncServices(ctx, v); err != nil {
+		return 0, err
+	}
+	for _, since := range s.await {
+		if time.Since(since) < awaitFor {
+			return awaitEvery, nil
+		}
+	}
+	return idleEvery, nil
+}
+
+// syncModules applies all modules together. If the agent refuses that, it applies them one by one, so that a wrong
+// one keeps no other away; what runs of a refused one keeps running.
+func (s *syncer) syncModules(ctx context.Context, v view) error {
+	desired := []v1.Module{names.PendingModule()}
+	var reports []api.ModuleReport
+	keep := map[string]bool{names.Pending: true}
+	generations := map[string]int64{}
+	for _, m := range v.modules {
+		keep[m.Metadata.Name] = true
+		generations[m.Metadata.Name] = m.Metadata.Generation
+		module, err := translate(m, v.namespaces)
+		if err != nil {
+			reports = append(reports, api.ModuleReport{Name: m.Metadata.Name, Generation: m.Metadata.Generation,
+				Reason: "Invalid", Message: err.Error()})
+			continue
+		}
+		desired = append(desired, module)
+	}
+	err := s.agent.applyModules(ctx, desired, v.complete && len(reports) == 0)
+	if _, refused := refusal(err); refused {
+		var more []api.ModuleReport
+		if more, err = s.applyEach(ctx, desired, generations); err == nil {
+			reports = append(reports, more...)
+		}
+	}
+	if err == nil && v.complete && len(reports) > 0 {
+		err = s.prune(ctx, keep)
+	}
+	if err != nil {
+		return err
+	}
+	s.refused, s.numbers, s.full = reports, generations, time.Now()
+	return s.examine(ctx)
+}
+
+func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map[string]int64) ([]api.ModuleReport,
+	error) {
+	var reports []api.ModuleReport
+	for _, m := range all {
+		err := s.agent.applyModules(ctx, []v1.Module{m}, false)
+		detail, refused := refusal(err)
+		switch name := m.Metadata.Name; {
+		case refused && name == names.Pending: // pods would start unprotected
+			return nil, err
+		case refused:
+			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: "Refused",
+				Message: detail})
+		case err != nil:
+			return nil, err
+		}
+	}
+	return reports, nil
+}
+
+// prune deletes modules that no ClusterModule asks for.
+func (s *syncer) prune(ctx context.Context, keep map[string]bool) error {
+	all, err := s.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	var refs []ref
+	for _, m := range all {
+		if m.Metadata.Owner == names.Owner && !keep[m.Metadata.Name] {
+			refs = append(refs, ref{Kind: v1.KindModule, Name: m.Metadata.Name})
+		}
+	}
+	if len(refs) == 0 {
+		return nil
+	}
+	return s.agent.delete(ctx, names.Owner, refs...)
+}
+
+// examine adds what is wrong with modules that the agent has accepted. A node without a pod that a module selects is
+// as it should be.
+func (s *syncer) examine(ctx context.Context) error {
+	all, err := s.agent.modules(ctx)
+	if err != nil {
+		return err
+	}
+	if s.info, err = s.agent.status(ctx); err != nil {
+		return err
+	}
+	reports := slices.Clone(s.refused)
+	for _, m := range all {
+		name := m.Metadata.Name
+		reported := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == name })
+		if m.Metadata.Owner != names.Owner || reported || m.Status == nil {
+			continue
+		}
+		for _, c := range m.Status.Conditions {
+			if c.Type == "Ready" && c.Status == "False" && c.Reason != "NoAttachPoint" {
+				reports = append(reports, api.ModuleReport{Name: name, Generation: s.numbers[name], Reason: c.Reason,
+					Message: c.Message})
+			}
+		}
+	}
+	s.reports = reports
+	return nil
+}
+
+// syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
+func (s *syncer) syncServices(ctx context.Context, v view) error {
+	services, err := s.agent.services(ctx)
+	if err != nil {
+		return err
+	}
+	pods, current := s.state.podServices(v.rules)
+	if !current {
+		return nil // the next round, which is due, applies the modules first
+	}
+	waiting := map[string]bool{}
+	for _, p := range pods {
+		waiting[p.uid] = true
+	}
+	var change []v1.Service
+	var gone []ref
+	for _, service := range services {
+		p, ok := pods[service.Metadata.Name]
+		switch {
+		case ok && p.held:
+		case ok:
+			delete(waiting, p.uid)
+			labels := names.Admit(service.Metadata.Labels, p.labels.set())
+			if !maps.Equal(labels, service.Metadata.Labels) {
+				service.Metadata.Labels, service.Status = labels, nil
+				change = append(change, service)
+			}
+		case v.complete && service.Status != nil && len(service.Status.Links) == 0:
+			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
+		}
+	}
+	s.remember(waiting)
+	if err := s.change(ctx, change); err != nil {
+		return err
+	}
+	return s.remove(ctx, gone)
+}
+
+// remember keeps since when pods have waited.
+func (s *syncer) remember(waiting map[string]bool) {
+	maps.DeleteFunc(s.await, func(uid string, _ time.Time) bool { return !waiting[uid] })
+	for uid := range waiting {
+		if _, ok := s.await[uid]; !ok {
+			s.await[uid] = time.Now()
+		}
+	}
+}
+
+// change applies services together, and one by one if one of them has changed meanwhile.
+func (s *syncer) change(ctx context.Context, services []v1.Service) error {
+	if len(services) == 0 {
+		return nil
+	}
+	err := s.agent.applyServices(ctx, services)
+	if _, refused := refusal(err); !refused {
+		return err
+	}
+	for _, service := range services {
+		err := s.agent.applyServices(ctx, []v1.Service{service})
+		if detail, refused := refusal(err); refused {
+			s.log.Warn("the agent refuses the labels of a pod", "service", service.Metadata.Name, "error", detail)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove deletes services one by one: each may have been replaced meanwhile.
+func (s *syncer) remove(ctx context.Context, gone []ref) error {
+	for _, of := range gone {
+		err := s.agent.delete(ctx, names.OwnerPods, of)
+		if detail, refused := refusal(err); refused {
+			s.log.Info("a service of a pod that is gone stays", "service", of.Name, "error", detail)
+		} else if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// problem summarizes the reports, naming at most three modules.
+func problem(reports []api.ModuleReport) string {
+	var all []string
+	for _, r := range reports[:min(3, len(reports))] {
+		all = append(all, r.Name+": "+r.Message)
+	}
+	if more := len(reports) - len(all); more > 0 {
+		all = append(all, "and "+plural(more, "more module"))
+	}
+	return strings.Join(all, "; ")
+}

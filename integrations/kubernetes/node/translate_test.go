@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	kubelabels "k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/selection"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/seed"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// random makes selectors and labels of few words, so that they often meet.
+type random struct{ *rand.Rand }
+
+func (r random) word(words string) string { return string(words[r.IntN(len(words))]) }
+
+func (r random) labels() map[string]string {
+	out := map[string]string{}
+	for range r.IntN(4) {
+		out[r.word("abc")] = r.word("xyz")
+	}
+	return out
+}
+
+func (r random) selector() *api.LabelSelector {
+	if r.IntN(5) == 0 {
+		return nil
+	}
+	s := &api.LabelSelector{MatchLabels: map[string]string{}}
+	for range r.IntN(2) {
+		s.MatchLabels[r.word("abc")] = r.word("xyz")
+	}
+	for range r.IntN(3) {
+		q := api.Requirement{Key: r.word("abc"), Operator: []string{"In", "NotIn", "Exists", "DoesNotExist"}[r.IntN(4)]}
+		if strings.HasSuffix(q.Operator, "In") {
+			q.Values = []string{r.word("xyz"), r.word("xyz")}
+		}
+		s.Expressions = append(s.Expressions, q)
+	}
+	return s
+}
+
+// kubernetes is the selector as Kubernetes' own code understands it. An absent one selects everything here.
+func kubernetes(t *testing.T, s *api.LabelSelector) kubelabels.Selector {
+	t.Helper()
+	out := kubelabels.Everything()
+	if s == nil {
+		return out
+	}
+	for key, value := range s.MatchLabels {
+		out = add(t, out, key, selection.Equals, value)
+	}
+	for _, q := range s.Expressions {
+		operator := map[string]selection.Operator{"In": selection.In, "NotIn": selection.NotIn, "Exists": selection.Exists,
+			"DoesNotExist": selection.DoesNotExist}[q.Operator]
+		out = add(t, out, q.Key, operator, q.Values...)
+	}
+	return out
+}
+
+func add(t *testing.T, to kubelabels.Selector, key string, operator selection.Operator,
+	values ...string) kubelabels.Selector {
+	t.Helper()
+	requirement, err := kubelabels.NewRequirement(key, operator, values)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return to.Add(*requirement)
+}
+
+// The agent attaches a module to the pods that Kubernetes' own code selects, and to nothing else.
+func TestSelectorAgainstKubernetes(t *testing.T) {
+	r := random{seed.Rand(t)}
+	selected := 0
+	for range 2000 {
+		namespaces, sets := map[string]labels{}, map[string]map[string]string{}
+		for _, name := range []string{"n1", "n2", "n3"} {
+			sets[name] = r.labels()
+			namespaces[name] = labelsOf(sets[name])
+		}
+		s := api.PodSelector{Namespaces: r.selector(), Pods: r.selector()}
+		text, err := selector(s, namespaces)
+		if err != nil {
+			t.Fatalf("%+v: %v", s, err)
+		}
+		agent, err := service.ParseSelector(text)
+		if err != nil {
+			t.Fatalf("%+v became %q: %v", s, text, err)
+		}
+		for name, set := range sets {
+			pod := r.labels()
+			identity := names.Pod{Namespace: name, Name: "p", UID: "1"}
+			pending := names.PodLabels(identity, names.Attachment{})
+			want := kubernetes(t, s.Namespaces).Matches(kubelabels.Set(set)) &&
+				kubernetes(t, s.Pods).Matches(kubelabels.Set(pod))
+			if got := agent.Matches(names.Admit(pending, pod)); got != want {
+				t.Fatalf("%+v became %q: a pod %v in %v is selected: %v", s, text, pod, set, got)
+			}
+			if agent.Matches(pending) || agent.Matches(pod) {
+				t.Fatalf("%q selects a pending pod, or a service that is no pod", text)
+			}
+			if want {
+				selected++
+			}
+		}
+	}
+	if selected < 500 {
+		t.Errorf("only %d pods were selected", selected)
+	}
+}
+
+// What no API server with our definitions accepts is refused with the field.
+func TestTranslateRefuses(t *testing.T) {
+	name := api.Package{Name: "counter"}
+	pods := func(s api.LabelSelector) api.Attach { return api.Attach{Pods: api.PodSelector{Pods: &s}} }
+	for i, c := range []struct {
+		name  string
+		spec  api.ClusterModuleSpec
+		field string
+	}{
+		{names.Pending, api.ClusterModuleSpec{Package: name}, "metadata.name"},
+		{"a", api.ClusterModuleSpec{Package: api.Package{Name: "a", Image: "b@sha256:c"}}, "spec.package"},
+		{"a", api.ClusterModuleSpec{Package: api.Package{Image: "b:latest"}}, "spec.package"},
+		{"a", api.ClusterModuleSpec{Package: api.Package{Name: "/etc"}}, "spec.package.name"},
+		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+			MatchLabels: map[string]string{"a": "b,!c"}})}, "podSelector"},
+		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+			MatchLabels: map[string]string{names.LabelPending: "true"}})}, "podSelector"},
+		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+			Expressions: []api.Requirement{{Key: "a", Operator: "In"}}})}, "matchExpressions"},
+		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+			Expressions: []api.Requirement{{Key: "a) ,b", Operator: "Exists"}}})}, "podSelector"},
+	} {
+		_, err := translate(api.ClusterModule{Metadata: api.ObjectMeta{Name: c.name}, Spec: c.spec}, nil)
+		if err == nil || !strings.Contains(err.Error(), c.field) {
+			t.Errorf("case %d: %v, want an error of %s", i, err, c.field)
+		}
+	}
+}
+
+// A new pod waits until the labels of its namespace are known: they may select a module that denies.
+func TestPodWaitsForNamespace(t *testing.T) {
+	s := newState()
+	identity := names.Pod{Namespace: "prod", Name: "p", UID: "1"}
+	s.podHandler().Set(api.Object{Metadata: api.ObjectMeta{Namespace: "prod", Name: "p", UID: "1"}})
+	v := s.view()
+	pods, ok := s.podServices(v.rules)
+	if !ok || !pods[identity.Service()].held {
+		t.Errorf("%v is not held", pods)
+	}
+	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "prod"}})
+	if _, ok := s.podServices(v.rules); ok {
+		t.Error("pods are admitted to modules of an older state")
+	}
+	pods, ok = s.podServices(s.view().rules)
+	if !ok || pods[identity.Service()].held {
+		t.Errorf("%v is still held", pods)
+	}
+}
+
+// A state comes back from disk, and is not complete: it deletes nothing.
+func TestSnapshot(t *testing.T) {
+	s, dir := newState(), t.TempDir()
+	if _, err := s.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	if again := newState(); again.restore(dir) != nil || again.view().known {
+		t.Error("a state that was never complete was written")
+	}
+	s.moduleHandler().Replace([]api.ClusterModule{{Metadata: api.ObjectMeta{Name: "m", Generation: 3}}})
+	s.namespaceHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "n", Labels: map[string]string{"a": "b"}}}})
+	s.podHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "p", Namespace: "n", UID: "1",
+		Labels: map[string]string{"c": "", "d": "e"}}}})
+	if _, err := s.save(dir); err != nil {
+		t.Fatal(err)
+	}
+	again := newState()
+	if err := again.restore(dir); err != nil {
+		t.Fatal(err)
+	}
+	v := again.view()
+	if !v.known || v.complete || len(v.modules) != 1 || v.modules[0].Metadata.Generation != 3 ||
+		fmt.Sprint(v.namespaces["n"].set()) != "map[a:b]" || fmt.Sprint(again.pods["1"].labels.set()) != "map[c: d:e]" {
+		t.Errorf("the state is %+v with pods %v", v, again.pods)
+	}
+	if _, err := s.save("/proc/no/such"); err == nil {
+		t.Error("a directory that is not there was written")
+	}
+}
+
+// Reports do not grow with what is wrong.
+func TestStatusIsBounded(t *testing.T) {
+	s := &syncer{}
+	for i := range 100 {
+		s.reports = append(s.reports, api.ModuleReport{Name: fmt.Sprint(i), Message: strings.Repeat("ä", 5000)})
+	}
+	out := statusOf(s, nil)
+	if len(out.Modules) != maxReports || slices.ContainsFunc(out.Modules, func(r api.ModuleReport) bool {
+		return len([]rune(r.Message)) > maxMessage
+	}) || len([]rune(out.Conditions[0].Message)) > maxMessage {
+		t.Errorf("the status has %d modules", len(out.Modules))
+	}
+}
