@@ -9,7 +9,7 @@ import (
 )
 
 // keep is how long a value stays after its last use. Package memtrim waits longer.
-const keep = time.Second
+const keep = 3 * time.Second
 
 // Value is something that is parsed when it is needed. It is safe for concurrent use.
 type Value[T any] struct {

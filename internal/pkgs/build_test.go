@@ -324,6 +324,32 @@ func TestBrokenObjectsAreRefused(t *testing.T) {
 	}
 }
 
+// What a caller changes in a data plane is its own. Types, which no caller changes, are not copied for each.
+func TestSpecIsFresh(t *testing.T) {
+	p, err := Open(scaffold(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	one, err1 := p.Spec(HookTC)
+	other, err2 := p.Spec(HookTC)
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
+	for name, m := range one.Maps {
+		if other.Maps[name] == m {
+			t.Errorf("two callers share the map %s", name)
+		}
+	}
+	for name, prog := range one.Programs {
+		if other.Programs[name] == prog || &other.Programs[name].Instructions[0] == &prog.Instructions[0] {
+			t.Errorf("two callers share the program %s", name)
+		}
+	}
+	if len(one.Maps)+len(one.Programs) == 0 || one.Types == nil || one.Types != other.Types {
+		t.Errorf("%d maps, %d programs, Types %p and %p", len(one.Maps), len(one.Programs), one.Types, other.Types)
+	}
+}
+
 func TestCompileErrorLeavesTheOldObjects(t *testing.T) {
 	dir := scaffold(t)
 	before, err := Open(dir)

@@ -197,8 +197,9 @@ func (p *Package) Equal(o *Package) bool {
 // HasHook reports whether the package has a data plane for the hook.
 func (p *Package) HasHook(hook string) bool { return slices.Contains(p.Hooks, hook) }
 
-// Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time. Faults are *ObjectError;
-// a hook that the package does not have is ErrNoHook.
+// Spec returns the checked data plane for a hook (HookTC, HookXDP), a fresh copy each time, but for its Types: to copy
+// them takes long, and few read them. Faults are *ObjectError; a hook that the package does not have
+// is ErrNoHook.
 func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	value, ok := p.parsed[hook]
 	if !ok {
@@ -208,7 +209,11 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", p.Name, err)
 	}
-	return spec.Copy(), nil
+	untyped := *spec
+	untyped.Types = nil
+	fresh := untyped.Copy()
+	fresh.Types = spec.Types
+	return fresh, nil
 }
 
 // ValidateConfig is Manifest.ValidateConfig; the schema is compiled once for several uses.
@@ -270,12 +275,21 @@ func loadObject(file string, object []byte) (*ebpf.CollectionSpec, error) {
 	if !bytes.HasPrefix(object, []byte("\x7fELF")) {
 		return nil, &ObjectError{File: file, Err: ErrNotELF}
 	}
-	if _, err := btf.LoadSpecFromReader(bytes.NewReader(object)); errors.Is(err, btf.ErrNotFound) {
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
+	if hasNoBTF(spec, object) {
 		return nil, &ObjectError{File: file, Err: ErrNoBTF}
 	}
-	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(object))
 	if err != nil {
 		return nil, &ObjectError{File: file, Err: fmt.Errorf("%w: %w", ErrNotELF, err)}
 	}
 	return spec, nil
+}
+
+// hasNoBTF is asked of an object that was parsed, or could not be, for which missing BTF may be the reason.
+func hasNoBTF(spec *ebpf.CollectionSpec, object []byte) bool {
+	if spec != nil {
+		return spec.Types == nil
+	}
+	_, err := btf.LoadSpecFromReader(bytes.NewReader(object))
+	return errors.Is(err, btf.ErrNotFound)
 }
