@@ -47,6 +47,9 @@ func (a *Agent) counts() dataplane.Counts {
 
 func (a *Agent) serviceViews() func(string) resource.Object {
 	programs := a.programs()
+	a.mu.Lock()
+	drops := a.now.ServiceDrops() // once for a list: its maps have the drops of all services
+	a.mu.Unlock()
 	return func(name string) resource.Object {
 		a.mu.Lock()
 		defer a.mu.Unlock()
@@ -54,7 +57,7 @@ func (a *Agent) serviceViews() func(string) resource.Object {
 		if !ok {
 			return nil
 		}
-		return resource.ObjectOf(a.now.Service(s, programs))
+		return resource.ObjectOf(a.now.Service(s, programs, drops[name]))
 	}
 }
 

@@ -73,14 +73,13 @@ func (nd *Node) Owners() map[int]string {
 	return out
 }
 
-// serviceDrops are the drops of one service, by module and reason.
-func (nd *Node) serviceDrops(service string) (out []v1.ModuleDrop) {
+// ServiceDrops are the drops of all services, by module and reason.
+func (nd *Node) ServiceDrops() map[string][]v1.ModuleDrop {
+	out := map[string][]v1.ModuleDrop{}
 	for _, module := range slices.Sorted(maps.Keys(nd.Modules)) {
 		for _, d := range nd.Drops(module) {
 			for _, s := range d.Services {
-				if s.Service == service {
-					out = append(out, v1.ModuleDrop{Module: module, Reason: d.Reason, Packets: s.Packets})
-				}
+				out[s.Service] = append(out[s.Service], v1.ModuleDrop{Module: module, Reason: d.Reason, Packets: s.Packets})
 			}
 		}
 	}

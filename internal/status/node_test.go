@@ -187,7 +187,7 @@ func TestServiceStatus(t *testing.T) {
 	}
 	s, _ := resource.Service.Get(nd.Desired, "web")
 	programs := map[chain.Point]uint32{{Ifindex: veth, Side: chain.OnTCIngress}: 42}
-	got := nd.Service(s, programs).Status
+	got := nd.Service(s, programs, nil).Status
 	if !slices.Equal(brief(got.Conditions), []string{"Ready=True Found"}) || len(got.Links) != 1 ||
 		len(got.Links[0].Hooks) != 2 {
 		t.Fatalf("%+v", got)
@@ -227,7 +227,7 @@ func TestDrops(t *testing.T) {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 	s, _ := resource.Service.Get(nd.Desired, "web")
-	if got := nd.Service(s, nil).Status.Drops; !slices.Equal(got,
+	if got := nd.Service(s, nil, nd.ServiceDrops()["web"]).Status.Drops; !slices.Equal(got,
 		[]v1.ModuleDrop{{Module: "m", Reason: "rule", Packets: 3}}) {
 		t.Errorf("of the service: %+v", got)
 	}

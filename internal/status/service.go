@@ -15,8 +15,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Service returns a service with its status; programs are the kernel's ids of those that run.
-func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32) v1.Service {
+// Service returns a service with its status; programs are the kernel's ids of those that run, drops are those of the
+// service.
+func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32, drops []v1.ModuleDrop) v1.Service {
 	name := s.Metadata.Name
 	state := nd.Services[name]
 	s.Status = &v1.ServiceStatus{Conditions: nd.RecordService(s, state)}
@@ -38,7 +39,7 @@ func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32) v1.Servic
 		}
 		s.Status.Links = append(s.Status.Links, link)
 	}
-	s.Status.Drops = nd.serviceDrops(name)
+	s.Status.Drops = drops
 	return s
 }
 

@@ -15,8 +15,9 @@ import (
 
 // state is what the agent has answered: each part of it by the names of its items.
 type state struct {
-	at    map[string]int64 // when the agent has answered for a part: Unix, in milliseconds
-	err   string           // why the agent did not answer; the parts are then those of its last answer
+	due   map[string]time.Time // when it is asked again, by part
+	at    map[string]int64     // when the agent has answered for a part: Unix, in milliseconds
+	err   string               // why the agent did not answer; the parts are then those of its last answer
 	parts map[string]map[string]json.RawMessage
 }
 
@@ -24,6 +25,9 @@ type state struct {
 var sources = []struct{ part, path string }{{"status", "/v1/status"}, {"chains", "/v1/chains"},
 	{"services", "/v1/services"}, {"modules", "/v1/modules"}, {"virtualservices", "/v1/virtualservices"},
 	{"changes", "/v1/changes?limit=50"}}
+
+// share is how many times as long as its answer took a part is not asked for again: large nodes take long to answer.
+const share = 100
 
 const (
 	interval   = time.Second
@@ -103,10 +107,14 @@ func (s *sampler) next(ctx context.Context, last *state) *state {
 func (s *sampler) sample(ctx context.Context, last *state) *state {
 	ctx, end := context.WithTimeout(ctx, longest)
 	defer end()
-	now := &state{at: map[string]int64{}, parts: map[string]map[string]json.RawMessage{}}
+	now := &state{at: map[string]int64{}, due: map[string]time.Time{}, parts: map[string]map[string]json.RawMessage{}}
 	for _, source := range sources {
-		items, err := s.read(ctx, source.part, source.path)
-		now.at[source.part] = time.Now().UnixMilli()
+		part, asked := source.part, time.Now()
+		if last != nil && last.err == "" && asked.Before(last.due[part]) {
+			now.at[part], now.due[part], now.parts[part] = last.at[part], last.due[part], last.parts[part]
+			continue
+		}
+		items, err := s.read(ctx, part, source.path)
 		if err != nil {
 			now.err = err.Error()
 			if last != nil {
@@ -114,7 +122,8 @@ func (s *sampler) sample(ctx context.Context, last *state) *state {
 			}
 			return now
 		}
-		now.parts[source.part] = items
+		now.at[part], now.due[part] = time.Now().UnixMilli(), asked.Add(share*time.Since(asked))
+		now.parts[part] = items
 	}
 	return now
 }

@@ -307,6 +307,37 @@ func TestSamplesForListenersOnly(t *testing.T) {
 	}
 }
 
+// A part that takes long is left as it is for a while, unless the agent has not answered in between.
+func TestSlowPartsAreReadRarely(t *testing.T) {
+	a := &agent{}
+	s := newSampler(a.request)
+	one := s.sample(context.Background(), nil)
+	for part, due := range one.due {
+		if due.UnixMilli() < one.at[part] {
+			t.Errorf("%s is due before it was read", part)
+		}
+	}
+	for _, source := range sources {
+		one.due[source.part] = time.Now().Add(time.Hour)
+	}
+	one.due["changes"] = time.Now()
+	a.asked.Store("nothing")
+	two := s.sample(context.Background(), one)
+	if asked := a.asked.Load(); asked != "GET /v1/changes?limit=50" {
+		t.Errorf("the agent was asked %v", asked)
+	}
+	if f := difference(one, two); len(f.Set) != 0 || f.Times["services"] != one.at["services"] {
+		t.Errorf("the difference is %+v", f)
+	}
+	a.down.Store(true)
+	two = s.sample(context.Background(), &state{due: map[string]time.Time{}})
+	a.down.Store(false)
+	two.due = one.due
+	if two.err == "" || s.sample(context.Background(), two).parts["services"]["web"] == nil {
+		t.Error("after an agent's absence not everything is read")
+	}
+}
+
 func TestDifference(t *testing.T) {
 	item := func(text string) map[string]json.RawMessage { return map[string]json.RawMessage{"a": []byte(text)} }
 	one := &state{parts: map[string]map[string]json.RawMessage{"services": item("1"), "chains": item("1")}}

@@ -82,6 +82,7 @@ function partOf(key: string): string {
 
 function measure(s: State, at: Record<string, number>): void {
   const now = countersOf(s);
+  const old = rates;
   rates = new Map();
   if (countedAt["chains"]) {
     // A counter that is lower than before has begun again; one that is new begins with zero, unless it is of a chain
@@ -90,6 +91,7 @@ function measure(s: State, at: Record<string, number>): void {
       const before = counters.get(key) ?? (key.startsWith("chain/") ? undefined : 0);
       const part = partOf(key);
       const seconds = (at[part]! - countedAt[part]!) / 1000;
+      if (seconds === 0 && old.has(key)) rates.set(key, old.get(key)!); // the part was not read again
       if (before !== undefined && n >= before && seconds > 0) rates.set(key, (n - before) / seconds);
     }
     if (![...now.keys()].some((k) => k.startsWith("chain/") && !counters.has(k))) lastPackets = rates.get("node/packets") ?? 0;
