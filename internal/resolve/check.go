@@ -30,6 +30,7 @@ func firstError(checks ...func() error) error {
 	return nil
 }
 
+// checker checks one VirtualService. instances are those that have been met, by name.
 type checker struct {
 	resource  string
 	spec      v1.VirtualServiceSpec
@@ -40,6 +41,8 @@ func (c *checker) wrong(field, format string, args ...any) error {
 	return &apierrors.Invalid{Resource: c.resource, Field: "spec." + field, Reason: fmt.Sprintf(format, args...)}
 }
 
+// checkInstances checks names and addresses of instances. Those of a Service of this node have none here: they are
+// looked up while it runs.
 func (c *checker) checkInstances() error {
 	for n, i := range c.spec.Instances {
 		field := fmt.Sprintf("instances[%d]", n)
@@ -74,6 +77,8 @@ func (c *checker) checkInstances() error {
 // isNodePort: 0 is the default.
 func isNodePort(n int) bool { return n >= 0 && n <= 65535 }
 
+// checkAddresses checks virtual addresses, and that some instance can answer each: packets are not translated from one
+// family to the other.
 func (c *checker) checkAddresses() error {
 	seen := map[netip.Addr]bool{}
 	for n, a := range c.spec.Addresses {
@@ -119,6 +124,7 @@ func (c *checker) reaches(addr netip.Addr, only string) bool {
 	return len(c.instances) == 0
 }
 
+// checkPorts refuses a port that is mapped twice. Defaults count: two ports without a protocol are both TCP.
 func (c *checker) checkPorts() error {
 	type key struct {
 		protocol v1.Protocol
@@ -178,6 +184,7 @@ func instanceIsVirtual(addr netip.Addr, user, owner string) error {
 		"an instance needs its own address", user, addr, owner)}
 }
 
+// virtualAddresses are the valid ones: the others have been refused, or are of a store that an older build wrote.
 func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, a := range s.Spec.Addresses {
@@ -188,6 +195,7 @@ func virtualAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	}
 }
 
+// instanceAddresses are those that the spec has. What Services of this node have is not among them.
 func instanceAddresses(s v1.VirtualService) iter.Seq[netip.Addr] {
 	return func(yield func(netip.Addr) bool) {
 		for _, i := range s.Spec.Instances {

@@ -72,6 +72,7 @@ func (s *Server) list(ctx context.Context, kind resource.Kind) ([]resource.Objec
 	return got, err
 }
 
+// get returns one resource with its version, which is its entity tag.
 func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*oneResource, error) {
 	got, err := s.backend.Get(ctx, kind, name)
 	if err != nil {
@@ -82,6 +83,7 @@ func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*one
 	return &oneResource{ETag: `"` + v + `"`, Body: got}, nil
 }
 
+// put applies the one resource that the path names. If-Match and If-None-Match become its resourceVersion.
 func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
 		r, err := in.request(in.Writer, in.DryRun)
@@ -102,6 +104,7 @@ func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.App
 	}
 }
 
+// delete deletes the one resource that the path names, if it is in the version that If-Match names.
 func (s *Server) delete(kind string) func(context.Context, *deleteInput) (v1alpha1.ApplyResult, error) {
 	return func(ctx context.Context, in *deleteInput) (v1alpha1.ApplyResult, error) {
 		version, err := in.version()
@@ -130,6 +133,7 @@ func (s *Server) describeBodies() {
 		reflect.TypeFor[v1alpha1.SetChange](), true, ""))
 }
 
+// required is a body in one of the two notations that are accepted.
 func required(schema *huma.Schema) *huma.RequestBody {
 	return &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
 		"application/json": {Schema: schema},

@@ -84,6 +84,7 @@ func (b *body) read(r *http.Request) {
 	b.mediaType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
 }
 
+// bytes returns the body if it was complete and of a type that is decoded.
 func (b *body) bytes() ([]byte, error) {
 	if b.err != nil {
 		return nil, fmt.Errorf("reading the request: %w", cutShort(b.err))
@@ -104,6 +105,7 @@ func cutShort(err error) error {
 	return &apierrors.Invalid{Reason: "incomplete body: " + err.Error()}
 }
 
+// addRoutes registers every operation. What clients read of it is docs/openapi.yaml.
 func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/status", "status", "Summary of the agent's state", s.status)
 	for _, kind := range resource.Kinds() {
@@ -172,6 +174,7 @@ func (s *Server) problem(err error, method, path string) *Problem {
 	return p
 }
 
+// list is an operation that returns all of something.
 func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *none) ([]T, error) {
 	return func(ctx context.Context, _ *none) ([]T, error) {
 		got, err := all(ctx)
@@ -182,16 +185,19 @@ func list[T any](all func(context.Context) ([]T, error)) func(context.Context, *
 	}
 }
 
+// get is an operation that returns one by its name.
 func get[T any](one func(context.Context, string) (T, error)) func(context.Context, *byName) (T, error) {
 	return func(ctx context.Context, in *byName) (T, error) { return one(ctx, in.Name) }
 }
 
+// status adds the conditions of the API's own listeners to those of the backend.
 func (s *Server) status(ctx context.Context, _ *none) (v1alpha1.NodeStatus, error) {
 	status, err := s.backend.Status(ctx)
 	status.Conditions = append(status.Conditions, s.conditions()...)
 	return status, err
 }
 
+// chain finds one chain among all: there are a few for each service.
 func (s *Server) chain(ctx context.Context, in *byID) (v1alpha1.Chain, error) {
 	chains, err := s.backend.Chains(ctx)
 	if err != nil {
@@ -226,6 +232,7 @@ func (s *Server) changeSet(ctx context.Context, in *setInput) (v1alpha1.SetChang
 	return s.backend.ChangeSet(ctx, SetRequest{in.Name, in.by(), change})
 }
 
+// apply changes resources together. Without resources it needs prune, so that an empty file deletes nothing by mistake.
 func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResult, error) {
 	r, err := in.request(in.Writer, in.DryRun)
 	if err != nil {
@@ -249,6 +256,7 @@ var errNoResource = &apierrors.Invalid{Reason: "the request contains no resource
 
 func (w Writer) by() resource.Writer { return resource.Writer{Owner: w.Owner, Force: w.Force} }
 
+// request decodes the resources of a body.
 func (b *body) request(by Writer, dryRun bool) (Request, error) {
 	data, err := b.bytes()
 	if err != nil {

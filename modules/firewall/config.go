@@ -292,8 +292,11 @@ func ruleLabel(r *ruleConfig) string {
 	return fmt.Sprintf("rule %q: ", r.Name)
 }
 
+// failure makes the error of a field of the rule that is being read.
 type failure func(field, format string, args ...any) error
 
+// parseRule reads one rule. Of a field that refers to a set, out.Sets has the set, and the field itself matches
+// everything.
 func parseRule(in *ruleConfig, out *Rule, fail failure) error {
 	*out = Rule{Name: in.Name, Allow: in.Action == actionAllow, Reject: in.Action == actionReject, SrcPort: anyPort,
 		DstPort: anyPort, ICMPType: -1}

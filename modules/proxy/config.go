@@ -87,6 +87,8 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 // minTimeout is above what the data plane rounds times of sessions to: PX_TICK jiffies, 2.6 s at 100 Hz.
 const minTimeout = duration(3 * time.Second)
 
+// check refuses what the schema in kerb.yaml cannot: ranges that overlap, times that are shorter than the data plane
+// measures, and tables without entries. Errors are *sdk.ConfigError.
 func (c *config) check() error {
 	if len(c.Ranges) > maxRanges {
 		return sdk.ConfigErrorf("ranges", "%d prefixes; at most %d are possible", len(c.Ranges), maxRanges)
@@ -145,6 +147,8 @@ func (c *config) check() error {
 	return nil
 }
 
+// checkRange refuses prefixes with addresses that packets never have as destination from elsewhere, and those that were
+// probably meant otherwise.
 func checkRange(p netip.Prefix) error {
 	switch {
 	case !p.IsValid():

@@ -36,6 +36,7 @@ func (d *Document) layered() bool {
 	return slices.Contains([]string{MLP, Conv1D, Logistic, Linear}, d.Kind)
 }
 
+// checkHead checks what a model of each kind has: format, kind, name, features, classes.
 func (d *Document) checkHead() error {
 	switch {
 	case d.Format != Format:
@@ -57,6 +58,7 @@ func (d *Document) checkHead() error {
 	return nil
 }
 
+// checkNames checks features and classes, whose number and order give columns and outputs their meaning.
 func (d *Document) checkNames() error {
 	if err := distinct("features", d.Features, 1, MaxFeatures); err != nil {
 		return err
@@ -64,6 +66,7 @@ func (d *Document) checkNames() error {
 	return distinct("classes", d.Classes, 2, MaxClasses)
 }
 
+// distinct refuses names that are empty or occur twice, and lists that are not least to most names long.
 func distinct(field string, names []string, least, most int) error {
 	if len(names) < least || len(names) > most {
 		return wrong(field, "%d names; there have to be %d to %d", len(names), least, most)
@@ -104,6 +107,8 @@ func numbers(field string, list []float64, want int, of string) error {
 	return finite(field, list...)
 }
 
+// checkScale checks that each feature has one offset and one width: mean and std, or min and max. A width of nearly 0,
+// of a feature that never changed in training, would make any other value of it decide everything.
 func (d *Document) checkScale() error {
 	s, n := d.Scale, len(d.Features)
 	if s == nil {
@@ -143,6 +148,7 @@ func (s *Scale) of(i int) (from, width float64) {
 	return s.Min[i], s.Max[i] - s.Min[i]
 }
 
+// checkThreshold checks the bound of a model with two classes: a probability, or any number where the output is none.
 func (d *Document) checkThreshold() error {
 	if d.Threshold == nil {
 		return nil
@@ -156,6 +162,7 @@ func (d *Document) checkThreshold() error {
 	return finite("threshold", *d.Threshold)
 }
 
+// checkInfo checks the numbers that are only shown. They came from a training, and may be NaN.
 func (d *Document) checkInfo() error {
 	if d.Accuracy != nil {
 		if err := finite("accuracy", *d.Accuracy); err != nil {
@@ -170,6 +177,7 @@ func (d *Document) checkInfo() error {
 	return nil
 }
 
+// checkLayers follows the width of the values from the features through all layers to the classes.
 func (d *Document) checkLayers() error {
 	switch {
 	case len(d.Trees) > 0 || d.Base != nil:
@@ -251,6 +259,8 @@ func (c *Conv) length(inputs int) int {
 	return (inputs/c.Channels+2*c.Padding-c.Kernel)/max(1, c.Stride) + 1
 }
 
+// checkOutput checks the last layer: it has one output for each class, or one for the second of two, and an activation
+// that the score can be read from.
 func (d *Document) checkOutput(outputs int) error {
 	field := fmt.Sprintf("layers[%d]", len(d.Layers)-1)
 	activation := d.Layers[len(d.Layers)-1].Activation
@@ -280,6 +290,8 @@ func (d *Document) checkOutput(outputs int) error {
 	return nil
 }
 
+// checkRanges checks what int8 arithmetic takes as its 127 levels: from the smallest to the largest value that was met
+// of each input, and of the outputs of each layer.
 func (d *Document) checkRanges() error {
 	r := d.Ranges
 	if r == nil {
@@ -306,6 +318,7 @@ func (d *Document) checkRanges() error {
 	return nil
 }
 
+// checkTrees checks every tree, and that they fit together into the words of the map that they are packed into.
 func (d *Document) checkTrees() error {
 	switch {
 	case len(d.Layers) > 0 || d.Arithmetic != "" || d.Ranges != nil:
@@ -332,6 +345,7 @@ func (d *Document) checkTrees() error {
 	return nil
 }
 
+// checkBase checks what boosting adds its trees to. Trees take turns: tree i is of output i modulo outputs.
 func (d *Document) checkBase() error {
 	if n := d.outputs(); d.Base != nil {
 		if err := numbers("base", d.Base, n, "outputs"); err != nil {
@@ -389,6 +403,8 @@ func (d *Document) checkTree(field string, tree Nodes) error {
 
 func (n *Node) leaf() bool { return len(n.Value) > 0 }
 
+// checkNode checks one node: a comparison of a feature, or a leaf with the probabilities of the classes, which for
+// boosting is a part of one sum and may be any number.
 func (d *Document) checkNode(field string, n *Node) error {
 	if !n.leaf() {
 		if n.Feature < 0 || n.Feature >= len(d.Features) {
