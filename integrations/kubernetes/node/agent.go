@@ -4,7 +4,9 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -44,16 +46,30 @@ func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/modules", nil, &all)
 }
 
-// services returns the services of pods.
-func (a agent) services(ctx context.Context) (pods []v1.Service, err error) {
-	var all []v1.Service
-	err = a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
-	for _, s := range all {
+// eachService calls f for the services of pods, one after the other: thousands together take much memory.
+func (a agent) eachService(ctx context.Context, f func(v1.Service)) error {
+	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
+	defer cancel()
+	body, err := a.client.Stream(ctx, "/v1/services")
+	if err != nil {
+		return err
+	}
+	defer body.Close()
+	list := json.NewDecoder(body)
+	if _, err := list.Token(); err != nil {
+		return fmt.Errorf("services of the agent: %w", err)
+	}
+	for list.More() {
+		var s v1.Service
+		if err := list.Decode(&s); err != nil {
+			return fmt.Errorf("services of the agent: %w", err)
+		}
 		if s.Metadata.Owner == names.OwnerPods {
-			pods = append(pods, s)
+			f(s)
 		}
 	}
-	return pods, err
+	_, err = list.Token() // an answer that is cut off ends here
+	return err
 }
 
 // applyServices changes services that are as they were read: kerb-cni replaces and deletes them.

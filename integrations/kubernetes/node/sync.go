@@ -169,10 +169,6 @@ func (s *syncer) examine(ctx context.Context) error {
 
 // syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
-	services, err := s.agent.services(ctx)
-	if err != nil {
-		return err
-	}
 	pods, current := s.state.podServices(v.rules)
 	if !current {
 		return nil // the next round, which is due, applies the modules first
@@ -183,7 +179,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	}
 	var change []v1.Service
 	var gone []ref
-	for _, service := range services {
+	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods[service.Metadata.Name]
 		switch {
 		case ok && p.held:
@@ -197,6 +193,9 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		case v.complete && service.Status != nil && len(service.Status.Links) == 0:
 			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
 		}
+	})
+	if err != nil {
+		return err
 	}
 	s.remember(waiting)
 	if err := s.change(ctx, change); err != nil {
