@@ -20,7 +20,10 @@ export function bytes(n: number): string {
   return `${n} B`;
 }
 
-export function nanos(n: number): string { return n < 1000 ? `${n} ns` : `${short(n / 1000)} µs`; }
+export function nanos(n: number): string {
+  for (const [size, unit] of [[1e9, "s"], [1e6, "ms"], [1e3, "µs"]] as [number, string][]) if (n >= size) return `${short(n / size)} ${unit}`;
+  return `${n} ns`;
+}
 
 export function seconds(s: number): string { return s < 1 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`; }
 

@@ -3,7 +3,7 @@
 import { useSignal } from "@preact/signals";
 import type { ComponentChildren } from "preact";
 import type { Condition, Problem, Step } from "./api";
-import { ago } from "./format";
+import { ago, nanos } from "./format";
 import { Icon } from "./icons";
 import { history, state } from "./state";
 
@@ -149,11 +149,18 @@ export function Steps({ steps }: { steps: Step[] }) {
   );
 }
 
+interface Times { p50: number; p99: number; max: number } // in nanoseconds
+
+function isTimes(v: unknown): v is Times {
+  return typeof v === "object" && v !== null && "p50" in v && "p99" in v && "max" in v;
+}
+
 // Plain shows any list of a module's route: a column for each field that has a plain value.
 export function Plain({ rows, caption }: { rows: Record<string, unknown>[]; caption: string }) {
   const names = [...new Set(rows.flatMap((r) => Object.keys(r)))];
   const text = (v: unknown): string => {
     if (v === undefined || v === null) return "";
+    if (isTimes(v)) return `p50 ${nanos(v.p50)}, p99 ${nanos(v.p99)}, max ${nanos(v.max)}`;
     if (typeof v === "object") return Array.isArray(v) ? v.map(text).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${text(x)}`).join(", ");
     return String(v);
   };
