@@ -6,13 +6,16 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"net/http"
+	"net/url"
 	"reflect"
 	"strconv"
 	"sync"
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/schema"
 )
 
@@ -123,7 +126,10 @@ func (all parameters) schema() *schema.Schema {
 
 // into sets the fields of input to what the request has, if all of it is valid.
 func (all parameters) into(input reflect.Value, r *http.Request, s *schema.Schema) error {
-	query := r.URL.Query()
+	query, err := parseQuery(r.URL.RawQuery)
+	if err != nil {
+		return err
+	}
 	values := map[string]map[string]any{"path": {}, "query": {}, "header": {}}
 	for name := range query {
 		values["query"][name] = query.Get(name)
@@ -131,13 +137,27 @@ func (all parameters) into(input reflect.Value, r *http.Request, s *schema.Schem
 	for _, p := range all {
 		text := cmp.Or(map[string]string{"path": r.PathValue(p.Name), "query": query.Get(p.Name),
 			"header": r.Header.Get(p.Name)}[p.In], p.unset)
-		if text == "" {
+		if bare := p.In == "query" && query.Has(p.Name) && p.Schema.Type == huma.TypeBoolean; text == "" && !bare {
 			delete(values[p.In], p.Name)
 			continue
 		}
 		values[p.In][p.Name] = set(input.FieldByIndex(p.field), text)
 	}
 	return s.Validate(map[string]any{"path": values["path"], "query": values["query"], "header": values["header"]})
+}
+
+// parseQuery refuses what url.URL.Query omits: a request whose dryRun=true was omitted would make the change.
+func parseQuery(text string) (url.Values, error) {
+	query, err := url.ParseQuery(text)
+	if err != nil {
+		return nil, &apierrors.Invalid{Field: "query", Reason: err.Error()}
+	}
+	for name, values := range query {
+		if len(values) > 1 {
+			return nil, &apierrors.Invalid{Field: "query", Reason: fmt.Sprintf("%s is there %d times", name, len(values))}
+		}
+	}
+	return query, nil
 }
 
 // set sets a field to what text says, and returns that as JSON has it. Text that is not of the field's type is returned
