@@ -306,8 +306,8 @@ func TestApplyIfUnchanged(t *testing.T) {
 
 // A query that says dryRun in a way that is not understood is refused: taken as none, it would delete the module.
 func TestQueriesThatAreNotUnderstood(t *testing.T) {
-	for _, query := range []string{"dryRun", "dryRun=", "dryRun=yes", "dryRun=true;force=true", "dryRun=true;", "dryRun=%zz",
-		"dryRun=true%", "dryRun=false&dryRun=true", "ifUnchanged", "force=true&dryrun=true"} {
+	for _, query := range []string{"dryRun", "dryRun=", "dryRun=yes", "dryRun=true;force=true", "dryRun=true;",
+		"dryRun=%zz", "dryRun=true%", "dryRun=false&dryRun=true", "ifUnchanged", "force=true&dryrun=true"} {
 		s := newServer(t)
 		call(s, "POST", "/v1/apply", counter)
 		if got := call(s, "DELETE", "/v1/modules/count?"+query, ""); got.Code != http.StatusBadRequest {
