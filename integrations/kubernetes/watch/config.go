@@ -172,7 +172,7 @@ func (k kubeconfig) credentials(c *Client, config *tls.Config, name, dir string)
 }
 
 func newClient(base string, config *tls.Config) *Client {
-	return &Client{base: base, http: &http.Client{Transport: &http.Transport{
+	return &Client{base: base, http: &http.Client{CheckRedirect: keepToken, Transport: &http.Transport{
 		Proxy:       http.ProxyFromEnvironment,
 		DialContext: (&net.Dialer{Timeout: dialTimeout, KeepAlive: pingAfter}).DialContext,
 		// ForceAttemptHTTP2 because of the two fields above it: all watches share one connection.
@@ -207,3 +207,6 @@ func authorities(pem []byte, err error) (*x509.CertPool, error) {
 	}
 	return pool, nil
 }
+
+// keepToken ends a request at a redirect: an API server has none, and the token is for it alone.
+func keepToken(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }

@@ -72,6 +72,21 @@ func TestTokenIsReadAgain(t *testing.T) {
 	}
 }
 
+// A redirect is not followed: the token would reach another server.
+func TestRedirectIsRefused(t *testing.T) {
+	other := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		t.Errorf("%s has received %q", r.Host, r.Header.Get("Authorization"))
+	}))
+	t.Cleanup(other.Close)
+	server := httptest.NewServer(http.RedirectHandler(other.URL, http.StatusTemporaryRedirect))
+	t.Cleanup(server.Close)
+	c := newClient(server.URL, nil)
+	c.token = "secret"
+	if err := c.Get(t.Context(), "/", nil); !IsStatus(err, http.StatusTemporaryRedirect) {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestInCluster(t *testing.T) {
 	server, authority := startTLS(t)
 	dir := t.TempDir()
