@@ -125,8 +125,8 @@ func TestPodsGo(t *testing.T) {
 // A wrong ClusterModule keeps no other away, and the node reports why.
 func TestRefusedModules(t *testing.T) {
 	b := newBed(t)
-	b.module("bad", `{package: {name: counter}, config: {no: such}, attach: {pods: {}}}`)
-	b.module("none", `{package: {name: nothing}, attach: {pods: {}}}`)
+	b.module("bad", `{failurePolicy: open, package: {name: counter}, config: {no: such}, attach: {pods: {}}}`)
+	b.module("none", `{failurePolicy: open, package: {name: nothing}, attach: {pods: {}}}`)
 	b.module(count, counter("app: web"))
 	web := b.pod("web", map[string]string{"app": "web"})
 	web.await(count)

@@ -71,7 +71,9 @@ func (s *state) restore(dir string) error {
 		for name, set := range in.Namespaces {
 			s.namespaces[name] = labelsOf(set)
 		}
+		s.earlier = make(map[string]bool, len(in.Pods))
 		for _, p := range in.Pods {
+			s.earlier[p.UID] = true
 			s.pods[p.UID] = pod{p.Namespace, p.Name, labelsOf(p.Labels)}
 		}
 		s.restored = true

@@ -58,12 +58,13 @@ type state struct {
 	mu         sync.Mutex
 	modules    map[string]api.ClusterModule
 	namespaces map[string]labels
-	pods       map[string]pod // by UID
-	synced     int            // resources of which a complete list has come since this start
-	restored   bool           // there was a snapshot
-	version    int            // changes with everything above
-	rules      int            // changes with modules and namespaces: what modules of the agent are made of
-	changed    chan struct{}  // has a value after a change
+	pods       map[string]pod  // by UID
+	synced     int             // resources of which a complete list has come since this start
+	restored   bool            // there was a snapshot
+	earlier    map[string]bool // UIDs of the pods of the snapshot
+	version    int             // changes with everything above
+	rules      int             // changes with modules and namespaces: what modules of the agent are made of
+	changed    chan struct{}   // has a value after a change
 }
 
 func newState() *state {
@@ -159,7 +160,7 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 	pods := make(map[string]podService, 2*len(s.pods))
 	for uid, p := range s.pods {
 		_, ok := s.namespaces[p.namespace]
-		of := podService{pod: p, uid: uid, held: !ok}
+		of := podService{pod: p, uid: uid, held: !ok || s.restored && s.synced != ofAll && !s.earlier[uid]}
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
 	}
@@ -170,5 +171,5 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 type podService struct {
 	pod
 	uid  string
-	held bool // its namespace is not known yet
+	held bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
 }

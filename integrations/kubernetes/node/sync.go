@@ -35,6 +35,7 @@ type syncer struct {
 	info    v1.NodeStatus        // of the agent
 	refused []api.ModuleReport   // modules that were not applied
 	reports []api.ModuleReport   // those, and modules that do not run
+	barred  []api.ClusterModule  // of the refused ones, those of which the agent has no earlier version
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
 }
@@ -99,6 +100,13 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 		return err
 	}
 	s.refused, s.numbers, s.full = reports, generations, time.Now()
+	s.barred = nil
+	for _, m := range v.modules {
+		refused := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == m.Metadata.Name })
+		if refused && m.Spec.FailurePolicy != v1.FailOpen {
+			s.barred = append(s.barred, m)
+		}
+	}
 	return s.examine(ctx)
 }
 
@@ -150,6 +158,11 @@ func (s *syncer) examine(ctx context.Context) error {
 		return err
 	}
 	reports := slices.Clone(s.refused)
+	s.barred = slices.DeleteFunc(s.barred, func(b api.ClusterModule) bool {
+		return slices.ContainsFunc(all, func(m v1.Module) bool {
+			return m.Metadata.Owner == names.Owner && m.Metadata.Name == b.Metadata.Name
+		})
+	})
 	for _, m := range all {
 		name := m.Metadata.Name
 		reported := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == name })
@@ -182,7 +195,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods[service.Metadata.Name]
 		switch {
-		case ok && p.held:
+		case ok && (p.held || s.bars(v, p)):
 		case ok:
 			delete(waiting, p.uid)
 			labels := names.Admit(service.Metadata.Labels, p.labels.set())
@@ -202,6 +215,19 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		return err
 	}
 	return s.remove(ctx, gone)
+}
+
+// bars reports whether a module that the agent has refused would select a pod: the pod keeps dropping everything. A
+// selector that cannot be understood may select any pod.
+func (s *syncer) bars(v view, p podService) bool {
+	return slices.ContainsFunc(s.barred, func(m api.ClusterModule) bool {
+		of := m.Spec.Attach.Pods
+		if _, err := selector(of, v.namespaces); err != nil {
+			return true
+		}
+		return (of.Namespaces == nil || matches(*of.Namespaces, v.namespaces[p.namespace].set())) &&
+			(of.Pods == nil || matches(*of.Pods, p.labels.set()))
+	})
 }
 
 // remember keeps since when pods have waited.
