@@ -5,5 +5,5 @@ set -e
 getent group kerb >/dev/null || groupadd --system kerb
 if [ -d /run/systemd/system ]; then
 	systemctl daemon-reload
-	systemctl try-restart kerb.service
+	systemctl try-restart kerb.service || echo "kerb: the agent does not start again; see journalctl -u kerb" >&2
 fi

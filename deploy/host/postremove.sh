@@ -7,5 +7,5 @@ if [ -d /run/systemd/system ]; then
 fi
 if [ "$1" = purge ]; then
 	rm -rf /var/lib/kerb /run/kerb /etc/kerb
-	if getent group kerb >/dev/null; then groupdel kerb; fi
+	if getent group kerb >/dev/null; then groupdel kerb || :; fi # it may be the primary group of a user
 fi
