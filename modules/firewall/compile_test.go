@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"os"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -373,6 +376,20 @@ func TestIdleOnlyWhenNothingIsDecided(t *testing.T) {
 	} {
 		if got := compileConfig(t, config).Settings().Idle; len(got) != want {
 			t.Errorf("%s: idle in %v", config, got)
+		}
+	}
+}
+
+// A search that ended before Go's limit would drop packets that the rules allow.
+func TestLimitsOfTheDataPlane(t *testing.T) {
+	text, err := os.ReadFile("classify.h")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]int{"FW_STEPS": maxSteps, "FW_SHALLOW": oneTree} {
+		found := regexp.MustCompile(`(?m)^#define ` + name + `\s+(\d+)\s`).FindSubmatch(text)
+		if found == nil || string(found[1]) != strconv.Itoa(want) {
+			t.Errorf("%s is %q, want %d", name, found, want)
 		}
 	}
 }
