@@ -130,17 +130,17 @@ func (s *sampler) sample(ctx context.Context, last *state) *state {
 
 // read returns the items of a part by name.
 func (s *sampler) read(ctx context.Context, part, path string) (map[string]json.RawMessage, error) {
-	answer, err := s.agent(ctx, http.MethodGet, path, http.NoBody)
+	response, err := s.agent(ctx, http.MethodGet, path, http.NoBody)
 	if err != nil {
 		return nil, err
 	}
-	defer answer.Body.Close()
-	data, err := io.ReadAll(io.LimitReader(answer.Body, maxPart))
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxPart))
 	if err != nil {
 		return nil, fmt.Errorf("read %s: %w", path, err)
 	}
-	if answer.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the agent answered %s: %s", answer.Status, data)
+	if response.StatusCode != http.StatusOK {
+		return nil, fmt.Errorf("the agent answered %s: %s", response.Status, data)
 	}
 	if part == statusOnly {
 		return map[string]json.RawMessage{part: data}, nil

@@ -203,19 +203,19 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	if r.URL.RawQuery != "" {
 		path += "?" + r.URL.RawQuery
 	}
-	answer, err := s.options.Agent(r.Context(), r.Method, path, http.NoBody)
+	response, err := s.options.Agent(r.Context(), r.Method, path, http.NoBody)
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return
 	}
-	defer answer.Body.Close()
-	w.Header().Set("Content-Type", answer.Header.Get("Content-Type"))
-	w.WriteHeader(answer.StatusCode)
+	defer response.Body.Close()
+	w.Header().Set("Content-Type", response.Header.Get("Content-Type"))
+	w.WriteHeader(response.StatusCode)
 	out := http.NewResponseController(w)
 	part := make([]byte, 32<<10)
 	for {
 		_ = out.Flush() // also before the first packet of a trace
-		n, err := answer.Body.Read(part)
+		n, err := response.Body.Read(part)
 		if _, failed := w.Write(part[:n]); err != nil || failed != nil {
 			return
 		}
