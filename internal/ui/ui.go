@@ -55,8 +55,10 @@ func Listen(ctx context.Context, port int, o Options) (*Server, net.Listener, er
 	port = l.Addr().(*net.TCPAddr).Port
 	s := &Server{options: o, origin: "http://" + l.Addr().String(), local: fmt.Sprintf("localhost:%d", port),
 		base: "/" + rand.Text(), session: rand.Text(), token: rand.Text(), sampler: newSampler(o.Agent)}
-	s.http = &http.Server{Handler: s.guard(s.routes()), ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
-		BaseContext: func(net.Listener) context.Context { return ctx }}
+	s.http = &http.Server{Handler: s.guard(s.routes()), ReadHeaderTimeout: 10 * time.Second,
+		IdleTimeout:    time.Minute, // other users of this machine may connect, too
+		MaxHeaderBytes: 16 << 10,
+		BaseContext:    func(net.Listener) context.Context { return ctx }}
 	return s, l, nil
 }
 
@@ -193,6 +195,10 @@ func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	fmt.Fprintf(w, `{"write":%v}`, s.options.Write)
 }
 
+// mediaTypes are the types of responses that the page gets. A module chooses those of its routes: as a script or a
+// document, a response could use the session.
+var mediaTypes = []string{"application/json", "application/x-ndjson", "application/problem+json"}
+
 // pass sends the request to the agent and its answer to the page, as it comes.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	if name := r.PathValue("name"); strings.ContainsFunc(name, notOfNames) {
@@ -209,13 +215,19 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	defer response.Body.Close()
-	w.Header().Set("Content-Type", response.Header.Get("Content-Type"))
+	kind := response.Header.Get("Content-Type")
+	if media, _, _ := strings.Cut(kind, ";"); !slices.Contains(mediaTypes, media) {
+		http.Error(w, fmt.Sprintf("the response is of type %q, not JSON: it is not shown", kind), http.StatusBadGateway)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(response.StatusCode)
 	out := http.NewResponseController(w)
 	part := make([]byte, 32<<10)
 	for {
 		_ = out.Flush() // also before the first packet of a trace
 		n, err := response.Body.Read(part)
+		_ = out.SetWriteDeadline(time.Now().Add(longest))
 		if _, failed := w.Write(part[:n]); err != nil || failed != nil {
 			return
 		}

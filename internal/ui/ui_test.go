@@ -35,6 +35,10 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 	w.Header().Set("X-Other", "not for browsers")
 	text := "[]"
 	switch {
+	case path == "/v1/modules/px/rules":
+		w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	case path == "/v1/modules/px/stats":
+		w.Header().Set("Content-Type", "text/javascript")
 	case path == "/v1/status":
 		text = `{"version":"devel"}`
 	case path == "/v1/services":
@@ -202,6 +206,9 @@ func TestRoutes(t *testing.T) {
 		if got := s.asked.Load(); got != want {
 			t.Errorf("the agent was asked %v, want %s", got, want)
 		}
+	}
+	for _, path := range []string{"/v1/modules/px/rules", "/v1/modules/px/stats"} { // a document, a script
+		s.wants(http.StatusBadGateway, s.base+path, nil)
 	}
 	s.asked.Store("nothing")
 	for _, path := range []string{"/v1/modules/px/sessions", "/v1/modules/fw/connections", "/v1/sets/x/elements",
