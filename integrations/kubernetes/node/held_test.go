@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
-	"strings"
 	"testing"
 	"time"
 
@@ -23,6 +22,7 @@ import (
 type refusing struct {
 	modules map[string]v1.Module
 	service v1.Service
+	deleted bool
 }
 
 func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
@@ -53,8 +53,8 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		answer = all
 	case r.URL.Path == "/v1/services":
 		answer = []v1.Service{a.service}
-	case strings.HasPrefix(r.URL.Path, "/v1/services/"):
-		answer = a.service
+	case r.URL.Path == "/v1/delete":
+		a.deleted = true
 	}
 	_ = json.NewEncoder(w).Encode(answer)
 }
@@ -127,6 +127,24 @@ func TestPodsNewerThanTheSnapshot(t *testing.T) {
 		}
 		if names.IsPending(a.service.Metadata.Labels) {
 			t.Errorf("in the snapshot %v: held after all lists", earlier)
+		}
+	}
+}
+
+// A service whose pod is gone is deleted when its network namespace is gone, too, and not while an agent that has just
+// started knows no interfaces yet.
+func TestServicesOfDeletedPods(t *testing.T) {
+	for reason, want := range map[string]bool{"NotFound": true, "NoInterface": false} {
+		a, s := heldPod(t)
+		a.service.Status = &v1.ServiceStatus{Conditions: []v1.Condition{{Type: "Ready", Status: "False", Reason: reason}}}
+		s.state.moduleHandler().Replace(nil)
+		s.state.namespaceHandler().Replace(nil)
+		s.state.podHandler().Replace(nil)
+		if _, err := s.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if a.deleted != want {
+			t.Errorf("%s: deleted %v", reason, a.deleted)
 		}
 	}
 }

@@ -203,7 +203,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 				service.Metadata.Labels, service.Status = labels, nil
 				change = append(change, service)
 			}
-		case v.complete && service.Status != nil && len(service.Status.Links) == 0:
+		case v.complete && vanished(service):
 			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
 		}
 	})
@@ -215,6 +215,14 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		return err
 	}
 	return s.remove(ctx, gone)
+}
+
+// vanished reports whether the network namespace of a service is gone. A service without interfaces may be one that the
+// agent has not looked for since its start: its process can send.
+func vanished(s v1.Service) bool {
+	return s.Status != nil && slices.ContainsFunc(s.Status.Conditions, func(c v1.Condition) bool {
+		return c.Type == "Ready" && c.Reason == "NotFound"
+	})
 }
 
 // bars reports whether a module that the agent has refused would select a pod: the pod keeps dropping everything. A
