@@ -173,7 +173,13 @@ func TestPartOfList(t *testing.T) {
 	if replaced, _ := m.count(); replaced != 1 {
 		t.Errorf("%d complete lists, want 1", replaced)
 	}
-	if asked := d.asked(); len(asked) != 4 || !strings.Contains(asked[3], "resourceVersion=3") {
+	asked := d.asked()
+	for _, again := range asked[:3] {
+		if !strings.Contains(again, "sendInitialEvents") {
+			t.Errorf("request %s continues from a list that is not complete", again)
+		}
+	}
+	if len(asked) != 4 || !strings.Contains(asked[3], "resourceVersion=3") {
 		t.Errorf("requests %v, want the fourth to continue from 3", asked)
 	}
 }
