@@ -29,6 +29,11 @@ func TestInBackground(t *testing.T) {
 		t.Errorf("priority %d in the background, want %d; then %d, want %d; thread %d of %d", during, 20-backgroundNice,
 			priority(t), before, thread, unix.Gettid())
 	}
+	again := 0
+	inBackground(func() { again = unix.Gettid() })
+	if again != thread {
+		t.Errorf("thread %d follows %d: the kernel kills what a thread has started when it ends", again, thread)
+	}
 	for range 100 {
 		after := make(chan int)
 		go func() { after <- priority(t) }()
