@@ -217,20 +217,26 @@ SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
  * chain runs. */
 struct kerb_trace_filter {
 	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
+	__u8 mask[16]; /* of addr: its other bits are zero */
 	__u8 family;   /* of addr: 4, 6, or 0 */
 	__u8 proto;
-	__u16 port; /* source or destination, host byte order */
-	__u32 pad;
-	__u64 lost; /* events for which the ring buffer had no room */
+	__u16 port;  /* source or destination, host byte order */
+	__u32 bytes; /* of each packet that are reported, at most KERB_TRACE_BYTES */
+	__u64 lost;  /* events for which the ring buffer had no room */
 };
 
 /* position of a packet's first event: as it came in, before any module */
 #define KERB_TRACE_HEAD 0xff
 
-/* A packet at the head of the chain, or after a module's verdict. */
+/* Of a packet; enough for the headers of a tunnel and of what it carries. */
+#define KERB_TRACE_BYTES 256
+
+/* A packet at the head of the chain, or after a module's verdict. Bytes of the packet follow the
+ * former. */
 struct kerb_trace_event {
-	__u64 time;   /* ns, CLOCK_MONOTONIC */
-	__u64 packet; /* number of the packet on its CPU */
+	__u64 time;    /* ns, CLOCK_MONOTONIC */
+	__u64 packet;  /* number of the packet on its CPU */
+	__u64 elapsed; /* ns since the event before was written: the module's */
 	__u32 ifindex;
 	__u32 len;
 	__u32 chain;	  /* number that the agent gave to the chain */
@@ -256,6 +262,9 @@ struct kerb_traced {
 	__u64 packets; /* so far */
 	__u64 wanted;  /* whether the filter matched the last of them */
 	__u64 where;   /* trace_where of the last of them */
+	__u64 written; /* ns, CLOCK_MONOTONIC: when its last event was */
+	struct kerb_trace_event head;
+	__u8 bytes[KERB_TRACE_BYTES]; /* behind head */
 };
 
 struct {
@@ -344,11 +353,12 @@ static __always_inline void trace_l4(const void *data, const void *end, __u32 of
 		e->tcp_flags = byte[13];
 }
 
-static __always_inline int same_address(const __u8 *a, const __u8 *b)
+static __always_inline int same_prefix(const struct kerb_trace_filter *f, const __u8 *addr)
 {
-	const __u64 *x = (const void *)a, *y = (const void *)b;
+	const __u64 *want = (const void *)f->addr, *mask = (const void *)f->mask,
+		    *have = (const void *)addr;
 
-	return x[0] == y[0] && x[1] == y[1];
+	return (have[0] & mask[0]) == want[0] && (have[1] & mask[1]) == want[1];
 }
 
 static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
@@ -360,7 +370,45 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
 		return 0;
 	if (f->family && f->family != e->family)
 		return 0;
-	return !f->family || same_address(f->addr, e->saddr) || same_address(f->addr, e->daddr);
+	return !f->family || same_prefix(f, e->saddr) || same_prefix(f, e->daddr);
+}
+
+/* Copies the packet's first bytes, and returns how many. The helper for XDP is of Linux 5.18. */
+static __always_inline __u32 trace_bytes(kerb_ctx *ctx, __u8 *to, const __u8 *data, const void *end,
+					 __u32 length, __u32 wanted)
+{
+	__u32 n = length < wanted ? length : wanted;
+
+	if (n == 0 || n > KERB_TRACE_BYTES)
+		return 0;
+#ifdef KERB_HOOK_XDP
+	for (__u32 i = 0; i < KERB_TRACE_BYTES; i++) {
+		if (i >= n || (const void *)(data + i + 1) > end)
+			return i;
+		to[i] = data[i];
+	}
+	return n;
+#else
+	n--;
+	kerb_bound(n, KERB_TRACE_BYTES - 1); /* a power of two less one */
+	return bpf_skb_load_bytes(ctx, 0, to, n + 1) ? 0 : n + 1;
+#endif
+}
+
+/* Writes an event; the first one of a packet with its bytes. */
+static __always_inline long trace_write(kerb_ctx *ctx, struct kerb_traced *packet,
+					const struct kerb_trace_event *e, const void *data,
+					const void *end, __u32 bytes)
+{
+	__u32 n;
+
+	if (e->position != KERB_TRACE_HEAD || !bytes)
+		return bpf_ringbuf_output(&kerb_events, (void *)e, sizeof(*e), 0);
+	packet->head = *e;
+	n = trace_bytes(ctx, packet->bytes, data, end, e->len, bytes);
+	if (n > KERB_TRACE_BYTES) /* for the verifier */
+		return -1;
+	return bpf_ringbuf_output(&kerb_events, &packet->head, sizeof(packet->head) + n, 0);
 }
 
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
@@ -378,6 +426,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	void *data = (void *)kerb_ctx_field(ctx, data),
 	     *end = (void *)kerb_ctx_field(ctx, data_end);
 
+	e.time = bpf_ktime_get_ns();
 	if (!packet || !f || (did.position != KERB_TRACE_HEAD && !packet->wanted))
 		return 0;
 	if (did.position == KERB_TRACE_HEAD)
@@ -390,8 +439,9 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 		if (!packet->wanted)
 			return 0;
 	}
-	e.time = bpf_ktime_get_ns();
 	e.packet = packet->packets;
+	if (did.position != KERB_TRACE_HEAD)
+		e.elapsed = e.time - packet->written;
 #ifdef KERB_HOOK_XDP
 	e.ifindex = ctx->ingress_ifindex;
 #ifdef KERB_XDP_FRAGS
@@ -411,10 +461,11 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	e.verdict = verdict > 0xff ? 0xff : verdict;
 	e.reason = did.reason;
 	e.outcome = w.outcome;
-	if (bpf_ringbuf_output(&kerb_events, &e, sizeof(e), 0)) {
+	if (trace_write(ctx, packet, &e, data, end, f->bytes)) {
 		__sync_fetch_and_add(&f->lost, 1);
 		packet->wanted = 0; /* the rest would be shown without this event */
 	}
+	packet->written = bpf_ktime_get_ns();
 	return 0;
 }
 

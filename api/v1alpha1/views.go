@@ -81,11 +81,22 @@ type ApplyResult struct {
 // TraceRequest says which packets to trace, where, and how long. Zero values stand for any.
 type TraceRequest struct {
 	Service  string `query:"service" doc:"Only this service; all attach points unless set"`
-	Host     string `query:"host" doc:"Source or destination address"`
+	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
 	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
+	Module   string `query:"module" doc:"That the packet met"`
+	Verdict  string `query:"verdict" enum:"next,drop,reply,redirect," doc:"Of that module, or of any"`
+	Reason   string `query:"reason" doc:"Of a drop, by that module or any"`
+	Bytes    int    `query:"bytes" minimum:"0" maximum:"256" doc:"Of each frame that are returned"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
+}
+
+// TraceLine is one line of a trace: a packet, the number of events that have been lost so far, or why the trace ended.
+type TraceLine struct {
+	*TracedPacket
+	Lost  uint64 `json:"lost,omitempty" doc:"Events for which there was no room, since the trace began; their packets are missing"`
+	Error string `json:"error,omitempty"`
 }
 
 // TracedPacket is a packet as it came to a chain, and what the modules did to it.
@@ -104,6 +115,8 @@ type TracedPacket struct {
 	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
+	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`
+	Frame       []byte      `json:"frame,omitempty" doc:"Its first bytes, if they were requested"`
 }
 
 // ExplainRequest asks what the modules of a service would do to a packet.
@@ -126,6 +139,8 @@ type TraceStep struct {
 	Module  string `json:"module"`
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
+
+	Nanoseconds uint64 `json:"nanoseconds,omitempty" doc:"That the module took, with about 20 for the clock"`
 
 	Protocol    string `json:"protocol,omitempty" doc:"After the module, if it has changed it"`
 	Source      string `json:"source,omitempty" doc:"After the module, if it has changed source or destination"`

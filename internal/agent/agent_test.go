@@ -688,8 +688,8 @@ func TestTrace(t *testing.T) {
 	go sendUDP(n.web, n.db, 53, stop)
 	var got []v1.TracedPacket
 	err := n.Trace(t.Context(), v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 3, Seconds: 60},
-		func(p v1.TracedPacket) error {
-			got = append(got, p)
+		func(line v1.TraceLine) error {
+			got = append(got, *line.TracedPacket)
 			return nil
 		})
 	if err != nil || len(got) != 3 {
@@ -722,7 +722,12 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 	go floodUDP(n.web, n.db, 53, stop)
 	shown, lost := 0, uint64(0)
 	r := v1.TraceRequest{Service: "web", Protocol: "udp", Port: 53, Count: 20000, Seconds: 60}
-	err := n.Trace(t.Context(), r, func(p v1.TracedPacket) error {
+	told := uint64(0)
+	err := n.Trace(t.Context(), r, func(p v1.TraceLine) error {
+		if p.Lost > 0 {
+			told = p.Lost
+			return nil
+		}
 		if len(p.Steps) != 2 || p.Steps[1].Verdict != "drop" {
 			t.Fatalf("packet %d is shown with the steps %+v", shown, p.Steps)
 		}
@@ -734,6 +739,9 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 	})
 	if err != nil || shown != r.Count {
 		t.Errorf("%d packets are shown: %v", shown, err)
+	}
+	if told < lost {
+		t.Errorf("the trace says that it has lost %d events of at least %d", told, lost)
 	}
 }
 
@@ -773,7 +781,7 @@ func TestTraceAfterKilledOne(t *testing.T) {
 		ctx, kill := context.WithCancel(t.Context())
 		begun, done := make(chan struct{}, 100), make(chan error)
 		go func() {
-			done <- n.Trace(ctx, v1.TraceRequest{Port: 53, Seconds: 60}, func(v1.TracedPacket) error {
+			done <- n.Trace(ctx, v1.TraceRequest{Port: 53, Seconds: 60}, func(v1.TraceLine) error {
 				begun <- struct{}{}
 				return nil
 			})
@@ -781,7 +789,7 @@ func TestTraceAfterKilledOne(t *testing.T) {
 		<-begun
 		kill()
 		if err := n.Trace(t.Context(), v1.TraceRequest{Port: 53, Count: 1, Seconds: 60},
-			func(v1.TracedPacket) error { return nil }); err != nil {
+			func(v1.TraceLine) error { return nil }); err != nil {
 			t.Error(err)
 		}
 		<-done
@@ -795,7 +803,7 @@ func TestChangeEndsTrace(t *testing.T) {
 	done := make(chan error)
 	go func() {
 		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60},
-			func(v1.TracedPacket) error { return nil })
+			func(v1.TraceLine) error { return nil })
 	}()
 	wait.Until(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))

@@ -139,8 +139,11 @@ func (x *explanation) tryChain(ctx context.Context, p chain.Point, frame []byte)
 	defer cancel()
 	found := false
 	reader := trace.Reader{Source: run, Chains: run.Chains, Points: x.points, Reason: x.reason, Count: 1,
-		Show: func(p v1.TracedPacket) error {
-			seen, found = p, true
+		Wanted: func(v1.TracedPacket) bool { return true },
+		Show: func(line v1.TraceLine) error {
+			if line.TracedPacket != nil {
+				seen, found = *line.TracedPacket, true
+			}
 			return nil
 		}}
 	if err := reader.Run(ctx); err != nil {

@@ -23,7 +23,7 @@ var errChanged = errors.New("the chains changed, which ended the trace")
 
 // Trace reports packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
 // chains that it is about are slower by some hundred nanoseconds a module.
-func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.TracedPacket) error) error {
+func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.TraceLine) error) error {
 	filter, err := trace.Filter(r)
 	if err != nil {
 		return err
@@ -36,7 +36,7 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trace
 	ctx, cancel := context.WithTimeout(run.ctx, time.Duration(r.Seconds)*time.Second) // linking the chains does not count
 	defer cancel()
 	reader := trace.Reader{Source: run.trace, Chains: run.trace.Chains, Points: run.all, Reason: run.reason, Show: show,
-		Count: r.Count}
+		Wanted: func(p v1.TracedPacket) bool { return trace.Matches(r, p) }, Count: r.Count}
 	if err := reader.Run(ctx); err != nil {
 		return err
 	}

@@ -3,10 +3,10 @@
 package dataplane
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -23,16 +23,26 @@ import (
 
 // TraceFilter says which packets a trace is about. Zero values stand for any.
 type TraceFilter struct {
-	Addr  netip.Addr // source or destination
-	Proto uint8      // IANA number, after extension headers
-	Port  uint16     // source or destination
+	Addr  netip.Prefix // of source or destination; masked
+	Proto uint8        // IANA number, after extension headers
+	Port  uint16       // source or destination
+	Bytes int          // of each packet that are reported, from its L2 header on; at most TraceBytes
 }
+
+// TraceBytes is KERB_TRACE_BYTES.
+const TraceBytes = 256
 
 // TraceEvent is a packet at the head of a chain, or after one module's verdict: struct kerb_trace_event. Events of a
 // packet follow each other on a CPU, by position.
 type TraceEvent struct {
+	traceEvent
+	Bytes []byte // of the packet, as it came in
+}
+
+type traceEvent struct {
 	Time                 uint64 // ns, CLOCK_MONOTONIC
 	Packet               uint64 // number of the packet on its CPU
+	Elapsed              uint64 // ns that the module took, with about 20 for the clock; 0 of the first event
 	Ifindex, Len         uint32 // that the chain is attached to; bytes of the frame with its L2 header
 	Chain                uint32 // index in Trace.Chains, plus 1
 	ToIfindex            uint32 // of a redirect
@@ -79,12 +89,26 @@ type Trace struct {
 
 // traceFilter is struct kerb_trace_filter.
 type traceFilter struct {
-	Addr   [16]byte
-	Family uint8
-	Proto  uint8
-	Port   uint16
-	_      uint32
-	Lost   uint64
+	Addr, Mask [16]byte
+	Family     uint8
+	Proto      uint8
+	Port       uint16
+	Bytes      uint32
+	Lost       uint64
+}
+
+func (f TraceFilter) raw() traceFilter {
+	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes)}
+	if !f.Addr.IsValid() {
+		return raw
+	}
+	raw.Family = 6
+	if f.Addr.Addr().Is4() {
+		raw.Family = 4
+	}
+	copy(raw.Addr[:], f.Addr.Masked().Addr().AsSlice())
+	copy(raw.Mask[:], net.CIDRMask(f.Addr.Bits(), f.Addr.Addr().BitLen()))
+	return raw
 }
 
 // Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones,
@@ -96,18 +120,20 @@ func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modu
 		return nil, err
 	}
 	loaded := map[string]*linkedChain{}
-	for _, p := range slices.SortedFunc(maps.Keys(points), func(a, b chain.Point) int { return a.Ifindex - b.Ifindex }) {
+	order := slices.SortedFunc(maps.Keys(points), func(a, b chain.Point) int { return a.Ifindex - b.Ifindex })
+	for _, p := range order {
 		spec := points[p]
-		c := loaded[spec.ID()]
-		if c == nil {
-			var err error
-			if c, err = d.traced(t, spec, modules); err != nil {
-				t.Close()
-				return nil, err
-			}
-			loaded[spec.ID()] = c
+		if loaded[spec.ID()] != nil {
+			continue
 		}
-		if err := d.attach(p, c.entry()); err != nil {
+		var err error
+		if loaded[spec.ID()], err = d.traced(t, spec, modules); err != nil {
+			t.Close()
+			return nil, err
+		}
+	}
+	for _, p := range order { // a packet that goes from one point to the other is seen at both, as soon as possible
+		if err := d.attach(p, loaded[points[p].ID()].entry()); err != nil {
 			t.Close()
 			return nil, err
 		}
@@ -140,15 +166,7 @@ func (t *Trace) prepare(f TraceFilter) error {
 	if t.events, err = ebpf.NewMap(l.object.Maps["kerb_events"]); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
-	raw := traceFilter{Proto: f.Proto, Port: f.Port}
-	if f.Addr.Is4() {
-		a := f.Addr.As4()
-		copy(raw.Addr[:], a[:])
-		raw.Family = 4
-	} else if f.Addr.IsValid() {
-		raw.Addr, raw.Family = f.Addr.As16(), 6
-	}
-	if err := t.filter.Put(uint32(0), raw); err != nil {
+	if err := t.filter.Put(uint32(0), f.raw()); err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
 	t.reader, err = ringbuf.NewReader(t.events)
@@ -213,7 +231,11 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	if err != nil {
 		return e, err
 	}
-	return e, binary.Read(bytes.NewReader(record.RawSample), binary.NativeEndian, &e)
+	n, err := binary.Decode(record.RawSample, binary.NativeEndian, &e.traceEvent)
+	if err == nil && e.Head() {
+		e.Bytes = record.RawSample[n:]
+	}
+	return e, err
 }
 
 // Runs reports whether a program is one of the trace's.

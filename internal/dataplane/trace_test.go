@@ -3,10 +3,16 @@
 package dataplane
 
 import (
+	"errors"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"testing"
 	"time"
+
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -29,7 +35,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 			p := chain.Point{Ifindex: c.host(w).OuterIndex(), Side: c.side}
 			pass, drop := testModule(t, "pass", "count", nil), testModule(t, "drop", "dropper", map[string]any{"port": 53})
 			spec := w.deploy(t, p, c.dir, pass, drop)
-			trace, err := w.Trace(TraceFilter{Proto: 17, Port: 53, Addr: w.b.Addr4()}, map[chain.Point]chain.Spec{p: spec},
+			filter := TraceFilter{Proto: 17, Port: 53, Addr: netip.PrefixFrom(w.b.Addr4(), 31), Bytes: TraceBytes}
+			trace, err := w.Trace(filter, map[chain.Point]chain.Spec{p: spec},
 				map[string]Module{"count": pass, "dropper": drop})
 			if err != nil {
 				t.Fatal(err)
@@ -50,12 +57,93 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 					e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
 					t.Errorf("event %d: %+v", i, e)
 				}
+				if e.Head() != (e.Elapsed == 0) || e.Elapsed > uint64(time.Second) {
+					t.Errorf("event %d has taken %d ns", i, e.Elapsed)
+				}
+				checkFrame(t, e)
 			}
 			if err := w.Attach(p, spec); err != nil {
 				t.Fatal(err)
 			}
 		})
 	}
+}
+
+// checkFrame checks the bytes of a packet's first event, which is shorter than their limit: they are the frame.
+func checkFrame(t *testing.T, e TraceEvent) {
+	t.Helper()
+	if !e.Head() {
+		if len(e.Bytes) != 0 {
+			t.Errorf("bytes of a packet after a module: %x", e.Bytes)
+		}
+		return
+	}
+	p := gopacket.NewPacket(e.Bytes, layers.LayerTypeEthernet, gopacket.Default)
+	udp, ok := p.Layer(layers.LayerTypeUDP).(*layers.UDP)
+	if len(e.Bytes) != int(e.Len) || !ok || udp.DstPort != layers.UDPPort(e.DestPort) || string(udp.Payload) != "kerb" {
+		t.Errorf("%d bytes of a frame of %d: %v", len(e.Bytes), e.Len, p)
+	}
+}
+
+// datagram sends one of so many bytes from a to b.
+func (w *world) datagram(t *testing.T, port, length int) {
+	t.Helper()
+	err := w.a.Do(func() error {
+		c, err := net.Dial("udp4", netip.AddrPortFrom(w.b.Addr4(), uint16(port)).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		_, err = c.Write(make([]byte, length))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A longer packet has as many bytes as were requested, and a prefix that it is not of hides it.
+func TestTraceBytes(t *testing.T) {
+	for _, side := range []chain.Side{chain.OnTCIngress, chain.OnXDP} {
+		t.Run(string(side), func(t *testing.T) {
+			w := newWorld(t, Options{})
+			for _, c := range []struct {
+				length, bytes, want int
+				addr                netip.Prefix
+			}{
+				{1000, TraceBytes, TraceBytes, netip.Prefix{}}, {1000, 60, 60, netip.Prefix{}}, {1000, 0, 0, netip.Prefix{}},
+				{20, 200, 14 + 20 + 8 + 20, netip.PrefixFrom(w.b.Addr4(), 8)},
+			} {
+				e, err := w.traceOne(t, side, TraceFilter{Proto: 17, Port: 55, Addr: c.addr, Bytes: c.bytes}, c.length)
+				if err != nil || len(e.Bytes) != c.want || int(e.Len) != 14+20+8+c.length {
+					t.Errorf("%+v: %d bytes of %d, %v", c, len(e.Bytes), e.Len, err)
+				}
+			}
+			other := TraceFilter{Proto: 17, Port: 55, Addr: netip.MustParsePrefix("203.0.113.0/24")}
+			if e, err := w.traceOne(t, side, other, 20); !errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Errorf("a packet of another prefix is shown: %+v, %v", e, err)
+			}
+		})
+	}
+}
+
+// traceOne sends a datagram from a to b, and returns the first event of a trace.
+func (w *world) traceOne(t *testing.T, side chain.Side, f TraceFilter, length int) (TraceEvent, error) {
+	t.Helper()
+	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: side}
+	pass := testModule(t, "pass", "count", nil)
+	spec := w.deploy(t, p, chain.Egress, pass)
+	trace, err := w.Trace(f, map[chain.Point]chain.Spec{p: spec}, map[string]Module{"count": pass})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer trace.Close()
+	w.datagram(t, int(f.Port), length)
+	e, err := trace.Read(time.Now().Add(time.Second))
+	if err := w.Attach(p, spec); err != nil {
+		t.Fatal(err)
+	}
+	return e, err
 }
 
 // A chain in several parts is traced in parts, which outlive the agent: their table is pinned until plain chains are

@@ -142,12 +142,12 @@ func (s *Server) addRoutes() {
 func (s *Server) trace(w http.ResponseWriter, r *http.Request, in any) error {
 	started := false
 	out := json.NewEncoder(w)
-	err := s.backend.Trace(r.Context(), *in.(*v1alpha1.TraceRequest), func(p v1alpha1.TracedPacket) error {
+	err := s.backend.Trace(r.Context(), *in.(*v1alpha1.TraceRequest), func(line v1alpha1.TraceLine) error {
 		if !started {
 			w.Header().Set("Content-Type", "application/x-ndjson")
 			started = true
 		}
-		if err := out.Encode(p); err != nil {
+		if err := out.Encode(line); err != nil {
 			return err
 		}
 		return http.NewResponseController(w).Flush()
@@ -155,7 +155,7 @@ func (s *Server) trace(w http.ResponseWriter, r *http.Request, in any) error {
 	if err == nil || !started {
 		return err
 	}
-	_ = out.Encode(map[string]string{"error": problemOf(err).Detail})
+	_ = out.Encode(v1alpha1.TraceLine{Error: problemOf(err).Detail})
 	return nil
 }
 

@@ -5,6 +5,7 @@ package trace
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,7 +19,7 @@ var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6"
 
 // Filter returns the filter that a request describes.
 func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
-	f := dataplane.TraceFilter{Port: r.Port}
+	f := dataplane.TraceFilter{Port: r.Port, Bytes: r.Bytes}
 	proto, known := protocols[strings.ToLower(r.Protocol)]
 	if !known {
 		n, err := strconv.ParseUint(r.Protocol, 10, 8)
@@ -33,11 +34,26 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 		return f, nil
 	}
 	addr, err := netip.ParseAddr(r.Host)
-	if err != nil {
-		return f, &apierrors.Invalid{Field: "host", Reason: fmt.Sprintf("%q is no IP address", r.Host)}
+	if err == nil {
+		addr = addr.Unmap()
+		f.Addr = netip.PrefixFrom(addr, addr.BitLen())
+		return f, nil
 	}
-	f.Addr = addr.Unmap()
+	if f.Addr, err = netip.ParsePrefix(r.Host); err != nil {
+		return f, &apierrors.Invalid{Field: "host", Reason: fmt.Sprintf("%q is neither an IP address nor a prefix", r.Host)}
+	}
 	return f, nil
+}
+
+// Matches reports whether a module has done to the packet what the request asks for.
+func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
+	if r.Module == "" && r.Verdict == "" && r.Reason == "" {
+		return true
+	}
+	return slices.ContainsFunc(p.Steps, func(s v1.TraceStep) bool {
+		return (r.Module == "" || r.Module == s.Module) && (r.Verdict == "" || r.Verdict == s.Verdict) &&
+			(r.Reason == "" || r.Reason == s.Reason)
+	})
 }
 
 // packetEnds are what modules change of a packet.

@@ -35,10 +35,12 @@ type Reader struct {
 	Chains []chain.Spec    // that are traced; events have their place, from 1
 	Points plan.Placements // of all chains of the node
 	Reason func(module string, reason int) string
-	Show   func(v1.TracedPacket) error
+	Wanted func(v1.TracedPacket) bool // by what modules did to it
+	Show   func(v1.TraceLine) error
 	Count  int // of packets, 0 for no limit
 
 	total int
+	lost  uint64                 // that was shown
 	boot  time.Time              // zero of the events' clock
 	open  map[uint16]*openPacket // by CPU
 }
@@ -53,20 +55,35 @@ type openPacket struct {
 
 // Run shows packets until ctx ends or their limit is reached. The events of each packet follow each other on a CPU.
 func (r *Reader) Run(ctx context.Context) error {
-	const pause = 100 * time.Millisecond
+	const pause, betweenLosses = 100 * time.Millisecond, time.Second
 	r.boot, r.open = bootTime(), map[uint16]*openPacket{}
+	told := time.Now()
 	for ctx.Err() == nil && !r.full() {
-		e, err := r.Source.Read(time.Now().Add(pause))
+		now := time.Now()
+		e, err := r.Source.Read(now.Add(pause))
 		if errors.Is(err, os.ErrDeadlineExceeded) { // nothing more comes for the packets that are open
 			err = r.finishAll()
 		} else if err == nil {
 			err = r.take(e)
 		}
+		if now.Sub(told) > betweenLosses {
+			told, err = now, errors.Join(err, r.showLost())
+		}
 		if err != nil {
 			return err
 		}
 	}
-	return r.finishAll()
+	return errors.Join(r.finishAll(), r.showLost())
+}
+
+// showLost says when events have been lost.
+func (r *Reader) showLost() error {
+	lost := r.Source.Lost()
+	if lost == r.lost {
+		return nil
+	}
+	r.lost = lost
+	return r.Show(v1.TraceLine{Lost: lost})
 }
 
 func (r *Reader) full() bool { return r.Count > 0 && r.total == r.Count }
@@ -93,11 +110,11 @@ func (r *Reader) take(e dataplane.TraceEvent) error {
 func (r *Reader) finish(cpu uint16) error {
 	p := r.open[cpu]
 	delete(r.open, cpu)
-	if p == nil || r.full() || !p.decided && r.Source.Lost() > 0 {
+	if p == nil || r.full() || !r.Wanted(p.TracedPacket) || !p.decided && r.Source.Lost() > 0 {
 		return nil
 	}
 	r.total++
-	return r.Show(p.TracedPacket)
+	return r.Show(v1.TraceLine{TracedPacket: &p.TracedPacket})
 }
 
 func (r *Reader) finishAll() error {
@@ -118,7 +135,7 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 	ends := endsOf(e)
 	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)),
 		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
-		Length:   e.Len,
+		Length: e.Len, LinkType: place.Link.LinkType(), Frame: e.Bytes,
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
 	switch e.Proto {
@@ -134,7 +151,7 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	members := r.chain(e).Members
 	verdict := kerbabi.Verdict(e.Verdict)
-	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: verdict.String()}
+	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: verdict.String(), Nanoseconds: e.Elapsed}
 	if verdict == kerbabi.Drop {
 		s.Reason = r.Reason(s.Module, int(e.Reason))
 	}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -44,14 +45,15 @@ func (s *recorded) Read(time.Time) (dataplane.TraceEvent, error) {
 
 // event is one of a UDP packet from 10.0.0.1:1000 to 10.0.0.2, on a CPU that counts its packets.
 func event(cpu uint16, packet uint64, position uint8, verdict kerbabi.Verdict, port uint16) dataplane.TraceEvent {
-	e := dataplane.TraceEvent{CPU: cpu, Packet: packet, Position: position, Verdict: uint8(verdict), Chain: 1, Ifindex: 7,
-		Family: 4, Proto: 17, SourcePort: 1000, DestPort: port}
+	var e dataplane.TraceEvent
+	e.CPU, e.Packet, e.Position, e.Verdict, e.Chain, e.Ifindex = cpu, packet, position, uint8(verdict), 1, 7
+	e.Family, e.Proto, e.SourcePort, e.DestPort, e.Elapsed = 4, 17, 1000, port, 40+uint64(position)
 	copy(e.SourceAddr[:], []byte{10, 0, 0, 1})
 	copy(e.DestAddr[:], []byte{10, 0, 0, 2})
 	return e
 }
 
-func read(t *testing.T, count int, lost uint64, events ...dataplane.TraceEvent) (out []v1.TracedPacket) {
+func read(t *testing.T, want v1.TraceRequest, lost uint64, events ...dataplane.TraceEvent) (out []v1.TracedPacket) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -60,9 +62,17 @@ func read(t *testing.T, count int, lost uint64, events ...dataplane.TraceEvent) 
 		{Ifindex: 7, Side: chain.OnTCIngress}: {Service: "web", Link: service.Link{Name: "veth7"}, Chain: c},
 		{Ifindex: 8, Side: chain.OnTCIngress}: {Service: "db", Link: service.Link{Name: "veth8"}},
 	}
-	r := Reader{Source: &recorded{events, lost, cancel}, Chains: []chain.Spec{c}, Points: points, Count: count,
+	r := Reader{Source: &recorded{events, lost, cancel}, Chains: []chain.Spec{c}, Points: points, Count: want.Count,
 		Reason: func(module string, _ int) string { return "reason of " + module },
-		Show:   func(p v1.TracedPacket) error { out = append(out, p); return nil }}
+		Wanted: func(p v1.TracedPacket) bool { return Matches(want, p) },
+		Show: func(line v1.TraceLine) error {
+			if line.TracedPacket != nil {
+				out = append(out, *line.TracedPacket)
+			} else if line.Lost != lost {
+				t.Errorf("lost %d, want %d", line.Lost, lost)
+			}
+			return nil
+		}}
 	if err := r.Run(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -82,17 +92,17 @@ func TestPackets(t *testing.T) {
 	redirect.ToIfindex = 8
 	deferred := redirect
 	deferred.CPU, deferred.ToFlags = 2, kerbabi.ToDeferred
-	got := read(t, 0, 0,
+	got := read(t, v1.TraceRequest{}, 0,
 		event(0, 1, head, 0, 80), event(1, 5, head, 0, 53),
 		event(0, 1, 0, kerbabi.Next, 8080), redirect, event(0, 1, 1, kerbabi.Drop, 8080),
 		event(2, 5, head, 0, 53), deferred, event(2, 5, 1, kerbabi.Next, 53))
 	want := [][]v1.TraceStep{
-		{{Module: "a", Verdict: kerbabi.Redirect.String(), Interface: "veth8", Service: "db"}},
-		{{Module: "a", Verdict: kerbabi.Next.String(), Protocol: "udp", Source: "10.0.0.1:1000",
+		{{Module: "a", Verdict: kerbabi.Redirect.String(), Nanoseconds: 40, Interface: "veth8", Service: "db"}},
+		{{Module: "a", Verdict: kerbabi.Next.String(), Nanoseconds: 40, Protocol: "udp", Source: "10.0.0.1:1000",
 			Destination: "10.0.0.2:8080"},
-			{Module: "b", Verdict: kerbabi.Drop.String(), Reason: "reason of b"}},
-		{{Module: "a", Verdict: kerbabi.Redirect.String(), Interface: "veth8", Service: "db"},
-			{Module: "b", Verdict: kerbabi.Next.String()}},
+			{Module: "b", Verdict: kerbabi.Drop.String(), Nanoseconds: 41, Reason: "reason of b"}},
+		{{Module: "a", Verdict: kerbabi.Redirect.String(), Nanoseconds: 40, Interface: "veth8", Service: "db"},
+			{Module: "b", Verdict: kerbabi.Next.String(), Nanoseconds: 41}},
 	}
 	if diff := cmp.Diff(want, steps(got)); diff != "" {
 		t.Errorf("steps, want (-), got (+):\n%s", diff)
@@ -106,10 +116,10 @@ func TestPackets(t *testing.T) {
 func TestIncompletePackets(t *testing.T) {
 	headless := event(0, 2, 0, kerbabi.Next, 80)
 	cut := []dataplane.TraceEvent{headless, event(0, 3, head, 0, 80), event(0, 3, 0, kerbabi.Next, 80)}
-	if got := read(t, 0, 0, slices.Clone(cut)...); len(got) != 1 || len(got[0].Steps) != 1 {
+	if got := read(t, v1.TraceRequest{}, 0, slices.Clone(cut)...); len(got) != 1 || len(got[0].Steps) != 1 {
 		t.Errorf("nothing lost: %+v", got)
 	}
-	if got := read(t, 0, 1, slices.Clone(cut)...); len(got) != 0 {
+	if got := read(t, v1.TraceRequest{}, 1, slices.Clone(cut)...); len(got) != 0 {
 		t.Errorf("an event is lost: %+v", got)
 	}
 }
@@ -119,19 +129,51 @@ func TestCount(t *testing.T) {
 	for n := range uint64(4) {
 		all = append(all, event(0, n, head, 0, 80), event(0, n, 0, kerbabi.Drop, 80))
 	}
-	if got := read(t, 3, 0, all...); len(got) != 3 {
+	if got := read(t, v1.TraceRequest{Count: 3}, 0, all...); len(got) != 3 {
 		t.Errorf("%d packets, want 3", len(got))
+	}
+}
+
+// A request for a module, verdict or reason shows the packets of which one step has all of them.
+func TestMatches(t *testing.T) {
+	p := v1.TracedPacket{Steps: []v1.TraceStep{{Module: "a", Verdict: "next"},
+		{Module: "b", Verdict: "drop", Reason: "policy"}}}
+	for _, c := range []struct {
+		r    v1.TraceRequest
+		want bool
+	}{
+		{v1.TraceRequest{}, true}, {v1.TraceRequest{Module: "a"}, true}, {v1.TraceRequest{Module: "c"}, false},
+		{v1.TraceRequest{Verdict: "drop"}, true}, {v1.TraceRequest{Verdict: "reply"}, false},
+		{v1.TraceRequest{Module: "a", Verdict: "drop"}, false}, {v1.TraceRequest{Module: "b", Reason: "policy"}, true},
+		{v1.TraceRequest{Reason: "state"}, false},
+	} {
+		if got := Matches(c.r, p); got != c.want {
+			t.Errorf("%+v: %v", c.r, got)
+		}
+	}
+	var all []dataplane.TraceEvent
+	for n := range uint64(4) { // the second and fourth are dropped
+		all = append(all, event(0, n, head, 0, 80), event(0, n, 0, []kerbabi.Verdict{kerbabi.Reply, kerbabi.Drop}[n%2], 80))
+	}
+	got := read(t, v1.TraceRequest{Verdict: "drop", Count: 1}, 0, all...)
+	if len(got) != 1 || got[0].Steps[0].Verdict != "drop" {
+		t.Errorf("shown: %+v", got)
 	}
 }
 
 func TestFilter(t *testing.T) {
 	f, err := Filter(v1.TraceRequest{Protocol: "TCP", Host: "::ffff:10.0.0.1", Port: 80})
-	if err != nil || f.Proto != 6 || f.Addr.String() != "10.0.0.1" || f.Port != 80 {
+	if err != nil || f.Proto != 6 || f.Addr.String() != "10.0.0.1/32" || f.Port != 80 {
 		t.Errorf("%+v, %v", f, err)
 	}
-	for field, r := range map[string]v1.TraceRequest{"protocol": {Protocol: "256"}, "host": {Host: "web"}} {
+	f, err = Filter(v1.TraceRequest{Host: "2001:db8::/32", Bytes: 96})
+	if err != nil || f.Addr.String() != "2001:db8::/32" || f.Bytes != 96 {
+		t.Errorf("%+v, %v", f, err)
+	}
+	for field, r := range map[string]v1.TraceRequest{"protocol": {Protocol: "256"}, "host": {Host: "web"},
+		"host/": {Host: "10.0.0.0/33"}} {
 		var invalid *apierrors.Invalid
-		if _, err := Filter(r); !errors.As(err, &invalid) || invalid.Field != field {
+		if _, err := Filter(r); !errors.As(err, &invalid) || invalid.Field != strings.TrimSuffix(field, "/") {
 			t.Errorf("%s: %v", field, err)
 		}
 	}

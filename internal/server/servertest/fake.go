@@ -288,21 +288,21 @@ func find[T any](all []T, err error, kind, name string, nameOf func(T) string) (
 // Explain implements server.Backend: the firewall would drop any packet.
 func (f *Fake) Explain(ctx context.Context, r v1alpha1.ExplainRequest) (out v1alpha1.ExplainedPacket, err error) {
 	out = v1alpha1.ExplainedPacket{Verdict: "drop", Module: "fw", Reason: "policy"}
-	err = f.Trace(ctx, v1alpha1.TraceRequest{}, func(p v1alpha1.TracedPacket) error {
-		out.Packets = append(out.Packets, p)
+	err = f.Trace(ctx, v1alpha1.TraceRequest{}, func(line v1alpha1.TraceLine) error {
+		out.Packets = append(out.Packets, *line.TracedPacket)
 		return nil
 	})
 	return out, err
 }
 
 // Trace implements server.Backend: there is one packet, which the firewall drops.
-func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TracedPacket) error) error {
+func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TraceLine) error) error {
 	if r.Host == "nonsense" {
 		return &apierrors.Invalid{Field: "host", Reason: "no IP address"}
 	}
-	return tell(v1alpha1.TracedPacket{
+	return tell(v1alpha1.TraceLine{TracedPacket: &v1alpha1.TracedPacket{
 		Service: "web", Interface: "veth0", Hook: "tc-egress", Direction: "ingress", Length: 60, Protocol: "tcp",
 		Source: "192.0.2.1:4000", Destination: "192.0.2.2:80", Outcome: "ok",
 		Steps: []v1alpha1.TraceStep{{Module: "count", Verdict: "next"}, {Module: "fw", Verdict: "drop", Reason: "policy"}},
-	})
+	}})
 }
