@@ -157,7 +157,7 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 	}
 	return a.print(cmd.OutOrStdout(), out, func(w io.Writer) {
 		for _, p := range out.Packets {
-			describeTraced(w, p)
+			describeTraced(w, p, false)
 		}
 		end := map[string]string{"pass": "passes", "drop": "is dropped", "reply": "is answered",
 			"redirect": "is redirected"}[out.Verdict]

@@ -27,45 +27,96 @@ const (
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	var r v1alpha1.TraceRequest
-	var lasting time.Duration
+	t := traceOptions{}
 	c := answers(&cobra.Command{
 		Use:   "trace",
 		Short: "Show which module does what to packets",
 		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with " +
 			"their reason,\n" +
 			"until the count or the time is reached or it is interrupted. Filters match the packet as it came. What a module\n" +
-			"has changed of addresses and ports follows its verdict. For that time the chains are linked again with a call " +
-			"after each module; packets\n" +
-			"are neither lost nor let through by the change, and chains that are not traced cost nothing extra.",
-		Example: "  kerb trace --service web --protocol tcp --port 80\n  kerb trace --host 192.0.2.7 --count 5 --for 10s",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if lasting < time.Second || lasting > longestTrace {
-				return &usageError{fmt.Errorf("--for %v: must be at least 1s, and at most %v", lasting, longestTrace)}
-			}
-			if r.Count < 0 || r.Count > mostTraced {
-				return &usageError{fmt.Errorf("--count %d: must be from 0 to %d", r.Count, mostTraced)}
-			}
-			r.Seconds = int(lasting.Seconds())
-			return a.trace(cmd.Context(), cmd.OutOrStdout(), r)
-		},
+			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
+			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
+			"chains that are not traced cost nothing extra.\n\n" +
+			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(captured) + " bytes of each " +
+			"frame as it came, with what the\n" +
+			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).",
+		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
+			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +
+			"  kerb trace --module fw --verdict drop -w dropped.pcapng\n" +
+			"  kerb trace --service web -w - | wireshark -k -i -",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return a.runTrace(cmd, t) },
 	})
-	flags := c.Flags()
-	flags.StringVar(&r.Service, "service", "", "only packets of this service")
-	flags.StringVar(&r.Host, "host", "", "source or destination address")
-	flags.StringVar(&r.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6 or a number")
-	flags.Uint16Var(&r.Port, "port", 0, "source or destination port")
-	flags.IntVar(&r.Count, "count", 100, "stop after this many packets (0: only by time)")
-	flags.DurationVar(&lasting, "for", 30*time.Second, "stop after this time, at most 4m")
+	t.flags(c)
+	c.Flags().StringVar(&t.request.Verdict, "verdict", "",
+		"only packets with this verdict of a module: next, drop, reply or redirect")
 	return c
 }
 
-// trace prints packets as they come: lines for people, or one JSON object a line.
-func (a *app) trace(ctx context.Context, w io.Writer, r v1alpha1.TraceRequest) error {
+func (a *app) liveDropsCommand() *cobra.Command {
+	t := traceOptions{request: v1alpha1.TraceRequest{Verdict: "drop"}}
+	c := answers(&cobra.Command{
+		Use:   "drops",
+		Short: "Show packets as modules drop them",
+		Long: "Shows each packet that a module drops from now on, with the module and the reason: kerb trace --verdict " +
+			"drop, whose help\nsays more. kerb module drops has the counts of all drops so far.",
+		Example: "  kerb drops --service web\n  kerb drops --module fw --for 1m -w dropped.pcapng",
+		Args:    cobra.NoArgs,
+		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runTrace(cmd, t) },
+	})
+	t.flags(c)
+	return c
+}
+
+// traceOptions are the flags of a trace.
+type traceOptions struct {
+	request v1alpha1.TraceRequest
+	lasting time.Duration
+	file    string
+	times   bool
+}
+
+func (t *traceOptions) flags(c *cobra.Command) {
+	flags, r := c.Flags(), &t.request
+	flags.StringVar(&r.Service, "service", "", "only packets of this service")
+	flags.StringVar(&r.Host, "host", "", "source or destination: an address or a prefix")
+	flags.StringVar(&r.Protocol, "protocol", "", "tcp, udp, icmp, icmpv6 or a number")
+	flags.Uint16Var(&r.Port, "port", 0, "source or destination port")
+	flags.StringVar(&r.Module, "module", "", "only packets that this module has seen")
+	flags.StringVar(&r.Reason, "reason", "", "only packets dropped for this reason")
+	flags.IntVar(&r.Count, "count", 100, "stop after this many packets (0: only by time)")
+	flags.DurationVar(&t.lasting, "for", 30*time.Second, "stop after this time, at most 4m")
+	flags.BoolVar(&t.times, "times", false, "add how long each module took")
+	flags.StringVarP(&t.file, "write", "w", "", "write a capture (pcapng) to this file, - for standard output")
+}
+
+func (a *app) runTrace(cmd *cobra.Command, t traceOptions) error {
+	r := t.request
+	if t.lasting < time.Second || t.lasting > longestTrace {
+		return &usageError{fmt.Errorf("--for %v: must be at least 1s, and at most %v", t.lasting, longestTrace)}
+	}
+	if r.Count < 0 || r.Count > mostTraced {
+		return &usageError{fmt.Errorf("--count %d: must be from 0 to %d", r.Count, mostTraced)}
+	}
+	r.Seconds = int(t.lasting.Seconds())
+	if t.file == "" {
+		return a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(text string, p v1alpha1.TracedPacket) error {
+			return a.printTraced(cmd.OutOrStdout(), text, p, t.times)
+		})
+	}
+	if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
+		return &usageError{errors.New("-w writes a capture, and -o prints packets: use one of them")}
+	}
+	return a.traceTo(cmd, t.file, r)
+}
+
+// trace shows packets as they come.
+func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceRequest,
+	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := url.Values{"count": {strconv.Itoa(r.Count)}, "seconds": {strconv.Itoa(r.Seconds)},
-		"port": {strconv.Itoa(int(r.Port))}}
-	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol} {
+		"port": {strconv.Itoa(int(r.Port))}, "bytes": {strconv.Itoa(r.Bytes)}}
+	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol,
+		"module": r.Module, "verdict": r.Verdict, "reason": r.Reason} {
 		if value != "" {
 			q.Set(key, value)
 		}
@@ -75,19 +126,25 @@ func (a *app) trace(ctx context.Context, w io.Writer, r v1alpha1.TraceRequest) e
 		return ignoreInterrupt(ctx, err)
 	}
 	defer body.Close()
+	lost := uint64(0)
+	defer func() {
+		if lost > 0 {
+			fmt.Fprintf(notes, "packets are missing: %d events came faster than they were read; a narrower filter by service, "+
+				"host, protocol or port loses none\n", lost)
+		}
+	}()
 	lines := bufio.NewScanner(body)
 	for lines.Scan() {
-		var p struct {
-			v1alpha1.TracedPacket
-			Error string `json:"error"`
-		}
-		if err := understand(lines.Bytes(), &p); err != nil {
+		var line v1alpha1.TraceLine
+		if err := understand(lines.Bytes(), &line); err != nil {
 			return err
 		}
-		if p.Error != "" {
-			return errors.New(p.Error)
+		if line.Error != "" {
+			return errors.New(line.Error)
 		}
-		if err := a.printTraced(w, lines.Text(), p.TracedPacket); err != nil {
+		if line.TracedPacket == nil {
+			lost = line.Lost
+		} else if err := show(lines.Text(), *line.TracedPacket); err != nil {
 			return err
 		}
 	}
@@ -103,7 +160,7 @@ func ignoreInterrupt(ctx context.Context, err error) error {
 }
 
 // printTraced prints a packet for people, or as what the agent has answered: a line, or a document of YAML.
-func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket) error {
+func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket, times bool) error {
 	switch a.output {
 	case "json":
 		_, err := fmt.Fprintln(w, text)
@@ -111,10 +168,10 @@ func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket) err
 	case "yaml":
 		fmt.Fprintln(w, "---")
 	}
-	return a.print(w, p, func(w io.Writer) { describeTraced(w, p) })
+	return a.print(w, p, func(w io.Writer) { describeTraced(w, p, times) })
 }
 
-func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
+func describeTraced(w io.Writer, p v1alpha1.TracedPacket, times bool) {
 	where := p.Interface
 	if p.Service != "" {
 		where = p.Service + " " + p.Direction
@@ -129,6 +186,12 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 	if p.Outcome != "ok" && p.Outcome != "not_ip" {
 		ends += " (" + p.Outcome + ")"
 	}
+	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length,
+		stepsOf(p, times))
+}
+
+// stepsOf is what the modules did to the packet.
+func stepsOf(p v1alpha1.TracedPacket, times bool) string {
 	var steps []string
 	for _, s := range p.Steps {
 		text := s.Module + ":" + s.Verdict
@@ -141,10 +204,12 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket) {
 		if to := cmp.Or(s.Service, s.Interface); to != "" {
 			text += " to " + to
 		}
+		if times {
+			text += fmt.Sprintf(" in %d ns", s.Nanoseconds)
+		}
 		steps = append(steps, text)
 	}
-	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length,
-		strings.Join(steps, " "))
+	return strings.Join(steps, " ")
 }
 
 func packetEnds(protocol, source, destination string) string {

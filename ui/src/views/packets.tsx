@@ -58,8 +58,9 @@ function Trace({ query }: { query: URLSearchParams }) {
     const came: Packet[] = [];
     // At most five times a second, the list is what it was with the newest packets first.
     const show = setInterval(() => { if (came.length > 0) packets.value = [...came.splice(0).reverse(), ...packets.value].slice(0, keep); }, 200);
-    lines<Packet & { error?: string }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"]])}`, stop.current.signal, (p) => {
+    lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"]])}`, stop.current.signal, (p) => {
       if (p.error) failed.value = p.error;
+      else if (p.lost) failed.value = `Packets are missing: ${p.lost} events came faster than they were read. A narrower filter loses none.`;
       else { came.push(p); seen.value++; }
     }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; }).finally(() => {
       clearInterval(show);

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"net"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// Wireshark shows what was dropped, where, by whom and why, and what passed.
+func TestCaptures(t *testing.T) {
+	n := newRunningNode(t)
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		t.Skip("needs tshark")
+	}
+	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
+	n.apply(module("count", "counter", "*", nil), module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
+		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
+	n.settled(map[string]int{"count": 4, "fw": 2})
+	stop := make(chan struct{})
+	var sending errgroup.Group
+	sending.Go(func() error { return n.datagrams(stop, 53, 54) })
+	defer func() {
+		close(stop)
+		if err := sending.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+
+	file := filepath.Join(t.TempDir(), "dropped.pcapng")
+	r := n.kerb("drops", "--module", "fw", "--reason", "policy", "--host", n.db.Addr4().String()+"/30", "--count", "3",
+		"-w", file)
+	if r.code != 0 || r.stdout != "" || !strings.Contains(r.stderr, "3 packets written to "+file) {
+		t.Fatalf("kerb drops: %+v", r)
+	}
+	if info, err := os.Stat(file); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("the capture is %v, %v", info, err)
+	}
+	shown := func(file string) []string {
+		t.Helper()
+		out, err := exec.Command(tshark, "-r", file, "-T", "fields", "-E", "separator=|", "-e", "frame.interface_name",
+			"-e", "frame.interface_description", "-e", "frame.packet_flags_direction", "-e", "frame.verdict.ebpf_tc",
+			"-e", "ip.src", "-e", "ip.dst", "-e", "udp.dstport", "-e", "frame.comment").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Split(strings.TrimSpace(string(out)), "\n")
+	}
+	ends := "|" + n.web.Addr4().String() + "|" + n.db.Addr4().String() + "|"
+	into := n.db.Outer() + "|service db ingress at tc-egress|0x00000002|"
+	lines := shown(file)
+	for _, l := range lines {
+		if !strings.HasPrefix(l, into+"2"+ends+"53|kerb: ") || !strings.Contains(l, "fw:drop (policy) in ") {
+			t.Errorf("tshark shows %q", l)
+		}
+	}
+	if len(lines) != 3 {
+		t.Errorf("%d packets, want 3: %q", len(lines), lines)
+	}
+
+	all := n.kerb("trace", "--protocol", "udp", "--port", "54", "--count", "8", "-w", "-")
+	if all.code != 0 || strings.Contains(all.stderr, "written") {
+		t.Fatalf("kerb trace -w -: %d, %s", all.code, all.stderr)
+	}
+	if err := os.WriteFile(file, []byte(all.stdout), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	out := n.web.Outer() + "|service web egress at tc-ingress|0x00000001|"
+	for _, where := range []string{into, out} {
+		if lines := shown(file); !slices.ContainsFunc(lines, func(l string) bool {
+			return strings.HasPrefix(l, where+"-1"+ends+"54|kerb: ") && strings.Contains(l, "count:next in ")
+		}) {
+			t.Errorf("nothing passes %s: %q", where, lines)
+		}
+	}
+
+	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) in ")
+	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
+	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")
+	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
+	n.refused(n.kerb("trace", "--host", "10.0.0.0/33"), 2, "neither an IP address nor a prefix")
+	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
+}
+
+// datagrams sends some to each port of db from web until stop is closed.
+func (n *node) datagrams(stop <-chan struct{}, ports ...int) error {
+	return n.web.Do(func() error {
+		c, err := net.ListenPacket("udp4", netip.AddrPortFrom(n.web.Addr4(), 0).String())
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for {
+			for _, port := range ports {
+				to := netip.AddrPortFrom(n.db.Addr4(), uint16(port))
+				_, _ = c.WriteTo([]byte("kerb"), net.UDPAddrFromAddrPort(to)) // refused, where nothing listens
+			}
+			select {
+			case <-stop:
+				return nil
+			case <-time.After(5 * time.Millisecond):
+			}
+		}
+	})
+}
