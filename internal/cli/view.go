@@ -114,24 +114,32 @@ func (a *app) statusCommand() *cobra.Command {
 
 func (a *app) doctorCommand() *cobra.Command {
 	var f agentFlags
+	var bundle string
 	c := answers(&cobra.Command{
 		Use:   "doctor",
 		Short: "Examine whether this node can run Kerb, and how well",
 		Long: "Tests the kernel features that Kerb needs, and examines mounts, interfaces and foreign programs. Changes " +
 			"nothing and needs no\n" +
-			"agent. Exits with 1 if something stops Kerb from working.",
-		Example: "  kerb doctor\n  kerb doctor -o json",
+			"agent. Exits with 1 if something stops Kerb from working.\n\n" +
+			"--bundle writes what helps others to help: that, the agent's status, resources, chains, changes and metrics, and " +
+			"the\njournal. It holds names, addresses and configurations, but no keys and no packets.",
+		Example: "  kerb doctor\n  kerb doctor -o json\n  kerb doctor --bundle kerb.tar.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := f.resolve(cmd.Flags().Changed("config"))
 			if err != nil {
 				return err
 			}
-			return a.printChecks(cmd.OutOrStdout(), doctor.Run(cmd.Context(), doctor.Options{Paths: c.Paths}),
-				"that prevent Kerb from running", "this node cannot run Kerb in its present state")
+			checks := doctor.Run(cmd.Context(), doctor.Options{Paths: c.Paths})
+			if bundle != "" {
+				return a.writeBundle(cmd.Context(), bundle, cmd.ErrOrStderr(), f.config, checks)
+			}
+			return a.printChecks(cmd.OutOrStdout(), checks, "that prevent Kerb from running",
+				"this node cannot run Kerb in its present state")
 		},
 	})
 	f.addPaths(c)
+	c.Flags().StringVar(&bundle, "bundle", "", "write an archive for support to this file, *.tar or *.tar.gz")
 	return c
 }
 
