@@ -10,6 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
 	"github.com/kerb-edge/kerb/modules/intercept"
+	"github.com/kerb-edge/kerb/modules/nat"
 	"github.com/kerb-edge/kerb/modules/proxy"
 	"github.com/kerb-edge/kerb/modules/responder"
 	"github.com/kerb-edge/kerb/modules/tunnel"
@@ -23,6 +24,7 @@ func controls() map[string]sdk.Control {
 		"counter":     counter.Control(),
 		"firewall":    firewall.Control(),
 		"intercept":   intercept.Control(),
+		"nat":         nat.Control(),
 		"proxy":       proxy.Control(),
 		"responder":   responder.Control(),
 		"tunnel":      tunnel.Control(),

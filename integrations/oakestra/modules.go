@@ -327,6 +327,10 @@ func (m module) translate(ranges []string) (map[string]any, error) {
 		config := map[string]any{"ranges": ranges, "source": "instance"}
 		maps.Copy(config, given)
 		return config, nil
+	case "nat":
+		config := map[string]any{"except": ranges} // the proxy translates what is sent to these
+		maps.Copy(config, given)
+		return config, nil
 	}
 	return given, nil
 }
