@@ -34,6 +34,7 @@ var configs = map[string]map[string]any{
 	"intercept": {"classes": []any{
 		map[string]any{"name": "ctrl", "match": map[string]any{"protocol": "udp", "ports": []int{8080}}}}},
 	"classifier": {"extractor": "flow"},
+	"nat":        {"to_ip": "192.0.2.9"},
 }
 
 func TestMemory(t *testing.T) {
@@ -44,7 +45,7 @@ func TestMemory(t *testing.T) {
 	atMost(t, "VmRSS of the idle agent", maxIdle, func() (int64, error) { return resident(n.PID()) })
 
 	packages, err := fs.Glob(modules.Packages(), "*/kerb.yaml")
-	if err != nil || len(packages) != 8 {
+	if err != nil || len(packages) != 9 {
 		t.Fatal(packages, err)
 	}
 	n.Apply(node.Service(n.Host("web")))
