@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 
+	"github.com/kerb-edge/kerb/integrations/containers"
 	"github.com/kerb-edge/kerb/integrations/oakestra"
 	"github.com/kerb-edge/kerb/internal/agent"
 	"github.com/kerb-edge/kerb/internal/config"
@@ -16,19 +17,24 @@ import (
 )
 
 // integrations are those inside the binary.
-var integrations = map[string]integration.Main{"oakestra": oakestra.Main}
+var integrations = map[string]integration.Main{"oakestra": oakestra.Main, "containers": containers.Main}
 
 // configured are the integrations that a configuration asks for.
-func configured(c config.Config) []integration.Program {
+func configured(c config.Config) (all []integration.Program) {
+	if c.Containers != nil {
+		o := c.Containers.WithDefaults()
+		all = append(all, integration.Program{Name: "containers",
+			Options: containers.Options{Agent: c.Paths.Socket(), Runtime: o.Runtime, Socket: o.Socket}})
+	}
 	if c.Oakestra == nil {
-		return nil
+		return all
 	}
 	o := c.Oakestra.WithDefaults(c.Paths)
 	var resolves []netip.Prefix
 	for _, text := range o.Ranges { // were checked
 		resolves = append(resolves, netip.MustParsePrefix(text))
 	}
-	return []integration.Program{{Name: "oakestra", Resolves: resolves, Options: oakestraOptions(c, o)}}
+	return append(all, integration.Program{Name: "oakestra", Resolves: resolves, Options: oakestraOptions(c, o)})
 }
 
 func oakestraOptions(c config.Config, o config.Oakestra) oakestra.Options {

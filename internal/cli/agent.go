@@ -48,6 +48,7 @@ The configuration file may hold:
     key: /etc/kerb/node.key
     clientCA: /etc/kerb/clients.pem
     tokenFile: /etc/kerb/token
+  containers: {runtime: docker}         # or podman: its containers become services; docs/containers.md
   oakestra: {}                          # the routes of Oakestra's network manager; docs/oakestra.md`,
 		Example: `  kerb agent
   kerb agent --check

@@ -30,7 +30,9 @@ type Config struct {
 	Cgroup   string    `json:"cgroup,omitempty"`
 	TCP      *TCP      `json:"tcp,omitempty"`      // nil: the socket only
 	Oakestra *Oakestra `json:"oakestra,omitempty"` // nil: off
-	Limits   Limits    `json:"limits,omitzero"`
+	// Containers is nil to follow none.
+	Containers *Containers `json:"containers,omitempty"`
+	Limits     Limits      `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
 
@@ -115,6 +117,9 @@ func (c Config) Check() error {
 	}
 	if c.TCP != nil {
 		wrong = append(wrong, c.TCP.Check("tcp"))
+	}
+	if c.Containers != nil {
+		wrong = append(wrong, c.Containers.check())
 	}
 	if c.Oakestra != nil {
 		wrong = append(wrong, c.Oakestra.WithDefaults(c.Paths).check())

@@ -54,7 +54,7 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format},
 		{"socketGroup", c.SocketGroup, next.SocketGroup},
 		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
-		{"oakestra", c.Oakestra, next.Oakestra},
+		{"oakestra", c.Oakestra, next.Oakestra}, {"containers", c.Containers, next.Containers},
 	} {
 		if !reflect.DeepEqual(f.now, f.then) {
 			fields = append(fields, f.name)

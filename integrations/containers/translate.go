@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containers
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/validate/content"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// Labels that every service of a container has.
+const (
+	labelPrefix = "kerb.dev/" // ignored in labels of containers: none must pass for another
+	labelName   = labelPrefix + "container"
+	labelFrom   = labelPrefix + "runtime"
+)
+
+const (
+	mostLabels = 64 // of a container; others are left out
+	mostLogged = 10 // of those
+	mostName   = 63 // bytes of a service's name
+)
+
+// translate returns the services of containers with a network namespace of their own, by name, and what is wrong with
+// containers, by id. A service that is there keeps its name until its network namespace ends: with another one it would
+// be another service, and the container without its modules for a moment.
+func translate(from string, all map[string]container, names map[v1.ServiceSpec]string) (services []v1.Service,
+	problems map[string]string) {
+	services, problems = []v1.Service{}, map[string]string{}
+	taken := map[string]bool{}
+	for _, c := range all {
+		if spec, own := specOf(c); own && names[spec] != "" {
+			taken[names[spec]] = true
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		c := all[id]
+		spec, own := specOf(c)
+		if !own {
+			continue
+		}
+		labels, left := labelsOf(c)
+		if len(left) > 0 {
+			problems[id] = "not labels of a service, and left out: " + strings.Join(left, ", ")
+		}
+		labels[labelFrom] = from
+		if len(content.IsLabelValue(c.name())) == 0 {
+			labels[labelName] = c.name()
+		}
+		name := names[spec]
+		if name == "" {
+			name = nameOf(from, c, taken)
+			taken[name] = true
+		}
+		services = append(services, v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+			Metadata: v1.ObjectMeta{Name: name, Labels: labels}, Spec: spec})
+	}
+	slices.SortFunc(services, func(a, b v1.Service) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
+	return services, problems
+}
+
+// specOf says where the container's network is; false if it has none of its own: that of the node, of another
+// container, or only loopback.
+func specOf(c container) (v1.ServiceSpec, bool) {
+	mode, _, shared := strings.Cut(c.HostConfig.NetworkMode, ":")
+	switch {
+	case mode == "host" || mode == "none" || shared && (mode == "container" || mode == "ns"):
+		return v1.ServiceSpec{}, false
+	case isNamespace(c.NetworkSettings.SandboxKey):
+		return v1.ServiceSpec{Netns: c.NetworkSettings.SandboxKey}, true
+	}
+	return v1.ServiceSpec{PID: c.State.Pid}, c.State.Pid > 0
+}
+
+// isNamespace reports whether a namespace is mounted at the path, as seen by this process: where mounts of the runtime
+// do not propagate to the agent, there is an empty file.
+func isNamespace(path string) bool {
+	var s unix.Statfs_t
+	return path != "" && unix.Statfs(path, &s) == nil && s.Type == unix.NSFS_MAGIC
+}
+
+// labelsOf are those labels of the container that a selector can name, and the keys of the others.
+func labelsOf(c container) (labels map[string]string, left []string) {
+	labels = map[string]string{}
+	for _, key := range slices.Sorted(maps.Keys(c.Config.Labels)) {
+		value := c.Config.Labels[key]
+		switch {
+		case strings.HasPrefix(key, labelPrefix), len(labels) == mostLabels, len(content.IsLabelKey(key)) > 0,
+			len(content.IsLabelValue(value)) > 0:
+			left = append(left, shortened(key))
+		default:
+			labels[key] = value
+		}
+	}
+	if n := len(left) - mostLogged; n > 0 {
+		left = append(left[:mostLogged], fmt.Sprintf("and %d more", n))
+	}
+	return labels, left
+}
+
+// shortened is a text of a container's author for the log.
+func shortened(text string) string { return fmt.Sprintf("%.80q", text) }
+
+// nameOf is the runtime and the container's name, as far as names of services have such characters; with the beginning
+// of its id where another container has that name.
+func nameOf(from string, c container, taken map[string]bool) string {
+	name := strings.Map(func(r rune) rune {
+		switch {
+		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
+			return r
+		case r >= 'A' && r <= 'Z':
+			return r - 'A' + 'a'
+		}
+		return '-'
+	}, from+"-"+c.name())
+	trim := func(length int) string { return strings.TrimRight(name[:min(length, len(name))], "-") }
+	if short := trim(mostName); !taken[short] {
+		return short
+	}
+	id := "-" + c.ID[:min(12, len(c.ID))]
+	return trim(mostName-len(id)) + id
+}
