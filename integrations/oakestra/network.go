@@ -9,6 +9,7 @@ import (
 	"hash/fnv"
 	"net"
 	"net/netip"
+	"path/filepath"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -318,5 +319,6 @@ func listLinks() ([]netlink.Link, error) {
 // Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services
 // lose their connection.
 func Purge(state string) error {
-	return errors.Join(purgeTable(linkGroup(state)), removeLinks(linkGroup(state), nil))
+	return errors.Join(purgeTable(linkGroup(state)), removeLinks(linkGroup(state), nil),
+		purgeMachines(filepath.Join(state, "oakestra.json")))
 }

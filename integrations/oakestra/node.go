@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"net/netip"
 	"regexp"
@@ -27,6 +28,8 @@ func (l *Listener) addNodeRoutes(mux *http.ServeMux) {
 	mux.HandleFunc("POST /container/deploy", l.deployContainer)
 	mux.HandleFunc("POST /container/undeploy", l.undeployContainer)
 	mux.HandleFunc("POST /docker/undeploy", l.undeployContainer)
+	mux.HandleFunc("POST /unikernel/deploy", l.deployMachine)
+	mux.HandleFunc("POST /unikernel/undeploy", l.undeployContainer)
 }
 
 // deployment is NodeEngine's request for a service. It sends the same to undeploy, with a process id of -1.
@@ -36,6 +39,7 @@ type deployment struct {
 	Instance int      `json:"instanceNumber"`
 	Ports    string   `json:"portMappings"`
 	Modules  []wanted `json:"ebpfModules"` // of the SLA: for this service only
+	machine  bool     // a virtual machine: there is no process yet
 }
 
 type deployed struct {
@@ -83,12 +87,21 @@ func (d deployment) check() error {
 const deployLimit, undoLimit = 7 * time.Second, 2 * time.Second
 
 func (l *Listener) deployContainer(w http.ResponseWriter, r *http.Request) {
+	l.deployInstance(w, r, false)
+}
+
+func (l *Listener) deployMachine(w http.ResponseWriter, r *http.Request) {
+	l.deployInstance(w, r, true)
+}
+
+func (l *Listener) deployInstance(w http.ResponseWriter, r *http.Request, machine bool) {
 	ctx, cancel := context.WithTimeout(r.Context(), deployLimit)
 	defer cancel()
 	in, ok := l.readDeployment(w, r)
 	if !ok {
 		return
 	}
+	in.machine = machine
 	four, six, err := l.deployAndAnnounce(ctx, in)
 	if err != nil {
 		l.log.Error("a service cannot be deployed", "service", in.Name, "instance", in.Instance, "error", err)
@@ -129,16 +142,16 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	if err != nil {
 		return 0, err
 	}
-	ns, inode, err := openNamespace(in.PID)
+	ns, inode, err := in.namespace()
 	if err != nil {
 		return 0, err
 	}
-	defer ns.Close()
+	defer func() { ns.Close() }()
 	if err := l.sweep(ctx, false); err != nil { // what is gone gives its address back
 		return 0, err
 	}
 	if old := l.state.service(in.Name, in.Instance); old != nil {
-		if old.PID == in.PID && old.Netns == inode && slices.Equal(old.Ports, ports) &&
+		if old.PID == in.PID && old.Netns == inode && old.Machine == in.machine && slices.Equal(old.Ports, ports) &&
 			l.state.hasModules(in.Name, in.Modules) {
 			return old.Number, l.forgetJob(in) // NodeEngine did not hear the answer and asks again
 		}
@@ -149,10 +162,10 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 	if err := l.state.checkPorts(in.Name, ports); err != nil {
 		return 0, err
 	}
-	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports}
+	s := service{Name: in.Name, Instance: in.Instance, PID: in.PID, Netns: inode, Ports: ports, Machine: in.machine}
 	err = l.takePrepared(ctx, in.Name, in.Modules)
 	if err == nil {
-		err = l.connect(ctx, &s, ns, in.Modules)
+		err = l.connect(ctx, &s, &ns, in.Modules)
 	}
 	if err != nil {
 		undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoLimit)
@@ -163,7 +176,8 @@ func (l *Listener) deployService(ctx context.Context, in deployment) (int, error
 }
 
 // connect writes down what it is about to do, does it, and writes down that it is done.
-func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, modules []wanted) (err error) {
+// The namespace of a machine is made here.
+func (l *Listener) connect(ctx context.Context, s *service, ns *netns.NsHandle, modules []wanted) (err error) {
 	if s.Number, err = l.net.take(&l.state); err != nil {
 		return err
 	}
@@ -173,7 +187,12 @@ func (l *Listener) connect(ctx context.Context, s *service, ns netns.NsHandle, m
 	}
 	underlay, err := l.underlay(ctx)
 	l.net.complete = err == nil && leavesChecksums(underlay)
-	if err := l.net.connect(ns, s.Number); err != nil {
+	if s.Machine {
+		if err := l.makeMachine(s, ns); err != nil {
+			return err
+		}
+	}
+	if err := l.net.connect(*ns, s.Number); err != nil {
 		return err
 	}
 	resource := s.resource(l.net.host(s.Number))
@@ -222,6 +241,29 @@ func (l *Listener) forgetFlows(s service) {
 	if err := l.net.forgetFlows(s); err != nil {
 		l.log.Debug("connections to a service are not forgotten", "service", s.Name, "instance", s.Instance, "error", err)
 	}
+}
+
+// makeMachine replaces ns.
+func (l *Listener) makeMachine(s *service, ns *netns.NsHandle) (err error) {
+	ns.Close()
+	if *ns, s.Netns, err = makeMachine(machineNamespace(s.Name, s.Instance), l.net.mtu); err != nil {
+		return err
+	}
+	l.state.service(s.Name, s.Instance).Netns = s.Netns // saved by confirm
+	return l.net.translateMachine(*ns, s.Number)
+}
+
+// namespace returns the network namespace of the instance and its inode: of a machine the one of a deployment before,
+// or none.
+func (d deployment) namespace() (netns.NsHandle, uint64, error) {
+	if !d.machine {
+		return openNamespace(d.PID)
+	}
+	ns, inode, err := openMachine(machineNamespace(d.Name, d.Instance))
+	if errors.Is(err, fs.ErrNotExist) {
+		return netns.None(), 0, nil
+	}
+	return ns, inode, err
 }
 
 // openNamespace returns the network namespace of a process and its inode. The node's own is refused: a service without
@@ -312,6 +354,11 @@ func (l *Listener) releaseService(ctx context.Context, s service) error {
 	// Disconnected first: no packet passes without the modules.
 	if err := errors.Join(l.closePorts(s), l.net.disconnect(s.Number)); err != nil {
 		return err
+	}
+	if s.Machine {
+		if err := removeMachine(machineNamespace(s.Name, s.Instance)); err != nil {
+			return err
+		}
 	}
 	err := l.discard(ctx, []ref{{v1.KindService, s.resourceName()}})
 	if err != nil && !isMissing(err) {

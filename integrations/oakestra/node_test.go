@@ -195,6 +195,15 @@ func (n *node) undeploy(name string, instance int) {
 
 // do runs f in the container's namespace. The thread comes back: processes that it has started would end with it.
 func (c *container) do(f func() error) error {
+	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", c.pid()))
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	return inNamespace(ns, f)
+}
+
+func inNamespace(ns netns.NsHandle, f func() error) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
 	home, err := netns.Get()
@@ -202,11 +211,6 @@ func (c *container) do(f func() error) error {
 		return err
 	}
 	defer home.Close()
-	ns, err := netns.GetFromPath(fmt.Sprintf("/proc/%d/ns/net", c.pid()))
-	if err != nil {
-		return err
-	}
-	defer ns.Close()
 	if err := netns.Set(ns); err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func TestProcess(t *testing.T) {
 		t.Fatal(err)
 	}
 	// CHOWN, NET_BIND_SERVICE, NET_ADMIN, SYS_PTRACE, SYS_ADMIN
-	for _, want := range []string{"CapBnd:\t0000000000281401\n", "CapEff:\t0000000000281401\n", "NoNewPrivs:\t1\n"} {
+	for _, want := range []string{"CapBnd:\t00000000002c1401\n", "CapEff:\t00000000002c1401\n", "NoNewPrivs:\t1\n"} {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("the process lacks %q:\n%s", want, status)
 		}

@@ -60,7 +60,8 @@ type service struct {
 	Netns    uint64 `json:"netns"`  // inode, to know the namespace again
 	Number   int    `json:"number"` // of its addresses in the subnets
 	Ports    []port `json:"ports,omitempty"`
-	Ready    bool   `json:"ready"` // the deployment has been finished
+	Ready    bool   `json:"ready"`             // the deployment has been finished
+	Machine  bool   `json:"machine,omitempty"` // a virtual machine, in a namespace with a name
 }
 
 func readState(path string) (state, error) {

@@ -58,9 +58,9 @@ func Intercept(all map[string]Main) {
 }
 
 // capabilities are those that an integration keeps: to configure interfaces, nftables and conntrack, in the namespaces
-// of services too, and to give its socket to a group.
+// of services too, to give its socket to a group, and to enter the mount namespace of the node (if the agent may).
 var capabilities = []uintptr{unix.CAP_NET_ADMIN, unix.CAP_SYS_ADMIN, unix.CAP_SYS_PTRACE, unix.CAP_CHOWN,
-	unix.CAP_NET_BIND_SERVICE}
+	unix.CAP_NET_BIND_SERVICE, unix.CAP_SYS_CHROOT}
 
 // confine gives up all other capabilities for good, and continues as the integration itself. The thread that calls
 // execve becomes the process, so that only this one has to change.
