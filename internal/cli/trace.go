@@ -4,20 +4,20 @@ package cli
 
 import (
 	"bufio"
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"os"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/capture"
 )
 
 // The maxima of v1alpha1.TraceRequest, as the command line has them.
@@ -37,7 +37,7 @@ func (a *app) traceCommand() *cobra.Command {
 			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
 			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
 			"chains that are not traced cost nothing extra.\n\n" +
-			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(captured) + " bytes of each " +
+			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
 			"frame as it came, with what the\n" +
 			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
@@ -151,6 +151,38 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	return ignoreInterrupt(ctx, lines.Err())
 }
 
+// traceTo writes packets to a capture as they come.
+func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) error {
+	out := cmd.OutOrStdout()
+	if name == "-" {
+		if isTerminal(out) {
+			return &usageError{fmt.Errorf("-w -: standard output is a terminal; write to a file, or pipe to wireshark -k -i -")}
+		}
+	} else {
+		const ownerOnly = 0o600 // it holds what the services send
+		file, err := os.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, ownerOnly)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		out = file
+	}
+	w, err := capture.NewWriter(out)
+	if err != nil {
+		return err
+	}
+	packets := 0
+	r.Bytes = capture.Bytes
+	err = a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(_ string, p v1alpha1.TracedPacket) error {
+		packets++
+		return w.Add(p)
+	})
+	if name != "-" {
+		fmt.Fprintf(cmd.ErrOrStderr(), "%d packets written to %s\n", packets, name)
+	}
+	return err
+}
+
 // ignoreInterrupt: an interrupt is the way to end a trace.
 func ignoreInterrupt(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
@@ -176,7 +208,7 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket, times bool) {
 	if p.Service != "" {
 		where = p.Service + " " + p.Direction
 	}
-	ends := packetEnds(p.Protocol, p.Source, p.Destination)
+	ends := capture.Ends(p.Protocol, p.Source, p.Destination)
 	if p.TCPFlags != "" {
 		ends += " [" + p.TCPFlags + "]"
 	}
@@ -187,36 +219,7 @@ func describeTraced(w io.Writer, p v1alpha1.TracedPacket, times bool) {
 		ends += " (" + p.Outcome + ")"
 	}
 	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length,
-		stepsOf(p, times))
-}
-
-// stepsOf is what the modules did to the packet.
-func stepsOf(p v1alpha1.TracedPacket, times bool) string {
-	var steps []string
-	for _, s := range p.Steps {
-		text := s.Module + ":" + s.Verdict
-		if s.Reason != "" {
-			text += " (" + s.Reason + ")"
-		}
-		if s.Protocol != "" {
-			text += " -> " + packetEnds(s.Protocol, s.Source, s.Destination)
-		}
-		if to := cmp.Or(s.Service, s.Interface); to != "" {
-			text += " to " + to
-		}
-		if times {
-			text += fmt.Sprintf(" in %d ns", s.Nanoseconds)
-		}
-		steps = append(steps, text)
-	}
-	return strings.Join(steps, " ")
-}
-
-func packetEnds(protocol, source, destination string) string {
-	if source == "" {
-		return protocol
-	}
-	return protocol + " " + source + " > " + destination
+		capture.Steps(p, times))
 }
 
 // answer of an agent, as it comes.

@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/rand"
 	"crypto/subtle"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -17,6 +18,9 @@ import (
 	"strings"
 	"sync"
 	"time"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/capture"
 )
 
 // Request sends a request to the agent, as the user who runs the command.
@@ -96,6 +100,7 @@ func (s *Server) routes() http.Handler {
 	if s.options.Write {
 		private.HandleFunc("POST /v1/changes/{name}/revert", s.pass)
 	}
+	private.HandleFunc("POST /capture", writeCapture)
 	private.HandleFunc("GET /stream", s.stream)
 	private.HandleFunc("GET /page", s.page)
 	private.HandleFunc("GET /{$}", asset("index.html"))
@@ -183,7 +188,8 @@ func (s *Server) open(w http.ResponseWriter, r *http.Request) {
 	http.SetCookie(w, &http.Cookie{Name: cookie, Value: s.session, Path: s.base + "/", HttpOnly: true,
 		SameSite: http.SameSiteStrictMode})
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	fmt.Fprintf(w, `<!doctype html><meta http-equiv="refresh" content="0;url=%s/"><title>Kerb</title>`, s.base)
+	// Without an icon browsers ask for /favicon.ico.
+	fmt.Fprintf(w, `<!doctype html><link rel="icon" href="data:,"><meta http-equiv="refresh" content="0;url=%s/"><title>Kerb</title>`, s.base)
 	if s.options.Used != nil {
 		s.options.Used(s.URL())
 	}
@@ -194,6 +200,28 @@ func (s *Server) page(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	fmt.Fprintf(w, `{"write":%v}`, s.options.Write)
 }
+
+// writeCapture makes the packets that the page shows a file for Wireshark. It asks the agent for nothing.
+func writeCapture(w http.ResponseWriter, r *http.Request) {
+	var packets []v1alpha1.TracedPacket
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, mostPackets)).Decode(&packets); err != nil {
+		http.Error(w, "not packets of a trace: "+err.Error(), http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/x-pcapng")
+	out, err := capture.NewWriter(w)
+	for _, p := range packets {
+		if err == nil {
+			err = out.Add(p)
+		}
+	}
+	if err != nil {
+		panic(http.ErrAbortHandler) // the browser must not take a part for the whole
+	}
+}
+
+// mostPackets are the bytes of those that become one file.
+const mostPackets = 16 << 20
 
 // mediaTypes are the types of responses that the page gets. A module chooses those of its routes: as a script or a
 // document, a response could use the session.

@@ -371,3 +371,30 @@ func TestSize(t *testing.T) {
 		}
 	}
 }
+
+// The page gets what it shows as a capture, also without --write; what is no list of packets is refused.
+func TestCapture(t *testing.T) {
+	s := serve(t, Options{})
+	body := func(text string) func(*http.Request) {
+		return func(r *http.Request) {
+			r.Method, r.Header["Origin"] = http.MethodPost, []string{s.server.origin}
+			r.Body = io.NopCloser(strings.NewReader(text))
+		}
+	}
+	s.wants(http.StatusForbidden, s.base+"/capture", body("[]"))
+	s.signIn()
+	packets := `[{"interface":"veth1","hook":"xdp","direction":"egress","service":"web","linkType":"ethernet","length":60,` +
+		`"frame":"AAECAwQFBgcICQoLCAA=","steps":[{"module":"fw","verdict":"drop","reason":"policy","nanoseconds":7}]}]`
+	response, text := s.get(s.base+"/capture", body(packets))
+	if kind := response.Header.Get("Content-Type"); response.StatusCode != http.StatusOK ||
+		kind != "application/x-pcapng" || !strings.HasPrefix(text, "\n\r\r\n") ||
+		!strings.Contains(text, "service web egress at xdp") || !strings.Contains(text, "kerb: fw:drop (policy) in 7 ns") {
+		t.Errorf("%s, %s: %q", response.Status, kind, text)
+	}
+	for _, wrong := range []string{"", "{}", "[1]", `[{"frame":"?"}]`, strings.Repeat(" ", mostPackets+1) + "[]"} {
+		s.wants(http.StatusBadRequest, s.base+"/capture", body(wrong))
+	}
+	if got := s.asked.Load(); got != nil {
+		t.Errorf("the agent was asked %v", got)
+	}
+}

@@ -28,6 +28,8 @@ import (
 type browser struct {
 	t       *testing.T
 	session string // URL
+
+	downloads string // directory
 }
 
 // openBrowser skips the test where there is no Chromium.
@@ -55,14 +57,15 @@ func openBrowser(t *testing.T) *browser {
 		t.Fatal("chromedriver has not said its port")
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	b := &browser{t: t, session: "http://127.0.0.1:" + port[1]}
+	b := &browser{t: t, session: "http://127.0.0.1:" + port[1], downloads: t.TempDir()}
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 		"--hide-scrollbars", "--user-data-dir=" + t.TempDir()}
 	var opened struct{ SessionID string }
 	b.call(http.MethodPost, "/session", map[string]any{"capabilities": map[string]any{"alwaysMatch": map[string]any{
-		"goog:chromeOptions": map[string]any{"args": args},
-		"goog:loggingPrefs":  map[string]any{"browser": "ALL"}}}}, &opened)
+		"goog:chromeOptions": map[string]any{"args": args,
+			"prefs": map[string]any{"download.default_directory": b.downloads, "download.prompt_for_download": false}},
+		"goog:loggingPrefs": map[string]any{"browser": "ALL"}}}}, &opened)
 	b.session += "/session/" + opened.SessionID
 	t.Cleanup(func() { b.call(http.MethodDelete, "", nil, nil) })
 	return b

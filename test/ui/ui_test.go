@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -239,6 +240,7 @@ func packets(b *browser, db *netlab.Host) {
 	b.click("#trace button")
 	b.shows(".packets", "db ingress", ":5432", "drop (policy)", "fw")
 	b.click("#trace button") // stop
+	b.captured()
 	b.enter("#whatif input", fmt.Sprintf("udp 198.51.100.7:4000 > %s:5432", db.Addr4()))
 	b.click("#whatif button")
 	b.shows("#explained", "The packet ends here", "drop (policy)", "by fw")
@@ -246,6 +248,24 @@ func packets(b *browser, db *netlab.Host) {
 	b.enter("#whatif input", fmt.Sprintf("udp 198.51.100.7:4000 > %s:5353", db.Addr4()))
 	b.click("#whatif button")
 	b.shows("#explained", "The packet passes")
+}
+
+// captured saves the packets that are shown: Wireshark's reader shows module and reason.
+func (b *browser) captured() {
+	b.t.Helper()
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		b.t.Log("without tshark the capture is not examined")
+		return
+	}
+	b.click("#capture")
+	file := filepath.Join(b.downloads, "kerb.pcapng")
+	wait.Until(b.t, "the capture is saved", func() bool { _, err := os.Stat(file); return err == nil })
+	out, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.interface_description", "-e", "udp.dstport",
+		"-e", "frame.comment").Output()
+	if err != nil || !regexp.MustCompile(`service db ingress at tc-egress\t5432\tkerb: .*fw:drop \(policy\) in \d+ ns`).Match(out) {
+		b.t.Errorf("tshark: %v\n%s", err, out)
+	}
 }
 
 // dark: with the colours that the system prefers, and at the width of a phone.

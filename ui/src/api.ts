@@ -61,6 +61,7 @@ export interface Step {
 export interface Packet {
   time: string; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
   source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
+  linkType?: string; frame?: string;
 }
 export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
 export interface Package {
@@ -86,6 +87,17 @@ export async function send<T>(path: string, method = "GET"): Promise<T> {
     // it is no problem document
   }
   throw new Error(detail || `${answer.status} ${answer.statusText}`);
+}
+
+// download saves what the server makes of a body as a file.
+export async function download(path: string, body: unknown, name: string): Promise<void> {
+  const answer = await fetch(path, { method: "POST", body: JSON.stringify(body) });
+  if (!answer.ok) throw new Error((await answer.text()).trim());
+  const link = document.createElement("a");
+  link.href = URL.createObjectURL(await answer.blob());
+  link.download = name;
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 // lines reads a stream of JSON objects, one a line, until it ends or is aborted.

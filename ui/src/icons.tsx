@@ -17,6 +17,7 @@ const paths: Record<string, string> = {
   moon: "M20 14A8 8 0 1 1 10 4a7 7 0 0 0 10 10z",
   copy: "M9 9h10v11H9zM5 15V4h10",
   undo: "M4 9h10a5 5 0 0 1 0 10h-4M4 9l4-4M4 9l4 4",
+  download: "M12 4v11M7 11l5 5 5-5M5 20h14",
   play: "M7 5l12 7-12 7z",
   stop: "M7 7h10v10H7z",
   right: "M9 6l6 6-6 6",

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useSignal } from "@preact/signals";
 import { useEffect, useRef } from "preact/hooks";
-import { lines, send, type Explained, type Packet } from "../api";
+import { download, lines, send, type Explained, type Packet } from "../api";
 import { Icon } from "../icons";
 import { Card, Chip, Command, Empty, Head, Steps, verdictTone } from "../parts";
 import { byName, state } from "../state";
@@ -58,7 +58,7 @@ function Trace({ query }: { query: URLSearchParams }) {
     const came: Packet[] = [];
     // At most five times a second, the list is what it was with the newest packets first.
     const show = setInterval(() => { if (came.length > 0) packets.value = [...came.splice(0).reverse(), ...packets.value].slice(0, keep); }, 200);
-    lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"]])}`, stop.current.signal, (p) => {
+    lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"], ["bytes", "256"]])}`, stop.current.signal, (p) => {
       if (p.error) failed.value = p.error;
       else if (p.lost) failed.value = `Packets are missing: ${p.lost} events came faster than they were read. A narrower filter loses none.`;
       else { came.push(p); seen.value++; }
@@ -78,6 +78,10 @@ function Trace({ query }: { query: URLSearchParams }) {
         <input name="port" placeholder="port" aria-label="Port" inputMode="numeric" pattern="[0-9]*" size={6} />
         <button type="submit" class="button primary"><Icon name={running.value ? "stop" : "play"} />{running.value ? "Stop" : "Trace"}</button>
         <label><input type="checkbox" checked={only.value} onChange={() => { only.value = !only.value; }} /> only dropped</label>
+        <button type="button" class="button" id="capture" disabled={shown.length === 0} title="Save the packets below for Wireshark"
+          onClick={() => void download("capture", shown.toReversed(), "kerb.pcapng").catch((err: Error) => { failed.value = err.message; })}>
+          <Icon name="download" />Capture
+        </button>
         <span class="note">{seen.value > 0 && `${seen.value} packets${seen.value > keep ? `, the last ${keep} are shown` : ""}`}</span>
       </form>
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package capture writes the packets of a trace as a capture, with what the modules did to each of them.
+package capture
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/pcapng"
+	"github.com/kerb-edge/kerb/internal/version"
+)
+
+// Bytes are those of a frame to capture: the maximum of v1alpha1.TraceRequest.Bytes.
+const Bytes = 256
+
+// Writer writes packets as they come. What it has written is complete at any time.
+type Writer struct {
+	out    *pcapng.Writer
+	places map[viewpoint]int // numbers of interfaces in the file
+}
+
+// viewpoint is where a packet was seen.
+type viewpoint struct{ iface, hook, service, direction, linkType string }
+
+// NewWriter begins a capture.
+func NewWriter(w io.Writer) (*Writer, error) {
+	out, err := pcapng.NewWriter(w, "kerb "+version.Version())
+	return &Writer{out: out, places: map[viewpoint]int{}}, err
+}
+
+// linkTypes of interfaces; what has another one begins with an IP header.
+var linkTypes = map[string]pcapng.LinkType{"ethernet": pcapng.Ethernet, "ieee802154": pcapng.IEEE802154}
+
+// Add writes a packet.
+func (w *Writer) Add(p v1alpha1.TracedPacket) error {
+	at := viewpoint{p.Interface, p.Hook, p.Service, p.Direction, p.LinkType}
+	number, known := w.places[at]
+	if !known {
+		link, ok := linkTypes[p.LinkType]
+		if !ok {
+			link = pcapng.Raw
+		}
+		description := p.Direction + " at " + p.Hook
+		if p.Service != "" {
+			description = "service " + p.Service + " " + description
+		}
+		var err error
+		number, err = w.out.Interface(pcapng.Interface{Name: p.Interface, Description: description, LinkType: link,
+			SnapLen: Bytes})
+		if err != nil {
+			return err
+		}
+		w.places[at] = number
+	}
+	return w.out.Packet(pcapng.Packet{Interface: number, Time: p.Time, Data: p.Frame, Length: int(p.Length),
+		Outbound: p.Hook == string(chain.OnTCEgress), Verdict: verdictOf(p), Comment: "kerb: " + Steps(p, true)})
+}
+
+// What programs return to the kernel (linux/pkt_cls.h, linux/bpf.h) for the verdicts of modules.
+var (
+	// TC_ACT_UNSPEC, _SHOT, _REDIRECT, _REDIRECT
+	tcActions = map[string]uint64{"next": 1<<64 - 1, "drop": 2, "reply": 7, "redirect": 7}
+	// XDP_PASS, _DROP, _TX, _REDIRECT
+	xdpActions = map[string]uint64{"next": 2, "drop": 1, "reply": 3, "redirect": 4}
+)
+
+// verdictOf is the chain's: that of the last module that did not leave it to the next.
+func verdictOf(p v1alpha1.TracedPacket) pcapng.Verdict {
+	last := "next"
+	for _, s := range p.Steps {
+		if s.Verdict != "next" {
+			last = s.Verdict
+		}
+	}
+	if p.Hook == string(chain.OnXDP) {
+		return pcapng.Verdict{Hook: pcapng.XDP, Value: xdpActions[last]}
+	}
+	return pcapng.Verdict{Hook: pcapng.TC, Value: tcActions[last]}
+}
+
+// Steps is what the modules did to the packet.
+func Steps(p v1alpha1.TracedPacket, times bool) string {
+	var steps []string
+	for _, s := range p.Steps {
+		text := s.Module + ":" + s.Verdict
+		if s.Reason != "" {
+			text += " (" + s.Reason + ")"
+		}
+		if s.Protocol != "" {
+			text += " -> " + Ends(s.Protocol, s.Source, s.Destination)
+		}
+		if to := cmp.Or(s.Service, s.Interface); to != "" {
+			text += " to " + to
+		}
+		if times {
+			text += fmt.Sprintf(" in %d ns", s.Nanoseconds)
+		}
+		steps = append(steps, text)
+	}
+	return strings.Join(steps, " ")
+}
+
+// Ends are the protocol, the source and the destination of a packet.
+func Ends(protocol, source, destination string) string {
+	if source == "" {
+		return protocol
+	}
+	return protocol + " " + source + " > " + destination
+}
