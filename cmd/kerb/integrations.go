@@ -41,7 +41,7 @@ func oakestraOptions(c config.Config, o config.Oakestra) oakestra.Options {
 	return oakestra.Options{
 		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
 		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
-		Bridge: o.Bridge, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
+		Bridge: o.Bridge, Alongside: o.Alongside, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
 		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, NetManager: o.NetManager,
 		Packages: o.Packages, RequireModules: o.RequireModules, Abstractor: o.AbstractorPort,
 	}

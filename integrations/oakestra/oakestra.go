@@ -38,7 +38,8 @@ type Options struct {
 	TCP         string     `json:"tcp"`         // host:port; empty: none
 	TLS         *serve.TCP `json:"tls"`         // nil: everybody who reaches TCP may change the node
 	Bridge      string     `json:"bridge"`
-	Subnet      string     `json:"subnet"` // empty: the cluster assigns it
+	Alongside   string     `json:"alongside"` // bridge of a NetManager on this node, whose ports are services; empty: none
+	Subnet      string     `json:"subnet"`    // empty: the cluster assigns it
 	Subnet6     string     `json:"subnet6"`
 	Ranges      []string   `json:"ranges"` // of virtual addresses, for the proxy
 	Broker      Broker     `json:"broker"`
@@ -115,6 +116,9 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	follow.Go(func() { l.follow(ctx) })
+	if o.Alongside != "" {
+		follow.Go(func() { l.followPorts(ctx) })
+	}
 	go l.wants.followRequests(agent) // which end with the process
 	log.Info("serving Oakestra", "socket", o.Socket, "tcp", o.TCP)
 	follow.Go(func() { l.report(ctx, agent.Report) })
@@ -135,6 +139,12 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 		return nil, err
 	}
 	if err := l.sweep(ctx, true); err != nil {
+		return nil, err
+	}
+	if o.Alongside != "" {
+		return l, l.dropPlane(ctx)
+	}
+	if err := l.dropPorts(ctx); err != nil {
 		return nil, err
 	}
 	if l.state.Worker != "" {
@@ -173,7 +183,7 @@ func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 // listenDefault listens where NodeEngine looks for NetManager unless it is configured otherwise, on nodes that were set
 // up for Oakestra.
 func listenDefault(o Options) (*serve.Endpoint, error) {
-	if _, err := os.Stat(o.NetManager); o.NetManager == "" || errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(o.NetManager); o.NetManager == "" || o.Alongside != "" || errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
 	path := filepath.Join(o.NetManager, "netmanager.sock")
@@ -200,7 +210,9 @@ func listenTCP(o Options) (serve.Endpoint, error) {
 func (l *Listener) handler() http.Handler {
 	mux := http.NewServeMux()
 	l.addModuleRoutes(mux)
-	l.addNodeRoutes(mux)
+	if l.options.Alongside == "" {
+		l.addNodeRoutes(mux)
+	}
 	limited := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// A change that has begun is finished, even when the client has gone.
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), workTimeout)

@@ -63,7 +63,7 @@ func TestProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// CHOWN, NET_BIND_SERVICE, NET_ADMIN, SYS_PTRACE, SYS_ADMIN
+	// CHOWN, NET_BIND_SERVICE, NET_ADMIN, SYS_CHROOT, SYS_PTRACE, SYS_ADMIN
 	for _, want := range []string{"CapBnd:\t00000000002c1401\n", "CapEff:\t00000000002c1401\n", "NoNewPrivs:\t1\n"} {
 		if !strings.Contains(string(status), want) {
 			t.Errorf("the process lacks %q:\n%s", want, status)

@@ -229,6 +229,9 @@ func (l *Listener) describe() (reason, text string) {
 	l.mu.Lock()
 	s, net := l.session, *l.net
 	l.mu.Unlock()
+	if l.options.Alongside != "" {
+		return "", "ports of NetManager's bridge " + l.options.Alongside + " are services"
+	}
 	if s == nil {
 		return "", "NodeEngine has not registered yet"
 	}

@@ -17,10 +17,13 @@ import (
 
 // Oakestra is the listener that stands in for Oakestra's network manager. Its zero value listens on the default socket.
 type Oakestra struct {
-	Socket  string `json:"socket,omitempty"`  // absolute path
-	TCP     string `json:"tcp,omitempty"`     // host:port; open to everybody who reaches it, unless there is tls
-	TLS     *TCP   `json:"tls,omitempty"`     // as for the agent's own TCP listener, without address
-	Bridge  string `json:"bridge,omitempty"`  // interface that services are connected to; made when needed
+	Socket string `json:"socket,omitempty"` // absolute path
+	TCP    string `json:"tcp,omitempty"`    // host:port; open to everybody who reaches it, unless there is tls
+	TLS    *TCP   `json:"tls,omitempty"`    // as for the agent's own TCP listener, without address
+	Bridge string `json:"bridge,omitempty"` // interface that services are connected to; made when needed
+	// Alongside is the bridge of a NetManager on this node: its ports become services, and nothing else is done.
+	Alongside string `json:"alongside,omitempty"`
+
 	Subnet  string `json:"subnet,omitempty"`  // IPv4 addresses of the node's services, instead of the cluster's
 	Subnet6 string `json:"subnet6,omitempty"` // the same for IPv6
 	Address string `json:"address,omitempty"` // of this node as other nodes reach it; default: towards the cluster
@@ -82,6 +85,10 @@ func (o Oakestra) check() error {
 	if !interfaceName.MatchString(o.Bridge) {
 		wrong = append(wrong, invalid("oakestra.bridge", fmt.Sprintf(
 			"%q is no name for an interface: a letter, then up to 14 of a-z, A-Z, 0-9, - and _", o.Bridge)))
+	}
+	if o.Alongside != "" && (!interfaceName.MatchString(o.Alongside) || o.Alongside == o.Bridge) {
+		wrong = append(wrong, invalid("oakestra.alongside", fmt.Sprintf(
+			"%q is not the name of NetManager's bridge, which is goProxyBridge unless changed", o.Alongside)))
 	}
 	for i, text := range o.Ranges {
 		if p, err := netip.ParsePrefix(text); err != nil || p != p.Masked() {

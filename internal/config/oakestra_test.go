@@ -73,6 +73,8 @@ func TestOakestraMistakes(t *testing.T) {
 		"oakestra: {packages: [/a/../b]}":                                 "oakestra.packages[0]",
 		"oakestra: {abstractorPort: 65536}":                               "oakestra.abstractorPort",
 		"oakestra: {bridge: much-too-long-name}":                          "oakestra.bridge",
+		"oakestra: {alongside: ../etc}":                                   "oakestra.alongside",
+		"oakestra: {alongside: kerb-oakestra}":                            "oakestra.alongside",
 		"oakestra: {bridge: ../etc}":                                      "oakestra.bridge",
 		"oakestra: {subnet: 10.18.0.1/26}":                                "oakestra.subnet",
 		"oakestra: {subnet: 10.18.0.0/31}":                                "oakestra.subnet",
