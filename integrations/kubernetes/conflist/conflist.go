@@ -17,6 +17,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -109,14 +110,23 @@ func (n Network) installConfiguration() error {
 		return err
 	}
 	want := entry{n.Plugin, n.Socket, primary.name, primary.digest}
-	if own == want {
-		return nil // others, such as service meshes, may have added plugins of theirs
+	if own == want { // others, such as service meshes, may have added plugins of theirs
+		return restrict(n.path(), primary.perm)
 	}
 	text, err := primary.with(want)
 	if err != nil {
 		return fmt.Errorf("%s: %w", primary.name, err)
 	}
-	return atomicfile.Write(n.path(), text, 0o644)
+	return atomicfile.Write(n.path(), text, primary.perm)
+}
+
+// restrict takes permissions from a file that perm does not include.
+func restrict(path string, perm fs.FileMode) error {
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm()&^perm == 0 {
+		return err
+	}
+	return os.Chmod(path, info.Mode().Perm()&perm)
 }
 
 // primary returns the network that the runtime would use without Kerb: of the files that sort first, the first that is
@@ -163,18 +173,28 @@ func (n Network) files() ([]string, error) {
 // list is the configuration of a network, with all fields that it has.
 type list struct {
 	name, digest string
+	perm         fs.FileMode
 	fields       map[string]json.RawMessage
 	plugins      []json.RawMessage
 }
 
 // readList reads a list of plugins, or the configuration of a single one.
 func readList(path string) (*list, error) {
-	text, err := os.ReadFile(path)
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat() // of the same file that is read: it may be replaced at any time
+	if err != nil {
+		return nil, err
+	}
+	text, err := io.ReadAll(f)
 	if err != nil {
 		return nil, err
 	}
 	sum := sha256.Sum256(text)
-	l := &list{name: filepath.Base(path), digest: hex.EncodeToString(sum[:])}
+	l := &list{name: filepath.Base(path), digest: hex.EncodeToString(sum[:]), perm: info.Mode().Perm()}
 	if err := json.Unmarshal(text, &l.fields); err != nil {
 		return nil, err
 	}

@@ -204,3 +204,28 @@ func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
+
+// The network that Kerb's is a copy of may hold secrets: who cannot read it cannot read the copy, either.
+func TestCopyIsReadableByTheSameUsers(t *testing.T) {
+	n := newNetwork(t, map[string]string{"10-flannel.conflist": flannel}) // 0600
+	mode := func() os.FileMode {
+		t.Helper()
+		if err := n.Install(); err != nil {
+			t.Fatal(err)
+		}
+		info, err := os.Stat(n.path())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return info.Mode().Perm()
+	}
+	if got := mode(); got != 0o600 {
+		t.Errorf("mode of the copy of a 0600 file is %o", got)
+	}
+	if err := os.Chmod(n.path(), 0o644); err != nil { // as earlier versions have written it
+		t.Fatal(err)
+	}
+	if got := mode(); got != 0o600 {
+		t.Errorf("mode of an earlier copy of a 0600 file stays %o", got)
+	}
+}
