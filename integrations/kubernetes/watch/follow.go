@@ -155,6 +155,9 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if page.Metadata.ResourceVersion == "" {
+			return errors.New("the answer has no metadata.resourceVersion: is something else than an API server there?")
+		}
 		for _, item := range page.Items {
 			if object, ok := f.decode(item); ok {
 				all = append(all, object)
@@ -290,7 +293,7 @@ func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end b
 
 // change hands an object on, unless what is known of it is newer.
 func (f *follower[T, P]) change(deleted bool, object T, meta *api.ObjectMeta) {
-	version, late := f.late(meta)
+	version, late := f.late(meta, deleted)
 	if late {
 		return
 	}
@@ -307,10 +310,13 @@ func (f *follower[T, P]) change(deleted bool, object T, meta *api.ObjectMeta) {
 }
 
 // late reports whether an event is older than what is known of its object, or the same. Resource versions are numbers
-// that can be compared (KEP-5504); if not, every event counts.
-func (f *follower[T, P]) late(meta *api.ObjectMeta) (uint64, bool) {
+// that can be compared (KEP-5504); if not, every event counts. A deletion may have the version that the object had.
+func (f *follower[T, P]) late(meta *api.ObjectMeta, deleted bool) (uint64, bool) {
 	version, err := strconv.ParseUint(meta.ResourceVersion, 10, 64)
 	known, ok := f.seen[meta.UID]
+	if version == known && deleted && !slices.Contains(f.deleted, meta.UID) {
+		return version, false
+	}
 	return version, err == nil && ok && version <= known
 }
 

@@ -267,3 +267,48 @@ func TestDeletedAreForgotten(t *testing.T) {
 		t.Errorf("%d objects are remembered after all were deleted", len(f.seen))
 	}
 }
+
+// A proxy in front of an API server may answer a list with JSON of its own. Without a version there is nothing to watch
+// from: the list is an error, after which the follower waits.
+func TestListWithoutVersion(t *testing.T) {
+	d := &double{script: []func(http.ResponseWriter, *http.Request){func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Query().Has("watch") {
+			refuses(http.StatusUnprocessableEntity)(w, r)
+			return
+		}
+		sends(`{"metadata":{},"items":[]}`)(w, r)
+	}}}
+	server := httptest.NewServer(d)
+	defer server.Close()
+	m := &mirror{}
+	f := &follower[api.Object, *api.Object]{client: &Client{base: server.URL, http: server.Client()},
+		resource: Resource{Path: "/x"}, handler: m.handler(), times: Times{Watch: time.Minute},
+		log: slog.New(slog.DiscardHandler)}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	err := f.round(ctx)
+	if err == nil || !strings.Contains(err.Error(), "resourceVersion") || len(d.asked()) != 2 {
+		t.Errorf("%d requests, %v", len(d.asked()), err)
+	}
+	if replaced, _ := m.count(); replaced != 0 {
+		t.Error("a list without a version has replaced the objects")
+	}
+}
+
+// Some API servers send a deletion with the version that the object had.
+func TestDeletedWithTheSameVersion(t *testing.T) {
+	m := &mirror{objects: map[string]string{}}
+	f := &follower[api.Object, *api.Object]{handler: m.handler(), seen: map[string]uint64{}}
+	object := api.Object{Metadata: api.ObjectMeta{Name: "a", UID: "1", ResourceVersion: "7"}}
+	f.change(false, object, &object.Metadata)
+	f.change(true, object, &object.Metadata)
+	if names := m.names(); names != "" {
+		t.Errorf("%s is still there", names)
+	}
+	_, before := m.count()
+	f.change(true, object, &object.Metadata)
+	f.change(false, object, &object.Metadata)
+	if _, calls := m.count(); calls != before || m.names() != "" {
+		t.Error("a repeated event of a deleted object counts")
+	}
+}
