@@ -166,7 +166,7 @@ static __noinline int nat_take(struct nat_outside *key, const struct nat_inside 
 }
 
 /* Makes the mapping of an inside end, or finds the one that another CPU has just made. */
-static __noinline int nat_open(struct nat_outside *key, const struct nat_inside *inside)
+static __always_inline int nat_open(struct nat_outside *key, const struct nat_inside *inside)
 {
 	int rc = nat_take(key, inside);
 	__u32 port = key->port, *other;
