@@ -24,9 +24,16 @@ type ObjectMeta struct {
 	Namespace       string            `json:"namespace,omitempty"`
 	UID             string            `json:"uid,omitempty"`
 	Labels          map[string]string `json:"labels,omitempty"`
+	Annotations     *Annotations      `json:"annotations,omitempty"`
 	Generation      int64             `json:"generation,omitempty"`
 	ResourceVersion string            `json:"resourceVersion,omitempty"`
 	Deleted         string            `json:"deletionTimestamp,omitempty"`
+}
+
+// Annotations are those that are used; there may be many others.
+type Annotations struct {
+	// Static is the UID that the kubelet has given to a static pod. The pod in the API is its mirror, and has another.
+	Static string `json:"kubernetes.io/config.mirror,omitempty"`
 }
 
 // Object is an object of which only the metadata is used.

@@ -85,6 +85,14 @@ func (a agent) status(ctx context.Context) (s v1.NodeStatus, err error) {
 	return s, a.call(ctx, http.MethodGet, "/v1/status", nil, &s)
 }
 
+// answered reports whether an error is an answer of the agent, other than to come again: to one module alone it may be
+// another one.
+func answered(err error) bool {
+	var status *client.StatusError
+	return errors.As(err, &status) && status.Status != http.StatusTooManyRequests &&
+		status.Status != http.StatusServiceUnavailable
+}
+
 // refusal returns what the agent says is wrong with a request; false if it did not get as far as to judge it.
 func refusal(err error) (string, bool) {
 	var status *client.StatusError

@@ -3,12 +3,16 @@
 package node
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -18,9 +22,12 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// refusing is the part of an agent that a round calls. It has the service of one pod, and refuses module deny.
+// refusing is the part of an agent that a round calls. It has the service of one pod, and does not accept all modules.
 type refusing struct {
 	modules map[string]v1.Module
+	answers map[string]int // status codes, by modules
+	applied int            // requests for modules
+	before  func([]v1.Module)
 	service v1.Service
 	deleted bool
 }
@@ -31,9 +38,13 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/apply" && r.URL.Query().Get("owner") == names.Owner:
 		var all []v1.Module
 		_ = json.NewDecoder(r.Body).Decode(&all)
+		a.applied++
+		if a.before != nil {
+			a.before(all)
+		}
 		for _, m := range all {
-			if m.Metadata.Name == "deny" {
-				w.WriteHeader(http.StatusBadRequest)
+			if status := a.answers[m.Metadata.Name]; status != 0 {
+				w.WriteHeader(status)
 				return
 			}
 		}
@@ -63,7 +74,7 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 func heldPod(t *testing.T) (*refusing, *syncer) {
 	t.Helper()
 	p := names.Pod{Namespace: "shop", Name: "web", UID: "u1"}
-	a := &refusing{modules: map[string]v1.Module{}}
+	a := &refusing{modules: map[string]v1.Module{}, answers: map[string]int{"deny": http.StatusBadRequest}}
 	a.service.Metadata = v1.ObjectMeta{Name: p.Service(), Owner: names.OwnerPods,
 		Labels: names.PodLabels(p, names.Attachment{Network: "n", ContainerID: "c", Interface: "eth0"})}
 	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
@@ -105,13 +116,145 @@ func TestPodsOfRefusedModules(t *testing.T) {
 	}
 }
 
+// A module with which the agent fails keeps no other away, nor the pods that it does not select; it is tried again.
+func TestModuleThatFails(t *testing.T) {
+	for _, c := range []struct {
+		app  string
+		held bool
+	}{{"web", true}, {"db", false}} {
+		a, s := heldPod(t)
+		a.answers = map[string]int{"broken": http.StatusInternalServerError}
+		selects := func(name, app string) api.ClusterModule {
+			return api.ClusterModule{Metadata: api.ObjectMeta{Name: name}, Spec: api.ClusterModuleSpec{
+				Package: api.Package{Name: "firewall"}, Attach: api.Attach{Pods: api.PodSelector{Pods: &api.LabelSelector{
+					MatchLabels: map[string]string{"app": app}}}}}}
+		}
+		s.state.moduleHandler().Replace([]api.ClusterModule{selects("broken", "web"), selects("other", "db")})
+		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
+		s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", map[string]string{"app": c.app})})
+		_, err := s.round(t.Context())
+		if err == nil || !strings.Contains(err.Error(), "broken") {
+			t.Errorf("the round ended with %v", err)
+		}
+		_, other := a.modules["other"]
+		_, pending := a.modules[names.Pending]
+		if got := names.IsPending(a.service.Metadata.Labels); got != c.held || !other || !pending {
+			t.Errorf("app=%s: held %v, modules %v", c.app, got, a.modules)
+		}
+		if r := s.reports; len(r) != 1 || r[0].Name != "broken" || r[0].Reason != "AgentError" {
+			t.Errorf("reports %+v", r)
+		}
+		a.answers = nil
+		if _, err := s.round(t.Context()); err != nil || names.IsPending(a.service.Metadata.Labels) || len(s.reports) > 0 {
+			t.Errorf("when the agent does not fail any more: %v, labels %v", err, a.service.Metadata.Labels)
+		}
+	}
+	a, s := heldPod(t) // without the module that protects pending pods nothing is admitted
+	a.answers = map[string]int{names.Pending: http.StatusInternalServerError}
+	s.state.moduleHandler().Replace(nil)
+	s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
+	s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", nil)})
+	if _, err := s.round(t.Context()); err == nil || !names.IsPending(a.service.Metadata.Labels) {
+		t.Errorf("without the module for pending pods: %v, labels %v", err, a.service.Metadata.Labels)
+	}
+}
+
+// The runtime knows a static pod by the UID that its mirror in the API names. No other pod can name it: the annotation
+// is its author's.
+func TestStaticPods(t *testing.T) {
+	for _, c := range []struct {
+		namespace, name, static string
+		admitted                bool
+	}{{"shop", "web", "u1", true}, {"shop", "web", "u2", false}, {"evil", "web", "u1", false},
+		{"shop", "web2", "u1", false}} {
+		a, s := heldPod(t)
+		s.state.moduleHandler().Replace(nil)
+		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil), object("e", "", "evil", nil)})
+		mirror := object("m1", c.namespace, c.name, map[string]string{"app": "web"})
+		mirror.Metadata.Annotations = &api.Annotations{Static: c.static}
+		s.state.podHandler().Replace([]api.Object{mirror})
+		if _, err := s.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if got := !names.IsPending(a.service.Metadata.Labels); got != c.admitted {
+			t.Errorf("%+v: admitted %v, labels %v", c, got, a.service.Metadata.Labels)
+		}
+		// a pod that has the UID itself decides
+		s.state.podHandler().Set(object("u1", "shop", "web", map[string]string{"app": "true"}))
+		if _, err := s.round(t.Context()); err != nil || a.service.Metadata.Labels["app"] != "true" {
+			t.Errorf("%+v: labels %v, %v", c, a.service.Metadata.Labels, err)
+		}
+	}
+}
+
+// What the agent gets is on disk before: a start without the API server would otherwise go back to older modules.
+func TestSnapshotComesFirst(t *testing.T) {
+	a, s := heldPod(t)
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	a.before = func(all []v1.Module) {
+		if len(all) < 2 {
+			return // only the module for pending pods
+		}
+		if text, err := os.ReadFile(filepath.Join(dir, snapshotFile)); err != nil || !bytes.Contains(text, []byte(`"fw"`)) {
+			t.Errorf("when the agent gets the module the snapshot is %s, %v", text, err)
+		}
+		cancel()
+	}
+	s.state.namespaceHandler().Replace(nil)
+	s.state.podHandler().Replace(nil)
+	s.state.moduleHandler().Replace(nil)
+	done := make(chan struct{})
+	go func() { defer close(done); s.run(ctx, dir, newReporter(nil, "n1", s.log)) }()
+	s.state.moduleHandler().Set(api.ClusterModule{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
+		Spec: api.ClusterModuleSpec{Package: api.Package{Name: "firewall"}}})
+	<-done
+}
+
+// Events that change nothing of interest have no module applied again: with enough of them no pod would be admitted.
+func TestEventsWithoutChange(t *testing.T) {
+	a, s := heldPod(t)
+	module := api.ClusterModule{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
+		Spec: api.ClusterModuleSpec{Package: api.Package{Name: "firewall"}}}
+	s.state.moduleHandler().Replace([]api.ClusterModule{module})
+	namespace := object("n", "", "shop", map[string]string{"team": "a"})
+	s.state.namespaceHandler().Replace([]api.Object{namespace})
+	pod := object("u1", "shop", "web", map[string]string{"app": "web"})
+	s.state.podHandler().Replace([]api.Object{pod})
+	if _, err := s.round(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	before, applied := s.state.view(), a.applied
+	<-s.state.changed
+	namespace.Metadata.ResourceVersion, module.Metadata.ResourceVersion, pod.Metadata.ResourceVersion = "8", "9", "10"
+	s.state.namespaceHandler().Set(namespace)
+	s.state.moduleHandler().Set(module)
+	s.state.podHandler().Set(pod)
+	if now := s.state.view(); now.rules != before.rules || now.version != before.version || len(s.state.changed) != 0 {
+		t.Errorf("events without a change: rules %d, version %d; were %d, %d", now.rules, now.version, before.rules,
+			before.version)
+	}
+	if _, err := s.round(t.Context()); err != nil || a.applied != applied {
+		t.Errorf("%d requests for modules, %v", a.applied-applied, err)
+	}
+	namespace.Metadata.Labels = map[string]string{"team": "b"}
+	s.state.namespaceHandler().Set(namespace)
+	module.Metadata.Generation, module.Spec.Package.Name = 2, "counter"
+	s.state.moduleHandler().Set(module)
+	if now := s.state.view(); now.rules != before.rules+2 {
+		t.Errorf("two changes: rules %d, were %d", now.rules, before.rules)
+	}
+}
+
 // Until all lists have come, a snapshot does not decide about pods that are newer than it.
 func TestPodsNewerThanTheSnapshot(t *testing.T) {
 	for _, earlier := range []bool{true, false} {
 		a, s := heldPod(t)
-		s.state.update(ofAll, func() {
+		s.state.update(ofAll, func() bool {
 			s.state.restored, s.state.earlier = true, map[string]bool{"u1": earlier}
 			s.state.namespaces["shop"] = labelsOf(nil)
+			return true
 		})
 		s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", nil)})
 		if _, err := s.round(t.Context()); err != nil {

@@ -75,16 +75,21 @@ func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, no
 
 // run compares after changes and now and then, and keeps the snapshot current.
 func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
-	saved, retry := 0, minRetry
-	var savedAt time.Time
-	save := func() {
-		var err error
-		if saved, err = s.state.save(dir); err != nil {
+	var saved, tried view // that the snapshot has, and was to have
+	retry, savedAt := minRetry, time.Time{}
+	save := func(v view) {
+		if err := s.state.save(dir); err != nil {
 			s.log.Warn("the snapshot for the next start is not written", "error", err)
+		} else {
+			saved = v
 		}
-		savedAt = time.Now()
+		tried, savedAt = v, time.Now()
 	}
 	for ctx.Err() == nil {
+		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.
+		if v := s.state.view(); v.complete && v.rules != tried.rules {
+			save(v)
+		}
 		wait, err := s.round(ctx)
 		if ctx.Err() != nil {
 			break
@@ -100,8 +105,8 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		} else {
 			retry = minRetry
 		}
-		if v.complete && v.version != saved && time.Since(savedAt) >= saveEvery {
-			save()
+		if v.complete && v.version != saved.version && time.Since(savedAt) >= saveEvery {
+			save(v)
 		}
 		select {
 		case <-ctx.Done():
@@ -110,5 +115,5 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			time.Sleep(debounce)
 		}
 	}
-	save()
+	save(s.state.view())
 }

@@ -22,20 +22,20 @@ type snapshot struct {
 
 const snapshotFile = "kubernetes.json"
 
-// save writes the state, if a complete list of everything has come, and returns its version.
-func (s *state) save(dir string) (int, error) {
-	text, version, err := s.snapshot()
+// save writes the state, if a complete list of everything has come.
+func (s *state) save(dir string) error {
+	text, err := s.snapshot()
 	if err != nil || text == nil {
-		return version, err
+		return err
 	}
-	return version, atomicfile.Write(filepath.Join(dir, snapshotFile), text, 0o600)
+	return atomicfile.Write(filepath.Join(dir, snapshotFile), text, 0o600)
 }
 
-func (s *state) snapshot() (text []byte, version int, err error) {
+func (s *state) snapshot() (text []byte, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.synced != ofAll {
-		return nil, s.version, nil
+		return nil, nil
 	}
 	out := snapshot{Namespaces: map[string]map[string]string{}}
 	for _, m := range s.modules {
@@ -45,10 +45,13 @@ func (s *state) snapshot() (text []byte, version int, err error) {
 		out.Namespaces[name] = l.set()
 	}
 	for uid, p := range s.pods {
-		out.Pods = append(out.Pods, api.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: uid, Labels: p.labels.set()})
+		m := api.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: uid, Labels: p.labels.set()}
+		if p.static != "" {
+			m.Annotations = &api.Annotations{Static: p.static}
+		}
+		out.Pods = append(out.Pods, m)
 	}
-	text, err = json.Marshal(out)
-	return text, s.version, err
+	return json.Marshal(out)
 }
 
 // restore reads what save has written. Without a file there is nothing to start from.
@@ -64,7 +67,7 @@ func (s *state) restore(dir string) error {
 	if err := json.Unmarshal(text, &in); err != nil {
 		return err
 	}
-	s.update(ofAll, func() {
+	s.update(ofAll, func() bool {
 		for _, m := range in.Modules {
 			s.modules[m.Metadata.Name] = m
 		}
@@ -74,9 +77,10 @@ func (s *state) restore(dir string) error {
 		s.earlier = make(map[string]bool, len(in.Pods))
 		for _, p := range in.Pods {
 			s.earlier[p.UID] = true
-			s.pods[p.UID] = pod{p.Namespace, p.Name, labelsOf(p.Labels)}
+			s.pods[p.UID] = podOf(p)
 		}
 		s.restored = true
+		return true
 	})
 	return nil
 }

@@ -4,6 +4,7 @@ package node
 
 import (
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -43,6 +44,7 @@ func (l labels) set() map[string]string {
 type pod struct {
 	namespace, name string
 	labels          labels
+	static          string // its UID to the container runtime, if it is a static pod
 }
 
 // The resources that are followed.
@@ -72,10 +74,13 @@ func newState() *state {
 		changed: make(chan struct{}, 1)}
 }
 
-// update changes the state and wakes the synchronization.
-func (s *state) update(bits int, f func()) {
+// update changes the state, and wakes the synchronization if f has changed anything.
+func (s *state) update(bits int, f func() bool) {
 	s.mu.Lock()
-	f()
+	if !f() {
+		s.mu.Unlock()
+		return
+	}
 	s.version++
 	if bits&(ofModules|ofNamespaces) != 0 {
 		s.rules++
@@ -87,44 +92,63 @@ func (s *state) update(bits int, f func()) {
 	}
 }
 
-// handler returns what a follower of one resource calls.
-func handler[T any](s *state, bit int, reset func(int), set, remove func(T)) watch.Handler[T] {
+// handler returns what a follower of one resource calls. set reports whether it has changed anything: most events are
+// about what is of no interest here, and a change of rules has all modules applied again before pods are admitted.
+func handler[T any](s *state, bit int, reset func(int), set func(T) bool, remove func(T)) watch.Handler[T] {
 	return watch.Handler[T]{
 		Replace: func(all []T) {
-			s.update(bit, func() {
+			s.update(bit, func() bool {
 				reset(len(all))
 				for _, o := range all {
 					set(o)
 				}
 				s.synced |= bit
+				return true
 			})
 		},
-		Set:    func(o T) { s.update(bit, func() { set(o) }) },
-		Delete: func(o T) { s.update(bit, func() { remove(o) }) },
+		Set:    func(o T) { s.update(bit, func() bool { return set(o) }) },
+		Delete: func(o T) { s.update(bit, func() bool { remove(o); return true }) },
 	}
 }
 
 func (s *state) moduleHandler() watch.Handler[api.ClusterModule] {
 	return handler(s, ofModules, func(n int) { s.modules = make(map[string]api.ClusterModule, n) },
-		func(m api.ClusterModule) {
+		func(m api.ClusterModule) bool {
 			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation}
+			before, known := s.modules[m.Metadata.Name]
 			s.modules[m.Metadata.Name] = m
+			return !known || !reflect.DeepEqual(before, m)
 		},
 		func(m api.ClusterModule) { delete(s.modules, m.Metadata.Name) })
 }
 
 func (s *state) namespaceHandler() watch.Handler[api.Object] {
 	return handler(s, ofNamespaces, func(n int) { s.namespaces = make(map[string]labels, n) },
-		func(o api.Object) { s.namespaces[o.Metadata.Name] = labelsOf(o.Metadata.Labels) },
+		func(o api.Object) bool { return set(s.namespaces, o.Metadata.Name, labelsOf(o.Metadata.Labels)) },
 		func(o api.Object) { delete(s.namespaces, o.Metadata.Name) })
 }
 
 func (s *state) podHandler() watch.Handler[api.Object] {
 	return handler(s, ofPods, func(n int) { s.pods = make(map[string]pod, n) },
-		func(o api.Object) {
-			s.pods[o.Metadata.UID] = pod{o.Metadata.Namespace, o.Metadata.Name, labelsOf(o.Metadata.Labels)}
+		func(o api.Object) bool {
+			return set(s.pods, o.Metadata.UID, podOf(o.Metadata))
 		},
 		func(o api.Object) { delete(s.pods, o.Metadata.UID) })
+}
+
+func podOf(m api.ObjectMeta) pod {
+	p := pod{namespace: m.Namespace, name: m.Name, labels: labelsOf(m.Labels)}
+	if m.Annotations != nil {
+		p.static = m.Annotations.Static
+	}
+	return p
+}
+
+// set reports whether the value is another one.
+func set[K, V comparable](in map[K]V, key K, value V) bool {
+	before, known := in[key]
+	in[key] = value
+	return !known || before != value
 }
 
 // view is the state at a moment. It shares nothing that changes.
@@ -163,6 +187,15 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 		of := podService{pod: p, uid: uid, held: !ok || s.restored && s.synced != ofAll && !s.earlier[uid]}
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
+		if p.static == "" {
+			continue
+		}
+		// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
+		service := names.Pod{Namespace: p.namespace, Name: p.name, UID: p.static}.Service()
+		if _, taken := pods[service]; !taken {
+			of.static = true
+			pods[service] = of
+		}
 	}
 	return pods, true
 }
@@ -170,6 +203,7 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 // podService is the pod of a service.
 type podService struct {
 	pod
-	uid  string
-	held bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
+	uid    string
+	static bool // by the annotation of a mirror: the service's own labels must agree
+	held   bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
 }

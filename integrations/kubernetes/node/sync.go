@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -35,6 +36,7 @@ type syncer struct {
 	info    v1.NodeStatus        // of the agent
 	refused []api.ModuleReport   // modules that were not applied
 	reports []api.ModuleReport   // those, and modules that do not run
+	failed  error                // of the agent itself with one of them: it may succeed later
 	barred  []api.ClusterModule  // of the refused ones, those of which the agent has no earlier version
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
@@ -51,7 +53,7 @@ func (s *syncer) round(ctx context.Context) (time.Duration, error) {
 			s.applied = -1
 			return 0, err
 		}
-		s.applied, s.pruned = v.rules, v.complete
+		s.applied, s.pruned = v.rules, v.complete && s.failed == nil
 	} else if len(s.reports) > len(s.refused) { // does it still not run?
 		if err := s.examine(ctx); err != nil {
 			return 0, err
@@ -59,6 +61,10 @@ func (s *syncer) round(ctx context.Context) (time.Duration, error) {
 	}
 	if err := s.syncServices(ctx, v); err != nil {
 		return 0, err
+	}
+	if s.failed != nil {
+		s.applied = -1 // all modules again, after a pause
+		return 0, s.failed
 	}
 	for _, since := range s.await {
 		if time.Since(since) < awaitFor {
@@ -68,8 +74,8 @@ func (s *syncer) round(ctx context.Context) (time.Duration, error) {
 	return idleEvery, nil
 }
 
-// syncModules applies all modules together. If the agent refuses that, it applies them one by one, so that a wrong
-// one keeps no other away; what runs of a refused one keeps running.
+// syncModules applies all modules together. If the agent refuses that, or fails, it applies them one by one, so that a
+// wrong one keeps no other away; what runs of a refused one keeps running.
 func (s *syncer) syncModules(ctx context.Context, v view) error {
 	desired := []v1.Module{names.PendingModule()}
 	var reports []api.ModuleReport
@@ -86,8 +92,9 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 		}
 		desired = append(desired, module)
 	}
+	s.failed = nil
 	err := s.agent.applyModules(ctx, desired, v.complete && len(reports) == 0)
-	if _, refused := refusal(err); refused {
+	if answered(err) {
 		var more []api.ModuleReport
 		if more, err = s.applyEach(ctx, desired, generations); err == nil {
 			reports = append(reports, more...)
@@ -117,13 +124,16 @@ func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map
 		err := s.agent.applyModules(ctx, []v1.Module{m}, false)
 		detail, refused := refusal(err)
 		switch name := m.Metadata.Name; {
-		case refused && name == names.Pending: // pods would start unprotected
+		case err == nil:
+		case name == names.Pending, !answered(err): // pods would start unprotected; the agent is away
 			return nil, err
 		case refused:
 			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: "Refused",
 				Message: detail})
-		case err != nil:
-			return nil, err
+		default:
+			s.failed = fmt.Errorf("module %s: %w", name, err)
+			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: "AgentError",
+				Message: s.failed.Error()})
 		}
 	}
 	return reports, nil
@@ -194,6 +204,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	var gone []ref
 	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods[service.Metadata.Name]
+		ok = ok && (!p.static || p.isOf(service))
 		switch {
 		case ok && (p.held || s.bars(v, p)):
 		case ok:
@@ -215,6 +226,12 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		return err
 	}
 	return s.remove(ctx, gone)
+}
+
+// isOf reports whether the container runtime has called the service's pod by the name of this one.
+func (p podService) isOf(s v1.Service) bool {
+	of := s.Metadata.Labels
+	return of[names.LabelNamespace] == p.namespace && of[names.LabelPod] == p.name
 }
 
 // vanished reports whether the network namespace of a service is gone. A service without interfaces may be one that the

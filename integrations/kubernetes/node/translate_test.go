@@ -170,7 +170,7 @@ func TestPodWaitsForNamespace(t *testing.T) {
 // A state comes back from disk, and is not complete: it deletes nothing.
 func TestSnapshot(t *testing.T) {
 	s, dir := newState(), t.TempDir()
-	if _, err := s.save(dir); err != nil {
+	if err := s.save(dir); err != nil {
 		t.Fatal(err)
 	}
 	if again := newState(); again.restore(dir) != nil || again.view().known {
@@ -179,8 +179,8 @@ func TestSnapshot(t *testing.T) {
 	s.moduleHandler().Replace([]api.ClusterModule{{Metadata: api.ObjectMeta{Name: "m", Generation: 3}}})
 	s.namespaceHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "n", Labels: map[string]string{"a": "b"}}}})
 	s.podHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "p", Namespace: "n", UID: "1",
-		Labels: map[string]string{"c": "", "d": "e"}}}})
-	if _, err := s.save(dir); err != nil {
+		Labels: map[string]string{"c": "", "d": "e"}, Annotations: &api.Annotations{Static: "2"}}}})
+	if err := s.save(dir); err != nil {
 		t.Fatal(err)
 	}
 	again := newState()
@@ -189,10 +189,11 @@ func TestSnapshot(t *testing.T) {
 	}
 	v := again.view()
 	if !v.known || v.complete || len(v.modules) != 1 || v.modules[0].Metadata.Generation != 3 ||
-		fmt.Sprint(v.namespaces["n"].set()) != "map[a:b]" || fmt.Sprint(again.pods["1"].labels.set()) != "map[c: d:e]" {
+		fmt.Sprint(v.namespaces["n"].set()) != "map[a:b]" || fmt.Sprint(again.pods["1"].labels.set()) != "map[c: d:e]" ||
+		again.pods["1"].static != "2" {
 		t.Errorf("the state is %+v with pods %v", v, again.pods)
 	}
-	if _, err := s.save("/proc/no/such"); err == nil {
+	if err := s.save("/proc/no/such"); err == nil {
 		t.Error("a directory that is not there was written")
 	}
 }
