@@ -97,7 +97,7 @@ export async function download(path: string, body: unknown, name: string): Promi
   link.href = URL.createObjectURL(await answer.blob());
   link.download = name;
   link.click();
-  URL.revokeObjectURL(link.href);
+  setTimeout(() => URL.revokeObjectURL(link.href), 60_000); // a download that has not begun yet would end
 }
 
 // lines reads a stream of JSON objects, one a line, until it ends or is aborted.
