@@ -80,9 +80,10 @@ func nothingComes(t *testing.T, r *intercept.Receiver) {
 	}
 }
 
+// stealing has a watchdog of more than the programs of the tests do anything else, such as to kill the agent.
 func stealing(ports ...int) map[string]any {
-	class := map[string]any{"name": "ctrl", "action": "steal", "match": map[string]any{"protocol": "udp", "ports": ports,
-		"payload": []any{map[string]any{"offset": 0, "bytes": "4354524c"}}}}
+	class := map[string]any{"name": "ctrl", "action": "steal", "watchdog": "20s", "match": map[string]any{
+		"protocol": "udp", "ports": ports, "payload": []any{map[string]any{"offset": 0, "bytes": "4354524c"}}}}
 	return map[string]any{"classes": []any{class}}
 }
 
