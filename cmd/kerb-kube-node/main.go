@@ -34,7 +34,7 @@ func main() {
 		os.Exit(2)
 	}
 	if os.Getenv("GOGC") == "" {
-		debug.SetGCPercent(50) // resident memory counts more than the little work
+		debug.SetGCPercent(25) // resident memory counts more than the little work
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
