@@ -346,8 +346,18 @@ func TestLargestSet(t *testing.T) {
 		took = append(took, time.Since(begin))
 	}
 	t.Log("changes of an element took ", took)
-	for _, extra := range []string{"more", "evenmore"} {
-		_, err = n.tryApply(resource.ObjectOf(setOf(extra, "addresses", elements...)))
+	more := resource.ObjectOf(setOf("more", "addresses", elements...))
+	_, err = n.tryApply(more)
+	if err == nil || !strings.Contains(err.Error(), "would have 200000 elements together, and can have 131072") {
+		t.Errorf("of the same owner: %v", err)
+	}
+	for i, owner := range []string{"kubernetes", "oakestra"} {
+		more.Meta().Name = owner
+		_, err = n.Agent.Apply(context.Background(), server.Request{Resources: []resource.Object{more},
+			By: resource.Writer{Owner: owner}})
+		if i == 0 && err != nil {
+			t.Errorf("of another owner: %v", err)
+		}
 	}
 	if err == nil || !strings.Contains(err.Error(), "all sets of the node would have 300000 elements together, and can "+
 		"have 262144") {

@@ -25,6 +25,12 @@ const MaxAllElements = 1 << 18
 // MaxSets is how many sets a node may have: the kernel has room for 1,023 sets and selectors of services together.
 const MaxSets = 900
 
+// Quotas of an owner, so that no owner takes the room of all others.
+const (
+	maxOwnedElements = MaxAllElements / 2
+	maxOwnedSets     = MaxSets / 2
+)
+
 // NamedSet is the kind of sets of addresses, prefixes or ports.
 var NamedSet = &Definition[v1alpha1.Set]{
 	Name:     v1alpha1.KindSet,
@@ -64,22 +70,34 @@ func tooManyElements(name string, n int) error {
 		v1alpha1.MaxSetElements)}
 }
 
-// CheckElements checks the limits of a set, and of all sets together. Errors are *apierrors.Invalid.
+// CheckElements checks the limits of a set, of its owner, and of all sets together. Errors are *apierrors.Invalid.
 func CheckElements(next Set, name string) error {
-	if n := len(next[v1alpha1.KindSet]); n > MaxSets {
-		return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Reason: fmt.Sprintf(
-			"the node would have %d sets, and can have %d; delete some with kerb set delete", n, MaxSets)}
-	}
-	total := 0
+	owner, sets, elements, total := OwnerOf(next[v1alpha1.KindSet][name]), 0, 0, 0
 	for other, s := range all[v1alpha1.Set](next, v1alpha1.KindSet) {
-		if total += len(s.Spec.Elements); other == name && len(s.Spec.Elements) > v1alpha1.MaxSetElements {
-			return tooManyElements(name, len(s.Spec.Elements))
+		n := len(s.Spec.Elements)
+		if total += n; other == name && n > v1alpha1.MaxSetElements {
+			return tooManyElements(name, n)
+		}
+		if OwnerOf(&s) == owner {
+			sets, elements = sets+1, elements+n
 		}
 	}
-	if total > MaxAllElements {
-		return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Field: "spec.elements", Reason: fmt.Sprintf(
-			"all sets of the node would have %d elements together, and can have %d; delete some with kerb set delete or kerb "+
-				"set remove", total, MaxAllElements)}
+	const remedy = "; delete some with kerb set delete or kerb set remove"
+	for _, l := range []struct {
+		who   string
+		n     int
+		what  string
+		limit int
+	}{
+		{"the node", len(next[v1alpha1.KindSet]), "sets", MaxSets},
+		{"all sets of the node", total, "elements together", MaxAllElements},
+		{"owner " + owner, sets, "sets", maxOwnedSets},
+		{"the sets of owner " + owner, elements, "elements together", maxOwnedElements},
+	} {
+		if l.n > l.limit {
+			return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Field: "spec.elements", Reason: fmt.Sprintf(
+				"%s would have %d %s, and can have %d%s", l.who, l.n, l.what, l.limit, remedy)}
+		}
 	}
 	return nil
 }
