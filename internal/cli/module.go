@@ -202,19 +202,25 @@ func (a *app) printAnswer(w io.Writer, body *answer) error {
 	return err
 }
 
-// printStream prints JSON as it comes, or documents of YAML.
+// printStream prints values as they come: a line each for people, JSON as the module wrote it, or documents of YAML.
 func (a *app) printStream(w io.Writer, stream io.Reader) error {
-	if a.output != "yaml" {
+	if a.output == "json" {
 		_, err := io.Copy(w, stream)
 		return err
 	}
 	values := json.NewDecoder(stream)
 	for {
-		var v any
+		var v json.RawMessage
 		if err := values.Decode(&v); err == io.EOF {
 			return nil
 		} else if err != nil {
 			return fmt.Errorf("the module's answer broke off: %w", err)
+		}
+		if a.output == "table" {
+			if _, err := fmt.Fprintln(visible{coloured(w)}, eventLine(v)); err != nil {
+				return err
+			}
+			continue
 		}
 		fmt.Fprintln(w, "---")
 		if err := a.print(w, v, nil); err != nil {

@@ -18,16 +18,36 @@ func TestQueryOfAStream(t *testing.T) {
 		a := &app{output: "table"}
 		done <- a.printAnswer(out, &answer{fromModule, true})
 	}()
-	for _, line := range []string{"{\"n\":1}\n", "{\"n\":2}\n"} {
-		go func() { _, _ = io.WriteString(module, line) }()
-		got := make([]byte, len(line))
-		if _, err := io.ReadFull(seen, got); err != nil || string(got) != line {
+	for _, n := range []string{"1", "2"} {
+		go func() { _, _ = io.WriteString(module, `{"n":`+n+"}\n") }()
+		want := "n=" + n + "\n"
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(seen, got); err != nil || string(got) != want {
 			t.Fatalf("%q, %v", got, err)
 		}
 	}
 	module.Close()
 	if err := <-done; err != nil {
 		t.Error(err)
+	}
+}
+
+// Each value of a stream is a line for people, and as the module wrote it in JSON.
+func TestQueryOfEvents(t *testing.T) {
+	const event = `{"rule":"#1","time":"2026-01-02T03:04:05Z","verdict":"would drop","source":"192.0.2.1:80","icmpType":0,` +
+		`"gone":null,"none":"","tags":["a","b"]}` + "\n"
+	const line = `2026-01-02T03:04:05Z rule=#1 verdict="would drop" source=192.0.2.1:80 icmpType=0 tags=(a, b)` + "\n"
+	for output, want := range map[string]string{"table": line + "[1]\nname=\"\\x1b[2J=\"\n", "json": ""} {
+		text := event + "[1]\n" + `{"name":"\u001b[2J="}` + "\n"
+		if output == "json" {
+			want = text
+		}
+		var out bytes.Buffer
+		a := &app{output: output}
+		err := a.printAnswer(&out, &answer{io.NopCloser(strings.NewReader(text)), true})
+		if err != nil || out.String() != want {
+			t.Errorf("%s: %s, %v", output, out.String(), err)
+		}
 	}
 }
 

@@ -186,6 +186,29 @@ func inCell(v any) string {
 	return strings.Join(parts, ", ")
 }
 
+// eventLine is a value of a stream as one line: its time first, then name=value. Columns would need all values.
+func eventLine(data []byte) string {
+	v, err := decodeOrdered(data)
+	o, ok := v.(object)
+	if err != nil || !ok {
+		return string(data)
+	}
+	var at, parts []string
+	for _, m := range o {
+		text := inCell(m.value)
+		switch _, isText := m.value.(string); {
+		case text == "":
+		case m.name == "time":
+			at = []string{text}
+		case isText && strings.ContainsAny(text, " \t\n\"="):
+			parts = append(parts, fmt.Sprintf("%s=%q", m.name, text))
+		default:
+			parts = append(parts, m.name+"="+bracketed(m.value, text))
+		}
+	}
+	return strings.Join(append(at, parts...), " ")
+}
+
 func bracketed(v any, text string) string {
 	switch v.(type) {
 	case object, []any:
