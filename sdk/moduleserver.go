@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -45,6 +46,8 @@ type compilation struct {
 // running is the generation that packets meet.
 type running struct {
 	generation string
+	maps       Maps
+	settings   Settings // without tunables
 	state      Running
 	handler    http.Handler    // nil if the module has no routes
 	ctx        context.Context // ends with the generation
@@ -97,7 +100,7 @@ func (p *moduleServer) routes() http.Handler {
 			reply(w)(do(r))
 		})
 	}
-	own("POST compile", decoded(p.serveCompile))
+	mux.HandleFunc("POST "+PathPrefix+"compile", p.serveCompile)
 	own("POST fill", decoded(p.serveFill))
 	own("POST start", decoded(p.serveStart))
 	own("POST drop", decoded(p.serveDrop))
@@ -159,12 +162,32 @@ func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*
 	}
 }
 
-func (p *moduleServer) serveCompile(_ context.Context, req CompileRequest) (any, error) {
-	c, err := p.compile(req.Config)
-	if err != nil {
-		return nil, err
+// serveCompile also fills the active generation, if asked, so that a change of values takes one request.
+func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
+	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
+	reply(w)(decoded(func(_ context.Context, req CompileRequest) (any, error) {
+		c, err := p.compile(req.Config)
+		if err != nil {
+			return nil, err
+		}
+		settings := c.Settings()
+		if active := r.Header.Get(FillHeader); active != "" && p.fillActive(active, c, settings) {
+			w.Header().Set(FillHeader, active)
+		}
+		return settings, nil
+	})(r))
+}
+
+// fillActive reports whether it has filled the maps of the active generation, which it does if a config differs from
+// the active one in values only. Errors are left to fill.
+func (p *moduleServer) fillActive(generation string, c Compiled, settings Settings) bool {
+	now := p.use()
+	if now == nil {
+		return false
 	}
-	return c.Settings(), nil
+	defer now.users.Done()
+	settings.Tunables = nil
+	return now.generation == generation && reflect.DeepEqual(settings, now.settings) && c.Fill(now.maps) == nil
 }
 
 const compilationsKept = 2
@@ -251,7 +274,8 @@ func (p *moduleServer) turn(before *running, activate func() (*running, error)) 
 
 // activate opens a generation and starts its work.
 func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
-	n := &running{generation: req.Generation, instances: byKey(req.Instances)}
+	n := &running{generation: req.Generation, maps: maps, settings: c.Settings(), instances: byKey(req.Instances)}
+	n.settings.Tunables = nil
 	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
 		Release: p.requests.release, Inject: p.inbox.packets.inject, Kernel: req.Kernel})
 	if err != nil {

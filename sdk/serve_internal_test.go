@@ -319,3 +319,60 @@ func TestServeUnknownGeneration(t *testing.T) {
 	defer s.end()
 	s.call("/kerb/v1/fill", GenerationRequest{Generation: "never", Config: json.RawMessage("1")}, 500)
 }
+
+// valued is a control plane of configs [shape, value].
+type valued struct {
+	echo
+	config [2]int
+	fills  *atomic.Int32
+}
+
+func (v valued) Compile(config json.RawMessage) (Compiled, error) {
+	return v, json.Unmarshal(config, &v.config)
+}
+func (v valued) Settings() Settings {
+	return Settings{MaxEntries: map[string]uint32{"one": uint32(v.config[0])}, Tunables: map[string]any{"v": v.config[1]}}
+}
+func (v valued) Fill(m Maps) error {
+	v.fills.Add(1)
+	if v.config[1] == 13 {
+		return errors.New("no room")
+	}
+	return v.echo.Fill(m)
+}
+
+// Compile fills the maps of the active generation if that is asked, and if nothing but values changes.
+func TestCompileFills(t *testing.T) {
+	v := valued{fills: &atomic.Int32{}}
+	s := serve(t, v)
+	defer s.end()
+	s.send("a")
+	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage(`[1, 1]`)}, 204)
+	for i, c := range []struct {
+		active, config string
+		fills          int32
+		filled         string
+	}{
+		{"a", `[1, 2]`, 1, "a"},
+		{"", `[1, 3]`, 0, ""},
+		{"b", `[1, 4]`, 0, ""},
+		{"a", `[2, 5]`, 0, ""},
+		{"a", `[1, 13]`, 1, ""}, // fill reports the error
+	} {
+		v.fills.Store(0)
+		r, err := http.NewRequest(http.MethodPost, "http://control/kerb/v1/compile", strings.NewReader(`{"config": `+c.config+`}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set(FillHeader, c.active)
+		res, err := s.client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		res.Body.Close()
+		if got := res.Header.Get(FillHeader); res.StatusCode != 200 || got != c.filled || v.fills.Load() != c.fills {
+			t.Errorf("%d: status %d, filled %q, want %q, after %d calls, want %d", i, res.StatusCode, got, c.filled,
+				v.fills.Load(), c.fills)
+		}
+	}
+}

@@ -12,6 +12,9 @@ const (
 	PathPrefix = "/kerb/v1/"
 	// ListenFD is the listening socket, MapsFD the socket on which maps arrive.
 	ListenFD, MapsFD = 3, 4
+	// FillHeader of a request to compile names the active generation, whose maps may be filled at once: see fill. The
+	// answer repeats it if they are. A control plane that does not know it is asked to fill afterwards.
+	FillHeader = "Kerb-Fill"
 	// MaxBody is the size of the largest body in either direction, in bytes.
 	MaxBody = 8 << 20
 )

@@ -179,7 +179,8 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
-	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe}
+	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
+		Maps: a.liveMaps, Free: func(module string) bool { return dp.Free(a.liveMaps(module)) == nil }}
 	a.restore(cfg.Paths)
 	return a, nil
 }

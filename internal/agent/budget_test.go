@@ -121,7 +121,7 @@ func TestMeasuresBeforeForBudgets(t *testing.T) {
 	for budget, want := range map[string]bool{"": false, "1s": true} {
 		m := module("m", testPackage(t, "pass"), "*", nil)
 		m.Spec.Budget.Latency = budget
-		prepared, err := n.preparer.All([]v1.Module{m}, nil)
+		prepared, err := n.preparer.All([]v1.Module{m}, nil, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,7 +46,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		}
 		return result, err
 	}
-	prepared, err := a.preparer.All(current(next, modules), a.now.Modules)
+	prepared, err := a.preparer.All(current(next, modules), a.now.Modules, rejected == nil && !r.DryRun)
 	seen, unseen := a.observe(next) // after control planes have started, which may take long
 	if unseen == nil {
 		unseen = checkServices(seen)

@@ -107,6 +107,9 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 
 // activate opens the maps of a new generation, and notifies its control plane of where it runs.
 func (a *Agent) activate(d *deploy.Module) error {
+	if d.Filled != nil { // measurements read it
+		d.Filled = nil
+	}
 	if d.Err != nil {
 		return nil
 	}
@@ -139,6 +142,15 @@ func (a *Agent) activate(d *deploy.Module) error {
 		}
 	})
 	return d.Start(l.maps, a.instances(name))
+}
+
+// liveMaps returns the maps of a generation that sees packets, nil if there is none. a.changes is held.
+func (a *Agent) liveMaps(module string) sdk.Maps {
+	l := a.live[module]
+	if l == nil || !a.dp.Holds(module, l.id, l.maps) {
+		return nil
+	}
+	return l.maps
 }
 
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -59,6 +60,60 @@ func TestRuleChangeLoadsNothing(t *testing.T) {
 	checkDrops(4004)
 	if after := n.chainsOn(t, n.web); !maps.Equal(before, after) {
 		t.Errorf("chains after a restart %v, before %v", after, before)
+	}
+}
+
+// A change of values takes one request to the control plane, which fills the maps once. What a request that is refused
+// has filled does not come into force.
+func TestRuleChangeAsksOnce(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPorts(4001))
+	prepare := func(port int, fill bool) bool {
+		t.Helper()
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		all, err := n.preparer.All([]v1.Module{denyPorts(port)}, n.now.Modules, fill)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all["fw"].Filled != nil
+	}
+	fills := func() (last uint64) {
+		t.Helper()
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		var owner struct{ Rule, Fill uint64 }
+		for entries, slot := n.live["fw"].maps["owners"].Iterate(), uint32(0); entries.Next(&slot, &owner); {
+			last = max(last, owner.Fill)
+		}
+		return last
+	}
+	wait.Until(t, "the control plane to have started", func() bool { return prepare(4002, true) })
+	before := fills()
+	if prepare(4003, false) || fills() != before {
+		t.Error("a dry run fills maps")
+	}
+	for port := 4004; port < 4007; port++ {
+		before = fills()
+		n.apply(t, nil, denyPorts(port))
+		if got := fills() - before; got != 1 {
+			t.Errorf("filled %d times", got)
+		}
+		was := n.policyDrops(t).Packets
+		sendDatagrams(t, n.web, n.db, uint16(port), 5)
+		if got := n.policyDrops(t).Packets - was; got != 5 {
+			t.Errorf("%d of 5 datagrams to port %d dropped", got, port)
+		}
+	}
+	wait.Until(t, "the control plane to have started", func() bool { return prepare(4002, true) })
+	n.stop()
+	n.start(t)
+	n.reconcileNow(t)
+	n.apply(t, nil, denyPorts(4002))
+	was := n.policyDrops(t).Packets
+	sendDatagrams(t, n.web, n.db, 4002, 5)
+	if got := n.policyDrops(t).Packets - was; got != 5 {
+		t.Errorf("%d of 5 datagrams to port 4002 dropped", got)
 	}
 }
 

@@ -17,30 +17,43 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Compile has a config worked out. known is false when the control plane leaves that to the agent. A mistake in the
-// config is a *sdk.ConfigError.
-func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage) (settings sdk.Settings, known bool,
-	err error) {
+// Compiled is what a control plane has made of a config.
+type Compiled struct {
+	sdk.Settings
+	Known  bool // false: the control plane leaves the config to the agent
+	Filled bool // the maps of the active generation, too
+}
+
+// Compile has a config worked out. A mistake in the config is a *sdk.ConfigError. If active are the maps that the
+// control plane works on, and free has made the half ready that no packet reads, the control plane may fill it at once.
+func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage, active sdk.Maps, free func() bool) (
+	c Compiled, err error,
+) {
 	ctx, cancel := context.WithTimeout(ctx, compileTime)
 	defer cancel()
 	r, err := p.present(ctx)
 	if err != nil {
-		return settings, false, err
+		return c, err
 	}
-	err = p.call(ctx, r, compileTime, "compile", sdk.CompileRequest{Config: config}, &settings)
+	header := http.Header{}
+	if name := p.activeWith(r, active); name != "" && free() {
+		header.Set(sdk.FillHeader, name)
+	}
+	got, err := p.exchange(ctx, r, compileTime, "compile", header, sdk.CompileRequest{Config: config}, &c.Settings)
 	var answer *AnswerError
 	if errors.As(err, &answer) {
 		switch answer.Status {
 		case http.StatusNotFound:
-			return sdk.Settings{}, false, nil
+			return Compiled{}, nil
 		case http.StatusUnprocessableEntity:
-			return settings, false, &sdk.ConfigError{Field: answer.Problem.Field, Reason: answer.Problem.Reason}
+			return c, &sdk.ConfigError{Field: answer.Problem.Field, Reason: answer.Problem.Reason}
 		}
 	}
 	if err != nil {
-		return settings, false, err
+		return c, err
 	}
-	return settings, true, checkSettings(settings)
+	c.Known, c.Filled = true, got.Get(sdk.FillHeader) != "" && header.Get(sdk.FillHeader) != ""
+	return c, checkSettings(c.Settings)
 }
 
 // checkSettings refuses nonsense, and turns numbers into integers.
@@ -173,34 +186,43 @@ func (p *Supervisor) failed(call string, err error) error {
 
 // call makes one request of the contract. answer may be nil.
 func (p *Supervisor) call(ctx context.Context, r *run, limit time.Duration, name string, body, answer any) error {
+	_, err := p.exchange(ctx, r, limit, name, http.Header{}, body, answer)
+	return err
+}
+
+// exchange is call with headers.
+func (p *Supervisor) exchange(ctx context.Context, r *run, limit time.Duration, name string, header http.Header,
+	body, answer any,
+) (http.Header, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
 	method, content := http.MethodGet, io.Reader(http.NoBody)
 	if body != nil {
 		data, err := json.Marshal(body)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if len(data) > sdk.MaxBody {
-			return p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
+			return nil, p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
 		}
 		method, content = http.MethodPost, bytes.NewReader(data)
 	}
 	req, err := http.NewRequestWithContext(ctx, method, "http://control"+sdk.PathPrefix+name, content)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	req.Header.Set("Content-Type", "application/json")
+	header.Set("Content-Type", "application/json")
+	req.Header = header
 	res, err := r.transport.RoundTrip(req)
 	if err != nil {
-		return p.failed(name, r.explain(err))
+		return nil, p.failed(name, r.explain(err))
 	}
 	defer res.Body.Close()
 	data, err := io.ReadAll(io.LimitReader(res.Body, sdk.MaxBody+1))
 	if err != nil {
-		return p.failed(name, r.explain(err))
+		return nil, p.failed(name, r.explain(err))
 	}
-	return p.failedIf(name, decodeAnswer(name, res.StatusCode, data, answer))
+	return res.Header, p.failedIf(name, decodeAnswer(name, res.StatusCode, data, answer))
 }
 
 // failedIf counts a call against the control plane if it did not answer. One that answers an error works, and is not

@@ -377,6 +377,49 @@ func TestFillsActiveGeneration(t *testing.T) {
 	}
 }
 
+// A config is compiled, and the maps that packets meet are filled, in one request: if the control plane has these maps,
+// and if it knows how. Those of an older SDK do not.
+func TestCompileFills(t *testing.T) {
+	var active string // as asked
+	old := false
+	started := make(chan struct{}, 10)
+	f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "health") {
+			started <- struct{}{}
+		}
+		if active = r.Header.Get(sdk.FillHeader); !old {
+			w.Header().Set(sdk.FillHeader, active)
+		}
+		_, _ = io.WriteString(w, "{}")
+	}))
+	f.run.maps = unread(t)
+	p := testSupervisor(func() (*run, error) { return f.run, nil })
+	go p.supervise()
+	defer p.Close()
+	free, freed := true, 0
+	check := func(maps sdk.Maps, wantActive string, wantFilled bool) {
+		t.Helper()
+		c, err := p.Compile(t.Context(), json.RawMessage("{}"), maps, func() bool { freed++; return free })
+		if err != nil || !c.Known || c.Filled != wantFilled || active != wantActive {
+			t.Errorf("%v %+v, asked to fill %q", err, c, active)
+		}
+	}
+	check(nil, "", false)
+	if err := p.Start(json.RawMessage("{}"), nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	<-started
+	check(sdk.Maps{"other": nil}, "", false)
+	if freed > 0 {
+		t.Error("a half is freed that is not filled")
+	}
+	check(nil, "live-1", true)
+	free = false
+	check(nil, "", false)
+	free, old = true, true
+	check(nil, "live-1", false)
+}
+
 // A module's routes are passed on without the agent's secrets, and what belongs to the agent is not.
 func TestProxy(t *testing.T) {
 	var got *http.Request

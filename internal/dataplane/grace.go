@@ -45,7 +45,12 @@ func (d *Dataplane) settle() error {
 		return nil
 	}
 	restore := d.expedite()
-	return errors.Join(awaitPackets(), restore())
+	err := awaitPackets()
+	if err == nil {
+		d.grace = &grace{over: make(chan struct{})}
+		close(d.grace.over)
+	}
+	return errors.Join(err, restore())
 }
 
 // awaitPackets returns when every packet that was under way has passed. Tests replace it.

@@ -109,6 +109,25 @@ func (g *generation) setValues(id string, settle func() error) error {
 	return nil
 }
 
+// Free makes the half of the maps of a generation that no packet reads ready to be filled: no packet reads it any more,
+// and it has no identity. It is for a control plane that fills before setValues.
+func (d *Dataplane) Free(maps sdk.Maps) error {
+	m := maps[sdk.TunablesMap]
+	if m == nil {
+		return fmt.Errorf("map %s: %w", sdk.TunablesMap, os.ErrNotExist)
+	}
+	t, err := openTunables(m.FD(), m.ValueSize())
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	if err := d.settle(); err != nil {
+		return err
+	}
+	clear(t.id(1 - t.half()))
+	return nil
+}
+
 // filler has the control plane write maps, if there is one.
 func (g *generation) filler(previous map[string]*ebpf.Map) func() error {
 	return func() error {

@@ -31,6 +31,9 @@ type Module struct {
 	Config    json.RawMessage     // with its defaults and secrets: never shown or kept
 	Dataplane dataplane.Module
 	Err       error // why it cannot run: only for modules from the store
+	// Filled is the map of the values that run, if the control plane has filled the free half of the maps that go with it
+	// for d. It is nil after the change: later ones write that half.
+	Filled *ebpf.Map
 
 	tunable bool // it has KERB_TUNABLES
 	started bool // the control plane works on this generation

@@ -27,11 +27,15 @@ type Preparer struct {
 	Catalog *pkgs.Catalog
 	Control *control.Manager
 	Observe func() (chain.State, error) // the state of the kernel
+	// Maps returns those of a module that runs, nil if they are not open. Free makes their half ready to be filled that no
+	// packet reads, and reports whether there is one.
+	Maps func(module string) sdk.Maps
+	Free func(module string) bool
 }
 
 // prepare checks a module as far as that is possible without the kernel. now is the module as it runs, or nil. Errors
-// are those of package apierrors.
-func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
+// are those of package apierrors. If fill, maps of the module that runs may be filled at once.
+func (p *Preparer) prepare(m v1.Module, now *Module, fill bool) (_ *Module, err error) {
 	d := &Module{Module: plan.Module{Resource: m}}
 	defer func() {
 		if err != nil {
@@ -41,7 +45,7 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 	if err := d.checkSpec(p.Catalog, now); err != nil {
 		return nil, err
 	}
-	settings, err := p.settings(d, now)
+	settings, err := p.settings(d, now, fill)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +57,12 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 	}
 	d.Dataplane = d.dataplaneModule(settings)
 	if d.Control != nil {
-		d.Dataplane.Fill = func(m sdk.Maps) error { return d.Control.Fill(p.Base, d.Config, m) }
+		d.Dataplane.Fill = func(m sdk.Maps) error {
+			if d.Filled != nil && d.Filled == m[sdk.TunablesMap] {
+				return nil
+			}
+			return d.Control.Fill(p.Base, d.Config, m)
+		}
 	}
 	d.describe(settings)
 	return d, nil
@@ -61,12 +70,12 @@ func (p *Preparer) prepare(m v1.Module, now *Module) (_ *Module, err error) {
 
 // All prepares the modules of a request and joins the mistakes in all of them. It returns at the first error of another
 // kind, so that a request does not wait for each of several control planes that do not answer. What runs unchanged
-// stays as it is.
-func (p *Preparer) All(asked []v1.Module, now map[string]*Module) (map[string]*Module, error) {
+// stays as it is. If fill, control planes may fill maps that no packet reads: a dry run must not.
+func (p *Preparer) All(asked []v1.Module, now map[string]*Module, fill bool) (map[string]*Module, error) {
 	prepared := map[string]*Module{}
 	var refused []error
 	for _, m := range asked {
-		d, err := p.next(m, now[m.Metadata.Name])
+		d, err := p.next(m, now[m.Metadata.Name], fill)
 		if err != nil {
 			refused = append(refused, err)
 			if len(apierrors.Invalids(err)) == 0 {
@@ -79,11 +88,11 @@ func (p *Preparer) All(asked []v1.Module, now map[string]*Module) (map[string]*M
 	return prepared, errors.Join(refused...)
 }
 
-func (p *Preparer) next(m v1.Module, now *Module) (*Module, error) {
+func (p *Preparer) next(m v1.Module, now *Module, fill bool) (*Module, error) {
 	if now != nil && now.Err == nil && reflect.DeepEqual(now.Resource, m) && now.Pkg.Source == pkgs.SourceBuiltin {
 		return now, nil
 	}
-	d, err := p.prepare(m, now)
+	d, err := p.prepare(m, now, fill)
 	if err != nil {
 		return nil, err
 	}
@@ -100,7 +109,7 @@ func (p *Preparer) next(m v1.Module, now *Module) (*Module, error) {
 
 // Accepted prepares a module that was accepted earlier: what is wrong with it now is a condition.
 func (p *Preparer) Accepted(m v1.Module) *Module {
-	d, err := p.prepare(m, nil)
+	d, err := p.prepare(m, nil, false)
 	if err != nil {
 		p.Log.Error("module cannot run", "module", m.Metadata.Name, "error", err)
 		return Unavailable(m, err, p.failsClosed(m), p.rank(m))
@@ -116,7 +125,7 @@ func (p *Preparer) Again(now *Module) *Module {
 	if now.Err == nil || errors.As(now.Err, &rejected) {
 		return nil
 	}
-	d, err := p.prepare(now.Resource, now)
+	d, err := p.prepare(now.Resource, now, false)
 	if err != nil {
 		return nil
 	}
@@ -125,7 +134,7 @@ func (p *Preparer) Again(now *Module) *Module {
 
 // settings has the control plane compile the config. A generation that was compiled before does not need the control
 // plane again: what runs must not depend on whether it responds.
-func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
+func (p *Preparer) settings(d, now *Module, fill bool) (settings sdk.Settings, err error) {
 	if d.Pkg.Control == nil {
 		return d.constants()
 	}
@@ -135,17 +144,23 @@ func (p *Preparer) settings(d, now *Module) (settings sdk.Settings, err error) {
 	if settings, ok := p.compiled(d, now); ok {
 		return settings, nil
 	}
-	settings, known, err := d.Control.Compile(p.Base, d.Config)
+	var active sdk.Maps
+	if fill && now != nil && now.Err == nil && now.Control == d.Control && now.Values != "" {
+		active = p.Maps(d.Name())
+	}
+	c, err := d.Control.Compile(p.Base, d.Config, active, func() bool { return p.Free(d.Name()) })
 	var mistake *sdk.ConfigError
 	switch {
 	case errors.As(err, &mistake):
 		return settings, d.configError(err)
 	case err != nil:
 		return settings, &apierrors.Unavailable{Resource: "Module " + d.Name(), Reason: err.Error()}
-	case !known:
+	case !c.Known:
 		return d.constants()
+	case c.Filled:
+		d.Filled = active[sdk.TunablesMap]
 	}
-	return settings, nil
+	return c.Settings, nil
 }
 
 // compiled returns the settings if d's config was compiled before: for what runs, or by an earlier agent.

@@ -65,7 +65,7 @@ func TestMistakes(t *testing.T) {
 	} {
 		m := testModule(t, c.pkg)
 		c.change(&m.Spec)
-		_, err := newPreparer(t).All([]v1.Module{m}, nil)
+		_, err := newPreparer(t).All([]v1.Module{m}, nil, false)
 		var fields []string
 		for _, one := range apierrors.Invalids(err) {
 			fields = append(fields, one.Field)
@@ -79,7 +79,7 @@ func TestMistakes(t *testing.T) {
 // What plans and budgets know of a module follows from its package, config and spec.
 func TestPrepared(t *testing.T) {
 	p, m := newPreparer(t), testModule(t, "spin")
-	first, err := p.All([]v1.Module{m}, nil)
+	first, err := p.All([]v1.Module{m}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -94,7 +94,7 @@ func TestPrepared(t *testing.T) {
 		t.Errorf("on a veth it runs on %v", hooks)
 	}
 	m.Spec.Config = map[string]any{"steps": 1}
-	second, err := p.All([]v1.Module{m}, first)
+	second, err := p.All([]v1.Module{m}, first, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -146,7 +146,7 @@ func TestUnavailable(t *testing.T) {
 func TestCgroupPaths(t *testing.T) {
 	m := testModule(t, "sockets")
 	m.Spec.Attach.Cgroups = []string{"/no/such/cgroup"}
-	if _, err := newPreparer(t).All([]v1.Module{m}, nil); err == nil ||
+	if _, err := newPreparer(t).All([]v1.Module{m}, nil, false); err == nil ||
 		!strings.Contains(err.Error(), "spec.attach.cgroups[0]") {
 		t.Errorf("a cgroup that does not exist: %v", err)
 	}
@@ -158,7 +158,7 @@ func TestCgroupPaths(t *testing.T) {
 		t.Errorf("%v", got)
 	}
 	known := map[string]*Module{"m": d}
-	if _, err := newPreparer(t).All([]v1.Module{m}, known); err != nil {
+	if _, err := newPreparer(t).All([]v1.Module{m}, known, false); err != nil {
 		var invalid *apierrors.Invalid
 		t.Errorf("a cgroup that was there before may have gone: %v %t", err, errors.As(err, &invalid))
 	}
@@ -191,7 +191,7 @@ func tunableModule(t *testing.T, budget v1.Budget, settings sdk.Settings, config
 	t.Helper()
 	p, m := newPreparer(t), testModule(t, "tunable")
 	m.Spec.Budget = budget
-	all, err := p.All([]v1.Module{m}, nil)
+	all, err := p.All([]v1.Module{m}, nil, false)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -241,7 +241,7 @@ func TestValuesAreAdmitted(t *testing.T) {
 func TestMemoryOfAcceptedModule(t *testing.T) {
 	p, m := newPreparer(t), testModule(t, "tunable")
 	m.Spec.Budget.Memory = "1Ki"
-	if _, err := p.All([]v1.Module{m}, nil); err == nil {
+	if _, err := p.All([]v1.Module{m}, nil, false); err == nil {
 		t.Error("a change over the budget is accepted")
 	}
 	if d := p.Accepted(m); d.Err != nil {
