@@ -68,7 +68,7 @@ func loads() []string {
 	for _, kind := range []string{"acl", "ipc", "fw"} {
 		all = append(all, "classbench-"+kind+"/1000", "classbench-"+kind+"/10000")
 	}
-	return append(all, "miss/10000", "uniform/10000")
+	return append(all, "miss/10000", "uniform/10000", "set/100000")
 }
 
 // loadOf is what a load consists of: rules, and packets for forward. hot is one flow, to Port, which TCP uses, too.
@@ -78,6 +78,8 @@ func loadOf(name string) (rules string, n int, packets string, err error) {
 	switch {
 	case kind == "miss" || kind == "uniform":
 		return "mixed", n, kind, err
+	case kind == "set":
+		return kind, n, "uniform", err
 	case strings.HasPrefix(kind, "classbench-"):
 		return kind, n, "uniform", err
 	}
@@ -102,7 +104,11 @@ func openNone(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return none
 
 func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
 	var trials []bench.Trial
-	for _, c := range []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", openKerb}} {
+	open := openKerb
+	if strings.HasPrefix(load, "set/") {
+		open = openKerbSet
+	}
+	for _, c := range []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", open}} {
 		g, wrong := prepare(c, load) // err is what closing them adds to
 		if errors.Is(wrong, exec.ErrNotFound) {
 			r.Note("%s is left out: %v", c.name, wrong)
@@ -172,6 +178,11 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 			return nil, err
 		}
 		samples = append(samples, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: milliseconds(took)})
+		elements, err := measureElements(g)
+		if err != nil {
+			return nil, err
+		}
+		samples = append(samples, elements...)
 	}
 	if g.packets == nil {
 		tcp, err := measureTCP(g, t)

@@ -125,7 +125,7 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 	}
 	for name, ruleset := range map[string]func(string, []Rule) string{"netdev": netdevRuleset, "bridge": bridgeRuleset} {
 		open := func(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
-			n := &nftables{lab, func(rules []Rule) string { return ruleset(service.Outer(), rules) }}
+			n := &nftables{lab, func(rules []Rule) string { return ruleset(service.Outer(), rules) }, name}
 			return n, n.Replace(rules)
 		}
 		g, err := prepare(config{"test", open}, "range/100")
@@ -155,7 +155,7 @@ func TestNFTablesKeepsTheOrder(t *testing.T) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		t.Skip(err)
 	}
-	for _, load := range []string{"classbench-acl/1000", "classbench-fw/300", "uniform/100", "miss/100"} {
+	for _, load := range []string{"classbench-acl/1000", "classbench-fw/300", "uniform/100", "miss/100", "set/1000"} {
 		g, err := prepare(config{"test", openNFTables}, load)
 		if errors.Is(err, bench.ErrNotBuilt) {
 			t.Skip(err)
@@ -165,8 +165,12 @@ func TestNFTablesKeepsTheOrder(t *testing.T) {
 		}
 		_, err = g.replace()
 		_, errForward := g.forward(1)
-		if err := errors.Join(err, errForward, g.close()); err != nil {
+		elements, errElements := measureElements(g)
+		if err := errors.Join(err, errForward, errElements, g.close()); err != nil {
 			t.Errorf("%s: %v", load, err)
+		}
+		if (len(elements) == 2) != (load == "set/1000") {
+			t.Errorf("%s: %v", load, elements)
 		}
 	}
 }

@@ -25,16 +25,17 @@ const nftTimeout = 60 * time.Second
 type nftables struct {
 	lab     *netlab.Lab
 	ruleset func(rules []Rule) string
+	family  string
 }
 
 func openNFTables(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return nil, err
 	}
-	n := &nftables{lab, func(rules []Rule) string { return netdevRuleset(service.Outer(), rules) }}
+	n := &nftables{lab, func(rules []Rule) string { return netdevRuleset(service.Outer(), rules) }, "netdev"}
 	err := n.Replace(rules)
 	if err != nil {
-		n.ruleset = func(rules []Rule) string { return bridgeRuleset(service.Outer(), rules) }
+		n.ruleset, n.family = func(rules []Rule) string { return bridgeRuleset(service.Outer(), rules) }, "bridge"
 		err = errors.Join(err, n.Replace(rules))
 	}
 	return n, err
@@ -93,6 +94,9 @@ const leastSet = 8
 // overlap, with a hash for the exact ones. Overlapping rules cannot be elements of one map, so that where a layer has
 // few rules, these and all that follow are tried in order.
 func chainOf(rules []Rule) (maps, chain string) {
+	if isSet(rules) {
+		return nftSet(rules)
+	}
 	var m, c strings.Builder
 	all := layers(rules)
 	for i, layer := range all {

@@ -27,13 +27,32 @@ func (p *packet) matches(r *Rule) bool {
 }
 
 // firstOf is the rule that decides on the packet, nil if none does.
-func (p *packet) firstOf(rules []Rule) *Rule {
+func (p *packet) firstOf(rules []Rule) *Rule { return decider(rules)(p) }
+
+// decider returns firstOf for many packets: rules of one source are found by it.
+func decider(rules []Rule) func(*packet) *Rule {
+	bySource, rest := map[netip.Addr][]int{}, []int(nil)
 	for i := range rules {
-		if p.matches(&rules[i]) {
-			return &rules[i]
+		if src := rules[i].Src; src.IsSingleIP() {
+			bySource[src.Addr()] = append(bySource[src.Addr()], i)
+		} else {
+			rest = append(rest, i)
 		}
 	}
-	return nil
+	return func(p *packet) *Rule {
+		first := len(rules)
+		for _, some := range [][]int{bySource[p.source], rest} {
+			for _, i := range some {
+				if i < first && p.matches(&rules[i]) {
+					first = i
+				}
+			}
+		}
+		if first == len(rules) {
+			return nil
+		}
+		return &rules[first]
+	}
 }
 
 func (p *packet) headers() (h inject.Headers) {
@@ -65,14 +84,14 @@ func packetsOf(kind string, rules []Rule) (*packets, error) {
 	}
 	random := rand.New(rand.NewPCG(seed, uint64(len(rules))))
 	anywhere := Rule{Protocol: classbench.UDP, SrcPort: classbench.AnyPort, DstPort: classbench.AnyPort}
-	out := &packets{denied: kind != "uniform"}
+	firstOf, out := decider(rules), &packets{denied: kind != "uniform"}
 	for _, i := range random.Perm(len(rules)) {
 		from := &rules[i]
 		if kind == "miss" || kind == "denied" && from.Allow {
 			from = &anywhere
 		}
 		p := inside(random, from)
-		first := p.firstOf(rules)
+		first := firstOf(&p)
 		if allowed := first != nil && first.Allow; allowed != out.denied && (kind != "miss" || first == nil) {
 			out.headers = append(out.headers, p.headers())
 		}

@@ -32,11 +32,14 @@ const (
 
 // Rules makes n rules of a kind. exact has one source address and port each, prefix networks of /20 to /30, range
 // networks and port ranges, mixed a third of each: no packet matches two of them, all of them allow, and the last one
-// lets the client reach Port. classbench-KIND has the rules of classbench, most of which overlap and a third of which
-// denies.
+// lets the client reach Port. set has n sources and nothing else. classbench-KIND has the rules of classbench, most of
+// which overlap and a third of which denies.
 func Rules(kind string, n int, client netip.Addr) ([]Rule, error) {
 	if set, ok := strings.CutPrefix(kind, "classbench-"); ok {
 		return classbench.Rules(set, n, true)
+	}
+	if kind == "set" && n > 0 {
+		return setRules(n, client), nil
 	}
 	if !slices.Contains([]string{"exact", "prefix", "range", "mixed"}, kind) {
 		return nil, fmt.Errorf("no kind of rules is called %q", kind)
