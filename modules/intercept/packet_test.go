@@ -275,6 +275,48 @@ func TestFull(t *testing.T) {
 	}
 }
 
+// With the rings of LOG and DATA full, and staying so, every CTRL packet is delivered, in order.
+func TestFullRingsOfOthers(t *testing.T) {
+	const config = `{"classes": [
+		{"name": "ctrl", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 0, "bytes": "03"}]},
+			"action": "steal", "ring": "64Ki", "watchdog": "60s"},
+		{"name": "data", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 0, "bytes": "02"}]},
+			"action": "steal", "ring": "64Ki", "watchdog": "60s"},
+		{"name": "log", "match": {"protocol": "udp", "ports": [8080], "payload": [{"offset": 0, "bytes": "01"}]},
+			"ring": "64Ki"}]}`
+	onHooks(t, config, func(t *testing.T, k *kernel) {
+		const fill, packets = 400, 1000 // all CTRL packets together are five times what the ring has room for
+		ctrl := k.open("ctrl")
+		k.open("data")
+		k.open("log")
+		others := [][]byte{datagram(8080, "\x02"+strings.Repeat("d", 200)).bytes(),
+			datagram(8080, "\x01"+strings.Repeat("l", 200)).bytes()}
+		for range fill {
+			k.run(others[0])
+			k.run(others[1])
+		}
+		before := map[string]ClassReport{"data": k.report("data"), "log": k.report("log")}
+		for i := range packets {
+			want := datagram(8080, fmt.Sprintf("\x03%0200d", i)).bytes()
+			if v := k.run(want); v != dropped {
+				t.Fatalf("CTRL packet %d: %s, want %s: it is stolen", i, v, dropped)
+			}
+			k.run(others[0])
+			k.run(others[1])
+			rec, frame := ctrl.take()
+			if rec == nil || rec.Seq != uint64(i) || rec.Lost != 0 || !bytes.Equal(frame, want) {
+				t.Fatalf("CTRL packet %d: %+v, % x", i, rec, frame)
+			}
+		}
+		for name, was := range before {
+			is := k.report(name)
+			if was.Lost == 0 || is.Lost != was.Lost+packets || is.Delivered != was.Delivered {
+				t.Errorf("the ring of %s was not full all the time: %+v, then %+v", name, was, is)
+			}
+		}
+	})
+}
+
 // A consumer that sleeps is woken once, one that spins never.
 func TestWakes(t *testing.T) {
 	onHooks(t, everything, func(t *testing.T, k *kernel) {
