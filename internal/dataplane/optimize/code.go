@@ -23,6 +23,7 @@ type program struct {
 	code     []node
 	block    []int // number of the block that begins at an instruction, else 0
 	count    int   // of blocks, and the unused number 0
+	followed int   // blocks that forward has followed, each time
 	states   []state
 	lives    []live
 	accesses []access

@@ -8,40 +8,51 @@ import (
 	"github.com/cilium/ebpf/asm"
 )
 
-// forward follows the program with what is known at each place, and simplifies what follows from that.
+// forward follows the program with what is known at each place, and simplifies what follows from that. Blocks are taken
+// in the order of the program: where paths meet, nearly all of them have been followed by then.
 func (p *program) forward() {
 	p.blocks()
 	p.states = make([]state, p.count)
 	first := p.next(0)
 	p.states[p.block[first]] = begin()
-	for todo := []int{first}; len(todo) > 0; {
-		i := todo[len(todo)-1]
-		todo = todo[:len(todo)-1]
-		s := p.states[p.block[i]]
-		p.assume(i, &s)
-		for {
-			n := &p.code[i]
-			next, count := p.after(i)
-			if taken, decided := s.decides(n); decided && !n.goes() {
-				next[0], count = next[1], 1
-				if !taken {
-					next[0] = p.next(i + 1)
-				}
-			}
-			s.step(n)
-			if count == 1 && p.block[next[0]] == 0 {
-				i = next[0]
-				continue
-			}
-			for _, to := range next[:count] {
-				if p.states[p.block[to]].merge(&s) {
-					todo = append(todo, to)
-				}
-			}
-			break
+	todo := make([]bool, len(p.code)+1)
+	todo[first] = true
+	for i := first; i < len(p.code); i++ {
+		if todo[i] {
+			todo[i] = false
+			i = min(i, p.follow(i, todo)-1)
 		}
 	}
 	p.simplify()
+}
+
+// follow follows a block to its end, and notes where more is known by that. It returns the first such place.
+func (p *program) follow(i int, todo []bool) (first int) {
+	p.followed++
+	first = len(p.code)
+	s := p.states[p.block[i]]
+	p.assume(i, &s)
+	for {
+		n := &p.code[i]
+		next, count := p.after(i)
+		if taken, decided := s.decides(n); decided && !n.goes() {
+			next[0], count = next[1], 1
+			if !taken {
+				next[0] = p.next(i + 1)
+			}
+		}
+		s.step(n)
+		if count == 1 && p.block[next[0]] == 0 {
+			i = next[0]
+			continue
+		}
+		for _, to := range next[:count] {
+			if p.states[p.block[to]].merge(&s) {
+				todo[to], first = true, min(first, to)
+			}
+		}
+		return first
+	}
 }
 
 // assume adds the facts of a place.
