@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/btf"
 
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/sdk"
@@ -27,12 +26,11 @@ const ifindexDropsEntries = 1024
 
 // counterSpecs describe these maps. Drops by interface take memory only for entries that are there.
 func counterSpecs() map[string]*ebpf.MapSpec {
-	u32, u64 := &btf.Int{Name: "u32", Size: 4}, &btf.Int{Name: "u64", Size: 8}
 	return map[string]*ebpf.MapSpec{
 		dropsMap: {Name: dropsMap, Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8,
-			MaxEntries: uint32(kerbabi.DropReasonCount), Key: u32, Value: u64},
+			MaxEntries: uint32(kerbabi.DropReasonCount)},
 		retiredMap: {Name: retiredMap, Type: ebpf.Array, KeySize: 4, ValueSize: uint32(binary.Size(retired{})),
-			MaxEntries: uint32(len(retiredSides) * len(retiredDirections)), Key: u32},
+			MaxEntries: uint32(len(retiredSides) * len(retiredDirections))},
 		ifindexDropsMap: {Name: ifindexDropsMap, Type: ebpf.PerCPUHash, KeySize: 8, ValueSize: 8,
 			MaxEntries: ifindexDropsEntries, Flags: noPrealloc},
 	}
