@@ -15,8 +15,10 @@ import (
 	"maps"
 	"os"
 	"reflect"
+	"runtime"
 	"slices"
 	"sync"
+	"weak"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/btf"
@@ -43,6 +45,8 @@ type Package struct {
 	Digest       string            // sha256:<hex> over the manifest's meaning and the bytes of objects and control files
 	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
 	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
+
+	manifest *Manifest // as read, to be found by the next one who reads it
 
 	objects map[string]object // by hook
 	whole   map[string]string // by hook: programs that are no modules and need an adaptor; see OpenForeign
@@ -120,7 +124,29 @@ func readManifest(fsys fs.FS, source string) (*Manifest, error) {
 	if err != nil {
 		return nil, fmt.Errorf("package %s: %w", source, err)
 	}
-	return ParseManifest(source+"/"+ManifestName, data)
+	return parsedManifest(source+"/"+ManifestName, data)
+}
+
+// manifests are those of the packages in use, by a hash of file and text. They are read from disk for each change of
+// their modules, to see what has changed there, and parsing takes most of that time.
+var manifests sync.Map // of weak.Pointer[Manifest]
+
+// parsedManifest is ParseManifest of what is not in use. Nothing of the result may be changed.
+func parsedManifest(file string, data []byte) (*Manifest, error) {
+	key := sha256.Sum256(append([]byte(file+"\x00"), data...))
+	if known, ok := manifests.Load(key); ok {
+		if m := known.(weak.Pointer[Manifest]).Value(); m != nil {
+			return m, nil
+		}
+	}
+	m, err := ParseManifest(file, data)
+	if err != nil {
+		return nil, err
+	}
+	known := weak.Make(m)
+	manifests.Store(key, known)
+	runtime.AddCleanup(m, func(key [sha256.Size]byte) { manifests.CompareAndDelete(key, known) }, key)
+	return m, nil
 }
 
 // readFile reads a regular file of at most limit bytes.
@@ -150,7 +176,7 @@ func readFile(fsys fs.FS, name string, limit int64) ([]byte, error) {
 // newPackage makes a package of what was read. Objects are parsed on demand, and forgotten: parsed, they take many
 // times the memory.
 func newPackage(m *Manifest, source string, objects, files map[string][]byte) *Package {
-	p := &Package{Manifest: *m, Source: source, ControlFiles: files, objects: map[string]object{},
+	p := &Package{Manifest: *m, manifest: m, Source: source, ControlFiles: files, objects: map[string]object{},
 		parsed: map[string]*parsed.Value[*ebpf.CollectionSpec]{}}
 	for _, hook := range m.Hooks {
 		p.objects[hook] = func() []byte { return objects[hook] }
