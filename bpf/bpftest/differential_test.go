@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
@@ -108,7 +109,7 @@ func checkPath(tb testing.TB, heads []head, frame []byte, want bool) {
 // checkCut runs the head for XDP frames in several buffers on a frame that is cut somewhere.
 func checkCut(tb testing.TB, rng *rand.Rand, heads []head, frame []byte) {
 	tb.Helper()
-	want := Parse(frame)
+	want := packet.Dissect(frame)
 	for _, h := range heads {
 		if h.frags {
 			got := h.parseCut(tb, frame, rng.IntN(len(frame)))
@@ -127,7 +128,9 @@ func TestDifferential(t *testing.T) {
 	heads := loadHeads(t)
 	rng := seed.Rand(t)
 	all := samples(t)
-	plain := slices.DeleteFunc(slices.Clone(all), func(s sample) bool { return !isPlain(s.frame, Parse(s.frame)) })
+	plain := slices.DeleteFunc(slices.Clone(all), func(s sample) bool {
+		return !isPlain(s.frame, packet.Dissect(s.frame))
+	})
 	outcomes := make(map[abi.ParseOutcome]int)
 	frames, straight, l4 := frameCount(t), 0, 0
 	for i := 0; i < frames && !t.Failed(); i++ {

@@ -3,12 +3,18 @@
 package bpftest
 
 import (
+	"encoding/binary"
 	"net"
 	"slices"
 	"testing"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
+)
+
+var (
+	be = binary.BigEndian
+	ne = binary.NativeEndian
 )
 
 var (
@@ -28,7 +34,13 @@ const (
 	protoSCTP   = 132
 	protoESP    = 50
 	protoNone   = 59
+
+	fragmentHeader = 44
+	authentication = 51
 )
+
+// extensionHeaders of IPv6, by their IANA numbers.
+var extensionHeaders = []uint8{0, 43, 60, 135, fragmentHeader, authentication}
 
 // serialize puts layers together with right lengths and checksums.
 func serialize(tb testing.TB, parts ...gopacket.SerializableLayer) []byte {

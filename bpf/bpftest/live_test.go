@@ -21,6 +21,7 @@ import (
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // The address that stands for the server, and its port and the real one.
@@ -298,7 +299,7 @@ func checkPulledHeaders(t *testing.T, program string) {
 				t.Fatalf("%s: linear part of %d bytes, sent with %d", s.name, got.DataEnd, linear)
 			}
 			got.Ifindex, got.DataEnd = 0, uint64(len(frame))
-			if want := Parse(frame); got != want {
+			if want := packet.Dissect(frame); got != want {
 				t.Errorf("%s with %d bytes linear: model - kernel +\n%s", s.name, linear, cmp.Diff(want, got))
 			}
 		}
@@ -324,7 +325,7 @@ func TestTagTakenOff(t *testing.T) {
 	send := packetSocket(t, host.Namespace, inner.Index)
 	for n := range 4 {
 		frame := udp4(t, 0, 700+10*n, []uint16{1001, 1002, 1003}[:n]...)
-		want := Parse(frame)
+		want := packet.Dissect(frame)
 		if n > 0 { // the context speaks of the frame without the tag
 			want.L3, want.L4, want.Len = want.L3-4, want.L4-4, want.Len-4
 		}

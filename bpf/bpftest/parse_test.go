@@ -18,6 +18,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 func needRoot(tb testing.TB) {
@@ -132,7 +133,7 @@ func (h head) last(tb testing.TB) (got abi.Packet) {
 // check compares the kernel with the model on both hooks.
 func check(tb testing.TB, heads []head, frame []byte) abi.Packet {
 	tb.Helper()
-	want := Parse(frame)
+	want := packet.Dissect(frame)
 	for _, h := range heads {
 		if !h.takes(frame) {
 			continue
@@ -406,7 +407,7 @@ func TestXDPHeadersBeyondLinearPart(t *testing.T) {
 	h := loadFragsHead(t)
 	for _, s := range samples(t) {
 		for _, frame := range [][]byte{s.frame, pad(s.frame, 5000-len(s.frame))} {
-			want := Parse(frame)
+			want := packet.Dissect(frame)
 			for _, linear := range []int{0, 14, 15, 18, 20, 33, 34, 38, 42, 53, 54, 61, 62, 70, 100, 200} {
 				got := h.parseCut(t, frame, min(linear, len(frame)))
 				got.DataEnd = want.DataEnd
@@ -425,7 +426,7 @@ func TestXDPFragments(t *testing.T) {
 	h := loadFragsHead(t)
 	for _, size := range []int{10, 5000, 12000} {
 		for _, frame := range [][]byte{udp4(t, 8, size), tcp4(t, 0, 4, size, 7), pad(udp4(t, 0, 100), size)} {
-			got, want := h.parse(t, frame), Parse(frame)
+			got, want := h.parse(t, frame), packet.Dissect(frame)
 			if got.DataEnd > want.DataEnd || size > 4096 && got.DataEnd == want.DataEnd {
 				t.Errorf("%d bytes linear of %d", got.DataEnd, len(frame))
 			}
@@ -443,7 +444,7 @@ func TestBigUDP(t *testing.T) {
 	needXDPFragments(t)
 	h := loadFragsHead(t)
 	frame := pad(with(with(udp4(t, 0, 100), 16, 0, 0), 38, 0, 0), 70000-142)
-	got, want := h.parse(t, frame), Parse(frame)
+	got, want := h.parse(t, frame), packet.Dissect(frame)
 	want.DataEnd = got.DataEnd
 	if got != want || got.Flags != abi.FlagL4 || got.L4Len != 70000-34 {
 		t.Errorf("model - kernel +\n%s", cmp.Diff(want, got))
@@ -461,7 +462,7 @@ func needXDPFragments(t *testing.T) {
 // The model alone, where the kernel takes no test run.
 func TestModelBelowEthernet(t *testing.T) {
 	for n := range 14 {
-		if got := Parse(make([]byte, n)); got.Outcome != abi.ParseShortL2 || got.L3 != 0 {
+		if got := packet.Dissect(make([]byte, n)); got.Outcome != abi.ParseShortL2 || got.L3 != 0 {
 			t.Errorf("%d bytes: %+v", n, got)
 		}
 	}

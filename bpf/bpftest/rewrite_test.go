@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/internal/seed"
 )
 
@@ -541,7 +542,7 @@ func TestRemoveOptions(t *testing.T) {
 			for _, f := range []flow{options, extensions, base4(protoUDP), base6(protoTCP)} {
 				f.tags = tags
 				frame := f.build(t)
-				at := Parse(frame)
+				at := packet.Dissect(frame)
 				head := int(at.L3) + map[uint8]int{4: 20, 6: 40}[at.Family]
 				want := slices.Concat(frame[:head], frame[at.L4:])
 				res, got := r.run(t, request{Op: opRemove}, frame)

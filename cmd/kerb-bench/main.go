@@ -11,6 +11,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	_ "github.com/kerb-edge/kerb/bench/all"
+	"github.com/kerb-edge/kerb/bench/traffic"
 	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/lab/demo"
@@ -31,6 +32,6 @@ func root() *cobra.Command {
 	if os.Getenv(binpath.KerbEnv) != "" { // help shows what was typed
 		c.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: binpath.Kerb}
 	}
-	c.AddCommand(bench.Command(), demo.Command())
+	c.AddCommand(bench.Command(), demo.Command(), traffic.Command())
 	return c
 }

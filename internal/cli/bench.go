@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -18,22 +19,24 @@ import (
 // benchCommands run kerb-bench, so that nodes do not carry benchmarks and the demo in every agent.
 func benchCommands() []*cobra.Command {
 	return []*cobra.Command{
-		benchCommand("bench", "Measure Kerb against its references on this machine"),
-		benchCommand("demo", "Watch modules work, and change them, on three services made for it"),
+		benchCommand("bench", "", "Measure Kerb against its references on this machine"),
+		benchCommand("demo", "", "Watch modules work, and change them, on three services made for it"),
 	}
 }
 
-func benchCommand(name, short string) *cobra.Command {
+// benchCommand runs a command of kerb-bench, which has it below parent if that is not empty.
+func benchCommand(name, parent, short string) *cobra.Command {
+	words := append(strings.Fields(parent), name)
 	return &cobra.Command{
 		Use:   name + " ...",
 		Short: short,
-		Long: short + ".\nRuns kerb-bench " + name + " with the same arguments; --help shows its own. kerb-bench is a " +
-			"separate program that `make build`\n" +
+		Long: short + ".\nRuns kerb-bench " + strings.Join(words, " ") + " with the same arguments; --help shows its own. " +
+			"kerb-bench is a separate program that `make build`\n" +
 			"builds together with kerb: install it in the same directory as kerb, or on PATH.",
-		Example:            "  kerb " + name + " --help",
+		Example:            "  kerb " + strings.Join(words, " ") + " --help",
 		DisableFlagParsing: true,
 		ValidArgsFunction: func(_ *cobra.Command, args []string, word string) ([]string, cobra.ShellCompDirective) {
-			return completeBench(append([]string{name}, append(args, word)...))
+			return completeBench(slices.Concat(words, args, []string{word}))
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			program, err := binpath.Find(binpath.Bench)
@@ -44,7 +47,8 @@ func benchCommand(name, short string) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			err = unix.Exec(program, append([]string{program, name}, args...), append(os.Environ(), binpath.KerbEnv+"="+self))
+			err = unix.Exec(program, slices.Concat([]string{program}, words, args),
+				append(os.Environ(), binpath.KerbEnv+"="+self))
 			return fmt.Errorf("run %s: %w", program, err)
 		},
 	}

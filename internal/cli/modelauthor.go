@@ -22,6 +22,9 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 			"  kerb model train rpl --seconds 10 -o floods.json\n  kerb model train own --data windows.csv --kind forest "+
 				"-o own.json"),
 		a.modelCheckCommand(), a.modelQuantiseCommand(),
+		benchCommand("windows", "model", "Make a table of windows of a capture, as the data plane counts them"),
+		benchCommand("record", "model", "Make a table of windows of a running classifier, as they are evaluated"),
+		benchCommand("replay", "model", "Show what a model decides about the windows of a capture"),
 	}
 }
 

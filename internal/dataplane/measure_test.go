@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/ebpf"
 
-	"github.com/kerb-edge/kerb/bpf/bpftest"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/packet"
@@ -144,7 +143,7 @@ func TestSharedMaps(t *testing.T) {
 
 func TestRepresentativePacketsParse(t *testing.T) {
 	for _, p := range representative() {
-		got := bpftest.Parse(p.frame)
+		got := packet.Dissect(p.frame)
 		if got.Outcome != kerbabi.ParseOK || got.Flags&kerbabi.FlagL4 == 0 || got.Flags&^kerbabi.FlagL4 != 0 {
 			t.Errorf("%s: %+v", p.kind, got)
 		}

@@ -3,13 +3,14 @@
 
 import argparse
 import csv
+import ipaddress
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 
-from . import __version__, detection, flows, importers, model, pcap, rules, simulate, train
+from . import __version__, detection, flows, frames, importers, model, pcap, rules, simulate, train, windows
 
 
 def main(arguments=None):
@@ -145,6 +146,8 @@ def _generate(args):
         network = simulate.draw(rng, args.attackers)
         heard = simulate.events(rng, network, args.seconds)
         pcap.write(args.output, simulate.to_frames(heard))
+        labels = Path(args.output).with_suffix(".labels")
+        labels.write_text("".join(f"attack {ipaddress.IPv6Address(frames.LINK_LOCAL + node)} {begin:.6f} {end:.6f}\n" for node, begin, end in windows.floods(heard)))
         print(f"{len(heard)} frames of {network}", file=sys.stderr)
         return
     x, y = flows.windows(rng, args.windows)

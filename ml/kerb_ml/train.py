@@ -138,7 +138,7 @@ def read_table(path, label, normal=None):
         raise Unsupported(f"{path}: empty")
     if label not in table[0]:
         raise Unsupported(f"{path}: no column {label!r}; it has {', '.join(table[0])}")
-    features = [c for c in table[0] if c != label]
+    features = [c for c in table[0] if c not in (label, "time", "source")]  # those are of `kerb model windows` and record
     try:
         x = np.array([[float(row[c]) for c in features] for row in table])
     except (TypeError, ValueError) as e:

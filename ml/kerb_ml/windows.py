@@ -44,6 +44,18 @@ def attacks(path):
     return list(zip([t for t, on in times if on], ends))
 
 
+def floods(events, pause=2.0):
+    """(source, start, end) of each flood: messages of an attack with pauses of at most so many seconds between them."""
+    found = {}
+    for e in (e for e in events if e.attack):
+        of_source = found.setdefault(e.source, [])
+        if of_source and e.time - of_source[-1][1] <= pause:
+            of_source[-1][1] = e.time
+        else:
+            of_source.append([e.time, e.time])
+    return [(source, begin, end + 1e-6) for source, all in found.items() for begin, end in all]
+
+
 @dataclass
 class Row:
     """A source in a window; before is the window before it."""

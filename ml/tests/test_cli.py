@@ -55,9 +55,22 @@ def test_hello_of_a_small_table(tmp_path):
     assert json.loads((tmp_path / "m.json").read_text())["accuracy"] >= 0.9
 
 
+def test_columns_that_are_no_features(tmp_path):
+    """Tables of `kerb model windows` begin with the time and the source."""
+    rows = "".join(f"{10 * i},fe80::{i},{i},{i % 7},{'attack' if i > 50 else 'normal'}\n" for i in range(100))
+    (tmp_path / "t.csv").write_text("time,source,dis,dio,label\n" + rows)
+    run("train", "own", "--data", tmp_path / "t.csv", "--normal", "normal", "-o", tmp_path / "m.json")
+    assert json.loads((tmp_path / "m.json").read_text())["features"] == ["dis", "dio"]
+
+
 def test_generate(tmp_path, shipped, capsys):
     run("generate", "rpl", "-o", tmp_path / "c-root.pcap", "--seconds", 60, "--attackers", 0)
     run("detect", shipped / "rpl-floods-10s.json", tmp_path / "c-root.pcap")
     assert "0 of 0 attacks" in capsys.readouterr().out
+    assert (tmp_path / "c-root.labels").read_text() == ""
+    run("generate", "rpl", "-o", tmp_path / "d.pcap", "--seconds", 300, "--attackers", 2, "--seed", 5)
+    labels = [line.split() for line in (tmp_path / "d.labels").read_text().splitlines()]
+    assert {source for _, source, _, _ in labels} == {"fe80::ff:fe00:2", "fe80::ff:fe00:3"}
+    assert all(0 <= float(start) < float(end) <= 300.1 for _, _, start, end in labels)
     run("generate", "flow", "-o", tmp_path / "f.csv", "--windows", 40)
     assert (tmp_path / "f.csv").read_text().startswith("packetsForward,")

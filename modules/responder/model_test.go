@@ -7,9 +7,9 @@ import (
 	"net/netip"
 	"slices"
 
-	"github.com/kerb-edge/kerb/bpf/bpftest"
 	"github.com/kerb-edge/kerb/internal/chain"
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
+	frames "github.com/kerb-edge/kerb/internal/packet"
 	"github.com/kerb-edge/kerb/modules/responder/apps/linear"
 	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
@@ -61,7 +61,7 @@ func (m *model) run(frame []byte) (verdict, []byte) {
 }
 
 func (m *model) judge(frame []byte) (name, outcome string, reply []byte) {
-	p := bpftest.Parse(frame)
+	p := frames.Dissect(frame)
 	switch {
 	case p.Outcome != abi.ParseOK && p.Outcome != abi.ParseNotIP:
 		return "", "malformed", nil

@@ -2,7 +2,12 @@
 
 package extract
 
-import "net/netip"
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+)
 
 // Flow is a source of the flow extractor: as struct cls_source.
 type Flow struct {
@@ -72,6 +77,19 @@ func (x *Flows) Packet(now uint64, p *Packet) *Window[Flow] {
 		back = p.FromLocal
 	}
 	r.count(func(s *slice) { r.packet(s, p, now, back) })
+	return out
+}
+
+// Lapse returns the windows that have ended by a time, by flow.
+func (x *Flows) Lapse(now uint64) (out []*Window[Flow]) {
+	byEnds := func(a, b Flow) int {
+		return cmp.Or(a.Remote.Compare(b.Remote), a.Local.Compare(b.Local), cmp.Compare(a.RemotePort, b.RemotePort),
+			cmp.Compare(a.LocalPort, b.LocalPort), cmp.Compare(a.Proto, b.Proto))
+	}
+	for _, f := range slices.SortedFunc(maps.Keys(x.flows), byEnds) {
+		r := x.flows[f]
+		x.lapse(r, now, func(s *slice, end uint64) { out = append(out, &Window[Flow]{f, end, r.flowValues(s, f.Proto)}) })
+	}
 	return out
 }
 

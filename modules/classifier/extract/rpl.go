@@ -2,7 +2,12 @@
 
 package extract
 
-import "time"
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+)
 
 // Node is a source of the RPL extractor.
 type Node struct {
@@ -94,6 +99,17 @@ func (x *RPL) Frame(now uint64, b []byte) *Window[Node] {
 		r.count(func(s *slice) { s.sum[sumRepeats]++ })
 	default:
 		r.count(func(s *slice) { r.message(s, &f, o, now, uint64(len(b))) })
+	}
+	return out
+}
+
+// Lapse returns the windows that have ended by a time, by node: as in the data plane, where a timer ends those of
+// sources that are silent.
+func (x *RPL) Lapse(now uint64) (out []*Window[Node]) {
+	byID := func(a, b Node) int { return cmp.Or(cmp.Compare(a.ID, b.ID), cmp.Compare(a.PAN, b.PAN)) }
+	for _, n := range slices.SortedFunc(maps.Keys(x.nodes), byID) {
+		r := x.nodes[n]
+		x.lapse(r, now, func(s *slice, end uint64) { out = append(out, &Window[Node]{n, end, r.rplValues(s)}) })
 	}
 	return out
 }

@@ -7,7 +7,7 @@ import "time"
 // Values that features are cut to.
 const limit = 1<<31 - 1
 
-const slices = 4 // of a sliding window
+const sliceCount = 4 // of a sliding window
 
 // Config is how is extracted: constants of the data plane.
 type Config struct {
@@ -82,7 +82,7 @@ type seen struct {
 
 func (c *Config) sliceLen() uint64 {
 	if c.Sliding {
-		return uint64(c.Window) / slices
+		return uint64(c.Window) / sliceCount
 	}
 	return uint64(c.Window)
 }
@@ -101,7 +101,7 @@ func (c *Config) newRecord(now uint64) *record {
 // window is the sum over the slices of the window that ends with number.
 func (c *Config) window(r *record, number uint64) slice {
 	out := r.held[number]
-	for i := uint64(1); c.Sliding && i < slices && i <= number; i++ {
+	for i := uint64(1); c.Sliding && i < sliceCount && i <= number; i++ {
 		out.add(r.held[number-i])
 	}
 	return out
@@ -116,11 +116,27 @@ func (c *Config) close(r *record, now uint64) (ended slice, end uint64, ok bool)
 	return c.window(r, r.slice), (r.slice + 1) * c.sliceLen(), true
 }
 
+// lapse ends the slices that time has left, as the data plane's timer does: each window that holds anything, once.
+func (c *Config) lapse(r *record, now uint64, ended func(s *slice, end uint64)) {
+	for {
+		s, end, ok := c.close(r, now)
+		switch {
+		case !ok:
+			return
+		case s.sum == sums{}:
+			c.begin(r, now)
+			return
+		}
+		ended(&s, end)
+		c.begin(r, end)
+	}
+}
+
 // begin continues with the slice of now, after close and what it was for.
 func (c *Config) begin(r *record, now uint64) {
 	n, per := c.number(now), uint64(1)
 	if c.Sliding {
-		per = slices
+		per = sliceCount
 	}
 	if was, is := r.slice/per, n/per; was != is {
 		r.before = [6]uint64{}
@@ -134,7 +150,7 @@ func (c *Config) begin(r *record, now uint64) {
 	}
 	r.slice = n
 	for s := range r.held {
-		if s+2*slices < n {
+		if s+2*sliceCount < n {
 			delete(r.held, s)
 		}
 	}

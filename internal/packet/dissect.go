@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package bpftest
+package packet
 
 import (
 	"encoding/binary"
@@ -9,32 +9,29 @@ import (
 	abi "github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// Parse says what the head of a chain should find in a frame that is linear in
+// Dissect returns what the head of a chain finds in a frame that is linear in
 // the kernel. It is written from the rules in bpf/include/kerb/parse.h, not
 // from the code: the frame is cut into views, each read with its own length.
 // Only what depends on the frame is filled in.
-func Parse(frame []byte) abi.Packet {
-	m := model{frame: frame}
+func Dissect(frame []byte) abi.Packet {
+	m := dissection{frame: frame}
 	m.Len = uint32(len(frame))
 	m.DataEnd = uint64(len(frame))
 	m.Outcome = m.ethernet()
 	return m.Packet
 }
 
-type model struct {
+type dissection struct {
 	abi.Packet
 	frame []byte
 }
 
-var (
-	be = binary.BigEndian
-	ne = binary.NativeEndian
-)
+var be = binary.BigEndian
 
 // tagTypes announce a VLAN tag: IEEE 802.1Q, 802.1ad, and what switches used before that.
 var tagTypes = []uint16{0x8100, 0x88a8, 0x9100, 0x9200}
 
-func (m *model) ethernet() abi.ParseOutcome {
+func (m *dissection) ethernet() abi.ParseOutcome {
 	if len(m.frame) < 14 {
 		return abi.ParseShortL2
 	}
@@ -75,7 +72,7 @@ func datagramLength(stated uint16, rest []byte) int {
 	return int(stated)
 }
 
-func (m *model) ip4(rest []byte) abi.ParseOutcome {
+func (m *dissection) ip4(rest []byte) abi.ParseOutcome {
 	switch {
 	case len(rest) < 20:
 		return abi.ParseShortL3
@@ -101,7 +98,7 @@ func (m *model) ip4(rest []byte) abi.ParseOutcome {
 	return m.transport(rest[:total], header)
 }
 
-func (m *model) fragment(later, more bool) {
+func (m *dissection) fragment(later, more bool) {
 	switch {
 	case later:
 		m.Flags |= abi.FlagFragLater
@@ -118,7 +115,7 @@ const (
 
 var extensionHeaders = []uint8{0, 43, 60, 135, fragmentHeader, authentication}
 
-func (m *model) ip6(rest []byte) abi.ParseOutcome {
+func (m *dissection) ip6(rest []byte) abi.ParseOutcome {
 	switch {
 	case len(rest) < 40:
 		return abi.ParseShortL3
@@ -169,7 +166,7 @@ func extension(kind uint8, rest []byte) (int, abi.ParseOutcome) {
 }
 
 // step notes an extension header and names the next.
-func (m *model) step(header []byte) {
+func (m *dissection) step(header []byte) {
 	if m.Proto == fragmentHeader {
 		field := be.Uint16(header[2:])
 		m.fragment(field>>3 != 0, field&1 != 0)
@@ -180,12 +177,12 @@ func (m *model) step(header []byte) {
 }
 
 // place puts l4 at an offset of the datagram.
-func (m *model) place(datagram []byte, at int) {
+func (m *dissection) place(datagram []byte, at int) {
 	m.L4 = m.L3 + uint64(at)
 	m.L4Len = uint32(len(datagram) - at)
 }
 
-func (m *model) transport(datagram []byte, at int) abi.ParseOutcome {
+func (m *dissection) transport(datagram []byte, at int) abi.ParseOutcome {
 	m.place(datagram, at)
 	if m.Flags&abi.FlagFragLater != 0 {
 		return abi.ParseOK
@@ -223,7 +220,7 @@ func tcpOutcome(segment []byte) abi.ParseOutcome {
 	return abi.ParseOK
 }
 
-func (m *model) udpOutcome(segment []byte) abi.ParseOutcome {
+func (m *dissection) udpOutcome(segment []byte) abi.ParseOutcome {
 	if len(segment) < 8 {
 		return abi.ParseShortL4
 	}
