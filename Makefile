@@ -110,8 +110,8 @@ vet: ## Develop: formatting, go vet, shell syntax
 # Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time, for
 # processes, timers and grace periods of the kernel, so three run at a time. test/e2e takes the longest, and starts first; one of its
 # tests sends at real-time priority.
-ALONE := ./bench ./bench/chain ./bench/tunnel ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./intercept ./internal/lab/traffic ./kmod \
-	./modules/intercept ./test/soak
+ALONE := ./bench ./bench/chain ./bench/tunnel ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./cmd/kerb ./intercept \
+	./internal/lab/traffic ./kmod ./modules/intercept ./test/soak
 ALONE_TEST := ^TestUpgradeUnderLoad$$
 TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted by lint; without symbols, linked in half the time
 
