@@ -82,7 +82,7 @@ func (s *state) passes(n *node) (a access) {
 // backward finds what is read later, and removes what only computes or stores something else.
 func (p *program) backward() {
 	p.blocks()
-	p.lives = make([]live, p.count)
+	p.lives = zeroed(p.lives, p.count)
 	for again := true; again; { // what is found useless may be needed by what is found needed later
 		again = false
 		var l live

@@ -41,8 +41,9 @@ func foldFunction(code asm.Instructions, contents func(string) []byte) asm.Instr
 	if !slices.ContainsFunc(code, func(ins asm.Instruction) bool { return reads(&ins, contents) != nil }) {
 		return code
 	}
-	p, ok := parse(code, nil)
-	if !ok {
+	p := programs.Get().(*program)
+	defer p.release()
+	if !p.parse(code, nil) {
 		return code
 	}
 	p.blocks()

@@ -12,7 +12,7 @@ import (
 // in the order of the program: where paths meet, nearly all of them have been followed by then.
 func (p *program) forward() {
 	p.blocks()
-	p.states = make([]state, p.count)
+	p.states = zeroed(p.states, p.count)
 	first := p.next(0)
 	p.states[p.block[first]] = begin()
 	todo := make([]bool, len(p.code)+1)
