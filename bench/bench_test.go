@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
 	"os"
@@ -58,7 +59,7 @@ func TestInterleaveOrderAndMedian(t *testing.T) {
 	var order []string
 	trial := func(config string, values ...float64) Trial {
 		i := -1
-		return Trial{config, func(context.Context) ([]Sample, error) {
+		return Trial{Config: config, Measure: func(context.Context) ([]Sample, error) {
 			i++
 			order = append(order, config)
 			return []Sample{{"time", "p50", "ns", values[i]}, {"lost", "sum", "count", 1}}, nil
@@ -87,7 +88,7 @@ func TestInterleaveOrderAndMedian(t *testing.T) {
 func TestInterleaveStopsAtAnError(t *testing.T) {
 	run := testRun(Experiment{Name: "x"}, 5)
 	boom := errors.New("boom")
-	err := run.Interleave(t.Context(), "l", Trial{"a", func(context.Context) ([]Sample, error) { return nil, boom }})
+	err := run.Interleave(t.Context(), "l", Trial{Config: "a", Measure: func(context.Context) ([]Sample, error) { return nil, boom }})
 	if !errors.Is(err, boom) || len(run.report.Cells) != 0 {
 		t.Errorf("err %v, cells %v", err, run.report.Cells)
 	}
@@ -249,7 +250,8 @@ func TestTimeLeft(t *testing.T) {
 		left = append(left, run.left(5*time.Minute, time.Minute).String())
 		return []Sample{{"m", "p50", "s", 1}}, nil
 	}
-	if err := run.Interleave(t.Context(), "a", Trial{"c", measure}, Trial{"unwanted", measure}); err != nil {
+	if err := run.Interleave(t.Context(), "a", Trial{Config: "c", Measure: measure},
+		Trial{Config: "unwanted", Measure: measure}); err != nil {
 		t.Fatal(err)
 	}
 	if got := strings.Join(left, " "); got != "55m0s 7m0s 3m0s 1m40s" || len(run.Report().Cells) != 1 {
@@ -257,5 +259,36 @@ func TestTimeLeft(t *testing.T) {
 	}
 	if n := strings.Count(progress.String(), "left\n"); n != 4 {
 		t.Errorf("%d lines of progress tell the time left: %s", n, &progress)
+	}
+}
+
+// A config that cannot be measured here is left out with a note, and what was opened is closed, the newest first, also
+// if a later config cannot be opened.
+func TestInterleaveOpens(t *testing.T) {
+	var events []string
+	opening := func(config string, wrong error) Trial {
+		return Trial{Config: config,
+			Open: func() (io.Closer, error) {
+				events = append(events, "open "+config)
+				return &Closers{func() error { events = append(events, "close "+config); return nil }}, wrong
+			},
+			Measure: func(context.Context) ([]Sample, error) { events = append(events, config); return nil, nil }}
+	}
+	run := testRun(Experiment{Name: "x"}, 1)
+	absent := fmt.Errorf("%w: no driver", ErrLeftOut)
+	if err := run.Interleave(t.Context(), "l", opening("a", nil), opening("b", absent), opening("c", nil)); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"open a", "open b", "open c", "a", "c", "close c", "close a"}
+	if !slices.Equal(events, want) || !slices.Equal(run.report.Notes, []string{"b is left out: " + absent.Error()}) {
+		t.Errorf("%q, want %q; notes %q", events, want, run.report.Notes)
+	}
+	events = nil
+	broken := errors.New("broken")
+	if err := run.Interleave(t.Context(), "l", opening("a", nil), opening("b", broken)); !errors.Is(err, broken) {
+		t.Error(err)
+	}
+	if want = []string{"open a", "open b", "close a"}; !slices.Equal(events, want) {
+		t.Errorf("%q, want %q", events, want)
 	}
 }

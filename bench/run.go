@@ -4,8 +4,10 @@ package bench
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"slices"
 	"time"
 )
@@ -20,10 +22,16 @@ type Sample struct {
 	Value              float64
 }
 
+// ErrLeftOut is wrapped by the error of a config that cannot be measured on this machine.
+var ErrLeftOut = errors.New("cannot be measured here")
+
 // Trial is one config under test: Measure is called once a round.
 type Trial struct {
 	Config  string
 	Measure func(ctx context.Context) ([]Sample, error)
+	// Open sets the config up, before the first round of all, and returns what is closed after the last one. Nil does
+	// nothing, as does a closer that is nil. Errors of LeftOut leave the config out.
+	Open func() (io.Closer, error)
 }
 
 // Run is one execution of an experiment.
@@ -64,9 +72,13 @@ func (r *Run) Loads() []string { return r.loads }
 
 // Interleave measures the trials in turn, A B C A B C ..., so that a slow
 // stretch of the machine falls on all of them, and adds their cells.
-func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) error {
+func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err error) {
 	defer func() { r.finished++ }()
-	trials = slices.DeleteFunc(trials, func(t Trial) bool { return !r.Wants(t.Config) })
+	var opened Closers
+	defer func() { err = errors.Join(err, opened.Close()) }()
+	if trials, err = r.open(trials, &opened); err != nil {
+		return err
+	}
 	for round := range r.Rounds {
 		for i, t := range trials {
 			if err := ctx.Err(); err != nil {
@@ -86,6 +98,40 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) erro
 		}
 	}
 	return nil
+}
+
+// open sets up the trials that are wanted, and returns those that can be measured.
+func (r *Run) open(trials []Trial, opened *Closers) (ready []Trial, err error) {
+	for _, t := range trials {
+		if !r.Wants(t.Config) {
+			continue
+		}
+		var closer io.Closer
+		if t.Open != nil {
+			closer, err = t.Open()
+		}
+		if r.LeftOut(t.Config, err) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", t.Config, err)
+		}
+		if closer != nil {
+			opened.Later(closer.Close)
+		}
+		ready = append(ready, t)
+	}
+	return ready, nil
+}
+
+// LeftOut reports whether an error means that a config, or a load, cannot be measured on this machine, or lacks a
+// program, and notes that it is left out.
+func (r *Run) LeftOut(what string, err error) bool {
+	left := errors.Is(err, ErrLeftOut) || errors.Is(err, exec.ErrNotFound)
+	if left {
+		r.Note("%s is left out: %v", what, err)
+	}
+	return left
 }
 
 // Wants says whether a config is to be measured.

@@ -87,9 +87,6 @@ func open(t *testing.T) *bed {
 func openWith(t *testing.T, options netlab.HostOptions) *bed {
 	t.Helper()
 	const prefix = "kbkm"
-	if err := netlab.Sweep(prefix); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
 		t.Fatal(err)

@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 
@@ -97,7 +98,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 	return nil
 }
 
-func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
+func (e *experiment) runLoad(ctx context.Context, load string) error {
 	place, name, _ := strings.Cut(load, "/")
 	w := workloadNamed(name)
 	if err := e.move(place); err != nil {
@@ -105,27 +106,19 @@ func (e *experiment) runLoad(ctx context.Context, load string) (err error) {
 	}
 	var trials []bench.Trial
 	for _, config := range e.configs {
-		if !e.run.Wants(config) {
+		if config == "unix" && (place == "veth" || !w.unix) { // between veths it would be what it is on loopback
 			continue
 		}
-		s, wrong := e.serve(ctx, config, w) // err is what closing them adds to
-		if why := new(leftOut); errors.As(wrong, &why) {
-			if why.reason != "" {
-				e.run.Note("%s is left out of %s: %s", config, load, why.reason)
-			}
-			continue
-		}
-		if wrong != nil {
-			return fmt.Errorf("%s, %s: %w", config, load, wrong)
-		}
-		defer func() { err = errors.Join(err, s.close()) }()
-		trials = append(trials, bench.Trial{Config: config, Measure: s.round})
+		var s *serving
+		trials = append(trials, bench.Trial{Config: config,
+			Open:    func() (_ io.Closer, err error) { s, err = e.serve(ctx, config, w); return s, err },
+			Measure: func(ctx context.Context) ([]bench.Sample, error) { return s.round(ctx) }})
 	}
 	return e.run.Interleave(ctx, load, trials...)
 }
 
 func (e *experiment) serve(ctx context.Context, config string, w workload) (*serving, error) {
-	c, err := e.contender(ctx, config, w)
+	c, err := e.contender(ctx, config)
 	if err != nil {
 		return nil, err
 	}
@@ -133,10 +126,7 @@ func (e *experiment) serve(ctx context.Context, config string, w workload) (*ser
 }
 
 // contender opens a config's hosts at the place, once for all loads there.
-func (e *experiment) contender(ctx context.Context, config string, w workload) (*contender, error) {
-	if config == "unix" && (e.where == "veth" || !w.unix) { // between veths it would be what it is on loopback
-		return nil, &leftOut{}
-	}
+func (e *experiment) contender(ctx context.Context, config string) (*contender, error) {
 	if c := e.up[config]; c != nil {
 		return c, nil
 	}
@@ -160,13 +150,8 @@ func (e *experiment) move(place string) error {
 func (e *experiment) closePlace() error {
 	var errs []error
 	for config, c := range e.up {
-		errs = append(errs, c.close())
+		errs = append(errs, c.Close())
 		delete(e.up, config)
 	}
 	return errors.Join(errs...)
 }
-
-// leftOut is a config that cannot be measured; without a reason it is not meant for the load.
-type leftOut struct{ reason string }
-
-func (l *leftOut) Error() string { return "cannot be measured: " + l.reason }

@@ -66,19 +66,19 @@ func newExperiment(t *testing.T, where string) *experiment {
 func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 	t.Helper()
 	w := workloadNamed(name)
-	c, err := e.contender(t.Context(), config, w)
+	c, err := e.contender(t.Context(), config)
 	var s *serving
 	if err == nil {
 		s, err = c.serve(t.Context(), w)
 	}
-	if errors.As(err, new(*leftOut)) || errors.Is(err, bench.ErrNotBuilt) {
+	if errors.Is(err, bench.ErrLeftOut) || errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
 	samples, err := s.round(t.Context())
-	if err := errors.Join(err, s.close()); err != nil {
+	if err := errors.Join(err, s.Close()); err != nil {
 		t.Fatal(err)
 	}
 	return samples
@@ -189,7 +189,7 @@ func TestPlaces(t *testing.T) {
 // A server that answers wrongly or cuts a stream short voids the run.
 func TestClientSees(t *testing.T) {
 	e := newExperiment(t, "loopback")
-	c, err := e.contender(t.Context(), "plain", workloadNamed("echo-24"))
+	c, err := e.contender(t.Context(), "plain")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
@@ -22,12 +23,12 @@ import (
 // contender is a config at its place, which it has for itself: hosts, a cgroup for all that runs on them, and proxies.
 type contender struct {
 	*experiment
-	config  string
-	place   *place
-	group   *path.Group
-	dir     string // of configuration files and sockets
-	kerb    *kerb  // nil without the accelerator
-	closers []func() error
+	config string
+	place  *place
+	group  *path.Group
+	dir    string // of configuration files and sockets
+	kerb   *kerb  // nil without the accelerator
+	bench.Closers
 }
 
 // labPrefix is a letter for the place and one for the config: no two contenders share a lab.
@@ -39,10 +40,7 @@ func labPrefix(place, config string) string {
 
 func (e *experiment) open(ctx context.Context, config string) (*contender, error) {
 	c := &contender{experiment: e, config: config}
-	if err := c.build(ctx); err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	return c, nil
+	return c, c.CloseOn(c.build(ctx))
 }
 
 // build has the accelerator there before any program: it leaves alone what listened before it.
@@ -51,15 +49,15 @@ func (c *contender) build(ctx context.Context) (err error) {
 	if c.place, err = openPlace(c.where, prefix, families[c.family]); err != nil {
 		return err
 	}
-	c.later(c.place.lab.Close)
+	c.Later(c.place.lab.Close)
 	if c.group, err = path.NewGroup(prefix); err != nil {
 		return err
 	}
-	c.later(c.group.Close)
+	c.Later(c.group.Close)
 	if c.dir, err = tempdir.New(); err != nil {
 		return err
 	}
-	c.later(func() error { return tempdir.Remove(c.dir) })
+	c.Later(func() error { return tempdir.Remove(c.dir) })
 	if c.config == "unix" {
 		c.place.overSockets(c.dir)
 	}
@@ -87,7 +85,7 @@ func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	p, err := c.start(ctx, h.host.Namespace, h.side, dial(c.place.fromWithin(h.listen(firstPort))),
 		program.args(config)...)
 	if err == nil {
-		c.later(p.stop)
+		c.Later(p.stop)
 	}
 	return err
 }
@@ -102,7 +100,7 @@ type process struct {
 // command prepares a program on a host: in the contender's group, on a side's CPU, before the machine's other work.
 func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int, args ...string) (*exec.Cmd, error) {
 	if _, err := exec.LookPath(args[0]); err != nil {
-		return nil, &leftOut{fmt.Sprintf("%s is not installed", args[0])}
+		return nil, fmt.Errorf("%w: %s is not installed", bench.ErrLeftOut, args[0])
 	}
 	return c.group.Adopt(ns.Command(ctx, c.tools.path("run"), append([]string{c.tools.cpus[side]}, args...)...)), nil
 }
@@ -180,16 +178,11 @@ func (c *contender) runClient(ctx context.Context, args ...string) (out []byte, 
 	return out, after - before, err
 }
 
-func (c *contender) later(f func() error) { c.closers = append(c.closers, f) }
-
-// close undoes the newest first.
-func (c *contender) close() error {
-	var errs []error
+// Close notes what the module kept out, while the programs still run, and undoes all.
+func (c *contender) Close() error {
+	var err error
 	if c.kerb != nil {
-		errs = append(errs, c.kept())
+		err = c.kept()
 	}
-	for i := len(c.closers) - 1; i >= 0; i-- {
-		errs = append(errs, c.closers[i]())
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, c.Closers.Close())
 }

@@ -26,7 +26,7 @@ func (c *contender) startKerb() error {
 	if err != nil {
 		return err
 	}
-	c.later(n.Close)
+	c.Later(n.Close)
 	c.kerb = &kerb{n}
 	return c.accelerate(map[string]any{})
 }

@@ -79,9 +79,6 @@ var families = map[string]family{
 const sidecarPorts = 1000
 
 func openPlace(kind, prefix string, f family) (*place, error) {
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
 		return nil, err

@@ -147,7 +147,7 @@ func (c *contender) serve(ctx context.Context, w workload) (*serving, error) {
 		return nil, err
 	}
 	if err := s.warm(ctx); err != nil {
-		return nil, errors.Join(fmt.Errorf("%w; the server said: %s", err, &s.process.said), s.close())
+		return nil, errors.Join(fmt.Errorf("%w; the server said: %s", err, &s.process.said), s.Close())
 	}
 	return s, nil
 }
@@ -179,7 +179,8 @@ func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
 	return s.tally(measure)
 }
 
-func (s *serving) close() error { return s.process.stop() }
+// Close ends the server.
+func (s *serving) Close() error { return s.process.stop() }
 
 // listen and target are where the server listens and where the client finds it.
 func (s *serving) listen() address { return s.place.listen(s.w.port) }

@@ -47,9 +47,6 @@ type stage struct {
 }
 
 func openStage(quick bool) (s *stage, err error) {
-	if err := netlab.Sweep(labPrefix); err != nil {
-		return nil, err
-	}
 	s = &stage{runs: runs, frame: frame()}
 	if quick {
 		s.runs = runsQuick

@@ -4,7 +4,6 @@ package classifier
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -18,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
@@ -41,7 +41,7 @@ type border struct {
 	version  uint32 // of the model
 	sequence byte
 	sent     uint64 // since the classifier was loaded
-	closers  []func() error
+	bench.Closers
 }
 
 // The configs, and the letter of their labs: one agent each, all of which run at the same time.
@@ -69,21 +69,15 @@ func openBorder(config, window, when string, d *model.Document) (*border, error)
 	if err == nil {
 		err = b.connect()
 	}
-	if err != nil {
-		return nil, errors.Join(err, b.close())
-	}
-	return b, nil
+	return b, b.CloseOn(err)
 }
 
 // join makes the router and the network, joined by a veth.
 func (b *border) join(prefix string) (err error) {
-	if err := netlab.Sweep(prefix); err != nil {
-		return err
-	}
 	if b.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
-	b.closers = append(b.closers, b.lab.Close)
+	b.Later(b.lab.Close)
 	b.network, err = b.lab.Host("network", netlab.HostOptions{Routed: true, TxChecksumOff: true})
 	if err == nil && b.generic() {
 		err = b.network.Do(func() error { return netlab.SetTxQueues(b.network.Interface(), 2) })
@@ -95,7 +89,7 @@ func (b *border) start(window, when string, d *model.Document) (err error) {
 	if b.node, err = node.Start(b.lab.Node()); err != nil {
 		return err
 	}
-	b.closers = append(b.closers, b.node.Close)
+	b.Later(b.node.Close)
 	pass, err := kerbmods.Extract("pass", b.node.Dir)
 	if err != nil {
 		return err
@@ -216,7 +210,7 @@ func (b *border) connect() error {
 	if err != nil {
 		return fmt.Errorf("router: %w", err)
 	}
-	b.closers = append(b.closers, b.in.Close)
+	b.Later(b.in.Close)
 	err = b.network.Do(func() (err error) {
 		b.out, err = traffic.NewSender(at, datagram, batchLen)
 		return err
@@ -224,7 +218,7 @@ func (b *border) connect() error {
 	if err != nil {
 		return fmt.Errorf("network: %w", err)
 	}
-	b.closers = append(b.closers, b.out.Close)
+	b.Later(b.out.Close)
 	for i := range batchLen {
 		put(b.out.Datagram(i), i%inference.Sources, i/inference.Sources, 0)
 	}
@@ -274,13 +268,4 @@ func cpuTime(clock int32) (time.Duration, error) {
 	var t unix.Timespec
 	err := unix.ClockGettime(clock, &t)
 	return time.Duration(t.Nano()), err
-}
-
-// close undoes the newest first.
-func (b *border) close() error {
-	var errs []error
-	for i := len(b.closers) - 1; i >= 0; i-- {
-		errs = append(errs, b.closers[i]())
-	}
-	return errors.Join(errs...)
 }

@@ -34,7 +34,7 @@ func (e *experiment) change(ctx context.Context, load, name string) error {
 		bench.Trial{Config: "kernel", Measure: func(ctx context.Context) ([]bench.Sample, error) {
 			return e.changes(ctx, b, load)
 		}})
-	return errors.Join(err, b.close())
+	return errors.Join(err, b.Close())
 }
 
 func (e *experiment) changes(ctx context.Context, b *border, load string) ([]bench.Sample, error) {

@@ -121,7 +121,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 	var borders []*border
 	defer func() {
 		for _, b := range borders {
-			err = errors.Join(err, b.close())
+			err = errors.Join(err, b.Close())
 		}
 	}()
 	configs := e.configs()

@@ -60,7 +60,7 @@ func open(t *testing.T, config, when string) (*experiment, *border) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := b.close(); err != nil {
+		if err := b.Close(); err != nil {
 			t.Error(err)
 		}
 	})

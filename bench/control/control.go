@@ -36,6 +36,7 @@ func init() {
 
 // ground is what all loads stand on.
 type ground struct {
+	bench.Closers
 	lab     *netlab.Lab
 	service *netlab.Host
 	binary  string
@@ -46,7 +47,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, g.close()) }()
+	defer func() { err = errors.Join(err, g.Close()) }()
 	for _, load := range r.Loads() {
 		if why := missing(load); why != nil {
 			r.Note("%s is left out: %v", load, why)
@@ -76,32 +77,24 @@ func (g *ground) trials(r *bench.Run, load string) []bench.Trial {
 }
 
 func newGround(prefix string) (*ground, error) {
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
 	binary, err := copyKerb()
 	if err != nil {
 		return nil, err
 	}
 	g := &ground{binary: binary}
-	if g.lab, err = netlab.NewIn(prefix); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	if g.service, err = g.lab.Host("service", netlab.HostOptions{}); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	if err := g.lab.AddUnderlay(); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	g.Later(func() error { return tempdir.Remove(filepath.Dir(binary)) })
+	return g, g.CloseOn(g.build(prefix))
 }
 
-func (g *ground) close() error {
-	err := tempdir.Remove(filepath.Dir(g.binary))
-	if g.lab != nil {
-		err = errors.Join(err, g.lab.Close())
+func (g *ground) build(prefix string) (err error) {
+	if g.lab, err = netlab.NewIn(prefix); err != nil {
+		return err
 	}
-	return err
+	g.Later(g.lab.Close)
+	if g.service, err = g.lab.Host("service", netlab.HostOptions{}); err != nil {
+		return err
+	}
+	return g.lab.AddUnderlay()
 }
 
 // copyKerb copies the installed kerb into a directory of its own: pages of the same file that other processes have

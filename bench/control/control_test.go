@@ -89,7 +89,7 @@ func TestLoads(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := g.close(); err != nil {
+		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
 	}()

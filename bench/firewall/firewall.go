@@ -13,9 +13,8 @@ package firewall
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os/exec"
+	"io"
 	"strconv"
 	"strings"
 	"time"
@@ -102,29 +101,23 @@ func (none) Close() error         { return nil }
 
 func openNone(*netlab.Lab, *netlab.Host, []Rule) (Firewall, error) { return none{}, nil }
 
-func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
+func runLoad(ctx context.Context, r *bench.Run, load string) error {
 	var trials []bench.Trial
 	open := openKerb
 	if strings.HasPrefix(load, "set/") {
 		open = openKerbSet
 	}
 	for _, c := range []config{{"none", openNone}, {"nftables", openNFTables}, {"kerb", open}} {
-		g, wrong := prepare(c, load) // err is what closing them adds to
-		if errors.Is(wrong, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, wrong)
-			continue
-		}
-		if wrong != nil {
-			return fmt.Errorf("%s: %w", c.name, wrong)
-		}
-		defer func() { err = errors.Join(err, g.close()) }()
-		if g.filters() {
-			r.Record(c.name, load, bench.Sample{Metric: "attach_time", Stat: "p50", Unit: "ms",
-				Value: milliseconds(g.opening)})
-		}
-		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
-			return measure(r, g)
-		}})
+		var g *ground
+		trials = append(trials, bench.Trial{Config: c.name,
+			Open: func() (_ io.Closer, err error) {
+				if g, err = prepare(c, load); err == nil && g.filters() {
+					r.Record(c.name, load, bench.Sample{Metric: "attach_time", Stat: "p50", Unit: "ms",
+						Value: milliseconds(g.opening)})
+				}
+				return g, err
+			},
+			Measure: func(context.Context) ([]bench.Sample, error) { return measure(r, g) }})
 	}
 	return r.Interleave(ctx, load, trials...)
 }
@@ -151,10 +144,7 @@ func prepare(c config, load string) (*ground, error) {
 	if err == nil && g.filters() {
 		err = g.verify()
 	}
-	if err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	return g, g.CloseOn(err)
 }
 
 // times are how long one round measures.

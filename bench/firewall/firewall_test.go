@@ -138,7 +138,7 @@ func TestNFTablesFiltersTheService(t *testing.T) {
 		_, errForward := g.forward(1)
 		rate, errStream := g.throughput(time.Second)
 		trips, errPing := g.pingPong(10 * time.Millisecond)
-		if err := errors.Join(errForward, errStream, errPing, g.close()); err != nil {
+		if err := errors.Join(errForward, errStream, errPing, g.Close()); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		if rate <= 0 || len(trips) == 0 {
@@ -166,7 +166,7 @@ func TestNFTablesKeepsTheOrder(t *testing.T) {
 		_, err = g.replace()
 		_, errForward := g.forward(1)
 		elements, errElements := measureElements(g)
-		if err := errors.Join(err, errForward, errElements, g.close()); err != nil {
+		if err := errors.Join(err, errForward, errElements, g.Close()); err != nil {
 			t.Errorf("%s: %v", load, err)
 		}
 		if (len(elements) == 2) != (load == "set/1000") {

@@ -18,6 +18,7 @@ import (
 // ground is one lab with a client and a service on a bridge, and a generator
 // on a third port whose frames carry the client's address.
 type ground struct {
+	bench.Closers
 	lab                        *netlab.Lab
 	client, service, generator *netlab.Host
 
@@ -30,21 +31,16 @@ type ground struct {
 	packets *packets // nil: one flow, from the client
 }
 
-func openGround(prefix string) (g *ground, err error) {
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
-	g = &ground{}
-	if err := g.build(prefix); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+func openGround(prefix string) (*ground, error) {
+	g := &ground{}
+	return g, g.CloseOn(g.build(prefix))
 }
 
 func (g *ground) build(prefix string) (err error) {
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
+	g.Later(g.lab.Close)
 	for name, host := range map[string]**netlab.Host{"client": &g.client, "service": &g.service, "gen": &g.generator} {
 		if *host, err = g.lab.Host(name, netlab.HostOptions{}); err != nil {
 			return err
@@ -53,6 +49,7 @@ func (g *ground) build(prefix string) (err error) {
 	if g.inject, err = inject.Open(g.lab.Node(), g.generator); err != nil {
 		return err
 	}
+	g.Later(g.inject.Close)
 	return g.inject.WithSink(g.service, func() error {
 		_, _, g.noLive = g.inject.Send(g.generator, g.frame(), 1)
 		return nil
@@ -62,9 +59,12 @@ func (g *ground) build(prefix string) (err error) {
 // raise puts the rules into effect on an interface without a firewall.
 func (g *ground) raise(open opener) (err error) {
 	start := time.Now()
-	g.wall, err = open(g.lab, g.service, g.rules)
+	if g.wall, err = open(g.lab, g.service, g.rules); err != nil {
+		return err
+	}
+	g.Later(g.wall.Close)
 	g.opening = time.Since(start)
-	return err
+	return nil
 }
 
 // replace returns how long it takes until all rules are in effect again, after only one was.
@@ -80,20 +80,6 @@ func (g *ground) replace() (time.Duration, error) {
 func (g *ground) filters() bool {
 	_, none := g.wall.(none)
 	return g.wall != nil && !none
-}
-
-func (g *ground) close() error {
-	var errs []error
-	if g.wall != nil {
-		errs = append(errs, g.wall.Close())
-	}
-	if g.inject != nil {
-		errs = append(errs, g.inject.Close())
-	}
-	if g.lab != nil {
-		errs = append(errs, g.lab.Close())
-	}
-	return errors.Join(errs...)
 }
 
 func (g *ground) connect() (*traffic.Pair, error) {

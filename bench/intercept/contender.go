@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
 )
 
 // port is where all packets go: the published one.
@@ -85,9 +87,6 @@ var essential = []string{"ringbuf", "ringbuf-adaptive-*", "ringbuf-sleep-*", "ri
 // enduring are those of the long loads.
 var enduring = []string{"ringbuf", "socket"}
 
-// errLeftOut is wrapped when something cannot be measured here.
-var errLeftOut = errors.New("cannot be measured")
-
 // called reports whether a pattern stands for the config.
 func (c config) called(pattern string) bool {
 	ok, _ := path.Match(pattern, c.name) // a bad pattern is no config's name
@@ -105,7 +104,7 @@ func names() (all []string) {
 func (c config) possible() error {
 	if c.class == "ready" {
 		if err := unix.Access("/dev/cpu_dma_latency", unix.W_OK); err != nil {
-			return fmt.Errorf("%w: /dev/cpu_dma_latency: %w", errLeftOut, err)
+			return fmt.Errorf("%w: /dev/cpu_dma_latency: %w", bench.ErrLeftOut, err)
 		}
 	}
 	if c.wait != "busy" {
@@ -117,7 +116,7 @@ func (c config) possible() error {
 	}
 	defer unix.Close(fd)
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_BUSY_POLL, 1); errors.Is(err, unix.ENOPROTOOPT) {
-		return fmt.Errorf("%w: this kernel has no SO_BUSY_POLL", errLeftOut)
+		return fmt.Errorf("%w: this kernel has no SO_BUSY_POLL", bench.ErrLeftOut)
 	}
 	return nil
 }

@@ -136,7 +136,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 func (e *experiment) close() error {
 	errs := []error{e.tools.close()}
 	for hook, p := range e.places {
-		errs = append(errs, p.close())
+		errs = append(errs, p.Close())
 		delete(e.places, hook) // the next run opens its own
 	}
 	return errors.Join(errs...)
@@ -165,8 +165,7 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 		if err == nil {
 			err = c.possible()
 		}
-		if errors.Is(err, errLeftOut) {
-			e.run.Note("%s is left out: %v", c.name, err)
+		if e.run.LeftOut(c.name, err) {
 			continue
 		}
 		if err != nil {
@@ -177,8 +176,7 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 		}})
 	}
 	s, err := startStress(l.besides)
-	if errors.Is(err, errLeftOut) {
-		e.run.Note("%s is left out: %v", l.name, err)
+	if e.run.LeftOut(l.name, err) {
 		return nil
 	}
 	if err != nil {

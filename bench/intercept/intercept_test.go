@@ -68,7 +68,7 @@ func newExperiment(t *testing.T) *experiment {
 func (e *experiment) open(t *testing.T, hook string) *place {
 	t.Helper()
 	p, err := e.place(hook)
-	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, bench.ErrLeftOut) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -87,7 +87,7 @@ func TestAllReceive(t *testing.T) {
 			if err == nil {
 				err = c.possible()
 			}
-			if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+			if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, bench.ErrLeftOut) {
 				t.Skip(err)
 			}
 			if err != nil {
@@ -242,7 +242,7 @@ func TestLoads(t *testing.T) {
 
 // A run that has ended leaves no places to the next one, which would find them closed.
 func TestPlacesEnd(t *testing.T) {
-	e := &experiment{tools: &tools{dir: t.TempDir()}, places: map[string]*place{"none": {err: errLeftOut}}}
+	e := &experiment{tools: &tools{dir: t.TempDir()}, places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
 	if err := e.close(); err != nil || len(e.places) > 0 {
 		t.Errorf("%v, %d places left", err, len(e.places))
 	}

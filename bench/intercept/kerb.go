@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/kmod"
@@ -30,7 +31,7 @@ func (p *place) startKerb(action string) error {
 	if err != nil {
 		return err
 	}
-	p.closers = append(p.closers, n.Close)
+	p.Later(n.Close)
 	p.socket = n.ModuleSocket("intercept")
 	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
 		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,
@@ -69,7 +70,7 @@ func (p *place) module(pkg string, config map[string]any) v1.Module {
 // openKmod leaves the kernel module out where it is not loaded.
 func (p *place) openKmod() error {
 	if _, err := os.Stat(kmod.Device); err != nil {
-		return fmt.Errorf("%w: %w", errLeftOut, kmod.ErrNotLoaded)
+		return fmt.Errorf("%w: %w", bench.ErrLeftOut, kmod.ErrNotLoaded)
 	}
 	p.socket = strconv.Itoa(ringSize)
 	p.files = func() (files []*os.File, err error) {

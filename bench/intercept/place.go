@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"errors"
 	"fmt"
 	"os"
 
@@ -17,35 +16,29 @@ import (
 
 // place is a sender's host and the receiver's node with an interface, at which a hook takes T1.
 type place struct {
-	hook    string
-	lab     *netlab.Lab
-	sender  *netlab.Host
-	nic     string
-	socket  string                     // where the intercept module hands out its classes
-	files   func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
-	closers []func() error
-	err     error // why there is none
+	hook   string
+	lab    *netlab.Lab
+	sender *netlab.Host
+	nic    string
+	socket string                     // where the intercept module hands out its classes
+	files  func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
+	bench.Closers
+	err error // why there is none
 }
 
 func openPlace(hook string) (*place, error) {
 	prefix := "kbi" + hook[:2]
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
 		return nil, err
 	}
-	p := &place{hook: hook, lab: lab, closers: []func() error{lab.Close},
+	p := &place{hook: hook, lab: lab, Closers: bench.Closers{lab.Close},
 		files: func() ([]*os.File, error) { return nil, nil }}
 	if p.sender, err = lab.Host("sender", netlab.HostOptions{Routed: true, TxChecksumOff: true}); err == nil {
 		p.nic = p.sender.Outer()
 		err = p.raise()
 	}
-	if err != nil {
-		return nil, errors.Join(err, p.close())
-	}
-	return p, nil
+	return p, p.CloseOn(err)
 }
 
 // raise puts the hook into place.
@@ -77,9 +70,9 @@ func (p *place) attach(program, inherited string) error {
 	spec.Programs = map[string]*ebpf.ProgramSpec{program: spec.Programs[program]}
 	bpf, err := ebpf.NewCollection(spec)
 	if err != nil {
-		return fmt.Errorf("%w: %w", errLeftOut, err)
+		return fmt.Errorf("%w: %w", bench.ErrLeftOut, err)
 	}
-	p.closers = append(p.closers, func() error { bpf.Close(); return nil })
+	p.Later(func() error { bpf.Close(); return nil })
 	if m := bpf.Maps[inherited]; m != nil {
 		p.files = func() ([]*os.File, error) { return dup(m.FD(), inherited) }
 	}
@@ -91,9 +84,9 @@ func (p *place) attach(program, inherited string) error {
 		l, err := link.AttachXDP(link.XDPOptions{Program: bpf.Programs[program], Interface: device.Attrs().Index,
 			Flags: link.XDPDriverMode})
 		if err != nil {
-			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
+			return fmt.Errorf("%w: native XDP: %w", bench.ErrLeftOut, err)
 		}
-		p.closers = append(p.closers, l.Close)
+		p.Later(l.Close)
 		return nil
 	})
 }
@@ -109,13 +102,4 @@ func (p *place) unsent() (n uint64, err error) {
 		return err
 	})
 	return n, err
-}
-
-// close undoes the newest first.
-func (p *place) close() error {
-	var errs []error
-	for i := len(p.closers) - 1; i >= 0; i-- {
-		errs = append(errs, p.closers[i]())
-	}
-	return errors.Join(errs...)
 }

@@ -11,6 +11,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
@@ -39,7 +40,7 @@ func startStress(kind string) (*stress, error) {
 	}
 	program, err := exec.LookPath("stress-ng")
 	if err != nil {
-		return nil, fmt.Errorf("%w: install stress-ng", errLeftOut)
+		return nil, fmt.Errorf("%w: install stress-ng", bench.ErrLeftOut)
 	}
 	s := &stress{}
 	if s.dir, err = tempdir.New(); err != nil {

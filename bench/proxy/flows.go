@@ -7,11 +7,11 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 
@@ -66,7 +66,7 @@ func order(load string, n int) []int {
 	return out
 }
 
-func runFlows(ctx context.Context, r *bench.Run, load string) (err error) {
+func runFlows(ctx context.Context, r *bench.Run, load string) error {
 	n, err := flowNumber(load)
 	if err != nil {
 		return err
@@ -78,18 +78,10 @@ func runFlows(ctx context.Context, r *bench.Run, load string) (err error) {
 		"flow only while all are open; packet and packet_hot are Kerb's part of it; conntrack does not verify checksums")
 	var trials []bench.Trial
 	for _, c := range configs[:4] {
-		f, wrong := openFlows(c, load, n)
-		if errors.Is(wrong, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, wrong)
-			continue
-		}
-		if wrong != nil {
-			return fmt.Errorf("%s: %w", c.name, wrong)
-		}
-		defer func() { err = errors.Join(err, f.close()) }()
-		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
-			return f.measure(r.Quick)
-		}})
+		var f *flows
+		trials = append(trials, bench.Trial{Config: c.name,
+			Open:    func() (_ io.Closer, err error) { f, err = openFlows(c, load, n); return f, err },
+			Measure: func(context.Context) ([]bench.Sample, error) { return f.measure(r.Quick) }})
 	}
 	return r.Interleave(ctx, load, trials...)
 }
@@ -127,10 +119,7 @@ func openFlows(c config, load string, n int) (*flows, error) {
 		return nil, err
 	}
 	f := &flows{ground: g, order: order(load, n)}
-	if err := errors.Join(f.prepare(), f.establish(n)); err != nil {
-		return nil, errors.Join(err, f.close())
-	}
-	return f, nil
+	return f, f.CloseOn(errors.Join(f.prepare(), f.establish(n)))
 }
 
 func (f *flows) prepare() (err error) {
@@ -155,7 +144,9 @@ func (f *flows) prepare() (err error) {
 		f.back = append(f.back, f.reply(i, tcpACK))
 	}
 	f.busiest = f.there[:1]
-	f.inject, err = inject.Open(f.lab.Node(), f.client, f.server)
+	if f.inject, err = inject.Open(f.lab.Node(), f.client, f.server); err == nil {
+		f.Later(f.inject.Close)
+	}
 	return err
 }
 
@@ -295,12 +286,4 @@ func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	hot, err1 = packet(f.busiest)
 	all, err2 := packet(f.there)
 	return samples, errors.Join(add("packet_hot", hot, err1), add("packet", all, err2))
-}
-
-func (f *flows) close() error {
-	var err error
-	if f.inject != nil {
-		err = f.inject.Close()
-	}
-	return errors.Join(err, f.ground.close())
 }

@@ -71,7 +71,7 @@ func TestManyFlows(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer func() {
-				if err := f.close(); err != nil {
+				if err := f.Close(); err != nil {
 					t.Error(err)
 				}
 			}()

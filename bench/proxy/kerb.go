@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"errors"
+	"io"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -20,7 +21,7 @@ type kerb struct {
 	program *ebpf.Program // of what comes from the client
 }
 
-func raiseKerb(g *ground) (closer, error) {
+func raiseKerb(g *ground) (io.Closer, error) {
 	n, err := node.Start(g.lab.Node())
 	if err != nil {
 		return nil, err

@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
 
@@ -16,16 +17,16 @@ var ports = append([]contender.Port{{Protocol: "tcp", Number: flowPort}, {Protoc
 	contender.Ports...)
 
 // feed loads rules, which live in the lab's node and go with it.
-func (g *ground) feed(rules string, name string, args ...string) (closer, error) {
-	return nothing{}, contender.Feed(g.lab, rules, name, args...)
+func (g *ground) feed(rules string, name string, args ...string) (io.Closer, error) {
+	return io.NopCloser(nil), contender.Feed(g.lab, rules, name, args...)
 }
 
-func raiseNFTables(g *ground) (closer, error) {
+func raiseNFTables(g *ground) (io.Closer, error) {
 	return g.feed(contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
 }
 
 // raiseIPTables makes kube-proxy's iptables mode: a list of services, a chain for each, and one for its endpoint.
-func raiseIPTables(g *ground) (closer, error) {
+func raiseIPTables(g *ground) (io.Closer, error) {
 	command, bits := "iptables-restore", 32
 	if g.virtual[0].Is6() {
 		command, bits = "ip6tables-restore", 128

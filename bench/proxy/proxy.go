@@ -8,10 +8,8 @@ package proxy
 
 import (
 	"context"
-	"errors"
-	"fmt"
+	"io"
 	"net/netip"
-	"os/exec"
 	"slices"
 	"strings"
 	"time"
@@ -44,23 +42,17 @@ type config struct {
 	name string
 	// services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
 	routed bool
-	raise  func(*ground) (closer, error)
+	raise  func(*ground) (io.Closer, error)
 }
 
-type closer interface{ Close() error }
-
-type nothing struct{}
-
-func (nothing) Close() error { return nil }
-
 var configs = []config{
-	{"direct", false, func(*ground) (closer, error) { return nothing{}, nil }},
+	{"direct", false, func(*ground) (io.Closer, error) { return io.NopCloser(nil), nil }},
 	{"kerb", false, raiseKerb},
 	{"nftables", true, raiseNFTables},
 	{"iptables", true, raiseIPTables},
-	{"tun-go", false, func(g *ground) (closer, error) { return raiseTUN(g, "goroutines") }},
-	{"tun", false, func(g *ground) (closer, error) { return raiseTUN(g, "single") }},
-	{"tun-best", false, func(g *ground) (closer, error) { return raiseTUN(g, "multi") }},
+	{"tun-go", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "goroutines") }},
+	{"tun", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "single") }},
+	{"tun-best", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "multi") }},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -80,40 +72,32 @@ func run(ctx context.Context, r *bench.Run) error {
 	return nil
 }
 
-func runLoad(ctx context.Context, r *bench.Run, load string) (err error) {
+func runLoad(ctx context.Context, r *bench.Run, load string) error {
 	var trials []bench.Trial
 	for _, c := range configs {
-		if !r.Wants(c.name) {
-			continue
-		}
-		g, wrong := open(c, virtual[load]) // err is what closing them adds to
-		if errors.Is(wrong, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, wrong)
-			continue
-		}
-		if wrong != nil {
-			return fmt.Errorf("%s: %w", c.name, wrong)
-		}
-		defer func() { err = errors.Join(err, g.close()) }()
-		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
-			if r.Scale > 0 {
-				return g.path.MeasurePublished(r, c.name, load)
-			}
-			return g.measure(r.Quick)
-		}})
+		var g *ground
+		trials = append(trials, bench.Trial{Config: c.name,
+			Open: func() (_ io.Closer, err error) { g, err = open(c, virtual[load]); return g, err },
+			Measure: func(context.Context) ([]bench.Sample, error) {
+				if r.Scale > 0 {
+					return g.path.MeasurePublished(r, c.name, load)
+				}
+				return g.measure(r.Quick)
+			}})
 	}
 	return r.Interleave(ctx, load, trials...)
 }
 
 // ground is a lab with a client and a server.
 type ground struct {
+	bench.Closers
 	config         config
 	lab            *netlab.Lab
 	client, server *netlab.Host
 	virtual        [2]netip.Addr // of the client, of the server
 	group          *path.Group
 	path           *path.Path
-	way            closer
+	way            io.Closer
 }
 
 // open has a lab with a way and a path through it.
@@ -123,37 +107,33 @@ func open(c config, virtual [2]netip.Addr) (*ground, error) {
 		return nil, err
 	}
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.destination(), Group: g.group}
-	if err := g.path.Open(); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	g.Later(g.path.Close)
+	return g, g.CloseOn(g.path.Open())
 }
 
 func openLab(c config, virtual [2]netip.Addr) (*ground, error) {
 	prefix := "kbpx" + c.name[:2] + c.name[len(c.name)-1:]
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
 	g := &ground{config: c, virtual: virtual}
-	if err := g.build(prefix); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	return g, g.CloseOn(g.build(prefix))
 }
 
 func (g *ground) build(prefix string) (err error) {
+	if g.group, err = path.NewGroup(prefix); err != nil {
+		return err
+	}
+	g.Later(g.group.Close) // when nothing of the lab runs in it any more
 	if g.lab, err = netlab.NewIn(prefix); err != nil {
 		return err
 	}
+	g.Later(g.lab.Close)
 	for name, host := range map[string]**netlab.Host{"client": &g.client, "server": &g.server} {
 		if *host, err = g.lab.Host(name, netlab.HostOptions{Routed: g.config.routed}); err != nil {
 			return err
 		}
 	}
-	if g.group, err = path.NewGroup(prefix); err != nil {
-		return err
+	if g.way, err = g.config.raise(g); err == nil {
+		g.Later(g.way.Close)
 	}
-	g.way, err = g.config.raise(g)
 	return err
 }
 
@@ -186,21 +166,4 @@ func (g *ground) measure(quick bool) ([]bench.Sample, error) {
 		return append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet}), err
 	}
 	return samples, nil
-}
-
-func (g *ground) close() error {
-	var errs []error
-	if g.path != nil {
-		errs = append(errs, g.path.Close())
-	}
-	if g.way != nil {
-		errs = append(errs, g.way.Close())
-	}
-	if g.lab != nil {
-		errs = append(errs, g.lab.Close())
-	}
-	if g.group != nil {
-		errs = append(errs, g.group.Close())
-	}
-	return errors.Join(errs...)
 }

@@ -32,7 +32,7 @@ func TestEveryWayLeadsToTheServer(t *testing.T) {
 					t.Fatal(err)
 				}
 				defer func() {
-					if err := g.close(); err != nil {
+					if err := g.Close(); err != nil {
 						t.Error(err)
 					}
 				}()

@@ -8,6 +8,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 
@@ -32,7 +33,7 @@ type tun struct {
 	dir string
 }
 
-func raiseTUN(g *ground, mode string) (closer, error) {
+func raiseTUN(g *ground, mode string) (io.Closer, error) {
 	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err

@@ -38,11 +38,8 @@ type contender struct {
 	device           bool // the program takes the device instead of the port
 	sockets          *ebpf.Map
 	pid              int // of program while it serves
-	closers          []func() error
+	bench.Closers
 }
-
-// errLeftOut is wrapped when a config cannot be measured here.
-var errLeftOut = errors.New("cannot be measured")
 
 // labPrefix is a letter for the place, one for the protocol and one for the config: no two contenders share a lab.
 func labPrefix(f family, config string) string {
@@ -57,11 +54,8 @@ func (e *experiment) open(f family, config string) (*contender, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &contender{config: config, protocol: f.protocol, place: p, tools: e.tools, closers: []func() error{p.close}}
-	if err := c.raise(); err != nil {
-		return nil, errors.Join(err, c.close())
-	}
-	return c, nil
+	c := &contender{config: config, protocol: f.protocol, place: p, tools: e.tools, Closers: bench.Closers{p.lab.Close}}
+	return c, c.CloseOn(c.raise())
 }
 
 // raise puts into the kernel what belongs there, and says which program serves.
@@ -139,9 +133,9 @@ func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Pro
 		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Attrs().Index,
 			Flags: link.XDPDriverMode})
 		if err != nil {
-			return fmt.Errorf("%w: native XDP: %w", errLeftOut, err)
+			return fmt.Errorf("%w: native XDP: %w", bench.ErrLeftOut, err)
 		}
-		c.closers = append(c.closers, l.Close)
+		c.Later(l.Close)
 		return nil
 	})
 }
@@ -160,7 +154,7 @@ func (c *contender) attachStream() error {
 	err = link.RawAttachProgram(link.RawAttachProgramOptions{
 		Target: c.sockets.FD(), Program: bpf.Programs["verdict"], Attach: ebpf.AttachSkSKBVerdict})
 	if err != nil {
-		return fmt.Errorf("%w: verdict on sockets: %w", errLeftOut, err)
+		return fmt.Errorf("%w: verdict on sockets: %w", bench.ErrLeftOut, err)
 	}
 	return nil
 }
@@ -170,7 +164,7 @@ func (c *contender) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	if err != nil {
 		return nil, err
 	}
-	c.closers = append(c.closers, func() error { bpf.Close(); return nil })
+	c.Later(func() error { bpf.Close(); return nil })
 	return bpf, nil
 }
 
@@ -246,13 +240,4 @@ func (s *server) stop() error {
 		return nil
 	}
 	return fmt.Errorf("the server exited: %w: %s", err, &s.stderr)
-}
-
-// close undoes the newest first.
-func (c *contender) close() error {
-	var errs []error
-	for i := len(c.closers) - 1; i >= 0; i-- {
-		errs = append(errs, c.closers[i]())
-	}
-	return errors.Join(errs...)
 }

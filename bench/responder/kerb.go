@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -21,7 +22,7 @@ func (c *contender) startKerb() error {
 	if err != nil {
 		return err
 	}
-	c.closers = append(c.closers, n.Close)
+	c.Later(n.Close)
 	m := node.Module("responder", "responder", "", map[string]any{"listeners": []map[string]any{c.listener()}})
 	m.Spec.Attach = v1.Attach{Interfaces: []string{c.place.nic}}
 	m.Spec.Hook = "xdp"
@@ -56,7 +57,7 @@ func (c *contender) settle() error {
 			return err
 		}
 		if xdp := nic.Attrs().Xdp; xdp == nil || xdp.AttachMode != nl.XDP_ATTACHED_DRV {
-			return fmt.Errorf("%w: the responder does not run on native XDP: %+v", errLeftOut, xdp)
+			return fmt.Errorf("%w: the responder does not run on native XDP: %+v", bench.ErrLeftOut, xdp)
 		}
 		return nil
 	})

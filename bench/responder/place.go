@@ -26,9 +26,6 @@ type place struct {
 // openPlace builds hosts joined by one veth, whose node is the server (direct), or two with a node that routes
 // (routed).
 func openPlace(kind, prefix string, t *tools) (*place, error) {
-	if err := netlab.Sweep(prefix); err != nil {
-		return nil, err
-	}
 	lab, err := netlab.NewIn(prefix)
 	if err != nil {
 		return nil, err
@@ -88,8 +85,6 @@ func mask(cpus []int) (m uint32) {
 	}
 	return m
 }
-
-func (p *place) close() error { return p.lab.Close() }
 
 // command prepares a program in the server's or client's namespace.
 func command(ns *netlab.Namespace, program string, args ...string) *exec.Cmd {

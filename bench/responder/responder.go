@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"strconv"
 	"strings"
 
@@ -115,7 +116,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 func (e *experiment) close() error {
 	errs := []error{e.tools.close()}
 	for _, c := range e.up {
-		errs = append(errs, c.close())
+		errs = append(errs, c.Close())
 	}
 	return errors.Join(errs...)
 }
@@ -132,23 +133,15 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		trials = append(trials, e.aloneTrial(f, n))
 	}
 	for _, config := range f.configs {
-		if !e.run.Wants(config) {
-			continue
-		}
-		c, err := e.contender(f, config)
-		if errors.Is(err, errLeftOut) {
-			e.run.Note("%s is left out of %s: %v", config, name, err)
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("%s: %w", config, err)
-		}
-		if err := e.chooseVariant(c, load, n); err != nil {
-			return fmt.Errorf("%s: %w", config, err)
-		}
-		trials = append(trials, bench.Trial{Config: config, Measure: func(context.Context) ([]bench.Sample, error) {
-			return f.measure(c, n)
-		}})
+		var c *contender
+		trials = append(trials, bench.Trial{Config: config,
+			Open: func() (_ io.Closer, err error) { // e closes it, after all loads
+				if c, err = e.contender(f, config); err == nil {
+					err = e.chooseVariant(c, load, n)
+				}
+				return nil, err
+			},
+			Measure: func(context.Context) ([]bench.Sample, error) { return f.measure(c, n) }})
 	}
 	return e.run.Interleave(ctx, load, trials...)
 }

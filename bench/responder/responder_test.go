@@ -52,7 +52,7 @@ func newExperiment(t *testing.T) *experiment {
 func contend(t *testing.T, e *experiment, load, config string) *contender {
 	t.Helper()
 	c, err := e.contender(e.family(load), config)
-	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, errLeftOut) {
+	if errors.Is(err, bench.ErrNotBuilt) || errors.Is(err, bench.ErrLeftOut) {
 		t.Skip(err)
 	}
 	if err != nil {
@@ -141,7 +141,7 @@ func TestClientSees(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer p.close()
+			defer p.lab.Close()
 			c := &contender{config: "test", protocol: "speed", place: p, tools: e.tools}
 			answerBy(t, c, tc.answer)
 			for tries := 1; ; tries++ { // on a busy machine answers come too late

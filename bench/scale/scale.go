@@ -75,9 +75,6 @@ func run(ctx context.Context, r *bench.Run) error {
 }
 
 func runLoad(ctx context.Context, r *bench.Run, load string, n int) (err error) {
-	if err := netlab.Sweep(labPrefix); err != nil {
-		return err
-	}
 	lab, err := netlab.NewIn(labPrefix)
 	if err != nil {
 		return err

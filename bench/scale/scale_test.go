@@ -35,9 +35,6 @@ func TestReferences(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	if err := netlab.Sweep("kbsct"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn("kbsct")
 	if err != nil {
 		t.Fatal(err)

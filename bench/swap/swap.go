@@ -58,9 +58,6 @@ func init() {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	if err := netlab.Sweep(labPrefix); err != nil {
-		return err
-	}
 	lab, err := netlab.NewIn(labPrefix)
 	if err != nil {
 		return err

@@ -18,9 +18,6 @@ func TestStreamUnderReplacement(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	if err := netlab.Sweep("kbswt"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn("kbswt")
 	if err != nil {
 		t.Fatal(err)

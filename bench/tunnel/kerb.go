@@ -6,6 +6,7 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 
@@ -16,13 +17,13 @@ import (
 // kerb is an agent on each node, with the tunnel on the service and on the wire.
 type kerb struct{ agents []*node.Node }
 
-func raiseKerb(g *ground, authenticated bool) (closer, error) {
+func raiseKerb(g *ground, authenticated bool) (io.Closer, error) {
 	return startKerb(g, authenticated, func(int) map[string]any { return map[string]any{} }, g.wire.Interface)
 }
 
 // startKerb starts the agents with the configuration of each node, to which the nodes and perhaps a key are added.
 func startKerb(g *ground, authenticated bool, configOf func(node int) map[string]any,
-	underlay func(*netlab.Lab) string) (closer, error) {
+	underlay func(*netlab.Lab) string) (io.Closer, error) {
 	k := &kerb{}
 	secret := make([]byte, 16)
 	if _, err := rand.Read(secret); err != nil {

@@ -41,7 +41,7 @@ func TestTunnelCarriesEverything(t *testing.T) {
 	number := 5
 	for name, u := range underlays {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, u.mac) }}
+			way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, u.mac) }}
 			g := ready(t, prepare, way, u.load, number)
 			meet(t, g)
 			before := settled(t, g)
@@ -71,7 +71,7 @@ func TestTunnelByDevice(t *testing.T) {
 				if ip6 {
 					mtu = 1430
 				}
-				way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseDevice(g, kind, mtu) }}
+				way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseDevice(g, kind, mtu) }}
 				if !haveDevice(kind) {
 					t.Skipf("this kernel has no %s", kind)
 				}
@@ -116,7 +116,7 @@ func haveDevice(kind string) bool {
 	return exec.Command("unshare", "--net", iproute2(), "link", "add", "overlay0", "type", kind, "external").Run() == nil
 }
 
-func raiseDevice(g *ground, kind string, mtu int) (closer, error) {
+func raiseDevice(g *ground, kind string, mtu int) (io.Closer, error) {
 	const device = "overlay0"
 	for _, lab := range g.labs {
 		args := []string{"link", "add", device, "type", kind, "external"}

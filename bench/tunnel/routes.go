@@ -4,15 +4,12 @@ package tunnel
 
 import (
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
 )
-
-type nothing struct{}
-
-func (nothing) Close() error { return nil }
 
 // each calls do in the namespace of both nodes.
 func (g *ground) each(do func(node int) error) error {
@@ -64,8 +61,8 @@ func (g *ground) led(node int) []netip.Prefix {
 }
 
 // raiseRoutes has the underlay carry the services' packets as they are.
-func raiseRoutes(g *ground) (closer, error) {
-	return nothing{}, g.each(func(i int) error {
+func raiseRoutes(g *ground) (io.Closer, error) {
+	return io.NopCloser(nil), g.each(func(i int) error {
 		return g.routeTo(i, g.wire.Interface(g.labs[i]), g.node(1-i))
 	})
 }
@@ -77,7 +74,7 @@ const (
 )
 
 // raiseVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
-func raiseVXLAN(g *ground) (closer, error) {
+func raiseVXLAN(g *ground) (io.Closer, error) {
 	err := g.each(func(i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = vxlanDevice, g.service
@@ -101,7 +98,7 @@ func raiseVXLAN(g *ground) (closer, error) {
 	if err != nil {
 		return nil, err
 	}
-	return nothing{}, g.each(func(i int) error {
+	return io.NopCloser(nil), g.each(func(i int) error {
 		peer := overlay[1-i][0]
 		if g.ip6 {
 			peer = overlay[1-i][1]

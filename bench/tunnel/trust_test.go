@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -57,7 +58,7 @@ func (l *live) shout(n int) {
 // While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the
 // tunnel runs.
 func TestTunnelObeysIPsecPolicies(t *testing.T) {
-	way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, true) }}
+	way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 20)
 	meet(t, g)
 	l := &live{t, g, g.server.Addr4(), 1460}
@@ -137,7 +138,7 @@ func TestTunnelFragmentsWithoutDF(t *testing.T) {
 		"jumbo services": {load{underlay: 1500, service: 9000}, 1460},
 	} {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) (closer, error) { return raiseKerb(g, true) }}
+			way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }}
 			g := ready(t, prepare, way, u.load, number)
 			meet(t, g)
 			l := &live{t, g, g.server.Addr4(), u.mtu}

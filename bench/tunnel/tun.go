@@ -8,6 +8,7 @@ import (
 	"embed"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -47,7 +48,7 @@ func compiled(g *ground, dir string, i int) ([]string, error) {
 		strconv.Itoa(tunPort), strconv.Itoa(g.service)}, err
 }
 
-func raiseTUN(g *ground, of program) (closer, error) {
+func raiseTUN(g *ground, of program) (io.Closer, error) {
 	dir, err := tempdir.New()
 	if err != nil {
 		return nil, err

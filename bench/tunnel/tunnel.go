@@ -8,10 +8,9 @@ package tunnel
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"io"
 	"net/netip"
-	"os/exec"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
@@ -50,17 +49,15 @@ func init() {
 type config struct {
 	name  string
 	quick bool // measured in a quick run, too
-	raise func(*ground) (closer, error)
+	raise func(*ground) (io.Closer, error)
 }
-
-type closer interface{ Close() error }
 
 var configs = []config{
 	{"direct", true, raiseRoutes},
-	{"kerb", true, func(g *ground) (closer, error) { return raiseKerb(g, false) }},
-	{"kerb-mac", false, func(g *ground) (closer, error) { return raiseKerb(g, true) }},
+	{"kerb", true, func(g *ground) (io.Closer, error) { return raiseKerb(g, false) }},
+	{"kerb-mac", false, func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }},
 	{"vxlan", true, raiseVXLAN},
-	{"tun", true, func(g *ground) (closer, error) { return raiseTUN(g, compiled) }},
+	{"tun", true, func(g *ground) (io.Closer, error) { return raiseTUN(g, compiled) }},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -80,37 +77,30 @@ func configsOf(l load) []config {
 	return configs
 }
 
-func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) (err error) {
+func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) error {
 	var trials []bench.Trial
 	for i, c := range all {
 		if r.Quick && !c.quick {
 			continue
 		}
-		g, wrong := open(c, loads[name], i) // err is what closing them adds to
-		if errors.Is(wrong, exec.ErrNotFound) {
-			r.Note("%s is left out: %v", c.name, wrong)
-			continue
-		}
-		if wrong != nil {
-			return fmt.Errorf("%s: %w", c.name, wrong)
-		}
-		defer func() { err = errors.Join(err, g.close()) }()
-		trials = append(trials, bench.Trial{Config: c.name, Measure: func(context.Context) ([]bench.Sample, error) {
-			return g.path.Measure(r.Quick)
-		}})
+		var g *ground
+		trials = append(trials, bench.Trial{Config: c.name,
+			Open:    func() (_ io.Closer, err error) { g, err = open(c, loads[name], i); return g, err },
+			Measure: func(context.Context) ([]bench.Sample, error) { return g.path.Measure(r.Quick) }})
 	}
 	return r.Interleave(ctx, name, trials...)
 }
 
 // ground is two nodes with a wire between them, and a service on each.
 type ground struct {
+	bench.Closers
 	load
 	labs           [2]*netlab.Lab
 	wire           *netlab.Wire
 	client, server *netlab.Host
 	group          *path.Group
 	path           *path.Path
-	way            closer
+	way            io.Closer
 	proxied        bool // a user-space proxy answers for the virtual addresses
 }
 
@@ -126,30 +116,27 @@ func open(c config, l load, number int) (*ground, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := g.path.Open(); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	g.Later(g.path.Close)
+	return g, g.CloseOn(g.path.Open())
 }
 
 func prepare(c config, l load, number int) (*ground, error) {
 	g := &ground{load: l}
-	if err := g.build(fmt.Sprintf("kbtn%d", number), c); err != nil {
-		return nil, errors.Join(err, g.close())
-	}
-	return g, nil
+	return g, g.CloseOn(g.build(fmt.Sprintf("kbtn%d", number), c))
 }
 
 func (g *ground) build(prefix string, c config) (err error) {
+	if g.group, err = path.NewGroup(prefix); err != nil {
+		return err
+	}
+	g.Later(g.group.Close) // when nothing of the labs runs in it any more
 	for i, name := range []string{prefix + "a", prefix + "b"} {
-		if err := netlab.Sweep(name); err != nil {
-			return err
-		}
 		g.labs[i], err = netlab.Open(name, netlab.Options{OwnNode: true, Gateway: true, Plan4: plans[i][0],
 			Plan6: plans[i][1]})
 		if err != nil {
 			return err
 		}
+		g.Later(g.labs[i].Close)
 	}
 	if g.wire, err = netlab.Connect(g.labs[0], g.labs[1], g.underlay); err != nil {
 		return err
@@ -159,12 +146,10 @@ func (g *ground) build(prefix string, c config) (err error) {
 			return err
 		}
 	}
-	if g.group, err = path.NewGroup(prefix); err != nil {
-		return err
-	}
 	if g.way, err = c.raise(g); err != nil {
 		return err
 	}
+	g.Later(g.way.Close)
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
 	if g.virtual && c.name != "direct" {
 		g.path.Address = g.virtualOf(1)
@@ -186,23 +171,4 @@ func (g *ground) node(i int) netip.Addr {
 		return g.wire.Addr6(g.labs[i])
 	}
 	return g.wire.Addr4(g.labs[i])
-}
-
-func (g *ground) close() error {
-	var errs []error
-	if g.path != nil {
-		errs = append(errs, g.path.Close())
-	}
-	if g.way != nil {
-		errs = append(errs, g.way.Close())
-	}
-	for _, lab := range g.labs {
-		if lab != nil {
-			errs = append(errs, lab.Close())
-		}
-	}
-	if g.group != nil {
-		errs = append(errs, g.group.Close())
-	}
-	return errors.Join(errs...)
 }

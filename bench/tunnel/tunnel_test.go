@@ -22,7 +22,7 @@ func ready(t *testing.T, by func(config, load, int) (*ground, error), c config, 
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := g.close(); err != nil {
+		if err := g.Close(); err != nil {
 			t.Error(err)
 		}
 	})

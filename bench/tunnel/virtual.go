@@ -5,6 +5,7 @@ package tunnel
 import (
 	"context"
 	"errors"
+	"io"
 	"net/netip"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -29,7 +30,7 @@ var virtualConfigs = []config{
 	{"direct", true, raiseRoutes},
 	{"kerb", true, raiseVirtual},
 	{"vxlan-nftables", true, raiseNFTables},
-	{"tun-go", true, func(g *ground) (closer, error) { g.proxied = true; return raiseTUN(g, goroutines) }},
+	{"tun-go", true, func(g *ground) (io.Closer, error) { g.proxied = true; return raiseTUN(g, goroutines) }},
 }
 
 // RunVirtual runs loads of VirtualLoads, also for other experiments.
@@ -46,7 +47,7 @@ func (g *ground) virtualOf(node int) netip.Addr {
 }
 
 // raiseVirtual has the proxy on each node, in front of the tunnel.
-func raiseVirtual(g *ground) (closer, error) {
+func raiseVirtual(g *ground) (io.Closer, error) {
 	way, err := raiseKerb(g, false)
 	if err != nil {
 		return nil, err
@@ -78,7 +79,7 @@ func virtualServices(g *ground) (all []any) {
 }
 
 // raiseNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
-func raiseNFTables(g *ground) (closer, error) {
+func raiseNFTables(g *ground) (io.Closer, error) {
 	way, err := raiseVXLAN(g)
 	if err != nil {
 		return nil, err

@@ -44,9 +44,6 @@ type nat struct {
 func openLab(t *testing.T) *netlab.Lab {
 	t.Helper()
 	needRoot(t)
-	if err := netlab.Sweep("kpr"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.Open("kpr", netlab.Options{OwnNode: true})
 	if err != nil {
 		t.Fatal(err)

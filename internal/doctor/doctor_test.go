@@ -269,9 +269,6 @@ func TestModes(t *testing.T) {
 // TestForeignXDP puts another's program on a veth, and then one of Kerb's name.
 func TestForeignXDP(t *testing.T) {
 	needRoot(t)
-	if err := netlab.Sweep("kdoc"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn("kdoc")
 	if err != nil {
 		t.Fatal(err)

@@ -28,9 +28,6 @@ func newLab(t testing.TB) *netlab.Lab {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: network namespaces")
 	}
-	if err := netlab.Sweep("ksv"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn("ksv")
 	if err != nil {
 		t.Fatal(err)

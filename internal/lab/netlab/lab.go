@@ -22,8 +22,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lockfile"
 )
 
-// ErrExists is wrapped by Open when something with the prefix is still there:
-// another lab, or the leftovers of a killed run, which Sweep removes.
+// ErrExists is wrapped by Open when another lab with the prefix is open, in this process or another one.
 var ErrExists = errors.New("a lab with this prefix exists")
 
 // The prefix ends in a letter so that PREFIX+number names one lab only, and is
@@ -69,13 +68,11 @@ func NewIn(prefix string) (*Lab, error) {
 	return Open(prefix, Options{OwnNode: true, Gateway: true})
 }
 
-// Open builds the node and its bridge. After an error nothing is left behind.
+// Open builds the node and its bridge, after it has removed what a killed run with the prefix left: who has the lock of
+// the prefix is the only one that uses it. After an error nothing is left behind.
 func Open(prefix string, opts Options) (*Lab, error) {
 	if !prefixPattern.MatchString(prefix) {
 		return nil, fmt.Errorf("netlab prefix %q: want 1 to 9 of a-z0-9 that begin and end with a letter", prefix)
-	}
-	if err := checkFree(prefix); err != nil {
-		return nil, err
 	}
 	owner, err := locks.Acquire(prefix, "")
 	if errors.Is(err, lockfile.ErrLocked) {
@@ -103,7 +100,10 @@ func (o Options) withDefaults() Options {
 }
 
 func (l *Lab) build() error {
-	var err error
+	err := Sweep(l.prefix)
+	if err != nil {
+		return err
+	}
 	if l.node, err = l.openNode(); err != nil {
 		return err
 	}

@@ -5,6 +5,7 @@ package netlab
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -33,9 +34,6 @@ func needRoot(t *testing.T) {
 func openLab(t *testing.T, opts Options) *Lab {
 	t.Helper()
 	needRoot(t)
-	if err := Sweep(testPrefix); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := Open(testPrefix, opts)
 	if err != nil {
 		t.Fatal(err)
@@ -49,6 +47,22 @@ func openLab(t *testing.T, opts Options) *Lab {
 		}
 	})
 	return lab
+}
+
+// checkFree reports what there is of a prefix.
+func checkFree(prefix string) error {
+	links, err := labLinks(prefix)
+	if err != nil {
+		return err
+	}
+	names, err := labNamespaces(prefix)
+	if err != nil {
+		return err
+	}
+	if len(links)+len(names) > 0 {
+		return fmt.Errorf("prefix %s, %d interfaces, %d namespaces: %w", prefix, len(links), len(names), ErrExists)
+	}
+	return nil
 }
 
 func addHost(t *testing.T, lab *Lab, name string, opts HostOptions) *Host {
@@ -286,9 +300,6 @@ func TestManyHosts(t *testing.T) {
 // Two labs with a wire between them: their nodes reach each other by it.
 func TestConnect(t *testing.T) {
 	a := openLab(t, Options{OwnNode: true})
-	if err := Sweep(testPrefix + "b"); err != nil {
-		t.Fatal(err)
-	}
 	b, err := Open(testPrefix+"b", Options{OwnNode: true})
 	if err != nil {
 		t.Fatal(err)
@@ -331,6 +342,25 @@ func TestSweepDead(t *testing.T) {
 		t.Errorf("namespaces %v, %v", names, err)
 	}
 	if err := lab.Close(); !errors.Is(err, os.ErrClosed) {
+		t.Error(err)
+	}
+}
+
+// Open removes what a process left that was killed, and leaves the lab of a running one alone.
+func TestOpenAfterAKill(t *testing.T) {
+	killed := openLab(t, Options{OwnNode: true})
+	addHost(t, killed, "a", HostOptions{})
+	if _, err := NewIn(testPrefix); !errors.Is(err, ErrExists) {
+		t.Fatalf("the lab of a running process was replaced: %v", err)
+	}
+	killed.owner.Close()
+	lab, err := NewIn(testPrefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addHost(t, lab, "a", HostOptions{})
+	killed.close.Do(func() {}) // nothing of it is left to close
+	if err := lab.Close(); err != nil {
 		t.Error(err)
 	}
 }

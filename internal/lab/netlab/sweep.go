@@ -36,21 +36,6 @@ func SweepDead() error {
 	return locks.Sweep(func(prefix, _ string) error { return Sweep(prefix) })
 }
 
-func checkFree(prefix string) error {
-	links, err := labLinks(prefix)
-	if err != nil {
-		return err
-	}
-	names, err := labNamespaces(prefix)
-	if err != nil {
-		return err
-	}
-	if len(links)+len(names) > 0 {
-		return fmt.Errorf("prefix %s, %d interfaces, %d namespaces: %w", prefix, len(links), len(names), ErrExists)
-	}
-	return nil
-}
-
 // linkGroup marks the links of a lab, so that one request can remove them all:
 // removing 500 veths takes a fraction of a second, and half a minute one by one.
 func linkGroup(prefix string) uint32 {

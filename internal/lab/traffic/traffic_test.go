@@ -21,9 +21,6 @@ func twoHosts(t *testing.T) (a, b *netlab.Host) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	if err := netlab.Sweep("kbtraf"); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn("kbtraf")
 	if err != nil {
 		t.Fatal(err)

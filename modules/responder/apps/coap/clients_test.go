@@ -52,9 +52,6 @@ func newSite(t *testing.T, hook string) *site {
 			t.Skipf("needs root and %s (scripts/setup test)", program)
 		}
 	}
-	if err := netlab.Sweep(labPrefix); err != nil {
-		t.Fatal(err)
-	}
 	lab, err := netlab.NewIn(labPrefix)
 	if err != nil {
 		t.Fatal(err)
