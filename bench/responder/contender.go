@@ -235,8 +235,7 @@ func (c *contender) start(variant string) (*server, error) {
 func (s *server) stop() error {
 	_ = s.cmd.Process.Kill()
 	err := s.cmd.Wait()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && !exit.Exited() {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok && !exit.Exited() {
 		return nil
 	}
 	return fmt.Errorf("the server exited: %w: %s", err, &s.stderr)

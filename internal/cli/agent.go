@@ -88,13 +88,15 @@ The configuration file may hold:
 
 // checkAgent reads what the configuration names. The configuration itself has been checked.
 func checkAgent(w io.Writer, c config.Config) error {
-	if c.TCP != nil {
-		if err := serve.CheckTCP(*c.TCP); err != nil {
-			return c.Locate(err)
-		}
+	listeners := []*config.TCP{c.TCP}
+	if c.Oakestra != nil {
+		listeners = append(listeners, c.Oakestra.TLS)
 	}
-	if c.Oakestra != nil && c.Oakestra.TLS != nil {
-		if err := serve.CheckTCP(*c.Oakestra.TLS); err != nil {
+	for _, l := range listeners {
+		if l == nil {
+			continue
+		}
+		if err := serve.CheckTCP(*l); err != nil {
 			return c.Locate(err)
 		}
 	}
@@ -165,10 +167,7 @@ func makeDirectories(p paths.Paths) error {
 	if err := os.MkdirAll(p.Run, 0o755); err != nil {
 		return fmt.Errorf("run directory: %w", err)
 	}
-	if err := os.MkdirAll(filepath.Dir(p.State), 0o755); err != nil {
-		return fmt.Errorf("state directory: %w", err)
-	}
-	if err := os.MkdirAll(p.State, 0o711); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Dir(p.State), 0o755), os.MkdirAll(p.State, 0o711)); err != nil {
 		return fmt.Errorf("state directory: %w", err)
 	}
 	if info, err := os.Stat(p.State); err == nil && info.Mode().Perm() != 0o711 {

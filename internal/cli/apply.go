@@ -148,11 +148,7 @@ func (a *app) deleteCommand() *cobra.Command {
 			if len(in.refs) == 0 {
 				return a.printResult(cmd, v1alpha1.ApplyResult{DryRun: dryRun, Changes: []v1alpha1.Change{}})
 			}
-			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete?"+by.query().Encode(), dryRun, in.refs)
-			if err != nil {
-				return err
-			}
-			return a.printResult(cmd, result)
+			return a.changeAndPrint(cmd, http.MethodPost, "/v1/delete?"+by.query().Encode(), dryRun, in.refs)
 		},
 	})
 	addFiles(c, &files)

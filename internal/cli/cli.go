@@ -129,8 +129,8 @@ func (h *hangup) does(action func()) {
 
 // nobodyReads is for output into a pipe whose reader has seen enough.
 func nobodyReads(err error) bool {
-	var at *fs.PathError
-	return errors.As(err, &at) && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
+	at, ok := errors.AsType[*fs.PathError](err)
+	return ok && at.Path == os.Stdout.Name() && errors.Is(err, syscall.EPIPE)
 }
 
 // Root returns the command tree, for documents made from it.
@@ -202,8 +202,8 @@ func defaultSocket() string {
 
 // plainFlagError says in words what Go's packages say of a value that is no number.
 func plainFlagError(err error) error {
-	var number *strconv.NumError
-	if !errors.As(err, &number) {
+	number, ok := errors.AsType[*strconv.NumError](err)
+	if !ok {
 		return err
 	}
 	reason := "not a number"
@@ -303,26 +303,22 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
+// is reports whether an error of a type is in the chain of err.
+func is[T error](err error) bool {
+	_, ok := errors.AsType[T](err)
+	return ok
+}
+
 // exitCode is the one place that maps errors to exit codes.
 func exitCode(err error) int {
-	var (
-		ran         *ranError
-		usage       *usageError
-		invalid     *apierrors.Invalid
-		notFound    *apierrors.NotFound
-		unreachable *unreachableError
-		conflict    *apierrors.Conflict
-		changed     *apierrors.PreconditionFailed
-		rejected    *apierrors.Rejected
-	)
 	switch {
-	case !errors.As(err, &ran), errors.As(err, &usage), errors.As(err, &invalid):
+	case !is[*ranError](err), is[*usageError](err), is[*apierrors.Invalid](err):
 		return ExitUsage
-	case errors.As(err, &notFound):
+	case is[*apierrors.NotFound](err):
 		return ExitNotFound
-	case errors.As(err, &unreachable):
+	case is[*unreachableError](err):
 		return ExitUnreachable
-	case errors.As(err, &conflict), errors.As(err, &changed), errors.As(err, &rejected):
+	case is[*apierrors.Conflict](err), is[*apierrors.PreconditionFailed](err), is[*apierrors.Rejected](err):
 		return ExitConflict
 	}
 	return ExitFailure
@@ -331,13 +327,8 @@ func exitCode(err error) int {
 // report reports what went wrong, and what to do where that is known.
 func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 	code := exitCode(err)
-	var (
-		ran      *ranError
-		usage    *usageError
-		notFound *apierrors.NotFound
-		rejected *apierrors.Rejected
-	)
-	isRejected := errors.As(err, &rejected)
+	notFound, isNotFound := errors.AsType[*apierrors.NotFound](err)
+	rejected, isRejected := errors.AsType[*apierrors.Rejected](err)
 	if isRejected && a.verbose {
 		fmt.Fprintln(w, rejected.Log) // first: it may have thousands of lines, and the sentence must be seen
 	}
@@ -345,11 +336,11 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintln(w, "kerb:", strings.TrimSuffix(line, "\n"))
 	}
 	switch {
-	case !errors.As(err, &ran), errors.As(err, &usage):
+	case !is[*ranError](err), is[*usageError](err):
 		fmt.Fprintf(w, "Run %q for usage.\n", cmd.CommandPath()+" --help")
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)
-	case errors.As(err, &notFound) && notFound.Name != "" && cmd.HasParent() && cmd.Parent().HasParent():
+	case isNotFound && notFound.Name != "" && cmd.HasParent() && cmd.Parent().HasParent():
 		list, _, err := cmd.Parent().Find([]string{"list"})
 		if err != nil || list == cmd.Parent() { // commands of a package are about modules
 			list, _, _ = cmd.Root().Find([]string{"module", "list"})

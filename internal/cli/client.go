@@ -19,6 +19,8 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/server"
@@ -45,12 +47,10 @@ func (e *unreachableError) Unwrap() error { return e.cause }
 
 // remedy says what to do about a connection that TLS refuses.
 func remedy(err error) string {
-	var authority x509.UnknownAuthorityError
-	var name x509.HostnameError
 	switch {
-	case errors.As(err, &authority):
+	case is[x509.UnknownAuthorityError](err):
 		return "; name the authority of its certificate: kerb context set --ca, or KERB_CA"
-	case errors.As(err, &name):
+	case is[x509.HostnameError](err):
 		return "; use a name or an address that its certificate has"
 	case strings.Contains(err.Error(), "tls: certificate required"):
 		return "; it wants a client certificate: kerb context set --certificate --key, or KERB_CERTIFICATE and KERB_KEY"
@@ -78,9 +78,7 @@ func orJoin(socket string) string {
 // call makes one request. Errors that the agent answers are *server.Problem.
 func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := a.request(ctx, method, path, bytes.NewReader(body))
-	var unreachable *unreachableError
-	var chosen *endpointError
-	if errors.As(err, &unreachable) || errors.As(err, &chosen) {
+	if is[*unreachableError](err) || is[*endpointError](err) {
 		return nil, err
 	}
 	if err != nil && ctx.Err() != nil {
@@ -172,8 +170,7 @@ func (e *answerError) Error() string {
 }
 
 // fetch reads a view of the agent.
-func fetch[T any](ctx context.Context, a *app, path string) (T, error) {
-	var v T
+func fetch[T any](ctx context.Context, a *app, path string) (v T, err error) {
 	data, err := a.call(ctx, http.MethodGet, path, nil)
 	if err == nil {
 		err = understand(data, &v)
@@ -181,13 +178,20 @@ func fetch[T any](ctx context.Context, a *app, path string) (T, error) {
 	return v, err
 }
 
-// change makes a request that changes something.
-func (a *app) change(ctx context.Context, method, path string, dryRun bool, body any) (v1alpha1.ApplyResult, error) {
-	var result v1alpha1.ApplyResult
+// send makes a request with a body, and reads the answer.
+func send[T any](ctx context.Context, a *app, method, path string, body any) (v T, err error) {
 	data, err := json.Marshal(body)
 	if err != nil {
-		return result, err
+		return v, err
 	}
+	if data, err = a.call(ctx, method, path, data); err == nil {
+		err = understand(data, &v)
+	}
+	return v, err
+}
+
+// change makes a request that changes something.
+func (a *app) change(ctx context.Context, method, path string, dryRun bool, body any) (v1alpha1.ApplyResult, error) {
 	if dryRun {
 		separator := "?"
 		if strings.Contains(path, "?") {
@@ -195,11 +199,16 @@ func (a *app) change(ctx context.Context, method, path string, dryRun bool, body
 		}
 		path += separator + "dryRun=true"
 	}
-	data, err = a.call(ctx, method, path, data)
-	if err == nil {
-		err = understand(data, &result)
+	return send[v1alpha1.ApplyResult](ctx, a, method, path, body)
+}
+
+// changeAndPrint makes a request that changes something, and prints what came of it.
+func (a *app) changeAndPrint(cmd *cobra.Command, method, path string, dryRun bool, body any) error {
+	result, err := a.change(cmd.Context(), method, path, dryRun, body)
+	if err != nil {
+		return err
 	}
-	return result, err
+	return a.printResult(cmd, result)
 }
 
 func understand(data []byte, v any) error {

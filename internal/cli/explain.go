@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -147,11 +146,7 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 	if r.Direction != "" {
 		q.Set("direction", r.Direction)
 	}
-	var out v1alpha1.ExplainedPacket
-	answer, err := a.call(cmd.Context(), http.MethodGet, "/v1/explain?"+q.Encode(), nil)
-	if err == nil {
-		err = understand(answer, &out)
-	}
+	out, err := fetch[v1alpha1.ExplainedPacket](cmd.Context(), a, "/v1/explain?"+q.Encode())
 	if err != nil {
 		return err
 	}
@@ -227,8 +222,7 @@ func (e explanation) print(w io.Writer, path string, at map[string]any) {
 	for _, key := range []string{"default", "enum", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
 		"pattern", "patternDescription"} {
 		if value, ok := full[key]; ok {
-			text := cell(value)
-			fmt.Fprintf(w, "  %s: %v\n", key, text)
+			fmt.Fprintf(w, "  %s: %s\n", key, inCell(value))
 		}
 	}
 	fields := e.fields(at)
@@ -314,11 +308,11 @@ func (e explanation) typeOf(at map[string]any) string {
 		}
 		return t
 	case []any:
-		text := cell(slices.DeleteFunc(slices.Clone(t), func(v any) bool { return v == "null" }))
+		text := inCell(slices.DeleteFunc(slices.Clone(t), func(v any) bool { return v == "null" }))
 		if items, ok := full["items"].(map[string]any); ok && text == "array" {
 			return "list of " + e.typeOf(items)
 		}
-		return text.(string)
+		return text
 	}
 	return ""
 }

@@ -5,9 +5,9 @@ package cli
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
-	"net/http"
 	"net/url"
 	"slices"
 	"strings"
@@ -233,10 +233,10 @@ func (a *app) export(ctx context.Context) ([]any, error) {
 
 // one reads a resource.
 func (a *app) one(ctx context.Context, of resource.Kind, name string) (resource.Object, error) {
-	o := of.New()
-	data, err := a.call(ctx, http.MethodGet, kindOf(of).path()+"/"+url.PathEscape(name), nil)
+	data, err := fetch[json.RawMessage](ctx, a, kindOf(of).path()+"/"+url.PathEscape(name))
 	if err != nil {
 		return nil, err
 	}
+	o := of.New()
 	return o, understand(data, o)
 }

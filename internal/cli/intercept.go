@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -76,10 +77,7 @@ func interceptQuery[T any](a *app, verb, short, route string, table func(io.Writ
 			}
 			var all any
 			var rows T
-			if err := json.Unmarshal(data, &all); err != nil {
-				return fmt.Errorf("module %s does not answer as intercept does: %w", name, err)
-			}
-			if err := json.Unmarshal(data, &rows); err != nil {
+			if err := cmp.Or(json.Unmarshal(data, &all), json.Unmarshal(data, &rows)); err != nil {
 				return fmt.Errorf("module %s does not answer as intercept does: %w", name, err)
 			}
 			return a.print(cmd.OutOrStdout(), all, func(w io.Writer) { table(w, rows) })

@@ -124,11 +124,8 @@ func (a *app) keepLabels(ctx context.Context, meta *v1alpha1.ObjectMeta) error {
 
 // loadModel puts a model and waits for those that use it.
 func (a *app) loadModel(cmd *cobra.Command, m v1alpha1.Model, l loading) error {
-	result, err := a.change(cmd.Context(), http.MethodPut, modelPath(m.Metadata.Name), l.dryRun, m)
-	if err != nil {
-		return err
-	}
-	if err := a.printResult(cmd, result); err != nil || l.dryRun || l.wait == 0 {
+	err := a.changeAndPrint(cmd, http.MethodPut, modelPath(m.Metadata.Name), l.dryRun, m)
+	if err != nil || l.dryRun || l.wait == 0 {
 		return err
 	}
 	return a.awaitModel(cmd.Context(), m.Metadata.Name, l.wait)
@@ -165,13 +162,11 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 	}
 }
 
-func readyCondition(all []v1alpha1.Condition) v1alpha1.Condition {
-	for _, c := range all {
-		if c.Type == "Ready" {
-			return c
-		}
+func readyCondition(all []v1alpha1.Condition) (ready v1alpha1.Condition) {
+	if i := slices.IndexFunc(all, func(c v1alpha1.Condition) bool { return c.Type == "Ready" }); i >= 0 {
+		ready = all[i]
 	}
-	return v1alpha1.Condition{}
+	return ready
 }
 
 func (a *app) modelDescribeCommand() *cobra.Command {

@@ -39,11 +39,7 @@ func (a *app) modelCheckCommand() *cobra.Command {
 		Example: "  kerb model check floods.json --data windows.csv",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := readDocument(args[0], cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			s, err := readSamples(data, label, d)
+			d, s, err := readModel(args[0], data, label, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}

@@ -28,16 +28,18 @@ type samples struct {
 	classes []int
 }
 
-func readDocument(file string, stdin io.Reader) (*model.Document, error) {
+// readModel reads a document, and a table with samples for it.
+func readModel(file, table, label string, stdin io.Reader) (*model.Document, *samples, error) {
 	text, err := readFile(file, stdin)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	d, err := model.Parse(text)
 	if err != nil {
-		return nil, &apierrors.Invalid{Resource: file, Reason: err.Error()}
+		return nil, nil, &apierrors.Invalid{Resource: file, Reason: err.Error()}
 	}
-	return d, nil
+	s, err := readSamples(table, label, d)
+	return d, s, err
 }
 
 // readSamples reads a CSV file with a heading: a column for each feature, and one with the class, by name or number.

@@ -25,11 +25,7 @@ func (a *app) modelQuantiseCommand() *cobra.Command {
 		Example: "  kerb model quantise guard.json --data windows.csv -f guard-int8.json",
 		Args:    cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			d, err := readDocument(args[0], cmd.InOrStdin())
-			if err != nil {
-				return err
-			}
-			s, err := readSamples(data, label, d)
+			d, s, err := readModel(args[0], data, label, cmd.InOrStdin())
 			if err != nil {
 				return err
 			}

@@ -229,24 +229,6 @@ func (a *app) printStream(w io.Writer, stream io.Reader) error {
 	}
 }
 
-// cell is a plain value, or a list or an object of some: a, b or name=value.
-func cell(v any) any {
-	var parts []string
-	switch v := v.(type) {
-	case map[string]any:
-		for _, name := range sortedKeys(v) {
-			parts = append(parts, fmt.Sprintf("%s=%v", name, plain(v[name])))
-		}
-	case []any:
-		for _, value := range v {
-			parts = append(parts, fmt.Sprint(plain(value)))
-		}
-	default:
-		return plain(v)
-	}
-	return strings.Join(parts, ", ")
-}
-
 // plain prints whole numbers as such: JSON has only one kind.
 func plain(v any) any {
 	switch v := v.(type) {

@@ -159,8 +159,7 @@ func (a *app) packageHeadersCommand() *cobra.Command {
 
 // packageFault gives errors of packages the kinds that exit codes know.
 func packageFault(err error) error {
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
+	if rejected, ok := errors.AsType[*dataplane.RejectedError](err); ok {
 		return &apierrors.Rejected{Summary: err.Error(), Log: rejected.Log}
 	}
 	return err

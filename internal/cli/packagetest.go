@@ -4,6 +4,7 @@ package cli
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/hex"
 	"errors"
 	"fmt"
@@ -135,7 +136,7 @@ func readTests(ref, file, pcap, direction string) (t packageTests, err error) {
 			Packets: []packetCase{{Packet: pkttest.Packet{Pcap: pcap}}}}
 		return packageTests{Tests: []packageCase{one}}, nil
 	}
-	t.file = firstOf(file, filepath.Join(ref, "test.yaml"))
+	t.file = cmp.Or(file, filepath.Join(ref, "test.yaml"))
 	data, err := os.ReadFile(t.file)
 	if err != nil {
 		return t, err
@@ -233,7 +234,7 @@ func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResu
 		}
 		for range max(c.Repeat, 1) {
 			for _, frame := range frames {
-				direction := firstOf(c.Direction, t.Direction, "ingress")
+				direction := cmp.Or(c.Direction, t.Direction, "ingress")
 				got, err := b.Run(direction, frame)
 				if err != nil {
 					return all, err
@@ -253,15 +254,6 @@ func runTest(p *pkgs.Package, t packageCase, hook, dir string) (all []packetResu
 	return all, nil
 }
 
-func firstOf(all ...string) string {
-	for _, s := range all {
-		if s != "" {
-			return s
-		}
-	}
-	return ""
-}
-
 // compare says what is not as expected.
 func (e *expectation) compare(r packetResult, dir string) (problem string, err error) {
 	if e == nil {
@@ -272,7 +264,7 @@ func (e *expectation) compare(r packetResult, dir string) (problem string, err e
 		wrong = append(wrong, fmt.Sprintf("verdict %s, want %s", r.Verdict, e.Verdict))
 	}
 	if e.Reason != "" && e.Reason != r.Reason {
-		wrong = append(wrong, fmt.Sprintf("reason %s, want %s", firstOf(r.Reason, "none"), e.Reason))
+		wrong = append(wrong, fmt.Sprintf("reason %s, want %s", cmp.Or(r.Reason, "none"), e.Reason))
 	}
 	if e.Unchanged && r.Out != "" {
 		wrong = append(wrong, "the packet was changed: "+difference(r.in, r.out))

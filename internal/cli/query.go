@@ -168,8 +168,12 @@ func printRows(w io.Writer, columns []string, rows []any) {
 func inCell(v any) string {
 	var parts []string
 	switch v := v.(type) {
-	case nil:
-		return ""
+	case map[string]any:
+		var o object
+		for _, name := range sortedKeys(v) {
+			o = append(o, member{name, v[name]})
+		}
+		return inCell(o)
 	case object:
 		for _, m := range v {
 			if text := inCell(m.value); text != "" {
@@ -181,7 +185,7 @@ func inCell(v any) string {
 			parts = append(parts, bracketed(value, inCell(value)))
 		}
 	default:
-		return fmt.Sprint(v)
+		return fmt.Sprint(plain(v))
 	}
 	return strings.Join(parts, ", ")
 }

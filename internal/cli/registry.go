@@ -196,6 +196,14 @@ func (f *storeFlags) store(cmd *cobra.Command) (*oci.Store, error) {
 	return oci.NewStore(c.Paths.Packages(), c.Paths.Keys()), nil
 }
 
+// find returns the store, and the reference to a package that is or will be in it.
+func (f *storeFlags) find(cmd *cobra.Command, reference string) (ref oci.Reference, store *oci.Store, err error) {
+	if ref, err = oci.ParseReference(reference); err == nil {
+		store, err = f.store(cmd)
+	}
+	return ref, store, err
+}
+
 func (a *app) packagePullCommand() *cobra.Command {
 	var (
 		f         storeFlags
@@ -216,11 +224,7 @@ func (a *app) packagePullCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: cobra.NoFileCompletions,
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ref, err := oci.ParseReference(args[0])
-			if err != nil {
-				return err
-			}
-			store, err := f.store(cmd)
+			ref, store, err := f.find(cmd, args[0])
 			if err != nil {
 				return err
 			}
@@ -272,11 +276,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 			return refs, cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
-			ref, err := oci.ParseReference(args[0])
-			if err != nil {
-				return err
-			}
-			store, err := f.store(cmd)
+			ref, store, err := f.find(cmd, args[0])
 			if err != nil {
 				return err
 			}
@@ -299,8 +299,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 // packagesInUse are the packages of modules. Without an agent that is unknown, and the operator is warned.
 func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	modules, err := fetch[[]v1alpha1.Module](cmd.Context(), a, "/v1/modules")
-	var gone *unreachableError
-	if errors.As(err, &gone) {
+	if is[*unreachableError](err) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "kerb: no agent answers, so that modules which use the package are not known")
 		return nil, nil
 	}

@@ -218,11 +218,7 @@ func (k kind) delete(a *app) *cobra.Command {
 			for i, name := range args {
 				refs[i] = resource.Ref{Kind: k.Kind, Name: name}
 			}
-			result, err := a.change(cmd.Context(), http.MethodPost, "/v1/delete", dryRun, refs)
-			if err != nil {
-				return err
-			}
-			return a.printResult(cmd, result)
+			return a.changeAndPrint(cmd, http.MethodPost, "/v1/delete", dryRun, refs)
 		},
 	})
 	addDryRun(c, &dryRun)

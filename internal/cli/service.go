@@ -65,11 +65,7 @@ func (a *app) serviceAddCommand() *cobra.Command {
 			if err := makeAbsolute(&s.Spec.Netns); err != nil {
 				return err
 			}
-			result, err := a.change(cmd.Context(), http.MethodPut, "/v1/services/"+url.PathEscape(args[0]), dryRun, s)
-			if err != nil {
-				return err
-			}
-			return a.printResult(cmd, result)
+			return a.changeAndPrint(cmd, http.MethodPut, "/v1/services/"+url.PathEscape(args[0]), dryRun, s)
 		},
 	})
 	flags := c.Flags()

@@ -4,7 +4,6 @@ package cli
 
 import (
 	"bufio"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -77,15 +76,8 @@ func (a *app) setChangeCommand(verb, short string, of func(*v1alpha1.SetChange, 
 }
 
 func (a *app) changeSet(cmd *cobra.Command, name string, change v1alpha1.SetChange) error {
-	data, err := json.Marshal(change)
+	changed, err := send[v1alpha1.SetChanged](cmd.Context(), a, http.MethodPatch, setPath(name)+"/elements", change)
 	if err != nil {
-		return err
-	}
-	if data, err = a.call(cmd.Context(), http.MethodPatch, setPath(name)+"/elements", data); err != nil {
-		return err
-	}
-	var changed v1alpha1.SetChanged
-	if err := understand(data, &changed); err != nil {
 		return err
 	}
 	return a.print(cmd.OutOrStdout(), changed, func(w io.Writer) {
@@ -114,11 +106,7 @@ func (a *app) setLoadCommand() *cobra.Command {
 			if err := a.keepOfSet(cmd, &s); err != nil {
 				return err
 			}
-			result, err := a.change(cmd.Context(), http.MethodPut, setPath(args[0]), dryRun, s)
-			if err != nil {
-				return err
-			}
-			return a.printResult(cmd, result)
+			return a.changeAndPrint(cmd, http.MethodPut, setPath(args[0]), dryRun, s)
 		},
 	})
 	c.Flags().StringVar(&s.Spec.Type, "type", "addresses", "addresses, prefixes or ports; of a set that "+
@@ -131,14 +119,9 @@ func (a *app) setLoadCommand() *cobra.Command {
 
 // keepOfSet takes over type and labels of the set if it exists, unless flags give others.
 func (a *app) keepOfSet(cmd *cobra.Command, s *v1alpha1.Set) error {
-	data, err := a.call(cmd.Context(), http.MethodGet, setPath(s.Metadata.Name), nil)
-	var p *server.Problem
-	if errors.As(err, &p) && p.Status == http.StatusNotFound {
+	now, err := fetch[v1alpha1.Set](cmd.Context(), a, setPath(s.Metadata.Name))
+	if p, ok := errors.AsType[*server.Problem](err); ok && p.Status == http.StatusNotFound {
 		return nil
-	}
-	var now v1alpha1.Set
-	if err == nil {
-		err = understand(data, &now)
 	}
 	if err != nil {
 		return err

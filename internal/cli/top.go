@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"sort"
 	"time"
 
@@ -96,15 +95,6 @@ func (a *app) printTop(w io.Writer, all []traffic) error {
 }
 
 func rounded(v float64) string { return fmt.Sprintf("%.0f", v) }
-
-func isTerminal(w io.Writer) bool {
-	f, ok := w.(*os.File)
-	if !ok {
-		return false
-	}
-	info, err := f.Stat()
-	return err == nil && info.Mode()&os.ModeCharDevice != 0
-}
 
 // totals reads the counter modules' metrics.
 func (a *app) totals(ctx context.Context) (map[string]traffic, error) {

@@ -35,7 +35,7 @@ func (a *app) valuesCommand() *cobra.Command {
 func printValues(w io.Writer, values []map[string]any) {
 	line(w, "PATH", "VALUE")
 	for _, v := range values {
-		line(w, plain(v["path"]), plain(v["value"]))
+		line(w, inCell(v["path"]), inCell(v["value"]))
 	}
 }
 
@@ -79,10 +79,9 @@ func partlySet(set map[string]string, path string, err error) error {
 
 func (a *app) setValue(cmd *cobra.Command, module, path, value string) error {
 	body, err := json.Marshal(map[string]string{"value": value})
-	if err != nil {
-		return err
+	if err == nil {
+		_, err = a.call(cmd.Context(), http.MethodPut, valuesPath(module)+"/"+escapePath(path), body)
 	}
-	_, err = a.call(cmd.Context(), http.MethodPut, valuesPath(module)+"/"+escapePath(path), body)
 	return err
 }
 

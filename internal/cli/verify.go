@@ -151,8 +151,7 @@ func configMistakes(err error) error {
 		}
 		return errors.Join(all...)
 	}
-	var mistake *sdk.ConfigError
-	if errors.As(err, &mistake) {
+	if mistake, ok := errors.AsType[*sdk.ConfigError](err); ok {
 		return &apierrors.Invalid{Field: strings.TrimSuffix("config."+mistake.Field, "."), Reason: mistake.Reason}
 	}
 	return err

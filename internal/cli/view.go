@@ -81,7 +81,7 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 	line(w, "CONFIG", "TYPE", "DEFAULT", "DESCRIPTION")
 	for _, name := range sortedKeys(properties) {
 		schema, _ := properties[name].(map[string]any)
-		line(w, name, plain(schema["type"]), plain(schema["default"]), plain(schema["description"]))
+		line(w, name, inCell(schema["type"]), inCell(schema["default"]), inCell(schema["description"]))
 	}
 }
 

@@ -161,8 +161,7 @@ func (d *Module) configError(err error) error {
 		}
 		return errors.Join(all...)
 	}
-	var mistake *sdk.ConfigError
-	if errors.As(err, &mistake) {
+	if mistake, ok := errors.AsType[*sdk.ConfigError](err); ok {
 		return d.Invalid(strings.TrimSuffix("spec.config."+mistake.Field, "."), errors.New(mistake.Reason))
 	}
 	var object *pkgs.ObjectError

@@ -49,8 +49,7 @@ func (p *Package) checkSpec(file string, spec *ebpf.CollectionSpec) error {
 }
 
 func inObject(file string, err error) error {
-	var fault *ObjectError
-	if errors.As(err, &fault) {
+	if fault, ok := errors.AsType[*ObjectError](err); ok {
 		fault.File = file
 	}
 	return err

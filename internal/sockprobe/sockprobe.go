@@ -150,8 +150,7 @@ func (l *lab) all() (Result, error) {
 			return Result{}, fmt.Errorf("the behaviour of sockets could not be tried in %v: %w", most, err)
 		}
 		err := l.try(&c)
-		var broken *brokenError
-		if errors.As(err, &broken) {
+		if broken, ok := errors.AsType[*brokenError](err); ok {
 			return Result{}, broken.error
 		}
 		l.note(c.name, err)
@@ -199,11 +198,8 @@ func (l *lab) try(c *check) (err error) {
 type brokenError struct{ error }
 
 func (l *lab) note(name string, err error) {
-	c := Check{Name: name, OK: err == nil}
-	var untried *untriedError
-	if errors.As(err, &untried) {
-		c.OK = true
-	}
+	_, untried := errors.AsType[*untriedError](err)
+	c := Check{Name: name, OK: err == nil || untried}
 	if err != nil {
 		c.Detail = err.Error()
 	}

@@ -98,8 +98,7 @@ func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, time
 
 // explain adds what to do about an error whose text does not say it.
 func explain(err error) error {
-	var invalid x509.CertificateInvalidError
-	if errors.As(err, &invalid) && invalid.Reason == x509.Expired {
+	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
 		return fmt.Errorf("%w; if the certificate is valid, the clock of this node is wrong: set it", err)
 	}
 	return err

@@ -53,8 +53,7 @@ func Relink(t testing.TB, l *dataplane.Loaded, spec chain.Spec) func() *ebpf.Pro
 // Explain ends the test if there is an error. Of a verifier's log it prints the end.
 func Explain(t testing.TB, err error) {
 	t.Helper()
-	var rejected *dataplane.RejectedError
-	if errors.As(err, &rejected) {
+	if rejected, ok := errors.AsType[*dataplane.RejectedError](err); ok {
 		log := rejected.Log
 		t.Fatalf("%v\n%s", err, log[max(0, len(log)-6000):])
 	}
