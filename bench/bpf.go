@@ -10,6 +10,10 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // ErrNotBuilt is wrapped when the tool was built without the compiled data
@@ -37,4 +41,45 @@ func HaveTCX() error {
 	const loopback = 1 // in every namespace; it is asked, not changed
 	_, err := link.QueryPrograms(link.QueryOptions{Target: loopback, Attach: ebpf.AttachTCXIngress})
 	return err
+}
+
+// AttachXDP attaches a program at the driver of an interface of a namespace. Where the driver has no XDP, the error is
+// one of LeftOut.
+func AttachXDP(ns *netlab.Namespace, nic string, p *ebpf.Program) (l link.Link, err error) {
+	err = ns.Do(func() error {
+		device, err := netlink.LinkByName(nic)
+		if err != nil {
+			return err
+		}
+		l, err = link.AttachXDP(link.XDPOptions{Program: p, Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		if err != nil {
+			return fmt.Errorf("%w: native XDP on %s: %w", ErrLeftOut, nic, err)
+		}
+		return nil
+	})
+	return l, err
+}
+
+// AddClsact prepares an interface of the thread's namespace for filters. Deleting the qdisc removes these.
+func AddClsact(ifindex int) (*netlink.Clsact, error) {
+	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
+		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
+	if err := netlink.QdiscAdd(qdisc); err != nil {
+		return nil, fmt.Errorf("add clsact: %w", err)
+	}
+	return qdisc, nil
+}
+
+// PutFilter adds a direct-action filter behind a clsact qdisc, or replaces the one with its priority and handle. The
+// parent is netlink.HANDLE_MIN_INGRESS or HANDLE_MIN_EGRESS.
+func PutFilter(ifindex int, parent uint32, priority, handle int, p *ebpf.Program) error {
+	filter := &netlink.BpfFilter{
+		FilterAttrs: netlink.FilterAttrs{LinkIndex: ifindex, Parent: parent, Priority: uint16(priority),
+			Handle: uint32(handle), Protocol: unix.ETH_P_ALL},
+		Fd: p.FD(), Name: "bench", DirectAction: true,
+	}
+	if err := netlink.FilterReplace(filter); err != nil {
+		return fmt.Errorf("add filter %d: %w", handle, err)
+	}
+	return nil
 }

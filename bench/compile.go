@@ -17,6 +17,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
@@ -27,6 +28,33 @@ var headers embed.FS
 // without a compiler. They are static and run on every processor of the architecture. Existing files are used as they
 // are.
 const ProgramCacheEnv = "KERB_BENCH_PROGRAMS"
+
+// Programs is a directory with what Compile has made there of the sources in src/.
+type Programs struct{ Dir string }
+
+// Compile makes programs in a directory of its own, into which prepare, if it is not nil, writes further sources.
+func Compile(ctx context.Context, prepare func(dir string) error, files fs.FS, sources ...string) (Programs, error) {
+	dir, err := tempdir.New()
+	if err != nil {
+		return Programs{}, err
+	}
+	if prepare != nil {
+		err = prepare(dir)
+	}
+	if err == nil {
+		err = CompileC(ctx, dir, files, sources...)
+	}
+	if err != nil {
+		return Programs{}, errors.Join(err, tempdir.Remove(dir))
+	}
+	return Programs{dir}, nil
+}
+
+// Path is the program of the source src/NAME.c.
+func (p Programs) Path(name string) string { return Program(p.Dir, "src/"+name+".c") }
+
+// Close removes the directory.
+func (p Programs) Close() error { return tempdir.Remove(p.Dir) }
 
 // CompileC copies files into a directory and makes a program of each C source there, as fast as the compiler can make
 // it for this machine: references in user space are in C, so that none is slow for its language. Headers of include/

@@ -10,6 +10,7 @@ package bench
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -50,14 +51,7 @@ func Find(name string) (Experiment, bool) {
 	return e, ok
 }
 
-func names() []string {
-	var all []string
-	for name := range experiments {
-		all = append(all, name)
-	}
-	slices.Sort(all)
-	return all
-}
+func names() []string { return slices.Sorted(maps.Keys(experiments)) }
 
 // pick resolves --loads; a load is named in full, or by a pattern such as veth/*, which takes them in their own order.
 func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {

@@ -13,8 +13,6 @@ import (
 
 	"gonum.org/v1/plot"
 	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/plotutil"
-	"gonum.org/v1/plot/vg"
 )
 
 // Bin is how many values were up to one, and above that of the bin before. In JSON it is a pair.
@@ -133,14 +131,9 @@ func (r *Report) addHistogram(p *plot.Plot, first Histogram) error {
 		if h.Load != first.Load || h.Metric != first.Metric || !with || len(h.Bins) == 0 {
 			continue
 		}
-		line, err := plotter.NewLine(h.points())
-		if err != nil {
+		if err := addLine(p, h.Config, h.points(), i, plotter.PostStep); err != nil {
 			return err
 		}
-		line.StepStyle, line.Width = plotter.PostStep, vg.Points(1.2)
-		line.Color, line.Dashes = colour(i), plotutil.Dashes(i/len(palette))
-		p.Add(line)
-		p.Legend.Add(h.Config, line)
 		i++
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"image/color"
 	"math"
 	"os"
 	"path/filepath"
@@ -167,16 +168,24 @@ func (f figure) addBars(p *plot.Plot) error {
 			c, _ := f.get(load, config)
 			values[j] = c.Value
 		}
-		bars, err := plotter.NewBarChart(values, width)
-		if err != nil {
+		if err := addBars(p, config, values, width, i, len(f.configs)); err != nil {
 			return err
 		}
-		bars.Color, bars.LineStyle.Width = colour(i), 0
-		bars.Offset = width * (vg.Length(i) - vg.Length(len(f.configs)-1)/2)
-		p.Add(bars)
-		p.Legend.Add(config, bars)
 	}
 	p.NominalX(f.loads...)
 	p.X.Min, p.X.Max = -0.5, float64(len(f.loads))-0.5
+	return nil
+}
+
+// addBars adds bar i of n at each place, side by side.
+func addBars(p *plot.Plot, name string, values plotter.Values, width vg.Length, i, n int) error {
+	bars, err := plotter.NewBarChart(values, width)
+	if err != nil {
+		return err
+	}
+	bars.Color, bars.LineStyle.Color, bars.LineStyle.Width = colour(i), color.Transparent, 0
+	bars.Offset = width * (vg.Length(i) - vg.Length(n-1)/2)
+	p.Add(bars)
+	p.Legend.Add(name, bars)
 	return nil
 }

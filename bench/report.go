@@ -11,6 +11,7 @@ import (
 	"io"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -90,20 +91,21 @@ func (r *Report) Warnings() []string {
 
 // Match returns the first cell whose load matches a pattern, in which * stands for what is not a slash.
 func (r *Report) Match(config, load, metric, stat string) (Cell, bool) {
-	for _, c := range r.Cells {
-		if c.Config == config && matches([]string{load}, c.Load) && c.Metric == metric && c.Stat == stat {
-			return c, true
-		}
-	}
-	return Cell{}, false
+	return r.find(func(c Cell) bool {
+		return c.Config == config && matches([]string{load}, c.Load) && c.Metric == metric && c.Stat == stat
+	})
 }
 
 // Find returns the cell of a config, load, metric and stat.
 func (r *Report) Find(config, load, metric, stat string) (Cell, bool) {
-	for _, c := range r.Cells {
-		if c.Config == config && c.Load == load && c.Metric == metric && c.Stat == stat {
-			return c, true
-		}
+	return r.find(func(c Cell) bool {
+		return c.Config == config && c.Load == load && c.Metric == metric && c.Stat == stat
+	})
+}
+
+func (r *Report) find(wanted func(Cell) bool) (Cell, bool) {
+	if i := slices.IndexFunc(r.Cells, wanted); i >= 0 {
+		return r.Cells[i], true
 	}
 	return Cell{}, false
 }

@@ -149,11 +149,11 @@ func (r *Run) Record(config, load string, samples ...Sample) {
 }
 
 func (r *Run) cell(config, load string, s Sample) *Cell {
-	for i := range r.report.Cells {
-		c := &r.report.Cells[i]
-		if c.Config == config && c.Load == load && c.Metric == s.Metric && c.Stat == s.Stat {
-			return c
-		}
+	i := slices.IndexFunc(r.report.Cells, func(c Cell) bool {
+		return c.Config == config && c.Load == load && c.Metric == s.Metric && c.Stat == s.Stat
+	})
+	if i >= 0 {
+		return &r.report.Cells[i]
 	}
 	r.report.Cells = append(r.report.Cells, Cell{
 		Config: config, Load: load, Metric: s.Metric, Stat: s.Stat, Unit: s.Unit})

@@ -4,7 +4,6 @@ package bench
 
 import (
 	"fmt"
-	"image/color"
 	"math"
 	"slices"
 	"strconv"
@@ -193,13 +192,6 @@ func (r *Report) overLoads(config, metric, stat string) (points plotter.XYs) {
 	return points
 }
 
-func (r *Report) configs() (all []string) {
-	for _, c := range r.Cells {
-		all = appendNew(all, c.Config)
-	}
-	return all
-}
-
 func (r *Report) addRegression(p *plot.Plot, f Figure) error {
 	p.Y.Min, p.Legend.Left = 0, true
 	for i, config := range r.configs() {
@@ -218,22 +210,12 @@ func (r *Report) addRegression(p *plot.Plot, f Figure) error {
 		p.Add(scatter, fit)
 		p.Legend.Add(fmt.Sprintf("%s: %.3g + %.3g n", config, line.Intercept, line.Slope), scatter)
 		p.X.Max = max(p.X.Max, points[len(points)-1].X)
-		c, _ := r.firstOf(config, f)
+		c, _ := r.find(func(c Cell) bool { return c.Config == config && c.Metric == f.Metric && c.Stat == f.Stat })
 		p.Y.Label.Text = c.Unit
 	}
 	p.X.Min = 0
 	p.Y.Max *= 1.2
 	return nil
-}
-
-func (r *Report) firstOf(config string, f Figure) (Cell, bool) {
-	i := slices.IndexFunc(r.Cells, func(c Cell) bool {
-		return c.Config == config && c.Metric == f.Metric && c.Stat == f.Stat
-	})
-	if i < 0 {
-		return Cell{}, false
-	}
-	return r.Cells[i], true
 }
 
 // addFixedBins draws counts in bins of one width, side by side; what is later than the last is in it.
@@ -246,14 +228,9 @@ func (r *Report) addFixedBins(p *plot.Plot, f Figure) error {
 	p.Y.Label.Text = "% of packets"
 	width := plotWidth * 0.8 / vg.Length(n+1) / vg.Length(max(1, len(shown)))
 	for i, h := range shown {
-		bars, err := plotter.NewBarChart(h.fixed(n, f.Width), width)
-		if err != nil {
+		if err := addBars(p, h.Config, h.fixed(n, f.Width), width, i, len(shown)); err != nil {
 			return err
 		}
-		bars.Color, bars.LineStyle.Color, bars.LineStyle.Width = colour(i), color.Transparent, 0
-		bars.Offset = width * (vg.Length(i) - vg.Length(len(shown)-1)/2)
-		p.Add(bars)
-		p.Legend.Add(h.Config, bars)
 		p.X.Label.Text = h.Unit
 	}
 	var names []string

@@ -29,6 +29,14 @@ func Percentile(values []float64, p float64) float64 {
 	return sorted[min(max(rank, 1), len(sorted))-1]
 }
 
+// MedianAnd99 are two samples of a metric: the median of values, and the percentile above which one in a hundred is.
+func MedianAnd99(metric, unit string, values []float64) []Sample {
+	return []Sample{
+		{Metric: metric, Stat: "p50", Unit: unit, Value: Median(values)},
+		{Metric: metric, Stat: "p99", Unit: unit, Value: Percentile(values, 99)},
+	}
+}
+
 // Mean is the arithmetic mean; NaN of nothing.
 func Mean(values []float64) float64 { return total(values) / float64(len(values)) }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strings"
 	"text/tabwriter"
 )
@@ -42,10 +43,8 @@ func (t *table) add(c Cell) {
 }
 
 func appendNew(list []string, s string) []string {
-	for _, have := range list {
-		if have == s {
-			return list
-		}
+	if slices.Contains(list, s) {
+		return list
 	}
 	return append(list, s)
 }
@@ -90,19 +89,19 @@ func (r *Report) writeTables(w io.Writer) error {
 	return nil
 }
 
-func (r *Report) loads() []string {
-	var all []string
+// values are the different values of a field of the cells, in their order.
+func (r *Report) values(of func(Cell) string) (all []string) {
 	for _, c := range r.Cells {
-		all = appendNew(all, c.Load)
+		all = appendNew(all, of(c))
 	}
 	return all
 }
 
+func (r *Report) loads() []string   { return r.values(func(c Cell) string { return c.Load }) }
+func (r *Report) configs() []string { return r.values(func(c Cell) string { return c.Config }) }
+
 func (r *Report) writeOne(w io.Writer, load string, tables []*table) error {
-	var configs []string
-	for _, c := range r.Cells {
-		configs = appendNew(configs, c.Config)
-	}
+	configs := r.configs()
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintf(tw, "\n%s\t\t%s\n", load, strings.Join(configs, "\t"))
 	for _, t := range tables {
@@ -122,7 +121,7 @@ func heading(metric, unit string) string {
 // statText explains the columns; ratios need another config alongside the baseline.
 func (t *table) statText(baseline string) string {
 	text := t.stat + " ±spread"
-	if t.stat == "sum" || t.stat == "max" || t.stat == "min" {
+	if slices.Contains([]string{"sum", "max", "min"}, t.stat) {
 		text = t.stat
 	}
 	if t.hasRatios(baseline) {
@@ -132,12 +131,7 @@ func (t *table) statText(baseline string) string {
 }
 
 func (t *table) hasRatios(baseline string) bool {
-	for _, config := range t.configs {
-		if config == baseline {
-			return len(t.configs) > 1
-		}
-	}
-	return false
+	return len(t.configs) > 1 && slices.Contains(t.configs, baseline)
 }
 
 func (t *table) write(w io.Writer, baseline string) error {

@@ -88,7 +88,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 	if e.tools, err = compile(ctx, e.cpus); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, e.closePlace(), e.tools.close()) }()
+	defer func() { err = errors.Join(err, e.closePlace(), e.tools.Close()) }()
 	for _, load := range r.Loads() {
 		if err := e.runLoad(ctx, load); err != nil {
 			return err

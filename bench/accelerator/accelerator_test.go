@@ -29,7 +29,7 @@ func TestMain(m *testing.M) {
 	}
 	code := benchtest.Main(m)
 	if tools, err := compiled(); err == nil {
-		tools.close()
+		tools.Close()
 	}
 	os.Exit(code)
 }
@@ -254,7 +254,7 @@ func TestServerThatEnds(t *testing.T) {
 	workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
 			const untilOver = `"$@" & until [ -e over ]; do sleep 0.01; done; kill $!; exit 7`
-			return append([]string{"sh", "-c", untilOver, "sh", s.tools.path("server"), "echo", "24"}, s.listen().words()...),
+			return append([]string{"sh", "-c", untilOver, "sh", s.tools.Path("server"), "echo", "24"}, s.listen().words()...),
 				nil
 		},
 		measure: func(_ context.Context, s *serving) ([]bench.Sample, error) {

@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed src/*.c src/*.h src/*.lua
@@ -21,7 +20,7 @@ var files embed.FS
 
 // tools are the compiled programs, in a directory of their own, and the file to transfer.
 type tools struct {
-	dir  string
+	bench.Programs
 	cpus [2]string // of the client's side and of the server's
 	file *os.File
 }
@@ -34,17 +33,11 @@ const (
 
 func compile(ctx context.Context, cpus string) (*tools, error) {
 	t := &tools{}
-	if err := t.divide(cpus); err != nil {
-		return nil, err
+	err := t.divide(cpus)
+	if err == nil {
+		t.Programs, err = bench.Compile(ctx, nil, files, "src/client.c", "src/server.c", "src/run.c")
 	}
-	var err error
-	if t.dir, err = tempdir.New(); err != nil {
-		return nil, err
-	}
-	if err := bench.CompileC(ctx, t.dir, files, "src/client.c", "src/server.c", "src/run.c"); err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	return t, nil
+	return t, err
 }
 
 // divide gives both sides the last CPU, or the client's side the first one.
@@ -65,8 +58,6 @@ func (t *tools) divide(cpus string) error {
 	return nil
 }
 
-func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
-
 // fileOf is a file in memory, as what is measured is not a disk. It is made once, and opened by its path.
 func (t *tools) fileOf(bytes int) (string, error) {
 	if t.file == nil {
@@ -84,9 +75,10 @@ func (t *tools) fileOf(bytes int) (string, error) {
 	return fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), t.file.Fd()), nil
 }
 
-func (t *tools) close() error {
+// Close removes the programs and the file.
+func (t *tools) Close() error {
 	if t.file != nil {
 		t.file.Close()
 	}
-	return tempdir.Remove(t.dir)
+	return t.Programs.Close()
 }

@@ -102,7 +102,7 @@ func (c *contender) command(ctx context.Context, ns *netlab.Namespace, side int,
 	if _, err := exec.LookPath(args[0]); err != nil {
 		return nil, fmt.Errorf("%w: %s is not installed", bench.ErrLeftOut, args[0])
 	}
-	return c.group.Adopt(ns.Command(ctx, c.tools.path("run"), append([]string{c.tools.cpus[side]}, args...)...)), nil
+	return c.group.Adopt(ns.Command(ctx, c.tools.Path("run"), append([]string{c.tools.cpus[side]}, args...)...)), nil
 }
 
 // start returns when the program serves.

@@ -46,7 +46,7 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 // know more than the module: redis-benchmark blocks in recv(2) for a moment, but gets no signals, and HAProxy has
 // splice(2), but without `option splice-auto` does not call it.
 func (c *contender) allowed() []string {
-	own := []string{c.tools.path("client"), c.tools.path("server")}
+	own := []string{c.tools.Path("client"), c.tools.Path("server")}
 	if c.config == "kerb" {
 		return own
 	}

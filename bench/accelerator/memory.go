@@ -92,7 +92,7 @@ func (s *serving) rest(ctx context.Context) error {
 
 // holding runs f while the connections are open.
 func (s *serving) holding(ctx context.Context, f func() error) (r result, err error) {
-	args := slices.Concat([]string{s.tools.path("client"), "hold", "24", strconv.Itoa(s.length.held)}, s.target().words())
+	args := slices.Concat([]string{s.tools.Path("client"), "hold", "24", strconv.Itoa(s.length.held)}, s.target().words())
 	cmd, err := s.command(ctx, s.contender.place.client.Namespace, clientSide, args...)
 	if err != nil {
 		return r, err

@@ -85,7 +85,7 @@ const httpConnections = 16
 func http(connection string) func(context.Context, *serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		out, cpu, err := s.runClient(ctx, "wrk", "-t", "1", "-c", strconv.Itoa(httpConnections), "-d", "1s",
-			"-s", filepath.Join(s.tools.dir, "src/report.lua"), "-H", "Connection: "+connection,
+			"-s", filepath.Join(s.tools.Dir, "src/report.lua"), "-H", "Connection: "+connection,
 			fmt.Sprintf("http://%s/", s.target()))
 		if err != nil {
 			return nil, err

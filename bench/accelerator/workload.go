@@ -200,7 +200,7 @@ func (r result) rate() float64 { return float64(r.N) / r.Seconds }
 // client runs the C client.
 func (s *serving) client(ctx context.Context, mode string, size int,
 	much string) (r result, cpu time.Duration, err error) {
-	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.path("client"), mode, strconv.Itoa(size), much},
+	out, cpu, err := s.runClient(ctx, slices.Concat([]string{s.tools.Path("client"), mode, strconv.Itoa(size), much},
 		s.target().words())...)
 	if err == nil {
 		err = json.Unmarshal(out, &r)
@@ -212,7 +212,7 @@ func seconds(d time.Duration) string { return strconv.FormatFloat(d.Seconds(), '
 
 func echoServer(mode string, size int) func(*serving) ([]string, error) {
 	return func(s *serving) ([]string, error) {
-		return append([]string{s.tools.path("server"), mode, strconv.Itoa(size)}, s.listen().words()...), nil
+		return append([]string{s.tools.Path("server"), mode, strconv.Itoa(size)}, s.listen().words()...), nil
 	}
 }
 
@@ -268,7 +268,7 @@ func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
 }
 
 func streamServer(s *serving) ([]string, error) {
-	return append([]string{s.tools.path("server"), "swallow", "0"}, s.listen().words()...), nil
+	return append([]string{s.tools.Path("server"), "swallow", "0"}, s.listen().words()...), nil
 }
 
 // stream is bytes in one direction, by writes of a size; the last one's arrival ends it.

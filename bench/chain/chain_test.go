@@ -11,6 +11,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/ebpfvm"
 )
@@ -171,7 +172,7 @@ func TestExecutedIsOrdinary(t *testing.T) {
 }
 
 func TestChecksum(t *testing.T) {
-	if got := ipChecksum(frame()[14:34]); got != 0 {
+	if got := inject.Checksum(frame()[14:34]); got != 0 {
 		t.Errorf("a valid header sums to %#x, want 0", got)
 	}
 }

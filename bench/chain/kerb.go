@@ -60,15 +60,11 @@ func (k *kerb) Code() (asm.Instructions, error) {
 func (k *kerb) Packets() ([]uint64, error) {
 	var out []uint64
 	for _, m := range k.spec.Members {
-		var perCPU []struct{ Packets, Bytes uint64 }
-		if err := k.loaded.Maps[m.Name]["totals"].Lookup(uint32(0), &perCPU); err != nil {
+		n, err := packets(k.loaded.Maps[m.Name]["totals"])
+		if err != nil {
 			return nil, err
 		}
-		var sum uint64
-		for _, c := range perCPU {
-			sum += c.Packets
-		}
-		out = append(out, sum)
+		out = append(out, n)
 	}
 	return out, nil
 }

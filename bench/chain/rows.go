@@ -9,7 +9,8 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/bench"
 )
 
 // loadRow loads n independent modules.
@@ -104,7 +105,7 @@ func (o *objects) loadClsact(_ string, n int) (Chain, error) {
 
 func (c *clsact) attach(ifindex int, last *ebpf.Program) error {
 	var err error
-	if c.qdisc, err = addClsact(ifindex); err != nil {
+	if c.qdisc, err = bench.AddClsact(ifindex); err != nil {
 		return err
 	}
 	if err := addFilter(ifindex, 2, 1, last); err != nil {
@@ -118,27 +119,9 @@ func (c *clsact) attach(ifindex int, last *ebpf.Program) error {
 	return nil
 }
 
-func addClsact(ifindex int) (*netlink.Clsact, error) {
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil {
-		return nil, fmt.Errorf("add clsact: %w", err)
-	}
-	return qdisc, nil
-}
-
-// addFilter adds a filter, or replaces the one with its handle.
+// addFilter adds a filter to the ingress, or replaces the one with its handle.
 func addFilter(ifindex, priority, handle int, p *ebpf.Program) error {
-	filter := &netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{
-			LinkIndex: ifindex, Parent: netlink.HANDLE_MIN_INGRESS,
-			Priority: uint16(priority), Handle: uint32(handle), Protocol: unix.ETH_P_ALL},
-		Fd: p.FD(), Name: "bench", DirectAction: true,
-	}
-	if err := netlink.FilterReplace(filter); err != nil {
-		return fmt.Errorf("add filter %d: %w", handle, err)
-	}
-	return nil
+	return bench.PutFilter(ifindex, netlink.HANDLE_MIN_INGRESS, priority, handle, p)
 }
 
 func (c *clsact) swap() error {

@@ -3,16 +3,16 @@
 package chain
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
-	"net"
 	"slices"
-	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
@@ -29,9 +29,6 @@ const (
 
 // loopback has index 1 in every namespace.
 const loopback = 1
-
-// bpfLiveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h).
-const bpfLiveFrames = 1 << 1
 
 // stage is the hosts and programs that all configs are measured with.
 type stage struct {
@@ -96,7 +93,7 @@ func (s *stage) buildHosts() error {
 // is attached nowhere begin and end with a patch of the kernel's XDP
 // dispatcher, which takes longer than the run.
 func (s *stage) prepareTCXBase() error {
-	pass, err := attachXDP(s.tcxBase.Interface(), s.passXDP)
+	pass, err := bench.AttachXDP(s.tcxBase.Namespace, s.tcxBase.Interface(), s.passXDP)
 	if err != nil {
 		return err
 	}
@@ -113,7 +110,7 @@ func (s *stage) prepareTCXBase() error {
 }
 
 func (s *stage) prepareClsactBase() error {
-	if _, err := addClsact(loopback); err != nil {
+	if _, err := bench.AddClsact(loopback); err != nil {
 		return err
 	}
 	return addFilter(loopback, 2, 1, s.drop)
@@ -138,21 +135,9 @@ func frame() []byte {
 	copy(f, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0})
 	ip := f[14:34]
 	copy(ip, []byte{0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 99, 1, 1, 10, 99, 1, 2})
-	sum := ipChecksum(ip)
-	ip[10], ip[11] = byte(sum>>8), byte(sum)
+	binary.BigEndian.PutUint16(ip[10:], inject.Checksum(ip))
 	copy(f[34:], []byte{0x30, 0x39, 0x14, 0x51, 0, 26, 0, 0}) // 12345 to 5201, no checksum
 	return f
-}
-
-func ipChecksum(header []byte) uint16 {
-	var sum uint32
-	for i := 0; i < len(header); i += 2 {
-		sum += uint32(header[i])<<8 | uint32(header[i+1])
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }
 
 // placed is a chain on its hook.
@@ -186,7 +171,7 @@ func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 	err := s.chain.Do(func() (err error) {
 		if hook == "xdp" {
 			var l link.Link
-			l, err = attachXDP(s.chain.Interface(), ch.Program())
+			l, err = bench.AttachXDP(s.chain.Namespace, s.chain.Interface(), ch.Program())
 			links = []link.Link{l}
 		} else {
 			links, err = s.attachTC(ch.Program())
@@ -208,18 +193,6 @@ func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 		},
 		detach: func() error { return closeLinks(links) },
 	}, nil
-}
-
-func attachXDP(name string, p *ebpf.Program) (link.Link, error) {
-	nic, err := net.InterfaceByName(name)
-	if err != nil {
-		return nil, err
-	}
-	l, err := link.AttachXDP(link.XDPOptions{Program: p, Interface: nic.Index, Flags: link.XDPDriverMode})
-	if err != nil {
-		return nil, fmt.Errorf("attach xdp: %w", err)
-	}
-	return l, nil
 }
 
 func (s *stage) attachTC(p *ebpf.Program) ([]link.Link, error) {
@@ -272,7 +245,7 @@ func (s *stage) packet(kind string, ch Chain) (packetTime, error) {
 // send passes packets through a chain and returns the time of one, in ns.
 func (s *stage) send(kind string, ch Chain, count uint32) (ns float64, err error) {
 	if kind != "tc" {
-		return testRun(ch.(Linked).Program(), s.frame, count, 0)
+		return s.testRun(s.lab.Node(), ch.(Linked).Program(), count, 0)
 	}
 	return s.live(s.chain, count)
 }
@@ -281,9 +254,9 @@ func (s *stage) sendBase(kind string, ch Chain, count uint32) (ns float64, err e
 	_, classic := ch.(*clsact)
 	switch {
 	case kind == "xdp":
-		return testRun(s.passXDP, s.frame, count, 0)
+		return s.testRun(s.lab.Node(), s.passXDP, count, 0)
 	case kind == "tc-run":
-		return testRun(s.passTC, s.frame, count, 0)
+		return s.testRun(s.lab.Node(), s.passTC, count, 0)
 	case classic:
 		return s.live(s.clsactBase, count)
 	}
@@ -292,29 +265,18 @@ func (s *stage) sendBase(kind string, ch Chain, count uint32) (ns float64, err e
 
 // live sends frames up the stack of a host, from its loopback.
 func (s *stage) live(h *netlab.Host, count uint32) (ns float64, err error) {
-	err = h.Do(func() error {
-		ns, err = testRun(s.passXDP, s.frame, count, bpfLiveFrames)
-		return err
-	})
-	return ns, err
+	return s.testRun(h.Namespace, s.passXDP, count, inject.LiveFrames)
 }
 
-// testRun divides the time of the system call: the kernel's own figure is cut
-// to whole nanoseconds. The call takes milliseconds, in which no other thread
-// may have the CPU.
-func testRun(p *ebpf.Program, frame []byte, count uint32, flags uint32) (ns float64, err error) {
-	opts := &ebpf.RunOptions{Data: slices.Clone(frame), Repeat: count, Flags: flags}
-	if flags == bpfLiveFrames {
+// testRun runs a program on the frame, and returns the time of one run.
+func (s *stage) testRun(ns *netlab.Namespace, p *ebpf.Program, count, flags uint32) (float64, error) {
+	opts := &ebpf.RunOptions{Data: slices.Clone(s.frame), Repeat: count, Flags: flags}
+	if flags == inject.LiveFrames {
 		opts.BatchSize = liveBatch
 	}
-	err = traffic.RunRealtime(func() error {
-		start := time.Now()
-		_, err := p.Run(opts)
-		ns = float64(time.Since(start).Nanoseconds()) / float64(count)
-		return err
-	})
+	took, err := inject.Run(ns, p, opts)
 	if err != nil {
 		return 0, fmt.Errorf("test run: %w", err)
 	}
-	return ns, nil
+	return took, nil
 }

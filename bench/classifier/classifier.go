@@ -20,7 +20,6 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
 	"github.com/kerb-edge/kerb/sdk/model"
@@ -49,19 +48,16 @@ func init() {
 type experiment struct {
 	run     *bench.Run
 	kernel  *inference.Kernel
-	dir     string
+	user    bench.Programs
 	wasLive bool // frames were sent
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
 	e := &experiment{run: r}
-	if e.dir, err = tempdir.New(); err != nil {
+	if e.user, err = bench.Compile(ctx, nil, files, "src/user.c"); err != nil {
 		return err
 	}
-	defer tempdir.Remove(e.dir)
-	if err := bench.CompileC(ctx, e.dir, files, "src/user.c"); err != nil {
-		return err
-	}
+	defer func() { err = errors.Join(err, e.user.Close()) }()
 	if e.kernel, err = inference.Open(); err != nil {
 		return err
 	}
@@ -153,7 +149,7 @@ func (e *experiment) put(d *model.Document) error {
 func (e *experiment) trials(metric string, arguments []string, kernel func() (float64, error)) []bench.Trial {
 	user := func(ctx context.Context, how string) ([]bench.Sample, error) {
 		own := strings.Split(strings.Replace(strings.Join(arguments, " "), "scalar", how, 1), " ")
-		return sample(metric)(e.user(ctx, own))
+		return sample(metric)(e.runUser(ctx, own))
 	}
 	return []bench.Trial{
 		inKernel("kernel", metric, kernel),
@@ -179,8 +175,8 @@ func pinned(measure func() (float64, error)) (ns float64, err error) {
 	return ns, err
 }
 
-func (e *experiment) user(ctx context.Context, arguments []string) (float64, error) {
-	out, err := exec.CommandContext(ctx, bench.Program(e.dir, "src/user.c"), arguments...).Output()
+func (e *experiment) runUser(ctx context.Context, arguments []string) (float64, error) {
+	out, err := exec.CommandContext(ctx, e.user.Path("user"), arguments...).Output()
 	if err != nil {
 		return 0, fmt.Errorf("user %s: %w", strings.Join(arguments, " "), err)
 	}

@@ -209,9 +209,6 @@ func measureTCP(g *ground, t times) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	return []bench.Sample{
-		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits},
-		{Metric: "rr", Stat: "p50", Unit: "us", Value: bench.Median(trips)},
-		{Metric: "rr", Stat: "p99", Unit: "us", Value: bench.Percentile(trips, 99)},
-	}, nil
+	throughput := bench.Sample{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits}
+	return append([]bench.Sample{throughput}, bench.MedianAnd99("rr", "us", trips)...), nil
 }

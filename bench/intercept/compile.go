@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/lib"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
@@ -23,28 +22,23 @@ var sources = []string{"src/sender.c", "src/socket.c", "src/afxdp.c", "src/array
 
 // tools are the compiled programs, in a directory of their own, and the CPUs they run on.
 type tools struct {
-	dir              string
+	bench.Programs
 	sender, receiver int
 }
 
 func compile(ctx context.Context) (*tools, error) {
 	t := &tools{}
-	if err := t.divide(); err != nil {
-		return nil, err
-	}
-	var err error
-	if t.dir, err = tempdir.New(); err != nil {
-		return nil, err
-	}
-	err = errors.Join(os.CopyFS(t.dir, lib.Files), os.WriteFile(filepath.Join(t.dir, "intercept", "record.h"),
-		intercept.Header, 0o644))
+	err := t.divide()
 	if err == nil {
-		err = bench.CompileC(ctx, t.dir, files, sources...)
+		t.Programs, err = bench.Compile(ctx, writeLibrary, files, sources...)
 	}
-	if err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	return t, nil
+	return t, err
+}
+
+// writeLibrary writes the sources of the library for receivers.
+func writeLibrary(dir string) error {
+	return errors.Join(os.CopyFS(dir, lib.Files),
+		os.WriteFile(filepath.Join(dir, "intercept", "record.h"), intercept.Header, 0o644))
 }
 
 // divide takes the first and the last CPU.
@@ -59,7 +53,3 @@ func (t *tools) divide() error {
 	t.sender, t.receiver = all[0], all[len(all)-1]
 	return nil
 }
-
-func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
-
-func (t *tools) close() error { return tempdir.Remove(t.dir) }

@@ -134,7 +134,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 }
 
 func (e *experiment) close() error {
-	errs := []error{e.tools.close()}
+	errs := []error{e.tools.Close()}
 	for hook, p := range e.places {
 		errs = append(errs, p.Close())
 		delete(e.places, hook) // the next run opens its own

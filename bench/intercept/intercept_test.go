@@ -33,7 +33,7 @@ func TestCompile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := tools.close(); err != nil {
+	if err := tools.Close(); err != nil {
 		t.Error(err)
 	}
 }
@@ -126,9 +126,9 @@ func TestSocketTellsLosses(t *testing.T) {
 	l := load{name: "test", size: 64, rate: 50000, besides: "idle"}
 	go func() { // by packets and not by time, as emulated machines are slow
 		p.awaitPackets(t, 1000)
-		_ = r.cmd.Process.Signal(syscall.SIGSTOP)
+		_ = r.Cmd.Process.Signal(syscall.SIGSTOP)
 		p.awaitPackets(t, 20000)
-		_ = r.cmd.Process.Signal(syscall.SIGCONT)
+		_ = r.Cmd.Process.Signal(syscall.SIGCONT)
 	}()
 	sent, err := e.send(t.Context(), p, l, 500*time.Millisecond, []*receiver{r})
 	if err != nil {
@@ -157,11 +157,11 @@ func TestNextReceiverIsWokenBySocket(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.cmd.Process.Pid))
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", r.Cmd.Process.Pid))
 		if err != nil || !bytes.Contains(maps, []byte("socket:[")) {
 			t.Errorf("receiver %d has no socket's ring mapped (%v)", i, err)
 		}
-		_ = r.cmd.Process.Kill()
+		_ = r.Cmd.Process.Kill()
 		<-r.ended
 	}
 }
@@ -242,7 +242,7 @@ func TestLoads(t *testing.T) {
 
 // A run that has ended leaves no places to the next one, which would find them closed.
 func TestPlacesEnd(t *testing.T) {
-	e := &experiment{tools: &tools{dir: t.TempDir()}, places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
+	e := &experiment{tools: &tools{Programs: bench.Programs{Dir: t.TempDir()}}, places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
 	if err := e.close(); err != nil || len(e.places) > 0 {
 		t.Errorf("%v, %d places left", err, len(e.places))
 	}

@@ -11,9 +11,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/exec"
 	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -114,18 +112,16 @@ func (e *experiment) check(c config, l load, sent sentBy, received receivedBy) {
 
 // receiver is a running program of src.
 type receiver struct {
-	name   string
-	cmd    *exec.Cmd
-	stderr bytes.Buffer
-	ended  chan struct{}
-	said   []byte // with err, when it has ended
-	err    error
+	*bench.Process
+	name  string
+	ended chan struct{}
+	said  []byte // with err, when it has ended
+	err   error
 }
 
 // startReceiver returns when the program waits for packets.
 func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*receiver, error) {
-	r := &receiver{name: c.name, cmd: p.lab.Node().Command(ctx, e.tools.path(c.program),
-		c.arguments(p, e.tools.receiver)...), ended: make(chan struct{})}
+	cmd := p.lab.Node().Command(ctx, e.tools.Path(c.program), c.arguments(p, e.tools.receiver)...)
 	files, err := p.files()
 	if err != nil {
 		return nil, err
@@ -135,24 +131,16 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 			f.Close()
 		}
 	}()
-	r.cmd.SysProcAttr.Setsid = true // as services are: nice counts within a session, where the kernel groups by these
-	r.cmd.ExtraFiles, r.cmd.Stderr = files, &r.stderr
-	pipe, err := r.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := r.cmd.Start(); err != nil {
-		return nil, err
-	}
-	out := bufio.NewReader(pipe)
-	if line, _ := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
-		_ = r.cmd.Process.Kill()
-		return nil, fmt.Errorf("%s does not receive: %w: %s", c.name, r.cmd.Wait(), &r.stderr)
+	cmd.SysProcAttr.Setsid = true // as services are: nice counts within a session, where the kernel groups by these
+	cmd.ExtraFiles = files
+	r := &receiver{name: c.name, ended: make(chan struct{})}
+	if r.Process, err = bench.StartProcess(cmd); err != nil {
+		return nil, fmt.Errorf("%s does not receive: %w", c.name, err)
 	}
 	go func() {
 		defer close(r.ended)
-		said, err := io.ReadAll(out)
-		r.said, r.err = said, errors.Join(err, r.cmd.Wait())
+		said, err := io.ReadAll(r.Out)
+		r.said, r.err = said, errors.Join(err, cmd.Wait())
 	}()
 	return r, nil
 }
@@ -161,7 +149,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 func (r *receiver) result() (received receivedBy, err error) {
 	<-r.ended
 	if r.err != nil {
-		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.stderr)
+		return received, fmt.Errorf("%s: %w: %s", r.name, r.err, &r.Stderr)
 	}
 	if err := json.Unmarshal(r.said, &received); err != nil {
 		return received, fmt.Errorf("%s said %q: %w", r.name, r.said, err)
@@ -172,7 +160,7 @@ func (r *receiver) result() (received receivedBy, err error) {
 // send returns when the receivers have ended; the sender repeats the last message until then.
 func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration,
 	receivers []*receiver) (sent sentBy, err error) {
-	cmd := p.sender.Command(ctx, e.tools.path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port),
+	cmd := p.sender.Command(ctx, e.tools.Path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port),
 		strconv.Itoa(l.size), strconv.Itoa(l.rate),
 		strconv.Itoa(int(length.Milliseconds())), strconv.Itoa(e.tools.sender))
 	var stderr bytes.Buffer

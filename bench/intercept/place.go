@@ -7,7 +7,6 @@ import (
 	"os"
 
 	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -76,19 +75,11 @@ func (p *place) attach(program, inherited string) error {
 	if m := bpf.Maps[inherited]; m != nil {
 		p.files = func() ([]*os.File, error) { return dup(m.FD(), inherited) }
 	}
-	return p.lab.Node().Do(func() error {
-		device, err := netlink.LinkByName(p.nic)
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: bpf.Programs[program], Interface: device.Attrs().Index,
-			Flags: link.XDPDriverMode})
-		if err != nil {
-			return fmt.Errorf("%w: native XDP: %w", bench.ErrLeftOut, err)
-		}
+	l, err := bench.AttachXDP(p.lab.Node(), p.nic, bpf.Programs[program])
+	if err == nil {
 		p.Later(l.Close)
-		return nil
-	})
+	}
+	return err
 }
 
 // unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have

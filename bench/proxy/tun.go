@@ -3,14 +3,11 @@
 package proxy
 
 import (
-	"bufio"
 	"context"
 	"embed"
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/exec"
 
 	"github.com/vishvananda/netlink"
 
@@ -29,8 +26,8 @@ const (
 
 // tun is a user-space proxy in the lab's node.
 type tun struct {
-	cmd *exec.Cmd
-	dir string
+	process *bench.Process
+	dir     string
 }
 
 func raiseTUN(g *ground, mode string) (io.Closer, error) {
@@ -52,17 +49,9 @@ func (t *tun) start(g *ground, mode string) error {
 	}
 	args := append(program[1:], g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(),
 		g.virtual[1].String())
-	t.cmd = g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...))
-	t.cmd.Stderr = os.Stderr
-	out, err := t.cmd.StdoutPipe()
+	t.process, err = bench.StartProcess(g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...)))
 	if err != nil {
 		return err
-	}
-	if err := t.cmd.Start(); err != nil {
-		return err
-	}
-	if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-		return fmt.Errorf("the proxy does not start: %w", err)
 	}
 	return g.lab.Node().Do(func() error { return lead(g, mode) })
 }
@@ -99,9 +88,9 @@ func lead(g *ground, mode string) error {
 
 // Close ends the proxy, and with it the device.
 func (t *tun) Close() error {
-	if t.cmd != nil && t.cmd.Process != nil {
-		_ = t.cmd.Process.Kill()
-		_ = t.cmd.Wait() // killed
+	var err error
+	if t.process != nil {
+		err = t.process.Stop()
 	}
-	return tempdir.Remove(t.dir)
+	return errors.Join(err, tempdir.Remove(t.dir))
 }

@@ -30,7 +30,7 @@ func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
 // client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate.
 func (c *contender) client(mode string, threads int, duration time.Duration, number float64) (answerTo, error) {
 	own, _ := c.tools.cpus()
-	cmd := command(c.place.client, c.tools.path("client"), mode, c.protocol, c.place.address.String(),
+	cmd := command(c.place.client, c.tools.Path("client"), mode, c.protocol, c.place.address.String(),
 		strconv.Itoa(c.port()), own,
 		c.tools.allCPUs(), strconv.Itoa(threads), strconv.FormatInt(duration.Milliseconds(), 10),
 		strconv.FormatFloat(number, 'f', -1, 64), strconv.Itoa(c.pid))

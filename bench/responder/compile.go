@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
@@ -19,7 +18,7 @@ var files embed.FS
 
 // tools are the compiled programs, in a directory of their own.
 type tools struct {
-	dir             string
+	bench.Programs
 	clients, others []int // CPUs of the client and of the servers
 }
 
@@ -27,17 +26,11 @@ var sources = []string{"src/client.c", "src/server.c", "src/afxdp.c", "src/strea
 
 func compile(ctx context.Context) (*tools, error) {
 	t := &tools{}
-	if err := t.divide(); err != nil {
-		return nil, err
+	err := t.divide()
+	if err == nil {
+		t.Programs, err = bench.Compile(ctx, nil, files, sources...)
 	}
-	var err error
-	if t.dir, err = tempdir.New(); err != nil {
-		return nil, err
-	}
-	if err := bench.CompileC(ctx, t.dir, files, sources...); err != nil {
-		return nil, errors.Join(err, t.close())
-	}
-	return t, nil
+	return t, err
 }
 
 // divide gives the client the lower half of the CPUs and servers the upper one.
@@ -54,8 +47,6 @@ func (t *tools) divide() error {
 	return nil
 }
 
-func (t *tools) path(name string) string { return bench.Program(t.dir, "src/"+name+".c") }
-
 // cpus are the client's and the servers' as lists, "0,1".
 func (t *tools) cpus() (client, server string) { return list(t.clients), list(t.others) }
 
@@ -68,5 +59,3 @@ func list(cpus []int) string {
 	}
 	return strings.Join(text, ",")
 }
-
-func (t *tools) close() error { return tempdir.Remove(t.dir) }

@@ -3,18 +3,13 @@
 package responder
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"strconv"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -125,19 +120,11 @@ func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Pro
 	if program == nil {
 		return nil
 	}
-	return ns.Do(func() error {
-		device, err := netlink.LinkByName(nic)
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: program, Interface: device.Attrs().Index,
-			Flags: link.XDPDriverMode})
-		if err != nil {
-			return fmt.Errorf("%w: native XDP: %w", bench.ErrLeftOut, err)
-		}
+	l, err := bench.AttachXDP(ns, nic, program)
+	if err == nil {
 		c.Later(l.Close)
-		return nil
-	})
+	}
+	return err
 }
 
 // attachStream readies a map whose sockets have requests answered on their own way in.
@@ -185,19 +172,13 @@ func (c *contender) serving(variant string, f func() error) error {
 	if err != nil {
 		return err
 	}
-	c.pid = s.cmd.Process.Pid
+	c.pid = s.Cmd.Process.Pid
 	defer func() { c.pid = 0 }()
-	return errors.Join(f(), s.stop())
-}
-
-// server is a running process of src.
-type server struct {
-	cmd    *exec.Cmd
-	stderr bytes.Buffer
+	return errors.Join(f(), s.Stop())
 }
 
 // start returns when the server answers.
-func (c *contender) start(variant string) (*server, error) {
+func (c *contender) start(variant string) (*bench.Process, error) {
 	_, cpus := c.tools.cpus()
 	where := strconv.Itoa(c.port())
 	if c.device {
@@ -207,8 +188,7 @@ func (c *contender) start(variant string) (*server, error) {
 	if c.protocol == "tcp" {
 		args = []string{variant, where, cpus}
 	}
-	s := &server{cmd: command(c.place.server, c.tools.path(c.program), args...)}
-	s.cmd.Stderr = &s.stderr
+	cmd := command(c.place.server, c.tools.Path(c.program), args...)
 	if c.sockets != nil {
 		fd, err := unix.FcntlInt(uintptr(c.sockets.FD()), unix.F_DUPFD_CLOEXEC, 0)
 		if err != nil {
@@ -216,27 +196,7 @@ func (c *contender) start(variant string) (*server, error) {
 		}
 		sockets := os.NewFile(uintptr(fd), "sockets")
 		defer sockets.Close()
-		s.cmd.ExtraFiles = append(s.cmd.ExtraFiles, sockets) // number 3
+		cmd.ExtraFiles = append(cmd.ExtraFiles, sockets) // number 3
 	}
-	out, err := s.cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := s.cmd.Start(); err != nil {
-		return nil, err
-	}
-	if line, _ := bufio.NewReader(out).ReadString('\n'); strings.TrimSpace(line) != "ready" {
-		return nil, errors.Join(fmt.Errorf("%s %s does not serve: %s", c.program, variant, &s.stderr), s.stop())
-	}
-	return s, nil
-}
-
-// stop ends the process; that it had to be killed is how servers end.
-func (s *server) stop() error {
-	_ = s.cmd.Process.Kill()
-	err := s.cmd.Wait()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok && !exit.Exited() {
-		return nil
-	}
-	return fmt.Errorf("the server exited: %w: %s", err, &s.stderr)
+	return bench.StartProcess(cmd)
 }

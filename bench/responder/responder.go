@@ -114,7 +114,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 }
 
 func (e *experiment) close() error {
-	errs := []error{e.tools.close()}
+	errs := []error{e.tools.Close()}
 	for _, c := range e.up {
 		errs = append(errs, c.Close())
 	}

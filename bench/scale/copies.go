@@ -9,7 +9,6 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
@@ -48,9 +47,8 @@ func (c *copies) Attach(services []*netlab.Host) error {
 }
 
 func (c *copies) attachOne(ifindex int) error {
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: ifindex, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil {
+	qdisc, err := bench.AddClsact(ifindex)
+	if err != nil {
 		return err
 	}
 	c.services = append(c.services, copied{qdisc: qdisc})
@@ -73,12 +71,7 @@ func (c *copies) load(s *copied, i int) error {
 	}
 	s.modules[i] = module
 	for _, parent := range []uint32{netlink.HANDLE_MIN_INGRESS, netlink.HANDLE_MIN_EGRESS} {
-		filter := &netlink.BpfFilter{
-			FilterAttrs: netlink.FilterAttrs{LinkIndex: s.qdisc.LinkIndex, Parent: parent,
-				Priority: 1, Handle: uint32(i + 1), Protocol: unix.ETH_P_ALL},
-			Fd: module.Programs["count"].FD(), Name: "count", DirectAction: true,
-		}
-		if err := netlink.FilterReplace(filter); err != nil {
+		if err := bench.PutFilter(s.qdisc.LinkIndex, parent, 1, i+1, module.Programs["count"]); err != nil {
 			return err
 		}
 	}

@@ -98,67 +98,55 @@ type Objects struct {
 // is left out.
 func ReadObjects() (Objects, error) {
 	var o Objects
-	err := errors.Join(walkPrograms(&o), walkMaps(&o))
-	return o, err
-}
-
-func walkPrograms(o *Objects) error {
-	for id := ebpf.ProgramID(0); ; {
-		next, err := ebpf.ProgramGetNextID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		id = next
+	programs := walk(ebpf.ProgramGetNextID, func(id ebpf.ProgramID) error {
 		p, err := ebpf.NewProgramFromID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
 		if err != nil {
 			return err
 		}
-		o.Programs++
-		o.Charged += memlock(p.FD())
-		p.Close()
+		defer p.Close()
+		info, err := p.Info()
+		if err == nil {
+			o.Programs++
+			o.charge(info.Memlock())
+		}
+		return err
+	})
+	maps := walk(ebpf.MapGetNextID, func(id ebpf.MapID) error {
+		m, err := ebpf.NewMapFromID(id)
+		if err != nil {
+			return err
+		}
+		defer m.Close()
+		info, err := m.Info()
+		if err == nil {
+			o.Maps++
+			o.charge(info.Memlock())
+		}
+		return err
+	})
+	return o, errors.Join(programs, maps)
+}
+
+// charge adds what the kernel charges for an object, if it says that.
+func (o *Objects) charge(bytes uint64, known bool) {
+	if known {
+		o.Charged += int64(bytes)
 	}
 }
 
-func walkMaps(o *Objects) error {
-	for id := ebpf.MapID(0); ; {
-		next, err := ebpf.MapGetNextID(id)
+// walk visits all ids of a kind of object. What has gone since its id was read is no error.
+func walk[ID ~uint32](next func(ID) (ID, error), visit func(ID) error) error {
+	for id := ID(0); ; {
+		after, err := next(id)
 		if errors.Is(err, os.ErrNotExist) {
 			return nil
 		}
-		if err != nil {
+		if err == nil {
+			id = after
+			err = visit(id)
+		}
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return err
 		}
-		id = next
-		m, err := ebpf.NewMapFromID(id)
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		o.Maps++
-		o.Charged += memlock(m.FD())
-		m.Close()
 	}
-}
-
-// memlock reads the charge of an open program or map; 0 if it is not told.
-func memlock(fd int) int64 {
-	data, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", fd))
-	if err != nil {
-		return 0
-	}
-	for line := range strings.Lines(string(data)) {
-		if rest, ok := strings.CutPrefix(line, "memlock:"); ok {
-			n, _ := strconv.ParseInt(strings.TrimSpace(rest), 10, 64)
-			return n
-		}
-	}
-	return 0
 }

@@ -175,10 +175,7 @@ func measureParallel(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 	if err := errors.Join(failed...); err != nil {
 		return nil, fmt.Errorf("attach: %w", err)
 	}
-	return []bench.Sample{
-		{Metric: "attach", Stat: "p50", Unit: "s", Value: bench.Median(took)},
-		{Metric: "attach", Stat: "p99", Unit: "s", Value: bench.Percentile(took, 99)},
-	}, check(node, false)
+	return bench.MedianAnd99("attach", "s", took), check(node, false)
 }
 
 // check asks a node that can report whether what it was asked to do is in effect.

@@ -134,7 +134,7 @@ func (s subject) measure(ctx context.Context, r *bench.Run) (_ []bench.Sample, e
 	s.judge(r, account)
 	out := samples(account, times)
 	if len(values) > 0 {
-		out = append(out, timing("value_time", values)...)
+		out = append(out, bench.MedianAnd99("value_time", "ms", values)...)
 	}
 	return out, nil
 }
@@ -155,13 +155,6 @@ func setValues(ctx context.Context, setter ValueSetter, n int) (times []float64,
 		time.Sleep(pause)
 	}
 	return times, nil
-}
-
-func timing(metric string, times []float64) []bench.Sample {
-	return []bench.Sample{
-		{Metric: metric, Stat: "p50", Unit: "ms", Value: bench.Median(times)},
-		{Metric: metric, Stat: "p99", Unit: "ms", Value: bench.Percentile(times, 99)},
-	}
 }
 
 // replaceAll returns the time of each of n replacements in ms.
@@ -213,5 +206,5 @@ func samples(a traffic.StreamStats, times []float64) []bench.Sample {
 		count("generations_seen", a.Generations),
 		count("generation_reversals", a.Backward),
 		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.Rate},
-	}, timing("replace_time", times)...)
+	}, bench.MedianAnd99("replace_time", "ms", times)...)
 }

@@ -3,15 +3,11 @@
 package tunnel
 
 import (
-	"bufio"
 	"context"
 	"embed"
 	"errors"
-	"fmt"
 	"io"
 	"net/netip"
-	"os"
-	"os/exec"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
@@ -32,8 +28,8 @@ const (
 
 // tun is a user-space tunnel on both nodes.
 type tun struct {
-	cmds []*exec.Cmd
-	dir  string
+	processes []*bench.Process
+	dir       string
 }
 
 // program is the command line of a user-space tunnel on a node; dir is for what it has to compile.
@@ -66,19 +62,11 @@ func (t *tun) start(g *ground, of program) error {
 		if err != nil {
 			return err
 		}
-		cmd := g.group.Adopt(lab.Node().Command(context.Background(), line[0], line[1:]...))
-		cmd.Stderr = os.Stderr
-		out, err := cmd.StdoutPipe()
+		p, err := bench.StartProcess(g.group.Adopt(lab.Node().Command(context.Background(), line[0], line[1:]...)))
 		if err != nil {
 			return err
 		}
-		if err := cmd.Start(); err != nil {
-			return err
-		}
-		t.cmds = append(t.cmds, cmd)
-		if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
-			return fmt.Errorf("the tunnel does not start: %w", err)
-		}
+		t.processes = append(t.processes, p)
 	}
 	return g.each(func(i int) error {
 		device, err := netlink.LinkByName(tunDevice)
@@ -96,9 +84,9 @@ func (t *tun) start(g *ground, of program) error {
 
 // Close ends the tunnel, and with it the devices.
 func (t *tun) Close() error {
-	for _, cmd := range t.cmds {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // killed
+	errs := []error{tempdir.Remove(t.dir)}
+	for _, p := range t.processes {
+		errs = append(errs, p.Stop())
 	}
-	return tempdir.Remove(t.dir)
+	return errors.Join(errs...)
 }

@@ -15,7 +15,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
@@ -28,10 +27,10 @@ var files embed.FS
 // MaxPackets is how many headers SetPackets takes, as in inject.bpf.c.
 const MaxPackets = 1 << 17
 
-const (
-	liveBatch     = 64
-	bpfLiveFrames = 1 << 1 // BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h)
-)
+// LiveFrames is BPF_F_TEST_XDP_LIVE_FRAMES (linux/bpf.h).
+const LiveFrames = 1 << 1
+
+const liveBatch = 64
 
 // Headers are those of IPv4 and TCP or UDP.
 type Headers [40]byte
@@ -54,17 +53,11 @@ func Open(node *netlab.Namespace, senders ...*netlab.Host) (*Injector, error) {
 		return nil, err
 	}
 	for _, h := range senders {
-		err := node.Do(func() error {
-			l, err := link.AttachXDP(link.XDPOptions{
-				Program: i.bpf.Programs["pass"], Interface: h.OuterIndex(), Flags: link.XDPDriverMode})
-			if err == nil {
-				i.links = append(i.links, l)
-			}
-			return err
-		})
+		l, err := bench.AttachXDP(node, h.Outer(), i.bpf.Programs["pass"])
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("%s: %w", h.Name(), err), i.Close())
 		}
+		i.links = append(i.links, l)
 	}
 	return i, nil
 }
@@ -122,16 +115,11 @@ func (i *Injector) addSink(to *netlab.Host) (*netlink.Clsact, error) {
 	if err != nil {
 		return nil, err
 	}
-	index := nic.Attrs().Index
-	qdisc := &netlink.Clsact{QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(qdisc); err != nil {
+	qdisc, err := bench.AddClsact(nic.Attrs().Index)
+	if err != nil {
 		return nil, err
 	}
-	return qdisc, netlink.FilterAdd(&netlink.BpfFilter{
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Priority: 1,
-			Protocol: unix.ETH_P_ALL},
-		Fd: i.bpf.Programs["sink"].FD(), Name: "sink", DirectAction: true})
+	return qdisc, bench.PutFilter(qdisc.LinkIndex, netlink.HANDLE_MIN_INGRESS, 1, 1, i.bpf.Programs["sink"])
 }
 
 func (i *Injector) arrived() (sum uint64, err error) {
@@ -158,7 +146,7 @@ func (i *Injector) Send(from *netlab.Host, frame []byte, count uint32) (ns float
 		return 0, 0, err
 	}
 	ns, err = Run(i.node, i.bpf.Programs["inject"], &ebpf.RunOptions{
-		Data: frame, Repeat: count, Flags: bpfLiveFrames, BatchSize: liveBatch,
+		Data: frame, Repeat: count, Flags: LiveFrames, BatchSize: liveBatch,
 		Context: XDPMD{DataEnd: uint32(len(frame)), IngressIfindex: uint32(from.OuterIndex())}})
 	if err != nil {
 		return 0, 0, err
@@ -168,7 +156,7 @@ func (i *Injector) Send(from *netlab.Host, frame []byte, count uint32) (ns float
 }
 
 // Run is a test run in the node, for which the thread must be pinned; it takes milliseconds, in which no other thread
-// may have the CPU.
+// may have the CPU. The time of the system call is divided, as the kernel's own figure is cut to whole nanoseconds.
 func Run(node *netlab.Namespace, p *ebpf.Program, opts *ebpf.RunOptions) (ns float64, err error) {
 	err = node.Do(func() error {
 		return traffic.RunRealtime(func() error {

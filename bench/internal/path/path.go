@@ -141,8 +141,8 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	samples = append(samples, percentiles("connect", connects)...)
-	samples = append(samples, percentiles("rr", trips)...)
+	samples = append(samples, bench.MedianAnd99("connect", "us", connects)...)
+	samples = append(samples, bench.MedianAnd99("rr", "us", trips)...)
 	if t.cost == 0 {
 		return samples, nil
 	}
@@ -173,13 +173,6 @@ func (p *Path) most(one float64) (float64, error) {
 		best = rate
 	}
 	return best, nil
-}
-
-func percentiles(metric string, us []float64) []bench.Sample {
-	return []bench.Sample{
-		{Metric: metric, Stat: "p50", Unit: "us", Value: bench.Median(us)},
-		{Metric: metric, Stat: "p99", Unit: "us", Value: bench.Percentile(us, 99)},
-	}
 }
 
 // streams measures TCP at full speed and the jitter (RFC 3550) of UDP at 1 Mbit/s.
