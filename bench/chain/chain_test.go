@@ -11,7 +11,6 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/ebpfvm"
 )
@@ -168,11 +167,5 @@ func TestExecutedIsOrdinary(t *testing.T) {
 		if i > 3 && r.Executed != got {
 			t.Errorf("packet %d executes %d instructions, %d are reported", i, r.Executed, got)
 		}
-	}
-}
-
-func TestChecksum(t *testing.T) {
-	if got := inject.Checksum(frame()[14:34]); got != 0 {
-		t.Errorf("a valid header sums to %#x, want 0", got)
 	}
 }

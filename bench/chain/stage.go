@@ -3,9 +3,9 @@
 package chain
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 
 	"github.com/cilium/ebpf"
@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // The figure of one round is the median of several runs, each right after one
@@ -129,15 +130,15 @@ func (s *stage) close() error {
 	return err
 }
 
-// frame is a 64-byte frame (60 without its checksum): IPv4 UDP, zero payload.
+// frame is a 64-byte frame (60 without its checksum): IPv4 UDP.
 func frame() []byte {
-	f := make([]byte, 60)
-	copy(f, []byte{2, 0, 0, 0, 0, 1, 2, 0, 0, 0, 0, 2, 8, 0})
-	ip := f[14:34]
-	copy(ip, []byte{0x45, 0, 0, 46, 0, 0, 0, 0, 64, 17, 0, 0, 10, 99, 1, 1, 10, 99, 1, 2})
-	binary.BigEndian.PutUint16(ip[10:], inject.Checksum(ip))
-	copy(f[34:], []byte{0x30, 0x39, 0x14, 0x51, 0, 26, 0, 0}) // 12345 to 5201, no checksum
-	return f
+	f := packet.Fields{Src: netip.AddrFrom4([4]byte{10, 99, 1, 1}), Dst: netip.AddrFrom4([4]byte{10, 99, 1, 2}),
+		UDP: &packet.Ports{Src: 12345, Dst: 5201}, Payload: string(make([]byte, 18))}
+	out, err := f.Frame()
+	if err != nil {
+		panic(err) // of constants
+	}
+	return out
 }
 
 // placed is a chain on its hook.

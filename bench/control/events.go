@@ -4,15 +4,16 @@ package control
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"math"
+	"net/netip"
 	"time"
 
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // The sweep doubles the rate until events are lost, and then halves the gap (in the logarithm) a few times.
@@ -132,7 +133,10 @@ func (o *offer) once(rate float64) (read float64, lost bool, err error) {
 
 // send makes test runs in bursts, a thousand a second.
 func (o *offer) send(rate float64) error {
-	frame := eventFrame()
+	frame, err := eventFrame()
+	if err != nil {
+		return err
+	}
 	pacer := traffic.NewPacer(time.Second / burstsSecond)
 	for range int(o.duration.Seconds() * burstsSecond) {
 		if _, err := o.program.Run(&ebpf.RunOptions{Data: frame, Repeat: uint32(rate / burstsSecond)}); err != nil {
@@ -177,15 +181,8 @@ func (o *offer) drain(before counts) (counts, error) {
 }
 
 // eventFrame is an IPv4 UDP packet to the watched port.
-func eventFrame() []byte {
-	f := make([]byte, 60)
-	binary.BigEndian.PutUint16(f[12:], 0x0800)
-	ip, udp := f[14:], f[34:]
-	ip[0], ip[8], ip[9] = 0x45, 64, 17
-	binary.BigEndian.PutUint16(ip[2:], uint16(len(ip)))
-	copy(ip[12:], []byte{10, 0, 0, 1, 10, 0, 0, 2})
-	binary.BigEndian.PutUint16(udp, 40000)
-	binary.BigEndian.PutUint16(udp[2:], eventPort)
-	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
-	return f
+func eventFrame() ([]byte, error) {
+	f := packet.Fields{Src: netip.AddrFrom4([4]byte{10, 0, 0, 1}), Dst: netip.AddrFrom4([4]byte{10, 0, 0, 2}),
+		UDP: &packet.Ports{Src: 40000, Dst: eventPort}}
+	return f.Frame()
 }

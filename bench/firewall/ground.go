@@ -3,14 +3,15 @@
 package firewall
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/inject"
+	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
@@ -157,24 +158,9 @@ func (g *ground) sendPackets(p *packets, runs int, count uint32) (ns float64, er
 // errWall is wrapped when a firewall does not do what its rules say.
 var errWall = errors.New("the firewall is not in effect")
 
-// frame is a TCP segment without data from the client to Port, 64 bytes with
-// the frame's checksum.
+// frame is a TCP segment from the client to Port, 64 bytes with the frame's checksum.
 func (g *ground) frame() []byte {
-	f := make([]byte, 60)
-	copy(f, g.service.MAC())
-	copy(f[6:], g.generator.MAC())
-	copy(f[12:], []byte{8, 0, 0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, 6})
-	copy(f[26:], g.client.Addr4().AsSlice())
-	copy(f[30:], g.service.Addr4().AsSlice())
-	binary.BigEndian.PutUint16(f[24:], inject.Checksum(f[14:34]))
-	tcp := f[34:]
-	binary.BigEndian.PutUint16(tcp, 40000)
-	binary.BigEndian.PutUint16(tcp[2:], Port)
-	tcp[12], tcp[13] = tcpHeaderLength, tcpACK
-	return f
+	p := packet{g.client.Addr4(), g.service.Addr4(), classbench.TCP, 40000, Port}
+	headers := p.headers()
+	return slices.Concat(g.service.MAC(), g.generator.MAC(), []byte{8, 0}, headers[:], make([]byte, 6))
 }
-
-const (
-	tcpHeaderLength = 5 << 4
-	tcpACK          = 0x10
-)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
+	frames "github.com/kerb-edge/kerb/internal/packet"
 )
 
 // packet is what rules examine.
@@ -55,19 +56,16 @@ func decider(rules []Rule) func(*packet) *Rule {
 	}
 }
 
-func (p *packet) headers() (h inject.Headers) {
-	copy(h[:], []byte{0x45, 0, 0, 46, 0, 0, 0x40, 0, 64, byte(p.protocol)})
-	copy(h[12:], p.source.AsSlice())
-	copy(h[16:], p.destination.AsSlice())
-	binary.BigEndian.PutUint16(h[10:], inject.Checksum(h[:20]))
-	binary.BigEndian.PutUint16(h[20:], p.sourcePort)
-	binary.BigEndian.PutUint16(h[22:], p.port)
+// headers have the packet fill a frame of the smallest size.
+func (p *packet) headers() inject.Headers {
+	f := frames.Fields{Src: p.source, Dst: p.destination}
+	ports := frames.Ports{Src: p.sourcePort, Dst: p.port}
 	if p.protocol == classbench.UDP {
-		binary.BigEndian.PutUint16(h[24:], 26) // with the frame's padding
+		f.UDP, f.Payload = &ports, string(make([]byte, 18))
 	} else {
-		h[32], h[33] = tcpHeaderLength, tcpACK
+		f.TCP, f.Payload = &frames.TCP{Ports: ports, Flags: "A"}, string(make([]byte, 6))
 	}
-	return h
+	return inject.HeadersOf(f)
 }
 
 // packets are sent in turn.

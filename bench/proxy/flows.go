@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/inject"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 // The loads of many flows: so many TCP connections are open, and packets of theirs come one after the other, of each
@@ -140,8 +140,8 @@ func (f *flows) prepare() (err error) {
 		}
 	}
 	for _, i := range f.order {
-		f.there = append(f.there, f.request(i, tcpACK))
-		f.back = append(f.back, f.reply(i, tcpACK))
+		f.there = append(f.there, f.request(i, "A"))
+		f.back = append(f.back, f.reply(i, "A"))
 	}
 	f.busiest = f.there[:1]
 	if f.inject, err = inject.Open(f.lab.Node(), f.client, f.server); err == nil {
@@ -162,12 +162,12 @@ func (f *flows) outerMAC(h *netlab.Host) (mac net.HardwareAddr, err error) {
 	return mac, err
 }
 
-func (f *flows) request(i int, flags byte) inject.Headers {
+func (f *flows) request(i int, flags string) inject.Headers {
 	return segment(netip.AddrPortFrom(f.client.Addr4(), clientPort(i)),
 		netip.AddrPortFrom(f.destination(), serverPort(i)), flags)
 }
 
-func (f *flows) reply(i int, flags byte) inject.Headers {
+func (f *flows) reply(i int, flags string) inject.Headers {
 	return segment(netip.AddrPortFrom(f.server.Addr4(), serverPort(i)),
 		netip.AddrPortFrom(f.client.Addr4(), clientPort(i)), flags)
 }
@@ -175,45 +175,30 @@ func (f *flows) reply(i int, flags byte) inject.Headers {
 func clientPort(i int) uint16 { return firstPort + uint16(i%flowsPerPort) }
 func serverPort(i int) uint16 { return flowPort + uint16(i/flowsPerPort) }
 
-const (
-	tcpSYN = 0x02
-	tcpACK = 0x10
-)
-
 // segment has no data. A SYN has sequence number 1, what follows 2.
-func segment(from, to netip.AddrPort, flags byte) (h inject.Headers) {
-	copy(h[:], []byte{0x45, 0, 0, 40, 0, 0, 0x40, 0, 64, 6})
-	copy(h[12:], from.Addr().AsSlice())
-	copy(h[16:], to.Addr().AsSlice())
-	binary.BigEndian.PutUint16(h[10:], inject.Checksum(h[:20]))
-	tcp := h[20:]
-	binary.BigEndian.PutUint16(tcp, from.Port())
-	binary.BigEndian.PutUint16(tcp[2:], to.Port())
-	tcp[7] = 2
-	if flags&tcpSYN != 0 {
-		tcp[7] = 1
+func segment(from, to netip.AddrPort, flags string) inject.Headers {
+	t := packet.TCP{Ports: packet.Ports{Src: from.Port(), Dst: to.Port()}, Flags: flags, Seq: 2}
+	if strings.Contains(flags, "S") {
+		t.Seq = 1
 	}
-	if flags&tcpACK != 0 {
-		tcp[11] = 2
+	if strings.Contains(flags, "A") {
+		t.Ack = 2
 	}
-	tcp[12], tcp[13], tcp[14], tcp[15] = 5<<4, flags, 0xff, 0xff
-	pseudo := append([]byte{0, 6, 0, 20}, h[12:]...)
-	binary.BigEndian.PutUint16(tcp[16:], inject.Checksum(pseudo))
-	return h
+	return inject.HeadersOf(packet.Fields{Src: from.Addr(), Dst: to.Addr(), TCP: &t})
 }
 
 // establish opens all flows, a few thousand at a time, when the node knows its neighbors.
 func (f *flows) establish(n int) error {
-	_, err1 := f.send(true, []inject.Headers{f.request(0, tcpSYN)}, 1, 1)
-	_, err2 := f.send(false, []inject.Headers{f.reply(0, tcpSYN|tcpACK)}, 1, 1)
+	_, err1 := f.send(true, []inject.Headers{f.request(0, "S")}, 1, 1)
+	_, err2 := f.send(false, []inject.Headers{f.reply(0, "SA")}, 1, 1)
 	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
 	for first := 0; first < n; first += establishStep {
 		var syn, answer []inject.Headers
 		for i := first; i < min(first+establishStep, n); i++ {
-			syn = append(syn, f.request(i, tcpSYN))
-			answer = append(answer, f.reply(i, tcpSYN|tcpACK))
+			syn = append(syn, f.request(i, "S"))
+			answer = append(answer, f.reply(i, "SA"))
 		}
 		_, err := f.send(true, syn, 1, len(syn))
 		if err == nil {
@@ -277,13 +262,13 @@ func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	if !ok {
 		return samples, nil
 	}
-	packet := func(packets []inject.Headers) (float64, error) {
+	measure := func(packets []inject.Headers) (float64, error) {
 		return k.packet(func() error {
 			_, err := f.send(true, packets, 3, flowFrames)
 			return err
 		})
 	}
-	hot, err1 = packet(f.busiest)
-	all, err2 := packet(f.there)
+	hot, err1 = measure(f.busiest)
+	all, err2 := measure(f.there)
 	return samples, errors.Join(add("packet_hot", hot, err1), add("packet", all, err2))
 }

@@ -4,6 +4,7 @@ package oci
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -170,19 +171,12 @@ func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identi
 	}
 	out := &Pushed{Reference: ref.String(), Name: a.pkg.Name, Version: a.pkg.Version, Digest: a.root.Digest.String()}
 	if signer != nil {
-		if err := addSignature(ctx, target, a.root.Digest, signer, orIdentity(identity, ref)); err != nil {
+		if err := addSignature(ctx, target, a.root.Digest, signer, cmp.Or(identity, ref.identity())); err != nil {
 			return nil, err
 		}
 		out.Signed = true
 	}
 	return out, target.Tag(ctx, a.root.Descriptor, ref.Tag)
-}
-
-func orIdentity(identity string, ref Reference) string {
-	if identity == "" {
-		return ref.identity()
-	}
-	return identity
 }
 
 func put(ctx context.Context, target oras.Target, b blob) error {
@@ -203,7 +197,7 @@ func Sign(ctx context.Context, ref Reference, signer *Signer, identity string, t
 	if err != nil {
 		return "", err
 	}
-	return root.Digest, addSignature(ctx, target, root.Digest, signer, orIdentity(identity, ref))
+	return root.Digest, addSignature(ctx, target, root.Digest, signer, cmp.Or(identity, ref.identity()))
 }
 
 // addSignature keeps the signatures that are there.

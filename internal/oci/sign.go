@@ -3,6 +3,7 @@
 package oci
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
@@ -230,10 +231,7 @@ func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature)
 	if len(signatures) == 0 {
 		return refuse(ErrUnsigned, "")
 	}
-	identity := t.Identity
-	if identity == "" {
-		identity = ref.identity()
-	}
+	identity := cmp.Or(t.Identity, ref.identity())
 	keys, problems := loadKeys(t.Keys)
 	other := ""
 	for _, s := range signatures {

@@ -66,10 +66,19 @@ func (f *Running) one(name string) (*listener, app.PlacedListener, error) {
 	return nil, app.PlacedListener{}, sdk.NotFound(fmt.Sprintf("no listener %q", name))
 }
 
-func (f *Running) state(l *listener, p app.PlacedListener) (*State, error) {
+// stateful returns the application of a listener, if it has state.
+func (l *listener) stateful() (app.Stateful, error) {
 	s, ok := apps[l.number].App.(app.Stateful)
 	if !ok {
 		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
+	}
+	return s, nil
+}
+
+func (f *Running) state(l *listener, p app.PlacedListener) (*State, error) {
+	s, err := l.stateful()
+	if err != nil {
+		return nil, err
 	}
 	state, err := s.State(f.live.Maps, p)
 	return &State{l.Name, l.App, state}, err
@@ -104,15 +113,15 @@ func (f *Running) putState(r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	s, ok := apps[l.number].App.(app.Stateful)
-	if !ok {
-		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no state: application %s is stateless", l.Name, l.App))
-	}
-	body, err := readBody(r)
+	s, err := l.stateful()
 	if err != nil {
 		return nil, err
 	}
-	if err := s.SetState(f.live.Maps, p, body); err != nil {
+	body, err := readBody(r)
+	if err == nil {
+		err = s.SetState(f.live.Maps, p, body)
+	}
+	if err != nil {
 		return nil, err
 	}
 	f.watch.changed(p.Slot)
@@ -165,11 +174,11 @@ func (f *Running) putValue(r *http.Request) (any, error) {
 		return nil, sdk.NotFound(fmt.Sprintf("listener %s has no values: application %s offers none", l.Name, l.App))
 	}
 	body, err := readBody(r)
-	if err != nil {
-		return nil, err
-	}
 	key := r.PathValue("key")
-	if err := s.SetValue(f.live.Maps, p, key, body); err != nil {
+	if err == nil {
+		err = s.SetValue(f.live.Maps, p, key, body)
+	}
+	if err != nil {
 		return nil, err
 	}
 	f.watch.changed(p.Slot)

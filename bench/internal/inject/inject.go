@@ -7,7 +7,6 @@ package inject
 
 import (
 	"embed"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
+	"github.com/kerb-edge/kerb/internal/packet"
 )
 
 //go:embed *.bpf.*
@@ -34,6 +34,16 @@ const liveBatch = 64
 
 // Headers are those of IPv4 and TCP or UDP.
 type Headers [40]byte
+
+// HeadersOf are those of a packet, whose addresses are of IPv4.
+func HeadersOf(f packet.Fields) (h Headers) {
+	frame, err := f.Frame()
+	if err != nil {
+		panic(err) // the caller's addresses, or flags
+	}
+	copy(h[:], frame[14:])
+	return h
+}
 
 // Injector sends and counts. It is not safe for concurrent use.
 type Injector struct {
@@ -167,16 +177,4 @@ func Run(node *netlab.Namespace, p *ebpf.Program, opts *ebpf.RunOptions) (ns flo
 		})
 	})
 	return ns, err
-}
-
-// Checksum is that of the internet, over an even number of bytes.
-func Checksum(data []byte) uint16 {
-	var sum uint32
-	for at := 0; at < len(data); at += 2 {
-		sum += uint32(binary.BigEndian.Uint16(data[at:]))
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

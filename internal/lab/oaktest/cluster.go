@@ -265,6 +265,13 @@ func (c *Cluster) address() string {
 	return nth("10.30.0.0", n/254*256+n%254)
 }
 
+// locked runs f while no message is handled.
+func (c *Cluster) locked(f func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	f()
+}
+
 // Create makes a service without instances.
 func (c *Cluster) Create(name string) {
 	c.mu.Lock()
@@ -274,11 +281,7 @@ func (c *Cluster) Create(name string) {
 }
 
 // Remove makes the root forget a service without instances. The cluster keeps it while a worker is interested.
-func (c *Cluster) Remove(name string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.root, name)
-}
+func (c *Cluster) Remove(name string) { c.locked(func() { delete(c.root, name) }) }
 
 // Schedule places an instance; the table has its worker when it is deployed. One that is there already moves: it keeps
 // its instance address, and its other addresses become null. The cluster does not take an instance of a service that
@@ -321,31 +324,18 @@ func (c *Cluster) Restart() {
 }
 
 // Exhaust makes the root have subnets or none.
-func (c *Cluster) Exhaust(none bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.exhausted = none
-}
+func (c *Cluster) Exhaust(none bool) { c.locked(func() { c.exhausted = none }) }
 
 // Lose drops the next messages of a topic.
-func (c *Cluster) Lose(topic string, n int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.lose[topic] = n
-}
+func (c *Cluster) Lose(topic string, n int) { c.locked(func() { c.lose[topic] = n }) }
 
 // Twice sends every nth answer twice, as QoS 1 permits.
-func (c *Cluster) Twice(nth int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.twice = nth
-}
+func (c *Cluster) Twice(nth int) { c.locked(func() { c.twice = nth }) }
 
 // Addresses returns those of a service, IPv4 and IPv6.
-func (c *Cluster) Addresses(name string) [2]string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.root[name].address
+func (c *Cluster) Addresses(name string) (a [2]string) {
+	c.locked(func() { a = c.root[name].address })
+	return a
 }
 
 // InstanceAddresses returns those of an instance that is scheduled, IPv4 and IPv6.
@@ -360,31 +350,27 @@ func (c *Cluster) InstanceAddresses(name string, number int) [2]string {
 func (c *Cluster) Forge(topic, payload string) { c.client.Publish(topic, 1, false, payload).Wait() }
 
 // Dead reports whether a worker has killed the service manager by withdrawing an interest that it did not have.
-func (c *Cluster) Dead() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.dead
+func (c *Cluster) Dead() (dead bool) {
+	c.locked(func() { dead = c.dead })
+	return dead
 }
 
 // Subnets returns how many subnets have been used up.
-func (c *Cluster) Subnets() int {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.subnets
+func (c *Cluster) Subnets() (n int) {
+	c.locked(func() { n = c.subnets })
+	return n
 }
 
 // Received returns what workers have published, in order.
-func (c *Cluster) Received() []Message {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.received)
+func (c *Cluster) Received() (all []Message) {
+	c.locked(func() { all = slices.Clone(c.received) })
+	return all
 }
 
 // Interested returns the workers with an interest in a service.
-func (c *Cluster) Interested(name string) []string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return slices.Clone(c.interest[name])
+func (c *Cluster) Interested(name string) (workers []string) {
+	c.locked(func() { workers = slices.Clone(c.interest[name]) })
+	return workers
 }
 
 // Where returns where the root believes an instance to be, as "namespace address@host:port".
