@@ -7,6 +7,7 @@ package kubeapi
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -37,7 +38,7 @@ type Server struct {
 	t   *testing.T
 	ns  *netlab.Namespace
 	dir string
-	pki *pki
+	tls *tls.Config // of the administrator
 	cmd *exec.Cmd
 }
 
@@ -50,11 +51,11 @@ func Start(t *testing.T, ns *netlab.Namespace, address netip.Addr) *Server {
 	}
 	s := &Server{t: t, ns: ns, dir: t.TempDir(), URL: "https://" + netip.AddrPortFrom(address, 6443).String()}
 	var err error
-	if s.pki, err = newPKI(s.dir, address); err != nil {
+	if s.tls, err = newPKI(s.dir, address); err != nil {
 		t.Fatal(err)
 	}
 	s.Admin = &http.Client{Timeout: wait.Patience, Transport: &http.Transport{
-		DialContext: s.dial, TLSClientConfig: s.pki.client(), ForceAttemptHTTP2: true}}
+		DialContext: s.dial, TLSClientConfig: s.tls.Clone(), ForceAttemptHTTP2: true}}
 	t.Cleanup(func() {
 		s.Admin.CloseIdleConnections()
 		s.Kill()
@@ -150,7 +151,7 @@ func (s *Server) Call(method, path string, in, out any) error {
 
 // CallAs is Call with a token in place of the administrator's certificate.
 func (s *Server) CallAs(token, method, path string, in, out any) error {
-	plain := s.pki.client()
+	plain := s.tls.Clone()
 	plain.Certificates = nil
 	transport := &http.Transport{DialContext: s.dial, TLSClientConfig: plain, DisableKeepAlives: true}
 	return s.send(&http.Client{Timeout: wait.Patience, Transport: transport}, token, method, path, in, out)

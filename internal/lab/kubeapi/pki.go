@@ -3,99 +3,40 @@
 package kubeapi
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"time"
+
+	"github.com/kerb-edge/kerb/internal/lab/pki"
 )
 
-// pki has the certificates of a server and of its clients.
-type pki struct {
-	dir   string
-	ca    *x509.Certificate
-	caKey *ecdsa.PrivateKey
-	admin tls.Certificate
-}
-
-const lifetime = 24 * time.Hour
-
-// newPKI writes ca.crt, server.crt, server.key, admin.crt and admin.key.
-func newPKI(dir string, address netip.Addr) (*pki, error) {
-	p := &pki{dir: dir}
-	var err error
-	if p.caKey, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader); err != nil {
-		return nil, err
-	}
-	template := &x509.Certificate{Subject: pkix.Name{CommonName: "ca"}, IsCA: true, BasicConstraintsValid: true,
-		KeyUsage: x509.KeyUsageCertSign}
-	if p.ca, err = p.sign("ca", template, template, p.caKey); err != nil {
-		return nil, err
-	}
-	_, serverErr := p.issue("server", &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"},
-		IPAddresses: []net.IP{address.AsSlice(), {127, 0, 0, 1}, {10, 96, 0, 1}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
-	p.admin, err = p.issue("admin", &x509.Certificate{
-		Subject:     pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
-	return p, errors.Join(serverErr, err)
-}
-
-func (p *pki) issue(name string, template *x509.Certificate) (tls.Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	if _, err := p.sign(name, template, p.ca, key); err != nil {
-		return tls.Certificate{}, err
-	}
-	der, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		return tls.Certificate{}, err
-	}
-	if err := p.write(name+".key", "EC PRIVATE KEY", der); err != nil {
-		return tls.Certificate{}, err
-	}
-	return tls.LoadX509KeyPair(filepath.Join(p.dir, name+".crt"), filepath.Join(p.dir, name+".key"))
-}
-
-func (p *pki) sign(name string, template, parent *x509.Certificate, key *ecdsa.PrivateKey) (*x509.Certificate, error) {
-	var err error
-	if template.SerialNumber, err = rand.Int(rand.Reader, big.NewInt(1<<62)); err != nil {
-		return nil, err
-	}
-	template.NotBefore, template.NotAfter = time.Now().Add(-lifetime), time.Now().Add(lifetime)
-	der, err := x509.CreateCertificate(rand.Reader, template, parent, &key.PublicKey, p.caKey)
+// newPKI writes ca.crt, server.crt, server.key, admin.crt and admin.key, and returns the TLS of the administrator.
+func newPKI(dir string, address netip.Addr) (*tls.Config, error) {
+	ca, err := pki.New(dir)
 	if err != nil {
 		return nil, err
 	}
-	if err := p.write(name+".crt", "CERTIFICATE", der); err != nil {
+	err = errors.Join(
+		ca.Issue("server", &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"},
+			IPAddresses: []net.IP{address.AsSlice(), {127, 0, 0, 1}, {10, 96, 0, 1}},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}),
+		ca.Issue("admin", &x509.Certificate{
+			Subject:     pkix.Name{CommonName: "admin", Organization: []string{"system:masters"}},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}))
+	if err != nil {
 		return nil, err
 	}
-	return x509.ParseCertificate(der)
-}
-
-func (p *pki) write(name, kind string, der []byte) error {
-	return os.WriteFile(filepath.Join(p.dir, name), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600)
-}
-
-// client is the TLS of the administrator.
-func (p *pki) client() *tls.Config {
+	admin, err := tls.LoadX509KeyPair(filepath.Join(dir, "admin.crt"), filepath.Join(dir, "admin.key"))
 	pool := x509.NewCertPool()
-	pool.AddCert(p.ca)
-	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{p.admin}}
+	pool.AddCert(ca.Certificate)
+	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{admin}}, err
 }
 
 // Kubeconfig writes the configuration of a client: the administrator, or one with the token of a file.
