@@ -88,7 +88,8 @@ func TestInterleaveOrderAndMedian(t *testing.T) {
 func TestInterleaveStopsAtAnError(t *testing.T) {
 	run := testRun(Experiment{Name: "x"}, 5)
 	boom := errors.New("boom")
-	err := run.Interleave(t.Context(), "l", Trial{Config: "a", Measure: func(context.Context) ([]Sample, error) { return nil, boom }})
+	fails := func(context.Context) ([]Sample, error) { return nil, boom }
+	err := run.Interleave(t.Context(), "l", Trial{Config: "a", Measure: fails})
 	if !errors.Is(err, boom) || len(run.report.Cells) != 0 {
 		t.Errorf("err %v, cells %v", err, run.report.Cells)
 	}

@@ -242,7 +242,8 @@ func TestLoads(t *testing.T) {
 
 // A run that has ended leaves no places to the next one, which would find them closed.
 func TestPlacesEnd(t *testing.T) {
-	e := &experiment{tools: &tools{Programs: bench.Programs{Dir: t.TempDir()}}, places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
+	e := &experiment{tools: &tools{Programs: bench.Programs{Dir: t.TempDir()}},
+		places: map[string]*place{"none": {err: bench.ErrLeftOut}}}
 	if err := e.close(); err != nil || len(e.places) > 0 {
 		t.Errorf("%v, %d places left", err, len(e.places))
 	}
