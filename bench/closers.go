@@ -4,6 +4,7 @@ package bench
 
 import (
 	"errors"
+	"io"
 	"slices"
 )
 
@@ -30,4 +31,13 @@ func (c *Closers) CloseOn(err error) error {
 		return nil
 	}
 	return errors.Join(err, c.Close())
+}
+
+// CloseAll closes all of a list, also after an error.
+func CloseAll[T io.Closer](all []T) error {
+	var errs []error
+	for _, c := range all {
+		errs = append(errs, c.Close())
+	}
+	return errors.Join(errs...)
 }

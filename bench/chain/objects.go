@@ -112,10 +112,4 @@ func (ms modules) Packets() ([]uint64, error) {
 	return all, nil
 }
 
-func (ms modules) Close() error {
-	var errs []error
-	for _, m := range ms {
-		errs = append(errs, m.Close())
-	}
-	return errors.Join(errs...)
-}
+func (ms modules) Close() error { return bench.CloseAll(ms) }

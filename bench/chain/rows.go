@@ -79,15 +79,7 @@ func (t *tcx) swap() error {
 	return t.replace(t.objs, func(i int, m module) error { return t.links[i].Update(m.program) })
 }
 
-func (t *tcx) detach() error { return closeLinks(t.links) }
-
-func closeLinks(links []link.Link) error {
-	var errs []error
-	for _, l := range links {
-		errs = append(errs, l.Close())
-	}
-	return errors.Join(errs...)
-}
+func (t *tcx) detach() error { return bench.CloseAll(t.links) }
 
 // clsact is a row of direct-action filters. All stand in one instance of
 // cls_bpf, under handles of their own, which costs less per packet than an

@@ -118,7 +118,7 @@ func (s *stage) prepareClsactBase() error {
 }
 
 func (s *stage) close() error {
-	err := closeLinks(s.links)
+	err := bench.CloseAll(s.links)
 	for _, p := range []*ebpf.Program{s.passXDP, s.drop, s.passTC} {
 		if p != nil {
 			err = errors.Join(err, p.Close())
@@ -192,7 +192,7 @@ func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 			now = p
 			return links[0].Update(p)
 		},
-		detach: func() error { return closeLinks(links) },
+		detach: func() error { return bench.CloseAll(links) },
 	}, nil
 }
 

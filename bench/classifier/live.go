@@ -119,11 +119,7 @@ func (e *experiment) live(ctx context.Context, load, window, when string, d *mod
 	}
 	e.wasLive = true
 	var borders []*border
-	defer func() {
-		for _, b := range borders {
-			err = errors.Join(err, b.Close())
-		}
-	}()
+	defer func() { err = errors.Join(err, bench.CloseAll(borders)) }()
 	configs := e.configs()
 	for _, config := range configs {
 		b, err := openBorder(config, window, when, d)

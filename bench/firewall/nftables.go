@@ -3,21 +3,15 @@
 package firewall
 
 import (
-	"bytes"
-	"context"
 	"errors"
 	"fmt"
 	"net/netip"
-	"os/exec"
 	"strings"
-	"time"
 
+	"github.com/kerb-edge/kerb/bench/internal/contender"
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
-
-// nftTimeout bounds one rule set; 10,000 ranges take seconds.
-const nftTimeout = 60 * time.Second
 
 // nftables is the rule set as sets, see chainOf. On the service's outer interface the netdev family
 // has the same hook as Kerb (its egress, Linux 5.16); before that the bridge's forward hook is the
@@ -29,9 +23,6 @@ type nftables struct {
 }
 
 func openNFTables(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall, error) {
-	if _, err := exec.LookPath("nft"); err != nil {
-		return nil, err
-	}
 	n := &nftables{lab, func(rules []Rule) string { return netdevRuleset(service.Outer(), rules) }, "netdev"}
 	err := n.Replace(rules)
 	if err != nil {
@@ -45,20 +36,7 @@ func openNFTables(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall
 func (n *nftables) Replace(rules []Rule) error { return n.load("flush ruleset\n" + n.ruleset(rules)) }
 
 func (n *nftables) load(ruleset string) error {
-	ctx, cancel := context.WithTimeout(context.Background(), nftTimeout)
-	defer cancel()
-	cmd := n.lab.Node().Command(ctx, "nft", "-f", "-")
-	var stderr bytes.Buffer
-	cmd.Stdin, cmd.Stderr = strings.NewReader(ruleset), &stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("nft: %w: %s", err, firstLine(stderr.String()))
-	}
-	return nil
-}
-
-func firstLine(s string) string {
-	line, _, _ := strings.Cut(s, "\n")
-	return line
+	return contender.Feed(n.lab, ruleset, "nft", "-f", "-")
 }
 
 func (n *nftables) Close() error { return n.load("flush ruleset") }

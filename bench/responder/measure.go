@@ -77,23 +77,20 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 }
 
 // measureThreads is the third published experiment: response times by threads.
-func (e *experiment) measureThreads(c *contender, threads int) (samples []bench.Sample, err error) {
-	if e.run.Scale == 0 {
-		return e.measureTimes(c, threads)
-	}
+func (e *experiment) measureThreads(c *contender, threads int) ([]bench.Sample, error) {
 	requests, _ := e.published(0)
-	err = c.serving(c.variant, func() error {
-		a, err := e.ask(c, "ask", threads, requests)
-		samples = append(rtt(a), threadMeans(a)...)
-		return err
-	})
-	return samples, err
+	return e.measureRequests(c, threads, requests)
 }
 
 // measureTimes has threads ask for a time.
-func (e *experiment) measureTimes(c *contender, threads int) (samples []bench.Sample, err error) {
+func (e *experiment) measureTimes(c *contender, threads int) ([]bench.Sample, error) {
+	return e.measureRequests(c, threads, 0)
+}
+
+// measureRequests has each thread make so many requests, 0: as many as it can in a time.
+func (e *experiment) measureRequests(c *contender, threads, requests int) (samples []bench.Sample, err error) {
 	err = c.serving(c.variant, func() error {
-		a, err := e.ask(c, "ask", threads, 0)
+		a, err := e.ask(c, "ask", threads, requests)
 		samples = append(rtt(a), threadMeans(a)...)
 		return err
 	})

@@ -3,7 +3,6 @@
 package scale
 
 import (
-	"errors"
 	"os"
 	"sync"
 
@@ -71,10 +70,6 @@ func (s *shared) Rechain() error {
 func (s *shared) PID() int { return os.Getpid() }
 
 func (s *shared) Close() error {
-	var errs []error
-	for _, l := range s.links {
-		errs = append(errs, l.Close())
-	}
 	s.program.Close()
-	return errors.Join(errs...)
+	return bench.CloseAll(s.links)
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
@@ -65,10 +66,4 @@ func nodeConfig(g *ground, i int) map[string]any {
 }
 
 // Close ends the agents.
-func (k *kerb) Close() error {
-	var errs []error
-	for _, n := range k.agents {
-		errs = append(errs, n.Close())
-	}
-	return errors.Join(errs...)
-}
+func (k *kerb) Close() error { return bench.CloseAll(k.agents) }

@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strings"
+	"time"
 
 	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
@@ -61,16 +62,21 @@ func NFTables(virtual, server netip.Addr, ports []Port) string {
 `, family, chains.String(), word, elements.String(), family)
 }
 
+// feedTimeout bounds one rule set; 10,000 ranges take seconds.
+const feedTimeout = 60 * time.Second
+
 // Feed gives rules to a program in the lab's node. The error is exec.ErrNotFound if there is no such program.
 func Feed(lab *netlab.Lab, rules string, name string, args ...string) error {
 	if _, err := exec.LookPath(name); err != nil {
 		return err
 	}
-	cmd := lab.Node().Command(context.Background(), name, args...)
+	ctx, cancel := context.WithTimeout(context.Background(), feedTimeout)
+	defer cancel()
+	cmd := lab.Node().Command(ctx, name, args...)
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &stderr
 	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("%s: %w: %s", name, err, stderr.String())
+		return fmt.Errorf("%s: %w: %.300s", name, err, &stderr)
 	}
 	return nil
 }

@@ -74,12 +74,8 @@ func Open(node *netlab.Namespace, senders ...*netlab.Host) (*Injector, error) {
 
 // Close detaches the programs.
 func (i *Injector) Close() error {
-	var errs []error
-	for _, l := range i.links {
-		errs = append(errs, l.Close())
-	}
 	i.bpf.Close()
-	return errors.Join(errs...)
+	return bench.CloseAll(i.links)
 }
 
 // SetPackets has Send send these in turn, behind the Ethernet header of the frame; none undoes that.

@@ -5,9 +5,9 @@ package demo
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -80,11 +80,7 @@ func read(ctx context.Context, path string) ([]byte, error) {
 
 // ask reads a view of the agent.
 func ask(ctx context.Context, path string, into any) error {
-	data, err := read(ctx, path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(data, into)
+	return client.New(socketPath).Call(ctx, http.MethodGet, path, nil, into)
 }
 
 // hooks is where which program runs: "kdemo0 tc-ingress" to program id.

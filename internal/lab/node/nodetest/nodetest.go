@@ -100,30 +100,32 @@ func (n *Node) end() {
 	}
 }
 
+// need ends the test at an error.
+func (n *Node) need(err error) {
+	n.T.Helper()
+	if err != nil {
+		n.T.Fatal(err)
+	}
+}
+
 // Host adds a service's namespace.
 func (n *Node) Host(name string) *netlab.Host {
 	n.T.Helper()
 	h, err := n.Lab.Host(name, netlab.HostOptions{})
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	n.need(err)
 	return h
 }
 
 // Configure writes the configuration of agents that are started from now on.
 func (n *Node) Configure(text string) {
 	n.T.Helper()
-	if err := n.Node.Configure(text); err != nil {
-		n.T.Fatal(err)
-	}
+	n.need(n.Node.Configure(text))
 }
 
 // Start runs an agent and returns when it answers.
 func (n *Node) Start(flags ...string) {
 	n.T.Helper()
-	if err := n.Node.Start(flags...); err != nil {
-		n.T.Fatal(err)
-	}
+	n.need(n.Node.Start(flags...))
 }
 
 // Stop ends the agent as systemd does.
@@ -145,18 +147,14 @@ func (n *Node) Purge() {
 // Must makes a request to the agent that has to succeed; see Call.
 func (n *Node) Must(method, path string, body, into any) {
 	n.T.Helper()
-	if err := n.Call(method, path, body, into); err != nil {
-		n.T.Fatal(err)
-	}
+	n.need(n.Call(method, path, body, into))
 }
 
 // Apply applies resources as an operator does.
 func (n *Node) Apply(resources ...any) {
 	n.T.Helper()
 	text, err := json.Marshal(resources)
-	if err != nil {
-		n.T.Fatal(err)
-	}
+	n.need(err)
 	cmd := n.Command(context.Background(), "apply", "-f", "-")
 	cmd.Stdin = bytes.NewReader(text)
 	if out, err := cmd.CombinedOutput(); err != nil {
