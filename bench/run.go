@@ -22,6 +22,12 @@ type Sample struct {
 	Value              float64
 }
 
+// P50 is a figure whose median over the rounds counts.
+func P50(metric, unit string, value float64) Sample { return Sample{metric, "p50", unit, value} }
+
+// Count is a number of events, which is added up over the rounds.
+func Count(metric string, n uint64) Sample { return Sample{metric, "sum", "count", float64(n)} }
+
 // ErrLeftOut is wrapped by the error of a config that cannot be measured on this machine.
 var ErrLeftOut = errors.New("cannot be measured here")
 

@@ -32,7 +32,7 @@ func Percentile(values []float64, p float64) float64 {
 // MedianAnd99 are two samples of a metric: the median of values, and the percentile above which one in a hundred is.
 func MedianAnd99(metric, unit string, values []float64) []Sample {
 	return []Sample{
-		{Metric: metric, Stat: "p50", Unit: unit, Value: Median(values)},
+		P50(metric, unit, Median(values)),
 		{Metric: metric, Stat: "p99", Unit: unit, Value: Percentile(values, 99)},
 	}
 }

@@ -44,10 +44,10 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		return err
 	})
 	mib := func(metric string, bytes int64) bench.Sample {
-		return bench.Sample{Metric: metric, Stat: "p50", Unit: "MiB", Value: float64(bytes) / (1 << 20)}
+		return bench.P50(metric, "MiB", float64(bytes)/(1<<20))
 	}
 	samples := []bench.Sample{
-		{Metric: "connect", Stat: "p50", Unit: "us", Value: r.Seconds * 1e6 / float64(r.N)},
+		bench.P50("connect", "us", r.Seconds*1e6/float64(r.N)),
 		mib("memory", held-before), mib("memory_idle", idle-before),
 	}
 	if s.kerb != nil {

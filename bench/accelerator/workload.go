@@ -225,7 +225,7 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 		}
 		samples := append(r.latency("p1", "p25", "p50", "mean", "p75", "p99", "p99.9"), r.jitter())
 		if s.length.published {
-			samples = append(samples, bench.Sample{Metric: "fct", Stat: "p50", Unit: "s", Value: publishedTrips / r.rate()})
+			samples = append(samples, bench.P50("fct", "s", publishedTrips/r.rate()))
 		}
 		return append(samples, r.rateAndCost(r.All, cpu)...), nil
 	}
@@ -256,14 +256,14 @@ func (r result) latency(stats ...string) []bench.Sample {
 
 // jitter is the standard deviation.
 func (r result) jitter() bench.Sample {
-	return bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: r.Stddev}
+	return bench.P50("jitter", "us", r.Stddev)
 }
 
 // rateAndCost have CPU time for all operations, of which some may not have counted for the rate.
 func (r result) rateAndCost(all uint64, cpu time.Duration) []bench.Sample {
 	return []bench.Sample{
-		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: r.rate()},
-		{Metric: "cpu_op", Stat: "p50", Unit: "us", Value: float64(cpu.Nanoseconds()) / 1e3 / float64(all)},
+		bench.P50("rate", "1/s", r.rate()),
+		bench.P50("cpu_op", "us", float64(cpu.Nanoseconds())/1e3/float64(all)),
 	}
 }
 
@@ -300,9 +300,9 @@ func (s *serving) streamed(ctx context.Context, size int) (uint64, error) {
 
 func (r result) transfer(cpu time.Duration) []bench.Sample {
 	return []bench.Sample{
-		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: r.rate() * 8 / 1e9},
-		{Metric: "fct", Stat: "p50", Unit: "s", Value: r.Seconds},
-		{Metric: "cpu_byte", Stat: "p50", Unit: "ns", Value: float64(cpu.Nanoseconds()) / float64(r.N)},
+		bench.P50("throughput", "Gbit/s", r.rate()*8/1e9),
+		bench.P50("fct", "s", r.Seconds),
+		bench.P50("cpu_byte", "ns", float64(cpu.Nanoseconds())/float64(r.N)),
 	}
 }
 

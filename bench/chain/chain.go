@@ -130,10 +130,10 @@ func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []b
 		return nil, fmt.Errorf("count instructions: %w", err)
 	}
 	return append(append(samples, instructions...), []bench.Sample{
-		{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet.ns},
-		{Metric: "per_module", Stat: "p50", Unit: "ns", Value: packet.added / float64(n)},
-		{Metric: "load_time", Stat: "p50", Unit: "ms", Value: loaded.Seconds() * 1e3},
-		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: swapped.Seconds() * 1e3},
+		bench.P50("packet", "ns", packet.ns),
+		bench.P50("per_module", "ns", packet.added/float64(n)),
+		bench.P50("load_time", "ms", loaded.Seconds()*1e3),
+		bench.P50("swap_time", "ms", swapped.Seconds()*1e3),
 	}...), nil
 }
 
@@ -148,7 +148,7 @@ func timedCopy(config string, ch Chain) ([]bench.Sample, error) {
 	if err := k.loaded.Time(); err != nil {
 		return nil, err
 	}
-	return []bench.Sample{{Metric: "timed_copy", Stat: "p50", Unit: "ms", Value: time.Since(start).Seconds() * 1e3}}, nil
+	return []bench.Sample{bench.P50("timed_copy", "ms", time.Since(start).Seconds()*1e3)}, nil
 }
 
 // check compares the modules' counters with what was sent. There may be more:

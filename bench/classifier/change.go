@@ -59,11 +59,11 @@ func (e *experiment) changes(ctx context.Context, b *border, load string) ([]ben
 		return nil, err
 	}
 	return []bench.Sample{
-		{Metric: "replacements", Stat: "sum", Unit: "count", Value: float64(wanted)},
-		{Metric: "swap_time", Stat: "p50", Unit: "ms", Value: bench.Median(took)},
-		{Metric: "sent", Stat: "sum", Unit: "count", Value: float64(f.sent)},
-		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
-		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
+		bench.Count("replacements", uint64(wanted)),
+		bench.P50("swap_time", "ms", bench.Median(took)),
+		bench.Count("sent", f.sent),
+		bench.P50("lossfree_rate", "1/s", f.rate()),
+		bench.Count("lost", f.lost),
 	}, e.account(b, &f, load)
 }
 

@@ -166,7 +166,7 @@ func inKernel(config, metric string, measure func() (float64, error)) bench.Tria
 
 func sample(metric string) func(float64, error) ([]bench.Sample, error) {
 	return func(ns float64, err error) ([]bench.Sample, error) {
-		return []bench.Sample{{Metric: metric, Stat: "p50", Unit: "ns", Value: ns}}, err
+		return []bench.Sample{bench.P50(metric, "ns", ns)}, err
 	}
 }
 

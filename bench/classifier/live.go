@@ -148,7 +148,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 		if err != nil {
 			return fmt.Errorf("%s: %w", b.config, err)
 		}
-		e.run.Record(b.config, load, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: took.Seconds() * 1e3})
+		e.run.Record(b.config, load, bench.P50("load_time", "ms", took.Seconds()*1e3))
 	}
 	for i, b := range borders {
 		used, err := b.controlCPU()
@@ -186,8 +186,7 @@ func (e *experiment) compare(load string, borders []*border, flows []flow) {
 	none := flows[reference].rate()
 	for i, b := range borders {
 		if none > 0 {
-			e.run.Record(b.config, load, bench.Sample{Metric: "lossfree_ratio", Stat: "p50", Unit: "of none",
-				Value: flows[i].rate() / none})
+			e.run.Record(b.config, load, bench.P50("lossfree_ratio", "of none", flows[i].rate()/none))
 		}
 	}
 }
@@ -226,10 +225,10 @@ func (f *flow) rate() float64 {
 // samples of a round; control is in CPUs.
 func (f *flow) samples(control float64) []bench.Sample {
 	return []bench.Sample{
-		{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: f.rate()},
-		{Metric: "cpu", Stat: "p50", Unit: "us per frame", Value: f.cpu.Seconds() * 1e6 / float64(f.sent)},
-		{Metric: "control_cpu", Stat: "p50", Unit: "ms per s", Value: control * 1e3},
-		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(f.lost)},
+		bench.P50("lossfree_rate", "1/s", f.rate()),
+		bench.P50("cpu", "us per frame", f.cpu.Seconds()*1e6/float64(f.sent)),
+		bench.P50("control_cpu", "ms per s", control*1e3),
+		bench.Count("lost", f.lost),
 	}
 }
 

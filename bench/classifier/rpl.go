@@ -102,8 +102,7 @@ func (e *experiment) rule(window string, d *model.Document, rows [][]float64, la
 		}
 	}
 	for range e.run.Rounds {
-		e.run.Record("rule: dis > 0", "rpl/"+window, bench.Sample{Metric: "accuracy", Stat: "p50", Unit: "fraction",
-			Value: float64(right) / float64(len(rows))})
+		e.run.Record("rule: dis > 0", "rpl/"+window, bench.P50("accuracy", "fraction", float64(right)/float64(len(rows))))
 	}
 }
 

@@ -57,7 +57,7 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 			return err
 		}
 		if load == "all-builtin" {
-			r.Record("target", load, bench.Sample{Metric: totalMemory, Stat: "p50", Unit: "MiB", Value: Target})
+			r.Record("target", load, bench.P50(totalMemory, "MiB", Target))
 		}
 	}
 	r.Note("constants is the package stamp of the benchmarks: no control plane, and a small data plane")

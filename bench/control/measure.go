@@ -56,7 +56,7 @@ type subject struct {
 }
 
 func (s *subject) add(metric, unit string, value float64) {
-	s.samples = append(s.samples, bench.Sample{Metric: metric, Stat: "p50", Unit: unit, Value: value})
+	s.samples = append(s.samples, bench.P50(metric, unit, value))
 }
 
 // start applies the modules and waits until each control plane says that it has taken over.

@@ -112,8 +112,7 @@ func runLoad(ctx context.Context, r *bench.Run, load string) error {
 		trials = append(trials, bench.Trial{Config: c.name,
 			Open: func() (_ io.Closer, err error) {
 				if g, err = prepare(c, load); err == nil && g.filters() {
-					r.Record(c.name, load, bench.Sample{Metric: "attach_time", Stat: "p50", Unit: "ms",
-						Value: milliseconds(g.opening)})
+					r.Record(c.name, load, bench.P50("attach_time", "ms", milliseconds(g.opening)))
 				}
 				return g, err
 			},
@@ -167,7 +166,7 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, bench.Sample{Metric: "load_time", Stat: "p50", Unit: "ms", Value: milliseconds(took)})
+		samples = append(samples, bench.P50("load_time", "ms", milliseconds(took)))
 		elements, err := measureElements(g)
 		if err != nil {
 			return nil, err
@@ -188,14 +187,14 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, bench.Sample{Metric: "forward", Stat: "p50", Unit: "ns", Value: forward})
+		samples = append(samples, bench.P50("forward", "ns", forward))
 	}
 	if wall, ok := g.wall.(Runnable); ok && g.packets == nil {
 		packet, err := g.testRun(wall)
 		if err != nil {
 			return nil, err
 		}
-		samples = append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet})
+		samples = append(samples, bench.P50("packet", "ns", packet))
 	}
 	return samples, nil
 }
@@ -209,6 +208,6 @@ func measureTCP(g *ground, t times) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	throughput := bench.Sample{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: gigabits}
+	throughput := bench.P50("throughput", "Gbit/s", gigabits)
 	return append([]bench.Sample{throughput}, bench.MedianAnd99("rr", "us", trips)...), nil
 }

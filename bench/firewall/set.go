@@ -144,7 +144,7 @@ func measureElements(g *ground) (samples []bench.Sample, err error) {
 				times = append(times, milliseconds(time.Since(start)))
 			}
 		}
-		samples = append(samples, bench.Sample{Metric: metric, Stat: "p50", Unit: "ms", Value: bench.Median(times)})
+		samples = append(samples, bench.P50(metric, "ms", bench.Median(times)))
 	}
 	measure("element_time", set.change)
 	if k, ok := g.wall.(kerbSet); ok {

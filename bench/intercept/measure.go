@@ -72,7 +72,7 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 	if err != nil {
 		return nil, err
 	}
-	cpu := bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: received.CPU}
+	cpu := bench.P50("cpu", "cores", received.CPU)
 	if l.rate == 0 {
 		return []bench.Sample{cpu}, nil
 	}
@@ -81,16 +81,14 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 	delay := func(stat string, value float64) bench.Sample {
 		return bench.Sample{Metric: "delay", Stat: stat, Unit: "us", Value: value}
 	}
-	count := func(metric string, n uint64) bench.Sample {
-		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
-	}
 	all := []bench.Sample{delay("p50", received.P50), delay("p99", received.P99), delay("p99.9", received.P999),
 		delay("max", received.Max), cpu}
 	if c.program == "clock" { // receives none
 		return all, nil
 	}
 	e.check(c, l, sent, received)
-	return append(all, count("over100", received.Over100), count("lost", sent.Sent-min(sent.Sent, received.Received))), nil
+	return append(all, bench.Count("over100", received.Over100),
+		bench.Count("lost", sent.Sent-min(sent.Sent, received.Received))), nil
 }
 
 // grace is for a receiver that others keep from its CPU.

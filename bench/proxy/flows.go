@@ -249,7 +249,7 @@ func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	}
 	var samples []bench.Sample
 	add := func(metric string, ns float64, err error) error {
-		samples = append(samples, bench.Sample{Metric: metric, Stat: "p50", Unit: "ns", Value: ns})
+		samples = append(samples, bench.P50(metric, "ns", ns))
 		return err
 	}
 	hot, err1 := f.send(true, f.busiest, runs, flowFrames)

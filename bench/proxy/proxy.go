@@ -163,7 +163,7 @@ func (g *ground) measure(quick bool) ([]bench.Sample, error) {
 			_, err := g.path.Trips(100 * time.Millisecond)
 			return err
 		})
-		return append(samples, bench.Sample{Metric: "packet", Stat: "p50", Unit: "ns", Value: packet}), err
+		return append(samples, bench.P50("packet", "ns", packet)), err
 	}
 	return samples, nil
 }

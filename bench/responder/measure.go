@@ -72,8 +72,8 @@ func (e *experiment) measureAll(c *contender, n int) (samples []bench.Sample, er
 	}
 	err = c.serving(c.sleeping(), func() (err error) { cpu, err = e.cost(c, n); return err })
 	return append(samples,
-		bench.Sample{Metric: "lossfree_rate", Stat: "p50", Unit: "1/s", Value: lossfree},
-		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request", Value: cpu - e.alone}), err
+		bench.P50("lossfree_rate", "1/s", lossfree),
+		bench.P50("cpu", "us per request", cpu-e.alone)), err
 }
 
 // measureThreads is the third published experiment: response times by threads.
@@ -119,7 +119,7 @@ func rtt(a answerTo) []bench.Sample {
 		return bench.Sample{Metric: "rtt", Stat: stat, Unit: "us", Value: value}
 	}
 	return []bench.Sample{sample("p50", a.P50), sample("p99", a.P99), sample("p99.9", a.P999), sample("stddev", a.Stddev),
-		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.rate()}}
+		bench.P50("rate", "1/s", a.rate())}
 }
 
 // threadMeans is the metric of Weinhold 2023 (tables 5.4 and 5.5): a request's time is its thread's, divided by the
@@ -205,7 +205,7 @@ func (e *experiment) measureUntilLoss(c *contender, most int) ([]bench.Sample, e
 		}
 		return nil
 	})
-	return []bench.Sample{{Metric: "lossfree_threads", Stat: "p50", Unit: "count", Value: float64(good)}}, err
+	return []bench.Sample{bench.P50("lossfree_threads", "count", float64(good))}, err
 }
 
 // measureOffered sends at a rate, and reports how much of it is lost.
@@ -220,8 +220,8 @@ func (e *experiment) measureOffered(c *contender, rate int) ([]bench.Sample, err
 		e.run.Note("offered/%d: the client could not send that many", rate)
 	}
 	return []bench.Sample{
-		{Metric: "lost", Stat: "p50", Unit: "%", Value: 100 * float64(a.lost()) / float64(a.Sent)},
-		{Metric: "answered", Stat: "p50", Unit: "1/s", Value: a.rate()},
+		bench.P50("lost", "%", 100*float64(a.lost())/float64(a.Sent)),
+		bench.P50("answered", "1/s", a.rate()),
 	}, err
 }
 
@@ -294,10 +294,8 @@ func (e *experiment) measureTCP(c *contender, connections int) ([]bench.Sample, 
 		return err
 	})
 	return append(samples,
-		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "us per request",
-			Value: strained.Taken * 1e6 / float64(strained.Answered)},
-		bench.Sample{Metric: "answered_at_parting", Stat: "p50", Unit: "%",
-			Value: 100 * float64(parted.Answered) / partings}), err
+		bench.P50("cpu", "us per request", strained.Taken*1e6/float64(strained.Answered)),
+		bench.P50("answered_at_parting", "%", 100*float64(parted.Answered)/partings)), err
 }
 
 // partings are connections whose only request is followed by shutdown: what a client may do, and a server has to

@@ -144,10 +144,10 @@ func measure(open func(*netlab.Lab) (Node, error), lab *netlab.Lab,
 		return nil, err
 	}
 	return []bench.Sample{
-		{Metric: "attach", Stat: "p50", Unit: "s", Value: grown.took.Seconds()},
-		{Metric: "rechain", Stat: "p50", Unit: "s", Value: rechain.Seconds()},
+		bench.P50("attach", "s", grown.took.Seconds()),
+		bench.P50("rechain", "s", rechain.Seconds()),
 		{Metric: "kernel_memory_per_service", Stat: "max", Unit: "KiB", Value: grown.perService / 1024},
-		{Metric: "kernel_memory_per_service", Stat: "p50", Unit: "KiB", Value: grown.perService / 1024},
+		bench.P50("kernel_memory_per_service", "KiB", grown.perService/1024),
 		{Metric: "charged_per_service", Stat: "max", Unit: "KiB", Value: grown.charged / 1024},
 		{Metric: "agent_memory", Stat: "max", Unit: "MiB", Value: float64(resident) / (1 << 20)},
 	}, nil

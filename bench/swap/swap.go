@@ -193,18 +193,15 @@ func (s subject) judge(r *bench.Run, a traffic.StreamStats) {
 }
 
 func samples(a traffic.StreamStats, times []float64) []bench.Sample {
-	count := func(metric string, n uint64) bench.Sample {
-		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
-	}
 	return append([]bench.Sample{
-		count("replacements", uint64(len(times))),
-		count("sent", a.Sent),
-		count("lost", a.Lost),
-		count("unprocessed", a.Unprocessed),
-		count("duplicated", a.Duplicated),
-		count("double_processed", a.Doubled),
-		count("generations_seen", a.Generations),
-		count("generation_reversals", a.Backward),
-		{Metric: "rate", Stat: "p50", Unit: "1/s", Value: a.Rate},
+		bench.Count("replacements", uint64(len(times))),
+		bench.Count("sent", a.Sent),
+		bench.Count("lost", a.Lost),
+		bench.Count("unprocessed", a.Unprocessed),
+		bench.Count("duplicated", a.Duplicated),
+		bench.Count("double_processed", a.Doubled),
+		bench.Count("generations_seen", a.Generations),
+		bench.Count("generation_reversals", a.Backward),
+		bench.P50("rate", "1/s", a.Rate),
 	}, bench.MedianAnd99("replace_time", "ms", times)...)
 }

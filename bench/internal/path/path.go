@@ -151,8 +151,8 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 		return nil, fmt.Errorf("parallel streams: %w", err)
 	}
 	cores, err := p.cost(t.calm, t.cost)
-	return append(samples, bench.Sample{Metric: "throughput_max", Stat: "p50", Unit: "Gbit/s", Value: most},
-		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), err
+	return append(samples, bench.P50("throughput_max", "Gbit/s", most),
+		bench.P50("cpu", "cores", cores)), err
 }
 
 const mostStreams = 8
@@ -186,9 +186,9 @@ func (p *Path) streams(t times) ([]bench.Sample, error) {
 		return nil, fmt.Errorf("jitter: %w", err)
 	}
 	return []bench.Sample{
-		{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: full / 1e9},
-		{Metric: "jitter", Stat: "p50", Unit: "us", Value: thin.End.Sum.Jitter * 1e3},
-		{Metric: "lost", Stat: "sum", Unit: "count", Value: float64(thin.End.Sum.Lost)},
+		bench.P50("throughput", "Gbit/s", full/1e9),
+		bench.P50("jitter", "us", thin.End.Sum.Jitter*1e3),
+		bench.Count("lost", uint64(thin.End.Sum.Lost)),
 	}, nil
 }
 

@@ -44,7 +44,7 @@ func (p *Path) MeasurePublished(r *bench.Run, config, load string) ([]bench.Samp
 	r.Keep(config, load, "jitter", "us", []float64{jitter})
 	r.Keep(config, load, "throughput", "Gbit/s", []float64{rate})
 	return append(bench.MedianAnd99("connect", "us", connects),
-		bench.Sample{Metric: "jitter", Stat: "p50", Unit: "us", Value: jitter},
-		bench.Sample{Metric: "throughput", Stat: "p50", Unit: "Gbit/s", Value: rate},
-		bench.Sample{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cores}), nil
+		bench.P50("jitter", "us", jitter),
+		bench.P50("throughput", "Gbit/s", rate),
+		bench.P50("cpu", "cores", cores)), nil
 }
