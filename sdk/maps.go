@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"reflect"
 
 	"github.com/cilium/ebpf"
 )
@@ -53,6 +54,34 @@ func (m Maps) Put(name string, key, value any) error {
 // Lookup reads an element of the map called name into value, a pointer.
 func (m Maps) Lookup(name string, key, value any) error {
 	return m.do(name, "read", func(from *ebpf.Map) error { return from.Lookup(key, value) })
+}
+
+// Sum adds up what the CPUs have in an element of the per-CPU map called name. T consists of unsigned integers: one, or
+// arrays and exported fields of some.
+func Sum[T any](m Maps, name string, key any) (sum T, err error) {
+	var perCPU []T
+	if err := m.Lookup(name, key, &perCPU); err != nil {
+		return sum, err
+	}
+	for i := range perCPU {
+		addTo(reflect.ValueOf(&sum).Elem(), reflect.ValueOf(&perCPU[i]).Elem())
+	}
+	return sum, nil
+}
+
+func addTo(sum, v reflect.Value) {
+	switch sum.Kind() {
+	case reflect.Struct:
+		for i := range sum.NumField() {
+			addTo(sum.Field(i), v.Field(i))
+		}
+	case reflect.Array:
+		for i := range sum.Len() {
+			addTo(sum.Index(i), v.Index(i))
+		}
+	default:
+		sum.SetUint(sum.Uint() + v.Uint())
+	}
 }
 
 // Delete removes an element of the map called name. One that is not there is no error.

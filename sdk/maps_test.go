@@ -67,3 +67,34 @@ func TestSyncTable(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Sum adds up numbers, also in arrays and structs, over all CPUs.
+func TestSum(t *testing.T) {
+	sdktest.NeedRoot(t)
+	type counts struct {
+		Packets uint64
+		Reasons [2]uint64
+	}
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 24, MaxEntries: 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	perCPU := make([]counts, ebpf.MustPossibleCPU())
+	var want counts
+	for i := range perCPU {
+		perCPU[i] = counts{uint64(i + 1), [2]uint64{10, uint64(i)}}
+		want.Packets += perCPU[i].Packets
+		want.Reasons[0] += perCPU[i].Reasons[0]
+		want.Reasons[1] += perCPU[i].Reasons[1]
+	}
+	if err := m.Put(uint32(0), perCPU); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := sdk.Sum[counts](sdk.Maps{"m": m}, "m", uint32(0)); got != want || err != nil {
+		t.Errorf("%v, %v; want %v", got, err, want)
+	}
+	if _, err := sdk.Sum[counts](sdk.Maps{"m": m}, "m", uint32(1)); err == nil {
+		t.Error("an element that does not exist has a sum")
+	}
+}

@@ -3,7 +3,6 @@
 package classifier
 
 import (
-	"fmt"
 	"strconv"
 	"sync/atomic"
 	"time"
@@ -13,21 +12,15 @@ import (
 
 // counts are those of the data plane, and in user mode of the judge.
 func (w *generation) counts() (sum [counts]uint64, err error) {
-	table, err := w.live.Maps.Get(mapCounts)
-	if err != nil {
-		return sum, err
-	}
 	w.mu.Lock()
 	sum = w.judge.counts
 	w.mu.Unlock()
 	for i := range countNames {
-		var perCPU []uint64
-		if err := table.Lookup(uint32(i), &perCPU); err != nil {
-			return sum, fmt.Errorf("read map %s: %w", mapCounts, err)
+		n, err := sdk.Sum[uint64](w.live.Maps, mapCounts, uint32(i))
+		if err != nil {
+			return sum, err
 		}
-		for _, n := range perCPU {
-			sum[i] += n
-		}
+		sum[i] += n
 	}
 	return sum, nil
 }

@@ -136,7 +136,9 @@ func (c generation) read() (*Report, error) {
 		return nil, err
 	}
 	err = eachEntry(c.Maps, func(k key, perCPU []Count) {
-		sums[k] = sums[k].plus(sum(perCPU))
+		for _, c := range perCPU {
+			sums[k] = sums[k].plus(c)
+		}
 	})
 	if err != nil {
 		return nil, err
@@ -193,17 +195,12 @@ func eachEntry(maps sdk.Maps, do func(k key, perCPU []Count)) error {
 
 // total adds what concerns all interfaces.
 func (r *Report) total(maps sdk.Maps) error {
-	overflow, err := maps.Get(mapOverflow)
-	if err != nil {
-		return err
-	}
 	for i, direction := range directions {
-		var perCPU []Count
-		if err := overflow.Lookup(uint32(i), &perCPU); err != nil {
-			return fmt.Errorf("read map %s: %w", mapOverflow, err)
+		total, err := sdk.Sum[Count](maps, mapOverflow, uint32(i))
+		if err != nil {
+			return err
 		}
-		r.Overflow[direction] = sum(perCPU)
-		total := r.Overflow[direction]
+		r.Overflow[direction] = total
 		for _, e := range r.Counts {
 			if e.Direction == direction {
 				total = total.plus(e.Count)
@@ -212,13 +209,6 @@ func (r *Report) total(maps sdk.Maps) error {
 		r.Totals[direction] = total
 	}
 	return nil
-}
-
-func sum(perCPU []Count) (out Count) {
-	for _, c := range perCPU {
-		out = out.plus(c)
-	}
-	return
 }
 
 // Handler serves GET counts.

@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"fmt"
 	"strings"
 	"time"
 
@@ -56,33 +55,8 @@ type Program struct {
 	Heartbeat uint64    `json:"heartbeat"`          // ns of CLOCK_MONOTONIC
 }
 
-func readCounts(m sdk.Maps, c *class) (sum countsEntry, err error) {
-	table, err := m.Get(mapCounts)
-	if err != nil {
-		return sum, err
-	}
-	var perCPU []countsEntry
-	if err := table.Lookup(c.identity(), &perCPU); err != nil {
-		return sum, fmt.Errorf("read map %s: %w", mapCounts, err)
-	}
-	for i := range perCPU {
-		sum.add(&perCPU[i])
-	}
-	return sum, nil
-}
-
-func (n *countsEntry) add(o *countsEntry) {
-	n.Packets += o.Packets
-	n.Bytes += o.Bytes
-	n.Delivered += o.Delivered
-	n.Lost += o.Lost
-	n.Unread += o.Unread
-	n.Unmarked += o.Unmarked
-	n.Answered += o.Answered
-	n.Fallbacks += o.Fallbacks
-	for b := range n.Gaps {
-		n.Gaps[b] += o.Gaps[b]
-	}
+func readCounts(m sdk.Maps, c *class) (countsEntry, error) {
+	return sdk.Sum[countsEntry](m, mapCounts, c.identity())
 }
 
 func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {

@@ -24,23 +24,6 @@ const (
 // counts mirrors struct rsp_counts.
 type counts [firstReason + reasons]uint64
 
-func readCounts(m sdk.Maps, slot uint32) (sum counts, err error) {
-	table, err := m.Get(mapCounts)
-	if err != nil {
-		return sum, err
-	}
-	var perCPU []counts
-	if err := table.Lookup(slot, &perCPU); err != nil {
-		return sum, fmt.Errorf("read map %s: %w", mapCounts, err)
-	}
-	for _, c := range perCPU {
-		for i, n := range c {
-			sum[i] += n
-		}
-	}
-	return sum, nil
-}
-
 // byName leaves out what is zero.
 func (c *counts) byName(a app.App) map[string]uint64 {
 	out := map[string]uint64{}
@@ -83,14 +66,14 @@ type Report struct {
 func (f *Running) report() (*Report, error) {
 	out := &Report{Listeners: []ListenerReport{}}
 	for i, l := range f.listeners {
-		c, err := readCounts(f.live.Maps, f.placed[i].Slot)
+		c, err := sdk.Sum[counts](f.live.Maps, mapCounts, f.placed[i].Slot)
 		if err != nil {
 			return nil, err
 		}
 		out.Listeners = append(out.Listeners, ListenerReport{l.Name, l.App, l.Port, l.Addresses,
 			c.byName(apps[l.number].App)})
 	}
-	c, err := readCounts(f.live.Maps, 0)
+	c, err := sdk.Sum[counts](f.live.Maps, mapCounts, uint32(0))
 	out.Other = c.byName(nil)
 	return out, err
 }
