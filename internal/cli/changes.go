@@ -35,11 +35,7 @@ func (a *app) changesCommand() *cobra.Command {
 			if err := selectResource(q, of); err != nil {
 				return err
 			}
-			all, err := fetch[[]v1alpha1.ChangeRecord](cmd.Context(), a, "/v1/changes?"+q.Encode())
-			if err != nil {
-				return err
-			}
-			return a.print(cmd.OutOrStdout(), all, func(w io.Writer) { printChanges(w, all) })
+			return show(cmd, a, "/v1/changes?"+q.Encode(), printChanges)
 		},
 	})
 	c.Flags().IntVar(&limit, "limit", 20, "at most this many")
@@ -119,23 +115,21 @@ func (a *app) showChange(cmd *cobra.Command, number string) error {
 	if err != nil {
 		return err
 	}
-	r, err := fetch[v1alpha1.ChangeRecord](cmd.Context(), a, changePath(n))
-	if err != nil {
-		return err
+	return show(cmd, a, changePath(n), describeChange)
+}
+
+func describeChange(w io.Writer, r v1alpha1.ChangeRecord) {
+	field(w, "Number", r.Number)
+	field(w, "Time", localTime(r.Time))
+	field(w, "Took", tookOf(r))
+	field(w, "By", byOf(r))
+	field(w, "Outcome", outcomeOf(r))
+	field(w, "Error", r.Error)
+	for i, step := range r.Steps {
+		field(w, fmt.Sprintf("Step %d", i+1), step)
 	}
-	return a.print(cmd.OutOrStdout(), r, func(w io.Writer) {
-		field(w, "Number", r.Number)
-		field(w, "Time", localTime(r.Time))
-		field(w, "Took", tookOf(r))
-		field(w, "By", byOf(r))
-		field(w, "Outcome", outcomeOf(r))
-		field(w, "Error", r.Error)
-		for i, step := range r.Steps {
-			field(w, fmt.Sprintf("Step %d", i+1), step)
-		}
-		fmt.Fprintln(w)
-		printDiff(w, r.Changes, "before", "after")
-	})
+	fmt.Fprintln(w)
+	printDiff(w, r.Changes, "before", "after")
 }
 
 func changeNumber(text string) (int64, error) {

@@ -178,6 +178,15 @@ func fetch[T any](ctx context.Context, a *app, path string) (v T, err error) {
 	return v, err
 }
 
+// show reads a view of the agent and prints it, for people by table.
+func show[T any](cmd *cobra.Command, a *app, path string, table func(io.Writer, T)) error {
+	v, err := fetch[T](cmd.Context(), a, path)
+	if err != nil {
+		return err
+	}
+	return a.print(cmd.OutOrStdout(), v, func(w io.Writer) { table(w, v) })
+}
+
 // send makes a request with a body, and reads the answer.
 func send[T any](ctx context.Context, a *app, method, path string, body any) (v T, err error) {
 	data, err := json.Marshal(body)

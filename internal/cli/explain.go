@@ -146,11 +146,7 @@ func (a *app) explainPacket(cmd *cobra.Command, r v1alpha1.ExplainRequest) error
 	if r.Direction != "" {
 		q.Set("direction", r.Direction)
 	}
-	out, err := fetch[v1alpha1.ExplainedPacket](cmd.Context(), a, "/v1/explain?"+q.Encode())
-	if err != nil {
-		return err
-	}
-	return a.print(cmd.OutOrStdout(), out, func(w io.Writer) {
+	return show(cmd, a, "/v1/explain?"+q.Encode(), func(w io.Writer, out v1alpha1.ExplainedPacket) {
 		for _, p := range out.Packets {
 			describeTraced(w, p, false)
 		}

@@ -122,6 +122,13 @@ func line(w io.Writer, cells ...any) {
 	fmt.Fprintln(w, strings.Join(text, "\t"))
 }
 
+// printLines writes each value on a line of its own.
+func printLines[T any](w io.Writer, all []T) {
+	for _, v := range all {
+		fmt.Fprintln(w, v)
+	}
+}
+
 // field writes one line of a description, unless there is nothing to say.
 func field(w io.Writer, name string, value any) {
 	if text := fmt.Sprint(value); text != "" && text != "[]" {

@@ -68,15 +68,12 @@ func (a *app) packageBuildCommand() *cobra.Command {
 			if err != nil {
 				return packageFault(err)
 			}
-			objects := map[string]string{} // by hook
+			objects, files := map[string]string{}, []string{} // by hook, and in their order
 			for _, hook := range p.Hooks {
 				objects[hook] = filepath.Join(args[0], p.Object(hook))
+				files = append(files, objects[hook])
 			}
-			return a.print(cmd.OutOrStdout(), objects, func(w io.Writer) {
-				for _, hook := range p.Hooks {
-					fmt.Fprintln(w, objects[hook])
-				}
-			})
+			return a.print(cmd.OutOrStdout(), objects, func(w io.Writer) { printLines(w, files) })
 		},
 	})
 	cmd.Flags().StringVar(&opts.Clang, "clang", "", "compiler to use (default: the newest clang found)")
@@ -101,11 +98,7 @@ func (a *app) packageVerifyCommand() *cobra.Command {
 			if err != nil && len(verdicts) == 0 {
 				return packageFault(err)
 			}
-			printed := a.print(cmd.OutOrStdout(), verdicts, func(w io.Writer) {
-				for _, v := range verdicts {
-					fmt.Fprintln(w, v)
-				}
-			})
+			printed := a.print(cmd.OutOrStdout(), verdicts, func(w io.Writer) { printLines(w, verdicts) })
 			return errors.Join(packageFault(err), printed)
 		},
 	})
@@ -148,11 +141,7 @@ func (a *app) packageHeadersCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return a.print(cmd.OutOrStdout(), files, func(w io.Writer) {
-				for _, file := range files {
-					fmt.Fprintln(w, file)
-				}
-			})
+			return a.print(cmd.OutOrStdout(), files, func(w io.Writer) { printLines(w, files) })
 		},
 	})
 }

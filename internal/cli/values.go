@@ -23,11 +23,7 @@ func (a *app) valuesCommand() *cobra.Command {
 		Args:              cobra.ExactArgs(1),
 		ValidArgsFunction: kindOf(resource.Module).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			values, err := fetch[[]map[string]any](cmd.Context(), a, valuesPath(args[0]))
-			if err != nil {
-				return err
-			}
-			return a.print(cmd.OutOrStdout(), values, func(w io.Writer) { printValues(w, values) })
+			return show(cmd, a, valuesPath(args[0]), printValues)
 		},
 	})
 }
