@@ -110,6 +110,7 @@ func (f figure) draw(r *Report, p *plot.Plot) error {
 	return nil
 }
 
+// addLines puts loads that are far apart at the distance of their logarithms. The ticks are the loads themselves.
 func (f figure) addLines(p *plot.Plot) error {
 	logarithmic := f.spread() > 100
 	for i, config := range f.configs {

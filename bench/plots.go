@@ -44,6 +44,7 @@ func plotCommand() *cobra.Command {
 	return cmd
 }
 
+// draw reports patterns that match nothing as errors: an empty directory would look like a success.
 func (f plotFlags) draw(file string) error {
 	report, err := readReport(file)
 	if err != nil {

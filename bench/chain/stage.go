@@ -167,6 +167,8 @@ func (s *stage) placeRow(r row) (placed, error) {
 	return p, nil
 }
 
+// placeLinked attaches the one program of a chain, and behind it on TC the one that drops: what gets there has passed
+// all modules. Replacing goes by the same link, as the agent does it.
 func (s *stage) placeLinked(hook string, ch Linked) (placed, error) {
 	var links []link.Link
 	err := s.chain.Do(func() (err error) {

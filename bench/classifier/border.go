@@ -85,6 +85,7 @@ func (b *border) join(prefix string) (err error) {
 	return err
 }
 
+// start applies the model before the classifier that names it, so that the first window has one.
 func (b *border) start(window, when string, d *model.Document) (err error) {
 	if b.node, err = node.Start(b.lab.Node()); err != nil {
 		return err

@@ -159,6 +159,8 @@ func timesOf(quick bool) times {
 	return times{time.Second, 500 * time.Millisecond, 15}
 }
 
+// measure is one round of a config. What TCP cannot show, since its own work is a hundred times that of a rule, is
+// measured by frames and by test runs; TCP is left out where the packets of the load are not its.
 func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 	t := timesOf(r.Quick)
 	if g.filters() {
@@ -199,6 +201,7 @@ func measure(r *bench.Run, g *ground) (samples []bench.Sample, err error) {
 	return samples, nil
 }
 
+// measureTCP shows what remains of a firewall's cost at full speed, and for one that waits for each answer.
 func measureTCP(g *ground, t times) ([]bench.Sample, error) {
 	gigabits, err := g.throughput(t.throughput)
 	if err != nil {

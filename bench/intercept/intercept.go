@@ -158,6 +158,7 @@ func (e *experiment) chosen(l load) []config {
 	})
 }
 
+// runLoad opens all places before the stress begins: agents that start under it would take minutes.
 func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 	var trials []bench.Trial
 	for _, c := range e.chosen(l) {

@@ -80,6 +80,7 @@ func (f flags) mode() Mode {
 	return Published
 }
 
+// execute prints and draws first, and fails afterwards if a table is not sound: what was measured in hours is kept.
 func (f flags) execute(cmd *cobra.Command, w *Work) error {
 	r, err := f.obtain(cmd, w)
 	if err != nil {

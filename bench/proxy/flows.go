@@ -122,6 +122,8 @@ func openFlows(c config, load string, n int) (*flows, error) {
 	return f, f.CloseOn(errors.Join(f.prepare(), f.establish(n)))
 }
 
+// prepare makes the packets before any is sent, so that no round spends time on them. Where services are routed, frames
+// are addressed to the gateway, and not to the other service.
 func (f *flows) prepare() (err error) {
 	f.clientMAC, f.serverMAC = f.client.MAC(), f.server.MAC()
 	if f.config.routed {
@@ -242,6 +244,8 @@ func (f *flows) send(there bool, packets []inject.Headers, runs, count int) (flo
 	return bench.Median(times), err
 }
 
+// measure returns what a packet costs of many flows, and of one only (hot), which has the caches to itself while all
+// flows stay open.
 func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	runs := 15
 	if quick {

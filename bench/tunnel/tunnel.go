@@ -125,6 +125,8 @@ func prepare(c config, l load, number int) (*ground, error) {
 	return g, g.CloseOn(g.build(fmt.Sprintf("kbtn%d", number), c))
 }
 
+// build orders what it makes so that Close can undo it: processes of the way end before the labs that they run in, and
+// these before the cgroup that counts their time.
 func (g *ground) build(prefix string, c config) (err error) {
 	if g.group, err = path.NewGroup(prefix); err != nil {
 		return err

@@ -118,6 +118,7 @@ func (a *app) showChange(cmd *cobra.Command, number string) error {
 	return show(cmd, a, changePath(n), describeChange)
 }
 
+// describeChange prints the differences last: they are as long as the resources.
 func describeChange(w io.Writer, r v1alpha1.ChangeRecord) {
 	field(w, "Number", r.Number)
 	field(w, "Time", localTime(r.Time))

@@ -267,6 +267,7 @@ func (a *app) completeGenerations(cmd *cobra.Command, args []string,
 	return out, cobra.ShellCompDirectiveNoFileComp
 }
 
+// printDescription shows sizes next to their limits, so that a model that is too large says by which of them.
 func printDescription(w io.Writer, d models.Description) {
 	field(w, "Name", d.Name)
 	field(w, "Description", d.Text)

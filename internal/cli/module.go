@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
+// describeModule prints what the module is first and what it does last, since tables of counters can be long.
 func describeModule(w io.Writer, m v1alpha1.Module) {
 	s := resource.Status(m.Status)
 	field(w, "Name", m.Metadata.Name)

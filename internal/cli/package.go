@@ -184,6 +184,7 @@ func isDir(path string) bool {
 	return err == nil && info.IsDir()
 }
 
+// printInspection lists functions and maps, by which a package costs instructions and memory.
 func printInspection(w io.Writer, in *pkgs.Inspection) {
 	m := in.Manifest
 	field(w, "Name", m.Name)

@@ -295,6 +295,7 @@ func difference(want, got []byte) string {
 	return "none"
 }
 
+// printResults prints each packet of a capture, of which nothing is expected, or else a line for each test.
 func printResults(w io.Writer, all []packetResult, each bool) {
 	if each {
 		line(w, "PACKET", "HOOK", "DIRECTION", "LENGTH", "VERDICT", "REASON", "CHANGED")

@@ -138,6 +138,7 @@ func usesSets(settings sdk.Settings) string {
 	return ""
 }
 
+// dataplaneModule derives the identity of the map set: what shares it can take over the maps of what runs.
 func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	id, values := d.Identity(), ""
 	if d.tunable {

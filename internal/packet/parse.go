@@ -39,6 +39,7 @@ func Parse(text string) (Fields, error) {
 	return f, nil
 }
 
+// ends reads protocol and addresses together: only both say whether a port is needed, and which ICMP is meant.
 func (f *Fields) ends(protocol, from, to string) error {
 	var src, dst netip.AddrPort
 	var err error
@@ -87,6 +88,8 @@ func end(text string, ported bool) (netip.AddrPort, error) {
 	return netip.AddrPortFrom(addr.Unmap(), 0), nil
 }
 
+// options reads words behind the addresses. Which ones there are depends on the protocol, so that a TCP flag on a UDP
+// packet is a mistake and not ignored.
 func (f *Fields) options(protocol string, words []string) error {
 	most := map[string]uint64{"length": mostPayload}
 	if f.ICMP != nil {

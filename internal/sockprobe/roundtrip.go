@@ -23,6 +23,8 @@ var roundTripSizes = []int{1 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20}
 // roundTripRepeats is how often each size is measured, alternating between both ways, so that load affects both.
 const roundTripRepeats = 9
 
+// roundTrips compares redirected and plain sockets on this machine: below which size of messages redirection saves time
+// depends on the kernel and the CPU.
 func (l *lab) roundTrips() ([]RoundTrip, error) {
 	plain, err := dial()
 	if err != nil {

@@ -56,6 +56,8 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 
 var modes = map[string]uint32{"off": modeOff, "adaptive": modeAdaptive, "redirect-all": modeAll}
 
+// check refuses thresholds that contradict each other, by which a connection would be passed and left at once, and what
+// the data plane has no room for.
 func (c *config) check() error {
 	t := &c.Thresholds
 	switch _, known := modes[c.Mode]; {

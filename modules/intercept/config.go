@@ -113,6 +113,7 @@ func (c *class) UnmarshalJSON(text []byte) error {
 // delivers reports whether programs can open the class: it is delivered, or could be at the word of a control message.
 func (c *class) delivers() bool { return c.Action == "copy" || c.Action == "steal" || c.Ring != "" }
 
+// check compares the fields of a class with each other, which its schema cannot do.
 func (c *class) check() error {
 	wrong := sdk.ConfigErrorf
 	if !slices.Contains(actions[:], c.Action) {
@@ -160,6 +161,8 @@ func ringBytes(text string) (uint32, error) {
 	return uint32(n), nil
 }
 
+// check refuses what no packet can match, such as ports of a protocol without ports, and more conditions than the data
+// plane has room for: such a class would look as if nothing arrived.
 func (m *match) check() error {
 	for field, n := range map[string]int{"ports": len(m.Ports), "sourcePorts": len(m.SourcePorts),
 		"destinations": len(m.Destinations), "sources": len(m.Sources)} {

@@ -84,6 +84,8 @@ func (f *generation) takeBack() {
 	}
 }
 
+// resetTable writes the entries of classes into the half that packets read. Each entry is there twice: packets go by
+// one of both while the other one is written, and then by that.
 func (f *generation) resetTable(classes ...*class) error {
 	m, err := f.live.Maps.Get(mapTable)
 	if err != nil {

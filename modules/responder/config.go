@@ -72,6 +72,7 @@ func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 	return c, all, checkEntries(all)
 }
 
+// parseListener reads a listener in two steps: which application it names decides what else it may say.
 func parseListener(raw json.RawMessage) (*listener, error) {
 	l := &listener{common: common{MaxReply: defaultReply, SourceRate: defaultSource, WhenOver: "drop",
 		Amplification: defaultAmplification}}

@@ -38,6 +38,7 @@ func Goroutines(device string) ([]string, error) {
 	return []string{self, goProxy, device}, err
 }
 
+// runGoProxy serves until the device is closed. It prints "ready" when packets into the device are translated.
 func runGoProxy(args []string) error {
 	if len(args) != 5 && len(args) != 7 {
 		return fmt.Errorf("%d arguments, want DEVICE CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL [LOCAL PEER]", len(args))

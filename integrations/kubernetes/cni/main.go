@@ -43,6 +43,7 @@ func Main(args []string) int {
 	return 0
 }
 
+// command is for operators and the installer's pod; the container runtime names its commands by CNI_COMMAND.
 func command(args []string) error {
 	flags := flag.NewFlagSet(Name, flag.ContinueOnError)
 	flags.SetOutput(io.Discard)

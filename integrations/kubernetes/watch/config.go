@@ -102,6 +102,7 @@ func inCluster(dir string) (*Client, error) {
 	return c, nil
 }
 
+// client takes the cluster of the current context. A plain http server is refused: the token could be read on the way.
 func (k kubeconfig) client(dir string) (*Client, error) {
 	var cluster, user string
 	for _, c := range k.Contexts {
@@ -137,6 +138,8 @@ func (k kubeconfig) client(dir string) (*Client, error) {
 	return c, k.credentials(c, config, user, dir)
 }
 
+// credentials refuses exec plugins instead of running them: they would run with root's rights, and may ask a user who
+// is not there.
 func (k kubeconfig) credentials(c *Client, config *tls.Config, name, dir string) error {
 	for _, of := range k.Users {
 		if of.Name != name {

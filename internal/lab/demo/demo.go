@@ -58,6 +58,8 @@ var errInterrupted = errors.New("interrupted")
 // errChecks means that the demo went to its end and not everything was as it should be.
 var errChecks = errors.New("not everything was as it should be")
 
+// run removes everything also after an error or an interrupt, and says so if that fails: the demo promises to leave
+// nothing behind.
 func run(ctx context.Context, t *teller, keep bool) error {
 	if err := prerequisites(); err != nil {
 		return err

@@ -156,6 +156,7 @@ func (d *demo) stepTraffic(ctx context.Context) error {
 	return nil
 }
 
+// stepFirewall closes one port under traffic, and checks that connections to the other one did not notice.
 func (d *demo) stepFirewall(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
 	drops, err := dropped(ctx, "fw")
@@ -315,6 +316,7 @@ func said(err error) string {
 	return words + "\n"
 }
 
+// stepKill shows what the kernel keeps: traffic and rules without an agent, and the same programs under the next one.
 func (d *demo) stepKill(ctx context.Context) error {
 	before, second := d.requests.tally(), len(d.stream.seconds())
 	was, err := d.hooks(ctx)
@@ -367,6 +369,7 @@ func (h hooks) String() string {
 	return strings.Join(all, ", ")
 }
 
+// stepMetrics waits for the families: control planes that have just started report theirs a moment later.
 func (d *demo) stepMetrics(ctx context.Context) error {
 	families := []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"}
 	var data []byte

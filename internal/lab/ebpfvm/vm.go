@@ -137,6 +137,8 @@ func (v *VM) call(at *int, start int, args [5]uint64) uint64 {
 
 var errInstruction = errors.New("unknown instruction")
 
+// step executes one instruction and returns which one follows; done is true after an exit. Loads and stores fail where
+// the verifier would not have let them pass.
 func (v *VM) step(at *int, pc int, reg *[11]uint64) (next int, done bool) {
 	i := v.p.code[pc]
 	switch class := asm.Class(i.op & 7); class {

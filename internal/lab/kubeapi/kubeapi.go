@@ -157,6 +157,8 @@ func (s *Server) CallAs(token, method, path string, in, out any) error {
 	return s.send(&http.Client{Timeout: wait.Patience, Transport: transport}, token, method, path, in, out)
 }
 
+// send uses plain HTTP rather than client-go: tests see exactly what the server answers, also to requests that no
+// library would send.
 func (s *Server) send(client *http.Client, token, method, path string, in, out any) error {
 	var body []byte
 	switch in := in.(type) {

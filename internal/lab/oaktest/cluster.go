@@ -76,6 +76,7 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	return c
 }
 
+// receive answers as the real managers do, which ignore what they do not know: a worker must not depend on refusals.
 func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {
 	parts := strings.SplitN(m.Topic(), "/", 4)
 	worker, topic := parts[1], parts[3]

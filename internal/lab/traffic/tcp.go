@@ -179,6 +179,7 @@ func (p *Pair) stream(end time.Time) error {
 	return unix.Shutdown(p.client, unix.SHUT_WR)
 }
 
+// sink counts from the first bytes after slow start to the last ones, whatever of the stream is under way when it ends.
 func (p *Pair) sink() (bitsPerSecond float64, err error) {
 	trash := make([]byte, 4*streamChunk)
 	warm := time.Now().Add(streamWarm)

@@ -140,6 +140,7 @@ func (r *record) isRepeat(tag uint32, now uint64, within time.Duration) bool {
 	return false
 }
 
+// message counts one message of RPL in a window, with the arithmetic of the data plane, to the last bit.
 func (r *record) message(s *slice, f *Frame, o Outcome, now, length uint64) {
 	s.sum[f.Kind]++
 	s.sum[sumBytes] += length

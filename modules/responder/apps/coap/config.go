@@ -142,6 +142,7 @@ func compile(in app.Listener) (*Listener, error) {
 	return l, nil
 }
 
+// addResource keeps the path as requests encode it, so that the data plane compares bytes and decodes nothing.
 func (l *Listener) addResource(c *ResourceConfig) error {
 	if c.Path == nil {
 		return errors.New("missing path")
