@@ -303,22 +303,16 @@ func finish(cmd *cobra.Command) {
 	}
 }
 
-// is reports whether an error of a type is in the chain of err.
-func is[T error](err error) bool {
-	_, ok := errors.AsType[T](err)
-	return ok
-}
-
 // exitCode is the one place that maps errors to exit codes.
 func exitCode(err error) int {
 	switch {
-	case !is[*ranError](err), is[*usageError](err), is[*apierrors.Invalid](err):
+	case !errors.As(err, new(*ranError)), errors.As(err, new(*usageError)), errors.As(err, new(*apierrors.Invalid)):
 		return ExitUsage
-	case is[*apierrors.NotFound](err):
+	case errors.As(err, new(*apierrors.NotFound)):
 		return ExitNotFound
-	case is[*unreachableError](err):
+	case errors.As(err, new(*unreachableError)):
 		return ExitUnreachable
-	case is[*apierrors.Conflict](err), is[*apierrors.PreconditionFailed](err), is[*apierrors.Rejected](err):
+	case errors.As(err, new(*apierrors.Conflict)), errors.As(err, new(*apierrors.PreconditionFailed)), errors.As(err, new(*apierrors.Rejected)):
 		return ExitConflict
 	}
 	return ExitFailure
@@ -336,7 +330,7 @@ func (a *app) report(w io.Writer, cmd *cobra.Command, err error) int {
 		fmt.Fprintln(w, "kerb:", strings.TrimSuffix(line, "\n"))
 	}
 	switch {
-	case !is[*ranError](err), is[*usageError](err):
+	case !errors.As(err, new(*ranError)), errors.As(err, new(*usageError)):
 		fmt.Fprintf(w, "Run %q for usage.\n", cmd.CommandPath()+" --help")
 	case isRejected && !a.verbose && rejected.Log != "":
 		saveLog(w, rejected.Log)

@@ -48,9 +48,9 @@ func (e *unreachableError) Unwrap() error { return e.cause }
 // remedy says what to do about a connection that TLS refuses.
 func remedy(err error) string {
 	switch {
-	case is[x509.UnknownAuthorityError](err):
+	case errors.As(err, new(x509.UnknownAuthorityError)):
 		return "; name the authority of its certificate: kerb context set --ca, or KERB_CA"
-	case is[x509.HostnameError](err):
+	case errors.As(err, new(x509.HostnameError)):
 		return "; use a name or an address that its certificate has"
 	case strings.Contains(err.Error(), "tls: certificate required"):
 		return "; it wants a client certificate: kerb context set --certificate --key, or KERB_CERTIFICATE and KERB_KEY"
@@ -78,7 +78,7 @@ func orJoin(socket string) string {
 // call makes one request. Errors that the agent answers are *server.Problem.
 func (a *app) call(ctx context.Context, method, path string, body []byte) ([]byte, error) {
 	response, err := a.request(ctx, method, path, bytes.NewReader(body))
-	if is[*unreachableError](err) || is[*endpointError](err) {
+	if errors.As(err, new(*unreachableError)) || errors.As(err, new(*endpointError)) {
 		return nil, err
 	}
 	if err != nil && ctx.Err() != nil {

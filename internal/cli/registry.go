@@ -299,7 +299,7 @@ func (a *app) packageRemoveCommand() *cobra.Command {
 // packagesInUse are the packages of modules. Without an agent that is unknown, and the operator is warned.
 func (a *app) packagesInUse(cmd *cobra.Command) (map[string]string, error) {
 	modules, err := fetch[[]v1alpha1.Module](cmd.Context(), a, "/v1/modules")
-	if is[*unreachableError](err) {
+	if errors.As(err, new(*unreachableError)) {
 		fmt.Fprintln(cmd.ErrOrStderr(), "kerb: no agent answers, so that modules which use the package are not known")
 		return nil, nil
 	}
