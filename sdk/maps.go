@@ -59,14 +59,20 @@ func (m Maps) Lookup(name string, key, value any) error {
 // Sum adds up what the CPUs have in an element of the per-CPU map called name. T consists of unsigned integers: one, or
 // arrays and exported fields of some.
 func Sum[T any](m Maps, name string, key any) (sum T, err error) {
-	var perCPU []T
-	if err := m.Lookup(name, key, &perCPU); err != nil {
-		return sum, err
+	err = m.sum(name, key, reflect.ValueOf(&sum).Elem())
+	return sum, err
+}
+
+// sum has no type parameter, so that its code is in a program once.
+func (m Maps) sum(name string, key any, sum reflect.Value) error {
+	perCPU := reflect.New(reflect.SliceOf(sum.Type()))
+	if err := m.Lookup(name, key, perCPU.Interface()); err != nil {
+		return err
 	}
-	for i := range perCPU {
-		addTo(reflect.ValueOf(&sum).Elem(), reflect.ValueOf(&perCPU[i]).Elem())
+	for i := range perCPU.Elem().Len() {
+		addTo(sum, perCPU.Elem().Index(i))
 	}
-	return sum, nil
+	return nil
 }
 
 func addTo(sum, v reflect.Value) {

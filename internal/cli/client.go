@@ -171,11 +171,17 @@ func (e *answerError) Error() string {
 
 // fetch reads a view of the agent.
 func fetch[T any](ctx context.Context, a *app, path string) (v T, err error) {
-	data, err := a.call(ctx, http.MethodGet, path, nil)
-	if err == nil {
-		err = understand(data, &v)
-	}
+	err = a.read(ctx, path, &v)
 	return v, err
+}
+
+// read is fetch without a type parameter: the code of each of its types would be in the binary.
+func (a *app) read(ctx context.Context, path string, v any) error {
+	data, err := a.call(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	return understand(data, v)
 }
 
 // show reads a view of the agent and prints it, for people by table.
@@ -187,20 +193,21 @@ func show[T any](cmd *cobra.Command, a *app, path string, table func(io.Writer, 
 	return a.print(cmd.OutOrStdout(), v, func(w io.Writer) { table(w, v) })
 }
 
-// send makes a request with a body, and reads the answer.
-func send[T any](ctx context.Context, a *app, method, path string, body any) (v T, err error) {
+// send makes a request with a body, and reads the answer into v.
+func (a *app) send(ctx context.Context, method, path string, body, v any) error {
 	data, err := json.Marshal(body)
 	if err != nil {
-		return v, err
+		return err
 	}
-	if data, err = a.call(ctx, method, path, data); err == nil {
-		err = understand(data, &v)
+	if data, err = a.call(ctx, method, path, data); err != nil {
+		return err
 	}
-	return v, err
+	return understand(data, v)
 }
 
 // change makes a request that changes something.
-func (a *app) change(ctx context.Context, method, path string, dryRun bool, body any) (v1alpha1.ApplyResult, error) {
+func (a *app) change(ctx context.Context, method, path string, dryRun bool,
+	body any) (result v1alpha1.ApplyResult, err error) {
 	if dryRun {
 		separator := "?"
 		if strings.Contains(path, "?") {
@@ -208,7 +215,8 @@ func (a *app) change(ctx context.Context, method, path string, dryRun bool, body
 		}
 		path += separator + "dryRun=true"
 	}
-	return send[v1alpha1.ApplyResult](ctx, a, method, path, body)
+	err = a.send(ctx, method, path, body, &result)
+	return result, err
 }
 
 // changeAndPrint makes a request that changes something, and prints what came of it.

@@ -5,7 +5,6 @@ package cli
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/url"
@@ -233,10 +232,6 @@ func (a *app) export(ctx context.Context) ([]any, error) {
 
 // one reads a resource.
 func (a *app) one(ctx context.Context, of resource.Kind, name string) (resource.Object, error) {
-	data, err := fetch[json.RawMessage](ctx, a, kindOf(of).path()+"/"+url.PathEscape(name))
-	if err != nil {
-		return nil, err
-	}
 	o := of.New()
-	return o, understand(data, o)
+	return o, a.read(ctx, kindOf(of).path()+"/"+url.PathEscape(name), o)
 }

@@ -76,8 +76,8 @@ func (a *app) setChangeCommand(verb, short string, of func(*v1alpha1.SetChange, 
 }
 
 func (a *app) changeSet(cmd *cobra.Command, name string, change v1alpha1.SetChange) error {
-	changed, err := send[v1alpha1.SetChanged](cmd.Context(), a, http.MethodPatch, setPath(name)+"/elements", change)
-	if err != nil {
+	var changed v1alpha1.SetChanged
+	if err := a.send(cmd.Context(), http.MethodPatch, setPath(name)+"/elements", change, &changed); err != nil {
 		return err
 	}
 	return a.print(cmd.OutOrStdout(), changed, func(w io.Writer) {
