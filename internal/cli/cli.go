@@ -312,7 +312,8 @@ func exitCode(err error) int {
 		return ExitNotFound
 	case errors.As(err, new(*unreachableError)):
 		return ExitUnreachable
-	case errors.As(err, new(*apierrors.Conflict)), errors.As(err, new(*apierrors.PreconditionFailed)), errors.As(err, new(*apierrors.Rejected)):
+	case errors.As(err, new(*apierrors.Conflict)), errors.As(err, new(*apierrors.PreconditionFailed)),
+		errors.As(err, new(*apierrors.Rejected)):
 		return ExitConflict
 	}
 	return ExitFailure
