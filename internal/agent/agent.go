@@ -38,40 +38,44 @@ import (
 	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/internal/view"
 	"github.com/kerb-edge/kerb/modules"
 )
 
 // Agent is the daemon of one node.
 type Agent struct {
-	log      *slog.Logger
-	store    *store.Store
-	history  *history.Log
-	dp       *dataplane.Dataplane
-	catalog  *pkgs.Catalog
-	control  *control.Manager
-	observer *observe.Observer
-	preparer *deploy.Preparer
-	watcher  *service.Watcher
-	bindings *service.Bindings // of interfaces to services
-	virtual  *resolve.Table
-	models   *models.Table
-	expedite bool // permits expedited RCU grace periods
-	started  time.Time
-	base     context.Context // of control planes' background work
+	view.Views // what the API reads
+	log        *slog.Logger
+	store      *store.Store
+	history    *history.Log
+	dp         *dataplane.Dataplane
+	catalog    *pkgs.Catalog
+	control    *control.Manager
+	observer   *observe.Observer
+	preparer   *deploy.Preparer
+	watcher    *service.Watcher
+	bindings   *service.Bindings // of interfaces to services
+	virtual    *resolve.Table
+	models     *models.Table
+	expedite   bool            // permits expedited RCU grace periods
+	base       context.Context // of control planes' background work
 
 	wake       chan struct{} // asks for a reconciliation
 	converged  chan struct{} // there may be chains without a timed copy
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen    atomic.Pointer[chain.State] // of the kernel, at the last look
-	group   group                       // guards itself
-	changes sync.Mutex                  // one change at a time, which may wait for control planes
+	seen    atomic.Pointer[chain.State]     // of the kernel, at the last look
+	places  atomic.Pointer[plan.Placements] // those of now, for control planes: they must not take the lock
+	group   group                           // guards itself
+	changes sync.Mutex                      // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
@@ -81,9 +85,8 @@ type Agent struct {
 	lastTrace  *traceRun             // guarded by changes; also one that has ended
 	explaining sync.Mutex            // one packet at a time
 	sets       sets                  // see there
-	metrics    *metrics
-	budgets    *apply.Budgets  // guards itself
-	meter      dataplane.Meter // guards itself
+	budgets    *apply.Budgets        // guards itself
+	meter      dataplane.Meter       // guards itself
 
 	integrations *integration.Set // guards itself
 }
@@ -151,7 +154,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		return nil, err
 	}
 	a := &Agent{
-		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx), started: time.Now(),
+		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx),
 		expedite: cfg.ExpeditedRCU != config.ExpeditedOff,
 		models:   models.NewTable(log),
 		catalog:  pkgs.NewCatalog(modules.Packages(), modules.Controls()),
@@ -159,13 +162,14 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		wake:     make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
 		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
 		live:    map[string]*liveModule{},
-		metrics: newMetrics(),
 		budgets: apply.NewBudgets(log),
 	}
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
 	a.sets.services, a.sets.hashes = map[uint64][]netip.Prefix{}, map[string]elementsHash{}
 	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
+	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
+		Dataplane: dp, Look: a.look, Supervisors: a.supervisors, Started: time.Now(), Took: promtext.NewHistogram(0.001, 14)}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
 		OnChange:     a.changed(v1.KindModule),
@@ -252,7 +256,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})
 		})
 	})
-	wg.Go(func() { a.now.Recorder.Run(ctx, a.evaluate) })
+	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {

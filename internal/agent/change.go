@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -161,7 +162,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		return r.Steps, nil, explain(a.findRejected(t, k, err))
 	}
 	if !dryRun {
-		a.metrics.changed(r.Took)
+		a.Took.Observe(r.Took.Seconds())
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
 		if a.now.SetsProblem != nil {
@@ -188,7 +189,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 {
-			a.metrics.failed()
+			a.Failures.Add(1)
 		}
 		return r, err
 	}
@@ -254,6 +255,44 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	return kernel{a.dp.Bind(modules), a.observeKernel}
 }
 
+// commitOnly commits changes that need nothing in the kernel.
+func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) error {
+	if dryRun || c.Len() == 0 {
+		return nil
+	}
+	if c.OfKind(resource.NamedSet).Len() > 0 {
+		if err := a.fillSets(next, a.now.Modules, a.now.Services); err != nil {
+			a.restoreSets()
+			return &apierrors.Unavailable{Reason: err.Error()}
+		}
+	}
+	if err := a.store.CommitChanges(c); err != nil {
+		a.restoreSets()
+		return err
+	}
+	a.mu.Lock()
+	a.now.Desired = next
+	a.mu.Unlock()
+	a.announce(c)
+	return nil
+}
+
+// announce passes on what has been committed.
+func (a *Agent) announce(c resource.Changes) {
+	services, models := c.OfKind(resource.VirtualService), c.OfKind(resource.Model)
+	a.virtual.Apply(resource.VirtualService.Of(services.Put), removed(services))
+	a.models.Apply(resource.Model.Of(models.Put), removed(models))
+	a.retainSets()
+}
+
+// removed returns the names of resources that changes remove.
+func removed(c resource.Changes) (names []string) {
+	for _, r := range c.Remove {
+		names = append(names, r.Name)
+	}
+	return names
+}
+
 // commit stores the next desired state, which differs from the present one by changes.
 func (a *Agent) commit(next resource.Set, changes resource.Changes, keep bool) error {
 	if a.store.RecoveryPending() && !keep {
@@ -279,7 +318,7 @@ func (a *Agent) reconcile() error {
 	}
 	a.mu.Lock()
 	a.now.Problem = err
-	a.markAll()
+	a.now.EnqueueAll()
 	a.mu.Unlock()
 	return err
 }

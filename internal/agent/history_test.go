@@ -28,6 +28,13 @@ func (n *node) recorded(t *testing.T) []v1.ChangeRecord {
 	return all
 }
 
+// present is the desired state.
+func (n *node) present() resource.Set {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.now.Desired
+}
+
 // specsOf is what is desired, without generations.
 func (n *node) specsOf() map[string]any {
 	out := map[string]any{}

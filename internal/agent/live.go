@@ -5,6 +5,7 @@ package agent
 import (
 	"maps"
 	"net/http"
+	"net/netip"
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -84,11 +85,12 @@ func (a *Agent) forget(d *deploy.Module) {
 func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.forgetConditions(t.desired)
+	a.now.ForgetWithout(t.desired)
 	a.now.Desired, a.now.Modules, a.now.Services, a.now.Points, a.now.NoReplies, a.now.Sockets = t.desired, t.modules,
 		t.Observed.Services, points, noReplies, t.Observed.Sockets
 	a.virtual.SetLocals(addresses(t.Observed.Services))
-	a.metrics.publish(a) // before control planes start: they forget what belongs to interfaces that are not listed
+	now := maps.Clone(points)
+	a.places.Store(&now) // before control planes start: they forget what belongs to interfaces that are not listed
 	for name, l := range a.live {
 		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane ||
 			!a.dp.Holds(name, l.id, l.maps) {
@@ -102,7 +104,16 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 		}
 	}
 	a.forgetDrops()
-	a.markAll()
+	a.now.EnqueueAll()
+}
+
+// addresses are those of all services, for the table.
+func addresses(states map[string]service.State) map[string][]netip.Prefix {
+	out := make(map[string][]netip.Prefix, len(states))
+	for name, s := range states {
+		out[name] = s.Addresses
+	}
+	return out
 }
 
 // activate opens the maps of a new generation, and notifies its control plane of where it runs.
@@ -156,7 +167,10 @@ func (a *Agent) liveMaps(module string) sdk.Maps {
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
 // the lock under which they are stopped.
 func (a *Agent) instances(name string) []sdk.Instance {
-	return a.metrics.placements().InstancesOf(name)
+	if p := a.places.Load(); p != nil {
+		return p.InstancesOf(name)
+	}
+	return nil
 }
 
 // ServeModule serves the routes of a module's control plane.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
@@ -41,20 +40,4 @@ func TestScrapeDuringChange(t *testing.T) {
 	if got := n.collect(t, "kerb_modules"); len(got) != 1 || got[0].Value != 1 {
 		t.Errorf("%+v", got)
 	}
-}
-
-// Nor does a change wait for a scrape: between two resources the scrape lets it continue.
-func TestYield(t *testing.T) {
-	a, ended := &Agent{}, false
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	go func() {
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		ended = true
-	}()
-	wait.Until(t, "the change ends", func() bool {
-		a.yield()
-		return ended
-	})
 }

@@ -377,20 +377,3 @@ func (a *Agent) changeElements(next resource.Set, before, set v1.Set, added, rem
 	a.now.Desired = next
 	return nil
 }
-
-func (a *Agent) setViews() func(string) resource.Object {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	desired, users := a.now.Desired, a.now.SetUsers()
-	return func(name string) resource.Object {
-		s, ok := resource.NamedSet.Get(desired, name)
-		if !ok {
-			return nil
-		}
-		s.Status = &v1.SetStatus{Elements: len(s.Spec.Elements), Modules: users[name]}
-		a.mu.Lock()
-		defer a.mu.Unlock()
-		s.Status.Conditions = a.now.RecordSet(s, users)
-		return resource.ObjectOf(s)
-	}
-}

@@ -73,6 +73,41 @@ func (nd *Node) RecordAgent() []v1.Condition {
 	return nd.Recorder.Record(Itself, 0, nd.agentConditions(nd.Agent()))
 }
 
+// Evaluate records the conditions of the agent, a module or a service from what the agent knows alone.
+func (nd *Node) Evaluate(of Resource) {
+	if of == Itself {
+		nd.RecordAgent()
+	}
+	if m, ok := resource.Module.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindModule {
+		nd.RecordModule(m, nd.Modules[of.Name], len(nd.Instances(of.Name)))
+	}
+	if s, ok := resource.Service.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindService {
+		nd.RecordService(s, nd.Services[of.Name])
+	}
+}
+
+// EnqueueAll queues all conditions that depend on chains and services.
+func (nd *Node) EnqueueAll() {
+	all := []Resource{Itself}
+	for _, kind := range []string{v1.KindModule, v1.KindService} {
+		for name := range nd.Desired[kind] {
+			all = append(all, Resource{Kind: kind, Name: name})
+		}
+	}
+	nd.Recorder.Enqueue(all...)
+}
+
+// ForgetWithout forgets the conditions of resources that next has no more: one that is created again starts without.
+func (nd *Node) ForgetWithout(next resource.Set) {
+	for kind, all := range nd.Desired {
+		for name := range all {
+			if _, stays := next[kind][name]; !stays {
+				nd.Recorder.Forget(Resource{Kind: kind, Name: name})
+			}
+		}
+	}
+}
+
 func (nd *Node) agentConditions(a Agent) []v1.Condition {
 	reconciled := v1.Condition{Type: "Reconciled", Status: "True", Reason: "InSync"}
 	if a.Starting {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/status"
+)
+
+func (v *Views) modules() func(string) resource.Object {
+	counts := v.counts()
+	return func(name string) resource.Object {
+		v.Lock.Lock()
+		defer v.Lock.Unlock()
+		m, ok := resource.Module.Get(v.Now.Desired, name)
+		if !ok {
+			return nil
+		}
+		view := v.Now.Module(m)
+		view.Status.Counts = status.CountsOf(counts, name)
+		return resource.ObjectOf(view)
+	}
+}
+
+// counts are the packets of all modules.
+func (v *Views) counts() dataplane.Counts {
+	counts, err := v.Dataplane.Counts()
+	if err != nil {
+		v.Log.Warn("cannot read the counts of modules", "error", err)
+	}
+	return counts
+}
+
+func (v *Views) services() func(string) resource.Object {
+	programs := v.programs()
+	v.Lock.Lock()
+	drops := v.Now.ServiceDrops() // once for a list: its maps have the drops of all services
+	v.Lock.Unlock()
+	return func(name string) resource.Object {
+		v.Lock.Lock()
+		defer v.Lock.Unlock()
+		s, ok := resource.Service.Get(v.Now.Desired, name)
+		if !ok {
+			return nil
+		}
+		return resource.ObjectOf(v.Now.Service(s, programs, drops[name]))
+	}
+}
+
+// programs are the kernel's ids of running programs by attach point.
+func (v *Views) programs() map[chain.Point]uint32 {
+	out := map[chain.Point]uint32{}
+	state, err := v.Look(time.Second)
+	if err != nil {
+		v.Log.Warn("cannot read the state of the kernel", "error", err)
+	}
+	for _, p := range state.Points {
+		out[p.Point] = uint32(p.Program)
+	}
+	return out
+}
+
+func (v *Views) virtualServices() func(string) resource.Object {
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	desired, ejected := v.Now.Desired, v.Now.Ejected()
+	return func(name string) resource.Object {
+		s, ok := v.Now.VirtualService(name, desired)
+		if !ok {
+			return nil
+		}
+		return resource.ObjectOf(status.WithEjected(s, ejected))
+	}
+}
+
+func (v *Views) sets() func(string) resource.Object {
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	desired, users := v.Now.Desired, v.Now.SetUsers()
+	return func(name string) resource.Object {
+		s, ok := resource.NamedSet.Get(desired, name)
+		if !ok {
+			return nil
+		}
+		s.Status = &v1.SetStatus{Elements: len(s.Spec.Elements), Modules: users[name]}
+		v.Lock.Lock()
+		defer v.Lock.Unlock()
+		s.Status.Conditions = v.Now.RecordSet(s, users)
+		return resource.ObjectOf(s)
+	}
+}
+
+func (v *Views) models() func(string) resource.Object {
+	return func(name string) resource.Object {
+		m, ok := resource.Model.Get(v.present(), name)
+		if !ok {
+			return nil
+		}
+		if m.Status = v.Models.Status(name); m.Status == nil { // it is just coming
+			m.Status = &v1.ModelStatus{}
+			return &m
+		}
+		m.Status.Conditions = v.Now.Record(v1.KindModel, m.Metadata, m.Status.Conditions)
+		return &m
+	}
+}
+
+func (v *Views) addVersions(o resource.Object) (err error) {
+	m := o.(*v1.Model)
+	m.Status.Versions, err = v.Store.Versions(resource.Model, m.Metadata.Name)
+	return err
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package view has what the API reads of a node: resources with their status, chains, packages, the agent at a glance,
+// and metrics.
+package view
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/models"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/status"
+	"github.com/kerb-edge/kerb/internal/store"
+)
+
+// Views are safe for concurrent use. They wait for no change but as long as Look does.
+type Views struct {
+	Base      context.Context // of requests to control planes
+	Log       *slog.Logger
+	Lock      *sync.Mutex // of Now, which changes write; never held for long
+	Now       *status.Node
+	Store     *store.Store
+	Catalog   *pkgs.Catalog
+	Models    *models.Table
+	Dataplane *dataplane.Dataplane
+	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
+	Look func(patience time.Duration) (chain.State, error)
+	// Supervisors returns the control planes of modules that see packets. Lock is held.
+	Supervisors func() map[string]*control.Supervisor
+	Started     time.Time
+	Took        *promtext.Histogram // how long changes took
+	Failures    atomic.Uint64       // of changes
+
+	mu      sync.Mutex
+	clashes map[string]string // of the last scrape: module to a metric of it that is left out
+}
+
+// kindOf is how resources of a kind are read, if not as they were applied. All fields are optional.
+type kindOf struct {
+	// names lists the resources; those that were applied unless set.
+	names func() []string
+	// views returns a function that returns a resource with its status, or nil. What all views need is read once.
+	views func() func(name string) resource.Object
+	// detail adds what lists leave out.
+	detail func(resource.Object) error
+}
+
+// kinds returns the kinds that have a status.
+func (v *Views) kinds() map[resource.Kind]kindOf {
+	return map[resource.Kind]kindOf{
+		resource.Module:         {views: v.modules},
+		resource.Service:        {views: v.services},
+		resource.VirtualService: {names: v.Now.Virtual.Names, views: v.virtualServices},
+		resource.NamedSet:       {views: v.sets},
+		resource.Model:          {views: v.models, detail: v.addVersions},
+	}
+}
+
+// List returns all resources of a kind with their status.
+func (v *Views) List(_ context.Context, kind resource.Kind) ([]resource.Object, error) {
+	own := v.kinds()[kind]
+	names := own.names
+	if names == nil {
+		names = func() []string { return v.present().Names(kind) }
+	}
+	view := v.viewsOf(kind)
+	var out []resource.Object
+	for _, name := range names() {
+		if o := view(name); o != nil {
+			out = append(out, o)
+		}
+	}
+	return out, nil
+}
+
+// Get returns one.
+func (v *Views) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	o := v.viewsOf(kind)(name)
+	if o == nil {
+		return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
+	}
+	if detail := v.kinds()[kind].detail; detail != nil {
+		return o, detail(o)
+	}
+	return o, nil
+}
+
+// viewsOf returns the views of a kind. They are copies, which callers may change.
+func (v *Views) viewsOf(kind resource.Kind) func(name string) resource.Object {
+	if views := v.kinds()[kind].views; views != nil {
+		return views()
+	}
+	return func(name string) resource.Object {
+		if o, ok := v.present()[kind.Names().Kind][name]; ok {
+			return kind.Copy(o)
+		}
+		return nil
+	}
+}
+
+// Version returns a resource as it was in an earlier generation.
+func (v *Views) Version(_ context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error) {
+	now, ok := v.present()[kind.Names().Kind][name]
+	if !ok {
+		return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
+	}
+	o := kind.Copy(now)
+	if o.Meta().Generation == generation {
+		return o, nil
+	}
+	document, err := v.Store.Document(kind, name, generation)
+	kind.Restore(o, generation, document)
+	return o, err
+}
+
+// present returns the desired state, in which nothing is changed.
+func (v *Views) present() resource.Set {
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	return v.Now.Desired
+}
+
+// Evaluate records the conditions of a resource whose state has changed.
+func (v *Views) Evaluate(of status.Resource) {
+	switch of.Kind {
+	case status.Itself.Kind, v1.KindModule, v1.KindService: // without what views read of the kernel
+		v.Lock.Lock()
+		defer v.Lock.Unlock()
+		v.Now.Evaluate(of)
+	default:
+		kind, err := resource.Find(of.Kind)
+		if err != nil || v.viewsOf(kind)(of.Name) == nil {
+			v.Now.Recorder.Forget(of)
+		}
+	}
+}
