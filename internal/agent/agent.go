@@ -31,6 +31,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/integration"
+	"github.com/kerb-edge/kerb/internal/live"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/models"
@@ -79,7 +80,7 @@ type Agent struct {
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
-	live       map[string]*liveModule
+	live       *live.Modules
 	busy       map[chain.Point]error // points that a program of others keeps from their chain
 	tracing    *traceRun             // nil most of the time
 	lastTrace  *traceRun             // guarded by changes; also one that has ended
@@ -161,15 +162,13 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		watcher:  service.NewWatcher(log),
 		wake:     make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
 		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
-		live:    map[string]*liveModule{},
 		budgets: apply.NewBudgets(log),
 	}
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
 	a.sets.services, a.sets.hashes = map[uint64][]netip.Prefix{}, map[string]elementsHash{}
-	a.now.Sources = a.sources(cmp.Or(cfg.Cgroup, "/"))
-	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
-		Dataplane: dp, Look: a.look, Supervisors: a.supervisors, Started: time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, CgroupRoot: cmp.Or(cfg.Cgroup, "/"),
+		Agent: a.itself, Cost: a.budgets.Get, View: dp.View, Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: a,
 		OnChange:     a.changed(v1.KindModule),
@@ -179,12 +178,16 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	if err != nil {
 		return nil, err
 	}
+	a.live = live.New(log, dp, a.control, a.instances)
+	a.now.Counters = a.live.Counters
+	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
+		Dataplane: dp, Live: a.live, Look: a.look, Started: time.Now(), Took: promtext.NewHistogram(0.001, 14)}
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
-		Maps: a.liveMaps, Free: func(module string) bool { return dp.Free(a.liveMaps(module)) == nil }}
+		Maps: a.live.Maps, Free: func(module string) bool { return dp.Free(a.live.Maps(module)) == nil }}
 	a.restore(cfg.Paths)
 	return a, nil
 }
@@ -192,6 +195,16 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 // changed returns a function that has the status of a resource of a kind recorded.
 func (a *Agent) changed(kind string) func(name string) {
 	return func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: kind, Name: name}) }
+}
+
+// itself is what the agent's own conditions are about.
+func (a *Agent) itself() status.Agent {
+	out := status.Agent{Starting: a.starting(), StoreReadOnly: a.store.ReadOnly(), StoreLost: a.store.RecoveryPending(),
+		ControlProblem: a.control.Problem(), Weaknesses: a.control.Weaknesses()}
+	if c, configured := a.integrations.Condition(); configured {
+		out.Integrations = &c
+	}
+	return out
 }
 
 // restore loads what an earlier agent has left besides the store, and passes on the desired state.
@@ -220,9 +233,7 @@ func (a *Agent) restore(files paths.Paths) {
 func (a *Agent) close() {
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	for _, l := range a.live {
-		l.close()
-	}
+	a.live.Close()
 	var ending sync.WaitGroup
 	for _, d := range a.now.Modules {
 		if d.Control != nil {

@@ -306,7 +306,7 @@ func TestAddressesOfInterfaces(t *testing.T) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		key := append(binary.NativeEndian.AppendUint32(nil, uint32(n.web.OuterIndex())), address.IP.To4()...)
-		_ = n.live["sign"].maps["local4"].Lookup(key, &kind) // 0: not known
+		_ = n.live.Maps("sign")["local4"].Lookup(key, &kind) // 0: not known
 		return kind
 	}
 	if err := netlink.AddrAdd(nic, address); err != nil {

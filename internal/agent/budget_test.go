@@ -176,7 +176,7 @@ func TestRejectedChangeLeavesMaps(t *testing.T) {
 	fw := module("fw", "firewall", "*", nil)
 	n.apply(t, n.both(), fw)
 	// the firewall corrects the counts before since
-	usage, since, got := n.live["fw"].maps["usage"], uint64(7), [3]uint64{}
+	usage, since, got := n.live.Maps("fw")["usage"], uint64(7), [3]uint64{}
 	fw.Spec.Config = map[string]any{"state": map[string]any{"enabled": false}} // without state, Fill forgets the usage
 	for _, budget := range []string{"1ns", "1s"} {
 		fw.Spec.Budget.Latency = budget

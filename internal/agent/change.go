@@ -241,18 +241,9 @@ var _ apply.Kernel = kernel{}
 
 func (k kernel) Observe() (chain.State, error) { return k.observe() }
 
-// kernelOf returns the data plane for these modules. Maps of generations that run are open already and are used as
-// they are.
+// kernelOf returns the data plane for these modules.
 func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
-	modules := map[string]dataplane.Module{}
-	for name, d := range all {
-		m := d.Dataplane
-		if l := a.live[name]; l != nil && l.id == m.ID {
-			m.Open = l.maps
-		}
-		modules[name] = m
-	}
-	return kernel{a.dp.Bind(modules), a.observeKernel}
+	return kernel{a.dp.Bind(a.live.Open(all)), a.observeKernel}
 }
 
 // commitOnly commits changes that need nothing in the kernel.

@@ -206,7 +206,7 @@ func TestProgramsComeAgain(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.mu.Lock()
-	pid := n.live["icpt"].plane.State().PID
+	pid := n.live.Planes()["icpt"].State().PID
 	n.mu.Unlock()
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		t.Fatalf("%v of %+v", err, m.Status)

@@ -9,8 +9,6 @@ import (
 	"slices"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
-	"github.com/kerb-edge/kerb/internal/control"
-	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -18,22 +16,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-// liveModule is a generation that sees packets.
-type liveModule struct {
-	id     string
-	values string // identity of the values that packets meet, empty without KERB_TUNABLES
-	maps   sdk.Maps
-	plane  *control.Supervisor  // nil if the package has none
-	aging  *dataplane.IdleAging // nil unless the module takes idle sockets out of its map
-}
-
-func (l *liveModule) close() {
-	l.aging.Close()
-	for _, m := range l.maps {
-		m.Close()
-	}
-}
 
 // install makes t the agent's current state, notifies control planes of new generations, and stops those that are no
 // longer used.
@@ -91,19 +73,7 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.virtual.SetLocals(addresses(t.Observed.Services))
 	now := maps.Clone(points)
 	a.places.Store(&now) // before control planes start: they forget what belongs to interfaces that are not listed
-	for name, l := range a.live {
-		if d := t.modules[name]; d == nil || d.Dataplane.ID != l.id || d.Control != l.plane ||
-			!a.dp.Holds(name, l.id, l.maps) {
-			l.close()
-			delete(a.live, name)
-		}
-	}
-	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
-		if err := a.activate(t.modules[name]); err != nil {
-			a.log.Error("module cannot be followed", "module", name, "error", err)
-		}
-	}
-	a.forgetDrops()
+	a.live.Replace(t.modules, a.now.Owners())
 	a.now.EnqueueAll()
 }
 
@@ -114,54 +84,6 @@ func addresses(states map[string]service.State) map[string][]netip.Prefix {
 		out[name] = s.Addresses
 	}
 	return out
-}
-
-// activate opens the maps of a new generation, and notifies its control plane of where it runs.
-func (a *Agent) activate(d *deploy.Module) error {
-	if d.Filled != nil { // measurements read it
-		d.Filled = nil
-	}
-	if d.Err != nil {
-		return nil
-	}
-	name := d.Dataplane.Name
-	l := a.live[name]
-	if l != nil && l.values == d.Dataplane.Values {
-		a.ageIdle(d, l)
-		if d.Control != nil {
-			d.Control.Instances(a.instances(name))
-		}
-		return nil
-	}
-	if l == nil {
-		m, err := a.dp.Maps(name, d.Dataplane.ID)
-		if err != nil {
-			return err
-		}
-		l = &liveModule{id: d.Dataplane.ID, maps: m, plane: d.Control}
-		a.live[name] = l
-	}
-	l.values = d.Dataplane.Values
-	a.ageIdle(d, l)
-	if d.Control == nil {
-		return nil
-	}
-	d.Control.Keep(func() {
-		if err := a.control.CacheSettings(name, d.Identity(), d.Dataplane.Settings); err != nil {
-			a.log.Warn("cannot store the compiled config; the agent will ask the control plane for it after a restart",
-				"module", name, "error", err)
-		}
-	})
-	return d.Start(l.maps, a.instances(name))
-}
-
-// liveMaps returns the maps of a generation that sees packets, nil if there is none. a.changes is held.
-func (a *Agent) liveMaps(module string) sdk.Maps {
-	l := a.live[module]
-	if l == nil || !a.dp.Holds(module, l.id, l.maps) {
-		return nil
-	}
-	return l.maps
 }
 
 // instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
@@ -176,19 +98,19 @@ func (a *Agent) instances(name string) []sdk.Instance {
 // ServeModule serves the routes of a module's control plane.
 func (a *Agent) ServeModule(w http.ResponseWriter, r *http.Request, name string) error {
 	a.mu.Lock()
-	l := a.live[name]
+	plane, runs := a.live.Plane(name)
 	_, exists := resource.Module.Get(a.now.Desired, name)
 	a.mu.Unlock()
-	if l == nil && exists {
+	if !runs && exists {
 		return &apierrors.Unavailable{Reason: "module " + name + " is not running, or not yet: kerb module get " + name}
 	}
-	if l == nil {
+	if !runs {
 		return &apierrors.NotFound{Kind: "Module", Name: name}
 	}
-	if l.plane == nil {
+	if plane == nil {
 		return &apierrors.NotFound{Kind: "Routes of module", Name: name}
 	}
-	err := l.plane.ServeHTTP(w, r)
+	err := plane.ServeHTTP(w, r)
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		a.log.Info("request to module", "by", serve.Caller(r.Context(), a.integrations.NameOf), "method", r.Method,
 			"module", name, "path", r.URL.Path, "error", err)

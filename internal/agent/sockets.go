@@ -5,29 +5,7 @@ package agent
 import (
 	"context"
 	"time"
-
-	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/deploy"
 )
-
-// ageIdle takes idle sockets out of a module's map while it is attached.
-func (a *Agent) ageIdle(d *deploy.Module, l *liveModule) {
-	if !d.Sockets || len(a.instances(d.Dataplane.Name)) == 0 {
-		l.aging.Close()
-		l.aging = nil
-		return
-	}
-	if l.aging != nil {
-		return
-	}
-	gaveUp := func(err error) {
-		a.log.Error("idle sockets are no longer aged out of the module's map", "module", d.Dataplane.Name, "error", err)
-	}
-	var err error
-	if l.aging, err = a.dp.AgeIdle(d.SocketsChain(dataplane.Linker()), gaveUp); err != nil {
-		gaveUp(err)
-	}
-}
 
 // cgroupPeriod is how soon it is seen that a cgroup comes, goes or is another one.
 const cgroupPeriod = time.Second

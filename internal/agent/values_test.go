@@ -83,7 +83,7 @@ func TestRuleChangeAsksOnce(t *testing.T) {
 		n.mu.Lock()
 		defer n.mu.Unlock()
 		var owner struct{ Rule, Fill uint64 }
-		for entries, slot := n.live["fw"].maps["owners"].Iterate(), uint32(0); entries.Next(&slot, &owner); {
+		for entries, slot := n.live.Maps("fw")["owners"].Iterate(), uint32(0); entries.Next(&slot, &owner); {
 			last = max(last, owner.Fill)
 		}
 		return last

@@ -199,7 +199,7 @@ func (n *node) moduleID(t *testing.T) string {
 	t.Helper()
 	n.Agent.mu.Lock()
 	defer n.Agent.mu.Unlock()
-	return n.live["probe"].id
+	return n.now.Modules["probe"].Dataplane.ID
 }
 
 func addAddress(name string, p netip.Prefix) error {

@@ -53,7 +53,7 @@ func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	out.Counter("kerb_change_failures_total", "Changes that were undone because a step failed.",
 		float64(v.Failures.Load()))
 	v.Now.Collect(out, v.yield)
-	return v.Supervisors()
+	return v.Live.Planes()
 }
 
 func (v *Views) collectOutcomes(out *promtext.Set) {

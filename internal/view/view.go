@@ -14,8 +14,8 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
-	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/live"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/promtext"
@@ -34,13 +34,12 @@ type Views struct {
 	Catalog   *pkgs.Catalog
 	Models    *models.Table
 	Dataplane *dataplane.Dataplane
+	Live      *live.Modules // read under Lock
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
-	Look func(patience time.Duration) (chain.State, error)
-	// Supervisors returns the control planes of modules that see packets. Lock is held.
-	Supervisors func() map[string]*control.Supervisor
-	Started     time.Time
-	Took        *promtext.Histogram // how long changes took
-	Failures    atomic.Uint64       // of changes
+	Look     func(patience time.Duration) (chain.State, error)
+	Started  time.Time
+	Took     *promtext.Histogram // how long changes took
+	Failures atomic.Uint64       // of changes
 
 	mu      sync.Mutex
 	clashes map[string]string // of the last scrape: module to a metric of it that is left out
