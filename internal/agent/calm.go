@@ -34,19 +34,15 @@ func (a *Agent) linkCalm(ctx context.Context) {
 			continue
 		case <-timer.C:
 		}
-		a.linkReady(ctx, refused)
+		for ctx.Err() == nil && a.linkReady(refused) {
+		}
 		a.timeChains(ctx, refused)
 	}
 }
 
-// linkReady links the chains of services that may come. A change waits for one of them at most.
-func (a *Agent) linkReady(ctx context.Context, refused map[string]bool) {
-	for ctx.Err() == nil && a.linkNextReady(refused) {
-	}
-}
-
-// linkNextReady reports whether there may be more to link.
-func (a *Agent) linkNextReady(refused map[string]bool) bool {
+// linkReady links one of the chains of services that may come, as a change that follows waits for no more than one. It
+// reports whether there may be more.
+func (a *Agent) linkReady(refused map[string]bool) bool {
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	ready, err := a.now.Inputs().Ready(a.now.Points)

@@ -53,7 +53,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		unseen = checkServices(seen)
 	}
 	if err = errors.Join(rejected, unseen, err); err != nil {
-		a.releaseAll(prepared)
+		deploy.ReleaseAll(prepared, a.now.Modules)
 		return result, err
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
@@ -119,7 +119,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 ) {
 	defer func() {
 		if err != nil || dryRun {
-			a.releaseAll(prepared)
+			deploy.ReleaseAll(prepared, a.now.Modules)
 		}
 	}()
 	if err := a.checkSets(t.desired, t.modules); err != nil {
@@ -148,7 +148,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		DryRun: dryRun,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
 		Commit: func() error {
-			if err := apply.AwaitUpgrades(a.base, a.upgrades(t)); err != nil {
+			if err := apply.AwaitUpgrades(a.base, a.live.Upgrades(a.now.Modules, t.modules)); err != nil {
 				return err
 			}
 			a.log.Debug("step", "step", "store the desired state")
@@ -159,7 +159,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		},
 	})
 	if err != nil {
-		return r.Steps, nil, explain(a.findRejected(t, k, err))
+		return r.Steps, nil, explain(findRejected(a.now.Modules, t, k, err))
 	}
 	if !dryRun {
 		a.Took.Observe(r.Took.Seconds())
@@ -331,7 +331,11 @@ func (a *Agent) reconcileTo(t target) error {
 	if err != nil {
 		return errors.Join(err, a.now.SetsProblem)
 	}
-	a.noteOrder(r, points)
+	a.mu.Lock()
+	for _, text := range a.now.NoteOrder(r, points) {
+		a.log.Warn("a chain runs its modules in another order", "chain", text)
+	}
+	a.mu.Unlock()
 	if len(r.Steps) > r.Draining {
 		a.log.Info("reconciled", "steps", len(r.Steps), "attachPoints", len(points))
 	}

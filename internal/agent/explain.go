@@ -94,7 +94,7 @@ func (a *Agent) newExplanation(r v1.ExplainRequest) (*explanation, error) {
 		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
 	_, modules := a.running()
-	return &explanation{a, maps.Clone(a.now.Points), modules, a.reasonNames()}, nil
+	return &explanation{a, maps.Clone(a.now.Points), modules, a.now.ReasonNames()}, nil
 }
 
 func (x *explanation) open(spec chain.Spec) (*dataplane.Trial, error) {

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"slices"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -75,6 +76,14 @@ func (a *Agent) replace(t target, points plan.Placements, noReplies map[int]erro
 	a.places.Store(&now) // before control planes start: they forget what belongs to interfaces that are not listed
 	a.live.Replace(t.modules, a.now.Owners())
 	a.now.EnqueueAll()
+}
+
+// serviceOf returns a service as it was applied and found.
+func (a *Agent) serviceOf(name string) (v1.ServiceSpec, service.State) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	s, _ := resource.Service.Get(a.now.Desired, name)
+	return s.Spec, a.now.Services[name]
 }
 
 // addresses are those of all services, for the table.

@@ -41,14 +41,14 @@ func (a *Agent) disable(names []string) bool {
 
 // findRejected finds the module for which the kernel rejects a chain: of those that are new, the one that it rejects
 // alone. If it accepts each of them alone, the error stays that of the chain.
-func (a *Agent) findRejected(t target, k kernel, err error) error {
+func findRejected(before map[string]*deploy.Module, t target, k kernel, err error) error {
 	var rejected *dataplane.RejectedError
 	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
 		return err
 	}
 	for _, name := range rejected.Modules {
 		d := t.modules[name]
-		if d == nil || d.Err != nil || a.now.Modules[name] == d {
+		if d == nil || d.Err != nil || before[name] == d {
 			continue
 		}
 		if alone := k.Verify(name); errors.As(alone, &rejected) {

@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
@@ -63,7 +62,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	defer a.changes.Unlock()
 	run := &traceRun{all: maps.Clone(a.now.Points), points: plan.Placements{}, ended: make(chan struct{}),
-		reason: a.reasonNames()}
+		reason: a.now.ReasonNames()}
 	specs := map[chain.Point]chain.Spec{}
 	for p, place := range a.now.Points {
 		if p.Side.SeesPackets() && (r.Service == "" || place.Service == r.Service) {
@@ -116,12 +115,6 @@ func (run *traceRun) over() bool {
 	default:
 		return false
 	}
-}
-
-// reasonNames is a snapshot: events are read without the agent's lock.
-func (a *Agent) reasonNames() func(string, int) string {
-	known := maps.Clone(a.now.Modules)
-	return func(module string, reason int) string { return status.ReasonName(known[module], reason) }
 }
 
 // endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.

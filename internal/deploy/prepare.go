@@ -191,6 +191,15 @@ func (p *Preparer) supervisorOf(d, now *Module) (*control.Supervisor, error) {
 	return p.Control.Supervise(d.Name(), d.Pkg)
 }
 
+// ReleaseAll stops the control planes that a failed change has started. Those that run continue.
+func ReleaseAll(prepared, now map[string]*Module) {
+	for name, d := range prepared {
+		if now[name] != d {
+			d.Release(now[name])
+		}
+	}
+}
+
 // Release stops the control plane of a module that does not come to run, unless the one that runs has the same.
 func (d *Module) Release(now *Module) {
 	if d.Control == nil || now != nil && now.Control == d.Control {

@@ -5,13 +5,28 @@ package live
 import (
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// StartUpgrade starts the control plane of the next generation before chains are swapped. The one before ends first if
+// Upgrades are the modules that get another control plane.
+func (s *Modules) Upgrades(before, next map[string]*deploy.Module) (out []apply.Upgrade) {
+	for name, d := range next {
+		before := before[name]
+		if d == before || before == nil || before.Control == nil || d.Control == nil || d.Control == before.Control {
+			continue
+		}
+		out = append(out, apply.Upgrade{Module: name, From: before.Pkg.Version, To: d.Pkg.Version,
+			Limit: d.Pkg.Control.HealthTime(),
+			Start: func() error { return s.startUpgrade(before, d) }, AwaitHealthy: d.Control.AwaitHealthy})
+	}
+	return out
+}
+
+// startUpgrade starts the control plane of the next generation before chains are swapped. The one before ends first if
 // it reads a ring buffer: two readers would share its records.
-func (s *Modules) StartUpgrade(before, d *deploy.Module) error {
+func (s *Modules) startUpgrade(before, d *deploy.Module) error {
 	m, err := s.dp.Maps(d.Dataplane.Name, d.Dataplane.ID)
 	if err != nil {
 		return err

@@ -16,12 +16,38 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // ErrNamespaceUnreachable is returned for a service that is registered by its interface if no process and no path
 // refers to the namespace of the interface's peer.
 var ErrNamespaceUnreachable = errors.New("cannot open its network namespace (no process is in it, and it is not " +
 	"mounted); register the service by netns or pid")
+
+// Packets opens packet sockets inside services, which Of returns by name.
+type Packets struct {
+	Of func(name string) (v1alpha1.ServiceSpec, State)
+}
+
+// Open opens one inside the service of an instance.
+func (p Packets) Open(i sdk.Instance) (*os.File, error) {
+	spec, state := p.Of(i.Service)
+	for _, l := range state.Links {
+		if l.Ifindex == int(i.Ifindex) {
+			return OpenPacket(spec, l)
+		}
+	}
+	return nil, errors.New("the interface has just gone")
+}
+
+// Ended are the instances whose namespaces have ended but for packet sockets.
+func (Packets) Ended(list []sdk.Instance) []uint32 {
+	var look []uint32
+	for _, i := range list {
+		look = append(look, i.Ifindex)
+	}
+	return OrphanedNamespaces(look)
+}
 
 // OpenPacket opens a packet socket inside a service, bound to the other end of one of its links: a frame written to it
 // is as if the service had sent it. Nothing can ever be received by it. It needs CAP_SYS_ADMIN to enter the namespace

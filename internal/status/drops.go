@@ -34,7 +34,7 @@ func (nd *Node) Drops(module string) []v1.Drop {
 	var out []v1.Drop
 	for reason, n := range counts {
 		if n > 0 {
-			out = append(out, v1.Drop{Reason: ReasonName(nd.Modules[module], reason), Packets: n, Services: services[reason]})
+			out = append(out, v1.Drop{Reason: reasonName(nd.Modules[module], reason), Packets: n, Services: services[reason]})
 		}
 	}
 	return out
@@ -86,8 +86,14 @@ func (nd *Node) ServiceDrops() map[string][]v1.ModuleDrop {
 	return out
 }
 
-// ReasonName prefers the names that the package's manifest gives to its own reasons.
-func ReasonName(d *deploy.Module, reason int) string {
+// ReasonNames returns the names of drop reasons by module, for those who read events without the lock of the state.
+func (nd *Node) ReasonNames() func(module string, reason int) string {
+	known := maps.Clone(nd.Modules)
+	return func(module string, reason int) string { return reasonName(known[module], reason) }
+}
+
+// reasonName prefers the names that the package's manifest gives to its own reasons.
+func reasonName(d *deploy.Module, reason int) string {
 	if d != nil && d.Pkg != nil {
 		if name := d.Pkg.DropReason(reason); name != "" {
 			return name

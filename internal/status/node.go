@@ -3,7 +3,6 @@
 package status
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -158,27 +157,4 @@ func (nd *Node) controlPlanes(a Agent) v1.Condition {
 		}
 	}
 	return c
-}
-
-// maxReordered is how many chains the condition names.
-const maxReordered = 10
-
-// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the
-// agent or of a package. Changes of the operator are not reconciliations.
-func (nd *Node) orderConditions() []v1.Condition {
-	if len(nd.Reordered) == 0 {
-		return nil
-	}
-	var named []string
-	for _, p := range slices.SortedFunc(maps.Keys(nd.Reordered), chain.Point.Compare) {
-		named = append(named, nd.Reordered[p])
-	}
-	list := strings.Join(named[:min(len(named), maxReordered)], "; ")
-	if more := len(named) - maxReordered; more > 0 {
-		list += fmt.Sprintf("; and %d more", more)
-	}
-	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
-		Message: "since the start of the agent, chains run their modules in another order: " + list +
-			". If it is not as intended, set order.priority or order.after of the modules; " +
-			"a restart of the agent clears this condition"}}
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package agent
+package status
 
 import (
 	"cmp"
@@ -9,25 +9,23 @@ import (
 	"slices"
 	"strings"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// noteOrder keeps which chains a reconciliation has given another order, as long as they are there.
-func (a *Agent) noteOrder(r apply.Result, points plan.Placements) {
+// NoteOrder keeps which chains a reconciliation has given another order, as long as they are there. It returns what has
+// come to them.
+func (nd *Node) NoteOrder(r apply.Result, points plan.Placements) map[chain.Point]string {
 	changed := reordered(r, points)
-	for _, text := range changed {
-		a.log.Warn("a chain runs its modules in another order", "chain", text)
+	maps.DeleteFunc(nd.Reordered, func(p chain.Point, _ string) bool { return len(points[p].Chain.Members) == 0 })
+	if nd.Reordered == nil {
+		nd.Reordered = map[chain.Point]string{}
 	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	maps.DeleteFunc(a.now.Reordered, func(p chain.Point, _ string) bool { return len(points[p].Chain.Members) == 0 })
-	if a.now.Reordered == nil {
-		a.now.Reordered = map[chain.Point]string{}
-	}
-	maps.Copy(a.now.Reordered, changed)
+	maps.Copy(nd.Reordered, changed)
+	return changed
 }
 
 // reordered describes the chains to which the steps that were taken give the modules that they have in another order.
@@ -63,4 +61,27 @@ func memberNames(spec chain.Spec) (out []string) {
 		out = append(out, m.Name)
 	}
 	return out
+}
+
+// maxReordered is how many chains the condition names.
+const maxReordered = 10
+
+// orderConditions are there only after a start of the agent that has changed the order of modules: by an upgrade of the
+// agent or of a package. Changes of the operator are not reconciliations.
+func (nd *Node) orderConditions() []v1.Condition {
+	if len(nd.Reordered) == 0 {
+		return nil
+	}
+	var named []string
+	for _, p := range slices.SortedFunc(maps.Keys(nd.Reordered), chain.Point.Compare) {
+		named = append(named, nd.Reordered[p])
+	}
+	list := strings.Join(named[:min(len(named), maxReordered)], "; ")
+	if more := len(named) - maxReordered; more > 0 {
+		list += fmt.Sprintf("; and %d more", more)
+	}
+	return []v1.Condition{{Type: "ChainOrderKept", Status: "False", Reason: "OrderChanged",
+		Message: "since the start of the agent, chains run their modules in another order: " + list +
+			". If it is not as intended, set order.priority or order.after of the modules; " +
+			"a restart of the agent clears this condition"}}
 }
