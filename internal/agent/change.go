@@ -42,10 +42,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		}
 	}()
 	if !resource.InKernel(r.Resources) && !changes.InKernel() {
-		if err = errors.Join(rejected, a.checkSets(next, a.now.Modules)); err == nil {
-			err = a.commitOnly(next, changes, r.DryRun)
-		}
-		return result, err
+		return result, errors.Join(rejected, a.commitOnly(next, changes, r.DryRun || rejected != nil))
 	}
 	prepared, err := a.preparer.All(current(next, modules), a.now.Modules, rejected == nil && !r.DryRun)
 	seen, unseen := a.observe(next) // after control planes have started, which may take long
@@ -57,12 +54,8 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		return result, err
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
-	t := a.target(next, a.deployed(next, prepared), seen)
-	steps, warnings, err := a.change(t, changes, prepared, r.DryRun, keep)
+	steps, warnings, err := a.change(a.target(next, prepared, seen), changes, prepared, r.DryRun, keep)
 	result.Steps, result.Warnings = texts(steps), append(doubts, warnings...)
-	if err == nil && !r.DryRun {
-		a.announce(changes)
-	}
 	return result, err
 }
 
@@ -94,21 +87,14 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 		return result, err
 	}
 	if !changes.InKernel() {
-		if err := a.checkSets(next, a.now.Modules); err != nil {
-			return result, err
-		}
 		return result, a.commitOnly(next, changes, r.DryRun)
 	}
 	seen, err := a.observe(next)
 	if err != nil {
 		return result, err
 	}
-	t := a.target(next, a.deployed(next, nil), seen)
-	steps, warnings, err := a.change(t, changes, nil, r.DryRun, a.store.RecoveryPending())
+	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, r.DryRun, a.store.RecoveryPending())
 	result.Steps, result.Warnings = texts(steps), warnings
-	if err == nil && !r.DryRun {
-		a.announce(changes)
-	}
 	return result, err
 }
 
@@ -165,6 +151,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		a.Took.Observe(r.Took.Seconds())
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
+		a.announce(changes)
 		if a.now.SetsProblem != nil {
 			warnings = append(warnings, a.now.SetsProblem.Error()+"; trying again")
 			a.requestReconcile()
@@ -246,10 +233,10 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 	return kernel{a.dp.Bind(a.live.Open(all)), a.observeKernel}
 }
 
-// commitOnly commits changes that need nothing in the kernel.
+// commitOnly commits changes that need nothing in the kernel but elements of sets.
 func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) error {
-	if dryRun || c.Len() == 0 {
-		return nil
+	if err := a.checkSets(next, a.now.Modules); err != nil || dryRun || c.Len() == 0 {
+		return err
 	}
 	if c.OfKind(resource.NamedSet).Len() > 0 {
 		if err := a.fillSets(next, a.now.Modules, a.now.Services); err != nil {
@@ -301,11 +288,11 @@ func (a *Agent) commit(next resource.Set, changes resource.Changes, keep bool) e
 func (a *Agent) reconcile() error {
 	seen, err := a.observe(a.now.Desired)
 	if err == nil {
-		err = a.reconcileTo(a.target(a.now.Desired, a.now.Modules, seen))
+		err = a.reconcileTo(a.target(a.now.Desired, nil, seen))
 	}
 	var rejected *dataplane.RejectedError
 	if errors.As(err, &rejected) && a.disable(rejected.Modules) {
-		err = a.reconcileTo(a.target(a.now.Desired, a.now.Modules, seen))
+		err = a.reconcileTo(a.target(a.now.Desired, nil, seen))
 	}
 	a.mu.Lock()
 	a.now.Problem = err

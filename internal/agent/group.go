@@ -118,8 +118,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	for _, q := range accepted {
 		changes.Put = append(changes.Put, q.changes.Put...)
 	}
-	t := a.target(next, a.deployed(next, nil), seen)
-	steps, warnings, err := a.change(t, changes, nil, false, a.store.RecoveryPending())
+	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, false, a.store.RecoveryPending())
 	if err != nil {
 		return all
 	}
@@ -127,7 +126,6 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	for _, q := range accepted {
 		q.err, q.result.Steps = nil, texts(q.stepsOf(steps, seen))
 		q.result.Warnings = append(q.result.Warnings, warnings...)
-		a.announce(q.changes)
 		a.record(q.ctx, q.By, q.attempt, q.result, nil)
 	}
 	return rest

@@ -31,13 +31,17 @@ func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
 	})
 }
 
-// target joins a desired state, its modules and what was observed for it.
-func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, seen observe.Snapshot) target {
+// target joins a desired state, its modules and what was observed for it. Modules that were not prepared for it are as
+// they are, also those that cannot run: a package or kernel that has changed since must neither change them nor block a
+// change of others.
+func (a *Agent) target(next resource.Set, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
-	t := target{next, modules, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,
+	t := target{next, map[string]*deploy.Module{}, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,
 		Linker: dataplane.Linker()}}
-	for name, d := range modules {
+	for name := range resource.Module.All(next) {
+		d := cmp.Or(prepared[name], a.now.Modules[name])
+		t.modules[name] = d
 		t.Modules[name] = &d.Module
 		if d.Sockets {
 			onSockets = append(onSockets, observe.Selection{Cgroups: d.CgroupPaths(a.observer.Cgroup), Services: d.Selector})
@@ -46,17 +50,6 @@ func (a *Agent) target(next resource.Set, modules map[string]*deploy.Module, see
 	a.observer.FindSockets(&seen, services, onSockets)
 	t.Observed = seen
 	return t
-}
-
-// deployed returns the modules of the next desired state: those that were prepared for it, and all others as they are,
-// also those that cannot run. A package or kernel that has changed since must neither change them nor block a change of
-// others.
-func (a *Agent) deployed(next resource.Set, prepared map[string]*deploy.Module) map[string]*deploy.Module {
-	out := map[string]*deploy.Module{}
-	for name := range resource.Module.All(next) {
-		out[name] = cmp.Or(prepared[name], a.now.Modules[name])
-	}
-	return out
 }
 
 // checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and
