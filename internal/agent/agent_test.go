@@ -786,7 +786,11 @@ func TestTraceAfterKilledOne(t *testing.T) {
 				return nil
 			})
 		}()
-		<-begun
+		select {
+		case <-begun:
+		case err := <-done:
+			t.Fatal(err)
+		}
 		kill()
 		if err := n.Trace(t.Context(), v1.TraceRequest{Port: 53, Count: 1, Seconds: 60},
 			func(v1.TraceLine) error { return nil }); err != nil {
