@@ -22,7 +22,7 @@ import (
 // Command has the parts of `kerb model` that read captures or record.
 func Command() *cobra.Command {
 	c := &cobra.Command{Use: "model", Short: "Make tables of windows of traffic, and replay captures through models"}
-	c.AddCommand(windowsCommand(), recordCommand(), replayCommand())
+	c.AddCommand(windowsCommand(), recordCommand(), replayCommand(), sendCommand())
 	return c
 }
 

@@ -27,7 +27,7 @@ func TestBenchAndDemoRunKerbBench(t *testing.T) {
 	t.Run("all arguments and its exit status", func(t *testing.T) {
 		placeBench(t, kerb, "echo \"$KERB_PROGRAM\" \"$@\"\nexit 7\n")
 		for _, args := range []string{"bench chain --quick -o x", "demo --help", "demo",
-			"model windows net.pcap --window 1s", "model record guard", "model replay --help"} {
+			"model windows net.pcap --window 1s", "model record guard", "model replay --help", "model send c.pcap air0"} {
 			if out, status := run(kerb, strings.Fields(args)...); out != kerb+" "+args+"\n" || status != 7 {
 				t.Errorf("kerb %s: %q, exit status %d", args, out, status)
 			}

@@ -25,6 +25,7 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 		benchCommand("windows", "model", "Make a table of windows of a capture, as the data plane counts them"),
 		benchCommand("record", "model", "Make a table of windows of a running classifier, as they are evaluated"),
 		benchCommand("replay", "model", "Show what a model decides about the windows of a capture"),
+		benchCommand("send", "model", "Send the packets of a capture out of an interface, as they were captured"),
 	}
 }
 
