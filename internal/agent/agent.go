@@ -57,6 +57,7 @@ type Agent struct {
 	log        *slog.Logger
 	store      *store.Store
 	history    *history.Log
+	samples    sampler
 	dp         *dataplane.Dataplane
 	catalog    *pkgs.Catalog
 	control    *control.Manager
@@ -186,6 +187,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
+	a.openSamples(cfg)
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
 		Maps: a.live.Maps, Free: func(module string) bool { return dp.Free(a.live.Maps(module)) == nil }}
 	a.restore(cfg.Paths)
@@ -245,6 +247,9 @@ func (a *Agent) close() {
 	a.sets.kernel.Close()
 	a.meter.Close()
 	a.history.Flush()
+	if a.samples.store != nil {
+		a.samples.store.Close()
+	}
 	a.store.Close()
 }
 
@@ -269,6 +274,9 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
+	if a.samples.store != nil {
+		wg.Go(func() { a.sample(ctx) })
+	}
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
 			cancel(err)

@@ -26,8 +26,7 @@ type agentFlags struct {
 }
 
 func (a *app) agentCommand() *cobra.Command {
-	var f agentFlags
-	var check bool
+	f, check := agentFlags{}, false
 	c := &cobra.Command{
 		Use:   "agent",
 		Short: "Run the agent of this node",
@@ -49,6 +48,7 @@ The configuration file may hold:
     clientCA: /etc/kerb/clients.pem
     tokenFile: /etc/kerb/token
   containers: {runtime: docker}         # or podman: its containers become services; docs/containers.md
+  history: {}                           # samples for kerb history, 32 MiB of disk
   oakestra: {}                          # the routes of Oakestra's network manager; docs/oakestra.md`,
 		Example: `  kerb agent
   kerb agent --check

@@ -182,8 +182,8 @@ the kernel.`,
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(),
 		a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(), a.oakestraCommand(),
-		a.statusCommand(), a.changesCommand(), a.revertCommand(), a.topCommand(), a.traceCommand(), a.liveDropsCommand(),
-		a.uiCommand(),
+		a.statusCommand(), a.changesCommand(), a.revertCommand(), a.historyCommand(), a.topCommand(), a.traceCommand(),
+		a.liveDropsCommand(), a.uiCommand(),
 		a.doctorCommand(),
 		a.purgeCommand(), a.versionCommand(),
 	)
@@ -247,6 +247,9 @@ func (a *app) checkOutput(cmd *cobra.Command) error {
 		if cmd.Annotations[answersMark] == "" {
 			return &usageError{fmt.Errorf("%s has no answer in %s: omit -o", cmd.CommandPath(), a.output)}
 		}
+		return nil
+	}
+	if a.output == openMetrics && cmd.Annotations[answersMark] == openMetrics {
 		return nil
 	}
 	return &usageError{fmt.Errorf("output %q: use table, wide, name, json or yaml", a.output)}

@@ -32,6 +32,7 @@ type Config struct {
 	Oakestra *Oakestra `json:"oakestra,omitempty"` // nil: off
 	// Containers is nil to follow none.
 	Containers *Containers `json:"containers,omitempty"`
+	History    *History    `json:"history,omitempty"` // nil: nothing is sampled
 	Limits     Limits      `json:"limits,omitzero"`
 
 	Reloads *Reloads `json:"-"` // nil: never read again
@@ -52,6 +53,9 @@ type Limits struct {
 	ControlMemory string `json:"controlMemory,omitempty"` // control.memory, for example 512Mi
 	ControlDisk   string `json:"controlDisk,omitempty"`   // control.disk
 }
+
+// History switches samples on. What is sampled and for how long is fixed.
+type History struct{}
 
 // Log says what is logged and how.
 type Log struct {

@@ -55,6 +55,7 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		{"socketGroup", c.SocketGroup, next.SocketGroup},
 		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
 		{"oakestra", c.Oakestra, next.Oakestra}, {"containers", c.Containers, next.Containers},
+		{"history", c.History, next.History},
 	} {
 		if !reflect.DeepEqual(f.now, f.then) {
 			fields = append(fields, f.name)

@@ -47,6 +47,9 @@ func (p Paths) Bindings() string { return filepath.Join(p.State, "interfaces.jso
 // History is the directory of the records of changes.
 func (p Paths) History() string { return filepath.Join(p.State, "changes") }
 
+// Samples is the directory of what is sampled.
+func (p Paths) Samples() string { return filepath.Join(p.State, "samples") }
+
 // Lock is the file whose lock makes an agent the only one on its node.
 func (p Paths) Lock() string { return filepath.Join(p.Run, "kerb.lock") }
 

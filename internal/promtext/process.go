@@ -52,12 +52,11 @@ func (s *Set) Process() {
 
 // addProc adds what the kernel reports of the process.
 func (s *Set) addProc() error {
-	var usage unix.Rusage
-	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+	cpu, size, resident, err := Usage()
+	if err != nil {
 		return err
 	}
-	cpu := time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
-	s.Counter("process_cpu_seconds_total", "CPU time in user and system mode.", cpu.Seconds())
+	s.Counter("process_cpu_seconds_total", "CPU time in user and system mode.", cpu)
 	var files unix.Rlimit
 	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &files); err != nil {
 		return err
@@ -68,13 +67,22 @@ func (s *Set) addProc() error {
 		return err
 	}
 	s.Gauge("process_open_fds", "Open file descriptors.", float64(len(open)-1)) // one was for reading the directory
-	var size, resident float64
+	s.Gauge("process_virtual_memory_bytes", "Address space.", size)
+	s.Gauge("process_resident_memory_bytes", "Resident memory.", resident)
+	return nil
+}
+
+// Usage returns the CPU time of this process in seconds, its address space and its resident memory in bytes.
+func Usage() (cpu, size, resident float64, err error) {
+	var usage unix.Rusage
+	if err = unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return 0, 0, 0, err
+	}
+	cpu = time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
 	statm, err := os.ReadFile("/proc/self/statm")
 	if err == nil {
 		_, err = fmt.Sscan(string(statm), &size, &resident)
 	}
 	page := float64(os.Getpagesize())
-	s.Gauge("process_virtual_memory_bytes", "Address space.", size*page)
-	s.Gauge("process_resident_memory_bytes", "Resident memory.", resident*page)
-	return err
+	return cpu, size * page, resident * page, err
 }

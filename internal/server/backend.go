@@ -31,6 +31,9 @@ type Backend interface {
 	// Revert makes the resources of a change what they were before it: all of them or none.
 	Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error)
 
+	// History passes on samples: those of the past, or new ones until ctx ends. *apierrors.Conflict if there are none.
+	History(ctx context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error
+
 	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.
 	ChangeSet(ctx context.Context, r SetRequest) (v1alpha1.SetChanged, error)
 

@@ -180,8 +180,10 @@ func TestTCPWithTokenAndCertificate(t *testing.T) {
 		{"", files.pair, 401},
 		{"a-token-that-is-long-enough", nil, 0},
 	} {
-		if got := status(endpoint.Addr().String(), c.token, files.pool, c.certs); got != c.want {
-			t.Errorf("token %q, %d certificates: %d, want %d", c.token, len(c.certs), got, c.want)
+		for _, path := range []string{"/healthz", "/v1/changes", "/v1/history", "/v1/history?follow=true"} {
+			if got := statusOf(path, endpoint.Addr().String(), c.token, files.pool, c.certs); got != c.want {
+				t.Errorf("%s, token %q, %d certificates: %d, want %d", path, c.token, len(c.certs), got, c.want)
+			}
 		}
 	}
 	cancel()
@@ -191,11 +193,15 @@ func TestTCPWithTokenAndCertificate(t *testing.T) {
 }
 
 func status(address, token string, pool *x509.CertPool, certs []tls.Certificate) int {
+	return statusOf("/healthz", address, token, pool, certs)
+}
+
+func statusOf(path, address, token string, pool *x509.CertPool, certs []tls.Certificate) int {
 	transport := &http.Transport{
 		DisableKeepAlives: true,
 		TLSClientConfig:   &tls.Config{RootCAs: pool, Certificates: certs, MinVersion: tls.VersionTLS13},
 	}
-	r, _ := http.NewRequest("GET", "https://"+address+"/healthz", nil)
+	r, _ := http.NewRequest("GET", "https://"+address+path, nil)
 	r.Header.Set("Authorization", "Bearer "+token)
 	got, err := (&http.Client{Transport: transport}).Do(r)
 	if err != nil {

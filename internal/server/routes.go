@@ -132,31 +132,43 @@ func (s *Server) addRoutes() {
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)
 		})
-	trace := huma.Operation{OperationID: "trace", Method: "GET", Path: "/v1/trace", Responses: map[string]*huma.Response{
-		"200": {Description: "OK"}}, Summary: "Trace of packets through chains, one JSON object per line"}
-	s.handle(&trace, reflect.TypeFor[v1alpha1.TraceRequest](), s.trace)
+	s.lines("/v1/history", "history", "Samples of traffic, drops and the agent, one JSON object per line",
+		reflect.TypeFor[v1alpha1.HistoryRequest](), func(ctx context.Context, in any, tell func(any) error) error {
+			return s.backend.History(ctx, *in.(*v1alpha1.HistoryRequest),
+				func(l v1alpha1.HistoryLine) error { return tell(&l) })
+		})
+	s.lines("/v1/trace", "trace", "Trace of packets through chains, one JSON object per line",
+		reflect.TypeFor[v1alpha1.TraceRequest](), func(ctx context.Context, in any, tell func(any) error) error {
+			return s.backend.Trace(ctx, *in.(*v1alpha1.TraceRequest), func(l v1alpha1.TraceLine) error { return tell(&l) })
+		})
 	s.describeBodies()
 }
 
-// trace streams. Errors before the first packet are problems; later ones are a line {"error": ...}.
-func (s *Server) trace(w http.ResponseWriter, r *http.Request, in any) error {
-	started := false
-	out := json.NewEncoder(w)
-	err := s.backend.Trace(r.Context(), *in.(*v1alpha1.TraceRequest), func(line v1alpha1.TraceLine) error {
-		if !started {
-			w.Header().Set("Content-Type", "application/x-ndjson")
-			started = true
-		}
-		if err := out.Encode(line); err != nil {
+// lines registers an operation that answers with one JSON object per line. Errors before the first one are problems;
+// later ones are a line {"error": ...}.
+func (s *Server) lines(path, id, summary string, in reflect.Type,
+	all func(ctx context.Context, in any, tell func(any) error) error) {
+	op := huma.Operation{OperationID: id, Method: "GET", Path: path, Responses: map[string]*huma.Response{
+		"200": {Description: "OK"}}, Summary: summary}
+	s.handle(&op, in, func(w http.ResponseWriter, r *http.Request, in any) error {
+		started := false
+		out := json.NewEncoder(w)
+		err := all(r.Context(), in, func(line any) error {
+			if !started {
+				w.Header().Set("Content-Type", "application/x-ndjson")
+				started = true
+			}
+			if err := out.Encode(line); err != nil {
+				return err
+			}
+			return http.NewResponseController(w).Flush()
+		})
+		if err == nil || !started {
 			return err
 		}
-		return http.NewResponseController(w).Flush()
+		_ = out.Encode(v1alpha1.HistoryLine{Error: problemOf(err).Detail})
+		return nil
 	})
-	if err == nil || !started {
-		return err
-	}
-	_ = out.Encode(v1alpha1.TraceLine{Error: problemOf(err).Detail})
-	return nil
 }
 
 // route registers one operation, which answers with an O.

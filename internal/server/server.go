@@ -115,7 +115,7 @@ func (s *Server) Serve(ctx context.Context, endpoints ...serve.Endpoint) error {
 func (s *Server) limit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		ctx := r.Context()
-		if isFeed(r) {
+		if isFeed(r) || isFollowed(r) {
 			unlimited(w)
 		} else {
 			var cancel context.CancelFunc
@@ -196,6 +196,11 @@ func (s *Server) conditions() (out []v1alpha1.Condition) {
 // isFeed reports whether r is a request to a module with a body of lines that the sender writes as they occur.
 func isFeed(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/modules/") && r.Header.Get("Content-Type") == "application/x-ndjson"
+}
+
+// isFollowed reports whether r is a request for samples that has no end.
+func isFollowed(r *http.Request) bool {
+	return r.URL.Path == "/v1/history" && r.URL.Query().Get("follow") != ""
 }
 
 // unlimited takes away the time limits of a request. Where they cannot be, they stay.

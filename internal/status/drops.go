@@ -30,6 +30,9 @@ func (nd *Node) Drops(module string) []v1.Drop {
 	if err != nil {
 		return nil
 	}
+	if len(counts) == 0 || slices.Max(counts) == 0 {
+		return nil
+	}
 	services := dropsByService(c.DropsByInterface(), nd.Owners())
 	var out []v1.Drop
 	for reason, n := range counts {

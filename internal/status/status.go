@@ -51,6 +51,21 @@ func (r *Recorder) Forget(all ...Resource) {
 	}
 }
 
+// Problems counts what was wrong when conditions were evaluated last: those that are False. What ControlPlanes of the
+// agent sums up is a condition of a module, too.
+func (r *Recorder) Problems() (n int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for of, conditions := range r.known {
+		for _, c := range conditions {
+			if c.Status == "False" && (of != Itself || c.Type != "ControlPlanes") {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // Enqueue queues resources for evaluation of their conditions, because what these depend on has changed.
 func (r *Recorder) Enqueue(all ...Resource) {
 	r.mu.Lock()

@@ -59,6 +59,22 @@ func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResul
 	})
 }
 
+// History implements server.Backend: there are two samples of one series.
+func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error {
+	if r.Name == "off" {
+		return &apierrors.Conflict{Reason: "history is off"}
+	}
+	lines := []v1alpha1.HistoryLine{{Step: 10, Series: []v1alpha1.Series{{Name: "kerb_module_packets_per_second",
+		Module: "fw", Direction: "in", Verdict: "drop"}}},
+		{Time: 1700000000, Values: v1alpha1.Values{1.5}}, {Time: 1700000010, Values: v1alpha1.Values{3}}}
+	for _, line := range lines {
+		if err := tell(line); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Changes implements server.Backend: the fake remembers none.
 func (f *Fake) Changes(context.Context, v1alpha1.ChangesRequest) ([]v1alpha1.ChangeRecord, error) {
 	return nil, nil
