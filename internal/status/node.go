@@ -39,7 +39,8 @@ type Node struct {
 type Sources struct {
 	Recorder   *Recorder
 	Virtual    Virtual
-	CgroupRoot string // of the sockets of services
+	Model      func(name string) *v1.ModelStatus // nil if it is just coming
+	CgroupRoot string                            // of the sockets of services
 	Agent      func() Agent
 	Counters   func(module string) Counters            // nil: no generation sees packets
 	Cost       func(key string) (apply.Measured, bool) // by apply.Candidate.Key

@@ -68,6 +68,7 @@ func newNode(t *testing.T) *Node {
 		nd.place(side, dir, "m")
 	}
 	nd.Sources = Sources{Recorder: NewRecorder(), Virtual: noVirtual{}, Agent: func() Agent { return Agent{} },
+		Model:      func(string) *v1.ModelStatus { return nil },
 		Counters:   func(string) Counters { return nil },
 		Cost:       func(string) (apply.Measured, bool) { return apply.Measured{}, false },
 		View:       func(chain.Point) dataplane.HookView { return dataplane.HookView{Mode: "tcx"} },
@@ -267,13 +268,21 @@ func TestProblems(t *testing.T) {
 	}
 	nd.Modules["m"].Err = errors.New("no package")
 	nd.Services["web"] = service.State{Err: errors.New("no namespace")}
+	var result v1.ApplyResult
+	model := resource.Objects(v1.Model{Metadata: v1.ObjectMeta{Name: "tree"}})
+	if _, err := nd.Desired.Apply(model, resource.Writer{}, &result); err != nil {
+		t.Fatal(err)
+	}
+	nd.Model = func(string) *v1.ModelStatus {
+		return &v1.ModelStatus{Conditions: []v1.Condition{{Type: "Ready", Status: "False", Reason: "Refused"}}}
+	}
 	var got []string
 	for _, p := range nd.Problems(func() {}) {
 		got = append(got, p.Kind+"/"+p.Name+" "+p.Reason)
 	}
 	want := []string{"Agent/ ModuleFailed", "Agent/ ReadOnly", "Agent/ NotRunning",
 		"Agent/ Corrupted",
-		"Module/m ModuleFailed", "Service/web NotFound"}
+		"Module/m ModuleFailed", "Service/web NotFound", "Model/tree Refused"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 )
 
-// Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets and virtual
-// services, and what counters and labels show. Between two of them it calls pause, in which the state may change.
+// Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets, models and
+// virtual services, and what counters and labels show. Between two of them it calls pause, in which the state may change.
 func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
@@ -51,6 +51,11 @@ func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	for _, name := range nd.Desired.Names(resource.NamedSet) {
 		s, _ := resource.NamedSet.Get(nd.Desired, name)
 		add(v1.KindSet, name, nd.RecordSet(s, users))
+	}
+	for _, name := range nd.Desired.Names(resource.Model) {
+		if s := nd.Model(name); s != nil {
+			add(v1.KindModel, name, s.Conditions)
+		}
 	}
 	for _, name := range nd.Virtual.Names() {
 		if s, ok := nd.VirtualService(name, nd.Desired); ok {
