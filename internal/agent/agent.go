@@ -169,8 +169,8 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
 	a.sets.services, a.sets.hashes = map[uint64][]netip.Prefix{}, map[string]elementsHash{}
 	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, Model: a.models.Status,
-		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View, Interfaces: a.watcher.HostInterfaces,
-		LostMetric: a.LostMetric}
+		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View,
+		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf},
 		OnChange:     a.changed(v1.KindModule),

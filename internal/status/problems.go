@@ -14,7 +14,8 @@ import (
 )
 
 // Problems lists what is wrong: every condition that is False, of the agent, modules, services, sets, models and
-// virtual services, and what counters and labels show. Between two of them it calls pause, in which the state may change.
+// virtual services, and what counters and labels show. Between two of them it calls pause, in which the state may
+// change.
 func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	var out []v1.NodeProblem
 	add := func(kind, name string, conditions []v1.Condition) {
