@@ -276,6 +276,7 @@ func (p *moduleServer) turn(before *running, activate func() (*running, error)) 
 func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
 	n := &running{generation: req.Generation, maps: maps, settings: c.Settings(), instances: byKey(req.Instances)}
 	n.settings.Tunables = nil
+	p.requests.begin(req.Generation)
 	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
 		Release: p.requests.release, Inject: p.inbox.packets.inject, Kernel: req.Kernel})
 	if err != nil {

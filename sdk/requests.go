@@ -19,7 +19,7 @@ const (
 // requests are what the control plane asks of the agent, until the agent fetches them.
 type requests struct {
 	mu      sync.Mutex
-	pending Requests
+	pending Requests // with the generation whose releases are taken
 	queued  map[netip.Addr]bool
 	arrived chan struct{}
 }
@@ -38,6 +38,13 @@ func (r *requests) resolve(addr netip.Addr) {
 	r.queued[addr] = true
 	r.pending.Resolve = append(r.pending.Resolve, addr)
 	r.wake()
+}
+
+// begin has a generation release from now on. What the one before has released may be in use again.
+func (r *requests) begin(generation string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending.Generation, r.pending.Release = generation, nil
 }
 
 func (r *requests) release(name string) {
@@ -78,7 +85,7 @@ func (r *requests) take(ctx context.Context) Requests {
 		r.mu.Lock()
 		got := r.pending
 		if !got.Empty() && ctx.Err() == nil {
-			r.pending = Requests{}
+			r.pending = Requests{Generation: got.Generation}
 			clear(r.queued)
 			r.mu.Unlock()
 			return got

@@ -3,9 +3,11 @@
 package sdk
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/netip"
 	"slices"
 	"sync"
@@ -47,6 +49,36 @@ func TestRequests(t *testing.T) {
 	}
 	if got := w.take(t.Context()); len(got.Resolve) != maxRequests {
 		t.Errorf("%d addresses", len(got.Resolve))
+	}
+}
+
+// releaser releases its config.
+type releaser struct{ echo }
+
+func (releaser) Compile(config json.RawMessage) (Compiled, error) {
+	return releaser{echo{config: string(config)}}, nil
+}
+func (r releaser) Open(l Live) (Running, error) {
+	l.Release(r.config)
+	return r.echo.Open(l)
+}
+
+// What a generation has released goes to the agent under its name, and not at all once the next one has begun.
+func TestReleasesOfAGeneration(t *testing.T) {
+	s := serve(t, releaser{})
+	defer s.end()
+	for _, g := range []string{"a", "b"} {
+		s.send(g)
+		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`"` + g + `"`)}, 204)
+	}
+	res, err := s.client.Get("http://control/kerb/v1/wanted")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	got, _ := io.ReadAll(res.Body)
+	if want := `{"idle":["\"b\""],"generation":"b"}`; string(bytes.TrimSpace(got)) != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }
 

@@ -45,6 +45,8 @@ type Requests struct {
 	Resolve  []netip.Addr `json:"addresses,omitempty"` // destinations of packets that no known virtual service has
 	Release  []string     `json:"idle,omitempty"`      // dynamic virtual services that are not used any more
 	SendMaps []ClientMaps `json:"give,omitempty"`      // messages with maps for clients
+	// Generation is the one that releases. The agent ignores that of another one, which may use what it has received.
+	Generation string `json:"generation,omitempty"`
 }
 
 // Empty reports whether there are none.

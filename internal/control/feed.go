@@ -16,7 +16,7 @@ const (
 
 // source knows what a control plane has been notified of one kind of resources, in updates U.
 type source[U any] interface {
-	Restart()
+	Restart(generation string)
 	Ready() <-chan struct{}
 	Next() (U, bool)
 	Ack(U, error)
@@ -27,7 +27,6 @@ type source[U any] interface {
 // update is what a source's updates can do.
 type update[U any] interface {
 	*U
-	SetGeneration(generation string)
 	Response() any
 }
 
@@ -38,7 +37,7 @@ func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call s
 	for {
 		generation, progress := p.startedOn()
 		if generation != "" && generation != fed {
-			f.Restart() // it has nothing of what an earlier generation received
+			f.Restart(generation) // it has nothing of what an earlier generation received
 			fed = generation
 		}
 		if fed != "" {
@@ -68,7 +67,6 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, cal
 		if !more || ctx.Err() != nil {
 			return
 		}
-		P(&u).SetGeneration(generation)
 		err := p.callOptional(ctx, r, updateTime, call, u, P(&u).Response())
 		f.Ack(u, err)
 		if err == nil {

@@ -38,7 +38,7 @@ func take(t *testing.T, f *Subscription, answer sdk.ModelAnswer, err error) (got
 	if !more {
 		t.Fatal("there is no update")
 	}
-	u.SetGeneration("g")
+	u.Generation = "g"
 	data, marshalErr := json.Marshal(u)
 	if marshalErr != nil || len(data) > sdk.MaxBody {
 		t.Fatalf("%v, %d bytes", marshalErr, len(data))

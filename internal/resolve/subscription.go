@@ -47,8 +47,8 @@ func (s *Subscription) useAll() {
 }
 
 // Restart starts a full sync. A new generation, or process, does not know what the one before has released.
-func (s *Subscription) Restart() {
-	s.Subscription.Restart()
+func (s *Subscription) Restart(generation string) {
+	s.Subscription.Restart(generation)
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	s.useAll()
@@ -128,12 +128,14 @@ func (s *Subscription) Ack(u Update, err error) {
 // the lookup with the next packet.
 const maxPending = 4096
 
-// Handle executes the requests of the control plane.
+// Handle executes the requests of the control plane. A late release of the generation before is ignored.
 func (s *Subscription) Handle(r sdk.Requests) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	for _, name := range r.Release {
-		s.table.release(s, name)
+	if r.Generation == "" || r.Generation == s.Generation {
+		for _, name := range r.Release {
+			s.table.release(s, name)
+		}
 	}
 	room := maxPending - s.pending()
 	for _, addr := range r.Resolve[:min(len(r.Resolve), max(0, room))] {

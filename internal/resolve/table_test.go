@@ -448,18 +448,20 @@ func TestKnownIsUsed(t *testing.T) {
 	p.sync().expect("released", p.names()+fmt.Sprint(r.idle), "[test.app test.own]")
 }
 
-// A new generation, or process, gets all virtual services again: it does not know what the one before has released.
+// A new generation, or process, gets all virtual services again: it does not know what the one before has released, nor
+// does a late release of that one count.
 func TestRestartUsesAll(t *testing.T) {
 	table := NewTable(quiet, "", &dynamic{})
 	p, other := follow(t, table).sync(), follow(t, table).sync()
 	other.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
 	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
 	p.sync().subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
-	p.subscription.Restart()
+	p.subscription.Restart("b")
 	p.sync().expect("sent again", p.names(), "test.app")
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, Generation: "a"})
 	other.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
 	p.sync().expect("released by another", p.names(), "test.app")
-	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, Generation: "b"})
 	p.sync().expect("released", p.names(), "")
 }
 

@@ -34,13 +34,14 @@ type Subscription struct {
 	ready  chan struct{}
 
 	// Guarded by lock.
-	dirty    map[string]bool // to be sent again
-	sending  map[string]bool // in the update that has no Ack yet
-	rest     []string        // of a full sync: what is still to be sent
-	resets   bool            // the next update starts a full sync
-	syncing  bool            // a full sync is under way
-	complete bool            // a full sync has been acknowledged
-	failed   error           // of the last update
+	Generation string          // that updates are for
+	dirty      map[string]bool // to be sent again
+	sending    map[string]bool // in the update that has no Ack yet
+	rest       []string        // of a full sync: what is still to be sent
+	resets     bool            // the next update starts a full sync
+	syncing    bool            // a full sync is under way
+	complete   bool            // a full sync has been acknowledged
+	failed     error           // of the last update
 }
 
 // Update is what is sent in one request. A kind of resources may add fields.
@@ -53,9 +54,6 @@ type Update struct {
 
 	size int // of Put
 }
-
-// SetGeneration sets the generation that the update is for.
-func (u *Update) SetGeneration(generation string) { u.Generation = generation }
 
 // Response is what the control plane's response is decoded into; nil if it has no body.
 func (u *Update) Response() any { return nil }
@@ -84,10 +82,11 @@ func (s *Subscription) Wake() {
 // Ready receives when Next may have an update.
 func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 
-// Restart starts a full sync, because the control plane has lost what it had received.
-func (s *Subscription) Restart() {
+// Restart starts a full sync for a generation, because the control plane has lost what it had received.
+func (s *Subscription) Restart(generation string) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
+	s.Generation = generation
 	s.restart()
 }
 
@@ -103,7 +102,7 @@ func (s *Subscription) restart() {
 func (s *Subscription) Next() (Update, bool) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	var u Update
+	u := Update{Generation: s.Generation}
 	s.sending = map[string]bool{}
 	if s.syncing {
 		u.Reset = s.resets
