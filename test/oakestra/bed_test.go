@@ -43,7 +43,8 @@ type bed struct {
 	used    map[string]string // namespace addresses of instances that run, and whose they are
 }
 
-func newBed(t *testing.T, workers int) *bed {
+// newBed has workers with Kerb, and others with the double of NetManager.
+func newBed(t *testing.T, workers, stock int) *bed {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -65,8 +66,13 @@ func newBed(t *testing.T, workers int) *bed {
 		return conn, err
 	})
 	b.cluster.Twice(5)
-	for i := range workers {
-		b.workers = append(b.workers, b.newWorker(fmt.Sprintf("w%d", i+1)))
+	for i := range workers + stock {
+		name := fmt.Sprintf("w%d", i+1)
+		if i < workers {
+			b.workers = append(b.workers, b.newWorker(name))
+		} else {
+			b.workers = append(b.workers, b.newStockWorker(name))
+		}
 	}
 	return b
 }
@@ -77,9 +83,9 @@ func (b *bed) inCluster(f func()) {
 	}
 }
 
-// worker is a machine with an agent and NodeEngine.
+// worker is a machine with NodeEngine, and an agent or the double of NetManager.
 type worker struct {
-	*node.Node
+	*node.Node // nil with NetManager
 	bed        *bed
 	name, id   string
 	host       *netlab.Host
@@ -117,6 +123,21 @@ func (b *bed) newWorker(name string) *worker {
 		b.Fatal(err)
 	}
 	w.startAgent()
+	w.startNodeEngine()
+	return w
+}
+
+// newStockWorker has NetManager in Kerb's place.
+func (b *bed) newStockWorker(name string) *worker {
+	b.Helper()
+	host, err := b.lab.Host(name, netlab.HostOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	n := oaktest.NewNetManager(b.T, b.broker, host.Addr4(), host.Do)
+	n.InterestedFor = 3 * time.Second // tests wait for the end
+	w := &worker{bed: b, name: name, host: host, containers: map[*container]bool{},
+		client: &http.Client{Timeout: nodeEngineLimit, Transport: client.Unix(n.Socket)}}
 	w.startNodeEngine()
 	return w
 }

@@ -52,7 +52,7 @@ func TestConnectionsOutliveTheAgent(t *testing.T) {
 // newCluster is one without services.
 func newCluster(t *testing.T, workers int) *model {
 	t.Helper()
-	return &model{bed: newBed(t, workers), running: map[string]map[int]*instance{}}
+	return &model{bed: newBed(t, workers, 0), running: map[string]map[int]*instance{}}
 }
 
 // add makes a service with an instance on each of some workers.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package oaktest plays an Oakestra cluster for tests: a real broker, and a double of the root and cluster service
-// managers as they behave in release v0.4.411. The double is written from recordings of the real ones, which a test
-// replays through it.
+// Package oaktest plays an Oakestra cluster for tests: a real broker, and doubles of the root and cluster service
+// managers and of NetManager, as they behave in release v0.4.411. The doubles are written from recordings of the real
+// ones, which tests replay through them.
 package oaktest
 
 import (

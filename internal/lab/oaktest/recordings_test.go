@@ -33,7 +33,7 @@ var recordings = [][]struct{ name, reason string }{
 	{{"30-query-before-instance", ""}, {"31-query-before-address", ""}, {"32-net-manager-restart", ""},
 		{"33-tcp-over-restart", ""}},
 	{{"34-deployed-again", ""}, {"35-address-changed-whole-name", ""}, {"36-host-port", ""}},
-	{{"40-ipv6", ""}, {"41-large", "packets only"}},
+	{{"40-ipv6", ""}, {"41-large", "packets only: TestPackets"}},
 	{{"50-subnets-exhausted", ""}},
 	{{"60-kerb-default", "a former Kerb in a worker's place"}, {"61-kerb-configured", "a former Kerb in a worker's place"},
 		{"62-kerb-checksums", "packets of a former Kerb"}},

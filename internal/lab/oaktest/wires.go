@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oaktest
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+const (
+	managerBridge = "goProxyBridge"
+	managerTUN    = "goProxyTun"
+	managerMTU    = 1450
+)
+
+// wires are a network manager's devices and sockets.
+type wires struct {
+	tun    *os.File
+	socket *net.UDPConn
+	ns     netns.NsHandle
+	links  *netlink.Handle
+	bridge netlink.Link
+
+	mu    sync.Mutex
+	gate  [2]netip.Addr // of the bridge
+	free  [][2]netip.Addr
+	veths int
+}
+
+// hosted is a service that is connected here.
+type hosted struct {
+	addresses [2]netip.Addr
+	veth      string
+}
+
+// open makes the TUN device and the tunnel's socket, in the network of the calling thread.
+func (w *wires) open() (err error) {
+	if w.ns, err = netns.Get(); err != nil {
+		return err
+	}
+	if w.links, err = netlink.NewHandleAt(w.ns); err != nil {
+		return err
+	}
+	if w.socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: netManagerPort}); err != nil {
+		return err
+	}
+	if w.tun, err = openTUN(managerTUN); err != nil {
+		return err
+	}
+	link, err := w.links.LinkByName(managerTUN)
+	if err != nil {
+		return err
+	}
+	err = errors.Join(w.links.LinkSetMTU(link, managerMTU), w.links.LinkSetUp(link),
+		w.address(link, "10.19.1.254/12"), w.address(link, "fcef::dead:beef/128"))
+	virtual6 := netlink.Route{LinkIndex: link.Attrs().Index, Dst: prefixNet(virtualRanges[1])}
+	err = errors.Join(err, w.links.RouteAdd(&virtual6))
+	for _, knob := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
+		err = errors.Join(err, os.WriteFile("/proc/sys/net/"+knob, []byte("1"), 0o644))
+	}
+	for _, of := range []string{"all", managerTUN} {
+		err = errors.Join(err, os.WriteFile("/proc/sys/net/ipv4/conf/"+of+"/rp_filter", []byte("0"), 0o644))
+	}
+	return err
+}
+
+func openTUN(name string) (*os.File, error) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	req, err := unix.NewIfreq(name)
+	if err == nil {
+		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
+		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("create %s: %w", name, err), unix.Close(fd))
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func prefixNet(p netip.Prefix) *net.IPNet {
+	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+}
+
+func (w *wires) address(link netlink.Link, text string) error {
+	return addAddress(w.links, link, netip.MustParsePrefix(text))
+}
+
+func addAddress(links *netlink.Handle, link netlink.Link, p netip.Prefix) error {
+	a := &netlink.Addr{IPNet: prefixNet(p)}
+	if p.Addr().Is6() {
+		a.Flags = unix.IFA_F_NODAD
+	}
+	if err := links.AddrAdd(link, a); err != nil {
+		return fmt.Errorf("address %s of %s: %w", p, link.Attrs().Name, err)
+	}
+	return nil
+}
+
+// addBridge makes the bridge with the first addresses of two networks, of 62 and 254 addresses.
+func (w *wires) addBridge(first [2]netip.Addr) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU = managerBridge, managerMTU
+	w.bridge = &netlink.Bridge{LinkAttrs: attrs}
+	if err := w.links.LinkAdd(w.bridge); err != nil {
+		return err
+	}
+	a := [2]netip.Addr{first[0].Next(), first[1].Next()}
+	w.gate = a
+	for range 61 {
+		a = [2]netip.Addr{a[0].Next(), a[1].Next()}
+		w.free = append(w.free, a)
+	}
+	return errors.Join(addAddress(w.links, w.bridge, netip.PrefixFrom(w.gate[0], 26)),
+		addAddress(w.links, w.bridge, netip.PrefixFrom(w.gate[1], 120)), w.links.LinkSetUp(w.bridge))
+}
+
+// addService connects the network namespace of a process with the bridge.
+func (w *wires) addService(pid int) (*hosted, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.bridge == nil || len(w.free) == 0 {
+		return nil, errors.New("no address is left")
+	}
+	ns, err := netns.GetFromPid(pid)
+	if err != nil {
+		return nil, err
+	}
+	defer ns.Close()
+	inner, err := netlink.NewHandleAt(ns)
+	if err != nil {
+		return nil, err
+	}
+	defer inner.Close()
+	w.veths++
+	h := &hosted{addresses: w.free[0], veth: fmt.Sprintf("veth%d", w.veths)}
+	attrs := netlink.NewLinkAttrs()
+	attrs.Name, attrs.MTU, attrs.MasterIndex = h.veth, managerMTU, w.bridge.Attrs().Index
+	veth := netlink.NewVeth(attrs)
+	veth.PeerName, veth.PeerNamespace, veth.PeerMTU = "veth0", netlink.NsFd(ns), managerMTU
+	if err := w.links.LinkAdd(veth); err != nil {
+		return nil, err
+	}
+	if err := errors.Join(w.links.LinkSetUp(veth), w.configure(inner, h)); err != nil {
+		return nil, errors.Join(err, w.links.LinkDel(veth))
+	}
+	w.free = w.free[1:]
+	return h, nil
+}
+
+func (w *wires) configure(inner *netlink.Handle, h *hosted) error {
+	link, err := inner.LinkByName("veth0")
+	if err != nil {
+		return err
+	}
+	err = errors.Join(addAddress(inner, link, netip.PrefixFrom(h.addresses[0], 26)),
+		addAddress(inner, link, netip.PrefixFrom(h.addresses[1], 120)), inner.LinkSetUp(link))
+	for _, gate := range w.gate {
+		err = errors.Join(err, inner.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gate.AsSlice()}))
+	}
+	return err
+}
+
+// removeService frees the addresses, which the next service gets at once.
+func (w *wires) removeService(h *hosted) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if link, err := w.links.LinkByName(h.veth); err == nil { // it leaves with the container otherwise
+		_ = w.links.LinkDel(link)
+	}
+	w.free = append([][2]netip.Addr{h.addresses}, w.free...)
+}
+
+func (w *wires) close() {
+	if w.socket != nil {
+		_ = w.socket.Close()
+	}
+	if w.tun != nil {
+		_ = w.tun.Close()
+	}
+	if w.links != nil {
+		w.links.Close()
+		_ = w.ns.Close()
+	}
+}
+
+// fromServices translates what services send, one packet after another, and sends it from one UDP port for each worker.
+func (n *NetManager) fromServices() {
+	sockets := map[netip.AddrPort]*net.UDPConn{}
+	for buffer := make([]byte, 1<<16); ; {
+		size, err := n.wires.tun.Read(buffer)
+		if err != nil {
+			break
+		}
+		p, ok := parsePacket(buffer[:size])
+		if !ok {
+			continue // ICMP, for example
+		}
+		raw, to, ok := n.cache.outgoing(p, n, rand.IntN)
+		switch {
+		case !ok:
+		case to.node.Addr() == n.host:
+			n.deliver(raw)
+		default:
+			n.send(sockets, to.node, raw)
+		}
+	}
+	for _, s := range sockets {
+		_ = s.Close()
+	}
+}
+
+func (n *NetManager) send(sockets map[netip.AddrPort]*net.UDPConn, to netip.AddrPort, raw []byte) {
+	if sockets[to] == nil {
+		err := n.inside(func() (err error) {
+			sockets[to], err = net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(to))
+			return err
+		})
+		if err != nil { // the worker is gone
+			delete(sockets, to)
+			return
+		}
+	}
+	_, _ = sockets[to].Write(raw)
+}
+
+// fromNodes delivers what other workers send.
+func (n *NetManager) fromNodes() {
+	for buffer := make([]byte, 1<<16); ; {
+		size, err := n.wires.socket.Read(buffer)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err == nil {
+			n.deliver(buffer[:size])
+		}
+	}
+}
+
+func (n *NetManager) deliver(raw []byte) {
+	if p, ok := parsePacket(raw); ok {
+		_, _ = n.wires.tun.Write(n.cache.incoming(p))
+	}
+}
