@@ -379,9 +379,10 @@ func newModel(t *testing.T, stock int) *model {
 	return m
 }
 
-// TestPairs has each service reach each other one.
+// TestPairs has each service connect to each other one by each of its addresses, and then reach it in all other ways.
 func TestPairs(t *testing.T) {
 	m := newModel(t, 0)
+	m.connectAll(1, 4*services*(services-1))
 	if pairs := m.checkAll(m.all(), m.others); pairs != services*(services-1) {
 		t.Errorf("%d pairs of services reach each other in all ways", pairs)
 	}
@@ -390,6 +391,7 @@ func TestPairs(t *testing.T) {
 // TestPairsWithNetManager is TestPairs with a worker that has the double of NetManager.
 func TestPairsWithNetManager(t *testing.T) {
 	m := newModel(t, 1)
+	m.connectAll(1, 4*services*(services-1))
 	if pairs := m.checkAll(m.all(), m.others); pairs != services*(services-1) {
 		t.Errorf("%d pairs of services reach each other in all ways", pairs)
 	}
