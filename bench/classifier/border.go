@@ -6,9 +6,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -224,45 +221,6 @@ func (b *border) connect() error {
 		put(b.out.Datagram(i), i%inference.Sources, i/inference.Sources, 0)
 	}
 	return nil
-}
-
-// pids are the agent and its control planes.
-func (b *border) pids() ([]int, error) {
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	own := []int{b.node.PID()}
-	for _, path := range stats {
-		text, err := os.ReadFile(path)
-		if err != nil {
-			continue // it has ended
-		}
-		_, rest, _ := strings.Cut(string(text), ") ")
-		fields := strings.Fields(rest) // state, parent, ...
-		if len(fields) > 1 && fields[1] == strconv.Itoa(own[0]) {
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			if err != nil {
-				return nil, err
-			}
-			own = append(own, pid)
-		}
-	}
-	return own, err
-}
-
-// controlCPU is the time that the agent and the control planes have had of all CPUs so far.
-func (b *border) controlCPU() (sum time.Duration, err error) {
-	pids, err := b.pids()
-	if err != nil {
-		return 0, err
-	}
-	for _, pid := range pids {
-		const schedClock = 2 // CPUCLOCK_SCHED of the whole process (include/linux/posix-timers.h)
-		used, err := cpuTime(int32(^pid)<<3 | schedClock)
-		if err != nil {
-			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
-		}
-		sum += used
-	}
-	return sum, nil
 }
 
 func cpuTime(clock int32) (time.Duration, error) {

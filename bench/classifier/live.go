@@ -151,7 +151,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 		e.run.Record(b.config, load, bench.P50("load_time", "ms", took.Seconds()*1e3))
 	}
 	for i, b := range borders {
-		used, err := b.controlCPU()
+		used, err := b.node.CPU()
 		if err != nil {
 			return err
 		}
@@ -164,7 +164,7 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 	}
 	took := time.Since(start)
 	for i, b := range borders {
-		used, err := b.controlCPU()
+		used, err := b.node.CPU()
 		if err != nil {
 			return err
 		}

@@ -26,7 +26,7 @@ type tools struct {
 	sender, receiver int
 }
 
-func compile(ctx context.Context) (*tools, error) {
+func compile(ctx context.Context, sources []string) (*tools, error) {
 	t := &tools{}
 	err := t.divide()
 	if err == nil {

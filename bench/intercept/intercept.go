@@ -115,7 +115,7 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 	if err := e.checkContenders(); err != nil {
 		return err
 	}
-	if e.tools, err = compile(ctx); err != nil {
+	if e.tools, err = compile(ctx, sources); err != nil {
 		return err
 	}
 	e.run = r

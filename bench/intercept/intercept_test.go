@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { os.Exit(benchtest.Main(m)) }
 const kept = "testdata"
 
 func TestCompile(t *testing.T) {
-	tools, err := compile(t.Context())
+	tools, err := compile(t.Context(), sources)
 	if errors.As(err, new(*pkgs.ToolError)) {
 		t.Skip(err)
 	}
@@ -38,7 +38,7 @@ func TestCompile(t *testing.T) {
 	}
 }
 
-func newExperiment(t *testing.T) *experiment {
+func newExperiment(t *testing.T, sources ...string) *experiment {
 	t.Helper()
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Setenv(bench.ProgramCacheEnv, kept)
@@ -46,7 +46,7 @@ func newExperiment(t *testing.T) *experiment {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	tools, err := compile(t.Context())
+	tools, err := compile(t.Context(), sources)
 	if errors.As(err, new(*pkgs.ToolError)) {
 		t.Skip(err)
 	}
@@ -80,7 +80,7 @@ func (e *experiment) open(t *testing.T, hook string) *place {
 // Every config has every packet of every size, in order, and says so.
 func TestAllReceive(t *testing.T) {
 	loadKmod(t)
-	e := newExperiment(t)
+	e := newExperiment(t, sources...)
 	for _, c := range configs {
 		t.Run(c.name, func(t *testing.T) {
 			p, err := e.place(c.hook)
@@ -116,7 +116,7 @@ func TestAllReceive(t *testing.T) {
 
 // A receiver with an AF_XDP socket that does not read for a while learns how many packets found no room in it.
 func TestSocketTellsLosses(t *testing.T) {
-	e := newExperiment(t)
+	e := newExperiment(t, sources...)
 	p := e.open(t, "kerb")
 	c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == "xsk" })]
 	r, err := e.startReceiver(t.Context(), c, p)
@@ -150,7 +150,7 @@ func TestNextReceiverIsWokenBySocket(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated kernels have no AF_XDP")
 	}
-	e := newExperiment(t)
+	e := newExperiment(t, sources...)
 	p := e.open(t, "kerb")
 	for i := range 5 {
 		r, err := e.startReceiver(t.Context(), configs[0], p)
@@ -185,7 +185,7 @@ func (p *place) packets() (n uint64) {
 
 // The CPU time of an idle receiver differs from that of a busy one.
 func TestCPU(t *testing.T) {
-	e := newExperiment(t)
+	e := newExperiment(t, sources...)
 	p := e.open(t, "stamp")
 	use := map[string]float64{}
 	for _, c := range configs {

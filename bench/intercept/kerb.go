@@ -32,6 +32,7 @@ func (p *place) startKerb(action string) error {
 		return err
 	}
 	p.Later(n.Close)
+	p.node = n
 	p.socket = n.ModuleSocket("intercept")
 	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
 		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // place is a sender's host and the receiver's node with an interface, at which a hook takes T1.
@@ -19,6 +20,7 @@ type place struct {
 	lab    *netlab.Lab
 	sender *netlab.Host
 	nic    string
+	node   *node.Node                 // nil where no agent runs
 	socket string                     // where the intercept module hands out its classes
 	files  func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
 	bench.Closers
@@ -47,6 +49,12 @@ func (p *place) raise() error {
 		return p.startKerb("steal")
 	case "both":
 		return p.startKerb("copy")
+	case "ring":
+		return p.startController("steal", nil)
+	case "law": // in the kernel
+		return p.startController("answer", map[string]any{"app": "echo", "sourceRate": 0})
+	case "plain":
+		return nil
 	case "kmod":
 		return p.openKmod()
 	case "xsk":

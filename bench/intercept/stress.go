@@ -25,6 +25,8 @@ type stress struct {
 // stressors are stress-ng's words; 0 workers are one for each CPU.
 var stressors = map[string][]string{
 	"stress": {"--cpu", "0"},
+	"cpu":    {"--cpu", "0"},
+	"fork":   {"--fork", "0"},
 	"io":     {"--hdd", "0", "--hdd-bytes", "64m", "--io", "0"},
 	"memory": {"--vm", "0", "--vm-bytes", "256m"},
 }

@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package intercept
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/link"
+	"github.com/spf13/cobra"
+	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+)
+
+func init() {
+	c := &controller{experiment{places: map[string]*place{}}}
+	bench.Register(bench.Experiment{
+		Name:       "controller",
+		Short:      "a controller with CTRL, DATA and LOG messages under load: time to the program, and to the sender",
+		Baseline:   "socket",
+		Loads:      []string{"idle", "cpu", "memory", "io", "fork", "flood"},
+		QuickLoads: []string{"flood"},
+		Flags:      c.controllerFlags,
+		Run:        c.execute,
+	})
+}
+
+// controller is `kerb bench controller`: sensors send three kinds of messages to a box, which sends instructions back.
+type controller struct{ experiment }
+
+// box is a way in which the controller receives and answers.
+type box struct {
+	name, hook, program, way string
+	threads                  int
+}
+
+var boxes = []box{
+	{"socket", "plain", "box", "socket", 1},
+	{"sockets-priority", "plain", "box", "sockets-priority", 3},
+	{"packet-mmap", "plain", "box", "packet-mmap", 1},
+	{"afxdp", "xsk", "box", "afxdp", 1},
+	{"io_uring", "plain", "box", "io_uring", 1},
+	{"ring", "ring", "classes", "sendto", 3},
+	{"ring-reply", "ring", "classes", "reply", 3},
+	{"kernel", "law", "classes", "kernel", 2},
+}
+
+var controllerSources = []string{"src/sender.c", "src/clock.c", "src/client.c", "src/box.c", "src/classes.c intercept"}
+
+// kinds of messages, the most urgent first. Of the clock only the first is known.
+var kinds = []string{"ctrl", "data", "log"}
+
+// stream is what both ends print of a kind; times are in us.
+type stream struct {
+	Sent, Unsent, Answered, Received, Told uint64
+
+	P1, P25, P50, P75, P99, Max float64
+	P999                        float64 `json:"p99.9"`
+	Bins                        []bench.Bin
+}
+
+type ends struct {
+	Seconds, CPU    float64
+	Ctrl, Data, Log stream
+}
+
+func (e *ends) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
+
+// startController has a class for each kind of message, told apart by the type in it.
+func (p *place) startController(action string, answer any) error {
+	n, err := node.Start(p.lab.Node())
+	if err != nil {
+		return err
+	}
+	p.Later(n.Close)
+	p.node = n
+	p.socket = n.ModuleSocket("intercept")
+	var classes []map[string]any
+	for i, kind := range kinds {
+		c := map[string]any{"name": kind, "action": "steal", "match": map[string]any{"protocol": "udp",
+			"ports":   []any{port},
+			"payload": []any{map[string]any{"offset": 4, "bytes": fmt.Sprintf("%02x000000", 10+i)}}}}
+		if c["ring"], c["watchdog"] = strconv.Itoa(ringSize), "10s"; i == 0 && answer != nil {
+			delete(c, "ring")
+			delete(c, "watchdog")
+			c["action"], c["answer"] = action, answer
+		}
+		classes = append(classes, c)
+	}
+	if err := n.Apply(p.module("intercept", map[string]any{"classes": classes})); err != nil {
+		return err
+	}
+	if answer != nil {
+		if err := p.takeReplies(); err != nil {
+			return err
+		}
+	}
+	return p.awaitSocket()
+}
+
+// takeReplies has the sender's end of the veth take frames that XDP_TX sends: it must have a program of its own.
+func (p *place) takeReplies() error {
+	pass, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2),
+		asm.Return()}})
+	if err != nil {
+		return err
+	}
+	defer pass.Close()
+	return p.sender.Do(func() error {
+		device, err := netlink.LinkByName(p.sender.Interface())
+		if err != nil {
+			return err
+		}
+		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
+		if err == nil {
+			p.Later(l.Close)
+		}
+		return err
+	})
+}
+
+func (c *controller) controllerFlags(cmd *cobra.Command) {
+	cmd.Flags().StringSliceVar(&c.contenders, "contenders", nil, "only these ways to receive, separated by commas")
+	cmd.Flags().DurationVar(&c.length, "length", 0, "how long each round of one takes, such as 2s")
+}
+
+// checkContenders refuses names of none.
+func (c *controller) checkContenders() error {
+	for _, pattern := range c.contenders {
+		if !slices.ContainsFunc(boxes, func(b box) bool { return matchesAny([]string{pattern}, b.name) }) {
+			return fmt.Errorf("--contenders %s: there is no such way to receive", pattern)
+		}
+	}
+	return nil
+}
+
+func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
+	if err := c.checkContenders(); err != nil {
+		return err
+	}
+	c.run = r
+	if c.tools, err = compile(ctx, controllerSources); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.close()) }()
+	r.Expected = time.Duration(len(r.Loads())*r.Rounds*(len(boxes)+1)) * (c.duration() + 300*time.Millisecond)
+	for _, name := range r.Loads() {
+		if err := c.runLoad(ctx, name); err != nil {
+			return err
+		}
+	}
+	c.notes()
+	return nil
+}
+
+func (c *controller) notes() {
+	c.run.Note("dpdk is left out: its drivers for veth (net_af_packet, net_af_xdp) are packet-mmap and afxdp with a CPU " +
+		"that polls; those for NICs take the NIC away from Linux. To measure one, bind a second NIC to vfio-pci (Debian: " +
+		"dpdk), and send to it from another machine")
+	c.run.Note("kmod is left out: the kernel module has one ring for a port, and no classes by payload. One class: " +
+		"make -C kmod, insmod kmod/kerb_intercept.ko, kerb bench intercept --contenders kmod,ringbuf")
+	c.run.Note("to_program and to_sender begin when the client has made the message; an instruction holds the message; " +
+		"LOG gets none. What is answered in the kernel reaches no program")
+	c.run.Note("client (a thread for each kind of sensor) and flood run on CPU %d, SCHED_FIFO, the box on CPU %d, its "+
+		"threads SCHED_FIFO too; the hook and what is answered there run on the client's CPU, as of any veth",
+		c.tools.sender, c.tools.receiver)
+	c.run.Note("ctrl/alone is CTRL without DATA, LOG and flood, measured in turn with flood; cpu is of the box, the " +
+		"agent and its control planes; clock/... is what the machine takes of any receiver")
+}
+
+func (c *controller) duration() time.Duration {
+	switch {
+	case c.length > 0:
+		return c.length
+	case c.run.Quick:
+		return 200 * time.Millisecond
+	}
+	return time.Second
+}
+
+func (c *controller) runLoad(ctx context.Context, name string) (err error) {
+	var trials []bench.Trial
+	patterns := c.contenders
+	if len(patterns) == 0 && c.run.Quick {
+		patterns = []string{"socket", "ring", "kernel"}
+	}
+	for _, b := range boxes {
+		if len(patterns) > 0 && !matchesAny(patterns, b.name) {
+			continue
+		}
+		p, err := c.place(b.hook)
+		if errors.Is(err, bench.ErrLeftOut) {
+			c.run.Note("%s is left out: %v", b.name, err)
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("%s: %w", b.name, err)
+		}
+		if name == "flood" {
+			trials = append(trials, c.trial(b, p, "alone"))
+		}
+		trials = append(trials, c.trial(b, p, name))
+	}
+	if p, err := c.place("stamp"); err == nil && len(c.contenders) == 0 {
+		trials = append(trials, bench.Trial{Config: "clock-fifo", Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			return c.clock(ctx, p, name)
+		}})
+	}
+	s, err := startStress(name)
+	if errors.Is(err, bench.ErrLeftOut) {
+		c.run.Note("%s is left out: %v", name, err)
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, s.stop()) }()
+	return c.run.Interleave(ctx, name, trials...)
+}
+
+func matchesAny(patterns []string, name string) bool {
+	for _, pattern := range patterns {
+		if (config{name: name}).called(pattern) {
+			return true
+		}
+	}
+	return false
+}
+
+// clock has the load without the messages.
+func (c *controller) clock(ctx context.Context, p *place, name string) ([]bench.Sample, error) {
+	end, err := c.startFlood(ctx, p, name)
+	if err != nil {
+		return nil, err
+	}
+	defer end()
+	clock := config{"clock-fifo", "stamp", "clock", "spin", "fifo", false}
+	l := load{name: "clock/" + name, size: 64, rate: 1000}
+	c.length = c.duration()
+	samples, err := c.experiment.measure(ctx, clock, p, l)
+	for i := range samples {
+		if samples[i].Metric == "delay" {
+			samples[i].Metric = "to_program"
+		}
+	}
+	c.run.Record(clock.name, l.name, samples...)
+	return nil, err
+}
+
+func (c *controller) trial(b box, p *place, name string) bench.Trial {
+	return bench.Trial{Config: b.name, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+		return nil, c.measureBox(ctx, b, p, name)
+	}}
+}
+
+// measureBox records one round under the loads KIND/NAME.
+func (c *controller) measureBox(ctx context.Context, b box, p *place, name string) error {
+	ctx, cancel := context.WithTimeout(ctx, c.duration()+grace)
+	defer cancel()
+	before, err := p.agentCPU()
+	if err != nil {
+		return err
+	}
+	var client, program ends
+	if client, program, err = c.exchange(ctx, b, p, name); err != nil {
+		return fmt.Errorf("%s, %s: %w", b.name, name, err)
+	}
+	after, err := p.agentCPU()
+	if err != nil {
+		return err
+	}
+	cpu := (program.CPU + (after - before).Seconds()) / client.Seconds
+	for i, kind := range kinds {
+		if sent, got := client.of(i), program.of(i); sent.Sent > 0 {
+			c.record(b, i, kind+"/"+name, sent, got, cpu)
+		}
+	}
+	return nil
+}
+
+func (p *place) agentCPU() (time.Duration, error) {
+	if p.node == nil {
+		return 0, nil
+	}
+	return p.node.CPU()
+}
+
+func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu float64) {
+	count := func(metric string, n uint64) bench.Sample {
+		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
+	}
+	all := []bench.Sample{{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cpu}}
+	times := func(metric string, s *stream) {
+		for _, t := range []struct {
+			stat  string
+			value float64
+		}{{"p1", s.P1}, {"p25", s.P25}, {"p50", s.P50}, {"p75", s.P75}, {"p99", s.P99}, {"p99.9", s.P999}, {"max", s.Max}} {
+			all = append(all, bench.Sample{Metric: metric, Stat: t.stat, Unit: "us", Value: t.value})
+		}
+	}
+	arrived := sent.Answered
+	if inKernel := b.way == "kernel" && kind == 0; !inKernel {
+		arrived = got.Received
+		times("to_program", got)
+	}
+	if kind < 2 {
+		times("to_sender", sent)
+		all = append(all, count("unanswered", sent.Sent-min(sent.Sent, sent.Answered)))
+	}
+	if arrived > sent.Sent || sent.Answered > sent.Sent || arrived == 0 {
+		c.run.Invalidate("%s, %s: %d messages sent, %d arrived, %d answered", b.name, load, sent.Sent, arrived, sent.Answered)
+	}
+	lost := sent.Sent - min(sent.Sent, arrived+sent.Unsent)
+	if b.program == "classes" && got.Told > lost {
+		c.run.Invalidate("%s, %s: %d messages lost, the receiver was notified of %d", b.name, load, lost, got.Told)
+	}
+	c.run.Record(b.name, load, append(all, count("lost", lost), count("lost_at_ring", got.Told))...)
+}
+
+// exchange runs box, clients and flood.
+func (c *controller) exchange(ctx context.Context, b box, p *place, name string) (client, program ends, err error) {
+	where := p.nic
+	if b.program == "classes" {
+		where = p.socket
+	}
+	files, err := p.files()
+	if err != nil {
+		return client, program, err
+	}
+	defer closeAll(files)
+	cmd := p.lab.Node().Command(ctx, c.tools.Path(b.program), b.way, strconv.Itoa(c.tools.receiver), strconv.Itoa(port),
+		where)
+	var stderr bytes.Buffer
+	cmd.ExtraFiles, cmd.Stderr = files, &stderr
+	pipe, err := cmd.StdoutPipe()
+	if err != nil {
+		return client, program, err
+	}
+	if err := cmd.Start(); err != nil {
+		return client, program, err
+	}
+	out := bufio.NewReader(pipe)
+	for range b.threads {
+		if line, _ := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
+			_ = cmd.Process.Kill()
+			return client, program, fmt.Errorf("it does not receive: %w: %s", cmd.Wait(), &stderr)
+		}
+	}
+	sendErr := c.send3(ctx, b, p, name, &client)
+	_ = cmd.Process.Signal(syscall.SIGTERM)
+	line, _ := out.ReadBytes('\n')
+	if err := errors.Join(sendErr, cmd.Wait()); err != nil {
+		return client, program, fmt.Errorf("%w: %s", err, &stderr)
+	}
+	return client, program, json.Unmarshal(line, &program)
+}
+
+func closeAll(files []*os.File) {
+	for _, f := range files {
+		f.Close()
+	}
+}
+
+// floodRate is of packets to a port without a program, on the interface of the messages.
+const floodPort, floodRate = 9, 100_000
+
+// send3 has the clients send all kinds, or CTRL alone.
+func (c *controller) send3(ctx context.Context, b box, p *place, name string, client *ends) error {
+	ms, cpu := strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender)
+	to, n := p.lab.Gateway4().String(), strconv.Itoa(len(kinds))
+	if name == "alone" {
+		n = "1"
+	}
+	args := []string{to}
+	for i := range kinds {
+		if b.way != "sockets-priority" {
+			i = 0
+		}
+		args = append(args, strconv.Itoa(port+i))
+	}
+	endFlood, err := c.startFlood(ctx, p, name)
+	if err != nil {
+		return err
+	}
+	defer endFlood()
+	out, err := p.sender.Command(ctx, c.tools.Path("client"), append(args, n, ms, cpu)...).Output()
+	if err != nil {
+		return fmt.Errorf("clients: %w", err)
+	}
+	return json.Unmarshal(out, client)
+}
+
+// startFlood starts the packets that the load flood has in addition to the messages.
+func (c *controller) startFlood(ctx context.Context, p *place, name string) (end func(), err error) {
+	if name != "flood" {
+		return func() {}, nil
+	}
+	cmd := p.sender.Command(ctx, c.tools.Path("sender"), p.lab.Gateway4().String(), strconv.Itoa(floodPort), "64",
+		strconv.Itoa(floodRate), strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender))
+	if err := cmd.Start(); err != nil {
+		return nil, fmt.Errorf("flood: %w", err)
+	}
+	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
+}

@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: Apache-2.0
+/* The controller with what Linux has of its own: one socket, three with priorities, a packet socket
+ * with a mapped ring, AF_XDP, io_uring. Instructions leave by sendto. */
+#define _GNU_SOURCE
+#include <arpa/inet.h>
+#include <linux/filter.h>
+#include <linux/if_ether.h>
+#include <linux/if_packet.h>
+#include <linux/io_uring.h>
+#include <poll.h>
+
+#include "controller.h"
+#include "xsk.h"
+
+enum {
+	MAP_FD = 3,
+	HEADERS = 14 + 20 + 8,
+	LONGEST = 2048,
+	BUFFER = 32 << 20,
+	BUSY_POLL_US = 50,
+	BLOCK = 1 << 20,
+	BLOCKS = 16,
+	IN_FLIGHT = 64
+};
+
+static const char *device;
+static int port, deaf;
+
+static int udp(int at_port)
+{
+	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(at_port) };
+	int s = socket(AF_INET, SOCK_DGRAM, 0), buffer = BUFFER;
+
+	if (s < 0 || bind(s, (void *)&at, sizeof(at)) ||
+	    setsockopt(s, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
+		die("listen");
+	return s;
+}
+
+/* udp_deaf sends only. */
+static int udp_deaf(int at_port)
+{
+	struct sock_filter none = BPF_STMT(BPF_RET | BPF_K, 0);
+	struct sock_fprog filter = { 1, &none };
+	int s = udp(at_port);
+
+	if (setsockopt(s, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)))
+		die("filter");
+	return s;
+}
+
+static void instruct(int s, const struct message *m, const struct sockaddr_in *to)
+{
+	sendto(s, m, sizeof(*m), MSG_DONTWAIT, (void *)to, sizeof(*to)); /* no answer is a loss */
+}
+
+static void *by_socket(void *kind)
+{
+	int s = udp(port);
+	uint8_t data[LONGEST];
+	struct message *m = (void *)data;
+
+	order(*(int *)kind);
+	ready();
+	for (;;) {
+		struct sockaddr_in from;
+		socklen_t size = sizeof(from);
+
+		if (recvfrom(s, data, sizeof(data), 0, (void *)&from, &size) >=
+			    (ssize_t)sizeof(*m) &&
+		    take(m))
+			instruct(s, m, &from);
+	}
+}
+
+static void *by_sockets(void *kind)
+{
+	static const int priorities[KINDS] = { 6, 4, 0 };
+	int k = *(int *)kind, s = udp(port + k), us = BUSY_POLL_US;
+	uint8_t data[LONGEST];
+	struct message *m = (void *)data;
+
+	if (setsockopt(s, SOL_SOCKET, SO_PRIORITY, &priorities[k], sizeof(int)))
+		die("SO_PRIORITY");
+	if (k == CTRL && setsockopt(s, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us)))
+		die("SO_BUSY_POLL");
+	order(k);
+	ready();
+	for (;;) {
+		struct sockaddr_in from;
+		socklen_t size = sizeof(from);
+
+		if (recvfrom(s, data, sizeof(data), 0, (void *)&from, &size) >=
+			    (ssize_t)sizeof(*m) &&
+		    take(m))
+			instruct(s, m, &from);
+	}
+}
+
+/* take_frame takes one from its Ethernet header on, of IPv4 without options. */
+static void take_frame(const uint8_t *f, uint32_t len)
+{
+	const struct message *m = (const void *)(f + HEADERS);
+	struct sockaddr_in to = { .sin_family = AF_INET };
+
+	if (len < HEADERS + sizeof(*m) || !take(m))
+		return;
+	memcpy(&to.sin_addr, f + 26, 4);
+	memcpy(&to.sin_port, f + 34, 2);
+	instruct(deaf, m, &to);
+}
+
+/* packet_socket has the messages to the port in its ring, and nothing of the flood. */
+static int packet_socket(void)
+{
+	struct sock_filter code[] = {
+		BPF_STMT(BPF_LD | BPF_H | BPF_ABS, 12),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, ETH_P_IP, 0, 5),
+		BPF_STMT(BPF_LD | BPF_B | BPF_ABS, 23),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, IPPROTO_UDP, 0, 3),
+		BPF_STMT(BPF_LD | BPF_H | BPF_ABS, 36),
+		BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, port, 0, 1),
+		BPF_STMT(BPF_RET | BPF_K, LONGEST),
+		BPF_STMT(BPF_RET | BPF_K, 0),
+	};
+	struct sock_fprog filter = { sizeof(code) / sizeof(*code), code };
+	struct tpacket_req req = { BLOCK, BLOCKS, LONGEST, BLOCK / LONGEST * BLOCKS };
+	int version = TPACKET_V2, s = socket(AF_PACKET, SOCK_RAW, 0);
+	struct sockaddr_ll at = { .sll_family = AF_PACKET,
+				  .sll_protocol = htons(ETH_P_IP),
+				  .sll_ifindex = if_nametoindex(device) };
+
+	if (s < 0 || setsockopt(s, SOL_SOCKET, SO_ATTACH_FILTER, &filter, sizeof(filter)) ||
+	    setsockopt(s, SOL_PACKET, PACKET_VERSION, &version, sizeof(version)) ||
+	    setsockopt(s, SOL_PACKET, PACKET_RX_RING, &req, sizeof(req)) ||
+	    bind(s, (void *)&at, sizeof(at)))
+		die("packet socket");
+	return s;
+}
+
+static void *by_packet_ring(void *kind)
+{
+	int s = packet_socket();
+	uint8_t *ring = mmap(NULL, BLOCK * BLOCKS, PROT_READ | PROT_WRITE, MAP_SHARED, s, 0);
+	struct pollfd wait = { .fd = s, .events = POLLIN };
+
+	if (ring == MAP_FAILED)
+		die("map packets");
+	order(*(int *)kind);
+	ready();
+	for (uint32_t i = 0;; i = (i + 1) % (BLOCK / LONGEST * BLOCKS)) {
+		struct tpacket2_hdr *h = (void *)(ring + (size_t)i * LONGEST);
+
+		while (!(__atomic_load_n(&h->tp_status, __ATOMIC_ACQUIRE) & TP_STATUS_USER))
+			poll(&wait, 1, -1);
+		take_frame((uint8_t *)h + h->tp_mac, h->tp_snaplen);
+		__atomic_store_n(&h->tp_status, TP_STATUS_KERNEL, __ATOMIC_RELEASE);
+	}
+}
+
+static void *by_xdp(void *kind)
+{
+	struct pollfd wait = { .events = POLLIN };
+
+	xsk_open(device, MAP_FD);
+	wait.fd = fd;
+	order(*(int *)kind);
+	ready();
+	for (;; poll(&wait, 1, -1))
+		for (uint32_t at = *rx.consumer; at != load(rx.producer); at++) {
+			struct xdp_desc d = ((struct xdp_desc *)rx.entries)[at % RING];
+
+			take_frame(umem + d.addr, d.len);
+			give(d.addr);
+			store(rx.consumer, at + 1);
+		}
+}
+
+/* The rings of io_uring; offsets as the kernel says. */
+static struct {
+	int fd;
+	uint32_t *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
+	struct io_uring_sqe *sqes;
+	struct io_uring_cqe *cqes;
+} u;
+
+static struct {
+	struct msghdr head;
+	struct iovec iov;
+	struct sockaddr_in from;
+	uint8_t data[LONGEST];
+} in[IN_FLIGHT];
+
+static void uring_open(void)
+{
+	struct io_uring_params p = { 0 };
+	uint8_t *ring;
+
+	u.fd = syscall(SYS_io_uring_setup, 2 * IN_FLIGHT, &p);
+	if (u.fd < 0 || !(p.features & IORING_FEAT_SINGLE_MMAP))
+		die("io_uring");
+	size_t sq = p.sq_off.array + p.sq_entries * sizeof(uint32_t);
+	size_t cq = p.cq_off.cqes + p.cq_entries * sizeof(struct io_uring_cqe);
+
+	ring = mmap(NULL, sq > cq ? sq : cq, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE,
+		    u.fd, IORING_OFF_SQ_RING);
+	u.sqes = mmap(NULL, p.sq_entries * sizeof(*u.sqes), PROT_READ | PROT_WRITE,
+		      MAP_SHARED | MAP_POPULATE, u.fd, IORING_OFF_SQES);
+	if (ring == MAP_FAILED || u.sqes == MAP_FAILED)
+		die("map io_uring");
+	u.sq_tail = (void *)(ring + p.sq_off.tail);
+	u.sq_mask = (void *)(ring + p.sq_off.ring_mask);
+	u.sq_array = (void *)(ring + p.sq_off.array);
+	u.cq_head = (void *)(ring + p.cq_off.head);
+	u.cq_tail = (void *)(ring + p.cq_off.tail);
+	u.cq_mask = (void *)(ring + p.cq_off.ring_mask);
+	u.cqes = (void *)(ring + p.cq_off.cqes);
+}
+
+/* uring_receive asks for one more message. */
+static void uring_receive(int s, int i)
+{
+	uint32_t tail = *u.sq_tail, at = tail & *u.sq_mask;
+
+	in[i].iov = (struct iovec){ in[i].data, LONGEST };
+	in[i].head = (struct msghdr){ .msg_name = &in[i].from,
+				      .msg_namelen = sizeof(in[i].from),
+				      .msg_iov = &in[i].iov,
+				      .msg_iovlen = 1 };
+	u.sqes[at] = (struct io_uring_sqe){ .opcode = IORING_OP_RECVMSG,
+					    .fd = s,
+					    .addr = (uintptr_t)&in[i].head,
+					    .len = 1,
+					    .user_data = i };
+	u.sq_array[at] = at;
+	store(u.sq_tail, tail + 1);
+}
+
+static void *by_uring(void *kind)
+{
+	int s = udp(port), asked = IN_FLIGHT;
+
+	uring_open();
+	for (int i = 0; i < IN_FLIGHT; i++)
+		uring_receive(s, i);
+	order(*(int *)kind);
+	ready();
+	for (;;) {
+		if (syscall(SYS_io_uring_enter, u.fd, asked, 1, IORING_ENTER_GETEVENTS, NULL, 0) <
+		    0)
+			die("io_uring_enter");
+		asked = 0;
+		for (uint32_t at = *u.cq_head; at != load(u.cq_tail); at++) {
+			const struct io_uring_cqe *c = &u.cqes[at & *u.cq_mask];
+			int i = c->user_data;
+			const struct message *m = (void *)in[i].data;
+
+			if (c->res >= (int)sizeof(*m) && take(m))
+				instruct(s, m, &in[i].from);
+			store(u.cq_head, at + 1);
+			uring_receive(s, i);
+			asked++;
+		}
+	}
+}
+
+/* box socket|sockets-priority|packet-mmap|afxdp|io_uring CPU PORT DEVICE */
+int main(int argc, char **argv)
+{
+	static const struct {
+		const char *name;
+		void *(*receive)(void *);
+		int threads;
+		bool deaf;
+	} ways[] = { { "socket", by_socket, 1, false },
+		     { "sockets-priority", by_sockets, KINDS, false },
+		     { "packet-mmap", by_packet_ring, 1, true },
+		     { "afxdp", by_xdp, 1, true },
+		     { "io_uring", by_uring, 1, false } };
+
+	if (argc != 5)
+		return 2;
+	port = atoi(argv[3]);
+	device = argv[4];
+	for (unsigned int i = 0; i < sizeof(ways) / sizeof(*ways); i++)
+		if (!strcmp(argv[1], ways[i].name)) {
+			deaf = ways[i].deaf ? udp_deaf(port) : -1;
+			serve(ways[i].threads, ways[i].receive, argv[2]);
+		}
+	return 2;
+}
