@@ -10,10 +10,12 @@ import (
 	"crypto/rand"
 	"crypto/subtle"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"sync"
@@ -100,6 +102,7 @@ func (s *Server) routes() http.Handler {
 	if s.options.Write {
 		private.HandleFunc("POST /v1/changes/{name}/revert", s.pass)
 	}
+	private.HandleFunc("GET /v1/history", s.history)
 	private.HandleFunc("POST /capture", writeCapture)
 	private.HandleFunc("GET /stream", s.stream)
 	private.HandleFunc("GET /page", s.page)
@@ -248,6 +251,30 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, fmt.Sprintf("the response is of type %q, not JSON: it is not shown", kind), http.StatusBadGateway)
 		return
 	}
+	copyOut(w, response, kind)
+}
+
+// history passes samples on. Why there are none is a line, as an error in between is: the page asks again, and
+// browsers report each response that is an error.
+func (s *Server) history(w http.ResponseWriter, r *http.Request) {
+	since := "/v1/history?since=" + url.QueryEscape(r.FormValue("since"))
+	response, err := s.options.Agent(r.Context(), http.MethodGet, since, http.NoBody)
+	if err == nil {
+		defer response.Body.Close()
+		if response.StatusCode == http.StatusOK {
+			copyOut(w, response, "application/x-ndjson")
+			return
+		}
+		var problem struct{ Detail string }
+		if err = json.NewDecoder(response.Body).Decode(&problem); err == nil {
+			err = errors.New(problem.Detail)
+		}
+	}
+	_ = json.NewEncoder(w).Encode(v1alpha1.HistoryLine{Error: err.Error()})
+}
+
+// copyOut sends a response of the agent as it comes.
+func copyOut(w http.ResponseWriter, response *http.Response, kind string) {
 	w.Header().Set("Content-Type", kind)
 	w.WriteHeader(response.StatusCode)
 	out := http.NewResponseController(w)

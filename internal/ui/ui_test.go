@@ -43,6 +43,11 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 		text = `{"version":"devel"}`
 	case path == "/v1/services":
 		text = `[{"metadata":{"name":"web"}}]`
+	case path == "/v1/history?since=60":
+		text = `{"step":10,"time":7,"values":[1]}`
+	case path == "/v1/history?since=61":
+		w.WriteHeader(http.StatusConflict)
+		text = `{"detail":"the history is off"}`
 	case strings.HasPrefix(path, "/v1/changes?"):
 		text = `[{"number":7}]`
 	}
@@ -224,6 +229,27 @@ func TestRoutes(t *testing.T) {
 	s.wants(http.StatusNotFound, s.base+"/v1/changes/7/revert", own(http.MethodPost))
 	if got := s.asked.Load(); got != "nothing" {
 		t.Errorf("the agent was asked %v", got)
+	}
+}
+
+// The page asks for samples again and again: why there are none is an answer, not an error in the browser's log.
+func TestHistory(t *testing.T) {
+	s := serve(t, Options{})
+	s.signIn()
+	for since, want := range map[string]string{"60": `{"step":10,"time":7,"values":[1]}`,
+		"61": `{"error":"the history is off"}`} {
+		answer, body := s.get(s.base+"/v1/history?since="+since+"&follow=true", nil)
+		if answer.StatusCode != http.StatusOK || strings.TrimSpace(body) != want {
+			t.Errorf("%s answers %s %s, want %s", since, answer.Status, body, want)
+		}
+		if got, want := s.asked.Load(), "GET /v1/history?since="+since; got != want {
+			t.Errorf("the agent was asked %v, want %s", got, want)
+		}
+	}
+	s.down.Store(true)
+	if answer, body := s.get(s.base+"/v1/history?since=60", nil); answer.StatusCode != http.StatusOK ||
+		!strings.Contains(body, `{"error":"no agent answers"}`) {
+		t.Errorf("without an agent the answer is %s %s", answer.Status, body)
 	}
 }
 

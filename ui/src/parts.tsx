@@ -55,9 +55,9 @@ export function Card({ title, children, tone, extra }: { title?: ComponentChildr
   );
 }
 
-// Spark draws the history of a counter's rate.
-export function Spark({ of, tone = "info", label }: { of: string; tone?: Tone; label: string }) {
-  const points = history(of).slice(-60);
+// Spark draws the history of a counter's rate, or other points; marks are where changes were made, from 0 to 1.
+export function Spark({ of = "", all, marks = [], tone = "info", label }: { of?: string; all?: (number | null)[]; marks?: number[]; tone?: Tone; label: string }) {
+  const points = all ?? history(of).slice(-60);
   const max = Math.max(1, ...points.map((p) => p ?? 0));
   const w = 120, h = 28, room = Math.max(20, points.length);
   let path = "", area = "", start = 0, last = 0;
@@ -73,6 +73,7 @@ export function Spark({ of, tone = "info", label }: { of: string; tone?: Tone; l
     <svg class={`spark ${tone}`} viewBox={`0 0 ${w} ${h}`} preserveAspectRatio="none" role="img" aria-label={label}>
       {area && <path class="area" d={`${area}L${last.toFixed(1)} ${h}L${start.toFixed(1)} ${h}Z`} />}
       <path class="line" d={path} />
+      <path class="mark" d={marks.map((m) => `M${(m * w).toFixed(1)} 0V${h}`).join("")} />
     </svg>
   );
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { ChangeRecord, Problem } from "../api";
-import { Chart } from "../chart";
+import { Chart, Hour } from "../chart";
 import { bytes, nanos, perSecond, plural, seconds, short } from "../format";
 import { Icon } from "../icons";
 import { Ago, Card, Chip, Command, Conditions, Empty, Head, Spark, Table, type Tone } from "../parts";
@@ -19,6 +19,7 @@ export function HealthView() {
       <Tiles />
       <Dropping all={drops} />
       <Card><Chart title="Packets through the chains, last five minutes" lines={[{ key: "node/packets", name: "packets", color: "--c-accent" }, { key: "node/drops", name: "dropped", color: "--c-bad" }]} /></Card>
+      <Hour title="Packets of services, last hour" lines={[{ key: "packets", name: "packets", color: "--c-accent" }, { key: "drops", name: "dropped", color: "--c-bad" }]} />
       <div class="two">
         <Card title="Recent changes" extra={<a href="#/changes">all</a>}><Recent all={newestChanges().slice(0, 6)} /></Card>
         <Card title="The agent"><Conditions all={status?.conditions} /></Card>

@@ -2,6 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { send, type Package } from "../api";
+import { Hour } from "../chart";
 import { bytes, nanos, perSecond, plural, short } from "../format";
 import { Ago, Card, Chip, Conditions, Empty, Head, Table } from "../parts";
 import { byName, lastChangeOf, rate, state } from "../state";
@@ -30,6 +31,7 @@ export function ModuleView({ name }: { name: string }) {
       <Head title={name} command={`kerb module get ${name}`}
         sub={<>{s?.package.name} {s?.package.version}, {plural(s?.instances?.length ?? 0, "attach point")}, {bytes(s?.memoryBytes ?? 0)} of kernel memory{last && <>, last changed by <a href={`#/changes/${last.number}`}>change {last.number}</a> <Ago time={last.time} /></>}</>} />
       <Card title="Conditions"><Conditions all={s?.conditions} /></Card>
+      <Hour title="Last hour" names={[`Module/${name}`]} lines={[{ key: `module/${name}/packets`, name: "packets", color: "--c-accent" }, { key: `module/${name}/drops`, name: "dropped", color: "--c-bad" }]} />
       {(s?.drops?.length ?? 0) > 0 && (
         <Card title="Drops"><Table rows={s!.drops!} caption="Drops by reason" id={(d) => d.reason} columns={[
           { name: "Reason", cell: (d) => <Chip tone="bad">{d.reason}</Chip> },

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { Chain, Count, Service } from "../api";
-import { Chart } from "../chart";
+import { Chart, Hour } from "../chart";
 import { nanos, perSecond, plural, short } from "../format";
 import { Icon } from "../icons";
 import { Card, Chip, Conditions, Empty, Head, Spark, Table } from "../parts";
+import { changesOf, hour, minutes, usePast, type Past } from "../past";
 import { byName, rate, state } from "../state";
 
 // chainsOf are the chains on a service's interfaces, with the interface: first to the service, then from it.
@@ -21,11 +22,13 @@ const ready = (s: Service) => s.status?.conditions?.find((c) => c.type === "Read
 
 export function ServicesView() {
   const all = byName(state.value.services);
+  const past = usePast();
   return (
     <>
       <Head title="Services" sub={`${plural(all.length, "workload")} of this node, and what their packets pass`} command="kerb service list" />
       {all.length === 0 && <Empty title="No services yet">A service is a workload with its own network namespace: <code>kerb service add web --netns /run/netns/web</code></Empty>}
-      <div class="services">{all.map((s) => <ServiceCard key={s.metadata.name} s={s} />)}</div>
+      <div class="services">{all.map((s) => <ServiceCard key={s.metadata.name} s={s} past={past} />)}</div>
+      {past.why && <p class="note">No graphs of the last hour: {past.why}</p>}
     </>
   );
 }
@@ -35,7 +38,25 @@ function State({ s }: { s: Service }) {
   return c && <Chip tone={c.status === "True" ? "ok" : "warn"} title={c.message}>{c.status === "True" ? "ready" : c.reason}</Chip>;
 }
 
-function ServiceCard({ s }: { s: Service }) {
+// named are the service and the modules that its packets meet: changes of these concern it.
+const named = (s: Service) => [`Service/${s.metadata.name}`,
+  ...chainsOf(s).flatMap((c) => (c.chain.counts ?? []).map((n) => `Module/${n.module}`))];
+
+// LastHour draws the last hour of a service in the space of a word.
+function LastHour({ s, past }: { s: Service; past: Past }) {
+  const key = `service/${s.metadata.name}`;
+  if (!past.of.has(`${key}/packets`)) return null;
+  const end = past.times.at(-1)!;
+  const marks = changesOf(past, named(s)).map((c) => 1 - (end - Date.parse(c.time) / 1000) / hour);
+  return (
+    <span class="hour">last hour
+      <Spark all={minutes(past, `${key}/packets`)} marks={marks} label={`Packets of ${s.metadata.name} in the last hour, and ${plural(marks.length, "change")}`} />
+      {past.of.has(`${key}/drops`) && <Spark all={minutes(past, `${key}/drops`)} marks={marks} tone="bad" label={`Drops of ${s.metadata.name} in the last hour`} />}
+    </span>
+  );
+}
+
+function ServiceCard({ s, past }: { s: Service; past: Past }) {
   const name = s.metadata.name;
   const drops = rate(`service/${name}/drops`);
   const chains = chainsOf(s);
@@ -44,6 +65,7 @@ function ServiceCard({ s }: { s: Service }) {
       <div class="card-head">
         <h2><a href={`#/services/${encodeURIComponent(name)}`}>{name}</a> <State s={s} /></h2>
         <span class="facts">{(s.status?.addresses ?? []).filter((a) => !a.startsWith("fe80")).slice(0, 2).join("  ")}</span>
+        <LastHour s={s} past={past} />
         <span class={`droprate ${drops > 0 ? "bad" : ""}`}>{drops > 0 ? <>{perSecond(drops)} dropped <Spark of={`service/${name}/drops`} tone="bad" label={`Drops of ${name}`} /></> : "no drops"}</span>
       </div>
       {chains.map((c) => <Pipeline key={c.on + c.hook} {...c} service={name} />)}
@@ -133,6 +155,7 @@ export function ServiceView({ name }: { name: string }) {
         {chains.length === 0 && <p class="note">No module is on this service's interfaces.</p>}
         <p class="note">Packets per second between the modules; below each name the time that it takes, p50 | p99, of one packet in 4,096.</p>
       </Card>
+      <Hour title="Last hour" names={named(s)} lines={[{ key: `service/${name}/packets`, name: "packets", color: "--c-accent" }, { key: `service/${name}/drops`, name: "dropped", color: "--c-bad" }]} />
       <Card title="Drops">
         {drops.length === 0 ? <p class="note">No packet of {name} was dropped.</p> : (
           <>
