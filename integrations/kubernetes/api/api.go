@@ -15,8 +15,18 @@ const (
 	Group          = "kerb.dev"
 	Version        = "v1alpha1"
 	ClusterModules = "clustermodules"
+	Modules        = "modules"
 	KerbNodes      = "kerbnodes"
 )
+
+// What a Module of a namespace is limited to: those who write it do not administer nodes.
+const (
+	MaxModules  = 8    // in a namespace
+	MaxPriority = 1000 // and at least 0. All are nearer to the pod than ClusterModules of usual priorities
+)
+
+// ModulePackages are the built-in packages that a Module may use: those whose effects end at the interface of the pod.
+var ModulePackages = []string{"counter", "firewall", "responder"}
 
 // ObjectMeta is what Kerb reads of the metadata of any object.
 type ObjectMeta struct {
@@ -45,21 +55,30 @@ type Object struct {
 func (o *Object) Meta() *ObjectMeta { return &o.Metadata }
 
 // Meta returns the metadata.
-func (m *ClusterModule) Meta() *ObjectMeta { return &m.Metadata }
+func (m *Module) Meta() *ObjectMeta { return &m.Metadata }
 
 // Meta returns the metadata.
 func (n *KerbNode) Meta() *ObjectMeta { return &n.Metadata }
 
-// ClusterModule deploys a package on pods of all nodes.
-type ClusterModule struct {
+// Module is a ClusterModule, which deploys a package on pods of all nodes, or with a namespace a Module, which deploys
+// it on pods of that namespace. The definition of Module refuses what only ClusterModules may do, and so does
+// kerb-kube-node.
+type Module struct {
 	v1.TypeMeta
-	Metadata ObjectMeta        `json:"metadata"`
-	Spec     ClusterModuleSpec `json:"spec" doc:"What the module is, and which pods it is attached to"`
+	Metadata ObjectMeta `json:"metadata"`
+	Spec     ModuleSpec `json:"spec" doc:"What the module is, and which pods it is attached to"`
+
+	// Undecodable is the error of an object that this program cannot decode, as one of a later version. Fields that
+	// can be decoded are there.
+	Undecodable string `json:"undecodable,omitempty"`
 }
 
-// ClusterModuleSpec is v1alpha1.ModuleSpec with a package and attach points that mean the same on every node. A test
+// Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.
+func (m *Module) Keep(err error) { m.Undecodable = err.Error() }
+
+// ModuleSpec is v1alpha1.ModuleSpec with a package and attach points that mean the same on every node. A test
 // compares the fields that both have.
-type ClusterModuleSpec struct {
+type ModuleSpec struct {
 	Package       Package          `json:"package" doc:"The package to deploy"`
 	Config        map[string]any   `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 	Attach        Attach           `json:"attach" doc:"Where the module is attached"`
@@ -117,7 +136,7 @@ type KerbNodeStatus struct {
 
 // ModuleReport is a module that a node does not run as specified.
 type ModuleReport struct {
-	Name       string `json:"name" doc:"Name of the ClusterModule"`
+	Name       string `json:"name" doc:"Name of the ClusterModule, or NAMESPACE/NAME of the Module"`
 	Generation int64  `json:"generation" doc:"metadata.generation that the report is about"`
 	Reason     string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`

@@ -5,6 +5,7 @@ package api_test
 import (
 	"encoding/json"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -17,6 +18,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
 var update = flag.Bool("update", false, "write deploy/kubernetes/crds")
@@ -32,11 +34,14 @@ type definition struct {
 	kind, plural, short string
 	object              reflect.Type
 	columns             []column
-	status              bool
+	status, namespaced  bool
 	// rules are CEL rules by the path of the field that they check.
 	rules map[string][]rule
 	// bounds are keywords that tags of shared types do not have, by path.
 	bounds map[string]map[string]any
+	// refused are fields of other kinds that users may expect, by path, with their type and the remedy. An API server
+	// drops unknown fields of objects that are not validated strictly.
+	refused map[string][2]string
 }
 
 type column struct {
@@ -70,42 +75,85 @@ var requirementRules = []rule{
 	{"self.key.matches('" + labelKey + "')", notLabelKey},
 }
 
+var moduleColumns = []column{{"Package", "string", ".spec.package.name", 0},
+	{"Image", "string", ".spec.package.image", 1},
+	{"Priority", "integer", ".spec.order.priority", 0}, {"Age", "date", ".metadata.creationTimestamp", 0}}
+
+const notInModule = ": a Module selects pods of its own namespace only, by podSelector: remove it, or "
+
+// with returns the entries of all maps.
+func with[K comparable, V any](all ...map[K]V) map[K]V {
+	out := map[K]V{}
+	for _, m := range all {
+		maps.Copy(out, m)
+	}
+	return out
+}
+
+// moduleRules and moduleBounds are those of both kinds of modules.
+var (
+	moduleName = rule{"size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
+		"metadata.name: write at most 63 lower-case letters, digits and dashes, with no dash at either end"}
+	moduleRules = map[string][]rule{
+		"spec.package": {{"has(self.name) != has(self.image)",
+			"set exactly one: name for a package that is built into the agent, or image for one in a registry"}},
+		"spec.package.image": {{"self.matches('^[a-z0-9][A-Za-z0-9.:-]*/[a-z0-9._/-]+@sha256:[0-9a-f]{64}$')",
+			"name the content by its digest: registry/repository@sha256:... (kerb package push prints it); " +
+				"a tag may mean something else on every node"}},
+		"spec.attach.pods.namespaceSelector":                    selectorRules,
+		"spec.attach.pods.namespaceSelector.matchExpressions[]": requirementRules,
+		"spec.attach.pods.podSelector":                          selectorRules,
+		"spec.attach.pods.podSelector.matchExpressions[]":       requirementRules,
+	}
+	moduleBounds = map[string]map[string]any{
+		"spec.package.name":                                              {"pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"},
+		"spec.order":                                                     {"default": map[string]any{}},
+		"spec.order.before":                                              {"maxItems": 32},
+		"spec.order.after":                                               {"maxItems": 32},
+		"spec.order.before[]":                                            {"maxLength": 63},
+		"spec.order.after[]":                                             {"maxLength": 63},
+		"spec.attach.pods.podSelector.matchLabels":                       {"maxProperties": 16},
+		"spec.attach.pods.namespaceSelector.matchLabels":                 {"maxProperties": 16},
+		"spec.attach.pods.podSelector.matchLabels{}":                     {"maxLength": 63, "pattern": labelValue},
+		"spec.attach.pods.namespaceSelector.matchLabels{}":               {"maxLength": 63, "pattern": labelValue},
+		"spec.attach.pods.podSelector.matchExpressions[].values[]":       {"maxLength": 63, "pattern": labelValue},
+		"spec.attach.pods.namespaceSelector.matchExpressions[].values[]": {"maxLength": 63, "pattern": labelValue},
+	}
+)
+
 var definitions = []definition{
 	{
-		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](),
-		columns: []column{{"Package", "string", ".spec.package.name", 0}, {"Image", "string", ".spec.package.image", 1},
-			{"Priority", "integer", ".spec.order.priority", 0}, {"Age", "date", ".metadata.creationTimestamp", 0}},
-		rules: map[string][]rule{
-			"": {
-				{"size(self.metadata.name) <= 63 && self.metadata.name.matches('^[a-z0-9]([a-z0-9-]*[a-z0-9])?$')",
-					"metadata.name: write at most 63 lower-case letters, digits and dashes, with no dash at either end"},
-				{"self.metadata.name != 'kubernetes-pending'",
-					"metadata.name: kubernetes-pending is Kerb's own, which denies until the labels of a pod are known: " +
-						"choose another name"},
-			},
-			"spec.package": {{"has(self.name) != has(self.image)",
-				"set exactly one: name for a package that is built into the agent, or image for one in a registry"}},
-			"spec.package.image": {{"self.matches('^[a-z0-9][A-Za-z0-9.:-]*/[a-z0-9._/-]+@sha256:[0-9a-f]{64}$')",
-				"name the content by its digest: registry/repository@sha256:... (kerb package push prints it); " +
-					"a tag may mean something else on every node"}},
-			"spec.attach.pods.namespaceSelector":                    selectorRules,
-			"spec.attach.pods.namespaceSelector.matchExpressions[]": requirementRules,
-			"spec.attach.pods.podSelector":                          selectorRules,
-			"spec.attach.pods.podSelector.matchExpressions[]":       requirementRules,
-		},
-		bounds: map[string]map[string]any{
-			"spec.package.name":                                              {"pattern": "^[a-z0-9]([a-z0-9-]*[a-z0-9])?$"},
-			"spec.order":                                                     {"default": map[string]any{}},
-			"spec.order.before":                                              {"maxItems": 32},
-			"spec.order.after":                                               {"maxItems": 32},
-			"spec.order.before[]":                                            {"maxLength": 63},
-			"spec.order.after[]":                                             {"maxLength": 63},
-			"spec.attach.pods.podSelector.matchLabels":                       {"maxProperties": 16},
-			"spec.attach.pods.namespaceSelector.matchLabels":                 {"maxProperties": 16},
-			"spec.attach.pods.podSelector.matchLabels{}":                     {"maxLength": 63, "pattern": labelValue},
-			"spec.attach.pods.namespaceSelector.matchLabels{}":               {"maxLength": 63, "pattern": labelValue},
-			"spec.attach.pods.podSelector.matchExpressions[].values[]":       {"maxLength": 63, "pattern": labelValue},
-			"spec.attach.pods.namespaceSelector.matchExpressions[].values[]": {"maxLength": 63, "pattern": labelValue},
+		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.Module](),
+		columns: moduleColumns,
+		rules: with(moduleRules, map[string][]rule{"": {moduleName,
+			{"self.metadata.name != 'kubernetes-pending'",
+				"metadata.name: kubernetes-pending is Kerb's own, which denies until the labels of a pod are known: " +
+					"choose another name"},
+			{"!self.metadata.name.matches('" + names.ReservedModules + "')",
+				"metadata.name: m-...-DIGEST is the name on nodes of a Module of a namespace: choose another name"},
+		}}),
+		bounds: moduleBounds,
+	},
+	{
+		kind: "Module", plural: api.Modules, short: "nsmod", object: reflect.TypeFor[api.Module](), namespaced: true,
+		columns: moduleColumns,
+		rules: with(moduleRules, map[string][]rule{
+			"": {moduleName},
+			"spec.attach.pods": {{"!has(self.namespaceSelector)",
+				"namespaceSelector" + notInModule + "use a ClusterModule"}},
+			"spec.package.name": {{"self in ['" + strings.Join(api.ModulePackages, "', '") + "']",
+				"a Module may use " + strings.Join(api.ModulePackages, ", ") + ": use a ClusterModule for other packages"}},
+			"spec.order": {{"!has(self.direction) || self.direction != 'same'",
+				"direction: same would reverse the order of ClusterModules, too: remove it"}},
+			"spec.budget": {{"!has(self.memory)",
+				"memory: it is the node's: remove it, and the limit of the package applies"}},
+		}),
+		bounds: with(moduleBounds, map[string]map[string]any{
+			"spec.order.priority": {"minimum": 0, "maximum": api.MaxPriority}}),
+		refused: map[string][2]string{
+			"spec.attach.services":   {"string", "services" + notInModule + "apply it to the agent of the node"},
+			"spec.attach.interfaces": {"array", "interfaces" + notInModule + "apply it to the agent of the node"},
+			"spec.attach.cgroups":    {"array", "cgroups" + notInModule + "apply it to the agent of the node"},
 		},
 	},
 	{
@@ -149,7 +197,7 @@ func TestDefinitionsAreCurrent(t *testing.T) {
 
 // What a ClusterModule shares with a Module of the agent is described in the same words, with the same bounds.
 func TestSharedFields(t *testing.T) {
-	module, cluster := reflect.TypeFor[v1.ModuleSpec](), reflect.TypeFor[api.ClusterModuleSpec]()
+	module, cluster := reflect.TypeFor[v1.ModuleSpec](), reflect.TypeFor[api.ModuleSpec]()
 	for i := range cluster.NumField() {
 		f := cluster.Field(i)
 		if f.Name == "Package" || f.Name == "Attach" {
@@ -195,13 +243,17 @@ func (d definition) document(t *testing.T) map[string]any {
 	}
 	version := map[string]any{"name": api.Version, "served": true, "storage": true,
 		"schema": map[string]any{"openAPIV3Schema": schema}, "additionalPrinterColumns": d.columns}
+	scope := "Cluster"
+	if d.namespaced {
+		scope = "Namespaced"
+	}
 	if d.status {
 		version["subresources"] = map[string]any{"status": map[string]any{}}
 	}
 	return map[string]any{
 		"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
 		"metadata": map[string]any{"name": d.plural + "." + api.Group},
-		"spec": map[string]any{"group": api.Group, "scope": "Cluster", "versions": []any{version},
+		"spec": map[string]any{"group": api.Group, "scope": scope, "versions": []any{version},
 			"names": map[string]any{"kind": d.kind, "listKind": d.kind + "List", "plural": d.plural,
 				"singular": strings.ToLower(d.kind), "shortNames": []any{d.short}, "categories": []any{"kerb"}}},
 	}
@@ -243,6 +295,11 @@ func (d definition) structural(r huma.Registry, s *huma.Schema, path string, use
 		for name, p := range s.Properties {
 			properties[name] = d.structural(r, p, path+"."+name, used)
 		}
+		for field, refusal := range d.refused {
+			if name, ok := strings.CutPrefix(field, path+"."); ok && !strings.Contains(name, ".") {
+				properties[name] = refusedField(refusal[0], refusal[1])
+			}
+		}
 		out["properties"] = properties
 	case s.Type == "object":
 		if values, ok := s.AdditionalProperties.(*huma.Schema); ok && values.Type != "" {
@@ -252,6 +309,14 @@ func (d definition) structural(r huma.Registry, s *huma.Schema, path string, use
 		}
 	}
 	d.decorate(out, path, used)
+	return out
+}
+
+func refusedField(kind, remedy string) map[string]any {
+	out := map[string]any{"type": kind, "description": "Refused", "x-kubernetes-validations": []rule{{"false", remedy}}}
+	if kind == "array" {
+		out["items"] = map[string]any{"type": "string"}
+	}
 	return out
 }
 

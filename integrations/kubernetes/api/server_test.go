@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
@@ -92,6 +93,64 @@ var wrongModules = []struct{ name, spec, field, remedy string }{
 	{"typo", `{package: {name: counter}, atach: {}, attach: {pods: {}}}`, "spec.atach", "field not declared in schema"},
 }
 
+// wrongOfNamespaces are wrong as Modules of a namespace, and right or wrong otherwise as ClusterModules.
+var wrongOfNamespaces = []struct{ name, spec, field, remedy string }{
+	{"select-others", `{package: {name: counter}, attach: {pods: {namespaceSelector: {}}}}`, "spec.attach.pods",
+		"namespaceSelector: a Module selects pods of its own namespace only, by podSelector: remove it"},
+	{"interfaces", `{package: {name: counter}, attach: {interfaces: [eth0], pods: {}}}`, "spec.attach.interfaces",
+		"remove it"},
+	{"services", `{package: {name: counter}, attach: {services: "*", pods: {}}}`, "spec.attach.services", "remove it"},
+	{"cgroups", `{package: {name: counter}, attach: {cgroups: [/a], pods: {}}}`, "spec.attach.cgroups", "remove it"},
+	{"proxy", `{package: {name: proxy}, attach: {pods: {}}}`, "spec.package.name", "use a ClusterModule"},
+	{"nat", `{package: {name: nat}, attach: {pods: {}}}`, "spec.package.name", "counter, firewall, responder"},
+	{"near", `{package: {name: counter}, order: {priority: -1}, attach: {pods: {}}}`, "spec.order.priority",
+		"greater than or equal to 0"},
+	{"far", `{package: {name: counter}, order: {priority: 2000000}, attach: {pods: {}}}`, "spec.order.priority",
+		"less than or equal to 1000"},
+	{"same", `{package: {name: counter}, order: {direction: same}, attach: {pods: {}}}`, "spec.order", "remove it"},
+	{"memory", `{package: {name: counter}, budget: {memory: 10Gi}, attach: {pods: {}}}`, "spec.budget", "remove it"},
+	{"dots.in", `{package: {name: counter}, attach: {pods: {}}}`, "metadata.name", "lower-case letters"},
+	{"neither", `{package: {}, attach: {pods: {}}}`, "spec.package", "exactly one: name"},
+	{"own-label", `{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {kerb.dev/namespace: other}}}}}`,
+		"spec.attach.pods.podSelector", "Kerb's own"},
+}
+
+// What only ClusterModules may do is refused in Modules, with the field and the remedy, also by a server that is not
+// asked to validate strictly.
+func TestValidationOfModules(t *testing.T) {
+	server := startServer(t)
+	const path = "/apis/kerb.dev/v1alpha1/namespaces/default/modules/"
+	module := func(name, spec string) string {
+		return strings.Replace(clusterModule(name, spec), "ClusterModule", "Module", 1)
+	}
+	for _, wrong := range wrongOfNamespaces {
+		err := server.Call(http.MethodPatch, path+wrong.name+"?fieldManager=test&fieldValidation=Ignore",
+			module(wrong.name, wrong.spec), nil)
+		var no *kubeapi.Refusal
+		if !errors.As(err, &no) || !strings.Contains(no.Message, wrong.field) || !strings.Contains(no.Message, wrong.remedy) {
+			t.Errorf("%s: %v, want a refusal that names %s and %q", wrong.name, err, wrong.field, wrong.remedy)
+		}
+	}
+	for name, spec := range map[string]string{
+		"least": `{package: {name: firewall}, attach: {pods: {}}}`,
+		"most": `{package: {image: "` + image + `"}, config: {a: 1}, order: {priority: 1000, before: [a], after: [b]},
+  failurePolicy: closed, budget: {latency: 1us}, attach: {pods: {podSelector: {matchLabels: {app: web}}}}}`,
+	} {
+		if err := server.Apply(path+name, module(name, spec)); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if cells := server.Table(path); len(cells) < 4 || cells[0] != "least" || cells[1] != "firewall" {
+		t.Errorf("kubectl get shows %v", cells)
+	}
+	name := names.Module("default", "least")
+	err := server.Apply(modulesPath+name, clusterModule(name, `{package: {name: counter}, attach: {pods: {}}}`))
+	if err == nil || !strings.Contains(err.Error(), "choose another name") {
+		t.Errorf("a ClusterModule with the name of a Module on nodes: %v", err)
+	}
+	checkExamples(t, server, "Module", path)
+}
+
 // Wrong objects are refused with the field that is wrong and what to write; right ones are accepted with their
 // defaults.
 func TestValidation(t *testing.T) {
@@ -118,7 +177,7 @@ func TestValidation(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 			continue
 		}
-		var got api.ClusterModule
+		var got api.Module
 		server.Must(http.MethodGet, modulesPath+name, nil, &got)
 		if got.Spec.Order.Priority != 100 {
 			t.Errorf("%s: priority %d, want the default", name, got.Spec.Order.Priority)
@@ -127,28 +186,32 @@ func TestValidation(t *testing.T) {
 			t.Errorf("%s was stored as %+v", name, got.Spec)
 		}
 	}
-	checkExamples(t, server)
+	checkExamples(t, server, "ClusterModule", modulesPath)
 	checkColumns(t, server)
 }
 
-var example = regexp.MustCompile("(?s)```yaml\n(.*?kind: ClusterModule\nmetadata:\n  name: ([a-z-]+)\n.*?)```")
+var example = regexp.MustCompile("(?s)```yaml\n([^`]*?kind: ([A-Za-z]+)\nmetadata:\n  name: ([a-z-]+)\n.*?)```")
 
 // checkExamples applies what docs/kubernetes.md shows.
-func checkExamples(t *testing.T, server *kubeapi.Server) {
+func checkExamples(t *testing.T, server *kubeapi.Server, kind, path string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/kubernetes.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	examples := example.FindAllStringSubmatch(string(text), -1)
-	if len(examples) == 0 {
-		t.Error("docs/kubernetes.md shows no ClusterModule")
-	}
-	for _, e := range examples {
-		if err := server.Apply(modulesPath+e[2], e[1]); err != nil {
-			t.Errorf("%s of docs/kubernetes.md: %v", e[2], err)
+	shown := 0
+	for _, e := range example.FindAllStringSubmatch(string(text), -1) {
+		if e[2] != kind {
+			continue
 		}
-		server.Must(http.MethodDelete, modulesPath+e[2], nil, nil)
+		shown++
+		if err := server.Apply(path+e[3], e[1]); err != nil {
+			t.Errorf("%s of docs/kubernetes.md: %v", e[3], err)
+		}
+		server.Must(http.MethodDelete, path+e[3], nil, nil)
+	}
+	if shown == 0 {
+		t.Errorf("docs/kubernetes.md shows no %s", kind)
 	}
 }
 

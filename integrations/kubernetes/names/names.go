@@ -30,6 +30,20 @@ const (
 // Pending is the module that drops the packets of pods whose labels are not known yet.
 const Pending = "kubernetes-pending"
 
+// Of Modules of namespaces, whose names on the node Module returns.
+const (
+	// ReservedModules matches the names on the node of Modules of namespaces: no ClusterModule may have one.
+	ReservedModules = "^m-[a-z0-9-]+-[0-9a-f]{20}$"
+	maxReadable     = 40 // of 63: what fits between m- and -DIGEST
+)
+
+// Module returns the name on the node of a Module of a namespace. The digest alone identifies it: names of namespaces
+// and Modules may have dashes, and may be too long. The rest is for people who read it.
+func Module(namespace, name string) string {
+	readable := namespace + "-" + name
+	return "m-" + strings.Trim(readable[:min(len(readable), maxReadable)], "-") + "-" + digest(namespace+"/"+name)
+}
+
 // Labels of the services of pods.
 const (
 	LabelPrefix     = "kerb.dev/" // ignored in labels of pods: a pod must not pass for another one

@@ -47,3 +47,17 @@ func TestAdmit(t *testing.T) {
 		t.Error("a name of 64 characters cannot be the value of a label")
 	}
 }
+
+// Modules of namespaces have names of their own on the node, which the agent accepts and no ClusterModule may have.
+func TestModuleNames(t *testing.T) {
+	long := strings.Repeat("a", 63)
+	seen := map[string]string{}
+	for _, of := range [][2]string{{"a", "b-c"}, {"a-b", "c"}, {"a", "b"}, {"b", "a"}, {long, long},
+		{long, "b"}, {"b", long}, {strings.Repeat("a", 39), "b"}} {
+		name := Module(of[0], of[1])
+		if other, ok := seen[name]; ok || len(name) > 63 || !regexp.MustCompile(ReservedModules).MatchString(name) {
+			t.Errorf("Module(%s) = %s, %d characters; also that of %q", of, name, len(name), other)
+		}
+		seen[name] = of[0] + "/" + of[1]
+	}
+}

@@ -101,8 +101,9 @@ func TestPodsOfRefusedModules(t *testing.T) {
 		held   bool
 	}{{"web", v1.FailClosed, true}, {"web", "", true}, {"web", v1.FailOpen, false}, {"db", v1.FailClosed, false}} {
 		a, s := heldPod(t)
-		s.state.moduleHandler().Replace([]api.ClusterModule{{Metadata: api.ObjectMeta{Name: "deny"},
-			Spec: api.ClusterModuleSpec{Package: api.Package{Name: "firewall"}, FailurePolicy: c.policy,
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace([]api.Module{{Metadata: api.ObjectMeta{Name: "deny"},
+			Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}, FailurePolicy: c.policy,
 				Attach: api.Attach{Pods: api.PodSelector{Pods: &api.LabelSelector{
 					MatchLabels: map[string]string{"app": "web"}}}}}}})
 		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
@@ -124,12 +125,13 @@ func TestModuleThatFails(t *testing.T) {
 	}{{"web", true}, {"db", false}} {
 		a, s := heldPod(t)
 		a.answers = map[string]int{"broken": http.StatusInternalServerError}
-		selects := func(name, app string) api.ClusterModule {
-			return api.ClusterModule{Metadata: api.ObjectMeta{Name: name}, Spec: api.ClusterModuleSpec{
+		selects := func(name, app string) api.Module {
+			return api.Module{Metadata: api.ObjectMeta{Name: name}, Spec: api.ModuleSpec{
 				Package: api.Package{Name: "firewall"}, Attach: api.Attach{Pods: api.PodSelector{Pods: &api.LabelSelector{
 					MatchLabels: map[string]string{"app": app}}}}}}
 		}
-		s.state.moduleHandler().Replace([]api.ClusterModule{selects("broken", "web"), selects("other", "db")})
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace([]api.Module{selects("broken", "web"), selects("other", "db")})
 		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
 		s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", map[string]string{"app": c.app})})
 		_, err := s.round(t.Context())
@@ -151,7 +153,8 @@ func TestModuleThatFails(t *testing.T) {
 	}
 	a, s := heldPod(t) // without the module that protects pending pods nothing is admitted
 	a.answers = map[string]int{names.Pending: http.StatusInternalServerError}
-	s.state.moduleHandler().Replace(nil)
+	s.state.moduleHandler(ofModules).Replace(nil)
+	s.state.moduleHandler(ofClusterModules).Replace(nil)
 	s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
 	s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", nil)})
 	if _, err := s.round(t.Context()); err == nil || !names.IsPending(a.service.Metadata.Labels) {
@@ -168,7 +171,8 @@ func TestStaticPods(t *testing.T) {
 	}{{"shop", "web", "u1", true}, {"shop", "web", "u2", false}, {"evil", "web", "u1", false},
 		{"shop", "web2", "u1", false}} {
 		a, s := heldPod(t)
-		s.state.moduleHandler().Replace(nil)
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace(nil)
 		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil), object("e", "", "evil", nil)})
 		mirror := object("m1", c.namespace, c.name, map[string]string{"app": "web"})
 		mirror.Metadata.Annotations = &api.Annotations{Static: c.static}
@@ -204,20 +208,22 @@ func TestSnapshotComesFirst(t *testing.T) {
 	}
 	s.state.namespaceHandler().Replace(nil)
 	s.state.podHandler().Replace(nil)
-	s.state.moduleHandler().Replace(nil)
+	s.state.moduleHandler(ofModules).Replace(nil)
+	s.state.moduleHandler(ofClusterModules).Replace(nil)
 	done := make(chan struct{})
 	go func() { defer close(done); s.run(ctx, dir, newReporter(nil, "n1", s.log)) }()
-	s.state.moduleHandler().Set(api.ClusterModule{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
-		Spec: api.ClusterModuleSpec{Package: api.Package{Name: "firewall"}}})
+	s.state.moduleHandler(ofClusterModules).Set(api.Module{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
+		Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}})
 	<-done
 }
 
 // Events that change nothing of interest have no module applied again: with enough of them no pod would be admitted.
 func TestEventsWithoutChange(t *testing.T) {
 	a, s := heldPod(t)
-	module := api.ClusterModule{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
-		Spec: api.ClusterModuleSpec{Package: api.Package{Name: "firewall"}}}
-	s.state.moduleHandler().Replace([]api.ClusterModule{module})
+	module := api.Module{Metadata: api.ObjectMeta{Name: "fw", Generation: 1},
+		Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}}
+	s.state.moduleHandler(ofModules).Replace(nil)
+	s.state.moduleHandler(ofClusterModules).Replace([]api.Module{module})
 	namespace := object("n", "", "shop", map[string]string{"team": "a"})
 	s.state.namespaceHandler().Replace([]api.Object{namespace})
 	pod := object("u1", "shop", "web", map[string]string{"app": "web"})
@@ -229,7 +235,7 @@ func TestEventsWithoutChange(t *testing.T) {
 	<-s.state.changed
 	namespace.Metadata.ResourceVersion, module.Metadata.ResourceVersion, pod.Metadata.ResourceVersion = "8", "9", "10"
 	s.state.namespaceHandler().Set(namespace)
-	s.state.moduleHandler().Set(module)
+	s.state.moduleHandler(ofClusterModules).Set(module)
 	s.state.podHandler().Set(pod)
 	if now := s.state.view(); now.rules != before.rules || now.version != before.version || len(s.state.changed) != 0 {
 		t.Errorf("events without a change: rules %d, version %d; were %d, %d", now.rules, now.version, before.rules,
@@ -241,7 +247,7 @@ func TestEventsWithoutChange(t *testing.T) {
 	namespace.Metadata.Labels = map[string]string{"team": "b"}
 	s.state.namespaceHandler().Set(namespace)
 	module.Metadata.Generation, module.Spec.Package.Name = 2, "counter"
-	s.state.moduleHandler().Set(module)
+	s.state.moduleHandler(ofClusterModules).Set(module)
 	if now := s.state.view(); now.rules != before.rules+2 {
 		t.Errorf("two changes: rules %d, were %d", now.rules, before.rules)
 	}
@@ -263,7 +269,8 @@ func TestPodsNewerThanTheSnapshot(t *testing.T) {
 		if got := names.IsPending(a.service.Metadata.Labels); got == earlier {
 			t.Errorf("in the snapshot %v: held %v", earlier, got)
 		}
-		s.state.moduleHandler().Replace(nil)
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace(nil)
 		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
 		if _, err := s.round(t.Context()); err != nil {
 			t.Fatal(err)
@@ -280,7 +287,8 @@ func TestServicesOfDeletedPods(t *testing.T) {
 	for reason, want := range map[string]bool{"NotFound": true, "NoInterface": false} {
 		a, s := heldPod(t)
 		a.service.Status = &v1.ServiceStatus{Conditions: []v1.Condition{{Type: "Ready", Status: "False", Reason: reason}}}
-		s.state.moduleHandler().Replace(nil)
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace(nil)
 		s.state.namespaceHandler().Replace(nil)
 		s.state.podHandler().Replace(nil)
 		if _, err := s.round(t.Context()); err != nil {

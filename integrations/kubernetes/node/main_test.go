@@ -61,7 +61,7 @@ func newBed(t *testing.T) *bed {
 	}
 	b := &bed{Node: nodetest.New(t)}
 	b.api = kubeapi.Start(t, b.Lab.Node(), loopback)
-	for _, name := range []string{api.ClusterModules, api.KerbNodes} {
+	for _, name := range []string{api.ClusterModules, api.Modules, api.KerbNodes} {
 		b.api.Install("../../../deploy/kubernetes/crds/" + name + ".yaml")
 	}
 	b.kubeconfig = b.api.Kubeconfig("")
@@ -127,16 +127,21 @@ type pod struct {
 // pod creates a pod in the API server, and its sandbox.
 func (b *bed) pod(name string, labels map[string]string) *pod {
 	b.T.Helper()
-	p := &pod{names.Pod{Namespace: "default", Name: name, UID: b.createPod(name, labels)}, b.Host(name), b}
+	return b.podIn("default", name, labels)
+}
+
+func (b *bed) podIn(namespace, name string, labels map[string]string) *pod {
+	b.T.Helper()
+	p := &pod{names.Pod{Namespace: namespace, Name: name, UID: b.createPod(namespace, name, labels)}, b.Host(name), b}
 	p.add()
 	return p
 }
 
 // createPod returns the UID.
-func (b *bed) createPod(name string, labels map[string]string) string {
+func (b *bed) createPod(namespace, name string, labels map[string]string) string {
 	b.T.Helper()
 	var created api.Object
-	b.api.Must(http.MethodPost, podsPath, map[string]any{"apiVersion": "v1", "kind": "Pod",
+	b.api.Must(http.MethodPost, "/api/v1/namespaces/"+namespace+"/pods", map[string]any{"apiVersion": "v1", "kind": "Pod",
 		"metadata": map[string]any{"name": name, "labels": labels},
 		"spec": map[string]any{"nodeName": "n1", "automountServiceAccountToken": false,
 			"containers": []any{map[string]any{"name": "c", "image": "example.org/c"}}}}, &created)

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package node makes the agent of one Kubernetes node run the ClusterModules of its cluster: it watches them, the pods
-// of the node and the namespaces, applies modules as owner kubernetes, and gives the services of pods, which kerb-cni
-// applies, the labels of their pods. What it has seen last it keeps on disk, so that a node starts without its API
-// server; it deletes nothing before it has seen everything since its start.
+// Package node makes the agent of one Kubernetes node run the modules of its cluster: it watches ClusterModules,
+// Modules, the pods of the node and the namespaces, applies modules as owner kubernetes, and gives the services of
+// pods, which kerb-cni applies, the labels of their pods. What it has seen last it keeps on disk, so that a node starts
+// without its API server; it deletes nothing before it has seen everything since its start.
 package node
 
 import (
@@ -59,10 +59,12 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 }
 
 func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, node string, s *state, log *slog.Logger) {
-	running.Go(func() {
-		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.ClusterModules},
-			watch.DefaultTimes, log, s.moduleHandler())
-	})
+	for plural, bit := range map[string]int{api.ClusterModules: ofClusterModules, api.Modules: ofModules} {
+		running.Go(func() {
+			watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + plural},
+				watch.DefaultTimes, log, s.moduleHandler(bit))
+		})
+	}
 	running.Go(func() {
 		watch.Follow(ctx, c, watch.Resource{Path: "/api/v1/namespaces", Metadata: true}, watch.DefaultTimes, log,
 			s.namespaceHandler())

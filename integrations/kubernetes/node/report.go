@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,6 +11,7 @@ import (
 	"net/http"
 	"reflect"
 	"runtime"
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -35,13 +37,23 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	case err != nil:
 		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
 	case len(s.reports) > 0:
-		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(s.reports)
+		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(s.titled())
 	}
 	ready.Message = truncate(ready.Message)
 	out.Conditions = []api.Condition{ready}
-	for _, r := range s.reports[:min(maxReports, len(s.reports))] {
+	reports := s.titled()
+	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
 		out.Modules = append(out.Modules, r)
+	}
+	return out
+}
+
+// titled returns the reports with the names that the modules have in the API server.
+func (s *syncer) titled() []api.ModuleReport {
+	out := slices.Clone(s.reports)
+	for i := range out {
+		out[i].Name = cmp.Or(s.titles[out[i].Name], out[i].Name)
 	}
 	return out
 }

@@ -17,7 +17,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
-// collections are the paths of what deploy/kubernetes/kerb-kube-node.yaml has.
+// collections are the paths of what the files of deploy/kubernetes have.
 var collections = map[string]string{
 	"Namespace":                        "/api/v1/namespaces/",
 	"ServiceAccount":                   "/api/v1/namespaces/kerb-system/serviceaccounts/",
@@ -28,9 +28,9 @@ var collections = map[string]string{
 }
 
 // applyManifests is kubectl apply -f of the file.
-func (b *bed) applyManifests() {
+func (b *bed) applyManifests(file string) {
 	b.T.Helper()
-	text, err := os.ReadFile("../../../deploy/kubernetes/kerb-kube-node.yaml")
+	text, err := os.ReadFile("../../../deploy/kubernetes/" + file)
 	if err != nil {
 		b.T.Fatal(err)
 	}
@@ -70,7 +70,7 @@ func (b *bed) token() string {
 func TestRights(t *testing.T) {
 	b := newBed(t)
 	b.stop(syscall.SIGKILL)
-	b.applyManifests()
+	b.applyManifests("kerb-kube-node.yaml")
 	token := b.token()
 	file := filepath.Join(t.TempDir(), "token")
 	if err := os.WriteFile(file, []byte("wrong"), 0o600); err != nil {

@@ -15,7 +15,7 @@ import (
 
 // snapshot is the state on disk, with which a node starts whose API server is away.
 type snapshot struct {
-	Modules    []api.ClusterModule          `json:"modules"`
+	Modules    []api.Module                 `json:"modules"`
 	Namespaces map[string]map[string]string `json:"namespaces"`
 	Pods       []api.ObjectMeta             `json:"pods"`
 }
@@ -69,7 +69,7 @@ func (s *state) restore(dir string) error {
 	}
 	s.update(ofAll, func() bool {
 		for _, m := range in.Modules {
-			s.modules[m.Metadata.Name] = m
+			s.modules[nodeName(m)] = m
 		}
 		for name, set := range in.Namespaces {
 			s.namespaces[name] = labelsOf(set)

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -49,7 +50,8 @@ type pod struct {
 
 // The resources that are followed.
 const (
-	ofModules = 1 << iota
+	ofClusterModules = 1 << iota
+	ofModules
 	ofNamespaces
 	ofPods
 	ofAll = 1<<iota - 1
@@ -58,7 +60,7 @@ const (
 // state is what the API server has said last, before this start too. It is safe for concurrent use.
 type state struct {
 	mu         sync.Mutex
-	modules    map[string]api.ClusterModule
+	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels
 	pods       map[string]pod  // by UID
 	synced     int             // resources of which a complete list has come since this start
@@ -70,7 +72,7 @@ type state struct {
 }
 
 func newState() *state {
-	return &state{modules: map[string]api.ClusterModule{}, namespaces: map[string]labels{}, pods: map[string]pod{},
+	return &state{modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
 		changed: make(chan struct{}, 1)}
 }
 
@@ -82,7 +84,7 @@ func (s *state) update(bits int, f func() bool) {
 		return
 	}
 	s.version++
-	if bits&(ofModules|ofNamespaces) != 0 {
+	if bits&(ofClusterModules|ofModules|ofNamespaces) != 0 {
 		s.rules++
 	}
 	s.mu.Unlock()
@@ -111,15 +113,30 @@ func handler[T any](s *state, bit int, reset func(int), set func(T) bool, remove
 	}
 }
 
-func (s *state) moduleHandler() watch.Handler[api.ClusterModule] {
-	return handler(s, ofModules, func(n int) { s.modules = make(map[string]api.ClusterModule, n) },
-		func(m api.ClusterModule) bool {
-			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation}
-			before, known := s.modules[m.Metadata.Name]
-			s.modules[m.Metadata.Name] = m
+// moduleHandler is for ClusterModules or, with ofModules, for Modules of namespaces.
+func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
+	reset := func(int) {
+		maps.DeleteFunc(s.modules, func(_ string, m api.Module) bool {
+			return (m.Metadata.Namespace != "") == (bit == ofModules)
+		})
+	}
+	return handler(s, bit, reset,
+		func(m api.Module) bool {
+			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace,
+				Generation: m.Metadata.Generation}
+			before, known := s.modules[nodeName(m)]
+			s.modules[nodeName(m)] = m
 			return !known || !reflect.DeepEqual(before, m)
 		},
-		func(m api.ClusterModule) { delete(s.modules, m.Metadata.Name) })
+		func(m api.Module) { delete(s.modules, nodeName(m)) })
+}
+
+// nodeName is the name of the agent's module.
+func nodeName(m api.Module) string {
+	if m.Metadata.Namespace == "" {
+		return m.Metadata.Name
+	}
+	return names.Module(m.Metadata.Namespace, m.Metadata.Name)
 }
 
 func (s *state) namespaceHandler() watch.Handler[api.Object] {
@@ -157,7 +174,7 @@ type view struct {
 	rules      int
 	known      bool // there is something to act on: a complete list of everything, or the snapshot
 	complete   bool // all lists have come since this start: what is not there was deleted
-	modules    []api.ClusterModule
+	modules    []api.Module
 	namespaces map[string]labels
 }
 
@@ -166,9 +183,10 @@ func (s *state) view() view {
 	defer s.mu.Unlock()
 	v := view{version: s.version, rules: s.rules, complete: s.synced == ofAll, namespaces: maps.Clone(s.namespaces)}
 	v.known = v.complete || s.restored
-	for _, name := range slices.Sorted(maps.Keys(s.modules)) {
-		v.modules = append(v.modules, s.modules[name])
-	}
+	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int { // ClusterModules come first
+		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace),
+			strings.Compare(a.Metadata.Name, b.Metadata.Name))
+	})
 	return v
 }
 

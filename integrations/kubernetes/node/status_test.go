@@ -47,14 +47,7 @@ func (b *bed) changes() int {
 // Objects that an API server without our definitions would accept do no harm: the node refuses them, and runs the rest.
 func TestHostileObjects(t *testing.T) {
 	b := newBed(t)
-	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/clustermodules.kerb.dev"
-	loose := `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: clustermodules.kerb.dev},
-  spec: {group: kerb.dev, scope: Cluster, names: {kind: ClusterModule, listKind: ClusterModuleList, plural: clustermodules,
-  singular: clustermodule}, versions: [{name: v1alpha1, served: true, storage: true,
-  schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`
-	if err := b.api.Apply(crd, loose); err != nil {
-		t.Fatal(err)
-	}
+	b.loosen()
 	hostile := map[string]string{
 		pending:      counter("app: web"),
 		"dots.in.it": counter("app: web"),
@@ -65,14 +58,10 @@ func TestHostileObjects(t *testing.T) {
 		"operator": `{package: {name: counter}, attach: {pods: {podSelector: {matchExpressions: ` +
 			`[{key: a, operator: Is}]}}}}`,
 		"empty":        `{}`,
-		"wrong-type":   `[1, 2]`,
+		"wrong-type":   `{config: [1, 2], package: {name: counter}, attach: {pods: {}}}`,
 		"many-labels":  counter(manyLabels(2000)),
 		"null-package": `{package: null, attach: null}`,
 	}
-	b.Eventually("the loose definition is served", func() bool {
-		return b.api.Apply(modulesPath+"empty",
-			"{apiVersion: kerb.dev/v1alpha1, kind: ClusterModule, metadata: {name: empty}, spec: {}}") == nil
-	})
 	for name, spec := range hostile { // open: otherwise pods that they may select are held
 		b.module(name, strings.Replace(spec, "{", "{failurePolicy: open, ", 1))
 	}
@@ -88,7 +77,7 @@ func TestHostileObjects(t *testing.T) {
 	}
 	b.Eventually("the node reports what it refuses", func() bool {
 		s := b.status().Status
-		return s.Conditions[0].Reason == "ModulesNotReady" && len(s.Modules) == 9 && len(s.Conditions[0].Message) <= 1024
+		return s.Conditions[0].Reason == "ModulesNotReady" && len(s.Modules) == 10 && len(s.Conditions[0].Message) <= 1024
 	})
 	want := "count " + pending + " many-labels"
 	if got := b.agentModules(); got != want {
@@ -97,6 +86,64 @@ func TestHostileObjects(t *testing.T) {
 	if got := reported(b.status().Status, pending); !strings.Contains(got, "choose another name") {
 		t.Errorf("of %s it is reported: %s", pending, got)
 	}
+}
+
+// loosen replaces the definition of ClusterModule by one that accepts everything.
+func (b *bed) loosen() {
+	b.T.Helper()
+	const crd = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/clustermodules.kerb.dev"
+	loose := `{apiVersion: apiextensions.k8s.io/v1, kind: CustomResourceDefinition, metadata: {name: clustermodules.kerb.dev},
+  spec: {group: kerb.dev, scope: Cluster, names: {kind: ClusterModule, listKind: ClusterModuleList, plural: clustermodules,
+  singular: clustermodule}, versions: [{name: v1alpha1, served: true, storage: true,
+  schema: {openAPIV3Schema: {type: object, x-kubernetes-preserve-unknown-fields: true}}}]}}`
+	if err := b.api.Apply(crd, loose); err != nil {
+		b.T.Fatal(err)
+	}
+	b.Eventually("the loose definition is served", func() bool {
+		return b.api.Call(http.MethodPatch, modulesPath+"empty?fieldManager=test&force=true&dryRun=All",
+			"{apiVersion: kerb.dev/v1alpha1, kind: ClusterModule, metadata: {name: empty}, spec: {}}", nil) == nil
+	})
+}
+
+// A ClusterModule that the node cannot decode, as one of a later version, stays in force as it was, also after a
+// complete list; one that the node never had keeps the pods pending that it selects. The node reports both.
+func TestUndecodableModules(t *testing.T) {
+	b := newBed(t)
+	b.module(count, counter("app: web"))
+	b.module("other", counter("app: other"))
+	web := b.pod("web", map[string]string{"app": "web"})
+	web.await(count)
+	b.loosen()
+	later := func(app string) string {
+		return strings.Replace(counter("app: "+app), "{", `{order: {priority: "highest"}, `, 1)
+	}
+	b.module(count, later("web"))
+	b.module("new", later("db"))
+	await := func(when string) {
+		b.Eventually(when+" the node reports both", func() bool {
+			s := b.status().Status
+			return len(s.Modules) == 2 && s.Modules[0].Reason == "Undecodable" && s.Modules[1].Name == "new" &&
+				strings.Contains(s.Modules[0].Message, "spec.order.priority")
+		})
+		if got := b.agentModules(); !strings.HasPrefix(got, "count "+pending) {
+			t.Errorf("%s the agent has modules %s", when, got)
+		}
+		web.await(count)
+	}
+	await("after the change")
+	b.stop(syscall.SIGKILL)
+	b.start()
+	b.api.Must(http.MethodDelete, modulesPath+"other", nil, nil)
+	b.Eventually("the complete list has come: other is pruned", func() bool {
+		return b.agentModules() == "count "+pending
+	})
+	await("after a start")
+	db := b.pod("db", map[string]string{"app": "db"})
+	free := b.pod("free", map[string]string{"app": "free"})
+	free.await("")
+	db.await(pending)
+	b.module("new", counter("app: db"))
+	db.await("new")
 }
 
 func reported(s *api.KerbNodeStatus, name string) string {

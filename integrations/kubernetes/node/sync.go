@@ -37,7 +37,8 @@ type syncer struct {
 	refused []api.ModuleReport   // modules that were not applied
 	reports []api.ModuleReport   // those, and modules that do not run
 	failed  error                // of the agent itself with one of them: it may succeed later
-	barred  []api.ClusterModule  // of the refused ones, those of which the agent has no earlier version
+	barred  []api.Module         // of the refused ones, those of which the agent has no earlier version
+	titles  map[string]string    // NAMESPACE/NAME of modules of namespaces
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
 }
@@ -77,44 +78,69 @@ func (s *syncer) round(ctx context.Context) (time.Duration, error) {
 // syncModules applies all modules together. If the agent refuses that, or fails, it applies them one by one, so that a
 // wrong one keeps no other away; what runs of a refused one keeps running.
 func (s *syncer) syncModules(ctx context.Context, v view) error {
-	desired := []v1.Module{names.PendingModule()}
-	var reports []api.ModuleReport
-	keep := map[string]bool{names.Pending: true}
-	generations := map[string]int64{}
-	for _, m := range v.modules {
-		keep[m.Metadata.Name] = true
-		generations[m.Metadata.Name] = m.Metadata.Generation
-		module, err := translate(m, v.namespaces)
-		if err != nil {
-			reports = append(reports, api.ModuleReport{Name: m.Metadata.Name, Generation: m.Metadata.Generation,
-				Reason: "Invalid", Message: err.Error()})
-			continue
-		}
-		desired = append(desired, module)
+	known, err := s.packages(ctx, v.modules)
+	if err != nil {
+		return err
 	}
+	want := wanted(v, known)
+	reports := want.wrong
 	s.failed = nil
-	err := s.agent.applyModules(ctx, desired, v.complete && len(reports) == 0)
+	err = s.agent.applyModules(ctx, want.modules, v.complete && len(reports) == 0)
 	if answered(err) {
 		var more []api.ModuleReport
-		if more, err = s.applyEach(ctx, desired, generations); err == nil {
+		if more, err = s.applyEach(ctx, want.modules, want.generations); err == nil {
 			reports = append(reports, more...)
 		}
 	}
 	if err == nil && v.complete && len(reports) > 0 {
-		err = s.prune(ctx, keep)
+		err = s.prune(ctx, want.generations)
 	}
 	if err != nil {
 		return err
 	}
-	s.refused, s.numbers, s.full = reports, generations, time.Now()
+	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, time.Now()
 	s.barred = nil
 	for _, m := range v.modules {
-		refused := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == m.Metadata.Name })
+		refused := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == nodeName(m) })
 		if refused && m.Spec.FailurePolicy != v1.FailOpen {
 			s.barred = append(s.barred, m)
 		}
 	}
 	return s.examine(ctx)
+}
+
+// desired is what the agent has to run, by the names of its modules.
+type desired struct {
+	modules     []v1.Module
+	wrong       []api.ModuleReport // of modules that are not among them
+	generations map[string]int64   // metadata.generation, of the wrong ones, too
+	titles      map[string]string  // NAMESPACE/NAME of modules of namespaces
+}
+
+// wanted translates the modules of a view. known are the node's packages by their references.
+func wanted(v view, known map[string]v1.Package) desired {
+	d := desired{modules: []v1.Module{names.PendingModule()}, generations: map[string]int64{names.Pending: 0},
+		titles: map[string]string{}}
+	inNamespace := map[string]int{}
+	for _, m := range v.modules {
+		name, namespace := nodeName(m), m.Metadata.Namespace
+		d.generations[name] = m.Metadata.Generation
+		module, reason, err := translate(m, v.namespaces)
+		if namespace != "" {
+			inNamespace[namespace]++
+			d.titles[name] = namespace + "/" + m.Metadata.Name
+			if err == nil {
+				reason, err = allowed(m, known, inNamespace[namespace])
+			}
+		}
+		if err != nil {
+			d.wrong = append(d.wrong, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: reason,
+				Message: err.Error()})
+			continue
+		}
+		d.modules = append(d.modules, module)
+	}
+	return d
 }
 
 func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map[string]int64) ([]api.ModuleReport,
@@ -139,15 +165,15 @@ func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map
 	return reports, nil
 }
 
-// prune deletes modules that no ClusterModule asks for.
-func (s *syncer) prune(ctx context.Context, keep map[string]bool) error {
+// prune deletes modules that no ClusterModule or Module asks for.
+func (s *syncer) prune(ctx context.Context, keep map[string]int64) error {
 	all, err := s.agent.modules(ctx)
 	if err != nil {
 		return err
 	}
 	var refs []ref
 	for _, m := range all {
-		if m.Metadata.Owner == names.Owner && !keep[m.Metadata.Name] {
+		if _, ok := keep[m.Metadata.Name]; m.Metadata.Owner == names.Owner && !ok {
 			refs = append(refs, ref{Kind: v1.KindModule, Name: m.Metadata.Name})
 		}
 	}
@@ -168,9 +194,9 @@ func (s *syncer) examine(ctx context.Context) error {
 		return err
 	}
 	reports := slices.Clone(s.refused)
-	s.barred = slices.DeleteFunc(s.barred, func(b api.ClusterModule) bool {
+	s.barred = slices.DeleteFunc(s.barred, func(b api.Module) bool {
 		return slices.ContainsFunc(all, func(m v1.Module) bool {
-			return m.Metadata.Owner == names.Owner && m.Metadata.Name == b.Metadata.Name
+			return m.Metadata.Owner == names.Owner && m.Metadata.Name == nodeName(b)
 		})
 	})
 	for _, m := range all {
@@ -245,9 +271,15 @@ func vanished(s v1.Service) bool {
 // bars reports whether a module that the agent has refused would select a pod: the pod keeps dropping everything. A
 // selector that cannot be understood may select any pod.
 func (s *syncer) bars(v view, p podService) bool {
-	return slices.ContainsFunc(s.barred, func(m api.ClusterModule) bool {
+	return slices.ContainsFunc(s.barred, func(m api.Module) bool {
 		of := m.Spec.Attach.Pods
-		if _, err := selector(of, v.namespaces); err != nil {
+		if m.Metadata.Namespace != "" {
+			if m.Metadata.Namespace != p.namespace {
+				return false
+			}
+			of.Namespaces = nil
+		}
+		if _, err := selector(m, v.namespaces); err != nil {
 			return true
 		}
 		return (of.Namespaces == nil || matches(*of.Namespaces, v.namespaces[p.namespace].set())) &&

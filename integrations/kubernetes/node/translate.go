@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -14,37 +15,90 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// translate makes a ClusterModule the agent's Module: pods are selected by labels of their services, of which
-// names.LabelNamespace stands for the namespaces that the selector matches.
-func translate(m api.ClusterModule, namespaces map[string]labels) (v1.Module, error) {
+// translate makes a ClusterModule or Module the agent's Module: pods are selected by labels of their services, of which
+// names.LabelNamespace stands for the namespaces that the selector matches. With an error it returns its reason.
+func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, error) {
 	out := v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
-		Metadata: v1.ObjectMeta{Name: m.Metadata.Name},
+		Metadata: v1.ObjectMeta{Name: nodeName(m)},
 		Spec: v1.ModuleSpec{Package: m.Spec.Package.Name, Config: m.Spec.Config, Order: m.Spec.Order,
 			FailurePolicy: m.Spec.FailurePolicy, Budget: m.Spec.Budget},
 	}
-	if m.Metadata.Name == names.Pending {
-		return out, fmt.Errorf("metadata.name: %s is Kerb's own: choose another name", names.Pending)
-	}
-	if image := m.Spec.Package.Image; image != "" {
-		if out.Spec.Package != "" || !strings.Contains(image, "@sha256:") {
-			return out, errors.New("spec.package: set exactly one of name, and image with a digest @sha256:...")
-		}
-		out.Spec.Package = image
-	}
-	if strings.ContainsRune(m.Spec.Package.Name, '/') { // a directory of the node, to the agent
-		return out, fmt.Errorf("spec.package.name: %q is no name of a built-in package", m.Spec.Package.Name)
+	if m.Undecodable != "" {
+		return out, "Undecodable", fmt.Errorf("kerb-kube-node cannot decode the object: %s; write that field as the "+
+			"definition of its version says, or update kerb-kube-node", m.Undecodable)
 	}
 	var err error
-	out.Spec.Attach.Services, err = selector(m.Spec.Attach.Pods, namespaces)
-	return out, err
+	switch {
+	case m.Metadata.Namespace != "":
+		err = confine(&out, m)
+	case m.Metadata.Name == names.Pending || reserved.MatchString(m.Metadata.Name):
+		err = fmt.Errorf("metadata.name: %s is Kerb's own: choose another name", m.Metadata.Name)
+	}
+	if err != nil {
+		return out, "Invalid", err
+	}
+	if out.Spec.Package, err = packageOf(m.Spec.Package); err != nil {
+		return out, "Invalid", err
+	}
+	out.Spec.Attach.Services, err = selector(m, namespaces)
+	return out, "Invalid", err
+}
+
+var reserved = regexp.MustCompile(names.ReservedModules)
+
+// nearPods is added to the priority of Modules of namespaces: packets to a pod meet them after ClusterModules, packets
+// from it before, so that no ClusterModule sees less because of them.
+const nearPods = -1_000_000
+
+// confine limits a module to what those may do who may change a namespace.
+func confine(out *v1.Module, m api.Module) error {
+	switch of := m.Spec; {
+	case of.Attach.Pods.Namespaces != nil:
+		return errors.New("spec.attach.pods.namespaceSelector: a Module selects pods of its own namespace only: remove it, " +
+			"or use a ClusterModule")
+	case of.Package.Image == "" && !slices.Contains(api.ModulePackages, of.Package.Name):
+		return fmt.Errorf("spec.package.name: a Module may use %s: use a ClusterModule for %s",
+			strings.Join(api.ModulePackages, ", "), of.Package.Name)
+	case of.Order.Priority < 0 || of.Order.Priority > api.MaxPriority:
+		return fmt.Errorf("spec.order.priority: %d is not from 0 to %d", of.Order.Priority, api.MaxPriority)
+	case of.Order.Direction == v1.OrderSame:
+		return errors.New("spec.order.direction: same would reverse the order of ClusterModules, too: remove it")
+	case of.Budget.Memory != "":
+		return errors.New("spec.budget.memory: the memory is the node's: remove it, and the package's limit applies")
+	}
+	out.Spec.Order.Priority += nearPods
+	out.Spec.Order.Before = inNamespace(m.Metadata.Namespace, m.Spec.Order.Before)
+	out.Spec.Order.After = inNamespace(m.Metadata.Namespace, m.Spec.Order.After)
+	return nil
+}
+
+func inNamespace(namespace string, modules []string) (out []string) {
+	for _, name := range modules {
+		out = append(out, names.Module(namespace, name))
+	}
+	return out
+}
+
+func packageOf(p api.Package) (string, error) {
+	switch {
+	case p.Image == "" && strings.ContainsRune(p.Name, '/'): // a directory of the node, to the agent
+		return "", fmt.Errorf("spec.package.name: %q is no name of a built-in package", p.Name)
+	case p.Image == "":
+		return p.Name, nil
+	case p.Name != "" || !strings.Contains(p.Image, "@sha256:"):
+		return "", errors.New("spec.package: set exactly one of name, and image with a digest @sha256:...")
+	}
+	return p.Image, nil
 }
 
 // selector is a label selector of the agent. Pending services have no labels of pods yet, by which a condition such as
 // "not app=web" could be decided.
-func selector(s api.PodSelector, namespaces map[string]labels) (string, error) {
-	conditions := []string{"!" + names.LabelPending}
-	if s.Namespaces == nil || len(s.Namespaces.MatchLabels)+len(s.Namespaces.Expressions) == 0 {
+func selector(m api.Module, namespaces map[string]labels) (string, error) {
+	conditions, s := []string{"!" + names.LabelPending}, m.Spec.Attach.Pods
+	if m.Metadata.Namespace != "" {
+		conditions = append(conditions, names.LabelNamespace+"="+m.Metadata.Namespace)
+	} else if s.Namespaces == nil || len(s.Namespaces.MatchLabels)+len(s.Namespaces.Expressions) == 0 {
 		conditions = append(conditions, names.LabelNamespace)
 	} else {
 		var matched []string

@@ -12,6 +12,7 @@ import (
 	kubelabels "k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/selection"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/seed"
@@ -88,7 +89,7 @@ func TestSelectorAgainstKubernetes(t *testing.T) {
 			namespaces[name] = labelsOf(sets[name])
 		}
 		s := api.PodSelector{Namespaces: r.selector(), Pods: r.selector()}
-		text, err := selector(s, namespaces)
+		text, err := selector(api.Module{Spec: api.ModuleSpec{Attach: api.Attach{Pods: s}}}, namespaces)
 		if err != nil {
 			t.Fatalf("%+v: %v", s, err)
 		}
@@ -124,23 +125,23 @@ func TestTranslateRefuses(t *testing.T) {
 	pods := func(s api.LabelSelector) api.Attach { return api.Attach{Pods: api.PodSelector{Pods: &s}} }
 	for i, c := range []struct {
 		name  string
-		spec  api.ClusterModuleSpec
+		spec  api.ModuleSpec
 		field string
 	}{
-		{names.Pending, api.ClusterModuleSpec{Package: name}, "metadata.name"},
-		{"a", api.ClusterModuleSpec{Package: api.Package{Name: "a", Image: "b@sha256:c"}}, "spec.package"},
-		{"a", api.ClusterModuleSpec{Package: api.Package{Image: "b:latest"}}, "spec.package"},
-		{"a", api.ClusterModuleSpec{Package: api.Package{Name: "/etc"}}, "spec.package.name"},
-		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+		{names.Pending, api.ModuleSpec{Package: name}, "metadata.name"},
+		{"a", api.ModuleSpec{Package: api.Package{Name: "a", Image: "b@sha256:c"}}, "spec.package"},
+		{"a", api.ModuleSpec{Package: api.Package{Image: "b:latest"}}, "spec.package"},
+		{"a", api.ModuleSpec{Package: api.Package{Name: "/etc"}}, "spec.package.name"},
+		{"a", api.ModuleSpec{Package: name, Attach: pods(api.LabelSelector{
 			MatchLabels: map[string]string{"a": "b,!c"}})}, "podSelector"},
-		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+		{"a", api.ModuleSpec{Package: name, Attach: pods(api.LabelSelector{
 			MatchLabels: map[string]string{names.LabelPending: "true"}})}, "podSelector"},
-		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+		{"a", api.ModuleSpec{Package: name, Attach: pods(api.LabelSelector{
 			Expressions: []api.Requirement{{Key: "a", Operator: "In"}}})}, "matchExpressions"},
-		{"a", api.ClusterModuleSpec{Package: name, Attach: pods(api.LabelSelector{
+		{"a", api.ModuleSpec{Package: name, Attach: pods(api.LabelSelector{
 			Expressions: []api.Requirement{{Key: "a) ,b", Operator: "Exists"}}})}, "podSelector"},
 	} {
-		_, err := translate(api.ClusterModule{Metadata: api.ObjectMeta{Name: c.name}, Spec: c.spec}, nil)
+		_, _, err := translate(api.Module{Metadata: api.ObjectMeta{Name: c.name}, Spec: c.spec}, nil)
 		if err == nil || !strings.Contains(err.Error(), c.field) {
 			t.Errorf("case %d: %v, want an error of %s", i, err, c.field)
 		}
@@ -176,7 +177,8 @@ func TestSnapshot(t *testing.T) {
 	if again := newState(); again.restore(dir) != nil || again.view().known {
 		t.Error("a state that was never complete was written")
 	}
-	s.moduleHandler().Replace([]api.ClusterModule{{Metadata: api.ObjectMeta{Name: "m", Generation: 3}}})
+	s.moduleHandler(ofModules).Replace(nil)
+	s.moduleHandler(ofClusterModules).Replace([]api.Module{{Metadata: api.ObjectMeta{Name: "m", Generation: 3}}})
 	s.namespaceHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "n", Labels: map[string]string{"a": "b"}}}})
 	s.podHandler().Replace([]api.Object{{Metadata: api.ObjectMeta{Name: "p", Namespace: "n", UID: "1",
 		Labels: map[string]string{"c": "", "d": "e"}, Annotations: &api.Annotations{Static: "2"}}}})
@@ -209,5 +211,43 @@ func TestStatusIsBounded(t *testing.T) {
 		return len([]rune(r.Message)) > maxMessage
 	}) || len([]rune(out.Conditions[0].Message)) > maxMessage {
 		t.Errorf("the status has %d modules", len(out.Modules))
+	}
+}
+
+// What an API server without our definitions would accept of a Module of a namespace is refused with the field.
+func TestModulesAreConfined(t *testing.T) {
+	name := api.Package{Name: "counter"}
+	digest, others := "example.org/a/b@sha256:0", api.PodSelector{Namespaces: &api.LabelSelector{}}
+	for field, spec := range map[string]api.ModuleSpec{
+		"namespaceSelector":           {Package: name, Attach: api.Attach{Pods: others}},
+		"spec.package.name":           {Package: api.Package{Name: "nat"}},
+		"order.priority: -1 is":       {Package: name, Order: v1.Order{Priority: -1}},
+		"order.priority: 1001":        {Package: name, Order: v1.Order{Priority: api.MaxPriority + 1}},
+		"order.direction":             {Package: name, Order: v1.Order{Direction: v1.OrderSame}},
+		"budget.memory":               {Package: name, Budget: v1.Budget{Memory: "1Gi"}},
+		"kerb package pull " + digest: {Package: api.Package{Image: digest}},
+	} {
+		m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: spec}
+		_, _, err := translate(m, nil)
+		if err == nil {
+			_, err = allowed(m, nil, 1)
+		}
+		if err == nil || !strings.Contains(err.Error(), field) {
+			t.Errorf("%+v: %v, want an error of %s", spec, err, field)
+		}
+	}
+	m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: api.ModuleSpec{
+		Package: api.Package{Image: digest}}}
+	for i, c := range []struct {
+		p  v1.Package
+		ok bool
+	}{{v1.Package{Hooks: []string{"tc"}}, true}, {v1.Package{Hooks: []string{"sockets"}}, false},
+		{v1.Package{Hooks: []string{"tc"}, Capabilities: []string{"inject"}}, false}} {
+		if _, err := allowed(m, map[string]v1.Package{digest: c.p}, 1); (err == nil) != c.ok {
+			t.Errorf("case %d: %v", i, err)
+		}
+	}
+	if p := (podService{pod: pod{namespace: "other"}}); (&syncer{barred: []api.Module{m}}).bars(view{}, p) {
+		t.Error("a refused Module holds pods of another namespace")
 	}
 }

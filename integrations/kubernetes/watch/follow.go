@@ -34,6 +34,13 @@ type Object[T any] interface {
 	Meta() *api.ObjectMeta
 }
 
+// Keeper is a type whose objects are handed on also if they cannot be decoded: to lose one would be worse than to know
+// only a part of it.
+type Keeper interface {
+	// Keep is called with the error. The fields that could be decoded are set.
+	Keep(err error)
+}
+
 // Handler receives objects. Its methods are called one after the other.
 type Handler[T any] struct {
 	Replace func([]T) // all objects that there are, by a complete list
@@ -158,7 +165,11 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 			return errors.New("the answer has no metadata.resourceVersion: is something else than an API server there?")
 		}
 		for _, item := range page.Items {
-			if object, ok := f.decode(item); ok {
+			object, ok, err := f.decode(item)
+			if err != nil {
+				return err
+			}
+			if ok {
 				all = append(all, object)
 			}
 		}
@@ -170,13 +181,24 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 	}
 }
 
-// decode returns false for what is no such object: it must not keep the others away.
-func (f *follower[T, P]) decode(text []byte) (object T, ok bool) {
-	if err := json.Unmarshal(text, &object); err != nil {
-		f.log.Warn("an object is ignored that cannot be read", "object", P(&object).Meta().Name, "error", err)
-		return object, false
+// decode returns false for an object that cannot be decoded: it must not keep the others away. Of a Keeper it returns
+// what can be decoded, and an error if that has no name: without it no list is complete.
+func (f *follower[T, P]) decode(text []byte) (object T, ok bool, err error) {
+	err = json.Unmarshal(text, &object)
+	if err == nil {
+		return object, true, nil
 	}
-	return object, true
+	name := P(&object).Meta().Name
+	keeper, keeps := any(P(&object)).(Keeper)
+	f.log.Warn("an object cannot be decoded", "object", name, "error", err)
+	switch {
+	case !keeps:
+		return object, false, nil
+	case name == "":
+		return object, false, fmt.Errorf("an object without a name cannot be decoded: %w", err)
+	}
+	keeper.Keep(err)
+	return object, true, nil
 }
 
 func (f *follower[T, P]) replace(all []T, version string) {
@@ -274,9 +296,9 @@ func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end b
 	default:
 		return false, nil // of a later version of the protocol
 	}
-	object, ok := f.decode(e.Object)
-	if !ok {
-		return false, nil
+	object, ok, err := f.decode(e.Object)
+	if err != nil || !ok {
+		return false, err
 	}
 	meta := P(&object).Meta()
 	switch {

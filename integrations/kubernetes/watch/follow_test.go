@@ -131,17 +131,22 @@ func (m *mirror) handler() Handler[api.Object] {
 func follow(t *testing.T, script ...func(http.ResponseWriter, *http.Request)) (*double, *mirror) {
 	t.Helper()
 	d, m := &double{script: script}, &mirror{}
+	followDouble(t, d, m.handler())
+	return d, m
+}
+
+func followDouble[T any, P Object[T]](t *testing.T, d *double, h Handler[T]) {
+	t.Helper()
 	server := httptest.NewServer(d)
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		Follow[api.Object](ctx, &Client{base: server.URL, http: server.Client()},
+		Follow[T, P](ctx, &Client{base: server.URL, http: server.Client()},
 			Resource{Path: "/api/v1/pods", Fields: "spec.nodeName=n1", Metadata: true},
-			Times{time.Millisecond, 10 * time.Millisecond, time.Hour}, slog.New(slog.DiscardHandler), m.handler())
+			Times{time.Millisecond, 10 * time.Millisecond, time.Hour}, slog.New(slog.DiscardHandler), h)
 	}()
 	t.Cleanup(func() { cancel(); <-ended; server.Close() })
-	return d, m
 }
 
 func (m *mirror) await(t *testing.T, want string) {
@@ -310,5 +315,25 @@ func TestDeletedWithTheSameVersion(t *testing.T) {
 	f.change(false, object, &object.Metadata)
 	if _, calls := m.count(); calls != before || m.names() != "" {
 		t.Error("a repeated event of a deleted object counts")
+	}
+}
+
+// An object of a Keeper that cannot be decoded is handed on with what can be decoded of it; without a name there is no
+// complete list, as it may be any of those that are known.
+func TestUndecodableObjectsAreKept(t *testing.T) {
+	const wrong = `{"type":"ADDED","object":{"metadata":{"name":"m","uid":"u","resourceVersion":"5"},` +
+		`"spec":{"order":{"priority":"high"},"package":{"name":"counter"}}}}`
+	const nameless = `{"type":"ADDED","object":{"metadata":{"name":7,"uid":"u","resourceVersion":"5"}}}`
+	server := &double{script: []func(http.ResponseWriter, *http.Request){
+		sends(nameless, endOfList(5)), stays(wrong, endOfList(6), strings.Replace(wrong, `"5"`, `"7"`, 1))}}
+	got := make(chan []api.Module, 3)
+	followDouble(t, server, Handler[api.Module]{Replace: func(all []api.Module) { got <- all },
+		Set: func(m api.Module) { got <- []api.Module{m} }})
+	for _, what := range []string{"list", "change"} {
+		all := <-got
+		if len(all) != 1 || all[0].Metadata.Name != "m" || all[0].Spec.Package.Name != "counter" ||
+			!strings.Contains(all[0].Undecodable, "priority") {
+			t.Errorf("the %s is %+v", what, all)
+		}
 	}
 }
