@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
 // HookView is everything that runs on a point, in the order in which packets meet it.
@@ -96,19 +97,13 @@ func tcxPrograms(p chain.Point) []string {
 
 // clsactPrograms lists cls_bpf filters, which run after TCX programs.
 func clsactPrograms(p chain.Point) []string {
-	l, err := netlink.LinkByIndex(p.Ifindex)
-	if err != nil {
-		return nil
-	}
-	filters, err := netlink.FilterList(l, clsactParent(p.Side))
+	filters, err := clsact.List(p)
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return nil
 	}
 	var out []string
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok {
-			out = append(out, fmt.Sprintf("%s (id %d, clsact priority %d)", b.Name, b.Id, b.Priority))
-		}
+		out = append(out, fmt.Sprintf("%s (id %d, clsact priority %d)", f.Name, f.Program, f.Priority))
 	}
 	return out
 }

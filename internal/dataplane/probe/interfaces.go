@@ -12,6 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
 // Program is one that runs on an interface.
@@ -29,18 +32,18 @@ func Programs(l netlink.Link) ([]Program, error) {
 		all = append(all, named("xdp", ebpf.ProgramID(x.ProgId)))
 	}
 	for _, side := range []struct {
-		name   string
-		tcx    ebpf.AttachType
-		parent uint32
+		name string
+		tcx  ebpf.AttachType
+		side chain.Side
 	}{
-		{"ingress", ebpf.AttachTCXIngress, netlink.HANDLE_MIN_INGRESS},
-		{"egress", ebpf.AttachTCXEgress, netlink.HANDLE_MIN_EGRESS},
+		{"ingress", ebpf.AttachTCXIngress, chain.OnTCIngress},
+		{"egress", ebpf.AttachTCXEgress, chain.OnTCEgress},
 	} {
 		tcx, err := tcxPrograms(l.Attrs().Index, side.tcx, "tcx-"+side.name)
 		if err != nil {
 			return nil, err
 		}
-		clsact, err := clsactPrograms(l, side.parent, "clsact-"+side.name)
+		clsact, err := clsactPrograms(l, side.side, "clsact-"+side.name)
 		if err != nil {
 			return nil, err
 		}
@@ -66,8 +69,8 @@ func tcxPrograms(ifindex int, attach ebpf.AttachType, hook string) ([]Program, e
 }
 
 // clsactPrograms is empty where there is no clsact qdisc.
-func clsactPrograms(l netlink.Link, parent uint32, hook string) ([]Program, error) {
-	filters, err := netlink.FilterList(l, parent)
+func clsactPrograms(l netlink.Link, side chain.Side, hook string) ([]Program, error) {
+	filters, err := clsact.List(chain.Point{Ifindex: l.Attrs().Index, Side: side})
 	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOENT) {
 		return nil, nil
 	}
@@ -76,13 +79,11 @@ func clsactPrograms(l netlink.Link, parent uint32, hook string) ([]Program, erro
 	}
 	var all []Program
 	for _, f := range filters {
-		if b, ok := f.(*netlink.BpfFilter); ok {
-			p := named(hook, ebpf.ProgramID(b.Id))
-			if p.Name == "" {
-				p.Name = b.Name
-			}
-			all = append(all, p)
+		p := named(hook, ebpf.ProgramID(f.Program))
+		if p.Name == "" {
+			p.Name = f.Name
 		}
+		all = append(all, p)
 	}
 	return all, nil
 }

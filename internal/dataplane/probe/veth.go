@@ -12,6 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
 // ErrNoNamespace: the node does not let this process make a network namespace
@@ -88,14 +91,11 @@ func tryClsact() error {
 
 func addClsact(l netlink.Link, p *ebpf.Program) error {
 	index := l.Attrs().Index
-	qdisc := netlink.GenericQdisc{QdiscType: "clsact", QdiscAttrs: netlink.QdiscAttrs{
-		LinkIndex: index, Handle: netlink.MakeHandle(0xffff, 0), Parent: netlink.HANDLE_CLSACT}}
-	if err := netlink.QdiscAdd(&qdisc); err != nil {
+	if err := clsact.AddQdisc(index); err != nil {
 		return fmt.Errorf("clsact qdisc: %w", err)
 	}
-	return netlink.FilterAdd(&netlink.BpfFilter{Fd: p.FD(), Name: objectName, DirectAction: true,
-		FilterAttrs: netlink.FilterAttrs{LinkIndex: index, Parent: netlink.HANDLE_MIN_INGRESS, Handle: 1,
-			Protocol: unix.ETH_P_ALL, Priority: 1}})
+	return clsact.Set(chain.Point{Ifindex: index, Side: chain.OnTCIngress},
+		clsact.Filter{Priority: 1, Handle: 1, Name: objectName}, p.FD())
 }
 
 // xdpMode is a way to attach XDP: in the driver, or generic behind it, and
