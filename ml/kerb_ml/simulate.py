@@ -134,7 +134,7 @@ def _dao(rng, network, joined, repairs, seconds):
 def _readings(rng, network, start, seconds):
     for t in _regular(rng, network.period, start, seconds):
         yield t, "other"
-    if rng.random() < network.transfer:
+    if rng.random() < network.transfer and start < seconds:
         begin, rate = rng.uniform(start, seconds), _log(rng, 2, 60)
         yield from ((begin + t, "other") for t in _poisson(rng, rate, min(30, max(0, seconds - begin))))
 

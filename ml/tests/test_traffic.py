@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Frames, captures, windows and what is simulated."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scapy.config import conf
@@ -104,3 +106,9 @@ def test_flow_features():
     row = dict(zip(flows.FEATURES, flows.features(p)))
     assert row == {"packetsForward": 2, "packetsBackward": 1, "lengthMean": 50, "lengthDeviation": 8, "gapMean": 1500, "gapDeviation": 500,
                    "fin": 0, "syn": 2, "rst": 0, "ack": 2, "payloads": 1, "backwardShare": 333}
+
+
+def test_a_network_that_has_not_formed_in_the_time(rng):
+    late = replace(simulate.draw(rng, attackers=1), nodes=20, formation=100, transfer=1)
+    heard = simulate.events(rng, late, 5)
+    assert heard and all(0 <= e.time < 5 for e in heard)
