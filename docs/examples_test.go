@@ -8,6 +8,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 )
 
 // TestTourWorks executes the shell blocks of the README in order, and expects the lines of the text blocks after the
@@ -84,10 +86,13 @@ func exampleFiles(t *testing.T, dir string) []string {
 			t.Fatal(err)
 		}
 	}
-	for _, document := range []string{"resources.md", "firewall.md", "proxy.md"} {
+	for _, document := range []string{"resources.md", "firewall.md", "proxy.md", "kubernetes.md"} {
 		for i, b := range blocks(t, document) {
 			if b.language != "yaml" {
 				continue
+			}
+			if document == "kubernetes.md" {
+				b.text = onNode(t, b.text)
 			}
 			file := filepath.Join(dir, strings.TrimSuffix(document, ".md")+string(rune('a'+i))+".yaml")
 			if err := os.WriteFile(file, []byte(b.text), 0o644); err != nil {
@@ -97,4 +102,23 @@ func exampleFiles(t *testing.T, dir string) []string {
 		}
 	}
 	return files
+}
+
+// onNode is a ClusterModule or Module of Kubernetes as the agent of a node gets it, for all services.
+func onNode(t *testing.T, text string) string {
+	t.Helper()
+	var object map[string]any
+	if err := yaml.Unmarshal([]byte(text), &object); err != nil {
+		t.Fatal(err)
+	}
+	spec := object["spec"].(map[string]any)
+	spec["package"] = spec["package"].(map[string]any)["name"]
+	spec["attach"] = map[string]any{"services": "*"}
+	object["kind"] = "Module"
+	delete(object["metadata"].(map[string]any), "namespace")
+	out, err := yaml.Marshal(object)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
 }
