@@ -217,8 +217,9 @@ test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 
 demo: demo-build ## Run: set up, build, and watch modules at work on three services; KEEP=1 stays up
 	@$(SUDO) ./kerb demo $(if $(filter-out 0,$(KEEP)),--keep)
 
-demo-check: demo-build ## Run: the demo for scripts: fails unless every step shows what it should
+demo-check: demo-build ## Run: the demos for scripts: fails unless every step shows what it should
 	@$(SUDO) ./kerb demo --check
+	@$(SUDO) ./kerb demo sign --check
 
 # Only for this machine, and without what only the tests need.
 demo-build: demo-setup

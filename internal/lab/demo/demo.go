@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 
@@ -36,11 +37,11 @@ func Command() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			t := newTeller(cmd.OutOrStdout(), check)
 			if picture == "" {
-				return run(cmd.Context(), t, keep && !check)
+				return run(cmd.Context(), t, threeServices(keep && !check))
 			}
 			r := &recorder{Writer: t.out, started: t.started}
 			t.out, t.terminal = r, true
-			err := run(cmd.Context(), t, false)
+			err := run(cmd.Context(), t, threeServices(false))
 			return errors.Join(err, writePicture(picture, "kerb demo", r.lines))
 		},
 	}
@@ -50,6 +51,40 @@ func Command() *cobra.Command {
 	c.MarkFlagsMutuallyExclusive("picture", "keep")
 	c.MarkFlagsMutuallyExclusive("picture", "check")
 	c.AddCommand(webCommand())
+	for _, p := range fields {
+		c.AddCommand(p.command())
+	}
+	return c
+}
+
+// plot is what a demo does. needs are programs and the packages of Debian that have them.
+type plot struct {
+	name, short, long string
+	needs             map[string]string
+	steps             []step
+}
+
+func threeServices(keep bool) plot {
+	return plot{needs: map[string]string{"iperf3": "iperf3"}, steps: steps(keep)}
+}
+
+// fields are the demos of one field of use each.
+var fields = []plot{sign}
+
+// command is `kerb demo NAME`.
+func (p plot) command() *cobra.Command {
+	var check bool
+	c := &cobra.Command{
+		Use:     p.name,
+		Short:   p.short,
+		Long:    p.long,
+		Example: "  kerb demo " + p.name + "\n  kerb demo " + p.name + " --check",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			return run(cmd.Context(), newTeller(cmd.OutOrStdout(), check), p)
+		},
+	}
+	c.Flags().BoolVar(&check, "check", false, "for scripts: plain lines")
 	return c
 }
 
@@ -60,8 +95,8 @@ var errChecks = errors.New("not everything was as it should be")
 
 // run removes everything also after an error or an interrupt, and says so if that fails: the demo promises to leave
 // nothing behind.
-func run(ctx context.Context, t *teller, keep bool) error {
-	if err := prerequisites(); err != nil {
+func run(ctx context.Context, t *teller, p plot) error {
+	if err := prerequisites(p.needs); err != nil {
 		return err
 	}
 	program, err := binpath.FindKerb()
@@ -73,7 +108,7 @@ func run(ctx context.Context, t *teller, keep bool) error {
 		return err
 	}
 	defer unlock()
-	d := &demo{teller: t, program: program, keep: keep, steps: steps(keep)}
+	d := &demo{teller: t, program: program, steps: p.steps}
 	err = d.play(ctx)
 	switch {
 	case err != nil && ctx.Err() != nil:
@@ -91,11 +126,13 @@ func run(ctx context.Context, t *teller, keep bool) error {
 	return err
 }
 
-func prerequisites() error {
+func prerequisites(needs map[string]string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("the demo makes network namespaces and loads programs into the kernel: run it as root")
 	}
-	for program, pkg := range map[string]string{"iperf3": "iperf3", "nsenter": "util-linux"} {
+	all := map[string]string{"nsenter": "util-linux"}
+	maps.Copy(all, needs)
+	for program, pkg := range all {
 		if _, err := exec.LookPath(program); err != nil {
 			return fmt.Errorf("%s is missing: apt-get install %s, or scripts/setup demo", program, pkg)
 		}

@@ -21,7 +21,7 @@ import (
 
 // startAgent runs the agent on the demo's node until it answers.
 func (d *demo) startAgent() error {
-	p, err := d.start(d.lab.Node(), filepath.Base(logFile), d.program, "agent", "--config", configFile)
+	p, err := d.start(d.node, filepath.Base(logFile), d.program, "agent", "--config", configFile)
 	if err != nil {
 		return err
 	}

@@ -42,12 +42,14 @@ var (
 type demo struct {
 	*teller
 	program string // kerb
-	keep    bool
 	steps   []step
 
 	lab                *netlab.Lab
 	web, client, iperf *netlab.Host
+	node               *netlab.Namespace // of the agent
 	agent              *process
+	closers            []func()
+	sign               signs
 	requests           *requests
 	stream             *stream
 	mounted            bool            // bpffs, by us
@@ -96,8 +98,12 @@ func (d *demo) sweep() ([]string, error) {
 // purgeLeftPins runs kerb purge where the interfaces of the killed demo are, or where no interfaces are at all.
 func (d *demo) purgeLeftPins() error {
 	in := []string{"unshare", "--net", "--"}
-	if _, err := os.Stat(nodeNS); err == nil {
-		in = []string{"nsenter", "--net=" + nodeNS, "--"}
+	node := nodeNS
+	if d.node != nil {
+		node = d.node.Path()
+	}
+	if _, err := os.Stat(node); err == nil {
+		in = []string{"nsenter", "--net=" + node, "--"}
 	}
 	args := append(in, d.program, "purge", "--config", os.DevNull, "--state", stateIn, "--run", runDir, "--bpf", pinsIn)
 	if out, err := exec.Command(args[0], args[1:]...).CombinedOutput(); err != nil {
@@ -130,13 +136,28 @@ func removeIfThere(dir string) error {
 	return nil
 }
 
-// build makes the network and starts the services' programs.
-func (d *demo) build() error {
-	self, err := os.Executable()
-	if err := errors.Join(err, os.MkdirAll(runDir, 0o755)); err != nil {
+// clear removes what an earlier demo left, and makes an empty network. gateway: its bridge has addresses.
+func (d *demo) clear(gateway bool) error {
+	found, err := d.sweep()
+	if err != nil {
+		return fmt.Errorf("remove what an earlier demo left: %w", err)
+	}
+	if len(found) > 0 {
+		d.say("An earlier demo was killed. Removed what it left: %s.", strings.Join(found, ", "))
+	}
+	if err := errors.Join(d.mountBPF(), os.MkdirAll(runDir, 0o755)); err != nil {
 		return err
 	}
-	if d.lab, err = netlab.NewIn(prefix); err != nil {
+	if d.lab, err = netlab.Open(prefix, netlab.Options{OwnNode: true, Gateway: gateway}); err == nil {
+		d.node = d.lab.Node()
+	}
+	return err
+}
+
+// build starts the services' programs.
+func (d *demo) build() error {
+	self, err := os.Executable()
+	if err != nil {
 		return err
 	}
 	for _, h := range []struct {
@@ -231,6 +252,9 @@ func (d *demo) end() error {
 		return errors.Join(removeFiles(), d.unmount())
 	}
 	d.stopTraffic()
+	for _, closer := range slices.Backward(d.closers) {
+		closer()
+	}
 	var err error
 	if d.agent != nil {
 		err = d.agent.stop(syscall.SIGTERM)

@@ -38,14 +38,7 @@ func steps(keep bool) []step {
 }
 
 func (d *demo) stepBuild(context.Context) error {
-	found, err := d.sweep()
-	if err != nil {
-		return fmt.Errorf("remove what an earlier demo left: %w", err)
-	}
-	if len(found) > 0 {
-		d.say("An earlier demo was killed. Removed what it left: %s.", strings.Join(found, ", "))
-	}
-	if err := d.mountBPF(); err != nil {
+	if err := d.clear(true); err != nil {
 		return err
 	}
 	if err := d.build(); err != nil {
@@ -55,7 +48,7 @@ func (d *demo) stepBuild(context.Context) error {
 	d.show(fmt.Sprintf("web     %-10s  HTTP on ports 8080 and 9090\nclient  %-10s  asks the other two\niperf   %-10s  "+
 		"iperf3 server\n",
 		d.web.Addr4(), d.client.Addr4(), d.iperf.Addr4()))
-	err = errors.Join(d.askWeb(8080), d.askWeb(9090))
+	err := errors.Join(d.askWeb(8080), d.askWeb(9090))
 	d.check("the client reaches the web server on both ports", err == nil, "%v", err)
 	return nil
 }

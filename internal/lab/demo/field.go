@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"strings"
+	"syscall"
+
+	"github.com/kerb-edge/kerb/deploy/examples"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+)
+
+// What the demos of one field share: their steps begin with a network of their own and stepAgent.
+
+// host makes one on the network. The examples' addresses are those for documents.
+func (d *demo) host(name, addr4, addr6 string) (*netlab.Host, error) {
+	return d.lab.Host(name, netlab.HostOptions{Addr4: netip.MustParsePrefix(addr4), Addr6: netip.MustParsePrefix(addr6)})
+}
+
+// applyExample applies a file of deploy/examples, unchanged.
+func (d *demo) applyExample(ctx context.Context, name string) error {
+	text, err := examples.Files.ReadFile(name)
+	if err != nil {
+		return err
+	}
+	d.say("This is deploy/examples/%s:", name)
+	if err := d.write(name, string(text)); err != nil {
+		return err
+	}
+	return d.kerb(ctx, "apply", "-f", name)
+}
+
+// answer runs a kerb command, shows it, and returns what it answered.
+func (d *demo) answer(ctx context.Context, args ...string) (string, error) {
+	d.command("kerb " + strings.Join(args, " "))
+	out, err := d.quietly(ctx, args...)
+	d.show(out)
+	return out, err
+}
+
+// killAgent shows what the kernel does alone.
+func (d *demo) killAgent() error {
+	d.command(fmt.Sprintf("kill -9 %d", d.agent.Process.Pid))
+	return d.agent.stop(syscall.SIGKILL)
+}
+
+// purge removes the modules, without an agent.
+func (d *demo) purge(ctx context.Context) error {
+	return d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml")
+}
