@@ -99,12 +99,30 @@ func (p attachment) verify(ctx context.Context) error {
 			"before kerb-cni must create a veth, as bridge, ptp and flannel do", p.Interface, p.netns)}
 	}
 	if !names.IsPending(s.Metadata.Labels) {
-		return nil // labels are replaced together with the chains
+		return sameChains(s, link) // labels are replaced together with the chains
 	}
 	for _, hook := range []string{"tc-ingress", "tc-egress"} {
 		denies := func(h v1.HookState) bool { return h.Hook == hook && slices.Contains(h.Modules, names.Pending) }
 		if !slices.ContainsFunc(link.Hooks, denies) {
 			return p.noChain(ctx, link.Interface, hook)
+		}
+	}
+	return nil
+}
+
+// sameChains fails unless an interface has the modules of the other interfaces of a pod whose labels are known: the
+// agent may know one that has just come, and not have attached its chains yet.
+func sameChains(s v1.Service, link *v1.ServiceLink) error {
+	for _, other := range s.Status.Links {
+		if other.Moved {
+			continue
+		}
+		for _, want := range other.Hooks {
+			same := func(h v1.HookState) bool { return h.Hook == want.Hook && slices.Equal(h.Modules, want.Modules) }
+			if !slices.ContainsFunc(link.Hooks, same) {
+				return &unprotected{fmt.Sprintf("%s of %s does not run the modules %v of %s, another interface of the pod; see "+
+					"kerb service show %s", want.Hook, link.Interface, want.Modules, other.Interface, s.Metadata.Name)}
+			}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/http"
@@ -296,6 +297,42 @@ func TestServicesOfDeletedPods(t *testing.T) {
 		}
 		if a.deleted != want {
 			t.Errorf("%s: deleted %v", reason, a.deleted)
+		}
+	}
+}
+
+// A pod with more labels than are handled is not admitted, as a part of them would hide it from modules, and the node
+// reports it. It is admitted when it has fewer.
+func TestTooManyLabels(t *testing.T) {
+	many := func(n, size int) map[string]string {
+		out := map[string]string{"app": "web"}
+		for i := 1; i < n; i++ {
+			out[fmt.Sprint("l", i)] = strings.Repeat("v", size)
+		}
+		return out
+	}
+	for _, c := range []struct {
+		labels map[string]string
+		held   bool
+	}{{many(maxLabels, 1), false}, {many(maxLabels+1, 1), true}, {many(63, 63), false}, {many(64, 63), true}} {
+		a, s := heldPod(t)
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.moduleHandler(ofClusterModules).Replace(nil)
+		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
+		s.state.podHandler().Replace([]api.Object{object("u1", "shop", "web", c.labels)})
+		if _, err := s.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		conditions := statusOf(s, nil).Conditions
+		if got := names.IsPending(a.service.Metadata.Labels); got != c.held || (len(conditions) == 2) != c.held {
+			t.Errorf("%d labels: held %v, conditions %+v", len(c.labels), got, conditions)
+		}
+		if c.held && (conditions[1].Reason != "TooManyLabels" || !strings.Contains(conditions[1].Message, "shop/web")) {
+			t.Errorf("the node reports %+v", conditions[1])
+		}
+		s.state.podHandler().Set(object("u1", "shop", "web", many(3, 1)))
+		if _, err := s.round(t.Context()); err != nil || names.IsPending(a.service.Metadata.Labels) {
+			t.Errorf("with fewer labels: %v, %v", a.service.Metadata.Labels, err)
 		}
 	}
 }

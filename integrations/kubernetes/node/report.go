@@ -41,6 +41,11 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	}
 	ready.Message = truncate(ready.Message)
 	out.Conditions = []api.Condition{ready}
+	if n, first := s.state.withTooMany(); n > 0 {
+		out.Conditions = append(out.Conditions, api.Condition{Type: "PodsAdmitted", Status: "False", Reason: "TooManyLabels",
+			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
+				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
+	}
 	reports := s.titled()
 	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
@@ -155,6 +160,9 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 	var n api.KerbNode
 	if err := r.client.Get(ctx, nodesPath+"/"+r.node, &n); err != nil {
 		return nil
+	}
+	if n.Status != nil && len(n.Status.Modules) == 0 {
+		n.Status.Modules = nil // it is stored as an empty list, and compared with none
 	}
 	return n.Status
 }

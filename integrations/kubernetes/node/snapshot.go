@@ -45,6 +45,9 @@ func (s *state) snapshot() (text []byte, err error) {
 		out.Namespaces[name] = l.set()
 	}
 	for uid, p := range s.pods {
+		if p.tooMany {
+			continue // it is not admitted
+		}
 		m := api.ObjectMeta{Name: p.name, Namespace: p.namespace, UID: uid, Labels: p.labels.set()}
 		if p.static != "" {
 			m.Annotations = &api.Annotations{Static: p.static}

@@ -46,6 +46,23 @@ type pod struct {
 	namespace, name string
 	labels          labels
 	static          string // its UID to the container runtime, if it is a static pod
+	tooMany         bool   // labels: they are not kept
+}
+
+// What a pod's labels may be at most. They are in memory, in the agent and on disk, and Kubernetes does not limit them.
+const (
+	maxLabels     = 64
+	maxLabelBytes = 4096
+)
+
+// tooMany reports whether a pod has more labels than are handled. The pod is not admitted: without a part of its labels
+// modules that select it would not be on it.
+func tooMany(set map[string]string) bool {
+	bytes := 0
+	for key, value := range set {
+		bytes += len(key) + len(value)
+	}
+	return len(set) > maxLabels || bytes > maxLabelBytes
 }
 
 // The resources that are followed.
@@ -154,7 +171,11 @@ func (s *state) podHandler() watch.Handler[api.Object] {
 }
 
 func podOf(m api.ObjectMeta) pod {
-	p := pod{namespace: m.Namespace, name: m.Name, labels: labelsOf(m.Labels)}
+	p := pod{namespace: m.Namespace, name: m.Name, tooMany: tooMany(m.Labels)}
+	if p.tooMany {
+		m.Labels = nil
+	}
+	p.labels = labelsOf(m.Labels)
 	if m.Annotations != nil {
 		p.static = m.Annotations.Static
 	}
@@ -202,7 +223,7 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 	pods := make(map[string]podService, 2*len(s.pods))
 	for uid, p := range s.pods {
 		_, ok := s.namespaces[p.namespace]
-		of := podService{pod: p, uid: uid, held: !ok || s.restored && s.synced != ofAll && !s.earlier[uid]}
+		of := podService{pod: p, uid: uid, held: !ok || p.tooMany || s.restored && s.synced != ofAll && !s.earlier[uid]}
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
 		if p.static == "" {
@@ -216,6 +237,22 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 		}
 	}
 	return pods, true
+}
+
+// withTooMany returns how many pods have more labels than are handled, and the first of them.
+func (s *state) withTooMany() (n int, first string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.pods {
+		if !p.tooMany {
+			continue
+		}
+		if name := p.namespace + "/" + p.name; n == 0 || name < first {
+			first = name
+		}
+		n++
+	}
+	return n, first
 }
 
 // podService is the pod of a service.

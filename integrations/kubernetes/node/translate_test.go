@@ -202,7 +202,7 @@ func TestSnapshot(t *testing.T) {
 
 // Reports do not grow with what is wrong.
 func TestStatusIsBounded(t *testing.T) {
-	s := &syncer{}
+	s := &syncer{state: newState()}
 	for i := range 100 {
 		s.reports = append(s.reports, api.ModuleReport{Name: fmt.Sprint(i), Message: strings.Repeat("ä", 5000)})
 	}
