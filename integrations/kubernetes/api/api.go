@@ -44,6 +44,8 @@ type ObjectMeta struct {
 type Annotations struct {
 	// Static is the UID that the kubelet has given to a static pod. The pod in the API is its mirror, and has another.
 	Static string `json:"kubernetes.io/config.mirror,omitempty"`
+	// Proxy is off for a Service that stays with kube-proxy.
+	Proxy string `json:"kerb.dev/proxy,omitempty"`
 }
 
 // Object is an object of which only the metadata is used.

@@ -23,8 +23,9 @@ import (
 
 // Owners of resources of the agent.
 const (
-	OwnerPods = "kubernetes-pods" // of the services of pods, which kerb-cni and kerb-kube-node change
-	Owner     = "kubernetes"      // of everything else that kerb-kube-node applies
+	OwnerPods     = "kubernetes-pods"     // of the services of pods, which kerb-cni and kerb-kube-node change
+	OwnerServices = "kubernetes-services" // of virtual services
+	Owner         = "kubernetes"          // of everything else that kerb-kube-node applies
 )
 
 // Pending is the module that drops the packets of pods whose labels are not known yet.
@@ -39,9 +40,14 @@ const (
 
 // Module returns the name on the node of a Module of a namespace. The digest alone identifies it: names of namespaces
 // and Modules may have dashes, and may be too long. The rest is for people who read it.
-func Module(namespace, name string) string {
+func Module(namespace, name string) string { return qualified("m-", namespace, name) }
+
+// VirtualService returns the name on the node of the virtual service of a Service, which is made as that of a Module.
+func VirtualService(namespace, name string) string { return qualified("s-", namespace, name) }
+
+func qualified(prefix, namespace, name string) string {
 	readable := namespace + "-" + name
-	return "m-" + strings.Trim(readable[:min(len(readable), maxReadable)], "-") + "-" + digest(namespace+"/"+name)
+	return prefix + strings.Trim(readable[:min(len(readable), maxReadable)], "-") + "-" + digest(namespace+"/"+name)
 }
 
 // Labels of the services of pods.

@@ -46,6 +46,18 @@ func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/modules", nil, &all)
 }
 
+// applyVirtual applies virtual services, and with prune deletes all others of the cluster.
+func (a agent) applyVirtual(ctx context.Context, all []v1.VirtualService, prune bool) error {
+	path := "/v1/apply?owner=" + names.OwnerServices
+	if prune {
+		path += "&prune=true"
+	}
+	if all == nil {
+		all = []v1.VirtualService{}
+	}
+	return a.call(ctx, http.MethodPost, path, all, nil)
+}
+
 func (a agent) packages(ctx context.Context) (all []v1.Package, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/packages", nil, &all)
 }

@@ -52,8 +52,13 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	var running sync.WaitGroup
 	running.Go(func() { report.run(ctx) })
 	followAll(ctx, &running, api, o.Node, s, log)
-	sync := &syncer{state: s, agent: agent{client.New(o.Agent)}, log: log, applied: -1, await: map[string]time.Time{}}
+	local := agent{client.New(o.Agent)}
+	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
+		virtual: newVirtual(api, local, o.Node, log)}
 	sync.run(ctx, o.State, report)
+	if stop := sync.virtual.stop; stop != nil {
+		stop()
+	}
 	running.Wait()
 	return nil
 }

@@ -41,6 +41,11 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	}
 	ready.Message = truncate(ready.Message)
 	out.Conditions = []api.Condition{ready}
+	if s.virtual != nil {
+		if c := s.virtual.state.condition(); c != nil {
+			out.Conditions = append(out.Conditions, *c)
+		}
+	}
 	if n, first := s.state.withTooMany(); n > 0 {
 		out.Conditions = append(out.Conditions, api.Condition{Type: "PodsAdmitted", Status: "False", Reason: "TooManyLabels",
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+

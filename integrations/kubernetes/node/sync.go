@@ -26,9 +26,10 @@ const (
 
 // syncer makes the agent run what the state says.
 type syncer struct {
-	state *state
-	agent agent
-	log   *slog.Logger
+	state   *state
+	agent   agent
+	virtual *virtual // nil in tests of modules alone
+	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
 	pruned  bool                 // that was with everything else deleted
@@ -62,6 +63,9 @@ func (s *syncer) round(ctx context.Context) (time.Duration, error) {
 	}
 	if err := s.syncServices(ctx, v); err != nil {
 		return 0, err
+	}
+	if s.virtual != nil {
+		s.virtual.need(ctx, v)
 	}
 	if s.failed != nil {
 		s.applied = -1 // all modules again, after a pause

@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+const targetPort = 8080
+
+// endpoint serves its name to every TCP connection, and returns its address.
+func (b *bed) endpoint(name string) *netlab.Host {
+	b.T.Helper()
+	h := b.Host(name)
+	err := h.Do(func() error {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), targetPort)))
+		if err != nil {
+			return err
+		}
+		b.T.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(c, name)
+				c.Close()
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		b.T.Fatal(err)
+	}
+	return h
+}
+
+// reach returns what answers a connection of a pod, or an error.
+func (p *pod) reach(address string, port int) string {
+	var answer []byte
+	err := p.host.Do(func() error {
+		c, err := (&net.Dialer{Timeout: wait.Patience / 60}).Dial("tcp", net.JoinHostPort(address, fmt.Sprint(port)))
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		answer, err = io.ReadAll(c)
+		return err
+	})
+	if err != nil {
+		return err.Error()
+	}
+	return string(answer)
+}
+
+// service creates a Service, and returns its cluster address.
+func (b *bed) service(name, more string) string {
+	b.T.Helper()
+	text := "{apiVersion: v1, kind: Service, metadata: {name: " + name + "}, spec: {" + more +
+		"ports: [{name: http, port: 80, targetPort: web}]}}"
+	if err := b.api.Apply("/api/v1/namespaces/default/services/"+name, text); err != nil {
+		b.T.Fatal(err)
+	}
+	var created struct{ Spec struct{ ClusterIP string } }
+	b.api.Must(http.MethodGet, "/api/v1/namespaces/default/services/"+name, nil, &created)
+	return created.Spec.ClusterIP
+}
+
+// slice sets an EndpointSlice of a Service.
+func (b *bed) slice(service, name string, port int, endpoints ...string) {
+	b.T.Helper()
+	text := fmt.Sprintf("{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, labels: "+
+		"{kubernetes.io/service-name: %s}}, addressType: IPv4, ports: [{name: http, port: %d, protocol: TCP}], "+
+		"endpoints: [%s]}", name, service, port, strings.Join(endpoints, ", "))
+	if err := b.api.Apply("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/"+name, text); err != nil {
+		b.T.Fatal(err)
+	}
+}
+
+func at(h *netlab.Host, conditions string) string {
+	return fmt.Sprintf("{addresses: [%s], conditions: {%s}}", h.Addr4(), conditions)
+}
+
+// A pod with the proxy reaches the endpoints of Services by their cluster addresses, as the API server has them at the
+// time; pods without it, and Services that are off or cannot be expressed, are left to kube-proxy, which does not run.
+func TestServices(t *testing.T) {
+	b := newBed(t)
+	first, second := b.endpoint("first"), b.endpoint("second")
+	client := b.pod("client", map[string]string{"app": "client"})
+	plain := b.pod("plain", map[string]string{"app": "plain"})
+	address := b.service("web", "")
+	b.slice("web", "web-1", targetPort, at(first, "ready: true"), at(second, "ready: false"))
+	off := b.service("stays", "")
+	b.slice("stays", "stays-1", targetPort, at(first, "ready: true"))
+	if err := b.api.Apply("/api/v1/namespaces/default/services/stays",
+		`{apiVersion: v1, kind: Service, metadata: {name: stays, annotations: {kerb.dev/proxy: "off"}}, spec: {`+
+			`ports: [{name: http, port: 80, targetPort: web}]}}`); err != nil {
+		t.Fatal(err)
+	}
+	differs := b.service("differs", "")
+	b.slice("differs", "differs-1", targetPort, at(first, "ready: true"))
+	b.slice("differs", "differs-2", targetPort+1, at(second, "ready: true"))
+
+	plain.await("")
+	var all []v1.VirtualService
+	if b.Must(http.MethodGet, "/v1/virtualservices", nil, &all); len(all) > 0 {
+		t.Errorf("without the proxy there are %d virtual services", len(all))
+	}
+	b.module("px", "{package: {name: proxy}, attach: {pods: {podSelector: {matchLabels: {app: client}}}}}")
+	client.await("px")
+	reaches := func(what, want string) {
+		t.Helper()
+		b.Eventually(what, func() bool { return client.reach(address, 80) == want })
+	}
+	reaches("the ready endpoint answers", "first")
+	for what, got := range map[string]string{"a pod without the proxy": plain.reach(address, 80),
+		"a Service that is off": client.reach(off, 80), "one whose target ports differ": client.reach(differs, 80)} {
+		if got == "first" || got == "second" {
+			t.Errorf("%s is served: %s", what, got)
+		}
+	}
+	b.Eventually("the node reports what stays with kube-proxy", func() bool {
+		for _, c := range b.status().Status.Conditions {
+			if c.Type == "ServicesProxied" {
+				return c.Status == "False" && strings.Contains(c.Message, "default/differs") &&
+					!strings.Contains(c.Message, "default/web")
+			}
+		}
+		return false
+	})
+
+	b.slice("web", "web-1", targetPort, at(first, "ready: false, serving: true, terminating: true"),
+		at(second, "ready: true"))
+	reaches("the connection moves to the other endpoint", "second")
+	b.slice("differs", "differs-2", targetPort, at(second, "ready: true"))
+	b.Eventually("target ports that agree are served", func() bool {
+		got := client.reach(differs, 80)
+		return got == "first" || got == "second"
+	})
+
+	// Nothing is lost while the API server and kerb-kube-node are away.
+	b.stop(syscall.SIGKILL)
+	b.api.Hang()
+	b.start()
+	reaches("without the API server", "second")
+	b.api.Resume()
+	b.slice("web", "web-1", targetPort, at(first, "ready: true"))
+	reaches("with the API server again", "first")
+	b.api.Must(http.MethodDelete, "/api/v1/namespaces/default/services/web", nil, nil)
+	b.Eventually("the virtual service is deleted", func() bool {
+		return b.Get("/v1/virtualservices/"+names.VirtualService("default", "web"), nil) != nil
+	})
+	b.api.Must(http.MethodDelete, modulesPath+"px", nil, nil)
+	b.Eventually("without the proxy all are deleted", func() bool {
+		b.Must(http.MethodGet, "/v1/virtualservices", nil, &all)
+		return len(all) == 0
+	})
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// proxy is the package whose modules serve virtual services.
+const proxy = "proxy"
+
+// virtual keeps the virtual services of the agent those of the cluster's Services. It follows them only while a
+// ClusterModule puts the proxy on pods: without, they cost the node and the API server nothing.
+type virtual struct {
+	client *watch.Client
+	agent  agent
+	node   string
+	log    *slog.Logger
+	state  *serviceState
+
+	stop    func()                // of the followers, nil if they do not run
+	cleared bool                  // the agent has no virtual services of an earlier need
+	zone    string                // of the Node
+	full    time.Time             // when all were applied last
+	applied map[services.Key]bool // that the agent has
+	refused map[services.Key]string
+}
+
+func newVirtual(c *watch.Client, a agent, node string, log *slog.Logger) *virtual {
+	return &virtual{client: c, agent: a, node: node, log: log, state: newServiceState()}
+}
+
+// need starts or stops the followers. Without need the agent's virtual services are deleted: kube-proxy serves.
+func (v *virtual) need(ctx context.Context, view view) {
+	wanted := slices.ContainsFunc(view.modules, func(m api.Module) bool {
+		return m.Metadata.Namespace == "" && m.Spec.Package.Name == proxy
+	})
+	switch {
+	case wanted && v.stop == nil:
+		v.start(ctx)
+	case !wanted && view.complete && (v.stop != nil || !v.cleared):
+		if v.stop != nil {
+			v.stop()
+			v.stop = nil
+			v.state.clear()
+		}
+		err := v.agent.applyVirtual(ctx, nil, true)
+		if v.cleared = err == nil; err != nil {
+			v.log.Warn("virtual services of the cluster are not deleted yet", "error", err)
+		}
+	}
+}
+
+func (v *virtual) start(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	var running sync.WaitGroup
+	running.Go(func() {
+		watch.Follow(ctx, v.client, watch.Resource{Path: services.ServicesPath}, watch.DefaultTimes, v.log,
+			v.state.serviceHandler())
+	})
+	running.Go(func() {
+		watch.Follow(ctx, v.client, watch.Resource{Path: services.SlicesPath}, watch.DefaultTimes, v.log,
+			v.state.sliceHandler())
+	})
+	running.Go(func() { v.run(ctx) })
+	v.cleared, v.full = false, time.Time{}
+	v.stop = func() { cancel(); running.Wait() }
+}
+
+// run applies changes until the context ends.
+func (v *virtual) run(ctx context.Context) {
+	var node api.Object
+	if err := v.client.Get(ctx, "/api/v1/nodes/"+v.node, &node); err != nil {
+		v.log.Warn("the zone of this node is not known: hints of EndpointSlices are ignored", "error", err)
+	}
+	v.zone = node.Metadata.Labels["topology.kubernetes.io/zone"]
+	for retry := minRetry; ctx.Err() == nil; {
+		wait := fullEvery
+		if err := v.sync(ctx); err != nil {
+			v.log.Warn("the agent does not have all virtual services yet", "error", err, "retry", retry)
+			wait, retry = retry/2+rand.N(retry), min(2*retry, maxRetry)
+			v.full = time.Time{}
+		} else {
+			retry = minRetry
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait):
+		case <-v.state.changed:
+			time.Sleep(debounce)
+		}
+	}
+}
+
+// sync applies what has changed, and now and then everything: other clients of the agent may have changed it.
+func (v *virtual) sync(ctx context.Context) error {
+	full := time.Since(v.full) >= fullEvery
+	desired, gone, ok := v.state.take(services.Node{Name: v.node, Zone: v.zone}, full)
+	if !ok {
+		return nil // without all Services and all EndpointSlices, some would lack endpoints
+	}
+	if full {
+		v.applied, v.refused = map[services.Key]bool{}, map[services.Key]string{}
+	}
+	var all []v1.VirtualService
+	for key, s := range desired {
+		all = append(all, s)
+		delete(v.refused, key)
+	}
+	slices.SortFunc(all, func(a, b v1.VirtualService) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
+	var err error
+	if len(all) > 0 || full {
+		err = v.agent.applyVirtual(ctx, all, full)
+	}
+	if answered(err) {
+		err = v.applyEach(ctx, desired, full)
+	}
+	if err != nil {
+		return err
+	}
+	for key := range desired {
+		v.applied[key] = v.refused[key] == ""
+	}
+	v.state.note(v.refused)
+	if err := v.remove(ctx, gone); err != nil {
+		return err
+	}
+	if full {
+		v.full = time.Now()
+	}
+	return nil
+}
+
+// applyEach applies virtual services one by one. A refused one must not stay as it was: kube-proxy serves it.
+func (v *virtual) applyEach(ctx context.Context, all map[services.Key]v1.VirtualService, prune bool) error {
+	var good []v1.VirtualService
+	for key, s := range all {
+		err := v.agent.applyVirtual(ctx, []v1.VirtualService{s}, false)
+		detail, refused := refusal(err)
+		switch {
+		case err == nil:
+			good = append(good, s)
+		case !refused:
+			return fmt.Errorf("%s: %w", key, err)
+		default:
+			v.refused[key] = detail
+			if !prune {
+				if err := v.remove(ctx, []services.Key{key}); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if !prune {
+		return nil
+	}
+	return v.agent.applyVirtual(ctx, good, true)
+}
+
+func (v *virtual) remove(ctx context.Context, gone []services.Key) error {
+	for _, key := range gone {
+		if !v.applied[key] {
+			continue
+		}
+		err := v.agent.delete(ctx, names.OwnerServices, ref{Kind: v1.KindVirtualService,
+			Name: names.VirtualService(key.Namespace, key.Name)})
+		if _, refused := refusal(err); err != nil && !refused {
+			return err // a refused deletion is repeated by the next complete apply
+		}
+		delete(v.applied, key)
+	}
+	return nil
+}

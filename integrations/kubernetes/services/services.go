@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package services turns Services and EndpointSlices of a Kubernetes cluster into virtual services of the agent, for
+// connections of pods to cluster addresses. What a virtual service cannot express stays with kube-proxy.
+package services
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// Paths of the collections, and labels that say what is whose.
+const (
+	ServicesPath = "/api/v1/services"
+	SlicesPath   = "/apis/discovery.k8s.io/v1/endpointslices"
+	labelOf      = "kubernetes.io/service-name"
+	labelProxy   = "service.kubernetes.io/service-proxy-name" // another proxy than kube-proxy serves it
+)
+
+// Off is the value of the annotation kerb.dev/proxy of a Service that stays with kube-proxy.
+const Off = "off"
+
+// MaxEndpoints is how many endpoints a Service may have.
+const MaxEndpoints = 1000
+
+// Service is what is used of a Service.
+type Service struct {
+	Metadata api.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Type       string        `json:"type"`
+		ClusterIPs []string      `json:"clusterIPs"`
+		Ports      []ServicePort `json:"ports"`
+		Affinity   string        `json:"sessionAffinity"`
+		Traffic    string        `json:"internalTrafficPolicy"`
+	} `json:"spec"`
+}
+
+// ServicePort is a port of a Service.
+type ServicePort struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+}
+
+// Slice is what is used of an EndpointSlice.
+type Slice struct {
+	Metadata  api.ObjectMeta `json:"metadata"`
+	Type      string         `json:"addressType"`
+	Endpoints []Endpoint     `json:"endpoints"`
+	Ports     []SlicePort    `json:"ports"`
+}
+
+// SlicePort is a port that all endpoints of a slice have.
+type SlicePort struct {
+	Name     string `json:"name"`
+	Protocol string `json:"protocol"`
+	Port     uint16 `json:"port"`
+}
+
+// Endpoint is an instance of a Service.
+type Endpoint struct {
+	Addresses  []string `json:"addresses"`
+	Conditions struct {
+		Ready       *bool `json:"ready"`
+		Serving     *bool `json:"serving"`
+		Terminating *bool `json:"terminating"`
+	} `json:"conditions"`
+	Node   string `json:"nodeName"`
+	Target struct {
+		UID string `json:"uid"`
+	} `json:"targetRef"`
+	Hints *struct {
+		Zones []struct {
+			Name string `json:"name"`
+		} `json:"forZones"`
+	} `json:"hints"`
+}
+
+// Meta returns the metadata.
+func (s *Service) Meta() *api.ObjectMeta { return &s.Metadata }
+
+// Meta returns the metadata.
+func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
+
+// Key identifies a Service.
+type Key struct{ Namespace, Name string }
+
+func (k Key) String() string { return k.Namespace + "/" + k.Name }
+
+// Key returns the identity of the Service.
+func (s *Service) Key() Key { return Key{s.Metadata.Namespace, s.Metadata.Name} }
+
+// Of returns the Service of the slice.
+func (s *Slice) Of() Key { return Key{s.Metadata.Namespace, s.Metadata.Labels[labelOf]} }
+
+// Wanted reports whether pods reach the Service by a cluster address that Kerb may serve.
+func (s *Service) Wanted() bool {
+	off := s.Metadata.Annotations != nil && s.Metadata.Annotations.Proxy == Off
+	return !off && s.Metadata.Labels[labelProxy] == "" && s.Spec.Type != "ExternalName" && len(s.Spec.Ports) > 0 &&
+		len(s.Spec.ClusterIPs) > 0 && s.Spec.ClusterIPs[0] != "None"
+}
+
+// Node is where the clients are.
+type Node struct{ Name, Zone string }
+
+// Translate returns the virtual service of a Service with all of its slices, or an error that says why it stays with
+// kube-proxy.
+func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
+	out := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
+		Metadata: v1.ObjectMeta{Name: names.VirtualService(s.Metadata.Namespace, s.Metadata.Name)}}
+	var err error
+	if out.Spec.Ports, err = ports(s, of); err != nil {
+		return out, err
+	}
+	for _, address := range s.Spec.ClusterIPs {
+		a := v1.VirtualAddress{Address: address}
+		if s.Spec.Affinity == "ClientIP" {
+			a.Policy = v1.PolicySourceAffinity
+		}
+		out.Spec.Addresses = append(out.Spec.Addresses, a)
+	}
+	all, err := endpoints(of)
+	if err != nil {
+		return out, err
+	}
+	out.Spec.Instances = choose(all, s.Spec.Traffic == "Local", node)
+	return out, nil
+}
+
+// ports are those of the Service, each with the one port that all endpoints have for it.
+func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
+	for _, p := range s.Spec.Ports {
+		port := v1.VirtualPort{Port: p.Port, Protocol: v1.Protocol(strings.ToLower(cmp.Or(p.Protocol, "TCP")))}
+		for _, slice := range of {
+			if len(slice.Endpoints) == 0 {
+				continue
+			}
+			i := slices.IndexFunc(slice.Ports, func(t SlicePort) bool {
+				return t.Name == p.Name && cmp.Or(t.Protocol, "TCP") == cmp.Or(p.Protocol, "TCP")
+			})
+			switch {
+			case i < 0:
+				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
+			case port.TargetPort != 0 && port.TargetPort != slice.Ports[i].Port:
+				return nil, fmt.Errorf("the target of port %d is %d on some endpoints and %d on others", p.Port, port.TargetPort,
+					slice.Ports[i].Port)
+			}
+			port.TargetPort = slice.Ports[i].Port
+		}
+		port.TargetPort = cmp.Or(port.TargetPort, p.Port)
+		out = append(out, port)
+	}
+	return out, nil
+}
+
+// endpoint is one with the addresses of all families.
+type endpoint struct {
+	v1.VirtualInstance
+	of    Endpoint
+	ready bool
+}
+
+// endpoints are those that serve. A pod with two families is in a slice of each.
+func endpoints(of []*Slice) ([]*endpoint, error) {
+	found := map[string]*endpoint{}
+	var out []*endpoint
+	for _, slice := range of {
+		for _, e := range slice.Endpoints {
+			ready := isTrue(e.Conditions.Ready, true)
+			if slice.Type == "FQDN" || len(e.Addresses) == 0 || !ready && !isTrue(e.Conditions.Serving, false) {
+				continue
+			}
+			identity := cmp.Or(e.Target.UID, e.Addresses[0])
+			have, ok := found[identity]
+			if !ok {
+				have = &endpoint{of: e, ready: ready}
+				have.Name = names.Pod{UID: identity}.Service()
+				found[identity], out = have, append(out, have)
+			}
+			have.Addresses = append(have.Addresses, e.Addresses[0])
+			have.ready = have.ready && ready
+		}
+	}
+	if len(out) > MaxEndpoints {
+		return nil, fmt.Errorf("it has %d endpoints, over %d", len(out), MaxEndpoints)
+	}
+	for _, e := range out {
+		slices.Sort(e.Addresses)
+		if len(slices.Compact(e.Addresses)) > 2 {
+			return nil, errors.New("an endpoint has more than two addresses")
+		}
+	}
+	slices.SortFunc(out, func(a, b *endpoint) int { return strings.Compare(a.Name, b.Name) })
+	return out, nil
+}
+
+// choose follows kube-proxy: ready endpoints, of this node only if traffic is local, of this zone if all have hints.
+// Endpoints that terminate and still serve keep their connections, and get new ones only if no other is there.
+func choose(all []*endpoint, local bool, node Node) []v1.VirtualInstance {
+	if local {
+		all = slices.DeleteFunc(all, func(e *endpoint) bool { return e.of.Node != node.Name })
+	}
+	ready := slices.ContainsFunc(all, func(e *endpoint) bool { return e.ready })
+	inZone := !local && hinted(all, node.Zone)
+	var out []v1.VirtualInstance
+	for _, e := range all {
+		e.Draining = ready && !e.ready || inZone && !e.in(node.Zone)
+		out = append(out, e.VirtualInstance)
+	}
+	return out
+}
+
+// hinted reports whether all ready endpoints have hints, and one of them is for the zone.
+func hinted(all []*endpoint, zone string) bool {
+	some := false
+	for _, e := range all {
+		if !e.ready {
+			continue
+		}
+		if e.of.Hints == nil || len(e.of.Hints.Zones) == 0 {
+			return false
+		}
+		some = some || e.in(zone)
+	}
+	return some && zone != ""
+}
+
+func (e *endpoint) in(zone string) bool {
+	if e.of.Hints == nil {
+		return false
+	}
+	for _, z := range e.of.Hints.Zones {
+		if z.Name == zone {
+			return true
+		}
+	}
+	return false
+}
+
+func isTrue(condition *bool, absent bool) bool {
+	if condition == nil {
+		return absent
+	}
+	return *condition
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package services
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"go.yaml.in/yaml/v3"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// read decodes YAML by the tags of JSON.
+func read[T any](t *testing.T, text string) *T {
+	t.Helper()
+	var plain any
+	if err := yaml.Unmarshal([]byte(text), &plain); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	data, err := json.Marshal(plain)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := new(T)
+	if err := json.Unmarshal(data, out); err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+const (
+	service = `{metadata: {name: web, namespace: shop}, spec: {clusterIPs: [10.96.0.7, "fd00::7"], %s
+  ports: [{name: http, port: 80, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]}}`
+	slice = `{metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}, addressType: IPv4,
+  ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 5353, protocol: UDP}], endpoints: [%s]}`
+)
+
+// state describes instances: their addresses, with a dash in front if they get no new connections.
+func state(t *testing.T, spec string, slicesOf ...string) string {
+	t.Helper()
+	var of []*Slice
+	for _, s := range slicesOf {
+		of = append(of, read[Slice](t, s))
+	}
+	v, err := Translate(read[Service](t, fmt.Sprintf(service, spec)), of, Node{"n1", "z1"})
+	if err != nil {
+		return err.Error()
+	}
+	var out []string
+	for _, i := range v.Spec.Instances {
+		text := strings.Join(i.Addresses, "+")
+		if i.Draining {
+			text = "-" + text
+		}
+		out = append(out, text)
+	}
+	slices.Sort(out)
+	return strings.Join(out, " ")
+}
+
+func TestEndpoints(t *testing.T) {
+	at := func(address, more string) string {
+		return fmt.Sprintf("{addresses: ['%s'], targetRef: {uid: u%s}, %s}", address, address, more)
+	}
+	ready, draining := "conditions: {ready: true}", "conditions: {ready: false, serving: true, terminating: true}"
+	const local = "internalTrafficPolicy: Local,"
+	notReady := "conditions: {ready: false, serving: false}"
+	zone := func(z string) string { return "hints: {forZones: [{name: " + z + "}]}" }
+	for what, c := range map[string]struct {
+		spec, endpoints, want string
+	}{
+		"ready":         {"", at("10.1.0.1", ready) + "," + at("10.1.0.2", ""), "10.1.0.1 10.1.0.2"},
+		"not ready":     {"", at("10.1.0.1", ready) + "," + at("10.1.0.2", notReady), "10.1.0.1"},
+		"terminating":   {"", at("10.1.0.1", ready) + "," + at("10.1.0.2", draining), "-10.1.0.2 10.1.0.1"},
+		"all terminate": {"", at("10.1.0.1", draining) + "," + at("10.1.0.2", notReady), "10.1.0.1"},
+		"none":          {"", at("10.1.0.2", notReady), ""},
+		"local":         {local, at("10.1.0.1", "nodeName: n1") + "," + at("10.1.0.2", "nodeName: n2"), "10.1.0.1"},
+		"local, here it drains": {local, at("10.1.0.1", "nodeName: n1, "+draining) + "," +
+			at("10.1.0.2", "nodeName: n2"), "10.1.0.1"},
+		"zones":                  {"", at("10.1.0.1", zone("z1")) + "," + at("10.1.0.2", zone("z2")), "-10.1.0.2 10.1.0.1"},
+		"zones, one has no hint": {"", at("10.1.0.1", zone("z1")) + "," + at("10.1.0.2", ""), "10.1.0.1 10.1.0.2"},
+		"other zones":            {"", at("10.1.0.1", zone("z2")) + "," + at("10.1.0.2", zone("z3")), "10.1.0.1 10.1.0.2"},
+	} {
+		if got := state(t, c.spec, fmt.Sprintf(slice, c.endpoints)); got != c.want {
+			t.Errorf("%s: %q, want %q", what, got, c.want)
+		}
+	}
+	four := fmt.Sprintf(slice, "{addresses: [10.1.0.1], targetRef: {uid: u1}}")
+	six := strings.Replace(fmt.Sprintf(slice, "{addresses: ['fd00::1'], targetRef: {uid: u1}}"), "IPv4", "IPv6", 1)
+	if got := state(t, "", four, six); got != "10.1.0.1+fd00::1" {
+		t.Errorf("a pod with two families is %q", got)
+	}
+	// What the agent cannot express stays with kube-proxy.
+	other := strings.Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.2]}"), "8080", "9090", 1)
+	if got := state(t, "", four, other); !strings.Contains(got, "8080 on some endpoints and 9090 on others") {
+		t.Errorf("target ports that differ: %q", got)
+	}
+	less := strings.Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.2]}"), "name: http", "name: x", 1)
+	if got := state(t, "", four, less); !strings.Contains(got, "not all endpoints") {
+		t.Errorf("a target port that is missing: %q", got)
+	}
+	many := strings.Repeat("{addresses: [10.1.0.1], targetRef: {uid: u%d}},", MaxEndpoints+1)
+	var numbers []any
+	for i := range MaxEndpoints + 1 {
+		numbers = append(numbers, i)
+	}
+	if got := state(t, "", fmt.Sprintf(slice, fmt.Sprintf(many, numbers...))); !strings.Contains(got, "over 1000") {
+		t.Errorf("too many endpoints: %q", got)
+	}
+}
+
+func TestServices(t *testing.T) {
+	v, err := Translate(read[Service](t, fmt.Sprintf(service, "sessionAffinity: ClientIP,")),
+		[]*Slice{read[Slice](t, fmt.Sprintf(slice, "{addresses: [10.1.0.1]}"))}, Node{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := fmt.Sprint(v.Spec.Addresses, v.Spec.Ports); v.Metadata.Name != names.VirtualService("shop", "web") ||
+		got != "[{10.96.0.7 sourceAffinity } {fd00::7 sourceAffinity }] [{80 8080 tcp} {53 5353 udp}]" {
+		t.Errorf("%s: %s", v.Metadata.Name, got)
+	}
+	for _, more := range []string{"type: ExternalName,", "clusterIPs: [None],", "ports: [],"} {
+		if read[Service](t, "{metadata: {name: a}, spec: {"+more+"x: 1}}").Wanted() {
+			t.Errorf("%s is wanted", more)
+		}
+	}
+	if !read[Service](t, fmt.Sprintf(service, "")).Wanted() {
+		t.Error("an ordinary Service is not wanted")
+	}
+	for _, more := range []string{"annotations: {kerb.dev/proxy: 'off'}",
+		"labels: {service.kubernetes.io/service-proxy-name: other}"} {
+		text := strings.Replace(fmt.Sprintf(service, ""), "name: web,", "name: web, "+more+",", 1)
+		if read[Service](t, text).Wanted() {
+			t.Errorf("a Service with %s is wanted", more)
+		}
+	}
+}
