@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 // block is a fenced code block: its language and its lines.
@@ -64,6 +66,30 @@ func TestAuthoringWorks(t *testing.T) {
 		if !strings.Contains(out, line) {
 			t.Errorf("the output has no %q:\n%s", line, out)
 		}
+	}
+}
+
+// TestAuthoringPrograms builds the complete programs of authoring.md, those with a licence, and loads them.
+func TestAuthoringPrograms(t *testing.T) {
+	programs := 0
+	for _, b := range blocks(t, "authoring.md") {
+		if b.language != "c" || !strings.Contains(b.text, "KERB_LICENSE") {
+			continue
+		}
+		programs++
+		dir := t.TempDir()
+		for name, text := range map[string]string{"program.bpf.c": b.text, "kerb.yaml": "name: program\n" +
+			"version: 1.0.0\nlicense: GPL\ncontract: 1\nhooks: [tc, xdp]\nreplies: true\n"} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, hook := range []string{"tc", "xdp"} {
+			sdktest.Load(t, sdktest.Options{Dir: dir, Hook: hook})
+		}
+	}
+	if programs != 1 {
+		t.Errorf("%d programs", programs)
 	}
 }
 

@@ -33,7 +33,7 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 				.flags = kind >> 24,
 				.l4_len = l4_len };
 	__u32 half = !!(kind & ICPT_HALF), class = (kind & 0x7f) + half * ICPT_CLASSES;
-	struct rsp_request r = {.pkt = &pkt, .half = half};
+	struct rsp_request r = { .req.pkt = &pkt, .half = half };
 	int verdict;
 
 	r.listener = bpf_map_lookup_elem(&answers, &class);
@@ -44,7 +44,6 @@ __attribute__((noinline)) int icpt_respond(kerb_ctx *ctx, __u32 offsets, __u32 k
 	if (!kerb_udp(&pkt))
 		return KERB_NEXT;
 	r.slot = r.listener->slot;
-	r.payload = pkt.l4 + sizeof(struct udphdr);
 	if (!kerb_scratch_enter())
 		return KERB_NEXT;
 	verdict = rsp_respond(&r);

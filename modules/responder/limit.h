@@ -38,25 +38,12 @@ struct {
 	__type(value, struct rsp_total);
 } totals SEC(".maps");
 
-/* Whether a reply of so many bytes of payload is more than most times the request's asked bytes,
- * which include its IP header. A function that the verifier follows once: comparisons in the caller
- * would teach it bounds that keep it from merging states. */
-RSP_GLOBAL int rsp_exceeds(__u32 reply, __u32 family, __u32 asked, __u32 most)
-{
-	__u32 headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
-			sizeof(struct udphdr);
-
-	return most && headers + (__u64)reply > (__u64)most * asked;
-}
-
 /* Whether the reply amplifies, to a source that has not proven its address. */
 static __always_inline int rsp_amplifies(const struct rsp_request *r)
 {
-	int exceeds =
-		rsp_exceeds(r->reply_len, r->pkt->family, (__u32)(r->payload - r->pkt->l3) + r->len,
-			    r->listener->amplification);
+	int amplifies = kerb_reply_amplifies(&r->req, r->req.reply_len, r->listener->amplification);
 
-	return exceeds & !r->proven;
+	return amplifies & !r->proven;
 }
 
 /* The number of requests that one counts as: n for a reply with n times the bytes of its request,
@@ -64,16 +51,18 @@ static __always_inline int rsp_amplifies(const struct rsp_request *r)
  * bytes at most (rsp_amplifies). */
 static __always_inline __u64 rsp_rate_weight(const struct rsp_request *r)
 {
-	__u32 headers = rsp_ip_len(r->pkt) + sizeof(struct udphdr), len = r->len & 0x7ff;
+	__u32 headers = kerb_ip_len(r->req.pkt) + sizeof(struct udphdr), len = r->req.len & 0x7ff;
 
-	return r->reply_len <= len ? 1
-				   : (headers + r->reply_len + headers + len - 1) / (headers + len);
+	return r->req.reply_len <= len
+		       ? 1
+		       : (headers + r->req.reply_len + headers + len - 1) / (headers + len);
 }
 
-static __always_inline int rsp_source_over(const struct rsp_request *r, const struct rsp_ends *e,
-					   __u64 now)
+static __always_inline int rsp_source_over(const struct rsp_request *r, __u64 now)
 {
-	struct rsp_source key = {.addr = e->source, .slot = r->slot, .family = r->pkt->family};
+	struct rsp_source key = { .addr = r->req.source,
+				  .slot = r->slot,
+				  .family = r->req.pkt->family };
 	const struct rsp_listener *l = r->listener;
 	__u64 *until = bpf_map_lookup_elem(&sources, &key),
 	      cost = l->source_cost * rsp_rate_weight(r), next = now + cost;
@@ -109,7 +98,7 @@ static __always_inline int rsp_total_over(const struct rsp_request *r, __u64 now
 }
 
 /* RSP_ANSWERED, or the limit that the request is over. */
-static __always_inline int rsp_limit(const struct rsp_request *r, const struct rsp_ends *e)
+static __always_inline int rsp_limit(const struct rsp_request *r)
 {
 	const struct rsp_listener *l = r->listener;
 	int sources = limit_sources && l->source_cost, total = limit_total && l->total_rate;
@@ -118,7 +107,7 @@ static __always_inline int rsp_limit(const struct rsp_request *r, const struct r
 	if (!sources && !total)
 		return RSP_ANSWERED;
 	now = kerb_now();
-	if (sources && rsp_source_over(r, e, now))
+	if (sources && rsp_source_over(r, now))
 		return RSP_SOURCE_LIMIT;
 	return total && rsp_total_over(r, now) ? RSP_TOTAL_LIMIT : RSP_ANSWERED;
 }

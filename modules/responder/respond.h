@@ -11,13 +11,13 @@
  *	RSP_PASS	not one for the kernel: on to the ordinary server. r->why says which of the
  *			application's reasons (0-7)
  *	RSP_CONSUME	take it, and answer nothing
- *	RSP_REPLY	answer it with r->reply_len bytes
+ *	RSP_REPLY	answer it with r->req.reply_len bytes
  *
  * answer is called for the last two, when the rate limits allow it and there is room for the reply.
- * It changes state, and for a reply writes exactly r->reply_len bytes: either into the request's
- * place with rsp_store(), or, with r->scratch set, into rsp_scratch(), from where they are copied.
- * What it leaves alone is still the request's: an echo has nothing to write. It returns 0, or -1 to
- * drop the request after all.
+ * It changes state, and for a reply writes exactly r->req.reply_len bytes: either into the
+ * request's place with kerb_reply_store(), or, with r->scratch set, into rsp_scratch(), from where
+ * they are copied. What it leaves alone is still the request's: an echo has nothing to write. It
+ * returns 0, or -1 to drop the request after all.
  *
  * A reply may have listener->amplification times the bytes of its request, IP headers included,
  * unless the application sets r->proven. check can reply with a challenge instead (r->challenge);
@@ -31,13 +31,10 @@
 #ifndef RSP_RESPOND_H
 #define RSP_RESPOND_H
 
-#include <kerb/module.h>
+#include <kerb/respond.h>
 
 /* listeners of this configuration and the one before it; slot 0 is not used */
 #define RSP_SLOTS	64
-/* bytes of payload that are examined, and of a reply: what fits an Ethernet frame */
-#define RSP_MAX_REQUEST 1472
-#define RSP_MAX_REPLY	1472
 #define RSP_APP_WORDS	8
 #define RSP_APP_REASONS 8
 
@@ -73,15 +70,11 @@ struct rsp_values {
 
 KERB_TUNABLES(struct rsp_values);
 
-/* A request. Offsets are from the start of the frame. */
+/* A request. */
 struct rsp_request {
-	struct kerb_pkt *pkt;
+	struct kerb_request req;
 	const struct rsp_listener *listener;
-	__u64 payload; /* offset of the payload */
-	__u32 len;     /* of the payload */
 	__u32 slot;
-	__u64 sum;     /* ones' complement sum of the payload, as it lies in memory */
-	__u32 reply_len;
 	__u8 why;     /* the application's reason to pass */
 	__u8 scratch; /* the reply is in rsp_scratch() */
 	__u8 same;    /* the reply's payload is the request's */
@@ -91,8 +84,8 @@ struct rsp_request {
 	__u8 half;	/* of the maps: see KERB_TUNABLES */
 };
 
-/* Room for a reply of up to RSP_MAX_REPLY bytes that is not written in place. It is longer, so that
- * an offset that is masked with 0x7ff needs no further check; what follows a reply need not be
+/* Room for a reply of up to KERB_REPLY_MAX bytes that is not written in place. It is longer, so
+ * that an offset that is masked with 0x7ff needs no further check; what follows a reply need not be
  * cleared. */
 struct rsp_scratch {
 	__u8 data[0x800 + 32];
@@ -110,24 +103,6 @@ static __always_inline struct rsp_scratch *rsp_scratch(void)
 	__u32 zero = 0;
 
 	return bpf_map_lookup_elem(&scratch, &zero);
-}
-
-/* Pointer to len bytes (a constant) at an offset of the payload, or NULL when the frame ends
- * before. Mind r->len: behind it come bytes that are not the request's. */
-static __always_inline void *rsp_at(const struct rsp_request *r, __u64 off, __u64 len)
-{
-	__u64 at = r->payload + off;
-	void *p;
-
-	kerb_opaque(at);
-	p = r->pkt->data + (at & 0x7ff);
-	return p + len > r->pkt->data_end ? 0 : p;
-}
-
-/* Writes len bytes (a constant) of the reply. Pointers into the packet end with it. */
-static __always_inline int rsp_store(struct rsp_request *r, __u32 off, const void *from, __u32 len)
-{
-	return kerb_store_bytes(r->pkt, r->payload + off, from, len);
 }
 
 /* Changes of state, told to user space at its own pace: who reads sets armed when it has seen

@@ -17,16 +17,33 @@ static __always_inline void rsp_reset_verifier(struct kerb_pkt *pkt, __u64 zero)
 	kerb_reload(pkt);
 }
 
+static __always_inline int rsp_respond_at(struct kerb_pkt *pkt, __be16 port)
+{
+	struct rsp_request r = { .req.pkt = pkt, .half = kerb_tunables_half() };
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct ipv6hdr *ip6 = kerb_ip6(pkt);
+	int verdict;
+
+	if (ip4)
+		r.listener = rsp_find4(pkt, ip4, port, r.half);
+	else if (ip6)
+		r.listener = rsp_find6(pkt, ip6, port, r.half);
+	if (!r.listener)
+		return rsp_count(0, RSP_OTHER_ADDRESS, KERB_NEXT);
+	r.slot = r.listener->slot;
+	if (!kerb_scratch_enter())
+		return KERB_NEXT; /* its server answers */
+	verdict = rsp_respond(&r);
+	kerb_scratch_leave();
+	return verdict;
+}
+
 /* Packets that are no datagram for an answered port leave here. */
 KERB_INGRESS(pkt)
 {
-	struct rsp_request r = {.pkt = pkt};
 	__u32 zero = 0;
 	struct rsp_ports *p = bpf_map_lookup_elem(&ports, &zero);
-	struct iphdr *ip4;
-	struct ipv6hdr *ip6;
 	struct udphdr *udp;
-	int verdict;
 
 	if (!p)
 		return KERB_NEXT;
@@ -39,24 +56,7 @@ KERB_INGRESS(pkt)
 	if (!udp)
 		return pkt->flags & KERB_F_FRAG_LATER ? rsp_count(0, RSP_LATER_FRAGMENT, KERB_NEXT)
 						      : KERB_NEXT;
-	if (!rsp_has_port(p->answered, udp->dest))
-		return KERB_NEXT;
-	r.half = kerb_tunables_half();
-	ip4 = kerb_ip4(pkt);
-	ip6 = kerb_ip6(pkt);
-	if (ip4)
-		r.listener = rsp_find4(pkt, ip4, udp->dest, r.half);
-	else if (ip6)
-		r.listener = rsp_find6(pkt, ip6, udp->dest, r.half);
-	if (!r.listener)
-		return rsp_count(0, RSP_OTHER_ADDRESS, KERB_NEXT);
-	r.slot = r.listener->slot;
-	r.payload = pkt->l4 + sizeof(*udp);
-	if (!kerb_scratch_enter())
-		return KERB_NEXT; /* its server answers */
-	verdict = rsp_respond(&r);
-	kerb_scratch_leave();
-	return verdict;
+	return rsp_has_port(p->answered, udp->dest) ? rsp_respond_at(pkt, udp->dest) : KERB_NEXT;
 }
 
 KERB_LICENSE("Dual BSD/GPL");

@@ -31,6 +31,10 @@ typedef struct __sk_buff kerb_ctx;
 #define KERB_CTX_IFINDEX ifindex
 #endif
 
+/* A function that the verifier checks once, by itself, and not in every state of its callers: it
+ * takes numbers and the hook's context only, and is not static. */
+#define KERB_GLOBAL __attribute__((noinline))
+
 /* A 32-bit field of the hook's context. By hand, since the compiler may move the offset into the
  * pointer, and the verifier allows no changed pointer to a context. */
 #define kerb_ctx_field(ctx, field)                                                  \

@@ -133,9 +133,9 @@ static __always_inline __u32 *coap_find_resource(struct rsp_request *r, struct c
 
 static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *w)
 {
-	struct udphdr *udp = kerb_udp(r->pkt);
+	struct udphdr *udp = kerb_udp(r->req.pkt);
 
-	w->len = r->len;
+	w->len = r->req.len;
 	w->number = 0;
 	w->once = 0;
 	w->count = 0;
@@ -151,9 +151,9 @@ static __always_inline void coap_begin(struct rsp_request *r, struct coap_work *
 static __always_inline int coap_exchange(struct rsp_request *r, const struct coap_work *w,
 					 struct coap_exchange *e)
 {
-	struct udphdr *udp = kerb_udp(r->pkt);
-	struct ipv6hdr *ip6 = kerb_ip6(r->pkt);
-	struct iphdr *ip4 = kerb_ip4(r->pkt);
+	struct udphdr *udp = kerb_udp(r->req.pkt);
+	struct ipv6hdr *ip6 = kerb_ip6(r->req.pkt);
+	struct iphdr *ip4 = kerb_ip4(r->req.pkt);
 
 	__builtin_memset(e, 0, sizeof(*e));
 	if (ip4) {
@@ -167,7 +167,7 @@ static __always_inline int coap_exchange(struct rsp_request *r, const struct coa
 		return -1;
 	e->ports = (__u32)udp->source << 16 | udp->dest;
 	e->id = COAP_LOAD(__u16, w, 2);
-	e->family = r->pkt->family;
+	e->family = r->req.pkt->family;
 	return 0;
 }
 
@@ -262,7 +262,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	out = scratch->data;
 	if (coap_knows_etag(w, etag)) {
 		off = coap_put_etag(out, coap_put_head(out, w, COAP_VALID), etag);
-		r->reply_len = kerb_through(w->hidden, coap_put_max_age(out, off, 14 - 4, age));
+		r->req.reply_len = kerb_through(w->hidden, coap_put_max_age(out, off, 14 - 4, age));
 		return RSP_REPLY;
 	}
 	if (w->block != COAP_NO_BLOCK && len > 16 << (w->block & 7))
@@ -276,7 +276,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
 	COAP_OUT(__u8, off) = COAP_PAYLOAD; /* overwritten by nothing, if there is no payload */
 	off = kerb_through(w->hidden, off + coap_greater(len, 0));
 	*after |= coap_copy_value(out, off, v);
-	r->reply_len = kerb_through(w->hidden, off + len);
+	r->req.reply_len = kerb_through(w->hidden, off + len);
 	return RSP_REPLY;
 }
 
@@ -284,7 +284,7 @@ static __always_inline int coap_reply(struct rsp_request *r, struct coap_work *w
  * function that the verifier follows once: what it is about and what it decides is in the scratch
  * memory, so that there is no branch for it in the caller. asked: bytes of the request with its IP
  * header. limits: max_reply and, above 16 bits, the amplification. */
-RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
+KERB_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __u32 limits)
 {
 	__u32 zero = 0, headers = (family == 4 ? sizeof(struct iphdr) : sizeof(struct ipv6hdr)) +
 				  sizeof(struct udphdr);
@@ -300,7 +300,7 @@ RSP_GLOBAL int coap_prove(kerb_ctx *ctx, __u32 l3, __u32 family, __u32 asked, __
 	if (!(limits >> 16) || headers + s->reply_len <= (limits >> 16) * (__u64)asked ||
 	    s->reply_len > (limits & 0xffff))
 		return 0;
-	addr = rsp_frame_at(ctx, l3 + (family == 4 ? 12 : 8), 16); /* of IPv4 both */
+	addr = kerb_frame_at(ctx, l3 + (family == 4 ? 12 : 8), 16); /* of IPv4 both */
 	if (!addr || !reply || !secret || !(secret->key[0] | secret->key[1]))
 		return 0; /* nothing can be proven */
 	s->claim.addr[0] = family == 4 ? *(__u32 *)addr : addr[0];
@@ -356,11 +356,11 @@ static __always_inline int coap_answer_with(struct rsp_request *r, struct coap_s
 		return coap_pass(r, COAP_CHANGED);
 	if (decision != RSP_REPLY)
 		return decision;
-	s->reply_len = r->reply_len;
-	coap_prove(r->pkt->ctx, r->pkt->l3, r->pkt->family,
-		   (__u32)(r->payload - r->pkt->l3) + r->len,
+	s->reply_len = r->req.reply_len;
+	coap_prove(r->req.pkt->ctx, r->req.pkt->l3, r->req.pkt->family,
+		   (__u32)(r->req.payload - r->req.pkt->l3) + r->req.len,
 		   r->listener->amplification << 16 | r->listener->max_reply);
-	r->reply_len = s->reply_len;
+	r->req.reply_len = s->reply_len;
 	r->proven = s->proven;
 	r->challenge = s->challenge;
 	return RSP_REPLY;
@@ -371,7 +371,7 @@ static __always_inline int coap_check(struct rsp_request *r)
 	struct coap_scratch *s = coap_scratch();
 	__u32 *resource;
 
-	if (!s || r->len > COAP_MAX_REQUEST)
+	if (!s || r->req.len > COAP_MAX_REQUEST)
 		return coap_pass(r, COAP_TOO_LONG);
 	coap_begin(r, &s->work);
 	if (coap_copy(r, &s->work))

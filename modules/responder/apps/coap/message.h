@@ -92,7 +92,7 @@ static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 
 		if (off + 16 > len)
 			break;
-		from = rsp_at(r, off, 16);
+		from = kerb_request_at(&r->req, off, 16);
 		if (!from)
 			return -1;
 		COAP_LOAD(__u64, w, off) = from[0];
@@ -100,13 +100,13 @@ static __noinline int coap_copy(struct rsp_request *r, struct coap_work *w)
 		off += 16;
 	}
 	off = kerb_through(w->hidden, off);
-#define COAP_COPY_REST(type)                               \
-	if (kerb_through(w->hidden, len) & sizeof(type)) { \
-		type *from = rsp_at(r, off, sizeof(type)); \
-		if (!from)                                 \
-			return -1;                         \
-		COAP_LOAD(type, w, off) = *from;           \
-		off += sizeof(type);                       \
+#define COAP_COPY_REST(type)                                              \
+	if (kerb_through(w->hidden, len) & sizeof(type)) {                \
+		type *from = kerb_request_at(&r->req, off, sizeof(type)); \
+		if (!from)                                                \
+			return -1;                                        \
+		COAP_LOAD(type, w, off) = *from;                          \
+		off += sizeof(type);                                      \
 	}
 	COAP_COPY_REST(__u64)
 	COAP_COPY_REST(__u32)

@@ -7,7 +7,7 @@
 
 static __always_inline int echo_check(struct rsp_request *r)
 {
-	r->reply_len = r->len;
+	r->req.reply_len = r->req.len;
 	r->same = 1;
 	return RSP_REPLY;
 }

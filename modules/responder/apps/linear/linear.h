@@ -70,7 +70,7 @@ static __always_inline int linear_value(const struct rsp_request *r, const struc
 
 		if (i >= law->terms)
 			break;
-		p = rsp_at(r, t->from, sizeof(*p));
+		p = kerb_request_at(&r->req, t->from, sizeof(*p));
 		if (!p)
 			return -1;
 		sum += ((__s64)(__s32)linear_order(law, bpf_ntohl(*p)) * t->times +
@@ -98,7 +98,7 @@ static __always_inline int linear_check(struct rsp_request *r)
 
 		if (i >= law->words)
 			break;
-		p = rsp_at(r, law->word[i].from, sizeof(*p));
+		p = kerb_request_at(&r->req, law->word[i].from, sizeof(*p));
 		if (!p)
 			return RSP_PASS;
 		*linear_place(s, law->word[i].to) = *p;
@@ -109,7 +109,7 @@ static __always_inline int linear_check(struct rsp_request *r)
 		*linear_place(s, law->to) = bpf_htonl(linear_order(law, value));
 	}
 	r->scratch = 1;
-	r->reply_len = law->len;
+	r->req.reply_len = law->len;
 	return RSP_REPLY;
 }
 

@@ -75,7 +75,7 @@ static __always_inline __u32 sl_limit(__s64 cars)
 
 static __always_inline int speedlimit_check(struct rsp_request *r)
 {
-	struct sl_message *m = rsp_at(r, 0, sizeof(*m));
+	struct sl_message *m = kerb_request_at(&r->req, 0, sizeof(*m));
 	__u32 op;
 
 	if (!m)
@@ -85,7 +85,7 @@ static __always_inline int speedlimit_check(struct rsp_request *r)
 		return RSP_PASS;
 	r->why = 0;
 	op = m->op;
-	r->reply_len = sizeof(*m);
+	r->req.reply_len = sizeof(*m);
 	if (op == SL_GET || op == __builtin_bswap32(SL_GET))
 		return RSP_REPLY;
 	return op == SL_OUT_OF_RANGE || op == __builtin_bswap32(SL_OUT_OF_RANGE) ? RSP_CONSUME
@@ -94,7 +94,7 @@ static __always_inline int speedlimit_check(struct rsp_request *r)
 
 static __always_inline int speedlimit_answer(struct rsp_request *r)
 {
-	struct sl_message *m = rsp_at(r, 0, sizeof(*m)), reply;
+	struct sl_message *m = kerb_request_at(&r->req, 0, sizeof(*m)), reply;
 	struct sl_count *n = bpf_map_lookup_elem(&sl_counts, &r->slot);
 	struct sl_given *given = bpf_map_lookup_elem(&sl_given, &r->slot);
 	__s64 offset, cars;
@@ -125,7 +125,7 @@ static __always_inline int speedlimit_answer(struct rsp_request *r)
 	reply.value = r->listener->config[0] == SL_KERNEL ? sl_limit(cars + offset) : given->limit;
 	if (op != SL_GET)
 		reply.value = __builtin_bswap32(reply.value);
-	return rsp_store(r, 0, &reply, sizeof(reply));
+	return kerb_reply_store(&r->req, 0, &reply, sizeof(reply));
 }
 
 #endif

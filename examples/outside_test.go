@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package examples
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// alone gives a script a node of its own, without this repository and the Go tools: nothing but an installed kerb and
+// the packages of the distribution. The interface kerb0 of the node leads to the namespace client.
+const alone = `set -eu -o pipefail
+mount -t tmpfs tmpfs "$REPOSITORY"
+mount -t tmpfs tmpfs /run
+mkdir -p /var/lib/kerb
+mount -t tmpfs tmpfs /var/lib/kerb
+mount -t bpf bpf /sys/fs/bpf
+ip link set lo up
+ip netns add client
+ip link add kerb0 type veth peer name eth0 netns client
+ip addr add 10.98.0.1/24 dev kerb0
+ip addr add fd00:98::1/64 dev kerb0 nodad
+ip link set kerb0 up
+ip -n client addr add 10.98.0.2/24 dev eth0
+ip -n client addr add fd00:98::2/64 dev eth0 nodad
+ip -n client link set eth0 up
+kerb package build "$PACKAGE"
+kerb package test "$PACKAGE"
+kerb agent 2> agent.log &
+until kerb status > status.txt 2>&1; do sleep 0.2; done
+deploy() { # HOOK CONFIG
+	cat > module.yaml <<-END
+	apiVersion: kerb.dev/v1alpha1
+	kind: Module
+	metadata: {name: it}
+	spec:
+	  package: $PACKAGE
+	  hook: $1
+	  config: $2
+	  attach: {interfaces: [kerb0]}
+	END
+	kerb apply -f module.yaml
+}
+`
+
+// outside runs a script with a copy of an example in a directory outside the repository.
+func outside(t *testing.T, name, script string) string {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	repository, err := filepath.Abs("..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := t.TempDir()
+	bin, src := filepath.Join(dir, "bin"), filepath.Join(dir, name)
+	if out, err := exec.Command("go", "build", "-o", bin+"/", "../cmd/kerb").CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	if err := os.CopyFS(src, os.DirFS(name)); err != nil {
+		t.Fatal(err)
+	}
+	objects, err := filepath.Glob(filepath.Join(src, "*.o"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range objects {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	// Whatever the script leaves running ends with its PID namespace.
+	cmd := exec.CommandContext(ctx, "unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc",
+		"bash", "-c", alone+script)
+	cmd.Dir, cmd.WaitDelay = dir, 5*time.Second
+	cmd.Env = []string{"PATH=" + bin + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + dir, "PACKAGE=" + src,
+		"REPOSITORY=" + repository}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		log, _ := os.ReadFile(filepath.Join(dir, "agent.log"))
+		t.Fatalf("%v\n%s\nagent.log:\n%s", err, out, log)
+	}
+	return string(out)
+}
+
+// A store of values answers in the kernel, on TC and XDP, IPv4 and IPv6. No program listens on its port, so that what
+// it leaves to the stack is refused.
+func TestKVOutside(t *testing.T) {
+	out := outside(t, "kv", `
+cat > ask <<'END'
+exec 3<>"/dev/udp/$1/7777"
+printf %s "$2" >&3
+timeout 10 dd bs=64 count=1 status=none <&3 | tr '\0' -
+END
+ask() { echo "[$(ip netns exec client bash ask "$1" "$2" 2>&1 || true)]"; }
+for hook in tc xdp; do
+	value=$(printf '%-8s' $hook | tr ' ' .)
+	deploy $hook '{partial: true, writable: true}'
+	ask 10.98.0.1 "Gover   $value"
+	ask 10.98.0.1 "Sover   $value"
+	ask fd00:98::1 "Gover   $value"
+	ask 10.98.0.1 X
+done
+`)
+	for line, times := range map[string]int{"[Nover   --------]": 1, "[Vover   tc......]": 2, "[Vover   xdp.....]": 2,
+		"Connection refused": 2} {
+		if strings.Count(out, line) < times {
+			t.Errorf("the output has no %d times %q:\n%s", times, line, out)
+		}
+	}
+}
