@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
@@ -96,9 +97,10 @@ func TestAuthoringPrograms(t *testing.T) {
 func execute(t *testing.T, script string) string {
 	t.Helper()
 	bin, dir := t.TempDir(), t.TempDir()
-	if out, err := exec.Command("go", "build", "-o", bin, "../cmd/kerb",
-		"../cmd/kerb-bench").CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+	for _, program := range []string{"kerb", "kerb-bench"} {
+		if err := gobuild.Build(filepath.Join(bin, program), "github.com/kerb-edge/kerb/cmd/"+program); err != nil {
+			t.Fatal(err)
+		}
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()

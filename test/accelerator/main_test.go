@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
@@ -22,7 +23,7 @@ func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, build)) }
 
 func build(dir string) error {
 	copier, talker = filepath.Join(dir, "copier"), bench.Program(dir, "peer.c")
-	if err := nodetest.Build(copier, "./testdata/copier"); err != nil {
+	if err := gobuild.Build(copier, "./testdata/copier"); err != nil {
 		return err
 	}
 	return bench.CompileC(context.Background(), dir, os.DirFS("testdata/peer"), "peer.c")

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
@@ -39,8 +40,8 @@ func checkObjects(string) error {
 
 func build(dir string) error {
 	newer = filepath.Join(dir, "kerb-newer")
-	return nodetest.Build(newer, "github.com/kerb-edge/kerb/cmd/kerb", "-ldflags",
-		"-X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer")
+	return gobuild.Build(newer, "github.com/kerb-edge/kerb/cmd/kerb",
+		"-ldflags=-s -X github.com/kerb-edge/kerb/internal/dataplane.linkerRevision=newer")
 }
 
 // expedited is the one setting of the kernel that the agent changes, for moments only.

@@ -126,7 +126,7 @@ func buildWithExample(t *testing.T) string {
 	if err := os.WriteFile(list, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	build := exec.Command("go", "build", "-overlay", list, "-o", kerb, "../../cmd/kerb")
+	build := exec.Command("go", "build", "-ldflags=-s", "-overlay", list, "-o", kerb, "../../cmd/kerb")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	run(t, build)
 	return kerb

@@ -23,6 +23,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
@@ -38,12 +39,12 @@ func TestMain(m *testing.M) {
 
 func buildPlugins(dir string) error {
 	bin = filepath.Join(dir, "bin")
-	err := nodetest.Build(filepath.Join(bin, "kerb-cni"), "github.com/kerb-edge/kerb/cmd/kerb-cni")
+	err := gobuild.Build(filepath.Join(bin, "kerb-cni"), "github.com/kerb-edge/kerb/cmd/kerb-cni")
 	for _, pkg := range []string{"main/bridge", "main/ptp", "ipam/host-local", "meta/portmap"} {
-		err = errors.Join(err, nodetest.Build(filepath.Join(bin, filepath.Base(pkg)),
+		err = errors.Join(err, gobuild.Build(filepath.Join(bin, filepath.Base(pkg)),
 			"github.com/containernetworking/plugins/plugins/"+pkg))
 	}
-	return errors.Join(err, nodetest.Build(filepath.Join(bin, "cnitool"), "github.com/containernetworking/cni/cnitool"))
+	return errors.Join(err, gobuild.Build(filepath.Join(bin, "cnitool"), "github.com/containernetworking/cni/cnitool"))
 }
 
 // cluster is a node whose pods have addresses of 10.77.0.0/16 and fd77::/64.

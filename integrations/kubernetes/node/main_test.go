@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
@@ -33,7 +34,7 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(nodetest.Main(m, func(dir string) error {
 		program = filepath.Join(dir, "kerb-kube-node")
-		return nodetest.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node")
+		return gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node")
 	}))
 }
 

@@ -6,10 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
@@ -31,7 +31,7 @@ func Main(m *testing.M, prepare ...func(dir string) error) int {
 	defer tempdir.Remove(dir)
 	Kerb = filepath.Join(dir, "kerb")
 	err = errors.Join(tempdir.Sweep(), netlab.SweepDead(), os.Chmod(dir, 0o711),
-		Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
+		gobuild.Build(Kerb, "github.com/kerb-edge/kerb/cmd/kerb"))
 	for _, do := range prepare {
 		err = errors.Join(err, do(dir))
 	}
@@ -44,14 +44,4 @@ func Main(m *testing.M, prepare ...func(dir string) error) int {
 func fail(err error) int {
 	fmt.Fprintln(os.Stderr, err)
 	return 1
-}
-
-// Build makes a static program from a package of this module.
-func Build(program, pkg string, flags ...string) error {
-	cmd := exec.Command("go", append(append([]string{"build"}, flags...), "-o", program, pkg)...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
-	}
-	return nil
 }

@@ -23,6 +23,7 @@ import (
 	"github.com/cilium/ebpf/link"
 
 	apiclient "github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
@@ -73,8 +74,8 @@ func newSite(t *testing.T, hook string) *site {
 		}
 		os.RemoveAll(dir)
 	})
-	if out, err := exec.Command("go", "build", "-o", s.kerb, "../../../../cmd/kerb").CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	if err := gobuild.Build(s.kerb, "github.com/kerb-edge/kerb/cmd/kerb"); err != nil {
+		t.Fatal(err)
 	}
 	if s.client, err = lab.Host("client", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)

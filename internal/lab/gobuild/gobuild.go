@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package gobuild builds the Go programs that tests run.
+package gobuild
+
+import (
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// kept is where the results of earlier calls are, below the root of the module.
+const kept = "out/test"
+
+// Build makes a static program without symbols from a package, an import path or a directory that begins with a dot,
+// with further flags of "go build". It is safe for concurrent use, also by several processes.
+//
+// The Go command keeps compiled packages and no linked programs. Build keeps these: the Go command links again what
+// has changed since, and leaves what has not, in a tenth of the time. The caller gets a copy, which stays as it is
+// while others build.
+func Build(program, pkg string, flags ...string) error {
+	kept, err := keptFor(&pkg, flags)
+	if err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(kept+".lock", os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	cmd := exec.Command("go", append(append([]string{"build", "-ldflags=-s"}, flags...), "-o", kept, pkg)...)
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("build %s: %w\n%s", pkg, err, out)
+	}
+	return copyProgram(program, kept)
+}
+
+// keptFor returns the path of what is kept for these arguments, and makes a directory in pkg absolute.
+func keptFor(pkg *string, flags []string) (string, error) {
+	if strings.HasPrefix(*pkg, ".") {
+		dir, err := filepath.Abs(*pkg)
+		if err != nil {
+			return "", err
+		}
+		*pkg = dir
+	}
+	root, err := moduleRoot()
+	if err != nil {
+		return "", err
+	}
+	dir := filepath.Join(root, kept)
+	hash := sha256.Sum256([]byte(strings.Join(append([]string{*pkg}, flags...), "\x00")))
+	return filepath.Join(dir, fmt.Sprintf("%s-%x", filepath.Base(*pkg), hash[:8])), os.MkdirAll(dir, 0o755)
+}
+
+// moduleRoot returns the directory of the module that the working directory is in.
+func moduleRoot() (string, error) {
+	dir, err := os.Getwd()
+	if err != nil {
+		return "", err
+	}
+	for {
+		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
+			return dir, nil
+		}
+		parent := filepath.Dir(dir)
+		if parent == dir {
+			return "", errors.New("no go.mod above the working directory: run tests in their packages")
+		}
+		dir = parent
+	}
+}
+
+func copyProgram(to, from string) error {
+	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
+		return err
+	}
+	in, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer in.Close()
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o755)
+	if err != nil {
+		return err
+	}
+	_, err = io.Copy(out, in)
+	return errors.Join(err, out.Close())
+}
