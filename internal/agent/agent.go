@@ -57,6 +57,7 @@ type Agent struct {
 	log        *slog.Logger
 	store      *store.Store
 	history    *history.Log
+	events     *history.Events
 	samples    sampler
 	dp         *dataplane.Dataplane
 	catalog    *pkgs.Catalog
@@ -173,7 +174,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf},
-		OnChange:     a.changed(v1.KindModule),
+		OnChange: a.changed(v1.KindModule), OnEvent: a.controlEvent,
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
@@ -188,6 +189,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
+	a.openEvents(cfg.Paths.History())
 	a.openSamples(cfg)
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
 		Maps: a.live.Maps, Free: func(module string) bool { return dp.Free(a.live.Maps(module)) == nil }}
@@ -248,6 +250,7 @@ func (a *Agent) close() {
 	a.sets.kernel.Close()
 	a.meter.Close()
 	a.history.Flush()
+	a.events.Flush()
 	if a.samples.store != nil {
 		a.samples.store.Close()
 	}

@@ -177,6 +177,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	if err != nil {
 		if len(r.Steps) > 0 {
 			a.Failures.Add(1)
+			a.agentEvent(v1.EventChange, "RolledBack", "the kernel is as before: "+err.Error())
 		}
 		return r, err
 	}

@@ -51,6 +51,7 @@ func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, resu
 	switch {
 	case err != nil:
 		r.Outcome, r.Error = v1.OutcomeRefused, err.Error()
+		a.refusedEvent(r)
 	case len(r.Changes) == 0:
 		return
 	}

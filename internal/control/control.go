@@ -56,6 +56,8 @@ type Options struct {
 	Limits Limits
 	// OnChange is called when the state of a module's control plane has changed, under a lock of its own; may be nil.
 	OnChange func(module string)
+	// OnEvent is called when a control plane has started or exited, under no lock; may be nil.
+	OnEvent func(module, reason, message string)
 
 	// What the capabilities provide.
 	Services     *resolve.Table

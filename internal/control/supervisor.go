@@ -45,6 +45,7 @@ type Supervisor struct {
 	grants []any // of capabilities that the manifest names
 
 	onChange func(module string) // may be nil
+	onEvent  func(module, reason, message string)
 
 	keeping sync.WaitGroup // see Keep
 
@@ -100,6 +101,7 @@ func (s State) sameStatus(o State) bool {
 
 func newSupervisor(module string, p *pkgs.Package, opts Options, start starter) *Supervisor {
 	supervisor := &Supervisor{module: module, pkg: p, log: opts.Log.With("module", module), onChange: opts.OnChange,
+		onEvent: opts.OnEvent,
 		closing: make(chan struct{}), closed: make(chan struct{}), changed: make(chan struct{}, 1),
 		arrived: make(chan struct{}), progress: make(chan struct{}), rest: make(chan struct{}), resume: make(chan struct{})}
 	supervisor.grants = grant(&opts, module, p)
@@ -218,6 +220,12 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
+func (p *Supervisor) event(reason, message string) {
+	if p.onEvent != nil {
+		p.onEvent(p.module, reason, message)
+	}
+}
+
 // supervise keeps the control plane running.
 func (p *Supervisor) supervise() {
 	defer close(p.closed)
@@ -245,6 +253,7 @@ func (p *Supervisor) supervise() {
 		if time.Since(begin) > calmAfter {
 			pause = firstPause
 		}
+		p.event("Exited", fmt.Sprintf("%v; started again in %v", err, pause))
 		p.log.Error("control plane exited; the data plane keeps running", "error", err, "nextTry", pause)
 		p.setState(func(s *State) {
 			s.Running, s.Started, s.PID, s.Reason = false, false, 0, fmt.Sprintf("%v; tried again after %v", err, pause)
@@ -279,6 +288,7 @@ func (p *Supervisor) live(rest <-chan struct{}) error {
 	p.arrived = make(chan struct{})
 	p.mu.Unlock()
 	p.setState(func(s *State) { s.Running, s.HealthKnown, s.Reason, s.PID = true, false, "", r.process.pid })
+	p.event("Started", fmt.Sprintf("process %d", r.process.pid))
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -132,6 +132,10 @@ func (s *Server) addRoutes() {
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)
 		})
+	s.lines("/v1/events", "events", "What has happened on the node, oldest first, one JSON object per line",
+		reflect.TypeFor[v1alpha1.EventsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
+			return s.backend.Events(ctx, *in.(*v1alpha1.EventsRequest), func(e v1alpha1.Event) error { return tell(&e) })
+		})
 	s.lines("/v1/history", "history", "Samples of traffic, drops and the agent, one JSON object per line",
 		reflect.TypeFor[v1alpha1.HistoryRequest](), func(ctx context.Context, in any, tell func(any) error) error {
 			return s.backend.History(ctx, *in.(*v1alpha1.HistoryRequest),
@@ -163,6 +167,9 @@ func (s *Server) lines(path, id, summary string, in reflect.Type,
 			}
 			return http.NewResponseController(w).Flush()
 		})
+		if err == nil && !started { // nothing is a list, too
+			w.Header().Set("Content-Type", "application/x-ndjson")
+		}
 		if err == nil || !started {
 			return err
 		}

@@ -198,9 +198,9 @@ func isFeed(r *http.Request) bool {
 	return strings.HasPrefix(r.URL.Path, "/v1/modules/") && r.Header.Get("Content-Type") == "application/x-ndjson"
 }
 
-// isFollowed reports whether r is a request for samples that has no end.
+// isFollowed reports whether r is a request for samples or events that has no end.
 func isFollowed(r *http.Request) bool {
-	return r.URL.Path == "/v1/history" && r.URL.Query().Get("follow") != ""
+	return (r.URL.Path == "/v1/history" || r.URL.Path == "/v1/events") && r.URL.Query().Get("follow") != ""
 }
 
 // unlimited takes away the time limits of a request. Where they cannot be, they stay.

@@ -18,6 +18,9 @@ type Resource struct{ Kind, Name string }
 // Recorder holds the conditions of all resources since the start of the agent. It is safe for concurrent use and
 // calls nothing under its lock.
 type Recorder struct {
+	// OnTransition is called when a condition has become False, or is no longer; may be nil.
+	OnTransition func(of Resource, now v1.Condition)
+
 	mu    sync.Mutex
 	known map[Resource][]v1.Condition
 	stale map[Resource]bool
@@ -33,13 +36,33 @@ func NewRecorder() *Recorder {
 // the times of their last transitions.
 func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v1.Condition {
 	r.mu.Lock()
-	defer r.mu.Unlock()
-	now = v1.Transition(r.known[of], now)
+	before := r.known[of]
+	now = v1.Transition(before, now)
 	for i := range now {
 		now[i].ObservedGeneration = generation
 	}
 	r.known[of] = now
-	return slices.Clone(now)
+	now = slices.Clone(now)
+	r.mu.Unlock()
+	if r.OnTransition != nil {
+		r.report(of, before, now)
+	}
+	return now
+}
+
+// report passes on what has become wrong, and what is right again.
+func (r *Recorder) report(of Resource, before, now []v1.Condition) {
+	for _, c := range now {
+		was := "" // unknown
+		for _, b := range before {
+			if b.Type == c.Type {
+				was = b.Status
+			}
+		}
+		if c.Status != was && (c.Status == "False" || was == "False") {
+			r.OnTransition(of, c)
+		}
+	}
 }
 
 // Forget removes the conditions of resources that no longer exist.

@@ -46,8 +46,10 @@ func TestLastHour(t *testing.T) {
 		seen("a graph in "+view, "document.querySelector('.chart:has(+ .marks) canvas') !== null")
 		b.shows(".chart:has(+ .marks)", "packets", "/s")
 	}
+	p.view("changes")
+	b.shows("main", "Events", "agent", "Agent Started, 2 times")
 	b.screen(390, 844, "light")
-	for _, view := range []string{"health", "services"} {
+	for _, view := range []string{"health", "services", "changes"} {
 		p.view(view)
 		var wide float64
 		b.script("return document.documentElement.scrollWidth - innerWidth", &wide)

@@ -53,6 +53,9 @@ export interface ChangeRecord {
   number: number; time: string; by: string; owner: string; outcome: string; error?: string; repeated?: number; reverts?: number;
   took: number; changes: Change[]; steps?: string[];
 }
+export interface NodeEvent {
+  number: number; time: string; first: string; count: number; kind: string; name?: string; type: string; reason: string; message?: string;
+}
 export interface ApplyResult { dryRun: boolean; changes: Change[]; steps: string[]; warnings?: string[] }
 export interface Step {
   module: string; verdict: string; reason?: string; nanoseconds?: number; protocol?: string; source?: string; destination?: string; interface?: string;

@@ -60,6 +60,11 @@ func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResul
 }
 
 // History implements server.Backend: there are two samples of one series.
+func (f *Fake) Events(_ context.Context, _ v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error {
+	return tell(v1alpha1.Event{Number: 1, Count: 1, Kind: "Service", Name: "web", Type: "Ready", Reason: "NotFound"})
+}
+
+// History implements server.Backend.
 func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error {
 	if r.Name == "off" {
 		return &apierrors.Conflict{Reason: "history is off"}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { send, type ApplyResult, type Change, type ChangeRecord } from "../api";
+import { lines, send, type ApplyResult, type Change, type ChangeRecord, type NodeEvent } from "../api";
 import { clock, diff, seconds, yaml } from "../format";
 import { Icon } from "../icons";
 import { Ago, Card, Chip, Empty, Head, Table } from "../parts";
@@ -34,7 +34,31 @@ export function ChangesView({ number }: { number: string }) {
           { name: "By", minor: true, cell: who },
         ]} /></Card>
       )}
+      <Events />
     </>
+  );
+}
+
+// Events are what happened without a change, or kept one from being made; read again while the view is open.
+function Events() {
+  const all = useSignal<NodeEvent[]>([]);
+  useEffect(() => {
+    const abort = new AbortController();
+    const read = () => {
+      const fresh: NodeEvent[] = [];
+      lines<NodeEvent>("v1/events?limit=50", abort.signal, (e) => fresh.unshift(e)).then(() => { all.value = fresh; }).catch(() => undefined);
+    };
+    read();
+    const timer = setInterval(read, 5000);
+    return () => { abort.abort(); clearInterval(timer); };
+  }, []);
+  return (
+    <Card title="Events" extra={<code>kerb events</code>}><Table rows={all.value} caption="Events, newest first" id={(e) => e.number} columns={[
+      { name: "Of", cell: (e) => <b>{e.kind.toLowerCase()}{e.name && `/${e.name}`}</b> },
+      { name: "What", cell: (e) => <>{e.type} {e.reason}{e.count > 1 && `, ${e.count} times`}</> },
+      { name: "When", cell: (e) => <Ago time={e.time} /> },
+      { name: "Why", minor: true, cell: (e) => e.message },
+    ]} /></Card>
   );
 }
 

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+func (a *app) eventsCommand() *cobra.Command {
+	limit, of, follow := 100, "", false
+	c := answers(&cobra.Command{
+		Use:   "events",
+		Short: "Show what has happened: services that came or went, control planes that exited, refusals, rollbacks",
+		Long: `Shows the newest events, oldest first: conditions that have become False or are no longer, control planes that have
+started or exited, changes that were refused or rolled back, starts of the agent. One that is repeated within
+10 minutes is one line, with the number of times. -o json prints one object per line.`,
+		Example: "  kerb events\n  kerb events --follow\n  kerb events --of service/web",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			q := url.Values{"limit": {strconv.Itoa(limit)}}
+			if follow {
+				q.Set("follow", "true")
+			}
+			if strings.EqualFold(of, v1alpha1.EventAgent) {
+				q.Set("kind", v1alpha1.EventAgent)
+			} else if err := selectResource(q, of); err != nil {
+				return err
+			}
+			body, err := a.stream(cmd.Context(), "/v1/events?"+q.Encode())
+			if err != nil {
+				return err
+			}
+			defer body.Close()
+			return ignoreInterrupt(cmd.Context(), a.printEvents(cmd.OutOrStdout(), body))
+		},
+	})
+	c.Flags().IntVar(&limit, "limit", limit, "at most this many, up to 500")
+	c.Flags().StringVar(&of, "of", "", "only events of this kind, or of this resource: agent, service, service/web")
+	c.Flags().BoolVar(&follow, "follow", false, "also those that follow, until interrupted")
+	return c
+}
+
+// printEvents prints each event when it comes: columns have a fixed width.
+func (a *app) printEvents(w io.Writer, body io.Reader) error {
+	for lines := json.NewDecoder(body); ; {
+		var e v1alpha1.Event
+		err := lines.Decode(&e)
+		switch {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return fmt.Errorf("unexpected response from the agent: %w", err)
+		case e.Error != "":
+			return errors.New(e.Error)
+		case a.output != "table":
+			err = json.NewEncoder(w).Encode(e)
+		default:
+			_, err = fmt.Fprintf(w, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e), oneLine(e.Message))
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func eventOf(e v1alpha1.Event) string {
+	return strings.TrimSuffix(strings.ToLower(e.Kind)+"/"+e.Name, "/")
+}
+
+func whatOf(e v1alpha1.Event) string {
+	if e.Count > 1 {
+		return fmt.Sprintf("%s %s, %d times", e.Type, e.Reason, e.Count)
+	}
+	return e.Type + " " + e.Reason
+}
