@@ -5,7 +5,9 @@ package node
 import (
 	"bytes"
 	"context"
+	"encoding/base64"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"net"
@@ -14,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,6 +24,7 @@ import (
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
 // refusing is the part of an agent that a round calls. It has the service of one pod, and does not accept all modules.
@@ -334,5 +338,74 @@ func TestTooManyLabels(t *testing.T) {
 		if _, err := s.round(t.Context()); err != nil || names.IsPending(a.service.Metadata.Labels) {
 			t.Errorf("with fewer labels: %v, %v", a.service.Metadata.Labels, err)
 		}
+	}
+}
+
+// A new pod whose event comes before that of a module, or of labels of its namespace, that are older than the pod is
+// not admitted without them: watches of different resources are not ordered.
+func TestPodsAreConfirmed(t *testing.T) {
+	meta := func(name, uid string, labels map[string]string) map[string]any {
+		return map[string]any{"metadata": map[string]any{"name": name, "uid": uid, "generation": 1, "labels": labels}}
+	}
+	var asked atomic.Int32
+	stored := map[string][]any{
+		"/apis/kerb.dev/v1alpha1/clustermodules": {meta("fw", "m1", nil)},
+		"/apis/kerb.dev/v1alpha1/modules":        {},
+		"/api/v1/namespaces":                     {meta("shop", "n", map[string]string{"tier": "edge"})},
+	}
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "99"},
+			"items": stored[r.URL.Path]})
+	}))
+	t.Cleanup(server.Close)
+	config := filepath.Join(t.TempDir(), "kubeconfig")
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	text := "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u}], " +
+		"clusters: [{name: c, cluster: {server: '" + server.URL + "', certificate-authority-data: " +
+		base64.StdEncoding.EncodeToString(authority) + "}}]}"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kube, err := watch.Load(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a, s := heldPod(t)
+	s.confirm = &confirmer{client: kube, log: s.log}
+	s.state.moduleHandler(ofModules).Replace(nil)
+	s.state.moduleHandler(ofClusterModules).Replace(nil)
+	s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})
+	pod := object("u1", "shop", "web", map[string]string{"app": "web"})
+	pod.Metadata.ResourceVersion = "50"
+	s.state.podHandler().Set(pod)
+	s.state.podHandler().Replace([]api.Object{pod})
+	pending := func(what string, want bool) {
+		t.Helper()
+		for range 2 { // the comparison of the first round decides about the second
+			if _, err := s.round(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			s.confirm.running.Wait()
+		}
+		if got := names.IsPending(a.service.Metadata.Labels); got != want {
+			t.Errorf("%s: pending %v, labels %v", what, got, a.service.Metadata.Labels)
+		}
+	}
+	pending("neither the module nor the namespace's labels have come", true)
+	module := api.Module{Metadata: api.ObjectMeta{Name: "fw", UID: "m1", Generation: 1},
+		Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}}}
+	s.state.moduleHandler(ofClusterModules).Set(module)
+	pending("the module has come", true)
+	s.state.namespaceHandler().Set(object("n", "", "shop", map[string]string{"tier": "edge"}))
+	pending("both have come", false)
+	if a.modules["fw"].Metadata.Name == "" {
+		t.Error("the pod was admitted before the module")
+	}
+	before := asked.Load()
+	pod.Metadata.ResourceVersion = "80" // the kubelet writes its status
+	s.state.podHandler().Set(pod)
+	if pending("later", false); asked.Load() != before {
+		t.Errorf("%d requests for a pod that was admitted", asked.Load()-before)
 	}
 }

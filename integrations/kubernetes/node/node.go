@@ -54,11 +54,12 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	followAll(ctx, &running, api, o.Node, s, log)
 	local := agent{client.New(o.Agent)}
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
-		virtual: newVirtual(api, local, o.Node, log)}
+		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log}}
 	sync.run(ctx, o.State, report)
 	if stop := sync.virtual.stop; stop != nil {
 		stop()
 	}
+	sync.confirm.running.Wait()
 	running.Wait()
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"unique"
@@ -47,6 +48,7 @@ type pod struct {
 	labels          labels
 	static          string // its UID to the container runtime, if it is a static pod
 	tooMany         bool   // labels: they are not kept
+	version         uint64 // resource version when it was first seen
 }
 
 // What a pod's labels may be at most. They are in memory, in the agent and on disk, and Kubernetes does not limit them.
@@ -83,6 +85,7 @@ type state struct {
 	synced     int             // resources of which a complete list has come since this start
 	restored   bool            // there was a snapshot
 	earlier    map[string]bool // UIDs of the pods of the snapshot
+	confirmed  uint64          // resource version of pods that no module is missing for
 	version    int             // changes with everything above
 	rules      int             // changes with modules and namespaces: what modules of the agent are made of
 	changed    chan struct{}   // has a value after a change
@@ -139,7 +142,7 @@ func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 	}
 	return handler(s, bit, reset,
 		func(m api.Module) bool {
-			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace,
+			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
 				Generation: m.Metadata.Generation}
 			before, known := s.modules[nodeName(m)]
 			s.modules[nodeName(m)] = m
@@ -165,7 +168,11 @@ func (s *state) namespaceHandler() watch.Handler[api.Object] {
 func (s *state) podHandler() watch.Handler[api.Object] {
 	return handler(s, ofPods, func(n int) { s.pods = make(map[string]pod, n) },
 		func(o api.Object) bool {
-			return set(s.pods, o.Metadata.UID, podOf(o.Metadata))
+			p := podOf(o.Metadata)
+			if before, ok := s.pods[o.Metadata.UID]; ok {
+				p.version = before.version
+			}
+			return set(s.pods, o.Metadata.UID, p)
 		},
 		func(o api.Object) { delete(s.pods, o.Metadata.UID) })
 }
@@ -176,6 +183,7 @@ func podOf(m api.ObjectMeta) pod {
 		m.Labels = nil
 	}
 	p.labels = labelsOf(m.Labels)
+	p.version, _ = strconv.ParseUint(m.ResourceVersion, 10, 64) // 0: versions of this server are no numbers
 	if m.Annotations != nil {
 		p.static = m.Annotations.Static
 	}
@@ -224,6 +232,7 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 	for uid, p := range s.pods {
 		_, ok := s.namespaces[p.namespace]
 		of := podService{pod: p, uid: uid, held: !ok || p.tooMany || s.restored && s.synced != ofAll && !s.earlier[uid]}
+		of.unconfirmed = p.version > s.confirmed && !s.earlier[uid]
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
 		if p.static == "" {
@@ -260,5 +269,7 @@ type podService struct {
 	pod
 	uid    string
 	static bool // by the annotation of a mirror: the service's own labels must agree
-	held   bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
+	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
+	unconfirmed bool
+	held        bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
 }

@@ -28,7 +28,8 @@ const (
 type syncer struct {
 	state   *state
 	agent   agent
-	virtual *virtual // nil in tests of modules alone
+	confirm *confirmer // nil in tests without an API server
+	virtual *virtual   // nil in tests of modules alone
 	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
@@ -232,11 +233,14 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	}
 	var change []v1.Service
 	var gone []ref
+	var unconfirmed []podService
 	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods[service.Metadata.Name]
 		ok = ok && (!p.static || p.isOf(service))
 		switch {
 		case ok && (p.held || s.bars(v, p)):
+		case ok && p.unconfirmed && s.confirm != nil && names.IsPending(service.Metadata.Labels):
+			unconfirmed = append(unconfirmed, p)
 		case ok:
 			delete(waiting, p.uid)
 			labels := names.Admit(service.Metadata.Labels, p.labels.set())
@@ -250,6 +254,9 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	})
 	if err != nil {
 		return err
+	}
+	if len(unconfirmed) > 0 {
+		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
 	s.remember(waiting)
 	if err := s.change(ctx, change); err != nil {

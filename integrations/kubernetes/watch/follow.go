@@ -103,6 +103,12 @@ func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, time
 	}
 }
 
+// List returns all objects as they are now: the server reads them from its store, not from a cache that may be behind.
+func List[T any, P Object[T]](ctx context.Context, c *Client, r Resource, log *slog.Logger) (all []T, err error) {
+	f := &follower[T, P]{client: c, resource: r, log: log, handler: Handler[T]{Replace: func(got []T) { all = got }}}
+	return all, f.list(ctx)
+}
+
 // explain adds what to do about an error whose text does not say it.
 func explain(err error) error {
 	if invalid, ok := errors.AsType[x509.CertificateInvalidError](err); ok && invalid.Reason == x509.Expired {
