@@ -38,6 +38,7 @@ const maxErrorBody = 16 << 10
 
 // open sends a request and returns the body of a successful answer, which the caller closes.
 func (c *Client) open(ctx context.Context, method, path string, body []byte, header ...string) (io.ReadCloser, error) {
+	c = c.current()
 	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err

@@ -3,6 +3,7 @@
 package watch
 
 import (
+	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
 	"encoding/base64"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"time"
 
 	"go.yaml.in/yaml/v3"
@@ -35,6 +37,43 @@ type Client struct {
 	token     string
 	tokenFile string // read for each request: kubelet replaces it about once an hour
 	http      *http.Client
+
+	// Credentials in files are renewed: load reads them again when files have other contents than those of sum.
+	load  func() (*Client, error)
+	files []string
+	sum   [sha256.Size]byte
+	mu    sync.Mutex
+	now   *Client // what load has returned last
+}
+
+// current returns the client with the credentials that the files have now. If they cannot be used, as while they are
+// written one after the other, the last ones stay.
+func (c *Client) current() *Client {
+	if c.load == nil {
+		return c
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if sum(nil, c.now.files) == c.now.sum {
+		return c.now
+	}
+	if next, err := c.load(); err == nil {
+		c.now.http.CloseIdleConnections() // those in use end with their requests
+		c.now = next
+	}
+	return c.now
+}
+
+// sum is the digest of a text and of the contents of files.
+func sum(text []byte, files []string) (out [sha256.Size]byte) {
+	h := sha256.New()
+	h.Write(text)
+	for _, file := range files {
+		content, _ := os.ReadFile(file) // one that is missing has no content
+		h.Write(content)
+	}
+	h.Sum(out[:0])
+	return out
 }
 
 // kubeconfig is what is supported of a kubeconfig file.
@@ -69,9 +108,18 @@ type kubeconfig struct {
 
 // Load returns the API server of a kubeconfig file, or, if there is none, of the cluster whose pod this process is in.
 func Load(file string) (*Client, error) {
+	load := func() (*Client, error) { return fromFile(file) }
 	if file == "" {
-		return inCluster(serviceAccount)
+		load = func() (*Client, error) { return inCluster(serviceAccount) }
 	}
+	first, err := load()
+	if err != nil {
+		return nil, err
+	}
+	return &Client{load: load, now: first}, nil
+}
+
+func fromFile(file string) (*Client, error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return nil, fmt.Errorf("read kubeconfig: %w", err)
@@ -80,11 +128,31 @@ func Load(file string) (*Client, error) {
 	if err := yaml.Unmarshal(text, &k); err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
 	}
+	others := k.files(filepath.Dir(file))
+	before := sum(text, others) // of what is read next, or of something older: then it is read again
 	c, err := k.client(filepath.Dir(file))
 	if err != nil {
 		return nil, fmt.Errorf("kubeconfig %s: %w", file, err)
 	}
+	c.files, c.sum = append([]string{file}, others...), before
 	return c, nil
+}
+
+// files are those that hold certificates and keys.
+func (k kubeconfig) files(dir string) (out []string) {
+	var all []string
+	for _, of := range k.Clusters {
+		all = append(all, of.Cluster.CAFile)
+	}
+	for _, of := range k.Users {
+		all = append(all, of.User.CertFile, of.User.KeyFile)
+	}
+	for _, file := range all {
+		if file != "" {
+			out = append(out, absolute(dir, file))
+		}
+	}
+	return out
 }
 
 func inCluster(dir string) (*Client, error) {
@@ -93,12 +161,15 @@ func inCluster(dir string) (*Client, error) {
 		return nil, errors.New("not in a pod: KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set; " +
 			"use --kubeconfig")
 	}
-	pool, err := authorities(os.ReadFile(filepath.Join(dir, "ca.crt")))
+	files := []string{filepath.Join(dir, "ca.crt")}
+	before := sum(nil, files)
+	pool, err := authorities(os.ReadFile(files[0]))
 	if err != nil {
 		return nil, fmt.Errorf("certificate authority of the service account: %w", err)
 	}
 	c := newClient("https://"+net.JoinHostPort(host, port), &tls.Config{RootCAs: pool})
 	c.tokenFile = filepath.Join(dir, "token")
+	c.files, c.sum = files, before
 	return c, nil
 }
 

@@ -5,8 +5,11 @@ package watch
 import (
 	"context"
 	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/base64"
 	"encoding/pem"
+	"fmt"
 	"io"
 	"log"
 	"net/http"
@@ -16,6 +19,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/lab/pki"
 )
 
 // write writes a file in a directory.
@@ -145,4 +150,59 @@ func TestWrongKubeconfigs(t *testing.T) {
 			t.Errorf("%s: %v, want %q", text, err, want)
 		}
 	}
+}
+
+// Certificates and the kubeconfig itself are read again when they were renewed, on a new connection: the server keeps
+// the certificate of the earlier one. While they cannot be used, the earlier ones are.
+func TestCertificatesAreReadAgain(t *testing.T) {
+	named := func() (*httptest.Server, string) {
+		server := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			_, _ = fmt.Fprintf(w, `{"token":%q}`, r.TLS.PeerCertificates[0].Subject.CommonName)
+		}))
+		server.EnableHTTP2, server.TLS = true, &tls.Config{ClientAuth: tls.RequireAnyClientCert}
+		server.Config.ErrorLog = log.New(io.Discard, "", 0)
+		server.StartTLS()
+		t.Cleanup(server.Close)
+		return server, string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}))
+	}
+	dir := t.TempDir()
+	ca, err := pki.New(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	issue := func(name string) {
+		t.Helper()
+		if err := ca.Issue("node", &x509.Certificate{Subject: pkix.Name{CommonName: name},
+			ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	first, authority := named()
+	write(t, dir, "server-ca.crt", authority)
+	issue("before")
+	const cluster, user = "certificate-authority: server-ca.crt", "client-certificate: node.crt, client-key: node.key"
+	config := write(t, dir, "kubeconfig", kubeconfigOf(first.URL, cluster, user))
+	c, err := Load(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := func(what, name string) {
+		t.Helper()
+		var got echo
+		if err := c.Get(t.Context(), "/", &got); err != nil || got.Token != name {
+			t.Errorf("%s: the server knows the node as %q, %v; want %q", what, got.Token, err, name)
+		}
+	}
+	want("at the start", "before")
+	issue("after")
+	want("with a new certificate", "after")
+	write(t, dir, "node.key", "half")
+	want("with half a key", "after")
+	issue("last")
+	want("with all of it", "last")
+	second, other := named()
+	first.Close()
+	write(t, dir, "server-ca.crt", other)
+	write(t, dir, "kubeconfig", kubeconfigOf(second.URL, cluster, user))
+	want("with another server", "last")
 }
