@@ -49,8 +49,18 @@ type entry struct {
 var ErrNoPrimary = errors.New("no configuration of a network is there: install flannel or another CNI network; " +
 	"the runtime reports NetworkNotReady meanwhile")
 
-// Install copies the program and writes the configuration, unless both are as they should be.
+// Install copies the program and writes the configuration, unless both are as they should be. It returns ErrBusy while
+// another process watches.
 func (n Network) Install() error {
+	lock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	return n.install()
+}
+
+func (n Network) install() error {
 	if err := n.installProgram(); err != nil {
 		return fmt.Errorf("install %s: %w", n.Plugin, err)
 	}
@@ -62,6 +72,11 @@ func (n Network) Install() error {
 
 // Uninstall removes the configuration first: until then, the runtime needs the program.
 func (n Network) Uninstall() error {
+	lock, err := n.lock()
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	if err := removeIfThere(n.path()); err != nil {
 		return err
 	}

@@ -229,3 +229,48 @@ func TestCopyIsReadableByTheSameUsers(t *testing.T) {
 		t.Errorf("mode of an earlier copy of a 0600 file stays %o", got)
 	}
 }
+
+// Two installers, as of an update of which the earlier one still runs, do not replace each other's files: the second
+// waits, says so, and takes over when the first has ended. One that does not wait is refused.
+func TestTwoInstallers(t *testing.T) {
+	defer goleak.VerifyNone(t)
+	n := newNetwork(t, map[string]string{"10-flannel.conflist": flannel})
+	later := n
+	later.Socket = "/run/kerb/later.sock"
+	run := func(n Network, report func(error)) func() {
+		ctx, cancel := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		wg.Go(func() {
+			if err := n.Watch(ctx, report); err != nil {
+				t.Error(err)
+			}
+		})
+		return func() { cancel(); wg.Wait() }
+	}
+	uses := func(n Network) func() bool {
+		return func() bool { return exists(n.path()) && strings.Contains(string(n.used(t).Bytes), n.Socket) }
+	}
+	endFirst := run(n, func(err error) { t.Error(err) })
+	defer endFirst()
+	wait.Until(t, "the first has installed", uses(n))
+	said := make(chan error, 100)
+	endSecond := run(later, func(err error) { said <- err })
+	defer endSecond()
+	if err := <-said; !errors.Is(err, ErrBusy) || !strings.Contains(err.Error(), fmt.Sprint("process ", os.Getpid())) {
+		t.Errorf("the second says: %v", err)
+	}
+	for what, f := range map[string]func() error{"Install": later.Install, "Uninstall": later.Uninstall} {
+		if err := f(); !errors.Is(err, ErrBusy) {
+			t.Errorf("%s while an installer runs: %v", what, err)
+		}
+	}
+	if !uses(n)() {
+		t.Error("the second has replaced the first one's configuration")
+	}
+	endFirst()
+	wait.Until(t, "the second has taken over", uses(later))
+	endSecond()
+	if err := errors.Join(later.Install(), later.Uninstall()); err != nil || len(said) > 0 {
+		t.Errorf("afterwards: %v, and %d more messages", err, len(said))
+	}
+}

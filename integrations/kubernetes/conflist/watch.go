@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -15,9 +16,18 @@ import (
 // changes are the events after which a file is complete or gone. Creation is none: the content follows.
 const changes = unix.IN_CLOSE_WRITE | unix.IN_MOVED_TO | unix.IN_MOVED_FROM | unix.IN_DELETE
 
+// lockRetry is how often a second installer tries: the first one, of an earlier version, is about to end.
+const lockRetry = time.Second
+
 // Watch installs, and does so again whenever a file of the directories changes, until the context ends. Kerb's
-// configuration then stays: only Uninstall removes it. Errors of single installations are reported.
+// configuration then stays: only Uninstall removes it. Errors of single installations are reported. While another
+// process watches it waits.
 func (n Network) Watch(ctx context.Context, report func(error)) error {
+	lock, err := n.await(ctx, report)
+	if lock == nil {
+		return err
+	}
+	defer lock.Close()
 	events, err := n.listen()
 	if err != nil {
 		return err
@@ -28,7 +38,7 @@ func (n Network) Watch(ctx context.Context, report func(error)) error {
 	defer context.AfterFunc(ctx, closeEvents)()
 	buffer := make([]byte, 64<<10)
 	for {
-		if err := n.Install(); err != nil {
+		if err := n.install(); err != nil {
 			report(err)
 		}
 		// What the events say does not matter, nor that some are lost when there are too many: Install reads all files.
@@ -39,6 +49,26 @@ func (n Network) Watch(ctx context.Context, report func(error)) error {
 			return fmt.Errorf("watch %s: %w", n.Dir, err)
 		}
 	}
+}
+
+// await returns the lock, or nil when the context ends.
+func (n Network) await(ctx context.Context, report func(error)) (*os.File, error) {
+	reported := false
+	for ctx.Err() == nil {
+		lock, err := n.lock()
+		if !errors.Is(err, ErrBusy) {
+			return lock, err
+		}
+		if !reported {
+			report(fmt.Errorf("%w: this one waits", err))
+			reported = true
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(lockRetry):
+		}
+	}
+	return nil, nil
 }
 
 // listen starts to watch the directories, which it creates: runtimes wait for configurations in them.
