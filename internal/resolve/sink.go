@@ -28,6 +28,9 @@ func (t *Table) Put(source string, s Record) {
 	for _, addr := range addressesOf(s.Spec) { // also those of another one that was applied since, and is being sent
 		if l := t.lookups[addr]; l != nil {
 			maps.Copy(e.users, l.waiting)
+			for s := range l.waiting {
+				s.getLast(e.name)
+			}
 			delete(t.lookups, addr)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/watch"
 	"github.com/kerb-edge/kerb/sdk"
@@ -18,6 +19,8 @@ type Subscription struct {
 	*watch.Subscription
 	table    *Table
 	notFound map[netip.Addr]bool // results of lookups that are to be sent; guarded by the table's lock
+	// last are virtual services that this subscription gets after all others, and until when; guarded by the table's lock
+	last map[string]time.Time
 }
 
 // Update is an sdk.VirtualServiceUpdate whose virtual services are encoded once for all subscriptions.
@@ -31,7 +34,9 @@ type Update struct {
 func (t *Table) Subscribe(module string) *Subscription {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, notFound: map[netip.Addr]bool{}}
+	s := &Subscription{Subscription: watch.New(module, &t.mu, source{t}), table: t, notFound: map[netip.Addr]bool{},
+		last: map[string]time.Time{}}
+	s.Hold = s.waits
 	t.subscriptions = append(t.subscriptions, s)
 	s.useAll()
 	return s
@@ -51,7 +56,35 @@ func (s *Subscription) Restart(generation string) {
 	s.Subscription.Restart(generation)
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
+	clear(s.last)
 	s.useAll()
+}
+
+// lastFor is how long a control plane waits for the others to have what it has looked up.
+const lastFor = time.Second
+
+// getLast has the subscription get a virtual service that it has looked up after all others. It sends the packets that
+// wait for it, and other modules on their way would not know it yet: the tunnel would pass them on instead of sending
+// them to the node. The table's lock is held.
+func (s *Subscription) getLast(name string) {
+	s.last[name] = time.Now().Add(lastFor)
+	time.AfterFunc(lastFor, s.Wake)
+}
+
+// waits reports whether others have to get a virtual service first. The table's lock is held.
+func (s *Subscription) waits(name string) bool {
+	until, last := s.last[name]
+	if !last {
+		return false
+	}
+	if time.Now().Before(until) && slices.ContainsFunc(s.table.subscriptions, func(o *Subscription) bool {
+		_, alike := o.last[name]
+		return o != s && !alike && o.InProgress(name)
+	}) {
+		return true
+	}
+	delete(s.last, name)
+	return false
 }
 
 // source is a table as subscriptions read it.
@@ -122,6 +155,13 @@ func (s *Subscription) Ack(u Update, err error) {
 		s.table.mu.Unlock()
 	}
 	s.Subscription.Ack(u.Update, err)
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	for _, o := range s.table.subscriptions {
+		if len(o.last) > 0 {
+			o.Wake()
+		}
+	}
 }
 
 // maxPending limits the lookups of one control plane whose results it has not received. More are ignored: it repeats

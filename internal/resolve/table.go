@@ -354,6 +354,7 @@ func (t *Table) lookup(s *Subscription, addr netip.Addr) {
 		if e.dynamic() {
 			e.users[s] = true
 		}
+		s.getLast(e.name)
 		s.Notify(e.name)
 		return
 	}

@@ -279,6 +279,7 @@ func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 
 	p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{v4}})
 	table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+	other.sync()
 	p.sync().expect("found", p.targets("test.app"), "i0=10.18.0.1@")
 	if !p.has["test.app"].Dynamic {
 		t.Error("not marked as found")
@@ -298,6 +299,47 @@ func TestLookupIsFoundNotFoundOrReleased(t *testing.T) {
 	if len(r.asked) != 4 {
 		t.Errorf("asked for %v", r.asked)
 	}
+}
+
+// What a control plane has looked up it gets when the others have it: it sends the packets that wait for it, which meet
+// them. It does not wait for one that takes nothing, or has failed.
+func TestLookedUpComesLast(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := NewTable(quiet, "", &dynamic{})
+		p, other := follow(t, table).sync(), follow(t, table).sync()
+		<-p.subscription.Ready()
+		lookup := sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}}
+		found := Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")}
+		p.subscription.Handle(lookup)
+		table.Put("test", found)
+		p.sync().expect("before the other", p.names(), "")
+		u, _ := other.subscription.Next()
+		<-p.subscription.Ready()
+		p.sync().expect("while the other takes it", p.names(), "")
+		other.subscription.Ack(u, nil)
+		<-p.subscription.Ready()
+		p.sync().expect("after the other", p.names(), "test.app")
+
+		found.Spec = plain("10.30.0.1", "10.18.0.2")
+		table.Put("test", found)
+		p.sync().expect("a change that was not looked up", p.targets("test.app"), "i0=10.18.0.2@")
+		p.subscription.Handle(lookup)
+		asked := time.Now()
+		updates := p.sync().updates
+		for p.updates == updates {
+			<-p.subscription.Ready()
+			p.sync()
+		}
+		if waited := time.Since(asked); waited != lastFor {
+			t.Errorf("waits %s for one that takes nothing", waited)
+		}
+		u, _ = other.subscription.Next()
+		other.subscription.Ack(u, errors.New("fails"))
+		p.subscription.Handle(lookup)
+		if p.sync(); p.updates != updates+2 {
+			t.Error("waits for one that has failed")
+		}
+	})
 }
 
 // A control plane that looks up more and more addresses, and reads no answers, does not fill the agent's memory.

@@ -34,14 +34,16 @@ type Subscription struct {
 	ready  chan struct{}
 
 	// Guarded by lock.
-	Generation string          // that updates are for
-	dirty      map[string]bool // to be sent again
-	sending    map[string]bool // in the update that has no Ack yet
-	rest       []string        // of a full sync: what is still to be sent
-	resets     bool            // the next update starts a full sync
-	syncing    bool            // a full sync is under way
-	complete   bool            // a full sync has been acknowledged
-	failed     error           // of the last update
+	Generation string // that updates are for
+	// Hold reports whether a change has to wait, until Wake; nil: none has.
+	Hold     func(name string) bool
+	dirty    map[string]bool // to be sent again
+	sending  map[string]bool // in the update that has no Ack yet
+	rest     []string        // of a full sync: what is still to be sent
+	resets   bool            // the next update starts a full sync
+	syncing  bool            // a full sync is under way
+	complete bool            // a full sync has been acknowledged
+	failed   error           // of the last update
 }
 
 // Update is what is sent in one request. A kind of resources may add fields.
@@ -117,6 +119,9 @@ func (s *Subscription) Next() (Update, bool) {
 		if !u.room() {
 			break
 		}
+		if s.Hold != nil && s.Hold(name) {
+			continue
+		}
 		s.add(&u, name, true)
 		delete(s.dirty, name)
 	}
@@ -167,6 +172,12 @@ func (s *Subscription) Pending(name string) string {
 		return "update in progress"
 	}
 	return ""
+}
+
+// InProgress reports whether a control plane that has received all resources is about to receive one. The caller holds
+// the lock.
+func (s *Subscription) InProgress(name string) bool {
+	return s.complete && s.failed == nil && (s.dirty[name] || s.sending[name])
 }
 
 // Err returns the error of the last update.
