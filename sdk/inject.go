@@ -61,7 +61,7 @@ func (s *injectors) inject(ifindex uint32, frame []byte) error {
 	if !ok {
 		return fmt.Errorf("interface %d: %w", ifindex, ErrNoInject)
 	}
-	completeChecksum(frame)
+	CompleteChecksum(frame)
 	_, err := unix.Write(fd, frame)
 	if errors.Is(err, unix.EMSGSIZE) {
 		return fmt.Errorf("interface %d, %d bytes: %w", ifindex, len(frame), ErrTooLong)
@@ -72,10 +72,10 @@ func (s *injectors) inject(ifindex uint32, frame []byte) error {
 	return nil
 }
 
-// completeChecksum sets the checksum of the transport protocol, which in a frame from a veth is often left to the
+// CompleteChecksum sets the checksum of the transport protocol, which in a frame from a veth is often left to the
 // interface. A UDP checksum of zero over IPv4 says that there is none, and stays. What is no whole packet is left
 // alone.
-func completeChecksum(frame []byte) {
+func CompleteChecksum(frame []byte) {
 	etherType, packet, ok := network(frame)
 	switch {
 	case ok && etherType == unix.ETH_P_IP:

@@ -76,7 +76,7 @@ func TestChecksumsAreCompleted(t *testing.T) {
 		for _, padding := range []int{0, 7} {
 			got := append(slices.Clone(want), make([]byte, padding)...)
 			copy(got[at:at+n], []byte{0x12, 0x34, 0x56, 0x78})
-			completeChecksum(got)
+			CompleteChecksum(got)
 			if !bytes.Equal(got[:len(want)], want) {
 				t.Errorf("%s, padding %d:\n%x\nwant\n%x", name, padding, got, want)
 			}
@@ -95,7 +95,7 @@ func TestChecksumsAreCompleted(t *testing.T) {
 }
 
 func complete(frame []byte) []byte {
-	completeChecksum(frame)
+	CompleteChecksum(frame)
 	return frame
 }
 
@@ -107,7 +107,7 @@ func FuzzCompleteChecksum(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, frame []byte) {
 		got := slices.Clone(frame)
-		completeChecksum(slices.Clip(got))
+		CompleteChecksum(slices.Clip(got))
 		changed := 0
 		for i := range got {
 			if got[i] != frame[i] {

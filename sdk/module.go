@@ -117,6 +117,12 @@ type Live struct {
 	// interface's MTU.
 	Inject func(ifindex uint32, frame []byte) error
 
+	// Arrive has an interface of the node that the module is attached to receive a frame, with its Ethernet header, as if
+	// it came from the network: it goes through the whole chain. Needs capability arrivals in the manifest. It does not
+	// wait. Checksums stay as they are: see CompleteChecksum. It reports false if too many frames wait, of which this one
+	// is none.
+	Arrive func(ifindex uint32, frame []byte) bool
+
 	// Kernel is how this kernel behaves where that is not the same everywhere. Empty without capability kernelFacts.
 	Kernel Kernel
 }

@@ -278,7 +278,7 @@ func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*
 	n.settings.Tunables = nil
 	p.requests.begin(req.Generation)
 	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
-		Release: p.requests.release, Inject: p.inbox.packets.inject, Kernel: req.Kernel})
+		Release: p.requests.release, Inject: p.inbox.packets.inject, Arrive: p.requests.arrive, Kernel: req.Kernel})
 	if err != nil {
 		return nil, fmt.Errorf("open generation %s: %w", req.Generation, err)
 	}

@@ -70,6 +70,20 @@ func (r *requests) sendMaps(m ClientMaps) error {
 	return nil
 }
 
+// maxArrivals is how many frames may wait for the agent to fetch them.
+const maxArrivals = 256
+
+func (r *requests) arrive(ifindex uint32, frame []byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.pending.Arrive) == maxArrivals {
+		return false
+	}
+	r.pending.Arrive = append(r.pending.Arrive, Arrival{ifindex, frame})
+	r.wake()
+	return true
+}
+
 func (r *requests) wake() {
 	select {
 	case r.arrived <- struct{}{}:

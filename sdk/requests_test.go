@@ -207,3 +207,17 @@ func TestServeModels(t *testing.T) {
 		t.Errorf("%+v, %v", health, err)
 	}
 }
+
+// Frames are passed in order, and no more than the agent may have to take at a time.
+func TestArrivals(t *testing.T) {
+	w := newRequests()
+	for i := range 2 * maxArrivals {
+		if got := w.arrive(uint32(i), []byte{byte(i)}); got != (i < maxArrivals) {
+			t.Fatalf("frame %d is taken: %v", i, got)
+		}
+	}
+	got := w.take(t.Context()).Arrive
+	if len(got) != maxArrivals || got[5].Ifindex != 5 || !bytes.Equal(got[5].Frame, []byte{5}) || !w.arrive(1, nil) {
+		t.Errorf("%d frames, the sixth is %v", len(got), got[min(5, len(got)-1)])
+	}
+}

@@ -45,13 +45,20 @@ type Requests struct {
 	Resolve  []netip.Addr `json:"addresses,omitempty"` // destinations of packets that no known virtual service has
 	Release  []string     `json:"idle,omitempty"`      // dynamic virtual services that are not used any more
 	SendMaps []ClientMaps `json:"give,omitempty"`      // messages with maps for clients
+	Arrive   []Arrival    `json:"arrive,omitempty"`    // frames that arrive at interfaces of the node
 	// Generation is the one that releases. The agent ignores that of another one, which may use what it has received.
 	Generation string `json:"generation,omitempty"`
 }
 
 // Empty reports whether there are none.
 func (r *Requests) Empty() bool {
-	return len(r.Resolve)+len(r.Release)+len(r.SendMaps) == 0
+	return len(r.Resolve)+len(r.Release)+len(r.SendMaps)+len(r.Arrive) == 0
+}
+
+// Arrival is a frame, with its Ethernet header, that an interface of the node is to receive.
+type Arrival struct {
+	Ifindex uint32 `json:"ifindex"`
+	Frame   []byte `json:"frame"`
 }
 
 // InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist

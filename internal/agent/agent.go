@@ -173,7 +173,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View,
 		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
-		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf},
+		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf}, Arrive: dataplane.Arrive,
 		OnChange: a.changed(v1.KindModule), OnEvent: a.controlEvent,
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),

@@ -22,6 +22,7 @@ var capabilities = []struct {
 	{"virtualServices", grantVirtualServices},
 	{"models", grantModels},
 	{pkgs.CapabilityInject, grantInject},
+	{pkgs.CapabilityArrivals, grantArrivals},
 	{pkgs.CapabilityClients, grantClients},
 	{pkgs.CapabilityKernelFacts, grantKernelFacts},
 }

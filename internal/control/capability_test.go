@@ -72,6 +72,7 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 		{[]string{"virtualServices"}, []string{"start", "virtualservices", "wanted"}},
 		{[]string{"models"}, []string{"models", "start"}},
 		{[]string{"inject"}, []string{"start"}},
+		{[]string{"arrivals"}, []string{"start", "wanted"}},
 		{[]string{"clients"}, []string{"start", "wanted"}},
 		{[]string{"kernelFacts"}, []string{"start"}},
 	} {

@@ -63,6 +63,7 @@ type Options struct {
 	Services     *resolve.Table
 	Models       *models.Table
 	Packets      Packets
+	Arrive       func([]sdk.Arrival) error  // has interfaces of the node receive frames
 	ModuleSocket func(module string) string // path of the socket for programs, which the group SocketGroup may use
 	SocketGroup  string
 	Kernel       func(context.Context) sdk.Kernel

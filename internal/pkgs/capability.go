@@ -7,6 +7,7 @@ import "slices"
 // Capabilities that the check of a manifest, the sandbox, or older manifests refer to. The manifest's schema has all.
 const (
 	CapabilityInject      = "inject"
+	CapabilityArrivals    = "arrivals"
 	CapabilityClients     = "clients"
 	CapabilityKernelFacts = "kernelFacts"
 )

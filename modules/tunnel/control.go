@@ -36,6 +36,7 @@ type tunnel struct {
 	refused  map[netip.Addr]string
 	paths    map[netip.Addr]pathMTU
 	asked    lookups
+	held     held
 	senders  map[string]time.Time // dynamic virtual services by the time of their last packet; zero: released
 }
 
@@ -166,7 +167,6 @@ func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 		delete(t.virtual, name)
 		delete(t.senders, name)
 	}
-	t.lookedUp(update, time.Now())
 	if update.Complete {
 		for name := range t.virtual {
 			if !t.mention[name] {
@@ -177,6 +177,7 @@ func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {
 		t.mention, t.complete = nil, true
 	}
 	t.problem = t.apply()
+	t.lookedUp(update, time.Now())
 	return t.problem
 }
 

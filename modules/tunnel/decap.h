@@ -190,7 +190,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	name = tun_sender(&f.src);
 	at = name ? name->node : tun_node_of(&f.src, f.half);
 	if (!at)
-		return tun_ask(pkt, &f, &a->from);
+		return tun_ask(pkt, &f, &a->from, a->tos);
 	n = bpf_map_lookup_elem(&nodes, &at);
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))

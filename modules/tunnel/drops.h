@@ -22,6 +22,7 @@ enum tun_drop {
 	TUN_DROP_NESTED,
 	/* an IPsec policy covers the packet, which the tunnel would bypass */
 	TUN_DROP_IPSEC,
+	TUN_DROP_HELD, /* arrives again when its source has been looked up */
 };
 
 #endif

@@ -15,6 +15,7 @@
 #define TUN_RAW	     8
 #define TUN_OWN	     256
 #define TUN_NAMES    16384
+#define TUN_SENDERS  4096
 
 #define TUN_PEER (1 << 0) /* nothing decides on packets to this service: they go straight into it */
 
@@ -169,9 +170,42 @@ struct {
 	__type(value, struct tun_name);
 } names SEC(".maps");
 
-/* Sources that the control plane is to look up: two struct in6_addr, the inner packet's source and
- * the outer one's. */
-KERB_EVENTS(strangers, 4096);
+/* Key of senders: the inner packet's source, 0 for all of them, and the outer one's. */
+struct tun_sender_key {
+	struct in6_addr source, from;
+};
+
+/* Packets of unknown sources that reached the control plane within 2^TUN_WINDOW_BITS ns: at most
+ * TUN_HELD_SOURCE of one, and TUN_HELD_NODE from one node. Two CPUs that begin a window at a time
+ * may lose a few. */
+struct tun_held {
+	__u32 window;
+	__u32 packets;
+};
+
+#define TUN_WINDOW_BITS 30
+#define TUN_HELD_SOURCE 8
+#define TUN_HELD_NODE	64
+#define TUN_HELD_MAX	2048 /* bytes of a frame */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, TUN_SENDERS);
+	__type(key, struct tun_sender_key);
+	__type(value, struct tun_held);
+} senders SEC(".maps");
+
+/* A packet whose source the control plane is to look up; then it is to arrive again. */
+struct tun_stranger {
+	struct tun_sender_key key;
+	__u32 ifindex; /* where it came from */
+	__u32 len;     /* of frame */
+	__u32 tos;     /* of the outer header */
+	__u32 partial; /* the inner transport checksum is only that of the pseudo-header */
+	__u8 frame[];  /* Ethernet header and inner packet */
+};
+
+KERB_EVENTS(strangers, 1 << 18);
 
 /* The keys of the node at a place. */
 static __always_inline struct tun_keys *tun_find_keys(__u32 at, __u32 half)

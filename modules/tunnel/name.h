@@ -4,6 +4,7 @@
 #ifndef TUN_NAME_H
 #define TUN_NAME_H
 
+#include "drops.h"
 #include "header.h"
 
 /* The instance on another node that has sent a packet, or NULL. */
@@ -12,16 +13,91 @@ static __always_inline struct tun_name *tun_sender(const struct in6_addr *src)
 	return mode == TUN_MODE_OAKESTRA ? bpf_map_lookup_elem(&names, src) : 0;
 }
 
-/* Has the control plane look up who has sent a packet, which is lost. The stack has no room for an
- * event of its own: from takes the place of the destination. */
-static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
-				   const struct in6_addr *from)
+/* Whether a node gave so many packets to the control plane lately, from this source or from all,
+ * that it gets no more. */
+static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u32 most)
 {
-	if (mode == TUN_MODE_OAKESTRA) {
-		f->dst = *from;
-		kerb_event(&strangers, &f->src, sizeof(f->src) + sizeof(f->dst));
-	}
-	return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
+	struct tun_held *held = bpf_map_lookup_elem(&senders, key), fresh = {.packets = 1};
+
+	fresh.window = bpf_ktime_get_ns() >> TUN_WINDOW_BITS;
+	if (held && held->window == fresh.window)
+		return __sync_fetch_and_add(&held->packets, 1) >= most;
+	bpf_map_update_elem(&senders, key, &fresh, BPF_ANY);
+	return 0;
+}
+
+/* Room in the ring buffer is of a size that the verifier knows: the smaller of two that holds the
+ * frame. */
+#define TUN_SEND(size)                                                                            \
+	do {                                                                                      \
+		struct tun_stranger *e = kerb_event_reserve(&strangers, sizeof(*e) + (size));     \
+		if (!e)                                                                           \
+			return -1;                                                                \
+		kerb_opaque(len); /* the checks are for the verifier of Linux 6.1: at this place, \
+				     in this form */                                              \
+		if (len < ETH_HLEN) {                                                             \
+			kerb_event_discard(e);                                                    \
+			return -1;                                                                \
+		}                                                                                 \
+		kerb_opaque(len);                                                                 \
+		if (len > (size) || bpf_skb_load_bytes(pkt->ctx, 0, e->frame, len)) {             \
+			kerb_event_discard(e);                                                    \
+			return -1;                                                                \
+		}                                                                                 \
+		e->ifindex = pkt->ifindex;                                                        \
+		e->len = len;                                                                     \
+		e->tos = tos;                                                                     \
+		e->partial = kerb_is_partial(pkt);                                                \
+		e->key = *key;                                                                    \
+		kerb_event_submit(e, 0);                                                          \
+		return 0;                                                                         \
+	} while (0)
+
+/* Without the frame. */
+static __always_inline int tun_send_source(const struct tun_sender_key *key)
+{
+	struct tun_stranger *e = kerb_event_reserve(&strangers, sizeof(*e));
+
+	if (!e)
+		return -1;
+	__builtin_memset(e, 0, sizeof(*e));
+	e->key = *key;
+	kerb_event_submit(e, 0);
+	return -1;
+}
+
+/* 0 if the control plane has got the inner packet, whose outer headers are taken off. */
+static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key *key, __u32 tos)
+{
+	struct in6_addr source = key->source;
+	__u64 len = pkt->len;
+
+	__builtin_memset(&key->source, 0, sizeof(key->source));
+	if (tun_held_enough(key, TUN_HELD_NODE))
+		return -1;
+	key->source = source;
+	if (tun_held_enough(key, TUN_HELD_SOURCE))
+		return -1;
+	if (kerb_ctx_field(pkt->ctx, gso_size))
+		return tun_send_source(key);
+	kerb_opaque(len);
+	if (len <= 256)
+		TUN_SEND(256);
+	if (len <= TUN_HELD_MAX)
+		TUN_SEND(TUN_HELD_MAX);
+	return tun_send_source(key);
+}
+
+/* Has the control plane look up who has sent a packet, and hold it meanwhile. The stack has no room
+ * for a key of its own: from takes the place of the destination. */
+static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
+				   const struct in6_addr *from, __u32 tos)
+{
+	if (mode != TUN_MODE_OAKESTRA)
+		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
+	f->dst = *from;
+	return kerb_drop(pkt, tun_hold(pkt, (void *)&f->src, tos) ? TUN_DROP_UNKNOWN_SOURCE
+								  : TUN_DROP_HELD);
 }
 
 #endif

@@ -3,6 +3,7 @@
 package tunnel
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"fmt"
@@ -75,7 +76,8 @@ type lookups struct {
 
 type lookup struct {
 	from  netip.Addr
-	until time.Time // it is not looked up again before
+	begun time.Time // it is not looked up again for askAgain
+	over  bool      // it has been answered, or was not in time
 }
 
 func newLookups() lookups {
@@ -87,7 +89,7 @@ func (l *lookups) begin(source, from netip.Addr, now time.Time) bool {
 	if now.Sub(l.swept) >= forgetEach {
 		l.swept = now
 		for a, p := range l.pending {
-			if !now.Before(p.until) {
+			if now.Sub(p.begun) >= askAgain {
 				l.end(a)
 			}
 		}
@@ -95,7 +97,7 @@ func (l *lookups) begin(source, from netip.Addr, now time.Time) bool {
 	if _, pending := l.pending[source]; pending || len(l.pending) >= maxAsked || l.of[from] >= maxAskedBy {
 		return false
 	}
-	l.pending[source] = lookup{from, now.Add(askAgain)}
+	l.pending[source] = lookup{from: from, begun: now}
 	l.of[from]++
 	return true
 }
@@ -113,8 +115,41 @@ func (l *lookups) end(source netip.Addr) bool {
 	return true
 }
 
-// stranger is an event: a packet with an unknown source.
-type stranger struct{ Source, From address }
+// waits reports whether the answer is still to come.
+func (l *lookups) waits(source netip.Addr) bool {
+	p, pending := l.pending[source]
+	return pending && !p.over
+}
+
+// fail notes that a source is not to be waited for.
+func (l *lookups) fail(source netip.Addr) {
+	if p, pending := l.pending[source]; pending {
+		p.over = true
+		l.pending[source] = p
+	}
+}
+
+// stranger mirrors struct tun_stranger, an event: a packet with an unknown source, which follows.
+type stranger struct {
+	Source, From               address
+	Ifindex, Len, TOS, Partial uint32
+}
+
+func parseStranger(raw []byte) (p heldPacket, ok bool) {
+	var s stranger
+	n, err := binary.Decode(raw, binary.NativeEndian, &s)
+	if err != nil || int(s.Len) > len(raw)-n {
+		return p, false
+	}
+	p = heldPacket{source: s.Source.addr(), from: s.From.addr(), ifindex: s.Ifindex, tos: byte(s.TOS)}
+	if s.Len >= 14 {
+		p.frame = bytes.Clone(raw[n : n+int(s.Len)])
+	}
+	if s.Partial != 0 { // which the kernel would not know any more
+		sdk.CompleteChecksum(p.frame)
+	}
+	return p, true
+}
 
 // followStrangers looks up the senders of packets until ctx ends.
 func (t *tunnel) followStrangers(ctx context.Context) {
@@ -128,31 +163,94 @@ func (t *tunnel) followStrangers(ctx context.Context) {
 			slog.Error("tunnel: senders are not looked up", "module", t.live.Module, "error", err)
 			return
 		}
-		var s stranger
-		if _, err := binary.Decode(raw, binary.NativeEndian, &s); err == nil {
-			t.ask(s.Source.addr(), s.From.addr(), time.Now())
+		if p, ok := parseStranger(raw); ok {
+			t.ask(p, time.Now())
 		}
 	}
 }
 
-// ask looks up the source of a packet from an outer address. An attacker may have made up both.
-func (t *tunnel) ask(source, from netip.Addr, now time.Time) {
+// ask looks up the source of a packet, and holds the packet meanwhile. An attacker may have made up its source and the
+// outer one.
+func (t *tunnel) ask(p heldPacket, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.asked.begin(source, from, now) {
-		t.live.Resolve(source)
+	switch {
+	case p.frame == nil: // too long
+		if t.asked.begin(p.source, p.from, now) {
+			t.live.Resolve(p.source)
+		}
+	case t.isNamed(p.source): // the answer has come while the packet was on its way here
+		t.pass([]heldPacket{p})
+	case t.asked.begin(p.source, p.from, now):
+		t.live.Resolve(p.source)
+		time.AfterFunc(holdFor, func() { t.overdue(p.source, now) })
+		t.held.add(p)
+	case t.asked.waits(p.source):
+		t.held.add(p)
+	default:
+		t.held.counts.Denied++
 	}
 }
 
-// lookedUp notes which services were looked up here, and so are in use. t.mu is held.
+// overdue ends the wait for a lookup that began then.
+func (t *tunnel) overdue(source netip.Addr, begun time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.asked.waits(source) && t.asked.pending[source].begun.Equal(begun) {
+		t.asked.fail(source)
+		t.held.counts.Overdue += uint64(len(t.held.take(source)))
+	}
+}
+
+// isNamed reports whether the data plane knows a source.
+func (t *tunnel) isNamed(source netip.Addr) bool {
+	var n name
+	return t.live.Maps.Lookup(mapNames, address(source.As16()), &n) == nil
+}
+
+// pass has packets arrive again. The data plane judges them as if it had not seen them. t.mu is held.
+func (t *tunnel) pass(packets []heldPacket) {
+	var to netip.Addr
+	for addr := range t.config.locals(t.links()) {
+		if addr.Is4() {
+			to = addr
+		}
+	}
+	for _, p := range packets {
+		if p.from.Is4() && to.IsValid() && t.live.Arrive(p.ifindex, p.wrap(to, t.config.Port)) {
+			t.held.counts.Passed++
+		} else {
+			t.held.counts.Dropped++
+		}
+	}
+}
+
+// lookedUp notes which services were looked up here, and so are in use, and has the packets of sources arrive again
+// that the data plane knows now. A source may turn out to be an instance of this node, or of none. t.mu is held.
 func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	for _, service := range update.Put {
 		for _, l := range t.virtual[service.Name] {
-			if t.asked.end(l.virtual) {
-				t.senders[service.Name] = now
+			if !t.asked.waits(l.virtual) {
+				continue
+			}
+			t.senders[service.Name] = now
+			if t.isNamed(l.virtual) {
+				t.asked.end(l.virtual)
+				t.pass(t.held.take(l.virtual))
+			} else {
+				t.denied(l.virtual)
 			}
 		}
 	}
+	for _, source := range update.Unknown {
+		t.denied(source)
+	}
+}
+
+// denied drops the packets of a source. It is not looked up again for a while. t.mu is held.
+func (t *tunnel) denied(source netip.Addr) {
+	t.asked.fail(source)
+	t.held.counts.Denied += uint64(len(t.held.take(source)))
 }
 
 // releaseIdle releases services of which no packet has come for a while, looked up here or not, and requests them again

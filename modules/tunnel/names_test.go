@@ -4,7 +4,6 @@ package tunnel
 
 import (
 	"bytes"
-	"context"
 	"net/netip"
 	"slices"
 	"sync"
@@ -89,7 +88,30 @@ func TestServicesOfOthersAreReleased(t *testing.T) {
 	}
 }
 
-// An unknown sender is looked up, once, and accepted as soon as it is known. It is released when it is idle.
+// arrivals are the frames that the control plane has let arrive again.
+func (k *kernel) arrivals() *[][]byte {
+	frames := &[][]byte{}
+	k.tunnel.live.Arrive = func(ifindex uint32, frame []byte) bool {
+		if ifindex != 1 { // that of test runs
+			k.t.Errorf("at interface %d", ifindex)
+		}
+		*frames = append(*frames, frame)
+		return true
+	}
+	return frames
+}
+
+// waitHeld waits until so many packets are held.
+func (k *kernel) waitHeld(n int) {
+	k.t.Helper()
+	wait.Until(k.t, "packets are held", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return len(k.held.packets) == n
+	}, func() any { k.mu.Lock(); defer k.mu.Unlock(); return len(k.held.packets) })
+}
+
+// An unknown sender is looked up, once, and its packets are held until it is known. It is released when it is idle.
 func TestUnknownSenders(t *testing.T) {
 	k := loadNamed(t)
 	var mu sync.Mutex
@@ -105,18 +127,16 @@ func TestUnknownSenders(t *testing.T) {
 			released = append(released, name)
 		}
 	}
-	ctx, cancel := context.WithCancel(t.Context())
-	var following sync.WaitGroup
-	following.Go(func() { k.followStrangers(ctx) })
-	defer following.Wait()
-	defer cancel()
+	k.following()
+	again := k.arrivals()
 	w := fromTo(wires["oakestra"], "192.0.2.3")
 	packet := w.arrival(k, ip("10.30.0.9", "10.1.0.5", 17, udpBody(9)))
 	for range 3 {
-		if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {
+		if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "held" {
 			t.Fatalf("action %d %s", ret, why)
 		}
 	}
+	k.waitHeld(3)
 	wait.Until(t, "the lookup", func() bool {
 		mu.Lock()
 		defer mu.Unlock()
@@ -129,8 +149,14 @@ func TestUnknownSenders(t *testing.T) {
 	k.mu.Unlock()
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
 		named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")}})
-	if ret, why := k.reason(k.unwrap(), packet); ret != tcRedirect {
-		t.Errorf("known: action %d %s", ret, why)
+	ret, direct := k.run(k.unwrap(), packet, 0)
+	if ret != tcRedirect || len(*again) != 3 || len(k.held.packets) != 0 || k.held.counts != (heldCounts{Passed: 3}) {
+		t.Errorf("known: action %d, %d arrive again, %+v", ret, len(*again), k.held)
+	}
+	for _, frame := range *again {
+		if ret, got := k.run(k.unwrap(), frame, 0); ret != tcRedirect || !bytes.Equal(got, direct) {
+			t.Errorf("arrived again: action %d\n got %x\nwant %x", ret, got, direct)
+		}
 	}
 	now := time.Now()
 	k.releaseIdle(now.Add(idleFor)) // its packet came after the last look
@@ -152,7 +178,7 @@ func TestUnknownSenders(t *testing.T) {
 		t.Errorf("in use again: asked %v, released %v", asked, released)
 	}
 	k.tell(sdk.VirtualServiceUpdate{Remove: []string{"oakestra.new"}})
-	if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "unknown_source" {
+	if ret, why := k.reason(k.unwrap(), packet); ret != tcShot || why != "held" {
 		t.Errorf("gone: action %d %s", ret, why)
 	}
 }

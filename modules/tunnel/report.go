@@ -34,6 +34,8 @@ type Report struct {
 	Keys      []int  `json:"keys,omitempty"` // ids; the first is sent with
 	Addresses int    `json:"addresses"`      // of services of this node
 	Nodes     []Node `json:"nodes"`
+	// Held counts packets whose source was to be looked up by result, in mode oakestra.
+	Held *heldCounts `json:"held,omitempty"`
 }
 
 func (t *tunnel) report() (*Report, error) {
@@ -43,6 +45,10 @@ func (t *tunnel) report() (*Report, error) {
 	out := &Report{Mode: c.Mode, Port: c.Port, Network: c.Network, Nodes: []Node{}}
 	for _, k := range c.Keys {
 		out.Keys = append(out.Keys, k.ID)
+	}
+	if c.Mode == modeOakestra {
+		counts := t.held.counts
+		out.Held = &counts
 	}
 	hosts := map[address]end{}
 	for _, i := range t.live.Instances() {
@@ -122,6 +128,13 @@ func (t *tunnel) Collect() ([]sdk.Sample, error) {
 	out := []sdk.Sample{
 		{Name: "nodes", Help: "Known nodes.", Value: float64(len(report.Nodes))},
 		{Name: "local_addresses", Help: "Addresses of services of this node.", Value: float64(report.Addresses)},
+	}
+	if h := report.Held; h != nil {
+		for result, n := range map[string]uint64{"passed": h.Passed, "denied": h.Denied, "overdue": h.Overdue,
+			"dropped": h.Dropped} {
+			out = append(out, sdk.Sample{Name: "held_packets_total", Help: "Packets that waited until their source was looked " +
+				"up, by result.", Counter: true, Value: float64(n), Labels: map[string]string{"result": result}})
+		}
 	}
 	refused := 0
 	for _, n := range report.Nodes {

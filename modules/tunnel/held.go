@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"encoding/binary"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Limits of packets that wait for the lookup of their sources.
+const (
+	maxHeldSource = 8  // packets of one source
+	maxHeldNode   = 64 // packets from one outer address
+	maxHeld       = 512
+)
+
+// holdFor is how long packets wait: as long as the agent takes for an answer. Tests have it longer.
+var holdFor = 5 * time.Second
+
+// heldPacket is an inner packet of an unknown source.
+type heldPacket struct {
+	source, from netip.Addr // from: of the outer packet
+	ifindex      uint32     // where it arrived
+	tos          byte       // of the outer header
+	frame        []byte     // Ethernet header and inner packet
+}
+
+// heldCounts counts packets of unknown sources by result.
+type heldCounts struct {
+	Passed  uint64 `json:"passed"`  // arrived again, and were judged as any other packet
+	Denied  uint64 `json:"denied"`  // dropped: the source is no instance of another node
+	Overdue uint64 `json:"overdue"` // dropped: no answer came in time
+	Dropped uint64 `json:"dropped"` // dropped: too many wait
+}
+
+// held are packets whose sources are being looked up, oldest first. When it is full, the oldest one from the outer
+// address with the most packets is dropped, so that no node pushes out the packets of others.
+type held struct {
+	packets []heldPacket
+	counts  heldCounts
+}
+
+// add holds a packet, unless its source or node has too many.
+func (h *held) add(p heldPacket) {
+	ofSource, ofNode := 0, map[netip.Addr]int{}
+	for _, o := range h.packets {
+		if ofNode[o.from]++; o.source == p.source {
+			ofSource++
+		}
+	}
+	if ofSource == maxHeldSource || ofNode[p.from] == maxHeldNode {
+		h.counts.Dropped++
+		return
+	}
+	if len(h.packets) == maxHeld {
+		most := h.packets[0].from
+		for _, o := range h.packets {
+			if ofNode[o.from] > ofNode[most] {
+				most = o.from
+			}
+		}
+		at := slices.IndexFunc(h.packets, func(o heldPacket) bool { return o.from == most })
+		h.packets = slices.Delete(h.packets, at, at+1)
+		h.counts.Dropped++
+	}
+	h.packets = append(h.packets, p)
+}
+
+// take returns the packets of a source, oldest first, and holds them no longer.
+func (h *held) take(source netip.Addr) (out []heldPacket) {
+	h.packets = slices.DeleteFunc(h.packets, func(p heldPacket) bool {
+		if p.source != source {
+			return false
+		}
+		out = append(out, p)
+		return true
+	})
+	return out
+}
+
+// wrap puts the outer headers on again that the data plane has taken off, for a tunnel that receives at this address
+// and port. The data plane judges by the outer source, and reads the outer TOS; of the rest it needs that it is for us.
+func (p *heldPacket) wrap(to netip.Addr, port uint16) []byte {
+	const ethernet, ip, udp = 14, 20, 8
+	inner := p.frame[ethernet:]
+	out := make([]byte, ethernet+ip+udp, ethernet+ip+udp+len(inner))
+	copy(out, p.frame[:12])
+	binary.BigEndian.PutUint16(out[12:], 0x0800)
+	header := out[ethernet:]
+	header[0], header[1], header[8], header[9] = 0x45, p.tos, 64, 17
+	binary.BigEndian.PutUint16(header[2:], uint16(ip+udp+len(inner)))
+	src, dst := p.from.As4(), to.As4()
+	copy(header[12:], src[:])
+	copy(header[16:], dst[:])
+	sum := uint32(0)
+	for at := 0; at < ip; at += 2 {
+		sum += uint32(binary.BigEndian.Uint16(header[at:]))
+	}
+	sum = sum>>16 + sum&0xffff
+	binary.BigEndian.PutUint16(header[10:], ^uint16(sum>>16+sum))
+	binary.BigEndian.PutUint16(header[ip:], port) // as good as any
+	binary.BigEndian.PutUint16(header[ip+2:], port)
+	binary.BigEndian.PutUint16(header[ip+4:], uint16(udp+len(inner)))
+	return append(out, inner...)
+}

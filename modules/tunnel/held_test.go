@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package tunnel
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+// following has strangers followed until the test ends.
+func (k *kernel) following() {
+	before := holdFor
+	holdFor = time.Hour // whatever the machine does meanwhile
+	ctx, cancel := context.WithCancel(context.Background())
+	var group sync.WaitGroup
+	group.Go(func() { k.followStrangers(ctx) })
+	k.t.Cleanup(func() { cancel(); group.Wait(); holdFor = before })
+}
+
+// A held packet is dropped when the answer is no, or has no node for the source, or does not come. Later ones of the
+// source are dropped, too, and it is not looked up again for a while.
+func TestHeldPacketsAreDropped(t *testing.T) {
+	for name, c := range map[string]struct {
+		answer func(k *kernel)
+		want   heldCounts
+	}{
+		"unknown": {func(k *kernel) {
+			k.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{netip.MustParseAddr("10.30.0.9")}})
+		}, heldCounts{Denied: 3}},
+		"an instance of this node": {func(k *kernel) {
+			k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+				named("oakestra.ours", "", "10.1.0.6", "fd01::6", "10.30.0.9", "fdff::9")}})
+		}, heldCounts{Denied: 3}},
+		"no answer": {func(k *kernel) {
+			source := netip.MustParseAddr("10.30.0.9")
+			k.overdue(source, k.asked.pending[source].begun.Add(-time.Second)) // of a lookup before
+			k.overdue(source, k.asked.pending[source].begun)
+		}, heldCounts{Overdue: 2, Denied: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k := loadNamed(t)
+			asked := 0
+			k.tunnel.live.Resolve = func(netip.Addr) { asked++ }
+			again := k.arrivals()
+			k.following()
+			packet := fromTo(wires["oakestra"], "192.0.2.3").arrival(k, ip("10.30.0.9", "10.1.0.5", 17, udpBody(9)))
+			for range 2 {
+				k.run(k.unwrap(), packet, 0)
+			}
+			k.waitHeld(2)
+			c.answer(k)
+			p := heldPacket{source: netip.MustParseAddr("10.30.0.9"), from: netip.MustParseAddr("192.0.2.3"),
+				frame: []byte{}}
+			if k.ask(p, time.Now()); k.held.counts != c.want || len(k.held.packets) != 0 || asked != 1 ||
+				len(*again) != 0 {
+				t.Errorf("%+v, asked %d times, %d arrive", k.held, asked, len(*again))
+			}
+		})
+	}
+}
+
+// What is too long to be held is dropped, but its source is looked up.
+func TestLongPacketsAreNotHeld(t *testing.T) {
+	k := loadNamed(t)
+	asked := make(chan netip.Addr, 1)
+	k.tunnel.live.Resolve = func(a netip.Addr) { asked <- a }
+	k.following()
+	long := fromTo(wires["oakestra"], "192.0.2.3").arrival(k, ip("10.30.0.9", "10.1.0.5", 17, udpBody(2100)))
+	if ret, why := k.reason(k.unwrap(), long); ret != tcShot || why != "unknown_source" {
+		t.Errorf("action %d %s", ret, why)
+	}
+	if a := <-asked; a.String() != "10.30.0.9" {
+		t.Errorf("asked for %s", a)
+	}
+}
+
+// A node that floods this one with made-up sources gets few of them to the control plane, and keeps the first packet of
+// another node from nothing.
+func TestFloodOfUnknownSources(t *testing.T) {
+	k := loadNamed(t)
+	k.tunnel.live.Resolve = func(netip.Addr) {}
+	again := k.arrivals()
+	k.following()
+	began, held := window(t), 0
+	for i := range 2000 {
+		source := netip.AddrFrom4([4]byte{10, 30, byte(1 + i>>8), byte(i)}).String()
+		_, why := k.reason(k.unwrap(), fromTo(wires["oakestra"], "192.0.2.66").arrival(k,
+			ip(source, "10.1.0.5", 17, udpBody(9))))
+		if why == "held" {
+			held++
+		} else if why != "unknown_source" {
+			t.Fatalf("packet %d: %s", i, why)
+		}
+	}
+	if most := 64 * int(window(t)-began+1); held == 0 || held > most {
+		t.Errorf("%d packets of a flood are held, at most %d may be", held, most)
+	}
+	honest := fromTo(wires["oakestra"], "192.0.2.3").arrival(k, ip("10.30.0.9", "10.1.0.5", 17, udpBody(9)))
+	k.run(k.unwrap(), honest, 0)
+	k.waitHeld(min(held, maxHeldNode) + 1)
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")}})
+	if len(*again) != 1 {
+		t.Errorf("%d packets arrive again", len(*again))
+	}
+}
+
+// window is that of the data plane's limit (TUN_WINDOW_BITS).
+func window(t *testing.T) int64 {
+	t.Helper()
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &now); err != nil {
+		t.Fatal(err)
+	}
+	return now.Nano() >> 30
+}
+
+// Each source and each node holds so many packets at most, and a full store drops those of the node with the most.
+func TestHeldIsBounded(t *testing.T) {
+	var h held
+	packet := func(node, source int) heldPacket {
+		return heldPacket{source: netip.AddrFrom4([4]byte{10, 30, byte(node), byte(source)}),
+			from: netip.AddrFrom4([4]byte{192, 0, 2, byte(node)})}
+	}
+	for range 2 * maxHeldSource {
+		h.add(packet(0, 0))
+	}
+	if len(h.packets) != maxHeldSource || h.counts.Dropped != maxHeldSource {
+		t.Errorf("of one source %d are held, %d dropped", len(h.packets), h.counts.Dropped)
+	}
+	for node := range maxHeld / maxHeldNode * 2 {
+		for source := range 2 * maxHeldNode {
+			h.add(packet(node, source))
+		}
+	}
+	of := map[string]int{}
+	for _, p := range h.packets {
+		of[fmt.Sprint(p.from)]++
+	}
+	for from, n := range of {
+		if n > maxHeldNode {
+			t.Errorf("%d are held from %s", n, from)
+		}
+	}
+	if len(h.packets) != maxHeld {
+		t.Errorf("%d are held", len(h.packets))
+	}
+	h.add(packet(200, 1))
+	if got := h.take(packet(200, 1).source); len(got) != 1 || len(h.packets) != maxHeld-1 {
+		t.Errorf("of a node with one packet %d are held", len(got))
+	}
+}
