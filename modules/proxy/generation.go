@@ -53,10 +53,12 @@ type service struct {
 	targets  []*target
 	virtuals []*virtual
 	ports    []v1alpha1.VirtualPort
-	used     time.Time           // when it had sessions, or came
-	released bool                // and has had none since
-	trouble  error               // why not all of it is in the maps
-	spec     *sdk.VirtualService // to be tried again; with trouble only
+	used     time.Time // when it had sessions, or came
+	released bool      // and has had none since
+	// the agent has forgotten it, and is asked for it again
+	forgotten bool
+	trouble   error               // why not all of it is in the maps
+	spec      *sdk.VirtualService // to be tried again; with trouble only
 }
 
 // target is an instance.
@@ -133,11 +135,19 @@ func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*held
 		}
 	}
 	for _, name := range u.Remove {
+		if w.askAgain(w.services[name], now) {
+			continue
+		}
 		if err := w.removeService(name, now); err != nil {
 			return free, err
 		}
 	}
 	for _, a := range u.Unknown {
+		if v := w.addresses[a.Unmap()]; v != nil && v.service != nil && v.service.forgotten {
+			if err := w.removeService(v.service.name, now); err != nil {
+				return free, err
+			}
+		}
 		packets, err := w.deny(a.Unmap(), now)
 		if err != nil {
 			return free, err
@@ -180,7 +190,7 @@ func (w *generation) put(vs *sdk.VirtualService, now time.Time) (*service, error
 	if w.seen != nil {
 		w.seen[vs.Name] = true
 	}
-	s.dynamic, s.ports, s.trouble, s.spec = vs.Dynamic, vs.Spec.Ports, nil, nil
+	s.dynamic, s.ports, s.trouble, s.spec, s.forgotten = vs.Dynamic, vs.Spec.Ports, nil, nil, false
 	before, virtualsBefore := s.targets, s.virtuals
 	if err := w.putTargets(s, vs.Spec.Instances, now); err != nil {
 		return s, err

@@ -37,7 +37,13 @@ func (w *generation) wantedNames() map[nameKey]name {
 		}
 		for _, v := range s.virtuals {
 			t := targets[v.only]
-			if v.only == "" || t == nil || !t.has(v.addr.Is4()) {
+			if v.only == "" || t == nil {
+				continue
+			}
+			if byIndex := keyOf(t.index, v.addr.Is4()); !t.has(v.addr.Is4()) {
+				if _, taken := out[byIndex]; !taken { // sessions of before have it
+					out[byIndex] = name{addressOf(v.addr), flags}
+				}
 				continue
 			}
 			own, virtual, ifindex := t.place().Addr6, addressOf(v.addr), interfaces[t.place().Local]
@@ -67,8 +73,10 @@ func (w *generation) syncNames() {
 	}
 	want, failed := w.wantedNames(), error(nil)
 	used := map[address]bool{} // virtual addresses, by whichever instance
-	for _, n := range want {
-		used[n.Other] = true
+	for k, n := range want {
+		if k.Ifindex&nameByInstance == 0 {
+			used[n.Other] = true
+		}
 	}
 	for k, n := range w.names {
 		if _, wanted := want[k]; wanted {

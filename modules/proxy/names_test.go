@@ -500,6 +500,31 @@ func TestNameGoesWithIndex(t *testing.T) {
 	}
 }
 
+// An instance without an address in one family has the name in it that it would have with one.
+func TestNameByIndexWithoutAddress(t *testing.T) {
+	p := newPlant(t, instanceConfig)
+	vs := standsAlone("a", 1, "fdff:2000::2")
+	p.all(vs)
+	named := func(want string) {
+		t.Helper()
+		var n name
+		key := keyOf(p.w.services["a"].targets[0].index, false)
+		if err := p.live.Maps.Lookup(mapNames, key, &n); err != nil || n.Other.addr().String() != want {
+			t.Errorf("by index: %s %v, want %s", n.Other.addr(), err, want)
+		}
+	}
+	named("fdff:2000::2")
+	vs.Spec.Instances[0].Addresses = vs.Spec.Instances[0].Addresses[:1]
+	p.all(vs)
+	named("fdff:2000::2")
+	vs.Spec.Addresses[1].Address = "fdff:2000::3"
+	p.all(vs)
+	named("fdff:2000::3")
+	if got, byIndex := p.names(); len(got) != 0 || byIndex != 1 {
+		t.Errorf("names %v, %d by index", got, byIndex)
+	}
+}
+
 // What had no room gets its name with its place.
 func TestNameOfTriedAgain(t *testing.T) {
 	const config = `{"source": "instance", "tables": {"instances": 1}}`

@@ -462,5 +462,19 @@ func (w *generation) idle(now time.Time) {
 
 // inUse reports whether an instance has sessions, or sends by its virtual address from this node.
 func (w *generation) inUse(t *target) bool {
-	return w.sweeper.refs[t.index] != 0 || w.config.Source == sourceInstance && t.place().Local != 0
+	return w.sweeper.refs[t.index] != 0 || w.hasSessions(t) || w.config.Source == sourceInstance && t.place().Local != 0
+}
+
+// hasSessions reports whether an instance has sessions now: some may have begun since a sweep has read the tables.
+func (w *generation) hasSessions(t *target) bool { return w.maps.stats[t.index].sessions() > 0 }
+
+// askAgain asks for a virtual service that the agent has forgotten because it was released here, if sessions have begun
+// since. It stays until the answer comes.
+func (w *generation) askAgain(s *service, now time.Time) bool {
+	if s == nil || !s.released || len(s.virtuals) == 0 || !slices.ContainsFunc(s.targets, w.hasSessions) {
+		return false
+	}
+	s.used, s.released, s.forgotten = now, false, true
+	w.live.Resolve(s.virtuals[0].addr)
+	return true
 }

@@ -261,6 +261,58 @@ func TestIdle(t *testing.T) {
 	p.same("in use again", fmt.Sprint(p.wanted), "["+vs.Spec.Addresses[0].Address+"]")
 }
 
+// A session that begins while the sweep reads the tables keeps its service.
+func TestNotIdleSinceTheSweep(t *testing.T) {
+	p := newPlant(t, "")
+	vs, other := webService(1, v1alpha1.PolicyRoundRobin), standsAlone("other", 9, "")
+	vs.Dynamic = true
+	p.all(other, vs)
+	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	k, s := pairOf("10.18.0.9", "10.30.7.9", "10.18.0.9", protoTCP, 0, p.w.services["other"].targets[0].index, false)
+	s[0].Seen = monotonic()
+	p.session(k[0], s[0])
+	begun := false
+	p.w.pause = func(time.Duration) {
+		if !begun {
+			begun = true
+			p.w.maps.stats[p.w.services["web"].targets[0].index].addSessions(1)
+		}
+	}
+	p.now = p.now.Add(idleFor + time.Second)
+	p.sweep()
+	p.same("in use", p.idle, []string(nil))
+	p.same("a session has begun", begun, true)
+}
+
+// The agent may forget a released service after sessions have begun: it is asked for again, and serves them meanwhile.
+func TestForgottenInUse(t *testing.T) {
+	for _, known := range []bool{true, false} {
+		p := newPlant(t, "")
+		vs := webService(1, v1alpha1.PolicyRoundRobin)
+		vs.Dynamic = true
+		p.put(vs)
+		p.now = p.now.Add(idleFor + time.Second)
+		p.sweep()
+		p.same("released", p.idle, []string{"web"})
+		address := netip.MustParseAddr(vs.Spec.Addresses[0].Address)
+		index := p.w.services["web"].targets[0].index
+		p.w.maps.stats[index].addSessions(1)
+		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+		p.same("asked again", fmt.Sprint(p.wanted), "["+address.String()+"]")
+		p.same("serves", p.served(address.String()), []string{"web-0"})
+		if known {
+			p.put(vs)
+			p.same("found again", p.served(address.String()), []string{"web-0"})
+		} else {
+			p.tell(sdk.VirtualServiceUpdate{Unknown: []netip.Addr{address}})
+			p.same("does not exist", len(p.w.services), 0)
+			continue
+		}
+		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}}) // by the cluster
+		p.same("removed", len(p.w.services), 0)
+	}
+}
+
 // BenchmarkSweep reads a full table of 65,536 sessions, of which few end.
 func BenchmarkSweep(b *testing.B) {
 	p := newPlant(b, "")
