@@ -113,6 +113,46 @@ func TestFloodOfUnknownSources(t *testing.T) {
 	}
 }
 
+// A node that claims sources of other nodes has few of them looked up: what is found fills tables that all share.
+// Another node's sender is looked up all the same, also one that the first node has claimed.
+func TestForeignSourcesAreBounded(t *testing.T) {
+	k := loadNamed(t)
+	asked := map[netip.Addr]bool{}
+	k.tunnel.live.Resolve = func(a netip.Addr) { asked[a] = true }
+	again := k.arrivals()
+	now := time.Now()
+	claim := func(i int, from string) netip.Addr {
+		source := netip.AddrFrom4([4]byte{10, 30, byte(1 + i>>8), byte(i)})
+		clear(asked)
+		k.ask(heldPacket{source: source, from: netip.MustParseAddr(from), ifindex: 1, frame: make([]byte, 60)}, now)
+		if asked[source] {
+			k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{named(fmt.Sprint("oakestra.", i), "192.0.2.3",
+				fmt.Sprintf("10.3.%d.%d", i>>8, i&255), fmt.Sprintf("fd03::%x", i+1), source.String(),
+				fmt.Sprintf("fdff::3:%x", i))}})
+		}
+		return source
+	}
+	for i := range 4 * maxAskedBy {
+		if source := claim(i, "192.0.2.66"); asked[source] != (i < maxAskedBy) {
+			t.Fatalf("source %d of another node is looked up: %v", i, asked[source])
+		}
+	}
+	*again = nil
+	for i := range 4 * maxAskedBy {
+		source := claim(i, "192.0.2.3")
+		if asked[source] != (i >= maxAskedBy) || len(*again) != i+1 {
+			t.Fatalf("source %d of its node is looked up: %v, %d packets arrive", i, asked[source], len(*again))
+		}
+	}
+	now = time.Now().Add(foreignFor + time.Second)
+	if source := claim(4*maxAskedBy, "192.0.2.66"); !asked[source] {
+		t.Error("the node is not forgiven")
+	}
+	if len(k.asked.foreign) != 1 || len(k.asked.of) != 1 {
+		t.Errorf("%d foreign lookups, %v", len(k.asked.foreign), k.asked.of)
+	}
+}
+
 // window is that of the data plane's limit (TUN_WINDOW_BITS).
 func window(t *testing.T) int64 {
 	t.Helper()

@@ -65,13 +65,23 @@ const (
 	forgetEach = time.Second      // how often look-ups that have expired are searched for
 	maxAsked   = 4096
 	maxAskedBy = 64 // for packets from one outer address: inner sources can be made up at will
+	// how long a lookup counts whose source turns out to be of another node: about as long as the proxy keeps what was
+	// found for nothing
+	foreignFor = 10 * time.Minute
 )
 
 // lookups are the sources that are being looked up.
 type lookups struct {
 	pending map[netip.Addr]lookup // by source
-	of      map[netip.Addr]int    // number of them by the outer address that the packet came from
+	of      map[netip.Addr]int    // number of them and of foreign by the outer address that the packet came from
+	foreign []foreign             // oldest first
 	swept   time.Time
+}
+
+// foreign is a lookup for a packet that its source has not sent: it filled tables that all share for nothing.
+type foreign struct {
+	from  netip.Addr
+	until time.Time
 }
 
 type lookup struct {
@@ -93,6 +103,9 @@ func (l *lookups) begin(source, from netip.Addr, now time.Time) bool {
 				l.end(a)
 			}
 		}
+		for len(l.foreign) > 0 && !now.Before(l.foreign[0].until) {
+			l.forgive()
+		}
 	}
 	if _, pending := l.pending[source]; pending || len(l.pending) >= maxAsked || l.of[from] >= maxAskedBy {
 		return false
@@ -109,10 +122,37 @@ func (l *lookups) end(source netip.Addr) bool {
 		return false
 	}
 	delete(l.pending, source)
-	if l.of[p.from]--; l.of[p.from] == 0 {
-		delete(l.of, p.from)
-	}
+	l.less(p.from)
 	return true
+}
+
+func (l *lookups) less(from netip.Addr) {
+	if l.of[from]--; l.of[from] == 0 {
+		delete(l.of, from)
+	}
+}
+
+// found ends the lookup of a source that is on a node. If the packet came from another one, it still counts for that.
+func (l *lookups) found(source, node netip.Addr, now time.Time) {
+	p, pending := l.pending[source]
+	if !pending {
+		return
+	}
+	l.end(source)
+	if p.from == node {
+		return
+	}
+	if len(l.foreign) == maxAsked {
+		l.forgive()
+	}
+	l.foreign = append(l.foreign, foreign{p.from, now.Add(foreignFor)})
+	l.of[p.from]++
+}
+
+// forgive forgets the oldest foreign lookup.
+func (l *lookups) forgive() {
+	l.less(l.foreign[0].from)
+	l.foreign = l.foreign[1:]
 }
 
 // waits reports whether the answer is still to come.
@@ -235,7 +275,7 @@ func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 			}
 			t.senders[service.Name] = now
 			if t.isNamed(l.virtual) {
-				t.asked.end(l.virtual)
+				t.asked.found(l.virtual, l.node, now)
 				t.pass(t.held.take(l.virtual))
 			} else {
 				t.denied(l.virtual)
