@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sort"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -61,7 +62,7 @@ func translate(from string, all map[string]container, names map[v1.ServiceSpec]s
 		services = append(services, v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
 			Metadata: v1.ObjectMeta{Name: name, Labels: labels}, Spec: spec})
 	}
-	slices.SortFunc(services, func(a, b v1.Service) int { return strings.Compare(a.Metadata.Name, b.Metadata.Name) })
+	sort.Slice(services, func(i, j int) bool { return services[i].Metadata.Name < services[j].Metadata.Name })
 	return services, problems
 }
 

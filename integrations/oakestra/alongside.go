@@ -3,7 +3,6 @@
 package oakestra
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -172,7 +172,7 @@ func portsOf(bridge string) (map[string]v1.Service, error) {
 		return want, nil
 	}
 	// NetManager leaves the former veth of an instance that is deployed again: the name is the newer one's.
-	slices.SortFunc(links, func(a, b netlink.Link) int { return cmp.Compare(b.Attrs().Index, a.Attrs().Index) })
+	sort.Slice(links, func(i, j int) bool { return links[i].Attrs().Index > links[j].Attrs().Index })
 	names := instancesByNamespace()
 	for _, x := range links {
 		s := portService(x.Attrs().Name, names[x.Attrs().NetNsID])

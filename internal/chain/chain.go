@@ -9,6 +9,9 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"maps"
+	"slices"
+	"sort"
 	"strings"
 )
 
@@ -93,10 +96,15 @@ func (p Point) String() string {
 	return fmt.Sprintf("%d_%s", p.Ifindex, p.Side)
 }
 
-// Compare orders points.
-func (p Point) Compare(o Point) int {
-	return cmp.Or(cmp.Compare(p.Ifindex, o.Ifindex), cmp.Compare(p.Side, o.Side), cmp.Compare(p.Cgroup, o.Cgroup),
-		cmp.Compare(p.Entry, o.Entry), cmp.Compare(p.Module, o.Module))
+// Sorted returns the points of a map: in the order of interfaces, then sides.
+func Sorted[V any](m map[Point]V) []Point {
+	points := slices.Collect(maps.Keys(m))
+	sort.Slice(points, func(i, j int) bool {
+		p, o := points[i], points[j]
+		return cmp.Or(cmp.Compare(p.Ifindex, o.Ifindex), cmp.Compare(p.Side, o.Side), cmp.Compare(p.Cgroup, o.Cgroup),
+			cmp.Compare(p.Entry, o.Entry), cmp.Compare(p.Module, o.Module)) < 0
+	})
+	return points
 }
 
 // Member is the place of a module's generation in a chain.

@@ -15,6 +15,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 	"sync"
@@ -367,7 +368,7 @@ func removeOldLogs() {
 		at[path] = info.ModTime()
 		return false
 	})
-	slices.SortFunc(all, func(a, b string) int { return at[b].Compare(at[a]) })
+	sort.Slice(all, func(i, j int) bool { return at[all[i]].After(at[all[j]]) })
 	for _, path := range all[min(keptLogs-1, len(all)):] {
 		_ = os.Remove(path)
 	}

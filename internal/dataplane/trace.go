@@ -5,12 +5,10 @@ package dataplane
 import (
 	"encoding/binary"
 	"fmt"
-	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -120,7 +118,7 @@ func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modu
 		return nil, err
 	}
 	loaded := map[string]*linkedChain{}
-	order := slices.SortedFunc(maps.Keys(points), func(a, b chain.Point) int { return a.Ifindex - b.Ifindex })
+	order := chain.Sorted(points)
 	for _, p := range order {
 		spec := points[p]
 		if loaded[spec.ID()] != nil {

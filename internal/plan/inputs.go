@@ -62,7 +62,7 @@ type Placement struct {
 type Placements map[chain.Point]Placement
 
 // Sorted returns the attach points in order.
-func (p Placements) Sorted() []chain.Point { return sortedPoints(p) }
+func (p Placements) Sorted() []chain.Point { return chain.Sorted(p) }
 
 // Desired is what should run: chains on attach points, and a generation of each module, also of those that are on none.
 func (in Inputs) Desired(placed Placements, keep bool) Desired {

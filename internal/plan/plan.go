@@ -134,7 +134,7 @@ func values(want Desired, have chain.State) []Step {
 
 // predecessor is the generation whose state a new one inherits: the one that sees packets, else any that is there.
 func predecessor(name string, have chain.State, running map[chain.Point]chain.Pinned) string {
-	for _, p := range sortedPoints(running) {
+	for _, p := range chain.Sorted(running) {
 		for _, m := range running[p].Spec.Members {
 			if m.Name == name && slices.Contains(have.Generations[name], m.ID) {
 				return m.ID
@@ -153,7 +153,7 @@ func chains(want Desired, have chain.State) []Step {
 		known[c.ID] = true
 	}
 	var steps []Step
-	for _, p := range sortedPoints(want.Points) {
+	for _, p := range chain.Sorted(want.Points) {
 		spec := want.Points[p]
 		if id := spec.ID(); !known[id] {
 			known[id] = true
@@ -166,7 +166,7 @@ func chains(want Desired, have chain.State) []Step {
 func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
 	gone := gonePoints(have)
-	for _, p := range sortedPoints(want.Points) {
+	for _, p := range chain.Sorted(want.Points) {
 		spec := want.Points[p]
 		old, attached := running[p]
 		switch {
@@ -176,7 +176,7 @@ func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned
 			steps = append(steps, Step{Action: Replace, Point: p, Chain: spec, Old: old})
 		}
 	}
-	for _, p := range sortedPoints(running) {
+	for _, p := range chain.Sorted(running) {
 		if _, wanted := want.Points[p]; !wanted && (!want.Keep || gone[p]) {
 			steps = append(steps, Step{Action: Detach, Point: p, Old: running[p]})
 		}
@@ -234,8 +234,4 @@ func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pin
 		}
 	}
 	return steps
-}
-
-func sortedPoints[V any](m map[chain.Point]V) []chain.Point {
-	return slices.SortedFunc(maps.Keys(m), chain.Point.Compare)
 }

@@ -114,8 +114,7 @@ func (nd *Node) verdictConditions(name string) []v1.Condition {
 func (nd *Node) repliesCondition(name string) v1.Condition {
 	c := v1.Condition{Type: "Replies", Status: "True", Reason: "RepliesDelivered"}
 	var lost, noRoom []error
-	for _, p := range slices.SortedFunc(maps.Keys(nd.Points),
-		func(p, q chain.Point) int { return p.Ifindex - q.Ifindex }) {
+	for _, p := range chain.Sorted(nd.Points) {
 		place := nd.Points[p]
 		if p.Side != chain.OnXDP ||
 			!slices.ContainsFunc(place.Chain.Members, func(m chain.Member) bool { return m.Name == name }) {

@@ -73,7 +73,7 @@ func (nd *Node) orderConditions() []v1.Condition {
 		return nil
 	}
 	var named []string
-	for _, p := range slices.SortedFunc(maps.Keys(nd.Reordered), chain.Point.Compare) {
+	for _, p := range chain.Sorted(nd.Reordered) {
 		named = append(named, nd.Reordered[p])
 	}
 	list := strings.Join(named[:min(len(named), maxReordered)], "; ")

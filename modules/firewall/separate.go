@@ -2,7 +2,10 @@
 
 package firewall
 
-import "slices"
+import (
+	"slices"
+	"sort"
+)
 
 // Longest searches in nodes. One tree for all rules is best where it is shallow. Where it is not, rules are separated
 // by how wide their sources and destinations are: rules of a kind separate well, mixed they are copied to many parts.
@@ -137,7 +140,7 @@ func (s *search) join(inBits *node) *node {
 	for i := range order {
 		order[i] = i
 	}
-	slices.SortFunc(order, func(a, b int) int { return int(s.first[a] - s.first[b]) })
+	sort.Slice(order, func(i, j int) bool { return s.first[order[i]] < s.first[order[j]] })
 	n, first := inBits, int32(0)
 	if n != nil {
 		first = s.bits[0]

@@ -3,10 +3,9 @@
 package firewall
 
 import (
-	"cmp"
 	"fmt"
 	"hash/fnv"
-	"slices"
+	"sort"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -164,7 +163,7 @@ func oldestFirst(owners []owner, rules map[uint64]int, n int) []uint32 {
 	if len(free) >= n {
 		return free
 	}
-	slices.SortStableFunc(used, func(a, b uint32) int { return cmp.Compare(owners[a].Fill, owners[b].Fill) })
+	sort.SliceStable(used, func(i, j int) bool { return owners[used[i]].Fill < owners[used[j]].Fill })
 	return append(free, used...)
 }
 

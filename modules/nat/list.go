@@ -6,7 +6,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"net/netip"
-	"slices"
+	"sort"
 	"strconv"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -33,8 +33,8 @@ func (g generation) list() ([]Mapping, error) {
 				Port:     binary.BigEndian.Uint16(m.Inside.Port[:]), Outside: binary.BigEndian.Uint16(key.Port[:])})
 		}
 	}
-	slices.SortFunc(out, func(a, b Mapping) int {
-		return cmp.Or(cmp.Compare(a.Interface, b.Interface), cmp.Compare(a.Outside, b.Outside))
+	sort.Slice(out, func(i, j int) bool {
+		return cmp.Or(cmp.Compare(out[i].Interface, out[j].Interface), cmp.Compare(out[i].Outside, out[j].Outside)) < 0
 	})
 	return out, nil
 }

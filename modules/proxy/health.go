@@ -3,7 +3,6 @@
 package proxy
 
 import (
-	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -161,7 +160,7 @@ func (w *generation) instancesCondition() sdk.Condition {
 	if len(out) == 0 {
 		return c
 	}
-	slices.SortFunc(out, cmp.Compare[string])
+	slices.Sort(out)
 	if n := len(out); n > 3 {
 		out = append(out[:3], fmt.Sprintf("and %d more", n-3))
 	}
