@@ -241,15 +241,6 @@ func sameReason(reasons map[string]int) (a, b string, number int) {
 // Object is the file name of the compiled data plane for hook.
 func (m *Manifest) Object(hook string) string { return m.Name + "." + hook + ".o" }
 
-// ValidateConfig checks config against the schema. Errors are *sdk.ConfigError, possibly several joined.
-func (m *Manifest) ValidateConfig(config map[string]any) error {
-	compiled, err := m.compileSchema()
-	if err != nil {
-		return err
-	}
-	return validateConfig(compiled, config)
-}
-
 func (m *Manifest) compileSchema() (*schema.Schema, error) {
 	return schema.Compile(m.ConfigSchema, false)
 }
@@ -271,11 +262,4 @@ func validateConfig(compiled *schema.Schema, config map[string]any) error {
 		all = append(all, &sdk.ConfigError{Field: cmp.Or(e.Field, "config"), Reason: e.Reason})
 	}
 	return errors.Join(all...)
-}
-
-// WithDefaults returns a copy of config in which absent properties have the defaults of the schema. It fails as
-// ValidateConfig does.
-func (m *Manifest) WithDefaults(config map[string]any) (map[string]any, error) {
-	full := schema.FillDefaults(m.ConfigSchema, config)
-	return full, m.ValidateConfig(full)
 }

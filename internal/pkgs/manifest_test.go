@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/schema"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -216,7 +217,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var wrong *sdk.ConfigError
-			if err := m.ValidateConfig(c.config); !errors.As(err, &wrong) {
+			if err := validate(t, m, c.config); !errors.As(err, &wrong) {
 				t.Fatalf("got %v", err)
 			}
 			if wrong.Field != c.field || !strings.Contains(wrong.Reason, c.reason) {
@@ -227,7 +228,7 @@ func TestConfigErrorsNameTheField(t *testing.T) {
 }
 
 func TestAllConfigErrorsAreTold(t *testing.T) {
-	err := ruleManifest(t).ValidateConfig(map[string]any{"a": 1, "policy": "x"})
+	err := validate(t, ruleManifest(t), map[string]any{"a": 1, "policy": "x"})
 	if n := len(err.(interface{ Unwrap() []error }).Unwrap()); n != 2 {
 		t.Errorf("%d errors: %v", n, err)
 	}
@@ -235,8 +236,9 @@ func TestAllConfigErrorsAreTold(t *testing.T) {
 
 func TestDefaulted(t *testing.T) {
 	config := map[string]any{"free": map[string]any{"any": 1}, "rules": []any{map[string]any{"dstPort": 80}}}
-	have, err := ruleManifest(t).WithDefaults(config)
-	if err != nil {
+	m := ruleManifest(t)
+	have := schema.FillDefaults(m.ConfigSchema, config)
+	if err := validate(t, m, have); err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]any{
@@ -256,10 +258,10 @@ func TestEmptySchemaAllowsEmptyConfigOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := m.ValidateConfig(nil); err != nil {
+	if err := validate(t, m, nil); err != nil {
 		t.Error(err)
 	}
-	if err := m.ValidateConfig(map[string]any{"a": 1}); err == nil {
+	if err := validate(t, m, map[string]any{"a": 1}); err == nil {
 		t.Error("a property that no schema names was accepted")
 	}
 }
@@ -273,7 +275,7 @@ configSchema:
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.WithDefaults(nil); err != nil {
+	if err := validate(t, m, schema.FillDefaults(m.ConfigSchema, nil)); err != nil {
 		t.Error(err)
 	}
 }
@@ -289,4 +291,13 @@ func TestParseBytes(t *testing.T) {
 			t.Errorf("%q was accepted", text)
 		}
 	}
+}
+
+func validate(t *testing.T, m *Manifest, config map[string]any) error {
+	t.Helper()
+	compiled, err := m.compileSchema()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return validateConfig(compiled, config)
 }

@@ -242,7 +242,8 @@ func (p *Package) Spec(hook string) (*ebpf.CollectionSpec, error) {
 	return fresh, nil
 }
 
-// ValidateConfig is Manifest.ValidateConfig; the schema is compiled once for several uses.
+// ValidateConfig checks config against the schema, which is compiled once for several uses. Errors are
+// *sdk.ConfigError, possibly several joined.
 func (p *Package) ValidateConfig(config map[string]any) error {
 	compiled, err := p.config.Get()
 	if err != nil {
@@ -251,7 +252,8 @@ func (p *Package) ValidateConfig(config map[string]any) error {
 	return validateConfig(compiled, config)
 }
 
-// WithDefaults is Manifest.WithDefaults; see ValidateConfig.
+// WithDefaults returns a copy of config in which absent properties have the defaults of the schema. It fails as
+// ValidateConfig does.
 func (p *Package) WithDefaults(config map[string]any) (map[string]any, error) {
 	full := schema.FillDefaults(p.ConfigSchema, config)
 	return full, p.ValidateConfig(full)

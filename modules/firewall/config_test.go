@@ -6,11 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 
-	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -59,14 +58,7 @@ func TestErrorsOutsideRules(t *testing.T) {
 
 // The schema's defaults and the control plane's are the same, and what one takes the other does.
 func TestSchemaAgrees(t *testing.T) {
-	text, err := os.ReadFile("kerb.yaml")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := pkgs.ParseManifest("kerb.yaml", text)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m := pkgstest.Package(t)
 	full, err := m.WithDefaults(map[string]any{})
 	if err != nil {
 		t.Fatal(err)
