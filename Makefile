@@ -119,8 +119,9 @@ TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted b
 NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./sdk/model ./modules/intercept \
 	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd ./test/ui
 
+# Four packages at a time, as some wait for seconds and compute nothing.
 unit: bpf ## Test: the tests that need no root, in a minute
-	KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
+	KERB_COMPILED=1 go test -vet=off -ldflags=-s -short -timeout 5m -p 4 $(if $(SUDO),,-exec $(CURDIR)/scripts/unprivileged) \
 		$$(go list ./... | grep -vxF "$$(go list $(NOT_UNIT))")
 
 ifdef PKG
