@@ -89,7 +89,7 @@ func TestAuthoringPrograms(t *testing.T) {
 			sdktest.Load(t, sdktest.Options{Dir: dir, Hook: hook})
 		}
 	}
-	if programs != 1 {
+	if programs != 2 {
 		t.Errorf("%d programs", programs)
 	}
 }

@@ -29,8 +29,13 @@ ip link set kerb0 up
 ip -n client addr add 10.98.0.2/24 dev eth0
 ip -n client addr add fd00:98::2/64 dev eth0 nodad
 ip -n client link set eth0 up
+[ ! -e "$PACKAGE/model.json" ] || {
+	kerb package new other --control python
+	cp other/kerb.py "$PACKAGE"
+	kerb model pack "$PACKAGE/model.json" --features length,ttl,port -f "$PACKAGE/model.bin"
+}
 kerb package build "$PACKAGE"
-kerb package test "$PACKAGE"
+[ ! -e "$PACKAGE/test.yaml" ] || kerb package test "$PACKAGE"
 kerb agent 2> agent.log &
 until kerb status > status.txt 2>&1; do sleep 0.2; done
 deploy() { # HOOK CONFIG
@@ -115,5 +120,26 @@ done
 		if strings.Count(out, line) < times {
 			t.Errorf("the output has no %d times %q:\n%s", times, line, out)
 		}
+	}
+}
+
+// A model judges packets by features that Kerb does not know: what it takes for odd is dropped, and nothing else.
+func TestJudgeOutside(t *testing.T) {
+	out := outside(t, "judge", `
+large=$(printf %0128d 0)
+send() { ip netns exec client bash -c "printf %s $2 > /dev/udp/10.98.0.1/$1"; }
+for hook in tc xdp; do
+	deploy $hook '{}'
+	for i in 1 2 3; do
+		send 9001 $large
+		send 53 $large
+		send 9001 small
+	done
+	kerb module drops it | tr -s ' '
+	kerb delete -f module.yaml
+done
+`)
+	if strings.Count(out, " odd 3\n") != 2 {
+		t.Errorf("want three packets dropped on both hooks:\n%s", out)
 	}
 }

@@ -21,7 +21,7 @@ func (a *app) modelAuthorCommands() []*cobra.Command {
 		mlCommand("train", "Train the examples that Kerb ships, or a model of your own table",
 			"  kerb model train rpl --seconds 10 -o floods.json\n  kerb model train own --data windows.csv --kind forest "+
 				"-o own.json"),
-		a.modelCheckCommand(), a.modelQuantiseCommand(),
+		a.modelCheckCommand(), a.modelQuantiseCommand(), a.modelPackCommand(),
 		benchCommand("windows", "model", "Make a table of windows of a capture, as the data plane counts them"),
 		benchCommand("record", "model", "Make a table of windows of a running classifier, as they are evaluated"),
 		benchCommand("replay", "model", "Show what a model decides about the windows of a capture"),

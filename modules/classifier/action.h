@@ -4,7 +4,7 @@
 #ifndef CLS_ACTION_H
 #define CLS_ACTION_H
 
-#include "engine.h"
+#include <kerb/infer.h>
 #include "window.h"
 
 static __always_inline void cls_event_send(struct cls_work *w, const struct cls_tunables *t,
@@ -61,7 +61,7 @@ static __always_inline int cls_allowed(struct cls_work *w, const __u8 *addr)
 }
 
 static __always_inline int cls_block(struct cls_work *w, const struct cls_tunables *t,
-				     const struct cls_decision *d)
+				     const struct kerb_decision *d)
 {
 	struct cls_block *b = &w->block;
 
@@ -77,7 +77,7 @@ static __always_inline int cls_block(struct cls_work *w, const struct cls_tunabl
 /* Puts the source under the action, or keeps it there. What is done: an enum cls_action. *new: it
  * was not before. */
 static __always_inline __u32 cls_action_apply(struct cls_work *w, const struct cls_tunables *t,
-					      struct cls_fuse *z, const struct cls_decision *d,
+					      struct cls_fuse *z, const struct kerb_decision *d,
 					      __u32 *new)
 {
 	struct cls_source *source = &w->job.source;
@@ -113,7 +113,7 @@ static __always_inline __u32 cls_action_apply(struct cls_work *w, const struct c
 }
 
 static __always_inline int cls_decision_opposes(const struct cls_tunables *t, __u32 role,
-						const struct cls_decision *d, __u32 suspicious)
+						const struct kerb_decision *d, __u32 suspicious)
 {
 	__u64 *classes = bpf_map_lookup_elem(&harmless, &role);
 
@@ -125,14 +125,15 @@ static __always_inline int cls_decision_opposes(const struct cls_tunables *t, __
 }
 
 /* The shadow model's opinion, alongside the live one's. */
-static __always_inline void cls_compare(struct cls_scratch *s, const struct cls_tunables *t,
+static __always_inline void cls_compare(struct kerb_inference *s, const struct cls_tunables *t,
 					__u32 against)
 {
-	__u32 other = cls_decision_opposes(t, CLS_SHADOW, &s->decision[CLS_SHADOW], 0);
+	__u32 other =
+		cls_decision_opposes(t, KERB_MODEL_SHADOW, &s->decision[KERB_MODEL_SHADOW], 0);
 
 	cls_count(against ? other ? CLS_COUNT_BOTH_POSITIVE : CLS_COUNT_ONLY_LIVE
 			  : other ? CLS_COUNT_ONLY_SHADOW : CLS_COUNT_BOTH_HARMLESS);
-	if (s->decision[CLS_LIVE].class == s->decision[CLS_SHADOW].class)
+	if (s->decision[KERB_MODEL_LIVE].class == s->decision[KERB_MODEL_SHADOW].class)
 		cls_count(CLS_COUNT_SAME_CLASS);
 }
 
@@ -140,7 +141,7 @@ static __always_inline void cls_compare(struct cls_scratch *s, const struct cls_
  * action_ns is a minimum. */
 static __always_inline void cls_verdict_update(struct cls_work *w, const struct cls_tunables *t,
 					       struct cls_fuse *z, struct cls_record *r,
-					       const struct cls_decision *d, __u32 against)
+					       const struct kerb_decision *d, __u32 against)
 {
 	__u32 was = r->suspicious, is, hits = r->hits << 1 | against,
 	      recent = hits & (0xffffffffU >> (32 - t->hits_of));
@@ -161,7 +162,7 @@ static __always_inline void cls_verdict_update(struct cls_work *w, const struct 
 	cls_event_send(w, t, kind, done);
 }
 
-static __always_inline void cls_prepare_event(struct cls_work *w, const struct cls_decision *d)
+static __always_inline void cls_prepare_event(struct cls_work *w, const struct kerb_decision *d)
 {
 	struct cls_event *e = &w->event;
 
@@ -188,7 +189,7 @@ static __always_inline int cls_was_blocked(struct cls_work *w, const struct cls_
 __noinline int cls_decision_apply(__u32 compared)
 {
 	struct cls_work *w = cls_work();
-	struct cls_scratch *s = cls_scratch();
+	struct kerb_inference *s = kerb_inference();
 	struct cls_fuse *z = cls_fuse();
 	const struct cls_tunables *t;
 	struct cls_record *r;
@@ -208,14 +209,15 @@ __noinline int cls_decision_apply(__u32 compared)
 		if (!cls_was_blocked(w, z))
 			cls_add(z->judged, 1);
 	}
-	against = cls_decision_opposes(t, CLS_LIVE, &s->decision[CLS_LIVE], r && r->suspicious);
+	against = cls_decision_opposes(t, KERB_MODEL_LIVE, &s->decision[KERB_MODEL_LIVE],
+				       r && r->suspicious);
 	if (against)
 		cls_count(CLS_COUNT_POSITIVE);
 	if (compared)
 		cls_compare(s, t, against);
-	cls_prepare_event(w, &s->decision[CLS_LIVE]);
+	cls_prepare_event(w, &s->decision[KERB_MODEL_LIVE]);
 	if (r)
-		cls_verdict_update(w, t, z, r, &s->decision[CLS_LIVE], against);
+		cls_verdict_update(w, t, z, r, &s->decision[KERB_MODEL_LIVE], against);
 	return 0;
 }
 
@@ -224,17 +226,17 @@ __noinline int cls_decision_apply(__u32 compared)
 __noinline int cls_evaluate_job(void)
 {
 	struct cls_work *w = cls_work();
-	struct cls_scratch *s = cls_scratch();
+	struct kerb_inference *s = kerb_inference();
 
 	if (!w || !s)
 		return 0;
 	for (int i = 0; i < CLS_VALUES; i++)
 		s->features.v[i] = w->job.values[i];
-	if (cls_infer(CLS_LIVE)) {
+	if (kerb_infer(KERB_MODEL_LIVE)) {
 		cls_count(CLS_COUNT_NO_MODEL);
 		return 0;
 	}
-	cls_decision_apply(!cls_infer(CLS_SHADOW));
+	cls_decision_apply(!kerb_infer(KERB_MODEL_SHADOW));
 	return 0;
 }
 

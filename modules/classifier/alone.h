@@ -4,26 +4,26 @@
 #ifndef CLS_ALONE_H
 #define CLS_ALONE_H
 
-#include "engine.h"
+#include <kerb/infer.h>
 
-/* A frame is features, which the decision takes the place of. The action is cls_infer's result plus
- * 2. */
+/* A frame is features, which the decision takes the place of. The action is kerb_infer's result
+ * plus 2. */
 struct frame {
-	__s64 features[CLS_FEATURES_MAX];
+	__s64 features[KERB_FEATURES_MAX];
 };
 
 SEC("xdp")
 int decide(struct xdp_md *ctx)
 {
 	struct frame *f = (void *)(long)ctx->data;
-	struct cls_scratch *s = cls_scratch();
+	struct kerb_inference *s = kerb_inference();
 	int err;
 
 	if (!s || (void *)(f + 1) > (void *)(long)ctx->data_end)
 		return XDP_ABORTED;
 	__builtin_memcpy(&s->features, f->features, sizeof(s->features));
-	err = cls_infer(CLS_LIVE);
-	__builtin_memcpy(f->features, &s->decision[CLS_LIVE], sizeof(struct cls_decision));
+	err = kerb_infer(KERB_MODEL_LIVE);
+	__builtin_memcpy(f->features, &s->decision[KERB_MODEL_LIVE], sizeof(struct kerb_decision));
 	return 2 + err;
 }
 

@@ -96,8 +96,8 @@ static __always_inline void cls_flow_packet(struct kerb_pkt *pkt, struct cls_wor
 	cls_add(r->sum[CLS_FLOW_SQUARES], len * len);
 	cls_range_extend(&s->length, len);
 	if (r->last && w->now >= r->last) {
-		if (gap > CLS_FEATURE_LIMIT)
-			gap = CLS_FEATURE_LIMIT;
+		if (gap > KERB_FEATURE_LIMIT)
+			gap = KERB_FEATURE_LIMIT;
 		cls_add(r->sum[CLS_FLOW_GAPS], gap);
 		cls_add(r->sum[CLS_FLOW_GAP_SQUARES], gap * gap);
 		cls_add(r->sum[CLS_FLOW_GAP_COUNT], 1);

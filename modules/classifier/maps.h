@@ -11,7 +11,7 @@
 #define CLS_MAPS_H
 
 #include <kerb/scratch.h>
-#include "features.h"
+#include <kerb/features.h>
 #include "settings.h"
 
 /* Key of records, newcomers, blocks, windows. Addresses as IPv6: IPv4 is ::ffff:a.b.c.d, a node of
@@ -359,7 +359,7 @@ struct {
  * before a model is used; 0: not yet. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, CLS_ROLES);
+	__uint(max_entries, KERB_MODEL_ROLES);
 	__type(key, __u32);
 	__type(value, __u64);
 } harmless SEC(".maps");

@@ -195,7 +195,7 @@ static __always_inline struct cls_slice *cls_slice(struct cls_record *r, __u64 n
 /* Widens a range by a value. Two CPUs at the same time may miss one. */
 static __always_inline void cls_range_extend(struct cls_range *r, __u64 value)
 {
-	__u32 v = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
+	__u32 v = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
 
 	if (v < r->low)
 		r->low = v;
@@ -258,7 +258,7 @@ static __always_inline void cls_window_save(struct cls_work *w, struct cls_recor
 	for (int i = 0; i < CLS_BEFORE; i++) {
 		__u64 n = w->total[i] - base->sum[i];
 
-		r->before[i] = was + 1 != is ? 0 : n > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : n;
+		r->before[i] = was + 1 != is ? 0 : n > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : n;
 	}
 }
 
@@ -340,7 +340,7 @@ static __always_inline int cls_evaluation_due(struct cls_work *w, struct cls_rec
 /* Feature i of what is to be judged. */
 static __always_inline void cls_value(struct cls_work *w, __u32 i, __u64 value)
 {
-	w->job.values[i] = value > CLS_FEATURE_LIMIT ? CLS_FEATURE_LIMIT : value;
+	w->job.values[i] = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
 }
 
 static __always_inline __u64 cls_mean(__u64 sum, __u64 n)

@@ -80,11 +80,11 @@ func (c *Conv) slowly(l *Layer, x []float64, length int) (out []float64) {
 }
 
 func TestTablesAreUpToDate(t *testing.T) {
-	have, err := os.ReadFile("../../modules/classifier/tables_gen.h")
+	have, err := os.ReadFile("../../bpf/include/kerb/model_tables_gen.h")
 	if err != nil {
 		t.Skip(err) // the kernel matrix has no sources
 	}
 	if !bytes.Equal(have, TablesHeader()) {
-		t.Error("tables_gen.h is out of date; run: go generate ./sdk/model")
+		t.Error("model_tables_gen.h is out of date; run: go generate ./sdk/model")
 	}
 }

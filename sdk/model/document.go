@@ -2,7 +2,7 @@
 
 // Package model is the format of the resource Model: the document that people and tools write, its checks, the integers
 // that it becomes for a data plane, and the same inference in Go, in floating point and in those integers. The
-// classifier runs models in the kernel; modules/classifier/model.h has the same limits and layout.
+// classifier runs models in the kernel; bpf/include/kerb/model.h has the same limits and layout.
 //
 //	doc, err := model.Parse(text)        // strict; errors name the field and say what to do
 //	err = doc.Calibrate(rows)            // finds Ranges, for int8

@@ -47,7 +47,7 @@ func (d *Document) Outputs(row []float64) []float64 {
 	return x
 }
 
-// output mirrors enum cls_output.
+// output mirrors enum kerb_model_output.
 type output uint8
 
 const (

@@ -4,7 +4,7 @@ package model
 
 import "encoding/binary"
 
-// Decision mirrors struct cls_decision.
+// Decision mirrors struct kerb_decision.
 type Decision struct {
 	Version uint32 // of the model that decided
 	Class   uint32 // index in its classes
@@ -15,7 +15,7 @@ type Decision struct {
 // ScoreOne is a score of 1.
 const ScoreOne = 1 << 15
 
-// kind mirrors enum cls_kind.
+// kind mirrors enum kerb_model_kind.
 type kind uint8
 
 const (
@@ -25,7 +25,7 @@ const (
 	trees
 )
 
-// activation mirrors enum cls_activation.
+// activation mirrors enum kerb_model_activation.
 type activation uint8
 
 const (
@@ -35,7 +35,7 @@ const (
 	tanh
 )
 
-// input mirrors struct cls_input.
+// input mirrors struct kerb_model_input.
 type input struct {
 	Add, Mul int64
 	Feature  uint16
@@ -43,7 +43,7 @@ type input struct {
 	_        [5]uint8
 }
 
-// layer mirrors struct cls_layer.
+// layer mirrors struct kerb_model_layer.
 type layer struct {
 	At                           uint32
 	Inputs, Stride               uint16
@@ -58,7 +58,7 @@ type layer struct {
 	PostLimit                    uint64
 }
 
-// header mirrors struct cls_model up to its words.
+// header mirrors struct kerb_model up to its words.
 type header struct {
 	Version              uint32
 	Kind                 kind
@@ -78,7 +78,7 @@ type header struct {
 
 // Limits and constants of the C headers.
 const (
-	wordsBehind = 192 // CLS_WORDS + wordsBehind words are in a value
+	wordsBehind = 192 // KERB_MODEL_WORDS + wordsBehind words are in a value
 	packedShift = 24
 	lane        = 21
 	laneMask    = 1<<lane - 1

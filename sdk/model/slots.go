@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Role mirrors enum cls_role.
+// Role mirrors enum kerb_model_role.
 type Role uint32
 
 // Roles of models.
@@ -22,7 +22,7 @@ const (
 	roles
 )
 
-const slots = 4 // CLS_SLOTS
+const slots = 4 // KERB_MODEL_SLOTS
 
 // Slots changes models while packets flow. A model is written to a slot that no program can be reading, then the role's
 // index is set. A slot that was in use becomes free when every program that could have read its index has ended: that

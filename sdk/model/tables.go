@@ -36,17 +36,18 @@ var tables = sync.OnceValue(func() *struct{ sigmoid, exp *table } {
 	}
 })
 
-// TablesHeader is the text of tables_gen.h.
+// TablesHeader is the text of model_tables_gen.h.
 func TablesHeader() []byte {
 	var out bytes.Buffer
 	out.WriteString("/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */\n/* Written by go generate from " +
 		"model/tables.go. */\n")
-	fmt.Fprintf(&out, "#ifndef CLS_TABLES_GEN_H\n#define CLS_TABLES_GEN_H\n\n#define CLS_TABLE_STEPS %d\n", tableSteps)
+	fmt.Fprintf(&out, "#ifndef KERB_MODEL_TABLES_GEN_H\n#define KERB_MODEL_TABLES_GEN_H\n\n"+
+		"#define KERB_MODEL_TABLE_STEPS %d\n", tableSteps)
 	for _, t := range []struct {
 		name   string
 		values *table
 	}{{"sigmoid", tables().sigmoid}, {"exp", tables().exp}} {
-		fmt.Fprintf(&out, "\nstatic const __u32 cls_%s_table[CLS_TABLE_STEPS + 1] = {", t.name)
+		fmt.Fprintf(&out, "\nstatic const __u32 kerb_model_%s_table[KERB_MODEL_TABLE_STEPS + 1] = {", t.name)
 		for i, v := range t.values {
 			if i%12 == 0 {
 				out.WriteString("\n\t")

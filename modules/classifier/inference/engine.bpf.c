@@ -10,7 +10,7 @@
 SEC("xdp")
 int infer(struct xdp_md *ctx)
 {
-	return 2 + cls_infer(CLS_LIVE);
+	return 2 + kerb_infer(KERB_MODEL_LIVE);
 }
 
 SEC("xdp")
@@ -33,19 +33,19 @@ struct {
 	__type(value, struct counters);
 } sources SEC(".maps");
 
-static __always_inline int evaluate(struct counters *c, struct cls_scratch *s)
+static __always_inline int evaluate(struct counters *c, struct kerb_inference *s)
 {
 	for (__u32 i = 0; i < 4; i++) {
-		cls_feature(s, i, c->kind[i] - c->before[i]);
+		kerb_feature_set(s, i, c->kind[i] - c->before[i]);
 		c->before[i] = c->kind[i];
 	}
-	return cls_infer(CLS_LIVE) ? -1 : s->decision[CLS_LIVE].class;
+	return kerb_infer(KERB_MODEL_LIVE) ? -1 : s->decision[KERB_MODEL_LIVE].class;
 }
 
 /* A message of each source, counted if packets come for that, and the evaluation of its window. */
 static __always_inline int each(int counts, int evaluates)
 {
-	struct cls_scratch *s = cls_scratch();
+	struct kerb_inference *s = kerb_inference();
 	int found = 0, class = 0;
 
 	for (__u64 key = 0; key < SOURCES; key++) {

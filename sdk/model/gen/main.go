@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Command gen writes tables_gen.h, the tables of the classifier's activation functions.
+// Command gen writes model_tables_gen.h, the tables of the classifier's activation functions.
 package main
 
 import (
@@ -11,7 +11,7 @@ import (
 )
 
 func main() {
-	if err := os.WriteFile("../../modules/classifier/tables_gen.h", model.TablesHeader(), 0o644); err != nil {
+	if err := os.WriteFile("../../bpf/include/kerb/model_tables_gen.h", model.TablesHeader(), 0o644); err != nil {
 		log.Fatal(err)
 	}
 }

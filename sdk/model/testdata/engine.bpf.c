@@ -27,14 +27,14 @@ static __always_inline void turn_over(void)
 {
 	__u32 zero = 0, next;
 	struct turn *t = bpf_map_lookup_elem(&turns, &zero);
-	struct cls_scratch *s = cls_scratch();
+	struct kerb_inference *s = kerb_inference();
 	struct frame *f;
 
 	if (!t || !s)
 		return;
 	next = t->row++ % ROWS;
 	f = bpf_map_lookup_elem(&rows, &next);
-	for (__u32 i = 0; i < CLS_FEATURES_MAX; i++) {
+	for (__u32 i = 0; i < KERB_FEATURES_MAX; i++) {
 		if (!f || i >= t->features)
 			break;
 		s->features.v[i] = f->features[i];
@@ -52,5 +52,5 @@ SEC("xdp")
 int infer(struct xdp_md *ctx)
 {
 	turn_over();
-	return 2 + cls_infer(CLS_LIVE);
+	return 2 + kerb_infer(KERB_MODEL_LIVE);
 }

@@ -6,20 +6,21 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include "../../../modules/classifier/activation.h"
+#include <kerb/activation.h>
 
-static struct cls_model model;
-static __s64 a[2][CLS_WIDTH_MAX + 8], out[CLS_CLASSES_MAX];
+static struct kerb_model model;
+static __s64 a[2][KERB_MODEL_WIDTH_MAX + 8], out[KERB_MODEL_CLASSES_MAX];
 
 static __s64 clamp(__s64 v, __u64 limit) { return v < 0 ? 0 : v > (__s64)limit ? (__s64)limit : v; }
 
-static __s64 neuron(const struct cls_layer *l, const __u64 *c, __u64 sum)
+static __s64 neuron(const struct kerb_model_layer *l, const __u64 *c, __u64 sum)
 {
 	return clamp((__s64)(sum * c[1] + c[0]) >> l->shift, l->limit) + l->offset;
 }
 
 /* lanes is a constant where it is called. */
-static __always_inline void layer(const struct cls_layer *l, const __s64 *x, __s64 *y, int lanes)
+static __always_inline void layer(const struct kerb_model_layer *l, const __s64 *x, __s64 *y,
+				  int lanes)
 {
 	const __u64 *c = model.words + l->at, lane_mask = (1 << 21) - 1;
 
@@ -42,7 +43,7 @@ static __always_inline void layer(const struct cls_layer *l, const __s64 *x, __s
 	}
 }
 
-static void small(const struct cls_layer *l, const __s64 *x, __s64 *y)
+static void small(const struct kerb_model_layer *l, const __s64 *x, __s64 *y)
 {
 	for (int n = 0; n < l->neurons; n++) {
 		const __u64 *w = model.words + l->at + 5 * n;
@@ -56,25 +57,25 @@ static void small(const struct cls_layer *l, const __s64 *x, __s64 *y)
 
 static const __s64 *layers(const __s64 *features)
 {
-	__s64 offset = model.kind == CLS_SMALL ? 0 : model.input_offset;
+	__s64 offset = model.kind == KERB_MODEL_SMALL ? 0 : model.input_offset;
 	int i;
 
 	for (i = 0; i < model.inputs; i++) {
-		const struct cls_input *in = &model.input[i];
+		const struct kerb_model_input *in = &model.input[i];
 
 		a[0][i] = clamp((features[in->feature / 8] * in->mul + in->add) >> in->shift,
 				model.input_limit) +
 			  offset;
 	}
 	for (i = 0; i < model.layers; i++) {
-		if (model.kind == CLS_SMALL)
+		if (model.kind == KERB_MODEL_SMALL)
 			small(&model.layer[i], a[i & 1], a[~i & 1]);
-		else if (model.kind == CLS_PACKED)
+		else if (model.kind == KERB_MODEL_PACKED)
 			layer(&model.layer[i], a[i & 1], a[~i & 1], 3);
 		else
 			layer(&model.layer[i], a[i & 1], a[~i & 1], 1);
 	}
-	for (int n = 0; model.kind == CLS_SMALL && n < model.outputs; n++)
+	for (int n = 0; model.kind == KERB_MODEL_SMALL && n < model.outputs; n++)
 		a[i & 1][n] += model.layer[i - 1].offset;
 	return a[i & 1];
 }
@@ -87,19 +88,20 @@ static const __s64 *trees(const __s64 *features)
 
 		for (;;) {
 			node = model.words[at];
-			if ((__u32)node >> CLS_NODE_FEATURE == 8 * CLS_FEATURES_MAX)
+			if ((__u32)node >> KERB_MODEL_NODE_FEATURE == 8 * KERB_FEATURES_MAX)
 				break;
-			at = (node & CLS_NODE_LEFT) / 8 +
-			     (features[((__u32)node >> CLS_NODE_FEATURE) / 8] > (__s64)node >> 32);
+			at = (node & KERB_MODEL_NODE_LEFT) / 8 +
+			     (features[((__u32)node >> KERB_MODEL_NODE_FEATURE) / 8] >
+			      (__s64)node >> 32);
 		}
 		out[0] += (__s64)node >> 32;
 	}
 	return out;
 }
 
-static void infer(const __s64 *features, struct cls_decision *d)
+static void infer(const __s64 *features, struct kerb_decision *d)
 {
-	const __s64 *o = model.kind == CLS_TREES ? trees(features) : layers(features);
+	const __s64 *o = model.kind == KERB_MODEL_TREES ? trees(features) : layers(features);
 	__s64 q = o[0] * model.score_mul >> model.score_shift;
 
 	d->version = model.version;
@@ -109,11 +111,11 @@ static void infer(const __s64 *features, struct cls_decision *d)
 		for (int i = 1; i < model.outputs; i++)
 			if (o[i] > o[d->class])
 				d->class = i;
-		d->score = d->class ? CLS_ONE : 0;
-	} else if (model.output == CLS_LOGISTIC) {
-		d->score = cls_round(cls_sigmoid(q), 15);
+		d->score = d->class ? KERB_Q15_ONE : 0;
+	} else if (model.output == KERB_MODEL_LOGISTIC) {
+		d->score = kerb_q15_round(kerb_q15_sigmoid(q), 15);
 	} else {
-		d->score = q < 0 ? 0 : q > CLS_ONE ? CLS_ONE : q;
+		d->score = q < 0 ? 0 : q > KERB_Q15_ONE ? KERB_Q15_ONE : q;
 	}
 }
 
@@ -121,10 +123,10 @@ int main(int argc, char **argv)
 {
 	FILE *m = argc == 5 ? fopen(argv[1], "r") : 0, *r = m ? fopen(argv[2], "r") : 0;
 	int features = r ? atoi(argv[3]) : 0, repeats = r ? atoi(argv[4]) : 0, rows;
-	static __s64 row[256 * CLS_FEATURES_MAX], use[CLS_FEATURES_MAX];
+	static __s64 row[256 * KERB_FEATURES_MAX], use[KERB_FEATURES_MAX];
 	struct timespec from, to;
-	volatile struct cls_decision last;
-	struct cls_decision d;
+	volatile struct kerb_decision last;
+	struct kerb_decision d;
 	__u64 classes = 0, scores = 0;
 
 	if (!r || !fread(&model, 1, sizeof(model), m) || !(rows = fread(row, 8 * features, 256, r)))
@@ -141,7 +143,7 @@ int main(int argc, char **argv)
 		for (int j = 0; j < features; j++)
 			((volatile __s64 *)use)[j] = next[j];
 		infer(use, &d);
-		*(struct cls_decision *)&last = d;
+		*(struct kerb_decision *)&last = d;
 	}
 	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &to);
 	printf("%g %llu %llu\n",

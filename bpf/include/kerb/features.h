@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* What a feature extractor hands to a model, and what it gets back. Include <kerb/infer.h>:
+ *
+ *	struct kerb_inference *s = kerb_inference();
+ *
+ *	if (!s)
+ *		return KERB_NEXT;
+ *	kerb_feature_set(s, 0, length);
+ *	kerb_feature_set(s, 1, ttl);
+ *	if (!kerb_infer(KERB_MODEL_LIVE) && s->decision[KERB_MODEL_LIVE].class)
+ *		return kerb_drop(pkt, BY_MODEL);
+ *
+ * Features are whole numbers in the host's byte order, in the order of the names that the model was
+ * packed with (`kerb model pack`, or Pack of the Go package sdk/model); what a number counts is
+ * between the extractor and the model. All of it happens in one run of the program, on one CPU:
+ * enclose it in kerb_scratch_enter() and kerb_scratch_leave(). Inference leaves features and packet
+ * as they are. Linux 5.10 and newer. */
+#ifndef KERB_FEATURES_H
+#define KERB_FEATURES_H
+
+#include <linux/bpf.h>
+#include <linux/types.h>
+#include <bpf/bpf_helpers.h>
+
+#define KERB_FEATURES_MAX      64
+#define KERB_MODEL_WIDTH_MAX   64 /* inputs of a model, and neurons of a layer */
+#define KERB_MODEL_CLASSES_MAX 16
+
+#define KERB_FEATURE_LIMIT 0x7fffffffLL /* features are within +-2^31-1 */
+
+enum kerb_model_role {
+	KERB_MODEL_LIVE = 0,   /* decides */
+	KERB_MODEL_SHADOW = 1, /* is only compared */
+	KERB_MODEL_ROLES = 2,
+};
+
+struct kerb_features {
+	__s64 v[KERB_FEATURES_MAX];
+};
+
+struct kerb_decision {
+	__u32 version; /* of the model that decided */
+	__u32 class;   /* index into the model's classes; 0 is what is normal */
+	/* Q15, 0 to 32768: probability that the class is not 0, where the model gives one; else 0
+	 * or 32768 */
+	__s32 score;
+	__u32 slot; /* in which the model lies */
+};
+
+/* Work space of one CPU. What is before a is the contract; the rest belongs to the engine. */
+struct kerb_inference {
+	struct kerb_features features;
+	__s64 never; /* lower than every threshold: the feature of leaves */
+	struct kerb_decision decision[KERB_MODEL_ROLES];
+	/* activations; a layer reads one half and writes the other */
+	__s64 a[2][KERB_MODEL_WIDTH_MAX + 8];
+	__s64 out[KERB_MODEL_CLASSES_MAX];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct kerb_inference);
+} scratch SEC(".maps");
+
+static __always_inline struct kerb_inference *kerb_inference(void)
+{
+	__u32 zero = 0;
+
+	return bpf_map_lookup_elem(&scratch, &zero);
+}
+
+/* Sets feature i, a constant or a number below KERB_FEATURES_MAX; counts that are too large become
+ * the largest. */
+static __always_inline void kerb_feature_set(struct kerb_inference *s, __u32 i, __u64 value)
+{
+	s->features.v[i] = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
+}
+
+/* Lets the model of a role (enum kerb_model_role) judge the features, into decision[role]. 0, or -1
+ * when the role has no model. It is inline: a return takes 10 ns where kernels defend themselves
+ * against SRSO, a third of a small model's time. */
+static int kerb_infer(__u32 role);
+
+#endif
