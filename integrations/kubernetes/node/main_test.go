@@ -4,6 +4,7 @@ package node_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -25,8 +26,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// program is kerb-kube-node as it is in the tree.
-var program string
+// program is kerb-kube-node, and plugin kerb-cni, as they are in the tree.
+var program, plugin string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubeapi.Program) == "" {
@@ -34,7 +35,9 @@ func TestMain(m *testing.M) {
 	}
 	os.Exit(nodetest.Main(m, func(dir string) error {
 		program = filepath.Join(dir, "kerb-kube-node")
-		return gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node")
+		plugin = filepath.Join(dir, "kerb-cni")
+		return errors.Join(gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node"),
+			gobuild.Build(plugin, "github.com/kerb-edge/kerb/cmd/kerb-cni"))
 	}))
 }
 
@@ -121,8 +124,9 @@ func counter(labels string) string {
 // pod is a pod of this node, whose namespace is a host of the lab.
 type pod struct {
 	names.Pod
-	host *netlab.Host
-	bed  *bed
+	host      *netlab.Host
+	bed       *bed
+	container string // of its sandbox, if not the name
 }
 
 // pod creates a pod in the API server, and its sandbox.
@@ -133,7 +137,7 @@ func (b *bed) pod(name string, labels map[string]string) *pod {
 
 func (b *bed) podIn(namespace, name string, labels map[string]string) *pod {
 	b.T.Helper()
-	p := &pod{names.Pod{Namespace: namespace, Name: name, UID: b.createPod(namespace, name, labels)}, b.Host(name), b}
+	p := &pod{names.Pod{Namespace: namespace, Name: name, UID: b.createPod(namespace, name, labels)}, b.Host(name), b, ""}
 	p.add()
 	return p
 }

@@ -91,7 +91,7 @@ func TestOutage(t *testing.T) {
 	b.stop(syscall.SIGKILL)
 	b.start()
 	b.Eventually("it is applied again", func() bool { return b.agentModules() == "count "+pending+" second third" })
-	unknown := &pod{names.Pod{Namespace: "default", Name: "new", UID: "5e1f"}, b.Host("new"), b}
+	unknown := &pod{names.Pod{Namespace: "default", Name: "new", UID: "5e1f"}, b.Host("new"), b, ""}
 	unknown.add()
 	unknown.await(pending)
 
