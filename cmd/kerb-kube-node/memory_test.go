@@ -26,6 +26,9 @@ import (
 const (
 	manyPods  = 5000
 	maxMemory = 20 << 10 // KiB
+
+	manyServices      = 1000     // with five endpoints each
+	maxMemoryServices = 32 << 10 // KiB
 )
 
 // metadata is like that of a pod of a Deployment, with fields that are not used.
@@ -37,15 +40,45 @@ func metadata(kind, namespace, name, uid string, version int) string {
 		kind, name, namespace, uid, version, version%100, strings.Repeat("x", 300), strings.Repeat("y", 1500))
 }
 
+// endpointsOf are those of a Service.
+func endpointsOf(i int) (all []string) {
+	for e := range 5 {
+		all = append(all, fmt.Sprintf(`{"addresses":["10.%d.%d.%d"],"conditions":{"ready":true,"serving":true,`+
+			`"terminating":false},"nodeName":"node-%d","targetRef":{"kind":"Pod","namespace":"team-%d","name":"cart-%d-%d",`+
+			`"uid":%q}}`, e, i/250, i%250, i%100, i%200, i, e, podUID(5*i+e)))
+	}
+	return all
+}
+
 func podUID(i int) string { return fmt.Sprintf("0f2a7c1e-5b1d-4c7e-9f3a-%012d", i) }
 
-// apiServer answers all watches with their initial events, and then nothing more.
-func apiServer(w http.ResponseWriter, r *http.Request) {
+// apiServer answers all watches with their initial events, and then nothing more. With proxy there is a ClusterModule
+// of that package.
+type apiServer struct{ proxy bool }
+
+func (a apiServer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("watch") == "" {
 		http.Error(w, "{}", http.StatusNotFound)
 		return
 	}
 	switch {
+	case strings.HasSuffix(r.URL.Path, "/clustermodules") && a.proxy:
+		fmt.Fprintln(w, `{"type":"ADDED","object":{"metadata":{"name":"px","uid":"m","resourceVersion":"1"},"spec":{`+
+			`"package":{"name":"proxy"},"attach":{"pods":{}}}}}`)
+	case strings.HasSuffix(r.URL.Path, "/services"):
+		for i := range manyServices {
+			fmt.Fprintf(w, `{"type":"ADDED","object":{"metadata":{"name":"cart-%d","namespace":"team-%d","uid":"s%d",`+
+				`"resourceVersion":"%d","annotations":{"a":%q}},"spec":{"clusterIPs":["10.96.%d.%d"],"type":"ClusterIP",`+
+				`"ports":[{"name":"http","port":80,"protocol":"TCP","targetPort":"web"}]}}}`+"\n", i, i%200, i, i+1,
+				strings.Repeat("x", 300), i/250, i%250)
+		}
+	case strings.HasSuffix(r.URL.Path, "/endpointslices"):
+		for i := range manyServices {
+			fmt.Fprintf(w, `{"type":"ADDED","object":{"metadata":{"name":"cart-%d-abcde","namespace":"team-%d","uid":"e%d",`+
+				`"labels":{"kubernetes.io/service-name":"cart-%d"},"resourceVersion":"%d"},"addressType":"IPv4",`+
+				`"ports":[{"name":"http","port":8080,"protocol":"TCP"}],"endpoints":[%s]}}`+"\n", i, i%200, i, i, i+1,
+				strings.Join(endpointsOf(i), ","))
+		}
 	case strings.HasSuffix(r.URL.Path, "/pods"):
 		for i := range manyPods {
 			fmt.Fprintf(w, `{"type":"ADDED","object":%s}`+"\n", metadata("PartialObjectMetadata",
@@ -64,9 +97,9 @@ func apiServer(w http.ResponseWriter, r *http.Request) {
 }
 
 // startAgent runs a double of the agent with a service for every pod.
-func startAgent(t *testing.T) (socket string, asked *atomic.Int32) {
+func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 	t.Helper()
-	asked = &atomic.Int32{}
+	asked, served = &atomic.Int32{}, &atomic.Int32{}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/services", func(w http.ResponseWriter, _ *http.Request) {
 		asked.Add(1)
@@ -83,7 +116,12 @@ func startAgent(t *testing.T) (socket string, asked *atomic.Int32) {
 		fmt.Fprint(w, "]")
 	})
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		if answer := map[string]string{"/v1/modules": "[]", "/v1/status": "{}", "/v1/apply": "{}"}[r.URL.Path]; answer != "" {
+		if r.URL.Query().Get("owner") == names.OwnerServices {
+			text, _ := io.ReadAll(r.Body)
+			served.Store(int32(strings.Count(string(text), `"kind":"VirtualService"`)))
+		}
+		answers := map[string]string{"/v1/modules": "[]", "/v1/status": "{}", "/v1/apply": "{}"}
+		if answer := answers[r.URL.Path]; answer != "" {
 			fmt.Fprint(w, answer)
 			return
 		}
@@ -97,11 +135,17 @@ func startAgent(t *testing.T) (socket string, asked *atomic.Int32) {
 	server := &http.Server{Handler: mux}
 	go server.Serve(listener)
 	t.Cleanup(func() { server.Close() })
-	return socket, asked
+	return socket, asked, served
 }
 
-// With 5,000 pods on its node, the program takes at most 20 MB, as the kernel counts resident memory.
+// With 5,000 pods on its node, the program takes at most 20 MB, as the kernel counts resident memory; also with the
+// proxy and 1,000 Services of five endpoints, at most 32 MB.
 func TestMemory(t *testing.T) {
+	t.Run("pods", func(t *testing.T) { testMemory(t, false, maxMemory) })
+	t.Run("services", func(t *testing.T) { testMemory(t, true, maxMemoryServices) })
+}
+
+func testMemory(t *testing.T, proxy bool, limit int) {
 	if testing.Short() {
 		t.Skip("builds the program")
 	}
@@ -110,7 +154,7 @@ func TestMemory(t *testing.T) {
 	if out, err := exec.Command("go", "build", "-ldflags=-s -w", "-o", program, ".").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
-	api := httptest.NewUnstartedServer(http.HandlerFunc(apiServer))
+	api := httptest.NewUnstartedServer(apiServer{proxy})
 	api.EnableHTTP2 = true
 	api.Config.ErrorLog = log.New(io.Discard, "", 0)
 	api.StartTLS()
@@ -123,7 +167,7 @@ func TestMemory(t *testing.T) {
 	if err := os.WriteFile(kubeconfig, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	socket, asked := startAgent(t)
+	socket, asked, served := startAgent(t)
 	cmd := exec.Command(program, "--node", "n1", "--kubeconfig", kubeconfig, "--agent", socket, "--state", dir)
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
@@ -134,13 +178,16 @@ func TestMemory(t *testing.T) {
 		text, _ := os.ReadFile(filepath.Join(dir, "kubernetes.json"))
 		return strings.Count(string(text), "pod-template-hash") >= manyPods
 	})
+	if proxy {
+		wait.Until(t, "all Services are served", func() bool { return served.Load() == manyServices })
+	}
 	before := asked.Load()
 	wait.Until(t, "all services were read twice more", func() bool { return asked.Load() >= before+2 })
 	used := memory(t, cmd.Process.Pid, "VmRSS")
 	t.Logf("with %d pods: %d KiB resident, %d KiB of them anonymous, at most %d KiB since the start", manyPods, used,
 		memory(t, cmd.Process.Pid, "RssAnon"), memory(t, cmd.Process.Pid, "VmHWM"))
-	if used > maxMemory {
-		t.Errorf("%d KiB are resident, want at most %d", used, maxMemory)
+	if used > limit {
+		t.Errorf("%d KiB are resident, want at most %d", used, limit)
 	}
 }
 
