@@ -97,6 +97,16 @@ func TestRights(t *testing.T) {
 		t.Errorf("owners of the KerbNode are %v", owners)
 	}
 
+	b.module("px", "{package: {name: proxy}, attach: {pods: {podSelector: {matchLabels: {app: client}}}}}")
+	b.Eventually("it may follow Services and EndpointSlices", func() bool {
+		for _, c := range b.status().Status.Conditions {
+			if c.Type == "ServicesProxied" {
+				return c.Status == "True"
+			}
+		}
+		return false
+	})
+
 	other := map[string]any{"apiVersion": "kerb.dev/v1alpha1", "kind": "KerbNode",
 		"metadata": map[string]any{"name": "n2"}}
 	b.Eventually("the policy is in force", func() bool {
