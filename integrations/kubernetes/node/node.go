@@ -95,14 +95,16 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 	}
 	for ctx.Err() == nil {
 		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.
-		if v := s.state.view(); v.complete && v.rules != tried.rules {
+		// What comes meanwhile is for the next round.
+		v := s.state.view()
+		if v.complete && v.rules != tried.rules {
 			save(v)
 		}
-		wait, err := s.round(ctx)
+		wait, err := s.roundOf(ctx, v)
 		if ctx.Err() != nil {
 			break
 		}
-		v := s.state.view()
+		v = s.state.view()
 		if v.known {
 			report.set(statusOf(s, err))
 		}

@@ -45,9 +45,13 @@ type syncer struct {
 	await   map[string]time.Time // pods without an admitted service, and since when
 }
 
-// round makes one comparison. It returns when the next one is due at the latest.
+// round makes one comparison with the state as it is.
 func (s *syncer) round(ctx context.Context) (time.Duration, error) {
-	v := s.state.view()
+	return s.roundOf(ctx, s.state.view())
+}
+
+// roundOf makes one comparison. It returns when the next one is due at the latest.
+func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
 		return idleEvery, nil // pods wait: without the first list nothing is known of what must apply to them
 	}
