@@ -35,7 +35,7 @@ const (
 )
 
 // notFirewall are packages that data may bypass which the accelerator moves; firewalls see all of it.
-var notFirewall = []string{"classifier", "counter", "intercept", "proxy", "responder", "tunnel"}
+var notFirewall = []string{"classifier", "counter", "intercept", "nat", "proxy", "responder", "tunnel"}
 
 // plans are the networks of services by node.
 var plans = [2][2]netip.Prefix{
@@ -45,7 +45,8 @@ var plans = [2][2]netip.Prefix{
 
 // field is two nodes that route to each other, with a client and a server on the first and a server on the second.
 type field struct {
-	t           *testing.T
+	t           *testing.T // of the part that runs
+	root        *testing.T
 	nodes       [2]*nodetest.Node
 	wire        *netlab.Wire
 	client      *netlab.Host
@@ -73,7 +74,7 @@ func (s *server) addresses(proxied bool) []netip.Addr {
 // accelerator finds services' sockets by it. What config has is in the configuration of each agent.
 func newField(t *testing.T, config ...string) *field {
 	t.Helper()
-	f := &field{t: t}
+	f := &field{t: t, root: t}
 	cgroup := cgrouptest.New(t, "", "kerb-combinations")
 	cgrouptest.Enter(t, cgroup)
 	for i := range f.nodes {
@@ -226,6 +227,9 @@ func knows(n *nodetest.Node, module, service string) bool {
 // module is a package with a config for these tests: what it does is seen at its ports alone.
 func (f *field) module(node int, pkg string) v1.Module {
 	m := kerbnode.Module(pkg, pkg, "*", f.config(pkg))
+	if pkg == "nat" {
+		m.Spec.Attach.Services = "app=client"
+	}
 	if pkg == "tunnel" {
 		m.Spec.Attach.Interfaces = []string{f.wire.Interface(f.nodes[node].Lab)}
 	}
@@ -260,6 +264,8 @@ func (f *field) config(pkg string) map[string]any {
 	case "intercept":
 		return map[string]any{"classes": []any{map[string]any{"name": "taken", "action": "steal",
 			"match": map[string]any{"protocol": "udp", "ports": []int{deliverPort, deliverDenied}}}}}
+	case "nat":
+		return natConfig()
 	case "classifier":
 		return map[string]any{"extractor": "flow"}
 	case "accelerator":
