@@ -221,6 +221,7 @@ demo: demo-build ## Run: set up, build, and watch modules at work on three servi
 demo-check: demo-build ## Run: the demos for scripts: fails unless every step shows what it should
 	@$(SUDO) ./kerb demo --check
 	@$(SUDO) ./kerb demo sign --check
+	@$(SUDO) ./kerb demo rpl --check
 
 # Only for this machine, and without what only the tests need.
 demo-build: demo-setup

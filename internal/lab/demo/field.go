@@ -51,3 +51,12 @@ func (d *demo) killAgent() error {
 func (d *demo) purge(ctx context.Context) error {
 	return d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml")
 }
+
+// stepRemove ends a demo.
+func (d *demo) stepRemove(ctx context.Context) error {
+	d.command(fmt.Sprintf("kill %d", d.agent.Process.Pid))
+	if err := d.agent.stop(syscall.SIGTERM); err != nil {
+		return err
+	}
+	return d.purge(ctx)
+}

@@ -50,6 +50,7 @@ type demo struct {
 	agent              *process
 	closers            []func()
 	sign               signs
+	air                *netlab.Host
 	requests           *requests
 	stream             *stream
 	mounted            bool            // bpffs, by us
