@@ -51,6 +51,9 @@ type demo struct {
 	closers            []func()
 	sign               signs
 	air                *netlab.Host
+	cache, app         *netlab.Host
+	config             string // of the agent, beyond agentConfig
+	cgroupBefore       string // empty: that of the demo was not entered
 	requests           *requests
 	stream             *stream
 	mounted            bool            // bpffs, by us
@@ -116,7 +119,11 @@ func (d *demo) purgeLeftPins() error {
 // leftovers are files and namespaces of a demo.
 func leftovers() []string {
 	var found []string
-	for _, path := range []string{runDir, stateIn, pinsIn} {
+	cgroup, err := cgroupDir()
+	if err != nil {
+		cgroup = runDir // there is none
+	}
+	for _, path := range slices.Compact([]string{runDir, cgroup, stateIn, pinsIn}) {
 		if _, err := os.Stat(path); err == nil {
 			found = append(found, path)
 		}
@@ -126,7 +133,7 @@ func leftovers() []string {
 }
 
 func removeFiles() error {
-	return errors.Join(os.RemoveAll(runDir), os.RemoveAll(stateIn), removeIfThere(pinsIn))
+	return errors.Join(os.RemoveAll(runDir), os.RemoveAll(stateIn), removeIfThere(pinsIn), removeCgroup())
 }
 
 // removeIfThere removes an empty directory.
@@ -263,7 +270,7 @@ func (d *demo) end() error {
 	if _, e := os.Stat(pinsIn); e == nil {
 		err = errors.Join(err, d.purgeLeftPins())
 	}
-	err = errors.Join(err, d.lab.Close(), removeFiles(), d.unmount())
+	err = errors.Join(err, d.lab.Close(), d.leaveCgroup(), removeFiles(), d.unmount())
 	found := append(leftovers(), d.programsLeft()...)
 	d.check("nothing is left: no namespace, no file, no pin, no program", len(found) == 0 && err == nil,
 		"%v %v", found, err)

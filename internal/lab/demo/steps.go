@@ -64,7 +64,7 @@ func (d *demo) askClosed(port uint16) error {
 }
 
 func (d *demo) stepAgent(ctx context.Context) error {
-	if err := d.write("kerb.yaml", agentConfig); err != nil {
+	if err := d.write("kerb.yaml", agentConfig+d.config); err != nil {
 		return err
 	}
 	d.command("export KERB_SOCKET=" + socketPath)
