@@ -222,6 +222,7 @@ demo-check: demo-build ## Run: the demos for scripts: fails unless every step sh
 	@$(SUDO) ./kerb demo --check
 	@$(SUDO) ./kerb demo sign --check
 	@$(SUDO) ./kerb demo rpl --check
+	@$(SUDO) ./kerb demo controller --check
 	@if command -v redis-server > /dev/null; then $(SUDO) ./kerb demo mesh --check; \
 	  else echo "kerb demo mesh is left out: apt-get install redis-server redis-tools"; fi
 

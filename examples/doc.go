@@ -12,3 +12,8 @@ import "embed"
 //
 //go:embed topports/*.[bptxy]*
 var Topports embed.FS
+
+// Pendulum is the directory intercept-pendulum, for the demo.
+//
+//go:embed intercept-pendulum/*.c intercept-pendulum/*.h intercept-pendulum/*.yaml
+var Pendulum embed.FS

@@ -69,7 +69,7 @@ func threeServices(keep bool) plot {
 }
 
 // fields are the demos of one field of use each.
-var fields = []plot{sign, rpl, mesh}
+var fields = []plot{sign, rpl, mesh, controller}
 
 // command is `kerb demo NAME`.
 func (p plot) command() *cobra.Command {

@@ -52,6 +52,9 @@ type demo struct {
 	sign               signs
 	air                *netlab.Host
 	cache, app         *netlab.Host
+	box, plant         *netlab.Host
+	controller         *process
+	law                string
 	config             string // of the agent, beyond agentConfig
 	cgroupBefore       string // empty: that of the demo was not entered
 	requests           *requests
