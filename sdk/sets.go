@@ -16,11 +16,12 @@ import (
 const (
 	SetsMap        = "kerb_sets"
 	SetElementsMap = "kerb_elements"
+	SetTableMap    = "kerb_table"
 	SetPrefixesMap = "kerb_prefixes"
 )
 
 // SetMaps are these maps.
-var SetMaps = []string{SetsMap, SetElementsMap, SetPrefixesMap}
+var SetMaps = []string{SetsMap, SetElementsMap, SetTableMap, SetPrefixesMap}
 
 // Types of sets.
 const (
@@ -51,9 +52,19 @@ func (r SetReference) ID() uint64 {
 type Set struct {
 	ID       uint64 // SetReference.ID; 0: free
 	Revision uint64 // the agent's alone
-	Kind     uint32 // 1: prefixes
+	Kind     SetKind
 	Version  uint32 // elements of others do not count
 }
+
+// SetKind mirrors enum kerb_set_kind: which maps have the elements.
+type SetKind uint32
+
+// The kinds.
+const (
+	SetKindExact    SetKind = iota // SetElementsMap, of an agent before SetTableMap
+	SetKindPrefixes                // SetPrefixesMap
+	SetKindTable                   // SetTableMap, and SetElementsMap what has no place there
+)
 
 // SetElement mirrors struct kerb_set_element.
 type SetElement struct {
@@ -99,8 +110,20 @@ func (m Maps) SetContains(id uint64, a netip.Addr) (bool, error) {
 	if err := sets.Lookup(id, &set); err != nil {
 		return found(SetsMap, err)
 	}
+	if bucket, entry, ok := set.Bucket(a); ok {
+		table, err := m.Get(SetTableMap)
+		if err != nil {
+			return false, err
+		}
+		var b SetBucket
+		if there, err := found(SetTableMap, table.Lookup(bucket, &b)); err != nil {
+			return false, err
+		} else if has, full := b.Find(entry); there && (has || !full) {
+			return has, nil
+		}
+	}
 	name, key := SetElementsMap, any(ElementOf(set.Version, a))
-	if set.Kind != 0 {
+	if set.Kind == SetKindPrefixes {
 		name, key = SetPrefixesMap, any(PrefixOf(set.Version, netip.PrefixFrom(a, a.BitLen())))
 	}
 	elements, err := m.Get(name)

@@ -144,7 +144,9 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			m.MaxEntries = size
 		}
 	}
-	mod.shrinkSets(spec)
+	if err := mod.fitSets(spec); err != nil {
+		return err
+	}
 	for _, m := range spec.Maps {
 		wholePages(m, uint32(os.Getpagesize()))
 	}

@@ -28,16 +28,22 @@ func (mod *Module) shares(name string) bool {
 	return slices.Contains(mod.SharedMaps, name) || len(mod.Settings.Sets) > 0 && slices.Contains(sdk.SetMaps, name)
 }
 
-// shrinkSets makes the maps of sets as small as can be for a config without sets.
-func (mod *Module) shrinkSets(spec *ebpf.CollectionSpec) {
+// fitSets makes the maps of sets as small as can be for a config without sets. A module that was built when they were
+// fewer would not find all elements.
+func (mod *Module) fitSets(spec *ebpf.CollectionSpec) error {
 	if len(mod.Settings.Sets) > 0 {
-		return
+		if spec.Maps[sdk.SetElementsMap] != nil && spec.Maps[sdk.SetTableMap] == nil {
+			return errors.New("the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not find " +
+				"IPv4 addresses and ports: compile it again")
+		}
+		return nil
 	}
 	for _, name := range sdk.SetMaps {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = 1
 		}
 	}
+	return nil
 }
 
 // Sets writes the maps of sets. Its methods are not safe for concurrent use.
@@ -65,6 +71,8 @@ func setSpecs() map[string]*ebpf.MapSpec {
 			Flags: noPrealloc},
 		sdk.SetElementsMap: {Name: sdk.SetElementsMap, Type: ebpf.Hash, KeySize: 20, ValueSize: 4, Value: u32,
 			MaxEntries: maxSetElements, Flags: noPrealloc},
+		sdk.SetTableMap: {Name: sdk.SetTableMap, Type: ebpf.Array, KeySize: 4, ValueSize: 8 * sdk.SetBucketSize,
+			MaxEntries: sdk.SetBuckets, Flags: unix.BPF_F_MMAPABLE},
 		sdk.SetPrefixesMap: {Name: sdk.SetPrefixesMap, Type: ebpf.LPMTrie, KeySize: 24, ValueSize: 4, Value: u32,
 			MaxEntries: maxSetElements, Flags: noPrealloc},
 	}
@@ -148,14 +156,12 @@ func (s *Sets) Has(id, revision uint64) bool { return revision != 0 && s.all[id]
 func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	before := s.all[id]
 	s.latest++
-	next := sdk.Set{Revision: revision, Version: s.latest}
+	next := sdk.Set{Revision: revision, Version: s.latest, Kind: sdk.SetKindTable}
 	if to.Prefixes {
-		next.Kind = 1
+		next.Kind = sdk.SetKindPrefixes
 	}
-	for _, p := range to.List {
-		if err := s.put(next, p); err != nil {
-			return errors.Join(err, s.sweep())
-		}
+	if err := s.edit(next, to.List, nil); err != nil {
+		return errors.Join(err, s.sweep())
 	}
 	if err := s.write(id, next); err != nil {
 		return errors.Join(err, s.sweep())
@@ -166,12 +172,7 @@ func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	if old == nil {
 		return s.sweep()
 	}
-	for _, p := range old.List {
-		if err := s.remove(before, p); err != nil {
-			return err
-		}
-	}
-	return nil
+	return s.edit(before, nil, old.List)
 }
 
 // Change adds and removes elements of a set. If the agent is killed meanwhile, Has is false.
@@ -181,15 +182,8 @@ func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
 	if err := s.write(id, set); err != nil {
 		return err
 	}
-	for _, p := range add {
-		if err := s.put(set, p); err != nil {
-			return err
-		}
-	}
-	for _, p := range remove {
-		if err := s.remove(set, p); err != nil {
-			return err
-		}
+	if err := s.edit(set, add, remove); err != nil {
+		return err
 	}
 	set.Revision = revision
 	return errors.Join(s.write(id, set), s.touch())
@@ -235,6 +229,36 @@ func (s *Sets) touch() error {
 	return s.write(allSets, all)
 }
 
+// edit adds and removes elements of a set in the maps.
+func (s *Sets) edit(set sdk.Set, add, remove []netip.Prefix) error {
+	table := &setTable{}
+	if set.Kind == sdk.SetKindTable {
+		t, err := openTable(s.maps[sdk.SetTableMap])
+		if err != nil {
+			return err
+		}
+		table = t
+		defer table.close()
+	}
+	for _, p := range add {
+		if table.put(set, p.Addr()) {
+			continue
+		}
+		if err := s.put(set, p); err != nil {
+			return err
+		}
+	}
+	for _, p := range remove {
+		if !table.remove(set, p.Addr()) {
+			continue
+		}
+		if err := s.remove(set, p); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // put adds a prefix to a set, or an address as the longest prefix. Its trie is allocated on demand: the kernel answers
 // ENOSPC when it is full, a hash table E2BIG.
 func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
@@ -260,7 +284,7 @@ func (s *Sets) remove(set sdk.Set, p netip.Prefix) error {
 }
 
 func elementKey(set sdk.Set, p netip.Prefix) (name string, key any) {
-	if set.Kind != 0 {
+	if set.Kind == sdk.SetKindPrefixes {
 		return sdk.SetPrefixesMap, sdk.PrefixOf(set.Version, p)
 	}
 	return sdk.SetElementsMap, sdk.ElementOf(set.Version, p.Addr())
@@ -272,9 +296,21 @@ func (s *Sets) sweep() error {
 	for id, set := range s.all {
 		live[set.Version] = live[set.Version] || id != allSets
 	}
-	return errors.Join(
-		sweepMap(s.maps[sdk.SetElementsMap], func(e sdk.SetElement) bool { return live[e.Set>>1] }),
+	elsewhere := map[uint32]bool{} // buckets with elements that are not in the table
+	err := errors.Join(
+		sweepMap(s.maps[sdk.SetElementsMap], func(e sdk.SetElement) bool {
+			bucket, _ := e.Bucket()
+			elsewhere[bucket] = elsewhere[bucket] || live[e.Set>>1]
+			return live[e.Set>>1]
+		}),
 		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool { return live[p.Element.Set>>1] }))
+	table, tableErr := openTable(s.maps[sdk.SetTableMap])
+	if err != nil || tableErr != nil {
+		return errors.Join(err, tableErr)
+	}
+	defer table.close()
+	table.sweep(func(version uint32) bool { return live[version] }, elsewhere)
+	return nil
 }
 
 // sweepMap removes the elements that are not to be kept. They are collected first: removing what an iteration is at

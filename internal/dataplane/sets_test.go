@@ -48,3 +48,17 @@ func TestSetsFull(t *testing.T) {
 		t.Errorf("the set has lost its element: %v", err)
 	}
 }
+
+// A data plane that would not find the elements in the table is refused, unless it looks up none.
+func TestModuleWithoutTable(t *testing.T) {
+	spec := &ebpf.CollectionSpec{Maps: setSpecs()}
+	delete(spec.Maps, sdk.SetTableMap)
+	mod := &Module{}
+	if err := mod.fitSets(spec); err != nil {
+		t.Errorf("without sets: %v", err)
+	}
+	mod.Settings.Sets = []sdk.SetReference{{Set: "bad"}}
+	if err := mod.fitSets(spec); err == nil || !strings.Contains(err.Error(), "compile it again") {
+		t.Errorf("with sets: %v", err)
+	}
+}

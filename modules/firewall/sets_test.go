@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net/netip"
 	"slices"
 	"strings"
@@ -261,4 +262,81 @@ func TestSetInMemoryOfAnother(t *testing.T) {
 			t.Errorf("set with id %x: passes %t", id, got)
 		}
 	}
+}
+
+// Addresses that fall into one cache line of the table, of which most have no place there, and what is left of it when
+// they are removed.
+func TestFullBucketOfSet(t *testing.T) {
+	k := loadFirewall(t, `{"defaultPolicy": {"ingress": "allow"}, "state": {"enabled": false},
+		"rules": [{"action": "deny", "src": {"set": "addresses"}}]}`)
+	sets := newSets(t, k.maps)
+	change := func(add, remove []netip.Prefix) {
+		t.Helper()
+		if err := sets.Change(setOfAddresses.id(), 1, add, remove); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := sets.Replace(setOfAddresses.id(), 1, dataplane.Elements{}, nil); err != nil {
+		t.Fatal(err)
+	}
+	all := inOneBucket(t, k.maps, setOfAddresses, 3*sdk.SetBucketSize)
+	in := map[netip.Prefix]bool{}
+	check := func(when string) {
+		t.Helper()
+		for _, p := range all {
+			pass := k.pass(frame{Packet: udp(p.Addr().String(), 5353, svc4, 7)}.bytes(), true)
+			told, err := k.maps.SetContains(setOfAddresses.id(), p.Addr())
+			if pass == in[p] || told != in[p] || err != nil {
+				t.Errorf("%s: %s is in the set: %t; passes %t, found %t, %v", when, p, in[p], pass, told, err)
+			}
+		}
+	}
+	g := rand.New(rand.NewPCG(1, 2))
+	for range 12 {
+		var add, remove []netip.Prefix
+		for _, p := range all {
+			switch g.IntN(6) {
+			case 0, 1:
+				add, in[p] = append(add, p), true
+			case 2, 3:
+				remove, in[p] = append(remove, p), false
+			}
+		}
+		change(add, remove)
+		check("after a change")
+		if g.IntN(4) == 0 {
+			sets = newSets(t, k.maps) // as an agent that starts
+			check("after a start")
+		}
+	}
+	change(nil, all)
+	clear(in)
+	check("at the end")
+	newSets(t, k.maps)
+	bucket, _, _ := setNow(t, k.maps, setOfAddresses).Bucket(all[0].Addr())
+	var b sdk.SetBucket
+	if err := k.maps[sdk.SetTableMap].Lookup(bucket, &b); err != nil || b != (sdk.SetBucket{}) {
+		t.Errorf("an empty bucket is %x, %v", b, err)
+	}
+}
+
+func setNow(t *testing.T, maps sdk.Maps, ref setRef) (s sdk.Set) {
+	t.Helper()
+	if err := maps[sdk.SetsMap].Lookup(ref.id(), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// inOneBucket returns n addresses of one bucket.
+func inOneBucket(t *testing.T, maps sdk.Maps, ref setRef, n int) (all []netip.Prefix) {
+	t.Helper()
+	set, first := setNow(t, maps, ref), netip.MustParseAddr("100.64.0.0")
+	wanted, _, _ := set.Bucket(first)
+	for a := first; len(all) < n; a = a.Next() {
+		if bucket, _, _ := set.Bucket(a); bucket == wanted {
+			all = append(all, netip.PrefixFrom(a, 32))
+		}
+	}
+	return all
 }

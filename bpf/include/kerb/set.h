@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /* Named sets of addresses, prefixes or ports: resources of the kind Set, and the addresses of
- * services by label. The agent keeps them in three maps that all modules of the node share. A
+ * services by label. The agent keeps them in four maps that all modules of the node share. A
  * module may look up sets whose references its control plane returns (sdk.Settings.Sets); without
  * any the maps are the module's own and empty.
  *
@@ -13,10 +13,13 @@
 
 #define KERB_SETS	  1024 /* mirrored in internal/dataplane/sets.go */
 #define KERB_SET_ELEMENTS 524288 /* of all sets, and of replacements */
+#define KERB_SET_BUCKETS  65536
+#define KERB_SET_BUCKET	  8 /* elements; mirrored in sdk/settable.go, with the hash */
 
 enum kerb_set_kind {
-	KERB_SET_EXACT = 0,    /* addresses, ports */
+	KERB_SET_EXACT = 0,    /* addresses, ports: all in kerb_elements, by an earlier agent */
 	KERB_SET_PREFIXES = 1,
+	KERB_SET_TABLE = 2,    /* addresses, ports: in kerb_table where it has room for them */
 };
 
 /* By identity of the set: sdk.SetID. Identity 0 has the version that each change of any set
@@ -54,6 +57,22 @@ struct {
 	__type(value, __u32);
 } kerb_elements SEC(".maps");
 
+/* IPv4 addresses and ports, in one cache line where a hash map of the kernel reads three that are
+ * seldom in the cache: set << 32 | word 0 of struct kerb_set_element. 0 is free, and so are all
+ * behind it. A removed element whose place is not the last used one is 1. The elements that do not
+ * fit are in kerb_elements: such a bucket has no 0. Only the agent writes, 8 bytes at once. */
+struct kerb_set_bucket {
+	__u64 element[KERB_SET_BUCKET];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, KERB_SET_BUCKETS);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__type(key, __u32);
+	__type(value, struct kerb_set_bucket);
+} kerb_table SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_LPM_TRIE);
 	__uint(max_entries, KERB_SET_ELEMENTS);
@@ -80,6 +99,31 @@ static __always_inline __u64 kerb_set_state(const __u64 *id)
 	return 0;
 }
 
+/* Whether a bucket has the element, negative if kerb_elements may have it. */
+static __always_inline int kerb_set_in_bucket(const struct kerb_set_element *element)
+{
+	__u64 wanted = (__u64)element->set << 32 | element->word[0];
+	__u64 hash = wanted * 0x9e3779b97f4a7c15;
+	const struct kerb_set_bucket *bucket;
+	__u32 at;
+
+	hash = (hash ^ hash >> 32) * 0x9e3779b97f4a7c15;
+	at = hash >> 32 & (KERB_SET_BUCKETS - 1);
+	bucket = bpf_map_lookup_elem(&kerb_table, &at);
+	if (!bucket)
+		return -1;
+#pragma unroll
+	for (int i = 0; i < KERB_SET_BUCKET; i++) {
+		__u64 got = *(const volatile __u64 *)&bucket->element[i];
+
+		if (got == wanted)
+			return 1;
+		if (!got)
+			return 0;
+	}
+	return -1;
+}
+
 /* Whether the set has the element whose words are in key. A set that does not exist has none. */
 static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_prefix *key, __u32 v6)
 {
@@ -88,6 +132,12 @@ static __always_inline int kerb_set_contains(const __u64 *id, struct kerb_set_pr
 	if (!state)
 		return 0;
 	key->element.set = (__u32)(state >> 32) << 1 | v6;
+	if ((__u32)state == KERB_SET_TABLE && !v6) {
+		int found = kerb_set_in_bucket(&key->element);
+
+		if (found >= 0)
+			return found;
+	}
 	if ((__u32)state != KERB_SET_PREFIXES)
 		return bpf_map_lookup_elem(&kerb_elements, &key->element) != NULL;
 	key->prefixlen = v6 ? 160 : 64;
