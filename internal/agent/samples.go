@@ -71,6 +71,7 @@ func (a *Agent) sample(ctx context.Context) {
 		}
 		due = now.Add(samples.Period)
 		filed.Add(now, all.All())
+		a.samples.store.Omit(all.Omitted())
 		err := a.samples.store.Add(now, all.All())
 		if err != nil && !failing {
 			a.log.Warn("samples are not kept", "error", err)

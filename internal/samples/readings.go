@@ -14,20 +14,30 @@ import (
 // Readings are the figures of one sample. Names are those of the metrics; the rate of one with the suffix _total has
 // _per_second instead. The zero value is ready after Reset.
 type Readings struct {
-	all []Reading
-	at  map[uint64]int
+	all     []Reading
+	at      map[uint64]int
+	before  map[uint64]int // at of the sample before
+	fresh   int            // of all, those that were not in the sample before
+	omitted int
 }
+
+// maxReadings is how many series one sample reads: each takes memory, whether it gets a slot or not.
+const maxReadings = 1024
 
 // seed is of the keys of series, of which two of the same are not expected in the life of the universe.
 var seed = maphash.MakeSeed()
 
 // Reset makes them empty. What they take is used again: garbage costs the agent more than all else of a sample.
 func (r *Readings) Reset() {
-	r.all = r.all[:0]
+	r.all, r.fresh, r.omitted = r.all[:0], 0, 0
+	r.at, r.before = r.before, r.at
 	if clear(r.at); r.at == nil {
 		r.at = map[uint64]int{}
 	}
 }
+
+// Omitted is how many readings were left out.
+func (r *Readings) Omitted() int { return r.omitted }
 
 // All returns the readings. Several of one series are one.
 func (r *Readings) All() []Reading { return r.all }
@@ -37,6 +47,13 @@ func (r *Readings) add(n Reading) {
 	if i, ok := r.at[n.key]; ok {
 		r.all[i].Value += n.Value
 		return
+	}
+	if _, known := r.before[n.key]; !known { // those of the sample before come first, also in another order
+		if len(r.before)+r.fresh >= maxReadings {
+			r.omitted++
+			return
+		}
+		r.fresh++
 	}
 	r.at[n.key] = len(r.all)
 	r.all = append(r.all, n)

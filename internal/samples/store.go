@@ -6,14 +6,17 @@
 package samples
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"math"
 	"os"
 	"path/filepath"
 	"sort"
+	"strconv"
 	"sync"
 	"time"
 
@@ -47,6 +50,7 @@ type Store struct {
 	table   [MaxSeries]*owner
 	slots   map[v1.Series]int
 	omitted int // series of the last sample that have no slot
+	beyond  int // and those that were not read
 	row     [MaxSeries]float32
 }
 
@@ -89,11 +93,14 @@ func (s *Store) Close() {
 
 func (s *Store) tablePath() string { return filepath.Join(s.dir, "series.json") }
 
-// readTable reads whose the slots are. Without that, no sample can be attributed: new series get all slots.
+// readTable reads whose the slots are, from the copy if the file is damaged. Without both, no sample can be attributed:
+// new series get all slots.
 func (s *Store) readTable() {
-	data, err := os.ReadFile(s.tablePath())
-	var all []*owner
-	if err != nil || json.Unmarshal(data, &all) != nil {
+	all, err := readOwners(s.tablePath())
+	if err != nil {
+		all, err = readOwners(s.tablePath() + copySuffix)
+	}
+	if err != nil {
 		return
 	}
 	for _, o := range all {
@@ -105,6 +112,43 @@ func (s *Store) readTable() {
 		}
 		s.table[o.Slot], s.slots[o.Series] = o, o.Slot
 	}
+}
+
+// copySuffix is that of a second table, which is the same.
+const copySuffix = ".copy"
+
+// readOwners reads a table and the checksum behind it, which earlier versions have not written.
+func readOwners(path string) (all []*owner, err error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	table, sum, checked := bytes.Cut(data, []byte("\n"))
+	if checked && string(sum) != checksum(table) {
+		return nil, errors.New("the table of series is damaged")
+	}
+	return all, json.Unmarshal(table, &all)
+}
+
+func checksum(table []byte) string { return strconv.FormatUint(uint64(crc32.ChecksumIEEE(table)), 16) }
+
+// writeOwners writes the copy first: where both can be read and differ, the table is what records are by.
+func (s *Store) writeOwners(all []*owner) error {
+	data, err := json.Marshal(all)
+	data = append(append(data, '\n'), checksum(data)...)
+	for _, path := range []string{s.tablePath() + copySuffix, s.tablePath()} {
+		if err == nil {
+			err = atomicfile.Write(path, data, 0o600)
+		}
+	}
+	return err
+}
+
+// Omit notes how many series the next sample has not read.
+func (s *Store) Omit(n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.beyond = n
 }
 
 // resume adds the samples again that are not in a record of the longer steps yet.
@@ -194,11 +238,7 @@ func (s *Store) assign(all []Reading) error {
 			owners = append(owners, o)
 		}
 	}
-	data, err := json.Marshal(owners)
-	if err == nil {
-		err = atomicfile.Write(s.tablePath(), data, 0o600)
-	}
-	if err != nil {
+	if err := s.writeOwners(owners); err != nil {
 		return fmt.Errorf("the table of series: %w", err)
 	}
 	for i, series := range fresh {
@@ -251,7 +291,8 @@ func (s *Store) Read(since time.Duration, want func(v1.Series) bool, tell func(v
 	}
 	numbers := r.since(time.Now().Add(-since).UnixMilli(), s.next)
 	var owners []owner
-	head := v1.HistoryLine{Step: int(r.every) * int(Period.Seconds()), Omitted: s.omitted, Series: []v1.Series{}}
+	head := v1.HistoryLine{Step: int(r.every) * int(Period.Seconds()), Omitted: s.omitted + s.beyond,
+		Series: []v1.Series{}}
 	for _, o := range s.table {
 		if o != nil && want(o.Series) {
 			owners = append(owners, *o)
