@@ -31,7 +31,11 @@ func compile(raw json.RawMessage) (*Firewall, error) {
 	if err != nil {
 		return nil, err
 	}
-	f := &Firewall{config: c, rules: rules, identities: identities(rules),
+	texts := make([]string, len(rules)) // which take longer than anything else that is made of a rule
+	for i := range rules {
+		texts[i] = rules[i].text()
+	}
+	f := &Firewall{config: c, rules: rules, identities: identities(rules, texts), set: ruleSet(c, texts),
 		fillSlots: make([]uint32, len(rules))}
 	f.compile()
 	return f, nil
@@ -42,6 +46,7 @@ type Firewall struct {
 	config     *config
 	rules      []Rule
 	identities []uint64 // by rule
+	set        uint32   // identifies what is allowed: connections of another rule set are checked again
 	tree       *tree
 	ids4       []int // index in rules by rule number of the data plane
 	ids6       []int
@@ -130,13 +135,13 @@ func (f *Firewall) addTrees(ids []int, boxes []box, dimensions []int, suffix str
 	f.roots["root_ingress"+suffix] = f.tree.addSets(ingressSets, ruleOf, roots[len(roots)-1])
 }
 
-// ruleSet identifies what is allowed: connections of another rule set are checked again.
-func (f *Firewall) ruleSet() uint32 {
+// ruleSet identifies rules by their texts, with the default policy.
+func ruleSet(c *config, texts []string) uint32 {
 	h := fnv.New32a()
-	for i := range f.rules {
-		h.Write([]byte(f.rules[i].text() + "\n"))
+	for _, text := range texts {
+		h.Write([]byte(text + "\n"))
 	}
-	fmt.Fprint(h, f.config.DefaultPolicy)
+	fmt.Fprint(h, c.DefaultPolicy)
 	return h.Sum32()
 }
 
@@ -171,7 +176,7 @@ func (f *Firewall) Settings() sdk.Settings {
 		"pickup_ns":          uint64(c.State.Pickup),
 	}
 	tunables := map[string]any{
-		"generation":    f.ruleSet(),
+		"generation":    f.set,
 		"allow_egress":  bool(c.DefaultPolicy.Egress),
 		"allow_ingress": bool(c.DefaultPolicy.Ingress),
 	}
@@ -213,7 +218,7 @@ func (f *Firewall) isLarge() bool { return len(f.tree.chunks) > mostChunks }
 // contents identifies what Fill writes.
 func (f *Firewall) contents() string {
 	h := fnv.New64a()
-	fmt.Fprint(h, f.ruleSet(), f.identities)
+	fmt.Fprint(h, f.set, f.identities)
 	for _, i := range f.limited {
 		fmt.Fprint(h, " ", i, f.rules[i].Log)
 	}

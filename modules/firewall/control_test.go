@@ -154,12 +154,12 @@ func TestChangeCopiesNoTable(t *testing.T) {
 
 func TestEqualRulesAreToldApart(t *testing.T) {
 	f := compileConfig(t, `{"rules": [{"action": "deny"}, {"action": "deny"}, {"action": "deny", "name": "x"}]}`)
-	ids := identities(f.rules)
+	ids := f.identities
 	if ids[0] == ids[1] || ids[1] == ids[2] {
 		t.Error(ids)
 	}
 	g := compileConfig(t, `{"rules": [{"action": "allow", "name": "x"}, {"action": "deny"}]}`)
-	if other := identities(g.rules); other[0] != ids[2] || other[1] != ids[0] {
+	if other := g.identities; other[0] != ids[2] || other[1] != ids[0] {
 		t.Error("identities depend on place, or on what a named rule says")
 	}
 }

@@ -34,7 +34,7 @@ func module(t testing.TB, f *Firewall) dataplane.Module {
 	p := pkgstest.Package(t)
 	return dataplane.Module{
 		Name:       "fw",
-		ID:         chain.ShortHash(fmt.Append(nil, f.ruleSet())),
+		ID:         chain.ShortHash(fmt.Append(nil, f.set)),
 		Spec:       func(h chain.Hook) (*ebpf.CollectionSpec, error) { return p.Spec(string(h)) },
 		ConfigMaps: p.Maps.Config,
 		Settings:   f.Settings(),

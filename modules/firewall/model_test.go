@@ -286,7 +286,7 @@ func (m *Model) unknown(p *Packet, k connKey, table map[connKey]*connState, now 
 	if !p.begins() && p.Proto != protoTCP || !d.Allow && !audited {
 		return d
 	}
-	c := &connState{seen: now, begun: now, generation: m.ruleSet(), ingress: p.Ingress}
+	c := &connState{seen: now, begun: now, generation: m.set, ingress: p.Ingress}
 	if !d.Allow {
 		c.generation = ^c.generation
 	}
@@ -310,7 +310,7 @@ func (p *Packet) begins() bool { return p.kind() == kindPlain || p.isRequest() }
 
 // decided reports whether the rules of today have allowed a connection, or denied it in audit mode.
 func (m *Model) decided(c *connState) bool {
-	return c.generation == m.ruleSet() || m.config.Mode == modeAudit && c.generation == ^m.ruleSet()
+	return c.generation == m.set || m.config.Mode == modeAudit && c.generation == ^m.set
 }
 
 // tracked is a packet of a connection. One that other rules allowed is examined again.
@@ -328,9 +328,9 @@ func (m *Model) tracked(p *Packet, k connKey, c *connState) Decision {
 	d := m.byRules(&first, m.sets)
 	switch {
 	case d.Allow:
-		m.conns[k].generation = m.ruleSet()
+		m.conns[k].generation = m.set
 	case m.config.Mode == modeAudit:
-		m.conns[k].generation = ^m.ruleSet()
+		m.conns[k].generation = ^m.set
 	default:
 		delete(m.conns, k)
 		delete(m.alongside, k)

@@ -47,15 +47,15 @@ type Hits struct {
 	Bytes   uint64 `json:"bytes"`
 }
 
-// identities returns what the rules are known by in the course of changes: the name, or else what the rule says. Of
+// identities returns what the rules are known by in the course of changes: the name, or else its text. Of
 // several rules that say the same, each has its place among them added.
-func identities(rules []Rule) []uint64 {
+func identities(rules []Rule, texts []string) []uint64 {
 	out := make([]uint64, len(rules))
 	count := map[string]int{}
 	for i := range rules {
 		text := "name " + rules[i].Name
 		if rules[i].Name == "" {
-			text = "rule " + rules[i].text()
+			text = "rule " + texts[i]
 		}
 		h := fnv.New64a()
 		fmt.Fprintf(h, "%s #%d", text, count[text])
