@@ -18,16 +18,21 @@ func (p *Supervisor) checkHealth(ctx context.Context, r *run, missed int) int {
 	health, err := p.askHealth(ctx, r)
 	var answer *AnswerError
 	if err != nil && !errors.As(err, &answer) {
-		p.setState(func(s *State) { s.HealthKnown, s.Healthy, s.Reason = true, false, err.Error() })
+		p.setState(func(s *State) { s.HealthKnown, s.Healthy, s.Reason = true, false, cutText(err.Error()) })
 		return missed + 1
 	}
+	kept, wrong := within(health)
+	if wrong != "" && wrong != r.wrong {
+		p.log.Warn("a part of what the control plane tells in the answer to health is left out", "reason", wrong)
+	}
+	r.wrong = wrong
 	p.setState(func(s *State) {
 		s.HealthKnown, s.Healthy, s.Reason = true, err == nil, ""
 		if err != nil {
-			s.Reason = err.Error()
+			s.Reason = cutText(err.Error())
 			return
 		}
-		s.Conditions, s.Ejected = health.Conditions, health.Ejected
+		s.Conditions, s.Ejected = kept.Conditions, kept.Ejected
 	})
 	return 0
 }

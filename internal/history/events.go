@@ -19,10 +19,15 @@ import (
 // MaxEvents is how many events are kept.
 const MaxEvents = 500
 
+// share is how many events one object may have: one that comes and goes, or whose control plane tells something else
+// each time, does not take those of all others away.
+const share = 100
+
 const (
 	repeatWithin = 10 * time.Minute // an event that follows its equal is the same one
 	repeatAmong  = 32               // of the newest
 	maxMessage   = 500              // bytes of a message
+	maxName      = 253              // bytes of a name, as of resources, and of kind, type and reason
 	writeSoon    = time.Second      // an event waits for others before all are written
 	writeRarely  = 10 * time.Second // from one time to the next
 )
@@ -33,12 +38,14 @@ type Events struct {
 	path   string
 	failed func(error)
 
+	writing sync.Mutex // held while the file is written, and taken before mu
+
 	mu      sync.Mutex
 	all     []v1alpha1.Event // oldest first
 	last    int64            // number of the newest
 	newer   chan struct{}    // closed with the next event
 	timer   *time.Timer      // writes; nil if all is written
-	written time.Time
+	written time.Time        // when it was tried last
 }
 
 // OpenEvents reads the events in a directory. What cannot be read is forgotten.
@@ -54,9 +61,13 @@ func OpenEvents(dir string, failed func(error)) *Events {
 	return e
 }
 
-// Add adds what happens now: kind, name, type, reason and message. It waits for no file.
+// Add adds what happens now: kind, name, type, reason and message, which are cut if they are long. It waits for no
+// file.
 func (e *Events) Add(v v1alpha1.Event) {
-	v.Message = strings.ToValidUTF8(v.Message[:min(len(v.Message), maxMessage)], "")
+	v.Message = cut(v.Message, maxMessage)
+	for _, s := range []*string{&v.Kind, &v.Name, &v.Type, &v.Reason} {
+		*s = cut(*s, maxName)
+	}
 	v.Time = time.Now().UTC()
 	v.First, v.Count = v.Time, 1
 	e.mu.Lock()
@@ -70,12 +81,41 @@ func (e *Events) Add(v v1alpha1.Event) {
 	}
 	e.last++
 	v.Number = e.last
-	if len(e.all) >= MaxEvents {
-		e.all = slices.Delete(e.all, 0, 1)
-	}
+	e.makeRoom(v)
 	e.all = append(e.all, v)
 	close(e.newer)
 	e.newer = make(chan struct{})
+	e.writeLater()
+}
+
+// cut copies the beginning, so that what it is cut from is not kept.
+func cut(s string, bytes int) string {
+	if len(s) <= bytes {
+		return strings.ToValidUTF8(s, "")
+	}
+	return strings.ToValidUTF8(strings.Clone(s[:bytes]), "")
+}
+
+// makeRoom forgets the oldest event of an object that has its share, or else the oldest of all if there is no room.
+func (e *Events) makeRoom(v v1alpha1.Event) {
+	of := func(old v1alpha1.Event) bool { return old.Kind == v.Kind && old.Name == v.Name }
+	n := 0
+	for _, old := range e.all {
+		if of(old) {
+			n++
+		}
+	}
+	switch {
+	case n >= share:
+		i := slices.IndexFunc(e.all, of)
+		e.all = slices.Delete(e.all, i, i+1)
+	case len(e.all) >= MaxEvents:
+		e.all = slices.Delete(e.all, 0, 1)
+	}
+}
+
+// writeLater sets the timer, if it is not set. The caller holds mu.
+func (e *Events) writeLater() {
 	if e.timer == nil {
 		e.timer = time.AfterFunc(max(writeSoon, writeRarely-time.Since(e.written)), e.Flush)
 	}
@@ -88,21 +128,28 @@ func same(a, b v1alpha1.Event) bool {
 		(a.Message == b.Message || a.Type != v1alpha1.EventChange)
 }
 
-// Flush writes the events, if there are new ones.
+// Flush writes the events, if there are new ones. After an error it is tried again later.
 func (e *Events) Flush() {
+	e.writing.Lock()
+	defer e.writing.Unlock()
 	e.mu.Lock()
-	defer e.mu.Unlock()
 	if e.timer == nil {
+		e.mu.Unlock()
 		return
 	}
 	e.timer.Stop()
 	e.timer, e.written = nil, time.Now()
-	data, err := json.Marshal(e.all)
+	all := slices.Clone(e.all)
+	e.mu.Unlock()
+	data, err := json.Marshal(all)
 	if err == nil {
 		err = atomicfile.Write(e.path, data, 0o600)
 	}
 	if err != nil {
 		e.failed(err)
+		e.mu.Lock()
+		e.writeLater()
+		e.mu.Unlock()
 	}
 }
 

@@ -83,6 +83,59 @@ func TestEventsAreBounded(t *testing.T) {
 	})
 }
 
+// One object whose events differ takes none of those of others away, and its words are cut.
+func TestEventsOfOneObjectHaveAShare(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := openEvents(t, t.TempDir())
+		e.Add(ready("web", "NotFound"))
+		long := strings.Repeat("é", 1<<16)
+		for i := range 2 * MaxEvents {
+			e.Add(v1.Event{Kind: "Module", Name: "odd", Type: fmt.Sprint("T", i), Reason: long, Message: long})
+		}
+		e.Add(v1.Event{Kind: long, Name: long, Type: long, Reason: long, Message: long})
+		all := read(t, e, v1.EventsRequest{})
+		if len(all) != share+2 || all[0].Name != "web" || all[1].Type != fmt.Sprint("T", 2*MaxEvents-share) {
+			t.Fatalf("%d events from %s on", len(all), all[0].Name)
+		}
+		last := all[len(all)-1]
+		for _, s := range []string{last.Kind, last.Name, last.Type, last.Reason} {
+			if len(s) > maxName || !strings.HasPrefix(s, "éé") {
+				t.Errorf("a word has %d bytes", len(s))
+			}
+		}
+		e.Flush()
+	})
+}
+
+// What cannot be written is written later, without another event; and no event waits for the file.
+func TestEventsAreWrittenAfterAnError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		dir := filepath.Join(t.TempDir(), "later")
+		errs := 0
+		var e *Events
+		e = OpenEvents(dir, func(error) {
+			if errs++; errs > 1 {
+				return
+			}
+			e.Add(ready("during", "Found")) // would wait indefinitely if the lock were held while the file is written
+		})
+		e.Add(ready("web", "Found"))
+		time.Sleep(writeSoon + 2*writeRarely + writeSoon)
+		synctest.Wait()
+		if errs != 3 {
+			t.Fatalf("it was tried %d times to write into a directory that does not exist", errs)
+		}
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(2 * writeRarely)
+		synctest.Wait()
+		if n := len(read(t, openEvents(t, dir), v1.EventsRequest{})); n != 2 {
+			t.Errorf("%d events are in the file", n)
+		}
+	})
+}
+
 // Many events are few writes, also without Flush; and a damaged file is no obstacle.
 func TestEventsAreWrittenRarely(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
