@@ -65,7 +65,8 @@ func (a *app) printEvents(w io.Writer, body io.Reader) error {
 		case a.output != "table":
 			err = json.NewEncoder(w).Encode(e)
 		default:
-			_, err = fmt.Fprintf(w, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e), oneLine(e.Message))
+			_, err = fmt.Fprintf(visible{coloured(w)}, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e),
+				oneLine(e.Message))
 		}
 		if err != nil {
 			return err

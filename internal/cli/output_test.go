@@ -36,6 +36,19 @@ func TestTerminalIsNotSteered(t *testing.T) {
 	}
 }
 
+// Nor does an event, which has the words of control planes and of who makes requests.
+func TestEventsDoNotSteerTheTerminal(t *testing.T) {
+	body := `{"kind":"Module","name":"fw\u001b[2J","type":"Fuse\u0007","reason":"\u009b2JBlown",` +
+		`"message":"it last said: \u001b]0;root\u0007\u001b[2Jfine\r \u202eelif","count":1}`
+	var out bytes.Buffer
+	if err := (&app{output: "table"}).printEvents(&out, strings.NewReader(body)); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(out.String(), "\x1b\a\r\u009b\u202e") || !strings.Contains(out.String(), "␛[2Jfine") {
+		t.Errorf("printed %q", out.String())
+	}
+}
+
 // Colour goes to terminals only, and to none where NO_COLOR is set.
 func TestColour(t *testing.T) {
 	pty, terminal := openTerminal(t)
