@@ -7,7 +7,7 @@ import "time"
 // Types of events that are not of a condition.
 const (
 	EventAgent        = "Agent"        // Started, Stopped
-	EventChange       = "Change"       // Refused, RolledBack
+	EventChange       = "Change"       // Refused, RolledBack, RollbackFailed
 	EventControlPlane = "ControlPlane" // Started, Exited
 )
 

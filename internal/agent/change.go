@@ -145,7 +145,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		},
 	})
 	if err != nil {
-		return r.Steps, nil, explain(findRejected(a.now.Modules, t, k, err))
+		return r.Steps, nil, a.failed(t, k, err)
 	}
 	if !dryRun {
 		a.Took.Observe(r.Took.Seconds())
@@ -160,6 +160,14 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	return r.Steps, warnings, nil
 }
 
+// failed returns the error of a change for its client. What could not be undone is reconciled soon.
+func (a *Agent) failed(t target, k kernel, err error) error {
+	if isHalfUndone(err) {
+		a.requestReconcile()
+	}
+	return explain(findRejected(a.now.Modules, t, k, err))
+}
+
 // commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong
 // with the request.
 type commitError struct{ error }
@@ -170,14 +178,15 @@ func (e *commitError) Unwrap() error { return e.error }
 const drainPeriod = 200 * time.Millisecond
 
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
-// makes t the agent's current state. After an error both are as before.
+// makes t the agent's current state. After an error both are as before, unless it is an *apply.RollbackError.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
 	p.Expedite = a.expedite && !deliversInTime(t.modules)
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 {
 			a.Failures.Add(1)
-			a.agentEvent(v1.EventChange, "RolledBack", "the kernel is as before: "+err.Error())
+			reason, message := rolledBack(err)
+			a.agentEvent(v1.EventChange, reason, message)
 		}
 		return r, err
 	}

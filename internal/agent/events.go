@@ -5,8 +5,11 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
+	"fmt"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/status"
 )
@@ -30,6 +33,21 @@ func (a *Agent) agentEvent(kind, reason, message string) {
 
 func (a *Agent) controlEvent(module, reason, message string) {
 	a.events.Add(v1.Event{Kind: v1.KindModule, Name: module, Type: v1.EventControlPlane, Reason: reason, Message: message})
+}
+
+// rolledBack is what happened to a change that failed after its first step.
+func rolledBack(err error) (reason, message string) {
+	var failed *apply.RollbackError
+	if errors.As(err, &failed) {
+		return "RollbackFailed", fmt.Sprintf("the kernel is not as before: %v; after: %v", failed.Undo, failed.Err)
+	}
+	return "RolledBack", "the kernel is as before: " + err.Error()
+}
+
+// isHalfUndone reports whether the kernel is neither as desired nor as before.
+func isHalfUndone(err error) bool {
+	var failed *apply.RollbackError
+	return errors.As(err, &failed)
 }
 
 // refusedEvent adds a request that was refused, for its first resource.

@@ -43,7 +43,7 @@ func (a *Agent) disable(names []string) bool {
 // alone. If it accepts each of them alone, the error stays that of the chain.
 func findRejected(before map[string]*deploy.Module, t target, k kernel, err error) error {
 	var rejected *dataplane.RejectedError
-	if !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
+	if isHalfUndone(err) || !errors.As(err, &rejected) || len(rejected.Modules) < 2 {
 		return err
 	}
 	for _, name := range rejected.Modules {
@@ -61,7 +61,7 @@ func findRejected(before map[string]*deploy.Module, t target, k kernel, err erro
 // explain gives kernel errors the form that reaches the operator.
 func explain(err error) error {
 	var unstored *commitError
-	if errors.As(err, &unstored) {
+	if errors.As(err, &unstored) || isHalfUndone(err) { // more is wrong than the request
 		return err
 	}
 	var rejected *dataplane.RejectedError

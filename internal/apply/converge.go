@@ -3,7 +3,6 @@
 package apply
 
 import (
-	"errors"
 	"log/slog"
 	"time"
 
@@ -34,7 +33,7 @@ type Result struct {
 }
 
 // Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and
-// removes what was replaced. After an error the kernel is as it was before.
+// removes what was replaced. After an error the kernel is as it was before, unless it is a *RollbackError.
 func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result, err error) {
 	have, err := k.Observe()
 	if err != nil {
@@ -50,7 +49,7 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 		return r, err
 	}
 	if err := p.Commit(); err != nil {
-		return r, errors.Join(err, e.rollback())
+		return r, e.rollback(err)
 	}
 	r.Busy, r.Gone, r.Draining = e.busy, e.gone, e.finish()
 	r.Took = time.Since(begin)

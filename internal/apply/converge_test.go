@@ -4,6 +4,7 @@ package apply_test
 
 import (
 	"errors"
+	"fmt"
 	"log/slog"
 	"maps"
 	"slices"
@@ -195,6 +196,47 @@ func TestFailureLeavesStateAsBefore(t *testing.T) {
 	}
 	if undone < 9 {
 		t.Errorf("only %d calls can be undone", undone)
+	}
+}
+
+// An error says whether the kernel is as before: it is not if undoing fails, too.
+func TestFailedUndoIsTold(t *testing.T) {
+	full := errors.New("the disk is full")
+	for name, c := range map[string]struct {
+		cause  error
+		failed func(*fake.Kernel, *apply.Policy)
+	}{
+		"a step": {fake.ErrInjected, func(k *fake.Kernel, _ *apply.Policy) {
+			k.OnCall = func(call string) {
+				if strings.HasPrefix(call, "attach") {
+					k.FailAt, k.KillAt, k.OnCall = k.Calls, k.Calls+1, nil
+				}
+			}
+		}},
+		"the commit": {full, func(k *fake.Kernel, p *apply.Policy) {
+			p.Commit = func() error { k.KillAt = k.Calls + 1; return full }
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			k, p := deployed(t, before), strict()
+			c.failed(k, &p)
+			_, err := converge(k, after, p)
+			var undo *apply.RollbackError
+			if !errors.As(err, &undo) || !errors.Is(undo.Undo, fake.ErrKilled) || !errors.Is(undo.Err, c.cause) ||
+				errors.Is(undo.Err, fake.ErrKilled) || !errors.Is(err, c.cause) {
+				t.Errorf("%#v", err)
+			}
+			if text := fmt.Sprint(err); !strings.Contains(text, "not as before") ||
+				!strings.HasPrefix(text, fmt.Sprint(undo.Err)) {
+				t.Errorf("it says %q", text)
+			}
+		})
+	}
+	k := deployed(t, before)
+	k.FailAt = k.Calls + 3
+	var undo *apply.RollbackError
+	if _, err := converge(k, after, strict()); err == nil || errors.As(err, &undo) {
+		t.Errorf("a change that is undone: %v", err)
 	}
 }
 

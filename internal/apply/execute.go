@@ -28,7 +28,8 @@ type execution struct {
 	cleanup  []plan.Step
 }
 
-// run executes the steps up to the removals. After an error the kernel is as it was before.
+// run executes the steps up to the removals. After an error the kernel is as it was before, unless it is a
+// *RollbackError.
 func (e *execution) run(steps []plan.Step) error {
 	for len(steps) > 0 {
 		s, batch := steps[0], sameAction(steps)
@@ -44,7 +45,7 @@ func (e *execution) run(steps []plan.Step) error {
 			err = e.executeAll(batch)
 		}
 		if err != nil {
-			return errors.Join(fmt.Errorf("%s: %w", s.Action, err), e.rollback())
+			return e.rollback(fmt.Errorf("%s: %w", s.Action, err))
 		}
 	}
 	return nil
@@ -132,8 +133,21 @@ func (e *execution) restoreOld(s plan.Step) {
 	}
 }
 
-// rollback undoes all steps, the last one first.
-func (e *execution) rollback() error {
+// RollbackError is the error of a change that could not be undone: the kernel is neither as desired nor as before.
+type RollbackError struct {
+	Undo error // what could not be undone, and why
+	Err  error // why it was to be undone
+}
+
+func (e *RollbackError) Error() string {
+	return fmt.Sprintf("%v\nthe kernel is not as before, as undoing this failed, too: %v", e.Err, e.Undo)
+}
+
+// Unwrap returns both errors.
+func (e *RollbackError) Unwrap() []error { return []error{e.Err, e.Undo} }
+
+// rollback undoes all steps, the last one first, after an error. It returns that error, or a *RollbackError.
+func (e *execution) rollback(because error) error {
 	var errs []error
 	for _, undo := range slices.Backward(e.undo) {
 		if err := undo(); err != nil && !errors.Is(err, chain.ErrGone) {
@@ -141,7 +155,10 @@ func (e *execution) rollback() error {
 		}
 	}
 	e.undo = nil
-	return errors.Join(errs...)
+	if len(errs) == 0 {
+		return because
+	}
+	return &RollbackError{Undo: errors.Join(errs...), Err: because}
 }
 
 // finish removes what is no longer used. It returns how many removals have to wait for connections; the next plan
