@@ -66,7 +66,44 @@ func (a *Agent) checkSets(next resource.Set, modules map[string]*deploy.Module) 
 			}
 		}
 	}
-	return errors.Join(wrong...)
+	return errors.Join(append(wrong, a.checkRoom(next, modules))...)
+}
+
+// checkRoom rejects more sets and selectors of services than the kernel has room for: rules that refer to one that is
+// missing match nothing. Those that go with the change count, as they stay until the new ones are in use. Without a
+// reference nothing of it is in the kernel.
+func (a *Agent) checkRoom(next resource.Set, modules map[string]*deploy.Module) error {
+	all := setIDs(a.now.Desired, a.now.Modules)
+	before := len(all)
+	var added string
+	for id, what := range setIDs(next, modules) {
+		if _, known := all[id]; !known && (added == "" || what < added) {
+			added = what
+		}
+		all[id] = what
+	}
+	if added == "" || len(all) <= dataplane.MaxSets || len(references(modules)) == 0 {
+		return nil
+	}
+	return &apierrors.Conflict{Reason: fmt.Sprintf("%s: the kernel has room for %d sets and selectors of services, and "+
+		"has %d: delete sets that no module uses, or put the elements of several sets into one", added, dataplane.MaxSets,
+		before)}
+}
+
+// setIDs returns the sets of a state, and what modules select services by, with a description of each.
+func setIDs(desired resource.Set, modules map[string]*deploy.Module) map[uint64]string {
+	out := map[uint64]string{}
+	for name := range resource.NamedSet.All(desired) {
+		out[sdk.SetReference{Set: name}.ID()] = "set " + name
+	}
+	for module, all := range references(modules) {
+		for _, r := range all {
+			if id := r.ID(); out[id] == "" {
+				out[id] = fmt.Sprintf("module %s: spec.config.%s", module, r.Field)
+			}
+		}
+	}
+	return out
 }
 
 // names reports whether a config, as decoded from JSON, has the text. Which of its fields are sets, only the control
@@ -291,13 +328,8 @@ func (a *Agent) retainSets() {
 		return
 	}
 	keep := map[uint64]bool{}
-	for name := range resource.NamedSet.All(a.now.Desired) {
-		keep[sdk.SetReference{Set: name}.ID()] = true
-	}
-	for _, all := range references(a.now.Modules) {
-		for _, r := range all {
-			keep[r.ID()] = true
-		}
+	for id := range setIDs(a.now.Desired, a.now.Modules) {
+		keep[id] = true
 	}
 	maps.DeleteFunc(a.sets.hashes, func(name string, _ elementsHash) bool {
 		return !keep[sdk.SetReference{Set: name}.ID()]

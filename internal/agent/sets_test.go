@@ -16,6 +16,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -316,6 +317,40 @@ func TestServicesAsSets(t *testing.T) {
 	}
 	if !sameChains(chains, n.chainsOn(t, n.web)) {
 		t.Error("another program")
+	}
+}
+
+// A change that refers to more sets and selectors of services than the kernel has room for is refused: its rules would
+// match nothing.
+func TestSelectorsThatDoNotFit(t *testing.T) {
+	n := newNode(t)
+	services := n.both()
+	services[1].Metadata.Labels = map[string]string{"role": "db"}
+	n.apply(t, services, blocking(map[string]any{"services": "role=db"}))
+	n.changes.Lock()
+	n.mu.Lock()
+	n.now.Desired = n.now.Desired.Clone()
+	for i := range dataplane.MaxSets - 1 {
+		n.now.Desired.Put(resource.ObjectOf(setOf(fmt.Sprint("s", i), "addresses")))
+	}
+	n.mu.Unlock()
+	n.changes.Unlock()
+	var full *apierrors.Conflict
+	for _, change := range []resource.Object{resource.ObjectOf(blocking(map[string]any{"services": "role=cache"})),
+		resource.ObjectOf(setOf("more", "addresses"))} {
+		_, err := n.tryApply(change)
+		if !errors.As(err, &full) ||
+			!strings.Contains(err.Error(), "has room for 1023 sets and selectors of services, and has 1023: ") {
+			t.Errorf("%s: %v", change.Meta().Name, err)
+		}
+	}
+	n.blocked(t, true)
+	unchanged := blocking(map[string]any{"services": "role=db"})
+	unchanged.Metadata.Labels = map[string]string{"a": "b"}
+	_, err := n.Agent.Apply(context.Background(), server.Request{By: resource.Writer{Owner: v1.OwnerUser}, DryRun: true,
+		Resources: []resource.Object{resource.ObjectOf(unchanged)}})
+	if err != nil {
+		t.Errorf("a change without another selector: %v", err)
 	}
 }
 

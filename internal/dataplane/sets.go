@@ -23,6 +23,9 @@ const (
 	maxSetElements = 1 << 19 // of all sets, and of their replacements
 )
 
+// MaxSets is how many sets and selectors of services the modules of a node refer to at most.
+const MaxSets = maxSets - 1
+
 // shares reports whether the module shares a map with other modules.
 func (mod *Module) shares(name string) bool {
 	return slices.Contains(mod.SharedMaps, name) || len(mod.Settings.Sets) > 0 && slices.Contains(sdk.SetMaps, name)
@@ -214,7 +217,7 @@ func (s *Sets) write(id uint64, set sdk.Set) error {
 	if err := s.maps[sdk.SetsMap].Put(id, set); err != nil {
 		if errors.Is(err, unix.E2BIG) {
 			return fmt.Errorf("%w: at most %d sets and selectors of services: delete sets that no module uses, or put the "+
-				"elements of several sets into one", ErrSetsFull, maxSets-1)
+				"elements of several sets into one", ErrSetsFull, MaxSets)
 		}
 		return fmt.Errorf("map %s: %w", sdk.SetsMap, err)
 	}
