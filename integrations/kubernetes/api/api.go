@@ -37,6 +37,7 @@ type ObjectMeta struct {
 	Annotations     *Annotations      `json:"annotations,omitempty"`
 	Generation      int64             `json:"generation,omitempty"`
 	ResourceVersion string            `json:"resourceVersion,omitempty"`
+	Created         string            `json:"creationTimestamp,omitempty"` // RFC 3339, in UTC with seconds
 	Deleted         string            `json:"deletionTimestamp,omitempty"`
 }
 

@@ -29,13 +29,9 @@ func (s *syncer) packages(ctx context.Context, modules []api.Module) (map[string
 	return out, nil
 }
 
-// allowed returns the reason and the error of a Module of a namespace, the nth of it, if that is too many, or if its
-// package does more than to see packets of the pod.
-func allowed(m api.Module, known map[string]v1.Package, nth int) (string, error) {
-	if nth > api.MaxModules {
-		return "TooMany", fmt.Errorf("a namespace has at most %d Modules, in the order of their names: delete some, or use "+
-			"a ClusterModule", api.MaxModules)
-	}
+// allowed returns the reason and the error of a Module of a namespace if its package does more than to see packets of
+// the pod.
+func allowed(m api.Module, known map[string]v1.Package) (string, error) {
 	image := m.Spec.Package.Image
 	if image == "" {
 		return "", nil

@@ -26,59 +26,67 @@ type confirmer struct {
 	running sync.WaitGroup
 }
 
-// start compares in the background, and changes the state if nothing is missing for the pods. Otherwise the watches are
-// about to deliver it, and the pods are in the next round.
+// start compares in the background, and changes the state for the namespaces whose pods miss nothing. Otherwise the
+// watches are about to deliver it, and the pods are in the next round.
 func (c *confirmer) start(ctx context.Context, s *state, v view, pods []podService) {
 	if !c.busy.CompareAndSwap(false, true) {
 		return
 	}
+	newest := map[string]uint64{}
+	for _, p := range pods {
+		newest[p.namespace] = max(newest[p.namespace], p.version)
+	}
 	c.running.Go(func() {
 		defer c.busy.Store(false)
-		ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
-		defer cancel()
-		complete, err := c.complete(ctx, v, pods)
-		if err != nil {
-			c.log.Warn("new pods wait: modules are not compared with the API server's", "error", err)
-		}
-		if !complete {
+		if !c.decide(ctx, "", func(ctx context.Context) (bool, error) { return c.hasAll(ctx, v, api.ClusterModules, "") }) {
 			return
 		}
-		var newest uint64
-		for _, p := range pods {
-			newest = max(newest, p.version)
+		for namespace, version := range newest { // in random order, each with its own time: none waits for another for long
+			if c.decide(ctx, namespace, func(ctx context.Context) (bool, error) { return c.complete(ctx, v, namespace) }) {
+				s.confirm(namespace, version)
+			}
 		}
-		s.confirm(newest)
 	})
 }
 
-// complete reports whether the view has all modules, and the labels of the namespaces of the pods.
-func (c *confirmer) complete(ctx context.Context, v view, pods []podService) (bool, error) {
+// decide reports whether a comparison found nothing missing.
+func (c *confirmer) decide(ctx context.Context, namespace string, compare func(context.Context) (bool, error)) bool {
+	ctx, cancel := context.WithTimeout(ctx, confirmTimeout)
+	defer cancel()
+	complete, err := compare(ctx)
+	if err != nil {
+		c.log.Warn("new pods wait: modules are not compared with the API server's", "namespace", namespace, "error", err)
+	}
+	return complete && err == nil
+}
+
+// complete reports whether the view has all Modules of a namespace, and its labels.
+func (c *confirmer) complete(ctx context.Context, v view, namespace string) (bool, error) {
+	all, err := c.list(ctx, watch.Resource{Path: "/api/v1/namespaces", Fields: "metadata.name=" + namespace,
+		Metadata: true})
+	if err != nil || len(all) != 1 || labelsOf(all[0].Metadata.Labels) != v.namespaces[namespace] {
+		return false, err
+	}
+	return c.hasAll(ctx, v, "namespaces/"+namespace+"/"+api.Modules, namespace)
+}
+
+// hasAll reports whether the view has all modules of a collection, which is that of a namespace, or of ClusterModules.
+func (c *confirmer) hasAll(ctx context.Context, v view, collection, namespace string) (bool, error) {
+	all, err := c.list(ctx, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + collection,
+		Metadata: true})
+	if err != nil {
+		return false, err
+	}
 	known := map[string]api.ObjectMeta{}
 	for _, m := range v.modules {
-		known[nodeName(m)] = m.Metadata
-	}
-	for _, plural := range []string{api.ClusterModules, api.Modules} {
-		all, err := c.list(ctx, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + plural, Metadata: true})
-		if err != nil {
-			return false, err
-		}
-		for _, o := range all {
-			have := known[nodeName(api.Module{Metadata: o.Metadata})]
-			if have.UID != o.Metadata.UID || have.Generation < o.Metadata.Generation {
-				return false, nil
-			}
+		if m.Metadata.Namespace == namespace {
+			known[m.Metadata.Name] = m.Metadata
 		}
 	}
-	compared := map[string]bool{}
-	for _, p := range pods {
-		if compared[p.namespace] {
-			continue
-		}
-		compared[p.namespace] = true
-		all, err := c.list(ctx, watch.Resource{Path: "/api/v1/namespaces", Fields: "metadata.name=" + p.namespace,
-			Metadata: true})
-		if err != nil || len(all) != 1 || labelsOf(all[0].Metadata.Labels) != v.namespaces[p.namespace] {
-			return false, err
+	for _, o := range all {
+		have := known[o.Metadata.Name]
+		if have.UID != o.Metadata.UID || have.Generation < o.Metadata.Generation {
+			return false, nil
 		}
 	}
 	return true, nil
@@ -88,10 +96,12 @@ func (c *confirmer) list(ctx context.Context, r watch.Resource) ([]api.Object, e
 	return watch.List[api.Object](ctx, c.client, r, c.log)
 }
 
-// confirm admits pods up to a resource version.
-func (s *state) confirm(version uint64) {
+// confirm admits the pods of a namespace up to a resource version.
+func (s *state) confirm(namespace string, version uint64) {
 	s.update(ofPods, func() bool {
-		s.confirmed = max(s.confirmed, version)
+		if _, known := s.namespaces[namespace]; known {
+			s.confirmed[namespace] = max(s.confirmed[namespace], version)
+		}
 		return true
 	})
 }

@@ -5,9 +5,7 @@ package node
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"net"
@@ -24,7 +22,6 @@ import (
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
-	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
 // refusing is the part of an agent that a round calls. It has the service of one pod, and does not accept all modules.
@@ -70,6 +67,11 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.URL.Path == "/v1/services":
 		answer = []v1.Service{a.service}
 	case r.URL.Path == "/v1/delete":
+		var refs []ref
+		_ = json.NewDecoder(r.Body).Decode(&refs)
+		for _, of := range refs {
+			delete(a.modules, of.Name)
+		}
 		a.deleted = true
 	}
 	_ = json.NewEncoder(w).Encode(answer)
@@ -344,33 +346,12 @@ func TestTooManyLabels(t *testing.T) {
 // A new pod whose event comes before that of a module, or of labels of its namespace, that are older than the pod is
 // not admitted without them: watches of different resources are not ordered.
 func TestPodsAreConfirmed(t *testing.T) {
-	meta := func(name, uid string, labels map[string]string) map[string]any {
-		return map[string]any{"metadata": map[string]any{"name": name, "uid": uid, "generation": 1, "labels": labels}}
-	}
 	var asked atomic.Int32
 	stored := map[string][]any{
 		"/apis/kerb.dev/v1alpha1/clustermodules": {meta("fw", "m1", nil)},
-		"/apis/kerb.dev/v1alpha1/modules":        {},
 		"/api/v1/namespaces":                     {meta("shop", "n", map[string]string{"tier": "edge"})},
 	}
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked.Add(1)
-		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "99"},
-			"items": stored[r.URL.Path]})
-	}))
-	t.Cleanup(server.Close)
-	config := filepath.Join(t.TempDir(), "kubeconfig")
-	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	text := "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u}], " +
-		"clusters: [{name: c, cluster: {server: '" + server.URL + "', certificate-authority-data: " +
-		base64.StdEncoding.EncodeToString(authority) + "}}]}"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	kube, err := watch.Load(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	kube := kubeServer(t, &asked, stored)
 	a, s := heldPod(t)
 	s.confirm = &confirmer{client: kube, log: s.log}
 	s.state.moduleHandler(ofModules).Replace(nil)

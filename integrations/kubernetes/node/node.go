@@ -95,9 +95,10 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 	}
 	for ctx.Err() == nil {
 		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.
-		// What comes meanwhile is for the next round.
+		// Modules of namespaces are at most saveEvery later: those who write them must not wear out the flash. What comes
+		// meanwhile is for the next round.
 		v := s.state.view()
-		if v.complete && v.rules != tried.rules {
+		if v.complete && (v.shared != tried.shared || v.rules != tried.rules && time.Since(savedAt) >= saveEvery) {
 			save(v)
 		}
 		wait, err := s.roundOf(ctx, v)

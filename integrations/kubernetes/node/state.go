@@ -81,19 +81,21 @@ type state struct {
 	mu         sync.Mutex
 	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels
-	pods       map[string]pod  // by UID
-	synced     int             // resources of which a complete list has come since this start
-	restored   bool            // there was a snapshot
-	earlier    map[string]bool // UIDs of the pods of the snapshot
-	confirmed  uint64          // resource version of pods that no module is missing for
-	version    int             // changes with everything above
-	rules      int             // changes with modules and namespaces: what modules of the agent are made of
-	changed    chan struct{}   // has a value after a change
+	pods       map[string]pod    // by UID
+	synced     int               // resources of which a complete list has come since this start
+	restored   bool              // there was a snapshot
+	earlier    map[string]bool   // UIDs of the pods of the snapshot
+	confirmed  map[string]uint64 // by namespace: resource version of pods that no module is missing for
+	version    int               // changes with everything above
+	rules      int               // changes with modules and namespaces: what modules of the agent are made of
+	shared     int               // rules when what concerns pods of all namespaces has changed last
+	own        map[string]int    // rules when a Module of a namespace that is known has changed last
+	changed    chan struct{}     // has a value after a change
 }
 
 func newState() *state {
 	return &state{modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
-		changed: make(chan struct{}, 1)}
+		confirmed: map[string]uint64{}, own: map[string]int{}, changed: make(chan struct{}, 1)}
 }
 
 // update changes the state, and wakes the synchronization if f has changed anything.
@@ -106,6 +108,9 @@ func (s *state) update(bits int, f func() bool) {
 	s.version++
 	if bits&(ofClusterModules|ofModules|ofNamespaces) != 0 {
 		s.rules++
+	}
+	if bits&(ofClusterModules|ofNamespaces) != 0 {
+		s.shared = s.rules
 	}
 	s.mu.Unlock()
 	select {
@@ -133,22 +138,41 @@ func handler[T any](s *state, bit int, reset func(int), set func(T) bool, remove
 	}
 }
 
+// ruled notes that modules for the pods of a namespace change with this update. A namespace that is not known has no
+// pods that could be admitted.
+func (s *state) ruled(namespace string) {
+	if _, known := s.namespaces[namespace]; known {
+		s.own[namespace] = s.rules + 1
+	}
+}
+
 // moduleHandler is for ClusterModules or, with ofModules, for Modules of namespaces.
 func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 	reset := func(int) {
 		maps.DeleteFunc(s.modules, func(_ string, m api.Module) bool {
-			return (m.Metadata.Namespace != "") == (bit == ofModules)
+			if (m.Metadata.Namespace != "") != (bit == ofModules) {
+				return false
+			}
+			s.ruled(m.Metadata.Namespace)
+			return true
 		})
 	}
 	return handler(s, bit, reset,
 		func(m api.Module) bool {
 			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
-				Generation: m.Metadata.Generation}
+				Generation: m.Metadata.Generation, Created: m.Metadata.Created}
 			before, known := s.modules[nodeName(m)]
+			if known && reflect.DeepEqual(before, m) {
+				return false
+			}
 			s.modules[nodeName(m)] = m
-			return !known || !reflect.DeepEqual(before, m)
+			s.ruled(m.Metadata.Namespace)
+			return true
 		},
-		func(m api.Module) { delete(s.modules, nodeName(m)) })
+		func(m api.Module) {
+			delete(s.modules, nodeName(m))
+			s.ruled(m.Metadata.Namespace)
+		})
 }
 
 // nodeName is the name of the agent's module.
@@ -160,9 +184,18 @@ func nodeName(m api.Module) string {
 }
 
 func (s *state) namespaceHandler() watch.Handler[api.Object] {
-	return handler(s, ofNamespaces, func(n int) { s.namespaces = make(map[string]labels, n) },
+	reset := func(n int) {
+		s.namespaces = make(map[string]labels, n)
+		clear(s.own) // all of them change with the list
+		clear(s.confirmed)
+	}
+	return handler(s, ofNamespaces, reset,
 		func(o api.Object) bool { return set(s.namespaces, o.Metadata.Name, labelsOf(o.Metadata.Labels)) },
-		func(o api.Object) { delete(s.namespaces, o.Metadata.Name) })
+		func(o api.Object) {
+			delete(s.namespaces, o.Metadata.Name)
+			delete(s.own, o.Metadata.Name)
+			delete(s.confirmed, o.Metadata.Name)
+		})
 }
 
 func (s *state) podHandler() watch.Handler[api.Object] {
@@ -201,6 +234,7 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 type view struct {
 	version    int
 	rules      int
+	shared     int  // rules when what concerns all namespaces has changed last
 	known      bool // there is something to act on: a complete list of everything, or the snapshot
 	complete   bool // all lists have come since this start: what is not there was deleted
 	modules    []api.Module
@@ -210,29 +244,34 @@ type view struct {
 func (s *state) view() view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	v := view{version: s.version, rules: s.rules, complete: s.synced == ofAll, namespaces: maps.Clone(s.namespaces)}
+	v := view{version: s.version, rules: s.rules, shared: s.shared, complete: s.synced == ofAll,
+		namespaces: maps.Clone(s.namespaces)}
 	v.known = v.complete || s.restored
-	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int { // ClusterModules come first
+	// ClusterModules come first. A namespace's Modules are in the order of their creation: whatever name a new one has, it
+	// takes the place of no other.
+	v.modules = slices.SortedFunc(maps.Values(s.modules), func(a, b api.Module) int {
 		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace),
-			strings.Compare(a.Metadata.Name, b.Metadata.Name))
+			strings.Compare(a.Metadata.Created, b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
 	return v
 }
 
 // podServices returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
 // it is the other one. As long as the namespace is not known, it is not known which modules select the pod. It returns
-// false if the agent's modules are not of these rules.
+// false if what concerns pods of all namespaces has changed since these rules, which the agent has. Where only Modules
+// of a namespace have, the pods of that namespace are held: who changes them all the time holds no others.
 func (s *state) podServices(rules int) (map[string]podService, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.rules != rules {
+	if s.shared > rules {
 		return nil, false
 	}
 	pods := make(map[string]podService, 2*len(s.pods))
 	for uid, p := range s.pods {
 		_, ok := s.namespaces[p.namespace]
 		of := podService{pod: p, uid: uid, held: !ok || p.tooMany || s.restored && s.synced != ofAll && !s.earlier[uid]}
-		of.unconfirmed = p.version > s.confirmed && !s.earlier[uid]
+		of.held = of.held || s.own[p.namespace] > rules
+		of.unconfirmed = p.version > s.confirmed[p.namespace] && !s.earlier[uid]
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
 		if p.static == "" {

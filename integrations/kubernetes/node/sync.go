@@ -122,9 +122,13 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 type desired struct {
 	modules     []v1.Module
 	wrong       []api.ModuleReport // of modules that are not among them
-	generations map[string]int64   // metadata.generation, of the wrong ones, too
+	generations map[string]int64   // metadata.generation, of the wrong ones, too, but for those that are too many
 	titles      map[string]string  // NAMESPACE/NAME of modules of namespaces
 }
+
+// tooManyModules is the reason of Modules beyond api.MaxModules of a namespace. They are deleted from the node: the
+// limit would otherwise be one of changes, and not of modules that run.
+const tooManyModules = "TooMany"
 
 // wanted translates the modules of a view. known are the node's packages by their references.
 func wanted(v view, known map[string]v1.Package) desired {
@@ -139,7 +143,12 @@ func wanted(v view, known map[string]v1.Package) desired {
 			inNamespace[namespace]++
 			d.titles[name] = namespace + "/" + m.Metadata.Name
 			if err == nil {
-				reason, err = allowed(m, known, inNamespace[namespace])
+				reason, err = allowed(m, known)
+			}
+			if n := inNamespace[namespace]; n > api.MaxModules {
+				reason, err = tooManyModules, fmt.Errorf("a namespace has at most %d Modules, and this is number %d in the order "+
+					"of creation: delete some, or use a ClusterModule", api.MaxModules, n)
+				delete(d.generations, name) // what the node has of it is deleted
 			}
 		}
 		if err != nil {

@@ -67,10 +67,37 @@ func confine(out *v1.Module, m api.Module) error {
 	case of.Budget.Memory != "":
 		return errors.New("spec.budget.memory: the memory is the node's: remove it, and the package's limit applies")
 	}
+	if field := setIn("spec.config", m.Spec.Config); field != "" && m.Spec.Package.Name == "firewall" {
+		return fmt.Errorf("%s: a Module cannot refer to sets or services, whose tables all modules of the node share: write "+
+			"addresses, prefixes or ports, or use a ClusterModule", field)
+	}
 	out.Spec.Order.Priority += nearPods
 	out.Spec.Order.Before = inNamespace(m.Metadata.Namespace, m.Spec.Order.Before)
 	out.Spec.Order.After = inNamespace(m.Metadata.Namespace, m.Spec.Order.After)
 	return nil
+}
+
+// setIn returns the path of the first object in a config, as decoded from JSON, that has a field set or services; empty
+// if there is none. Field names are compared as encoding/json does: without case.
+func setIn(path string, config any) string {
+	switch c := config.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(c)) {
+			if strings.EqualFold(key, "set") || strings.EqualFold(key, "services") {
+				return path
+			}
+			if field := setIn(path+"."+key, c[key]); field != "" {
+				return field
+			}
+		}
+	case []any:
+		for i, v := range c {
+			if field := setIn(fmt.Sprintf("%s[%d]", path, i), v); field != "" {
+				return field
+			}
+		}
+	}
+	return ""
 }
 
 func inNamespace(namespace string, modules []string) (out []string) {

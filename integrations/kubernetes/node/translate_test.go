@@ -230,10 +230,27 @@ func TestModulesAreConfined(t *testing.T) {
 		m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: spec}
 		_, _, err := translate(m, nil)
 		if err == nil {
-			_, err = allowed(m, nil, 1)
+			_, err = allowed(m, nil)
 		}
 		if err == nil || !strings.Contains(err.Error(), field) {
 			t.Errorf("%+v: %v, want an error of %s", spec, err, field)
+		}
+	}
+	for field, rule := range map[string]any{
+		"src":     map[string]any{"services": "app=web"},
+		"dst":     map[string]any{"Set": "blocked"},
+		"srcPort": map[string]any{"set": "ports"},
+	} {
+		spec := api.ModuleSpec{Package: api.Package{Name: "firewall"}, Config: map[string]any{
+			"rules": []any{map[string]any{"action": "deny"}, map[string]any{"action": "deny", field: rule}}}}
+		m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: spec}
+		if _, _, err := translate(m, nil); err == nil || !strings.Contains(err.Error(), "spec.config.rules[1]."+field+": ") ||
+			!strings.Contains(err.Error(), "use a ClusterModule") {
+			t.Errorf("a Module with %s %v: %v", field, rule, err)
+		}
+		m.Metadata.Namespace = ""
+		if _, _, err := translate(m, nil); err != nil {
+			t.Errorf("a ClusterModule with %s %v: %v", field, rule, err)
 		}
 	}
 	m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: api.ModuleSpec{
@@ -243,7 +260,7 @@ func TestModulesAreConfined(t *testing.T) {
 		ok bool
 	}{{v1.Package{Hooks: []string{"tc"}}, true}, {v1.Package{Hooks: []string{"sockets"}}, false},
 		{v1.Package{Hooks: []string{"tc"}, Capabilities: []string{"inject"}}, false}} {
-		if _, err := allowed(m, map[string]v1.Package{digest: c.p}, 1); (err == nil) != c.ok {
+		if _, err := allowed(m, map[string]v1.Package{digest: c.p}); (err == nil) != c.ok {
 			t.Errorf("case %d: %v", i, err)
 		}
 	}

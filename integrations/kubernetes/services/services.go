@@ -193,7 +193,8 @@ func endpoints(of []*Slice) ([]*endpoint, error) {
 	}
 	for _, e := range out {
 		slices.Sort(e.Addresses)
-		if len(slices.Compact(e.Addresses)) > 2 {
+		e.Addresses = slices.Compact(e.Addresses) // a pod may be in two slices of a family while they are rebalanced
+		if len(e.Addresses) > 2 {
 			return nil, errors.New("an endpoint has more than two addresses")
 		}
 	}

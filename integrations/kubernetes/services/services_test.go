@@ -94,6 +94,11 @@ func TestEndpoints(t *testing.T) {
 	if got := state(t, "", four, six); got != "10.1.0.1+fd00::1" {
 		t.Errorf("a pod with two families is %q", got)
 	}
+	for _, twice := range [][]string{{four, four}, {four, six, strings.Replace(four, "web-1", "web-2", 1)}} {
+		if got, want := state(t, "", twice...), state(t, "", twice[:len(twice)-1]...); got != want {
+			t.Errorf("a pod that is in two slices of a family is %q, want %q", got, want)
+		}
+	}
 	// What the agent cannot express stays with kube-proxy.
 	other := strings.Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.2]}"), "8080", "9090", 1)
 	if got := state(t, "", four, other); !strings.Contains(got, "8080 on some endpoints and 9090 on others") {

@@ -1,0 +1,219 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// meta is an object of generation 1 as an API server returns it.
+func meta(name, uid string, labels map[string]string) map[string]any {
+	return map[string]any{"metadata": map[string]any{"name": name, "uid": uid, "generation": 1, "labels": labels}}
+}
+
+// kubeServer returns the client of an API server that lists what is stored by path, and with a field selector by the
+// path and the query. It counts requests.
+func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *watch.Client {
+	t.Helper()
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		asked.Add(1)
+		items, ok := stored[r.URL.Path+"?"+r.URL.Query().Get("fieldSelector")]
+		if !ok {
+			items = stored[r.URL.Path]
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "99"},
+			"items": items})
+	}))
+	t.Cleanup(server.Close)
+	config := filepath.Join(t.TempDir(), "kubeconfig")
+	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	text := "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u}], " +
+		"clusters: [{name: c, cluster: {server: '" + server.URL + "', certificate-authority-data: " +
+		base64.StdEncoding.EncodeToString(authority) + "}}]}"
+	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	kube, err := watch.Load(config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kube
+}
+
+// tenants is a state with pods of two namespaces, in resource versions 50 and 40.
+func tenants() *state {
+	s := newState()
+	s.moduleHandler(ofModules).Replace(nil)
+	s.moduleHandler(ofClusterModules).Replace(nil)
+	s.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil), object("e", "", "evil", nil)})
+	ours, theirs := object("u1", "shop", "web", nil), object("u2", "evil", "web", nil)
+	ours.Metadata.ResourceVersion, theirs.Metadata.ResourceVersion = "50", "40"
+	s.podHandler().Replace([]api.Object{ours, theirs})
+	return s
+}
+
+func moduleOf(namespace, name string) api.Module {
+	return api.Module{Metadata: api.ObjectMeta{Namespace: namespace, Name: name, UID: namespace + name, Generation: 1},
+		Spec: api.ModuleSpec{Package: api.Package{Name: "counter"}}}
+}
+
+// podIn returns the pod of a namespace.
+func podIn(t *testing.T, s *state, rules int, namespace, uid string) podService {
+	t.Helper()
+	pods, ok := s.podServices(rules)
+	p, known := pods[names.Pod{Namespace: namespace, Name: "web", UID: uid}.Service()]
+	if !ok || !known {
+		t.Fatalf("pods %v, %v", pods, ok)
+	}
+	return p
+}
+
+// Who changes Modules of a namespace all the time holds new pods of that namespace, and of no other.
+func TestModulesHoldTheirNamespace(t *testing.T) {
+	s := tenants()
+	modules := s.moduleHandler(ofModules)
+	for what, change := range map[string]func(){
+		"created": func() { modules.Set(moduleOf("evil", "a")) },
+		"changed": func() {
+			m := moduleOf("evil", "a")
+			m.Metadata.Generation = 2
+			modules.Set(m)
+		},
+		"deleted": func() { modules.Delete(moduleOf("evil", "a")) },
+		"listed":  func() { modules.Replace([]api.Module{moduleOf("evil", "b")}) },
+	} {
+		modules.Replace([]api.Module{moduleOf("evil", "c")})
+		v := s.view()
+		if change(); s.view().rules == v.rules {
+			t.Errorf("%s: the agent's modules would not change", what)
+		}
+		if podIn(t, s, v.rules, "shop", "u1").held {
+			t.Errorf("a Module is %s: a pod of another namespace is held", what)
+		}
+		if !podIn(t, s, v.rules, "evil", "u2").held || podIn(t, s, s.view().rules, "evil", "u2").held {
+			t.Errorf("a Module is %s: a pod of the namespace is not held until the agent has it", what)
+		}
+	}
+	v := s.view()
+	s.moduleHandler(ofClusterModules).Set(moduleOf("", "wide"))
+	if _, ok := s.podServices(v.rules); ok {
+		t.Error("pods are admitted without a ClusterModule")
+	}
+}
+
+// New pods are compared with the API server's store by namespace: what is missing in one holds no other's, and a pod is
+// not admitted because a newer one of another namespace was compared.
+func TestConfirmedByNamespace(t *testing.T) {
+	var asked atomic.Int32
+	stored := map[string][]any{
+		"/apis/kerb.dev/v1alpha1/namespaces/evil/modules": {meta("late", "m1", nil)},
+		"/api/v1/namespaces?metadata.name=shop":           {meta("shop", "n", nil)},
+		"/api/v1/namespaces?metadata.name=evil":           {meta("evil", "e", nil)},
+	}
+	c := &confirmer{client: kubeServer(t, &asked, stored), log: slog.New(slog.DiscardHandler)}
+	s := tenants()
+	v := s.view()
+	ours, theirs := podIn(t, s, v.rules, "shop", "u1"), podIn(t, s, v.rules, "evil", "u2")
+	unconfirmed := func(what string, wantOurs, wantTheirs bool, waiting ...podService) {
+		t.Helper()
+		c.start(t.Context(), s, s.view(), waiting)
+		c.running.Wait()
+		rules := s.view().rules
+		if podIn(t, s, rules, "shop", "u1").unconfirmed != wantOurs ||
+			podIn(t, s, rules, "evil", "u2").unconfirmed != wantTheirs {
+			t.Errorf("%s: confirmed are %v", what, s.confirmed)
+		}
+	}
+	unconfirmed("the first pod alone", false, true, ours)
+	unconfirmed("a Module of the second is missing", false, true, ours, theirs)
+	late := moduleOf("evil", "late")
+	late.Metadata.UID = "m1"
+	s.moduleHandler(ofModules).Set(late)
+	unconfirmed("it has come", false, false, theirs)
+}
+
+// A namespace has eight Modules on the node, whatever the names of those that come later are.
+func TestModulesAreCounted(t *testing.T) {
+	a, s := heldPod(t)
+	s.state = tenants()
+	modules := s.state.moduleHandler(ofModules)
+	created := func(name string, minute int) api.Module {
+		m := moduleOf("shop", name)
+		m.Metadata.Created = fmt.Sprintf("2026-11-27T10:%02d:00Z", minute)
+		return m
+	}
+	for i := range api.MaxModules {
+		modules.Set(created(fmt.Sprint("m", i), 1))
+	}
+	check := func(what, report string) {
+		t.Helper()
+		if _, err := s.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for i := range api.MaxModules {
+			if name := fmt.Sprint("m", i); a.modules[names.Module("shop", name)].Metadata.Name == "" {
+				t.Errorf("%s: %s does not run", what, name)
+			}
+		}
+		if len(a.modules) != api.MaxModules+1 { // and that of pending pods
+			t.Errorf("%s: the agent has %d modules", what, len(a.modules))
+		}
+		if got := fmt.Sprint(s.titled()); !strings.Contains(got, report) || report == "" && got != "[]" {
+			t.Errorf("%s: the node reports %s", what, got)
+		}
+	}
+	check("eight", "")
+	late := names.Module("shop", "a")
+	a.modules[late] = v1.Module{Metadata: v1.ObjectMeta{Name: late, Owner: names.Owner}} // by an earlier kerb-kube-node
+	modules.Set(created("a", 2))
+	check("nine", "shop/a 1 TooMany")
+	modules.Delete(created("a", 2))
+	check("eight again", "")
+}
+
+// Who changes Modules of a namespace all the time does not wear out the flash of all nodes: the snapshot follows now
+// and then, and not before each of them.
+func TestSnapshotsOfModules(t *testing.T) {
+	a, s := heldPod(t)
+	s.state = tenants()
+	dir := t.TempDir()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	a.before = func(all []v1.Module) {
+		text, err := os.ReadFile(filepath.Join(dir, snapshotFile))
+		switch has := bytes.Contains(text, []byte(`"busy"`)); {
+		case err != nil:
+			t.Errorf("modules of the first start are not on disk: %v", err)
+			cancel()
+		case len(all) < 2: // only the module for pending pods
+			s.state.moduleHandler(ofModules).Set(moduleOf("evil", "busy"))
+		default:
+			if has {
+				t.Error("the snapshot is written for each Module")
+			}
+			cancel()
+		}
+	}
+	s.run(ctx, dir, newReporter(nil, "n1", s.log))
+	if text, err := os.ReadFile(filepath.Join(dir, snapshotFile)); err != nil || !bytes.Contains(text, []byte(`"busy"`)) {
+		t.Errorf("the snapshot at the end is %s, %v", text, err)
+	}
+}
