@@ -11,7 +11,7 @@ import (
 
 // Limits of packets that wait for the lookup of their sources.
 const (
-	maxHeldSource = 8  // packets of one source
+	maxHeldSource = 8  // packets of one source from one outer address
 	maxHeldNode   = 64 // packets from one outer address
 	maxHeld       = 512
 )
@@ -42,11 +42,11 @@ type held struct {
 	counts  heldCounts
 }
 
-// add holds a packet, unless its source or node has too many.
+// add holds a packet, unless its node, or its source there, has too many.
 func (h *held) add(p heldPacket) {
 	ofSource, ofNode := 0, map[netip.Addr]int{}
 	for _, o := range h.packets {
-		if ofNode[o.from]++; o.source == p.source {
+		if ofNode[o.from]++; o.source == p.source && o.from == p.from { // else one node could keep out another
 			ofSource++
 		}
 	}

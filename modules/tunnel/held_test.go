@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -137,6 +138,12 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 			t.Fatalf("source %d of another node is looked up: %v", i, asked[source])
 		}
 	}
+	now = now.Add(trickle)
+	for i := range 2 { // the outer address may be made up, too: its node still has new senders
+		if source := claim(4*maxAskedBy+i, "192.0.2.66"); asked[source] != (i == 0) {
+			t.Errorf("after a second source %d of another node is looked up: %v", i, asked[source])
+		}
+	}
 	*again = nil
 	for i := range 4 * maxAskedBy {
 		source := claim(i, "192.0.2.3")
@@ -145,11 +152,84 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 		}
 	}
 	now = time.Now().Add(foreignFor + time.Second)
-	if source := claim(4*maxAskedBy, "192.0.2.66"); !asked[source] {
-		t.Error("the node is not forgiven")
+	for i := range 2 {
+		if source := claim(5*maxAskedBy+i, "192.0.2.66"); !asked[source] {
+			t.Error("the node is not forgiven")
+		}
 	}
-	if len(k.asked.foreign) != 1 || len(k.asked.of) != 1 {
+	if by := k.asked.of[netip.MustParseAddr("192.0.2.66")]; len(k.asked.foreign) != 2 || by.foreign != 2 ||
+		by.pending != 0 || len(k.asked.of) != 1 {
 		t.Errorf("%d foreign lookups, %v", len(k.asked.foreign), k.asked.of)
+	}
+}
+
+// No instance sends from an address of a whole service, whichever node has its instances: a node that claims such addresses
+// has few of them looked up, also if the answers come late. Its own senders are looked up slowly then.
+func TestAddressesOfServicesAreForeign(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		k := loadNamed(t)
+		asked := map[netip.Addr]bool{}
+		k.tunnel.live.Resolve = func(a netip.Addr) { asked[a] = true }
+		again := k.arrivals()
+		now, from := time.Now(), netip.MustParseAddr("192.0.2.3")
+		ask := func(source netip.Addr) bool {
+			clear(asked)
+			k.ask(heldPacket{source: source, from: from, ifindex: 1, frame: make([]byte, 60)}, now)
+			return asked[source]
+		}
+		for i := range 2 * maxAskedBy {
+			if i < maxAskedBy {
+				now = now.Add(askAgain / 4) // those before are not pending for long
+			}
+			source := netip.AddrFrom4([4]byte{10, 30, 1, byte(i)})
+			if got := ask(source); got != (i < maxAskedBy) {
+				t.Fatalf("address %d is looked up: %v", i, got)
+			} else if !got {
+				continue
+			}
+			if late {
+				k.overdue(source, now)
+			}
+			vs := named(fmt.Sprint("oakestra.", i), "192.0.2.3", fmt.Sprintf("10.3.0.%d", i), fmt.Sprintf("fd03::%x", i+1),
+				fmt.Sprintf("10.30.2.%d", i), fmt.Sprintf("fdff::3:%x", i))
+			vs.Spec.Addresses = append(vs.Spec.Addresses,
+				v1alpha1.VirtualAddress{Address: source.String(), Policy: v1alpha1.PolicyRoundRobin})
+			for range 2 { // the same again is one lookup
+				k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{vs}})
+			}
+			if by := k.asked.of[from]; by.foreign != i+1 || by.pending != 0 || ask(source) {
+				t.Fatalf("address %d: %+v; is looked up again: %v", i, by, asked[source])
+			}
+		}
+		want := heldCounts{Denied: 3 * maxAskedBy}
+		if late {
+			want = heldCounts{Denied: 2 * maxAskedBy, Overdue: maxAskedBy}
+		}
+		if len(*again) != 0 || len(k.held.packets) != 0 || k.held.counts != want {
+			t.Errorf("late: %v: %d arrive, %+v, want %+v", late, len(*again), k.held, want)
+		}
+		if now = now.Add(trickle); !ask(netip.MustParseAddr("10.30.9.9")) {
+			t.Error("a sender of that node is not looked up")
+		}
+	}
+}
+
+// A packet that is too long to be held begins the lookup for those that are held: their wait ends, too.
+func TestHeldBehindLongPacket(t *testing.T) {
+	k := loadNamed(t)
+	k.tunnel.live.Resolve = func(netip.Addr) {}
+	before := holdFor
+	t.Cleanup(func() { holdFor = before })
+	p := heldPacket{source: netip.MustParseAddr("10.30.0.9"), from: netip.MustParseAddr("192.0.2.3"), ifindex: 1}
+	holdFor = 100 * time.Millisecond
+	k.ask(p, time.Now())
+	p.frame = make([]byte, 60)
+	k.ask(p, time.Now())
+	k.waitHeld(0)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if c := k.held.counts; c.Overdue+c.Denied != 1 { // denied: the wait was over before it came
+		t.Errorf("%+v", c)
 	}
 }
 
@@ -175,6 +255,12 @@ func TestHeldIsBounded(t *testing.T) {
 	}
 	if len(h.packets) != maxHeldSource || h.counts.Dropped != maxHeldSource {
 		t.Errorf("of one source %d are held, %d dropped", len(h.packets), h.counts.Dropped)
+	}
+	other := packet(9, 0)
+	other.source = packet(0, 0).source
+	h.add(other)
+	if got := h.take(other.source); len(got) != maxHeldSource+1 || got[maxHeldSource].from != other.from {
+		t.Errorf("with those of another node that has sent from the same source %d are held", len(got))
 	}
 	for node := range maxHeld / maxHeldNode * 2 {
 		for source := range 2 * maxHeldNode {

@@ -68,14 +68,23 @@ const (
 	// how long a lookup counts whose source turns out to be of another node: about as long as the proxy keeps what was
 	// found for nothing
 	foreignFor = 10 * time.Minute
+	// how often an outer address beyond maxAskedBy has a source looked up all the same: another node may have made it
+	// up, and its node has new senders
+	trickle = time.Second
 )
 
 // lookups are the sources that are being looked up.
 type lookups struct {
 	pending map[netip.Addr]lookup // by source
-	of      map[netip.Addr]int    // number of them and of foreign by the outer address that the packet came from
+	of      map[netip.Addr]asker  // by the outer address that the packet came from
 	foreign []foreign             // oldest first
 	swept   time.Time
+}
+
+// asker is an outer address that packets from unknown sources came from.
+type asker struct {
+	pending, foreign int // lookups; one that is foreign is not counted as pending
+	last             time.Time
 }
 
 // foreign is a lookup for a packet that its source has not sent: it filled tables that all share for nothing.
@@ -88,10 +97,11 @@ type lookup struct {
 	from  netip.Addr
 	begun time.Time // it is not looked up again for askAgain
 	over  bool      // it has been answered, or was not in time
+	spent bool      // it counts as foreign
 }
 
 func newLookups() lookups {
-	return lookups{pending: map[netip.Addr]lookup{}, of: map[netip.Addr]int{}}
+	return lookups{pending: map[netip.Addr]lookup{}, of: map[netip.Addr]asker{}}
 }
 
 // begin reports whether a source is to be looked up. One that is being looked up is not, nor one beyond the limits.
@@ -107,11 +117,14 @@ func (l *lookups) begin(source, from netip.Addr, now time.Time) bool {
 			l.forgive()
 		}
 	}
-	if _, pending := l.pending[source]; pending || len(l.pending) >= maxAsked || l.of[from] >= maxAskedBy {
+	by := l.of[from]
+	if _, pending := l.pending[source]; pending || len(l.pending) >= maxAsked || by.pending >= maxAskedBy ||
+		by.pending+by.foreign >= maxAskedBy && now.Sub(by.last) < trickle {
 		return false
 	}
 	l.pending[source] = lookup{from: from, begun: now}
-	l.of[from]++
+	by.pending, by.last = by.pending+1, now
+	l.of[from] = by
 	return true
 }
 
@@ -122,36 +135,41 @@ func (l *lookups) end(source netip.Addr) bool {
 		return false
 	}
 	delete(l.pending, source)
-	l.less(p.from)
+	if !p.spent {
+		l.count(p.from, -1, 0)
+	}
 	return true
 }
 
-func (l *lookups) less(from netip.Addr) {
-	if l.of[from]--; l.of[from] == 0 {
+// count adds to the lookups of an outer address.
+func (l *lookups) count(from netip.Addr, pending, foreign int) {
+	by := l.of[from]
+	by.pending, by.foreign = by.pending+pending, by.foreign+foreign
+	l.of[from] = by
+	if by.pending+by.foreign == 0 {
 		delete(l.of, from)
 	}
 }
 
-// found ends the lookup of a source that is on a node. If the packet came from another one, it still counts for that.
-func (l *lookups) found(source, node netip.Addr, now time.Time) {
+// answered notes that a source is an address of a service: of an instance on a node, or of none (an invalid one). If
+// the packet came from another node, which may not send from it, the lookup counts as foreign.
+func (l *lookups) answered(source, node netip.Addr, now time.Time) {
 	p, pending := l.pending[source]
-	if !pending {
+	if !pending || p.spent || p.from == node {
 		return
 	}
-	l.end(source)
-	if p.from == node {
-		return
-	}
+	p.spent, p.over = true, true
+	l.pending[source] = p
 	if len(l.foreign) == maxAsked {
 		l.forgive()
 	}
 	l.foreign = append(l.foreign, foreign{p.from, now.Add(foreignFor)})
-	l.of[p.from]++
+	l.count(p.from, -1, 1)
 }
 
 // forgive forgets the oldest foreign lookup.
 func (l *lookups) forgive() {
-	l.less(l.foreign[0].from)
+	l.count(l.foreign[0].from, 0, -1)
 	l.foreign = l.foreign[1:]
 }
 
@@ -214,17 +232,15 @@ func (t *tunnel) followStrangers(ctx context.Context) {
 func (t *tunnel) ask(p heldPacket, now time.Time) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	switch {
-	case p.frame == nil: // too long
-		if t.asked.begin(p.source, p.from, now) {
-			t.live.Resolve(p.source)
-		}
-	case t.isNamed(p.source): // the answer has come while the packet was on its way here
-		t.pass([]heldPacket{p})
-	case t.asked.begin(p.source, p.from, now):
+	named := t.isNamed(p.source) // the answer has come while the packet was on its way here
+	if !named && t.asked.begin(p.source, p.from, now) {
 		t.live.Resolve(p.source)
 		time.AfterFunc(holdFor, func() { t.overdue(p.source, now) })
-		t.held.add(p)
+	}
+	switch {
+	case p.frame == nil: // too long
+	case named:
+		t.pass([]heldPacket{p})
 	case t.asked.waits(p.source):
 		t.held.add(p)
 	default:
@@ -266,25 +282,42 @@ func (t *tunnel) pass(packets []heldPacket) {
 }
 
 // lookedUp notes which services were looked up here, and so are in use, and has the packets of sources arrive again
-// that the data plane knows now. A source may turn out to be an instance of this node, or of none. t.mu is held.
+// that the data plane knows now. A source may turn out to be an instance of this node, or an address of a whole service,
+// which no instance sends from. t.mu is held.
 func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	for _, service := range update.Put {
-		for _, l := range t.virtual[service.Name] {
-			if !t.asked.waits(l.virtual) {
+		for _, a := range service.Spec.Addresses {
+			addr, err := netip.ParseAddr(a.Address)
+			p, pending := t.asked.pending[addr]
+			if err != nil || !pending {
 				continue
 			}
 			t.senders[service.Name] = now
-			if t.isNamed(l.virtual) {
-				t.asked.found(l.virtual, l.node, now)
-				t.pass(t.held.take(l.virtual))
-			} else {
-				t.denied(l.virtual)
+			node := t.nodeNamed(service.Name, addr)
+			t.asked.answered(addr, node, now)
+			if !t.isNamed(addr) {
+				t.denied(addr)
+				continue
 			}
+			if p.from == node {
+				t.asked.end(addr)
+			}
+			t.pass(t.held.take(addr))
 		}
 	}
 	for _, source := range update.Unknown {
 		t.denied(source)
 	}
+}
+
+// nodeNamed is the node of the instance that a virtual address of a service stands for; invalid: this one, or none.
+func (t *tunnel) nodeNamed(service string, addr netip.Addr) netip.Addr {
+	for _, l := range t.virtual[service] {
+		if l.virtual == addr {
+			return l.node
+		}
+	}
+	return netip.Addr{}
 }
 
 // denied drops the packets of a source. It is not looked up again for a while. t.mu is held.

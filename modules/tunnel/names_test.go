@@ -143,7 +143,7 @@ func TestUnknownSenders(t *testing.T) {
 		return slices.Equal(asked, []netip.Addr{netip.MustParseAddr("10.30.0.9")})
 	}, func() any { mu.Lock(); defer mu.Unlock(); return asked })
 	k.mu.Lock()
-	if by := k.asked.of; by[w.from] != 1 || len(by) != 1 {
+	if by := k.asked.of; by[w.from].pending != 1 || len(by) != 1 {
 		t.Errorf("by outer address: %v", by)
 	}
 	k.mu.Unlock()
@@ -205,7 +205,7 @@ func TestLookupsAreBounded(t *testing.T) {
 			t.Errorf("after %s: looked up again: %v", at.after, got)
 		}
 	}
-	if len(l.pending) != 1 || l.of[attacker] != 1 || len(l.of) != 1 {
+	if len(l.pending) != 1 || l.of[attacker].pending != 1 || len(l.of) != 1 {
 		t.Errorf("%d are pending, by outer address %v", len(l.pending), l.of)
 	}
 	for i := range 2 * maxAsked {
