@@ -22,7 +22,13 @@ struct tun_arrival {
 	struct in6_addr from;
 	struct tun_header header;
 	__u32 room; /* bytes that the outer packet has for the inner one */
-	__u64 mac;
+	union {
+		__u64 mac;
+		struct { /* mode oakestra: of the outer packet */
+			__be32 to;
+			__be16 port;
+		};
+	};
 	__u8 tos;
 	__u8 version; /* of the inner packet */
 	__u8 via[6];  /* hardware address of this node */
@@ -190,7 +196,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	name = tun_sender(&f.src);
 	at = name ? name->node : tun_node_of(&f.src, f.half);
 	if (!at)
-		return tun_ask(pkt, &f, &a->from, a->tos);
+		return tun_ask(pkt, &f, &a->from, a->tos, a->to, a->port);
 	n = bpf_map_lookup_elem(&nodes, &at);
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))
@@ -248,8 +254,11 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	if (a.room < sizeof(*udp) + TUN_HEADER_LEN + sizeof(struct iphdr))
 		return kerb_drop(pkt, TUN_DROP_BAD_HEADER);
 	a.room -= sizeof(*udp) + TUN_HEADER_LEN;
-	if (mode == TUN_MODE_OAKESTRA)
+	if (mode == TUN_MODE_OAKESTRA) {
 		a.sum = udp->check;
+		a.to = f.dst.in6_u.u6_addr32[3];
+		a.port = udp->source;
+	}
 	a.from = f.src;
 	a.tos = f.tos;
 	why = tun_read_header(pkt, &a);

@@ -24,6 +24,8 @@ type heldPacket struct {
 	source, from netip.Addr // from: of the outer packet
 	ifindex      uint32     // where it arrived
 	tos          byte       // of the outer header
+	to           netip.Addr // outer destination
+	port         uint16     // outer source port
 	frame        []byte     // Ethernet header and inner packet
 }
 
@@ -80,9 +82,10 @@ func (h *held) take(source netip.Addr) (out []heldPacket) {
 	return out
 }
 
-// wrap puts the outer headers on again that the data plane has taken off, for a tunnel that receives at this address
-// and port. The data plane judges by the outer source, and reads the outer TOS; of the rest it needs that it is for us.
-func (p *heldPacket) wrap(to netip.Addr, port uint16) []byte {
+// wrap puts the outer headers on again that the data plane has taken off, for a tunnel that receives at this port.
+// Addresses, ports and TOS are those of before, for other modules at the interface; the TTL is 64, the ID 0, and there
+// is no DF, UDP checksum or IP option.
+func (p *heldPacket) wrap(port uint16) []byte {
 	const ethernet, ip, udp = 14, 20, 8
 	inner := p.frame[ethernet:]
 	out := make([]byte, ethernet+ip+udp, ethernet+ip+udp+len(inner))
@@ -91,7 +94,7 @@ func (p *heldPacket) wrap(to netip.Addr, port uint16) []byte {
 	header := out[ethernet:]
 	header[0], header[1], header[8], header[9] = 0x45, p.tos, 64, 17
 	binary.BigEndian.PutUint16(header[2:], uint16(ip+udp+len(inner)))
-	src, dst := p.from.As4(), to.As4()
+	src, dst := p.from.As4(), p.to.As4()
 	copy(header[12:], src[:])
 	copy(header[16:], dst[:])
 	sum := uint32(0)
@@ -100,7 +103,7 @@ func (p *heldPacket) wrap(to netip.Addr, port uint16) []byte {
 	}
 	sum = sum>>16 + sum&0xffff
 	binary.BigEndian.PutUint16(header[10:], ^uint16(sum>>16+sum))
-	binary.BigEndian.PutUint16(header[ip:], port) // as good as any
+	binary.BigEndian.PutUint16(header[ip:], p.port)
 	binary.BigEndian.PutUint16(header[ip+2:], port)
 	binary.BigEndian.PutUint16(header[ip+4:], uint16(udp+len(inner)))
 	return append(out, inner...)

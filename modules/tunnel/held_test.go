@@ -3,9 +3,11 @@
 package tunnel
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"net/netip"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -114,6 +116,8 @@ func TestFloodOfUnknownSources(t *testing.T) {
 	}
 }
 
+var underlayAddress = netip.MustParseAddr("192.0.2.1")
+
 // A node that claims sources of other nodes has few of them looked up: what is found fills tables that all share.
 // Another node's sender is looked up all the same, also one that the first node has claimed.
 func TestForeignSourcesAreBounded(t *testing.T) {
@@ -125,7 +129,8 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 	claim := func(i int, from string) netip.Addr {
 		source := netip.AddrFrom4([4]byte{10, 30, byte(1 + i>>8), byte(i)})
 		clear(asked)
-		k.ask(heldPacket{source: source, from: netip.MustParseAddr(from), ifindex: 1, frame: make([]byte, 60)}, now)
+		k.ask(heldPacket{source: source, from: netip.MustParseAddr(from), to: underlayAddress, ifindex: 1,
+			frame: make([]byte, 60)}, now)
 		if asked[source] {
 			k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{named(fmt.Sprint("oakestra.", i), "192.0.2.3",
 				fmt.Sprintf("10.3.%d.%d", i>>8, i&255), fmt.Sprintf("fd03::%x", i+1), source.String(),
@@ -163,8 +168,8 @@ func TestForeignSourcesAreBounded(t *testing.T) {
 	}
 }
 
-// No instance sends from an address of a whole service, whichever node has its instances: a node that claims such addresses
-// has few of them looked up, also if the answers come late. Its own senders are looked up slowly then.
+// No instance sends from an address of a whole service, whichever node has its instances: a node that claims such
+// addresses has few of them looked up, also if the answers come late. Its own senders are looked up slowly then.
 func TestAddressesOfServicesAreForeign(t *testing.T) {
 	for _, late := range []bool{false, true} {
 		k := loadNamed(t)
@@ -174,7 +179,7 @@ func TestAddressesOfServicesAreForeign(t *testing.T) {
 		now, from := time.Now(), netip.MustParseAddr("192.0.2.3")
 		ask := func(source netip.Addr) bool {
 			clear(asked)
-			k.ask(heldPacket{source: source, from: from, ifindex: 1, frame: make([]byte, 60)}, now)
+			k.ask(heldPacket{source: source, from: from, to: underlayAddress, ifindex: 1, frame: make([]byte, 60)}, now)
 			return asked[source]
 		}
 		for i := range 2 * maxAskedBy {
@@ -230,6 +235,51 @@ func TestHeldBehindLongPacket(t *testing.T) {
 	defer k.mu.Unlock()
 	if c := k.held.counts; c.Overdue+c.Denied != 1 { // denied: the wait was over before it came
 		t.Errorf("%+v", c)
+	}
+}
+
+// A packet arrives again at the address and from the port that it came with, which other modules see.
+func TestArrivesAsItCame(t *testing.T) {
+	k := loadNamed(t)
+	k.tunnel.live.Resolve = func(netip.Addr) {}
+	again := k.arrivals()
+	k.following()
+	link := underlay
+	link.Addresses = append([]string{"192.0.2.100/24", "192.0.2.111/24"}, underlay.Addresses...)
+	k.instances[1] = link
+	k.refresh()
+	w := fromTo(wires["oakestra"], "192.0.2.3")
+	w.tos, w.setTOS = 0xb8, true
+	var want [][]byte
+	for i, to := range []string{"192.0.2.1", "192.0.2.111", "192.0.2.100"} {
+		w.to = netip.MustParseAddr(to)
+		outer := w.wrap(ip("10.30.0.9", "10.1.0.5", 17, udpBody(99)), uint16(40000+i)) // Linux 6.1 pads short ones
+		copy(outer[4:8], []byte{0, 0, 0, 0})                                           // ID and DF
+		refresh(outer)
+		want = append(want, frame(outer))
+		if ret, why := k.reason(k.unwrap(), want[i]); ret != tcShot || why != "held" {
+			t.Fatalf("to %s: action %d %s", to, ret, why)
+		}
+	}
+	k.waitHeld(len(want))
+	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{
+		named("oakestra.new", "192.0.2.3", "10.3.0.7", "fd03::7", "10.30.0.9", "fdff::9")}})
+	if !slices.EqualFunc(*again, want, bytes.Equal) {
+		t.Errorf("arrived again:\n got %x\nwant %x", *again, want)
+	}
+}
+
+// One source does not use up what its node has.
+func TestSourceLeavesItsNodeRoom(t *testing.T) {
+	k := loadNamed(t)
+	packet := func(source string) []byte {
+		return fromTo(wires["oakestra"], "192.0.2.3").arrival(k, ip(source, "10.1.0.5", 17, udpBody(9)))
+	}
+	for range 200 {
+		k.run(k.unwrap(), packet("10.30.0.9"), 0)
+	}
+	if ret, why := k.reason(k.unwrap(), packet("10.30.0.10")); ret != tcShot || why != "held" {
+		t.Errorf("another source: action %d %s", ret, why)
 	}
 }
 

@@ -202,6 +202,9 @@ struct tun_stranger {
 	__u32 len;     /* of frame */
 	__u32 tos;     /* of the outer header */
 	__u32 partial; /* the inner transport checksum is only that of the pseudo-header */
+	__be32 to;     /* outer destination, IPv4 */
+	__be16 port;   /* outer source port */
+	__u16 reserved;
 	__u8 frame[];  /* Ethernet header and inner packet */
 };
 

@@ -15,12 +15,22 @@ static __always_inline struct tun_name *tun_sender(const struct in6_addr *src)
 
 /* Whether a node gave so many packets to the control plane lately, from this source or from all,
  * that it gets no more. */
-static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u32 most)
+static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u32 window,
+					   __u32 most)
 {
-	struct tun_held *held = bpf_map_lookup_elem(&senders, key), fresh = {.packets = 1};
+	struct tun_held *held = bpf_map_lookup_elem(&senders, key);
 
-	fresh.window = bpf_ktime_get_ns() >> TUN_WINDOW_BITS;
-	if (held && held->window == fresh.window)
+	return held && held->window == window && held->packets >= most;
+}
+
+/* Counts a packet. Whether it is one too many. */
+static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32 window,
+					 __u32 most)
+{
+	struct tun_held *held = bpf_map_lookup_elem(&senders, key);
+	struct tun_held fresh = {.window = window, .packets = 1};
+
+	if (held && held->window == window)
 		return __sync_fetch_and_add(&held->packets, 1) >= most;
 	bpf_map_update_elem(&senders, key, &fresh, BPF_ANY);
 	return 0;
@@ -49,6 +59,8 @@ static __always_inline int tun_held_enough(const struct tun_sender_key *key, __u
 		e->tos = tos;                                                                     \
 		e->partial = kerb_is_partial(pkt);                                                \
 		e->key = *key;                                                                    \
+		e->to = to;                                                                       \
+		e->port = port;                                                                   \
 		kerb_event_submit(e, 0);                                                          \
 		return 0;                                                                         \
 	} while (0)
@@ -66,17 +78,18 @@ static __always_inline int tun_send_source(const struct tun_sender_key *key)
 	return -1;
 }
 
-/* 0 if the control plane has got the inner packet, whose outer headers are taken off. */
-static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key *key, __u32 tos)
+/* 0 if the control plane has got the inner packet, whose outer headers are taken off. One source
+ * does not use up what its node has. */
+static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key *key, __u32 tos,
+			       __be32 to, __u32 port)
 {
-	struct in6_addr source = key->source;
+	__u32 window = bpf_ktime_get_ns() >> TUN_WINDOW_BITS;
+	struct tun_sender_key node = {.from = key->from};
 	__u64 len = pkt->len;
 
-	__builtin_memset(&key->source, 0, sizeof(key->source));
-	if (tun_held_enough(key, TUN_HELD_NODE))
-		return -1;
-	key->source = source;
-	if (tun_held_enough(key, TUN_HELD_SOURCE))
+	if (tun_held_enough(&node, window, TUN_HELD_NODE) ||
+	    tun_held_more(key, window, TUN_HELD_SOURCE) ||
+	    tun_held_more(&node, window, TUN_HELD_NODE))
 		return -1;
 	if (kerb_ctx_field(pkt->ctx, gso_size))
 		return tun_send_source(key);
@@ -91,13 +104,15 @@ static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key
 /* Has the control plane look up who has sent a packet, and hold it meanwhile. The stack has no room
  * for a key of its own: from takes the place of the destination. */
 static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
-				   const struct in6_addr *from, __u32 tos)
+				   const struct in6_addr *from, __u32 tos, __be32 to, __be16 port)
 {
+	int rc;
+
 	if (mode != TUN_MODE_OAKESTRA)
 		return kerb_drop(pkt, TUN_DROP_UNKNOWN_SOURCE);
 	f->dst = *from;
-	return kerb_drop(pkt, tun_hold(pkt, (void *)&f->src, tos) ? TUN_DROP_UNKNOWN_SOURCE
-								  : TUN_DROP_HELD);
+	rc = tun_hold(pkt, (void *)&f->src, tos, to, port);
+	return kerb_drop(pkt, rc ? TUN_DROP_UNKNOWN_SOURCE : TUN_DROP_HELD);
 }
 
 #endif

@@ -191,6 +191,8 @@ func (l *lookups) fail(source netip.Addr) {
 type stranger struct {
 	Source, From               address
 	Ifindex, Len, TOS, Partial uint32
+	To                         [4]byte // outer destination
+	Port, _                    [2]byte // outer source port, big endian
 }
 
 func parseStranger(raw []byte) (p heldPacket, ok bool) {
@@ -199,7 +201,8 @@ func parseStranger(raw []byte) (p heldPacket, ok bool) {
 	if err != nil || int(s.Len) > len(raw)-n {
 		return p, false
 	}
-	p = heldPacket{source: s.Source.addr(), from: s.From.addr(), ifindex: s.Ifindex, tos: byte(s.TOS)}
+	p = heldPacket{source: s.Source.addr(), from: s.From.addr(), ifindex: s.Ifindex, tos: byte(s.TOS),
+		to: netip.AddrFrom4(s.To), port: binary.BigEndian.Uint16(s.Port[:])}
 	if s.Len >= 14 {
 		p.frame = bytes.Clone(raw[n : n+int(s.Len)])
 	}
@@ -266,14 +269,8 @@ func (t *tunnel) isNamed(source netip.Addr) bool {
 
 // pass has packets arrive again. The data plane judges them as if it had not seen them. t.mu is held.
 func (t *tunnel) pass(packets []heldPacket) {
-	var to netip.Addr
-	for addr := range t.config.locals(t.links()) {
-		if addr.Is4() {
-			to = addr
-		}
-	}
 	for _, p := range packets {
-		if p.from.Is4() && to.IsValid() && t.live.Arrive(p.ifindex, p.wrap(to, t.config.Port)) {
+		if p.from.Is4() && t.live.Arrive(p.ifindex, p.wrap(t.config.Port)) {
 			t.held.counts.Passed++
 		} else {
 			t.held.counts.Dropped++
@@ -282,8 +279,8 @@ func (t *tunnel) pass(packets []heldPacket) {
 }
 
 // lookedUp notes which services were looked up here, and so are in use, and has the packets of sources arrive again
-// that the data plane knows now. A source may turn out to be an instance of this node, or an address of a whole service,
-// which no instance sends from. t.mu is held.
+// that the data plane knows now. A source may turn out to be an instance of this node, or an address of a whole
+// service, which no instance sends from. t.mu is held.
 func (t *tunnel) lookedUp(update sdk.VirtualServiceUpdate, now time.Time) {
 	for _, service := range update.Put {
 		for _, a := range service.Spec.Addresses {
