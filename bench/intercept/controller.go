@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -328,7 +329,8 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 	if b.program == "classes" && got.Told > lost {
 		c.run.Invalidate("%s, %s: %d messages lost, the receiver was notified of %d", b.name, load, lost, got.Told)
 	}
-	c.run.Record(b.name, load, append(all, count("lost", lost), count("lost_at_ring", got.Told))...)
+	c.run.Record(b.name, load, append(all, count("lost", lost), count("lost_at_ring", got.Told),
+		count("unsent", sent.Unsent))...)
 }
 
 // exchange runs box, clients and flood.
@@ -404,15 +406,45 @@ func (c *controller) send3(ctx context.Context, b box, p *place, name string, cl
 	return json.Unmarshal(out, client)
 }
 
-// startFlood starts the packets that the load flood has in addition to the messages.
+// startFlood starts the packets that the load flood has in addition to the messages. end waits for the flood's report
+// and checks it.
 func (c *controller) startFlood(ctx context.Context, p *place, name string) (end func(), err error) {
 	if name != "flood" {
 		return func() {}, nil
 	}
 	cmd := p.sender.Command(ctx, c.tools.Path("sender"), p.lab.Gateway4().String(), strconv.Itoa(floodPort), "64",
 		strconv.Itoa(floodRate), strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender))
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return nil, err
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("flood: %w", err)
 	}
-	return func() { _ = cmd.Process.Kill(); _ = cmd.Wait() }, nil
+	return func() {
+		line, _ := bufio.NewReader(out).ReadBytes('\n') // it continues after that
+		_ = cmd.Process.Kill()
+		c.checkFlood(line, cmd.Wait(), stderr.String())
+	}, nil
+}
+
+// checkFlood voids a run in which a flood ended by itself: its round had less of it than the others. ended is what Wait
+// has returned.
+func (c *controller) checkFlood(line []byte, ended error, stderr string) {
+	var exit *exec.ExitError
+	killed := false
+	if errors.As(ended, &exit) {
+		status, ok := exit.Sys().(syscall.WaitStatus)
+		killed = ok && status.Signal() == syscall.SIGKILL
+	}
+	var flood sentBy
+	if err := json.Unmarshal(line, &flood); err != nil || !killed {
+		c.run.Invalidate("flood: it reported %q and ended by itself: %v: %s", line, ended, stderr)
+		return
+	}
+	if reached := float64(flood.Sent) / flood.Seconds; reached < 0.98*floodRate {
+		c.run.Note("flood: only %.0f of %d packets/s were sent at least once", reached, floodRate)
+	}
 }

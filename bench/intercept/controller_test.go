@@ -4,7 +4,9 @@ package intercept
 
 import (
 	"errors"
+	"io"
 	"os"
+	"os/exec"
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -43,6 +45,9 @@ func TestControllers(t *testing.T) {
 				if lost, ok := get("lost", "sum"); !ok || i == 0 && lost > 0 {
 					t.Errorf("%s: %v messages lost", kind, lost)
 				}
+				if _, ok := get("unsent", "sum"); !ok {
+					t.Errorf("%s: messages that were not sent are not counted", kind)
+				}
 				if cpu, ok := get("cpu", "p50"); !ok || cpu <= 0 {
 					t.Errorf("%s: %v cores", kind, cpu)
 				}
@@ -51,5 +56,30 @@ func TestControllers(t *testing.T) {
 	}
 	if unsound := c.run.Report().Unsound; len(unsound) > 0 {
 		t.Error(unsound)
+	}
+}
+
+// A flood that ends by itself voids the run, one that is slow is noted: rounds without it are not rounds under it.
+func TestFloodIsChecked(t *testing.T) {
+	full, slow := `{"sent":100000,"seconds":1.0}`, `{"sent":100000,"seconds":1.1}`
+	for name, c := range map[string]struct {
+		program        string
+		line           string
+		unsound, notes int
+	}{
+		"as wanted":          {"kill -KILL $$", full, 0, 0},
+		"slow":               {"kill -KILL $$", slow, 0, 1},
+		"killed too early":   {"kill -KILL $$", "", 1, 0},
+		"ended with success": {"exit 0", full, 1, 0},
+		"failed":             {"exit 3", "", 1, 0},
+		"another signal":     {"kill -TERM $$", full, 1, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := &controller{experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)}}
+			b.checkFlood([]byte(c.line), exec.Command("sh", "-c", c.program).Run(), "")
+			if r := b.run.Report(); len(r.Unsound) != c.unsound || len(r.Notes) != c.notes {
+				t.Errorf("unsound: %q, notes: %q", r.Unsound, r.Notes)
+			}
+		})
 	}
 }
