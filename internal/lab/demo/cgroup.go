@@ -41,12 +41,24 @@ func moveInto(dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte(strconv.Itoa(os.Getpid())), 0)
 }
 
-// leaveCgroup moves this process back.
+// leaveCgroup moves this process back, or to the root if it cannot: the demo's cgroup cannot be removed while a process
+// is in it.
 func (d *demo) leaveCgroup() error {
-	if d.cgroupBefore == "" {
+	before := d.cgroupBefore
+	if before == "" {
 		return nil
 	}
-	return moveInto(d.cgroupBefore)
+	d.cgroupBefore = ""
+	err := moveInto(before)
+	if err == nil {
+		return nil
+	}
+	mount, e := cgroup.Mount()
+	if e == nil {
+		e = moveInto(mount)
+	}
+	return errors.Join(fmt.Errorf("cannot move this process back into %s, so it goes to the root of cgroups: %w", before,
+		err), e)
 }
 
 // removeCgroup ends what a demo that was killed left running.

@@ -103,7 +103,7 @@ func (d *demo) stepIntercept(ctx context.Context) error {
 		return err
 	}
 	socket := filepath.Join(runDir, "modules", "pendulum.sock")
-	if err := d.await("the module", func() error { return unix.Access(socket, unix.W_OK) }); err != nil {
+	if err := d.await(ctx, "the module", func() error { return unix.Access(socket, unix.W_OK) }); err != nil {
 		return err
 	}
 	d.command("controller -m " + socket + " -w sleep &")
@@ -112,7 +112,7 @@ func (d *demo) stepIntercept(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := d.await("the controller", func() error {
+	if err := d.await(ctx, "the controller", func() error {
 		out, err := d.quietly(ctx, "intercept", "classes", "pendulum", "-o", "json")
 		if err == nil && !strings.Contains(out, `"program"`) {
 			err = fmt.Errorf("it has no class yet: %s", out)

@@ -148,6 +148,8 @@ type step struct {
 
 // play runs the steps in order until one cannot continue.
 func (d *demo) play(ctx context.Context) error {
+	d.cut = func() bool { return ctx.Err() != nil }
+	defer func() { d.cut = nil }()
 	for i, s := range d.steps {
 		if err := ctx.Err(); err != nil {
 			return err

@@ -3,9 +3,11 @@
 package demo
 
 import (
+	"context"
 	"encoding/xml"
 	"errors"
 	"io"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,7 +15,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/asm"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
 // What the demo shows as a whole is checked by make demo-check; here are the parts that a good run does not use.
@@ -37,6 +43,117 @@ func TestAnErrorCountsAsAFailure(t *testing.T) {
 	newTeller(&out, true).summary(errors.New("no network"))
 	if !strings.Contains(out.String(), "0 passed, 1 failed") {
 		t.Errorf("summary: %q", out.String())
+	}
+}
+
+// A check of what Ctrl-C has cut off is no failure; one that held, and those before and after, are printed.
+func TestAnInterruptedCheckIsNoFailure(t *testing.T) {
+	var out strings.Builder
+	ctx, interrupt := context.WithCancel(t.Context())
+	d := &demo{teller: newTeller(&out, true)}
+	d.steps = []step{{"cut off", func(d *demo, _ context.Context) error {
+		d.check("before", false, "")
+		interrupt()
+		d.check("cut off", false, "")
+		return ctx.Err()
+	}}}
+	if err := d.play(ctx); !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	d.check("nothing is left", false, "")
+	if text := out.String(); d.failed != 2 || strings.Contains(text, "expected: cut off") ||
+		!strings.Contains(text, "expected: nothing is left") {
+		t.Errorf("%d failed: %s", d.failed, text)
+	}
+}
+
+// Ctrl-C ends a wait at once.
+func TestAWaitEndsWithItsContext(t *testing.T) {
+	ctx, interrupt := context.WithCancel(t.Context())
+	asked := 0
+	err := (&demo{}).await(ctx, "it", func() error { asked++; interrupt(); return errors.New("not yet") })
+	if !errors.Is(err, context.Canceled) || asked != 1 {
+		t.Errorf("asked %d times: %v", asked, err)
+	}
+}
+
+// alone skips the test where it cannot use the names of a demo.
+func alone(t *testing.T) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	unlock, err := onlyDemo()
+	if err != nil {
+		t.Skip(err)
+	}
+	t.Cleanup(unlock)
+	if found := leftovers(); len(found) > 0 {
+		t.Skip("a demo has left ", found)
+	}
+}
+
+// The demo's cgroup is gone at the end, however far the demo came, and wherever it was before.
+func TestTheCgroupIsLeft(t *testing.T) {
+	alone(t)
+	dir, err := cgroupDir()
+	if err != nil {
+		t.Skip(err)
+	}
+	before, err := cgroup.Self()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, back := range map[string]string{"back": before, "where it was is gone": before + "-gone"} {
+		t.Run(name, func(t *testing.T) {
+			d := &demo{teller: newTeller(io.Discard, true)}
+			t.Cleanup(func() { // also of a test that has failed
+				if err := errors.Join(moveInto(before), removeCgroup()); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := d.enterCgroup(); err != nil {
+				t.Skip(err)
+			}
+			d.cgroupBefore = back
+			if err := d.end(); (err != nil) != (back != before) {
+				t.Errorf("the end: %v", err)
+			}
+			if _, err := os.Stat(dir); !errors.Is(err, fs.ErrNotExist) {
+				t.Errorf("%s: %v", dir, err)
+			}
+		})
+	}
+}
+
+// What is pinned is looked for at the end; a demo that pins no program says so.
+func TestProgramsAreNoted(t *testing.T) {
+	alone(t)
+	d := &demo{teller: newTeller(io.Discard, true)}
+	if err := d.notePrograms(); err == nil {
+		t.Error("no error without pins")
+	}
+	p, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.XDP, License: "GPL",
+		Instructions: asm.Instructions{asm.Mov.Imm(asm.R0, 2), asm.Return()}})
+	if err != nil {
+		t.Skip(err)
+	}
+	defer p.Close()
+	info, err := p.Info()
+	if err != nil {
+		t.Fatal(err)
+	}
+	id, _ := info.ID()
+	dir := filepath.Join(pinsIn, "chains")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		t.Skip(err)
+	}
+	defer os.RemoveAll(pinsIn)
+	if err := p.Pin(filepath.Join(dir, "program")); err != nil {
+		t.Skip(err)
+	}
+	if err := d.notePrograms(); err != nil || !d.programs[uint32(id)] || len(d.programs) != 1 {
+		t.Errorf("%v, %v, want program %d", d.programs, err, id)
 	}
 }
 

@@ -49,6 +49,9 @@ func (d *demo) killAgent() error {
 
 // purge removes the modules, without an agent.
 func (d *demo) purge(ctx context.Context) error {
+	if err := d.notePrograms(); err != nil {
+		return err
+	}
 	return d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml")
 }
 

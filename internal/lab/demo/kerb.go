@@ -20,18 +20,18 @@ import (
 )
 
 // startAgent runs the agent on the demo's node until it answers.
-func (d *demo) startAgent() error {
+func (d *demo) startAgent(ctx context.Context) error {
 	p, err := d.start(d.node, filepath.Base(logFile), d.program, "agent", "--config", configFile)
 	if err != nil {
 		return err
 	}
 	d.agent = p
-	return d.await("the agent", func() error {
+	return d.await(ctx, "the agent", func() error {
 		select {
 		case <-p.ended:
 			return fmt.Errorf("it ended: %v", p.ProcessState)
 		default:
-			return ask(context.Background(), "/v1/status", &v1.NodeStatus{})
+			return ask(ctx, "/v1/status", &v1.NodeStatus{})
 		}
 	})
 }
@@ -92,9 +92,6 @@ func (d *demo) hooks(ctx context.Context) (hooks, error) {
 	if err := ask(ctx, "/v1/services", &services); err != nil {
 		return nil, err
 	}
-	if d.programs == nil {
-		d.programs = map[uint32]bool{}
-	}
 	found := hooks{}
 	for _, s := range services {
 		if s.Status == nil {
@@ -103,7 +100,7 @@ func (d *demo) hooks(ctx context.Context) (hooks, error) {
 		for _, link := range s.Status.Links {
 			for _, h := range link.Hooks {
 				found[link.Interface+" "+h.Hook] = h.Program
-				d.programs[h.Program] = true
+				d.noteProgram(h.Program)
 			}
 		}
 	}

@@ -33,7 +33,10 @@ var mesh = plot{
 const redisPort = 6379
 
 func (d *demo) stepCache(ctx context.Context) error {
-	if err := errors.Join(d.clear(true), d.enterCgroup()); err != nil {
+	if err := d.clear(true); err != nil {
+		return err
+	}
+	if err := d.enterCgroup(); err != nil {
 		return err
 	}
 	var err error
@@ -48,7 +51,7 @@ func (d *demo) stepCache(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	err = d.await("redis-server", func() error {
+	err = d.await(ctx, "redis-server", func() error {
 		c, err := dialIn(d.app.Namespace, "tcp", d.at(d.cache, redisPort), time.Second)
 		if err == nil {
 			c.Close()
@@ -98,7 +101,7 @@ func (d *demo) stepAccelerate(ctx context.Context) error {
 		return err
 	}
 	// The first connections of a program use TCP until the agent has seen the program.
-	err := d.await("an accelerated connection", func() error {
+	err := d.await(ctx, "an accelerated connection", func() error {
 		out, err := d.app.Command(ctx, "redis-benchmark", "-h", d.cache.Addr4().String(), "-t", "get", "-c", "1", "-n",
 			"1000", "-q").CombinedOutput()
 		if err != nil {

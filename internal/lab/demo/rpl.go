@@ -97,7 +97,7 @@ func (d *demo) stepAttack(ctx context.Context) error {
 		return err
 	}
 	d.progress("20 s of the network")
-	err = d.await("the decision on the attacker", func() error {
+	err = d.await(ctx, "the decision on the attacker", func() error {
 		out, err := d.quietly(ctx, "module", "query", "guard", "blocked")
 		if err == nil && !strings.Contains(out, attacker) {
 			err = fmt.Errorf("blocked: %q", out)

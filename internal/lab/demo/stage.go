@@ -16,7 +16,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
@@ -166,7 +165,7 @@ func (d *demo) clear(gateway bool) error {
 }
 
 // build starts the services' programs.
-func (d *demo) build() error {
+func (d *demo) build(ctx context.Context) error {
 	self, err := os.Executable()
 	if err != nil {
 		return err
@@ -185,7 +184,7 @@ func (d *demo) build() error {
 	if _, err = d.start(d.iperf.Namespace, "iperf.log", "iperf3", "--server"); err != nil {
 		return err
 	}
-	return d.await("the services", d.servicesAnswer)
+	return d.await(ctx, "the services", d.servicesAnswer)
 }
 
 // servicesAnswer tells why a service does not, yet.
@@ -204,8 +203,8 @@ func (d *demo) at(h *netlab.Host, port uint16) string {
 	return fmt.Sprintf("%s:%d", h.Addr4(), port)
 }
 
-// await asks until the answer is no error.
-func (d *demo) await(what string, ask func() error) error {
+// await asks until the answer is no error, or ctx ends.
+func (d *demo) await(ctx context.Context, what string, ask func() error) error {
 	deadline := time.Now().Add(30 * time.Second)
 	for {
 		err := ask()
@@ -215,7 +214,11 @@ func (d *demo) await(what string, ask func() error) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s did not come up: %w", what, err)
 		}
-		time.Sleep(50 * time.Millisecond)
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
 	}
 }
 
@@ -260,7 +263,7 @@ func (p *process) stop(signal syscall.Signal) error {
 // end removes everything, however far the demo came, and makes sure that it is gone.
 func (d *demo) end() error {
 	if d.lab == nil {
-		return errors.Join(removeFiles(), d.unmount())
+		return errors.Join(d.leaveCgroup(), removeFiles(), d.unmount())
 	}
 	d.stopTraffic()
 	for _, closer := range slices.Backward(d.closers) {
@@ -271,12 +274,16 @@ func (d *demo) end() error {
 		err = d.agent.stop(syscall.SIGTERM)
 	}
 	if _, e := os.Stat(pinsIn); e == nil {
+		_ = d.notePrograms() // there may be none any more
 		err = errors.Join(err, d.purgeLeftPins())
 	}
 	err = errors.Join(err, d.lab.Close(), d.leaveCgroup(), removeFiles(), d.unmount())
 	found := append(leftovers(), d.programsLeft()...)
-	d.check("nothing is left: no namespace, no file, no pin, no program", len(found) == 0 && err == nil,
-		"%v %v", found, err)
+	claim := "nothing is left: no namespace, no file, no pin"
+	if len(d.programs) > 0 { // else none was there to be looked for
+		claim += ", no program"
+	}
+	d.check(claim, len(found) == 0 && err == nil, "%v %v", found, err)
 	return err
 }
 
@@ -285,24 +292,4 @@ func (d *demo) unmount() error {
 		return nil
 	}
 	return unix.Unmount(bpffs, 0)
-}
-
-// programsLeft looks for the programs that ran. The kernel lets go of them a moment after their last user.
-func (d *demo) programsLeft() []string {
-	var left []string
-	for range 300 {
-		left = left[:0]
-		for id := range d.programs {
-			if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id)); err == nil {
-				p.Close()
-				left = append(left, fmt.Sprintf("program %d", id))
-			}
-		}
-		if len(left) == 0 {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	slices.Sort(left)
-	return left
 }

@@ -37,11 +37,11 @@ func steps(keep bool) []step {
 	return append(all, step{"Stop the agent, then remove everything", (*demo).stepPurge})
 }
 
-func (d *demo) stepBuild(context.Context) error {
+func (d *demo) stepBuild(ctx context.Context) error {
 	if err := d.clear(true); err != nil {
 		return err
 	}
-	if err := d.build(); err != nil {
+	if err := d.build(ctx); err != nil {
 		return err
 	}
 	d.say("A bridge and three network namespaces, in a namespace of their own (%s):", prefix+"-node")
@@ -69,7 +69,7 @@ func (d *demo) stepAgent(ctx context.Context) error {
 	}
 	d.command("export KERB_SOCKET=" + socketPath)
 	d.command("kerb agent --config kerb.yaml &")
-	if err := d.startAgent(); err != nil {
+	if err := d.startAgent(ctx); err != nil {
 		return err
 	}
 	return d.kerb(ctx, "status")
@@ -83,7 +83,7 @@ func (d *demo) stepServices(ctx context.Context) error {
 			return err
 		}
 	}
-	err := d.await("service list", func() error { return d.servicesReady(ctx) })
+	err := d.await(ctx, "service list", func() error { return d.servicesReady(ctx) })
 	if err != nil {
 		return err
 	}
@@ -327,12 +327,13 @@ func (d *demo) stepKill(ctx context.Context) error {
 	d.check("the firewall still keeps requests from port 9090", isTimeout(err), "%v", err)
 	d.watch(ctx, 1500*time.Millisecond)
 	d.command("kerb agent --config kerb.yaml &")
-	if err := d.startAgent(); err != nil {
+	if err := d.startAgent(ctx); err != nil {
 		return err
 	}
 	var hits uint64
 	var is hooks
-	hitsErr := d.await("what ran before", func() (err error) { // the agent is ready before it has found its modules again
+	// The agent is ready before it has found its modules again.
+	hitsErr := d.await(ctx, "what ran before", func() (err error) {
 		if is, err = d.hooks(ctx); err == nil {
 			hits, err = ruleHits(ctx, "web")
 		}
@@ -366,7 +367,7 @@ func (h hooks) String() string {
 func (d *demo) stepMetrics(ctx context.Context) error {
 	families := []string{"kerb_counter_packets_total", "kerb_dropped_packets_total", "kerb_firewall_rule_packets_total"}
 	var data []byte
-	err := d.await("metrics", func() (err error) {
+	err := d.await(ctx, "metrics", func() (err error) {
 		data, err = read(ctx, "/metrics")
 		lacks := func(family string) bool { return !bytes.Contains(data, []byte("\n"+family+"{")) }
 		if err == nil && slices.ContainsFunc(families, lacks) { // control planes may just have started
@@ -421,7 +422,7 @@ func (d *demo) stepPurge(ctx context.Context) error {
 	}
 	err := d.askClosed(9090)
 	d.check("without the agent its modules continue: port 9090 stays closed", isTimeout(err), "%v", err)
-	if err := d.kerb(ctx, "purge", "--all", "--config", "kerb.yaml"); err != nil {
+	if err := d.purge(ctx); err != nil {
 		return err
 	}
 	err = d.askWeb(9090)

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package demo
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"time"
+
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
+	"github.com/cilium/ebpf/pin"
+)
+
+// notePrograms remembers the programs of everything that is pinned now, to look for them at the end.
+func (d *demo) notePrograms() error {
+	for p, err := range pin.WalkDir(pinsIn, nil) {
+		if err != nil {
+			return fmt.Errorf("look for programs in %s: %w", pinsIn, err)
+		}
+		id, err := programOf(p.Object)
+		if err != nil {
+			return fmt.Errorf("%s: %w", p.Path, err)
+		}
+		if id != 0 {
+			d.noteProgram(uint32(id))
+		}
+	}
+	if len(d.programs) == 0 {
+		return errors.New("there is no program of Kerb in " + pinsIn)
+	}
+	return nil
+}
+
+func (d *demo) noteProgram(id uint32) {
+	if d.programs == nil {
+		d.programs = map[uint32]bool{}
+	}
+	d.programs[id] = true
+}
+
+// programOf is the id of a program, or of that of a link; 0 of what has none.
+func programOf(pinned io.Closer) (ebpf.ProgramID, error) {
+	switch o := pinned.(type) {
+	case *ebpf.Program:
+		info, err := o.Info()
+		if err != nil {
+			return 0, err
+		}
+		id, _ := info.ID()
+		return id, nil
+	case link.Link:
+		info, err := o.Info()
+		if err != nil {
+			return 0, err
+		}
+		return info.Program, nil
+	}
+	return 0, nil
+}
+
+// programsLeft looks for the programs that ran. The kernel lets go of them a moment after their last user.
+func (d *demo) programsLeft() []string {
+	var left []string
+	for range 300 {
+		left = left[:0]
+		for id := range d.programs {
+			if p, err := ebpf.NewProgramFromID(ebpf.ProgramID(id)); err == nil {
+				p.Close()
+				left = append(left, fmt.Sprintf("program %d", id))
+			}
+		}
+		if len(left) == 0 {
+			break
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	slices.Sort(left)
+	return left
+}
