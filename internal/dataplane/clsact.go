@@ -67,8 +67,11 @@ func (d *Dataplane) detachClsact(p chain.Point) error {
 // listClsact returns Kerb's own filter on a point, nil if there is none.
 func (d *Dataplane) listClsact(p chain.Point) (*clsact.Filter, error) {
 	filters, err := clsact.List(p)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
-		return nil, nil // no clsact qdisc
+	switch {
+	case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENOENT):
+		return nil, nil // no clsact qdisc, or no interface
+	case err != nil && !errors.Is(err, netlink.ErrDumpInterrupted):
+		return nil, fmt.Errorf("filters at %s: %w", p, err)
 	}
 	for _, f := range filters {
 		if f.Handle == d.layout.clsactHandle() && strings.HasPrefix(f.Name, clsactNameStart) {
