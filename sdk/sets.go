@@ -61,7 +61,7 @@ type SetKind uint32
 
 // The kinds.
 const (
-	SetKindExact    SetKind = iota // SetElementsMap, of an agent before SetTableMap
+	SetKindExact    SetKind = iota // SetElementsMap, for programs from before SetTableMap
 	SetKindPrefixes                // SetPrefixesMap
 	SetKindTable                   // SetTableMap, and SetElementsMap what has no place there
 )

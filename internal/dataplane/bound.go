@@ -60,6 +60,9 @@ func (b *Bound) CreateGeneration(module, _, _, from string) error {
 		return err
 	}
 	defer g.Close()
+	if err := g.checkTable(); err != nil {
+		return err
+	}
 	return g.pin(b.layout)
 }
 
@@ -100,11 +103,17 @@ func (b *Bound) sample(module string) (*generation, error) {
 	if g := b.samples[module]; g != nil {
 		return g, nil
 	}
-	g, err := newGeneration(b.modules[module], nil, nil)
-	if err == nil {
-		b.samples[module] = g
+	mod := b.modules[module]
+	g, err := newGeneration(mod, nil, nil)
+	if err != nil {
+		return nil, err
 	}
-	return g, err
+	if err := g.checkTable(); err != nil && !b.HasGeneration(module, mod.ID) {
+		g.Close()
+		return nil, err
+	}
+	b.samples[module] = g
+	return g, nil
 }
 
 // Verify loads a module alone on each hook, in each direction that it has a function for and that its settings do not

@@ -144,9 +144,7 @@ func applySettings(spec *ebpf.CollectionSpec, mod Module, known map[string]bool)
 			m.MaxEntries = size
 		}
 	}
-	if err := mod.fitSets(spec); err != nil {
-		return err
-	}
+	mod.fitSets(spec)
 	for _, m := range spec.Maps {
 		wholePages(m, uint32(os.Getpagesize()))
 	}

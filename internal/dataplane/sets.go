@@ -5,6 +5,7 @@ package dataplane
 import (
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -31,23 +32,61 @@ func (mod *Module) shares(name string) bool {
 	return slices.Contains(mod.SharedMaps, name) || len(mod.Settings.Sets) > 0 && slices.Contains(sdk.SetMaps, name)
 }
 
-// fitSets makes the maps of sets as small as can be for a config without sets. A module that was built when they were
-// fewer would not find all elements.
-func (mod *Module) fitSets(spec *ebpf.CollectionSpec) error {
+// fitSets makes the maps of sets as small as can be for a config without sets.
+func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 	if len(mod.Settings.Sets) > 0 {
-		if spec.Maps[sdk.SetElementsMap] != nil && spec.Maps[sdk.SetTableMap] == nil {
-			return errors.New("the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not find " +
-				"IPv4 addresses and ports: compile it again")
-		}
-		return nil
+		return
 	}
 	for _, name := range sdk.SetMaps {
 		if m := spec.Maps[name]; m != nil {
 			m.MaxEntries = 1
 		}
 	}
+}
+
+// checkTable refuses programs that would not find elements in sdk.SetTableMap. Those that run since before there was
+// one keep running: see formerPrograms.
+func (g *generation) checkTable() error {
+	if len(g.Settings.Sets) > 0 && g.maps[sdk.SetElementsMap] != nil && g.maps[sdk.SetTableMap] == nil {
+		return fmt.Errorf("module %s: the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not "+
+			"find IPv4 addresses and ports: compile it again", g.Name)
+	}
 	return nil
 }
+
+// formerPrograms reports whether a pinned generation has the node's sdk.SetElementsMap without its sdk.SetTableMap, or
+// may have: its programs were compiled before there was a table, or an earlier agent gave them a table of their own.
+func (d *Dataplane) formerPrograms() bool {
+	id := func(dir, name string) uint32 { // 0: none
+		id, err := pinnedID(filepath.Join(dir, name))
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
+			return unknownID
+		}
+		return id
+	}
+	shared := d.layout.shared()
+	elements, table := id(shared, sdk.SetElementsMap), id(shared, sdk.SetTableMap)
+	modules, err := os.ReadDir(d.layout.modules())
+	if err != nil {
+		return !errors.Is(err, os.ErrNotExist)
+	}
+	for _, m := range modules {
+		generations, err := os.ReadDir(d.layout.module(m.Name()))
+		if err != nil {
+			return true
+		}
+		for _, g := range generations {
+			dir := d.layout.generation(m.Name(), g.Name())
+			has := id(dir, sdk.SetElementsMap)
+			if has == unknownID || has != 0 && has == elements && id(dir, sdk.SetTableMap) != table {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+const unknownID = 1<<32 - 1 // of a map
 
 // Sets writes the maps of sets. Its methods are not safe for concurrent use.
 type Sets struct {
@@ -55,6 +94,9 @@ type Sets struct {
 	owned  bool
 	all    map[uint64]sdk.Set
 	latest uint32 // version of a set
+	// How many elements of a bucket are in sdk.SetElementsMap, as it has no place for them; nil: not known.
+	elsewhere map[uint32]int
+	former    func() bool // programs run that do not know sdk.SetTableMap; nil: none do
 }
 
 // Elements are what a set has: addresses as prefixes of their length, ports as sdk.PortAddr.
@@ -102,7 +144,7 @@ func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 		closeAll(maps)
 		return nil, err
 	}
-	s.owned = true
+	s.owned, s.former = true, d.formerPrograms
 	return s, nil
 }
 
@@ -141,6 +183,9 @@ func NewSets(maps sdk.Maps) (*Sets, error) {
 	if err := entries.Err(); err != nil {
 		return nil, fmt.Errorf("read map %s: %w", sdk.SetsMap, err)
 	}
+	if s.latest == 0 { // versions decide on buckets: it is not to be known which elements share one
+		s.latest = rand.Uint32N(1 << 30)
+	}
 	return s, s.sweep()
 }
 
@@ -152,17 +197,33 @@ func (s *Sets) Close() {
 }
 
 // Has reports whether the kernel has a set in this revision.
-func (s *Sets) Has(id, revision uint64) bool { return revision != 0 && s.all[id].Revision == revision }
+func (s *Sets) Has(id, revision uint64) bool {
+	set := s.all[id]
+	return revision != 0 && set.Revision == stamped(revision, set.Kind)
+}
+
+// stamped is a revision in the kernel. An agent from before sdk.SetTableMap knows sets in the table by no revision of
+// its own, so that it replaces them: its programs would find no element.
+func stamped(revision uint64, kind sdk.SetKind) uint64 {
+	if kind == sdk.SetKindTable {
+		return ^revision
+	}
+	return revision
+}
 
 // Replace gives a set other elements than the old ones, which may be nil if they are not known. Each packet meets
-// either the old ones or the new ones.
+// either the old ones or the new ones. While programs run that do not know the table, sets go where these look.
 func (s *Sets) Replace(id, revision uint64, to Elements, old *Elements) error {
 	before := s.all[id]
 	s.latest++
-	next := sdk.Set{Revision: revision, Version: s.latest, Kind: sdk.SetKindTable}
-	if to.Prefixes {
+	next := sdk.Set{Version: s.latest, Kind: sdk.SetKindTable}
+	switch {
+	case to.Prefixes:
 		next.Kind = sdk.SetKindPrefixes
+	case s.former != nil && s.former():
+		next.Kind = sdk.SetKindExact
 	}
+	next.Revision = stamped(revision, next.Kind)
 	if err := s.edit(next, to.List, nil); err != nil {
 		return errors.Join(err, s.sweep())
 	}
@@ -188,7 +249,7 @@ func (s *Sets) Change(id, revision uint64, add, remove []netip.Prefix) error {
 	if err := s.edit(set, add, remove); err != nil {
 		return err
 	}
-	set.Revision = revision
+	set.Revision = stamped(revision, set.Kind)
 	return errors.Join(s.write(id, set), s.touch())
 }
 
@@ -258,31 +319,53 @@ func (s *Sets) edit(set sdk.Set, add, remove []netip.Prefix) error {
 		if err := s.remove(set, p); err != nil {
 			return err
 		}
+		if bucket, _, ok := set.Bucket(p.Addr()); ok && s.elsewhere != nil && s.elsewhere[bucket] == 0 {
+			table.trim(bucket)
+		}
 	}
 	return nil
+}
+
+// count notes an element of sdk.SetElementsMap that is added, or removed.
+func (s *Sets) count(set sdk.Set, p netip.Prefix, n int) {
+	bucket, _, ok := set.Bucket(p.Addr())
+	if !ok || s.elsewhere == nil {
+		return
+	}
+	if s.elsewhere[bucket] += n; s.elsewhere[bucket] == 0 {
+		delete(s.elsewhere, bucket)
+	}
 }
 
 // put adds a prefix to a set, or an address as the longest prefix. Its trie is allocated on demand: the kernel answers
 // ENOSPC when it is full, a hash table E2BIG.
 func (s *Sets) put(set sdk.Set, p netip.Prefix) error {
 	name, key := elementKey(set, p)
-	err := s.maps[name].Put(key, uint32(1))
+	err := s.maps[name].Update(key, uint32(1), ebpf.UpdateNoExist)
+	if err == nil {
+		s.count(set, p, 1)
+	}
+	if err == nil || errors.Is(err, ebpf.ErrKeyExist) {
+		return nil
+	}
 	if errors.Is(err, unix.E2BIG) || errors.Is(err, unix.ENOSPC) {
 		return fmt.Errorf("%w: the kernel has room for %d elements of all sets together, and of those that replace them: "+
 			"delete sets that no module uses, merge neighbouring prefixes, or change single elements instead of whole sets",
 			ErrSetsFull, maxSetElements)
 	}
-	if err != nil {
-		return fmt.Errorf("map %s: %w", name, err)
-	}
-	return nil
+	return fmt.Errorf("map %s: %w", name, err)
 }
 
 func (s *Sets) remove(set sdk.Set, p netip.Prefix) error {
 	name, key := elementKey(set, p)
-	if err := s.maps[name].Delete(key); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
+	err := s.maps[name].Delete(key)
+	if errors.Is(err, ebpf.ErrKeyNotExist) {
+		return nil
+	}
+	if err != nil {
 		return fmt.Errorf("map %s: %w", name, err)
 	}
+	s.count(set, p, -1)
 	return nil
 }
 
@@ -295,24 +378,36 @@ func elementKey(set sdk.Set, p netip.Prefix) (name string, key any) {
 
 // sweep removes the elements of versions that no set has.
 func (s *Sets) sweep() error {
-	live := map[uint32]bool{}
+	live := map[uint32]sdk.SetKind{}
 	for id, set := range s.all {
-		live[set.Version] = live[set.Version] || id != allSets
+		if id != allSets {
+			live[set.Version] = set.Kind
+		}
 	}
-	elsewhere := map[uint32]bool{} // buckets with elements that are not in the table
+	has := func(version uint32, kinds ...sdk.SetKind) bool {
+		kind, ok := live[version]
+		return ok && slices.Contains(kinds, kind)
+	}
+	s.elsewhere = nil
+	elsewhere := map[uint32]int{}
 	err := errors.Join(
 		sweepMap(s.maps[sdk.SetElementsMap], func(e sdk.SetElement) bool {
-			bucket, _ := e.Bucket()
-			elsewhere[bucket] = elsewhere[bucket] || live[e.Set>>1]
-			return live[e.Set>>1]
+			if isIPv6 := e.Set&1 != 0; !isIPv6 && has(e.Set>>1, sdk.SetKindTable) {
+				bucket, _ := e.Bucket()
+				elsewhere[bucket]++
+			}
+			return has(e.Set>>1, sdk.SetKindTable, sdk.SetKindExact)
 		}),
-		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool { return live[p.Element.Set>>1] }))
+		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool {
+			return has(p.Element.Set>>1, sdk.SetKindPrefixes)
+		}))
 	table, tableErr := openTable(s.maps[sdk.SetTableMap])
 	if err != nil || tableErr != nil {
 		return errors.Join(err, tableErr)
 	}
 	defer table.close()
-	table.sweep(func(version uint32) bool { return live[version] }, elsewhere)
+	table.sweep(func(version uint32) bool { return has(version, sdk.SetKindTable) }, elsewhere)
+	s.elsewhere = elsewhere
 	return nil
 }
 

@@ -6,11 +6,13 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -49,16 +51,180 @@ func TestSetsFull(t *testing.T) {
 	}
 }
 
-// A data plane that would not find the elements in the table is refused, unless it looks up none.
+// blockedSet is the set whose addresses testdata/former drops.
+var blockedSet = sdk.SetReference{Set: "blocked"}
+
+// formerModule is compiled as modules were before sdk.SetTableMap.
+func formerModule(t *testing.T) Module {
+	mod := testModule(t, "former", "former", map[string]any{"blocked": blockedSet.ID()})
+	mod.Settings.Sets = []sdk.SetReference{blockedSet}
+	return mod
+}
+
+// A new data plane that would not find the elements in the table is refused, unless it looks up none.
 func TestModuleWithoutTable(t *testing.T) {
-	spec := &ebpf.CollectionSpec{Maps: setSpecs()}
-	delete(spec.Maps, sdk.SetTableMap)
-	mod := &Module{}
-	if err := mod.fitSets(spec); err != nil {
+	w := newWorld(t, Options{})
+	mod := formerModule(t)
+	b := w.Bind(map[string]Module{mod.Name: mod})
+	defer b.Close()
+	for what, err := range map[string]error{"create": create(w.Dataplane, mod, ""), "verify": b.Verify(mod.Name)} {
+		if err == nil || !strings.Contains(err.Error(), "compile it again") {
+			t.Errorf("%s with sets: %v", what, err)
+		}
+	}
+	mod.Settings.Sets = nil
+	if err := create(w.Dataplane, mod, ""); err != nil {
 		t.Errorf("without sets: %v", err)
 	}
-	mod.Settings.Sets = []sdk.SetReference{{Set: "bad"}}
-	if err := mod.fitSets(spec); err == nil || !strings.Contains(err.Error(), "compile it again") {
-		t.Errorf("with sets: %v", err)
+}
+
+// pinFormer pins a generation as an earlier agent has, and links its chain.
+func (w *world) pinFormer(t *testing.T, mod Module) *ebpf.Program {
+	t.Helper()
+	shared, err := openMaps(w.layout.shared())
+	if err != nil {
+		t.Fatal(err)
 	}
+	defer closeAll(shared)
+	g, err := newGeneration(mod, nil, shared)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer g.Close()
+	if err := g.pin(w.layout); err != nil {
+		t.Fatal(err)
+	}
+	b := w.Bind(map[string]Module{mod.Name: mod})
+	defer b.Close()
+	if err := b.Verify(mod.Name); err != nil {
+		t.Errorf("a module that runs: %v", err)
+	}
+	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
+		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}}
+	if err := b.CreateChain(spec); err != nil {
+		t.Fatal(err)
+	}
+	prog, err := ebpf.LoadPinnedProgram(entryPin(w.layout.chain(spec)), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { prog.Close() })
+	return prog
+}
+
+// As long as a program runs that does not know the table, sets that are replaced or changed are where it finds them.
+// The table has them when it has gone, and the earlier agent would replace those of the table.
+func TestProgramWithoutTable(t *testing.T) {
+	w := newWorld(t, Options{})
+	s, err := w.OpenSets(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	mod, id := formerModule(t), blockedSet.ID()
+	prog := w.pinFormer(t, mod)
+	packet, from := udpPacket(t, 7, nil), netip.MustParsePrefix("10.0.0.1/32")
+	for i, list := range [][]netip.Prefix{{from}, nil, {from}} {
+		if err := s.Replace(id, uint64(2*i+1), Elements{List: list}, nil); err != nil {
+			t.Fatal(err)
+		}
+		if verdict, _ := run(t, prog, packet); (verdict == tcShot) != (list != nil) {
+			t.Errorf("set is %v, verdict of the former program: %d", list, verdict)
+		}
+	}
+	if err := s.Change(id, 7, nil, []netip.Prefix{from}); err != nil {
+		t.Fatal(err)
+	}
+	if verdict, _ := run(t, prog, packet); verdict == tcShot {
+		t.Error("the former program finds an element that was removed")
+	}
+	if set := s.all[id]; set.Kind != sdk.SetKindExact || set.Revision != 7 || !s.Has(id, 7) {
+		t.Errorf("for the former program the set is %+v", set)
+	}
+	w.privateTable(t, mod)
+	if err := s.Replace(id, 9, Elements{}, nil); err != nil || s.all[id].Kind != sdk.SetKindExact {
+		t.Errorf("for a program with a table of its own the set is %+v, %v", s.all[id], err)
+	}
+	if err := w.RemoveGeneration(mod.Name, mod.ID); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Replace(id, 11, Elements{List: []netip.Prefix{from}}, nil); err != nil {
+		t.Fatal(err)
+	}
+	if set := s.all[id]; set.Kind != sdk.SetKindTable || set.Revision == 11 || !s.Has(id, 11) || s.Has(id, 9) {
+		t.Errorf("without the former program the set is %+v", set)
+	}
+}
+
+// privateTable gives a generation a table of its own, as an agent that does not share it.
+func (w *world) privateTable(t *testing.T, mod Module) {
+	t.Helper()
+	m, err := ebpf.NewMap(setSpecs()[sdk.SetTableMap])
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	if err := pinCopy(m, filepath.Join(w.layout.generation(mod.Name, mod.ID), sdk.SetTableMap)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A bucket into which more elements fell than it has places is free again when they are removed, or else each packet
+// would look into a second map for good.
+func TestFullBucketIsFreed(t *testing.T) {
+	needsRoot(t)
+	made := sdk.Maps{}
+	for name, spec := range setSpecs() {
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		made[name] = m
+	}
+	s, err := NewSets(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const bucket, set = 7, 1
+	check := func(when string, all []netip.Prefix, want bool) {
+		t.Helper()
+		for _, p := range all {
+			if has, err := made.SetContains(set, p.Addr()); err != nil || has != want {
+				t.Errorf("%s: %s is in the set: %t, %v", when, p, has, err)
+			}
+		}
+	}
+	var old Elements
+	for revision := range uint64(3) {
+		next := Elements{List: inBucket(s.latest+1, bucket, 3*sdk.SetBucketSize)}
+		if err := s.Replace(set, 2*revision+1, next, &old); err != nil {
+			t.Fatal(err)
+		}
+		check("replaced", next.List, true)
+		old = next
+	}
+	few, rest := old.List[:5], old.List[5:]
+	if err := s.Change(set, 7, few, rest); err != nil { // few are there already
+		t.Fatal(err)
+	}
+	check("few are left", few, true)
+	check("few are left", rest, false)
+	if err := s.Replace(set, 9, Elements{}, &Elements{List: few}); err != nil {
+		t.Fatal(err)
+	}
+	var b sdk.SetBucket
+	if err := made[sdk.SetTableMap].Lookup(uint32(bucket), &b); err != nil || b != (sdk.SetBucket{}) {
+		t.Errorf("an empty bucket is %x, %v", b, err)
+	}
+}
+
+// inBucket returns n addresses that are in one bucket in a version of a set.
+func inBucket(version, bucket uint32, n int) (all []netip.Prefix) {
+	for a := netip.MustParseAddr("100.64.0.0"); len(all) < n; a = a.Next() {
+		if at, _ := sdk.ElementOf(version, a).Bucket(); at == bucket {
+			all = append(all, netip.PrefixFrom(a, 32))
+		}
+	}
+	return all
 }

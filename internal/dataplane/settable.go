@@ -41,18 +41,18 @@ func openTable(m *ebpf.Map) (*setTable, error) {
 
 func (t *setTable) close() { _ = unix.Munmap(t.memory) } // cannot fail for what Mmap returned
 
-// bucket returns the bucket of an element, nil if the table does not have it.
-func (t *setTable) bucket(set sdk.Set, a netip.Addr) (b *sdk.SetBucket, entry uint64) {
+// bucket returns the bucket of an element and its number, nil if the table does not have it.
+func (t *setTable) bucket(set sdk.Set, a netip.Addr) (b *sdk.SetBucket, at uint32, entry uint64) {
 	at, entry, ok := set.Bucket(a)
 	if !ok || at >= uint32(len(t.buckets)) {
-		return nil, 0
+		return nil, 0, 0
 	}
-	return &t.buckets[at], entry
+	return &t.buckets[at], at, entry
 }
 
 // put reports whether the table has room for an element.
 func (t *setTable) put(set sdk.Set, a netip.Addr) bool {
-	b, entry := t.bucket(set, a)
+	b, _, entry := t.bucket(set, a)
 	if b == nil {
 		return false
 	}
@@ -67,7 +67,7 @@ func (t *setTable) put(set sdk.Set, a netip.Addr) bool {
 
 // remove reports whether sdk.SetElementsMap may have the element.
 func (t *setTable) remove(set sdk.Set, a netip.Addr) bool {
-	b, entry := t.bucket(set, a)
+	b, at, entry := t.bucket(set, a)
 	if b == nil {
 		return true
 	}
@@ -77,12 +77,16 @@ func (t *setTable) remove(set sdk.Set, a netip.Addr) bool {
 	if b[len(b)-1] != entryFree {
 		return true
 	}
-	trim(b)
+	t.trim(at)
 	return false
 }
 
-// trim frees what is removed behind the last element.
-func trim(b *sdk.SetBucket) {
+// trim frees what is removed behind the last element of a bucket that has no elements elsewhere.
+func (t *setTable) trim(bucket uint32) {
+	if bucket >= uint32(len(t.buckets)) {
+		return
+	}
+	b := &t.buckets[bucket]
 	for i := len(b) - 1; i >= 0 && b[i] <= entryRemoved; i-- {
 		atomic.StoreUint64(&b[i], entryFree)
 	}
@@ -90,7 +94,7 @@ func trim(b *sdk.SetBucket) {
 
 // sweep removes the elements of versions that are not to be kept, and frees the places of all buckets that have no
 // elements elsewhere.
-func (t *setTable) sweep(keep func(version uint32) bool, elsewhere map[uint32]bool) {
+func (t *setTable) sweep(keep func(version uint32) bool, elsewhere map[uint32]int) {
 	for i := range t.buckets {
 		b := &t.buckets[i]
 		for j, entry := range b {
@@ -98,8 +102,8 @@ func (t *setTable) sweep(keep func(version uint32) bool, elsewhere map[uint32]bo
 				atomic.StoreUint64(&b[j], entryRemoved)
 			}
 		}
-		if !elsewhere[uint32(i)] {
-			trim(b)
+		if elsewhere[uint32(i)] == 0 {
+			t.trim(uint32(i))
 		}
 	}
 }

@@ -17,7 +17,7 @@
 #define KERB_SET_BUCKET	  8 /* elements; mirrored in sdk/settable.go, with the hash */
 
 enum kerb_set_kind {
-	KERB_SET_EXACT = 0,    /* addresses, ports: all in kerb_elements, by an earlier agent */
+	KERB_SET_EXACT = 0,    /* addresses, ports: all in kerb_elements, for older programs */
 	KERB_SET_PREFIXES = 1,
 	KERB_SET_TABLE = 2,    /* addresses, ports: in kerb_table where it has room for them */
 };
@@ -60,7 +60,8 @@ struct {
 /* IPv4 addresses and ports, in one cache line where a hash map of the kernel reads three that are
  * seldom in the cache: set << 32 | word 0 of struct kerb_set_element. 0 is free, and so are all
  * behind it. A removed element whose place is not the last used one is 1. The elements that do not
- * fit are in kerb_elements: such a bucket has no 0. Only the agent writes, 8 bytes at once. */
+ * fit are in kerb_elements: such a bucket has no 0. Only the agent writes, 8 bytes at once. The
+ * first version on a node is random: which elements share a bucket is hard to foresee. */
 struct kerb_set_bucket {
 	__u64 element[KERB_SET_BUCKET];
 };

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/* Drops IPv4 packets from addresses of a set, which it looks up as kerb/set.h did before there was
+ * the map kerb_table. */
+#include <kerb/module.h>
+
+KERB_CONFIG(__u64, blocked, 0); /* identity of the set */
+
+struct kerb_set {
+	__u64 id;
+	__u64 revision;
+	__u64 state;
+};
+
+struct kerb_set_element {
+	__u32 set;
+	__be32 word[4];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1024);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u64);
+	__type(value, struct kerb_set);
+} kerb_sets SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 524288);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, struct kerb_set_element);
+	__type(value, __u32);
+} kerb_elements SEC(".maps");
+
+KERB_INGRESS(pkt)
+{
+	struct kerb_set_element element = {};
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	const struct kerb_set *set;
+	__u64 id = blocked;
+
+	if (!ip4)
+		return KERB_NEXT;
+	set = bpf_map_lookup_elem(&kerb_sets, &id);
+	if (!set)
+		return KERB_NEXT;
+	element.set = (__u32)(set->state >> 32) << 1;
+	element.word[0] = ip4->saddr;
+	if (!bpf_map_lookup_elem(&kerb_elements, &element))
+		return KERB_NEXT;
+	return kerb_drop(pkt, KERB_DROP_POLICY);
+}
+
+KERB_LICENSE("Dual BSD/GPL");
