@@ -5,6 +5,7 @@ package node
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -15,11 +16,31 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// What is kept of the cluster. Services beyond it stay with kube-proxy.
+// What is kept of the cluster. Services beyond it stay with kube-proxy. A namespace has at most half of it.
 const (
 	maxServices  = 5000
 	maxEndpoints = 20000
 )
+
+// usage is what takes room.
+type usage struct{ services, endpoints int }
+
+// fits reports whether there is room for more in the cluster, and in a namespace.
+func (s *serviceState) fits(namespace string, more usage) bool {
+	own := s.usage[namespace]
+	return s.total.services+more.services <= maxServices && s.total.endpoints+more.endpoints <= maxEndpoints &&
+		own.services+more.services <= maxServices/2 && own.endpoints+more.endpoints <= maxEndpoints/2
+}
+
+// add changes what a namespace uses.
+func (s *serviceState) add(namespace string, services, endpoints int) {
+	s.total = usage{s.total.services + services, s.total.endpoints + endpoints}
+	own := s.usage[namespace]
+	own = usage{own.services + services, own.endpoints + endpoints}
+	if s.usage[namespace] = own; own == (usage{}) {
+		delete(s.usage, namespace)
+	}
+}
 
 // The resources that are followed.
 const (
@@ -35,16 +56,19 @@ type serviceState struct {
 	kept      map[services.Key]string // Services that stay with kube-proxy, and why
 	refused   map[services.Key]string // by the agent
 	synced    int
-	endpoints int           // of all
-	services  int           // that are wanted
-	changed   chan struct{} // has a value after a change
+	total     usage
+	usage     map[string]usage    // by namespace
+	addresses map[netip.Addr]int  // how many Services have it as a cluster address
+	fresh     map[netip.Addr]bool // those that have come since take
+	changed   chan struct{}       // has a value after a change
 }
 
 // serviceEntry is a Service with its slices, each of which may come first.
 type serviceEntry struct {
 	service *services.Service // nil: none, or one that is not wanted
 	slices  map[string]*services.Slice
-	over    bool // there was no room for all
+	noRoom  bool           // for the service
+	missing map[string]int // endpoints of slices that there was no room for, by name
 }
 
 func newServiceState() *serviceState {
@@ -58,7 +82,8 @@ func (s *serviceState) clear() {
 	defer s.mu.Unlock()
 	s.all, s.dirty = map[services.Key]*serviceEntry{}, map[services.Key]bool{}
 	s.kept, s.refused = map[services.Key]string{}, nil
-	s.synced, s.endpoints, s.services = 0, 0, 0
+	s.synced, s.total, s.usage = 0, usage{}, map[string]usage{}
+	s.addresses, s.fresh = map[netip.Addr]int{}, map[netip.Addr]bool{}
 }
 
 // update changes one entry, and wakes the synchronization.
@@ -77,57 +102,99 @@ func (s *serviceState) entry(key services.Key) *serviceEntry {
 	s.dirty[key] = true
 	e := s.all[key]
 	if e == nil {
-		e = &serviceEntry{slices: map[string]*services.Slice{}}
+		e = &serviceEntry{slices: map[string]*services.Slice{}, missing: map[string]int{}}
 		s.all[key] = e
 	}
 	return e
 }
 
 func (s *serviceState) setService(o *services.Service) {
+	s.removeService(o.Key())
 	e := s.entry(o.Key())
-	if e.service != nil {
-		s.services--
-	}
-	e.service = nil
 	if !o.Wanted() {
 		return
 	}
-	if s.services >= maxServices {
-		e.over = true
+	if e.noRoom = !s.fits(o.Metadata.Namespace, usage{services: 1}); e.noRoom {
 		return
 	}
-	s.services++
+	s.add(o.Metadata.Namespace, 1, 0)
+	for _, a := range clusterAddresses(o) {
+		if s.addresses[a]++; s.addresses[a] == 1 {
+			s.fresh[a] = true
+		}
+	}
 	o.Metadata = api.ObjectMeta{Name: o.Metadata.Name, Namespace: o.Metadata.Namespace}
 	e.service = o
 }
 
 func (s *serviceState) removeService(key services.Key) {
 	e := s.entry(key)
-	if e.service != nil {
-		s.services--
+	e.noRoom = false
+	if e.service == nil {
+		return
+	}
+	s.add(key.Namespace, -1, 0)
+	for _, a := range clusterAddresses(e.service) {
+		if s.addresses[a]--; s.addresses[a] == 0 {
+			delete(s.addresses, a)
+		}
 	}
 	e.service = nil
+}
+
+// clusterAddresses are those that parse. The API server accepts no others.
+func clusterAddresses(o *services.Service) (out []netip.Addr) {
+	for _, text := range o.Spec.ClusterIPs {
+		if a, err := netip.ParseAddr(text); err == nil {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
 }
 
 func (s *serviceState) setSlice(o *services.Slice) {
 	key, name := o.Of(), o.Metadata.Name
 	s.removeSlice(key, name)
 	e := s.entry(key)
-	if s.endpoints+len(o.Endpoints) > maxEndpoints {
-		e.over = true
+	if !s.fits(key.Namespace, usage{endpoints: len(o.Endpoints)}) {
+		e.missing[name] = len(o.Endpoints)
 		return
 	}
-	s.endpoints += len(o.Endpoints)
+	s.add(key.Namespace, 0, len(o.Endpoints))
 	o.Metadata = api.ObjectMeta{Name: name}
 	e.slices[name] = o
 }
 
 func (s *serviceState) removeSlice(key services.Key, name string) {
 	e := s.entry(key)
+	delete(e.missing, name)
 	if before := e.slices[name]; before != nil {
-		s.endpoints -= len(before.Endpoints)
+		s.add(key.Namespace, 0, -len(before.Endpoints))
 		delete(e.slices, name)
 	}
+}
+
+// starved reports whether there is room now for a Service, or for its endpoints, that had to be left out. Nothing of
+// them is kept: they have to be listed again.
+func (s *serviceState) starved() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.synced != ofServices|ofSlices {
+		return false
+	}
+	for key, e := range s.all {
+		var more usage
+		if e.noRoom {
+			more.services = 1
+		}
+		for _, n := range e.missing {
+			more.endpoints += n
+		}
+		if (e.noRoom || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) {
+			return true
+		}
+	}
+	return false
 }
 
 func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
@@ -136,7 +203,6 @@ func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
 			s.update(func() {
 				for key := range s.all {
 					s.removeService(key)
-					s.all[key].over = false
 				}
 				for i := range all {
 					s.setService(&all[i])
@@ -157,6 +223,8 @@ func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
 					for name := range e.slices {
 						s.removeSlice(key, name)
 					}
+					clear(e.missing)
+					s.dirty[key] = true
 				}
 				for i := range all {
 					s.setSlice(&all[i])
@@ -182,30 +250,69 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 			s.dirty[key] = true
 		}
 	}
+	s.compareAddresses()
 	desired, gone := map[services.Key]v1.VirtualService{}, []services.Key{}
 	for key := range s.dirty {
 		delete(s.kept, key)
 		e := s.all[key]
 		switch {
-		case e.over:
-			s.kept[key] = fmt.Sprintf("over %d Services or %d endpoints", maxServices, maxEndpoints)
-		case e.service != nil:
+		case e.service == nil && !e.noRoom: // none, or it is not wanted
+			if len(e.slices)+len(e.missing) == 0 {
+				delete(s.all, key)
+			}
+		case e.noRoom || len(e.missing) > 0:
+			s.kept[key] = fmt.Sprintf("over %d Services or %d endpoints, or half of them in one namespace", maxServices,
+				maxEndpoints)
+		default:
 			of := slices.SortedFunc(maps.Values(e.slices), func(a, b *services.Slice) int {
 				return strings.Compare(a.Metadata.Name, b.Metadata.Name)
 			})
 			v, err := services.Translate(e.service, of, node)
 			if err == nil {
+				err = s.loops(v)
+			}
+			if err == nil {
 				desired[key] = v
 				continue
 			}
 			s.kept[key] = err.Error()
-		case len(e.slices) == 0:
-			delete(s.all, key)
 		}
 		gone = append(gone, key)
 	}
 	s.dirty = map[services.Key]bool{}
 	return desired, gone, true
+}
+
+// compareAddresses has Services compared again that have an endpoint at an address that has become a cluster address.
+func (s *serviceState) compareAddresses() {
+	if len(s.fresh) == 0 {
+		return
+	}
+	for key, e := range s.all {
+		for _, slice := range e.slices {
+			for _, endpoint := range slice.Endpoints {
+				for _, text := range endpoint.Addresses {
+					if a, err := netip.ParseAddr(text); err == nil && s.fresh[a.Unmap()] {
+						s.dirty[key] = true
+					}
+				}
+			}
+		}
+	}
+	clear(s.fresh)
+}
+
+// loops returns an error if an instance is at a cluster address. The agent accepts only one of the two Services, and
+// EndpointSlices of one namespace must not keep a Service of another from being served.
+func (s *serviceState) loops(v v1.VirtualService) error {
+	for _, i := range v.Spec.Instances {
+		for _, text := range i.Addresses {
+			if a, err := netip.ParseAddr(text); err == nil && s.addresses[a.Unmap()] > 0 {
+				return fmt.Errorf("the endpoint %s is a cluster address of a Service", text)
+			}
+		}
+	}
+	return nil
 }
 
 // note keeps what the agent has refused.

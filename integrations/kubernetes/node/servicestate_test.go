@@ -4,8 +4,11 @@ package node
 
 import (
 	"fmt"
+	"log/slog"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/services"
@@ -60,8 +63,8 @@ func TestOrderOfServices(t *testing.T) {
 			t.Errorf("%s: %+v, gone %v", step.what, desired, gone)
 		}
 	}
-	if len(s.all) != 0 || s.endpoints != 0 || s.services != 0 {
-		t.Errorf("%d entries, %d endpoints and %d Services are left", len(s.all), s.endpoints, s.services)
+	if len(s.all) != 0 || s.total != (usage{}) || len(s.usage)+len(s.addresses) != 0 {
+		t.Errorf("%d entries, %+v and addresses %v are left", len(s.all), s.total, s.addresses)
 	}
 }
 
@@ -73,19 +76,23 @@ func TestServicesAreBounded(t *testing.T) {
 	var slices []services.Slice
 	for i := range maxServices + 10 {
 		name := fmt.Sprintf("s%04d", i)
-		all = append(all, wantedService(name))
+		service, slice := wantedService(name), sliceOf(name, name, services.MaxEndpoints)
+		if i%2 == 0 {
+			service.Metadata.Namespace, slice.Metadata.Namespace = "other", "other"
+		}
+		all = append(all, service)
 		if i < 30 {
-			slices = append(slices, sliceOf(name, name, services.MaxEndpoints))
+			slices = append(slices, slice)
 		}
 	}
 	service.Replace(all)
 	slice.Replace(slices)
 	desired, _, _ := s.take(services.Node{}, true)
-	if len(desired) != maxServices-10 || s.endpoints != maxEndpoints || s.services != maxServices {
-		t.Errorf("%d virtual services, %d endpoints, %d Services", len(desired), s.endpoints, s.services)
+	if len(desired) != maxServices-10 || s.total != (usage{maxServices, maxEndpoints}) {
+		t.Errorf("%d virtual services, %+v", len(desired), s.total)
 	}
 	c := s.condition()
-	if c.Status != "False" || !strings.Contains(c.Message, "20 Services with kube-proxy: shop/s0020: over") ||
+	if c.Status != "False" || !strings.Contains(c.Message, "20 Services with kube-proxy: other/s0020: over") ||
 		len(c.Message) > maxMessage {
 		t.Errorf("the node reports %+v", c)
 	}
@@ -93,5 +100,103 @@ func TestServicesAreBounded(t *testing.T) {
 	service.Replace(all[:5])
 	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 5 || s.condition().Status != "True" {
 		t.Errorf("with fewer Services: %d, %+v", len(desired), s.condition())
+	}
+}
+
+// A namespace takes at most half of the room for Services. When room comes back, what was left out is listed again.
+func TestRoomOfNamespaces(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	var all []services.Service
+	for i := range maxServices {
+		all = append(all, wantedService(fmt.Sprintf("s%04d", i)))
+	}
+	other := wantedService("other")
+	other.Metadata.Namespace = "other"
+	service.Replace(append(all, other))
+	slice.Replace(nil)
+	desired, _, _ := s.take(services.Node{}, true)
+	if len(desired) != maxServices/2+1 {
+		t.Errorf("%d virtual services", len(desired))
+	}
+	if s.starved() {
+		t.Error("it is to be listed again without room")
+	}
+	served := all[0]
+	for _, o := range all {
+		if _, ok := desired[o.Key()]; ok {
+			served = o
+		}
+	}
+	service.Delete(served)
+	if !s.starved() {
+		t.Error("a Service has room, and is not listed again")
+	}
+	slice.Set(sliceOf("s0001", "a", maxEndpoints/2+1))
+	if s.take(services.Node{}, false); s.kept[services.Key{Namespace: "shop", Name: "s0001"}] == "" {
+		t.Error("a Service is served without its endpoints")
+	}
+	slice.Set(sliceOf("s0001", "a", 1))
+	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+		t.Errorf("with fewer endpoints: %v, %v", desired, s.condition())
+	}
+	for _, o := range all {
+		service.Delete(o)
+	}
+	slice.Delete(sliceOf("s0001", "a", 1))
+	s.take(services.Node{}, false)
+	if len(s.all) != 1 || s.total != (usage{services: 1}) || len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
+		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
+	}
+}
+
+// A Service with an endpoint at a cluster address of another is left to kube-proxy, also if the other one comes later:
+// the agent accepts one of them only.
+func TestEndpointsAtClusterAddresses(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	victim := wantedService("victim")
+	victim.Spec.ClusterIPs = []string{"fd00::7", "10.96.0.7"}
+	evil := sliceOf("evil", "a", 0)
+	evil.Endpoints = []services.Endpoint{{Addresses: []string{"fd00:0::7"}}}
+	slice.Replace([]services.Slice{evil})
+	service.Replace([]services.Service{wantedService("evil")})
+	key := services.Key{Namespace: "shop", Name: "evil"}
+	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+		t.Errorf("before the other Service: %v", desired)
+	}
+	service.Set(victim)
+	desired, gone, _ := s.take(services.Node{}, false)
+	if _, ok := desired[victim.Key()]; !ok || len(desired) != 1 || len(gone) != 1 || gone[0] != key {
+		t.Errorf("virtual services %v, gone %v", desired, gone)
+	}
+	if c := s.condition(); !strings.Contains(c.Message, "shop/evil: the endpoint fd00:0::7 is a cluster address") {
+		t.Errorf("the node reports %+v", c)
+	}
+}
+
+// The zone of the node is read until it is known, and not with each comparison.
+func TestZoneIsReadAgain(t *testing.T) {
+	var asked atomic.Int32
+	stored := map[string][]any{"=/api/v1/nodes/n1": {meta("n1", "u", nil)}}
+	v := newVirtual(kubeServer(t, &asked, stored), agent{}, "n1", slog.New(slog.DiscardHandler))
+	for i, c := range []struct {
+		labels map[string]string
+		due    bool
+		zone   string
+		asked  int32
+	}{
+		{nil, true, "", 1},
+		{map[string]string{"topology.kubernetes.io/zone": "z1"}, false, "", 1},
+		{map[string]string{"topology.kubernetes.io/zone": "z1"}, true, "z1", 2},
+		{nil, true, "z1", 2},
+	} {
+		stored["=/api/v1/nodes/n1"] = []any{meta("n1", "u", c.labels)}
+		if c.due {
+			v.zoneDue = time.Time{}
+		}
+		if err := v.sync(t.Context()); err != nil || v.zone != c.zone || asked.Load() != c.asked {
+			t.Errorf("case %d: zone %q after %d requests, %v", i, v.zone, asked.Load(), err)
+		}
 	}
 }

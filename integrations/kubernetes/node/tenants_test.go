@@ -30,11 +30,15 @@ func meta(name, uid string, labels map[string]string) map[string]any {
 }
 
 // kubeServer returns the client of an API server that lists what is stored by path, and with a field selector by the
-// path and the query. It counts requests.
+// path and the query; = and a path is a single object. It counts requests.
 func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *watch.Client {
 	t.Helper()
 	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
+		if one := stored["="+r.URL.Path]; one != nil {
+			_ = json.NewEncoder(w).Encode(one[0])
+			return
+		}
 		items, ok := stored[r.URL.Path+"?"+r.URL.Query().Get("fieldSelector")]
 		if !ok {
 			items = stored[r.URL.Path]

@@ -6,6 +6,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -22,6 +23,12 @@ import (
 // proxy is the package whose modules serve virtual services.
 const proxy = "proxy"
 
+// Times of what is seldom needed.
+const (
+	relistEvery = 10 * time.Minute // Services that had no room, at most
+	maxZoneGap  = time.Hour        // reading of the Node
+)
+
 // virtual keeps the virtual services of the agent those of the cluster's Services. It follows them only while a
 // ClusterModule puts the proxy on pods: without, they cost the node and the API server nothing.
 type virtual struct {
@@ -31,9 +38,12 @@ type virtual struct {
 	log    *slog.Logger
 	state  *serviceState
 
-	stop    func()                // of the followers, nil if they do not run
-	cleared bool                  // the agent has no virtual services of an earlier need
-	zone    string                // of the Node
+	stop    func()    // of the followers, nil if they do not run
+	cleared bool      // the agent has no virtual services of an earlier need
+	started time.Time // the followers
+	zone    string    // of the Node
+	zoneDue time.Time // when it is read again as long as it is empty, and how long after the last time
+	zoneGap time.Duration
 	full    time.Time             // when all were applied last
 	applied map[services.Key]bool // that the agent has
 	refused map[services.Key]string
@@ -51,6 +61,10 @@ func (v *virtual) need(ctx context.Context, view view) {
 	switch {
 	case wanted && v.stop == nil:
 		v.start(ctx)
+	case wanted && time.Since(v.started) >= relistEvery && v.state.starved():
+		v.stop()
+		v.state.clear() // the agent keeps what it has until both lists are complete
+		v.start(ctx)
 	case !wanted && view.complete && (v.stop != nil || !v.cleared):
 		if v.stop != nil {
 			v.stop()
@@ -66,6 +80,7 @@ func (v *virtual) need(ctx context.Context, view view) {
 
 func (v *virtual) start(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
+	v.cleared, v.full, v.started = false, time.Time{}, time.Now()
 	var running sync.WaitGroup
 	running.Go(func() {
 		watch.Follow(ctx, v.client, watch.Resource{Path: services.ServicesPath}, watch.DefaultTimes, v.log,
@@ -76,17 +91,26 @@ func (v *virtual) start(ctx context.Context) {
 			v.state.sliceHandler())
 	})
 	running.Go(func() { v.run(ctx) })
-	v.cleared, v.full = false, time.Time{}
 	v.stop = func() { cancel(); running.Wait() }
 }
 
-// run applies changes until the context ends.
-func (v *virtual) run(ctx context.Context) {
+// readZone reads the zone of the Node as long as none is known: the API server may be away, and the label may come
+// later. A Node is large and may never have one: the gaps grow to an hour.
+func (v *virtual) readZone(ctx context.Context) {
+	if v.zone != "" || time.Now().Before(v.zoneDue) {
+		return
+	}
 	var node api.Object
 	if err := v.client.Get(ctx, "/api/v1/nodes/"+v.node, &node); err != nil {
 		v.log.Warn("the zone of this node is not known: hints of EndpointSlices are ignored", "error", err)
 	}
 	v.zone = node.Metadata.Labels["topology.kubernetes.io/zone"]
+	v.zoneGap = min(max(2*v.zoneGap, fullEvery), maxZoneGap)
+	v.zoneDue = time.Now().Add(v.zoneGap)
+}
+
+// run applies changes until the context ends.
+func (v *virtual) run(ctx context.Context) {
 	for retry := minRetry; ctx.Err() == nil; {
 		wait := fullEvery
 		if err := v.sync(ctx); err != nil {
@@ -108,9 +132,15 @@ func (v *virtual) run(ctx context.Context) {
 // sync applies what has changed, and now and then everything: other clients of the agent may have changed it.
 func (v *virtual) sync(ctx context.Context) error {
 	full := time.Since(v.full) >= fullEvery
+	if full {
+		v.readZone(ctx)
+	}
 	desired, gone, ok := v.state.take(services.Node{Name: v.node, Zone: v.zone}, full)
 	if !ok {
 		return nil // without all Services and all EndpointSlices, some would lack endpoints
+	}
+	if err := v.remove(ctx, gone); err != nil { // first: another Service may have an address of one of them
+		return err
 	}
 	if full {
 		v.applied, v.refused = map[services.Key]bool{}, map[services.Key]string{}
@@ -135,9 +165,6 @@ func (v *virtual) sync(ctx context.Context) error {
 		v.applied[key] = v.refused[key] == ""
 	}
 	v.state.note(v.refused)
-	if err := v.remove(ctx, gone); err != nil {
-		return err
-	}
 	if full {
 		v.full = time.Now()
 	}
@@ -147,7 +174,10 @@ func (v *virtual) sync(ctx context.Context) error {
 // applyEach applies virtual services one by one. A refused one must not stay as it was: kube-proxy serves it.
 func (v *virtual) applyEach(ctx context.Context, all map[services.Key]v1.VirtualService, prune bool) error {
 	var good []v1.VirtualService
-	for key, s := range all {
+	for _, key := range slices.SortedFunc(maps.Keys(all), func(a, b services.Key) int { // not by chance
+		return strings.Compare(a.String(), b.String())
+	}) {
+		s := all[key]
 		err := v.agent.applyVirtual(ctx, []v1.VirtualService{s}, false)
 		detail, refused := refusal(err)
 		switch {
