@@ -54,7 +54,8 @@ type service struct {
 	virtuals []*virtual
 	ports    []v1alpha1.VirtualPort
 	used     time.Time // when it had sessions, or came
-	released bool      // and has had none since
+	released bool      // since: the agent may forget it until it has answered when it is asked for it again
+	asked    bool      // for it again, without an answer
 	// the agent has forgotten it, and is asked for it again
 	forgotten bool
 	trouble   error               // why not all of it is in the maps
@@ -191,6 +192,7 @@ func (w *generation) put(vs *sdk.VirtualService, now time.Time) (*service, error
 		w.seen[vs.Name] = true
 	}
 	s.dynamic, s.ports, s.trouble, s.spec, s.forgotten = vs.Dynamic, vs.Spec.Ports, nil, nil, false
+	s.released, s.asked = s.released && !s.asked, false
 	before, virtualsBefore := s.targets, s.virtuals
 	if err := w.putTargets(s, vs.Spec.Instances, now); err != nil {
 		return s, err

@@ -221,8 +221,7 @@ func (w *generation) sweep(now time.Time) error {
 	if err := w.free(now); err != nil {
 		return err
 	}
-	w.idle(now)
-	return nil
+	return w.idle(now)
 }
 
 // steps pauses a sweep after each step for three times as long as it took: it uses a quarter of one CPU at most.
@@ -443,20 +442,34 @@ func (w *generation) free(now time.Time) error {
 // idleFor is how long a dynamic virtual service is kept without sessions.
 const idleFor = 10 * time.Minute
 
-// idle reports to the agent which dynamic virtual services are not in use.
-func (w *generation) idle(now time.Time) {
+// idle reports to the agent which dynamic virtual services are not in use, and asks again for those that are in use
+// after all until it answers: an answer may be lost.
+func (w *generation) idle(now time.Time) error {
 	for _, s := range w.services {
-		if slices.ContainsFunc(s.targets, w.inUse) {
+		used := slices.ContainsFunc(s.targets, w.inUse)
+		if used {
 			s.used = now
-			if s.released && len(s.virtuals) > 0 {
-				w.live.Resolve(s.virtuals[0].addr)
-				s.released = false
+		}
+		switch {
+		case s.forgotten && len(s.virtuals) == 0: // the answer was another service, which has its addresses
+			if err := w.removeService(s.name, now); err != nil {
+				return err
 			}
-		}
-		if s.dynamic && now.Sub(s.used) > idleFor {
+		case s.forgotten || used && s.released:
+			w.ask(s)
+		case s.dynamic && now.Sub(s.used) > idleFor:
 			w.live.Release(s.name)
-			s.used, s.released = now, true // not told again with each sweep
+			s.used, s.released, s.asked = now, true, false // not told again with each sweep
 		}
+	}
+	return nil
+}
+
+// ask asks the agent for a virtual service that was released.
+func (w *generation) ask(s *service) {
+	if len(s.virtuals) > 0 {
+		w.live.Resolve(s.virtuals[0].addr)
+		s.asked = true
 	}
 }
 
@@ -474,7 +487,7 @@ func (w *generation) askAgain(s *service, now time.Time) bool {
 	if s == nil || !s.released || len(s.virtuals) == 0 || !slices.ContainsFunc(s.targets, w.hasSessions) {
 		return false
 	}
-	s.used, s.released, s.forgotten = now, false, true
-	w.live.Resolve(s.virtuals[0].addr)
+	s.used, s.forgotten = now, true
+	w.ask(s)
 	return true
 }

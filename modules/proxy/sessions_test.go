@@ -258,7 +258,50 @@ func TestIdle(t *testing.T) {
 	fillSessions(p, 1)
 	p.sweep()
 	p.sweep()
-	p.same("in use again", fmt.Sprint(p.wanted), "["+vs.Spec.Addresses[0].Address+"]")
+	address := vs.Spec.Addresses[0].Address
+	p.same("in use again, without an answer", fmt.Sprint(p.wanted), "["+address+" "+address+"]")
+	p.put(vs)
+	p.sweep()
+	p.same("answered", len(p.wanted), 2)
+}
+
+// The agent may forget a released service before it reads that it is in use again. It is asked until it answers.
+func TestForgottenBeforeTheAnswer(t *testing.T) {
+	for _, other := range []bool{false, true} {
+		p := newPlant(t, "")
+		vs := webService(1, v1alpha1.PolicyRoundRobin)
+		vs.Dynamic = true
+		p.put(vs)
+		p.now = p.now.Add(idleFor + time.Second)
+		p.sweep()
+		p.same("released", p.idle, []string{"web"})
+		p.put(vs) // a change, no answer
+		stats := &p.w.maps.stats[p.w.services["web"].targets[0].index]
+		stats.addSessions(1)
+		if err := p.w.idle(p.now); err != nil {
+			t.Fatal(err)
+		}
+		address := vs.Spec.Addresses[0].Address
+		p.same("in use again", fmt.Sprint(p.wanted), "["+address+"]")
+		p.tell(sdk.VirtualServiceUpdate{Remove: []string{"web"}})
+		p.same("serves", p.served(address), []string{"web-0"})
+		stats.addSessions(-1)
+		p.wanted = nil
+		p.sweep()
+		p.same("no answer", fmt.Sprint(p.wanted), "["+address+"]")
+		if !other {
+			p.put(vs)
+			p.sweep()
+			p.same("asked after the answer", len(p.wanted), 1)
+			continue
+		}
+		vs.Name = "shop" // has the addresses now
+		p.put(vs)
+		p.sweep()
+		if p.w.services["web"] != nil || len(p.w.services) != 1 {
+			t.Errorf("%d services", len(p.w.services))
+		}
+	}
 }
 
 // A session that begins while the sweep reads the tables keeps its service.
