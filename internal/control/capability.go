@@ -61,6 +61,9 @@ func grant(o *Options, module string, p *pkgs.Package) (out []any) {
 	for _, c := range capabilities {
 		if p.HasCapability(c.name) {
 			out = append(out, c.grant(o, module))
+			if g, ok := out[len(out)-1].(serviceGrant); ok && p.HasCapability(pkgs.CapabilityArrivals) {
+				g.GetFirst() // what it knows decides on packets that others send
+			}
 		}
 	}
 	return out

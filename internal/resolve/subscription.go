@@ -21,6 +21,8 @@ type Subscription struct {
 	notFound map[netip.Addr]bool // results of lookups that are to be sent; guarded by the table's lock
 	// last are virtual services that this subscription gets after all others, and until when; guarded by the table's lock
 	last map[string]time.Time
+	// first: of those that have looked up the same, this one gets it before the others
+	first bool
 }
 
 // Update is an sdk.VirtualServiceUpdate whose virtual services are encoded once for all subscriptions.
@@ -40,6 +42,13 @@ func (t *Table) Subscribe(module string) *Subscription {
 	t.subscriptions = append(t.subscriptions, s)
 	s.useAll()
 	return s
+}
+
+// GetFirst has the subscription get a virtual service before others that have looked it up, too.
+func (s *Subscription) GetFirst() {
+	s.table.mu.Lock()
+	defer s.table.mu.Unlock()
+	s.first = true
 }
 
 // useAll makes the subscription a user of all dynamic virtual services. The table's lock is held.
@@ -79,7 +88,7 @@ func (s *Subscription) waits(name string) bool {
 	}
 	if time.Now().Before(until) && slices.ContainsFunc(s.table.subscriptions, func(o *Subscription) bool {
 		_, alike := o.last[name]
-		return o != s && !alike && o.InProgress(name)
+		return o != s && (!alike || o.first && !s.first) && o.InProgress(name)
 	}) {
 		return true
 	}
@@ -157,6 +166,9 @@ func (s *Subscription) Ack(u Update, err error) {
 	s.Subscription.Ack(u.Update, err)
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
+	if err != nil {
+		clear(s.last) // all is sent, whatever others have
+	}
 	for _, o := range s.table.subscriptions {
 		if len(o.last) > 0 {
 			o.Wake()

@@ -342,6 +342,47 @@ func TestLookedUpComesLast(t *testing.T) {
 	})
 }
 
+// Of two that have looked up the same, the one that others meet gets it first.
+func TestLookedUpByBoth(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := NewTable(quiet, "", &dynamic{})
+		p, tunnel := follow(t, table).sync(), follow(t, table).sync()
+		tunnel.subscription.GetFirst()
+		for _, s := range []*plane{p, tunnel} {
+			<-s.subscription.Ready()
+			s.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+		}
+		table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+		p.sync().expect("before the tunnel", p.names(), "")
+		<-p.subscription.Ready()
+		u, _ := tunnel.subscription.Next()
+		tunnel.take(u)
+		tunnel.expect("the tunnel", tunnel.names(), "test.app")
+		p.sync().expect("while the tunnel takes it", p.names(), "")
+		tunnel.subscription.Ack(u, nil)
+		<-p.subscription.Ready()
+		p.sync().expect("after the tunnel", p.names(), "test.app")
+	})
+}
+
+// A control plane that gets all again after an error waits for nothing that it has looked up before.
+func TestErrorEndsTheWait(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		table := NewTable(quiet, "", &dynamic{})
+		p, other := follow(t, table).sync(), follow(t, table).sync()
+		p.subscription.Handle(sdk.Requests{Resolve: []netip.Addr{netip.MustParseAddr("10.30.0.1")}})
+		table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.1")})
+		p.expect("before the other", p.sync().names(), "")
+		table.Apply([]v1.VirtualService{virtual("static", plain("10.30.0.2"))}, nil)
+		u, _ := p.subscription.Next()
+		p.subscription.Ack(u, errors.New("fails"))
+		p.sync().expect("all", p.targets("test.app"), "i0=10.18.0.1@")
+		table.Put("test", Record{Name: "test.app", Spec: plain("10.30.0.1", "10.18.0.2")})
+		p.sync().expect("a change that was not looked up", p.targets("test.app"), "i0=10.18.0.2@")
+		other.sync()
+	})
+}
+
 // A control plane that looks up more and more addresses, and reads no answers, does not fill the agent's memory.
 func TestLookupsAreBounded(t *testing.T) {
 	r := &dynamic{}
