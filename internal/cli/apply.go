@@ -194,13 +194,14 @@ func filesGiven(files *[]string) cobra.PositionalArgs {
 
 // printResult tells every change on its own line, and with -v the steps.
 func (a *app) printResult(cmd *cobra.Command, result v1alpha1.ApplyResult) error {
+	notes := visible{cmd.ErrOrStderr()} // warnings quote what packages and control planes say
 	if a.verbose {
 		for _, step := range result.Steps {
-			fmt.Fprintln(cmd.ErrOrStderr(), step)
+			fmt.Fprintln(notes, step)
 		}
 	}
 	for _, text := range result.Warnings {
-		fmt.Fprintln(cmd.ErrOrStderr(), "warning:", text)
+		fmt.Fprintln(notes, "warning:", text)
 	}
 	return a.print(cmd.OutOrStdout(), result, func(w io.Writer) {
 		for _, c := range result.Changes {

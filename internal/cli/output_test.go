@@ -49,6 +49,22 @@ func TestEventsDoNotSteerTheTerminal(t *testing.T) {
 	}
 }
 
+// Nor do the steps and warnings of a change, which have names and words of packages.
+func TestWarningsDoNotSteerTheTerminal(t *testing.T) {
+	var out, notes bytes.Buffer
+	cmd := &cobra.Command{}
+	cmd.SetOut(&out)
+	cmd.SetErr(&notes)
+	result := v1alpha1.ApplyResult{Steps: []string{"attach \x1b[2J"}, Warnings: []string{"fw says \u009b2J\r fine"}}
+	if err := (&app{output: "table", verbose: true}).printResult(cmd, result); err != nil {
+		t.Fatal(err)
+	}
+	if strings.ContainsAny(notes.String(), "\x1b\r\u009b") || !strings.Contains(notes.String(), "attach ␛[2J") ||
+		!strings.Contains(notes.String(), "fine") {
+		t.Errorf("printed %q", notes.String())
+	}
+}
+
 // Colour goes to terminals only, and to none where NO_COLOR is set.
 func TestColour(t *testing.T) {
 	pty, terminal := openTerminal(t)
