@@ -5,6 +5,7 @@
 package api
 
 import (
+	"encoding/json"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -21,8 +22,9 @@ const (
 
 // What a Module of a namespace is limited to: those who write it do not administer nodes.
 const (
-	MaxModules  = 8    // in a namespace
-	MaxPriority = 1000 // and at least 0. All are nearer to the pod than ClusterModules of usual priorities
+	MaxModules  = 8        // in a namespace
+	MaxSize     = 64 << 10 // bytes of the object, as JSON with its metadata
+	MaxPriority = 1000     // and at least 0. All are nearer to the pod than ClusterModules of usual priorities
 )
 
 // ModulePackages are the built-in packages that a Module may use: those whose effects end at the interface of the pod.
@@ -74,6 +76,22 @@ type Module struct {
 	// Undecodable is the error of an object that this program cannot decode, as one of a later version. Fields that
 	// can be decoded are there.
 	Undecodable string `json:"undecodable,omitempty"`
+	// TooLarge is a Module of a namespace over MaxSize, of which only the metadata is kept.
+	TooLarge bool `json:"tooLarge,omitempty"`
+}
+
+// UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes.
+func (m *Module) UnmarshalJSON(text []byte) error {
+	var o Object
+	if len(text) > MaxSize && json.Unmarshal(text, &o) == nil && o.Metadata.Namespace != "" {
+		*m = Module{Metadata: o.Metadata, TooLarge: true}
+		m.Metadata.Labels, m.Metadata.Annotations = nil, nil
+		return nil
+	}
+	type fields Module
+	err := json.Unmarshal(text, (*fields)(m))
+	m.Metadata.Labels, m.Metadata.Annotations = nil, nil
+	return err
 }
 
 // Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.

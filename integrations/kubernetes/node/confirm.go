@@ -72,8 +72,9 @@ func (c *confirmer) complete(ctx context.Context, v view, namespace string) (boo
 
 // hasAll reports whether the view has all modules of a collection, which is that of a namespace, or of ClusterModules.
 func (c *confirmer) hasAll(ctx context.Context, v view, collection, namespace string) (bool, error) {
-	all, err := c.list(ctx, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + collection,
-		Metadata: true})
+	// api.Module keeps no labels, which may be large.
+	all, err := watch.List[api.Module](ctx, c.client, watch.Resource{Metadata: true,
+		Path: "/apis/" + api.Group + "/" + api.Version + "/" + collection}, c.log)
 	if err != nil {
 		return false, err
 	}

@@ -221,3 +221,37 @@ func TestSnapshotsOfModules(t *testing.T) {
 		t.Errorf("the snapshot at the end is %s, %v", text, err)
 	}
 }
+
+// Of a Module of a namespace that is too large only the metadata is kept, and the node reports it. What it runs of the
+// Module stays. A ClusterModule may be large.
+func TestLargeModules(t *testing.T) {
+	a, s := heldPod(t)
+	s.state = tenants()
+	decode := func(namespace string, size int) (m api.Module) {
+		t.Helper()
+		text := fmt.Sprintf(`{"metadata": {"name": "big", "namespace": %q, "labels": {"a": "b"}}, "spec": {
+  "package": {"name": "counter"}, "config": {"x": %q}}}`, namespace, strings.Repeat("x", size))
+		if err := json.Unmarshal([]byte(text), &m); err != nil || m.Metadata.Name != "big" || m.Metadata.Labels != nil {
+			t.Fatalf("%+v, %v", m.Metadata, err)
+		}
+		return m
+	}
+	name := names.Module("shop", "big")
+	for _, size := range []int{api.MaxSize / 2, api.MaxSize} {
+		s.state.moduleHandler(ofModules).Set(decode("shop", size))
+		if _, err := s.round(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		m, report := a.modules[name], fmt.Sprint(s.titled())
+		if len(fmt.Sprint(m.Spec.Config)) < api.MaxSize/2 ||
+			strings.Contains(report, "shop/big 0 TooLarge") != (size == api.MaxSize) {
+			t.Errorf("%d bytes: the agent has %.100v, the node reports %s", size, m.Spec, report)
+		}
+	}
+	if kept, ok := s.state.modules[name]; !ok || kept.Spec.Config != nil {
+		t.Errorf("%.100v is kept", kept)
+	}
+	if wide := decode("", api.MaxSize); wide.TooLarge || wide.Spec.Config == nil {
+		t.Errorf("of a ClusterModule %.100v is kept", wide)
+	}
+}

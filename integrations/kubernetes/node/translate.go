@@ -28,6 +28,10 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 		return out, "Undecodable", fmt.Errorf("kerb-kube-node cannot decode the object: %s; write that field as the "+
 			"definition of its version says, or update kerb-kube-node", m.Undecodable)
 	}
+	if m.TooLarge {
+		return out, "TooLarge", fmt.Errorf("the object has over %d bytes: shorten spec.config, write several Modules, or "+
+			"use a ClusterModule", api.MaxSize)
+	}
 	var err error
 	switch {
 	case m.Metadata.Namespace != "":

@@ -158,33 +158,74 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		var page struct {
-			Metadata struct{ ResourceVersion, Continue string }
-			Items    []json.RawMessage
-		}
-		err = json.NewDecoder(body).Decode(&page)
+		version, more, err := readPage(body, func(item json.RawMessage) error {
+			object, ok, err := f.decode(item)
+			if ok {
+				all = append(all, object)
+			}
+			return err
+		})
 		body.Close()
 		if err != nil {
 			return err
 		}
-		if page.Metadata.ResourceVersion == "" {
+		if version == "" {
 			return errors.New("the answer has no metadata.resourceVersion: is something else than an API server there?")
 		}
-		for _, item := range page.Items {
-			object, ok, err := f.decode(item)
-			if err != nil {
-				return err
-			}
-			if ok {
-				all = append(all, object)
-			}
-		}
-		if page.Metadata.Continue == "" {
-			f.replace(all, page.Metadata.ResourceVersion)
+		if more == "" {
+			f.replace(all, version)
 			return nil
 		}
-		query.Set("continue", page.Metadata.Continue)
+		query.Set("continue", more)
 	}
+}
+
+// readPage calls each with one item of a page after the other: 500 objects may have 1.5 MB each. It returns the version
+// of the list, and where the next page begins; empty after the last one.
+func readPage(body io.Reader, each func(json.RawMessage) error) (version, more string, err error) {
+	d := json.NewDecoder(body)
+	if _, err := d.Token(); err != nil {
+		return "", "", err
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return "", "", err
+		}
+		switch name {
+		case "metadata":
+			var m struct{ ResourceVersion, Continue string }
+			err = d.Decode(&m)
+			version, more = m.ResourceVersion, m.Continue
+		case "items":
+			err = readItems(d, each)
+		default:
+			var unused json.RawMessage
+			err = d.Decode(&unused)
+		}
+		if err != nil {
+			return "", "", err
+		}
+	}
+	_, err = d.Token() // an answer that is cut off ends here
+	return version, more, err
+}
+
+func readItems(d *json.Decoder, each func(json.RawMessage) error) error {
+	if start, err := d.Token(); err != nil || start == nil { // null: none
+		return err
+	}
+	for d.More() {
+		var item json.RawMessage
+		if err := d.Decode(&item); err != nil {
+			return err
+		}
+		if err := each(item); err != nil {
+			return err
+		}
+	}
+	_, err := d.Token()
+	return err
 }
 
 // decode returns false for an object that cannot be decoded: it must not keep the others away. Of a Keeper it returns

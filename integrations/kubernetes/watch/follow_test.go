@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -334,6 +335,39 @@ func TestUndecodableObjectsAreKept(t *testing.T) {
 		if len(all) != 1 || all[0].Metadata.Name != "m" || all[0].Spec.Package.Name != "counter" ||
 			!strings.Contains(all[0].Undecodable, "priority") {
 			t.Errorf("the %s is %+v", what, all)
+		}
+	}
+}
+
+// A page of large objects is not in memory as a whole: each is decoded when it has come.
+func TestLargePages(t *testing.T) {
+	const items, size = 50, 1 << 20
+	r, w := io.Pipe()
+	var sent atomic.Int32 // completely; the pipe has no buffer
+	go func() {
+		_, _ = io.WriteString(w, `{"kind": "L", "metadata": {"resourceVersion": "7", "continue": "c"}, "items": [`)
+		for i := range items {
+			_, _ = fmt.Fprintf(w, `%s{"metadata": {"name": "a"}, "x": "%s"}`, strings.Repeat(",", min(i, 1)),
+				strings.Repeat("x", size))
+			sent.Add(1)
+		}
+		_, _ = io.WriteString(w, "]}")
+		w.Close()
+	}()
+	got := int32(0)
+	version, more, err := readPage(r, func(item json.RawMessage) error {
+		if got++; sent.Load() > got+4 { // the decoder's buffer has room for some
+			return fmt.Errorf("%d objects were read before number %d was decoded", sent.Load(), got)
+		}
+		return nil
+	})
+	if err != nil || got != items || version != "7" || more != "c" {
+		t.Errorf("%d objects, version %q, continue %q, %v", got, version, more, err)
+	}
+	for text, want := range map[string]bool{`{"metadata": {"resourceVersion": "7"}, "items": null}`: true,
+		`{"metadata": {"resourceVersion": "7"}, "items": []}`: true, `{"metadata": {}, "items": [{}]`: false, "": false} {
+		if _, _, err := readPage(strings.NewReader(text), func(json.RawMessage) error { return nil }); (err == nil) != want {
+			t.Errorf("%q: %v", text, err)
 		}
 	}
 }
