@@ -4,6 +4,7 @@ package model
 
 import (
 	"encoding/binary"
+	"math"
 	"os"
 	"testing"
 
@@ -66,6 +67,25 @@ func (k *kernel) run(features []int64) (Decision, bool) {
 		k.t.Fatal(err)
 	}
 	return d, ret == 2
+}
+
+// Features are limited in both directions.
+func TestFeatureSet(t *testing.T) {
+	const limit = 1<<31 - 1
+	k := newKernel(t)
+	given := []int64{0, 5, -5, limit, limit + 1, -limit, -limit - 1, math.MinInt64}
+	want := []int64{0, 5, -5, limit, limit, -limit, -limit, -limit}
+	for i, v := range given {
+		binary.NativeEndian.PutUint64(k.opts.Data[8*i:], uint64(v))
+	}
+	if ret, err := k.coll.Programs["set"].Run(&k.opts); ret != 2 || err != nil {
+		t.Fatalf("test run: %d, %v", ret, err)
+	}
+	for i, v := range want {
+		if got := int64(binary.NativeEndian.Uint64(k.opts.DataOut[8*i:])); got != v {
+			t.Errorf("feature %d becomes %d, want %d", given[i], got, v)
+		}
+	}
 }
 
 // The verifier's work bounds how many modules fit into one program with the engine (1,000,000 in all).

@@ -62,20 +62,24 @@ struct {
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct kerb_inference);
-} scratch SEC(".maps");
+} kerb_workspace SEC(".maps");
 
 static __always_inline struct kerb_inference *kerb_inference(void)
 {
 	__u32 zero = 0;
 
-	return bpf_map_lookup_elem(&scratch, &zero);
+	return bpf_map_lookup_elem(&kerb_workspace, &zero);
 }
 
-/* Sets feature i, a constant or a number below KERB_FEATURES_MAX; counts that are too large become
- * the largest. */
-static __always_inline void kerb_feature_set(struct kerb_inference *s, __u32 i, __u64 value)
+/* Sets feature i, a constant or a number below KERB_FEATURES_MAX, to a number that may be negative;
+ * what is beyond +-KERB_FEATURE_LIMIT becomes that. */
+static __always_inline void kerb_feature_set(struct kerb_inference *s, __u32 i, __s64 value)
 {
-	s->features.v[i] = value > KERB_FEATURE_LIMIT ? KERB_FEATURE_LIMIT : value;
+	if (value > KERB_FEATURE_LIMIT)
+		value = KERB_FEATURE_LIMIT;
+	if (value < -KERB_FEATURE_LIMIT)
+		value = -KERB_FEATURE_LIMIT;
+	s->features.v[i] = value;
 }
 
 /* Lets the model of a role (enum kerb_model_role) judge the features, into decision[role]. 0, or -1

@@ -33,7 +33,9 @@
  * _finish invalidate pointers into the packet.
  *
  * A reply leaves by the interface that its request came from: addresses and ports swapped, no
- * IPv4 options or IPv6 extension headers, traffic class 0, hop limit 64, complete checksums.
+ * IPv4 options or IPv6 extension headers, traffic class 0, hop limit 64. On XDP its UDP checksum is
+ * complete. On TC it is what the request's is: complete, partial (the kernel or a card completes
+ * it), or none (0, IPv4 only).
  * The source of a request may be forged. A reply that is longer than its request makes the service
  * an amplifier, and replies need a rate limit by source (kerb_request.source) where anybody may
  * send. Sources that are this node or a broadcast address of its networks are not recognised here.
