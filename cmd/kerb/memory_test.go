@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -61,6 +62,14 @@ func TestMemory(t *testing.T) {
 		n.Apply(m)
 		n.Eventually("the control plane of "+name+" runs", func() bool { return controlled(n, name) })
 	}
+	// Until then the agent runs programs in the background, at low priority, and is no process at rest.
+	n.Eventually("the costs of all chains are measured", func() bool {
+		var chains []v1.Chain
+		n.Must(http.MethodGet, "/v1/chains", nil, &chains)
+		return len(chains) > 0 && !slices.ContainsFunc(chains, func(c v1.Chain) bool {
+			return c.Cost == 0 && c.Hook != "sockets"
+		})
+	})
 	atMost(t, "PSS with all modules", maxAll, func() (int64, error) { return proportional(n.PID()) })
 }
 
