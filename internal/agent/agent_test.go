@@ -30,6 +30,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/lockfile"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -63,7 +64,7 @@ func newNodeIn(t *testing.T, cgroup string) *node {
 	n := &node{cfg: config.Default()}
 	dir := openDir(t)
 	n.cfg.Paths.State, n.cfg.Paths.Run, n.cfg.Cgroup = dir, dir, cgroup
-	n.cfg.Paths.BPF = filepath.Join("/sys/fs/bpf", fmt.Sprintf("kag-%d", os.Getpid()))
+	n.cfg.Paths.BPF = tempdir.PinPath(dir)
 	if n.web, err = lab.Host("web", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 	"github.com/kerb-edge/kerb/modules"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -29,6 +30,12 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
+	if os.Geteuid() == 0 { // otherwise there are no pins
+		if err := tempdir.Sweep(); err != nil { // directories and pins of runs that were killed
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	code := m.Run()
 	_ = os.Remove(sharedFacts()) // if a test has needed it
 	os.Exit(code)
@@ -37,11 +44,15 @@ func TestMain(m *testing.M) {
 // openDir is a directory that control planes can come to.
 func openDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "kerb-agent-")
+	dir, err := tempdir.New()
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
+	t.Cleanup(func() {
+		if err := tempdir.Remove(dir); err != nil {
+			t.Error(err)
+		}
+	})
 	if err := os.Chmod(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
