@@ -21,20 +21,7 @@ func TestSetsFull(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	made := sdk.Maps{}
-	for name, spec := range setSpecs() {
-		spec.MaxEntries = 2
-		m, err := ebpf.NewMap(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { m.Close() })
-		made[name] = m
-	}
-	s, err := NewSets(made)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made, s := newSets(t, 2)
 	p := netip.MustParsePrefix
 	few := Elements{List: []netip.Prefix{p("192.0.2.1/32")}}
 	if err := s.Replace(1, 1, few, nil); err != nil {
@@ -173,19 +160,7 @@ func (w *world) privateTable(t *testing.T, mod Module) {
 // would look into a second map for good.
 func TestFullBucketIsFreed(t *testing.T) {
 	needsRoot(t)
-	made := sdk.Maps{}
-	for name, spec := range setSpecs() {
-		m, err := ebpf.NewMap(spec)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { m.Close() })
-		made[name] = m
-	}
-	s, err := NewSets(made)
-	if err != nil {
-		t.Fatal(err)
-	}
+	made, s := newSets(t, 0)
 	const bucket, set = 7, 1
 	check := func(when string, all []netip.Prefix, want bool) {
 		t.Helper()
@@ -217,6 +192,28 @@ func TestFullBucketIsFreed(t *testing.T) {
 	if err := made[sdk.SetTableMap].Lookup(uint32(bucket), &b); err != nil || b != (sdk.SetBucket{}) {
 		t.Errorf("an empty bucket is %x, %v", b, err)
 	}
+}
+
+// newSets makes the maps of sets, with a number of entries each; 0: as on a node.
+func newSets(t *testing.T, entries uint32) (sdk.Maps, *Sets) {
+	t.Helper()
+	made := sdk.Maps{}
+	for name, spec := range setSpecs() {
+		if entries > 0 {
+			spec.MaxEntries = entries
+		}
+		m, err := ebpf.NewMap(spec)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		made[name] = m
+	}
+	s, err := NewSets(made)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return made, s
 }
 
 // inBucket returns n addresses that are in one bucket in a version of a set.
