@@ -54,13 +54,12 @@ static void instruct(int s, const struct message *m, const struct sockaddr_in *t
 	sendto(s, m, sizeof(*m), MSG_DONTWAIT, (void *)to, sizeof(*to)); /* no answer is a loss */
 }
 
-static void *by_socket(void *kind)
+/* receive_all takes the messages of a socket. It does not return. */
+static void receive_all(int s)
 {
-	int s = udp(port);
 	uint8_t data[LONGEST];
 	struct message *m = (void *)data;
 
-	order(*(int *)kind);
 	ready();
 	for (;;) {
 		struct sockaddr_in from;
@@ -73,28 +72,27 @@ static void *by_socket(void *kind)
 	}
 }
 
+static void *by_socket(void *kind)
+{
+	int s = udp(port);
+
+	order(*(int *)kind);
+	receive_all(s);
+	return NULL;
+}
+
 static void *by_sockets(void *kind)
 {
 	static const int priorities[KINDS] = { 6, 4, 0 };
 	int k = *(int *)kind, s = udp(port + k), us = BUSY_POLL_US;
-	uint8_t data[LONGEST];
-	struct message *m = (void *)data;
 
 	if (setsockopt(s, SOL_SOCKET, SO_PRIORITY, &priorities[k], sizeof(int)))
 		die("SO_PRIORITY");
 	if (k == CTRL && setsockopt(s, SOL_SOCKET, SO_BUSY_POLL, &us, sizeof(us)))
 		die("SO_BUSY_POLL");
 	order(k);
-	ready();
-	for (;;) {
-		struct sockaddr_in from;
-		socklen_t size = sizeof(from);
-
-		if (recvfrom(s, data, sizeof(data), 0, (void *)&from, &size) >=
-			    (ssize_t)sizeof(*m) &&
-		    take(m))
-			instruct(s, m, &from);
-	}
+	receive_all(s);
+	return NULL;
 }
 
 /* take_frame takes one from its Ethernet header on, of IPv4 without options. */
