@@ -25,6 +25,7 @@ func (a *Agent) openEvents(dir string) {
 			Message: c.Message})
 	}
 	a.agentEvent(v1.EventAgent, "Started", "")
+	a.events.Flush() // of an agent that crashes again and again, each start is seen
 }
 
 func (a *Agent) agentEvent(kind, reason, message string) {
