@@ -14,6 +14,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/modules/classifier/extract"
+	"github.com/kerb-edge/kerb/modules/classifier/models"
 )
 
 // heard is a frame of a capture, with its FCS.
@@ -149,7 +150,7 @@ func attacks(t *testing.T, path string) (starts []uint64) {
 // nothing is held against anybody else. Node 12 is the attacker, where there is one.
 func TestDetection(t *testing.T) {
 	for _, seconds := range []uint64{1, 5, 10} {
-		document, err := os.ReadFile(fmt.Sprintf("models/rpl-floods-%ds.json", seconds))
+		document, err := models.Files.ReadFile(fmt.Sprintf("rpl-floods-%ds.json", seconds))
 		if err != nil {
 			t.Fatal(err)
 		}
