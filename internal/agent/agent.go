@@ -11,7 +11,6 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"os/user"
 	"slices"
 	"sync"
@@ -45,6 +44,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/internal/sets"
 	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
 	"github.com/kerb-edge/kerb/internal/view"
@@ -87,7 +87,7 @@ type Agent struct {
 	tracing    *traceRun             // nil most of the time
 	lastTrace  *traceRun             // guarded by changes; also one that has ended
 	explaining sync.Mutex            // one packet at a time
-	sets       sets                  // see there
+	sets       *sets.Sets            // guarded by changes
 	budgets    *apply.Budgets        // guards itself
 	meter      dataplane.Meter       // guards itself
 
@@ -168,7 +168,13 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	}
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
-	a.sets.services, a.sets.hashes = map[uint64][]netip.Prefix{}, map[string]elementsHash{}
+	a.sets = sets.New(log, func(create bool) (sets.Kernel, error) {
+		k, err := dp.OpenSets(create)
+		if k == nil {
+			return nil, err // no interface with a nil pointer in it
+		}
+		return k, nil
+	})
 	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, Model: a.models.Status,
 		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View,
 		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
@@ -247,7 +253,7 @@ func (a *Agent) close() {
 	}
 	ending.Wait()
 	a.control.Close()
-	a.sets.kernel.Close()
+	a.sets.Close()
 	a.meter.Close()
 	a.history.Flush()
 	a.events.Flush()
@@ -382,7 +388,8 @@ func (a *Agent) retryFailed() {
 		if next == nil {
 			continue
 		}
-		if err := a.checkSets(a.now.Desired, map[string]*deploy.Module{name: next}); err != nil {
+		again := sets.State{Desired: a.now.Desired, Modules: map[string]*deploy.Module{name: next}}
+		if err := sets.Check(a.presentSets(), again); err != nil {
 			next.Release(d)
 			failed := *d
 			failed.Err = err

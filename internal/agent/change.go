@@ -20,6 +20,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
+	"github.com/kerb-edge/kerb/internal/sets"
 )
 
 // apply executes one request.
@@ -108,7 +109,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 			deploy.ReleaseAll(prepared, a.now.Modules)
 		}
 	}()
-	if err := a.checkSets(t.desired, t.modules); err != nil {
+	if err := sets.Check(a.presentSets(), t.sets()); err != nil {
 		return nil, nil, err
 	}
 	points, err := t.Place()
@@ -125,8 +126,8 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		return nil, nil, explain(err)
 	}
 	if !dryRun {
-		defer func() { a.restoreSetsAfter(err) }()
-		if err := a.fillSets(t.desired, t.modules, t.Observed.Services); err != nil {
+		defer func() { a.restoreSets(err) }()
+		if err := a.fillSets(t.sets()); err != nil {
 			return nil, nil, explain(err)
 		}
 	}
@@ -244,18 +245,19 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 }
 
 // commitOnly commits changes that need nothing in the kernel but elements of sets.
-func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) error {
-	if err := a.checkSets(next, a.now.Modules); err != nil || dryRun || c.Len() == 0 {
+func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) (err error) {
+	now := a.presentSets()
+	then := sets.State{Desired: next, Modules: now.Modules, Services: now.Services}
+	if err := sets.Check(now, then); err != nil || dryRun || c.Len() == 0 {
 		return err
 	}
+	defer func() { a.restoreSets(err) }()
 	if c.OfKind(resource.NamedSet).Len() > 0 {
-		if err := a.fillSets(next, a.now.Modules, a.now.Services); err != nil {
-			a.restoreSets()
+		if err := a.fillSets(then); err != nil {
 			return &apierrors.Unavailable{Reason: err.Error()}
 		}
 	}
 	if err := a.store.CommitChanges(c); err != nil {
-		a.restoreSets()
 		return err
 	}
 	a.mu.Lock()
@@ -320,7 +322,7 @@ func (a *Agent) reconcileTo(t target) error {
 	}
 	k := a.kernelOf(t.modules)
 	defer k.Close()
-	_ = a.fillSets(t.desired, t.modules, t.Observed.Services) // SetsProblem: it keeps no chain from being attached
+	_ = a.fillSets(t.sets()) // SetsProblem: it keeps no chain from being attached
 	r, err := a.converge(t, k, points, a.store.RecoveryPending(), apply.Policy{
 		Skip:   func(chain.Point) bool { return true },
 		Commit: func() error { a.forgetTraces(); return nil },

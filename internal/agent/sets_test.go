@@ -90,6 +90,12 @@ func (n *node) allDrops(t *testing.T) (sum uint64) {
 	return sum
 }
 
+// deleteElement deletes the address of db from a set in the kernel, and nowhere else.
+func (n *node) deleteElement(set string) error {
+	db := netip.PrefixFrom(n.db.Addr4(), 32)
+	return n.sets.Kernel.Change(sdk.SetReference{Set: set}.ID(), 99, nil, []netip.Prefix{db})
+}
+
 // A set is applied with the module that refers to it, changed by elements while the module's program stays, kept over a
 // restart and a reboot, and cannot be deleted before the module has stopped to use it.
 func TestSets(t *testing.T) {
@@ -131,7 +137,7 @@ func TestSets(t *testing.T) {
 	}
 	// as if the agent was killed after it had written the kernel and before it wrote the store
 	n.changes.Lock()
-	err = n.sets.kernel.Change(sdk.SetReference{Set: "bad"}.ID(), 99, nil, elementsOf("addresses", []string{db}).List)
+	err = n.deleteElement("bad")
 	n.changes.Unlock()
 	if err != nil {
 		t.Fatal(err)
@@ -271,8 +277,8 @@ func TestSetsThatCannotBeWritten(t *testing.T) {
 	}
 	problem := func() bool { return problemOf("bad") }
 	n.changes.Lock()
-	err := n.sets.kernel.Change(sdk.SetReference{Set: "bad"}.ID(), 99, nil, elementsOf("addresses", []string{db}).List)
-	n.sets.kernel.Close()
+	err := n.deleteElement("bad")
+	n.sets.Kernel.Close()
 	n.changes.Unlock()
 	if err != nil {
 		t.Fatal(err)
@@ -297,7 +303,7 @@ func TestSetsThatCannotBeWritten(t *testing.T) {
 		t.Errorf("%v, chains %v", err, n.chainsOn(t, n.db))
 	}
 	n.changes.Lock()
-	n.sets.kernel = nil // opened again
+	n.sets.Kernel = nil // opened again
 	n.changes.Unlock()
 	wait.Until(t, "the set is written again", func() bool { return !problem() })
 	n.blocked(t, true)

@@ -14,6 +14,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/sets"
 )
 
 // target is the state that a change or a reconciliation leads to.
@@ -21,6 +22,11 @@ type target struct {
 	desired resource.Set
 	modules map[string]*deploy.Module
 	plan.Inputs
+}
+
+// sets is what the sets of t follow from.
+func (t target) sets() sets.State {
+	return sets.State{Desired: t.desired, Modules: t.modules, Services: t.Observed.Services}
 }
 
 // observe finds the services and interfaces that the next desired state is about.
