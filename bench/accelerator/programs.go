@@ -47,7 +47,7 @@ func redis(connections, pipeline int) func(context.Context, *serving) ([]bench.S
 		}
 		r, err := parseRedis(out, n)
 		s.rate = r.rate()
-		return append(r.latency("mean", "p50", "p99"), r.rateAndCost(r.N, cpu)...), err
+		return append(r.Samples("latency", "mean", "p50", "p99"), r.rateAndCost(r.N, cpu)...), err
 	}
 }
 
@@ -65,8 +65,9 @@ func parseRedis(out []byte, n int) (r result, err error) {
 	if values["rps"] == 0 || values["p99_latency_ms"] == 0 {
 		return r, fmt.Errorf("redis-benchmark reports %q", out)
 	}
-	return result{N: uint64(n), Seconds: float64(n) / values["rps"], Mean: values["avg_latency_ms"] * 1e3,
-		P50: values["p50_latency_ms"] * 1e3, P99: values["p99_latency_ms"] * 1e3}, nil
+	times := bench.Times{Mean: values["avg_latency_ms"] * 1e3, P50: values["p50_latency_ms"] * 1e3,
+		P99: values["p99_latency_ms"] * 1e3}
+	return result{Times: times, N: uint64(n), Seconds: float64(n) / values["rps"]}, nil
 }
 
 // httpServer is nginx with a page of a kilobyte.
@@ -98,6 +99,6 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 		if r.Wrong > 0 {
 			s.run.Invalidate("%s, %s/%s: %d of %d requests failed", s.config, s.where, s.w.name, r.Wrong, r.N)
 		}
-		return append(append(r.latency("p50", "p99"), r.jitter()), r.rateAndCost(r.N, cpu)...), nil
+		return append(append(r.Samples("latency", "p50", "p99"), r.jitter()), r.rateAndCost(r.N, cpu)...), nil
 	}
 }

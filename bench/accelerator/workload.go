@@ -188,11 +188,10 @@ func (s *serving) target() address { return s.place.target(s.w.port) }
 
 // result is what clients print, times in us.
 type result struct {
-	N, All, Wrong          uint64
-	Seconds                float64
-	P1, P25, P50, P75, P99 float64
-	P999                   float64 `json:"p99.9"`
-	Mean, Stddev           float64
+	bench.Times
+
+	N, All, Wrong uint64
+	Seconds       float64
 }
 
 func (r result) rate() float64 { return float64(r.N) / r.Seconds }
@@ -223,7 +222,7 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 		if err != nil {
 			return nil, err
 		}
-		samples := append(r.latency("p1", "p25", "p50", "mean", "p75", "p99", "p99.9"), r.jitter())
+		samples := append(r.Samples("latency", "p1", "p25", "p50", "mean", "p75", "p99", "p99.9"), r.jitter())
 		if s.length.published {
 			samples = append(samples, bench.P50("fct", "s", publishedTrips/r.rate()))
 		}
@@ -239,19 +238,8 @@ func rare(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 			return nil, err
 		}
 		r, _, err := s.client(ctx, "rare", size, seconds(s.length.rare))
-		return append(r.latency("p50", "p99"), r.jitter()), errors.Join(err, s.accelerate(map[string]any{}))
+		return append(r.Samples("latency", "p50", "p99"), r.jitter()), errors.Join(err, s.accelerate(map[string]any{}))
 	}
-}
-
-// latency are the wanted percentiles.
-func (r result) latency(stats ...string) []bench.Sample {
-	values := map[string]float64{"p1": r.P1, "p25": r.P25, "p50": r.P50, "p75": r.P75, "p99": r.P99, "p99.9": r.P999,
-		"mean": r.Mean}
-	var samples []bench.Sample
-	for _, stat := range stats {
-		samples = append(samples, bench.Sample{Metric: "latency", Stat: stat, Unit: "us", Value: values[stat]})
-	}
-	return samples
 }
 
 // jitter is the standard deviation.

@@ -67,12 +67,13 @@ var kinds = []string{"ctrl", "data", "log"}
 
 // stream is what both ends print of a kind; times are in us.
 type stream struct {
-	Sent, Unsent, Answered, Received, Told uint64
+	bench.Times
 
-	P1, P25, P50, P75, P99, Max float64
-	P999                        float64 `json:"p99.9"`
-	Bins                        []bench.Bin
+	Sent, Unsent, Answered, Received, Told uint64
 }
+
+// tails are the stats of times.
+var tails = []string{"p1", "p25", "p50", "p75", "p99", "p99.9", "max"}
 
 type ends struct {
 	Seconds, CPU    float64
@@ -301,26 +302,15 @@ func (p *place) agentCPU() (time.Duration, error) {
 }
 
 func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu float64) {
-	count := func(metric string, n uint64) bench.Sample {
-		return bench.Sample{Metric: metric, Stat: "sum", Unit: "count", Value: float64(n)}
-	}
-	all := []bench.Sample{{Metric: "cpu", Stat: "p50", Unit: "cores", Value: cpu}}
-	times := func(metric string, s *stream) {
-		for _, t := range []struct {
-			stat  string
-			value float64
-		}{{"p1", s.P1}, {"p25", s.P25}, {"p50", s.P50}, {"p75", s.P75}, {"p99", s.P99}, {"p99.9", s.P999}, {"max", s.Max}} {
-			all = append(all, bench.Sample{Metric: metric, Stat: t.stat, Unit: "us", Value: t.value})
-		}
-	}
+	all := []bench.Sample{bench.P50("cpu", "cores", cpu)}
 	arrived := sent.Answered
 	if inKernel := b.way == "kernel" && kind == 0; !inKernel {
 		arrived = got.Received
-		times("to_program", got)
+		all = append(all, got.Samples("to_program", tails...)...)
 	}
 	if kind < 2 {
-		times("to_sender", sent)
-		all = append(all, count("unanswered", sent.Sent-min(sent.Sent, sent.Answered)))
+		all = append(append(all, sent.Samples("to_sender", tails...)...),
+			bench.Count("unanswered", sent.Sent-min(sent.Sent, sent.Answered)))
 	}
 	if arrived > sent.Sent || sent.Answered > sent.Sent || arrived == 0 {
 		c.run.Invalidate("%s, %s: %d messages sent, %d arrived, %d answered", b.name, load, sent.Sent, arrived, sent.Answered)
@@ -329,8 +319,8 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 	if b.program == "classes" && got.Told > lost {
 		c.run.Invalidate("%s, %s: %d messages lost, the receiver was notified of %d", b.name, load, lost, got.Told)
 	}
-	c.run.Record(b.name, load, append(all, count("lost", lost), count("lost_at_ring", got.Told),
-		count("unsent", sent.Unsent))...)
+	c.run.Record(b.name, load, append(all, bench.Count("lost", lost), bench.Count("lost_at_ring", got.Told),
+		bench.Count("unsent", sent.Unsent))...)
 }
 
 // exchange runs box, clients and flood.

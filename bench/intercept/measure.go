@@ -27,11 +27,10 @@ type sentBy struct {
 
 // receivedBy is what a receiver prints; times are in us.
 type receivedBy struct {
+	bench.Times
+
 	Received, Disorder, Told, Over100 uint64
 	Seconds, CPU                      float64
-	P50, P99, Max                     float64
-	P999                              float64 `json:"p99.9"`
-	Bins                              []bench.Bin
 }
 
 // measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
@@ -78,11 +77,7 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 	}
 	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us",
 		Bins: received.Bins})
-	delay := func(stat string, value float64) bench.Sample {
-		return bench.Sample{Metric: "delay", Stat: stat, Unit: "us", Value: value}
-	}
-	all := []bench.Sample{delay("p50", received.P50), delay("p99", received.P99), delay("p99.9", received.P999),
-		delay("max", received.Max), cpu}
+	all := append(received.Samples("delay", "p50", "p99", "p99.9", "max"), cpu)
 	if c.program == "clock" { // receives none
 		return all, nil
 	}

@@ -8,17 +8,18 @@ import (
 	"fmt"
 	"strconv"
 	"time"
+
+	"github.com/kerb-edge/kerb/bench"
 )
 
 // answerTo is what the client prints; times are in us.
 type answerTo struct {
+	bench.Times
+
 	Sent, Answered, Wrong, Curved uint64
 	Seconds                       float64
 	// Busy time of all CPUs in s, and of that what the client, the server and the kernel between them had.
-	Taken, Spent           float64
-	P1, P25, P50, P75, P99 float64
-	P999                   float64 `json:"p99.9"`
-	Stddev                 float64
+	Taken, Spent float64
 	// ThreadMeans are what a request took on each thread, all of its time divided by its requests, in us.
 	ThreadMeans []float64
 }

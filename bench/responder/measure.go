@@ -115,11 +115,7 @@ func (e *experiment) times(c *contender, threads int) ([]bench.Sample, error) {
 }
 
 func rtt(a answerTo) []bench.Sample {
-	sample := func(stat string, value float64) bench.Sample {
-		return bench.Sample{Metric: "rtt", Stat: stat, Unit: "us", Value: value}
-	}
-	return []bench.Sample{sample("p50", a.P50), sample("p99", a.P99), sample("p99.9", a.P999), sample("stddev", a.Stddev),
-		bench.P50("rate", "1/s", a.rate())}
+	return append(a.Samples("rtt", "p50", "p99", "p99.9", "stddev"), bench.P50("rate", "1/s", a.rate()))
 }
 
 // threadMeans is the metric of Weinhold 2023 (tables 5.4 and 5.5): a request's time is its thread's, divided by the
@@ -151,14 +147,7 @@ func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample
 	if e.run.Scale > 0 {
 		e.run.Keep(c.config, fmt.Sprintf("published/%d", threads), "thread_mean", "us", a.ThreadMeans)
 	}
-	samples := append(rtt(a), threadMeans(a)...)
-	for _, q := range []struct {
-		stat  string
-		value float64
-	}{{"p1", a.P1}, {"p25", a.P25}, {"p75", a.P75}} {
-		samples = append(samples, bench.Sample{Metric: "rtt", Stat: q.stat, Unit: "us", Value: q.value})
-	}
-	return samples, err
+	return slices.Concat(rtt(a), threadMeans(a), a.Samples("rtt", "p1", "p25", "p75")), err
 }
 
 // ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.
