@@ -170,9 +170,18 @@ func runCommand(args ...string) (string, error) {
 }
 
 func TestCommandRefuses(t *testing.T) {
-	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x/1"},
-		Run: func(ctx context.Context, run *Run) error { return errors.New("must not run") }})
-	for _, args := range [][]string{{"toy", "--loads", "y"}, {"toy", "--rounds", "4"}, {"toy", "extra"}} {
+	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x/1"}, Configs: []string{"a", "a-b", "a-c"},
+		Run: func(ctx context.Context, run *Run) error {
+			if want := []string{"a-b", "a-c", "a"}; !slices.Equal(run.Configs, want) {
+				t.Errorf("contenders %q, want %q", run.Configs, want)
+			}
+			return errors.New("must not run")
+		}})
+	if _, err := runCommand("toy", "--contenders", "a-*,a"); err == nil || !strings.Contains(err.Error(), "must not run") {
+		t.Error(err)
+	}
+	for _, args := range [][]string{{"toy", "--loads", "y"}, {"toy", "--rounds", "4"}, {"toy", "extra"},
+		{"toy", "--contenders", "a-"}, {"toy", "--contenders", "["}, {"toy", "--contenders", "a,"}} {
 		if _, err := runCommand(args...); err == nil || strings.Contains(err.Error(), "must not run") {
 			t.Errorf("%v: %v", args, err)
 		}

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -16,11 +17,10 @@ import (
 
 // flags are what every experiment takes.
 type flags struct {
-	quick  bool
-	loads  []string
-	rounds int
-	out    string
-	plots  string
+	quick             bool
+	loads, contenders []string
+	rounds            int
+	out, plots        string
 }
 
 // Command is `bench` with one subcommand per registered experiment.
@@ -83,6 +83,10 @@ func (e Experiment) command() *cobra.Command {
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (SVG) into this directory")
+	if len(e.Configs) > 0 {
+		cmd.Flags().StringSliceVar(&f.contenders, "contenders", nil, "only these, separated by commas; *-fifo stands for "+
+			"all of that kind: "+strings.Join(e.Configs, ", "))
+	}
 	if e.Flags != nil {
 		e.Flags(cmd)
 	}
@@ -98,11 +102,16 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 	if err != nil {
 		return err
 	}
+	contenders, err := e.named("contender", f.contenders, e.Configs)
+	if err != nil {
+		return err
+	}
 	ctx := cmd.Context()
 	if ctx == nil {
 		ctx = context.Background()
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
+	run.Configs = contenders
 	if err := e.Measure(ctx, run); err != nil {
 		return err
 	}

@@ -11,7 +11,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
@@ -28,6 +27,8 @@ type Experiment struct {
 	// Loads are all loads in order, QuickLoads those of --quick. LongLoads are
 	// measured only when --loads names them.
 	Loads, QuickLoads, LongLoads []string
+	// Configs are those that --contenders picks from. Without them there is no such flag.
+	Configs []string
 	// Flags adds the experiment's own to those that all have. Nil is none.
 	Flags func(*cobra.Command)
 	// Run measures the loads of the run. An error means that the run is void.
@@ -61,12 +62,14 @@ func (e Experiment) pick(quick bool, wanted []string) ([]string, error) {
 		}
 		return e.Loads, nil
 	}
-	var picked []string
-	for _, pattern := range wanted {
-		matching := func(load string) bool { ok, _ := path.Match(pattern, load); return !ok }
-		found := slices.DeleteFunc(e.allLoads(), matching)
+	return e.named("load", wanted, e.allLoads())
+}
+
+func (e Experiment) named(kind string, patterns, all []string) (picked []string, err error) {
+	for _, pattern := range patterns {
+		found := slices.DeleteFunc(slices.Clone(all), func(name string) bool { return !matches([]string{pattern}, name) })
 		if len(found) == 0 {
-			return nil, fmt.Errorf("%s has no load %q; it has %s", e.Name, pattern, strings.Join(e.allLoads(), ", "))
+			return nil, fmt.Errorf("%s has no %s %q; it has %s", e.Name, kind, pattern, strings.Join(all, ", "))
 		}
 		picked = append(picked, found...)
 	}

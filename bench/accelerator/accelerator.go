@@ -11,7 +11,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -27,6 +26,7 @@ func init() {
 		Baseline:   "plain",
 		Loads:      loads(),
 		QuickLoads: []string{"loopback/echo-24", "loopback/stream-64", "veth/echo-24", "sidecar/redis-1"},
+		Configs:    configs,
 		Flags:      e.flags,
 		Run:        e.execute,
 	})
@@ -34,7 +34,6 @@ func init() {
 
 // experiment is one run: what was asked for, the compiled programs, and the contenders that are up at one place.
 type experiment struct {
-	configs     []string
 	proxy, cpus string
 	family      string // of addresses: 4 or 6
 	run         *bench.Run
@@ -54,7 +53,6 @@ var configs = []string{"plain", "plain-again", "kerb", "kerb-allow", "redirect-a
 
 func (e *experiment) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringSliceVar(&e.configs, "contenders", configs, "only these, separated by commas")
 	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
 	f.StringVar(&e.family, "ip", "4", "addresses: 4 or 6")
 	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes "+
@@ -63,11 +61,6 @@ func (e *experiment) flags(cmd *cobra.Command) {
 
 // check refuses what the flags do not know.
 func (e *experiment) check() error {
-	for _, c := range e.configs {
-		if !slices.Contains(configs, c) {
-			return fmt.Errorf("--contenders %s: there are %s", c, strings.Join(configs, ", "))
-		}
-	}
 	if _, known := proxies[e.proxy]; !known {
 		return fmt.Errorf("--proxy %s: there are %s", e.proxy, strings.Join(proxyNames(), ", "))
 	}
@@ -105,7 +98,7 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 		return err
 	}
 	var trials []bench.Trial
-	for _, config := range e.configs {
+	for _, config := range configs {
 		if config == "unix" && (place == "veth" || !w.unix) { // between veths it would be what it is on loopback
 			continue
 		}

@@ -249,7 +249,7 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 // A server that exited during the run invalidates the figures, even if no load needs it any more.
 func TestServerThatEnds(t *testing.T) {
 	e := newExperiment(t, "loopback")
-	e.configs = configs[:1]
+	e.run.Configs = configs[:1]
 	defer func(before []workload) { workloads = before }(workloads)
 	workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
@@ -271,16 +271,15 @@ func TestServerThatEnds(t *testing.T) {
 
 func TestFlagsAreChecked(t *testing.T) {
 	for _, e := range []experiment{
-		{configs: []string{"plane"}, proxy: "nginx", cpus: "one", family: "4"},
-		{configs: []string{"plain"}, proxy: "apache", cpus: "one", family: "4"},
-		{configs: []string{"plain"}, proxy: "nginx", cpus: "three", family: "4"},
-		{configs: []string{"plain"}, proxy: "nginx", cpus: "one", family: "5"},
+		{proxy: "apache", cpus: "one", family: "4"},
+		{proxy: "nginx", cpus: "three", family: "4"},
+		{proxy: "nginx", cpus: "one", family: "5"},
 	} {
 		if e.check() == nil {
 			t.Errorf("%+v is accepted", e)
 		}
 	}
-	if err := (&experiment{configs: configs, proxy: "envoy", cpus: "two", family: "6"}).check(); err != nil {
+	if err := (&experiment{proxy: "envoy", cpus: "two", family: "6"}).check(); err != nil {
 		t.Error(err)
 	}
 }

@@ -67,7 +67,7 @@ func gainOf(plain, cell bench.Cell, more bool) gain {
 // notes list which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
 func (e *experiment) notes() {
 	r := e.run.Report()
-	for _, config := range e.configs {
+	for _, config := range configs {
 		all, worse, certain := gains(r, config), 0, 0
 		if config == "plain" || config == "unix" || len(all) == 0 {
 			continue

@@ -20,7 +20,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/link"
-	"github.com/spf13/cobra"
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -29,13 +28,18 @@ import (
 
 func init() {
 	c := &controller{experiment{places: map[string]*place{}}}
+	var names []string
+	for _, b := range boxes {
+		names = append(names, b.name)
+	}
 	bench.Register(bench.Experiment{
 		Name:       "controller",
 		Short:      "a controller with CTRL, DATA and LOG messages under load: time to the program, and to the sender",
 		Baseline:   "socket",
 		Loads:      []string{"idle", "cpu", "memory", "io", "fork", "flood"},
 		QuickLoads: []string{"flood"},
-		Flags:      c.controllerFlags,
+		Configs:    names,
+		Flags:      c.flags,
 		Run:        c.execute,
 	})
 }
@@ -135,25 +139,7 @@ func (p *place) takeReplies() error {
 	})
 }
 
-func (c *controller) controllerFlags(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&c.contenders, "contenders", nil, "only these ways to receive, separated by commas")
-	cmd.Flags().DurationVar(&c.length, "length", 0, "how long each round of one takes, such as 2s")
-}
-
-// checkContenders refuses names of none.
-func (c *controller) checkContenders() error {
-	for _, pattern := range c.contenders {
-		if !slices.ContainsFunc(boxes, func(b box) bool { return matchesAny([]string{pattern}, b.name) }) {
-			return fmt.Errorf("--contenders %s: there is no such way to receive", pattern)
-		}
-	}
-	return nil
-}
-
 func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
-	if err := c.checkContenders(); err != nil {
-		return err
-	}
 	c.run = r
 	if c.tools, err = compile(ctx, controllerSources); err != nil {
 		return err
@@ -196,12 +182,10 @@ func (c *controller) duration() time.Duration {
 
 func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 	var trials []bench.Trial
-	patterns := c.contenders
-	if len(patterns) == 0 && c.run.Quick {
-		patterns = []string{"socket", "ring", "kernel"}
-	}
+	all := len(c.run.Configs) == 0
 	for _, b := range boxes {
-		if len(patterns) > 0 && !matchesAny(patterns, b.name) {
+		essential := slices.Contains([]string{"socket", "ring", "kernel"}, b.name)
+		if !c.run.Wants(b.name) || all && c.run.Quick && !essential {
 			continue
 		}
 		p, err := c.place(b.hook)
@@ -217,7 +201,7 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 		}
 		trials = append(trials, c.trial(b, p, name))
 	}
-	if p, err := c.place("stamp"); err == nil && len(c.contenders) == 0 {
+	if p, err := c.place("stamp"); err == nil && all {
 		trials = append(trials, bench.Trial{Config: "clock-fifo", Measure: func(ctx context.Context) ([]bench.Sample, error) {
 			return c.clock(ctx, p, name)
 		}})
@@ -232,15 +216,6 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
 	return c.run.Interleave(ctx, name, trials...)
-}
-
-func matchesAny(patterns []string, name string) bool {
-	for _, pattern := range patterns {
-		if (config{name: name}).called(pattern) {
-			return true
-		}
-	}
-	return false
 }
 
 // clock has the load without the messages.

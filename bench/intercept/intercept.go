@@ -29,6 +29,7 @@ func init() {
 		Loads:      loads(),
 		LongLoads:  []string{"64/50k/endurance", "64/50k/endurance-stress"},
 		QuickLoads: []string{"512/6k/idle", "64/50k/stress"},
+		Configs:    names(),
 		Flags:      e.flags,
 		Run:        e.execute,
 	})
@@ -88,33 +89,17 @@ var publishedPackets = map[int]int{50_000: 524_288, 6_000: 65_536, 3_000: 32_768
 
 // experiment is one run: what was asked for, the compiled programs and the places that are up.
 type experiment struct {
-	contenders []string      // patterns of configs
-	length     time.Duration // of a round, if not 0
-	run        *bench.Run
-	tools      *tools
-	places     map[string]*place // by hook
+	length time.Duration // of a round, if not 0
+	run    *bench.Run
+	tools  *tools
+	places map[string]*place // by hook
 }
 
 func (e *experiment) flags(cmd *cobra.Command) {
-	cmd.Flags().StringSliceVar(&e.contenders, "contenders", nil, "only these receivers, separated by commas; *-fifo "+
-		"stands for all of that kind")
 	cmd.Flags().DurationVar(&e.length, "length", 0, "how long each round of a receiver takes, such as 2s")
 }
 
-// checkContenders refuses names of none.
-func (e *experiment) checkContenders() error {
-	for _, pattern := range e.contenders {
-		if !slices.ContainsFunc(configs, func(c config) bool { return c.called(pattern) }) {
-			return fmt.Errorf("--contenders %s: there are %s", pattern, strings.Join(names(), ", "))
-		}
-	}
-	return nil
-}
-
 func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
-	if err := e.checkContenders(); err != nil {
-		return err
-	}
 	if e.tools, err = compile(ctx, sources); err != nil {
 		return err
 	}
@@ -144,12 +129,11 @@ func (e *experiment) close() error {
 
 // chosen are the configs that a load is measured with.
 func (e *experiment) chosen(l load) []config {
-	patterns := e.contenders
+	var patterns []string
 	switch {
-	case len(patterns) > 0:
+	case len(e.run.Configs) > 0: // the run has its own
 	case l.endurance:
 		patterns = enduring
-	case e.run.Scale > 0: // the run has its configs
 	case e.run.Quick:
 		patterns = essential
 	}

@@ -203,25 +203,20 @@ func TestCPU(t *testing.T) {
 	}
 }
 
-// --contenders picks by pattern and refuses what no receiver is called; --quick and the long loads have some of their
-// own.
+// --quick and the long loads have some receivers of their own, unless some are named; each pattern stands for one.
 func TestContenders(t *testing.T) {
 	quick := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
-	for _, patterns := range [][]string{{"*-fifo", "socket"}, essential, enduring} {
-		if err := (&experiment{contenders: patterns}).checkContenders(); err != nil {
-			t.Error(err)
+	for _, pattern := range slices.Concat(essential, enduring) {
+		if !slices.ContainsFunc(configs, func(c config) bool { return c.called(pattern) }) {
+			t.Errorf("there is no receiver %q", pattern)
 		}
 	}
-	for _, wrong := range []string{"socket-", "[", ""} {
-		if err := (&experiment{contenders: []string{"socket", wrong}}).checkContenders(); err == nil {
-			t.Errorf("there is no receiver %q", wrong)
-		}
-	}
-	e := &experiment{run: quick, contenders: []string{"socket-s*", "ringbuf"}}
-	if got := e.chosen(load{}); len(got) != 4 || got[0].name != "ringbuf" {
+	e := &experiment{run: quick}
+	quick.Configs = []string{"socket-spin", "ringbuf"}
+	if got := e.chosen(load{endurance: true}); len(got) != 2 || got[0].name != "ringbuf" {
 		t.Errorf("chosen: %+v", got)
 	}
-	e.contenders = nil
+	quick.Configs = nil
 	if quick, long := e.chosen(load{}), e.chosen(load{endurance: true}); len(quick) < len(essential) ||
 		len(long) != len(enduring) {
 		t.Errorf("%d receivers in a quick run, %d in a long one", len(quick), len(long))
