@@ -125,7 +125,7 @@ func (n *node) inMachine(f func() error) error {
 // A virtual machine reaches other services and is reached, by the addresses of its service and by a mapped port, over
 // TCP, UDP and both versions of IP; after an undeploy nothing of it is left.
 func TestMachine(t *testing.T) {
-	n := newNode(t)
+	n := newNodeAlone(t) // the names of machines are the host's
 	register(n)
 	b := n.container()
 	b4, b6 := b.deploy("other.test.back.test", 0, "")
@@ -165,7 +165,7 @@ func TestMachine(t *testing.T) {
 // A deployment that fails leaves no namespace, one that a killed agent has left does not prevent the next, and a purge
 // removes it.
 func TestMachinesThatAreLeft(t *testing.T) {
-	n := newNode(t)
+	n := newNodeAlone(t)
 	register(n)
 	failed := n.do("POST", "/unikernel/deploy", fmt.Sprintf(
 		`{"pid":0,"serviceName":%q,"instanceNumber":7,"ebpfModules":[{"name":"firewall","config":{"colour":"red"}}]}`, appName))

@@ -35,7 +35,15 @@ type node struct {
 	client *http.Client
 }
 
+// newNode makes the test one of those that run in parallel: most of its time passes in waiting.
 func newNode(t *testing.T) *node {
+	t.Helper()
+	t.Parallel()
+	return newNodeAlone(t)
+}
+
+// newNodeAlone is newNode for a test that no other may run alongside.
+func newNodeAlone(t *testing.T) *node {
 	t.Helper()
 	n := &node{Node: nodetest.New(t)}
 	n.client = &http.Client{Timeout: nodetest.Patience, Transport: client.Unix(n.OakestraSocket())}

@@ -70,6 +70,7 @@ type Listener struct {
 	// ranges are those of virtual addresses, for the proxy.
 	ranges  []string
 	options Options
+	times   times         // of sessions
 	look    chan struct{} // there is something for follow to do; has room for one
 	wants   wants         // guards itself
 	jobs    inbox         // guards itself
@@ -127,8 +128,8 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 
 // open reads what is left of the last run, and clears away what that run did not finish.
 func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.Result)) (*Listener, error) {
-	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, net: newNetwork(o),
-		wants: wants{used: map[string]bool{}}, resolved: resolved, look: make(chan struct{}, 1)}
+	l := &Listener{agent: newAgent(o.Agent), log: log, file: o.File, ranges: o.Ranges, options: o, times: defaultTimes,
+		net: newNetwork(o), wants: wants{used: map[string]bool{}}, resolved: resolved, look: make(chan struct{}, 1)}
 	var err error
 	if l.state, err = readState(l.file); err != nil {
 		return nil, err

@@ -130,7 +130,7 @@ func (l *Listener) join() {
 	}
 	o := sessionOptions{worker: l.state.Worker, cluster: l.state.Cluster, broker: l.options.Broker,
 		address: l.options.Address, port: l.options.Port,
-		assigned: l.net.assigned(), times: defaultTimes, resolved: l.resolved}
+		assigned: l.net.assigned(), times: l.times, resolved: l.resolved}
 	for _, text := range l.ranges {
 		o.ranges = append(o.ranges, netip.MustParsePrefix(text)) // checked with the configuration
 	}

@@ -56,8 +56,10 @@ type member struct {
 	remote  *resolve.Remote
 }
 
+// newMember makes the test one of those that run in parallel.
 func newMember(t *testing.T) *member {
 	t.Helper()
+	t.Parallel()
 	return newMemberOf(t, oaktest.NewBroker(t))
 }
 
@@ -66,13 +68,6 @@ func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
 	m := &member{T: t, broker: broker, log: &safeBuffer{}}
 	m.broker.Start()
 	m.cluster = oaktest.NewCluster(t, m.broker)
-	short := times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond,
-		maxRetry: 50 * time.Millisecond, subnet: 50 * time.Millisecond,
-		maxSubnet: 50 * time.Millisecond, again: 300 * time.Millisecond, keep: 50 * time.Millisecond,
-		reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
-	saved := defaultTimes
-	defaultTimes = short
-	t.Cleanup(func() { defaultTimes = saved })
 	m.remote = resolve.NewRemote("oakestra", []netip.Prefix{netip.MustParsePrefix("10.30.0.0/16")})
 	m.table = resolve.NewTable(slog.New(slog.DiscardHandler), "", m.remote)
 	m.start(filepath.Join(t.TempDir(), "oakestra.json"))
@@ -85,12 +80,17 @@ func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
 	return m
 }
 
+// short are times that tests wait for.
+var short = times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond,
+	subnet: 50 * time.Millisecond, maxSubnet: 50 * time.Millisecond, again: 300 * time.Millisecond,
+	keep: 50 * time.Millisecond, reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
+
 // start is a start of the process.
 func (m *member) start(file string) {
 	m.Helper()
 	m.l = &Listener{log: slog.New(slog.NewTextHandler(m.log, nil)), file: file, ranges: []string{"10.30.0.0/16"},
 		options: Options{Broker: Broker{Port: m.broker.Port}, Port: defaultTunnelPort, Address: "192.168.77.11"},
-		net:     newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
+		times:   short, net: newNetwork(Options{Bridge: "oaktest-none"}), look: make(chan struct{}, 1),
 		wants: wants{used: map[string]bool{}}, resolved: m.remote.Take}
 	var err error
 	if m.l.state, err = readState(file); err == nil {
@@ -202,6 +202,7 @@ func TestBrokerIsNotThereAtTheRegistration(t *testing.T) {
 
 // A broker that demands TLS, a certificate and a password. Files are read at each connection.
 func TestSecureBroker(t *testing.T) {
+	t.Parallel()
 	broker := oaktest.NewBroker(t)
 	secure := broker.AddSecure()
 	m := newMemberOf(t, broker)
