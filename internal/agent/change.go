@@ -199,6 +199,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	}
 	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
 		a.interruptTrace()
+		_, _ = a.observeKernel() // for views, should the next change or reconciliation take its time
 	}
 	a.mu.Lock()
 	a.busy = r.Busy
