@@ -5,7 +5,6 @@ package dataplane
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -17,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/pintest"
 )
 
 // world is two hosts on a bridge and a data plane whose pins are the test's own.
@@ -34,7 +34,7 @@ func newWorld(t *testing.T, opts Options) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { lab.Close() })
-	w := &world{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid()))}
+	w := &world{root: pintest.New(t)}
 	if w.a, err = lab.Host("a", netlab.HostOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +195,7 @@ func TestAgentsShareClsact(t *testing.T) {
 	w := newWorld(t, Options{NoTCX: true})
 	p := chain.Point{Ifindex: w.a.OuterIndex(), Side: chain.OnTCIngress}
 	w.deploy(t, p, chain.Egress, testModule(t, "pass", "mine", nil))
-	other, err := Open(Options{Root: w.root + "-other", NoTCX: true})
+	other, err := Open(Options{Root: pintest.New(t), NoTCX: true})
 	if err != nil {
 		t.Fatal(err)
 	}

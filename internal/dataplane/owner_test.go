@@ -3,11 +3,11 @@
 package dataplane
 
 import (
-	"fmt"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/pintest"
 )
 
 // A directory of pins that another user has made first is not used.
@@ -15,7 +15,7 @@ func TestForeignRoot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: a directory of another user")
 	}
-	root := filepath.Join("/sys/fs/bpf", fmt.Sprintf("kerbown-%d", os.Getpid()))
+	root := pintest.New(t)
 	if err := os.Mkdir(root, 0o700); err != nil {
 		t.Skip(err)
 	}

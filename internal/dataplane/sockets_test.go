@@ -5,11 +5,9 @@ package dataplane
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"net"
 	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -20,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/pintest"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -124,8 +123,7 @@ type socketsWorld struct {
 func newSocketsWorld(t *testing.T) *socketsWorld {
 	t.Helper()
 	needSockets(t)
-	w := &socketsWorld{root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kdp-%d", os.Getpid())),
-		dir: cgrouptest.New(t, "", "kdp")}
+	w := &socketsWorld{root: pintest.New(t), dir: cgrouptest.New(t, "", "kdp")}
 	cgrouptest.Enter(t, w.dir)
 	found, err := cgroup.Find(w.dir)
 	if err != nil {

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -20,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/pintest"
 )
 
 // testedDataplane is the data plane on two interfaces. Modules of any name and id have the object of the module pass,
@@ -265,7 +265,7 @@ func newReal(t *testing.T) laboratory {
 			t.Fatal(err)
 		}
 	}
-	d, err := dataplane.Open(dataplane.Options{Root: filepath.Join("/sys/fs/bpf", fmt.Sprintf("kfk-%d", os.Getpid()))})
+	d, err := dataplane.Open(dataplane.Options{Root: pintest.New(t)})
 	if err != nil {
 		t.Fatal(err)
 	}
