@@ -19,7 +19,10 @@ type Process struct {
 }
 
 // StartProcess starts a program, and returns when it has written the line "ready".
-func StartProcess(cmd *exec.Cmd) (*Process, error) {
+func StartProcess(cmd *exec.Cmd) (*Process, error) { return StartThreads(cmd, 1) }
+
+// StartThreads is StartProcess of a program that writes the line so many times, once for each of its threads.
+func StartThreads(cmd *exec.Cmd, threads int) (*Process, error) {
 	p := &Process{Cmd: cmd}
 	cmd.Stderr = &p.Stderr
 	out, err := cmd.StdoutPipe()
@@ -30,8 +33,10 @@ func StartProcess(cmd *exec.Cmd) (*Process, error) {
 		return nil, err
 	}
 	p.Out = bufio.NewReader(out)
-	if line, _ := p.Out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
-		return nil, errors.Join(fmt.Errorf("%s is not ready: %s", cmd.Args, &p.Stderr), p.Stop())
+	for range threads {
+		if line, _ := p.Out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
+			return nil, errors.Join(fmt.Errorf("%s is not ready: %s", cmd.Args, &p.Stderr), p.Stop())
+		}
 	}
 	return p, nil
 }

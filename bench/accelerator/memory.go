@@ -3,7 +3,6 @@
 package accelerator
 
 import (
-	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
@@ -97,18 +96,19 @@ func (s *serving) holding(ctx context.Context, f func() error) (r result, err er
 	if err != nil {
 		return r, err
 	}
-	var stderr strings.Builder
-	cmd.Stderr = &stderr
-	in, err1 := cmd.StdinPipe()
-	out, err2 := cmd.StdoutPipe()
-	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
+	in, err := cmd.StdinPipe()
+	if err != nil {
 		return r, err
 	}
-	line, _ := bufio.NewReader(out).ReadBytes('\n')
+	holds, err := bench.StartThreads(cmd, 0)
+	if err != nil {
+		return r, err
+	}
+	line, _ := holds.Out.ReadBytes('\n')
 	err = f()
 	in.Close()
 	if wrong := cmd.Wait(); wrong != nil {
-		return r, fmt.Errorf("client hold: %w: %s", wrong, &stderr)
+		return r, fmt.Errorf("client hold: %w: %s", wrong, &holds.Stderr)
 	}
 	return r, errors.Join(err, json.Unmarshal(line, &r))
 }

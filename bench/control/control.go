@@ -9,7 +9,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -109,22 +108,9 @@ func copyKerb() (string, error) {
 		return "", err
 	}
 	path := filepath.Join(dir, "kerb")
-	if err := errors.Join(os.Chmod(dir, 0o755), copyProgram(kerb, path)); err != nil {
+	program, err := os.ReadFile(kerb)
+	if err := errors.Join(err, os.Chmod(dir, 0o755), os.WriteFile(path, program, 0o755)); err != nil {
 		return "", errors.Join(fmt.Errorf("copy %s: %w", kerb, err), tempdir.Remove(dir))
 	}
 	return path, nil
-}
-
-func copyProgram(from, to string) error {
-	in, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o755)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
 }

@@ -3,8 +3,6 @@
 package intercept
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,14 +11,11 @@ import (
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"syscall"
 	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
-	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/node"
@@ -126,17 +121,11 @@ func (p *place) takeReplies() error {
 		return err
 	}
 	defer pass.Close()
-	return p.sender.Do(func() error {
-		device, err := netlink.LinkByName(p.sender.Interface())
-		if err != nil {
-			return err
-		}
-		l, err := link.AttachXDP(link.XDPOptions{Program: pass, Interface: device.Attrs().Index, Flags: link.XDPDriverMode})
-		if err == nil {
-			p.Later(l.Close)
-		}
-		return err
-	})
+	l, err := bench.AttachXDP(p.sender.Namespace, p.sender.Interface(), pass)
+	if err == nil {
+		p.Later(l.Close)
+	}
+	return err
 }
 
 func (c *controller) execute(ctx context.Context, r *bench.Run) (err error) {
@@ -311,27 +300,16 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 	defer closeAll(files)
 	cmd := p.lab.Node().Command(ctx, c.tools.Path(b.program), b.way, strconv.Itoa(c.tools.receiver), strconv.Itoa(port),
 		where)
-	var stderr bytes.Buffer
-	cmd.ExtraFiles, cmd.Stderr = files, &stderr
-	pipe, err := cmd.StdoutPipe()
+	cmd.ExtraFiles = files
+	receives, err := bench.StartThreads(cmd, b.threads)
 	if err != nil {
-		return client, program, err
-	}
-	if err := cmd.Start(); err != nil {
-		return client, program, err
-	}
-	out := bufio.NewReader(pipe)
-	for range b.threads {
-		if line, _ := out.ReadString('\n'); strings.TrimSpace(line) != "ready" {
-			_ = cmd.Process.Kill()
-			return client, program, fmt.Errorf("it does not receive: %w: %s", cmd.Wait(), &stderr)
-		}
+		return client, program, fmt.Errorf("it does not receive: %w", err)
 	}
 	sendErr := c.send3(ctx, b, p, name, &client)
 	_ = cmd.Process.Signal(syscall.SIGTERM)
-	line, _ := out.ReadBytes('\n')
+	line, _ := receives.Out.ReadBytes('\n')
 	if err := errors.Join(sendErr, cmd.Wait()); err != nil {
-		return client, program, fmt.Errorf("%w: %s", err, &stderr)
+		return client, program, fmt.Errorf("%w: %s", err, &receives.Stderr)
 	}
 	return client, program, json.Unmarshal(line, &program)
 }
@@ -377,21 +355,14 @@ func (c *controller) startFlood(ctx context.Context, p *place, name string) (end
 	if name != "flood" {
 		return func() {}, nil
 	}
-	cmd := p.sender.Command(ctx, c.tools.Path("sender"), p.lab.Gateway4().String(), strconv.Itoa(floodPort), "64",
-		strconv.Itoa(floodRate), strconv.Itoa(int(c.duration().Milliseconds())), strconv.Itoa(c.tools.sender))
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
+	flood, err := c.startSender(ctx, p, floodPort, 64, floodRate, c.duration())
 	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("flood: %w", err)
 	}
 	return func() {
-		line, _ := bufio.NewReader(out).ReadBytes('\n') // it continues after that
-		_ = cmd.Process.Kill()
-		c.checkFlood(line, cmd.Wait(), stderr.String())
+		line, _ := flood.Out.ReadBytes('\n') // it continues after that
+		_ = flood.Cmd.Process.Kill()
+		c.checkFlood(line, flood.Cmd.Wait(), flood.Stderr.String())
 	}, nil
 }
 

@@ -3,8 +3,6 @@
 package intercept
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -119,11 +117,7 @@ func (e *experiment) startReceiver(ctx context.Context, c config, p *place) (*re
 	if err != nil {
 		return nil, err
 	}
-	defer func() {
-		for _, f := range files {
-			f.Close()
-		}
-	}()
+	defer closeAll(files)
 	cmd.SysProcAttr.Setsid = true // as services are: nice counts within a session, where the kernel groups by these
 	cmd.ExtraFiles = files
 	r := &receiver{name: c.name, ended: make(chan struct{})}
@@ -153,25 +147,17 @@ func (r *receiver) result() (received receivedBy, err error) {
 // send returns when the receivers have ended; the sender repeats the last message until then.
 func (e *experiment) send(ctx context.Context, p *place, l load, length time.Duration,
 	receivers []*receiver) (sent sentBy, err error) {
-	cmd := p.sender.Command(ctx, e.tools.Path("sender"), p.lab.Gateway4().String(), strconv.Itoa(port),
-		strconv.Itoa(l.size), strconv.Itoa(l.rate),
-		strconv.Itoa(int(length.Milliseconds())), strconv.Itoa(e.tools.sender))
-	var stderr bytes.Buffer
-	cmd.Stderr = &stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return sent, err
-	}
 	before, err := p.unsent()
 	if err != nil {
 		return sent, err
 	}
-	if err := cmd.Start(); err != nil {
+	sender, err := e.startSender(ctx, p, port, l.size, l.rate, length)
+	if err != nil {
 		return sent, err
 	}
-	line, _ := bufio.NewReader(out).ReadBytes('\n')
+	line, _ := sender.Out.ReadBytes('\n')
 	if err := json.Unmarshal(line, &sent); err != nil {
-		return sent, fmt.Errorf("sender: %w: %w: %s", err, cmd.Wait(), &stderr)
+		return sent, fmt.Errorf("sender: %w: %w: %s", err, sender.Cmd.Wait(), &sender.Stderr)
 	}
 	after, err := p.unsent()
 	if err != nil {
@@ -181,9 +167,17 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	for _, r := range receivers {
 		<-r.ended
 	}
-	_ = cmd.Process.Kill()
-	_ = cmd.Wait() // it was killed
+	_ = sender.Stop() // it may have ended
 	return sent, nil
+}
+
+// startSender starts packets to a port of the receiver's node. The program reports what it has sent after the length,
+// and continues.
+func (e *experiment) startSender(ctx context.Context, p *place, port, size, rate int,
+	length time.Duration) (*bench.Process, error) {
+	return bench.StartThreads(p.sender.Command(ctx, e.tools.Path("sender"), p.lab.Gateway4().String(),
+		strconv.Itoa(port), strconv.Itoa(size), strconv.Itoa(rate), strconv.Itoa(int(length.Milliseconds())),
+		strconv.Itoa(e.tools.sender)), 0)
 }
 
 // dup gives a child its own descriptor of something that stays open here.
