@@ -262,12 +262,11 @@ func (f *flows) measure(quick bool) ([]bench.Sample, error) {
 	if err := errors.Join(add("hot", hot, err1), add("forward", forward, err2), add("reply", reply, err3)); err != nil {
 		return nil, err
 	}
-	k, ok := f.way.(*kerb)
-	if !ok {
+	if f.kerb == nil {
 		return samples, nil
 	}
 	measure := func(packets []inject.Headers) (float64, error) {
-		return k.packet(func() error {
+		return f.kerb.packet(func() error {
 			_, err := f.send(true, packets, 3, flowFrames)
 			return err
 		})

@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"errors"
-	"io"
 	"net/netip"
 
 	"github.com/cilium/ebpf"
@@ -14,36 +13,30 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// kerb is the agent with the proxy on both services.
-type kerb struct {
-	*node.Node
-	ground  *ground
-	program *ebpf.Program // of what comes from the client
-}
+// kerb is the program of what comes from the client.
+type kerb struct{ program *ebpf.Program }
 
-func raiseKerb(g *ground) (io.Closer, error) {
+// raiseKerb starts the agent with the proxy on both services.
+func raiseKerb(g *ground) error {
 	n, err := node.Start(g.lab.Node())
 	if err != nil {
-		return nil, err
+		return err
 	}
-	k := &kerb{Node: n, ground: g}
-	if err := k.apply(); err != nil {
-		return nil, errors.Join(err, k.Close())
-	}
-	return k, nil
-}
-
-func (k *kerb) apply() (err error) {
-	g := k.ground
+	g.Later(n.Close)
 	proxy := node.Module("proxy", "proxy", "*", map[string]any{"tables": map[string]any{"sessions": kerbSessions}})
 	proxy.Spec.Budget.Memory = "128Mi" // the package's is for half as many sessions
-	err = k.Apply(node.Service(g.client), node.Service(g.server), proxy,
+	err = n.Apply(node.Service(g.client), node.Service(g.server), proxy,
 		virtualService("client", g.virtual[0], g.addr(g.client)), virtualService("server", g.virtual[1], g.addr(g.server)))
 	if err != nil {
 		return err
 	}
-	k.program, err = k.Chain("egress", g.client.OuterIndex())
-	return err
+	program, err := n.Chain("egress", g.client.OuterIndex())
+	if err != nil {
+		return err
+	}
+	g.Later(program.Close)
+	g.kerb = &kerb{program}
+	return nil
 }
 
 func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService {
@@ -55,13 +48,6 @@ func virtualService(name string, virtual, instance netip.Addr) v1.VirtualService
 			Instances: []v1.VirtualInstance{{Name: name + "-0", Addresses: []string{instance.String()}}},
 		},
 	}
-}
-
-func (k *kerb) Close() error {
-	if k.program != nil {
-		k.program.Close()
-	}
-	return k.Node.Close()
 }
 
 // packet is what a packet of the client costs in the chain while f sends some, in ns, by the kernel's own account

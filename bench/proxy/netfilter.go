@@ -4,7 +4,6 @@ package proxy
 
 import (
 	"fmt"
-	"io"
 	"net/netip"
 	"strings"
 
@@ -16,17 +15,13 @@ import (
 var ports = append([]contender.Port{{Protocol: "tcp", Number: flowPort}, {Protocol: "tcp", Number: flowPort + 1}},
 	contender.Ports...)
 
-// feed loads rules, which live in the lab's node and go with it.
-func (g *ground) feed(rules string, name string, args ...string) (io.Closer, error) {
-	return io.NopCloser(nil), contender.Feed(g.lab, rules, name, args...)
-}
-
-func raiseNFTables(g *ground) (io.Closer, error) {
-	return g.feed(contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
+// raiseNFTables loads rules, which live in the lab's node and go with it.
+func raiseNFTables(g *ground) error {
+	return contender.Feed(g.lab, contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
 }
 
 // raiseIPTables makes kube-proxy's iptables mode: a list of services, a chain for each, and one for its endpoint.
-func raiseIPTables(g *ground) (io.Closer, error) {
+func raiseIPTables(g *ground) error {
 	command, bits := "iptables-restore", 32
 	if g.virtual[0].Is6() {
 		command, bits = "ip6tables-restore", 128
@@ -50,7 +45,7 @@ func raiseIPTables(g *ground) (io.Closer, error) {
 		other = other.Next()
 		service(fmt.Sprintf("OTHER%d", i), other, "tcp", 80, path.TripPort)
 	}
-	return g.feed(fmt.Sprintf("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING -j "+
+	return contender.Feed(g.lab, fmt.Sprintf("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING -j "+
 		"KUBE-SERVICES\n%sCOMMIT\n",
 		chains.String(), rules.String()), command)
 }

@@ -42,17 +42,17 @@ type config struct {
 	name string
 	// services without a bridge, as networks with kube-proxy have them: there DNAT is faster than over a bridge
 	routed bool
-	raise  func(*ground) (io.Closer, error)
+	raise  func(*ground) error
 }
 
 var configs = []config{
-	{"direct", false, func(*ground) (io.Closer, error) { return io.NopCloser(nil), nil }},
+	{"direct", false, func(*ground) error { return nil }},
 	{"kerb", false, raiseKerb},
 	{"nftables", true, raiseNFTables},
 	{"iptables", true, raiseIPTables},
-	{"tun-go", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "goroutines") }},
-	{"tun", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "single") }},
-	{"tun-best", false, func(g *ground) (io.Closer, error) { return raiseTUN(g, "multi") }},
+	{"tun-go", false, func(g *ground) error { return raiseTUN(g, "goroutines") }},
+	{"tun", false, func(g *ground) error { return raiseTUN(g, "single") }},
+	{"tun-best", false, func(g *ground) error { return raiseTUN(g, "multi") }},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -97,7 +97,7 @@ type ground struct {
 	virtual        [2]netip.Addr // of the client, of the server
 	group          *path.Group
 	path           *path.Path
-	way            io.Closer
+	kerb           *kerb // nil of other ways
 }
 
 // open has a lab with a way and a path through it.
@@ -131,10 +131,7 @@ func (g *ground) build(prefix string) (err error) {
 			return err
 		}
 	}
-	if g.way, err = g.config.raise(g); err == nil {
-		g.Later(g.way.Close)
-	}
-	return err
+	return g.config.raise(g)
 }
 
 // destination is where the client finds the server.
@@ -158,8 +155,8 @@ func (g *ground) measure(quick bool) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	if k, ok := g.way.(*kerb); ok {
-		packet, err := k.packet(func() error {
+	if g.kerb != nil {
+		packet, err := g.kerb.packet(func() error {
 			_, err := g.path.Trips(100 * time.Millisecond)
 			return err
 		})

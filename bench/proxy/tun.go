@@ -7,13 +7,11 @@ import (
 	"embed"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/contender"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed tun/tun.c
@@ -24,45 +22,33 @@ const (
 	tunMTU    = 1450 // Oakestra's
 )
 
-// tun is a user-space proxy in the lab's node.
-type tun struct {
-	process *bench.Process
-	dir     string
-}
-
-func raiseTUN(g *ground, mode string) (io.Closer, error) {
-	dir, err := tempdir.New()
-	if err != nil {
-		return nil, err
-	}
-	t := &tun{dir: dir}
-	if err := t.start(g, mode); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return t, nil
-}
-
-func (t *tun) start(g *ground, mode string) error {
-	program, err := t.program(mode)
+// raiseTUN starts a user-space proxy in the lab's node. Its device ends with it.
+func raiseTUN(g *ground, mode string) error {
+	program, err := g.program(mode)
 	if err != nil {
 		return err
 	}
 	args := append(program[1:], g.addr(g.client).String(), g.virtual[0].String(), g.addr(g.server).String(),
 		g.virtual[1].String())
-	t.process, err = bench.StartProcess(g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...)))
+	process, err := bench.StartProcess(g.group.Adopt(g.lab.Node().Command(context.Background(), program[0], args...)))
 	if err != nil {
 		return err
 	}
+	g.Later(process.Stop)
 	return g.lab.Node().Do(func() error { return lead(g, mode) })
 }
 
 // program is the command and its first arguments.
-func (t *tun) program(mode string) ([]string, error) {
+func (g *ground) program(mode string) ([]string, error) {
 	if mode == "goroutines" {
 		return contender.Goroutines(tunDevice)
 	}
-	err := bench.CompileC(context.Background(), t.dir, tunFiles, "tun/tun.c")
-	return []string{bench.Program(t.dir, "tun/tun.c"), tunDevice, mode}, err
+	made, err := bench.Compile(context.Background(), nil, tunFiles, "tun/tun.c")
+	if err != nil {
+		return nil, err
+	}
+	g.Later(made.Close)
+	return []string{bench.Program(made.Dir, "tun/tun.c"), tunDevice, mode}, nil
 }
 
 // lead routes both virtual addresses into the device.
@@ -84,13 +70,4 @@ func lead(g *ground, mode string) error {
 		}
 	}
 	return nil
-}
-
-// Close ends the proxy, and with it the device.
-func (t *tun) Close() error {
-	var err error
-	if t.process != nil {
-		err = t.process.Stop()
-	}
-	return errors.Join(err, tempdir.Remove(t.dir))
 }

@@ -4,7 +4,6 @@ package tunnel
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
@@ -60,7 +59,7 @@ func TestTunnelOverBareIP(t *testing.T) {
 		for _, ip6 := range []bool{false, true} { // with keys over IPv4, without over IPv6
 			t.Run(fmt.Sprintf("%s, IPv6 underlay %v", name, ip6), func(t *testing.T) {
 				needs(t, kind.probe)
-				raise := func(g *ground) (io.Closer, error) { return raiseBare(t, g, kind) }
+				raise := func(g *ground) error { return raiseBare(t, g, kind) }
 				g := ready(t, prepare, config{name: "kerb", raise: raise}, load{ip6: ip6, underlay: 1500, service: 1500}, number)
 				wire := tap(t, g, kind.carrier)
 				meet(t, g)
@@ -84,10 +83,10 @@ func needs(t *testing.T, script string) {
 	}
 }
 
-func raiseBare(t *testing.T, g *ground, kind bare) (io.Closer, error) {
+func raiseBare(t *testing.T, g *ground, kind bare) error {
 	start, err := kind.add(t, g)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	addrs := deviceAddrs[g.ip6]
 	for i := range g.labs {

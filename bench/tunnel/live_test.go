@@ -41,7 +41,7 @@ func TestTunnelCarriesEverything(t *testing.T) {
 	number := 5
 	for name, u := range underlays {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, u.mac) }}
+			way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, u.mac) }}
 			g := ready(t, prepare, way, u.load, number)
 			meet(t, g)
 			before := settled(t, g)
@@ -71,7 +71,7 @@ func TestTunnelByDevice(t *testing.T) {
 				if ip6 {
 					mtu = 1430
 				}
-				way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseDevice(g, kind, mtu) }}
+				way := config{name: "kerb", raise: func(g *ground) error { return raiseDevice(g, kind, mtu) }}
 				if !haveDevice(kind) {
 					t.Skipf("this kernel has no %s", kind)
 				}
@@ -116,7 +116,7 @@ func haveDevice(kind string) bool {
 	return exec.Command("unshare", "--net", iproute2(), "link", "add", "overlay0", "type", kind, "external").Run() == nil
 }
 
-func raiseDevice(g *ground, kind string, mtu int) (io.Closer, error) {
+func raiseDevice(g *ground, kind string, mtu int) error {
 	const device = "overlay0"
 	for _, lab := range g.labs {
 		args := []string{"link", "add", device, "type", kind, "external"}
@@ -125,7 +125,7 @@ func raiseDevice(g *ground, kind string, mtu int) (io.Closer, error) {
 		}
 		for _, args := range [][]string{args, {"link", "set", device, "mtu", fmt.Sprint(mtu), "up"}} {
 			if out, err := lab.Node().Command(context.Background(), iproute2(), args...).CombinedOutput(); err != nil {
-				return nil, fmt.Errorf("ip %v: %w: %s", args, err, out)
+				return fmt.Errorf("ip %v: %w: %s", args, err, out)
 			}
 		}
 	}
@@ -191,7 +191,7 @@ func (c counts) check(t *testing.T, g *ground) {
 func stats(t *testing.T, g *ground, i int) tunnel.Node {
 	t.Helper()
 	var report tunnel.Report
-	if err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel/nodes", &report); err != nil {
+	if err := g.agents[i].Get("/v1/modules/tunnel/nodes", &report); err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range report.Nodes {

@@ -4,7 +4,6 @@ package tunnel
 
 import (
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 
@@ -61,8 +60,8 @@ func (g *ground) led(node int) []netip.Prefix {
 }
 
 // raiseRoutes has the underlay carry the services' packets as they are.
-func raiseRoutes(g *ground) (io.Closer, error) {
-	return io.NopCloser(nil), g.each(func(i int) error {
+func raiseRoutes(g *ground) error {
+	return g.each(func(i int) error {
 		return g.routeTo(i, g.wire.Interface(g.labs[i]), g.node(1-i))
 	})
 }
@@ -74,7 +73,7 @@ const (
 )
 
 // raiseVXLAN has the kernel's VXLAN between the nodes, with one fixed peer: the form of it that costs least.
-func raiseVXLAN(g *ground) (io.Closer, error) {
+func raiseVXLAN(g *ground) error {
 	err := g.each(func(i int) error {
 		attrs := netlink.NewLinkAttrs()
 		attrs.Name, attrs.MTU = vxlanDevice, g.service
@@ -96,9 +95,9 @@ func raiseVXLAN(g *ground) (io.Closer, error) {
 		return netlink.LinkSetUp(link)
 	})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return io.NopCloser(nil), g.each(func(i int) error {
+	return g.each(func(i int) error {
 		peer := overlay[1-i][0]
 		if g.ip6 {
 			peer = overlay[1-i][1]

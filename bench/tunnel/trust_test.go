@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -35,7 +34,7 @@ func (g *ground) onNode(t *testing.T, i int, args string) {
 func encrypted(t *testing.T, g *ground, i int) v1alpha1.Condition {
 	t.Helper()
 	var m v1alpha1.Module
-	if err := g.way.(*kerb).agents[i].Get("/v1/modules/tunnel", &m); err != nil {
+	if err := g.agents[i].Get("/v1/modules/tunnel", &m); err != nil {
 		t.Fatal(err)
 	}
 	at := slices.IndexFunc(m.Status.Conditions, func(c v1alpha1.Condition) bool { return c.Type == "Encrypted" })
@@ -58,7 +57,7 @@ func (l *live) shout(n int) {
 // While an IPsec policy covers the outer packets, none is sent and none is accepted; the policy may come while the
 // tunnel runs.
 func TestTunnelObeysIPsecPolicies(t *testing.T) {
-	way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }}
+	way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 20)
 	meet(t, g)
 	l := &live{t, g, g.server.Addr4(), 1460}
@@ -99,7 +98,7 @@ func TestTunnelObeysIPsecPolicies(t *testing.T) {
 func dropsOf(t *testing.T, g *ground, i int, module, reason string) (n uint64) {
 	t.Helper()
 	var m v1alpha1.Module
-	if err := g.way.(*kerb).agents[i].Get("/v1/modules/"+module, &m); err != nil {
+	if err := g.agents[i].Get("/v1/modules/"+module, &m); err != nil {
 		t.Fatal(err)
 	}
 	for _, d := range m.Status.Drops {
@@ -138,7 +137,7 @@ func TestTunnelFragmentsWithoutDF(t *testing.T) {
 		"jumbo services": {load{underlay: 1500, service: 9000}, 1460},
 	} {
 		t.Run(name, func(t *testing.T) {
-			way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }}
+			way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
 			g := ready(t, prepare, way, u.load, number)
 			meet(t, g)
 			l := &live{t, g, g.server.Addr4(), u.mtu}

@@ -6,14 +6,12 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"io"
 	"net/netip"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/internal/lab/tempdir"
 )
 
 //go:embed tun/tun.c
@@ -26,47 +24,28 @@ const (
 	tunLargest = 60000
 )
 
-// tun is a user-space tunnel on both nodes.
-type tun struct {
-	processes []*bench.Process
-	dir       string
-}
-
-// program is the command line of a user-space tunnel on a node; dir is for what it has to compile.
-type program func(g *ground, dir string, node int) ([]string, error)
-
-func compiled(g *ground, dir string, i int) ([]string, error) {
-	var err error
-	if i == 0 { // once for both
-		err = bench.CompileC(context.Background(), dir, tunFiles, "tun/tun.c")
-	}
-	return []string{bench.Program(dir, "tun/tun.c"), tunDevice, g.node(i).String(), g.node(1 - i).String(),
-		strconv.Itoa(tunPort), strconv.Itoa(g.service)}, err
-}
-
-func raiseTUN(g *ground, of program) (io.Closer, error) {
-	dir, err := tempdir.New()
+// raiseTUN compiles a user-space tunnel and starts it on both nodes.
+func raiseTUN(g *ground) error {
+	made, err := bench.Compile(context.Background(), nil, tunFiles, "tun/tun.c")
 	if err != nil {
-		return nil, err
+		return err
 	}
-	t := &tun{dir: dir}
-	if err := t.start(g, of); err != nil {
-		return nil, errors.Join(err, t.Close())
-	}
-	return t, nil
+	g.Later(made.Close)
+	return g.startTUN(func(i int) []string {
+		return []string{bench.Program(made.Dir, "tun/tun.c"), tunDevice, g.node(i).String(), g.node(1 - i).String(),
+			strconv.Itoa(tunPort), strconv.Itoa(g.service)}
+	})
 }
 
-func (t *tun) start(g *ground, of program) error {
+// startTUN starts a command on each node, and routes into their devices, which end with them.
+func (g *ground) startTUN(command func(node int) []string) error {
 	for i, lab := range g.labs {
-		line, err := of(g, t.dir, i)
-		if err != nil {
-			return err
-		}
+		line := command(i)
 		p, err := bench.StartProcess(g.group.Adopt(lab.Node().Command(context.Background(), line[0], line[1:]...)))
 		if err != nil {
 			return err
 		}
-		t.processes = append(t.processes, p)
+		g.Later(p.Stop)
 	}
 	return g.each(func(i int) error {
 		device, err := netlink.LinkByName(tunDevice)
@@ -80,13 +59,4 @@ func (t *tun) start(g *ground, of program) error {
 		}
 		return g.routeTo(i, tunDevice, netip.Addr{})
 	})
-}
-
-// Close ends the tunnel, and with it the devices.
-func (t *tun) Close() error {
-	errs := []error{tempdir.Remove(t.dir)}
-	for _, p := range t.processes {
-		errs = append(errs, p.Stop())
-	}
-	return errors.Join(errs...)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // load is what the packets look like.
@@ -48,16 +49,16 @@ func init() {
 // config is one way to the other node.
 type config struct {
 	name  string
-	quick bool // measured in a quick run, too
-	raise func(*ground) (io.Closer, error)
+	quick bool                // measured in a quick run, too
+	raise func(*ground) error // what it starts ends with the ground
 }
 
 var configs = []config{
 	{"direct", true, raiseRoutes},
-	{"kerb", true, func(g *ground) (io.Closer, error) { return raiseKerb(g, false) }},
-	{"kerb-mac", false, func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }},
+	{"kerb", true, func(g *ground) error { return raiseKerb(g, false) }},
+	{"kerb-mac", false, func(g *ground) error { return raiseKerb(g, true) }},
 	{"vxlan", true, raiseVXLAN},
-	{"tun", true, func(g *ground) (io.Closer, error) { return raiseTUN(g, compiled) }},
+	{"tun", true, raiseTUN},
 }
 
 func run(ctx context.Context, r *bench.Run) error {
@@ -100,8 +101,8 @@ type ground struct {
 	client, server *netlab.Host
 	group          *path.Group
 	path           *path.Path
-	way            io.Closer
-	proxied        bool // a user-space proxy answers for the virtual addresses
+	agents         []*node.Node // of Kerb, by node
+	proxied        bool         // a user-space proxy answers for the virtual addresses
 }
 
 // plans are the services' networks by node.
@@ -148,10 +149,9 @@ func (g *ground) build(prefix string, c config) (err error) {
 			return err
 		}
 	}
-	if g.way, err = c.raise(g); err != nil {
+	if err := c.raise(g); err != nil {
 		return err
 	}
-	g.Later(g.way.Close)
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
 	if g.virtual && c.name != "direct" {
 		g.path.Address = g.virtualOf(1)

@@ -4,9 +4,8 @@ package tunnel
 
 import (
 	"context"
-	"errors"
-	"io"
 	"net/netip"
+	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
@@ -30,7 +29,7 @@ var virtualConfigs = []config{
 	{"direct", true, raiseRoutes},
 	{"kerb", true, raiseVirtual},
 	{"vxlan-nftables", true, raiseNFTables},
-	{"tun-go", true, func(g *ground) (io.Closer, error) { g.proxied = true; return raiseTUN(g, goroutines) }},
+	{"tun-go", true, raiseGoroutines},
 }
 
 // RunVirtual runs loads of VirtualLoads, also for other experiments.
@@ -47,18 +46,17 @@ func (g *ground) virtualOf(node int) netip.Addr {
 }
 
 // raiseVirtual has the proxy on each node, in front of the tunnel.
-func raiseVirtual(g *ground) (io.Closer, error) {
-	way, err := raiseKerb(g, false)
-	if err != nil {
-		return nil, err
+func raiseVirtual(g *ground) error {
+	if err := raiseKerb(g, false); err != nil {
+		return err
 	}
-	for _, n := range way.(*kerb).agents {
+	for _, n := range g.agents {
 		resources := append(virtualServices(g), node.Module("px", "proxy", "*", map[string]any{}))
 		if err := n.Apply(resources...); err != nil {
-			return nil, errors.Join(err, way.Close())
+			return err
 		}
 	}
-	return way, nil
+	return nil
 }
 
 // virtualServices are one for the service of each node.
@@ -79,19 +77,24 @@ func virtualServices(g *ground) (all []any) {
 }
 
 // raiseNFTables has kube-proxy's rules on the client's node, in front of the kernel's VXLAN.
-func raiseNFTables(g *ground) (io.Closer, error) {
-	way, err := raiseVXLAN(g)
-	if err != nil {
-		return nil, err
+func raiseNFTables(g *ground) error {
+	if err := raiseVXLAN(g); err != nil {
+		return err
 	}
 	rules := contender.NFTables(g.virtualOf(1), g.addr(g.server), contender.Ports)
-	return way, contender.Feed(g.labs[0], rules, "nft", "-f", "-")
+	return contender.Feed(g.labs[0], rules, "nft", "-f", "-")
 }
 
-// goroutines is the user-space proxy and tunnel in one that is built like NetManager.
-func goroutines(g *ground, _ string, i int) ([]string, error) {
+// raiseGoroutines has the user-space proxy and tunnel in one that is built like NetManager.
+func raiseGoroutines(g *ground) error {
+	g.proxied = true
 	program, err := contender.Goroutines(tunDevice)
+	if err != nil {
+		return err
+	}
 	end := func(i int) string { return netip.AddrPortFrom(g.node(i), tunPort).String() }
-	return append(program, g.addr(g.client).String(), g.virtualOf(0).String(), g.addr(g.server).String(),
-		g.virtualOf(1).String(), end(i), end(1-i)), err
+	return g.startTUN(func(i int) []string {
+		return append(slices.Clip(program), g.addr(g.client).String(), g.virtualOf(0).String(), g.addr(g.server).String(),
+			g.virtualOf(1).String(), end(i), end(1-i))
+	})
 }

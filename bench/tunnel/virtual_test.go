@@ -5,7 +5,6 @@ package tunnel
 import (
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"slices"
@@ -28,7 +27,7 @@ const (
 // With proxy and firewall in the default order, a service reaches one on another node by its virtual address, through
 // the tunnel; from either node to the other. The firewalls track connections; what they deny reaches no service.
 func TestVirtualAddressThroughTunnel(t *testing.T) {
-	way := config{name: "kerb", raise: func(g *ground) (io.Closer, error) { return raiseKerb(g, true) }}
+	way := config{name: "kerb", raise: func(g *ground) error { return raiseKerb(g, true) }}
 	g := ready(t, prepare, way, load{underlay: 1500, service: 1500}, 30)
 	g.publish(t)
 	for i, hosts := range [2][2]*netlab.Host{{g.client, g.server}, {g.server, g.client}} {
@@ -53,7 +52,7 @@ func TestVirtualAddressThroughTunnel(t *testing.T) {
 func (g *ground) publish(t *testing.T) {
 	t.Helper()
 	services := virtualServices(g)
-	for i, n := range g.way.(*kerb).agents {
+	for i, n := range g.agents {
 		rules := []any{
 			map[string]any{"name": "ping", "action": "allow", "direction": "ingress", "protocol": "icmp", "icmpType": 8},
 			map[string]any{"name": "ping6", "action": "allow", "direction": "ingress", "protocol": "icmpv6", "icmpType": 128},
