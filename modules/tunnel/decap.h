@@ -25,7 +25,7 @@ struct tun_arrival {
 	union {
 		__u64 mac;
 		struct { /* mode oakestra: of the outer packet */
-			__be32 to;
+			struct in6_addr to;
 			__be16 port;
 		};
 	};
@@ -196,7 +196,7 @@ static __always_inline int tun_receive(struct kerb_pkt *pkt, const struct tun_ar
 	name = tun_sender(&f.src);
 	at = name ? name->node : tun_node_of(&f.src, f.half);
 	if (!at)
-		return tun_ask(pkt, &f, &a->from, a->tos, a->to, a->port);
+		return tun_ask(pkt, &f, &a->from, a->tos, &a->to, a->port);
 	n = bpf_map_lookup_elem(&nodes, &at);
 	s = bpf_map_lookup_elem(&stats, &at);
 	if (!n || !s || n->self || !tun_same(&n->addr, &a->from))
@@ -256,7 +256,7 @@ static __noinline int tun_from_underlay(struct kerb_pkt *pkt)
 	a.room -= sizeof(*udp) + TUN_HEADER_LEN;
 	if (mode == TUN_MODE_OAKESTRA) {
 		a.sum = udp->check;
-		a.to = f.dst.in6_u.u6_addr32[3];
+		a.to = f.dst;
 		a.port = udp->source;
 	}
 	a.from = f.src;

@@ -35,6 +35,7 @@ type heldCounts struct {
 	Denied  uint64 `json:"denied"`  // dropped: the source is no instance of another node
 	Overdue uint64 `json:"overdue"` // dropped: no answer came in time
 	Dropped uint64 `json:"dropped"` // dropped: too many wait
+	Long    uint64 `json:"long"`    // not held: too long, or segments of a batch (GSO)
 }
 
 // held are packets whose sources are being looked up, oldest first. When it is full, the oldest one from the outer
@@ -83,28 +84,40 @@ func (h *held) take(source netip.Addr) (out []heldPacket) {
 }
 
 // wrap puts the outer headers on again that the data plane has taken off, for a tunnel that receives at this port.
-// Addresses, ports and TOS are those of before, for other modules at the interface; the TTL is 64, the ID 0, and there
-// is no DF, UDP checksum or IP option.
+// Addresses, ports and TOS are those of before, for other modules at the interface; the TTL is 64, ID and flow label
+// are 0, and there is no DF, UDP checksum or IP option.
 func (p *heldPacket) wrap(port uint16) []byte {
-	const ethernet, ip, udp = 14, 20, 8
+	const ethernet, udp = 14, 8
 	inner := p.frame[ethernet:]
-	out := make([]byte, ethernet+ip+udp, ethernet+ip+udp+len(inner))
-	copy(out, p.frame[:12])
-	binary.BigEndian.PutUint16(out[12:], 0x0800)
-	header := out[ethernet:]
-	header[0], header[1], header[8], header[9] = 0x45, p.tos, 64, 17
-	binary.BigEndian.PutUint16(header[2:], uint16(ip+udp+len(inner)))
-	src, dst := p.from.As4(), p.to.As4()
-	copy(header[12:], src[:])
-	copy(header[16:], dst[:])
+	out := make([]byte, 12, ethernet+40+udp+len(inner))
+	copy(out, p.frame)
+	if p.from.Is4() {
+		out = append(binary.BigEndian.AppendUint16(out, 0x0800), p.header4(udp+len(inner))...)
+	} else {
+		out = append(binary.BigEndian.AppendUint16(out, 0x86dd), p.header6(udp+len(inner))...)
+	}
+	for _, field := range []uint16{p.port, port, uint16(udp + len(inner)), 0} {
+		out = binary.BigEndian.AppendUint16(out, field)
+	}
+	return append(out, inner...)
+}
+
+// header4 is the IPv4 header before a number of bytes.
+func (p *heldPacket) header4(length int) []byte {
+	header := []byte{0x45, p.tos, 0, 0, 0, 0, 0, 0, 64, 17, 0, 0}
+	binary.BigEndian.PutUint16(header[2:], uint16(20+length))
+	header = append(append(header, p.from.AsSlice()...), p.to.AsSlice()...)
 	sum := uint32(0)
-	for at := 0; at < ip; at += 2 {
+	for at := 0; at < len(header); at += 2 {
 		sum += uint32(binary.BigEndian.Uint16(header[at:]))
 	}
 	sum = sum>>16 + sum&0xffff
 	binary.BigEndian.PutUint16(header[10:], ^uint16(sum>>16+sum))
-	binary.BigEndian.PutUint16(header[ip:], p.port)
-	binary.BigEndian.PutUint16(header[ip+2:], port)
-	binary.BigEndian.PutUint16(header[ip+4:], uint16(udp+len(inner)))
-	return append(out, inner...)
+	return header
+}
+
+func (p *heldPacket) header6(length int) []byte {
+	header := []byte{0x60 | p.tos>>4, p.tos << 4, 0, 0, 0, 0, 17, 64}
+	binary.BigEndian.PutUint16(header[4:], uint16(length))
+	return append(append(header, p.from.AsSlice()...), p.to.AsSlice()...)
 }

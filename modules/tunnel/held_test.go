@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -70,7 +71,7 @@ func TestHeldPacketsAreDropped(t *testing.T) {
 	}
 }
 
-// What is too long to be held is dropped, but its source is looked up.
+// What is too long to be held is dropped and counted, but its source is looked up.
 func TestLongPacketsAreNotHeld(t *testing.T) {
 	k := loadNamed(t)
 	asked := make(chan netip.Addr, 1)
@@ -83,6 +84,11 @@ func TestLongPacketsAreNotHeld(t *testing.T) {
 	if a := <-asked; a.String() != "10.30.0.9" {
 		t.Errorf("asked for %s", a)
 	}
+	wait.Until(t, "it is counted", func() bool {
+		k.mu.Lock()
+		defer k.mu.Unlock()
+		return k.held.counts == heldCounts{Long: 1}
+	}, func() any { k.mu.Lock(); defer k.mu.Unlock(); return k.held.counts })
 }
 
 // A node that floods this one with made-up sources gets few of them to the control plane, and keeps the first packet of
@@ -245,17 +251,25 @@ func TestArrivesAsItCame(t *testing.T) {
 	again := k.arrivals()
 	k.following()
 	link := underlay
-	link.Addresses = append([]string{"192.0.2.100/24", "192.0.2.111/24"}, underlay.Addresses...)
+	link.Addresses = append([]string{"192.0.2.100/24", "192.0.2.111/24", "2001:db8::111/64"}, underlay.Addresses...)
 	k.instances[1] = link
 	k.refresh()
-	w := fromTo(wires["oakestra"], "192.0.2.3")
-	w.tos, w.setTOS = 0xb8, true
+	inner := ip("10.30.0.9", "10.1.0.5", 17, udpBody(99)) // Linux 6.1 pads short ones
 	var want [][]byte
-	for i, to := range []string{"192.0.2.1", "192.0.2.111", "192.0.2.100"} {
-		w.to = netip.MustParseAddr(to)
-		outer := w.wrap(ip("10.30.0.9", "10.1.0.5", 17, udpBody(99)), uint16(40000+i)) // Linux 6.1 pads short ones
-		copy(outer[4:8], []byte{0, 0, 0, 0})                                           // ID and DF
-		refresh(outer)
+	for i, to := range []string{"192.0.2.1", "192.0.2.111", "192.0.2.100", "2001:db8::1", "2001:db8::111"} {
+		from := "192.0.2.3"
+		if i > 2 {
+			from = "2001:db8::3"
+		}
+		w := fromTo(wires["oakestra"], from)
+		w.tos, w.setTOS, w.to = 0xb8, true, netip.MustParseAddr(to)
+		outer := w.wrap(inner, uint16(40000+i))
+		if w.to.Is4() {
+			copy(outer[4:8], []byte{0, 0, 0, 0}) // ID and DF
+			refresh(outer)
+		} else {
+			copy(outer[1:4], []byte{0x80, 0, 0}) // flow label
+		}
 		want = append(want, frame(outer))
 		if ret, why := k.reason(k.unwrap(), want[i]); ret != tcShot || why != "held" {
 			t.Fatalf("to %s: action %d %s", to, ret, why)

@@ -198,14 +198,14 @@ struct {
 /* A packet whose source the control plane is to look up; then it is to arrive again. */
 struct tun_stranger {
 	struct tun_sender_key key;
-	__u32 ifindex; /* where it came from */
-	__u32 len;     /* of frame */
-	__u32 tos;     /* of the outer header */
-	__u32 partial; /* the inner transport checksum is only that of the pseudo-header */
-	__be32 to;     /* outer destination, IPv4 */
-	__be16 port;   /* outer source port */
+	__u32 ifindex;	    /* where it came from */
+	__u32 len;	    /* of frame; 0 without one: it is too long */
+	__u32 tos;	    /* of the outer header */
+	__u32 partial;	    /* the inner transport checksum is only that of the pseudo-header */
+	struct in6_addr to; /* outer destination */
+	__be16 port;	    /* outer source port */
 	__u16 reserved;
-	__u8 frame[];  /* Ethernet header and inner packet */
+	__u8 frame[]; /* Ethernet header and inner packet */
 };
 
 KERB_EVENTS(strangers, 1 << 18);

@@ -59,7 +59,7 @@ static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32
 		e->tos = tos;                                                                     \
 		e->partial = kerb_is_partial(pkt);                                                \
 		e->key = *key;                                                                    \
-		e->to = to;                                                                       \
+		e->to = *to;                                                                      \
 		e->port = port;                                                                   \
 		kerb_event_submit(e, 0);                                                          \
 		return 0;                                                                         \
@@ -81,7 +81,7 @@ static __always_inline int tun_send_source(const struct tun_sender_key *key)
 /* 0 if the control plane has got the inner packet, whose outer headers are taken off. One source
  * does not use up what its node has. */
 static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key *key, __u32 tos,
-			       __be32 to, __u32 port)
+			       const struct in6_addr *to, __u32 port)
 {
 	__u32 window = bpf_ktime_get_ns() >> TUN_WINDOW_BITS;
 	struct tun_sender_key node = {.from = key->from};
@@ -104,7 +104,8 @@ static __noinline int tun_hold(const struct kerb_pkt *pkt, struct tun_sender_key
 /* Has the control plane look up who has sent a packet, and hold it meanwhile. The stack has no room
  * for a key of its own: from takes the place of the destination. */
 static __always_inline int tun_ask(struct kerb_pkt *pkt, struct tun_flow *f,
-				   const struct in6_addr *from, __u32 tos, __be32 to, __be16 port)
+				   const struct in6_addr *from, __u32 tos,
+				   const struct in6_addr *to, __be16 port)
 {
 	int rc;
 

@@ -191,7 +191,7 @@ func (l *lookups) fail(source netip.Addr) {
 type stranger struct {
 	Source, From               address
 	Ifindex, Len, TOS, Partial uint32
-	To                         [4]byte // outer destination
+	To                         address // outer destination
 	Port, _                    [2]byte // outer source port, big endian
 }
 
@@ -202,7 +202,7 @@ func parseStranger(raw []byte) (p heldPacket, ok bool) {
 		return p, false
 	}
 	p = heldPacket{source: s.Source.addr(), from: s.From.addr(), ifindex: s.Ifindex, tos: byte(s.TOS),
-		to: netip.AddrFrom4(s.To), port: binary.BigEndian.Uint16(s.Port[:])}
+		to: s.To.addr(), port: binary.BigEndian.Uint16(s.Port[:])}
 	if s.Len >= 14 {
 		p.frame = bytes.Clone(raw[n : n+int(s.Len)])
 	}
@@ -241,7 +241,8 @@ func (t *tunnel) ask(p heldPacket, now time.Time) {
 		time.AfterFunc(holdFor, func() { t.overdue(p.source, now) })
 	}
 	switch {
-	case p.frame == nil: // too long
+	case p.frame == nil:
+		t.held.counts.Long++
 	case named:
 		t.pass([]heldPacket{p})
 	case t.asked.waits(p.source):
@@ -270,7 +271,7 @@ func (t *tunnel) isNamed(source netip.Addr) bool {
 // pass has packets arrive again. The data plane judges them as if it had not seen them. t.mu is held.
 func (t *tunnel) pass(packets []heldPacket) {
 	for _, p := range packets {
-		if p.from.Is4() && t.live.Arrive(p.ifindex, p.wrap(t.config.Port)) {
+		if t.live.Arrive(p.ifindex, p.wrap(t.config.Port)) {
 			t.held.counts.Passed++
 		} else {
 			t.held.counts.Dropped++

@@ -131,9 +131,10 @@ func (t *tunnel) Collect() ([]sdk.Sample, error) {
 	}
 	if h := report.Held; h != nil {
 		for result, n := range map[string]uint64{"passed": h.Passed, "denied": h.Denied, "overdue": h.Overdue,
-			"dropped": h.Dropped} {
-			out = append(out, sdk.Sample{Name: "held_packets_total", Help: "Packets that waited until their source was looked " +
-				"up, by result.", Counter: true, Value: float64(n), Labels: map[string]string{"result": result}})
+			"dropped": h.Dropped, "long": h.Long} {
+			out = append(out, sdk.Sample{Name: "held_packets_total", Help: "Packets whose source was to be looked up, by " +
+				"result. Those that are long do not wait.", Counter: true, Value: float64(n),
+				Labels: map[string]string{"result": result}})
 		}
 	}
 	refused := 0
