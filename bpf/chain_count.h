@@ -53,12 +53,37 @@ static __always_inline struct kerb_counts *chain_counts(void)
 	return (void *)&kerb_counts + at;
 }
 
-/* Length of the frame. */
+#ifdef KERB_XDP_FRAGS
+/* Where struct xdp_buff says whether there are buffers behind the first, which struct xdp_md does
+ * not show: offset and mask. The linker sets them (internal/dataplane/skb.go), and puts them into
+ * the instructions as long as each is read in one place. */
+const volatile __u32 kerb_xdp_flags = 0;
+const volatile __u32 kerb_xdp_has_frags = 0;
+const volatile _Bool kerb_xdp_cast = 0; /* a program can read it, from Linux 6.2 on */
+
+/* The agent turns calls of this number, which no helper has, into calls of bpf_cast_to_kern_ctx,
+ * which the kernel makes a move (internal/dataplane/kfunc.go). */
+static const void *(*const kerb_cast_to_kern_ctx)(void *ctx) = (void *)0x6b6572;
+
+/* Whether the frame is known to be in one buffer. */
+static __always_inline int is_linear(kerb_ctx *ctx)
+{
+	if (!kerb_xdp_cast)
+		return 0;
+	return !(*(const __u32 *)(kerb_cast_to_kern_ctx(ctx) + kerb_xdp_flags) &
+		 kerb_xdp_has_frags);
+}
+#endif
+
+/* Length of the frame. The helper is for the rare frame of several buffers: where returns are
+ * guarded, as on most AMD processors, one call takes as long as half of a short chain. */
 static __always_inline __u32 frame_len(kerb_ctx *ctx)
 {
 #ifdef KERB_XDP_FRAGS
-	return bpf_xdp_get_buff_len(ctx);
-#elif defined(KERB_HOOK_XDP)
+	if (__builtin_expect(!is_linear(ctx), 0))
+		return bpf_xdp_get_buff_len(ctx);
+#endif
+#ifdef KERB_HOOK_XDP
 	/* as pointers: of these the verifier takes no 32-bit difference */
 	return (void *)kerb_ctx_field(ctx, data_end) - (void *)kerb_ctx_field(ctx, data);
 #else

@@ -58,12 +58,20 @@ func (l *linker) chainConstants(section string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	for name, value := range map[string]uint64{"kerb_cpus": uint64(cpus), "kerb_counts_size": uint64(l.countsSize())} {
+	constants := map[string]any{"kerb_cpus": uint64(cpus), "kerb_counts_size": uint64(l.countsSize())}
+	if l.frags {
+		xdp := xdpFlags()
+		constants["kerb_xdp_flags"], constants["kerb_xdp_has_frags"] = xdp.offset, xdp.frags
+		constants["kerb_xdp_cast"] = xdp.frags != 0
+	}
+	for name, value := range constants {
 		v := l.object.Variables[name]
 		if v == nil {
 			return nil, fmt.Errorf("constant %s of the chain is missing", name)
 		}
-		binary.NativeEndian.PutUint64(data[v.Offset:], value)
+		if _, err := binary.Encode(data[v.Offset:], binary.NativeEndian, value); err != nil {
+			return nil, fmt.Errorf("constant %s of the chain: %w", name, err)
+		}
 	}
 	return data, nil
 }

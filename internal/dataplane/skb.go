@@ -39,8 +39,8 @@ var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 	}
 	var fn *btf.Func
 	if types.TypeByName("bpf_cast_to_kern_ctx", &fn) == nil {
-		if id, err := types.TypeID(fn); err == nil && canCast(id, a.constants["kerb_skb_window"].(uint32)+
-			a.constants["kerb_skb_ip_summed"].(uint32)) {
+		if id, err := types.TypeID(fn); err == nil && canCast(ebpf.SchedCLS, id,
+			a.constants["kerb_skb_window"].(uint32)+a.constants["kerb_skb_ip_summed"].(uint32)) {
 			a.cast, a.constants["kerb_skb_cast"] = id, true
 			return a, nil
 		}
@@ -51,9 +51,9 @@ var skbFields = sync.OnceValues(func() (a skbAccess, err error) {
 	return a, nil
 })
 
-// canCast tries to load a program that reads a byte of struct sk_buff.
-func canCast(id btf.TypeID, offset uint32) bool {
-	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SchedCLS, License: "Dual BSD/GPL",
+// canCast tries to load a program that reads a byte of the kernel's structure for packets.
+func canCast(kind ebpf.ProgramType, id btf.TypeID, offset uint32) bool {
+	prog, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: kind, License: "Dual BSD/GPL",
 		Instructions: asm.Instructions{
 			castCall(id), asm.LoadMem(asm.R0, asm.R0, int16(offset), asm.Byte), asm.Return()}})
 	if err != nil {
@@ -61,6 +61,45 @@ func canCast(id btf.TypeID, offset uint32) bool {
 	}
 	prog.Close()
 	return true
+}
+
+// xdpAccess is where struct xdp_buff has its flags, and which of them says that a frame is in several buffers: zeros
+// where programs cannot read it.
+type xdpAccess struct{ offset, frags uint32 }
+
+var xdpFlags = sync.OnceValue(func() xdpAccess {
+	a, err := skbFields() // the function is the same one
+	if err != nil || a.cast == 0 {
+		return xdpAccess{}
+	}
+	types, err := btf.LoadKernelSpec()
+	if err != nil {
+		return xdpAccess{}
+	}
+	var buff *btf.Struct
+	var flags *btf.Enum
+	if types.TypeByName("xdp_buff", &buff) != nil || types.TypeByName("xdp_buff_flags", &flags) != nil {
+		return xdpAccess{}
+	}
+	xdp := xdpLayout(buff, flags)
+	if xdp.offset == 0 || !canCast(ebpf.XDP, a.cast, xdp.offset) {
+		return xdpAccess{}
+	}
+	return xdp
+})
+
+// xdpLayout returns zeros if this kernel has them in another form than programs expect.
+func xdpLayout(buff *btf.Struct, flags *btf.Enum) (xdp xdpAccess) {
+	m, offset, found := findMember(buff.Members, "flags", 0)
+	if size, err := btf.Sizeof(m.Type); !found || err != nil || size != 4 || m.BitfieldSize != 0 {
+		return xdpAccess{}
+	}
+	for _, value := range flags.Values {
+		if value.Name == "XDP_FLAGS_HAS_FRAGS" {
+			return xdpAccess{uint32(offset / 8), uint32(value.Value)}
+		}
+	}
+	return xdpAccess{}
 }
 
 func castCall(id btf.TypeID) asm.Instruction {

@@ -46,7 +46,7 @@ type VM struct {
 	regions []*region
 	context *region
 	packet  *region
-	kernel  *region // struct sk_buff
+	kernel  *region // struct sk_buff or xdp_buff
 	meta    int     // where the metadata of an XDP packet begins
 	network int     // where the IP header of a TC packet begins, from its start
 
@@ -89,7 +89,7 @@ func (v *VM) Forget() {
 	clear(v.tables)
 	v.regions = []*region{nil}
 	v.context, v.packet, v.kernel = v.newRegion("context", nil), v.newRegion("packet", nil),
-		v.newRegion("struct sk_buff", make([]byte, 512))
+		v.newRegion("struct sk_buff or xdp_buff", make([]byte, 512))
 }
 
 // where is the function of an instruction, and its line of source code if the program has them.
