@@ -23,7 +23,7 @@ func Cached(file string) (Result, bool) {
 	data, err := os.ReadFile(file)
 	boot, bootErr := bootID()
 	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot ||
-		len(k.Result.Checks) != len(checks)+len(waiting) {
+		len(k.Result.Checks) != len(checks) {
 		return Result{}, false // also that of another version, which had other checks
 	}
 	return k.Result, true

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package sockprobe tests how TCP sockets whose data BPF redirects (sockmap) behave on this kernel: it compares each
-// behaviour that programs rely on with that of plain TCP. A run takes about two seconds, mostly waiting.
+// behaviour that programs rely on with that of plain TCP. A run takes about a second, mostly waiting.
 package sockprobe
 
 import (
@@ -45,7 +45,9 @@ const most = 30 * time.Second
 
 // Run tests each behaviour once, with sockets in a temporary network namespace. It returns an error if redirection does
 // not work at all or cannot be tested, for example without CAP_SYS_ADMIN.
-func Run(ctx context.Context) (Result, error) {
+func Run(ctx context.Context) (Result, error) { return run(ctx, checks) }
+
+func run(ctx context.Context, checks []check) (Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, most)
 	defer cancel()
 	type outcome struct {
@@ -55,7 +57,7 @@ func Run(ctx context.Context) (Result, error) {
 	done := make(chan outcome, 1)
 	go func() {
 		runtime.LockOSThread()
-		result, err := testAside(ctx)
+		result, err := testAside(ctx, checks)
 		done <- outcome{result, err}
 	}()
 	out := <-done
@@ -64,13 +66,13 @@ func Run(ctx context.Context) (Result, error) {
 
 // testAside runs testHere and brings the thread back: one that is locked would end with its goroutine, but not the
 // process's first, which would keep the namespace.
-func testAside(ctx context.Context) (Result, error) {
+func testAside(ctx context.Context, checks []check) (Result, error) {
 	home, err := unix.Open("/proc/thread-self/ns/net", unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return Result{}, err
 	}
 	defer unix.Close(home)
-	result, err := testHere(ctx)
+	result, err := testHere(ctx, checks)
 	if unix.Setns(home, unix.CLONE_NEWNET) == nil {
 		runtime.UnlockOSThread()
 	}
@@ -78,7 +80,7 @@ func testAside(ctx context.Context) (Result, error) {
 }
 
 // testHere moves the calling thread into a new namespace.
-func testHere(ctx context.Context) (Result, error) {
+func testHere(ctx context.Context, checks []check) (Result, error) {
 	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
 		return Result{}, fmt.Errorf("create a network namespace to try sockets in: %w", err)
 	}
@@ -94,7 +96,7 @@ func testHere(ctx context.Context) (Result, error) {
 		return Result{}, err
 	}
 	defer l.close()
-	return l.all()
+	return l.all(checks)
 }
 
 // lab has the relays that sockets are put into.
@@ -131,20 +133,8 @@ func (l *lab) close() {
 	}
 }
 
-// all runs the checks one after the other; what waits for a timer of the kernel meanwhile begins first and ends last.
-func (l *lab) all() (Result, error) {
-	slow := make([]*pair, len(waiting))
-	for i, c := range waiting {
-		p, err := l.connect(c.mode)
-		if err != nil {
-			return Result{}, err
-		}
-		defer p.close()
-		slow[i] = p
-		if err := c.begin(p); err != nil {
-			return Result{}, fmt.Errorf("%s: %w", c.name, err)
-		}
-	}
+// all runs the checks one after the other.
+func (l *lab) all(checks []check) (Result, error) {
 	for _, c := range checks {
 		if err := l.ctx.Err(); err != nil {
 			return Result{}, fmt.Errorf("the behaviour of sockets could not be tried in %v: %w", most, err)
@@ -154,9 +144,6 @@ func (l *lab) all() (Result, error) {
 			return Result{}, broken.error
 		}
 		l.note(c.name, err)
-	}
-	for i, c := range waiting {
-		l.note(c.name, c.end(slow[i]))
 	}
 	turns, err := l.roundTrips()
 	if err != nil {
