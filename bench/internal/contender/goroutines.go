@@ -4,7 +4,6 @@
 package contender
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +11,8 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // goProxy as the first argument has this program run as a user-space proxy that is built like Oakestra's NetManager
@@ -142,20 +143,20 @@ func (p *goroutines) receive() {
 // virtual address of the sender.
 func (p *goroutines) outgoing() {
 	for packet := range p.out {
-		d, ok := decode(packet)
+		d, ok := traffic.ParsePacket(packet)
 		if !ok {
 			continue
 		}
 		p.mu.RLock()
-		to, known := p.real[d.dst]
-		from := p.virtual[d.src]
+		to, known := p.real[d.Dst]
+		from := p.virtual[d.Src]
 		p.mu.RUnlock()
 		switch {
 		case !known:
 		case p.socket == nil:
-			p.in <- d.with(d.src, to)
+			p.in <- d.Between(d.Src, to)
 		case from.IsValid():
-			_, _ = p.socket.WriteToUDPAddrPort(d.with(from, to), p.peer) // what does not fit is lost, as on a wire
+			_, _ = p.socket.WriteToUDPAddrPort(d.Between(from, to), p.peer) // what does not fit is lost, as on a wire
 		}
 	}
 }
@@ -163,77 +164,16 @@ func (p *goroutines) outgoing() {
 // incoming turns the source into the virtual address that it answers for.
 func (p *goroutines) incoming() {
 	for packet := range p.in {
-		d, ok := decode(packet)
+		d, ok := traffic.ParsePacket(packet)
 		if !ok {
 			continue
 		}
 		p.mu.RLock()
-		from, known := p.virtual[d.src]
+		from, known := p.virtual[d.Src]
 		p.mu.RUnlock()
 		if known {
-			packet = d.with(from, d.dst)
+			packet = d.Between(from, d.Dst)
 		}
 		_, _ = p.device.Write(packet) // what the device has no room for is lost, as on a wire
 	}
-}
-
-// decoded is an IP packet with TCP or UDP.
-type decoded struct {
-	packet   []byte
-	src, dst netip.Addr
-	at, l4   int // of the source address, and of the transport header
-	proto    byte
-}
-
-func decode(packet []byte) (d decoded, ok bool) {
-	d.packet = packet
-	switch {
-	case len(packet) >= 20 && packet[0]>>4 == 4:
-		d.at, d.l4, d.proto = 12, int(packet[0]&15)*4, packet[9]
-		d.src, d.dst = netip.AddrFrom4([4]byte(packet[12:])), netip.AddrFrom4([4]byte(packet[16:]))
-	case len(packet) >= 40 && packet[0]>>4 == 6:
-		d.at, d.l4, d.proto = 8, 40, packet[6]
-		d.src, d.dst = netip.AddrFrom16([16]byte(packet[8:])), netip.AddrFrom16([16]byte(packet[24:]))
-	default:
-		return d, false
-	}
-	return d, len(packet) >= d.l4+d.checkOffset()+2 && (d.proto == unix.IPPROTO_TCP || d.proto == unix.IPPROTO_UDP)
-}
-
-func (d *decoded) checkOffset() int {
-	if d.proto == unix.IPPROTO_TCP {
-		return 16
-	}
-	return 6
-}
-
-// with is the packet between other addresses, made again.
-func (d *decoded) with(src, dst netip.Addr) []byte {
-	packet := append([]byte(nil), d.packet...)
-	size := src.BitLen() / 8
-	copy(packet[d.at:], src.AsSlice())
-	copy(packet[d.at+size:], dst.AsSlice())
-	if size == 4 {
-		binary.BigEndian.PutUint16(packet[10:], 0)
-		binary.BigEndian.PutUint16(packet[10:], ^sum16(0, packet[:d.l4]))
-	}
-	check := packet[d.l4+d.checkOffset():]
-	binary.BigEndian.PutUint16(check, 0)
-	pseudo := sum16(uint32(d.proto)+uint32(len(packet)-d.l4), packet[d.at:d.at+2*size])
-	binary.BigEndian.PutUint16(check, ^sum16(uint32(pseudo), packet[d.l4:]))
-	return packet
-}
-
-// sum16 is the ones' complement sum of RFC 1071.
-func sum16(sum uint32, data []byte) uint16 {
-	for ; len(data) >= 2; data = data[2:] {
-		sum += uint32(binary.BigEndian.Uint16(data))
-	}
-	if len(data) == 1 {
-		sum += uint32(data[0]) << 8
-	}
-	for sum>>16 != 0 {
-		sum = sum&0xffff + sum>>16
-	}
-	return uint16(sum)
 }

@@ -11,6 +11,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // recorded are the tables of two workers: app.ns.server.test on w1, app.ns.client.test on w2.
@@ -77,47 +79,47 @@ func replayPacket(t *testing.T, caches map[string]*proxyCache, from, text string
 	if err != nil {
 		t.Fatal(err)
 	}
-	p, ok := parsePacket(want)
+	p, ok := traffic.ParsePacket(want)
 	if !ok {
 		t.Fatalf("%s: not understood", text)
 	}
 	family := 0
-	if p.dst.Is6() {
+	if p.Dst.Is6() {
 		family = 1
 	}
 	before := ends[from][family]
 	src, dst := netip.MustParseAddr(before[0]), netip.MustParseAddr(before[1])
 	raw := bytes.Clone(want)
-	copy(raw[p.at:], src.AsSlice())
-	copy(raw[p.at+src.BitLen()/8:], dst.AsSlice())
+	copy(raw[p.At:], src.AsSlice())
+	copy(raw[p.At+src.BitLen()/8:], dst.AsSlice())
 	forgetChecksums(raw, p)
-	sent, _ := parsePacket(raw)
+	sent, _ := traffic.ParsePacket(raw)
 	got, _, ok := caches[from].outgoing(sent, recordedTables, func(int) int { return 0 })
 	if !ok || !bytes.Equal(got, want) {
 		t.Fatalf("from %s:\n%x, recorded\n%x", from, got, want)
 	}
 	to := map[string]string{"w1": "w2", "w2": "w1"}[from]
-	arrived, _ := parsePacket(caches[to].incoming(p))
+	arrived, _ := traffic.ParsePacket(caches[to].incoming(p))
 	asked := netip.MustParseAddr(ends[to][family][1])
-	further := p.dst.Is4() && (want[6]&0x1f != 0 || want[7] != 0)
+	further := p.Dst.Is4() && (want[6]&0x1f != 0 || want[7] != 0)
 	switch {
-	case arrived.dst != p.dst || !bytes.Equal(arrived.between(arrived.src, arrived.dst), arrived.raw):
-		t.Errorf("%x arrives at %s as %x", want, to, arrived.raw)
-	case from == "w1" && !further && arrived.src != asked:
-		t.Errorf("the answer %x arrives from %s, not from %s", want, arrived.src, asked)
-	case further && arrived.src != p.src:
-		t.Errorf("the further fragment %x arrives from %s: its first bytes are no ports of a connection", want, arrived.src)
+	case arrived.Dst != p.Dst || !bytes.Equal(arrived.Between(arrived.Src, arrived.Dst), arrived.Raw):
+		t.Errorf("%x arrives at %s as %x", want, to, arrived.Raw)
+	case from == "w1" && !further && arrived.Src != asked:
+		t.Errorf("the answer %x arrives from %s, not from %s", want, arrived.Src, asked)
+	case further && arrived.Src != p.Src:
+		t.Errorf("the further fragment %x arrives from %s: its first bytes are no ports of a connection", want, arrived.Src)
 	}
 }
 
 // forgetChecksums overwrites what the translation has to write.
-func forgetChecksums(raw []byte, p ipPacket) {
-	if p.dst.Is4() {
+func forgetChecksums(raw []byte, p traffic.Packet) {
+	if p.Dst.Is4() {
 		copy(raw[10:], "xx")
 	}
-	if p.udp {
-		copy(raw[p.l4+4:], "xxxx") // the length, too: a further fragment has data there
+	if p.UDP {
+		copy(raw[p.L4+4:], "xxxx") // the length, too: a further fragment has data there
 	} else {
-		copy(raw[p.l4+16:], "xx")
+		copy(raw[p.L4+16:], "xx")
 	}
 }

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 const (
@@ -205,7 +207,7 @@ func (n *NetManager) fromServices() {
 		if err != nil {
 			break
 		}
-		p, ok := parsePacket(buffer[:size])
+		p, ok := traffic.ParsePacket(buffer[:size])
 		if !ok {
 			continue // ICMP, for example
 		}
@@ -251,7 +253,7 @@ func (n *NetManager) fromNodes() {
 }
 
 func (n *NetManager) deliver(raw []byte) {
-	if p, ok := parsePacket(raw); ok {
+	if p, ok := traffic.ParsePacket(raw); ok {
 		_, _ = n.wires.tun.Write(n.cache.incoming(p))
 	}
 }

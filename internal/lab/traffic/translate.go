@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package traffic
+
+import (
+	"encoding/binary"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+)
+
+// Packet is one that Oakestra's NetManager translates in user space: TCP and UDP of both IP versions, without extension
+// headers. NetManager does not know fragments: it takes the beginning of each for a TCP or UDP header.
+type Packet struct {
+	Raw              []byte
+	Src, Dst         netip.Addr
+	At, L4           int // of the source address, and of the transport header
+	SrcPort, DstPort uint16
+	UDP              bool
+}
+
+// ParsePacket reports whether NetManager would translate the packet, which stays part of the result.
+func ParsePacket(raw []byte) (p Packet, ok bool) {
+	p.Raw = raw
+	var proto byte
+	switch {
+	case len(raw) >= 20 && raw[0]>>4 == 4:
+		p.At, p.L4, proto = 12, int(raw[0]&15)*4, raw[9]
+		p.Src, p.Dst = netip.AddrFrom4([4]byte(raw[12:])), netip.AddrFrom4([4]byte(raw[16:]))
+	case len(raw) >= 40 && raw[0]>>4 == 6:
+		p.At, p.L4, proto = 8, 40, raw[6]
+		p.Src, p.Dst = netip.AddrFrom16([16]byte(raw[8:])), netip.AddrFrom16([16]byte(raw[24:]))
+	default:
+		return p, false
+	}
+	least := 8
+	if p.UDP = proto == unix.IPPROTO_UDP; !p.UDP {
+		least = 20
+	}
+	if !p.UDP && proto != unix.IPPROTO_TCP || len(raw) < p.L4+least {
+		return p, false
+	}
+	p.SrcPort, p.DstPort = binary.BigEndian.Uint16(raw[p.L4:]), binary.BigEndian.Uint16(raw[p.L4+2:])
+	return p, true
+}
+
+// Between returns the packet with other addresses. Its checksums, and the length of UDP, are worked out for what is
+// there: a further fragment has four bytes overwritten.
+func (p Packet) Between(src, dst netip.Addr) []byte {
+	raw := append([]byte(nil), p.Raw...)
+	body := raw[p.L4:]
+	copy(raw[p.At:], src.AsSlice())
+	copy(raw[p.At+src.BitLen()/8:], dst.AsSlice())
+	proto, check := uint32(unix.IPPROTO_TCP), body[16:18]
+	if p.UDP {
+		proto, check = unix.IPPROTO_UDP, body[6:8]
+		binary.BigEndian.PutUint16(body[4:], uint16(len(body)))
+	}
+	clear(check)
+	pseudo := checksum(proto+uint32(len(body)), raw[p.At:p.At+src.BitLen()/4])
+	sum := ^checksum(uint32(pseudo), body)
+	if sum == 0 && p.UDP {
+		sum = 0xffff
+	}
+	binary.BigEndian.PutUint16(check, sum)
+	if src.Is4() {
+		clear(raw[10:12])
+		binary.BigEndian.PutUint16(raw[10:], ^checksum(0, raw[:p.L4]))
+	}
+	return raw
+}
+
+// checksum is the ones' complement sum of RFC 1071.
+func checksum(sum uint32, data []byte) uint16 {
+	for ; len(data) > 1; data = data[2:] {
+		sum += uint32(data[0])<<8 | uint32(data[1])
+	}
+	if len(data) == 1 {
+		sum += uint32(data[0]) << 8
+	}
+	for sum > 0xffff {
+		sum = sum>>16 + sum&0xffff
+	}
+	return uint16(sum)
+}
