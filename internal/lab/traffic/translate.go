@@ -51,11 +51,12 @@ func (p Packet) Between(src, dst netip.Addr) []byte {
 	body := raw[p.L4:]
 	copy(raw[p.At:], src.AsSlice())
 	copy(raw[p.At+src.BitLen()/8:], dst.AsSlice())
-	proto, check := uint32(unix.IPPROTO_TCP), body[16:18]
+	proto, at := uint32(unix.IPPROTO_TCP), 16
 	if p.UDP {
-		proto, check = unix.IPPROTO_UDP, body[6:8]
+		proto, at = unix.IPPROTO_UDP, 6
 		binary.BigEndian.PutUint16(body[4:], uint16(len(body)))
 	}
+	check := body[at : at+2]
 	clear(check)
 	pseudo := checksum(proto+uint32(len(body)), raw[p.At:p.At+src.BitLen()/4])
 	sum := ^checksum(uint32(pseudo), body)
