@@ -15,6 +15,7 @@ import (
 	"runtime"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cilium/ebpf"
@@ -57,19 +58,56 @@ func Compile(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 // source is taken.
 func Object(tb testing.TB, source string, hook Hook) *ebpf.CollectionSpec {
 	tb.Helper()
-	object := strings.TrimSuffix(source, ".bpf.c") + "." + string(hook) + ".o"
-	if _, err := exec.LookPath(compiler); err == nil {
-		object = filepath.Join(tb.TempDir(), "test.o")
+	var data []byte
+	_, err := exec.LookPath(compiler)
+	if err == nil {
 		noteInputs(tb, source)
-		if err := CompileObject(source, object, hook); err != nil {
-			tb.Fatal(err)
-		}
+		data, err = compiled(source, hook)
+	} else {
+		data, err = os.ReadFile(strings.TrimSuffix(source, ".bpf.c") + "." + string(hook) + ".o")
 	}
-	spec, err := ebpf.LoadCollectionSpec(object)
 	if err != nil {
-		tb.Fatalf("no clang-19 and no object from go generate, or a bad one: %v", err)
+		tb.Fatalf("no clang-19 and no object from go generate, or a bad source: %v", err)
+	}
+	spec, err := ebpf.LoadCollectionSpecFromReader(bytes.NewReader(data))
+	if err != nil {
+		tb.Fatal(err)
 	}
 	return spec
+}
+
+var (
+	objectsMu sync.Mutex
+	objects   = map[string]func() ([]byte, error){}
+)
+
+// compiled returns the object of a C file for one hook, which is compiled once for all tests of the process.
+func compiled(source string, hook Hook) ([]byte, error) {
+	source, err := filepath.Abs(source)
+	if err != nil {
+		return nil, err
+	}
+	objectsMu.Lock()
+	key := string(hook) + " " + source
+	if objects[key] == nil {
+		objects[key] = sync.OnceValues(func() ([]byte, error) { return compile(source, hook) })
+	}
+	get := objects[key]
+	objectsMu.Unlock()
+	return get()
+}
+
+func compile(source string, hook Hook) ([]byte, error) {
+	dir, err := os.MkdirTemp("", "kerb-bpftest-")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	object := filepath.Join(dir, "test.o")
+	if err := CompileObject(source, object, hook); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(object)
 }
 
 // CompileObject builds a C file against the headers, for one hook.
