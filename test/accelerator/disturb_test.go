@@ -7,6 +7,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // disturbances are what an operator, or bad luck, does to a module that works. Each leaves it working.
@@ -65,7 +67,8 @@ func TestDisturbed(t *testing.T) {
 		d.do(n)
 		n.settled()
 		before := n.account().Bytes
-		n.Eventually("connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before })
+		wait.Until(t, "connections are accelerated after "+d.what, func() bool { return n.account().Bytes > before },
+			func() any { return n.account() }, func() any { return n.executables() })
 		t.Logf("%s: %v", d.what, time.Since(begin).Round(time.Millisecond))
 	}
 	s.finish()
