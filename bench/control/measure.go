@@ -142,17 +142,17 @@ func (s *subject) configure(_ context.Context, r *bench.Run) error {
 // memory comes after the changes, which leave garbage behind as they do on a node.
 func (s *subject) memory(context.Context, *bench.Run) error {
 	time.Sleep(settle)
-	agent, err := Proportional(s.PID())
+	agent, err := node.Proportional(s.PID())
 	if err != nil {
 		return err
 	}
-	planes, err := Descendants(s.PID())
+	planes, err := node.Descendants(s.PID())
 	if err != nil {
 		return err
 	}
 	var sum int64
 	for _, pid := range planes {
-		one, err := Proportional(pid)
+		one, err := node.Proportional(pid)
 		if err != nil {
 			return err
 		}

@@ -3,15 +3,14 @@
 package scale
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // KernelMemory is what the kernel holds for itself on the whole machine, in
@@ -27,7 +26,7 @@ func (m KernelMemory) Total() int64 { return m.Slab + m.Percpu + m.Vmalloc }
 
 // ReadKernelMemory reads /proc/meminfo.
 func ReadKernelMemory() (KernelMemory, error) {
-	values, err := kibibytes("/proc/meminfo")
+	values, err := node.Kibibytes("/proc/meminfo")
 	if err != nil {
 		return KernelMemory{}, err
 	}
@@ -40,33 +39,11 @@ func ReadKernelMemory() (KernelMemory, error) {
 
 // Resident is a process's resident memory in bytes.
 func Resident(pid int) (int64, error) {
-	values, err := kibibytes(fmt.Sprintf("/proc/%d/status", pid))
+	values, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", pid))
 	if err != nil {
 		return 0, err
 	}
 	return values["VmRSS"] << 10, nil
-}
-
-// kibibytes reads lines of the form "Name:   123 kB".
-func kibibytes(path string) (map[string]int64, error) {
-	f, err := os.Open(path)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	values := map[string]int64{}
-	lines := bufio.NewScanner(f)
-	for lines.Scan() {
-		name, rest, _ := strings.Cut(lines.Text(), ":")
-		number, isSize := strings.CutSuffix(strings.TrimSpace(rest), " kB")
-		if !isSize {
-			continue
-		}
-		if values[name], err = strconv.ParseInt(number, 10, 64); err != nil {
-			return nil, fmt.Errorf("%s, %s: %w", path, name, err)
-		}
-	}
-	return values, lines.Err()
 }
 
 // settledMemory waits until frees that lag behind (RCU, work queues) are done:

@@ -4,10 +4,11 @@ package tunnel
 
 import (
 	"fmt"
-	"net"
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // each calls do in the namespace of both nodes.
@@ -20,10 +21,6 @@ func (g *ground) each(do func(node int) error) error {
 	return nil
 }
 
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
 // routeTo leads to the services of the other node, by an interface and perhaps a gateway.
 func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
 	link, err := netlink.LinkByName(device)
@@ -34,7 +31,7 @@ func (g *ground) routeTo(node int, device string, gateway netip.Addr) error {
 		if gateway.IsValid() && gateway.Is4() != plan.Addr().Is4() {
 			continue
 		}
-		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(plan)}
+		route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: netlab.IPNet(plan)}
 		if gateway.IsValid() {
 			route.Gw = gateway.AsSlice()
 		}
@@ -88,7 +85,7 @@ func raiseVXLAN(g *ground) error {
 			return err
 		}
 		for _, addr := range overlay[i] {
-			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: ipNet(addr)}); err != nil {
+			if err := netlink.AddrAdd(link, &netlink.Addr{IPNet: netlab.IPNet(addr)}); err != nil {
 				return fmt.Errorf("address %s: %w", addr, err)
 			}
 		}

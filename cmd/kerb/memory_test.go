@@ -12,7 +12,6 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/bench/control"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
@@ -111,13 +110,13 @@ func resident(pid int) (kib int64, err error) {
 
 // proportional is the PSS of a process and its descendants.
 func proportional(pid int) (int64, error) {
-	all, err := control.Descendants(pid)
+	all, err := node.Descendants(pid)
 	if err != nil {
 		return 0, err
 	}
 	var sum int64
 	for _, pid := range append(all, pid) {
-		one, err := control.Proportional(pid)
+		one, err := node.Proportional(pid)
 		if err != nil {
 			return 0, err
 		}

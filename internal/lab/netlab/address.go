@@ -29,10 +29,11 @@ func nth(network netip.Prefix, n int) netip.Prefix {
 
 // hostNet is the network of one address.
 func hostNet(addr netip.Addr) *net.IPNet {
-	return ipNet(netip.PrefixFrom(addr, addr.BitLen()))
+	return IPNet(netip.PrefixFrom(addr, addr.BitLen()))
 }
 
-func ipNet(p netip.Prefix) *net.IPNet {
+// IPNet is a prefix, or an address with the length of its network, as package netlink has it.
+func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
@@ -40,7 +41,7 @@ func ipNet(p netip.Prefix) *net.IPNet {
 // duplicate address detection.
 func addAddresses(nl *netlink.Handle, link netlink.Link, prefixes ...netip.Prefix) error {
 	for _, p := range prefixes {
-		addr := &netlink.Addr{IPNet: ipNet(p)}
+		addr := &netlink.Addr{IPNet: IPNet(p)}
 		if p.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD
 		}

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-package control
+package node
 
 import (
+	"bufio"
 	"errors"
 	"fmt"
 	"os"
@@ -14,18 +15,30 @@ import (
 // Proportional is a process's proportional set size in bytes: pages that it shares with others are divided among them,
 // so that sums of processes are right.
 func Proportional(pid int) (int64, error) {
-	path := fmt.Sprintf("/proc/%d/smaps_rollup", pid)
-	text, err := os.ReadFile(path)
+	values, err := Kibibytes(fmt.Sprintf("/proc/%d/smaps_rollup", pid))
+	return values["Pss"] << 10, err
+}
+
+// Kibibytes reads those lines of a file in /proc that have the form "Name:   123 kB".
+func Kibibytes(path string) (map[string]int64, error) {
+	f, err := os.Open(path)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
-	for line := range strings.Lines(string(text)) {
-		if rest, ok := strings.CutPrefix(line, "Pss:"); ok {
-			kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
-			return kib << 10, err
+	defer f.Close()
+	values := map[string]int64{}
+	lines := bufio.NewScanner(f)
+	for lines.Scan() {
+		name, rest, _ := strings.Cut(lines.Text(), ":")
+		number, isSize := strings.CutSuffix(strings.TrimSpace(rest), " kB")
+		if !isSize {
+			continue
+		}
+		if values[name], err = strconv.ParseInt(number, 10, 64); err != nil {
+			return nil, fmt.Errorf("%s, %s: %w", path, name, err)
 		}
 	}
-	return 0, fmt.Errorf("%s has no Pss", path)
+	return values, lines.Err()
 }
 
 // Descendants are the processes that a process has started, and those that they have.
