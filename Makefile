@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -131,8 +131,13 @@ test: demo-setup bpf
 	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') $(PKG)
 else
 test: test-setup bpf vet ## Test: set up, compile, vet, and run the tests as root, but those with targets of their own; or PKG=./modules/firewall RUN=TestName
-	@$(MAKE) --no-print-directory --keep-going test-most test-alone test-load test-ml
+	@$(MAKE) --no-print-directory --keep-going test-together test-alone test-load
 endif
+
+# Python computes on one CPU: alongside the others, it takes what they leave.
+test-together:
+	@nice $(MAKE) --no-print-directory test-ml >out/test-ml.log 2>&1 & ml=$$!; trap 'kill $$ml' INT TERM; \
+	  $(MAKE) --no-print-directory test-most; most=$$?; wait $$ml; ml=$$?; cat out/test-ml.log; [ $$most = 0 ] && [ $$ml = 0 ]
 
 test-most:
 	$(TEST) -p 3 -skip '$(ALONE_TEST)' ./test/e2e $$(go list ./... | grep -vxF "$$(go list $(ALONE) $(ELSEWHERE))")
