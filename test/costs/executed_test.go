@@ -172,6 +172,27 @@ func tunnelled(t testing.TB) []packet {
 	return s.all
 }
 
+// translated is what the service sends to other hosts, and what they answer to its outside address. Mappings take ports
+// in order, as the random number of counted packets is zero: the first three are of what the service has answered.
+// Of compared packets the kernel chooses the ports, so that these answers find no mapping.
+func translated(t testing.TB) []packet {
+	s := &script{t: t}
+	port := uint16(40003)
+	for _, family := range families {
+		client, server, outside := side{family.own, 41000}, side{family.backend, 80}, side{family.virtual, port}
+		s.add("tcp"+family.name+"-outbound-new", chain.Egress, tcp(client, server, "S", ""))
+		s.add("tcp"+family.name+"-outbound-accepted", chain.Ingress, tcp(server, outside, "SA", ""))
+		s.add("tcp"+family.name+"-outbound-established", chain.Egress, tcp(client, server, "PA", payload))
+		s.add("tcp"+family.name+"-outbound-established", chain.Ingress, tcp(server, outside, "PA", payload))
+		client.port, server.port, outside.port = 42000, 53, port+1
+		s.add("udp"+family.name+"-outbound-new", chain.Egress, udp(client, server))
+		s.add("udp"+family.name+"-outbound-answered", chain.Ingress, udp(server, outside))
+		s.add("udp"+family.name+"-outbound-established", chain.Egress, udp(client, server))
+		port += 2
+	}
+	return s.all
+}
+
 // requests are datagrams that modules answer, deliver or examine.
 func requests(t testing.TB) []packet {
 	s := &script{t: t}
@@ -194,6 +215,7 @@ var fixtures = []struct {
 	{"firewall", []string{"tc", "xdp"}, []member{{"firewall", firewallConfig}}, nil},
 	{"proxy", []string{"tc"}, []member{{"proxy", proxyConfig}}, virtualClient},
 	{"tunnel", []string{"tc"}, []member{{"tunnel", tunnelConfig}}, tunnelled},
+	{"nat", []string{"tc"}, []member{{"nat", natConfig}}, translated},
 	{"responder", []string{"tc", "xdp"}, []member{{"responder", responderConfig}}, requests},
 	{"intercept", []string{"tc", "xdp"}, []member{{"intercept", interceptConfig}}, requests},
 	{"classifier", []string{"tc", "xdp"}, []member{{"classifier", classifierConfig}}, nil},
@@ -210,6 +232,7 @@ const (
 		{"action": "allow", "direction": "ingress", "protocol": "tcp", "src": "10.2.0.0/16", "dstPort": "8000-8010"}]}`
 	proxyConfig     = `{"ranges": ["10.30.0.0/16", "fdff:2000::/21"]}`
 	tunnelConfig    = `{"nodes": [{"address": "192.0.2.2", "subnets": ["10.18.0.0/24", "fd00::/64"]}]}`
+	natConfig       = `{"to_ip": "10.30.0.1", "to_ip6": "fdff:2000::1"}`
 	responderConfig = `{"listeners": [{"app": "echo", "name": "echo", "port": 7000, "sourceRate": 0}]}`
 	interceptConfig = `{"classes": [{"name": "requests", "match": {"protocol": "udp", "ports": [7000]}, "action": "copy"}]}`
 	// Evaluated at the end of windows, a timer would change what packets see.
