@@ -13,8 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/kerb-edge/kerb/bench/internal/contender"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
 // device is the underlay interface of both nodes. Its MTU leaves room for WireGuard and ESP over either IP version.
@@ -134,7 +134,7 @@ func overBareIP(t *testing.T, g *ground) {
 func addTUN(t *testing.T, g *ground) (start func(), err error) {
 	var ends [2]*os.File
 	for i, lab := range g.labs {
-		if err := lab.Node().Do(func() (err error) { ends[i], err = contender.OpenTUN(device); return }); err != nil {
+		if err := lab.Node().Do(func() (err error) { ends[i], err = traffic.OpenTUN(device); return }); err != nil {
 			return nil, err
 		}
 		t.Cleanup(func() { ends[i].Close() })

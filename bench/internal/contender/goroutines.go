@@ -10,8 +10,6 @@ import (
 	"os"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
@@ -44,7 +42,7 @@ func runGoProxy(args []string) error {
 	if len(args) != 5 && len(args) != 7 {
 		return fmt.Errorf("%d arguments, want DEVICE CLIENT CLIENT-VIRTUAL SERVER SERVER-VIRTUAL [LOCAL PEER]", len(args))
 	}
-	device, err := OpenTUN(args[0])
+	device, err := traffic.OpenTUN(args[0])
 	if err != nil {
 		return err
 	}
@@ -83,24 +81,6 @@ func openSocket(local, peer string) (*net.UDPConn, netip.AddrPort, error) {
 	}
 	socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(from))
 	return socket, to, err
-}
-
-// OpenTUN creates a TUN device, which exists until the file is closed. Each read and write is an IP packet.
-func OpenTUN(name string) (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	req, err := unix.NewIfreq(name)
-	if err != nil {
-		return nil, err
-	}
-	req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-	if err := unix.IoctlIfreq(fd, unix.TUNSETIFF, req); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("create %s: %w", name, err)
-	}
-	return os.NewFile(uintptr(fd), name), nil
 }
 
 type goroutines struct {

@@ -37,9 +37,9 @@ func IPNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// addAddresses sets addresses; those of IPv6 are usable at once, without
+// AddAddresses sets addresses; those of IPv6 are usable at once, without
 // duplicate address detection.
-func addAddresses(nl *netlink.Handle, link netlink.Link, prefixes ...netip.Prefix) error {
+func AddAddresses(nl *netlink.Handle, link netlink.Link, prefixes ...netip.Prefix) error {
 	for _, p := range prefixes {
 		addr := &netlink.Addr{IPNet: IPNet(p)}
 		if p.Addr().Is6() {

@@ -208,7 +208,7 @@ func (h *Host) configureInner() error {
 			return err
 		}
 	}
-	if err := addAddresses(nl, link, h.opts.Addr4, h.opts.Addr6); err != nil {
+	if err := AddAddresses(nl, link, h.opts.Addr4, h.opts.Addr6); err != nil {
 		return err
 	}
 	if err := nl.LinkSetUp(link); err != nil {
@@ -263,7 +263,7 @@ func (h *Host) routeOuter() error {
 		return err
 	}
 	nl, gw4, gw6 := h.lab.nl, h.lab.gateway4().Addr(), h.lab.gateway6().Addr()
-	if err := addAddresses(nl, h.out, netip.PrefixFrom(gw4, 32), netip.PrefixFrom(gw6, 128)); err != nil {
+	if err := AddAddresses(nl, h.out, netip.PrefixFrom(gw4, 32), netip.PrefixFrom(gw6, 128)); err != nil {
 		return err
 	}
 	if err := nl.LinkSetUp(h.out); err != nil {

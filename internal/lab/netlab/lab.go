@@ -148,7 +148,7 @@ func (l *Lab) addBridge() error {
 	}
 	l.bridge = bridge
 	if l.opts.Gateway {
-		if err := addAddresses(l.nl, bridge, l.gateway4(), l.gateway6()); err != nil {
+		if err := AddAddresses(l.nl, bridge, l.gateway4(), l.gateway6()); err != nil {
 			return err
 		}
 	}
@@ -167,7 +167,7 @@ func (l *Lab) AddUnderlay() error {
 	if err := l.nl.LinkAdd(underlay); err != nil {
 		return fmt.Errorf("add %s: %w", Underlay, err)
 	}
-	if err := addAddresses(l.nl, underlay, netip.MustParsePrefix("192.0.2.1/24")); err != nil {
+	if err := AddAddresses(l.nl, underlay, netip.MustParsePrefix("192.0.2.1/24")); err != nil {
 		return err
 	}
 	peer, err := l.nl.LinkByName(underlay.PeerName)

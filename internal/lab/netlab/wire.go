@@ -61,7 +61,7 @@ func (e *wireEnd) configure(n int) error {
 	}
 	e.index = link.Attrs().Index
 	e.addr4, e.addr6 = nth(wire4, n).Addr(), nth(wire6, n).Addr()
-	if err := addAddresses(e.lab.nl, link, nth(wire4, n), nth(wire6, n)); err != nil {
+	if err := AddAddresses(e.lab.nl, link, nth(wire4, n), nth(wire6, n)); err != nil {
 		return err
 	}
 	return e.lab.nl.LinkSetUp(link)

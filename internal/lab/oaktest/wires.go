@@ -13,8 +13,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
 
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
@@ -55,7 +55,7 @@ func (w *wires) open() (err error) {
 	if w.socket, err = net.ListenUDP("udp4", &net.UDPAddr{Port: netManagerPort}); err != nil {
 		return err
 	}
-	if w.tun, err = openTUN(managerTUN); err != nil {
+	if w.tun, err = traffic.OpenTUN(managerTUN); err != nil {
 		return err
 	}
 	link, err := w.links.LinkByName(managerTUN)
@@ -64,7 +64,7 @@ func (w *wires) open() (err error) {
 	}
 	err = errors.Join(w.links.LinkSetMTU(link, managerMTU), w.links.LinkSetUp(link),
 		w.address(link, "10.19.1.254/12"), w.address(link, "fcef::dead:beef/128"))
-	virtual6 := netlink.Route{LinkIndex: link.Attrs().Index, Dst: prefixNet(virtualRanges[1])}
+	virtual6 := netlink.Route{LinkIndex: link.Attrs().Index, Dst: netlab.IPNet(virtualRanges[1])}
 	err = errors.Join(err, w.links.RouteAdd(&virtual6))
 	for _, knob := range []string{"ipv4/ip_forward", "ipv6/conf/all/forwarding"} {
 		err = errors.Join(err, os.WriteFile("/proc/sys/net/"+knob, []byte("1"), 0o644))
@@ -75,39 +75,8 @@ func (w *wires) open() (err error) {
 	return err
 }
 
-func openTUN(name string) (*os.File, error) {
-	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	req, err := unix.NewIfreq(name)
-	if err == nil {
-		req.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI)
-		err = unix.IoctlIfreq(fd, unix.TUNSETIFF, req)
-	}
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("create %s: %w", name, err), unix.Close(fd))
-	}
-	return os.NewFile(uintptr(fd), name), nil
-}
-
-func prefixNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
-}
-
 func (w *wires) address(link netlink.Link, text string) error {
-	return addAddress(w.links, link, netip.MustParsePrefix(text))
-}
-
-func addAddress(links *netlink.Handle, link netlink.Link, p netip.Prefix) error {
-	a := &netlink.Addr{IPNet: prefixNet(p)}
-	if p.Addr().Is6() {
-		a.Flags = unix.IFA_F_NODAD
-	}
-	if err := links.AddrAdd(link, a); err != nil {
-		return fmt.Errorf("address %s of %s: %w", p, link.Attrs().Name, err)
-	}
-	return nil
+	return netlab.AddAddresses(w.links, link, netip.MustParsePrefix(text))
 }
 
 // addBridge makes the bridge with the first addresses of two networks, of 62 and 254 addresses.
@@ -126,8 +95,8 @@ func (w *wires) addBridge(first [2]netip.Addr) error {
 		a = [2]netip.Addr{a[0].Next(), a[1].Next()}
 		w.free = append(w.free, a)
 	}
-	return errors.Join(addAddress(w.links, w.bridge, netip.PrefixFrom(w.gate[0], 26)),
-		addAddress(w.links, w.bridge, netip.PrefixFrom(w.gate[1], 120)), w.links.LinkSetUp(w.bridge))
+	return errors.Join(netlab.AddAddresses(w.links, w.bridge, netip.PrefixFrom(w.gate[0], 26)),
+		netlab.AddAddresses(w.links, w.bridge, netip.PrefixFrom(w.gate[1], 120)), w.links.LinkSetUp(w.bridge))
 }
 
 // addService connects the network namespace of a process with the bridge.
@@ -168,8 +137,8 @@ func (w *wires) configure(inner *netlink.Handle, h *hosted) error {
 	if err != nil {
 		return err
 	}
-	err = errors.Join(addAddress(inner, link, netip.PrefixFrom(h.addresses[0], 26)),
-		addAddress(inner, link, netip.PrefixFrom(h.addresses[1], 120)), inner.LinkSetUp(link))
+	err = errors.Join(netlab.AddAddresses(inner, link, netip.PrefixFrom(h.addresses[0], 26)),
+		netlab.AddAddresses(inner, link, netip.PrefixFrom(h.addresses[1], 120)), inner.LinkSetUp(link))
 	for _, gate := range w.gate {
 		err = errors.Join(err, inner.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gate.AsSlice()}))
 	}
