@@ -42,6 +42,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resolve"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/samples"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/service"
 	"github.com/kerb-edge/kerb/internal/sets"
@@ -56,9 +57,6 @@ type Agent struct {
 	view.Views // what the API reads
 	log        *slog.Logger
 	store      *store.Store
-	history    *history.Log
-	events     *history.Events
-	samples    sampler
 	dp         *dataplane.Dataplane
 	catalog    *pkgs.Catalog
 	control    *control.Manager
@@ -178,9 +176,10 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, Model: a.models.Status,
 		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View,
 		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
+	events := history.OpenEvents(cfg.Paths.History(), func(err error) { log.Warn("events are not stored", "error", err) })
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf}, Arrive: dataplane.Arrive,
-		OnChange: a.changed(v1.KindModule), OnEvent: a.controlEvent,
+		OnChange: a.changed(v1.KindModule), OnEvent: events.OfControlPlane,
 		Kernel:       control.KernelFacts(cfg.Paths.SocketFacts(), log),
 		Limits:       controlLimits(cfg.Limits),
 		ModuleSocket: cfg.Paths.ModuleSocket, SocketGroup: cfg.SocketGroup})
@@ -190,13 +189,16 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.live = live.New(log, dp, a.control, a.instances)
 	a.now.Counters = a.live.Counters
 	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
-		Dataplane: dp, Live: a.live, Look: a.look, Started: time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events,
+		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
+		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
+	if cfg.History != nil {
+		a.Samples = samples.OpenSampler(cfg.Paths.Samples(), log)
+	}
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
-	a.history = history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) })
-	a.openEvents(cfg.Paths.History())
-	a.openSamples(cfg)
+	a.recordEvents()
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
 		Maps: a.live.Maps, Free: func(module string) bool { return dp.Free(a.live.Maps(module)) == nil }}
 	a.restore(cfg.Paths)
@@ -255,11 +257,9 @@ func (a *Agent) close() {
 	a.control.Close()
 	a.sets.Close()
 	a.meter.Close()
-	a.history.Flush()
-	a.events.Flush()
-	if a.samples.store != nil {
-		a.samples.store.Close()
-	}
+	a.ChangeLog.Flush()
+	a.EventLog.Flush()
+	a.Samples.Close()
 	a.store.Close()
 }
 
@@ -284,9 +284,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	})
 	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
 	wg.Go(func() { a.watchCgroups(ctx) })
-	if a.samples.store != nil {
-		wg.Go(func() { a.sample(ctx) })
-	}
+	wg.Go(func() { a.Samples.Run(ctx, a.Sample) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {
 			cancel(err)

@@ -187,7 +187,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		if len(r.Steps) > 0 {
 			a.Failures.Add(1)
 			reason, message := rolledBack(err)
-			a.agentEvent(v1.EventChange, reason, message)
+			a.EventLog.OfAgent(v1.EventChange, reason, message)
 		}
 		return r, err
 	}

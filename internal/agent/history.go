@@ -51,26 +51,16 @@ func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, resu
 	switch {
 	case err != nil:
 		r.Outcome, r.Error = v1.OutcomeRefused, err.Error()
-		a.refusedEvent(r)
+		a.EventLog.Refused(r)
 	case len(r.Changes) == 0:
 		return
 	}
-	a.history.Add(r, was)
-}
-
-// Changes returns records of changes.
-func (a *Agent) Changes(_ context.Context, r v1.ChangesRequest) ([]v1.ChangeRecord, error) {
-	return a.history.List(r), nil
-}
-
-// Change returns one.
-func (a *Agent) Change(_ context.Context, number int64) (v1.ChangeRecord, error) {
-	return a.history.Get(number)
+	a.ChangeLog.Add(r, was)
 }
 
 // Revert makes the resources of a change what they were before it: all of them or none.
 func (a *Agent) Revert(ctx context.Context, r v1.RevertRequest) (result v1.ApplyResult, err error) {
-	record, was, err := a.history.Was(r.Number)
+	record, was, err := a.ChangeLog.Was(r.Number)
 	if err != nil {
 		return result, err
 	}
@@ -143,7 +133,7 @@ func (a *Agent) checkSince(record v1.ChangeRecord) error {
 			continue
 		}
 		why := ""
-		if later := a.history.List(v1.ChangesRequest{Kind: c.Kind, Name: c.Name, Limit: 1}); len(later) > 0 &&
+		if later := a.ChangeLog.List(v1.ChangesRequest{Kind: c.Kind, Name: c.Name, Limit: 1}); len(later) > 0 &&
 			later[0].Number > record.Number {
 			why = fmt.Sprintf(", but as change %d did", later[0].Number)
 		}

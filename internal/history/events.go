@@ -88,6 +88,26 @@ func (e *Events) Add(v v1alpha1.Event) {
 	e.writeLater()
 }
 
+// OfAgent adds an event of the agent itself.
+func (e *Events) OfAgent(kind, reason, message string) {
+	e.Add(v1alpha1.Event{Kind: v1alpha1.EventAgent, Type: kind, Reason: reason, Message: message})
+}
+
+// OfControlPlane adds an event of a module's control plane.
+func (e *Events) OfControlPlane(module, reason, message string) {
+	e.Add(v1alpha1.Event{Kind: v1alpha1.KindModule, Name: module, Type: v1alpha1.EventControlPlane, Reason: reason,
+		Message: message})
+}
+
+// Refused adds a request that was refused, for its first resource.
+func (e *Events) Refused(r v1alpha1.ChangeRecord) {
+	v := v1alpha1.Event{Kind: v1alpha1.EventAgent, Type: v1alpha1.EventChange, Reason: "Refused", Message: r.Error}
+	if len(r.Changes) > 0 {
+		v.Kind, v.Name = r.Changes[0].Kind, r.Changes[0].Name
+	}
+	e.Add(v)
+}
+
 // cut copies the beginning, so that what it is cut from is not kept.
 func cut(s string, bytes int) string {
 	if len(s) <= bytes {

@@ -31,8 +31,9 @@ type Backend interface {
 	// Revert makes the resources of a change what they were before it: all of them or none.
 	Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error)
 
-	// History passes on samples: those of the past, or new ones until ctx ends. *apierrors.Conflict if there are none.
+	// Events passes on what has happened, and what happens until ctx ends if the request follows.
 	Events(ctx context.Context, r v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error
+	// History passes on samples: those of the past, or new ones until ctx ends. *apierrors.Conflict if there are none.
 	History(ctx context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error
 
 	// ChangeSet adds and deletes elements of a set. An unknown one is *apierrors.NotFound.

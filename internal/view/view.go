@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package view has what the API reads of a node: resources with their status, chains, packages, the agent at a glance,
-// and metrics.
+// metrics, and what has happened.
 package view
 
 import (
@@ -15,11 +15,13 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/live"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/samples"
 	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
 )
@@ -35,11 +37,16 @@ type Views struct {
 	Models    *models.Table
 	Dataplane *dataplane.Dataplane
 	Live      *live.Modules // read under Lock
+	ChangeLog *history.Log
+	EventLog  *history.Events
+	Samples   *samples.Sampler // nil: the history is off
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
 	Look     func(patience time.Duration) (chain.State, error)
 	Started  time.Time
 	Took     *promtext.Histogram // how long changes took
 	Failures atomic.Uint64       // of changes
+
+	sampled sampled // by Sample only
 
 	mu      sync.Mutex
 	clashes map[string]string // of the last scrape: module to a metric of it that is left out

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package samples
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+)
+
+// Sampler takes samples: for the files each 10 s, and each second while clients follow. A nil one takes none: the
+// history is off. History may be called from several goroutines.
+type Sampler struct {
+	log   *slog.Logger
+	store *Store // nil: the files could not be opened
+	err   error  // why not
+	live  Live
+	wake  chan struct{}
+}
+
+// OpenSampler opens the files in a directory. If it cannot, History says why.
+func OpenSampler(dir string, log *slog.Logger) *Sampler {
+	s := &Sampler{log: log, wake: make(chan struct{}, 1)}
+	if s.store, s.err = Open(dir); s.err != nil {
+		log.Warn("the history is not kept", "error", s.err)
+	}
+	return s
+}
+
+// Close closes the files.
+func (s *Sampler) Close() {
+	if s != nil && s.store != nil {
+		s.store.Close()
+	}
+}
+
+// Run takes samples until ctx ends. read reads what is sampled into readings, which it resets.
+func (s *Sampler) Run(ctx context.Context, read func(*Readings)) {
+	if s == nil || s.store == nil {
+		return
+	}
+	var filed, live Rates
+	var all Readings
+	due, failing := time.Now().Add(Period), false
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	read(&all)
+	filed.Add(time.Now(), all.All())
+	for {
+		wait := time.Until(due)
+		followed := s.live.Wanted()
+		if followed {
+			wait = min(wait, Second)
+		} else {
+			live = Rates{}
+		}
+		timer.Reset(wait)
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+			continue
+		case <-timer.C:
+		}
+		now := time.Now()
+		read(&all)
+		if followed {
+			live.Add(now, all.All())
+			s.live.Add(now, all.All())
+		}
+		if now.Before(due) {
+			continue
+		}
+		due = now.Add(Period)
+		filed.Add(now, all.All())
+		s.store.Omit(all.Omitted())
+		err := s.store.Add(now, all.All())
+		if err != nil && !failing {
+			s.log.Warn("samples are not kept", "error", err)
+		}
+		failing = err != nil
+	}
+}
+
+// History passes on samples: those of the past, or new ones until ctx ends.
+func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, tell func(v1.HistoryLine) error) error {
+	switch {
+	case s == nil:
+		return &apierrors.Conflict{Reason: fmt.Sprintf("the history is off: add %q to the configuration of the agent (see "+
+			"kerb agent --help) and restart it", "history: {}")}
+	case s.err != nil:
+		return &apierrors.Conflict{Reason: "the history cannot be kept: " + s.err.Error()}
+	}
+	want := func(of v1.Series) bool { return r.Name == "" || of.Service == r.Name || of.Module == r.Name }
+	if !r.Follow {
+		return s.store.Read(time.Duration(r.Since)*time.Second, want, tell)
+	}
+	first, leave := s.live.Join()
+	defer leave()
+	if first {
+		select {
+		case s.wake <- struct{}{}:
+		default:
+		}
+	}
+	return s.live.Follow(ctx, want, tell)
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package view
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/samples"
+)
+
+// sampled is what was read for the last sample. What takes long is read again after 10 minutes, or if there may be more
+// of it.
+type sampled struct {
+	interfaces samples.Interfaces
+	modules    map[string]moduleReadings
+}
+
+// moduleReadings are those of a module.
+type moduleReadings struct {
+	at      time.Time
+	dropped uint64 // packets, when drops were read
+	drops   []v1.Drop
+	memory  int64
+}
+
+// Sample reads what is sampled. One goroutine calls it.
+func (v *Views) Sample(out *samples.Readings) {
+	out.Reset()
+	out.AddAgent(v.Now.Recorder.Problems())
+	dropped := map[string]uint64{}
+	counts, err := v.Dataplane.Counts()
+	if err != nil {
+		v.Log.Warn("cannot read the counts of modules", "error", err)
+	}
+	for key, stats := range counts.Modules {
+		dropped[key.Module] += stats.Verdicts[kerbabi.Drop].Packets
+		for verdict, n := range stats.Verdicts {
+			out.AddModule(key.Module, string(key.Direction), kerbabi.Verdict(verdict).String(), n.Packets, n.Bytes)
+		}
+	}
+	if v.sampled.interfaces == nil {
+		v.sampled.interfaces = samples.Interfaces{}
+	}
+	v.sampled.interfaces.Read()
+	before := v.sampled.modules
+	v.sampled.modules = map[string]moduleReadings{}
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(v.Now.Modules)) {
+		c := v.Now.Counters(name)
+		if c == nil {
+			continue
+		}
+		m := before[name]
+		if m.dropped != dropped[name] || time.Since(m.at) > 10*time.Minute {
+			m = moduleReadings{time.Now(), dropped[name], v.Now.Drops(name), c.Memory()}
+		}
+		v.sampled.modules[name] = m
+		out.AddMemory(name, m.memory)
+		out.AddDrops(name, m.drops)
+		v.yield()
+	}
+	for name, state := range v.Now.Services {
+		for _, l := range state.Links {
+			if t := v.sampled.interfaces[l.Name]; t != nil {
+				out.AddService(name, *t)
+			}
+		}
+	}
+}
