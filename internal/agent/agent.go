@@ -283,7 +283,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		})
 	})
 	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
-	wg.Go(func() { a.watchCgroups(ctx) })
+	wg.Go(func() { observe.WatchCgroups(ctx, a.selectedCgroups, a.requestReconcile) })
 	wg.Go(func() { a.Samples.Run(ctx, a.Sample) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {

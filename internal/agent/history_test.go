@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/history"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 )
@@ -240,7 +241,7 @@ func TestRevertOneOfGroup(t *testing.T) {
 			t.Fatal(err)
 		}
 		two := resource.ObjectOf(with("two"))
-		if same, _ := sameJSON(full.Changes[0].After, resource.KindOf(two).Summary(two)); same {
+		if same, _ := history.SameJSON(full.Changes[0].After, resource.KindOf(two).Summary(two)); same {
 			number = r.Number
 		}
 	}

@@ -58,6 +58,19 @@ func (a *Agent) target(next resource.Set, prepared map[string]*deploy.Module, se
 	return t
 }
 
+// selectedCgroups returns the cgroups that were observed, and the paths that modules select.
+func (a *Agent) selectedCgroups() (*observe.Sockets, map[string]bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	paths := map[string]bool{}
+	for _, d := range a.now.Modules {
+		for _, path := range d.CgroupPaths(a.observer.Cgroup) {
+			paths[path] = true
+		}
+	}
+	return a.now.Sockets, paths
+}
+
 // checkServices rejects new services that cannot be found: most often a mistake in the path. Later they may go and
 // come.
 func checkServices(seen observe.Snapshot) error {

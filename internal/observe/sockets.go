@@ -3,6 +3,9 @@
 package observe
 
 import (
+	"context"
+	"time"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -46,8 +49,8 @@ func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modu
 	s.Sockets = v
 }
 
-// Moved reports whether a cgroup has come, gone or been replaced since it was found.
-func (v *Sockets) Moved(paths map[string]bool) bool {
+// moved reports whether a cgroup has come, gone or been replaced since it was found.
+func (v *Sockets) moved(paths map[string]bool) bool {
 	for path := range paths {
 		if v == nil || v.Cgroups[path].Exists() {
 			continue
@@ -57,4 +60,24 @@ func (v *Sockets) Moved(paths map[string]bool) bool {
 		}
 	}
 	return false
+}
+
+// cgroupPeriod is how soon it is seen that a cgroup comes, goes or is another one.
+const cgroupPeriod = time.Second
+
+// WatchCgroups calls changed when a cgroup was created, removed, or replaced under the same path since the last
+// observation, until ctx ends. selected returns that observation, and the paths that modules select.
+func WatchCgroups(ctx context.Context, selected func() (*Sockets, map[string]bool), changed func()) {
+	tick := time.NewTicker(cgroupPeriod)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		if seen, paths := selected(); seen.moved(paths) {
+			changed()
+		}
+	}
 }
