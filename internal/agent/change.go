@@ -31,7 +31,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	if !slices.ContainsFunc(changes.Put, a.isNewModule) {
+	if !slices.ContainsFunc(changes.Put, func(o resource.Object) bool { return isNewModule(a.now.Desired, o) }) {
 		memtrim.Busy()
 	}
 	modules := resource.Module.Of(r.Resources)
@@ -61,8 +61,8 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 }
 
 // isNewModule reports whether what is made for a resource stays: a package, maps, a control plane.
-func (a *Agent) isNewModule(o resource.Object) bool {
-	_, exists := resource.Module.Get(a.now.Desired, o.Meta().Name)
+func isNewModule(present resource.Set, o resource.Object) bool {
+	_, exists := resource.Module.Get(present, o.Meta().Name)
 	return resource.Module.IsKind(o) && !exists
 }
 
@@ -123,12 +123,12 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	busy, k := a.busy, a.kernelOf(t.modules)
 	defer k.Close()
 	if err := a.admit(t, k, points); err != nil {
-		return nil, nil, explain(err)
+		return nil, nil, forOperator(err)
 	}
 	if !dryRun {
 		defer func() { a.restoreSets(err) }()
 		if err := a.fillSets(t.sets()); err != nil {
-			return nil, nil, explain(err)
+			return nil, nil, forOperator(err)
 		}
 	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
@@ -166,7 +166,7 @@ func (a *Agent) failed(t target, k kernel, err error) error {
 	if isHalfUndone(err) {
 		a.requestReconcile()
 	}
-	return explain(findRejected(a.now.Modules, t, k, err))
+	return forOperator(findRejected(a.now.Modules, t, k, err))
 }
 
 // commitError is an error of the store: whatever the kernel says when the change is undone, it is not what is wrong

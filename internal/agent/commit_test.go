@@ -25,11 +25,11 @@ func TestCommitFails(t *testing.T) {
 	m := module("count", testPackage(t, "pass"), "*", nil)
 	_, err = n.Apply(t.Context(), server.Request{Resources: append(resource.Objects(n.both()...), &m)})
 	var conflict *apierrors.Conflict
-	if err == nil || errors.As(explain(errors.Join(err, chain.ErrBusy)), &conflict) {
+	if err == nil || errors.As(forOperator(errors.Join(err, chain.ErrBusy)), &conflict) {
 		t.Errorf("a closed store: %v", err)
 	}
 	var full *apierrors.ReadOnly
-	err = explain(errors.Join(&commitError{store.ErrFull}, chain.ErrBusy))
+	err = forOperator(errors.Join(&commitError{store.ErrFull}, chain.ErrBusy))
 	if !errors.As(err, &full) || errors.As(err, &conflict) {
 		t.Errorf("a full disk: %T %v", err, err)
 	}

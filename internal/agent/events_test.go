@@ -50,7 +50,7 @@ func TestFailedUndoIsNoRollback(t *testing.T) {
 	if reason != "RollbackFailed" || strings.Contains(message, "is as before") || undo < 0 || after < undo {
 		t.Errorf("not undone: %s: %s", reason, message)
 	}
-	if err := explain(failed); !errors.Is(err, failed) || !strings.Contains(err.Error(), "no memory") {
+	if err := forOperator(failed); !errors.Is(err, failed) || !strings.Contains(err.Error(), "no memory") {
 		t.Errorf("the client reads: %v", err)
 	}
 }

@@ -3,240 +3,37 @@
 package agent
 
 import (
-	"cmp"
 	"context"
-	"errors"
-	"fmt"
-	"io/fs"
 	"maps"
-	"net/netip"
-	"slices"
-	"strings"
-	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
-	"github.com/kerb-edge/kerb/internal/packet"
-	"github.com/kerb-edge/kerb/internal/plan"
+	"github.com/kerb-edge/kerb/internal/explain"
 	"github.com/kerb-edge/kerb/internal/resource"
-	"github.com/kerb-edge/kerb/internal/service"
-	"github.com/kerb-edge/kerb/internal/trace"
 )
-
-// mostChains bounds how many chains a packet is followed through: the instances of a virtual service may be clients of
-// another.
-const mostChains = 8
 
 // Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while:
 // changes wait only while maps are opened.
 func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.ExplainedPacket, err error) {
-	p, err := packet.Parse(r.Packet)
-	if err != nil {
-		return out, &apierrors.Invalid{Field: "packet", Reason: err.Error()}
-	}
 	if !a.explaining.TryLock() {
 		return out, &apierrors.Conflict{Reason: "another packet is being explained; one is at a time: try again"}
 	}
 	defer a.explaining.Unlock()
-	x, err := a.newExplanation(r)
-	if err != nil {
-		return out, err
-	}
-	at, err := x.firstPoint(r, p)
-	if err != nil {
-		return out, err
-	}
-	link := x.points[at[0]].Link
-	p.SrcMAC, p.DstMAC = link.MAC.String(), link.PeerMAC.String()
-	if x.points[at[0]].Chain.Direction == chain.Egress {
-		p.SrcMAC, p.DstMAC = p.DstMAC, p.SrcMAC
-	}
-	frame, err := p.Frame()
-	if err != nil {
-		return out, err
-	}
-	out.Verdict = "pass"
-	for len(at) > 0 && len(out.Packets) < mostChains && ctx.Err() == nil {
-		seen, rest, passed, err := x.tryChain(ctx, at[0], frame)
-		if err != nil {
-			return out, err
-		}
-		out.Packets, frame = append(out.Packets, seen), rest
-		if at = at[1:]; passed {
-			if len(at) == 0 && seen.Direction == string(chain.Egress) {
-				at = x.ingressTo(destination(seen))
-			}
-			continue
-		}
-		last := deciding(seen.Steps)
-		out.Verdict, out.Module, out.Reason = last.Verdict, last.Module, last.Reason
-		if at = x.ingressOf(last.Interface); len(at) > 0 {
-			out.Verdict, out.Module = "pass", ""
-		}
-	}
-	return out, ctx.Err()
-}
-
-// explanation is the node at the moment of the question.
-type explanation struct {
-	agent   *Agent
-	points  plan.Placements
-	modules map[string]dataplane.Module
-	reason  func(module string, reason int) string
-}
-
-func (a *Agent) newExplanation(r v1.ExplainRequest) (*explanation, error) {
 	a.changes.Lock()
-	defer a.changes.Unlock()
-	if _, ok := resource.Service.Get(a.now.Desired, r.Service); !ok {
-		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
-	}
+	_, exists := resource.Service.Get(a.now.Desired, r.Service)
 	_, modules := a.running()
-	return &explanation{a, maps.Clone(a.now.Points), modules, a.now.ReasonNames()}, nil
-}
-
-func (x *explanation) open(spec chain.Spec) (*dataplane.Trial, error) {
-	x.agent.changes.Lock() // the maps stay until they are open
-	defer x.agent.changes.Unlock()
-	return x.agent.dp.OpenTrial(spec, x.modules)
-}
-
-// deciding is the step whose verdict is that of the chain: the last one, or an earlier redirect that was deferred.
-func deciding(steps []v1.TraceStep) (last v1.TraceStep) {
-	for _, s := range steps {
-		if s.Verdict != "next" {
-			last = s
-		}
+	node := explain.Node{Points: maps.Clone(a.now.Points), Reason: a.now.ReasonNames()}
+	a.changes.Unlock()
+	if !exists {
+		return out, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
-	return last
-}
-
-// tryChain runs the frame through a copy of one chain.
-func (x *explanation) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen v1.TracedPacket, rest []byte,
-	passed bool, err error) {
-	place := x.points[p]
-	trial, err := x.open(place.Chain)
-	if errors.Is(err, fs.ErrNotExist) {
-		return seen, nil, false, &apierrors.Conflict{Reason: "the chains have changed meanwhile: try again"}
+	node.Open = func(spec chain.Spec) (*dataplane.Trial, error) {
+		a.changes.Lock() // the maps stay until they are open
+		defer a.changes.Unlock()
+		return a.dp.OpenTrial(spec, modules)
 	}
-	if err != nil {
-		return seen, nil, false, explain(err)
-	}
-	defer trial.Close()
-	run, tried, err := trial.Try(p.Ifindex, frame)
-	var busy *dataplane.MigrationError
-	if errors.As(err, &busy) {
-		return seen, nil, false, &apierrors.Conflict{Reason: "the entries of a table change faster than they can be " +
-			"copied: try again"}
-	}
-	if err != nil {
-		return seen, nil, false, explain(err)
-	}
-	defer run.Close()
-	ctx, cancel := context.WithTimeout(ctx, time.Second)
-	defer cancel()
-	found := false
-	reader := trace.Reader{Source: run, Chains: run.Chains, Points: x.points, Reason: x.reason, Count: 1,
-		Wanted: func(v1.TracedPacket) bool { return true },
-		Show: func(line v1.TraceLine) error {
-			if line.TracedPacket != nil {
-				seen, found = *line.TracedPacket, true
-			}
-			return nil
-		}}
-	if err := reader.Run(ctx); err != nil {
-		return seen, nil, false, err
-	}
-	if !found {
-		return seen, nil, false, fmt.Errorf("the chain of %s reported nothing of the packet", place.Link.Name)
-	}
-	seen.Service, seen.Interface = place.Service, place.Link.Name
-	return seen, tried.Frame, tried.Passed(p.Side.Hook()), nil
-}
-
-// firstPoint returns the chains of the service in the direction of the packet, in the order in which it meets them.
-func (x *explanation) firstPoint(r v1.ExplainRequest, p packet.Fields) ([]chain.Point, error) {
-	var addresses []string
-	for _, point := range x.points.Sorted() {
-		place := x.points[point]
-		if place.Service != r.Service || !point.Side.SeesPackets() || place.Link.LinkType() != "ethernet" {
-			continue
-		}
-		dir := chain.Direction(cmp.Or(r.Direction, directionOf(place.Link, p)))
-		if dir == "" {
-			for _, prefix := range place.Link.PeerAddresses {
-				addresses = append(addresses, prefix.Addr().String())
-			}
-			continue
-		}
-		if all := x.pointsOf(point.Ifindex, dir); len(all) > 0 {
-			return all, nil
-		}
-	}
-	if len(addresses) > 0 {
-		return nil, &apierrors.Invalid{Field: "packet", Reason: fmt.Sprintf("neither end is an address of service %s (%s): "+
-			"name one of them, or set direction", r.Service, strings.Join(slices.Compact(addresses), ", "))}
-	}
-	return nil, &apierrors.Conflict{Reason: fmt.Sprintf("service %s has no chain there: no module attaches to it in that "+
-		"direction", r.Service)}
-}
-
-// directionOf is the direction of a packet as the service at the link sees it; empty if it has neither address.
-func directionOf(l service.Link, p packet.Fields) string {
-	switch {
-	case hasAddress(l, p.Src):
-		return string(chain.Egress)
-	case hasAddress(l, p.Dst):
-		return string(chain.Ingress)
-	}
-	return ""
-}
-
-// pointsOf are the chains of an interface in one direction: XDP comes first.
-func (x *explanation) pointsOf(ifindex int, dir chain.Direction) (out []chain.Point) {
-	for _, side := range []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress} {
-		p := chain.Point{Ifindex: ifindex, Side: side}
-		if place, ok := x.points[p]; ok && place.Chain.Direction == dir {
-			out = append(out, p)
-		}
-	}
-	return out
-}
-
-// ingressOf are the chains of the service that has the interface, for packets to it.
-func (x *explanation) ingressOf(name string) []chain.Point {
-	return x.ingressWhere(func(l service.Link) bool { return l.Name == name })
-}
-
-// ingressTo are the chains of the service that has the address: the node routes packets to it.
-func (x *explanation) ingressTo(addr netip.Addr) []chain.Point {
-	return x.ingressWhere(func(l service.Link) bool { return hasAddress(l, addr) })
-}
-
-func (x *explanation) ingressWhere(is func(service.Link) bool) []chain.Point {
-	for _, p := range x.points.Sorted() {
-		if place := x.points[p]; place.Service != "" && is(place.Link) {
-			return x.pointsOf(p.Ifindex, chain.Ingress)
-		}
-	}
-	return nil
-}
-
-// destination is the address that a packet has when it leaves its chain.
-func destination(p v1.TracedPacket) netip.Addr {
-	text := p.Destination
-	for _, s := range p.Steps {
-		text = cmp.Or(s.Destination, text)
-	}
-	if end, err := netip.ParseAddrPort(text); err == nil {
-		return end.Addr()
-	}
-	addr, _ := netip.ParseAddr(text) // none without IP
-	return addr
-}
-
-func hasAddress(l service.Link, addr netip.Addr) bool {
-	return slices.ContainsFunc(l.PeerAddresses, func(own netip.Prefix) bool { return own.Addr().Unmap() == addr })
+	out, err = node.Explain(ctx, r)
+	return out, forOperator(err)
 }

@@ -15,7 +15,7 @@ import (
 func TestMigrationIsConflict(t *testing.T) {
 	cause := fmt.Errorf("module m: %w", &dataplane.MigrationError{Map: "flows", Reason: "too many"})
 	var conflict *apierrors.Conflict
-	if err := explain(cause); !errors.As(err, &conflict) || conflict.Reason != cause.Error() {
+	if err := forOperator(cause); !errors.As(err, &conflict) || conflict.Reason != cause.Error() {
 		t.Errorf("%v", err)
 	}
 }

@@ -58,8 +58,8 @@ func findRejected(before map[string]*deploy.Module, t target, k kernel, err erro
 	return err
 }
 
-// explain gives kernel errors the form that reaches the operator.
-func explain(err error) error {
+// forOperator gives kernel errors the form that reaches the operator.
+func forOperator(err error) error {
 	var unstored *commitError
 	if errors.As(err, &unstored) || isHalfUndone(err) { // more is wrong than the request
 		return err

@@ -78,7 +78,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	_, modules := a.running()
 	var err error
 	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
-		return nil, errors.Join(explain(err), a.reconcile())
+		return nil, errors.Join(forOperator(err), a.reconcile())
 	}
 	run.ctx, run.cancel = context.WithCancelCause(ctx)
 	a.tracing, a.lastTrace = run, run
