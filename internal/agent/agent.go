@@ -48,6 +48,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/sets"
 	"github.com/kerb-edge/kerb/internal/status"
 	"github.com/kerb-edge/kerb/internal/store"
+	"github.com/kerb-edge/kerb/internal/trace"
 	"github.com/kerb-edge/kerb/internal/view"
 	"github.com/kerb-edge/kerb/modules"
 )
@@ -82,8 +83,7 @@ type Agent struct {
 	now        status.Node
 	live       *live.Modules
 	busy       map[chain.Point]error // points that a program of others keeps from their chain
-	tracing    *traceRun             // nil most of the time
-	lastTrace  *traceRun             // guarded by changes; also one that has ended
+	trace      *trace.Session        // guarded by changes; nil, or the last one
 	explaining sync.Mutex            // one packet at a time
 	sets       *sets.Sets            // guarded by changes
 	budgets    *apply.Budgets        // guards itself

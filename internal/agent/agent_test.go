@@ -750,7 +750,7 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 func (n *node) lost() uint64 {
 	n.changes.Lock()
 	defer n.changes.Unlock()
-	return n.tracing.trace.Lost()
+	return n.trace.Source.Lost()
 }
 
 func floodUDP(from, to *netlab.Host, port int, stop chan struct{}) {
@@ -810,7 +810,7 @@ func TestChangeEndsTrace(t *testing.T) {
 		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60},
 			func(v1.TraceLine) error { return nil })
 	}()
-	wait.Until(t, "the trace runs", func() bool { n.mu.Lock(); defer n.mu.Unlock(); return n.tracing != nil })
+	wait.Until(t, "the trace runs", func() bool { n.changes.Lock(); defer n.changes.Unlock(); return n.trace.Runs() })
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("trace ended with %v", err)

@@ -198,7 +198,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		time.AfterFunc(drainPeriod, a.requestReconcile)
 	}
 	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
-		a.interruptTrace()
+		a.trace.Interrupt()
 		_, _ = a.observeKernel() // for views, should the next change or reconciliation take its time
 	}
 	a.mu.Lock()
@@ -344,7 +344,7 @@ func (a *Agent) reconcileTo(t target) error {
 
 // forgetTraces removes what a trace of a killed agent has left.
 func (a *Agent) forgetTraces() {
-	if a.tracing != nil {
+	if a.trace.Runs() {
 		return
 	}
 	if err := a.dp.ForgetTraces(); err != nil {

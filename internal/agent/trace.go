@@ -17,9 +17,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/trace"
 )
 
-// errChanged ends a trace whose chains have been replaced by a change of the node.
-var errChanged = errors.New("the chains changed, which ended the trace")
-
 // Trace reports packets until ctx ends, the request's limits are reached, or the node changes. While it lasts, the
 // chains that it is about are slower by some hundred nanoseconds a module.
 func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.TraceLine) error) error {
@@ -27,46 +24,23 @@ func (a *Agent) Trace(ctx context.Context, r v1.TraceRequest, show func(v1.Trace
 	if err != nil {
 		return err
 	}
-	run, err := a.startTrace(ctx, r, filter)
+	session, err := a.startTrace(ctx, r, filter)
 	if err != nil {
 		return err
 	}
-	defer a.endTrace(run)
-	ctx, cancel := context.WithTimeout(run.ctx, time.Duration(r.Seconds)*time.Second) // linking the chains does not count
-	defer cancel()
-	reader := trace.Reader{Source: run.trace, Chains: run.trace.Chains, Points: run.all, Reason: run.reason, Show: show,
-		Wanted: func(p v1.TracedPacket) bool { return trace.Matches(r, p) }, Count: r.Count}
-	if err := reader.Run(ctx); err != nil {
-		return err
-	}
-	if cause := context.Cause(run.ctx); errors.Is(cause, errChanged) {
-		return &apierrors.Conflict{Reason: cause.Error()}
-	}
-	return nil
+	defer a.endTrace(session)
+	return session.Report(r, show) // linking the chains does not count
 }
 
-// traceRun is a running trace.
-type traceRun struct {
-	trace  *dataplane.Trace
-	all    plan.Placements // of the node
-	points plan.Placements // that are traced
-	ended  chan struct{}   // closed when the plain chains are back
-	reason func(module string, reason int) string
-	cancel context.CancelCauseFunc
-	ctx    context.Context
-}
-
-func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*traceRun, error) {
+func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.TraceFilter) (*trace.Session, error) {
 	if err := a.awaitTrace(ctx); err != nil {
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	run := &traceRun{all: maps.Clone(a.now.Points), points: plan.Placements{}, ended: make(chan struct{}),
-		reason: a.now.ReasonNames()}
-	specs := map[chain.Point]chain.Spec{}
+	points, specs := plan.Placements{}, map[chain.Point]chain.Spec{}
 	for p, place := range a.now.Points {
 		if p.Side.SeesPackets() && (r.Service == "" || place.Service == r.Service) {
-			run.points[p], specs[p] = place, place.Chain
+			points[p], specs[p] = place, place.Chain
 		}
 	}
 	if _, ok := resource.Service.Get(a.now.Desired, r.Service); r.Service != "" && !ok {
@@ -76,14 +50,17 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, &apierrors.Conflict{Reason: "no chain runs there: nothing to trace"}
 	}
 	_, modules := a.running()
-	var err error
-	if run.trace, err = a.dp.Trace(f, specs, modules); err != nil {
+	traced, err := a.dp.Trace(f, specs, modules)
+	if err != nil {
 		return nil, errors.Join(forOperator(err), a.reconcile())
 	}
-	run.ctx, run.cancel = context.WithCancelCause(ctx)
-	a.tracing, a.lastTrace = run, run
-	return run, nil
+	a.trace = trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
+		Reason: a.now.ReasonNames()})
+	return a.trace, nil
 }
+
+// traceEnds is how long a trace may take to put the plain chains back after its client has gone.
+const traceEnds = 3 * time.Second
 
 // awaitTrace returns with the lock of changes when no trace runs. One whose client has just been killed ends within
 // moments.
@@ -92,43 +69,27 @@ func (a *Agent) awaitTrace(ctx context.Context) error {
 	defer cancel()
 	for {
 		a.changes.Lock()
-		before := a.lastTrace
-		if before == nil || before.over() {
+		before := a.trace
+		if before.Over() {
 			return nil
 		}
 		a.changes.Unlock()
 		select {
-		case <-before.ended:
+		case <-before.Ended():
 		case <-ctx.Done():
 			return &apierrors.Conflict{Reason: "another trace is running; one trace runs at a time"}
 		}
 	}
 }
 
-// traceEnds is how long a trace may take to put the plain chains back after its client has gone.
-const traceEnds = 3 * time.Second
-
-func (run *traceRun) over() bool {
-	select {
-	case <-run.ended:
-		return true
-	default:
-		return false
-	}
-}
-
 // endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.
-func (a *Agent) endTrace(run *traceRun) {
+func (a *Agent) endTrace(session *trace.Session) {
 	a.changes.Lock()
 	defer a.changes.Unlock()
-	defer close(run.ended)
-	defer run.trace.Close()
-	run.cancel(nil)
-	if n := run.trace.Lost(); n > 0 {
+	defer session.End()
+	session.Stop()
+	if n := session.Source.Lost(); n > 0 {
 		a.log.Warn("the trace was too slow for its packets; a narrower filter loses none", "lost", n)
-	}
-	if a.tracing == run {
-		a.tracing = nil
 	}
 	if err := a.reconcile(); err != nil {
 		a.log.Error("cannot put the plain chains back; trying again", "error", err)
@@ -136,26 +97,14 @@ func (a *Agent) endTrace(run *traceRun) {
 	}
 }
 
-// observeKernel reads the state of the kernel. While a trace runs, its chains count as the plain ones that they stand
-// for: looking at the node must not end a trace.
+// observeKernel reads the state of the kernel, with plain chains in the place of traced ones.
 func (a *Agent) observeKernel() (chain.State, error) {
 	state, err := a.dp.Observe()
 	if err != nil {
 		return state, err
 	}
-	defer func() { a.seen.Store(&state) }()
-	if a.tracing == nil {
-		return state, nil
-	}
-	plain := map[string]uint32{}
-	for _, c := range state.Chains {
-		plain[c.ID] = c.Program
-	}
-	for i, p := range state.Points {
-		if place, ok := a.tracing.points[p.Point]; ok && a.tracing.trace.Runs(p.Program) {
-			state.Points[i].Program = plain[place.Chain.ID()]
-		}
-	}
+	a.trace.ShowPlain(state)
+	a.seen.Store(&state)
 	return state, nil
 }
 
@@ -171,12 +120,4 @@ func (a *Agent) look(patience time.Duration) (chain.State, error) {
 	}
 	defer a.changes.Unlock()
 	return a.observeKernel()
-}
-
-// interruptTrace is called when a change has replaced the traced chains.
-func (a *Agent) interruptTrace() {
-	if a.tracing != nil {
-		a.tracing.cancel(errChanged)
-		a.tracing = nil
-	}
 }

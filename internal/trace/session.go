@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/plan"
+)
+
+// Traced is the traced chains in the kernel: *dataplane.Trace.
+type Traced interface {
+	Source
+	Runs(program uint32) bool // one of them
+	Close()
+}
+
+// Session is a trace of one client, from when its chains are in the place of the plain ones until these are back. A nil
+// one is over. Its methods but Report are for one goroutine at a time.
+type Session struct {
+	Reader
+	traced      Traced
+	points      plan.Placements // that are traced
+	ctx         context.Context
+	cancel      context.CancelCauseFunc
+	interrupted bool
+	ended       chan struct{}
+}
+
+// errChanged ends a trace whose chains have been replaced by a change of the node.
+var errChanged = errors.New("the chains changed, which ended the trace")
+
+// NewSession returns the session of a client, which ends with ctx. Of the reader, Chains, Points and Reason are set.
+func NewSession(ctx context.Context, t Traced, points plan.Placements, r Reader) *Session {
+	s := &Session{Reader: r, traced: t, points: points, ended: make(chan struct{})}
+	s.Source = t
+	s.ctx, s.cancel = context.WithCancelCause(ctx)
+	return s
+}
+
+// Report shows packets until the client goes, its limits are reached, or the session is interrupted, which is a
+// *apierrors.Conflict.
+func (s *Session) Report(r v1.TraceRequest, show func(v1.TraceLine) error) error {
+	ctx, cancel := context.WithTimeout(s.ctx, time.Duration(r.Seconds)*time.Second)
+	defer cancel()
+	s.Show, s.Count = show, r.Count
+	s.Wanted = func(p v1.TracedPacket) bool { return Matches(r, p) }
+	if err := s.Run(ctx); err != nil {
+		return err
+	}
+	if cause := context.Cause(s.ctx); errors.Is(cause, errChanged) {
+		return &apierrors.Conflict{Reason: cause.Error()}
+	}
+	return nil
+}
+
+// Runs reports whether traced chains stand for the plain ones.
+func (s *Session) Runs() bool { return s != nil && !s.interrupted && !s.Over() }
+
+// ShowPlain makes traced chains count as the plain ones that they stand for: looking at the node must not end a trace.
+func (s *Session) ShowPlain(state chain.State) {
+	if !s.Runs() {
+		return
+	}
+	plain := map[string]uint32{}
+	for _, c := range state.Chains {
+		plain[c.ID] = c.Program
+	}
+	for i, p := range state.Points {
+		if place, ok := s.points[p.Point]; ok && s.traced.Runs(p.Program) {
+			state.Points[i].Program = plain[place.Chain.ID()]
+		}
+	}
+}
+
+// Interrupt is called when a change has replaced the traced chains.
+func (s *Session) Interrupt() {
+	if s.Runs() {
+		s.interrupted = true
+		s.cancel(errChanged)
+	}
+}
+
+// Stop ends the report. To the plan the chains are from now on programs that should not be there.
+func (s *Session) Stop() {
+	s.interrupted = true
+	s.cancel(nil)
+}
+
+// End is called when the plain chains are back.
+func (s *Session) End() {
+	s.traced.Close()
+	close(s.ended)
+}
+
+// Over reports whether the plain chains are back.
+func (s *Session) Over() bool {
+	if s == nil {
+		return true
+	}
+	select {
+	case <-s.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// Ended is closed when the plain chains are back.
+func (s *Session) Ended() <-chan struct{} { return s.ended }
