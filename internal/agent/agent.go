@@ -276,7 +276,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		}
 	})
 	wg.Go(func() { a.follow(ctx) })
-	wg.Go(func() { a.linkCalm(ctx) })
+	wg.Go(func() { calm{a, map[string]bool{}}.run(ctx) })
 	wg.Go(func() {
 		a.budgets.Run(ctx, a.candidates, func(module string) {
 			a.now.Recorder.Enqueue(status.Resource{Kind: v1.KindModule, Name: module})

@@ -14,54 +14,76 @@ import (
 // as to verify the chain of a change, and changes that follow each other need not wait for it.
 const linkAfter = time.Second
 
-// linkCalm links chains when no change follows: those that the next service will need, and timed copies of those that
-// run.
-func (a *Agent) linkCalm(ctx context.Context) {
+// calm links chains when no change follows: those that the next service will need, and timed copies of those that run.
+type calm struct {
+	*Agent
+	refused map[string]bool // chains that the kernel does not take, and those whose copy it does not, by identity
+}
+
+func (c calm) run(ctx context.Context) {
 	select {
 	case <-ctx.Done():
 		return
-	case <-a.reconciled: // what is missing now comes first
+	case <-c.reconciled: // what is missing now comes first
 	}
-	refused := map[string]bool{} // chains that the kernel does not take, and those whose copy it does not, by identity
 	timer := time.NewTimer(linkAfter)
 	defer timer.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.converged:
+		case <-c.converged:
 			timer.Reset(linkAfter)
 			continue
 		case <-timer.C:
 		}
-		for ctx.Err() == nil && a.linkReady(refused) {
+		for ctx.Err() == nil && c.linkReady() {
 		}
-		a.timeChains(ctx, refused)
+		c.timeChains(ctx)
 	}
 }
 
 // linkReady links one of the chains of services that may come, as a change that follows waits for no more than one. It
 // reports whether there may be more.
-func (a *Agent) linkReady(refused map[string]bool) bool {
-	a.changes.Lock()
-	defer a.changes.Unlock()
-	ready, err := a.now.Inputs().Ready(a.now.Points)
+func (c calm) linkReady() bool {
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	ready, err := c.now.Inputs().Ready(c.now.Points)
 	if err != nil {
 		return false // a cycle, which the node's conditions report
 	}
-	k := a.kernelOf(a.now.Modules)
+	k := c.kernelOf(c.now.Modules)
 	defer k.Close()
 	for _, spec := range ready {
 		id := spec.ID()
-		if refused[id] || a.dp.HasChain(spec) {
+		if c.refused[id] || c.dp.HasChain(spec) {
 			continue
 		}
 		err := k.CreateChain(spec)
 		var rejected *dataplane.RejectedError
-		if refused[id] = errors.As(err, &rejected); err != nil {
-			a.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
+		if c.refused[id] = errors.As(err, &rejected); err != nil {
+			c.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
 		}
-		return err == nil || refused[id] // others may pass with the next change
+		return err == nil || c.refused[id] // others may pass with the next change
 	}
 	return false
+}
+
+// timeChains has the chains that run measure the latency of their modules. What failed is tried again after the next
+// change, unless the verifier has refused it. It excludes no change: should a change remove a chain meanwhile, its copy
+// goes with it.
+func (c calm) timeChains(ctx context.Context) {
+	c.mu.Lock()
+	chains, modules := c.now.Running()
+	c.mu.Unlock()
+	for id, spec := range chains {
+		if ctx.Err() != nil || c.refused[id] {
+			continue
+		}
+		if err := c.dp.Time(spec, modules); err != nil {
+			var rejected *dataplane.RejectedError
+			c.refused[id] = errors.As(err, &rejected)
+			c.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
+		}
+	}
 }

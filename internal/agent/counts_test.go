@@ -156,14 +156,14 @@ func TestTimedCopyLater(t *testing.T) {
 		t.Fatal(err)
 	}
 	refused := map[string]bool{}
-	n.timeChains(t.Context(), refused)
+	calm{n.Agent, refused}.timeChains(t.Context())
 	if err := samples.Lookup(uint32(0), &id); err == nil {
 		t.Fatal("there is a copy although its latencies cannot be pinned")
 	}
 	if err := errors.Join(os.Remove(obstacle), os.Remove(filepath.Dir(obstacle))); err != nil {
 		t.Fatal(err)
 	}
-	n.timeChains(t.Context(), refused)
+	calm{n.Agent, refused}.timeChains(t.Context())
 	if err := samples.Lookup(uint32(0), &id); err != nil {
 		t.Errorf("no copy after the obstacle is gone: %v", err)
 	}

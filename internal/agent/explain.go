@@ -23,7 +23,7 @@ func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explai
 	defer a.explaining.Unlock()
 	a.changes.Lock()
 	_, exists := resource.Service.Get(a.now.Desired, r.Service)
-	_, modules := a.running()
+	_, modules := a.now.Running()
 	node := explain.Node{Points: maps.Clone(a.now.Points), Reason: a.now.ReasonNames()}
 	a.changes.Unlock()
 	if !exists {

@@ -49,7 +49,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	if len(specs) == 0 {
 		return nil, &apierrors.Conflict{Reason: "no chain runs there: nothing to trace"}
 	}
-	_, modules := a.running()
+	_, modules := a.now.Running()
 	traced, err := a.dp.Trace(f, specs, modules)
 	if err != nil {
 		return nil, errors.Join(forOperator(err), a.reconcile())

@@ -68,6 +68,20 @@ type Agent struct {
 // Itself is what the conditions of the agent belong to.
 var Itself = Resource{Kind: "Agent"}
 
+// Running returns the chains of packets that run, by identity, and the modules of all chains.
+func (nd *Node) Running() (map[string]chain.Spec, map[string]dataplane.Module) {
+	chains, modules := map[string]chain.Spec{}, map[string]dataplane.Module{}
+	for p, place := range nd.Points {
+		if p.Side.SeesPackets() {
+			chains[place.Chain.ID()] = place.Chain
+		}
+	}
+	for name, d := range nd.Modules {
+		modules[name] = d.Dataplane
+	}
+	return chains, modules
+}
+
 // RecordAgent records the conditions of the agent.
 func (nd *Node) RecordAgent() []v1.Condition {
 	return nd.Recorder.Record(Itself, 0, nd.agentConditions(nd.Agent()))
