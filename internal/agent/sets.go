@@ -8,6 +8,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sets"
@@ -58,6 +59,7 @@ func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.S
 	}()
 	a.changes.Lock()
 	defer a.changes.Unlock()
+	memtrim.Busy() // the elements are copied
 	before, ok := resource.NamedSet.Get(a.now.Desired, r.Name)
 	if !ok {
 		return result, &apierrors.NotFound{Kind: v1.KindSet, Name: r.Name}

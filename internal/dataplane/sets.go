@@ -297,7 +297,7 @@ func (s *Sets) touch() error {
 func (s *Sets) edit(set sdk.Set, add, remove []netip.Prefix) error {
 	table := &setTable{}
 	if set.Kind == sdk.SetKindTable {
-		t, err := openTable(s.maps[sdk.SetTableMap])
+		t, err := openTable(s.maps[sdk.SetTableMap], bucketsOf(set, add, remove))
 		if err != nil {
 			return err
 		}
@@ -401,7 +401,7 @@ func (s *Sets) sweep() error {
 		sweepMap(s.maps[sdk.SetPrefixesMap], func(p sdk.SetPrefix) bool {
 			return has(p.Element.Set>>1, sdk.SetKindPrefixes)
 		}))
-	table, tableErr := openTable(s.maps[sdk.SetTableMap])
+	table, tableErr := openTable(s.maps[sdk.SetTableMap], nil)
 	if err != nil || tableErr != nil {
 		return errors.Join(err, tableErr)
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -224,4 +225,46 @@ func inBucket(version, bucket uint32, n int) (all []netip.Prefix) {
 		}
 	}
 	return all
+}
+
+// A change of some elements maps the pages of their buckets alone. One of many, which maps the whole table, meets the
+// same elements.
+func TestChangeMapsPages(t *testing.T) {
+	needsRoot(t)
+	made, s := newSets(t, 0)
+	const set = 1
+	list := inBucket(s.latest+1, sdk.SetBuckets-1, 2)
+	for a := netip.MustParseAddr("10.0.0.0"); len(list) < 4*fewBuckets; a = a.Next() {
+		list = append(list, netip.PrefixFrom(a, 32))
+	}
+	if err := s.Replace(set, 1, Elements{List: list[:3*fewBuckets]}, nil); err != nil {
+		t.Fatal(err)
+	}
+	few, added := slices.Concat(list[:2], list[10:30]), list[3*fewBuckets:]
+	for _, c := range []struct{ add, remove []netip.Prefix }{
+		{nil, few}, {added, list[40 : 41+fewBuckets]}, {few, added[:4]},
+	} {
+		buckets := bucketsOf(s.all[set], c.add, c.remove)
+		table, err := openTable(made[sdk.SetTableMap], buckets)
+		if err != nil {
+			t.Fatal(err)
+		}
+		size := 0
+		for _, memory := range table.parts {
+			size += len(memory)
+		}
+		table.close()
+		if pages := size / os.Getpagesize(); buckets != nil && pages > len(buckets) {
+			t.Errorf("%d pages are mapped for %d buckets", pages, len(buckets))
+		}
+		if err := s.Change(set, 3, c.add, c.remove); err != nil {
+			t.Fatal(err)
+		}
+		for _, p := range slices.Concat(c.add, c.remove) {
+			has, err := made.SetContains(set, p.Addr())
+			if want := slices.Contains(c.add, p); err != nil || has != want {
+				t.Errorf("%s is in the set: %t, %v", p, has, err)
+			}
+		}
+	}
 }

@@ -23,31 +23,83 @@ const (
 	entryRemoved = 1
 )
 
-// setTable is sdk.SetTableMap in memory, for a single change: it would count as the agent's.
+// fewBuckets is of how many at most the pages are mapped. More have the whole table mapped, which takes half a
+// millisecond: the kernel fills in all of its page table.
+const fewBuckets = 32
+
+// setTable is sdk.SetTableMap in memory, or some of its pages, for a single change: it would count as the agent's.
 type setTable struct {
-	memory  []byte
-	buckets []sdk.SetBucket
+	buckets uint32 // in all
+	span    uint32 // buckets of a part
+	parts   map[uint32][]byte
 }
 
-func openTable(m *ebpf.Map) (*setTable, error) {
+// openTable maps the pages of some buckets, or the whole table for nil.
+func openTable(m *ebpf.Map, some []uint32) (*setTable, error) {
 	const bucket = sdk.SetBucketSize * 8
-	size, page := int(m.MaxEntries())*bucket, os.Getpagesize()
-	memory, err := unix.Mmap(m.FD(), 0, (size+page-1)/page*page, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
-	if err != nil {
-		return nil, fmt.Errorf("map %s: mmap: %w", sdk.SetTableMap, err)
+	page := uint32(os.Getpagesize())
+	t := &setTable{buckets: m.MaxEntries(), span: page / bucket, parts: map[uint32][]byte{}}
+	if some == nil || len(some) > fewBuckets {
+		t.span, some = t.buckets, []uint32{0}
 	}
-	return &setTable{memory, unsafe.Slice((*sdk.SetBucket)(unsafe.Pointer(&memory[0])), m.MaxEntries())}, nil
+	for _, b := range some {
+		part := b / t.span
+		if b >= t.buckets || t.parts[part] != nil {
+			continue
+		}
+		bytes := (t.span*bucket + page - 1) / page * page
+		memory, err := unix.Mmap(m.FD(), int64(part)*int64(bytes), int(bytes), unix.PROT_READ|unix.PROT_WRITE,
+			unix.MAP_SHARED)
+		if err != nil {
+			t.close()
+			return nil, fmt.Errorf("map %s: mmap: %w", sdk.SetTableMap, err)
+		}
+		t.parts[part] = memory
+	}
+	return t, nil
 }
 
-func (t *setTable) close() { _ = unix.Munmap(t.memory) } // cannot fail for what Mmap returned
+// bucketsOf returns the buckets of elements, nil for many.
+func bucketsOf(set sdk.Set, elements ...[]netip.Prefix) []uint32 {
+	out := []uint32{}
+	for _, all := range elements {
+		if len(all) > fewBuckets {
+			return nil
+		}
+		for _, p := range all {
+			if bucket, _, ok := set.Bucket(p.Addr()); ok {
+				out = append(out, bucket)
+			}
+		}
+	}
+	return out
+}
+
+func (t *setTable) close() {
+	for _, memory := range t.parts {
+		_ = unix.Munmap(memory) // cannot fail for what Mmap returned
+	}
+}
+
+// at returns a bucket, nil for one that is not mapped.
+func (t *setTable) at(bucket uint32) *sdk.SetBucket {
+	if bucket >= t.buckets {
+		return nil
+	}
+	part := t.parts[bucket/t.span]
+	if part == nil {
+		return nil
+	}
+	return (*sdk.SetBucket)(unsafe.Pointer(&part[bucket%t.span*sdk.SetBucketSize*8]))
+}
 
 // bucket returns the bucket of an element and its number, nil if the table does not have it.
 func (t *setTable) bucket(set sdk.Set, a netip.Addr) (b *sdk.SetBucket, at uint32, entry uint64) {
 	at, entry, ok := set.Bucket(a)
-	if !ok || at >= uint32(len(t.buckets)) {
+	if !ok {
 		return nil, 0, 0
 	}
-	return &t.buckets[at], at, entry
+	return t.at(at), at, entry
 }
 
 // put reports whether the table has room for an element.
@@ -83,10 +135,10 @@ func (t *setTable) remove(set sdk.Set, a netip.Addr) bool {
 
 // trim frees what is removed behind the last element of a bucket that has no elements elsewhere.
 func (t *setTable) trim(bucket uint32) {
-	if bucket >= uint32(len(t.buckets)) {
+	b := t.at(bucket)
+	if b == nil {
 		return
 	}
-	b := &t.buckets[bucket]
 	for i := len(b) - 1; i >= 0 && b[i] <= entryRemoved; i-- {
 		atomic.StoreUint64(&b[i], entryFree)
 	}
@@ -96,14 +148,14 @@ func (t *setTable) trim(bucket uint32) {
 // elements elsewhere.
 func (t *setTable) sweep(keep func(version uint32) bool, elsewhere map[uint32]int) {
 	for i := range t.buckets {
-		b := &t.buckets[i]
+		b := t.at(i)
 		for j, entry := range b {
 			if entry > entryRemoved && !keep(uint32(entry>>33)) {
 				atomic.StoreUint64(&b[j], entryRemoved)
 			}
 		}
-		if elsewhere[uint32(i)] == 0 {
-			t.trim(uint32(i))
+		if elsewhere[i] == 0 {
+			t.trim(i)
 		}
 	}
 }

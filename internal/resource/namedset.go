@@ -181,14 +181,16 @@ func ChangeElements(elements, add, remove []string) (next, added, removed []stri
 	slices.Sort(added)
 	added, removed = slices.Compact(added), slices.Sorted(maps.Keys(gone))
 	next = make([]string, 0, len(elements)+len(added))
-	rest := added
-	for _, e := range elements {
-		for len(rest) > 0 && rest[0] < e {
-			next, rest = append(next, rest[0]), rest[1:]
-		}
-		if !gone[e] {
+	changes := slices.Concat(added, removed)
+	slices.Sort(changes)
+	for _, e := range changes { // what is between two of them is copied at once
+		at, found := slices.BinarySearch(elements, e)
+		next, elements = append(next, elements[:at]...), elements[at:]
+		if found {
+			elements = elements[1:]
+		} else {
 			next = append(next, e)
 		}
 	}
-	return append(next, rest...), added, removed
+	return append(next, elements...), added, removed
 }

@@ -4,6 +4,9 @@ package resource
 
 import (
 	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -55,6 +58,38 @@ func TestElementsOfOwner(t *testing.T) {
 	for _, name := range []string{"s0", "k"} {
 		if err := CheckElements(all, name); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// What ChangeElements makes of elements is what sets of mathematics do, wherever in the set the changes are.
+func TestChangeElements(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 1))
+	some := func() (out []string) {
+		for range random.IntN(6) {
+			out = append(out, string(rune('a'+random.IntN(8))))
+		}
+		return out
+	}
+	for range 2000 {
+		before, add, remove := slices.Compact(slices.Sorted(slices.Values(some()))), some(), some()
+		want := map[string]bool{}
+		for _, e := range slices.Concat(before, add) {
+			want[e] = true
+		}
+		for _, e := range remove {
+			if !slices.Contains(add, e) {
+				delete(want, e)
+			}
+		}
+		kept := slices.Clone(before)
+		next, added, removed := ChangeElements(before, add, remove)
+		if !slices.Equal(next, slices.Sorted(maps.Keys(want))) || !slices.Equal(before, kept) {
+			t.Fatalf("%q with %q without %q: %q; before is %q now", kept, add, remove, next, before)
+		}
+		again, _, _ := ChangeElements(next, removed, added)
+		if !slices.Equal(again, before) {
+			t.Fatalf("%q with %q without %q added %q and removed %q", before, add, remove, added, removed)
 		}
 	}
 }
