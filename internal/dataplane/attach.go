@@ -191,28 +191,22 @@ func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 // readLink returns what a pinned link runs. The pin outlives its interface or cgroup: the kernel then reports index or
 // id 0, and Program is 0. So it is if the index belongs to another interface by now.
 func (d *Dataplane) readLink(p chain.Point) (chain.Attached, error) {
-	l, err := openLink(d.layout.link(p))
+	info, err := pinnedLink(d.layout.link(p))
 	if err != nil {
 		return chain.Attached{}, err
 	}
-	defer l.Close()
-	info, err := l.Info()
-	if err != nil {
-		return chain.Attached{}, fmt.Errorf("link of %s: %w", p, err)
-	}
-	a := chain.Attached{Point: p, Program: uint32(info.Program), Mode: ModeTCX}
-	ifindex := uint32(0)
-	if c := info.Cgroup(); c != nil {
+	a, ifindex := chain.Attached{Point: p, Program: info.program, Mode: ModeTCX}, uint32(0)
+	switch info.kind {
+	case unix.BPF_LINK_TYPE_CGROUP:
 		a.Mode = ModeCgroup
-		if c.CgroupId != p.Cgroup { // 0 when the cgroup has gone
+		if info.cgroup() != p.Cgroup { // 0 when the cgroup has gone
 			a.Program = 0
 		}
 		return a, nil
-	}
-	if x := info.XDP(); x != nil {
-		ifindex, a.Mode = x.Ifindex, ""
-	} else if t := info.TCX(); t != nil {
-		ifindex = t.Ifindex
+	case unix.BPF_LINK_TYPE_XDP:
+		ifindex, a.Mode = info.ifindex(), ""
+	case unix.BPF_LINK_TYPE_TCX:
+		ifindex = info.ifindex()
 	}
 	if int(ifindex) != p.Ifindex {
 		a.Program = 0

@@ -142,6 +142,10 @@ func testAttach(t *testing.T, opts Options, side chain.Side, dir chain.Direction
 	if err != nil || len(state.Points) != 1 || state.Points[0].Point != p || len(state.Chains) != 2 {
 		t.Fatalf("observed %+v (%v)", state, err)
 	}
+	if state.Points[0].Program == 0 {
+		t.Errorf("nothing runs on %+v", state.Points[0])
+	}
+	w.checkCheap(t, p)
 	if view := w.View(p); len(view.Programs) != 1 || view.Mode == "" {
 		t.Errorf("view of %s: %+v", p, view)
 	}
@@ -150,6 +154,23 @@ func testAttach(t *testing.T, opts Options, side chain.Side, dir chain.Direction
 	}
 	if !w.passes(t, 54) {
 		t.Error("detached chain still drops")
+	}
+}
+
+// checkCheap: each change asks what runs on each of many attach points. package link opens a file of /proc for each,
+// and leaves 20 pieces of garbage.
+func (w *world) checkCheap(t *testing.T, p chain.Point) {
+	t.Helper()
+	if _, err := os.Stat(w.layout.link(p)); err != nil {
+		return // clsact has no links
+	}
+	n := testing.AllocsPerRun(10, func() {
+		if _, err := w.readLink(p); err != nil {
+			t.Error(err)
+		}
+	})
+	if n > 10 {
+		t.Errorf("to read what a link runs takes %v allocations", n)
 	}
 }
 

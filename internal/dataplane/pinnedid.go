@@ -3,15 +3,16 @@
 package dataplane
 
 import (
+	"encoding/binary"
 	"fmt"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
-// openPin opens a pinned program or map. What each change asks of all chains and modules is asked so: package ebpf also
-// reads the types of each program that it opens, and /proc for each map, which takes longer than all else that a change
-// observes.
+// openPin opens a pinned program, map or link. What each change asks of all chains, modules and attach points is asked
+// so: package ebpf also reads the types of each program that it opens, and /proc for each map and link, which takes
+// longer than all else that a change observes.
 func openPin(path string) (fd int, err error) {
 	name, err := unix.BytePtrFromString(path)
 	if err != nil {
@@ -45,11 +46,40 @@ func pinnedID(path string) (uint32, error) {
 // objectID returns the kernel's id of an open program or map.
 func objectID(fd int) (uint32, error) {
 	info := &struct{ kind, id uint32 }{} // the begin of struct bpf_prog_info and of struct bpf_map_info
+	err := objectInfo(fd, info)
+	return info.id, err
+}
+
+// objectInfo reads as much of what the kernel knows of an open object as info has room for.
+func objectInfo[T any](fd int, info *T) error {
 	_, err := bpfCall(unix.BPF_OBJ_GET_INFO_BY_FD, &struct {
 		fd, size uint32
 		info     unsafe.Pointer
 	}{uint32(fd), uint32(unsafe.Sizeof(*info)), unsafe.Pointer(info)})
-	return info.id, err
+	return err
+}
+
+// linkInfo is the begin of struct bpf_link_info, in the host's byte order.
+type linkInfo struct {
+	kind, id, program, _ uint32
+	target               [8]byte // of a cgroup its id, of XDP and TCX the index of the interface
+}
+
+func (i linkInfo) cgroup() uint64  { return binary.NativeEndian.Uint64(i.target[:]) }
+func (i linkInfo) ifindex() uint32 { return binary.NativeEndian.Uint32(i.target[:]) }
+
+// pinnedLink returns what the kernel knows of a pinned link.
+func pinnedLink(path string) (info linkInfo, err error) {
+	fd, err := openPin(path)
+	if err != nil {
+		return info, err
+	}
+	defer unix.Close(fd)
+	read := &linkInfo{} // on the heap: the kernel gets its address
+	if err := objectInfo(fd, read); err != nil {
+		return info, fmt.Errorf("pin %s: %w", path, err)
+	}
+	return *read, nil
 }
 
 // bpfCall is the system call bpf(2). It returns the new descriptor if there is one.
