@@ -84,6 +84,10 @@ func (a agent) module(ctx context.Context, name string) (m v1.Module, err error)
 	return m, a.call(ctx, http.MethodGet, "/v1/modules/"+name, nil, &m)
 }
 
+func (a agent) chains(ctx context.Context) (all []v1.Chain, err error) {
+	return all, a.call(ctx, http.MethodGet, "/v1/chains", nil, &all)
+}
+
 func (a agent) services(ctx context.Context) (all []v1.Service, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
 }

@@ -117,3 +117,39 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 	l.planeApplied, l.planeLate = want, false
 	return nil
 }
+
+// linkLimit is how long a registration waits until the agent has linked the modules of the worker: NodeEngine may
+// deploy as soon as it has the answer, and a deployment that begins with linking may take more than it has.
+const linkLimit = 4 * time.Second
+
+// awaitChains waits until the agent has chains for services that will come, or runs some.
+func (l *Listener) awaitChains(ctx context.Context) {
+	l.mu.Lock()
+	reason, _ := l.session.describe()
+	l.mu.Unlock()
+	if reason == notConnected {
+		return // there are no modules before
+	}
+	tick := time.NewTicker(linkLimit / 40)
+	defer tick.Stop()
+	for !l.hasChains(ctx) {
+		select {
+		case <-ctx.Done():
+			l.log.Warn("registered before the modules of the worker are linked; the first deployment waits for them")
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// hasChains reports whether services can have the proxy at once, in both directions.
+func (l *Listener) hasChains(ctx context.Context) bool {
+	chains, err := l.agent.chains(ctx)
+	has := map[string]bool{}
+	for _, c := range chains {
+		if slices.Contains(c.Modules, proxyResource) && (c.Ready || len(c.Points) > 0) {
+			has[c.Direction] = true
+		}
+	}
+	return err == nil && len(has) == 2
+}

@@ -71,6 +71,53 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 	}
 }
 
+// NodeEngine may deploy when it has the answer to its registration: that comes when the agent has linked the chains of
+// services in both directions, or has taken too long.
+func TestRegistrationWaitsForChains(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	of := func(direction string, ready bool, modules ...string) v1.Chain {
+		return v1.Chain{Direction: direction, Ready: ready, Modules: modules}
+	}
+	answers := [][]v1.Chain{
+		{},
+		{of("ingress", false, tunnelResource)},
+		{of("egress", true, proxyResource), of("ingress", false, proxyResource)}, // of a service that has gone
+		{of("egress", true, proxyResource, tunnelResource), of("ingress", true, tunnelResource, proxyResource)},
+	}
+	asked := 0
+	agent := &httptest.Server{Listener: socket,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			if err := json.NewEncoder(w).Encode(answers[min(asked, len(answers)-1)]); err != nil {
+				t.Error(err)
+			}
+			asked++
+		})}}
+	agent.Start()
+	defer agent.Close()
+	m.l.agent = newAgent(socket.Addr().String())
+	register := func() {
+		t.Helper()
+		w := httptest.NewRecorder()
+		m.l.registerNode(w, httptest.NewRequest(http.MethodPost, "/register",
+			strings.NewReader(`{"client_id":"`+testWorker+`","cluster_address":"127.0.0.1"}`)))
+		if w.Code != http.StatusOK {
+			t.Errorf("%d %s", w.Code, w.Body)
+		}
+	}
+	if register(); asked != len(answers) {
+		t.Errorf("answered after %d of %d requests for the agent's chains", asked, len(answers))
+	}
+	answers = answers[:1]
+	if register(); !strings.Contains(m.log.String(), "before the modules of the worker are linked") {
+		t.Errorf("an agent that takes long: %s", m.log)
+	}
+}
+
 // The name of a cluster is resolved while deployments wait: a DNS server that does not answer does not hold them.
 func TestNameOfAClusterIsResolvedInTime(t *testing.T) {
 	saved := net.DefaultResolver

@@ -64,7 +64,11 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	if err := l.awaitSubnet(ctx); err != nil {
 		l.log.Warn("registered without a subnet", "worker", in.ClientID, "error", err)
+		return
 	}
+	ctx, cancel = context.WithTimeout(r.Context(), linkLimit)
+	defer cancel()
+	l.awaitChains(ctx)
 }
 
 // enlist takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
