@@ -21,9 +21,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cilium/ebpf"
-	"github.com/cilium/ebpf/asm"
-	"github.com/cilium/ebpf/link"
 	mqtt "github.com/eclipse/paho.mqtt.golang"
 
 	apiclient "github.com/kerb-edge/kerb/client"
@@ -158,37 +155,10 @@ func firstTries(t *testing.T) int {
 	return tries
 }
 
-// patientSYNs has the sockets of this process send a SYN again after 20 s or more (bpf_sock_ops), and not after the one
-// second in which a busy machine may not have given an answer.
-func patientSYNs(t *testing.T) {
-	t.Helper()
-	const timeoutInit = 1 // BPF_SOCK_OPS_TIMEOUT_INIT
-	dir := cgrouptest.New(t, "", "kerb-proxy")
-	program, err := ebpf.NewProgram(&ebpf.ProgramSpec{Type: ebpf.SockOps, AttachType: ebpf.AttachCGroupSockOps,
-		License: "GPL", Instructions: asm.Instructions{
-			asm.LoadMem(asm.R2, asm.R1, 0, asm.Word), // op
-			asm.JNE.Imm(asm.R2, timeoutInit, "out"),
-			asm.Mov.Imm(asm.R2, 20_000),               // jiffies, of which a second has 1000 at most
-			asm.StoreMem(asm.R1, 4, asm.R2, asm.Word), // reply
-			asm.Mov.Imm(asm.R0, 1).WithSymbol("out"),
-			asm.Return(),
-		}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer program.Close()
-	l, err := link.AttachCgroup(link.CgroupOptions{Path: dir, Attach: ebpf.AttachCGroupSockOps, Program: program})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { l.Close() })
-	cgrouptest.Enter(t, dir)
-}
-
 // The first packet to an address that was not resolved before arrives, without being sent again, however long the
 // answer takes: only the first connections of a kind are counted, of which the last must be as good as the first.
 func TestFirstPacket(t *testing.T) {
-	patientSYNs(t)
+	cgrouptest.PatientSYNs(t, "kerb-proxy")
 	socket := filepath.Join(t.TempDir(), "oakestra.sock")
 	n, client, servers := newMesh(t, "oakestra: {subnet: 10.18.0.0/26, socket: "+socket+"}\n",
 		map[string]any{"ranges": []string{"10.30.0.0/16"}})
