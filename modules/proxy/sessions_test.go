@@ -122,7 +122,10 @@ func TestSweep(t *testing.T) {
 	last := &all[len(all)-1]
 	for i := range last.keys { // the same with another client
 		var s session
-		if err := p.live.Maps[mapSessions].LookupAndDelete(last.keys[i], &s); err != nil {
+		if err := p.live.Maps[mapSessions].Lookup(last.keys[i], &s); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.live.Maps[mapSessions].Delete(last.keys[i]); err != nil {
 			t.Fatal(err)
 		}
 		if i == 0 {

@@ -30,8 +30,10 @@ static __always_inline int tun_held_more(const struct tun_sender_key *key, __u32
 	struct tun_held *held = bpf_map_lookup_elem(&senders, key);
 	struct tun_held fresh = {.window = window, .packets = 1};
 
-	if (held && held->window == window)
-		return __sync_fetch_and_add(&held->packets, 1) >= most;
+	if (held && held->window == window) {
+		__sync_fetch_and_add(&held->packets, 1); /* its result needs Linux 5.12 */
+		return held->packets > most;
+	}
 	bpf_map_update_elem(&senders, key, &fresh, BPF_ANY);
 	return 0;
 }
