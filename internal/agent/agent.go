@@ -404,7 +404,7 @@ func (a *Agent) retryFailed() {
 }
 
 // specs are the services that the watcher looks for.
-func specs(d resource.Set) map[string]v1.ServiceSpec {
+func specs(d resource.State) map[string]v1.ServiceSpec {
 	out := map[string]v1.ServiceSpec{}
 	for name, s := range resource.Service.All(d) {
 		out[name] = s.Spec

@@ -125,7 +125,7 @@ func TestMeasuresBeforeForBudgets(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next := resource.Set{}
+		next := resource.State{}
 		next.Put(resource.Objects(m)[0])
 		seen, err := n.observe(next)
 		if err != nil {

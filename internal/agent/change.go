@@ -61,13 +61,13 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 }
 
 // isNewModule reports whether what is made for a resource stays: a package, maps, a control plane.
-func isNewModule(present resource.Set, o resource.Object) bool {
+func isNewModule(present resource.State, o resource.Object) bool {
 	_, exists := resource.Module.Get(present, o.Meta().Name)
 	return resource.Module.IsKind(o) && !exists
 }
 
 // current returns modules as they are in a desired state, which has their defaults.
-func current(desired resource.Set, modules []v1.Module) (out []v1.Module) {
+func current(desired resource.State, modules []v1.Module) (out []v1.Module) {
 	for _, m := range modules {
 		m, _ = resource.Module.Get(desired, m.Metadata.Name)
 		out = append(out, m)
@@ -246,14 +246,14 @@ func (a *Agent) kernelOf(all map[string]*deploy.Module) kernel {
 }
 
 // commitOnly commits changes that need nothing in the kernel but elements of sets.
-func (a *Agent) commitOnly(next resource.Set, c resource.Changes, dryRun bool) (err error) {
+func (a *Agent) commitOnly(next resource.State, c resource.Changes, dryRun bool) (err error) {
 	now := a.presentSets()
 	then := sets.State{Desired: next, Modules: now.Modules, Services: now.Services}
 	if err := sets.Check(now, then); err != nil || dryRun || c.Len() == 0 {
 		return err
 	}
 	defer func() { a.restoreSets(err) }()
-	if c.OfKind(resource.NamedSet).Len() > 0 {
+	if c.OfKind(resource.Set).Len() > 0 {
 		if err := a.fillSets(then); err != nil {
 			return &apierrors.Unavailable{Reason: err.Error()}
 		}
@@ -285,7 +285,7 @@ func removed(c resource.Changes) (names []string) {
 }
 
 // commit stores the next desired state, which differs from the present one by changes.
-func (a *Agent) commit(next resource.Set, changes resource.Changes, keep bool) error {
+func (a *Agent) commit(next resource.State, changes resource.Changes, keep bool) error {
 	if a.store.RecoveryPending() && !keep {
 		return a.store.Acknowledge(next)
 	}

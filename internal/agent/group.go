@@ -156,7 +156,7 @@ func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.
 }
 
 // merge applies requests to the desired state in their order, without those that it refuses.
-func (a *Agent) merge(all []*grouped) (next resource.Set, accepted, rest []*grouped) {
+func (a *Agent) merge(all []*grouped) (next resource.State, accepted, rest []*grouped) {
 	next = a.now.Desired.Clone()
 	for _, q := range all {
 		q.attempt = a.begin()

@@ -16,7 +16,7 @@ import (
 
 // attempt is what a request meets when it is its turn.
 type attempt struct {
-	before  resource.Set
+	before  resource.State
 	began   time.Time
 	reverts int64 // number of the change that it reverts
 }

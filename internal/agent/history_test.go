@@ -30,7 +30,7 @@ func (n *node) recorded(t *testing.T) []v1.ChangeRecord {
 }
 
 // present is the desired state.
-func (n *node) present() resource.Set {
+func (n *node) present() resource.State {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return n.now.Desired
@@ -180,7 +180,7 @@ func TestRevertOfLargeResources(t *testing.T) {
 	}
 	n.refusesToRevert(t, v1.RevertRequest{Number: 1, Force: false}, "was made by fleet")
 	n.revert(t, 2)
-	got, err := get(t.Context(), n, resource.NamedSet, "block")
+	got, err := get(t.Context(), n, resource.Set, "block")
 	if err != nil || strings.Join(got.Spec.Elements, " ") != "192.0.2.1 192.0.2.2" || got.Metadata.Owner != "fleet" {
 		t.Errorf("the set is %+v of %q, %v", got.Spec, got.Metadata.Owner, err)
 	}

@@ -60,7 +60,7 @@ func (a *Agent) ChangeSet(ctx context.Context, r server.SetRequest) (result v1.S
 	a.changes.Lock()
 	defer a.changes.Unlock()
 	memtrim.Busy() // the elements are copied
-	before, ok := resource.NamedSet.Get(a.now.Desired, r.Name)
+	before, ok := resource.Set.Get(a.now.Desired, r.Name)
 	if !ok {
 		return result, &apierrors.NotFound{Kind: v1.KindSet, Name: r.Name}
 	}

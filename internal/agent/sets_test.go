@@ -124,7 +124,7 @@ func TestSets(t *testing.T) {
 	n.blocked(t, false)
 	n.changeSet(t, "bad", []string{db}, nil)
 	n.blocked(t, true) // the connection was tracked
-	got, err := get(context.Background(), n, resource.NamedSet, "bad")
+	got, err := get(context.Background(), n, resource.Set, "bad")
 	if err != nil || got.Status.Elements != 3 || fmt.Sprint(got.Status.Modules) != "[fw]" ||
 		got.Status.Conditions[0].Status != "True" || got.Metadata.Generation != 3 {
 		t.Errorf("%+v %+v, %v", got, got.Status, err)

@@ -19,7 +19,7 @@ import (
 
 // target is the state that a change or a reconciliation leads to.
 type target struct {
-	desired resource.Set
+	desired resource.State
 	modules map[string]*deploy.Module
 	plan.Inputs
 }
@@ -30,7 +30,7 @@ func (t target) sets() sets.State {
 }
 
 // observe finds the services and interfaces that the next desired state is about.
-func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
+func (a *Agent) observe(next resource.State) (observe.Snapshot, error) {
 	return a.observer.Observe(observe.Request{
 		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.now.Desired)),
 		Modules: maps.Collect(resource.Module.All(next)),
@@ -40,7 +40,7 @@ func (a *Agent) observe(next resource.Set) (observe.Snapshot, error) {
 // target joins a desired state, its modules and what was observed for it. Modules that were not prepared for it are as
 // they are, also those that cannot run: a package or kernel that has changed since must neither change them nor block a
 // change of others.
-func (a *Agent) target(next resource.Set, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
+func (a *Agent) target(next resource.State, prepared map[string]*deploy.Module, seen observe.Snapshot) target {
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
 	t := target{next, map[string]*deploy.Module{}, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,

@@ -67,7 +67,7 @@ var descriptions = map[resource.Kind]func(io.Writer, any){
 	resource.Service:        describing(describeService),
 	resource.VirtualService: describing(describeVirtualService),
 	resource.Model:          describing(describeModel),
-	resource.NamedSet:       describing(describeSet),
+	resource.Set:            describing(describeSet),
 }
 
 func describing[T any](describe func(io.Writer, T)) func(io.Writer, any) {
@@ -86,9 +86,9 @@ func (k kind) describePlainly(w io.Writer, v any) {
 // verbs are further commands of kinds.
 func (a *app) verbs() map[resource.Kind][]*cobra.Command {
 	return map[resource.Kind][]*cobra.Command{
-		resource.Module:   {a.dropsCommand(), a.countsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
-		resource.Service:  {a.serviceAddCommand()},
-		resource.NamedSet: a.setCommands(),
+		resource.Module:  {a.dropsCommand(), a.countsCommand(), a.queryCommand(), a.valuesCommand(), a.setCommand()},
+		resource.Service: {a.serviceAddCommand()},
+		resource.Set:     a.setCommands(),
 		resource.Model: append(a.modelAuthorCommands(), a.modelLoadCommand(), a.modelDescribeCommand(),
 			a.modelRollbackCommand()),
 	}

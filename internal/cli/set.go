@@ -53,7 +53,7 @@ func (a *app) setChangeCommand(verb, short string, of func(*v1alpha1.SetChange, 
 		Example: "  kerb set " + verb + " blocklist 198.51.100.7 2001:db8::7\n  kerb set " + verb +
 			" blocklist --file addresses.txt",
 		Args:              cobra.MinimumNArgs(1),
-		ValidArgsFunction: kindOf(resource.NamedSet).complete(a),
+		ValidArgsFunction: kindOf(resource.Set).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			elements := args[1:]
 			if file != "" {
@@ -97,7 +97,7 @@ func (a *app) setLoadCommand() *cobra.Command {
 		Example: "  kerb set load blocklist drop.txt --type prefixes\n" +
 			"  kerb set load web ports.txt --type ports",
 		Args:              cobra.ExactArgs(2),
-		ValidArgsFunction: kindOf(resource.NamedSet).complete(a),
+		ValidArgsFunction: kindOf(resource.Set).complete(a),
 		RunE: func(cmd *cobra.Command, args []string) (err error) {
 			s.Metadata.Name = args[0]
 			if s.Spec.Elements, err = readElements(args[1], cmd.InOrStdin()); err != nil {

@@ -55,7 +55,7 @@ func (l *Log) Reverse(r v1alpha1.RevertRequest) (Reversal, error) {
 }
 
 // CheckSince returns *apierrors.Conflict if a resource is not as a change has left it.
-func (l *Log) CheckSince(record v1alpha1.ChangeRecord, present resource.Set) error {
+func (l *Log) CheckSince(record v1alpha1.ChangeRecord, present resource.State) error {
 	for _, c := range record.Changes {
 		var now any
 		if o := present[c.Kind][c.Name]; o != nil {

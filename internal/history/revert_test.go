@@ -53,9 +53,9 @@ func TestReverse(t *testing.T) {
 // What is not as the change left it, or has another owner, is not reverted. The error names the later change.
 func TestCheckSince(t *testing.T) {
 	l := openLog(t, t.TempDir())
-	present := func(text string) resource.Set {
+	present := func(text string) resource.State {
 		_, now := update(text, "")
-		s := resource.Set{}
+		s := resource.State{}
 		s.Put(now[0])
 		return s
 	}
@@ -72,7 +72,7 @@ func TestCheckSince(t *testing.T) {
 		t.Error(err)
 	}
 	record("two", "three")
-	for want, now := range map[string]resource.Set{
+	for want, now := range map[string]resource.State{
 		"is not as change 1 left it, but as change 2 did: revert later changes first": present("three"),
 		"is not as change 1 left it": {},
 	} {

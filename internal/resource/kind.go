@@ -20,7 +20,7 @@ var kinds = []Kind{
 	Service,
 	VirtualService,
 	Model,
-	NamedSet,
+	Set,
 }
 
 // VersionsKept is how many earlier versions of a resource are kept, of kinds that archive them.
@@ -59,7 +59,7 @@ type Kind interface {
 	Row(Object) (narrow, wide []any)
 
 	complete(o Object, given map[string]any) error
-	checkAll(next Set, asked, changed []Object) ([]string, error)
+	checkAll(next State, asked, changed []Object) ([]string, error)
 }
 
 // Definition defines the kind of T, whose pointer is an Object. Only Name and Short are required.
@@ -75,7 +75,7 @@ type Definition[T any] struct {
 	// Complete sets defaults and checks what the schema cannot. given is the resource as it was written.
 	Complete func(r *T, given map[string]any) error
 	// CheckAll checks the resources asked for, of which those in changed are different, against all that there will be.
-	CheckAll func(next Set, asked, changed []T) (warnings []string, err error)
+	CheckAll func(next State, asked, changed []T) (warnings []string, err error)
 	// Summarize returns what stands for the spec in differences; the spec itself unless set.
 	Summarize func(*T) any
 	// Shorten removes what lists leave out.
@@ -203,7 +203,7 @@ func (d *Definition[T]) complete(o Object, given map[string]any) error {
 	return d.Complete(typed[T](o), given)
 }
 
-func (d *Definition[T]) checkAll(next Set, asked, changed []Object) ([]string, error) {
+func (d *Definition[T]) checkAll(next State, asked, changed []Object) ([]string, error) {
 	if d.CheckAll == nil {
 		return nil, nil
 	}

@@ -16,7 +16,7 @@ var Model = &Definition[v1alpha1.Model]{
 	Short:    "Trained models that modules run on packets",
 	ListNote: "without their documents",
 	Complete: func(m *v1alpha1.Model, _ map[string]any) error { return models.Check(*m) },
-	CheckAll: func(next Set, asked, changed []v1alpha1.Model) (warnings []string, err error) {
+	CheckAll: func(next State, asked, changed []v1alpha1.Model) (warnings []string, err error) {
 		for _, m := range asked {
 			warnings = append(warnings, models.Warnings(m, maps.Collect(all[v1alpha1.Module](next, v1alpha1.KindModule)))...)
 		}

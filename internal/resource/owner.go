@@ -39,8 +39,8 @@ func (w Writer) Check(o Object) error {
 func OwnerOf(o Object) string { return cmp.Or(o.Meta().Owner, v1alpha1.OwnerUser) }
 
 // Others names the resources of the writer that are not in all.
-func (s Set) Others(all []Object, by Writer) (refs []Ref) {
-	keep := SetOf(all...)
+func (s State) Others(all []Object, by Writer) (refs []Ref) {
+	keep := StateOf(all...)
 	for _, kind := range kinds {
 		name := kind.Names().Kind
 		for _, one := range s.Names(kind) {

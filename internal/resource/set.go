@@ -3,206 +3,194 @@
 package resource
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
-	"iter"
+	"fmt"
 	"maps"
-	"reflect"
+	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Set holds resources by the name of their kind and their own. Resources in it are not changed, only replaced.
-type Set map[string]map[string]Object
+// MaxAllElements is how many elements all sets of a node may have together: the kernel has room for twice as many, so
+// that all can be replaced.
+const MaxAllElements = 1 << 18
 
-// SetOf returns the set of resources.
-func SetOf(all ...Object) Set {
-	s := Set{}
-	for _, o := range all {
-		s.Put(o)
-	}
-	return s
+// MaxSets is how many sets a node may have: the kernel has room for 1,023 sets and selectors of services together.
+const MaxSets = 900
+
+// Quotas of an owner, so that no owner takes the room of all others.
+const (
+	maxOwnedElements = MaxAllElements / 2
+	maxOwnedSets     = MaxSets / 2
+)
+
+// Set is the kind of sets of addresses, prefixes or ports.
+var Set = &Definition[v1alpha1.Set]{
+	Name:     v1alpha1.KindSet,
+	Short:    "Sets of addresses, prefixes or ports that rules refer to",
+	ListNote: "without their elements",
+	Complete: func(s *v1alpha1.Set, _ map[string]any) error {
+		elements, err := NormalElements(s.Spec.Type, s.Spec.Elements, "spec.elements")
+		if err == nil && len(elements) > v1alpha1.MaxSetElements {
+			err = tooManyElements(s.Metadata.Name, len(elements))
+		}
+		s.Spec.Elements = elements
+		return err
+	},
+	CheckAll: func(next State, _, changed []v1alpha1.Set) ([]string, error) {
+		if len(changed) == 0 {
+			return nil, nil
+		}
+		return nil, CheckElements(next, changed[0].Metadata.Name)
+	},
+	Summarize: func(s *v1alpha1.Set) any {
+		sum := sha256.Sum256([]byte(strings.Join(s.Spec.Elements, "\n")))
+		return map[string]any{"type": s.Spec.Type, "elements": len(s.Spec.Elements),
+			"digest": "sha256:" + hex.EncodeToString(sum[:])}
+	},
+	Shorten: func(s *v1alpha1.Set) { s.Spec.Elements = nil },
+	Columns: []Column[v1alpha1.Set]{
+		{Header: "TYPE", Cell: func(s *v1alpha1.Set) any { return s.Spec.Type }},
+		{Header: "ELEMENTS", Cell: func(s *v1alpha1.Set) any { return Status(s.Status).Elements }},
+		{Header: "READY", Cell: func(s *v1alpha1.Set) any { return Ready(Status(s.Status).Conditions) }},
+		{Header: "MODULES", Cell: func(s *v1alpha1.Set) any { return strings.Join(Status(s.Status).Modules, ",") }},
+	},
 }
 
-// Clone returns a copy; the resources in it are shared.
-func (s Set) Clone() Set {
-	out := Set{}
-	for kind, all := range s {
-		out[kind] = maps.Clone(all)
-	}
-	return out
+func tooManyElements(name string, n int) error {
+	return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Field: "spec.elements", Reason: fmt.Sprintf(
+		"%d elements, and a set can have %d; summarize them as prefixes, or divide them into several sets", n,
+		v1alpha1.MaxSetElements)}
 }
 
-// Put adds a resource, in place of the one of its kind and name.
-func (s Set) Put(o Object) {
-	kind := KindOf(o).Names().Kind
-	if s[kind] == nil {
-		s[kind] = map[string]Object{}
+// CheckElements checks the limits of a set, of its owner, and of all sets together. Errors are *apierrors.Invalid.
+func CheckElements(next State, name string) error {
+	owner, sets, elements, total := OwnerOf(next[v1alpha1.KindSet][name]), 0, 0, 0
+	for other, s := range all[v1alpha1.Set](next, v1alpha1.KindSet) {
+		n := len(s.Spec.Elements)
+		if total += n; other == name && n > v1alpha1.MaxSetElements {
+			return tooManyElements(name, n)
+		}
+		if OwnerOf(&s) == owner {
+			sets, elements = sets+1, elements+n
+		}
 	}
-	s[kind][o.Meta().Name] = o
+	const remedy = "; delete some with kerb set delete or kerb set remove"
+	for _, l := range []struct {
+		who   string
+		n     int
+		what  string
+		limit int
+	}{
+		{"the node", len(next[v1alpha1.KindSet]), "sets", MaxSets},
+		{"all sets of the node", total, "elements together", MaxAllElements},
+		{"owner " + owner, sets, "sets", maxOwnedSets},
+		{"the sets of owner " + owner, elements, "elements together", maxOwnedElements},
+	} {
+		if l.n > l.limit {
+			return &apierrors.Invalid{Resource: v1alpha1.KindSet + " " + name, Field: "spec.elements", Reason: fmt.Sprintf(
+				"%s would have %d %s, and can have %d%s", l.who, l.n, l.what, l.limit, remedy)}
+		}
+	}
+	return nil
 }
 
-// Names lists the resources of a kind, sorted.
-func (s Set) Names(kind Kind) []string { return slices.Sorted(maps.Keys(s[kind.Names().Kind])) }
-
-// Len returns how many resources of a kind there are.
-func (s Set) Len(kind Kind) int { return len(s[kind.Names().Kind]) }
-
-// Get returns a resource of the kind.
-func (d *Definition[T]) Get(s Set, name string) (r T, ok bool) {
-	o, ok := s[d.Name][name]
-	if !ok {
-		return r, false
-	}
-	return *typed[T](o), true
-}
-
-// All iterates over the resources of the kind by name, in no order.
-func (d *Definition[T]) All(s Set) iter.Seq2[string, T] { return all[T](s, d.Name) }
-
-func all[T any](s Set, kind string) iter.Seq2[string, T] {
-	return func(yield func(string, T) bool) {
-		for name, o := range s[kind] {
-			if !yield(name, *typed[T](o)) {
-				return
+// NormalElements returns elements as the store has them: in normal form, sorted, each once. Errors are
+// *apierrors.Invalid, for at most ten elements.
+func NormalElements(kind string, elements []string, field string) ([]string, error) {
+	var wrong []error
+	out := make([]string, 0, len(elements))
+	for i, text := range elements {
+		p, err := ParseElement(kind, text)
+		if err != nil {
+			if wrong = append(wrong, &apierrors.Invalid{Field: fmt.Sprintf("%s[%d]", field, i),
+				Reason: err.Error()}); len(wrong) == 10 {
+				break
 			}
+			continue
+		}
+		out = append(out, elementText(kind, p))
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return nil, err
+	}
+	slices.Sort(out)
+	return slices.Clip(slices.Compact(out)), nil
+}
+
+// ParseElement reads an element: an address or port as a prefix of its full length (see sdk.PortAddr).
+func ParseElement(kind, text string) (netip.Prefix, error) {
+	if kind == sdk.SetPorts {
+		port, err := strconv.ParseUint(text, 10, 16)
+		if err != nil {
+			return netip.Prefix{}, fmt.Errorf("%q is not a port from 0 to 65535", text)
+		}
+		return netip.PrefixFrom(sdk.PortAddr(uint16(port)), 32), nil
+	}
+	a, err := netip.ParseAddr(text)
+	if err == nil && a.Zone() == "" && !a.Is4In6() {
+		return netip.PrefixFrom(a, a.BitLen()), nil
+	}
+	if kind == sdk.SetAddresses {
+		return netip.Prefix{}, fmt.Errorf("%q is not an IPv4 or IPv6 address; a set of type prefixes can have prefixes", text)
+	}
+	p, err := netip.ParsePrefix(text)
+	if err != nil || p.Addr().Is4In6() {
+		return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a prefix such as 192.0.2.0/24 or 2001:db8::/32",
+			text)
+	}
+	if p != p.Masked() {
+		return netip.Prefix{}, fmt.Errorf("%q has bits set beyond its length; did you mean %s?", text, p.Masked())
+	}
+	return p, nil
+}
+
+func elementText(kind string, p netip.Prefix) string {
+	switch kind {
+	case sdk.SetPorts:
+		four := p.Addr().As4()
+		return strconv.Itoa(int(four[2])<<8 | int(four[3]))
+	case sdk.SetAddresses:
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// ChangeElements returns the sorted elements with those of add and without those of remove, and what that adds and
+// removes.
+func ChangeElements(elements, add, remove []string) (next, added, removed []string) {
+	has := func(e string) bool { _, found := slices.BinarySearch(elements, e); return found }
+	gone := map[string]bool{}
+	for _, e := range remove {
+		if has(e) && !gone[e] {
+			gone[e] = true
 		}
 	}
-}
-
-// Of returns those of the kind.
-func (d *Definition[T]) Of(all []Object) (out []T) {
-	for _, o := range all {
-		if d.IsKind(o) {
-			out = append(out, *typed[T](o))
+	for _, e := range add {
+		if delete(gone, e); !has(e) {
+			added = append(added, e)
 		}
 	}
-	return out
-}
-
-// Ref names a resource.
-type Ref struct {
-	Kind string `json:"kind" doc:"Kind of resource"`
-	Name string `json:"name" minLength:"1" doc:"Its name"`
-
-	ResourceVersion string `json:"resourceVersion,omitempty" doc:"Delete only if metadata.resourceVersion is still this"`
-}
-
-// RefOf names a resource, whatever its version is.
-func RefOf(o Object) Ref { return Ref{Kind: KindOf(o).Names().Kind, Name: o.Meta().Name} }
-
-func (r Ref) String() string { return r.Kind + " " + r.Name }
-
-// Refs names resources.
-func Refs(all []Object) []Ref {
-	out := make([]Ref, len(all))
-	for i, o := range all {
-		out[i] = RefOf(o)
-	}
-	return out
-}
-
-// Changes are the resources that an operation puts, as they will be stored, and those that it removes.
-type Changes struct {
-	Put    []Object
-	Remove []Ref
-}
-
-// Len returns how many resources change.
-func (c Changes) Len() int { return len(c.Put) + len(c.Remove) }
-
-// InKernel reports whether one of the changes has to be executed in the kernel.
-func (c Changes) InKernel() bool {
-	return InKernel(c.Put) || slices.ContainsFunc(c.Remove, func(r Ref) bool {
-		k, err := Find(r.Kind)
-		return err == nil && k.InKernel()
-	})
-}
-
-// InKernel reports whether changes of one of the resources have to be executed in the kernel.
-func InKernel(all []Object) bool {
-	return slices.ContainsFunc(all, func(o Object) bool { return KindOf(o).InKernel() })
-}
-
-// OfKind returns the changes of one kind.
-func (c Changes) OfKind(kind Kind) (out Changes) {
-	for _, o := range c.Put {
-		if kind.IsKind(o) {
-			out.Put = append(out.Put, o)
-		}
-	}
-	for _, r := range c.Remove {
-		if r.Kind == kind.Names().Kind {
-			out.Remove = append(out.Remove, r)
-		}
-	}
-	return out
-}
-
-// Apply puts resources into the set, and adds what that changes to the result. The error is *apierrors.Conflict,
-// joined: resources of other owners, unless by force.
-func (s Set) Apply(all []Object, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
-	for _, o := range all {
-		kind := KindOf(o)
-		ref := RefOf(o)
-		old, exists := s[ref.Kind][ref.Name]
-		if exists {
-			err = errors.Join(err, by.Check(old))
-		}
-		change := v1alpha1.Change{Action: "create", Kind: ref.Kind, Name: ref.Name, After: kind.Summary(o)}
-		next := kind.Copy(o)
-		next.ClearStatus()
-		next.Meta().ResourceVersion, next.Meta().Generation, next.Meta().Owner = "", 1, by.stored()
-		if exists {
-			change.Action, change.Before = "update", kind.Summary(old)
-			next.Meta().Generation = old.Meta().Generation + 1
-		}
-		if exists && reflect.DeepEqual(change.Before, change.After) && old.Meta().Owner == next.Meta().Owner {
-			change = v1alpha1.Change{Action: "unchanged", Kind: ref.Kind, Name: ref.Name}
+	slices.Sort(added)
+	added, removed = slices.Compact(added), slices.Sorted(maps.Keys(gone))
+	next = make([]string, 0, len(elements)+len(added))
+	changes := slices.Concat(added, removed)
+	slices.Sort(changes)
+	for _, e := range changes { // what is between two of them is copied at once
+		at, found := slices.BinarySearch(elements, e)
+		next, elements = append(next, elements[:at]...), elements[at:]
+		if found {
+			elements = elements[1:]
 		} else {
-			s.Put(next)
-			c.Put = append(c.Put, next)
+			next = append(next, e)
 		}
-		result.Changes = append(result.Changes, change)
 	}
-	return c, err
-}
-
-// WithoutDocuments returns changes without the resources before and after, which are as long as the request.
-func WithoutDocuments(changes []v1alpha1.Change) []v1alpha1.Change {
-	out := slices.Clone(changes)
-	for i := range out {
-		out[i].Before, out[i].After = nil, nil
-	}
-	return out
-}
-
-// CheckAll checks the resources asked for against all that there will be, and returns what is accepted but probably not
-// intended. Errors are *apierrors.Invalid and *apierrors.Conflict, joined.
-func (s Set) CheckAll(asked []Object, c Changes) (warnings []string, err error) {
-	for _, k := range kinds {
-		more, wrong := k.checkAll(s, asked, c.Put)
-		warnings, err = append(warnings, more...), errors.Join(err, wrong)
-	}
-	return warnings, err
-}
-
-// Delete removes resources from the set, and adds that to the result. The error is *apierrors.NotFound, or
-// *apierrors.Conflict for a resource of another owner, unless by force.
-func (s Set) Delete(refs []Ref, by Writer, result *v1alpha1.ApplyResult) (c Changes, err error) {
-	for _, r := range refs {
-		old, exists := s[r.Kind][r.Name]
-		if !exists {
-			return c, &apierrors.NotFound{Kind: r.Kind, Name: r.Name}
-		}
-		if err := by.Check(old); err != nil {
-			return c, err
-		}
-		delete(s[r.Kind], r.Name)
-		change := v1alpha1.Change{Action: "delete", Kind: r.Kind, Name: r.Name, Before: KindOf(old).Summary(old)}
-		result.Changes = append(result.Changes, change)
-		c.Remove = append(c.Remove, Ref{Kind: r.Kind, Name: r.Name})
-	}
-	return c, nil
+	return append(next, elements...), added, removed
 }

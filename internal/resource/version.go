@@ -28,7 +28,7 @@ func Version(o Object) string {
 }
 
 // CheckUnchanged returns *apierrors.PreconditionFailed for the first reference whose version is not the one in s.
-func (s Set) CheckUnchanged(refs []Ref) error {
+func (s State) CheckUnchanged(refs []Ref) error {
 	for _, ref := range refs {
 		now := Absent
 		if o, ok := s[ref.Kind][ref.Name]; ok && ref.ResourceVersion != "" {

@@ -18,7 +18,7 @@ var VirtualService = &Definition[v1alpha1.VirtualService]{
 	Aliases:  []string{"vs"},
 	ListNote: "including those found by resolvers",
 	Complete: func(s *v1alpha1.VirtualService, _ map[string]any) error { return resolve.Check(*s) },
-	CheckAll: func(next Set, _, changed []v1alpha1.VirtualService) ([]string, error) {
+	CheckAll: func(next State, _, changed []v1alpha1.VirtualService) ([]string, error) {
 		if len(changed) == 0 {
 			return nil, nil
 		}

@@ -83,7 +83,7 @@ type Deletion struct {
 }
 
 // Change makes the desired state what the request asks for, and adds that to the result.
-func (r Request) Change(desired resource.Set, result *v1alpha1.ApplyResult) (resource.Changes, error) {
+func (r Request) Change(desired resource.State, result *v1alpha1.ApplyResult) (resource.Changes, error) {
 	if err := desired.CheckUnchanged(r.Expected()); err != nil {
 		return resource.Changes{}, err
 	}
@@ -102,7 +102,7 @@ func (r Request) Change(desired resource.Set, result *v1alpha1.ApplyResult) (res
 }
 
 // Change is Request.Change for a deletion.
-func (r Deletion) Change(desired resource.Set, result *v1alpha1.ApplyResult) (resource.Changes, error) {
+func (r Deletion) Change(desired resource.State, result *v1alpha1.ApplyResult) (resource.Changes, error) {
 	if err := desired.CheckUnchanged(r.Refs); err != nil {
 		return resource.Changes{}, err
 	}

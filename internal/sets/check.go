@@ -27,8 +27,8 @@ func Check(now, next State) error {
 			}
 		}
 	}
-	for name := range resource.NamedSet.All(now.Desired) {
-		if _, kept := resource.NamedSet.Get(next.Desired, name); kept {
+	for name := range resource.Set.All(now.Desired) {
+		if _, kept := resource.Set.Get(next.Desired, name); kept {
 			continue
 		}
 		for module, d := range next.Modules {
@@ -76,7 +76,7 @@ func checkRoom(now, next State) error {
 // ids returns the sets of a state, and what modules select services by, with a description of each.
 func (s State) ids() map[uint64]string {
 	out := map[uint64]string{}
-	for name := range resource.NamedSet.All(s.Desired) {
+	for name := range resource.Set.All(s.Desired) {
 		out[sdk.SetReference{Set: name}.ID()] = "set " + name
 	}
 	for module, all := range s.references() {
@@ -121,8 +121,8 @@ func checkReference(now, next State, module string, r sdk.SetReference) error {
 		}
 		return nil
 	}
-	before, existed := resource.NamedSet.Get(now.Desired, r.Set)
-	set, exists := resource.NamedSet.Get(next.Desired, r.Set)
+	before, existed := resource.Set.Get(now.Desired, r.Set)
+	set, exists := resource.Set.Get(next.Desired, r.Set)
 	fits := func(s v1.Set) bool { return len(r.Types) == 0 || slices.Contains(r.Types, s.Spec.Type) }
 	switch {
 	case exists && fits(set):

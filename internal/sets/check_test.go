@@ -25,7 +25,7 @@ func set(name, kind string, elements ...string) v1.Set {
 
 // state returns a state with sets, and with modules by name.
 func state(modules map[string]*deploy.Module, all ...v1.Set) State {
-	s := State{Desired: resource.Set{}, Modules: modules}
+	s := State{Desired: resource.State{}, Modules: modules}
 	for _, one := range all {
 		s.Desired.Put(resource.ObjectOf(one))
 	}

@@ -27,7 +27,7 @@ import (
 
 // State is what sets follow from.
 type State struct {
-	Desired  resource.Set
+	Desired  resource.State
 	Modules  map[string]*deploy.Module
 	Services map[string]service.State // as observed
 }
@@ -70,7 +70,7 @@ func (s *Sets) Close() {
 // Fill writes all sets of the next state before modules meet them. What is not desired any more stays: see Retain. A
 // set that fails keeps no other one from being written. An error of selected services keeps nothing else from running:
 // services change their addresses themselves, and reconciliation tries again.
-func (s *Sets) Fill(now resource.Set, next State) (failed map[string]error, selected, err error) {
+func (s *Sets) Fill(now resource.State, next State) (failed map[string]error, selected, err error) {
 	if s.Kernel == nil {
 		s.Kernel, err = s.open(len(next.references()) > 0)
 		if err == nil && s.Kernel == nil {
@@ -79,13 +79,13 @@ func (s *Sets) Fill(now resource.Set, next State) (failed map[string]error, sele
 	}
 	failed = map[string]error{}
 	if err != nil {
-		for name := range resource.NamedSet.All(next.Desired) {
+		for name := range resource.Set.All(next.Desired) {
 			failed[name] = err
 		}
 		return failed, nil, err
 	}
 	var errs []error
-	for name, set := range resource.NamedSet.All(next.Desired) {
+	for name, set := range resource.Set.All(next.Desired) {
 		if err := s.fill(now, set); err != nil {
 			failed[name] = fmt.Errorf("set %s: %w", name, err)
 			errs = append(errs, failed[name])
@@ -99,14 +99,14 @@ func (s *Sets) Fill(now resource.Set, next State) (failed map[string]error, sele
 
 // fill puts the elements of a set into the kernel, unless they are there. From a set whose elements are known only the
 // difference is written.
-func (s *Sets) fill(now resource.Set, set v1.Set) error {
+func (s *Sets) fill(now resource.State, set v1.Set) error {
 	name := set.Metadata.Name
 	id, revision := sdk.SetReference{Set: name}.ID(), s.revision(set)
 	if s.Kernel.Has(id, revision) {
 		return nil
 	}
 	var old *dataplane.Elements
-	if before, ok := resource.NamedSet.Get(now, name); ok && s.Kernel.Has(id, s.revision(before)) {
+	if before, ok := resource.Set.Get(now, name); ok && s.Kernel.Has(id, s.revision(before)) {
 		elements := elementsOf(before.Spec.Type, before.Spec.Elements)
 		old = &elements
 	}
@@ -201,7 +201,7 @@ func (s *Sets) fillSelected(next State) error {
 }
 
 // fillServices writes the addresses of the services that a selector selects.
-func (s *Sets) fillServices(r sdk.SetReference, next resource.Set, own map[string][]netip.Prefix) error {
+func (s *Sets) fillServices(r sdk.SetReference, next resource.State, own map[string][]netip.Prefix) error {
 	selector, err := service.ParseSelector(r.Services)
 	if err != nil {
 		return err

@@ -142,7 +142,7 @@ func TestFillOfSetThatFails(t *testing.T) {
 	s, m := newSets()
 	m.fails = toSet("bad").ID()
 	all := state(using(toSet("bad")), set("bad", "addresses", "192.0.2.1"), set("good", "ports", "1"))
-	failed, _, err := s.Fill(resource.Set{}, all)
+	failed, _, err := s.Fill(resource.State{}, all)
 	if !errors.Is(err, errFull) || !errors.Is(failed["bad"], errFull) || failed["good"] != nil {
 		t.Errorf("%v, by set %v", err, failed)
 	}
@@ -150,7 +150,7 @@ func TestFillOfSetThatFails(t *testing.T) {
 		t.Error("the other set was not written")
 	}
 	down := New(slog.Default(), func(bool) (Kernel, error) { return nil, errFull })
-	failed, _, err = down.Fill(resource.Set{}, all)
+	failed, _, err = down.Fill(resource.State{}, all)
 	if !errors.Is(err, errFull) || len(failed) != 2 {
 		t.Errorf("without maps: %v, by set %v", err, failed)
 	}

@@ -21,7 +21,7 @@ import (
 // Node is the present state of the agent, of which status and conditions are computed. It is not safe for concurrent
 // use.
 type Node struct {
-	Desired     resource.Set
+	Desired     resource.State
 	Modules     map[string]*deploy.Module
 	Services    map[string]service.State // at the last reconciliation
 	Points      plan.Placements
@@ -112,7 +112,7 @@ func (nd *Node) EnqueueAll() {
 }
 
 // ForgetWithout forgets the conditions of resources that next has no more: one that is created again starts without.
-func (nd *Node) ForgetWithout(next resource.Set) {
+func (nd *Node) ForgetWithout(next resource.State) {
 	for kind, all := range nd.Desired {
 		for name := range all {
 			if _, stays := next[kind][name]; !stays {

@@ -56,7 +56,7 @@ func newNode(t *testing.T) *Node {
 	d.Resource.Spec = v1.ModuleSpec{Package: "p", Attach: v1.Attach{Services: "*"}}
 	d.Dataplane.Name = "m"
 	web := v1.Service{Metadata: v1.ObjectMeta{Name: "web"}}
-	nd := &Node{Modules: map[string]*deploy.Module{"m": d}, Desired: resource.Set{}, Points: plan.Placements{},
+	nd := &Node{Modules: map[string]*deploy.Module{"m": d}, Desired: resource.State{}, Points: plan.Placements{},
 		Services: map[string]service.State{"web": {Links: []service.Link{{Name: "veth7", Ifindex: veth, Kind: "veth"}}}}}
 	var result v1.ApplyResult
 	all := append(resource.Objects(web), resource.Objects(d.Resource)...)
@@ -245,7 +245,7 @@ func TestProblemsPause(t *testing.T) {
 	paused := 0
 	deleteAll := func() {
 		paused++
-		nd.Desired, nd.Modules, nd.Services = resource.Set{}, nil, nil
+		nd.Desired, nd.Modules, nd.Services = resource.State{}, nil, nil
 	}
 	var got []string
 	for _, p := range nd.Problems(deleteAll) {

@@ -49,8 +49,8 @@ func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 		pause()
 	}
 	users := nd.SetUsers()
-	for _, name := range nd.Desired.Names(resource.NamedSet) {
-		s, _ := resource.NamedSet.Get(nd.Desired, name)
+	for _, name := range nd.Desired.Names(resource.Set) {
+		s, _ := resource.Set.Get(nd.Desired, name)
 		add(v1.KindSet, name, nd.RecordSet(s, users))
 	}
 	for _, name := range nd.Desired.Names(resource.Model) {

@@ -11,7 +11,7 @@ import (
 )
 
 // VirtualService returns one as it was applied or found, with the times of its conditions.
-func (nd *Node) VirtualService(name string, desired resource.Set) (v1.VirtualService, bool) {
+func (nd *Node) VirtualService(name string, desired resource.State) (v1.VirtualService, bool) {
 	s, ok := nd.Virtual.View(name)
 	if !ok {
 		return s, false
@@ -22,7 +22,7 @@ func (nd *Node) VirtualService(name string, desired resource.Set) (v1.VirtualSer
 }
 
 // withOwn shows what was applied as it was applied.
-func withOwn(s v1.VirtualService, desired resource.Set) v1.VirtualService {
+func withOwn(s v1.VirtualService, desired resource.State) v1.VirtualService {
 	own, ok := resource.VirtualService.Get(desired, s.Metadata.Name)
 	if ok && s.Status.Source == v1.SourceStatic {
 		s.Metadata, s.Spec = own.Metadata, own.Spec

@@ -280,7 +280,7 @@ func (j *journal) write(tx *bbolt.Tx) error {
 }
 
 // amend makes what was read of the file what it is with the journal.
-func (j *journal) amend(d resource.Set) error {
+func (j *journal) amend(d resource.State) error {
 	for ref, p := range j.pending {
 		kind, _ := kindOf(ref.Kind)
 		before := d[kind.Names().Kind][ref.Name]

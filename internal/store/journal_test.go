@@ -49,10 +49,10 @@ func killed(t *testing.T, path string) (*Store, string) {
 	return mustOpen(t, next), next
 }
 
-func checkStored(t *testing.T, when string, s *Store, want resource.Set) {
+func checkStored(t *testing.T, when string, s *Store, want resource.State) {
 	t.Helper()
 	got := mustSnapshot(t, s)
-	for _, set := range []resource.Set{got, want} { // kinds without resources do not count
+	for _, set := range []resource.State{got, want} { // kinds without resources do not count
 		for kind, all := range set {
 			if len(all) == 0 {
 				delete(set, kind)
@@ -98,7 +98,7 @@ func TestJournalAgainstModel(t *testing.T) {
 	for seed := range uint64(10) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		path := filepath.Join(t.TempDir(), "state.db")
-		s, want := mustOpen(t, path), resource.Set{}
+		s, want := mustOpen(t, path), resource.State{}
 		for step := range 60 {
 			name := fmt.Sprint("m", r.IntN(4))
 			when := fmt.Sprintf("seed %d, step %d", seed, step)
@@ -133,7 +133,7 @@ func TestJournalAgainstModel(t *testing.T) {
 // A record that is not whole was no change: its process was killed before it answered.
 func TestTornRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
-	s, want := mustOpen(t, path), resource.Set{}
+	s, want := mustOpen(t, path), resource.State{}
 	for i := range 3 {
 		o := moduleCalled(fmt.Sprint("m", i), 1, 5)
 		mustChange(t, s, resource.Changes{Put: []resource.Object{o}})
@@ -179,13 +179,13 @@ func TestRecordOfBefore(t *testing.T) {
 	at := strings.LastIndex(string(data), "ppp")
 	overwrite(t, journalOf(path), int64(at), []byte("q"))
 	next, _ := killed(t, path)
-	checkStored(t, "one byte is another", next, resource.Set{v1alpha1.KindModule: {"m1": one}})
+	checkStored(t, "one byte is another", next, resource.State{v1alpha1.KindModule: {"m1": one}})
 	overwrite(t, journalOf(path), int64(at), []byte("p"))
 
-	mustCommit(t, s, resource.Set{})
+	mustCommit(t, s, resource.State{})
 	mustChange(t, s, resource.Changes{Put: []resource.Object{one}})
 	next, _ = killed(t, path)
-	checkStored(t, "m2 was deleted", next, resource.Set{v1alpha1.KindModule: {"m1": one}})
+	checkStored(t, "m2 was deleted", next, resource.State{v1alpha1.KindModule: {"m1": one}})
 }
 
 // A journal that was made for another file does not count: that of a backup, or one that has all of it already.
@@ -205,11 +205,11 @@ func TestJournalOfOtherFile(t *testing.T) {
 	s.flush()
 	for name, c := range map[string]struct {
 		file []byte
-		want resource.Set
+		want resource.State
 	}{
-		"before all of it": {empty, resource.Set{}},
-		"its own":          {backup, resource.Set{v1alpha1.KindModule: {"m": second}}},
-		"after all of it":  {readFile(t, path), resource.Set{}},
+		"before all of it": {empty, resource.State{}},
+		"its own":          {backup, resource.State{v1alpha1.KindModule: {"m": second}}},
+		"after all of it":  {readFile(t, path), resource.State{}},
 	} {
 		at := filepath.Join(t.TempDir(), "state.db")
 		if err := errors.Join(os.WriteFile(at, c.file, 0o600), os.WriteFile(journalOf(at), journal, 0o600)); err != nil {
@@ -225,7 +225,7 @@ func TestNoRoomForJournal(t *testing.T) {
 	dir := t.TempDir()
 	onTmpfs(t, dir, "200k", func() {
 		path := filepath.Join(dir, "state.db")
-		s, want := mustOpen(t, path), resource.Set{}
+		s, want := mustOpen(t, path), resource.State{}
 		for i := range 3 {
 			o := moduleCalled(fmt.Sprint("m", i), 1, 5)
 			mustChange(t, s, resource.Changes{Put: []resource.Object{o}})
@@ -244,7 +244,7 @@ func TestFullDiskWithJournal(t *testing.T) {
 	dir := t.TempDir()
 	onTmpfs(t, dir, "1m", func() {
 		path := filepath.Join(dir, "state.db")
-		s, want := mustOpen(t, path), resource.Set{}
+		s, want := mustOpen(t, path), resource.State{}
 		change := func(name string) error {
 			o := moduleCalled(name, 1, 40<<10)
 			err := s.CommitChanges(resource.Changes{Put: []resource.Object{o}})
@@ -286,7 +286,7 @@ func TestAppliedAgainAsItWas(t *testing.T) {
 	mustChange(t, s, resource.Changes{Remove: []resource.Ref{resource.RefOf(large)}})
 	mustChange(t, s, resource.Changes{Put: []resource.Object{large}})
 	next, _ := killed(t, path)
-	checkStored(t, "killed", next, resource.Set{v1alpha1.KindModule: {"fw": large}})
+	checkStored(t, "killed", next, resource.State{v1alpha1.KindModule: {"fw": large}})
 }
 
 // What was deleted by writing the file does not come back by the record of its creation, which the file has already.
@@ -295,9 +295,9 @@ func TestDeletedTogether(t *testing.T) {
 	s := mustOpen(t, path)
 	mustChange(t, s, resource.Changes{Put: []resource.Object{moduleCalled("fw", 1, 5)}})
 	s.flush()
-	mustCommit(t, s, resource.Set{})
+	mustCommit(t, s, resource.State{})
 	next, _ := killed(t, path)
-	checkStored(t, "killed", next, resource.Set{})
+	checkStored(t, "killed", next, resource.State{})
 }
 
 // A resource comes and goes until the journal is full, and the file is written instead.
@@ -336,7 +336,7 @@ func TestRecordsSurviveOpening(t *testing.T) {
 		t.Fatal(err)
 	}
 	again, _ := killed(t, nextPath)
-	checkStored(t, "killed", again, resource.Set{v1alpha1.KindModule: {"fw": o}})
+	checkStored(t, "killed", again, resource.State{v1alpha1.KindModule: {"fw": o}})
 }
 
 // A journal is of one file: a new one, without resources as the old one was at first, takes nothing over.
@@ -352,5 +352,5 @@ func TestJournalOfAnotherFile(t *testing.T) {
 	if err := os.WriteFile(journalOf(next), left, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	checkStored(t, "a new file", mustOpen(t, next), resource.Set{})
+	checkStored(t, "a new file", mustOpen(t, next), resource.State{})
 }

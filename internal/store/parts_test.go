@@ -32,7 +32,7 @@ func TestElements(t *testing.T) {
 		}
 		defer s.Close()
 		all, err := s.Snapshot()
-		if got, _ := resource.NamedSet.Get(all, "bad"); err != nil || !slices.Equal(got.Spec.Elements, want) {
+		if got, _ := resource.Set.Get(all, "bad"); err != nil || !slices.Equal(got.Spec.Elements, want) {
 			t.Errorf("%q, %v, want %q", got.Spec.Elements, err, want)
 		}
 	}
@@ -46,7 +46,7 @@ func TestElements(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	change(func(s *Store) error { return s.Commit(resource.SetOf(resource.ObjectOf(set))) })
+	change(func(s *Store) error { return s.Commit(resource.StateOf(resource.ObjectOf(set))) })
 	stored("1", "2", "3")
 	change(func(s *Store) error { return s.CommitParts(resource.ObjectOf(set), []string{"7"}, []string{"2"}) })
 	stored("1", "3", "7")
@@ -59,7 +59,7 @@ func TestElements(t *testing.T) {
 		return s.CommitChanges(resource.Changes{Remove: []resource.Ref{{Kind: v1alpha1.KindSet, Name: "bad"}}})
 	})
 	stored()
-	change(func(s *Store) error { return s.Commit(resource.SetOf(resource.ObjectOf(set))) })
+	change(func(s *Store) error { return s.Commit(resource.StateOf(resource.ObjectOf(set))) })
 	stored("1", "9")
 }
 
@@ -86,8 +86,8 @@ func TestDamagedElements(t *testing.T) {
 				return s
 			}
 			s := open()
-			if err := errors.Join(s.Commit(resource.SetOf(resource.ObjectOf(set))), s.update(func(tx *bbolt.Tx) error {
-				return damage(tx.Bucket(partsOf(resource.NamedSet)))
+			if err := errors.Join(s.Commit(resource.StateOf(resource.ObjectOf(set))), s.update(func(tx *bbolt.Tx) error {
+				return damage(tx.Bucket(partsOf(resource.Set)))
 			})); err != nil {
 				t.Fatal(err)
 			}
@@ -99,7 +99,7 @@ func TestDamagedElements(t *testing.T) {
 			if r := s.Recovery(); r == nil || !errors.Is(r.Cause, ErrCorrupt) {
 				t.Errorf("the damaged store is not set aside: %v", r)
 			}
-			if all, err := s.Snapshot(); err != nil || all.Len(resource.NamedSet) != 0 || !s.RecoveryPending() {
+			if all, err := s.Snapshot(); err != nil || all.Len(resource.Set) != 0 || !s.RecoveryPending() {
 				t.Errorf("%v, %v, recovery pending %v, want an empty store", all, err, s.RecoveryPending())
 			}
 		})
@@ -112,7 +112,7 @@ func TestElementsInJournal(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
 		Metadata: v1alpha1.ObjectMeta{Name: "bad"}, Spec: v1alpha1.SetSpec{Type: "ports", Elements: []string{"3"}}}
-	s, want := mustOpen(t, path), resource.SetOf(resource.ObjectOf(set), moduleCalled("m1", 1, 1))
+	s, want := mustOpen(t, path), resource.StateOf(resource.ObjectOf(set), moduleCalled("m1", 1, 1))
 	if err := s.Commit(want); err != nil {
 		t.Fatal(err)
 	}

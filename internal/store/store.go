@@ -260,8 +260,8 @@ func (s *Store) RecoveryPending() bool {
 }
 
 // Snapshot returns the desired state: everything that was applied, without status. The caller owns it.
-func (s *Store) Snapshot() (resource.Set, error) {
-	d := resource.Set{}
+func (s *Store) Snapshot() (resource.State, error) {
+	d := resource.State{}
 	err := s.view(func(tx *bbolt.Tx) error {
 		for _, kind := range resource.Kinds() {
 			if err := read(tx, kind, d); err != nil {
@@ -275,7 +275,7 @@ func (s *Store) Snapshot() (resource.Set, error) {
 
 // Commit makes d the desired state: all of it or, with an error, none. When it returns nil, d is on the disk. Errors:
 // ErrReadOnly, ErrFull, ErrCorrupt.
-func (s *Store) Commit(d resource.Set) error {
+func (s *Store) Commit(d resource.State) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
@@ -301,14 +301,14 @@ func (s *Store) CommitChanges(c resource.Changes) error {
 }
 
 // Acknowledge commits and clears RecoveryPending in one transaction.
-func (s *Store) Acknowledge(d resource.Set) error {
+func (s *Store) Acknowledge(d resource.State) error {
 	return s.update(func(tx *bbolt.Tx) error {
 		return errors.Join(commit(tx, d), tx.Bucket(bucketMeta).Delete(keyRecovered))
 	})
 }
 
 // commit makes the store contain d and nothing else, in one transaction. Equal values are not written again.
-func commit(tx *bbolt.Tx, d resource.Set) error {
+func commit(tx *bbolt.Tx, d resource.State) error {
 	for _, kind := range resource.Kinds() {
 		c := resource.Changes{Put: slices.Collect(maps.Values(d[kind.Names().Kind]))}
 		for name := range eachKey(tx.Bucket(bucketOf(kind))) {
@@ -422,7 +422,7 @@ func anyOf(err error, targets ...error) bool {
 }
 
 // read reads the bucket of a kind, which a file of an older version may not have.
-func read(tx *bbolt.Tx, kind resource.Kind, into resource.Set) error {
+func read(tx *bbolt.Tx, kind resource.Kind, into resource.State) error {
 	b := tx.Bucket(bucketOf(kind))
 	if b == nil {
 		return nil

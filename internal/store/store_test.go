@@ -102,11 +102,11 @@ func TestDamage(t *testing.T) {
 func TestTruncatedFreePages(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "state.db")
 	s := mustOpen(t, path)
-	d := resource.Set{}
+	d := resource.State{}
 	for _, size := range []int{200_000, 10, 10, 10} { // the large one leaves free pages at the end
 		m := modelOf("m", 1)
 		m.Spec.Document = `"` + strings.Repeat("x", size) + `"`
-		d = resource.Set{}
+		d = resource.State{}
 		d.Put(&m)
 		mustCommit(t, s, d)
 	}
@@ -483,8 +483,8 @@ func fillUp(t *testing.T, dir string) {
 	}
 }
 
-func desired(n int) resource.Set {
-	d := resource.Set{}
+func desired(n int) resource.State {
+	d := resource.State{}
 	for i := range n {
 		m := v1alpha1.Module{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
@@ -555,14 +555,14 @@ func mustOpen(t *testing.T, path string) *Store {
 	return s
 }
 
-func mustCommit(t *testing.T, s *Store, d resource.Set) {
+func mustCommit(t *testing.T, s *Store, d resource.State) {
 	t.Helper()
 	if err := s.Commit(d); err != nil {
 		t.Fatal(err)
 	}
 }
 
-func mustSnapshot(t *testing.T, s *Store) resource.Set {
+func mustSnapshot(t *testing.T, s *Store) resource.State {
 	t.Helper()
 	d, err := s.Snapshot()
 	if err != nil {

@@ -109,7 +109,7 @@ func TestModelVersionsEnd(t *testing.T) {
 	if got := generations(t, s, "m0"); !slices.Equal(got, []int64{3}) {
 		t.Errorf("kept %v", got)
 	}
-	if err := s.Commit(resource.Set{}); err != nil {
+	if err := s.Commit(resource.State{}); err != nil {
 		t.Fatal(err)
 	}
 	if got := generations(t, s, "m0"); len(got) != 0 {

@@ -83,7 +83,7 @@ func (v *Views) sets() func(string) resource.Object {
 	defer v.Lock.Unlock()
 	desired, users := v.Now.Desired, v.Now.SetUsers()
 	return func(name string) resource.Object {
-		s, ok := resource.NamedSet.Get(desired, name)
+		s, ok := resource.Set.Get(desired, name)
 		if !ok {
 			return nil
 		}

@@ -68,7 +68,7 @@ func (v *Views) kinds() map[resource.Kind]kindOf {
 		resource.Module:         {views: v.modules},
 		resource.Service:        {views: v.services},
 		resource.VirtualService: {names: v.Now.Virtual.Names, views: v.virtualServices},
-		resource.NamedSet:       {views: v.sets},
+		resource.Set:            {views: v.sets},
 		resource.Model:          {views: v.models, detail: v.addVersions},
 	}
 }
@@ -131,7 +131,7 @@ func (v *Views) Version(_ context.Context, kind resource.Kind, name string, gene
 }
 
 // present returns the desired state, in which nothing is changed.
-func (v *Views) present() resource.Set {
+func (v *Views) present() resource.State {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
 	return v.Now.Desired

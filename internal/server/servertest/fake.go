@@ -40,7 +40,7 @@ var _ server.Backend = (*Fake)(nil)
 
 // Apply implements server.Backend.
 func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
-	return f.change(r.DryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
+	return f.change(r.DryRun, func(d resource.State, result *v1alpha1.ApplyResult) error {
 		for _, m := range resource.Module.Of(r.Resources) {
 			if err := checkPackage(m); err != nil {
 				return err
@@ -53,7 +53,7 @@ func (f *Fake) Apply(_ context.Context, r server.Request) (v1alpha1.ApplyResult,
 
 // Delete implements server.Backend.
 func (f *Fake) Delete(_ context.Context, r server.Deletion) (v1alpha1.ApplyResult, error) {
-	return f.change(r.DryRun, func(d resource.Set, result *v1alpha1.ApplyResult) error {
+	return f.change(r.DryRun, func(d resource.State, result *v1alpha1.ApplyResult) error {
 		_, err := r.Change(d, result)
 		return err
 	})
@@ -98,8 +98,8 @@ func (f *Fake) Revert(ctx context.Context, r v1alpha1.RevertRequest) (v1alpha1.A
 
 // ChangeSet implements server.Backend.
 func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha1.SetChanged, err error) {
-	_, err = f.change(false, func(d resource.Set, _ *v1alpha1.ApplyResult) error {
-		set, ok := resource.NamedSet.Get(d, r.Name)
+	_, err = f.change(false, func(d resource.State, _ *v1alpha1.ApplyResult) error {
+		set, ok := resource.Set.Get(d, r.Name)
 		if !ok {
 			return &apierrors.NotFound{Kind: v1alpha1.KindSet, Name: r.Name}
 		}
@@ -111,7 +111,7 @@ func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha
 	return result, err
 }
 
-func (f *Fake) change(dryRun bool, do func(resource.Set, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
+func (f *Fake) change(dryRun bool, do func(resource.State, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	result := v1alpha1.ApplyResult{DryRun: dryRun, Changes: []v1alpha1.Change{}, Steps: []string{}}

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-func put(all Set, owner, name string, elements int) {
+func put(all State, owner, name string, elements int) {
 	s := v1alpha1.Set{Metadata: v1alpha1.ObjectMeta{Name: name, Owner: owner}}
 	s.Spec.Elements = make([]string, elements)
 	all.Put(ObjectOf(s))
@@ -21,7 +21,7 @@ func put(all Set, owner, name string, elements int) {
 
 // A node has at most MaxSets sets, half of them of one owner.
 func TestMostSets(t *testing.T) {
-	all := Set{}
+	all := State{}
 	for i := range MaxSets {
 		put(all, []string{"", "kubernetes"}[i%2], fmt.Sprint("s", i), 0)
 		if err := CheckElements(all, fmt.Sprint("s", i)); err != nil {
@@ -43,7 +43,7 @@ func TestMostSets(t *testing.T) {
 
 // Sets of one owner leave room for sets of another one.
 func TestElementsOfOwner(t *testing.T) {
-	all := Set{}
+	all := State{}
 	for i := range 3 {
 		put(all, "", fmt.Sprint("s", i), MaxAllElements/3)
 	}
