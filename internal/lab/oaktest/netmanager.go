@@ -96,7 +96,7 @@ func NewNetManager(t testing.TB, broker *Broker, host netip.Addr, inside func(fu
 	routes.HandleFunc("POST /container/deploy", n.deploy)
 	routes.HandleFunc("POST /container/undeploy", n.undeploy)
 	n.server = &http.Server{Handler: routes}
-	go n.server.Serve(listener)
+	go func() { _ = n.server.Serve(listener) }() // ends with the server
 	t.Cleanup(func() {
 		n.close()
 		_ = os.RemoveAll(dir)
