@@ -190,8 +190,10 @@ func TestSetsOfOtherStore(t *testing.T) {
 	}
 	without := backup()
 	n.changeSet(t, "bad", []string{db}, nil)
-	with := backup()
 	n.blocked(t, true)
+	n.stop() // until a second after the change it is in the journal only
+	with := backup()
+	n.start(t)
 	restart(without)
 	n.changeSet(t, "bad", []string{"203.0.113.10"}, nil)
 	n.blocked(t, false)
