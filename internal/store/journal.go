@@ -11,11 +11,9 @@ import (
 	"fmt"
 	"hash/crc32"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -43,7 +41,7 @@ type journal struct {
 	base    []byte   // of the file without pending, see baseOf
 	end     int64    // of the last record
 	sum     uint32   // its checksum, which that of the next one continues
-	pending map[resource.Ref]pending
+	pending map[resource.Ref]json.RawMessage
 	stuck   bool // the file or a record could not be written: the next change writes the file
 	timer   *time.Timer
 }
@@ -55,22 +53,11 @@ type record struct {
 	Changes []stored `json:"changes"`
 }
 
-// stored is what the file is to have of a resource. Of one that keeps its other parts the kind ends with partsSuffix,
-// which builds that would lose the parts do not know, and refuse.
+// stored is what the file is to have of a resource.
 type stored struct {
-	Kind   string          `json:"kind"`
-	Name   string          `json:"name"`
-	Data   json.RawMessage `json:"data,omitempty"` // none: it is removed
-	Add    []string        `json:"add,omitempty"`
-	Remove []string        `json:"remove,omitempty"`
-}
-
-const partsSuffix = "/parts"
-
-// pending is what all records make of a resource.
-type pending struct {
-	data  json.RawMessage
-	parts map[string]bool // that are added (true) and removed
+	Kind string          `json:"kind"`
+	Name string          `json:"name"`
+	Data json.RawMessage `json:"data,omitempty"` // none: it is removed
 }
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -98,32 +85,27 @@ func encode(o resource.Object) (json.RawMessage, error) {
 	return json.Marshal(o)
 }
 
-// encodeAll returns what is stored of changes.
-func encodeAll(c resource.Changes) (all []stored, err error) {
+func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
+	r = record{Base: j.base, Nonce: rand.Text()}
 	for _, ref := range c.Remove {
-		all = append(all, stored{Kind: ref.Kind, Name: ref.Name})
+		r.Changes = append(r.Changes, stored{Kind: ref.Kind, Name: ref.Name})
 	}
 	for _, o := range c.Put {
 		data, err := encode(o)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", o.Meta().Name, err)
+			return r, nil, fmt.Errorf("%s: %w", o.Meta().Name, err)
 		}
 		ref := resource.RefOf(o)
-		all = append(all, stored{Kind: ref.Kind, Name: ref.Name, Data: data})
+		r.Changes = append(r.Changes, stored{ref.Kind, ref.Name, data})
 	}
-	return all, nil
-}
-
-func (j *journal) encode(changes []stored) (r record, out []byte, err error) {
-	r = record{Base: j.base, Nonce: rand.Text(), Changes: changes}
 	text, err := json.Marshal(r)
 	return r, append(make([]byte, recordHead), text...), err
 }
 
 // append adds a change, unless the journal cannot have it: then the file is to be written. After an error the journal
 // is as before.
-func (j *journal) append(changes []stored) (done bool, err error) {
-	r, data, err := j.encode(changes)
+func (j *journal) append(c resource.Changes) (done bool, err error) {
+	r, data, err := j.encode(c)
 	if err != nil || len(data) > maxRecord || j.end+int64(len(data)) > journalSize || j.open() != nil {
 		return false, err
 	}
@@ -147,39 +129,11 @@ func (j *journal) append(changes []stored) (done bool, err error) {
 
 func (j *journal) take(r record) {
 	if j.pending == nil {
-		j.pending = map[resource.Ref]pending{}
+		j.pending = map[resource.Ref]json.RawMessage{}
 	}
 	for _, c := range r.Changes {
-		ref := resource.Ref{Kind: c.Kind, Name: c.Name}
-		p := pending{c.Data, j.pending[ref].parts}
-		if p.parts == nil && len(c.Add)+len(c.Remove) > 0 {
-			p.parts = map[string]bool{}
-		}
-		p.change(c.Add, true)
-		p.change(c.Remove, false)
-		j.pending[ref] = p
+		j.pending[resource.Ref{Kind: c.Kind, Name: c.Name}] = c.Data
 	}
-}
-
-// change adds parts that are not there, or removes such that are. What undoes an earlier change leaves nothing.
-func (p pending) change(parts []string, add bool) {
-	for _, part := range parts {
-		if was, ok := p.parts[part]; ok && was != add {
-			delete(p.parts, part)
-		} else {
-			p.parts[part] = add
-		}
-	}
-}
-
-// changed returns the parts that are added or removed, sorted.
-func (p pending) changed(add bool) (out []string) {
-	for _, part := range slices.Sorted(maps.Keys(p.parts)) {
-		if p.parts[part] == add {
-			out = append(out, part)
-		}
-	}
-	return out
 }
 
 // open makes the file. It has its size from the start, so that records are written in place.
@@ -235,7 +189,7 @@ func (j *journal) read() error {
 // known refuses records of resources that this build would lose.
 func known(r record) error {
 	for _, c := range r.Changes {
-		if _, ok := kindOf(c.Kind); !ok {
+		if _, ok := kindCalled(c.Kind); !ok {
 			return errNewerRecord
 		}
 	}
@@ -244,13 +198,10 @@ func known(r record) error {
 
 var errNewerRecord = errors.New("the journal has a resource of a kind that this build does not know")
 
-// kindOf returns the kind of a resource in a record.
-func kindOf(name string) (resource.Kind, bool) {
-	name, inParts := strings.CutSuffix(name, partsSuffix)
+func kindCalled(name string) (resource.Kind, bool) {
 	for _, kind := range resource.Kinds() {
 		if kind.Names().Kind == name {
-			_, has := kind.New().(parted)
-			return kind, has || !inParts
+			return kind, true
 		}
 	}
 	return nil, false
@@ -258,19 +209,16 @@ func kindOf(name string) (resource.Kind, bool) {
 
 // write writes what the journal holds into the file.
 func (j *journal) write(tx *bbolt.Tx) error {
-	for ref, p := range j.pending {
-		kind, _ := kindOf(ref.Kind)
+	for ref, data := range j.pending {
+		kind, _ := kindCalled(ref.Kind)
 		b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
 		if err != nil {
 			return err
 		}
-		if p.data == nil {
+		if data == nil {
 			err = b.Delete([]byte(ref.Name))
 		} else {
-			err = b.Put([]byte(ref.Name), p.data)
-		}
-		if err == nil && len(p.parts) > 0 {
-			err = changeParts(tx, kind, ref.Name, p.changed(true), p.changed(false))
+			err = b.Put([]byte(ref.Name), data)
 		}
 		if err != nil {
 			return err
@@ -281,23 +229,14 @@ func (j *journal) write(tx *bbolt.Tx) error {
 
 // amend makes what was read of the file what it is with the journal.
 func (j *journal) amend(d resource.State) error {
-	for ref, p := range j.pending {
-		kind, _ := kindOf(ref.Kind)
-		before := d[kind.Names().Kind][ref.Name]
-		if delete(d[kind.Names().Kind], ref.Name); p.data == nil {
+	for ref, data := range j.pending {
+		if delete(d[ref.Kind], ref.Name); data == nil {
 			continue
 		}
+		kind, _ := kindCalled(ref.Kind)
 		o := kind.New()
-		if err := json.Unmarshal(p.data, o); err != nil {
+		if err := json.Unmarshal(data, o); err != nil {
 			return fmt.Errorf("%w: journal: %s: %w", ErrCorrupt, ref.Name, err)
-		}
-		of, inParts := before.(parted)
-		if len(p.parts) > 0 && !inParts {
-			return fmt.Errorf("%w: journal: %s is not in the file, and parts of it change", ErrCorrupt, ref.Name)
-		}
-		if inParts {
-			next, _, _ := resource.ChangeElements(of.Parts(), p.changed(true), p.changed(false))
-			o.(parted).SetParts(next)
 		}
 		d.Put(o)
 	}
@@ -314,24 +253,6 @@ func (j *journal) close() error {
 		return nil
 	}
 	return j.file.Close()
-}
-
-// append makes a change in the journal. done is false for one that the file is to be written for.
-func (s *Store) append(changes []stored) (done bool, err error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	switch {
-	case s.broken != nil:
-		return false, s.broken
-	case s.readOnly:
-		return false, ErrReadOnly
-	case s.closed || s.journal.stuck:
-		return false, nil
-	}
-	if done, err = s.journal.append(changes); done {
-		s.flushLater()
-	}
-	return done, wrap(err)
 }
 
 // flush writes the file after the last change. What cannot be written now stays in the journal, which takes no more:

@@ -120,16 +120,16 @@ func writeParts(tx *bbolt.Tx, o resource.Object) error {
 	} else {
 		add = next
 	}
-	return changeParts(tx, resource.KindOf(o), o.Meta().Name, add, remove)
+	return changeParts(tx, o, add, remove)
 }
 
 // changeParts adds parts that are not there, and removes others that are.
-func changeParts(tx *bbolt.Tx, kind resource.Kind, name string, add, remove []string) error {
-	all, err := tx.CreateBucketIfNotExists(partsOf(kind))
+func changeParts(tx *bbolt.Tx, o resource.Object, add, remove []string) error {
+	all, err := tx.CreateBucketIfNotExists(partsOf(resource.KindOf(o)))
 	if err != nil {
 		return err
 	}
-	b, err := all.CreateBucketIfNotExists([]byte(name))
+	b, err := all.CreateBucketIfNotExists([]byte(o.Meta().Name))
 	if err != nil {
 		return err
 	}
@@ -162,20 +162,12 @@ func forgetParts(tx *bbolt.Tx, kind resource.Kind, name string) error {
 
 // CommitParts is CommitChanges for a resource that differs from what is stored in the parts given and in its metadata.
 func (s *Store) CommitParts(o resource.Object, add, remove []string) error {
-	kind, name := resource.KindOf(o), o.Meta().Name
-	data, err := encode(o)
-	if err != nil {
-		return err
-	}
-	change := stored{Kind: kind.Names().Kind + partsSuffix, Name: name, Data: data, Add: add, Remove: remove}
-	if done, err := s.append([]stored{change}); done || err != nil {
-		return err
-	}
 	return s.update(func(tx *bbolt.Tx) error {
+		kind := resource.KindOf(o)
 		b, err := tx.CreateBucketIfNotExists(bucketOf(kind))
 		if err != nil {
 			return err
 		}
-		return errors.Join(put(tx, b, kind, o), changeParts(tx, kind, name, add, remove), seal(tx))
+		return errors.Join(put(tx, b, kind, o), changeParts(tx, o, add, remove), seal(tx))
 	})
 }

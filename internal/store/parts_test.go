@@ -3,13 +3,9 @@
 package store
 
 import (
-	"bytes"
 	"errors"
-	"math/rand/v2"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"testing"
 
 	"go.etcd.io/bbolt"
@@ -104,55 +100,4 @@ func TestDamagedElements(t *testing.T) {
 			}
 		})
 	}
-}
-
-// A change of elements waits for one fdatasync and writes nothing into the file. Whenever the process is killed, and
-// whatever else is written meanwhile, the next one has all of them.
-func TestElementsInJournal(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "state.db")
-	set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
-		Metadata: v1alpha1.ObjectMeta{Name: "bad"}, Spec: v1alpha1.SetSpec{Type: "ports", Elements: []string{"3"}}}
-	s, want := mustOpen(t, path), resource.StateOf(resource.ObjectOf(set), moduleCalled("m1", 1, 1))
-	if err := s.Commit(want); err != nil {
-		t.Fatal(err)
-	}
-	syncs, changed := 0, 0
-	real := syncRecord
-	syncRecord = func(f *os.File) error { syncs++; return real(f) }
-	defer func() { syncRecord = real }()
-	random := rand.New(rand.NewPCG(1, 1))
-	some := func() []string { return []string{strconv.Itoa(random.IntN(6)), strconv.Itoa(random.IntN(6))} }
-	for i := range 200 {
-		before, at := readFile(t, path), syncs
-		next, added, removed := resource.ChangeElements(set.Spec.Elements, some()[:random.IntN(3)], some())
-		set.Spec.Elements, set.Metadata.Generation = next, int64(i)
-		if err := s.CommitParts(resource.ObjectOf(set), added, removed); err != nil {
-			t.Fatal(err)
-		}
-		if changed = syncs - at; changed != 1 || !bytes.Equal(before, readFile(t, path)) {
-			t.Fatalf("change %d: %d syncs of records, and the file is another: %t", i, changed,
-				!bytes.Equal(before, readFile(t, path)))
-		}
-		want.Put(resource.ObjectOf(set))
-		checkStored(t, "open", s, want)
-		switch random.IntN(6) {
-		case 0:
-			s, path = killed(t, path)
-		case 1:
-			s.flush()
-		case 2:
-			o := moduleCalled("m1", int64(i), i)
-			mustChange(t, s, resource.Changes{Put: []resource.Object{o}})
-			want.Put(o)
-		case 3: // all elements, by the file
-			set.Spec.Elements = []string{"1", strconv.Itoa(2 + random.IntN(4))}
-			mustChange(t, s, resource.Changes{Put: []resource.Object{resource.ObjectOf(set)}})
-			want.Put(resource.ObjectOf(set))
-		}
-		checkStored(t, "after", s, want)
-	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	checkStored(t, "closed", mustOpen(t, path), want)
 }

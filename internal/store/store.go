@@ -281,14 +281,8 @@ func (s *Store) Commit(d resource.State) error {
 
 // CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are.
 func (s *Store) CommitChanges(c resource.Changes) error {
-	if fitsJournal(c) {
-		changes, err := encodeAll(c)
-		if err != nil {
-			return err
-		}
-		if done, err := s.append(changes); done || err != nil {
-			return err
-		}
+	if done, err := s.append(c); done || err != nil {
+		return err
 	}
 	return s.update(func(tx *bbolt.Tx) error {
 		for _, kind := range resource.Kinds() {
@@ -327,6 +321,24 @@ func commit(tx *bbolt.Tx, d resource.State) error {
 func seal(tx *bbolt.Tx) error {
 	meta := tx.Bucket(bucketMeta)
 	return errors.Join(meta.Put(keySchema, []byte(strconv.Itoa(SchemaVersion))), meta.Put(keyDigest, digest(tx)))
+}
+
+// append makes a change in the journal. done is false for one that the file is to be written for.
+func (s *Store) append(c resource.Changes) (done bool, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	switch {
+	case s.broken != nil:
+		return false, s.broken
+	case s.readOnly:
+		return false, ErrReadOnly
+	case s.closed || s.journal.stuck || !fitsJournal(c):
+		return false, nil
+	}
+	if done, err = s.journal.append(c); done {
+		s.flushLater()
+	}
+	return done, wrap(err)
 }
 
 func (s *Store) view(do func(*bbolt.Tx) error) error {
