@@ -123,7 +123,7 @@ func writeParts(tx *bbolt.Tx, o resource.Object) error {
 	return changeParts(tx, o, add, remove)
 }
 
-// changeParts adds parts that are not there, and removes others that are.
+// changeParts adds parts, and removes others.
 func changeParts(tx *bbolt.Tx, o resource.Object, add, remove []string) error {
 	all, err := tx.CreateBucketIfNotExists(partsOf(resource.KindOf(o)))
 	if err != nil {
@@ -138,12 +138,18 @@ func changeParts(tx *bbolt.Tx, o resource.Object, add, remove []string) error {
 		sum = binary.BigEndian.Uint64(stored)
 	}
 	for _, part := range add {
+		if b.Get([]byte(part)) != nil {
+			continue // of a transaction of which only the last sync failed
+		}
 		sum += sumOf([]byte(part))
 		if err := b.Put([]byte(part), []byte{1}); err != nil {
 			return err
 		}
 	}
 	for _, part := range remove {
+		if b.Get([]byte(part)) == nil {
+			continue
+		}
 		sum -= sumOf([]byte(part))
 		if err := b.Delete([]byte(part)); err != nil {
 			return err

@@ -101,3 +101,25 @@ func TestDamagedElements(t *testing.T) {
 		})
 	}
 }
+
+// Changes of elements that are in the file already, as after a transaction of which only the last fdatasync failed,
+// leave it as it is.
+func TestElementsTwice(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state.db")
+	set := v1alpha1.Set{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindSet},
+		Metadata: v1alpha1.ObjectMeta{Name: "bad"}, Spec: v1alpha1.SetSpec{Type: "ports", Elements: []string{"1", "2"}}}
+	s := mustOpen(t, path)
+	if err := s.Commit(resource.StateOf(resource.ObjectOf(set))); err != nil {
+		t.Fatal(err)
+	}
+	for range 2 {
+		if err := s.CommitParts(resource.ObjectOf(set), []string{"7"}, []string{"2"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	set.Spec.Elements = []string{"1", "7"}
+	checkStored(t, "opened again", mustOpen(t, path), resource.StateOf(resource.ObjectOf(set)))
+}
