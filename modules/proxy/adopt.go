@@ -3,6 +3,7 @@
 package proxy
 
 import (
+	"errors"
 	"time"
 )
 
@@ -80,10 +81,11 @@ func (w *generation) adoptTargets(now time.Time) error {
 }
 
 func (w *generation) adoptVirtuals() error {
-	w.slots = newBlocks(uint32(len(w.maps.slots)), restFor)
+	w.slots = newBlocks(w.maps.slots.MaxEntries(), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
 	var negative []address
+	var failed error
 	err := each(w.maps.vips, mapVIPs, func(keys []address, values []vip) {
 		for i, value := range values {
 			if value.Flags&vipNegative != 0 {
@@ -92,12 +94,15 @@ func (w *generation) adoptVirtuals() error {
 			}
 			v := &virtual{addr: keys[i].addr(), value: value}
 			if w.slots.adopt(value.First, value.Count) { // an empty one is not, and its place is free
-				v.digest = digestOf(w.maps.run(value.First, value.Count))
+				run, err := w.maps.run(value.First, value.Count)
+				if failed = errors.Join(failed, err); err == nil {
+					v.digest = digestOf(run)
+				}
 			}
 			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
 		}
 	})
-	if err != nil {
+	if err = errors.Join(err, failed); err != nil {
 		return err
 	}
 	w.ids = newNumbers(1, w.maps.turns, restFor, taken)

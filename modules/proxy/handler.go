@@ -325,7 +325,7 @@ func (w *generation) stats() (*StatsReport, error) {
 			"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
 			"ports":      {ports, int(k.ports.MaxEntries())},
 			"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
-			"slots":      {int(w.slots.used), len(k.slots)},
+			"slots":      {int(w.slots.used), int(k.slots.MaxEntries())},
 			"interfaces": {len(w.locals.byIfindex), int(k.locals.MaxEntries()) - 1},
 		}}
 	if !w.tally.At.IsZero() {

@@ -18,14 +18,13 @@ import (
 
 // mapSet is access to the maps of a generation.
 type mapSet struct {
-	vips, ports, instances, owners, locals, interfaces, homes, names *ebpf.Map
+	vips, ports, slots, instances, owners, locals, interfaces, homes, names *ebpf.Map
 
 	sessions, pending, counts *ebpf.Map
 
 	turns uint32 // ids of virtual addresses that there are counters for
 	// Shared with the data plane. They end when the set is no longer reachable.
 	stats  []instanceStats
-	slots  []slot
 	shares []share
 }
 
@@ -34,9 +33,9 @@ type slot struct{ index, _ uint32 }
 
 func openMaps(maps sdk.Maps) (*mapSet, error) {
 	k := &mapSet{}
-	var slots, stats, turns, shares *ebpf.Map
+	var stats, turns, shares *ebpf.Map
 	for name, m := range map[string]**ebpf.Map{
-		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &slots, mapInstances: &k.instances, mapOwners: &k.owners,
+		mapVIPs: &k.vips, mapPorts: &k.ports, mapSlots: &k.slots, mapInstances: &k.instances, mapOwners: &k.owners,
 		mapLocals:     &k.locals,
 		mapInterfaces: &k.interfaces, mapHomes: &k.homes, mapNames: &k.names, mapSessions: &k.sessions,
 		mapPending: &k.pending,
@@ -50,9 +49,6 @@ func openMaps(maps sdk.Maps) (*mapSet, error) {
 	k.turns = turns.MaxEntries()
 	var err error
 	if k.stats, err = mapArray[instanceStats](k, mapInstanceStats, stats); err != nil {
-		return nil, err
-	}
-	if k.slots, err = mapArray[slot](k, mapSlots, slots); err != nil {
 		return nil, err
 	}
 	k.shares, err = mapArray[share](k, mapShares, shares)
@@ -71,13 +67,33 @@ func mapArray[V any](k *mapSet, name string, m *ebpf.Map) ([]V, error) {
 	return unsafe.Slice((*V)(unsafe.Pointer(&memory[0])), m.MaxEntries()), nil
 }
 
-// run reads a run of slots.
-func (k *mapSet) run(first, count uint32) []uint32 {
-	out := make([]uint32, count)
-	for i := range out {
-		out[i] = k.slots[first+uint32(i)].index
+// withRun lends a run of slots, as it lies in memory that is shared with the data plane. It is mapped until do returns:
+// all slots are 2 MiB, and the control plane uses them in changes only.
+func (k *mapSet) withRun(first, count uint32, do func([]slot)) error {
+	if count == 0 {
+		return nil
 	}
-	return out
+	const size = int(unsafe.Sizeof(slot{}))
+	page := os.Getpagesize()
+	begin := int(first) * size / page * page
+	end := (int(first+count)*size + page - 1) / page * page
+	memory, err := unix.Mmap(k.slots.FD(), int64(begin), end-begin, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
+	if err != nil {
+		return fmt.Errorf("map %s: mmap: %w", mapSlots, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }() // cannot fail for what Mmap returned
+	do(unsafe.Slice((*slot)(unsafe.Pointer(&memory[0])), (end-begin)/size)[int(first)-begin/size:][:count])
+	return nil
+}
+
+// run reads a run of slots.
+func (k *mapSet) run(first, count uint32) ([]uint32, error) {
+	out := make([]uint32, count)
+	return out, k.withRun(first, count, func(run []slot) {
+		for i := range out {
+			out[i] = run[i].index
+		}
+	})
 }
 
 func (s *instanceStats) sessions() int64      { return atomic.LoadInt64(&s.Sessions) }

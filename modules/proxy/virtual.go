@@ -113,7 +113,7 @@ func (w *generation) run(v *virtual, now time.Time) []uint32 {
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
 func (w *generation) share() int {
-	if int(w.slots.used) > len(w.maps.slots)/4*3 {
+	if int(w.slots.used) > int(w.maps.slots.MaxEntries())/4*3 {
 		return maglevScarce
 	}
 	return maglevShare
@@ -159,11 +159,17 @@ func (w *generation) writeVirtual(v *virtual, run []uint32, now time.Time) error
 		first, ok := w.slots.take(uint32(len(run)), now)
 		if !ok {
 			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run),
-				v.addr, len(w.maps.slots))
+				v.addr, w.maps.slots.MaxEntries())
 			digest = v.digest // the run that there is stays
 		} else {
-			for i, index := range run {
-				w.maps.slots[first+uint32(i)].index = index // no packet reads there, until the address refers to it
+			// No packet reads there, until the address refers to it.
+			if err := w.maps.withRun(first, uint32(len(run)), func(slots []slot) {
+				for i, index := range run {
+					slots[i].index = index
+				}
+			}); err != nil {
+				w.slots.release(first, now)
+				return err
 			}
 			next.First, next.Count = first, uint32(len(run))
 		}
