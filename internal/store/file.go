@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"iter"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -267,4 +268,16 @@ func verifySchema(tx *bbolt.Tx, path string) error {
 		return &NewerError{Path: path, Found: version}
 	}
 	return nil
+}
+
+// eachKey iterates over the names in a bucket, which may not exist.
+func eachKey(b *bbolt.Bucket) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		if b == nil {
+			return
+		}
+		c := b.Cursor()
+		for name, _ := c.First(); name != nil && yield(string(name)); name, _ = c.Next() {
+		}
+	}
 }

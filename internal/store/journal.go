@@ -120,7 +120,7 @@ func (j *journal) append(c resource.Changes) (done bool, err error) {
 		// to which no record of this journal belongs.
 		_, zeroErr := j.file.WriteAt(make([]byte, recordHead), j.end)
 		j.stuck = true
-		return false, errors.Join(err, zeroErr)
+		return false, errors.Join(err, zeroErr, syncRecord(j.file))
 	}
 	j.end, j.sum = j.end+int64(len(data)), sum
 	j.take(r)
@@ -278,4 +278,18 @@ func (s *Store) flushLater() {
 func baseOf(tx *bbolt.Tx) []byte {
 	meta := tx.Bucket(bucketMeta)
 	return slices.Concat(meta.Get(keyDigest), meta.Get(keyNonce))
+}
+
+// updateFile is a transaction of the file. Tests replace it.
+var updateFile = (*bbolt.DB).Update
+
+// hasBase reports whether records with this base are of the file.
+func (s *Store) hasBase(base []byte) (same bool) {
+	err := s.run(func() error {
+		return s.db.View(func(tx *bbolt.Tx) error {
+			same = bytes.Equal(baseOf(tx), base)
+			return nil
+		})
+	})
+	return same && err == nil
 }

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"go.etcd.io/bbolt"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/resource"
@@ -353,4 +355,61 @@ func TestJournalOfAnotherFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkStored(t, "a new file", mustOpen(t, next), resource.State{})
+}
+
+// Only the last fdatasync of a transaction fails: the file has it, and with it another base. Changes that follow
+// survive a kill.
+func TestLastSyncOfFileFails(t *testing.T) {
+	path := filled(t)
+	s, want := mustOpen(t, path), desired(100)
+	large := func(name string) resource.Object { return moduleCalled(name, 1, 2*maxRecord) }
+	real := updateFile
+	defer func() { updateFile = real }()
+	updateFile = func(db *bbolt.DB, do func(*bbolt.Tx) error) error { return errors.Join(real(db, do), unix.EIO) }
+	if err := s.CommitChanges(resource.Changes{Put: []resource.Object{large("failed")}}); !errors.Is(err, unix.EIO) {
+		t.Fatal(err)
+	}
+	updateFile = real
+	small := moduleCalled("small", 1, 5)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{small}})
+	want.Put(small)
+	want.Put(large("failed")) // what CommitChanges documents
+	next, _ := killed(t, path)
+	checkStored(t, "killed", next, want)
+}
+
+// A transaction that fails before its last page leaves the journal in use.
+func TestFileCannotBeWritten(t *testing.T) {
+	path := filled(t)
+	s, want := mustOpen(t, path), desired(100)
+	refused := errors.New("refused")
+	if err := s.update(func(*bbolt.Tx) error { return refused }); !errors.Is(err, refused) {
+		t.Fatal(err)
+	}
+	before := readFile(t, path)
+	small := moduleCalled("small", 1, 5)
+	mustChange(t, s, resource.Changes{Put: []resource.Object{small}})
+	want.Put(small)
+	if string(readFile(t, path)) != string(before) {
+		t.Error("the change has written the file")
+	}
+	next, _ := killed(t, path)
+	checkStored(t, "killed", next, want)
+}
+
+// A record that could not be synced is taken back on the disk, too: it may be there already.
+func TestUnsyncedRecordIsTakenBack(t *testing.T) {
+	path := filled(t)
+	s := mustOpen(t, path)
+	var heads []uint32 // of the record, at each sync
+	real := syncRecord
+	defer func() { syncRecord = real }()
+	syncRecord = func(*os.File) error {
+		heads = append(heads, binary.LittleEndian.Uint32(readFile(t, journalOf(path))))
+		return unix.EIO
+	}
+	err := s.CommitChanges(resource.Changes{Put: []resource.Object{moduleCalled("m1", 1, 5)}})
+	if !errors.Is(err, unix.EIO) || len(heads) != 2 || heads[0] == 0 || heads[1] != 0 {
+		t.Errorf("lengths of the record at each sync: %v, %v", heads, err)
+	}
 }

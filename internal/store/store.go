@@ -11,7 +11,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"iter"
 	"maps"
 	"os"
 	"path/filepath"
@@ -279,7 +278,8 @@ func (s *Store) Commit(d resource.State) error {
 	return s.update(func(tx *bbolt.Tx) error { return commit(tx, d) })
 }
 
-// CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are.
+// CommitChanges is Commit of changes alone: what it costs does not depend on how many other resources there are. When
+// the disk failed to sync the last page of a transaction, the file may have the change in spite of the error.
 func (s *Store) CommitChanges(c resource.Changes) error {
 	if done, err := s.append(c); done || err != nil {
 		return err
@@ -364,7 +364,7 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 		if err := s.own(); err != nil {
 			return err
 		}
-		return s.db.Update(func(tx *bbolt.Tx) error {
+		return updateFile(s.db, func(tx *bbolt.Tx) error {
 			if err := s.journal.write(tx); err != nil {
 				return err
 			}
@@ -376,6 +376,8 @@ func (s *Store) write(do func(*bbolt.Tx) error) error {
 	})
 	if err == nil {
 		s.journal.reset(base)
+	} else if !s.hasBase(s.journal.base) {
+		s.journal.stuck = true // only the last fdatasync failed: no record is of this file any more
 	}
 	return err
 }
@@ -447,18 +449,6 @@ func read(tx *bbolt.Tx, kind resource.Kind, into resource.State) error {
 		into.Put(o)
 		return readParts(tx, o)
 	})
-}
-
-// eachKey iterates over the names in a bucket, which may not exist.
-func eachKey(b *bbolt.Bucket) iter.Seq[string] {
-	return func(yield func(string) bool) {
-		if b == nil {
-			return
-		}
-		c := b.Cursor()
-		for name, _ := c.First(); name != nil && yield(string(name)); name, _ = c.Next() {
-		}
-	}
 }
 
 // write changes resources of a kind, and touches only what differs: a page that is not touched is not written.
