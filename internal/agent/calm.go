@@ -60,8 +60,7 @@ func (c calm) linkReady() bool {
 			continue
 		}
 		err := k.CreateChain(spec)
-		var rejected *dataplane.RejectedError
-		if c.refused[id] = errors.As(err, &rejected); err != nil {
+		if c.note(id, err); err != nil {
 			c.log.Warn("a chain is not linked before a service needs it", "chain", id, "error", err)
 		}
 		return err == nil || c.refused[id] // others may pass with the next change
@@ -81,9 +80,16 @@ func (c calm) timeChains(ctx context.Context) {
 			continue
 		}
 		if err := c.dp.Time(spec, modules); err != nil {
-			var rejected *dataplane.RejectedError
-			c.refused[id] = errors.As(err, &rejected)
+			c.note(id, err)
 			c.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
 		}
+	}
+}
+
+// note remembers a chain that the verifier has refused. Other errors may pass.
+func (c calm) note(id string, err error) {
+	var rejected *dataplane.RejectedError
+	if errors.As(err, &rejected) {
+		c.refused[id] = true
 	}
 }

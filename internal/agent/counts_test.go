@@ -167,4 +167,7 @@ func TestTimedCopyLater(t *testing.T) {
 	if err := samples.Lookup(uint32(0), &id); err != nil {
 		t.Errorf("no copy after the obstacle is gone: %v", err)
 	}
+	if len(refused) != 0 {
+		t.Errorf("remembered, although the verifier has refused none: %v", refused)
+	}
 }
