@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/kerb-edge/kerb/internal/atomicfile"
@@ -23,7 +24,7 @@ func Cached(file string) (Result, bool) {
 	data, err := os.ReadFile(file)
 	boot, bootErr := bootID()
 	if err != nil || bootErr != nil || json.Unmarshal(data, &k) != nil || k.Boot != boot ||
-		len(k.Result.Checks) != len(checks) {
+		!slices.EqualFunc(k.Result.Checks, checks, func(a Check, b check) bool { return a.Name == b.name }) {
 		return Result{}, false // also that of another version, which had other checks
 	}
 	return k.Result, true

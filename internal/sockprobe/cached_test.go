@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"testing"
 )
 
@@ -20,12 +21,17 @@ func TestKnownUntilTheNextBoot(t *testing.T) {
 		t.Fatal(err)
 	}
 	whole := Result{Checks: make([]Check, len(checks))}
-	whole.Checks[0] = Check{Name: "splice", Detail: "never returns"}
+	for i, c := range checks {
+		whole.Checks[i] = Check{Name: c.name, Detail: "never returns"}
+	}
+	renamed := Result{Checks: slices.Clone(whole.Checks)}
+	renamed.Checks[1].Name = "of another version"
 	for _, of := range []struct {
 		boot   string
 		result Result
 		known  bool
-	}{{boot, whole, true}, {"another", whole, false}, {boot, Result{Checks: whole.Checks[1:]}, false}} {
+	}{{boot, whole, true}, {"another", whole, false}, {boot, Result{Checks: whole.Checks[1:]}, false},
+		{boot, renamed, false}} {
 		data, err := json.Marshal(known{of.boot, of.result})
 		if err != nil {
 			t.Fatal(err)

@@ -177,7 +177,7 @@ struct tun_sender_key {
 
 /* Packets of unknown sources that reached the control plane within 2^TUN_WINDOW_BITS ns: at most
  * TUN_HELD_SOURCE of one, and TUN_HELD_NODE from one node. Two CPUs that begin a window at a time
- * may lose a few. */
+ * count a few too little, and of those that reach the limit at a time all may find it passed. */
 struct tun_held {
 	__u32 window;
 	__u32 packets;

@@ -28,7 +28,7 @@ var hostPackages string
 
 const (
 	defaultKernels = "5.10,6.1,6.1-rt,6.12,newest"
-	defaultTests   = "./test/kernels/smoke,./internal/dataplane/...,./modules/..."
+	defaultTests   = "./test/kernels/smoke,./internal/dataplane/...,./internal/sockprobe,./modules/..."
 )
 
 // options are the command line.
