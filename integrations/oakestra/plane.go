@@ -122,28 +122,53 @@ func (l *Listener) ensurePlane(ctx context.Context) error {
 // deploy as soon as it has the answer, and a deployment that begins with linking may take more than it has.
 const linkLimit = 4 * time.Second
 
-// awaitChains waits until the agent has chains for services that will come, or runs some.
-func (l *Listener) awaitChains(ctx context.Context) {
-	l.mu.Lock()
-	reason, _ := l.session.describe()
-	l.mu.Unlock()
-	if reason == notConnected {
-		return // there are no modules before
-	}
-	tick := time.NewTicker(linkLimit / 40)
+// connectLatest is how long a registration waits for a connection without which the modules are not applied.
+const connectLatest = time.Second
+
+// errAgentSilent is why nothing is known of the agent's chains.
+var errAgentSilent = errors.New("the agent does not answer")
+
+// awaitChains waits until the agent has chains for services that will come, or runs some. Without a connection of the
+// worker there may be no modules to wait for.
+func (l *Listener) awaitChains(ctx context.Context, s *session) {
+	tick, latest := time.NewTicker(linkLimit/40), time.After(connectLatest)
 	defer tick.Stop()
-	for !l.hasChains(ctx) {
+	for problem := errAgentSilent; ; {
+		has, err := l.hasChains(ctx)
+		if has {
+			return
+		}
+		if ctx.Err() == nil { // else it is the end of the wait that has failed
+			problem = err
+		}
 		select {
 		case <-ctx.Done():
-			l.log.Warn("registered before the modules of the worker are linked; the first deployment waits for them")
+			l.warnOfChains(ctx, problem)
 			return
+		case <-latest:
+			if !s.connected() {
+				return
+			}
 		case <-tick.C:
 		}
 	}
 }
 
+// warnOfChains logs that a registration is answered too early, unless the client waits no longer.
+func (l *Listener) warnOfChains(ctx context.Context, problem error) {
+	switch {
+	case errors.Is(ctx.Err(), context.Canceled):
+	case problem != nil:
+		l.log.Warn("registered, and it is unknown whether the modules of the worker are linked; deployments may fail",
+			"waited", linkLimit, "error", problem)
+	default:
+		l.log.Warn("registered before the modules of the worker are linked: a deployment that comes first links them, "+
+			"and fails if that takes longer than it may", "waited", linkLimit, "limit", deployLimit)
+	}
+}
+
 // hasChains reports whether services can have the proxy at once, in both directions.
-func (l *Listener) hasChains(ctx context.Context) bool {
+func (l *Listener) hasChains(ctx context.Context) (bool, error) {
 	chains, err := l.agent.chains(ctx)
 	has := map[string]bool{}
 	for _, c := range chains {
@@ -151,5 +176,5 @@ func (l *Listener) hasChains(ctx context.Context) bool {
 			has[c.Direction] = true
 		}
 	}
-	return err == nil && len(has) == 2
+	return err == nil && len(has) == 2, err
 }

@@ -71,50 +71,103 @@ func TestModulesOfAWorkerComeBack(t *testing.T) {
 	}
 }
 
-// NodeEngine may deploy when it has the answer to its registration: that comes when the agent has linked the chains of
-// services in both directions, or has taken too long.
-func TestRegistrationWaitsForChains(t *testing.T) {
-	m := newMember(t)
-	m.register(testWorker)
-	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
+// chainAgent is an agent that answers requests for its chains one after the other, the last one again and again.
+type chainAgent struct {
+	answers [][]v1.Chain // the agent fails if there is none
+	asked   int          // is used in turn with the agent
+}
+
+func newChainAgent(m *member, answers ...[]v1.Chain) *chainAgent {
+	m.Helper()
+	socket, err := net.Listen("unix", filepath.Join(m.TempDir(), "agent"))
 	if err != nil {
-		t.Fatal(err)
+		m.Fatal(err)
 	}
+	a := &chainAgent{answers: answers}
+	server := &httptest.Server{Listener: socket,
+		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			a.asked++
+			if len(a.answers) == 0 {
+				http.Error(w, "the store is damaged", http.StatusInternalServerError)
+				return
+			}
+			if err := json.NewEncoder(w).Encode(a.answers[min(a.asked, len(a.answers))-1]); err != nil {
+				m.Error(err)
+			}
+		})}}
+	server.Start()
+	m.Cleanup(server.Close)
+	m.l.agent = newAgent(socket.Addr().String())
+	return a
+}
+
+// registerNode is a request of NodeEngine.
+func (m *member) registerNode() {
+	m.Helper()
+	w := httptest.NewRecorder()
+	m.l.registerNode(w, httptest.NewRequest(http.MethodPost, "/register",
+		strings.NewReader(`{"client_id":"`+testWorker+`","cluster_address":"127.0.0.1"}`)))
+	if w.Code != http.StatusOK {
+		m.Errorf("%d %s", w.Code, w.Body)
+	}
+}
+
+func chainsBeingLinked() [][]v1.Chain {
 	of := func(direction string, ready bool, modules ...string) v1.Chain {
 		return v1.Chain{Direction: direction, Ready: ready, Modules: modules}
 	}
-	answers := [][]v1.Chain{
+	return [][]v1.Chain{
 		{},
 		{of("ingress", false, tunnelResource)},
 		{of("egress", true, proxyResource), of("ingress", false, proxyResource)}, // of a service that has gone
 		{of("egress", true, proxyResource, tunnelResource), of("ingress", true, tunnelResource, proxyResource)},
 	}
-	asked := 0
-	agent := &httptest.Server{Listener: socket,
-		Config: &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-			if err := json.NewEncoder(w).Encode(answers[min(asked, len(answers)-1)]); err != nil {
-				t.Error(err)
-			}
-			asked++
-		})}}
-	agent.Start()
-	defer agent.Close()
-	m.l.agent = newAgent(socket.Addr().String())
-	register := func() {
-		t.Helper()
-		w := httptest.NewRecorder()
-		m.l.registerNode(w, httptest.NewRequest(http.MethodPost, "/register",
-			strings.NewReader(`{"client_id":"`+testWorker+`","cluster_address":"127.0.0.1"}`)))
-		if w.Code != http.StatusOK {
-			t.Errorf("%d %s", w.Code, w.Body)
-		}
+}
+
+// NodeEngine may deploy when it has the answer to its registration: that comes when the agent has linked the chains of
+// services in both directions, or has taken too long.
+func TestRegistrationWaitsForChains(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	a := newChainAgent(m, chainsBeingLinked()...)
+	if m.registerNode(); a.asked != len(a.answers) {
+		t.Errorf("answered after %d of %d requests for the agent's chains", a.asked, len(a.answers))
 	}
-	if register(); asked != len(answers) {
-		t.Errorf("answered after %d of %d requests for the agent's chains", asked, len(answers))
-	}
-	answers = answers[:1]
-	if register(); !strings.Contains(m.log.String(), "before the modules of the worker are linked") {
+	a.answers = a.answers[:1]
+	if m.registerNode(); !strings.Contains(m.log.String(), "before the modules of the worker are linked") {
 		t.Errorf("an agent that takes long: %s", m.log)
+	}
+	a.answers = nil
+	if m.registerNode(); !strings.Contains(m.log.String(), "the store is damaged") {
+		t.Errorf("an agent that does not know: %s", m.log)
+	}
+}
+
+// A node with a subnet of its own connects while it registers: the modules are applied at once, and waited for.
+func TestRegistrationWithASubnetWaitsForChains(t *testing.T) {
+	m := newMember(t)
+	o := Options{Bridge: "oaktest-none", Subnet: "10.18.0.0/26", Subnet6: "fc00::/120"}
+	m.l.options.Subnet, m.l.options.Subnet6, m.l.net = o.Subnet, o.Subnet6, newNetwork(o)
+	close(m.l.subnet)
+	a := newChainAgent(m, chainsBeingLinked()...)
+	if m.registerNode(); a.asked != len(a.answers) {
+		t.Errorf("answered after %d of %d requests for the agent's chains", a.asked, len(a.answers))
+	}
+	wait.Until(t, "the connection leads to a check of the modules", func() bool { return len(m.l.look) > 0 })
+}
+
+// Without a broker there are no modules to wait for.
+func TestRegistrationWithoutABrokerDoesNotWaitForChains(t *testing.T) {
+	m := newMember(t)
+	m.register(testWorker)
+	m.broker.Stop()
+	wait.Until(t, "the connection is lost", func() bool {
+		reason, _ := m.l.describe()
+		return reason == notConnected
+	})
+	newChainAgent(m, nil)
+	if m.registerNode(); strings.Contains(m.log.String(), "modules of the worker are linked") {
+		t.Errorf("waited for the modules: %s", m.log)
 	}
 }
 

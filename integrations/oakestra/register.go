@@ -52,9 +52,10 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	if in.ClusterAddress == "" {
 		in.ClusterAddress = l.options.Cluster
 	}
+	var s *session
 	err := in.check()
 	if err == nil {
-		err = l.enlist(r.Context(), in)
+		s, err = l.enlist(r.Context(), in)
 	}
 	if err != nil {
 		fail(w, "register", err)
@@ -68,22 +69,22 @@ func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel = context.WithTimeout(r.Context(), linkLimit)
 	defer cancel()
-	l.awaitChains(ctx)
+	l.awaitChains(ctx, s)
 }
 
 // enlist takes the id of the worker. NodeEngine has a new one whenever it starts, and has ended its containers then:
-// services of the old id are released, and the cluster assigns a new subnet.
-func (l *Listener) enlist(ctx context.Context, in registration) error {
+// services of the old id are released, and the cluster assigns a new subnet. It returns the session of the worker.
+func (l *Listener) enlist(ctx context.Context, in registration) (*session, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if in.ClientID == l.state.Worker && in.ClusterAddress == l.state.Cluster {
-		return nil
+		return l.session, nil
 	}
 	before := l.state.clone()
 	if in.ClientID != l.state.Worker {
 		for _, s := range l.state.clone().Services {
 			if err := l.releaseService(ctx, s); err != nil {
-				return err
+				return nil, err
 			}
 		}
 		before = l.state.clone()
@@ -93,7 +94,7 @@ func (l *Listener) enlist(ctx context.Context, in registration) error {
 	l.state.Cluster = in.ClusterAddress
 	if err := l.save(); err != nil {
 		l.state = before
-		return err
+		return nil, err
 	}
 	l.log.Info("registered", "worker", in.ClientID, "cluster", in.ClusterAddress)
 	if l.options.Subnet == "" && l.state.Subnet == "" && l.net.assigned() {
@@ -101,7 +102,7 @@ func (l *Listener) enlist(ctx context.Context, in registration) error {
 		l.subnet = make(chan struct{})
 	}
 	l.join()
-	return nil
+	return l.session, nil
 }
 
 // Subnets of services that were deployed before this worker asked its cluster for a subnet.
@@ -144,7 +145,7 @@ func (l *Listener) join() {
 		l.jobs.add(j, l.log)
 		l.lookNow()
 	}
-	o.onConnect = l.jobs.doubt
+	o.onConnect, o.onReady = l.jobs.doubt, l.lookNow
 	o.onSubnet = func(four, six netip.Prefix) { l.takeSubnet(worker, four, six) }
 	var own []hostedInstance
 	for _, s := range l.state.Services {

@@ -54,6 +54,7 @@ type sessionOptions struct {
 	resolved        func(link.Result)            // takes what was found for the agent
 	onJob           func(job)                    // must not wait
 	onConnect       func()                       // called before each attempt; must not wait
+	onReady         func()                       // called when connected; must not wait
 }
 
 // times are the intervals of a session.
@@ -150,6 +151,7 @@ func (s *session) connection(ctx context.Context) error {
 	}
 	s.log.Info("connected to the broker", "broker", s.broker.url(s.cluster), "worker", s.worker)
 	s.resume(ctx, client)
+	s.onReady()
 	return s.work(ctx, client, lost)
 }
 
@@ -361,6 +363,13 @@ func (s *session) takeSubnet(payload []byte) error {
 }
 
 const notConnected = "NotConnected"
+
+// connected reports whether messages can be sent now.
+func (s *session) connected() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.problem == nil
+}
 
 // describe returns a reason and a message for a condition. The reason is empty if all is well.
 func (s *session) describe() (reason, text string) {
