@@ -42,6 +42,7 @@ static __always_inline void count(void *map, __u32 key)
 
 #include "chain_count.h"
 #include "chain_latency.h"
+#include "chain_drops.h"
 
 #ifdef KERB_HOOK_XDP
 static __always_inline __u32 begin(struct xdp_md *ctx, struct kerb_pkt *pkt)
@@ -191,6 +192,7 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 		pkt->reason = KERB_DROP_UNSPEC;
 	count_exit(call, KERB_EXIT_DROP);
 	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason);
+	kerb_drop_keep(pkt->ctx, call, pkt->reason);
 	return KERB_ACT_DROP;
 }
 

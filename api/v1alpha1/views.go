@@ -92,6 +92,18 @@ type TraceRequest struct {
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
 }
 
+// DropsRequest says which of the packets to return that modules dropped. Zero values stand for any.
+type DropsRequest struct {
+	Service  string `query:"service" doc:"Only this service"`
+	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
+	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
+	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
+	Module   string `query:"module" doc:"That dropped the packet"`
+	Reason   string `query:"reason"`
+	Bytes    int    `query:"bytes" minimum:"0" maximum:"128" doc:"Of each frame that are returned"`
+	Count    int    `query:"count" minimum:"1" maximum:"10000" default:"100" doc:"At most the last so many"`
+}
+
 // TraceLine is one line of a trace: a packet, the number of events that have been lost so far, or why the trace ended.
 type TraceLine struct {
 	*TracedPacket

@@ -97,7 +97,7 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 		if to := cmp.Or(s.Service, s.Interface); to != "" {
 			text += " to " + to
 		}
-		if times {
+		if times && s.Nanoseconds > 0 { // not of packets that no trace has seen
 			text += fmt.Sprintf(" in %d ns", s.Nanoseconds)
 		}
 		steps = append(steps, text)

@@ -53,21 +53,6 @@ func (a *app) traceCommand() *cobra.Command {
 	return c
 }
 
-func (a *app) liveDropsCommand() *cobra.Command {
-	t := traceOptions{request: v1alpha1.TraceRequest{Verdict: "drop"}}
-	c := answers(&cobra.Command{
-		Use:   "drops",
-		Short: "Show packets as modules drop them",
-		Long: "Shows each packet that a module drops from now on, with the module and the reason: kerb trace --verdict " +
-			"drop, whose help\nsays more. kerb module drops has the counts of all drops so far.",
-		Example: "  kerb drops --service web\n  kerb drops --module fw --for 1m -w dropped.pcapng",
-		Args:    cobra.NoArgs,
-		RunE:    func(cmd *cobra.Command, _ []string) error { return a.runTrace(cmd, t) },
-	})
-	t.flags(c)
-	return c
-}
-
 // traceOptions are the flags of a trace.
 type traceOptions struct {
 	request v1alpha1.TraceRequest
@@ -104,22 +89,27 @@ func (a *app) runTrace(cmd *cobra.Command, t traceOptions) error {
 			return a.printTraced(cmd.OutOrStdout(), text, p, t.times)
 		})
 	}
+	if err := captureOnly(cmd); err != nil {
+		return err
+	}
+	return a.traceTo(cmd, t.file, r)
+}
+
+// captureOnly refuses -o for a command that writes a capture.
+func captureOnly(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
 		return &usageError{errors.New("-w writes a capture, and -o prints packets: use one of them")}
 	}
-	return a.traceTo(cmd, t.file, r)
+	return nil
 }
 
 // trace shows packets as they come.
 func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceRequest,
 	show func(text string, p v1alpha1.TracedPacket) error) error {
-	q := url.Values{"count": {strconv.Itoa(r.Count)}, "seconds": {strconv.Itoa(r.Seconds)},
-		"port": {strconv.Itoa(int(r.Port))}, "bytes": {strconv.Itoa(r.Bytes)}}
-	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol,
-		"module": r.Module, "verdict": r.Verdict, "reason": r.Reason} {
-		if value != "" {
-			q.Set(key, value)
-		}
+	q := traceQuery(r)
+	q.Set("seconds", strconv.Itoa(r.Seconds))
+	if r.Verdict != "" {
+		q.Set("verdict", r.Verdict)
 	}
 	body, err := a.stream(ctx, "/v1/trace?"+q.Encode())
 	if err != nil {
@@ -151,8 +141,33 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	return ignoreInterrupt(ctx, lines.Err())
 }
 
+// traceQuery are the parameters that /v1/trace and /v1/drops share.
+func traceQuery(r v1alpha1.TraceRequest) url.Values {
+	q := url.Values{"count": {strconv.Itoa(r.Count)}, "port": {strconv.Itoa(int(r.Port))},
+		"bytes": {strconv.Itoa(r.Bytes)}}
+	for key, value := range map[string]string{"service": r.Service, "host": r.Host, "protocol": r.Protocol,
+		"module": r.Module, "reason": r.Reason} {
+		if value != "" {
+			q.Set(key, value)
+		}
+	}
+	return q
+}
+
 // traceTo writes packets to a capture as they come.
 func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) error {
+	return writeCapture(cmd, name, func(w *capture.Writer) (packets int, err error) {
+		r.Bytes = capture.Bytes
+		err = a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(_ string, p v1alpha1.TracedPacket) error {
+			packets++
+			return w.Add(p)
+		})
+		return packets, err
+	})
+}
+
+// writeCapture has a function fill a capture, which returns the number of its packets.
+func writeCapture(cmd *cobra.Command, name string, fill func(*capture.Writer) (packets int, err error)) error {
 	out := cmd.OutOrStdout()
 	if name == "-" {
 		if isTerminal(out) {
@@ -171,12 +186,7 @@ func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) 
 	if err != nil {
 		return err
 	}
-	packets := 0
-	r.Bytes = capture.Bytes
-	err = a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(_ string, p v1alpha1.TracedPacket) error {
-		packets++
-		return w.Add(p)
-	})
+	packets, err := fill(w)
 	if name != "-" {
 		fmt.Fprintf(cmd.ErrOrStderr(), "%d packets written to %s\n", packets, name)
 	}

@@ -58,7 +58,9 @@ func (l *linker) chainConstants(section string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	constants := map[string]any{"kerb_cpus": uint64(cpus), "kerb_counts_size": uint64(l.countsSize())}
+	size := uint64(l.countsSize())
+	constants := map[string]any{"kerb_cpus": uint64(cpus), "kerb_counts_size": size,
+		"kerb_last_drops_at": uint64(cpus) * size}
 	if l.frags {
 		xdp := xdpFlags()
 		constants["kerb_xdp_flags"], constants["kerb_xdp_has_frags"] = xdp.offset, xdp.frags

@@ -92,14 +92,14 @@ func (l *linker) countsSize() uint32 {
 	return (size+line-1)/line*line + line
 }
 
-// newCounts creates the map for the counts of a chain.
+// newCounts creates the map for the counts of a chain, and the packets that it drops.
 func (l *linker) newCounts() (*ebpf.Map, error) {
 	cpus, err := ebpf.PossibleCPU()
 	if err != nil {
 		return nil, err
 	}
 	spec := l.object.Maps[countsMap].Copy()
-	spec.ValueSize = uint32(cpus) * l.countsSize()
+	spec.ValueSize = uint32(cpus)*l.countsSize() + lastDropsSize
 	return ebpf.NewMap(spec)
 }
 
@@ -125,6 +125,9 @@ func perCPUCounts(m *ebpf.Map) (all []cpuCounts, err error) {
 	var whole cpuCounts
 	if err := m.Lookup(uint32(0), &whole); err != nil {
 		return nil, err
+	}
+	if keepsDrops(m) {
+		whole = whole[:(m.ValueSize()-lastDropsSize)/uint32(binary.Size(Count{}))]
 	}
 	for one := range slices.Chunk(whole, len(whole)/cpus) {
 		all = append(all, one)
@@ -168,9 +171,11 @@ func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
 	return uint32(slices.Index(retiredSides, side)*len(retiredDirections) + slices.Index(retiredDirections, dir))
 }
 
-// countReader reads counts. One that removes a chain, or completes a generation, excludes those that read.
+// countReader reads counts and dropped packets. One that removes a chain, or completes a generation, excludes those
+// that read.
 type countReader struct {
 	mu   sync.Mutex
+	kept []DroppedPacket       // of chains that were removed
 	next map[countedOnce]Count // what was read last
 }
 
@@ -416,6 +421,9 @@ func (d *Dataplane) retire(dir string) error {
 		return err
 	}
 	defer c.Close()
+	if err := d.keepDrops(c); err != nil {
+		return err
+	}
 	stats, err := c.stats()
 	if err != nil {
 		return err

@@ -58,6 +58,8 @@ type Backend interface {
 	ServeModule(w http.ResponseWriter, r *http.Request, name string) error
 	// Trace reports what modules do to packets, until ctx ends or the request's limits are reached.
 	Trace(ctx context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TraceLine) error) error
+	// Drops returns the last packets that modules dropped, oldest first: a sample if there were many.
+	Drops(ctx context.Context, r v1alpha1.DropsRequest) ([]v1alpha1.TracedPacket, error)
 	// Explain reports what the modules of a service would do to a packet. Nothing on the node notices.
 	Explain(ctx context.Context, r v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error)
 	// Collect adds the agent's and the modules' metrics.

@@ -128,6 +128,10 @@ func (s *Server) addRoutes() {
 		func(ctx context.Context, r *v1alpha1.RevertRequest) (v1alpha1.ApplyResult, error) {
 			return brief(s.backend.Revert(ctx, *r))
 		})
+	route(s, "GET", "/v1/drops", "drops", "The last packets that modules dropped, as these left them, oldest first",
+		func(ctx context.Context, r *v1alpha1.DropsRequest) ([]v1alpha1.TracedPacket, error) {
+			return s.backend.Drops(ctx, *r)
+		})
 	route(s, "GET", "/v1/explain", "explain", "What the modules of a service would do to a packet",
 		func(ctx context.Context, r *v1alpha1.ExplainRequest) (v1alpha1.ExplainedPacket, error) {
 			return s.backend.Explain(ctx, *r)

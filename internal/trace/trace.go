@@ -138,12 +138,7 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 		Length: e.Len, LinkType: place.Link.LinkType(), Frame: e.Bytes,
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
-	switch e.Proto {
-	case protocols["tcp"]:
-		p.TCPFlags = tcpFlags(e.TCPFlags)
-	case protocols["icmp"], protocols["icmpv6"]:
-		p.ICMPType, p.ICMPCode = &e.ICMPType, &e.ICMPCode
-	}
+	describeL4(&p.TracedPacket, e)
 	return p
 }
 

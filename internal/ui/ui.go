@@ -117,7 +117,7 @@ func (s *Server) routes() http.Handler {
 // reads are routes of the agent that change nothing.
 var reads = []string{"/v1/status", "/v1/chains", "/v1/services", "/v1/services/{name}", "/v1/modules",
 	"/v1/modules/{name}", "/v1/virtualservices", "/v1/models", "/v1/sets", "/v1/packages", "/v1/changes",
-	"/v1/changes/{name}", "/v1/events", "/v1/explain", "/v1/trace"}
+	"/v1/changes/{name}", "/v1/events", "/v1/drops", "/v1/explain", "/v1/trace"}
 
 // moduleRoutes are routes of built-in modules that the page shows.
 var moduleRoutes = []string{"agreement", "blocked", "classes", "fuse", "instances", "late", "listeners", "models",

@@ -206,6 +206,7 @@ func TestRoutes(t *testing.T) {
 	for path, want := range map[string]string{"/v1/changes/7": "GET /v1/changes/7", "/v1/services": "GET /v1/services",
 		"/v1/explain?packet=tcp%20a": "GET /v1/explain?packet=tcp%20a",
 		"/v1/modules/px/instances":   "GET /v1/modules/px/instances",
+		"/v1/drops?count=5":          "GET /v1/drops?count=5",
 		"/v1/trace?count=5":          "GET /v1/trace?count=5"} {
 		s.wants(http.StatusOK, s.base+path, nil)
 		if got := s.asked.Load(); got != want {

@@ -38,8 +38,8 @@ func TestCaptures(t *testing.T) {
 	}()
 
 	file := filepath.Join(t.TempDir(), "dropped.pcapng")
-	r := n.kerb("drops", "--module", "fw", "--reason", "policy", "--host", n.db.Addr4().String()+"/30", "--count", "3",
-		"-w", file)
+	r := n.kerb("drops", "--follow", "--module", "fw", "--reason", "policy", "--host", n.db.Addr4().String()+"/30",
+		"--count", "3", "-w", file)
 	if r.code != 0 || r.stdout != "" || !strings.Contains(r.stderr, "3 packets written to "+file) {
 		t.Fatalf("kerb drops: %+v", r)
 	}
@@ -85,11 +85,32 @@ func TestCaptures(t *testing.T) {
 	}
 
 	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) in ")
+	n.keepsDrops(shown, into+"2"+ends+"53|kerb: fw:drop (policy)")
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")
 	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
 	n.refused(n.kerb("trace", "--host", "10.0.0.0/33"), 2, "neither an IP address nor a prefix")
 	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
+}
+
+// keepsDrops checks the packets that are kept without a trace, which are all those that fw drops of db.
+func (n *node) keepsDrops(shown func(file string) []string, want string) {
+	n.T.Helper()
+	n.wants("drops", []string{"--module", "fw", "--service", "db", "--port", "53"}, "db ingress", "udp ", ":53 len 46",
+		"fw:drop (policy)")
+	n.wants("drops", []string{"--module", "count"}, "no dropped packets")
+	n.wants("drops", []string{"--port", "54"}, "no dropped packets")
+	n.refused(n.kerb("drops", "--module", "fww"), 3, "fww")
+	file := filepath.Join(n.T.TempDir(), "kept.pcapng")
+	r := n.kerb("drops", "--count", "2", "-w", file)
+	if r.code != 0 || !strings.Contains(r.stderr, "2 packets written to") {
+		n.T.Fatalf("kerb drops -w: %+v", r)
+	}
+	for _, l := range shown(file) {
+		if l != want {
+			n.T.Errorf("tshark shows %q, want %q", l, want)
+		}
+	}
 }
 
 // datagrams sends some to each port of db from web until stop is closed.

@@ -237,8 +237,9 @@ func drops(n *nodetest.Node, b *browser) {
 func packets(b *browser, db *netlab.Host) {
 	b.t.Helper()
 	b.script("location.hash = '#/packets?service=db'", nil)
+	b.shows("#kept", "db ingress", ":5432", "fw", "drop (policy)")
 	b.click("#trace button")
-	b.shows(".packets", "db ingress", ":5432", "drop (policy)", "fw")
+	b.shows("#trace ~ .packets", "db ingress", ":5432", "drop (policy)", "fw")
 	b.captured()
 	b.click("#trace button") // stop; on a slow machine it has ended, and begins again
 	b.enter("#whatif input", fmt.Sprintf("udp 198.51.100.7:4000 > %s:5432", db.Addr4()))

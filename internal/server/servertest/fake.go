@@ -316,6 +316,19 @@ func (f *Fake) Explain(ctx context.Context, r v1alpha1.ExplainRequest) (out v1al
 	return out, err
 }
 
+// Drops implements server.Backend: the packet of Trace was dropped.
+func (f *Fake) Drops(ctx context.Context, r v1alpha1.DropsRequest) (out []v1alpha1.TracedPacket, err error) {
+	err = f.Trace(ctx, v1alpha1.TraceRequest{Host: r.Host}, func(line v1alpha1.TraceLine) error {
+		p := *line.TracedPacket
+		p.Steps = p.Steps[1:]
+		if r.Service == "" || r.Service == p.Service {
+			out = append(out, p)
+		}
+		return nil
+	})
+	return out, err
+}
+
 // Trace implements server.Backend: there is one packet, which the firewall drops.
 func (f *Fake) Trace(_ context.Context, r v1alpha1.TraceRequest, tell func(v1alpha1.TraceLine) error) error {
 	if r.Host == "nonsense" {

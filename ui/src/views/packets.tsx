@@ -13,6 +13,7 @@ export function PacketsView({ query }: { query: URLSearchParams }) {
     <>
       <Head title="Packets" sub="What happens to packets that come, and what would happen to one that does not" />
       <Trace query={query} />
+      <Dropped query={query} />
       <WhatIf query={query} />
     </>
   );
@@ -87,6 +88,37 @@ function Trace({ query }: { query: URLSearchParams }) {
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
       {packets.value.length === 0 && <p class="note">{running.value ? "Waiting for a matching packet." : "A trace takes up to a minute or 5,000 packets. Chains that are not traced cost nothing extra."}</p>}
       <ol class="packets" aria-label="Packets, newest first">
+        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} />)}
+      </ol>
+    </Card>
+  );
+}
+
+// Dropped has the packets that chains keep of those that modules dropped.
+function Dropped({ query }: { query: URLSearchParams }) {
+  const packets = useSignal<Packet[] | undefined>(undefined);
+  const failed = useSignal("");
+  const service = query.get("service") ?? "";
+  const read = () => {
+    failed.value = "";
+    send<Packet[]>(`v1/drops?bytes=128&count=500${service && `&service=${encodeURIComponent(service)}`}`)
+      .then((all) => { packets.value = all.reverse(); }).catch((err: Error) => { failed.value = err.message; });
+  };
+  useEffect(read, [service]);
+  const shown = packets.value ?? [];
+  return (
+    <Card title="Last dropped" extra={<Command text={`kerb drops${service && ` --service ${quote(service)}`}`} />}>
+      <div class="form" id="dropped">
+        <button type="button" class="button" onClick={read}>Read again</button>
+        <button type="button" class="button" disabled={shown.length === 0} title="Save the packets below for Wireshark"
+          onClick={() => void download("capture", shown.toReversed(), "kerb-drops.pcapng").catch((err: Error) => { failed.value = err.message; })}>
+          <Icon name="download" />Capture
+        </button>
+        <span class="note">Kept without a trace: the last packets that modules dropped, as these left them.</span>
+      </div>
+      {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
+      {packets.value && shown.length === 0 && <p class="note">No module has dropped a packet{service && ` of ${service}`}.</p>}
+      <ol class="packets" id="kept" aria-label="Dropped packets, newest first">
         {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} />)}
       </ol>
     </Card>

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The last packets that the modules of a chain have dropped, kept without a trace for an operator
+ * who asks later. Only a packet that is dropped comes here, and most of a flood leaves again at
+ * once. */
+#ifndef KERB_CHAIN_DROPS_H
+#define KERB_CHAIN_DROPS_H
+
+#define KERB_DROPPED_BYTES   128 /* of a frame; a power of two */
+#define KERB_DROPPED_GROUPS  32	 /* of interface, module and reason; a power of two */
+#define KERB_DROPPED_BEFORE  32	 /* a power of two */
+#define KERB_DROPPED_PERIOD  (100 * 1000 * 1000ULL) /* ns between two packets of a group */
+#define KERB_DROPPED_BURST   10
+
+/* A packet, as the module left it. */
+struct kerb_dropped {
+	__u64 time; /* ns, CLOCK_MONOTONIC; 0: none, or it is being written */
+	__u32 ifindex;
+	__u32 len;    /* of the frame */
+	__u32 place;  /* of the module in the chain */
+	__u16 reason; /* enum kerb_drop_reason */
+	__u16 bytes;  /* of the frame that are here */
+	__u8 frame[KERB_DROPPED_BYTES];
+};
+
+/* How many packets of a group are kept: one each period, and some more at first. */
+struct kerb_dropped_limit {
+	__u64 next;  /* ns: when the next one is due, if none had come early */
+	__u64 jiffy; /* in which a packet was refused: the others in it do not read the clock */
+};
+
+/* What a chain keeps. The last packet of a group is replaced by one of the same group only,
+ * whatever the others do: a flood at one service does not hide what is dropped at another. It goes
+ * to before then. All CPUs write this without a lock: should two of them meet, a packet is lost or
+ * mixed up with another, and the next one is right again. It is behind the counts of the CPUs in
+ * kerb_counts, as a program may have 64 maps and some chains have that many. The agent reads it
+ * (internal/dataplane/lastdrops.go). */
+struct kerb_last_drops {
+	__u64 written; /* of before, so far */
+	struct kerb_dropped_limit limits[KERB_DROPPED_GROUPS];
+	struct kerb_dropped last[KERB_DROPPED_GROUPS];
+	struct kerb_dropped before[KERB_DROPPED_BEFORE];
+};
+
+const volatile __u64 kerb_last_drops_at = 0; /* in kerb_counts; the linker sets it */
+
+#ifdef KERB_HOOK_XDP
+/* Copies n bytes, of which there are size to twice as many: the first ones and the last ones, which
+ * may overlap. Without a loop that the verifier would leave in many states. */
+static __always_inline int dropped_copy(__u8 *to, void *data, void *end, __u64 n, __u64 size)
+{
+	__u64 last = n - size;
+
+	kerb_opaque(last);
+	if (last > size || data + size > end || data + last + size > end)
+		return 0;
+	for (__u64 i = 0; i < size; i += 8) {
+		*(__u64 *)(to + i) = *(__u64 *)(data + i);
+		*(__u64 *)(to + last + i) = *(__u64 *)(data + last + i);
+	}
+	return 1;
+}
+#endif
+
+/* Copies the first bytes of the frame, and returns how many. On XDP those of the first buffer. */
+static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, struct kerb_dropped *to)
+{
+#ifdef KERB_HOOK_XDP
+	void *data = (void *)kerb_ctx_field(ctx, data),
+	     *end = (void *)kerb_ctx_field(ctx, data_end);
+	__u64 n = end - data;
+
+	if (n > KERB_DROPPED_BYTES)
+		n = KERB_DROPPED_BYTES;
+	if (dropped_copy(to->frame, data, end, n, 64) ||
+	    dropped_copy(to->frame, data, end, n, 32) ||
+	    dropped_copy(to->frame, data, end, n, 16) || dropped_copy(to->frame, data, end, n, 8))
+		return n;
+	return 0;
+#else
+	__u32 n = ctx->len - 1;
+
+	if (n > KERB_DROPPED_BYTES - 1)
+		n = KERB_DROPPED_BYTES - 1;
+	kerb_bound(n, KERB_DROPPED_BYTES - 1);
+	return bpf_skb_load_bytes(ctx, 0, to->frame, n + 1) ? 0 : n + 1;
+#endif
+}
+
+/* Whether a packet of a group is over its limit. */
+static __always_inline int dropped_limit(struct kerb_dropped_limit *l)
+{
+	__u64 jiffy = bpf_jiffies64(), now, earliest;
+
+	if (l->jiffy == jiffy)
+		return 1;
+	now = bpf_ktime_get_ns();
+	if (l->next > now) {
+		l->jiffy = jiffy;
+		return 1;
+	}
+	earliest = now - (KERB_DROPPED_BURST - 1) * KERB_DROPPED_PERIOD;
+	l->next = (l->next > earliest ? l->next : earliest) + KERB_DROPPED_PERIOD;
+	return 0;
+}
+
+/* Takes numbers and the hook's context only, so that the verifier checks it once, and not in each
+ * state in which a module drops. */
+__noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 reason)
+{
+	__u32 place = call >> KERB_CALL_COUNT_SHIFT, ifindex, group;
+	struct kerb_last_drops *all = (void *)&kerb_counts + kerb_last_drops_at;
+	struct kerb_dropped *d;
+
+	if (!place) /* not counted either */
+		return 0;
+	ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
+	group = (ifindex * 0x9e3779b1 + place * 0xc2b2ae35 + reason * 0x85ebca6b) >> 27;
+	kerb_bound(group, KERB_DROPPED_GROUPS - 1);
+	if (dropped_limit(&all->limits[group]))
+		return 0;
+	d = &all->last[group];
+	if (d->time)
+		all->before[all->written++ & (KERB_DROPPED_BEFORE - 1)] = *d;
+	d->time = 0;
+	d->ifindex = ifindex;
+	d->len = frame_len(ctx);
+	d->place = place - 1;
+	d->reason = reason;
+	d->bytes = dropped_bytes(ctx, d);
+	d->time = bpf_ktime_get_ns();
+	return 0;
+}
+
+#endif
