@@ -192,9 +192,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events,
 		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
 		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
-	if cfg.History != nil {
-		a.Samples = samples.OpenSampler(cfg.Paths.Samples(), log)
-	}
+	a.Samples = samples.OpenSampler(samplesDir(cfg), log)
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
@@ -261,6 +259,14 @@ func (a *Agent) close() {
 	a.EventLog.Flush()
 	a.Samples.Close()
 	a.store.Close()
+}
+
+// samplesDir is where samples are kept; nowhere if the history is off.
+func samplesDir(cfg config.Config) string {
+	if cfg.History == nil {
+		return ""
+	}
+	return cfg.Paths.Samples()
 }
 
 func (a *Agent) run(ctx context.Context, cfg config.Config) error {

@@ -222,14 +222,3 @@ func TestNobodyReads(t *testing.T) {
 		out.Close()
 	}
 }
-
-func TestRates(t *testing.T) {
-	before := map[string]traffic{"a": {PacketsOut: 10}, "b": {PacketsIn: 5, BytesIn: 500}, "again": {PacketsIn: 100}}
-	now := map[string]traffic{"a": {PacketsOut: 30}, "b": {PacketsIn: 105, BytesIn: 2500}, "again": {PacketsIn: 1},
-		"new": {PacketsIn: 7}}
-	got := rates(before, now, 2e9)
-	want := []traffic{{Service: "b", PacketsIn: 50, BytesIn: 1000}, {Service: "a", PacketsOut: 10}}
-	if fmt.Sprint(got) != fmt.Sprint(want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
-}

@@ -33,7 +33,7 @@ func (a *app) historyCommand() *cobra.Command {
 		Long: `Shows what the agent has sampled: packets and drops of services, packets of modules by verdict, CPU and memory
 of the agent, problems; of one service or module everything. A graph is scaled to its maximum, from the time --since
 on the left to now on the right; where it is empty, nothing was measured. The history is off unless kerb.yaml has
-the line history: {}.
+the line history: {}; --follow needs none.
 
 -o openmetrics prints samples with their times, of which promtool makes blocks for a Prometheus server.`,
 		Example: "  kerb history\n  kerb history web --since 24h\n  kerb history web --follow\n" +
@@ -109,10 +109,7 @@ func (h *sampledHistory) take(l v1alpha1.HistoryLine, keep int) error {
 		return errors.New(l.Error)
 	}
 	if l.Step > 0 {
-		*h = sampledHistory{Step: l.Step, Omitted: l.Omitted, Times: []float64{}, Series: []*sampled{}}
-		for _, s := range l.Series {
-			h.Series = append(h.Series, &sampled{Series: s, Values: v1alpha1.Values{}})
-		}
+		h.begin(l)
 		return nil
 	}
 	if len(l.Values) != len(h.Series) || len(l.Max) > 0 && len(l.Max) != len(h.Series) {
@@ -127,6 +124,29 @@ func (h *sampledHistory) take(l v1alpha1.HistoryLine, keep int) error {
 		}
 	}
 	return nil
+}
+
+// begin takes over of what the values that follow are. A series that was there before keeps its samples.
+func (h *sampledHistory) begin(l v1alpha1.HistoryLine) {
+	before := map[v1alpha1.Series]*sampled{}
+	if l.Step == h.Step {
+		for _, s := range h.Series {
+			before[s.Series] = s
+		}
+	} else {
+		h.Times = []float64{}
+	}
+	h.Step, h.Omitted, h.Series = l.Step, l.Omitted, []*sampled{}
+	for _, series := range l.Series {
+		s := before[series]
+		if s == nil {
+			s = &sampled{Series: series, Values: make(v1alpha1.Values, len(h.Times))}
+			for i := range s.Values {
+				s.Values[i] = float32(math.NaN())
+			}
+		}
+		h.Series = append(h.Series, s)
+	}
 }
 
 // readLines passes on the lines of an answer until it ends.

@@ -8,157 +8,310 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
-	"sort"
+	"math"
+	"net/url"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
 
-	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 )
 
+// topOptions are what kerb top shows.
+type topOptions struct {
+	table    *topTable
+	sort     string // name of a column
+	filter   string
+	interval time.Duration
+	count    int
+}
+
 func (a *app) topCommand() *cobra.Command {
-	var interval time.Duration
-	var count int
+	o := topOptions{table: topTables[0]}
 	c := answers(&cobra.Command{
-		Use:   "top",
-		Short: "Watch the traffic of the services",
-		Long: "Shows packets and bytes per second of every service that a counter module sees, busiest first, until " +
-			"interrupted.\n" +
-			"Directions are the service's: out is from it, in is to it.",
-		Example: "  kerb top\n  kerb top --interval 5s --count 1",
-		Args:    cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if interval <= 0 {
-				return &usageError{fmt.Errorf("interval %v: must be more than 0", interval)}
+		Use:   "top [services|modules|drops]",
+		Short: "Watch the traffic of services and modules, and what is dropped",
+		Long: "Shows packets and bytes per second of services, of modules by verdict, or drops by module and reason,\n" +
+			"highest first, until interrupted. Directions are the service's: out is from it, in is to it; packets of\n" +
+			"services are those that the kernel has counted on their interfaces. What has had no traffic yet is left out.\n\n" +
+			"On a terminal, keys choose table, column and rows; ? lists them. Elsewhere, and with --count, it prints tables.",
+		Example:   "  kerb top\n  kerb top drops --filter fw\n  kerb top modules --sort drop --interval 5s --count 1 -o json",
+		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
+		ValidArgs: []string{"services", "modules", "drops"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if err := o.check(args); err != nil {
+				return &usageError{err}
 			}
-			if count < 0 {
-				return &usageError{fmt.Errorf("--count %d: must not be less than 0", count)}
+			if a.output == "table" && o.count == 0 && canDraw(cmd.OutOrStdout()) {
+				return a.topScreen(cmd.Context(), os.Stdin, cmd.OutOrStdout().(*os.File), o)
 			}
-			return a.top(cmd.Context(), cmd.OutOrStdout(), interval, count)
+			return a.top(cmd.Context(), cmd.OutOrStdout(), o)
 		},
 	})
-	c.Flags().DurationVar(&interval, "interval", time.Second, "time between two measurements")
-	c.Flags().IntVar(&count, "count", 0, "stop after this many tables (0: never)")
+	c.Flags().DurationVar(&o.interval, "interval", time.Second, "time between two tables, whose figures are means over it")
+	c.Flags().IntVar(&o.count, "count", 0, "stop after this many tables (0: never)")
+	c.Flags().StringVar(&o.sort, "sort", "", "column to sort by, such as drops, bytes-in or module")
+	c.Flags().StringVar(&o.filter, "filter", "", "only rows of which a name contains this")
 	return c
 }
 
-// traffic of a service: packets or bytes, or either per second.
-type traffic struct {
-	Service    string  `json:"service"`
-	PacketsOut float64 `json:"packetsOutPerSecond"`
-	PacketsIn  float64 `json:"packetsInPerSecond"`
-	BytesOut   float64 `json:"bytesOutPerSecond"`
-	BytesIn    float64 `json:"bytesInPerSecond"`
-}
-
-// top prints until ctx ends, which is how it is meant to end.
-func (a *app) top(ctx context.Context, w io.Writer, interval time.Duration, count int) error {
-	before, err := a.totals(ctx)
-	if err != nil {
-		return err
+func (o *topOptions) check(args []string) error {
+	for _, t := range topTables {
+		if slices.Contains(args, t.name) {
+			o.table = t
+		}
 	}
-	since := time.Now()
-	tick := time.NewTicker(interval)
-	defer tick.Stop()
-	for shown := 0; count == 0 || shown < count; shown++ {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
-		now, err := a.totals(ctx)
-		if ctx.Err() != nil {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		if err := a.printTop(w, rates(before, now, time.Since(since))); err != nil {
-			return err
-		}
-		before, since = now, time.Now()
+	switch {
+	case o.interval < time.Second:
+		return fmt.Errorf("--interval %v: must be at least 1s", o.interval)
+	case o.count < 0:
+		return fmt.Errorf("--count %d: must not be less than 0", o.count)
+	case o.sort != "" && o.table.column(o.sort) < 0:
+		return fmt.Errorf("--sort %s: the columns of %s are %s", o.sort, o.table.name, strings.Join(o.table.ids(), ", "))
 	}
 	return nil
 }
 
-func (a *app) printTop(w io.Writer, all []traffic) error {
-	if isTerminal(w) && a.output == "table" {
-		fmt.Fprint(w, "\x1b[H\x1b[2J")
+// topTable is one of the tables: its columns, of which the first ones are names.
+type topTable struct {
+	name    string
+	columns []topColumn
+	busiest int // column that it is sorted by at first, and of which there are graphs
+}
+
+// topColumn is a name or a figure.
+type topColumn struct {
+	id, title string
+	of        func(v1alpha1.Series) string // a name, or
+	adds      func(v1alpha1.Series) bool   // which series add up to the figure
+	bytes     bool
+	json      string
+}
+
+// topRow has the cells of its table's columns.
+type topRow struct {
+	names   []string
+	figures []float64
+	graph   []float64 // of the busiest column, oldest first; NaN where nothing was measured
+}
+
+func ofService(s v1alpha1.Series) string { return s.Service }
+func ofModule(s v1alpha1.Series) string  { return s.Module }
+func ofReason(s v1alpha1.Series) string  { return s.Reason }
+
+// figure is a column of series of one name, with a direction and a verdict unless they are empty.
+func figure(id, title, json, name, direction, verdict string) topColumn {
+	return topColumn{id: id, title: title, json: json, bytes: strings.Contains(name, "bytes"),
+		adds: func(s v1alpha1.Series) bool {
+			return s.Name == name && (direction == "" || s.Direction == direction) && (verdict == "" || s.Verdict == verdict)
+		}}
+}
+
+// topTables are the tables, in the order in which Tab shows them.
+var topTables = []*topTable{
+	{name: "services", busiest: 1, columns: []topColumn{
+		{id: "service", title: "SERVICE", json: "service", of: ofService},
+		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_service_packets_per_second", "", ""),
+		figure("packets-out", "OUT", "packetsOutPerSecond", "kerb_service_packets_per_second", "egress", ""),
+		figure("packets-in", "IN", "packetsInPerSecond", "kerb_service_packets_per_second", "ingress", ""),
+		figure("bytes-out", "BYTES/S OUT", "bytesOutPerSecond", "kerb_service_bytes_per_second", "egress", ""),
+		figure("bytes-in", "BYTES/S IN", "bytesInPerSecond", "kerb_service_bytes_per_second", "ingress", ""),
+		figure("drops", "DROPS/S", "droppedPacketsPerSecond", "kerb_service_dropped_packets_per_second", "", ""),
+	}},
+	{name: "modules", busiest: 1, columns: []topColumn{
+		{id: "module", title: "MODULE", json: "module", of: ofModule},
+		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_module_packets_per_second", "", ""),
+		figure("bytes", "BYTES/S", "bytesPerSecond", "kerb_module_bytes_per_second", "", ""),
+		figure("next", "NEXT/S", "nextPerSecond", "kerb_module_packets_per_second", "", "next"),
+		figure("drop", "DROP/S", "dropPerSecond", "kerb_module_packets_per_second", "", "drop"),
+		figure("reply", "REPLY/S", "replyPerSecond", "kerb_module_packets_per_second", "", "reply"),
+		figure("redirect", "REDIRECT/S", "redirectPerSecond", "kerb_module_packets_per_second", "", "redirect"),
+		figure("memory", "MEMORY", "memoryBytes", "kerb_module_memory_bytes", "", ""),
+	}},
+	{name: "drops", busiest: 2, columns: []topColumn{
+		{id: "module", title: "MODULE", json: "module", of: ofModule},
+		{id: "reason", title: "REASON", json: "reason", of: ofReason},
+		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_dropped_packets_per_second", "", ""),
+	}},
+}
+
+func (t *topTable) column(id string) int {
+	return slices.IndexFunc(t.columns, func(c topColumn) bool { return c.id == id })
+}
+
+func (t *topTable) ids() (ids []string) {
+	for _, c := range t.columns {
+		ids = append(ids, c.id)
 	}
-	return a.print(w, all, func(w io.Writer) {
-		line(w, "SERVICE", "PACKETS/S OUT", "PACKETS/S IN", "BYTES/S OUT", "BYTES/S IN")
-		for _, t := range all {
-			line(w, t.Service, rounded(t.PacketsOut), rounded(t.PacketsIn), rounded(t.BytesOut), rounded(t.BytesIn))
+	return ids
+}
+
+// rows are those of the last samples, whose number is over: figures are means over them.
+func (t *topTable) rows(h *sampledHistory, over int) []*topRow {
+	byNames := map[string]*topRow{}
+	var all []*topRow
+	for _, s := range h.Series {
+		var row *topRow
+		for i, c := range t.columns {
+			if c.of != nil || !c.adds(s.Series) {
+				continue
+			}
+			if row = t.row(byNames, s.Series); row.figures == nil {
+				row.figures, row.graph = make([]float64, len(t.columns)), make([]float64, len(h.Times))
+				for j := range row.graph {
+					row.graph[j] = math.NaN()
+				}
+				all = append(all, row)
+			}
+			row.figures[i] += meanOf(s.Values[max(0, len(s.Values)-over):])
+			if i == t.busiest {
+				addGraph(row.graph, s.Values)
+			}
 		}
-	})
-}
-
-func rounded(v float64) string { return fmt.Sprintf("%.0f", v) }
-
-// totals reads the counter modules' metrics.
-func (a *app) totals(ctx context.Context) (map[string]traffic, error) {
-	data, err := a.call(ctx, http.MethodGet, "/metrics", nil)
-	if err != nil {
-		return nil, err
 	}
-	return trafficIn(data)
-}
-
-// trafficIn adds up the series of counter modules in the agent's metrics.
-func trafficIn(data []byte) (map[string]traffic, error) {
-	samples, err := promtext.Parse(data)
-	if err != nil {
-		return nil, fmt.Errorf("the agent's metrics: %w", err)
-	}
-	counted := false
-	totals := map[string]traffic{}
-	for _, m := range samples {
-		switch m.Name {
-		case "kerb_counter_overflow_packets_total": // each counter has it, also before the first packet
-			counted = true
-		case "kerb_counter_packets_total":
-			addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.PacketsOut, &t.PacketsIn })
-		case "kerb_counter_bytes_total":
-			addTo(totals, m, func(t *traffic) (*float64, *float64) { return &t.BytesOut, &t.BytesIn })
-		}
-	}
-	if !counted {
-		return nil, errors.New("no module counts packets: deploy the package counter on the services that you want to watch")
-	}
-	return totals, nil
-}
-
-func addTo(totals map[string]traffic, m promtext.Sample, fields func(*traffic) (out, in *float64)) {
-	name := cmp.Or(m.Labels["service"], m.Labels["interface"]) // without a service it is one of the node
-	t := totals[name]
-	t.Service = name
-	out, in := fields(&t)
-	if m.Labels["direction"] == "egress" {
-		*out += m.Value
-	} else {
-		*in += m.Value
-	}
-	totals[name] = t
-}
-
-// rates are the differences per second, busiest first. What has restarted counting is left out once.
-func rates(before, now map[string]traffic, elapsed time.Duration) []traffic {
-	all := []traffic{}
-	for name, n := range now {
-		b, ok := before[name]
-		if !ok || n.PacketsOut < b.PacketsOut || n.PacketsIn < b.PacketsIn {
-			continue
-		}
-		s := elapsed.Seconds()
-		all = append(all, traffic{
-			name, (n.PacketsOut - b.PacketsOut) / s, (n.PacketsIn - b.PacketsIn) / s, (n.BytesOut - b.BytesOut) / s,
-			(n.BytesIn - b.BytesIn) / s,
-		})
-	}
-	sort.Slice(all, func(i, j int) bool {
-		x, y := &all[i], &all[j]
-		return cmp.Or(cmp.Compare(y.PacketsOut+y.PacketsIn, x.PacketsOut+x.PacketsIn), cmp.Compare(x.Service, y.Service)) < 0
-	})
 	return all
+}
+
+func (t *topTable) row(all map[string]*topRow, s v1alpha1.Series) *topRow {
+	var names []string
+	for _, c := range t.columns {
+		if c.of != nil {
+			names = append(names, c.of(s))
+		}
+	}
+	key := strings.Join(names, "\x00")
+	if all[key] == nil {
+		all[key] = &topRow{names: names}
+	}
+	return all[key]
+}
+
+func meanOf(values v1alpha1.Values) float64 {
+	sum, n := 0.0, 0.0
+	for _, v := range values {
+		if !math.IsNaN(float64(v)) {
+			sum, n = sum+float64(v), n+1
+		}
+	}
+	return sum / max(n, 1)
+}
+
+func addGraph(graph []float64, values v1alpha1.Values) {
+	for i, v := range values {
+		switch n := float64(v); {
+		case math.IsNaN(n):
+		case math.IsNaN(graph[i]):
+			graph[i] = n
+		default:
+			graph[i] += n
+		}
+	}
+}
+
+// choose leaves out the rows of which no name contains the filter, and sorts the others: names ascending, figures
+// descending, or the reverse.
+func (t *topTable) choose(all []*topRow, filter string, by int, reverse bool) []*topRow {
+	rows := slices.DeleteFunc(slices.Clone(all), func(r *topRow) bool {
+		return !slices.ContainsFunc(r.names, func(name string) bool { return strings.Contains(name, filter) })
+	})
+	slices.SortStableFunc(rows, func(a, b *topRow) int {
+		order := 0
+		if t.columns[by].of != nil {
+			order = cmp.Compare(a.names[by], b.names[by])
+		} else {
+			order = cmp.Compare(b.figures[by], a.figures[by])
+		}
+		if reverse {
+			order = -order
+		}
+		return cmp.Or(order, slices.Compare(a.names, b.names))
+	})
+	return rows
+}
+
+// cells are the texts of a row.
+func (t *topTable) cells(r *topRow) (cells []string) {
+	for i, c := range t.columns {
+		switch {
+		case c.of != nil:
+			cells = append(cells, oneLine(r.names[i]))
+		case c.bytes:
+			cells = append(cells, pkgs.FormatBytes(int64(r.figures[i])))
+		default:
+			cells = append(cells, fmt.Sprintf("%.0f", r.figures[i]))
+		}
+	}
+	return cells
+}
+
+func (t *topTable) object(r *topRow) map[string]any {
+	o := map[string]any{}
+	for i, c := range t.columns {
+		if o[c.json] = r.figures[i]; c.of != nil {
+			o[c.json] = r.names[i]
+		}
+	}
+	return o
+}
+
+// errAgentEnded is why samples that should follow each other forever have ended.
+var errAgentEnded = errors.New("the agent has ended; start it again, or see its log")
+
+// top prints a table each interval until ctx ends, which is how it is meant to end.
+func (a *app) top(ctx context.Context, w io.Writer, o topOptions) error {
+	over := int(o.interval / time.Second)
+	shown, since := 0, time.Now()
+	sort := o.table.busiest
+	if o.sort != "" {
+		sort = o.table.column(o.sort)
+	}
+	var h sampledHistory
+	enough := errors.New("enough")
+	err := a.readLines(ctx, url.Values{"follow": {"true"}}, func(l v1alpha1.HistoryLine) error {
+		// what other clients have followed before comes at once, and the first sample has no rates
+		if err := h.take(l, over); err != nil || l.Step > 0 || time.Since(since) < o.interval-time.Second/2 {
+			return err
+		}
+		since = time.Now()
+		rows := o.table.choose(o.table.rows(&h, over), o.filter, sort, false)
+		if err := a.printTop(w, o.table, rows); err != nil {
+			return err
+		}
+		if shown++; shown == o.count {
+			return enough
+		}
+		return nil
+	})
+	switch {
+	case errors.Is(err, enough):
+		return nil
+	case err == nil:
+		err = errAgentEnded
+	}
+	return ignoreInterrupt(ctx, err)
+}
+
+func (a *app) printTop(w io.Writer, t *topTable, rows []*topRow) error {
+	objects := []map[string]any{}
+	for _, r := range rows {
+		objects = append(objects, t.object(r))
+	}
+	return a.print(w, objects, func(w io.Writer) {
+		var titles []any
+		for _, c := range t.columns {
+			titles = append(titles, c.title)
+		}
+		line(w, titles...)
+		for _, r := range rows {
+			var cells []any
+			for _, cell := range t.cells(r) {
+				cells = append(cells, cell)
+			}
+			line(w, cells...)
+		}
+	})
 }

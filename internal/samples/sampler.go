@@ -12,35 +12,44 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
-// Sampler takes samples: for the files each 10 s, and each second while clients follow. A nil one takes none: the
-// history is off. History may be called from several goroutines.
+// Sampler takes samples: for the files each 10 s, and each second while clients follow. History may be called from
+// several goroutines.
 type Sampler struct {
 	log   *slog.Logger
-	store *Store // nil: the files could not be opened
+	store *Store // nil: there are no files
 	err   error  // why not
 	live  Live
 	wake  chan struct{}
 }
 
-// OpenSampler opens the files in a directory. If it cannot, History says why.
+// OpenSampler opens the files in a directory; without a name there are none: the history is off. If there are none,
+// History says why, except to clients that follow.
 func OpenSampler(dir string, log *slog.Logger) *Sampler {
 	s := &Sampler{log: log, wake: make(chan struct{}, 1)}
-	if s.store, s.err = Open(dir); s.err != nil {
-		log.Warn("the history is not kept", "error", s.err)
+	if dir == "" {
+		s.err = &apierrors.Conflict{Reason: fmt.Sprintf("the history is off: add %q to the configuration of the agent (see "+
+			"kerb agent --help) and restart it", "history: {}")}
+		return s
+	}
+	store, err := Open(dir)
+	if s.store = store; err != nil {
+		log.Warn("the history is not kept", "error", err)
+		s.err = &apierrors.Conflict{Reason: "the history cannot be kept: " + err.Error()}
 	}
 	return s
 }
 
 // Close closes the files.
 func (s *Sampler) Close() {
-	if s != nil && s.store != nil {
+	if s.store != nil {
 		s.store.Close()
 	}
 }
 
 // Run takes samples until ctx ends. read reads what is sampled into readings, which it resets.
 func (s *Sampler) Run(ctx context.Context, read func(*Readings)) {
-	if s == nil || s.store == nil {
+	if s.store == nil {
+		s.runLive(ctx, read)
 		return
 	}
 	var filed, live Rates
@@ -86,16 +95,42 @@ func (s *Sampler) Run(ctx context.Context, read func(*Readings)) {
 	}
 }
 
-// History passes on samples: those of the past, or new ones until ctx ends.
-func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, tell func(v1.HistoryLine) error) error {
-	switch {
-	case s == nil:
-		return &apierrors.Conflict{Reason: fmt.Sprintf("the history is off: add %q to the configuration of the agent (see "+
-			"kerb agent --help) and restart it", "history: {}")}
-	case s.err != nil:
-		return &apierrors.Conflict{Reason: "the history cannot be kept: " + s.err.Error()}
+// runLive takes samples while clients follow, without files. Without clients it does nothing.
+func (s *Sampler) runLive(ctx context.Context, read func(*Readings)) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.wake:
+			s.whileFollowed(ctx, read)
+		}
 	}
+}
+
+func (s *Sampler) whileFollowed(ctx context.Context, read func(*Readings)) {
+	var rates Rates
+	var all Readings
+	tick := time.NewTicker(Second)
+	defer tick.Stop()
+	for s.live.Wanted() {
+		read(&all)
+		now := time.Now()
+		rates.Add(now, all.All())
+		s.live.Add(now, all.All())
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// History passes on samples: those of the past, or new ones until ctx ends. For the latter no files are needed.
+func (s *Sampler) History(ctx context.Context, r v1.HistoryRequest, tell func(v1.HistoryLine) error) error {
 	want := func(of v1.Series) bool { return r.Name == "" || of.Service == r.Name || of.Module == r.Name }
+	if !r.Follow && s.err != nil {
+		return s.err
+	}
 	if !r.Follow {
 		return s.store.Read(time.Duration(r.Since)*time.Second, want, tell)
 	}

@@ -39,7 +39,7 @@ type Views struct {
 	Live      *live.Modules // read under Lock
 	ChangeLog *history.Log
 	EventLog  *history.Events
-	Samples   *samples.Sampler // nil: the history is off
+	Samples   *samples.Sampler
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
 	Look     func(patience time.Duration) (chain.State, error)
 	Started  time.Time
