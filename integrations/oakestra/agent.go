@@ -88,6 +88,10 @@ func (a agent) chains(ctx context.Context) (all []v1.Chain, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/chains", nil, &all)
 }
 
+func (a agent) virtualService(ctx context.Context, name string) (s v1.VirtualService, err error) {
+	return s, a.call(ctx, http.MethodGet, "/v1/virtualservices/"+name, nil, &s)
+}
+
 func (a agent) services(ctx context.Context) (all []v1.Service, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/services", nil, &all)
 }

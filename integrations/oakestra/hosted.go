@@ -35,6 +35,7 @@ type hostedInstance struct {
 	confirmed  bool      // the cluster has reported these addresses
 	impossible bool      // the cluster does not know the instance, which was logged
 	lost       time.Time // since when the cluster has lacked the addresses that it had; zero: it has them
+	known      chan bool // gets whether the cluster has the instance, with the first answer; has room for one, or is nil
 }
 
 // follow returns a service, which is followed from now on; s.mu is held.
@@ -60,15 +61,15 @@ func (s *session) add(i hostedInstance) {
 
 // announce publishes an instance that was added, and waits for the broker to have it. Then it asks for the service:
 // the answer shows whether the cluster has understood, and the question registers the worker's interest. Without a
-// connection all of this happens after the next one.
-func (s *session) announce(ctx context.Context, i hostedInstance) {
+// connection all of this happens after the next one. It reports whether there is one.
+func (s *session) announce(ctx context.Context, i hostedInstance) bool {
 	s.mu.Lock()
 	client, text := s.client, s.status(&i)
 	s.mu.Unlock()
 	if client == nil {
 		s.log.Warn("the cluster learns the address of a service when the broker is back", "service", i.app,
 			"instance", i.number)
-		return
+		return false
 	}
 	if err := await(ctx, s.transmit(client, message{topic: topicDeployed, body: text}), s.times.ack); err != nil {
 		s.log.Warn("the broker does not acknowledge the address of a service; it is announced again", "service", i.app,
@@ -79,6 +80,15 @@ func (s *session) announce(ctx context.Context, i hostedInstance) {
 	if f := s.services[i.app]; f != nil {
 		s.send(message{topic: updateTopic(i.app), subscribe: true})
 		s.refresh(f)
+	}
+	return true
+}
+
+// answered reports to the deployment of the instance, if it waits.
+func (i *hostedInstance) answered(known bool) {
+	select {
+	case i.known <- known:
+	default:
 	}
 }
 
@@ -203,6 +213,7 @@ func (s *session) compare(f *followed, found map[int]location) []message {
 				s.log.Warn("the cluster does not know an instance that runs here", "service", i.app, "instance", number)
 			}
 			i.impossible = true
+			i.answered(false)
 			if out == nil {
 				out = []message{}
 			}
@@ -227,6 +238,7 @@ func (s *session) compareOne(i *hostedInstance, l location) (message, bool) {
 		return message{}, false
 	case sameAddress && sameHost:
 		i.confirmed, i.lost = true, time.Time{}
+		i.answered(true)
 		return message{}, false
 	case sameAddress:
 		return message{topic: topicAddressChanged, body: instanceStatus{App: i.app, Number: i.number,

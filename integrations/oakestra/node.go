@@ -127,12 +127,52 @@ func (l *Listener) deployAndAnnounce(ctx context.Context, in deployment) (four, 
 		return four, six, err
 	}
 	at, at6 := l.net.addresses(number)
-	i := hostedInstance{app: in.Name, number: in.Instance, four: at.Addr(), six: at6.Addr()}
+	i := hostedInstance{app: in.Name, number: in.Instance, four: at.Addr(), six: at6.Addr(), known: make(chan bool, 1)}
 	s := l.session
 	s.add(i)
 	l.mu.Unlock()
-	s.announce(ctx, i)
+	if s.announce(ctx, i) {
+		l.awaitProxy(ctx, i)
+	}
 	return i.four, i.six, nil
+}
+
+// proxyLimit is how long a deployment waits for the proxy to know the instance.
+const proxyLimit = time.Second
+
+// awaitProxy waits until the cluster has answered and the proxy knows the instance IP: NodeEngine starts the program of
+// the container afterwards, and its first packet is to leave from the instance IP.
+func (l *Listener) awaitProxy(ctx context.Context, i hostedInstance) {
+	ctx, cancel := context.WithTimeout(ctx, proxyLimit)
+	defer cancel()
+	select {
+	case known := <-i.known:
+		if !known {
+			return
+		}
+	case <-ctx.Done():
+		return
+	}
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !l.proxyHas(ctx, i) {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// proxyHas reports whether the proxy has the service with the addresses of an instance of it.
+func (l *Listener) proxyHas(ctx context.Context, i hostedInstance) bool {
+	s, err := l.agent.virtualService(ctx, recordPrefix+i.app)
+	if err != nil || s.Status == nil || !slices.Contains(s.Status.Modules, proxyResource) {
+		return false
+	}
+	return slices.ContainsFunc(s.Status.Instances, func(o v1.VirtualInstanceStatus) bool {
+		return o.Name == strconv.Itoa(i.number) && slices.Contains(o.Addresses, i.four.String())
+	})
 }
 
 // deployService connects the service, makes it known and opens its ports, or changes nothing. It returns the number of

@@ -262,23 +262,26 @@ func (m *model) settled(name string) {
 		wait.Until(m.T, w.name+" has "+name+" as it is", func() bool {
 			got = v1.VirtualService{}
 			err = w.Get("/v1/virtualservices/oakestra."+name, &got)
-			return err != nil || m.fits(name, got)
+			return err != nil || m.fits(name, w, got)
 		}, func() any { return got.Status }, func() any { return m.describe(name) })
 	}
 }
 
-func (m *model) fits(name string, s v1.VirtualService) bool {
+// fits: a worker with an instance of the service has given it to its proxy, others may not use it.
+func (m *model) fits(name string, w *worker, s v1.VirtualService) bool {
 	if s.Status == nil || len(s.Status.Instances) != len(m.running[name]) {
 		return false
 	}
+	hosted := false
 	for _, i := range s.Status.Instances {
 		n, _ := strconv.Atoi(i.Name)
 		r := m.running[name][n]
 		if r == nil || !slices.Equal(i.Addresses, r.addresses[:]) {
 			return false
 		}
+		hosted = hosted || r.at == w
 	}
-	return len(s.Status.Modules) == 0 || slices.Contains(s.Status.Modules, "oakestra-proxy")
+	return slices.Contains(s.Status.Modules, "oakestra-proxy") || !hosted && len(s.Status.Modules) == 0
 }
 
 func (m *model) describe(name string) (all []string) {

@@ -37,6 +37,8 @@ type Cluster struct {
 	dead      bool
 	answers   int
 	twice     int
+	quiet     bool     // notices are kept
+	kept      []string // services that they are of
 }
 
 // Message is what a worker has published.
@@ -239,8 +241,25 @@ func (c *Cluster) deployed(name string, number int, worker string, status object
 }
 
 func (c *Cluster) notice(name, kind string) {
-	if c.table[name] != nil {
+	switch {
+	case c.quiet:
+		c.kept = append(c.kept, name)
+	case c.table[name] != nil:
 		c.publish("jobs/"+name+"/updates_available", object{"type": kind})
+	}
+}
+
+// Quiet keeps the notices of changes, until it ends.
+func (c *Cluster) Quiet() (end func()) {
+	c.locked(func() { c.quiet = true })
+	return func() {
+		c.locked(func() {
+			c.quiet = false
+			for _, name := range c.kept {
+				c.notice(name, "DEPLOYMENT")
+			}
+			c.kept = nil
+		})
 	}
 }
 

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra
+
+import (
+	"fmt"
+	"testing"
+	"time"
+)
+
+// NodeEngine starts the program of a container when it has the answer to its deployment: the first datagram then comes
+// from the instance IP, and one of a client on the same worker reaches an instance that has moved to it.
+func TestFirstDatagramAfterADeployment(t *testing.T) {
+	m := newCluster(t, 2)
+	here, away := m.workers[0], m.workers[1]
+	m.add("app.ns.server.test", away)
+	m.add("app.ns.client.test", here)
+	address := m.cluster.Addresses("app.ns.server.test")[0]
+	for i := range 10 {
+		name := fmt.Sprintf("app.ns.new%d.test", i)
+		m.add(name, here)
+		got, err := exchange(m.dial(m.running[name][0].container, "udp", address), text(), lostAfter)
+		if own := m.cluster.InstanceAddresses(name, 0)[0]; err != nil || got.client != own {
+			t.Errorf("datagram of a new instance: %v %v, want it from %s", got, err, own)
+		}
+	}
+	conn := m.dial(m.running["app.ns.client.test"][0].container, "udp", address)
+	for range 5 {
+		m.moveTo("app.ns.server.test", away)
+		m.settled("app.ns.server.test")
+		if _, err := exchange(conn, text(), lostAfter); err != nil {
+			t.Fatal(err)
+		}
+		m.moveTo("app.ns.server.test", here)
+		got, err := exchange(conn, text(), lostAfter)
+		if server := m.running["app.ns.server.test"][0].container.identity; err != nil || got.identity != server {
+			t.Errorf("datagram to an instance that has moved here: %v %v, want it of %s", got, err, server)
+		}
+	}
+}
+
+// A worker learns that an instance has moved between two other places by the notice of the cluster, and by nothing
+// else: what is sent before goes to the former worker, and is lost. It cannot be held, as nothing distinguishes it from
+// datagrams before, and the former worker cannot pass it on: others accept a client's packets from its worker only.
+func TestMoveIsKnownByTheNotice(t *testing.T) {
+	m := newCluster(t, 3)
+	m.add("app.ns.server.test", m.workers[1])
+	m.add("app.ns.client.test", m.workers[0])
+	address := m.cluster.Addresses("app.ns.server.test")[0]
+	conn := m.dial(m.running["app.ns.client.test"][0].container, "udp", address)
+	if _, err := exchange(conn, text(), lostAfter); err != nil {
+		t.Fatal(err)
+	}
+	told := m.cluster.Quiet()
+	m.moveTo("app.ns.server.test", m.workers[2])
+	if got, err := exchange(conn, text(), time.Second); err == nil {
+		t.Errorf("answered without a notice: %v", got)
+	}
+	told()
+	m.settled("app.ns.server.test")
+	if _, err := exchange(conn, text(), lostAfter); err != nil {
+		t.Errorf("after the notice: %v", err)
+	}
+}
+
+// moveTo has an instance end where it is, and start on another worker.
+func (m *model) moveTo(name string, w *worker) {
+	m.Helper()
+	i := m.running[name][0]
+	i.at.undeploy(i.service, i.number)
+	i.at.end(i.container)
+	m.forget(i)
+	m.place(name, 0, w)
+}
