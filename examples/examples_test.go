@@ -265,7 +265,7 @@ type packetsAnswer struct{ Packets []port }
 // What `kerb package new --control python` writes works as it is.
 func TestPythonSkeleton(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "sample")
-	if err := pkgs.New(dir, "sample", pkgs.NewWithPython); err != nil {
+	if err := pkgs.New(dir, "sample", pkgs.NewWatch, pkgs.NewWithPython); err != nil {
 		t.Fatal(err)
 	}
 	p := compile(t, dir)

@@ -27,11 +27,14 @@ func (a *app) packageAuthorCommands() []*cobra.Command {
 }
 
 func (a *app) packageNewCommand() *cobra.Command {
-	name, control := "", ""
+	name, kind, control := "", "", ""
 	cmd := answers(&cobra.Command{
 		Use:   "new DIR",
 		Short: "Write a small package that works, to start from",
-		Args:  cobra.ExactArgs(1),
+		Long: "Writes a package that builds, with tests: watch counts and drops packets to a port, responder answers " +
+			"requests over UDP\nin the kernel (<kerb/respond.h>), extractor drops what a model says of features of its own " +
+			"(<kerb/infer.h>).",
+		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			abs, err := filepath.Abs(args[0])
 			if err != nil {
@@ -40,7 +43,7 @@ func (a *app) packageNewCommand() *cobra.Command {
 			if name == "" {
 				name = filepath.Base(abs)
 			}
-			if err := pkgs.New(abs, name, control); err != nil {
+			if err := pkgs.New(abs, name, kind, control); err != nil {
 				return err
 			}
 			return a.print(cmd.OutOrStdout(), map[string]string{"name": name, "directory": abs}, func(w io.Writer) {
@@ -49,7 +52,9 @@ func (a *app) packageNewCommand() *cobra.Command {
 		},
 	})
 	cmd.Flags().StringVar(&name, "name", "", "name of the package (default: last part of DIR)")
-	cmd.Flags().StringVar(&control, "control", "", "language of its control plane: python (default: none)")
+	cmd.Flags().StringVar(&kind, "kind", pkgs.NewWatch, "what it is: "+strings.Join(pkgs.Kinds, ", "))
+	cmd.Flags().StringVar(&control, "control", "", "language of its control plane: python (default: none; of an "+
+		"extractor python)")
 	return cmd
 }
 

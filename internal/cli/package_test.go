@@ -23,21 +23,22 @@ import (
 	"github.com/kerb-edge/kerb/internal/pkttest"
 )
 
-// TestPackageScripts runs testdata/package/*.txtar with `package` as the part of the command line that works on files.
+// TestPackageScripts runs testdata/package/*.txtar with `package` and `model`, which work on files there.
 // It runs in this process, whose directory is not the script's: directories are written with $WORK.
 func TestPackageScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir: "testdata/package",
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"package": func(ts *testscript.TestScript, fails bool, args []string) { runPackage(ts, fails, args) },
+			"package": func(ts *testscript.TestScript, fails bool, args []string) { runNoun(ts, "package", fails, args) },
+			"model":   func(ts *testscript.TestScript, fails bool, args []string) { runNoun(ts, "model", fails, args) },
 		},
 		Condition: func(cond string) (bool, error) { return cond == "root" && os.Geteuid() == 0, nil },
 	})
 }
 
-func runPackage(ts *testscript.TestScript, fails bool, args []string) {
+func runNoun(ts *testscript.TestScript, noun string, fails bool, args []string) {
 	cmd := Root(Build{Version: "test"})
-	cmd.SetArgs(append([]string{"package"}, args...))
+	cmd.SetArgs(append([]string{noun}, args...))
 	cmd.SetOut(ts.Stdout())
 	cmd.SetErr(ts.Stderr())
 	err := cmd.Execute()
@@ -45,7 +46,7 @@ func runPackage(ts *testscript.TestScript, fails bool, args []string) {
 		fmt.Fprintln(ts.Stderr(), err)
 	}
 	if fails && err == nil {
-		ts.Fatalf("package %v did not fail", args)
+		ts.Fatalf("%s %v did not fail", noun, args)
 	}
 	if !fails {
 		ts.Check(err)

@@ -24,7 +24,7 @@ var limiterOnce = sync.OnceValues(func() (string, error) {
 		return "", err
 	}
 	dir := filepath.Join(root, "limiter")
-	if err := pkgs.New(dir, "limiter", ""); err != nil {
+	if err := pkgs.New(dir, "limiter", pkgs.NewWatch, ""); err != nil {
 		return "", err
 	}
 	return dir, pkgs.Build(context.Background(), dir, pkgs.Options{Out: os.Stderr})

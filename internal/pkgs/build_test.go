@@ -20,7 +20,7 @@ import (
 func newScaffold(t *testing.T) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "sample")
-	if err := New(dir, "sample", NewWithoutControl); err != nil {
+	if err := New(dir, "sample", NewWatch, NewWithoutControl); err != nil {
 		t.Fatal(err)
 	}
 	build(t, dir)
@@ -416,7 +416,7 @@ func TestOpenTellsWhatIsMissing(t *testing.T) {
 	if _, err := Open(dir); err == nil || !strings.Contains(err.Error(), "is not a package: it has no kerb.yaml") {
 		t.Errorf("got %v", err)
 	}
-	if err := New(filepath.Join(dir, "x"), "x", NewWithoutControl); err != nil {
+	if err := New(filepath.Join(dir, "x"), "x", NewWatch, NewWithoutControl); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := Open(filepath.Join(dir, "x")); !errors.Is(err, ErrNotBuilt) {
@@ -427,10 +427,10 @@ func TestOpenTellsWhatIsMissing(t *testing.T) {
 func TestNewKeepsWhatIsThere(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "mine"), "text")
-	if err := New(dir, "x", NewWithoutControl); !errors.Is(err, fs.ErrExist) {
+	if err := New(dir, "x", NewWatch, NewWithoutControl); !errors.Is(err, fs.ErrExist) {
 		t.Errorf("got %v", err)
 	}
-	if err := New(filepath.Join(dir, "y"), "No Name", NewWithoutControl); err == nil {
+	if err := New(filepath.Join(dir, "y"), "No Name", NewWatch, NewWithoutControl); err == nil {
 		t.Error("a name with a space was accepted")
 	}
 }
@@ -440,7 +440,7 @@ type control struct{ sdk.Control }
 func TestCatalog(t *testing.T) {
 	root := t.TempDir()
 	for _, name := range []string{"plain", "controlled", "lonely"} {
-		if err := New(filepath.Join(root, name), name, NewWithoutControl); err != nil {
+		if err := New(filepath.Join(root, name), name, NewWatch, NewWithoutControl); err != nil {
 			t.Fatal(err)
 		}
 		if name != "plain" {

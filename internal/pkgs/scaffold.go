@@ -9,8 +9,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strings"
 )
 
 //go:embed templates
@@ -31,38 +34,65 @@ const (
 	NewWithPython     = "python"
 )
 
-// skeletons returns the files of a new package with a kind of control plane.
-func skeletons(name, control string) ([]skeleton, error) {
-	switch control {
-	case NewWithoutControl:
-		return []skeleton{
-			{"kerb.yaml", ManifestName, 0o644},
-			{"module.bpf.c", name + ".bpf.c", 0o644},
-			{"README.md", "README.md", 0o644},
-			{"test.yaml", "test.yaml", 0o644},
-			{"test.sh", "test.sh", 0o755},
-		}, nil
-	case NewWithPython:
-		return []skeleton{
-			{"python/kerb.yaml", ManifestName, 0o644},
-			{"python/module.bpf.c", name + ".bpf.c", 0o644},
-			{"python/control.py", "control.py", 0o644},
-			{"python/kerb.py", "kerb.py", 0o644},
-			{"python/README.md", "README.md", 0o644},
-			{"test.sh", "test.sh", 0o755},
-		}, nil
+// Kinds of packages that New knows: one that watches UDP ports, one that answers requests, and one that has a model
+// judge features of packets.
+const (
+	NewWatch     = "watch"
+	NewResponder = "responder"
+	NewExtractor = "extractor"
+)
+
+// Kinds are the kinds of packages that New knows.
+var Kinds = []string{NewWatch, NewResponder, NewExtractor}
+
+// source is the data plane of a new package, by its template.
+func source(name, template string) skeleton { return skeleton{template, name + ".bpf.c", 0o644} }
+
+// named are files that have the names of their templates, in a directory of templates.
+func named(dir string, files ...string) []skeleton {
+	var all []skeleton
+	for _, file := range files {
+		mode := fs.FileMode(0o644)
+		if filepath.Ext(file) == ".sh" {
+			mode = 0o755
+		}
+		all = append(all, skeleton{path.Join(dir, file), file, mode})
 	}
-	return nil, fmt.Errorf("%q is no kind of control plane that a package can be begun with: use %s, or none", control,
-		NewWithPython)
+	return all
 }
 
-// New writes a small package that works into dir, which must be absent or empty. It watches UDP ports: something to
-// build, run and change.
-func New(dir, name, control string) error {
+// skeletons returns the files of a new package of a kind, with a kind of control plane.
+func skeletons(name, kind, control string) ([]skeleton, error) {
+	if control != NewWithoutControl && control != NewWithPython {
+		return nil, fmt.Errorf("%q is no kind of control plane that a package can be begun with: use %s, or none", control,
+			NewWithPython)
+	}
+	switch kind {
+	case NewWatch:
+		if control == NewWithPython {
+			return slices.Concat(named("python", ManifestName, "control.py", "kerb.py", "README.md"), named("", "test.sh"),
+				[]skeleton{source(name, "python/module.bpf.c")}), nil
+		}
+		return append(named("", ManifestName, "README.md", "test.yaml", "test.sh"), source(name, "module.bpf.c")), nil
+	case NewResponder:
+		if control == NewWithPython {
+			return nil, fmt.Errorf("a new package of kind %s has no control plane: leave out --control", kind)
+		}
+		return slices.Concat(named(kind, ManifestName, "README.md", "test.yaml"), named("", "test.sh"),
+			[]skeleton{source(name, "responder/module.bpf.c")}), nil
+	case NewExtractor: // its control plane, in Python, writes the model
+		return slices.Concat(named(kind, ManifestName, "README.md", "control.py", "model.json", "test.sh"),
+			named("python", "kerb.py"), []skeleton{source(name, "extractor/module.bpf.c")}), nil
+	}
+	return nil, fmt.Errorf("%q is no kind of package that can be begun: use one of %s", kind, strings.Join(Kinds, ", "))
+}
+
+// New writes a small package that works into dir, which must be absent or empty: something to build, run and change.
+func New(dir, name, kind, control string) error {
 	if !packageName.MatchString(name) || len(name) > 63 {
 		return fmt.Errorf("%q is not a package name: use lower-case letters, digits and dashes, at most 63", name)
 	}
-	files, err := skeletons(name, control)
+	files, err := skeletons(name, kind, control)
 	if err != nil {
 		return err
 	}
@@ -89,10 +119,10 @@ func makeEmpty(dir string) error {
 	return os.MkdirAll(dir, 0o755)
 }
 
-func render(name, path string, mode fs.FileMode, module string) error {
+func render(name, to string, mode fs.FileMode, module string) error {
 	text, err := templateFS.ReadFile("templates/" + name)
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(path, bytes.ReplaceAll(text, []byte("{{.Name}}"), []byte(module)), mode)
+	return os.WriteFile(to, bytes.ReplaceAll(text, []byte("{{.Name}}"), []byte(module)), mode)
 }
