@@ -32,24 +32,46 @@ static __always_inline void count(__u64 bytes)
 	MODULE(12) MODULE(13) MODULE(14) MODULE(15)
 }
 
-SEC("xdp")
-int bare_xdp(struct xdp_md *ctx)
+static __always_inline int bare_xdp(struct xdp_md *ctx, int (*parse)(void *, void *))
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	if (parse_udp(data, end))
+	if (parse(data, end))
 		count(end - data);
 	return XDP_PASS;
 }
 
-SEC("tc")
-int bare_tc(struct __sk_buff *skb)
+static __always_inline int bare_tc(struct __sk_buff *skb, int (*parse)(void *, void *))
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
-	if (parse_udp(data, end))
+	if (parse(data, end))
 		count(skb->len);
 	return -1; /* TC_ACT_UNSPEC */
+}
+
+SEC("xdp")
+int bare_xdp4(struct xdp_md *ctx)
+{
+	return bare_xdp(ctx, parse_udp);
+}
+
+SEC("xdp")
+int bare_xdp6(struct xdp_md *ctx)
+{
+	return bare_xdp(ctx, parse_udp6);
+}
+
+SEC("tc")
+int bare_tc4(struct __sk_buff *skb)
+{
+	return bare_tc(skb, parse_udp);
+}
+
+SEC("tc")
+int bare_tc6(struct __sk_buff *skb)
+{
+	return bare_tc(skb, parse_udp6);
 }
 
 char _license[] SEC("license") = "Dual BSD/GPL";

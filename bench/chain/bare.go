@@ -24,7 +24,8 @@ type bare struct {
 }
 
 func (o *objects) loadBare(hook string, n int) (Chain, error) {
-	b := &bare{spec: only(o.bare, "bare_"+hook), name: "bare_" + hook, n: n}
+	name := "bare_" + hook + string(o.of)
+	b := &bare{spec: only(o.bare, name), name: name, n: n}
 	if err := b.spec.Variables["modules"].Set(uint32(n)); err != nil {
 		return nil, err
 	}

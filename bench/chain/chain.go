@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package chain is `kerb bench chain`: what one packet pays for 1 to 16
-// trivial modules (each finds an IPv4 UDP packet and counts it per CPU) as
+// trivial modules (each finds a UDP packet and counts it per CPU) as
 // Kerb's linked chain, as a row of TCX programs, a tail-call chain, a row of
 // clsact filters, and written into one program by hand, which is the limit.
 //
@@ -12,6 +12,7 @@
 // where the chain and then one dropping program stand. It all happens in one
 // system call without scheduling or a sender's noise. The figure is the
 // difference to the same with the dropping program alone, measured alternately.
+// The packet is one over IPv4, and over IPv6 in loads of kinds that end in -ipv6.
 // Config kerb is a chain as the agent makes it; kerb-uncounted the same without
 // the counts of packets and verdicts. Of single programs (kerb, bare) the
 // instructions are counted: those that the verifier walked, and those that the
@@ -37,7 +38,7 @@ func init() {
 		Name:       "chain",
 		Short:      "ns per packet of a chain of modules against TCX, tail calls and clsact",
 		Baseline:   "bare",
-		Loads:      loads("xdp", "tc", "tc-run"),
+		Loads:      loads("xdp", "tc", "tc-run", "xdp-ipv6", "tc-ipv6", "tc-run-ipv6"),
 		QuickLoads: []string{"xdp/1", "xdp/8", "tc/1", "tc/8"},
 		Run:        run,
 	})
@@ -54,10 +55,6 @@ func loads(kinds ...string) []string {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	configs, err := available()
-	if err != nil {
-		return err
-	}
 	stage, err := openStage(r.Quick)
 	if err != nil {
 		return err
@@ -65,6 +62,15 @@ func run(ctx context.Context, r *bench.Run) (err error) {
 	defer func() { err = errors.Join(err, stage.close()) }()
 	for _, load := range r.Loads() {
 		kind, number, _ := strings.Cut(load, "/")
+		of := ipv4
+		if plain, six := strings.CutSuffix(kind, "-ipv6"); six {
+			kind, of = plain, ipv6
+		}
+		configs, err := available(of)
+		if err != nil {
+			return err
+		}
+		stage.frame = frame(of)
 		if err := bench.HaveTCX(); err != nil && kind != "xdp" {
 			r.Note("TC loads are left out, they need TCX and live test runs: %v", err)
 			continue

@@ -20,7 +20,7 @@ func openTestStage(t *testing.T) (*stage, *objects) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	objs, err := loadObjects()
+	objs, err := loadObjects(ipv4)
 	if errors.Is(err, bench.ErrNotBuilt) {
 		t.Skip(err)
 	}
@@ -43,21 +43,26 @@ func openTestStage(t *testing.T) (*stage, *objects) {
 // and after a module is replaced.
 func TestEveryConfigCountsEveryPacket(t *testing.T) {
 	s, objs := openTestStage(t)
-	for _, tc := range []struct {
-		name string
-		kind string
-		load func(string, int) (Chain, error)
-	}{
-		{"tcx", "tc", objs.loadTCX},
-		{"clsact", "tc", objs.loadClsact},
-		{"tailcall", "tc", objs.loadTailcall},
-		{"tailcall", "xdp", objs.loadTailcall},
-		{"bare", "tc", objs.loadBare},
-		{"bare", "xdp", objs.loadBare},
-	} {
-		for _, n := range []int{1, 2, 16} {
-			if err := s.exercise(tc.kind, n, tc.load); err != nil {
-				t.Errorf("%s %s/%d: %v", tc.name, tc.kind, n, err)
+	for _, of := range []family{ipv4, ipv6} {
+		objs.of, s.frame = of, frame(of)
+		for _, tc := range []struct {
+			name string
+			kind string
+			load func(string, int) (Chain, error)
+		}{
+			{"kerb", "tc", withKerb(dataplane.Load, of)},
+			{"kerb", "xdp", withKerb(dataplane.Load, of)},
+			{"tcx", "tc", objs.loadTCX},
+			{"clsact", "tc", objs.loadClsact},
+			{"tailcall", "tc", objs.loadTailcall},
+			{"tailcall", "xdp", objs.loadTailcall},
+			{"bare", "tc", objs.loadBare},
+			{"bare", "xdp", objs.loadBare},
+		} {
+			for _, n := range []int{1, 2, 16} {
+				if err := s.exercise(tc.kind, n, tc.load); err != nil {
+					t.Errorf("IPv%s, %s %s/%d: %v", of, tc.name, tc.kind, n, err)
+				}
 			}
 		}
 	}
@@ -127,7 +132,7 @@ func TestInstructions(t *testing.T) {
 			}
 			return samples[len(samples)-1].Value
 		}
-		kerb, uncounted := withKerb(dataplane.Load), withKerb(dataplane.LoadUncounted)
+		kerb, uncounted := withKerb(dataplane.Load, ipv4), withKerb(dataplane.LoadUncounted, ipv4)
 		if two, four, six := executed(kerb, 2), executed(kerb, 4), executed(kerb, 6); four-two != six-four || two >= four {
 			t.Errorf("%s: 2, 4 and 6 modules execute %v, %v and %v instructions", hook, two, four, six)
 		}
@@ -141,7 +146,7 @@ func TestInstructions(t *testing.T) {
 // What is counted is an ordinary packet, as most are, and not one whose latency is measured.
 func TestExecutedIsOrdinary(t *testing.T) {
 	s, _ := openTestStage(t)
-	ch, err := withKerb(dataplane.Load)("xdp", 1)
+	ch, err := withKerb(dataplane.Load, ipv4)("xdp", 1)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -49,14 +49,14 @@ type config struct {
 func (c config) measurable(kind string) bool { return kind == "tc" || !c.rowOnly }
 
 // available lists Kerb first, with and without the counts of packets and verdicts, the references after it.
-func available() ([]config, error) {
-	objs, err := loadObjects()
+func available(of family) ([]config, error) {
+	objs, err := loadObjects(of)
 	if err != nil {
 		return nil, err
 	}
 	return []config{
-		{name: "kerb", load: withKerb(dataplane.Load)},
-		{name: "kerb-uncounted", load: withKerb(dataplane.LoadUncounted)},
+		{name: "kerb", load: withKerb(dataplane.Load, of)},
+		{name: "kerb-uncounted", load: withKerb(dataplane.LoadUncounted, of)},
 		{name: "tcx", load: objs.loadTCX, rowOnly: true},
 		{name: "tailcall", load: objs.loadTailcall},
 		{name: "clsact", load: objs.loadClsact, rowOnly: true},

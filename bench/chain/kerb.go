@@ -13,11 +13,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 )
 
+// packages are those of kerbmods that count UDP packets.
+var packages = map[family]string{ipv4: "pass", ipv6: "pass6"}
+
 type load func(chain.Side, chain.Direction, ...dataplane.Module) (*dataplane.Loaded, error)
 
 // withKerb loads n counting modules for hook "xdp" or "tc", as the agent makes a chain.
-func withKerb(load load) func(hook string, n int) (Chain, error) {
-	return func(hook string, n int) (Chain, error) { return loadKerb(load, hook, n) }
+func withKerb(load load, of family) func(hook string, n int) (Chain, error) {
+	return func(hook string, n int) (Chain, error) { return loadKerb(load, packages[of], hook, n) }
 }
 
 // kerb is a chain that the data plane has linked, as for the agent.
@@ -27,14 +30,14 @@ type kerb struct {
 	replaced []*ebpf.Program
 }
 
-func loadKerb(load load, hook string, n int) (Linked, error) {
+func loadKerb(load load, pkg, hook string, n int) (Linked, error) {
 	k := &kerb{spec: chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress}}
 	if hook == "xdp" {
 		k.spec.Side = chain.OnXDP
 	}
 	var mods []dataplane.Module
 	for i := range n {
-		m, err := kerbmods.Module("pass", fmt.Sprintf("m%d", i), nil)
+		m, err := kerbmods.Module(pkg, fmt.Sprintf("m%d", i), nil)
 		if err != nil {
 			return nil, err
 		}

@@ -26,28 +26,50 @@ struct {
 	__type(value, __u32);
 } chain SEC(".maps");
 
-SEC("xdp")
-int module_xdp(struct xdp_md *ctx)
+static __always_inline int module_xdp(struct xdp_md *ctx, int (*parse)(void *, void *))
 {
 	void *data = (void *)(long)ctx->data, *end = (void *)(long)ctx->data_end;
 
-	if (parse_udp(data, end))
+	if (parse(data, end))
 		add(&counters, end - data);
 	if (next)
 		bpf_tail_call(ctx, &chain, next);
 	return XDP_PASS;
 }
 
-SEC("tc")
-int module_tc(struct __sk_buff *skb)
+static __always_inline int module_tc(struct __sk_buff *skb, int (*parse)(void *, void *))
 {
 	void *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end;
 
-	if (parse_udp(data, end))
+	if (parse(data, end))
 		add(&counters, skb->len);
 	if (next)
 		bpf_tail_call(skb, &chain, next);
 	return TC_ACT_UNSPEC;
+}
+
+SEC("xdp")
+int module_xdp4(struct xdp_md *ctx)
+{
+	return module_xdp(ctx, parse_udp);
+}
+
+SEC("xdp")
+int module_xdp6(struct xdp_md *ctx)
+{
+	return module_xdp(ctx, parse_udp6);
+}
+
+SEC("tc")
+int module_tc4(struct __sk_buff *skb)
+{
+	return module_tc(skb, parse_udp);
+}
+
+SEC("tc")
+int module_tc6(struct __sk_buff *skb)
+{
+	return module_tc(skb, parse_udp6);
 }
 
 /* The end of the row in live measurement, the same for every config. */

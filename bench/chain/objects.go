@@ -15,16 +15,25 @@ import (
 //go:embed *.bpf.*
 var files embed.FS
 
+// family is what modules find UDP packets over, as the names of programs end: "4" or "6".
+type family string
+
+const (
+	ipv4 family = "4"
+	ipv6 family = "6"
+)
+
 // objects are the references' data planes as compiled.
 type objects struct {
 	module *ebpf.CollectionSpec
 	bare   *ebpf.CollectionSpec
+	of     family
 }
 
-func loadObjects() (*objects, error) {
+func loadObjects(of family) (*objects, error) {
 	module, err1 := bench.Object(files, "module.bpf.o")
 	bare, err2 := bench.Object(files, "bare.bpf.o")
-	return &objects{module, bare}, errors.Join(err1, err2)
+	return &objects{module, bare, of}, errors.Join(err1, err2)
 }
 
 // only is a copy of a spec with one program and the maps that it uses.
@@ -61,7 +70,7 @@ type module struct {
 // loadModule loads the module that tail-calls slot next of slots, or ends the
 // chain with next 0.
 func (o *objects) loadModule(hook string, next uint32, slots *ebpf.Map) (module, error) {
-	name := "module_" + hook
+	name := "module_" + hook + string(o.of)
 	spec := only(o.module, name)
 	if err := spec.Variables["next"].Set(next); err != nil {
 		return module{}, err

@@ -45,7 +45,7 @@ type stage struct {
 }
 
 func openStage(quick bool) (s *stage, err error) {
-	s = &stage{runs: runs, frame: frame()}
+	s = &stage{runs: runs, frame: frame(ipv4)}
 	if quick {
 		s.runs = runsQuick
 	}
@@ -130,10 +130,13 @@ func (s *stage) close() error {
 	return err
 }
 
-// frame is a 64-byte frame (60 without its checksum): IPv4 UDP.
-func frame() []byte {
+// frame is UDP over IPv4 in 64 bytes (60 without the frame's checksum), or the same over IPv6 in 84.
+func frame(of family) []byte {
 	f := packet.Fields{Src: netip.AddrFrom4([4]byte{10, 99, 1, 1}), Dst: netip.AddrFrom4([4]byte{10, 99, 1, 2}),
 		UDP: &packet.Ports{Src: 12345, Dst: 5201}, Payload: string(make([]byte, 18))}
+	if of == ipv6 {
+		f.Src, f.Dst = netip.MustParseAddr("fd99::1"), netip.MustParseAddr("fd99::2")
+	}
 	out, err := f.Frame()
 	if err != nil {
 		panic(err) // of constants

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass, which counts, stamp, which
-// marks packets, and arrival, which writes the time into them.
+// Package kerbmods carries the small packages that the benchmarks run as Kerb's side: pass and pass6, which count,
+// stamp, which marks packets, and arrival, which writes the time into them.
 package kerbmods
 
 import (

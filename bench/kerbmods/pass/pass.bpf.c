@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
-/* Counts IPv4 UDP packets and their bytes and lets all pass: what the benchmarks call a trivial
- * module. The references do the same by parsing for themselves; this one asks the context. */
+/* Counts UDP packets over IPv4, or FAMILY, and their bytes, and lets all pass: what the benchmarks
+ * call a trivial module. The references do the same by parsing for themselves; this one asks the
+ * context. */
 #include <kerb/module.h>
+
+#ifndef FAMILY
+#define FAMILY 4
+#endif
 
 struct counts {
 	__u64 packets;
@@ -20,7 +25,7 @@ static __always_inline int count(struct kerb_pkt *pkt)
 	__u32 zero = 0;
 	struct counts *c;
 
-	if (pkt->family != 4 || pkt->proto != IPPROTO_UDP || !(pkt->flags & KERB_F_L4))
+	if (pkt->family != FAMILY || pkt->proto != IPPROTO_UDP || !(pkt->flags & KERB_F_L4))
 		return KERB_NEXT;
 	c = bpf_map_lookup_elem(&totals, &zero);
 	if (c) {
