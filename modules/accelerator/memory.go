@@ -228,6 +228,8 @@ func (s *memory) load(told map[fileKey]executableEntry) {
 	maps.Copy(s.services, was.Services)
 }
 
+// save writes programs and services to the state directory if they changed since the last call. The file is replaced
+// atomically; a failure is only logged, because the memory merely saves work after a restart.
 func (s *memory) save() {
 	if os.Getenv("STATE_DIRECTORY") == "" {
 		return

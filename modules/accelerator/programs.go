@@ -20,6 +20,8 @@ type program struct {
 	Asked      time.Time
 }
 
+// program returns the program with its path, put together from the names in the event, which the kernel part stores
+// from the file up to the root. A path that was too deep begins with "…/".
 func (e *event) program() program {
 	name := "/"
 	if e.Flags&truncated != 0 {

@@ -126,6 +126,7 @@ func (a *accelerator) pairs() ([]PairReport, error) {
 	return out, nil
 }
 
+// add adds the counters of one map entry. Connections that merely closed are not reported as refused.
 func (r *PairReport) add(c *countsEntry) {
 	r.Offered += c.Offered
 	r.Paired += c.Paired
@@ -149,6 +150,8 @@ type RefusedReport struct {
 	Meaning     string `json:"meaning"`
 }
 
+// refused returns one row per pair of services and reason, with the explanation of the reason, sorted by reason within
+// a pair.
 func (a *accelerator) refused() ([]RefusedReport, error) {
 	pairs, err := a.pairs()
 	if err != nil {
@@ -172,6 +175,8 @@ type ExecutableReport struct {
 	Why     string `json:"why,omitempty"`
 }
 
+// executables returns the programs seen so far with their verdicts. What the kernel part caught a program doing
+// overrides the control plane's own judgement.
 func (a *accelerator) executables() ([]ExecutableReport, error) {
 	told, err := told(a.live.Maps)
 	if err != nil {
@@ -204,6 +209,8 @@ type DestinationReport struct {
 	Skipped    uint32  `json:"skipped"`    // connections since the last that was tried
 }
 
+// destinations returns measured round trips per client and destination. The kernel part stores turns in sixteenths; a
+// network namespace without a service is the node itself.
 func (a *accelerator) destinations() ([]DestinationReport, error) {
 	all, err := tableOf[addressKey, destinationEntry](a.live.Maps, mapDestinations)
 	if err != nil {
@@ -239,6 +246,8 @@ func (a *accelerator) Conditions() ([]sdk.Condition, error) {
 	return []sdk.Condition{a.accelerates(), keptOut(all), a.visibleHere(), a.room(counts)}, nil
 }
 
+// accelerates returns the condition Accelerating. It is False if the mode is off, or if socket redirection was not
+// tested on this kernel, or failed the test.
 func (a *accelerator) accelerates() sdk.Condition {
 	out := sdk.Condition{Type: "Accelerating", Status: "True", Reason: "Adaptive"}
 	if turns := a.live.Kernel.RoundTrips; len(turns) > 0 {
@@ -263,6 +272,8 @@ func (a *accelerator) accelerates() sdk.Condition {
 // mostNamed is how many programs or services a message names.
 const mostNamed = 5
 
+// keptOut returns the condition ProgramsExcluded, whose message names programs that the module does not know to be
+// safe.
 func keptOut(all []ExecutableReport) sdk.Condition {
 	var out []string
 	for _, x := range all {
@@ -284,6 +295,8 @@ func first(list []string) string {
 	return strings.Join(list, ", ")
 }
 
+// visibleHere returns the condition VisibilityRequired: the services whose connections stay with TCP because another
+// module on their path must see the packets.
 func (a *accelerator) visibleHere() sdk.Condition {
 	var out []string
 	for _, i := range a.live.Instances() {
@@ -339,6 +352,7 @@ func (a *accelerator) Collect() ([]sdk.Sample, error) {
 			Value: float64(ends.MaxEntries())}), nil
 }
 
+// samples returns the counters of a pair of services. Refusals have one series per reason that occurred.
 func (r *PairReport) samples() (out []sdk.Sample) {
 	add := func(name, help, label, value string, n uint64) {
 		labels := map[string]string{"client": r.Client, "server": r.Server}

@@ -24,6 +24,8 @@ type Blocked struct {
 
 const timeFormat = "2006-01-02T15:04:05.000Z"
 
+// blocked returns the sources that the fuse holds now. Times are wall-clock, converted from the kernel's monotonic
+// nanoseconds; Until is empty for a block without an end.
 func (w *generation) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
 	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {

@@ -67,6 +67,8 @@ func (v *vocabulary) class(version, class uint32) string {
 	return strconv.Itoa(int(class))
 }
 
+// describe converts an event of the ring for clients: the monotonic time to wall-clock time, and the model's slot
+// version to its name and class as long as that model is loaded.
 func (w *generation) describe(e *event) *Verdict {
 	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind),
 		Location: w.places().of(e.Source), Version: e.Version,

@@ -86,6 +86,8 @@ func (w *generation) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
 	return w.update(&update)
 }
 
+// update applies a part of a model update. A full transfer begins with Reset and ends with Complete: models that it did
+// not name are dropped only then, so that a broken transfer removes nothing.
 func (w *generation) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	if u.Reset {
 		w.fresh = map[string]bool{}

@@ -124,6 +124,8 @@ func (w *generation) values() ([]ListedValue, error) {
 	return out, err
 }
 
+// putValue accepts two paths: fuse, which takes the fuse's new setting, and blocked/SOURCE, which takes only "none" and
+// frees that source.
 func (w *generation) putValue(r *http.Request) (any, error) {
 	var body struct{ Value string }
 	if err := decode(r, &body); err != nil {
@@ -153,6 +155,8 @@ type Agreement struct {
 	Share        float64 `json:"share"` // of evaluations in which both say the same; 1 if there are none
 }
 
+// agreement compares the live model with the shadow model over all verdicts that both gave. Share counts agreement on
+// harmless or not, and is 1 before the first verdict. Without a shadow model it returns NotFound.
 func (w *generation) agreement() (*Agreement, error) {
 	c, err := w.counts()
 	if err != nil {

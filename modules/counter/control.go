@@ -176,6 +176,7 @@ func eachPlace(maps sdk.Maps, do func(at uint32, perCPU []place) error) error {
 	return nil
 }
 
+// eachEntry calls do for each key with the values of all CPUs. perCPU is reused by the next call: do must not keep it.
 func eachEntry(maps sdk.Maps, do func(k key, perCPU []Count)) error {
 	m, err := maps.Get(mapCounts)
 	if err != nil {

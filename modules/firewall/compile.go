@@ -216,6 +216,8 @@ func (b *builder) fork(first, second []int32, part box, budget budget) *node {
 	return n
 }
 
+// cut splits the box at c.at in one dimension and builds both sides. A rule that spans the cut is in both lists; nodes
+// of the budget are shared in proportion to the number of rules.
 func (b *builder) cut(list []int32, part box, c cut, budget budget) *node {
 	var left, right []int32
 	for _, id := range list {
@@ -309,6 +311,8 @@ func (b *builder) hull(list []int32, part *box, d int) (first, last uint32, ok b
 	return
 }
 
+// table splits the box into tableSize equal parts, indexed by bits of one dimension, and builds each. The budget that
+// one part leaves over passes to the parts after it.
 func (b *builder) table(list []int32, part box, t table, budget budget) *node {
 	var lists [tableSize][]int32
 	total := 0

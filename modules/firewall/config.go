@@ -117,6 +117,8 @@ func parseConfig(raw json.RawMessage) (*config, error) {
 
 const minTimeout = duration(3 * time.Second)
 
+// check checks what the JSON schema cannot express. Timeouts have a lower bound because the data plane updates a
+// connection's time of use only once a second.
 func (c *config) check() error {
 	if err := c.parseAddresses(); err != nil {
 		return err
@@ -378,6 +380,7 @@ func checkRule(r *Rule, fail failure) error {
 	return nil
 }
 
+// parseProto returns the IP protocol number, or protoAny if the field is missing, null or "any".
 func parseProto(raw json.RawMessage) (int, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return protoAny, nil
@@ -395,6 +398,8 @@ func parseProto(raw json.RawMessage) (int, error) {
 	return n, nil
 }
 
+// parsePrefix accepts an address or a prefix; an empty text gives the invalid prefix, which matches all. Host bits and
+// IPv4-mapped IPv6 are refused, because they usually are typing errors.
 func parsePrefix(text string) (netip.Prefix, error) {
 	if text == "" {
 		return netip.Prefix{}, nil
@@ -417,6 +422,7 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	return p, nil
 }
 
+// parsePorts accepts a port or an inclusive range, as number or text; a missing field matches all ports.
 func parsePorts(raw json.RawMessage) (Ports, error) {
 	if len(raw) == 0 || string(raw) == "null" {
 		return anyPort, nil

@@ -121,6 +121,8 @@ func (c *conn) isClosed() bool {
 	return true
 }
 
+// timeout returns how long a connection in its state may be idle. kind is not 0 for ICMP queries; UDP and other
+// protocols count as streams once a reply was seen.
 func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 	state := connPhase(c.State)
 	switch {

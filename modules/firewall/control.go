@@ -93,6 +93,8 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	return &generation{Firewall: f, live: live, slots: slots}, nil
 }
 
+// compile builds the decision trees for both IP versions. A rule without addresses is in both; only rules with a limit
+// or a log need a token bucket.
 func (f *Firewall) compile() {
 	for i := range f.rules {
 		if f.rules[i].Limit.isSet() || f.rules[i].Log.isSet() {
@@ -380,6 +382,8 @@ func maskOf(b *box, mask, value []uint32) {
 	}
 }
 
+// l4rule returns the part of a rule that the data plane checks after the addresses. An ICMP type takes the place of the
+// source port.
 func (f *Firewall) l4rule(i int) l4rule {
 	r := &f.rules[i]
 	sport := r.SrcPort

@@ -82,6 +82,8 @@ var otherSlots = map[uint32]string{
 	slotInvalid: "invalid_tcp",
 }
 
+// listRules returns the rules in the order of the configuration with their hits. Limited and Suppressed are set only
+// for rules with a limit or a log.
 func (g *generation) listRules() (*RulesReport, error) {
 	hits, err := readHits(g.live.Maps, mapHits, g.slots)
 	if err != nil {
@@ -118,6 +120,7 @@ func (g *generation) listRules() (*RulesReport, error) {
 	return out, nil
 }
 
+// otherHits returns the hits of decisions without a rule, such as default policies, by their names.
 func otherHits(maps sdk.Maps) (map[string]Hits, error) {
 	var slots []uint32
 	for slot := range otherSlots {
@@ -145,6 +148,8 @@ type ConnectionsReport struct {
 	Truncated   bool         `json:"truncated,omitempty"`
 }
 
+// listConnections returns at most limit connections, established before opening before pending, IPv4 first. Entries
+// past their timeout are left out, although the sweep has not deleted them yet.
 func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
 	stats, err := readStats(g.live.Maps)
 	if err != nil {
@@ -196,6 +201,8 @@ func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(c
 	return nil
 }
 
+// describe returns a connection as the service sees it: egress if the service opened it. A connection of an interface
+// without an attachment shows the interface's index.
 func describe(id connID, c *conn, at sdk.Instance, idle time.Duration) Connection {
 	out := Connection{Service: at.Service, Interface: at.Interface, Direction: "egress",
 		Protocol: protocolName(int(id.Proto)),
@@ -257,6 +264,8 @@ func (g *generation) Explain(q *ExplainRequest) (*Explanation, error) {
 	return out, nil
 }
 
+// packet checks an explain request and returns the packet that the rules are evaluated for. The protocol must be
+// definite.
 func (q *ExplainRequest) packet() (*Packet, error) {
 	p := &Packet{Ingress: q.Direction == "ingress", Src: q.Src, Dst: q.Dst, SrcPort: q.SrcPort, DstPort: q.DstPort,
 		ICMPType: q.ICMPType}

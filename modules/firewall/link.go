@@ -57,6 +57,8 @@ func (n *nonIP) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
+// parseEtherType accepts "arp" or a number from 0x0600; lower values are lengths (IEEE 802.3). Types that the parser
+// understands are refused: rules decide on these.
 func parseEtherType(text string) (uint16, error) {
 	if text == "arp" {
 		return etherTypeARP, nil

@@ -110,6 +110,8 @@ func (g *generation) verdict(r *logEvent) string {
 	return "drop"
 }
 
+// addresses returns both addresses. The data plane copies them as words in host order, source first; IPv4 takes one
+// word each.
 func (r *logEvent) addresses() (source, destination netip.Addr) {
 	var text []byte
 	for _, word := range r.Word[:8] {
@@ -152,6 +154,8 @@ type journal struct {
 	last map[uint32][]Logged // by ifindex
 }
 
+// add keeps the last journalLength entries per interface and passes the entry to clients that follow the log. The
+// interface without news for the longest time is forgotten when there are too many.
 func (j *journal) add(ifindex uint32, l Logged) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -204,6 +208,8 @@ func (g *generation) follow(ctx context.Context) {
 	}
 }
 
+// read receives the data plane's log events until ctx ends. Interfaces are looked up again only after attachments have
+// changed.
 func (g *generation) read(ctx context.Context) error {
 	ring, err := g.live.Maps.Get(mapReports)
 	if err != nil {

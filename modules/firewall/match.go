@@ -43,6 +43,7 @@ func (f *Firewall) Match(p *Packet, sets members) int {
 	return -1
 }
 
+// matches is the reference for the compiled trees: it evaluates one rule directly, in the terms of the configuration.
 func (r *Rule) matches(p *Packet) bool {
 	if p.Ingress && !r.Ingress || !p.Ingress && !r.Egress {
 		return false

@@ -48,6 +48,8 @@ type search struct {
 	bits  []int32
 }
 
+// plan decides how rules are searched: a hash for exact tuples, trees for what fits in their budgets, and bit vectors
+// for the rest. One tree for all that is not hashed is preferred, because it costs one walk.
 func (t *tree) plan(boxes []box, list []int32, dimensions []int) (s search) {
 	s.hash, list = planHash(boxes, list, dimensions)
 	if len(list) == 0 || s.try(boxes, list, dimensions, oneTree) {

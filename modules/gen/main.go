@@ -80,6 +80,8 @@ func generate(dir string) ([]byte, error) {
 	return format.Source(text.Bytes())
 }
 
+// scan returns the modules below dir that have a Go control plane. It reads the source without type checks, because the
+// package that it generates may not compile yet.
 func scan(dir string) ([]control, error) {
 	files, err := filepath.Glob(filepath.Join(dir, "*", "control.go"))
 	if err != nil {

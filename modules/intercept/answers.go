@@ -61,6 +61,8 @@ func (c *config) inClass(of []int, err error) error {
 	return within(of[i], &sdk.ConfigError{Field: property + "." + field, Reason: wrong.Reason})
 }
 
+// listener returns the configuration of a responder listener for the class. The name and the port are the class's, and
+// a fallback must state its sourceRate: the responder's default is less than many control loops need.
 func (c *class) listener() (map[string]json.RawMessage, error) {
 	m := &c.Match
 	property, value := c.application()
@@ -108,6 +110,8 @@ func (f *Intercept) settleAnswers(s *sdk.Settings) {
 	}
 }
 
+// fillAnswers writes the responder's tables and one entry for each answered class into the given half of the map. The
+// data plane reads the other half until the caller switches.
 func (f *Intercept) fillAnswers(m sdk.Maps, half uint32) error {
 	of := f.answered()
 	if len(of) == 0 {

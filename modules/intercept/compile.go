@@ -27,6 +27,7 @@ func (c *class) directions() uint8 {
 	return isIngress | isEgress
 }
 
+// entry returns the class as the data plane reads it. The deadline of a fallback is in microseconds, and 0 means none.
 func (c *class) entry() classEntry {
 	m := &c.Match
 	e := classEntry{Identity: c.identity(), Directions: c.directions(), Family: uint8(m.Family), Proto: m.Protocol.number,

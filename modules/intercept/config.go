@@ -63,6 +63,8 @@ const (
 	maxRing     = 64 << 20
 )
 
+// parseConfig assigns a ring to each class that delivers packets, in the order of the classes. Names must be unique,
+// and at most maxRings classes can have a ring.
 func parseConfig(raw json.RawMessage) (*config, error) {
 	c, err := sdk.DecodeConfig(raw, &config{})
 	if err != nil {
@@ -241,6 +243,7 @@ type protocol struct {
 
 var protocols = map[string]uint8{"icmp": 1, "tcp": 6, "udp": 17, "icmpv6": 58, "sctp": 132}
 
+// UnmarshalJSON accepts an IP protocol number or one of the names; "any" is the same as no protocol.
 func (p *protocol) UnmarshalJSON(text []byte) error {
 	var n uint8
 	if json.Unmarshal(text, &n) == nil {
@@ -268,6 +271,7 @@ func (p protocol) hasPorts() bool { return p.set && (p.number == 6 || p.number =
 // portRange is 80 or "80-90".
 type portRange rangeEntry
 
+// UnmarshalJSON accepts one port or an inclusive range such as "8000-8010", with or without quotes.
 func (r *portRange) UnmarshalJSON(text []byte) error {
 	first, last, isRange := strings.Cut(strings.Trim(string(text), `"`), "-")
 	if !isRange {

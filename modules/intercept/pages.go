@@ -16,6 +16,8 @@ import (
 // time.
 type pages [maxRings][]byte
 
+// mapPages maps the state page of each class that has a ring into memory, shared with the kernel and the client
+// program. On an error, what was mapped before is unmapped.
 func (f *Intercept) mapPages(m sdk.Maps) (*pages, error) {
 	p := &pages{}
 	for _, c := range f.Classes {

@@ -59,6 +59,8 @@ func readCounts(m sdk.Maps, c *class) (countsEntry, error) {
 	return sdk.Sum[countsEntry](m, mapCounts, c.identity())
 }
 
+// report reads the counters and state pages of all classes, in the order of the configuration. A class without a ring
+// has no Program.
 func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
 	pages, err := f.mapPages(m)
 	if err != nil {
@@ -162,6 +164,8 @@ func (f *generation) Collect() ([]sdk.Sample, error) {
 	return out, nil
 }
 
+// samples returns the class's metrics, without a label for addresses or programs. The delay quantiles exist only while
+// a program has the class open.
 func (c *ClassReport) samples() (out []sdk.Sample) {
 	labels := map[string]string{"class": c.Name}
 	count := func(name, help string, n uint64) {

@@ -47,6 +47,8 @@ var protocols = map[string]uint8{"tcp": 6, "udp": 17}
 
 func (c *compiled) count() uint32 { return uint32(c.Ports.Last) - uint32(c.Ports.First) + 1 }
 
+// constants returns the values of the data plane's read-only variables. Addresses keep network byte order in memory;
+// ports are in host byte order.
 func (c *compiled) constants() map[string]any {
 	out := map[string]any{"first_port": uint32(c.Ports.First), "port_count": c.count()}
 	if c.to4.IsValid() {
@@ -65,6 +67,8 @@ func words(b []byte) uint64 {
 	return uint64(binary.NativeEndian.Uint32(b)) | uint64(binary.NativeEndian.Uint32(b[4:]))<<32
 }
 
+// check fills in defaults and parses the addresses. Services times ports is the number of mappings and at most
+// maxMappings.
 func (c *compiled) check() (err error) {
 	c.Ports.First, c.Ports.Last = cmp.Or(c.Ports.First, 40000), cmp.Or(c.Ports.Last, 41023)
 	c.Services = cmp.Or(c.Services, 32)
@@ -105,6 +109,8 @@ func address(field, text string, family func(netip.Addr) bool) (netip.Addr, erro
 	return a, nil
 }
 
+// parsePrefix accepts an address or a prefix and returns it in IPv6 form, IPv4 mapped, as the key of the longest-prefix
+// map needs it.
 func parsePrefix(text string) (prefix, error) {
 	p, err := netip.ParsePrefix(text)
 	if err != nil && !strings.Contains(text, "/") {
@@ -123,6 +129,8 @@ func parsePrefix(text string) (prefix, error) {
 	return prefix{uint32(bits), p.Masked().Addr().As16()}, nil
 }
 
+// checkForwards checks that neither an outside port nor a target is used by two forwards: replies could not be
+// translated back otherwise.
 func (c *compiled) checkForwards() error {
 	c.forward = map[inside]inside{}
 	var targets []inside
@@ -142,6 +150,8 @@ func (c *compiled) checkForwards() error {
 	return nil
 }
 
+// forwardOf returns the outside endpoint and the service's endpoint, ports in network byte order. A port in the range
+// for mappings is refused, because a mapping could take it.
 func (c *compiled) forwardOf(f forward) (out, in inside, err error) {
 	proto, known := protocols[cmp.Or(f.Proto, "tcp")]
 	to, err := address("to_ip", f.ToIP, netip.Addr.IsValid)

@@ -27,6 +27,8 @@ func (w *generation) adopt(now time.Time) error {
 	})
 }
 
+// adoptLocals rebuilds the local interfaces from the maps of an earlier process. Each is marked gone since now until
+// the agent names it, so that its sessions survive a restart of the control plane.
 func (w *generation) adoptLocals(now time.Time) error {
 	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}, homes: map[address]uint32{}}
 	w.locals = l
@@ -56,6 +58,8 @@ func (w *generation) adoptLocals(now time.Time) error {
 	return l.putAll(w.live.Instances(), now)
 }
 
+// adoptTargets rebuilds the instances from the maps, so that indices in the sessions of the data plane keep their
+// meaning after a restart. Index 0 means no instance.
 func (w *generation) adoptTargets(now time.Time) error {
 	entries, err := readArray[instance](w.maps.instances, mapInstances)
 	if err != nil {

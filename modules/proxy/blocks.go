@@ -22,6 +22,8 @@ type restingBlock struct {
 	until time.Time
 }
 
+// newBlocks returns an allocator of size slots. Free blocks are powers of two, aligned to their size, as in a buddy
+// allocator; released blocks rest for rest before they are given out again.
 func newBlocks(size uint32, rest time.Duration) *blocks {
 	b := &blocks{rest: rest, taken: map[uint32]int{}}
 	for order := range b.free {

@@ -65,6 +65,8 @@ const (
 	sourceInstance = "instance"
 )
 
+// defaults returns what applies to fields that a configuration leaves out. The UDP timeouts separate one-way flows from
+// those with replies.
 func defaults() *config {
 	return &config{
 		ShortPath: true,

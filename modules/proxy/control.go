@@ -110,6 +110,8 @@ func carryOver(before *ebpf.Map, maps sdk.Maps) error {
 	return cmp.Or(err, failed)
 }
 
+// rangesOf returns prefixes as 128-bit address and mask in network byte order. IPv4 is mapped (::ffff:0:0/96), which is
+// why its length grows by 96.
 func rangesOf(all []netip.Prefix) (out addressRanges) {
 	out.Count = uint32(len(all))
 	for i, p := range all {

@@ -355,6 +355,8 @@ func (w *generation) retire(t *target, now time.Time) error {
 	return w.setFlags(t, instanceGone)
 }
 
+// removeService removes the addresses before the instances, so that no new session can select an instance that is going
+// away. An unknown name is no error.
 func (w *generation) removeService(name string, now time.Time) error {
 	s := w.services[name]
 	if s == nil {

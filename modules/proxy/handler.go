@@ -56,6 +56,8 @@ type AddressReport struct {
 	ID    uint32 `json:"id"`
 }
 
+// listServices returns the services sorted by name; an empty name selects all. Address policies are empty where an
+// address belongs to one instance.
 func (w *generation) listServices(name string) []ServiceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -106,6 +108,8 @@ type InstanceReport struct {
 	Ejected  string `json:"ejected,omitempty"` // why it gets no new sessions, and for how long
 }
 
+// listInstances returns instances sorted by service, name and index; an empty service selects all, including instances
+// that were removed and still have sessions.
 func (w *generation) listInstances(service string) []InstanceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -126,6 +130,8 @@ func (w *generation) listInstances(service string) []InstanceReport {
 	return out
 }
 
+// report describes an instance and its path from this node. Gone wins over draining, draining over ejected. The caller
+// holds mu.
 func (w *generation) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(),
@@ -194,6 +200,8 @@ const (
 	maxLimit     = 100_000
 )
 
+// listSessions returns each session once, by its forward entry, up to the limit of the query, and then sets Truncated.
+// Kept sessions are listed before pending ones.
 func (w *generation) listSessions(q url.Values) (*SessionsReport, error) {
 	limit := defaultLimit
 	if text := q.Get("limit"); text != "" {
@@ -229,6 +237,8 @@ func (w *generation) listSessions(q url.Values) (*SessionsReport, error) {
 	return out, each(w.maps.pending, mapPending, list)
 }
 
+// reportSession describes a session from its forward key. ICMP has an identifier in place of ports, so its endpoints
+// are plain addresses. now is monotonic, in nanoseconds. The caller holds mu.
 func (w *generation) reportSession(k *flow, s *session, now uint64) SessionReport {
 	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort),
 		Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
@@ -259,6 +269,7 @@ func matches(q url.Values, r *SessionReport) bool {
 
 func endpoint(a address, p port) string { return netip.AddrPortFrom(a.addr(), p.number()).String() }
 
+// protocolName returns the name that the configuration uses, or the decimal protocol number.
 func protocolName(n uint8) string {
 	switch n {
 	case protoICMP:
@@ -301,6 +312,8 @@ var countNames = [...]string{countOpened: "opened", countReselected: "reselected
 	countCrowded:   "crowded",
 	countRecovered: "recovered"}
 
+// stats returns counters, instance states and how full each table is. A session has two entries, one per direction, so
+// entries and capacity are halved; index 0 of instances and interfaces is never used.
 func (w *generation) stats() (*StatsReport, error) {
 	counters, err := w.counters()
 	if err != nil {

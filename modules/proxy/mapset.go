@@ -31,6 +31,8 @@ type mapSet struct {
 // slot is how an element of slots lies in memory: arrays round their elements up to 8 bytes.
 type slot struct{ index, _ uint32 }
 
+// openMaps opens all maps of the map set and maps the instance counters and the session shares into memory, which the
+// sweep reads without a system call per entry.
 func openMaps(maps sdk.Maps) (*mapSet, error) {
 	k := &mapSet{}
 	var stats, turns, shares *ebpf.Map

@@ -27,6 +27,8 @@ func newNumbers(first, limit uint32, rest time.Duration, taken map[uint32]bool) 
 	return n
 }
 
+// take returns a number whose rest is over, or the next one that was never used. It returns false if all numbers are in
+// use or resting.
 func (n *numbers) take(now time.Time) (uint32, bool) {
 	for len(n.resting) > 0 && !now.Before(n.resting[0].until) {
 		n.free = append(n.free, n.resting[0].at)

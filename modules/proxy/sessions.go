@@ -182,6 +182,8 @@ func (s *sweeper) over(t *timeouts) []candidateEntry {
 	return out
 }
 
+// stateName returns the state for clients. A reset wins over a close, a close over a FIN of one side, and "new" means
+// no reply was seen.
 func stateName(state uint8) string {
 	switch {
 	case state&stateReset != 0:
@@ -287,6 +289,8 @@ func (w *generation) expire(over []candidateEntry, steps *steps) (uint64, error)
 	return removed + uint64(len(pending)), removeAll(w.maps.pending, mapPending, pending)
 }
 
+// expireKept deletes a kept session entry, unless the data plane has used it since the sweep read it. It reports
+// whether the entry no longer exists. The share of the client's interface is returned once, with the forward entry.
 func (w *generation) expireKept(c *candidateEntry) (bool, error) {
 	var e session
 	if err := w.maps.sessions.Lookup(&c.key, &e); err != nil || e.Seen != c.seen && !w.sweeper.pairs[c.hash].lost {
@@ -332,6 +336,8 @@ type goneThings struct {
 	before    time.Time
 }
 
+// gone takes, under the lock, a copy of what the sweep needs to know about removed interfaces and instances, so that
+// the sweep itself can run without it.
 func (w *generation) gone(now time.Time) goneThings {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -148,6 +148,8 @@ type HeldReport struct {
 	Counters unknowns      `json:"counters"`
 }
 
+// listHeld returns the packets held per unknown address and the addresses in the negative cache, both sorted. Bytes are
+// whole frames.
 func (w *generation) listHeld(now time.Time) *HeldReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -252,6 +252,8 @@ func (w *generation) dropVirtuals(s *service, before []*virtual, now time.Time) 
 	return nil
 }
 
+// dropVirtual removes the address from the data plane first, then frees what it referred to. Slots and the ID rest
+// before reuse, because packets in flight may still hold them.
 func (w *generation) dropVirtual(v *virtual, now time.Time) error {
 	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
 		return err

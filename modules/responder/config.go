@@ -49,6 +49,7 @@ type listener struct {
 	service   app.Service
 }
 
+// parseConfig parses all listeners; each must differ from those before it in name and in what it answers.
 func parseConfig(raw json.RawMessage) (*config, []*listener, error) {
 	c, err := sdk.DecodeConfig(raw, &config{PartialChecksums: "virtual"})
 	if err != nil {
@@ -126,6 +127,8 @@ func ownProperties(raw json.RawMessage) (json.RawMessage, error) {
 	return json.Marshal(properties)
 }
 
+// parseAddresses accepts unicast addresses only: a reply takes the request's destination as its source, and must not
+// come from a multicast, broadcast or loopback address.
 func parseAddresses(texts []string) ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, text := range texts {

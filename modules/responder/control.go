@@ -135,6 +135,8 @@ const (
 	burst       = 10      // requests that a source may be ahead, if that is longer
 )
 
+// entry returns the listener as the data plane reads it. SourceCost is nanoseconds per request of the token bucket;
+// TotalRate is requests per window of 2^windowShift nanoseconds, rounded up.
 func (f *Responder) entry(l *listener, slot uint32) Entry {
 	shape := l.service.Params()
 	e := Entry{Slot: slot, App: l.number, MinRequest: shape.MinRequest, MaxRequest: shape.MaxRequest, MaxReply: l.MaxReply,

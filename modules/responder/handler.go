@@ -84,6 +84,7 @@ func (f *Running) state(l *listener, p app.PlacedListener) (*State, error) {
 	return &State{l.Name, l.App, state}, err
 }
 
+// states returns the state of each listener whose application has one; the others are left out.
 func (f *Running) states() ([]*State, error) {
 	out := []*State{}
 	for i, p := range f.placed {
@@ -108,6 +109,7 @@ func (f *Running) getState(r *http.Request) (any, error) {
 	return f.state(l, p)
 }
 
+// putState sets a listener's state and returns it as read back from the data plane. Watchers are notified.
 func (f *Running) putState(r *http.Request) (any, error) {
 	l, p, err := f.one(r.PathValue("listener"))
 	if err != nil {
@@ -145,6 +147,7 @@ type ListedValue struct {
 	app.Value
 }
 
+// values returns the values of all listeners whose applications store any, with paths LISTENER/KEY.
 func (f *Running) values() ([]ListedValue, error) {
 	out := []ListedValue{}
 	for i, p := range f.placed {
@@ -164,6 +167,8 @@ func (f *Running) values() ([]ListedValue, error) {
 	return out, nil
 }
 
+// putValue sets one value and returns it as the application lists it afterwards. An application without values gives
+// NotFound. Watchers are notified.
 func (f *Running) putValue(r *http.Request) (any, error) {
 	l, p, err := f.one(r.PathValue("listener"))
 	if err != nil {

@@ -63,6 +63,7 @@ type Report struct {
 	Other     map[string]uint64 `json:"other"` // of packets that no listener was found for
 }
 
+// report returns counters per listener, summed over CPUs. Slot 0 counts packets that no listener took.
 func (f *Running) report() (*Report, error) {
 	out := &Report{Listeners: []ListenerReport{}}
 	for i, l := range f.listeners {

@@ -87,6 +87,8 @@ func (w *watch) subscribe(ctx context.Context, all []app.PlacedListener) <-chan 
 	return out
 }
 
+// send passes changed slots to out until ctx or the watch ends. The data plane is armed before a slot is passed on, so
+// that a change during the caller's read causes another event.
 func (w *watch) send(ctx context.Context, s *subscriber, out chan<- uint32) {
 	for {
 		select {

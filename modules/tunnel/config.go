@@ -105,6 +105,7 @@ func parseAddress(field, text string) (netip.Addr, error) {
 	return addr, nil
 }
 
+// parseLocal parses the node's own addresses: two are accepted only if one is IPv4 and the other IPv6.
 func (c *config) parseLocal() error {
 	for i, text := range c.LocalAddresses {
 		addr, err := parseAddress(fmt.Sprintf("localAddresses[%d]", i), text)
@@ -119,6 +120,8 @@ func (c *config) parseLocal() error {
 	return nil
 }
 
+// parseNodes parses the peers. Addresses must be unique; mode oakestra refuses IPv6, because its peer drops IPv6
+// datagrams without a UDP checksum.
 func (c *config) parseNodes() error {
 	seen := map[netip.Addr]bool{}
 	for i, n := range c.Nodes {

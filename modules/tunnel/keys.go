@@ -31,6 +31,8 @@ type secretKey struct {
 func (secretKey) String() string   { return "(secret)" }
 func (secretKey) GoString() string { return "(secret)" }
 
+// parseKeys parses 128-bit keys with unique IDs from 1 to 255 and keeps the order of the list. Errors never contain key
+// material.
 func parseKeys(field string, list []keyConfig) ([]secretKey, error) {
 	var out []secretKey
 	seen := map[int]bool{}

@@ -38,6 +38,7 @@ type Report struct {
 	Held *heldCounts `json:"held,omitempty"`
 }
 
+// report describes the mode, the keys by ID only, and all nodes that have an entry in the data plane.
 func (t *tunnel) report() (*Report, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -74,6 +75,8 @@ func (t *tunnel) report() (*Report, error) {
 	return out, nil
 }
 
+// describe returns a node's configuration, virtual instances, link, path MTU and counters summed over all CPUs. MTU is
+// what is left for inner packets. The caller holds mu.
 func (t *tunnel) describe(at uint32, n node, places *places) (Node, error) {
 	addr := n.Addr.addr()
 	out := Node{Address: addr.String(), PathMTU: t.pathTo(addr), Refused: t.refused[addr]}

@@ -28,6 +28,8 @@ type located struct {
 	virtual netip.Addr // that stands for this instance alone; invalid: none
 }
 
+// locate returns the addresses of a service's instances with their nodes. An instance's virtual address is the first of
+// the same IP version; texts that are not addresses are skipped.
 func locate(service sdk.VirtualService) (out []located) {
 	virtual := map[string][]netip.Addr{}
 	for _, a := range service.Spec.Addresses {
@@ -285,6 +287,8 @@ type places struct {
 	stats *ebpf.Map
 }
 
+// readPlaces reads all nodes of the map set, unused entries (zero address) included, so that their indices are those of
+// the map.
 func readPlaces(maps sdk.Maps) (*places, error) {
 	m, err := maps.Get(mapNodes)
 	if err != nil {

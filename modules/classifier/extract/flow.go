@@ -93,6 +93,8 @@ func (x *Flows) Lapse(now uint64) (out []*Window[Flow]) {
 	return out
 }
 
+// packet adds p to the slice; back marks the reply direction. Gaps are in microseconds, cut at limit, from the flow's
+// previous packet, whichever slice that was in; now is in nanoseconds.
 func (r *record) packet(s *slice, p *Packet, now uint64, back bool) {
 	way := 0
 	if back {

@@ -116,6 +116,8 @@ func ParseFrame(b []byte) (Frame, Outcome) {
 	return f, w.err
 }
 
+// mac parses the IEEE 802.15.4 header. Only data frames have a source to count (NoSource otherwise), reserved address
+// modes are malformed, and a secured frame ends the walk, because its payload is encrypted.
 func (w *walk) mac() {
 	fcf := le.Uint16(w.take(2))
 	if w.err != Message {
@@ -210,6 +212,8 @@ func (w *walk) elements() {
 	w.fail(Malformed)
 }
 
+// payloadElements skips payload information elements up to the terminator (group 0xf) or the end of the frame. More
+// than maxElements without a terminator are malformed, so that the loop has a bound as in the kernel part.
 func (w *walk) payloadElements() {
 	for range maxElements {
 		if len(w.left) == 0 || w.err != Message {
@@ -258,6 +262,8 @@ func (w *walk) lowpan() {
 	}
 }
 
+// mesh takes the originator, not the link-layer source, as the identity of the sender (RFC 4944, section 5.2). A hop
+// limit of 0xf is followed by a byte that holds the larger value.
 func (w *walk) mesh() {
 	first := w.take(1)[0]
 	if first&0xf == 0xf {
@@ -312,6 +318,8 @@ func (w *walk) iphc() {
 	}
 }
 
+// iphcSource takes the source address of an IPHC header (RFC 6282, section 3.1.1). An elided address leaves the
+// identity of the link layer as it is.
 func (w *walk) iphcSource(flags uint8) {
 	lengths := [4]int{16, 8, 2, 0}
 	if flags&0x40 != 0 {
@@ -327,6 +335,8 @@ func (w *walk) iphcSource(flags uint8) {
 	}
 }
 
+// iphcDestination skips the destination address of an IPHC header; the combinations that RFC 6282, section 3.1.1,
+// reserves are malformed.
 func (w *walk) iphcDestination(flags uint8) {
 	multicast, context, mode := flags&8 != 0, flags&4 != 0, flags&3
 	lengths := [4]int{16, 8, 2, 0}
@@ -401,6 +411,8 @@ func (w *walk) payload(next uint8) {
 	w.icmp()
 }
 
+// icmp notes RPL control messages (ICMPv6 type 155, RFC 6550, section 6). A secure variant (bit 0x80) counts as the
+// kind that it secures; DODAG version and rank are read of plain DIOs only.
 func (w *walk) icmp() {
 	if len(w.left) < 4 {
 		w.fail(Truncated)

@@ -126,6 +126,8 @@ func (x *RPL) Features(n Node) []int64 {
 
 const maxSeen = 4
 
+// isRepeat reports whether the message with this tag was seen less than within ago, and remembers it if not.
+// Milliseconds are compared modulo 2^32, so that the clock may wrap; now is in nanoseconds.
 func (r *record) isRepeat(tag uint32, now uint64, within time.Duration) bool {
 	ms := uint32(now / 1e6)
 	if within == 0 || tag == 0 {
@@ -169,6 +171,7 @@ func (r *record) message(s *slice, f *Frame, o Outcome, now, length uint64) {
 	r.last, r.met = now, true
 }
 
+// rplValues returns the values of a slice in the order of the extractor's feature names. Shares are in thousandths.
 func (r *record) rplValues(s *slice) []int64 {
 	messages := uint64(0)
 	for kind := DIS; kind <= Other; kind++ {

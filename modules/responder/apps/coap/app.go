@@ -260,6 +260,8 @@ func (coap) SetValue(maps sdk.Maps, p app.PlacedListener, key string, body json.
 	return t.update(p, key, &u)
 }
 
+// update sets the value of a resource of the listener. A path that is no CoAP path is a ConfigError; an unknown one
+// returns app.ErrNoValue.
 func (t *table) update(p app.PlacedListener, path string, u *Update) error {
 	segments, err := ParsePath(strings.TrimPrefix(path, "/"))
 	if err != nil {

@@ -59,6 +59,8 @@ var formats = map[string]int{
 	"application/sensml+cbor":  113,
 }
 
+// UnmarshalJSON accepts a name or a number of the Content-Formats registry (RFC 7252, section 12.3). The value is
+// stored plus one, so that zero means no format.
 func (f *format) UnmarshalJSON(text []byte) error {
 	var name string
 	if json.Unmarshal(text, &name) != nil {

@@ -66,6 +66,8 @@ func statusOf(err error) int {
 	return http.StatusInternalServerError
 }
 
+// takeFeed applies one update per line of the request's body until it ends, and returns how many it applied. It stops
+// at the first line with an error, and returns errEnded if live ended meanwhile.
 func takeFeed(live app.Live, w http.ResponseWriter, r *http.Request) (n int, err error) {
 	t, err := openTable(live.Maps)
 	if err != nil {

@@ -49,6 +49,8 @@ type table struct {
 	versions                []byte // struct coap_version by resource, mapped
 }
 
+// openTable opens the maps of the application and maps the versions into memory, shared with the data plane. The caller
+// closes it.
 func openTable(maps sdk.Maps) (*table, error) {
 	t := &table{}
 	for name, to := range map[string]**ebpf.Map{mapNames: &t.names, mapValues: &t.values, mapSet: &t.settings} {

@@ -117,6 +117,7 @@ func (s *service) setWords(all []Copy) error {
 	return nil
 }
 
+// setTerms checks the terms of the sum and converts factors to 16.16 fixed point, as BPF has no floating point.
 func (s *service) setTerms(c *Config) error {
 	if len(c.Sum) > maxTerms {
 		return sdk.ConfigErrorf("sum", "%d terms; at most %d are possible", len(c.Sum), maxTerms)

@@ -53,6 +53,8 @@ func (m *Module) add(ctx context.Context, cars int64) *speedlimit.State {
 	return state
 }
 
+// put sends the state to the module and returns the state that the module then has. The request is given up after
+// retry.
 func (m *Module) put(ctx context.Context, body string) (*speedlimit.State, error) {
 	ctx, cancel := context.WithTimeout(ctx, retry)
 	defer cancel()
@@ -96,6 +98,8 @@ func (m *Module) follow(ctx context.Context, learn func(_ context.Context, _ spe
 	}
 }
 
+// stream calls learn for each state that the module sends, until the connection or ctx ends. Each message resets the
+// time of silence.
 func (m *Module) stream(ctx context.Context, learn func(context.Context, speedlimit.State)) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, m.base+"events?listener="+url.QueryEscape(m.listener), nil)
 	if err != nil {
