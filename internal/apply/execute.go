@@ -73,6 +73,8 @@ func (e *execution) createChains(steps []plan.Step) error {
 	return work.Wait()
 }
 
+// executeAll executes the steps of one phase in order. A vanished attach point is noted and skipped, a busy one only if
+// the caller permits it; any other error ends the phase.
 func (e *execution) executeAll(steps []plan.Step) (err error) {
 	if a := steps[0].Action; e.expedite && (a == plan.Attach || a == plan.Detach) {
 		restore := e.kernel.Expedite(len(steps))
@@ -97,6 +99,8 @@ func (e *execution) executeAll(steps []plan.Step) (err error) {
 	return nil
 }
 
+// execute performs one step and remembers how to undo it. The undo of a new map set is registered before it is created,
+// so that a half-created one is removed, too.
 func (e *execution) execute(s plan.Step) error {
 	switch s.Action {
 	case plan.CreateGeneration:

@@ -32,6 +32,8 @@ func AwaitUpgrades(ctx context.Context, upgrades []Upgrade) error {
 	return all.Wait()
 }
 
+// await starts the upgrade and waits at most Limit for the module to be healthy. If it is not, it returns a Conflict
+// that names both versions, and the caller undoes the change.
 func (u Upgrade) await(ctx context.Context) error {
 	if err := u.Start(); err != nil {
 		return err

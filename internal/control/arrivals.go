@@ -15,6 +15,8 @@ func grantArrivals(o *Options, _ string) any { return arrivalGrant(o.Arrive) }
 
 type arrivalGrant func([]sdk.Arrival) error
 
+// serve permits the control plane only interfaces of its own attachments that belong to no service: a module must not
+// make frames arrive anywhere else.
 func (g arrivalGrant) serve(_ context.Context, p *Supervisor, _ *run, requests *sdk.Requests) {
 	if len(requests.Arrive) == 0 {
 		return

@@ -73,6 +73,8 @@ func findCommand(command []string, files string) ([]string, error) {
 		strings.Join(programPath, ", "))
 }
 
+// start launches the control plane under a user ID of its own, which is released when the process ends. The process
+// inherits the listening socket and the maps socket.
 func (p *program) start(module string, listen, maps *os.File) (*process, error) {
 	uid, err := p.manager.users.take(module, owner(p.state))
 	if err != nil {

@@ -83,6 +83,8 @@ func newRun(dir, module string, start starter) (*run, error) {
 	return r, nil
 }
 
+// mapsPair returns a socket pair on which map descriptors are sent. SOCK_SEQPACKET keeps message boundaries and reports
+// the end of the other side.
 func mapsPair() (ours *net.UnixConn, theirs *os.File, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

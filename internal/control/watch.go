@@ -196,6 +196,8 @@ func (l *logReader) lastLine() string {
 	return l.last
 }
 
+// run reads lines until the control plane closes its end. Lines above the rate limit (a token bucket) are dropped and
+// counted, long ones are cut, so that a control plane can neither block on its log nor fill the agent's.
 func (l *logReader) run() {
 	defer l.in.Close()
 	in := bufio.NewReaderSize(l.in, logLine)

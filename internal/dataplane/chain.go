@@ -60,6 +60,8 @@ func (l *linker) chain() (*linkedChain, error) {
 	return c, nil
 }
 
+// create adds the chain's own maps, shares the drop counters of its members, and loads the program. The caller closes
+// the chain on an error.
 func (c *linkedChain) create(l *linker) (err error) {
 	if err := c.addCounters(l); err != nil {
 		return err

@@ -139,6 +139,8 @@ func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 	return c.entry().Clone()
 }
 
+// members returns the map sets of the chain's members in the order of the chain. A member without a loaded map set is
+// an error.
 func (l *Loaded) members(spec chain.Spec) ([]*generation, error) {
 	members := make([]*generation, len(spec.Members))
 	for i, m := range spec.Members {

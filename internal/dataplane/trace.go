@@ -95,6 +95,8 @@ type traceFilter struct {
 	Lost       uint64
 }
 
+// raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
+// address.
 func (f TraceFilter) raw() traceFilter {
 	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes)}
 	if !f.Addr.IsValid() {

@@ -60,6 +60,8 @@ func foreignPrograms(l netlink.Link) ([]probe.Program, error) {
 	return foreign, err
 }
 
+// onInterface describes an interface and the foreign programs on it. A foreign XDP program is a warning, because Kerb
+// cannot share XDP with it; foreign TC programs are not.
 func onInterface(l netlink.Link, foreign []probe.Program, err error) Check {
 	a := l.Attrs()
 	name := "interface " + a.Name
@@ -103,6 +105,8 @@ func xdpModes(l netlink.Link) string {
 	return fmt.Sprintf("XDP of driver %s: %s", driver, modes(features))
 }
 
+// modes lists the XDP modes of a driver, fastest first. Generic mode needs no driver support, so it is always
+// available.
 func modes(features probe.XDPFeatures) string {
 	if !features.Has(probe.XDPBasic) {
 		return "generic only"

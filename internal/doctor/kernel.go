@@ -156,6 +156,8 @@ func effectiveCapabilities() (uint64, error) {
 	return uint64(data[0].Effective) | uint64(data[1].Effective)<<32, nil
 }
 
+// judgeCapabilities returns one check per capability that the agent uses; effective is the mask of CapEff.
+// CAP_SYS_ADMIN implies CAP_BPF and CAP_PERFMON, as in the kernel since 5.8.
 func judgeCapabilities(effective uint64) []Check {
 	has := func(number int) bool { return effective&(1<<number) != 0 }
 	var checks []Check

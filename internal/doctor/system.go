@@ -138,6 +138,8 @@ func limits(opts Options) []Check {
 	return append(checks, others()...)
 }
 
+// space checks that the state directory, or its nearest parent that exists, is writable and has room. Access is checked
+// with unix.Access, so that nothing is created.
 func space(dir string) Check {
 	const name = "state directory"
 	there := existing(dir)
@@ -220,6 +222,7 @@ func others() []Check {
 	return []Check{ok(name, "%s; Kerb coexists with them, in the order shown per interface", strings.Join(found, ", "))}
 }
 
+// recognize returns the names of network agents whose programs are loaded, found by the prefix of program names.
 func recognize(programs map[string]int) []string {
 	var found []string
 	seen := make(map[string]bool)

@@ -51,6 +51,8 @@ func judgeUnit(unit map[string]string) []Check {
 	return []Check{judgeCalls(unit["SystemCallFilter"]), judgeDelegation(unit["DelegateControllers"])}
 }
 
+// judgeCalls checks SystemCallFilter of the unit. Without seccomp no control plane can start, which is a failure;
+// without the others they run without Landlock, which is a warning.
 func judgeCalls(filter string) Check {
 	const name = "unit system calls"
 	if !allows(filter, "seccomp") {

@@ -31,6 +31,8 @@ var be = binary.BigEndian
 // tagTypes announce a VLAN tag: IEEE 802.1Q, 802.1ad, and what switches used before that.
 var tagTypes = []uint16{0x8100, 0x88a8, 0x9100, 0x9200}
 
+// ethernet skips at most abi.VLANDepth tags and notes the VLAN of the outermost. Its checks and their order are those
+// of the kernel's parser: tests compare the two.
 func (m *dissection) ethernet() abi.ParseOutcome {
 	if len(m.frame) < 14 {
 		return abi.ParseShortL2
@@ -72,6 +74,8 @@ func datagramLength(stated uint16, rest []byte) int {
 	return int(stated)
 }
 
+// ip4 parses the IPv4 header. Bytes behind the total length are padding; a total length beyond the frame is malformed.
+// Only the first fragment has a transport header.
 func (m *dissection) ip4(rest []byte) abi.ParseOutcome {
 	switch {
 	case len(rest) < 20:
@@ -115,6 +119,8 @@ const (
 
 var extensionHeaders = []uint8{0, 43, 60, 135, fragmentHeader, authentication}
 
+// ip6 parses the IPv6 header and walks at most abi.MaxExt extension headers. The header of a later fragment ends the
+// walk, as what follows is payload.
 func (m *dissection) ip6(rest []byte) abi.ParseOutcome {
 	switch {
 	case len(rest) < 40:
@@ -182,6 +188,8 @@ func (m *dissection) place(datagram []byte, at int) {
 	m.L4Len = uint32(len(datagram) - at)
 }
 
+// transport sets abi.FlagL4 only for TCP, UDP, ICMP and ICMPv6 with a complete header. Other protocols are no error:
+// they have no ports.
 func (m *dissection) transport(datagram []byte, at int) abi.ParseOutcome {
 	m.place(datagram, at)
 	if m.Flags&abi.FlagFragLater != 0 {

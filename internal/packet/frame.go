@@ -76,6 +76,8 @@ func (f *Fields) Frame() ([]byte, error) {
 	return append(frame, make([]byte, max(0, minFrame-len(frame)))...), nil
 }
 
+// ethernet returns the Ethernet header in network byte order, with one 802.1Q tag if VLAN is not 0. Missing addresses
+// are locally administered ones.
 func (f *Fields) ethernet() ([]byte, error) {
 	src, srcErr := mac(f.SrcMAC, "02:00:00:00:00:01")
 	dst, dstErr := mac(f.DstMAC, "02:00:00:00:00:02")

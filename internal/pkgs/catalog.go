@@ -122,6 +122,8 @@ func (c *Catalog) join(p *Package) error {
 	return nil
 }
 
+// readBuiltins reads the packages that are part of the binary. A directory without a manifest is not a package; a
+// package with an error is returned with the error, so that it is reported and the others work.
 func (c *Catalog) readBuiltins(fsys fs.FS) []builtin {
 	entries, err := fs.ReadDir(fsys, ".")
 	if err != nil {
@@ -141,6 +143,8 @@ func (c *Catalog) readBuiltins(fsys fs.FS) []builtin {
 	return out
 }
 
+// readBuiltin reads one package. Its manifest must name the directory that it is in, because modules refer to it by
+// this name.
 func (c *Catalog) readBuiltin(name string, fsys fs.FS) builtin {
 	p, err := OpenFS(fsys, "modules/"+name)
 	if err == nil && p.Name != name {

@@ -55,6 +55,8 @@ func inObject(file string, err error) error {
 	return err
 }
 
+// checkEntries checks that the object has an entry for one direction at least, and no other program. The first error by
+// name is returned, so that messages do not vary.
 func checkEntries(spec *ebpf.CollectionSpec) error {
 	if spec.Programs[EntryEgress] == nil && spec.Programs[EntryIngress] == nil {
 		return &ObjectError{Err: ErrNoEntry}
@@ -118,6 +120,7 @@ func (p *Package) checkMaps(spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
+// mapNames returns the names of the maps for messages, sorted. Sections of the compiler, such as .rodata, are left out.
 func mapNames(spec *ebpf.CollectionSpec) string {
 	var names []string
 	for name := range spec.Maps {

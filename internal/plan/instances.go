@@ -29,6 +29,8 @@ func (p Placements) InstancesOf(module string) []sdk.Instance {
 	return out
 }
 
+// instanceAt returns the attachment as the control plane reads it. For a service it describes the end inside the
+// service, with the smaller MTU of both; for a node interface, the interface itself.
 func instanceAt(place Placement, ingress []string) sdk.Instance {
 	l := place.Link
 	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU,

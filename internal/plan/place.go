@@ -56,6 +56,8 @@ func (in Inputs) Place() (Placements, error) {
 	return out, nil
 }
 
+// chainOf returns the chain of an attach point in the order of the modules. On ingress a mirrored chain has the reverse
+// order, so that replies pass the modules in the opposite order of requests.
 func (in Inputs) chainOf(p *port, side chain.Side, dir chain.Direction) chain.Spec {
 	spec := chain.Spec{Linker: in.Linker, Side: side, Direction: dir}
 	for _, m := range p.modules {

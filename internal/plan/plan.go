@@ -51,6 +51,7 @@ type Step struct {
 	Old        chain.Pinned // Replace, Detach, RemoveChain: what runs now
 }
 
+// String returns the step as plans show it, for example with kerb apply --dry-run.
 func (s Step) String() string {
 	switch s.Action {
 	case CreateGeneration, RemoveGeneration:
@@ -147,6 +148,8 @@ func predecessor(name string, have chain.State, running map[chain.Point]chain.Pi
 	return ""
 }
 
+// chains returns steps for chains that are not loaded yet. A chain's ID follows from its contents, so attach points
+// with equal chains share one.
 func chains(want Desired, have chain.State) []Step {
 	known := map[string]bool{}
 	for _, c := range have.Chains {
@@ -163,6 +166,8 @@ func chains(want Desired, have chain.State) []Step {
 	return steps
 }
 
+// points returns the steps for attach points, sorted, so that equal inputs give equal plans. With Keep, unwanted chains
+// stay attached, except on points that no longer exist.
 func points(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
 	gone := gonePoints(have)

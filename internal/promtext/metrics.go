@@ -122,6 +122,8 @@ var (
 	escapeHelp  = strings.NewReplacer(`\`, `\\`, "\n", `\n`)
 )
 
+// labelText returns labels in the text format. Names must match the data model of Prometheus, must not begin with two
+// underscores (reserved) and must be unique; values must be UTF-8.
 func labelText(pairs []string) (string, error) {
 	var all []string
 	seen := map[string]bool{}
@@ -197,6 +199,8 @@ func (s *Set) Buckets(name, help string, bounds []float64, counts []uint64, sum 
 	}
 }
 
+// buckets writes a histogram. counts are per bucket; the text format wants them cumulative, and the last bucket is
+// +Inf.
 func (f *family) buckets(name, labels string, bounds []float64, counts []uint64, sum float64) {
 	comma := ""
 	if labels != "" {

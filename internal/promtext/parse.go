@@ -32,6 +32,7 @@ func Parse(text []byte) (all []Sample, err error) {
 	return all, nil
 }
 
+// parseSample parses a line NAME{LABELS} VALUE. A timestamp after the value is an error.
 func parseSample(line string) (s Sample, err error) {
 	end := strings.IndexAny(line, "{ ")
 	if end < 0 {
@@ -48,6 +49,8 @@ func parseSample(line string) (s Sample, err error) {
 	return s, err
 }
 
+// parseLabels parses labels up to the closing brace and returns what follows it. Values are unquoted by the rules of
+// Go, which include the escapes of the text format.
 func (s *Sample) parseLabels(text string) (rest string, err error) {
 	for !strings.HasPrefix(text, "}") {
 		name, value, _ := strings.Cut(text, "=")

@@ -82,6 +82,8 @@ func (t *Table) NotFound(source string, addr netip.Addr) {
 	t.notFound(source, addr)
 }
 
+// notFound notes that a source does not know the address. The clients that wait for it receive the answer only after
+// all sources have answered.
 func (t *Table) notFound(source string, addr netip.Addr) {
 	l := t.lookups[addr]
 	if l == nil {

@@ -248,6 +248,8 @@ func submap[K, L comparable, V any](m map[K]map[L]V, key K) map[L]V {
 	return m[key]
 }
 
+// disown removes the entry from all indexes: addresses that it owns, services that it uses and addresses of its
+// instances. Addresses become free for other entries.
 func (t *Table) disown(e *entry) {
 	for _, addr := range e.owned {
 		delete(t.owners, addr)

@@ -47,6 +47,7 @@ func (t *Table) View(name string) (s v1.VirtualService, ok bool) {
 	return s, true
 }
 
+// ready returns the condition Ready: True if at least one instance has an address and is not draining.
 func (e *entry) ready() v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False", Reason: "NoInstance", Message: "no instance has an address and " +
 		"takes connections"}
@@ -63,6 +64,8 @@ func (e *entry) ready() v1.Condition {
 	return c
 }
 
+// resolved returns the condition Resolved. Its message names the first instance that was not found; an address that
+// another virtual service owns makes it False, too.
 func (e *entry) resolved() v1.Condition {
 	c := v1.Condition{Type: "Resolved", Status: "True", Reason: "AllResolved"}
 	for _, i := range e.instances {

@@ -36,6 +36,8 @@ func fillDefaults(root, s map[string]any, v any, depth int) any {
 	return v
 }
 
+// fillObject returns a copy of object with the defaults of its properties filled in at every level. Values that are
+// present, null included, are kept.
 func fillObject(root, s, object map[string]any, depth int) map[string]any {
 	out := make(map[string]any, len(object))
 	properties, _ := s["properties"].(map[string]any)

@@ -62,6 +62,8 @@ func fits(s *jsonschema.Schema, v any, refs int) bool {
 	return false
 }
 
+// fitsObject reports whether an object certainly matches. It knows properties, required and additionalProperties only;
+// anything else is left to the complete validator.
 func fitsObject(s *jsonschema.Schema, v map[string]any) bool {
 	for _, name := range s.Required {
 		if _, ok := v[name]; !ok {
@@ -106,6 +108,8 @@ func exact(bound *big.Rat) (float64, bool) {
 	return float64(n), -most <= n && n <= most
 }
 
+// fitsNumber compares with the bounds only if float64 represents them exactly. An integral float matches the type
+// integer, as JSON Schema defines it.
 func fitsNumber(s *jsonschema.Schema, v float64) bool {
 	if s.Minimum != nil {
 		if least, sure := exact(s.Minimum); !sure || v < least {

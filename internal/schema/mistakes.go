@@ -113,6 +113,7 @@ func ofOtherType(branch *jsonschema.ValidationError, location []string) bool {
 	return slices.ContainsFunc(branch.Causes, func(c *jsonschema.ValidationError) bool { return ofOtherType(c, location) })
 }
 
+// unknownFields returns one error per unknown field, with the known ones and the most similar as a suggestion.
 func (s *Schema) unknownFields(root any, e *jsonschema.ValidationError, names []string) []*apierrors.Invalid {
 	known := s.properties(e.SchemaURL)
 	var out []*apierrors.Invalid

@@ -86,6 +86,8 @@ func Compile(tree map[string]any, formats bool) (*Schema, error) {
 // RemoveNull removes optional properties that are null from the objects within a value: they count as absent.
 func (s *Schema) RemoveNull(value any) { removeNull(s.compiled, value) }
 
+// removeNull removes optional properties that are null from value, in place: clients that write null for "not set" are
+// accepted. Required properties keep their null and fail validation.
 func removeNull(at *jsonschema.Schema, value any) {
 	for at != nil && at.Ref != nil {
 		at = at.Ref
@@ -180,6 +182,8 @@ func closeSub(v any) {
 	}
 }
 
+// closeObject makes the schema refuse unknown fields unless it says how to treat them. With subschemas
+// unevaluatedProperties is needed, because additionalProperties does not see properties of subschemas.
 func closeObject(s map[string]any) {
 	for _, key := range []string{"additionalProperties", "unevaluatedProperties"} {
 		if _, ok := s[key]; ok {

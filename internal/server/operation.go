@@ -80,6 +80,8 @@ type parameter struct {
 	unset string // what an absent one is
 }
 
+// parametersOf returns the path, query and header parameters of an input type by its struct tags. Query lists are
+// comma-separated (explode is false).
 func parametersOf(in reflect.Type, schemas huma.Registry) (all parameters) {
 	for _, f := range reflect.VisibleFields(in) {
 		for _, place := range places {

@@ -255,6 +255,8 @@ func verifyTx(tx *bbolt.Tx, path string) error {
 	return verifyParts(tx)
 }
 
+// verifySchema checks the version of a store file. A file of a newer version is a NewerError and stays untouched;
+// anything else that is not a store of Kerb is ErrCorrupt.
 func verifySchema(tx *bbolt.Tx, path string) error {
 	meta := tx.Bucket(bucketMeta)
 	if meta == nil {

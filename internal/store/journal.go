@@ -85,6 +85,8 @@ func encode(o resource.Object) (json.RawMessage, error) {
 	return json.Marshal(o)
 }
 
+// encode returns a record and its bytes, with room of recordHead bytes in front for length and checksum. The nonce
+// makes two records with the same changes differ.
 func (j *journal) encode(c resource.Changes) (r record, out []byte, err error) {
 	r = record{Base: j.base, Nonce: rand.Text()}
 	for _, ref := range c.Remove {

@@ -410,6 +410,8 @@ func classify(err error) error {
 	return fmt.Errorf("%w: %w", sentinel, err)
 }
 
+// sentinelOf returns the sentinel for an error of the file system or of bbolt, or nil if none fits. Callers add the
+// original error.
 func sentinelOf(err error) error {
 	switch {
 	case err == nil:
@@ -471,6 +473,8 @@ func write(tx *bbolt.Tx, kind resource.Kind, c resource.Changes) error {
 	return nil
 }
 
+// put stores an object and keeps the version that it replaces. Equal bytes are not written again, so that applying the
+// same resource twice creates no version.
 func put(tx *bbolt.Tx, b *bbolt.Bucket, kind resource.Kind, o resource.Object) error {
 	data, err := encode(o)
 	if err != nil {

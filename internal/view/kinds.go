@@ -12,6 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/status"
 )
 
+// modules returns a function that reads one module with its status. Counters are read from the kernel once, for all
+// modules of a list, and without the lock.
 func (v *Views) modules() func(string) resource.Object {
 	counts := v.counts()
 	return func(name string) resource.Object {
@@ -78,6 +80,8 @@ func (v *Views) virtualServices() func(string) resource.Object {
 	}
 }
 
+// sets returns a function that reads one set with its status. Which modules use the sets is determined once, for all
+// sets of a list.
 func (v *Views) sets() func(string) resource.Object {
 	v.Lock.Lock()
 	defer v.Lock.Unlock()

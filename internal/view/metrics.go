@@ -56,6 +56,8 @@ func (v *Views) collectOwn(out *promtext.Set) map[string]*control.Supervisor {
 	return v.Live.Planes()
 }
 
+// collectOutcomes adds the parse outcomes per chain. Outcomes without packets have no series; a chain whose counters
+// cannot be read is left out.
 func (v *Views) collectOutcomes(out *promtext.Set) {
 	state, err := v.Look(0)
 	if err != nil {

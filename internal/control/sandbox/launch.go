@@ -123,6 +123,8 @@ func (o *order) dropBounding() error {
 	}
 }
 
+// changeUser drops all groups and changes to the order's user. PR_SET_KEEPCAPS keeps the permitted capabilities across
+// the change where the program needs CAP_BPF. The raw calls change this thread only.
 func (o *order) changeUser() error {
 	if o.KeepBPF {
 		if err := unix.Prctl(unix.PR_SET_KEEPCAPS, 1, 0, 0, 0); err != nil {
@@ -192,6 +194,7 @@ func parentPID() (int, error) {
 	return parent, err
 }
 
+// restrictCalls installs the seccomp filter on this thread. It returns the bare errno.
 func (o *order) restrictCalls() error {
 	filter, err := assemble(o.filter())
 	if err != nil {

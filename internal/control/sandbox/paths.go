@@ -99,6 +99,8 @@ func (r pathRule) add(ruleset int, handled uint64) error {
 	return ll.LandlockAddPathBeneathRule(ruleset, &ll.PathBeneathAttr{AllowedAccess: r.rights & handled, ParentFd: fd}, 0)
 }
 
+// pathRules returns the Landlock rules. System paths that do not exist on this distribution are left out; if Dir or one
+// of Read is missing, that is an error.
 func (o *order) pathRules() ([]pathRule, error) {
 	var rules []pathRule
 	optional := systemPaths

@@ -77,6 +77,8 @@ func Command(launcher string, s Spec) (*exec.Cmd, error) {
 	return cmd, nil
 }
 
+// check rejects specifications that would not confine the program: user 0, the root directory, or Inject together with
+// Network.
 func (s *Spec) check() error {
 	if len(s.Command) == 0 || !filepath.IsAbs(s.Command[0]) {
 		return fmt.Errorf("command %q does not begin with an absolute path", s.Command)
@@ -135,6 +137,7 @@ func encode(o order) string {
 	return base64.StdEncoding.EncodeToString(data)
 }
 
+// parse decodes the only argument, base64 of JSON, and checks it again: the launcher does not trust its command line.
 func parse(args []string) (*order, error) {
 	if len(args) != 1 {
 		return nil, errors.New("is started by the agent only")

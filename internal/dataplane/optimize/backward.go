@@ -166,6 +166,8 @@ func (l *live) load(a access) {
 	}
 }
 
+// store ends the liveness of the stack bytes that a plain store overwrites. An atomic operation also reads them, and
+// compare-and-exchange reads R0.
 func (l *live) store(n *node, a access) {
 	if n.OpCode.Mode() == asm.MemMode {
 		if a.known {

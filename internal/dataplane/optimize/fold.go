@@ -37,6 +37,9 @@ func reads(ins *asm.Instruction, contents func(string) []byte) []byte {
 	return data[min(offset, len(data)):]
 }
 
+// foldFunction replaces loads from read-only data by constants and removes address loads that no instruction needs
+// afterwards. Knowledge ends at each block's boundary; the code is returned unchanged if it cannot be parsed or
+// emitted.
 func foldFunction(code asm.Instructions, contents func(string) []byte) asm.Instructions {
 	if !slices.ContainsFunc(code, func(ins asm.Instruction) bool { return reads(&ins, contents) != nil }) {
 		return code

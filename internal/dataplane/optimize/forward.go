@@ -135,6 +135,8 @@ var swapped = map[asm.JumpOp]asm.JumpOp{asm.JEq: asm.JEq, asm.JNE: asm.JNE, asm.
 	asm.JLT: asm.JGT, asm.JGE: asm.JLE, asm.JLE: asm.JGE, asm.JSGT: asm.JSLT, asm.JSLT: asm.JSGT, asm.JSGE: asm.JSLE,
 	asm.JSLE: asm.JSGE}
 
+// rewriteLoad replaces a load from the stack by the constant or the register that holds the same value, if one is
+// known. Otherwise the load is based on the frame pointer, which frees the register that held the address.
 func (s *state) rewriteLoad(n *node) {
 	size := n.OpCode.Size().Sizeof()
 	at, ok := s.slot(n.Src, n.Offset, size)
@@ -228,6 +230,8 @@ func (s *state) moved(n *node) span {
 	return span{}
 }
 
+// loaded returns what the register holds after a load. Through a register that does not point into the stack, no
+// pointer into the stack can be loaded; where the access is not certain, the value is unknown.
 func (s *state) loaded(n *node) value {
 	size := n.OpCode.Size().Sizeof()
 	switch base := s.regs[n.Src]; {
@@ -267,6 +271,8 @@ func (s *state) atomic(n *node) {
 // point into the frame.
 var readers = map[asm.BuiltinFunc]bool{asm.FnMapLookupElem: true, asm.FnMapUpdateElem: true, asm.FnMapDeleteElem: true}
 
+// call forgets the stack if a pointer into it is passed to anything but a helper that is known only to read. R0 to R5
+// are clobbered in every case.
 func (s *state) call(n *node) {
 	pointing := false
 	for r := asm.R1; r < asm.R1+n.arguments(); r++ {

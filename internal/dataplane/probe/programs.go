@@ -37,6 +37,8 @@ func load(spec *ebpf.ProgramSpec) error {
 	return p.Close()
 }
 
+// testRun loads a program that passes every packet and runs it once by BPF_PROG_TEST_RUN on 64 zero bytes. It returns
+// the kernel's error, or an error if the result is not the pass verdict.
 func testRun(kind ebpf.ProgramType) error {
 	p, err := ebpf.NewProgram(pass(kind))
 	if err != nil {

@@ -111,6 +111,7 @@ func (f *Fake) ChangeSet(_ context.Context, r server.SetRequest) (result v1alpha
 	return result, err
 }
 
+// change runs do on a snapshot and commits it, unless it is a dry run, as the agent does.
 func (f *Fake) change(dryRun bool, do func(resource.State, *v1alpha1.ApplyResult) error) (v1alpha1.ApplyResult, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
