@@ -29,6 +29,8 @@ func PromptEvents(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] 
 	return events(ctx, ring, func() time.Time { return time.Time{} })
 }
 
+// events yields records of the ring until ctx ends; a record is valid only until the next iteration. nextLook returns
+// the deadline after which the ring is read without a wake-up by the kernel; the zero time means never.
 func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
 		rd, err := ringbuf.NewReader(ring)

@@ -272,6 +272,7 @@ func openMaps(names []string, fds []int) (Maps, error) {
 	return maps, nil
 }
 
+// descriptors returns all descriptors of the control message, also together with an error: the caller must close them.
 func descriptors(control []byte) ([]int, error) {
 	messages, err := unix.ParseSocketControlMessage(control)
 	if err != nil {

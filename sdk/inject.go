@@ -54,6 +54,8 @@ func (s *injectors) close() {
 	}
 }
 
+// inject completes the frame's checksum in place and sends it. An interface without a packet socket gives ErrNoInject,
+// a frame above the MTU ErrTooLong.
 func (s *injectors) inject(ifindex uint32, frame []byte) error {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

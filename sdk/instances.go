@@ -40,6 +40,8 @@ func (n *running) setInstances(all []Instance) {
 	}
 }
 
+// setInstance adds, updates or removes an attachment and notifies the module only if something has changed.
+// Notifications come in order, because following is held during the call.
 func (n *running) setInstance(i Instance, there bool) {
 	n.following.Lock()
 	defer n.following.Unlock()

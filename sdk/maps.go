@@ -75,6 +75,7 @@ func (m Maps) sum(name string, key any, sum reflect.Value) error {
 	return nil
 }
 
+// addTo adds v to sum field by field. Both have the same type, which contains unsigned integers only.
 func addTo(sum, v reflect.Value) {
 	switch sum.Kind() {
 	case reflect.Struct:

@@ -91,6 +91,8 @@ func serveControl(ctx context.Context, module string, control Control, listener 
 	return err
 }
 
+// routes returns the handler of the control plane's socket. Paths below PathPrefix are the agent's, with bodies of at
+// most MaxBody bytes; all others are the module's own.
 func (p *moduleServer) routes() http.Handler {
 	mux := http.NewServeMux()
 	own := func(pattern string, do func(*http.Request) (any, error)) {
@@ -307,6 +309,8 @@ func (p *moduleServer) retire(n *running) {
 	})
 }
 
+// stop ends the current map set's work and returns when it and all requests that use it, or retired map sets, have
+// ended.
 func (p *moduleServer) stop() {
 	p.starting.Lock()
 	defer p.starting.Unlock()
@@ -392,6 +396,8 @@ func updateUser[U any](p *moduleServer, generation string, update func(U) (any, 
 	return update(user)
 }
 
+// serveHealth answers with conditions and ejected instances. An error of any of them, not of Health alone, counts as
+// unhealthy.
 func (p *moduleServer) serveHealth(*http.Request) (any, error) {
 	now := p.use()
 	if now == nil {
@@ -441,6 +447,8 @@ func (p *moduleServer) serveMetrics(*http.Request) (any, error) {
 	return m.Collect()
 }
 
+// serveModule passes the request to the module's handler. The map set stays open until the handler returns, even if it
+// is replaced meanwhile.
 func (p *moduleServer) serveModule(w http.ResponseWriter, r *http.Request) {
 	now := p.use()
 	if now == nil {

@@ -114,6 +114,8 @@ func ServeMany(controls map[string]Control) error {
 	}
 }
 
+// receiveModule receives the first message with exactly two descriptors: the listening socket and the socket for maps.
+// On an error, descriptors that came are closed.
 func receiveModule(conn *net.UnixConn) (HostMessage, net.Listener, *net.UnixConn, error) {
 	var message HostMessage
 	fds, err := receiveJSON(conn, 2, &message)

@@ -49,6 +49,8 @@ func (a agent) apply(ctx context.Context, services []v1.Service, modules []v1.Mo
 	return a.applyBy(ctx, "owner="+owner, services, modules)
 }
 
+// applyBy applies all resources in one transaction. An error that leaves open whether the agent applied them is an
+// unconfirmed; an answer below 500 and a failed connect are definite.
 func (a agent) applyBy(ctx context.Context, writer string, services []v1.Service,
 	modules []v1.Module) ([]string, error) {
 	var all []any

@@ -101,6 +101,8 @@ func (l *Listener) syncPorts(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// portServices returns the virtual services that this integration created for published ports, by name. Others have a
+// different owner.
 func (l *Listener) portServices(ctx context.Context) (map[string]v1.Service, error) {
 	all, err := l.agent.services(ctx)
 	if err != nil {

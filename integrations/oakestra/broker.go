@@ -162,6 +162,8 @@ func (b Broker) options(cluster, worker string) (*mqtt.ClientOptions, error) {
 	return opts.SetTLSConfig(secure), nil
 }
 
+// tls returns the configuration for the broker, TLS 1.2 and later. Without CA the system's authorities apply;
+// Certificate and Key are for mutual TLS.
 func (b Broker) tls() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if b.CA != "" {

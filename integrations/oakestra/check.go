@@ -165,6 +165,8 @@ func (c *check) connect(ctx context.Context) bool {
 	return true
 }
 
+// brokerRemedy returns what to do about a failed connection to the broker. Some errors of the MQTT library have no
+// type, so their text is searched.
 func brokerRemedy(err error) string {
 	var unreached *net.OpError
 	switch text := err.Error(); {

@@ -95,6 +95,8 @@ func readJob(data []byte, anyInstance bool) (job, error) {
 	return j, nil
 }
 
+// readModules parses ebpfModules of a job. Its size is bounded before it is decoded, because it comes from the network;
+// errors name the element.
 func readModules(data json.RawMessage) ([]wanted, error) {
 	if len(data) == 0 {
 		return nil, nil

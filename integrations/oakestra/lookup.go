@@ -43,6 +43,8 @@ func (w *wants) followRequests(agent *link.Agent) {
 	}
 }
 
+// take records which addresses the agent uses and releases, so that a later session knows them, and passes the request
+// to the session if there is one.
 func (w *wants) take(q link.Request) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

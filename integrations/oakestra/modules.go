@@ -120,6 +120,8 @@ func (l *Listener) present(ctx context.Context) ([]module, error) {
 	return slices.DeleteFunc(all, func(m module) bool { return !m.deployed() }), err
 }
 
+// presentLocked returns the modules of the state that the agent still has; a module that was deleted by other means is
+// left out. The caller holds mu.
 func (l *Listener) presentLocked(ctx context.Context) ([]module, error) {
 	there, err := l.agent.modules(ctx)
 	if err != nil {
@@ -178,6 +180,8 @@ type wanted struct {
 	Config any    `json:"config"`
 }
 
+// createModule serves the request of Oakestra's API that adds a module. Configurations that refer to files of the node
+// are refused. The answer is sent only after the state was written.
 func (l *Listener) createModule(w http.ResponseWriter, r *http.Request) {
 	var want wanted
 	if !readJSON(w, r, &want) {

@@ -212,6 +212,8 @@ func (n *network) open(number int) error {
 // nl6None is IN6_ADDR_GEN_MODE_NONE: a port of a bridge has no address, and sends nothing.
 const nl6None = 1
 
+// setUpInner gives the service's end its addresses and routes. It works by a handle in the namespace, so that no thread
+// has to enter it; lo is set up where it exists.
 func (n *network) setUpInner(ns netns.NsHandle, number int) error {
 	h, err := netlink.NewHandleAt(ns, unix.NETLINK_ROUTE)
 	if err != nil {

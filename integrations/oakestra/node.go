@@ -94,6 +94,8 @@ func (l *Listener) deployMachine(w http.ResponseWriter, r *http.Request) {
 	l.deployInstance(w, r, true)
 }
 
+// deployInstance connects an instance and answers with its addresses. The time is bounded by deployLimit, and by the
+// client's connection.
 func (l *Listener) deployInstance(w http.ResponseWriter, r *http.Request, machine bool) {
 	ctx, cancel := context.WithTimeout(r.Context(), deployLimit)
 	defer cancel()

@@ -154,6 +154,8 @@ func open(ctx context.Context, o Options, log *slog.Logger, resolved func(link.R
 	return l, nil
 }
 
+// listen opens the configured sockets. NodeEngine's default socket is optional: a failure is logged only. On any other
+// error, what was opened is closed.
 func listen(o Options, log *slog.Logger) ([]serve.Endpoint, error) {
 	var all []serve.Endpoint
 	if o.Socket != "" {

@@ -46,6 +46,7 @@ func parsePorts(text string) ([]port, error) {
 	return all, nil
 }
 
+// parsePort parses NODE[:SERVICE][/PROTOCOL]. The service's port defaults to the node's, the protocol to tcp.
 func parsePort(text string) (p port, err error) {
 	ports, protocol, given := strings.Cut(text, "/")
 	if p.Protocol = protocol; !given {

@@ -27,6 +27,7 @@ var (
 
 const maxRegistration = 253
 
+// check bounds length and characters of a registration's texts: the client ID becomes part of MQTT topics.
 func (r registration) check() error {
 	switch {
 	case r.ClientID == "":
@@ -44,6 +45,8 @@ func (r registration) check() error {
 // registerLimit is how long a registration waits for the subnet: the broker may start after this node.
 const registerLimit = 3 * time.Second
 
+// registerNode answers only when the node has a subnet and its modules' chains, each waited for with a limit. Without a
+// subnet in time it logs a warning; the registration is valid all the same.
 func (l *Listener) registerNode(w http.ResponseWriter, r *http.Request) {
 	var in registration
 	if !readJSON(w, r, &in) {

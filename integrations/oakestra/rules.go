@@ -35,6 +35,8 @@ type rule struct {
 	DstPort *uint16 `json:"dstPort"`
 }
 
+// addRule appends a rule in Oakestra's form to the firewall's configuration. For any other module the request is passed
+// to the module's own API.
 func (l *Listener) addRule(w http.ResponseWriter, r *http.Request, m module) {
 	if m.Name != "firewall" {
 		l.passOn(w, r, m)

@@ -108,6 +108,8 @@ func (s *session) stop() {
 	<-s.ended
 }
 
+// run keeps a connection to the broker until ctx ends. The pause between attempts doubles up to maxReconnect, and
+// starts over after a connection that held longer than that.
 func (s *session) run(ctx context.Context) {
 	for pause := s.times.reconnect; ctx.Err() == nil; pause = min(2*pause, s.times.maxReconnect) {
 		since := time.Now()
@@ -188,6 +190,8 @@ func (s *session) resume(ctx context.Context, client mqtt.Client) {
 	}
 }
 
+// work sends what is due until the connection is lost or ctx ends. It is woken by changes and by the time of the next
+// message, so it does not poll the queue.
 func (s *session) work(ctx context.Context, client mqtt.Client, lost <-chan error) error {
 	timer, look := time.NewTimer(0), time.NewTicker(s.times.again)
 	defer timer.Stop()

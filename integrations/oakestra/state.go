@@ -64,6 +64,8 @@ type service struct {
 	Machine  bool   `json:"machine,omitempty"` // a virtual machine, in a namespace with a name
 }
 
+// readState reads the state file; a missing one is an empty state. A damaged file is an error, because an empty state
+// would give out addresses that are in use.
 func readState(path string) (state, error) {
 	fresh := state{Priority: 1, Last: firstNumber - 1}
 	data, err := os.ReadFile(path)

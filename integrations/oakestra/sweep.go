@@ -66,6 +66,8 @@ func (l *Listener) sweep(ctx context.Context, start bool) error {
 	return l.net.strangers(&l.state)
 }
 
+// sweepServices releases services whose interface no longer exists, and those whose deployment was interrupted. The
+// modules are remembered first, for the case that NodeEngine repeats the deployment.
 func (l *Listener) sweepServices(ctx context.Context) error {
 	for _, s := range l.state.clone().Services {
 		link, err := l.net.find(s.Number)

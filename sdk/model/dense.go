@@ -17,6 +17,8 @@ func (d *Document) dense() []Layer {
 	return out
 }
 
+// unrolled writes a convolution as a dense layer: one row per filter and position, or one averaged row per filter with
+// pooling, so that inference needs only one kind of layer.
 func (l *Layer) unrolled(inputs int) Layer {
 	c, length := l.Conv, l.Conv.length(inputs)
 	out := Layer{Activation: l.Activation, Slope: l.Slope}

@@ -59,6 +59,8 @@ const (
 	shares
 )
 
+// meaning returns how outputs become a class and a score: boosting and sigmoid give log odds, forests give shares of
+// the trees' votes.
 func (d *Document) meaning() output {
 	if !d.layered() {
 		many := d.outputs() > 1
@@ -150,6 +152,8 @@ func (l *Layer) slope() float64 {
 	return l.Slope
 }
 
+// treeOutputs adds the leaves that x reaches. In boosting, tree t belongs to class t modulo the number of classes;
+// forests average. With one output it is the share of class 1.
 func (d *Document) treeOutputs(x []float64) []float64 {
 	out := make([]float64, d.outputs())
 	copy(out, d.Base)

@@ -15,6 +15,8 @@ func (p *Packed) Infer(features []int64) Decision {
 	return d
 }
 
+// outputs is the reference for the data plane's arithmetic: integers only, arithmetic shifts, and the same clamps, so
+// that both agree bit for bit.
 func (p *Packed) outputs(features []int64) []int64 {
 	if p.Kind == trees {
 		return p.walk(features)
@@ -117,6 +119,8 @@ func sigmoidOf(z int64) int64 {
 	return tables().sigmoid.at(z)
 }
 
+// walk descends every tree for Depth steps, whatever the features are, as the data plane does: its loop needs a fixed
+// bound. The feature never means that the walk does not branch.
 func (p *Packed) walk(features []int64) []int64 {
 	out := make([]int64, p.Outputs)
 	copy(out, p.Base[:])
@@ -143,6 +147,8 @@ func (p *Packed) walk(features []int64) []int64 {
 	return out
 }
 
+// scoreOf returns the score in Q15, from 0 to ScoreOne. Softmax subtracts the largest output first, so that the table
+// of exponentials covers the range.
 func (p *Packed) scoreOf(out []int64, class int) int64 {
 	q15 := func(i int) int64 { return out[i] * p.ScoreMul >> p.ScoreShift }
 	switch p.Output {

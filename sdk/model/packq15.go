@@ -13,6 +13,8 @@ const (
 	q15Limit = 1<<32 - 1
 )
 
+// packQ15 packs layers with 16-bit activations of 15 fractional bits. Inputs are scaled from their range to Q15;
+// networks that isSmall accepts get a kind of their own.
 func (p *Packed) packQ15(d *Document, index []int) error {
 	layers := d.dense()
 	if p.Kind = exact; isSmall(layers) {
@@ -34,6 +36,8 @@ func (p *Packed) packQ15(d *Document, index []int) error {
 	return nil
 }
 
+// layerQ15 packs one layer. The weights' fractional bits are as many as fit (weightBits); the rounding half and the
+// input's offset are part of the cell's constant.
 func (p *Packed) layerQ15(field string, l *Layer) error {
 	bits, err := weightBits(field, l)
 	if err != nil {

@@ -4,6 +4,8 @@ package model
 
 import "math"
 
+// packTrees packs the trees. Roots are padded to a multiple of abreast with leaves of value 0, because the data plane
+// walks that many trees at once.
 func (p *Packed) packTrees(d *Document, index []int) {
 	p.Kind = trees
 	p.Trees = uint16(len(d.Trees))

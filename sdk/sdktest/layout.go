@@ -24,6 +24,8 @@ func NamedLayout(t testing.TB, types *btf.Spec, name string, mirror any) {
 	compare(t, types, name, reflect.TypeOf(mirror), compareNames)
 }
 
+// compare checks the size of the structure in memory and as encoding/binary writes it: both must be the C structure's,
+// or hidden padding would shift the fields.
 func compare(t testing.TB, types *btf.Spec, name string, mirror reflect.Type,
 	fields func(testing.TB, *btf.Struct, reflect.Type)) {
 	t.Helper()
@@ -40,6 +42,7 @@ func compare(t testing.TB, types *btf.Spec, name string, mirror reflect.Type,
 	}
 }
 
+// compareFields compares by position, so that names may differ between C and Go.
 func compareFields(t testing.TB, s *btf.Struct, mirror reflect.Type) {
 	t.Helper()
 	if len(s.Members) != mirror.NumField() {
@@ -54,6 +57,7 @@ func compareFields(t testing.TB, s *btf.Struct, mirror reflect.Type) {
 	}
 }
 
+// compareNames ignores case and underscores in names, and fields named _, which are padding.
 func compareNames(t testing.TB, s *btf.Struct, mirror reflect.Type) {
 	t.Helper()
 	offsets := map[string]int{}

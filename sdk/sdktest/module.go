@@ -63,6 +63,7 @@ func Load(t testing.TB, o Options) *Module {
 	return m
 }
 
+// config returns the configuration with the defaults of the package's schema, as the agent passes it to a module.
 func (m *Module) config(p *pkgs.Package, text string) map[string]any {
 	m.t.Helper()
 	var given map[string]any

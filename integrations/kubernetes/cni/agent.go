@@ -93,6 +93,8 @@ func (a agent) call(ctx context.Context, r request, out any) error {
 	return nil
 }
 
+// send writes the request as HTTP/1.0, so that the agent closes the connection after its answer. Head and body are one
+// write.
 func (r request) send(w io.Writer) error {
 	var body []byte
 	if r.body != nil {

@@ -64,6 +64,8 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	return nil
 }
 
+// followAll follows the resources that modules are placed by, each in a goroutine until ctx ends. Of namespaces and
+// pods only metadata is requested, and only pods of this node.
 func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, node string, s *state, log *slog.Logger) {
 	for plural, bit := range map[string]int{api.ClusterModules: ofClusterModules, api.Modules: ofModules} {
 		running.Go(func() {

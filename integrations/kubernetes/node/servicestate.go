@@ -108,6 +108,8 @@ func (s *serviceState) entry(key services.Key) *serviceEntry {
 	return e
 }
 
+// setService replaces the entry's Service. If it exceeds the namespace's limits, it is marked and left out. Cluster
+// addresses are counted, because two Services can name the same. The caller holds mu.
 func (s *serviceState) setService(o *services.Service) {
 	s.removeService(o.Key())
 	e := s.entry(o.Key())
@@ -127,6 +129,8 @@ func (s *serviceState) setService(o *services.Service) {
 	e.service = o
 }
 
+// removeService removes the Service but keeps the entry, which may have EndpointSlices, and marks it for comparison.
+// The caller holds mu.
 func (s *serviceState) removeService(key services.Key) {
 	e := s.entry(key)
 	e.noRoom = false
@@ -197,6 +201,8 @@ func (s *serviceState) starved() bool {
 	return false
 }
 
+// serviceHandler returns the handler of the watch of Services. Replace treats a complete list: what it does not contain
+// was deleted while the watch was interrupted.
 func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
 	return watch.Handler[services.Service]{
 		Replace: func(all []services.Service) {
@@ -215,6 +221,7 @@ func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
 	}
 }
 
+// sliceHandler returns the handler of the watch of EndpointSlices. Replace treats a complete list, as with Services.
 func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
 	return watch.Handler[services.Slice]{
 		Replace: func(all []services.Slice) {

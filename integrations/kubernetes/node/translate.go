@@ -183,6 +183,8 @@ func checked(text string, s api.LabelSelector) (string, error) {
 	return text, nil
 }
 
+// condition returns a requirement of a label selector in the text form of Kubernetes, as the agent's selectors have it.
+// It checks that only In and NotIn have values.
 func condition(r api.Requirement) (string, error) {
 	if (r.Operator == "In" || r.Operator == "NotIn") != (len(r.Values) > 0) {
 		return "", fmt.Errorf("%s %s: In and NotIn need at least one value; Exists and DoesNotExist take none", r.Key,

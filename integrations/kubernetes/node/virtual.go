@@ -78,6 +78,8 @@ func (v *virtual) need(ctx context.Context, view view) {
 	}
 }
 
+// start follows Services and EndpointSlices of the cluster. stop, which it sets, returns after all goroutines have
+// ended.
 func (v *virtual) start(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	v.cleared, v.full, v.started = false, time.Time{}, time.Now()

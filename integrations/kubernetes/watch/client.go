@@ -92,6 +92,8 @@ func (c *Client) Merge(ctx context.Context, path string, in, out any) error {
 	return c.call(ctx, http.MethodPatch, path, in, out, "Content-Type", "application/merge-patch+json")
 }
 
+// call sends in as JSON, unless it is nil, and decodes the answer into out, unless that is nil. Errors name the method
+// and the path.
 func (c *Client) call(ctx context.Context, method, path string, in, out any, header ...string) error {
 	var text []byte
 	if in != nil {

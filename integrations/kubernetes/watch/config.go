@@ -155,6 +155,8 @@ func (k kubeconfig) files(dir string) (out []string) {
 	return out
 }
 
+// inCluster returns a client with the service account in dir. The token's file is kept by name, because the kubelet
+// renews its contents.
 func inCluster(dir string) (*Client, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {

@@ -134,6 +134,8 @@ func (f *follower[T, P]) round(ctx context.Context) error {
 	return err
 }
 
+// request opens a list or, if the query says so, a watch. For metadata it asks for PartialObjectMetadata, which the API
+// server reduces the objects to before it sends them.
 func (f *follower[T, P]) request(ctx context.Context, query url.Values) (io.ReadCloser, error) {
 	if f.resource.Fields != "" {
 		query.Set("fieldSelector", f.resource.Fields)
