@@ -61,8 +61,8 @@ func objectInfo[T any](fd int, info *T) error {
 
 // linkInfo is the begin of struct bpf_link_info, in the host's byte order.
 type linkInfo struct {
-	kind, id, program, _ uint32
-	target               [8]byte // of a cgroup its id, of XDP and TCX the index of the interface
+	kind, _, program, _ uint32
+	target              [8]byte // of a cgroup its id, of XDP and TCX the index of the interface
 }
 
 func (i linkInfo) cgroup() uint64  { return binary.NativeEndian.Uint64(i.target[:]) }
