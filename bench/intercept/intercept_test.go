@@ -243,3 +243,32 @@ func TestPlacesEnd(t *testing.T) {
 		t.Errorf("%v, %d places left", err, len(e.places))
 	}
 }
+
+// A receiver that sleeps waits for packets, one that spins does not; the ring of a class is memory of the receiver.
+func TestCost(t *testing.T) {
+	e := newExperiment(t, sources...)
+	cost := map[string]float64{}
+	for _, name := range []string{"socket", "socket-spin", "ringbuf"} {
+		c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == name })]
+		p, err := e.place(c.hook)
+		if err != nil {
+			t.Fatalf("%.600v", err)
+		}
+		samples, err := e.measure(t.Context(), c, p, load{name: "test", size: 64, rate: 3000, besides: "idle"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, s := range samples {
+			cost[name+" "+s.Metric] = s.Value
+		}
+	}
+	if cost["socket waits"] == 0 || cost["socket-spin waits"] > 1 {
+		t.Errorf("a receiver that sleeps waits %v times a second, one that spins %v", cost["socket waits"],
+			cost["socket-spin waits"])
+	}
+	if ring := float64(ringSize) / (1 << 20); cost["socket memory"] <= 0 || cost["ringbuf memory"] < ring {
+		t.Errorf("memory of the socket's receiver %v MiB, of the ring's %v with a ring of %v", cost["socket memory"],
+			cost["ringbuf memory"], ring)
+	}
+	t.Log(cost)
+}

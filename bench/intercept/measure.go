@@ -23,12 +23,14 @@ type sentBy struct {
 	Seconds float64
 }
 
-// receivedBy is what a receiver prints; times are in us.
+// receivedBy is what a receiver prints: times in us, Memory in MiB, and its context switches, voluntary (Waits) and
+// involuntary (Preempted).
 type receivedBy struct {
 	bench.Times
 
 	Received, Disorder, Told, Over100 uint64
-	Seconds, CPU                      float64
+	Waits, Preempted                  uint64
+	Seconds, CPU, Memory              float64
 }
 
 // measure is one round of a config. What receives the same packets alongside it is recorded under its own name.
@@ -80,7 +82,10 @@ func (e *experiment) samples(c config, l load, sent sentBy, r *receiver) ([]benc
 		return all, nil
 	}
 	e.check(c, l, sent, received)
-	return append(all, bench.Count("over100", received.Over100),
+	return append(all, bench.P50("memory", "MiB", received.Memory),
+		bench.P50("waits", "1/s", float64(received.Waits)/received.Seconds),
+		bench.P50("preempted", "1/s", float64(received.Preempted)/received.Seconds),
+		bench.Count("over100", received.Over100),
 		bench.Count("lost", sent.Sent-min(sent.Sent, received.Received))), nil
 }
 

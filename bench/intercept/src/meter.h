@@ -8,6 +8,7 @@
 #include <stdbool.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include "base.h"
 #include "cpu.h"
@@ -19,6 +20,7 @@ enum { HEADERS = 14 + 20 + 8, FIFO_PRIORITY = 50, SLOW_NS = 100000 };
 struct meter {
 	uint64_t received, disorder, next, told, slow;
 	int64_t begin, cpu;
+	struct rusage use; /* at the beginning */
 	struct histogram delays;
 };
 
@@ -32,6 +34,28 @@ static inline int64_t cpu_time(void)
 	return t.tv_sec * 1000000000LL + t.tv_nsec;
 }
 
+/* memory is what the process has in RAM, rings and buffers included, in MiB. Not ru_maxrss, which
+ * a program inherits from the one that started it. */
+static inline double memory(void)
+{
+	FILE *file = fopen("/proc/self/statm", "re");
+	unsigned long pages;
+
+	if (!file || fscanf(file, "%*u %lu", &pages) != 1)
+		die("/proc/self/statm");
+	fclose(file);
+	return (double)pages * sysconf(_SC_PAGESIZE) / (1 << 20);
+}
+
+static inline void print_cost(void)
+{
+	struct rusage use;
+
+	getrusage(RUSAGE_SELF, &use);
+	printf("\"waits\":%ld,\"preempted\":%ld,\"memory\":%.3f,",
+	       use.ru_nvcsw - meter.use.ru_nvcsw, use.ru_nivcsw - meter.use.ru_nivcsw, memory());
+}
+
 static inline void print_meter(void)
 {
 	double seconds = (now() - meter.begin) / 1e9;
@@ -40,6 +64,7 @@ static inline void print_meter(void)
 	       "\"cpu\":%.9f,",
 	       meter.received, meter.disorder, meter.told, meter.slow, seconds,
 	       (cpu_time() - meter.cpu) / 1e9 / seconds);
+	print_cost();
 	print_times(&meter.delays);
 	print_bins(&meter.delays);
 	printf("}\n");
@@ -62,6 +87,7 @@ static inline void account(const struct message *m, int64_t t1, int64_t t2)
 		memset(&meter, 0, sizeof(meter));
 		meter.begin = now();
 		meter.cpu = cpu_time();
+		getrusage(RUSAGE_SELF, &meter.use);
 	} else if (meter.begin) { /* one from a measurement before may have been on its way still */
 		print_meter();
 		exit(0);
