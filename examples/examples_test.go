@@ -118,7 +118,7 @@ type eventsAnswer struct {
 	Events []event
 }
 
-const generation, watchConfig = "b71a0a7ce1", `{"watch": [53, 443], "keep": 1000}`
+const mapSet, watchConfig = "b71a0a7ce1", `{"watch": [53, 443], "keep": 1000}`
 
 // startTopports takes topports to where packets meet it.
 func startTopports(t *testing.T, side chain.Side) (*process, *dataplane.Loaded) {
@@ -130,8 +130,8 @@ func startTopports(t *testing.T, side chain.Side) (*process, *dataplane.Loaded) 
 	if settings.MaxEntries["watched"] != 2 {
 		t.Errorf("settings %+v", settings)
 	}
-	l := load(t, p, side, settings, pr.fill(generation, watchConfig))
-	pr.must("start", request(generation, watchConfig), nil)
+	l := load(t, p, side, settings, pr.fill(mapSet, watchConfig))
+	pr.must("start", request(mapSet, watchConfig), nil)
 	return pr, l
 }
 
@@ -200,8 +200,8 @@ func TestTopportsReadsAroundTheRing(t *testing.T) {
 	}
 }
 
-// The next generation has new watched ports and the same ring: its reader continues where the last one stopped.
-func TestTopportsChangesGeneration(t *testing.T) {
+// The next map set has new watched ports and the same ring: its reader continues where the last one stopped.
+func TestTopportsChangesMapSet(t *testing.T) {
 	pr, l := startTopports(t, chain.OnTCIngress)
 	run(t, l, udp4(53), 2)
 	pr.waitForEvents(2)
@@ -209,7 +209,7 @@ func TestTopportsChangesGeneration(t *testing.T) {
 		t.Fatal(err)
 	}
 	pr.must("start", request("another", `{"keep": 3}`), nil)
-	pr.must("drop", sdk.GenerationRequest{Generation: generation}, nil)
+	pr.must("drop", sdk.MapSetRequest{MapSet: mapSet}, nil)
 	run(t, l, udp4(53), 2)
 	if got := pr.waitForEvents(4); got.Read != 4 || len(got.Events) != 3 {
 		t.Errorf("%+v", got)
@@ -235,7 +235,7 @@ func TestTopportsRefuses(t *testing.T) {
 			t.Errorf("%s: %d %+v, want %d", path, status, problem, want)
 		}
 	}
-	if status := pr.call("POST", sdk.PathPrefix+"attached", sdk.Instance{}, nil); status != 404 {
+	if status := pr.call("POST", sdk.PathPrefix+"attached", sdk.Attachment{}, nil); status != 404 {
 		t.Errorf("attached: %d", status)
 	}
 }
@@ -273,8 +273,8 @@ func TestPythonSkeleton(t *testing.T) {
 	const config = `{"ports": [53, 9999], "drop": true}`
 	var settings sdk.Settings
 	pr.must("compile", sdk.CompileRequest{Config: json.RawMessage(config)}, &settings)
-	l := load(t, p, chain.OnXDP, settings, pr.fill(generation, config))
-	pr.must("start", request(generation, config), nil)
+	l := load(t, p, chain.OnXDP, settings, pr.fill(mapSet, config))
+	pr.must("start", request(mapSet, config), nil)
 	run(t, l, udp4(53), 3)
 	run(t, l, udp4(54), 2)
 	var got packetsAnswer

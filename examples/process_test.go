@@ -122,9 +122,9 @@ func (p *process) must(name string, body, out any) {
 	}
 }
 
-// send passes the maps of a generation.
-func (p *process) send(generation string, m sdk.Maps) error {
-	msg := sdk.MapsMessage{Generation: generation, Maps: slices.Sorted(maps.Keys(m))}
+// send passes the maps of a map set.
+func (p *process) send(mapSet string, m sdk.Maps) error {
+	msg := sdk.MapsMessage{MapSet: mapSet, Maps: slices.Sorted(maps.Keys(m))}
 	var fds []int
 	for _, name := range msg.Maps {
 		fds = append(fds, m[name].FD())
@@ -137,18 +137,18 @@ func (p *process) send(generation string, m sdk.Maps) error {
 }
 
 // fill is what a module's Fill does with a control plane process.
-func (p *process) fill(generation, config string) func(sdk.Maps) error {
+func (p *process) fill(mapSet, config string) func(sdk.Maps) error {
 	return func(m sdk.Maps) error {
-		if err := p.send(generation, m); err != nil {
+		if err := p.send(mapSet, m); err != nil {
 			return err
 		}
-		if status := p.call("POST", sdk.PathPrefix+"fill", request(generation, config), nil); status != 204 {
+		if status := p.call("POST", sdk.PathPrefix+"fill", request(mapSet, config), nil); status != 204 {
 			return fmt.Errorf("fill: status %d", status)
 		}
 		return nil
 	}
 }
 
-func request(generation, config string) sdk.GenerationRequest {
-	return sdk.GenerationRequest{Generation: generation, Config: json.RawMessage(config)}
+func request(mapSet, config string) sdk.MapSetRequest {
+	return sdk.MapSetRequest{MapSet: mapSet, Config: json.RawMessage(config)}
 }

@@ -12,7 +12,7 @@ import (
 )
 
 // ClientServer is a Running of a package with capability clients. Client serves one program that has connected to
-// the module's socket, and returns when it is done or when ctx ends with the generation. The connection is closed then.
+// the module's socket, and returns when it is done or when ctx ends with the map set. The connection is closed then.
 type ClientServer interface {
 	Client(ctx context.Context, c *Client)
 }
@@ -65,7 +65,7 @@ func (c *Client) Send(message any) error {
 	return err
 }
 
-// SendMaps sends a message with the descriptors of maps of the generation: once, and within 10 s after the program has
+// SendMaps sends a message with the descriptors of maps of the map set: once, and within 10 s after the program has
 // connected. It does not wait: the agent sends the message.
 func (c *Client) SendMaps(message any, maps ...string) error {
 	data, err := json.Marshal(message)
@@ -85,7 +85,7 @@ func shutdown(conn *net.UnixConn) error {
 	return errors.Join(conn.CloseRead(), conn.CloseWrite())
 }
 
-// serveClient serves a connection by the present generation. Without one the program comes again.
+// serveClient serves a connection by the present map set. Without one the program comes again.
 func (p *moduleServer) serveClient(id uint64, conn *net.UnixConn) {
 	c := &Client{ID: id, conn: conn}
 	now := p.use()
@@ -100,7 +100,7 @@ func (p *moduleServer) serveClient(id uint64, conn *net.UnixConn) {
 		return
 	}
 	c.maps = func(message json.RawMessage, maps []string) error {
-		return p.requests.sendMaps(ClientMaps{Client: id, Generation: now.generation, Maps: maps, Message: message})
+		return p.requests.sendMaps(ClientMaps{Client: id, MapSet: now.mapSet, Maps: maps, Message: message})
 	}
 	go func() {
 		defer now.users.Done()

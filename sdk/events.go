@@ -18,8 +18,8 @@ import (
 const eventsDelay = 200 * time.Millisecond
 
 // Events reads a ring buffer until ctx ends, then ends the sequence. A record is only valid until the next one. Only
-// one reader may be at a ring buffer at a time, which generations share: read in Run, which the agent runs for one
-// generation at a time. After an error the sequence ends.
+// one reader may be at a ring buffer at a time, which map sets share: read in Run, which the agent runs for one
+// map set at a time. After an error the sequence ends.
 func Events(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] {
 	return events(ctx, ring, func() time.Time { return time.Now().Add(eventsDelay) })
 }

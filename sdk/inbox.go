@@ -23,7 +23,7 @@ const (
 	mapsWait       = 5 * time.Second
 )
 
-// inbox receives the maps of generations, and packet sockets.
+// inbox receives the maps of map sets, and packet sockets.
 type inbox struct {
 	conn    *net.UnixConn
 	packets *injectors
@@ -45,7 +45,7 @@ func (b *inbox) run() {
 	for {
 		message, fds, err := receiveMessage(b.conn)
 		var maps Maps
-		if err == nil && message.Generation != "" {
+		if err == nil && message.MapSet != "" {
 			maps, err = openMaps(message.Maps, fds)
 		} else if err == nil && message.Client != 0 {
 			err = b.takeClient(message.Client, fds)
@@ -55,9 +55,9 @@ func (b *inbox) run() {
 		b.mu.Lock()
 		if err != nil {
 			b.err = err
-		} else if message.Generation != "" {
-			closeMaps(b.maps[message.Generation])
-			b.maps[message.Generation] = maps
+		} else if message.MapSet != "" {
+			closeMaps(b.maps[message.MapSet])
+			b.maps[message.MapSet] = maps
 		}
 		close(b.arrived)
 		b.arrived = make(chan struct{})
@@ -68,35 +68,35 @@ func (b *inbox) run() {
 	}
 }
 
-// get waits for the maps of a generation: their message may be a moment behind the request.
-func (b *inbox) get(ctx context.Context, generation string) (Maps, error) {
+// get waits for the maps of a map set: their message may be a moment behind the request.
+func (b *inbox) get(ctx context.Context, mapSet string) (Maps, error) {
 	ctx, cancel := context.WithTimeout(ctx, mapsWait)
 	defer cancel()
 	for {
 		b.mu.Lock()
-		maps, ok := b.maps[generation]
+		maps, ok := b.maps[mapSet]
 		arrived, err := b.arrived, b.err
 		b.mu.Unlock()
 		if ok {
 			return maps, nil
 		}
 		if err != nil {
-			return nil, fmt.Errorf("maps of generation %s: %w", generation, err)
+			return nil, fmt.Errorf("maps of map set %s: %w", mapSet, err)
 		}
 		select {
 		case <-arrived:
 		case <-ctx.Done():
-			return nil, fmt.Errorf("maps of generation %s did not arrive", generation)
+			return nil, fmt.Errorf("maps of map set %s did not arrive", mapSet)
 		}
 	}
 }
 
-// drop closes the maps of a generation.
-func (b *inbox) drop(generation string) {
+// drop closes the maps of a map set.
+func (b *inbox) drop(mapSet string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	closeMaps(b.maps[generation])
-	delete(b.maps, generation)
+	closeMaps(b.maps[mapSet])
+	delete(b.maps, mapSet)
 }
 
 func (b *inbox) close() {
@@ -115,9 +115,9 @@ func closeMaps(maps Maps) {
 	}
 }
 
-// SendMaps sends the maps of a generation; they stay the caller's.
-func SendMaps(conn *net.UnixConn, generation string, maps Maps) error {
-	message := MapsMessage{Generation: generation, Maps: []string{}}
+// SendMaps sends the maps of a map set; they stay the caller's.
+func SendMaps(conn *net.UnixConn, mapSet string, maps Maps) error {
+	message := MapsMessage{MapSet: mapSet, Maps: []string{}}
 	var fds []int
 	for name, m := range maps {
 		message.Maps = append(message.Maps, name)

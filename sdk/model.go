@@ -4,7 +4,7 @@ package sdk
 
 import "encoding/json"
 
-// ModelUser is a Running of a package with capability models. After each start of a generation it receives all models,
+// ModelUser is a Running of a package with capability models. After each start of a map set it receives all models,
 // in several calls if there are many, and then differences. Calls come one at a time. After an error the agent sends
 // all of them again, a moment later; a model that cannot be used is not an error but in the answer's Refused: what ran
 // before runs on.
@@ -14,8 +14,8 @@ type ModelUser interface {
 
 // ModelUpdate is a change of the models.
 type ModelUpdate struct {
-	// Generation is the one that this is for.
-	Generation string `json:"generation"`
+	// MapSet is the one that this is for.
+	MapSet string `json:"generation"`
 	// Reset: the first part of all models. What is known already stays in use until Complete.
 	Reset bool `json:"reset,omitempty"`
 	// Complete: the last part. What was not put since Reset no longer exists.

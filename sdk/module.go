@@ -24,22 +24,22 @@ type Control interface {
 type Compiled interface {
 	// Settings are applied before the maps are created and the program is verified.
 	Settings() Settings
-	// Fill writes the maps of a new generation before it sees a packet. Config maps are new and empty, all others may be
-	// shared with the generation that is running. For maps whose manifest says migrate: control, an upgrade that changes
-	// them has the running generation's as previous.<map>, to read from while Fill runs; packets still change them. Fill
-	// is also called with maps of a trial, which no packet sees. An error leaves the running generation as it is.
+	// Fill writes the maps of a new map set before it sees a packet. Config maps are new and empty, all others may be
+	// shared with the map set that is running. For maps whose manifest says migrate: control, an upgrade that changes
+	// them has the running map set's as previous.<map>, to read from while Fill runs; packets still change them. Fill
+	// is also called with maps of a trial, which no packet sees. An error leaves the running map set as it is.
 	//
 	// Of a module with tunables Fill is also called with the maps that packets see, when only values change: it then
 	// writes to its config maps in the half that Maps.FreeHalf names, and nowhere else.
 	Fill(maps Maps) error
-	// Open returns the control plane's state for a generation that sees packets, after the work of the previous generation
+	// Open returns the control plane's state for a map set that sees packets, after the work of the previous map set
 	// has ended and before any other call for this one. After an error the agent tries again.
 	Open(live Live) (Running, error)
 }
 
-// Running is what a control plane keeps for one generation. Its methods are those of the optional interfaces Handler,
+// Running is what a control plane keeps for one map set. Its methods are those of the optional interfaces Handler,
 // Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser,
-// InstanceWatcher and ClientServer. They are called concurrently unless an interface says otherwise.
+// AttachmentWatcher and ClientServer. They are called concurrently unless an interface says otherwise.
 type Running any
 
 // Define returns the control plane whose configs compile decodes and checks, in most cases with DecodeConfig.
@@ -58,13 +58,13 @@ func (d definition[C]) Compile(config json.RawMessage) (Compiled, error) {
 	return c, nil
 }
 
-// Settings of a generation.
+// Settings of a map set.
 type Settings struct {
 	Constants map[string]any `json:"constants,omitempty"` // KERB_CONFIG variables by name
 	// Tunables are members of KERB_TUNABLES by name, integers and booleans; others are 0. A config that differs from the
 	// running one in them only, and in what Fill writes to the half of FreeHalf, needs no new program.
 	Tunables map[string]any `json:"tunables,omitempty"`
-	// Shape identifies what else of the config needs a new generation, for modules with tunables.
+	// Shape identifies what else of the config needs a new map set, for modules with tunables.
 	Shape string `json:"shape,omitempty"`
 	// sizes of config maps by name; others have the size they are compiled with
 	MaxEntries map[string]uint32 `json:"maxEntries,omitempty"`
@@ -99,11 +99,11 @@ type ConfigError struct {
 
 func (e *ConfigError) Error() string { return e.Field + ": " + e.Reason }
 
-// Live is a generation that sees packets.
+// Live is a map set that sees packets.
 type Live struct {
-	Module    string            // name of the module
-	Maps      Maps              // borrowed: not to be closed
-	Instances func() []Instance // attach points now
+	Module      string              // name of the module
+	Maps        Maps                // borrowed: not to be closed
+	Attachments func() []Attachment // attach points now
 
 	// Resolve asks the agent for the virtual service of an address. It does not wait: the answer comes by
 	// VirtualServiceUser, either a virtual service with the address, or the address in Unknown. An address is requested
@@ -127,8 +127,8 @@ type Live struct {
 	Kernel Kernel
 }
 
-// Instance is an attach point as control planes see it.
-type Instance struct {
+// Attachment is an attach point as control planes see it.
+type Attachment struct {
 	Service   string `json:"service,omitempty"` // empty for an interface of the node
 	Interface string `json:"interface"`
 	Ifindex   uint32 `json:"ifindex"` // on the node's side
@@ -147,7 +147,7 @@ type Instance struct {
 	// IPsec lists the node's policies, for interfaces of the node; nil if they are not known yet.
 	IPsec *IPsec `json:"ipsec,omitempty"`
 
-	// What follows is passed to modules on the hook sockets, which have one instance for each service (Interface is its
+	// What follows is passed to modules on the hook sockets, which have one attachment for each service (Interface is its
 	// first one, if it has any) and one for each cgroup of attach.cgroups.
 
 	// NetnsCookie is what bpf_get_netns_cookie reports the service's sockets.
@@ -166,7 +166,7 @@ type ChainMember struct {
 }
 
 // Equal reports whether nothing has changed.
-func (i Instance) Equal(o Instance) bool {
+func (i Attachment) Equal(o Attachment) bool {
 	return i.Service == o.Service && i.Interface == o.Interface && i.Ifindex == o.Ifindex && i.MAC == o.MAC &&
 		i.MTU == o.MTU && i.Kind == o.Kind &&
 		i.NetnsCookie == o.NetnsCookie && i.Cgroup == o.Cgroup && i.CgroupID == o.CgroupID &&
@@ -176,22 +176,22 @@ func (i Instance) Equal(o Instance) bool {
 
 // Virtual reports whether packets of the interface come from the memory of this machine and not from a wire. Stacked
 // interfaces, such as bridge, bond and vlan, are not: what is below them may be a network card.
-func (i Instance) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit" || i.Kind == "tun" }
+func (i Attachment) Virtual() bool { return i.Kind == "veth" || i.Kind == "netkit" || i.Kind == "tun" }
 
-// InstanceKey tells the instances of a module apart: interfaces by their index, and on the hook sockets services and
-// cgroups.
-type InstanceKey struct {
+// AttachmentKey tells the attachments of a module apart: interfaces by their index, and on the hook sockets services
+// and cgroups.
+type AttachmentKey struct {
 	Ifindex  uint32 // 0 on the hook sockets
 	Service  string // empty but for services on the hook sockets
 	CgroupID uint64 // inode number of the cgroup; 0 for a service
 }
 
-// Key of the instance.
-func (i Instance) Key() InstanceKey {
+// Key of the attachment.
+func (i Attachment) Key() AttachmentKey {
 	if i.NetnsCookie != 0 || i.CgroupID != 0 {
-		return InstanceKey{Service: i.Service, CgroupID: i.CgroupID}
+		return AttachmentKey{Service: i.Service, CgroupID: i.CgroupID}
 	}
-	return InstanceKey{Ifindex: i.Ifindex}
+	return AttachmentKey{Ifindex: i.Ifindex}
 }
 
 // Handler is a Running with routes, served under /v1/modules/<name>/. Handler is called once, after Open.

@@ -26,15 +26,15 @@ type moduleServer struct {
 
 	starting sync.Mutex   // one start at a time: the agent tries again while a slow one is still under way
 	ended    bool         // no start any more; guarded by starting
-	turning  sync.RWMutex // from the end of one generation's work to the next; requests wait
+	turning  sync.RWMutex // from the end of one map set's work to the next; requests wait
 
-	retiring sync.WaitGroup // generations that requests still use
+	retiring sync.WaitGroup // map sets that requests still use
 
 	mu       sync.Mutex
 	compiled []compilation // newest last
 	current  *running
 	failure  error           // of the last start; nil after a success
-	retired  map[string]bool // names of generations that requests may still use
+	retired  map[string]bool // names of map sets that requests may still use
 }
 
 // compilation is a config with its compiled form: compile is followed by fill and start with the same config.
@@ -43,22 +43,22 @@ type compilation struct {
 	result Compiled
 }
 
-// running is the generation that packets meet.
+// running is the map set that packets meet.
 type running struct {
-	generation string
-	maps       Maps
-	settings   Settings // without tunables
-	state      Running
-	handler    http.Handler    // nil if the module has no routes
-	ctx        context.Context // ends with the generation
-	cancel     context.CancelFunc
-	work       sync.WaitGroup // the background work
-	users      sync.WaitGroup // requests that use the maps
-	updating   sync.Mutex     // one update of resources at a time
-	following  sync.Mutex     // one change of instances at a time
+	mapSet    string
+	maps      Maps
+	settings  Settings // without tunables
+	state     Running
+	handler   http.Handler    // nil if the module has no routes
+	ctx       context.Context // ends with the map set
+	cancel    context.CancelFunc
+	work      sync.WaitGroup // the background work
+	users     sync.WaitGroup // requests that use the maps
+	updating  sync.Mutex     // one update of resources at a time
+	following sync.Mutex     // one change of attachments at a time
 
-	mu        sync.Mutex
-	instances map[InstanceKey]Instance
+	mu          sync.Mutex
+	attachments map[AttachmentKey]Attachment
 }
 
 // serveControl serves until the agent closes the socket of the maps, or ctx ends.
@@ -106,8 +106,8 @@ func (p *moduleServer) routes() http.Handler {
 	own("POST fill", decoded(p.serveFill))
 	own("POST start", decoded(p.serveStart))
 	own("POST drop", decoded(p.serveDrop))
-	own("POST attached", decoded(func(_ context.Context, i Instance) (any, error) { return p.setInstance(i, true) }))
-	own("POST detached", decoded(func(_ context.Context, i Instance) (any, error) { return p.setInstance(i, false) }))
+	own("POST attached", decoded(func(_ context.Context, i Attachment) (any, error) { return p.setAttachment(i, true) }))
+	own("POST detached", decoded(func(_ context.Context, i Attachment) (any, error) { return p.setAttachment(i, false) }))
 	own("POST virtualservices", decoded(p.serveVirtualServices))
 	own("POST models", decoded(p.serveModels))
 	own("GET wanted", func(r *http.Request) (any, error) { return p.requests.take(r.Context()), nil })
@@ -136,7 +136,7 @@ func reply(w http.ResponseWriter) func(any, error) {
 				status = http.StatusServiceUnavailable
 			} else if errors.Is(err, errNotOurs) {
 				status = http.StatusNotFound
-			} else if errors.Is(err, errOtherGeneration) {
+			} else if errors.Is(err, errOtherMapSet) {
 				status = http.StatusConflict
 			}
 			w.WriteHeader(status)
@@ -149,8 +149,8 @@ func reply(w http.ResponseWriter) func(any, error) {
 type unhealthyError struct{ error }
 
 var (
-	errNotOurs         = errors.New("the control plane does not work with this")
-	errOtherGeneration = errors.New("another generation is running")
+	errNotOurs     = errors.New("the control plane does not work with this")
+	errOtherMapSet = errors.New("another map set is running")
 )
 
 // decoded returns a handler of requests with a body in JSON.
@@ -164,7 +164,7 @@ func decoded[T any](do func(ctx context.Context, request T) (any, error)) func(*
 	}
 }
 
-// serveCompile also fills the active generation, if asked, so that a change of values takes one request.
+// serveCompile also fills the active map set, if asked, so that a change of values takes one request.
 func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, MaxBody)
 	reply(w)(decoded(func(_ context.Context, req CompileRequest) (any, error) {
@@ -180,16 +180,16 @@ func (p *moduleServer) serveCompile(w http.ResponseWriter, r *http.Request) {
 	})(r))
 }
 
-// fillActive reports whether it has filled the maps of the active generation, which it does if a config differs from
+// fillActive reports whether it has filled the maps of the active map set, which it does if a config differs from
 // the active one in values only. Errors are left to fill.
-func (p *moduleServer) fillActive(generation string, c Compiled, settings Settings) bool {
+func (p *moduleServer) fillActive(mapSet string, c Compiled, settings Settings) bool {
 	now := p.use()
 	if now == nil {
 		return false
 	}
 	defer now.users.Done()
 	settings.Tunables = nil
-	return now.generation == generation && reflect.DeepEqual(settings, now.settings) && c.Fill(now.maps) == nil
+	return now.mapSet == mapSet && reflect.DeepEqual(settings, now.settings) && c.Fill(now.maps) == nil
 }
 
 const compilationsKept = 2
@@ -218,35 +218,35 @@ func (p *moduleServer) compile(config json.RawMessage) (Compiled, error) {
 	return result, nil
 }
 
-func (p *moduleServer) serveFill(ctx context.Context, req GenerationRequest) (any, error) {
+func (p *moduleServer) serveFill(ctx context.Context, req MapSetRequest) (any, error) {
 	c, err := p.compile(req.Config)
 	if err != nil {
 		return nil, err
 	}
-	maps, err := p.inbox.get(ctx, req.Generation)
+	maps, err := p.inbox.get(ctx, req.MapSet)
 	if err != nil {
 		return nil, err
 	}
 	return nil, c.Fill(maps)
 }
 
-// serveStart makes a generation the present one. If it is started already, only the instances are updated.
-func (p *moduleServer) serveStart(ctx context.Context, req GenerationRequest) (any, error) {
+// serveStart makes a map set the present one. If it is started already, only the attachments are updated.
+func (p *moduleServer) serveStart(ctx context.Context, req MapSetRequest) (any, error) {
 	p.starting.Lock()
 	defer p.starting.Unlock()
 	if p.ended {
 		return nil, errors.New("the control plane is shutting down")
 	}
 	before := p.running() // no other goroutine starts or stops it in the meantime
-	if before != nil && before.generation == req.Generation {
-		before.setInstances(req.Instances)
+	if before != nil && before.mapSet == req.MapSet {
+		before.setAttachments(req.Attachments)
 		return nil, nil
 	}
 	c, err := p.compile(req.Config)
 	if err != nil {
 		return nil, err
 	}
-	maps, err := p.inbox.get(ctx, req.Generation)
+	maps, err := p.inbox.get(ctx, req.MapSet)
 	if err != nil {
 		return nil, err
 	}
@@ -255,7 +255,7 @@ func (p *moduleServer) serveStart(ctx context.Context, req GenerationRequest) (a
 	return nil, err
 }
 
-// turn ends the work of one generation before that of the next begins: they share tables, and a ring buffer can have
+// turn ends the work of one map set before that of the next begins: they share tables, and a ring buffer can have
 // one reader only. If the next one cannot be opened there is none, and the agent tries again.
 func (p *moduleServer) turn(before *running, activate func() (*running, error)) error {
 	p.turning.Lock()
@@ -269,20 +269,20 @@ func (p *moduleServer) turn(before *running, activate func() (*running, error)) 
 	defer p.mu.Unlock()
 	p.current, p.failure = next, err
 	if before != nil {
-		p.retired[before.generation] = true
+		p.retired[before.mapSet] = true
 	}
 	return err
 }
 
-// activate opens a generation and starts its work.
-func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*running, error) {
-	n := &running{generation: req.Generation, maps: maps, settings: c.Settings(), instances: byKey(req.Instances)}
+// activate opens a map set and starts its work.
+func (p *moduleServer) activate(req MapSetRequest, c Compiled, maps Maps) (*running, error) {
+	n := &running{mapSet: req.MapSet, maps: maps, settings: c.Settings(), attachments: byKey(req.Attachments)}
 	n.settings.Tunables = nil
-	p.requests.begin(req.Generation)
-	state, err := c.Open(Live{Module: p.module, Maps: maps, Instances: n.list, Resolve: p.requests.resolve,
+	p.requests.begin(req.MapSet)
+	state, err := c.Open(Live{Module: p.module, Maps: maps, Attachments: n.list, Resolve: p.requests.resolve,
 		Release: p.requests.release, Inject: p.inbox.packets.inject, Arrive: p.requests.arrive, Kernel: req.Kernel})
 	if err != nil {
-		return nil, fmt.Errorf("open generation %s: %w", req.Generation, err)
+		return nil, fmt.Errorf("open map set %s: %w", req.MapSet, err)
 	}
 	n.state = state
 	n.ctx, n.cancel = context.WithCancel(context.Background())
@@ -295,16 +295,16 @@ func (p *moduleServer) activate(req GenerationRequest, c Compiled, maps Maps) (*
 	return n, nil
 }
 
-// retire lets go of the maps of a generation when the last request is done with them.
+// retire lets go of the maps of a map set when the last request is done with them.
 func (p *moduleServer) retire(n *running) {
 	if n == nil {
 		return
 	}
 	p.retiring.Go(func() {
 		n.users.Wait()
-		p.inbox.drop(n.generation)
+		p.inbox.drop(n.mapSet)
 		p.mu.Lock()
-		delete(p.retired, n.generation)
+		delete(p.retired, n.mapSet)
 		p.mu.Unlock()
 	})
 }
@@ -333,7 +333,7 @@ func (p *moduleServer) running() *running {
 	return p.current
 }
 
-// use keeps the maps of the present generation open until users.Done.
+// use keeps the maps of the present map set open until users.Done.
 func (p *moduleServer) use() *running {
 	p.turning.RLock()
 	defer p.turning.RUnlock()
@@ -345,51 +345,51 @@ func (p *moduleServer) use() *running {
 	return p.current
 }
 
-func (p *moduleServer) serveDrop(_ context.Context, req GenerationRequest) (any, error) {
+func (p *moduleServer) serveDrop(_ context.Context, req MapSetRequest) (any, error) {
 	p.mu.Lock()
-	running, retired := p.current != nil && p.current.generation == req.Generation, p.retired[req.Generation]
+	running, retired := p.current != nil && p.current.mapSet == req.MapSet, p.retired[req.MapSet]
 	p.mu.Unlock()
 	if running {
-		return nil, fmt.Errorf("generation %s is running", req.Generation)
+		return nil, fmt.Errorf("map set %s is running", req.MapSet)
 	}
 	// else it is let go of by itself: a descriptor that is closed under a request may be another map's by then
 	if !retired {
-		p.inbox.drop(req.Generation)
+		p.inbox.drop(req.MapSet)
 	}
 	return nil, nil
 }
 
-func (p *moduleServer) setInstance(i Instance, there bool) (any, error) {
+func (p *moduleServer) setAttachment(i Attachment, there bool) (any, error) {
 	if now := p.use(); now != nil {
 		defer now.users.Done()
-		now.setInstance(i, there)
+		now.setAttachment(i, there)
 	}
 	return nil, nil
 }
 
 func (p *moduleServer) serveVirtualServices(_ context.Context, update VirtualServiceUpdate) (any, error) {
-	return updateUser(p, update.Generation, func(user VirtualServiceUser) (any, error) {
+	return updateUser(p, update.MapSet, func(user VirtualServiceUser) (any, error) {
 		return nil, user.VirtualServices(update)
 	})
 }
 
 func (p *moduleServer) serveModels(_ context.Context, update ModelUpdate) (any, error) {
-	return updateUser(p, update.Generation, func(user ModelUser) (any, error) { return user.Models(update) })
+	return updateUser(p, update.MapSet, func(user ModelUser) (any, error) { return user.Models(update) })
 }
 
-// updateUser passes resources to the present generation, if it is the one meant and works with them.
-func updateUser[U any](p *moduleServer, generation string, update func(U) (any, error)) (any, error) {
+// updateUser passes resources to the present map set, if it is the one meant and works with them.
+func updateUser[U any](p *moduleServer, mapSet string, update func(U) (any, error)) (any, error) {
 	now := p.use()
 	if now == nil {
-		return nil, errOtherGeneration
+		return nil, errOtherMapSet
 	}
 	defer now.users.Done()
 	user, ok := now.state.(U)
 	if !ok {
 		return nil, errNotOurs
 	}
-	if now.generation != generation {
-		return nil, errOtherGeneration
+	if now.mapSet != mapSet {
+		return nil, errOtherMapSet
 	}
 	now.updating.Lock()
 	defer now.updating.Unlock()
@@ -424,7 +424,7 @@ func (p *moduleServer) serveHealth(*http.Request) (any, error) {
 	return answer, nil
 }
 
-// unopened is why there is no generation, if its start failed.
+// unopened is why there is no map set, if its start failed.
 func (p *moduleServer) unopened() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -19,7 +19,7 @@ const (
 // requests are what the control plane asks of the agent, until the agent fetches them.
 type requests struct {
 	mu      sync.Mutex
-	pending Requests // with the generation whose releases are taken
+	pending Requests // with the map set whose releases are taken
 	queued  map[netip.Addr]bool
 	arrived chan struct{}
 }
@@ -40,11 +40,11 @@ func (r *requests) resolve(addr netip.Addr) {
 	r.wake()
 }
 
-// begin has a generation release from now on. What the one before has released may be in use again.
-func (r *requests) begin(generation string) {
+// begin has a map set release from now on. What the one before has released may be in use again.
+func (r *requests) begin(mapSet string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.pending.Generation, r.pending.Release = generation, nil
+	r.pending.MapSet, r.pending.Release = mapSet, nil
 }
 
 func (r *requests) release(name string) {
@@ -99,7 +99,7 @@ func (r *requests) take(ctx context.Context) Requests {
 		r.mu.Lock()
 		got := r.pending
 		if !got.Empty() && ctx.Err() == nil {
-			r.pending = Requests{Generation: got.Generation}
+			r.pending = Requests{MapSet: got.MapSet}
 			clear(r.queued)
 			r.mu.Unlock()
 			return got

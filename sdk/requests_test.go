@@ -63,13 +63,13 @@ func (r releaser) Open(l Live) (Running, error) {
 	return r.echo.Open(l)
 }
 
-// What a generation has released goes to the agent under its name, and not at all once the next one has begun.
-func TestReleasesOfAGeneration(t *testing.T) {
+// What a map set has released goes to the agent under its name, and not at all once the next one has begun.
+func TestReleasesOfAMapSet(t *testing.T) {
 	s := serve(t, releaser{})
 	defer s.end()
 	for _, g := range []string{"a", "b"} {
 		s.send(g)
-		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`"` + g + `"`)}, 204)
+		s.call("/kerb/v1/start", MapSetRequest{MapSet: g, Config: json.RawMessage(`"` + g + `"`)}, 204)
 	}
 	res, err := s.client.Get("http://control/kerb/v1/wanted")
 	if err != nil {
@@ -82,7 +82,7 @@ func TestReleasesOfAGeneration(t *testing.T) {
 	}
 }
 
-// user is a Running that works with virtual services and follows instances.
+// user is a Running that works with virtual services and follows attachments.
 type user struct {
 	echo
 	mu      sync.Mutex
@@ -101,7 +101,7 @@ func (u *user) VirtualServices(update VirtualServiceUpdate) error {
 	return nil
 }
 
-func (u *user) InstanceChanged(i Instance, there bool) {
+func (u *user) AttachmentChanged(i Attachment, there bool) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.changes = append(u.changes, fmt.Sprint(i.Ifindex, there, i.Ingress))
@@ -114,31 +114,31 @@ func TestServeVirtualServices(t *testing.T) {
 	u := &user{}
 	s := serve(t, u)
 	defer s.end()
-	update := VirtualServiceUpdate{Generation: "a", Reset: true, Complete: true,
+	update := VirtualServiceUpdate{MapSet: "a", Reset: true, Complete: true,
 		Put: []VirtualService{{Name: "web", Spec: v1alpha1.VirtualServiceSpec{
 			Addresses: []v1alpha1.VirtualAddress{{Address: "10.30.0.2", Policy: v1alpha1.PolicyClosest}}}}},
 		Unknown: []netip.Addr{netip.MustParseAddr("10.30.0.9")}}
 	s.call("/kerb/v1/virtualservices", update, 409)
 	s.send("a")
-	start := GenerationRequest{Generation: "a", Config: json.RawMessage("1"),
-		Instances: []Instance{{Ifindex: 7}, {Ifindex: 8}}}
+	start := MapSetRequest{MapSet: "a", Config: json.RawMessage("1"),
+		Attachments: []Attachment{{Ifindex: 7}, {Ifindex: 8}}}
 	s.call("/kerb/v1/start", start, 204)
 	s.call("/kerb/v1/virtualservices", update, 204)
-	update.Generation = "b"
+	update.MapSet = "b"
 	s.call("/kerb/v1/virtualservices", update, 409)
 	u.refuse = true
-	update.Generation = "a"
+	update.MapSet = "a"
 	s.call("/kerb/v1/virtualservices", update, 422)
 	if len(u.updates) != 1 || u.updates[0].Put[0].Spec.Addresses[0].Policy != v1alpha1.PolicyClosest ||
 		!u.updates[0].Complete {
 		t.Errorf("%+v", u.updates)
 	}
-	s.call("/kerb/v1/attached", Instance{Ifindex: 7, Ingress: []string{"fw"}}, 204)
-	s.call("/kerb/v1/attached", Instance{Ifindex: 7, Ingress: []string{"fw"}}, 204)
-	s.call("/kerb/v1/attached", Instance{Ifindex: 9}, 204)
-	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
-	s.call("/kerb/v1/detached", Instance{Ifindex: 8}, 204)
-	start.Instances = []Instance{{Ifindex: 7}, {Ifindex: 10}}
+	s.call("/kerb/v1/attached", Attachment{Ifindex: 7, Ingress: []string{"fw"}}, 204)
+	s.call("/kerb/v1/attached", Attachment{Ifindex: 7, Ingress: []string{"fw"}}, 204)
+	s.call("/kerb/v1/attached", Attachment{Ifindex: 9}, 204)
+	s.call("/kerb/v1/detached", Attachment{Ifindex: 8}, 204)
+	s.call("/kerb/v1/detached", Attachment{Ifindex: 8}, 204)
+	start.Attachments = []Attachment{{Ifindex: 7}, {Ifindex: 10}}
 	s.call("/kerb/v1/start", start, 204) // is started already
 	want := []string{"7 true [fw]", "9 true []", "8 false []", "9 false []", "7 true []", "10 true []"}
 	if !slices.Equal(u.changes, want) {
@@ -150,8 +150,8 @@ func TestServeOthers(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()
 	s.send("a")
-	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage("1")}, 204)
-	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{Generation: "a"}, 404)
+	s.call("/kerb/v1/start", MapSetRequest{MapSet: "a", Config: json.RawMessage("1")}, 204)
+	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{MapSet: "a"}, 404)
 }
 
 // A question that is left open does not keep a control plane from ending.
@@ -184,18 +184,18 @@ func TestServeModels(t *testing.T) {
 	m := &modeller{}
 	s := serve(t, m)
 	defer s.end()
-	update := ModelUpdate{Generation: "a", Reset: true,
+	update := ModelUpdate{MapSet: "a", Reset: true,
 		Put: []Model{{Name: "m", Generation: 3, Document: json.RawMessage(`{"a": 1}`)}}, Remove: []string{"b"}}
 	s.call("/kerb/v1/models", update, 409)
 	s.send("a")
-	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage("1")}, 204)
+	s.call("/kerb/v1/start", MapSetRequest{MapSet: "a", Config: json.RawMessage("1")}, 204)
 	if got, want := s.call("/kerb/v1/models", update, 200), `{"using":["m"],"refused":{"other":"odd"}}`; got != want {
 		t.Errorf("%s, want %s", got, want)
 	}
 	if len(m.updates) != 1 || string(m.updates[0].Put[0].Document) != `{"a":1}` || m.updates[0].Put[0].Generation != 3 {
 		t.Errorf("%+v", m.updates)
 	}
-	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{Generation: "a"}, 404)
+	s.call("/kerb/v1/virtualservices", VirtualServiceUpdate{MapSet: "a"}, 404)
 	res, err := s.client.Get("http://control/kerb/v1/health")
 	if err != nil {
 		t.Fatal(err)

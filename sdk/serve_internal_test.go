@@ -40,7 +40,7 @@ func (e echo) Handler() http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		var value uint32
 		err := e.Maps["one"].Lookup(uint32(0), &value)
-		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": e.Instances(), "value": value,
+		_ = json.NewEncoder(w).Encode(map[string]any{"config": e.config, "on": e.Attachments(), "value": value,
 			"open": err == nil})
 	})
 }
@@ -118,7 +118,7 @@ func (s *served) call(name string, body any, status int) string {
 	return string(bytes.TrimSpace(text))
 }
 
-func (s *served) send(generation string) {
+func (s *served) send(mapSet string) {
 	s.t.Helper()
 	if err := rlimit.RemoveMemlock(); err != nil {
 		s.t.Fatal(err)
@@ -128,7 +128,7 @@ func (s *served) send(generation string) {
 		s.t.Fatal(err)
 	}
 	defer m.Close()
-	if err := SendMaps(s.ours, generation, Maps{"one": m}); err != nil {
+	if err := SendMaps(s.ours, mapSet, Maps{"one": m}); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -144,20 +144,20 @@ func descriptorsOpen(t *testing.T) int {
 
 func (s *served) life() {
 	s.t.Helper()
-	request := func(g, config string) GenerationRequest {
-		return GenerationRequest{Generation: g, Config: json.RawMessage(config),
-			Instances: []Instance{{Service: "web", Ifindex: 7}}}
+	request := func(g, config string) MapSetRequest {
+		return MapSetRequest{MapSet: g, Config: json.RawMessage(config),
+			Attachments: []Attachment{{Service: "web", Ifindex: 7}}}
 	}
 	s.call("/x", nil, 503)
 	s.send("a")
 	s.call("/kerb/v1/fill", request("a", "1"), 204)
 	s.call("/kerb/v1/start", request("a", "1"), 204)
 	s.call("/kerb/v1/drop", request("a", "1"), 500) // packets meet it
-	s.call("/kerb/v1/attached", Instance{Service: "db", Ifindex: 8}, 204)
-	s.call("/kerb/v1/detached", Instance{Service: "web", Ifindex: 7}, 204)
+	s.call("/kerb/v1/attached", Attachment{Service: "db", Ifindex: 8}, 204)
+	s.call("/kerb/v1/detached", Attachment{Service: "web", Ifindex: 7}, 204)
 	if got, want := s.call("/x", nil, 200),
 		`{"config":"1","on":[{"service":"db","interface":"","ifindex":8}],"open":true,"value":7}`; got != want {
-		s.t.Errorf("with one generation: %s, want %s", got, want)
+		s.t.Errorf("with one map set: %s, want %s", got, want)
 	}
 	s.send("b")
 	s.call("/kerb/v1/fill", request("b", "2"), 204)
@@ -166,11 +166,11 @@ func (s *served) life() {
 	s.call("/kerb/v1/drop", request("a", "1"), 204)
 	if got, want := s.call("/x", nil, 200),
 		`{"config":"2","on":[{"service":"web","interface":"","ifindex":7}],"open":true,"value":7}`; got != want {
-		s.t.Errorf("with another generation: %s, want %s", got, want)
+		s.t.Errorf("with another map set: %s, want %s", got, want)
 	}
 }
 
-// A control plane's life with two generations leaves neither goroutines nor descriptors.
+// A control plane's life with two map sets leaves neither goroutines nor descriptors.
 func TestServePlane(t *testing.T) {
 	serveEcho(t).end() // what the runtime opens once
 	before := goleak.IgnoreCurrent()
@@ -212,25 +212,25 @@ func (s slow) Handler() http.Handler {
 	})
 }
 
-// The agent has a generation dropped as soon as the next one has started. A request that is under way keeps its maps.
+// The agent has a map set dropped as soon as the next one has started. A request that is under way keeps its maps.
 func TestDropWhileInUse(t *testing.T) {
 	control := slow{entered: make(chan struct{}), may: make(chan struct{})}
 	s := serve(t, control)
 	defer s.end()
 	begin := func(g string) {
 		s.send(g)
-		s.call("/kerb/v1/fill", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
-		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+		s.call("/kerb/v1/fill", MapSetRequest{MapSet: g, Config: json.RawMessage(`1`)}, 204)
+		s.call("/kerb/v1/start", MapSetRequest{MapSet: g, Config: json.RawMessage(`1`)}, 204)
 	}
 	begin("a")
 	answer := make(chan string)
 	go func() { answer <- s.call("/x", nil, 200) }()
 	<-control.entered
 	begin("b")
-	s.call("/kerb/v1/drop", GenerationRequest{Generation: "a"}, 204)
+	s.call("/kerb/v1/drop", MapSetRequest{MapSet: "a"}, 204)
 	close(control.may)
 	if got, want := <-answer, `{"config":"","on":null,"open":true,"value":7}`; got != want {
-		t.Errorf("the request of the old generation got %s, want %s", got, want)
+		t.Errorf("the request of the old map set got %s, want %s", got, want)
 	}
 }
 
@@ -249,21 +249,21 @@ func (s single) Run(ctx context.Context) {
 	s.working.Add(-1)
 }
 
-// Generations share ring buffers and tables: the work of one ends before that of the next begins.
-func TestOneGenerationWorks(t *testing.T) {
+// Map sets share ring buffers and tables: the work of one ends before that of the next begins.
+func TestOneMapSetWorks(t *testing.T) {
 	control := single{working: &atomic.Int32{}, most: &atomic.Int32{}}
 	s := serve(t, control)
 	for _, g := range []string{"a", "b", "c"} {
 		s.send(g)
-		s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, 204)
+		s.call("/kerb/v1/start", MapSetRequest{MapSet: g, Config: json.RawMessage(`1`)}, 204)
 	}
 	s.end()
 	if most := control.most.Load(); most != 1 || control.working.Load() != 0 {
-		t.Errorf("%d generations have worked at a time, %d still do", most, control.working.Load())
+		t.Errorf("%d map sets have worked at a time, %d still do", most, control.working.Load())
 	}
 }
 
-// later is a control plane that cannot open a generation at first.
+// later is a control plane that cannot open a map set at first.
 type later struct {
 	echo
 	failures *atomic.Int32
@@ -277,14 +277,14 @@ func (c later) Open(l Live) (Running, error) {
 	return c.echo.Open(l)
 }
 
-// A generation that cannot be opened is neither started nor healthy, and the agent can start it again.
+// A map set that cannot be opened is neither started nor healthy, and the agent can start it again.
 func TestOpenFails(t *testing.T) {
 	control := later{failures: &atomic.Int32{}}
 	s := serve(t, control)
 	defer s.end()
 	start := func(g string, status int) string {
 		t.Helper()
-		return s.call("/kerb/v1/start", GenerationRequest{Generation: g, Config: json.RawMessage(`1`)}, status)
+		return s.call("/kerb/v1/start", MapSetRequest{MapSet: g, Config: json.RawMessage(`1`)}, status)
 	}
 	health := func() int {
 		t.Helper()
@@ -299,7 +299,7 @@ func TestOpenFails(t *testing.T) {
 	start("a", 204)
 	control.failures.Store(1)
 	s.send("b")
-	if problem := start("b", 500); !strings.Contains(problem, "open generation b: the tables are not readable") {
+	if problem := start("b", 500); !strings.Contains(problem, "open map set b: the tables are not readable") {
 		t.Error(problem)
 	}
 	if got := health(); got != 503 {
@@ -314,10 +314,10 @@ func TestOpenFails(t *testing.T) {
 }
 
 // Maps that never come are reported before the caller gives up.
-func TestServeUnknownGeneration(t *testing.T) {
+func TestServeUnknownMapSet(t *testing.T) {
 	s := serveEcho(t)
 	defer s.end()
-	s.call("/kerb/v1/fill", GenerationRequest{Generation: "never", Config: json.RawMessage("1")}, 500)
+	s.call("/kerb/v1/fill", MapSetRequest{MapSet: "never", Config: json.RawMessage("1")}, 500)
 }
 
 // valued is a control plane of configs [shape, value].
@@ -341,13 +341,13 @@ func (v valued) Fill(m Maps) error {
 	return v.echo.Fill(m)
 }
 
-// Compile fills the maps of the active generation if that is asked, and if nothing but values changes.
+// Compile fills the maps of the active map set if that is asked, and if nothing but values changes.
 func TestCompileFills(t *testing.T) {
 	v := valued{fills: &atomic.Int32{}}
 	s := serve(t, v)
 	defer s.end()
 	s.send("a")
-	s.call("/kerb/v1/start", GenerationRequest{Generation: "a", Config: json.RawMessage(`[1, 1]`)}, 204)
+	s.call("/kerb/v1/start", MapSetRequest{MapSet: "a", Config: json.RawMessage(`[1, 1]`)}, 204)
 	for i, c := range []struct {
 		active, config string
 		fills          int32

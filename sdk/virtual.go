@@ -9,7 +9,7 @@ import (
 )
 
 // VirtualServiceUser is a Running of a package with capability virtualServices. After each start of a
-// generation it receives all virtual services, in several calls if there are many, and then differences. Calls come
+// map set it receives all virtual services, in several calls if there are many, and then differences. Calls come
 // one at a time. After an error the agent sends all of them again, a moment later.
 type VirtualServiceUser interface {
 	VirtualServices(update VirtualServiceUpdate) error
@@ -17,8 +17,8 @@ type VirtualServiceUser interface {
 
 // VirtualServiceUpdate is a change of the virtual services.
 type VirtualServiceUpdate struct {
-	// Generation is the one that this is for.
-	Generation string `json:"generation"`
+	// MapSet is the one that this is for.
+	MapSet string `json:"generation"`
 	// Reset: the first part of all virtual services. What is known already stays in use until Complete.
 	Reset bool `json:"reset,omitempty"`
 	// Complete: the last part. What was not put since Reset no longer exists.
@@ -46,8 +46,8 @@ type Requests struct {
 	Release  []string     `json:"idle,omitempty"`      // dynamic virtual services that are not used any more
 	SendMaps []ClientMaps `json:"give,omitempty"`      // messages with maps for clients
 	Arrive   []Arrival    `json:"arrive,omitempty"`    // frames that arrive at interfaces of the node
-	// Generation is the one that releases. The agent ignores that of another one, which may use what it has received.
-	Generation string `json:"generation,omitempty"`
+	// MapSet is the one that releases. The agent ignores that of another one, which may use what it has received.
+	MapSet string `json:"generation,omitempty"`
 }
 
 // Empty reports whether there are none.
@@ -61,8 +61,8 @@ type Arrival struct {
 	Frame   []byte `json:"frame"`
 }
 
-// InstanceWatcher is a Running that is notified when an instance is added, changes or is removed. Instances that exist
-// at Open are in Live.Instances only. Calls are sequential.
-type InstanceWatcher interface {
-	InstanceChanged(i Instance, there bool)
+// AttachmentWatcher is a Running that is notified when an attachment is added, changes or is removed. Attachments
+// that exist at Open are in Live.Attachments only. Calls are sequential.
+type AttachmentWatcher interface {
+	AttachmentChanged(i Attachment, there bool)
 }

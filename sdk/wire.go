@@ -12,7 +12,7 @@ const (
 	PathPrefix = "/kerb/v1/"
 	// ListenFD is the listening socket, MapsFD the socket on which maps arrive.
 	ListenFD, MapsFD = 3, 4
-	// FillHeader of a request to compile names the active generation, whose maps may be filled at once: see fill. The
+	// FillHeader of a request to compile names the active map set, whose maps may be filled at once: see fill. The
 	// answer repeats it if they are. A control plane that does not know it is asked to fill afterwards.
 	FillHeader = "Kerb-Fill"
 	// MaxBody is the size of the largest body in either direction, in bytes.
@@ -24,32 +24,32 @@ type CompileRequest struct {
 	Config json.RawMessage `json:"config"`
 }
 
-// GenerationRequest is the body of fill, start and drop.
-type GenerationRequest struct {
-	Generation string          `json:"generation"`
-	Config     json.RawMessage `json:"config,omitempty"`
-	Instances  []Instance      `json:"instances,omitempty"` // start only
-	Kernel     Kernel          `json:"kernel,omitzero"`     // start only
+// MapSetRequest is the body of fill, start and drop.
+type MapSetRequest struct {
+	MapSet      string          `json:"generation"`
+	Config      json.RawMessage `json:"config,omitempty"`
+	Attachments []Attachment    `json:"instances,omitempty"` // start only
+	Kernel      Kernel          `json:"kernel,omitzero"`     // start only
 }
 
 // MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet
 // sockets.
 type MapsMessage struct {
-	Generation string   `json:"generation,omitempty"`
-	Maps       []string `json:"maps,omitzero"`
-	Inject     []uint32 `json:"inject,omitempty"` // ifindexes for which there are packet sockets, which replace older ones
-	Closed     []uint32 `json:"closed,omitempty"` // ifindexes whose packet socket is to be closed
-	Client     uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
+	MapSet string   `json:"generation,omitempty"`
+	Maps   []string `json:"maps,omitzero"`
+	Inject []uint32 `json:"inject,omitempty"` // ifindexes for which there are packet sockets, which replace older ones
+	Closed []uint32 `json:"closed,omitempty"` // ifindexes whose packet socket is to be closed
+	Client uint64   `json:"client,omitempty"` // a program has connected to the module's socket: its connection
 }
 
-// ClientMaps asks the agent to send a message to a client, with descriptors of maps of a generation, in this order: a
+// ClientMaps asks the agent to send a message to a client, with descriptors of maps of a map set, in this order: a
 // control plane has no right to send descriptors. The agent does so once for each client, until 10 s after it has
 // connected.
 type ClientMaps struct {
-	Client     uint64          `json:"client"`
-	Generation string          `json:"generation"`
-	Maps       []string        `json:"maps"`
-	Message    json.RawMessage `json:"message"`
+	Client  uint64          `json:"client"`
+	MapSet  string          `json:"generation"`
+	Maps    []string        `json:"maps"`
+	Message json.RawMessage `json:"message"`
 }
 
 // Problem is the body of answers that are errors.

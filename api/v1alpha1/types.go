@@ -122,14 +122,14 @@ type Budget struct {
 
 // ModuleStatus is the status of a module.
 type ModuleStatus struct {
-	Conditions []Condition   `json:"conditions,omitempty"`
-	Package    PackageRef    `json:"package" doc:"The deployed package"`
-	Instances  []Instance    `json:"instances,omitempty" doc:"One per attach point"`
-	Memory     int64         `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
-	Cost       *Cost         `json:"cost,omitempty" doc:"Measured cost of the module before it went live; absent until measured"`
-	Counts     []ModuleCount `json:"counts,omitempty" doc:"Packets that reached the module, by hook and direction; absent on sockets"`
-	Drops      []Drop        `json:"drops,omitempty" doc:"Packets dropped, by reason"`
-	Events     *Events       `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
+	Conditions  []Condition   `json:"conditions,omitempty"`
+	Package     PackageRef    `json:"package" doc:"The deployed package"`
+	Attachments []Attachment  `json:"attachments,omitempty" doc:"One per attach point"`
+	Memory      int64         `json:"memoryBytes" doc:"Kernel memory of the module's maps, in bytes"`
+	Cost        *Cost         `json:"cost,omitempty" doc:"Measured cost of the module before it went live; absent until measured"`
+	Counts      []ModuleCount `json:"counts,omitempty" doc:"Packets that reached the module, by hook and direction; absent on sockets"`
+	Drops       []Drop        `json:"drops,omitempty" doc:"Packets dropped, by reason"`
+	Events      *Events       `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
 }
 
 // Events counts what a module sends to its control plane through ring buffers.
@@ -162,8 +162,8 @@ type PackageRef struct {
 	Digest  string `json:"digest" doc:"sha256 of the manifest and the data plane objects"`
 }
 
-// Instance is a module on one attach point.
-type Instance struct {
+// Attachment is a module on one attach point.
+type Attachment struct {
 	Service   string `json:"service,omitempty"`
 	Interface string `json:"interface"`
 	Ifindex   int    `json:"ifindex"`

@@ -13,7 +13,7 @@ type Chain struct {
 	Program   uint32        `json:"program" doc:"Kernel id of the entry program"`
 	Cost      float64       `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live"`
 	Parts     int           `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits, such as 64 maps for a program"`
-	Points    []Instance    `json:"points,omitempty" doc:"Where it runs"`
+	Points    []Attachment  `json:"points,omitempty" doc:"Where it runs"`
 	Ready     bool          `json:"ready,omitempty" doc:"It runs nowhere, and was linked for a service that may come"`
 	Took      *Sampled      `json:"took,omitempty" doc:"How long packets that were measured took in all of it: its parser, its modules and the verdict"`
 	Counts    []ModuleCount `json:"counts,omitempty" doc:"Packets that reached its modules, in their order, since the chain was linked. The counts of a module continue those of chains that were replaced"`

@@ -34,7 +34,7 @@ func (l *Listener) counts(ctx context.Context, name string) (map[string]packetCo
 	}
 	out := map[string]packetCount{}
 	if resource.Status != nil {
-		for _, i := range resource.Status.Instances {
+		for _, i := range resource.Status.Attachments {
 			out[i.Interface] = packetCount{} // also one without packets
 		}
 	}

@@ -325,7 +325,7 @@ func TestPackageOfADirectory(t *testing.T) {
 	register(n)
 	n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"ratelimit","config":{"rate":1000}}]`)
 	all := list[v1.Module](n, "module")
-	if len(all) != 1 || all[0].Spec.Package != dir || len(all[0].Status.Instances) == 0 {
+	if len(all) != 1 || all[0].Spec.Package != dir || len(all[0].Status.Attachments) == 0 {
 		t.Errorf("modules: %+v", all)
 	}
 	if got := n.do("POST", "/ebpf", fmt.Sprintf(`{"name":%q}`, filepath.Dir(dir)+"/topports")); got.status != 500 ||

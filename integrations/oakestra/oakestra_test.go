@@ -233,12 +233,12 @@ func TestModulesOfTheSLA(t *testing.T) {
 		t.Fatalf("modules: %v", got)
 	}
 	for _, m := range list[v1.Module](n, "module")[1:] {
-		for _, i := range m.Status.Instances {
+		for _, i := range m.Status.Attachments {
 			if !strings.HasPrefix(i.Service, "oak-shop-") {
 				t.Errorf("%s runs for %s", m.Metadata.Name, i.Service)
 			}
 		}
-		if len(m.Status.Instances) == 0 {
+		if len(m.Status.Attachments) == 0 {
 			t.Errorf("%s runs nowhere", m.Metadata.Name)
 		}
 	}

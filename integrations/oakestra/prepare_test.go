@@ -41,7 +41,7 @@ func TestModulesArePrepared(t *testing.T) {
 	n.container().deploy(appName, 0, "")
 	var run []uint32
 	for _, chain := range list[v1.Chain](n, "chain") {
-		if slices.ContainsFunc(chain.Points, func(p v1.Instance) bool { return p.Service != "" }) {
+		if slices.ContainsFunc(chain.Points, func(p v1.Attachment) bool { return p.Service != "" }) {
 			run = append(run, chain.Program)
 		}
 	}

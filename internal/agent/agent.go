@@ -186,7 +186,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	if err != nil {
 		return nil, err
 	}
-	a.live = live.New(log, dp, a.control, a.instances)
+	a.live = live.New(log, dp, a.control, a.attachments)
 	a.now.Counters = a.live.Counters
 	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
 		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events,

@@ -330,7 +330,7 @@ func TestRestartAdopts(t *testing.T) {
 	n.start(t)
 	wait.Until(t, "the modules are live again", func() bool {
 		m, err := get(t.Context(), n, resource.Module, "count")
-		return err == nil && len(m.Status.Instances) == 4
+		return err == nil && len(m.Status.Attachments) == 4
 	})
 	if after := n.chainsOn(t, n.web); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("before the restart %v, after it %v", before, after)
@@ -621,7 +621,7 @@ func TestBusyInterfaceBlocksNothing(t *testing.T) {
 	n.start(t)
 	wait.Until(t, "the free interface has its chain", func() bool { return n.chainsOn(t, n.web)["xdp"] != "" })
 	m, err := get(t.Context(), n, resource.Module, "count")
-	if err != nil || len(m.Status.Instances) != 1 || !strings.Contains(m.Status.Conditions[0].Message,
+	if err != nil || len(m.Status.Attachments) != 1 || !strings.Contains(m.Status.Conditions[0].Message,
 		"another program is attached") {
 		t.Errorf("status %+v, %v", m.Status, err)
 	}

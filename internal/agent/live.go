@@ -18,7 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// install makes t the agent's current state, notifies control planes of new generations, and stops those that are no
+// install makes t the agent's current state, notifies control planes of new map sets, and stops those that are no
 // longer used.
 func (a *Agent) install(t target, points plan.Placements) {
 	before, noReplies := a.now.Modules, a.enableReplies(t, points)
@@ -95,11 +95,11 @@ func addresses(states map[string]service.State) map[string][]netip.Prefix {
 	return out
 }
 
-// instances lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
+// attachments lists where a module runs. Control planes call it from goroutines of their own, so that it must not take
 // the lock under which they are stopped.
-func (a *Agent) instances(name string) []sdk.Instance {
+func (a *Agent) attachments(name string) []sdk.Attachment {
 	if p := a.places.Load(); p != nil {
-		return p.InstancesOf(name)
+		return p.AttachmentsOf(name)
 	}
 	return nil
 }

@@ -96,12 +96,12 @@ func TestModels(t *testing.T) {
 		return n.moduleCondition(t, "Probe") == "True Well 2 models"
 	})
 	if after := n.moduleID(t); after != before {
-		t.Errorf("the module has another generation: %s, then %s", before, after)
+		t.Errorf("the module has another map set: %s, then %s", before, after)
 	}
 
 	n.killControl(t)
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
-	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
+	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another map set, the same process
 	n.hasModels(t, map[string]int64{"early": 1, "m": 3})
 	n.stop()
 	n.start(t)

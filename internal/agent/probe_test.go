@@ -113,7 +113,7 @@ func (p *probe) Conditions() ([]sdk.Condition, error) {
 		nil
 }
 
-func (p *probe) InstanceChanged(i sdk.Instance, there bool) {
+func (p *probe) AttachmentChanged(i sdk.Attachment, there bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.changes = append(p.changes, fmt.Sprint(i.Service, " ", there, " ", i.Ingress))
@@ -126,7 +126,7 @@ type probeState struct {
 	Unknown   []netip.Addr
 	Resets    int
 	Changes   []string
-	Instances []sdk.Instance
+	Instances []sdk.Attachment
 	Models    map[string]int64
 	Fills     int
 }
@@ -136,7 +136,8 @@ func (p *probe) Handler() http.Handler {
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
-		state := probeState{true, p.services, p.unknown, p.resets, p.changes, p.live.Instances(), p.models, int(fills.Load())}
+		state := probeState{true, p.services, p.unknown, p.resets, p.changes, p.live.Attachments(), p.models,
+			int(fills.Load())}
 		_ = json.NewEncoder(w).Encode(state)
 	})
 	mux.HandleFunc("POST /want/{addr}", func(_ http.ResponseWriter, r *http.Request) {

@@ -41,8 +41,8 @@ const socketsCommand = "sockets-control"
 type socketsControl struct {
 	live sdk.Live
 
-	mu        sync.Mutex
-	instances map[sdk.InstanceKey]sdk.Instance // that the data plane knows
+	mu          sync.Mutex
+	attachments map[sdk.AttachmentKey]sdk.Attachment // that the data plane knows
 }
 
 func (*socketsControl) Compile(json.RawMessage) (sdk.Compiled, error) {
@@ -52,15 +52,15 @@ func (*socketsControl) Settings() sdk.Settings { return sdk.Settings{} }
 func (*socketsControl) Fill(sdk.Maps) error    { return nil }
 
 func (*socketsControl) Open(live sdk.Live) (sdk.Running, error) {
-	return &socketsControl{live: live, instances: map[sdk.InstanceKey]sdk.Instance{}}, nil
+	return &socketsControl{live: live, attachments: map[sdk.AttachmentKey]sdk.Attachment{}}, nil
 }
 
-func (c *socketsControl) InstanceChanged(i sdk.Instance, there bool) {
+func (c *socketsControl) AttachmentChanged(i sdk.Attachment, there bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	delete(c.instances, i.Key())
+	delete(c.attachments, i.Key())
 	if there {
-		c.instances[i.Key()] = i
+		c.attachments[i.Key()] = i
 	}
 	if i.NetnsCookie == 0 {
 		return
@@ -74,20 +74,20 @@ func (c *socketsControl) InstanceChanged(i sdk.Instance, there bool) {
 
 // socketsState is what the control plane tells.
 type socketsState struct {
-	Instances  []sdk.Instance
-	Kernel     sdk.Kernel
-	Redirected uint64
+	Attachments []sdk.Attachment
+	Kernel      sdk.Kernel
+	Redirected  uint64
 }
 
 func (c *socketsControl) Handler() http.Handler {
-	for _, i := range c.live.Instances() {
-		c.InstanceChanged(i, true)
+	for _, i := range c.live.Attachments() {
+		c.AttachmentChanged(i, true)
 	}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /state", func(w http.ResponseWriter, _ *http.Request) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
-		s := socketsState{Instances: slices.Collect(maps.Values(c.instances)), Kernel: c.live.Kernel}
+		s := socketsState{Attachments: slices.Collect(maps.Values(c.attachments)), Kernel: c.live.Kernel}
 		_ = c.live.Maps["counts"].Lookup(uint32(1), &s.Redirected)
 		_ = json.NewEncoder(w).Encode(s)
 	})
@@ -207,13 +207,13 @@ func TestSocketsOfServices(t *testing.T) {
 	pkg := socketsPackage(t)
 	n.apply(t, n.both(), module("fast", pkg, "app=web", nil), module("count", testPackage(t, "pass"), "app=web", nil))
 	wait.Until(t, "the control plane knows the service", func() bool {
-		return len(n.socketsState(t, "fast").Instances) == 1
+		return len(n.socketsState(t, "fast").Attachments) == 1
 	})
-	i := n.socketsState(t, "fast").Instances[0]
+	i := n.socketsState(t, "fast").Attachments[0]
 	others := []sdk.ChainMember{{Module: "count", Package: "pass"}}
 	if i.Service != "web" || i.NetnsCookie == 0 || i.Ifindex != uint32(n.web.OuterIndex()) ||
 		!slices.Equal(i.Chain, others) {
-		t.Errorf("instance %+v", i)
+		t.Errorf("attachment %+v", i)
 	}
 	talk(t, n.web, n.web, "within the service")
 	if got := n.socketsState(t, "fast").Redirected; got != 2 {
@@ -228,7 +228,7 @@ func TestSocketsOfServices(t *testing.T) {
 		t.Errorf("how the kernel behaves: %+v", k)
 	}
 	n.apply(t, n.both(), module("fast", pkg, "*", nil))
-	wait.Until(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "the second service is known", func() bool { return len(n.socketsState(t, "fast").Attachments) == 2 })
 	talk(t, n.web, n.db, "between both")
 	if got := n.socketsState(t, "fast").Redirected; got != 4 {
 		t.Errorf("%d messages were redirected, want 4", got)
@@ -241,9 +241,9 @@ func TestSocketsOfServices(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if one := m.Status.Instances[0]; len(m.Status.Instances) != 2 || one.Cgroup != found.Path || one.Hook != "sockets" ||
-		one.Service != "db" {
-		t.Errorf("instances %+v", m.Status.Instances)
+	if one := m.Status.Attachments[0]; len(m.Status.Attachments) != 2 || one.Cgroup != found.Path ||
+		one.Hook != "sockets" || one.Service != "db" {
+		t.Errorf("attachments %+v", m.Status.Attachments)
 	}
 	if s, err := get(t.Context(), n, resource.Service, "db"); err != nil ||
 		!slices.Equal(s.Status.Sockets, []string{"fast"}) {
@@ -265,7 +265,7 @@ func TestSocketsOfServices(t *testing.T) {
 func TestSocketsSurviveTheAgent(t *testing.T) {
 	n, _ := newSocketsNode(t)
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
-	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Attachments) == 2 })
 	client, srv := dial(t, n.web, n.db)
 	defer client.Close()
 	defer srv.Close()
@@ -276,7 +276,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 	n.start(t)
 	wait.Until(t, "the control plane is back", func() bool {
 		s := n.socketsState(t, "fast")
-		return len(s.Instances) == 2 && s.Redirected == 4
+		return len(s.Attachments) == 2 && s.Redirected == 4
 	})
 	exchange(t, client, srv, "after")
 	chains, err := n.Chains(t.Context())
@@ -289,7 +289,7 @@ func TestSocketsSurviveTheAgent(t *testing.T) {
 func TestSocketsLeave(t *testing.T) {
 	n, _ := newSocketsNode(t)
 	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
-	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Instances) == 2 })
+	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Attachments) == 2 })
 	client, srv := dial(t, n.web, n.db)
 	defer client.Close()
 	defer srv.Close()
@@ -302,7 +302,7 @@ func TestSocketsLeave(t *testing.T) {
 	}
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fast"})
 	state, err := n.dp.Observe()
-	if err != nil || len(state.Points) != 0 || len(state.Generations["fast"]) != 1 {
+	if err != nil || len(state.Points) != 0 || len(state.MapSets["fast"]) != 1 {
 		t.Fatalf("after the removal: %+v, %v", state, err)
 	}
 	if _, err := io.WriteString(client, "more"); err != nil {
@@ -315,7 +315,7 @@ func TestSocketsLeave(t *testing.T) {
 	}
 	wait.Until(t, "the module is gone", func() bool {
 		state, err := n.dp.Observe()
-		return err == nil && len(state.Chains) == 0 && len(state.Generations) == 0
+		return err == nil && len(state.Chains) == 0 && len(state.MapSets) == 0
 	})
 	exchange(t, client, srv, "plain")
 }
@@ -331,7 +331,7 @@ func TestSocketsOfCgroups(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, i := range status.Status.Instances {
+		for _, i := range status.Status.Attachments {
 			out = append(out, i.Cgroup)
 		}
 		return out
@@ -416,7 +416,7 @@ func TestSocketsOfCgroupsThatComeLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the module is on the services", func() bool {
-		return placed().Status == "True" && len(n.status(t, "fast").Instances) == 3
+		return placed().Status == "True" && len(n.status(t, "fast").Attachments) == 3
 	})
 }
 

@@ -139,7 +139,7 @@ func TestVirtualServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	wait.Until(t, "the instance arrives with its new address", func() bool {
-		i := slices.IndexFunc(n.probe(t).Instances, func(i sdk.Instance) bool { return i.Service == "web" })
+		i := slices.IndexFunc(n.probe(t).Instances, func(i sdk.Attachment) bool { return i.Service == "web" })
 		return i >= 0 && slices.Contains(n.probe(t).Instances[i].Addresses, moved.String())
 	})
 	n.applyVirtual(t, virtualService("v", []string{"10.230.0.2"}, remote))
@@ -156,14 +156,14 @@ func TestVirtualServices(t *testing.T) {
 		})
 	})
 	if after := n.moduleID(t); after != before {
-		t.Errorf("the module has another generation: %s, then %s", before, after)
+		t.Errorf("the module has another map set: %s, then %s", before, after)
 	}
 
 	// A new beginning of every kind.
 	n.killControl(t)
 	n.has(t, "v", far)
 	n.has(t, "early", far)
-	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another generation, the same process
+	n.apply(t, nil, module("probe", dir, "*", map[string]any{"number": 2})) // another map set, the same process
 	n.has(t, "early", far)
 	n.remove(t, resource.Ref{Kind: v1.KindVirtualService, Name: "early"})
 	n.has(t, "early")
@@ -194,7 +194,7 @@ func (n *node) killControl(t *testing.T) {
 	wait.Until(t, "another control plane", func() bool { s := state(); return s.Started && s.PID != first.PID })
 }
 
-// moduleID is the probe's generation in the kernel.
+// moduleID is the probe's map set in the kernel.
 func (n *node) moduleID(t *testing.T) string {
 	t.Helper()
 	n.Agent.mu.Lock()

@@ -29,12 +29,12 @@ func chainOf(side chain.Side, members ...string) chain.Spec {
 
 func tc(ifindex int) chain.Point { return chain.Point{Ifindex: ifindex, Side: chain.OnTCIngress} }
 
-// desired has the generations of all members of its chains.
+// desired has the map sets of all members of its chains.
 func desired(points map[chain.Point]chain.Spec) plan.Desired {
-	d := plan.Desired{Generations: map[string]string{}, Points: points}
+	d := plan.Desired{MapSets: map[string]string{}, Points: points}
 	for _, c := range points {
 		for _, m := range c.Members {
-			d.Generations[m.Name] = m.ID
+			d.MapSets[m.Name] = m.ID
 		}
 	}
 	return d
@@ -93,19 +93,19 @@ func observe(t *testing.T, k *fake.Kernel) chain.State {
 func checkRuns(t *testing.T, k *fake.Kernel, want plan.Desired, busy map[chain.Point]error) {
 	t.Helper()
 	state := observe(t, k)
-	generations, chains, programs := map[string][]string{}, map[string]bool{}, map[uint32]string{}
-	values := map[chain.Generation]string{}
-	for name, id := range want.Generations {
-		generations[name] = []string{id}
+	mapSets, chains, programs := map[string][]string{}, map[string]bool{}, map[uint32]string{}
+	values := map[chain.MapSet]string{}
+	for name, id := range want.MapSets {
+		mapSets[name] = []string{id}
 		if want.Values[name] != "" {
-			values[chain.Generation{Module: name, ID: id}] = want.Values[name]
+			values[chain.MapSet{Module: name, ID: id}] = want.Values[name]
 		}
 	}
 	if diff := cmp.Diff(values, state.Values); diff != "" {
 		t.Errorf("values, want (-), got (+):\n%s", diff)
 	}
-	if diff := cmp.Diff(generations, state.Generations); diff != "" {
-		t.Errorf("generations, want (-), got (+):\n%s", diff)
+	if diff := cmp.Diff(mapSets, state.MapSets); diff != "" {
+		t.Errorf("map sets, want (-), got (+):\n%s", diff)
 	}
 	for _, c := range state.Chains {
 		chains[c.ID], programs[c.Program] = true, c.ID
@@ -255,7 +255,7 @@ func TestFailedCommitLeavesStateAsBefore(t *testing.T) {
 	}
 }
 
-// checkUnused fails if a call removes a chain that runs or a generation that a chain uses.
+// checkUnused fails if a call removes a chain that runs or a map set that a chain uses.
 func checkUnused(t *testing.T, k *fake.Kernel, call string) {
 	t.Helper()
 	state := observe(t, k)
@@ -268,7 +268,7 @@ func checkUnused(t *testing.T, k *fake.Kernel, call string) {
 			t.Errorf("%q, which runs", call)
 		}
 		for _, m := range c.Spec.Members {
-			if call == "remove generation "+m.Name+"/"+m.ID {
+			if call == "remove map set "+m.Name+"/"+m.ID {
 				t.Errorf("%q, which chain %s uses", call, c.ID)
 			}
 		}
@@ -346,7 +346,7 @@ func TestDryRunChangesNothing(t *testing.T) {
 func TestLeftoversAreRemoved(t *testing.T) {
 	k := deployed(t, before)
 	for _, g := range []string{"a7", "x1"} { // of a module that runs, and of one that is gone
-		if err := k.CreateGeneration(g[:1], g, "", ""); err != nil {
+		if err := k.CreateMapSet(g[:1], g, "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -416,7 +416,7 @@ func TestDraining(t *testing.T) {
 			t.Errorf("%d removals wait, want %d: %v", r.Draining, wait, err)
 		}
 		state := observe(t, k)
-		kept := slices.Sorted(maps.Keys(state.Generations))
+		kept := slices.Sorted(maps.Keys(state.MapSets))
 		if waits := slices.Equal(kept, []string{"s"}) && len(state.Chains) == 1; waits != (wait > 0) ||
 			len(state.Points) > 0 {
 			t.Errorf("while %d removals wait: %+v", wait, state)

@@ -34,7 +34,7 @@ func (e *execution) run(steps []plan.Step) error {
 	for len(steps) > 0 {
 		s, batch := steps[0], sameAction(steps)
 		steps = steps[len(batch):]
-		if s.Action == plan.RemoveChain || s.Action == plan.RemoveGeneration {
+		if s.Action == plan.RemoveChain || s.Action == plan.RemoveMapSet {
 			e.cleanup = append(e.cleanup, batch...)
 			continue
 		}
@@ -103,14 +103,14 @@ func (e *execution) executeAll(steps []plan.Step) (err error) {
 // so that a half-created one is removed, too.
 func (e *execution) execute(s plan.Step) error {
 	switch s.Action {
-	case plan.CreateGeneration:
-		e.undo = append(e.undo, func() error { return e.kernel.RemoveGeneration(s.Module, s.Generation) })
-		return e.kernel.CreateGeneration(s.Module, s.Generation, s.Values, s.From)
+	case plan.CreateMapSet:
+		e.undo = append(e.undo, func() error { return e.kernel.RemoveMapSet(s.Module, s.MapSet) })
+		return e.kernel.CreateMapSet(s.Module, s.MapSet, s.Values, s.From)
 	case plan.SetValues:
-		if err := e.kernel.SetValues(s.Module, s.Generation, s.Values); err != nil {
+		if err := e.kernel.SetValues(s.Module, s.MapSet, s.Values); err != nil {
 			return err
 		}
-		e.undo = append(e.undo, func() error { return e.kernel.SetValues(s.Module, s.Generation, s.OldValues) })
+		e.undo = append(e.undo, func() error { return e.kernel.SetValues(s.Module, s.MapSet, s.OldValues) })
 	case plan.Attach:
 		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
 			return err
@@ -171,7 +171,7 @@ func (e *execution) finish() (draining int) {
 	kept := map[chain.Member]bool{}
 	for _, s := range e.cleanup {
 		e.log.Debug("step", "step", s.String())
-		if kept[chain.Member{Name: s.Module, ID: s.Generation}] {
+		if kept[chain.Member{Name: s.Module, ID: s.MapSet}] {
 			draining++
 			continue
 		}
@@ -194,5 +194,5 @@ func (e *execution) remove(s plan.Step) error {
 	if s.Action == plan.RemoveChain {
 		return e.kernel.RemoveChain(s.Old)
 	}
-	return e.kernel.RemoveGeneration(s.Module, s.Generation)
+	return e.kernel.RemoveMapSet(s.Module, s.MapSet)
 }

@@ -10,15 +10,15 @@ import "github.com/kerb-edge/kerb/internal/chain"
 type Kernel interface {
 	Observe() (chain.State, error)
 
-	// CreateGeneration creates and fills the maps of a module; those that it can take over from another generation it
-	// does. from may be empty, and so may values, if the module has none. A generation that exists stays as it is.
-	CreateGeneration(module, id, values, from string) error
-	// SetValues has packets meet other values of a generation that exists: those of the module, or those of before.
+	// CreateMapSet creates and fills the maps of a module; those that it can take over from another map set it
+	// does. from may be empty, and so may values, if the module has none. A map set that exists stays as it is.
+	CreateMapSet(module, id, values, from string) error
+	// SetValues has packets meet other values of a map set that exists: those of the module, or those of before.
 	SetValues(module, id, values string) error
-	// RemoveGeneration and the other removals succeed where there is nothing to remove.
-	RemoveGeneration(module, id string) error
+	// RemoveMapSet and the other removals succeed where there is nothing to remove.
+	RemoveMapSet(module, id string) error
 
-	// CreateChain links and verifies a chain of generations that exist. A chain that exists stays as it is.
+	// CreateChain links and verifies a chain of map sets that exist. A chain that exists stays as it is.
 	CreateChain(chain.Spec) error
 	// RemoveChain removes a chain that runs nowhere any more. While its sockets drain, the error is a
 	// *chain.DrainingError.

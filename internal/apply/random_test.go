@@ -65,10 +65,10 @@ var sides = []chain.Side{chain.OnXDP, chain.OnTCIngress, chain.OnTCEgress}
 
 // randomDesired has chains of up to three modules on the interfaces that exist.
 func randomDesired(random *rand.Rand, k *fake.Kernel) plan.Desired {
-	d := plan.Desired{Generations: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{}}
+	d := plan.Desired{MapSets: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{}}
 	for _, name := range []string{"a", "b", "c"} {
 		if random.IntN(4) > 0 {
-			d.Generations[name] = fmt.Sprint(name, random.IntN(3))
+			d.MapSets[name] = fmt.Sprint(name, random.IntN(3))
 			if name != "a" {
 				d.Values[name] = fmt.Sprint("values", random.IntN(3))
 			}
@@ -77,9 +77,9 @@ func randomDesired(random *rand.Rand, k *fake.Kernel) plan.Desired {
 	for _, i := range slices.Sorted(maps.Keys(k.Interfaces)) {
 		for _, side := range sides {
 			var members []string
-			for _, name := range slices.Sorted(maps.Keys(d.Generations)) {
+			for _, name := range slices.Sorted(maps.Keys(d.MapSets)) {
 				if random.IntN(2) == 0 {
-					members = append(members, d.Generations[name])
+					members = append(members, d.MapSets[name])
 				}
 			}
 			if len(members) > 0 {

@@ -107,10 +107,10 @@ func Sorted[V any](m map[Point]V) []Point {
 	return points
 }
 
-// Member is the place of a module's generation in a chain.
+// Member is the place of a module's map set in a chain.
 type Member struct {
 	Name       string
-	ID         string // of the generation
+	ID         string // of the map set
 	FailClosed bool
 }
 

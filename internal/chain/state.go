@@ -9,14 +9,14 @@ import (
 
 // State is what runs in the kernel, as its pins record it.
 type State struct {
-	Generations map[string][]string   // identities by module
-	Values      map[Generation]string // identities of the values that packets meet, where they can change by themselves
-	Chains      []Pinned
-	Points      []Attached
+	MapSets map[string][]string // identities by module
+	Values  map[MapSet]string   // identities of the values that packets meet, where they can change by themselves
+	Chains  []Pinned
+	Points  []Attached
 }
 
-// Generation names the maps of a module.
-type Generation struct{ Module, ID string }
+// MapSet names the maps of a module.
+type MapSet struct{ Module, ID string }
 
 // Pinned is a chain found among the pins.
 type Pinned struct {

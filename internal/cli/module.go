@@ -41,7 +41,7 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	if config, err := json.Marshal(m.Spec.Config); err == nil && m.Spec.Config != nil {
 		field(w, "Config", string(config))
 	}
-	printInstances(w, s.Instances)
+	printAttachments(w, s.Attachments)
 	printCost(w, s.Cost)
 	printCounts(w, s.Counts)
 	if len(s.Drops) > 0 {
@@ -50,13 +50,13 @@ func describeModule(w io.Writer, m v1alpha1.Module) {
 	}
 }
 
-func printInstances(w io.Writer, instances []v1alpha1.Instance) {
-	if len(instances) == 0 {
+func printAttachments(w io.Writer, attachments []v1alpha1.Attachment) {
+	if len(attachments) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
 	line(w, "SERVICE", "INTERFACE", "HOOK", "DIRECTION", "CHAIN", "POSITION")
-	for _, i := range instances {
+	for _, i := range attachments {
 		where := i.Interface
 		if i.Cgroup != "" {
 			where = "cgroup " + i.Cgroup

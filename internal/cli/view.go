@@ -44,7 +44,7 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 		field(w, "Took", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Took.Median),
 			time.Duration(c.Took.P99), c.Took.Packets))
 	}
-	printInstances(w, c.Points)
+	printAttachments(w, c.Points)
 	printCounts(w, c.Counts)
 }
 

@@ -25,7 +25,7 @@ func (g arrivalGrant) serve(_ context.Context, p *Supervisor, _ *run, requests *
 	want := p.want
 	p.mu.Unlock()
 	permitted := slices.DeleteFunc(requests.Arrive, func(a sdk.Arrival) bool {
-		return want == nil || !slices.ContainsFunc(want.instances, func(i sdk.Instance) bool {
+		return want == nil || !slices.ContainsFunc(want.attachments, func(i sdk.Attachment) bool {
 			return i.Service == "" && i.Cgroup == "" && i.Ifindex == a.Ifindex
 		})
 	})

@@ -22,10 +22,10 @@ func TestArrivalsWhereAttached(t *testing.T) {
 	requests := &sdk.Requests{Arrive: []sdk.Arrival{{Ifindex: 2}, {Ifindex: 7}, {Ifindex: 9}}}
 	g := grantsOf[server](p)[0]
 	if g.serve(t.Context(), p, nil, requests); len(got) != 0 {
-		t.Errorf("before there is a generation: %v", got)
+		t.Errorf("before there is a map set: %v", got)
 	}
 	requests.Arrive = []sdk.Arrival{{Ifindex: 2}, {Ifindex: 7}, {Ifindex: 9}}
-	p.want = &live{instances: []sdk.Instance{{Service: "web", Ifindex: 7}, {Interface: "eth0", Ifindex: 2}}}
+	p.want = &live{attachments: []sdk.Attachment{{Service: "web", Ifindex: 7}, {Interface: "eth0", Ifindex: 2}}}
 	if g.serve(t.Context(), p, nil, requests); len(got) != 1 || got[0].Ifindex != 2 {
 		t.Errorf("frames arrive at %v", got)
 	}

@@ -21,7 +21,7 @@ import (
 type Compiled struct {
 	sdk.Settings
 	Known  bool // false: the control plane leaves the config to the agent
-	Filled bool // the maps of the active generation, too
+	Filled bool // the maps of the active map set, too
 }
 
 // Compile has a config worked out. A mistake in the config is a *sdk.ConfigError. If active are the maps that the
@@ -91,7 +91,7 @@ func checkNumbers(kind string, values map[string]any) error {
 	return nil
 }
 
-// Fill has maps written, which stay the caller's: those of a new generation, or the half of the active one that no
+// Fill has maps written, which stay the caller's: those of a new map set, or the half of the active one that no
 // packet reads. The control plane has the maps of the active one.
 func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Maps) error {
 	ctx, cancel := context.WithTimeout(ctx, fillTime)
@@ -101,20 +101,20 @@ func (p *Supervisor) Fill(ctx context.Context, config json.RawMessage, m sdk.Map
 		return err
 	}
 	if active := p.activeWith(r, m); active != "" {
-		return p.callOptional(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: active, Config: config}, nil)
+		return p.callOptional(ctx, r, fillTime, "fill", sdk.MapSetRequest{MapSet: active, Config: config}, nil)
 	}
 	name := p.name("fill")
 	if err := r.sendMaps(name, m); err != nil {
 		return p.failed("fill", err)
 	}
-	err = p.callOptional(ctx, r, fillTime, "fill", sdk.GenerationRequest{Generation: name, Config: config}, nil)
+	err = p.callOptional(ctx, r, fillTime, "fill", sdk.MapSetRequest{MapSet: name, Config: config}, nil)
 	go func() { // at worst it keeps the maps open
-		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.GenerationRequest{Generation: name}, nil)
+		_ = p.call(context.WithoutCancel(ctx), r, callTime, "drop", sdk.MapSetRequest{MapSet: name}, nil)
 	}()
 	return err
 }
 
-// activeWith returns the name of the generation that a run works on if these are its maps, and else nothing.
+// activeWith returns the name of the map set that a run works on if these are its maps, and else nothing.
 func (p *Supervisor) activeWith(r *run, m sdk.Maps) string {
 	p.mu.Lock()
 	defer p.mu.Unlock()

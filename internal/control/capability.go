@@ -32,17 +32,17 @@ type (
 	follower interface {
 		follow(ctx context.Context, p *Supervisor, r *run)
 	}
-	// preparer is called before a run starts with a generation, and when the instances have changed.
+	// preparer is called before a run starts with a map set, and when the attachments have changed.
 	preparer interface {
-		prepare(p *Supervisor, r *run, instances []sdk.Instance) error
+		prepare(p *Supervisor, r *run, attachments []sdk.Attachment) error
 	}
-	// describer adds to the request that starts a generation.
+	// describer adds to the request that starts a map set.
 	describer interface {
-		describe(ctx context.Context, start *sdk.GenerationRequest)
+		describe(ctx context.Context, start *sdk.MapSetRequest)
 	}
-	// maintainer is called when a run has started with a generation, and with each health check. It logs problems.
+	// maintainer is called when a run has started with a map set, and with each health check. It logs problems.
 	maintainer interface {
-		maintain(p *Supervisor, r *run, instances []sdk.Instance)
+		maintain(p *Supervisor, r *run, attachments []sdk.Attachment)
 	}
 	// server serves what the control plane has requested.
 	server interface {
@@ -88,7 +88,7 @@ func (p *Supervisor) maintain(r *run) {
 		return
 	}
 	for _, g := range grantsOf[maintainer](p) {
-		g.maintain(p, r, want.instances)
+		g.maintain(p, r, want.attachments)
 	}
 }
 

@@ -27,11 +27,11 @@ import (
 // listener is nothing for a synctest bubble.
 type provider struct{ opened, sockets int }
 
-func (p *provider) Open(sdk.Instance) (*os.File, error) {
+func (p *provider) Open(sdk.Attachment) (*os.File, error) {
 	p.opened++
 	return os.Open(os.DevNull)
 }
-func (*provider) Ended([]sdk.Instance) []uint32 { return nil }
+func (*provider) Ended([]sdk.Attachment) []uint32 { return nil }
 
 func (p *provider) options(t *testing.T) Options {
 	dir := t.TempDir()
@@ -99,7 +99,7 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 	}
 }
 
-// A control plane that answers that it has another generation gets the update again, at growing intervals.
+// A control plane that answers that it has another map set gets the update again, at growing intervals.
 func TestConflictsBackOff(t *testing.T) {
 	opts, h := (&provider{}).options(t),
 		&handler{answers: map[string]int{"start": http.StatusNoContent, "models": http.StatusConflict}}
@@ -127,7 +127,7 @@ func startNaming(t *testing.T, opts Options, named []string, handler http.Handle
 		f.run.maps = unread(t)
 		return f.run, nil
 	}
-	p.want = &live{name: "live-1", instances: []sdk.Instance{{Service: "web", Interface: "v0", Ifindex: 7}}}
+	p.want = &live{name: "live-1", attachments: []sdk.Attachment{{Service: "web", Interface: "v0", Ifindex: 7}}}
 	p.wake()
 	go p.supervise()
 	time.Sleep(10 * time.Second) // in the time of synctest; all calls have been made by then

@@ -27,7 +27,7 @@ func grantClients(o *Options, module string) any {
 	return newClientListener(o.ModuleSocket(module), o.SocketGroup)
 }
 
-// clientListener listens on the module's socket while a run has started with a generation. In an upgrade the
+// clientListener listens on the module's socket while a run has started with a map set. In an upgrade the
 // version that opens the socket last has it.
 type clientListener struct {
 	path, group string
@@ -43,9 +43,9 @@ func newClientListener(path, group string) *clientListener {
 	return &clientListener{path: path, group: group, waiting: map[uint64]*net.UnixConn{}}
 }
 
-// maintain listens once there is a generation to serve programs with. A failure is retried with the next health check.
-func (d *clientListener) maintain(p *Supervisor, r *run, _ []sdk.Instance) {
-	if generation, _ := p.startedOn(); generation == "" {
+// maintain listens once there is a map set to serve programs with. A failure is retried with the next health check.
+func (d *clientListener) maintain(p *Supervisor, r *run, _ []sdk.Attachment) {
+	if mapSet, _ := p.startedOn(); mapSet == "" {
 		return
 	}
 	if err := d.open(r.sendClient); err != nil {
@@ -183,8 +183,8 @@ func (p *Supervisor) sendClientMaps(conn *net.UnixConn, g sdk.ClientMaps) error 
 	p.mu.Lock()
 	want := p.want
 	p.mu.Unlock()
-	if want == nil || want.name != g.Generation {
-		return fmt.Errorf("generation %s is not the present one", g.Generation)
+	if want == nil || want.name != g.MapSet {
+		return fmt.Errorf("map set %s is not the present one", g.MapSet)
 	}
 	var fds []int
 	for _, name := range g.Maps {

@@ -16,7 +16,7 @@ const (
 
 // source knows what a control plane has been notified of one kind of resources, in updates U.
 type source[U any] interface {
-	Restart(generation string)
+	Restart(mapSet string)
 	Ready() <-chan struct{}
 	Next() (U, bool)
 	Ack(U, error)
@@ -35,10 +35,10 @@ type update[U any] interface {
 func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U]) {
 	fed := ""
 	for {
-		generation, progress := p.startedOn()
-		if generation != "" && generation != fed {
-			f.Restart(generation) // it has nothing of what an earlier generation received
-			fed = generation
+		mapSet, progress := p.startedOn()
+		if mapSet != "" && mapSet != fed {
+			f.Restart(mapSet) // it has nothing of what an earlier map set received
+			fed = mapSet
 		}
 		if fed != "" {
 			feedAll[U, P](ctx, p, r, call, f, fed)
@@ -52,7 +52,7 @@ func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call s
 	}
 }
 
-// startedOn is the generation that the present run has started with, and what is closed when that may have changed.
+// startedOn is the map set that the present run has started with, and what is closed when that may have changed.
 func (p *Supervisor) startedOn() (string, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -61,7 +61,7 @@ func (p *Supervisor) startedOn() (string, <-chan struct{}) {
 
 // feedAll sends all updates that there are.
 func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U],
-	generation string) {
+	mapSet string) {
 	for conflicts := firstConflict; ; {
 		u, more := f.Next()
 		if !more || ctx.Err() != nil {
@@ -75,23 +75,23 @@ func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, cal
 		}
 		pause := retrySync
 		if answered(err, http.StatusConflict) {
-			// It has just started with a newer generation, which startedOn reports in a moment.
+			// It has just started with a newer map set, which startedOn reports in a moment.
 			pause, conflicts = conflicts, min(2*conflicts, retrySync)
 		} else {
 			p.log.Warn("control plane does not take "+call+"; trying again", "error", err)
 		}
-		if !p.waitOn(ctx, generation, pause) {
+		if !p.waitOn(ctx, mapSet, pause) {
 			return
 		}
 	}
 }
 
-// waitOn waits, and reports whether the present run is still on this generation. It returns early if it is not.
-func (p *Supervisor) waitOn(ctx context.Context, generation string, pause time.Duration) bool {
+// waitOn waits, and reports whether the present run is still on this map set. It returns early if it is not.
+func (p *Supervisor) waitOn(ctx context.Context, mapSet string, pause time.Duration) bool {
 	over := time.After(pause)
 	for {
 		now, progress := p.startedOn()
-		if ctx.Err() != nil || now != generation {
+		if ctx.Err() != nil || now != mapSet {
 			return false
 		}
 		select {

@@ -49,7 +49,7 @@ func (p *Supervisor) askHealth(ctx context.Context, r *run) (health sdk.HealthAn
 // settle is how long a new version has to stay healthy: one that falls over does so soon after its start.
 const settle = 300 * time.Millisecond
 
-// AwaitHealthy returns nil once the control plane has taken its generation over, says that all is well, and says so
+// AwaitHealthy returns nil once the control plane has taken its map set over, says that all is well, and says so
 // again after a moment; and an error when it ends or ctx ends before that.
 func (p *Supervisor) AwaitHealthy(ctx context.Context) error {
 	var well time.Time // since when

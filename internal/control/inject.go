@@ -17,11 +17,11 @@ import (
 
 // Packets opens the sockets by which control planes send in the name of services.
 type Packets interface {
-	// Open opens a socket inside the service of an instance, by which frames can be sent and nothing be received.
+	// Open opens a socket inside the service of an attachment, by which frames can be sent and nothing be received.
 	// It keeps the namespace alive while it is open.
-	Open(i sdk.Instance) (*os.File, error)
-	// Ended are those of the instances, by ifindex, whose namespace lives on by such sockets only.
-	Ended(list []sdk.Instance) []uint32
+	Open(i sdk.Attachment) (*os.File, error)
+	// Ended are those of the attachments, by ifindex, whose namespace lives on by such sockets only.
+	Ended(list []sdk.Attachment) []uint32
 }
 
 // grantInject gives a control plane packet sockets, by which it sends frames as if services had sent them.
@@ -34,28 +34,28 @@ func grantInject(o *Options, _ string) any {
 type injectGrant struct {
 	from Packets
 	of   *run
-	sent map[uint32]sdk.Instance // to the run, by ifindex
+	sent map[uint32]sdk.Attachment // to the run, by ifindex
 
 	mu     sync.Mutex
 	failed map[string]error // by interface
 }
 
-func (g *injectGrant) prepare(p *Supervisor, r *run, instances []sdk.Instance) error {
-	return g.update(p, r, instances, false)
+func (g *injectGrant) prepare(p *Supervisor, r *run, attachments []sdk.Attachment) error {
+	return g.update(p, r, attachments, false)
 }
 
 // maintain opens what could not be opened before, and closes the sockets that nothing else uses any more.
-func (g *injectGrant) maintain(p *Supervisor, r *run, instances []sdk.Instance) {
-	if err := g.update(p, r, instances, true); err != nil {
+func (g *injectGrant) maintain(p *Supervisor, r *run, attachments []sdk.Attachment) {
+	if err := g.update(p, r, attachments, true); err != nil {
 		p.log.Warn("packet sockets are not up to date", "error", err)
 	}
 }
 
-// update opens and closes the sockets of a run as its instances require. With sweep it closes those whose
+// update opens and closes the sockets of a run as its attachments require. With sweep it closes those whose
 // namespaces nothing else keeps alive.
-func (g *injectGrant) update(p *Supervisor, r *run, want []sdk.Instance, sweep bool) error {
+func (g *injectGrant) update(p *Supervisor, r *run, want []sdk.Attachment, sweep bool) error {
 	if g.of != r {
-		g.of, g.sent = r, map[uint32]sdk.Instance{}
+		g.of, g.sent = r, map[uint32]sdk.Attachment{}
 	}
 	ended := map[uint32]bool{}
 	if sweep {
@@ -87,8 +87,8 @@ func (g *injectGrant) update(p *Supervisor, r *run, want []sdk.Instance, sweep b
 	return nil
 }
 
-// openNew opens the missing sockets, and adds their instances to there.
-func (g *injectGrant) openNew(there map[uint32]sdk.Instance, want []sdk.Instance,
+// openNew opens the missing sockets, and adds their attachments to there.
+func (g *injectGrant) openNew(there map[uint32]sdk.Attachment, want []sdk.Attachment,
 	log *slog.Logger) map[uint32]*os.File {
 	files, failed := map[uint32]*os.File{}, map[string]error{}
 	for _, i := range want {
@@ -114,12 +114,12 @@ func (g *injectGrant) openNew(there map[uint32]sdk.Instance, want []sdk.Instance
 }
 
 // sameInside reports whether a socket that was opened for one is as good for the other.
-func sameInside(a, b sdk.Instance) bool {
+func sameInside(a, b sdk.Attachment) bool {
 	return a.Service == b.Service && a.Interface == b.Interface && a.MAC == b.MAC && slices.Equal(a.Addresses, b.Addresses)
 }
 
-func byIndex(list []sdk.Instance) map[uint32]sdk.Instance {
-	out := make(map[uint32]sdk.Instance, len(list))
+func byIndex(list []sdk.Attachment) map[uint32]sdk.Attachment {
+	out := make(map[uint32]sdk.Attachment, len(list))
 	for _, i := range list {
 		out[i.Ifindex] = i
 	}

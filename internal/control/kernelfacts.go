@@ -18,7 +18,7 @@ func grantKernelFacts(o *Options, _ string) any {
 
 type kernelGrant func(context.Context) sdk.Kernel
 
-func (g kernelGrant) describe(ctx context.Context, start *sdk.GenerationRequest) {
+func (g kernelGrant) describe(ctx context.Context, start *sdk.MapSetRequest) {
 	start.Kernel = g(ctx)
 }
 

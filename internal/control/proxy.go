@@ -45,7 +45,7 @@ func (p *Supervisor) ServeHTTP(w http.ResponseWriter, r *http.Request) error {
 // patience is how long a request waits for a control plane that is just starting, as after a start of the agent.
 const patience = 3 * time.Second
 
-// ready is the run once it works on its generation; after a while as it is, nil if there is none.
+// ready is the run once it works on its map set; after a while as it is, nil if there is none.
 func (p *Supervisor) ready(ctx context.Context) *run {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()

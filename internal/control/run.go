@@ -103,13 +103,13 @@ func mapsPair() (ours *net.UnixConn, theirs *os.File, err error) {
 const sendTime = 5 * time.Second
 
 // sendMaps gives up on a process that does not read.
-func (r *run) sendMaps(generation string, maps sdk.Maps) error {
+func (r *run) sendMaps(mapSet string, maps sdk.Maps) error {
 	r.send.Lock()
 	defer r.send.Unlock()
 	if err := r.maps.SetWriteDeadline(time.Now().Add(sendTime)); err != nil {
 		return err
 	}
-	return sdk.SendMaps(r.maps, generation, maps)
+	return sdk.SendMaps(r.maps, mapSet, maps)
 }
 
 // sendClient hands a program's connection on, which stays the caller's.

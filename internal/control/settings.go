@@ -21,7 +21,7 @@ func (m *Manager) settingsFile(module string) string {
 	return filepath.Join(m.opts.State, "settings", module+".json")
 }
 
-// CacheSettings stores what a control plane compiled from the config of a generation.
+// CacheSettings stores what a control plane compiled from the config of a map set.
 func (m *Manager) CacheSettings(module, id string, settings sdk.Settings) error {
 	data, err := json.Marshal(cachedSettings{ID: id, Settings: settings})
 	if err != nil {
@@ -34,7 +34,7 @@ func (m *Manager) CacheSettings(module, id string, settings sdk.Settings) error 
 	return replaceFile(path, data, 0o600)
 }
 
-// CachedSettings returns the settings that CacheSettings stored, if they are of the same generation.
+// CachedSettings returns the settings that CacheSettings stored, if they are of the same map set.
 func (m *Manager) CachedSettings(module, id string) (sdk.Settings, bool) {
 	data, err := os.ReadFile(m.settingsFile(module))
 	if err != nil {

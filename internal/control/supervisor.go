@@ -58,28 +58,28 @@ type Supervisor struct {
 	arrived   chan struct{} // closed when a run begins, and replaced
 	want      *live         // nil before the first Start
 	state     State
-	// startedWith is the generation that the present run has started with, empty before.
+	// startedWith is the map set that the present run has started with, empty before.
 	startedWith string
 	rest        chan struct{} // closed while the control plane is to be away
 	resume      chan struct{} // closed otherwise
-	serial      int           // makes names of generations unique
+	serial      int           // makes names of map sets unique
 	progress    chan struct{} // closed and replaced whenever state changes
 	measured    []sdk.Sample  // its last metrics
 }
 
-// live is the generation that the control plane is to work on.
+// live is the map set that the control plane is to work on.
 type live struct {
-	name      string
-	config    json.RawMessage
-	maps      sdk.Maps // own copies
-	of        sdk.Maps // what they are copies of
-	instances []sdk.Instance
+	name        string
+	config      json.RawMessage
+	maps        sdk.Maps // own copies
+	of          sdk.Maps // what they are copies of
+	attachments []sdk.Attachment
 }
 
 // State is the state of a control plane process.
 type State struct {
 	Running     bool
-	Started     bool   // has taken the present generation over
+	Started     bool   // has taken the present map set over
 	HealthKnown bool   // has been asked for its health since then
 	Healthy     bool   // by its own word
 	Reason      string // why not

@@ -220,7 +220,7 @@ func TestHealth(t *testing.T) {
 	}
 }
 
-// Health is unknown until the first answer, which is asked for as soon as the control plane has taken its generation
+// Health is unknown until the first answer, which is asked for as soon as the control plane has taken its map set
 // over.
 func TestHealthIsUnknownAtFirst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -279,7 +279,7 @@ func TestConditions(t *testing.T) {
 	})
 }
 
-// Each run is notified of the generation, and one that rests is not there until it continues.
+// Each run is notified of the map set, and one that rests is not there until it continues.
 func TestRest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &handler{answers: map[string]int{"start": 204}}
@@ -326,15 +326,15 @@ func unread(t *testing.T) *net.UnixConn {
 	return ours
 }
 
-// The active generation is filled by its name: neither its maps nor their end are sent. All other maps have a name of
+// The active map set is filled by its name: neither its maps nor their end are sent. All other maps have a name of
 // their own.
-func TestFillsActiveGeneration(t *testing.T) {
+func TestFillsActiveMapSet(t *testing.T) {
 	var mu sync.Mutex
 	var got []string
 	started := make(chan struct{}, 10)
 	ended := make(chan struct{}, 10)
 	f := newFake(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		var req sdk.GenerationRequest
+		var req sdk.MapSetRequest
 		_ = json.NewDecoder(r.Body).Decode(&req)
 		w.WriteHeader(http.StatusNoContent)
 		switch name := strings.TrimPrefix(r.URL.Path, sdk.PathPrefix); name {
@@ -342,7 +342,7 @@ func TestFillsActiveGeneration(t *testing.T) {
 			started <- struct{}{}
 		case "fill", "drop":
 			mu.Lock()
-			got = append(got, name+" "+req.Generation)
+			got = append(got, name+" "+req.MapSet)
 			mu.Unlock()
 			if name == "drop" {
 				ended <- struct{}{}
@@ -367,7 +367,7 @@ func TestFillsActiveGeneration(t *testing.T) {
 	<-started
 	fill(nil)
 	p.mu.Lock()
-	p.want.of = sdk.Maps{"other": nil} // as if the generation had another map
+	p.want.of = sdk.Maps{"other": nil} // as if the map set had another map
 	p.mu.Unlock()
 	fill(nil)
 	<-ended
@@ -497,7 +497,7 @@ func TestSettings(t *testing.T) {
 		t.Errorf("%+v %v", got, known)
 	}
 	if _, known := m.CachedSettings("m", "id2"); known {
-		t.Error("settings of another generation are taken")
+		t.Error("settings of another map set are taken")
 	}
 	for _, text := range []string{"", "{", `{"id":"id1","settings":{"idle":["sideways"]}}`, `{"id":"id1","more":1}`} {
 		if err := os.WriteFile(m.settingsFile("m"), []byte(text), 0o600); err != nil {

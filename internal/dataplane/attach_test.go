@@ -67,7 +67,7 @@ func (w *world) deploy(t *testing.T, p chain.Point, dir chain.Direction, mods ..
 	}
 	for _, m := range mods {
 		from := ""
-		if ids := state.Generations[m.Name]; len(ids) > 0 {
+		if ids := state.MapSets[m.Name]; len(ids) > 0 {
 			from = ids[0]
 		}
 		if err := create(w.Dataplane, m, from); err != nil {
@@ -178,19 +178,19 @@ func (w *world) checkCheap(t *testing.T, p chain.Point) {
 func (w *world) checkCarriedOver(t *testing.T, p chain.Point) {
 	t.Helper()
 	state, _ := w.Observe()
-	m, err := w.Maps("count", state.Generations["count"][0])
+	m, err := w.Maps("count", state.MapSets["count"][0])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n, _ := counted(t, m["totals"]); n == 0 {
 		t.Errorf("%s: the counter saw nothing", p)
 	}
-	drops, err := w.Maps("dropper", state.Generations["dropper"][len(state.Generations["dropper"])-1])
+	drops, err := w.Maps("dropper", state.MapSets["dropper"][len(state.MapSets["dropper"])-1])
 	if err != nil {
 		t.Fatal(err)
 	}
 	if n, err := Drops(drops); err != nil || n[1] < 10 {
-		t.Errorf("%s: %d drops over both generations, want at least 10 (%v)", p, n[1], err)
+		t.Errorf("%s: %d drops over both map sets, want at least 10 (%v)", p, n[1], err)
 	}
 }
 

@@ -16,15 +16,15 @@ import (
 // the change has ended.
 type Bound struct {
 	*Dataplane
-	modules map[string]Module      // by name
-	samples map[string]*generation // by module: see sample
+	modules map[string]Module  // by name
+	samples map[string]*mapSet // by module: see sample
 	// Background: no change waits for measurements.
 	Background bool
 }
 
 // Bind returns the data plane with modules by name.
 func (d *Dataplane) Bind(modules map[string]Module) *Bound {
-	return &Bound{Dataplane: d, modules: modules, samples: map[string]*generation{}}
+	return &Bound{Dataplane: d, modules: modules, samples: map[string]*mapSet{}}
 }
 
 // Close frees what checks and measurements have built, and may be called between them.
@@ -35,18 +35,18 @@ func (b *Bound) Close() {
 	clear(b.samples)
 }
 
-// CreateGeneration creates the maps of a module, carrying over those of the generation called from ("" for none), fills
+// CreateMapSet creates the maps of a module, carrying over those of the map set called from ("" for none), fills
 // and pins them. One that exists already is left as it is.
-func (b *Bound) CreateGeneration(module, _, _, from string) error {
+func (b *Bound) CreateMapSet(module, _, _, from string) error {
 	mod := b.modules[module]
-	if b.HasGeneration(module, mod.ID) {
+	if b.HasMapSet(module, mod.ID) {
 		return nil
 	}
 	var previous map[string]*ebpf.Map
 	if from != "" {
 		var err error
-		if previous, err = openMaps(b.layout.generation(module, from)); err != nil {
-			return fmt.Errorf("module %s: running generation: %w", module, err)
+		if previous, err = openMaps(b.layout.mapSet(module, from)); err != nil {
+			return fmt.Errorf("module %s: running map set: %w", module, err)
 		}
 		defer closeAll(previous)
 	}
@@ -55,7 +55,7 @@ func (b *Bound) CreateGeneration(module, _, _, from string) error {
 		return err
 	}
 	defer closeAll(shared)
-	g, err := newGeneration(mod, previous, shared)
+	g, err := newMapSet(mod, previous, shared)
 	if err != nil {
 		return err
 	}
@@ -66,10 +66,10 @@ func (b *Bound) CreateGeneration(module, _, _, from string) error {
 	return g.pin(b.layout)
 }
 
-// SetValues gives a generation that packets see the values called id, those of the module or of the change before. They
+// SetValues gives a map set that packets see the values called id, those of the module or of the change before. They
 // see either the old ones or all of the new ones.
-func (b *Bound) SetValues(module, generation, id string) error {
-	g, done, err := b.opened(module, generation)
+func (b *Bound) SetValues(module, mapSet, id string) error {
+	g, done, err := b.opened(module, mapSet)
 	if err != nil {
 		return fmt.Errorf("module %s: %w", module, err)
 	}
@@ -81,14 +81,14 @@ func (b *Bound) SetValues(module, generation, id string) error {
 	return nil
 }
 
-// opened returns a generation whose maps the caller has open, or else opens them, until done.
-func (b *Bound) opened(module, id string) (g *generation, done func(), err error) {
+// opened returns a map set whose maps the caller has open, or else opens them, until done.
+func (b *Bound) opened(module, id string) (g *mapSet, done func(), err error) {
 	mod := b.modules[module]
 	if mod.ID == id && mod.Open != nil && b.Holds(module, id, mod.Open) {
-		return &generation{mod, mod.Open}, func() {}, nil
+		return &mapSet{mod, mod.Open}, func() {}, nil
 	}
 	mod.Name, mod.ID = module, id
-	if g, err = openGeneration(b.layout, mod); err != nil {
+	if g, err = openMapSet(b.layout, mod); err != nil {
 		return nil, nil, err
 	}
 	return g, g.Close, nil
@@ -97,18 +97,18 @@ func (b *Bound) opened(module, id string) (g *generation, done func(), err error
 // CreateChain links, verifies and pins a chain: see Dataplane.CreateChain.
 func (b *Bound) CreateChain(spec chain.Spec) error { return b.Dataplane.CreateChain(spec, b.modules) }
 
-// sample returns a generation for checks and measurements of a module, filled, with maps that nothing else has: to fill
+// sample returns a map set for checks and measurements of a module, filled, with maps that nothing else has: to fill
 // maps that are carried over or shared would change what runs, and a check must not.
-func (b *Bound) sample(module string) (*generation, error) {
+func (b *Bound) sample(module string) (*mapSet, error) {
 	if g := b.samples[module]; g != nil {
 		return g, nil
 	}
 	mod := b.modules[module]
-	g, err := newGeneration(mod, nil, nil)
+	g, err := newMapSet(mod, nil, nil)
 	if err != nil {
 		return nil, err
 	}
-	if err := g.checkTable(); err != nil && !b.HasGeneration(module, mod.ID) {
+	if err := g.checkTable(); err != nil && !b.HasMapSet(module, mod.ID) {
 		g.Close()
 		return nil, err
 	}

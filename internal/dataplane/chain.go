@@ -42,7 +42,7 @@ func (c *linkedChain) Close() {
 }
 
 // loadChain links and loads a chain. It is not pinned or attached.
-func loadChain(spec chain.Spec, members []*generation) (*linkedChain, error) {
+func loadChain(spec chain.Spec, members []*mapSet) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err

@@ -18,7 +18,7 @@ import (
 // and removes what they rule out, but leaves the reads in place. The linker puts the values there instead.
 
 // fold replaces reads of constants, those of the chain or of a module.
-func (l *linker) fold(code asm.Instructions, g *generation) (asm.Instructions, error) {
+func (l *linker) fold(code asm.Instructions, g *mapSet) (asm.Instructions, error) {
 	var failed error
 	known := map[string][]byte{}
 	out := optimize.Fold(code, func(section string) []byte {
@@ -36,7 +36,7 @@ func (l *linker) fold(code asm.Instructions, g *generation) (asm.Instructions, e
 }
 
 // constants are the contents of a section.
-func (l *linker) constants(section string, g *generation) (data []byte, err error) {
+func (l *linker) constants(section string, g *mapSet) (data []byte, err error) {
 	if g == nil {
 		return l.chainConstants(section)
 	}

@@ -19,7 +19,7 @@ import (
 
 // A chain counts packets at its head, and those that a module does not leave to the next one. What each module has seen
 // follows from these. The counts of a chain that is removed are added to what its modules keep (retiredMap), in all of
-// their generations, until they are removed themselves.
+// their map sets, until they are removed themselves.
 const (
 	countsMap  = "kerb_counts"
 	retiredMap = "kerb_kept"
@@ -171,7 +171,7 @@ func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
 	return uint32(slices.Index(retiredSides, side)*len(retiredDirections) + slices.Index(retiredDirections, dir))
 }
 
-// countReader reads counts and dropped packets. One that removes a chain, or completes a generation, excludes those
+// countReader reads counts and dropped packets. One that removes a chain, or completes a map set, excludes those
 // that read.
 type countReader struct {
 	mu   sync.Mutex
@@ -351,7 +351,7 @@ type retiredKey struct {
 	id     ebpf.MapID
 }
 
-// retiredMaps opens what modules keep. Generations of a module share it.
+// retiredMaps opens what modules keep. Map sets of a module share it.
 func (d *Dataplane) retiredMaps() (map[retiredKey]*ebpf.Map, error) {
 	out := map[retiredKey]*ebpf.Map{}
 	pins, err := filepath.Glob(filepath.Join(d.layout.modules(), "*", "*", retiredMap))
@@ -409,7 +409,7 @@ func (d *Dataplane) removeCounted(dir string) error {
 	return removePins(dir)
 }
 
-// retire adds the counts of a chain that is about to be removed to those of its members' generations, so that counters
+// retire adds the counts of a chain that is about to be removed to those of its members' map sets, so that counters
 // of modules never decrease. The id of the map makes that idempotent: an agent that is killed behind it adds nothing
 // twice.
 func (d *Dataplane) retire(dir string) error {
@@ -429,7 +429,7 @@ func (d *Dataplane) retire(dir string) error {
 		return err
 	}
 	for i, m := range c.spec.Members {
-		pin := filepath.Join(d.layout.generation(m.Name, m.ID), retiredMap)
+		pin := filepath.Join(d.layout.mapSet(m.Name, m.ID), retiredMap)
 		if err := addTo(pin, retiredIndex(c.spec.Side, c.spec.Direction), uint64(c.mid), stats.Members[i]); err != nil {
 			return err
 		}

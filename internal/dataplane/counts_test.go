@@ -116,7 +116,7 @@ func TestOutcomesOfSplitChain(t *testing.T) {
 	for _, s := range sides {
 		l := load(t, s.side, s.dir, testModule(t, "pass", "first", nil), testModule(t, "pass", "second", nil),
 			testModule(t, "pass", "third", nil))
-		linker, err := newLinker(l.chain.spec, l.generations)
+		linker, err := newLinker(l.chain.spec, l.mapSets)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -166,7 +166,7 @@ func (w *world) sendThrough(t *testing.T, spec chain.Spec, packets int) {
 	}
 }
 
-// make creates the generations and the chain of modules.
+// make creates the map sets and the chain of modules.
 func (w *world) make(t *testing.T, from map[string]string, mods ...Module) chain.Spec {
 	t.Helper()
 	spec := chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress}
@@ -234,11 +234,11 @@ func TestCountsOutliveChains(t *testing.T) {
 	w.Dataplane = again
 	want(3, 4, 7)
 	remove(other)
-	if err := w.RemoveGeneration("dropper", first.ID); err != nil {
+	if err := w.RemoveMapSet("dropper", first.ID); err != nil {
 		t.Fatal(err)
 	}
 	want(3, 4, 7)
-	if err := w.RemoveGeneration("dropper", second.ID); err != nil {
+	if err := w.RemoveMapSet("dropper", second.ID); err != nil {
 		t.Fatal(err)
 	}
 	want(0, 0, 7)

@@ -98,16 +98,16 @@ func checkBPFFS(root string) error {
 
 // Observe reads the state.
 func (d *Dataplane) Observe() (chain.State, error) {
-	s := chain.State{Generations: map[string][]string{}}
+	s := chain.State{MapSets: map[string][]string{}}
 	modules, _ := os.ReadDir(d.layout.modules())
 	for _, m := range modules {
-		generations, _ := os.ReadDir(d.layout.module(m.Name()))
-		for _, g := range generations {
-			s.Generations[m.Name()] = append(s.Generations[m.Name()], g.Name())
+		mapSets, _ := os.ReadDir(d.layout.module(m.Name()))
+		for _, g := range mapSets {
+			s.MapSets[m.Name()] = append(s.MapSets[m.Name()], g.Name())
 		}
 	}
 	var err error
-	if s.Values, err = d.readValues(s.Generations); err != nil {
+	if s.Values, err = d.readValues(s.MapSets); err != nil {
 		return s, err
 	}
 	if s.Chains, err = readChains(d.layout); err != nil {
@@ -117,15 +117,15 @@ func (d *Dataplane) Observe() (chain.State, error) {
 	return s, err
 }
 
-// HasGeneration reports whether the maps of a generation are pinned.
-func (d *Dataplane) HasGeneration(name, id string) bool {
-	_, err := os.Stat(d.layout.generation(name, id))
+// HasMapSet reports whether the maps of a map set are pinned.
+func (d *Dataplane) HasMapSet(name, id string) bool {
+	_, err := os.Stat(d.layout.mapSet(name, id))
 	return err == nil
 }
 
-// RemoveGeneration drops the maps of a generation, as far as no other uses them.
-func (d *Dataplane) RemoveGeneration(name, id string) error {
-	if err := removePins(d.layout.generation(name, id)); err != nil {
+// RemoveMapSet drops the maps of a map set, as far as no other uses them.
+func (d *Dataplane) RemoveMapSet(name, id string) error {
+	if err := removePins(d.layout.mapSet(name, id)); err != nil {
 		return err
 	}
 	_ = os.Remove(d.layout.module(name)) // only if it is empty now
@@ -138,7 +138,7 @@ func (d *Dataplane) HasChain(spec chain.Spec) bool {
 	return err == nil
 }
 
-// CreateChain links, verifies and pins a chain of generations that exist. One that exists already is left as it is.
+// CreateChain links, verifies and pins a chain of map sets that exist. One that exists already is left as it is.
 func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) error {
 	if d.HasChain(spec) {
 		return nil
@@ -162,9 +162,9 @@ func (d *Dataplane) CreateChain(spec chain.Spec, modules map[string]Module) erro
 	return c.pin(d.layout)
 }
 
-// openMembers opens the generations of a chain. The caller closes those that it gets, even with an error.
-func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*generation, error) {
-	var members []*generation
+// openMembers opens the map sets of a chain. The caller closes those that it gets, even with an error.
+func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*mapSet, error) {
+	var members []*mapSet
 	for _, m := range spec.Members {
 		g, err := d.openComplete(modules[m.Name])
 		if g != nil {
@@ -177,18 +177,18 @@ func (d *Dataplane) openMembers(spec chain.Spec, modules map[string]Module) ([]*
 	return members, nil
 }
 
-// openComplete opens a generation and adds what it lacks, one at a time, as chains are created at once.
-func (d *Dataplane) openComplete(mod Module) (*generation, error) {
+// openComplete opens a map set and adds what it lacks, one at a time, as chains are created at once.
+func (d *Dataplane) openComplete(mod Module) (*mapSet, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
-	g, err := openGeneration(d.layout, mod)
+	g, err := openMapSet(d.layout, mod)
 	if err != nil {
 		return nil, err
 	}
 	return g, g.completeCounters(d.layout)
 }
 
-func closeMembers(members []*generation) {
+func closeMembers(members []*mapSet) {
 	for _, g := range members {
 		g.Close()
 	}
@@ -231,9 +231,9 @@ func (d *Dataplane) AttachPinned(p chain.Point, c chain.Pinned) error {
 // Detach takes Kerb's chain from a point.
 func (d *Dataplane) Detach(p chain.Point) error { return d.detach(p) }
 
-// Maps opens the maps of a generation, for its control plane. The caller closes them.
+// Maps opens the maps of a map set, for its control plane. The caller closes them.
 func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
-	g, err := openGeneration(d.layout, Module{Name: name, ID: id})
+	g, err := openMapSet(d.layout, Module{Name: name, ID: id})
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +246,7 @@ func (d *Dataplane) Maps(name, id string) (sdk.Maps, error) {
 	return out, nil
 }
 
-// Holds reports whether maps are those of a pinned generation. If pins were lost, another one is made in its place,
+// Holds reports whether maps are those of a pinned map set. If pins were lost, another one is made in its place,
 // with new maps.
 func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 	if len(open) == 0 {
@@ -256,7 +256,7 @@ func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 	if open[sdk.TunablesMap] != nil {
 		one = sdk.TunablesMap // never one that was carried over
 	}
-	pinned, err1 := pinnedID(filepath.Join(d.layout.generation(name, id), one))
+	pinned, err1 := pinnedID(filepath.Join(d.layout.mapSet(name, id), one))
 	held, err2 := objectID(open[one].FD())
 	return err1 == nil && err2 == nil && pinned == held
 }
@@ -271,7 +271,7 @@ func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
 	return sumPerCPU(m)
 }
 
-// Memory is what the maps of a generation take, as the kernel accounts for them, in bytes. Maps that other generations
+// Memory is what the maps of a map set take, as the kernel accounts for them, in bytes. Maps that other map sets
 // use too are counted in each.
 func Memory(maps sdk.Maps) int64 {
 	var total int64

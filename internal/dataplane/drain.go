@@ -168,7 +168,7 @@ func (d *Dataplane) drainAll() error {
 	return errors.Join(errs...)
 }
 
-// leaving reports whether the maps of a generation are those of a module that lets go of its sockets.
+// leaving reports whether the maps of a map set are those of a module that lets go of its sockets.
 func leaving(maps map[string]*ebpf.Map) bool {
 	return (&sockets{maps: maps}).isOff()
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// The counters that every generation has alongside the module's own maps are retiredMap and those of drops: of all
+// The counters that every map set has alongside the module's own maps are retiredMap and those of drops: of all
 // packets, and by interface.
 const (
 	dropsMap        = "kerb_drops"
@@ -38,8 +38,8 @@ func counterSpecs() map[string]*ebpf.MapSpec {
 
 const noPrealloc = 1 // BPF_F_NO_PREALLOC
 
-// addCounters gives the generation the counters of the previous one, and new ones in place of those that it lacks.
-func (g *generation) addCounters(previous map[string]*ebpf.Map) (err error) {
+// addCounters gives the map set the counters of the previous one, and new ones in place of those that it lacks.
+func (g *mapSet) addCounters(previous map[string]*ebpf.Map) (err error) {
 	for name, spec := range counterSpecs() {
 		if old := previous[name]; old != nil {
 			g.maps[name], err = old.Clone()
@@ -53,8 +53,8 @@ func (g *generation) addCounters(previous map[string]*ebpf.Map) (err error) {
 	return nil
 }
 
-// completeCounters adds the counters that a pinned generation lacks, because an older agent made it.
-func (g *generation) completeCounters(l layout) (err error) {
+// completeCounters adds the counters that a pinned map set lacks, because an older agent made it.
+func (g *mapSet) completeCounters(l layout) (err error) {
 	if g.Sockets {
 		return nil
 	}
@@ -65,14 +65,14 @@ func (g *generation) completeCounters(l layout) (err error) {
 		if g.maps[name], err = ebpf.NewMap(counterSpecs()[name]); err != nil {
 			return err
 		}
-		if err := pinCopy(g.maps[name], filepath.Join(l.generation(g.Name, g.ID), name)); err != nil {
+		if err := pinCopy(g.maps[name], filepath.Join(l.mapSet(g.Name, g.ID), name)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// Drops returns the packets that a generation's module dropped, by reason, summed over the CPUs.
+// Drops returns the packets that a map set's module dropped, by reason, summed over the CPUs.
 func Drops(maps sdk.Maps) ([]uint64, error) { return sumPerCPU(maps[dropsMap]) }
 
 // DropKey is an interface and a reason: struct kerb_drop_key.
@@ -80,11 +80,11 @@ type DropKey struct {
 	Ifindex, Reason uint32
 }
 
-// IfindexDrops returns the packets that a generation's module dropped, by interface and reason, summed over the CPUs.
+// IfindexDrops returns the packets that a map set's module dropped, by interface and reason, summed over the CPUs.
 func IfindexDrops(maps sdk.Maps) (map[DropKey]uint64, error) {
 	out := map[DropKey]uint64{}
 	m := maps[ifindexDropsMap]
-	if m == nil { // of a generation that an older agent made
+	if m == nil { // of a map set that an older agent made
 		return out, nil
 	}
 	var key DropKey

@@ -77,14 +77,14 @@ func TestIfindexDropsAreBounded(t *testing.T) {
 	wantDrops(t, m, 2, 1)
 }
 
-// A generation that an older agent pinned has no drops by interface: the chain that links it adds them.
-func TestIfindexDropsOfOlderGeneration(t *testing.T) {
+// A map set that an older agent pinned has no drops by interface: the chain that links it adds them.
+func TestIfindexDropsOfOlderMapSet(t *testing.T) {
 	w := newWorld(t, Options{})
 	m := testModule(t, "drop", "dropper", map[string]any{"port": 53})
 	if err := create(w.Dataplane, m, ""); err != nil {
 		t.Fatal(err)
 	}
-	pin := filepath.Join(w.layout.generation(m.Name, m.ID), ifindexDropsMap)
+	pin := filepath.Join(w.layout.mapSet(m.Name, m.ID), ifindexDropsMap)
 	if err := os.Remove(pin); err != nil {
 		t.Fatal(err)
 	}
@@ -104,8 +104,8 @@ func TestIfindexDropsOfOlderGeneration(t *testing.T) {
 	}
 }
 
-// Chains that are created at once complete such a generation together: both use the same maps.
-func TestOlderGenerationIsCompletedOnce(t *testing.T) {
+// Chains that are created at once complete such a map set together: both use the same maps.
+func TestOlderMapSetIsCompletedOnce(t *testing.T) {
 	w := newWorld(t, Options{})
 	var mods []Module
 	byName := map[string]Module{}
@@ -115,7 +115,7 @@ func TestOlderGenerationIsCompletedOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		for _, name := range []string{ifindexDropsMap, retiredMap} {
-			if err := os.Remove(filepath.Join(w.layout.generation(m.Name, m.ID), name)); err != nil {
+			if err := os.Remove(filepath.Join(w.layout.mapSet(m.Name, m.ID), name)); err != nil {
 				t.Fatal(err)
 			}
 		}

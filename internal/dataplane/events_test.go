@@ -22,13 +22,13 @@ func ringModule(size uint32) Module {
 	}}
 }
 
-func ringGeneration(t *testing.T, size uint32, previous map[string]*ebpf.Map) *generation {
+func ringMapSet(t *testing.T, size uint32, previous map[string]*ebpf.Map) *mapSet {
 	t.Helper()
 	needsRoot(t)
 	if err := rlimit.RemoveMemlock(); err != nil {
 		t.Fatal(err)
 	}
-	g, err := newGeneration(ringModule(size), previous, nil)
+	g, err := newMapSet(ringModule(size), previous, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,15 +46,15 @@ func mapID(t *testing.T, m *ebpf.Map) ebpf.MapID {
 	return id
 }
 
-// The next generation continues with the ring and its counters; one of another size begins with an empty ring.
+// The next map set continues with the ring and its counters; one of another size begins with an empty ring.
 func TestRingIsCarriedOver(t *testing.T) {
 	page := uint32(os.Getpagesize())
-	first := ringGeneration(t, page, nil)
-	second := ringGeneration(t, page, first.maps)
-	larger := ringGeneration(t, 2*page, second.maps)
+	first := ringMapSet(t, page, nil)
+	second := ringMapSet(t, page, first.maps)
+	larger := ringMapSet(t, 2*page, second.maps)
 	for _, name := range []string{"ring", eventsMap} {
 		if mapID(t, first.maps[name]) != mapID(t, second.maps[name]) {
-			t.Errorf("the next generation has another %s", name)
+			t.Errorf("the next map set has another %s", name)
 		}
 	}
 	if mapID(t, larger.maps["ring"]) == mapID(t, second.maps["ring"]) || larger.maps["ring"].MaxEntries() != 2*page {
@@ -67,13 +67,13 @@ func TestRingIsCarriedOver(t *testing.T) {
 
 // A ring for smaller pages than the machine's becomes a page, and is carried over all the same.
 func TestRingHasWholePages(t *testing.T) {
-	first := ringGeneration(t, uint32(os.Getpagesize())/2, nil)
+	first := ringMapSet(t, uint32(os.Getpagesize())/2, nil)
 	if n := first.maps["ring"].MaxEntries(); n != uint32(os.Getpagesize()) {
 		t.Errorf("%d bytes", n)
 	}
-	second := ringGeneration(t, uint32(os.Getpagesize())/2, first.maps)
+	second := ringMapSet(t, uint32(os.Getpagesize())/2, first.maps)
 	if mapID(t, first.maps["ring"]) != mapID(t, second.maps["ring"]) {
-		t.Error("the next generation has another ring")
+		t.Error("the next map set has another ring")
 	}
 }
 

@@ -118,7 +118,7 @@ func callersOf(code asm.Instructions, call func(*asm.Instruction) bool) map[stri
 }
 
 // fence redirects calls of global functions that move packet data to functions that it returns.
-func (l *linker) fence(code asm.Instructions, entry string, g *generation) (out asm.Instructions) {
+func (l *linker) fence(code asm.Instructions, entry string, g *mapSet) (out asm.Instructions) {
 	if g == nil || g.BuiltIn {
 		return nil
 	}

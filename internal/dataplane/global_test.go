@@ -77,7 +77,7 @@ func TestFencedFunctions(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	for _, ins := range new(linker).fence(spec.Programs["kerb_ingress"].Instructions, "kerb_ingress", new(generation)) {
+	for _, ins := range new(linker).fence(spec.Programs["kerb_ingress"].Instructions, "kerb_ingress", new(mapSet)) {
 		if name := ins.Symbol(); name != "" {
 			got = append(got, name)
 		}

@@ -26,9 +26,9 @@ func needsRoot(tb testing.TB) {
 	}
 }
 
-// create makes a generation of a module in a change of its own.
+// create makes a map set of a module in a change of its own.
 func create(d *Dataplane, m Module, from string) error {
 	b := d.Bind(map[string]Module{m.Name: m})
 	defer b.Close()
-	return b.CreateGeneration(m.Name, m.ID, m.Values, from)
+	return b.CreateMapSet(m.Name, m.ID, m.Values, from)
 }

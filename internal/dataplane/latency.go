@@ -131,7 +131,7 @@ func (l *linker) stamp(position int32) asm.Instructions {
 }
 
 // linkTimed links the timed copy of a chain and puts it into the chain's table. It returns the map of latencies.
-func linkTimed(plain *linkedChain, members []*generation, parts int, pin func(*ebpf.Map) error) (*ebpf.Map, error) {
+func linkTimed(plain *linkedChain, members []*mapSet, parts int, pin func(*ebpf.Map) error) (*ebpf.Map, error) {
 	l, err := newLinker(plain.spec, members)
 	if err != nil {
 		return nil, err

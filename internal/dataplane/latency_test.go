@@ -137,7 +137,7 @@ func TestLatencyAfterTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer trace.Close()
-	c, err := trace.link(l.chain.spec, l.generations, 1, l.chain)
+	c, err := trace.link(l.chain.spec, l.mapSets, 1, l.chain)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -13,9 +13,9 @@ import (
 
 // layout is the one place that knows the pins' names. bpffs refuses dots in names.
 //
-//	<root>/modules/<module>/<generation>/<map>     every map that the generation uses, carried-over ones included
+//	<root>/modules/<module>/<map set>/<map>     every map that the map set uses, carried-over ones included
 //	<root>/chains/<side>_<direction>_<id>/prog0... the linked programs; prog0 is the entry
-//	                                     /m00_<generation>_<module>   members in order, each the module's drop counters
+//	                                     /m00_<map set>_<module>   members in order, each the module's drop counters
 //	                                     /counts                      packets and verdicts of the modules
 //	                                     /samples, /latency           tail-call table of the timed copy; what it has measured
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
@@ -35,7 +35,7 @@ func (l layout) traces() string  { return filepath.Join(l.root, "traces") }
 func (l layout) shared() string  { return filepath.Join(l.root, "shared") }
 
 func (l layout) module(name string) string { return filepath.Join(l.modules(), name) }
-func (l layout) generation(name, id string) string {
+func (l layout) mapSet(name, id string) string {
 	return filepath.Join(l.module(name), id)
 }
 

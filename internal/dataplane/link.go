@@ -38,7 +38,7 @@ type linker struct {
 	maps   map[string]*ebpf.Map // of chain.bpf.c
 	// of the program that is being linked (kinds.go)
 	facts   map[string][]optimize.Fact
-	members []*generation
+	members []*mapSet
 	traced  int32 // number of the chain in a trace, 0 for none
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
@@ -53,7 +53,7 @@ type linker struct {
 	background               bool         // no change waits for it
 }
 
-func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
+func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
 	frags := spec.Side == chain.OnXDP && len(members) > 0 && haveXDPFrags()
 	for _, g := range members {
 		frags = frags && g.Frags
@@ -64,7 +64,7 @@ func newLinker(spec chain.Spec, members []*generation) (*linker, error) {
 // newLinkerFor prepares to link a chain of members, in the order in which packets meet them. frags takes the head for
 // XDP programs that accept packets in several buffers (Linux 5.18). Offsets in struct kerb_pkt come from the BTF of
 // the head, not from a copy of the layout in Go.
-func newLinkerFor(spec chain.Spec, members []*generation, frags bool) (*linker, error) {
+func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, error) {
 	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: frags}
 	name := string(spec.Side.Hook())
 	if l.frags {
@@ -231,7 +231,7 @@ func checkLicense(license string) error {
 
 // function returns an entry with all functions it needs, renamed to prefix (the entry) and prefix__name (the others),
 // with its maps put in.
-func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *generation) (asm.Instructions, error) {
+func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *mapSet) (asm.Instructions, error) {
 	prog := spec.Programs[entry]
 	if prog == nil {
 		return nil, fmt.Errorf("function %s is missing", entry)
@@ -286,7 +286,7 @@ func (l *linker) function(spec *ebpf.CollectionSpec, entry, prefix string, g *ge
 }
 
 // mapOf returns the map of a member that an instruction names, or of the chain itself if g is nil.
-func (l *linker) mapOf(name string, g *generation) (*ebpf.Map, error) {
+func (l *linker) mapOf(name string, g *mapSet) (*ebpf.Map, error) {
 	m := l.maps[name]
 	if g != nil {
 		m = g.maps[mapPin(l.spec.Side.Hook(), name)]

@@ -14,15 +14,15 @@ import (
 
 // Loaded is a chain that is in the kernel, but neither pinned nor attached: for test runs and checks.
 type Loaded struct {
-	Program     *ebpf.Program
-	Parts       int                 // programs that the chain is split into
-	Maps        map[string]sdk.Maps // by module
-	Outcomes    *ebpf.Map           // packets by parse outcome, per CPU
-	chain       *linkedChain
-	latency     *ebpf.Map // nil: no timed copy
-	uncounted   bool
-	generations []*generation
-	relinked    []*linkedChain
+	Program   *ebpf.Program
+	Parts     int                 // programs that the chain is split into
+	Maps      map[string]sdk.Maps // by module
+	Outcomes  *ebpf.Map           // packets by parse outcome, per CPU
+	chain     *linkedChain
+	latency   *ebpf.Map // nil: no timed copy
+	uncounted bool
+	mapSets   []*mapSet
+	relinked  []*linkedChain
 }
 
 // Load creates the maps of the modules, fills them, and links the modules in the given order.
@@ -41,12 +41,12 @@ func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules [
 	out := &Loaded{Maps: map[string]sdk.Maps{}, uncounted: uncounted}
 	spec := chain.Spec{Side: side, Direction: dir}
 	for _, mod := range modules {
-		g, err := newGeneration(mod, nil, nil)
+		g, err := newMapSet(mod, nil, nil)
 		if err != nil {
 			out.Close()
 			return nil, err
 		}
-		out.generations = append(out.generations, g)
+		out.mapSets = append(out.mapSets, g)
 		out.Maps[mod.Name] = g.sdkMaps()
 		spec.Members = append(spec.Members, chain.Member{Name: mod.Name, ID: mod.ID, FailClosed: mod.FailClosed})
 	}
@@ -59,7 +59,7 @@ func loadModules(side chain.Side, dir chain.Direction, uncounted bool, modules [
 	return out, nil
 }
 
-// Relink links the same generations again, for example in another order or for another side.
+// Relink links the same map sets again, for example in another order or for another side.
 func (l *Loaded) Relink(spec chain.Spec) (*ebpf.Program, error) {
 	c, err := l.link(spec)
 	if err != nil {
@@ -117,7 +117,7 @@ func (l *Loaded) Time() (err error) {
 	if l.chain.samples == nil {
 		return nil
 	}
-	l.latency, err = linkTimed(l.chain, l.generations, l.Parts, func(*ebpf.Map) error { return nil })
+	l.latency, err = linkTimed(l.chain, l.mapSets, l.Parts, func(*ebpf.Map) error { return nil })
 	return err
 }
 
@@ -141,10 +141,10 @@ func (l *Loaded) Trace(t *Trace, spec chain.Spec) (*ebpf.Program, error) {
 
 // members returns the map sets of the chain's members in the order of the chain. A member without a loaded map set is
 // an error.
-func (l *Loaded) members(spec chain.Spec) ([]*generation, error) {
-	members := make([]*generation, len(spec.Members))
+func (l *Loaded) members(spec chain.Spec) ([]*mapSet, error) {
+	members := make([]*mapSet, len(spec.Members))
 	for i, m := range spec.Members {
-		for _, g := range l.generations {
+		for _, g := range l.mapSets {
 			if g.Name == m.Name {
 				members[i] = g
 			}
@@ -158,7 +158,7 @@ func (l *Loaded) members(spec chain.Spec) ([]*generation, error) {
 
 // SetValues gives a module of the chain other values, without a new program: see Bound.SetValues.
 func (l *Loaded) SetValues(mod Module) error {
-	for _, g := range l.generations {
+	for _, g := range l.mapSets {
 		if g.Name == mod.Name {
 			g.Module = mod
 			return g.setValues(mod.Values, awaitPackets)
@@ -183,7 +183,7 @@ func (l *Loaded) Close() {
 	for _, c := range l.relinked {
 		c.Close()
 	}
-	for _, g := range l.generations {
+	for _, g := range l.mapSets {
 		g.Close()
 	}
 }

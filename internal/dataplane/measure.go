@@ -42,10 +42,10 @@ func (m *Meter) Close() {
 	m.references = nil
 }
 
-// measure runs representative packets through a generation alone, on the hooks given, in every direction that the
+// measure runs representative packets through a map set alone, on the hooks given, in every direction that the
 // module has and that its settings do not call idle. The packets are real to the module, but reach no receiver. One
 // that a module rewrites stays rewritten for the next run. They leave their traces in the maps of g.
-func (m *Meter) measure(g *generation, hooks []chain.Hook, background bool) (chain.Cost, error) {
+func (m *Meter) measure(g *mapSet, hooks []chain.Hook, background bool) (chain.Cost, error) {
 	targets, err := targetsOf(g.Module, hooks)
 	if err != nil {
 		return chain.Cost{}, fmt.Errorf("%w: %w", chain.ErrNotMeasured, err)
@@ -108,7 +108,7 @@ func (m *Meter) reference(r reference) (*linkedChain, error) {
 
 // loadAlone loads a chain of one module for each target, on all CPUs, or on one if no change waits for it. The caller
 // closes those that it gets, even with an error.
-func loadAlone(g *generation, targets []target, background bool) ([]*linkedChain, error) {
+func loadAlone(g *mapSet, targets []target, background bool) ([]*linkedChain, error) {
 	chains := make([]*linkedChain, len(targets))
 	var work errgroup.Group
 	work.SetLimit(runtime.NumCPU())
@@ -119,7 +119,7 @@ func loadAlone(g *generation, targets []target, background bool) ([]*linkedChain
 		work.Go(func() error {
 			spec := chain.Spec{Side: t.side, Direction: t.dir,
 				Members: []chain.Member{{Name: g.Name, ID: g.ID, FailClosed: g.FailClosed}}}
-			l, err := newLinker(spec, []*generation{g})
+			l, err := newLinker(spec, []*mapSet{g})
 			if err != nil {
 				return err
 			}

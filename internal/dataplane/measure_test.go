@@ -115,7 +115,7 @@ func TestSharedMaps(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"a", "b"} {
-		if err := b.CreateGeneration(name, "", "", ""); err != nil {
+		if err := b.CreateMapSet(name, "", "", ""); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -14,18 +14,18 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Rules for the contents of a state map that differs from the running generation's. Without a rule, a map that differs
+// Rules for the contents of a state map that differs from the running map set's. Without a rule, a map that differs
 // in size only is copied and any other begins empty.
 const (
 	MigrateDiscard = "discard" // the map begins empty
 	MigrateExtend  = "extend"  // entries are copied; values are cut or filled up with zeros at the end
-	MigrateControl = "control" // Fill gets the running generation's map, under the name previous.<map>
+	MigrateControl = "control" // Fill gets the running map set's map, under the name previous.<map>
 )
 
 // previousPrefix begins the names of maps that Fill gets for MigrateControl. No map of an object is called so.
 const previousPrefix = "previous."
 
-// MigrationError says that a new generation cannot take over the contents of a map.
+// MigrationError says that a new map set cannot take over the contents of a map.
 type MigrationError struct {
 	Map    string
 	Reason string
@@ -35,14 +35,14 @@ func (e *MigrationError) Error() string {
 	return fmt.Sprintf("the contents of map %s cannot be taken over: %s", e.Map, e.Reason)
 }
 
-// mapCopy is a map of the running generation whose contents go into the new one of the same name.
+// mapCopy is a map of the running map set whose contents go into the new one of the same name.
 type mapCopy struct {
 	name string
 	from *ebpf.Map
 }
 
 // takeOver decides about a map of the running version: it is kept (same), its entries are copied, or neither.
-func (g *generation) takeOver(name string, spec *ebpf.MapSpec, from *ebpf.Map) (same, copied bool, err error) {
+func (g *mapSet) takeOver(name string, spec *ebpf.MapSpec, from *ebpf.Map) (same, copied bool, err error) {
 	diff, rule := compareLayout(spec, from), g.Migrate[name]
 	switch {
 	case diff == sameLayout:
@@ -73,8 +73,8 @@ func extendable(name string, spec *ebpf.MapSpec, from *ebpf.Map) error {
 var copyable = []ebpf.MapType{ebpf.Array, ebpf.Hash, ebpf.LRUHash, ebpf.LPMTrie, ebpf.PerCPUArray, ebpf.PerCPUHash,
 	ebpf.LRUCPUHash}
 
-// fillMaps are the maps for Fill: the generation's own, and those of the running one that it is to move itself.
-func (g *generation) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
+// fillMaps are the maps for Fill: the map set's own, and those of the running one that it is to move itself.
+func (g *mapSet) fillMaps(previous map[string]*ebpf.Map) sdk.Maps {
 	out := g.sdkMaps()
 	for name, rule := range g.Migrate {
 		old := previous[name]

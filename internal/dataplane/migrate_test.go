@@ -34,21 +34,21 @@ func withState(t *testing.T, rule string, state ebpf.MapSpec) Module {
 	return m
 }
 
-// upgrade makes a generation from another's maps.
-func upgrade(t *testing.T, m Module, from *generation) (*generation, error) {
+// upgrade makes a map set from another's maps.
+func upgrade(t *testing.T, m Module, from *mapSet) (*mapSet, error) {
 	t.Helper()
 	var previous map[string]*ebpf.Map
 	if from != nil {
 		previous = from.maps
 	}
-	g, err := newGeneration(m, previous, nil)
+	g, err := newMapSet(m, previous, nil)
 	if err == nil {
 		t.Cleanup(g.Close)
 	}
 	return g, err
 }
 
-func mustUpgrade(t *testing.T, m Module, from *generation) *generation {
+func mustUpgrade(t *testing.T, m Module, from *mapSet) *mapSet {
 	t.Helper()
 	g, err := upgrade(t, m, from)
 	if err != nil {
@@ -203,7 +203,7 @@ func TestMigrateControl(t *testing.T) {
 			t.Errorf("%v: Fill was offered %v", sizes, offered)
 		}
 		if next.maps["previous.state"] != nil || next.sdkMaps()["previous.state"] != nil {
-			t.Error("the old map is among those of the generation")
+			t.Error("the old map is among those of the map set")
 		}
 		offered = nil
 		mustUpgrade(t, m, next) // the same layout: there is nothing to move

@@ -215,7 +215,7 @@ func TestDeferredRedirectCostsOthersNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		linker, err := newLinker(l.chain.spec, l.generations)
+		linker, err := newLinker(l.chain.spec, l.mapSets)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -46,7 +46,7 @@ func (mod *Module) fitSets(spec *ebpf.CollectionSpec) {
 
 // checkTable refuses programs that would not find elements in sdk.SetTableMap. Those that run since before there was
 // one keep running: see formerPrograms.
-func (g *generation) checkTable() error {
+func (g *mapSet) checkTable() error {
 	if len(g.Settings.Sets) > 0 && g.maps[sdk.SetElementsMap] != nil && g.maps[sdk.SetTableMap] == nil {
 		return fmt.Errorf("module %s: the data plane was compiled with the kerb/set.h of an earlier Kerb, which does not "+
 			"find IPv4 addresses and ports: compile it again", g.Name)
@@ -54,7 +54,7 @@ func (g *generation) checkTable() error {
 	return nil
 }
 
-// formerPrograms reports whether a pinned generation has the node's sdk.SetElementsMap without its sdk.SetTableMap, or
+// formerPrograms reports whether a pinned map set has the node's sdk.SetElementsMap without its sdk.SetTableMap, or
 // may have: its programs were compiled before there was a table, or an earlier agent gave them a table of their own.
 func (d *Dataplane) formerPrograms() bool {
 	id := func(dir, name string) uint32 { // 0: none
@@ -71,12 +71,12 @@ func (d *Dataplane) formerPrograms() bool {
 		return !errors.Is(err, os.ErrNotExist)
 	}
 	for _, m := range modules {
-		generations, err := os.ReadDir(d.layout.module(m.Name()))
+		mapSets, err := os.ReadDir(d.layout.module(m.Name()))
 		if err != nil {
 			return true
 		}
-		for _, g := range generations {
-			dir := d.layout.generation(m.Name(), g.Name())
+		for _, g := range mapSets {
+			dir := d.layout.mapSet(m.Name(), g.Name())
 			has := id(dir, sdk.SetElementsMap)
 			if has == unknownID || has != 0 && has == elements && id(dir, sdk.SetTableMap) != table {
 				return true

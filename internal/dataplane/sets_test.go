@@ -66,7 +66,7 @@ func TestModuleWithoutTable(t *testing.T) {
 	}
 }
 
-// pinFormer pins a generation as an earlier agent has, and links its chain.
+// pinFormer pins a map set as an earlier agent has, and links its chain.
 func (w *world) pinFormer(t *testing.T, mod Module) *ebpf.Program {
 	t.Helper()
 	shared, err := openMaps(w.layout.shared())
@@ -74,7 +74,7 @@ func (w *world) pinFormer(t *testing.T, mod Module) *ebpf.Program {
 		t.Fatal(err)
 	}
 	defer closeAll(shared)
-	g, err := newGeneration(mod, nil, shared)
+	g, err := newMapSet(mod, nil, shared)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -133,7 +133,7 @@ func TestProgramWithoutTable(t *testing.T) {
 	if err := s.Replace(id, 9, Elements{}, nil); err != nil || s.all[id].Kind != sdk.SetKindExact {
 		t.Errorf("for a program with a table of its own the set is %+v, %v", s.all[id], err)
 	}
-	if err := w.RemoveGeneration(mod.Name, mod.ID); err != nil {
+	if err := w.RemoveMapSet(mod.Name, mod.ID); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Replace(id, 11, Elements{List: []netip.Prefix{from}}, nil); err != nil {
@@ -144,7 +144,7 @@ func TestProgramWithoutTable(t *testing.T) {
 	}
 }
 
-// privateTable gives a generation a table of its own, as an agent that does not share it.
+// privateTable gives a map set a table of its own, as an agent that does not share it.
 func (w *world) privateTable(t *testing.T, mod Module) {
 	t.Helper()
 	m, err := ebpf.NewMap(setSpecs()[sdk.SetTableMap])
@@ -152,7 +152,7 @@ func (w *world) privateTable(t *testing.T, mod Module) {
 		t.Fatal(err)
 	}
 	defer m.Close()
-	if err := pinCopy(m, filepath.Join(w.layout.generation(mod.Name, mod.ID), sdk.SetTableMap)); err != nil {
+	if err := pinCopy(m, filepath.Join(w.layout.mapSet(mod.Name, mod.ID), sdk.SetTableMap)); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -48,8 +48,8 @@ func (s *sockets) Close() {
 	closeAll(s.maps)
 }
 
-// loadSockets loads the programs on the maps of a generation.
-func loadSockets(g *generation) (*sockets, error) {
+// loadSockets loads the programs on the maps of a map set.
+func loadSockets(g *mapSet) (*sockets, error) {
 	spec, err := g.Spec(chain.Sockets)
 	if err != nil {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
@@ -62,9 +62,9 @@ func loadSockets(g *generation) (*sockets, error) {
 	return s, nil
 }
 
-// load loads the programs of a module on sockets, and clones the maps that outlive a generation: sockets, and what
+// load loads the programs of a module on sockets, and clones the maps that outlive a map set: sockets, and what
 // drains them.
-func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
+func (s *sockets) load(g *mapSet, spec *ebpf.CollectionSpec) error {
 	for name, prog := range spec.Programs {
 		if prog.Type == ebpf.SkMsg {
 			name = messagesPin
@@ -92,8 +92,8 @@ func (s *sockets) load(g *generation, spec *ebpf.CollectionSpec) error {
 	return nil
 }
 
-// loadOn loads a program on the maps of a generation.
-func loadOn(g *generation, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
+// loadOn loads a program on the maps of a map set.
+func loadOn(g *mapSet, prog *ebpf.ProgramSpec) (*ebpf.Program, error) {
 	for i := range prog.Instructions {
 		ins := &prog.Instructions[i]
 		if !ins.IsLoadFromMap() || ins.Reference() == "" {
@@ -164,7 +164,7 @@ func cgroupError(dir string, err error) error {
 }
 
 // createSockets loads and pins the programs of a module.
-func createSockets(g *generation, dir string, m chain.Member) error {
+func createSockets(g *mapSet, dir string, m chain.Member) error {
 	s, err := loadSockets(g)
 	if err != nil {
 		return err
@@ -228,7 +228,7 @@ func (d *Dataplane) attachSockets(p chain.Point, dir string) error {
 // LoadedSockets is a module on sockets that is in the kernel, but not pinned: for tests and checks of the kernel.
 type LoadedSockets struct {
 	Maps    sdk.Maps
-	gen     *generation
+	gen     *mapSet
 	sockets *sockets
 	links   []link.Link
 }
@@ -236,7 +236,7 @@ type LoadedSockets struct {
 // LoadSockets creates the maps of a module, fills them and loads its programs.
 func LoadSockets(mod Module) (*LoadedSockets, error) {
 	mod.Sockets = true
-	g, err := newGeneration(mod, nil, nil)
+	g, err := newMapSet(mod, nil, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -311,10 +311,10 @@ func openSockets(dir string) (*sockets, error) {
 	return s, nil
 }
 
-// newSockets reports whether a generation has to begin with empty maps: connections cannot move from one SOCKHASH to
+// newSockets reports whether a map set has to begin with empty maps: connections cannot move from one SOCKHASH to
 // another, what is known of them goes with them, and messages on those that are in one are seen by the program, and its
 // maps, that they came in with.
-func (g *generation) newSockets(previous map[string]*ebpf.Map) (bool, error) {
+func (g *mapSet) newSockets(previous map[string]*ebpf.Map) (bool, error) {
 	if !g.Sockets || previous == nil {
 		return false, nil
 	}

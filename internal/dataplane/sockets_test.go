@@ -273,7 +273,7 @@ func TestSocketsStayWithWhoDoesNotRead(t *testing.T) {
 			t.Fatal("the chain cannot be removed")
 		}
 	}
-	if err := w.RemoveGeneration(m.Name, m.ID); err != nil {
+	if err := w.RemoveMapSet(m.Name, m.ID); err != nil {
 		t.Fatal(err)
 	}
 	p.send(t, "plain")
@@ -353,7 +353,7 @@ func (w *socketsWorld) removeOthers(t *testing.T, m Module) {
 		if err := w.RemoveChain(c); err != nil {
 			t.Fatal(err)
 		}
-		if err := w.RemoveGeneration(m.Name, c.Spec.Members[0].ID); err != nil {
+		if err := w.RemoveMapSet(m.Name, c.Spec.Members[0].ID); err != nil {
 			t.Fatal(err)
 		}
 	}

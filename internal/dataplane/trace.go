@@ -204,7 +204,7 @@ func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module)
 
 // link links a chain that reports to the trace, in that many parts at least, with the counters of the plain one, if
 // any.
-func (t *Trace) link(spec chain.Spec, members []*generation, parts int, plain *linkedChain) (*linkedChain, error) {
+func (t *Trace) link(spec chain.Spec, members []*mapSet, parts int, plain *linkedChain) (*linkedChain, error) {
 	l, err := newLinker(spec, members)
 	if err != nil {
 		return nil, err

@@ -16,7 +16,7 @@ import (
 // Trial is a chain that runs, whose maps stay as long as the trial is open.
 type Trial struct {
 	spec    chain.Spec
-	running []*generation
+	running []*mapSet
 }
 
 // OpenTrial opens the maps of a chain that runs.
@@ -37,7 +37,7 @@ func (t *Trial) Close() { closeMembers(t.running) }
 // the node notice. The trace has what each module said, and is the caller's to close. Frames in other maps, such as
 // rings, are not there: the copy of a module that hands packets to programs finds none.
 func (t *Trial) Try(ifindex int, frame []byte) (*Trace, Tried, error) {
-	var members []*generation
+	var members []*mapSet
 	defer func() { closeMembers(members) }()
 	for _, g := range t.running {
 		c, err := g.copy()
@@ -110,8 +110,8 @@ func tryFrame(p *ebpf.Program, hook chain.Hook, ifindex int, frame []byte) (Trie
 }
 
 // copy makes maps of the same layout with the same entries. Constants are those of the module's settings.
-func (g *generation) copy() (*generation, error) {
-	c := &generation{g.Module, map[string]*ebpf.Map{}}
+func (g *mapSet) copy() (*mapSet, error) {
+	c := &mapSet{g.Module, map[string]*ebpf.Map{}}
 	if g.ID == UnavailableID {
 		return c, nil
 	}

@@ -30,7 +30,7 @@ const (
 	valuesHead = valuesIDs + 2*valuesID
 )
 
-// tunables is the map of a generation, mapped into memory.
+// tunables is the map of a map set, mapped into memory.
 type tunables struct{ memory []byte }
 
 func openTunables(fd int, size uint32) (*tunables, error) {
@@ -77,12 +77,12 @@ func (t *tunables) write(id string, values []byte, fill func() error) (half int,
 // choose has packets read a half from now on.
 func (t *tunables) choose(half int) { atomic.StoreUint64(t.active(), uint64(half)) }
 
-// setValues gives a generation the values of its module. Those that the other half still has from the change before are
+// setValues gives a map set the values of its module. Those that the other half still has from the change before are
 // only chosen. settle returns when no packet reads that half any more.
-func (g *generation) setValues(id string, settle func() error) error {
+func (g *mapSet) setValues(id string, settle func() error) error {
 	m := g.maps[sdk.TunablesMap]
 	if m == nil {
-		return fmt.Errorf("generation %s: map %s: %w", g.ID, sdk.TunablesMap, os.ErrNotExist)
+		return fmt.Errorf("map set %s: map %s: %w", g.ID, sdk.TunablesMap, os.ErrNotExist)
 	}
 	t, err := openTunables(m.FD(), m.ValueSize())
 	if err != nil {
@@ -109,7 +109,7 @@ func (g *generation) setValues(id string, settle func() error) error {
 	return nil
 }
 
-// Free makes the half of the maps of a generation that no packet reads ready to be filled: no packet reads it any more,
+// Free makes the half of the maps of a map set that no packet reads ready to be filled: no packet reads it any more,
 // and it has no identity. It is for a control plane that fills before setValues.
 func (d *Dataplane) Free(maps sdk.Maps) error {
 	m := maps[sdk.TunablesMap]
@@ -129,7 +129,7 @@ func (d *Dataplane) Free(maps sdk.Maps) error {
 }
 
 // filler has the control plane write maps, if there is one.
-func (g *generation) filler(previous map[string]*ebpf.Map) func() error {
+func (g *mapSet) filler(previous map[string]*ebpf.Map) func() error {
 	return func() error {
 		if g.Fill == nil {
 			return nil
@@ -138,8 +138,8 @@ func (g *generation) filler(previous map[string]*ebpf.Map) func() error {
 	}
 }
 
-// firstValues gives a new generation its values.
-func (g *generation) firstValues(previous map[string]*ebpf.Map) error {
+// firstValues gives a new map set its values.
+func (g *mapSet) firstValues(previous map[string]*ebpf.Map) error {
 	values, err := g.encodeValues()
 	if err != nil {
 		return err
@@ -158,12 +158,12 @@ func (g *generation) firstValues(previous map[string]*ebpf.Map) error {
 	return nil
 }
 
-// readValues finds which values packets meet, by module and generation. A generation without tunables has none.
-func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Generation]string, error) {
-	out := map[chain.Generation]string{}
-	for module, ids := range generations {
+// readValues finds which values packets meet, by module and map set. A map set without tunables has none.
+func (d *Dataplane) readValues(mapSets map[string][]string) (map[chain.MapSet]string, error) {
+	out := map[chain.MapSet]string{}
+	for module, ids := range mapSets {
 		for _, id := range ids {
-			fd, err := openPin(filepath.Join(d.layout.generation(module, id), sdk.TunablesMap))
+			fd, err := openPin(filepath.Join(d.layout.mapSet(module, id), sdk.TunablesMap))
 			if errors.Is(err, os.ErrNotExist) {
 				continue
 			}
@@ -175,7 +175,7 @@ func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Gener
 			if err != nil {
 				return nil, err
 			}
-			out[chain.Generation{Module: module, ID: id}] = t.name(t.half())
+			out[chain.MapSet{Module: module, ID: id}] = t.name(t.half())
 			t.Close()
 		}
 	}
@@ -183,7 +183,7 @@ func (d *Dataplane) readValues(generations map[string][]string) (map[chain.Gener
 }
 
 // encodeValues is the module's struct of values as its object describes it.
-func (g *generation) encodeValues() (out []byte, err error) {
+func (g *mapSet) encodeValues() (out []byte, err error) {
 	if g.Tunables != nil {
 		return encodeTunables(g.Tunables(), g.Settings.Tunables)
 	}

@@ -38,7 +38,7 @@ func tunable(t testing.TB, length int) Module {
 	return m
 }
 
-// tuned is a pinned generation of tunable with its chain.
+// tuned is a pinned map set of tunable with its chain.
 type tuned struct {
 	*Dataplane
 	prog *ebpf.Program
@@ -72,13 +72,13 @@ func (d *tuned) has(t *testing.T, length int) {
 		}
 	}
 	state, err := d.Observe()
-	if got := state.Values[chain.Generation{Module: "tunable", ID: d.id}]; err != nil ||
+	if got := state.Values[chain.MapSet{Module: "tunable", ID: d.id}]; err != nil ||
 		got != fmt.Sprint("length", length) {
 		t.Errorf("observed values %q, want those for %d (%v)", got, length, err)
 	}
 }
 
-// Maps that the caller has open are not opened again: there is nothing else to open. Those of another generation are,
+// Maps that the caller has open are not opened again: there is nothing else to open. Those of another map set are,
 // and those that were made in place of ones whose pins were lost.
 func TestValuesByOpenMaps(t *testing.T) {
 	d := newTuned(t, 99)
@@ -87,7 +87,7 @@ func TestValuesByOpenMaps(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer closeAll(open)
-	dir := d.layout.generation("tunable", d.id)
+	dir := d.layout.mapSet("tunable", d.id)
 	for name := range open {
 		if name != sdk.TunablesMap {
 			if err := os.Remove(filepath.Join(dir, name)); err != nil {
@@ -257,7 +257,7 @@ func TestUnknownValues(t *testing.T) {
 	for name, value := range map[string]any{"lenght": 1, "odd": 256} {
 		m := tunable(t, 99)
 		m.Settings.Tunables[name] = value
-		if g, err := newGeneration(m, nil, nil); err == nil {
+		if g, err := newMapSet(m, nil, nil); err == nil {
 			g.Close()
 			t.Errorf("%s: %v is accepted", name, value)
 		}
@@ -275,7 +275,7 @@ func TestValuesOfOneHook(t *testing.T) {
 		}
 		return s, err
 	}
-	g, err := newGeneration(m, nil, nil)
+	g, err := newMapSet(m, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

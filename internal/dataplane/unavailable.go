@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// UnavailableID is the generation of modules that cannot be loaded.
+// UnavailableID is the map set of modules that cannot be loaded.
 const UnavailableID = "unavailable"
 
 // Unavailable stands in a chain for a module that cannot be loaded. If it fails closed it drops every packet, with a

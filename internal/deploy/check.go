@@ -136,7 +136,7 @@ func (d *Module) checkMemory(settings sdk.Settings) error {
 	return nil
 }
 
-// canonical is the config with its secrets and defaults, never shown or kept: what the generation's identity is made
+// canonical is the config with its secrets and defaults, never shown or kept: what the map set's identity is made
 // from.
 func (d *Module) canonical() (json.RawMessage, error) {
 	config, err := d.Pkg.ResolveSecrets(d.Resource.Spec.Config, readSecret)

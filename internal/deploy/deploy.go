@@ -36,7 +36,7 @@ type Module struct {
 	Filled *ebpf.Map
 
 	tunable bool // it has KERB_TUNABLES
-	started bool // the control plane works on this generation
+	started bool // the control plane works on this map set
 }
 
 // Unavailable stands for a module that cannot run, where the module would be by the rank of its package, which is nil
@@ -51,14 +51,14 @@ func Unavailable(m v1.Module, why error, closed bool, rank func(service bool) in
 // Name of the module.
 func (d *Module) Name() string { return d.Resource.Metadata.Name }
 
-// Start makes the module's generation the one that its control plane works on.
-func (d *Module) Start(m sdk.Maps, instances []sdk.Instance) error {
+// Start makes the module's map set the one that its control plane works on.
+func (d *Module) Start(m sdk.Maps, attachments []sdk.Attachment) error {
 	if d.started {
-		d.Control.Instances(instances)
+		d.Control.SetAttachments(attachments)
 		return nil
 	}
 	d.started = true
-	return d.Control.Start(d.Config, m, instances)
+	return d.Control.Start(d.Config, m, attachments)
 }
 
 // CgroupPaths are the cgroups that the module needs: its own, and root for the sockets of services.
@@ -118,7 +118,7 @@ func (d *Module) builder() string {
 	return ""
 }
 
-// shape is the identity of a generation whose values may change: equal for equal code and all else of the config. An
+// shape is the identity of a map set whose values may change: equal for equal code and all else of the config. An
 // idle direction is neither verified nor measured. A control plane's answer may have empty members; those that are read
 // after a restart have none.
 func (d *Module) shape(settings sdk.Settings) string {

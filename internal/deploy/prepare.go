@@ -132,7 +132,7 @@ func (p *Preparer) Again(now *Module) *Module {
 	return d
 }
 
-// settings has the control plane compile the config. A generation that was compiled before does not need the control
+// settings has the control plane compile the config. A map set that was compiled before does not need the control
 // plane again: what runs must not depend on whether it responds.
 func (p *Preparer) settings(d, now *Module, fill bool) (settings sdk.Settings, err error) {
 	if d.Pkg.Control == nil {

@@ -100,7 +100,7 @@ func TestPrepared(t *testing.T) {
 	}
 	other := second["m"]
 	if other.Member.ID == d.Member.ID || other.Candidate().Key == d.Candidate().Key {
-		t.Errorf("another config: generations %s and %s", d.Member.ID, other.Member.ID)
+		t.Errorf("another config: map sets %s and %s", d.Member.ID, other.Member.ID)
 	}
 	if other.Pkg != d.Pkg {
 		t.Error("a package that has not changed is parsed again")
@@ -202,7 +202,7 @@ func tunableModule(t *testing.T, budget v1.Budget, settings sdk.Settings, config
 	return d
 }
 
-// The answer to compile and what is read of it after a restart are of one generation.
+// The answer to compile and what is read of it after a restart are of one map set.
 func TestShapeAfterRestart(t *testing.T) {
 	answered := sdk.Settings{Constants: map[string]any{}, MaxEntries: map[string]uint32{}, Idle: []string{},
 		Tunables: map[string]any{"length": int64(9)}}
@@ -216,7 +216,7 @@ func TestShapeAfterRestart(t *testing.T) {
 	}
 	before, after := tunableModule(t, v1.Budget{}, answered, "{}"), tunableModule(t, v1.Budget{}, kept, "{}")
 	if before.Dataplane.ID != after.Dataplane.ID || before.Values != after.Values {
-		t.Errorf("generation %s, after a restart %s", before.Dataplane.ID, after.Dataplane.ID)
+		t.Errorf("map set %s, after a restart %s", before.Dataplane.ID, after.Dataplane.ID)
 	}
 }
 

@@ -10,7 +10,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/status"
 )
 
-// Counters returns what is counted in the maps of a module, nil if no generation of it sees packets.
+// Counters returns what is counted in the maps of a module, nil if no map set of it sees packets.
 func (s *Modules) Counters(name string) status.Counters {
 	if l := s.all[name]; l != nil {
 		return counters{l, s.log}
@@ -18,7 +18,7 @@ func (s *Modules) Counters(name string) status.Counters {
 	return nil
 }
 
-// counters are read from the maps of a generation.
+// counters are read from the maps of a map set.
 type counters struct {
 	*module
 	log *slog.Logger
@@ -39,7 +39,7 @@ func (c counters) Drops() ([]uint64, error) { return dataplane.Drops(c.maps) }
 func (c counters) DropsByInterface() map[dataplane.DropKey]uint64 {
 	counts, err := dataplane.IfindexDrops(c.maps)
 	if err != nil {
-		c.log.Warn("cannot read the drops by service", "generation", c.id, "error", err)
+		c.log.Warn("cannot read the drops by service", "map_set", c.id, "error", err)
 	}
 	return counts
 }

@@ -16,20 +16,20 @@ import (
 
 // Modules are those that run. They are not safe for concurrent use.
 type Modules struct {
-	log       *slog.Logger
-	dp        *dataplane.Dataplane
-	control   *control.Manager
-	instances func(module string) []sdk.Instance
-	all       map[string]*module
+	log         *slog.Logger
+	dp          *dataplane.Dataplane
+	control     *control.Manager
+	attachments func(module string) []sdk.Attachment
+	all         map[string]*module
 }
 
-// New returns no modules. instances lists where one runs.
+// New returns no modules. attachments lists where one runs.
 func New(log *slog.Logger, dp *dataplane.Dataplane, c *control.Manager,
-	instances func(string) []sdk.Instance) *Modules {
-	return &Modules{log, dp, c, instances, map[string]*module{}}
+	attachments func(string) []sdk.Attachment) *Modules {
+	return &Modules{log, dp, c, attachments, map[string]*module{}}
 }
 
-// module is a generation that sees packets.
+// module is a map set that sees packets.
 type module struct {
 	id     string
 	values string // identity of the values that packets meet, empty without KERB_TUNABLES
@@ -73,7 +73,7 @@ func (s *Modules) Replace(modules map[string]*deploy.Module, owners map[int]stri
 	}
 }
 
-// activate opens the maps of a new generation, and notifies its control plane of where it runs.
+// activate opens the maps of a new map set, and notifies its control plane of where it runs.
 func (s *Modules) activate(d *deploy.Module) error {
 	if d.Filled != nil { // measurements read it
 		d.Filled = nil
@@ -98,7 +98,7 @@ func (s *Modules) activate(d *deploy.Module) error {
 		return nil
 	}
 	if !isNew {
-		d.Control.Instances(s.instances(name))
+		d.Control.SetAttachments(s.attachments(name))
 		return nil
 	}
 	d.Control.Keep(func() {
@@ -107,12 +107,12 @@ func (s *Modules) activate(d *deploy.Module) error {
 				"module", name, "error", err)
 		}
 	})
-	return d.Start(l.maps, s.instances(name))
+	return d.Start(l.maps, s.attachments(name))
 }
 
 // ageIdle takes idle sockets out of a module's map while it is attached.
 func (s *Modules) ageIdle(d *deploy.Module, l *module) {
-	if !d.Sockets || len(s.instances(d.Dataplane.Name)) == 0 {
+	if !d.Sockets || len(s.attachments(d.Dataplane.Name)) == 0 {
 		l.aging.Close()
 		l.aging = nil
 		return
@@ -129,7 +129,7 @@ func (s *Modules) ageIdle(d *deploy.Module, l *module) {
 	}
 }
 
-// Maps returns the maps of a generation that sees packets, nil if there is none.
+// Maps returns the maps of a map set that sees packets, nil if there is none.
 func (s *Modules) Maps(name string) sdk.Maps {
 	l := s.all[name]
 	if l == nil || !s.dp.Holds(name, l.id, l.maps) {
@@ -138,7 +138,7 @@ func (s *Modules) Maps(name string) sdk.Maps {
 	return l.maps
 }
 
-// Open returns modules as the data plane takes them. Maps of generations that run are used as they are.
+// Open returns modules as the data plane takes them. Maps of map sets that run are used as they are.
 func (s *Modules) Open(modules map[string]*deploy.Module) map[string]dataplane.Module {
 	out := map[string]dataplane.Module{}
 	for name, d := range modules {

@@ -24,7 +24,7 @@ func (s *Modules) Upgrades(before, next map[string]*deploy.Module) (out []apply.
 	return out
 }
 
-// startUpgrade starts the control plane of the next generation before chains are swapped. The one before ends first if
+// startUpgrade starts the control plane of the next map set before chains are swapped. The one before ends first if
 // it reads a ring buffer: two readers would share its records.
 func (s *Modules) startUpgrade(before, d *deploy.Module) error {
 	m, err := s.dp.Maps(d.Dataplane.Name, d.Dataplane.ID)
@@ -35,10 +35,10 @@ func (s *Modules) startUpgrade(before, d *deploy.Module) error {
 	if hasRing(m) {
 		before.Control.Rest()
 	}
-	return d.Start(m, s.instances(d.Dataplane.Name))
+	return d.Start(m, s.attachments(d.Dataplane.Name))
 }
 
-// hasRing reports whether there is a ring buffer among maps. Generations share it, and it can have one reader only: two
+// hasRing reports whether there is a ring buffer among maps. Map sets share it, and it can have one reader only: two
 // would both move its consumer position, and lose events or read them twice.
 func hasRing(m sdk.Maps) bool {
 	for _, one := range m {

@@ -38,12 +38,12 @@ func take(t *testing.T, f *Subscription, answer sdk.ModelAnswer, err error) (got
 	if !more {
 		t.Fatal("there is no update")
 	}
-	u.Generation = "g"
+	u.MapSet = "g"
 	data, marshalErr := json.Marshal(u)
 	if marshalErr != nil || len(data) > sdk.MaxBody {
 		t.Fatalf("%v, %d bytes", marshalErr, len(data))
 	}
-	if err := json.Unmarshal(data, &got); err != nil || got.Generation != "g" {
+	if err := json.Unmarshal(data, &got); err != nil || got.MapSet != "g" {
 		t.Fatalf("%v: %s", err, data[:min(len(data), 200)])
 	}
 	*u.Response().(*sdk.ModelAnswer) = answer

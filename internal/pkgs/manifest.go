@@ -206,7 +206,7 @@ func (m *Manifest) check() error {
 	return apierrors.Join(all)
 }
 
-// checkMaps checks what no schema says: a map is new for each configuration, shared by all generations, or state that
+// checkMaps checks what no schema says: a map is new for each configuration, shared by all map sets, or state that
 // is migrated, and only one of these.
 func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 	for i, name := range m.Maps.Config {

@@ -54,8 +54,8 @@ type Placement struct {
 	Link    service.Link
 	Chain   chain.Spec
 
-	Cgroup    string         // of sockets: its path
-	Instances []sdk.Instance // of sockets: what the module serves there
+	Cgroup      string           // of sockets: its path
+	Attachments []sdk.Attachment // of sockets: what the module serves there
 }
 
 // Placements has a chain for each attach point.
@@ -64,12 +64,12 @@ type Placements map[chain.Point]Placement
 // Sorted returns the attach points in order.
 func (p Placements) Sorted() []chain.Point { return chain.Sorted(p) }
 
-// Desired is what should run: chains on attach points, and a generation of each module, also of those that are on none.
+// Desired is what should run: chains on attach points, and a map set of each module, also of those that are on none.
 func (in Inputs) Desired(placed Placements, keep bool) Desired {
-	d := Desired{Generations: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{},
+	d := Desired{MapSets: map[string]string{}, Values: map[string]string{}, Points: map[chain.Point]chain.Spec{},
 		Keep: keep}
 	for name, m := range in.Modules {
-		d.Generations[name] = m.Member.ID
+		d.MapSets[name] = m.Member.ID
 		if m.Values != "" {
 			d.Values[name] = m.Values
 		}

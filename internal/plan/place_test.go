@@ -126,7 +126,7 @@ func TestPlace(t *testing.T) {
 			t.Errorf("%s: want (-), got (+):\n%s", name, diff)
 		}
 		d := in.Desired(placed, true)
-		if len(d.Generations) != len(c.modules) || len(d.Points) != len(placed) || !d.Keep {
+		if len(d.MapSets) != len(c.modules) || len(d.Points) != len(placed) || !d.Keep {
 			t.Errorf("%s: desired %+v", name, d)
 		}
 		for p, spec := range d.Points {
@@ -330,8 +330,8 @@ func TestPlaceSockets(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
-	instances := placed[chain.Point{Side: chain.OnSockets, Cgroup: 1, Entry: chain.Services, Module: "acc"}].Instances
-	wanted := []sdk.Instance{{Service: "web", Interface: "vweb", Ifindex: 1, NetnsCookie: 70,
+	instances := placed[chain.Point{Side: chain.OnSockets, Cgroup: 1, Entry: chain.Services, Module: "acc"}].Attachments
+	wanted := []sdk.Attachment{{Service: "web", Interface: "vweb", Ifindex: 1, NetnsCookie: 70,
 		Chain: []sdk.ChainMember{{Module: "fw", Package: "pkg-fw"}}}}
 	if diff := cmp.Diff(wanted, instances); diff != "" {
 		t.Errorf("instances, want (-), got (+):\n%s", diff)

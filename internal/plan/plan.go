@@ -15,10 +15,10 @@ import (
 
 // Desired is what should run.
 type Desired struct {
-	Generations map[string]string // identity of each module's generation by module name
-	Values      map[string]string // identity of its values, of modules whose values can change by themselves
-	Points      map[chain.Point]chain.Spec
-	Ready       []chain.Spec // chains that run nowhere and stay if they exist
+	MapSets map[string]string // identity of each module's map set by module name
+	Values  map[string]string // identity of its values, of modules whose values can change by themselves
+	Points  map[chain.Point]chain.Spec
+	Ready   []chain.Spec // chains that run nowhere and stay if they exist
 	// Keep leaves chains attached that no module asks for: after the loss of the store.
 	Keep bool
 }
@@ -28,34 +28,34 @@ type Action string
 
 // Actions, in the order in which they are taken.
 const (
-	CreateGeneration Action = "create generation"
-	CreateChain      Action = "create chain"
-	SetValues        Action = "set values"
-	Attach           Action = "attach"
-	Replace          Action = "replace"
-	Detach           Action = "detach"
-	RemoveChain      Action = "remove chain"
-	RemoveGeneration Action = "remove generation"
+	CreateMapSet Action = "create map set"
+	CreateChain  Action = "create chain"
+	SetValues    Action = "set values"
+	Attach       Action = "attach"
+	Replace      Action = "replace"
+	Detach       Action = "detach"
+	RemoveChain  Action = "remove chain"
+	RemoveMapSet Action = "remove map set"
 )
 
 // Step is one change in the kernel.
 type Step struct {
-	Action     Action
-	Module     string       // CreateGeneration, SetValues, RemoveGeneration
-	Generation string       // of Module
-	From       string       // CreateGeneration: the running generation, whose state is carried over
-	Values     string       // CreateGeneration, SetValues: what packets are to meet; may be empty for the former
-	OldValues  string       // SetValues: what packets meet now
-	Point      chain.Point  // Attach, Replace, Detach
-	Chain      chain.Spec   // CreateChain, Attach, Replace
-	Old        chain.Pinned // Replace, Detach, RemoveChain: what runs now
+	Action    Action
+	Module    string       // CreateMapSet, SetValues, RemoveMapSet
+	MapSet    string       // of Module
+	From      string       // CreateMapSet: the running map set, whose state is carried over
+	Values    string       // CreateMapSet, SetValues: what packets are to meet; may be empty for the former
+	OldValues string       // SetValues: what packets meet now
+	Point     chain.Point  // Attach, Replace, Detach
+	Chain     chain.Spec   // CreateChain, Attach, Replace
+	Old       chain.Pinned // Replace, Detach, RemoveChain: what runs now
 }
 
 // String returns the step as plans show it, for example with kerb apply --dry-run.
 func (s Step) String() string {
 	switch s.Action {
-	case CreateGeneration, RemoveGeneration:
-		return fmt.Sprintf("%s %s of module %s", s.Action, s.Generation, s.Module)
+	case CreateMapSet, RemoveMapSet:
+		return fmt.Sprintf("%s %s of module %s", s.Action, s.MapSet, s.Module)
 	case SetValues:
 		return fmt.Sprintf("%s %s of module %s (before: %s)", s.Action, s.Values, s.Module, s.OldValues)
 	case CreateChain:
@@ -84,7 +84,7 @@ func names(c chain.Spec) string {
 // Steps lists what leads from observed to desired; none when they agree.
 func Steps(want Desired, have chain.State) []Step {
 	running := runningChains(have)
-	steps := generations(want, have, running)
+	steps := mapSets(want, have, running)
 	steps = append(steps, chains(want, have)...)
 	steps = append(steps, values(want, have)...)
 	steps = append(steps, points(want, have, running)...)
@@ -106,14 +106,14 @@ func runningChains(have chain.State) map[chain.Point]chain.Pinned {
 	return out
 }
 
-func generations(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
+func mapSets(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
 	var steps []Step
-	for _, name := range slices.Sorted(maps.Keys(want.Generations)) {
-		id := want.Generations[name]
-		if slices.Contains(have.Generations[name], id) {
+	for _, name := range slices.Sorted(maps.Keys(want.MapSets)) {
+		id := want.MapSets[name]
+		if slices.Contains(have.MapSets[name], id) {
 			continue
 		}
-		steps = append(steps, Step{Action: CreateGeneration, Module: name, Generation: id, Values: want.Values[name],
+		steps = append(steps, Step{Action: CreateMapSet, Module: name, MapSet: id, Values: want.Values[name],
 			From: predecessor(name, have, running)})
 	}
 	return steps
@@ -123,26 +123,26 @@ func generations(want Desired, have chain.State, running map[chain.Point]chain.P
 func values(want Desired, have chain.State) []Step {
 	var steps []Step
 	for _, name := range slices.Sorted(maps.Keys(want.Values)) {
-		id := want.Generations[name]
-		now, exists := have.Values[chain.Generation{Module: name, ID: id}]
+		id := want.MapSets[name]
+		now, exists := have.Values[chain.MapSet{Module: name, ID: id}]
 		if exists && now != want.Values[name] {
-			steps = append(steps, Step{Action: SetValues, Module: name, Generation: id, Values: want.Values[name],
+			steps = append(steps, Step{Action: SetValues, Module: name, MapSet: id, Values: want.Values[name],
 				OldValues: now})
 		}
 	}
 	return steps
 }
 
-// predecessor is the generation whose state a new one inherits: the one that sees packets, else any that is there.
+// predecessor is the map set whose state a new one inherits: the one that sees packets, else any that is there.
 func predecessor(name string, have chain.State, running map[chain.Point]chain.Pinned) string {
 	for _, p := range chain.Sorted(running) {
 		for _, m := range running[p].Spec.Members {
-			if m.Name == name && slices.Contains(have.Generations[name], m.ID) {
+			if m.Name == name && slices.Contains(have.MapSets[name], m.ID) {
 				return m.ID
 			}
 		}
 	}
-	if ids := have.Generations[name]; len(ids) > 0 {
+	if ids := have.MapSets[name]; len(ids) > 0 {
 		return ids[0]
 	}
 	return ""
@@ -200,13 +200,13 @@ func gonePoints(have chain.State) map[chain.Point]bool {
 	return out
 }
 
-// leftovers are chains and generations that nothing uses once the points are switched.
+// leftovers are chains and map sets that nothing uses once the points are switched.
 func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pinned) []Step {
-	usedChains, usedGenerations := map[string]bool{}, map[string]bool{}
+	usedChains, usedMapSets := map[string]bool{}, map[string]bool{}
 	use := func(id string, members []chain.Member) {
 		usedChains[id] = true
 		for _, m := range members {
-			usedGenerations[m.Name+"/"+m.ID] = true
+			usedMapSets[m.Name+"/"+m.ID] = true
 		}
 	}
 	for _, spec := range want.Points {
@@ -215,8 +215,8 @@ func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pin
 	for _, spec := range want.Ready {
 		use(spec.ID(), spec.Members)
 	}
-	for name, id := range want.Generations {
-		usedGenerations[name+"/"+id] = true
+	for name, id := range want.MapSets {
+		usedMapSets[name+"/"+id] = true
 	}
 	if want.Keep {
 		for p, c := range running {
@@ -231,10 +231,10 @@ func leftovers(want Desired, have chain.State, running map[chain.Point]chain.Pin
 			steps = append(steps, Step{Action: RemoveChain, Old: c})
 		}
 	}
-	for _, name := range slices.Sorted(maps.Keys(have.Generations)) {
-		for _, id := range have.Generations[name] {
-			if !usedGenerations[name+"/"+id] {
-				steps = append(steps, Step{Action: RemoveGeneration, Module: name, Generation: id})
+	for _, name := range slices.Sorted(maps.Keys(have.MapSets)) {
+		for _, id := range have.MapSets[name] {
+			if !usedMapSets[name+"/"+id] {
+				steps = append(steps, Step{Action: RemoveMapSet, Module: name, MapSet: id})
 			}
 		}
 	}

@@ -32,8 +32,8 @@ func actions(steps []Step) []string {
 	for _, s := range steps {
 		text := string(s.Action)
 		switch s.Action {
-		case CreateGeneration, RemoveGeneration:
-			text += " " + s.Generation
+		case CreateMapSet, RemoveMapSet:
+			text += " " + s.MapSet
 		case Attach, Replace, Detach:
 			text += " " + s.Point.String()
 		}
@@ -45,9 +45,9 @@ func actions(steps []Step) []string {
 func TestSteps(t *testing.T) {
 	old, next := spec("a1", "b1"), spec("a2", "b1")
 	running := chain.State{
-		Generations: map[string][]string{"a": {"a1"}, "b": {"b1"}},
-		Chains:      []chain.Pinned{pinned(old, 7)},
-		Points:      []chain.Attached{{Point: port1, Program: 7}},
+		MapSets: map[string][]string{"a": {"a1"}, "b": {"b1"}},
+		Chains:  []chain.Pinned{pinned(old, 7)},
+		Points:  []chain.Attached{{Point: port1, Program: 7}},
 	}
 	vanished := running
 	vanished.Points = []chain.Attached{{Point: port1, Program: 0}}
@@ -57,23 +57,23 @@ func TestSteps(t *testing.T) {
 		is   []string
 	}{
 		"nothing": {Desired{}, chain.State{}, nil},
-		"first": {Desired{Generations: map[string]string{"a": "a1"}, Points: map[chain.Point]chain.Spec{port1: spec("a1"),
+		"first": {Desired{MapSets: map[string]string{"a": "a1"}, Points: map[chain.Point]chain.Spec{port1: spec("a1"),
 			port2: spec("a1")}}, chain.State{},
-			[]string{"create generation a1", "create chain", "attach 1_tc-ingress", "attach 2_tc-ingress"}},
-		"same": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"},
+			[]string{"create map set a1", "create chain", "attach 1_tc-ingress", "attach 2_tc-ingress"}},
+		"same": {Desired{MapSets: map[string]string{"a": "a1", "b": "b1"},
 			Points: map[chain.Point]chain.Spec{port1: old}}, running, nil},
-		"new config": {Desired{Generations: map[string]string{"a": "a2", "b": "b1"},
+		"new config": {Desired{MapSets: map[string]string{"a": "a2", "b": "b1"},
 			Points: map[chain.Point]chain.Spec{port1: next}}, running,
-			[]string{"create generation a2", "create chain", "replace 1_tc-ingress", "remove chain", "remove generation a1"}},
-		"all gone": {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove generation a1",
-			"remove generation b1"}},
+			[]string{"create map set a2", "create chain", "replace 1_tc-ingress", "remove chain", "remove map set a1"}},
+		"all gone": {Desired{}, running, []string{"detach 1_tc-ingress", "remove chain", "remove map set a1",
+			"remove map set b1"}},
 		"all gone, but keep": {Desired{Keep: true}, running, nil},
-		"interface vanished": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}}, vanished,
+		"interface vanished": {Desired{MapSets: map[string]string{"a": "a1", "b": "b1"}}, vanished,
 			[]string{"detach 1_tc-ingress", "remove chain"}},
-		"index used again": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"},
+		"index used again": {Desired{MapSets: map[string]string{"a": "a1", "b": "b1"},
 			Points: map[chain.Point]chain.Spec{port1: old}}, vanished,
 			[]string{"attach 1_tc-ingress"}},
-		"vanished, but keep": {Desired{Generations: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished,
+		"vanished, but keep": {Desired{MapSets: map[string]string{"a": "a1", "b": "b1"}, Keep: true}, vanished,
 			[]string{"detach 1_tc-ingress", "remove chain"}},
 	} {
 		if diff := cmp.Diff(c.is, actions(Steps(c.want, c.have))); diff != "" {
@@ -82,15 +82,15 @@ func TestSteps(t *testing.T) {
 	}
 }
 
-// A new generation inherits from the one that sees packets, not from one that a killed agent left behind.
+// A new map set inherits from the one that sees packets, not from one that a killed agent left behind.
 func TestPredecessor(t *testing.T) {
 	old := spec("a2")
 	have := chain.State{
-		Generations: map[string][]string{"a": {"a1", "a2"}},
-		Chains:      []chain.Pinned{pinned(old, 7)},
-		Points:      []chain.Attached{{Point: port1, Program: 7}},
+		MapSets: map[string][]string{"a": {"a1", "a2"}},
+		Chains:  []chain.Pinned{pinned(old, 7)},
+		Points:  []chain.Attached{{Point: port1, Program: 7}},
 	}
-	steps := Steps(Desired{Generations: map[string]string{"a": "a3"},
+	steps := Steps(Desired{MapSets: map[string]string{"a": "a3"},
 		Points: map[chain.Point]chain.Spec{port1: spec("a3")}}, have)
 	if steps[0].From != "a2" {
 		t.Errorf("inherits from %s, want a2", steps[0].From)

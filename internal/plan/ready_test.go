@@ -48,8 +48,8 @@ func TestReady(t *testing.T) {
 		t.Errorf("%d chains for %d modules, %v", len(got), len(many), err)
 	}
 	kept := spec("a1")
-	want := Desired{Generations: map[string]string{"a": "a1"}, Ready: []chain.Spec{kept}}
-	have := chain.State{Generations: map[string][]string{"a": {"a1"}},
+	want := Desired{MapSets: map[string]string{"a": "a1"}, Ready: []chain.Spec{kept}}
+	have := chain.State{MapSets: map[string][]string{"a": {"a1"}},
 		Chains: []chain.Pinned{pinned(kept, 7), pinned(spec("a0"), 8)}}
 	if diff := cmp.Diff([]string{"remove chain"}, actions(Steps(want, have))); diff != "" {
 		t.Error(diff)

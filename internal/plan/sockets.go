@@ -24,12 +24,12 @@ func (in Inputs) placeSockets(order []*Module, out Placements) {
 		}
 		at := Placement{Chain: m.SocketsChain(in.Linker)}
 		for _, found := range in.cgroupsOf(m) {
-			at.Cgroup, at.Instances = found.Path, []sdk.Instance{{Cgroup: found.Path, CgroupID: found.ID}}
+			at.Cgroup, at.Attachments = found.Path, []sdk.Attachment{{Cgroup: found.Path, CgroupID: found.ID}}
 			out[m.socketPoint(found, chain.All)] = at
 		}
 		root, exists := sockets.Cgroups[sockets.Root]
-		at.Cgroup, at.Instances = root.Path, in.serviceInstances(m, chains)
-		if len(at.Instances) > 0 && exists {
+		at.Cgroup, at.Attachments = root.Path, in.serviceAttachments(m, chains)
+		if len(at.Attachments) > 0 && exists {
 			out[m.socketPoint(root, chain.Services)] = at
 		}
 	}
@@ -62,15 +62,15 @@ func (in Inputs) cgroupsOf(m *Module) []cgroup.Cgroup {
 	return out
 }
 
-// serviceInstances lists the services that a module selects and whose sockets can be distinguished.
-func (in Inputs) serviceInstances(m *Module, chains map[string][]sdk.ChainMember) (out []sdk.Instance) {
+// serviceAttachments lists the services that a module selects and whose sockets can be distinguished.
+func (in Inputs) serviceAttachments(m *Module, chains map[string][]sdk.ChainMember) (out []sdk.Attachment) {
 	for _, name := range slices.Sorted(maps.Keys(in.Observed.Services)) {
 		cookie := in.Observed.Sockets.Cookies[name]
 		if cookie == 0 || !m.Selector.Matches(in.labels(name)) {
 			continue
 		}
 		state := in.Observed.Services[name]
-		i := sdk.Instance{Service: name, NetnsCookie: cookie, Chain: chains[name]}
+		i := sdk.Attachment{Service: name, NetnsCookie: cookie, Chain: chains[name]}
 		for _, a := range state.Addresses {
 			i.Addresses = append(i.Addresses, a.String())
 		}

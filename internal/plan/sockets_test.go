@@ -26,8 +26,8 @@ func TestStepsOfSockets(t *testing.T) {
 		return chain.Point{Side: chain.OnSockets, Cgroup: 7, Entry: entry, Module: module}
 	}
 	have := chain.State{
-		Generations: map[string][]string{"a": {"a1"}, "b": {"b1"}},
-		Chains:      []chain.Pinned{runningA, runningB},
+		MapSets: map[string][]string{"a": {"a1"}, "b": {"b1"}},
+		Chains:  []chain.Pinned{runningA, runningB},
 		Points: []chain.Attached{{Point: at("a", chain.All), Program: 10}, {Point: at("a", chain.Services), Program: 11},
 			{Point: at("b", chain.Services), Program: 21}},
 	}
@@ -36,11 +36,11 @@ func TestStepsOfSockets(t *testing.T) {
 		want []string
 	}{
 		"same": {a1, nil},
-		"new config": {a2, []string{"create generation a2", "create chain", "replace cgroup7_all_a",
+		"new config": {a2, []string{"create map set a2", "create chain", "replace cgroup7_all_a",
 			"replace cgroup7_services_a",
-			"remove chain", "remove generation a1"}},
+			"remove chain", "remove map set a1"}},
 	} {
-		want := Desired{Generations: map[string]string{"a": c.a.Members[0].ID, "b": "b1"}, Points: map[chain.Point]chain.Spec{
+		want := Desired{MapSets: map[string]string{"a": c.a.Members[0].ID, "b": "b1"}, Points: map[chain.Point]chain.Spec{
 			at("a", chain.All): c.a, at("a", chain.Services): c.a, at("b", chain.Services): b1}}
 		if diff := cmp.Diff(c.want, actions(Steps(want, have))); diff != "" {
 			t.Errorf("%s: want - have +\n%s", name, diff)

@@ -60,9 +60,9 @@ func (s *Subscription) useAll() {
 	}
 }
 
-// Restart starts a full sync. A new generation, or process, does not know what the one before has released.
-func (s *Subscription) Restart(generation string) {
-	s.Subscription.Restart(generation)
+// Restart starts a full sync. A new map set, or process, does not know what the one before has released.
+func (s *Subscription) Restart(mapSet string) {
+	s.Subscription.Restart(mapSet)
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
 	clear(s.last)
@@ -180,11 +180,11 @@ func (s *Subscription) Ack(u Update, err error) {
 // the lookup with the next packet.
 const maxPending = 4096
 
-// Handle executes the requests of the control plane. A late release of the generation before is ignored.
+// Handle executes the requests of the control plane. A late release of the map set before is ignored.
 func (s *Subscription) Handle(r sdk.Requests) {
 	s.table.mu.Lock()
 	defer s.table.mu.Unlock()
-	if r.Generation == "" || r.Generation == s.Generation {
+	if r.MapSet == "" || r.MapSet == s.MapSet {
 		for _, name := range r.Release {
 			s.table.release(s, name)
 		}

@@ -531,7 +531,7 @@ func TestKnownIsUsed(t *testing.T) {
 	p.sync().expect("released", p.names()+fmt.Sprint(r.idle), "[test.app test.own]")
 }
 
-// A new generation, or process, gets all virtual services again: it does not know what the one before has released, nor
+// A new map set, or process, gets all virtual services again: it does not know what the one before has released, nor
 // does a late release of that one count.
 func TestRestartUsesAll(t *testing.T) {
 	table := NewTable(quiet, "", &dynamic{})
@@ -541,10 +541,10 @@ func TestRestartUsesAll(t *testing.T) {
 	p.sync().subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
 	p.subscription.Restart("b")
 	p.sync().expect("sent again", p.names(), "test.app")
-	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, Generation: "a"})
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, MapSet: "a"})
 	other.subscription.Handle(sdk.Requests{Release: []string{"test.app"}})
 	p.sync().expect("released by another", p.names(), "test.app")
-	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, Generation: "b"})
+	p.subscription.Handle(sdk.Requests{Release: []string{"test.app"}, MapSet: "b"})
 	p.sync().expect("released", p.names(), "")
 }
 

@@ -21,7 +21,7 @@ var Module = &Definition[v1alpha1.Module]{
 		{Header: "PACKAGE", Cell: func(m *v1alpha1.Module) any { return m.Spec.Package }},
 		{Header: "VERSION", Cell: func(m *v1alpha1.Module) any { return Status(m.Status).Package.Version }},
 		{Header: "READY", Cell: func(m *v1alpha1.Module) any { return Ready(Status(m.Status).Conditions) }},
-		{Header: "POINTS", Cell: func(m *v1alpha1.Module) any { return len(Status(m.Status).Instances) }},
+		{Header: "POINTS", Cell: func(m *v1alpha1.Module) any { return len(Status(m.Status).Attachments) }},
 		{Header: "MEMORY", Cell: func(m *v1alpha1.Module) any { return pkgs.FormatBytes(Status(m.Status).Memory) }},
 		{Header: "COST", Cell: func(m *v1alpha1.Module) any { return worstCost(Status(m.Status).Cost) }},
 		{Header: "DROPS", Cell: func(m *v1alpha1.Module) any { return allDrops(Status(m.Status).Drops) }},

@@ -29,8 +29,8 @@ type Packets struct {
 	Of func(name string) (v1alpha1.ServiceSpec, State)
 }
 
-// Open opens one inside the service of an instance.
-func (p Packets) Open(i sdk.Instance) (*os.File, error) {
+// Open opens one inside the service of an attachment.
+func (p Packets) Open(i sdk.Attachment) (*os.File, error) {
 	spec, state := p.Of(i.Service)
 	for _, l := range state.Links {
 		if l.Ifindex == int(i.Ifindex) {
@@ -40,8 +40,8 @@ func (p Packets) Open(i sdk.Instance) (*os.File, error) {
 	return nil, errors.New("the interface has just gone")
 }
 
-// Ended are the instances whose namespaces have ended but for packet sockets.
-func (Packets) Ended(list []sdk.Instance) []uint32 {
+// Ended are the attachments whose namespaces have ended but for packet sockets.
+func (Packets) Ended(list []sdk.Attachment) []uint32 {
 	var look []uint32
 	for _, i := range list {
 		look = append(look, i.Ifindex)

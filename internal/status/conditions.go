@@ -33,15 +33,15 @@ func (nd *Node) RecordService(s v1.Service, state service.State) []v1.Condition 
 }
 
 // RecordModule records the conditions of a module.
-func (nd *Node) RecordModule(m v1.Module, d *deploy.Module, instances int) []v1.Condition {
-	return nd.Record(v1.KindModule, m.Metadata, nd.moduleConditions(m, d, instances))
+func (nd *Node) RecordModule(m v1.Module, d *deploy.Module, attachments int) []v1.Condition {
+	return nd.Record(v1.KindModule, m.Metadata, nd.moduleConditions(m, d, attachments))
 }
 
 // moduleConditions returns the conditions of a module. Ready is always there; the others are where they can differ: a
 // package without a control plane has no condition about one.
-func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) []v1.Condition {
+func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, attachments int) []v1.Condition {
 	name, missing := m.Metadata.Name, nd.missing(m)
-	out := []v1.Condition{nd.moduleReady(d, instances, missing)}
+	out := []v1.Condition{nd.moduleReady(d, attachments, missing)}
 	if d == nil {
 		return out
 	}
@@ -62,7 +62,7 @@ func (nd *Node) moduleConditions(m v1.Module, d *deploy.Module, instances int) [
 		out = append(out, d.Limits().Conditions(nd.cost(d))...)
 	}
 	out = append(out, nd.verdictConditions(name)...)
-	if missing != "" && instances > 0 { // else it is not Ready
+	if missing != "" && attachments > 0 { // else it is not Ready
 		out = append(out, v1.Condition{Type: "AttachPoints", Status: "False", Reason: "NotFound", Message: missing})
 	}
 	return out

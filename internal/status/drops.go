@@ -12,7 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// Counters are those of the generation of a module that sees packets.
+// Counters are those of the map set of a module that sees packets.
 type Counters interface {
 	Memory() int64                                  // of its maps, in bytes
 	Events() *v1.Events                             // nil if it sends none

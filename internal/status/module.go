@@ -17,7 +17,7 @@ import (
 // Module returns a module with its status.
 func (nd *Node) Module(m v1.Module) v1.Module {
 	name := m.Metadata.Name
-	st := &v1.ModuleStatus{Instances: nd.Instances(name)}
+	st := &v1.ModuleStatus{Attachments: nd.Attachments(name)}
 	m.Status = st
 	d := nd.Modules[name]
 	if d != nil && d.Pkg != nil {
@@ -27,12 +27,12 @@ func (nd *Node) Module(m v1.Module) v1.Module {
 		st.Memory, st.Drops, st.Events = c.Memory(), nd.Drops(name), c.Events()
 	}
 	st.Cost = nd.CostOf(d).View()
-	st.Conditions = nd.RecordModule(m, d, len(st.Instances))
+	st.Conditions = nd.RecordModule(m, d, len(st.Attachments))
 	return m
 }
 
 // moduleReady reports whether a module runs; missing says what it selects and the node does not have.
-func (nd *Node) moduleReady(d *deploy.Module, instances int, missing string) v1.Condition {
+func (nd *Node) moduleReady(d *deploy.Module, attachments int, missing string) v1.Condition {
 	c := v1.Condition{Type: "Ready", Status: "False"}
 	switch {
 	case d == nil:
@@ -41,14 +41,14 @@ func (nd *Node) moduleReady(d *deploy.Module, instances int, missing string) v1.
 		c.Reason, c.Message = "ModuleFailed", d.Err.Error()+"; "+failureEffect(d)
 	case nd.Problem != nil:
 		c.Reason, c.Message = "NotReconciled", nd.Problem.Error()
-	case instances == 0:
+	case attachments == 0:
 		c.Reason, c.Message = "NoAttachPoint", cmp.Or(missing, "nothing that it selects is there")
 		if d.Resource.Spec.Hook == v1.HookXDP {
 			c.Message += ", or none where XDP sees packets of its directions: on a service's veth it sees only what the " +
 				"service sends (hook: tc sees both)"
 		}
 	default:
-		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", instances)
+		c.Status, c.Reason, c.Message = "True", "Running", fmt.Sprintf("on %d attach points", attachments)
 	}
 	return c
 }
@@ -83,36 +83,36 @@ func (nd *Node) extraConditions(d *deploy.Module) []v1.Condition {
 	return out
 }
 
-// Instances lists where a module is attached.
-func (nd *Node) Instances(name string) []v1.Instance {
-	var out []v1.Instance
+// Attachments lists where a module is attached.
+func (nd *Node) Attachments(name string) []v1.Attachment {
+	var out []v1.Attachment
 	for _, p := range nd.Points.Sorted() {
 		place := nd.Points[p]
 		if p.Module == name {
-			out = append(out, socketInstances(place)...)
+			out = append(out, socketAttachments(place)...)
 			continue
 		}
 		for i, m := range place.Chain.Members {
 			if m.Name == name {
-				out = append(out, instance(p, place, i))
+				out = append(out, attachment(p, place, i))
 			}
 		}
 	}
 	return out
 }
 
-// socketInstances are those of a module on sockets: one for each service or cgroup.
-func socketInstances(place plan.Placement) (out []v1.Instance) {
-	for _, i := range place.Instances {
-		out = append(out, v1.Instance{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex),
+// socketAttachments are those of a module on sockets: one for each service or cgroup.
+func socketAttachments(place plan.Placement) (out []v1.Attachment) {
+	for _, i := range place.Attachments {
+		out = append(out, v1.Attachment{Service: i.Service, Interface: i.Interface, Ifindex: int(i.Ifindex),
 			Cgroup: place.Cgroup,
 			Hook:   string(chain.OnSockets), Direction: string(chain.Both), Chain: place.Chain.ID()})
 	}
 	return out
 }
 
-func instance(p chain.Point, place plan.Placement, position int) v1.Instance {
-	return v1.Instance{Service: place.Service, Interface: place.Link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
+func attachment(p chain.Point, place plan.Placement, position int) v1.Attachment {
+	return v1.Attachment{Service: place.Service, Interface: place.Link.Name, Ifindex: p.Ifindex, Hook: string(p.Side),
 		Direction: string(place.Chain.Direction), Chain: place.Chain.ID(), Position: position}
 }
 

@@ -42,7 +42,7 @@ type Sources struct {
 	Model      func(name string) *v1.ModelStatus // nil if it is just coming
 	CgroupRoot string                            // of the sockets of services
 	Agent      func() Agent
-	Counters   func(module string) Counters            // nil: no generation sees packets
+	Counters   func(module string) Counters            // nil: no map set sees packets
 	Cost       func(key string) (apply.Measured, bool) // by apply.Candidate.Key
 	View       func(chain.Point) dataplane.HookView
 	Interfaces func() map[string]service.Link // of the node
@@ -93,7 +93,7 @@ func (nd *Node) Evaluate(of Resource) {
 		nd.RecordAgent()
 	}
 	if m, ok := resource.Module.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindModule {
-		nd.RecordModule(m, nd.Modules[of.Name], len(nd.Instances(of.Name)))
+		nd.RecordModule(m, nd.Modules[of.Name], len(nd.Attachments(of.Name)))
 	}
 	if s, ok := resource.Service.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindService {
 		nd.RecordService(s, nd.Services[of.Name])

@@ -153,7 +153,7 @@ func TestModuleConditions(t *testing.T) {
 		nd := newNode(t)
 		m, _ := resource.Module.Get(nd.Desired, "m")
 		c.change(nd, nd.Modules["m"])
-		got := nd.RecordModule(m, nd.Modules["m"], len(nd.Instances("m")))
+		got := nd.RecordModule(m, nd.Modules["m"], len(nd.Attachments("m")))
 		if !slices.Equal(brief(got), c.want) || !strings.Contains(got[len(got)-1].Message, c.says) {
 			t.Errorf("%s: %+v, want %v with %q", name, got, c.want, c.says)
 		}

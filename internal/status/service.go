@@ -25,7 +25,7 @@ func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32, drops []v
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
 	}
 	for _, p := range nd.Points.Sorted() {
-		if slices.ContainsFunc(nd.Points[p].Instances, func(i sdk.Instance) bool { return i.Service == name }) {
+		if slices.ContainsFunc(nd.Points[p].Attachments, func(i sdk.Attachment) bool { return i.Service == name }) {
 			s.Status.Sockets = append(s.Status.Sockets, p.Module)
 		}
 	}
@@ -99,10 +99,10 @@ func (nd *Node) Chain(c chain.Pinned, points []chain.Attached) v1.Chain {
 		}
 		place := nd.Points[p.Point]
 		if !p.Point.Side.SeesPackets() {
-			view.Points = append(view.Points, socketInstances(place)...)
+			view.Points = append(view.Points, socketAttachments(place)...)
 			continue
 		}
-		i := instance(p.Point, place, 0)
+		i := attachment(p.Point, place, 0)
 		i.Chain, i.Direction = c.ID, view.Direction
 		view.Points = append(view.Points, i)
 	}

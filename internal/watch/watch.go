@@ -34,7 +34,7 @@ type Subscription struct {
 	ready  chan struct{}
 
 	// Guarded by lock.
-	Generation string // that updates are for
+	MapSet string // that updates are for
 	// Hold reports whether a change has to wait, until Wake; nil: none has.
 	Hold     func(name string) bool
 	dirty    map[string]bool // to be sent again
@@ -48,11 +48,11 @@ type Subscription struct {
 
 // Update is what is sent in one request. A kind of resources may add fields.
 type Update struct {
-	Generation string            `json:"generation"`
-	Reset      bool              `json:"reset,omitempty"`
-	Complete   bool              `json:"complete,omitempty"`
-	Put        []json.RawMessage `json:"put,omitempty"`
-	Remove     []string          `json:"remove,omitempty"`
+	MapSet   string            `json:"generation"`
+	Reset    bool              `json:"reset,omitempty"`
+	Complete bool              `json:"complete,omitempty"`
+	Put      []json.RawMessage `json:"put,omitempty"`
+	Remove   []string          `json:"remove,omitempty"`
 
 	size int // of Put
 }
@@ -84,11 +84,11 @@ func (s *Subscription) Wake() {
 // Ready receives when Next may have an update.
 func (s *Subscription) Ready() <-chan struct{} { return s.ready }
 
-// Restart starts a full sync for a generation, because the control plane has lost what it had received.
-func (s *Subscription) Restart(generation string) {
+// Restart starts a full sync for a map set, because the control plane has lost what it had received.
+func (s *Subscription) Restart(mapSet string) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	s.Generation = generation
+	s.MapSet = mapSet
 	s.restart()
 }
 
@@ -104,7 +104,7 @@ func (s *Subscription) restart() {
 func (s *Subscription) Next() (Update, bool) {
 	s.lock.Lock()
 	defer s.lock.Unlock()
-	u := Update{Generation: s.Generation}
+	u := Update{MapSet: s.MapSet}
 	s.sending = map[string]bool{}
 	if s.syncing {
 		u.Reset = s.resets

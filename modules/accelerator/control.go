@@ -46,10 +46,10 @@ type accelerator struct {
 }
 
 var (
-	_ sdk.Compiled        = (*compiled)(nil)
-	_ sdk.Runner          = (*accelerator)(nil)
-	_ sdk.InstanceWatcher = (*accelerator)(nil)
-	_ sdk.HealthChecker   = (*accelerator)(nil)
+	_ sdk.Compiled          = (*compiled)(nil)
+	_ sdk.Runner            = (*accelerator)(nil)
+	_ sdk.AttachmentWatcher = (*accelerator)(nil)
+	_ sdk.HealthChecker     = (*accelerator)(nil)
 )
 
 // Settings implements sdk.Compiled.
@@ -78,7 +78,7 @@ func (a *accelerator) Run(ctx context.Context) {
 	}
 	events := make(chan event, 4) // the ring buffer has the rest
 	var reading sync.WaitGroup
-	defer reading.Wait() // the next generation reads the same ring buffer
+	defer reading.Wait() // the next map set reads the same ring buffer
 	reading.Go(func() { a.read(ctx, events) })
 	tick := time.NewTicker(saveEvery)
 	defer tick.Stop()
@@ -162,8 +162,8 @@ func (a *accelerator) Health() error {
 	return nil
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (a *accelerator) InstanceChanged(sdk.Instance, bool) {
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (a *accelerator) AttachmentChanged(sdk.Attachment, bool) {
 	select {
 	case a.changed <- struct{}{}:
 	default:
@@ -200,7 +200,7 @@ func (a *accelerator) setMembers() error {
 // members are the services that take part, by the cookies of their network namespaces.
 func (a *accelerator) members() map[uint64]serviceEntry {
 	out := map[uint64]serviceEntry{}
-	for _, i := range a.live.Instances() {
+	for _, i := range a.live.Attachments() {
 		if i.NetnsCookie == 0 || i.Service == "" {
 			continue
 		}
@@ -270,7 +270,7 @@ func dropShares(m sdk.Maps, here map[uint32]bool) error {
 }
 
 // mustSee are the modules on a service that redirected bytes may not go past.
-func (a *accelerator) mustSee(i sdk.Instance) (names []string) {
+func (a *accelerator) mustSee(i sdk.Attachment) (names []string) {
 	for _, m := range i.Chain {
 		if !slices.Contains(a.Past, m.Package) {
 			names = append(names, m.Module)

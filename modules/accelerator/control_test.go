@@ -39,13 +39,14 @@ type controlled struct {
 	control   sdk.Control
 	a         *accelerator
 	live      sdk.Live
-	instances []sdk.Instance
+	instances []sdk.Attachment
 }
 
 func governed(t testing.TB, config string) *controlled {
 	t.Helper()
 	c := &controlled{plane: load(t, configEntry{}), control: Control()}
-	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair, Instances: func() []sdk.Instance { return c.instances }}
+	c.live = sdk.Live{Module: "accel", Maps: c.Maps, Kernel: fair,
+		Attachments: func() []sdk.Attachment { return c.instances }}
 	c.use(config)
 	return c
 }
@@ -155,15 +156,15 @@ func TestKernelsThatAreNotTrusted(t *testing.T) {
 // Namespaces take part as services have them; those that another module watches only within themselves.
 func TestMembers(t *testing.T) {
 	c := governed(t, "")
-	web := sdk.Instance{Service: "web", NetnsCookie: 7, Chain: []sdk.ChainMember{{Module: "p", Package: "proxy"}}}
-	db := sdk.Instance{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"},
+	web := sdk.Attachment{Service: "web", NetnsCookie: 7, Chain: []sdk.ChainMember{{Module: "p", Package: "proxy"}}}
+	db := sdk.Attachment{Service: "db", NetnsCookie: 8, Chain: []sdk.ChainMember{{Module: "fw", Package: "firewall"},
 		{Module: "t", Package: "tunnel"}}}
-	follow := func(instances ...sdk.Instance) map[uint64]serviceEntry {
+	follow := func(instances ...sdk.Attachment) map[uint64]serviceEntry {
 		c.instances = instances
 		check(t, c.a.setMembers())
 		return entries[uint64, serviceEntry](c.plane, mapMembers)
 	}
-	got := follow(web, db, sdk.Instance{Cgroup: "/kubepods", CgroupID: 9})
+	got := follow(web, db, sdk.Attachment{Cgroup: "/kubepods", CgroupID: 9})
 	if len(got) != 2 || got[7] != (serviceEntry{ID: idOf("web")}) ||
 		got[8] != (serviceEntry{ID: idOf("db"), Flags: within}) {
 		t.Errorf("%+v", got)
@@ -256,7 +257,7 @@ func TestForgetsTheOldest(t *testing.T) {
 func TestMemory(t *testing.T) {
 	t.Setenv("STATE_DIRECTORY", t.TempDir())
 	c := governed(t, "")
-	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
+	c.instances = []sdk.Attachment{{Service: "web", NetnsCookie: 7}}
 	file := fileKey{Inode: 1, Generation: 5}
 	c.use("")
 	c.asks(file, "/usr/bin/curl")
@@ -326,7 +327,7 @@ func TestGoneServices(t *testing.T) {
 		n.Refused[reasonFull] = 1
 		c.put(mapCounts, route, n)
 	}
-	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}}
+	c.instances = []sdk.Attachment{{Service: "web", NetnsCookie: 7}}
 	check(t, c.a.setMembers())
 	if left := entries[routeKey, countsEntry](c.plane, mapCounts); len(left) != 2 ||
 		left[routeKey{web, theNode}].Offered != 1 {
@@ -350,7 +351,7 @@ func TestGoneServices(t *testing.T) {
 
 func TestReports(t *testing.T) {
 	c := governed(t, "")
-	c.instances = []sdk.Instance{{Service: "web", NetnsCookie: 7}, {Service: "db", NetnsCookie: 8}}
+	c.instances = []sdk.Attachment{{Service: "web", NetnsCookie: 7}, {Service: "db", NetnsCookie: 8}}
 	check(t, c.a.setMembers())
 	n := countsEntry{Offered: 5, Paired: 4, Accelerated: 3, Left: 1, Messages: 100, Bytes: 2000}
 	n.Refused[reasonFull], n.Refused[slices.Index(reasons[:], "stream")], n.Refused[reasonClosed] = 2, 1, 4

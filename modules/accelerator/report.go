@@ -217,7 +217,7 @@ func (a *accelerator) destinations() ([]DestinationReport, error) {
 		return nil, err
 	}
 	services := map[uint64]string{}
-	for _, i := range a.live.Instances() {
+	for _, i := range a.live.Attachments() {
 		services[i.NetnsCookie] = i.Service
 	}
 	out := []DestinationReport{}
@@ -299,7 +299,7 @@ func first(list []string) string {
 // module on their path must see the packets.
 func (a *accelerator) visibleHere() sdk.Condition {
 	var out []string
-	for _, i := range a.live.Instances() {
+	for _, i := range a.live.Attachments() {
 		if see := a.mustSee(i); len(see) > 0 && i.Service != "" {
 			out = append(out, i.Service+" ("+strings.Join(see, ", ")+")")
 		}

@@ -26,7 +26,7 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 
 // blocked returns the sources that the fuse holds now. Times are wall-clock, converted from the kernel's monotonic
 // nanoseconds; Until is empty for a block without an end.
-func (w *generation) blocked() ([]Blocked, error) {
+func (w *running) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
 	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
 		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat),
@@ -45,7 +45,7 @@ func (w *generation) blocked() ([]Blocked, error) {
 func share(score int32) float64 { return float64(score) / model.ScoreOne }
 
 // unblock frees sources, and returns how many.
-func (w *generation) unblock(meant func(source, *block) bool) (n int, err error) {
+func (w *running) unblock(meant func(source, *block) bool) (n int, err error) {
 	var keys []source
 	err = each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
 		if meant(s, b) {
@@ -71,7 +71,7 @@ func (w *generation) unblock(meant func(source, *block) bool) (n int, err error)
 
 // sweep removes what has expired, which the data plane does itself when the source is heard again, and what belongs to
 // interfaces that have gone, and corrects the number of those that are left.
-func (w *generation) sweep() error {
+func (w *running) sweep() error {
 	now, at, left := monotonic(), w.places(), uint32(0)
 	n, err := w.unblock(func(s source, b *block) bool {
 		left++
@@ -85,7 +85,7 @@ func (w *generation) sweep() error {
 }
 
 // freeAllowed frees sources that the allow-list of a new config has.
-func (w *generation) freeAllowed() error {
+func (w *running) freeAllowed() error {
 	if len(w.config.Allow) == 0 {
 		return nil
 	}

@@ -32,12 +32,12 @@ func (control) OpenEngine() (model.Engine, error) { return inference.Open() }
 var (
 	_ model.User        = control{}
 	_ sdk.Compiled      = (*config)(nil)
-	_ sdk.Handler       = (*generation)(nil)
-	_ sdk.Runner        = (*generation)(nil)
-	_ sdk.Collector     = (*generation)(nil)
-	_ sdk.HealthChecker = (*generation)(nil)
-	_ sdk.Conditioner   = (*generation)(nil)
-	_ sdk.ModelUser     = (*generation)(nil)
+	_ sdk.Handler       = (*running)(nil)
+	_ sdk.Runner        = (*running)(nil)
+	_ sdk.Collector     = (*running)(nil)
+	_ sdk.HealthChecker = (*running)(nil)
+	_ sdk.Conditioner   = (*running)(nil)
+	_ sdk.ModelUser     = (*running)(nil)
 )
 
 const leastBlocks = 1024 // compiled size of the map
@@ -62,7 +62,7 @@ func (c *config) Settings() sdk.Settings {
 	return out
 }
 
-// Fill implements sdk.Compiled. All maps but the allow-list are state, which the generations share.
+// Fill implements sdk.Compiled. All maps but the allow-list are state, which the map sets share.
 func (c *config) Fill(maps sdk.Maps) error {
 	half, err := maps.FreeHalf()
 	if err != nil {
@@ -88,7 +88,7 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (w *generation) Run(ctx context.Context) {
+func (w *running) Run(ctx context.Context) {
 	defer w.stream.End()
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -114,7 +114,7 @@ func (w *generation) Run(ctx context.Context) {
 }
 
 // note keeps the result of background work for Health.
-func (w *generation) note(work string, err error) {
+func (w *running) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err != nil && w.troubles[work] == nil {
@@ -124,7 +124,7 @@ func (w *generation) note(work string, err error) {
 }
 
 // Health implements sdk.HealthChecker.
-func (w *generation) Health() error {
+func (w *running) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {
@@ -136,6 +136,6 @@ func (w *generation) Health() error {
 }
 
 // Conditions implements sdk.Conditioner.
-func (w *generation) Conditions() ([]sdk.Condition, error) {
+func (w *running) Conditions() ([]sdk.Condition, error) {
 	return []sdk.Condition{w.fuseCondition(), w.modelCondition()}, nil
 }

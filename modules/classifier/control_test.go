@@ -29,7 +29,7 @@ import (
 // plant is a control plane with maps that no packet meets, and with an agent played by the test.
 type plant struct {
 	testing.TB
-	*generation
+	*running
 	live sdk.Live
 }
 
@@ -44,14 +44,14 @@ func newPlant(t testing.TB, config string) *plant {
 func newPlantOn(t testing.TB, text string, maps sdk.Maps) *plant {
 	t.Helper()
 	p := &plant{TB: t, live: sdk.Live{Module: "guard", Maps: maps,
-		Instances: func() []sdk.Instance {
-			return []sdk.Instance{{Service: "web", Interface: "veth7", Ifindex: plantIfindex}}
+		Attachments: func() []sdk.Attachment {
+			return []sdk.Attachment{{Service: "web", Interface: "veth7", Ifindex: plantIfindex}}
 		}}}
 	c := compileConfig(t, text)
 	if err := c.Fill(maps); err != nil {
 		t.Fatal(err)
 	}
-	p.generation = sdktest.Open[*generation](t, c, p.live)
+	p.running = sdktest.Open[*running](t, c, p.live)
 	return p
 }
 
@@ -385,7 +385,7 @@ func TestFuseIsMended(t *testing.T) {
 	if err := p.freeAllowed(); err != nil || p.fuse.Blocked != 1 {
 		t.Errorf("%v, %d are left", err, p.fuse.Blocked)
 	}
-	p.generation.fuse.blow(causeShare)
+	p.running.fuse.blow(causeShare)
 	if c := p.condition("Fuse"); c.Status != "False" || c.Reason != "Blown" ||
 		!strings.Contains(c.Message, "sourceShare") || !strings.Contains(c.Message, "guard fuse=intact") {
 		t.Errorf("%+v", c)

@@ -69,7 +69,7 @@ func (v *vocabulary) class(version, class uint32) string {
 
 // describe converts an event of the ring for clients: the monotonic time to wall-clock time, and the model's slot
 // version to its name and class as long as that model is loaded.
-func (w *generation) describe(e *event) *Verdict {
+func (w *running) describe(e *event) *Verdict {
 	out := &Verdict{Time: wall(e.Time).Format(timeFormat), Kind: named(eventKinds, e.Kind),
 		Location: w.places().of(e.Source), Version: e.Version,
 		Class: w.words.class(e.Version, e.Class), Score: share(e.Score), Hits: e.Hits, Action: named(actions, e.Action),
@@ -86,7 +86,7 @@ func (w *generation) describe(e *event) *Verdict {
 
 // follow reads the data plane's events until ctx ends. They are read also without a subscriber: else the first ones
 // that a listener gets would be old.
-func (w *generation) follow(ctx context.Context) error {
+func (w *running) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapVerdicts)
 	if err != nil {
 		return err
@@ -107,8 +107,8 @@ func (w *generation) follow(ctx context.Context) error {
 	return nil
 }
 
-// serveEvents streams verdicts until the client or the generation ends.
-func (w *generation) serveEvents(out http.ResponseWriter, r *http.Request) {
+// serveEvents streams verdicts until the client or the map set ends.
+func (w *running) serveEvents(out http.ResponseWriter, r *http.Request) {
 	c := w.stream.Open()
 	defer c.Close()
 	c.Serve(out, r, nil)

@@ -17,7 +17,7 @@ import (
 // sharedFuse is the data plane's fuse as memory, because both sides change it.
 type sharedFuse struct{ *fuse }
 
-// shareFuse maps the fuse until its last user is done: requests may outlive their generation.
+// shareFuse maps the fuse until its last user is done: requests may outlive their map set.
 func shareFuse(maps sdk.Maps) (*sharedFuse, error) {
 	m, err := maps.Get(mapFuse)
 	if err != nil {
@@ -49,7 +49,7 @@ type FuseReport struct {
 	Limit   uint32 `json:"limit"`
 }
 
-func (w *generation) fuseReport() FuseReport {
+func (w *running) fuseReport() FuseReport {
 	out := FuseReport{State: "intact", Blocked: atomic.LoadUint32(&w.fuse.Blocked), Limit: w.config.Fuse.Sources}
 	if at := atomic.LoadUint64(&w.fuse.Blown); at != 0 {
 		out.State, out.Cause = "blown", named(fuseCauses, atomic.LoadUint32(&w.fuse.Cause))
@@ -58,7 +58,7 @@ func (w *generation) fuseReport() FuseReport {
 	return out
 }
 
-func (w *generation) fuseCondition() sdk.Condition {
+func (w *running) fuseCondition() sdk.Condition {
 	r := w.fuseReport()
 	if r.State == "intact" {
 		return sdk.Condition{Type: "Fuse", Status: "True", Reason: "Intact"}
@@ -69,7 +69,7 @@ func (w *generation) fuseCondition() sdk.Condition {
 }
 
 // mend frees all sources, and lets the model act again.
-func (w *generation) mend() error {
+func (w *running) mend() error {
 	if _, err := w.unblock(func(source, *block) bool { return true }); err != nil {
 		return err
 	}

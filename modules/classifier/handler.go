@@ -27,7 +27,7 @@ import (
 //	GET    values             the fuse and what is done to sources, for kerb module set
 //	PUT    values/fuse        {"value": "intact"}
 //	PUT    values/blocked/SOURCE   {"value": "none"}
-func (w *generation) Handler() http.Handler {
+func (w *running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(pattern string, do func(*http.Request) (any, error)) {
 		mux.HandleFunc(pattern, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r)) })
@@ -51,7 +51,7 @@ func (w *generation) Handler() http.Handler {
 	return mux
 }
 
-func (w *generation) getSources(r *http.Request) (any, error) {
+func (w *running) getSources(r *http.Request) (any, error) {
 	const usual, most = 1000, 100000
 	limit := usual
 	if text := r.URL.Query().Get("limit"); text != "" {
@@ -65,7 +65,7 @@ func (w *generation) getSources(r *http.Request) (any, error) {
 }
 
 // free frees the sources of a name, all if it is empty.
-func (w *generation) free(name string) (any, error) {
+func (w *running) free(name string) (any, error) {
 	n, err := w.unblock(func(s source, _ *block) bool { return name == "" || s.String() == name })
 	if err == nil && n == 0 && name != "" {
 		err = sdk.NotFound(fmt.Sprintf("nothing is done to a source %s", name))
@@ -73,7 +73,7 @@ func (w *generation) free(name string) (any, error) {
 	return map[string]int{"freed": n}, err
 }
 
-func (w *generation) models() map[string]*loaded {
+func (w *running) models() map[string]*loaded {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := map[string]*loaded{}
@@ -85,7 +85,7 @@ func (w *generation) models() map[string]*loaded {
 	return out
 }
 
-func (w *generation) putFuse(r *http.Request) (any, error) {
+func (w *running) putFuse(r *http.Request) (any, error) {
 	var body struct{ State string }
 	if err := decode(r, &body); err != nil {
 		return nil, err
@@ -93,7 +93,7 @@ func (w *generation) putFuse(r *http.Request) (any, error) {
 	return w.setFuse(body.State)
 }
 
-func (w *generation) setFuse(state string) (any, error) {
+func (w *running) setFuse(state string) (any, error) {
 	if state != "intact" {
 		return nil, wrong("fuse", "%q is not intact, which is all that it can be set to", state)
 	}
@@ -115,7 +115,7 @@ type ListedValue struct {
 	Value string `json:"value"`
 }
 
-func (w *generation) values() ([]ListedValue, error) {
+func (w *running) values() ([]ListedValue, error) {
 	out := []ListedValue{{"fuse", w.fuseReport().State}}
 	all, err := w.blocked()
 	for _, b := range all {
@@ -126,7 +126,7 @@ func (w *generation) values() ([]ListedValue, error) {
 
 // putValue accepts two paths: fuse, which takes the fuse's new setting, and blocked/SOURCE, which takes only "none" and
 // frees that source.
-func (w *generation) putValue(r *http.Request) (any, error) {
+func (w *running) putValue(r *http.Request) (any, error) {
 	var body struct{ Value string }
 	if err := decode(r, &body); err != nil {
 		return nil, err
@@ -157,7 +157,7 @@ type Agreement struct {
 
 // agreement compares the live model with the shadow model over all verdicts that both gave. Share counts agreement on
 // harmless or not, and is 1 before the first verdict. Without a shadow model it returns NotFound.
-func (w *generation) agreement() (*Agreement, error) {
+func (w *running) agreement() (*Agreement, error) {
 	c, err := w.counts()
 	if err != nil {
 		return nil, err

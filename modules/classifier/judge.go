@@ -68,7 +68,7 @@ func (l *loaded) against(c *config, d model.Decision, suspicious bool) bool {
 }
 
 // judgeAll judges the windows that wait.
-func (w *generation) judgeAll() error {
+func (w *running) judgeAll() error {
 	m, err := w.live.Maps.Get(mapWindows)
 	if err != nil {
 		return err
@@ -99,7 +99,7 @@ func (w *generation) judgeAll() error {
 const windowBatch = 256
 
 // judgeOne judges a source by its window.
-func (w *generation) judgeOne(s source, win *window) error {
+func (w *running) judgeOne(s source, win *window) error {
 	j, l := &w.judge, w.loaded[model.Live]
 	if l == nil {
 		j.counts[countNoModel]++
@@ -128,7 +128,7 @@ func (c *config) epoch() uint64 {
 }
 
 // verdictOf makes room for a source that is new: at most as many are known as in the data plane.
-func (w *generation) verdictOf(s source) *verdict {
+func (w *running) verdictOf(s source) *verdict {
 	v := w.judge.sources[s]
 	if v != nil {
 		return v
@@ -147,7 +147,7 @@ func (w *generation) verdictOf(s source) *verdict {
 }
 
 // enter counts the sources of a window: those that were blocked when it began are counted already.
-func (w *generation) enter(s source, v *verdict, number uint64) error {
+func (w *running) enter(s source, v *verdict, number uint64) error {
 	j := &w.judge
 	if number > j.number {
 		j.sourcesBefore = 0
@@ -168,7 +168,7 @@ func (w *generation) enter(s source, v *verdict, number uint64) error {
 }
 
 // isHeld is cls_was_blocked: it reports whether a source was blocked before the window began.
-func (w *generation) isHeld(s source) (bool, error) {
+func (w *running) isHeld(s source) (bool, error) {
 	if w.judge.held == 0 {
 		return false, nil
 	}
@@ -181,10 +181,10 @@ func (w *generation) isHeld(s source) (bool, error) {
 }
 
 // sourcesOfWindow is cls_source_count.
-func (w *generation) sourcesOfWindow() uint32 { return w.judge.judged + w.judge.held }
+func (w *running) sourcesOfWindow() uint32 { return w.judge.judged + w.judge.held }
 
 // compare asks the shadow model.
-func (w *generation) compare(values *[valuesMax]int32, live model.Decision, against bool) {
+func (w *running) compare(values *[valuesMax]int32, live model.Decision, against bool) {
 	l, j := w.loaded[model.Shadow], &w.judge
 	if l == nil {
 		return
@@ -206,7 +206,7 @@ func (w *generation) compare(values *[valuesMax]int32, live model.Decision, agai
 }
 
 // conclude is cls_verdict_update: hysteresis, then what follows from it.
-func (w *generation) conclude(s source, v *verdict, win *window, d model.Decision, against bool) error {
+func (w *running) conclude(s source, v *verdict, win *window, d model.Decision, against bool) error {
 	c, was := w.config, v.suspicious
 	v.hits <<= 1
 	if against {
@@ -235,7 +235,7 @@ func (w *generation) conclude(s source, v *verdict, win *window, d model.Decisio
 }
 
 // act is cls_action_apply: it puts a source under the action, or keeps it there.
-func (w *generation) act(e *event) (done uint8, isNew bool, err error) {
+func (w *running) act(e *event) (done uint8, isNew bool, err error) {
 	c, none := w.config, uint8(index(actions, "event"))
 	action := uint8(index(actions, c.Action.Do))
 	if action == none {
@@ -284,7 +284,7 @@ func (w *generation) act(e *event) (done uint8, isNew bool, err error) {
 }
 
 // tooMuch is cls_fuse_check: why one more source is more than a model may block, 0 if it is not.
-func (w *generation) tooMuch() uint32 {
+func (w *running) tooMuch() uint32 {
 	f, n := &w.config.Fuse, atomic.LoadUint32(&w.fuse.Blocked)+1
 	if n > f.Sources {
 		return causeSources
@@ -299,7 +299,7 @@ func (w *generation) tooMuch() uint32 {
 }
 
 // tell passes an event on if the config wants such ones.
-func (w *generation) tell(e *event) {
+func (w *running) tell(e *event) {
 	if e.Kind == kindEvaluated && (w.config.Events == "changes" || w.config.Events == "positives" && e.Hits&1 == 0) {
 		return
 	}

@@ -11,7 +11,7 @@ import (
 )
 
 // counts are those of the data plane, and in user mode of the judge.
-func (w *generation) counts() (sum [counts]uint64, err error) {
+func (w *running) counts() (sum [counts]uint64, err error) {
 	w.mu.Lock()
 	sum = w.judge.counts
 	w.mu.Unlock()
@@ -26,7 +26,7 @@ func (w *generation) counts() (sum [counts]uint64, err error) {
 }
 
 // stats leaves out what is zero.
-func (w *generation) stats() (map[string]uint64, error) {
+func (w *running) stats() (map[string]uint64, error) {
 	c, err := w.counts()
 	out := map[string]uint64{}
 	for i, name := range countNames {
@@ -50,7 +50,7 @@ type SourceReport struct {
 	Counts     map[string]uint64 `json:"counts"` // since it is known
 }
 
-func (w *generation) sources(limit int) ([]SourceReport, error) {
+func (w *running) sources(limit int) ([]SourceReport, error) {
 	out, at, now := []SourceReport{}, w.places(), monotonic()
 	names := rplSums
 	if w.config.Extractor == "flow" {
@@ -76,7 +76,7 @@ func (w *generation) sources(limit int) ([]SourceReport, error) {
 }
 
 // inUserMode adds what only the judge knows.
-func (w *generation) inUserMode(s source, to *SourceReport) {
+func (w *running) inUserMode(s source, to *SourceReport) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	v := w.judge.sources[s]
@@ -93,7 +93,7 @@ func age(now, at uint64) string {
 }
 
 // Collect implements sdk.Collector.
-func (w *generation) Collect() ([]sdk.Sample, error) {
+func (w *running) Collect() ([]sdk.Sample, error) {
 	c, err := w.counts()
 	if err != nil {
 		return nil, err

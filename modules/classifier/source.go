@@ -36,11 +36,11 @@ type Location struct {
 }
 
 // places names interfaces.
-type places map[uint32]sdk.Instance
+type places map[uint32]sdk.Attachment
 
-func (w *generation) places() places {
+func (w *running) places() places {
 	out := places{}
-	for _, i := range w.live.Instances() {
+	for _, i := range w.live.Attachments() {
 		out[i.Ifindex] = i
 	}
 	return out

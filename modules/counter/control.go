@@ -31,13 +31,13 @@ func Control() sdk.Control {
 
 type compiled struct{}
 
-// generation is a started generation of the module's maps.
-type generation struct{ sdk.Live }
+// running is a started map set of the module's maps.
+type running struct{ sdk.Live }
 
 var (
-	_ sdk.Handler   = generation{}
-	_ sdk.Runner    = generation{}
-	_ sdk.Collector = generation{}
+	_ sdk.Handler   = running{}
+	_ sdk.Runner    = running{}
+	_ sdk.Collector = running{}
 )
 
 // Settings implements sdk.Compiled.
@@ -47,7 +47,7 @@ func (compiled) Settings() sdk.Settings { return sdk.Settings{} }
 func (compiled) Fill(sdk.Maps) error { return nil }
 
 // Open implements sdk.Compiled.
-func (compiled) Open(live sdk.Live) (sdk.Running, error) { return generation{live}, nil }
+func (compiled) Open(live sdk.Live) (sdk.Running, error) { return running{live}, nil }
 
 // Names of maps in the data plane.
 const (
@@ -103,7 +103,7 @@ var (
 		132: "sctp"}
 )
 
-func (k key) entry(at sdk.Instance, c Count) Entry {
+func (k key) entry(at sdk.Attachment, c Count) Entry {
 	e := Entry{Service: at.Service, Interface: at.Interface, Direction: directions[k.Direction&1],
 		Family: families[k.Family], Count: c}
 	var known bool
@@ -118,9 +118,9 @@ func (k key) entry(at sdk.Instance, c Count) Entry {
 
 // read sums the counters of the present interfaces over the CPUs, ordered by service, interface, direction, family and
 // protocol.
-func (c generation) read() (*Report, error) {
-	where := map[uint32]sdk.Instance{}
-	for _, i := range c.Instances() {
+func (c running) read() (*Report, error) {
+	where := map[uint32]sdk.Attachment{}
+	for _, i := range c.Attachments() {
 		where[i.Ifindex] = i
 	}
 	sums := map[key]Count{}
@@ -213,14 +213,14 @@ func (r *Report) total(maps sdk.Maps) error {
 }
 
 // Handler serves GET counts.
-func (c generation) Handler() http.Handler {
+func (c running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /counts", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(c.read()) })
 	return mux
 }
 
 // Collect implements sdk.Collector.
-func (c generation) Collect() ([]sdk.Sample, error) {
+func (c running) Collect() ([]sdk.Sample, error) {
 	report, err := c.read()
 	if err != nil {
 		return nil, err
@@ -245,7 +245,7 @@ func (c generation) Collect() ([]sdk.Sample, error) {
 const sweepEvery = 30 * time.Second
 
 // Run removes the counters of interfaces that are gone.
-func (c generation) Run(ctx context.Context) {
+func (c running) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	gone := map[uint32]bool{}
@@ -264,9 +264,9 @@ func (c generation) Run(ctx context.Context) {
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being
 // registered keeps its counters. It returns those that are missing.
-func (c generation) sweep(before map[uint32]bool) (map[uint32]bool, error) {
+func (c running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 	there, missing := map[uint32]bool{}, map[uint32]bool{}
-	for _, i := range c.Instances() {
+	for _, i := range c.Attachments() {
 		there[i.Ifindex] = true
 	}
 	gone := func(k key) bool {

@@ -100,8 +100,8 @@ func load(t testing.TB, side chain.Side, change func(*dataplane.Module)) *counte
 	}
 	t.Cleanup(func() { ingress.Close() })
 	return &counter{l.Program, ingress, sdk.Live{Module: "counter", Maps: l.Maps["counter"],
-		Instances: func() []sdk.Instance {
-			return []sdk.Instance{{Service: "web", Interface: "lo", Ifindex: 1}}
+		Attachments: func() []sdk.Attachment {
+			return []sdk.Attachment{{Service: "web", Interface: "lo", Ifindex: 1}}
 		}}}
 }
 
@@ -143,7 +143,7 @@ func TestCounts(t *testing.T) {
 			arp := make([]byte, 60)
 			arp[12], arp[13] = 0x08, 0x06
 			run(t, c.egress, arp, 4)
-			report, err := (generation{c.live}).read()
+			report, err := (running{c.live}).read()
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -203,7 +203,7 @@ func exactOnSeveralCPUs(t *testing.T, places uint32) {
 		}()
 	}
 	wg.Wait()
-	report, err := (generation{c.live}).read()
+	report, err := (running{c.live}).read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -224,7 +224,7 @@ func TestFullTableCountsInOverflow(t *testing.T) {
 	for proto := range byte(5) {
 		run(t, c.egress, ip4(100+proto, 20), 2)
 	}
-	report, err := (generation{c.live}).read()
+	report, err := (running{c.live}).read()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -249,7 +249,7 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}
 	shown := func(live sdk.Live) int {
 		t.Helper()
-		report, err := (generation{live}).read()
+		report, err := (running{live}).read()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -261,10 +261,10 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}{{true, 2}, {false, 2}, {true, 2}, {false, 2}, {false, 0}} {
 		live := c.live
 		if !step.there {
-			live.Instances = func() []sdk.Instance { return nil }
+			live.Attachments = func() []sdk.Attachment { return nil }
 		}
 		var err error
-		if gone, err = (generation{live}).sweep(gone); err != nil {
+		if gone, err = (running{live}).sweep(gone); err != nil {
 			t.Fatal(err)
 		}
 		if n := entries(); n != step.left {
@@ -290,7 +290,7 @@ func TestSweepFreesPlaces(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if _, err := (generation{c.live}).sweep(map[uint32]bool{77: true}); err != nil {
+	if _, err := (running{c.live}).sweep(map[uint32]bool{77: true}); err != nil {
 		t.Fatal(err)
 	}
 	var got []uint32
@@ -309,7 +309,7 @@ func TestHandlerAndCollect(t *testing.T) {
 	c := load(t, chain.OnTCIngress, nil)
 	run(t, c.ingress, ip4(6, 20), 7)
 	w := httptest.NewRecorder()
-	(generation{c.live}).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
+	(running{c.live}).Handler().ServeHTTP(w, httptest.NewRequest("GET", "/counts", nil))
 	var report Report
 	if err := json.Unmarshal(w.Body.Bytes(), &report); err != nil || w.Code != 200 {
 		t.Fatalf("%d %v %s", w.Code, err, w.Body)
@@ -317,7 +317,7 @@ func TestHandlerAndCollect(t *testing.T) {
 	if len(report.Counts) != 1 || report.Counts[0].Packets != 7 {
 		t.Errorf("%s", w.Body)
 	}
-	samples, err := (generation{c.live}).Collect()
+	samples, err := (running{c.live}).Collect()
 	if err != nil {
 		t.Fatal(err)
 	}

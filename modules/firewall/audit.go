@@ -39,7 +39,7 @@ func wouldDrop(maps sdk.Maps) (map[string]Hits, error) {
 }
 
 // Conditions implements sdk.Conditioner: Enforcing is there in audit mode.
-func (g *generation) Conditions() ([]sdk.Condition, error) {
+func (g *running) Conditions() ([]sdk.Condition, error) {
 	if g.config.Mode != modeAudit {
 		return nil, nil
 	}

@@ -192,7 +192,7 @@ const (
 )
 
 // Run ages established connections, those that the data plane does not meet again itself, and takes what it reports.
-func (g *generation) Run(ctx context.Context) {
+func (g *running) Run(ctx context.Context) {
 	defer g.log.stream.End()
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -219,13 +219,13 @@ func (g *generation) Run(ctx context.Context) {
 	}
 }
 
-// sweeps has the time of the last sweep of each module: generations that differ in rules have the same tables, and
+// sweeps has the time of the last sweep of each module: map sets that differ in rules have the same tables, and
 // each would sweep them when it starts.
 var sweeps sync.Map
 
 // untilSweep is how long the first sweep has time. Tables that are new, or shared by more interfaces than at the last
 // sweep, need their quotas at once.
-func (g *generation) untilSweep() time.Duration {
+func (g *running) untilSweep() time.Duration {
 	last, swept := sweeps.Load(g.live.Module)
 	t, err := openTables(g.live.Maps)
 	if !swept || err != nil {
@@ -241,9 +241,9 @@ func (g *generation) untilSweep() time.Duration {
 // census counts entries by interface. An interface without entries has a zero.
 type census map[uint32]uint64
 
-func (g *generation) newCensus() census {
+func (g *running) newCensus() census {
 	out := census{}
-	for _, i := range g.live.Instances() {
+	for _, i := range g.live.Attachments() {
 		out[i.Ifindex] = 0
 	}
 	return out
@@ -257,7 +257,7 @@ func (c census) total() (n uint64) {
 }
 
 // sweep removes connections that are over, and those of interfaces that are gone, and puts counters and quotas right.
-func (g *generation) sweep() error {
+func (g *running) sweep() error {
 	established, opening, pending := g.newCensus(), g.newCensus(), g.newCensus()
 	for _, t := range []struct {
 		count census

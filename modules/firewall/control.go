@@ -59,8 +59,8 @@ type Firewall struct {
 	fillSlots []uint32 // by rule, in the maps that were filled last
 }
 
-// generation is a started generation: a config and the maps that see packets.
-type generation struct {
+// running is a started map set: a config and the maps that see packets.
+type running struct {
 	*Firewall
 	live   sdk.Live
 	slots  []uint32   // by rule
@@ -70,12 +70,12 @@ type generation struct {
 }
 
 var (
-	_ sdk.Compiled        = (*Firewall)(nil)
-	_ sdk.Handler         = (*generation)(nil)
-	_ sdk.Runner          = (*generation)(nil)
-	_ sdk.Collector       = (*generation)(nil)
-	_ sdk.Conditioner     = (*generation)(nil)
-	_ sdk.InstanceWatcher = (*generation)(nil)
+	_ sdk.Compiled          = (*Firewall)(nil)
+	_ sdk.Handler           = (*running)(nil)
+	_ sdk.Runner            = (*running)(nil)
+	_ sdk.Collector         = (*running)(nil)
+	_ sdk.Conditioner       = (*running)(nil)
+	_ sdk.AttachmentWatcher = (*running)(nil)
 )
 
 // filling is held while slots are assigned, and until they are in the rules: by one Fill at a time, of any config.
@@ -90,7 +90,7 @@ func (f *Firewall) Open(live sdk.Live) (sdk.Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &generation{Firewall: f, live: live, slots: slots}, nil
+	return &running{Firewall: f, live: live, slots: slots}, nil
 }
 
 // compile builds the decision trees for both IP versions. A rule without addresses is in both; only rules with a limit

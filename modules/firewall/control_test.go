@@ -182,7 +182,7 @@ func TestHitsSurviveAChange(t *testing.T) {
 	if _, err := assignSlots(maps, next.identities); err != nil {
 		t.Fatal(err)
 	}
-	report, err := sdktest.Open[*generation](t, next, k.live(1)).listRules()
+	report, err := sdktest.Open[*running](t, next, k.live(1)).listRules()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ import (
 //	GET  connections    tracked connections; ?limit=n, 1000 by default
 //	POST explain        which rule decides on a packet
 //	GET  log            packets of rules with log: the last ones, then those to come, a JSON object a line
-func (g *generation) Handler() http.Handler {
+func (g *running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /rules", func(w http.ResponseWriter, _ *http.Request) {
 		sdk.Answer(w)(g.listRules())
@@ -84,7 +84,7 @@ var otherSlots = map[uint32]string{
 
 // listRules returns the rules in the order of the configuration with their hits. Limited and Suppressed are set only
 // for rules with a limit or a log.
-func (g *generation) listRules() (*RulesReport, error) {
+func (g *running) listRules() (*RulesReport, error) {
 	hits, err := readHits(g.live.Maps, mapHits, g.slots)
 	if err != nil {
 		return nil, err
@@ -150,7 +150,7 @@ type ConnectionsReport struct {
 
 // listConnections returns at most limit connections, established before opening before pending, IPv4 first. Entries
 // past their timeout are left out, although the sweep has not deleted them yet.
-func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
+func (g *running) listConnections(limit int) (*ConnectionsReport, error) {
 	stats, err := readStats(g.live.Maps)
 	if err != nil {
 		return nil, err
@@ -182,9 +182,9 @@ func (g *generation) listConnections(limit int) (*ConnectionsReport, error) {
 }
 
 // places are the attach points by ifindex.
-func (g *generation) places() map[uint32]sdk.Instance {
-	out := map[uint32]sdk.Instance{}
-	for _, i := range g.live.Instances() {
+func (g *running) places() map[uint32]sdk.Attachment {
+	out := map[uint32]sdk.Attachment{}
+	for _, i := range g.live.Attachments() {
 		out[i.Ifindex] = i
 	}
 	return out
@@ -203,7 +203,7 @@ func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(c
 
 // describe returns a connection as the service sees it: egress if the service opened it. A connection of an interface
 // without an attachment shows the interface's index.
-func describe(id connID, c *conn, at sdk.Instance, idle time.Duration) Connection {
+func describe(id connID, c *conn, at sdk.Attachment, idle time.Duration) Connection {
 	out := Connection{Service: at.Service, Interface: at.Interface, Direction: "egress",
 		Protocol: protocolName(int(id.Proto)),
 		Local:    id.Local.String(), Remote: id.Remote.String(), Idle: idle.Round(time.Second).String()}
@@ -247,7 +247,7 @@ type Explanation struct {
 }
 
 // Explain answers a question. Errors are *sdk.ConfigError.
-func (g *generation) Explain(q *ExplainRequest) (*Explanation, error) {
+func (g *running) Explain(q *ExplainRequest) (*Explanation, error) {
 	p, err := q.packet()
 	if err != nil {
 		return nil, err
@@ -283,7 +283,7 @@ func (q *ExplainRequest) packet() (*Packet, error) {
 }
 
 // Collect implements sdk.Collector.
-func (g *generation) Collect() ([]sdk.Sample, error) {
+func (g *running) Collect() ([]sdk.Sample, error) {
 	report, err := g.listRules()
 	if err != nil {
 		return nil, err

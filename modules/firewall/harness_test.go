@@ -93,10 +93,10 @@ func loadCompiled(t testing.TB, f *Firewall, constants map[string]any) *kernel {
 	return &kernel{f, t, l, l.Program, ingress, l.Maps[mod.Name], nil}
 }
 
-// open returns the control plane's state for the maps, as of a generation that has just been started.
-func (k *kernel) open(live sdk.Live) *generation {
+// open returns the control plane's state for the maps, as of a map set that has just been started.
+func (k *kernel) open(live sdk.Live) *running {
 	k.t.Helper()
-	return sdktest.Open[*generation](k.t, k.Firewall, live)
+	return sdktest.Open[*running](k.t, k.Firewall, live)
 }
 
 const (

@@ -53,7 +53,7 @@ func (b *bridged) filter(k *kernel) {
 	b.t.Helper()
 	b.attach(netlink.HANDLE_MIN_INGRESS, k.egress.FD())
 	b.attach(netlink.HANDLE_MIN_EGRESS, k.ingress().FD())
-	k.open(b.live(k)).InstanceChanged(sdk.Instance{}, true)
+	k.open(b.live(k)).AttachmentChanged(sdk.Attachment{}, true)
 }
 
 func (b *bridged) attach(parent uint32, fd int) {
@@ -79,8 +79,8 @@ func (b *bridged) attach(parent uint32, fd int) {
 
 // live is what the control plane would know of the tenant.
 func (b *bridged) live(k *kernel) sdk.Live {
-	return sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance {
-		return []sdk.Instance{{Service: "tenant", Interface: b.tenant.Outer(), Ifindex: uint32(b.tenant.OuterIndex()),
+	return sdk.Live{Module: "fw", Maps: k.maps, Attachments: func() []sdk.Attachment {
+		return []sdk.Attachment{{Service: "tenant", Interface: b.tenant.Outer(), Ifindex: uint32(b.tenant.OuterIndex()),
 			Addresses: []string{b.tenant.Addr4().String() + "/16", b.tenant.Addr6().String() + "/64"},
 			MAC:       b.tenant.MAC().String()}}
 	}}

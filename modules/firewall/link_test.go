@@ -243,14 +243,14 @@ func TestDHCP(t *testing.T) {
 const tenantMAC = "02:00:00:00:00:02" // the source in frames of frame_test.go
 
 // on makes interface 1, where test runs pretend to come from, that of a service.
-func (k *kernel) on(all ...sdk.Instance) {
-	k.open(sdk.Live{Module: "fw", Maps: k.maps, Instances: func() []sdk.Instance { return all }}).InstanceChanged(
-		sdk.Instance{}, true)
+func (k *kernel) on(all ...sdk.Attachment) {
+	k.open(sdk.Live{Module: "fw", Maps: k.maps, Attachments: func() []sdk.Attachment { return all }}).AttachmentChanged(
+		sdk.Attachment{}, true)
 }
 
 func TestAntiSpoof(t *testing.T) {
 	notEmulated(t)
-	service := sdk.Instance{Service: "web", Ifindex: 1, MAC: tenantMAC, Addresses: []string{svc4 + "/24", svc6 + "/64"},
+	service := sdk.Attachment{Service: "web", Ifindex: 1, MAC: tenantMAC, Addresses: []string{svc4 + "/24", svc6 + "/64"},
 		LinkLocal: []string{"fe80::77/64"}}
 	own4, own6 := frame{Packet: udp(svc4, 1, far4, 2)}, frame{Packet: udp(svc6, 1, far6, 2)}
 	strange4, strange6 := frame{Packet: udp("10.0.0.3", 1, far4, 2)}, frame{Packet: udp("2001:db8::3", 1, far6, 2)}
@@ -276,7 +276,7 @@ func TestAntiSpoof(t *testing.T) {
 	k.steps(step{"the old address", own4, egress, false}, step{"the new address", strange4, egress, true})
 	k.on()
 	k.steps(step{"an interface that is gone", strange4, egress, false})
-	k.on(sdk.Instance{Interface: "eth0", Ifindex: 1, MAC: "02:00:00:00:00:09", Addresses: []string{"192.0.2.1/24"}})
+	k.on(sdk.Attachment{Interface: "eth0", Ifindex: 1, MAC: "02:00:00:00:00:09", Addresses: []string{"192.0.2.1/24"}})
 	k.steps(step{"an interface of the node forwards for others", own4, egress, true})
 
 	k = loadFirewall(t, `{"rules": [{"action": "allow"}]}`)
@@ -290,14 +290,14 @@ func TestAntiSpoof(t *testing.T) {
 // Who has an address keeps it, and prefixes bound what a service may give itself.
 func TestOwnAddresses(t *testing.T) {
 	mac := func(n byte) string { return net.HardwareAddr{2, 0, 0, 0, 0, n}.String() }
-	web := sdk.Instance{Service: "web", Ifindex: 4, MAC: mac(1), Addresses: []string{"10.0.0.2/24", "192.0.2.9/24"}}
-	thief := sdk.Instance{Service: "thief", Ifindex: 5, MAC: mac(2), Addresses: []string{"10.0.0.2/24", "10.0.0.3/24"}}
-	twin := sdk.Instance{Service: "twin", Ifindex: 6, MAC: mac(1), Addresses: []string{"10.0.0.4/24"}}
-	key := func(i sdk.Instance, a string) ownKey {
+	web := sdk.Attachment{Service: "web", Ifindex: 4, MAC: mac(1), Addresses: []string{"10.0.0.2/24", "192.0.2.9/24"}}
+	thief := sdk.Attachment{Service: "thief", Ifindex: 5, MAC: mac(2), Addresses: []string{"10.0.0.2/24", "10.0.0.3/24"}}
+	twin := sdk.Attachment{Service: "twin", Ifindex: 6, MAC: mac(1), Addresses: []string{"10.0.0.4/24"}}
+	key := func(i sdk.Attachment, a string) ownKey {
 		hw, _ := net.ParseMAC(i.MAC)
 		return addressKey(i.Ifindex, [6]byte(hw), addr(a))
 	}
-	keys := ownKeys([]sdk.Instance{twin, thief, web}, nil)
+	keys := ownKeys([]sdk.Attachment{twin, thief, web}, nil)
 	for what, c := range map[string]struct {
 		key  ownKey
 		want bool
@@ -312,14 +312,14 @@ func TestOwnAddresses(t *testing.T) {
 			t.Errorf("%s: own %t", what, keys[c.key])
 		}
 	}
-	if keys := ownKeys([]sdk.Instance{web}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); keys[key(web,
+	if keys := ownKeys([]sdk.Attachment{web}, []netip.Prefix{netip.MustParsePrefix("10.0.0.0/8")}); keys[key(web,
 		"192.0.2.9")] || !keys[key(web, "10.0.0.2")] {
 		t.Error("prefixes do not bound the addresses")
 	}
 	for i := range 100 {
 		thief.Addresses = append(thief.Addresses, fmt.Sprintf("10.9.0.%d/16", i))
 	}
-	if n := len(ownKeys([]sdk.Instance{thief}, nil)); n > maxOwn+4 {
+	if n := len(ownKeys([]sdk.Attachment{thief}, nil)); n > maxOwn+4 {
 		t.Errorf("%d keys for one interface", n)
 	}
 }

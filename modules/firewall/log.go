@@ -69,7 +69,7 @@ type Logged struct {
 }
 
 // describe turns a report of the data plane into what clients read.
-func (g *generation) describe(r *logEvent, at sdk.Instance) Logged {
+func (g *running) describe(r *logEvent, at sdk.Attachment) Logged {
 	out := Logged{Time: time.Now().Add(time.Duration(int64(r.Time) - monotonic())).UTC(), Service: at.Service,
 		Interface: at.Interface, Direction: "egress", Length: r.Len, Protocol: protocolName(int(r.Word[8])),
 		Suppressed: r.Suppressed, Reason: dropReasons[r.Decision>>16]}
@@ -98,7 +98,7 @@ func (g *generation) describe(r *logEvent, at sdk.Instance) Logged {
 	return out
 }
 
-func (g *generation) verdict(r *logEvent) string {
+func (g *running) verdict(r *logEvent) string {
 	switch {
 	case r.Decision>>16 == 0:
 		return "pass"
@@ -183,7 +183,7 @@ func (j *journal) forgetOldest() {
 }
 
 // serveLog writes the last packets, oldest first, then those to come until the client or the configuration ends.
-func (g *generation) serveLog(w http.ResponseWriter, r *http.Request) {
+func (g *running) serveLog(w http.ResponseWriter, r *http.Request) {
 	if !g.logs() {
 		sdk.Answer(w)(nil, sdk.NotFound("no rule of the module has a log; set log: true for those whose packets to report"))
 		return
@@ -202,7 +202,7 @@ func (g *generation) serveLog(w http.ResponseWriter, r *http.Request) {
 }
 
 // follow takes reports from the data plane until ctx ends.
-func (g *generation) follow(ctx context.Context) {
+func (g *running) follow(ctx context.Context) {
 	if err := g.read(ctx); err != nil {
 		slog.Warn("firewall: packets are not logged", "module", g.live.Module, "error", err)
 	}
@@ -210,12 +210,12 @@ func (g *generation) follow(ctx context.Context) {
 
 // read receives the data plane's log events until ctx ends. Interfaces are looked up again only after attachments have
 // changed.
-func (g *generation) read(ctx context.Context) error {
+func (g *running) read(ctx context.Context) error {
 	ring, err := g.live.Maps.Get(mapReports)
 	if err != nil {
 		return err
 	}
-	var at map[uint32]sdk.Instance
+	var at map[uint32]sdk.Attachment
 	for raw, err := range sdk.PromptEvents(ctx, ring) {
 		if err != nil {
 			return err

@@ -55,7 +55,7 @@ func (k *kernel) tellReports() (out []string) {
 	k.t.Helper()
 	g := k.open(k.live(1))
 	for _, e := range k.reported() {
-		l := g.describe(&e, sdk.Instance{Service: "web", Interface: "veth1"})
+		l := g.describe(&e, sdk.Attachment{Service: "web", Interface: "veth1"})
 		text := fmt.Sprintf("%s: %s", l.Rule, l.Verdict)
 		if l.Reason != "" {
 			text += " " + l.Reason
@@ -200,7 +200,7 @@ func TestLogWithoutReader(t *testing.T) {
 
 // Clients get the last packets of each interface, then those to come; a flood hides no other interface.
 func TestLogRoute(t *testing.T) {
-	g := &generation{Firewall: compileConfig(t, `{"rules": [{"action": "deny", "log": true}]}`)}
+	g := &running{Firewall: compileConfig(t, `{"rules": [{"action": "deny", "log": true}]}`)}
 	begin := time.Now()
 	add := func(ifindex uint32, n int) {
 		g.log.add(ifindex, Logged{Time: begin.Add(time.Duration(n)), Length: uint32(n), Interface: fmt.Sprint(ifindex)})
@@ -253,7 +253,7 @@ func TestLogRoute(t *testing.T) {
 
 // Without a log there is nothing to wait for.
 func TestLogRouteWithoutLog(t *testing.T) {
-	g := &generation{Firewall: compileConfig(t, `{"rules": [{"action": "deny"}]}`)}
+	g := &running{Firewall: compileConfig(t, `{"rules": [{"action": "deny"}]}`)}
 	w := httptest.NewRecorder()
 	g.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/log", nil))
 	if w.Code != 404 || !strings.Contains(w.Body.String(), "set log: true") {

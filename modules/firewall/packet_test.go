@@ -300,9 +300,9 @@ func TestAgeing(t *testing.T) {
 }
 
 func (k *kernel) live(ifindexes ...uint32) sdk.Live {
-	return sdk.Live{Module: "fw", Maps: k.maps, Instances: func() (out []sdk.Instance) {
+	return sdk.Live{Module: "fw", Maps: k.maps, Attachments: func() (out []sdk.Attachment) {
 		for _, i := range ifindexes {
-			out = append(out, sdk.Instance{Service: "web", Interface: fmt.Sprint("veth", i), Ifindex: i})
+			out = append(out, sdk.Attachment{Service: "web", Interface: fmt.Sprint("veth", i), Ifindex: i})
 		}
 		return
 	}}
@@ -349,7 +349,7 @@ func TestSweep(t *testing.T) {
 // interfaces, do not wait.
 func TestChangesOfRulesDoNotSweep(t *testing.T) {
 	k := loadFirewall(t, `{}`)
-	open := func(k *kernel, ifindexes ...uint32) *generation {
+	open := func(k *kernel, ifindexes ...uint32) *running {
 		live := k.live(ifindexes...)
 		live.Module = t.Name()
 		return k.open(live)
@@ -357,11 +357,11 @@ func TestChangesOfRulesDoNotSweep(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	work.Go(func() { open(k, 1).Run(ctx) })
-	wait.Until(t, "the first generation has swept", func() bool { _, swept := sweeps.Load(t.Name()); return swept })
+	wait.Until(t, "the first map set has swept", func() bool { _, swept := sweeps.Load(t.Name()); return swept })
 	cancel()
 	work.Wait()
 	if open(k, 1).untilSweep() == 0 {
-		t.Error("the next generation sweeps the same tables again")
+		t.Error("the next map set sweeps the same tables again")
 	}
 	if open(k, 1, 2).untilSweep() != 0 {
 		t.Error("quotas are not set for another number of interfaces")

@@ -220,8 +220,8 @@ func TestLargeSets(t *testing.T) {
 	passes("100.0.1.7", false)
 }
 
-// Each generation explains packets by the sets in its own maps, also when a later one of the same config is open.
-func TestExplainSetsOfGeneration(t *testing.T) {
+// Each map set explains packets by the sets in its own maps, also when a later one of the same config is open.
+func TestExplainSetsOfMapSet(t *testing.T) {
 	fw := compileConfig(t, map[string]any{"rules": []any{map[string]any{"name": "bad", "action": "deny",
 		"src": map[string]any{"set": "addresses"}}}})
 	src := netip.MustParseAddr("198.51.100.7")

@@ -28,26 +28,26 @@ type ownKey struct {
 	Addr    [16]byte
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (g *generation) InstanceChanged(sdk.Instance, bool) {
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (g *running) AttachmentChanged(sdk.Attachment, bool) {
 	g.moved.Store(true)
 	g.followAddresses()
 }
 
 // followAddresses writes which addresses the interfaces have now.
-func (g *generation) followAddresses() {
+func (g *running) followAddresses() {
 	if !g.config.antiSpoof() {
 		return
 	}
 	g.owning.Lock()
 	defer g.owning.Unlock()
-	if err := g.writeOwn(g.live.Maps, g.live.Instances()); err != nil {
+	if err := g.writeOwn(g.live.Maps, g.live.Attachments()); err != nil {
 		slog.Warn("firewall: addresses of services", "module", g.live.Module, "error", err)
 	}
 }
 
 // writeOwn makes the table of own addresses that of the interfaces.
-func (f *Firewall) writeOwn(maps sdk.Maps, all []sdk.Instance) error {
+func (f *Firewall) writeOwn(maps sdk.Maps, all []sdk.Attachment) error {
 	m, err := maps.Get(mapOwn)
 	if err != nil {
 		return err
@@ -77,7 +77,7 @@ func (f *Firewall) writeOwn(maps sdk.Maps, all []sdk.Instance) error {
 
 // ownKeys are the keys of all interfaces. Where two services have the same address or MAC, it is that of the one whose
 // interface is older: a service may configure its interface as it likes, and must not get what is another's.
-func ownKeys(all []sdk.Instance, within []netip.Prefix) map[ownKey]bool {
+func ownKeys(all []sdk.Attachment, within []netip.Prefix) map[ownKey]bool {
 	out := map[ownKey]bool{}
 	macs, holders := map[[6]byte]string{}, map[netip.Addr]string{}
 	all = slices.Clone(all)
@@ -114,7 +114,7 @@ func ownKeys(all []sdk.Instance, within []netip.Prefix) map[ownKey]bool {
 }
 
 // ownAddresses are those of an interface that count.
-func ownAddresses(i sdk.Instance, within []netip.Prefix) (out []netip.Addr) {
+func ownAddresses(i sdk.Attachment, within []netip.Prefix) (out []netip.Addr) {
 	for _, text := range slices.Concat(i.Addresses, i.LinkLocal) {
 		p, err := netip.ParsePrefix(text)
 		if err != nil {

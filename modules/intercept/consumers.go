@@ -160,7 +160,7 @@ type opened struct {
 const openWithin = 10 * time.Second
 
 // Client implements sdk.ClientServer.
-func (f *generation) Client(ctx context.Context, client *sdk.Client) {
+func (f *running) Client(ctx context.Context, client *sdk.Client) {
 	late := time.AfterFunc(openWithin, func() { _ = client.Close() })
 	var r request
 	fd, err := client.Receive(&r)
@@ -212,12 +212,12 @@ func (f *generation) Client(ctx context.Context, client *sdk.Client) {
 }
 
 // serve gives a program its class, and does what it asks for until it goes.
-func (f *generation) serve(c *class, me *consumer, pages *pages) error {
+func (f *running) serve(c *class, me *consumer, pages *pages) error {
 	s := pages.state(c.slot)
 	answer := opened{Class: c.Name, Slot: c.slot, Action: c.Action, Delivery: c.Delivery, Ring: c.ringSize,
 		MaxBytes: c.MaxBytes,
 		Deadline: int64(c.Deadline), Watchdog: int64(c.Watchdog), Generation: s.Generation}
-	if on := f.live.Instances(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
+	if on := f.live.Attachments(); len(on) == 1 && on[0].Service == "" && c.Delivery == "auto" && c.Action == "steal" &&
 		!f.consumers.occupied(me, on[0].Ifindex) {
 		answer.Bell, answer.MAC = on[0].Ifindex, on[0].MAC
 	}
@@ -254,7 +254,7 @@ func setConsumer(m sdk.Maps, slot int, n uint32) error { return m.Put(mapConsume
 
 // vacate has the kernel treat a class as the configuration says: what control messages have changed ends with the
 // program that sent them, and messages that it has left behind are skipped.
-func (f *generation) vacate(c *class, pages *pages) {
+func (f *running) vacate(c *class, pages *pages) {
 	err := setConsumer(f.live.Maps, c.slot, 0)
 	pages.state(c.slot).reset(c)
 	if err := errors.Join(err, f.resetTable(c)); err != nil {
@@ -296,7 +296,7 @@ func placeSocket(live sdk.Live, slot int, s *socket, fd int) error {
 	if s.Queue >= queues {
 		return fmt.Errorf("queue %d: only the first %d can have sockets", s.Queue, queues)
 	}
-	if !slices.ContainsFunc(live.Instances(), func(i sdk.Instance) bool { return i.Ifindex == s.Ifindex }) {
+	if !slices.ContainsFunc(live.Attachments(), func(i sdk.Attachment) bool { return i.Ifindex == s.Ifindex }) {
 		return fmt.Errorf("the module is not on interface %d", s.Ifindex)
 	}
 	if err := live.Maps.Put(mapXSKs, uint32(slot)*queues+s.Queue, uint32(fd)); err != nil {

@@ -43,8 +43,8 @@ type Intercept struct {
 	consumers *consumers
 }
 
-// generation is a started generation: a config and the maps that see packets.
-type generation struct {
+// running is a started map set: a config and the maps that see packets.
+type running struct {
 	*Intercept
 	live    sdk.Live
 	half    int                // of the table
@@ -53,12 +53,12 @@ type generation struct {
 }
 
 var (
-	_ sdk.Compiled        = (*Intercept)(nil)
-	_ sdk.Handler         = (*generation)(nil)
-	_ sdk.Runner          = (*generation)(nil)
-	_ sdk.Collector       = (*generation)(nil)
-	_ sdk.ClientServer    = (*generation)(nil)
-	_ sdk.InstanceWatcher = (*generation)(nil)
+	_ sdk.Compiled          = (*Intercept)(nil)
+	_ sdk.Handler           = (*running)(nil)
+	_ sdk.Runner            = (*running)(nil)
+	_ sdk.Collector         = (*running)(nil)
+	_ sdk.ClientServer      = (*running)(nil)
+	_ sdk.AttachmentWatcher = (*running)(nil)
 )
 
 // Open implements sdk.Compiled.
@@ -67,7 +67,7 @@ func (f *Intercept) Open(live sdk.Live) (sdk.Running, error) {
 	if err != nil {
 		return nil, err
 	}
-	g := &generation{Intercept: f, live: live, half: half, ended: make(chan struct{})}
+	g := &running{Intercept: f, live: live, half: half, ended: make(chan struct{})}
 	if len(f.answered()) == 0 {
 		return g, nil
 	}

@@ -243,7 +243,7 @@ func TestFallbackForgetsWhatFoundNoRoom(t *testing.T) {
 func TestFallbackAfterTheProgram(t *testing.T) {
 	onHooks(t, loop, func(t *testing.T, k *kernel) {
 		r, c := k.open("loop"), k.commander("loop")
-		g := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+		g := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
 		for _, m := range []control64{{Op: opStop}, {Op: opAction, Value: 0}, {Op: opPayload, Value: 1, Mask: [8]byte{255}}} {
 			k.setConsumer(c.slot, 1)
 			c.send(m)

@@ -152,7 +152,7 @@ func printable(text []byte) string {
 }
 
 // Collect implements sdk.Collector.
-func (f *generation) Collect() ([]sdk.Sample, error) {
+func (f *running) Collect() ([]sdk.Sample, error) {
 	classes, err := f.report(f.live.Maps)
 	if err != nil {
 		return nil, err

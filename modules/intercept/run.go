@@ -28,7 +28,7 @@ const (
 )
 
 // Run implements sdk.Runner: programs that do not come back, and deadlines that were missed.
-func (f *generation) Run(ctx context.Context) {
+func (f *running) Run(ctx context.Context) {
 	defer close(f.ended)
 	f.consumers.run(f.Classes)
 	if err := f.forget(f.live.Maps, nil); err != nil {
@@ -69,7 +69,7 @@ func (f *generation) Run(ctx context.Context) {
 }
 
 // isSucceeded reports whether packets meet other values in the same maps.
-func (f *generation) isSucceeded() bool {
+func (f *running) isSucceeded() bool {
 	half, err := f.live.Maps.ActiveHalf()
 	return err == nil && half != f.half
 }
@@ -77,7 +77,7 @@ func (f *generation) isSucceeded() bool {
 // takeBack undoes what control messages have changed, for the values may be chosen again as they are. It does so as
 // the data plane changes classes: packets under way still meet them. The half may be that of other values by now: the
 // agent fills it for a further change without waiting for the end of this configuration.
-func (f *generation) takeBack() {
+func (f *running) takeBack() {
 	if err := f.resetTable(f.Classes...); err != nil {
 		slog.Warn("intercept: control messages are in force when this configuration comes back", "module", f.live.Module,
 			"error", err)
@@ -86,7 +86,7 @@ func (f *generation) takeBack() {
 
 // resetTable writes the entries of classes into the half that packets read. Each entry is there twice: packets go by
 // one of both while the other one is written, and then by that.
-func (f *generation) resetTable(classes ...*class) error {
+func (f *running) resetTable(classes ...*class) error {
 	m, err := f.live.Maps.Get(mapTable)
 	if err != nil {
 		return err
@@ -136,15 +136,15 @@ func (f *Intercept) begin(pages *pages) {
 	}
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (f *generation) InstanceChanged(i sdk.Instance, there bool) {
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (f *running) AttachmentChanged(i sdk.Attachment, there bool) {
 	if f.answers != nil {
-		f.answers.InstanceChanged(i, there)
+		f.answers.AttachmentChanged(i, there)
 	}
 }
 
 // dismiss gives up on programs that had classes open before and did not come back.
-func (f *generation) dismiss(pages *pages) {
+func (f *running) dismiss(pages *pages) {
 	for _, c := range f.Classes {
 		if c.slot != noRing {
 			f.consumers.ifVacant(c.Name, func() { f.vacate(c, pages) })
@@ -252,7 +252,7 @@ func (t *teller) tell(misses []Miss) {
 //	GET late	the last late packets of each class
 //	    answers/	what the responder offers, for classes that are answered
 //	GET events	misses of deadlines as they are seen, a JSON object a line, until the reader goes
-func (f *generation) Handler() http.Handler {
+func (f *running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	if f.answers != nil {
 		mux.Handle("/answers/", http.StripPrefix("/answers", f.answers.Handler()))
@@ -264,7 +264,7 @@ func (f *generation) Handler() http.Handler {
 }
 
 // events ends with the reader, or with the configuration.
-func (f *generation) events(w http.ResponseWriter, r *http.Request) {
+func (f *running) events(w http.ResponseWriter, r *http.Request) {
 	pages, err := f.mapPages(f.live.Maps)
 	if err != nil {
 		sdk.Answer(w)(nil, err)

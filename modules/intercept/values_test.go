@@ -15,7 +15,7 @@ import (
 // change gives the data plane the values of another config, without a new program, and begins them as Run does.
 func (k *kernel) change(config string) {
 	k.t.Helper()
-	before := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+	before := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
 	next := compileConfig(k.t, config)
 	next.consumers = k.consumers
 	if err := k.loaded.SetValues(module(k.t, next)); err != nil {
@@ -32,7 +32,7 @@ func (k *kernel) change(config string) {
 // A configuration that ends late leaves its half alone if that is being filled for the one after the next.
 func TestTakesBackItsOwnHalf(t *testing.T) {
 	k := load(t, chain.TC, chain.Ingress, threeClasses)
-	first := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
+	first := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half())}
 	if err := k.loaded.SetValues(module(t, compileConfig(t, otherClasses))); err != nil {
 		t.Fatal(err)
 	}
@@ -74,7 +74,7 @@ func (k *kernel) hasConsumer(class string) bool {
 func (k *kernel) restart(config string) {
 	k.t.Helper()
 	k.Intercept = compileConfig(k.t, config)
-	g := &generation{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half()), ended: make(chan struct{})}
+	g := &running{Intercept: k.Intercept, live: sdk.Live{Maps: k.maps}, half: int(k.half()), ended: make(chan struct{})}
 	ctx, end := context.WithCancel(k.t.Context())
 	end()
 	g.Run(ctx)

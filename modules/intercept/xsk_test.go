@@ -194,7 +194,7 @@ func TestXSK(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
 	send("to the ring")
 	r.awaitRecord(t, 0, "to the ring")
-	live := sdk.Live{Maps: k.maps, Instances: func() []sdk.Instance { return []sdk.Instance{{Ifindex: ifindex}} }}
+	live := sdk.Live{Maps: k.maps, Attachments: func() []sdk.Attachment { return []sdk.Attachment{{Ifindex: ifindex}} }}
 	for _, wrong := range []*socket{nil, {Ifindex: ifindex + 1}, {Ifindex: ifindex, Queue: queues}} {
 		if placeSocket(live, 0, wrong, x.fd) == nil {
 			t.Errorf("%+v was taken", wrong)
@@ -226,7 +226,7 @@ func TestXSK(t *testing.T) {
 // ring.
 func TestBell(t *testing.T) {
 	k, r, x, ifindex, send := withSocket(t)
-	live := sdk.Live{Maps: k.maps, Instances: func() []sdk.Instance { return []sdk.Instance{{Ifindex: ifindex}} }}
+	live := sdk.Live{Maps: k.maps, Attachments: func() []sdk.Attachment { return []sdk.Attachment{{Ifindex: ifindex}} }}
 	if err := placeSocket(live, 0, &socket{Ifindex: ifindex, Bell: true}, x.fd); err != nil {
 		t.Fatal(err)
 	}

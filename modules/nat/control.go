@@ -56,13 +56,13 @@ type prefix struct {
 	Addr [16]byte
 }
 
-// generation is a started generation of the module's maps.
-type generation struct{ sdk.Live }
+// running is a started map set of the module's maps.
+type running struct{ sdk.Live }
 
 var (
-	_ sdk.Handler   = generation{}
-	_ sdk.Runner    = generation{}
-	_ sdk.Collector = generation{}
+	_ sdk.Handler   = running{}
+	_ sdk.Runner    = running{}
+	_ sdk.Collector = running{}
 )
 
 // Settings implements sdk.Compiled.
@@ -90,7 +90,7 @@ func (c *compiled) Fill(maps sdk.Maps) error {
 }
 
 // Open implements sdk.Compiled.
-func (*compiled) Open(live sdk.Live) (sdk.Running, error) { return generation{live}, nil }
+func (*compiled) Open(live sdk.Live) (sdk.Running, error) { return running{live}, nil }
 
 // Mapping is a mapping as GET mappings has it.
 type Mapping struct {
@@ -103,14 +103,14 @@ type Mapping struct {
 }
 
 // Handler serves GET mappings.
-func (g generation) Handler() http.Handler {
+func (g running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /mappings", func(w http.ResponseWriter, _ *http.Request) { sdk.Answer(w)(g.list()) })
 	return mux
 }
 
 // Collect implements sdk.Collector.
-func (g generation) Collect() ([]sdk.Sample, error) {
+func (g running) Collect() ([]sdk.Sample, error) {
 	all, err := sdk.ReadTable[outside, mapping](g.Maps, mapMappings)
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (g generation) Collect() ([]sdk.Sample, error) {
 		counts[key.Ifindex]++
 	}
 	var out []sdk.Sample
-	for _, i := range g.Instances() {
+	for _, i := range g.Attachments() {
 		out = append(out, sdk.Sample{Name: "mappings", Help: "Ports that have a mapping, expired ones included.",
 			Labels: map[string]string{"service": i.Service, "interface": i.Interface}, Value: float64(counts[i.Ifindex])})
 	}
@@ -130,7 +130,7 @@ func (g generation) Collect() ([]sdk.Sample, error) {
 const sweepEvery = 30 * time.Second
 
 // Run removes the mappings of interfaces that are gone.
-func (g generation) Run(ctx context.Context) {
+func (g running) Run(ctx context.Context) {
 	tick := time.NewTicker(sweepEvery)
 	defer tick.Stop()
 	gone := map[uint32]bool{}
@@ -149,9 +149,9 @@ func (g generation) Run(ctx context.Context) {
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time, and returns those that
 // are missing.
-func (g generation) sweep(before map[uint32]bool) (map[uint32]bool, error) {
+func (g running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 	present, missing := map[uint32]bool{}, map[uint32]bool{}
-	for _, i := range g.Instances() {
+	for _, i := range g.Attachments() {
 		present[i.Ifindex] = true
 	}
 	ports, err := sdk.ReadTable[inside, uint32](g.Maps, mapPorts)

@@ -64,7 +64,7 @@ func TestMappingsOfServices(t *testing.T) {
 	more := packet{proto: "udp", src: client4, dst: remote4, from: 1001, to: 2}
 	expect(t, m, "egress", more.frame(t), more.frame(t), "table_full")
 
-	g := sdktest.Open[generation](t, m.Compiled, m.Live(sdk.Instance{Service: "web", Interface: "web0", Ifindex: here}))
+	g := sdktest.Open[running](t, m.Compiled, m.Live(sdk.Attachment{Service: "web", Interface: "web0", Ifindex: here}))
 	gone := map[uint32]bool{}
 	for i, want := range []int{2, 1, 1} {
 		if gone, err = g.sweep(gone); err != nil {

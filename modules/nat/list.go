@@ -15,9 +15,9 @@ import (
 var names = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6"}
 
 // list returns the mappings of the present interfaces, expired ones included, ordered by interface and outside port.
-func (g generation) list() ([]Mapping, error) {
-	where := map[uint32]sdk.Instance{}
-	for _, i := range g.Instances() {
+func (g running) list() ([]Mapping, error) {
+	where := map[uint32]sdk.Attachment{}
+	for _, i := range g.Attachments() {
 		where[i.Ifindex] = i
 	}
 	all, err := sdk.ReadTable[outside, mapping](g.Maps, mapMappings)

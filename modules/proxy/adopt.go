@@ -9,7 +9,7 @@ import (
 
 // adopt takes over what is in the maps. After a restart packets continue by them, and ids, indices and runs keep their
 // places: what the agent then tells again is found to be there already.
-func (w *generation) adopt(now time.Time) error {
+func (w *running) adopt(now time.Time) error {
 	if err := w.adoptLocals(now); err != nil {
 		return err
 	}
@@ -29,7 +29,7 @@ func (w *generation) adopt(now time.Time) error {
 
 // adoptLocals rebuilds the local interfaces from the maps of an earlier process. Each is marked gone since now until
 // the agent names it, so that its sessions survive a restart of the control plane.
-func (w *generation) adoptLocals(now time.Time) error {
+func (w *running) adoptLocals(now time.Time) error {
 	l := &locals{maps: w.maps, module: w.live.Module, byIfindex: map[uint32]*localService{}, homes: map[address]uint32{}}
 	w.locals = l
 	taken := map[uint32]bool{}
@@ -55,12 +55,12 @@ func (w *generation) adoptLocals(now time.Time) error {
 	if err != nil {
 		return err
 	}
-	return l.putAll(w.live.Instances(), now)
+	return l.putAll(w.live.Attachments(), now)
 }
 
 // adoptTargets rebuilds the instances from the maps, so that indices in the sessions of the data plane keep their
 // meaning after a restart. Index 0 means no instance.
-func (w *generation) adoptTargets(now time.Time) error {
+func (w *running) adoptTargets(now time.Time) error {
 	entries, err := readArray[instance](w.maps.instances, mapInstances)
 	if err != nil {
 		return err
@@ -84,7 +84,7 @@ func (w *generation) adoptTargets(now time.Time) error {
 	return nil
 }
 
-func (w *generation) adoptVirtuals() error {
+func (w *running) adoptVirtuals() error {
 	w.slots = newBlocks(w.maps.slots.MaxEntries(), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
@@ -123,7 +123,7 @@ func (w *generation) adoptVirtuals() error {
 }
 
 // removeOrphans removes what the maps had before a restart and the agent has not told of.
-func (w *generation) removeOrphans(now time.Time) error {
+func (w *running) removeOrphans(now time.Time) error {
 	for _, v := range w.addresses {
 		if v.service == nil {
 			if err := w.dropVirtual(v, now); err != nil {

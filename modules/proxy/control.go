@@ -26,14 +26,14 @@ func Control() sdk.Control { return sdk.Define(parseConfig) }
 
 var (
 	_ sdk.Compiled           = (*config)(nil)
-	_ sdk.Handler            = (*generation)(nil)
-	_ sdk.Runner             = (*generation)(nil)
-	_ sdk.Collector          = (*generation)(nil)
-	_ sdk.HealthChecker      = (*generation)(nil)
-	_ sdk.Conditioner        = (*generation)(nil)
-	_ sdk.InstanceReporter   = (*generation)(nil)
-	_ sdk.VirtualServiceUser = (*generation)(nil)
-	_ sdk.InstanceWatcher    = (*generation)(nil)
+	_ sdk.Handler            = (*running)(nil)
+	_ sdk.Runner             = (*running)(nil)
+	_ sdk.Collector          = (*running)(nil)
+	_ sdk.HealthChecker      = (*running)(nil)
+	_ sdk.Conditioner        = (*running)(nil)
+	_ sdk.InstanceReporter   = (*running)(nil)
+	_ sdk.VirtualServiceUser = (*running)(nil)
+	_ sdk.AttachmentWatcher  = (*running)(nil)
 )
 
 // Settings implements sdk.Compiled.
@@ -70,7 +70,7 @@ func hotBits(cpus int) uint32 {
 	return uint32(max(minHot, min(maxHot, bits.Len(uint(hotMemory/hotSet/cpus))-1)))
 }
 
-// Fill implements sdk.Compiled. All maps but the ranges are state, which the generations share. Sessions are copied if
+// Fill implements sdk.Compiled. All maps but the ranges are state, which the map sets share. Sessions are copied if
 // their table changes.
 func (c *config) Fill(maps sdk.Maps) error {
 	half, err := maps.FreeHalf()
@@ -86,7 +86,7 @@ func (c *config) Fill(maps sdk.Maps) error {
 	return nil
 }
 
-// previousSessions is the table of sessions of the running generation, if the new one has another.
+// previousSessions is the table of sessions of the running map set, if the new one has another.
 const previousSessions = "previous." + mapSessions
 
 // carryOver puts sessions where they belong now. Of versions before 0.2 all of them are in one table.
@@ -131,14 +131,14 @@ func rangesOf(all []netip.Prefix) (out addressRanges) {
 func (c *config) Open(live sdk.Live) (sdk.Running, error) { return newPlane(c, live) }
 
 // VirtualServices implements sdk.VirtualServiceUser.
-func (w *generation) VirtualServices(update sdk.VirtualServiceUpdate) error {
+func (w *running) VirtualServices(update sdk.VirtualServiceUpdate) error {
 	free, err := w.update(&update, time.Now())
 	w.inject(free)
 	return err
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (w *generation) InstanceChanged(i sdk.Instance, there bool) {
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (w *running) AttachmentChanged(i sdk.Attachment, there bool) {
 	if err := w.instanceChanged(i, there, time.Now()); err != nil {
 		slog.Warn("proxy: cannot update the data plane after a service was added or removed", "module", w.live.Module,
 			"interface", i.Interface, "error", err)
@@ -151,7 +151,7 @@ const (
 )
 
 // Run implements sdk.Runner.
-func (w *generation) Run(ctx context.Context) {
+func (w *running) Run(ctx context.Context) {
 	var following sync.WaitGroup
 	defer following.Wait()
 	following.Go(func() { w.note("events", w.follow(ctx)) })
@@ -170,7 +170,7 @@ func (w *generation) Run(ctx context.Context) {
 
 // age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every
 // 10 s.
-func (w *generation) age(ctx context.Context) {
+func (w *running) age(ctx context.Context) {
 	w.pause = func(d time.Duration) {
 		select {
 		case <-ctx.Done():
@@ -190,7 +190,7 @@ func (w *generation) age(ctx context.Context) {
 	}
 }
 
-func (w *generation) tick(now time.Time) {
+func (w *running) tick(now time.Time) {
 	free, err := w.overdue(now)
 	w.inject(free)
 	w.note("unknown addresses", err)
@@ -199,14 +199,14 @@ func (w *generation) tick(now time.Time) {
 }
 
 // note keeps the result of background work for Health.
-func (w *generation) note(work string, err error) {
+func (w *running) note(work string, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.trouble(work, err)
 }
 
 // trouble is note. w.mu is held.
-func (w *generation) trouble(work string, err error) {
+func (w *running) trouble(work string, err error) {
 	if err != nil && w.troubles[work] == nil {
 		slog.Warn("proxy: "+work+" failed", "module", w.live.Module, "error", err)
 	}
@@ -214,7 +214,7 @@ func (w *generation) trouble(work string, err error) {
 }
 
 // rankAgain looks which instances are closest now.
-func (w *generation) rankAgain(now time.Time) error {
+func (w *running) rankAgain(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, v := range w.addresses {
@@ -229,7 +229,7 @@ func (w *generation) rankAgain(now time.Time) error {
 }
 
 // again tries to find room for what had none.
-func (w *generation) again(now time.Time) error {
+func (w *running) again(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.syncNames()
@@ -245,7 +245,7 @@ func (w *generation) again(now time.Time) error {
 }
 
 // Health implements sdk.HealthChecker.
-func (w *generation) Health() error {
+func (w *running) Health() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for work, err := range w.troubles {

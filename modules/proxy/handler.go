@@ -22,7 +22,7 @@ import (
 //	GET sessions     open sessions; ?service=, ?instance=, ?client= (address), ?protocol=, ?limit=n, 1000 by default
 //	GET held         packets that wait for their destination to be known, and unknown addresses
 //	GET stats        how full the tables are, and what happened so far
-func (w *generation) Handler() http.Handler {
+func (w *running) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(path string, do func(url.Values) (any, error)) {
 		mux.HandleFunc("GET /"+path, func(to http.ResponseWriter, r *http.Request) { sdk.Answer(to)(do(r.URL.Query())) })
@@ -58,7 +58,7 @@ type AddressReport struct {
 
 // listServices returns the services sorted by name; an empty name selects all. Address policies are empty where an
 // address belongs to one instance.
-func (w *generation) listServices(name string) []ServiceReport {
+func (w *running) listServices(name string) []ServiceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := []ServiceReport{}
@@ -110,7 +110,7 @@ type InstanceReport struct {
 
 // listInstances returns instances sorted by service, name and index; an empty service selects all, including instances
 // that were removed and still have sessions.
-func (w *generation) listInstances(service string) []InstanceReport {
+func (w *running) listInstances(service string) []InstanceReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	interfaces := map[uint32]*localService{}
@@ -132,7 +132,7 @@ func (w *generation) listInstances(service string) []InstanceReport {
 
 // report describes an instance and its path from this node. Gone wins over draining, draining over ejected. The caller
 // holds mu.
-func (w *generation) report(t *target, at *localService) InstanceReport {
+func (w *running) report(t *target, at *localService) InstanceReport {
 	stats := &w.maps.stats[t.index]
 	r := InstanceReport{Name: t.name, Index: t.index, Generation: t.entry.Generation, Addresses: t.place().addresses(),
 		State: "ready", Path: "ordinary",
@@ -202,7 +202,7 @@ const (
 
 // listSessions returns each session once, by its forward entry, up to the limit of the query, and then sets Truncated.
 // Kept sessions are listed before pending ones.
-func (w *generation) listSessions(q url.Values) (*SessionsReport, error) {
+func (w *running) listSessions(q url.Values) (*SessionsReport, error) {
 	limit := defaultLimit
 	if text := q.Get("limit"); text != "" {
 		n, err := strconv.Atoi(text)
@@ -239,7 +239,7 @@ func (w *generation) listSessions(q url.Values) (*SessionsReport, error) {
 
 // reportSession describes a session from its forward key. ICMP has an identifier in place of ports, so its endpoints
 // are plain addresses. now is monotonic, in nanoseconds. The caller holds mu.
-func (w *generation) reportSession(k *flow, s *session, now uint64) SessionReport {
+func (w *running) reportSession(k *flow, s *session, now uint64) SessionReport {
 	r := SessionReport{Protocol: protocolName(k.Proto), Client: endpoint(k.Src, k.SPort),
 		Virtual: endpoint(k.Dst, k.DPort), Target: endpoint(s.Addr, s.DPort),
 		Ifindex: k.Ifindex, State: stateName(s.State), Hairpin: s.Flags&sessionHairpin != 0,
@@ -314,7 +314,7 @@ var countNames = [...]string{countOpened: "opened", countReselected: "reselected
 
 // stats returns counters, instance states and how full each table is. A session has two entries, one per direction, so
 // entries and capacity are halved; index 0 of instances and interfaces is never used.
-func (w *generation) stats() (*StatsReport, error) {
+func (w *running) stats() (*StatsReport, error) {
 	counters, err := w.counters()
 	if err != nil {
 		return nil, err
@@ -348,7 +348,7 @@ func (w *generation) stats() (*StatsReport, error) {
 }
 
 // counters sums those of the data plane over the CPUs.
-func (w *generation) counters() (map[string]uint64, error) {
+func (w *running) counters() (map[string]uint64, error) {
 	out := map[string]uint64{}
 	var perCPU []uint64
 	for i, name := range countNames {
@@ -363,7 +363,7 @@ func (w *generation) counters() (map[string]uint64, error) {
 }
 
 // Collect implements sdk.Collector.
-func (w *generation) Collect() ([]sdk.Sample, error) {
+func (w *running) Collect() ([]sdk.Sample, error) {
 	s, err := w.stats()
 	if err != nil {
 		return nil, err

@@ -30,7 +30,7 @@ func (h *health) text() string {
 }
 
 // judge ejects instances to which connects fail, and lets those return whose time is over.
-func (w *generation) judge(now time.Time) error {
+func (w *running) judge(now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, s := range w.services {
@@ -52,7 +52,7 @@ func (w *generation) judge(now time.Time) error {
 
 // judgeTarget reports whether an instance was ejected or has returned. One that has accepted a connection since the
 // last look is well, whatever else failed meanwhile.
-func (w *generation) judgeTarget(s *service, t *target, now time.Time) bool {
+func (w *running) judgeTarget(s *service, t *target, now time.Time) bool {
 	h, stats := &t.health, &w.maps.stats[t.index]
 	answers, failures := stats.answers(), stats.failures()
 	succeeded := answers != h.answers
@@ -77,7 +77,7 @@ func (w *generation) judgeTarget(s *service, t *target, now time.Time) bool {
 }
 
 // mayEject reports whether one more instance of a service may be ejected.
-func (w *generation) mayEject(s *service) bool {
+func (w *running) mayEject(s *service) bool {
 	able, ejected := 0, 0
 	for _, t := range s.targets {
 		switch {
@@ -101,14 +101,14 @@ func healthy(all []*target) []*target {
 }
 
 // Conditions implements sdk.Conditioner.
-func (w *generation) Conditions() ([]sdk.Condition, error) {
+func (w *running) Conditions() ([]sdk.Condition, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return []sdk.Condition{w.sessionsCondition(), w.instancesCondition()}, nil
 }
 
 // Ejected implements sdk.InstanceReporter.
-func (w *generation) Ejected() ([]sdk.EjectedInstance, error) {
+func (w *running) Ejected() ([]sdk.EjectedInstance, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var out []sdk.EjectedInstance
@@ -121,7 +121,7 @@ func (w *generation) Ejected() ([]sdk.EjectedInstance, error) {
 }
 
 // sessionsCondition says whether live sessions may be evicted.
-func (w *generation) sessionsCondition() sdk.Condition {
+func (w *running) sessionsCondition() sdk.Condition {
 	c := sdk.Condition{Type: "SessionsKept", Status: "True", Reason: "BelowLimit"}
 	ifindex, most := uint32(0), 0
 	for i, n := range w.tally.crowded {
@@ -149,7 +149,7 @@ func (w *generation) sessionsCondition() sdk.Condition {
 }
 
 // instancesCondition names the instances that get no new sessions because connects to them fail.
-func (w *generation) instancesCondition() sdk.Condition {
+func (w *running) instancesCondition() sdk.Condition {
 	c := sdk.Condition{Type: "InstancesHealthy", Status: "True", Reason: "AllHealthy"}
 	var out []string
 	for _, t := range w.targets {

@@ -23,7 +23,7 @@ type locals struct {
 }
 
 type localService struct {
-	sdk.Instance
+	sdk.Attachment
 	index uint32
 	entry local
 	gone  time.Time // when it was missed first
@@ -31,7 +31,7 @@ type localService struct {
 
 // entryOf is what the data plane is notified of an interface. One of the node itself is only a client there: what is
 // for it, the stack has to deliver.
-func (l *locals) entryOf(i sdk.Instance) local {
+func (l *locals) entryOf(i sdk.Attachment) local {
 	e := local{Ifindex: i.Ifindex}
 	mac, err := net.ParseMAC(i.MAC)
 	if i.Service == "" || err != nil || len(mac) != len(e.MAC) {
@@ -45,7 +45,7 @@ func (l *locals) entryOf(i sdk.Instance) local {
 }
 
 // put makes an interface known: first what it is, then that it is there.
-func (l *locals) put(i sdk.Instance, now time.Time) error {
+func (l *locals) put(i sdk.Attachment, now time.Time) error {
 	s := l.byIfindex[i.Ifindex]
 	if s == nil {
 		index, ok := l.indices.take(now)
@@ -56,7 +56,7 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 		l.byIfindex[i.Ifindex] = s
 	}
 	known := s.entry.Ifindex != 0 && s.gone.IsZero()
-	s.Instance, s.gone = i, time.Time{}
+	s.Attachment, s.gone = i, time.Time{}
 	if e := l.entryOf(i); e != s.entry {
 		if err := write(l.maps.locals, mapLocals, s.index, e); err != nil {
 			return err
@@ -70,7 +70,7 @@ func (l *locals) put(i sdk.Instance, now time.Time) error {
 }
 
 // putAll makes the interfaces known that there are now; all others are gone.
-func (l *locals) putAll(all []sdk.Instance, now time.Time) error {
+func (l *locals) putAll(all []sdk.Attachment, now time.Time) error {
 	l.byAddress = map[netip.Addr][]*localService{}
 	there := map[uint32]bool{}
 	for _, i := range all {
@@ -192,7 +192,7 @@ func (l *locals) at(p place, service string) uint32 {
 }
 
 // instanceChanged takes over that a service of the node has come, changed or gone.
-func (w *generation) instanceChanged(i sdk.Instance, there bool, now time.Time) error {
+func (w *running) instanceChanged(i sdk.Attachment, there bool, now time.Time) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	defer w.syncNames()
@@ -203,7 +203,7 @@ func (w *generation) instanceChanged(i sdk.Instance, there bool, now time.Time) 
 }
 
 // relocate tells the data plane which instances are on this node.
-func (w *generation) relocate() error {
+func (w *running) relocate() error {
 	for _, t := range w.targets {
 		if t.service == nil {
 			continue

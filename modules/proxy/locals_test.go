@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-func localInstance(name string, ifindex uint32, addresses ...string) sdk.Instance {
-	return sdk.Instance{Service: name, Interface: "v" + name, Ifindex: ifindex, MAC: "02:00:00:00:00:09",
+func localInstance(name string, ifindex uint32, addresses ...string) sdk.Attachment {
+	return sdk.Attachment{Service: name, Interface: "v" + name, Ifindex: ifindex, MAC: "02:00:00:00:00:09",
 		Addresses: addresses, Ingress: []string{"px"}}
 }
 
@@ -29,7 +29,7 @@ func (p *plant) local(name string) (local, uint32) {
 	return l, index
 }
 
-func (p *plant) changed(i sdk.Instance, there bool) {
+func (p *plant) changed(i sdk.Attachment, there bool) {
 	p.t.Helper()
 	if err := p.w.instanceChanged(i, there, p.now); err != nil {
 		p.t.Fatal(err)
@@ -82,7 +82,7 @@ func TestHomes(t *testing.T) {
 	if got := p.homes(); !maps.Equal(got, want) {
 		t.Errorf("%v, want %v", got, want)
 	}
-	p.locals = []sdk.Instance{b}
+	p.locals = []sdk.Attachment{b}
 	p.restart("")
 	delete(want, addr("10.18.0.3"))
 	if got := p.homes(); !maps.Equal(got, want) {
@@ -184,7 +184,7 @@ func TestNodeInterface(t *testing.T) {
 func TestLocalsKeepTheirPlaces(t *testing.T) {
 	p := newPlant(t, "")
 	a, b := localInstance("a", 7, "10.18.0.1/24"), localInstance("b", 8, "10.18.0.2/24")
-	p.locals = []sdk.Instance{a, b}
+	p.locals = []sdk.Attachment{a, b}
 	p.changed(a, true)
 	p.changed(b, true)
 	before := p.interfaces()

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// mapSet is access to the maps of a generation.
+// mapSet is access to the maps of one map set.
 type mapSet struct {
 	vips, ports, slots, instances, owners, locals, interfaces, homes, names *ebpf.Map
 

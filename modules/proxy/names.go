@@ -21,7 +21,7 @@ func keyOf(index uint32, v4 bool) nameKey {
 
 // wantedNames are the virtual addresses that instances send by. Of several that stand for the same instance the first
 // one counts, by the name of the service.
-func (w *generation) wantedNames() map[nameKey]name {
+func (w *running) wantedNames() map[nameKey]name {
 	out, interfaces := map[nameKey]name{}, map[uint32]uint32{}
 	for ifindex, l := range w.locals.byIfindex {
 		interfaces[l.index] = ifindex
@@ -67,7 +67,7 @@ func (w *generation) wantedNames() map[nameKey]name {
 // is there and no other instance is called so; by index it goes with the instance. Until all virtual services have been
 // received, nothing else is known to be not wanted. What fails, as when the table is full, is tried again by the sweep:
 // those instances have no name meanwhile, and all else works. w.mu is held.
-func (w *generation) syncNames() {
+func (w *running) syncNames() {
 	if w.config.Source != sourceInstance && len(w.names) == 0 {
 		return
 	}
@@ -116,7 +116,7 @@ func (w *generation) syncNames() {
 	w.trouble("names of instances", failed)
 }
 
-func (w *generation) currentNames() map[nameKey]name {
+func (w *running) currentNames() map[nameKey]name {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.names

@@ -399,7 +399,7 @@ const instanceConfig = `{"source": "instance"}`
 // interface only. What it is called no longer is for sessions that there are, unless another one is called so.
 func TestNamesInMaps(t *testing.T) {
 	p := newPlant(t, instanceConfig)
-	p.locals = []sdk.Instance{localInstance("a", 7, "10.18.0.1/24", "fd00::1/64")}
+	p.locals = []sdk.Attachment{localInstance("a", 7, "10.18.0.1/24", "fd00::1/64")}
 	p.changed(p.locals[0], true)
 	service := func(name string, at int, virtual ...string) sdk.VirtualService {
 		vs := sdk.VirtualService{Name: name}

@@ -203,7 +203,7 @@ const goneFor = 5 * time.Minute
 
 // sweep removes sessions that have ended, corrects how many instances and interfaces have, and frees those that are
 // gone when no session refers to them.
-func (w *generation) sweep(now time.Time) error {
+func (w *running) sweep(now time.Time) error {
 	s := w.sweeper
 	s.begin(s.clock(), w.currentNames())
 	before, steps := w.sessionCounts(), w.newSteps()
@@ -233,7 +233,7 @@ type steps struct {
 	work  time.Duration
 }
 
-func (w *generation) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
+func (w *running) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
 
 func (s *steps) done() {
 	d := time.Since(s.begin)
@@ -247,7 +247,7 @@ func (s *steps) done() {
 func (s *steps) took() time.Duration { return s.work + time.Since(s.begin) }
 
 // read takes note of all sessions.
-func (w *generation) read(gone goneThings, steps *steps) error {
+func (w *running) read(gone goneThings, steps *steps) error {
 	table := func(kept bool) func([]flow, []session) {
 		return func(keys []flow, values []session) {
 			for i := range keys {
@@ -264,7 +264,7 @@ func (w *generation) read(gone goneThings, steps *steps) error {
 
 // expire removes entries. What is in sessions is examined again, as a packet may have come since; and what its
 // interface holds is counted.
-func (w *generation) expire(over []candidateEntry, steps *steps) (uint64, error) {
+func (w *running) expire(over []candidateEntry, steps *steps) (uint64, error) {
 	removed := uint64(0)
 	var pending []flow
 	for i := range over {
@@ -291,7 +291,7 @@ func (w *generation) expire(over []candidateEntry, steps *steps) (uint64, error)
 
 // expireKept deletes a kept session entry, unless the data plane has used it since the sweep read it. It reports
 // whether the entry no longer exists. The share of the client's interface is returned once, with the forward entry.
-func (w *generation) expireKept(c *candidateEntry) (bool, error) {
+func (w *running) expireKept(c *candidateEntry) (bool, error) {
 	var e session
 	if err := w.maps.sessions.Lookup(&c.key, &e); err != nil || e.Seen != c.seen && !w.sweeper.pairs[c.hash].lost {
 		return errors.Is(err, ebpf.ErrKeyNotExist), nil
@@ -310,7 +310,7 @@ func (w *generation) expireKept(c *candidateEntry) (bool, error) {
 }
 
 // returnShare counts a session that an interface has no more.
-func (w *generation) returnShare(ifindex uint32) {
+func (w *running) returnShare(ifindex uint32) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.maps.shares[0].addSessions(-1)
@@ -338,7 +338,7 @@ type goneThings struct {
 
 // gone takes, under the lock, a copy of what the sweep needs to know about removed interfaces and instances, so that
 // the sweep itself can run without it.
-func (w *generation) gone(now time.Time) goneThings {
+func (w *running) gone(now time.Time) goneThings {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	g := goneThings{clients: map[uint32]bool{}, instances: map[uint32]bool{}, before: now.Add(-goneFor)}
@@ -371,7 +371,7 @@ type reading struct {
 	shares       []int64          // by index in locals
 }
 
-func (w *generation) sessionCounts() reading {
+func (w *running) sessionCounts() reading {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	r := reading{open: make(map[uint32]int64, len(w.targets)), opened: make(map[uint32]int64, len(w.targets)),
@@ -400,7 +400,7 @@ func astray(before, found, after, churn int64) int64 {
 
 // correct sets right how many sessions instances and interfaces have: entries that pending dropped are still counted,
 // and another version may have counted nothing.
-func (w *generation) correct(before reading) {
+func (w *running) correct(before reading) {
 	all, found := int64(0), make([]int64, len(w.maps.shares))
 	for _, t := range w.targets {
 		stats := &w.maps.stats[t.index]
@@ -422,7 +422,7 @@ func (w *generation) correct(before reading) {
 }
 
 // free gives back what is gone and no session refers to.
-func (w *generation) free(now time.Time) error {
+func (w *running) free(now time.Time) error {
 	defer w.syncNames() // before an index is another instance's
 	for identity, t := range w.targets {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
@@ -450,7 +450,7 @@ const idleFor = 10 * time.Minute
 
 // idle reports to the agent which dynamic virtual services are not in use, and asks again for those that are in use
 // after all until it answers: an answer may be lost.
-func (w *generation) idle(now time.Time) error {
+func (w *running) idle(now time.Time) error {
 	for _, s := range w.services {
 		used := slices.ContainsFunc(s.targets, w.inUse)
 		if used {
@@ -472,7 +472,7 @@ func (w *generation) idle(now time.Time) error {
 }
 
 // ask asks the agent for a virtual service that was released.
-func (w *generation) ask(s *service) {
+func (w *running) ask(s *service) {
 	if len(s.virtuals) > 0 {
 		w.live.Resolve(s.virtuals[0].addr)
 		s.asked = true
@@ -480,16 +480,16 @@ func (w *generation) ask(s *service) {
 }
 
 // inUse reports whether an instance has sessions, or sends by its virtual address from this node.
-func (w *generation) inUse(t *target) bool {
+func (w *running) inUse(t *target) bool {
 	return w.sweeper.refs[t.index] != 0 || w.hasSessions(t) || w.config.Source == sourceInstance && t.place().Local != 0
 }
 
 // hasSessions reports whether an instance has sessions now: some may have begun since a sweep has read the tables.
-func (w *generation) hasSessions(t *target) bool { return w.maps.stats[t.index].sessions() > 0 }
+func (w *running) hasSessions(t *target) bool { return w.maps.stats[t.index].sessions() > 0 }
 
 // askAgain asks for a virtual service that the agent has forgotten because it was released here, if sessions have begun
 // since. It stays until the answer comes.
-func (w *generation) askAgain(s *service, now time.Time) bool {
+func (w *running) askAgain(s *service, now time.Time) bool {
 	if s == nil || !s.released || len(s.virtuals) == 0 || !slices.ContainsFunc(s.targets, w.hasSessions) {
 		return false
 	}

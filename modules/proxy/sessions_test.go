@@ -74,7 +74,7 @@ func TestForwardKey(t *testing.T) {
 // A session lives as long as either of its entries says, and goes as a whole.
 func TestSweep(t *testing.T) {
 	p := newPlant(t, "")
-	for _, i := range []sdk.Instance{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
+	for _, i := range []sdk.Attachment{{Service: "client", Ifindex: 7}, {Service: "server", Ifindex: 8}} {
 		p.w.instanceChanged(i, true, p.now)
 	}
 	p.put(webService(2, v1alpha1.PolicyLeastConnections))
@@ -155,8 +155,8 @@ func TestSweep(t *testing.T) {
 // What interfaces hold of the table is set right by a sweep, and counted down by what it removes.
 func TestSweepCountsShares(t *testing.T) {
 	p := newPlant(t, "")
-	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
-	p.w.instanceChanged(sdk.Instance{Service: "server", Ifindex: 8}, true, p.now)
+	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
+	p.w.instanceChanged(sdk.Attachment{Service: "server", Ifindex: 8}, true, p.now)
 	p.put(webService(1, v1alpha1.PolicyRoundRobin))
 	index, _ := p.entry("web-0")
 	shares := func() [2]uint64 {
@@ -257,7 +257,7 @@ func TestIdle(t *testing.T) {
 	p.sweep()
 	p.same("later", p.idle, []string{"web"})
 	p.same("not in use", len(p.wanted), 0)
-	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	fillSessions(p, 1)
 	p.sweep()
 	p.sweep()
@@ -313,7 +313,7 @@ func TestNotIdleSinceTheSweep(t *testing.T) {
 	vs, other := webService(1, v1alpha1.PolicyRoundRobin), standsAlone("other", 9, "")
 	vs.Dynamic = true
 	p.all(other, vs)
-	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	k, s := pairOf("10.18.0.9", "10.30.7.9", "10.18.0.9", protoTCP, 0, p.w.services["other"].targets[0].index, false)
 	s[0].Seen = monotonic()
 	p.session(k[0], s[0])
@@ -362,7 +362,7 @@ func TestForgottenInUse(t *testing.T) {
 // BenchmarkSweep reads a full table of 65,536 sessions, of which few end.
 func BenchmarkSweep(b *testing.B) {
 	p := newPlant(b, "")
-	p.w.instanceChanged(sdk.Instance{Service: "client", Ifindex: 7}, true, p.now)
+	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	fillSessions(p, 65536)
 	p.sweep()
 	b.ReportMetric(float64(p.w.tally.Entries), "entries")

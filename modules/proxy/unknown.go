@@ -28,7 +28,7 @@ type unknowns struct {
 }
 
 // follow takes packets to unknown addresses from the data plane until ctx ends.
-func (w *generation) follow(ctx context.Context) error {
+func (w *running) follow(ctx context.Context) error {
 	ring, err := w.live.Maps.Get(mapUnknown)
 	if err != nil {
 		return err
@@ -58,7 +58,7 @@ func parseUnknown(raw []byte) (*heldPacket, bool) {
 
 // arrive holds a packet and asks for its destination, once. It returns the packets that can continue at once, as the
 // answer has come while the packet was on its way here.
-func (w *generation) arrive(p *heldPacket, now time.Time) []*heldPacket {
+func (w *running) arrive(p *heldPacket, now time.Time) []*heldPacket {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if v := w.addresses[p.to]; v != nil && v.service != nil {
@@ -73,7 +73,7 @@ func (w *generation) arrive(p *heldPacket, now time.Time) []*heldPacket {
 
 // deny makes the data plane answer that an address does not exist, for a while. It returns the packets that get this
 // answer.
-func (w *generation) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
+func (w *running) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	if v := w.addresses[a]; v != nil && v.service != nil {
 		return nil, nil
 	}
@@ -90,7 +90,7 @@ func (w *generation) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 }
 
 // forget makes addresses unknown again that count as not existing.
-func (w *generation) forget(all []netip.Addr) error {
+func (w *running) forget(all []netip.Addr) error {
 	for _, a := range all {
 		if err := remove(w.maps.vips, mapVIPs, addressOf(a)); err != nil {
 			return err
@@ -100,7 +100,7 @@ func (w *generation) forget(all []netip.Addr) error {
 }
 
 // inject sends packets again, as if their services had sent them.
-func (w *generation) inject(packets []*heldPacket) {
+func (w *running) inject(packets []*heldPacket) {
 	sent := uint64(0)
 	for _, p := range packets {
 		if err := w.live.Inject(p.ifindex, p.frame); err != nil {
@@ -116,7 +116,7 @@ func (w *generation) inject(packets []*heldPacket) {
 }
 
 // overdue denies addresses that were not resolved in time, and forgets what was denied long enough ago.
-func (w *generation) overdue(now time.Time) ([]*heldPacket, error) {
+func (w *running) overdue(now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	var free []*heldPacket
@@ -150,7 +150,7 @@ type HeldReport struct {
 
 // listHeld returns the packets held per unknown address and the addresses in the negative cache, both sorted. Bytes are
 // whole frames.
-func (w *generation) listHeld(now time.Time) *HeldReport {
+func (w *running) listHeld(now time.Time) *HeldReport {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	out := &HeldReport{Held: []HeldAddress{}, Unknown: []string{}, Packets: w.held.all.Len(), Bytes: w.held.size,

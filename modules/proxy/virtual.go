@@ -42,7 +42,7 @@ var (
 )
 
 // putVirtuals writes the addresses of a service.
-func (w *generation) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
+func (w *running) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
 	s.virtuals = make([]*virtual, 0, len(all))
 	for i := range all {
 		a, err := netip.ParseAddr(all[i].Address)
@@ -67,7 +67,7 @@ func (w *generation) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now 
 }
 
 // virtualAt returns the virtual address of a service, which may have been another one's. It is nil if there is no room.
-func (w *generation) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
+func (w *running) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
 	if v := w.addresses[a]; v != nil {
 		if v.service != nil && v.service != s {
 			v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
@@ -86,7 +86,7 @@ func (w *generation) virtualAt(a netip.Addr, s *service, now time.Time) (*virtua
 }
 
 // run is the run of slots for a virtual address: what its policy makes of the instances that take new sessions.
-func (w *generation) run(v *virtual, now time.Time) []uint32 {
+func (w *running) run(v *virtual, now time.Time) []uint32 {
 	var able []*target
 	for _, t := range v.service.targets {
 		if !t.drains && t.has(v.addr.Is4()) && (v.only == "" || v.only == t.name) {
@@ -112,7 +112,7 @@ func (w *generation) run(v *virtual, now time.Time) []uint32 {
 }
 
 // share is how many slots a Maglev table has per instance: fewer when slots become scarce.
-func (w *generation) share() int {
+func (w *running) share() int {
 	if int(w.slots.used) > int(w.maps.slots.MaxEntries())/4*3 {
 		return maglevScarce
 	}
@@ -135,7 +135,7 @@ func membersOf(all []*target) []member {
 	return out
 }
 
-func (w *generation) candidates(all []*target) []candidate {
+func (w *running) candidates(all []*target) []candidate {
 	out := make([]candidate, len(all))
 	for i, t := range all {
 		out[i] = candidate{t.index, t.distance, time.Duration(w.maps.stats[t.index].rtt())}
@@ -145,7 +145,7 @@ func (w *generation) candidates(all []*target) []candidate {
 
 // writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are
 // new, then the address itself. The old run rests before it is written over.
-func (w *generation) writeVirtual(v *virtual, run []uint32, now time.Time) error {
+func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
 	next.Policy, next.Flags = policies[v.policy], 0
 	if len(v.service.ports) > 0 {
@@ -205,7 +205,7 @@ func digestOf(run []uint32) uint64 {
 
 // writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are
 // left.
-func (w *generation) writePorts(v *virtual) error {
+func (w *running) writePorts(v *virtual) error {
 	var all []portEntry
 	for _, p := range v.service.ports {
 		to := cmp.Or(p.TargetPort, p.Port)
@@ -226,7 +226,7 @@ func (w *generation) writePorts(v *virtual) error {
 }
 
 // dropPorts removes those of before that the address has no more.
-func (w *generation) dropPorts(v *virtual, before []portEntry) error {
+func (w *running) dropPorts(v *virtual, before []portEntry) error {
 	for _, p := range before {
 		same := func(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
 		if slices.ContainsFunc(v.ports, same) {
@@ -240,7 +240,7 @@ func (w *generation) dropPorts(v *virtual, before []portEntry) error {
 }
 
 // dropVirtuals removes the addresses of before that the service has no more, and that no other service has taken over.
-func (w *generation) dropVirtuals(s *service, before []*virtual, now time.Time) error {
+func (w *running) dropVirtuals(s *service, before []*virtual, now time.Time) error {
 	for _, v := range before {
 		if v.service != s || slices.Contains(s.virtuals, v) {
 			continue
@@ -254,7 +254,7 @@ func (w *generation) dropVirtuals(s *service, before []*virtual, now time.Time) 
 
 // dropVirtual removes the address from the data plane first, then frees what it referred to. Slots and the ID rest
 // before reuse, because packets in flight may still hold them.
-func (w *generation) dropVirtual(v *virtual, now time.Time) error {
+func (w *running) dropVirtual(v *virtual, now time.Time) error {
 	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
 		return err
 	}

@@ -36,7 +36,7 @@ type Responder struct {
 	listeners []*listener
 }
 
-// Running is a started generation: a config and the maps that see packets.
+// Running is a started map set: a config and the maps that see packets.
 type Running struct {
 	*Responder
 	live   sdk.Live
@@ -47,12 +47,12 @@ type Running struct {
 }
 
 var (
-	_ sdk.Compiled        = (*Responder)(nil)
-	_ sdk.Handler         = (*Running)(nil)
-	_ sdk.Runner          = (*Running)(nil)
-	_ sdk.Collector       = (*Running)(nil)
-	_ sdk.HealthChecker   = (*Running)(nil)
-	_ sdk.InstanceWatcher = (*Running)(nil)
+	_ sdk.Compiled          = (*Responder)(nil)
+	_ sdk.Handler           = (*Running)(nil)
+	_ sdk.Runner            = (*Running)(nil)
+	_ sdk.Collector         = (*Running)(nil)
+	_ sdk.HealthChecker     = (*Running)(nil)
+	_ sdk.AttachmentWatcher = (*Running)(nil)
 )
 
 // Open implements sdk.Compiled.

@@ -79,7 +79,7 @@ const testIndex = 1
 func (k *kernel) at(addresses ...string) *kernel {
 	k.t.Helper()
 	if err := writeLocals(k.maps,
-		[]sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: "veth", Addresses: addresses}}); err != nil {
+		[]sdk.Attachment{{Interface: "lo", Ifindex: testIndex, Kind: "veth", Addresses: addresses}}); err != nil {
 		k.t.Fatal(err)
 	}
 	return k
@@ -147,7 +147,7 @@ func (r *testRun) run(k *kernel, frame []byte) (verdict, []byte) {
 	return v, r.opts.DataOut
 }
 
-// open returns the control plane's state for the maps, as of a generation that has just been started.
+// open returns the control plane's state for the maps, as of a map set that has just been started.
 func (k *kernel) open(live sdk.Live) *Running {
 	k.t.Helper()
 	return sdktest.Open[*Running](k.t, k.Responder, live)

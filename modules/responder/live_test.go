@@ -39,7 +39,7 @@ import (
 // server: on XDP and on the server's veth, as it meets packets of the client there.
 type stage struct {
 	*kernel
-	on             sdk.Instance // the interface that the program is attached to
+	on             sdk.Attachment // the interface that the program is attached to
 	t              *testing.T
 	lab            *netlab.Lab
 	client, server *netlab.Host
@@ -94,7 +94,7 @@ func (s *stage) attach(kind string) {
 	err := s.place(kind).Do(func() (err error) {
 		switch kind {
 		case tc:
-			s.on = sdk.Instance{Interface: s.server.Outer(), Ifindex: uint32(s.server.OuterIndex()), Kind: "veth"}
+			s.on = sdk.Attachment{Interface: s.server.Outer(), Ifindex: uint32(s.server.OuterIndex()), Kind: "veth"}
 			l, err = link.AttachTCX(link.TCXOptions{Interface: s.server.OuterIndex(), Program: s.prog,
 				Attach: ebpf.AttachTCXEgress})
 		default:
@@ -102,7 +102,7 @@ func (s *stage) attach(kind string) {
 			if lookup != nil {
 				return lookup
 			}
-			s.on = sdk.Instance{Interface: at.Name, Ifindex: uint32(at.Index), Kind: "veth"}
+			s.on = sdk.Attachment{Interface: at.Name, Ifindex: uint32(at.Index), Kind: "veth"}
 			flags := link.XDPGenericMode
 			if kind == native {
 				flags = link.XDPDriverMode
@@ -158,7 +158,7 @@ func (s *stage) serveRoutes() {
 		s.t.Fatal(err)
 	}
 	live := s.kernel.open(sdk.Live{Module: "sign", Maps: s.maps,
-		Instances: func() []sdk.Instance { return []sdk.Instance{s.on} }})
+		Attachments: func() []sdk.Attachment { return []sdk.Attachment{s.on} }})
 	mux := http.NewServeMux()
 	mux.Handle("/v1/modules/sign/", http.StripPrefix("/v1/modules/sign", live.Handler()))
 	routes := &http.Server{Handler: mux}

@@ -201,7 +201,7 @@ func TestPartialChecksums(t *testing.T) {
 	} {
 		onHooks(t, strings.TrimSuffix(echoConfig, "}")+c.config+"}", func(t *testing.T, k *kernel) {
 			if err := writeLocals(k.maps,
-				[]sdk.Instance{{Interface: "lo", Ifindex: testIndex, Kind: c.kind, Addresses: fuzzNetworks}}); err != nil {
+				[]sdk.Attachment{{Interface: "lo", Ifindex: testIndex, Kind: c.kind, Addresses: fuzzNetworks}}); err != nil {
 				t.Fatal(err)
 			}
 			want := c.want
@@ -470,10 +470,10 @@ func TestSlots(t *testing.T) {
 
 // Interfaces of the node answer for each other's addresses, as the node does; a service answers for its own only.
 func TestAddressesOfAttachPoints(t *testing.T) {
-	at := func(service string, index uint32, addresses ...string) sdk.Instance {
-		return sdk.Instance{Service: service, Interface: fmt.Sprint("i", index), Ifindex: index, Addresses: addresses}
+	at := func(service string, index uint32, addresses ...string) sdk.Attachment {
+		return sdk.Attachment{Service: service, Interface: fmt.Sprint("i", index), Ifindex: index, Addresses: addresses}
 	}
-	v4, v6, err := locals([]sdk.Instance{at("", 1, "192.0.2.1/24", "192.0.2.255/32"),
+	v4, v6, err := locals([]sdk.Attachment{at("", 1, "192.0.2.1/24", "192.0.2.255/32"),
 		at("", 2, "198.51.100.4/31", "2001:db8::1/64"), at("web", 3, "203.0.113.9/30")})
 	if err != nil {
 		t.Fatal(err)
@@ -492,7 +492,7 @@ func TestAddressesOfAttachPoints(t *testing.T) {
 	if diff := cmp.Diff(map[local6]uint32{{1, one}: isOwn, {2, one}: isOwn}, v6); diff != "" {
 		t.Error(diff)
 	}
-	if _, _, err := locals([]sdk.Instance{at("web", 1, "nonsense")}); err == nil {
+	if _, _, err := locals([]sdk.Attachment{at("web", 1, "nonsense")}); err == nil {
 		t.Error("took nonsense for an address")
 	}
 }

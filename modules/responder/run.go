@@ -16,7 +16,7 @@ import (
 )
 
 // Run implements sdk.Runner: the changes of states, and what applications do. Streams of events end with it; their
-// readers find the next generation when they come again.
+// readers find the next map set when they come again.
 func (f *Running) Run(ctx context.Context) {
 	var work sync.WaitGroup
 	defer work.Wait()
@@ -33,14 +33,14 @@ func (f *Running) Run(ctx context.Context) {
 	<-ctx.Done()
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (f *Running) InstanceChanged(sdk.Instance, bool) { f.refreshOrWarn() }
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (f *Running) AttachmentChanged(sdk.Attachment, bool) { f.refreshOrWarn() }
 
 // refresh writes the addresses of attach points into the data plane.
 func (f *Running) refresh() error {
 	f.refreshing.Lock()
 	defer f.refreshing.Unlock()
-	return writeLocals(f.live.Maps, f.live.Instances())
+	return writeLocals(f.live.Maps, f.live.Attachments())
 }
 
 func (f *Running) refreshOrWarn() {
@@ -75,7 +75,7 @@ const (
 
 // locals says what addresses are to attach points. Interfaces of the node share theirs: it takes a packet for any of
 // its addresses on each of them.
-func locals(instances []sdk.Instance) (map[local4]uint32, map[local6]uint32, error) {
+func locals(instances []sdk.Attachment) (map[local4]uint32, map[local6]uint32, error) {
 	v4, v6 := map[local4]uint32{}, map[local6]uint32{}
 	var wrong error
 	for _, at := range instances {
@@ -119,7 +119,7 @@ func broadcasts(p netip.Prefix) [][4]byte {
 	return [][4]byte{low, [4]byte(binary.BigEndian.AppendUint32(nil, high))}
 }
 
-func writeLocals(m sdk.Maps, instances []sdk.Instance) error {
+func writeLocals(m sdk.Maps, instances []sdk.Attachment) error {
 	v4, v6, wrong := locals(instances)
 	return errors.Join(wrong,
 		sdk.SyncTable(m, mapLocal4, v4, func(local4, uint32) bool { return true }),
@@ -137,7 +137,7 @@ func (f *Running) Health() error {
 		if len(l.addresses) > 0 {
 			continue
 		}
-		for _, at := range f.live.Instances() {
+		for _, at := range f.live.Attachments() {
 			if len(at.Addresses) == 0 {
 				return fmt.Errorf("interface %s has no address for listener %s; set the listener's addresses", at.Interface, l.Name)
 			}

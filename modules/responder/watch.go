@@ -15,12 +15,12 @@ import (
 // feed mirrors struct rsp_feed.
 type feed struct{ Armed, Zero uint32 }
 
-// watch tells subscribers of changed states of one generation. The data plane sends one event and no more until it is
+// watch tells subscribers of changed states of one map set. The data plane sends one event and no more until it is
 // armed again, which happens when a subscriber is ready for the next: the data plane is never asked for more events
 // than are read.
 type watch struct {
 	maps  sdk.Maps
-	ended chan struct{} // closed when the generation does not run any more
+	ended chan struct{} // closed when the map set does not run any more
 
 	mu          sync.Mutex
 	subscribers map[*subscriber]bool
@@ -65,7 +65,7 @@ func (w *watch) changed(slot uint32) {
 	}
 }
 
-// subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the generation
+// subscribe sends the slots of listeners at once, and again when their states have changed, until ctx or the map set
 // ends. A slot is armed before it is sent: a state that is read then has all that will not be notified of.
 func (w *watch) subscribe(ctx context.Context, all []app.PlacedListener) <-chan uint32 {
 	s := &subscriber{slots: map[uint32]bool{}, pending: map[uint32]bool{}, wake: make(chan struct{}, 1)}

@@ -20,7 +20,7 @@ import (
 // Control returns the control plane.
 func Control() sdk.Control { return sdk.Define(parseConfig) }
 
-// tunnel is a started generation: a config and the maps that see packets.
+// tunnel is a started map set: a config and the maps that see packets.
 type tunnel struct {
 	config *config
 	live   sdk.Live
@@ -48,7 +48,7 @@ var (
 	_ sdk.HealthChecker      = (*tunnel)(nil)
 	_ sdk.Conditioner        = (*tunnel)(nil)
 	_ sdk.VirtualServiceUser = (*tunnel)(nil)
-	_ sdk.InstanceWatcher    = (*tunnel)(nil)
+	_ sdk.AttachmentWatcher  = (*tunnel)(nil)
 )
 
 // Settings implements sdk.Compiled. Keys are no constants: those are kept on disk.
@@ -69,7 +69,7 @@ var knowsDecap = sync.OnceValue(func() bool {
 	return err == nil && version >= 6<<16|3<<8
 })
 
-// Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running generation: those that
+// Fill implements sdk.Compiled. Nodes have their places in a map that is shared with the running map set: those that
 // are new to it take free ones, which nothing there points to.
 func (c *config) Fill(maps sdk.Maps) error {
 	half, err := maps.FreeHalf()
@@ -99,7 +99,7 @@ func (c *config) Fill(maps sdk.Maps) error {
 	if err := sdk.SyncTable(maps, mapPrefixes, subnets, inHalf); err != nil {
 		return err
 	}
-	for at, n := range places.nodes { // those of virtual services, too, which the running generation knows
+	for at, n := range places.nodes { // those of virtual services, too, which the running map set knows
 		if n.Addr == (address{}) {
 			continue
 		}
@@ -144,8 +144,8 @@ func (t *tunnel) Run(ctx context.Context) {
 	}
 }
 
-// InstanceChanged implements sdk.InstanceWatcher.
-func (t *tunnel) InstanceChanged(sdk.Instance, bool) { t.refresh() }
+// AttachmentChanged implements sdk.AttachmentWatcher.
+func (t *tunnel) AttachmentChanged(sdk.Attachment, bool) { t.refresh() }
 
 // VirtualServices implements sdk.VirtualServiceUser: an instance that names a node is reached through that node.
 func (t *tunnel) VirtualServices(update sdk.VirtualServiceUpdate) error {

@@ -105,7 +105,7 @@ func (k *kernel) wantGoes(want map[string]string) {
 	}
 }
 
-// Instances of virtual services come, move and go without a new generation.
+// Instances of virtual services come, move and go without a new map set.
 func TestVirtualServices(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.wantGoes(map[string]string{"10.18.0.5": "", "fd18::5": ""})
@@ -139,7 +139,7 @@ func TestAdoptsAfterRestart(t *testing.T) {
 	}
 }
 
-// A generation that is filled while the present one is notified of new nodes: no two nodes get one place.
+// A map set that is filled while the present one is notified of new nodes: no two nodes get one place.
 func TestFillWhileNodesCome(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	for round := range 20 {
@@ -163,12 +163,12 @@ func TestFillWhileNodesCome(t *testing.T) {
 		}
 		if !slices.ContainsFunc(places.nodes[:],
 			func(n node) bool { return n.Addr.addr() == netip.AddrFrom4([4]byte{192, 0, 2, byte(round + 1)}) }) {
-			t.Fatalf("round %d: the node of the new generation has lost its place", round)
+			t.Fatalf("round %d: the node of the new map set has lost its place", round)
 		}
 	}
 }
 
-// A node that comes back with a generation that is being filled keeps the place that it was about to lose.
+// A node that comes back with a map set that is being filled keeps the place that it was about to lose.
 func TestSweepSparesWhatIsFilled(t *testing.T) {
 	k := loadTunnel(t, `{"nodes": []}`)
 	k.tell(sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{virtual("web", instance("web-0", "192.0.2.2", "10.18.0.5"))},
@@ -230,7 +230,7 @@ func (k *kernel) check(control, to, none string, w wire) {
 	}
 }
 
-// Unused nodes lose their index, but not at once: another generation may be about to use it.
+// Unused nodes lose their index, but not at once: another map set may be about to use it.
 func TestSweepFreesNodes(t *testing.T) {
 	k := loadTunnel(t, unkeyed)
 	k.tell(sdk.VirtualServiceUpdate{
@@ -254,10 +254,10 @@ func TestInstances(t *testing.T) {
 	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("before it is there: %q", why)
 	}
-	api := sdk.Instance{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06",
+	api := sdk.Attachment{Service: "api", Interface: "veth1", Ifindex: 79, MAC: "02:00:00:00:00:06",
 		Addresses: []string{"10.1.0.6/24"}, Ingress: []string{"fw"}}
 	k.instances = append(k.instances, api)
-	k.InstanceChanged(api, true)
+	k.AttachmentChanged(api, true)
 	ret, got := k.run(k.unwrap(), w.arrival(k, inner), 0)
 	if ret != tcRedirect || !slices.Equal(got[:6], []byte{2, 0, 0, 0, 0, 6}) {
 		t.Errorf("action %d, %x", ret, got[:12])
@@ -270,7 +270,7 @@ func TestInstances(t *testing.T) {
 		t.Errorf("%+v", hosts)
 	}
 	k.instances = k.instances[:2]
-	k.InstanceChanged(api, false)
+	k.AttachmentChanged(api, false)
 	if _, why := k.reason(k.unwrap(), w.arrival(k, inner)); why != "not_local" {
 		t.Errorf("after it has gone: %q", why)
 	}
@@ -295,10 +295,10 @@ func TestStolenAddress(t *testing.T) {
 		t.Fatalf("%+v, %v", want, err)
 	}
 	for _, ifindex := range []uint32{1, 79} { // before and behind the victim's
-		thief := sdk.Instance{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06",
+		thief := sdk.Attachment{Service: "thief", Ifindex: ifindex, MAC: "02:00:00:00:00:06",
 			Addresses: []string{"10.1.0.5/32", "10.18.0.5/32"}}
 		k.instances = append(k.instances, thief)
-		slices.SortFunc(k.instances, func(a, b sdk.Instance) int { return int(a.Ifindex) - int(b.Ifindex) })
+		slices.SortFunc(k.instances, func(a, b sdk.Attachment) int { return int(a.Ifindex) - int(b.Ifindex) })
 		for _, restarted := range []bool{false, true} {
 			if restarted {
 				k.restart(compileConfig(t, unkeyed))
@@ -308,7 +308,7 @@ func TestStolenAddress(t *testing.T) {
 				t.Errorf("thief at %d, restarted %t: %+v, want %+v, %v", ifindex, restarted, got, want, err)
 			}
 		}
-		k.instances = slices.DeleteFunc(k.instances, func(i sdk.Instance) bool { return i.Service == "thief" })
+		k.instances = slices.DeleteFunc(k.instances, func(i sdk.Attachment) bool { return i.Service == "thief" })
 	}
 }
 

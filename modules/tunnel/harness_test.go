@@ -48,7 +48,7 @@ type kernel struct {
 	wrap      *ebpf.Program
 	unwrap    func() *ebpf.Program
 	live      sdk.Live
-	instances []sdk.Instance
+	instances []sdk.Attachment
 }
 
 // Interfaces of the instances; nothing is sent in test runs.
@@ -59,9 +59,9 @@ const (
 
 var (
 	serviceMAC = "02:00:00:00:00:05"
-	service    = sdk.Instance{Service: "web", Interface: "veth0", Ifindex: serviceIndex, MAC: serviceMAC, MTU: 1500,
+	service    = sdk.Attachment{Service: "web", Interface: "veth0", Ifindex: serviceIndex, MAC: serviceMAC, MTU: 1500,
 		Addresses: []string{"10.1.0.5/24", "fd01::5/64"}}
-	underlay = sdk.Instance{Interface: "eth0", Ifindex: underlayIndex, MTU: 1500,
+	underlay = sdk.Attachment{Interface: "eth0", Ifindex: underlayIndex, MTU: 1500,
 		Addresses: []string{"192.0.2.1/24", "2001:db8::1/64", "fe80::1/64"}, IPsec: &sdk.IPsec{}}
 )
 
@@ -75,14 +75,14 @@ func loadTunnel(t testing.TB, config string) *kernel {
 	t.Cleanup(l.Close)
 	unwrap := pkgstest.Relink(t, l, chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress,
 		Members: []chain.Member{{Name: mod.Name, ID: mod.ID}}})
-	k := &kernel{t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Instance{service, underlay}}
-	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Instances: func() []sdk.Instance { return k.instances }}
+	k := &kernel{t: t, loaded: l, wrap: l.Program, unwrap: unwrap, instances: []sdk.Attachment{service, underlay}}
+	k.live = sdk.Live{Module: "tun", Maps: l.Maps[mod.Name], Attachments: func() []sdk.Attachment { return k.instances }}
 	k.restart(c)
 	k.tell(sdk.VirtualServiceUpdate{Reset: true, Complete: true})
 	return k
 }
 
-// restart starts another generation on the same maps.
+// restart starts another map set on the same maps.
 func (k *kernel) restart(c *config) {
 	k.t.Helper()
 	k.tunnel = sdktest.Open[*tunnel](k.t, c, k.live)

@@ -52,7 +52,7 @@ func (t *tunnel) report() (*Report, error) {
 		out.Held = &counts
 	}
 	hosts := map[address]end{}
-	for _, i := range t.live.Instances() {
+	for _, i := range t.live.Attachments() {
 		addServices(hosts, i, always)
 	}
 	out.Addresses = len(hosts)
@@ -97,7 +97,7 @@ func (t *tunnel) describe(at uint32, n node, places *places) (Node, error) {
 		}
 	}
 	slices.SortFunc(out.Instances, netip.Addr.Compare)
-	for _, i := range t.live.Instances() {
+	for _, i := range t.live.Attachments() {
 		if i.Ifindex == n.Ifindex {
 			out.Interface, out.MTU = i.Interface, int(n.MTU)-t.config.overhead(addr)
 		}

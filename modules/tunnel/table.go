@@ -58,12 +58,12 @@ func locate(service sdk.VirtualService) (out []located) {
 
 // link is an interface of the node that the tunnel is attached to.
 type link struct {
-	sdk.Instance
+	sdk.Attachment
 	addrs []netip.Prefix
 }
 
 func (t *tunnel) links() (out []link) {
-	for _, i := range t.live.Instances() {
+	for _, i := range t.live.Attachments() {
 		if i.Service == "" {
 			out = append(out, link{i, parsePrefixes(i.Addresses)})
 		}
@@ -172,7 +172,7 @@ func (t *tunnel) apply() error {
 	if err != nil {
 		return err
 	}
-	for _, i := range t.live.Instances() {
+	for _, i := range t.live.Attachments() {
 		addServices(hosts, i, func(a address, e end) bool { return t.takes(hosts, before, a, e) })
 	}
 	if err := t.syncNodes(places, all, ports, localsOf(hosts)); err != nil {
@@ -249,7 +249,7 @@ func (t *tunnel) takes(hosts, before map[address]end, a address, e end) bool {
 func always(address, end) bool { return true }
 
 // addServices adds the addresses of a service of this node that it gets.
-func addServices(hosts map[address]end, i sdk.Instance, takes func(address, end) bool) {
+func addServices(hosts map[address]end, i sdk.Attachment, takes func(address, end) bool) {
 	if i.Service == "" {
 		return
 	}
@@ -329,21 +329,21 @@ func (p *places) take(addr netip.Addr) (uint32, error) {
 	return uint32(free), p.set(uint32(free), node{Addr: addr.As16()})
 }
 
-// sharing is what generations of a module have to themselves: the map of nodes is one for all of them, and each takes
-// places that it has found free. A generation that is being filled is not known to the present one, which must not free
+// sharing is what map sets of a module have to themselves: the map of nodes is one for all of them, and each takes
+// places that it has found free. A map set that is being filled is not known to the present one, which must not free
 // its places.
 var sharing = struct {
 	sync.Mutex
 	kept map[filled]time.Time
 }{kept: map[filled]time.Time{}}
 
-// filled is a node of a generation that may be about to start.
+// filled is a node of a map set that may be about to start.
 type filled struct {
 	nodes ebpf.MapID
 	addr  netip.Addr
 }
 
-// keepFor is how long a generation may take from being filled to its own first sweep.
+// keepFor is how long a map set may take from being filled to its own first sweep.
 const keepFor = 2 * sweepEvery
 
 // keep notes that a node is about to be needed. sharing is locked.
@@ -357,7 +357,7 @@ func (p *places) keep(addr netip.Addr) error {
 	return nil
 }
 
-// id is the same in all generations.
+// id is the same in all map sets.
 func (p *places) id() (ebpf.MapID, error) {
 	id, err := mapID(p.m)
 	if err != nil {

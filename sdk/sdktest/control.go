@@ -22,7 +22,7 @@ func Compile[C sdk.Compiled](t testing.TB, control sdk.Control, config string) C
 	return c.(C)
 }
 
-// Open returns the control plane's state for a generation that has just been started, as the module's own type.
+// Open returns the control plane's state for a map set that has just been started, as the module's own type.
 func Open[R any](t testing.TB, c sdk.Compiled, live sdk.Live) R {
 	t.Helper()
 	state, err := c.Open(live)

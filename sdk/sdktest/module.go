@@ -98,13 +98,13 @@ func (m *Module) CheckVerified(limit uint32) {
 
 // Live is what the agent gives to a control plane for the module's maps. Requests to the agent have no effect, unless
 // the test replaces these functions.
-func (m *Module) Live(instances ...sdk.Instance) sdk.Live {
+func (m *Module) Live(attachments ...sdk.Attachment) sdk.Live {
 	return sdk.Live{
 		Module: m.name, Maps: m.Maps,
-		Instances: func() []sdk.Instance { return instances },
-		Resolve:   func(netip.Addr) {},
-		Release:   func(string) {},
-		Inject:    func(uint32, []byte) error { return nil },
+		Attachments: func() []sdk.Attachment { return attachments },
+		Resolve:     func(netip.Addr) {},
+		Release:     func(string) {},
+		Inject:      func(uint32, []byte) error { return nil },
 	}
 }
 

@@ -24,7 +24,7 @@ func TestControlPlaneSeesPackets(t *testing.T) {
 					t.Errorf("%s: %+v", direction, r)
 				}
 			}
-			live := m.Live(sdk.Instance{Service: "web", Interface: "lo", Ifindex: 1})
+			live := m.Live(sdk.Attachment{Service: "web", Interface: "lo", Ifindex: 1})
 			samples, err := sdktest.Open[sdk.Collector](t, m.Compiled, live).Collect()
 			if err != nil {
 				t.Fatal(err)

@@ -23,7 +23,7 @@ import (
 var executed string
 
 // instances are the service and the node's interface that tunnels use.
-var instances = []sdk.Instance{service, {Interface: "eth0", Ifindex: 77, MTU: 1500,
+var instances = []sdk.Attachment{service, {Interface: "eth0", Ifindex: 77, MTU: 1500,
 	Addresses: []string{"192.0.2.1/24", "2001:db8::1/64"}, IPsec: &sdk.IPsec{}}}
 
 // virtualServices are those of proxies. One instance: which of several gets a packet may be left to chance.

@@ -30,7 +30,7 @@ const loopback = 1
 var directions = []chain.Direction{chain.Egress, chain.Ingress}
 
 // service is what the control planes know of the interface.
-var service = sdk.Instance{Service: "web", Interface: "veth0", Ifindex: loopback, MAC: "02:00:00:00:00:05", MTU: 1500,
+var service = sdk.Attachment{Service: "web", Interface: "veth0", Ifindex: loopback, MAC: "02:00:00:00:00:05", MTU: 1500,
 	Addresses: []string{"10.1.0.5/24", "fd01::5/64"}}
 
 // rig is a chain that runs in the kernel and in the interpreter, on the same maps.
@@ -102,7 +102,7 @@ func runsOn(t testing.TB, hook chain.Hook, dir chain.Direction, all []dataplane.
 // open starts a control plane, which tells the data plane of the service and of virtual services.
 func open(t testing.TB, c sdk.Compiled, name string, maps sdk.Maps) {
 	t.Helper()
-	running, err := c.Open(sdk.Live{Module: name, Maps: maps, Instances: func() []sdk.Instance { return instances },
+	running, err := c.Open(sdk.Live{Module: name, Maps: maps, Attachments: func() []sdk.Attachment { return instances },
 		Resolve: func(netip.Addr) {}, Release: func(string) {}, Inject: func(uint32, []byte) error { return nil }})
 	if err != nil {
 		t.Fatal(err)

@@ -306,7 +306,7 @@ func TestClassifier(t *testing.T) {
 // replaceModels changes the model ten times under load, adds a shadow, and goes back.
 func (n *node) replaceModels(air *radio) {
 	n.T.Helper()
-	before := get[v1.Module](n, "module", "guard").Status.Instances[0].Chain
+	before := get[v1.Module](n, "module", "guard").Status.Attachments[0].Chain
 	for version := 3; version <= 12; version++ {
 		n.must("model", "load", n.writeModel(version, 3))
 		if got := n.runningVersion(); got != version {
@@ -325,7 +325,7 @@ func (n *node) replaceModels(air *radio) {
 	if len(kept) != 5 || kept[0].Version != 12 || kept[1].Version != 11 {
 		n.T.Errorf("kept %+v", kept)
 	}
-	if after := get[v1.Module](n, "module", "guard").Status.Instances[0].Chain; after != before {
+	if after := get[v1.Module](n, "module", "guard").Status.Attachments[0].Chain; after != before {
 		n.T.Errorf("chain %s became %s: a model is no change of it", before, after)
 	}
 	air.muted()

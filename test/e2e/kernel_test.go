@@ -54,7 +54,7 @@ func (n *node) settled(instances map[string]int) {
 	n.T.Helper()
 	n.Eventually(fmt.Sprintf("modules on as many attach points as expected, %v", instances), func() bool {
 		for name, want := range instances {
-			if len(get[v1.Module](n, "module", name).Status.Instances) != want {
+			if len(get[v1.Module](n, "module", name).Status.Attachments) != want {
 				return false
 			}
 		}
@@ -97,8 +97,8 @@ func (n *node) pinned() []string {
 	return out
 }
 
-// tidy checks that no pins are left but those of chains that run or are ready to, the generations in them, and one
-// generation of each module that runs nowhere.
+// tidy checks that no pins are left but those of chains that run or are ready to, the map sets in them, and one
+// map set of each module that runs nowhere.
 func (n *node) tidy() {
 	n.T.Helper()
 	used := map[string]bool{}
@@ -119,20 +119,20 @@ func (n *node) tidy() {
 		}
 	}
 	for _, m := range get[[]v1.Module](n, "module") {
-		if dirs, _ := filepath.Glob(filepath.Join(n.BPF, "modules", m.Metadata.Name, "*")); len(m.Status.Instances) == 0 &&
+		if dirs, _ := filepath.Glob(filepath.Join(n.BPF, "modules", m.Metadata.Name, "*")); len(m.Status.Attachments) == 0 &&
 			len(dirs) == 1 {
 			used[m.Metadata.Name+"/"+filepath.Base(dirs[0])] = true
 		}
 	}
-	generations, _ := filepath.Glob(filepath.Join(n.BPF, "modules", "*", "*"))
-	for _, g := range generations {
+	mapSets, _ := filepath.Glob(filepath.Join(n.BPF, "modules", "*", "*"))
+	for _, g := range mapSets {
 		if name := filepath.Join(filepath.Base(filepath.Dir(g)), filepath.Base(g)); !used[name] {
-			n.T.Errorf("generation %s is pinned and in no chain", name)
+			n.T.Errorf("map set %s is pinned and in no chain", name)
 		}
 	}
 }
 
-// mapID is the kernel's id of a map of a module; the module must have one generation.
+// mapID is the kernel's id of a map of a module; the module must have one map set.
 func (n *node) mapID(module, name string) ebpf.MapID {
 	n.T.Helper()
 	paths, _ := filepath.Glob(filepath.Join(n.BPF, "modules", module, "*", name))

@@ -284,7 +284,7 @@ func TestLostPins(t *testing.T) {
 		"one chain":                "chains/tc-egress_*",
 		"half of a removal":        "chains",
 		"everything but the links": "[cm]*",
-		"generations":              "modules/*",
+		"map sets":                 "modules/*",
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newRunningNode(t)

@@ -23,7 +23,7 @@ export interface Module {
   metadata: Meta;
   spec: { package: string; attach: { services?: string; interfaces?: string[]; cgroups?: string[] }; budget?: { latency?: string; memory?: string } };
   status?: {
-    conditions?: Condition[]; package: { name: string; version: string; digest: string }; instances?: Point[]; memoryBytes: number;
+    conditions?: Condition[]; package: { name: string; version: string; digest: string }; attachments?: Point[]; memoryBytes: number;
     counts?: Count[]; drops?: Drop[];
   };
 }

@@ -49,10 +49,10 @@ func (r testedDataplane) bound(values string, members ...chain.Member) *dataplan
 	return r.Bind(modules)
 }
 
-func (r testedDataplane) CreateGeneration(module, id, values, from string) error {
+func (r testedDataplane) CreateMapSet(module, id, values, from string) error {
 	b := r.bound(values, chain.Member{Name: module, ID: id})
 	defer b.Close()
-	return b.CreateGeneration(module, id, values, from)
+	return b.CreateMapSet(module, id, values, from)
 }
 
 func (r testedDataplane) SetValues(module, id, values string) error {
@@ -89,11 +89,11 @@ func chainOf(side chain.Side, members ...string) chain.Spec {
 	return c
 }
 
-// build creates the generations and the chain of members on the TC ingress.
+// build creates the map sets and the chain of members on the TC ingress.
 func (l laboratory) build(members ...string) error {
 	var errs []error
 	for _, m := range members {
-		errs = append(errs, l.CreateGeneration(m[:1], m, "", ""))
+		errs = append(errs, l.CreateMapSet(m[:1], m, "", ""))
 	}
 	return errors.Join(append(errs, l.CreateChain(chainOf(chain.OnTCIngress, members...)))...)
 }
@@ -120,33 +120,33 @@ var sequences = map[string]func(laboratory) []error{
 		old, next := chainOf(chain.OnTCIngress, "a1"), chainOf(chain.OnTCIngress, "a2")
 		before := []error{l.build("a1"), l.Attach(l.tc(l.one), old)}
 		was := l.pinned(old.ID())
-		return append(before, l.CreateGeneration("a", "a2", "", "a1"), l.CreateChain(next), l.Attach(l.tc(l.one), next),
-			l.AttachPinned(l.tc(l.one), was), l.RemoveChainSpec(next), l.RemoveGeneration("a", "a2"))
+		return append(before, l.CreateMapSet("a", "a2", "", "a1"), l.CreateChain(next), l.Attach(l.tc(l.one), next),
+			l.AttachPinned(l.tc(l.one), was), l.RemoveChainSpec(next), l.RemoveMapSet("a", "a2"))
 	},
 	"detach and remove": func(l laboratory) []error {
 		c := chainOf(chain.OnTCIngress, "a1")
 		before := []error{l.build("a1"), l.Attach(l.tc(l.one), c), l.Detach(l.tc(l.one))}
-		return append(before, l.RemoveChain(l.pinned(c.ID())), l.RemoveGeneration("a", "a1"))
+		return append(before, l.RemoveChain(l.pinned(c.ID())), l.RemoveMapSet("a", "a1"))
 	},
 	"remove what runs": func(l laboratory) []error {
 		c := chainOf(chain.OnTCIngress, "a1")
 		before := []error{l.build("a1"), l.Attach(l.tc(l.one), c)}
-		return append(before, l.RemoveChain(l.pinned(c.ID())), l.RemoveGeneration("a", "a1"), l.Attach(l.tc(l.two), c))
+		return append(before, l.RemoveChain(l.pinned(c.ID())), l.RemoveMapSet("a", "a1"), l.Attach(l.tc(l.two), c))
 	},
 	"remove what is not there": func(l laboratory) []error {
 		c := chainOf(chain.OnTCIngress, "a1")
 		return []error{l.Detach(l.tc(l.one)), l.RemoveChain(chain.Pinned{ID: c.ID(), Spec: c}), l.RemoveChainSpec(c),
-			l.RemoveGeneration("a", "a1")}
+			l.RemoveMapSet("a", "a1")}
 	},
-	"chain without its generation": func(l laboratory) []error {
+	"chain without its map set": func(l laboratory) []error {
 		return []error{l.CreateChain(chainOf(chain.OnTCIngress, "a1"))}
 	},
-	"predecessor is not there": func(l laboratory) []error { return []error{l.CreateGeneration("a", "a2", "", "a1")} },
+	"predecessor is not there": func(l laboratory) []error { return []error{l.CreateMapSet("a", "a2", "", "a1")} },
 	"change values, and go back": func(l laboratory) []error {
 		c := chainOf(chain.OnTCIngress, "t1")
-		before := []error{l.CreateGeneration("t", "t1", "one", ""), l.CreateChain(c), l.Attach(l.tc(l.one), c)}
+		before := []error{l.CreateMapSet("t", "t1", "one", ""), l.CreateChain(c), l.Attach(l.tc(l.one), c)}
 		return append(before, l.SetValues("t", "t1", "two"), l.SetValues("t", "t1", "three"),
-			l.SetValues("t", "t1", "two"), l.CreateGeneration("t", "t1", "four", ""))
+			l.SetValues("t", "t1", "two"), l.CreateMapSet("t", "t1", "four", ""))
 	},
 	"values of what has none": func(l laboratory) []error {
 		return []error{l.SetValues("t", "t1", "one"), l.build("a1"), l.SetValues("a", "a1", "one")}
@@ -176,7 +176,7 @@ var sequences = map[string]func(laboratory) []error{
 	"busy": func(l laboratory) []error {
 		c := chainOf(chain.OnXDP, "a1")
 		l.foreign(l.xdp(l.one))
-		return []error{l.CreateGeneration("a", "a1", "", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c),
+		return []error{l.CreateMapSet("a", "a1", "", ""), l.CreateChain(c), l.Attach(l.xdp(l.one), c),
 			l.Attach(l.xdp(l.two), c)}
 	},
 }
@@ -201,11 +201,11 @@ func TestFakeIsLikeTheDataplane(t *testing.T) {
 
 // result is what a sequence returned and left behind, without what depends on the machine.
 type result struct {
-	Errors      []string
-	Generations map[string][]string
-	Values      map[chain.Generation]string
-	Chains      map[string]chain.Spec // by id
-	Points      []string
+	Errors  []string
+	MapSets map[string][]string
+	Values  map[chain.MapSet]string
+	Chains  map[string]chain.Spec // by id
+	Points  []string
 }
 
 func outcome(t *testing.T, l laboratory, sequence func(laboratory) []error) (r result) {
@@ -216,7 +216,7 @@ func outcome(t *testing.T, l laboratory, sequence func(laboratory) []error) (r r
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Generations, r.Values, r.Chains = state.Generations, state.Values, map[string]chain.Spec{}
+	r.MapSets, r.Values, r.Chains = state.MapSets, state.Values, map[string]chain.Spec{}
 	byProgram := map[uint32]string{0: "none"}
 	for _, c := range state.Chains {
 		r.Chains[c.ID] = c.Spec

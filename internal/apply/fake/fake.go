@@ -36,7 +36,7 @@ type Kernel struct {
 	Expedites  int                   // calls of Expedite
 	expedited  int                   // of them, without restore
 	mu         sync.Mutex            // CreateChain is called concurrently
-	maps       map[string]string     // the values of generations, empty for those without, by MODULE/ID
+	maps       map[string]string     // the values of map sets, empty for those without, by MODULE/ID
 	chains     map[string]pinned     // by the name of their directory
 	points     map[chain.Point]fixed // what runs
 	programs   uint32                // last id
@@ -86,12 +86,12 @@ func (k *Kernel) Restart() { k.expedited = 0 }
 
 // Observe returns the state in the order in which the data plane reads its pins.
 func (k *Kernel) Observe() (chain.State, error) {
-	s := chain.State{Generations: map[string][]string{}, Values: map[chain.Generation]string{}}
+	s := chain.State{MapSets: map[string][]string{}, Values: map[chain.MapSet]string{}}
 	for _, key := range slices.Sorted(maps.Keys(k.maps)) {
 		module, id, _ := strings.Cut(key, "/")
-		s.Generations[module] = append(s.Generations[module], id)
+		s.MapSets[module] = append(s.MapSets[module], id)
 		if values := k.maps[key]; values != "" {
-			s.Values[chain.Generation{Module: module, ID: id}] = values
+			s.Values[chain.MapSet{Module: module, ID: id}] = values
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(k.chains)) {
@@ -134,16 +134,16 @@ func (k *Kernel) call(format string, args ...any) error {
 	return nil
 }
 
-// CreateGeneration fails if from is not there.
-func (k *Kernel) CreateGeneration(module, id, values, from string) error {
-	if err := k.call("create generation %s/%s", module, id); err != nil {
+// CreateMapSet fails if from is not there.
+func (k *Kernel) CreateMapSet(module, id, values, from string) error {
+	if err := k.call("create map set %s/%s", module, id); err != nil {
 		return err
 	}
 	if k.has(module, id) {
 		return nil
 	}
 	if from != "" && !k.has(module, from) {
-		return fmt.Errorf("generation %s/%s: %w", module, from, os.ErrNotExist)
+		return fmt.Errorf("map set %s/%s: %w", module, from, os.ErrNotExist)
 	}
 	k.maps[module+"/"+id] = values
 	return nil
@@ -154,28 +154,28 @@ func (k *Kernel) has(module, id string) bool {
 	return exists
 }
 
-// SetValues fails for a generation without values.
+// SetValues fails for a map set without values.
 func (k *Kernel) SetValues(module, id, values string) error {
 	if err := k.call("set values %s of %s/%s", values, module, id); err != nil {
 		return err
 	}
 	if k.maps[module+"/"+id] == "" {
-		return fmt.Errorf("values of generation %s/%s: %w", module, id, os.ErrNotExist)
+		return fmt.Errorf("values of map set %s/%s: %w", module, id, os.ErrNotExist)
 	}
 	k.maps[module+"/"+id] = values
 	return nil
 }
 
-// RemoveGeneration removes its pins: programs that use the maps keep running.
-func (k *Kernel) RemoveGeneration(module, id string) error {
-	if err := k.call("remove generation %s/%s", module, id); err != nil {
+// RemoveMapSet removes its pins: programs that use the maps keep running.
+func (k *Kernel) RemoveMapSet(module, id string) error {
+	if err := k.call("remove map set %s/%s", module, id); err != nil {
 		return err
 	}
 	delete(k.maps, module+"/"+id)
 	return nil
 }
 
-// CreateChain fails without the generations of its members.
+// CreateChain fails without the map sets of its members.
 func (k *Kernel) CreateChain(spec chain.Spec) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -187,7 +187,7 @@ func (k *Kernel) CreateChain(spec chain.Spec) error {
 	}
 	for _, m := range spec.Members {
 		if !k.has(m.Name, m.ID) {
-			return fmt.Errorf("generation %s/%s: %w", m.Name, m.ID, os.ErrNotExist)
+			return fmt.Errorf("map set %s/%s: %w", m.Name, m.ID, os.ErrNotExist)
 		}
 	}
 	k.programs += 2

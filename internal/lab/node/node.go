@@ -227,7 +227,7 @@ func (n *Node) Chain(direction string, ifindex int) (*ebpf.Program, error) {
 		return nil, err
 	}
 	for _, c := range chains {
-		here := func(p v1.Instance) bool { return ifindex == 0 || p.Ifindex == ifindex }
+		here := func(p v1.Attachment) bool { return ifindex == 0 || p.Ifindex == ifindex }
 		if c.Direction == direction && slices.ContainsFunc(c.Points, here) {
 			return ebpf.NewProgramFromID(ebpf.ProgramID(c.Program))
 		}

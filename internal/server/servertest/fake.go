@@ -212,7 +212,7 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 	return &v1alpha1.ModuleStatus{
 		Conditions: []v1alpha1.Condition{{Type: "Ready", Status: "True", Reason: "Running"}},
 		Package:    v1alpha1.PackageRef{Name: m.Spec.Package, Version: "0.1.0", Digest: digest},
-		Instances: []v1alpha1.Instance{{
+		Attachments: []v1alpha1.Attachment{{
 			Service: "web", Interface: "veth0", Ifindex: 7, Hook: "tc-ingress", Direction: "egress", Chain: "c0ffee",
 		}},
 		Memory: 64 << 10,
@@ -238,7 +238,7 @@ func (f *Fake) Chains(ctx context.Context) ([]v1alpha1.Chain, error) {
 	for _, m := range modules {
 		c.Modules = append(c.Modules, m.Metadata.Name)
 	}
-	c.Points = modules[0].Status.Instances
+	c.Points = modules[0].Status.Attachments
 	return []v1alpha1.Chain{c}, err
 }
 

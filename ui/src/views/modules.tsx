@@ -29,7 +29,7 @@ export function ModuleView({ name }: { name: string }) {
   return (
     <>
       <Head title={name} command={`kerb module get ${name}`}
-        sub={<>{s?.package.name} {s?.package.version}, {plural(s?.instances?.length ?? 0, "attach point")}, {bytes(s?.memoryBytes ?? 0)} of kernel memory{last && <>, last changed by <a href={`#/changes/${last.number}`}>change {last.number}</a> <Ago time={last.time} /></>}</>} />
+        sub={<>{s?.package.name} {s?.package.version}, {plural(s?.attachments?.length ?? 0, "attach point")}, {bytes(s?.memoryBytes ?? 0)} of kernel memory{last && <>, last changed by <a href={`#/changes/${last.number}`}>change {last.number}</a> <Ago time={last.time} /></>}</>} />
       <Card title="Conditions"><Conditions all={s?.conditions} /></Card>
       <Hour title="Last hour" names={[`Module/${name}`]} lines={[{ key: `module/${name}/packets`, name: "packets", color: "--c-accent" }, { key: `module/${name}/drops`, name: "dropped", color: "--c-bad" }]} />
       {(s?.drops?.length ?? 0) > 0 && (
@@ -50,7 +50,7 @@ export function ModuleView({ name }: { name: string }) {
           { name: "p99", num: true, cell: (c) => (c.took ? nanos(c.took.p99Nanoseconds) : "") },
         ]} /></Card>
       )}
-      <Card title="Where it runs"><Table rows={s?.instances ?? []} caption="Attach points" id={(i) => i.interface + i.hook + (i.cgroup ?? "")} columns={[
+      <Card title="Where it runs"><Table rows={s?.attachments ?? []} caption="Attach points" id={(i) => i.interface + i.hook + (i.cgroup ?? "")} columns={[
         { name: "Service", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : "node") },
         { name: "Interface", cell: (i) => i.interface || i.cgroup },
         { name: "Hook", cell: (i) => i.hook },

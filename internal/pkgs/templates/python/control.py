@@ -10,7 +10,7 @@ PORT, COUNT = struct.Struct("=H"), struct.Struct("=Q")  # as in {{.Name}}.bpf.c
 
 class Control:
     def __init__(self):
-        self.maps = {}  # of the generation that packets meet
+        self.maps = {}  # of the map set that packets meet
         self.routes = {"/packets": self.packets}
 
     def compile(self, config):
@@ -22,7 +22,7 @@ class Control:
         return {"constants": {"drop": config["drop"]}, "maxEntries": {"ports": max(len(ports), 1)}}
 
     def fill(self, maps, config):
-        """Writes the maps of a new generation, before it sees a packet."""
+        """Writes the maps of a new map set, before it sees a packet."""
         for port in config["ports"]:
             maps["ports"].put(PORT.pack(port), b"\1")
 

@@ -4,8 +4,8 @@
 Packages carry a copy of this file. A control plane is a class with some of these methods, handed to serve():
 
     compile(config) -> dict        what the data plane needs of a config; raises ConfigError
-    fill(maps, config)             writes the maps of a generation that no packet sees yet
-    start(maps, config)            from now on packets meet this generation
+    fill(maps, config)             writes the maps of a map set that no packet sees yet
+    start(maps, config)            from now on packets meet this map set
     health() -> str | None         what is wrong
     metrics() -> list[dict]
     routes = {"/top": method}      method(query: dict) -> anything that JSON can hold
@@ -136,7 +136,7 @@ class Ring:
 
     def __init__(self, ring):
         page = mmap.PAGESIZE
-        self._fd = os.dup(ring.fd)  # of our own: the generation's is closed when another has taken over
+        self._fd = os.dup(ring.fd)  # of our own: the map set's is closed when another has taken over
         self._mask = ring.max_entries - 1
         consumer = mmap.mmap(self._fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
         producer = mmap.mmap(self._fd, page + 2 * ring.max_entries, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
@@ -181,8 +181,8 @@ class Ring:
 # --- the agent's side ------------------------------------------------------------------------------------------------
 
 
-class Generations:
-    """The maps that the agent has sent, by generation."""
+class MapSets:
+    """The maps that the agent has sent, by map set."""
 
     def __init__(self):
         self._socket = socket.socket(fileno=MAPS_FD)
@@ -201,10 +201,10 @@ class Generations:
                 self._changed.notify_all()
 
     def get(self, name):
-        """The maps of a generation, which may still be on their way."""
+        """The maps of a map set, which may still be on their way."""
         with self._changed:
             if not self._changed.wait_for(lambda: name in self._maps, timeout=5):
-                raise TimeoutError(f"no maps of generation {name} have come")
+                raise TimeoutError(f"no maps of map set {name} have come")
             return self._maps[name]
 
     def drop(self, name):
@@ -218,7 +218,7 @@ class Agent:
 
     def __init__(self, control):
         self.control = control
-        self.generations = Generations()
+        self.map_sets = MapSets()
         self.lock = threading.Lock()
 
     def answer(self, method, url, body):
@@ -248,13 +248,13 @@ class Agent:
         return self._optional("compile")(body["config"])
 
     def _fill(self, body):
-        self._optional("fill")(self.generations.get(body["generation"]), body["config"])
+        self._optional("fill")(self.map_sets.get(body["generation"]), body["config"])
 
     def _start(self, body):
-        self._optional("start")(self.generations.get(body["generation"]), body["config"])
+        self._optional("start")(self.map_sets.get(body["generation"]), body["config"])
 
     def _drop(self, body):
-        self.generations.drop(body["generation"])
+        self.map_sets.drop(body["generation"])
 
     def _health(self, _):
         reason = self._optional("health")()
@@ -341,7 +341,7 @@ class Events:
         self._thread = None
 
     def start(self, ring, keep):
-        """Continues with the ring of a generation: the same ring as before, unless its size has changed."""
+        """Continues with the ring of a map set: the same ring as before, unless its size has changed."""
         self.stop()
         self.last = collections.deque(self.last, maxlen=keep)
         self.error, self._stop = None, threading.Event()

@@ -138,10 +138,10 @@ func (t *table) fill(l *Listener, slot, first uint32) (err error) {
 	return nil
 }
 
-// settled is when the requests that a generation has begun to answer before the next one took over have ended.
+// settled is when the requests that a map set has begun to answer before the next one took over have ended.
 const settled = time.Second
 
-// Run implements app.Runner: what was set while this generation was filled is set in it too, and what requests to the
+// Run implements app.Runner: what was set while this map set was filled is set in it too, and what requests to the
 // one before it still set.
 func (coap) Run(ctx context.Context, live app.Live) {
 	for _, wait := range []time.Duration{0, settled} {

@@ -99,7 +99,7 @@ func takeFeed(live app.Live, w http.ResponseWriter, r *http.Request) (n int, err
 	}
 }
 
-// endWith ends the reading of a request's body when the generation ends, and reports it.
+// endWith ends the reading of a request's body when the map set ends, and reports it.
 func endWith(live app.Live, w http.ResponseWriter, r *http.Request) <-chan struct{} {
 	ended := make(chan struct{})
 	go func() {

@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/responder/app"
 )
 
-// live is the device as a control plane has it; ended ends its generation.
+// live is the device as a control plane has it; ended ends its map set.
 func (d *device) live() (l app.Live, ended func()) {
 	done := make(chan uint32)
 	return app.Live{Maps: d.maps, All: d.placed(), Watch: func(ctx context.Context) <-chan uint32 {
@@ -47,7 +47,7 @@ func (d *device) payload(t *testing.T, id uint16, segments ...string) string {
 	return string(m.Payload)
 }
 
-// Values are taken while the feed continues; it ends with a mistake, or with the generation.
+// Values are taken while the feed continues; it ends with a mistake, or with the map set.
 func TestFeed(t *testing.T) {
 	d := load(t, hooks[0], casesConfig())
 	live, end := d.live()
@@ -119,11 +119,11 @@ func TestFeed(t *testing.T) {
 	becomes("last", "plain")
 	end()
 	if got := <-answer; !strings.HasPrefix(got, "503") || !strings.Contains(got, "connect again") {
-		t.Errorf("a feed whose generation has ended is answered %s", got)
+		t.Errorf("a feed whose map set has ended is answered %s", got)
 	}
 }
 
-// What was set is there in the next generation, with what is left of its time; what a listener had is gone with it.
+// What was set is there in the next map set, with what is left of its time; what a listener had is gone with it.
 func TestSettingsOutliveTheConfig(t *testing.T) {
 	d := load(t, hooks[0], casesConfig())
 	p := d.placed()[0]
@@ -133,7 +133,7 @@ func TestSettingsOutliveTheConfig(t *testing.T) {
 	refill := func(fresh bool) []app.Value {
 		t.Helper()
 		p.Fresh = fresh
-		if err := d.maps[mapSecrets].Put(uint32(0), secret{}); err != nil { // as in the maps of a new generation
+		if err := d.maps[mapSecrets].Put(uint32(0), secret{}); err != nil { // as in the maps of a new map set
 			t.Fatal(err)
 		}
 		if err := (coap{}).Fill(d.maps, []app.PlacedListener{p}); err != nil {

@@ -43,7 +43,7 @@ func newName(slot uint32, host uint16, text []byte) *name {
 	return n
 }
 
-// table is the values of a generation in the kernel. One at a time may write.
+// table is the values of a map set in the kernel. One at a time may write.
 type table struct {
 	names, values, settings *ebpf.Map
 	versions                []byte // struct coap_version by resource, mapped
@@ -129,7 +129,7 @@ func (t *table) setting(n *name) (*setting, error) {
 	return s, nil
 }
 
-// set keeps what was set for later generations, and gives the resource its value; nil takes back what was set.
+// set keeps what was set for later map sets, and gives the resource its value; nil takes back what was set.
 func (t *table) set(n *name, r *resource, s *setting) error {
 	resource, err := t.number(n)
 	if err != nil {

@@ -76,7 +76,7 @@ func TestNoTornValue(t *testing.T) {
 	}
 }
 
-// A request to the generation before, which ends when the next one runs already, sets its value there too.
+// A request to the map set before, which ends when the next one runs already, sets its value there too.
 func TestLateValue(t *testing.T) {
 	d := load(t, hooks[0], map[string]any{"resources": []any{map[string]any{"path": "a", "value": "early"}}})
 	ctx, cancel := context.WithCancel(context.Background())

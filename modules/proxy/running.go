@@ -14,11 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// generation is what the control plane has received for a generation, and what of that is in the maps. A packet may
+// running is what the control plane has received for a map set, and what of that is in the maps. A packet may
 // read the maps at any time, so they are written in an order in which each state between is right: instances first,
 // then runs of slots, ports, and last the virtual addresses that refer to them; then what is no longer referred to is
 // deleted.
-type generation struct {
+type running struct {
 	config *config
 	live   sdk.Live
 	maps   *mapSet
@@ -90,12 +90,12 @@ func (t *target) has(v4 bool) bool {
 // restFor is how long what packets might still read is left alone. They read for microseconds.
 const restFor = time.Second
 
-func newPlane(c *config, live sdk.Live) (*generation, error) {
+func newPlane(c *config, live sdk.Live) (*running, error) {
 	k, err := openMaps(live.Maps)
 	if err != nil {
 		return nil, err
 	}
-	w := &generation{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
+	w := &running{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
 		targets: map[uint64]*target{}, byIndex: map[uint32]*target{},
 		sweeper: newSweeper(), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
@@ -116,7 +116,7 @@ func identityOf(service, instance string) uint64 {
 }
 
 // update takes over what the agent tells. It returns the packets that can continue now.
-func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
+func (w *running) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*heldPacket, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if u.Reset {
@@ -165,7 +165,7 @@ func (w *generation) update(u *sdk.VirtualServiceUpdate, now time.Time) ([]*held
 }
 
 // complete removes what the agent has not mentioned since it began to tell all.
-func (w *generation) complete(now time.Time) error {
+func (w *running) complete(now time.Time) error {
 	if w.seen == nil {
 		return nil
 	}
@@ -182,7 +182,7 @@ func (w *generation) complete(now time.Time) error {
 
 // put makes a virtual service what the agent says. What finds no room is noted, and tried again by the sweep; the rest
 // of the service works. Errors are those of the kernel.
-func (w *generation) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
+func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	s := w.services[vs.Name]
 	if s == nil {
 		s = &service{name: vs.Name, used: now}
@@ -210,7 +210,7 @@ func (w *generation) put(vs *sdk.VirtualService, now time.Time) (*service, error
 }
 
 // putTargets writes the instances of a service.
-func (w *generation) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
+func (w *running) putTargets(s *service, all []v1alpha1.VirtualInstance, now time.Time) error {
 	s.targets = make([]*target, 0, len(all))
 	for i := range all {
 		t, err := w.putTarget(s, &all[i], now)
@@ -225,7 +225,7 @@ func (w *generation) putTargets(s *service, all []v1alpha1.VirtualInstance, now 
 }
 
 // drain marks the instances that drain, which no run of slots has any more.
-func (w *generation) drain(targets []*target) error {
+func (w *running) drain(targets []*target) error {
 	for _, t := range targets {
 		if t.drains {
 			if err := w.setFlags(t, instanceDraining); err != nil {
@@ -237,7 +237,7 @@ func (w *generation) drain(targets []*target) error {
 }
 
 // putTarget returns nil if there is no room.
-func (w *generation) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
+func (w *running) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.Time) (*target, error) {
 	identity := identityOf(s.name, vi.Name)
 	t := w.targets[identity]
 	if t == nil {
@@ -262,7 +262,7 @@ func (w *generation) putTarget(s *service, vi *v1alpha1.VirtualInstance, now tim
 	return t, w.move(t, where, flags)
 }
 
-func (w *generation) newTarget(identity uint64, now time.Time) (*target, error) {
+func (w *running) newTarget(identity uint64, now time.Time) (*target, error) {
 	index, ok := w.indices.take(now)
 	if !ok {
 		return nil, nil
@@ -281,7 +281,7 @@ func (w *generation) newTarget(identity uint64, now time.Time) (*target, error) 
 }
 
 // placeOf is where an instance is: on this node if one of its addresses is a service's here.
-func (w *generation) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
+func (w *running) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) {
 	for _, text := range vi.Addresses {
 		a, parseErr := netip.ParseAddr(text)
 		if parseErr != nil {
@@ -299,7 +299,7 @@ func (w *generation) placeOf(vi *v1alpha1.VirtualInstance) (p place, err error) 
 
 // move writes where an instance is now. Another address makes a new generation: first the place that does not count,
 // then the generation, by which it counts. With the old address sessions just continue.
-func (w *generation) move(t *target, where place, flags uint32) error {
+func (w *running) move(t *target, where place, flags uint32) error {
 	before := *t.place()
 	e := t.entry
 	if e.Flags&instanceGone == 0 && before.Addr4 == where.Addr4 && before.Addr6 == where.Addr6 {
@@ -316,13 +316,13 @@ func (w *generation) move(t *target, where place, flags uint32) error {
 	return w.writeTarget(t, e)
 }
 
-func (w *generation) setFlags(t *target, flags uint32) error {
+func (w *running) setFlags(t *target, flags uint32) error {
 	e := t.entry
 	e.Flags = flags
 	return w.writeTarget(t, e)
 }
 
-func (w *generation) writeTarget(t *target, e instance) error {
+func (w *running) writeTarget(t *target, e instance) error {
 	if e == t.entry {
 		return nil
 	}
@@ -335,7 +335,7 @@ func (w *generation) writeTarget(t *target, e instance) error {
 
 // dropTargets marks the instances of before that the service has no more. Their sessions end, or find another instance;
 // the sweep frees their indices when no session refers to them.
-func (w *generation) dropTargets(s *service, before []*target, now time.Time) error {
+func (w *running) dropTargets(s *service, before []*target, now time.Time) error {
 	there := make(map[*target]bool, len(s.targets))
 	for _, t := range s.targets {
 		there[t] = true
@@ -350,14 +350,14 @@ func (w *generation) dropTargets(s *service, before []*target, now time.Time) er
 	return nil
 }
 
-func (w *generation) retire(t *target, now time.Time) error {
+func (w *running) retire(t *target, now time.Time) error {
 	t.service, t.gone = nil, now
 	return w.setFlags(t, instanceGone)
 }
 
 // removeService removes the addresses before the instances, so that no new session can select an instance that is going
 // away. An unknown name is no error.
-func (w *generation) removeService(name string, now time.Time) error {
+func (w *running) removeService(name string, now time.Time) error {
 	s := w.services[name]
 	if s == nil {
 		return nil

@@ -16,9 +16,9 @@ import (
 
 // delivered is what a run has received.
 type delivered struct {
-	generation string
-	sent       string // the generation whose maps it was sent last
-	instances  map[sdk.InstanceKey]sdk.Instance
+	mapSet      string
+	sent        string // the map set whose maps it was sent last
+	attachments map[sdk.AttachmentKey]sdk.Attachment
 }
 
 const retrySync = time.Second
@@ -32,37 +32,37 @@ func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retr
 		return
 	}
 	if err := p.syncRun(ctx, r, t, want); err != nil && ctx.Err() == nil {
-		p.log.Warn("control plane does not take over its generation; trying again", "error", err)
+		p.log.Warn("control plane does not take over its map set; trying again", "error", err)
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
 		retry.Reset(retrySync)
 	}
 }
 
-// syncRun brings a run of the control plane to what is wanted: maps and "start" for another generation, and otherwise
-// only the instances that have been detached, attached or changed. What was delivered is noted step by step, so that a
-// call that fails is the first one of the next attempt.
+// syncRun brings a run of the control plane to what is wanted: maps and "start" for another map set, and otherwise
+// only the attachments that have been detached, attached or changed. What was delivered is noted step by step, so that
+// a call that fails is the first one of the next attempt.
 func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *live) error {
 	for _, g := range grantsOf[preparer](p) {
-		if err := g.prepare(p, r, want.instances); err != nil {
+		if err := g.prepare(p, r, want.attachments); err != nil {
 			return err
 		}
 	}
-	if t.generation != want.name {
+	if t.mapSet != want.name {
 		if err := p.sendOnce(ctx, r, t, want); err != nil {
 			return err
 		}
-		req := sdk.GenerationRequest{Generation: want.name, Config: want.config, Instances: want.instances}
+		req := sdk.MapSetRequest{MapSet: want.name, Config: want.config, Attachments: want.attachments}
 		for _, g := range grantsOf[describer](p) {
 			g.describe(ctx, &req)
 		}
 		if err := p.callOptional(ctx, r, callTime, "start", req, nil); err != nil {
 			return err
 		}
-		if t.generation != "" {
+		if t.mapSet != "" {
 			// it may have let go itself
-			_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.generation}, nil)
+			_ = p.call(ctx, r, callTime, "drop", sdk.MapSetRequest{MapSet: t.mapSet}, nil)
 		}
-		t.generation, t.instances = want.name, byKey(want.instances)
+		t.mapSet, t.attachments = want.name, byKey(want.attachments)
 		p.mu.Lock()
 		p.startedWith = want.name
 		p.mu.Unlock()
@@ -73,21 +73,21 @@ func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *li
 		p.checkHealth(ctx, r, 0)
 		return nil
 	}
-	now := byKey(want.instances)
-	for key, i := range t.instances {
+	now := byKey(want.attachments)
+	for key, i := range t.attachments {
 		if _, stays := now[key]; !stays {
 			if err := p.callOptional(ctx, r, callTime, "detached", i, nil); err != nil {
 				return err
 			}
-			delete(t.instances, key)
+			delete(t.attachments, key)
 		}
 	}
 	for key, i := range now {
-		if before, known := t.instances[key]; !known || !before.Equal(i) {
+		if before, known := t.attachments[key]; !known || !before.Equal(i) {
 			if err := p.callOptional(ctx, r, callTime, "attached", i, nil); err != nil {
 				return err
 			}
-			t.instances[key] = i
+			t.attachments[key] = i
 		}
 	}
 	return nil
@@ -103,15 +103,15 @@ func (p *Supervisor) callOptional(ctx context.Context, r *run, limit time.Durati
 	return err
 }
 
-// sendOnce sends the maps of a generation before its first start, and no more: a start that is tried again may be under
-// way still, with the maps that came before. A generation that never came to be is dropped.
+// sendOnce sends the maps of a map set before its first start, and no more: a start that is tried again may be under
+// way still, with the maps that came before. A map set that never came to be is dropped.
 func (p *Supervisor) sendOnce(ctx context.Context, r *run, t *delivered, want *live) error {
 	if t.sent == want.name {
 		return nil
 	}
-	if t.sent != "" && t.sent != t.generation {
+	if t.sent != "" && t.sent != t.mapSet {
 		// at worst it keeps the maps open
-		_ = p.call(ctx, r, callTime, "drop", sdk.GenerationRequest{Generation: t.sent}, nil)
+		_ = p.call(ctx, r, callTime, "drop", sdk.MapSetRequest{MapSet: t.sent}, nil)
 	}
 	if err := p.sendWanted(r, want); err != nil {
 		return err
@@ -128,14 +128,14 @@ func (p *Supervisor) sendWanted(r *run, want *live) error {
 	superseded := p.want == nil || p.want.name != want.name
 	p.mu.Unlock()
 	if superseded {
-		return errors.New("superseded by a newer generation")
+		return errors.New("superseded by a newer map set")
 	}
 	return r.sendMaps(want.name, want.maps)
 }
 
-// byKey returns instances by what identifies them, to compare two lists.
-func byKey(list []sdk.Instance) map[sdk.InstanceKey]sdk.Instance {
-	out := make(map[sdk.InstanceKey]sdk.Instance, len(list))
+// byKey returns attachments by what identifies them, to compare two lists.
+func byKey(list []sdk.Attachment) map[sdk.AttachmentKey]sdk.Attachment {
+	out := make(map[sdk.AttachmentKey]sdk.Attachment, len(list))
 	for _, i := range list {
 		out[i.Key()] = i
 	}
@@ -150,9 +150,9 @@ func (p *Supervisor) name(kind string) string {
 	return fmt.Sprintf("%s-%d", kind, p.serial)
 }
 
-// Start makes a generation the one that the control plane works on, now and after each restart. It does not wait. The
+// Start makes a map set the one that the control plane works on, now and after each restart. It does not wait. The
 // maps stay the caller's.
-func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, instances []sdk.Instance) error {
+func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, attachments []sdk.Attachment) error {
 	own := sdk.Maps{}
 	for name, one := range m {
 		c, err := one.Clone()
@@ -163,19 +163,19 @@ func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, instances []sdk.I
 		own[name] = c
 	}
 	p.setState(func(s *State) { s.Started = false })
-	p.setWant(&live{name: p.name("live"), config: config, maps: own, of: m, instances: instances})
+	p.setWant(&live{name: p.name("live"), config: config, maps: own, of: m, attachments: attachments})
 	return nil
 }
 
-// Instances tells where the module runs now.
-func (p *Supervisor) Instances(list []sdk.Instance) {
+// SetAttachments notifies the control plane of where the module runs now.
+func (p *Supervisor) SetAttachments(list []sdk.Attachment) {
 	p.mu.Lock()
-	if p.want == nil || slices.EqualFunc(p.want.instances, list, sdk.Instance.Equal) {
+	if p.want == nil || slices.EqualFunc(p.want.attachments, list, sdk.Attachment.Equal) {
 		p.mu.Unlock()
 		return
 	}
 	next := *p.want
-	next.instances = list
+	next.attachments = list
 	p.want = &next
 	p.mu.Unlock()
 	p.wake()

@@ -19,8 +19,8 @@ var roles = [...]model.Role{model.Live, model.Shadow}
 
 var roleNames = [...]string{"live", "shadow"}
 
-// generation is what is known of one generation.
-type generation struct {
+// running is what is known of one map set.
+type running struct {
 	config *config
 	live   sdk.Live
 	slots  *model.Slots
@@ -54,7 +54,7 @@ type loaded struct {
 	columns  []int           // of doc's features among those of the extractor
 }
 
-func newPlane(c *config, live sdk.Live) (*generation, error) {
+func newPlane(c *config, live sdk.Live) (*running, error) {
 	models, err := live.Maps.Get(mapModels)
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func newPlane(c *config, live sdk.Live) (*generation, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &generation{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared,
+	return &running{config: c, live: live, slots: model.NewSlots(models, active), fuse: shared,
 		troubles: map[string]error{}, judge: newJudge()}, nil
 }
 
@@ -80,7 +80,7 @@ func (c *config) wants(role model.Role) string {
 }
 
 // Models implements sdk.ModelUser.
-func (w *generation) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
+func (w *running) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.update(&update)
@@ -88,7 +88,7 @@ func (w *generation) Models(update sdk.ModelUpdate) (sdk.ModelAnswer, error) {
 
 // update applies a part of a model update. A full transfer begins with Reset and ends with Complete: models that it did
 // not name are dropped only then, so that a broken transfer removes nothing.
-func (w *generation) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
+func (w *running) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err error) {
 	if u.Reset {
 		w.fresh = map[string]bool{}
 	}
@@ -114,7 +114,7 @@ func (w *generation) update(u *sdk.ModelUpdate) (answer sdk.ModelAnswer, err err
 }
 
 // put loads a model in the roles that the config gives it. The answer reports models that cannot be used.
-func (w *generation) put(m sdk.Model, answer *sdk.ModelAnswer) error {
+func (w *running) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 	for i, role := range roles {
 		if w.config.wants(role) != m.Name {
 			continue
@@ -142,7 +142,7 @@ func (w *generation) put(m sdk.Model, answer *sdk.ModelAnswer) error {
 }
 
 // load makes a model run. refusal is why that one cannot; what ran before runs on then.
-func (w *generation) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {
+func (w *running) load(role model.Role, m sdk.Model) (next *loaded, refusal, err error) {
 	doc, refusal := model.Parse(m.Document)
 	if refusal != nil {
 		return nil, refusal, nil
@@ -215,7 +215,7 @@ func (c *config) mismatch(doc *model.Document) string {
 }
 
 // drop takes the models away whose names are meant, and those of roles that the config does not give.
-func (w *generation) drop(meant func(wanted string) bool) error {
+func (w *running) drop(meant func(wanted string) bool) error {
 	for i, role := range roles {
 		wanted := w.config.wants(role)
 		if wanted != "" && !meant(wanted) {
@@ -233,7 +233,7 @@ func (w *generation) drop(meant func(wanted string) bool) error {
 }
 
 // modelCondition reports whether the models run that the config names.
-func (w *generation) modelCondition() sdk.Condition {
+func (w *running) modelCondition() sdk.Condition {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	c := sdk.Condition{Type: "Model", Status: "True", Reason: "Running"}

@@ -28,9 +28,9 @@ type plant struct {
 	t      testing.TB
 	config *config
 	live   sdk.Live
-	w      *generation
+	w      *running
 	now    time.Time
-	locals []sdk.Instance
+	locals []sdk.Attachment
 	wanted []netip.Addr
 	idle   []string
 	sent   []*heldPacket
@@ -45,9 +45,9 @@ func newPlantOn(t testing.TB, config string, maps sdk.Maps) *plant {
 	t.Helper()
 	p := &plant{t: t, now: time.Now()}
 	p.live = sdk.Live{Module: "px", Maps: maps,
-		Instances: func() []sdk.Instance { return p.locals },
-		Resolve:   func(a netip.Addr) { p.wanted = append(p.wanted, a) },
-		Release:   func(name string) { p.idle = append(p.idle, name) },
+		Attachments: func() []sdk.Attachment { return p.locals },
+		Resolve:     func(a netip.Addr) { p.wanted = append(p.wanted, a) },
+		Release:     func(name string) { p.idle = append(p.idle, name) },
 		Inject: func(ifindex uint32, frame []byte) error {
 			p.sent = append(p.sent, &heldPacket{ifindex: ifindex, frame: frame})
 			return nil
@@ -99,7 +99,7 @@ func newMaps(t testing.TB, p *config) sdk.Maps {
 func (p *plant) restart(config string) {
 	p.t.Helper()
 	p.config = compileConfig(p.t, config)
-	p.w = sdktest.Open[*generation](p.t, p.config, p.live)
+	p.w = sdktest.Open[*running](p.t, p.config, p.live)
 }
 
 func (p *plant) tell(u sdk.VirtualServiceUpdate) {
@@ -265,7 +265,7 @@ func TestPortsInMaps(t *testing.T) {
 	}
 }
 
-// A redeployed instance keeps its index, gets its new address under a new generation, and is measured from scratch.
+// A redeployed instance keeps its index, gets its new address under a new map set, and is measured from scratch.
 func TestRedeployed(t *testing.T) {
 	p := newPlant(t, "")
 	vs := webService(2, v1alpha1.PolicyRoundRobin)
@@ -321,7 +321,7 @@ func TestDrainingAndRemoval(t *testing.T) {
 
 	// Its index is free only when no session refers to it.
 	key := flow{Src: address{1}, Dst: address{2}, Ifindex: 7, Proto: protoTCP}
-	p.locals = []sdk.Instance{{Service: "client", Ifindex: 7}}
+	p.locals = []sdk.Attachment{{Service: "client", Ifindex: 7}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
 	p.session(key, session{Seen: monotonic(), Instance: index, State: stateAnswered})
 	p.now = p.now.Add(2 * restFor)
@@ -361,7 +361,7 @@ func (p *plant) sweep() {
 // After a restart all keep their indexes; what is sent again changes nothing, and what is not sent is removed.
 func TestRestart(t *testing.T) {
 	p := newPlant(t, "")
-	p.locals = []sdk.Instance{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07",
+	p.locals = []sdk.Attachment{{Service: "w0", Interface: "veth0", Ifindex: 7, MAC: "02:00:00:00:00:07",
 		Addresses: []string{"10.18.0.1/24"}, Ingress: []string{"px"}}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
 	vs := webService(3, v1alpha1.PolicyRoundRobin, v1alpha1.PolicyConsistentHash, v1alpha1.PolicyLeastConnections)

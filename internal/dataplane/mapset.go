@@ -18,21 +18,21 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// generation is the maps of a module for one config, by pin name.
-type generation struct {
+// mapSet is the maps of a module for one config, by pin name.
+type mapSet struct {
 	Module
 	maps map[string]*ebpf.Map
 }
 
 // Close lets go of the descriptors; pinned maps live on.
-func (g *generation) Close() {
+func (g *mapSet) Close() {
 	for _, m := range g.maps {
 		m.Close()
 	}
 }
 
 // sdkMaps is how control planes and tests see the maps: by the names in the source, data sections left out.
-func (g *generation) sdkMaps() sdk.Maps {
+func (g *mapSet) sdkMaps() sdk.Maps {
 	out := sdk.Maps{}
 	for name, m := range g.maps {
 		if !strings.Contains(name, "-") {
@@ -63,10 +63,10 @@ func hooksOf(mod Module, do func(chain.Hook, *ebpf.CollectionSpec) error) error 
 	return nil
 }
 
-// newGeneration creates the maps of a module. Maps of previous that are no config maps and have the same layout are
+// newMapSet creates the maps of a module. Maps of previous that are no config maps and have the same layout are
 // used again; Migrate decides about the contents of others. Nothing is pinned yet and no packet sees it.
-func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generation, error) {
-	g := &generation{mod, map[string]*ebpf.Map{}}
+func newMapSet(mod Module, previous, shared map[string]*ebpf.Map) (*mapSet, error) {
+	g := &mapSet{mod, map[string]*ebpf.Map{}}
 	if err := g.create(previous, shared); err != nil {
 		g.Close()
 		return nil, err
@@ -74,9 +74,9 @@ func newGeneration(mod Module, previous, shared map[string]*ebpf.Map) (*generati
 	return g, nil
 }
 
-// create makes the maps of a generation and fills them. previous are those of the generation that it replaces, whose
-// state it takes over; shared are those that all generations of the module have in common.
-func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
+// create makes the maps of a map set and fills them. previous are those of the map set that it replaces, whose
+// state it takes over; shared are those that all map sets of the module have in common.
+func (g *mapSet) create(previous, shared map[string]*ebpf.Map) error {
 	if fresh, err := g.newSockets(previous); err != nil {
 		return err
 	} else if fresh {
@@ -96,7 +96,7 @@ func (g *generation) create(previous, shared map[string]*ebpf.Map) error {
 }
 
 // createMaps leaves maps empty that the control plane fills.
-func (g *generation) createMaps(previous, shared map[string]*ebpf.Map) error {
+func (g *mapSet) createMaps(previous, shared map[string]*ebpf.Map) error {
 	mod := g.Module
 	known := map[string]bool{}
 	err := hooksOf(mod, func(hook chain.Hook, spec *ebpf.CollectionSpec) error {
@@ -229,7 +229,7 @@ func fits(n uint64, size int) bool {
 // addMaps makes the maps of the object for one hook. A map of the same layout is used on, so that state survives
 // without being copied; one of another size is made and its entries are copied, after all maps exist. Maps of
 // configuration are always new.
-func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
+func (g *mapSet) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previous, shared map[string]*ebpf.Map) error {
 	replace := map[string]*ebpf.Map{}
 	reuse := func(name string, ms *ebpf.MapSpec, m *ebpf.Map) {
 		replace[name] = m
@@ -290,13 +290,13 @@ func (g *generation) addMaps(hook chain.Hook, spec *ebpf.CollectionSpec, previou
 	return nil
 }
 
-// carried reports whether a map outlives its generation.
-func (g *generation) carried(name string) bool {
+// carried reports whether a map outlives its map set.
+func (g *mapSet) carried(name string) bool {
 	return name != sdk.TunablesMap && !slices.Contains(g.ConfigMaps, name) && !strings.HasPrefix(name, ".rodata") &&
 		!strings.HasPrefix(name, ".kconfig")
 }
 
-// layoutDiff is how a map of the kernel differs from the one that a new generation declares.
+// layoutDiff is how a map of the kernel differs from the one that a new map set declares.
 type layoutDiff int
 
 const (
@@ -305,7 +305,7 @@ const (
 	otherLayout
 )
 
-// compareLayout reports whether a running map can serve a new generation.
+// compareLayout reports whether a running map can serve a new map set.
 func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	const kernelSet = 1 << 10 // BPF_F_MMAPABLE, which the loader adds to data sections
 	if spec.Type != m.Type() || spec.KeySize != m.KeySize() && spec.Type != ebpf.RingBuf ||
@@ -321,9 +321,9 @@ func compareLayout(spec *ebpf.MapSpec, m *ebpf.Map) layoutDiff {
 	return sameLayout
 }
 
-// pin makes the generation durable under dir, all at once.
-func (g *generation) pin(l layout) error {
-	dir := l.generation(g.Name, g.ID)
+// pin makes the map set durable under dir, all at once.
+func (g *mapSet) pin(l layout) error {
+	dir := l.mapSet(g.Name, g.ID)
 	for name := range g.maps {
 		if !g.shares(name) {
 			continue
@@ -342,13 +342,13 @@ func (g *generation) pin(l layout) error {
 	})
 }
 
-// openGeneration finds a pinned generation again.
-func openGeneration(l layout, mod Module) (*generation, error) {
-	maps, err := openMaps(l.generation(mod.Name, mod.ID))
+// openMapSet finds a pinned map set again.
+func openMapSet(l layout, mod Module) (*mapSet, error) {
+	maps, err := openMaps(l.mapSet(mod.Name, mod.ID))
 	if err != nil {
 		return nil, err
 	}
-	return &generation{Module: mod, maps: maps}, nil
+	return &mapSet{Module: mod, maps: maps}, nil
 }
 
 // openMaps opens all pinned maps of a directory; a missing directory is os.ErrNotExist.

@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// A control plane gets one instance for each interface, as the service sees it, and those on sockets.
+// A control plane gets one attachment for each interface, as the service sees it, and those on sockets.
 func TestInstancesOf(t *testing.T) {
 	members := func(names ...string) (c chain.Spec) {
 		for _, name := range names {
@@ -27,16 +27,16 @@ func TestInstancesOf(t *testing.T) {
 		PeerAddresses: peer}
 	tun := service.Link{Name: "tun0", Ifindex: 9, Kind: "tun", Type: raw, MTU: 1420, Addresses: own, PeerAddresses: peer,
 		IPsec: &sdk.IPsec{}}
-	onSockets := sdk.Instance{Service: "db", CgroupID: 5}
+	onSockets := sdk.Attachment{Service: "db", CgroupID: 5}
 	p := Placements{
 		{Ifindex: 7, Side: chain.OnTCIngress}:                 {Service: "web", Link: web, Chain: members("m")},
 		{Ifindex: 7, Side: chain.OnTCEgress}:                  {Service: "web", Link: web, Chain: members("fw", "m")},
 		{Ifindex: 9, Side: chain.OnTCIngress}:                 {Link: tun, Chain: members("m", "log")},
 		{Ifindex: 11, Side: chain.OnTCIngress}:                {Link: tun, Chain: members("other")},
-		{Side: chain.OnSockets, Cgroup: 5, Module: "m"}:       {Instances: []sdk.Instance{onSockets}},
-		{Side: chain.OnSockets, Cgroup: 5, Module: "another"}: {Instances: []sdk.Instance{onSockets}},
+		{Side: chain.OnSockets, Cgroup: 5, Module: "m"}:       {Attachments: []sdk.Attachment{onSockets}},
+		{Side: chain.OnSockets, Cgroup: 5, Module: "another"}: {Attachments: []sdk.Attachment{onSockets}},
 	}
-	want := []sdk.Instance{
+	want := []sdk.Attachment{
 		onSockets,
 		{Service: "web", Interface: "veth7", Ifindex: 7, Kind: "veth", MTU: 1400, Addresses: []string{"10.0.0.2/24"},
 			Ingress: []string{"fw", "m"}},
@@ -44,7 +44,7 @@ func TestInstancesOf(t *testing.T) {
 			LinkType: tun.LinkType(),
 			Ingress:  []string{"m", "log"}},
 	}
-	if diff := cmp.Diff(want, p.InstancesOf("m")); diff != "" {
+	if diff := cmp.Diff(want, p.AttachmentsOf("m")); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 }

@@ -9,31 +9,31 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// InstancesOf lists where a module runs, as its control plane gets it.
-func (p Placements) InstancesOf(module string) []sdk.Instance {
+// AttachmentsOf lists where a module runs, as its control plane gets it.
+func (p Placements) AttachmentsOf(module string) []sdk.Attachment {
 	seen := map[int]bool{}
-	var out []sdk.Instance
+	var out []sdk.Attachment
 	for point, place := range p {
 		if point.Module == module {
-			out = append(out, place.Instances...)
+			out = append(out, place.Attachments...)
 			continue
 		}
 		for _, m := range place.Chain.Members {
 			if m.Name == module && !seen[point.Ifindex] {
 				seen[point.Ifindex] = true
-				out = append(out, instanceAt(place, p.ingress(point.Ifindex, place.Service != "")))
+				out = append(out, attachmentAt(place, p.ingress(point.Ifindex, place.Service != "")))
 			}
 		}
 	}
-	sdk.SortInstances(out)
+	sdk.SortAttachments(out)
 	return out
 }
 
-// instanceAt returns the attachment as the control plane reads it. For a service it describes the end inside the
+// attachmentAt returns the attachment as the control plane reads it. For a service it describes the end inside the
 // service, with the smaller MTU of both; for a node interface, the interface itself.
-func instanceAt(place Placement, ingress []string) sdk.Instance {
+func attachmentAt(place Placement, ingress []string) sdk.Attachment {
 	l := place.Link
-	i := sdk.Instance{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU,
+	i := sdk.Attachment{Service: place.Service, Interface: l.Name, Ifindex: uint32(l.Ifindex), Kind: l.Kind, MTU: l.MTU,
 		Ingress: ingress}
 	if kind := l.LinkType(); kind != "ethernet" {
 		i.LinkType = kind
