@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
@@ -168,7 +169,15 @@ func sampleNext(t *testing.T, l *Loaded, measure bool) {
 		}
 		c[1].Bytes = c[0].Packets // struct kerb_counts: sample
 	}
-	if err := l.chain.counts.Put(uint32(0), slices.Concat(perCPU...)); err != nil {
+	value, err := l.chain.counts.LookupBytes(uint32(0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The packets that the chain keeps are behind them.
+	if _, err := binary.Encode(value, binary.NativeEndian, slices.Concat(perCPU...)); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.chain.counts.Put(uint32(0), value); err != nil {
 		t.Fatal(err)
 	}
 }
