@@ -4,8 +4,12 @@ package oakestra
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // NodeEngine starts the program of a container when it has the answer to its deployment: the first datagram then comes
@@ -27,7 +31,7 @@ func TestFirstDatagramAfterADeployment(t *testing.T) {
 	conn := m.dial(m.running["app.ns.client.test"][0].container, "udp", address)
 	for range 5 {
 		m.moveTo("app.ns.server.test", away)
-		m.settled("app.ns.server.test")
+		m.inUse("app.ns.server.test", here)
 		if _, err := exchange(conn, text(), lostAfter); err != nil {
 			t.Fatal(err)
 		}
@@ -57,10 +61,22 @@ func TestMoveIsKnownByTheNotice(t *testing.T) {
 		t.Errorf("answered without a notice: %v", got)
 	}
 	told()
-	m.settled("app.ns.server.test")
+	m.inUse("app.ns.server.test", m.workers[0])
 	if _, err := exchange(conn, text(), lostAfter); err != nil {
 		t.Errorf("after the notice: %v", err)
 	}
+}
+
+// inUse waits until all workers have what the model has of a service, and the modules of one with a client of it, too.
+func (m *model) inUse(name string, by *worker) {
+	m.Helper()
+	m.settled(name)
+	var got v1.VirtualService
+	wait.Until(m.T, by.name+"'s modules have "+name, func() bool {
+		got = v1.VirtualService{}
+		return by.Get("/v1/virtualservices/oakestra."+name, &got) == nil && got.Status != nil &&
+			slices.Contains(got.Status.Modules, "oakestra-proxy") && slices.Contains(got.Status.Modules, "oakestra-tunnel")
+	}, func() any { return got.Status })
 }
 
 // moveTo has an instance end where it is, and start on another worker.
