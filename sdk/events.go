@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/sys/unix"
 )
 
 // eventsDelay is how long an event may wait that the data plane sent without waking the reader.
@@ -33,6 +34,13 @@ func PromptEvents(ctx context.Context, ring *ebpf.Map) iter.Seq2[[]byte, error] 
 // the deadline after which the ring is read without a wake-up by the kernel; the zero time means never.
 func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter.Seq2[[]byte, error] {
 	return func(yield func([]byte, error) bool) {
+		if err := awaitEvents(ctx, ring, time.Until(nextLook())); err != nil {
+			yield(nil, fmt.Errorf("wait for events: %w", err))
+			return
+		}
+		if ctx.Err() != nil {
+			return
+		}
 		rd, err := ringbuf.NewReader(ring)
 		if err != nil {
 			yield(nil, fmt.Errorf("read events: %w", err))
@@ -55,6 +63,33 @@ func events(ctx context.Context, ring *ebpf.Map, nextLook func() time.Time) iter
 			}
 		}
 	}
+}
+
+// awaitEvents returns when the ring has an event, or when ctx ends. It looks after each delay, too, unless that is
+// negative. Until then the ring is not mapped: all of it would count, twice, as memory of a process that reads nothing.
+func awaitEvents(ctx context.Context, ring *ebpf.Map, delay time.Duration) error {
+	own, err := ring.Clone()
+	if err != nil {
+		return err
+	}
+	defer own.Close()
+	ended, end, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer ended.Close()
+	defer context.AfterFunc(ctx, func() { _ = end.Close() })()
+	defer end.Close()
+	for ctx.Err() == nil {
+		fds := []unix.PollFd{{Fd: int32(own.FD()), Events: unix.POLLIN}, {Fd: int32(ended.Fd()), Events: unix.POLLIN}}
+		if _, err := unix.Poll(fds, max(-1, int(delay.Milliseconds()))); err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if fds[0].Revents != 0 {
+			return nil
+		}
+	}
+	return nil
 }
 
 // closeOn closes the reader when ctx ends, which interrupts it. The function returned closes it at any rate, and

@@ -3,6 +3,7 @@
 package sdk_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"iter"
@@ -111,6 +112,33 @@ func TestEvents(t *testing.T) {
 			}
 			t.Errorf("ended after %d events", want)
 		})
+	}
+}
+
+// A ring is not mapped before it has an event: its memory would count, twice, as that of a process that reads nothing.
+func TestEventsMapNoEmptyRing(t *testing.T) {
+	mapped := func() int {
+		data, err := os.ReadFile("/proc/self/maps")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return bytes.Count(data, []byte("anon_inode:bpf-map"))
+	}
+	ring := newRing(t)
+	send, before := sender(t, ring, 0), mapped()
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	time.AfterFunc(10*time.Millisecond, func() {
+		if n := mapped(); n != before {
+			t.Errorf("%d maps are mapped, %d before", n, before)
+		}
+		send(7)
+	})
+	for raw, err := range sdk.PromptEvents(ctx, ring) {
+		if err != nil || binary.NativeEndian.Uint64(raw) != 7 || mapped() == before {
+			t.Errorf("%x, %v, %d maps are mapped, %d before", raw, err, mapped(), before)
+		}
+		cancel()
 	}
 }
 

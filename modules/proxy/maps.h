@@ -27,7 +27,7 @@
 #define PX_NAMES      65536
 #define PX_FRAGMENTS  4096
 #define PX_ASKED      4096
-#define PX_UNKNOWN    (1 << 18) /* bytes of packets that wait for their address to be looked up */
+#define PX_UNKNOWN    (1 << 20) /* PX_ASK_SERVICE packets of one service leave room */
 
 /* An IPv6 address, or an IPv4 one as ::ffff:a.b.c.d (RFC 4291, 2.5.5.2). */
 struct px_addr {
