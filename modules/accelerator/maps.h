@@ -39,7 +39,7 @@ ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREAL
 
 struct {
 	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 16);
+	__uint(max_entries, 1 << 18);
 } unjudged SEC(".maps");
 
 static __always_inline const struct accel_config *accel_config(void)
