@@ -108,16 +108,10 @@ func check(t testing.TB, limits map[string]int, key string, n int, what string) 
 // count returns how many instructions the verifier walked to accept a chain, 0 for one without programs in a direction.
 func count(t testing.TB, hook string, dir chain.Direction, of []member) int {
 	t.Helper()
-	var members []dataplane.Module
-	for _, m := range of {
-		module, _ := load(t, m)
-		members = append(members, module)
-	}
-	if !runsOn(t, chain.Hook(hook), dir, members) {
+	l := loadModules(t, hook, dir, of)
+	if l == nil {
 		return 0
 	}
-	l, err := dataplane.Load(pkttest.Sides[hook][dir], dir, members...)
-	sdktest.Explain(t, err)
 	defer l.Close()
 	if l.Parts != 1 {
 		t.Fatalf("%v: the chain has %d programs, but only the first would count", of, l.Parts)
