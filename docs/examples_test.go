@@ -114,6 +114,7 @@ func onNode(t *testing.T, text string) string {
 	spec := object["spec"].(map[string]any)
 	spec["package"] = spec["package"].(map[string]any)["name"]
 	spec["attach"] = map[string]any{"services": "*"}
+	delete(spec, "rollout") // the node resolves it
 	object["kind"] = "Module"
 	delete(object["metadata"].(map[string]any), "namespace")
 	out, err := yaml.Marshal(object)

@@ -106,6 +106,7 @@ type ModuleSpec struct {
 	Order         v1.Order         `json:"order,omitempty" doc:"Place in the chain"`
 	FailurePolicy v1.FailurePolicy `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets while the module cannot run or returns no valid verdict; default is the package's"`
 	Budget        v1.Budget        `json:"budget,omitempty" doc:"Limits for the module; default is the package's"`
+	Rollout       *Rollout         `json:"rollout,omitempty" doc:"Nodes that run this package and config, while the others run the previous ones; absent: all nodes"`
 }
 
 // Package names a package: by name if it is built into the agent, otherwise by the digest of its content.

@@ -131,14 +131,22 @@ var definitions = []definition{
 					"choose another name"},
 			{"!self.metadata.name.matches('" + names.ReservedModules + "')",
 				"metadata.name: m-...-DIGEST is the name on nodes of a Module of a namespace: choose another name"},
-		}}),
-		bounds: moduleBounds,
+		},
+			"spec.rollout.previous.package":       moduleRules["spec.package"],
+			"spec.rollout.previous.package.image": moduleRules["spec.package.image"],
+		}),
+		bounds: with(moduleBounds, map[string]map[string]any{
+			"spec.rollout.percent":               {"minimum": 0, "maximum": 100},
+			"spec.rollout.nodes[]":               {"maxLength": 253},
+			"spec.rollout.previous.package.name": moduleBounds["spec.package.name"],
+		}),
 	},
 	{
 		kind: "Module", plural: api.Modules, short: "nsmod", object: reflect.TypeFor[api.Module](), namespaced: true,
 		columns: moduleColumns,
 		rules: with(moduleRules, map[string][]rule{
-			"": {moduleName},
+			"":             {moduleName},
+			"spec.rollout": {{"false", "rollout: a Module is on all nodes: remove it, or use a ClusterModule"}},
 			"spec.attach.pods": {{"!has(self.namespaceSelector)",
 				"namespaceSelector" + notInModule + "use a ClusterModule"}},
 			"spec.package.name": {{"self in ['" + strings.Join(api.ModulePackages, "', '") + "']",
@@ -200,7 +208,7 @@ func TestSharedFields(t *testing.T) {
 	module, cluster := reflect.TypeFor[v1.ModuleSpec](), reflect.TypeFor[api.ModuleSpec]()
 	for i := range cluster.NumField() {
 		f := cluster.Field(i)
-		if f.Name == "Package" || f.Name == "Attach" {
+		if f.Name == "Package" || f.Name == "Attach" || f.Name == "Rollout" {
 			continue
 		}
 		of, ok := module.FieldByName(f.Name)

@@ -90,6 +90,16 @@ var wrongModules = []struct{ name, spec, field, remedy string }{
 		"spec.attach.pods.podSelector", "Kerb's own"},
 	{"own-key", `{package: {name: counter}, attach: {pods: {podSelector: {matchExpressions: ` +
 		`[{key: kerb.dev/namespace, operator: DoesNotExist}]}}}}`, "matchExpressions[0]", "Kerb's own"},
+	{"percent", `{package: {name: counter}, rollout: {percent: 101, previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.percent", "less than or equal to 100"},
+	{"no-percent", `{package: {name: counter}, rollout: {previous: {package: {name: counter}}}, attach: {pods: {}}}`,
+		"spec.rollout.percent", "Required"},
+	{"no-previous", `{package: {name: counter}, rollout: {percent: 1}, attach: {pods: {}}}`, "spec.rollout.previous",
+		"Required"},
+	{"previous", `{package: {name: counter}, rollout: {percent: 1, previous: {package: {}}}, attach: {pods: {}}}`,
+		"spec.rollout.previous.package", "exactly one: name"},
+	{"previous-tag", `{package: {name: counter}, rollout: {percent: 1, previous: {package: {image: "a.example/b:v1"}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.previous.package.image", "registry/repository@sha256:"},
 	{"typo", `{package: {name: counter}, atach: {}, attach: {pods: {}}}`, "spec.atach", "field not declared in schema"},
 }
 
@@ -108,6 +118,8 @@ var wrongOfNamespaces = []struct{ name, spec, field, remedy string }{
 	{"far", `{package: {name: counter}, order: {priority: 2000000}, attach: {pods: {}}}`, "spec.order.priority",
 		"less than or equal to 1000"},
 	{"same", `{package: {name: counter}, order: {direction: same}, attach: {pods: {}}}`, "spec.order", "remove it"},
+	{"rollout", `{package: {name: counter}, rollout: {percent: 1, previous: {package: {name: proxy}}}, attach: {pods: {}}}`,
+		"spec.rollout", "use a ClusterModule"},
 	{"memory", `{package: {name: counter}, budget: {memory: 10Gi}, attach: {pods: {}}}`, "spec.budget", "remove it"},
 	{"dots.in", `{package: {name: counter}, attach: {pods: {}}}`, "metadata.name", "lower-case letters"},
 	{"neither", `{package: {}, attach: {pods: {}}}`, "spec.package", "exactly one: name"},

@@ -91,7 +91,7 @@ func heldPod(t *testing.T) (*refusing, *syncer) {
 	server := &httptest.Server{Listener: socket, Config: &http.Server{Handler: a}}
 	server.Start()
 	t.Cleanup(server.Close)
-	return a, &syncer{state: newState(), agent: agent{client.New(socket.Addr().String())},
+	return a, &syncer{state: newState("n1"), agent: agent{client.New(socket.Addr().String())},
 		log: slog.New(slog.DiscardHandler), applied: -1, await: map[string]time.Time{}}
 }
 

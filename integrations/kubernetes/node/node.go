@@ -44,7 +44,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	if err := os.MkdirAll(o.State, 0o700); err != nil {
 		return err
 	}
-	s := newState()
+	s := newState(o.Node)
 	if err := s.restore(o.State); err != nil {
 		log.Warn("the snapshot of the last run is not used", "error", err)
 	}

@@ -78,6 +78,7 @@ const (
 
 // state is what the API server has said last, before this start too. It is safe for concurrent use.
 type state struct {
+	node       string // its name
 	mu         sync.Mutex
 	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels
@@ -93,8 +94,9 @@ type state struct {
 	changed    chan struct{}     // has a value after a change
 }
 
-func newState() *state {
-	return &state{modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
+// newState returns the state of a node.
+func newState(node string) *state {
+	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
 		confirmed: map[string]uint64{}, own: map[string]int{}, changed: make(chan struct{}, 1)}
 }
 
@@ -234,10 +236,10 @@ func set[K, V comparable](in map[K]V, key K, value V) bool {
 type view struct {
 	version    int
 	rules      int
-	shared     int  // rules when what concerns all namespaces has changed last
-	known      bool // there is something to act on: a complete list of everything, or the snapshot
-	complete   bool // all lists have come since this start: what is not there was deleted
-	modules    []api.Module
+	shared     int          // rules when what concerns all namespaces has changed last
+	known      bool         // there is something to act on: a complete list of everything, or the snapshot
+	complete   bool         // all lists have come since this start: what is not there was deleted
+	modules    []api.Module // as this node is to run them
 	namespaces map[string]labels
 }
 
@@ -253,6 +255,9 @@ func (s *state) view() view {
 		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace),
 			strings.Compare(a.Metadata.Created, b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
+	for i, m := range v.modules {
+		v.modules[i] = m.OnNode(s.node)
+	}
 	return v
 }
 

@@ -64,7 +64,7 @@ func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *wat
 
 // tenants is a state with pods of two namespaces, in resource versions 50 and 40.
 func tenants() *state {
-	s := newState()
+	s := newState("n1")
 	s.moduleHandler(ofModules).Replace(nil)
 	s.moduleHandler(ofClusterModules).Replace(nil)
 	s.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil), object("e", "", "evil", nil)})

@@ -58,6 +58,8 @@ const nearPods = -1_000_000
 // confine limits a module to what those may do who may change a namespace.
 func confine(out *v1.Module, m api.Module) error {
 	switch of := m.Spec; {
+	case of.Rollout != nil:
+		return errors.New("spec.rollout: a Module is on all nodes: remove it, or use a ClusterModule")
 	case of.Attach.Pods.Namespaces != nil:
 		return errors.New("spec.attach.pods.namespaceSelector: a Module selects pods of its own namespace only: remove it, " +
 			"or use a ClusterModule")

@@ -150,7 +150,7 @@ func TestTranslateRefuses(t *testing.T) {
 
 // A new pod waits until the labels of its namespace are known: they may select a module that denies.
 func TestPodWaitsForNamespace(t *testing.T) {
-	s := newState()
+	s := newState("n1")
 	identity := names.Pod{Namespace: "prod", Name: "p", UID: "1"}
 	s.podHandler().Set(api.Object{Metadata: api.ObjectMeta{Namespace: "prod", Name: "p", UID: "1"}})
 	v := s.view()
@@ -170,11 +170,11 @@ func TestPodWaitsForNamespace(t *testing.T) {
 
 // A state comes back from disk, and is not complete: it deletes nothing.
 func TestSnapshot(t *testing.T) {
-	s, dir := newState(), t.TempDir()
+	s, dir := newState("n1"), t.TempDir()
 	if err := s.save(dir); err != nil {
 		t.Fatal(err)
 	}
-	if again := newState(); again.restore(dir) != nil || again.view().known {
+	if again := newState("n1"); again.restore(dir) != nil || again.view().known {
 		t.Error("a state that was never complete was written")
 	}
 	s.moduleHandler(ofModules).Replace(nil)
@@ -185,7 +185,7 @@ func TestSnapshot(t *testing.T) {
 	if err := s.save(dir); err != nil {
 		t.Fatal(err)
 	}
-	again := newState()
+	again := newState("n1")
 	if err := again.restore(dir); err != nil {
 		t.Fatal(err)
 	}
@@ -202,7 +202,7 @@ func TestSnapshot(t *testing.T) {
 
 // Reports do not grow with what is wrong.
 func TestStatusIsBounded(t *testing.T) {
-	s := &syncer{state: newState()}
+	s := &syncer{state: newState("n1")}
 	for i := range 100 {
 		s.reports = append(s.reports, api.ModuleReport{Name: fmt.Sprint(i), Message: strings.Repeat("ä", 5000)})
 	}
