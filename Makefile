@@ -207,6 +207,7 @@ test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, again
 test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers and 20 services, 200 random steps: 10 minutes; or KERB_OAKESTRA_STEPS=, KERB_SEED=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SEED=$(KERB_SEED) KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_OAKESTRA_STEPS=1 go test -vet=off -count=1 -v -timeout 1h -run '^TestKilled' ./integrations/oakestra
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations

@@ -4,7 +4,6 @@ package oakestra_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -173,21 +172,7 @@ func TestFirstPacket(t *testing.T) {
 	n := newNode(t)
 	register(n)
 	n.container().deploy("other.test.db.test", 0, "") // makes the bridge
-	var sniffer int
-	if err := n.Lab.Node().Do(func() (err error) {
-		if sniffer, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
-			return err
-		}
-		bridge, err := net.InterfaceByName("oakbr") // on the port of the service it would see what the firewall drops
-		if err != nil {
-			return err
-		}
-		return errors.Join(unix.SetNonblock(sniffer, true),
-			unix.Bind(sniffer, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: bridge.Index}))
-	}); err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(sniffer)
+	passed := n.sniff("oakbr")
 	for i := range 5 {
 		box := n.container()
 		stop, sent := make(chan struct{}), make(chan int)
@@ -198,15 +183,8 @@ func TestFirstPacket(t *testing.T) {
 			t.Fatal("nothing was sent")
 		}
 	}
-	frame := make([]byte, 2048)
-	for {
-		size, _, err := unix.Recvfrom(sniffer, frame, 0)
-		if err != nil {
-			break
-		}
-		if strings.Contains(string(frame[:size]), flooded) {
-			t.Fatal("a packet passed before the firewall was there")
-		}
+	if passed() {
+		t.Fatal("a packet passed before the firewall was there")
 	}
 }
 

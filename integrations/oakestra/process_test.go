@@ -102,53 +102,27 @@ func TestKilledAtAnyStep(t *testing.T) {
 	c.deploy(appName, 0, withPorts("8000:80/tcp"))
 	whole := time.Since(start)
 	n.undeploy(appName, 0)
-	killers := []struct {
-		name string
-		kill func()
-	}{
-		{"process", n.killProcess},
-		// which restarts the process without a delay, however often that was killed
-		{"agent", func() { n.Kill(); n.start() }},
-	}
+	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0,"portMappings":"8000:80/tcp"}`, c.pid(), appName)
 	for i := range moments {
-		for _, k := range killers {
-			c.requestAndKill(whole*time.Duration(i)/moments, k.kill)
-			n.Eventually("the listener answers after a kill", n.answersAgain)
+		for name, kill := range n.killers() {
+			n.requestAndKill("/container/deploy", body, whole*time.Duration(i)/moments, kill)
 			c.deploy(appName, 0, withPorts("8000:80/tcp"))
 			services, links := list[v1.Service](n, "service"), n.links()
 			if len(services) != 1 || len(links) != 2 || len(n.tables()) != 1 {
 				t.Errorf("%s killed at %d of %d: %d services, links %v, tables %v",
-					k.name, i, moments, len(services), links, n.tables())
+					name, i, moments, len(services), links, n.tables())
 			}
 			n.undeploy(appName, 0)
 			services, links = list[v1.Service](n, "service"), n.links()
 			if len(services) != 0 || !cmp.Equal(links, []string{"oakbr"}) || len(n.tables()) != 0 {
 				t.Errorf("%s killed at %d of %d: after an undeployment %v, %v, %v",
-					k.name, i, moments, services, links, n.tables())
+					name, i, moments, services, links, n.tables())
 			}
 		}
 	}
 	if got := n.must("GET", "/ebpf", ""); got != `[{"id":0,"name":"packetCounter","priority":1,"config":{}}]` {
 		t.Errorf("modules: %s", got)
 	}
-}
-
-// requestAndKill asks for a deployment, and kills after a time or its end.
-func (c *container) requestAndKill(after time.Duration, kill func()) {
-	body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0,"portMappings":"8000:80/tcp"}`, c.pid(), appName)
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if r, err := c.n.client.Post("http://node/container/deploy", isJSON, strings.NewReader(body)); err == nil {
-			r.Body.Close()
-		}
-	}()
-	select {
-	case <-time.After(after):
-	case <-done:
-	}
-	kill()
-	<-done
 }
 
 func (n *node) answersAgain() bool {

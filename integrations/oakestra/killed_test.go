@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oakestra_test
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// killMoments is at how many moments of a request the process and the agent are killed.
+func killMoments() int {
+	if os.Getenv("KERB_OAKESTRA_STEPS") != "" { // make test-oakestra
+		return 25
+	}
+	return 3
+}
+
+// killers end with kill -9 what serves NodeEngine.
+func (n *node) killers() map[string]func() {
+	return map[string]func(){
+		"process": n.killProcess,
+		// which restarts the process without a delay, however often that was killed
+		"agent": func() { n.Kill(); n.start() },
+	}
+}
+
+// requestAndKill sends a request, which may fail, and kills after a time or its end.
+func (n *node) requestAndKill(path, body string, after time.Duration, kill func()) {
+	n.T.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if r, err := n.client.Post("http://node"+path, isJSON, strings.NewReader(body)); err == nil {
+			r.Body.Close()
+		}
+	}()
+	select {
+	case <-time.After(after):
+	case <-done:
+	}
+	kill()
+	<-done
+	n.Eventually("the listener answers after a kill", n.answersAgain)
+}
+
+// TestKilledInADeploymentWithModules floods from a container that is deployed with a firewall while the process or the
+// agent is killed: no packet passes, the deployment can be repeated, and both instances have addresses of their own.
+func TestKilledInADeploymentWithModules(t *testing.T) {
+	n, moments := newNode(t), killMoments()
+	register(n)
+	four, six := n.container().deploy("other.test.db.test", 0, "") // makes the bridge
+	used := map[string]string{four: "other", six: "other"}
+	passed := n.sniff("oakbr")
+	const modules = `,"ebpfModules":[{"name":"firewall","config":{}},{"name":"counter"}]`
+	start := time.Now()
+	n.container().deploy(appName, 0, modules)
+	whole := time.Since(start)
+	n.undeploy(appName, 0)
+	for moment := range moments {
+		for name, kill := range n.killers() {
+			box := n.container()
+			stop, sent := make(chan struct{}), make(chan int)
+			go func() { sent <- box.flood(stop) }()
+			body := fmt.Sprintf(`{"pid":%d,"serviceName":%q,"instanceNumber":0%s}`, box.pid(), appName, modules)
+			n.requestAndKill("/container/deploy", body, whole*time.Duration(moment)/time.Duration(moments), kill)
+			four, six := box.deploy(appName, 0, modules)
+			close(stop)
+			if <-sent == 0 {
+				t.Errorf("%s killed at %d of %d: nothing was sent", name, moment, moments)
+			}
+			if passed() {
+				t.Fatalf("%s killed at %d of %d: a packet passed before the firewall was there", name, moment, moments)
+			}
+			if used[four] != "" || used[six] != "" {
+				t.Errorf("%s killed at %d of %d: %s and %s are in use", name, moment, moments, four, six)
+			}
+			if got := n.modulesFor(appName); !cmp.Equal(got, []string{"firewall", "counter"}) {
+				t.Errorf("%s killed at %d of %d: modules %v", name, moment, moments, got)
+			}
+			n.undeploy(appName, 0)
+			if got := n.modulesFor(appName); len(got) > 0 {
+				t.Errorf("%s killed at %d of %d: modules %v after an undeployment", name, moment, moments, got)
+			}
+			box.end()
+		}
+	}
+}
+
+// TestKilledInARegistration has NodeEngine register with a new id, while a service of the former one has a module, and
+// kills. After that the id has a subnet, no other one has it, and what is left of the service is protected or gone.
+func TestKilledInARegistration(t *testing.T) {
+	n, c := newClusterNode(t, "")
+	moments := killMoments()
+	c.Create(appName)
+	c.Schedule(appName, 0)
+	id := func(i int) string { return fmt.Sprintf(`{"client_id":"w%d","cluster_address":"127.0.0.1"}`, i) }
+	n.must("POST", "/register", id(0))
+	start := time.Now()
+	n.must("POST", "/register", id(1))
+	whole := time.Since(start)
+	subnets, next := map[string]string{}, 2
+	for moment := range moments {
+		for name, kill := range n.killers() {
+			n.container().deploy(appName, 0, `,"ebpfModules":[{"name":"firewall","config":{}}]`)
+			n.requestAndKill("/register", id(next), whole*time.Duration(moment)/time.Duration(moments), kill)
+			services, modules := list[v1.Service](n, "service"), n.modulesFor(appName)
+			if len(services) > 0 && len(modules) != 1 {
+				t.Errorf("%s killed at %d of %d: service %s has modules %v", name, moment, moments,
+					services[0].Metadata.Name, modules)
+			}
+			n.must("POST", "/register", id(next))
+			four, _ := n.container().deploy(appName, 0, "")
+			subnet := net.ParseIP(four).Mask(net.CIDRMask(26, 32)).String()
+			if owner := subnets[subnet]; owner != "" {
+				t.Errorf("%s killed at %d of %d: subnet %s is that of %s", name, moment, moments, subnet, owner)
+			}
+			subnets[subnet] = fmt.Sprint("w", next)
+			n.Eventually("the cluster has the address", func() bool {
+				return c.Where(appName, 0) == four+"@127.0.0.1:50103"
+			})
+			n.undeploy(appName, 0)
+			next++
+		}
+	}
+	if asked := c.Subnets(); asked > 2*next {
+		t.Errorf("%d registrations, each killed at most once, asked for %d subnets", next, asked)
+	}
+}
+
+// sniff returns what reports whether a packet of a flood has come through an interface of the node since the last call.
+// On the port of a service it would see what a firewall drops.
+func (n *node) sniff(name string) (passed func() bool) {
+	n.T.Helper()
+	var sniffer int
+	if err := n.Lab.Node().Do(func() (err error) {
+		if sniffer, err = unix.Socket(unix.AF_PACKET, unix.SOCK_RAW|unix.SOCK_CLOEXEC, 0); err != nil {
+			return err
+		}
+		i, err := net.InterfaceByName(name)
+		if err != nil {
+			return err
+		}
+		return errors.Join(unix.SetNonblock(sniffer, true),
+			unix.Bind(sniffer, &unix.SockaddrLinklayer{Protocol: bigEndian(unix.ETH_P_ALL), Ifindex: i.Index}))
+	}); err != nil {
+		n.T.Fatal(err)
+	}
+	n.T.Cleanup(func() { unix.Close(sniffer) })
+	frame := make([]byte, 2048)
+	return func() bool {
+		for {
+			size, _, err := unix.Recvfrom(sniffer, frame, 0)
+			if err != nil {
+				return false
+			}
+			if strings.Contains(string(frame[:size]), flooded) {
+				return true
+			}
+		}
+	}
+}
