@@ -164,6 +164,9 @@ type ModuleReport struct {
 	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`
 }
 
+// RolledBack is the reason of a report about a new version that the node has gone back from.
+const RolledBack = "RolledBack"
+
 // Condition is metav1.Condition.
 type Condition struct {
 	Type       string    `json:"type" doc:"For example Ready"`

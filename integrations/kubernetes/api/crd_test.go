@@ -138,6 +138,7 @@ var definitions = []definition{
 		bounds: with(moduleBounds, map[string]map[string]any{
 			"spec.rollout.percent":               {"minimum": 0, "maximum": 100},
 			"spec.rollout.nodes[]":               {"maxLength": 253},
+			"spec.rollout.maxDrops":              {"minimum": 0, "maximum": 1000},
 			"spec.rollout.previous.package.name": moduleBounds["spec.package.name"],
 		}),
 	},

@@ -3,6 +3,9 @@
 package api
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"hash/fnv"
 	"slices"
 )
@@ -12,6 +15,7 @@ import (
 type Rollout struct {
 	Percent  int      `json:"percent" doc:"Percentage of nodes that run package and config of the spec: a larger one only adds nodes"`
 	Nodes    []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run them at any percentage"`
+	MaxDrops *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
 	Previous Previous `json:"previous" doc:"What the other nodes run"`
 }
 
@@ -21,17 +25,41 @@ type Previous struct {
 	Config  map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 }
 
-// OnNode returns the version of a ClusterModule that a node runs.
-func (m Module) OnNode(node string) Module {
+// Updated reports whether a rollout gives a node the new version of a ClusterModule.
+func (m Module) Updated(node string) bool {
+	r := m.Spec.Rollout
+	return r != nil && m.Metadata.Namespace == "" &&
+		(slices.Contains(r.Nodes, node) || cohort(m.Metadata.Name, node) < r.Percent)
+}
+
+// OnNode returns the version of a ClusterModule that a rollout gives a node.
+func (m Module) OnNode(node string) Module { return m.version(m.Updated(node)) }
+
+// Before returns the version of a ClusterModule that nodes run which have gone back.
+func (m Module) Before() Module { return m.version(false) }
+
+func (m Module) version(updated bool) Module {
 	r := m.Spec.Rollout
 	if r == nil || m.Metadata.Namespace != "" {
 		return m
 	}
-	if !slices.Contains(r.Nodes, node) && cohort(m.Metadata.Name, node) >= r.Percent {
+	if !updated {
 		m.Spec.Package, m.Spec.Config = r.Previous.Package, r.Previous.Config
 	}
 	m.Spec.Rollout = nil
 	return m
+}
+
+// Version identifies the new version of a ClusterModule, and what it is measured by: a node that has gone back from it
+// tries it again when it is another one.
+func (m Module) Version() string {
+	var limit *int
+	if m.Spec.Rollout != nil {
+		limit = m.Spec.Rollout.MaxDrops
+	}
+	text, _ := json.Marshal([]any{m.Spec.Package, m.Spec.Config, limit}) // decoded from JSON
+	sum := sha256.Sum256(text)
+	return hex.EncodeToString(sum[:10])
 }
 
 // cohort is a number from 0 to 99. The name of the module is in it, so that modules do not all try their new versions

@@ -92,6 +92,8 @@ var wrongModules = []struct{ name, spec, field, remedy string }{
 		`[{key: kerb.dev/namespace, operator: DoesNotExist}]}}}}`, "matchExpressions[0]", "Kerb's own"},
 	{"percent", `{package: {name: counter}, rollout: {percent: 101, previous: {package: {name: counter}}}, ` +
 		`attach: {pods: {}}}`, "spec.rollout.percent", "less than or equal to 100"},
+	{"max-drops", `{package: {name: counter}, rollout: {percent: 1, maxDrops: 1001, previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.maxDrops", "less than or equal to 1000"},
 	{"no-percent", `{package: {name: counter}, rollout: {previous: {package: {name: counter}}}, attach: {pods: {}}}`,
 		"spec.rollout.percent", "Required"},
 	{"no-previous", `{package: {name: counter}, rollout: {percent: 1}, attach: {pods: {}}}`, "spec.rollout.previous",

@@ -48,13 +48,18 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	if err := s.restore(o.State); err != nil {
 		log.Warn("the snapshot of the last run is not used", "error", err)
 	}
+	guard, err := newGuard(o.State, s)
+	if err != nil {
+		log.Warn("what this node knows of rollouts is not used", "error", err)
+	}
 	report := newReporter(api, o.Node, log)
 	var running sync.WaitGroup
 	running.Go(func() { report.run(ctx) })
 	followAll(ctx, &running, api, o.Node, s, log)
 	local := agent{client.New(o.Agent)}
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
-		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log}}
+		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
+		guard: guard}
 	sync.run(ctx, o.State, report)
 	if stop := sync.virtual.stop; stop != nil {
 		stop()

@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"reflect"
 	"runtime"
-	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -32,12 +31,13 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 // statusOf is what a node reports after a round, which ended with err.
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
+	reports := s.titled()
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
 		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
-	case len(s.reports) > 0:
-		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(s.titled())
+	case len(reports) > 0:
+		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(reports)
 	}
 	ready.Message = truncate(ready.Message)
 	out.Conditions = []api.Condition{ready}
@@ -51,7 +51,6 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
-	reports := s.titled()
 	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
 		out.Modules = append(out.Modules, r)
@@ -59,9 +58,10 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	return out
 }
 
-// titled returns the reports with the names that the modules have in the API server.
+// titled returns the reports with the names that the modules have in the API server. Those that halt a rollout come
+// first.
 func (s *syncer) titled() []api.ModuleReport {
-	out := slices.Clone(s.reports)
+	out := append(s.state.wentBack(), s.reports...)
 	for i := range out {
 		out[i].Name = cmp.Or(s.titles[out[i].Name], out[i].Name)
 	}

@@ -83,6 +83,7 @@ type state struct {
 	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels
 	pods       map[string]pod    // by UID
+	trials     map[string]trial  // of new versions, by ClusterModules
 	synced     int               // resources of which a complete list has come since this start
 	restored   bool              // there was a snapshot
 	earlier    map[string]bool   // UIDs of the pods of the snapshot
@@ -97,7 +98,7 @@ type state struct {
 // newState returns the state of a node.
 func newState(node string) *state {
 	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
-		confirmed: map[string]uint64{}, own: map[string]int{}, changed: make(chan struct{}, 1)}
+		trials: map[string]trial{}, confirmed: map[string]uint64{}, own: map[string]int{}, changed: make(chan struct{}, 1)}
 }
 
 // update changes the state, and wakes the synchronization if f has changed anything.
@@ -240,6 +241,7 @@ type view struct {
 	known      bool         // there is something to act on: a complete list of everything, or the snapshot
 	complete   bool         // all lists have come since this start: what is not there was deleted
 	modules    []api.Module // as this node is to run them
+	updated    []api.Module // ClusterModules whose rollout gives this node the new version, as the API server has them
 	namespaces map[string]labels
 }
 
@@ -257,6 +259,13 @@ func (s *state) view() view {
 	})
 	for i, m := range v.modules {
 		v.modules[i] = m.OnNode(s.node)
+		if !m.Updated(s.node) {
+			continue
+		}
+		v.updated = append(v.updated, m)
+		if s.trials[m.Metadata.Name].failed(m) {
+			v.modules[i] = m.Before()
+		}
 	}
 	return v
 }

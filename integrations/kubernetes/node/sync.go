@@ -20,6 +20,7 @@ import (
 const (
 	awaitEvery = 200 * time.Millisecond // while pods start: kerb-cni may apply a service at any moment
 	awaitFor   = 2 * time.Minute        // a pod that has no service by then is on the host network, or does not start
+	judgeEvery = 2 * time.Second        // new versions in a rollout
 	idleEvery  = 5 * time.Second        // a pod's sandbox may be replaced without an event of the API server
 	fullEvery  = time.Minute            // modules: whether they run, and whether another client has changed them
 )
@@ -30,6 +31,7 @@ type syncer struct {
 	agent   agent
 	confirm *confirmer // nil in tests without an API server
 	virtual *virtual   // nil in tests of modules alone
+	guard   *guard     // nil in tests without rollouts
 	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
@@ -56,6 +58,9 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 		return idleEvery, nil // pods wait: without the first list nothing is known of what must apply to them
 	}
 	if v.rules != s.applied || v.complete && !s.pruned || time.Since(s.full) >= fullEvery {
+		if err := s.begin(ctx, v); err != nil {
+			return 0, err
+		}
 		if err := s.syncModules(ctx, v); err != nil {
 			s.applied = -1
 			return 0, err
@@ -65,6 +70,10 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 		if err := s.examine(ctx); err != nil {
 			return 0, err
 		}
+	}
+	watched, err := s.judge(ctx, v)
+	if err != nil {
+		return 0, err
 	}
 	if err := s.syncServices(ctx, v); err != nil {
 		return 0, err
@@ -80,6 +89,9 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 		if time.Since(since) < awaitFor {
 			return awaitEvery, nil
 		}
+	}
+	if watched {
+		return judgeEvery, nil
 	}
 	return idleEvery, nil
 }
@@ -211,6 +223,7 @@ func (s *syncer) examine(ctx context.Context) error {
 	if s.info, err = s.agent.status(ctx); err != nil {
 		return err
 	}
+	s.guard.sample(all)
 	reports := slices.Clone(s.refused)
 	s.barred = slices.DeleteFunc(s.barred, func(b api.Module) bool {
 		return slices.ContainsFunc(all, func(m v1.Module) bool {

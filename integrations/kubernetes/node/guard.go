@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/atomicfile"
+)
+
+// When a node returns to the previous version.
+const (
+	maxExcess  = 10 // packets dropped beyond what is allowed: fewer are chance
+	maxUnwell  = 3  // times in a row that a condition is bad that was not bad before
+	sampleTime = time.Hour
+)
+
+// trial is the new version of a ClusterModule on this node, from before the agent has it. Trials are on disk: neither a
+// restart nor the loss of the API server starts a version again that the node has gone back from.
+type trial struct {
+	Version string   `json:"version"`           // of the ClusterModule
+	Share   float64  `json:"share"`             // of the packets that reached the module, those that it dropped before
+	Bad     []string `json:"bad,omitempty"`     // types of conditions that were bad before
+	Failure string   `json:"failure,omitempty"` // why the node went back
+}
+
+// failed reports whether the node has gone back from the new version of m.
+func (t trial) failed(m api.Module) bool { return t.Failure != "" && t.Version == m.Version() }
+
+// guard compares new versions with what the module did before them. It needs no API server.
+type guard struct {
+	file    string
+	windows map[string]window
+	counts  map[string]*counted // of trials
+}
+
+// traffic is what reached a module.
+type traffic struct{ packets, drops uint64 }
+
+// window has the traffic of one to two hours ago; none if this program has not run for so long.
+type window struct {
+	older, newer traffic
+	turned       time.Time
+}
+
+// counted is what happened since a trial has begun, or since this program runs.
+type counted struct {
+	version string
+	last    traffic
+	sum     traffic
+	excess  float64 // drops beyond what is allowed; what was not used of that earlier does not count
+	unwell  int
+}
+
+const rolloutsFile = "rollouts.json"
+
+// newGuard gives a state the trials on disk. It returns a guard with an error, too.
+func newGuard(dir string, s *state) (*guard, error) {
+	g := &guard{file: filepath.Join(dir, rolloutsFile), windows: map[string]window{}, counts: map[string]*counted{}}
+	text, err := os.ReadFile(g.file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return g, nil
+	}
+	var trials map[string]trial
+	if err == nil {
+		err = json.Unmarshal(text, &trials)
+	}
+	if err == nil && trials != nil {
+		s.setTrials(trials, 0)
+	}
+	return g, err
+}
+
+// setTrials replaces the trials; bits are the resources that change with them.
+func (s *state) setTrials(trials map[string]trial, bits int) {
+	s.update(bits, func() bool { s.trials = trials; return true })
+}
+
+// trialsOf returns the trials of modules that a rollout gives the node.
+func (s *state) trialsOf(updated []api.Module) map[string]trial {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := map[string]trial{}
+	for _, m := range updated {
+		if t, ok := s.trials[m.Metadata.Name]; ok && t.Version == m.Version() {
+			out[m.Metadata.Name] = t
+		}
+	}
+	return out
+}
+
+// wentBack reports the versions that this node has gone back from.
+func (s *state) wentBack() (out []api.ModuleReport) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(s.trials)) {
+		if m, t := s.modules[name], s.trials[name]; m.Updated(s.node) && t.failed(m) {
+			out = append(out, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: api.RolledBack,
+				Message: t.Failure})
+		}
+	}
+	return out
+}
+
+// begin notes what modules did before their new versions, and forgets trials that have ended.
+func (s *syncer) begin(ctx context.Context, v view) error {
+	if s.guard == nil {
+		return nil
+	}
+	trials := s.state.trialsOf(v.updated)
+	for _, m := range v.updated {
+		name := m.Metadata.Name
+		if _, ok := trials[name]; ok {
+			continue
+		}
+		now, err := s.agent.module(ctx, name)
+		if err != nil {
+			return err
+		}
+		t := trial{Version: m.Version()}
+		if now != nil {
+			t.Share, t.Bad = s.guard.windows[name].share(trafficOf(*now)), badConditions(*now)
+			s.guard.counts[name] = &counted{version: t.Version, last: trafficOf(*now)}
+		}
+		trials[name] = t
+	}
+	s.state.mu.Lock()
+	same := len(trials) == len(s.state.trials) && !slices.ContainsFunc(v.updated, func(m api.Module) bool {
+		return s.state.trials[m.Metadata.Name].Version != trials[m.Metadata.Name].Version
+	})
+	s.state.mu.Unlock()
+	if !same {
+		s.keep(trials, 0)
+	}
+	return nil
+}
+
+// keep writes the trials before they are acted on. A disk that is full is no reason to run what drops packets.
+func (s *syncer) keep(trials map[string]trial, bits int) {
+	text, err := json.Marshal(trials)
+	if err == nil {
+		err = atomicfile.Write(s.guard.file, text, 0o600)
+	}
+	if err != nil {
+		s.log.Warn("rollouts are not written: a restart may try a version again that this node has gone back from",
+			"error", err)
+	}
+	s.state.setTrials(trials, bits)
+}
+
+// judge compares the new versions that run with what was before them, and goes back. It reports whether there are some.
+func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
+	if s.guard == nil {
+		return false, nil
+	}
+	trials, back := s.state.trialsOf(v.updated), false
+	for _, m := range v.updated {
+		name := m.Metadata.Name
+		t, ok := trials[name]
+		refused := func(r api.ModuleReport) bool { return r.Name == name }
+		if !ok || t.Failure != "" || slices.ContainsFunc(s.refused, refused) {
+			continue
+		}
+		watched = true
+		now, err := s.agent.module(ctx, name)
+		if err != nil {
+			return false, err
+		}
+		if now == nil {
+			continue
+		}
+		if t.Failure = s.guard.judge(m, t, *now); t.Failure == "" {
+			continue
+		}
+		s.log.Warn("this node goes back to the previous version", "module", name, "error", t.Failure)
+		trials[name], back = t, true
+	}
+	if back {
+		s.keep(trials, ofClusterModules) // and so the next round, which is due at once, applies them
+	}
+	return watched, nil
+}
+
+// judge returns why the node has to go back; empty if it has not.
+func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
+	name, is := m.Metadata.Name, trafficOf(now)
+	c := g.counts[name]
+	if c == nil || c.version != t.Version {
+		c = &counted{version: t.Version, last: is}
+		g.counts[name] = c
+	}
+	const remedy = "; this node runs the previous version again: undo the rollout, or write another version"
+	packets, drops := since(c.last.packets, is.packets), since(c.last.drops, is.drops)
+	c.last = is
+	c.sum.packets, c.sum.drops = c.sum.packets+packets, c.sum.drops+drops
+	if limit := m.Spec.Rollout.MaxDrops; limit != nil {
+		c.excess = max(0, c.excess+float64(drops)-float64(packets)*(t.Share+float64(*limit)/1000))
+		if c.excess >= maxExcess {
+			g.windows[name] = window{older: is, newer: is, turned: time.Now()} // not the measure of another attempt
+			return fmt.Sprintf("the new version dropped %d of %d packets; before, the module dropped %.1f of 1,000, and "+
+				"spec.rollout.maxDrops allows %d more%s, or raise maxDrops", c.sum.drops, c.sum.packets, 1000*t.Share, *limit,
+				remedy)
+		}
+	}
+	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })
+	if len(unwell) == 0 {
+		c.unwell = 0
+		return ""
+	}
+	if c.unwell++; c.unwell < maxUnwell {
+		return ""
+	}
+	for _, of := range now.Status.Conditions {
+		if of.Type == unwell[0] {
+			return fmt.Sprintf("the new version has %s=%s (%s: %s)%s", of.Type, of.Status, of.Reason, of.Message, remedy)
+		}
+	}
+	return ""
+}
+
+// sample notes the traffic of modules, of which there may be a new version later.
+func (g *guard) sample(all []v1.Module) {
+	if g == nil {
+		return
+	}
+	now, next := time.Now(), map[string]window{}
+	for _, m := range all {
+		if m.Metadata.Owner != names.Owner {
+			continue
+		}
+		w, known := g.windows[m.Metadata.Name]
+		is := trafficOf(m)
+		if !known || is.packets < w.newer.packets { // since it was attached, or counts begin again
+			w = window{newer: is, turned: now}
+		} else if now.Sub(w.turned) >= sampleTime {
+			w = window{older: w.newer, newer: is, turned: now}
+		}
+		next[m.Metadata.Name] = w
+	}
+	g.windows = next
+}
+
+// share is which part of the packets the module has dropped since then: 0 if there were none.
+func (w window) share(now traffic) float64 {
+	packets := since(w.older.packets, now.packets)
+	if packets == 0 {
+		return 0
+	}
+	return float64(since(w.older.drops, now.drops)) / float64(packets)
+}
+
+// since is how far a count has come. One that is lower has begun again.
+func since(before, now uint64) uint64 {
+	if now < before {
+		return 0
+	}
+	return now - before
+}
+
+func trafficOf(m v1.Module) (out traffic) {
+	if m.Status == nil {
+		return out
+	}
+	for _, c := range m.Status.Counts {
+		out.packets += c.Packets
+		for _, of := range c.Verdicts {
+			if of.Verdict == "drop" {
+				out.drops += of.Packets
+			}
+		}
+	}
+	return out
+}
+
+// badConditions are the types of the conditions that say that a module is not well. A control plane that starts may
+// become well, and without a pod there is nothing to be on.
+func badConditions(m v1.Module) (out []string) {
+	if m.Status == nil {
+		return nil
+	}
+	for _, c := range m.Status.Conditions {
+		switch {
+		case c.Status != "False":
+		case c.Type == "Ready" && c.Reason == "ModuleFailed", c.Type == "ControlPlane" && c.Reason != "Starting",
+			c.Type == "ValidVerdicts":
+			out = append(out, c.Type)
+		}
+	}
+	return out
+}
+
+// module returns a module of the agent, or nil if it has none of that name.
+func (a agent) module(ctx context.Context, name string) (*v1.Module, error) {
+	var m v1.Module
+	err := a.call(ctx, http.MethodGet, "/v1/modules/"+name, nil, &m)
+	var status *client.StatusError
+	switch {
+	case err == nil:
+		return &m, nil
+	case errors.As(err, &status) && status.Status == http.StatusNotFound:
+		return nil, nil
+	}
+	return nil, err
+}
