@@ -110,7 +110,7 @@ vet: ## Develop: formatting, go vet, shell syntax
 # Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time, for
 # processes, timers and grace periods of the kernel, so three run at a time. test/e2e takes the longest, and starts first; one of its
 # tests sends at real-time priority.
-ALONE := ./bench ./bench/chain ./bench/tunnel ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./cmd/kerb ./intercept \
+ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./cmd/kerb ./intercept \
 	./internal/lab/traffic ./kmod ./modules/intercept ./test/soak
 ALONE_TEST := ^TestUpgradeUnderLoad$$
 # The browser has a target of its own, which also installs it: here its tests ran or were skipped by what a machine happens to have.
@@ -189,7 +189,7 @@ test-kmod: kernels-setup bpf ## Test: the kernel module and bench intercept on 6
 	go run ./test/kernels -kernels $(or $(KERNELS),$(KMOD_KERNELS)) -kmod kmod -pkgs ./kmod,./bench/intercept
 
 test-underlay: kernels-setup bpf ## Test: the tunnel over WireGuard and XFRM interfaces, and with IPsec policies, on 6.1, emulated; or KERNELS=
-	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs ./bench/tunnel -pkg-timeout 40m -timeout 45m \
+	go run ./test/kernels -kernels $(or $(KERNELS),6.1) -pkgs -pkg-timeout 40m -timeout 45m \
 	  -modules sha512_generic,drbg,gcm,ctr,ghash_generic,seqiv \
 	  -run '^(TestTunnelOverBareIP|TestTunnelObeysIPsecPolicies)$$'
 
