@@ -239,6 +239,7 @@ struct kerb_trace_event {
 	__u64 time;    /* ns, CLOCK_MONOTONIC */
 	__u64 packet;  /* number of the packet on its CPU */
 	__u64 elapsed; /* ns since the event before was written: the module's */
+	__u64 note;    /* of the module (kerb_note), 0: none */
 	__u32 ifindex;
 	__u32 len;
 	__u32 chain;	  /* number that the agent gave to the chain */
@@ -295,6 +296,12 @@ union trace_where {
 		__u8 family, proto, flags, outcome;
 	};
 	__u64 all;
+};
+
+/* The packet context of a traced chain, and what the module noted (internal/dataplane/notes.go) */
+struct kerb_noted_pkt {
+	struct kerb_pkt pkt;
+	__u64 note;
 };
 
 union trace_what {
@@ -415,8 +422,8 @@ static __always_inline long trace_write(kerb_ctx *ctx, struct kerb_traced *packe
 
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
  * context of each module. The caller has no branches, after each of which the verifier would walk
- * the modules again. */
-__noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 verdict,
+ * the modules again. word: trace_where at the head, and a module's note behind it. */
+__noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 verdict,
 				__u32 to_flags)
 {
 	struct kerb_trace_event e __attribute__((aligned(8))) = {};
@@ -432,7 +439,9 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 where, __u64 what, __u32 ve
 	if (!packet || !f || (did.position != KERB_TRACE_HEAD && !packet->wanted))
 		return 0;
 	if (did.position == KERB_TRACE_HEAD)
-		packet->where = where;
+		packet->where = word;
+	else
+		e.note = word;
 	w.all = packet->where;
 	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, &e), &e);
 	if (did.position == KERB_TRACE_HEAD) {
@@ -490,14 +499,16 @@ SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 /* Called after each module. It reads nothing of the packet context that the head has written: else
  * the verifier would walk the modules once for each way through the parser. */
 SEC("kerb/trace")
-int kerb_trace(struct kerb_pkt *pkt, __u32 position, __u32 verdict, __u32 chain, __u32 to_flags)
+int kerb_trace(struct kerb_noted_pkt *noted, __u32 position, __u32 verdict, __u32 chain,
+	       __u32 to_flags)
 {
+	const struct kerb_pkt *pkt = &noted->pkt;
 	union trace_what did = { .to_ifindex = pkt->to_ifindex,
 				 .chain = chain,
 				 .position = position,
 				 .reason = pkt->reason };
 
-	kerb_trace_event(pkt->ctx, 0, did.all, verdict, pkt->to_flags & to_flags);
+	kerb_trace_event(pkt->ctx, noted->note, did.all, verdict, pkt->to_flags & to_flags);
 	return 0;
 }
 

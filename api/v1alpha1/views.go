@@ -152,6 +152,9 @@ type TraceStep struct {
 	Verdict string `json:"verdict"`
 	Reason  string `json:"reason,omitempty" doc:"Of a drop"`
 
+	Note  string `json:"note,omitempty" doc:"What the module noted about the packet: a name of its package, such as rule"`
+	Value uint64 `json:"value,omitempty" doc:"Of the note"`
+
 	Nanoseconds uint64 `json:"nanoseconds,omitempty" doc:"That the module took, with about 20 for the clock"`
 
 	Protocol    string `json:"protocol,omitempty" doc:"After the module, if it has changed it"`

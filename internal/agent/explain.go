@@ -24,7 +24,8 @@ func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explai
 	a.changes.Lock()
 	_, exists := resource.Service.Get(a.now.Desired, r.Service)
 	_, modules := a.now.Running()
-	node := explain.Node{Points: maps.Clone(a.now.Points), Reason: a.now.ReasonNames()}
+	node := explain.Node{Points: maps.Clone(a.now.Points), Reason: a.now.ReasonNames(),
+		Note: a.now.NoteNames()}
 	a.changes.Unlock()
 	if !exists {
 		return out, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}

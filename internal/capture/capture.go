@@ -91,6 +91,9 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 		if s.Reason != "" {
 			text += " (" + s.Reason + ")"
 		}
+		if s.Note != "" {
+			text += fmt.Sprintf(" %s=%d", s.Note, s.Value)
+		}
 		if s.Protocol != "" {
 			text += " -> " + Ends(s.Protocol, s.Source, s.Destination)
 		}

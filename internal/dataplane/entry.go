@@ -75,6 +75,9 @@ func (l *linker) each(first int, modules []body, label string) (code, cold asm.I
 	for n, m := range modules {
 		i := first + n
 		start := l.pkt(asm.R1)
+		if l.traced != 0 && m.notes {
+			start = append(start, l.forgetNote())
+		}
 		if l.traced != 0 && i == 0 {
 			start = append(l.traceHead(), start...)
 		}
@@ -82,6 +85,9 @@ func (l *linker) each(first int, modules []body, label string) (code, cold asm.I
 		label = nextOf(i)
 		said := fmt.Sprintf("check%d", i)
 		check := append(l.report(i), asm.JNE.Imm(asm.R0, 0, verdictOf(i)))
+		if l.traced != 0 && !m.notes {
+			check = append(asm.Instructions{l.forgetNote()}, check...)
+		}
 		check[0] = check[0].WithSymbol(said)
 		code = append(append(append(code, start...), call(m, said)...), check...)
 		cold = append(cold, l.cold(i, verdictOf(i), label)...)
@@ -121,10 +127,10 @@ func call(b body, end string) asm.Instructions {
 
 // setFrame puts the packet context below the frames of everything that is written into the entry.
 func (l *linker) setFrame(bodies []body) {
-	l.frame = l.pktSize
+	l.frame = l.pktSize + l.noteSize(true)
 	for _, b := range bodies {
 		if b.inline {
-			l.frame = max(l.frame, l.pktSize+b.stack)
+			l.frame = max(l.frame, l.pktSize+b.stack+l.noteSize(b.notes))
 		}
 	}
 }

@@ -21,6 +21,7 @@ type body struct {
 	others asm.Instructions // what it calls
 	stack  int32            // bytes that own uses
 	inline bool
+	notes  bool // it calls kerb_note
 }
 
 // newBody splits a function from those that follow it.

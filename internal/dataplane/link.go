@@ -45,6 +45,7 @@ type linker struct {
 	pktSize int32 // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags, kind int16
+	note                     int16        // behind it, in a traced chain: what a module noted
 	frame                    int32        // bytes from the frame pointer of the entry down to the packet context
 	plain                    *linkedChain // whose counters a traced or timed one uses; nil: new ones
 	uncounted                bool         // packets are not counted: to measure what that costs
@@ -79,6 +80,7 @@ func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, erro
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
 	l.pktSize = int32(pkt.Size+7) &^ 7
+	l.note = int16(l.pktSize)
 	if l.toIfindex, err = pktField(pkt, "to_ifindex"); err != nil {
 		return nil, err
 	}
@@ -107,7 +109,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		if err != nil {
 			return nil, err
 		}
-		modules = append(modules, newBody(l.symbol(i), code))
+		modules = append(modules, l.noting(l.symbol(i), code))
 	}
 	if code, err = l.function(l.object, "kerb_verdict", "kerb_verdict", nil); err != nil {
 		return nil, err

@@ -48,7 +48,8 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 			for i, want := range []struct {
 				position uint8
 				verdict  kerbabi.Verdict
-			}{{traceHead, kerbabi.Next}, {0, kerbabi.Next}, {1, kerbabi.Drop}} {
+				note     uint16
+			}{{traceHead, kerbabi.Next, 0}, {0, kerbabi.Next, 0}, {1, kerbabi.Drop, 1}} {
 				e, err := trace.Read(time.Now().Add(30 * time.Second))
 				if err != nil {
 					t.Fatal(err)
@@ -56,6 +57,9 @@ func TestTraceTellsWhoDropped(t *testing.T) {
 				if e.Position != want.position || kerbabi.Verdict(e.Verdict) != want.verdict || e.Packet == 0 || e.DestPort != 53 ||
 					e.Addr(e.SourceAddr) != w.a.Addr4() || e.Addr(e.DestAddr) != w.b.Addr4() {
 					t.Errorf("event %d: %+v", i, e)
+				}
+				if key, value := e.Note(); key != want.note || value != 53*uint64(want.note) {
+					t.Errorf("event %d has the note %d = %d", i, key, value)
 				}
 				if e.Head() != (e.Elapsed == 0) || e.Elapsed > uint64(time.Second) {
 					t.Errorf("event %d has taken %d ns", i, e.Elapsed)

@@ -67,3 +67,13 @@ func (m *Manifest) DropReason(number int) string {
 	}
 	return kerbabi.DropReasonName(uint32(number))
 }
+
+// Note names what the package notes about packets under a number; empty if the manifest has no name for it.
+func (m *Manifest) Note(number int) string {
+	for name, n := range m.Notes {
+		if n == number {
+			return name
+		}
+	}
+	return ""
+}

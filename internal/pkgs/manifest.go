@@ -52,6 +52,7 @@ type Manifest struct {
 	FailurePolicy string         `json:"failurePolicy,omitempty"` // open or closed
 	Maps          MapRoles       `json:"maps,omitzero"`
 	DropReasons   map[string]int `json:"dropReasons,omitempty"` // name to number, 32 to 63
+	Notes         map[string]int `json:"notes,omitempty"`       // of kerb_note: name to number, 1 to 63
 	Budget        Budget         `json:"budget,omitzero"`
 	Requires      []string       `json:"requires,omitempty"` // kernel features, see Features
 	ConfigSchema  map[string]any `json:"configSchema,omitempty"`
@@ -188,6 +189,9 @@ func (m *Manifest) check() error {
 	wrong(field, "%s", reason)
 	if a, b, n := sameReason(m.DropReasons); a != "" {
 		wrong("dropReasons."+b, "%d is also the number of %s; give each reason a different number", n, a)
+	}
+	if a, b, n := sameReason(m.Notes); a != "" {
+		wrong("notes."+b, "%d is also the number of %s; give each note a different number", n, a)
 	}
 	if _, err := ParseBytes(m.Budget.Memory); err != nil {
 		wrong("budget.memory", "%v", err)

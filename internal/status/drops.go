@@ -3,8 +3,10 @@
 package status
 
 import (
+	"cmp"
 	"maps"
 	"slices"
+	"strconv"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -93,6 +95,18 @@ func (nd *Node) ServiceDrops() map[string][]v1.ModuleDrop {
 func (nd *Node) ReasonNames() func(module string, reason int) string {
 	known := maps.Clone(nd.Modules)
 	return func(module string, reason int) string { return reasonName(known[module], reason) }
+}
+
+// NoteNames returns the names of notes by module, as ReasonNames those of reasons: a number without a name is itself.
+func (nd *Node) NoteNames() func(module string, note int) string {
+	known := maps.Clone(nd.Modules)
+	return func(module string, note int) string {
+		name := strconv.Itoa(note)
+		if d := known[module]; d != nil && d.Pkg != nil {
+			name = cmp.Or(d.Pkg.Note(note), name)
+		}
+		return name
+	}
 }
 
 // reasonName prefers the names that the package's manifest gives to its own reasons.

@@ -35,6 +35,7 @@ type Reader struct {
 	Chains []chain.Spec    // that are traced; events have their place, from 1
 	Points plan.Placements // of all chains of the node
 	Reason func(module string, reason int) string
+	Note   func(module string, note int) string
 	Wanted func(v1.TracedPacket) bool // by what modules did to it
 	Show   func(v1.TraceLine) error
 	Count  int // of packets, 0 for no limit
@@ -149,6 +150,9 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	s := v1.TraceStep{Module: members[e.Position].Name, Verdict: verdict.String(), Nanoseconds: e.Elapsed}
 	if verdict == kerbabi.Drop {
 		s.Reason = r.Reason(s.Module, int(e.Reason))
+	}
+	if note, value := e.Note(); note != 0 {
+		s.Note, s.Value = r.Note(s.Module, int(note)), value
 	}
 	if now := endsOf(e); now != p.now {
 		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination

@@ -5,6 +5,7 @@ package trace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"slices"
 	"strings"
@@ -64,6 +65,7 @@ func read(t *testing.T, want v1.TraceRequest, lost uint64, events ...dataplane.T
 	}
 	r := Reader{Source: &recorded{events, lost, cancel}, Chains: []chain.Spec{c}, Points: points, Count: want.Count,
 		Reason: func(module string, _ int) string { return "reason of " + module },
+		Note:   func(module string, n int) string { return fmt.Sprint("note ", n, " of ", module) },
 		Wanted: func(p v1.TracedPacket) bool { return Matches(want, p) },
 		Show: func(line v1.TraceLine) error {
 			if line.TracedPacket != nil {
@@ -90,17 +92,20 @@ func steps(all []v1.TracedPacket) (out [][]v1.TraceStep) {
 func TestPackets(t *testing.T) {
 	redirect := event(1, 5, 0, kerbabi.Redirect, 53)
 	redirect.ToIfindex = 8
+	noted := event(0, 1, 1, kerbabi.Drop, 8080)
+	noted.NoteWord = 3<<48 | 1<<47
 	deferred := redirect
 	deferred.CPU, deferred.ToFlags = 2, kerbabi.ToDeferred
 	got := read(t, v1.TraceRequest{}, 0,
 		event(0, 1, head, 0, 80), event(1, 5, head, 0, 53),
-		event(0, 1, 0, kerbabi.Next, 8080), redirect, event(0, 1, 1, kerbabi.Drop, 8080),
+		event(0, 1, 0, kerbabi.Next, 8080), redirect, noted,
 		event(2, 5, head, 0, 53), deferred, event(2, 5, 1, kerbabi.Next, 53))
 	want := [][]v1.TraceStep{
 		{{Module: "a", Verdict: kerbabi.Redirect.String(), Nanoseconds: 40, Interface: "veth8", Service: "db"}},
 		{{Module: "a", Verdict: kerbabi.Next.String(), Nanoseconds: 40, Protocol: "udp", Source: "10.0.0.1:1000",
 			Destination: "10.0.0.2:8080"},
-			{Module: "b", Verdict: kerbabi.Drop.String(), Nanoseconds: 41, Reason: "reason of b"}},
+			{Module: "b", Verdict: kerbabi.Drop.String(), Nanoseconds: 41, Reason: "reason of b",
+				Note: "note 3 of b", Value: 1 << 47}},
 		{{Module: "a", Verdict: kerbabi.Redirect.String(), Nanoseconds: 40, Interface: "veth8", Service: "db"},
 			{Module: "b", Verdict: kerbabi.Next.String(), Nanoseconds: 41}},
 	}

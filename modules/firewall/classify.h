@@ -41,6 +41,9 @@ enum fw_node {
 
 #define FW_TABLE 64
 
+/* notes: in kerb.yaml; the value is the slot of the rule's hits */
+#define FW_NOTE_RULE 1
+
 /* A decision in a word: slot in bits 0-15, reason of a drop in bits 16-23, whether the sender is
  * notified of it, and, of a rule, whether it has a limit, and whether packets are reported;
  * mirrored in control.go. */

@@ -92,6 +92,8 @@ static __always_inline int fw_drop(struct kerb_pkt *pkt, __u32 decision)
 static __always_inline int fw_verdict_apply(struct kerb_pkt *pkt, __u32 decision)
 {
 	fw_count(&hits, decision & 0xffff, pkt);
+	if (decision != FW_SLOT_TRACKED)
+		kerb_note(pkt, FW_NOTE_RULE, decision & 0xffff);
 	return decision >> 16 ? fw_drop(pkt, decision) : KERB_NEXT;
 }
 

@@ -30,6 +30,12 @@ func TestVerifies(t *testing.T) {
 				defer l.Close()
 				sdktest.CheckVerified(t, l.Program, maxVerified)
 				sdktest.Explain(t, l.Time())
+				trace, err := dataplane.NewTrace(dataplane.TraceFilter{})
+				sdktest.Explain(t, err)
+				defer trace.Close()
+				traced, err := l.Trace(trace, chain.Spec{Side: c.side, Direction: c.dir, Members: []chain.Member{{Name: m.Name}}})
+				sdktest.Explain(t, err)
+				traced.Close()
 			})
 		}
 	}

@@ -60,7 +60,7 @@ func TestCaptures(t *testing.T) {
 	into := n.db.Outer() + "|service db ingress at tc-egress|0x00000002|"
 	lines := shown(file)
 	for _, l := range lines {
-		if !strings.HasPrefix(l, into+"2"+ends+"53|kerb: ") || !strings.Contains(l, "fw:drop (policy) in ") {
+		if !strings.HasPrefix(l, into+"2"+ends+"53|kerb: ") || !strings.Contains(l, "fw:drop (policy) rule=16 in ") {
 			t.Errorf("tshark shows %q", l)
 		}
 	}
@@ -84,7 +84,7 @@ func TestCaptures(t *testing.T) {
 		}
 	}
 
-	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) in ")
+	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) rule=16 in ")
 	n.keepsDrops(shown, into+"2"+ends+"53|kerb: fw:drop (policy)")
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")

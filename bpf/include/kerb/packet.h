@@ -79,6 +79,19 @@ static __always_inline int kerb_drop(struct kerb_pkt *pkt, __u32 reason)
 	return KERB_DROP;
 }
 
+/* Takes a call of this number, which no helper has: see kerb_note(). */
+static void (*const kerb_note_take)(struct kerb_pkt *pkt, __u64 note) = (void *)0x6b6574;
+
+/* Notes a number about the packet, such as the rule that decided, for `kerb trace`: key is one of
+ * the module's notes (notes: in kerb.yaml), value has 48 bits. The last note of a module counts.
+ * When the agent links a chain (internal/dataplane/notes.go), it removes the call and what only
+ * computes its arguments; in a traced chain the note is stored behind *pkt. Not in global
+ * functions, where the verifier knows of no memory behind *pkt. */
+static __always_inline void kerb_note(struct kerb_pkt *pkt, __u16 key, __u64 value)
+{
+	kerb_note_take(pkt, (__u64)key << 48 | (value & 0xffffffffffffULL));
+}
+
 /* Sends the packet out of another interface. flags: KERB_TO_*. */
 static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {

@@ -17,6 +17,7 @@ type node struct {
 	fixed   bool // not changed by the loader, which knows the layout of the kernel's structures
 	removed bool
 	useless bool // according to backward
+	dropped bool // a call that Without removes: its arguments are not read
 }
 
 // program is a function whose jumps are known by index, and its blocks.
@@ -81,7 +82,7 @@ func (p *program) parse(code asm.Instructions, facts map[string][]Fact) bool {
 	p.facts = map[int][]Fact{}
 	labels, places := map[string]int{}, make([]int, 0, 2*n) // by place in the kernel's encoding
 	for i := range code {
-		p.code[i] = node{code[i], -1, btf.CORERelocationMetadata(&code[i]) == nil, false, false}
+		p.code[i] = node{code[i], -1, btf.CORERelocationMetadata(&code[i]) == nil, false, false, false}
 		if s := code[i].Symbol(); s != "" {
 			labels[s] = i
 			p.facts[i] = facts[s]

@@ -16,13 +16,17 @@ func Fold(code asm.Instructions, contents func(section string) []byte) asm.Instr
 	if !slices.ContainsFunc(code, isConstant) {
 		return code
 	}
-	var out asm.Instructions
+	return eachFunction(code, func(f asm.Instructions) asm.Instructions { return foldFunction(f, contents) })
+}
+
+// eachFunction replaces each of the functions.
+func eachFunction(code asm.Instructions, do func(asm.Instructions) asm.Instructions) (out asm.Instructions) {
 	for start := 0; start < len(code); {
 		end := start + 1
 		for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
 			end++
 		}
-		out = append(out, foldFunction(code[start:end], contents)...)
+		out = append(out, do(code[start:end])...)
 		start = end
 	}
 	return out

@@ -291,6 +291,9 @@ func (s *state) call(n *node) {
 
 // arguments is how many registers a call may read.
 func (n *node) arguments() asm.Register {
+	if n.dropped {
+		return 0
+	}
 	if n.IsBuiltinCall() {
 		switch asm.BuiltinFunc(n.Constant) {
 		case asm.FnGetSmpProcessorId, asm.FnGetPrandomU32, asm.FnKtimeGetNs:

@@ -107,6 +107,7 @@ type generator struct {
 	regs    [asm.R10 + 1]int // offset of a pointer into the frame, 1 for a number
 	spilled [slots]int       // the same of slots
 	labels  int
+	dropped bool // calls that optimize.Without removes are made, too
 }
 
 const number = 1
@@ -217,6 +218,8 @@ func (g *generator) operation(pointers bool) {
 		g.store(pointers)
 	case n < 7:
 		g.load(pointers)
+	case g.dropped && n == 7:
+		g.droppedCall()
 	case !pointers:
 		g.add(asm.Mov.Imm(g.numeric(), int32(g.IntN(3))))
 	case n == 7:
@@ -319,6 +322,22 @@ func (g *generator) call() {
 		return
 	}
 	g.add(asm.Mov.Reg(asm.R1, base), asm.Add.Imm(asm.R1, int32(offset)), asm.Call.Label("swap"))
+	g.returned()
+}
+
+// noHelper is a number that no helper has.
+const noHelper = 0x6b6574
+
+// droppedCall passes a pointer and a number.
+func (g *generator) droppedCall() {
+	base, offset, _ := g.pointer()
+	r := g.numeric()
+	g.add(asm.Mov.Reg(asm.R2, r), asm.And.Imm(asm.R2, int32(g.IntN(3))))
+	if base == asm.R2 || g.regs[base] == number {
+		base, offset = asm.RFP, -8
+	}
+	g.add(asm.Mov.Reg(asm.R1, base), asm.Add.Imm(asm.R1, int32(offset)), asm.BuiltinFunc(noHelper).Call(),
+		asm.Mov.Imm(asm.R0, 1))
 	g.returned()
 }
 

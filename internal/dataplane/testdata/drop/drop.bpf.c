@@ -8,6 +8,7 @@ static __noinline int judge(struct kerb_pkt *pkt)
 {
 	struct udphdr *udp = kerb_udp(pkt);
 
+	kerb_note(pkt, 1, udp ? bpf_ntohs(udp->dest) : ~0ULL);
 	if (udp && udp->dest == bpf_htons(port))
 		return kerb_drop(pkt, KERB_DROP_POLICY);
 	return KERB_NEXT;
