@@ -43,6 +43,7 @@ func (n *node) sampled(of string, series v1.Series) (h history, values v1.Values
 func TestHistory(t *testing.T) {
 	n := newRunningNode(t)
 	n.refused(n.kerb("history"), 5, "the history is off", "history: {}")
+	n.wants("top", []string{"modules", "--count", "1"}, "MODULE", "REDIRECT/S") // which needs no history
 	n.Stop()
 	n.Configure("history: {}\n")
 	n.start()
@@ -50,6 +51,9 @@ func TestHistory(t *testing.T) {
 		"direction": "ingress", "protocol": "udp"}}}))
 	stop := n.sendDenied()
 
+	n.Eventually("kerb top shows drops", func() bool {
+		return strings.Contains(n.must("top", "drops", "--filter", "fw", "--count", "1"), "policy")
+	})
 	dropped := v1.Series{Name: "kerb_dropped_packets_per_second", Module: "fw", Reason: "policy"}
 	n.Eventually("drops are sampled", func() bool { _, values := n.sampled("fw", dropped); return len(values) > 0 })
 	seen := v1.Series{Name: "kerb_module_packets_per_second", Module: "fw", Direction: "ingress", Verdict: "drop"}
