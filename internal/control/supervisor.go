@@ -32,6 +32,9 @@ const (
 	maxMissed   = 3 // health checks without any answer
 )
 
+// keepAfter is how long Keep waits for the next change.
+const keepAfter = time.Second
+
 // Supervisor is the control plane of one module in one version of its package.
 type Supervisor struct {
 	module  string
@@ -133,8 +136,9 @@ func (p *Supervisor) setState(change func(*State)) {
 	}
 }
 
-// Keep calls do in the background: after the one before it, and before Close returns. One that is still waiting gives
-// way to it. It stores what is not needed until the next start of the agent, so that no change waits for it.
+// Keep calls do in the background: keepAfter later, after the one before it, and before Close returns. One that still
+// waits then is discarded. It stores what is not needed until the next start of the agent: no change waits for it, and
+// many changes in a row take the CPU and the disk one file.
 func (p *Supervisor) Keep(do func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -147,6 +151,10 @@ func (p *Supervisor) Keep(do func()) {
 
 func (p *Supervisor) keep() {
 	for {
+		select {
+		case <-time.After(keepAfter):
+		case <-p.closing:
+		}
 		p.mu.Lock()
 		do := p.toKeep
 		p.toKeep, p.isKeeping = nil, do != nil
