@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +35,25 @@ const burst = 64
 // host is the life of the process that serves the control planes inside the binary.
 func host(builtins map[string]sdk.Control) error {
 	memtrim.Start(burst)
-	return sdk.ServeMany(builtins)
+	hosted := map[string]sdk.Control{}
+	for name, c := range builtins {
+		hosted[name] = &changing{Control: c}
+	}
+	return sdk.ServeMany(hosted)
+}
+
+// changing is a control plane that leaves little behind from its second config on, which replaces the first.
+type changing struct {
+	sdk.Control
+	runs atomic.Bool
+}
+
+// Compile implements sdk.Control.
+func (c *changing) Compile(config json.RawMessage) (sdk.Compiled, error) {
+	if c.runs.Swap(true) {
+		memtrim.Busy()
+	}
+	return c.Control.Compile(config)
 }
 
 // shared is that process, started when the first module needs it.

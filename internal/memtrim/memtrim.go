@@ -22,7 +22,7 @@ const (
 	halvings  = 3               // collections then: each halves the stacks of which less than a fourth is in use
 
 	idlePercent = 25      // GOGC of a process that is idle, or makes what stays: close together it takes fewer pages
-	headroom    = 4 << 20 // what a busy process allocates between two collections; a change allocates some MiB
+	headroom    = 8 << 20 // what a busy process allocates between two collections; a change allocates some MiB
 	smallHeap   = 4 << 20 // the runtime counts at least as much as live
 )
 
