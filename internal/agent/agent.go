@@ -101,6 +101,7 @@ func Run(ctx context.Context, cfg config.Config, log *slog.Logger, integrations 
 		return err
 	}
 	memtrim.Start(0)
+	allowSlack()
 	if _, err := user.LookupGroup(cfg.SocketGroup); err != nil && cfg.SocketGroup != config.Default().SocketGroup {
 		log.Warn("only root can use the sockets", "reason", err, "socketGroup", cfg.SocketGroup)
 	}
