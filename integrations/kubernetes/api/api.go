@@ -154,6 +154,13 @@ type KerbNodeStatus struct {
 	Architecture string         `json:"architecture,omitempty" doc:"As Go names it: amd64, arm64"`
 	Agent        string         `json:"agent,omitempty" doc:"Version of the agent"`
 	Modules      []ModuleReport `json:"modules,omitempty" maxItems:"10" doc:"Modules that do not run as specified; at most ten"`
+	Updated      []NodeVersion  `json:"updated,omitempty" maxItems:"10" doc:"New versions of rollouts that the node runs; at most ten"`
+}
+
+// NodeVersion is a new version that a node runs in a rollout.
+type NodeVersion struct {
+	Name    string `json:"name" doc:"Name of the ClusterModule"`
+	Version string `json:"version" doc:"Hash of its package and config"`
 }
 
 // ModuleReport is a module that a node does not run as specified.

@@ -15,6 +15,7 @@ import (
 type Rollout struct {
 	Percent  int      `json:"percent" doc:"Percentage of nodes that run package and config of the spec: a larger one only adds nodes"`
 	Nodes    []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run them at any percentage"`
+	Paused   bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
 	MaxDrops *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
 	Previous Previous `json:"previous" doc:"What the other nodes run"`
 }
@@ -32,13 +33,8 @@ func (m Module) Updated(node string) bool {
 		(slices.Contains(r.Nodes, node) || cohort(m.Metadata.Name, node) < r.Percent)
 }
 
-// OnNode returns the version of a ClusterModule that a rollout gives a node.
-func (m Module) OnNode(node string) Module { return m.version(m.Updated(node)) }
-
-// Before returns the version of a ClusterModule that nodes run which have gone back.
-func (m Module) Before() Module { return m.version(false) }
-
-func (m Module) version(updated bool) Module {
+// Side returns one version of a ClusterModule: the new one if updated, or that of the other nodes.
+func (m Module) Side(updated bool) Module {
 	r := m.Spec.Rollout
 	if r == nil || m.Metadata.Namespace != "" {
 		return m
@@ -50,14 +46,9 @@ func (m Module) version(updated bool) Module {
 	return m
 }
 
-// Version identifies the new version of a ClusterModule, and what it is measured by: a node that has gone back from it
-// tries it again when it is another one.
+// Version identifies the new version of a ClusterModule.
 func (m Module) Version() string {
-	var limit *int
-	if m.Spec.Rollout != nil {
-		limit = m.Spec.Rollout.MaxDrops
-	}
-	text, _ := json.Marshal([]any{m.Spec.Package, m.Spec.Config, limit}) // decoded from JSON
+	text, _ := json.Marshal([]any{m.Spec.Package, m.Spec.Config}) // decoded from JSON
 	sum := sha256.Sum256(text)
 	return hex.EncodeToString(sum[:10])
 }

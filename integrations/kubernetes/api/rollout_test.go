@@ -16,7 +16,7 @@ func TestWaves(t *testing.T) {
 	runs := func(module string, percent, node int) bool {
 		m := api.Module{Metadata: api.ObjectMeta{Name: module}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
 			Rollout: &api.Rollout{Percent: percent, Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
-		return m.OnNode(fmt.Sprintf("node-%d", node)).Spec.Package.Name == "new"
+		return m.Side(m.Updated(fmt.Sprintf("node-%d", node))).Spec.Package.Name == "new"
 	}
 	before := map[int]bool{}
 	for _, percent := range []int{0, 1, 5, 25, 50, 99, 100} {
@@ -48,14 +48,14 @@ func TestCanaries(t *testing.T) {
 	m := api.Module{Metadata: api.ObjectMeta{Name: "web"}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
 		Config: map[string]any{"a": 1}, FailurePolicy: "open", Rollout: &api.Rollout{Nodes: []string{"n1"},
 			Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
-	if on := m.OnNode("n1").Spec; on.Package.Name != "new" || on.Config["a"] != 1 || on.Rollout != nil {
+	if on := m.Side(m.Updated("n1")).Spec; on.Package.Name != "new" || on.Config["a"] != 1 || on.Rollout != nil {
 		t.Errorf("the canary runs %+v", on)
 	}
-	if on := m.OnNode("n2").Spec; on.Package.Name != "old" || on.Config != nil || on.FailurePolicy != "open" {
+	if on := m.Side(m.Updated("n2")).Spec; on.Package.Name != "old" || on.Config != nil || on.FailurePolicy != "open" {
 		t.Errorf("the other node runs %+v", on)
 	}
 	m.Metadata.Namespace = "default"
-	if on := m.OnNode("n2").Spec; on.Rollout == nil || on.Package.Name != "new" {
+	if on := m.Side(m.Updated("n2")).Spec; on.Rollout == nil || on.Package.Name != "new" {
 		t.Errorf("a Module of a namespace became %+v: kerb-kube-node would not see that it has a rollout", on)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"time"
 
@@ -36,10 +37,19 @@ type trial struct {
 	Share   float64  `json:"share"`             // of the packets that reached the module, those that it dropped before
 	Bad     []string `json:"bad,omitempty"`     // types of conditions that were bad before
 	Failure string   `json:"failure,omitempty"` // why the node went back
+	Limit   *int     `json:"limit,omitempty"`   // spec.rollout.maxDrops when it did
 }
 
-// failed reports whether the node has gone back from the new version of m.
-func (t trial) failed(m api.Module) bool { return t.Failure != "" && t.Version == m.Version() }
+// updated reports whether a rollout has the node run the new version of m, or try it. While it is paused, nodes that
+// have not begun with it do not.
+func (s *state) updated(m api.Module) bool {
+	return m.Updated(s.node) && (!m.Spec.Rollout.Paused || s.trials[m.Metadata.Name].Version == m.Version())
+}
+
+// failed reports whether the node has gone back from the new version of m. With another limit it tries it again.
+func (t trial) failed(m api.Module) bool {
+	return t.Failure != "" && t.Version == m.Version() && reflect.DeepEqual(t.Limit, m.Spec.Rollout.MaxDrops)
+}
 
 // guard compares new versions with what the module did before them. It needs no API server.
 type guard struct {
@@ -103,17 +113,21 @@ func (s *state) trialsOf(updated []api.Module) map[string]trial {
 	return out
 }
 
-// wentBack reports the versions that this node has gone back from.
-func (s *state) wentBack() (out []api.ModuleReport) {
+// rollouts returns the new versions that this node has begun with, and reports of those that it has gone back from.
+func (s *state) rollouts() (begun []api.NodeVersion, back []api.ModuleReport) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, name := range slices.Sorted(maps.Keys(s.trials)) {
-		if m, t := s.modules[name], s.trials[name]; m.Updated(s.node) && t.failed(m) {
-			out = append(out, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: api.RolledBack,
+		switch m, t := s.modules[name], s.trials[name]; {
+		case !s.updated(m) || t.Version != m.Version():
+		case t.failed(m):
+			back = append(back, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: api.RolledBack,
 				Message: t.Failure})
+		default:
+			begun = append(begun, api.NodeVersion{Name: name, Version: t.Version})
 		}
 	}
-	return out
+	return begun, back
 }
 
 // begin notes what modules did before their new versions, and forgets trials that have ended.
@@ -124,7 +138,11 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 	trials := s.state.trialsOf(v.updated)
 	for _, m := range v.updated {
 		name := m.Metadata.Name
-		if _, ok := trials[name]; ok {
+		if t, ok := trials[name]; ok {
+			if !t.failed(m) {
+				t.Failure, t.Limit = "", nil
+			}
+			trials[name] = t
 			continue
 		}
 		now, err := s.agent.module(ctx, name)
@@ -139,9 +157,7 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 		trials[name] = t
 	}
 	s.state.mu.Lock()
-	same := len(trials) == len(s.state.trials) && !slices.ContainsFunc(v.updated, func(m api.Module) bool {
-		return s.state.trials[m.Metadata.Name].Version != trials[m.Metadata.Name].Version
-	})
+	same := reflect.DeepEqual(trials, s.state.trials)
 	s.state.mu.Unlock()
 	if !same {
 		s.keep(trials, 0)
@@ -187,6 +203,8 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 			continue
 		}
 		s.log.Warn("this node goes back to the previous version", "module", name, "error", t.Failure)
+		t.Limit = m.Spec.Rollout.MaxDrops
+		delete(s.guard.counts, name)
 		trials[name], back = t, true
 	}
 	if back {

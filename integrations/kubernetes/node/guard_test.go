@@ -143,6 +143,7 @@ func TestTrialsOnDisk(t *testing.T) {
 		{`{"web": {"version": "` + m.Version() + `", "failure": "drops"}}`, "counter"},
 		{`{"web": {"version": "another", "failure": "drops"}}`, "firewall"},
 		{`{"web": {"version": "` + m.Version() + `"}}`, "firewall"},
+		{`{"web": {"version": "` + m.Version() + `", "failure": "drops", "limit": 3}}`, "firewall"},
 		{`{"we`, "firewall"}, {`null`, "firewall"}, {``, "firewall"},
 	} {
 		if err := os.WriteFile(file, []byte(c.text), 0o600); err != nil {
@@ -157,7 +158,7 @@ func TestTrialsOnDisk(t *testing.T) {
 		if got := s.view().modules[0].Spec.Package.Name; got != c.runs {
 			t.Errorf("with %s the node runs %s", c.text, got)
 		}
-		r := s.wentBack()
+		_, r := s.rollouts()
 		if back := c.runs == "counter"; back != (len(r) == 1) || back && (r[0].Message != "drops" || r[0].Generation != 7) {
 			t.Errorf("with %s the node reports %+v", c.text, r)
 		}

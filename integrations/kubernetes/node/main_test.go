@@ -26,8 +26,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// program is kerb-kube-node, and plugin kerb-cni, as they are in the tree.
-var program, plugin string
+// program is kerb-kube-node, plugin kerb-cni and kubectlKerb kubectl-kerb, as they are in the tree.
+var program, plugin, kubectlKerb string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubeapi.Program) == "" {
@@ -36,8 +36,10 @@ func TestMain(m *testing.M) {
 	os.Exit(nodetest.Main(m, func(dir string) error {
 		program = filepath.Join(dir, "kerb-kube-node")
 		plugin = filepath.Join(dir, "kerb-cni")
+		kubectlKerb = filepath.Join(dir, "kubectl-kerb")
 		return errors.Join(gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node"),
-			gobuild.Build(plugin, "github.com/kerb-edge/kerb/cmd/kerb-cni"))
+			gobuild.Build(plugin, "github.com/kerb-edge/kerb/cmd/kerb-cni"),
+			gobuild.Build(kubectlKerb, "github.com/kerb-edge/kerb/cmd/kubectl-kerb"))
 	}))
 }
 

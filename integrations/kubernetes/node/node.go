@@ -11,6 +11,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -99,6 +100,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			saved = v
 		}
 		tried, savedAt = v, time.Now()
+		debug.FreeOSMemory() // the text of all pods was garbage at once
 	}
 	for ctx.Err() == nil {
 		// The rules are on disk before the agent has them: a start without the API server must not go back to older ones.

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"reflect"
 	"runtime"
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -31,10 +32,12 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 // statusOf is what a node reports after a round, which ended with err.
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
-	reports := s.titled()
+	begun, back := s.state.rollouts()
+	reports := append(back, s.titled()...) // those that halt a rollout come first
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
+		begun = nil
 		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
 	case len(reports) > 0:
 		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(reports)
@@ -51,6 +54,12 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
+	for _, n := range begun {
+		ill := slices.ContainsFunc(s.reports, func(r api.ModuleReport) bool { return r.Name == n.Name })
+		if !ill && len(out.Updated) < maxReports {
+			out.Updated = append(out.Updated, n)
+		}
+	}
 	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
 		out.Modules = append(out.Modules, r)
@@ -58,10 +67,9 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	return out
 }
 
-// titled returns the reports with the names that the modules have in the API server. Those that halt a rollout come
-// first.
+// titled returns the reports with the names that the modules have in the API server.
 func (s *syncer) titled() []api.ModuleReport {
-	out := append(s.state.wentBack(), s.reports...)
+	out := slices.Clone(s.reports)
 	for i := range out {
 		out[i].Name = cmp.Or(s.titles[out[i].Name], out[i].Name)
 	}
@@ -169,6 +177,9 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 	if n.Status != nil && len(n.Status.Modules) == 0 {
 		n.Status.Modules = nil // it is stored as an empty list, and compared with none
 	}
+	if n.Status != nil && len(n.Status.Updated) == 0 {
+		n.Status.Updated = nil
+	}
 	return n.Status
 }
 
@@ -177,12 +188,16 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 func (r *reporter) write(ctx context.Context, status api.KerbNodeStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	modules := status.Modules
+	modules, updated := status.Modules, status.Updated
 	if modules == nil {
 		modules = []api.ModuleReport{} // absent in a patch would mean unchanged
 	}
+	if updated == nil {
+		updated = []api.NodeVersion{}
+	}
 	patch := map[string]any{"status": map[string]any{"conditions": status.Conditions, "kernel": status.Kernel,
-		"architecture": status.Architecture, "agent": status.Agent, "modules": modules}}
+		"architecture": status.Architecture, "agent": status.Agent, "modules": modules,
+		"updated": updated}}
 	path := nodesPath + "/" + r.node + "/status"
 	err := r.client.Merge(ctx, path, patch, nil)
 	if !watch.IsStatus(err, http.StatusNotFound) {

@@ -20,8 +20,8 @@ func TestRollout(t *testing.T) {
 	const name = "guard"
 	first := 0 // percentage at which n1 is in the rollout
 	for m := (api.Module{Metadata: api.ObjectMeta{Name: name}}); ; first++ {
-		m.Spec = api.ModuleSpec{Package: api.Package{Name: "new"}, Rollout: &api.Rollout{Percent: first}}
-		if m.OnNode("n1").Spec.Package.Name == "new" {
+		m.Spec.Rollout = &api.Rollout{Percent: first}
+		if m.Updated("n1") {
 			break
 		}
 	}

@@ -258,14 +258,11 @@ func (s *state) view() view {
 			strings.Compare(a.Metadata.Created, b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
 	for i, m := range v.modules {
-		v.modules[i] = m.OnNode(s.node)
-		if !m.Updated(s.node) {
-			continue
+		updated := s.updated(m)
+		if updated {
+			v.updated = append(v.updated, m)
 		}
-		v.updated = append(v.updated, m)
-		if s.trials[m.Metadata.Name].failed(m) {
-			v.modules[i] = m.Before()
-		}
+		v.modules[i] = m.Side(updated && !s.trials[m.Metadata.Name].failed(m))
 	}
 	return v
 }

@@ -13,6 +13,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 )
 
@@ -43,7 +44,7 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte, hea
 	if err != nil {
 		return nil, err
 	}
-	r.Header.Set("User-Agent", "kerb-kube-node")
+	r.Header.Set("User-Agent", filepath.Base(os.Args[0]))
 	r.Header.Set("Accept", "application/json")
 	for i := 0; i+1 < len(header); i += 2 {
 		r.Header.Set(header[i], header[i+1])

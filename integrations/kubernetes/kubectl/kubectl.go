@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kubectl is the plugin of kubectl: it shows rollouts of ClusterModules, pauses, resumes and undoes them.
+package kubectl
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// Exit codes of Run.
+const (
+	exitError  = 1
+	exitUsage  = 2
+	exitFailed = 3 // of status: a node does not run the new version that it is to run, and says why
+)
+
+// timeout is how long all requests of a command may take together.
+const timeout = time.Minute
+
+const usage = `usage: kubectl kerb [--kubeconfig FILE] rollout status [NAME]
+       kubectl kerb [--kubeconfig FILE] rollout pause|resume|undo NAME
+
+NAME is a ClusterModule with spec.rollout. status exits with 3 if a node does not run the new version and says why.
+pause: no node begins with the new version, and those that run it keep it. undo: all nodes run the previous version.
+`
+
+const (
+	basePath    = "/apis/" + api.Group + "/" + api.Version + "/"
+	modulesPath = basePath + api.ClusterModules
+)
+
+// patches are what the commands change of spec.rollout.
+var patches = map[string]map[string]any{
+	"pause":  {"paused": true},
+	"resume": {"paused": false},
+	"undo":   {"percent": 0, "nodes": []any{}},
+}
+
+// Run executes the command with its arguments, and returns the exit code of the program.
+func Run(ctx context.Context, args []string, out io.Writer) (int, error) {
+	flags := flag.NewFlagSet("kubectl-kerb", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	file := flags.String("kubeconfig", cmp.Or(os.Getenv("KUBECONFIG"), home()), "")
+	words, err := parse(flags, args)
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+		_, err = fmt.Fprint(out, usage)
+		return 0, err
+	case err != nil:
+		return exitUsage, fmt.Errorf("%w\n%s", err, usage)
+	}
+	command := strings.Join(words[:min(2, len(words))], " ")
+	verb, isRollout := strings.CutPrefix(command, "rollout ")
+	patch := patches[verb]
+	if !isRollout || verb != "status" && patch == nil || patch != nil && len(words) != 3 || len(words) > 3 {
+		return exitUsage, fmt.Errorf("unknown command %q\n%s", strings.Join(words, " "), usage)
+	}
+	client, err := watch.Load(*file)
+	if err != nil {
+		return exitError, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	name := ""
+	if len(words) == 3 {
+		name = words[2]
+	}
+	if patch == nil {
+		return printStatus(ctx, client, name, out)
+	}
+	if err := change(ctx, client, name, patch); err != nil {
+		return exitError, err
+	}
+	_, err = fmt.Fprintf(out, "clustermodule %s: %s\n", name, verb)
+	return 0, err
+}
+
+// parse returns the words of a command, before, between and after which flags may be.
+func parse(flags *flag.FlagSet, args []string) (words []string, err error) {
+	for {
+		if err := flags.Parse(args); err != nil {
+			return nil, err
+		}
+		if args = flags.Args(); len(args) == 0 {
+			return words, nil
+		}
+		words, args = append(words, args[0]), args[1:]
+	}
+}
+
+// home is the kubeconfig file of the user.
+func home() string {
+	dir, err := os.UserHomeDir()
+	if err != nil {
+		return ""
+	}
+	return filepath.Join(dir, ".kube", "config")
+}
+
+// inRollout returns a ClusterModule that has a rollout.
+func inRollout(ctx context.Context, c *watch.Client, name string) (m api.Module, err error) {
+	err = c.Get(ctx, modulesPath+"/"+url.PathEscape(name), &m)
+	switch {
+	case watch.IsStatus(err, http.StatusNotFound):
+		return m, fmt.Errorf("there is no ClusterModule %s: kubectl get clustermodules lists them", name)
+	case err == nil && m.Spec.Rollout == nil:
+		return m, fmt.Errorf("ClusterModule %s has no spec.rollout: all nodes run package and config of its spec", name)
+	}
+	return m, err
+}
+
+// change patches spec.rollout.
+func change(ctx context.Context, c *watch.Client, name string, rollout map[string]any) error {
+	m, err := inRollout(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	patch := map[string]any{"spec": map[string]any{"rollout": rollout},
+		"metadata": map[string]any{"resourceVersion": m.Metadata.ResourceVersion}} // of a rollout that has not just ended
+	err = c.Merge(ctx, modulesPath+"/"+url.PathEscape(name), patch, nil)
+	if watch.IsStatus(err, http.StatusConflict) {
+		return fmt.Errorf("ClusterModule %s has changed meanwhile, and was left as it is: repeat the command", name)
+	}
+	return err
+}

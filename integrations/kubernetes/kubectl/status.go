@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kubectl
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"slices"
+	"strings"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+)
+
+// maxNodes is how many nodes a status names for each ClusterModule.
+const maxNodes = 10
+
+// printStatus prints the rollout of one ClusterModule, or of all that have one.
+func printStatus(ctx context.Context, c *watch.Client, name string, out io.Writer) (int, error) {
+	log := slog.New(slog.NewTextHandler(io.Discard, nil)) // a list says the same by its error
+	var modules []api.Module
+	var err error
+	if name != "" {
+		var one api.Module
+		one, err = inRollout(ctx, c, name)
+		modules = []api.Module{one}
+	} else {
+		modules, err = watch.List[api.Module](ctx, c, watch.Resource{Path: modulesPath}, log)
+	}
+	if err != nil {
+		return exitError, err
+	}
+	nodes, err := watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, log)
+	if err != nil {
+		return exitError, err
+	}
+	code := 0
+	for _, m := range modules {
+		if m.Spec.Rollout == nil {
+			continue
+		}
+		s := summarize(m, nodes)
+		if _, err := io.WriteString(out, s.text(m)); err != nil {
+			return exitError, err
+		}
+		if len(s.failed) > 0 {
+			code = exitFailed
+		}
+	}
+	return code, nil
+}
+
+// summary is what the nodes say of one rollout.
+type summary struct {
+	nodes   int // that report at all
+	updated int // that the rollout gives the new version
+	run     int // of those, that say that they run it
+	late    int // that say so, and that the rollout gives the previous version
+	back    int // that have gone back by themselves
+	failed  []failure
+}
+
+type failure struct {
+	node   string
+	report api.ModuleReport
+}
+
+func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
+	name, version := m.Metadata.Name, m.Version()
+	s.nodes = len(nodes)
+	for _, n := range nodes {
+		var status api.KerbNodeStatus
+		if n.Status != nil {
+			status = *n.Status
+		}
+		is, runs := m.Updated(n.Metadata.Name), slices.Contains(status.Updated, api.NodeVersion{Name: name, Version: version})
+		switch {
+		case is && runs:
+			s.run++
+		case runs:
+			s.late++
+		}
+		if !is {
+			continue
+		}
+		s.updated++
+		for _, r := range status.Modules {
+			if r.Name != name {
+				continue
+			}
+			if r.Reason == api.RolledBack {
+				s.back++
+			}
+			s.failed = append(s.failed, failure{n.Metadata.Name, r})
+		}
+	}
+	return s
+}
+
+// text is a line on what was asked for, one on what the nodes say, and one for each of the first nodes with a problem.
+func (s summary) text(m api.Module) string {
+	var b strings.Builder
+	r := m.Spec.Rollout
+	fmt.Fprintf(&b, "%s: %d %% of the nodes", m.Metadata.Name, r.Percent)
+	if n := len(r.Nodes); n > 0 {
+		fmt.Fprintf(&b, " and %d by name", n)
+	}
+	if r.Paused {
+		b.WriteString(", paused")
+	}
+	fmt.Fprintf(&b, "\n  new version: %d of %d nodes, %d run it, %d went back, %d with another problem, "+
+		"%d have not said yet\n", s.updated, s.nodes, s.run, s.back, len(s.failed)-s.back, s.updated-s.run-len(s.failed))
+	if s.late > 0 {
+		fmt.Fprintf(&b, "  %d more still run it\n", s.late)
+	}
+	for _, f := range s.failed[:min(maxNodes, len(s.failed))] {
+		fmt.Fprintf(&b, "  %s %s: %s\n", f.node, f.report.Reason, f.report.Message)
+	}
+	if more := len(s.failed) - maxNodes; more > 0 {
+		fmt.Fprintf(&b, "  and %d more: kubectl get kerbnodes\n", more)
+	}
+	return b.String()
+}
