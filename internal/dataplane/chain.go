@@ -110,7 +110,7 @@ func (c *linkedChain) addCounters(l *linker) (err error) {
 func openPlain(spec chain.Spec, dir string) (c *linkedChain, parts int, err error) {
 	c = &linkedChain{spec: spec}
 	for name, m := range map[string]**ebpf.Map{outcomesPin: &c.outcomes, countsPin: &c.counts, samplesPin: &c.samples} {
-		*m, err = ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		*m, err = pinnedMap(filepath.Join(dir, name))
 		if err != nil && (name != samplesPin || !errors.Is(err, os.ErrNotExist)) {
 			c.Close()
 			return nil, 0, fmt.Errorf("chain %s: %w", spec.ID(), err)

@@ -265,7 +265,7 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	if err != nil {
 		return c, err
 	}
-	c.latency, err = ebpf.LoadPinnedMap(filepath.Join(dir, latencyPin), nil)
+	c.latency, err = pinnedMap(filepath.Join(dir, latencyPin))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		c.m.Close()
 		return c, err
@@ -281,17 +281,16 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 
 // openCounts opens a pinned map and returns its id as well, by which its counts are counted once.
 func openCounts(pin string) (*ebpf.Map, ebpf.MapID, error) {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
+	m, err := pinnedMap(pin)
 	if err != nil {
 		return nil, 0, err
 	}
-	info, err := m.Info()
+	id, err := objectID(m.FD())
 	if err != nil {
 		m.Close()
 		return nil, 0, err
 	}
-	id, _ := info.ID()
-	return m, id, nil
+	return m, ebpf.MapID(id), nil
 }
 
 func closeCounts(all []pinnedCounts) {
@@ -439,7 +438,7 @@ func (d *Dataplane) retire(dir string) error {
 
 // addTo adds the counts of a map to what a module keeps. One system call writes the sum and what it includes.
 func addTo(pin string, index uint32, from uint64, s Stats) error {
-	m, err := ebpf.LoadPinnedMap(pin, nil)
+	m, err := pinnedMap(pin)
 	if errors.Is(err, os.ErrNotExist) { // the module is being removed
 		return nil
 	}

@@ -263,7 +263,7 @@ func (d *Dataplane) Holds(name, id string, open sdk.Maps) bool {
 
 // Outcomes returns the packets that did not parse, by outcome, summed over the CPUs.
 func (d *Dataplane) Outcomes(c chain.Pinned) ([]uint64, error) {
-	m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(c), outcomesPin), nil)
+	m, err := pinnedMap(filepath.Join(d.layout.pinned(c), outcomesPin))
 	if err != nil {
 		return nil, err
 	}

@@ -130,7 +130,7 @@ func (d *Dataplane) sharesSockets(c chain.Pinned, s *sockets) (bool, error) {
 		if d.layout.pinned(other) == d.layout.pinned(c) {
 			continue
 		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(d.layout.pinned(other), socketsPin), nil)
+		m, err := pinnedMap(filepath.Join(d.layout.pinned(other), socketsPin))
 		if errors.Is(err, os.ErrNotExist) {
 			continue
 		}

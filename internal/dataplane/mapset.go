@@ -362,7 +362,7 @@ func openMaps(dir string) (map[string]*ebpf.Map, error) {
 		if e.IsDir() {
 			continue
 		}
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, e.Name()), nil)
+		m, err := pinnedMap(filepath.Join(dir, e.Name()))
 		if err != nil {
 			closeAll(maps)
 			return nil, fmt.Errorf("open pinned map %s: %w", e.Name(), err)

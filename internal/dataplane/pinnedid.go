@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"unsafe"
 
+	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
 )
 
@@ -27,6 +28,15 @@ func openPin(path string) (fd int, err error) {
 		return 0, fmt.Errorf("open pin %s: %w", path, err)
 	}
 	return fd, nil
+}
+
+// pinnedMap opens a pinned map. The caller closes it.
+func pinnedMap(path string) (*ebpf.Map, error) {
+	fd, err := openPin(path)
+	if err != nil {
+		return nil, err
+	}
+	return ebpf.NewMapFromFD(fd)
 }
 
 // pinnedID returns the kernel's id of a pinned program or map.

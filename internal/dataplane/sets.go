@@ -150,7 +150,7 @@ func (d *Dataplane) OpenSets(create bool) (*Sets, error) {
 
 // openSet opens a pinned map of sets, or creates it if that is asked for; nil without an error if it does not exist.
 func openSet(path string, spec *ebpf.MapSpec, create bool) (*ebpf.Map, error) {
-	m, err := ebpf.LoadPinnedMap(path, nil)
+	m, err := pinnedMap(path)
 	switch {
 	case err == nil:
 		return m, nil

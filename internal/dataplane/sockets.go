@@ -300,7 +300,7 @@ func openSockets(dir string) (*sockets, error) {
 		}
 	}
 	for _, name := range []string{socketsPin, offMap, drainedMap} {
-		m, err := ebpf.LoadPinnedMap(filepath.Join(dir, name), nil)
+		m, err := pinnedMap(filepath.Join(dir, name))
 		if err == nil {
 			s.maps[name] = m
 		} else if !errors.Is(err, os.ErrNotExist) {
