@@ -382,6 +382,16 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
 	return !f->family || same_prefix(f, e->saddr) || same_prefix(f, e->daddr);
 }
 
+/* Whether a frame matches the expression of a trace, which the linker puts here if there is one
+ * (internal/dataplane/expression.go). */
+__noinline int kerb_trace_matches(kerb_ctx *ctx)
+{
+	int matches = 1;
+
+	kerb_opaque2(ctx, matches); /* else the compiler passes no context, and removes the call */
+	return matches;
+}
+
 /* Copies the packet's first bytes, and returns how many. The helper for XDP is of Linux 5.18. */
 static __always_inline __u32 trace_bytes(kerb_ctx *ctx, __u8 *to, const __u8 *data, const void *end,
 					 __u32 length, __u32 wanted)
@@ -446,7 +456,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, &e), &e);
 	if (did.position == KERB_TRACE_HEAD) {
 		packet->packets += 1;
-		packet->wanted = trace_wanted(f, &e);
+		packet->wanted = trace_wanted(f, &e) && kerb_trace_matches(ctx);
 		if (!packet->wanted)
 			return 0;
 	}

@@ -84,6 +84,7 @@ type TraceRequest struct {
 	Host     string `query:"host" doc:"Source or destination: an address, or a prefix such as 192.0.2.0/24"`
 	Protocol string `query:"protocol" doc:"tcp, udp, icmp, icmpv6 or a number"`
 	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
+	Program  string `query:"program" maxLength:"16384" doc:"Classic BPF for the frame as it came, as tcpdump -y EN10MB -ddd prints it, with commas between lines"`
 	Module   string `query:"module" doc:"That the packet met"`
 	Verdict  string `query:"verdict" enum:"next,drop,reply,redirect," doc:"Of that module, or of any"`
 	Reason   string `query:"reason" doc:"Of a drop, by that module or any"`

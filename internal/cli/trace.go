@@ -12,6 +12,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -29,7 +30,7 @@ const (
 func (a *app) traceCommand() *cobra.Command {
 	t := traceOptions{}
 	c := answers(&cobra.Command{
-		Use:   "trace",
+		Use:   "trace [EXPRESSION]",
 		Short: "Show which module does what to packets",
 		Long: "Shows each matching packet as it came to the chain, and the verdict of each module on it, drops with " +
 			"their reason,\n" +
@@ -37,15 +38,23 @@ func (a *app) traceCommand() *cobra.Command {
 			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
 			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
 			"chains that are not traced cost nothing extra.\n\n" +
+			"An expression is one of tcpdump (pcap-filter(7)), which has to be installed, as it compiles the expression.\n" +
+			"Packets match that match the expression and all flags.\n\n" +
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
 			"frame as it came, with what the\n" +
 			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
+			"  kerb trace --service web 'tcp[tcpflags] & tcp-syn != 0 and not port 22'\n" +
 			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +
 			"  kerb trace --module fw --verdict drop -w dropped.pcapng\n" +
 			"  kerb trace --service web -w - | wireshark -k -i -",
-		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error { return a.runTrace(cmd, t) },
+		Args: cobra.ArbitraryArgs,
+		RunE: func(cmd *cobra.Command, words []string) (err error) {
+			if t.request.Program, err = compileExpression(cmd.Context(), strings.Join(words, " ")); err != nil {
+				return err
+			}
+			return a.runTrace(cmd, t)
+		},
 	})
 	t.flags(c)
 	c.Flags().StringVar(&t.request.Verdict, "verdict", "",
@@ -108,8 +117,10 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
-	if r.Verdict != "" {
-		q.Set("verdict", r.Verdict)
+	for key, value := range map[string]string{"verdict": r.Verdict, "program": r.Program} {
+		if value != "" {
+			q.Set(key, value)
+		}
 	}
 	body, err := a.stream(ctx, "/v1/trace?"+q.Encode())
 	if err != nil {
@@ -120,7 +131,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	defer func() {
 		if lost > 0 {
 			fmt.Fprintf(notes, "packets are missing: %d events came faster than they were read; a narrower filter by service, "+
-				"host, protocol or port loses none\n", lost)
+				"host, protocol, port or an expression loses none\n", lost)
 		}
 	}()
 	lines := bufio.NewScanner(body)

@@ -14,6 +14,7 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/ringbuf"
+	"golang.org/x/net/bpf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
@@ -25,6 +26,9 @@ type TraceFilter struct {
 	Proto uint8        // IANA number, after extension headers
 	Port  uint16       // source or destination
 	Bytes int          // of each packet that are reported, from its L2 header on; at most TraceBytes
+	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
+	// match.
+	Expression []bpf.Instruction
 }
 
 // TraceBytes is KERB_TRACE_BYTES.
@@ -84,6 +88,8 @@ type Trace struct {
 	reader *ringbuf.Reader
 	traced *ebpf.Map // the packet that each CPU works on
 	progs  []*linkedChain
+
+	expression []bpf.Instruction
 }
 
 // traceFilter is struct kerb_trace_filter.
@@ -144,7 +150,7 @@ func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modu
 
 // NewTrace returns a trace without chains, as Loaded.Trace adds them.
 func NewTrace(f TraceFilter) (*Trace, error) {
-	t := &Trace{}
+	t := &Trace{expression: f.Expression}
 	if err := t.prepare(f); err != nil {
 		t.Close()
 		return nil, err
@@ -211,7 +217,7 @@ func (t *Trace) link(spec chain.Spec, members []*mapSet, parts int, plain *linke
 		return nil, err
 	}
 	t.Chains = append(t.Chains, spec)
-	l.traced, l.parts, l.plain = int32(len(t.Chains)), parts, plain
+	l.traced, l.parts, l.plain, l.expression = int32(len(t.Chains)), parts, plain, t.expression
 	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
 	c, err := l.chain()
 	if err != nil {

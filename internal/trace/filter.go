@@ -30,6 +30,13 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 		proto = uint8(n)
 	}
 	f.Proto = proto
+	if r.Program != "" {
+		program, err := dataplane.ParseExpression(r.Program)
+		if err != nil {
+			return f, &apierrors.Invalid{Field: "program", Reason: err.Error()}
+		}
+		f.Expression = program
+	}
 	if r.Host == "" {
 		return f, nil
 	}

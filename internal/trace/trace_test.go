@@ -175,8 +175,12 @@ func TestFilter(t *testing.T) {
 	if err != nil || f.Addr.String() != "2001:db8::/32" || f.Bytes != 96 {
 		t.Errorf("%+v, %v", f, err)
 	}
+	f, err = Filter(v1.TraceRequest{Program: "2,40 0 0 12,6 0 0 262144"})
+	if err != nil || len(f.Expression) != 2 {
+		t.Errorf("%+v, %v", f, err)
+	}
 	for field, r := range map[string]v1.TraceRequest{"protocol": {Protocol: "256"}, "host": {Host: "web"},
-		"host/": {Host: "10.0.0.0/33"}} {
+		"host/": {Host: "10.0.0.0/33"}, "program": {Program: "1,6 0 0"}} {
 		var invalid *apierrors.Invalid
 		if _, err := Filter(r); !errors.As(err, &invalid) || invalid.Field != strings.TrimSuffix(field, "/") {
 			t.Errorf("%s: %v", field, err)

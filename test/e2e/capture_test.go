@@ -84,6 +84,7 @@ func TestCaptures(t *testing.T) {
 		}
 	}
 
+	n.tracesExpressions()
 	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) rule=16 in ")
 	n.keepsDrops(shown, into+"2"+ends+"53|kerb: fw:drop (policy)")
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
@@ -91,6 +92,20 @@ func TestCaptures(t *testing.T) {
 	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
 	n.refused(n.kerb("trace", "--host", "10.0.0.0/33"), 2, "neither an IP address nor a prefix")
 	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
+}
+
+// tracesExpressions traces what expressions of tcpdump select of datagrams to db, to two ports.
+func (n *node) tracesExpressions() {
+	n.T.Helper()
+	for expression, port := range map[string]string{"udp and not dst port 53": ":54 ", "udp[2:2] = 53": ":53 "} {
+		lines := strings.Split(strings.TrimSpace(n.must("trace", "--service", "db", expression, "--count", "20")), "\n")
+		if len(lines) != 20 || slices.ContainsFunc(lines, func(l string) bool { return !strings.Contains(l, port) }) {
+			n.T.Errorf("kerb trace %q:\n%s", expression, strings.Join(lines, "\n"))
+		}
+	}
+	n.wants("trace", []string{"udp", "port", "54", "--count", "1"}, ":54 len ") // in several words
+	n.refused(n.kerb("trace", "port of call"), 2, `expression "port of call": `, "unknown port")
+	n.refused(n.kerb("trace", "inbound"), 2, "program", "inbound and outbound")
 }
 
 // keepsDrops checks the packets that are kept without a trace, which are all those that fw drops of db.
