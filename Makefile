@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -208,6 +208,9 @@ test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers an
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SEED=$(KERB_SEED) KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_OAKESTRA_STEPS=1 go test -vet=off -count=1 -v -timeout 1h -run '^TestKilled' ./integrations/oakestra
+
+test-libraries: test-setup bpf ## Test: the tests of Go's own network libraries, on accelerated connections: 2 minutes
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_LIBRARIES=1 go test -vet=off -count=1 -v -timeout 15m -run '^TestLibraries$$' ./test/accelerator
 
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
