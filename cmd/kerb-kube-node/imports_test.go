@@ -17,7 +17,8 @@ func TestImports(t *testing.T) {
 		"cmd/kerb-bench": {kerb + "integrations/kubernetes", "k8s.io/client-go"},
 		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
 			kerb + "internal/agent"},
-		"cmd/kubectl-kerb": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
+		"cmd/kubectl-kerb":         {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
+		"cmd/kerb-kube-controller": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
 	} {
 		out, err := exec.Command("go", "list", "-deps", kerb+program).Output()
 		if err != nil {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -123,8 +124,9 @@ var (
 
 var definitions = []definition{
 	{
-		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.Module](),
-		columns: moduleColumns,
+		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](), status: true,
+		columns: append(slices.Clone(moduleColumns[:3]), column{"Desired", "integer", ".status.desired", 0},
+			column{"Ready", "integer", ".status.ready", 0}, column{"Failed", "integer", ".status.failed", 0}, moduleColumns[3]),
 		rules: with(moduleRules, map[string][]rule{"": {moduleName,
 			{"self.metadata.name != 'kubernetes-pending'",
 				"metadata.name: kubernetes-pending is Kerb's own, which denies until the labels of a pod are known: " +

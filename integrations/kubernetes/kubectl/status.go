@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"slices"
 	"strings"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
@@ -71,11 +70,7 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 	name, version := m.Metadata.Name, m.Version()
 	s.nodes = len(nodes)
 	for _, n := range nodes {
-		var status api.KerbNodeStatus
-		if n.Status != nil {
-			status = *n.Status
-		}
-		is, runs := m.Updated(n.Metadata.Name), slices.Contains(status.Updated, api.NodeVersion{Name: name, Version: version})
+		is, runs := m.Updated(n.Metadata.Name), n.Runs(name, version)
 		switch {
 		case is && runs:
 			s.run++
@@ -86,14 +81,11 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 			continue
 		}
 		s.updated++
-		for _, r := range status.Modules {
-			if r.Name != name {
-				continue
-			}
+		if r := n.Problem(name); r != nil {
 			if r.Reason == api.RolledBack {
 				s.back++
 			}
-			s.failed = append(s.failed, failure{n.Metadata.Name, r})
+			s.failed = append(s.failed, failure{n.Metadata.Name, *r})
 		}
 	}
 	return s

@@ -26,8 +26,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-// program is kerb-kube-node, plugin kerb-cni and kubectlKerb kubectl-kerb, as they are in the tree.
-var program, plugin, kubectlKerb string
+// The programs as they are in the tree: kerb-kube-node, kerb-cni, kubectl-kerb and kerb-kube-controller.
+var program, plugin, kubectlKerb, controllerProgram string
 
 func TestMain(m *testing.M) {
 	if os.Getenv(kubeapi.Program) == "" {
@@ -37,9 +37,11 @@ func TestMain(m *testing.M) {
 		program = filepath.Join(dir, "kerb-kube-node")
 		plugin = filepath.Join(dir, "kerb-cni")
 		kubectlKerb = filepath.Join(dir, "kubectl-kerb")
+		controllerProgram = filepath.Join(dir, "kerb-kube-controller")
 		return errors.Join(gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node"),
 			gobuild.Build(plugin, "github.com/kerb-edge/kerb/cmd/kerb-cni"),
-			gobuild.Build(kubectlKerb, "github.com/kerb-edge/kerb/cmd/kubectl-kerb"))
+			gobuild.Build(kubectlKerb, "github.com/kerb-edge/kerb/cmd/kubectl-kerb"),
+			gobuild.Build(controllerProgram, "github.com/kerb-edge/kerb/cmd/kerb-kube-controller"))
 	}))
 }
 

@@ -23,6 +23,8 @@ var collections = map[string]string{
 	"ServiceAccount":                   "/api/v1/namespaces/kerb-system/serviceaccounts/",
 	"ClusterRole":                      "/apis/rbac.authorization.k8s.io/v1/clusterroles/",
 	"ClusterRoleBinding":               "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/",
+	"Role":                             "/apis/rbac.authorization.k8s.io/v1/namespaces/kerb-system/roles/",
+	"RoleBinding":                      "/apis/rbac.authorization.k8s.io/v1/namespaces/kerb-system/rolebindings/",
 	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/",
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/",
 }

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+import (
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+// ClusterModule is a Module without namespace, and what kerb-kube-controller counts of it. Nodes do not read the counts.
+type ClusterModule struct {
+	v1.TypeMeta
+	Metadata ObjectMeta           `json:"metadata"`
+	Spec     ModuleSpec           `json:"spec" doc:"What the module is, and which pods it is attached to"`
+	Status   *ClusterModuleStatus `json:"status,omitempty" doc:"What KerbNodes say, as kerb-kube-controller counts it"`
+}
+
+// Meta returns the metadata.
+func (m *ClusterModule) Meta() *ObjectMeta { return &m.Metadata }
+
+// Module returns what nodes read.
+func (m *ClusterModule) Module() Module { return Module{Metadata: m.Metadata, Spec: m.Spec} }
+
+// ClusterModuleStatus has numbers of KerbNodes, and nothing that grows with them.
+type ClusterModuleStatus struct {
+	Generation int64 `json:"observedGeneration" doc:"metadata.generation that was counted"`
+	Desired    int   `json:"desired" doc:"Nodes that are to run package and config of the spec"`
+	Ready      int   `json:"ready" doc:"Of those, in a rollout that say that they run them, otherwise that report no problem"`
+	Failed     int   `json:"failed" doc:"Nodes that report a problem with the module, whichever version they run"`
+	RolledBack int   `json:"rolledBack" doc:"Of those, that have gone back from the new version by themselves"`
+}
+
+// Runs reports whether the node says that it runs a new version.
+func (n KerbNode) Runs(module, version string) bool {
+	if n.Status != nil {
+		for _, u := range n.Status.Updated {
+			if u.Name == module && u.Version == version {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// Problem returns what the node reports of a ClusterModule, or nil.
+func (n KerbNode) Problem(module string) *ModuleReport {
+	if n.Status != nil {
+		for _, r := range n.Status.Modules {
+			if r.Name == module {
+				return &r
+			}
+		}
+	}
+	return nil
+}
+
+// Count counts what nodes say of a ClusterModule.
+func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
+	name, version := m.Metadata.Name, m.Version()
+	out := ClusterModuleStatus{Generation: m.Metadata.Generation}
+	for _, n := range nodes {
+		desired := m.Spec.Rollout == nil || m.Updated(n.Metadata.Name)
+		problem := n.Problem(name)
+		if desired {
+			out.Desired++
+		}
+		if desired && problem == nil && (m.Spec.Rollout == nil || n.Runs(name, version)) {
+			out.Ready++
+		}
+		if problem != nil {
+			out.Failed++
+			if problem.Reason == RolledBack {
+				out.RolledBack++
+			}
+		}
+	}
+	return out
+}
