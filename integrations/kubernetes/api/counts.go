@@ -6,7 +6,7 @@ import (
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// ClusterModule is a Module without namespace, and what kerb-kube-controller counts of it. Nodes do not read the counts.
+// ClusterModule is a Module without namespace, and what kerb-kube-controller counts of it. Nodes read no counts.
 type ClusterModule struct {
 	v1.TypeMeta
 	Metadata ObjectMeta           `json:"metadata"`
@@ -24,7 +24,7 @@ func (m *ClusterModule) Module() Module { return Module{Metadata: m.Metadata, Sp
 type ClusterModuleStatus struct {
 	Generation int64 `json:"observedGeneration" doc:"metadata.generation that was counted"`
 	Desired    int   `json:"desired" doc:"Nodes that are to run package and config of the spec"`
-	Ready      int   `json:"ready" doc:"Of those, in a rollout that say that they run them, otherwise that report no problem"`
+	Ready      int   `json:"ready" doc:"Of those, in a rollout that say that they run them, else that report no problem"`
 	Failed     int   `json:"failed" doc:"Nodes that report a problem with the module, whichever version they run"`
 	RolledBack int   `json:"rolledBack" doc:"Of those, that have gone back from the new version by themselves"`
 }

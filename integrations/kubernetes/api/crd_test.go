@@ -124,7 +124,8 @@ var (
 
 var definitions = []definition{
 	{
-		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](), status: true,
+		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](),
+		status: true,
 		columns: append(slices.Clone(moduleColumns[:3]), column{"Desired", "integer", ".status.desired", 0},
 			column{"Ready", "integer", ".status.ready", 0}, column{"Failed", "integer", ".status.failed", 0}, moduleColumns[3]),
 		rules: with(moduleRules, map[string][]rule{"": {moduleName,
