@@ -204,7 +204,7 @@ test-upgrade: demo-setup bpf ## Test: the agent of an earlier build is replaced 
 test-soak: test-setup bpf ## Test: one hostile service of 20, all modules, against a counter alone: half an hour; or KERB_SOAK= (one run) KERB_SOAK_PAIRS=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SOAK=$(or $(KERB_SOAK),3m) KERB_SOAK_PAIRS=$(or $(KERB_SOAK_PAIRS),5) go test -vet=off -count=1 -v -timeout 3h ./test/soak
 
-test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers and 20 services, 200 random steps: 10 minutes; or KERB_OAKESTRA_STEPS=, KERB_SEED=
+test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers and 20 services, 200 random steps, kills: 20 minutes; or KERB_OAKESTRA_STEPS=, KERB_SEED=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SEED=$(KERB_SEED) KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_OAKESTRA_STEPS=1 go test -vet=off -count=1 -v -timeout 1h -run '^TestKilled' ./integrations/oakestra
