@@ -43,6 +43,7 @@ var modules = map[string]string{
 	"intercept":   "{classes: [{name: ping, match: {protocol: icmp}}]}",
 	"classifier":  "{extractor: flow}",
 	"accelerator": "{}",
+	"nat":         "{to_ip: 192.0.2.9}",
 }
 
 func manifest(pkg, config string) string {
