@@ -67,9 +67,6 @@ func TestFloodsLeaveFirstContacts(t *testing.T) {
 	}
 }
 
-// batch is how many packets a flood sends each millisecond.
-const batch = 10
-
 // unknownAddress is the nth virtual address of those that the cluster does not give in tests.
 func unknownAddress(n int64) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 30, byte(100 + n>>8%100), byte(n)})
@@ -77,27 +74,30 @@ func unknownAddress(n int64) netip.Addr {
 
 // scan sends a datagram to one unknown address after the other. The kernel refuses some while ICMP errors come back.
 func scan(done chan struct{}, sent *atomic.Int64) error {
-	conn, err := net.ListenUDP("udp4", nil)
-	if err != nil {
-		return err
-	}
-	defer conn.Close()
-	pace := time.NewTicker(time.Millisecond)
-	defer pace.Stop()
-	for {
-		select {
-		case <-done:
-			return nil
-		case <-pace.C:
-		}
-		for range batch {
-			_, _ = conn.WriteToUDPAddrPort([]byte("anybody?"), netip.AddrPortFrom(unknownAddress(sent.Add(1)), port))
-		}
-	}
+	return flood(done, sent, func(conn *net.UDPConn, n int64) error {
+		_, _ = conn.WriteToUDPAddrPort([]byte("anybody?"), netip.AddrPortFrom(unknownAddress(n), port))
+		return nil
+	})
 }
 
 // forge sends packets to a tunnel, each of another source.
 func forge(done chan struct{}, tunnel netip.AddrPort, to string, sent *atomic.Int64) error {
+	return flood(done, sent, func(conn *net.UDPConn, n int64) error {
+		fields, err := packet.Parse(fmt.Sprintf("udp %s:1000 > %s:%d", unknownAddress(n), to, port))
+		if err != nil {
+			return err
+		}
+		frame, err := fields.Frame()
+		if err != nil {
+			return err
+		}
+		_, _ = conn.WriteToUDPAddrPort(frame[14:], tunnel)
+		return nil
+	})
+}
+
+// flood sends ten packets each millisecond.
+func flood(done chan struct{}, sent *atomic.Int64, send func(conn *net.UDPConn, n int64) error) error {
 	conn, err := net.ListenUDP("udp4", nil)
 	if err != nil {
 		return err
@@ -111,16 +111,10 @@ func forge(done chan struct{}, tunnel netip.AddrPort, to string, sent *atomic.In
 			return nil
 		case <-pace.C:
 		}
-		for range batch {
-			fields, err := packet.Parse(fmt.Sprintf("udp %s:1000 > %s:%d", unknownAddress(sent.Add(1)), to, port))
-			if err != nil {
+		for range 10 {
+			if err := send(conn, sent.Add(1)); err != nil {
 				return err
 			}
-			frame, err := fields.Frame()
-			if err != nil {
-				return err
-			}
-			_, _ = conn.WriteToUDPAddrPort(frame[14:], tunnel)
 		}
 	}
 }

@@ -87,7 +87,8 @@ func (c *containerd) runtimes() (names []string) {
 	if err != nil {
 		c.Fatal(err)
 	}
-	for _, table := range regexp.MustCompile(`(?m)^\[plugins\.\S+\.containerd\.runtimes\.(\S+)\]$`).FindAllSubmatch(text, -1) {
+	tables := regexp.MustCompile(`(?m)^\[plugins\.\S+\.containerd\.runtimes\.(\S+)\]$`)
+	for _, table := range tables.FindAllSubmatch(text, -1) {
 		names = append(names, string(table[1]))
 	}
 	return names
