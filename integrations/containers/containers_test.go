@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -27,13 +28,8 @@ type machine struct {
 	api *exec.Cmd // the runtime's service
 }
 
-// cgroups has runtimes find a cgroup file system where they look, also on machines that have version 1 there. The
-// network namespaces that they mount are seen outside.
-const cgroups = `
-if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
-	mount --make-private /sys/fs/cgroup && mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup || exit 1
-fi
-dir=$1; shift
+// cgroups is for runtimes in a directory. The network namespaces that they mount are seen outside.
+const cgroups = cgrouptest.MountScript + `dir=$1; shift
 `
 
 // Limits of resources are low: not every machine lets tests raise them.

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
@@ -25,13 +26,6 @@ type containerd struct {
 	*testing.T
 	dir, config string
 }
-
-// inMounts has runc find cgroups of version 2 where it looks, also on machines that have version 1 there.
-const inMounts = `
-if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
-	mount --make-private /sys/fs/cgroup && mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup || exit 1
-fi
-exec containerd --config "$1"`
 
 // newContainerd starts one that is configured as docs/oakestra.md says.
 func newContainerd(t *testing.T) *containerd {
@@ -56,7 +50,8 @@ func newContainerd(t *testing.T) *containerd {
 	if err := os.WriteFile(c.config, []byte(config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	daemon := exec.Command("unshare", "-m", "--propagation", "unchanged", "sh", "-c", inMounts, "sh", c.config)
+	daemon := exec.Command("unshare", "-m", "--propagation", "unchanged", "sh", "-c",
+		cgrouptest.MountScript+`exec containerd --config "$1"`, "sh", c.config)
 	if err := daemon.Start(); err != nil {
 		t.Fatal(err)
 	}

@@ -18,6 +18,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/cgroup"
 )
 
+// MountScript has container runtimes, which a shell with mounts of its own starts after it, find cgroups of version 2
+// where they look, also on machines that have version 1 there.
+const MountScript = `
+if [ "$(stat -f -c %T /sys/fs/cgroup)" != cgroup2fs ]; then
+	mount --make-private /sys/fs/cgroup && mount --bind /sys/fs/cgroup/unified /sys/fs/cgroup || exit 1
+fi
+`
+
 // New makes a cgroup below another one (empty for the root), for as long as the test lasts, and returns its directory.
 // It goes with whatever runs in it; so do those of the name that killed tests have left.
 func New(t testing.TB, below, name string) string {
