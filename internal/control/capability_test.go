@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resolve"
@@ -79,7 +80,7 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 		t.Run(strings.Join(c.named, " "), func(t *testing.T) {
 			host, calls := &provider{}, &recorder{bodies: map[string]string{}}
 			opts := host.options(t)
-			synctest.Test(t, func(t *testing.T) { startNaming(t, opts, c.named, calls) })
+			synctest.Test(t, func(t *testing.T) { runFor10s(newNaming(t, opts, c.named, calls)) })
 			delete(calls.bodies, "health")
 			names := slices.Sorted(maps.Keys(calls.bodies))
 			if !slices.Equal(names, c.calls) {
@@ -99,11 +100,44 @@ func TestCapabilitiesAreNamed(t *testing.T) {
 	}
 }
 
+// slowToAttach takes a while to note an attachment. It keeps the names of the calls, in the order of their ends.
+type slowToAttach struct{ handler }
+
+func (h *slowToAttach) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if strings.HasSuffix(r.URL.Path, "/attached") {
+		time.Sleep(time.Second) // in the time of synctest
+	}
+	h.handler.ServeHTTP(w, r)
+}
+
+// A virtual service whose instance is in a service that was attached before it comes after that attachment.
+func TestAttachmentsComeFirst(t *testing.T) {
+	for _, answer := range []int{http.StatusNoContent, http.StatusInternalServerError} {
+		opts, h := (&provider{}).options(t), &slowToAttach{handler{answers: map[string]int{
+			"start": http.StatusNoContent, "virtualservices": http.StatusNoContent, "attached": answer}}}
+		synctest.Test(t, func(t *testing.T) {
+			p := newNaming(t, opts, []string{"virtualServices"}, h)
+			time.AfterFunc(time.Second, func() {
+				p.SetAttachments([]sdk.Attachment{{Service: "web", Interface: "v1", Ifindex: 8}})
+				opts.Services.Apply([]v1.VirtualService{{Metadata: v1.ObjectMeta{Name: "web"}}}, nil)
+			})
+			runFor10s(p)
+		})
+		calls := slices.DeleteFunc(h.called(), func(name string) bool {
+			return name != "attached" && name != "virtualservices"
+		})
+		// the first one is empty
+		if !slices.Equal(calls[:min(3, len(calls))], []string{"virtualservices", "attached", "virtualservices"}) {
+			t.Errorf("attached is answered by %d: %v", answer, calls)
+		}
+	}
+}
+
 // A control plane that answers that it has another map set gets the update again, at growing intervals.
 func TestConflictsBackOff(t *testing.T) {
 	opts, h := (&provider{}).options(t),
 		&handler{answers: map[string]int{"start": http.StatusNoContent, "models": http.StatusConflict}}
-	synctest.Test(t, func(t *testing.T) { startNaming(t, opts, []string{"models"}, h) })
+	synctest.Test(t, func(t *testing.T) { runFor10s(newNaming(t, opts, []string{"models"}, h)) })
 	n := 0
 	for _, call := range h.called() {
 		if call == "models" {
@@ -119,8 +153,8 @@ func packageNaming(capabilities ...string) *pkgs.Package {
 	return &pkgs.Package{Manifest: pkgs.Manifest{Control: &pkgs.Control{}, Capabilities: capabilities}}
 }
 
-// startNaming runs a control plane whose package names capabilities for 10 seconds.
-func startNaming(t *testing.T, opts Options, named []string, handler http.Handler) {
+// newNaming is a control plane whose package names capabilities.
+func newNaming(t *testing.T, opts Options, named []string, handler http.Handler) *Supervisor {
 	p := newSupervisor("m", packageNaming(named...), opts, nil)
 	p.start = func() (*run, error) {
 		f := newFake(handler)
@@ -128,6 +162,10 @@ func startNaming(t *testing.T, opts Options, named []string, handler http.Handle
 		return f.run, nil
 	}
 	p.want = &live{name: "live-1", attachments: []sdk.Attachment{{Service: "web", Interface: "v0", Ifindex: 7}}}
+	return p
+}
+
+func runFor10s(p *Supervisor) {
 	p.wake()
 	go p.supervise()
 	time.Sleep(10 * time.Second) // in the time of synctest; all calls have been made by then

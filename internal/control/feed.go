@@ -30,8 +30,9 @@ type update[U any] interface {
 	Response() any
 }
 
-// feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls: a
-// packet may be waiting for a resource.
+// feed sends a run the resources of one kind by a call, until ctx ends. It is independent of all other calls, as a
+// packet may be waiting for a resource, but for one: where the module runs comes first. A virtual service may have an
+// instance in a service that was attached before, and to a proxy that did not know the service it would be elsewhere.
 func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U]) {
 	fed := ""
 	for {
@@ -40,7 +41,7 @@ func feed[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call s
 			f.Restart(mapSet) // it has nothing of what an earlier map set received
 			fed = mapSet
 		}
-		if fed != "" {
+		if fed != "" && p.isPlaced() {
 			feedAll[U, P](ctx, p, r, call, f, fed)
 		}
 		select {
@@ -59,10 +60,17 @@ func (p *Supervisor) startedOn() (string, <-chan struct{}) {
 	return p.startedWith, p.progress
 }
 
-// feedAll sends all updates that there are.
+// isPlaced reports whether the run knows where its map set runs, or has refused to: that is tried again by itself.
+func (p *Supervisor) isPlaced() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.want == nil || p.placed == p.want || p.startedWith != p.want.name
+}
+
+// feedAll sends all updates that there are, until the module runs elsewhere.
 func feedAll[U any, P update[U]](ctx context.Context, p *Supervisor, r *run, call string, f source[U],
 	mapSet string) {
-	for conflicts := firstConflict; ; {
+	for conflicts := firstConflict; p.isPlaced(); {
 		u, more := f.Next()
 		if !more || ctx.Err() != nil {
 			return

@@ -36,6 +36,10 @@ func (p *Supervisor) synchronize(ctx context.Context, r *run, t *delivered, retr
 		p.setState(func(s *State) { s.Healthy, s.Reason = false, err.Error() })
 		retry.Reset(retrySync)
 	}
+	p.mu.Lock()
+	p.placed = want
+	p.mu.Unlock()
+	p.setState(func(*State) {})
 }
 
 // syncRun brings a run of the control plane to what is wanted: maps and "start" for another map set, and otherwise
@@ -64,7 +68,7 @@ func (p *Supervisor) syncRun(ctx context.Context, r *run, t *delivered, want *li
 		}
 		t.mapSet, t.attachments = want.name, byKey(want.attachments)
 		p.mu.Lock()
-		p.startedWith = want.name
+		p.startedWith, p.placed = want.name, want
 		p.mu.Unlock()
 		p.setState(func(s *State) {
 			s.Started, s.HealthKnown, s.Reason = true, false, "no answer to health yet"

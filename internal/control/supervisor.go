@@ -63,6 +63,7 @@ type Supervisor struct {
 	state     State
 	// startedWith is the map set that the present run has started with, empty before.
 	startedWith string
+	placed      *live         // what the present run has been notified of, or could not be
 	rest        chan struct{} // closed while the control plane is to be away
 	resume      chan struct{} // closed otherwise
 	serial      int           // makes names of map sets unique
@@ -291,7 +292,7 @@ func (p *Supervisor) live(rest <-chan struct{}) error {
 		<-r.ended
 		return r.why
 	}
-	p.run, p.startedWith = r, ""
+	p.run, p.startedWith, p.placed = r, "", nil
 	close(p.arrived)
 	p.arrived = make(chan struct{})
 	p.mu.Unlock()
