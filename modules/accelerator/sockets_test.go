@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -260,7 +261,15 @@ func TestListenersAreFound(t *testing.T) {
 	check(t, err)
 	p.put(mapMembers, netns, serviceEntry{ID: 7})
 	defer p.ageIdle(t)()
-	for self := programPath(t); programs().Path != self; { // others may listen on this machine
+	var paths []string
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("asked about %q; listeners %+v; programs %+v; %+v", paths, entries[portKey, listenerEntry](p, "listeners"),
+				entries[fileKey, executableEntry](p, mapExecutables), p.counts())
+		}
+	})
+	for self := programPath(t); !slices.Contains(paths, self); { // others may listen on this machine
+		paths = append(paths, programs().Path)
 	}
 	p.judge(allowed, asked)
 	p.warm(p.connectTo(t, l))
