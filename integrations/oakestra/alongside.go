@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // Next to a running NetManager the integration connects nothing: the ports of NetManager's bridge are services of the
@@ -161,7 +162,7 @@ func portsOf(bridge string) (map[string]v1.Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("bridge %s: %w", bridge, err)
 	}
-	links, err := listLinks()
+	links, err := netdump.Links()
 	if err != nil {
 		return nil, err
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 const (
@@ -298,24 +300,13 @@ func (n *network) strangers(s *state) error {
 }
 
 func removeLinks(group uint32, keep map[string]bool) error {
-	links, err := listLinks()
+	links, err := netdump.Links()
 	for _, link := range links {
 		if link.Attrs().Group == group && !keep[link.Attrs().Name] && (link.Type() == "veth" || link.Type() == "bridge") {
 			err = errors.Join(err, removeLink(link))
 		}
 	}
 	return err
-}
-
-// listLinks repeats a dump that a concurrent change interrupted.
-func listLinks() ([]netlink.Link, error) {
-	for range 10 {
-		links, err := netlink.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return links, err
-		}
-	}
-	return nil, netlink.ErrDumpInterrupted
 }
 
 // Purge removes the ports, the bridge and all veths of the listener of an agent with this directory of state. Services

@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/internal/dataplane/probe"
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // ownPrefix begins the names of Kerb's programs.
@@ -21,7 +22,7 @@ const ownPrefix = "kerb_"
 // services and may be hundreds, together unless something foreign runs there.
 // A program whose name may not be read counts as foreign without a warning.
 func interfaces(Options) []Check {
-	links, err := listLinks()
+	links, err := netdump.Links()
 	if err != nil {
 		return []Check{bad(Warn, "interfaces", "ip link", "cannot list them: %v", err)}
 	}
@@ -36,17 +37,6 @@ func interfaces(Options) []Check {
 		checks = append(checks, onInterface(l, foreign, err))
 	}
 	return append(checks, ok("veths", "%d without foreign programs", veths))
-}
-
-// listLinks repeats a dump that a concurrent change interrupted.
-func listLinks() ([]netlink.Link, error) {
-	for range 20 {
-		links, err := netlink.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return links, err
-		}
-	}
-	return nil, netlink.ErrDumpInterrupted
 }
 
 func foreignPrograms(l netlink.Link) ([]probe.Program, error) {

@@ -3,7 +3,6 @@
 package service
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -14,6 +13,8 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // noNSID stands for "our own namespace" in requests, and for "no id" in what
@@ -70,21 +71,16 @@ func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestD
 	return c.executeOn(unix.NETLINK_ROUTE, kind, flags, reply, data...)
 }
 
-// executeOn sends a request and returns the answers. A dump during which links changed is incomplete
-// (NLM_F_DUMP_INTR), so it is repeated, 20 times at most.
+// executeOn sends a request and returns the answers.
 func (c *conn) executeOn(protocol, kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
-	for range 20 {
+	return netdump.Complete(func() ([][]byte, error) {
 		req := nl.NewNetlinkRequest(kind, flags)
 		req.Sockets = c.socket
 		for _, d := range data {
 			req.AddData(d)
 		}
-		msgs, err := req.Execute(protocol, reply)
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return msgs, err
-		}
-	}
-	return nil, netlink.ErrDumpInterrupted
+		return req.Execute(protocol, reply)
+	})
 }
 
 // links dumps the links of a peer namespace, or of our own for noNSID.

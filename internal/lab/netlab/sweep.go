@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lockfile"
+	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // Sweep removes what a killed run with this prefix left in the caller's
@@ -45,7 +46,7 @@ func linkGroup(prefix string) uint32 {
 }
 
 func labLinks(prefix string) ([]netlink.Link, error) {
-	all, err := listLinks()
+	all, err := netdump.Links()
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
@@ -58,17 +59,6 @@ func labLinks(prefix string) ([]netlink.Link, error) {
 		}
 	}
 	return found, nil
-}
-
-// listLinks repeats a dump that a concurrent change has interrupted.
-func listLinks() ([]netlink.Link, error) {
-	for range 1000 { // other processes may create links all the time
-		links, err := netlink.LinkList()
-		if !errors.Is(err, netlink.ErrDumpInterrupted) {
-			return links, err
-		}
-	}
-	return nil, netlink.ErrDumpInterrupted
 }
 
 // removeLinks deletes the links of a lab in the current namespace, and thereby
