@@ -72,6 +72,8 @@ type Module struct {
 	v1.TypeMeta
 	Metadata ObjectMeta `json:"metadata"`
 	Spec     ModuleSpec `json:"spec" doc:"What the module is, and which pods it is attached to"`
+	// Status is what nodes read of that of a ClusterModule.
+	Status *ModuleStatus `json:"status,omitempty"`
 
 	// Undecodable is the error of an object that this program cannot decode, as one of a later version. Fields that
 	// can be decoded are there.
@@ -96,6 +98,11 @@ func (m *Module) UnmarshalJSON(text []byte) error {
 
 // Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.
 func (m *Module) Keep(err error) { m.Undecodable = err.Error() }
+
+// ModuleStatus is the part of ClusterModuleStatus that nodes follow.
+type ModuleStatus struct {
+	Rollout *RolloutStatus `json:"rollout,omitempty"`
+}
 
 // ModuleSpec is v1alpha1.ModuleSpec with a package and attach points that mean the same on every node. A test
 // compares the fields that both have.

@@ -18,7 +18,13 @@ type ClusterModule struct {
 func (m *ClusterModule) Meta() *ObjectMeta { return &m.Metadata }
 
 // Module returns what nodes read.
-func (m *ClusterModule) Module() Module { return Module{Metadata: m.Metadata, Spec: m.Spec} }
+func (m *ClusterModule) Module() Module {
+	out := Module{Metadata: m.Metadata, Spec: m.Spec}
+	if m.Status != nil {
+		out.Status = &ModuleStatus{Rollout: m.Status.Rollout}
+	}
+	return out
+}
 
 // ClusterModuleStatus has numbers of KerbNodes, and nothing that grows with them.
 type ClusterModuleStatus struct {
@@ -27,6 +33,9 @@ type ClusterModuleStatus struct {
 	Ready      int   `json:"ready" doc:"Of those, in a rollout that say that they run them, else that report no problem"`
 	Failed     int   `json:"failed" doc:"Nodes that report a problem with the module, whichever version they run"`
 	RolledBack int   `json:"rolledBack" doc:"Of those, that have gone back from the new version by themselves"`
+
+	Rollout    *RolloutStatus `json:"rollout,omitempty" doc:"How far kerb-kube-controller has rolled out the spec; absent without spec.rollout, and with a percent in it"`
+	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"RolledOut: all nodes that answer run the spec, in a rollout by kerb-kube-controller"`
 }
 
 // Runs reports whether the node says that it runs a new version.
@@ -56,9 +65,9 @@ func (n KerbNode) Problem(module string) *ModuleReport {
 // Count counts what nodes say of a ClusterModule.
 func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 	name, version := m.Metadata.Name, m.Version()
-	out := ClusterModuleStatus{Generation: m.Metadata.Generation}
+	out, division := ClusterModuleStatus{Generation: m.Metadata.Generation}, m.Division()
 	for _, n := range nodes {
-		desired := m.Spec.Rollout == nil || m.Updated(n.Metadata.Name)
+		desired := m.Spec.Rollout == nil || division.Has(n.Metadata.Name)
 		problem := n.Problem(name)
 		if desired {
 			out.Desired++

@@ -4,6 +4,7 @@ package api_test
 
 import (
 	"fmt"
+	"reflect"
 	"testing"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
@@ -28,13 +29,13 @@ func TestCount(t *testing.T) {
 	check := func(what string, rollout *api.Rollout, want api.ClusterModuleStatus) {
 		t.Helper()
 		m.Spec.Rollout = rollout
-		if got := api.Count(m, nodes); got != want {
+		if got := api.Count(m, nodes); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s: %+v, want %+v", what, got, want)
 		}
 	}
 	check("without a rollout", nil, api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 5, Failed: 2, RolledBack: 1})
-	check("all nodes", &api.Rollout{Percent: 100},
+	check("all nodes", &api.Rollout{Percent: new(100)},
 		api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 2, Failed: 2, RolledBack: 1})
-	check("canaries", &api.Rollout{Nodes: []string{"n0", "n2", "n4"}},
+	check("canaries", &api.Rollout{Percent: new(0), Nodes: []string{"n0", "n2", "n4"}},
 		api.ClusterModuleStatus{Generation: 4, Desired: 3, Ready: 1, Failed: 2, RolledBack: 1})
 }

@@ -127,7 +127,8 @@ var definitions = []definition{
 		kind: "ClusterModule", plural: api.ClusterModules, short: "kmod", object: reflect.TypeFor[api.ClusterModule](),
 		status: true,
 		columns: append(slices.Clone(moduleColumns[:3]), column{"Desired", "integer", ".status.desired", 0},
-			column{"Ready", "integer", ".status.ready", 0}, column{"Failed", "integer", ".status.failed", 0}, moduleColumns[3]),
+			column{"Ready", "integer", ".status.ready", 0}, column{"Failed", "integer", ".status.failed", 0},
+			column{"Rollout", "string", `.status.conditions[?(@.type=="RolledOut")].reason`, 0}, moduleColumns[3]),
 		rules: with(moduleRules, map[string][]rule{"": {moduleName,
 			{"self.metadata.name != 'kubernetes-pending'",
 				"metadata.name: kubernetes-pending is Kerb's own, which denies until the labels of a pod are known: " +
@@ -137,10 +138,19 @@ var definitions = []definition{
 		},
 			"spec.rollout.previous.package":       moduleRules["spec.package"],
 			"spec.rollout.previous.package.image": moduleRules["spec.package.image"],
+			"spec.rollout.waves": {{"self.isSorted() && self[self.size() - 1] == 100",
+				"write growing percentages, of which the last is 100: [5, 25, 50, 100]"}},
 		}),
 		bounds: with(moduleBounds, map[string]map[string]any{
 			"spec.rollout.percent":               {"minimum": 0, "maximum": 100},
 			"spec.rollout.nodes[]":               {"maxLength": 253},
+			"spec.rollout.waves[]":               {"minimum": 1, "maximum": 100},
+			"spec.rollout.soakSeconds":           {"minimum": 0, "maximum": 604800},
+			"spec.rollout.deadlineSeconds":       {"minimum": 1, "maximum": 604800},
+			"spec.rollout.maxFailed":             {"minimum": 0, "maximum": 100000},
+			"status.rollout.canaries[]":          {"maxLength": 253},
+			"status.conditions[].message":        {"maxLength": 1024},
+			"status.conditions":                  {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
 			"spec.rollout.maxDrops":              {"minimum": 0, "maximum": 1000},
 			"spec.rollout.previous.package.name": moduleBounds["spec.package.name"],
 		}),
@@ -231,11 +241,11 @@ func (d definition) document(t *testing.T) map[string]any {
 	used := map[string]bool{}
 	required := []any{}
 	for name, s := range root.Properties {
-		switch name {
-		case "spec":
+		switch {
+		case name == "spec":
 			required = append(required, name)
 			fallthrough
-		case "status":
+		case name == "status" && d.status:
 			properties[name] = d.structural(registry, s, name, used)
 		}
 	}

@@ -8,16 +8,70 @@ import (
 	"encoding/json"
 	"hash/fnv"
 	"slices"
+	"time"
 )
 
 // Rollout divides the nodes between two versions of a ClusterModule. Every node computes its side itself, so one write
 // moves a whole wave, and nothing in the object grows with the nodes.
 type Rollout struct {
-	Percent  int      `json:"percent" doc:"Percentage of nodes that run package and config of the spec: a larger one only adds nodes"`
-	Nodes    []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run them at any percentage"`
-	Paused   bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
-	MaxDrops *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
-	Previous Previous `json:"previous" doc:"What the other nodes run"`
+	Percent         *int     `json:"percent,omitempty" doc:"Percentage of nodes that run package and config of the spec, by hand: a larger one only adds nodes. Absent: kerb-kube-controller raises it in waves"`
+	Waves           []int    `json:"waves,omitempty" minItems:"1" maxItems:"20" doc:"Percentages of nodes that kerb-kube-controller gives the new version, one wave after the other; default 5, 25, 50, 100"`
+	SoakSeconds     *int     `json:"soakSeconds,omitempty" doc:"How long all nodes of a wave run the new version without a problem before the next wave; default 60"`
+	DeadlineSeconds *int     `json:"deadlineSeconds,omitempty" doc:"How long a wave waits for nodes that do not answer; default 300"`
+	MaxFailed       int      `json:"maxFailed,omitempty" doc:"How many nodes may refuse the new version, not run it or go back from it: beyond, the rollout halts"`
+	Nodes           []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run the new version before the first wave"`
+	Paused          bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
+	MaxDrops        *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
+	Previous        Previous `json:"previous" doc:"What the other nodes run"`
+}
+
+// Defaults of Rollout.
+const (
+	defaultSoak     = 60
+	defaultDeadline = 300
+)
+
+var defaultWaves = []int{5, 25, 50, 100}
+
+// ByHand reports whether kerb-kube-controller leaves the percentage alone.
+func (r *Rollout) ByHand() bool { return r.Percent != nil }
+
+// Soak is how long a wave has to run without a problem.
+func (r *Rollout) Soak() time.Duration { return seconds(r.SoakSeconds, defaultSoak) }
+
+// Deadline is how long a wave waits for nodes that do not answer.
+func (r *Rollout) Deadline() time.Duration { return seconds(r.DeadlineSeconds, defaultDeadline) }
+
+func seconds(n *int, otherwise int) time.Duration {
+	if n != nil {
+		otherwise = *n
+	}
+	return time.Duration(otherwise) * time.Second
+}
+
+// Steps are the percentages of the waves.
+func (r *Rollout) Steps() []int {
+	if len(r.Waves) > 0 {
+		return r.Waves
+	}
+	return defaultWaves
+}
+
+// RolloutStatus is how far kerb-kube-controller has rolled out one version. For any other version it does not count:
+// a change of package or config begins again.
+type RolloutStatus struct {
+	Version  string    `json:"version" doc:"Hash of the package and config that it is about"`
+	Percent  int       `json:"percent" doc:"Percentage of nodes that run the version"`
+	Canaries []string  `json:"canaries,omitempty" maxItems:"50" doc:"Names of nodes that run it at any percentage"`
+	Since    time.Time `json:"since" doc:"When nodes were added last"`
+	Halted   *Halt     `json:"halted,omitempty" doc:"Why no more nodes begin, until kubectl kerb rollout resume or undo"`
+	Accepted int       `json:"accepted,omitempty" doc:"Nodes without the version that kubectl kerb rollout resume has accepted"`
+}
+
+// Halt is why a rollout has halted.
+type Halt struct {
+	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
+	Message string `json:"message" maxLength:"1024" doc:"What nodes say, and what to do"`
 }
 
 // Previous is the part of a ClusterModule that nodes outside of the rollout keep.
@@ -26,12 +80,63 @@ type Previous struct {
 	Config  map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
 }
 
-// Updated reports whether a rollout gives a node the new version of a ClusterModule.
-func (m Module) Updated(node string) bool {
-	r := m.Spec.Rollout
-	return r != nil && m.Metadata.Namespace == "" &&
-		(slices.Contains(r.Nodes, node) || cohort(m.Metadata.Name, node) < r.Percent)
+// Progress returns how far kerb-kube-controller has rolled out the version of the spec; nil if it has not begun, or
+// leaves it to the user.
+func (m Module) Progress() *RolloutStatus {
+	if r := m.Spec.Rollout; r == nil || r.ByHand() || m.Status == nil || m.Status.Rollout == nil ||
+		m.Status.Rollout.Version != m.Version() {
+		return nil
+	}
+	return m.Status.Rollout
 }
+
+// Holds reports whether no node begins with the new version.
+func (m Module) Holds() bool {
+	if m.Spec.Rollout.Paused {
+		return true
+	}
+	p := m.Progress()
+	return p != nil && p.Halted != nil
+}
+
+// Division says which nodes a rollout gives the new version of a ClusterModule.
+type Division struct {
+	Percent int
+	Nodes   []string // at any percentage
+	module  string
+}
+
+// Division returns the division of a ClusterModule; without a rollout, no node has a new version.
+func (m Module) Division() Division {
+	r, d := m.Spec.Rollout, Division{module: m.Metadata.Name}
+	if r == nil || m.Metadata.Namespace != "" {
+		return d
+	}
+	if r.ByHand() {
+		d.Percent, d.Nodes = *r.Percent, r.Nodes
+	} else if p := m.Progress(); p != nil {
+		d.Percent, d.Nodes = p.Percent, p.Canaries
+	}
+	return d
+}
+
+// Has reports whether a node has the new version.
+func (d Division) Has(node string) bool {
+	return slices.Contains(d.Nodes, node) || cohort(d.module, node) < d.Percent
+}
+
+// Of returns the nodes that have the new version.
+func (d Division) Of(nodes []KerbNode) (out []KerbNode) {
+	for _, n := range nodes {
+		if d.Has(n.Metadata.Name) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// Updated reports whether a rollout gives a node the new version of a ClusterModule.
+func (m Module) Updated(node string) bool { return m.Division().Has(node) }
 
 // Side returns one version of a ClusterModule: the new one if updated, or that of the other nodes.
 func (m Module) Side(updated bool) Module {
@@ -42,7 +147,7 @@ func (m Module) Side(updated bool) Module {
 	if !updated {
 		m.Spec.Package, m.Spec.Config = r.Previous.Package, r.Previous.Config
 	}
-	m.Spec.Rollout = nil
+	m.Spec.Rollout, m.Status = nil, nil
 	return m
 }
 

@@ -15,7 +15,7 @@ func TestWaves(t *testing.T) {
 	const nodes = 10_000
 	runs := func(module string, percent, node int) bool {
 		m := api.Module{Metadata: api.ObjectMeta{Name: module}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
-			Rollout: &api.Rollout{Percent: percent, Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
+			Rollout: &api.Rollout{Percent: &percent, Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
 		return m.Side(m.Updated(fmt.Sprintf("node-%d", node))).Spec.Package.Name == "new"
 	}
 	before := map[int]bool{}
@@ -46,7 +46,7 @@ func TestWaves(t *testing.T) {
 // Canaries run the new version at 0 %, and the rest of the spec is the same on all nodes.
 func TestCanaries(t *testing.T) {
 	m := api.Module{Metadata: api.ObjectMeta{Name: "web"}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
-		Config: map[string]any{"a": 1}, FailurePolicy: "open", Rollout: &api.Rollout{Nodes: []string{"n1"},
+		Config: map[string]any{"a": 1}, FailurePolicy: "open", Rollout: &api.Rollout{Percent: new(0), Nodes: []string{"n1"},
 			Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
 	if on := m.Side(m.Updated("n1")).Spec; on.Package.Name != "new" || on.Config["a"] != 1 || on.Rollout != nil {
 		t.Errorf("the canary runs %+v", on)

@@ -94,8 +94,16 @@ var wrongModules = []struct{ name, spec, field, remedy string }{
 		`attach: {pods: {}}}`, "spec.rollout.percent", "less than or equal to 100"},
 	{"max-drops", `{package: {name: counter}, rollout: {percent: 1, maxDrops: 1001, previous: {package: {name: counter}}}, ` +
 		`attach: {pods: {}}}`, "spec.rollout.maxDrops", "less than or equal to 1000"},
-	{"no-percent", `{package: {name: counter}, rollout: {previous: {package: {name: counter}}}, attach: {pods: {}}}`,
-		"spec.rollout.percent", "Required"},
+	{"waves", `{package: {name: counter}, rollout: {waves: [50, 5], previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.waves", "growing percentages"},
+	{"last-wave", `{package: {name: counter}, rollout: {waves: [5, 50], previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.waves", "the last is 100"},
+	{"no-waves", `{package: {name: counter}, rollout: {waves: [], previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.waves", "at least 1"},
+	{"soak", `{package: {name: counter}, rollout: {soakSeconds: -1, previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.soakSeconds", "greater than or equal to 0"},
+	{"max-failed", `{package: {name: counter}, rollout: {maxFailed: -1, previous: {package: {name: counter}}}, ` +
+		`attach: {pods: {}}}`, "spec.rollout.maxFailed", "greater than or equal to 0"},
 	{"no-previous", `{package: {name: counter}, rollout: {percent: 1}, attach: {pods: {}}}`, "spec.rollout.previous",
 		"Required"},
 	{"previous", `{package: {name: counter}, rollout: {percent: 1, previous: {package: {}}}, attach: {pods: {}}}`,

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package controller counts what the nodes of a cluster say of its ClusterModules, and writes the numbers into their
-// status. Nodes do not need it.
+// Package controller counts what the nodes of a cluster say of its ClusterModules, writes the numbers into their
+// status, and rolls new versions out in waves. What nodes run does not need it.
 package controller
 
 import (
 	"context"
 	"crypto/rand"
 	"log/slog"
+	"maps"
+	"net/http"
 	"net/url"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -35,12 +38,13 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}}
+	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, waves: map[string]*wave{}}
 	var running sync.WaitGroup
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
 			handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule {
-				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation}
+				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation,
+					ResourceVersion: m.Metadata.ResourceVersion}
 				return m
 			}))
 	})
@@ -72,7 +76,7 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	return nil
 }
 
-// essence is what is counted of a KerbNode: the messages of 5,000 nodes would take the most memory.
+// essence is what is used of a KerbNode: whole messages of 5,000 nodes would take the most memory.
 func essence(n api.KerbNode) api.KerbNode {
 	out := api.KerbNode{Metadata: api.ObjectMeta{Name: n.Metadata.Name}}
 	if n.Status == nil {
@@ -80,7 +84,8 @@ func essence(n api.KerbNode) api.KerbNode {
 	}
 	out.Status = &api.KerbNodeStatus{Updated: n.Status.Updated}
 	for _, r := range n.Status.Modules {
-		out.Status.Modules = append(out.Status.Modules, api.ModuleReport{Name: r.Name, Reason: r.Reason})
+		out.Status.Modules = append(out.Status.Modules, api.ModuleReport{Name: r.Name, Generation: r.Generation,
+			Reason: r.Reason, Message: truncate(r.Message, maxSaid)})
 	}
 	return out
 }
@@ -90,7 +95,8 @@ type state struct {
 	mu      sync.Mutex
 	modules map[string]api.ClusterModule
 	nodes   map[string]api.KerbNode
-	lists   int // complete lists that have come: before both, numbers would be too low
+	waves   map[string]*wave // of rollouts in waves
+	lists   int              // complete lists that have come: before both, numbers would be too low
 	changed bool
 }
 
@@ -120,45 +126,91 @@ func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) 
 	}
 }
 
-// due returns the status of ClusterModules that have another one.
-func (s *state) due() map[string]api.ClusterModuleStatus {
+// due returns the status of ClusterModules that have another one. Rollouts also change with time.
+func (s *state) due(now time.Time) map[string]api.ClusterModule {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if !s.changed || s.lists < 2 {
+	if s.lists < 2 {
 		return nil
 	}
 	nodes := make([]api.KerbNode, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		nodes = append(nodes, n)
 	}
-	out := map[string]api.ClusterModuleStatus{}
+	out := map[string]api.ClusterModule{}
 	for name, m := range s.modules {
-		if is := api.Count(m.Module(), nodes); m.Status == nil || *m.Status != is {
-			out[name] = is
+		if !s.changed && s.waves[name] == nil {
+			continue
+		}
+		if is := s.statusOf(m, nodes, now); m.Status == nil || !reflect.DeepEqual(*m.Status, is) {
+			m.Status = &is
+			out[name] = m
 		}
 	}
+	maps.DeleteFunc(s.waves, func(name string, _ *wave) bool { _, there := s.modules[name]; return !there })
 	s.changed = false
 	return out
 }
 
+// statusOf returns the status that a ClusterModule should have.
+func (s *state) statusOf(m api.ClusterModule, nodes []api.KerbNode, now time.Time) api.ClusterModuleStatus {
+	name, of := m.Metadata.Name, m.Module()
+	if r := m.Spec.Rollout; r == nil || r.ByHand() {
+		delete(s.waves, name)
+		return api.Count(of, nodes)
+	}
+	if s.waves[name] == nil {
+		s.waves[name] = &wave{}
+	}
+	rollout, c := advance(of, nodes, s.waves[name], now)
+	of.Status = &api.ModuleStatus{Rollout: rollout}
+	is := api.Count(of, nodes)
+	is.Rollout = rollout
+	c.Transition = now.UTC().Truncate(time.Second)
+	if m.Status != nil {
+		for _, before := range m.Status.Conditions {
+			if before.Type == c.Type && before.Status == c.Status {
+				c.Transition = before.Transition
+			}
+		}
+	}
+	is.Conditions = []api.Condition{c}
+	return is
+}
+
 // write writes what is due. What fails is due again.
 func (s *state) write(ctx context.Context, c *watch.Client, e *elector, log *slog.Logger) {
-	for name, status := range s.due() {
-		var err error
+	for name, due := range s.due(time.Now()) {
+		written, err := due, error(nil)
 		if e.leads() {
-			err = c.Merge(ctx, basePath+api.ClusterModules+"/"+url.PathEscape(name)+"/status",
-				map[string]any{"status": status}, nil)
+			err = c.Merge(ctx, basePath+api.ClusterModules+"/"+url.PathEscape(name)+"/status", patchOf(due), &written)
 		}
-		if err != nil && ctx.Err() == nil {
+		conflict := watch.IsStatus(err, http.StatusConflict) // the event of another change is on its way
+		if err != nil && !conflict && ctx.Err() == nil {
 			log.Warn("the status of a ClusterModule is not written", "name", name, "error", err)
 		}
 		s.mu.Lock()
-		if m, ok := s.modules[name]; ok && err == nil && e.leads() {
-			m.Status = &status
+		if m, ok := s.modules[name]; ok && err == nil && e.leads() && m.Metadata.ResourceVersion ==
+			due.Metadata.ResourceVersion {
+			m.Status, m.Metadata.ResourceVersion = due.Status, written.Metadata.ResourceVersion
 			s.modules[name] = m
 		} else if ok {
 			s.changed = true
 		}
 		s.mu.Unlock()
 	}
+}
+
+// patchOf is the merge patch that gives a ClusterModule its status, if the object is as it was: the
+// percentage is that of the version that was counted.
+func patchOf(m api.ClusterModule) map[string]any {
+	is := m.Status
+	status := map[string]any{"observedGeneration": is.Generation, "desired": is.Desired, "ready": is.Ready,
+		"failed": is.Failed, "rolledBack": is.RolledBack, "rollout": nil, "conditions": nil}
+	if r := is.Rollout; r != nil {
+		status["rollout"] = map[string]any{"version": r.Version, "percent": r.Percent, "canaries": r.Canaries,
+			"since": r.Since, "halted": r.Halted, "accepted": r.Accepted}
+		status["conditions"] = is.Conditions
+	}
+	return map[string]any{"metadata": map[string]any{"resourceVersion": m.Metadata.ResourceVersion}, "status": status}
 }

@@ -35,7 +35,8 @@ const usage = `usage: kubectl kerb [--kubeconfig FILE] rollout status [NAME]
        kubectl kerb [--kubeconfig FILE] rollout pause|resume|undo NAME
 
 NAME is a ClusterModule with spec.rollout. status exits with 3 if a node does not run the new version and says why.
-pause: no node begins with the new version, and those that run it keep it. undo: all nodes run the previous version.
+pause: no node begins with the new version, and those that run it keep it. resume: it continues, also after a
+halt, without the nodes that do not run the new version now. undo: all nodes run the previous version.
 `
 
 const (
@@ -82,7 +83,12 @@ func Run(ctx context.Context, args []string, out io.Writer) (int, error) {
 	if patch == nil {
 		return printStatus(ctx, client, name, out)
 	}
-	if err := change(ctx, client, name, patch); err != nil {
+	if verb == "resume" {
+		err = resume(ctx, client, name)
+	} else {
+		err = change(ctx, client, name, patch)
+	}
+	if err != nil {
 		return exitError, err
 	}
 	_, err = fmt.Fprintf(out, "clustermodule %s: %s\n", name, verb)
@@ -129,9 +135,40 @@ func change(ctx context.Context, c *watch.Client, name string, rollout map[strin
 	if err != nil {
 		return err
 	}
-	patch := map[string]any{"spec": map[string]any{"rollout": rollout},
-		"metadata": map[string]any{"resourceVersion": m.Metadata.ResourceVersion}} // of a rollout that has not just ended
-	err = c.Merge(ctx, modulesPath+"/"+url.PathEscape(name), patch, nil)
+	return merge(ctx, c, m, "", map[string]any{"spec": map[string]any{"rollout": rollout}})
+}
+
+// resume ends a pause, and a halt: the nodes that do not run the new version now are no reason for another one.
+func resume(ctx context.Context, c *watch.Client, name string) error {
+	m, err := inRollout(ctx, c, name)
+	if err != nil {
+		return err
+	}
+	if m.Spec.Rollout.Paused {
+		if err := change(ctx, c, name, patches["resume"]); err != nil {
+			return err
+		}
+		if m, err = inRollout(ctx, c, name); err != nil {
+			return err
+		}
+	}
+	if p := m.Progress(); p == nil || p.Halted == nil {
+		return nil
+	}
+	nodes, err := listNodes(ctx, c)
+	if err != nil {
+		return err
+	}
+	s := summarize(m, nodes)
+	return merge(ctx, c, m, "/status", map[string]any{"status": map[string]any{"rollout": map[string]any{"halted": nil,
+		"accepted": s.updated - s.run, "since": time.Now().UTC().Truncate(time.Second)}}})
+}
+
+// merge patches a ClusterModule that is as it was read: its rollout has not just ended.
+func merge(ctx context.Context, c *watch.Client, m api.Module, part string, patch map[string]any) error {
+	name := m.Metadata.Name
+	patch["metadata"] = map[string]any{"resourceVersion": m.Metadata.ResourceVersion}
+	err := c.Merge(ctx, modulesPath+"/"+url.PathEscape(name)+part, patch, nil)
 	if watch.IsStatus(err, http.StatusConflict) {
 		return fmt.Errorf("ClusterModule %s has changed meanwhile, and was left as it is: repeat the command", name)
 	}

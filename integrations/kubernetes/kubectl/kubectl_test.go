@@ -13,7 +13,7 @@ import (
 // A status counts what nodes say about this version of this module, and names no more than ten of them.
 func TestSummary(t *testing.T) {
 	m := api.Module{Metadata: api.ObjectMeta{Name: "web"}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
-		Rollout: &api.Rollout{Percent: 100}}}
+		Rollout: &api.Rollout{Percent: new(100)}}}
 	runs := api.KerbNodeStatus{Updated: []api.NodeVersion{{Name: "web", Version: m.Version()}}}
 	says := func(name, reason string) api.KerbNodeStatus {
 		return api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: name, Reason: reason, Message: "why"}}}
@@ -46,7 +46,7 @@ func TestSummary(t *testing.T) {
 	if n := strings.Count(text, "\n"); n != 13 {
 		t.Errorf("%d lines:\n%s", n, text)
 	}
-	m.Spec.Rollout.Percent = 0
+	m.Spec.Rollout.Percent = new(0)
 	if s := summarize(m, nodes); s.updated != 0 || s.late != 100 || len(s.failed) != 0 ||
 		!strings.Contains(s.text(m), "100 more still run it") {
 		t.Errorf("after undo: %+v", s)

@@ -18,7 +18,6 @@ const maxNodes = 10
 
 // printStatus prints the rollout of one ClusterModule, or of all that have one.
 func printStatus(ctx context.Context, c *watch.Client, name string, out io.Writer) (int, error) {
-	log := slog.New(slog.NewTextHandler(io.Discard, nil)) // a list says the same by its error
 	var modules []api.Module
 	var err error
 	if name != "" {
@@ -26,12 +25,12 @@ func printStatus(ctx context.Context, c *watch.Client, name string, out io.Write
 		one, err = inRollout(ctx, c, name)
 		modules = []api.Module{one}
 	} else {
-		modules, err = watch.List[api.Module](ctx, c, watch.Resource{Path: modulesPath}, log)
+		modules, err = watch.List[api.Module](ctx, c, watch.Resource{Path: modulesPath}, discard)
 	}
 	if err != nil {
 		return exitError, err
 	}
-	nodes, err := watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, log)
+	nodes, err := listNodes(ctx, c)
 	if err != nil {
 		return exitError, err
 	}
@@ -44,11 +43,17 @@ func printStatus(ctx context.Context, c *watch.Client, name string, out io.Write
 		if _, err := io.WriteString(out, s.text(m)); err != nil {
 			return exitError, err
 		}
-		if len(s.failed) > 0 {
+		if p := m.Progress(); len(s.failed) > 0 || p != nil && p.Halted != nil {
 			code = exitFailed
 		}
 	}
 	return code, nil
+}
+
+var discard = slog.New(slog.DiscardHandler) // a list says the same by its error
+
+func listNodes(ctx context.Context, c *watch.Client) ([]api.KerbNode, error) {
+	return watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, discard)
 }
 
 // summary is what the nodes say of one rollout.
@@ -69,8 +74,9 @@ type failure struct {
 func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 	name, version := m.Metadata.Name, m.Version()
 	s.nodes = len(nodes)
+	division := m.Division()
 	for _, n := range nodes {
-		is, runs := m.Updated(n.Metadata.Name), n.Runs(name, version)
+		is, runs := division.Has(n.Metadata.Name), n.Runs(name, version)
 		switch {
 		case is && runs:
 			s.run++
@@ -94,16 +100,27 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 // text is a line on what was asked for, one on what the nodes say, and one for each of the first nodes with a problem.
 func (s summary) text(m api.Module) string {
 	var b strings.Builder
-	r := m.Spec.Rollout
-	fmt.Fprintf(&b, "%s: %d %% of the nodes", m.Metadata.Name, r.Percent)
-	if n := len(r.Nodes); n > 0 {
+	d := m.Division()
+	fmt.Fprintf(&b, "%s: %d %% of the nodes", m.Metadata.Name, d.Percent)
+	if n := len(d.Nodes); n > 0 {
 		fmt.Fprintf(&b, " and %d by name", n)
 	}
-	if r.Paused {
+	if m.Spec.Rollout.Paused {
 		b.WriteString(", paused")
+	}
+	p := m.Progress()
+	halted := p != nil && p.Halted != nil
+	switch {
+	case halted:
+		b.WriteString(", halted")
+	case p == nil && !m.Spec.Rollout.ByHand():
+		b.WriteString(", waits for kerb-kube-controller")
 	}
 	fmt.Fprintf(&b, "\n  new version: %d of %d nodes, %d run it, %d went back, %d with another problem, "+
 		"%d have not said yet\n", s.updated, s.nodes, s.run, s.back, len(s.failed)-s.back, s.updated-s.run-len(s.failed))
+	if halted {
+		fmt.Fprintf(&b, "  %s: %s\n", p.Halted.Reason, p.Halted.Message)
+	}
 	if s.late > 0 {
 		fmt.Fprintf(&b, "  %d more still run it\n", s.late)
 	}

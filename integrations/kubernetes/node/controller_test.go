@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"syscall"
 	"testing"
@@ -41,48 +42,55 @@ func (b *bed) holder() string {
 	return lease.Spec.Holder
 }
 
-// kerb-kube-controller counts what the nodes say, with its rights alone. When it is killed, another one continues.
-func TestController(t *testing.T) {
-	b := newBed(t)
+// controllerConfig returns a kubeconfig with the rights of kerb-kube-controller.
+func (b *bed) controllerConfig() string {
+	b.T.Helper()
 	b.applyManifests("kerb-kube-node.yaml")
 	b.applyManifests("kerb-kube-controller.yaml")
 	var answer struct{ Status struct{ Token string } }
 	b.api.Must(http.MethodPost, "/api/v1/namespaces/kerb-system/serviceaccounts/kerb-kube-controller/token",
 		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{}}, &answer)
-	file := filepath.Join(t.TempDir(), "token")
+	file := filepath.Join(b.T.TempDir(), "token")
 	if err := os.WriteFile(file, []byte(answer.Status.Token), 0o600); err != nil {
-		t.Fatal(err)
+		b.T.Fatal(err)
 	}
-	kubeconfig := b.api.Kubeconfig(file)
+	return b.api.Kubeconfig(file)
+}
 
-	const name = "web"
-	says := func(node, status string) {
-		t.Helper()
-		text := "apiVersion: kerb.dev/v1alpha1\nkind: KerbNode\nmetadata: {name: " + node + "}\nstatus: {" + status + "}\n"
-		for _, path := range []string{"", "/status"} {
-			if err := b.api.Apply(nodesPath+node+path, text); err != nil {
-				t.Fatal(err)
-			}
+// says replaces the status of a node that does not run.
+func (b *bed) says(node, status string) {
+	b.T.Helper()
+	text := "apiVersion: kerb.dev/v1alpha1\nkind: KerbNode\nmetadata: {name: " + node + "}\nstatus: {" + status + "}\n"
+	for _, path := range []string{"", "/status"} {
+		if err := b.api.Apply(nodesPath+node+path, text); err != nil {
+			b.T.Fatal(err)
 		}
 	}
+}
+
+// kerb-kube-controller counts what the nodes say, with its rights alone. When it is killed, another one continues.
+func TestController(t *testing.T) {
+	b := newBed(t)
+	kubeconfig := b.controllerConfig()
+	const name = "web"
 	counted := func(what string, want api.ClusterModuleStatus) {
 		t.Helper()
 		b.Eventually(what, func() bool {
 			var m api.ClusterModule
 			b.api.Must(http.MethodGet, modulesPath+name, nil, &m)
 			want.Generation = m.Metadata.Generation
-			return m.Status != nil && *m.Status == want
+			return m.Status != nil && reflect.DeepEqual(*m.Status, want)
 		})
 	}
-	says("n2", "")
-	says("n3", "")
+	b.says("n2", "")
+	b.says("n3", "")
 	b.module(name, counter("app: web"))
 	b.Eventually("the node reports", func() bool { return b.status().Status.Conditions[0].Status == "True" })
 	first := b.controller(kubeconfig)
 	counted("three nodes", api.ClusterModuleStatus{Desired: 3, Ready: 3})
 	leader := b.holder()
 	second := b.controller(kubeconfig)
-	says("n2", "modules: [{name: web, generation: 1, reason: Refused}]")
+	b.says("n2", "modules: [{name: web, generation: 1, reason: Refused}]")
 	counted("one of them refuses", api.ClusterModuleStatus{Desired: 3, Ready: 2, Failed: 1})
 	if now := b.holder(); leader == "" || now != leader {
 		t.Errorf("the Lease went from %q to %q", leader, now)
@@ -93,7 +101,7 @@ func TestController(t *testing.T) {
 	b.module(name, "{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {app: web}}}}, config: {}, "+
 		"rollout: {percent: 0, nodes: [n1, n2, n3], previous: {package: {name: counter}}}}")
 	b.Eventually("another one holds the Lease", func() bool { now := b.holder(); return now != "" && now != leader })
-	says("n2", "modules: [{name: web, generation: 2, reason: RolledBack}]")
+	b.says("n2", "modules: [{name: web, generation: 2, reason: RolledBack}]")
 	counted("a rollout", api.ClusterModuleStatus{Desired: 3, Ready: 1, Failed: 1, RolledBack: 1})
 	if cells := b.api.Table(modulesPath); len(cells) < 7 || cells[4] != int64(3) && cells[4] != float64(3) {
 		t.Errorf("kubectl get shows %v", cells)

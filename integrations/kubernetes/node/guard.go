@@ -40,10 +40,10 @@ type trial struct {
 	Limit   *int     `json:"limit,omitempty"`   // spec.rollout.maxDrops when it did
 }
 
-// updated reports whether a rollout has the node run the new version of m, or try it. While it is paused, nodes that
-// have not begun with it do not.
+// updated reports whether a rollout has the node run the new version of m, or try it. While it is paused or halted,
+// nodes that have not begun with it do not.
 func (s *state) updated(m api.Module) bool {
-	return m.Updated(s.node) && (!m.Spec.Rollout.Paused || s.trials[m.Metadata.Name].Version == m.Version())
+	return m.Updated(s.node) && (!m.Holds() || s.trials[m.Metadata.Name].Version == m.Version())
 }
 
 // failed reports whether the node has gone back from the new version of m. With another limit it tries it again.

@@ -23,7 +23,7 @@ func observed(packets, drops uint64, conditions ...v1.Condition) v1.Module {
 
 func inRollout(limit *int) api.Module {
 	return api.Module{Metadata: api.ObjectMeta{Name: "web"}, Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"},
-		Rollout: &api.Rollout{Nodes: []string{"n1"}, MaxDrops: limit,
+		Rollout: &api.Rollout{Percent: new(0), Nodes: []string{"n1"}, MaxDrops: limit,
 			Previous: api.Previous{Package: api.Package{Name: "counter"}}}}}
 }
 

@@ -20,7 +20,7 @@ func TestRollout(t *testing.T) {
 	const name = "guard"
 	first := 0 // percentage at which n1 is in the rollout
 	for m := (api.Module{Metadata: api.ObjectMeta{Name: name}}); ; first++ {
-		m.Spec.Rollout = &api.Rollout{Percent: first}
+		m.Spec.Rollout = &api.Rollout{Percent: &first}
 		if m.Updated("n1") {
 			break
 		}

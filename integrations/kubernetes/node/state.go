@@ -164,6 +164,7 @@ func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 		func(m api.Module) bool {
 			m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Namespace: m.Metadata.Namespace, UID: m.Metadata.UID,
 				Generation: m.Metadata.Generation, Created: m.Metadata.Created}
+			m.Status = followed(m)
 			before, known := s.modules[nodeName(m)]
 			if known && reflect.DeepEqual(before, m) {
 				return false
@@ -176,6 +177,19 @@ func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 			delete(s.modules, nodeName(m))
 			s.ruled(m.Metadata.Namespace)
 		})
+}
+
+// followed is what a node keeps of the status of a module: nothing that changes when nodes are counted.
+func followed(m api.Module) *api.ModuleStatus {
+	p := m.Progress()
+	if p == nil {
+		return nil
+	}
+	out := &api.RolloutStatus{Version: p.Version, Percent: p.Percent, Canaries: p.Canaries}
+	if p.Halted != nil {
+		out.Halted = &api.Halt{Reason: p.Halted.Reason}
+	}
+	return &api.ModuleStatus{Rollout: out}
 }
 
 // nodeName is the name of the agent's module.

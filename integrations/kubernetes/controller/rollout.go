@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// Reasons of the condition RolledOut, and of halts.
+const (
+	conditionRolledOut = "RolledOut"
+	reasonCanaries     = "Canaries"
+	reasonWaves        = "Waves"
+	reasonPaused       = "Paused"
+	reasonComplete     = "Complete"
+	reasonFailed       = "NodesFailed"
+	reasonSilent       = "NodesSilent"
+)
+
+// Limits of texts in a status.
+const (
+	maxNamed   = 3   // nodes in a message
+	maxSaid    = 250 // runes of what one of them says
+	maxMessage = 1024
+)
+
+// tally is what the nodes that have the new version say of it.
+type tally struct {
+	nodes, run, silent int
+	failed             []said
+	quiet              []string // names of the silent ones
+}
+
+// said is what a node reports of a module.
+type said struct{ node, text string }
+
+// count asks the nodes of a division. A report about an earlier generation is no answer: the node has not compared the
+// present one yet. Nodes that are named and have no KerbNode are silent, too.
+func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
+	name, version, present := m.Metadata.Name, m.Version(), map[string]bool{}
+	for _, n := range d.Of(nodes) {
+		present[n.Metadata.Name] = true
+		t.nodes++
+		switch p := n.Problem(name); {
+		case p != nil && p.Generation >= m.Metadata.Generation:
+			t.failed = append(t.failed, said{n.Metadata.Name, p.Reason + ": " + p.Message})
+		case p == nil && n.Runs(name, version):
+			t.run++
+		default:
+			t.silent++
+			t.quiet = append(t.quiet, n.Metadata.Name)
+		}
+	}
+	for _, name := range d.Nodes {
+		if !present[name] {
+			t.nodes, t.silent, t.quiet = t.nodes+1, t.silent+1, append(t.quiet, name)
+		}
+	}
+	slices.SortFunc(t.failed, func(a, b said) int { return cmp.Compare(a.node, b.node) })
+	slices.Sort(t.quiet)
+	return t
+}
+
+// wave is where the rollout of a module has been green since a time. It is in memory: another process waits again.
+type wave struct {
+	version string
+	began   time.Time // RolloutStatus.Since
+	green   time.Time // zero if a node has not answered
+}
+
+// advance returns the next state of a rollout, and what the condition says of it. nodes are all that there are.
+func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus, api.Condition) {
+	r, was := m.Spec.Rollout, m.Progress()
+	p := begin(m, now)
+	if was != nil {
+		p = *was
+	}
+	m.Status = &api.ModuleStatus{Rollout: &p}
+	if w.version != p.Version || !w.began.Equal(p.Since) {
+		*w = wave{version: p.Version, began: p.Since}
+	}
+	t := count(m, m.Division(), nodes)
+	late := !now.Before(p.Since.Add(r.Deadline()))
+	if p.Halted == nil {
+		p.Halted = halt(m, p, t, late)
+	}
+	switch waiting := t.silent > 0 && !late; {
+	case p.Halted != nil:
+		w.green = time.Time{}
+		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
+	case waiting || len(nodes) == 0:
+		w.green = time.Time{}
+	case w.green.IsZero():
+		w.green = now
+	}
+	soaked := !w.green.IsZero() && !now.Before(w.green.Add(r.Soak()))
+	switch {
+	case p.Percent == 100 && !w.green.IsZero():
+		return &p, condition("True", reasonComplete, t.text(p))
+	case r.Paused:
+		return &p, condition("False", reasonPaused, t.text(p)+"; kubectl kerb rollout resume "+m.Metadata.Name+
+			" continues it")
+	case soaked || t.nodes == 0 && len(nodes) > 0:
+		p.Percent, p.Since = nextPercent(m, p, nodes), now.UTC().Truncate(time.Second)
+		m.Status = &api.ModuleStatus{Rollout: &p}
+		t = count(m, m.Division(), nodes)
+	}
+	if p.Percent == 0 {
+		return &p, condition("False", reasonCanaries, t.text(p))
+	}
+	return &p, condition("False", reasonWaves, t.text(p))
+}
+
+// begin is the state of a rollout that begins.
+func begin(m api.Module, now time.Time) api.RolloutStatus {
+	p := api.RolloutStatus{Version: m.Version(), Since: now.UTC().Truncate(time.Second)}
+	if named := m.Spec.Rollout.Nodes; len(named) > 0 {
+		p.Canaries = named
+	}
+	return p
+}
+
+// nextPercent is that of the next wave with a node that has not had one: in a small cluster many waves have none.
+func nextPercent(m api.Module, p api.RolloutStatus, nodes []api.KerbNode) int {
+	has := len(m.Division().Of(nodes))
+	for _, step := range m.Spec.Rollout.Steps() {
+		next := p
+		next.Percent = step
+		m.Status = &api.ModuleStatus{Rollout: &next}
+		if step > p.Percent && len(m.Division().Of(nodes)) > has {
+			return step
+		}
+	}
+	return 100
+}
+
+// halt returns why a rollout has to halt, or nil. A canary that does not answer may have been lost by the new version;
+// of a wave, nodes may be offline, but not most of them.
+func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
+	limit := max(m.Spec.Rollout.MaxFailed, p.Accepted)
+	bad, reason := len(t.failed), reasonFailed
+	if late && t.silent > 0 && (p.Percent == 0 || t.silent > t.run) {
+		if bad <= limit {
+			reason = reasonSilent
+		}
+		bad += t.silent
+	}
+	if bad <= limit {
+		return nil
+	}
+	text := fmt.Sprintf("%d of %d nodes do not run the new version, and spec.rollout.maxFailed allows %d", bad, t.nodes,
+		m.Spec.Rollout.MaxFailed)
+	if p.Accepted > m.Spec.Rollout.MaxFailed {
+		text += fmt.Sprintf(", and resume accepted %d", p.Accepted)
+	}
+	return &api.Halt{Reason: reason, Message: truncate(fmt.Sprintf("%s: %s; kubectl kerb rollout undo %s has all nodes "+
+		"run the previous version, and resume continues without these nodes", text, t.blame(bad > len(t.failed)),
+		m.Metadata.Name), maxMessage)}
+}
+
+// blame names the first nodes that failed, with what they say, or those that say nothing.
+func (t tally) blame(silent bool) string {
+	var out []string
+	for _, f := range t.failed {
+		out = append(out, f.node+" "+truncate(f.text, maxSaid))
+	}
+	if silent {
+		for _, name := range t.quiet {
+			out = append(out, name+" has not answered")
+		}
+	}
+	if more := len(out) - maxNamed; more > 0 {
+		out = append(out[:maxNamed], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(out, "; ")
+}
+
+func (t tally) text(p api.RolloutStatus) string {
+	return fmt.Sprintf("%d %% of the nodes and %d canaries: of %d nodes, %d run it, %d failed, %d have not answered",
+		p.Percent, len(p.Canaries), t.nodes, t.run, len(t.failed), t.silent)
+}
+
+func condition(status, reason, message string) api.Condition {
+	return api.Condition{Type: conditionRolledOut, Status: status, Reason: reason, Message: truncate(message, maxMessage)}
+}
+
+func truncate(text string, most int) string {
+	if runes := []rune(text); len(runes) > most {
+		return string(runes[:most-3]) + "..."
+	}
+	return text
+}

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// drill is a rollout over nodes that say what a test has them say.
+type drill struct {
+	t     *testing.T
+	m     api.Module
+	nodes []api.KerbNode
+	wave  wave
+	now   time.Time
+	last  api.Condition
+}
+
+func newDrill(t *testing.T, nodes int, r api.Rollout) *drill {
+	t.Helper()
+	r.Previous = api.Previous{Package: api.Package{Name: "old"}}
+	d := &drill{t: t, now: time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC), m: api.Module{Spec: api.ModuleSpec{
+		Package: api.Package{Name: "new"}, Rollout: &r}, Metadata: api.ObjectMeta{Name: "web", Generation: 7}}}
+	for i := range nodes {
+		d.nodes = append(d.nodes, api.KerbNode{Metadata: api.ObjectMeta{Name: fmt.Sprintf("n%02d", i)}})
+	}
+	return d
+}
+
+// tick is one comparison, some seconds after the one before. It returns the nodes that have the version.
+func (d *drill) tick(seconds int) (has []int) {
+	d.t.Helper()
+	d.now = d.now.Add(time.Duration(seconds) * time.Second)
+	p, c := advance(d.m, d.nodes, &d.wave, d.now)
+	d.m.Status, d.last = &api.ModuleStatus{Rollout: p}, c
+	for i, n := range d.nodes {
+		if d.m.Updated(n.Metadata.Name) {
+			has = append(has, i)
+		}
+	}
+	return has
+}
+
+func (d *drill) run(nodes ...int) {
+	for _, i := range nodes {
+		d.nodes[i].Status = &api.KerbNodeStatus{Updated: []api.NodeVersion{{Name: "web", Version: d.m.Version()}}}
+	}
+}
+
+func (d *drill) report(i int, reason string, generation int64) {
+	d.nodes[i].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: reason,
+		Generation: generation, Message: strings.Repeat("what the node says ", 30)}}}
+}
+
+// expect compares the condition with status, reason and a part of its message.
+func (d *drill) expect(status, reason, message string) {
+	d.t.Helper()
+	if d.last.Status != status || d.last.Reason != reason || !strings.Contains(d.last.Message, message) {
+		d.t.Fatalf("condition %+v, want %s %s with %q", d.last, status, reason, message)
+	}
+	if n := len([]rune(d.last.Message)); n > maxMessage {
+		d.t.Errorf("a message of %d runes", n)
+	}
+}
+
+func (d *drill) same(a, b []int, what string) {
+	d.t.Helper()
+	if !reflect.DeepEqual(a, b) {
+		d.t.Fatalf("%s: nodes %v, before %v", what, b, a)
+	}
+}
+
+// Waves follow each other when all their nodes run the version, and have done so for the soak time.
+func TestWaves(t *testing.T) {
+	d := newDrill(t, 60, api.Rollout{SoakSeconds: new(10), Nodes: []string{"n07"}})
+	canary := d.tick(0)
+	d.same([]int{7}, canary, "the canary alone")
+	d.expect("False", reasonCanaries, "0 have not answered"[1:])
+	d.same(canary, d.tick(30), "the canary has not answered")
+	d.run(7)
+	d.same(canary, d.tick(2), "the canary has just answered")
+	d.same(canary, d.tick(9), "the canary has to soak")
+	before := d.tick(1)
+	waves := 1
+	for ; d.m.Status.Rollout.Percent < 100; waves++ {
+		d.same(before, d.tick(30), "a wave that has not answered")
+		d.run(before...)
+		d.nodes[before[waves%len(before)]].Status = nil
+		d.same(before, d.tick(2), "a wave of which one node has not answered")
+		d.expect("False", reasonWaves, "1 have not answered")
+		d.run(before...)
+		d.tick(2)
+		next := d.tick(10)
+		if len(next) <= len(before) {
+			t.Fatalf("a wave of %d nodes after one of %d", len(next), len(before))
+		}
+		before = next
+	}
+	if waves != 4 || len(before) != 60 {
+		t.Errorf("%d waves, %d nodes", waves, len(before))
+	}
+	d.tick(2)
+	d.expect("False", reasonWaves, "60 nodes")
+	d.run(before...)
+	d.tick(2)
+	d.expect("True", reasonComplete, "60 run it")
+	d.m.Spec.Package.Name = "newer"
+	if has := d.tick(2); len(has) != 1 || d.m.Status.Rollout.Percent != 0 {
+		t.Errorf("another version begins with %v at %d %%", has, d.m.Status.Rollout.Percent)
+	}
+}
+
+// More failed nodes than are allowed halt the rollout, with what they say, until a user resumes it.
+func TestHalt(t *testing.T) {
+	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Waves: []int{20, 60, 100}, MaxFailed: 1})
+	d.tick(0)
+	wave := d.tick(0)
+	d.run(wave...)
+	d.report(wave[1], api.RolledBack, 6)
+	d.same(wave, d.tick(1), "a report about an earlier generation is no answer")
+	d.report(wave[1], api.RolledBack, 7)
+	next := d.tick(1)
+	if len(next) <= len(wave) {
+		t.Fatal("one failed node of one that is allowed stops the rollout")
+	}
+	d.run(next...)
+	d.report(wave[0], "Refused", 7)
+	d.report(wave[1], api.RolledBack, 7)
+	d.report(next[len(next)-1], "Refused", 7)
+	d.same(next, d.tick(1), "three nodes have failed")
+	d.expect("False", reasonFailed, "3 of ")
+	d.expect("False", reasonFailed, "Refused: what the node says")
+	d.expect("False", reasonFailed, "kubectl kerb rollout undo web")
+	d.run(next...)
+	d.same(next, d.tick(1000), "the nodes are well again: only a user resumes")
+	d.expect("False", reasonFailed, "3 of ")
+	if !d.m.Holds() {
+		t.Error("nodes begin while the rollout has halted")
+	}
+
+	d.report(wave[0], "Refused", 7)
+	d.m.Status.Rollout.Halted, d.m.Status.Rollout.Accepted, d.m.Status.Rollout.Since = nil, 1, d.now
+	if d.tick(1); d.m.Status.Rollout.Percent != 100 {
+		t.Errorf("resumed: %+v", d.m.Status.Rollout)
+	}
+	d.report(wave[1], "Refused", 7)
+	d.tick(1)
+	d.expect("False", reasonFailed, "2 of 40")
+}
+
+// Nodes that are offline hold a wave until its deadline. Canaries that do not answer halt it then, and so do most
+// nodes of a wave.
+func TestSilentNodes(t *testing.T) {
+	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Waves: []int{50, 100}})
+	d.tick(0)
+	wave := d.tick(0)
+	d.run(wave[len(wave)/4:]...)
+	d.same(wave, d.tick(99), "some are silent before the deadline")
+	if next := d.tick(1); len(next) != 40 {
+		t.Fatalf("%d nodes after the deadline", len(next))
+	}
+	d.tick(99)
+	d.expect("False", reasonWaves, "have not answered")
+	d.tick(1)
+	d.expect("False", reasonSilent, "has not answered; ")
+
+	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Nodes: []string{"n01", "n02"}})
+	d.tick(0)
+	d.run(1)
+	d.same([]int{1, 2}, d.tick(99), "a canary is silent")
+	d.expect("False", reasonCanaries, "1 have not answered")
+	d.same([]int{1, 2}, d.tick(1), "a canary was silent until the deadline")
+	d.expect("False", reasonSilent, "n02 has not answered")
+
+	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Nodes: []string{"edge-7"}})
+	d.tick(0)
+	d.same(nil, d.tick(100), "the canary is no node of the cluster")
+	d.expect("False", reasonSilent, "edge-7 has not answered")
+}
+
+// A rollout that is paused continues where it was, and one without nodes waits for some.
+func TestPaused(t *testing.T) {
+	d := newDrill(t, 0, api.Rollout{SoakSeconds: new(0)})
+	d.tick(0)
+	d.tick(1000)
+	if d.m.Status.Rollout.Percent != 0 {
+		t.Fatal("waves without nodes")
+	}
+	nodes := newDrill(t, 40, api.Rollout{}).nodes
+	d.nodes, d.m.Spec.Rollout.Paused = nodes, true
+	if has := d.tick(1); len(has) != 0 {
+		t.Fatalf("paused: %v", has)
+	}
+	d.expect("False", reasonPaused, "resume web continues it")
+	d.m.Spec.Rollout.Paused = false
+	if has := d.tick(1); len(has) == 0 {
+		t.Fatal("no wave after the pause")
+	}
+}

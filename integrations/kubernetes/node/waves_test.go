@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// fleet is a controller, and nodes n2 to n9 that say what the test has them say, next to n1, which is real.
+type fleet struct {
+	*bed
+	name string
+}
+
+var others = strings.Fields("n2 n3 n4 n5 n6 n7 n8 n9")
+
+func newFleet(t *testing.T, name string) *fleet {
+	f := &fleet{newBed(t), name}
+	for _, node := range others {
+		f.says(node, "agent: test")
+	}
+	f.controller(f.controllerConfig())
+	return f
+}
+
+func (f *fleet) get() (m api.ClusterModule) {
+	f.T.Helper()
+	f.api.Must(http.MethodGet, modulesPath+f.name, nil, &m)
+	if m.Status == nil {
+		m.Status = &api.ClusterModuleStatus{}
+	}
+	if m.Status.Rollout == nil {
+		m.Status.Rollout = &api.RolloutStatus{}
+	}
+	if len(m.Status.Conditions) == 0 {
+		m.Status.Conditions = []api.Condition{{}}
+	}
+	return m
+}
+
+// runs has the other nodes that have the new version say that they run it, and returns them.
+func (f *fleet) runs() (all []string) {
+	f.T.Helper()
+	m := f.get()
+	of := m.Module()
+	for _, node := range others {
+		if of.Updated(node) {
+			f.says(node, fmt.Sprintf("updated: [{name: %s, version: %s}]", f.name, of.Version()))
+			all = append(all, node)
+		}
+	}
+	return all
+}
+
+// config returns what of a module's config this node runs.
+func (f *fleet) config() string {
+	var m v1.Module
+	if f.Get("/v1/modules/"+f.name, &m) != nil {
+		return ""
+	}
+	config, _ := json.Marshal(m.Spec.Config)
+	return string(config)
+}
+
+func (f *fleet) percent(want int) {
+	f.T.Helper()
+	f.Eventually(fmt.Sprint("a wave of ", want, " %"), func() bool { return f.get().Status.Rollout.Percent == want })
+}
+
+// condition waits for the condition, and returns its message.
+func (f *fleet) condition(status, reason string) string {
+	f.T.Helper()
+	var c api.Condition
+	f.Eventually("RolledOut is "+status+" "+reason, func() bool {
+		c = f.get().Status.Conditions[0]
+		return c.Type == "RolledOut" && c.Status == status && c.Reason == reason
+	})
+	return c.Message
+}
+
+func firewallRollout(policy, rollout string) string {
+	version := func(policy string) string {
+		return "package: {name: firewall}, config: {defaultPolicy: {ingress: " + policy + "}}"
+	}
+	return "{" + version(policy) + ", attach: {pods: {}}, rollout: {" + rollout + ", previous: {" + version("allow") +
+		"}}}"
+}
+
+// kerb-kube-controller begins with a canary, then raises the percentage by one write for each wave, and halts when a
+// node goes back: no other node begins. resume continues, another version begins again, and undo ends it.
+func TestWaves(t *testing.T) {
+	f := newFleet(t, "guard")
+	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")
+	f.Eventually("the first version runs", func() bool { return strings.Contains(f.config(), "allow") })
+	const waves = "nodes: [n1], waves: [50, 100], soakSeconds: 1"
+	f.module(f.name, firewallRollout("deny", waves))
+	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "deny") })
+	f.percent(50)
+	wave := f.runs()
+	if len(wave) == 0 || len(wave) == len(others) {
+		t.Fatalf("a wave of %v", wave)
+	}
+	const reason = "the new version dropped 41 of 3904 packets"
+	f.says(wave[0], fmt.Sprintf("modules: [{name: guard, generation: %d, reason: RolledBack, message: %q}]",
+		f.get().Metadata.Generation, reason))
+	if text := f.condition("False", "NodesFailed"); !strings.Contains(text, wave[0]+" RolledBack: "+reason) {
+		t.Errorf("the condition does not say what the node says: %s", text)
+	}
+	out, code := f.kubectl("rollout", "status", f.name)
+	if code != 3 || !strings.Contains(out, "50 % of the nodes and 1 by name, halted") ||
+		!strings.Contains(out, "NodesFailed: 1 of ") {
+		t.Errorf("status of a rollout that has halted: %d %s", code, out)
+	}
+	if has := f.runs(); len(has) != len(wave) {
+		t.Errorf("nodes %v have the version, before the halt %v", has, wave)
+	}
+	f.says(wave[0], "agent: test")
+	time.Sleep(3 * time.Second) // the controller has compared at least once
+	if p := f.get().Status.Rollout; p.Percent != 50 || p.Halted == nil {
+		t.Fatalf("the rollout continues by itself: %+v", p)
+	}
+
+	if out, code := f.kubectl("rollout", "resume", f.name); code != 0 {
+		t.Fatal(out)
+	}
+	f.Eventually("the status is counted", func() bool { return f.get().Status.Rollout.Halted == nil })
+	f.runs()
+	f.percent(100)
+	f.runs()
+	f.condition("True", "Complete")
+	if cells := f.api.Table(modulesPath); len(cells) != 9 || cells[7] != "Complete" {
+		t.Errorf("kubectl get shows %v", cells)
+	}
+	if n := f.get().Metadata.Generation; n != 2 {
+		t.Errorf("generation %d: controller or resume have changed the spec", n)
+	}
+
+	for _, node := range others {
+		f.says(node, "agent: test")
+	}
+	f.module(f.name, firewallRollout("deny, egress: allow", waves))
+	f.Eventually("the canary runs another version", func() bool { return strings.Contains(f.config(), "egress") })
+	f.percent(50)
+	if out, code := f.kubectl("rollout", "undo", f.name); code != 0 {
+		t.Fatal(out)
+	}
+	f.Eventually("the node runs the previous version", func() bool { return strings.Contains(f.config(), "allow") })
+	f.Eventually("the status of the rollout has gone", func() bool {
+		m := f.get()
+		return m.Status.Rollout.Version == "" && m.Status.Conditions[0].Type == ""
+	})
+}
+
+// A version that the verifier accepts and that drops one of 100 packets is taken back by the canary, and halts the
+// rollout there.
+func TestDrill(t *testing.T) {
+	f := newFleet(t, "guard")
+	const previous = "package: {name: firewall}, config: {defaultPolicy: {egress: allow}}"
+	const selects = "attach: {pods: {podSelector: {matchLabels: {app: web}}}}"
+	f.module(f.name, "{"+previous+", "+selects+"}")
+	web := f.pod("web", map[string]string{"app": "web"})
+	web.await(f.name)
+	s, other := f.sink("sink"), &atomic.Bool{}
+	web.sends(s, other, 50)
+	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {egress: allow}, rules: "+
+		"[{direction: egress, action: deny, protocol: udp, dstPort: 50}]}, "+selects+", rollout: {nodes: [n1], "+
+		"soakSeconds: 600, maxDrops: 5, previous: {"+previous+"}}}")
+	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "rules") })
+	f.condition("False", "Canaries")
+	began := time.Now()
+	other.Store(true)
+	f.Eventually("the canary goes back", func() bool { return !strings.Contains(f.config(), "rules") })
+	t.Logf("the canary was back after %.1f s of drops", time.Since(began).Seconds())
+	if text := f.condition("False", "NodesFailed"); !strings.Contains(text, "n1 RolledBack: the new version dropped") {
+		t.Errorf("the condition says %s", text)
+	}
+	t.Logf("the rollout has halted after %.1f s", time.Since(began).Seconds())
+	if p := f.get().Status.Rollout; p.Percent != 0 || len(f.runs()) != 0 {
+		t.Errorf("after the canary: %+v", p)
+	}
+}
