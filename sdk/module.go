@@ -38,7 +38,7 @@ type Compiled interface {
 }
 
 // Running is what a control plane keeps for one map set. Its methods are those of the optional interfaces Handler,
-// Runner, Collector, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser,
+// Runner, Collector, NoteNamer, HealthChecker, Conditioner, InstanceReporter, VirtualServiceUser, ModelUser,
 // AttachmentWatcher and ClientServer. They are called concurrently unless an interface says otherwise.
 type Running any
 
@@ -213,6 +213,12 @@ type HealthChecker interface {
 // Collector is a Running with metrics. Names get the prefix kerb_<package>_, and a label module is added.
 type Collector interface {
 	Collect() ([]Sample, error)
+}
+
+// NoteNamer is a Running that has names for the values of notes (kerb_note), for traces. note is one of the manifest's.
+// An empty name leaves the number.
+type NoteNamer interface {
+	NoteName(note string, value uint64) string
 }
 
 // Sample is one metric value.

@@ -113,6 +113,7 @@ func (p *moduleServer) routes() http.Handler {
 	own("GET wanted", func(r *http.Request) (any, error) { return p.requests.take(r.Context()), nil })
 	own("GET health", p.serveHealth)
 	own("GET metrics", p.serveMetrics)
+	own("POST note", decoded(p.serveNote))
 	mux.HandleFunc("/", p.serveModule)
 	return mux
 }
@@ -445,6 +446,19 @@ func (p *moduleServer) serveMetrics(*http.Request) (any, error) {
 		return []Sample{}, nil
 	}
 	return m.Collect()
+}
+
+func (p *moduleServer) serveNote(_ context.Context, r NoteRequest) (any, error) {
+	now := p.use()
+	if now == nil {
+		return NoteAnswer{}, nil
+	}
+	defer now.users.Done()
+	namer, ok := now.state.(NoteNamer)
+	if !ok {
+		return nil, errNotOurs
+	}
+	return NoteAnswer{namer.NoteName(r.Note, r.Value)}, nil
 }
 
 // serveModule passes the request to the module's handler. The map set stays open until the handler returns, even if it

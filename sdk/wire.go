@@ -32,6 +32,17 @@ type MapSetRequest struct {
 	Kernel      Kernel          `json:"kernel,omitzero"`     // start only
 }
 
+// NoteRequest is the body of note: a value that the data plane noted about a packet, of a note of the manifest.
+type NoteRequest struct {
+	Note  string `json:"note"`
+	Value uint64 `json:"value"`
+}
+
+// NoteAnswer is the body of the answer to note.
+type NoteAnswer struct {
+	Name string `json:"name,omitempty"`
+}
+
 // MapsMessage comes with the descriptors of the maps that it names, in the same order; or with those of the packet
 // sockets.
 type MapsMessage struct {

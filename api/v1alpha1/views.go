@@ -155,6 +155,7 @@ type TraceStep struct {
 
 	Note  string `json:"note,omitempty" doc:"What the module noted about the packet: a name of its package, such as rule"`
 	Value uint64 `json:"value,omitempty" doc:"Of the note"`
+	Name  string `json:"name,omitempty" doc:"Of that value, from the module's control plane: of a rule, of an instance"`
 
 	Nanoseconds uint64 `json:"nanoseconds,omitempty" doc:"That the module took, with about 20 for the clock"`
 

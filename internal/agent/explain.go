@@ -12,6 +12,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/explain"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/trace"
 )
 
 // Explain runs a packet through copies of the chains that it would meet. Copying and linking them takes a while:
@@ -25,7 +26,7 @@ func (a *Agent) Explain(ctx context.Context, r v1.ExplainRequest) (out v1.Explai
 	_, exists := resource.Service.Get(a.now.Desired, r.Service)
 	_, modules := a.now.Running()
 	node := explain.Node{Points: maps.Clone(a.now.Points), Reason: a.now.ReasonNames(),
-		Note: a.now.NoteNames()}
+		Note: a.now.NoteNames(), Name: trace.NoteValues(a.live.Planes())}
 	a.changes.Unlock()
 	if !exists {
 		return out, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}

@@ -55,7 +55,8 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, errors.Join(forOperator(err), a.reconcile())
 	}
 	a.trace = trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
-		Reason: a.now.ReasonNames(), Note: a.now.NoteNames()})
+		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
+		Name: trace.NoteValues(a.live.Planes())})
 	return a.trace, nil
 }
 

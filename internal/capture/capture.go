@@ -7,7 +7,9 @@ import (
 	"cmp"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -92,7 +94,7 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 			text += " (" + s.Reason + ")"
 		}
 		if s.Note != "" {
-			text += fmt.Sprintf(" %s=%d", s.Note, s.Value)
+			text += " " + s.Note + "=" + noteValue(s)
 		}
 		if s.Protocol != "" {
 			text += " -> " + Ends(s.Protocol, s.Source, s.Destination)
@@ -106,6 +108,17 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 		steps = append(steps, text)
 	}
 	return strings.Join(steps, " ")
+}
+
+// noteValue is the name of the value of a note, or its number: a word, as names may have spaces and worse.
+func noteValue(s v1alpha1.TraceStep) string {
+	if s.Name == "" {
+		return strconv.FormatUint(s.Value, 10)
+	}
+	if odd := func(r rune) bool { return r <= ' ' || r == '"' || !unicode.IsPrint(r) }; strings.ContainsFunc(s.Name, odd) {
+		return strconv.Quote(s.Name)
+	}
+	return s.Name
 }
 
 // Ends are the protocol, the source and the destination of a packet.

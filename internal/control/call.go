@@ -143,6 +143,19 @@ func (p *Supervisor) Metrics(ctx context.Context) (samples []sdk.Sample, stale b
 	return p.measured, true, err
 }
 
+// NoteName asks for the name of a value that the data plane noted about a packet; empty if it has none.
+func (p *Supervisor) NoteName(ctx context.Context, note string, value uint64) (string, error) {
+	p.mu.Lock()
+	r := p.run
+	p.mu.Unlock()
+	if r == nil {
+		return "", fmt.Errorf("control plane of module %s does not run", p.module)
+	}
+	var answer sdk.NoteAnswer
+	err := p.call(ctx, r, noteTime, "note", sdk.NoteRequest{Note: note, Value: value}, &answer)
+	return cutText(answer.Name), err
+}
+
 // present waits for a run: a control plane that is just starting again is worth a moment.
 func (p *Supervisor) present(ctx context.Context) (*run, error) {
 	for {

@@ -20,7 +20,8 @@ const (
 	compileTime = 10 * time.Second
 	fillTime    = 30 * time.Second
 	callTime    = 5 * time.Second
-	metricsTime = time.Second // a scrape waits for all control planes
+	metricsTime = time.Second            // a scrape waits for all control planes
+	noteTime    = 200 * time.Millisecond // the packets of a trace wait
 )
 
 // Restarts and checks.

@@ -576,6 +576,30 @@ func TestUsers(t *testing.T) {
 	take(a, "v", firstUser+3, firstUser+3)
 }
 
+// A control plane that has names for notes says them; one that does not answer holds the packets of a trace up for a
+// moment only.
+func TestNoteName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			var q sdk.NoteRequest
+			if err := json.NewDecoder(r.Body).Decode(&q); err != nil || q != (sdk.NoteRequest{Note: "rule", Value: 16}) {
+				<-r.Context().Done()
+			}
+			fmt.Fprint(w, `{"name":"web"}`)
+		})
+		p := testSupervisor(nil)
+		p.run, p.state.Started = newFake(h).run, true
+		defer p.run.process.end("the test ends")
+		if name, err := p.NoteName(t.Context(), "rule", 16); name != "web" || err != nil {
+			t.Errorf("%q, %v", name, err)
+		}
+		begin := time.Now()
+		if name, err := p.NoteName(t.Context(), "class", 16); name != "" || err == nil || time.Since(begin) > 2*noteTime {
+			t.Errorf("%q, %v after %v", name, err, time.Since(begin))
+		}
+	})
+}
+
 // A control plane that does not answer with metrics holds a scrape up for a second, and its last ones are served as
 // stale.
 func TestSilentMetrics(t *testing.T) {

@@ -34,6 +34,7 @@ type Node struct {
 	Points plan.Placements
 	Reason func(module string, reason int) string
 	Note   func(module string, note int) string
+	Name   func(module, note string, value uint64) string
 	Open   func(chain.Spec) (*dataplane.Trial, error) // a copy of a chain; fs.ErrNotExist if it has been replaced
 }
 
@@ -113,7 +114,8 @@ func (x *Node) tryChain(ctx context.Context, p chain.Point, frame []byte) (seen 
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	found := false
-	reader := trace.Reader{Source: run, Chains: run.Chains, Points: x.Points, Reason: x.Reason, Note: x.Note, Count: 1,
+	reader := trace.Reader{Source: run, Chains: run.Chains, Points: x.Points, Reason: x.Reason, Note: x.Note, Name: x.Name,
+		Count:  1,
 		Wanted: func(v1.TracedPacket) bool { return true },
 		Show: func(line v1.TraceLine) error {
 			if line.TracedPacket != nil {

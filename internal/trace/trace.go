@@ -36,7 +36,8 @@ type Reader struct {
 	Points plan.Placements // of all chains of the node
 	Reason func(module string, reason int) string
 	Note   func(module string, note int) string
-	Wanted func(v1.TracedPacket) bool // by what modules did to it
+	Name   func(module, note string, value uint64) string // of the value of a note; empty: it has none
+	Wanted func(v1.TracedPacket) bool                     // by what modules did to it
 	Show   func(v1.TraceLine) error
 	Count  int // of packets, 0 for no limit
 
@@ -153,6 +154,7 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	}
 	if note, value := e.Note(); note != 0 {
 		s.Note, s.Value = r.Note(s.Module, int(note)), value
+		s.Name = r.Name(s.Module, s.Note, value)
 	}
 	if now := endsOf(e); now != p.now {
 		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination

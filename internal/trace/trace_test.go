@@ -66,6 +66,7 @@ func read(t *testing.T, want v1.TraceRequest, lost uint64, events ...dataplane.T
 	r := Reader{Source: &recorded{events, lost, cancel}, Chains: []chain.Spec{c}, Points: points, Count: want.Count,
 		Reason: func(module string, _ int) string { return "reason of " + module },
 		Note:   func(module string, n int) string { return fmt.Sprint("note ", n, " of ", module) },
+		Name:   func(_, note string, value uint64) string { return fmt.Sprint(note, " is ", value) },
 		Wanted: func(p v1.TracedPacket) bool { return Matches(want, p) },
 		Show: func(line v1.TraceLine) error {
 			if line.TracedPacket != nil {
@@ -105,7 +106,7 @@ func TestPackets(t *testing.T) {
 		{{Module: "a", Verdict: kerbabi.Next.String(), Nanoseconds: 40, Protocol: "udp", Source: "10.0.0.1:1000",
 			Destination: "10.0.0.2:8080"},
 			{Module: "b", Verdict: kerbabi.Drop.String(), Nanoseconds: 41, Reason: "reason of b",
-				Note: "note 3 of b", Value: 1 << 47}},
+				Note: "note 3 of b", Value: 1 << 47, Name: "note 3 of b is 140737488355328"}},
 		{{Module: "a", Verdict: kerbabi.Redirect.String(), Nanoseconds: 40, Interface: "veth8", Service: "db"},
 			{Module: "b", Verdict: kerbabi.Next.String(), Nanoseconds: 41}},
 	}

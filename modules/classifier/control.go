@@ -35,6 +35,7 @@ var (
 	_ sdk.Handler       = (*running)(nil)
 	_ sdk.Runner        = (*running)(nil)
 	_ sdk.Collector     = (*running)(nil)
+	_ sdk.NoteNamer     = (*running)(nil)
 	_ sdk.HealthChecker = (*running)(nil)
 	_ sdk.Conditioner   = (*running)(nil)
 	_ sdk.ModelUser     = (*running)(nil)

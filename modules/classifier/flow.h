@@ -174,8 +174,10 @@ static __always_inline int cls_flow(struct kerb_pkt *pkt, struct cls_work *w, st
 	w->fresh.opener = local;
 	w->fresh.service_port = cls_to_port(&w->job.source, local);
 	r = cls_source_lookup(w, z);
-	if (r)
+	if (r) {
 		cls_flow_counted(pkt, w, r, local);
+		cls_note(pkt, r);
+	}
 	/* what is dropped has been counted: its window decides whether the block continues */
 	return cls_enforce(pkt, w, z);
 }

@@ -293,6 +293,8 @@ enum cls_count {
 	CLS_COUNTS = 32,
 };
 
+#define CLS_NOTE_CLASS 1 /* version of the model in bits 24-47, class in 16-23, score in 0-15 */
+
 /* Drop reasons, named in kerb.yaml. */
 #define CLS_DROP_CLASSIFIED (KERB_DROP_MODULE_FIRST + 0)
 #define CLS_DROP_SECURED    (KERB_DROP_MODULE_FIRST + 1)

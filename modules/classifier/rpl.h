@@ -321,8 +321,10 @@ static __always_inline int cls_rpl(struct kerb_pkt *pkt, struct cls_work *w, str
 	if (cls_rpl_owner(pkt, w, outcome))
 		return KERB_NEXT;
 	r = cls_source_lookup(w, z);
-	if (r)
+	if (r) {
 		cls_rpl_counted(w, r, outcome, at.len);
+		cls_note(pkt, r);
+	}
 	/* what is dropped has been counted: its window decides whether the block continues */
 	return cls_enforce(pkt, w, z);
 }

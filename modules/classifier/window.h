@@ -56,6 +56,15 @@ static __always_inline struct cls_fuse *cls_fuse(void)
 	return bpf_map_lookup_elem(&fuse, &zero);
 }
 
+/* Notes what the last evaluation said of the packet's source: version, class and score. */
+static __always_inline void cls_note(struct kerb_pkt *pkt, const struct cls_record *r)
+{
+	if (r->version)
+		kerb_note(pkt, CLS_NOTE_CLASS,
+			  (__u64)(r->version & 0xffffff) << 24 | (r->class & 0xff) << 16 |
+				  (r->score & 0xffff));
+}
+
 static __always_inline void cls_count(__u32 what)
 {
 	__u64 *n = bpf_map_lookup_elem(&counts, &what);

@@ -3,10 +3,12 @@
 package firewall
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 	"time"
 
@@ -80,6 +82,15 @@ var otherSlots = map[uint32]string{
 	slotFragment: "fragment_dropped", slotFragmentNext: "fragment_passed", slotFull: "table_full", slotRevoked: "revoked",
 	slotSpoofed: "spoofed", slotOffload: "bad_offload", slotLinkDenied: "link_control_denied",
 	slotInvalid: "invalid_tcp",
+}
+
+// NoteName implements sdk.NoteNamer: of a slot, what listRules and otherHits say of it.
+func (g *running) NoteName(_ string, slot uint64) string {
+	i := slices.Index(g.slots, uint32(slot))
+	if i < 0 {
+		return otherSlots[uint32(slot)]
+	}
+	return cmp.Or(g.rules[i].Name, fmt.Sprintf("rules[%d]", i))
 }
 
 // listRules returns the rules in the order of the configuration with their hits. Limited and Suppressed are set only

@@ -31,6 +31,8 @@ struct icpt_bytes {
 
 #define ICPT_NO_RING 0xff
 
+#define ICPT_NOTE_CLASS 1 /* index in the configuration */
+
 /* Lists that are empty match everything. */
 struct icpt_class {
 	__u64 identity;	 /* key of its counters */

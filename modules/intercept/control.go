@@ -57,6 +57,7 @@ var (
 	_ sdk.Handler           = (*running)(nil)
 	_ sdk.Runner            = (*running)(nil)
 	_ sdk.Collector         = (*running)(nil)
+	_ sdk.NoteNamer         = (*running)(nil)
 	_ sdk.ClientServer      = (*running)(nil)
 	_ sdk.AttachmentWatcher = (*running)(nil)
 )

@@ -38,6 +38,7 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 
 	if (!n || !f)
 		return KERB_NEXT;
+	kerb_note(pkt, ICPT_NOTE_CLASS, k->class);
 	answered = &n->answered;
 	n->packets++;
 	n->bytes += pkt->len;

@@ -59,6 +59,14 @@ func readCounts(m sdk.Maps, c *class) (countsEntry, error) {
 	return sdk.Sum[countsEntry](m, mapCounts, c.identity())
 }
 
+// NoteName implements sdk.NoteNamer: the name of a class by its index.
+func (f *running) NoteName(_ string, class uint64) string {
+	if class >= uint64(len(f.Classes)) {
+		return ""
+	}
+	return f.Classes[class].Name
+}
+
 // report reads the counters and state pages of all classes, in the order of the configuration. A class without a ring
 // has no Program.
 func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {

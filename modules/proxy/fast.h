@@ -127,6 +127,8 @@ static __always_inline int px_fast_path(struct kerb_pkt *pkt, __u32 hook)
 	h = px_find_hot(pkt, &p, hook);
 	if (!h || !px_hot_valid(h))
 		return -1;
+	if (h->instance)
+		kerb_note(pkt, PX_NOTE_INSTANCE, h->instance);
 	verdict = hook == PX_EGRESS ? px_neigh_redirect(pkt, kerb_at(pkt, 0, ETH_HLEN),
 							px_target(&h->local, h->other))
 				    : KERB_NEXT;

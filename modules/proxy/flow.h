@@ -11,6 +11,8 @@
 /* instances send by their virtual addresses; else the verifier leaves out what is for names */
 KERB_CONFIG(_Bool, source_instance, 0);
 
+#define PX_NOTE_INSTANCE 1 /* index in instances */
+
 enum px_kind {
 	PX_PLAIN = 1,	/* TCP, UDP and SCTP */
 	PX_ECHO = 2,	/* ICMP echo request or reply */

@@ -339,6 +339,8 @@ static __noinline int px_call_uncommon(struct kerb_pkt *pkt, __u32 hook)
 	__builtin_memcpy(&w->head, &pkt->l3, sizeof(w->head));
 	verdict = px_uncommon(pkt->ctx, hook);
 	__builtin_memcpy(&pkt->l4_len, w->head.became, sizeof(w->head.became));
+	if (w->kind < PX_SPOOFED && w->step == PX_GO && w->made.instance)
+		kerb_note(pkt, PX_NOTE_INSTANCE, w->made.instance);
 	return verdict;
 }
 

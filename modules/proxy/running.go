@@ -108,6 +108,17 @@ const (
 	maxNegative  = 4096
 )
 
+// NoteName implements sdk.NoteNamer: the virtual service and the instance of an index.
+func (w *running) NoteName(_ string, index uint64) string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	t := w.byIndex[uint32(index)]
+	if t == nil || t.service == nil {
+		return ""
+	}
+	return t.service.name + "/" + t.name
+}
+
 // identityOf is what an instance is known by, on all nodes.
 func identityOf(service, instance string) uint64 {
 	h := fnv.New64a()

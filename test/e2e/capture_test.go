@@ -23,9 +23,14 @@ func TestCaptures(t *testing.T) {
 	if err != nil {
 		t.Skip("needs tshark")
 	}
-	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
-	n.apply(module("count", "counter", "*", nil), module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
-		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
+	deny := map[string]any{"name": "no dns", "action": "deny",
+		"direction": "ingress", "protocol": "udp", "dstPort": 53}
+	kerb := map[string]any{"name": "kerb", "action": "pass",
+		"match": map[string]any{"protocol": "udp", "ports": []any{54}}}
+	n.apply(module("count", "counter", "*", nil),
+		module("icpt", "intercept", "app=db", map[string]any{"classes": []any{kerb}}),
+		module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
+			"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
 	n.settled(map[string]int{"count": 4, "fw": 2})
 	stop := make(chan struct{})
 	var sending errgroup.Group
@@ -60,7 +65,7 @@ func TestCaptures(t *testing.T) {
 	into := n.db.Outer() + "|service db ingress at tc-egress|0x00000002|"
 	lines := shown(file)
 	for _, l := range lines {
-		if !strings.HasPrefix(l, into+"2"+ends+"53|kerb: ") || !strings.Contains(l, "fw:drop (policy) rule=16 in ") {
+		if !strings.HasPrefix(l, into+"2"+ends+"53|kerb: ") || !strings.Contains(l, `fw:drop (policy) rule="no dns" in `) {
 			t.Errorf("tshark shows %q", l)
 		}
 	}
@@ -78,14 +83,16 @@ func TestCaptures(t *testing.T) {
 	out := n.web.Outer() + "|service web egress at tc-ingress|0x00000001|"
 	for _, where := range []string{into, out} {
 		if lines := shown(file); !slices.ContainsFunc(lines, func(l string) bool {
-			return strings.HasPrefix(l, where+"-1"+ends+"54|kerb: ") && strings.Contains(l, "count:next in ")
+			return strings.HasPrefix(l, where+"-1"+ends+"54|kerb: ") && strings.Contains(l, "count:next in ") &&
+				(where == out || strings.Contains(l, "icpt:next class=kerb in "))
 		}) {
 			t.Errorf("nothing passes %s: %q", where, lines)
 		}
 	}
 
 	n.tracesExpressions()
-	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", "fw:drop (policy) rule=16 in ")
+	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", `fw:drop (policy) rule="no dns" in `)
+	n.wants("drops", []string{"--follow", "--count", "1", "-o", "json"}, `"note":"rule","value":16,"name":"no dns"`)
 	n.keepsDrops(shown, into+"2"+ends+"53|kerb: fw:drop (policy)")
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")

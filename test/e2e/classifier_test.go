@@ -265,6 +265,8 @@ func TestClassifier(t *testing.T) {
 		t.Errorf("blocked %q; %d frames of the attacker were heard", got, air.heard[attacker].Load())
 	}
 
+	n.wants("trace", []string{"--service", "web", "--count", "20", "--module", "guard"}, "guard:next class=benign:0.")
+
 	// The verdicts of the next model, with its version.
 	ctx, cancel := context.WithCancel(t.Context())
 	verdicts := n.verdicts(ctx)

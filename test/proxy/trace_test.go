@@ -29,9 +29,10 @@ func TestTraceBeforeTranslation(t *testing.T) {
 	n.told("web")
 	server := netip.AddrPortFrom(servers[0].Addr4(), targetPort).String()
 	for _, c := range []struct {
-		port                 uint16
-		verdict, to, modules string
-	}{{port, "redirect", server, "fw,px,tun"}, {port + 1, "reply", client.Addr4().String(), "fw,px"}} {
+		port                           uint16
+		verdict, to, modules, instance string
+	}{{port, "redirect", server, "fw,px,tun", "web/" + spec.Instances[0].Name},
+		{port + 1, "reply", client.Addr4().String(), "fw,px", ""}} {
 		at := netip.AddrPortFrom(virtual4, c.port)
 		got := n.traced(t, []string{"--service", "client", "--host", virtual4.String(), "--protocol", "tcp"}, func() {
 			if conn, err := dialTCP(client, at); err == nil {
@@ -47,7 +48,8 @@ func TestTraceBeforeTranslation(t *testing.T) {
 			got.Time.IsZero() || strings.Join(modules, ",") != c.modules {
 			t.Fatalf("traced to %s: %+v", at, got)
 		}
-		if px := got.Steps[1]; px.Verdict != c.verdict || !strings.HasPrefix(px.Destination, c.to) {
+		if px := got.Steps[1]; px.Verdict != c.verdict || !strings.HasPrefix(px.Destination, c.to) ||
+			px.Name != c.instance || (px.Value == 0) != (c.instance == "") {
 			t.Errorf("to %s the proxy does %+v", at, px)
 		}
 	}

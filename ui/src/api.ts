@@ -58,7 +58,7 @@ export interface NodeEvent {
 }
 export interface ApplyResult { dryRun: boolean; changes: Change[]; steps: string[]; warnings?: string[] }
 export interface Step {
-  module: string; verdict: string; reason?: string; note?: string; value?: number; nanoseconds?: number; protocol?: string; source?: string; destination?: string; interface?: string;
+  module: string; verdict: string; reason?: string; note?: string; value?: number; name?: string; nanoseconds?: number; protocol?: string; source?: string; destination?: string; interface?: string;
   service?: string;
 }
 export interface Packet {

@@ -142,7 +142,7 @@ export function Steps({ steps }: { steps: Step[] }) {
         <li key={i}>
           <a href={`#/modules/${s.module}`}>{s.module}</a>
           <Chip tone={verdictTone(s.verdict)}>{s.verdict}{s.reason && ` (${s.reason})`}</Chip>
-          {s.note && <span class="rewrite">{s.note} {s.value ?? 0}</span>}
+          {s.note && <span class="rewrite">{s.note} {s.name ?? s.value ?? 0}</span>}
           {s.nanoseconds && <span class="rewrite">{s.nanoseconds} ns</span>}
           {s.destination && <span class="rewrite">{s.source} &gt; {s.destination}</span>}
           {s.interface && <span class="rewrite">to {s.service ?? s.interface}</span>}

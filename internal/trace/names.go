@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// NoteNamer is a control plane that may have names for the values of notes: *control.Supervisor.
+type NoteNamer interface {
+	NoteName(ctx context.Context, note string, value uint64) (string, error)
+}
+
+const (
+	nameLasts = time.Second // a number may get another name: a rule is replaced
+	mostNames = 4096
+)
+
+// noteNames are names by module, note and value, for a moment.
+type noteNames[P NoteNamer] struct {
+	planes map[string]P
+
+	mu     sync.Mutex
+	known  map[noteKey]namedNote
+	silent map[string]time.Time // until when a module is not asked: it has no names, or does not answer
+}
+
+type noteKey struct {
+	module, note string
+	value        uint64
+}
+
+type namedNote struct {
+	name  string
+	until time.Time
+}
+
+// NoteValues returns what asks control planes for names of the values of notes. It answers from memory for a moment.
+func NoteValues[P NoteNamer](planes map[string]P) func(module, note string, value uint64) string {
+	n := &noteNames[P]{planes: planes, known: map[noteKey]namedNote{}, silent: map[string]time.Time{}}
+	return n.name
+}
+
+func (n *noteNames[P]) name(module, note string, value uint64) string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	plane, exists := n.planes[module]
+	key, now := noteKey{module, note, value}, time.Now()
+	known, asked := n.known[key]
+	if !exists || asked && now.Before(known.until) || now.Before(n.silent[module]) {
+		return known.name
+	}
+	name, err := plane.NoteName(context.Background(), note, value)
+	if err != nil {
+		n.silent[module] = time.Now().Add(nameLasts)
+		return known.name
+	}
+	if len(n.known) >= mostNames {
+		clear(n.known)
+	}
+	n.known[key] = namedNote{name, now.Add(nameLasts)}
+	return name
+}
