@@ -80,10 +80,12 @@ func (n Network) Uninstall() error {
 	if err := removeIfThere(n.path()); err != nil {
 		return err
 	}
-	if n.Bin == "" {
-		return nil
+	if n.Bin != "" {
+		if err := removeIfThere(filepath.Join(n.Bin, n.Plugin)); err != nil {
+			return err
+		}
 	}
-	return removeIfThere(filepath.Join(n.Bin, n.Plugin))
+	return removeIfThere(lock.Name())
 }
 
 func removeIfThere(path string) error {

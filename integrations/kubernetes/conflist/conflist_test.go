@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/containernetworking/cni/libcni"
@@ -109,6 +110,38 @@ func TestInstall(t *testing.T) {
 	if err := errors.Join(n.Uninstall(), n.Uninstall()); err != nil || len(n.used(t).Plugins) != 2 {
 		t.Errorf("after Uninstall: %v %v", err, types(n.used(t)))
 	}
+	if left, err := os.ReadDir(n.Dir); err != nil || len(left) != 1 {
+		t.Errorf("Uninstall leaves %v, %v: more than the primary's file", left, err)
+	}
+}
+
+// One process at a time has the lock, also while others remove its file.
+func TestLockIsRemoved(t *testing.T) {
+	n := newNetwork(t, nil)
+	var held atomic.Int32
+	var all sync.WaitGroup
+	for range 4 {
+		all.Go(func() {
+			for range 500 {
+				f, err := n.lock()
+				if errors.Is(err, ErrBusy) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if held.Add(1) > 1 {
+					t.Error("two have the lock")
+				}
+				held.Add(-1)
+				if err := errors.Join(os.Remove(f.Name()), f.Close()); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
 }
 
 // What cannot be installed is refused, and what was installed before stays.

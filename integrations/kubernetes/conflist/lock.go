@@ -21,11 +21,28 @@ const lockName = ".kerb-cni.lock"
 // replace each other's files without end.
 var ErrBusy = errors.New("another kerb-cni install is running")
 
-// lock takes the lock of the directory until the file is closed.
+// lock takes the lock of the directory until the file is closed. The holder may remove the file before.
 func (n Network) lock() (*os.File, error) {
 	if err := os.MkdirAll(n.Dir, 0o755); err != nil {
 		return nil, err
 	}
+	for {
+		f, err := n.tryLock()
+		if err != nil {
+			return nil, err
+		}
+		mine, err := f.Stat()
+		if err != nil {
+			return nil, errors.Join(err, f.Close())
+		}
+		if now, err := os.Stat(f.Name()); err == nil && os.SameFile(mine, now) {
+			return f, nil
+		}
+		f.Close() // the holder before has removed it, and another process may have the lock of a new file
+	}
+}
+
+func (n Network) tryLock() (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(n.Dir, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, err
