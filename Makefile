@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -221,6 +221,29 @@ kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: 
 test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
 	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node
+
+# What the test cluster runs, besides etcd and the API server.
+KUBE_BIN := out/cluster/bin
+KUBE_VERSION := v1.35.4
+kube-setup:
+	@scripts/setup cluster
+
+kube-programs: kube-setup bpf kube-api
+	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
+	  -o $(CURDIR)/$(KUBE_BIN)/kube ./cluster
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/ ./test/cluster/pod ./test/cluster/prepare \
+	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local)
+	for program in kerb kerb-cni kerb-kube-node; do scripts/build $(KUBE_BIN)/$$program $$program || exit 1; done
+
+kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb on its node; NODES=3; test/cluster/cluster kubectl get pods
+	$(SUDO) test/cluster/cluster up $(NODES)
+
+kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
+	$(SUDO) test/cluster/cluster down
+
+test-kube: kube-programs ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling; PODS=200, RUN=, KEEP=1
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) KEEP=$(KEEP) \
+	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \

@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package cluster tests Kerb on a real Kubernetes cluster: API server, controllers, kubelets and containerd, in
+// namespaces of this machine. `make test-kube` runs it.
+package cluster
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// cluster is the only one of this machine.
+type cluster struct{ *testing.T }
+
+// All on one cluster, which takes longer to start than most of the tests. Each subtest begins with Kerb on the node.
+func TestCluster(t *testing.T) {
+	if os.Getenv("KERB_TEST_KUBE") == "" {
+		t.Skip("needs a Kubernetes cluster: make test-kube")
+	}
+	c := cluster{t}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.logs()
+		}
+		if os.Getenv("KEEP") == "" {
+			c.do("down")
+		}
+	})
+	c.do("up", cmp.Or(os.Getenv("NODES"), "1"))
+	c.count()
+	c.apply(denyAll)
+	for _, step := range []struct {
+		name string
+		test func(cluster)
+	}{
+		{"Pod", cluster.testPod}, {"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled},
+		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot}, {"Uninstall", cluster.testUninstall},
+	} {
+		if !t.Run(step.name, func(t *testing.T) { step.test(cluster{t}) }) {
+			return // the next one would find a cluster that is not as it should be
+		}
+	}
+}
+
+const denyAll = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "deny"}, "spec": {
+  "package": {"name": "firewall"}, "config": {"defaultPolicy": {"ingress": "deny", "egress": "deny"}},
+  "attach": {"pods": {"podSelector": {"matchLabels": {"app": "denied"}}}}}}`
+
+// try executes test/cluster/cluster.
+func (c cluster) try(input string, args ...string) (string, error) {
+	cmd := exec.Command("./cluster", args...)
+	cmd.Stdin = strings.NewReader(input)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		return "", fmt.Errorf("cluster %q: %w: %s%s", args, err, &stdout, &stderr)
+	}
+	return stdout.String(), nil
+}
+
+func (c cluster) do(args ...string) string {
+	c.Helper()
+	out, err := c.try("", args...)
+	if err != nil {
+		c.Fatal(err)
+	}
+	return out
+}
+
+// decode is do, with output in JSON.
+func decode[T any](c cluster, args ...string) (out T) {
+	c.Helper()
+	if err := json.Unmarshal([]byte(c.do(args...)), &out); err != nil {
+		c.Fatalf("%q: %v", args, err)
+	}
+	return out
+}
+
+func (c cluster) apply(text string) {
+	c.Helper()
+	if _, err := c.try(text, "kubectl", "apply", "-f", "-"); err != nil {
+		c.Fatal(err)
+	}
+}
+
+// program starts or kills one of the programs of the node.
+func (c cluster) program(verb, name string) {
+	c.Helper()
+	c.do("on", "n1", "test/cluster/node", verb, name)
+}
+
+const runDir = "../../out/cluster/run"
+
+// logs shows the ends of all logs.
+func (c cluster) logs() {
+	files, _ := filepath.Glob(runDir + "/*.log")
+	more, _ := filepath.Glob(runDir + "/*/log/*.log")
+	for _, file := range append(files, more...) {
+		text, _ := os.ReadFile(file)
+		c.Logf("%s:\n%s", file, text[max(0, len(text)-3000):])
+	}
+	events, _ := c.try("", "kubectl", "get", "events", "-A")
+	c.Log(events[max(0, len(events)-6000):])
+}
+
+// pods is how many pods each test starts.
+func (c cluster) pods() int {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv("PODS"), "20"))
+	if err != nil {
+		c.Fatal("PODS: ", err)
+	}
+	return n
+}
+
+// pod is one that floods the sink, on node n1.
+type pod struct {
+	name, uid string
+	denied    bool // by its label: app=denied or app=open
+}
+
+// start creates pods that flood the sink from their first instruction on, n that are denied and one that is not, and
+// returns them when all have sent.
+func (c cluster) start(n int) []pod {
+	c.Helper()
+	all := c.create(n)
+	c.await(all, 0)
+	return all
+}
+
+func (c cluster) create(n int) (all []pod) {
+	c.Helper()
+	var list strings.Builder
+	for i := range n + 1 {
+		app := "denied"
+		if i == n {
+			app = "open"
+		}
+		fmt.Fprintf(&list, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "%s-%d", "labels": {"app": %q, "test": %q}},
+  "spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}, "automountServiceAccountToken": false, "dnsPolicy": "Default",
+  "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "kerb.test/pod:1", "imagePullPolicy": "Never",
+  "args": ["flood", "172.30.0.99:9999"]}]}}`, c.test(), i, app, c.test())
+	}
+	if _, err := c.try(list.String(), "kubectl", "create", "-f", "-"); err != nil {
+		c.Fatal(err)
+	}
+	for _, p := range c.get() {
+		all = append(all, pod{p.Metadata.Name, p.Metadata.UID, p.Metadata.Labels["app"] == "denied"})
+	}
+	return all
+}
+
+// test is the name of the subtest, for objects of the cluster.
+func (c cluster) test() string {
+	_, name, _ := strings.Cut(c.Name(), "/")
+	return strings.ToLower(name)
+}
+
+// object is a pod in the API server.
+type object struct {
+	Metadata struct {
+		Name, UID string
+		Labels    map[string]string
+	}
+	Status struct{ Phase, PodIP string }
+}
+
+// get returns the pods of the test.
+func (c cluster) get() []object {
+	c.Helper()
+	return decode[struct{ Items []object }](c, "kubectl", "get", "pods", "-l", "test="+c.test(), "-o", "json").Items
+}
+
+// flood is what a container has printed last.
+type flood struct {
+	address         string
+	datagrams, syns int
+}
+
+// flood returns what the container of a pod has sent; that of the first sandbox has number 0.
+func (c cluster) flood(p pod, container int) (f flood) {
+	text, _ := os.ReadFile(fmt.Sprintf(runDir+"/n1/log/pods/default_%s_%s/c/%d.log", p.name, p.uid, container))
+	for line := range strings.Lines(string(text)) {
+		var now flood
+		if n, _ := fmt.Sscanf(line, "%s stdout F %s %d %d", new(string), &now.address, &now.datagrams, &now.syns); n == 4 {
+			f = now
+		}
+	}
+	return f
+}
+
+// await waits until a container of each pod has sent, and the module is attached to those that it selects. It needs no
+// API server.
+func (c cluster) await(all []pod, container int) {
+	c.Helper()
+	waiting := func() (names []string) {
+		for _, p := range all {
+			if c.flood(p, container).syns == 0 {
+				names = append(names, p.name)
+			}
+		}
+		return names
+	}
+	patiently(c, "all pods have sent", func() bool { return len(waiting()) == 0 }, func() any { return waiting() })
+	wait.Until(c, "the module is attached", func() bool { return c.attached() == len(all)-1 }, func() any {
+		out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "yaml")
+		return fmt.Sprint(out, err)
+	})
+}
+
+// patiently is wait.Until for what kubelets retry with a growing delay.
+func patiently(c cluster, what string, ok func() bool, seen func() any) {
+	c.Helper()
+	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
+		if time.Now().After(end) {
+			c.Fatalf("waited in vain: %s\nlast seen: %+v", what, seen())
+		}
+	}
+}
+
+// attached returns how many services of the test's pods have the module in chains of both directions: -1 if no agent
+// answers.
+func (c cluster) attached() (n int) {
+	c.Helper()
+	out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "json")
+	if err != nil {
+		return -1
+	}
+	var services []v1.Service
+	if err := json.Unmarshal([]byte(out), &services); err != nil {
+		c.Fatal(err)
+	}
+	for _, s := range services {
+		hooks := 0
+		for _, l := range s.Status.Links {
+			for _, h := range l.Hooks {
+				if slices.Contains(h.Modules, "deny") {
+					hooks++
+				}
+			}
+		}
+		if s.Metadata.Labels["test"] == c.test() && hooks == 2 {
+			n++
+		}
+	}
+	return n
+}
+
+// delete ends the pods of the test.
+func (c cluster) delete() {
+	c.Helper()
+	c.do("kubectl", "delete", "pods", "-l", "test="+c.test())
+}

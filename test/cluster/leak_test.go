@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"bytes"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// A pod runs and is a service with its labels, which `kerb get services` shows; it is none after its end.
+func (c cluster) testPod() {
+	c.start(1)
+	services := func() int { return strings.Count(c.do("on", "n1", "kerb", "get", "services", "-o", "name"), "\n") }
+	if n := services(); n != 2 {
+		c.Errorf("%d services for two pods", n)
+	}
+	c.delete()
+	wait.Until(c, "services of pods that have ended are gone", func() bool { return services() == 0 })
+}
+
+// Pods whose first instruction sends are denied from their first packet.
+func (c cluster) testLeak() {
+	c.reset()
+	began := time.Now()
+	all := c.start(c.pods())
+	c.Logf("%d pods after %v", len(all), time.Since(began).Round(100*time.Millisecond))
+	c.onlyOpen(all, 0)
+	c.delete()
+}
+
+// So they are if the agent is killed while they start. Those that it is away for wait for it.
+func (c cluster) testAgentKilled() {
+	c.reset()
+	all := c.create(c.pods())
+	wait.Until(c, "the first pod runs", func() bool { return c.running() > 0 })
+	c.program("stop", "agent")
+	c.Logf("the agent was killed when %d of %d pods ran", c.running(), len(all))
+	c.program("start", "agent")
+	c.await(all, 0)
+	c.onlyOpen(all, 0)
+	c.delete()
+}
+
+func (c cluster) running() (n int) {
+	c.Helper()
+	for _, p := range c.get() {
+		if p.Status.Phase == "Running" {
+			n++
+		}
+	}
+	return n
+}
+
+// Without the API server all that runs keeps its modules, whatever program of the node is killed and started. A pod
+// whose sandbox has ended gets another one, denied from its first packet. Then the API server finds all as it was.
+func (c cluster) testAutonomy() {
+	c.reset()
+	all := c.start(3)
+	wait.Until(c, "kerb-kube-node has saved the pods, which it does every 10 s", func() bool {
+		saved, _ := os.ReadFile(runDir + "/n1/lib/kerb-kube/kubernetes.json")
+		return !slices.ContainsFunc(all, func(p pod) bool { return !bytes.Contains(saved, []byte(p.uid)) })
+	})
+	c.do("api", "stop")
+	for _, name := range []string{"agent", "kube-node", "containerd", "cni"} {
+		c.program("stop", name)
+		c.program("start", name)
+		c.await(all, 0)
+		c.onlyOpen(all, 0)
+	}
+	ctr := func(args ...string) []string {
+		return strings.Fields(c.do(append([]string{"on", "n1", "ctr", "-n", "k8s.io"}, args...)...))
+	}
+	running := ctr("tasks", "ls", "-q")
+	for _, id := range ctr("containers", "ls", "-q", `labels."io.cri-containerd.kind"==sandbox`) {
+		if slices.Contains(running, id) {
+			ctr("tasks", "kill", "-s", "SIGKILL", id)
+		}
+	}
+	c.await(all, 1)
+	c.onlyOpen(all, 1)
+	c.do("api", "start")
+	wait.Until(c, "the node is ready", func() bool {
+		_, err := c.try("", "kubectl", "wait", "--for=condition=Ready", "node/n1", "--timeout=1s")
+		return err == nil
+	})
+	if n := c.running(); n != len(all) {
+		c.Errorf("%d of %d pods run", n, len(all))
+	}
+	c.await(all, 1)
+	c.onlyOpen(all, 1)
+	c.delete()
+}
+
+// After a reboot the pods of the node start again, and are denied from their first packet.
+func (c cluster) testReboot() {
+	all := c.start(c.pods())
+	c.do("node", "n1", "stop")
+	c.reset()
+	c.do("node", "n1", "start")
+	c.await(all, 1)
+	c.onlyOpen(all, 1)
+	c.delete()
+}
+
+// Uninstalling leaves nothing of Kerb on the node, and pods keep running. What was denied passes then: the packets were
+// there all along. On the network without Kerb, packets of new pods pass before a policy that is applied as soon as the
+// API server shows the addresses of the pods.
+func (c cluster) testUninstall() {
+	c.reset()
+	all := c.start(3)
+	c.onlyOpen(all, 0)
+	c.program("stop", "cni")
+	c.do("on", "n1", "kerb-cni", "uninstall", "--conf", "/var/lib/cni/net.d", "--bin", "/var/lib/cni/bin")
+	c.program("stop", "kube-node")
+	c.program("stop", "agent")
+	c.do("on", "n1", "kerb", "purge", "--all")
+	// The directories of services: systemd removes the first one, and the operator the other.
+	left := c.do("on", "n1", "sh", "-c", "rm -r /run/kerb /var/lib/kerb-kube; find /sys/fs/bpf /run /var/lib/kerb "+
+		"/var/lib/cni -name '*kerb*' 2>/dev/null; true")
+	if left != "" {
+		c.Errorf("left on the node:\n%s", left)
+	}
+	for _, p := range all {
+		c.passes(c.flood(p, 0).address)
+	}
+	if n := c.running(); n != len(all) {
+		c.Errorf("%d of %d pods run", n, len(all))
+	}
+	c.delete()
+	c.reset()
+	c.policyAfterwards()
+	c.do("kubectl", "delete", "-f", "../../deploy/kubernetes/crds", "-f", "../../deploy/kubernetes/kerb-kube-node.yaml")
+	c.delete()
+}
+
+// policyAfterwards starts pods, drops what each sends once its address is known, and wants packets from before.
+func (c cluster) policyAfterwards() {
+	c.Helper()
+	c.nft("kerb-n1", `table inet afterwards {
+	set denied { type ipv4_addr; }
+	chain forward { type filter hook forward priority filter; ip saddr @denied counter drop; }
+}`, "-f", "-")
+	all := c.create(c.pods())
+	known := map[string]bool{}
+	patiently(c, "all pods have addresses", func() bool {
+		for _, p := range c.get() {
+			if ip := p.Status.PodIP; ip != "" && !known[ip] && p.Metadata.Labels["app"] == "denied" {
+				c.nft("kerb-n1", "", "add", "element", "inet", "afterwards", "denied", "{"+ip+"}")
+				known[ip] = true
+			}
+		}
+		return len(known) == len(all)-1
+	}, func() any { return known })
+	pods, packets := 0, 0
+	for address, got := range c.arrived() {
+		if known[address] {
+			pods++
+			packets += got["udp"] + got["tcp"]
+		}
+	}
+	c.Logf("without Kerb, %d packets of %d of %d pods passed before the policy", packets, pods, len(known))
+	if pods == 0 {
+		c.Error("no packet passed before the policy: the test of leaks shows nothing")
+	}
+}

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Prepare writes what the test cluster starts from: prepare DIRECTORY PROGRAM NODE... makes certificates and
+// kubeconfigs of the control plane and of nodes, and an image whose only file is the program.
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"crypto/sha256"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"runtime"
+
+	"github.com/kerb-edge/kerb/internal/lab/pki"
+)
+
+// server is the address of the API server.
+const server = "172.30.0.1"
+
+// image is what pods and containerd name the image.
+const image = "kerb.test/pod:1"
+
+func main() {
+	if len(os.Args) < 4 {
+		fmt.Fprintln(os.Stderr, "usage: prepare DIRECTORY PROGRAM NODE...")
+		os.Exit(2)
+	}
+	dir, nodes := os.Args[1], os.Args[3:]
+	if err := errors.Join(certificates(dir, nodes), writeImage(filepath.Join(dir, "pod.tar"), os.Args[2])); err != nil {
+		fmt.Fprintln(os.Stderr, "prepare:", err)
+		os.Exit(1)
+	}
+}
+
+func certificates(dir string, nodes []string) error {
+	ca, err := pki.New(dir)
+	if err != nil {
+		return err
+	}
+	err = ca.Issue("server", &x509.Certificate{Subject: pkix.Name{CommonName: "kube-apiserver"},
+		IPAddresses: []net.IP{net.ParseIP(server), {127, 0, 0, 1}, {10, 96, 0, 1}},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}})
+	err = errors.Join(err, user(ca, dir, "admin", "admin", "system:masters"))
+	for _, name := range []string{"kube-controller-manager", "kube-scheduler", "kube-proxy"} {
+		err = errors.Join(err, user(ca, dir, name, "system:"+name))
+	}
+	for i, name := range nodes {
+		err = errors.Join(err, user(ca, dir, name, "system:node:"+name, "system:nodes"),
+			ca.Issue(name+"-server", &x509.Certificate{Subject: pkix.Name{CommonName: "system:node:" + name},
+				IPAddresses: []net.IP{{172, 30, 0, byte(11 + i)}}, DNSNames: []string{name},
+				ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}}))
+	}
+	return err
+}
+
+// user issues the certificate of a client, and writes NAME.kubeconfig.
+func user(ca *pki.Authority, dir, name, common string, groups ...string) error {
+	err := ca.Issue(name, &x509.Certificate{Subject: pkix.Name{CommonName: common, Organization: groups},
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	text := fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: test
+clusters: [{name: test, cluster: {server: "https://%[1]s:6443", certificate-authority: %[2]s/ca.crt}}]
+users: [{name: test, user: {client-certificate: %[2]s/%[3]s.crt, client-key: %[2]s/%[3]s.key}}]
+contexts: [{name: test, context: {cluster: test, user: test}}]
+`, server, dir, name)
+	return errors.Join(err, os.WriteFile(filepath.Join(dir, name+".kubeconfig"), []byte(text), 0o600))
+}
+
+// file is an entry of an archive.
+type file struct {
+	name string
+	mode int64
+	data []byte
+}
+
+func archive(files ...file) ([]byte, error) {
+	var out bytes.Buffer
+	w := tar.NewWriter(&out)
+	for _, f := range files {
+		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), Typeflag: tar.TypeReg}
+		if err := w.WriteHeader(h); err != nil {
+			return nil, err
+		}
+		if _, err := w.Write(f.data); err != nil {
+			return nil, err
+		}
+	}
+	err := w.Close()
+	return out.Bytes(), err
+}
+
+// writeImage writes an image as `docker save` does, which `ctr images import` reads.
+func writeImage(path, program string) error {
+	text, err := os.ReadFile(program)
+	if err != nil {
+		return err
+	}
+	layer, err := archive(file{"pod", 0o755, text})
+	if err != nil {
+		return err
+	}
+	config, err := json.Marshal(map[string]any{"architecture": runtime.GOARCH, "os": "linux",
+		"config": map[string]any{"Entrypoint": []string{"/pod"}, "Cmd": []string{"pause"}},
+		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}}})
+	if err != nil {
+		return err
+	}
+	name := fmt.Sprintf("%x.json", sha256.Sum256(config))
+	manifest, err := json.Marshal([]any{map[string]any{"Config": name, "RepoTags": []string{image},
+		"Layers": []string{"layer.tar"}}})
+	if err != nil {
+		return err
+	}
+	all, err := archive(file{name, 0o644, config}, file{"layer.tar", 0o644, layer}, file{"manifest.json", 0o644, manifest})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, all, 0o644)
+}
