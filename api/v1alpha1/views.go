@@ -115,6 +115,7 @@ type TraceLine struct {
 // TracedPacket is a packet as it came to a chain, and what the modules did to it.
 type TracedPacket struct {
 	Time        time.Time   `json:"time" doc:"When it came"`
+	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns: it is never set, and so distinguishes packets. As bpftrace and pwru have it"`
 	Service     string      `json:"service,omitempty"`
 	Interface   string      `json:"interface"`
 	Hook        string      `json:"hook"`

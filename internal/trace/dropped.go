@@ -42,8 +42,9 @@ func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 		return out, false
 	}
 	ends := endsOf(e)
-	out = v1.TracedPacket{Time: d.boot.Add(time.Duration(p.Time)), Service: place.Service, Interface: place.Link.Name,
-		Hook: string(p.Side), Direction: string(p.Direction), Length: p.Len, LinkType: link,
+	out = v1.TracedPacket{Time: d.boot.Add(time.Duration(p.Time)), Monotonic: int64(p.Time), Service: place.Service,
+		Interface: place.Link.Name,
+		Hook:      string(p.Side), Direction: string(p.Direction), Length: p.Len, LinkType: link,
 		Frame:    p.Frame[:min(len(p.Frame), d.Filter.Bytes)],
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: outcome.String(),
 		Steps: []v1.TraceStep{{Module: p.Module, Verdict: kerbabi.Drop.String(), Reason: d.Reason(p.Module, int(p.Reason))}}}

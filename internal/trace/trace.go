@@ -136,7 +136,8 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 	place := r.Points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
 	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)),
-		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+		Monotonic: int64(e.Time),
+		Service:   place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
 		Length: e.Len, LinkType: place.Link.LinkType(), Frame: e.Bytes,
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
