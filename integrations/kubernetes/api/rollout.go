@@ -3,11 +3,13 @@
 package api
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"hash/fnv"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -19,7 +21,7 @@ type Rollout struct {
 	SoakSeconds     *int     `json:"soakSeconds,omitempty" doc:"How long all nodes of a wave run the new version without a problem before the next wave; default 60"`
 	DeadlineSeconds *int     `json:"deadlineSeconds,omitempty" doc:"How long a wave waits for nodes that do not answer; default 300"`
 	MaxFailed       int      `json:"maxFailed,omitempty" doc:"How many nodes may refuse the new version, not run it or go back from it: beyond, the rollout halts"`
-	Nodes           []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run the new version before the first wave"`
+	Nodes           []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run the new version before the first wave. Without percent, one node of each kernel (major.minor) and architecture joins them"`
 	Paused          bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
 	MaxDrops        *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
 	Previous        Previous `json:"previous" doc:"What the other nodes run"`
@@ -30,6 +32,9 @@ const (
 	defaultSoak     = 60
 	defaultDeadline = 300
 )
+
+// MaxCanaries is how many canaries a rollout has at most.
+const MaxCanaries = 50
 
 var defaultWaves = []int{5, 25, 50, 100}
 
@@ -123,6 +128,11 @@ func (m Module) Division() Division {
 // Has reports whether a node has the new version.
 func (d Division) Has(node string) bool {
 	return slices.Contains(d.Nodes, node) || cohort(d.module, node) < d.Percent
+}
+
+// Compare is negative if waves reach node a before b.
+func (d Division) Compare(a, b string) int {
+	return cmp.Or(cohort(d.module, a)-cohort(d.module, b), strings.Compare(a, b))
 }
 
 // Of returns the nodes that have the new version.

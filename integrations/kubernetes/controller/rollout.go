@@ -77,9 +77,12 @@ type wave struct {
 // advance returns the next state of a rollout, and what the condition says of it. nodes are all that there are.
 func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus, api.Condition) {
 	r, was := m.Spec.Rollout, m.Progress()
-	p := begin(m, now)
+	p := api.RolloutStatus{Version: m.Version(), Since: now.UTC().Truncate(time.Second)}
 	if was != nil {
 		p = *was
+	}
+	if p.Percent == 0 && len(p.Canaries) == 0 {
+		p.Canaries, p.Since = canaries(m, nodes), now.UTC().Truncate(time.Second)
 	}
 	m.Status = &api.ModuleStatus{Rollout: &p}
 	if w.version != p.Version || !w.began.Equal(p.Since) {
@@ -94,7 +97,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	case p.Halted != nil:
 		w.green = time.Time{}
 		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
-	case waiting || len(nodes) == 0:
+	case waiting || t.nodes == 0:
 		w.green = time.Time{}
 	case w.green.IsZero():
 		w.green = now
@@ -106,7 +109,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	case r.Paused:
 		return &p, condition("False", reasonPaused, t.text(p)+"; kubectl kerb rollout resume "+m.Metadata.Name+
 			" continues it")
-	case soaked || t.nodes == 0 && len(nodes) > 0:
+	case soaked:
 		p.Percent, p.Since = nextPercent(m, p, nodes), now.UTC().Truncate(time.Second)
 		m.Status = &api.ModuleStatus{Rollout: &p}
 		t = count(m, m.Division(), nodes)
@@ -117,13 +120,34 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	return &p, condition("False", reasonWaves, t.text(p))
 }
 
-// begin is the state of a rollout that begins.
-func begin(m api.Module, now time.Time) api.RolloutStatus {
-	p := api.RolloutStatus{Version: m.Version(), Since: now.UTC().Truncate(time.Second)}
-	if named := m.Spec.Rollout.Nodes; len(named) > 0 {
-		p.Canaries = named
+// canaries are the nodes that a user has named, and one of each other kind of node: what one kernel accepts, another
+// may refuse. Of several it is the one that the waves would reach first.
+func canaries(m api.Module, nodes []api.KerbNode) []string {
+	out, covered := slices.Clone(m.Spec.Rollout.Nodes), map[string]bool{}
+	for _, n := range nodes {
+		if slices.Contains(out, n.Metadata.Name) {
+			covered[kind(n)] = true
+		}
 	}
-	return p
+	d := m.Division()
+	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b api.KerbNode) int {
+		return d.Compare(a.Metadata.Name, b.Metadata.Name)
+	})
+	for _, n := range nodes {
+		if k := kind(n); !covered[k] && len(out) < api.MaxCanaries {
+			covered[k], out = true, append(out, n.Metadata.Name)
+		}
+	}
+	return out
+}
+
+// kind is the kernel of a node, as far as its verifier depends on it: MAJOR.MINOR of its release, and its architecture.
+func kind(n api.KerbNode) string {
+	if n.Status == nil {
+		return ""
+	}
+	release := strings.SplitN(n.Status.Kernel, ".", 3)
+	return strings.Join(release[:min(2, len(release))], ".") + " " + n.Status.Architecture
 }
 
 // nextPercent is that of the next wave with a node that has not had one: in a small cluster many waves have none.

@@ -119,7 +119,7 @@ func TestWaves(t *testing.T) {
 // More failed nodes than are allowed halt the rollout, with what they say, until a user resumes it.
 func TestHalt(t *testing.T) {
 	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Waves: []int{20, 60, 100}, MaxFailed: 1})
-	d.tick(0)
+	d.run(d.tick(0)...)
 	wave := d.tick(0)
 	d.run(wave...)
 	d.report(wave[1], api.RolledBack, 6)
@@ -158,7 +158,7 @@ func TestHalt(t *testing.T) {
 // nodes of a wave.
 func TestSilentNodes(t *testing.T) {
 	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Waves: []int{50, 100}})
-	d.tick(0)
+	d.run(d.tick(0)...)
 	wave := d.tick(0)
 	d.run(wave[len(wave)/4:]...)
 	d.same(wave, d.tick(99), "some are silent before the deadline")
@@ -179,8 +179,9 @@ func TestSilentNodes(t *testing.T) {
 	d.expect("False", reasonSilent, "n02 has not answered")
 
 	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Nodes: []string{"edge-7"}})
-	d.tick(0)
-	d.same(nil, d.tick(100), "the canary is no node of the cluster")
+	has := d.tick(0)
+	d.run(has...)
+	d.same(has, d.tick(100), "a canary is no node of the cluster")
 	d.expect("False", reasonSilent, "edge-7 has not answered")
 }
 
@@ -194,12 +195,45 @@ func TestPaused(t *testing.T) {
 	}
 	nodes := newDrill(t, 40, api.Rollout{}).nodes
 	d.nodes, d.m.Spec.Rollout.Paused = nodes, true
-	if has := d.tick(1); len(has) != 0 {
-		t.Fatalf("paused: %v", has)
-	}
+	canary := d.tick(1)
+	d.run(canary...)
+	d.same(canary, d.tick(1), "paused")
 	d.expect("False", reasonPaused, "resume web continues it")
 	d.m.Spec.Rollout.Paused = false
-	if has := d.tick(1); len(has) == 0 {
+	if has := d.tick(1); len(has) <= 1 {
 		t.Fatal("no wave after the pause")
+	}
+}
+
+// One node of each kernel and architecture is a canary, besides those that a user has named. If one of them refuses the
+// version, no other node begins.
+func TestCanaries(t *testing.T) {
+	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Nodes: []string{"n03"}})
+	kinds := []api.KerbNodeStatus{{Kernel: "6.1.0-28-amd64", Architecture: "amd64"},
+		{Kernel: "6.1.0-31-amd64", Architecture: "amd64"}, {Kernel: "6.12.9", Architecture: "amd64"},
+		{Kernel: "6.12.9", Architecture: "arm64"}, {Kernel: "5.15", Architecture: "arm64"}, {Kernel: "6", Architecture: "amd64"}}
+	for i := range d.nodes {
+		status := kinds[i%len(kinds)]
+		d.nodes[i].Status = &status
+	}
+	has := d.tick(0) // n03 is the only one of its kind that is needed
+	got := map[int]int{}
+	for _, i := range has {
+		got[i%len(kinds)]++
+	}
+	if len(has) != 5 || got[0]+got[1] != 1 || got[2] != 1 || got[3] != 1 || got[4] != 1 || got[5] != 1 || has[0] > 3 {
+		t.Fatalf("canaries %v", has)
+	}
+	d.run(has...)
+	d.report(has[2], "Refused", 7)
+	d.same(has, d.tick(1), "the verifier of one kernel has refused the version")
+	d.expect("False", reasonFailed, "1 of 5 nodes")
+
+	d = newDrill(t, 70, api.Rollout{})
+	for i := range d.nodes {
+		d.nodes[i].Status = &api.KerbNodeStatus{Kernel: fmt.Sprintf("7.%d.3", i)}
+	}
+	if has := d.tick(0); len(has) != api.MaxCanaries {
+		t.Errorf("%d canaries of 70 kernels", len(has))
 	}
 }
