@@ -55,7 +55,7 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		return result, err
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
-	steps, warnings, err := a.change(a.target(next, prepared, seen), changes, prepared, r.DryRun, keep)
+	steps, warnings, err := a.change(a.target(next, prepared, seen), changes, prepared, runOf(r.DryRun, r.Verify), keep)
 	result.Steps, result.Warnings = texts(steps), append(doubts, warnings...)
 	return result, err
 }
@@ -94,18 +94,38 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 	if err != nil {
 		return result, err
 	}
-	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, r.DryRun, a.store.RecoveryPending())
+	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, runOf(r.DryRun, false),
+		a.store.RecoveryPending())
 	result.Steps, result.Warnings = texts(steps), warnings
 	return result, err
 }
 
+// run is how far a change goes.
+type run int
+
+const (
+	execute    run = iota
+	planOnly       // a dry run
+	verifyOnly     // a dry run in which the kernel verifies what would be new
+)
+
+func runOf(dryRun, verify bool) run {
+	switch {
+	case dryRun && verify:
+		return verifyOnly
+	case dryRun:
+		return planOnly
+	}
+	return execute
+}
+
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
-func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*deploy.Module, dryRun, keep bool) (
+func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*deploy.Module, how run, keep bool) (
 	steps []plan.Step, warnings []string, err error,
 ) {
 	defer func() {
-		if err != nil || dryRun {
+		if err != nil || how != execute {
 			deploy.ReleaseAll(prepared, a.now.Modules)
 		}
 	}()
@@ -125,14 +145,15 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	if err := a.admit(t, k, points); err != nil {
 		return nil, nil, forOperator(err)
 	}
-	if !dryRun {
+	if how == execute {
 		defer func() { a.restoreSets(err) }()
 		if err := a.fillSets(t.sets()); err != nil {
 			return nil, nil, forOperator(err)
 		}
 	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
-		DryRun: dryRun,
+		DryRun: how != execute,
+		Verify: how == verifyOnly,
 		Skip:   func(p chain.Point) bool { return busy[p] != nil },
 		Commit: func() error {
 			if err := apply.AwaitUpgrades(a.base, a.live.Upgrades(a.now.Modules, t.modules)); err != nil {
@@ -148,7 +169,7 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 	if err != nil {
 		return r.Steps, nil, a.failed(t, k, err)
 	}
-	if !dryRun {
+	if how == execute {
 		a.Took.Observe(r.Took.Seconds())
 		a.budgets.Poke()
 		a.watcher.Set(specs(t.desired))
@@ -184,7 +205,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	p.Expedite = a.expedite && !deliversInTime(t.modules)
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
-		if len(r.Steps) > 0 {
+		if len(r.Steps) > 0 && !p.DryRun {
 			a.Failures.Add(1)
 			reason, message := rolledBack(err)
 			a.EventLog.OfAgent(v1.EventChange, reason, message)

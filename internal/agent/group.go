@@ -118,7 +118,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	for _, q := range accepted {
 		changes.Put = append(changes.Put, q.changes.Put...)
 	}
-	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, false, a.store.RecoveryPending())
+	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, execute, a.store.RecoveryPending())
 	if err != nil {
 		return all
 	}

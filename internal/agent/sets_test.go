@@ -159,6 +159,11 @@ func TestSets(t *testing.T) {
 	}
 	n.blocked(t, true)
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fw"}, resource.Ref{Kind: v1.KindSet, Name: "bad"})
+	if _, err := n.Apply(t.Context(), server.Request{DryRun: true, Verify: true, Resources: []resource.Object{
+		resource.ObjectOf(blocking(map[string]any{"set": "bad"})),
+		resource.ObjectOf(setOf("bad", "addresses", "203.0.113.9"))}}); err != nil {
+		t.Errorf("a module with a set that is new, too, is not verified: %v", err)
+	}
 }
 
 func sameChains(a, b map[string]string) bool { return fmt.Sprint(a) == fmt.Sprint(b) }

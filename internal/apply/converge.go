@@ -4,6 +4,7 @@ package apply
 
 import (
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -16,6 +17,8 @@ type Policy struct {
 	Skip func(chain.Point) bool
 	// DryRun ends after the plan.
 	DryRun bool
+	// Verify is for a dry run: what would be new is created, and so verified, and removed again. Nothing is attached.
+	Verify bool
 	// Expedite permits expedited RCU grace periods while many points change.
 	Expedite bool
 	// Commit is called when all points run what is desired, before anything is removed. After its error the change is
@@ -32,6 +35,11 @@ type Result struct {
 	Took     time.Duration         // all steps
 }
 
+// changesPackets reports whether packets notice a step.
+func changesPackets(s plan.Step) bool {
+	return s.Action != plan.CreateMapSet && s.Action != plan.CreateChain
+}
+
 // Converge makes the kernel run what is desired. It builds everything new, switches the attach points, commits, and
 // removes what was replaced. After an error the kernel is as it was before, unless it is a *RollbackError.
 func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result, err error) {
@@ -40,11 +48,17 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 		return r, err
 	}
 	r.Steps = plan.Steps(want, have)
-	if p.DryRun {
+	if p.DryRun && !p.Verify {
 		return r, nil
 	}
 	begin := time.Now()
 	e := &execution{kernel: k, log: log, skip: p.Skip, expedite: p.Expedite, busy: map[chain.Point]error{}}
+	if p.DryRun {
+		if err := e.run(slices.DeleteFunc(slices.Clone(r.Steps), changesPackets)); err != nil {
+			return r, err
+		}
+		return r, e.rollback(nil)
+	}
 	if err := e.run(r.Steps); err != nil {
 		return r, err
 	}

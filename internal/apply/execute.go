@@ -162,6 +162,9 @@ func (e *execution) rollback(because error) error {
 	if len(errs) == 0 {
 		return because
 	}
+	if because == nil {
+		because = errors.New("what was only to be verified is not removed")
+	}
 	return &RollbackError{Undo: errors.Join(errs...), Err: because}
 }
 

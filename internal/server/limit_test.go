@@ -317,4 +317,8 @@ func TestQueriesThatAreNotUnderstood(t *testing.T) {
 			t.Errorf("?%s: the module is gone", query)
 		}
 	}
+	if got := call(newServer(t), "POST", "/v1/apply?verify=true", counter); got.Code < http.StatusBadRequest ||
+		!strings.Contains(got.Body.String(), "set dryRun, too") {
+		t.Errorf("verify alone: %d %s", got.Code, got.Body)
+	}
 }

@@ -54,6 +54,7 @@ type (
 		Writer
 		Prune       bool `query:"prune" doc:"Delete all other resources of the owner; the list may then be empty"`
 		DryRun      bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
+		Verify      bool `query:"verify" doc:"With dryRun: also have the kernel verify the chains that would be new; nothing is attached"`
 		IfUnchanged bool `query:"ifUnchanged" doc:"Apply only if each resource still has the metadata.resourceVersion given; a resource without one must not exist"`
 	}
 	manyInput struct {
@@ -261,7 +262,10 @@ func (s *Server) apply(ctx context.Context, in *applyInput) (v1alpha1.ApplyResul
 	if err != nil {
 		return v1alpha1.ApplyResult{}, err
 	}
-	if r.Prune, r.IfUnchanged = in.Prune, in.IfUnchanged; len(r.Resources) == 0 && !r.Prune {
+	if in.Verify && !in.DryRun {
+		return v1alpha1.ApplyResult{}, &apierrors.Invalid{Field: "verify", Reason: "is for a dry run: set dryRun, too"}
+	}
+	if r.Prune, r.IfUnchanged, r.Verify = in.Prune, in.IfUnchanged, in.Verify; len(r.Resources) == 0 && !r.Prune {
 		return v1alpha1.ApplyResult{}, errNoResource
 	}
 	return brief(s.backend.Apply(ctx, r))

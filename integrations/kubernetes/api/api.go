@@ -162,6 +162,7 @@ type KerbNodeStatus struct {
 	Agent        string         `json:"agent,omitempty" doc:"Version of the agent"`
 	Modules      []ModuleReport `json:"modules,omitempty" maxItems:"10" doc:"Modules that do not run as specified; at most ten"`
 	Updated      []NodeVersion  `json:"updated,omitempty" maxItems:"10" doc:"New versions of rollouts that the node runs; at most ten"`
+	Checked      []NodeVersion  `json:"checked,omitempty" maxItems:"10" doc:"New versions of rollouts that the node could run, as its kernel has verified; at most ten"`
 }
 
 // NodeVersion is a new version that a node runs in a rollout.
@@ -178,8 +179,11 @@ type ModuleReport struct {
 	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`
 }
 
-// RolledBack is the reason of a report about a new version that the node has gone back from.
-const RolledBack = "RolledBack"
+// Reasons of reports about new versions in rollouts.
+const (
+	RolledBack  = "RolledBack"  // the node has gone back from it
+	CheckFailed = "CheckFailed" // the node could not run it, and has not begun
+)
 
 // Condition is metav1.Condition.
 type Condition struct {

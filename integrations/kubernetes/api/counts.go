@@ -3,6 +3,8 @@
 package api
 
 import (
+	"slices"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
@@ -40,14 +42,12 @@ type ClusterModuleStatus struct {
 
 // Runs reports whether the node says that it runs a new version.
 func (n KerbNode) Runs(module, version string) bool {
-	if n.Status != nil {
-		for _, u := range n.Status.Updated {
-			if u.Name == module && u.Version == version {
-				return true
-			}
-		}
-	}
-	return false
+	return n.Status != nil && slices.Contains(n.Status.Updated, NodeVersion{module, version})
+}
+
+// Could reports whether the node says that it could run a new version, or runs it.
+func (n KerbNode) Could(module, version string) bool {
+	return n.Runs(module, version) || n.Status != nil && slices.Contains(n.Status.Checked, NodeVersion{module, version})
 }
 
 // Problem returns what the node reports of a ClusterModule, or nil.

@@ -188,6 +188,7 @@ var definitions = []definition{
 			"status.modules[].message":    {"maxLength": 1024},
 			"status.conditions[].message": {"maxLength": 1024},
 			"status.conditions":           {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
+			"status.checked":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},
 			"status.updated":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},
 			"status.modules":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},
 		},

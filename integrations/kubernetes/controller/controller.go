@@ -82,8 +82,8 @@ func essence(n api.KerbNode) api.KerbNode {
 	if n.Status == nil {
 		return out
 	}
-	out.Status = &api.KerbNodeStatus{Updated: n.Status.Updated, Kernel: n.Status.Kernel,
-		Architecture: n.Status.Architecture}
+	out.Status = &api.KerbNodeStatus{Updated: n.Status.Updated, Checked: n.Status.Checked,
+		Kernel: n.Status.Kernel, Architecture: n.Status.Architecture}
 	for _, r := range n.Status.Modules {
 		out.Status.Modules = append(out.Status.Modules, api.ModuleReport{Name: r.Name, Generation: r.Generation,
 			Reason: r.Reason, Message: truncate(r.Message, maxSaid)})

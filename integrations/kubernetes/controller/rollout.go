@@ -15,6 +15,7 @@ import (
 // Reasons of the condition RolledOut, and of halts.
 const (
 	conditionRolledOut = "RolledOut"
+	reasonPreflight    = "Preflight"
 	reasonCanaries     = "Canaries"
 	reasonWaves        = "Waves"
 	reasonPaused       = "Paused"
@@ -62,9 +63,13 @@ func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 			t.nodes, t.silent, t.quiet = t.nodes+1, t.silent+1, append(t.quiet, name)
 		}
 	}
+	t.sort()
+	return t
+}
+
+func (t tally) sort() {
 	slices.SortFunc(t.failed, func(a, b said) int { return cmp.Compare(a.node, b.node) })
 	slices.Sort(t.quiet)
-	return t
 }
 
 // wave is where the rollout of a module has been green since a time. It is in memory: another process waits again.
@@ -82,14 +87,14 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 		p = *was
 	}
 	if p.Percent == 0 && len(p.Canaries) == 0 {
-		p.Canaries, p.Since = canaries(m, nodes), now.UTC().Truncate(time.Second)
+		return preflight(m, p, nodes, now)
 	}
 	m.Status = &api.ModuleStatus{Rollout: &p}
 	if w.version != p.Version || !w.began.Equal(p.Since) {
 		*w = wave{version: p.Version, began: p.Since}
 	}
 	t := count(m, m.Division(), nodes)
-	late := !now.Before(p.Since.Add(r.Deadline()))
+	late := isLate(m, p, now)
 	if p.Halted == nil {
 		p.Halted = halt(m, p, t, late)
 	}
@@ -120,9 +125,48 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	return &p, condition("False", reasonWaves, t.text(p))
 }
 
+// preflight waits until all nodes have checked the version, and begins with the canaries. Nodes that do not answer are
+// offline.
+func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time.Time) (*api.RolloutStatus,
+	api.Condition) {
+	name, t := m.Metadata.Name, tally{nodes: len(nodes)}
+	var able []api.KerbNode
+	for _, n := range nodes {
+		switch r := n.Problem(name); {
+		case r != nil && r.Reason == api.CheckFailed && r.Generation >= m.Metadata.Generation:
+			t.failed = append(t.failed, said{n.Metadata.Name, r.Message})
+		case n.Could(name, p.Version):
+			able = append(able, n)
+		default:
+			t.silent++
+		}
+	}
+	t.sort()
+	if limit := max(m.Spec.Rollout.MaxFailed, p.Accepted); p.Halted == nil && len(t.failed) > limit {
+		p.Halted = t.halt(m, p, len(t.failed), api.CheckFailed)
+	}
+	text := fmt.Sprintf("of %d nodes, %d could run the new version, %d could not, %d have not answered", t.nodes,
+		len(able), len(t.failed), t.silent)
+	switch {
+	case p.Halted != nil:
+		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
+	case m.Spec.Rollout.Paused:
+		return &p, condition("False", reasonPaused, text)
+	case len(able) > 0 && (t.silent == 0 || isLate(m, p, now)):
+		p.Canaries, p.Since = canaries(m, able, nodes), now.UTC().Truncate(time.Second)
+		return &p, condition("False", reasonCanaries, text)
+	}
+	return &p, condition("False", reasonPreflight, text)
+}
+
+// isLate reports whether the deadline of the nodes has passed that were added last.
+func isLate(m api.Module, p api.RolloutStatus, now time.Time) bool {
+	return !now.Before(p.Since.Add(m.Spec.Rollout.Deadline()))
+}
+
 // canaries are the nodes that a user has named, and one of each other kind of node: what one kernel accepts, another
-// may refuse. Of several it is the one that the waves would reach first.
-func canaries(m api.Module, nodes []api.KerbNode) []string {
+// may refuse. Of several that are able it is the one that the waves would reach first.
+func canaries(m api.Module, able, nodes []api.KerbNode) []string {
 	out, covered := slices.Clone(m.Spec.Rollout.Nodes), map[string]bool{}
 	for _, n := range nodes {
 		if slices.Contains(out, n.Metadata.Name) {
@@ -130,10 +174,10 @@ func canaries(m api.Module, nodes []api.KerbNode) []string {
 		}
 	}
 	d := m.Division()
-	nodes = slices.SortedFunc(slices.Values(nodes), func(a, b api.KerbNode) int {
+	able = slices.SortedFunc(slices.Values(able), func(a, b api.KerbNode) int {
 		return d.Compare(a.Metadata.Name, b.Metadata.Name)
 	})
-	for _, n := range nodes {
+	for _, n := range able {
 		if k := kind(n); !covered[k] && len(out) < api.MaxCanaries {
 			covered[k], out = true, append(out, n.Metadata.Name)
 		}
@@ -178,6 +222,11 @@ func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
 	if bad <= limit {
 		return nil
 	}
+	return t.halt(m, p, bad, reason)
+}
+
+// halt says what the nodes say that do not run the version, or would not.
+func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *api.Halt {
 	text := fmt.Sprintf("%d of %d nodes do not run the new version, and spec.rollout.maxFailed allows %d", bad, t.nodes,
 		m.Spec.Rollout.MaxFailed)
 	if p.Accepted > m.Spec.Rollout.MaxFailed {

@@ -53,6 +53,24 @@ func (d *drill) run(nodes ...int) {
 	}
 }
 
+// check has nodes say that they could run the version, and the rest of their status be as it is.
+func (d *drill) check(nodes ...int) {
+	for _, i := range nodes {
+		if d.nodes[i].Status == nil {
+			d.nodes[i].Status = &api.KerbNodeStatus{}
+		}
+		d.nodes[i].Status.Checked = []api.NodeVersion{{Name: "web", Version: d.m.Version()}}
+	}
+}
+
+// checked is a drill whose nodes have all checked the version.
+func (d *drill) checked() *drill {
+	for i := range d.nodes {
+		d.check(i)
+	}
+	return d
+}
+
 func (d *drill) report(i int, reason string, generation int64) {
 	d.nodes[i].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: reason,
 		Generation: generation, Message: strings.Repeat("what the node says ", 30)}}}
@@ -78,7 +96,7 @@ func (d *drill) same(a, b []int, what string) {
 
 // Waves follow each other when all their nodes run the version, and have done so for the soak time.
 func TestWaves(t *testing.T) {
-	d := newDrill(t, 60, api.Rollout{SoakSeconds: new(10), Nodes: []string{"n07"}})
+	d := newDrill(t, 60, api.Rollout{SoakSeconds: new(10), Nodes: []string{"n07"}}).checked()
 	canary := d.tick(0)
 	d.same([]int{7}, canary, "the canary alone")
 	d.expect("False", reasonCanaries, "0 have not answered"[1:])
@@ -111,14 +129,13 @@ func TestWaves(t *testing.T) {
 	d.tick(2)
 	d.expect("True", reasonComplete, "60 run it")
 	d.m.Spec.Package.Name = "newer"
-	if has := d.tick(2); len(has) != 1 || d.m.Status.Rollout.Percent != 0 {
-		t.Errorf("another version begins with %v at %d %%", has, d.m.Status.Rollout.Percent)
-	}
+	d.same(nil, d.tick(2), "another version")
+	d.expect("False", reasonPreflight, "60 have not answered")
 }
 
 // More failed nodes than are allowed halt the rollout, with what they say, until a user resumes it.
 func TestHalt(t *testing.T) {
-	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Waves: []int{20, 60, 100}, MaxFailed: 1})
+	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Waves: []int{20, 60, 100}, MaxFailed: 1}).checked()
 	d.run(d.tick(0)...)
 	wave := d.tick(0)
 	d.run(wave...)
@@ -157,7 +174,7 @@ func TestHalt(t *testing.T) {
 // Nodes that are offline hold a wave until its deadline. Canaries that do not answer halt it then, and so do most
 // nodes of a wave.
 func TestSilentNodes(t *testing.T) {
-	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Waves: []int{50, 100}})
+	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Waves: []int{50, 100}}).checked()
 	d.run(d.tick(0)...)
 	wave := d.tick(0)
 	d.run(wave[len(wave)/4:]...)
@@ -170,7 +187,8 @@ func TestSilentNodes(t *testing.T) {
 	d.tick(1)
 	d.expect("False", reasonSilent, "has not answered; ")
 
-	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Nodes: []string{"n01", "n02"}})
+	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100),
+		Nodes: []string{"n01", "n02"}}).checked()
 	d.tick(0)
 	d.run(1)
 	d.same([]int{1, 2}, d.tick(99), "a canary is silent")
@@ -178,7 +196,8 @@ func TestSilentNodes(t *testing.T) {
 	d.same([]int{1, 2}, d.tick(1), "a canary was silent until the deadline")
 	d.expect("False", reasonSilent, "n02 has not answered")
 
-	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100), Nodes: []string{"edge-7"}})
+	d = newDrill(t, 40, api.Rollout{SoakSeconds: new(0), DeadlineSeconds: new(100),
+		Nodes: []string{"edge-7"}}).checked()
 	has := d.tick(0)
 	d.run(has...)
 	d.same(has, d.tick(100), "a canary is no node of the cluster")
@@ -193,9 +212,12 @@ func TestPaused(t *testing.T) {
 	if d.m.Status.Rollout.Percent != 0 {
 		t.Fatal("waves without nodes")
 	}
-	nodes := newDrill(t, 40, api.Rollout{}).nodes
+	nodes := newDrill(t, 40, api.Rollout{}).checked().nodes
 	d.nodes, d.m.Spec.Rollout.Paused = nodes, true
+	d.same(nil, d.tick(1), "paused before the canaries")
+	d.m.Spec.Rollout.Paused = false
 	canary := d.tick(1)
+	d.m.Spec.Rollout.Paused = true
 	d.run(canary...)
 	d.same(canary, d.tick(1), "paused")
 	d.expect("False", reasonPaused, "resume web continues it")
@@ -211,10 +233,12 @@ func TestCanaries(t *testing.T) {
 	d := newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Nodes: []string{"n03"}})
 	kinds := []api.KerbNodeStatus{{Kernel: "6.1.0-28-amd64", Architecture: "amd64"},
 		{Kernel: "6.1.0-31-amd64", Architecture: "amd64"}, {Kernel: "6.12.9", Architecture: "amd64"},
-		{Kernel: "6.12.9", Architecture: "arm64"}, {Kernel: "5.15", Architecture: "arm64"}, {Kernel: "6", Architecture: "amd64"}}
+		{Kernel: "6.12.9", Architecture: "arm64"}, {Kernel: "5.15", Architecture: "arm64"},
+		{Kernel: "6", Architecture: "amd64"}}
 	for i := range d.nodes {
 		status := kinds[i%len(kinds)]
 		d.nodes[i].Status = &status
+		d.check(i)
 	}
 	has := d.tick(0) // n03 is the only one of its kind that is needed
 	got := map[int]int{}
@@ -232,8 +256,41 @@ func TestCanaries(t *testing.T) {
 	d = newDrill(t, 70, api.Rollout{})
 	for i := range d.nodes {
 		d.nodes[i].Status = &api.KerbNodeStatus{Kernel: fmt.Sprintf("7.%d.3", i)}
+		d.check(i)
 	}
 	if has := d.tick(0); len(has) != api.MaxCanaries {
 		t.Errorf("%d canaries of 70 kernels", len(has))
+	}
+}
+
+// No node begins before all that answer have checked the version. One whose kernel refuses it halts the rollout, unless
+// that is allowed; it is no canary then.
+func TestPreflight(t *testing.T) {
+	d := newDrill(t, 20, api.Rollout{DeadlineSeconds: new(100), MaxFailed: 1})
+	d.tick(0)
+	d.same(nil, d.tick(1000), "no node answers")
+	d.expect("False", reasonPreflight, "0 could run the new version, 0 could not, 20 have not answered")
+	d.checked()
+	for _, i := range []int{3, 4} {
+		d.report(i, api.CheckFailed, 6)
+	}
+	d.report(5, "ModuleFailed", 7) // of the version that runs
+	d.m.Status = nil
+	d.same(nil, d.tick(0), "two nodes have not checked this generation")
+	d.same(nil, d.tick(99), "before the deadline")
+	d.report(3, api.CheckFailed, 7)
+	if has := d.tick(1); len(has) != 1 || has[0] == 3 {
+		t.Fatalf("canaries %v, with one node of one that may fail", has)
+	}
+
+	d = newDrill(t, 20, api.Rollout{MaxFailed: 1}).checked()
+	d.report(3, api.CheckFailed, 7)
+	d.report(4, api.CheckFailed, 7)
+	d.same(nil, d.tick(0), "two nodes cannot run it")
+	d.expect("False", api.CheckFailed, "2 of 20 nodes do not run")
+	d.expect("False", api.CheckFailed, "n03 what the node says")
+	d.m.Status.Rollout.Halted, d.m.Status.Rollout.Accepted = nil, 2
+	if has := d.tick(1); len(has) != 1 {
+		t.Errorf("resumed: %v", has)
 	}
 }

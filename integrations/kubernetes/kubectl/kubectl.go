@@ -161,7 +161,7 @@ func resume(ctx context.Context, c *watch.Client, name string) error {
 	}
 	s := summarize(m, nodes)
 	return merge(ctx, c, m, "/status", map[string]any{"status": map[string]any{"rollout": map[string]any{"halted": nil,
-		"accepted": s.updated - s.run, "since": time.Now().UTC().Truncate(time.Second)}}})
+		"accepted": s.updated - s.run + len(s.unable), "since": time.Now().UTC().Truncate(time.Second)}}})
 }
 
 // merge patches a ClusterModule that is as it was read: its rollout has not just ended.

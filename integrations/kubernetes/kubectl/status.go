@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"slices"
 	"strings"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
@@ -43,7 +44,7 @@ func printStatus(ctx context.Context, c *watch.Client, name string, out io.Write
 		if _, err := io.WriteString(out, s.text(m)); err != nil {
 			return exitError, err
 		}
-		if p := m.Progress(); len(s.failed) > 0 || p != nil && p.Halted != nil {
+		if p := m.Progress(); len(s.failed)+len(s.unable) > 0 || p != nil && p.Halted != nil {
 			code = exitFailed
 		}
 	}
@@ -64,6 +65,7 @@ type summary struct {
 	late    int // that say so, and that the rollout gives the previous version
 	back    int // that have gone back by themselves
 	failed  []failure
+	unable  []failure // further nodes, which could not run it, as they have checked
 }
 
 type failure struct {
@@ -82,6 +84,9 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 			s.run++
 		case runs:
 			s.late++
+		}
+		if r := n.Problem(name); !is && r != nil && r.Reason == api.CheckFailed {
+			s.unable = append(s.unable, failure{n.Metadata.Name, *r})
 		}
 		if !is {
 			continue
@@ -124,10 +129,14 @@ func (s summary) text(m api.Module) string {
 	if s.late > 0 {
 		fmt.Fprintf(&b, "  %d more still run it\n", s.late)
 	}
-	for _, f := range s.failed[:min(maxNodes, len(s.failed))] {
+	if n := len(s.unable); n > 0 {
+		fmt.Fprintf(&b, "  %d more could not run it\n", n)
+	}
+	all := slices.Concat(s.failed, s.unable)
+	for _, f := range all[:min(maxNodes, len(all))] {
 		fmt.Fprintf(&b, "  %s %s: %s\n", f.node, f.report.Reason, f.report.Message)
 	}
-	if more := len(s.failed) - maxNodes; more > 0 {
+	if more := len(all) - maxNodes; more > 0 {
 		fmt.Fprintf(&b, "  and %d more: kubectl get kerbnodes\n", more)
 	}
 	return b.String()

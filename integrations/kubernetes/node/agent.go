@@ -42,6 +42,11 @@ func (a agent) applyModules(ctx context.Context, modules []v1.Module, prune bool
 	return a.call(ctx, http.MethodPost, path, modules, nil)
 }
 
+// verify has the agent verify a module with those that it has, and change nothing.
+func (a agent) verify(ctx context.Context, m v1.Module) error {
+	return a.call(ctx, http.MethodPost, "/v1/apply?dryRun=true&verify=true&owner="+names.Owner, []v1.Module{m}, nil)
+}
+
 func (a agent) modules(ctx context.Context) (all []v1.Module, err error) {
 	return all, a.call(ctx, http.MethodGet, "/v1/modules", nil, &all)
 }

@@ -41,9 +41,10 @@ type trial struct {
 }
 
 // updated reports whether a rollout has the node run the new version of m, or try it. While it is paused or halted,
-// nodes that have not begun with it do not.
+// nodes that have not begun with it do not, and in waves none does that has not checked it.
 func (s *state) updated(m api.Module) bool {
-	return m.Updated(s.node) && (!m.Holds() || s.trials[m.Metadata.Name].Version == m.Version())
+	return m.Updated(s.node) && (s.trials[m.Metadata.Name].Version == m.Version() ||
+		!m.Holds() && (m.Spec.Rollout.ByHand() || s.checks[m.Metadata.Name].passed(m)))
 }
 
 // failed reports whether the node has gone back from the new version of m. With another limit it tries it again.
@@ -113,21 +114,39 @@ func (s *state) trialsOf(updated []api.Module) map[string]trial {
 	return out
 }
 
-// rollouts returns the new versions that this node has begun with, and reports of those that it has gone back from.
-func (s *state) rollouts() (begun []api.NodeVersion, back []api.ModuleReport) {
+// reported is what a node says of rollouts.
+type reported struct {
+	begun, checked []api.NodeVersion
+	failed         []api.ModuleReport
+}
+
+// rollouts returns the new versions that this node has begun with or could run, and reports of those that it has gone
+// back from or could not run.
+func (s *state) rollouts() (out reported) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(s.trials)) {
-		switch m, t := s.modules[name], s.trials[name]; {
-		case !s.updated(m) || t.Version != m.Version():
-		case t.failed(m):
-			back = append(back, api.ModuleReport{Name: name, Generation: m.Metadata.Generation, Reason: api.RolledBack,
-				Message: t.Failure})
-		default:
-			begun = append(begun, api.NodeVersion{Name: name, Version: t.Version})
+	fail := func(m api.Module, reason, message string) {
+		out.failed = append(out.failed, api.ModuleReport{Name: m.Metadata.Name, Generation: m.Metadata.Generation,
+			Reason: reason, Message: message})
+	}
+	for _, name := range slices.Sorted(maps.Keys(s.modules)) {
+		m := s.modules[name]
+		if m.Spec.Rollout == nil || m.Metadata.Namespace != "" {
+			continue
+		}
+		t, c, version := s.trials[name], s.checks[name], m.Version()
+		switch begun := s.updated(m) && t.Version == version; {
+		case begun && t.failed(m):
+			fail(m, api.RolledBack, t.Failure)
+		case begun:
+			out.begun = append(out.begun, api.NodeVersion{Name: name, Version: version})
+		case c.Version == version && c.Failure != "":
+			fail(m, api.CheckFailed, c.Failure)
+		case c.passed(m):
+			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})
 		}
 	}
-	return begun, back
+	return out
 }
 
 // begin notes what modules did before their new versions, and forgets trials that have ended.

@@ -160,7 +160,7 @@ func TestTrialsOnDisk(t *testing.T) {
 		if got := s.view().modules[0].Spec.Package.Name; got != c.runs {
 			t.Errorf("with %s the node runs %s", c.text, got)
 		}
-		_, r := s.rollouts()
+		r := s.rollouts().failed
 		if back := c.runs == "counter"; back != (len(r) == 1) || back && (r[0].Message != "drops" || r[0].Generation != 7) {
 			t.Errorf("with %s the node reports %+v", c.text, r)
 		}

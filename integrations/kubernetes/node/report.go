@@ -32,12 +32,12 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 // statusOf is what a node reports after a round, which ended with err.
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
-	begun, back := s.state.rollouts()
-	reports := append(back, s.titled()...) // those that halt a rollout come first
+	rollouts := s.state.rollouts()
+	reports := append(rollouts.failed, s.titled()...) // those that halt a rollout come first
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
-		begun = nil
+		rollouts = reported{}
 		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
 	case len(reports) > 0:
 		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(reports)
@@ -54,7 +54,8 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
-	for _, n := range begun {
+	out.Checked = rollouts.checked[:min(maxReports, len(rollouts.checked))]
+	for _, n := range rollouts.begun {
 		ill := slices.ContainsFunc(s.reports, func(r api.ModuleReport) bool { return r.Name == n.Name })
 		if !ill && len(out.Updated) < maxReports {
 			out.Updated = append(out.Updated, n)
@@ -180,6 +181,9 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 	if n.Status != nil && len(n.Status.Updated) == 0 {
 		n.Status.Updated = nil
 	}
+	if n.Status != nil && len(n.Status.Checked) == 0 {
+		n.Status.Checked = nil
+	}
 	return n.Status
 }
 
@@ -188,16 +192,14 @@ func (r *reporter) read(ctx context.Context) *api.KerbNodeStatus {
 func (r *reporter) write(ctx context.Context, status api.KerbNodeStatus) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
-	modules, updated := status.Modules, status.Updated
+	modules := status.Modules
 	if modules == nil {
 		modules = []api.ModuleReport{} // absent in a patch would mean unchanged
 	}
-	if updated == nil {
-		updated = []api.NodeVersion{}
-	}
+	listed := func(all []api.NodeVersion) []api.NodeVersion { return append([]api.NodeVersion{}, all...) }
 	patch := map[string]any{"status": map[string]any{"conditions": status.Conditions, "kernel": status.Kernel,
 		"architecture": status.Architecture, "agent": status.Agent, "modules": modules,
-		"updated": updated}}
+		"updated": listed(status.Updated), "checked": listed(status.Checked)}}
 	path := nodesPath + "/" + r.node + "/status"
 	err := r.client.Merge(ctx, path, patch, nil)
 	if !watch.IsStatus(err, http.StatusNotFound) {

@@ -84,6 +84,7 @@ type state struct {
 	namespaces map[string]labels
 	pods       map[string]pod    // by UID
 	trials     map[string]trial  // of new versions, by ClusterModules
+	checks     map[string]check  // the same
 	synced     int               // resources of which a complete list has come since this start
 	restored   bool              // there was a snapshot
 	earlier    map[string]bool   // UIDs of the pods of the snapshot
@@ -98,7 +99,8 @@ type state struct {
 // newState returns the state of a node.
 func newState(node string) *state {
 	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
-		trials: map[string]trial{}, confirmed: map[string]uint64{}, own: map[string]int{}, changed: make(chan struct{}, 1)}
+		trials: map[string]trial{}, checks: map[string]check{}, confirmed: map[string]uint64{}, own: map[string]int{},
+		changed: make(chan struct{}, 1)}
 }
 
 // update changes the state, and wakes the synchronization if f has changed anything.

@@ -75,6 +75,9 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
+	if err := s.check(ctx, v); err != nil {
+		return 0, err
+	}
 	if err := s.syncServices(ctx, v); err != nil {
 		return 0, err
 	}

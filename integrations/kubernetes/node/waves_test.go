@@ -26,10 +26,29 @@ var others = strings.Fields("n2 n3 n4 n5 n6 n7 n8 n9")
 func newFleet(t *testing.T, name string) *fleet {
 	f := &fleet{newBed(t), name}
 	for _, node := range others {
-		f.says(node, "agent: test")
+		f.says(node, kernelOf(node))
 	}
+	f.Eventually("the real node reports", func() bool { return f.status().Status.Kernel != "" })
 	f.controller(f.controllerConfig())
 	return f
+}
+
+// kernelOf is the kernel that a node of the fleet reports. There are three kinds, with that of the real node.
+func kernelOf(node string) string {
+	if node < "n6" {
+		return "kernel: 4.18.0-553, architecture: riscv64"
+	}
+	return "kernel: 4.18.0-477, architecture: arm64"
+}
+
+// checks has the other nodes say that they could run the new version.
+func (f *fleet) checks() {
+	f.T.Helper()
+	m := f.get()
+	of := m.Module()
+	for _, node := range others {
+		f.says(node, fmt.Sprintf("%s, checked: [{name: %s, version: %s}]", kernelOf(node), f.name, of.Version()))
+	}
 }
 
 func (f *fleet) get() (m api.ClusterModule) {
@@ -54,7 +73,7 @@ func (f *fleet) runs() (all []string) {
 	of := m.Module()
 	for _, node := range others {
 		if of.Updated(node) {
-			f.says(node, fmt.Sprintf("updated: [{name: %s, version: %s}]", f.name, of.Version()))
+			f.says(node, fmt.Sprintf("%s, updated: [{name: %s, version: %s}]", kernelOf(node), f.name, of.Version()))
 			all = append(all, node)
 		}
 	}
@@ -95,18 +114,28 @@ func firewallRollout(policy, rollout string) string {
 		"}}}"
 }
 
-// kerb-kube-controller begins with a canary, then raises the percentage by one write for each wave, and halts when a
-// node goes back: no other node begins. resume continues, another version begins again, and undo ends it.
+// kerb-kube-controller begins with canaries of each kernel when all nodes have checked the version, then raises the
+// percentage by one write for each wave, and halts when a node goes back: no other node begins. resume continues,
+// another version begins again, and undo ends it.
 func TestWaves(t *testing.T) {
 	f := newFleet(t, "guard")
 	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")
 	f.Eventually("the first version runs", func() bool { return strings.Contains(f.config(), "allow") })
 	const waves = "nodes: [n1], waves: [50, 100], soakSeconds: 1"
 	f.module(f.name, firewallRollout("deny", waves))
+	f.condition("False", "Preflight")
+	f.Eventually("the real node has checked it", func() bool { return len(f.status().Status.Checked) == 1 })
+	if strings.Contains(f.config(), "deny") || len(f.runs()) > 0 {
+		t.Fatal("nodes have begun before all have checked the version")
+	}
+	f.checks()
 	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "deny") })
+	if canaries := f.runs(); len(canaries) != 2 || canaries[0] > "n5" || canaries[1] < "n6" {
+		t.Fatalf("canaries %v and n1", canaries)
+	}
 	f.percent(50)
 	wave := f.runs()
-	if len(wave) == 0 || len(wave) == len(others) {
+	if len(wave) <= 2 || len(wave) == len(others) {
 		t.Fatalf("a wave of %v", wave)
 	}
 	const reason = "the new version dropped 41 of 3904 packets"
@@ -116,14 +145,14 @@ func TestWaves(t *testing.T) {
 		t.Errorf("the condition does not say what the node says: %s", text)
 	}
 	out, code := f.kubectl("rollout", "status", f.name)
-	if code != 3 || !strings.Contains(out, "50 % of the nodes and 1 by name, halted") ||
+	if code != 3 || !strings.Contains(out, "50 % of the nodes and 3 by name, halted") ||
 		!strings.Contains(out, "NodesFailed: 1 of ") {
 		t.Errorf("status of a rollout that has halted: %d %s", code, out)
 	}
 	if has := f.runs(); len(has) != len(wave) {
 		t.Errorf("nodes %v have the version, before the halt %v", has, wave)
 	}
-	f.says(wave[0], "agent: test")
+	f.says(wave[0], kernelOf(wave[0]))
 	time.Sleep(3 * time.Second) // the controller has compared at least once
 	if p := f.get().Status.Rollout; p.Percent != 50 || p.Halted == nil {
 		t.Fatalf("the rollout continues by itself: %+v", p)
@@ -144,12 +173,9 @@ func TestWaves(t *testing.T) {
 		t.Errorf("generation %d: controller or resume have changed the spec", n)
 	}
 
-	for _, node := range others {
-		f.says(node, "agent: test")
-	}
 	f.module(f.name, firewallRollout("deny, egress: allow", waves))
+	f.checks()
 	f.Eventually("the canary runs another version", func() bool { return strings.Contains(f.config(), "egress") })
-	f.percent(50)
 	if out, code := f.kubectl("rollout", "undo", f.name); code != 0 {
 		t.Fatal(out)
 	}
@@ -174,6 +200,7 @@ func TestDrill(t *testing.T) {
 	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {egress: allow}, rules: "+
 		"[{direction: egress, action: deny, protocol: udp, dstPort: 50}]}, "+selects+", rollout: {nodes: [n1], "+
 		"soakSeconds: 600, maxDrops: 5, previous: {"+previous+"}}}")
+	f.checks()
 	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "rules") })
 	f.condition("False", "Canaries")
 	began := time.Now()
@@ -184,7 +211,30 @@ func TestDrill(t *testing.T) {
 		t.Errorf("the condition says %s", text)
 	}
 	t.Logf("the rollout has halted after %.1f s", time.Since(began).Seconds())
-	if p := f.get().Status.Rollout; p.Percent != 0 || len(f.runs()) != 0 {
+	if p := f.get().Status.Rollout; p.Percent != 0 || len(f.runs()) != 2 {
 		t.Errorf("after the canary: %+v", p)
+	}
+}
+
+// A version that one node cannot run switches no node: the node says so before the canaries begin.
+func TestPreflight(t *testing.T) {
+	f := newFleet(t, "guard")
+	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}}, attach: {pods: {}}}")
+	f.Eventually("the first version runs", func() bool { return strings.Contains(f.config(), "allow") })
+	changes := f.changes()
+	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {ingress: allow}, rules: [{services: wrong}]}, "+
+		"attach: {pods: {}}, rollout: {soakSeconds: 0, previous: {package: {name: firewall}, config: {defaultPolicy: "+
+		"{ingress: allow}}}}}")
+	f.checks()
+	if text := f.condition("False", api.CheckFailed); !strings.Contains(text, "1 of 9 nodes") ||
+		!strings.Contains(text, "n1 ") || !strings.Contains(text, "rules") {
+		t.Errorf("the condition says %s", text)
+	}
+	if has := f.runs(); len(has) != 0 || f.changes() != changes {
+		t.Errorf("nodes %v have begun, and the real one has made %d changes", has, f.changes()-changes)
+	}
+	out, code := f.kubectl("rollout", "status", f.name)
+	if code != 3 || !strings.Contains(out, "1 more could not run it") {
+		t.Errorf("status: %d %s", code, out)
 	}
 }

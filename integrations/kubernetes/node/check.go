@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// check is what the agent said of a new version before this node has begun with it.
+type check struct {
+	Version string
+	Failure string // why the node cannot run it
+	at      time.Time
+}
+
+// passed reports whether the node could run the new version of m.
+func (c check) passed(m api.Module) bool { return c.Version == m.Version() && c.Failure == "" }
+
+// unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
+// that has failed is checked again now and then: a package may have been pulled meanwhile.
+func (s *state) unchecked() (out []api.Module) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.checks, func(name string, _ check) bool { _, there := s.modules[name]; return !there })
+	for _, name := range slices.Sorted(maps.Keys(s.modules)) {
+		m := s.modules[name]
+		if m.Metadata.Namespace != "" || m.Spec.Rollout == nil || m.Spec.Rollout.ByHand() ||
+			s.trials[name].Version == m.Version() {
+			continue
+		}
+		if c := s.checks[name]; c.Version != m.Version() || c.Failure != "" && time.Since(c.at) >= fullEvery {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// check has the agent verify new versions with the modules that it has, before a wave reaches this node: the kernel of
+// another node may accept what this one refuses.
+func (s *syncer) check(ctx context.Context, v view) error {
+	if s.guard == nil || !v.complete {
+		return nil
+	}
+	for _, m := range s.state.unchecked() {
+		c := check{Version: m.Version(), at: time.Now()}
+		module, _, err := translate(m.Side(true), v.namespaces)
+		if err == nil {
+			err = s.agent.verify(ctx, module)
+			if _, refused := refusal(err); err != nil && !refused {
+				return err // it did not get as far as to verify it
+			}
+		}
+		if err != nil {
+			c.Failure = checkFailure(err)
+		}
+		s.state.update(ofClusterModules, func() bool { s.state.checks[m.Metadata.Name] = c; return true })
+	}
+	return nil
+}
+
+func checkFailure(err error) string {
+	if detail, refused := refusal(err); refused {
+		return detail
+	}
+	return err.Error()
+}

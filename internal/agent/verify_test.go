@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"reflect"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/internal/server"
+)
+
+// A dry run with Verify has the kernel verify new chains together with the modules that are there. It leaves nothing
+// behind, and nothing that runs notices.
+func TestVerify(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("m", testPackage(t, "pass"), "*", nil))
+	before, err := n.observeKernel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	try := func(verify bool, pkg, selector string) (v1.ApplyResult, error) {
+		return n.Apply(t.Context(), server.Request{DryRun: true, Verify: verify,
+			Resources: resource.Objects(module("m", testPackage(t, pkg), selector, nil))})
+	}
+	if r, err := try(true, "drop", "*"); err != nil || len(r.Steps) == 0 {
+		t.Errorf("what the kernel accepts: %q, %v", r.Steps, err)
+	}
+	if _, err := try(false, "bad", "*"); err != nil {
+		t.Errorf("a dry run loads nothing: %v", err)
+	}
+	failures := n.Failures.Load()
+	for _, selector := range []string{"*", "app=none"} {
+		if _, err := try(true, "bad", selector); err == nil || !strings.Contains(err.Error(), "verifier") {
+			t.Errorf("what the kernel rejects, on %s: %v", selector, err)
+		}
+	}
+	if now := n.Failures.Load(); now != failures {
+		t.Errorf("%d changes have failed, before %d", now, failures)
+	}
+	after, err := n.observeKernel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(before, after) {
+		t.Errorf("the kernel has\n%+v\nbefore\n%+v", after, before)
+	}
+	if m, _ := resource.Module.Get(n.now.Desired, "m"); m.Spec.Package != testPackage(t, "pass") {
+		t.Errorf("the desired state has package %s", m.Spec.Package)
+	}
+}
