@@ -235,14 +235,14 @@ kube-programs: kube-setup bpf kube-api
 	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local)
 	for program in kerb kerb-cni kerb-kube-node; do scripts/build $(KUBE_BIN)/$$program $$program || exit 1; done
 
-kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb on its node; NODES=3; test/cluster/cluster kubectl get pods
+kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb on its nodes, one or NODES=3; test/cluster/cluster kubectl get pods
 	$(SUDO) test/cluster/cluster up $(NODES)
 
 kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 	$(SUDO) test/cluster/cluster down
 
-test-kube: kube-programs ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling; PODS=200, RUN=, KEEP=1
-	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) KEEP=$(KEEP) \
+test-kube: kube-programs ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling; NODES=, PODS=200, RUN=, KEEP=1
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=

@@ -31,6 +31,9 @@ func TestCluster(t *testing.T) {
 		t.Skip("needs a Kubernetes cluster: make test-kube")
 	}
 	c := cluster{t}
+	if _, err := os.Stat(runDir); err == nil {
+		t.Fatal("a cluster is up, or an earlier one has left " + runDir + ": make kube-down")
+	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			c.logs()
@@ -39,9 +42,10 @@ func TestCluster(t *testing.T) {
 			c.do("down")
 		}
 	})
-	c.do("up", cmp.Or(os.Getenv("NODES"), "1"))
+	nodes = c.number("NODES", 3)
+	c.do("up", strconv.Itoa(nodes))
 	c.count()
-	c.apply(denyAll)
+	c.apply(modules)
 	for _, step := range []struct {
 		name string
 		test func(cluster)
@@ -55,9 +59,21 @@ func TestCluster(t *testing.T) {
 	}
 }
 
-const denyAll = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "deny"}, "spec": {
+// nodes is how many the cluster has: n1, n2, ...
+var nodes int
+
+// everywhere calls f for each node.
+func everywhere(f func(node string)) {
+	for i := range nodes {
+		f(fmt.Sprint("n", i+1))
+	}
+}
+
+const modules = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "deny"}, "spec": {
   "package": {"name": "firewall"}, "config": {"defaultPolicy": {"ingress": "deny", "egress": "deny"}},
-  "attach": {"pods": {"podSelector": {"matchLabels": {"app": "denied"}}}}}}`
+  "attach": {"pods": {"podSelector": {"matchLabels": {"app": "denied"}}}}}}
+{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "count"}, "spec": {
+  "package": {"name": "counter"}, "attach": {"pods": {"podSelector": {"matchLabels": {"app": "flow"}}}}}}`
 
 // try executes test/cluster/cluster.
 func (c cluster) try(input string, args ...string) (string, error) {
@@ -96,10 +112,10 @@ func (c cluster) apply(text string) {
 	}
 }
 
-// program starts or kills one of the programs of the node.
+// program starts or kills one of the programs of all nodes.
 func (c cluster) program(verb, name string) {
 	c.Helper()
-	c.do("on", "n1", "test/cluster/node", verb, name)
+	everywhere(func(node string) { c.do("on", node, "test/cluster/node", verb, name) })
 }
 
 const runDir = "../../out/cluster/run"
@@ -116,23 +132,26 @@ func (c cluster) logs() {
 	c.Log(events[max(0, len(events)-6000):])
 }
 
-// pods is how many pods each test starts.
-func (c cluster) pods() int {
-	n, err := strconv.Atoi(cmp.Or(os.Getenv("PODS"), "20"))
+// pods is how many pods that are denied tests start.
+func (c cluster) pods() int { return c.number("PODS", 20) }
+
+// number is the value of a variable of the environment.
+func (c cluster) number(variable string, otherwise int) int {
+	n, err := strconv.Atoi(cmp.Or(os.Getenv(variable), strconv.Itoa(otherwise)))
 	if err != nil {
-		c.Fatal("PODS: ", err)
+		c.Fatal(variable, ": ", err)
 	}
 	return n
 }
 
-// pod is one that floods the sink, on node n1.
+// pod is one that floods the sink.
 type pod struct {
-	name, uid string
-	denied    bool // by its label: app=denied or app=open
+	name, uid, node string
+	denied          bool // by its label: app=denied or app=open
 }
 
-// start creates pods that flood the sink from their first instruction on, n that are denied and one that is not, and
-// returns them when all have sent.
+// start creates pods that flood the sink from their first instruction on, n that are denied and on each node one that
+// is not, and returns them when all have sent.
 func (c cluster) start(n int) []pod {
 	c.Helper()
 	all := c.create(n)
@@ -143,23 +162,26 @@ func (c cluster) start(n int) []pod {
 func (c cluster) create(n int) (all []pod) {
 	c.Helper()
 	var list strings.Builder
-	for i := range n + 1 {
-		app := "denied"
-		if i == n {
-			app = "open"
-		}
-		fmt.Fprintf(&list, `{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "%s-%d", "labels": {"app": %q, "test": %q}},
-  "spec": {"nodeSelector": {"kubernetes.io/hostname": "n1"}, "automountServiceAccountToken": false, "dnsPolicy": "Default",
-  "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "kerb.test/pod:1", "imagePullPolicy": "Never",
-  "args": ["flood", "172.30.0.99:9999"]}]}}`, c.test(), i, app, c.test())
+	for i := range n {
+		list.WriteString(c.manifest(fmt.Sprint("denied-", i), "denied", fmt.Sprint("n", i%nodes+1), "flood", floodPort))
 	}
+	everywhere(func(node string) { list.WriteString(c.manifest("open-"+node, "open", node, "flood", floodPort)) })
 	if _, err := c.try(list.String(), "kubectl", "create", "-f", "-"); err != nil {
 		c.Fatal(err)
 	}
 	for _, p := range c.get() {
-		all = append(all, pod{p.Metadata.Name, p.Metadata.UID, p.Metadata.Labels["app"] == "denied"})
+		all = append(all, pod{p.Metadata.Name, p.Metadata.UID, p.Spec.Selector["kubernetes.io/hostname"],
+			p.Metadata.Labels["app"] == "denied"})
 	}
 	return all
+}
+
+// manifest is a pod of a node that sends to a port of the sink, as fast as twenty pods may on two CPUs.
+func (c cluster) manifest(name, app, node, how, port string) string {
+	return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "%s-%s", "labels": {"app": %q, "test": %q}},
+  "spec": {"nodeSelector": {"kubernetes.io/hostname": %q}, "automountServiceAccountToken": false, "dnsPolicy": "Default",
+  "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "kerb.test/pod:1", "imagePullPolicy": "Never",
+  "args": [%q, "172.30.0.99:%s", "%dms"]}]}}`, c.test(), name, app, c.test(), node, how, port, max(5, c.pods()/4))
 }
 
 // test is the name of the subtest, for objects of the cluster.
@@ -173,6 +195,9 @@ type object struct {
 	Metadata struct {
 		Name, UID string
 		Labels    map[string]string
+	}
+	Spec struct {
+		Selector map[string]string `json:"nodeSelector"`
 	}
 	Status struct{ Phase, PodIP string }
 }
@@ -191,7 +216,7 @@ type flood struct {
 
 // flood returns what the container of a pod has sent; that of the first sandbox has number 0.
 func (c cluster) flood(p pod, container int) (f flood) {
-	text, _ := os.ReadFile(fmt.Sprintf(runDir+"/n1/log/pods/default_%s_%s/c/%d.log", p.name, p.uid, container))
+	text, _ := os.ReadFile(fmt.Sprintf(runDir+"/%s/log/pods/default_%s_%s/c/%d.log", p.node, p.name, p.uid, container))
 	for line := range strings.Lines(string(text)) {
 		var now flood
 		if n, _ := fmt.Sscanf(line, "%s stdout F %s %d %d", new(string), &now.address, &now.datagrams, &now.syns); n == 4 {
@@ -214,7 +239,7 @@ func (c cluster) await(all []pod, container int) {
 		return names
 	}
 	patiently(c, "all pods have sent", func() bool { return len(waiting()) == 0 }, func() any { return waiting() })
-	wait.Until(c, "the module is attached", func() bool { return c.attached() == len(all)-1 }, func() any {
+	wait.Until(c, "the module is attached", func() bool { return c.attached() == len(all)-nodes }, func() any {
 		out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "yaml")
 		return fmt.Sprint(out, err)
 	})
@@ -223,25 +248,25 @@ func (c cluster) await(all []pod, container int) {
 // patiently is wait.Until for what kubelets retry with a growing delay.
 func patiently(c cluster, what string, ok func() bool, seen func() any) {
 	c.Helper()
-	for end := time.Now().Add(2 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
+	for end := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(100 * time.Millisecond) {
 		if time.Now().After(end) {
 			c.Fatalf("waited in vain: %s\nlast seen: %+v", what, seen())
 		}
 	}
 }
 
-// attached returns how many services of the test's pods have the module in chains of both directions: -1 if no agent
-// answers.
+// attached returns how many services of the test's pods have the module in chains of both directions, of nodes whose
+// agent answers.
 func (c cluster) attached() (n int) {
 	c.Helper()
-	out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "json")
-	if err != nil {
-		return -1
-	}
 	var services []v1.Service
-	if err := json.Unmarshal([]byte(out), &services); err != nil {
-		c.Fatal(err)
-	}
+	everywhere(func(node string) {
+		var some []v1.Service
+		out, err := c.try("", "on", node, "kerb", "get", "services", "-o", "json")
+		if err == nil && json.Unmarshal([]byte(out), &some) == nil {
+			services = append(services, some...)
+		}
+	})
 	for _, s := range services {
 		hooks := 0
 		for _, l := range s.Status.Links {

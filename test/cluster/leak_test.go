@@ -17,7 +17,7 @@ func (c cluster) testPod() {
 	c.start(1)
 	services := func() int { return strings.Count(c.do("on", "n1", "kerb", "get", "services", "-o", "name"), "\n") }
 	if n := services(); n != 2 {
-		c.Errorf("%d services for two pods", n)
+		c.Errorf("%d services for two pods of node n1", n)
 	}
 	c.delete()
 	wait.Until(c, "services of pods that have ended are gone", func() bool { return services() == 0 })
@@ -37,7 +37,6 @@ func (c cluster) testLeak() {
 func (c cluster) testAgentKilled() {
 	c.reset()
 	all := c.create(c.pods())
-	wait.Until(c, "the first pod runs", func() bool { return c.running() > 0 })
 	c.program("stop", "agent")
 	c.Logf("the agent was killed when %d of %d pods ran", c.running(), len(all))
 	c.program("start", "agent")
@@ -61,19 +60,41 @@ func (c cluster) running() (n int) {
 func (c cluster) testAutonomy() {
 	c.reset()
 	all := c.start(3)
+	flow := c.flow("n1")
 	wait.Until(c, "kerb-kube-node has saved the pods, which it does every 10 s", func() bool {
-		saved, _ := os.ReadFile(runDir + "/n1/lib/kerb-kube/kubernetes.json")
-		return !slices.ContainsFunc(all, func(p pod) bool { return !bytes.Contains(saved, []byte(p.uid)) })
+		return !slices.ContainsFunc(all, func(p pod) bool {
+			saved, _ := os.ReadFile(runDir + "/" + p.node + "/lib/kerb-kube/kubernetes.json")
+			return !bytes.Contains(saved, []byte(p.uid))
+		})
 	})
 	c.do("api", "stop")
-	for _, name := range []string{"agent", "kube-node", "containerd", "cni"} {
+	for _, name := range []string{"agent", "kube-node", "containerd", "kube-proxy", "cni"} {
 		c.program("stop", name)
 		c.program("start", name)
 		c.await(all, 0)
 		c.onlyOpen(all, 0)
 	}
+	flow.unbroken(c)
+	everywhere(c.endSandboxes)
+	c.await(all, 1)
+	c.onlyOpen(all, 1)
+	c.do("api", "start")
+	wait.Until(c, "the nodes are ready", func() bool {
+		_, err := c.try("", "kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=1s")
+		return err == nil
+	})
+	if n := c.running(); n != len(all)+1 {
+		c.Errorf("%d of %d pods run", n, len(all)+1)
+	}
+	c.await(all, 1)
+	c.onlyOpen(all, 1)
+	c.delete()
+}
+
+// endSandboxes kills those of all pods of a node. The kubelet replaces them.
+func (c cluster) endSandboxes(node string) {
 	ctr := func(args ...string) []string {
-		return strings.Fields(c.do(append([]string{"on", "n1", "ctr", "-n", "k8s.io"}, args...)...))
+		return strings.Fields(c.do(append([]string{"on", node, "ctr", "-n", "k8s.io"}, args...)...))
 	}
 	running := ctr("tasks", "ls", "-q")
 	for _, id := range ctr("containers", "ls", "-q", `labels."io.cri-containerd.kind"==sandbox`) {
@@ -81,50 +102,41 @@ func (c cluster) testAutonomy() {
 			ctr("tasks", "kill", "-s", "SIGKILL", id)
 		}
 	}
-	c.await(all, 1)
-	c.onlyOpen(all, 1)
-	c.do("api", "start")
-	wait.Until(c, "the node is ready", func() bool {
-		_, err := c.try("", "kubectl", "wait", "--for=condition=Ready", "node/n1", "--timeout=1s")
-		return err == nil
-	})
-	if n := c.running(); n != len(all) {
-		c.Errorf("%d of %d pods run", n, len(all))
-	}
-	c.await(all, 1)
-	c.onlyOpen(all, 1)
-	c.delete()
 }
 
-// After a reboot the pods of the node start again, and are denied from their first packet.
+// After a reboot of all nodes the pods start again, and are denied from their first packet.
 func (c cluster) testReboot() {
 	all := c.start(c.pods())
-	c.do("node", "n1", "stop")
+	everywhere(func(node string) { c.do("node", node, "stop") })
 	c.reset()
-	c.do("node", "n1", "start")
+	everywhere(func(node string) { c.do("node", node, "start") })
 	c.await(all, 1)
 	c.onlyOpen(all, 1)
 	c.delete()
 }
 
-// Uninstalling leaves nothing of Kerb on the node, and pods keep running. What was denied passes then: the packets were
-// there all along. On the network without Kerb, packets of new pods pass before a policy that is applied as soon as the
-// API server shows the addresses of the pods.
+// Uninstalling leaves nothing of Kerb on the nodes, and pods keep running. What was denied passes then: the packets
+// were there all along. On the network without Kerb, packets of new pods pass before a policy that is applied as soon
+// as the API server shows the addresses of the pods.
 func (c cluster) testUninstall() {
 	c.reset()
 	all := c.start(3)
 	c.onlyOpen(all, 0)
 	c.program("stop", "cni")
-	c.do("on", "n1", "kerb-cni", "uninstall", "--conf", "/var/lib/cni/net.d", "--bin", "/var/lib/cni/bin")
+	everywhere(func(node string) {
+		c.do("on", node, "kerb-cni", "uninstall", "--conf", "/var/lib/cni/net.d", "--bin", "/var/lib/cni/bin")
+	})
 	c.program("stop", "kube-node")
 	c.program("stop", "agent")
-	c.do("on", "n1", "kerb", "purge", "--all")
-	// The directories of services: systemd removes the first one, and the operator the other.
-	left := c.do("on", "n1", "sh", "-c", "rm -r /run/kerb /var/lib/kerb-kube; find /sys/fs/bpf /run /var/lib/kerb "+
-		"/var/lib/cni -name '*kerb*' 2>/dev/null; true")
-	if left != "" {
-		c.Errorf("left on the node:\n%s", left)
-	}
+	everywhere(func(node string) {
+		c.do("on", node, "kerb", "purge", "--all")
+		// The directories of services: systemd removes the first one, and the operator the other.
+		left := c.do("on", node, "sh", "-c", "rm -r /run/kerb /var/lib/kerb-kube; find /sys/fs/bpf /run /var/lib/kerb "+
+			"/var/lib/cni -name '*kerb*' 2>/dev/null; true")
+		if left != "" {
+			c.Errorf("left on node %s:\n%s", node, left)
+		}
+	})
 	for _, p := range all {
 		c.passes(c.flood(p, 0).address)
 	}
@@ -141,20 +153,23 @@ func (c cluster) testUninstall() {
 // policyAfterwards starts pods, drops what each sends once its address is known, and wants packets from before.
 func (c cluster) policyAfterwards() {
 	c.Helper()
-	c.nft("kerb-n1", `table inet afterwards {
+	everywhere(func(node string) {
+		c.nft("kerb-"+node, `table inet afterwards {
 	set denied { type ipv4_addr; }
 	chain forward { type filter hook forward priority filter; ip saddr @denied counter drop; }
 }`, "-f", "-")
+	})
 	all := c.create(c.pods())
 	known := map[string]bool{}
 	patiently(c, "all pods have addresses", func() bool {
 		for _, p := range c.get() {
 			if ip := p.Status.PodIP; ip != "" && !known[ip] && p.Metadata.Labels["app"] == "denied" {
-				c.nft("kerb-n1", "", "add", "element", "inet", "afterwards", "denied", "{"+ip+"}")
+				node := p.Spec.Selector["kubernetes.io/hostname"]
+				c.nft("kerb-"+node, "", "add", "element", "inet", "afterwards", "denied", "{"+ip+"}")
 				known[ip] = true
 			}
 		}
-		return len(known) == len(all)-1
+		return len(known) == len(all)-nodes
 	}, func() any { return known })
 	pods, packets := 0, 0
 	for address, got := range c.arrived() {

@@ -10,6 +10,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
+// Ports of the sink: of floods, and of pods that number what they send.
+const floodPort, flowPort = "9999", "9998"
+
 // The host behind the bridge counts packets of floods by source and protocol, before anything can drop them.
 const rules = `table inet sink {
 	set seen { type ipv4_addr . inet_proto; size 65536; flags dynamic; counter; }
@@ -80,9 +83,12 @@ func (c cluster) passes(address string) {
 // packets have to arrive.
 func (c cluster) onlyOpen(all []pod, container int) {
 	c.Helper()
+	before := map[string]int{}
 	for _, p := range all {
-		before := c.flood(p, container)
-		wait.Until(c, p.name+" sends", func() bool { return c.flood(p, container).syns > before.syns })
+		before[p.name] = c.flood(p, container).syns
+	}
+	for _, p := range all {
+		wait.Until(c, p.name+" sends", func() bool { return c.flood(p, container).syns > before[p.name] })
 	}
 	open, sent, passed := map[string]bool{}, 0, 0
 	for _, p := range all {
@@ -104,5 +110,5 @@ func (c cluster) onlyOpen(all []pod, container int) {
 			}
 		}
 	}
-	c.Logf("%d pods that are denied sent %d packets, %d passed", len(all)-1, sent, passed)
+	c.Logf("%d pods that are denied sent %d packets, %d passed", len(all)-nodes, sent, passed)
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pod is what runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood ADDRESS:PORT.
+// Pod is what runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood or
+// flow ADDRESS:PORT PACE. The pace is the time between packets.
 package main
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"os"
@@ -14,31 +16,30 @@ import (
 )
 
 func main() {
-	if len(os.Args) == 3 && os.Args[1] == "flood" {
-		flood(netip.MustParseAddrPort(os.Args[2]))
-		return
+	if len(os.Args) == 4 {
+		to := netip.MustParseAddrPort(os.Args[2])
+		address := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
+		pace, err := time.ParseDuration(os.Args[3])
+		if err != nil {
+			panic(err)
+		}
+		if os.Args[1] == "flow" {
+			flow(address, pace)
+		}
+		flood(address, pace)
 	}
 	end := make(chan os.Signal, 1)
 	signal.Notify(end, unix.SIGTERM, unix.SIGINT)
 	<-end
 }
 
-const (
-	burst = 1000                 // packets of each kind, as fast as the kernel takes them
-	pace  = 5 * time.Millisecond // between the following ones, so that hundreds of pods do not take all of a machine
-)
+// burst are the packets of each kind that a flood sends as fast as the kernel takes them.
+const burst = 1000
 
 // flood sends datagrams and SYNs from its first instruction on until it is killed. It prints its address and how many
 // of each the kernel has taken, after the burst and then each second.
-func flood(to netip.AddrPort) {
-	address := &unix.SockaddrInet4{Addr: to.Addr().As4(), Port: int(to.Port())}
-	udp, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
-	if err == nil {
-		err = unix.Connect(udp, address)
-	}
-	if err != nil {
-		panic(err)
-	}
+func flood(address unix.Sockaddr, pace time.Duration) {
+	udp := connect(address)
 	var datagrams, syns int
 	said := time.Time{}
 	for {
@@ -57,6 +58,26 @@ func flood(to netip.AddrPort) {
 		}
 		time.Sleep(pace)
 	}
+}
+
+// flow sends numbered datagrams until it is killed.
+func flow(address unix.Sockaddr, pace time.Duration) {
+	udp := connect(address)
+	for number := uint64(0); ; number++ {
+		_, _ = unix.Write(udp, binary.BigEndian.AppendUint64(nil, number)) // the receiver sees what is missing
+		time.Sleep(pace)
+	}
+}
+
+func connect(address unix.Sockaddr) int {
+	udp, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM, 0)
+	if err == nil {
+		err = unix.Connect(udp, address)
+	}
+	if err != nil {
+		panic(err)
+	}
+	return udp
 }
 
 func own(fd int) netip.Addr {

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"encoding/binary"
+	"net"
+	"os"
+	"runtime"
+	"sync"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// flow is what arrives of a pod that numbers its datagrams.
+type flow struct {
+	sync.Mutex
+	first, last, received uint64
+}
+
+// flow starts a pod with a module that counts, and returns when its datagrams arrive.
+func (c cluster) flow(node string) *flow {
+	c.Helper()
+	socket := c.listen()
+	c.Cleanup(func() { socket.Close() })
+	f := &flow{}
+	go func() {
+		buffer := make([]byte, 64)
+		for {
+			n, err := socket.Read(buffer)
+			if err != nil {
+				return
+			}
+			if n == 8 {
+				f.add(binary.BigEndian.Uint64(buffer))
+			}
+		}
+	}()
+	if _, err := c.try(c.manifest("flow", "flow", node, "flow", flowPort), "kubectl", "create", "-f", "-"); err != nil {
+		c.Fatal(err)
+	}
+	f.continues(c)
+	return f
+}
+
+// listen opens the socket in the namespace of the sink.
+func (c cluster) listen() (socket *net.UDPConn) {
+	c.Helper()
+	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // and never unlocked: the thread ends with the goroutine
+		var ns *os.File
+		if ns, err = os.Open("/run/netns/kerb-sink"); err != nil {
+			return
+		}
+		defer ns.Close()
+		if err = unix.Setns(int(ns.Fd()), unix.CLONE_NEWNET); err != nil {
+			return
+		}
+		var at *net.UDPAddr
+		if at, err = net.ResolveUDPAddr("udp4", ":"+flowPort); err != nil {
+			return
+		}
+		socket, err = net.ListenUDP("udp4", at)
+	}()
+	<-done
+	if err != nil {
+		c.Fatal(err)
+	}
+	return socket
+}
+
+func (f *flow) add(number uint64) {
+	f.Lock()
+	defer f.Unlock()
+	if f.received == 0 {
+		f.first = number
+	}
+	f.last = max(f.last, number)
+	f.received++
+}
+
+func (f *flow) arrived() uint64 {
+	f.Lock()
+	defer f.Unlock()
+	return f.received
+}
+
+func (f *flow) continues(c cluster) {
+	c.Helper()
+	before := f.arrived()
+	wait.Until(c, "the flow continues", func() bool { return f.arrived() > before+100 })
+}
+
+// unbroken fails if a datagram between the first and the last one is missing.
+func (f *flow) unbroken(c cluster) {
+	c.Helper()
+	f.continues(c)
+	f.Lock()
+	defer f.Unlock()
+	lost := f.last - f.first + 1 - f.received
+	c.Logf("of the flow, %d datagrams have arrived, and %d were lost", f.received, lost)
+	if lost > 0 {
+		c.Errorf("%d datagrams of a flow were lost", lost)
+	}
+}
