@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -244,6 +244,10 @@ kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 test-kube: kube-programs ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling; NODES=, PODS=200, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
+
+test-fleet: demo-setup bpf kube-api ## Test: 1,000 nodes against a real API server, measured, in minutes; or KERB_FLEET=
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api KERB_FLEET=$(or $(KERB_FLEET),1000) \
+	  go test -vet=off -ldflags=-s -count=1 -v -timeout 30m -run '^TestFleet$$' ./integrations/kubernetes/node
 
 test-parser: test-setup bpf ## Test: the parser against its model on 10,000,000 frames: half an hour; or KERB_PARSE_FRAMES=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PARSE_FRAMES=$(or $(KERB_PARSE_FRAMES),10000000) \

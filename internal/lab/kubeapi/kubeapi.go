@@ -110,6 +110,9 @@ func (s *Server) Kill() {
 	s.cmd = nil
 }
 
+// PID is that of the server's process.
+func (s *Server) PID() int { return s.cmd.Process.Pid }
+
 // Hang stops the server's process, which then answers nothing and closes no connection, until Resume.
 func (s *Server) Hang() { s.signal(syscall.SIGSTOP) }
 
