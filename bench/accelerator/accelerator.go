@@ -34,6 +34,7 @@ func init() {
 
 // experiment is one run: what was asked for, the compiled programs, and the contenders that are up at one place.
 type experiment struct {
+	variant
 	proxy, cpus string
 	family      string // of addresses: 4 or 6
 	run         *bench.Run
@@ -44,8 +45,24 @@ type experiment struct {
 	bytes       map[string]uint64 // of a stream, by load: the same for all
 }
 
-func newRun() *experiment {
-	return &experiment{family: "4", up: map[string]*contender{}, bytes: map[string]uint64{}}
+// variant is what `kerb bench accelerator` and `kerb bench mesh` have of their own.
+type variant struct {
+	labs      string // prefix of the labs' names
+	configs   []string
+	workloads []workload
+	openPlace func(kind, prefix string, f family) (*place, error)
+	available func(kind string) error // whether there are the programs of a place
+	allow     func() []string         // programs that take part with the config kerb, besides this benchmark's own
+	conclude  func(*experiment)       // adds the last notes
+}
+
+var accelerator = variant{"kba", configs, workloads, openPlace, func(string) error { return nil },
+	func() []string { return nil }, (*experiment).noteCosts}
+
+func newRun() *experiment { return newVariant(accelerator) }
+
+func newVariant(v variant) *experiment {
+	return &experiment{variant: v, proxy: "haproxy", family: "4", up: map[string]*contender{}, bytes: map[string]uint64{}}
 }
 
 // The contenders. Plain is measured twice, so that a report says what a difference of nothing looks like.
@@ -55,8 +72,12 @@ func (e *experiment) flags(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&e.proxy, "proxy", "haproxy", "what proxies and sidecars are: "+strings.Join(proxyNames(), ", "))
 	f.StringVar(&e.family, "ip", "4", "addresses: 4 or 6")
-	f.StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a CPU wakes "+
-		"another; two: each side has its own")
+	e.cpusFlag(cmd)
+}
+
+func (e *experiment) cpusFlag(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&e.cpus, "cpus", "one", "one: all share a CPU, so that a figure is the path and not how a "+
+		"CPU wakes another; two: each side has its own")
 }
 
 // check refuses what the flags do not know.
@@ -93,12 +114,15 @@ func (e *experiment) execute(ctx context.Context, r *bench.Run) (err error) {
 
 func (e *experiment) runLoad(ctx context.Context, load string) error {
 	place, name, _ := strings.Cut(load, "/")
-	w := workloadNamed(name)
+	if e.run.LeftOut(place, e.available(place)) {
+		return nil
+	}
+	w := e.workload(name)
 	if err := e.move(place); err != nil {
 		return err
 	}
 	var trials []bench.Trial
-	for _, config := range configs {
+	for _, config := range e.configs {
 		if config == "unix" && (place == "veth" || !w.unix) { // between veths it would be what it is on loopback
 			continue
 		}

@@ -65,7 +65,7 @@ func newExperiment(t *testing.T, where string) *experiment {
 // measure is one round of a workload, or skips where it cannot be had.
 func measure(t *testing.T, e *experiment, config, name string) []bench.Sample {
 	t.Helper()
-	w := workloadNamed(name)
+	w := e.workload(name)
 	c, err := e.contender(t.Context(), config)
 	var s *serving
 	if err == nil {
@@ -212,7 +212,7 @@ func TestClientSees(t *testing.T) {
 		"short": {func(c net.Conn) { c.Write([]byte{7, 0, 0, 0, 0, 0, 0, 0}); io.Copy(io.Discard, c) }, "stream-1K", "7 of"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := workloadNamed(tc.measure)
+			w := e.workload(tc.measure)
 			s := &serving{contender: c, w: w, length: e.lengths}
 			serveBy(t, s, tc.serve)
 			_, err := s.round(t.Context())
@@ -250,8 +250,7 @@ func serveBy(t *testing.T, s *serving, serve func(net.Conn)) {
 func TestServerThatEnds(t *testing.T) {
 	e := newExperiment(t, "loopback")
 	e.run.Configs = configs[:1]
-	defer func(before []workload) { workloads = before }(workloads)
-	workloads = []workload{{name: "ends", port: firstPort,
+	e.workloads = []workload{{name: "ends", port: firstPort,
 		server: func(s *serving) ([]string, error) {
 			const untilOver = `"$@" & until [ -e over ]; do sleep 0.01; done; kill $!; exit 7`
 			return append([]string{"sh", "-c", untilOver, "sh", s.tools.Path("server"), "echo", "24"}, s.listen().words()...),
@@ -293,7 +292,7 @@ func TestNames(t *testing.T) {
 	of := map[string]string{}
 	for _, where := range places {
 		for _, config := range configs {
-			prefix := labPrefix(where, config)
+			prefix := newRun().labPrefix(where, config)
 			if other := of[prefix]; other != "" {
 				t.Errorf("%s and %s/%s are both in %s", other, where, config, prefix)
 			}

@@ -15,7 +15,7 @@ import (
 	"github.com/kerb-edge/kerb/bench"
 )
 
-//go:embed src/*.c src/*.h src/*.lua
+//go:embed src/*.c src/*.h src/*.lua src/*.py
 var files embed.FS
 
 // tools are the compiled programs, in a directory of their own, and the file to transfer.
@@ -35,7 +35,8 @@ func compile(ctx context.Context, cpus string) (*tools, error) {
 	t := &tools{}
 	err := t.divide(cpus)
 	if err == nil {
-		t.Programs, err = bench.Compile(ctx, nil, files, "src/client.c", "src/server.c", "src/run.c")
+		t.Programs, err = bench.Compile(ctx, nil, files, "src/client.c", "src/server.c", "src/run.c",
+			"src/memtier.c", "src/mqtt.c")
 	}
 	return t, err
 }

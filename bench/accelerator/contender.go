@@ -32,10 +32,10 @@ type contender struct {
 }
 
 // labPrefix is a letter for the place and one for the config: no two contenders share a lab.
-func labPrefix(place, config string) string {
+func (v variant) labPrefix(place, config string) string {
 	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r",
 		"unix": "u"}
-	return "kba" + place[:1] + letters[config]
+	return v.labs + place[:1] + letters[config]
 }
 
 func (e *experiment) open(ctx context.Context, config string) (*contender, error) {
@@ -45,8 +45,8 @@ func (e *experiment) open(ctx context.Context, config string) (*contender, error
 
 // build has the accelerator there before any program: it leaves alone what listened before it.
 func (c *contender) build(ctx context.Context) (err error) {
-	prefix := labPrefix(c.where, c.config)
-	if c.place, err = openPlace(c.where, prefix, families[c.family]); err != nil {
+	prefix := c.labPrefix(c.where, c.config)
+	if c.place, err = c.openPlace(c.where, prefix, families[c.family]); err != nil {
 		return err
 	}
 	c.Later(c.place.lab.Close)
@@ -68,7 +68,7 @@ func (c *contender) build(ctx context.Context) (err error) {
 	}
 	for i, h := range c.place.hops {
 		if err := c.startProxy(ctx, i, h); err != nil {
-			return fmt.Errorf("%s: %w", c.proxy, err)
+			return fmt.Errorf("proxy %d: %w", i+1, err)
 		}
 	}
 	return nil
@@ -76,9 +76,12 @@ func (c *contender) build(ctx context.Context) (err error) {
 
 func (c *contender) startProxy(ctx context.Context, number int, h hop) error {
 	program := proxies[c.proxy]
+	if h.program != nil {
+		program = *h.program
+	}
 	dir := filepath.Join(c.dir, fmt.Sprintf("hop%d", number))
 	config := filepath.Join(dir, program.config)
-	err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(config, []byte(program.write(dir, h, ports())), 0o644))
+	err := errors.Join(os.Mkdir(dir, 0o755), os.WriteFile(config, []byte(program.write(dir, h, c.ports())), 0o644))
 	if err != nil {
 		return err
 	}

@@ -42,13 +42,16 @@ func (c *contender) accelerate(thresholds map[string]any) error {
 	return c.kerb.Apply(m)
 }
 
-// allowed are this benchmark's own client and server; in kerb-allow and redirect-all also programs of which one may
+// allowed are this benchmark's own clients and server; in kerb-allow and redirect-all also programs of which one may
 // know more than the module: redis-benchmark blocks in recv(2) for a moment, but gets no signals, and HAProxy has
 // splice(2), but without `option splice-auto` does not call it.
 func (c *contender) allowed() []string {
-	own := []string{c.tools.Path("client"), c.tools.Path("server")}
+	var own []string
+	for _, name := range []string{"client", "server", "memtier", "mqtt"} {
+		own = append(own, c.tools.Path(name))
+	}
 	if c.config == "kerb" {
-		return own
+		return append(own, c.allow()...)
 	}
 	return append(own, "redis-benchmark", "haproxy")
 }

@@ -21,6 +21,7 @@ var places = []string{"loopback", "veth", "proxy", "sidecar"}
 type place struct {
 	family
 	lab            *netlab.Lab
+	options        netlab.HostOptions
 	client, server *netlab.Host
 	// By the port of a server: where the client finds what is or leads to it, and where it listens.
 	target, listen func(port int) address
@@ -32,6 +33,7 @@ type hop struct {
 	host       *netlab.Host
 	side       int
 	listen, to func(port int) address
+	program    *proxyProgram // nil for the one of --proxy
 }
 
 // address is where something listens: HOST:PORT, or the path of a socket of AF_UNIX.
@@ -119,7 +121,7 @@ func (p *place) addProxy() error {
 		return err
 	}
 	p.target = at(p.of(proxy), 0)
-	p.hops = []hop{{proxy, serverSide, at(p.anywhere, 0), at(p.of(p.server), 0)}}
+	p.hops = []hop{{proxy, serverSide, at(p.anywhere, 0), at(p.of(p.server), 0), nil}}
 	return nil
 }
 
@@ -127,8 +129,8 @@ func (p *place) addProxy() error {
 func (p *place) addSidecars() {
 	p.target = at(p.loopback, 0)
 	p.hops = []hop{
-		{p.client, clientSide, at(p.loopback, 0), at(p.of(p.server), sidecarPorts)},
-		{p.server, serverSide, at(p.anywhere, sidecarPorts), at(p.loopback, 0)},
+		{p.client, clientSide, at(p.loopback, 0), at(p.of(p.server), sidecarPorts), nil},
+		{p.server, serverSide, at(p.anywhere, sidecarPorts), at(p.loopback, 0), nil},
 	}
 }
 
@@ -160,7 +162,7 @@ func (p *place) overSockets(dir string) {
 
 // host has enough ports for connections that are used once.
 func (p *place) host(name string) (*netlab.Host, error) {
-	h, err := p.lab.Host(name, netlab.HostOptions{})
+	h, err := p.lab.Host(name, p.options)
 	if err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ var judged = []struct {
 	more         bool
 }{
 	{"latency", "p50", false}, {"latency", "mean", false}, {"latency", "p99", false}, {"rate", "p50", true},
-	{"throughput", "p50", true}, {"cpu_op", "p50", false}, {"cpu_byte", "p50", false},
+	{"throughput", "p50", true}, {"cpu_op", "p50", false}, {"cpu_byte", "p50", false}, {"cpu", "p50", false},
 }
 
 // tolerated is how much worse a figure may be.
@@ -67,7 +67,7 @@ func gainOf(plain, cell bench.Cell, more bool) gain {
 // notes list which figures are worse than plain TCP's, and how many of plain TCP's own are, when it is measured again.
 func (e *experiment) notes() {
 	r := e.run.Report()
-	for _, config := range configs {
+	for _, config := range e.configs {
 		all, worse, certain := gains(r, config), 0, 0
 		if config == "plain" || config == "unix" || len(all) == 0 {
 			continue
@@ -84,5 +84,9 @@ func (e *experiment) notes() {
 		e.run.Note("%s: %d of %d figures are worse than plain TCP by more than %.0f%%, %d of them beyond twice their noise",
 			config, worse, len(all), tolerated*100, certain)
 	}
+	e.conclude(e)
+}
+
+func (e *experiment) noteCosts() {
 	e.run.Note("cpu is the time of client, server and what is between them, by their cgroup; proxies are %s", e.proxy)
 }

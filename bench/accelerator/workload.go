@@ -56,8 +56,8 @@ func allWorkloads() []workload {
 	return all
 }
 
-func workloadNamed(name string) workload {
-	return workloads[slices.IndexFunc(workloads, func(w workload) bool { return w.name == name })]
+func (v variant) workload(name string) workload {
+	return v.workloads[slices.IndexFunc(v.workloads, func(w workload) bool { return w.name == name })]
 }
 
 // sizeText is 64, 4K or 1M.
@@ -84,9 +84,9 @@ func loads() []string {
 	return all
 }
 
-func ports() []int {
+func (v variant) ports() []int {
 	var all []int
-	for _, w := range workloads {
+	for _, w := range v.workloads {
 		all = append(all, w.port)
 	}
 	return all
@@ -98,16 +98,19 @@ type lengths struct {
 	rest                         time.Duration // that idle connections are waited for,
 	rare                         time.Duration // and that they are left alone
 	file, held                   int
+	amounts                      // of the workloads of meshes
 	published                    bool
 }
 
 func lengthsOf(quick bool) lengths {
 	l := lengths{trip: 400 * time.Millisecond, stream: 250 * time.Millisecond, requests: 400 * time.Millisecond,
 		warm: 50 * time.Millisecond,
-		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000} // as published, as promised
+		rest: 30 * time.Second, rare: 2200 * time.Millisecond, file: 1000 << 20, held: 10_000, // as published, as promised
+		amounts: meshAmounts}
 	if quick {
 		l.trip, l.stream, l.requests, l.warm = 150*time.Millisecond, 100*time.Millisecond, 150*time.Millisecond,
 			20*time.Millisecond
+		l.amounts = meshQuickAmounts
 	}
 	return l
 }
@@ -156,6 +159,7 @@ func (s *serving) warm(ctx context.Context) error {
 	whole := s.length
 	s.length.trip, s.length.stream, s.length.requests, s.length.rest, s.length.rare = whole.warm, whole.warm,
 		whole.warm, 0, 0
+	s.length.amounts = meshWarmAmounts
 	defer func() { s.length = whole }()
 	if s.kerb != nil {
 		return s.judged(ctx)

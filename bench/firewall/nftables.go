@@ -36,7 +36,7 @@ func openNFTables(lab *netlab.Lab, service *netlab.Host, rules []Rule) (Firewall
 func (n *nftables) Replace(rules []Rule) error { return n.load("flush ruleset\n" + n.ruleset(rules)) }
 
 func (n *nftables) load(ruleset string) error {
-	return contender.Feed(n.lab, ruleset, "nft", "-f", "-")
+	return contender.Feed(n.lab.Node(), ruleset, "nft", "-f", "-")
 }
 
 func (n *nftables) Close() error { return n.load("flush ruleset") }

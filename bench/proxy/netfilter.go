@@ -17,7 +17,7 @@ var ports = append([]contender.Port{{Protocol: "tcp", Number: flowPort}, {Protoc
 
 // raiseNFTables loads rules, which live in the lab's node and go with it.
 func raiseNFTables(g *ground) error {
-	return contender.Feed(g.lab, contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
+	return contender.Feed(g.lab.Node(), contender.NFTables(g.virtual[1], g.addr(g.server), ports), "nft", "-f", "-")
 }
 
 // raiseIPTables makes kube-proxy's iptables mode: a list of services, a chain for each, and one for its endpoint.
@@ -45,7 +45,8 @@ func raiseIPTables(g *ground) error {
 		other = other.Next()
 		service(fmt.Sprintf("OTHER%d", i), other, "tcp", 80, path.TripPort)
 	}
-	return contender.Feed(g.lab, fmt.Sprintf("*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING -j "+
-		"KUBE-SERVICES\n%sCOMMIT\n",
+	return contender.Feed(g.lab.Node(), fmt.Sprintf("*nat\n"+
+		":PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n%s-A PREROUTING "+
+		"-j KUBE-SERVICES\n%sCOMMIT\n",
 		chains.String(), rules.String()), command)
 }

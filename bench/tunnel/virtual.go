@@ -82,7 +82,7 @@ func raiseNFTables(g *ground) error {
 		return err
 	}
 	rules := contender.NFTables(g.virtualOf(1), g.addr(g.server), contender.Ports)
-	return contender.Feed(g.labs[0], rules, "nft", "-f", "-")
+	return contender.Feed(g.labs[0].Node(), rules, "nft", "-f", "-")
 }
 
 // raiseGoroutines has the user-space proxy and tunnel in one that is built like NetManager.

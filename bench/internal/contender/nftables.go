@@ -45,7 +45,7 @@ func NFTables(virtual, server netip.Addr, ports []Port) string {
 	other := virtual
 	for range Others {
 		other = other.Next()
-		fmt.Fprintf(&elements, "\t\t\t%s . tcp . 80 : goto service-tcp-%d,\n", other, path.TripPort)
+		fmt.Fprintf(&elements, "\t\t\t%s . tcp . 80 : goto service-%s-%d,\n", other, ports[0].Protocol, ports[0].Number)
 	}
 	return fmt.Sprintf(`table %s kube-proxy {
 %s	map service-ips {
@@ -65,14 +65,14 @@ func NFTables(virtual, server netip.Addr, ports []Port) string {
 // feedTimeout bounds one rule set; 10,000 ranges take seconds.
 const feedTimeout = 60 * time.Second
 
-// Feed gives rules to a program in the lab's node. The error is exec.ErrNotFound if there is no such program.
-func Feed(lab *netlab.Lab, rules string, name string, args ...string) error {
+// Feed gives rules to a program in a namespace. The error is exec.ErrNotFound if there is no such program.
+func Feed(ns *netlab.Namespace, rules string, name string, args ...string) error {
 	if _, err := exec.LookPath(name); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), feedTimeout)
 	defer cancel()
-	cmd := lab.Node().Command(ctx, name, args...)
+	cmd := ns.Command(ctx, name, args...)
 	var stderr bytes.Buffer
 	cmd.Stdin, cmd.Stderr = strings.NewReader(rules), &stderr
 	if err := cmd.Run(); err != nil {

@@ -77,3 +77,13 @@ func (g *Group) Close() error {
 	}
 	return err
 }
+
+// Processes are those that run in the group.
+func (g *Group) Processes() (pids []int, err error) {
+	text, err := os.ReadFile(filepath.Join(g.dir, "cgroup.procs"))
+	for _, field := range strings.Fields(string(text)) {
+		pid, wrong := strconv.Atoi(field)
+		pids, err = append(pids, pid), errors.Join(err, wrong)
+	}
+	return pids, err
+}

@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+)
+
+// meshWorkloads are those of Simas 2025, and MQTT.
+var meshWorkloads = []workload{
+	{"echo", firstPort, false, pythonServer, whole(pythonEcho)},
+	{"redis", firstPort + 1, false, redisServer, whole(redisMix)},
+	{"file", firstPort + 2, false, streamServer, whole(file)},
+	{"mqtt-qos0", firstPort + 3, false, mqttBroker, whole(mqtt(0))},
+	{"mqtt-qos1", firstPort + 4, false, mqttBroker, whole(mqtt(1))},
+}
+
+// whole adds what the workload takes of CPUs and memory with all programs of the lab.
+func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
+	*serving) ([]bench.Sample, error) {
+	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
+		before, err := s.allCPU()
+		if err != nil {
+			return nil, err
+		}
+		memory := s.watchMemory()
+		samples, err := measure(ctx, s)
+		after, wrong := s.allCPU()
+		bytes, failed := memory()
+		tables, refused := s.tables()
+		samples = slices.DeleteFunc(samples, func(sample bench.Sample) bool {
+			return strings.HasPrefix(sample.Metric, "cpu_") // of a part
+		})
+		return append(samples, bench.P50("cpu", "s", (after-before).Seconds()),
+			bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20))), errors.Join(err, wrong, failed, refused)
+	}
+}
+
+// allCPU is what all programs of the contender have used, with its agent.
+func (c *contender) allCPU() (time.Duration, error) {
+	sum, err := c.group.CPU()
+	if err != nil || c.kerb == nil {
+		return sum, err
+	}
+	agent, err := c.kerb.CPU()
+	return sum + agent, err
+}
+
+// allMemory is the proportional share of memory of all programs of the contender, in bytes.
+func (c *contender) allMemory() (sum int64, err error) {
+	pids, err := c.group.Processes()
+	if err == nil && c.kerb != nil {
+		var planes []int
+		planes, err = node.Descendants(c.kerb.PID())
+		pids = append(append(pids, c.kerb.PID()), planes...)
+	}
+	for _, pid := range pids {
+		bytes, wrong := node.Proportional(pid)
+		if wrong != nil && !errors.Is(wrong, os.ErrNotExist) && !errors.Is(wrong, syscall.ESRCH) { // it has ended
+			return 0, wrong
+		}
+		sum += bytes
+	}
+	return sum, err
+}
+
+// watchMemory returns what ends it and tells the most that all programs had.
+func (c *contender) watchMemory() func() (int64, error) {
+	var most int64
+	var failed error
+	stop, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(memoryPeriod):
+				bytes, err := c.allMemory()
+				most, failed = max(most, bytes), errors.Join(failed, err)
+			}
+		}
+	}()
+	return func() (int64, error) {
+		close(stop)
+		<-stopped
+		bytes, err := c.allMemory()
+		return max(most, bytes), errors.Join(failed, err)
+	}
+}
+
+// figures are those of requests and answers. What a client does not tell is left out.
+func (r result) figures() []bench.Sample {
+	stats := []string{"p1", "p25", "p50", "mean", "p75", "p99"}
+	if r.Stddev == 0 {
+		stats = stats[1:]
+	}
+	samples := r.Samples("latency", stats...)
+	if r.Stddev > 0 {
+		samples = append(samples, r.jitter())
+	}
+	return append(samples, bench.P50("fct", "s", r.Seconds), bench.P50("rate", "1/s", r.rate()))
+}
+
+// asks runs a client that prints a result.
+func (s *serving) asks(ctx context.Context, args ...string) ([]bench.Sample, error) {
+	out, _, err := s.runClient(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	var r result
+	if err := json.Unmarshal(out, &r); err != nil {
+		return nil, fmt.Errorf("%s reports %q: %w", filepath.Base(args[0]), out, err)
+	}
+	return r.figures(), nil
+}
+
+// pythonPath is the interpreter's own file: a script that stands for it on PATH would be measured, too.
+var pythonPath = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("python3", "-c", "import os, sys; print(os.path.realpath(sys.executable))").Output()
+	if errors.Is(err, exec.ErrNotFound) {
+		return "", fmt.Errorf("%w: python3 is not installed", bench.ErrLeftOut)
+	}
+	return strings.TrimSpace(string(out)), err
+})
+
+// python is a command that runs src/echo.py.
+func (s *serving) python(args ...string) ([]string, error) {
+	path, err := pythonPath()
+	return append([]string{path, filepath.Join(s.tools.Dir, "src/echo.py")}, args...), err
+}
+
+func pythonServer(s *serving) ([]string, error) {
+	return s.python(append([]string{"server"}, s.listen().words()...)...)
+}
+
+// pythonEcho is requests and answers of 24 bytes with a time stamp.
+func pythonEcho(ctx context.Context, s *serving) ([]bench.Sample, error) {
+	args, err := s.python(slices.Concat([]string{"client"}, s.target().words(), []string{strconv.Itoa(s.length.trips)})...)
+	if err != nil {
+		return nil, err
+	}
+	return s.asks(ctx, args...)
+}
+
+// Of the published measurement: memtier_benchmark's threads, and connections of each.
+const (
+	memtier            = "memtier_benchmark"
+	memtierThreads     = 2
+	memtierConnections = 50
+)
+
+// redisMix is a SET and ten GETs in turn on all connections, by memtier_benchmark if it is installed.
+func redisMix(ctx context.Context, s *serving) ([]bench.Sample, error) {
+	threads, connections, operations := strconv.Itoa(memtierThreads), strconv.Itoa(memtierConnections),
+		strconv.Itoa(s.length.operations)
+	host, port := s.target().words()[0], s.target().words()[1]
+	if _, err := exec.LookPath(memtier); err != nil {
+		return s.asks(ctx, s.tools.Path("memtier"), threads, connections, operations, host, port)
+	}
+	file := filepath.Join(s.dir, "memtier.json")
+	_, _, err := s.runClient(ctx, memtier, "--server", host, "--port", port, "--threads", threads,
+		"--clients", connections,
+		"--requests", operations, "--ratio", "1:10", "--hide-histogram", "--print-percentiles", "25,50,75,99",
+		"--json-out-file", file)
+	if err != nil {
+		return nil, err
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	r, err := parseMemtier(text)
+	return r.figures(), err
+}
+
+// parseMemtier reads the file of --json-out-file, whose times are in ms.
+func parseMemtier(text []byte) (r result, err error) {
+	var report struct {
+		All struct {
+			Totals struct {
+				Count   uint64
+				Rate    float64        `json:"Ops/sec"`
+				Mean    float64        `json:"Average Latency"`
+				Latency map[string]any `json:"Percentile Latencies"`
+			}
+		} `json:"ALL STATS"`
+	}
+	if err := json.Unmarshal(text, &report); err != nil {
+		return r, fmt.Errorf("memtier_benchmark reports %.100q: %w", text, err)
+	}
+	t := report.All.Totals
+	us := func(name string) float64 {
+		ms, _ := t.Latency[name].(float64)
+		return ms * 1e3
+	}
+	r.Times = bench.Times{P25: us("p25.00"), P50: us("p50.00"), Mean: t.Mean * 1e3, P75: us("p75.00"), P99: us("p99.00")}
+	if t.Count == 0 || t.Rate <= 0 || r.P25 == 0 || r.P99 == 0 {
+		return r, fmt.Errorf("memtier_benchmark reports %.100q, without a count, a rate or percentiles", text)
+	}
+	r.N, r.Seconds = t.Count, float64(t.Count)/t.Rate
+	return r, nil
+}
+
+// mqttBroker is mosquitto, which keeps nothing on disk, and waits with no message for an acknowledgement of the one
+// before (Nagle).
+func mqttBroker(s *serving) ([]string, error) {
+	config := filepath.Join(s.dir, s.w.name+".conf")
+	at := s.listen().words()
+	text := fmt.Sprintf("listener %s %s\nallow_anonymous true\npersistence false\nset_tcp_nodelay true\nuser root\n"+
+		"log_type error\n", at[1], at[0])
+	return []string{"mosquitto", "-c", config}, os.WriteFile(config, []byte(text), 0o644)
+}
+
+// mqtt is a publisher that waits until the subscriber has the message.
+func mqtt(qos int) func(context.Context, *serving) ([]bench.Sample, error) {
+	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
+		return s.asks(ctx, slices.Concat([]string{s.tools.Path("mqtt"), strconv.Itoa(qos), strconv.Itoa(s.length.messages)},
+			s.target().words())...)
+	}
+}

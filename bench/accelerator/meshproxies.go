@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/pki"
+	"github.com/kerb-edge/kerb/internal/lab/tempdir"
+)
+
+// meshAvailable reports why a mesh cannot be had on this machine.
+func meshAvailable(mesh string) error {
+	program := map[string]string{"ambient": "ztunnel", "sidecar": "envoy"}[mesh]
+	if program == "" {
+		return nil
+	}
+	if _, err := exec.LookPath(program); err != nil {
+		return fmt.Errorf("%w: %s is not on PATH", bench.ErrLeftOut, program)
+	}
+	return nil
+}
+
+// ready is where Istio's proxies listen once they serve.
+func (p *place) ready(int) address { return at(p.loopback, readyPort)(0) }
+
+// addProxies puts a proxy next to client and server, which gets all that they send and receive.
+func (p *place) addProxies(program *proxyProgram, direct ...int) error {
+	for side, h := range []*netlab.Host{clientSide: p.client, serverSide: p.server} {
+		if err := p.intercept(h, direct...); err != nil {
+			return err
+		}
+		p.hops = append(p.hops, hop{h, side, p.ready, nil, program})
+	}
+	return nil
+}
+
+// addEnvoys are Istio's sidecars, with mutual TLS between them.
+func (p *place) addEnvoys() error {
+	id, err := newIdentity()
+	if err != nil {
+		return err
+	}
+	return p.addProxies(&proxyProgram{"envoy.json", func(string, hop, []int) string { return sidecar(id) },
+		proxies["envoy"].args})
+}
+
+// identity is the part of Envoy's configuration by which either sidecar knows the other.
+type identity object
+
+func newIdentity() (identity, error) {
+	dir, err := tempdir.New()
+	if err != nil {
+		return nil, err
+	}
+	defer tempdir.Remove(dir)
+	ca, err := pki.New(dir)
+	if err == nil {
+		err = ca.Issue("proxy", &x509.Certificate{Subject: pkix.Name{CommonName: "proxy"}})
+	}
+	texts := map[string]object{}
+	for _, file := range []string{"ca.crt", "proxy.crt", "proxy.key"} {
+		text, wrong := os.ReadFile(filepath.Join(dir, file))
+		texts[file], err = object{"inline_string": string(text)}, errors.Join(err, wrong)
+	}
+	return identity{"validation_context": object{"trusted_ca": texts["ca.crt"]},
+		"tls_certificates": []object{{"certificate_chain": texts["proxy.crt"], "private_key": texts["proxy.key"]}}}, err
+}
+
+const envoyTypes = "type.googleapis.com/envoy.extensions."
+
+// sidecar has the ports of Istio's. What its host sends it passes to the original destination, in TLS; what arrives in
+// TLS it passes to the program.
+func sidecar(id identity) string {
+	tls := func(kind string, more object) object {
+		more["@type"], more["common_tls_context"] = envoyTypes+"transport_sockets.tls.v3."+kind, id
+		return object{"name": "tls", "typed_config": more}
+	}
+	upstream, downstream := tls("UpstreamTlsContext", object{}),
+		tls("DownstreamTlsContext", object{"require_client_certificate": true})
+	config := object{"static_resources": object{
+		"listeners": []object{
+			original("outbound", outboundPort, nil), original("inbound", inboundPort, downstream), readyListener()},
+		"clusters": []object{onwards("outbound", upstream), onwards("inbound", nil)},
+	}}
+	text, err := json.Marshal(config)
+	if err != nil {
+		panic(err) // of strings and numbers
+	}
+	return string(text)
+}
+
+func envoyListener(name string, port int, chain object) object {
+	return object{"name": name, "filter_chains": []object{chain},
+		"address": envoyAddress(address(fmt.Sprintf("0.0.0.0:%d", port)))}
+}
+
+// original listens for connections that were redirected, and passes them to a cluster.
+func original(name string, port int, socket object) object {
+	proxy := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
+		"@type": envoyTypes + "filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name, "cluster": name}}
+	chain := object{"filters": []object{proxy}}
+	if socket != nil {
+		chain["transport_socket"] = socket
+	}
+	l := envoyListener(name, port, chain)
+	l["listener_filters"] = []object{{"name": "envoy.filters.listener.original_dst", "typed_config": object{
+		"@type": envoyTypes + "filters.listener.original_dst.v3.OriginalDst"}}}
+	return l
+}
+
+// readyListener is the last one: when it listens, all do.
+func readyListener() object {
+	answer := object{"name": "envoy.filters.network.direct_response", "typed_config": object{
+		"@type": envoyTypes + "filters.network.direct_response.v3.Config"}}
+	return envoyListener("ready", readyPort, object{"filters": []object{answer}})
+}
+
+// onwards connects to where the connection was going before it was redirected, with a mark, so that it is not
+// redirected again.
+func onwards(name string, socket object) object {
+	const level, mark = 1, 36 // SOL_SOCKET, SO_MARK
+	cluster := object{"name": name, "type": "ORIGINAL_DST", "lb_policy": "CLUSTER_PROVIDED", "connect_timeout": "5s",
+		"upstream_bind_config": object{
+			"source_address": object{"address": "0.0.0.0", "port_value": 0},
+			"socket_options": []object{{"level": level, "name": mark, "int_value": proxyMark, "state": "STATE_PREBIND"}}}}
+	if socket != nil {
+		cluster["transport_socket"] = socket
+	}
+	return cluster
+}
