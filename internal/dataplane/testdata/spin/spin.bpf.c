@@ -13,8 +13,7 @@ static __always_inline int spin(struct kerb_pkt *pkt)
 		x = (x ^ i) * 0x9e3779b97f4a7c15;
 		asm volatile("" : "+r"(x));
 	}
-	pkt->to_flags = x & 1;
-	return KERB_NEXT;
+	return x ? KERB_NEXT : KERB_DROP; /* a result that nothing needs would not be computed */
 }
 
 KERB_EGRESS(pkt)
