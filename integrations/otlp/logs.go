@@ -37,6 +37,7 @@ type follower struct {
 
 	started             bool  // the last ones below are known
 	change, event, drop int64 // numbers, and the kernel's time of the drop
+	repeated            int   // how often the last change was refused again
 }
 
 // follow looks each interval until ctx ends, and again then. What was before the first time is not exported.
@@ -74,10 +75,13 @@ func (f *follower) look(ctx context.Context, limit time.Duration) error {
 	if err := f.agent.Call(ctx, "GET", fmt.Sprintf("/v1/drops?count=%d", maxDrops), nil, &drops); err != nil {
 		return err
 	}
+	if len(changes) > 0 && changes[0].Number < f.change || len(events) > 0 && events[len(events)-1].Number < f.event {
+		f.change, f.event = 0, 0 // they count from 1 again, as after a purge
+	}
 	before := *f
 	for _, c := range slices.Backward(changes) { // the newest comes first
-		if c.Number > before.change {
-			f.change = c.Number
+		if c.Number > before.change || c.Number == before.change && c.Repeated > before.repeated {
+			f.change, f.repeated = c.Number, c.Repeated
 			f.emit(ctx, recordOfChange(c))
 		}
 	}
@@ -151,6 +155,7 @@ func recordOfChange(c v1.ChangeRecord) otellog.Record {
 	return newRecord("kerb.change", c.Time, severity, body, attribute.Int64("kerb.change.number", c.Number),
 		attribute.String("kerb.change.by", c.By), attribute.String("kerb.change.owner", c.Owner),
 		attribute.String("kerb.change.outcome", c.Outcome), attribute.Float64("kerb.change.took", c.Took),
+		attribute.Int("kerb.change.repeated", c.Repeated),
 		attribute.StringSlice("kerb.resources", what))
 }
 

@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -198,15 +199,18 @@ func TestExport(t *testing.T) {
 		defer c.mu.Unlock()
 		return c.metrics["kerb_dropped_packets_total"] == 1
 	})
-	if err := n.Node.Apply(node.Module("fw", "none", "*", nil)); err == nil {
-		t.Fatal("a package that does not exist is accepted")
+	for repeated := range 2 {
+		if err := n.Node.Apply(node.Module("fw", "none", "*", nil)); err == nil {
+			t.Fatal("a package that does not exist is accepted")
+		}
+		await("the refusal", func() bool {
+			return c.has("kerb.change", map[string]string{"kerb.change.outcome": "refused", "body": "refused: ",
+				"kerb.change.repeated": fmt.Sprint(repeated)})
+		})
 	}
-	await("the refusal", func() bool {
-		return c.has("kerb.change", map[string]string{"kerb.change.outcome": "refused", "body": "refused: "})
-	})
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if len(c.logs["kerb.drop"]) != 1 || len(c.logs["kerb.change"]) != 2 {
+	if len(c.logs["kerb.drop"]) != 1 || len(c.logs["kerb.change"]) != 3 {
 		t.Errorf("not once each: %v", c.logs)
 	}
 }
@@ -238,6 +242,31 @@ func TestExportContinues(t *testing.T) {
 	n.Apply(node.Module("count", "counter", "*", nil))
 	wait.Until(t, "changes", func() bool {
 		return c.has("kerb.change", map[string]string{"kerb.resources": "Module/count"})
+	}, c.seen)
+}
+
+// What counts from 1 again is new.
+func TestPurgedAgent(t *testing.T) {
+	n := nodetest.New(t)
+	n.Start()
+	c := newCollector(t)
+	for i := range 5 {
+		n.Apply(node.Module(fmt.Sprint("count", i), "counter", "none", nil))
+	}
+	c.receive(t, n)
+	n.Apply(node.Module("before", "counter", "none", nil))
+	wait.Until(t, "a change", func() bool {
+		return c.has("kerb.change", map[string]string{"kerb.resources": "Module/before"})
+	}, c.seen)
+	n.Kill()
+	n.Purge()
+	if err := os.RemoveAll(filepath.Join(n.Dir, "state")); err != nil {
+		t.Fatal(err)
+	}
+	n.Start()
+	n.Apply(node.Module("after", "counter", "none", nil))
+	wait.Until(t, "the first change after a purge", func() bool {
+		return c.has("kerb.change", map[string]string{"kerb.resources": "Module/after", "kerb.change.number": "1"})
 	}, c.seen)
 }
 

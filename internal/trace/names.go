@@ -16,6 +16,9 @@ type NoteNamer interface {
 const (
 	nameLasts = time.Second // a number may get another name: a rule is replaced
 	mostNames = 4096
+	// A module that takes longer for an answer is not asked for slowPause times as long: the packets of a trace wait for
+	// answers, and more of them are lost the longer they do.
+	slowName, slowPause = 20 * time.Millisecond, 20
 )
 
 // noteNames are names by module, note and value, for a moment.
@@ -24,7 +27,7 @@ type noteNames[P NoteNamer] struct {
 
 	mu     sync.Mutex
 	known  map[noteKey]namedNote
-	silent map[string]time.Time // until when a module is not asked: it has no names, or does not answer
+	silent map[string]time.Time // until when a module is not asked: it has no names, is slow, or does not answer
 }
 
 type noteKey struct {
@@ -53,8 +56,10 @@ func (n *noteNames[P]) name(module, note string, value uint64) string {
 		return known.name
 	}
 	name, err := plane.NoteName(context.Background(), note, value)
+	if took := time.Since(now); err != nil || took > slowName {
+		n.silent[module] = time.Now().Add(max(nameLasts, slowPause*took))
+	}
 	if err != nil {
-		n.silent[module] = time.Now().Add(nameLasts)
 		return known.name
 	}
 	if len(n.known) >= mostNames {

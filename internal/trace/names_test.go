@@ -5,6 +5,7 @@ package trace
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,12 +14,18 @@ import (
 // namer is a control plane; nil: one that does not answer.
 type namer map[uint64]string
 
+// slowly is how long one takes for a name that begins with it.
+const slowly = "slowly"
+
 var asked int
 
 func (n namer) NoteName(_ context.Context, note string, value uint64) (string, error) {
 	asked++
 	if n == nil || note != "rule" {
 		return "", errors.New("no answer")
+	}
+	if strings.HasPrefix(n[value], slowly) {
+		time.Sleep(2 * slowName)
 	}
 	return n[value], nil
 }
@@ -47,5 +54,11 @@ func TestNoteValues(t *testing.T) {
 		time.Sleep(nameLasts)
 		check("fw", 16, "db", 4)
 		check("silent", 16, "", 5)
+		fw[18], fw[19] = slowly, "quickly" // so that it is not asked for a while
+		check("fw", 18, slowly, 6)
+		check("fw", 19, "", 6)
+		check("fw", 18, slowly, 6)
+		time.Sleep(nameLasts)
+		check("fw", 19, "quickly", 7)
 	})
 }
