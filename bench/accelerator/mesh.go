@@ -35,7 +35,7 @@ var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, m
 // meshAllow are the programs of these workloads that the module does not know, by the names of their files: the
 // operator who allows them says that they do without the calls that redirected sockets lack.
 func meshAllow() []string {
-	all := []string{"memtier_benchmark", "mosquitto", "envoy", "ztunnel"}
+	all := []string{"memtier_benchmark", "mosquitto", "envoy"}
 	if python, err := pythonPath(); err == nil {
 		all = append(all, filepath.Base(python))
 	}

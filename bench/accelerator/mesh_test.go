@@ -165,7 +165,7 @@ func TestMeshIsLeftOut(t *testing.T) {
 	if err := e.runLoad(t.Context(), "ambient/echo"); err != nil {
 		t.Fatal(err)
 	}
-	if notes := e.run.Report().Notes; len(notes) != 1 || !strings.Contains(notes[0], "ztunnel is not on PATH") {
+	if notes := e.run.Report().Notes; len(notes) != 1 || !strings.Contains(notes[0], "no path through ztunnel") {
 		t.Errorf("%q", notes)
 	}
 }
