@@ -25,7 +25,7 @@ func (n namer) NoteName(_ context.Context, note string, value uint64) (string, e
 		return "", errors.New("no answer")
 	}
 	if strings.HasPrefix(n[value], slowly) {
-		time.Sleep(2 * slowName)
+		time.Sleep(2 * slowName) // in the time of synctest
 	}
 	return n[value], nil
 }
