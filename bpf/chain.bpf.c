@@ -215,8 +215,10 @@ SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
 	return 0;
 }
 
-/* What `kerb trace` looks for; a zero stands for anything. Written by the agent before the traced
- * chain runs. */
+/* Traces that may run at the same time. */
+#define KERB_TRACE_SESSIONS 4
+
+/* What a session of `kerb trace` looks for; a zero stands for anything. Written by the agent. */
 struct kerb_trace_filter {
 	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
 	__u8 mask[16]; /* of addr: its other bits are zero */
@@ -225,6 +227,7 @@ struct kerb_trace_filter {
 	__u16 port;  /* source or destination, host byte order */
 	__u32 bytes; /* of each packet that are reported, at most KERB_TRACE_BYTES */
 	__u64 lost;  /* events for which the ring buffer had no room */
+	__u64 active;
 };
 
 /* position of a packet's first event: as it came in, before any module */
@@ -263,7 +266,7 @@ struct kerb_trace_event {
  * chain do not share it. */
 struct kerb_traced {
 	__u64 packets; /* so far */
-	__u64 wanted;  /* whether the filter matched the last of them */
+	__u64 wanted;  /* sessions whose filter matched the last of them, bits */
 	__u64 where;   /* trace_where of the last of them */
 	__u64 written; /* ns, CLOCK_MONOTONIC: when its last event was */
 	struct kerb_trace_event head;
@@ -272,14 +275,31 @@ struct kerb_traced {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, KERB_TRACE_SESSIONS);
 	__type(key, __u32);
 	__type(value, struct kerb_trace_filter);
 } kerb_filter SEC(".maps");
 
+/* The sessions that are about an interface, bits; without an entry all of them. Written by the
+ * agent. */
 struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 1 << 20);
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 65536);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u32);
+} kerb_trace_at SEC(".maps");
+
+/* Each session has a ring of its own: one that is slow to read loses its own events. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, KERB_TRACE_SESSIONS);
+	__type(key, __u32);
+	__array(
+		values, struct {
+			__uint(type, BPF_MAP_TYPE_RINGBUF);
+			__uint(max_entries, 1 << 20);
+		});
 } kerb_events SEC(".maps");
 
 struct {
@@ -382,14 +402,64 @@ static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
 	return !f->family || same_prefix(f, e->saddr) || same_prefix(f, e->daddr);
 }
 
-/* Whether a frame matches the expression of a trace, which the linker puts here if there is one
+/* Whether a frame matches the expression of a session, which the linker puts here if there is one
  * (internal/dataplane/expression.go). */
-__noinline int kerb_trace_matches(kerb_ctx *ctx)
+__noinline int kerb_trace_matches(kerb_ctx *ctx, __u32 session)
 {
 	int matches = 1;
 
 	kerb_opaque2(ctx, matches); /* else the compiler passes no context, and removes the call */
+	kerb_opaque(session);
 	return matches;
+}
+
+/* Whether a session wants the packet of kerb_traced. Takes numbers and the hook's context only, as
+ * kerb_trace_event does. */
+__noinline int kerb_trace_wants(kerb_ctx *ctx, __u32 session)
+{
+	__u32 zero = 0, i = session;
+	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
+	const struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &i);
+
+	if (!packet || !f || !f->active || !trace_wanted(f, &packet->head))
+		return 0;
+	return kerb_trace_matches(ctx, session) != 0;
+}
+
+/* Writes the event of kerb_traced to the ring of a session, with the first bytes of the packet. A
+ * session whose ring has no room misses the rest of the packet, which would be shown without this
+ * event. */
+__noinline int kerb_trace_write(__u32 session, __u32 bytes)
+{
+	__u32 zero = 0, i = session;
+	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
+	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &i);
+	void *ring = bpf_map_lookup_elem(&kerb_events, &i);
+
+	if (!packet || !f || !(packet->wanted >> (session & 63) & 1))
+		return 0;
+	if (bytes > f->bytes)
+		bytes = f->bytes;
+	if (bytes > KERB_TRACE_BYTES)
+		return 0;
+	if (ring && !bpf_ringbuf_output(ring, &packet->head, sizeof(packet->head) + bytes, 0))
+		return 0;
+	__sync_fetch_and_add(&f->lost, 1);
+	packet->wanted &= ~(1ULL << (session & 63));
+	return 0;
+}
+
+/* The sessions that want a packet at the head of its chain. */
+static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at)
+{
+	__u32 here = at ? *at : ~0U;
+	__u64 wanted = 0;
+
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < KERB_TRACE_SESSIONS; i++)
+		if (here >> i & 1 && kerb_trace_wants(ctx, i))
+			wanted |= 1ULL << i;
+	return wanted;
 }
 
 /* Copies the packet's first bytes, and returns how many. The helper for XDP is of Linux 5.18. */
@@ -414,78 +484,56 @@ static __always_inline __u32 trace_bytes(kerb_ctx *ctx, __u8 *to, const __u8 *da
 #endif
 }
 
-/* Writes an event; the first one of a packet with its bytes. */
-static __always_inline long trace_write(kerb_ctx *ctx, struct kerb_traced *packet,
-					const struct kerb_trace_event *e, const void *data,
-					const void *end, __u32 bytes)
-{
-	__u32 n;
-
-	if (e->position != KERB_TRACE_HEAD || !bytes)
-		return bpf_ringbuf_output(&kerb_events, (void *)e, sizeof(*e), 0);
-	packet->head = *e;
-	n = trace_bytes(ctx, packet->bytes, data, end, e->len, bytes);
-	if (n > KERB_TRACE_BYTES) /* for the verifier */
-		return -1;
-	return bpf_ringbuf_output(&kerb_events, &packet->head, sizeof(packet->head) + n, 0);
-}
-
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
  * context of each module. The caller has no branches, after each of which the verifier would walk
  * the modules again. word: trace_where at the head, and a module's note behind it. */
 __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 verdict,
 				__u32 to_flags)
 {
-	struct kerb_trace_event e __attribute__((aligned(8))) = {};
 	union trace_what did = {.all = what};
 	union trace_where w;
-	__u32 zero = 0;
+	__u32 zero = 0, bytes = 0;
 	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
-	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &zero);
+	struct kerb_trace_event *e;
 	void *data = (void *)kerb_ctx_field(ctx, data),
 	     *end = (void *)kerb_ctx_field(ctx, data_end);
+	int head = did.position == KERB_TRACE_HEAD;
 
-	e.time = bpf_ktime_get_ns();
-	if (!packet || !f || (did.position != KERB_TRACE_HEAD && !packet->wanted))
+	if (!packet || (!head && !packet->wanted))
 		return 0;
-	if (did.position == KERB_TRACE_HEAD)
+	e = &packet->head;
+	__builtin_memset(e, 0, sizeof(*e));
+	e->time = bpf_ktime_get_ns();
+	if (head)
 		packet->where = word;
 	else
-		e.note = word;
+		e->note = word;
 	w.all = packet->where;
-	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, &e), &e);
-	if (did.position == KERB_TRACE_HEAD) {
+	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e), e);
+	e->ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
+	e->len = frame_len(ctx);
+	e->chain = did.chain;
+	e->to_ifindex = did.to_ifindex;
+	e->to_flags = to_flags;
+	e->cpu = bpf_get_smp_processor_id();
+	e->position = did.position;
+	e->verdict = verdict > 0xff ? 0xff : verdict;
+	e->reason = did.reason;
+	e->outcome = w.outcome;
+	if (head) {
 		packet->packets += 1;
-		packet->wanted = trace_wanted(f, &e) && kerb_trace_matches(ctx);
+		packet->wanted = trace_sessions(
+			ctx, bpf_map_lookup_elem(&kerb_trace_at, &packet->head.ifindex));
 		if (!packet->wanted)
 			return 0;
+		bytes = trace_bytes(ctx, packet->bytes, data, end, e->len, KERB_TRACE_BYTES);
+	} else {
+		e->elapsed = e->time - packet->written;
 	}
-	e.packet = packet->packets;
-	if (did.position != KERB_TRACE_HEAD)
-		e.elapsed = e.time - packet->written;
-#ifdef KERB_HOOK_XDP
-	e.ifindex = ctx->ingress_ifindex;
-#ifdef KERB_XDP_FRAGS
-	e.len = bpf_xdp_get_buff_len(ctx);
-#else
-	e.len = end - data;
-#endif
-#else
-	e.ifindex = ctx->ifindex;
-	e.len = ctx->len;
-#endif
-	e.chain = did.chain;
-	e.to_ifindex = did.to_ifindex;
-	e.to_flags = to_flags;
-	e.cpu = bpf_get_smp_processor_id();
-	e.position = did.position;
-	e.verdict = verdict > 0xff ? 0xff : verdict;
-	e.reason = did.reason;
-	e.outcome = w.outcome;
-	if (trace_write(ctx, packet, &e, data, end, f->bytes)) {
-		__sync_fetch_and_add(&f->lost, 1);
-		packet->wanted = 0; /* the rest would be shown without this event */
-	}
+	e->packet = packet->packets;
+#pragma clang loop unroll(full)
+	for (__u32 i = 0; i < KERB_TRACE_SESSIONS; i++)
+		kerb_trace_write(i, bytes);
 	packet->written = bpf_ktime_get_ns();
 	return 0;
 }

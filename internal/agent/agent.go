@@ -83,7 +83,7 @@ type Agent struct {
 	now        status.Node
 	live       *live.Modules
 	busy       map[chain.Point]error // points that a program of others keeps from their chain
-	trace      *trace.Session        // guarded by changes; nil, or the last one
+	traces     []*trace.Session      // guarded by changes; also such as are over
 	explaining sync.Mutex            // one packet at a time
 	sets       *sets.Sets            // guarded by changes
 	budgets    *apply.Budgets        // guards itself

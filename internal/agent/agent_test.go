@@ -750,7 +750,7 @@ func TestSlowTraceShowsWholePackets(t *testing.T) {
 func (n *node) lost() uint64 {
 	n.changes.Lock()
 	defer n.changes.Unlock()
-	return n.trace.Source.Lost()
+	return n.traces[len(n.traces)-1].Source.Lost()
 }
 
 func floodUDP(from, to *netlab.Host, port int, stop chan struct{}) {
@@ -801,6 +801,105 @@ func TestTraceAfterKilledOne(t *testing.T) {
 	}
 }
 
+// Traces run at the same time, of services that share a chain and of all: each shows the packets that its own filter
+// matches at its own service, whichever begins and ends first. A change elsewhere ends none; a fifth is refused.
+func TestTracesSideBySide(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil))
+	stop := make(chan struct{})
+	defer close(stop)
+	go sendUDP(n.web, n.db, 53, stop)
+	go sendUDP(n.db, n.web, 54, stop)
+	type session struct {
+		v1.TraceRequest
+		came chan v1.TracedPacket
+		done chan error
+		end  context.CancelFunc
+	}
+	begin := func(r v1.TraceRequest) session {
+		ctx, cancel := context.WithCancel(t.Context())
+		s := session{r, make(chan v1.TracedPacket, 1), make(chan error, 1), cancel}
+		s.Seconds = 120
+		go func() {
+			s.done <- n.Trace(ctx, s.TraceRequest, func(l v1.TraceLine) error {
+				select {
+				case s.came <- *l.TracedPacket:
+				case <-ctx.Done():
+				}
+				return nil
+			})
+		}()
+		return s
+	}
+	match := func(expression string) string {
+		return map[string]string{"": "", "udp": "6,40 0 0 12,21 0 3 2048,48 0 0 23," +
+			"21 0 1 17,6 0 0 262144,6 0 0 0", "none": "1,6 0 0 0"}[expression]
+	}
+	shows := func(s session, want int) {
+		t.Helper()
+		for range 20 {
+			var p v1.TracedPacket
+			select {
+			case p = <-s.came:
+			case err := <-s.done:
+				t.Fatalf("%+v: %v", s.TraceRequest, err)
+			}
+			at := netip.MustParseAddrPort(p.Destination)
+			if want != 0 && int(at.Port()) != want || s.Service != "" && p.Service != s.Service || len(p.Steps) != 1 {
+				t.Fatalf("%+v shows %+v", s.TraceRequest, p)
+			}
+		}
+	}
+	web := begin(v1.TraceRequest{Service: "web", Port: 53})
+	shows(web, 53)
+	all := begin(v1.TraceRequest{Protocol: "udp", Program: match("udp")})
+	none := begin(v1.TraceRequest{Program: match("none")})
+	db := begin(v1.TraceRequest{Service: "db", Port: 54})
+	for range 3 {
+		shows(web, 53)
+		shows(all, 0)
+		shows(db, 54)
+	}
+	var busy *apierrors.Conflict
+	if err := n.Trace(t.Context(), v1.TraceRequest{Seconds: 1}, nil); !errors.As(err, &busy) ||
+		!strings.Contains(busy.Reason, "4 traces are running") {
+		t.Errorf("a fifth trace: %v", err)
+	}
+	web.end()
+	if err := <-web.done; err != nil {
+		t.Error(err)
+	}
+	shows(all, 0)
+	shows(db, 54)
+	again := begin(v1.TraceRequest{Service: "web", Port: 54})
+	shows(again, 54)
+	shows(db, 54)
+	if got := none.came; len(got) != 0 {
+		t.Errorf("an expression that matches nothing shows %+v", <-got)
+	}
+	for _, s := range []session{all, none, db, again} {
+		s.end()
+		if err := <-s.done; err != nil {
+			t.Error(err)
+		}
+	}
+	n.changes.Lock()
+	defer n.changes.Unlock()
+	state, err := n.dp.Observe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	plain := map[uint32]bool{}
+	for _, c := range state.Chains {
+		plain[c.Program] = true
+	}
+	for _, p := range state.Points {
+		if !plain[p.Program] {
+			t.Errorf("a traced chain is left on %+v", p)
+		}
+	}
+}
+
 // A change of the node ends a trace: its chains are replaced.
 func TestChangeEndsTrace(t *testing.T) {
 	n := newNode(t)
@@ -810,7 +909,11 @@ func TestChangeEndsTrace(t *testing.T) {
 		done <- n.Trace(context.Background(), v1.TraceRequest{Port: 1, Seconds: 60},
 			func(v1.TraceLine) error { return nil })
 	}()
-	wait.Until(t, "the trace runs", func() bool { n.changes.Lock(); defer n.changes.Unlock(); return n.trace.Runs() })
+	wait.Until(t, "the trace runs", func() bool {
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		return len(n.traces) == 1 && n.traces[0].Runs()
+	})
 	n.apply(t, nil, module("drop", testPackage(t, "drop"), "*", nil))
 	if err := <-done; err == nil || !strings.Contains(err.Error(), "changed") {
 		t.Errorf("trace ended with %v", err)

@@ -21,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sets"
+	"github.com/kerb-edge/kerb/internal/trace"
 )
 
 // apply executes one request.
@@ -219,8 +220,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 		time.AfterFunc(drainPeriod, a.requestReconcile)
 	}
 	if slices.ContainsFunc(r.Steps, changesChains) && len(r.Steps) > r.Draining {
-		a.trace.Interrupt()
-		_, _ = a.observeKernel() // for views, should the next change or reconciliation take its time
+		_, _ = a.observeKernel() // for traces; and for views, should the next change or reconciliation take its time
 	}
 	a.mu.Lock()
 	a.busy = r.Busy
@@ -365,7 +365,7 @@ func (a *Agent) reconcileTo(t target) error {
 
 // forgetTraces removes what a trace of a killed agent has left.
 func (a *Agent) forgetTraces() {
-	if a.trace.Runs() {
+	if slices.ContainsFunc(a.traces, (*trace.Session).Runs) {
 		return
 	}
 	if err := a.dp.ForgetTraces(); err != nil {

@@ -5,7 +5,9 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -54,36 +56,41 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	if err != nil {
 		return nil, errors.Join(forOperator(err), a.reconcile())
 	}
-	a.trace = trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
+	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
 		Name: trace.NoteValues(a.live.Planes())})
-	return a.trace, nil
+	a.traces = append(a.traces, session)
+	return session, nil
 }
 
-// traceEnds is how long a trace may take to put the plain chains back after its client has gone.
-const traceEnds = 3 * time.Second
+const (
+	traceEnds = 3 * time.Second // that a trace may take to put the plain chains back after its client has gone
+	tracePoll = 20 * time.Millisecond
+)
 
-// awaitTrace returns with the lock of changes when no trace runs. One whose client has just been killed ends within
-// moments.
+// awaitTrace returns with the lock of changes when another trace may run. One whose client has just been killed ends
+// within moments.
 func (a *Agent) awaitTrace(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, traceEnds)
 	defer cancel()
 	for {
 		a.changes.Lock()
-		before := a.trace
-		if before.Over() {
+		a.traces = slices.DeleteFunc(a.traces, (*trace.Session).Over)
+		if len(a.traces) < dataplane.TraceSessions {
 			return nil
 		}
 		a.changes.Unlock()
 		select {
-		case <-before.Ended():
+		case <-time.After(tracePoll):
 		case <-ctx.Done():
-			return &apierrors.Conflict{Reason: "another trace is running; one trace runs at a time"}
+			return &apierrors.Conflict{Reason: fmt.Sprintf("%d traces are running, which is the most at a time: wait until one "+
+				"ends, or interrupt one", dataplane.TraceSessions)}
 		}
 	}
 }
 
-// endTrace puts the plain chains back: to the plan a traced one is a program that should not be there.
+// endTrace puts the plain chains back where no other trace runs: to the plan a traced one is a program that should not
+// be there.
 func (a *Agent) endTrace(session *trace.Session) {
 	a.changes.Lock()
 	defer a.changes.Unlock()
@@ -104,7 +111,7 @@ func (a *Agent) observeKernel() (chain.State, error) {
 	if err != nil {
 		return state, err
 	}
-	a.trace.ShowPlain(state)
+	trace.ShowPlain(a.traces, state)
 	a.seen.Store(&state)
 	return state, nil
 }

@@ -335,7 +335,7 @@ func TestCountsDuringTrace(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer trace.Close()
-	c, err := w.traced(trace, spec, map[string]Module{m.Name: m})
+	c, err := w.traced(trace.tracer, spec, map[string]Module{m.Name: m})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -36,7 +36,8 @@ type Dataplane struct {
 	tcx    bool
 	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
 	counts countReader
-	grace  *grace // since the last change of values; nil: a killed agent may have made one just now
+	tracer *tracer // of the sessions of traces that run
+	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.

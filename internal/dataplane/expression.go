@@ -24,7 +24,6 @@ const (
 	regCtx, regA, regX = asm.R6, asm.R7, asm.R8
 	loadedAt           = -8  // what was loaded from the packet
 	scratchAt          = -12 // of word 0; the others are below
-	noMatch            = "no-match"
 )
 
 // longestExpression is how many instructions an expression may have.
@@ -47,7 +46,7 @@ func ParseExpression(text string) ([]bpf.Instruction, error) {
 	}
 	program, _ := bpf.Disassemble(raw)
 	for _, hook := range []chain.Hook{chain.TC, chain.XDP} {
-		if _, err := translateExpression(program, hook, false); err != nil {
+		if _, err := translateExpression(program, hook, false, ""); err != nil {
 			return nil, err
 		}
 	}
@@ -62,13 +61,15 @@ func ParseExpression(text string) ([]bpf.Instruction, error) {
 // something open: a load behind the end of the frame, and a division by zero, end the program without a match.
 type expression struct {
 	hook chain.Hook
-	frag bool // frames may be in several buffers: XDP only
+	frag bool   // frames may be in several buffers: XDP only
+	of   string // prefix of labels
 	code asm.Instructions
 }
 
-// translateExpression returns the function, without name. On XDP the program sees the first buffer of a frame.
-func translateExpression(program []bpf.Instruction, hook chain.Hook, frags bool) (asm.Instructions, error) {
-	x := expression{hook: hook, frag: frags}
+// translateExpression returns the function, without name, with labels that begin with of. On XDP the program sees the
+// first buffer of a frame.
+func translateExpression(program []bpf.Instruction, hook chain.Hook, frags bool, of string) (asm.Instructions, error) {
+	x := expression{hook: hook, frag: frags, of: of}
 	x.add(asm.Mov.Reg(regCtx, asm.R1), asm.Mov.Imm(regA, 0), asm.Mov.Imm(regX, 0))
 	for n := range usedScratch(program) {
 		x.add(asm.StoreImm(asm.RFP, scratch(n), 0, asm.Word))
@@ -78,15 +79,17 @@ func translateExpression(program []bpf.Instruction, hook chain.Hook, frags bool)
 		if err := x.translate(i, ins); err != nil {
 			return nil, fmt.Errorf("instruction %d: %w", i, err)
 		}
-		x.code[first] = x.code[first].WithSymbol(place(i))
+		x.code[first] = x.code[first].WithSymbol(x.place(i))
 	}
-	if slices.ContainsFunc(x.code, func(ins asm.Instruction) bool { return ins.Reference() == noMatch }) {
-		x.add(asm.Mov.Imm(asm.R0, 0).WithSymbol(noMatch), asm.Return())
+	if slices.ContainsFunc(x.code, func(ins asm.Instruction) bool { return ins.Reference() == x.noMatch() }) {
+		x.add(asm.Mov.Imm(asm.R0, 0).WithSymbol(x.noMatch()), asm.Return())
 	}
 	return x.code, nil
 }
 
-func place(i int) string { return fmt.Sprint("at", i) }
+func (x *expression) place(i int) string { return x.of + fmt.Sprint("at", i) }
+
+func (x *expression) noMatch() string { return x.of + "no-match" }
 
 func scratch(n int) int16 { return int16(scratchAt - 4*n) }
 
@@ -147,7 +150,7 @@ func (x *expression) translate(i int, ins bpf.Instruction) error {
 	case bpf.RetConstant:
 		x.add(asm.Mov.Imm32(asm.R0, int32(min(ins.Val, 1))), asm.Return())
 	case bpf.Jump:
-		x.add(asm.Ja.Label(place(i + 1 + int(ins.Skip))))
+		x.add(asm.Ja.Label(x.place(i + 1 + int(ins.Skip))))
 	case bpf.JumpIf:
 		x.jump(i, ins.Cond, ins.SkipTrue, ins.SkipFalse, func(op asm.JumpOp, label string) asm.Instruction {
 			return op.Imm32(regA, int32(ins.Val), label)
@@ -169,14 +172,14 @@ func (x *expression) load(to asm.Register, bytes int) error {
 		return fmt.Errorf("a load of %d bytes", bytes)
 	}
 	if x.hook == chain.XDP {
-		x.add(asm.JGT.Imm(asm.R2, math.MaxInt16, noMatch),
+		x.add(asm.JGT.Imm(asm.R2, math.MaxInt16, x.noMatch()),
 			asm.LoadMem(asm.R3, regCtx, 0, asm.Word), asm.LoadMem(asm.R4, regCtx, 4, asm.Word), // data, data_end
 			asm.Add.Reg(asm.R3, asm.R2), asm.Mov.Reg(asm.R5, asm.R3), asm.Add.Imm(asm.R5, int32(bytes)),
-			asm.JGT.Reg(asm.R5, asm.R4, noMatch), asm.LoadMem(to, asm.R3, 0, size))
+			asm.JGT.Reg(asm.R5, asm.R4, x.noMatch()), asm.LoadMem(to, asm.R3, 0, size))
 	} else {
-		x.add(asm.JGT.Imm(asm.R2, math.MaxUint16, noMatch), asm.Mov.Reg(asm.R1, regCtx),
+		x.add(asm.JGT.Imm(asm.R2, math.MaxUint16, x.noMatch()), asm.Mov.Reg(asm.R1, regCtx),
 			asm.Mov.Reg(asm.R3, asm.RFP), asm.Add.Imm(asm.R3, loadedAt), asm.Mov.Imm(asm.R4, int32(bytes)),
-			asm.FnSkbLoadBytes.Call(), asm.JNE.Imm(asm.R0, 0, noMatch), asm.LoadMem(to, asm.RFP, loadedAt, size))
+			asm.FnSkbLoadBytes.Call(), asm.JNE.Imm(asm.R0, 0, x.noMatch()), asm.LoadMem(to, asm.RFP, loadedAt, size))
 	}
 	if size != asm.Byte {
 		x.add(asm.HostTo(asm.BE, to, size))
@@ -218,7 +221,7 @@ func (x *expression) byX(code bpf.ALUOp) error {
 		return fmt.Errorf("%v", bpf.ALUOpX{Op: code})
 	}
 	if op == asm.Div || op == asm.Mod {
-		x.add(asm.JEq.Imm32(regX, 0, noMatch))
+		x.add(asm.JEq.Imm32(regX, 0, x.noMatch()))
 	}
 	x.add(op.Reg32(regA, regX))
 	return nil
@@ -237,24 +240,32 @@ func (x *expression) jump(i int, test bpf.JumpTest, yes, no uint8, to func(asm.J
 	if j.opposite {
 		yes, no = no, yes
 	}
-	x.add(to(j.op, place(i+1+int(yes))), asm.Ja.Label(place(i+1+int(no))))
+	x.add(to(j.op, x.place(i+1+int(yes))), asm.Ja.Label(x.place(i+1+int(no))))
 }
 
-// withExpression puts a trace's expression in the place of the function that accepts all frames, at the head.
-func (l *linker) withExpression(code asm.Instructions) (asm.Instructions, error) {
+// withExpressions puts the expressions of sessions in the place of the function that accepts all frames, at the head.
+func (l *linker) withExpressions(code asm.Instructions) (asm.Instructions, error) {
 	const name = "kerb_trace_head__" + matchesFunction
 	start := slices.IndexFunc(code, func(ins asm.Instruction) bool { return ins.Symbol() == name })
-	if l.expression == nil || start < 0 {
+	if start < 0 || !slices.ContainsFunc(l.expressions[:], func(x []bpf.Instruction) bool { return x != nil }) {
 		return code, nil
 	}
 	end := start + 1
 	for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
 		end++
 	}
-	out, err := translateExpression(l.expression, l.spec.Side.Hook(), l.frags)
-	if err != nil {
-		return nil, fmt.Errorf("expression: %w", err)
+	choice, rest := asm.Instructions{asm.Mov.Imm(asm.R0, 1).WithMetadata(code[start].Metadata)}, asm.Instructions{}
+	for session, program := range l.expressions {
+		if program == nil {
+			continue
+		}
+		of := fmt.Sprint("session", session)
+		own, err := translateExpression(program, l.spec.Side.Hook(), l.frags, of)
+		if err != nil {
+			return nil, fmt.Errorf("expression: %w", err)
+		}
+		own[0] = own[0].WithSymbol(of)
+		choice, rest = append(choice, asm.JEq.Imm(asm.R2, int32(session), of)), append(rest, own...)
 	}
-	out[0] = out[0].WithMetadata(code[start].Metadata) // its name and type
-	return slices.Concat(code[:start], out, code[end:]), nil
+	return slices.Concat(code[:start], append(choice, asm.Return()), rest, code[end:]), nil
 }

@@ -107,7 +107,7 @@ func sameAsClassic(t *testing.T, program []bpf.Instruction, frames [][]byte) (ac
 		if on.frags && features.HaveProgramHelper(on.kind, asm.FnXdpGetBuffLen) != nil { // before Linux 5.18
 			continue
 		}
-		code, err := translateExpression(program, on.hook, on.frags)
+		code, err := translateExpression(program, on.hook, on.frags, "")
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,7 +10,6 @@ import (
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
 	"github.com/cilium/ebpf/btf"
-	"golang.org/x/net/bpf"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
@@ -46,14 +45,14 @@ type linker struct {
 	pktSize int32 // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags, kind int16
-	note                     int16             // behind it, in a traced chain: what a module noted
-	frame                    int32             // bytes from the frame pointer of the entry down to the packet context
-	plain                    *linkedChain      // whose counters a traced or timed one uses; nil: new ones
-	expression               []bpf.Instruction // of a traced chain, or nil
-	uncounted                bool              // packets are not counted: to measure what that costs
-	samples                  *ebpf.Map         // the timed copy's programs; nil: no packet runs in a copy
-	timed                    bool              // this is the copy
-	background               bool              // no change waits for it
+	note                     int16              // behind it, in a traced chain: what a module noted
+	frame                    int32              // bytes from the frame pointer of the entry down to the packet context
+	plain                    *linkedChain       // whose counters a traced or timed one uses; nil: new ones
+	expressions              sessionExpressions // of a traced chain
+	uncounted                bool               // packets are not counted: to measure what that costs
+	samples                  *ebpf.Map          // the timed copy's programs; nil: no packet runs in a copy
+	timed                    bool               // this is the copy
+	background               bool               // no change waits for it
 }
 
 func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
@@ -136,7 +135,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		if code, err = l.function(l.object, name, name, nil); err != nil {
 			return nil, err
 		}
-		if code, err = l.withExpression(code); err != nil {
+		if code, err = l.withExpressions(code); err != nil {
 			return nil, err
 		}
 		out = append(out, code...)

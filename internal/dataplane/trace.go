@@ -4,11 +4,8 @@ package dataplane
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -80,16 +77,15 @@ func (e TraceEvent) Addr(raw [16]byte) netip.Addr {
 	return netip.Addr{}
 }
 
-// Trace is a running trace: chains that report each module's verdict stand on the points in place of the plain ones.
+// Trace is a session: chains that report each module's verdict stand on its points in place of the plain ones. Sessions
+// that run at the same time share these chains.
 type Trace struct {
-	Chains []chain.Spec // by number - 1 in the events
-	filter *ebpf.Map
-	events *ebpf.Map
-	reader *ringbuf.Reader
-	traced *ebpf.Map // the packet that each CPU works on
-	progs  []*linkedChain
-
-	expression []bpf.Instruction
+	*tracer
+	session int
+	filter  TraceFilter
+	points  map[chain.Point]bool
+	ring    *ebpf.Map
+	reader  *ringbuf.Reader
 }
 
 // traceFilter is struct kerb_trace_filter.
@@ -100,6 +96,7 @@ type traceFilter struct {
 	Port       uint16
 	Bytes      uint32
 	Lost       uint64
+	Active     uint64
 }
 
 // raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
@@ -119,112 +116,67 @@ func (f TraceFilter) raw() traceFilter {
 }
 
 // Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones,
-// in one step each. To end it, close it and attach the plain chains again: any plan does, as a traced chain is not
-// pinned.
+// in one step each. To end it, attach the plain chains of points that no other session has again and close it: any plan
+// does, as a traced chain is not pinned. Of more than TraceSessions at a time the error is ErrTraces.
 func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modules map[string]Module) (*Trace, error) {
-	t, err := NewTrace(f)
+	if d.tracer == nil || d.tracer.idle() {
+		t, err := newTracer()
+		if err != nil {
+			return nil, err
+		}
+		d.tracer = t
+	}
+	t, err := d.tracer.open(f)
 	if err != nil {
 		return nil, err
 	}
-	loaded := map[string]*linkedChain{}
-	order := chain.Sorted(points)
-	for _, p := range order {
-		spec := points[p]
-		if loaded[spec.ID()] != nil {
-			continue
-		}
-		var err error
-		if loaded[spec.ID()], err = d.traced(t, spec, modules); err != nil {
-			t.Close()
-			return nil, err
-		}
-	}
-	for _, p := range order { // a packet that goes from one point to the other is seen at both, as soon as possible
-		if err := d.attach(p, loaded[points[p].ID()].entry()); err != nil {
-			t.Close()
-			return nil, err
-		}
-	}
-	return t, nil
-}
-
-// NewTrace returns a trace without chains, as Loaded.Trace adds them.
-func NewTrace(f TraceFilter) (*Trace, error) {
-	t := &Trace{expression: f.Expression}
-	if err := t.prepare(f); err != nil {
+	if err := d.startTrace(t, points, modules); err != nil {
 		t.Close()
 		return nil, err
 	}
 	return t, nil
 }
 
-// prepare makes the maps of a trace.
-func (t *Trace) prepare(f TraceFilter) error {
-	l, err := newLinker(chain.Spec{Side: chain.OnTCIngress}, nil)
-	if err != nil {
-		return err
+func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modules map[string]Module) error {
+	order := chain.Sorted(points)
+	linked := map[chain.Point]*linkedChain{}
+	for _, p := range order {
+		c, err := t.chainFor(d, points[p], modules)
+		if err != nil {
+			return err
+		}
+		linked[p] = c
+		if err := t.watch(p); err != nil {
+			return err
+		}
 	}
-	if t.filter, err = ebpf.NewMap(l.object.Maps["kerb_filter"]); err != nil {
-		return fmt.Errorf("trace: %w", err)
+	for _, p := range order { // a packet that goes from one point to the other is seen at both, as soon as possible
+		if t.running[p] == linked[p] {
+			continue
+		}
+		if err := d.attach(p, linked[p].entry()); err != nil {
+			return err
+		}
+		t.running[p] = linked[p]
 	}
-	if t.traced, err = ebpf.NewMap(l.object.Maps["kerb_traced"]); err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	if t.events, err = ebpf.NewMap(l.object.Maps["kerb_events"]); err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	if err := t.filter.Put(uint32(0), f.raw()); err != nil {
-		return fmt.Errorf("trace: %w", err)
-	}
-	t.reader, err = ringbuf.NewReader(t.events)
-	return err
+	return t.activate()
 }
 
-// traced links a chain with reports of every verdict, of the same members and maps as the one that runs.
-func (d *Dataplane) traced(t *Trace, spec chain.Spec, modules map[string]Module) (*linkedChain, error) {
-	members, err := d.openMembers(spec, modules)
-	defer closeMembers(members)
+// NewTrace returns a trace without chains, as Loaded.Trace adds them.
+func NewTrace(f TraceFilter) (*Trace, error) {
+	shared, err := newTracer()
 	if err != nil {
 		return nil, err
 	}
-	plain, parts, err := openPlain(spec, d.layout.chain(spec))
+	t, err := shared.open(f)
 	if err != nil {
 		return nil, err
 	}
-	defer plain.Close()
-	c, err := t.link(spec, members, parts, plain)
-	if err != nil {
+	if err := t.activate(); err != nil {
+		t.Close()
 		return nil, err
 	}
-	if c.parts == nil {
-		return c, nil
-	}
-	// Without a pin the kernel empties the table when this process ends, and packets would miss the other parts.
-	if err := os.MkdirAll(d.layout.traces(), 0o700); err != nil {
-		return nil, err
-	}
-	if err := pinCopy(c.parts, filepath.Join(d.layout.traces(), spec.ID())); err != nil {
-		return nil, fmt.Errorf("chain %s: pin its tail-call table: %w", spec.ID(), err)
-	}
-	return c, nil
-}
-
-// link links a chain that reports to the trace, in that many parts at least, with the counters of the plain one, if
-// any.
-func (t *Trace) link(spec chain.Spec, members []*mapSet, parts int, plain *linkedChain) (*linkedChain, error) {
-	l, err := newLinker(spec, members)
-	if err != nil {
-		return nil, err
-	}
-	t.Chains = append(t.Chains, spec)
-	l.traced, l.parts, l.plain, l.expression = int32(len(t.Chains)), parts, plain, t.expression
-	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filter, t.events, t.traced
-	c, err := l.chain()
-	if err != nil {
-		return nil, err
-	}
-	t.progs = append(t.progs, c)
-	return c, nil
+	return t, nil
 }
 
 // ForgetTraces unpins what traced chains need to outlive an agent. Call it when none is attached.
@@ -245,40 +197,13 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 	return e, err
 }
 
-// Runs reports whether a program is one of the trace's.
-func (t *Trace) Runs(id uint32) bool {
-	for _, c := range t.progs {
-		if info, err := c.entry().Info(); err == nil {
-			if own, ok := info.ID(); ok && uint32(own) == id {
-				return true
-			}
-		}
-	}
-	return false
-}
-
 // Lost is how many events had no room.
 func (t *Trace) Lost() uint64 {
 	var f traceFilter
-	if err := t.filter.Lookup(uint32(0), &f); err != nil {
+	if err := t.filters.Lookup(uint32(t.session), &f); err != nil {
 		return 0
 	}
 	return f.Lost
-}
-
-// Close frees the trace. Programs that are still attached run on until they are replaced.
-func (t *Trace) Close() {
-	if t.reader != nil {
-		t.reader.Close()
-	}
-	for _, c := range t.progs {
-		c.Close()
-	}
-	for _, m := range []*ebpf.Map{t.filter, t.events, t.traced} {
-		if m != nil {
-			m.Close()
-		}
-	}
 }
 
 // traceHead reports the packet as it came in.

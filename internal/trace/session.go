@@ -5,6 +5,7 @@ package trace
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -20,8 +21,8 @@ type Traced interface {
 	Close()
 }
 
-// Session is a trace of one client, from when its chains are in the place of the plain ones until these are back. A nil
-// one is over. Its methods but Report are for one goroutine at a time.
+// Session is a trace of one client, from when its chains are in the place of the plain ones until these are back. Its
+// methods but Report are for one goroutine at a time.
 type Session struct {
 	Reader
 	traced      Traced
@@ -60,30 +61,39 @@ func (s *Session) Report(r v1.TraceRequest, show func(v1.TraceLine) error) error
 }
 
 // Runs reports whether traced chains stand for the plain ones.
-func (s *Session) Runs() bool { return s != nil && !s.interrupted && !s.Over() }
+func (s *Session) Runs() bool { return !s.interrupted && !s.Over() }
 
-// ShowPlain makes traced chains count as the plain ones that they stand for: looking at the node must not end a trace.
-func (s *Session) ShowPlain(state chain.State) {
-	if !s.Runs() {
-		return
-	}
+// ShowPlain makes the traced chains of sessions count as the plain ones that they stand for: looking at the node must
+// not end a trace. A session is interrupted if a change has replaced a traced chain, or has left none.
+func ShowPlain(sessions []*Session, state chain.State) {
 	plain := map[string]uint32{}
 	for _, c := range state.Chains {
 		plain[c.ID] = c.Program
 	}
-	for i, p := range state.Points {
-		if place, ok := s.points[p.Point]; ok && s.traced.Runs(p.Program) {
-			state.Points[i].Program = plain[place.Chain.ID()]
+	seen := slices.Clone(state.Points)
+	for _, s := range sessions {
+		if s.Runs() && !s.showPlain(seen, state.Points, plain) {
+			s.interrupted = true
+			s.cancel(errChanged)
 		}
 	}
 }
 
-// Interrupt is called when a change has replaced the traced chains.
-func (s *Session) Interrupt() {
-	if s.Runs() {
-		s.interrupted = true
-		s.cancel(errChanged)
+// showPlain reports whether all points that are still there have traced chains.
+func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]uint32) bool {
+	traced := 0
+	for i, p := range seen {
+		place, own := s.points[p.Point]
+		if !own {
+			continue
+		}
+		if p.Program != 0 && !s.traced.Runs(p.Program) {
+			return false
+		}
+		shown[i].Program = plain[place.Chain.ID()]
+		traced++
 	}
+	return traced > 0
 }
 
 // Stop ends the report. To the plan the chains are from now on programs that should not be there.
@@ -100,9 +110,6 @@ func (s *Session) End() {
 
 // Over reports whether the plain chains are back.
 func (s *Session) Over() bool {
-	if s == nil {
-		return true
-	}
 	select {
 	case <-s.ended:
 		return true
@@ -110,6 +117,3 @@ func (s *Session) Over() bool {
 		return false
 	}
 }
-
-// Ended is closed when the plain chains are back.
-func (s *Session) Ended() <-chan struct{} { return s.ended }

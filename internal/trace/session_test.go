@@ -25,47 +25,47 @@ func (silent) Lost() uint64          { return 0 }
 func (silent) Runs(prog uint32) bool { return prog >= 100 }
 func (s silent) Close()              { *s.closed = true }
 
-// While a trace runs, its chains count as the plain ones. A change that replaces them ends it with a conflict; another
-// can begin when the plain ones are back.
+// While a trace runs, its chains count as the plain ones, also where another one traces the same. A change that
+// replaces them ends it with a conflict; another can begin when the plain ones are back.
 func TestSession(t *testing.T) {
-	point := chain.Point{Ifindex: 3, Side: chain.OnTCIngress}
+	point, other := chain.Point{Ifindex: 3, Side: chain.OnTCIngress}, chain.Point{Ifindex: 4, Side: chain.OnTCIngress}
 	place := plan.Placement{Chain: chain.Spec{Side: chain.OnTCIngress, Direction: chain.Egress}}
-	observed := func() chain.State {
-		return chain.State{Chains: []chain.Pinned{{ID: place.Chain.ID(), Program: 7}},
-			Points: []chain.Attached{{Point: point, Program: 101}, {Point: chain.Point{Ifindex: 4}, Program: 102}}}
-	}
-	programs := func(s *Session) (out [2]uint32) {
-		state := observed()
-		s.ShowPlain(state)
+	programs := func(own uint32, s ...*Session) [2]uint32 {
+		state := chain.State{Chains: []chain.Pinned{{ID: place.Chain.ID(), Program: 7}},
+			Points: []chain.Attached{{Point: point, Program: own}, {Point: other, Program: 102}}}
+		ShowPlain(s, state)
 		return [2]uint32{state.Points[0].Program, state.Points[1].Program}
 	}
-	var none *Session
-	if none.Runs() || !none.Over() || programs(none) != [2]uint32{101, 102} {
-		t.Error("no session is one that runs")
+	if programs(101) != [2]uint32{101, 102} {
+		t.Error("without a session traced chains count as plain ones")
 	}
-	none.Interrupt()
-	closed := false
+	closed, otherClosed := false, false
 	s := NewSession(t.Context(), silent{&closed}, plan.Placements{point: place}, Reader{})
-	if !s.Runs() || s.Over() || programs(s) != [2]uint32{7, 102} {
-		t.Errorf("while it runs: programs %v", programs(s))
+	both := NewSession(t.Context(), silent{&otherClosed}, plan.Placements{point: place, other: place}, Reader{})
+	if !s.Runs() || s.Over() || programs(101, s) != [2]uint32{7, 102} || programs(101, s, both) != [2]uint32{7, 7} {
+		t.Errorf("while it runs: programs %v", programs(101, s))
 	}
 	done := make(chan error)
 	go func() { done <- s.Report(v1.TraceRequest{Seconds: 600}, func(v1.TraceLine) error { return nil }) }()
-	s.Interrupt()
+	if programs(8, s) != [2]uint32{8, 102} {
+		t.Error("a chain that a change has put there counts as another one")
+	}
 	var conflict *apierrors.Conflict
 	if err := <-done; !errors.As(err, &conflict) {
 		t.Errorf("interrupted: %v", err)
 	}
-	if s.Runs() || programs(s) != [2]uint32{101, 102} {
+	if s.Runs() || programs(101, s) != [2]uint32{101, 102} {
 		t.Error("traced chains count as plain ones after a change has replaced them")
+	}
+	if !both.Runs() {
+		t.Error("a change at one session's chains has ended another one")
 	}
 	s.Stop()
 	if s.Over() || closed {
 		t.Error("over before the plain chains are back")
 	}
 	s.End()
-	<-s.Ended()
-	if !s.Over() || !closed {
+	if !s.Over() || !closed || otherClosed {
 		t.Error("not over")
 	}
 	ended := NewSession(t.Context(), silent{&closed}, nil, Reader{})
