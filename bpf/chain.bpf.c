@@ -243,6 +243,7 @@ struct kerb_trace_event {
 	__u64 packet;  /* number of the packet on its CPU */
 	__u64 elapsed; /* ns since the event before was written: the module's */
 	__u64 note;    /* of the module (kerb_note), 0: none */
+	__u64 trace;   /* the packet's, at each chain that it meets */
 	__u32 ifindex;
 	__u32 len;
 	__u32 chain;	  /* number that the agent gave to the chain */
@@ -269,6 +270,8 @@ struct kerb_traced {
 	__u64 wanted;  /* sessions whose filter matched the last of them, bits */
 	__u64 where;   /* trace_where of the last of them */
 	__u64 written; /* ns, CLOCK_MONOTONIC: when its last event was */
+	__u64 first;   /* point at which its trace began: interface and chain */
+	__u64 key;     /* trace_key under which it was left for the next chain */
 	struct kerb_trace_event head;
 	__u8 bytes[KERB_TRACE_BYTES]; /* behind head */
 };
@@ -308,6 +311,25 @@ struct {
 	__type(key, __u32);
 	__type(value, struct kerb_traced);
 } kerb_traced SEC(".maps");
+
+/* A packet that has passed a traced chain, by trace_key: its next chain on this node knows it by
+ * that, whatever a module has made of its addresses. Nothing of the packet is changed for it.
+ * Written by traced chains; when it is full, packets that passed long ago are forgotten. */
+struct kerb_followed {
+	__u64 trace;
+	__u64 time;	   /* ns, CLOCK_MONOTONIC */
+	__u64 sessions;	   /* that want it, bits */
+	__u64 first, last; /* points at which its trace began, and where it was last */
+};
+
+#define KERB_FOLLOWED_TIME (1000 * 1000 * 1000ULL) /* ns between two chains */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 8192);
+	__type(key, __u64);
+	__type(value, struct kerb_followed);
+} kerb_followed SEC(".maps");
 
 /* Where things are in the packet, in one number, so that kerb_trace_event takes numbers only. */
 union trace_where {
@@ -382,6 +404,43 @@ static __always_inline void trace_l4(const void *data, const void *end, __u32 of
 		e->tcp_flags = byte[13];
 }
 
+static __always_inline __u64 trace_mix(__u64 hash, __u64 value)
+{
+	hash = (hash ^ value) * 0x9e3779b97f4a7c15ULL;
+	return hash ^ hash >> 29;
+}
+
+#define KERB_KEY_PAYLOAD 48 /* bytes: of a tunnel, up to the TCP header inside */
+
+/* What tells a packet apart from others on this node while it is on its way, 0 if nothing does: the
+ * addresses and ports that it has now, and what neither forwarding nor offloads change. off: of the
+ * transport header, or 0. */
+static __always_inline __u64 trace_key(const void *data, const void *end, union trace_where w,
+				       __u32 off, const struct kerb_trace_event *e)
+{
+	const struct iphdr *ip4 = data + (w.l3 & KERB_MAX_HDRS);
+	const __u64 *s = (const void *)e->saddr, *d = (const void *)e->daddr;
+	const void *l4 = data + (off & KERB_MAX_HDRS);
+	__u64 hash = (__u64)e->proto << 32 | (__u32)e->sport << 16 | e->dport;
+
+	if (!e->family || (e->family != 4 && !off))
+		return 0;
+	hash = trace_mix(trace_mix(hash, s[0]), s[1]);
+	hash = trace_mix(trace_mix(hash, d[0]), d[1]);
+	if (e->family == 4 && (const void *)(ip4 + 1) <= end)
+		hash = trace_mix(hash, (__u32)ip4->id << 16 | (ip4->frag_off & bpf_htons(0x3fff)));
+	if (!off || l4 + 12 > end)
+		return hash | 1;
+	hash = trace_mix(hash, *(const __u32 *)(l4 + 4)); /* sequence number, length, identifier */
+	if (e->proto == IPPROTO_TCP)
+		return trace_mix(hash, *(const __u32 *)(l4 + 8)) | 1;
+#pragma clang loop unroll(full)
+	for (__u32 i = 8; i < 8 + KERB_KEY_PAYLOAD; i += 8)
+		if (l4 + i + 8 <= end)
+			hash = trace_mix(hash, *(const __u64 *)(l4 + i));
+	return hash | 1;
+}
+
 static __always_inline int same_prefix(const struct kerb_trace_filter *f, const __u8 *addr)
 {
 	const __u64 *want = (const void *)f->addr, *mask = (const void *)f->mask,
@@ -449,15 +508,52 @@ __noinline int kerb_trace_write(__u32 session, __u32 bytes)
 	return 0;
 }
 
-/* The sessions that want a packet at the head of its chain. */
-static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at)
+/* Begins the trace of a packet at the head of a chain, or continues it. One that is where its
+ * trace began, or was last, is another packet with the same contents. Returns the sessions that
+ * wanted it. */
+static __always_inline __u64 trace_begin(struct kerb_traced *packet, __u64 key, __u64 here)
+{
+	struct kerb_trace_event *e = &packet->head;
+	const struct kerb_followed *f = key ? bpf_map_lookup_elem(&kerb_followed, &key) : 0;
+
+	packet->packets += 1;
+	packet->key = 0;
+	if (f && f->first != here && f->last != here && e->time - f->time < KERB_FOLLOWED_TIME) {
+		packet->first = f->first;
+		e->trace = f->trace;
+		return f->sessions;
+	}
+	packet->first = here;
+	e->trace = (__u64)e->cpu << 48 | packet->packets;
+	return 0;
+}
+
+/* Leaves a packet for its next chain, as a module has made it. */
+static __always_inline void trace_leave(struct kerb_traced *packet, __u64 key, __u64 here)
+{
+	const struct kerb_trace_event *e = &packet->head;
+	struct kerb_followed f = { .trace = e->trace,
+				   .time = e->time,
+				   .sessions = packet->wanted,
+				   .first = packet->first,
+				   .last = here };
+
+	if (!key || key == packet->key || e->verdict == KERB_DROP)
+		return;
+	packet->key = key;
+	bpf_map_update_elem(&kerb_followed, &key, &f, BPF_ANY);
+}
+
+/* The sessions that want a packet at the head of its chain. followed: those that wanted it at the
+ * one before. */
+static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at, __u64 followed)
 {
 	__u32 here = at ? *at : ~0U;
 	__u64 wanted = 0;
 
 #pragma clang loop unroll(full)
 	for (__u32 i = 0; i < KERB_TRACE_SESSIONS; i++)
-		if (here >> i & 1 && kerb_trace_wants(ctx, i))
+		if (here >> i & 1 && (followed >> i & 1 || kerb_trace_wants(ctx, i)))
 			wanted |= 1ULL << i;
 	return wanted;
 }
@@ -492,7 +588,8 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 {
 	union trace_what did = {.all = what};
 	union trace_where w;
-	__u32 zero = 0, bytes = 0;
+	__u32 zero = 0, bytes = 0, off;
+	__u64 key, here, trace;
 	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
 	struct kerb_trace_event *e;
 	void *data = (void *)kerb_ctx_field(ctx, data),
@@ -502,6 +599,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	if (!packet || (!head && !packet->wanted))
 		return 0;
 	e = &packet->head;
+	trace = e->trace;
 	__builtin_memset(e, 0, sizeof(*e));
 	e->time = bpf_ktime_get_ns();
 	if (head)
@@ -509,7 +607,9 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	else
 		e->note = word;
 	w.all = packet->where;
-	trace_l4(data, end, trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e), e);
+	off = trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e);
+	trace_l4(data, end, off, e);
+	key = trace_key(data, end, w, off, e);
 	e->ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
 	e->len = frame_len(ctx);
 	e->chain = did.chain;
@@ -520,15 +620,19 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	e->verdict = verdict > 0xff ? 0xff : verdict;
 	e->reason = did.reason;
 	e->outcome = w.outcome;
+	here = (__u64)e->ifindex << 16 | did.chain;
 	if (head) {
-		packet->packets += 1;
+		packet->wanted = trace_begin(packet, key, here);
 		packet->wanted = trace_sessions(
-			ctx, bpf_map_lookup_elem(&kerb_trace_at, &packet->head.ifindex));
+			ctx, bpf_map_lookup_elem(&kerb_trace_at, &packet->head.ifindex),
+			packet->wanted);
 		if (!packet->wanted)
 			return 0;
 		bytes = trace_bytes(ctx, packet->bytes, data, end, e->len, KERB_TRACE_BYTES);
 	} else {
 		e->elapsed = e->time - packet->written;
+		e->trace = trace;
+		trace_leave(packet, key, here);
 	}
 	e->packet = packet->packets;
 #pragma clang loop unroll(full)

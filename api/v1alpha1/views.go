@@ -112,8 +112,10 @@ type TraceLine struct {
 	Error string `json:"error,omitempty"`
 }
 
-// TracedPacket is a packet as it came to a chain, and what the modules did to it.
+// TracedPacket is a packet as it came to a chain, and what the modules did to it. In a trace it has the further chains
+// of this node that it met.
 type TracedPacket struct {
+	ID          string      `json:"id,omitempty" doc:"Of the packet, while the trace runs"`
 	Time        time.Time   `json:"time" doc:"When it came"`
 	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns: it is never set, and so distinguishes packets. As bpftrace and pwru have it"`
 	Service     string      `json:"service,omitempty"`
@@ -131,6 +133,8 @@ type TracedPacket struct {
 	Steps       []TraceStep `json:"steps"`
 	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`
 	Frame       []byte      `json:"frame,omitempty" doc:"Its first bytes, if they were requested"`
+
+	Then []TracedPacket `json:"then,omitempty" doc:"The packet at the chains that it met after that, in order"`
 }
 
 // ExplainRequest asks what the modules of a service would do to a packet.

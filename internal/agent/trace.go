@@ -58,7 +58,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
-		Name: trace.NoteValues(a.live.Planes())})
+		Name: trace.NoteValues(a.live.Planes()), Follow: len(points) > 1})
 	a.traces = append(a.traces, session)
 	return session, nil
 }

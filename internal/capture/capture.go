@@ -38,8 +38,20 @@ func NewWriter(w io.Writer) (*Writer, error) {
 // linkTypes of interfaces; what has another one begins with an IP header.
 var linkTypes = map[string]pcapng.LinkType{"ethernet": pcapng.Ethernet, "ieee802154": pcapng.IEEE802154}
 
-// Add writes a packet.
+// Add writes a packet, once for each chain that it met.
 func (w *Writer) Add(p v1alpha1.TracedPacket) error {
+	if err := w.add(p, p.ID); err != nil {
+		return err
+	}
+	for _, then := range p.Then {
+		if err := w.add(then, p.ID); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (w *Writer) add(p v1alpha1.TracedPacket, id string) error {
 	at := viewpoint{p.Interface, p.Hook, p.Service, p.Direction, p.LinkType}
 	number, known := w.places[at]
 	if !known {
@@ -60,7 +72,16 @@ func (w *Writer) Add(p v1alpha1.TracedPacket) error {
 		w.places[at] = number
 	}
 	return w.out.Packet(pcapng.Packet{Interface: number, Time: p.Time, Data: p.Frame, Length: int(p.Length),
-		Outbound: p.Hook == string(chain.OnTCEgress), Verdict: verdictOf(p), Comment: "kerb: " + Steps(p, true)})
+		Outbound: p.Hook == string(chain.OnTCEgress), Verdict: verdictOf(p), Comment: "kerb: " + Steps(p, true),
+		ID: packetID(id)})
+}
+
+// packetID is the number of a packet in a capture, 0 for none: that of the CPU is in the upper bits.
+func packetID(id string) uint64 {
+	cpu, number, _ := strings.Cut(id, "-")
+	c, _ := strconv.ParseUint(cpu, 10, 16)
+	n, _ := strconv.ParseUint(number, 10, 48)
+	return c<<48 | n
 }
 
 // What programs return to the kernel (linux/pkt_cls.h, linux/bpf.h) for the verdicts of modules.

@@ -224,10 +224,18 @@ func (a *app) printTraced(w io.Writer, text string, p v1alpha1.TracedPacket, tim
 	return a.print(w, p, func(w io.Writer) { describeTraced(w, p, times) })
 }
 
+// describeTraced prints a line for each chain that a packet met; all but the first one begin their place with "> ".
 func describeTraced(w io.Writer, p v1alpha1.TracedPacket, times bool) {
-	where := p.Interface
+	describeAtChain(w, p, "", times)
+	for _, then := range p.Then {
+		describeAtChain(w, then, "> ", times)
+	}
+}
+
+func describeAtChain(w io.Writer, p v1alpha1.TracedPacket, mark string, times bool) {
+	where := mark + p.Interface
 	if p.Service != "" {
-		where = p.Service + " " + p.Direction
+		where = mark + p.Service + " " + p.Direction
 	}
 	ends := capture.Ends(p.Protocol, p.Source, p.Destination)
 	if p.TCPFlags != "" {

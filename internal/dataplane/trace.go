@@ -43,6 +43,7 @@ type traceEvent struct {
 	Packet               uint64 // number of the packet on its CPU
 	Elapsed              uint64 // ns that the module took, with about 20 for the clock; 0 of the first event
 	NoteWord             uint64 // of the module: see Note
+	Trace                uint64 // of the packet, the same at each chain that it meets
 	Ifindex, Len         uint32 // that the chain is attached to; bytes of the frame with its L2 header
 	Chain                uint32 // index in Trace.Chains, plus 1
 	ToIfindex            uint32 // of a redirect

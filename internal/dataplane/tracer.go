@@ -29,6 +29,7 @@ type tracer struct {
 	rings   *ebpf.Map // the same
 	at      *ebpf.Map // sessions by interface
 	traced  *ebpf.Map // the packet that each CPU works on
+	follow  *ebpf.Map // packets between two chains
 
 	sessions [TraceSessions]*Trace
 	linked   []tracedChain
@@ -54,7 +55,7 @@ func newTracer() (*tracer, error) {
 	}
 	t := &tracer{running: map[chain.Point]*linkedChain{}}
 	for name, m := range map[string]**ebpf.Map{"kerb_filter": &t.filters, "kerb_events": &t.rings, "kerb_trace_at": &t.at,
-		"kerb_traced": &t.traced} {
+		"kerb_traced": &t.traced, "kerb_followed": &t.follow} {
 		if *m, err = ebpf.NewMap(l.object.Maps[name]); err != nil {
 			t.free()
 			return nil, fmt.Errorf("trace: %w", err)
@@ -70,7 +71,7 @@ func (t *tracer) free() {
 		c.Close()
 	}
 	t.linked = nil
-	for _, m := range []*ebpf.Map{t.filters, t.rings, t.at, t.traced} {
+	for _, m := range []*ebpf.Map{t.filters, t.rings, t.at, t.traced, t.follow} {
 		if m != nil {
 			m.Close()
 		}
@@ -220,7 +221,7 @@ func (t *tracer) link(spec chain.Spec, members []*mapSet, parts int, plain *link
 	}
 	l.traced, l.parts, l.plain, l.expressions = int32(number+1), parts, plain, t.wanted()
 	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filters, t.rings, t.traced
-	l.maps["kerb_trace_at"] = t.at
+	l.maps["kerb_trace_at"], l.maps["kerb_followed"] = t.at, t.follow
 	c, err := l.chain()
 	if err != nil {
 		return nil, err

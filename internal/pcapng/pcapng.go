@@ -35,6 +35,7 @@ type Packet struct {
 	Length    int    // bytes of the frame
 	Outbound  bool   // else inbound
 	Verdict   Verdict
+	ID        uint64 // the same for a packet that is in the file several times; 0: none
 	Comment   string // UTF-8; Wireshark shows it and searches in it: frame.comment
 }
 
@@ -71,8 +72,9 @@ const (
 	ifDescription = 3
 	ifResolution  = 9
 
-	epbFlags   = 2
-	epbVerdict = 7
+	epbFlags    = 2
+	epbPacketID = 5
+	epbVerdict  = 7
 )
 
 // Writer writes a capture. Integers have the byte order of the machine, which the file names.
@@ -120,6 +122,9 @@ func (w *Writer) Packet(p Packet) error {
 		flags = outbound
 	}
 	b = appendOption(b, epbFlags, binary.NativeEndian.AppendUint32(nil, flags))
+	if p.ID != 0 {
+		b = appendOption(b, epbPacketID, binary.NativeEndian.AppendUint64(nil, p.ID))
+	}
 	b = appendOption(b, epbVerdict, binary.NativeEndian.AppendUint64([]byte{byte(p.Verdict.Hook)}, p.Verdict.Value))
 	b = appendOption(b, optComment, []byte(p.Comment))
 	return writeBlock(w.w, packetBlock, b)

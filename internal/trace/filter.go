@@ -60,7 +60,7 @@ func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
 	return slices.ContainsFunc(p.Steps, func(s v1.TraceStep) bool {
 		return (r.Module == "" || r.Module == s.Module) && (r.Verdict == "" || r.Verdict == s.Verdict) &&
 			(r.Reason == "" || r.Reason == s.Reason)
-	})
+	}) || slices.ContainsFunc(p.Then, func(then v1.TracedPacket) bool { return Matches(r, then) })
 }
 
 // packetEnds are what modules change of a packet.

@@ -39,18 +39,23 @@ type Reader struct {
 	Name   func(module, note string, value uint64) string // of the value of a note; empty: it has none
 	Wanted func(v1.TracedPacket) bool                     // by what modules did to it
 	Show   func(v1.TraceLine) error
-	Count  int // of packets, 0 for no limit
+	Count  int  // of packets, 0 for no limit
+	Follow bool // packets meet several of the chains: each is shown with all of them
 
 	total int
 	lost  uint64                 // that was shown
 	boot  time.Time              // zero of the events' clock
 	open  map[uint16]*openPacket // by CPU
+
+	journeys map[uint64]*journey // of packets that may meet another chain
+	order    []*journey          // the same, as they began
 }
 
 // openPacket is a packet of which more events may come.
 type openPacket struct {
 	v1.TracedPacket
 	number  uint64
+	trace   uint64
 	now     packetEnds
 	decided bool // its last verdict is known
 }
@@ -58,7 +63,7 @@ type openPacket struct {
 // Run shows packets until ctx ends or their limit is reached. The events of each packet follow each other on a CPU.
 func (r *Reader) Run(ctx context.Context) error {
 	const pause, betweenLosses = 100 * time.Millisecond, time.Second
-	r.boot, r.open = bootTime(), map[uint16]*openPacket{}
+	r.boot, r.open, r.journeys = bootTime(), map[uint16]*openPacket{}, map[uint64]*journey{}
 	told := time.Now()
 	for ctx.Err() == nil && !r.full() {
 		now := time.Now()
@@ -68,6 +73,7 @@ func (r *Reader) Run(ctx context.Context) error {
 		} else if err == nil {
 			err = r.take(e)
 		}
+		err = errors.Join(err, r.arrive(now))
 		if now.Sub(told) > betweenLosses {
 			told, err = now, errors.Join(err, r.showLost())
 		}
@@ -75,7 +81,7 @@ func (r *Reader) Run(ctx context.Context) error {
 			return err
 		}
 	}
-	return errors.Join(r.finishAll(), r.showLost())
+	return errors.Join(r.finishAll(), r.arrive(time.Time{}), r.showLost())
 }
 
 // showLost says when events have been lost.
@@ -107,16 +113,27 @@ func (r *Reader) take(e dataplane.TraceEvent) error {
 	return nil
 }
 
-// finish shows the packet of a CPU. One without its last verdict is left out once the trace has lost events: it would
-// seem to have ended where it did not.
+// finish ends the packet of a CPU at its chain. One without its last verdict is left out once the trace has lost
+// events: it would seem to have ended where it did not.
 func (r *Reader) finish(cpu uint16) error {
 	p := r.open[cpu]
 	delete(r.open, cpu)
-	if p == nil || r.full() || !r.Wanted(p.TracedPacket) || !p.decided && r.Source.Lost() > 0 {
+	if p == nil || !p.decided && r.Source.Lost() > 0 {
+		return nil
+	}
+	if !r.Follow {
+		return r.show(p.TracedPacket)
+	}
+	return r.join(p)
+}
+
+// show reports a packet with all chains that it met.
+func (r *Reader) show(p v1.TracedPacket) error {
+	if r.full() || !r.Wanted(p) {
 		return nil
 	}
 	r.total++
-	return r.Show(v1.TraceLine{TracedPacket: &p.TracedPacket})
+	return r.Show(v1.TraceLine{TracedPacket: &p})
 }
 
 func (r *Reader) finishAll() error {
@@ -135,9 +152,9 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 	spec := r.chain(e)
 	place := r.Points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
-	p := &openPacket{number: e.Packet, now: ends, TracedPacket: v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)),
-		Monotonic: int64(e.Time),
-		Service:   place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
+	p := &openPacket{number: e.Packet, trace: e.Trace, now: ends, TracedPacket: v1.TracedPacket{
+		Time: r.boot.Add(time.Duration(e.Time)), Monotonic: int64(e.Time),
+		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
 		Length: e.Len, LinkType: place.Link.LinkType(), Frame: e.Bytes,
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}

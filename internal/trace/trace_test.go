@@ -118,6 +118,41 @@ func TestPackets(t *testing.T) {
 	}
 }
 
+// A packet is shown once, with all chains that it met, in the order in which it met them, and not before it can meet no
+// other one. What was asked for may have happened at any of them.
+func TestFollowedPackets(t *testing.T) {
+	c := chain.Spec{Side: chain.OnTCIngress, Members: []chain.Member{{Name: "a"}}}
+	at := func(trace uint64, e dataplane.TraceEvent) dataplane.TraceEvent {
+		e.Trace, e.Time = trace, e.Packet
+		return e
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	source := &recorded{end: cancel, events: []dataplane.TraceEvent{
+		at(7, event(0, 1, head, 0, 80)), at(7, event(0, 1, 0, kerbabi.Next, 8080)),
+		at(9, event(0, 2, head, 0, 53)), at(7, event(1, 3, head, 0, 8080)), at(9, event(0, 2, 0, kerbabi.Drop, 53)),
+		at(7, event(1, 3, 0, kerbabi.Drop, 8080)), at(1<<48|5, event(0, 4, head, 0, 54)), at(1<<48|5, event(0, 4, 0, 0, 54))}}
+	var got []string
+	r := Reader{Source: source, Chains: []chain.Spec{c}, Follow: true, Count: 2,
+		Reason: func(string, int) string { return "" },
+		Wanted: func(p v1.TracedPacket) bool { return Matches(v1.TraceRequest{Verdict: "drop"}, p) },
+		Show: func(l v1.TraceLine) error {
+			text := l.ID + " " + l.Destination
+			for _, then := range l.Then {
+				text += " > " + then.Destination + " " + then.Steps[0].Verdict
+			}
+			got = append(got, text)
+			return nil
+		}}
+	if err := r.Run(ctx); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"0-7 10.0.0.2:80 > 10.0.0.2:8080 drop", "0-9 10.0.0.2:53"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("want (-), got (+):\n%s", diff)
+	}
+}
+
 // A packet whose first event is missing is not shown. One whose last verdict is missing is, unless events were lost.
 func TestIncompletePackets(t *testing.T) {
 	headless := event(0, 2, 0, kerbabi.Next, 80)

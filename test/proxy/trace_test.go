@@ -14,7 +14,7 @@ import (
 )
 
 // Filters of a trace match packets as they come, also where a module gives them other addresses or answers them: behind
-// a firewall, before a tunnel, all on one service.
+// a firewall, before a tunnel, all on one service. The chain of the instance's service is shown with them.
 func TestTraceBeforeTranslation(t *testing.T) {
 	n, client, servers := newMesh(t, "", nil)
 	allow := map[string]any{"ingress": "allow", "egress": "allow"}
@@ -34,7 +34,7 @@ func TestTraceBeforeTranslation(t *testing.T) {
 	}{{port, "redirect", server, "fw,px,tun", "web/" + spec.Instances[0].Name},
 		{port + 1, "reply", client.Addr4().String(), "fw,px", ""}} {
 		at := netip.AddrPortFrom(virtual4, c.port)
-		got := n.traced(t, []string{"--service", "client", "--host", virtual4.String(), "--protocol", "tcp"}, func() {
+		got := n.traced(t, []string{"--host", virtual4.String(), "--protocol", "tcp"}, func() {
 			if conn, err := dialTCP(client, at); err == nil {
 				conn.Close()
 			}
@@ -51,6 +51,18 @@ func TestTraceBeforeTranslation(t *testing.T) {
 		if px := got.Steps[1]; px.Verdict != c.verdict || !strings.HasPrefix(px.Destination, c.to) ||
 			px.Name != c.instance || (px.Value == 0) != (c.instance == "") {
 			t.Errorf("to %s the proxy does %+v", at, px)
+		}
+		if c.instance == "" {
+			if len(got.Then) != 0 {
+				t.Errorf("an answered packet is seen again: %+v", got.Then)
+			}
+			continue
+		}
+		// with the address that the proxy gave it, which the filter does not match
+		if len(got.Then) != 1 || got.ID == "" || got.Then[0].Service != servers[0].Name() ||
+			got.Then[0].Source != got.Source || got.Then[0].Direction != "ingress" ||
+			got.Then[0].Destination != server || got.Then[0].Time.Before(got.Time) {
+			t.Errorf("at the instance: %+v", got.Then)
 		}
 	}
 }

@@ -64,7 +64,7 @@ export interface Step {
 export interface Packet {
   time: string; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
   source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
-  linkType?: string; frame?: string;
+  linkType?: string; frame?: string; then?: Packet[];
 }
 export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
 export interface Package {

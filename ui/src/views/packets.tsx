@@ -62,7 +62,7 @@ function Trace({ query }: { query: URLSearchParams }) {
     lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"], ["bytes", "256"]])}`, stop.current.signal, (p) => {
       if (p.error) failed.value = p.error;
       else if (p.lost) failed.value = `Packets are missing: ${p.lost} events came faster than they were read. A narrower filter loses none.`;
-      else { came.push(p); seen.value++; }
+      else { came.push(p, ...(p.then ?? [])); seen.value++; }
     }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; }).finally(() => {
       clearInterval(show);
       packets.value = [...came.reverse(), ...packets.value].slice(0, keep);

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// A packet may meet several chains of the node: that of the service that sends it, that of an interface, that of the
+// service that gets it. The data plane gives it the same number at all of them.
+
+// journey is a packet between chains.
+type journey struct {
+	trace  uint64
+	chains []v1.TracedPacket
+	last   time.Time // when it was at the last one of them, as far as is known here
+	over   bool      // it meets no other one
+}
+
+const (
+	// linger is how long a packet may take to its next chain and be shown with it: a queue may be between.
+	linger       = 100 * time.Millisecond
+	mostJourneys = 10000
+)
+
+// join adds what happened to a packet at a chain to what happened before, and shows it if no other chain follows.
+func (r *Reader) join(p *openPacket) error {
+	j := r.journeys[p.trace]
+	if j == nil {
+		j = &journey{trace: p.trace}
+		r.journeys[p.trace] = j
+		r.order = append(r.order, j)
+	}
+	j.chains = append(j.chains, p.TracedPacket)
+	j.last = time.Now()
+	if n := len(p.Steps); n > 0 && ends(p.Steps[n-1].Verdict) {
+		j.over = true
+	}
+	return nil
+}
+
+// ends reports whether a packet with this verdict meets no other chain.
+func ends(verdict string) bool {
+	return verdict == kerbabi.Drop.String() || verdict == kerbabi.Reply.String()
+}
+
+// arrive shows the packets that have been at their last chain, in the order in which they came to the first one. The
+// zero time shows all.
+func (r *Reader) arrive(now time.Time) error {
+	n := 0
+	for _, j := range r.order {
+		if !j.over && !now.IsZero() && now.Sub(j.last) < linger && len(r.order)-n <= mostJourneys {
+			break
+		}
+		n++
+		delete(r.journeys, j.trace)
+		slices.SortStableFunc(j.chains, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
+		p := j.chains[0]
+		p.Then = j.chains[1:]
+		p.ID = fmt.Sprintf("%d-%d", j.trace>>48, j.trace&(1<<48-1))
+		if err := r.show(p); err != nil {
+			return err
+		}
+	}
+	r.order = slices.Delete(r.order, 0, n)
+	return nil
+}
