@@ -4,10 +4,12 @@ package node
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"time"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
@@ -33,7 +35,7 @@ func (s *state) unchecked() (out []api.Module) {
 			s.trials[name].Version == m.Version() {
 			continue
 		}
-		if c := s.checks[name]; c.Version != m.Version() || c.Failure != "" && time.Since(c.at) >= fullEvery {
+		if c := s.checks[name]; c.Version != m.Version() || c.Failure != "" && !m.Holds() && time.Since(c.at) >= fullEvery {
 			out = append(out, m)
 		}
 	}
@@ -42,25 +44,30 @@ func (s *state) unchecked() (out []api.Module) {
 
 // check has the agent verify new versions with the modules that it has, before a wave reaches this node: the kernel of
 // another node may accept what this one refuses.
-func (s *syncer) check(ctx context.Context, v view) error {
+// Pods do not wait for it: it neither comes before their services nor ends a round.
+func (s *syncer) check(ctx context.Context, v view) {
 	if s.guard == nil || !v.complete {
-		return nil
+		return
 	}
 	for _, m := range s.state.unchecked() {
 		c := check{Version: m.Version(), at: time.Now()}
 		module, _, err := translate(m.Side(true), v.namespaces)
 		if err == nil {
 			err = s.agent.verify(ctx, module)
-			if _, refused := refusal(err); err != nil && !refused {
-				return err // it did not get as far as to verify it
+			var status *client.StatusError
+			if err != nil && !errors.As(err, &status) {
+				return // no answer: the next round asks again
 			}
 		}
 		if err != nil {
 			c.Failure = checkFailure(err)
 		}
-		s.state.update(ofClusterModules, func() bool { s.state.checks[m.Metadata.Name] = c; return true })
+		s.state.update(ofClusterModules, func() bool {
+			before := s.state.checks[m.Metadata.Name]
+			s.state.checks[m.Metadata.Name] = c
+			return before.Version != c.Version || before.Failure != c.Failure
+		})
 	}
-	return nil
 }
 
 func checkFailure(err error) string {

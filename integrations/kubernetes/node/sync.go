@@ -75,12 +75,10 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := s.check(ctx, v); err != nil {
-		return 0, err
-	}
 	if err := s.syncServices(ctx, v); err != nil {
 		return 0, err
 	}
+	s.check(ctx, v)
 	if s.virtual != nil {
 		s.virtual.need(ctx, v)
 	}
