@@ -13,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"reflect"
+	"slices"
 	"sync"
 	"time"
 
@@ -61,7 +62,9 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 				log.Warn("the Lease is not read or renewed", "error", err)
 			}
 		}
-		if e.leads() {
+		if !e.leads() {
+			s.forget()
+		} else {
 			s.write(ctx, client, e, log)
 		}
 		select {
@@ -127,6 +130,14 @@ func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) 
 	}
 }
 
+// forget clears what was seen of rollouts: another process may have led since.
+func (s *state) forget() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	clear(s.waves)
+	s.changed = true
+}
+
 // due returns the status of ClusterModules that have another one. Rollouts also change with time.
 func (s *state) due(now time.Time) map[string]api.ClusterModule {
 	s.mu.Lock()
@@ -162,6 +173,11 @@ func (s *state) statusOf(m api.ClusterModule, nodes []api.KerbNode, now time.Tim
 	}
 	if s.waves[name] == nil {
 		s.waves[name] = &wave{}
+		if is := m.Status; is != nil && is.Rollout != nil && slices.ContainsFunc(is.Conditions, func(c api.Condition) bool {
+			return c.Type == conditionRolledOut && c.Status == "True"
+		}) {
+			s.waves[name].complete = is.Rollout.Version
+		}
 	}
 	rollout, c := advance(of, nodes, s.waves[name], now)
 	of.Status = &api.ModuleStatus{Rollout: rollout}

@@ -34,6 +34,7 @@ const (
 // tally is what the nodes that have the new version say of it.
 type tally struct {
 	nodes, run, silent int
+	accepted           int // of those without the version that resume has accepted, those that have been given it
 	failed             []said
 	quiet              []string // names of the silent ones
 }
@@ -45,6 +46,14 @@ type said struct{ node, text string }
 // present one yet. Nodes that are named and have no KerbNode are silent, too.
 func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 	name, version, present := m.Metadata.Name, m.Version(), map[string]bool{}
+	if p := m.Progress(); p != nil {
+		t.accepted = p.Accepted
+	}
+	for _, n := range nodes { // resume has accepted those, too, that no wave has reached
+		if !d.Has(n.Metadata.Name) && refuses(m, n) && t.accepted > 0 {
+			t.accepted--
+		}
+	}
 	for _, n := range d.Of(nodes) {
 		present[n.Metadata.Name] = true
 		t.nodes++
@@ -67,6 +76,12 @@ func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 	return t
 }
 
+// refuses reports whether a check of the version has failed on a node.
+func refuses(m api.Module, n api.KerbNode) bool {
+	p := n.Problem(m.Metadata.Name)
+	return p != nil && p.Reason == api.CheckFailed && p.Generation >= m.Metadata.Generation
+}
+
 func (t tally) sort() {
 	slices.SortFunc(t.failed, func(a, b said) int { return cmp.Compare(a.node, b.node) })
 	slices.Sort(t.quiet)
@@ -74,9 +89,11 @@ func (t tally) sort() {
 
 // wave is where the rollout of a module has been green since a time. It is in memory: another process waits again.
 type wave struct {
-	version string
-	began   time.Time // RolloutStatus.Since
-	green   time.Time // zero if a node has not answered
+	version  string
+	complete string    // version that all nodes have run: the condition RolledOut was True
+	began    time.Time // RolloutStatus.Since
+	green    time.Time // zero if a node has not answered
+	silent   time.Time // since when nodes have not answered; zero if all have
 }
 
 // advance returns the next state of a rollout, and what the condition says of it. nodes are all that there are.
@@ -91,10 +108,18 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	}
 	m.Status = &api.ModuleStatus{Rollout: &p}
 	if w.version != p.Version || !w.began.Equal(p.Since) {
-		*w = wave{version: p.Version, began: p.Since}
+		*w = wave{version: p.Version, complete: w.complete, began: p.Since, silent: p.Since}
 	}
 	t := count(m, m.Division(), nodes)
-	late := isLate(m, p, now)
+	if p.Halted == nil && p.Percent == 100 && w.complete == p.Version { // what fails from now on is reported
+		return &p, condition("True", reasonComplete, t.text(p))
+	}
+	if t.silent == 0 {
+		w.silent = time.Time{}
+	} else if w.silent.IsZero() {
+		w.silent = now
+	}
+	late := isLate(m, w.silent, now)
 	if p.Halted == nil {
 		p.Halted = halt(m, p, t, late)
 	}
@@ -110,6 +135,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	soaked := !w.green.IsZero() && !now.Before(w.green.Add(r.Soak()))
 	switch {
 	case p.Percent == 100 && !w.green.IsZero():
+		w.complete = p.Version
 		return &p, condition("True", reasonComplete, t.text(p))
 	case r.Paused:
 		return &p, condition("False", reasonPaused, t.text(p)+"; kubectl kerb rollout resume "+m.Metadata.Name+
@@ -117,7 +143,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	case soaked:
 		p.Percent, p.Since = nextPercent(m, p, nodes), now.UTC().Truncate(time.Second)
 		m.Status = &api.ModuleStatus{Rollout: &p}
-		t = count(m, m.Division(), nodes)
+		t, w.silent = count(m, m.Division(), nodes), p.Since
 	}
 	if p.Percent == 0 {
 		return &p, condition("False", reasonCanaries, t.text(p))
@@ -133,7 +159,7 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 	var able []api.KerbNode
 	for _, n := range nodes {
 		switch r := n.Problem(name); {
-		case r != nil && r.Reason == api.CheckFailed && r.Generation >= m.Metadata.Generation:
+		case refuses(m, n):
 			t.failed = append(t.failed, said{n.Metadata.Name, r.Message})
 		case n.Could(name, p.Version):
 			able = append(able, n)
@@ -142,7 +168,11 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 		}
 	}
 	t.sort()
-	if limit := max(m.Spec.Rollout.MaxFailed, p.Accepted); p.Halted == nil && len(t.failed) > limit {
+	limit := max(m.Spec.Rollout.MaxFailed, p.Accepted)
+	if len(t.failed) == t.nodes {
+		limit = p.Accepted // without a node that could run it there is nothing to wait for
+	}
+	if p.Halted == nil && len(t.failed) > limit {
 		p.Halted = t.halt(m, p, len(t.failed), api.CheckFailed)
 	}
 	text := fmt.Sprintf("of %d nodes, %d could run the new version, %d could not, %d have not answered", t.nodes,
@@ -152,16 +182,16 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
 	case m.Spec.Rollout.Paused:
 		return &p, condition("False", reasonPaused, text)
-	case len(able) > 0 && (t.silent == 0 || isLate(m, p, now)):
+	case len(able) > 0 && (t.silent == 0 || isLate(m, p.Since, now)):
 		p.Canaries, p.Since = canaries(m, able, nodes), now.UTC().Truncate(time.Second)
 		return &p, condition("False", reasonCanaries, text)
 	}
 	return &p, condition("False", reasonPreflight, text)
 }
 
-// isLate reports whether the deadline of the nodes has passed that were added last.
-func isLate(m api.Module, p api.RolloutStatus, now time.Time) bool {
-	return !now.Before(p.Since.Add(m.Spec.Rollout.Deadline()))
+// isLate reports whether the deadline has passed of nodes that have not answered since a time.
+func isLate(m api.Module, since, now time.Time) bool {
+	return !now.Before(since.Add(m.Spec.Rollout.Deadline()))
 }
 
 // canaries are the nodes that a user has named, and one of each other kind of node: what one kernel accepts, another
@@ -209,9 +239,13 @@ func nextPercent(m api.Module, p api.RolloutStatus, nodes []api.KerbNode) int {
 }
 
 // halt returns why a rollout has to halt, or nil. A canary that does not answer may have been lost by the new version;
-// of a wave, nodes may be offline, but not most of them.
+// of a wave, nodes may be offline, but not most of them. A node that is lost after it has reported the version counts
+// as one that runs it: its KerbNode stays as it is.
 func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
-	limit := max(m.Spec.Rollout.MaxFailed, p.Accepted)
+	limit := max(m.Spec.Rollout.MaxFailed, t.accepted)
+	if t.run == 0 {
+		limit = t.accepted // a version that no node runs goes no further
+	}
 	bad, reason := len(t.failed), reasonFailed
 	if late && t.silent > 0 && (p.Percent == 0 || t.silent > t.run) {
 		if bad <= limit {

@@ -14,6 +14,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -160,8 +161,14 @@ func resume(ctx context.Context, c *watch.Client, name string) error {
 		return err
 	}
 	s := summarize(m, nodes)
+	missing := 0 // canaries that are no node of the cluster
+	for _, name := range m.Division().Nodes {
+		if !slices.ContainsFunc(nodes, func(n api.KerbNode) bool { return n.Metadata.Name == name }) {
+			missing++
+		}
+	}
 	return merge(ctx, c, m, "/status", map[string]any{"status": map[string]any{"rollout": map[string]any{"halted": nil,
-		"accepted": s.updated - s.run + len(s.unable), "since": time.Now().UTC().Truncate(time.Second)}}})
+		"accepted": s.updated - s.run + len(s.unable) + missing, "since": time.Now().UTC().Truncate(time.Second)}}})
 }
 
 // merge patches a ClusterModule that is as it was read: its rollout has not just ended.
