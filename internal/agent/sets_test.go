@@ -55,9 +55,9 @@ func (n *node) changeSet(t *testing.T, name string, add, remove []string) v1.Set
 	return r
 }
 
-// blocked expects that packets from web to db are dropped, or not. They are of one connection, each time the same. Other
-// reasons do not count: db answers what passes with ICMP errors, which on a busy machine may come when the connection is
-// forgotten already.
+// blocked expects that packets from web to db are dropped, or not. They are of one connection, each time the same.
+// Other reasons do not count: db answers what passes with ICMP errors, which on a busy machine may come when the
+// connection is forgotten already.
 func (n *node) blocked(t *testing.T, want bool) {
 	t.Helper()
 	var c net.PacketConn
