@@ -161,8 +161,8 @@ type KerbNodeStatus struct {
 	Architecture string         `json:"architecture,omitempty" doc:"As Go names it: amd64, arm64"`
 	Agent        string         `json:"agent,omitempty" doc:"Version of the agent"`
 	Modules      []ModuleReport `json:"modules,omitempty" maxItems:"10" doc:"Modules that do not run as specified; at most ten"`
-	Updated      []NodeVersion  `json:"updated,omitempty" maxItems:"10" doc:"New versions of rollouts that the node runs; at most ten"`
-	Checked      []NodeVersion  `json:"checked,omitempty" maxItems:"10" doc:"New versions of rollouts that the node could run, as its kernel has verified; at most ten"`
+	Updated      []NodeVersion  `json:"updated,omitempty" maxItems:"100" doc:"New versions of rollouts that the node has begun with; at most 100. It runs one that is not among modules"`
+	Checked      []NodeVersion  `json:"checked,omitempty" maxItems:"100" doc:"New versions of rollouts that the node could run, as its kernel has verified; at most 100"`
 }
 
 // NodeVersion is a new version that a node runs in a rollout.
@@ -184,6 +184,9 @@ const (
 	RolledBack  = "RolledBack"  // the node has gone back from it
 	CheckFailed = "CheckFailed" // the node could not run it, and has not begun
 )
+
+// OfNew reports whether a reason is one of reports about new versions: others may be about the version before.
+func OfNew(reason string) bool { return reason == RolledBack || reason == CheckFailed }
 
 // Condition is metav1.Condition.
 type Condition struct {

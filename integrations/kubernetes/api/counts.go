@@ -40,14 +40,14 @@ type ClusterModuleStatus struct {
 	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"RolledOut: all nodes that answer run the spec, in a rollout by kerb-kube-controller"`
 }
 
-// Runs reports whether the node says that it runs a new version.
-func (n KerbNode) Runs(module, version string) bool {
+// Begun reports whether the node says that it has begun with a new version. It runs it if it reports no problem.
+func (n KerbNode) Begun(module, version string) bool {
 	return n.Status != nil && slices.Contains(n.Status.Updated, NodeVersion{module, version})
 }
 
-// Could reports whether the node says that it could run a new version, or runs it.
+// Could reports whether the node says that it could run a new version, or has begun with it.
 func (n KerbNode) Could(module, version string) bool {
-	return n.Runs(module, version) || n.Status != nil && slices.Contains(n.Status.Checked, NodeVersion{module, version})
+	return n.Begun(module, version) || n.Status != nil && slices.Contains(n.Status.Checked, NodeVersion{module, version})
 }
 
 // Problem returns what the node reports of a ClusterModule, or nil.
@@ -72,7 +72,7 @@ func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 		if desired {
 			out.Desired++
 		}
-		if desired && problem == nil && (m.Spec.Rollout == nil || n.Runs(name, version)) {
+		if desired && problem == nil && (m.Spec.Rollout == nil || n.Begun(name, version)) {
 			out.Ready++
 		}
 		if problem != nil {

@@ -81,3 +81,19 @@ func TestSilentForAMoment(t *testing.T) {
 	d.tick(300)
 	d.expect("False", reasonSilent, "n01")
 }
+
+// A version that mends one that is ill reaches the node that reports it.
+func TestMendsAVersion(t *testing.T) {
+	d := newDrill(t, 10, api.Rollout{SoakSeconds: new(10), Nodes: []string{"n01"}}).checked()
+	d.report(1, "ModuleFailed", 7) // before the rollout has reached it
+	d.check(1)
+	d.tick(0)
+	if d.tick(2); d.m.Progress().Halted != nil {
+		t.Fatalf("%+v", d.last)
+	}
+	d.run(1)
+	d.tick(2)
+	if wave := d.tick(12); len(wave) < 2 {
+		t.Errorf("nodes %v, %+v", wave, d.last)
+	}
+}

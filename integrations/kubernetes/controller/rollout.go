@@ -43,7 +43,8 @@ type tally struct {
 type said struct{ node, text string }
 
 // count asks the nodes of a division. A report about an earlier generation is no answer: the node has not compared the
-// present one yet. Nodes that are named and have no KerbNode are silent, too.
+// present one yet; and neither is a problem of a node that has not begun: it is one of the version before, which this
+// one may mend. Nodes that are named and have no KerbNode are silent, too.
 func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 	name, version, present := m.Metadata.Name, m.Version(), map[string]bool{}
 	if p := m.Progress(); p != nil {
@@ -58,9 +59,9 @@ func count(m api.Module, d api.Division, nodes []api.KerbNode) (t tally) {
 		present[n.Metadata.Name] = true
 		t.nodes++
 		switch p := n.Problem(name); {
-		case p != nil && p.Generation >= m.Metadata.Generation:
+		case p != nil && p.Generation >= m.Metadata.Generation && (n.Begun(name, version) || api.OfNew(p.Reason)):
 			t.failed = append(t.failed, said{n.Metadata.Name, p.Reason + ": " + p.Message})
-		case p == nil && n.Runs(name, version):
+		case p == nil && n.Begun(name, version):
 			t.run++
 		default:
 			t.silent++

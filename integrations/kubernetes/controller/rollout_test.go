@@ -71,9 +71,14 @@ func (d *drill) checked() *drill {
 	return d
 }
 
+// report has a node say that something is wrong, with the version if the rollout has reached the node.
 func (d *drill) report(i int, reason string, generation int64) {
+	has := d.m.Updated(d.nodes[i].Metadata.Name)
 	d.nodes[i].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: reason,
 		Generation: generation, Message: strings.Repeat("what the node says ", 30)}}}
+	if has && !api.OfNew(reason) {
+		d.nodes[i].Status.Updated = []api.NodeVersion{{Name: "web", Version: d.m.Version()}}
+	}
 }
 
 // expect compares the condition with status, reason and a part of its message.

@@ -78,7 +78,7 @@ func summarize(m api.Module, nodes []api.KerbNode) (s summary) {
 	s.nodes = len(nodes)
 	division := m.Division()
 	for _, n := range nodes {
-		is, runs := division.Has(n.Metadata.Name), n.Runs(name, version)
+		is, runs := division.Has(n.Metadata.Name), n.Begun(name, version) && n.Problem(name) == nil
 		switch {
 		case is && runs:
 			s.run++

@@ -22,6 +22,7 @@ import (
 // Limits of KerbNode.status.
 const (
 	maxReports   = 10
+	maxVersions  = 100 // of ClusterModules with a rollout: one that is not listed looks as if the node was silent
 	maxMessage   = 1024
 	writeTimeout = 30 * time.Second
 	writeRetry   = 30 * time.Second // and as long again at random
@@ -54,13 +55,8 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
-	out.Checked = rollouts.checked[:min(maxReports, len(rollouts.checked))]
-	for _, n := range rollouts.begun {
-		ill := slices.ContainsFunc(s.reports, func(r api.ModuleReport) bool { return r.Name == n.Name })
-		if !ill && len(out.Updated) < maxReports {
-			out.Updated = append(out.Updated, n)
-		}
-	}
+	out.Checked = rollouts.checked[:min(maxVersions, len(rollouts.checked))]
+	out.Updated = rollouts.begun[:min(maxVersions, len(rollouts.begun))]
 	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
 		out.Modules = append(out.Modules, r)

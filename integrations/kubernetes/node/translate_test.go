@@ -212,6 +212,16 @@ func TestStatusIsBounded(t *testing.T) {
 	}) || len([]rune(out.Conditions[0].Message)) > maxMessage {
 		t.Errorf("the status has %d modules", len(out.Modules))
 	}
+	s = &syncer{state: newState("n1")}
+	for i := range maxVersions + 50 {
+		m := inRollout(nil)
+		m.Metadata.Name = fmt.Sprint("m", i)
+		s.state.modules[m.Metadata.Name] = m
+		s.state.checks[m.Metadata.Name] = check{Version: m.Version()}
+	}
+	if out := statusOf(s, nil); len(out.Checked)+len(out.Updated) != maxVersions {
+		t.Errorf("the status has %d versions", len(out.Checked)+len(out.Updated))
+	}
 }
 
 // What an API server without our definitions would accept of a Module of a namespace is refused with the field.
