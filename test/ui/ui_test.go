@@ -264,7 +264,9 @@ func (b *browser) captured() {
 	wait.Until(b.t, "the capture is saved", func() bool { _, err := os.Stat(file); return err == nil })
 	out, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.interface_description", "-e", "udp.dstport",
 		"-e", "frame.comment").Output()
-	if err != nil || !regexp.MustCompile(`service db ingress at tc-egress\t5432\tkerb: .*fw:drop \(policy\) rule=\d+ in \d+ ns`).Match(out) {
+	dropped := regexp.MustCompile(
+		`service db ingress at tc-egress\t5432\tkerb: .*fw:drop \(policy\) rule=rules\[1\] in \d+ ns`)
+	if err != nil || !dropped.Match(out) {
 		b.t.Errorf("tshark: %v\n%s", err, out)
 	}
 }
