@@ -130,7 +130,11 @@ func noteInputs(tb testing.TB, source string) {
 	if err != nil {
 		tb.Fatal(err)
 	}
-	for _, file := range append(headers, source, filepath.Join(includes(), "..", "chain.bpf.c")) {
+	chain, err := filepath.Glob(filepath.Join(includes(), "..", "chain*.[ch]"))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	for _, file := range append(append(headers, chain...), source) {
 		if _, err := os.Stat(file); err != nil {
 			tb.Fatal(err)
 		}

@@ -16,7 +16,7 @@ import (
 )
 
 // A trace may have an expression: a program of classic BPF, as tcpdump makes it of `tcp port 80`, that checks a frame
-// as it comes to the chain. The linker translates it, and puts it in the place of matchesFunction (chain.bpf.c).
+// as it comes to the chain. The linker translates it, and puts it in the place of matchesFunction (chain_trace.h).
 const matchesFunction = "kerb_trace_matches"
 
 // Registers of a translated program, and its frame. R0 to R5 are for calls and packet pointers.

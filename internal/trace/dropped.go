@@ -62,7 +62,7 @@ func describeL4(p *v1.TracedPacket, e dataplane.TraceEvent) {
 	}
 }
 
-// matches is trace_wanted of bpf/chain.bpf.c.
+// matches is trace_wanted of bpf/chain_trace.h.
 func matches(f dataplane.TraceFilter, e dataplane.TraceEvent) bool {
 	return (f.Proto == 0 || f.Proto == e.Proto) && (f.Port == 0 || f.Port == e.SourcePort || f.Port == e.DestPort) &&
 		(!f.Addr.IsValid() || f.Addr.Contains(e.Addr(e.SourceAddr)) || f.Addr.Contains(e.Addr(e.DestAddr)))
