@@ -73,6 +73,9 @@ type RolloutStatus struct {
 	Accepted int       `json:"accepted,omitempty" doc:"Nodes without the version that kubectl kerb rollout resume has accepted"`
 }
 
+// Begun reports whether nodes are to run the version: before, they check it.
+func (r RolloutStatus) Begun() bool { return r.Percent > 0 || len(r.Canaries) > 0 }
+
 // Halt is why a rollout has halted.
 type Halt struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`

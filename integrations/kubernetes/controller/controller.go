@@ -39,7 +39,8 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	if err != nil {
 		return err
 	}
-	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, waves: map[string]*wave{}}
+	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, hosts: map[string]api.Node{},
+		waves: map[string]*wave{}}
 	var running sync.WaitGroup
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
@@ -52,6 +53,10 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,
 			handler(s, s.nodes, essence))
+	})
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
+			handler(s, s.hosts, readiness))
 	})
 	e := &elector{client: client, identity: host + "_" + rand.Text()}
 	var tried time.Time
@@ -94,27 +99,38 @@ func essence(n api.KerbNode) api.KerbNode {
 	return out
 }
 
+// readiness is what is used of a Node: the kubelet writes the others every five minutes.
+func readiness(n api.Node) api.Node {
+	out := api.Node{Metadata: api.ObjectMeta{Name: n.Metadata.Name}}
+	for _, c := range n.Status.Conditions {
+		if c.Type == "Ready" {
+			out.Status.Conditions = append(out.Status.Conditions, c)
+		}
+	}
+	return out
+}
+
 // state is what the API server has said last.
 type state struct {
 	mu      sync.Mutex
 	modules map[string]api.ClusterModule
 	nodes   map[string]api.KerbNode
+	hosts   map[string]api.Node
 	waves   map[string]*wave // of rollouts in waves
-	lists   int              // complete lists that have come: before both, numbers would be too low
+	lists   int              // complete lists that have come: before all three, numbers would be wrong
 	changed bool
 }
 
 func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) T) watch.Handler[T] {
-	update := func(f func()) {
+	update := func(f func() bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		f()
-		s.changed = true
+		s.changed = f() || s.changed
 	}
 	listed := false
 	return watch.Handler[T]{
 		Replace: func(list []T) {
-			update(func() {
+			update(func() bool {
 				clear(all)
 				for _, o := range list {
 					all[P(&o).Meta().Name] = keep(o)
@@ -123,10 +139,18 @@ func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) 
 					listed = true
 					s.lists++
 				}
+				return true
 			})
 		},
-		Set:    func(o T) { update(func() { all[P(&o).Meta().Name] = keep(o) }) },
-		Delete: func(o T) { update(func() { delete(all, P(&o).Meta().Name) }) },
+		Set: func(o T) {
+			update(func() bool {
+				is, name := keep(o), P(&o).Meta().Name
+				before, known := all[name]
+				all[name] = is
+				return !known || !reflect.DeepEqual(before, is)
+			})
+		},
+		Delete: func(o T) { update(func() bool { delete(all, P(&o).Meta().Name); return true }) },
 	}
 }
 
@@ -142,19 +166,23 @@ func (s *state) forget() {
 func (s *state) due(now time.Time) map[string]api.ClusterModule {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lists < 2 {
+	if s.lists < 3 {
 		return nil
 	}
 	nodes := make([]api.KerbNode, 0, len(s.nodes))
 	for _, n := range s.nodes {
 		nodes = append(nodes, n)
 	}
-	out := map[string]api.ClusterModule{}
+	lost := map[string]bool{}
+	for name, n := range s.hosts {
+		lost[name] = n.Lost()
+	}
+	out, answering := map[string]api.ClusterModule{}, api.Silence(nodes, lost)
 	for name, m := range s.modules {
 		if !s.changed && s.waves[name] == nil {
 			continue
 		}
-		if is := s.statusOf(m, nodes, now); m.Status == nil || !reflect.DeepEqual(*m.Status, is) {
+		if is := s.statusOf(m, nodes, answering, now); m.Status == nil || !reflect.DeepEqual(*m.Status, is) {
 			m.Status = &is
 			out[name] = m
 		}
@@ -164,8 +192,9 @@ func (s *state) due(now time.Time) map[string]api.ClusterModule {
 	return out
 }
 
-// statusOf returns the status that a ClusterModule should have.
-func (s *state) statusOf(m api.ClusterModule, nodes []api.KerbNode, now time.Time) api.ClusterModuleStatus {
+// statusOf returns the status that a ClusterModule should have. Waves consider only the nodes that answer. Numbers of
+// the status are those of all: it is not written to all nodes whenever one is lost.
+func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, now time.Time) api.ClusterModuleStatus {
 	name, of := m.Metadata.Name, m.Module()
 	if r := m.Spec.Rollout; r == nil || r.ByHand() {
 		delete(s.waves, name)
@@ -179,7 +208,10 @@ func (s *state) statusOf(m api.ClusterModule, nodes []api.KerbNode, now time.Tim
 			s.waves[name].complete = is.Rollout.Version
 		}
 	}
-	rollout, c := advance(of, nodes, s.waves[name], now)
+	if p := of.Progress(); p != nil && p.Percent == 100 && s.waves[name].complete == p.Version {
+		answering = nodes // nothing depends on them any more
+	}
+	rollout, c := advance(of, answering, s.waves[name], now)
 	of.Status = &api.ModuleStatus{Rollout: rollout}
 	is := api.Count(of, nodes)
 	is.Rollout = rollout

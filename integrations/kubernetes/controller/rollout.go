@@ -104,7 +104,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	if was != nil {
 		p = *was
 	}
-	if p.Percent == 0 && len(p.Canaries) == 0 {
+	if !p.Begun() {
 		return preflight(m, p, nodes, now)
 	}
 	m.Status = &api.ModuleStatus{Rollout: &p}
@@ -184,7 +184,7 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 	case m.Spec.Rollout.Paused:
 		return &p, condition("False", reasonPaused, text)
 	case len(able) > 0 && (t.silent == 0 || isLate(m, p.Since, now)):
-		p.Canaries, p.Since = canaries(m, able, nodes), now.UTC().Truncate(time.Second)
+		p.Canaries, p.Since = canaries(m, able), now.UTC().Truncate(time.Second)
 		return &p, condition("False", reasonCanaries, text)
 	}
 	return &p, condition("False", reasonPreflight, text)
@@ -197,9 +197,9 @@ func isLate(m api.Module, since, now time.Time) bool {
 
 // canaries are the nodes that a user has named, and one of each other kind of node: what one kernel accepts, another
 // may refuse. Of several that are able it is the one that the waves would reach first.
-func canaries(m api.Module, able, nodes []api.KerbNode) []string {
+func canaries(m api.Module, able []api.KerbNode) []string {
 	out, covered := slices.Clone(m.Spec.Rollout.Nodes), map[string]bool{}
-	for _, n := range nodes {
+	for _, n := range able {
 		if slices.Contains(out, n.Metadata.Name) {
 			covered[kind(n)] = true
 		}
@@ -240,12 +240,15 @@ func nextPercent(m api.Module, p api.RolloutStatus, nodes []api.KerbNode) int {
 }
 
 // halt returns why a rollout has to halt, or nil. A canary that does not answer may have been lost by the new version;
-// of a wave, nodes may be offline, but not most of them. A node that is lost after it has reported the version counts
-// as one that runs it: its KerbNode stays as it is.
+// of a wave, nodes may be offline, but not most of them. A version that no node runs goes no further: resume may accept
+// some canaries that do not run it, but not all.
 func halt(m api.Module, p api.RolloutStatus, t tally, late bool) *api.Halt {
 	limit := max(m.Spec.Rollout.MaxFailed, t.accepted)
 	if t.run == 0 {
-		limit = t.accepted // a version that no node runs goes no further
+		limit = t.accepted
+		if t.silent == 0 || late {
+			limit = 0
+		}
 	}
 	bad, reason := len(t.failed), reasonFailed
 	if late && t.silent > 0 && (p.Percent == 0 || t.silent > t.run) {
@@ -267,9 +270,12 @@ func (t tally) halt(m api.Module, p api.RolloutStatus, bad int, reason string) *
 	if p.Accepted > m.Spec.Rollout.MaxFailed {
 		text += fmt.Sprintf(", and resume accepted %d", p.Accepted)
 	}
+	remedy := "and resume continues without these nodes"
+	if p.Begun() && t.run == 0 {
+		remedy = "as no node runs the new one; then change it, or spec.rollout.nodes, and begin again"
+	}
 	return &api.Halt{Reason: reason, Message: truncate(fmt.Sprintf("%s: %s; kubectl kerb rollout undo %s has all nodes "+
-		"run the previous version, and resume continues without these nodes", text, t.blame(bad > len(t.failed)),
-		m.Metadata.Name), maxMessage)}
+		"run the previous version, %s", text, t.blame(bad > len(t.failed)), m.Metadata.Name, remedy), maxMessage)}
 }
 
 // blame names the first nodes that failed, with what they say, or those that say nothing.

@@ -20,6 +20,7 @@ type drill struct {
 	wave  wave
 	now   time.Time
 	last  api.Condition
+	lost  map[string]bool // nodes that are not Ready
 }
 
 func newDrill(t *testing.T, nodes int, r api.Rollout) *drill {
@@ -37,7 +38,7 @@ func newDrill(t *testing.T, nodes int, r api.Rollout) *drill {
 func (d *drill) tick(seconds int) (has []int) {
 	d.t.Helper()
 	d.now = d.now.Add(time.Duration(seconds) * time.Second)
-	p, c := advance(d.m, d.nodes, &d.wave, d.now)
+	p, c := advance(d.m, api.Silence(d.nodes, d.lost), &d.wave, d.now)
 	d.m.Status, d.last = &api.ModuleStatus{Rollout: p}, c
 	for i, n := range d.nodes {
 		if d.m.Updated(n.Metadata.Name) {

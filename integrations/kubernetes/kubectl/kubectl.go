@@ -37,7 +37,7 @@ const usage = `usage: kubectl kerb [--kubeconfig FILE] rollout status [NAME]
 
 NAME is a ClusterModule with spec.rollout. status exits with 3 if a node does not run the new version and says why.
 pause: no node begins with the new version, and those that run it keep it. resume: it continues, also after a
-halt, without the nodes that do not run the new version now. undo: all nodes run the previous version.
+halt, without the nodes that do not run the new version now, if at least one runs it. undo: all nodes run the previous version.
 `
 
 const (
@@ -161,6 +161,11 @@ func resume(ctx context.Context, c *watch.Client, name string) error {
 		return err
 	}
 	s := summarize(m, nodes)
+	if m.Progress().Begun() && s.run == 0 {
+		return fmt.Errorf("no node runs the new version of %s, so that nothing is known of it, and it does not continue: "+
+			"kubectl kerb rollout undo %s, then change the version, or spec.rollout.nodes, and begin again; or set "+
+			"spec.rollout.percent to roll it out by hand", name, name)
+	}
 	missing := 0 // canaries that are no node of the cluster
 	for _, name := range m.Division().Nodes {
 		if !slices.ContainsFunc(nodes, func(n api.KerbNode) bool { return n.Metadata.Name == name }) {

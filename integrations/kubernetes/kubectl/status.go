@@ -53,8 +53,21 @@ func printStatus(ctx context.Context, c *watch.Client, name string, out io.Write
 
 var discard = slog.New(slog.DiscardHandler) // a list says the same by its error
 
+// listNodes returns the KerbNodes. Those of nodes that are not Ready have not said what they run.
 func listNodes(ctx context.Context, c *watch.Client) ([]api.KerbNode, error) {
-	return watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, discard)
+	nodes, err := watch.List[api.KerbNode](ctx, c, watch.Resource{Path: basePath + api.KerbNodes}, discard)
+	if err != nil {
+		return nil, err
+	}
+	hosts, err := watch.List[api.Node](ctx, c, watch.Resource{Path: api.NodesPath}, discard)
+	if err != nil {
+		return nil, fmt.Errorf("which nodes are Ready is not known: %w", err)
+	}
+	lost := map[string]bool{}
+	for _, n := range hosts {
+		lost[n.Metadata.Name] = n.Lost()
+	}
+	return api.Silence(nodes, lost), nil
 }
 
 // summary is what the nodes say of one rollout.
