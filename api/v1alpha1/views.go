@@ -88,6 +88,7 @@ type TraceRequest struct {
 	Module   string `query:"module" doc:"That the packet met"`
 	Verdict  string `query:"verdict" enum:"next,drop,reply,redirect," doc:"Of that module, or of any"`
 	Reason   string `query:"reason" doc:"Of a drop, by that module or any"`
+	Slower   string `query:"slowerThan" doc:"Only packets whose modules took longer in one chain, all together: 50us, 1ms"`
 	Bytes    int    `query:"bytes" minimum:"0" maximum:"256" doc:"Of each frame that are returned"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`

@@ -46,6 +46,7 @@ func (a *app) traceCommand() *cobra.Command {
 		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
 			"  kerb trace --service web 'tcp[tcpflags] & tcp-syn != 0 and not port 22'\n" +
 			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +
+			"  kerb trace --slower-than 50us --times --count 0 --for 4m\n" +
 			"  kerb trace --module fw --verdict drop -w dropped.pcapng\n" +
 			"  kerb trace --service web -w - | wireshark -k -i -",
 		Args: cobra.ArbitraryArgs,
@@ -59,6 +60,8 @@ func (a *app) traceCommand() *cobra.Command {
 	t.flags(c)
 	c.Flags().StringVar(&t.request.Verdict, "verdict", "",
 		"only packets with this verdict of a module: next, drop, reply or redirect")
+	c.Flags().StringVar(&t.request.Slower, "slower-than", "",
+		"only packets whose modules took longer in one chain, all together: 50us, 1ms")
 	return c
 }
 
@@ -117,7 +120,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
-	for key, value := range map[string]string{"verdict": r.Verdict, "program": r.Program} {
+	for key, value := range map[string]string{"verdict": r.Verdict, "slowerThan": r.Slower, "program": r.Program} {
 		if value != "" {
 			q.Set(key, value)
 		}

@@ -23,6 +23,9 @@ type TraceFilter struct {
 	Proto uint8        // IANA number, after extension headers
 	Port  uint16       // source or destination
 	Bytes int          // of each packet that are reported, from its L2 header on; at most TraceBytes
+	// SlowerThan leaves out packets whose modules took no longer in each chain, together. The data plane holds their
+	// events back, so that they need no room.
+	SlowerThan time.Duration
 	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
 	// match.
 	Expression []bpf.Instruction
@@ -97,13 +100,14 @@ type traceFilter struct {
 	Port       uint16
 	Bytes      uint32
 	Lost       uint64
+	Slower     uint64
 	Active     uint64
 }
 
 // raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
 // address.
 func (f TraceFilter) raw() traceFilter {
-	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes)}
+	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes), Slower: uint64(f.SlowerThan)}
 	if !f.Addr.IsValid() {
 		return raw
 	}

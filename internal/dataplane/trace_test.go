@@ -203,3 +203,73 @@ func TestTraceOfSplitChain(t *testing.T) {
 		t.Errorf("pinned after it: %v (%v)", tables(), err)
 	}
 }
+
+// A session that wants slow packets gets all events of these, and none of the others: those need no room.
+func TestTraceOfSlowPackets(t *testing.T) {
+	if os.Getenv("KERB_MATRIX") != "" {
+		t.Skip("an emulated machine is slow with any packet")
+	}
+	for _, side := range []chain.Side{chain.OnTCIngress, chain.OnXDP} {
+		t.Run(string(side), func(t *testing.T) {
+			w := newWorld(t, Options{})
+			p := chain.Point{Ifindex: w.a.OuterIndex(), Side: side}
+			drop := testModule(t, "drop", "dropper", map[string]any{"port": 53})
+			spin := testModule(t, "spin", "slow", map[string]any{"steps": 20000})
+			spec := w.deploy(t, p, chain.Egress, drop, spin)
+			trace := func(f TraceFilter) *Trace {
+				s, err := w.Trace(f, map[chain.Point]chain.Spec{p: spec}, map[string]Module{"dropper": drop, "slow": spin})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(s.Close)
+				return s
+			}
+			slow := trace(TraceFilter{Proto: 17, Bytes: 60, SlowerThan: slowTime})
+			none := trace(TraceFilter{Proto: 17, SlowerThan: time.Minute})
+			all := trace(TraceFilter{Proto: 17})
+			const moreThanFit = 10000
+			for range moreThanFit {
+				w.datagram(t, 53, 20)
+			}
+			if all.Lost() == 0 {
+				t.Fatal("all events of the packets that are not slow have found room: the test sends too few")
+			}
+			w.datagram(t, 54, 100)
+			for events := slowPacket(t, slow); events[0].DestPort != 54; events = slowPacket(t, slow) {
+				t.Logf("a packet was interrupted: %+v", events) // that is slow as well
+			}
+			for s, name := range map[*Trace]string{slow: "slow packets", none: "packets of a minute"} {
+				e, err := s.Read(time.Now().Add(50 * time.Millisecond))
+				if !errors.Is(err, os.ErrDeadlineExceeded) || s.Lost() > 0 {
+					t.Errorf("%s: %+v, %v, %d lost", name, e, err, s.Lost())
+				}
+			}
+			if err := w.Attach(p, spec); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
+const slowTime = 10 * time.Microsecond // 20,000 steps take longer
+
+// slowPacket returns the events of a packet on which the modules drop and spin took longer than that.
+func slowPacket(t *testing.T, s *Trace) (events []TraceEvent) {
+	t.Helper()
+	took := uint64(0)
+	for position := range uint8(3) {
+		e, err := s.Read(time.Now().Add(30 * time.Second))
+		if err != nil || e.Position != position-1 || e.Head() != (len(e.Bytes) == 60) || e.DestPort != 53 && e.DestPort != 54 {
+			t.Fatalf("event %d: %+v, %v", position, e, err)
+		}
+		took += e.Elapsed
+		events = append(events, e)
+		if e.Verdict == uint8(kerbabi.Drop) {
+			break
+		}
+	}
+	if took <= uint64(slowTime) {
+		t.Errorf("the modules took %d ns: %+v", took, events)
+	}
+	return events
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -30,6 +31,14 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 		proto = uint8(n)
 	}
 	f.Proto = proto
+	if r.Slower != "" {
+		slower, err := time.ParseDuration(r.Slower)
+		if err != nil || slower <= 0 {
+			return f, &apierrors.Invalid{Field: "slowerThan",
+				Reason: fmt.Sprintf("%q is not a time above zero with a unit, such as 50us or 1ms", r.Slower)}
+		}
+		f.SlowerThan = slower
+	}
 	if r.Program != "" {
 		program, err := dataplane.ParseExpression(r.Program)
 		if err != nil {

@@ -215,7 +215,12 @@ func TestFilter(t *testing.T) {
 	if err != nil || len(f.Expression) != 2 {
 		t.Errorf("%+v, %v", f, err)
 	}
+	f, err = Filter(v1.TraceRequest{Slower: "50us"})
+	if err != nil || f.SlowerThan != 50*time.Microsecond {
+		t.Errorf("%+v, %v", f, err)
+	}
 	for field, r := range map[string]v1.TraceRequest{"protocol": {Protocol: "256"}, "host": {Host: "web"},
+		"slowerThan": {Slower: "50"}, "slowerThan/": {Slower: "-1ms"},
 		"host/": {Host: "10.0.0.0/33"}, "program": {Program: "1,6 0 0"}} {
 		var invalid *apierrors.Invalid
 		if _, err := Filter(r); !errors.As(err, &invalid) || invalid.Field != strings.TrimSuffix(field, "/") {

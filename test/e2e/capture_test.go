@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
@@ -15,6 +17,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // Wireshark shows what was dropped, where, by whom and why, and what passed.
@@ -95,6 +99,7 @@ func TestCaptures(t *testing.T) {
 	}
 
 	checkNumbers(t, tshark, file)
+	n.tracesSlow()
 	n.tracesExpressions()
 	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", `fw:drop (policy) rule="no dns" in `)
 	n.wants("drops", []string{"--follow", "--count", "1", "-o", "json"}, `"note":"rule","value":16,"name":"no dns"`)
@@ -104,6 +109,53 @@ func TestCaptures(t *testing.T) {
 	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
 	n.refused(n.kerb("trace", "--host", "10.0.0.0/33"), 2, "neither an IP address nor a prefix")
 	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
+}
+
+// tracesSlow traces packets whose modules took longer than most do.
+func (n *node) tracesSlow() {
+	n.T.Helper()
+	traced := func(flags ...string) (packets []v1.TracedPacket) {
+		n.T.Helper()
+		r := n.kerb("trace", append([]string{"--protocol", "udp", "-o", "json"}, flags...)...)
+		if r.code != 0 {
+			n.T.Fatalf("kerb trace: %+v", r)
+		}
+		for lines := json.NewDecoder(strings.NewReader(r.stdout)); lines.More(); {
+			var p v1.TracedPacket
+			if err := lines.Decode(&p); err != nil {
+				n.T.Fatal(err)
+			}
+			packets = append(packets, p)
+		}
+		return packets
+	}
+	took := func(p v1.TracedPacket) (ns uint64) {
+		for _, s := range p.Steps {
+			ns += s.Nanoseconds
+		}
+		return ns
+	}
+	var times []uint64
+	for _, p := range traced("--count", "200") {
+		times = append(times, took(p))
+	}
+	slices.Sort(times)
+	limit := times[len(times)*9/10]
+	slow := traced("--count", "20", "--slower-than", fmt.Sprintf("%dns", limit))
+	if len(slow) == 0 {
+		n.T.Errorf("no packet is slower than %d ns, which one in ten was", limit)
+	}
+	before := map[string]bool{} // a packet that waits long between two chains is shown twice
+	for _, p := range slow {
+		if took(p) <= limit && !before[p.ID] {
+			n.T.Errorf("slower than %d ns: %+v", limit, p)
+		}
+		before[p.ID] = true
+	}
+	if none := traced("--slower-than", "1m", "--for", "1s"); len(none) != 0 {
+		n.T.Errorf("slower than a minute: %+v", none)
+	}
+	n.refused(n.kerb("trace", "--slower-than", "50"), 2, "slowerThan", "50us")
 }
 
 // checkNumbers checks that a packet has the same number at both chains that it meets, and each a different one.

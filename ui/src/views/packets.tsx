@@ -50,7 +50,7 @@ function Trace({ query }: { query: URLSearchParams }) {
       return;
     }
     const chosen = fields(e.currentTarget as HTMLFormElement);
-    command.value = ["kerb trace", ...chosen.map(([k, v]) => `--${k} ${quote(v)}`)].join(" ");
+    command.value = ["kerb trace", ...chosen.map(([k, v]) => `--${k === "slowerThan" ? "slower-than" : k} ${quote(v)}`)].join(" ");
     packets.value = [];
     seen.value = 0;
     failed.value = "";
@@ -77,6 +77,7 @@ function Trace({ query }: { query: URLSearchParams }) {
         <input name="host" placeholder="host address" aria-label="Host address" size={16} />
         <select name="protocol" aria-label="Protocol"><option value="">any protocol</option>{["tcp", "udp", "icmp", "icmpv6"].map((p) => <option key={p}>{p}</option>)}</select>
         <input name="port" placeholder="port" aria-label="Port" inputMode="numeric" pattern="[0-9]*" size={6} />
+        <input name="slowerThan" placeholder="slower than 50us" aria-label="Slower than: a time such as 50us" size={16} />
         <button type="submit" class="button primary"><Icon name={running.value ? "stop" : "play"} />{running.value ? "Stop" : "Trace"}</button>
         <label><input type="checkbox" checked={only.value} onChange={() => { only.value = !only.value; }} /> only dropped</label>
         <button type="button" class="button" id="capture" disabled={shown.length === 0} title="Save the packets below for Wireshark"
