@@ -259,7 +259,8 @@ func slowPacket(t *testing.T, s *Trace) (events []TraceEvent) {
 	took := uint64(0)
 	for position := range uint8(3) {
 		e, err := s.Read(time.Now().Add(30 * time.Second))
-		if err != nil || e.Position != position-1 || e.Head() != (len(e.Bytes) == 60) || e.DestPort != 53 && e.DestPort != 54 {
+		if err != nil ||
+			e.Position != position-1 || e.Head() != (len(e.Bytes) == 60) || e.DestPort != 53 && e.DestPort != 54 {
 			t.Fatalf("event %d: %+v, %v", position, e, err)
 		}
 		took += e.Elapsed
