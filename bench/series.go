@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -59,19 +60,21 @@ func (s Series) Each() (medians []float64) {
 // Figure is a plot as a published work has it, of one metric.
 type Figure struct {
 	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them), cdf, each (a bar for each place in a
-	// round), regression (medians over the number in the loads' names), or histogram.
+	// round), regression (medians over the number in the loads' names), rates (lines over that number), or histogram.
 	Kind         string
 	Name, Title  string
 	Metric, Stat string
 	Load, X      string
 	Below, Width float64 // of histograms: where the last bin ends, and how wide each is
-	Logarithmic  bool    // of histograms: lines, with both axes logarithmic
+	Logarithmic  bool    // of histograms: lines, with both axes logarithmic; of rates: the vertical axis
+	Step         float64 // of each: between two places; 0 stands for 1
+	Smooth       float64 // of each: weight of a value in the moving average that is shown; 0 shows values as they are
 }
 
 // Draw writes a figure as path-light.svg and path-dark.svg.
 func (r *Report) Draw(f Figure, path string) error {
 	add := map[string]func(*plot.Plot, Figure) error{"box": r.addTukey, "cdf": r.addCDF, "each": r.addEach,
-		"regression": r.addRegression, "histogram": r.addFixedBins}[f.Kind]
+		"regression": r.addRegression, "rates": r.addRates, "histogram": r.addFixedBins}[f.Kind]
 	if add == nil {
 		return fmt.Errorf("no figures are of the kind %q", f.Kind)
 	}
@@ -146,10 +149,10 @@ func addLine(p *plot.Plot, name string, points plotter.XYs, i int, step plotter.
 func (r *Report) addEach(p *plot.Plot, f Figure) error {
 	p.Y.Min = 0
 	for i, s := range r.seriesOf(f) {
-		values := s.Each()
+		values := smooth(s.Each(), f.Smooth)
 		points := make(plotter.XYs, len(values))
 		for j, v := range values {
-			points[j] = plotter.XY{X: float64(j), Y: v}
+			points[j] = plotter.XY{X: float64(j) * cmp.Or(f.Step, 1), Y: v}
 		}
 		if err := addLine(p, s.Config, points, i, plotter.MidStep); err != nil {
 			return err
@@ -157,6 +160,46 @@ func (r *Report) addEach(p *plot.Plot, f Figure) error {
 		p.Y.Label.Text = s.Unit
 	}
 	p.Y.Max *= 1.2 // room for the legend
+	return nil
+}
+
+// smooth is the exponentially weighted moving average, in which each value has a weight.
+func smooth(values []float64, weight float64) []float64 {
+	if weight == 0 {
+		return values
+	}
+	out := slices.Clone(values)
+	for i := 1; i < len(out); i++ {
+		out[i] = weight*values[i] + (1-weight)*out[i-1]
+	}
+	return out
+}
+
+// addRates draws a line for each config. What is 0 is left out of a logarithmic axis.
+func (r *Report) addRates(p *plot.Plot, f Figure) error {
+	if p.Legend.Left = true; f.Logarithmic {
+		p.Y.Scale, p.Y.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	} else {
+		p.Y.Min = 0
+	}
+	for i, config := range r.configs() {
+		points := r.overLoads(config, f.Metric, f.Stat)
+		if f.Logarithmic {
+			points = slices.DeleteFunc(points, func(at plotter.XY) bool { return at.Y <= 0 })
+		}
+		if len(points) == 0 {
+			continue
+		}
+		slices.SortFunc(points, func(a, b plotter.XY) int { return cmp.Compare(a.X, b.X) })
+		if err := addLine(p, config, points, i, plotter.NoStep); err != nil {
+			return err
+		}
+		c, _ := r.find(func(c Cell) bool { return c.Config == config && c.Metric == f.Metric && c.Stat == f.Stat })
+		p.Y.Label.Text = c.Unit
+	}
+	if p.X.Min > 0 && p.X.Max > farApart*p.X.Min {
+		p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	}
 	return nil
 }
 

@@ -38,6 +38,9 @@ func TestFiguresOfWorks(t *testing.T) {
 	if l, ok := r.Regression("old", "time", "p50"); !ok || math.Abs(l.Slope-2) > 1e-9 || math.Abs(l.Intercept-5) > 1e-9 {
 		t.Errorf("regression %+v %v", l, ok)
 	}
+	if got := smooth([]float64{10, 0, 0}, 0.2); !slices.Equal(got, []float64{10, 8, 6.4}) {
+		t.Errorf("the moving average of 10, 0, 0 is %v", got)
+	}
 	if _, ok := r.Regression("old", "nothing", "p50"); ok {
 		t.Error("a line without points")
 	}
@@ -49,7 +52,9 @@ func TestFiguresOfWorks(t *testing.T) {
 	}
 	for _, f := range []Figure{
 		{Kind: "box", Metric: "time"}, {Kind: "cdf", Metric: "time"}, {Kind: "each", Metric: "time"},
-		{Kind: "regression", Metric: "time", Stat: "p50"}, {Kind: "histogram", Metric: "delay", Width: 5, Below: 20}} {
+		{Kind: "each", Metric: "time", Step: 0.5, Smooth: 0.2}, {Kind: "regression", Metric: "time", Stat: "p50"},
+		{Kind: "rates", Metric: "time", Stat: "p50"}, {Kind: "rates", Metric: "time", Stat: "p50", Logarithmic: true},
+		{Kind: "histogram", Metric: "delay", Width: 5, Below: 20}} {
 		path := filepath.Join(t.TempDir(), f.Kind)
 		if err := r.Draw(f, path); err != nil {
 			t.Fatalf("%s: %v", f.Kind, err)

@@ -180,6 +180,8 @@ func hasFigure(p *Part, f bench.Figure) bool {
 	switch f.Kind {
 	case "regression":
 		return true
+	case "rates":
+		return slices.ContainsFunc(p.Report.Cells, func(c bench.Cell) bool { return c.Metric == f.Metric && c.Value > 0 })
 	case "histogram":
 		return slices.ContainsFunc(p.Report.Histograms, func(h bench.Histogram) bool {
 			return h.Metric == f.Metric && (f.Load == "" || f.Load == h.Load) && slices.ContainsFunc(h.Bins,

@@ -13,8 +13,11 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// kerb is the program of what comes from the client.
-type kerb struct{ program *ebpf.Program }
+// kerb is the agent, and the program of what comes from the client.
+type kerb struct {
+	node    *node.Node
+	program *ebpf.Program
+}
 
 // raiseKerb starts the agent with the proxy on both services.
 func raiseKerb(g *ground) error {
@@ -35,7 +38,7 @@ func raiseKerb(g *ground) error {
 		return err
 	}
 	g.Later(program.Close)
-	g.kerb = &kerb{program}
+	g.kerb = &kerb{n, program}
 	return nil
 }
 

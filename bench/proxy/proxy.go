@@ -18,6 +18,7 @@ import (
 	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/bench/tunnel"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // Virtual addresses of client and server, none of which any interface has.
@@ -33,6 +34,7 @@ func init() {
 		Baseline:   "direct",
 		Loads:      slices.Concat([]string{"same-node/ipv4", "same-node/ipv6"}, tunnel.VirtualLoads, flowLoads),
 		QuickLoads: []string{"same-node/ipv4", "flows/uniform-10k"},
+		LongLoads:  longLoads,
 		Run:        run,
 	})
 }
@@ -60,7 +62,9 @@ func run(ctx context.Context, r *bench.Run) error {
 		"policy left out")
 	for _, load := range r.Loads() {
 		run := runLoad
-		if strings.HasPrefix(load, flowPrefix) {
+		if path.IsLong(load) {
+			run = runLong
+		} else if strings.HasPrefix(load, flowPrefix) {
 			run = runFlows
 		} else if slices.Contains(tunnel.VirtualLoads, load) {
 			run = tunnel.RunVirtual
@@ -107,6 +111,9 @@ func open(c config, virtual [2]netip.Addr) (*ground, error) {
 		return nil, err
 	}
 	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.destination(), Group: g.group}
+	if g.kerb != nil {
+		g.path.Agents = []*node.Node{g.kerb.node}
+	}
 	g.Later(g.path.Close)
 	return g, g.CloseOn(g.path.Open())
 }

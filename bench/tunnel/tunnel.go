@@ -86,8 +86,13 @@ func runConfigs(ctx context.Context, r *bench.Run, name string, all []config) er
 		}
 		var g *ground
 		trials = append(trials, bench.Trial{Config: c.name,
-			Open:    func() (_ io.Closer, err error) { g, err = open(c, loads[name], i); return g, err },
-			Measure: func(context.Context) ([]bench.Sample, error) { return g.path.Measure(r.Quick) }})
+			Open: func() (_ io.Closer, err error) { g, err = open(c, loads[name], i); return g, err },
+			Measure: func(context.Context) ([]bench.Sample, error) {
+				if r.Scale > 0 {
+					return g.path.MeasurePublished(r, c.name, name)
+				}
+				return g.path.Measure(r.Quick)
+			}})
 	}
 	return r.Interleave(ctx, name, trials...)
 }
@@ -152,7 +157,7 @@ func (g *ground) build(prefix string, c config) (err error) {
 	if err := c.raise(g); err != nil {
 		return err
 	}
-	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group}
+	g.path = &path.Path{Client: g.client, Server: g.server, Address: g.addr(g.server), Group: g.group, Agents: g.agents}
 	if g.virtual && c.name != "direct" {
 		g.path.Address = g.virtualOf(1)
 	}

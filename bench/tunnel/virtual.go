@@ -4,12 +4,14 @@ package tunnel
 
 import (
 	"context"
+	"io"
 	"net/netip"
 	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/bench/internal/contender"
+	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
@@ -35,6 +37,21 @@ var virtualConfigs = []config{
 // RunVirtual runs loads of VirtualLoads, also for other experiments.
 func RunVirtual(ctx context.Context, r *bench.Run, load string) error {
 	return runConfigs(ctx, r, load, virtualConfigs)
+}
+
+// RunLong runs loads of path.LongLoads with the server on another node, by its virtual IPv4 address.
+func RunLong(ctx context.Context, r *bench.Run, load string) error {
+	var ways []path.Way
+	for i, c := range virtualConfigs {
+		ways = append(ways, path.Way{Config: c.name, Open: func() (*path.Path, io.Closer, error) {
+			g, err := open(c, loads[VirtualLoads[0]], i)
+			if err != nil {
+				return nil, nil, err
+			}
+			return g.path, g, nil
+		}})
+	}
+	return path.RunLong(ctx, r, load, ways)
 }
 
 // virtualOf is a service's virtual address in the family of the load.

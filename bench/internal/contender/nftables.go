@@ -25,7 +25,8 @@ type Port struct {
 }
 
 // Ports are those that path needs.
-var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort}}
+var Ports = []Port{{"tcp", path.StreamPort}, {"udp", path.StreamPort}, {"tcp", path.TripPort},
+	{"udp", path.TripPort}}
 
 // NFTables are the rules of kube-proxy's nftables mode: one map look-up finds the service by its virtual address, a
 // chain of its own the endpoint, which is the server.

@@ -19,6 +19,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 )
 
@@ -31,8 +32,9 @@ const (
 // Path leads from a client to a server.
 type Path struct {
 	Client, Server *netlab.Host
-	Address        netip.Addr // where the client finds the server
-	Group          *Group     // counts CPU time; processes that forward in user space belong into it too
+	Address        netip.Addr   // where the client finds the server
+	Group          *Group       // counts CPU time; processes that forward in user space belong into it too
+	Agents         []*node.Node // of Kerb: their CPU time and memory count, too
 	iperf          *exec.Cmd
 	said           bytes.Buffer
 }
@@ -214,7 +216,7 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 	return pair.Throughput(duration)
 }
 
-// cost is the CPU time of TCP at 100 Mbit/s, in cores. iperf3's start and end are left out.
+// cost is the CPU time of TCP at 100 Mbit/s, in cores, of Kerb's agents, too. iperf3's start and end are left out.
 func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
 	defer cancel()
@@ -227,9 +229,9 @@ func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	}
 	time.Sleep(calm)
 	start := time.Now()
-	before, err := p.Group.CPU()
+	before, err := p.allCPU()
 	time.Sleep(duration)
-	after, err2 := p.Group.CPU()
+	after, err2 := p.allCPU()
 	elapsed := time.Since(start)
 	err3 := cmd.Wait()
 	_, err3 = parse(out.Bytes(), err3)

@@ -98,6 +98,11 @@ func sockaddr(ap netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(ap.Port()), Addr: ap.Addr().As16()}
 }
 
+// SetBuffer sets how many bytes may wait for Receive; the kernel charges each datagram with more than its size.
+func (b *Batch) SetBuffer(bytes int) error {
+	return unix.SetsockoptInt(b.fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, bytes)
+}
+
 // Len is the number of datagrams a call takes at most.
 func (b *Batch) Len() int { return len(b.msgs) }
 
