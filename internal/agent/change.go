@@ -203,7 +203,7 @@ const drainPeriod = 200 * time.Millisecond
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
 // makes t the agent's current state. After an error both are as before, unless it is an *apply.RollbackError.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
-	p.Expedite = a.expedite && !deliversInTime(t.modules)
+	a.dp.PermitExpedite(a.expedite && !deliversInTime(t.modules))
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 && !p.DryRun {

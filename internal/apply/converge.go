@@ -19,8 +19,6 @@ type Policy struct {
 	DryRun bool
 	// Verify is for a dry run: what would be new is created, and so verified, and removed again. Nothing is attached.
 	Verify bool
-	// Expedite permits expedited RCU grace periods while many points change.
-	Expedite bool
 	// Commit is called when all points run what is desired, before anything is removed. After its error the change is
 	// undone.
 	Commit func() error
@@ -52,7 +50,7 @@ func Converge(k Kernel, want plan.Desired, p Policy, log *slog.Logger) (r Result
 		return r, nil
 	}
 	begin := time.Now()
-	e := &execution{kernel: k, log: log, skip: p.Skip, expedite: p.Expedite, busy: map[chain.Point]error{}}
+	e := &execution{kernel: k, log: log, skip: p.Skip, busy: map[chain.Point]error{}}
 	if p.DryRun {
 		if err := e.run(slices.DeleteFunc(slices.Clone(r.Steps), changesPackets)); err != nil {
 			return r, err

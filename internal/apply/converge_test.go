@@ -58,12 +58,12 @@ var (
 
 // strict is the policy of a change: busy points are errors.
 func strict() apply.Policy {
-	return apply.Policy{Expedite: true, Skip: func(chain.Point) bool { return false }, Commit: func() error { return nil }}
+	return apply.Policy{Skip: func(chain.Point) bool { return false }, Commit: func() error { return nil }}
 }
 
 // lenient is the policy of a reconciliation.
 func lenient() apply.Policy {
-	return apply.Policy{Expedite: true, Skip: func(chain.Point) bool { return true }, Commit: func() error { return nil }}
+	return apply.Policy{Skip: func(chain.Point) bool { return true }, Commit: func() error { return nil }}
 }
 
 func converge(k *fake.Kernel, want plan.Desired, p apply.Policy) (apply.Result, error) {
@@ -315,20 +315,6 @@ func TestOrderOfCalls(t *testing.T) {
 	}
 	if _, err := converge(k, after, p); err != nil || !committed {
 		t.Errorf("committed %t: %v", committed, err)
-	}
-}
-
-// Grace periods are expedited while points change, unless the policy does not permit it.
-func TestExpedite(t *testing.T) {
-	for _, permitted := range []bool{true, false} {
-		k, p := fake.New(1, 2, 3, 4), strict()
-		p.Expedite = permitted
-		if _, err := converge(k, before, p); err != nil {
-			t.Fatal(err)
-		}
-		if got := k.Expedites > 0; got != permitted {
-			t.Errorf("permitted %v: expedited %v", permitted, got)
-		}
 	}
 }
 

@@ -18,14 +18,13 @@ import (
 // execution executes steps and records how to undo them. Removals come last and only after the change is committed:
 // they cannot be undone, and nothing depends on them.
 type execution struct {
-	kernel   Kernel
-	log      *slog.Logger
-	skip     func(chain.Point) bool // see Policy
-	expedite bool                   // see Policy
-	busy     map[chain.Point]error  // the points that were skipped
-	gone     []chain.Point          // the points that vanished
-	undo     []func() error
-	cleanup  []plan.Step
+	kernel  Kernel
+	log     *slog.Logger
+	skip    func(chain.Point) bool // see Policy
+	busy    map[chain.Point]error  // the points that were skipped
+	gone    []chain.Point          // the points that vanished
+	undo    []func() error
+	cleanup []plan.Step
 }
 
 // run executes the steps up to the removals. After an error the kernel is as it was before, unless it is a
@@ -76,7 +75,7 @@ func (e *execution) createChains(steps []plan.Step) error {
 // executeAll executes the steps of one phase in order. A vanished attach point is noted and skipped, a busy one only if
 // the caller permits it; any other error ends the phase.
 func (e *execution) executeAll(steps []plan.Step) (err error) {
-	if a := steps[0].Action; e.expedite && (a == plan.Attach || a == plan.Detach) {
+	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
 		restore := e.kernel.Expedite(len(steps))
 		defer func() { err = errors.Join(err, restore()) }()
 	}

@@ -77,7 +77,7 @@ func (b *Bound) SetValues(module, mapSet, id string) error {
 	if err := g.setValues(id, b.settle); err != nil {
 		return fmt.Errorf("module %s: %w", module, err)
 	}
-	b.grace = newGrace()
+	b.grace = b.newGrace()
 	return nil
 }
 

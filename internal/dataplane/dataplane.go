@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -38,6 +39,8 @@ type Dataplane struct {
 	counts countReader
 	tracer *tracer // of the sessions of traces that run
 	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
+
+	mayExpedite atomic.Bool
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.

@@ -11,12 +11,16 @@ import (
 )
 
 // Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all
-// network configuration held: 500 services would take more than ten seconds. While many points change, the kernel is
-// asked for expedited grace periods, which interrupt the other CPUs but take well under a millisecond.
+// network configuration held: 500 services would take more than ten seconds. While many points change, and after values
+// have changed, the kernel is asked for expedited grace periods, which interrupt the other CPUs but take well under a
+// millisecond.
 const (
 	expeditedFile = "/sys/kernel/rcu_expedited"
 	manyPoints    = 16 // a quarter of a second
 )
+
+// PermitExpedite permits expedited grace periods from now on, or forbids them.
+func (d *Dataplane) PermitExpedite(may bool) { d.mayExpedite.Store(may) }
 
 // Expedite prepares for a number of points to be attached or detached. The caller calls restore when they are. If the
 // agent is killed in between, the next one restores what a note in the run directory tells. Without the right to write
@@ -32,7 +36,7 @@ func (d *Dataplane) Expedite(points int) (restore func() error) {
 // note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
 func (d *Dataplane) expedite() (restore func() error) {
 	none := func() error { return nil }
-	if d.opts.Run == "" {
+	if d.opts.Run == "" || !d.mayExpedite.Load() {
 		return none
 	}
 	before, err := os.ReadFile(expeditedFile)

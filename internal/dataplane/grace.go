@@ -15,14 +15,20 @@ type grace struct {
 	err  error // read after over
 }
 
-// newGrace starts to wait. The result is needed milliseconds later at the earliest, by the next change of values.
-func newGrace() *grace {
+// newGrace starts to wait, so that the next change of values need not.
+func (d *Dataplane) newGrace() *grace {
 	g := &grace{over: make(chan struct{})}
 	go func() {
 		defer close(g.over)
-		g.err = awaitPackets()
+		g.err = d.awaitExpedited()
 	}()
 	return g
+}
+
+// awaitExpedited is awaitPackets, expedited if that is permitted.
+func (d *Dataplane) awaitExpedited() error {
+	restore := d.expedite()
+	return errors.Join(awaitPackets(), restore())
 }
 
 // isOver reports whether all those packets have passed; after an error of the kernel it never does.
@@ -44,13 +50,12 @@ func (d *Dataplane) settle() error {
 	if d.grace.isOver() {
 		return nil
 	}
-	restore := d.expedite()
-	err := awaitPackets()
-	if err == nil {
-		d.grace = &grace{over: make(chan struct{})}
-		close(d.grace.over)
+	if err := d.awaitExpedited(); err != nil {
+		return err
 	}
-	return errors.Join(err, restore())
+	d.grace = &grace{over: make(chan struct{})}
+	close(d.grace.over)
+	return nil
 }
 
 // awaitPackets returns when every packet that was under way has passed. Tests replace it.

@@ -33,7 +33,6 @@ type Kernel struct {
 	FailAt     int                   // the number of the call that fails without effect, from 1; 0 for none
 	KillAt     int                   // as FailAt; all later calls fail, too
 	OnCall     func(call string)     // called before each call that changes the kernel; may be nil
-	Expedites  int                   // calls of Expedite
 	expedited  int                   // of them, without restore
 	mu         sync.Mutex            // CreateChain is called concurrently
 	maps       map[string]string     // the values of map sets, empty for those without, by MODULE/ID
@@ -267,9 +266,8 @@ func (k *Kernel) Detach(p chain.Point) error {
 	return nil
 }
 
-// Expedite counts: restore has to be called.
+// Expedite notes that restore has to be called.
 func (k *Kernel) Expedite(int) (restore func() error) {
-	k.Expedites++
 	k.expedited++
 	return func() error {
 		k.expedited--
