@@ -9,6 +9,7 @@ import (
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/counter"
 	"github.com/kerb-edge/kerb/modules/firewall"
+	"github.com/kerb-edge/kerb/modules/flows"
 	"github.com/kerb-edge/kerb/modules/intercept"
 	"github.com/kerb-edge/kerb/modules/nat"
 	"github.com/kerb-edge/kerb/modules/proxy"
@@ -23,6 +24,7 @@ func controls() map[string]sdk.Control {
 		"classifier":  classifier.Control(),
 		"counter":     counter.Control(),
 		"firewall":    firewall.Control(),
+		"flows":       flows.Control(),
 		"intercept":   intercept.Control(),
 		"nat":         nat.Control(),
 		"proxy":       proxy.Control(),

@@ -24,8 +24,8 @@ import (
 	"github.com/kerb-edge/kerb/modules/tunnel"
 )
 
-var builtins = []string{"accelerator", "classifier", "counter", "firewall", "intercept", "nat", "proxy", "responder",
-	"tunnel"}
+var builtins = []string{"accelerator", "classifier", "counter", "firewall", "flows", "intercept", "nat", "proxy",
+	"responder", "tunnel"}
 
 // All of the built-in modules together, with KERB_COMBINATIONS=1 every two and every three, too, in the default order,
 // on a client and servers on its own node and on another one: each connection works, by each address, in both families,

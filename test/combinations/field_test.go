@@ -35,7 +35,7 @@ const (
 )
 
 // notFirewall are packages that data may bypass which the accelerator moves; firewalls see all of it.
-var notFirewall = []string{"classifier", "counter", "intercept", "nat", "proxy", "responder", "tunnel"}
+var notFirewall = []string{"classifier", "counter", "flows", "intercept", "nat", "proxy", "responder", "tunnel"}
 
 // plans are the networks of services by node.
 var plans = [2][2]netip.Prefix{

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+
+//go:build ignore
+
+/* Records who talks to whom: packets and bytes of each flow in both directions, and of TCP the
+ * handshake's round trip and retransmits. Every packet passes. */
+#include "tcp.h"
+
+KERB_LICENSE("Dual BSD/GPL");
+
+static __always_inline void flows_map4(struct flows_addr *to, __be32 addr)
+{
+	to->word[2] = bpf_htonl(0xffff);
+	to->word[3] = addr;
+}
+
+/* Addresses and ports of a packet as a key. Whether they could be read. */
+static __always_inline bool flows_read(const struct kerb_pkt *pkt, struct flows_key *key,
+				       __u32 side)
+{
+	struct flows_addr *src = side == FLOWS_EGRESS ? &key->local : &key->remote;
+	struct flows_addr *dst = side == FLOWS_EGRESS ? &key->remote : &key->local;
+	struct iphdr *ip4 = kerb_ip4(pkt);
+	struct ipv6hdr *ip6;
+	__be16 *ports;
+
+	key->ifindex = pkt->ifindex;
+	key->proto = pkt->proto;
+	key->family = pkt->family;
+	if (ip4) {
+		flows_map4(src, ip4->saddr);
+		flows_map4(dst, ip4->daddr);
+	} else {
+		ip6 = kerb_ip6(pkt);
+		if (!ip6)
+			return false;
+		*src = *(struct flows_addr *)&ip6->saddr;
+		*dst = *(struct flows_addr *)&ip6->daddr;
+	}
+	if (!(pkt->flags & KERB_F_L4) || (pkt->proto != IPPROTO_TCP && pkt->proto != IPPROTO_UDP))
+		return true;
+	ports = kerb_at(pkt, pkt->l4, 2 * sizeof(*ports));
+	if (!ports)
+		return false;
+	key->local_port = ports[side];
+	key->remote_port = ports[!side];
+	return true;
+}
+
+static __always_inline void flows_unreadable(const struct kerb_pkt *pkt)
+{
+	struct flows_service *s = flows_service_of(pkt->ifindex);
+
+	if (!s)
+		return;
+	flows_add(&s->unreadable, 1);
+	flows_add(&s->unreadable_bytes, pkt->len);
+}
+
+static __always_inline void flows_count_tcp(const struct kerb_pkt *pkt, struct flows_value *v,
+					    __u32 side)
+{
+	struct tcphdr *tcp = kerb_tcp(pkt);
+	struct flows_segment s;
+	__u32 header;
+
+	if (!tcp)
+		return;
+	header = tcp->doff * 4;
+	s.seq = bpf_ntohl(tcp->seq);
+	s.ack = bpf_ntohl(tcp->ack_seq);
+	s.flags = ((__u8 *)tcp)[13];
+	s.syn = tcp->syn;
+	s.space = (pkt->l4_len > header ? pkt->l4_len - header : 0) + tcp->syn + tcp->fin;
+	flows_tcp(v, &v->side[side], &v->side[!side], side, &s);
+}
+
+static __always_inline int flows_count(struct kerb_pkt *pkt, __u32 side)
+{
+	struct flows_key key = {};
+	struct flows_value *v;
+
+	if (pkt->outcome == KERB_PARSE_NOT_IP)
+		return KERB_NEXT;
+	kerb_forget(pkt);
+	if (pkt->outcome != KERB_PARSE_OK || !flows_read(pkt, &key, side)) {
+		flows_unreadable(pkt);
+		return KERB_NEXT;
+	}
+	v = flows_find(&key, side, pkt->len);
+	if (!v)
+		return KERB_NEXT;
+	flows_add(&v->side[side].packets, 1);
+	flows_add(&v->side[side].bytes, pkt->len);
+	v->side[side].last = kerb_now();
+	if (key.proto == IPPROTO_TCP)
+		flows_count_tcp(pkt, v, side);
+	return KERB_NEXT;
+}
+
+KERB_EGRESS(pkt)
+{
+	return flows_count(pkt, FLOWS_EGRESS);
+}
+
+KERB_INGRESS(pkt)
+{
+	return flows_count(pkt, FLOWS_INGRESS);
+}

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package flows
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cilium/ebpf"
+)
+
+const (
+	sweepEvery = 2 * time.Second
+	endedIdle  = 3 * time.Second // of a TCP connection that is over
+	urgentIdle = 2 * time.Second // of any flow, while a service has more than three quarters of its room in use
+)
+
+// Run adds what flows carry to the hour, and takes out those that are idle.
+func (g *running) Run(ctx context.Context) {
+	tick := time.NewTicker(sweepEvery)
+	defer tick.Stop()
+	for {
+		if err := g.sweep(time.Now(), monotonic()); err != nil {
+			slog.Warn("flows: sweep failed", "module", g.Module, "error", err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// sweep is one round of Run. now and clock are the same time by different clocks.
+func (g *running) sweep(now time.Time, clock uint64) error {
+	used, err := g.usages()
+	if err != nil {
+		return err
+	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.hour.turn(now)
+	places := g.interfaces()
+	gone := g.missing(places, used)
+	g.miss(places, used)
+	if err := g.walk(places, gone, used, clock); err != nil {
+		return err
+	}
+	for ifindex := range gone {
+		if !g.gone[ifindex] {
+			continue // it may be one that is only being registered
+		}
+		if err := errors.Join(g.Maps.Delete(mapServices, ifindex), g.Maps.Delete(mapRemoved, ifindex)); err != nil {
+			return err
+		}
+	}
+	g.gone = gone
+	return nil
+}
+
+func (g *running) interfaces() map[uint32]place {
+	out := map[uint32]place{}
+	for _, at := range g.Attachments() {
+		out[at.Ifindex] = place{at.Service, at.Interface}
+	}
+	return out
+}
+
+// missing returns interfaces with entries that are not among the attachments.
+func (g *running) missing(places map[uint32]place, used map[uint32]usage) map[uint32]bool {
+	gone := map[uint32]bool{}
+	for ifindex := range used {
+		if _, there := places[ifindex]; !there && ifindex != 0 {
+			gone[ifindex] = true
+		}
+	}
+	return gone
+}
+
+// miss adds to the hour what packets found no room since the sweep before.
+func (g *running) miss(places map[uint32]place, used map[uint32]usage) {
+	before := g.before
+	g.before = used
+	if before == nil {
+		return
+	}
+	for ifindex, u := range used {
+		b, ok := before[ifindex]
+		if !ok || u.Unrecorded < b.Unrecorded || u.Unreadable < b.Unreadable {
+			b = usage{} // of another interface with the same number
+		}
+		if u.Unrecorded == b.Unrecorded && u.Unreadable == b.Unreadable {
+			continue
+		}
+		p := places[ifindex]
+		l := g.hour.lost[p]
+		l.add(lost{unrecorded: u.Unrecorded - b.Unrecorded, unrecordedBytes: u.UnrecordedBytes - b.UnrecordedBytes,
+			unreadable: u.Unreadable - b.Unreadable, unreadableBytes: u.UnreadableBytes - b.UnreadableBytes})
+		g.hour.miss(p, l)
+	}
+}
+
+// walk goes through the table, and writes how many entries have been taken out. That follows from the entries that are
+// left, so that it is right again after a crash. used is from before: an entry that is made meanwhile counts as one
+// that is held twice, until the next sweep.
+func (g *running) walk(places map[uint32]place, gone map[uint32]bool, used map[uint32]usage, clock uint64) error {
+	held, known := map[uint32]uint64{}, map[key]carried{}
+	var idle []key
+	for _, u := range used {
+		if u.held() > 0 {
+			err := g.each(func(k key, v *value) {
+				g.take(places, k, v, known)
+				if g.isIdle(k, v, used[k.Ifindex], gone, clock) {
+					idle = append(idle, k)
+				} else {
+					held[k.Ifindex]++
+				}
+			})
+			if err != nil {
+				return err
+			}
+			break
+		}
+	}
+	for _, k := range idle {
+		if stays, err := g.remove(places, k, known); err != nil {
+			return err
+		} else if stays {
+			held[k.Ifindex]++
+		}
+	}
+	g.known = known
+	for ifindex, u := range used {
+		removed := max(u.Created, held[ifindex]) - held[ifindex]
+		if removed == u.removed {
+			continue
+		}
+		if err := g.Maps.Put(mapRemoved, ifindex, removed); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// take adds to the hour what a flow has carried since it was read last.
+func (g *running) take(places map[uint32]place, k key, v *value, known map[key]carried) {
+	p, there := places[k.Ifindex]
+	total := carriedBy(v)
+	news := total.since(g.known[k])
+	known[k] = total
+	if !there || news == (carried{}) {
+		return
+	}
+	t := talker{place: p, remote: k.Remote, proto: k.Proto, initiator: v.Initiator & 1}
+	if port := k.RemotePort; t.initiator == egress {
+		t.port = uint16(port[0])<<8 | uint16(port[1])
+	} else {
+		t.port = uint16(k.LocalPort[0])<<8 | uint16(k.LocalPort[1])
+	}
+	g.hour.add(t, &news, len(places))
+}
+
+func (g *running) isIdle(k key, v *value, u usage, gone map[uint32]bool, clock uint64) bool {
+	after := g.idle
+	if v.ended() {
+		after = min(after, endedIdle)
+	}
+	if u.held() > g.quota/4*3 {
+		after = min(after, urgentIdle)
+	}
+	last := v.last()
+	return gone[k.Ifindex] && g.gone[k.Ifindex] || clock > last && clock-last > uint64(after)
+}
+
+// remove takes a flow out, unless it has had packets meanwhile.
+func (g *running) remove(places map[uint32]place, k key, known map[key]carried) (stays bool, err error) {
+	var v value
+	switch err := g.Maps[mapFlows].Lookup(k, &v); {
+	case errors.Is(err, ebpf.ErrKeyNotExist):
+		return false, nil
+	case err != nil:
+		return false, fmt.Errorf("read map %s: %w", mapFlows, err)
+	}
+	if carriedBy(&v) != known[k] {
+		return true, nil // what it has carried is for the next sweep
+	}
+	delete(known, k)
+	return false, g.Maps.Delete(mapFlows, k)
+}

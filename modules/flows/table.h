@@ -1,0 +1,172 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/* The flows that are held: one entry for both directions, by interface, protocol, addresses and
+ * ports. The ends are named as the interface sees them (local is the service), so that a packet of
+ * either direction finds its entry by one lookup; which end began is in the entry. */
+#ifndef FLOWS_TABLE_H
+#define FLOWS_TABLE_H
+
+#include <stdbool.h>
+#include <kerb/module.h>
+
+#define FLOWS_EGRESS  0
+#define FLOWS_INGRESS 1
+
+/* Flows that an interface may hold at a time. Those of another one do not take its room. */
+KERB_CONFIG(__u32, quota, 1024);
+
+struct flows_addr {
+	__be32 word[4]; /* IPv4 as ::ffff:a.b.c.d */
+};
+
+/* No padding. */
+struct flows_key {
+	__u32 ifindex;
+	__u8 proto;
+	__u8 family; /* 4 or 6 */
+	__u16 zero;
+	/* of TCP and UDP; 0: another protocol, or a later fragment */
+	__be16 local_port, remote_port;
+	struct flows_addr local, remote;
+};
+
+/* What one direction has carried. A cache line of its own: the directions of a flow are often on
+ * different CPUs. packets to replied are added to atomically, so they are exact. The rest is
+ * written without a lock: where two CPUs have packets of the same direction at the same time, a
+ * retransmit may be missed or counted twice. */
+struct flows_side {
+	__u64 packets, bytes; /* bytes of frames */
+	__u64 dropped;	      /* packets of these that a module dropped */
+	__u64 replied;	      /* packets of these that a module answered */
+	__u64 last;	      /* ns, CLOCK_MONOTONIC */
+	__u64 opened;	      /* ns, CLOCK_MONOTONIC: when its SYN or SYN/ACK was sent */
+	__u32 next;	      /* sequence number behind the last new byte, host byte order */
+	__u32 retransmits;
+	__u8 tcp_flags;	  /* all so far, of this connection */
+	__u8 known;	  /* next is */
+	__u8 drop_place;  /* of the module in the chain that dropped last */
+	__u8 drop_reason; /* enum kerb_drop_reason */
+	__u32 zero;
+};
+
+enum flows_handshake {
+	FLOWS_UNKNOWN = 0, /* no SYN was seen */
+	FLOWS_SYN = 1,
+	FLOWS_SYN_ACK = 2,
+	FLOWS_DONE = 3,
+	FLOWS_AMBIGUOUS = 4, /* repeated: which one was answered is not known (Karn) */
+};
+
+struct flows_value {
+	struct flows_side side[2]; /* by direction */
+	__u64 first;		   /* ns, CLOCK_MONOTONIC; 0: the entry is being made */
+	__u64 to_responder;	   /* ns from SYN to SYN/ACK; 0: not measured */
+	__u64 to_initiator;	   /* ns from SYN/ACK to its ACK; 0: not measured */
+	__u32 connections;	   /* TCP connections that began with these ports */
+	__u8 initiator;		   /* direction of the packets of the end that began */
+	__u8 handshake;		   /* enum flows_handshake */
+	__u16 zero;
+};
+
+/* Written by packets, and by the control plane, which takes out what is idle. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 32768);
+	__type(key, struct flows_key);
+	__type(value, struct flows_value);
+} flows SEC(".maps");
+
+/* A new entry. Never written: 160 bytes of the stack are too many in a chain with a firewall. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flows_value);
+} flows_blank SEC(".maps");
+
+/* What an interface has made, and what could not be held. Added to atomically by packets. */
+struct flows_service {
+	__u64 created;			       /* entries of flows */
+	__u64 unrecorded, unrecorded_bytes;    /* over the quota, or the table is full */
+	__u64 unreadable, unreadable_bytes;    /* IP packets whose headers do not parse */
+};
+
+#define FLOWS_INTERFACES 4096
+
+/* By interface. Entry 0, which the control plane makes, is for those that found no room. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FLOWS_INTERFACES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, struct flows_service);
+} flows_services SEC(".maps");
+
+/* Entries of flows that the control plane has taken out, by interface. It alone writes this. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, FLOWS_INTERFACES);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, __u32);
+	__type(value, __u64);
+} flows_removed SEC(".maps");
+
+static __always_inline void flows_add(__u64 *to, __u64 n)
+{
+	__sync_fetch_and_add(to, n);
+}
+
+static __always_inline struct flows_service *flows_service_of(__u32 ifindex)
+{
+	struct flows_service none = {}, *s = bpf_map_lookup_elem(&flows_services, &ifindex);
+	__u32 zero = 0;
+
+	if (s)
+		return s;
+	bpf_map_update_elem(&flows_services, &ifindex, &none, BPF_NOEXIST);
+	s = bpf_map_lookup_elem(&flows_services, &ifindex);
+	return s ? s : bpf_map_lookup_elem(&flows_services, &zero);
+}
+
+/* Makes an entry, if the interface has room. Another CPU may be making it, too. */
+static __always_inline struct flows_value *flows_create(const struct flows_key *key,
+							struct flows_service *s, __u32 side)
+{
+	__u32 zero = 0, ifindex = key->ifindex;
+	__u64 *removed = bpf_map_lookup_elem(&flows_removed, &ifindex);
+	struct flows_value *v = bpf_map_lookup_elem(&flows_blank, &zero);
+
+	if (!v || s->created - (removed ? *removed : 0) >= quota)
+		return 0;
+	if (!bpf_map_update_elem(&flows, key, v, BPF_NOEXIST)) {
+		flows_add(&s->created, 1);
+		v = bpf_map_lookup_elem(&flows, key);
+		if (v) {
+			v->initiator = side;
+			v->first = kerb_now();
+		}
+		return v;
+	}
+	return bpf_map_lookup_elem(&flows, key);
+}
+
+/* The entry of a packet, or NULL: then it was counted as not recorded. */
+static __always_inline struct flows_value *flows_find(const struct flows_key *key, __u32 side,
+						      __u32 len)
+{
+	struct flows_value *v = bpf_map_lookup_elem(&flows, key);
+	struct flows_service *s;
+
+	if (v)
+		return v;
+	s = flows_service_of(key->ifindex);
+	if (!s)
+		return 0;
+	v = flows_create(key, s, side);
+	if (!v) {
+		flows_add(&s->unrecorded, 1);
+		flows_add(&s->unrecorded_bytes, len);
+	}
+	return v;
+}
+
+#endif

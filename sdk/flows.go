@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package sdk
+
+import "github.com/kerb-edge/kerb/api/v1alpha1"
+
+// FlowRecords is the answer to GET flows of a module that records flows, a route that its manifest lists in queries.
+// Its parameters are those of v1alpha1.FlowsRequest but for follow, and after, which selects flows with packets since
+// then: Now of an earlier answer.
+type FlowRecords struct {
+	Now     uint64                  `json:"now"` // ns, CLOCK_MONOTONIC
+	Flows   []FlowRecord            `json:"flows"`
+	Missing []v1alpha1.MissingFlows `json:"missing,omitempty"`
+}
+
+// FlowRecord is a flow as the module knows it. The agent fills in names that modules do not know.
+type FlowRecord struct {
+	v1alpha1.Flow
+	// Drop is the last drop; nil if there was none.
+	Drop *FlowDrop `json:"drop,omitempty"`
+}
+
+// FlowDrop is a drop by its numbers.
+type FlowDrop struct {
+	Direction string `json:"direction"` // of the chain, egress or ingress
+	Place     uint8  `json:"place"`     // of the module in its chain, from 0
+	Reason    uint8  `json:"reason"`    // enum kerb_drop_reason, or the module's own
+}
