@@ -45,7 +45,7 @@ func TestMemory(t *testing.T) {
 	atMost(t, "VmRSS of the idle agent", maxIdle, func() (int64, error) { return resident(n.PID()) })
 
 	packages, err := fs.Glob(modules.Packages(), "*/kerb.yaml")
-	if err != nil || len(packages) != 9 {
+	if err != nil || len(packages) != 10 {
 		t.Fatal(packages, err)
 	}
 	n.Apply(node.Service(n.Host("web")))
