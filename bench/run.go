@@ -51,6 +51,8 @@ type Run struct {
 	Scale float64
 	// Configs are the ones to measure; none stands for all.
 	Configs []string
+	// ServerCPUs is how many CPUs the servers of an experiment have that divides them; 0 stands for half of all.
+	ServerCPUs int
 	// Expected is how long the run takes, for its progress; 0 if that is unknown.
 	Expected time.Duration
 

@@ -11,13 +11,14 @@ import (
 )
 
 // `kerb bench mesh` is the matrix of Simas 2025: two pods of a node that talk by a service's address, without a
-// mesh and through three kinds of them, plain and with the accelerator.
+// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator. Ambient is left out.
 
 func init() {
 	e := newVariant(mesh)
 	bench.Register(bench.Experiment{
-		Name:       "mesh",
-		Short:      "connections by a service's address, without a mesh and through three kinds, plain and accelerated",
+		Name: "mesh",
+		Short: "connections by a service's address, without a mesh, past the node's stack and through sidecars, plain and " +
+			"accelerated",
 		Baseline:   "plain",
 		Loads:      meshLoads(),
 		QuickLoads: []string{"none/echo", "cilium-like/mqtt-qos1", "sidecar/echo"},

@@ -18,11 +18,15 @@ import (
 
 func init() { bench.RegisterCommand(command) }
 
+// divides is the experiment that divides the CPUs among client and servers.
+const divides = "responder"
+
 // flags are what was typed.
 type flags struct {
 	short, quick                           bool
 	tables                                 []string
 	resume, report, out, figures, linkedIn string
+	serverCPUs                             int
 }
 
 func command() *cobra.Command {
@@ -63,8 +67,10 @@ func command() *cobra.Command {
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
 	cmd.Flags().StringVar(&f.figures, "figures", "", "draw the figures of the work (SVG) into this directory")
 	cmd.Flags().StringVar(&f.linkedIn, "link", "", "have the printed tables show figures in this directory")
+	cmd.Flags().IntVar(&f.serverCPUs, "server-cpus", 0, "weinhold: CPUs of the servers; the client has all others "+
+		"(default half)")
 	cmd.MarkFlagsMutuallyExclusive("short", "quick")
-	for _, other := range []string{"short", "quick", "tables", "resume"} {
+	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus"} {
 		cmd.MarkFlagsMutuallyExclusive("report", other)
 	}
 	return cmd
@@ -113,12 +119,16 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 	if f.report != "" {
 		return readReport(f.report, w)
 	}
+	if f.serverCPUs != 0 && !slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides }) {
+		return nil, fmt.Errorf("--server-cpus is of no use: no table of %s has a client and servers with CPUs of their own",
+			w.Name)
+	}
 	ctx := cmd.Context()
 	if ctx == nil {
 		ctx = context.Background()
 	}
 	return request{work: w, mode: f.mode(), tables: f.tables, resume: resume(f.resume),
-		progress: cmd.ErrOrStderr()}.run(ctx)
+		serverCPUs: f.serverCPUs, progress: cmd.ErrOrStderr()}.run(ctx)
 }
 
 // list prints all works, with what each table shows and the time that it takes.

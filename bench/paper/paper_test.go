@@ -222,13 +222,15 @@ func TestBadInput(t *testing.T) {
 		return " --report " + dir("r", `{"work":"weinhold","mode":"short","parts":[`+parts+`]}`) + "/r"
 	}
 	for args, want := range map[string]string{
-		"paper neumann":                              `no work is called "neumann"; there are`,
-		"paper weinhold --tables 9":                  `weinhold has no table "9"; it has times, loss, threads`,
-		"paper weinhold --quick --short":             "none of the others",
-		"paper weinhold --report " + file:            "is no report",
-		"paper toy" + kept(""):                       `no work is called "toy"`,
-		"paper weinhold" + kept(`{"table":"z"}`):     `"z"`,
-		"paper weinhold" + kept(`{"table":"times"}`): "complete",
+		"paper neumann":                                      `no work is called "neumann"; there are`,
+		"paper weinhold --tables 9":                          `weinhold has no table "9"; it has times, loss, threads`,
+		"paper weinhold --quick --short":                     "none of the others",
+		"paper weinhold --report " + file:                    "is no report",
+		"paper simas --server-cpus 1":                        "no table of simas has a client and servers",
+		"paper weinhold --tables threads --server-cpus 4096": "--server-cpus 4096: of the",
+		"paper toy" + kept(""):                               `no work is called "toy"`,
+		"paper weinhold" + kept(`{"table":"z"}`):             `"z"`,
+		"paper weinhold" + kept(`{"table":"times"}`):         "complete",
 		"paper weinhold --report " + filepath.Join(dir("r", `{"work":"toy","mode":"short"}`), "r"): `of "toy"`,
 	} {
 		cmd := bench.Command()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"embed"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,27 +25,32 @@ type tools struct {
 
 var sources = []string{"src/client.c", "src/server.c", "src/afxdp.c", "src/stream.c"}
 
-func compile(ctx context.Context) (*tools, error) {
+// compile gives servers so many CPUs, 0: half of all.
+func compile(ctx context.Context, serverCPUs int) (*tools, error) {
+	all, err := bench.CPUs()
+	if err != nil {
+		return nil, err
+	}
 	t := &tools{}
-	err := t.divide()
+	t.clients, t.others, err = divide(all, serverCPUs)
 	if err == nil {
 		t.Programs, err = bench.Compile(ctx, nil, files, sources...)
 	}
 	return t, err
 }
 
-// divide gives the client the lower half of the CPUs and servers the upper one.
-func (t *tools) divide() error {
-	all, err := bench.CPUs()
-	if err != nil {
-		return err
+// divide gives servers the last CPUs, 0: the upper half, and the client the others.
+func divide(all []int, servers int) (client, others []int, err error) {
+	if len(all) < 2 {
+		return nil, nil, errors.New("client and server need two CPUs, this machine has one")
 	}
-	half := len(all) / 2
-	if half == 0 {
-		return errors.New("client and server need two CPUs, this machine has one")
+	if servers == 0 {
+		servers = len(all) - len(all)/2
 	}
-	t.clients, t.others = all[:half], all[half:]
-	return nil
+	if servers < 1 || servers >= len(all) {
+		return nil, nil, fmt.Errorf("--server-cpus %d: of the %d CPUs client and server need one each", servers, len(all))
+	}
+	return all[:len(all)-servers], all[len(all)-servers:], nil
 }
 
 // cpus are the client's and the servers' as lists, "0,1".

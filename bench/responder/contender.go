@@ -32,7 +32,8 @@ type contender struct {
 	variant          string
 	device           bool // the program takes the device instead of the port
 	sockets          *ebpf.Map
-	pid              int // of program while it serves
+	state            *ebpf.Map // of the published program
+	pid              int       // of program while it serves
 	bench.Closers
 }
 
@@ -40,7 +41,7 @@ type contender struct {
 func labPrefix(f family, config string) string {
 	protocols := map[string]string{"speed": "s", "curve": "v", "coap": "c", "tcp": "t"}
 	configs := map[string]string{"user": "u", "user-best": "b", "afxdp": "a", "mixed": "m", "kernel": "k",
-		"reflector": "r", "dropped": "n", "sockmap": "s"}
+		"reflector": "r", "dropped": "n", "sockmap": "s", publishedPrefix + "mixed": "p", publishedPrefix + "kernel": "q"}
 	return "kbr" + f.place[:1] + protocols[f.protocol] + configs[config]
 }
 
@@ -72,6 +73,8 @@ func (c *contender) raise() error {
 		return c.attach("to_socket", "")
 	case "reflector":
 		return c.attach("reflect", "pass")
+	case publishedPrefix + "mixed", publishedPrefix + "kernel":
+		return c.attachPublished()
 	case "dropped":
 		return c.attach("drop", "")
 	case "sockmap":

@@ -7,12 +7,16 @@
 package responder
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/bench"
 )
@@ -24,9 +28,15 @@ func init() {
 		Baseline:   "user",
 		Loads:      loads(),
 		QuickLoads: []string{"direct/16", "routed/16"},
-		Run:        run,
+		Flags: func(cmd *cobra.Command) {
+			cmd.Flags().IntVar(&serverCPUs, "server-cpus", 0, "CPUs of the servers; the client has all others (default half)")
+		},
+		Run: run,
 	})
 }
+
+// serverCPUs is the flag's.
+var serverCPUs int
 
 // The loads: a family and its number, of client threads or of requests a second.
 func loads() []string {
@@ -65,6 +75,9 @@ type family struct {
 
 var udpConfigs = []string{"user", "user-best", "afxdp", "mixed", "kernel", "reflector"}
 
+// publishedConfigs are those of the published experiments, with the published program.
+var publishedConfigs = append(slices.Clone(udpConfigs), publishedPrefix+"mixed", publishedPrefix+"kernel")
+
 func (e *experiment) family(name string) family {
 	f := family{place: "direct", protocol: "speed", configs: udpConfigs, measure: e.measureAll}
 	switch name {
@@ -75,11 +88,11 @@ func (e *experiment) family(name string) family {
 	case "curve":
 		f.protocol, f.configs, f.measure = "curve", []string{"user", "mixed", "kernel"}, e.measureCurve
 	case "published":
-		f.measure = e.measurePublished
+		f.configs, f.measure = publishedConfigs, e.measurePublished
 	case "until-loss":
-		f.measure = e.measureUntilLoss
+		f.configs, f.measure = publishedConfigs, e.measureUntilLoss
 	case "threads":
-		f.measure = e.measureThreads
+		f.configs, f.measure = publishedConfigs, e.measureThreads
 	case "offered":
 		f.measure = e.measureOffered
 	case "tcp":
@@ -98,7 +111,7 @@ type experiment struct {
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	tools, err := compile(ctx)
+	tools, err := compile(ctx, cmp.Or(r.ServerCPUs, serverCPUs))
 	if err != nil {
 		return err
 	}
@@ -199,7 +212,12 @@ func (e *experiment) notes() {
 	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU "+
 		"of its sender, "+
 		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)
-	e.run.Note("threads share the client's CPU; each gives it up after an answer, so that turns change between requests")
+	e.run.Note("threads share the client's CPUs; each gives its CPU up after an answer, so that turns change between " +
+		"requests")
+	if len(e.tools.clients) <= len(e.tools.others) {
+		e.run.Note("the client has no more CPUs than the servers: times of many threads are the client's own work for the " +
+			"most part; --server-cpus 1 on a machine with three CPUs or more changes that")
+	}
 	if e.run.Scale > 0 {
 		return // no table of the published experiments has it
 	}

@@ -29,7 +29,7 @@ func newExperiment(t *testing.T) *experiment {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	tools, err := compile(t.Context())
+	tools, err := compile(t.Context(), 0)
 	if errors.As(err, new(*pkgs.ToolError)) {
 		t.Skip(err)
 	}
@@ -64,8 +64,11 @@ func contend(t *testing.T, e *experiment, load, config string) *contender {
 // Every config, waiting in every way, gives every request its answer, and the right one.
 func TestAllAnswer(t *testing.T) {
 	e := newExperiment(t)
-	for _, load := range []string{"direct", "routed", "coap", "tcp"} {
+	for _, load := range []string{"direct", "published", "routed", "coap", "tcp"} {
 		for _, config := range e.family(load).configs {
+			if load == "published" && slices.Contains(udpConfigs, config) {
+				continue // the same as direct
+			}
 			t.Run(load+"/"+config, func(t *testing.T) {
 				c := contend(t, e, load, config)
 				for _, variant := range append([]string{c.sleeping()}, c.variants...) {
@@ -169,6 +172,20 @@ func TestLabsAreApart(t *testing.T) {
 				t.Errorf("%s and %s are both in %s", other, key, prefix)
 			}
 			of[prefix] = key
+		}
+	}
+}
+
+// Servers have the upper half of the CPUs, or as many as are asked for, if the client has one, too.
+func TestDivide(t *testing.T) {
+	for _, tc := range []struct {
+		cpus, servers   int
+		clients, others string
+	}{{1, 0, "", ""}, {2, 0, "0", "1"}, {3, 0, "0", "1,2"}, {4, 0, "0,1", "2,3"}, {4, 1, "0,1,2", "3"},
+		{4, 3, "0", "1,2,3"}, {4, 4, "", ""}, {4, -1, "", ""}, {2, 1, "0", "1"}} {
+		clients, others, err := divide([]int{0, 1, 2, 3}[:tc.cpus], tc.servers)
+		if list(clients) != tc.clients || list(others) != tc.others || (err == nil) != (tc.clients != "") {
+			t.Errorf("%+v: %v, %v, %v", tc, clients, others, err)
 		}
 	}
 }
