@@ -62,7 +62,7 @@ export interface Step {
   service?: string;
 }
 export interface Packet {
-  time: string; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
+  id?: string; time: string; monotonic?: number; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
   source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
   linkType?: string; frame?: string; then?: Packet[];
 }

@@ -5,6 +5,7 @@ import { download, lines, send, type Explained, type Packet } from "../api";
 import { Icon } from "../icons";
 import { Card, Chip, Command, Empty, Head, Steps, verdictTone } from "../parts";
 import { byName, state } from "../state";
+import { chainsOf, dropped, placeOf, Times, walk } from "../waterfall";
 
 const keep = 300;
 
@@ -62,14 +63,14 @@ function Trace({ query }: { query: URLSearchParams }) {
     lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"], ["bytes", "256"]])}`, stop.current.signal, (p) => {
       if (p.error) failed.value = p.error;
       else if (p.lost) failed.value = `Packets are missing: ${p.lost} events came faster than they were read. A narrower filter loses none.`;
-      else { came.push(p, ...(p.then ?? [])); seen.value++; }
+      else { came.push(p); seen.value++; }
     }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; }).finally(() => {
       clearInterval(show);
       packets.value = [...came.reverse(), ...packets.value].slice(0, keep);
       running.value = false;
     });
   };
-  const shown = packets.value.filter((p) => !only.value || p.steps.some((s) => s.verdict === "drop"));
+  const shown = packets.value.filter((p) => !only.value || dropped(p));
   return (
     <Card title="Live trace" extra={<Command text={command.value} />}>
       <form class="form" onSubmit={start} id="trace">
@@ -88,8 +89,8 @@ function Trace({ query }: { query: URLSearchParams }) {
       </form>
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
       {packets.value.length === 0 && <p class="note">{running.value ? "Waiting for a matching packet." : "A trace takes up to a minute or 5,000 packets. Chains that are not traced cost nothing extra."}</p>}
-      <ol class="packets" aria-label="Packets, newest first">
-        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} />)}
+      <ol class="packets" aria-label="Packets, newest first" onKeyDown={walk}>
+        {shown.map((p) => <PacketRow key={`${p.id} ${p.monotonic} ${p.interface}`} p={p} timed={true} />)}
       </ol>
     </Card>
   );
@@ -129,14 +130,20 @@ function Dropped({ query }: { query: URLSearchParams }) {
 // precise is a time of the day with milliseconds.
 const precise = (time: string) => new Date(time).toLocaleTimeString(undefined, { hour12: false, hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 
-function PacketRow({ p }: { p: Packet }) {
+// PacketRow is a packet at the chains that it met; timed: with its waterfall.
+function PacketRow({ p, timed }: { p: Packet; timed?: boolean }) {
   return (
-    <li class={p.steps.some((s) => s.verdict === "drop") ? "dropped" : ""}>
-      <time>{precise(p.time)}</time>
-      <span class="where">{p.service ? `${p.service} ${p.direction}` : `${p.interface} ${p.direction}`}</span>
-      <span class="tuple">{p.protocol} {p.source} &gt; {p.destination}{p.tcpFlags && ` [${p.tcpFlags}]`}{p.icmpType !== undefined && ` type ${p.icmpType}`}</span>
-      <span class="len">{p.length} B{p.outcome !== "ok" && `, ${p.outcome}`}</span>
-      <Steps steps={p.steps} />
+    <li class={dropped(p) ? "dropped" : ""}>
+      {chainsOf(p).map((c, i) => (
+        <div key={i}>
+          <time>{precise(c.time)}</time>
+          <span class="where">{i > 0 && "then "}{placeOf(c)}</span>
+          <span class="tuple">{c.protocol} {c.source} &gt; {c.destination}{c.tcpFlags && ` [${c.tcpFlags}]`}{c.icmpType !== undefined && ` type ${c.icmpType}`}</span>
+          <span class="len">{c.length} B{c.outcome !== "ok" && `, ${c.outcome}`}</span>
+          <Steps steps={c.steps} />
+        </div>
+      ))}
+      {timed && <Times p={p} />}
     </li>
   );
 }
