@@ -152,6 +152,8 @@ var definitions = []definition{
 			"status.conditions[].message":        {"maxLength": 1024},
 			"status.conditions":                  {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
 			"spec.rollout.maxDrops":              {"minimum": 0, "maximum": 1000},
+			"spec.rollout.maxCost":               {"minimum": 0, "maximum": 1000000},
+			"spec.rollout.maxUnready":            {"minimum": 0, "maximum": 1000},
 			"spec.rollout.previous.package.name": moduleBounds["spec.package.name"],
 		}),
 	},

@@ -24,6 +24,8 @@ type Rollout struct {
 	Nodes           []string `json:"nodes,omitempty" maxItems:"50" doc:"Canaries: names of nodes that run the new version before the first wave. Without percent, one node of each kernel (major.minor) and architecture joins them"`
 	Paused          bool     `json:"paused,omitempty" doc:"No node begins with the new version; those that run it keep it"`
 	MaxDrops        *int     `json:"maxDrops,omitempty" doc:"How many of 1,000 packets the new version may drop more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
+	MaxCost         *int     `json:"maxCost,omitempty" doc:"How many nanoseconds the new version may add to the slowest kind of packet more than the module did before; beyond, a node returns to the previous version. Absent: any number"`
+	MaxUnready      *int     `json:"maxUnready,omitempty" doc:"How many of the pods of a node that the module selects, and that were Ready before the new version, may not be Ready within soakSeconds; beyond, the node returns to the previous version. Absent: any number"`
 	Previous        Previous `json:"previous" doc:"What the other nodes run"`
 }
 

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -33,12 +34,22 @@ const (
 // trial is the new version of a ClusterModule on this node, from before the agent has it. Trials are on disk: neither a
 // restart nor the loss of the API server starts a version again that the node has gone back from.
 type trial struct {
-	Version string   `json:"version"`           // of the ClusterModule
-	Share   float64  `json:"share"`             // of the packets that reached the module, those that it dropped before
-	Bad     []string `json:"bad,omitempty"`     // types of conditions that were bad before
-	Failure string   `json:"failure,omitempty"` // why the node went back
-	Limit   *int     `json:"limit,omitempty"`   // spec.rollout.maxDrops when it did
+	Version string       `json:"version"`           // of the ClusterModule
+	Share   float64      `json:"share"`             // of the packets that reached the module, those that it dropped before
+	Bad     []string     `json:"bad,omitempty"`     // types of conditions that were bad before
+	Failure string       `json:"failure,omitempty"` // why the node went back
+	limits               // those when it did
+	Cost    []v1.Latency `json:"cost,omitempty"` // of the version before
 }
+
+// limits are those of spec.rollout.
+type limits struct {
+	Drops   *int `json:"limit,omitempty"`
+	Cost    *int `json:"costLimit,omitempty"`
+	Unready *int `json:"unreadyLimit,omitempty"`
+}
+
+func limitsOf(r *api.Rollout) limits { return limits{r.MaxDrops, r.MaxCost, r.MaxUnready} }
 
 // updated reports whether a rollout has the node run the new version of m, or try it. While it is paused or halted,
 // nodes that have not begun with it do not, and in waves none does that has not checked it.
@@ -49,7 +60,7 @@ func (s *state) updated(m api.Module) bool {
 
 // failed reports whether the node has gone back from the new version of m. With another limit it tries it again.
 func (t trial) failed(m api.Module) bool {
-	return t.Failure != "" && t.Version == m.Version() && reflect.DeepEqual(t.Limit, m.Spec.Rollout.MaxDrops)
+	return t.Failure != "" && t.Version == m.Version() && reflect.DeepEqual(t.limits, limitsOf(m.Spec.Rollout))
 }
 
 // guard compares new versions with what the module did before them. It needs no API server.
@@ -75,7 +86,13 @@ type counted struct {
 	sum     traffic
 	excess  float64 // drops beyond what is allowed; what was not used of that earlier does not count
 	unwell  int
+
+	pods  map[string]string // by UID, names of those that were Ready before, until the module has soaked
+	until time.Time         // when it has
+	late  int               // times in a row that too many of them were not Ready
 }
+
+const remedy = "; this node runs the previous version again: undo the rollout, or write another version"
 
 const rolloutsFile = "rollouts.json"
 
@@ -159,7 +176,7 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 		name := m.Metadata.Name
 		if t, ok := trials[name]; ok {
 			if !t.failed(m) {
-				t.Failure, t.Limit = "", nil
+				t.Failure, t.limits = "", limits{}
 			}
 			trials[name] = t
 			continue
@@ -168,11 +185,13 @@ func (s *syncer) begin(ctx context.Context, v view) error {
 		if err != nil {
 			return err
 		}
-		t := trial{Version: m.Version()}
+		t, c := trial{Version: m.Version()}, &counted{version: m.Version()}
 		if now != nil {
 			t.Share, t.Bad = s.guard.windows[name].share(trafficOf(*now)), badConditions(*now)
-			s.guard.counts[name] = &counted{version: t.Version, last: trafficOf(*now)}
+			t.Cost, c.last = costOf(*now), trafficOf(*now)
 		}
+		s.note(ctx, m, v, c)
+		s.guard.counts[name] = c
 		trials[name] = t
 	}
 	s.state.mu.Lock()
@@ -202,7 +221,7 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 	if s.guard == nil {
 		return false, nil
 	}
-	trials, back := s.state.trialsOf(v.updated), false
+	trials, back, soaks := s.state.trialsOf(v.updated), false, false
 	for _, m := range v.updated {
 		name := m.Metadata.Name
 		t, ok := trials[name]
@@ -218,14 +237,16 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 		if now == nil {
 			continue
 		}
-		if t.Failure = s.guard.judge(m, t, *now); t.Failure == "" {
+		if t.Failure = cmp.Or(s.guard.judge(m, t, *now), s.unready(m)); t.Failure == "" {
+			soaks = soaks || s.guard.counts[name].soaks()
 			continue
 		}
 		s.log.Warn("this node goes back to the previous version", "module", name, "error", t.Failure)
-		t.Limit = m.Spec.Rollout.MaxDrops
+		t.limits = limitsOf(m.Spec.Rollout)
 		delete(s.guard.counts, name)
 		trials[name], back = t, true
 	}
+	s.ready.need(soaks)
 	if back {
 		s.keep(trials, ofClusterModules) // and so the next round, which is due at once, applies them
 	}
@@ -240,7 +261,6 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 		c = &counted{version: t.Version, last: is}
 		g.counts[name] = c
 	}
-	const remedy = "; this node runs the previous version again: undo the rollout, or write another version"
 	packets, drops := since(c.last.packets, is.packets), since(c.last.drops, is.drops)
 	c.last = is
 	c.sum.packets, c.sum.drops = c.sum.packets+packets, c.sum.drops+drops
@@ -252,6 +272,9 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 				"spec.rollout.maxDrops allows %d more%s, or raise maxDrops", c.sum.drops, c.sum.packets, 1000*t.Share, *limit,
 				remedy)
 		}
+	}
+	if text := dearer(m, t, now); text != "" {
+		return text
 	}
 	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })
 	if len(unwell) == 0 {

@@ -63,8 +63,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	local := agent{client.New(o.Agent)}
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
-		guard: guard}
+		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}}
 	sync.run(ctx, o.State, report)
+	sync.ready.need(false)
 	if stop := sync.virtual.stop; stop != nil {
 		stop()
 	}

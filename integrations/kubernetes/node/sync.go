@@ -32,6 +32,7 @@ type syncer struct {
 	confirm *confirmer // nil in tests without an API server
 	virtual *virtual   // nil in tests of modules alone
 	guard   *guard     // nil in tests without rollouts
+	ready   *readiness // nil in tests without an API server
 	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
@@ -310,19 +311,25 @@ func vanished(s v1.Service) bool {
 // selector that cannot be understood may select any pod.
 func (s *syncer) bars(v view, p podService) bool {
 	return slices.ContainsFunc(s.barred, func(m api.Module) bool {
-		of := m.Spec.Attach.Pods
-		if m.Metadata.Namespace != "" {
-			if m.Metadata.Namespace != p.namespace {
-				return false
-			}
-			of.Namespaces = nil
-		}
-		if _, err := selector(m, v.namespaces); err != nil {
-			return true
-		}
-		return (of.Namespaces == nil || matches(*of.Namespaces, v.namespaces[p.namespace].set())) &&
-			(of.Pods == nil || matches(*of.Pods, p.labels.set()))
+		return selects(m, v.namespaces, p.namespace, p.labels.set)
 	})
+}
+
+// selects reports whether a module selects a pod, or may do so: its selector is wrong, or the namespace not known.
+func selects(m api.Module, namespaces map[string]labels, namespace string, set func() map[string]string) bool {
+	of := m.Spec.Attach.Pods
+	if m.Metadata.Namespace != "" {
+		if m.Metadata.Namespace != namespace {
+			return false
+		}
+		of.Namespaces = nil
+	}
+	if _, err := selector(m, namespaces); err != nil {
+		return true
+	}
+	in, known := namespaces[namespace]
+	return (of.Namespaces == nil || !known || matches(*of.Namespaces, in.set())) &&
+		(of.Pods == nil || matches(*of.Pods, set()))
 }
 
 // remember keeps since when pods have waited.
