@@ -4,6 +4,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/otlp"
+	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
@@ -24,7 +26,8 @@ OTEL_EXPORTER_OTLP_HEADERS, OTEL_EXPORTER_OTLP_CERTIFICATE, OTEL_RESOURCE_ATTRIB
 
 func main() {
 	var o otlp.Options
-	flag.StringVar(&o.Agent, "agent", "/run/kerb/kerb.sock", "socket of the agent")
+	socket := cmp.Or(os.Getenv("KERB_SOCKET"), paths.Default().Socket())
+	flag.StringVar(&o.Agent, "socket", socket, "socket of the agent; also by KERB_SOCKET")
 	flag.DurationVar(&o.Interval, "interval", 15*time.Second, "between exports")
 	printVersion := flag.Bool("version", false, "print the version")
 	flag.Usage = func() {
