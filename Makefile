@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -77,6 +77,22 @@ NFPM_VERSION := v2.48.0
 dist: build ## Build: .deb and .rpm of kerb and kerb-bench, and SHA256SUMS, in dist/; KERB_SIGN_KEY= signs
 	@[ -x out/nfpm ] || GOBIN=$(CURDIR)/out go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
 	scripts/dist
+
+IMAGE_PROGRAMS := kerb kerb-cni kerb-kube-controller kerb-kube-node
+images: bpf ## Build: the container image for amd64 and arm64, dist/kerb-image.tar, with SBOM; KERB_SIGN_KEY= signs
+	for program in $(IMAGE_PROGRAMS); do for arch in amd64 arm64; do \
+	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; done
+	scripts/images
+
+HELM_VERSION := v3.22.0
+out/helm:
+	GOBIN=$(CURDIR)/out CGO_ENABLED=0 go install helm.sh/helm/v3/cmd/helm@$(HELM_VERSION)
+
+helm: out/helm ## Build: deploy/kubernetes/install.yaml, of the chart in deploy/helm
+	scripts/helm
+
+test-helm: out/helm ## Test: the chart, and that install.yaml is what it renders
+	KERB_HELM=$(CURDIR)/out/helm go test -count=1 ./deploy/helm
 
 fmt: ## Develop: format Go, and the changed lines of C, if the tools are installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
@@ -241,7 +257,7 @@ kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb o
 kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 	$(SUDO) test/cluster/cluster down
 
-test-kube: kube-programs ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling; NODES=, PODS=200, RUN=, KEEP=1
+test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, installing the chart; NODES=, PODS=200, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
 

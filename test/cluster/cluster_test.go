@@ -25,7 +25,8 @@ import (
 // cluster is the only one of this machine.
 type cluster struct{ *testing.T }
 
-// All on one cluster, which takes longer to start than most of the tests. Each subtest begins with Kerb on the node.
+// All on one cluster, which takes longer to start than most of the tests. Each subtest but the last begins with Kerb on
+// the nodes.
 func TestCluster(t *testing.T) {
 	if os.Getenv("KERB_TEST_KUBE") == "" {
 		t.Skip("needs a Kubernetes cluster: make test-kube")
@@ -52,6 +53,7 @@ func TestCluster(t *testing.T) {
 	}{
 		{"Pod", cluster.testPod}, {"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled},
 		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot}, {"Uninstall", cluster.testUninstall},
+		{"Chart", cluster.testChart},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(cluster{t}) }) {
 			return // the next one would find a cluster that is not as it should be

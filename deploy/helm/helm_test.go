@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package helm tests the chart, and that deploy/kubernetes/install.yaml is what it renders.
+package helm
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"go.yaml.in/yaml/v3"
+)
+
+const (
+	installed = "../kubernetes/install.yaml"
+	unit      = "../systemd/kerb.service"
+)
+
+type object = map[string]any
+
+// parse returns the objects of a file by kind and name.
+func parse(t *testing.T, text []byte) map[string]object {
+	t.Helper()
+	out := map[string]object{}
+	for d := yaml.NewDecoder(bytes.NewReader(text)); ; {
+		var o object
+		err := d.Decode(&o)
+		if errors.Is(err, io.EOF) {
+			return out
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if o == nil {
+			continue
+		}
+		id := o["kind"].(string) + " " + o["metadata"].(object)["name"].(string)
+		if out[id] != nil {
+			t.Errorf("%s is there twice", id)
+		}
+		out[id] = o
+	}
+}
+
+func read(t *testing.T, file string) map[string]object {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parse(t, text)
+}
+
+// install.yaml has all definitions and rights as they are in their own files.
+func TestInstallIsComplete(t *testing.T) {
+	got := read(t, installed)
+	files, err := filepath.Glob("../kubernetes/crds/*.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	files = append(files, "../kubernetes/kerb-kube-node.yaml", "../kubernetes/kerb-kube-controller.yaml",
+		"../kubernetes/kerb-modules.yaml")
+	want := map[string]object{}
+	for _, file := range files {
+		maps.Copy(want, read(t, file))
+	}
+	for id, o := range want {
+		if diff := cmp.Diff(o, got[id]); diff != "" {
+			t.Errorf("%s (make helm renders it):\n%s", id, diff)
+		}
+		delete(got, id)
+	}
+	more := slices.Sorted(maps.Keys(got))
+	if strings.Join(more, ", ") != "DaemonSet kerb, Deployment kerb-kube-controller" {
+		t.Errorf("also there: %v", more)
+	}
+}
+
+// containers returns those of a workload.
+func containers(o object) (out []object) {
+	spec := o["spec"].(object)["template"].(object)["spec"].(object)
+	for _, list := range []string{"initContainers", "containers"} {
+		all, _ := spec[list].([]any)
+		for _, c := range all {
+			out = append(out, c.(object))
+		}
+	}
+	return out
+}
+
+// No container is privileged. The agent has the capabilities of its unit but for one that only Linux before 5.11 needs;
+// others have none. All are of one image.
+func TestPrivileges(t *testing.T) {
+	text, err := os.ReadFile(unit)
+	if err != nil {
+		t.Fatal(err)
+	}
+	set := regexp.MustCompile(`(?m)^CapabilityBoundingSet=(.*)$`).FindSubmatch(text)
+	want := slices.DeleteFunc(strings.Fields(strings.ReplaceAll(string(set[1]), "CAP_", "")), func(c string) bool {
+		return c == "SYS_RESOURCE"
+	})
+	slices.Sort(want)
+	images := map[any]bool{}
+	all, agents := read(t, installed), 0
+	for _, id := range []string{"DaemonSet kerb", "Deployment kerb-kube-controller"} {
+		for _, c := range containers(all[id]) {
+			images[c["image"]] = true
+			s := c["securityContext"].(object)
+			if s["privileged"] != false || s["allowPrivilegeEscalation"] != false || s["readOnlyRootFilesystem"] != true {
+				t.Errorf("%s %s: %v", id, c["name"], s)
+			}
+			capabilities := s["capabilities"].(object)
+			var added []string
+			for _, c := range asList(capabilities["add"]) {
+				added = append(added, c.(string))
+			}
+			slices.Sort(added)
+			if !slices.Contains(asList(capabilities["drop"]), any("ALL")) {
+				t.Errorf("%s %s keeps the capabilities of the runtime", id, c["name"])
+			}
+			switch {
+			case c["name"] == "agent":
+				agents++
+				if diff := cmp.Diff(want, added); diff != "" {
+					t.Errorf("the capabilities of the agent are not those of its unit:\n%s", diff)
+				}
+			case len(added) > 0:
+				t.Errorf("%s %s has capabilities %v", id, c["name"], added)
+			}
+		}
+	}
+	if len(images) != 1 || agents != 1 {
+		t.Errorf("images %v, %d agents", images, agents)
+	}
+}
+
+func asList(v any) []any {
+	l, _ := v.([]any)
+	return l
+}
+
+// helm runs the program, which make helm builds.
+func helm(t *testing.T, args ...string) []byte {
+	t.Helper()
+	program := os.Getenv("KERB_HELM")
+	if program == "" {
+		t.Skip("needs helm: make helm")
+	}
+	cmd := exec.Command(program, args...)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	if err := cmd.Run(); err != nil {
+		t.Fatalf("helm %q: %v: %s%s", args, err, &stdout, &stderr)
+	}
+	return stdout.Bytes()
+}
+
+func render(t *testing.T, args ...string) []byte {
+	t.Helper()
+	return helm(t, append([]string{"template", "kerb", "kerb", "--include-crds", "--kube-version", "1.35.4"}, args...)...)
+}
+
+// The chart has no fault that helm finds, and install.yaml is what it renders without values.
+func TestRendered(t *testing.T) {
+	helm(t, "lint", "--strict", "kerb")
+	committed, err := os.ReadFile(installed)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, committed, _ = bytes.Cut(committed, []byte("---\n"))
+	_, rendered, _ := bytes.Cut(render(t), []byte("---\n"))
+	if diff := cmp.Diff(string(rendered), string(committed)); diff != "" {
+		t.Errorf("install.yaml is not what the chart renders (make helm writes it):\n%s", diff)
+	}
+}
+
+// Values reach what they are for.
+func TestValues(t *testing.T) {
+	text := string(render(t, "--set", "image.digest=sha256:00,image.tag=no,controller.replicas=2,cni.binDir=/usr/lib/cni,"+
+		"node.capabilities={SYS_RESOURCE},imagePullSecrets[0].name=registry"))
+	for _, want := range []string{"image: registry.example.org/kerb/kerb@sha256:00\n", "replicas: 2\n",
+		"path: /usr/lib/cni,", "DAC_OVERRIDE, SYS_RESOURCE]", `imagePullSecrets: [{"name":"registry"}]`} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %s", want)
+		}
+	}
+	removes := parse(t, render(t, "--set", "uninstall=true"))
+	var commands []string
+	for _, c := range containers(removes["DaemonSet kerb"]) {
+		for _, word := range asList(c["command"])[:2] {
+			commands = append(commands, word.(string))
+		}
+	}
+	if got := strings.Join(commands, " "); got != "/usr/bin/kerb-cni uninstall /usr/bin/kerb purge /usr/bin/kerb version" {
+		t.Errorf("uninstall runs %s", got)
+	}
+}
