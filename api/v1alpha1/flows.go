@@ -12,7 +12,7 @@ type FlowsRequest struct {
 	Port     uint16 `query:"port" maximum:"65535" doc:"Source or destination port"`
 	Since    int    `query:"since" minimum:"0" maximum:"3600" doc:"Instead of single flows: what was recorded in so many seconds until now, in whole minutes, summed up by service, peer, protocol and destination port. 0: the flows that are open or have ended a moment ago"`
 	Follow   bool   `query:"follow" doc:"Then also the flows that have packets, once a second, until the client disconnects. Not with since"`
-	Count    int    `query:"count" minimum:"1" maximum:"10000" default:"1000" doc:"At most so many: those with the most bytes, and while following those with the latest packets"`
+	Count    int    `query:"count" minimum:"1" maximum:"5000" default:"1000" doc:"At most so many: those with the most bytes, and while following those with the latest packets"`
 }
 
 // FlowLine is one line of flows: a flow, what is missing among them, or the error that ends them.

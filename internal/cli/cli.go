@@ -184,7 +184,7 @@ the kernel.`,
 		a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(), a.oakestraCommand(),
 		a.statusCommand(), a.changesCommand(), a.eventsCommand(), a.revertCommand(), a.historyCommand(), a.topCommand(),
-		a.traceCommand(), a.lastDropsCommand(), a.uiCommand(),
+		a.traceCommand(), a.lastDropsCommand(), a.flowsCommand(), a.uiCommand(),
 		a.doctorCommand(),
 		a.purgeCommand(), a.versionCommand(),
 	)

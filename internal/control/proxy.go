@@ -4,6 +4,9 @@ package control
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httputil"
@@ -67,4 +70,38 @@ func (p *Supervisor) ready(ctx context.Context) *run {
 // isReserved tells the paths that only the agent may ask for, however they are spelled.
 func isReserved(name string) bool {
 	return strings.HasPrefix(path.Clean("/"+name)+"/", sdk.PathPrefix)
+}
+
+// Query asks for one of the module's own routes, with parameters, and decodes the answer. A mistake in the parameters
+// is an *apierrors.Invalid.
+func (p *Supervisor) Query(ctx context.Context, route string, answer any) error {
+	r := p.ready(ctx)
+	if r == nil {
+		return &apierrors.Unavailable{Reason: "control plane of module " + p.module + " does not run: " + p.State().Reason}
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://control/"+route, http.NoBody)
+	if err != nil {
+		return err
+	}
+	res, err := r.transport.RoundTrip(req)
+	if err != nil {
+		return &apierrors.Unavailable{Reason: "control plane of module " + p.module + ": " + r.explain(err).Error()}
+	}
+	defer res.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(res.Body, sdk.MaxBody))
+	if err != nil {
+		return r.explain(err)
+	}
+	if res.StatusCode != http.StatusOK {
+		var problem struct{ Detail string }
+		_ = json.Unmarshal(data, &problem)
+		if res.StatusCode == http.StatusBadRequest && problem.Detail != "" {
+			return &apierrors.Invalid{Reason: problem.Detail}
+		}
+		return &apierrors.Unavailable{Reason: "module " + p.module + " answered with " + res.Status + " " + problem.Detail}
+	}
+	if err := json.Unmarshal(data, answer); err != nil {
+		return fmt.Errorf("answer of module %s: %w", p.module, err)
+	}
+	return nil
 }

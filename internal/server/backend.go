@@ -33,6 +33,9 @@ type Backend interface {
 
 	// Events passes on what has happened, and what happens until ctx ends if the request follows.
 	Events(ctx context.Context, r v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error
+	// Flows passes on flows, and with r.Follow those that follow until ctx ends. *apierrors.Conflict if no module records
+	// them.
+	Flows(ctx context.Context, r v1alpha1.FlowsRequest, tell func(v1alpha1.FlowLine) error) error
 	// History passes on samples: those of the past, or new ones until ctx ends. *apierrors.Conflict if there are none.
 	History(ctx context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error
 

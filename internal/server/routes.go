@@ -141,6 +141,10 @@ func (s *Server) addRoutes() {
 		reflect.TypeFor[v1alpha1.EventsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
 			return s.backend.Events(ctx, *in.(*v1alpha1.EventsRequest), func(e v1alpha1.Event) error { return tell(&e) })
 		})
+	s.lines("/v1/flows", "flows", "Who talks to whom, as modules have recorded it, one JSON object per line",
+		reflect.TypeFor[v1alpha1.FlowsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
+			return s.backend.Flows(ctx, *in.(*v1alpha1.FlowsRequest), func(l v1alpha1.FlowLine) error { return tell(&l) })
+		})
 	s.lines("/v1/history", "history", "Samples of traffic, drops and the agent, one JSON object per line",
 		reflect.TypeFor[v1alpha1.HistoryRequest](), func(ctx context.Context, in any, tell func(any) error) error {
 			return s.backend.History(ctx, *in.(*v1alpha1.HistoryRequest),

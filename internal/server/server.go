@@ -200,7 +200,11 @@ func isFeed(r *http.Request) bool {
 
 // isFollowed reports whether r is a request for samples or events that has no end.
 func isFollowed(r *http.Request) bool {
-	return (r.URL.Path == "/v1/history" || r.URL.Path == "/v1/events") && r.URL.Query().Get("follow") != ""
+	switch r.URL.Path {
+	case "/v1/history", "/v1/events", "/v1/flows":
+		return r.URL.Query().Get("follow") != ""
+	}
+	return false
 }
 
 // unlimited takes away the time limits of a request. Where they cannot be, they stay.

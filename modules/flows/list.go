@@ -47,7 +47,7 @@ type question struct {
 }
 
 // atMost is the most that count may be.
-const atMost = 10000
+const atMost = 5000
 
 func parse(q url.Values) (w question, err error) {
 	number := func(name string, most uint64) (n uint64) {

@@ -64,6 +64,23 @@ func (f *Fake) Events(_ context.Context, _ v1alpha1.EventsRequest, tell func(v1a
 	return tell(v1alpha1.Event{Number: 1, Count: 1, Kind: "Service", Name: "web", Type: "Ready", Reason: "NotFound"})
 }
 
+// Flows implements server.Backend: there is one flow, and some of its service are missing.
+func (f *Fake) Flows(_ context.Context, r v1alpha1.FlowsRequest, tell func(v1alpha1.FlowLine) error) error {
+	if r.Service == "off" {
+		return &apierrors.Conflict{Reason: "no module records flows"}
+	}
+	flow := v1alpha1.Flow{Module: "flows", Service: "web", Interface: "veth0", Direction: "ingress", Protocol: "tcp",
+		Source: "198.51.100.7", SourcePort: 40000, Destination: "10.0.0.2", DestinationPort: 80, DestinationService: "web",
+		Packets: 12, Bytes: 3400, ReplyPackets: 10, ReplyBytes: 1200000, Verdict: "mixed", Dropped: 2, DropModule: "fw",
+		DropReason: "policy", State: "established", ToResponderNanoseconds: 120_000, ToInitiatorNanoseconds: 23_400_000,
+		Retransmits: 1, Connections: 1}
+	if err := tell(v1alpha1.FlowLine{Flow: &flow}); err != nil {
+		return err
+	}
+	return tell(v1alpha1.FlowLine{Missing: &v1alpha1.MissingFlows{Module: "flows", Service: "web", Interface: "veth0",
+		UnrecordedPackets: 7, UnrecordedBytes: 420}})
+}
+
 // History implements server.Backend.
 func (f *Fake) History(_ context.Context, r v1alpha1.HistoryRequest, tell func(v1alpha1.HistoryLine) error) error {
 	if r.Name == "off" {

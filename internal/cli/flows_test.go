@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cli
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
+
+func TestFlowTable(t *testing.T) {
+	var out strings.Builder
+	flow := v1alpha1.Flow{Service: "web", Direction: "ingress", Protocol: "tcp", Source: "2001:db8::7", SourcePort: 40000,
+		Destination: "10.0.0.2", DestinationPort: 80, DestinationService: "web", Packets: 12, Bytes: 3400, ReplyPackets: 10,
+		ReplyBytes: 1234567, Verdict: "mixed", Dropped: 2, DropModule: "fw", DropReason: "policy", State: "established",
+		ToResponderNanoseconds: 120_345, ToInitiatorNanoseconds: 23_456_789, Retransmits: 1, ReplyRetransmits: 2}
+	sum := v1alpha1.Flow{Protocol: "udp", Destination: "192.0.2.53", DestinationPort: 53, SourceService: "db", Flows: 7,
+		Verdict: "next"}
+	flowTable(&out, []v1alpha1.FlowLine{{Flow: &flow}, {Flow: &sum}, {Missing: &v1alpha1.MissingFlows{Service: "web",
+		Others: 3, OtherPackets: 9, UnrecordedPackets: 7}}})
+	want := `[2001:db8::7]:40000 web(10.0.0.2:80) tcp 12/3.4kB 10/1.23MB 120.35µs+23.46ms 3 drop 2 (fw policy) established
+db 192.0.2.53:53 udp 0/0B 0/0B - 0 next 7 flows
+of web: 3 flows with 9 packets are too small to be kept one by one; 7 packets are of flows that there was no room for
+`
+	var lines []string
+	for _, l := range strings.Split(out.String(), "\n")[1:] {
+		lines = append(lines, strings.Join(strings.Fields(l), " "))
+	}
+	if got := strings.Join(lines, "\n"); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+func TestBytesText(t *testing.T) {
+	for n, want := range map[uint64]string{0: "0B", 999: "999B", 1000: "1kB", 999_499: "999kB", 999_500: "1MB",
+		18_446_744_073_709_551_615: "18.4EB"} {
+		if got := bytesText(n); got != want {
+			t.Errorf("%d: %s, want %s", n, got, want)
+		}
+	}
+}

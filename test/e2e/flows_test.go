@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+)
+
+// flows are what kerb flows prints as JSON.
+func (n *node) flows(args ...string) (flows []v1.Flow, missing []v1.MissingFlows) {
+	n.T.Helper()
+	return n.readFlows(strings.NewReader(n.must("flows", append(args, "-o", "json")...)))
+}
+
+func (n *node) readFlows(r io.Reader) (flows []v1.Flow, missing []v1.MissingFlows) {
+	n.T.Helper()
+	for lines := json.NewDecoder(r); ; {
+		var l v1.FlowLine
+		switch err := lines.Decode(&l); {
+		case err == io.EOF:
+			return flows, missing
+		case err != nil || l.Error != "":
+			n.T.Fatalf("%v %s", err, l.Error)
+		case l.Missing != nil:
+			missing = append(missing, *l.Missing)
+		default:
+			flows = append(flows, *l.Flow)
+		}
+	}
+}
+
+// An operator sees who talks to whom, of both services, while they talk and afterwards, also after the agent was
+// killed. The flood of one service does not take the room of others.
+func TestFlows(t *testing.T) {
+	n := newRunningNode(t)
+	n.refused(n.kerb("flows"), 5, "no module records flows", "package: flows")
+	cam, viewer := n.Host("cam"), n.Host("viewer")
+	n.apply(service(cam), service(viewer))
+	n.apply(module("flows", "flows", "*", map[string]any{"flows": 64}))
+	web := startRequests(t, n.db, n.web)
+	var got []v1.Flow
+	n.Eventually("connections are recorded", func() bool {
+		got, _ = n.flows("--service", "web", "--protocol", "tcp", "--port", "8080")
+		return len(got) > 1
+	})
+	for _, f := range got {
+		if f.SourceService != "db" || f.DestinationService != "web" || f.Direction != "ingress" ||
+			f.DestinationPort != webPort || f.Verdict != "next" || f.Connections != 1 || f.Packets == 0 ||
+			f.ReplyPackets == 0 || f.ToResponderNanoseconds == 0 || f.ToInitiatorNanoseconds == 0 {
+			t.Errorf("%+v", f)
+		}
+	}
+	got, _ = n.flows("--service", "db", "--peer", n.web.Addr4().String())
+	if len(got) == 0 || got[0].Direction != "egress" || got[0].SourceService != "db" ||
+		got[0].DestinationService != "web" {
+		t.Errorf("%+v", got)
+	}
+	if got, _ = n.flows("--peer", "203.0.113.0/24"); len(got) != 0 {
+		t.Errorf("%+v", got)
+	}
+	n.wants("flows", nil, "SOURCE", "db("+n.db.Addr4().String()+":", "web("+n.web.Addr4().String()+":8080)", "next")
+	n.wants("flows", []string{"--since", "5m"}, "web:8080", " flows")
+	n.followFlows()
+	n.flood(n.db, n.web.Addr4())
+	_, missing := n.flows("--count", "1")
+	floods := map[string]uint64{}
+	for _, m := range missing {
+		floods[m.Service] = m.UnrecordedPackets
+	}
+	if floods["web"] == 0 || floods["db"] == 0 || floods["cam"] != 0 {
+		t.Errorf("%+v", missing)
+	}
+	other := startRequests(t, viewer, cam)
+	n.Eventually("connections of other services are recorded", func() bool {
+		got, _ = n.flows("--service", "cam", "--port", "8080")
+		return len(got) > 0
+	})
+	n.Kill()
+	n.start()
+	n.Eventually("flows are there after a restart", func() bool {
+		r := n.kerb("flows", "--service", "cam", "-o", "json")
+		if r.code != 0 {
+			return false
+		}
+		got, _ = n.readFlows(strings.NewReader(r.stdout))
+		return len(got) > 0
+	})
+	web.finish()
+	other.finish()
+	n.refused(n.kerb("flows", "--service", "none"), 3, "none")
+	n.refused(n.kerb("flows", "--peer", "web"), 2, "peer", "prefix")
+	n.refused(n.kerb("flows", "--since", "2h"), 2, "at most 1h")
+	n.tidy()
+}
+
+// followFlows checks that flows come while they have packets.
+func (n *node) followFlows() {
+	n.T.Helper()
+	c := n.Command(n.T.Context(), "flows", "--follow", "--service", "web", "-o", "json")
+	out, err := c.StdoutPipe()
+	if err == nil {
+		err = c.Start()
+	}
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
+	var first *v1.Flow
+	for lines := json.NewDecoder(out); ; {
+		var l v1.FlowLine
+		if err := lines.Decode(&l); err != nil || l.Error != "" {
+			n.T.Fatalf("%v %s", err, l.Error)
+		}
+		if l.Flow != nil && first == nil {
+			first = l.Flow
+		} else if l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 {
+			return // a connection that began later
+		}
+	}
+}
+
+// flood sends packets of many flows.
+func (n *node) flood(from *netlab.Host, to netip.Addr) {
+	n.T.Helper()
+	err := from.Do(func() error {
+		c, err := net.ListenPacket("udp4", ":0")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
+		for port := range 500 {
+			at := net.UDPAddrFromAddrPort(netip.AddrPortFrom(to, uint16(20000+port)))
+			if _, err := c.WriteTo([]byte("flood"), at); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		n.T.Fatal(err)
+	}
+}
