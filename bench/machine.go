@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -30,6 +31,9 @@ type Machine struct {
 
 // cpuTimes are of all CPUs since boot, in clock ticks.
 type cpuTimes struct{ steal, all float64 }
+
+// ThisMachine describes this machine as it is now.
+func ThisMachine() string { return readMachine(os.DirFS("/")).String() }
 
 // readMachine reads a machine from its root directory. What is not there stays empty.
 func readMachine(root fs.FS) *Machine {

@@ -53,6 +53,9 @@ type Run struct {
 	Configs []string
 	// ServerCPUs is how many CPUs the servers of an experiment have that divides them; 0 stands for half of all.
 	ServerCPUs int
+	// Peer is where `kerb bench peer` waits, and TokenFile has its token, for experiments whose client can be on another
+	// machine. Empty stands for none.
+	Peer, TokenFile string
 	// Expected is how long the run takes, for its progress; 0 if that is unknown.
 	Expected time.Duration
 

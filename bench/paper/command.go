@@ -27,6 +27,7 @@ type flags struct {
 	tables                                 []string
 	resume, report, out, figures, linkedIn string
 	serverCPUs                             int
+	peer, tokenFile                        string
 }
 
 func command() *cobra.Command {
@@ -69,8 +70,11 @@ func command() *cobra.Command {
 	cmd.Flags().StringVar(&f.linkedIn, "link", "", "have the printed tables show figures in this directory")
 	cmd.Flags().IntVar(&f.serverCPUs, "server-cpus", 0, "weinhold: CPUs of the servers; the client has all others "+
 		"(default half)")
+	cmd.Flags().StringVar(&f.peer, "peer", "", "weinhold: address and port of `kerb bench peer` on the machine that is to "+
+		"be the client")
+	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "weinhold: file with the token of --peer")
 	cmd.MarkFlagsMutuallyExclusive("short", "quick")
-	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus"} {
+	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus", "peer"} {
 		cmd.MarkFlagsMutuallyExclusive("report", other)
 	}
 	return cmd
@@ -119,8 +123,8 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 	if f.report != "" {
 		return readReport(f.report, w)
 	}
-	if f.serverCPUs != 0 && !slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides }) {
-		return nil, fmt.Errorf("--server-cpus is of no use: no table of %s has a client and servers with CPUs of their own",
+	if (f.serverCPUs != 0 || f.peer != "") && !slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides }) {
+		return nil, fmt.Errorf("--server-cpus and --peer are of no use: no table of %s has a client and servers with CPUs of their own",
 			w.Name)
 	}
 	ctx := cmd.Context()
@@ -128,7 +132,7 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 		ctx = context.Background()
 	}
 	return request{work: w, mode: f.mode(), tables: f.tables, resume: resume(f.resume),
-		serverCPUs: f.serverCPUs, progress: cmd.ErrOrStderr()}.run(ctx)
+		serverCPUs: f.serverCPUs, peer: f.peer, tokenFile: f.tokenFile, progress: cmd.ErrOrStderr()}.run(ctx)
 }
 
 // list prints all works, with what each table shows and the time that it takes.

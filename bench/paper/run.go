@@ -21,9 +21,10 @@ type request struct {
 	tables   []string // all, if empty
 	resume   resume
 	progress io.Writer
-	// serverCPUs is as in bench.Run.
-	serverCPUs int
-	before     func(*bench.Run) // of each table; tests make runs smaller
+	// As in bench.Run.
+	serverCPUs      int
+	peer, tokenFile string
+	before          func(*bench.Run) // of each table; tests make runs smaller
 }
 
 // chosen are the tables to measure, in the order of the work.
@@ -88,7 +89,7 @@ func (q request) measure(ctx context.Context, t *Table) (Part, error) {
 	}
 	fmt.Fprintf(q.progress, "\n%s\n", t.Title)
 	run := bench.NewRun(e, q.mode == Quick, t.Rounds[q.mode], t.Loads[q.mode], q.progress)
-	run.ServerCPUs = q.serverCPUs
+	run.ServerCPUs, run.Peer, run.TokenFile = q.serverCPUs, q.peer, q.tokenFile
 	run.Scale, run.Configs, run.Expected = q.mode.scale(), t.configNames(), t.Takes[q.mode]
 	if q.before != nil {
 		q.before(run)

@@ -30,6 +30,9 @@ func (a answerTo) rate() float64 { return float64(a.Answered) / a.Seconds }
 
 // client runs one mode of the client: threads or flows, for a time, and requests per thread or a rate.
 func (c *contender) client(mode string, threads int, duration time.Duration, number float64) (answerTo, error) {
+	if c.remote != nil {
+		return c.remote.ask(question{mode, c.protocol, c.port(), threads, duration.Milliseconds(), number})
+	}
 	own, _ := c.tools.cpus()
 	cmd := command(c.place.client, c.tools.Path("client"), mode, c.protocol, c.place.address.String(),
 		strconv.Itoa(c.port()), own,

@@ -25,14 +25,16 @@ type tools struct {
 
 var sources = []string{"src/client.c", "src/server.c", "src/afxdp.c", "src/stream.c"}
 
-// compile gives servers so many CPUs, 0: half of all.
-func compile(ctx context.Context, serverCPUs int) (*tools, error) {
+// compile gives servers so many CPUs, 0: half of all, or all if the client is on another machine.
+func compile(ctx context.Context, serverCPUs int, remote bool) (*tools, error) {
 	all, err := bench.CPUs()
 	if err != nil {
 		return nil, err
 	}
 	t := &tools{}
-	t.clients, t.others, err = divide(all, serverCPUs)
+	if t.others = all; !remote || serverCPUs != 0 {
+		t.clients, t.others, err = divide(all, serverCPUs)
+	}
 	if err == nil {
 		t.Programs, err = bench.Compile(ctx, nil, files, sources...)
 	}

@@ -27,6 +27,7 @@ type contender struct {
 	config, protocol string
 	place            *place
 	tools            *tools
+	remote           *remote  // nil where the client is on this machine
 	program          string   // of tools, that serves; empty where the kernel alone answers
 	variants         []string // ways in which program can wait, the sleeping one first
 	variant          string
@@ -46,11 +47,16 @@ func labPrefix(f family, config string) string {
 }
 
 func (e *experiment) open(f family, config string) (*contender, error) {
-	p, err := openPlace(f.place, labPrefix(f, config), e.tools)
+	c := &contender{config: config, protocol: f.protocol, tools: e.tools, remote: e.remote}
+	var err error
+	if e.remote != nil {
+		c.place, err = e.remote.place()
+	} else if c.place, err = openPlace(f.place, labPrefix(f, config), e.tools); err == nil {
+		c.Later(c.place.lab.Close)
+	}
 	if err != nil {
 		return nil, err
 	}
-	c := &contender{config: config, protocol: f.protocol, place: p, tools: e.tools, Closers: bench.Closers{p.lab.Close}}
 	return c, c.CloseOn(c.raise())
 }
 
@@ -120,7 +126,7 @@ func (c *contender) attach(program, peer string) error {
 }
 
 func (c *contender) attachTo(ns *netlab.Namespace, nic string, program *ebpf.Program) error {
-	if program == nil {
+	if program == nil || ns == nil { // the other end is another machine's
 		return nil
 	}
 	l, err := bench.AttachXDP(ns, nic, program)

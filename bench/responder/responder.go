@@ -29,14 +29,21 @@ func init() {
 		Loads:      loads(),
 		QuickLoads: []string{"direct/16", "routed/16"},
 		Flags: func(cmd *cobra.Command) {
-			cmd.Flags().IntVar(&serverCPUs, "server-cpus", 0, "CPUs of the servers; the client has all others (default half)")
+			cmd.Flags().IntVar(&flags.serverCPUs, "server-cpus", 0, "CPUs of the servers; the client has all others "+
+				"(default half, with --peer all)")
+			cmd.Flags().StringVar(&flags.peer, "peer", "", "address and port of `kerb bench peer` on the machine that is to "+
+				"be the client; servers are on this one")
+			cmd.Flags().StringVar(&flags.tokenFile, "token-file", "", "file with the token of --peer")
 		},
 		Run: run,
 	})
 }
 
-// serverCPUs is the flag's.
-var serverCPUs int
+// flags are what was typed.
+var flags struct {
+	serverCPUs      int
+	peer, tokenFile string
+}
 
 // The loads: a family and its number, of client threads or of requests a second.
 func loads() []string {
@@ -98,6 +105,9 @@ func (e *experiment) family(name string) family {
 	case "tcp":
 		f.protocol, f.configs, f.measure = "tcp", []string{"user", "user-best", "sockmap"}, e.measureTCP
 	}
+	if e.remote != nil {
+		f.place, f.configs = "peer", remoteConfigs
+	}
 	return f
 }
 
@@ -105,17 +115,23 @@ func (e *experiment) family(name string) family {
 type experiment struct {
 	run     *bench.Run
 	tools   *tools
+	remote  *remote // nil where the client is on this machine
 	lengths lengths
 	up      map[string]*contender // by place, protocol and config
 	alone   float64               // cost of a request that is dropped at the server's interface, in us, in this round
 }
 
 func run(ctx context.Context, r *bench.Run) (err error) {
-	tools, err := compile(ctx, cmp.Or(r.ServerCPUs, serverCPUs))
+	remote, done, err := openRemote(r, cmp.Or(r.Peer, flags.peer), cmp.Or(r.TokenFile, flags.tokenFile))
 	if err != nil {
 		return err
 	}
-	e := &experiment{run: r, tools: tools, lengths: lengthsOf(r.Quick), up: map[string]*contender{}}
+	defer done()
+	tools, err := compile(ctx, cmp.Or(r.ServerCPUs, flags.serverCPUs), remote != nil)
+	if err != nil {
+		return err
+	}
+	e := &experiment{run: r, tools: tools, lengths: lengthsOf(r.Quick), up: map[string]*contender{}, remote: remote}
 	defer func() { err = errors.Join(err, e.close()) }()
 	for _, load := range r.Loads() {
 		if err := e.runLoad(ctx, load); err != nil {
@@ -140,12 +156,20 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 	if err != nil {
 		return err
 	}
+	if e.remote != nil && !slices.Contains(remoteLoads, name) {
+		e.run.Note("%s is left out: with --peer there are %s", load, strings.Join(remoteLoads, ", "))
+		return nil
+	}
 	f := e.family(name)
 	var trials []bench.Trial
 	if name == "direct" || name == "routed" || name == "coap" {
 		trials = append(trials, e.aloneTrial(f, n))
 	}
 	for _, config := range f.configs {
+		if e.remote != nil {
+			trials = append(trials, e.remoteTrial(f, config, load, n))
+			continue
+		}
 		var c *contender
 		trials = append(trials, bench.Trial{Config: config,
 			Open: func() (_ io.Closer, err error) { // e closes it, after all loads
@@ -209,6 +233,11 @@ func (e *experiment) chooseVariant(c *contender, load string, n int) error {
 
 func (e *experiment) notes() {
 	clients, servers := e.tools.cpus()
+	if e.remote != nil {
+		e.run.Note("servers are pinned to CPUs %s of this machine, and what the kernel does for a packet it does where the "+
+			"NIC has its interrupt", servers)
+		return
+	}
 	e.run.Note("the client is pinned to CPU %s, servers to CPU %s; what the kernel does for a packet it does on the CPU "+
 		"of its sender, "+
 		"but in the routed loads on the server's (RPS), where router and server share the time", clients, servers)

@@ -29,7 +29,7 @@ func newExperiment(t *testing.T) *experiment {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	tools, err := compile(t.Context(), 0)
+	tools, err := compile(t.Context(), 0, false)
 	if errors.As(err, new(*pkgs.ToolError)) {
 		t.Skip(err)
 	}

@@ -80,6 +80,15 @@ func (n *Namespace) netlink() (*netlink.Handle, error) {
 
 func (n *Namespace) close() { n.handle.Close() }
 
+// Current is the namespace of the caller, without a lab, and what closes it. The caller ends processes that it starts.
+func Current() (*Namespace, func(), error) {
+	n, err := currentNamespace(context.Background())
+	if err != nil {
+		return nil, nil, err
+	}
+	return n, n.close, nil
+}
+
 func currentNamespace(ctx context.Context) (*Namespace, error) {
 	handle, err := netns.Get()
 	if err != nil {

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package responder
+
+import (
+	"context"
+	"crypto/subtle"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/netip"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+func init() { bench.RegisterCommand(peerCommand) }
+
+// question asks a peer to run the client once, against the server that asks; it is the body of a POST to askPath.
+type question struct {
+	Mode         string  `json:"mode"`
+	Protocol     string  `json:"protocol"`
+	Port         int     `json:"port"`
+	Threads      int     `json:"threads"` // or flows
+	Milliseconds int64   `json:"milliseconds"`
+	Number       float64 `json:"number"` // of requests on each thread, or a second
+}
+
+// reply is what the client printed, and where it ran.
+type reply struct {
+	Answer  json.RawMessage `json:"answer"`
+	Machine string          `json:"machine"`
+	CPUs    int             `json:"cpus"`
+}
+
+const (
+	askPath = "/ask"
+	// The longest body of a question, and of a reply: a thread's mean is at most 24 bytes.
+	longestQuestion = 4 << 10
+	longestReply    = 1 << 20
+	// The most that a question may ask for.
+	peerThreads = 1000
+	peerNumber  = 1e7
+	peerLength  = 10 * time.Minute
+	shortToken  = 16 // characters: the shortest token
+)
+
+// check refuses what no benchmark asks: the peer is for these alone.
+func (q question) check() error {
+	switch {
+	case !slices.Contains([]string{"ask", "offer"}, q.Mode) || !slices.Contains([]string{"speed", "coap"}, q.Protocol):
+		return fmt.Errorf("mode %q of protocol %q: there are ask and offer of speed and coap", q.Mode, q.Protocol)
+	case q.Port < 1 || q.Port > math.MaxUint16 || q.Threads < 1 || q.Threads > peerThreads:
+		return fmt.Errorf("port %d, %d threads: want a port, and 1 to %d threads", q.Port, q.Threads, peerThreads)
+	case q.Milliseconds < 0 || q.Milliseconds > peerLength.Milliseconds() || !(q.Number >= 0 && q.Number <= peerNumber):
+		return fmt.Errorf("%d ms, number %g: at most %v, and 0 to %g", q.Milliseconds, q.Number, peerLength, peerNumber)
+	}
+	return nil
+}
+
+func peerCommand() *cobra.Command {
+	var listen, tokenFile string
+	cmd := &cobra.Command{
+		Use:   "peer",
+		Short: "Run the client of `kerb bench responder --peer` on this machine",
+		Long: "Waits for `kerb bench responder --peer` on another machine, and runs its client here, on all CPUs. It sends " +
+			"requests only to the\nmachine that asks, which has to know the token. The token crosses the network as it is: use " +
+			"one that is for this alone.",
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			cmd.SilenceUsage = true
+			token, err := readToken(tokenFile)
+			if err != nil {
+				return err
+			}
+			ctx := cmd.Context()
+			if ctx == nil {
+				ctx = context.Background()
+			}
+			return servePeer(ctx, listen, token, cmd.ErrOrStderr())
+		},
+	}
+	cmd.Flags().StringVar(&listen, "listen", "", "address and port to wait at")
+	cmd.Flags().StringVar(&tokenFile, "token-file", "", "file with the token, which both machines have")
+	_ = cmd.MarkFlagRequired("listen") // fails for unknown flags only
+	_ = cmd.MarkFlagRequired("token-file")
+	return cmd
+}
+
+// readToken reads a token of one line.
+func readToken(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", fmt.Errorf("token: %w", err)
+	}
+	token := strings.TrimSpace(string(data))
+	if len(token) < shortToken || strings.ContainsAny(token, " \n") {
+		return "", fmt.Errorf("token in %s: want one line of at least %d characters, such as of `openssl rand -hex 16`",
+			path, shortToken)
+	}
+	return token, nil
+}
+
+// servePeer returns when the context ends.
+func servePeer(ctx context.Context, listen, token string, log io.Writer) (err error) {
+	t, err := compilePeer(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, t.Close()) }()
+	listener, err := net.Listen("tcp", listen)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(log, "waiting at %s\n", listener.Addr())
+	s := &http.Server{Handler: newPeer(token, t, exec.CommandContext), ReadHeaderTimeout: 10 * time.Second}
+	stop := context.AfterFunc(ctx, func() { s.Close() })
+	defer stop()
+	if err := s.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+		return err
+	}
+	return nil
+}
+
+// compilePeer gives all CPUs to the client.
+func compilePeer(ctx context.Context) (t *tools, err error) {
+	t = &tools{}
+	if t.clients, err = bench.CPUs(); err == nil {
+		t.Programs, err = bench.Compile(ctx, nil, files, sources[0])
+	}
+	return t, err
+}
+
+// peer runs the client, one at a time.
+type peer struct {
+	token   string
+	tools   *tools
+	command func(context.Context, string, ...string) *exec.Cmd
+	running sync.Mutex
+}
+
+func newPeer(token string, t *tools, command func(context.Context, string, ...string) *exec.Cmd) http.Handler {
+	mux := http.NewServeMux()
+	mux.Handle("POST "+askPath, &peer{token: token, tools: t, command: command})
+	return mux
+}
+
+func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	given := []byte(r.Header.Get("Authorization"))
+	if subtle.ConstantTimeCompare(given, []byte("Bearer "+p.token)) != 1 {
+		http.Error(w, "the token is not the one of --token-file here", http.StatusUnauthorized)
+		return
+	}
+	var q question
+	decoder := json.NewDecoder(http.MaxBytesReader(w, r.Body, longestQuestion))
+	decoder.DisallowUnknownFields()
+	err := decoder.Decode(&q)
+	if err == nil {
+		err = q.check()
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	server, err := netip.ParseAddrPort(r.RemoteAddr)
+	if err != nil || !server.Addr().Unmap().Is4() {
+		http.Error(w, "the client speaks IPv4 only: use an IPv4 address for --peer", http.StatusBadRequest)
+		return
+	}
+	if !p.running.TryLock() {
+		http.Error(w, "another benchmark uses this peer", http.StatusConflict)
+		return
+	}
+	defer p.running.Unlock()
+	out, err := p.run(r.Context(), server.Addr().Unmap(), q)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(reply{Answer: out, Machine: bench.ThisMachine(),
+		CPUs: len(p.tools.clients)}) // the other side sees what is missing
+}
+
+func (p *peer) run(ctx context.Context, server netip.Addr, q question) (json.RawMessage, error) {
+	cpus := list(p.tools.clients)
+	cmd := p.command(ctx, p.tools.Path("client"), q.Mode, q.Protocol, server.String(), strconv.Itoa(q.Port), cpus, cpus,
+		strconv.Itoa(q.Threads), strconv.FormatInt(q.Milliseconds, 10), strconv.FormatFloat(q.Number, 'f', -1, 64), "0")
+	out, err := cmd.Output()
+	if exit, failed := errors.AsType[*exec.ExitError](err); failed {
+		return nil, fmt.Errorf("client: %w: %s", err, exit.Stderr)
+	}
+	return out, err
+}
