@@ -70,8 +70,8 @@ func command() *cobra.Command {
 	cmd.Flags().StringVar(&f.linkedIn, "link", "", "have the printed tables show figures in this directory")
 	cmd.Flags().IntVar(&f.serverCPUs, "server-cpus", 0, "weinhold: CPUs of the servers; the client has all others "+
 		"(default half)")
-	cmd.Flags().StringVar(&f.peer, "peer", "", "weinhold: address and port of `kerb bench peer` on the machine that is to "+
-		"be the client")
+	cmd.Flags().StringVar(&f.peer, "peer", "", "weinhold: address and port of `kerb bench peer` on the machine that is "+
+		"to be the client")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "weinhold: file with the token of --peer")
 	cmd.MarkFlagsMutuallyExclusive("short", "quick")
 	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus", "peer"} {
@@ -123,9 +123,10 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 	if f.report != "" {
 		return readReport(f.report, w)
 	}
-	if (f.serverCPUs != 0 || f.peer != "") && !slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides }) {
-		return nil, fmt.Errorf("--server-cpus and --peer are of no use: no table of %s has a client and servers with CPUs of their own",
-			w.Name)
+	divided := slices.ContainsFunc(w.Tables, func(t Table) bool { return t.Experiment == divides })
+	if (f.serverCPUs != 0 || f.peer != "") && !divided {
+		return nil, fmt.Errorf("--server-cpus and --peer are of no use: no table of %s has a client and servers with CPUs "+
+			"of their own", w.Name)
 	}
 	ctx := cmd.Context()
 	if ctx == nil {

@@ -75,9 +75,9 @@ func peerCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "peer",
 		Short: "Run the client of `kerb bench responder --peer` on this machine",
-		Long: "Waits for `kerb bench responder --peer` on another machine, and runs its client here, on all CPUs. It sends " +
-			"requests only to the\nmachine that asks, which has to know the token. The token crosses the network as it is: use " +
-			"one that is for this alone.",
+		Long: "Waits for `kerb bench responder --peer` on another machine, and runs its client here, on all CPUs. It " +
+			"sends requests only to the\nmachine that asks, which has to know the token. The token crosses the network as it " +
+			"is: use one that is for this alone.",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cmd.SilenceUsage = true

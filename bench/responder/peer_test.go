@@ -94,7 +94,7 @@ func TestPeer(t *testing.T) {
 	}
 }
 
-// A peer runs nothing for whoever does not know the token, and nothing that no benchmark asks.
+// A peer runs nothing for a client that does not know the token, and nothing that no benchmark asks.
 func TestPeerRefuses(t *testing.T) {
 	h := newPeer(testToken, &tools{}, nil) // a question that is let through panics
 	good := `{"mode":"ask","protocol":"speed","port":7007,"threads":1,"milliseconds":1,"number":1}`
