@@ -66,8 +66,8 @@ modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node, ./kerb-kube-controller, ./kubectl-kerb, ./kerb-otlp; static binaries for amd64 and arm64, and manual pages, in dist/
-	for program in kerb kerb-bench kerb-cni kerb-kube-node kerb-kube-controller kubectl-kerb kerb-otlp; do for arch in amd64 arm64; do \
+build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node, ./kerb-kube-controller, ./kubectl-kerb, ./kerb-oakestra, ./kerb-otlp; static binaries for amd64 and arm64, and manual pages, in dist/
+	for program in kerb kerb-bench kerb-cni kerb-kube-node kerb-kube-controller kubectl-kerb kerb-oakestra kerb-otlp; do for arch in amd64 arm64; do \
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1

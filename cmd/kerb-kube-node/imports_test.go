@@ -13,7 +13,8 @@ const kerb = "github.com/kerb-edge/kerb/"
 // Nodes without Kubernetes carry nothing of it, and nodes with it no client that takes more memory than the rest.
 func TestImports(t *testing.T) {
 	for program, banned := range map[string][]string{
-		"cmd/kerb":       {kerb + "integrations/kubernetes", "k8s.io/client-go"},
+		"cmd/kerb": {kerb + "integrations/kubernetes", "k8s.io/client-go", kerb + "integrations/oakestra",
+			"github.com/eclipse/"},
 		"cmd/kerb-bench": {kerb + "integrations/kubernetes", "k8s.io/client-go"},
 		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
 			kerb + "internal/agent"},

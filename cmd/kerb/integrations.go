@@ -3,13 +3,19 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
 	"log/slog"
 	"net/netip"
+	"os"
+	"os/exec"
 
 	"github.com/kerb-edge/kerb/integrations/containers"
-	"github.com/kerb-edge/kerb/integrations/oakestra"
 	"github.com/kerb-edge/kerb/internal/agent"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/config"
 	"github.com/kerb-edge/kerb/internal/doctor"
 	"github.com/kerb-edge/kerb/internal/integration"
@@ -17,7 +23,7 @@ import (
 )
 
 // integrations are those inside the binary.
-var integrations = map[string]integration.Main{"oakestra": oakestra.Main, "containers": containers.Main}
+var integrations = map[string]integration.Main{"containers": containers.Main}
 
 // configured are the integrations that a configuration asks for.
 func configured(c config.Config) (all []integration.Program) {
@@ -29,42 +35,57 @@ func configured(c config.Config) (all []integration.Program) {
 	if c.Oakestra == nil {
 		return all
 	}
-	o := c.Oakestra.WithDefaults(c.Paths)
+	node := c.OakestraNode()
 	var resolves []netip.Prefix
-	for _, text := range o.Ranges { // were checked
+	for _, text := range node.Oakestra.Ranges { // were checked
 		resolves = append(resolves, netip.MustParsePrefix(text))
 	}
-	return append(all, integration.Program{Name: "oakestra", Resolves: resolves, Options: oakestraOptions(c, o)})
-}
-
-func oakestraOptions(c config.Config, o config.Oakestra) oakestra.Options {
-	return oakestra.Options{
-		Agent: c.Paths.Socket(), State: c.Paths.State, File: c.Paths.Oakestra(),
-		Socket: o.Socket, SocketGroup: c.SocketGroup, TCP: o.TCP, TLS: o.TLS,
-		Bridge: o.Bridge, Alongside: o.Alongside, Subnet: o.Subnet, Subnet6: o.Subnet6, Ranges: o.Ranges,
-		Broker: oakestra.Broker(o.Broker), Address: o.Address, Port: o.Port, NetManager: o.NetManager,
-		Packages: o.Packages, RequireModules: o.RequireModules, Abstractor: o.AbstractorPort,
-	}
+	return append(all, integration.Program{Name: "oakestra", Program: binpath.Oakestra, Resolves: resolves, Options: node})
 }
 
 // checkOakestra also runs on nodes whose configuration has no section oakestra.
 func checkOakestra(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error) {
-	var o config.Oakestra
-	if c.Oakestra != nil {
-		o = *c.Oakestra
+	program, err := binpath.Find(binpath.Oakestra)
+	if err != nil {
+		return nil, err
 	}
-	options := oakestraOptions(c, o.WithDefaults(c.Paths))
-	options.Cluster = cluster
-	found, err := oakestra.Check(ctx, oakestra.CheckOptions{Options: options, Services: services})
-	checks := make([]doctor.Check, 0, len(found))
-	for _, f := range found {
-		checks = append(checks, doctor.Check{Name: f.Name, Status: doctor.Status(f.Status), Found: f.Found, Remedy: f.Remedy})
+	node := c.OakestraNode()
+	node.Cluster, node.Services = cluster, services
+	in, err := json.Marshal(node)
+	if err != nil {
+		return nil, err
 	}
-	return checks, err
+	cmd := exec.CommandContext(ctx, program, "check")
+	cmd.Stdin = bytes.NewReader(in)
+	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) {
+		return nil, errors.New(string(bytes.TrimSpace(failed.Stderr)))
+	}
+	if err != nil {
+		return nil, err
+	}
+	var all []doctor.Check
+	err = json.Unmarshal(out, &all)
+	return all, err
 }
 
 func runAgent(ctx context.Context, c config.Config, log *slog.Logger) error {
 	return agent.Run(ctx, c, log, configured(c)...)
 }
 
-func purge(p paths.Paths) error { return oakestra.Purge(p.State) }
+// purge removes what kerb-oakestra has made, if it ever ran.
+func purge(p paths.Paths) error {
+	program, err := binpath.Find(binpath.Oakestra)
+	if err != nil {
+		if _, unused := os.Lstat(p.Oakestra()); unused != nil {
+			return nil
+		}
+		return fmt.Errorf("what Oakestra's services had remains: %w", err)
+	}
+	out, err := exec.Command(program, "purge", p.State).CombinedOutput()
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))
+	}
+	return nil
+}

@@ -27,7 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Oakestra)) }
 
 // node is a machine of its own with an agent that listens for Oakestra.
 type node struct {

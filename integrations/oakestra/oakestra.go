@@ -11,7 +11,6 @@ package oakestra
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,28 +29,28 @@ import (
 
 // Options are what the agent starts the integration with.
 type Options struct {
-	Agent       string     `json:"agent"`       // socket of the agent's API
-	State       string     `json:"state"`       // directory of the agent's state: interfaces and tables are named after it
-	File        string     `json:"file"`        // of what is deployed
-	Socket      string     `json:"socket"`      // that NodeEngine uses; empty: none
-	SocketGroup string     `json:"socketGroup"` // group that may use it
-	TCP         string     `json:"tcp"`         // host:port; empty: none
-	TLS         *serve.TCP `json:"tls"`         // nil: everybody who reaches TCP may change the node
-	Bridge      string     `json:"bridge"`
-	Alongside   string     `json:"alongside"` // bridge of a NetManager on this node, whose ports are services; empty: none
-	Subnet      string     `json:"subnet"`    // empty: the cluster assigns it
-	Subnet6     string     `json:"subnet6"`
-	Ranges      []string   `json:"ranges"` // of virtual addresses, for the proxy
-	Broker      Broker     `json:"broker"`
-	Cluster     string     `json:"cluster"`    // unless the registration says
-	Address     string     `json:"address"`    // of this node, to announce; empty: found out
-	Port        int        `json:"port"`       // of the tunnel, to announce
-	NetManager  string     `json:"netManager"` // its directory: files for what is not set, and its socket
-	MTU         int        `json:"mtu"`        // of services; 0: from NetManager's file
+	Agent       string           // socket of the agent's API
+	State       string           // directory of the agent's state: interfaces and tables are named after it
+	File        string            // of what is deployed
+	Socket      string          // that NodeEngine uses; empty: none
+	SocketGroup string     // group that may use it
+	TCP         string             // host:port; empty: none
+	TLS         *serve.TCP         // nil: everybody who reaches TCP may change the node
+	Bridge      string    
+	Alongside   string     // bridge of a NetManager on this node, whose ports are services; empty: none
+	Subnet      string        // empty: the cluster assigns it
+	Subnet6     string    
+	Ranges      []string   // of virtual addresses, for the proxy
+	Broker      Broker    
+	Cluster     string        // unless the registration says
+	Address     string        // of this node, to announce; empty: found out
+	Port        int              // of the tunnel, to announce
+	NetManager  string     // its directory: files for what is not set, and its socket
+	MTU         int               // of services; 0: from NetManager's file
 	// Packages are directories of packages that services may have by name.
-	Packages       []string `json:"packages"`
-	RequireModules bool     `json:"requireModules"` // no service starts whose modules are not known
-	Abstractor     int      `json:"abstractor"`     // port of the cluster's resource abstractor
+	Packages       []string
+	RequireModules bool     // no service starts whose modules are not known
+	Abstractor     int          // port of the cluster's resource abstractor
 }
 
 // Limits of a request. Applying may verify chains of many services on a slow node.
@@ -93,12 +92,8 @@ type Listener struct {
 	preparing string
 }
 
-// Main is the integration's process: it serves until ctx ends. options is the JSON of Options.
-func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Agent) error {
-	var o Options
-	if err := json.Unmarshal(options, &o); err != nil {
-		return fmt.Errorf("options: %w", err)
-	}
+// Main is the integration's process: it serves until ctx ends.
+func Main(ctx context.Context, o Options, log *slog.Logger, agent *link.Agent) error {
 	o, err := o.withNetcfg()
 	if err != nil {
 		return err

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package binpath finds the other programs of an installation: kerb runs kerb-bench, and kerb-bench runs kerb.
+// Package binpath finds the other programs of an installation: kerb runs kerb-bench and kerb-oakestra, and kerb-bench
+// runs kerb.
 package binpath
 
 import (
@@ -12,8 +13,9 @@ import (
 
 // The programs.
 const (
-	Kerb  = "kerb"       // the agent and its command line
-	Bench = "kerb-bench" // benchmarks and the demo
+	Kerb     = "kerb"          // the agent and its command line
+	Bench    = "kerb-bench"    // benchmarks and the demo
+	Oakestra = "kerb-oakestra" // the integration with Oakestra
 )
 
 // KerbEnv is the environment variable with the path of the kerb that kerb-bench runs.
@@ -34,9 +36,8 @@ func find(dir, name string) (string, error) {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		return "", fmt.Errorf("%s is neither in %s nor on PATH; `make build` in a checkout of Kerb builds kerb and "+
-			"kerb-bench: "+
-			"install both in one directory", name, dir)
+		return "", fmt.Errorf("%s is neither in %s nor on PATH; `make build` in a checkout of Kerb builds all programs: "+
+			"install them in one directory", name, dir)
 	}
 	return path, nil
 }

@@ -53,6 +53,25 @@ type OakestraBroker struct {
 	PasswordFile string `json:"passwordFile,omitempty"`
 }
 
+// OakestraNode is what kerb-oakestra receives about its node, as JSON.
+type OakestraNode struct {
+	Paths       paths.Paths
+	SocketGroup string
+	Oakestra    Oakestra // with defaults
+	// Of a check alone: the address of the cluster, unless the registration has it, and services to look up.
+	Cluster  string   `json:",omitempty"`
+	Services []string `json:",omitempty"`
+}
+
+// OakestraNode returns what kerb-oakestra receives. The section oakestra may be missing.
+func (c Config) OakestraNode() OakestraNode {
+	var o Oakestra
+	if c.Oakestra != nil {
+		o = *c.Oakestra
+	}
+	return OakestraNode{Paths: c.Paths, SocketGroup: c.SocketGroup, Oakestra: o.WithDefaults(c.Paths)}
+}
+
 // WithDefaults returns o with defaults: the socket unless TCP is configured, and Oakestra's first subnet of IPv6 if
 // there is one of IPv4. Without them the cluster assigns both.
 func (o Oakestra) WithDefaults(p paths.Paths) Oakestra {

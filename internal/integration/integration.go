@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package integration runs integrations: programs inside the binary that connect the agent with an orchestrator. Each
-// is a child process with few capabilities that uses the agent's API as any client does. The agent starts it, restarts
-// it with backoff, carries its log, and stops it; it does not outlive the agent.
+// Package integration runs integrations, which connect the agent with an orchestrator: inside the binary, or as a
+// program of their own. Each is a child process with few capabilities that uses the agent's API as any client does. The
+// agent starts it, restarts it with backoff, carries its log, and stops it; it does not outlive the agent.
 package integration
 
 import (
@@ -22,6 +22,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/integration/link"
 	"github.com/kerb-edge/kerb/internal/resolve"
@@ -37,6 +38,7 @@ const (
 // Program is an integration that the configuration asks for.
 type Program struct {
 	Name     string
+	Program  string          // its own one, next to this one or on PATH; empty: this one
 	Options  any             // becomes JSON
 	Resolves []netip.Prefix  // addresses that it looks up, as the resolver of its name
 	resolver *resolve.Remote // nil without Resolves
@@ -115,8 +117,15 @@ func (s *Set) once(ctx context.Context, c *child) error {
 	if err != nil {
 		return err
 	}
+	program := self
+	if c.Program.Program != "" {
+		if program, err = binpath.Find(c.Program.Program); err != nil {
+			s.set(func() { c.problem = err.Error() })
+			return err
+		}
+	}
 	out := &relay{log: s.log.With("integration", c.Name)}
-	cmd := exec.CommandContext(ctx, self, confineCommand, c.Name, string(options), strconv.Itoa(os.Getpid()))
+	cmd := exec.CommandContext(ctx, program, confineCommand, c.Name, string(options), strconv.Itoa(os.Getpid()))
 	cmd.Args[0], cmd.Env, cmd.Stdout, cmd.Stderr = "kerb", []string{}, out, out
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel, cmd.WaitDelay = func() error { return cmd.Process.Signal(syscall.SIGTERM) }, stopTime

@@ -108,3 +108,21 @@ func TestLife(t *testing.T) {
 	write("end")
 	check("False", "NotRunning", "probe: exit status 1: asked to end")
 }
+
+// An integration whose program is not installed does not run, and its condition says what to do.
+func TestProgramIsMissing(t *testing.T) {
+	changed := make(chan struct{}, 16)
+	s := NewSet([]Program{{Name: "probe", Program: "kerb-absent"}}, slog.New(slog.DiscardHandler),
+		func() { changed <- struct{}{} })
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+	running.Go(func() { s.Run(ctx) })
+	<-changed
+	c, _ := s.Condition()
+	if c.Reason != "NotRunning" || !strings.Contains(c.Message, "kerb-absent") ||
+		!strings.Contains(c.Message, "one directory") {
+		t.Errorf("condition %+v", c)
+	}
+}

@@ -30,7 +30,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Oakestra)) }
 
 // bed is a cluster with workers.
 type bed struct {

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
@@ -16,6 +17,11 @@ import (
 
 // Kerb is kerb as it is in the tree, while Main runs the tests.
 var Kerb string
+
+// Oakestra is for Main: the tests use the integration with Oakestra.
+func Oakestra(dir string) error {
+	return gobuild.Build(filepath.Join(dir, binpath.Oakestra), "github.com/kerb-edge/kerb/cmd/kerb-oakestra")
+}
 
 // Main runs a package's tests, alongside which those of other packages and other runs may continue. It clears away what
 // killed runs have left, builds kerb, and lets the package prepare what else it needs, in a directory that every user
