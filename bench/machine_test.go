@@ -4,6 +4,7 @@ package bench
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"testing/fstest"
 )
@@ -29,6 +30,9 @@ func TestMachine(t *testing.T) {
 	}
 	if m.Steal != 20 { // of 100 ticks, without the guests' time
 		t.Errorf("steal %v%%, want 20", m.Steal)
+	}
+	if got := (&Report{Machine: m}).Where(); !strings.HasSuffix(got, want+", steal 20.0%") {
+		t.Errorf("a report is of %s", got)
 	}
 	if got := m.warnings(2); len(got) != 3 {
 		t.Errorf("warnings %q, want governor, load and steal", got)

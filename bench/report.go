@@ -64,7 +64,7 @@ func newReport(e Experiment, quick bool) *Report {
 func (r *Report) Where() string {
 	text := fmt.Sprintf("%s on Linux %s, %d CPUs", r.Experiment, r.Kernel, r.CPUs)
 	if r.Machine != nil {
-		text += ", " + r.Machine.String()
+		text += fmt.Sprintf(", %s, steal %.1f%%", r.Machine, r.Machine.Steal)
 	}
 	if r.Quick {
 		text += "; a quick run"

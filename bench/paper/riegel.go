@@ -48,6 +48,7 @@ var riegelProxy = Table{
 			Published: before(0.26, 21.2)},
 		{Label: "CPU at 100 Mbit/s", Load: sameNode, Metric: "cpu", Stat: "p50", Unit: "%", By: 100,
 			Published: before(20.19, 5.39)},
+		{Label: "memory", Load: sameNode, Metric: "memory", Stat: "p50", Unit: "MiB"},
 	},
 	Figures: []bench.Figure{
 		{Kind: "cdf", Name: "4-1", Title: "Figure 4.1: latency of TCP handshakes", Metric: "connect"},

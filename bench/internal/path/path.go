@@ -152,9 +152,8 @@ func (p *Path) Measure(quick bool) ([]bench.Sample, error) {
 	if err != nil {
 		return nil, fmt.Errorf("parallel streams: %w", err)
 	}
-	cores, err := p.cost(t.calm, t.cost)
-	return append(samples, bench.P50("throughput_max", "Gbit/s", most),
-		bench.P50("cpu", "cores", cores)), err
+	costs, err := p.costs(t.calm, t.cost)
+	return append(append(samples, bench.P50("throughput_max", "Gbit/s", most)), costs...), err
 }
 
 const mostStreams = 8
@@ -214,6 +213,15 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 	}
 	defer pair.Close()
 	return pair.Throughput(duration)
+}
+
+// costs are CPU time, and memory when nothing is sent, of all programs that take part and of Kerb's maps.
+func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
+	cores, err1 := p.cost(calm, duration)
+	bytes, err2 := p.memory()
+	tables, err3 := p.tables()
+	return []bench.Sample{bench.P50("cpu", "cores", cores), bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20))},
+		errors.Join(err1, err2, err3)
 }
 
 // cost is the CPU time of TCP at 100 Mbit/s, in cores, of Kerb's agents, too. iperf3's start and end are left out.

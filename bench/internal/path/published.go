@@ -35,7 +35,7 @@ func (p *Path) MeasurePublished(r *bench.Run, config, load string) ([]bench.Samp
 	if err != nil {
 		return nil, fmt.Errorf("throughput: %w", err)
 	}
-	cores, err := p.cost(500*time.Millisecond, length)
+	costs, err := p.costs(500*time.Millisecond, length)
 	if err != nil {
 		return nil, fmt.Errorf("CPU: %w", err)
 	}
@@ -43,8 +43,7 @@ func (p *Path) MeasurePublished(r *bench.Run, config, load string) ([]bench.Samp
 	r.Keep(config, load, "connect", "us", connects)
 	r.Keep(config, load, "jitter", "us", []float64{jitter})
 	r.Keep(config, load, "throughput", "Gbit/s", []float64{rate})
-	return append(bench.MedianAnd99("connect", "us", connects),
-		bench.P50("jitter", "us", jitter),
-		bench.P50("throughput", "Gbit/s", rate),
-		bench.P50("cpu", "cores", cores)), nil
+	samples := append(bench.MedianAnd99("connect", "us", connects), bench.P50("jitter", "us", jitter),
+		bench.P50("throughput", "Gbit/s", rate))
+	return append(samples, costs...), nil
 }
