@@ -49,7 +49,7 @@ var weinholdTimes = Table{
 	Loads:      Same([]string{"published/120"}),
 	Rounds:     [modes]int{96, 10, 3},
 	Counts:     weinholdCounts,
-	Takes:      [modes]time.Duration{2 * time.Hour, 2 * time.Minute, 8 * time.Second},
+	Takes:      [modes]time.Duration{200 * time.Minute, 3 * time.Minute, 12 * time.Second},
 	Configs:    weinholdPrograms,
 	Differs:    oneMachine,
 	Rows: []Row{
@@ -88,7 +88,7 @@ var weinholdLoss = Table{
 	Loads:      [modes][]string{{untilLoss}, {untilLoss}, {"until-loss/40"}},
 	Rounds:     [modes]int{5, 1, 1},
 	Counts:     weinholdCounts,
-	Takes:      [modes]time.Duration{48 * time.Hour, 3 * time.Minute, 4 * time.Second},
+	Takes:      [modes]time.Duration{80 * time.Hour, 5 * time.Minute, 6 * time.Second},
 	Configs:    weinholdPrograms,
 	Differs: oneMachine + "; 20 threads more each time unless with the published counts, and never more than 400, which " +
 		"stands for no loss",
@@ -109,7 +109,7 @@ var weinholdThreads = Table{
 		{"threads/1", "threads/60", "threads/120"}},
 	Rounds:  [modes]int{1, 3, 1},
 	Counts:  weinholdCounts,
-	Takes:   [modes]time.Duration{30 * time.Minute, 5 * time.Minute, 4 * time.Second},
+	Takes:   [modes]time.Duration{50 * time.Minute, 8 * time.Minute, 6 * time.Second},
 	Configs: weinholdPrograms,
 	Differs: oneMachine + "; up to 250 threads, not in steps of one",
 	Rows: []Row{
