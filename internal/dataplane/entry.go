@@ -62,7 +62,7 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	if code = slices.Concat(code, end, cold, leave); len(modules) == 0 {
 		return code
 	}
-	act := call(verdict, "out")
+	act := append(l.exit(), call(verdict, "out")...)
 	act[0] = act[0].WithSymbol(verdictLabel)
 	if !verdict.inline {
 		act = append(act, asm.Ja.Label("out"))

@@ -53,6 +53,7 @@ type linker struct {
 	samples                  *ebpf.Map          // the timed copy's programs; nil: no packet runs in a copy
 	timed                    bool               // this is the copy
 	background               bool               // no change waits for it
+	exits                    []int              // members with kerb_exit
 }
 
 func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
@@ -121,6 +122,10 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	start := newBody(begin, code)
+	exits, err := l.exitFunctions()
+	if err != nil {
+		return nil, err
+	}
 	code = l.entry(first, start, head, modules, verdict, parts, slot) // which finds the facts
 	out := append(optimize.Code(code, l.facts), start.rest()...)
 	out = append(out, head.rest()...)
@@ -130,7 +135,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	if len(modules) == 0 { // the kernel refuses functions that are never called
 		return optimize.Called(out), nil
 	}
-	out = append(out, verdict.rest()...)
+	out = append(append(out, verdict.rest()...), exits...)
 	for _, name := range l.extras(first, last) {
 		if code, err = l.function(l.object, name, name, nil); err != nil {
 			return nil, err

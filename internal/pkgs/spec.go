@@ -25,6 +25,7 @@ import (
 const (
 	EntryEgress  = "kerb_egress"
 	EntryIngress = "kerb_ingress"
+	EntryExit    = "kerb_exit" // optional, with one of the others
 )
 
 // smallestRing is the size of a page where pages are smallest, in bytes.
@@ -62,10 +63,14 @@ func checkEntries(spec *ebpf.CollectionSpec) error {
 		return &ObjectError{Err: ErrNoEntry}
 	}
 	for _, name := range slices.Sorted(maps.Keys(spec.Programs)) {
-		if name != EntryEgress && name != EntryIngress {
+		if name != EntryEgress && name != EntryIngress && name != EntryExit {
 			return &ObjectError{What: name, Err: ErrForeignEntry}
 		}
-		if err := checkEntry(spec.Programs[name]); err != nil {
+		params := 1
+		if name == EntryExit {
+			params = 5
+		}
+		if err := checkEntry(spec.Programs[name], params); err != nil {
 			return &ObjectError{What: name, Err: err}
 		}
 	}
@@ -73,13 +78,13 @@ func checkEntries(spec *ebpf.CollectionSpec) error {
 }
 
 // checkEntry compares the entry's signature and its idea of struct kerb_pkt with the contract.
-func checkEntry(prog *ebpf.ProgramSpec) error {
+func checkEntry(prog *ebpf.ProgramSpec, params int) error {
 	fn := btf.FuncMetadata(&prog.Instructions[0])
 	if fn == nil {
 		return ErrNoBTF
 	}
 	proto, ok := fn.Type.(*btf.FuncProto)
-	if !ok || len(proto.Params) != 1 {
+	if !ok || len(proto.Params) != params {
 		return ErrSignature
 	}
 	result, ok := btf.UnderlyingType(proto.Return).(*btf.Int)

@@ -75,35 +75,83 @@ static __always_inline void flows_count_tcp(const struct kerb_pkt *pkt, struct f
 	flows_tcp(v, &v->side[side], &v->side[!side], side, &s);
 }
 
-static __always_inline int flows_count(struct kerb_pkt *pkt, __u32 side)
+/* Whether the packet can be in a flow; what is IP and cannot is counted. */
+static __always_inline bool flows_key_of(struct kerb_pkt *pkt, struct flows_key *key, __u32 side,
+					 bool count)
+{
+	if (pkt->outcome == KERB_PARSE_NOT_IP)
+		return false;
+	kerb_forget(pkt);
+	if (pkt->outcome == KERB_PARSE_OK && flows_read(pkt, key, side))
+		return true;
+	if (count)
+		flows_unreadable(pkt);
+	return false;
+}
+
+/* Adds a packet to its flow. Returns NULL if it is in none. */
+static __always_inline struct flows_value *flows_record(struct kerb_pkt *pkt, __u32 side)
 {
 	struct flows_key key = {};
 	struct flows_value *v;
 
-	if (pkt->outcome == KERB_PARSE_NOT_IP)
-		return KERB_NEXT;
-	kerb_forget(pkt);
-	if (pkt->outcome != KERB_PARSE_OK || !flows_read(pkt, &key, side)) {
-		flows_unreadable(pkt);
-		return KERB_NEXT;
-	}
+	if (!flows_key_of(pkt, &key, side, true))
+		return 0;
 	v = flows_find(&key, side, pkt->len);
 	if (!v)
-		return KERB_NEXT;
+		return 0;
 	flows_add(&v->side[side].packets, 1);
 	flows_add(&v->side[side].bytes, pkt->len);
 	v->side[side].last = kerb_now();
 	if (key.proto == IPPROTO_TCP)
 		flows_count_tcp(pkt, v, side);
-	return KERB_NEXT;
+	return v;
+}
+
+/* The flow of a packet that was added before. Not there if a module has changed the addresses. */
+static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, __u32 side)
+{
+	struct flows_key key = {};
+
+	return flows_key_of(pkt, &key, side, false) ? bpf_map_lookup_elem(&flows, &key) : 0;
+}
+
+/* What another module has decided. Packets that do not come here are added now. */
+static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, __u32 place,
+					  bool seen, __u32 side)
+{
+	struct flows_value *v = seen ? flows_recorded(pkt, side) : flows_record(pkt, side);
+
+	if (!v || verdict == KERB_REDIRECT)
+		return;
+	if (verdict == KERB_REPLY) {
+		flows_add(&v->side[side].replied, 1);
+		return;
+	}
+	flows_add(&v->side[side].dropped, 1);
+	v->side[side].drop_place = place - 1;
+	v->side[side].drop_reason = verdict == KERB_DROP ? pkt->reason : KERB_DROP_BAD_VERDICT;
+}
+
+KERB_EXIT(pkt, verdict, place, own, side)
+{
+	if (!place)
+		return 0;
+	if (side)
+		flows_decided(pkt, verdict, place, place > own, FLOWS_INGRESS);
+	else
+		flows_decided(pkt, verdict, place, place > own, FLOWS_EGRESS);
+	return 0;
 }
 
 KERB_EGRESS(pkt)
 {
-	return flows_count(pkt, FLOWS_EGRESS);
+	flows_record(pkt, FLOWS_EGRESS);
+	return KERB_NEXT;
 }
 
 KERB_INGRESS(pkt)
 {
-	return flows_count(pkt, FLOWS_INGRESS);
+	flows_record(pkt, FLOWS_INGRESS);
+	return KERB_NEXT;
 }

@@ -83,6 +83,17 @@ func TestFlows(t *testing.T) {
 		got, _ = n.flows("--service", "cam", "--port", "8080")
 		return len(got) > 0
 	})
+	n.apply(module("fw", "firewall", "app=web", map[string]any{"rules": []any{map[string]any{"action": "allow",
+		"direction": "ingress", "protocol": "tcp"}}}))
+	stop := n.sendDenied()
+	n.Eventually("flows show what the firewall drops", func() bool {
+		got, _ = n.flows("--service", "web", "--protocol", "udp", "--port", "9")
+		return len(got) == 1 && got[0].Dropped > 10
+	})
+	stop()
+	if f := got[0]; f.Verdict != "drop" || f.Dropped != f.Packets || f.DropModule != "fw" || f.DropReason != "policy" {
+		t.Errorf("%+v", f)
+	}
 	n.Kill()
 	n.start()
 	n.Eventually("flows are there after a restart", func() bool {

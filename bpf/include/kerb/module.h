@@ -24,6 +24,14 @@
 #define KERB_EGRESS(pkt)  SEC("kerb/egress") int kerb_egress(struct kerb_pkt *pkt)
 #define KERB_INGRESS(pkt) SEC("kerb/ingress") int kerb_ingress(struct kerb_pkt *pkt)
 
+/* Optional: called with each packet that this chain drops, answers or redirects, after the module
+ * that decided. place is that module's in the chain, from 1 on (0: not known), own is this one's:
+ * if it is larger, this module has not seen the packet, as the others left it. side is 0 for
+ * packets from the service, 1 for packets to it. The result is ignored. */
+#define KERB_EXIT(pkt, verdict, place, own, side)                                     \
+	SEC("kerb/exit")                                                              \
+	int kerb_exit(struct kerb_pkt *pkt, __u32 verdict, __u32 place, __u32 own, __u32 side)
+
 /* A constant that the agent sets from the config property of the same name before the program is
  * loaded; the verifier then removes the branches it rules out. Integers and booleans; the value
  * given here is the default. */
