@@ -130,6 +130,24 @@ type ModuleStatus struct {
 	Counts      []ModuleCount `json:"counts,omitempty" doc:"Packets that reached the module, by hook and direction; absent on sockets"`
 	Drops       []Drop        `json:"drops,omitempty" doc:"Packets dropped, by reason"`
 	Events      *Events       `json:"events,omitempty" doc:"Events sent to the control plane; absent if the module sends none"`
+	Views       []View        `json:"views,omitempty" doc:"How the page shows what its control plane answers"`
+}
+
+// View is how the page shows what a control plane answers to a query.
+type View struct {
+	Title  string      `json:"title"`
+	Query  string      `json:"query" doc:"Of the package"`
+	Kind   string      `json:"kind" enum:"table,values,series" doc:"table: a row for each object of a list. values: the fields of an object. series: a graph of its numbers"`
+	Rows   string      `json:"rows,omitempty" doc:"Field of the answer that holds the list or the object, such as stats.ports; the answer itself unless set"`
+	Fields []ViewField `json:"fields,omitempty" doc:"All fields unless set"`
+}
+
+// ViewField is a column of a table, a value, or a line of a graph.
+type ViewField struct {
+	Field string `json:"field" doc:"Such as packets, or took.p99"`
+	Name  string `json:"name,omitempty" doc:"The same as field unless set"`
+	Unit  string `json:"unit,omitempty" enum:"bytes,nanoseconds," doc:"Of a number"`
+	Rate  bool   `json:"rate,omitempty" doc:"A counter of which a series shows the change per second"`
 }
 
 // Events counts what a module sends to its control plane through ring buffers.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/decode"
@@ -61,6 +62,8 @@ type Manifest struct {
 	Resources []string `json:"resources,omitempty"`
 	// Queries are the paths that the control plane answers (GET), with what it answers: kerb module query lists them.
 	Queries map[string]string `json:"queries,omitempty"`
+	// Views are how the page shows the answers to some of them.
+	Views []v1.View `json:"views,omitempty"`
 	// Inject is of older manifests.
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.
@@ -193,6 +196,7 @@ func (m *Manifest) check() error {
 	if a, b, n := sameReason(m.Notes); a != "" {
 		wrong("notes."+b, "%d is also the number of %s; give each note a different number", n, a)
 	}
+	m.checkViews(wrong)
 	if _, err := ParseBytes(m.Budget.Memory); err != nil {
 		wrong("budget.memory", "%v", err)
 	}
@@ -225,6 +229,18 @@ func (m *Manifest) checkMaps(wrong func(field, format string, args ...any)) {
 		}
 		if m.Maps.Migrate[name] == MigrateControl && m.Control == nil {
 			wrong("maps.migrate."+name, "requires a control plane, but the package has none")
+		}
+	}
+}
+
+// checkViews checks that views are of queries of the package, and graphs of fields that they name.
+func (m *Manifest) checkViews(wrong func(field, format string, args ...any)) {
+	for i, v := range m.Views {
+		if _, ok := m.Queries[v.Query]; !ok {
+			wrong(fmt.Sprintf("views[%d].query", i), "%q is not one of the package's queries; list it there", v.Query)
+		}
+		if v.Kind == "series" && len(v.Fields) == 0 {
+			wrong(fmt.Sprintf("views[%d].fields", i), "is missing; name the numbers that the graph shows")
 		}
 	}
 }

@@ -22,6 +22,7 @@ func (nd *Node) Module(m v1.Module) v1.Module {
 	d := nd.Modules[name]
 	if d != nil && d.Pkg != nil {
 		st.Package = v1.PackageRef{Name: d.Pkg.Name, Version: d.Pkg.Version, Digest: d.Pkg.Digest}
+		st.Views = d.Pkg.Views
 	}
 	if c := nd.Counters(name); c != nil {
 		st.Memory, st.Drops, st.Events = c.Memory(), nd.Drops(name), c.Events()

@@ -92,13 +92,7 @@ func (s *Server) routes() http.Handler {
 	for _, pattern := range reads {
 		private.HandleFunc("GET "+pattern, s.pass)
 	}
-	private.HandleFunc("GET /v1/modules/{name}/{route}", func(w http.ResponseWriter, r *http.Request) {
-		if !slices.Contains(moduleRoutes, r.PathValue("route")) {
-			http.NotFound(w, r)
-			return
-		}
-		s.pass(w, r)
-	})
+	private.HandleFunc("GET /v1/modules/{name}/{query...}", s.view)
 	if s.options.Write {
 		private.HandleFunc("POST /v1/changes/{name}/revert", s.pass)
 	}
@@ -118,10 +112,6 @@ func (s *Server) routes() http.Handler {
 var reads = []string{"/v1/status", "/v1/chains", "/v1/services", "/v1/services/{name}", "/v1/modules",
 	"/v1/modules/{name}", "/v1/virtualservices", "/v1/models", "/v1/sets", "/v1/packages", "/v1/changes",
 	"/v1/changes/{name}", "/v1/events", "/v1/drops", "/v1/explain", "/v1/trace"}
-
-// moduleRoutes are routes of built-in modules that the page shows.
-var moduleRoutes = []string{"agreement", "blocked", "classes", "fuse", "instances", "late", "listeners", "models",
-	"nodes", "pairs", "rules", "services", "stats"}
 
 // policy lets the page load its own files and ask this server, and nothing else.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
@@ -229,6 +219,28 @@ const mostPackets = 16 << 20
 // mediaTypes are the types of responses that the page gets. A module chooses those of its routes: as a script or a
 // document, a response could use the session.
 var mediaTypes = []string{"application/json", "application/x-ndjson", "application/problem+json"}
+
+// view passes a query of a module that its package has a view of, and no other.
+func (s *Server) view(w http.ResponseWriter, r *http.Request) {
+	name, query := r.PathValue("name"), r.PathValue("query")
+	if strings.ContainsFunc(name, notOfNames) {
+		http.NotFound(w, r)
+		return
+	}
+	response, err := s.options.Agent(r.Context(), http.MethodGet, "/v1/modules/"+name, http.NoBody)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer response.Body.Close()
+	var m v1alpha1.Module
+	if json.NewDecoder(io.LimitReader(response.Body, maxPart)).Decode(&m) != nil || m.Status == nil ||
+		!slices.ContainsFunc(m.Status.Views, func(v v1alpha1.View) bool { return v.Query == query }) {
+		http.NotFound(w, r)
+		return
+	}
+	s.pass(w, r)
+}
 
 // pass sends the request to the agent and its answer to the page, as it comes.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request) {

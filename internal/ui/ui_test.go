@@ -29,12 +29,19 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 	if a.down.Load() {
 		return nil, errors.New("no agent answers")
 	}
-	a.asked.Store(method + " " + path)
+	if path != "/v1/modules/px" && path != "/v1/modules/fw" {
+		a.asked.Store(method + " " + path)
+	}
 	w := httptest.NewRecorder()
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("X-Other", "not for browsers")
 	text := "[]"
 	switch {
+	case path == "/v1/modules/px":
+		text = `{"status": {"views": [{"query": "instances"}, {"query": "a/b"}, {"query": "rules"}, {"query": "stats"}]}}`
+	case path == "/v1/modules/fw":
+		w.WriteHeader(http.StatusNotFound)
+		text = `{"detail": "there is no module fw"}`
 	case path == "/v1/modules/px/rules":
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	case path == "/v1/modules/px/stats":
@@ -206,6 +213,7 @@ func TestRoutes(t *testing.T) {
 	for path, want := range map[string]string{"/v1/changes/7": "GET /v1/changes/7", "/v1/services": "GET /v1/services",
 		"/v1/explain?packet=tcp%20a": "GET /v1/explain?packet=tcp%20a",
 		"/v1/modules/px/instances":   "GET /v1/modules/px/instances",
+		"/v1/modules/px/a/b":         "GET /v1/modules/px/a/b",
 		"/v1/drops?count=5":          "GET /v1/drops?count=5",
 		"/v1/trace?count=5":          "GET /v1/trace?count=5"} {
 		s.wants(http.StatusOK, s.base+path, nil)
@@ -217,8 +225,8 @@ func TestRoutes(t *testing.T) {
 		s.wants(http.StatusBadGateway, s.base+path, nil)
 	}
 	s.asked.Store("nothing")
-	for _, path := range []string{"/v1/modules/px/sessions", "/v1/modules/fw/connections", "/v1/sets/x/elements",
-		"/metrics", "/v1/services/%2e%2e%2fapply", "/v1/services/..%2Fapply",
+	for _, path := range []string{"/v1/modules/px/sessions", "/v1/modules/px/", "/v1/modules/fw/connections",
+		"/v1/sets/x/elements", "/metrics", "/v1/services/%2e%2e%2fapply", "/v1/services/..%2Fapply",
 		"/v1/modules/px%2Fset/stats", "/v1/services/a%3fb", "/v1/x"} {
 		s.wants(http.StatusNotFound, s.base+path, nil)
 	}

@@ -19,12 +19,14 @@ export interface Chain {
   points?: Point[]; ready?: boolean; took?: Sampled; counts?: Count[];
 }
 export interface Drop { reason: string; packets: number; services?: { service: string; packets: number }[] }
+export interface ViewField { field: string; name?: string; unit?: "bytes" | "nanoseconds"; rate?: boolean }
+export interface View { title: string; query: string; kind: "table" | "values" | "series"; rows?: string; fields?: ViewField[] }
 export interface Module {
   metadata: Meta;
   spec: { package: string; attach: { services?: string; interfaces?: string[]; cgroups?: string[] }; budget?: { latency?: string; memory?: string } };
   status?: {
     conditions?: Condition[]; package: { name: string; version: string; digest: string }; attachments?: Point[]; memoryBytes: number;
-    counts?: Count[]; drops?: Drop[];
+    counts?: Count[]; drops?: Drop[]; views?: View[];
   };
 }
 export interface HookState { hook: string; mode: string; chain: string; program: number; modules: string[]; programs?: string[] }

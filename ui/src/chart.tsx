@@ -47,12 +47,15 @@ export function Hour({ lines, title, names }: { lines: Line[]; title: string; na
 }
 
 // Chart draws rates: of the last five minutes, or of the past. Screen readers get the last values as text.
-export function Chart({ lines, title, height = 190, past, changes = [] }: { lines: Line[]; title: string; height?: number; past?: Past; changes?: ChangeRecord[] }) {
+// span is in seconds; show has a value of a line as text.
+export function Chart({ lines, title, height = 190, past, changes = [], span = past ? hour : 300, show = (_key, n) => perSecond(n) }: {
+  lines: Line[]; title: string; height?: number; past?: Past; changes?: ChangeRecord[]; span?: number; show?: (key: string, n: number) => string;
+}) {
   const box = useRef<HTMLDivElement>(null);
   const plot = useRef<uPlot>(undefined);
   const marked = useRef(changes);
   marked.current = changes;
-  const span = past ? hour : 300, least = past ? hour : 60; // seconds
+  const least = span === hour ? hour : 60; // seconds
   const at = past?.times ?? times;
   const of = (key: string) => (past ? past.of.get(key) ?? at.map(() => null) : history(key));
   const data = (): uPlot.AlignedData => [at, ...lines.map((l) => of(l.key))] as uPlot.AlignedData;
@@ -81,7 +84,7 @@ export function Chart({ lines, title, height = 190, past, changes = [] }: { line
   }, [shape]);
   const newest = past ?? state.value.time;
   useEffect(() => { plot.current?.setData(data()); }, [newest, changes.length]);
-  const last = (l: Line) => perSecond(of(l.key).at(-1) ?? 0);
+  const last = (l: Line) => show(l.key, of(l.key).at(-1) ?? 0);
   return (
     <figure class="chart">
       <figcaption>

@@ -158,17 +158,19 @@ function isTimes(v: unknown): v is Times {
   return typeof v === "object" && v !== null && "p50" in v && "p99" in v && "max" in v;
 }
 
-// Plain shows any list of a module's route: a column for each field that has a plain value.
+// plain is a value of any kind as text.
+export function plain(v: unknown): string {
+  if (v === undefined || v === null) return "";
+  if (isTimes(v)) return `p50 ${nanos(v.p50)}, p99 ${nanos(v.p99)}, max ${nanos(v.max)}`;
+  if (typeof v === "object") return Array.isArray(v) ? v.map(plain).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${plain(x)}`).join(", ");
+  return String(v);
+}
+
+// Plain shows any list of a module's route: a column for each field.
 export function Plain({ rows, caption }: { rows: Record<string, unknown>[]; caption: string }) {
   const names = [...new Set(rows.flatMap((r) => Object.keys(r)))];
-  const text = (v: unknown): string => {
-    if (v === undefined || v === null) return "";
-    if (isTimes(v)) return `p50 ${nanos(v.p50)}, p99 ${nanos(v.p99)}, max ${nanos(v.max)}`;
-    if (typeof v === "object") return Array.isArray(v) ? v.map(text).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${text(x)}`).join(", ");
-    return String(v);
-  };
   return (
     <Table rows={rows} caption={caption} id={(r) => rows.indexOf(r)}
-      columns={names.map((name) => ({ name, num: rows.every((r: Record<string, unknown>) => typeof r[name] === "number" || r[name] === undefined), cell: (r: Record<string, unknown>) => text(r[name]) }))} />
+      columns={names.map((name) => ({ name, num: rows.every((r: Record<string, unknown>) => typeof r[name] === "number" || r[name] === undefined), cell: (r: Record<string, unknown>) => plain(r[name]) }))} />
   );
 }

@@ -5,6 +5,7 @@ import { send, type Package } from "../api";
 import { Hour } from "../chart";
 import { bytes, nanos, perSecond, plural, short } from "../format";
 import { Ago, Card, Chip, Conditions, Empty, Head, Table } from "../parts";
+import { Views } from "./views";
 import { byName, lastChangeOf, rate, state } from "../state";
 
 // useRoute reads a route of the agent, again every few seconds while its view is open.
@@ -50,6 +51,7 @@ export function ModuleView({ name }: { name: string }) {
           { name: "p99", num: true, cell: (c) => (c.took ? nanos(c.took.p99Nanoseconds) : "") },
         ]} /></Card>
       )}
+      <Views module={name} title={false} />
       <Card title="Where it runs"><Table rows={s?.attachments ?? []} caption="Attach points" id={(i) => i.interface + i.hook + (i.cgroup ?? "")} columns={[
         { name: "Service", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : "node") },
         { name: "Interface", cell: (i) => i.interface || i.cgroup },

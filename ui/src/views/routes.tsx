@@ -2,29 +2,13 @@
 // Views of what modules themselves answer: deadlines and models.
 import type { Model } from "../api";
 import { bytes } from "../format";
-import { Card, Conditions, Empty, Head, Plain } from "../parts";
+import { Card, Conditions, Empty, Head } from "../parts";
 import { byName, state } from "../state";
 import { useRoute } from "./modules";
+import { Views } from "./views";
 
 function modulesOf(pkg: string): string[] {
   return byName(state.value.modules).filter((m) => m.status?.package.name === pkg).map((m) => m.metadata.name);
-}
-
-function rowsOf(v: unknown): Record<string, unknown>[] {
-  if (Array.isArray(v)) return v as Record<string, unknown>[];
-  if (v === null || typeof v !== "object") return [];
-  const list = Object.values(v).find(Array.isArray) as Record<string, unknown>[] | undefined;
-  return list ?? [v as Record<string, unknown>];
-}
-
-function Answer({ module, route, title, none }: { module: string; route: string; title: string; none: string }) {
-  const { value, error } = useRoute<unknown>(`v1/modules/${module}/${route}`, 2000);
-  const rows = rowsOf(value);
-  return (
-    <Card title={<>{title} <small>of <a href={`#/modules/${module}`}>{module}</a></small></>}>
-      {error ? <p class="note">{error}</p> : rows.length === 0 ? <p class="note">{value === undefined ? "Reading." : none}</p> : <Plain rows={rows} caption={title} />}
-    </Card>
-  );
 }
 
 export function DeadlinesView() {
@@ -33,8 +17,7 @@ export function DeadlinesView() {
     <>
       <Head title="Deadlines" sub="Whether packets reached their programs in time, and what was answered in the kernel" command="kerb module list" />
       {intercept.length + responder.length === 0 && <Empty title="No module has deadlines">The packages intercept and responder do: docs/realtime.md says which one when.</Empty>}
-      {intercept.map((m) => <><Answer key={m} module={m} route="late" title="Late" none="Nothing was late." /><Answer key={`${m}c`} module={m} route="classes" title="Classes" none="There are no classes." /></>)}
-      {responder.map((m) => <Answer key={m} module={m} route="listeners" title="Listeners" none="There are no listeners." />)}
+      {[...intercept, ...responder].map((m) => <Views key={m} module={m} title={true} />)}
     </>
   );
 }
@@ -53,12 +36,7 @@ export function ModelsView() {
           <Conditions all={m.status?.conditions} />
         </Card>
       ))}
-      {classifiers.map((c) => (
-        <>
-          <Answer key={`${c}s`} module={c} route="stats" title="Decisions" none="Nothing was judged." />
-          <Answer key={`${c}b`} module={c} route="blocked" title="Blocked sources" none="No source is blocked." />
-        </>
-      ))}
+      {classifiers.map((m) => <Views key={m} module={m} title={true} />)}
     </>
   );
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { VirtualService } from "../api";
 import { plural } from "../format";
-import { Card, Chip, Conditions, Empty, Head, Plain, Table } from "../parts";
+import { Card, Chip, Conditions, Empty, Head, Table } from "../parts";
 import { byName, state } from "../state";
-import { useRoute } from "./modules";
+import { Views } from "./views";
 
 export function VirtualView() {
   const all = byName(state.value.virtualservices);
@@ -13,7 +13,7 @@ export function VirtualView() {
       <Head title="Virtual services" sub={`${plural(all.length, "group")} of instances with addresses of their own`} command="kerb virtualservice list" />
       {all.length === 0 && <Empty title="No virtual services">A virtual service gives instances one address: docs/proxy.md.</Empty>}
       {all.map((v) => <One key={v.metadata.name} v={v} />)}
-      {proxies.map((p) => <Sessions key={p} proxy={p} />)}
+      {proxies.map((p) => <Views key={p} module={p} title={true} />)}
     </>
   );
 }
@@ -31,16 +31,6 @@ function One({ v }: { v: VirtualService }) {
         { name: "Where", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : i.node ? `node ${i.node}` : "") },
       ]} />
       {(s?.conditions ?? []).some((c) => c.status !== "True") && <Conditions all={s?.conditions} />}
-    </Card>
-  );
-}
-
-function Sessions({ proxy }: { proxy: string }) {
-  const { value, error } = useRoute<unknown>(`v1/modules/${proxy}/instances`, 2000);
-  const rows = Array.isArray(value) ? (value as Record<string, unknown>[]) : [];
-  return (
-    <Card title={<>Sessions <small>as <a href={`#/modules/${proxy}`}>{proxy}</a> counts them</small></>}>
-      {error ? <p class="note">{error}</p> : rows.length > 0 ? <Plain rows={rows} caption="Sessions by instance" /> : <p class="note">No instances.</p>}
     </Card>
   );
 }
