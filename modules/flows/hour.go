@@ -226,7 +226,7 @@ func (h *hour) miss(p place, l lost) {
 	h.lost[p] = l
 }
 
-// sum returns what was carried in so many minutes until now, the current one included, in order of bytes.
+// sum returns what was carried in so many minutes and the current one, in order of bytes.
 func (h *hour) sum(now time.Time, last int64) ([]talked, map[place]lost, map[talker]int64) {
 	sums, missing, latest := map[talker]*carried{}, map[place]lost{}, map[talker]int64{}
 	add := func(t talker, c *carried, at int64) {
@@ -243,7 +243,7 @@ func (h *hour) sum(now time.Time, last int64) ([]talked, map[place]lost, map[tal
 			missing[p] = sum
 		}
 	}
-	from := now.Unix()/60 - last
+	from := now.Unix()/60 - last - 1
 	for i := range h.past {
 		m := &h.past[i]
 		if m.begin <= from || m.begin == 0 {
