@@ -203,7 +203,8 @@ const drainPeriod = 200 * time.Millisecond
 // converge is the path of every change and of every reconciliation: it makes the kernel run what t describes, then
 // makes t the agent's current state. After an error both are as before, unless it is an *apply.RollbackError.
 func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, p apply.Policy) (apply.Result, error) {
-	a.dp.PermitExpedite(a.expedite && !deliversInTime(t.modules))
+	a.permitExpedite(a.now.Modules, t.modules)
+	defer func() { a.permitExpedite(a.now.Modules) }()
 	r, err := apply.Converge(k, t.Desired(points, keep), p, a.log)
 	if err != nil {
 		if len(r.Steps) > 0 && !p.DryRun {
@@ -229,6 +230,11 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.retainSets()
 	poke(a.converged)
 	return r, nil
+}
+
+// permitExpedite permits expedited grace periods unless one of these modules delivers packets in real time.
+func (a *Agent) permitExpedite(all ...map[string]*deploy.Module) {
+	a.dp.PermitExpedite(a.expedite && !slices.ContainsFunc(all, deliversInTime))
 }
 
 // deliversInTime reports whether a module delivers packets to programs in real time: expedited grace periods would

@@ -41,6 +41,7 @@ type Dataplane struct {
 	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
 
 	mayExpedite atomic.Bool
+	expediting  expediting
 }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.

@@ -8,16 +8,17 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"sync"
 )
 
 // Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all
 // network configuration held: 500 services would take more than ten seconds. While many points change, and after values
 // have changed, the kernel is asked for expedited grace periods, which interrupt the other CPUs but take well under a
 // millisecond.
-const (
-	expeditedFile = "/sys/kernel/rcu_expedited"
-	manyPoints    = 16 // a quarter of a second
-)
+const manyPoints = 16 // a quarter of a second
+
+// expeditedFile is the kernel's setting, which tests replace: it is one for all agents.
+var expeditedFile = "/sys/kernel/rcu_expedited"
 
 // PermitExpedite permits expedited grace periods from now on, or forbids them.
 func (d *Dataplane) PermitExpedite(may bool) { d.mayExpedite.Store(may) }
@@ -32,24 +33,50 @@ func (d *Dataplane) Expedite(points int) (restore func() error) {
 	return d.expedite()
 }
 
-// expedite sets rcu_expedited. The note is written before the setting: an agent that is killed at any time leaves a
-// note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
+// expediting is how many ask for expedited grace periods at present: changes, and the wait after one. The first sets
+// rcu_expedited, the last restores it.
+type expediting struct {
+	mu    sync.Mutex
+	users int
+}
+
+// expedite asks for expedited grace periods until restore is called.
 func (d *Dataplane) expedite() (restore func() error) {
 	none := func() error { return nil }
 	if d.opts.Run == "" || !d.mayExpedite.Load() {
 		return none
 	}
+	d.expediting.mu.Lock()
+	defer d.expediting.mu.Unlock()
+	if d.expediting.users == 0 && !d.setExpedited() {
+		return none
+	}
+	d.expediting.users++
+	return func() error {
+		d.expediting.mu.Lock()
+		defer d.expediting.mu.Unlock()
+		if d.expediting.users--; d.expediting.users > 0 {
+			return nil
+		}
+		return d.unexpedite()
+	}
+}
+
+// setExpedited reports whether it has set rcu_expedited. The note is written before the setting: an agent that is killed
+// at any time leaves a note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
+func (d *Dataplane) setExpedited() bool {
 	before, err := os.ReadFile(expeditedFile)
 	if err != nil || !bytes.Equal(bytes.TrimSpace(before), []byte("0")) {
-		return none
+		return false
 	}
 	if err := os.WriteFile(d.expediteNote(), before, 0o600); err != nil {
-		return none
+		return false
 	}
 	if err := os.WriteFile(expeditedFile, []byte("1"), 0); err != nil {
-		return func() error { return os.Remove(d.expediteNote()) }
+		_ = os.Remove(d.expediteNote())
+		return false
 	}
-	return d.unexpedite
+	return true
 }
 
 func (d *Dataplane) expediteNote() string { return filepath.Join(d.opts.Run, "rcu_expedited") }
