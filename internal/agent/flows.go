@@ -5,6 +5,7 @@ package agent
 import (
 	"cmp"
 	"context"
+	"errors"
 	"net/netip"
 	"net/url"
 	"sort"
@@ -22,21 +23,27 @@ import (
 // flowsQuery is the route of modules that record flows.
 const flowsQuery = "flows"
 
-// flowsEvery is how often clients that follow get flows.
-const flowsEvery = time.Second
+const (
+	flowsEvery = time.Second     // clients that follow get flows
+	flowsLimit = 5 * time.Second // for the answer of a module
+)
+
+// flowsSeen is what a client that follows has got.
+type flowsSeen struct {
+	until   map[string]uint64 // by module
+	missing map[flowPlace]v1.MissingFlows
+}
 
 // Flows passes on what modules have recorded, and then what they record until ctx ends.
 func (a *Agent) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowLine) error) error {
 	if r.Follow && r.Since > 0 {
 		return &apierrors.Invalid{Reason: "follow shows single flows, and since sums: use one of them"}
 	}
-	var seen map[string]uint64 // by module
+	seen := flowsSeen{map[string]uint64{}, map[flowPlace]v1.MissingFlows{}}
 	for {
-		next, err := a.tellFlows(ctx, r, seen, tell)
-		if err != nil || !r.Follow {
+		if err := a.tellFlows(ctx, r, seen, tell); err != nil || !r.Follow {
 			return err
 		}
-		seen = next
 		select {
 		case <-ctx.Done():
 			return nil
@@ -45,26 +52,26 @@ func (a *Agent) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowL
 	}
 }
 
-// tellFlows passes on the flows that have had packets since a time by module, or all, and returns the time by which
-// they are known.
-func (a *Agent) tellFlows(ctx context.Context, r v1.FlowsRequest, seen map[string]uint64,
-	tell func(v1.FlowLine) error) (map[string]uint64, error) {
+// tellFlows passes on the flows that have had packets since those that were seen, then what is missing, and then the
+// errors of modules that did not answer.
+func (a *Agent) tellFlows(ctx context.Context, r v1.FlowsRequest, seen flowsSeen, tell func(v1.FlowLine) error) error {
 	names, recorders, err := a.flowNames(r.Service)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	q := url.Values{"service": {r.Service}, "peer": {r.Peer}, "protocol": {r.Protocol}, "count": {strconv.Itoa(r.Count)},
 		"port": {strconv.Itoa(int(r.Port))}, "since": {strconv.Itoa(r.Since)}}
-	next := map[string]uint64{}
+	var failed []error
 	var flows []sdk.FlowRecord
 	var missing []v1.MissingFlows
 	for module, plane := range recorders {
-		q.Set("after", strconv.FormatUint(seen[module], 10))
-		var got sdk.FlowRecords
-		if err := plane.Query(ctx, flowsQuery+"?"+q.Encode(), &got); err != nil {
-			return nil, err
+		q.Set("after", strconv.FormatUint(seen.until[module], 10))
+		got, err := queryFlows(ctx, module, plane, q)
+		if err != nil {
+			failed = append(failed, err)
+			continue
 		}
-		next[module] = got.Now
+		seen.until[module] = got.Now
 		flows, missing = append(flows, got.Flows...), append(missing, got.Missing...)
 	}
 	sort.Slice(missing, func(i, j int) bool {
@@ -73,15 +80,38 @@ func (a *Agent) tellFlows(ctx context.Context, r v1.FlowsRequest, seen map[strin
 	})
 	for i := range flows {
 		if err := tell(v1.FlowLine{Flow: names.complete(&flows[i])}); err != nil {
-			return nil, err
+			return err
 		}
 	}
 	for i := range missing {
-		if err := tell(v1.FlowLine{Missing: &missing[i]}); err != nil || seen != nil {
-			return next, err // a client that follows has had them
+		m := &missing[i]
+		place := flowPlace{m.Module, m.Interface, m.Service}
+		if seen.missing[place] == *m {
+			continue
+		}
+		seen.missing[place] = *m
+		if err := tell(v1.FlowLine{Missing: m}); err != nil {
+			return err
 		}
 	}
-	return next, nil
+	return errors.Join(failed...)
+}
+
+// queryFlows asks a module, whose records have its name.
+func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q url.Values) (r sdk.FlowRecords,
+	err error) {
+	ctx, cancel := context.WithTimeout(ctx, flowsLimit)
+	defer cancel()
+	if err = plane.Query(ctx, flowsQuery+"?"+q.Encode(), &r); err != nil {
+		return r, err
+	}
+	for i := range r.Flows {
+		r.Flows[i].Module = module
+	}
+	for i := range r.Missing {
+		r.Missing[i].Module = module
+	}
+	return r, nil
 }
 
 // flowNames are the names that modules do not know.
@@ -91,7 +121,7 @@ type flowNames struct {
 	reason   func(module string, reason int) string
 }
 
-type flowPlace struct{ module, iface, direction string }
+type flowPlace struct{ module, iface, part string } // part: a direction or a service
 
 // flowNames returns the names of now, and the modules that record flows.
 func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Supervisor, error) {

@@ -78,6 +78,7 @@ func TestFlows(t *testing.T) {
 	if floods["web"] == 0 || floods["db"] == 0 || floods["cam"] != 0 {
 		t.Errorf("%+v", missing)
 	}
+	n.followMissing("web", "db")
 	other := startRequests(t, viewer, cam)
 	n.Eventually("connections of other services are recorded", func() bool {
 		got, _ = n.flows("--service", "cam", "--port", "8080")
@@ -115,7 +116,47 @@ func TestFlows(t *testing.T) {
 // followFlows checks that flows come while they have packets.
 func (n *node) followFlows() {
 	n.T.Helper()
-	c := n.Command(n.T.Context(), "flows", "--follow", "--service", "web", "-o", "json")
+	var first *v1.Flow
+	n.eachFlow(func(l v1.FlowLine) (done bool) {
+		if l.Flow != nil && first == nil {
+			first = l.Flow
+			return false
+		}
+		return l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 // it began later
+	}, "--service", "web")
+}
+
+// followMissing checks that a client that follows gets what is missing of each service, and once as long as that is the
+// same.
+func (n *node) followMissing(services ...string) {
+	n.T.Helper()
+	var first *v1.Flow
+	got, of := map[v1.MissingFlows]int{}, map[string]bool{}
+	n.eachFlow(func(l v1.FlowLine) (done bool) {
+		if l.Missing != nil {
+			got[*l.Missing]++
+			of[l.Missing.Service] = true
+		} else if first == nil {
+			first = l.Flow
+		}
+		return l.Flow != nil && l.Last.Sub(first.Last) > 3e9
+	})
+	for m, times := range got {
+		if times > 1 {
+			n.T.Errorf("%d times: %+v", times, m)
+		}
+	}
+	for _, service := range services {
+		if !of[service] {
+			n.T.Errorf("nothing is missing of %s: %v", service, got)
+		}
+	}
+}
+
+// eachFlow passes on what comes until it is enough.
+func (n *node) eachFlow(take func(v1.FlowLine) (done bool), flags ...string) {
+	n.T.Helper()
+	c := n.Command(n.T.Context(), append([]string{"flows", "--follow", "-o", "json"}, flags...)...)
 	out, err := c.StdoutPipe()
 	if err == nil {
 		err = c.Start()
@@ -124,16 +165,13 @@ func (n *node) followFlows() {
 		n.T.Fatal(err)
 	}
 	defer func() { _ = c.Process.Kill(); _ = c.Wait() }()
-	var first *v1.Flow
 	for lines := json.NewDecoder(out); ; {
 		var l v1.FlowLine
 		if err := lines.Decode(&l); err != nil || l.Error != "" {
 			n.T.Fatalf("%v %s", err, l.Error)
 		}
-		if l.Flow != nil && first == nil {
-			first = l.Flow
-		} else if l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 {
-			return // a connection that began later
+		if take(l) {
+			return
 		}
 	}
 }
