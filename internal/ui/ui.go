@@ -220,6 +220,12 @@ const mostPackets = 16 << 20
 // document, a response could use the session.
 var mediaTypes = []string{"application/json", "application/x-ndjson", "application/problem+json"}
 
+// What a view may take of a module's control plane, which may be slow or hostile.
+const (
+	viewTime = 10 * time.Second
+	maxView  = 4 << 20
+)
+
 // view passes a query of a module that its package has a view of, and no other.
 func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	name, query := r.PathValue("name"), r.PathValue("query")
@@ -239,7 +245,39 @@ func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	s.pass(w, r)
+	ctx, cancel := context.WithTimeout(r.Context(), viewTime)
+	defer cancel()
+	response, err = s.options.Agent(ctx, http.MethodGet, r.URL.EscapedPath(), http.NoBody)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	defer response.Body.Close()
+	kind := response.Header.Get("Content-Type")
+	if refused(w, kind) {
+		return
+	}
+	body, err := io.ReadAll(io.LimitReader(response.Body, maxView+1))
+	if err == nil && len(body) > maxView {
+		err = fmt.Errorf("the module's answer has more than %d bytes: it is not shown", maxView)
+	}
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	w.Header().Set("Content-Type", kind)
+	w.WriteHeader(response.StatusCode)
+	_, _ = w.Write(body) // the page has gone
+}
+
+// refused answers in place of a response that is not of mediaTypes.
+func refused(w http.ResponseWriter, kind string) bool {
+	media, _, _ := strings.Cut(kind, ";")
+	if slices.Contains(mediaTypes, media) {
+		return false
+	}
+	http.Error(w, fmt.Sprintf("the response is of type %q, not JSON: it is not shown", kind), http.StatusBadGateway)
+	return true
 }
 
 // pass sends the request to the agent and its answer to the page, as it comes.
@@ -259,8 +297,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	}
 	defer response.Body.Close()
 	kind := response.Header.Get("Content-Type")
-	if media, _, _ := strings.Cut(kind, ";"); !slices.Contains(mediaTypes, media) {
-		http.Error(w, fmt.Sprintf("the response is of type %q, not JSON: it is not shown", kind), http.StatusBadGateway)
+	if refused(w, kind) {
 		return
 	}
 	copyOut(w, response, kind)

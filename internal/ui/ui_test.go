@@ -38,7 +38,8 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 	text := "[]"
 	switch {
 	case path == "/v1/modules/px":
-		text = `{"status": {"views": [{"query": "instances"}, {"query": "a/b"}, {"query": "rules"}, {"query": "stats"}]}}`
+		text = `{"status": {"views": [{"query": "instances"}, {"query": "a/b"}, {"query": "rules"}, {"query": "stats"},
+			{"query": "huge"}]}}`
 	case path == "/v1/modules/fw":
 		w.WriteHeader(http.StatusNotFound)
 		text = `{"detail": "there is no module fw"}`
@@ -46,6 +47,8 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 		w.Header().Set("Content-Type", "text/html; charset=utf-8")
 	case path == "/v1/modules/px/stats":
 		w.Header().Set("Content-Type", "text/javascript")
+	case path == "/v1/modules/px/huge":
+		text = strings.Repeat("[", maxView+1)
 	case path == "/v1/status":
 		text = `{"version":"devel"}`
 	case path == "/v1/services":
@@ -221,7 +224,8 @@ func TestRoutes(t *testing.T) {
 			t.Errorf("the agent was asked %v, want %s", got, want)
 		}
 	}
-	for _, path := range []string{"/v1/modules/px/rules", "/v1/modules/px/stats"} { // a document, a script
+	// a document, a script, and what has no end
+	for _, path := range []string{"/v1/modules/px/rules", "/v1/modules/px/stats", "/v1/modules/px/huge"} {
 		s.wants(http.StatusBadGateway, s.base+path, nil)
 	}
 	s.asked.Store("nothing")

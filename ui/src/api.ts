@@ -81,8 +81,8 @@ export interface Model {
 }
 
 // send asks the agent, and throws what it says is wrong.
-export async function send<T>(path: string, method = "GET"): Promise<T> {
-  const answer = await fetch(path, { method });
+export async function send<T>(path: string, method = "GET", signal?: AbortSignal): Promise<T> {
+  const answer = await fetch(path, { method, signal });
   const text = await answer.text();
   if (answer.ok) return JSON.parse(text) as T;
   let detail = text.trim();

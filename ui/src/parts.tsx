@@ -158,17 +158,21 @@ function isTimes(v: unknown): v is Times {
   return typeof v === "object" && v !== null && "p50" in v && "p99" in v && "max" in v;
 }
 
+const maxDepth = 8; // of what is shown of a module's answer
+const maxColumns = 64;
+
 // plain is a value of any kind as text.
-export function plain(v: unknown): string {
+export function plain(v: unknown, depth = 0): string {
   if (v === undefined || v === null) return "";
   if (isTimes(v)) return `p50 ${nanos(v.p50)}, p99 ${nanos(v.p99)}, max ${nanos(v.max)}`;
-  if (typeof v === "object") return Array.isArray(v) ? v.map(plain).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${plain(x)}`).join(", ");
+  if (typeof v === "object" && depth >= maxDepth) return "...";
+  if (typeof v === "object") return Array.isArray(v) ? v.map((x) => plain(x, depth + 1)).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${plain(x, depth + 1)}`).join(", ");
   return String(v);
 }
 
 // Plain shows any list of a module's route: a column for each field.
 export function Plain({ rows, caption }: { rows: Record<string, unknown>[]; caption: string }) {
-  const names = [...new Set(rows.flatMap((r) => Object.keys(r)))];
+  const names = [...new Set(rows.flatMap((r) => Object.keys(r).slice(0, maxColumns)))].slice(0, maxColumns);
   return (
     <Table rows={rows} caption={caption} id={(r) => rows.indexOf(r)}
       columns={names.map((name) => ({ name, num: rows.every((r: Record<string, unknown>) => typeof r[name] === "number" || r[name] === undefined), cell: (r: Record<string, unknown>) => plain(r[name]) }))} />

@@ -8,16 +8,23 @@ import { Ago, Card, Chip, Conditions, Empty, Head, Table } from "../parts";
 import { Views } from "./views";
 import { byName, lastChangeOf, rate, state } from "../state";
 
-// useRoute reads a route of the agent, again every few seconds while its view is open.
+// useRoute reads a route of the agent, again every few seconds while its view is open. One that is slow is not asked
+// again before it has answered: browsers send few requests to a host at a time.
 export function useRoute<T>(path: string, every = 0): { value?: T; error?: string } {
   const answer = useSignal<{ value?: T; error?: string }>({});
   useEffect(() => {
-    let open = true;
-    const read = () => send<T>(path).then((value) => { if (open) answer.value = { value }; })
-      .catch((e: Error) => { if (open) answer.value = { value: answer.value.value, error: e.message }; });
-    void read();
+    const closed = new AbortController();
+    let pending = false;
+    const read = () => {
+      if (pending) return;
+      pending = true;
+      send<T>(path, "GET", closed.signal).then((value) => { if (!closed.signal.aborted) answer.value = { value }; })
+        .catch((e: Error) => { if (!closed.signal.aborted) answer.value = { value: answer.value.value, error: e.message }; })
+        .finally(() => { pending = false; });
+    };
+    read();
     const timer = every > 0 ? setInterval(read, every) : 0;
-    return () => { open = false; clearInterval(timer); };
+    return () => { closed.abort(); clearInterval(timer); };
   }, [path]);
   return answer.value;
 }
