@@ -134,7 +134,7 @@ ELSEWHERE := ./test/ui
 TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted by lint; without symbols, linked in half the time
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
-NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./kmod ./sdk/model ./modules/intercept \
+NOT_UNIT := ./bench/... ./cmd/... ./examples/... ./intercept ./internal/images ./kmod ./sdk/model ./modules/intercept \
 	./test/accelerator ./test/combinations ./test/e2e ./test/kernels/smoke ./test/oakestra ./test/proxy ./test/soak ./test/systemd ./test/ui
 
 # Four packages at a time, as some wait for seconds and compute nothing.

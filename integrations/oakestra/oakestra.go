@@ -29,28 +29,28 @@ import (
 
 // Options are what the agent starts the integration with.
 type Options struct {
-	Agent       string           // socket of the agent's API
-	State       string           // directory of the agent's state: interfaces and tables are named after it
-	File        string            // of what is deployed
-	Socket      string          // that NodeEngine uses; empty: none
+	Agent       string     // socket of the agent's API
+	State       string     // directory of the agent's state: interfaces and tables are named after it
+	File        string     // of what is deployed
+	Socket      string     // that NodeEngine uses; empty: none
 	SocketGroup string     // group that may use it
-	TCP         string             // host:port; empty: none
-	TLS         *serve.TCP         // nil: everybody who reaches TCP may change the node
-	Bridge      string    
-	Alongside   string     // bridge of a NetManager on this node, whose ports are services; empty: none
-	Subnet      string        // empty: the cluster assigns it
-	Subnet6     string    
-	Ranges      []string   // of virtual addresses, for the proxy
-	Broker      Broker    
-	Cluster     string        // unless the registration says
-	Address     string        // of this node, to announce; empty: found out
-	Port        int              // of the tunnel, to announce
-	NetManager  string     // its directory: files for what is not set, and its socket
-	MTU         int               // of services; 0: from NetManager's file
+	TCP         string     // host:port; empty: none
+	TLS         *serve.TCP // nil: everybody who reaches TCP may change the node
+	Bridge      string
+	Alongside   string // bridge of a NetManager on this node, whose ports are services; empty: none
+	Subnet      string // empty: the cluster assigns it
+	Subnet6     string
+	Ranges      []string // of virtual addresses, for the proxy
+	Broker      Broker
+	Cluster     string // unless the registration says
+	Address     string // of this node, to announce; empty: found out
+	Port        int    // of the tunnel, to announce
+	NetManager  string // its directory: files for what is not set, and its socket
+	MTU         int    // of services; 0: from NetManager's file
 	// Packages are directories of packages that services may have by name.
 	Packages       []string
-	RequireModules bool     // no service starts whose modules are not known
-	Abstractor     int          // port of the cluster's resource abstractor
+	RequireModules bool // no service starts whose modules are not known
+	Abstractor     int  // port of the cluster's resource abstractor
 }
 
 // Limits of a request. Applying may verify chains of many services on a slow node.

@@ -36,7 +36,8 @@ func dist(t *testing.T) string {
 	dir := t.TempDir()
 	for _, arch := range architectures {
 		first := filepath.Join(dir, programs[0]+"-linux-"+arch)
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags=-s", "-o", first, "github.com/kerb-edge/kerb/cmd/kerb-cni")
+		cmd := exec.Command("go", "build", "-trimpath", "-buildvcs=false", "-ldflags=-s", "-o", first,
+			"github.com/kerb-edge/kerb/cmd/kerb-cni")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
 		if out, err := cmd.CombinedOutput(); err != nil {
 			t.Fatalf("%v: %s", err, out)
