@@ -45,7 +45,7 @@ func configured(c config.Config) (all []integration.Program) {
 
 // checkOakestra also runs on nodes whose configuration has no section oakestra.
 func checkOakestra(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error) {
-	program, err := binpath.Find(binpath.Oakestra)
+	program, err := binpath.NextTo(binpath.Oakestra)
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func runAgent(ctx context.Context, c config.Config, log *slog.Logger) error {
 
 // purge removes what kerb-oakestra has made, if it ever ran.
 func purge(p paths.Paths) error {
-	program, err := binpath.Find(binpath.Oakestra)
+	program, err := binpath.NextTo(binpath.Oakestra)
 	if err != nil {
 		if _, unused := os.Lstat(p.Oakestra()); unused != nil {
 			return nil

@@ -21,6 +21,24 @@ const (
 // KerbEnv is the environment variable with the path of the kerb that kerb-bench runs.
 const KerbEnv = "KERB_PROGRAM"
 
+// NextTo returns the path of a program in the directory of this one. What the agent runs with its rights comes from
+// nowhere else.
+func NextTo(name string) (string, error) {
+	self, err := os.Executable()
+	if err != nil {
+		return "", err
+	}
+	return nextTo(filepath.Dir(self), name)
+}
+
+func nextTo(dir, name string) (string, error) {
+	path, err := exec.LookPath(filepath.Join(dir, name))
+	if err != nil {
+		return "", fmt.Errorf("%s is not in %s: install it there; `make build` in a checkout of Kerb builds it", name, dir)
+	}
+	return path, nil
+}
+
 // Find returns the path of a program: in the directory of this one, or else on PATH.
 func Find(name string) (string, error) {
 	self, err := os.Executable()

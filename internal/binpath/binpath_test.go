@@ -23,6 +23,14 @@ func TestFind(t *testing.T) {
 		!strings.Contains(err.Error(), alongside) {
 		t.Errorf("a missing program: %v", err)
 	}
+	place(onPath, Oakestra, 0o755)
+	if got, err := nextTo(alongside, Oakestra); err == nil || !strings.Contains(err.Error(), alongside) {
+		t.Errorf("a program that runs with the agent's rights was found on PATH: %q, %v", got, err)
+	}
+	if got, err := nextTo(alongside, filepath.Base(place(alongside, Oakestra, 0o755))); err != nil ||
+		got != filepath.Join(alongside, Oakestra) {
+		t.Errorf("next to this program: %q, %v", got, err)
+	}
 	installed := place(onPath, Bench, 0o755)
 	place(alongside, Bench, 0o644) // cannot be executed
 	if got, err := find(alongside, Bench); got != installed || err != nil {

@@ -38,7 +38,7 @@ const (
 // Program is an integration that the configuration asks for.
 type Program struct {
 	Name     string
-	Program  string          // its own one, next to this one or on PATH; empty: this one
+	Program  string          // its own one, next to this one; empty: this one
 	Options  any             // becomes JSON
 	Resolves []netip.Prefix  // addresses that it looks up, as the resolver of its name
 	resolver *resolve.Remote // nil without Resolves
@@ -119,7 +119,7 @@ func (s *Set) once(ctx context.Context, c *child) error {
 	}
 	program := self
 	if c.Program.Program != "" {
-		if program, err = binpath.Find(c.Program.Program); err != nil {
+		if program, err = binpath.NextTo(c.Program.Program); err != nil {
 			s.set(func() { c.problem = err.Error() })
 			return err
 		}

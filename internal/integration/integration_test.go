@@ -122,7 +122,7 @@ func TestProgramIsMissing(t *testing.T) {
 	<-changed
 	c, _ := s.Condition()
 	if c.Reason != "NotRunning" || !strings.Contains(c.Message, "kerb-absent") ||
-		!strings.Contains(c.Message, "one directory") {
+		!strings.Contains(c.Message, "install it there") {
 		t.Errorf("condition %+v", c)
 	}
 }
