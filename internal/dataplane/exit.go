@@ -9,6 +9,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
 )
 
 // A module that defines KERB_EXIT learns of the packets that the others do not leave to the next. Chains with such a
@@ -37,7 +38,7 @@ func (l *linker) exitFunctions() (out asm.Instructions, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("module %s: %w", g.Name, err)
 		}
-		l.exits, out = append(l.exits, i), append(out, code...)
+		l.exits, out = append(l.exits, i), append(out, optimize.Without(code, notes)...) // no trace is written there
 	}
 	return out, nil
 }

@@ -62,8 +62,8 @@ func (d *Dataplane) expedite() (restore func() error) {
 	}
 }
 
-// setExpedited reports whether it has set rcu_expedited. The note is written before the setting: an agent that is killed
-// at any time leaves a note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
+// setExpedited reports whether it has set rcu_expedited. The note is written before the setting: an agent that is
+// killed at any time leaves a note if it leaves the setting. A setting that is not 0 is an administrator's and stays.
 func (d *Dataplane) setExpedited() bool {
 	before, err := os.ReadFile(expeditedFile)
 	if err != nil || !bytes.Equal(bytes.TrimSpace(before), []byte("0")) {
