@@ -23,8 +23,9 @@ type config struct {
 	Idle     uint32 `json:"idle"` // seconds
 }
 
-// most flows that the table may have room for: 64 MiB
-const most = 262144
+// most flows that the table may have room for: 16 MiB of kernel memory, and twice as much in the control plane for a
+// moment of each sweep, which all built-in control planes share.
+const most = 65536
 
 func compile(raw json.RawMessage) (*config, error) {
 	c, err := sdk.DecodeConfig(raw, &config{Flows: 1024, Services: 32, Idle: 15})
@@ -60,18 +61,21 @@ func (c *config) Fill(maps sdk.Maps) error {
 // Open implements sdk.Compiled.
 func (c *config) Open(live sdk.Live) (sdk.Running, error) {
 	return &running{Live: live, idle: time.Duration(c.Idle) * time.Second, quota: uint64(c.Flows),
-		known: map[key]carried{}, gone: map[uint32]bool{}}, nil
+		opened: monotonic(), known: map[key]carried{}}, nil
 }
 
 // running is a started map set of the module's maps.
 type running struct {
 	sdk.Live
-	idle  time.Duration
-	quota uint64
+	idle   time.Duration
+	quota  uint64
+	opened uint64 // CLOCK_MONOTONIC
+
+	asking sync.Mutex // one request at a time: each reads the whole table
 
 	mu     sync.Mutex
-	known  map[key]carried // what the hour has of the flows in the table
-	gone   map[uint32]bool // interfaces that were missing at the last sweep
+	known  map[key]carried   // what the hour has of the flows in the table
+	gone   map[uint32]uint64 // interfaces that are missing, and since when
 	before map[uint32]usage
 	hour   hour
 }
@@ -116,15 +120,15 @@ func (g *running) places(used map[uint32]usage) []sdk.Attachment {
 
 // Conditions implements sdk.Conditioner.
 func (g *running) Conditions() ([]sdk.Condition, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	used, err := g.usages()
 	if err != nil {
 		return nil, err
 	}
 	out := sdk.Condition{Type: "RecordsAllFlows", Status: "True", Reason: "RoomLeft"}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	for _, at := range g.places(used) {
-		if n := used[at.Ifindex].Unrecorded - g.before[at.Ifindex].Unrecorded; n > 0 && g.before != nil {
+		if n := less(used[at.Ifindex].Unrecorded, g.before[at.Ifindex].Unrecorded); n > 0 && g.before != nil {
 			out = sdk.Condition{Type: out.Type, Status: "False", Reason: "TableFull", Message: fmt.Sprintf(
 				"%d packets of %s were of flows that there is no room for (flows: %d for a service, %d services): "+
 					"choose larger numbers", n, nameOf(at), g.quota, g.tableSize()/g.quota)}

@@ -79,19 +79,22 @@ func carriedBy(v *value) (c carried) {
 	return c
 }
 
+// less is a - b, 0 if that is negative: what CPUs count without atomic operations can go back.
+func less(a, b uint64) uint64 { return max(a, b) - b }
+
 // since is what has come to before. A handshake counts once: a later connection of the flow has its own.
 func (c carried) since(before carried) carried {
 	for d := range 2 {
-		c.packets[d] -= before.packets[d]
-		c.bytes[d] -= before.bytes[d]
-		c.dropped[d] -= before.dropped[d]
-		c.replied[d] -= before.replied[d]
-		c.retransmits[d] -= before.retransmits[d]
+		c.packets[d] = less(c.packets[d], before.packets[d])
+		c.bytes[d] = less(c.bytes[d], before.bytes[d])
+		c.dropped[d] = less(c.dropped[d], before.dropped[d])
+		c.replied[d] = less(c.replied[d], before.replied[d])
+		c.retransmits[d] = less(c.retransmits[d], before.retransmits[d])
 		if c.dropped[d] == 0 {
 			c.drop[d] = 0
 		}
 	}
-	if c.connections -= before.connections; c.connections == 0 {
+	if c.connections = less(c.connections, before.connections); c.connections == 0 {
 		if before.responders > 0 {
 			c.toResponder, c.responders = 0, 0
 		}
@@ -147,10 +150,10 @@ type hour struct {
 	lost    map[place]lost
 }
 
-// turn ends the current minute if it is over.
+// turn ends the current minute if it is over. A clock that was set back lengthens it.
 func (h *hour) turn(now time.Time) {
 	begin := now.Unix() / 60
-	if begin == h.begin {
+	if begin <= h.begin {
 		return
 	}
 	if len(h.current)+len(h.lost) > 0 {

@@ -102,6 +102,8 @@ func (g *running) answer(q url.Values) (*sdk.FlowRecords, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.asking.Lock()
+	defer g.asking.Unlock()
 	out := &sdk.FlowRecords{Now: monotonic(), Flows: []sdk.FlowRecord{}}
 	if w.since > 0 {
 		if err := g.sweep(time.Now(), out.Now); err != nil { // so that the last seconds are in it
@@ -116,32 +118,25 @@ func (g *running) answer(q url.Values) (*sdk.FlowRecords, error) {
 // present adds the flows of the table.
 func (g *running) present(w *question, out *sdk.FlowRecords) error {
 	places, offset := g.interfaces(), time.Now().Add(-time.Duration(out.Now))
-	omitted := map[place]uint64{}
-	var found []found
+	found, matching := make([]found, 0, 2*w.count), map[place]uint64{}
 	err := g.each(func(k key, v *value) {
 		p, there := places[k.Ifindex]
 		if !there || v.last() < w.after || !w.wants(p, k.Proto, k.Remote) ||
 			w.port != 0 && w.port != portOf(k.LocalPort) && w.port != portOf(k.RemotePort) {
 			return
 		}
-		found = append(found, foundFlow(p, k, v))
+		matching[p]++
+		if found = append(found, foundFlow(p, k, v)); len(found) == cap(found) {
+			found = w.first(found)
+		}
 	})
 	if err != nil {
 		return err
 	}
-	sort.Slice(found, func(i, j int) bool {
-		a, b := &found[i], &found[j]
-		if w.after > 0 {
-			return cmp.Or(-cmp.Compare(a.value.last(), b.value.last()), a.key.compare(&b.key)) < 0
-		}
-		return cmp.Or(-cmp.Compare(a.bytes(), b.bytes()), a.key.compare(&b.key)) < 0
-	})
+	found = w.first(found)
 	for i := range found {
-		if i >= w.count {
-			omitted[found[i].place]++
-		} else {
-			out.Flows = append(out.Flows, found[i].record(g.Module, offset))
-		}
+		matching[found[i].place]--
+		out.Flows = append(out.Flows, found[i].record(g.Module, offset))
 	}
 	used, err := g.usages()
 	if err != nil {
@@ -150,11 +145,23 @@ func (g *running) present(w *question, out *sdk.FlowRecords) error {
 	for _, at := range g.places(used) {
 		u, p := used[at.Ifindex], place{at.Service, at.Interface}
 		if w.service == "" || w.service == at.Service {
-			g.addMissing(out, p, v1alpha1.MissingFlows{Omitted: omitted[p], UnrecordedPackets: u.Unrecorded,
+			g.addMissing(out, p, v1alpha1.MissingFlows{Omitted: matching[p], UnrecordedPackets: u.Unrecorded,
 				UnrecordedBytes: u.UnrecordedBytes, UnreadablePackets: u.Unreadable, UnreadableBytes: u.UnreadableBytes})
 		}
 	}
 	return nil
+}
+
+// first returns as many as are asked for, in order, and keeps the room of all.
+func (w *question) first(all []found) []found {
+	sort.Slice(all, func(i, j int) bool {
+		a, b := &all[i], &all[j]
+		if w.after > 0 {
+			return cmp.Or(-cmp.Compare(a.value.last(), b.value.last()), a.key.compare(&b.key)) < 0
+		}
+		return cmp.Or(-cmp.Compare(a.bytes(), b.bytes()), a.key.compare(&b.key)) < 0
+	})
+	return all[:min(len(all), w.count)]
 }
 
 func (g *running) addMissing(out *sdk.FlowRecords, p place, m v1alpha1.MissingFlows) {

@@ -258,10 +258,10 @@ func TestVerifies(t *testing.T) {
 
 func TestConfig(t *testing.T) {
 	var wrong *sdk.ConfigError
-	if _, err := Control().Compile([]byte(`{"flows": 65536, "services": 5}`)); !errors.As(err, &wrong) {
+	if _, err := Control().Compile([]byte(`{"flows": 65536, "services": 2}`)); !errors.As(err, &wrong) {
 		t.Errorf("%v is no ConfigError", err)
 	}
-	if _, err := Control().Compile([]byte(`{"flows": 65536, "services": 4}`)); err != nil {
+	if _, err := Control().Compile([]byte(`{"flows": 65536, "services": 1}`)); err != nil {
 		t.Error(err)
 	}
 }

@@ -15,6 +15,7 @@ import (
 const (
 	sweepEvery = 2 * time.Second
 	endedIdle  = 3 * time.Second // of a TCP connection that is over
+	registered = time.Second     // after this an interface is known
 	urgentIdle = 2 * time.Second // of any flow, while a service has more than three quarters of its room in use
 )
 
@@ -36,28 +37,27 @@ func (g *running) Run(ctx context.Context) {
 
 // sweep is one round of Run. now and clock are the same time by different clocks.
 func (g *running) sweep(now time.Time, clock uint64) error {
+	g.mu.Lock() // before anything is read: another round may be under way
+	defer g.mu.Unlock()
 	used, err := g.usages()
 	if err != nil {
 		return err
 	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
 	g.hour.turn(now)
 	places := g.interfaces()
-	gone := g.missing(places, used)
+	g.gone = g.missing(places, used, clock)
 	g.miss(places, used)
-	if err := g.walk(places, gone, used, clock); err != nil {
+	if err := g.walk(places, used, clock); err != nil {
 		return err
 	}
-	for ifindex := range gone {
-		if !g.gone[ifindex] {
-			continue // it may be one that is only being registered
+	for ifindex := range g.gone {
+		if !g.isGone(ifindex, clock) {
+			continue
 		}
 		if err := errors.Join(g.Maps.Delete(mapServices, ifindex), g.Maps.Delete(mapRemoved, ifindex)); err != nil {
 			return err
 		}
 	}
-	g.gone = gone
 	return nil
 }
 
@@ -69,15 +69,24 @@ func (g *running) interfaces() map[uint32]place {
 	return out
 }
 
-// missing returns interfaces with entries that are not among the attachments.
-func (g *running) missing(places map[uint32]place, used map[uint32]usage) map[uint32]bool {
-	gone := map[uint32]bool{}
+// missing returns interfaces with entries that are not among the attachments, and since when.
+func (g *running) missing(places map[uint32]place, used map[uint32]usage, clock uint64) map[uint32]uint64 {
+	gone := map[uint32]uint64{}
 	for ifindex := range used {
 		if _, there := places[ifindex]; !there && ifindex != 0 {
-			gone[ifindex] = true
+			gone[ifindex] = clock
+			if since, before := g.gone[ifindex]; before {
+				gone[ifindex] = min(since, clock)
+			}
 		}
 	}
 	return gone
+}
+
+// isGone reports whether an interface is missing for so long that it is not only being registered.
+func (g *running) isGone(ifindex uint32, clock uint64) bool {
+	since, missing := g.gone[ifindex]
+	return missing && clock-since >= uint64(registered)
 }
 
 // miss adds to the hour what packets found no room since the sweep before.
@@ -106,14 +115,14 @@ func (g *running) miss(places map[uint32]place, used map[uint32]usage) {
 // walk goes through the table, and writes how many entries have been taken out. That follows from the entries that are
 // left, so that it is right again after a crash. used is from before: an entry that is made meanwhile counts as one
 // that is held twice, until the next sweep.
-func (g *running) walk(places map[uint32]place, gone map[uint32]bool, used map[uint32]usage, clock uint64) error {
+func (g *running) walk(places map[uint32]place, used map[uint32]usage, clock uint64) error {
 	held, known := map[uint32]uint64{}, map[key]carried{}
 	var idle []key
 	for _, u := range used {
 		if u.held() > 0 {
 			err := g.each(func(k key, v *value) {
 				g.take(places, k, v, known)
-				if g.isIdle(k, v, used[k.Ifindex], gone, clock) {
+				if g.isIdle(k, v, used[k.Ifindex], clock) {
 					idle = append(idle, k)
 				} else {
 					held[k.Ifindex]++
@@ -145,11 +154,16 @@ func (g *running) walk(places map[uint32]place, gone map[uint32]bool, used map[u
 	return nil
 }
 
-// take adds to the hour what a flow has carried since it was read last.
+// take adds to the hour what a flow has carried since it was read last. What flows have carried before the hour began is
+// not known by the minute.
 func (g *running) take(places map[uint32]place, k key, v *value, known map[key]carried) {
 	p, there := places[k.Ifindex]
 	total := carriedBy(v)
-	news := total.since(g.known[k])
+	before, seen := g.known[k]
+	if !seen && v.First < g.opened {
+		before = total
+	}
+	news := total.since(before)
 	known[k] = total
 	if !there || news == (carried{}) {
 		return
@@ -163,7 +177,7 @@ func (g *running) take(places map[uint32]place, k key, v *value, known map[key]c
 	g.hour.add(t, &news, len(places))
 }
 
-func (g *running) isIdle(k key, v *value, u usage, gone map[uint32]bool, clock uint64) bool {
+func (g *running) isIdle(k key, v *value, u usage, clock uint64) bool {
 	after := g.idle
 	if v.ended() {
 		after = min(after, endedIdle)
@@ -172,7 +186,7 @@ func (g *running) isIdle(k key, v *value, u usage, gone map[uint32]bool, clock u
 		after = min(after, urgentIdle)
 	}
 	last := v.last()
-	return gone[k.Ifindex] && g.gone[k.Ifindex] || clock > last && clock-last > uint64(after)
+	return g.isGone(k.Ifindex, clock) || clock > last && clock-last > uint64(after)
 }
 
 // remove takes a flow out, unless it has had packets meanwhile.
