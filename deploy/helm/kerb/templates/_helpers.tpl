@@ -22,6 +22,7 @@ securityContext:
   allowPrivilegeEscalation: false
   readOnlyRootFilesystem: true
   runAsUser: 0
+  appArmorProfile: {type: Unconfined} # the default one of container runtimes denies the BPF file system
   capabilities:
     drop: [ALL]
     add: [SETUID, SETGID, SETPCAP, KILL, FOWNER, BPF, NET_ADMIN, NET_RAW, NET_BROADCAST, PERFMON, SYS_ADMIN, SYS_PTRACE,
