@@ -125,7 +125,15 @@ func servePeer(ctx context.Context, listen, token string, log io.Writer) (err er
 		return err
 	}
 	fmt.Fprintf(log, "waiting at %s\n", listener.Addr())
-	s := &http.Server{Handler: newPeer(token, t, exec.CommandContext), ReadHeaderTimeout: 10 * time.Second}
+	var serving sync.WaitGroup // a client ends before this program does
+	defer serving.Wait()
+	handler := newPeer(token, t, exec.CommandContext)
+	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 10 * time.Second,
+		Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			serving.Add(1)
+			defer serving.Done()
+			handler.ServeHTTP(w, r)
+		})}
 	stop := context.AfterFunc(ctx, func() { s.Close() })
 	defer stop()
 	if err := s.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
@@ -160,6 +168,7 @@ func newPeer(token string, t *tools, command func(context.Context, string, ...st
 func (p *peer) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	given := []byte(r.Header.Get("Authorization"))
 	if subtle.ConstantTimeCompare(given, []byte("Bearer "+p.token)) != 1 {
+		w.Header().Set("Connection", "close")
 		http.Error(w, "the token is not the one of --token-file here", http.StatusUnauthorized)
 		return
 	}
