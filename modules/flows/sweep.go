@@ -154,8 +154,8 @@ func (g *running) walk(places map[uint32]place, used map[uint32]usage, clock uin
 	return nil
 }
 
-// take adds to the hour what a flow has carried since it was read last. What flows have carried before the hour began is
-// not known by the minute.
+// take adds to the hour what a flow has carried since it was read last. What flows carried before the hour began is in
+// no minute.
 func (g *running) take(places map[uint32]place, k key, v *value, known map[key]carried) {
 	p, there := places[k.Ifindex]
 	total := carriedBy(v)
