@@ -10,6 +10,7 @@ import (
 	_ "github.com/kerb-edge/kerb/bench/control"
 	_ "github.com/kerb-edge/kerb/bench/firewall"
 	_ "github.com/kerb-edge/kerb/bench/intercept"
+	_ "github.com/kerb-edge/kerb/bench/kube"
 	_ "github.com/kerb-edge/kerb/bench/paper"
 	_ "github.com/kerb-edge/kerb/bench/proxy"
 	_ "github.com/kerb-edge/kerb/bench/responder"

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package kube is `kerb bench kube`: how much longer a pod takes to get its
+// network when kerb-cni is the last plugin of the chain, as a node starts many
+// pods at once. The reference is the same chain without it. Plugins are
+// executed by the library that container runtimes use.
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/binpath"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+)
+
+const labPrefix = "kbkube"
+
+// Targets of what kerb-cni adds to an ADD of a burst of 100, in milliseconds.
+const (
+	targetP50 = 20
+	targetP99 = 150
+)
+
+// Configs.
+const (
+	withKerb = "kerb"
+	plain    = "plain"
+)
+
+func init() {
+	bench.Register(bench.Experiment{
+		Name:       "kube",
+		Short:      "what kerb-cni adds to the start of pods, many at once",
+		Baseline:   plain,
+		Loads:      []string{"burst/1", "burst/10", "burst/100"},
+		QuickLoads: []string{"burst/10"},
+		LongLoads:  []string{"burst/200"},
+		Run:        run,
+	})
+}
+
+func run(ctx context.Context, r *bench.Run) (err error) {
+	n, err := start()
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, n.Close()) }()
+	for _, load := range r.Loads() {
+		pods, err := strconv.Atoi(strings.TrimPrefix(load, "burst/"))
+		if err != nil {
+			return err
+		}
+		if err := r.Interleave(ctx, load, n.trials(pods)...); err != nil {
+			return err
+		}
+		if load == "burst/100" {
+			r.Record("target", load, bench.Sample{Metric: "added", Stat: "p50", Unit: "ms", Value: targetP50},
+				bench.Sample{Metric: "added", Stat: "p99", Unit: "ms", Value: targetP99})
+		}
+	}
+	r.Note("added is the difference of the quantiles of add with and without kerb-cni, in the same round")
+	r.Note("the chain is bridge with host-local; with kerb-cni the pod denies all packets when ADD returns")
+	r.Note("left are services of pods that DEL could not delete within 3 s, of all rounds; kerb-kube-node deletes them")
+	r.Note("it does not show what the container runtime, the kubelet and the API server take")
+	return nil
+}
+
+// trials measure both chains in turn. What Kerb adds is against the plain one of the same round.
+func (n *place) trials(pods int) []bench.Trial {
+	var reference []bench.Sample
+	return []bench.Trial{
+		{Config: plain, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			times, _, err := n.burst(ctx, pods, false)
+			reference = bench.MedianAnd99("add", "ms", times)
+			return reference, err
+		}},
+		{Config: withKerb, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+			times, left, err := n.burst(ctx, pods, true)
+			out := append(bench.MedianAnd99("add", "ms", times), bench.Count("left", uint64(left)))
+			for i, s := range bench.MedianAnd99("added", "ms", times) {
+				if len(reference) > 0 { // it is measured
+					s.Value -= reference[i].Value
+					out = append(out, s)
+				}
+			}
+			return out, err
+		}},
+	}
+}
+
+// place is a node with an agent, and the programs of the plugins.
+type place struct {
+	bench.Closers
+	lab     *netlab.Lab
+	agent   *node.Node
+	plugins []string // directories
+	number  int      // of pods so far
+}
+
+var _ io.Closer = (*place)(nil)
+
+func start() (*place, error) {
+	n := &place{}
+	return n, n.CloseOn(n.build())
+}
+
+func (n *place) build() (err error) {
+	if n.plugins, err = find(); err != nil {
+		return err
+	}
+	if n.lab, err = netlab.NewIn(labPrefix); err != nil {
+		return err
+	}
+	n.Later(n.lab.Close)
+	if n.agent, err = node.Start(n.lab.Node()); err != nil {
+		return err
+	}
+	n.Later(n.agent.Close)
+	// Without it no pod starts; kerb-kube-node applies it at its first sync.
+	return n.agent.Call("POST", "/v1/apply?owner="+names.Owner, []any{names.PendingModule()}, nil)
+}
+
+// find returns the directories of the plugins. The plugins of the CNI project are where CNI_PATH says, or where a node
+// has them.
+func find() ([]string, error) {
+	cni, err := binpath.Find("kerb-cni")
+	if err != nil {
+		return nil, err
+	}
+	places := append(filepath.SplitList(os.Getenv("CNI_PATH")), "/opt/cni/bin", "/usr/lib/cni")
+	for _, dir := range places {
+		if has(dir, "bridge") && has(dir, "host-local") {
+			return []string{filepath.Dir(cni), dir}, nil
+		}
+	}
+	return nil, fmt.Errorf("the plugins bridge and host-local are not in %s: install containernetworking-plugins, or set "+
+		"CNI_PATH to their directory", strings.Join(places, ", "))
+}
+
+func has(dir, program string) bool {
+	_, err := os.Stat(filepath.Join(dir, program))
+	return err == nil
+}
