@@ -13,7 +13,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+func TestMain(m *testing.M) { os.Exit(nodetest.Main(m, nodetest.Oakestra)) }
 
 // node is a machine with one agent, whose proxy runs on all services labelled app=mesh.
 type node struct{ *nodetest.Node }
