@@ -233,9 +233,8 @@ func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	response, err := s.options.Agent(r.Context(), http.MethodGet, "/v1/modules/"+name, http.NoBody)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
+	response, _ := s.ask(r.Context(), w, http.MethodGet, "/v1/modules/"+name)
+	if response == nil {
 		return
 	}
 	defer response.Body.Close()
@@ -247,16 +246,11 @@ func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), viewTime)
 	defer cancel()
-	response, err = s.options.Agent(ctx, http.MethodGet, r.URL.EscapedPath(), http.NoBody)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
+	response, kind := s.ask(ctx, w, http.MethodGet, r.URL.EscapedPath())
+	if response == nil {
 		return
 	}
 	defer response.Body.Close()
-	kind := response.Header.Get("Content-Type")
-	if refused(w, kind) {
-		return
-	}
 	body, err := io.ReadAll(io.LimitReader(response.Body, maxView+1))
 	if err == nil && len(body) > maxView {
 		err = fmt.Errorf("the module's answer has more than %d bytes: it is not shown", maxView)
@@ -270,14 +264,21 @@ func (s *Server) view(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body) // the page has gone
 }
 
-// refused answers in place of a response that is not of mediaTypes.
-func refused(w http.ResponseWriter, kind string) bool {
-	media, _, _ := strings.Cut(kind, ";")
-	if slices.Contains(mediaTypes, media) {
-		return false
+// ask sends a request to the agent. Where the response is not of mediaTypes, or there is none, it answers, and returns
+// nil.
+func (s *Server) ask(ctx context.Context, w http.ResponseWriter, method, path string) (r *http.Response, kind string) {
+	r, err := s.options.Agent(ctx, method, path, http.NoBody)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return nil, ""
 	}
+	kind = r.Header.Get("Content-Type")
+	if media, _, _ := strings.Cut(kind, ";"); slices.Contains(mediaTypes, media) {
+		return r, kind
+	}
+	r.Body.Close()
 	http.Error(w, fmt.Sprintf("the response is of type %q, not JSON: it is not shown", kind), http.StatusBadGateway)
-	return true
+	return nil, ""
 }
 
 // pass sends the request to the agent and its answer to the page, as it comes.
@@ -290,16 +291,11 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	if r.URL.RawQuery != "" {
 		path += "?" + r.URL.RawQuery
 	}
-	response, err := s.options.Agent(r.Context(), r.Method, path, http.NoBody)
-	if err != nil {
-		http.Error(w, err.Error(), http.StatusBadGateway)
+	response, kind := s.ask(r.Context(), w, r.Method, path)
+	if response == nil {
 		return
 	}
 	defer response.Body.Close()
-	kind := response.Header.Get("Content-Type")
-	if refused(w, kind) {
-		return
-	}
 	copyOut(w, response, kind)
 }
 
