@@ -3,11 +3,9 @@
 package cni_test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,6 +25,7 @@ func TestPlugin(t *testing.T) {
 	for _, primary := range []string{"bridge", "ptp"} {
 		t.Run("Verbs/"+primary, func(t *testing.T) { c.testVerbs(t, primary) })
 	}
+	t.Run("Version", func(t *testing.T) { c.testVersion(t) })
 	t.Run("Add", func(t *testing.T) { c.testAdd(t) })
 	t.Run("Sandboxes", func(t *testing.T) { c.testSandboxes(t) })
 	t.Run("GC", func(t *testing.T) { c.testGC(t) })
@@ -55,38 +54,13 @@ func (c *cluster) testNotReady(t *testing.T) {
 	}
 }
 
-// cnitool runs all verbs of CNI on the chains of bridge and ptp with portmap and kerb-cni. The cache of libcni is one
-// of the test's, as is everything else.
-func (c *cluster) testVerbs(t *testing.T, primary string) {
-	c = c.in(t)
-	dir := t.TempDir()
-	file, text := filepath.Join(dir, "00-kerb.conflist"), c.conflist(primary, true)
-	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p := c.sandbox("verbs-" + primary)
-	tool := func(verb string) (string, error) {
-		script := fmt.Sprintf("mkdir -p /var/lib/cni && mount --bind %s /var/lib/cni && exec %s/cnitool %s %s %s",
-			dir, bin, verb, primary, p.netns)
-		cmd := c.Lab.Node().Command(context.Background(), "unshare", "-m", "sh", "-c", script)
-		cmd.Env = append(os.Environ(), "NETCONFPATH="+dir, "CNI_PATH="+bin, "CNI_ARGS="+p.args())
-		out, err := cmd.CombinedOutput()
-		return string(out), err
-	}
-	for _, verb := range []string{"status", "add", "check", "del", "del", "gc", "status"} {
-		if out, err := tool(verb); err != nil {
-			t.Errorf("%s: %v %s", verb, err, out)
-		}
-	}
-	if s := c.service(p); s != nil {
-		t.Errorf("DEL has left %+v", s)
-	}
-}
+// versions of CNI that kerb-cni speaks.
+var versions = []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"}
 
 // ADD makes a pod a service whose chains deny, prints what the plugins before have printed, and may be repeated.
 func (c *cluster) testAdd(t *testing.T) {
 	c = c.in(t)
-	for _, version := range []string{"0.3.1", "0.4.0", "1.0.0", "1.1.0"} {
+	for _, version := range versions {
 		p := c.sandbox("v" + strings.ReplaceAll(version, ".", ""))
 		c.veth(p)
 		conf := strings.Replace(c.conf(c.Socket()), "1.1.0", version, 1)
