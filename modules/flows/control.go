@@ -5,6 +5,7 @@
 package flows
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"sync"
@@ -77,6 +78,8 @@ type running struct {
 	known  map[key]carried   // what the hour has of the flows in the table
 	gone   map[uint32]uint64 // interfaces that are missing, and since when
 	before map[uint32]usage
+	lossAt uint64 // CLOCK_MONOTONIC, when packets without room were last noticed; 0: never
+	lossOf place
 	hour   hour
 }
 
@@ -118,31 +121,38 @@ func (g *running) places(used map[uint32]usage) []sdk.Attachment {
 	return all
 }
 
+// lossStays is how long after a loss the condition is false: with each sweep, it would be true until the next loss.
+const lossStays = time.Minute
+
 // Conditions implements sdk.Conditioner.
 func (g *running) Conditions() ([]sdk.Condition, error) {
+	return g.conditions(monotonic())
+}
+
+func (g *running) conditions(clock uint64) ([]sdk.Condition, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	used, err := g.usages()
 	if err != nil {
 		return nil, err
 	}
-	out := sdk.Condition{Type: "RecordsAllFlows", Status: "True", Reason: "RoomLeft"}
 	for _, at := range g.places(used) {
-		if n := less(used[at.Ifindex].Unrecorded, g.before[at.Ifindex].Unrecorded); n > 0 && g.before != nil {
-			out = sdk.Condition{Type: out.Type, Status: "False", Reason: "TableFull", Message: fmt.Sprintf(
-				"%d packets of %s were of flows that there is no room for (flows: %d for a service, %d services): "+
-					"choose larger numbers", n, nameOf(at), g.quota, g.tableSize()/g.quota)}
+		if g.before != nil && used[at.Ifindex].Unrecorded > g.before[at.Ifindex].Unrecorded {
+			g.lossAt, g.lossOf = clock, place{at.Service, at.Interface}
 			break
 		}
+	}
+	out := sdk.Condition{Type: "RecordsAllFlows", Status: "True", Reason: "RoomLeft"}
+	if g.lossAt > 0 && less(clock, g.lossAt) < uint64(lossStays) {
+		out = sdk.Condition{Type: out.Type, Status: "False", Reason: "TableFull", Message: fmt.Sprintf(
+			"packets of %s were, in the last minute, of flows that there is no room for (flows: %d for a service, "+
+				"%d services): choose larger numbers", nameOf(g.lossOf), g.quota, g.tableSize()/g.quota)}
 	}
 	return []sdk.Condition{out}, nil
 }
 
-func nameOf(at sdk.Attachment) string {
-	if at.Service != "" {
-		return at.Service
-	}
-	return at.Interface
+func nameOf(p place) string {
+	return cmp.Or(p.service, p.iface, "interfaces without counts of their own")
 }
 
 func (g *running) tableSize() uint64 { return uint64(g.Maps[mapFlows].MaxEntries()) }

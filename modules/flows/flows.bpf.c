@@ -49,7 +49,8 @@ static __always_inline bool flows_read(const struct kerb_pkt *pkt, struct flows_
 
 static __always_inline void flows_unreadable(const struct kerb_pkt *pkt)
 {
-	struct flows_service *s = flows_service_of(pkt->ifindex);
+	__u32 ifindex = pkt->ifindex;
+	struct flows_service *s = flows_service_of(&ifindex);
 
 	if (!s)
 		return;

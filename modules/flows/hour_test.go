@@ -5,9 +5,11 @@ package flows
 import (
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http/httptest"
 	"net/netip"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -299,4 +301,92 @@ func TestHourBeginsWhenItIsOpened(t *testing.T) {
 	if n := sum(); n != 1 {
 		t.Errorf("%d packets, want 1", n)
 	}
+}
+
+// Interfaces that find no room for their counts share the flows of one, and these become free as others do.
+func TestSharedEntry(t *testing.T) {
+	l := load(t, sdktest.Options{Config: `{"flows": 16, "services": 2}`})
+	g := l.running()
+	for n := uint32(1); g.Maps.Put(mapServices, math.MaxUint32-n, kernelUsage{}) == nil; n++ {
+		if n > 1<<16 {
+			t.Fatal("the map does not become full")
+		}
+	}
+	sweep := func(clock uint64) {
+		t.Helper()
+		if err := l.running().sweep(time.Now(), clock); err != nil { // one that misses no interface yet
+			t.Fatal(err)
+		}
+	}
+	e := event{direction: ingress, proto: "udp", local: server, remote: client}
+	for round := range uint16(3) {
+		for port := range uint16(20) {
+			e.remote = netip.AddrPortFrom(client.Addr(), 1000*(1+round)+port)
+			l.Run("ingress", e.frame(t))
+			if port == 17 { // a sweep that takes nothing out makes no room
+				sweep(monotonic())
+			}
+		}
+		if n := len(l.table()); n != 16 {
+			t.Fatalf("round %d: %d flows", round, n)
+		}
+		used, err := g.usages()
+		if want := uint64(4 * (1 + round)); err != nil || used[0].held() != 16 || used[0].Unrecorded != want {
+			t.Errorf("round %d: %+v, %v", round, used[0], err)
+		}
+		sweep(monotonic() + uint64(16*time.Second))
+		if n := len(l.table()); n != 0 {
+			t.Fatalf("round %d: %d flows stay", round, n)
+		}
+	}
+}
+
+// While flows are lost again and again, the condition stays false, whether a sweep or a question notices it, and for a
+// minute after the last loss. A count that is lower than before is no loss.
+func TestConditionStays(t *testing.T) {
+	l := load(t, sdktest.Options{Config: `{"flows": 16, "services": 1}`})
+	e := event{direction: ingress, proto: "udp", local: server, remote: client}
+	lose := func() {
+		for port := range uint16(20) {
+			e.remote = netip.AddrPortFrom(client.Addr(), 1000+port)
+			l.Run("ingress", e.frame(t))
+		}
+	}
+	l.Run("ingress", e.frame(t))
+	g := sdktest.Open[*running](t, l.Compiled, l.Live(l.here()))
+	clock := monotonic()
+	sweep := func() {
+		t.Helper()
+		if err := g.sweep(time.Now(), clock); err != nil {
+			t.Fatal(err)
+		}
+	}
+	expect := func(status string) {
+		t.Helper()
+		c, err := g.conditions(clock)
+		if err != nil || c[0].Status != status || (status == "False") != strings.Contains(c[0].Message, "packets of web") {
+			t.Errorf("%+v, %v; want %s", c, err, status)
+		}
+	}
+	sweep()
+	expect("True")
+	g.before[l.here().Ifindex] = usage{Unrecorded: 1}
+	expect("True")
+	sweep()
+	lose()
+	sweep()
+	for range 29 {
+		clock += uint64(sweepEvery)
+		sweep()
+		expect("False")
+	}
+	clock += uint64(sweepEvery)
+	expect("True")
+	lose()
+	expect("False")
+	sweep()
+	clock += uint64(lossStays) - 1
+	expect("False")
+	clock++
+	expect("True")
 }

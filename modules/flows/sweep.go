@@ -46,7 +46,7 @@ func (g *running) sweep(now time.Time, clock uint64) error {
 	g.hour.turn(now)
 	places := g.interfaces()
 	g.gone = g.missing(places, used, clock)
-	g.miss(places, used)
+	g.miss(places, used, clock)
 	if err := g.walk(places, used, clock); err != nil {
 		return err
 	}
@@ -90,7 +90,7 @@ func (g *running) isGone(ifindex uint32, clock uint64) bool {
 }
 
 // miss adds to the hour what packets found no room since the sweep before.
-func (g *running) miss(places map[uint32]place, used map[uint32]usage) {
+func (g *running) miss(places map[uint32]place, used map[uint32]usage, clock uint64) {
 	before := g.before
 	g.before = used
 	if before == nil {
@@ -105,6 +105,9 @@ func (g *running) miss(places map[uint32]place, used map[uint32]usage) {
 			continue
 		}
 		p := places[ifindex]
+		if u.Unrecorded > b.Unrecorded {
+			g.lossAt, g.lossOf = clock, p
+		}
 		l := g.hour.lost[p]
 		l.add(lost{unrecorded: u.Unrecorded - b.Unrecorded, unrecordedBytes: u.UnrecordedBytes - b.UnrecordedBytes,
 			unreadable: u.Unreadable - b.Unreadable, unreadableBytes: u.UnreadableBytes - b.UnreadableBytes})
@@ -122,10 +125,10 @@ func (g *running) walk(places map[uint32]place, used map[uint32]usage, clock uin
 		if u.held() > 0 {
 			err := g.each(func(k key, v *value) {
 				g.take(places, k, v, known)
-				if g.isIdle(k, v, used[k.Ifindex], clock) {
+				if at := countedAt(used, k); g.isIdle(k, v, used[at], clock) {
 					idle = append(idle, k)
 				} else {
-					held[k.Ifindex]++
+					held[at]++
 				}
 			})
 			if err != nil {
@@ -138,7 +141,7 @@ func (g *running) walk(places map[uint32]place, used map[uint32]usage, clock uin
 		if stays, err := g.remove(places, k, known); err != nil {
 			return err
 		} else if stays {
-			held[k.Ifindex]++
+			held[countedAt(used, k)]++
 		}
 	}
 	g.known = known
@@ -152,6 +155,14 @@ func (g *running) walk(places map[uint32]place, used map[uint32]usage, clock uin
 		}
 	}
 	return nil
+}
+
+// countedAt is the entry of used that a flow is counted at: that of its interface, or 0 if there was no room for one.
+func countedAt(used map[uint32]usage, k key) uint32 {
+	if _, own := used[k.Ifindex]; own {
+		return k.Ifindex
+	}
+	return 0
 }
 
 // take adds to the hour what a flow has carried since it was read last. What flows carried before the hour began is in

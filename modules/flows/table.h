@@ -92,7 +92,8 @@ struct flows_service {
 
 #define FLOWS_INTERFACES 4096
 
-/* By interface. Entry 0, which the control plane makes, is for those that found no room. */
+/* By interface. Entry 0, which the control plane makes, is for those that found no room: they share
+ * its counts, and the flows that one interface may hold. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FLOWS_INTERFACES);
@@ -101,7 +102,8 @@ struct {
 	__type(value, struct flows_service);
 } flows_services SEC(".maps");
 
-/* Entries of flows that the control plane has taken out, by interface. It alone writes this. */
+/* Entries of flows that the control plane has taken out, by key of flows_services. It alone writes
+ * this. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, FLOWS_INTERFACES);
@@ -115,23 +117,27 @@ static __always_inline void flows_add(__u64 *to, __u64 n)
 	__sync_fetch_and_add(to, n);
 }
 
-static __always_inline struct flows_service *flows_service_of(__u32 ifindex)
+/* Where an interface is counted. ifindex becomes 0 if it has no entry of its own: those share one. */
+static __always_inline struct flows_service *flows_service_of(__u32 *ifindex)
 {
-	struct flows_service none = {}, *s = bpf_map_lookup_elem(&flows_services, &ifindex);
-	__u32 zero = 0;
+	struct flows_service none = {}, *s = bpf_map_lookup_elem(&flows_services, ifindex);
 
 	if (s)
 		return s;
-	bpf_map_update_elem(&flows_services, &ifindex, &none, BPF_NOEXIST);
-	s = bpf_map_lookup_elem(&flows_services, &ifindex);
-	return s ? s : bpf_map_lookup_elem(&flows_services, &zero);
+	bpf_map_update_elem(&flows_services, ifindex, &none, BPF_NOEXIST);
+	s = bpf_map_lookup_elem(&flows_services, ifindex);
+	if (s)
+		return s;
+	*ifindex = 0;
+	return bpf_map_lookup_elem(&flows_services, ifindex);
 }
 
-/* Makes an entry, if the interface has room. Another CPU may be making it, too. */
+/* Makes an entry, if s, which is that of ifindex, has room. Another CPU may be making it, too. */
 static __always_inline struct flows_value *flows_create(const struct flows_key *key,
-							struct flows_service *s, __u32 side)
+							struct flows_service *s, __u32 ifindex,
+							__u32 side)
 {
-	__u32 zero = 0, ifindex = key->ifindex;
+	__u32 zero = 0;
 	__u64 *removed = bpf_map_lookup_elem(&flows_removed, &ifindex);
 	struct flows_value *v = bpf_map_lookup_elem(&flows_blank, &zero);
 
@@ -155,13 +161,14 @@ static __always_inline struct flows_value *flows_find(const struct flows_key *ke
 {
 	struct flows_value *v = bpf_map_lookup_elem(&flows, key);
 	struct flows_service *s;
+	__u32 ifindex = key->ifindex;
 
 	if (v)
 		return v;
-	s = flows_service_of(key->ifindex);
+	s = flows_service_of(&ifindex);
 	if (!s)
 		return 0;
-	v = flows_create(key, s, side);
+	v = flows_create(key, s, ifindex, side);
 	if (!v) {
 		flows_add(&s->unrecorded, 1);
 		flows_add(&s->unrecorded_bytes, len);
