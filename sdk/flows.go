@@ -2,7 +2,11 @@
 
 package sdk
 
-import "github.com/kerb-edge/kerb/api/v1alpha1"
+import (
+	"hash/fnv"
+
+	"github.com/kerb-edge/kerb/api/v1alpha1"
+)
 
 // FlowRecords is the answer to GET flows of a module that records flows, a route that its manifest lists in queries.
 // Its parameters are those of v1alpha1.FlowsRequest but for follow, and after, which selects flows with packets since
@@ -22,7 +26,14 @@ type FlowRecord struct {
 
 // FlowDrop is a drop by its numbers.
 type FlowDrop struct {
-	Direction string `json:"direction"` // of the chain, egress or ingress
-	Place     uint8  `json:"place"`     // of the module in its chain, from 0
-	Reason    uint8  `json:"reason"`    // enum kerb_drop_reason, or the module's own
+	Module uint32 `json:"module"` // of the module that dropped: ModuleNumber of its name
+	Reason uint8  `json:"reason"` // enum kerb_drop_reason, or the module's own
+}
+
+// ModuleNumber returns the number by which data planes know a module, as KERB_EXIT passes it: the FNV-1a hash of its
+// name, and never 0. It does not depend on the chains that the module is in.
+func ModuleNumber(name string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(name)) // never fails
+	return max(1, h.Sum32())
 }

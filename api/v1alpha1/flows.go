@@ -50,7 +50,7 @@ type Flow struct {
 	Dropped      uint64 `json:"dropped,omitempty" doc:"Packets from the source that a module of the service's chain dropped"`
 	ReplyDropped uint64 `json:"replyDropped,omitempty"`
 	Replied      uint64 `json:"replied,omitempty" doc:"Packets from the source that a module answered"`
-	DropModule   string `json:"dropModule,omitempty" doc:"That dropped last"`
+	DropModule   string `json:"dropModule,omitempty" doc:"That dropped last; not there if it was removed before the agent started"`
 	DropReason   string `json:"dropReason,omitempty"`
 
 	State                  string     `json:"state,omitempty" enum:"opening,established,closing,closed,reset," doc:"Of the TCP connection"`

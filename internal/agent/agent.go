@@ -83,11 +83,12 @@ type Agent struct {
 	now        status.Node
 	live       *live.Modules
 	busy       map[chain.Point]error // points that a program of others keeps from their chain
-	traces     []*trace.Session      // guarded by changes; also such as are over
-	explaining sync.Mutex            // one packet at a time
-	sets       *sets.Sets            // guarded by changes
-	budgets    *apply.Budgets        // guards itself
-	meter      dataplane.Meter       // guards itself
+	former     formerDroppers
+	traces     []*trace.Session // guarded by changes; also such as are over
+	explaining sync.Mutex       // one packet at a time
+	sets       *sets.Sets       // guarded by changes
+	budgets    *apply.Budgets   // guards itself
+	meter      dataplane.Meter  // guards itself
 
 	integrations *integration.Set // guards itself
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"net/netip"
 	"net/url"
+	"slices"
 	"sort"
 	"strconv"
 	"time"
@@ -16,6 +17,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -117,11 +120,47 @@ func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q
 // flowNames are the names that modules do not know.
 type flowNames struct {
 	services map[string]string // by address
-	members  map[flowPlace][]string
-	reason   func(module string, reason int) string
+	droppers map[uint32]dropper
 }
 
-type flowPlace struct{ module, iface, part string } // part: a direction or a service
+type flowPlace struct{ module, iface, service string }
+
+// dropper is a module that may have dropped packets, by whose number the data plane knows it.
+type dropper struct {
+	name   string
+	reason func(number int) string
+}
+
+// formerDroppers are modules that were removed since the agent has started: flows may still have drops of theirs.
+type formerDroppers []dropper
+
+// mostFormer is how many removed modules are known: the oldest ones are forgotten.
+const mostFormer = 256
+
+// add adds the modules of before that are not among those of now.
+func (f *formerDroppers) add(before, now map[string]*deploy.Module) {
+	for name, d := range before {
+		if now[name] != nil || d == nil || d.Pkg == nil {
+			continue
+		}
+		manifest := d.Pkg.Manifest // not the package, which has the objects
+		all := append(slices.Clone(*f), dropper{name, manifest.DropReason})
+		*f = all[max(0, len(all)-mostFormer):]
+	}
+}
+
+// droppers returns all modules that may have dropped packets, by number. The caller holds a.mu.
+func (a *Agent) droppers() map[uint32]dropper {
+	out := map[uint32]dropper{}
+	for _, d := range a.former {
+		out[sdk.ModuleNumber(d.name)] = d
+	}
+	reasons := a.now.ReasonNames()
+	for name := range a.now.Modules {
+		out[sdk.ModuleNumber(name)] = dropper{name, func(number int) string { return reasons(name, number) }}
+	}
+	return out
+}
 
 // flowNames returns the names of now, and the modules that record flows.
 func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Supervisor, error) {
@@ -140,7 +179,7 @@ func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Super
 		return nil, nil, &apierrors.Conflict{Reason: "no module records flows: apply a Module with package: flows, " +
 			"for example attached to services: \"*\""}
 	}
-	n := &flowNames{map[string]string{}, map[flowPlace][]string{}, a.now.ReasonNames()}
+	n := &flowNames{map[string]string{}, a.droppers()}
 	for name, v := range resource.VirtualService.All(a.now.Desired) {
 		for _, at := range v.Spec.Addresses {
 			if addr, err := netip.ParseAddr(at.Address); err == nil {
@@ -152,15 +191,6 @@ func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Super
 		if place.Service != "" {
 			for _, prefix := range place.Link.PeerAddresses {
 				n.services[prefix.Addr().String()] = place.Service
-			}
-		}
-		var chain []string
-		for _, m := range place.Chain.Members {
-			chain = append(chain, m.Name)
-		}
-		for _, m := range chain {
-			if recorders[m] != nil {
-				n.members[flowPlace{m, place.Link.Name, string(place.Chain.Direction)}] = chain
 			}
 		}
 	}
@@ -176,11 +206,12 @@ func (n *flowNames) complete(r *sdk.FlowRecord) *v1.Flow {
 	} else {
 		f.DestinationService = cmp.Or(f.Service, f.DestinationService)
 	}
-	if d := r.Drop; d != nil {
-		if all := n.members[flowPlace{f.Module, f.Interface, d.Direction}]; int(d.Place) < len(all) {
-			f.DropModule = all[d.Place]
-			f.DropReason = n.reason(f.DropModule, int(d.Reason))
+	if r.Drop != nil {
+		by, known := n.droppers[r.Drop.Module]
+		if !known {
+			by.reason = func(number int) string { return kerbabi.DropReason(number).String() }
 		}
+		f.DropModule, f.DropReason = by.name, by.reason(int(r.Drop.Reason))
 	}
 	return f
 }

@@ -135,7 +135,7 @@ func flowCells(f *v1alpha1.Flow) []string {
 	}
 	verdict := f.Verdict
 	if n := f.Dropped + f.ReplyDropped; n > 0 {
-		verdict = fmt.Sprintf("drop %d (%s %s)", n, f.DropModule, f.DropReason)
+		verdict = fmt.Sprintf("drop %d (%s %s)", n, cmp.Or(f.DropModule, "removed module"), f.DropReason)
 	}
 	return []string{flowEnd(f.SourceService, f.Source, f.SourcePort),
 		flowEnd(f.DestinationService, f.Destination, f.DestinationPort), f.Protocol,

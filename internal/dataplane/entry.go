@@ -62,7 +62,11 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	if code = slices.Concat(code, end, cold, leave); len(modules) == 0 {
 		return code
 	}
-	act := append(l.exit(), call(verdict, "out")...)
+	act := call(verdict, "out")
+	if len(leave) > 0 && len(l.exits) > 0 {
+		act[0] = act[0].WithSymbol(l.leaveLabel())
+	}
+	act = append(l.exit(), act...)
 	act[0] = act[0].WithSymbol(verdictLabel)
 	if !verdict.inline {
 		act = append(act, asm.Ja.Label("out"))
@@ -174,12 +178,12 @@ func verdictOf(i int) string { return fmt.Sprintf("verdict%d", i) }
 
 // cold passes a verdict of module i to kerb_verdict.
 func (l *linker) cold(i int, symbol, next string) asm.Instructions {
-	flags, open := l.callFlags(i), failsOpen(l.spec.Members[i])
+	open := failsOpen(l.spec.Members[i])
 	drops, byIfindex := l.members[i].maps[dropsMap].FD(), l.members[i].maps[ifindexDropsMap].FD()
 	code := append(l.pkt(asm.R1),
 		asm.Mov.Reg(asm.R2, asm.R0),
 		asm.LoadMapPtr(asm.R3, drops),
-		asm.Mov.Imm(asm.R4, flags),
+		l.loadFlags(i),
 		asm.LoadMapPtr(asm.R5, byIfindex),
 		asm.Ja.Label(verdictLabel),
 	)
@@ -193,7 +197,7 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	if l.defers(i) {
 		act := fmt.Sprintf("act%d", i)
 		code[0] = code[0].WithSymbol(act)
-		code = append(l.keepRedirect(flags, next, act), code...)
+		code = append(l.keepRedirect(l.callFlags(i), next, act), code...)
 	}
 	code[0] = code[0].WithSymbol(symbol)
 	return code

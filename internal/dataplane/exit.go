@@ -10,10 +10,12 @@ import (
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane/optimize"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // A module that defines KERB_EXIT learns of the packets that the others do not leave to the next. Chains with such a
-// module call it before kerb_verdict; all others do not change, and a packet that passes executes nothing for it.
+// module call it before kerb_verdict; all others do not change, and a packet that passes executes nothing for it. The
+// number of the module that has decided is in the upper half of the register with the flags.
 
 const exitEntry = "kerb_exit"
 
@@ -43,8 +45,8 @@ func (l *linker) exitFunctions() (out asm.Instructions, err error) {
 	return out, nil
 }
 
-// exit calls them. The arguments of kerb_verdict are kept in the registers that calls do not change: the program ends
-// behind it.
+// exit calls them, unless they define it and have decided themselves. The arguments of kerb_verdict are kept in the
+// registers that calls do not change: the program ends behind it.
 func (l *linker) exit() (code asm.Instructions) {
 	if len(l.exits) == 0 {
 		return nil
@@ -58,19 +60,44 @@ func (l *linker) exit() (code asm.Instructions) {
 	if l.spec.Direction == chain.Ingress {
 		side = 1
 	}
-	for _, i := range l.exits {
-		code = slices.Concat(code, l.pkt(asm.R1), asm.Instructions{
+	for n, i := range l.exits {
+		place, skip := int32(1+i), fmt.Sprintf("exited%d", n)
+		call := slices.Concat(asm.Instructions{
+			asm.Mov.Reg32(asm.R4, asm.R8), // flags, with the place of the module that has decided
+			asm.RSh.Imm(asm.R4, callCountShift),
+			asm.JEq.Imm(asm.R4, place, skip),
+			asm.Sub.Imm(asm.R4, place), // negative: it is before this one
+			asm.RSh.Imm(asm.R4, 63),
+			asm.Xor.Imm(asm.R4, 1),
+			asm.Mov.Reg(asm.R3, asm.R8),
+			asm.RSh.Imm(asm.R3, 32),
 			asm.Mov.Reg(asm.R2, asm.R6),
-			asm.Mov.Reg(asm.R3, asm.R8), // callFlags: the module's place
-			asm.RSh.Imm(asm.R3, callCountShift),
-			asm.Mov.Imm(asm.R4, int32(1+i)),
 			asm.Mov.Imm(asm.R5, side),
-			asm.Call.Label(l.exitSymbol(i)),
-		})
+		}, l.pkt(asm.R1), asm.Instructions{asm.Call.Label(l.exitSymbol(i))})
+		if n > 0 {
+			call[0] = call[0].WithSymbol(fmt.Sprintf("exited%d", n-1))
+		}
+		code = append(code, call...)
 	}
-	code = append(code, l.pkt(asm.R1)...)
+	end := l.pkt(asm.R1)
+	end[0] = end[0].WithSymbol(fmt.Sprintf("exited%d", len(l.exits)-1))
+	code = append(code, end...)
 	for n := range kept {
-		code = append(code, asm.Mov.Reg(arguments[n], kept[n]))
+		move := asm.Mov.Reg(arguments[n], kept[n])
+		if arguments[n] == asm.R4 {
+			move = asm.Mov.Reg32(arguments[n], kept[n])
+		}
+		code = append(code, move)
 	}
 	return code
+}
+
+// loadFlags loads callFlags of module i, with the module's number for exit.
+func (l *linker) loadFlags(i int) asm.Instruction {
+	flags := l.callFlags(i)
+	if len(l.exits) == 0 || l.uncounted {
+		return asm.Mov.Imm(asm.R4, flags)
+	}
+	number := sdk.ModuleNumber(l.members[i].Name)
+	return asm.LoadImm(asm.R4, int64(number)<<32|int64(flags), asm.DWord)
 }

@@ -74,9 +74,17 @@ func (l *linker) redirected(end asm.Instructions, parts *ebpf.Map) (branch, leav
 		asm.Mov.Imm(asm.R3, 0), // no maps of drops: a redirect is none
 		asm.Mov.Imm(asm.R4, 0),
 		asm.Mov.Imm(asm.R5, 0),
-		asm.Ja.Label(verdictLabel),
+		asm.Ja.Label(l.leaveLabel()),
 	)
 	return append(branch, end...), leave
+}
+
+// leaveLabel is where kerb_verdict is, behind the calls of kerb_exit: these are not of deferred redirects.
+func (l *linker) leaveLabel() string {
+	if len(l.exits) == 0 {
+		return verdictLabel
+	}
+	return "perform"
 }
 
 // store hands the target to the next part of a split chain.

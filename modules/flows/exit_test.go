@@ -45,9 +45,9 @@ func TestVerdicts(t *testing.T) {
 						if err := g.each(func(_ key, v *value) {
 							n++
 							s := v.Side[e.direction]
-							want := side3(verdict, map[string]uint8{"flows first": 1, "flows last": 0}[order])
+							want := side3(verdict, other.Name)
 							if s.Packets != 3 || s.Dropped != want.Dropped || s.Replied != want.Replied ||
-								s.DropPlace != want.DropPlace || s.Retransmits != 2 {
+								s.DropModule != want.DropModule || s.Retransmits != 2 {
 								t.Errorf("%+v", s)
 							}
 						}); err != nil || n != 1 {
@@ -61,10 +61,10 @@ func TestVerdicts(t *testing.T) {
 }
 
 // side3 is what a direction has after three packets.
-func side3(verdict uint32, place uint8) (s side) {
+func side3(verdict uint32, dropper string) (s side) {
 	switch verdict {
 	case 1:
-		s.Dropped, s.DropPlace = 3, place
+		s.Dropped, s.DropModule = 3, sdk.ModuleNumber(dropper)
 	case 2:
 		s.Replied = 3
 	}

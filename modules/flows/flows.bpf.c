@@ -118,7 +118,7 @@ static __always_inline struct flows_value *flows_recorded(struct kerb_pkt *pkt, 
 }
 
 /* What another module has decided. Packets that do not come here are added now. */
-static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, __u32 place,
+static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, __u32 module,
 					  bool seen, __u32 side)
 {
 	struct flows_value *v = seen ? flows_recorded(pkt, side) : flows_record(pkt, side);
@@ -130,18 +130,18 @@ static __always_inline void flows_decided(struct kerb_pkt *pkt, __u32 verdict, _
 		return;
 	}
 	flows_add(&v->side[side].dropped, 1);
-	v->side[side].drop_place = place - 1;
-	v->side[side].drop_reason = verdict == KERB_DROP ? pkt->reason : KERB_DROP_BAD_VERDICT;
+	v->side[side].drop_module = module;
+	v->side[side].drop_reason = kerb_exit_reason(pkt, verdict);
 }
 
-KERB_EXIT(pkt, verdict, place, own, side)
+KERB_EXIT(pkt, verdict, module, seen, side)
 {
-	if (!place)
+	if (!module)
 		return 0;
 	if (side)
-		flows_decided(pkt, verdict, place, place > own, FLOWS_INGRESS);
+		flows_decided(pkt, verdict, module, seen, FLOWS_INGRESS);
 	else
-		flows_decided(pkt, verdict, place, place > own, FLOWS_EGRESS);
+		flows_decided(pkt, verdict, module, seen, FLOWS_EGRESS);
 	return 0;
 }
 

@@ -35,7 +35,7 @@ type place struct {
 type carried struct {
 	packets, bytes, dropped, replied, retransmits [2]uint64
 	flows, connections                            uint64
-	drop                                          [2]uint16 // place and reason of the last drop by direction, both 0: none
+	drop                                          [2]uint64 // the last: module's number << 8 | reason; 0: none
 	toResponder, toInitiator                      uint64    // sums, ns
 	responders, initiators                        uint64    // of so many
 }
@@ -66,7 +66,7 @@ func carriedBy(v *value) (c carried) {
 		c.packets[d], c.bytes[d], c.dropped[d], c.replied[d] = s.Packets, s.Bytes, s.Dropped, s.Replied
 		c.retransmits[d] = uint64(s.Retransmits)
 		if s.Dropped > 0 {
-			c.drop[d] = uint16(s.DropPlace)<<8 | uint16(s.DropReason)
+			c.drop[d] = uint64(s.DropModule)<<8 | uint64(s.DropReason)
 		}
 	}
 	c.connections, c.flows = uint64(v.Connections), 1

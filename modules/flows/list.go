@@ -293,7 +293,7 @@ func record(module string, p place, proto uint8, from int, c *carried) sdk.FlowR
 	}
 	for _, d := range []int{from, to} {
 		if c.dropped[d] > 0 {
-			r.Drop = &sdk.FlowDrop{Direction: directions[d], Place: uint8(c.drop[d] >> 8), Reason: uint8(c.drop[d])}
+			r.Drop = &sdk.FlowDrop{Module: uint32(c.drop[d] >> 8), Reason: uint8(c.drop[d])}
 			break
 		}
 	}

@@ -41,8 +41,8 @@ type key struct {
 type side struct {
 	Packets, Bytes, Dropped, Replied, Last, Opened uint64
 	Next, Retransmits                              uint32
-	TCPFlags, Known, DropPlace, DropReason         uint8
-	Zero                                           uint32
+	TCPFlags, Known, DropReason, Zero              uint8
+	DropModule                                     uint32
 }
 
 // value mirrors struct flows_value.

@@ -43,9 +43,9 @@ struct flows_side {
 	__u32 retransmits;
 	__u8 tcp_flags;	  /* all so far, of this connection */
 	__u8 known;	  /* next is */
-	__u8 drop_place;  /* of the module in the chain that dropped last */
-	__u8 drop_reason; /* enum kerb_drop_reason */
-	__u32 zero;
+	__u8 drop_reason; /* of the last drop, enum kerb_drop_reason */
+	__u8 zero;
+	__u32 drop_module; /* that dropped last: its number by KERB_EXIT */
 };
 
 enum flows_handshake {
@@ -117,7 +117,7 @@ static __always_inline void flows_add(__u64 *to, __u64 n)
 	__sync_fetch_and_add(to, n);
 }
 
-/* Where an interface is counted. ifindex becomes 0 if it has no entry of its own: those share one. */
+/* Where an interface is counted. ifindex becomes 0 if it has no entry of its own. */
 static __always_inline struct flows_service *flows_service_of(__u32 *ifindex)
 {
 	struct flows_service none = {}, *s = bpf_map_lookup_elem(&flows_services, ifindex);

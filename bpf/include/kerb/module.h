@@ -24,13 +24,22 @@
 #define KERB_EGRESS(pkt)  SEC("kerb/egress") int kerb_egress(struct kerb_pkt *pkt)
 #define KERB_INGRESS(pkt) SEC("kerb/ingress") int kerb_ingress(struct kerb_pkt *pkt)
 
-/* Optional: called with each packet that this chain drops, answers or redirects, after the module
- * that decided. place is that module's in the chain, from 1 on (0: not known), own is this one's:
- * if it is larger, this module has not seen the packet, as the others left it. side is 0 for
- * packets from the service, 1 for packets to it. The result is ignored. */
-#define KERB_EXIT(pkt, verdict, place, own, side)                                     \
+/* Optional: called with each packet that another module of this chain drops, answers or redirects
+ * at once. module is a number of that module, which is the same in all chains: sdk.ModuleNumber of
+ * its name; 0: not known. seen: this module has had the packet, as the other one is behind it. side
+ * is 0 for packets from the service, 1 for packets to it. The result is ignored. */
+#define KERB_EXIT(pkt, verdict, module, seen, side)                                   \
 	SEC("kerb/exit")                                                              \
-	int kerb_exit(struct kerb_pkt *pkt, __u32 verdict, __u32 place, __u32 own, __u32 side)
+	int kerb_exit(struct kerb_pkt *pkt, __u32 verdict, __u32 module, __u32 seen, __u32 side)
+
+/* Why a packet of KERB_EXIT is dropped, as the chain counts it (enum kerb_drop_reason): verdict is
+ * neither KERB_REPLY nor KERB_REDIRECT. */
+static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 verdict)
+{
+	if (verdict != KERB_DROP)
+		return KERB_DROP_BAD_VERDICT;
+	return pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC;
+}
 
 /* A constant that the agent sets from the config property of the same name before the program is
  * loaded; the verifier then removes the branches it rules out. Integers and booleans; the value

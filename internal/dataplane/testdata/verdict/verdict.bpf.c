@@ -5,9 +5,12 @@
 KERB_CONFIG(__u32, verdict, 0);
 KERB_CONFIG(__u32, ifindex, 0);
 KERB_CONFIG(_Bool, deferred, 0);
+KERB_CONFIG(__u32, reason, 0); /* of a drop, valid or not */
 
 static __always_inline int decide(struct kerb_pkt *pkt)
 {
+	if (verdict == KERB_DROP)
+		pkt->reason = reason;
 	if (verdict != KERB_REDIRECT)
 		return verdict;
 	return deferred ? kerb_redirect_deferred(pkt, ifindex, 0) : kerb_redirect(pkt, ifindex, 0);
