@@ -8,7 +8,7 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-// FlowRecords is the answer to GET flows of a module that records flows, a route that its manifest lists in queries.
+// FlowRecords is the answer to GET flows of a module whose manifest has `recordsFlows: true`.
 // Its parameters are those of v1alpha1.FlowsRequest but for follow, and after, which selects flows with packets since
 // then: Now of an earlier answer.
 type FlowRecords struct {

@@ -19,12 +19,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
+	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/sdk"
 )
-
-// flowsQuery is the route of modules that record flows.
-const flowsQuery = "flows"
 
 const (
 	flowsEvery = time.Second     // clients that follow get flows
@@ -105,7 +103,7 @@ func queryFlows(ctx context.Context, module string, plane *control.Supervisor, q
 	err error) {
 	ctx, cancel := context.WithTimeout(ctx, flowsLimit)
 	defer cancel()
-	if err = plane.Query(ctx, flowsQuery+"?"+q.Encode(), &r); err != nil {
+	if err = plane.Query(ctx, pkgs.QueryFlows+"?"+q.Encode(), &r); err != nil {
 		return r, err
 	}
 	for i := range r.Flows {
@@ -171,7 +169,7 @@ func (a *Agent) flowNames(service string) (*flowNames, map[string]*control.Super
 	}
 	recorders := map[string]*control.Supervisor{}
 	for name, plane := range a.live.Planes() {
-		if m := a.now.Modules[name]; m != nil && m.Pkg != nil && m.Pkg.Queries[flowsQuery] != "" {
+		if m := a.now.Modules[name]; m != nil && m.Pkg != nil && m.Pkg.RecordsFlows {
 			recorders[name] = plane
 		}
 	}

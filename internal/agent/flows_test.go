@@ -3,10 +3,12 @@
 package agent
 
 import (
+	"errors"
 	"fmt"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 	"github.com/kerb-edge/kerb/internal/pkgs"
@@ -58,6 +60,33 @@ func TestDropsOfFlowsKeepTheirModule(t *testing.T) {
 	check("without it")
 	n.apply(t, nil, denyPort("other"))
 	check("with another one")
+}
+
+// Only packages that say so record flows: a query of that name may be about anything.
+func TestRecordersAreDeclared(t *testing.T) {
+	n := newNode(t)
+	dir := probePackage(t)
+	edit(t, dir+"/kerb.yaml", func(text string) string { return text + "queries: {flows: flows of water}\n" })
+	n.apply(t, n.both(), module("water", dir, "*", nil))
+	if all, err := n.flows(t, v1.FlowsRequest{}); !isConflict(err) || len(all) != 0 {
+		t.Errorf("%+v, %v", all, err)
+	}
+	edit(t, dir+"/kerb.yaml", func(text string) string { return text + "recordsFlows: true\n" })
+	n.apply(t, nil, module("packets", dir, "*", nil))
+	var all []v1.Flow
+	wait.Until(t, "the control plane answers", func() (ok bool) {
+		var err error
+		all, err = n.flows(t, v1.FlowsRequest{})
+		return err == nil
+	})
+	if len(all) != 1 || all[0].Module != "packets" || all[0].Source != "192.0.2.77" {
+		t.Errorf("%+v", all)
+	}
+}
+
+func isConflict(err error) bool {
+	var conflict *apierrors.Conflict
+	return errors.As(err, &conflict)
 }
 
 // Removed modules are known as long as there are not too many; their reasons are those of their packages.

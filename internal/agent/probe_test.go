@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -154,6 +155,9 @@ func (p *probe) Handler() http.Handler {
 		if err := p.live.Inject(uint32(ifindex), frame); err != nil {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
+	})
+	mux.HandleFunc("GET /flows", func(w http.ResponseWriter, _ *http.Request) {
+		_ = json.NewEncoder(w).Encode(sdk.FlowRecords{Flows: []sdk.FlowRecord{{Flow: v1.Flow{Source: "192.0.2.77"}}}})
 	})
 	mux.HandleFunc("GET /misuse", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(misuse()) })
 	return mux

@@ -21,6 +21,9 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
+// QueryFlows is the query of packages that record flows.
+const QueryFlows = "flows"
+
 // ManifestName is the file that makes a directory a package.
 const ManifestName = "kerb.yaml"
 
@@ -64,6 +67,8 @@ type Manifest struct {
 	Queries map[string]string `json:"queries,omitempty"`
 	// Views are how the page shows the answers to some of them.
 	Views []v1.View `json:"views,omitempty"`
+	// RecordsFlows: the query flows is answered with sdk.FlowRecords, which kerb flows shows.
+	RecordsFlows bool `json:"recordsFlows,omitempty"`
 	// Inject is of older manifests.
 	Inject bool `json:"inject,omitempty"`
 	// Replies: the data plane answers packets, by KERB_REPLY.
@@ -197,6 +202,9 @@ func (m *Manifest) check() error {
 		wrong("notes."+b, "%d is also the number of %s; give each note a different number", n, a)
 	}
 	m.checkViews(wrong)
+	if m.RecordsFlows && m.Queries[QueryFlows] == "" {
+		wrong("recordsFlows", "requires the query %s, which queries does not have", QueryFlows)
+	}
 	if _, err := ParseBytes(m.Budget.Memory); err != nil {
 		wrong("budget.memory", "%v", err)
 	}

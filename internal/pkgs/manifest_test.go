@@ -111,6 +111,8 @@ func TestManifestErrors(t *testing.T) {
 		{"migration rule", goodManifest + "maps: {migrate: {a: guess}}", "maps.migrate.a", "want one of discard"},
 		{"virtual services without control plane", goodManifest + "capabilities: [virtualServices]", "control",
 			"are a control plane's"},
+		{"flows without their query", goodManifest + "recordsFlows: true\nqueries: {other: x}\ncontrol: {command: [sh]}",
+			"recordsFlows", "requires the query flows"},
 		{"frames without control plane", goodManifest + "inject: true", "control", "are a control plane's"},
 		{"frames and network", goodManifest + "capabilities: [inject]\ncontrol: {command: [sh], network: true}",
 			"control.network", "cannot be combined with capability inject"},
