@@ -96,7 +96,8 @@ func (s *Server) routes() http.Handler {
 	if s.options.Write {
 		private.HandleFunc("POST /v1/changes/{name}/revert", s.pass)
 	}
-	private.HandleFunc("GET /v1/history", s.history)
+	private.HandleFunc("GET /v1/history", s.since)
+	private.HandleFunc("GET /v1/flows", s.since)
 	private.HandleFunc("POST /capture", writeCapture)
 	private.HandleFunc("GET /stream", s.stream)
 	private.HandleFunc("GET /page", s.page)
@@ -299,11 +300,12 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request) {
 	copyOut(w, response, kind)
 }
 
-// history passes samples on. Why there are none is a line, as an error in between is: the page asks again, and
-// browsers report each response that is an error.
-func (s *Server) history(w http.ResponseWriter, r *http.Request) {
-	since := "/v1/history?since=" + url.QueryEscape(r.FormValue("since"))
-	response, err := s.options.Agent(r.Context(), http.MethodGet, since, http.NoBody)
+// since passes on lines of the last seconds, samples or sums of flows, and no other parameter: each answer ends. Why
+// there are none is a line, as an error in between is: the page asks again, and browsers report each response that is
+// an error.
+func (s *Server) since(w http.ResponseWriter, r *http.Request) {
+	path := r.URL.Path + "?since=" + url.QueryEscape(r.FormValue("since"))
+	response, err := s.options.Agent(r.Context(), http.MethodGet, path, http.NoBody)
 	if err == nil {
 		defer response.Body.Close()
 		if response.StatusCode == http.StatusOK {

@@ -58,6 +58,11 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 	case path == "/v1/history?since=61":
 		w.WriteHeader(http.StatusConflict)
 		text = `{"detail":"the history is off"}`
+	case path == "/v1/flows?since=60":
+		text = `{"source":"192.0.2.7"}`
+	case path == "/v1/flows?since=61":
+		w.WriteHeader(http.StatusConflict)
+		text = `{"detail":"no module records flows"}`
 	case strings.HasPrefix(path, "/v1/changes?"):
 		text = `[{"number":7}]`
 	}
@@ -245,17 +250,19 @@ func TestRoutes(t *testing.T) {
 	}
 }
 
-// The page asks for samples again and again: why there are none is an answer, not an error in the browser's log.
-func TestHistory(t *testing.T) {
+// The page asks for samples and flows again and again: why there are none is an answer, not an error in the browser's
+// log. It cannot ask for what has no end.
+func TestSince(t *testing.T) {
 	s := serve(t, Options{})
 	s.signIn()
-	for since, want := range map[string]string{"60": `{"step":10,"time":7,"values":[1]}`,
-		"61": `{"error":"the history is off"}`} {
-		answer, body := s.get(s.base+"/v1/history?since="+since+"&follow=true", nil)
+	for path, want := range map[string]string{"/v1/history?since=60": `{"step":10,"time":7,"values":[1]}`,
+		"/v1/history?since=61": `{"error":"the history is off"}`, "/v1/flows?since=60": `{"source":"192.0.2.7"}`,
+		"/v1/flows?since=61": `{"error":"no module records flows"}`} {
+		answer, body := s.get(s.base+path+"&follow=true", nil)
 		if answer.StatusCode != http.StatusOK || strings.TrimSpace(body) != want {
-			t.Errorf("%s answers %s %s, want %s", since, answer.Status, body, want)
+			t.Errorf("%s answers %s %s, want %s", path, answer.Status, body, want)
 		}
-		if got, want := s.asked.Load(), "GET /v1/history?since="+since; got != want {
+		if got, want := s.asked.Load(), "GET "+path; got != want {
 			t.Errorf("the agent was asked %v, want %s", got, want)
 		}
 	}

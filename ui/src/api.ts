@@ -69,6 +69,14 @@ export interface Packet {
   linkType?: string; frame?: string; then?: Packet[];
 }
 export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
+export interface Flow {
+  module: string; service?: string; interface: string; direction: string; protocol: string;
+  source: string; destination: string; destinationPort?: number; sourceService?: string; destinationService?: string;
+  packets: number; bytes: number; replyPackets: number; replyBytes: number;
+  dropped?: number; replyDropped?: number; dropModule?: string; dropReason?: string;
+}
+export interface MissingFlows { others?: number; omitted?: number; unrecordedPackets?: number }
+export interface FlowLine extends Partial<Flow> { missing?: MissingFlows; error?: string }
 export interface Package {
   name: string; version: string; digest: string; source: string; description?: string; hooks: string[]; memoryBytes: number;
 }

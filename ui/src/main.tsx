@@ -8,6 +8,7 @@ import { connect, link, may, state } from "./state";
 import { dark, toggle } from "./theme";
 import { ChangesView } from "./views/changes";
 import { HealthView } from "./views/health";
+import { MapView } from "./views/map";
 import { ModuleView, PackagesView } from "./views/modules";
 import { PacketsView } from "./views/packets";
 import { DeadlinesView, ModelsView } from "./views/routes";
@@ -27,7 +28,7 @@ const route = computed(() => {
   return { view: view || "health", name: decodeURIComponent(name), query: new URLSearchParams(query) };
 });
 
-const views = ["health", "services", "changes", "packets", "virtual", "deadlines", "models", "packages"];
+const views = ["health", "services", "map", "changes", "packets", "virtual", "deadlines", "models", "packages"];
 const names: Record<string, string> = { virtual: "Virtual services" };
 const title = (view: string) => names[view] ?? view[0]!.toUpperCase() + view.slice(1);
 
@@ -35,6 +36,7 @@ function View() {
   const { view, name, query } = route.value;
   switch (view) {
     case "services": return name ? <ServiceView name={name} /> : <ServicesView />;
+    case "map": return <MapView />;
     case "modules": return <ModuleView name={name} />;
     case "changes": return <ChangesView number={name} />;
     case "packets": return <PacketsView query={query} />;
@@ -108,7 +110,7 @@ function App() {
 }
 
 connect();
-// The keys 1 to 8 open the views, as Tab and Enter do.
+// The keys 1 to 9 open the views, as Tab and Enter do.
 addEventListener("keydown", (e) => {
   if (e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement || e.ctrlKey || e.metaKey || e.altKey) return;
   const to = views[Number(e.key) - 1];
