@@ -23,6 +23,7 @@ import (
 func (a *app) flowsCommand() *cobra.Command {
 	var r v1alpha1.FlowsRequest
 	var since time.Duration
+	file := flowsFile{maxSize: "10Mi", keep: 5}
 	c := answers(&cobra.Command{
 		Use:   "flows",
 		Short: "Show who talks to whom: bytes, packets, verdict, handshake round trip, retransmits",
@@ -32,20 +33,31 @@ destination + to the source, as seen from this node. RETR are segments that were
 directions.
 
 --since sums up what was recorded in the last minutes, by service, peer, protocol and destination port.
---follow prints flows that have packets, once a second. -o json prints one object per line.`,
+--follow prints flows that have packets, once a second. -o json prints one object per line.
+
+--file writes these objects to a file instead. When it is full, it becomes FILE.1, FILE.1 becomes FILE.2, and so on.
+What cannot be written, as on a full disk, is lost, counted and reported, and writing continues when there is room.`,
 		Example: "  kerb flows --service web\n  kerb flows --since 1h --protocol tcp --port 443\n" +
-			"  kerb flows --peer 198.51.100.0/24 --follow",
+			"  kerb flows --peer 198.51.100.0/24 --follow\n  kerb flows --follow --file /var/log/flows.json --keep 5",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if since < 0 || since > time.Hour {
 				return &usageError{fmt.Errorf("--since %v: must be at most 1h", since)}
 			}
+			out, err := file.open(r.Follow, cmd.ErrOrStderr())
+			if err != nil {
+				return err
+			}
+			defer out.close()
 			r.Since = int((since + time.Second - 1) / time.Second)
 			body, err := a.stream(cmd.Context(), "/v1/flows?"+flowsQuery(r).Encode())
 			if err != nil {
 				return ignoreInterrupt(cmd.Context(), err)
 			}
 			defer body.Close()
+			if out != nil {
+				return ignoreInterrupt(cmd.Context(), out.copy(body))
+			}
 			return ignoreInterrupt(cmd.Context(), a.printFlows(cmd.OutOrStdout(), body, r.Follow))
 		},
 	})
@@ -57,7 +69,11 @@ directions.
 	flags.IntVar(&r.Count, "count", 100, "at most so many, up to 5000")
 	flags.DurationVar(&since, "since", 0, "sums of this time until now, in whole minutes: 5m, 1h")
 	flags.BoolVarP(&r.Follow, "follow", "f", false, "also flows that have packets later, until interrupted")
+	flags.StringVar(&file.path, "file", "", "with --follow: write to this file, as -o json")
+	flags.StringVar(&file.maxSize, "max-size", file.maxSize, "of the file, after which another one begins: 512Ki, 10Mi")
+	flags.IntVar(&file.keep, "keep", file.keep, "older files that are kept, 1 to 1000")
 	c.MarkFlagsMutuallyExclusive("since", "follow")
+	_ = c.MarkFlagFilename("file")                                                    // the flag is there
 	_ = c.RegisterFlagCompletionFunc("service", kindOf(resource.Service).complete(a)) // the flag is there
 	return c
 }

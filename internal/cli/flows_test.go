@@ -3,8 +3,11 @@
 package cli
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -29,6 +32,54 @@ of web: 3 flows with 9 packets are too small to be kept one by one; 7 packets ar
 	}
 	if got := strings.Join(lines, "\n"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// fullDisk refuses lines while it is full.
+type fullDisk struct {
+	full bool
+	text string
+}
+
+func (d *fullDisk) WriteLine(line []byte) error {
+	if d.full {
+		return unix.ENOSPC
+	}
+	d.text += string(line)
+	return nil
+}
+
+func (*fullDisk) Close() error { return nil }
+
+// While nothing can be written, that is reported once, and then how many lines are missing: also when the agent ends.
+func TestFlowsOfAFullDisk(t *testing.T) {
+	var errs strings.Builder
+	disk := &fullDisk{}
+	f := &flowsLog{disk, &errs, 0}
+	for _, c := range []struct {
+		full bool
+		body string
+	}{{false, `{"service":"a"}`}, {true, `{"service":"b"} {"missing":{"module":"m","others":3}}`},
+		{false, `{"service":"c"}`}} {
+		disk.full = c.full
+		if err := f.copy(strings.NewReader(c.body)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var services []string
+	for lines := json.NewDecoder(strings.NewReader(disk.text)); ; {
+		var l v1alpha1.FlowLine
+		if lines.Decode(&l) != nil {
+			break
+		}
+		services = append(services, l.Service)
+	}
+	want := "flows are lost, until they can be written again: no space left on device\n2 lines of flows were lost\n"
+	if errs.String() != want || strings.Join(services, " ") != "a c" {
+		t.Errorf("%v, and it says %q", services, errs.String())
+	}
+	if err := f.copy(strings.NewReader(`{"error":"flows: no answer"}`)); err == nil || err.Error() != "flows: no answer" {
+		t.Error(err)
 	}
 }
 

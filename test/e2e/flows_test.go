@@ -7,6 +7,8 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -69,6 +71,7 @@ func TestFlows(t *testing.T) {
 	n.wants("flows", nil, "SOURCE", "db("+n.db.Addr4().String()+":", "web("+n.web.Addr4().String()+":8080)", "next")
 	n.wants("flows", []string{"--since", "5m"}, "web:8080", " flows")
 	n.followFlows()
+	n.flowsInFiles()
 	n.flood(n.db, n.web.Addr4())
 	_, missing := n.flows("--count", "1")
 	floods := map[string]uint64{}
@@ -124,6 +127,46 @@ func (n *node) followFlows() {
 		}
 		return l.Flow != nil && l.First.Sub(*first.First) > 0 && l.Last.Sub(first.Last) > 1e9 // it began later
 	}, "--service", "web")
+}
+
+// flowsInFiles checks that flows are written to files of a limited size and number, one object on each line.
+func (n *node) flowsInFiles() {
+	n.T.Helper()
+	path := filepath.Join(n.T.TempDir(), "flows.json")
+	c := n.Command(n.T.Context(), "flows", "--follow", "--service", "web", "--file", path, "--max-size", "4Ki",
+		"--keep", "2")
+	var errs strings.Builder
+	c.Stderr = &errs
+	if err := c.Start(); err != nil {
+		n.T.Fatal(err)
+	}
+	n.Eventually("the files rotate", func() bool {
+		_, err := os.Stat(path + ".2")
+		return err == nil
+	})
+	n.refused(n.kerb("flows", "-f", "--file", path), 1, "another process")
+	_ = c.Process.Signal(os.Interrupt)
+	if err := c.Wait(); err != nil || errs.Len() > 0 {
+		n.T.Errorf("%v, %s", err, errs.String())
+	}
+	all, err := filepath.Glob(path + "*")
+	if err != nil || len(all) != 3 {
+		n.T.Errorf("%v, %v", all, err)
+	}
+	for _, name := range all {
+		text, err := os.ReadFile(name)
+		if err != nil || len(text) > 4096 || len(text) > 0 && text[len(text)-1] != '\n' {
+			n.T.Errorf("%s has %d bytes, %v", name, len(text), err)
+		}
+		flows, _ := n.readFlows(strings.NewReader(string(text)))
+		for _, f := range flows {
+			if f.Service != "web" {
+				n.T.Errorf("%s: %+v", name, f)
+			}
+		}
+	}
+	n.refused(n.kerb("flows", "--file", path), 2, "--follow")
+	n.refused(n.kerb("flows", "-f", "--file", path, "--max-size", "1Ki"), 2, "at least 4Ki")
 }
 
 // followMissing checks that a client that follows gets what is missing of each service, and once as long as that is the
