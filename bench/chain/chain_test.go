@@ -52,6 +52,8 @@ func TestEveryConfigCountsEveryPacket(t *testing.T) {
 		}{
 			{"kerb", "tc", withKerb(dataplane.Load, of)},
 			{"kerb", "xdp", withKerb(dataplane.Load, of)},
+			{"kerb-flows", "tc", withFlows(of)},
+			{"kerb-flows", "xdp", withFlows(of)},
 			{"tcx", "tc", objs.loadTCX},
 			{"clsact", "tc", objs.loadClsact},
 			{"tailcall", "tc", objs.loadTailcall},

@@ -44,11 +44,16 @@ type config struct {
 	// rowOnly configs exist for TC only and cannot be test-run, having no
 	// single program.
 	rowOnly bool
+	// oneOnly configs are measured with one module: what they add does not depend on the number.
+	oneOnly bool
 }
 
-func (c config) measurable(kind string) bool { return kind == "tc" || !c.rowOnly }
+func (c config) measurable(kind string, n int) bool {
+	return (kind == "tc" || !c.rowOnly) && (n == 1 || !c.oneOnly)
+}
 
-// available lists Kerb first, with and without the counts of packets and verdicts, the references after it.
+// available lists Kerb first, with and without the counts of packets and verdicts, and with the module flows, the
+// references after it.
 func available(of family) ([]config, error) {
 	objs, err := loadObjects(of)
 	if err != nil {
@@ -57,6 +62,7 @@ func available(of family) ([]config, error) {
 	return []config{
 		{name: "kerb", load: withKerb(dataplane.Load, of)},
 		{name: "kerb-uncounted", load: withKerb(dataplane.LoadUncounted, of)},
+		{name: "kerb-flows", load: withFlows(of), oneOnly: true},
 		{name: "tcx", load: objs.loadTCX, rowOnly: true},
 		{name: "tailcall", load: objs.loadTailcall},
 		{name: "clsact", load: objs.loadClsact, rowOnly: true},

@@ -3,7 +3,11 @@
 package chain
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+	"slices"
+	"sync"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -11,6 +15,9 @@ import (
 	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/pkgs"
+	"github.com/kerb-edge/kerb/internal/pkttest"
+	builtin "github.com/kerb-edge/kerb/modules"
 )
 
 // packages are those of kerbmods that count UDP packets.
@@ -23,14 +30,42 @@ func withKerb(load load, of family) func(hook string, n int) (Chain, error) {
 	return func(hook string, n int) (Chain, error) { return loadKerb(load, packages[of], hook, n) }
 }
 
+// withFlows is withKerb with the built-in module flows behind the others: all packets are of a flow that it holds.
+func withFlows(of family) func(hook string, n int) (Chain, error) {
+	return func(hook string, n int) (Chain, error) {
+		m, err := flowsModule()
+		if err != nil {
+			return nil, err
+		}
+		return loadKerb(dataplane.Load, packages[of], hook, n, m)
+	}
+}
+
+// flowsModule is opened once, as in the agent.
+var flowsModule = sync.OnceValues(func() (m dataplane.Module, err error) {
+	all := pkgs.NewCatalog(builtin.Packages(), builtin.Controls()).Builtin()
+	i := slices.IndexFunc(all, func(p *pkgs.Package) bool { return p.Name == "flows" })
+	if i < 0 {
+		return m, errors.New("this build has no package flows: make bpf")
+	}
+	compiled, err := all[i].ControlPlane.Compile(json.RawMessage(`{}`))
+	if err != nil {
+		return m, err
+	}
+	m = pkttest.ModuleOf(all[i])
+	m.Settings, m.Fill = compiled.Settings(), compiled.Fill
+	return m, nil
+})
+
 // kerb is a chain that the data plane has linked, as for the agent.
 type kerb struct {
 	spec     chain.Spec
+	counting []string // modules that count packets
 	loaded   *dataplane.Loaded
 	replaced []*ebpf.Program
 }
 
-func loadKerb(load load, pkg, hook string, n int) (Linked, error) {
+func loadKerb(load load, pkg, hook string, n int, behind ...dataplane.Module) (Linked, error) {
 	k := &kerb{spec: chain.Spec{Side: chain.OnTCIngress, Direction: chain.Ingress}}
 	if hook == "xdp" {
 		k.spec.Side = chain.OnXDP
@@ -41,7 +76,10 @@ func loadKerb(load load, pkg, hook string, n int) (Linked, error) {
 		if err != nil {
 			return nil, err
 		}
-		mods = append(mods, m)
+		mods, k.counting = append(mods, m), append(k.counting, m.Name)
+	}
+	mods = append(mods, behind...)
+	for _, m := range mods {
 		k.spec.Members = append(k.spec.Members, chain.Member{Name: m.Name, ID: m.ID})
 	}
 	var err error
@@ -62,8 +100,8 @@ func (k *kerb) Code() (asm.Instructions, error) {
 // Packets is what each module has counted.
 func (k *kerb) Packets() ([]uint64, error) {
 	var out []uint64
-	for _, m := range k.spec.Members {
-		n, err := packets(k.loaded.Maps[m.Name]["totals"])
+	for _, name := range k.counting {
+		n, err := packets(k.loaded.Maps[name]["totals"])
 		if err != nil {
 			return nil, err
 		}
