@@ -149,8 +149,9 @@ func (a *app) packageSignCommand() *cobra.Command {
 	c := answers(&cobra.Command{
 		Use:   "sign REFERENCE --key FILE",
 		Short: "Sign a package that was pushed",
-		Long: "Adds a signature to the digest that REFERENCE resolves to, in cosign format.\n" +
-			referenceHelp,
+		Long: "Adds a signature to the digest that REFERENCE resolves to, in both formats of cosign: as a Sigstore bundle " +
+			"(cosign 3)\n" +
+			"and with the tag sha256-DIGEST.sig (before).\n" + referenceHelp,
 		Example: `  kerb package sign registry.example.org/acme/limiter:1.2.0 --key acme.key
   kerb package sign oci:/srv/packages/limiter:1.2.0 --key acme.key --identity registry.example.org/acme/limiter`,
 		Args:              cobra.ExactArgs(1),
@@ -248,10 +249,11 @@ func printPulled(w io.Writer, p *oci.Pulled) {
 	fmt.Fprintf(w, "%s %s pulled\n", p.Name, p.Version)
 	field(w, "Reference", p.Reference)
 	field(w, "Pinned", p.Pinned)
+	by := p.SignedBy + ", " + p.Signature
 	if p.SignedBy == "" {
-		p.SignedBy = "not signed by a key that this node trusts: unsigned packages were allowed"
+		by = "not signed by a key that this node trusts: unsigned packages were allowed"
 	}
-	field(w, "Signed by", p.SignedBy)
+	field(w, "Signed by", by)
 	if p.Moved != "" {
 		field(w, "Before", p.Moved+"; modules made of the tag take the new one when they are applied again or the "+
 			"agent starts")

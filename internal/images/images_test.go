@@ -15,6 +15,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -243,6 +244,34 @@ func (l layout) signed(root digest.Digest, public string) {
 	}
 	if !bytes.Contains(payload, []byte(`"docker-manifest-digest":"`+root.String()+`"`)) {
 		l.Errorf("the signature is for %s", payload)
+	}
+	l.bundled(root, key.(ed25519.PublicKey))
+}
+
+// bundled checks the signature as cosign 3 does: an artifact that refers to the image has a bundle.
+func (l layout) bundled(root digest.Digest, key ed25519.PublicKey) {
+	l.Helper()
+	type bundle struct {
+		DSSEEnvelope struct {
+			Payload     []byte
+			PayloadType string
+			Signatures  []struct{ Sig []byte }
+		}
+	}
+	var found bundle
+	for _, d := range l.index().Manifests {
+		m := decode[ocispec.Manifest](l.T, l.blob(d.Digest))
+		if m.Subject != nil && m.Subject.Digest == root && strings.Contains(m.ArtifactType, "sigstore.bundle.v0.3") {
+			found = decode[bundle](l.T, l.blob(m.Layers[0].Digest))
+		}
+	}
+	e := found.DSSEEnvelope
+	signed := fmt.Appendf(nil, "DSSEv1 28 application/vnd.in-toto+json %d %s", len(e.Payload), e.Payload)
+	if len(e.Signatures) != 1 || !ed25519.Verify(key, signed, e.Signatures[0].Sig) {
+		l.Errorf("the signature of the bundle does not hold: %+v", found)
+	}
+	if !bytes.Contains(e.Payload, []byte(`"digest":{"sha256":"`+root.Encoded()+`"}`)) {
+		l.Errorf("the bundle is for %s", e.Payload)
 	}
 }
 

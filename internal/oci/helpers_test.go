@@ -89,9 +89,9 @@ func write(t *testing.T, file string, data []byte) {
 }
 
 // startRegistry runs a registry on this machine and returns its address.
-func startRegistry(t *testing.T) string {
+func startRegistry(t *testing.T, options ...registry.Option) string {
 	t.Helper()
-	s := httptest.NewServer(registry.New(registry.Logger(log.New(io.Discard, "", 0))))
+	s := httptest.NewServer(registry.New(append(options, registry.Logger(log.New(io.Discard, "", 0)))...))
 	t.Cleanup(s.Close)
 	return strings.TrimPrefix(s.URL, "http://")
 }

@@ -28,10 +28,18 @@ const (
 type loaded struct {
 	pkg        *pkgs.Package
 	root       ocispec.Descriptor
-	signatures *ocispec.Descriptor // manifest of the signatures; nil without
-	signer     string              // name of the key; empty if the signature was waived
+	signatures *ocispec.Descriptor // manifest of the signatures in the format of simple signing; nil without
+	bundles    []string            // digests of the manifests of bundles
+	proof      proof
 	blobs      []blob
 	foreign    bool // no package, but an image of programs, which has no version
+}
+
+// attached is where signatures of an artifact are.
+type attached struct {
+	simple  *ocispec.Descriptor  // manifest under the tag of cosign; nil without
+	bundles []ocispec.Descriptor // manifests that refer to the artifact
+	problem error                // why there may be more bundles
 }
 
 // loader reads an artifact from wherever it is. Nothing is believed that its digest does not prove.
@@ -44,7 +52,7 @@ type loader struct {
 
 // load checks and reads an artifact: signature first, so that little is fetched of what is refused.
 func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec.Descriptor,
-	signatures *ocispec.Descriptor, trust Trust) (*loaded, error) {
+	signatures attached, trust Trust) (*loaded, error) {
 	l := &loader{from: from, ref: ref, trust: trust}
 	l.out.root = root
 	manifest, err := l.manifest(ctx, root)
@@ -56,6 +64,9 @@ func load(ctx context.Context, from content.Fetcher, ref Reference, root ocispec
 	}
 	if err := l.content(ctx, manifest); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
+	}
+	if err := l.named(); err != nil {
+		return nil, err
 	}
 	if err := checkDenied(trust.Keys, &l.out); err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
@@ -116,21 +127,45 @@ func (l *loader) manifest(ctx context.Context, d ocispec.Descriptor) (*ocispec.M
 }
 
 // signed checks the signatures of the root. Those that cannot be read are as good as none.
-func (l *loader) signed(ctx context.Context, manifest *ocispec.Descriptor) error {
+func (l *loader) signed(ctx context.Context, at attached) error {
 	var signatures []signature
-	if manifest != nil {
+	if at.simple != nil {
 		var err error
-		if signatures, err = l.signatures(ctx, *manifest); err != nil && !l.trust.AllowUnsigned {
+		if signatures, err = l.signatures(ctx, *at.simple); err != nil && !l.trust.AllowUnsigned {
 			return fmt.Errorf("signatures of %s: %w", l.ref, err)
 		}
-		l.out.signatures = manifest
+		l.out.signatures = at.simple
 	}
-	key, err := l.trust.verify(l.ref, l.out.root.Digest, signatures)
+	for _, d := range at.bundles {
+		if s, ok := l.bundle(ctx, d); ok {
+			signatures = append(signatures, s)
+		}
+	}
+	var problems []string
+	if at.problem != nil {
+		problems = append(problems, at.problem.Error())
+	}
+	by, err := l.trust.verify(l.ref, l.out.root.Digest, signatures, problems...)
 	if err != nil && !l.trust.AllowUnsigned {
 		return err
 	}
-	l.out.signer = key
+	l.out.proof = by
 	return nil
+}
+
+// named refuses a package that only a signature without a name vouches for, unless it has the name that was asked for:
+// a registry could offer another package by the same key in its place. Images of others have no name of their own.
+func (l *loader) named() error {
+	identity := l.trust.identity(l.ref)
+	if !l.out.proof.nameless || l.out.foreign || path.Base(identity) == l.out.pkg.Name {
+		return nil
+	}
+	by := l.out.proof.key
+	if l.out.proof = (proof{}); l.trust.AllowUnsigned {
+		return nil
+	}
+	return &SignatureError{Ref: l.ref.String(), Keys: l.trust.Keys, Err: ErrIdentity,
+		Detail: fmt.Sprintf("package %s by %s, in a bundle without a name, not for %q", l.out.pkg.Name, by, identity)}
 }
 
 // signatures reads the manifest in which cosign keeps signatures: one layer for each, the payload as the blob and the
@@ -156,7 +191,7 @@ func (l *loader) signatures(ctx context.Context, d ocispec.Descriptor) ([]signat
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, signature{data, layer.Annotations[annotationSignature]})
+		out = append(out, parseSimple(data, layer.Annotations[annotationSignature]))
 	}
 	return out, nil
 }

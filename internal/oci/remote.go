@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -36,7 +37,8 @@ func (t Transport) repository(ref Reference) (*remote.Repository, error) {
 		return nil, err
 	}
 	r.PlainHTTP = t.PlainHTTP || ref.loopback()
-	r.MaxMetadataBytes = maxManifest
+	r.MaxMetadataBytes, r.ReferrerListMaxPages = maxManifest, maxReferrerPages
+	r.SkipReferrersGC = true // registries may forbid deletion
 	client := &auth.Client{Client: retry.DefaultClient, Cache: auth.NewCache()}
 	client.SetUserAgent("kerb")
 	if store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{}); err == nil {
@@ -47,7 +49,8 @@ func (t Transport) repository(ref Reference) (*remote.Repository, error) {
 }
 
 // reader opens a place to read from. close it.
-func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadOnlyTarget, closer func(), err error) {
+func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadOnlyGraphTarget, closer func(),
+	err error) {
 	if ref.Layout == "" {
 		target, err = t.repository(ref)
 		return target, func() {}, err
@@ -69,7 +72,7 @@ func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadO
 
 // writer opens a place to write to. A layout is made if there is nothing; a directory with other things in it is
 // refused.
-func (t Transport) writer(ref Reference) (oras.Target, error) {
+func (t Transport) writer(ref Reference) (oras.GraphTarget, error) {
 	if ref.Layout == "" {
 		return t.repository(ref)
 	}
@@ -112,8 +115,18 @@ func typed(ctx context.Context, target oras.ReadOnlyTarget, d ocispec.Descriptor
 	return d, nil
 }
 
-// findSignatures returns the manifest of the signatures; nil if there is none.
-func findSignatures(ctx context.Context, target oras.ReadOnlyTarget, root digest.Digest) (*ocispec.Descriptor, error) {
+// findSignatures looks for the signatures of root. A registry that cannot list bundles may have the other ones.
+func findSignatures(ctx context.Context, target oras.ReadOnlyGraphTarget, root ocispec.Descriptor) (at attached,
+	err error) {
+	if at.simple, err = findSimple(ctx, target, root.Digest); err != nil {
+		return at, err
+	}
+	at.bundles, at.problem = findBundles(ctx, target, root)
+	return at, nil
+}
+
+// findSimple returns the manifest of the signatures in the format of simple signing; nil if there is none.
+func findSimple(ctx context.Context, target oras.ReadOnlyTarget, root digest.Digest) (*ocispec.Descriptor, error) {
 	d, err := target.Resolve(ctx, signatureTag(root))
 	if notFound(err) {
 		return nil, nil
@@ -171,7 +184,7 @@ func Push(ctx context.Context, ref Reference, src Source, signer *Signer, identi
 	}
 	out := &Pushed{Reference: ref.String(), Name: a.pkg.Name, Version: a.pkg.Version, Digest: a.root.Digest.String()}
 	if signer != nil {
-		if err := addSignature(ctx, target, a.root.Digest, signer, cmp.Or(identity, ref.identity())); err != nil {
+		if err := addSignature(ctx, target, a.root.Descriptor, signer, cmp.Or(identity, ref.identity())); err != nil {
 			return nil, err
 		}
 		out.Signed = true
@@ -197,13 +210,14 @@ func Sign(ctx context.Context, ref Reference, signer *Signer, identity string, t
 	if err != nil {
 		return "", err
 	}
-	return root.Digest, addSignature(ctx, target, root.Digest, signer, cmp.Or(identity, ref.identity()))
+	return root.Digest, addSignature(ctx, target, root, signer, cmp.Or(identity, ref.identity()))
 }
 
-// addSignature keeps the signatures that are there.
-func addSignature(ctx context.Context, target oras.Target, root digest.Digest, signer *Signer, identity string) error {
+// addSignature signs in both formats, and keeps the signatures that are there.
+func addSignature(ctx context.Context, target oras.Target, root ocispec.Descriptor, signer *Signer,
+	identity string) error {
 	var all []signature
-	old, err := findSignatures(ctx, target, root)
+	old, err := findSimple(ctx, target, root.Digest)
 	if err != nil {
 		return err
 	}
@@ -213,7 +227,10 @@ func addSignature(ctx context.Context, target oras.Target, root digest.Digest, s
 			return err
 		}
 	}
-	s, err := signer.sign(root, identity)
+	if len(all) == maxSignatures {
+		return fmt.Errorf("%s has %d signatures already, the most that nodes read", root.Digest, maxSignatures)
+	}
+	s, err := signer.simple(root.Digest, identity)
 	if err != nil {
 		return err
 	}
@@ -221,12 +238,16 @@ func addSignature(ctx context.Context, target oras.Target, root digest.Digest, s
 	if err != nil {
 		return err
 	}
-	for _, b := range append(blobs, manifest) {
+	attached, err := signer.bundleBlobs(root, identity)
+	if err != nil {
+		return err
+	}
+	for _, b := range slices.Concat(blobs, []blob{manifest}, attached) {
 		if err := put(ctx, target, b); err != nil {
 			return err
 		}
 	}
-	return target.Tag(ctx, manifest.Descriptor, signatureTag(root))
+	return target.Tag(ctx, manifest.Descriptor, signatureTag(root.Digest))
 }
 
 // Pulled reports what was pulled.
@@ -236,8 +257,9 @@ type Pulled struct {
 	Name      string `json:"name"`
 	Version   string `json:"version"`
 	Digest    string `json:"digest"`
-	SignedBy  string `json:"signedBy,omitempty"` // name of the key; empty if unsigned was allowed
-	Moved     string `json:"moved,omitempty"`    // digest that the reference led to before
+	SignedBy  string `json:"signedBy,omitempty"`  // name of the key; empty if unsigned was allowed
+	Signature string `json:"signature,omitempty"` // its format, one of FormatSimple and FormatBundle
+	Moved     string `json:"moved,omitempty"`     // digest that the reference led to before
 }
 
 // Pull fetches what ref leads to, checks all of it, and only then puts it into the store.
@@ -251,7 +273,7 @@ func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transpor
 	if err != nil {
 		return nil, err
 	}
-	signatures, err := findSignatures(ctx, target, root.Digest)
+	signatures, err := findSignatures(ctx, target, root)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", ref, err)
 	}
@@ -276,5 +298,5 @@ func (s *Store) Pull(ctx context.Context, ref Reference, trust Trust, t Transpor
 	}
 	return &Pulled{Reference: ref.String(), Pinned: ref.At(root.Digest).String(), Name: got.pkg.Name,
 		Version: got.pkg.Version,
-		Digest:  root.Digest.String(), SignedBy: got.signer, Moved: moved.String()}, nil
+		Digest:  root.Digest.String(), SignedBy: got.proof.key, Signature: got.proof.format, Moved: moved.String()}, nil
 }

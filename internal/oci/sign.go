@@ -10,6 +10,7 @@ import (
 	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
+	"crypto/sha512"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
@@ -27,8 +28,14 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Signatures are kept as cosign keeps them: a manifest under the tag sha256-<digest>.sig, with a layer for each
-// signature that holds what is signed.
+// Formats of signatures.
+const (
+	FormatSimple = "simple signing"  // of cosign before version 3
+	FormatBundle = "Sigstore bundle" // of cosign 3
+)
+
+// Signatures in the format of simple signing are kept as cosign keeps them: a manifest under the tag
+// sha256-<digest>.sig, with a layer for each signature that holds what is signed.
 const (
 	payloadMediaType    = "application/vnd.dev.cosign.simplesigning.v1+json"
 	annotationSignature = "dev.cosignproject.cosign/signature"
@@ -56,10 +63,38 @@ type payload struct {
 	Optional map[string]any `json:"optional"`
 }
 
-// signature is a payload and the signature over its bytes.
+// signature is a signature as it was found. Nothing of it has been verified.
 type signature struct {
-	payload []byte
+	format  string
+	message []byte // what is signed
 	text    string // base64
+	claims  []claim
+	flaw    string // why it cannot be verified; empty if it can
+}
+
+// claim is what a signature says: its key vouches for an artifact, under a name. Bundles of cosign have no name.
+type claim struct {
+	digest digest.Digest
+	name   string
+}
+
+// about returns what a signature says of an artifact; nil if it is about another one.
+func (s signature) about(root digest.Digest) *claim {
+	i := slices.IndexFunc(s.claims, func(c claim) bool { return c.digest == root })
+	if i < 0 {
+		return nil
+	}
+	return &s.claims[i]
+}
+
+// parseSimple reads a signature in the format of simple signing. One that cannot be read claims nothing.
+func parseSimple(message []byte, text string) signature {
+	out := signature{format: FormatSimple, message: message, text: text}
+	var p payload
+	if err := json.Unmarshal(message, &p); err == nil && p.Critical.Type == payloadType {
+		out.claims = []claim{{p.Critical.Image.Digest, p.Critical.Identity.Reference}}
+	}
+	return out
 }
 
 // GenerateKey writes a new ed25519 key to name.key, for its owner only, and its public half to name.pub. Files that are
@@ -130,21 +165,27 @@ func supported(key crypto.PublicKey) bool {
 	return false
 }
 
-// sign makes the signature of an artifact.
-func (s *Signer) sign(d digest.Digest, identity string) (signature, error) {
-	var p payload
-	p.Critical.Identity.Reference, p.Critical.Image.Digest, p.Critical.Type = identity, d, payloadType
-	data, err := json.Marshal(p)
-	if err != nil {
-		return signature{}, err
-	}
+// sign returns a signature in base64 as cosign makes it: ed25519 of the message as such, ECDSA of its SHA-256.
+func (s *Signer) sign(data []byte) (string, error) {
 	message, opts := data, crypto.SignerOpts(crypto.Hash(0))
 	if _, ok := s.key.Public().(*ecdsa.PublicKey); ok {
 		sum := sha256.Sum256(data)
 		message, opts = sum[:], crypto.SHA256
 	}
 	sig, err := s.key.Sign(rand.Reader, message, opts)
-	return signature{data, base64.StdEncoding.EncodeToString(sig)}, err
+	return base64.StdEncoding.EncodeToString(sig), err
+}
+
+// simple makes the signature of an artifact in the format of simple signing.
+func (s *Signer) simple(d digest.Digest, identity string) (signature, error) {
+	var p payload
+	p.Critical.Identity.Reference, p.Critical.Image.Digest, p.Critical.Type = identity, d, payloadType
+	data, err := json.Marshal(p)
+	if err != nil {
+		return signature{}, err
+	}
+	text, err := s.sign(data)
+	return parseSimple(data, text), err
 }
 
 // publicKey is a key of the node.
@@ -153,8 +194,8 @@ type publicKey struct {
 	key  crypto.PublicKey
 }
 
-// verifies checks a signature as cosign makes it: ed25519 of the payload as such, ECDSA of its SHA-256 in ASN.1, both
-// in base64.
+// verifies checks a signature as cosign makes it, in base64: ed25519 of the message as such or, since cosign 3, of its
+// SHA-512 (Ed25519ph in RFC 8032, which separates the two), ECDSA of its SHA-256 in ASN.1.
 func (k publicKey) verifies(s signature) bool {
 	sig, err := base64.StdEncoding.DecodeString(s.text)
 	if err != nil {
@@ -162,9 +203,11 @@ func (k publicKey) verifies(s signature) bool {
 	}
 	switch key := k.key.(type) {
 	case ed25519.PublicKey:
-		return ed25519.Verify(key, s.payload, sig)
+		sum := sha512.Sum512(s.message)
+		return ed25519.Verify(key, s.message, sig) ||
+			ed25519.VerifyWithOptions(key, sum[:], sig, &ed25519.Options{Hash: crypto.SHA512}) == nil
 	case *ecdsa.PublicKey:
-		sum := sha256.Sum256(s.payload)
+		sum := sha256.Sum256(s.message)
 		return ecdsa.VerifyASN1(key, sum[:], sig)
 	}
 	return false
@@ -222,46 +265,68 @@ type Trust struct {
 	AllowDowngrade bool // take an older version than the reference led to before
 }
 
-// verify looks for one signature that is for this artifact, under this name, and by a key of the node. It returns the
-// name of the key. Errors are *SignatureError.
-func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature) (string, error) {
-	refuse := func(err error, detail string) (string, error) {
-		return "", &SignatureError{Ref: ref.String(), Keys: t.Keys, Err: err, Detail: detail}
+// identity is the name that a signature must be for; empty if any will do.
+func (t Trust) identity(ref Reference) string { return cmp.Or(t.Identity, ref.identity()) }
+
+// proof is the signature that makes an artifact acceptable. The zero proof is that it was waived.
+type proof struct {
+	key      string // name of the key
+	format   string
+	nameless bool // whatever name it was asked for, it has none
+}
+
+// verify looks for one signature that is for this artifact, under this name, and by a key of the node. One without a
+// name is the second choice. Errors are *SignatureError; problems may explain them.
+func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature, problems ...string) (proof, error) {
+	refuse := func(err error, detail string) (proof, error) {
+		return proof{}, &SignatureError{Ref: ref.String(), Keys: t.Keys, Err: err, Detail: detail}
 	}
 	if len(signatures) == 0 {
-		return refuse(ErrUnsigned, "")
+		return refuse(ErrUnsigned, strings.Join(problems, "; "))
 	}
-	identity := cmp.Or(t.Identity, ref.identity())
-	keys, problems := loadKeys(t.Keys)
+	identity := t.identity(ref)
+	keys, unusable := loadKeys(t.Keys)
+	problems = append(problems, unusable...)
+	var second proof
 	other := ""
 	for _, s := range signatures {
+		if s.flaw != "" {
+			problems = append(problems, s.flaw)
+			continue
+		}
 		key := slices.IndexFunc(keys, func(k publicKey) bool { return k.verifies(s) })
 		if key < 0 {
 			continue
 		}
-		var p payload
-		if err := json.Unmarshal(s.payload, &p); err != nil || p.Critical.Type != payloadType ||
-			p.Critical.Image.Digest != root {
-			problems = append(problems, "the signature of "+keys[key].name+" is for something else")
-			continue
+		by := proof{key: keys[key].name, format: s.format}
+		c := s.about(root)
+		switch {
+		case c == nil:
+			problems = append(problems, "the signature of "+by.key+" is for something else")
+		case identity == "" || c.name == identity:
+			return by, nil
+		case c.name == "" && s.format == FormatBundle:
+			second = by
+			second.nameless = true
+		default:
+			other = fmt.Sprintf("%q by %s, not for %q", c.name, by.key, identity)
 		}
-		if identity == "" || p.Critical.Identity.Reference == identity {
-			return keys[key].name, nil
-		}
-		other = fmt.Sprintf("%q by %s, not for %q", p.Critical.Identity.Reference, keys[key].name, identity)
 	}
-	if other != "" {
+	switch {
+	case second.key != "":
+		return second, nil
+	case other != "":
 		return refuse(ErrIdentity, other)
 	}
 	return refuse(ErrUnknownKey, strings.Join(problems, "; "))
 }
 
-// signatureBlobs makes the manifest that holds signatures, and what it refers to.
+// signatureBlobs makes the manifest that holds signatures in the format of simple signing, and what it refers to.
 func signatureBlobs(signatures []signature) (manifest blob, blobs []blob, err error) {
 	m := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
 	image := ocispec.Image{RootFS: ocispec.RootFS{Type: "layers"}}
 	for _, s := range signatures {
-		layer := newBlob(payloadMediaType, s.payload)
+		layer := newBlob(payloadMediaType, s.message)
 		blobs = append(blobs, layer)
 		layer.Annotations = map[string]string{annotationSignature: s.text}
 		m.Layers = append(m.Layers, layer.Descriptor)

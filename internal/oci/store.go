@@ -32,6 +32,7 @@ const (
 	annotationUnsigned   = "dev.kerb.allow-unsigned"
 	annotationIdentity   = "dev.kerb.identity"
 	annotationSignatures = "dev.kerb.signatures" // digest of the manifest of the signatures
+	annotationBundles    = "dev.kerb.bundles"    // digests of the manifests of bundles, with spaces between
 )
 
 // Store holds pulled packages as an image layout that one process changes at a time, while others read. A change is
@@ -117,12 +118,29 @@ func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, er
 	return got.pkg, nil
 }
 
-// signaturesOf returns the manifest of the signatures that were stored with an entry, nil if there were none.
-func (s *Store) signaturesOf(entry ocispec.Descriptor) (*ocispec.Descriptor, error) {
-	d := digest.Digest(entry.Annotations[annotationSignatures])
-	if d == "" {
-		return nil, nil
+// signaturesOf returns the manifests of the signatures that were stored with an entry.
+func (s *Store) signaturesOf(entry ocispec.Descriptor) (at attached, err error) {
+	if text := entry.Annotations[annotationSignatures]; text != "" {
+		if at.simple, err = s.manifestAt(text); err != nil {
+			return at, err
+		}
 	}
+	for text := range strings.FieldsSeq(entry.Annotations[annotationBundles]) {
+		d, err := s.manifestAt(text)
+		if errors.Is(err, fs.ErrNotExist) { // an agent that does not know bundles has removed it
+			continue
+		}
+		if err != nil {
+			return at, err
+		}
+		at.bundles = append(at.bundles, *d)
+	}
+	return at, nil
+}
+
+// manifestAt describes a manifest in the store.
+func (s *Store) manifestAt(text string) (*ocispec.Descriptor, error) {
+	d := digest.Digest(text)
 	if err := d.Validate(); err != nil {
 		return nil, fmt.Errorf("%s: %w", s.indexPath(), err)
 	}
@@ -204,7 +222,7 @@ func replace(entries []ocispec.Descriptor, ref Reference,
 func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	entry := got.root
 	entry.Annotations = map[string]string{ocispec.AnnotationRefName: ref.String()}
-	if got.signer == "" { // waived, not missed: what is signed is held to it later, too
+	if got.proof.key == "" { // waived, not missed: what is signed is held to it later, too
 		entry.Annotations[annotationUnsigned] = "true"
 	}
 	if trust.Identity != "" {
@@ -212,6 +230,9 @@ func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	}
 	if got.signatures != nil {
 		entry.Annotations[annotationSignatures] = got.signatures.Digest.String()
+	}
+	if len(got.bundles) > 0 {
+		entry.Annotations[annotationBundles] = strings.Join(got.bundles, " ")
 	}
 	return entry
 }
@@ -339,6 +360,9 @@ func (s *Store) reachable(index ocispec.Index) map[digest.Digest]bool {
 	for _, entry := range index.Manifests {
 		s.follow(entry.Digest, used)
 		s.follow(digest.Digest(entry.Annotations[annotationSignatures]), used)
+		for text := range strings.FieldsSeq(entry.Annotations[annotationBundles]) {
+			s.follow(digest.Digest(text), used)
+		}
 	}
 	return used
 }

@@ -1,0 +1,250 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package oci
+
+import (
+	"bytes"
+	"context"
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/registry"
+)
+
+// Bundles are signatures as cosign 3 makes them: an artifact that refers to the signed one (OCI 1.1), whose only layer
+// is a Sigstore bundle (sigstore_bundle.proto of sigstore/protobuf-specs): a DSSE envelope with an in-toto statement.
+const (
+	bundleMediaType     = "application/vnd.dev.sigstore.bundle.v0.3+json"
+	annotationContent   = "dev.sigstore.bundle.content"
+	annotationPredicate = "dev.sigstore.bundle.predicateType"
+	statementMediaType  = "application/vnd.in-toto+json"
+	statementType       = "https://in-toto.io/Statement/v1"
+	signPredicate       = "https://sigstore.dev/cosign/sign/v1"
+
+	maxReferrerPages = 16 // of at most maxManifest bytes each
+)
+
+// bundle is the part of a Sigstore bundle that keys need. Entries of transparency logs and timestamps are not read.
+type bundle struct {
+	MediaType string   `json:"mediaType"`
+	Material  material `json:"verificationMaterial"`
+	Envelope  envelope `json:"dsseEnvelope"`
+}
+
+// material names the key. Its hint is not signed, and not used: all keys of the node are tried.
+type material struct {
+	PublicKey   *keyHint  `json:"publicKey,omitempty"`
+	Certificate *struct{} `json:"certificate,omitempty"`
+}
+
+type keyHint struct {
+	Hint string `json:"hint,omitempty"`
+}
+
+// envelope is that of DSSE (secure-systems-lab/dsse, envelope.md).
+type envelope struct {
+	Payload     []byte          `json:"payload"`
+	PayloadType string          `json:"payloadType"`
+	Signatures  []dsseSignature `json:"signatures"`
+}
+
+type dsseSignature struct {
+	Sig string `json:"sig"` // base64
+}
+
+// statement is that of in-toto (in-toto/attestation, spec/v1/statement.md).
+type statement struct {
+	Type          string    `json:"_type"`
+	Subject       []subject `json:"subject"`
+	PredicateType string    `json:"predicateType"`
+	Predicate     struct{}  `json:"predicate"`
+}
+
+type subject struct {
+	Name   string            `json:"name,omitempty"` // cosign leaves it empty
+	Digest map[string]string `json:"digest"`
+}
+
+// errAttestation marks bundles that state something else about an artifact, such as how it was built.
+var errAttestation = errors.New("an attestation, not a signature")
+
+// parseBundle reads a bundle. The signature has not been verified.
+func parseBundle(data []byte) (signature, error) {
+	var b bundle
+	if err := unmarshalUnambiguous(data, &b); err != nil {
+		return signature{}, err
+	}
+	var s statement
+	if err := unmarshalUnambiguous(b.Envelope.Payload, &s); err != nil {
+		return signature{}, fmt.Errorf("statement: %w", err)
+	}
+	switch {
+	case s.PredicateType != signPredicate:
+		return signature{}, errAttestation
+	case b.MediaType != bundleMediaType:
+		return signature{}, fmt.Errorf("its type is %q, not %s", b.MediaType, bundleMediaType)
+	case b.Material.PublicKey == nil || b.Material.Certificate != nil:
+		return signature{}, errors.New("it is by a certificate, and Kerb trusts keys only: sign with a key " +
+			"(cosign sign --key, kerb package sign)")
+	case b.Envelope.PayloadType != statementMediaType || s.Type != statementType:
+		return signature{}, fmt.Errorf("it holds %q of type %q, not %s", b.Envelope.PayloadType, s.Type, statementType)
+	case len(b.Envelope.Signatures) != 1: // as the specification demands
+		return signature{}, fmt.Errorf("it has %d signatures, not one", len(b.Envelope.Signatures))
+	}
+	out := signature{format: FormatBundle, message: preAuthEncoding(b.Envelope.Payload),
+		text: b.Envelope.Signatures[0].Sig}
+	for _, subject := range s.Subject {
+		out.claims = append(out.claims, claim{digest.NewDigestFromEncoded(digest.SHA256, subject.Digest["sha256"]),
+			subject.Name})
+	}
+	return out, nil
+}
+
+// preAuthEncoding is what is signed of a statement (DSSE, protocol.md).
+func preAuthEncoding(payload []byte) []byte {
+	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(statementMediaType), statementMediaType, len(payload), payload)
+}
+
+// unmarshalUnambiguous reads JSON that all readers read alike: a key that occurs twice, or in another case again, is
+// refused, because encoding/json takes the last or merges both.
+func unmarshalUnambiguous(data []byte, v any) error {
+	if err := json.Unmarshal(data, v); err != nil {
+		return err
+	}
+	return checkKeys(json.NewDecoder(bytes.NewReader(data)))
+}
+
+func checkKeys(d *json.Decoder) error {
+	token, err := d.Token()
+	if err != nil {
+		return err
+	}
+	open, ok := token.(json.Delim)
+	if !ok {
+		return nil
+	}
+	seen := map[string]bool{}
+	for d.More() {
+		if open == '{' {
+			key, err := d.Token()
+			if err != nil {
+				return err
+			}
+			name := strings.ToLower(fmt.Sprint(key))
+			if seen[name] {
+				return fmt.Errorf("key %q occurs twice", name)
+			}
+			seen[name] = true
+		}
+		if err := checkKeys(d); err != nil {
+			return err
+		}
+	}
+	_, err = d.Token()
+	return err
+}
+
+// bundle makes a bundle for an artifact. Unlike cosign's, it names what the signature is for.
+func (s *Signer) bundle(d digest.Digest, identity string) (blob, error) {
+	payload, err := json.Marshal(statement{Type: statementType, PredicateType: signPredicate,
+		Subject: []subject{{Name: identity, Digest: map[string]string{"sha256": d.Encoded()}}}})
+	if err != nil {
+		return blob{}, err
+	}
+	sig, err := s.sign(preAuthEncoding(payload))
+	if err != nil {
+		return blob{}, err
+	}
+	key, err := x509.MarshalPKIXPublicKey(s.key.Public())
+	if err != nil {
+		return blob{}, err
+	}
+	hint := sha256.Sum256(key) // as cosign identifies keys
+	return jsonBlob(bundleMediaType, bundle{MediaType: bundleMediaType,
+		Material: material{PublicKey: &keyHint{base64.StdEncoding.EncodeToString(hint[:])}},
+		Envelope: envelope{payload, statementMediaType, []dsseSignature{{sig}}}})
+}
+
+// bundleBlobs makes a bundle and the manifest that attaches it to an artifact, in the order of upload.
+func (s *Signer) bundleBlobs(root ocispec.Descriptor, identity string) ([]blob, error) {
+	layer, err := s.bundle(root.Digest, identity)
+	if err != nil {
+		return nil, err
+	}
+	config := newBlob(ocispec.MediaTypeEmptyJSON, []byte("{}"))
+	manifest, err := jsonBlob(ocispec.MediaTypeImageManifest, ocispec.Manifest{
+		Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest,
+		ArtifactType: bundleMediaType, Config: config.Descriptor, Layers: []ocispec.Descriptor{layer.Descriptor},
+		Subject:     &ocispec.Descriptor{MediaType: root.MediaType, Digest: root.Digest, Size: root.Size},
+		Annotations: map[string]string{annotationContent: "dsse-envelope", annotationPredicate: signPredicate}})
+	return []blob{config, layer, manifest}, err
+}
+
+// findBundles returns the manifests that may hold bundles with signatures of root, at most maxSignatures. Registries
+// that do not know artifact types list these artifacts by the type of their empty config.
+func findBundles(ctx context.Context, target oras.ReadOnlyGraphTarget,
+	root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
+	all, err := registry.Referrers(ctx, target, root, "")
+	if notFound(err) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the list of bundles cannot be read: %w", err)
+	}
+	var out []ocispec.Descriptor
+	for _, d := range all {
+		predicate, stated := d.Annotations[annotationPredicate]
+		if stated && predicate != signPredicate || d.ArtifactType != bundleMediaType && d.ArtifactType != "" &&
+			d.ArtifactType != ocispec.MediaTypeEmptyJSON {
+			continue
+		}
+		if len(out) == maxSignatures {
+			return out, fmt.Errorf("it has more than %d bundles, and the others were not read", maxSignatures)
+		}
+		out = append(out, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
+	}
+	return out, nil
+}
+
+// bundle reads one bundle. One that cannot be read is no reason to reject another: it has a flaw. ok is false for
+// artifacts that are no signatures.
+func (l *loader) bundle(ctx context.Context, d ocispec.Descriptor) (s signature, ok bool) {
+	kept := len(l.out.blobs)
+	s, err := l.readBundle(ctx, d)
+	if err == nil && s.about(l.out.root.Digest) != nil {
+		l.out.bundles = append(l.out.bundles, d.Digest.String())
+		return s, true
+	}
+	l.out.blobs = l.out.blobs[:kept]
+	if err != nil {
+		s.flaw = fmt.Sprintf("bundle %s: %v", d.Digest, err)
+	}
+	return s, !errors.Is(err, errAttestation)
+}
+
+func (l *loader) readBundle(ctx context.Context, d ocispec.Descriptor) (signature, error) {
+	data, err := l.fetch(ctx, d, maxPayload)
+	if err != nil {
+		return signature{}, err
+	}
+	var m ocispec.Manifest
+	if err := json.Unmarshal(data, &m); err != nil {
+		return signature{}, err
+	}
+	if len(m.Layers) != 1 || m.Layers[0].MediaType != bundleMediaType {
+		return signature{}, errAttestation
+	}
+	if data, err = l.fetch(ctx, m.Layers[0], maxPayload); err != nil {
+		return signature{}, err
+	}
+	return parseBundle(data)
+}
