@@ -6,6 +6,7 @@
 package integration
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -26,6 +27,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/integration/link"
 	"github.com/kerb-edge/kerb/internal/resolve"
+	"github.com/kerb-edge/kerb/internal/version"
 )
 
 const (
@@ -33,6 +35,11 @@ const (
 	maxDelay = 30 * time.Second
 	steady   = time.Minute     // after running this long the delay is the shortest again
 	stopTime = 7 * time.Second // between SIGTERM and SIGKILL
+
+	versionTime = 5 * time.Second // for a program to print its version
+
+	// ReasonVersionsDiffer is the reason of the condition if a program is of another version than the agent.
+	ReasonVersionsDiffer = "VersionsDiffer"
 )
 
 // Program is an integration that the configuration asks for.
@@ -48,6 +55,7 @@ type Program struct {
 type Set struct {
 	log      *slog.Logger
 	onChange func()
+	version  string // of the agent
 
 	mu  sync.Mutex
 	all []*child
@@ -59,11 +67,12 @@ type child struct {
 	pid     int          // 0 while no process runs
 	report  *link.Report // the last one of the process; nil until it serves
 	problem string       // why the last process ended, until one serves
+	differs string       // that its program is of another version than the agent; empty if not
 }
 
 // NewSet prepares integrations. onChange is called when Condition has changed.
 func NewSet(programs []Program, log *slog.Logger, onChange func()) *Set {
-	s := &Set{log: log, onChange: onChange}
+	s := &Set{log: log, onChange: onChange, version: version.Version()}
 	for _, p := range programs {
 		if len(p.Resolves) > 0 {
 			p.resolver = resolve.NewRemote(p.Name, p.Resolves)
@@ -123,6 +132,7 @@ func (s *Set) once(ctx context.Context, c *child) error {
 			s.set(func() { c.problem = err.Error() })
 			return err
 		}
+		s.compare(ctx, c, program)
 	}
 	out := &relay{log: s.log.With("integration", c.Name)}
 	cmd := exec.CommandContext(ctx, program, confineCommand, c.Name, string(options), strconv.Itoa(os.Getpid()))
@@ -137,6 +147,26 @@ func (s *Set) once(ctx context.Context, c *child) error {
 	}
 	s.set(func() { c.pid, c.report, c.problem = 0, nil, err.Error() })
 	return err
+}
+
+// compare notes whether a program is of another version than the agent, as after an update of one of the two. It runs
+// anyway: what they exchange changes rarely. A program that cannot print its version fails when it is started.
+func (s *Set) compare(ctx context.Context, c *child, program string) {
+	ctx, cancel := context.WithTimeout(ctx, versionTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, "--version")
+	cmd.Env = []string{}
+	out, err := cmd.Output()
+	theirs := strings.TrimSpace(string(out))
+	if err != nil || !version.Differ(theirs, s.version) {
+		s.set(func() { c.differs = "" })
+		return
+	}
+	s.log.Warn("versions differ", "integration", c.Name, "program", program, "version", theirs, "agent", s.version)
+	s.set(func() {
+		c.differs = fmt.Sprintf("%s is of version %q and the agent of version %q: install both of one version, and restart "+
+			"the agent", program, theirs, s.version)
+	})
 }
 
 // run starts the process, takes its reports, and waits for its end.
@@ -229,11 +259,16 @@ func (s *Set) Condition() (c v1.Condition, configured bool) {
 func (c *child) state() (rank int, reason, message string) {
 	switch {
 	case c.problem != "":
-		return 3, "NotRunning", c.problem
+		rank, reason, message = 4, "NotRunning", c.problem
 	case c.report == nil:
-		return 2, "Starting", "has started and does not serve yet"
+		rank, reason, message = 3, "Starting", "has started and does not serve yet"
 	case c.report.Reason != "":
-		return 1, c.report.Reason, c.report.Message
+		rank, reason, message = 2, c.report.Reason, c.report.Message
+	default:
+		message = c.report.Message
 	}
-	return 0, "", c.report.Message
+	if c.differs == "" {
+		return rank, reason, message
+	}
+	return max(rank, 1), cmp.Or(reason, ReasonVersionsDiffer), c.differs + "; " + message
 }

@@ -126,3 +126,59 @@ func TestProgramIsMissing(t *testing.T) {
 		t.Errorf("condition %+v", c)
 	}
 }
+
+// An integration whose program is of another version than the agent runs. Its condition says what to do, and keeps what
+// the process reports.
+func TestVersionsDiffer(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: integrations drop capabilities")
+	}
+	test, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := test + "-probe"
+	t.Cleanup(func() { os.Remove(program) })
+	script := "#!/bin/sh\n[ \"$1\" = --version ] && echo v0.0.1 && exit\nexec " + test + " \"$@\"\n"
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for agent, reason := range map[string]string{"v0.0.1": "Running", "v0.0.2": "VersionsDiffer", "devel": "Running"} {
+		dir := t.TempDir()
+		for _, name := range []string{"signal", "ready", "fault", "end"} {
+			if err := unix.Mkfifo(filepath.Join(dir, name), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		changed := make(chan struct{}, 16)
+		s := NewSet([]Program{{Name: "probe", Program: filepath.Base(program), Options: dir}},
+			slog.New(slog.DiscardHandler), func() { changed <- struct{}{} })
+		s.version = agent
+		ctx, cancel := context.WithCancel(t.Context())
+		var running sync.WaitGroup
+		running.Go(func() { s.Run(ctx) })
+		check := func(reason, message string) {
+			t.Helper()
+			c, _ := s.Condition()
+			differs := strings.Contains(c.Message, `probe is of version "v0.0.1" and the agent of version "v0.0.2": install`)
+			if c.Reason != reason || !strings.Contains(c.Message, message) || differs != (agent == "v0.0.2") {
+				t.Errorf("agent %s: %+v, want %s and %q", agent, c, reason, message)
+			}
+		}
+		if _, err := os.ReadFile(filepath.Join(dir, "signal")); err != nil {
+			t.Fatal(err)
+		}
+		<-changed
+		<-changed
+		check("Starting", "does not serve yet")
+		for _, step := range [][3]string{{"ready", reason, "connected"}, {"fault", "NotConnected", "no broker"}} {
+			if err := os.WriteFile(filepath.Join(dir, step[0]), nil, 0); err != nil {
+				t.Fatal(err)
+			}
+			<-changed
+			check(step[1], step[2])
+		}
+		cancel()
+		running.Wait()
+	}
+}
