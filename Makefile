@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -166,6 +166,13 @@ test-load:
 
 test-ml:
 	out/kerb-ml/bin/python -m pytest -q ml
+
+COSIGN_VERSION := v3.1.3
+out/cosign:
+	GOBIN=$(CURDIR)/out CGO_ENABLED=0 go install github.com/sigstore/cosign/v3/cmd/cosign@$(COSIGN_VERSION)
+
+test-cosign: out/cosign ## Test: what cosign 3 signs Kerb accepts, and the other way round; builds cosign the first time, several minutes; UPDATE=1 writes testdata
+	KERB_COSIGN=$(CURDIR)/out/cosign KERB_UPDATE=$(UPDATE) go test -vet=off -count=1 -v -run 'Cosign$$|^TestWriteTestdata$$' ./internal/oci
 
 test-systemd: ## Test: deploy/systemd/kerb.service as shipped, under this distribution's systemd in a container, with every built-in module
 	@scripts/setup systemd
