@@ -66,8 +66,8 @@ modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
-build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node, ./kerb-kube-controller, ./kubectl-kerb, ./kerb-oakestra, ./kerb-otlp; static binaries for amd64 and arm64, and manual pages, in dist/
-	for program in kerb kerb-bench kerb-cni kerb-kube-node kerb-kube-controller kubectl-kerb kerb-oakestra kerb-otlp; do for arch in amd64 arm64; do \
+build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node, ./kerb-nri, ./kerb-kube-controller, ./kubectl-kerb, ./kerb-oakestra, ./kerb-otlp; static binaries for amd64 and arm64, and manual pages, in dist/
+	for program in kerb kerb-bench kerb-cni kerb-kube-node kerb-nri kerb-kube-controller kubectl-kerb kerb-oakestra kerb-otlp; do for arch in amd64 arm64; do \
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
@@ -78,7 +78,7 @@ dist: build ## Build: .deb and .rpm of kerb and kerb-bench, and SHA256SUMS, in d
 	@[ -x out/nfpm ] || GOBIN=$(CURDIR)/out go install github.com/goreleaser/nfpm/v2/cmd/nfpm@$(NFPM_VERSION)
 	scripts/dist
 
-IMAGE_PROGRAMS := kerb kerb-cni kerb-kube-controller kerb-kube-node
+IMAGE_PROGRAMS := kerb kerb-cni kerb-kube-controller kerb-kube-node kerb-nri
 images: bpf ## Build: the container image for amd64 and arm64, dist/kerb-image.tar, with SBOM; KERB_SIGN_KEY= signs
 	for program in $(IMAGE_PROGRAMS); do for arch in amd64 arm64; do \
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; done
@@ -248,6 +248,8 @@ test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, again
 # What the test cluster runs, besides etcd and the API server.
 KUBE_BIN := out/cluster/bin
 KUBE_VERSION := v1.35.4
+CONTAINERD := github.com/containerd/containerd/v2
+CONTAINERD_VERSION = $(shell awk '$$2 == "$(CONTAINERD)" || $$1 == "$(CONTAINERD)" { print $$NF }' test/containerd/go.mod)
 kube-setup:
 	@scripts/setup cluster
 
@@ -255,8 +257,11 @@ kube-programs: kube-setup bpf kube-api
 	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
 	  -o $(CURDIR)/$(KUBE_BIN)/kube ./cluster
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/ ./test/cluster/pod ./test/cluster/prepare \
-	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local)
-	for program in kerb kerb-cni kerb-kube-node; do scripts/build $(KUBE_BIN)/$$program $$program || exit 1; done
+	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local) \
+	  github.com/containernetworking/cni/cnitool
+	cd test/containerd && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X $(CONTAINERD)/version.Version=$(CONTAINERD_VERSION)' \
+	  -o $(CURDIR)/$(KUBE_BIN)/containerd2/ $(addprefix $(CONTAINERD)/cmd/,containerd containerd-shim-runc-v2 ctr)
+	for program in kerb kerb-cni kerb-kube-node kerb-nri; do scripts/build $(KUBE_BIN)/$$program $$program || exit 1; done
 
 kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb on its nodes, one or NODES=3; test/cluster/cluster kubectl get pods
 	$(SUDO) test/cluster/cluster up $(NODES)

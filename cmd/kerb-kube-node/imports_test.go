@@ -19,7 +19,8 @@ func TestImports(t *testing.T) {
 		"cmd/kerb-bench": {kerb + "integrations/kubernetes/api", kerb + "integrations/kubernetes/node",
 			kerb + "integrations/kubernetes/controller", kerb + "integrations/kubernetes/cni", "k8s.io/client-go"},
 		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
-			kerb + "internal/agent"},
+			kerb + "internal/agent", "github.com/containerd/"}, // which kerb-nri has
+		"cmd/kerb-nri":             {"k8s.io/", "github.com/cilium/", kerb + "integrations/kubernetes/node", "net/http"},
 		"cmd/kubectl-kerb":         {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
 		"cmd/kerb-kube-controller": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/"},
 	} {

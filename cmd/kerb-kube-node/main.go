@@ -23,6 +23,8 @@ func main() {
 	flag.StringVar(&o.Kubeconfig, "kubeconfig", "", "kubeconfig file; default is the service account of the pod")
 	flag.StringVar(&o.Agent, "agent", "/run/kerb/kerb.sock", "socket of the agent")
 	flag.StringVar(&o.State, "state", "/var/lib/kerb-kube", "directory of the last known state")
+	flag.StringVar(&o.NRI, "nri", "", "socket of the container runtime's NRI, such as /run/nri/nri.sock: containers "+
+		"of a pod start when its modules are there; default is not to connect")
 	printVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *printVersion {

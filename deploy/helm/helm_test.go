@@ -193,6 +193,11 @@ func TestValues(t *testing.T) {
 			t.Errorf("no %s", want)
 		}
 	}
+	const command, path = "command: [/usr/bin/kerb-kube-node, --nri, /run/nri/nri.sock]", "hostPath: {path: /var/run/nri,"
+	nri := string(render(t, "--set", "nri.enabled=true,nri.directory=/var/run/nri"))
+	if !strings.Contains(nri, command) || !strings.Contains(nri, path) || strings.Contains(text, "nri") {
+		t.Error("NRI is not mounted where it is enabled, or is without")
+	}
 	removes := parse(t, render(t, "--set", "uninstall=true"))
 	var commands []string
 	for _, c := range containers(removes["DaemonSet kerb"]) {

@@ -178,7 +178,8 @@ func (l layout) layer(data []byte, diffID digest.Digest, program []byte) {
 			files = append(files, h.Name+" -> "+h.Linkname)
 		}
 	}
-	want := "var/run -> /run usr/bin/kerb usr/bin/kerb-cni usr/bin/kerb-kube-controller usr/bin/kerb-kube-node"
+	want := "var/run -> /run usr/bin/kerb usr/bin/kerb-cni usr/bin/kerb-kube-controller usr/bin/kerb-kube-node " +
+		"usr/bin/kerb-nri"
 	if got := strings.Join(files, " "); got != want {
 		l.Errorf("files %s", got)
 	}

@@ -28,7 +28,7 @@ import (
 )
 
 // programs are what a node and a cluster need. One image has all: they are updated together.
-var programs = []string{"kerb", "kerb-cni", "kerb-kube-controller", "kerb-kube-node"}
+var programs = []string{"kerb", "kerb-cni", "kerb-kube-controller", "kerb-kube-node", "kerb-nri"}
 
 var architectures = []string{"amd64", "arm64"}
 

@@ -12,7 +12,8 @@ func (c cluster) render(args ...string) string {
 	c.Helper()
 	out, err := exec.Command("../../out/helm", append([]string{"template", "kerb", "../../deploy/helm/kerb",
 		"--include-crds", "--kube-version", "1.35.4", "--set", "image.repository=kerb.test/kerb,image.tag=kerb," +
-			"image.pullPolicy=Never,cni.confDir=/var/lib/cni/net.d,cni.binDir=/var/lib/cni/bin"}, args...)...).Output()
+			"image.pullPolicy=Never,cni.confDir=/var/lib/cni/net.d,cni.binDir=/var/lib/cni/bin," +
+			"nri.enabled=true"}, args...)...).Output()
 	if err != nil {
 		c.Fatal(err)
 	}

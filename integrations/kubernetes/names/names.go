@@ -90,7 +90,12 @@ func OfNetwork(attachment, network string) bool {
 
 // SameSandbox reports whether the attachment that a label states is another interface of the same sandbox.
 func (a Attachment) SameSandbox(attachment string) bool {
-	return strings.Contains(attachment, "."+digest(a.ContainerID)+".") && attachment != a.String()
+	return OfSandbox(attachment, a.ContainerID) && attachment != a.String()
+}
+
+// OfSandbox reports whether the attachment that a label states is an interface of a sandbox.
+func OfSandbox(attachment, containerID string) bool {
+	return strings.Contains(attachment, "."+digest(containerID)+".")
 }
 
 // digest is the first 20 hexadecimal digits of the SHA-256 of a text.

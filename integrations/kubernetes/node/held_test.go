@@ -28,6 +28,7 @@ import (
 type refusing struct {
 	modules map[string]v1.Module
 	answers map[string]int // status codes, by modules
+	labels  int            // the status code of changes of services, if any
 	applied int            // requests for modules
 	before  func([]v1.Module)
 	service v1.Service
@@ -54,6 +55,9 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			m.Metadata.Owner = names.Owner
 			a.modules[m.Metadata.Name] = m
 		}
+	case r.URL.Path == "/v1/apply" && a.labels != 0:
+		w.WriteHeader(a.labels)
+		return
 	case r.URL.Path == "/v1/apply":
 		var all []v1.Service
 		_ = json.NewDecoder(r.Body).Decode(&all)

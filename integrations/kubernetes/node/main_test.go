@@ -39,6 +39,7 @@ func TestMain(m *testing.M) {
 		kubectlKerb = filepath.Join(dir, "kubectl-kerb")
 		controllerProgram = filepath.Join(dir, "kerb-kube-controller")
 		return errors.Join(gobuild.Build(program, "github.com/kerb-edge/kerb/cmd/kerb-kube-node"),
+			gobuild.Build(filepath.Join(dir, "kerb-nri"), "github.com/kerb-edge/kerb/cmd/kerb-nri"),
 			gobuild.Build(plugin, "github.com/kerb-edge/kerb/cmd/kerb-cni"),
 			gobuild.Build(kubectlKerb, "github.com/kerb-edge/kerb/cmd/kubectl-kerb"),
 			gobuild.Build(controllerProgram, "github.com/kerb-edge/kerb/cmd/kerb-kube-controller"))
@@ -56,6 +57,7 @@ type bed struct {
 	*nodetest.Node
 	api        *kubeapi.Server
 	kubeconfig string
+	flags      []string // of kerb-kube-node, besides the usual ones
 	kube       *exec.Cmd
 	log        *os.File
 }
@@ -95,8 +97,8 @@ func newBed(t *testing.T) *bed {
 // start runs kerb-kube-node.
 func (b *bed) start() {
 	b.T.Helper()
-	b.kube = b.Lab.Node().Command(context.Background(), program, "--node", "n1", "--kubeconfig", b.kubeconfig,
-		"--agent", b.Socket(), "--state", filepath.Join(b.Dir, "kube"))
+	b.kube = b.Lab.Node().Command(context.Background(), program, append([]string{"--node", "n1", "--kubeconfig",
+		b.kubeconfig, "--agent", b.Socket(), "--state", filepath.Join(b.Dir, "kube")}, b.flags...)...)
 	b.kube.Stderr = b.log
 	if err := sandbox.Start(b.kube); err != nil {
 		b.T.Fatal(err)

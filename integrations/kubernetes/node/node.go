@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
@@ -26,6 +27,7 @@ type Options struct {
 	Kubeconfig string // empty: the service account of the pod
 	Agent      string // socket of the agent's API
 	State      string // directory of the snapshot
+	NRI        string // socket of the container runtime's NRI; empty: labels come from the API server only
 }
 
 // Times between attempts and writes.
@@ -60,6 +62,10 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	var running sync.WaitGroup
 	running.Go(func() { report.run(ctx) })
 	followAll(ctx, &running, api, o.Node, s, log)
+	if o.NRI != "" {
+		s.runtime.enabled = true
+		running.Go(func() { nri.Run(ctx, o.NRI, runtimePods{s, log}, log) })
+	}
 	local := agent{client.New(o.Agent)}
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
@@ -123,6 +129,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			report.set(statusOf(s, err))
 		}
 		if err != nil {
+			s.state.delay(err)
 			s.log.Warn("the agent does not run what it should yet", "error", err, "retry", retry)
 			wait = retry/2 + rand.N(retry)
 			retry = min(2*retry, maxRetry)
@@ -135,8 +142,12 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		select {
 		case <-ctx.Done():
 		case <-time.After(wait):
+		case <-s.state.urgent:
 		case <-s.state.changed:
-			time.Sleep(debounce)
+			select {
+			case <-s.state.urgent:
+			case <-time.After(debounce):
+			}
 		}
 	}
 	save(s.state.view())

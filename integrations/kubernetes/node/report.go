@@ -55,6 +55,9 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 			Message: truncate(fmt.Sprintf("%s with over %d labels, or %d bytes of them, among them %s: a new one drops all "+
 				"packets until it has fewer", plural(n, "pod"), maxLabels, maxLabelBytes, first))})
 	}
+	if c := s.state.runtimeCondition(); c != nil {
+		out.Conditions = append(out.Conditions, *c)
+	}
 	out.Checked = rollouts.checked[:min(maxVersions, len(rollouts.checked))]
 	out.Updated = rollouts.begun[:min(maxVersions, len(rollouts.begun))]
 	for _, r := range reports[:min(maxReports, len(reports))] {

@@ -93,14 +93,17 @@ type state struct {
 	rules      int               // changes with modules and namespaces: what modules of the agent are made of
 	shared     int               // rules when what concerns pods of all namespaces has changed last
 	own        map[string]int    // rules when a Module of a namespace that is known has changed last
-	changed    chan struct{}     // has a value after a change
+	runtime    containerRuntime
+	changed    chan struct{} // has a value after a change
+	urgent     chan struct{} // the same, of what the container runtime reports: it waits
 }
 
 // newState returns the state of a node.
 func newState(node string) *state {
 	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
 		trials: map[string]trial{}, checks: map[string]check{}, confirmed: map[string]uint64{}, own: map[string]int{},
-		changed: make(chan struct{}, 1)}
+		runtime: containerRuntime{pods: map[string]sandbox{}}, changed: make(chan struct{}, 1),
+		urgent: make(chan struct{}, 1)}
 }
 
 // update changes the state, and wakes the synchronization if f has changed anything.
@@ -295,9 +298,10 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 	}
 	pods := make(map[string]podService, 2*len(s.pods))
 	for uid, p := range s.pods {
-		_, ok := s.namespaces[p.namespace]
-		of := podService{pod: p, uid: uid, held: !ok || p.tooMany || s.restored && s.synced != ofAll && !s.earlier[uid]}
-		of.held = of.held || s.own[p.namespace] > rules
+		of := podService{pod: p, uid: uid, held: s.holdOf(p, rules)}
+		if of.held == nil && s.restored && s.synced != ofAll && !s.earlier[uid] {
+			of.held = tooNew
+		}
 		of.unconfirmed = p.version > s.confirmed[p.namespace] && !s.earlier[uid]
 		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
 		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
@@ -311,7 +315,21 @@ func (s *state) podServices(rules int) (map[string]podService, bool) {
 			pods[service] = of
 		}
 	}
+	s.addRuntime(pods, rules)
 	return pods, true
+}
+
+// holdOf returns why a pod has to wait, reported by the API server or the container runtime.
+func (s *state) holdOf(p pod, rules int) *hold {
+	switch _, known := s.namespaces[p.namespace]; {
+	case p.tooMany:
+		return manyLabels
+	case !known:
+		return noNamespace
+	case s.own[p.namespace] > rules:
+		return modulesChange
+	}
+	return nil
 }
 
 // withTooMany returns how many pods have more labels than are handled, and the first of them.
@@ -337,5 +355,7 @@ type podService struct {
 	static bool // by the annotation of a mirror: the service's own labels must agree
 	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
 	unconfirmed bool
-	held        bool // its namespace is not known yet, or only a snapshot from before the pod says which modules there are
+	sandbox     string // the ID, if the container runtime has reported it
+	unshown     bool   // by the API server
+	held        *hold  // for example: only a snapshot from before the pod says which modules there are
 }

@@ -251,11 +251,12 @@ func (s *syncer) examine(ctx context.Context) error {
 
 // syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
+	starts := s.state.starting() // those that come later are not among the pods
 	pods, current := s.state.podServices(v.rules)
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	waiting := map[string]bool{}
+	waiting, admitted := map[string]bool{}, map[string]string{}
 	for _, p := range pods {
 		waiting[p.uid] = true
 	}
@@ -265,17 +266,30 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods[service.Metadata.Name]
 		ok = ok && (!p.static || p.isOf(service))
+		if ok && p.held == nil {
+			p.held = s.bars(v, p)
+		}
 		switch {
-		case ok && (p.held || s.bars(v, p)):
+		case ok && p.held != nil:
+			starts.held(service.Metadata.Name, p.held)
 		case ok && p.unconfirmed && s.confirm != nil && names.IsPending(service.Metadata.Labels):
 			unconfirmed = append(unconfirmed, p)
 		case ok:
 			delete(waiting, p.uid)
 			labels := names.Admit(service.Metadata.Labels, p.labels.set())
-			if !maps.Equal(labels, service.Metadata.Labels) {
-				service.Metadata.Labels, service.Status = labels, nil
-				change = append(change, service)
+			pending := names.IsPending(service.Metadata.Labels)
+			if !pending && p.sandbox != "" {
+				admitted[service.Metadata.Name] = p.sandbox
 			}
+			if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !pending {
+				starts.admitted(service)
+				return
+			}
+			if pending {
+				s.log.Info("pod admitted", "pod", p.namespace+"/"+p.name, "reportedByRuntime", p.sandbox != "")
+			}
+			service.Metadata.Labels, service.Status = labels, nil
+			change = append(change, service)
 		case v.complete && vanished(service):
 			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
 		}
@@ -287,9 +301,11 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
 	s.remember(waiting)
-	if err := s.change(ctx, change); err != nil {
+	s.state.forget(admitted)
+	if err := s.change(ctx, change, starts); err != nil {
 		return err
 	}
+	starts.rest()
 	return s.remove(ctx, gone)
 }
 
@@ -307,12 +323,16 @@ func vanished(s v1.Service) bool {
 	})
 }
 
-// bars reports whether a module that the agent has refused would select a pod: the pod keeps dropping everything. A
-// selector that cannot be understood may select any pod.
-func (s *syncer) bars(v view, p podService) bool {
-	return slices.ContainsFunc(s.barred, func(m api.Module) bool {
-		return selects(m, v.namespaces, p.namespace, p.labels.set)
-	})
+// bars returns the hold of a pod that a module would select which the agent has refused: the pod keeps dropping
+// everything. A selector that cannot be understood may select any pod.
+func (s *syncer) bars(v view, p podService) *hold {
+	for _, m := range s.barred {
+		if selects(m, v.namespaces, p.namespace, p.labels.set) {
+			return &hold{fmt.Errorf("module %s, which selects it, does not run on this node: see the KerbNode %s",
+				strings.TrimPrefix(m.Metadata.Namespace+"/"+m.Metadata.Name, "/"), s.state.node), true}
+		}
+	}
+	return nil
 }
 
 // selects reports whether a module selects a pod, or may do so: its selector is wrong, or the namespace not known.
@@ -343,20 +363,27 @@ func (s *syncer) remember(waiting map[string]bool) {
 }
 
 // change applies services together, and one by one if one of them has changed meanwhile.
-func (s *syncer) change(ctx context.Context, services []v1.Service) error {
+func (s *syncer) change(ctx context.Context, services []v1.Service, starts starts) error {
 	if len(services) == 0 {
 		return nil
 	}
 	err := s.agent.applyServices(ctx, services)
-	if _, refused := refusal(err); !refused {
+	if _, refused := refusal(err); err != nil && !refused {
 		return err
 	}
 	for _, service := range services {
-		err := s.agent.applyServices(ctx, []v1.Service{service})
-		if detail, refused := refusal(err); refused {
+		if err == nil {
+			starts.admitted(service)
+			continue
+		}
+		alone := s.agent.applyServices(ctx, []v1.Service{service})
+		if detail, refused := refusal(alone); refused {
 			s.log.Warn("the agent refuses the labels of a pod", "service", service.Metadata.Name, "error", detail)
-		} else if err != nil {
-			return err
+			starts.held(service.Metadata.Name, &hold{fmt.Errorf("the agent refuses its labels: %s", detail), true})
+		} else if alone != nil {
+			return alone
+		} else {
+			starts.admitted(service)
 		}
 	}
 	return nil

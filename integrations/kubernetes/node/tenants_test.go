@@ -109,10 +109,10 @@ func TestModulesHoldTheirNamespace(t *testing.T) {
 		if change(); s.view().rules == v.rules {
 			t.Errorf("%s: the agent's modules would not change", what)
 		}
-		if podIn(t, s, v.rules, "shop", "u1").held {
+		if podIn(t, s, v.rules, "shop", "u1").held != nil {
 			t.Errorf("a Module is %s: a pod of another namespace is held", what)
 		}
-		if !podIn(t, s, v.rules, "evil", "u2").held || podIn(t, s, s.view().rules, "evil", "u2").held {
+		if podIn(t, s, v.rules, "evil", "u2").held == nil || podIn(t, s, s.view().rules, "evil", "u2").held != nil {
 			t.Errorf("a Module is %s: a pod of the namespace is not held until the agent has it", what)
 		}
 	}

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"log/slog"
+	"slices"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
+)
+
+// containerRuntime is what the container runtime reports by NRI. It is part of the state.
+type containerRuntime struct {
+	enabled bool
+	name    string             // of the runtime; empty while it is not connected
+	problem string             // why not
+	pods    map[string]sandbox // by names of services, until they are admitted
+	starts  []*start
+}
+
+// sandbox is a pod as the runtime reports it. These labels admit the pod. Those of the API server, which may have
+// changed since, come first, and are the only ones that change an admitted pod.
+type sandbox struct {
+	pod
+	uid, id string
+}
+
+// start is a sandbox whose containers wait until its pod has its modules.
+type start struct {
+	service, sandbox string
+	decided          chan error // gets one value
+	reason           error      // why it waits
+}
+
+// hold is why a pod keeps dropping everything.
+type hold struct {
+	error
+	lasting bool // waiting for a moment does not help
+}
+
+// Holds that do not depend on a pod.
+var (
+	noNamespace   = &hold{errors.New("the labels of its namespace are not known yet"), false}
+	modulesChange = &hold{errors.New("modules of its namespace are being changed"), false}
+	tooNew        = &hold{errors.New("kerb-kube-node has not reached the API server since its start: there may be " +
+		"modules that it does not know"), true}
+	manyLabels = &hold{fmt.Errorf("it has over %d labels, or %d bytes of them: remove some", maxLabels, maxLabelBytes),
+		true}
+	noService = &hold{errors.New("it is no service of the agent: kerb-cni has to be a plugin of the node's network; see " +
+		"kerb-cni install"), true}
+	replaced = &hold{errors.New("a later sandbox of the pod has replaced it"), true}
+)
+
+// runtimePods passes the runtime's events to a state.
+type runtimePods struct {
+	*state
+	log *slog.Logger
+}
+
+var _ nri.Pods = runtimePods{}
+
+func serviceOf(p nri.Pod) string {
+	return names.Pod{Namespace: p.Namespace, Name: p.Name, UID: p.UID}.Service()
+}
+
+func sandboxOf(p nri.Pod) sandbox {
+	return sandbox{podOf(api.ObjectMeta{Namespace: p.Namespace, Name: p.Name, Labels: p.Labels}), p.UID, p.ID}
+}
+
+// Replace takes the place of all that the runtime has reported.
+func (r runtimePods) Replace(name string, all iter.Seq[nri.Pod]) {
+	pods := map[string]sandbox{}
+	for p := range all {
+		pods[serviceOf(p)] = sandboxOf(p)
+	}
+	r.log.Info("labels of new pods come from the container runtime", "runtime", name, "pods", len(pods))
+	r.change(func(now *containerRuntime) { now.name, now.problem, now.pods = name, "", pods })
+}
+
+// Start returns when the pod of a new sandbox has its modules. It waits for what changes in a moment, until the context
+// ends, and not for the rest: the runtime reports no other pod meanwhile.
+func (r runtimePods) Start(ctx context.Context, p nri.Pod) error {
+	s := &start{serviceOf(p), p.ID, make(chan error, 1), errors.New("kerb-kube-node has not synchronized yet, or waits " +
+		"for the agent")}
+	r.change(func(now *containerRuntime) {
+		now.pods[s.service] = sandboxOf(p)
+		now.starts = append(now.starts, s)
+	})
+	select {
+	case err := <-s.decided:
+		return err
+	case <-ctx.Done():
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.runtime.end(s)
+	return s.reason
+}
+
+// Stop forgets a sandbox, unless another one of the pod has replaced it.
+func (r runtimePods) Stop(p nri.Pod) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if service := serviceOf(p); r.runtime.pods[service].id == p.ID {
+		delete(r.runtime.pods, service)
+	}
+}
+
+// Disconnected forgets all: the runtime reports everything that is there when it is back.
+func (r runtimePods) Disconnected(err error) {
+	r.change(func(now *containerRuntime) {
+		if now.name != "" || now.problem == "" {
+			r.log.Warn("labels of new pods come from the API server: the container runtime is not connected", "error", err)
+		}
+		now.name, now.problem, now.pods = "", err.Error(), map[string]sandbox{}
+	})
+}
+
+// change changes what the runtime has reported, and has the agent compared with it at once.
+func (s *state) change(f func(*containerRuntime)) {
+	s.mu.Lock()
+	f(&s.runtime)
+	s.mu.Unlock()
+	select {
+	case s.urgent <- struct{}{}:
+	default:
+	}
+}
+
+// end removes a start that is decided, or has ended.
+func (r *containerRuntime) end(s *start) {
+	r.starts = slices.DeleteFunc(r.starts, func(other *start) bool { return other == s })
+}
+
+// forget removes pods that are admitted, by services and their sandboxes: the runtime reports new ones.
+func (s *state) forget(admitted map[string]string) {
+	s.mu.Lock()
+	for service, id := range admitted {
+		if s.runtime.pods[service].id == id {
+			delete(s.runtime.pods, service)
+		}
+	}
+	s.mu.Unlock()
+	if len(admitted) > manyPods {
+		freeOSMemory()
+	}
+}
+
+// manyPods is how many take memory that is worth being returned.
+const manyPods = 1000
+
+// starting returns the starts of this moment.
+func (s *state) starting() starts {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	all := starts{state: s, of: map[string][]*start{}}
+	for _, one := range s.runtime.starts {
+		all.of[one.service] = append(all.of[one.service], one)
+	}
+	return all
+}
+
+// delay notes why starts wait.
+func (s *state) delay(reason error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, one := range s.runtime.starts {
+		one.reason = reason
+	}
+}
+
+// starts are those of one comparison, by services of pods.
+type starts struct {
+	state *state
+	of    map[string][]*start
+}
+
+// admitted ends the starts of a service whose pod has its modules.
+func (all starts) admitted(s v1.Service) {
+	for _, one := range all.of[s.Metadata.Name] {
+		if names.OfSandbox(s.Metadata.Labels[names.LabelAttachment], one.sandbox) {
+			all.decide(one, nil)
+		} else {
+			all.decide(one, replaced)
+		}
+	}
+	delete(all.of, s.Metadata.Name)
+}
+
+// held notes why the pod of a service is held, and ends its starts if that lasts.
+func (all starts) held(service string, why *hold) {
+	for _, one := range all.of[service] {
+		if why.lasting {
+			all.decide(one, why)
+			continue
+		}
+		all.state.mu.Lock()
+		one.reason = why
+		all.state.mu.Unlock()
+	}
+	delete(all.of, service)
+}
+
+// rest ends the starts of pods that are no services.
+func (all starts) rest() {
+	for service := range all.of {
+		all.held(service, noService)
+	}
+}
+
+func (all starts) decide(s *start, err error) {
+	all.state.mu.Lock()
+	all.state.runtime.end(s)
+	all.state.mu.Unlock()
+	s.decided <- err
+}
+
+// runtimeCondition says where labels of new pods come from; nil if NRI is off.
+func (s *state) runtimeCondition() *api.Condition {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	r := s.runtime
+	switch {
+	case !r.enabled || r.name == "" && r.problem == "":
+		return nil
+	case r.name == "":
+		return &api.Condition{Type: "RuntimeLabels", Status: "False", Reason: "NotConnected", Message: truncate(
+			"labels of new pods come from the API server only: no container runtime with NRI: " + r.problem)}
+	}
+	return &api.Condition{Type: "RuntimeLabels", Status: "True", Reason: "Connected",
+		Message: truncate("labels of new pods come from " + r.name + " before containers start")}
+}
+
+// addRuntime adds the pods that the runtime has reported to those of the API server. A service of both has the labels
+// of the API server's.
+func (s *state) addRuntime(pods map[string]podService, rules int) {
+	for service, b := range s.runtime.pods {
+		if of, known := pods[service]; known {
+			of.sandbox, of.unconfirmed = b.id, false
+			pods[service] = of
+			continue
+		}
+		of := podService{pod: b.pod, uid: cmp.Or(b.uid, service), sandbox: b.id, unshown: true,
+			held: s.holdOf(b.pod, rules)}
+		if of.held == nil && s.restored && s.synced != ofAll {
+			of.held = tooNew
+		}
+		pods[service] = of
+	}
+}

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package plugin is a plugin of the container runtime's Node Resource Interface (NRI): containerd and CRI-O report a
+// pod with its labels after its network is there (CNI ADD), and create no container of it before the plugin has
+// answered.
+//
+// The runtime calls plugins for one event at a time, whatever pod it is about, and continues without a plugin that does
+// not answer in time: every answer comes before that.
+package plugin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"net"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/stub"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
+)
+
+// Name is what the runtime calls the plugin, as in required_plugins of containerd's default_validator.
+const Name = "kerb"
+
+// index is the place among other plugins, from 00 to 99. The order does not matter to Kerb.
+const index = "50"
+
+// Times between connections, and how long the runtime may take to answer a registration.
+const (
+	minRetry  = 100 * time.Millisecond
+	maxRetry  = 2 * time.Second
+	handshake = 10 * time.Second
+)
+
+// Run connects to the socket of a runtime, and connects again when the runtime has restarted, until the context ends.
+func Run(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) {
+	retry := minRetry
+	for {
+		connected, err := serve(ctx, socket, pods, log)
+		if ctx.Err() != nil {
+			return
+		}
+		pods.Disconnected(err)
+		if connected {
+			retry = minRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(retry/2 + rand.N(retry)):
+		}
+		retry = min(2*retry, maxRetry)
+	}
+}
+
+// serve answers the runtime until the connection ends. It reports whether the runtime has accepted the plugin.
+func serve(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) (bool, error) {
+	conn, err := (&net.Dialer{Timeout: handshake}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return false, err
+	}
+	defer conn.Close()
+	p := &plugin{pods: pods, configured: make(chan struct{})}
+	p.stub, err = stub.New(p, stub.WithPluginName(Name), stub.WithPluginIdx(index), stub.WithConnection(conn),
+		stub.WithLogger(logger{log}))
+	if err != nil {
+		return false, err
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- p.stub.Run(ctx) }()
+	select {
+	case err = <-ended:
+	case <-p.configured:
+		if err = <-ended; err == nil {
+			err = errors.New("the connection has ended")
+		}
+		return true, err
+	case <-time.After(handshake): // the stub waits for its configuration, also after the connection has ended
+		err = errors.New("the runtime has not configured the plugin")
+	}
+	return false, err
+}
+
+// plugin has the events that the stub subscribes to: those of its methods.
+type plugin struct {
+	stub       stub.Stub
+	pods       nri.Pods
+	runtime    atomic.Pointer[string]
+	answer     atomic.Int64 // time.Duration in which Start has to answer
+	configured chan struct{}
+}
+
+var (
+	_ stub.ConfigureInterface   = (*plugin)(nil)
+	_ stub.SynchronizeInterface = (*plugin)(nil)
+	_ stub.RunPodInterface      = (*plugin)(nil)
+	_ stub.StopPodInterface     = (*plugin)(nil)
+)
+
+// Configure is the runtime's answer to the registration.
+func (p *plugin) Configure(_ context.Context, _, runtime, version string) (stub.EventMask, error) {
+	name := runtime + " " + version
+	p.runtime.Store(&name)
+	p.answer.Store(int64(p.stub.RequestTimeout() * 3 / 4))
+	close(p.configured)
+	return 0, nil
+}
+
+// Synchronize gives the pods that are there when the plugin connects.
+func (p *plugin) Synchronize(_ context.Context, all []*api.PodSandbox, _ []*api.Container) ([]*api.ContainerUpdate,
+	error) {
+	var pods []nri.Pod
+	for _, s := range all {
+		if hasNetwork(s) {
+			pods = append(pods, podOf(s))
+		}
+	}
+	p.pods.Replace(*p.runtime.Load(), slices.Values(pods))
+	return nil, nil
+}
+
+// RunPodSandbox is called between CNI ADD and the first container of a pod.
+func (p *plugin) RunPodSandbox(ctx context.Context, s *api.PodSandbox) error {
+	if !hasNetwork(s) {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, time.Duration(p.answer.Load()))
+	defer cancel()
+	if err := p.pods.Start(ctx, podOf(s)); err != nil {
+		return fmt.Errorf("kerb: pod %s/%s has not got its modules: %w", s.GetNamespace(), s.GetName(), err)
+	}
+	return nil
+}
+
+// StopPodSandbox is called when a sandbox ends.
+func (p *plugin) StopPodSandbox(_ context.Context, s *api.PodSandbox) error {
+	p.pods.Stop(podOf(s))
+	return nil
+}
+
+// hasNetwork reports whether a pod has a network of its own: pods with hostNetwork have neither the namespace nor
+// addresses, and are no services.
+func hasNetwork(s *api.PodSandbox) bool {
+	for _, n := range s.GetLinux().GetNamespaces() {
+		if n.GetType() == "network" && n.GetPath() != "" {
+			return true
+		}
+	}
+	return len(s.GetIps()) > 0
+}
+
+func podOf(s *api.PodSandbox) nri.Pod {
+	labels := maps.Clone(s.GetLabels())
+	maps.DeleteFunc(labels, func(key, _ string) bool { return isAdded(key) })
+	return nri.Pod{ID: s.GetId(), Namespace: s.GetNamespace(), Name: s.GetName(), UID: s.GetUid(), Labels: labels}
+}
+
+// isAdded reports whether a label of a sandbox is none of the pod: the kubelet and containerd add some.
+func isAdded(key string) bool {
+	switch key {
+	case "io.kubernetes.pod.name", "io.kubernetes.pod.namespace", "io.kubernetes.pod.uid", "oci_runtime_type",
+		"selinux_label":
+		return true
+	}
+	return strings.HasPrefix(key, "io.cri-containerd.")
+}
+
+// logger passes on what the stub logs. What it calls information is about every step of a connection.
+type logger struct{ *slog.Logger }
+
+func (l logger) Debugf(ctx context.Context, format string, args ...any) {
+	l.DebugContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
+
+func (l logger) Infof(ctx context.Context, format string, args ...any) {
+	l.Debugf(ctx, format, args...)
+}
+
+func (l logger) Warnf(ctx context.Context, format string, args ...any) {
+	l.WarnContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
+
+func (l logger) Errorf(ctx context.Context, format string, args ...any) {
+	l.ErrorContext(ctx, "NRI: "+fmt.Sprintf(format, args...))
+}
