@@ -51,7 +51,8 @@ func TestCluster(t *testing.T) {
 		name string
 		test func(cluster)
 	}{
-		{"Pod", cluster.testPod}, {"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled},
+		{"Pod", cluster.testPod}, {"Status", cluster.testStatus}, {"GC", cluster.testGC}, {"Runtime", cluster.testRuntime},
+		{"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled},
 		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot}, {"Uninstall", cluster.testUninstall},
 		{"Chart", cluster.testChart},
 	} {
