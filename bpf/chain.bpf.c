@@ -198,9 +198,10 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 
 /* Counts what is no verdict of a module that fails open. The packet continues. */
 SEC("kerb/bad_verdict")
-int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex)
+int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex, __u32 call)
 {
 	count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
+	kerb_drop_keep(pkt->ctx, call, KERB_DROP_BAD_VERDICT | KERB_DROPPED_PASSED);
 	return 0;
 }
 
@@ -216,5 +217,6 @@ SEC("kerb/deferred") int kerb_deferred(struct kerb_pkt *pkt, __u32 call)
 }
 
 #include "chain_trace.h"
+#include "chain_slow.h"
 
 char _license[] SEC("license") = "Dual BSD/GPL";

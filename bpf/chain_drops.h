@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
-/* The last packets that the modules of a chain have dropped, kept without a trace for an operator
- * who asks later. Only a packet that is dropped comes here, and most of a flood leaves again at
- * once. */
+/* The last packets that the modules of a chain have dropped, or for which they returned no verdict,
+ * kept without a trace for an operator who asks later. Only such packets come here, and most of a
+ * flood leave again at once. Slow packets are in chain_slow.h. */
 #ifndef KERB_CHAIN_DROPS_H
 #define KERB_CHAIN_DROPS_H
 
-#define KERB_DROPPED_BYTES   128 /* of a frame; a power of two */
-#define KERB_DROPPED_GROUPS  32	 /* of interface, module and reason; a power of two */
-#define KERB_DROPPED_BEFORE  32	 /* a power of two */
-#define KERB_DROPPED_PERIOD  (100 * 1000 * 1000ULL) /* ns between two packets of a group */
-#define KERB_DROPPED_BURST   10
+#define KERB_DROPPED_BYTES  128 /* of a frame; a power of two */
+#define KERB_DROPPED_GROUPS 32	/* of interface, module and reason; a power of two */
+#define KERB_DROPPED_BEFORE 32	/* a power of two */
+#define KERB_DROPPED_PERIOD (100 * 1000 * 1000ULL) /* ns between two packets of a group */
+#define KERB_DROPPED_BURST  10
+#define KERB_DROPPED_PASSED 0x8000 /* it was not dropped: the module fails open */
 
 /* A packet, as the module left it. */
 struct kerb_dropped {
@@ -17,7 +18,7 @@ struct kerb_dropped {
 	__u32 ifindex;
 	__u32 len;    /* of the frame */
 	__u32 place;  /* of the module in the chain */
-	__u16 reason; /* enum kerb_drop_reason */
+	__u16 reason; /* enum kerb_drop_reason, and KERB_DROPPED_PASSED */
 	__u16 bytes;  /* of the frame that are here */
 	__u8 frame[KERB_DROPPED_BYTES];
 };
@@ -62,7 +63,7 @@ static __always_inline int dropped_copy(__u8 *to, void *data, void *end, __u64 n
 #endif
 
 /* Copies the first bytes of the frame, and returns how many. On XDP those of the first buffer. */
-static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, struct kerb_dropped *to)
+static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, __u8 *to)
 {
 #ifdef KERB_HOOK_XDP
 	void *data = (void *)kerb_ctx_field(ctx, data),
@@ -71,9 +72,8 @@ static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, struct kerb_dropped *t
 
 	if (n > KERB_DROPPED_BYTES)
 		n = KERB_DROPPED_BYTES;
-	if (dropped_copy(to->frame, data, end, n, 64) ||
-	    dropped_copy(to->frame, data, end, n, 32) ||
-	    dropped_copy(to->frame, data, end, n, 16) || dropped_copy(to->frame, data, end, n, 8))
+	if (dropped_copy(to, data, end, n, 64) || dropped_copy(to, data, end, n, 32) ||
+	    dropped_copy(to, data, end, n, 16) || dropped_copy(to, data, end, n, 8))
 		return n;
 	return 0;
 #else
@@ -82,7 +82,7 @@ static __always_inline __u32 dropped_bytes(kerb_ctx *ctx, struct kerb_dropped *t
 	if (n > KERB_DROPPED_BYTES - 1)
 		n = KERB_DROPPED_BYTES - 1;
 	kerb_bound(n, KERB_DROPPED_BYTES - 1);
-	return bpf_skb_load_bytes(ctx, 0, to->frame, n + 1) ? 0 : n + 1;
+	return bpf_skb_load_bytes(ctx, 0, to, n + 1) ? 0 : n + 1;
 #endif
 }
 
@@ -126,7 +126,7 @@ __noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 reason)
 	d->len = frame_len(ctx);
 	d->place = place - 1;
 	d->reason = reason;
-	d->bytes = dropped_bytes(ctx, d);
+	d->bytes = dropped_bytes(ctx, d->frame);
 	d->time = bpf_ktime_get_ns();
 	return 0;
 }

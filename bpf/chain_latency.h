@@ -35,10 +35,14 @@ struct {
 /* The packet that a CPU's timed copy works on. Not on its stack, as parts of a split chain do not
  * share it. */
 struct kerb_stamps {
-	__u64 measured; /* whether the packet is measured */
+	__u64 measured; /* number of the packet on its CPU, 0: it is not measured */
 	__u64 last;	/* when the last stamp ended */
 	__u64 clock;	/* what a stamp takes by itself */
 	__u64 total;	/* what the packet took so far */
+	__u64 took;	/* between the last two stamps */
+	__u64 where;	/* trace_where of the packet */
+	__u64 longest;	/* what the slowest module took so far */
+	__u64 slowest;	/* place of that module */
 };
 
 struct {
@@ -98,6 +102,7 @@ __noinline int kerb_stamp_at(__u32 position)
 		s->clock = took;
 	} else {
 		took -= took < s->clock ? took : s->clock;
+		s->took = took;
 		s->total += took;
 		if (position != KERB_STAMP_HEAD)
 			latency_count(position, position == KERB_STAMP_CHAIN ? s->total : took);
@@ -123,7 +128,8 @@ SEC("kerb/time_start") int kerb_time_start(kerb_ctx *ctx, struct kerb_pkt *pkt)
 	pkt->len = frame_len(ctx);
 	if (!c || !s)
 		return 0;
-	s->measured = !(c->in.packets & 1); /* which is one more than the number of the packet */
+	/* the count is one more than the number of the packet */
+	s->measured = c->in.packets & 1 ? 0 : c->in.packets;
 	s->total = 0;
 	if (s->measured)
 		s->last = bpf_ktime_get_ns();

@@ -16,9 +16,9 @@ struct kerb_trace_filter {
 	__u8 mask[16]; /* of addr: its other bits are zero */
 	__u8 family;   /* of addr: 4, 6, or 0 */
 	__u8 proto;
-	__u16 port;  /* source or destination, host byte order */
-	__u32 bytes; /* of each packet that are reported, at most KERB_TRACE_BYTES */
-	__u64 lost;  /* events for which the ring buffer had no room */
+	__u16 port;   /* source or destination, host byte order */
+	__u32 bytes;  /* of each packet that are reported, at most KERB_TRACE_BYTES */
+	__u64 lost;   /* events for which the ring buffer had no room */
 	__u64 slower; /* ns: packets whose modules took longer in one chain */
 	__u64 active;
 };
@@ -277,13 +277,35 @@ static __always_inline __u64 trace_sessions(kerb_ctx *ctx, const __u32 *at, __u6
 	return wanted;
 }
 
+/* Reads what the packet is now, and what was done to it, and returns the offset of its transport
+ * header, or 0. */
+static __always_inline __u32 trace_read(kerb_ctx *ctx, const void *data, const void *end,
+					union trace_where w, union trace_what did, __u32 verdict,
+					__u32 to_flags, struct kerb_trace_event *e)
+{
+	__u32 off = trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e);
+
+	trace_l4(data, end, off, e);
+	e->ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
+	e->len = frame_len(ctx);
+	e->chain = did.chain;
+	e->to_ifindex = did.to_ifindex;
+	e->to_flags = to_flags;
+	e->cpu = bpf_get_smp_processor_id();
+	e->position = did.position;
+	e->verdict = verdict > 0xff ? 0xff : verdict;
+	e->reason = did.reason;
+	e->outcome = w.outcome;
+	return off;
+}
+
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in the
  * context of each module. The caller has no branches, after each of which the verifier would walk
  * the modules again. word: trace_where at the head, and a module's note behind it. */
 __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 verdict,
 				__u32 to_flags)
 {
-	union trace_what did = {.all = what};
+	union trace_what did = { .all = what };
 	union trace_where w;
 	__u32 zero = 0, off;
 	__u64 key, here, trace;
@@ -304,19 +326,8 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	else
 		e->note = word;
 	w.all = packet->where;
-	off = trace_ip(data, end, w, w.flags & KERB_F_L4 ? w.l4 : 0, e);
-	trace_l4(data, end, off, e);
+	off = trace_read(ctx, data, end, w, did, verdict, to_flags, e);
 	key = trace_key(data, end, w, off, e);
-	e->ifindex = kerb_ctx_field(ctx, KERB_CTX_IFINDEX);
-	e->len = frame_len(ctx);
-	e->chain = did.chain;
-	e->to_ifindex = did.to_ifindex;
-	e->to_flags = to_flags;
-	e->cpu = bpf_get_smp_processor_id();
-	e->position = did.position;
-	e->verdict = verdict > 0xff ? 0xff : verdict;
-	e->reason = did.reason;
-	e->outcome = w.outcome;
 	here = (__u64)e->ifindex << 16 | did.chain;
 	if (head) {
 		packet->wanted = trace_begin(packet, key, here);
@@ -345,9 +356,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	return 0;
 }
 
-/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not
- * pay for it. */
-SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
+static __always_inline union trace_where trace_where(const struct kerb_pkt *pkt)
 {
 	union trace_where w = { .l3 = pkt->l3,
 				.l4 = pkt->l4,
@@ -355,7 +364,16 @@ SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
 				.proto = pkt->proto,
 				.flags = pkt->flags,
 				.outcome = pkt->outcome };
-	union trace_what did = {.chain = chain, .position = KERB_TRACE_HEAD};
+
+	return w;
+}
+
+/* Called at the head of a chain, only in the chains that the agent links for a trace: others do not
+ * pay for it. */
+SEC("kerb/trace_head") int kerb_trace_head(struct kerb_pkt *pkt, __u32 chain)
+{
+	union trace_where w = trace_where(pkt);
+	union trace_what did = { .chain = chain, .position = KERB_TRACE_HEAD };
 
 	kerb_trace_event(pkt->ctx, w.all, did.all, KERB_NEXT, 0);
 	return 0;

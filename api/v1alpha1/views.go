@@ -92,6 +92,7 @@ type TraceRequest struct {
 	Bytes    int    `query:"bytes" minimum:"0" maximum:"256" doc:"Of each frame that are returned"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
+	Last     bool   `query:"last" doc:"Not packets that come: the last ones that chains have kept because they were slow, dropped, or got no verdict, oldest first. Without program"`
 }
 
 // DropsRequest says which of the packets to return that modules dropped. Zero values stand for any.
@@ -132,6 +133,7 @@ type TracedPacket struct {
 	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
+	Nanoseconds uint64      `json:"nanoseconds,omitempty" doc:"What the chain took with its parser, of a packet that it kept because it was slow"`
 	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`
 	Frame       []byte      `json:"frame,omitempty" doc:"Its first bytes, if they were requested"`
 

@@ -67,6 +67,7 @@ type Agent struct {
 	bindings   *service.Bindings // of interfaces to services
 	virtual    *resolve.Table
 	models     *models.Table
+	slower     time.Duration   // packets that chains keep, without a trace
 	expedite   bool            // permits expedited RCU grace periods
 	base       context.Context // of control planes' background work
 
@@ -158,11 +159,11 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	}
 	a := &Agent{
 		log: log, store: st, dp: dp, base: context.WithoutCancel(ctx),
-		expedite: cfg.ExpeditedRCU != config.ExpeditedOff,
-		models:   models.NewTable(log),
-		catalog:  pkgs.NewCatalog(modules.Packages(), modules.Controls()),
-		watcher:  service.NewWatcher(log),
-		wake:     make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
+		expedite: cfg.ExpeditedRCU != config.ExpeditedOff, slower: cfg.Slower(),
+		models:  models.NewTable(log),
+		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
+		watcher: service.NewWatcher(log),
+		wake:    make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
 		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
 		budgets: apply.NewBudgets(log),
 	}

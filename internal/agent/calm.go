@@ -79,7 +79,7 @@ func (c calm) timeChains(ctx context.Context) {
 		if ctx.Err() != nil || c.refused[id] {
 			continue
 		}
-		if err := c.dp.Time(spec, modules); err != nil {
+		if err := c.dp.Time(spec, modules, c.slower); err != nil {
 			c.note(id, err)
 			c.log.Warn("the latency of the modules of a chain is not measured", "chain", id, "error", err)
 		}

@@ -5,9 +5,14 @@ package agent
 import (
 	"context"
 	"maps"
+	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/trace"
 )
@@ -18,28 +23,101 @@ func (a *Agent) Drops(_ context.Context, r v1.DropsRequest) ([]v1.TracedPacket, 
 	if err != nil {
 		return nil, err
 	}
+	k, err := a.kept(v1.TraceRequest{Service: r.Service, Module: r.Module, Reason: r.Reason,
+		Verdict: kerbabi.Drop.String()}, filter)
+	if err != nil {
+		return nil, err
+	}
+	out, err := k.dropped()
+	return out[len(out)-min(len(out), r.Count):], err
+}
+
+// lastPackets shows the last packets that chains kept because they were slow, dropped, or got no verdict.
+func (a *Agent) lastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show func(v1.TraceLine) error) error {
+	if r.Program != "" {
+		return &apierrors.Invalid{Field: "program", Reason: "expressions select packets that come, not packets that were " +
+			"kept: use host, protocol, port, service, module, verdict or reason"}
+	}
+	k, err := a.kept(r, f)
+	if err != nil {
+		return err
+	}
+	out, err := k.slow()
+	if err == nil && r.Slower == "" {
+		var dropped []v1.TracedPacket
+		dropped, err = k.dropped()
+		out = append(out, dropped...)
+	}
+	if err != nil {
+		return err
+	}
+	slices.SortStableFunc(out, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
+	if r.Count > 0 {
+		out = out[len(out)-min(len(out), r.Count):]
+	}
+	for _, p := range out {
+		if err := show(v1.TraceLine{TracedPacket: &p}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// kept has what is needed to put packets into words that chains have kept.
+type kept struct {
+	*Agent
+	request v1.TraceRequest
+	filter  dataplane.TraceFilter
+	modules map[string]*deploy.Module
+	reader  trace.Reader
+}
+
+func (a *Agent) kept(r v1.TraceRequest, f dataplane.TraceFilter) (kept, error) {
 	a.mu.Lock()
+	defer a.mu.Unlock()
 	now := a.now
-	drops := trace.Drops{Filter: filter, Points: maps.Clone(now.Points), Reason: now.ReasonNames()}
-	_, known := resource.Service.Get(now.Desired, r.Service)
-	modules := maps.Clone(now.Modules)
-	a.mu.Unlock()
-	if r.Service != "" && !known {
-		return nil, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
+	if _, known := resource.Service.Get(now.Desired, r.Service); r.Service != "" && !known {
+		return kept{}, &apierrors.NotFound{Kind: v1.KindService, Name: r.Service}
 	}
-	if _, ok := modules[r.Module]; r.Module != "" && !ok {
-		return nil, &apierrors.NotFound{Kind: v1.KindModule, Name: r.Module}
+	if _, known := now.Modules[r.Module]; r.Module != "" && !known {
+		return kept{}, &apierrors.NotFound{Kind: v1.KindModule, Name: r.Module}
 	}
-	packets, err := a.dp.LastDrops()
+	return kept{a, r, f, maps.Clone(now.Modules), trace.Reader{Points: maps.Clone(now.Points), Reason: now.ReasonNames(),
+		Note: now.NoteNames(), Name: trace.NoteValues(a.live.Planes())}}, nil
+}
+
+// wanted reports whether the request is about a packet.
+func (k kept) wanted(p v1.TracedPacket) bool {
+	return (k.request.Service == "" || k.request.Service == p.Service) && trace.Matches(k.request, p)
+}
+
+// dropped are packets that modules dropped, or returned no verdict for; those of deleted modules have no names.
+func (k kept) dropped() ([]v1.TracedPacket, error) {
+	packets, err := k.dp.LastDrops()
+	drops := trace.Drops{Filter: k.filter, Points: k.reader.Points, Reason: k.reader.Reason}
 	out := []v1.TracedPacket{}
 	for _, p := range packets {
-		if _, ok := modules[p.Module]; !ok || r.Module != "" && r.Module != p.Module {
+		if k.modules[p.Module] == nil {
 			continue
 		}
-		d, ok := drops.Of(p)
-		if ok && (r.Service == "" || r.Service == d.Service) && (r.Reason == "" || r.Reason == d.Steps[0].Reason) {
+		if d, ok := drops.Of(p); ok && k.wanted(d) {
 			out = append(out, d)
 		}
 	}
-	return out[len(out)-min(len(out), r.Count):], err
+	return out, err
+}
+
+// slow are packets that took long.
+func (k kept) slow() (out []v1.TracedPacket, err error) {
+	packets, err := k.dp.LastSlow()
+	words := trace.Slow{Filter: k.filter, Reader: k.reader}
+	for _, p := range packets {
+		if slices.ContainsFunc(p.Chain.Members, func(m chain.Member) bool { return k.modules[m.Name] == nil }) {
+			continue
+		}
+		if s, ok := words.Of(p); ok && k.wanted(s) {
+			out = append(out, s)
+		}
+	}
+	return out, err
 }

@@ -128,6 +128,9 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 		}
 		steps = append(steps, text)
 	}
+	if p.Nanoseconds > 0 {
+		steps = append(steps, fmt.Sprintf("slow: %d ns in the chain", p.Nanoseconds))
+	}
 	return strings.Join(steps, " ")
 }
 

@@ -42,12 +42,16 @@ func (a *app) traceCommand() *cobra.Command {
 			"Packets match that match the expression and all flags.\n\n" +
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
 			"frame as it came, with what the\n" +
-			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).",
+			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).\n\n" +
+			"--last links nothing, and waits for nothing: it shows packets that chains have kept. Those are the last dropped\n" +
+			"ones, those for which a module returned no verdict, and of the packets that are measured, one in 4,096, those\n" +
+			"that took longer than slowPackets of the agent's configuration, with the time of each module.",
 		Example: "  kerb trace --service web --protocol tcp --port 80\n" +
 			"  kerb trace --service web 'tcp[tcpflags] & tcp-syn != 0 and not port 22'\n" +
 			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +
 			"  kerb trace --slower-than 50us --times --count 0 --for 4m\n" +
 			"  kerb trace --module fw --verdict drop -w dropped.pcapng\n" +
+			"  kerb trace --last --slower-than 100us --times\n" +
 			"  kerb trace --service web -w - | wireshark -k -i -",
 		Args: cobra.ArbitraryArgs,
 		RunE: func(cmd *cobra.Command, words []string) (err error) {
@@ -62,6 +66,7 @@ func (a *app) traceCommand() *cobra.Command {
 		"only packets with this verdict of a module: next, drop, reply or redirect")
 	c.Flags().StringVar(&t.request.Slower, "slower-than", "",
 		"only packets whose modules took longer in one chain, all together: 50us, 1ms")
+	c.Flags().BoolVar(&t.request.Last, "last", false, "show the last packets that were slow, dropped or got no verdict")
 	return c
 }
 
@@ -96,10 +101,19 @@ func (a *app) runTrace(cmd *cobra.Command, t traceOptions) error {
 		return &usageError{fmt.Errorf("--count %d: must be from 0 to %d", r.Count, mostTraced)}
 	}
 	r.Seconds = int(t.lasting.Seconds())
+	if r.Last && cmd.Flags().Changed("for") {
+		return &usageError{errors.New("--last waits for nothing: leave --for out")}
+	}
 	if t.file == "" {
-		return a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(text string, p v1alpha1.TracedPacket) error {
+		n := 0
+		err := a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(text string, p v1alpha1.TracedPacket) error {
+			n++
 			return a.printTraced(cmd.OutOrStdout(), text, p, t.times)
 		})
+		if r.Last && n == 0 && err == nil {
+			fmt.Fprintln(cmd.ErrOrStderr(), "no packets were kept; kerb trace waits for some")
+		}
+		return err
 	}
 	if err := captureOnly(cmd); err != nil {
 		return err
@@ -120,6 +134,9 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
+	if r.Last {
+		q.Set("last", "true")
+	}
 	for key, value := range map[string]string{"verdict": r.Verdict, "slowerThan": r.Slower, "program": r.Program} {
 		if value != "" {
 			q.Set(key, value)

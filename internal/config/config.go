@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/decode"
@@ -26,6 +27,8 @@ type Config struct {
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
 	// ExpeditedRCU is auto or off.
 	ExpeditedRCU string `json:"expeditedRCU,omitempty"`
+	// SlowPackets is the time above which a measured packet is kept, such as 50us.
+	SlowPackets string `json:"slowPackets,omitempty"`
 	// of version 2, in which services' sockets are; empty for the root
 	Cgroup   string    `json:"cgroup,omitempty"`
 	TCP      *TCP      `json:"tcp,omitempty"`      // nil: the socket only
@@ -72,7 +75,7 @@ func Default() Config {
 	return Config{
 		Paths:       paths.Default(),
 		Log:         Log{Format: "text"},
-		SocketGroup: "kerb", ExpeditedRCU: ExpeditedAuto,
+		SocketGroup: "kerb", ExpeditedRCU: ExpeditedAuto, SlowPackets: "50us",
 		Limits: Limits{ControlMemory: "512Mi", ControlDisk: "1Gi"},
 	}
 }
@@ -112,6 +115,10 @@ func (c Config) Check() error {
 	if c.ExpeditedRCU != ExpeditedAuto && c.ExpeditedRCU != ExpeditedOff {
 		wrong = append(wrong, invalid("expeditedRCU", fmt.Sprintf("%q is neither auto nor off", c.ExpeditedRCU)))
 	}
+	if slower, err := time.ParseDuration(c.SlowPackets); err != nil || slower < time.Microsecond {
+		wrong = append(wrong, invalid("slowPackets",
+			fmt.Sprintf("%q is not a time of at least 1us; write for example 50us or 1ms", c.SlowPackets)))
+	}
 	for _, limit := range []struct{ field, size string }{
 		{"limits.controlMemory", c.Limits.ControlMemory}, {"limits.controlDisk", c.Limits.ControlDisk},
 	} {
@@ -129,6 +136,12 @@ func (c Config) Check() error {
 		wrong = append(wrong, c.Oakestra.WithDefaults(c.Paths).check())
 	}
 	return c.Locate(errors.Join(wrong...))
+}
+
+// Slower is the time that SlowPackets has.
+func (c Config) Slower() time.Duration {
+	d, _ := time.ParseDuration(c.SlowPackets) // Check has done so
+	return d
 }
 
 func invalid(field, reason string) error { return &apierrors.Invalid{Field: field, Reason: reason} }

@@ -5,6 +5,7 @@ package config_test
 import (
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 )
@@ -22,6 +23,21 @@ func TestLimits(t *testing.T) {
 		"controlDisk: '0'": "limits.controlDisk", "controlMemory: ''": "limits.controlMemory"} {
 		var invalid *apierrors.Invalid
 		if _, err := load(t, "limits: {"+text+"}"); !errors.As(err, &invalid) || invalid.Field != field {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestSlowPackets(t *testing.T) {
+	for text, want := range map[string]time.Duration{"log: {format: text}": 50 * time.Microsecond,
+		"slowPackets: 2ms": 2 * time.Millisecond} {
+		if c, err := load(t, text); err != nil || c.Slower() != want {
+			t.Errorf("%s: %v %v", text, c.Slower(), err)
+		}
+	}
+	for _, text := range []string{"50", "soon", "999ns", "-1s", "''"} {
+		var invalid *apierrors.Invalid
+		if _, err := load(t, "slowPackets: "+text); !errors.As(err, &invalid) || invalid.Field != "slowPackets" {
 			t.Errorf("%s: %v", text, err)
 		}
 	}

@@ -52,7 +52,7 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		now, then any
 	}{
 		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format},
-		{"socketGroup", c.SocketGroup, next.SocketGroup},
+		{"socketGroup", c.SocketGroup, next.SocketGroup}, {"slowPackets", c.SlowPackets, next.SlowPackets},
 		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
 		{"oakestra", c.Oakestra, next.Oakestra}, {"containers", c.Containers, next.Containers},
 		{"history", c.History, next.History},

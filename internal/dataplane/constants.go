@@ -60,7 +60,8 @@ func (l *linker) chainConstants(section string) ([]byte, error) {
 	}
 	size := uint64(l.countsSize())
 	constants := map[string]any{"kerb_cpus": uint64(cpus), "kerb_counts_size": size,
-		"kerb_last_drops_at": uint64(cpus) * size}
+		"kerb_last_drops_at": uint64(cpus) * size,
+		"kerb_slow_modules":  uint32(len(l.members)), "kerb_slow_above": uint64(l.slower)}
 	if l.frags {
 		xdp := xdpFlags()
 		constants["kerb_xdp_flags"], constants["kerb_xdp_has_frags"] = xdp.offset, xdp.frags

@@ -176,6 +176,7 @@ func retiredIndex(side chain.Side, dir chain.Direction) uint32 {
 type countReader struct {
 	mu   sync.Mutex
 	kept []DroppedPacket       // of chains that were removed
+	slow []SlowPacket          // the same
 	next map[countedOnce]Count // what was read last
 }
 
@@ -198,20 +199,17 @@ func (r *countReader) rising(key countedOnce, v Verdicts) Verdicts {
 
 // pinnedCounts are the counts of a chain, found by its pins.
 type pinnedCounts struct {
-	spec chain.Spec
-	id   string // of the chain
-	m    *ebpf.Map
-	mid  ebpf.MapID
-	// nil as long as the chain has no timed copy
-	latency *ebpf.Map
+	spec         chain.Spec
+	id           string // of the chain
+	m            *ebpf.Map
+	mid          ebpf.MapID
+	measurements // nothing as long as the chain has no timed copy
 }
 
 // Close closes the maps.
 func (c pinnedCounts) Close() {
 	c.m.Close()
-	if c.latency != nil {
-		c.latency.Close()
-	}
+	c.measurements.Close()
 }
 
 // stats reads what a chain has counted.
@@ -265,9 +263,8 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	if err != nil {
 		return c, err
 	}
-	c.latency, err = pinnedMap(filepath.Join(dir, latencyPin))
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		c.m.Close()
+	if c.measurements, err = openMeasurements(dir); err != nil {
+		c.Close()
 		return c, err
 	}
 	members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
@@ -420,7 +417,7 @@ func (d *Dataplane) retire(dir string) error {
 		return err
 	}
 	defer c.Close()
-	if err := d.keepDrops(c); err != nil {
+	if err := errors.Join(d.keepDrops(c), d.keepSlow(c)); err != nil {
 		return err
 	}
 	stats, err := c.stats()

@@ -31,7 +31,7 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	code = append(append(code, l.parse(first)...), call(head, "next-")...)
 	next := "next-"
 	if l.timed {
-		stamp := l.stamp(stampHead)
+		stamp := l.stampHead(first)
 		stamp[0] = stamp[0].WithSymbol(next)
 		code, next = append(code, stamp...), "stamped"
 	}
@@ -79,7 +79,7 @@ func (l *linker) each(first int, modules []body, label string) (code, cold asm.I
 	for n, m := range modules {
 		i := first + n
 		start := l.pkt(asm.R1)
-		if l.traced != 0 && m.notes {
+		if l.reports() && m.notes {
 			start = append(start, l.forgetNote())
 		}
 		if l.traced != 0 && i == 0 {
@@ -89,7 +89,7 @@ func (l *linker) each(first int, modules []body, label string) (code, cold asm.I
 		label = nextOf(i)
 		said := fmt.Sprintf("check%d", i)
 		check := append(l.report(i), asm.JNE.Imm(asm.R0, 0, verdictOf(i)))
-		if l.traced != 0 && !m.notes {
+		if l.reports() && !m.notes {
 			check = append(asm.Instructions{l.forgetNote()}, check...)
 		}
 		check[0] = check[0].WithSymbol(said)
@@ -148,7 +148,7 @@ func (l *linker) pkt(dst asm.Register) asm.Instructions {
 func (l *linker) end(parts *ebpf.Map, slot int) asm.Instructions {
 	var out asm.Instructions
 	if l.timed {
-		out = keepR0(l.stamp(stampChain))
+		out = keepR0(asm.Instructions{asm.Call.Label("kerb_slow_end")})
 	}
 	out = append(out, asm.Return())
 	out[0] = out[0].WithSymbol("out")
@@ -190,8 +190,8 @@ func (l *linker) cold(i int, symbol, next string) asm.Instructions {
 	if open {
 		bad := fmt.Sprintf("bad%d", i)
 		code = append(asm.Instructions{asm.JGT.Imm(asm.R0, int32(kerbabi.Redirect), bad)}, code...)
-		code = append(append(code, asm.LoadMapPtr(asm.R2, drops).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex)),
-			l.pkt(asm.R1)...)
+		code = append(append(code, asm.LoadMapPtr(asm.R2, drops).WithSymbol(bad), asm.LoadMapPtr(asm.R3, byIfindex),
+			asm.Mov.Imm(asm.R4, l.callFlags(i))), l.pkt(asm.R1)...)
 		code = append(code, asm.Call.Label("kerb_bad_verdict"), asm.Ja.Label(next))
 	}
 	if l.defers(i) {

@@ -105,10 +105,10 @@ func TestExit(t *testing.T) {
 		"plain": func(t *testing.T, l *Loaded) { run(t, l.Program, udpPacket(t, exitPort, nil)) },
 		"timed": func(t *testing.T, l *Loaded) {
 			needsSampling(t)
-			if err := l.Time(); err != nil {
+			if err := l.Time(never); err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { l.latency.Close() })
+			t.Cleanup(func() { l.measures.latency.Close() })
 			sampleNext(t, l, true)
 			run(t, l.Program, udpPacket(t, exitPort, nil))
 			if n := measured(t, l)[0]; n != 1 {

@@ -13,8 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 )
 
-// A chain keeps the last packets that its modules dropped (bpf/chain_drops.h), in 10 KiB behind its counts. When it is
-// removed, as after most changes, the agent keeps them.
+// A chain keeps the last packets that its modules dropped, or for which they returned no verdict, in 10 KiB behind its
+// counts (bpf/chain_drops.h). When it is removed, as after most changes, the agent keeps them.
 
 // Numbers shared with chain_drops.h.
 const (
@@ -23,6 +23,7 @@ const (
 	droppedBefore = 32
 	droppedPeriod = 100e6 // ns
 	droppedBurst  = 10
+	droppedPassed = 1 << 15
 )
 
 // droppedPacket is struct kerb_dropped.
@@ -51,7 +52,7 @@ func keepsDrops(m *ebpf.Map) bool {
 	return m.Type() == ebpf.Array && m.ValueSize()%8 == 0 && m.ValueSize()%64 != 0
 }
 
-// DroppedPacket is a packet that a module dropped, as the module left it.
+// DroppedPacket is a packet that a module dropped, or for which it returned no verdict, as the module left it.
 type DroppedPacket struct {
 	Module    string
 	Side      chain.Side
@@ -60,6 +61,7 @@ type DroppedPacket struct {
 	Ifindex   uint32 // that the chain is attached to
 	Len       uint32 // bytes of the frame
 	Reason    uint16 // enum kerb_drop_reason
+	Passed    bool   // it was not dropped: the module fails open
 	Frame     []byte // at most the first 128 bytes
 }
 
@@ -121,7 +123,7 @@ func readLastDrops(m *ebpf.Map, spec chain.Spec) (out []DroppedPacket, err error
 		}
 		n := min(uint32(p.Bytes), p.Len, droppedBytes)
 		out = append(out, DroppedPacket{spec.Members[p.Place].Name, spec.Side, spec.Direction, p.Time, p.Ifindex, p.Len,
-			p.Reason, slices.Clone(p.Frame[:n])})
+			p.Reason &^ droppedPassed, p.Reason&droppedPassed != 0, slices.Clone(p.Frame[:n])})
 	}
 	sortDrops(out)
 	return out, nil

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -25,13 +26,13 @@ const (
 	latencyMap = "kerb_latency"
 	latencyPin = "latency"
 	stampsMap  = "kerb_stamps"
+	slowMap    = "kerb_slow"
 )
 
 // Numbers shared with chain_latency.h.
 const (
 	SamplePeriod   = 4096
 	latencyBuckets = 80
-	stampChain     = 0
 	stampHead      = 0xff
 )
 
@@ -125,45 +126,79 @@ func (l *linker) sample(first int) asm.Instructions {
 	return append(code, asm.Ja.Label("parse"))
 }
 
-// stamp ends the time of what is at a position.
-func (l *linker) stamp(position int32) asm.Instructions {
-	return asm.Instructions{asm.Mov.Imm(asm.R1, position), asm.Call.Label("kerb_stamp")}
+// stampHead ends the time of the parser, which runs again in each part of a split chain.
+func (l *linker) stampHead(first int) asm.Instructions {
+	if first > 0 {
+		return asm.Instructions{asm.Mov.Imm(asm.R1, stampHead), asm.Call.Label("kerb_stamp")}
+	}
+	return append(l.pkt(asm.R1), asm.Call.Label("kerb_slow_head"))
 }
 
-// linkTimed links the timed copy of a chain and puts it into the chain's table. It returns the map of latencies.
-func linkTimed(plain *linkedChain, members []*mapSet, parts int, pin func(*ebpf.Map) error) (*ebpf.Map, error) {
+// measurements are the maps that the timed copy of a chain writes.
+type measurements struct{ latency, slow *ebpf.Map }
+
+func (m measurements) Close() {
+	for _, m := range []*ebpf.Map{m.latency, m.slow} {
+		if m != nil {
+			m.Close()
+		}
+	}
+}
+
+// newMeasurements creates the maps for a chain, but for the latency if it has some.
+func (l *linker) newMeasurements(m measurements) (measurements, error) {
+	var err error
+	if m.latency == nil {
+		spec := l.object.Maps[latencyMap].Copy()
+		spec.MaxEntries = uint32(1 + len(l.members))
+		if m.latency, err = ebpf.NewMap(spec); err != nil {
+			return m, fmt.Errorf("create the map of latencies: %w", err)
+		}
+	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return m, err
+	}
+	spec := l.object.Maps[slowMap].Copy()
+	spec.MaxEntries = slowEntries(cpus, len(l.members))
+	if m.slow, err = ebpf.NewMap(spec); err != nil {
+		return m, fmt.Errorf("create the map of slow packets: %w", err)
+	}
+	return m, nil
+}
+
+// linkTimed links the timed copy of a chain and puts it into the chain's table. It keeps packets that take longer than
+// slower. It takes m, whose latency continues if it has one, and returns what the copy writes.
+func linkTimed(plain *linkedChain, members []*mapSet, parts int, slower time.Duration, m measurements,
+	pin func(measurements) error) (measurements, error) {
 	l, err := newLinker(plain.spec, members)
 	if err != nil {
-		return nil, err
+		return m, err
 	}
 	stamps, err := ebpf.NewMap(l.object.Maps[stampsMap])
 	if err != nil {
-		return nil, fmt.Errorf("create the map of stamps: %w", err)
+		return m, fmt.Errorf("create the map of stamps: %w", err)
 	}
 	defer stamps.Close()
-	spec := l.object.Maps[latencyMap].Copy()
-	spec.MaxEntries = uint32(1 + len(members))
-	latency, err := ebpf.NewMap(spec)
+	if m, err = l.newMeasurements(m); err != nil {
+		return m, err
+	}
+	l.timed, l.slower, l.background, l.parts, l.plain, l.samples = true, slower, true, parts, plain, plain.samples
+	l.maps[stampsMap], l.maps[latencyMap], l.maps[slowMap] = stamps, m.latency, m.slow
+	if err := pin(m); err != nil { // first: what is measured is to be read
+		return m, err
+	}
+	c, err := l.chain()
 	if err != nil {
-		return nil, fmt.Errorf("create the map of latencies: %w", err)
+		return m, err
 	}
-	l.timed, l.background, l.parts, l.plain, l.samples = true, true, parts, plain, plain.samples
-	l.maps[stampsMap], l.maps[latencyMap] = stamps, latency
-	err = pin(latency) // first: what is measured is to be read
-	if err == nil {
-		var c *linkedChain
-		if c, err = l.chain(); err == nil {
-			c.Close() // the table keeps its programs
-			return latency, nil
-		}
-	}
-	latency.Close()
-	return nil, err
+	c.Close() // the table keeps its programs
+	return m, nil
 }
 
-// Time has a chain measure the latency of its modules, unless it does so already. It may be called while other methods
-// run, but not twice at once.
-func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module) error {
+// Time has a chain measure the latency of its modules, and keep packets that take longer than slower, unless it does so
+// already. It may be called while other methods run, but not twice at once.
+func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module, slower time.Duration) error {
 	dir := d.layout.chain(spec)
 	plain, parts, err := openPlain(spec, dir)
 	if errors.Is(err, os.ErrNotExist) { // removed meanwhile
@@ -173,8 +208,11 @@ func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module) error {
 		return err
 	}
 	defer plain.Close()
+	if plain.samples == nil {
+		return nil
+	}
 	var id uint32
-	if plain.samples == nil || plain.samples.Lookup(uint32(0), &id) == nil {
+	if _, err := os.Stat(filepath.Join(dir, slowPin(slower))); err == nil && plain.samples.Lookup(uint32(0), &id) == nil {
 		return nil
 	}
 	members, err := d.openMembers(spec, modules)
@@ -182,17 +220,32 @@ func (d *Dataplane) Time(spec chain.Spec, modules map[string]Module) error {
 	if err != nil {
 		return gone(dir, err)
 	}
-	latency, err := linkTimed(plain, members, parts, func(m *ebpf.Map) error {
-		path := filepath.Join(dir, latencyPin)
-		if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) { // of an agent that was killed
-			return err
-		}
-		return pinCopy(m, path)
+	latency, err := pinnedMap(filepath.Join(dir, latencyPin)) // of an agent that was killed, or kept other packets
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return gone(dir, err)
+	}
+	m, err := linkTimed(plain, members, parts, slower, measurements{latency: latency}, func(m measurements) error {
+		return pinMeasured(dir, slower, m)
 	})
+	m.Close()
 	if err != nil {
 		return gone(dir, fmt.Errorf("timed copy of chain %s: %w", spec.ID(), err))
 	}
-	return latency.Close()
+	return nil
+}
+
+// pinMeasured pins what a timed copy writes in the directory of its chain.
+func pinMeasured(dir string, slower time.Duration, m measurements) error {
+	old, _ := filepath.Glob(filepath.Join(dir, slowPrefix+"*"))
+	for _, pin := range old {
+		if err := os.Remove(pin); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return err
+		}
+	}
+	if err := pinCopy(m.latency, filepath.Join(dir, latencyPin)); err != nil && !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return pinCopy(m.slow, filepath.Join(dir, slowPin(slower)))
 }
 
 // gone is no error if the chain was removed meanwhile.

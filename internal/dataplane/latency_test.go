@@ -10,6 +10,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"golang.org/x/sys/unix"
@@ -20,11 +21,14 @@ import (
 	"github.com/kerb-edge/kerb/internal/packet"
 )
 
+// never is longer than any packet takes.
+const never = time.Hour
+
 // timed loads a chain with its timed copy.
 func timed(t *testing.T, side chain.Side, dir chain.Direction, mods ...Module) *Loaded {
 	t.Helper()
 	l := load(t, side, dir, mods...)
-	if err := l.Time(); err != nil {
+	if err := l.Time(never); err != nil {
 		t.Fatal(err)
 	}
 	return l
@@ -105,7 +109,7 @@ func TestLatencyOfOneInPeriod(t *testing.T) {
 			const periods = 20
 			onOne(t, func() {
 				repeat(t, l.Program, passed, SamplePeriod)
-				if err := l.Time(); err != nil {
+				if err := l.Time(never); err != nil {
 					t.Fatal(err)
 				}
 				if got := measured(t, l); fmt.Sprint(got) != "[0 0 0 0]" {
@@ -337,7 +341,7 @@ func TestLatencyOutlivesChains(t *testing.T) {
 	}
 	time := func(spec chain.Spec, d Module) {
 		t.Helper()
-		if err := w.Time(spec, byName(d)); err != nil {
+		if err := w.Time(spec, byName(d), never); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -18,6 +18,7 @@ import (
 //	                                     /m00_<map set>_<module>   members in order, each the module's drop counters
 //	                                     /counts                      packets and verdicts of the modules
 //	                                     /samples, /latency           tail-call table of the timed copy; what it has measured
+//	                                     /slow-<ns>                   packets that took longer in it
 //	                                     /outcomes, /parts            parse counters; the tail-call table of a split chain
 //	                                     of sockets: /all, /services, /messages, /drain, /age, and the maps /sockets, /off, /drained
 //	<root>/links/<ifindex>_<side>                  attach points (XDP and TCX)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -52,6 +53,7 @@ type linker struct {
 	uncounted                bool               // packets are not counted: to measure what that costs
 	samples                  *ebpf.Map          // the timed copy's programs; nil: no packet runs in a copy
 	timed                    bool               // this is the copy
+	slower                   time.Duration      // of packets that it keeps
 	background               bool               // no change waits for it
 	exits                    []int              // members with kerb_exit
 }
@@ -165,7 +167,7 @@ func (l *linker) extras(first, last int) (names []string) {
 		names = append(names, "kerb_sample")
 	}
 	if l.timed {
-		names = append(names, "kerb_stamp")
+		names = append(names, "kerb_stamp", "kerb_slow_head", "kerb_slow_module", "kerb_slow_end")
 	}
 	if slices.ContainsFunc(sequence(first, last), l.defers) {
 		names = append(names, "kerb_deferred")

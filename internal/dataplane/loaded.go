@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/asm"
@@ -19,7 +20,7 @@ type Loaded struct {
 	Maps      map[string]sdk.Maps // by module
 	Outcomes  *ebpf.Map           // packets by parse outcome, per CPU
 	chain     *linkedChain
-	latency   *ebpf.Map // nil: no timed copy
+	measures  measurements // nothing: no timed copy
 	uncounted bool
 	mapSets   []*mapSet
 	relinked  []*linkedChain
@@ -112,18 +113,18 @@ func (l *Loaded) Counts() ([]Verdicts, error) {
 	return readCounts(l.chain.counts, len(l.chain.spec.Members))
 }
 
-// Time adds the timed copy that the agent gives a chain.
-func (l *Loaded) Time() (err error) {
+// Time adds the timed copy that the agent gives a chain, which keeps packets that take longer than slower.
+func (l *Loaded) Time(slower time.Duration) (err error) {
 	if l.chain.samples == nil {
 		return nil
 	}
-	l.latency, err = linkTimed(l.chain, l.mapSets, l.Parts, func(*ebpf.Map) error { return nil })
+	l.measures, err = linkTimed(l.chain, l.mapSets, l.Parts, slower, l.measures, func(measurements) error { return nil })
 	return err
 }
 
 // Stats returns what each module has returned and how long it took, in the order of the chain.
 func (l *Loaded) Stats() (ChainStats, error) {
-	return readStats(l.chain.counts, l.latency, len(l.chain.spec.Members))
+	return readStats(l.chain.counts, l.measures.latency, len(l.chain.spec.Members))
 }
 
 // Trace is Relink for a chain that reports each module's verdict to t, which has to outlive the program.
@@ -177,9 +178,7 @@ func (l *Loaded) Close() {
 	if l.chain != nil {
 		l.chain.Close()
 	}
-	if l.latency != nil {
-		l.latency.Close()
-	}
+	l.measures.Close()
 	for _, c := range l.relinked {
 		c.Close()
 	}

@@ -11,9 +11,9 @@ import (
 )
 
 // A module notes a number about a packet by kerb_note (kerb/packet.h), which calls a number that no helper has, with
-// the packet context in R1 and the note in R2. A traced chain stores it behind the packet context in the frame of the
-// entry, where the call after the module reads it. From all other chains the linker removes the call and what computes
-// its arguments: a packet that is not traced executes nothing for it.
+// the packet context in R1 and the note in R2. A traced chain, and a timed copy, store it behind the packet context in
+// the frame of the entry, where the call after the module reads it. From all other chains the linker removes the call
+// and what computes its arguments: other packets execute nothing for it.
 
 const (
 	noteNumber   = 0x6b6574
@@ -23,7 +23,7 @@ const (
 // noting is the body of a module with its calls of kerb_note replaced.
 func (l *linker) noting(symbol string, code asm.Instructions) body {
 	noted := slices.ContainsFunc(code, notes)
-	if noted && l.traced == 0 {
+	if noted && !l.reports() {
 		code = optimize.Without(code, notes)
 	}
 	for i := range code {
@@ -43,7 +43,7 @@ func notes(ins asm.Instruction) bool { return ins.IsBuiltinCall() && ins.Constan
 // frames of what is written into the entry, share their memory: on Linux 6.1, which rounds frames up to 32 bytes, a
 // traced firewall has no room for more.
 func (l *linker) noteSize(notes bool) int32 {
-	if l.traced != 0 && notes {
+	if l.reports() && notes {
 		return 8
 	}
 	return 0

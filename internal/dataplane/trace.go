@@ -216,9 +216,18 @@ func (l *linker) traceHead() asm.Instructions {
 	return append(l.pkt(asm.R1), asm.Mov.Imm(asm.R2, l.traced), asm.Call.Label("kerb_trace_head"))
 }
 
-// trace reports the verdict of module i in R0, and keeps it.
-func (l *linker) trace(i int) asm.Instructions {
-	flags := int32(-1)
+// reports reports whether the chain has a call after each module.
+func (l *linker) reports() bool { return l.traced != 0 || l.timed }
+
+// report traces or times module i, whose verdict is in R0, and keeps that.
+func (l *linker) report(i int) asm.Instructions {
+	if !l.reports() {
+		return nil
+	}
+	flags, reporter := int32(-1), "kerb_trace"
+	if l.timed {
+		reporter = "kerb_slow_module"
+	}
 	if !l.defers(i) { // what it redirects leaves at once
 		flags = ^kerbabi.ToDeferred
 	}
@@ -227,22 +236,11 @@ func (l *linker) trace(i int) asm.Instructions {
 		asm.Mov.Reg(asm.R3, asm.R0),
 		asm.Mov.Imm(asm.R4, l.traced),
 		asm.Mov.Imm(asm.R5, flags),
-		asm.Call.Label("kerb_trace"),
+		asm.Call.Label(reporter),
 	))
 }
 
 // keepR0 saves R0 across a call.
 func keepR0(code asm.Instructions) asm.Instructions {
 	return append(append(asm.Instructions{asm.Mov.Reg(asm.R7, asm.R0)}, code...), asm.Mov.Reg(asm.R0, asm.R7))
-}
-
-// report traces or times module i, and keeps its verdict in R0.
-func (l *linker) report(i int) asm.Instructions {
-	switch {
-	case l.traced != 0:
-		return l.trace(i)
-	case l.timed:
-		return keepR0(l.stamp(int32(1 + i)))
-	}
-	return nil
 }

@@ -17,7 +17,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
-// Drops puts packets that modules have dropped into words.
+// noVerdict stands for all numbers that are none.
+const noVerdict kerbabi.Verdict = 0xff
+
+// Drops puts packets into words that modules have dropped, or returned no verdict for.
 type Drops struct {
 	Filter dataplane.TraceFilter
 	Points plan.Placements // of all chains of the node
@@ -25,7 +28,8 @@ type Drops struct {
 	boot   time.Time // zero of the packets' clock
 }
 
-// Of returns a packet that a module dropped, as the module left it, and whether the filter matches it.
+// Of returns a packet that a module dropped or returned no verdict for, as the module left it, and whether the filter
+// matches it.
 func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 	if d.boot.IsZero() {
 		d.boot = bootTime()
@@ -41,13 +45,17 @@ func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 	if !matches(d.Filter, e) {
 		return out, false
 	}
+	verdict := kerbabi.Drop
+	if p.Passed {
+		verdict = noVerdict
+	}
 	ends := endsOf(e)
 	out = v1.TracedPacket{Time: d.boot.Add(time.Duration(p.Time)), Monotonic: int64(p.Time), Service: place.Service,
 		Interface: place.Link.Name,
 		Hook:      string(p.Side), Direction: string(p.Direction), Length: p.Len, LinkType: link,
 		Frame:    p.Frame[:min(len(p.Frame), d.Filter.Bytes)],
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: outcome.String(),
-		Steps: []v1.TraceStep{{Module: p.Module, Verdict: kerbabi.Drop.String(), Reason: d.Reason(p.Module, int(p.Reason))}}}
+		Steps: []v1.TraceStep{{Module: p.Module, Verdict: verdict.String(), Reason: d.Reason(p.Module, int(p.Reason))}}}
 	describeL4(&out, e)
 	return out, true
 }

@@ -73,6 +73,19 @@ func TestDroppedPacket(t *testing.T) {
 	}
 }
 
+// A packet that passed although a module returned no verdict was not dropped.
+func TestPacketWithoutAVerdict(t *testing.T) {
+	frame := frameOf(t, "udp 192.0.2.1:53 > 192.0.2.2:5353")
+	for passed, want := range map[bool]string{true: "invalid", false: "drop"} {
+		p := dataplane.DroppedPacket{Module: "fw", Ifindex: 7, Side: chain.OnXDP, Len: uint32(len(frame)), Reason: 9,
+			Passed: passed, Frame: frame}
+		d, ok := dropsOf(dataplane.TraceFilter{}).Of(p)
+		if !ok || d.Steps[0].Verdict != want || d.Steps[0].Reason != "fw9" {
+			t.Errorf("passed %v: %+v", passed, d)
+		}
+	}
+}
+
 func TestDroppedPacketIsFiltered(t *testing.T) {
 	frame := frameOf(t, "udp 192.0.2.1:53 > 198.51.100.2:5353")
 	p := dataplane.DroppedPacket{Ifindex: 7, Side: chain.OnXDP, Len: uint32(len(frame)), Frame: frame}

@@ -5,6 +5,7 @@ package firewall
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -29,7 +30,7 @@ func TestVerifies(t *testing.T) {
 				sdktest.Explain(t, err)
 				defer l.Close()
 				sdktest.CheckVerified(t, l.Program, maxVerified)
-				sdktest.Explain(t, l.Time())
+				sdktest.Explain(t, l.Time(time.Hour))
 				trace, err := dataplane.NewTrace(dataplane.TraceFilter{})
 				sdktest.Explain(t, err)
 				defer trace.Close()

@@ -66,7 +66,7 @@ export interface Step {
 export interface Packet {
   id?: string; time: string; monotonic?: number; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
   source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
-  linkType?: string; frame?: string; then?: Packet[];
+  nanoseconds?: number; linkType?: string; frame?: string; then?: Packet[];
 }
 export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
 export interface Flow {

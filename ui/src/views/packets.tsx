@@ -14,7 +14,7 @@ export function PacketsView({ query }: { query: URLSearchParams }) {
     <>
       <Head title="Packets" sub="What happens to packets that come, and what would happen to one that does not" />
       <Trace query={query} />
-      <Dropped query={query} />
+      <Kept query={query} />
       <WhatIf query={query} />
     </>
   );
@@ -96,32 +96,35 @@ function Trace({ query }: { query: URLSearchParams }) {
   );
 }
 
-// Dropped has the packets that chains keep of those that modules dropped.
-function Dropped({ query }: { query: URLSearchParams }) {
+// Kept has the packets that chains keep without a trace: those that modules dropped, and slow ones with their times.
+function Kept({ query }: { query: URLSearchParams }) {
   const packets = useSignal<Packet[] | undefined>(undefined);
   const failed = useSignal("");
+  const slow = useSignal(false);
   const service = query.get("service") ?? "";
   const read = () => {
+    const all: Packet[] = [];
     failed.value = "";
-    send<Packet[]>(`v1/drops?bytes=128&count=500${service && `&service=${encodeURIComponent(service)}`}`)
-      .then((all) => { packets.value = all.reverse(); }).catch((err: Error) => { failed.value = err.message; });
+    lines<Packet>(`v1/trace?last=true&bytes=128&count=500${service && `&service=${encodeURIComponent(service)}`}`, new AbortController().signal, (p) => { all.push(p); })
+      .then(() => { packets.value = all.reverse(); }).catch((err: Error) => { failed.value = err.message; });
   };
   useEffect(read, [service]);
-  const shown = packets.value ?? [];
+  const shown = (packets.value ?? []).filter((p) => !slow.value || p.nanoseconds);
   return (
-    <Card title="Last dropped" extra={<Command text={`kerb drops${service && ` --service ${quote(service)}`}`} />}>
+    <Card title="Last slow and dropped" extra={<Command text={`kerb trace --last${service && ` --service ${quote(service)}`}`} />}>
       <div class="form" id="dropped">
         <button type="button" class="button" onClick={read}>Read again</button>
+        <label><input type="checkbox" checked={slow.value} onChange={() => { slow.value = !slow.value; }} /> only slow</label>
         <button type="button" class="button" disabled={shown.length === 0} title="Save the packets below for Wireshark"
-          onClick={() => void download("capture", shown.toReversed(), "kerb-drops.pcapng").catch((err: Error) => { failed.value = err.message; })}>
+          onClick={() => void download("capture", shown.toReversed(), "kerb-last.pcapng").catch((err: Error) => { failed.value = err.message; })}>
           <Icon name="download" />Capture
         </button>
-        <span class="note">Kept without a trace: the last packets that modules dropped, as these left them.</span>
+        <span class="note">Kept without a trace: the last packets that modules dropped, as these left them, and measured packets that took long.</span>
       </div>
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
-      {packets.value && shown.length === 0 && <p class="note">No module has dropped a packet{service && ` of ${service}`}.</p>}
-      <ol class="packets" id="kept" aria-label="Dropped packets, newest first">
-        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} />)}
+      {packets.value && shown.length === 0 && <p class="note">No packet{service && ` of ${service}`} was {slow.value ? "slow" : "slow or dropped"}.</p>}
+      <ol class="packets" id="kept" aria-label="Slow and dropped packets, newest first" onKeyDown={walk}>
+        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} timed={Boolean(p.nanoseconds)} />)}
       </ol>
     </Card>
   );

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"fmt"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
+)
+
+// Slow puts packets into words that a chain kept because they took long. Of the reader, Points and the functions that
+// name something are used.
+type Slow struct {
+	Filter dataplane.TraceFilter
+	Reader Reader
+}
+
+// Of returns the packet as a trace would have reported it, and whether the filter matches it.
+func (s *Slow) Of(kept dataplane.SlowPacket) (out v1.TracedPacket, ok bool) {
+	head := kept.Events[0]
+	if !matches(s.Filter, head) || s.Filter.SlowerThan > 0 && kept.Took <= s.Filter.SlowerThan {
+		return out, false
+	}
+	if s.Reader.boot.IsZero() {
+		s.Reader.boot = bootTime()
+	}
+	s.Reader.Chains = append(s.Reader.Chains[:0], kept.Chain)
+	p := s.Reader.packet(head)
+	for _, e := range kept.Events[1:] {
+		p.decided = s.Reader.step(p, e) || kerbabi.Verdict(e.Verdict) > kerbabi.Redirect
+	}
+	if len(kept.Chain.Members) > 0 && !p.decided {
+		return out, false // a CPU was writing another packet over it
+	}
+	if p.Interface == "" {
+		p.Interface = fmt.Sprintf("ifindex %d, removed", head.Ifindex)
+	}
+	p.Nanoseconds = uint64(kept.Took)
+	p.Frame = p.Frame[:min(len(p.Frame), s.Filter.Bytes)]
+	return p.TracedPacket, true
+}
