@@ -20,12 +20,15 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// conflist is the chain that a runtime reads.
-func (n *place) conflist(kerb bool) (*libcni.NetworkConfigList, error) {
+// conflist is the chain that a runtime reads, with the last plugin of a config.
+func (n *place) conflist(config string) (*libcni.NetworkConfigList, error) {
 	plugins := fmt.Sprintf(`{"type": "bridge", "bridge": "cni0", "isGateway": true, "ipam": {"type": "host-local",
 		"dataDir": %q, "ranges": [[{"subnet": "10.77.0.0/16"}]], "routes": [{"dst": "0.0.0.0/0"}]}}`,
 		filepath.Join(n.agent.Dir, "ipam"))
-	if kerb {
+	switch config {
+	case tuning:
+		plugins += `, {"type": "tuning"}`
+	case withKerb:
 		plugins += fmt.Sprintf(`, {"type": "kerb-cni", "socket": %q}`, n.agent.Socket())
 	}
 	return libcni.NetworkConfFromBytes(fmt.Appendf(nil, `{"cniVersion": "1.0.0", "name": "pods", "plugins": [%s]}`, plugins))
@@ -61,8 +64,8 @@ func (n *place) sandboxes(count int) (all []sandbox, err error) {
 
 // burst starts pods at once, and returns how long each ADD took, in milliseconds, and how many services DELs have left
 // to garbage collection: they wait for the agent up to 3 s. All are gone afterwards.
-func (n *place) burst(ctx context.Context, pods int, kerb bool) (times []float64, left int, err error) {
-	list, err := n.conflist(kerb)
+func (n *place) burst(ctx context.Context, pods int, config string) (times []float64, left int, err error) {
+	list, err := n.conflist(config)
 	if err != nil {
 		return nil, 0, err
 	}

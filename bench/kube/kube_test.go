@@ -26,6 +26,7 @@ func installed(t *testing.T) {
 	for name, pkg := range map[string]string{"kerb": "github.com/kerb-edge/kerb/cmd/kerb",
 		"kerb-cni":   "github.com/kerb-edge/kerb/cmd/kerb-cni",
 		"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
+		"tuning":     "github.com/containernetworking/plugins/plugins/meta/tuning",
 		"host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local"} {
 		if err := gobuild.Build(filepath.Join(dir, name), pkg); err != nil {
 			t.Fatal(err)
@@ -64,12 +65,12 @@ func TestBurst(t *testing.T) {
 		}
 		return len(all)
 	}
-	for _, kerb := range []bool{false, true} {
+	for config, wanted := range map[string]int{plain: 0, tuning: 0, withKerb: 3} {
 		all, err := n.sandboxes(3)
 		if err != nil {
 			t.Fatal(err)
 		}
-		list, err := n.conflist(kerb)
+		list, err := n.conflist(config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,8 +81,8 @@ func TestBurst(t *testing.T) {
 		}); err != nil {
 			t.Fatal(err)
 		}
-		if seen := services(); kerb && seen != 3 || !kerb && seen != 0 {
-			t.Errorf("with kerb-cni %v, the agent has %d services of three pods", kerb, seen)
+		if seen := services(); seen != wanted {
+			t.Errorf("with %s, the agent has %d services of three pods", config, seen)
 		}
 		if _, err := n.together(all, func(s sandbox) error {
 			return runtime.DelNetworkList(t.Context(), list, s.conf)
@@ -91,9 +92,9 @@ func TestBurst(t *testing.T) {
 		if err := removeAll(all); err != nil {
 			t.Fatal(err)
 		}
-		times, _, err := n.burst(t.Context(), 4, kerb)
+		times, _, err := n.burst(t.Context(), 4, config)
 		if err != nil || len(times) != 4 || slices.Min(times) <= 0 {
-			t.Errorf("kerb-cni %v: %v, %v", kerb, times, err)
+			t.Errorf("%s: %v, %v", config, times, err)
 		}
 		if left := services(); left != 0 {
 			t.Errorf("%d services are left", left)
