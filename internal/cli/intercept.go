@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -27,7 +28,8 @@ type interceptClass struct {
 	Name, Direction, Action                 string
 	Stopped, Opens                          bool
 	Packets, Bytes, Delivered, Lost, Unread uint64
-	Fallbacks                               uint64
+	Fallbacks, Forwarded                    uint64
+	Unforwarded                             map[string]uint64
 	Gap                                     quantiles
 	Program                                 *interceptProgram
 }
@@ -125,12 +127,24 @@ func (a *app) modulesWithQuery(ctx context.Context, query string) (names []strin
 }
 
 func printClasses(w io.Writer, all []interceptClass) {
-	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "FALLBACKS", "GAP P50",
-		"PROGRAM")
+	line(w, "CLASS", "DIRECTION", "ACTION", "PACKETS", "BYTES", "DELIVERED", "LOST", "UNREAD", "FALLBACKS", "FORWARDED",
+		"GAP P50", "PROGRAM")
 	for _, c := range all {
 		line(w, c.Name, c.Direction, c.action(), c.Packets, c.Bytes, c.Delivered, c.Lost, c.Unread,
-			c.Fallbacks, since(c.Gap.P50), c.openBy())
+			c.Fallbacks, c.forwarded(), since(c.Gap.P50), c.openBy())
 	}
+}
+
+// forwarded counts packets that were sent on, and those that were not, by reason: 12 (noRoute 3).
+func (c interceptClass) forwarded() string {
+	var not []string
+	for _, reason := range slices.Sorted(maps.Keys(c.Unforwarded)) {
+		not = append(not, fmt.Sprintf("%s %d", reason, c.Unforwarded[reason]))
+	}
+	if len(not) == 0 {
+		return fmt.Sprint(c.Forwarded)
+	}
+	return fmt.Sprintf("%d (%s)", c.Forwarded, strings.Join(not, ", "))
 }
 
 func (c interceptClass) action() string {

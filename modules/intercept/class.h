@@ -29,6 +29,15 @@ struct icpt_bytes {
 	__u64 bytes, mask; /* in memory order; bytes & ~mask is 0 */
 };
 
+/* Where packets of a class are forwarded to. */
+struct icpt_target {
+	__be32 addr[4];	/* IPv4: the first word */
+	__u32 ifindex;	/* of the interface, 0: it is not there */
+	__be16 port;	/* 0: the packet's */
+	__u8 family;	/* 4 or 6, 0: the packet's address */
+	__u8 named;	/* the class names an interface */
+};
+
 #define ICPT_NO_RING 0xff
 
 #define ICPT_NOTE_CLASS 1 /* index in the configuration */
@@ -53,6 +62,7 @@ struct icpt_class {
 	struct icpt_range to_port[ICPT_LIST], from_port[ICPT_LIST];
 	struct icpt_bytes payload[ICPT_BYTES];
 	struct icpt_prefix to_addr[ICPT_LIST], from_addr[ICPT_LIST];
+	struct icpt_target target;
 };
 
 /* All classes of a configuration, twice: packets are compared with classes[version & 1]. Control

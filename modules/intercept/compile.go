@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -42,6 +43,9 @@ func (c *class) entry() classEntry {
 	}
 	if c.Fallback != nil {
 		e.Fallback = uint32(time.Duration(c.Deadline).Microseconds())
+	}
+	if c.Forward != nil {
+		e.Target = c.Forward.entry()
 	}
 	for i, r := range m.Ports {
 		e.ToPort[i] = rangeEntry(r)
@@ -110,6 +114,11 @@ func (c *config) table() *tableEntry {
 		_ = binary.Write(h, binary.NativeEndian, [2]duration{one.Deadline, one.Watchdog})
 	}
 	t.Identity = h.Sum32() | 1
+	for i, one := range c.Classes { // behind the identity, which stays when an interface comes or goes
+		for v := range t.Classes {
+			t.Classes[v][i].Target.Ifindex = atomic.LoadUint32(&one.ifindex)
+		}
+	}
 	return t
 }
 

@@ -35,9 +35,11 @@ type class struct {
 	Delivery  string          `json:"delivery"`
 	Answer    json.RawMessage `json:"answer"`
 	Fallback  json.RawMessage `json:"fallback"`
+	Forward   *forward        `json:"forward"`
 
 	slot     int // of its ring, or noRing
 	ringSize uint32
+	ifindex  uint32 // that forward.interface has, 0: none; atomic
 }
 
 type match struct {
@@ -142,7 +144,10 @@ func (c *class) check() error {
 	if c.ringSize, err = ringBytes(c.Ring); err != nil {
 		return wrong("ring", "%v", err)
 	}
-	return c.Match.check()
+	if err := c.Match.check(); err != nil {
+		return err
+	}
+	return c.checkForward()
 }
 
 // ringBytes reads a size such as 1Mi.

@@ -67,6 +67,20 @@ func TestConfigErrors(t *testing.T) {
 		{fallback(`"action": "steal", "deadline": "1ms"`, `, "sourceRate": null`), "classes[0].fallback.sourceRate", "is required"},
 		{fallback(`"action": "steal", "deadline": "1ms"`, `, "sourceRate": 0, "reply": "0"`), "classes[0].fallback.reply", "hexadecimal"},
 		{`{"classes": [{"name": "a", "colour": "red"}]}`, "colour", "unknown property"},
+		{`{"classes": [{"name": "a", "action": "forward"}]}`, "classes[0].forward", "names the host"},
+		{`{"classes": [{"name": "a", "forward": {"interface": "eth1"}}]}`, "classes[0].forward", "only there"},
+		{forwards(udpOnly, ``), "classes[0].forward", "or interface"},
+		{forwards(udpOnly, `"to": "node7"`), "config", "such as 192.0.2.7:7001"},
+		{forwards(udpOnly, `"to": "192.0.2.7:0"`), "config", "such as 192.0.2.7:7001"},
+		{forwards(udpOnly, `"to": "127.0.0.1:7"`), "classes[0].forward.to", "no address of another host"},
+		{forwards(udpOnly, `"to": "224.0.0.5"`), "classes[0].forward.to", "no address of another host"},
+		{forwards(udpOnly, `"to": "[fe80::1%eth0]:7"`), "classes[0].forward.to", "no address of another host"},
+		{forwards(udpOnly, `"to": "::ffff:192.0.2.7"`), "classes[0].forward.to", "no address of another host"},
+		{forwards(`"protocol": "tcp"`, `"to": "192.0.2.7"`), "classes[0].match.protocol", "proxy or nat"},
+		{forwards(``, `"to": "192.0.2.7"`), "classes[0].match.protocol", "has to be udp"},
+		{forwards(udpOnly+`, "family": 6`, `"to": "192.0.2.7"`), "classes[0].forward.to", "one class per IP version"},
+		{strings.Replace(forwards(udpOnly, `"to": "192.0.2.7"`), `"name"`, `"direction": "both", "name"`, 1), "classes[0].direction", "has to be ingress"},
+		{strings.Replace(forwards(udpOnly, `"to": "192.0.2.7"`), `"name"`, `"ring": "1Mi", "name"`, 1), "classes[0].ring", "has to be absent"},
 	} {
 		_, err := Control().Compile(json.RawMessage(c.config))
 		var wrong *sdk.ConfigError

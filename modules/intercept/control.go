@@ -20,11 +20,11 @@ import (
 
 // Control returns the control plane.
 func Control() sdk.Control {
-	consumers := newConsumers()
-	return sdk.Define(func(raw json.RawMessage) (*Intercept, error) { return compile(raw, consumers) })
+	consumers, exits := newConsumers(), &exits{}
+	return sdk.Define(func(raw json.RawMessage) (*Intercept, error) { return compile(raw, consumers, exits) })
 }
 
-func compile(raw json.RawMessage, consumers *consumers) (*Intercept, error) {
+func compile(raw json.RawMessage, consumers *consumers, exits *exits) (*Intercept, error) {
 	conf, err := parseConfig(raw)
 	if err != nil {
 		return nil, err
@@ -33,7 +33,8 @@ func compile(raw json.RawMessage, consumers *consumers) (*Intercept, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Intercept{config: conf, answers: answers, consumers: consumers}, nil
+	exits.resolve(conf.Classes)
+	return &Intercept{config: conf, answers: answers, consumers: consumers, exits: exits}, nil
 }
 
 // Intercept is a compiled config.
@@ -41,6 +42,7 @@ type Intercept struct {
 	*config
 	answers   *responder.Responder // of the classes that are answered
 	consumers *consumers
+	exits     *exits
 }
 
 // running is a started map set: a config and the maps that see packets.
@@ -60,6 +62,7 @@ var (
 	_ sdk.NoteNamer         = (*running)(nil)
 	_ sdk.ClientServer      = (*running)(nil)
 	_ sdk.AttachmentWatcher = (*running)(nil)
+	_ sdk.Conditioner       = (*running)(nil)
 )
 
 // Open implements sdk.Compiled.
@@ -69,6 +72,9 @@ func (f *Intercept) Open(live sdk.Live) (sdk.Running, error) {
 		return nil, err
 	}
 	g := &running{Intercept: f, live: live, half: half, ended: make(chan struct{})}
+	if err := g.refreshExits(); err != nil {
+		return nil, err
+	}
 	if len(f.answered()) == 0 {
 		return g, nil
 	}
@@ -99,6 +105,7 @@ func controlName(slot int) string { return fmt.Sprintf("control_%d", slot) }
 func (f *Intercept) Settings() sdk.Settings {
 	out := sdk.Settings{MaxEntries: map[string]uint32{}}
 	f.settleAnswers(&out)
+	out.Constants["use_forwards"] = slices.ContainsFunc(f.Classes, func(c *class) bool { return c.Forward != nil })
 	var directions uint8
 	for _, c := range f.Classes {
 		directions |= c.directions()

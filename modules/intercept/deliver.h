@@ -97,6 +97,8 @@ struct {
 	__type(value, struct icpt_flow);
 } flows SEC(".maps");
 
+#define ICPT_REASONS 8 /* a power of two */
+
 struct icpt_counts {
 	__u64 packets, bytes; /* that belong to the class */
 	__u64 delivered;      /* to a program */
@@ -106,6 +108,8 @@ struct icpt_counts {
 	__u64 unmarked;	      /* XDP has no priorities: they passed without */
 	__u64 answered;
 	__u64 fallbacks; /* answered in the program's place */
+	__u64 forwarded;
+	__u64 unforwarded[ICPT_REASONS]; /* by enum icpt_unforwarded */
 	__u64 gaps[ICPT_BUCKETS]; /* time since the class's last packet, ns */
 };
 

@@ -100,13 +100,14 @@ func loadOn(t testing.TB, side chain.Side, direction chain.Direction, config str
 type verdict string
 
 const (
-	passed   verdict = "passed"
-	dropped  verdict = "dropped"
-	answered verdict = "answered"
+	passed     verdict = "passed"
+	dropped    verdict = "dropped"
+	answered   verdict = "answered"
+	redirected verdict = "redirected"
 )
 
 var verdicts = map[chain.Hook]map[int32]verdict{
-	chain.XDP: {2: passed, 1: dropped, 3: answered},
+	chain.XDP: {2: passed, 1: dropped, 3: answered, 4: redirected},
 	chain.TC:  {-1: passed, 2: dropped, 7: answered},
 }
 

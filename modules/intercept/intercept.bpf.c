@@ -2,9 +2,9 @@
 
 //go:build ignore
 
-/* Intercept sorts packets into classes as early as can be, and passes, drops, marks or answers
- * them, or delivers them to a program through a ring in its memory (record.h). control.go fills the
- * maps. */
+/* Intercept sorts packets into classes as early as can be, and passes, drops, marks, answers or
+ * forwards them, or delivers them to a program through a ring in its memory (record.h). control.go
+ * fills the maps. */
 #define KERB_FIXED_LAYOUT /* has contexts of its own */
 #include <kerb/module.h>
 #include <kerb/scratch.h>
@@ -12,6 +12,7 @@
 #include "deliver.h"
 #include "control.h"
 #include "answer.h"
+#include "forward.h"
 
 /* Sets the priority that queueing disciplines classify by (skb->priority); XDP has no skb. */
 static __always_inline int icpt_mark_packet(struct kerb_pkt *pkt, const struct icpt_found *k,
@@ -55,6 +56,10 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 		break;
 	case ICPT_ANSWER:
 		verdict = ICPT_UNDELIVERED;
+		break;
+	case ICPT_FORWARD:
+		if (use_forwards && direction == ICPT_INGRESS)
+			return icpt_forward(pkt, k, n);
 	}
 	if (verdict != ICPT_UNDELIVERED)
 		return verdict;

@@ -8,6 +8,7 @@ const (
 	maxRings    = 16
 	listLength  = 8
 	conditions  = 4
+	reasons     = 8 // of packets that are not forwarded
 	wordBytes   = 8 // of a condition
 	buckets     = 160
 	lates       = 16
@@ -21,7 +22,7 @@ const (
 )
 
 // Actions by number.
-var actions = [...]string{"pass", "drop", "answer", "copy", "steal", "mark"}
+var actions = [...]string{"pass", "drop", "answer", "copy", "steal", "mark", "forward"}
 
 // rangeEntry mirrors struct icpt_range, and so on.
 type rangeEntry struct{ First, Last uint16 }
@@ -46,6 +47,15 @@ type classEntry struct {
 	ToPort, FromPort             [listLength]rangeEntry
 	Payload                      [conditions]bytesEntry
 	ToAddr, FromAddr             [listLength]prefixEntry
+	Target                       targetEntry
+}
+
+// targetEntry is where packets of a class are forwarded to.
+type targetEntry struct {
+	Addr          [16]byte // IPv4: the first 4
+	Ifindex       uint32   // 0: the interface is not there
+	Port          [2]byte  // network byte order; 0: the packet's
+	Family, Named uint8    // 4, 6, or 0 for the packet's address; 1: the class names an interface
 }
 
 type tableEntry struct {
@@ -62,6 +72,8 @@ type flowEntry struct{ Seq, Lost, Position, Since, Last uint64 }
 
 type countsEntry struct {
 	Packets, Bytes, Delivered, Lost, Unread, Unmarked, Answered, Fallbacks uint64
+	Forwarded                                                              uint64
+	Unforwarded                                                            [reasons]uint64
 	Gaps                                                                   [buckets]uint64
 }
 

@@ -31,7 +31,7 @@ func TestVerifies(t *testing.T) {
 			config    string
 		}{
 			{"ingress", chain.Ingress, everything}, {"egress", chain.Egress, everything},
-			{"answers", chain.Ingress, answering},
+			{"answers", chain.Ingress, answering}, {"forwards", chain.Ingress, forwards("", `"interface": "eth1"`)},
 		} {
 			t.Run(string(hook)+" "+c.name, func(t *testing.T) { verifies(t, load(t, hook, c.direction, c.config)) })
 		}
@@ -51,8 +51,8 @@ func TestLayouts(t *testing.T) {
 	}
 	for name, mirror := range map[string]any{
 		"icpt_range": rangeEntry{}, "icpt_prefix": prefixEntry{}, "icpt_bytes": bytesEntry{}, "icpt_class": classEntry{},
-		"icpt_table": tableEntry{},
-		"icpt_flow":  flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{},
+		"icpt_table": tableEntry{}, "icpt_target": targetEntry{},
+		"icpt_flow": flowEntry{}, "icpt_counts": countsEntry{}, "icpt_record": Record{}, "icpt_late": late{},
 		"icpt_state":   state{},
 		"icpt_control": control64{}, "icpt_sockets": socketsEntry{},
 	} {

@@ -190,6 +190,7 @@ enum icpt_action {
 	ICPT_COPY = 3,
 	ICPT_STEAL = 4,
 	ICPT_MARK = 5,
+	ICPT_FORWARD = 6,
 };
 
 struct icpt_control {

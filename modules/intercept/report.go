@@ -25,21 +25,24 @@ func quantiles(h sdk.Histogram) Quantiles {
 
 // ClassReport is a class with the counters of its packets.
 type ClassReport struct {
-	Name      string    `json:"name"`
-	Direction string    `json:"direction"`
-	Action    string    `json:"action"`
-	Stopped   bool      `json:"stopped,omitempty"` // by its consumer
-	Packets   uint64    `json:"packets"`
-	Bytes     uint64    `json:"bytes"`
-	Delivered uint64    `json:"delivered"`
-	Lost      uint64    `json:"lost"`   // no room in the ring
-	Unread    uint64    `json:"unread"` // were to be stolen, but passed: no consumer, or one that does not read
-	Unmarked  uint64    `json:"unmarked,omitempty"`
-	Answered  uint64    `json:"answered,omitempty"`
-	Fallbacks uint64    `json:"fallbacks,omitempty"` // answered in the program's place
-	Gap       Quantiles `json:"gap"`                 // between packets, ns
-	Opens     bool      `json:"opens"`
-	Program   *Program  `json:"program,omitempty"` // that has it open
+	Name      string `json:"name"`
+	Direction string `json:"direction"`
+	Action    string `json:"action"`
+	Stopped   bool   `json:"stopped,omitempty"` // by its consumer
+	Packets   uint64 `json:"packets"`
+	Bytes     uint64 `json:"bytes"`
+	Delivered uint64 `json:"delivered"`
+	Lost      uint64 `json:"lost"`   // no room in the ring
+	Unread    uint64 `json:"unread"` // were to be stolen, but passed: no consumer, or one that does not read
+	Unmarked  uint64 `json:"unmarked,omitempty"`
+	Answered  uint64 `json:"answered,omitempty"`
+	Fallbacks uint64 `json:"fallbacks,omitempty"` // answered in the program's place
+	Forwarded uint64 `json:"forwarded,omitempty"`
+	// Unforwarded counts packets that were to be forwarded, by why they were not.
+	Unforwarded map[string]uint64 `json:"unforwarded,omitempty"`
+	Gap         Quantiles         `json:"gap"` // between packets, ns
+	Opens       bool              `json:"opens"`
+	Program     *Program          `json:"program,omitempty"` // that has it open
 }
 
 // Program is a consumer, by what it says in its page.
@@ -84,6 +87,7 @@ func (f *Intercept) report(m sdk.Maps) ([]ClassReport, error) {
 		r := ClassReport{Name: c.Name, Direction: c.Direction, Action: c.Action, Packets: n.Packets, Bytes: n.Bytes,
 			Delivered: n.Delivered,
 			Lost:      n.Lost, Unread: n.Unread, Unmarked: n.Unmarked, Answered: n.Answered, Fallbacks: n.Fallbacks,
+			Forwarded: n.Forwarded, Unforwarded: n.unforwarded(),
 			Gap: quantiles(n.Gaps[:]), Opens: c.slot != noRing}
 		if c.slot != noRing {
 			s := pages.state(c.slot).copy()
@@ -189,6 +193,12 @@ func (c *ClassReport) samples() (out []sdk.Sample) {
 	count("unread_total", "Packets that were to be stolen, but passed, as no program reads.", c.Unread)
 	count("answered_total", "Packets answered in the kernel.", c.Answered)
 	count("fallbacks_total", "Packets answered in the kernel, as the program did not read in time.", c.Fallbacks)
+	count("forwarded_total", "Packets sent on to another host or interface.", c.Forwarded)
+	for why, n := range c.Unforwarded {
+		out = append(out, sdk.Sample{Name: "unforwarded_total", Counter: true,
+			Help:   "Packets that were to be forwarded and were not, by reason.",
+			Labels: map[string]string{"class": c.Name, "reason": why}, Value: float64(n)})
+	}
 	p := c.Program
 	if !c.Opens {
 		return out

@@ -138,6 +138,10 @@ func (f *Intercept) begin(pages *pages) {
 
 // AttachmentChanged implements sdk.AttachmentWatcher.
 func (f *running) AttachmentChanged(i sdk.Attachment, there bool) {
+	if err := f.refreshExits(); err != nil {
+		slog.Error("intercept: packets are not forwarded to interfaces that have changed", "module", f.live.Module, "error",
+			err)
+	}
 	if f.answers != nil {
 		f.answers.AttachmentChanged(i, there)
 	}
