@@ -148,8 +148,8 @@ func find() ([]string, error) {
 			return []string{filepath.Dir(cni), dir}, nil
 		}
 	}
-	return nil, fmt.Errorf("the plugins bridge, host-local and tuning are not in %s: install containernetworking-plugins, "+
-		"or set CNI_PATH to their directory", strings.Join(places, ", "))
+	return nil, fmt.Errorf("the plugins bridge, host-local and tuning are not in %s: install "+
+		"containernetworking-plugins, or set CNI_PATH to their directory", strings.Join(places, ", "))
 }
 
 func has(dir, program string) bool {
