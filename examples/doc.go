@@ -2,7 +2,7 @@
 
 // Package examples contains third-party modules, with tests that build and run them. Packages: ratelimit and kv,
 // without control plane, topports and judge, with one in Python. Programs: speedlimit-server, and with lib/intercept or
-// its like in Go intercept-log, intercept-watch, and intercept-pendulum.
+// its like in Go intercept-log, intercept-watch, intercept-steady, and intercept-pendulum.
 package examples
 
 import "embed"

@@ -43,10 +43,12 @@ func compileLibrary(t *testing.T, source string) string {
 	return out
 }
 
-func TestLoggerCompiles(t *testing.T) {
-	text, err := exec.Command(compileLibrary(t, "intercept-log/log.c"), "/nowhere/socket", "log").CombinedOutput()
-	if err == nil || !strings.Contains(string(text), "is the module applied") {
-		t.Errorf("without a module: %v, %s", err, text)
+func TestProgramsCompile(t *testing.T) {
+	for _, source := range []string{"intercept-log/log.c", "intercept-steady/steady.c"} {
+		text, err := exec.Command(compileLibrary(t, source), "/nowhere/socket", "log").CombinedOutput()
+		if err == nil || !strings.Contains(string(text), "is the module applied") {
+			t.Errorf("%s without a module: %v, %s", source, err, text)
+		}
 	}
 }
 

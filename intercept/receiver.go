@@ -104,6 +104,9 @@ type Receiver struct {
 	senders  [2]sender // of IPv4, of IPv6
 	given    [2]sender // likewise, the program's
 
+	launchClock int32
+	launches    Launches
+
 	idle      idleStates
 	wait      *waiter
 	seen      int64

@@ -70,6 +70,8 @@ type sender struct {
 	fd   int
 	port uint16 // that it is bound to; 0: there is no socket
 	six  bool   // of IPv6, or of both
+
+	timed bool // takes launch times
 }
 
 func (s *sender) close() {
@@ -123,7 +125,10 @@ func (r *Receiver) Reply(p *Packet, data []byte) error {
 }
 
 // Send is Reply for later, when the packet is no longer there: keep its Peer.
-func (r *Receiver) Send(to Peer, data []byte) error {
+func (r *Receiver) Send(to Peer, data []byte) error { return r.send(to, data, nil) }
+
+// send sends an answer with a launch time, if there is one.
+func (r *Receiver) send(to Peer, data []byte, at *int64) error {
 	own, remote := to.Own.Addr().Unmap(), to.Remote.Addr().Unmap()
 	if !own.IsValid() || !remote.IsValid() || own.Is6() != remote.Is6() || to.Own.Port() == 0 || to.Remote.Port() == 0 {
 		return fmt.Errorf("answer from %s to %s: both have to be addresses of one family, with ports", to.Own, to.Remote)
@@ -140,6 +145,12 @@ func (r *Receiver) Send(to Peer, data []byte) error {
 	} else {
 		address = &unix.SockaddrInet4{Port: int(to.Remote.Port()), Addr: remote.As4()}
 		source = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: own.As4()})
+	}
+	if at != nil {
+		if err := r.enableLaunch(s, *at); err != nil {
+			return err
+		}
+		source = append(source, launchTime(*at)...)
 	}
 	if err := unix.Sendmsg(s.fd, data, source, address, unix.MSG_DONTWAIT|unix.MSG_NOSIGNAL); err != nil {
 		return fmt.Errorf("answer to %s: %w", to.Remote, err)
@@ -162,6 +173,7 @@ func (r *Receiver) sender(v6 bool, port uint16) (*sender, error) {
 	case s.port == port:
 		return s, nil
 	}
+	r.collectLaunches(s)
 	return s, s.bind(v6, port)
 }
 

@@ -41,7 +41,7 @@ func bothReply(t *testing.T, port uint16, test func(t *testing.T, reply replier)
 		t.Cleanup(func() { _ = in.Close(); _ = cmd.Wait() })
 		lines := bufio.NewReader(out)
 		test(t, func(p *Packet) string {
-			_, _ = fmt.Fprintf(in, "%d %d %d %x\n", p.L3, p.L4, p.Flags, p.Frame)
+			_, _ = fmt.Fprintf(in, "%d %d %d 0 %x\n", p.L3, p.L4, p.Flags, p.Frame)
 			line, err := lines.ReadString('\n')
 			if err != nil {
 				t.Fatal(err)

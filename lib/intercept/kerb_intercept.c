@@ -53,6 +53,7 @@ static int create(struct kerb_intercept **out, const char *class_name,
 		return fail(EINVAL, "awake %u: at most 999 of 1000", o->awake);
 	}
 	k->conn = k->xsk.fd = k->watch.fd = k->idle.fd = -1;
+	k->launch_clock = CLOCK_MONOTONIC;
 	k->senders[0].fd = k->senders[1].fd = k->given[0].fd = k->given[1].fd = -1;
 	snprintf(k->class_name, sizeof(k->class_name), "%s", class_name);
 	code = k->options.idle_poll && k->options.wait != KERB_WAIT_SPIN ? idle_open(&k->idle) : 0;

@@ -155,6 +155,29 @@ int kerb_intercept_peer(const struct kerb_packet *p, struct kerb_peer *peer);
 int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
 			size_t size);
 
+/* kerb_intercept_send_at is kerb_intercept_send for an answer that leaves at a time, ns of the
+ * launch clock (SO_TXTIME). The queueing discipline of the interface holds it until then; others
+ * than these two send it at once. fq, by CLOCK_MONOTONIC, which also T1 is of, sends it not before
+ * its time, at once what is late already, and drops what is further ahead than its horizon (10 s).
+ * etf, by CLOCK_TAI, hands it to the driver its delta before the time, and drops what is late. */
+int kerb_intercept_send_at(struct kerb_intercept *k, const struct kerb_peer *peer,
+			   const void *data, size_t size, uint64_t when);
+
+/* kerb_intercept_launch_clock sets the launch clock: CLOCK_MONOTONIC unless set, or CLOCK_TAI,
+ * which needs CAP_NET_ADMIN. */
+int kerb_intercept_launch_clock(struct kerb_intercept *k, int clock);
+
+/* Answers with a launch time. */
+struct kerb_intercept_launches {
+	uint64_t timed;	  /* that were sent, or would have been but for an error */
+	uint64_t late;	  /* of these: their time was over when they were handed to the kernel */
+	uint64_t dropped; /* that etf has dropped, by its reports; other drops are not reported */
+};
+
+/* kerb_intercept_launches also empties the error queues of sockets that answers with a launch time
+ * were sent from, the program's own included. */
+void kerb_intercept_launches(struct kerb_intercept *k, struct kerb_intercept_launches *l);
+
 /* kerb_intercept_socket has answers sent from a UDP socket of the program, which is bound to the
  * port and stays the program's; one for each of IPv4 and IPv6. For other ports, an answer binds a
  * socket of its own, which takes no packets; that fails where the program, or another one, has the

@@ -20,6 +20,7 @@ struct sender {
 	int fd;
 	uint16_t port; /* that it is bound to */
 	bool six;      /* of IPv6, or of both */
+	bool timed;    /* takes launch times */
 };
 
 struct kerb_intercept {
@@ -38,6 +39,8 @@ struct kerb_intercept {
 	struct icpt_state *state;
 	struct sender senders[2]; /* of IPv4, of IPv6 */
 	struct sender given[2];	  /* likewise, the program's */
+	int launch_clock;
+	struct kerb_intercept_launches launches;
 
 	struct wait wait;
 	uint64_t seen; /* when we knew last that we were running */
@@ -51,5 +54,9 @@ struct kerb_intercept {
 int session_join(struct kerb_intercept *k, bool takeover);
 int session_map_state(struct kerb_intercept *k, int fd, off_t at);
 void senders_close(struct sender *s, int n);
+/* launch_enable has a socket take launch times, and counts one. */
+int launch_enable(struct kerb_intercept *k, struct sender *s, uint64_t when);
+/* launch_collect counts what the kernel says of packets that it has not sent. */
+void launch_collect(struct kerb_intercept *k, const struct sender *s);
 /* record_packets counts packets that the receiver is about to be given. */
 void record_packets(struct kerb_intercept *k, const struct kerb_packet *packets, int n);

@@ -127,12 +127,12 @@ static struct in6_addr address6(const struct kerb_peer *peer, const uint8_t *add
 	return a;
 }
 
-/* send_from is sendto with the source address that the peer knows. */
+/* send_from is sendto with the source address that the peer knows, and a launch time, if any. */
 static ssize_t send_from(const struct sender *s, const struct kerb_peer *peer, const void *data,
-			 size_t size)
+			 size_t size, const uint64_t *when)
 {
 	union {
-		char space[CMSG_SPACE(sizeof(struct in6_pktinfo))];
+		char space[CMSG_SPACE(sizeof(struct in6_pktinfo)) + CMSG_SPACE(sizeof(*when))];
 		struct cmsghdr align;
 	} control = { .space = { 0 } };
 	struct iovec whole = { (void *)(uintptr_t)data, size };
@@ -160,11 +160,17 @@ static ssize_t send_from(const struct sender *s, const struct kerb_peer *peer, c
 		memcpy(CMSG_DATA(c), &from, sizeof(from));
 	}
 	m.msg_controllen = CMSG_SPACE(c->cmsg_len - CMSG_LEN(0));
+	if (when) {
+		c = (void *)(control.space + m.msg_controllen);
+		*c = (struct cmsghdr){ CMSG_LEN(sizeof(*when)), SOL_SOCKET, SCM_TXTIME };
+		memcpy(CMSG_DATA(c), when, sizeof(*when));
+		m.msg_controllen += CMSG_SPACE(sizeof(*when));
+	}
 	return sendmsg(s->fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
-			size_t size)
+static int send_answer(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
+		       size_t size, const uint64_t *when)
 {
 	bool v6 = peer->family == 6;
 	struct sender *s = &k->given[v6];
@@ -174,13 +180,29 @@ int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, 
 		return fail(EINVAL, "an answer from or to port 0 cannot be sent");
 	if (s->fd < 0 || s->port != peer->own_port)
 		s = &k->senders[v6];
-	if (s->fd < 0 || s->port != peer->own_port)
+	if (s->fd < 0 || s->port != peer->own_port) {
+		launch_collect(k, s);
 		code = open_sender(s, v6, peer->own_port);
+	}
+	if (!code && when)
+		code = launch_enable(k, s, *when);
 	if (code)
 		return code;
-	if (send_from(s, peer, data, size) < 0)
+	if (send_from(s, peer, data, size, when) < 0)
 		return fail(errno, "answer to port %u: %s", peer->port, strerror(errno));
 	return 0;
+}
+
+int kerb_intercept_send(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
+			size_t size)
+{
+	return send_answer(k, peer, data, size, NULL);
+}
+
+int kerb_intercept_send_at(struct kerb_intercept *k, const struct kerb_peer *peer, const void *data,
+			   size_t size, uint64_t when)
+{
+	return send_answer(k, peer, data, size, &when);
 }
 
 int kerb_intercept_reply(struct kerb_intercept *k, const struct kerb_packet *p, const void *data,

@@ -25,7 +25,7 @@ var guestModules = []string{
 	"crc32c_generic",
 	"veth", "dummy", "bridge", "br_netfilter", "8021q", "ifb", "tun", "macvlan", "ipvlan", "vrf", "vxlan", "geneve",
 	"sch_ingress", "cls_bpf", "act_bpf", "cls_u32", "cls_flower", "act_mirred", "act_gact", "sch_fq", "sch_fq_codel",
-	"sch_htb", "sch_netem",
+	"sch_htb", "sch_netem", "sch_etf",
 	"ipip", "ip6_tunnel", "nf_conntrack", "nf_nat", "nf_tables", "nft_chain_nat", "nft_ct", "nft_nat", "tls", "inet_diag",
 	"tcp_diag",
 	"wireguard", "xfrm_user", "xfrm_interface", "esp4", "esp6",
