@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
-// always is shorter than any packet takes.
+// always is shorter than any packet takes in a chain with testdata/spin.
 const always = time.Nanosecond
 
 func slowOf(t *testing.T, l *Loaded) []SlowPacket {
@@ -121,7 +121,8 @@ func TestSlowPacketsOfOneModuleStay(t *testing.T) {
 // A packet that two CPUs have written, or that is being written, is left out.
 func TestSlowPacketsAreChecked(t *testing.T) {
 	needsSampling(t)
-	l := load(t, chain.OnXDP, chain.Ingress, testModule(t, "pass", "first", nil), testModule(t, "pass", "second", nil))
+	l := load(t, chain.OnXDP, chain.Ingress, testModule(t, "pass", "first", nil),
+		testModule(t, "spin", "second", map[string]any{"steps": 200}))
 	if err := l.Time(always); err != nil {
 		t.Fatal(err)
 	}
@@ -190,7 +191,7 @@ func TestSlowPacketOfASplitChain(t *testing.T) {
 func TestSlowPacketsOutliveTheirChain(t *testing.T) {
 	needsSampling(t)
 	w := newWorld(t, Options{})
-	m := testModule(t, "pass", "count", nil)
+	m := testModule(t, "spin", "count", map[string]any{"steps": 200}) // a short one may take 0 ns
 	modules := map[string]Module{"count": m}
 	spec := w.make(t, nil, m)
 	for _, slower := range []time.Duration{never, always, always} {
