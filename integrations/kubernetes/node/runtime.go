@@ -3,7 +3,6 @@
 package node
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -237,22 +236,4 @@ func (s *state) runtimeCondition() *api.Condition {
 	}
 	return &api.Condition{Type: "RuntimeLabels", Status: "True", Reason: "Connected",
 		Message: truncate("labels of new pods come from " + r.name + " before containers start")}
-}
-
-// addRuntime adds the pods that the runtime has reported to those of the API server. A service of both has the labels
-// of the API server's.
-func (s *state) addRuntime(pods map[string]podService, rules int) {
-	for service, b := range s.runtime.pods {
-		if of, known := pods[service]; known {
-			of.sandbox, of.unconfirmed = b.id, false
-			pods[service] = of
-			continue
-		}
-		of := podService{pod: b.pod, uid: cmp.Or(b.uid, service), sandbox: b.id, unshown: true,
-			held: s.holdOf(b.pod, rules)}
-		if of.held == nil && s.restored && s.synced != ofAll {
-			of.held = tooNew
-		}
-		pods[service] = of
-	}
 }

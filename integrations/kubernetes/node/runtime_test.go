@@ -239,7 +239,7 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 		if !ok {
 			t.Fatal("the rules have changed")
 		}
-		of, ok := pods[serviceOf(p)]
+		of, ok := pods.of(serviceOf(p))
 		if !ok {
 			return ""
 		}
@@ -269,7 +269,7 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 	begin(t, s, again)
 	s.podHandler().Set(mirror)
 	pods, _ := s.podServices(s.view().rules)
-	if of := pods[serviceOf(p)]; of.labels.set()["app"] != "mirror" || of.unconfirmed || of.sandbox != "c2" {
+	if of, _ := pods.of(serviceOf(p)); of.labels.set()["app"] != "mirror" || of.unconfirmed || of.sandbox != "c2" {
 		t.Errorf("a static pod: %+v", of)
 	}
 }

@@ -83,6 +83,7 @@ type state struct {
 	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels
 	pods       map[string]pod    // by UID
+	aliases    map[string]alias  // of pods, by names of services; nil if it is to be made again
 	trials     map[string]trial  // of new versions, by ClusterModules
 	checks     map[string]check  // the same
 	synced     int               // resources of which a complete list has come since this start
@@ -221,15 +222,19 @@ func (s *state) namespaceHandler() watch.Handler[api.Object] {
 }
 
 func (s *state) podHandler() watch.Handler[api.Object] {
-	return handler(s, ofPods, func(n int) { s.pods = make(map[string]pod, n) },
+	return handler(s, ofPods, func(n int) { s.pods, s.aliases = make(map[string]pod, n), nil },
 		func(o api.Object) bool {
 			p := podOf(o.Metadata)
-			if before, ok := s.pods[o.Metadata.UID]; ok {
+			before, ok := s.pods[o.Metadata.UID]
+			if ok {
 				p.version = before.version
+			}
+			if !ok || before.static != p.static {
+				s.aliases = nil
 			}
 			return set(s.pods, o.Metadata.UID, p)
 		},
-		func(o api.Object) { delete(s.pods, o.Metadata.UID) })
+		func(o api.Object) { delete(s.pods, o.Metadata.UID); s.aliases = nil })
 }
 
 func podOf(m api.ObjectMeta) pod {
@@ -286,52 +291,6 @@ func (s *state) view() view {
 	return v
 }
 
-// podServices returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
-// it is the other one. As long as the namespace is not known, it is not known which modules select the pod. It returns
-// false if what concerns pods of all namespaces has changed since these rules, which the agent has. Where only Modules
-// of a namespace have, the pods of that namespace are held: who changes them all the time holds no others.
-func (s *state) podServices(rules int) (map[string]podService, bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.shared > rules {
-		return nil, false
-	}
-	pods := make(map[string]podService, 2*len(s.pods))
-	for uid, p := range s.pods {
-		of := podService{pod: p, uid: uid, held: s.holdOf(p, rules)}
-		if of.held == nil && s.restored && s.synced != ofAll && !s.earlier[uid] {
-			of.held = tooNew
-		}
-		of.unconfirmed = p.version > s.confirmed[p.namespace] && !s.earlier[uid]
-		pods[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = of
-		pods[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = of
-		if p.static == "" {
-			continue
-		}
-		// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
-		service := names.Pod{Namespace: p.namespace, Name: p.name, UID: p.static}.Service()
-		if _, taken := pods[service]; !taken {
-			of.static = true
-			pods[service] = of
-		}
-	}
-	s.addRuntime(pods, rules)
-	return pods, true
-}
-
-// holdOf returns why a pod has to wait, reported by the API server or the container runtime.
-func (s *state) holdOf(p pod, rules int) *hold {
-	switch _, known := s.namespaces[p.namespace]; {
-	case p.tooMany:
-		return manyLabels
-	case !known:
-		return noNamespace
-	case s.own[p.namespace] > rules:
-		return modulesChange
-	}
-	return nil
-}
-
 // withTooMany returns how many pods have more labels than are handled, and the first of them.
 func (s *state) withTooMany() (n int, first string) {
 	s.mu.Lock()
@@ -346,16 +305,4 @@ func (s *state) withTooMany() (n int, first string) {
 		n++
 	}
 	return n, first
-}
-
-// podService is the pod of a service.
-type podService struct {
-	pod
-	uid    string
-	static bool // by the annotation of a mirror: the service's own labels must agree
-	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
-	unconfirmed bool
-	sandbox     string // the ID, if the container runtime has reported it
-	unshown     bool   // by the API server
-	held        *hold  // for example: only a snapshot from before the pod says which modules there are
 }

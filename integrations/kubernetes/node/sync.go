@@ -256,16 +256,14 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	waiting, admitted := map[string]bool{}, map[string]string{}
-	for _, p := range pods {
-		waiting[p.uid] = true
-	}
+	admitted := map[string]bool{}    // UIDs
+	sandboxes := map[string]string{} // of those, as far as the runtime has reported them, by services
 	var change []v1.Service
 	var gone []ref
 	var unconfirmed []podService
 	err := s.agent.eachService(ctx, func(service v1.Service) {
-		p, ok := pods[service.Metadata.Name]
-		ok = ok && (!p.static || p.isOf(service))
+		p, ok := pods.of(service.Metadata.Name)
+		ok = ok && (!p.mirror || p.isOf(service))
 		if ok && p.held == nil {
 			p.held = s.bars(v, p)
 		}
@@ -275,11 +273,11 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		case ok && p.unconfirmed && s.confirm != nil && names.IsPending(service.Metadata.Labels):
 			unconfirmed = append(unconfirmed, p)
 		case ok:
-			delete(waiting, p.uid)
+			admitted[p.uid] = true
 			labels := names.Admit(service.Metadata.Labels, p.labels.set())
 			pending := names.IsPending(service.Metadata.Labels)
 			if !pending && p.sandbox != "" {
-				admitted[service.Metadata.Name] = p.sandbox
+				sandboxes[service.Metadata.Name] = p.sandbox
 			}
 			if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !pending {
 				starts.admitted(service)
@@ -300,8 +298,8 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
-	s.remember(waiting)
-	s.state.forget(admitted)
+	pods.remember(s.await, admitted)
+	s.state.forget(sandboxes)
 	if err := s.change(ctx, change, starts); err != nil {
 		return err
 	}
@@ -350,16 +348,6 @@ func selects(m api.Module, namespaces map[string]labels, namespace string, set f
 	in, known := namespaces[namespace]
 	return (of.Namespaces == nil || !known || matches(*of.Namespaces, in.set())) &&
 		(of.Pods == nil || matches(*of.Pods, set()))
-}
-
-// remember keeps since when pods have waited.
-func (s *syncer) remember(waiting map[string]bool) {
-	maps.DeleteFunc(s.await, func(uid string, _ time.Time) bool { return !waiting[uid] })
-	for uid := range waiting {
-		if _, ok := s.await[uid]; !ok {
-			s.await[uid] = time.Now()
-		}
-	}
 }
 
 // change applies services together, and one by one if one of them has changed meanwhile.

@@ -155,16 +155,16 @@ func TestPodWaitsForNamespace(t *testing.T) {
 	s.podHandler().Set(api.Object{Metadata: api.ObjectMeta{Namespace: "prod", Name: "p", UID: "1"}})
 	v := s.view()
 	pods, ok := s.podServices(v.rules)
-	if !ok || pods[identity.Service()].held == nil {
-		t.Errorf("%v is not held", pods)
+	if p, known := pods.of(identity.Service()); !ok || !known || p.held == nil {
+		t.Errorf("%v is not held", p)
 	}
 	s.namespaceHandler().Set(api.Object{Metadata: api.ObjectMeta{Name: "prod"}})
 	if _, ok := s.podServices(v.rules); ok {
 		t.Error("pods are admitted to modules of an older state")
 	}
 	pods, ok = s.podServices(s.view().rules)
-	if !ok || pods[identity.Service()].held != nil {
-		t.Errorf("%v is still held", pods)
+	if p, known := pods.of(identity.Service()); !ok || !known || p.held != nil {
+		t.Errorf("%v is still held", p)
 	}
 }
 

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"maps"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// alias is the pod of a service.
+type alias struct {
+	uid    string
+	mirror bool // by the annotation of a mirror: the service's own labels must agree
+}
+
+// aliasesOf returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
+// it is the other one. It computes two hashes for each pod, and is called when pods come or go.
+func aliasesOf(pods map[string]pod) map[string]alias {
+	out := make(map[string]alias, 2*len(pods))
+	for uid, p := range pods {
+		out[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = alias{uid, false}
+		out[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = alias{uid, false}
+	}
+	for uid, p := range pods {
+		if p.static == "" {
+			continue
+		}
+		// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
+		service := names.Pod{Namespace: p.namespace, Name: p.name, UID: p.static}.Service()
+		if _, taken := out[service]; !taken {
+			out[service] = alias{uid, true}
+		}
+	}
+	return out
+}
+
+// podServices finds the pods of services, for an agent that has the modules of certain rules.
+type podServices struct {
+	state   *state
+	rules   int
+	aliases map[string]alias   // does not change
+	runtime map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
+}
+
+// podServices returns false if what concerns pods of all namespaces has changed since these rules, which the agent has.
+func (s *state) podServices(rules int) (podServices, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.shared > rules {
+		return podServices{}, false
+	}
+	if s.aliases == nil {
+		s.aliases = aliasesOf(s.pods)
+	}
+	return podServices{s, rules, s.aliases, maps.Clone(s.runtime.pods)}, true
+}
+
+// podService is the pod of a service.
+type podService struct {
+	pod
+	alias
+	// unconfirmed: a module, or labels of the namespace, that are older than the pod may still be on their way.
+	unconfirmed bool
+	sandbox     string // the ID, if the container runtime has reported it
+	unshown     bool   // by the API server
+	held        *hold  // for example: only a snapshot from before the pod says which modules there are
+}
+
+// of returns the pod of a service. One that the API server and the container runtime have reported has the labels of
+// the API server's.
+func (l podServices) of(service string) (podService, bool) {
+	a, known := l.aliases[service]
+	b, reported := l.runtime[service]
+	if !known && !reported {
+		return podService{}, false
+	}
+	s := l.state
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p, there := s.pods[a.uid]
+	var of podService
+	switch {
+	case known && there:
+		of = podService{pod: p, alias: a, sandbox: b.id}
+		of.unconfirmed = !reported && p.version > s.confirmed[p.namespace] && !s.earlier[a.uid]
+	case reported:
+		of = podService{pod: b.pod, alias: b.alias(service), sandbox: b.id, unshown: true}
+	default:
+		return podService{}, false // it has gone since
+	}
+	of.held = s.holdOf(of.pod, l.rules)
+	if of.held == nil && s.restored && s.synced != ofAll && (of.unshown || !s.earlier[of.uid]) {
+		of.held = tooNew
+	}
+	return of, true
+}
+
+// alias is what a pod that the API server has not shown is known by.
+func (b sandbox) alias(service string) alias { return alias{uid: cmp.Or(b.uid, service)} }
+
+// holdOf returns why a pod has to wait. As long as the namespace is not known, it is not known which modules select the
+// pod. Where only Modules of a namespace have changed, the pods of that namespace are held: who changes them all the
+// time holds no others.
+func (s *state) holdOf(p pod, rules int) *hold {
+	switch _, known := s.namespaces[p.namespace]; {
+	case p.tooMany:
+		return manyLabels
+	case !known:
+		return noNamespace
+	case s.own[p.namespace] > rules || s.shared > rules:
+		return modulesChange
+	}
+	return nil
+}
+
+// remember keeps since when pods have waited that have no admitted service.
+func (l podServices) remember(await map[string]time.Time, admitted map[string]bool) {
+	l.state.mu.Lock()
+	defer l.state.mu.Unlock()
+	unshown := map[string]bool{}
+	for service, b := range l.runtime {
+		if _, known := l.aliases[service]; !known {
+			unshown[b.alias(service).uid] = true
+		}
+	}
+	maps.DeleteFunc(await, func(uid string, _ time.Time) bool {
+		_, there := l.state.pods[uid]
+		return admitted[uid] || !there && !unshown[uid]
+	})
+	wait := func(uid string) {
+		if _, waits := await[uid]; !waits && !admitted[uid] {
+			await[uid] = time.Now()
+		}
+	}
+	for uid := range l.state.pods {
+		wait(uid)
+	}
+	for uid := range unshown {
+		wait(uid)
+	}
+}
