@@ -73,7 +73,7 @@ func TestSlowPackets(t *testing.T) {
 			if e := p.Events[3]; e.Reason != uint8(kerbabi.DropPolicy) {
 				t.Errorf("reason %d", e.Reason)
 			}
-			if slow := p.Events[2].Elapsed; slow < 10*p.Events[1].Elapsed || slow < 1000 || uint64(p.Took) < sum {
+			if slow := p.Events[2].Elapsed; slow < 10000 || uint64(p.Took) < sum { // a step takes 1 ns, or half of it
 				t.Errorf("ns: the slow one %d, before it %d, the chain %d", slow, p.Events[1].Elapsed, p.Took)
 			}
 		})
