@@ -122,7 +122,7 @@ func TestSlowPacketsOfOneModuleStay(t *testing.T) {
 func TestSlowPacketsAreChecked(t *testing.T) {
 	needsSampling(t)
 	l := load(t, chain.OnXDP, chain.Ingress, testModule(t, "pass", "first", nil),
-		testModule(t, "spin", "second", map[string]any{"steps": 200}))
+		testModule(t, "spin", "second", map[string]any{"steps": 20000}))
 	if err := l.Time(always); err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestSlowPacketOfASplitChain(t *testing.T) {
 func TestSlowPacketsOutliveTheirChain(t *testing.T) {
 	needsSampling(t)
 	w := newWorld(t, Options{})
-	m := testModule(t, "spin", "count", map[string]any{"steps": 200}) // a short one may take 0 ns
+	m := testModule(t, "spin", "count", map[string]any{"steps": 20000}) // more than a clock may take
 	modules := map[string]Module{"count": m}
 	spec := w.make(t, nil, m)
 	for _, slower := range []time.Duration{never, always, always} {
