@@ -134,7 +134,7 @@ func pick[T any](r *rand.Rand, of ...T) T { return of[r.IntN(len(of))] }
 
 func randomConfig(r *rand.Rand) *config {
 	var classes []map[string]any
-	for i := range 1 + r.IntN(maxClasses) {
+	for i := range 1 + r.IntN(1+r.IntN(maxClasses)) {
 		classes = append(classes, map[string]any{"name": fmt.Sprintf("c%d", i), "action": pick(r, "pass", "drop", "pass"),
 			"match":     randomMatch(r),
 			"direction": pick(r, "ingress", "ingress", "both", "egress")})
