@@ -18,6 +18,15 @@ func SortAttachments(all []Attachment) {
 	})
 }
 
+// ByIfindex returns the attach points by their interfaces.
+func (l Live) ByIfindex() map[uint32]Attachment {
+	out := map[uint32]Attachment{}
+	for _, i := range l.Attachments() {
+		out[i.Ifindex] = i
+	}
+	return out
+}
+
 // list is ordered by ifindex, then by service and cgroup.
 func (n *running) list() []Attachment {
 	n.mu.Lock()

@@ -5,6 +5,7 @@ package sdk
 import (
 	"math"
 	"math/bits"
+	"slices"
 )
 
 // Histogram counts whole numbers, such as times in ns, in four buckets for each power of two, as kerb/histogram.h does
@@ -37,6 +38,18 @@ func (h Histogram) Count() (n uint64) {
 		n += c
 	}
 	return n
+}
+
+// Since returns what was counted since h was as before, which may be shorter, and false if h has less in any bucket.
+func (h Histogram) Since(before Histogram) (Histogram, bool) {
+	out := slices.Clone(h)
+	for b, n := range before {
+		if b >= len(h) || h[b] < n {
+			return nil, false
+		}
+		out[b] -= n
+	}
+	return out, true
 }
 
 // Quantile returns the largest value of the bucket in which the given share of the values, from 0 to 1, ends; 0 without

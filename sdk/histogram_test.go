@@ -44,3 +44,18 @@ func TestHistogramQuantiles(t *testing.T) {
 		}
 	}
 }
+
+func TestHistogramSince(t *testing.T) {
+	h, before := sdk.Histogram{3, 2, 1, 5}, sdk.Histogram{1, 2, 0}
+	if got, ok := h.Since(before); !ok || !slices.Equal(got, sdk.Histogram{2, 0, 1, 5}) {
+		t.Errorf("%v, %v", got, ok)
+	}
+	for _, more := range []sdk.Histogram{{0, 3}, {0, 0, 0, 0, 1}} {
+		if got, ok := h.Since(more); ok {
+			t.Errorf("since %v there is %v", more, got)
+		}
+	}
+	if !slices.Equal(h, sdk.Histogram{3, 2, 1, 5}) {
+		t.Errorf("it became %v", h)
+	}
+}

@@ -159,6 +159,15 @@ func completeTransport(protocol byte, addresses uint64, t []byte, zeroAllowed bo
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
+// Checksum returns that of RFC 1071 over parts, of which all but the last have an even length.
+func Checksum(parts ...[]byte) uint16 {
+	total := uint64(0)
+	for _, p := range parts {
+		total = sum(p, total)
+	}
+	return fold(total)
+}
+
 // sum adds up 16-bit words (RFC 1071).
 func sum(data []byte, total uint64) uint64 {
 	for len(data) >= 2 {

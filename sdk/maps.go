@@ -9,6 +9,7 @@ import (
 	"reflect"
 
 	"github.com/cilium/ebpf"
+	"golang.org/x/sys/unix"
 )
 
 // Maps of a module by the names in its source.
@@ -126,6 +127,41 @@ func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
 		return entries.Err()
 	})
 	return all, err
+}
+
+// EachBatch calls do for the elements of a hash map or an array, size of them per system call or more, until it
+// returns false. Elements that come and go meanwhile may be missed or met twice. The slices are valid until do returns.
+func EachBatch[K, V any](m *ebpf.Map, size int, do func([]K, []V) bool) error {
+	var cursor ebpf.MapBatchCursor
+	keys, values := make([]K, size), make([]V, size)
+	for {
+		n, err := m.BatchLookup(&cursor, keys, values, nil)
+		if n > 0 && !do(keys[:n], values[:n]) {
+			return nil
+		}
+		switch {
+		case errors.Is(err, ebpf.ErrKeyNotExist):
+			return nil
+		case errors.Is(err, unix.ENOSPC): // a hash bucket has more elements than a batch
+			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(keys))
+		case err != nil:
+			return err
+		}
+	}
+}
+
+// EachElement is EachBatch for single elements of the map called name.
+func EachElement[K, V any](m Maps, name string, size int, do func(K, *V) bool) error {
+	return m.do(name, "read", func(from *ebpf.Map) error {
+		return EachBatch(from, size, func(keys []K, values []V) bool {
+			for i := range keys {
+				if !do(keys[i], &values[i]) {
+					return false
+				}
+			}
+			return true
+		})
+	})
 }
 
 // SyncTable makes a hash map or an LPM trie hold what is wanted, in few writes. Other elements are deleted if obsolete

@@ -98,3 +98,37 @@ func TestSum(t *testing.T) {
 		t.Error("an element that does not exist has a sum")
 	}
 }
+
+// All elements are met once, in batches that begin smaller than a bucket may be, until the function has enough.
+func TestEachElement(t *testing.T) {
+	sdktest.NeedRoot(t)
+	const elements = 100
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 8, MaxEntries: elements})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	all, want := sdk.Maps{"table": m}, map[uint32]uint64{}
+	for i := range uint32(elements) {
+		want[i] = uint64(i) << 32
+		if err := m.Put(i, want[i]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, size := range []int{1, 7, 1000} {
+		got, calls := map[uint32]uint64{}, 0
+		err := sdk.EachElement(all, "table", size, func(k uint32, v *uint64) bool { got[k] = *v; calls++; return true })
+		if err != nil || calls != elements || !maps.Equal(got, want) {
+			t.Errorf("in batches of %d: %d elements in %d calls, %v", size, len(got), calls, err)
+		}
+		calls = 0
+		err = sdk.EachElement(all, "table", size, func(uint32, *uint64) bool { calls++; return calls < 5 })
+		if err != nil || calls != 5 {
+			t.Errorf("5 of all in batches of %d: %d, %v", size, calls, err)
+		}
+	}
+	err = sdk.EachElement(all, "none", 1, func(uint32, *uint64) bool { return true })
+	if !errors.Is(err, sdk.ErrNoMap) {
+		t.Errorf("of a map that is not there: %v", err)
+	}
+}

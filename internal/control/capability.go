@@ -122,10 +122,7 @@ func (p *Supervisor) serveRequests(ctx context.Context, r *run) {
 		}
 		hasty := requests.Empty() && time.Since(asked) < retrySync // it does not hold the request
 		if err != nil || hasty {                                   // do not poll in a loop
-			select {
-			case <-ctx.Done():
-			case <-time.After(retrySync):
-			}
+			sdk.Pause(ctx, retrySync)
 			continue
 		}
 		for _, s := range servers {

@@ -7,13 +7,14 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math/bits"
 	"net"
 	"net/netip"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 const (
@@ -117,7 +118,7 @@ func (f *Fields) network(protocol uint8, length int) []byte {
 	length += 20
 	header := []byte{0x45, f.TOS, byte(length >> 8), byte(length), 0, 0, 0, 0, ttl, protocol, 0, 0}
 	header = slices.Concat(header, f.Src.AsSlice(), f.Dst.AsSlice())
-	binary.BigEndian.PutUint16(header[10:], Checksum(header))
+	binary.BigEndian.PutUint16(header[10:], sdk.Checksum(header))
 	return header
 }
 
@@ -142,7 +143,7 @@ func (f *Fields) transport() (segment []byte, protocol uint8, err error) {
 	if f.ICMP != nil && f.Src.Is4() {
 		protocol, pseudo = unix.IPPROTO_ICMP, nil
 	}
-	sum := Checksum(slices.Concat(pseudo, segment))
+	sum := sdk.Checksum(pseudo, segment)
 	if sum == 0 && protocol == unix.IPPROTO_UDP { // 0 would be none
 		sum = 0xffff
 	}
@@ -179,19 +180,4 @@ func appendUint16s(to []byte, values ...uint16) []byte {
 		to = binary.BigEndian.AppendUint16(to, v)
 	}
 	return to
-}
-
-// Checksum is that of RFC 1071.
-func Checksum(data []byte) uint16 {
-	var sum uint64
-	for i := 0; i+1 < len(data); i += 2 {
-		sum += uint64(binary.BigEndian.Uint16(data[i:]))
-	}
-	if len(data)%2 == 1 {
-		sum += uint64(data[len(data)-1]) << 8
-	}
-	for bits.Len64(sum) > 16 {
-		sum = sum>>16 + sum&0xffff
-	}
-	return ^uint16(sum)
 }

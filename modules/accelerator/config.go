@@ -5,7 +5,6 @@ package accelerator
 import (
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -243,26 +242,15 @@ type network struct {
 // UnmarshalJSON reads an address or a network. It keeps what is wrong for check, which knows the field.
 func (n *network) UnmarshalJSON(text []byte) error {
 	s := strings.Trim(string(text), `"`)
-	prefix, err := netip.ParsePrefix(s)
+	prefix, err := sdk.ParsePrefix(s)
 	if err != nil {
-		addr, addrErr := netip.ParseAddr(s)
-		if addrErr != nil || addr.Zone() != "" {
-			n.wrong = fmt.Sprintf("%s is neither an address nor a network such as 192.0.2.0/24", text)
-			return nil
-		}
-		prefix = netip.PrefixFrom(addr, addr.BitLen())
+		n.wrong = fmt.Sprintf("%s is neither an address nor a network such as 192.0.2.0/24", text)
+		return nil
 	}
 	if prefix != prefix.Masked() {
 		n.wrong = fmt.Sprintf("%s has bits beyond the length of its prefix: %s?", text, prefix.Masked())
 		return nil
 	}
-	bits := prefix.Bits()
-	if prefix.Addr().Is4() {
-		bits += 96
-	}
-	n.address = prefix.Addr().As16()
-	for i := range bits {
-		n.mask[i/8] |= 0x80 >> (i % 8)
-	}
+	n.address, n.mask = prefix.Addr().As16(), sdk.PrefixMask(sdk.MappedPrefix(prefix).Bits())
 	return nil
 }

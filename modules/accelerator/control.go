@@ -11,7 +11,6 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -297,17 +296,6 @@ func tableOf[K comparable, V any](m sdk.Maps, name string) (map[K]V, error) {
 		err = nil
 	}
 	return all, err
-}
-
-// printable is text up to its zero: a process may call itself what it likes.
-func printable(text []byte) string {
-	s, _, _ := strings.Cut(string(text), "\x00")
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 // countKeys is how many entries a table has; about, while they come and go.

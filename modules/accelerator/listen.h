@@ -52,9 +52,9 @@ static long accel_search_fd(__u32 i, struct accel_searching *s)
 	if (!bpf_map_lookup_elem(&members, &p.netns))
 		return 0;
 	l.file = accel_file_of(s->task);
+	accel_note_listener(&p, &l); /* first: the answer may come at once, and then a connection */
 	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
 		accel_ask_about(s->task, &l.file);
-	accel_note_listener(&p, &l);
 	return 0;
 }
 

@@ -97,7 +97,7 @@ func (s *memory) forgetOldest() *fileKey {
 // tell writes the verdict on a program.
 func (a *accelerator) tell(p *program) error {
 	verdict, _ := a.judge(p)
-	err := a.live.Maps.Put(mapExecutables, p.File, executableEntry{Verdict: verdict, Since: monotonic()})
+	err := a.live.Maps.Put(mapExecutables, p.File, executableEntry{Verdict: verdict, Since: sdk.Monotonic()})
 	if err != nil {
 		return fmt.Errorf("verdict on %s: %w", p.Path, err)
 	}

@@ -340,9 +340,9 @@ static __always_inline void accel_listening(struct bpf_sock_ops *ops, int all)
 	if (!accel_service(ops, all, &s))
 		return;
 	l.file = accel_current_file();
+	accel_note_listener(&p, &l);
 	if (accel_examine_calls(&l.file) == ACCEL_UNJUDGED)
 		accel_ask(&l.file);
-	accel_note_listener(&p, &l);
 }
 
 /* A server closes a connection, in its process, whose listening socket was there before we were, or

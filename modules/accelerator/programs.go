@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // program is an executable that the data plane has asked about.
@@ -33,7 +35,7 @@ func (e *event) program() program {
 		}
 	}
 	return program{File: e.File, Path: name, Changeable: e.Flags&changeable != 0, PID: int(e.PID),
-		Comm: printable(e.Comm[:]), Asked: time.Now()}
+		Comm: sdk.Printable(e.Comm[:]), Asked: time.Now()}
 }
 
 // Directories that packages and images install programs in.

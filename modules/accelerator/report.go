@@ -12,8 +12,6 @@ import (
 	"sort"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/kerb-edge/kerb/sdk"
 )
 
@@ -373,11 +371,4 @@ func (r *PairReport) samples() (out []sdk.Sample) {
 		add("refused_total", "Connections that stayed with TCP or went back to it, by reason.", "reason", reason, n)
 	}
 	return out
-}
-
-// monotonic is in ns.
-func monotonic() uint64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // never fails
-	return uint64(now.Nano())
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"sync/atomic"
 
+	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
@@ -28,7 +29,7 @@ const timeFormat = "2006-01-02T15:04:05.000Z"
 // nanoseconds; Until is empty for a block without an end.
 func (w *running) blocked() ([]Blocked, error) {
 	out, at := []Blocked{}, w.places()
-	err := each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
+	err := sdk.EachElement(w.live.Maps, mapBlocks, batch, func(s source, b *block) bool {
 		one := Blocked{Location: at.of(s), Action: named(actions, b.Action), Since: wall(b.Since).Format(timeFormat),
 			Packets: b.Packets, Dropped: b.Dropped,
 			Version: b.Version, Class: w.words.class(b.Version, b.Class), Score: share(b.Score)}
@@ -47,7 +48,7 @@ func share(score int32) float64 { return float64(score) / model.ScoreOne }
 // unblock frees sources, and returns how many.
 func (w *running) unblock(meant func(source, *block) bool) (n int, err error) {
 	var keys []source
-	err = each(w.live.Maps, mapBlocks, func(s source, b *block) bool {
+	err = sdk.EachElement(w.live.Maps, mapBlocks, batch, func(s source, b *block) bool {
 		if meant(s, b) {
 			keys = append(keys, s)
 		}
@@ -72,7 +73,7 @@ func (w *running) unblock(meant func(source, *block) bool) (n int, err error) {
 // sweep removes what has expired, which the data plane does itself when the source is heard again, and what belongs to
 // interfaces that have gone, and corrects the number of those that are left.
 func (w *running) sweep() error {
-	now, at, left := monotonic(), w.places(), uint32(0)
+	now, at, left := sdk.Monotonic(), w.places(), uint32(0)
 	n, err := w.unblock(func(s source, b *block) bool {
 		left++
 		_, there := at[s.Ifindex]

@@ -229,17 +229,10 @@ func parsePrefix(text string) (netip.Prefix, error) {
 		addr[8] ^= 2 // RFC 4291: the interface identifier has the universal bit inverted
 		return netip.PrefixFrom(netip.AddrFrom16(addr), 128), nil
 	}
-	p, err := netip.ParsePrefix(text)
+	p, err := sdk.ParsePrefix(text)
 	if err != nil {
-		addr, addrErr := netip.ParseAddr(text)
-		if addrErr != nil || addr.Zone() != "" {
-			return p, fmt.Errorf("%q is not an address such as 192.0.2.1, a prefix such as fe80::/64 or an EUI-64 such as "+
-				"00:12:4b:00:06:0d:9b:00", text)
-		}
-		p = netip.PrefixFrom(addr, addr.BitLen())
+		return p, fmt.Errorf("%q is not an address such as 192.0.2.1, a prefix such as fe80::/64 or an EUI-64 such as "+
+			"00:12:4b:00:06:0d:9b:00", text)
 	}
-	if p.Addr().Is4() {
-		p = netip.PrefixFrom(netip.AddrFrom16(p.Addr().As16()), p.Bits()+96)
-	}
-	return p.Masked(), nil
+	return sdk.MappedPrefix(p).Masked(), nil
 }

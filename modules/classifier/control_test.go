@@ -329,7 +329,7 @@ func (p *plant) block(s source, b block) {
 func TestBlockedAreFreed(t *testing.T) {
 	p := newPlant(t, `{"model": "m"}`)
 	p.all(modelOf("m", document(1, "dis", 0)))
-	now := monotonic()
+	now := sdk.Monotonic()
 	gone := nodeSource(4)
 	gone.Ifindex = 99
 	p.block(nodeSource(1), block{Since: now, Until: now + uint64(time.Hour), Packets: 5, Dropped: 4, Version: 1, Class: 1,

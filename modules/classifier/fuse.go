@@ -37,7 +37,7 @@ func (s *sharedFuse) blown() bool { return atomic.LoadUint64(&s.Blown) != 0 }
 // blow makes the data plane do nothing to packets any more. It reports whether it was intact.
 func (s *sharedFuse) blow(cause uint32) bool {
 	atomic.StoreUint32(&s.Cause, cause)
-	return atomic.CompareAndSwapUint64(&s.Blown, 0, monotonic())
+	return atomic.CompareAndSwapUint64(&s.Blown, 0, sdk.Monotonic())
 }
 
 // FuseReport is the answer of GET fuse.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cilium/ebpf"
 
+	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
@@ -251,7 +252,7 @@ func (w *running) act(e *event) (done uint8, isNew bool, err error) {
 	if c.Mode != "watch" {
 		done = action
 	}
-	now := monotonic()
+	now := sdk.Monotonic()
 	m, err := w.live.Maps.Get(mapBlocks)
 	if err != nil {
 		return none, false, err

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -168,48 +167,12 @@ func named[N ~uint8 | ~uint32](names []string, n N) string {
 	return fmt.Sprint(n)
 }
 
-// monotonic is the data plane's clock.
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // Linux has the clock
-	}
-	return uint64(ts.Nano())
-}
-
 // wall is the time of day of a moment of the data plane's clock.
 func wall(at uint64) time.Time {
-	return time.Now().Add(time.Duration(int64(at - monotonic()))).UTC().Truncate(time.Millisecond)
+	return time.Now().Add(time.Duration(int64(at - sdk.Monotonic()))).UTC().Truncate(time.Millisecond)
 }
 
 const batch = 64 // a record has 800 bytes
-
-// each calls do for the entries of a hash map until it returns false. Entries that come and go meanwhile may be missed
-// or seen twice.
-func each[K, V any](maps sdk.Maps, name string, do func(K, *V) bool) error {
-	m, err := maps.Get(name)
-	if err != nil {
-		return err
-	}
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, batch), make([]V, batch)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			if !do(keys[i], &values[i]) {
-				return nil
-			}
-		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case errors.Is(err, unix.ENOSPC): // a hash bucket is fuller than the batch is long
-			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(keys))
-		case err != nil:
-			return fmt.Errorf("read map %s: %w", name, err)
-		}
-	}
-}
 
 // remove deletes an element that may have gone already.
 func remove(maps sdk.Maps, name string, key any) (was bool, err error) {

@@ -51,12 +51,12 @@ type SourceReport struct {
 }
 
 func (w *running) sources(limit int) ([]SourceReport, error) {
-	out, at, now := []SourceReport{}, w.places(), monotonic()
+	out, at, now := []SourceReport{}, w.places(), sdk.Monotonic()
 	names := rplSums
 	if w.config.Extractor == "flow" {
 		names = flowSums
 	}
-	err := each(w.live.Maps, mapRecords, func(s source, r *record) bool {
+	err := sdk.EachElement(w.live.Maps, mapRecords, batch, func(s source, r *record) bool {
 		if int(s.Kind) != index(extractors, w.config.Extractor) { // of the config before
 			return true
 		}

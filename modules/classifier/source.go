@@ -38,13 +38,7 @@ type Location struct {
 // places names interfaces.
 type places map[uint32]sdk.Attachment
 
-func (w *running) places() places {
-	out := places{}
-	for _, i := range w.live.Attachments() {
-		out[i.Ifindex] = i
-	}
-	return out
-}
+func (w *running) places() places { return w.live.ByIfindex() }
 
 func (p places) of(s source) Location {
 	at := p[s.Ifindex]

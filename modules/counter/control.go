@@ -8,15 +8,12 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"sort"
 	"strconv"
 	"time"
-
-	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -119,10 +116,7 @@ func (k key) entry(at sdk.Attachment, c Count) Entry {
 // read sums the counters of the present interfaces over the CPUs, ordered by service, interface, direction, family and
 // protocol.
 func (c running) read() (*Report, error) {
-	where := map[uint32]sdk.Attachment{}
-	for _, i := range c.Attachments() {
-		where[i.Ifindex] = i
-	}
+	where := c.ByIfindex()
 	sums := map[key]Count{}
 	err := eachPlace(c.Maps, func(_ uint32, perCPU []place) error {
 		for _, p := range perCPU {
@@ -246,34 +240,25 @@ const sweepEvery = 30 * time.Second
 
 // Run removes the counters of interfaces that are gone.
 func (c running) Run(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
 	gone := map[uint32]bool{}
-	for {
+	sdk.Every(ctx, sweepEvery, func() {
 		var err error
 		if gone, err = c.sweep(gone); err != nil {
 			slog.Warn("counter: sweep failed", "module", c.Module, "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	})
 }
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being
 // registered keeps its counters. It returns those that are missing.
 func (c running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
-	there, missing := map[uint32]bool{}, map[uint32]bool{}
-	for _, i := range c.Attachments() {
-		there[i.Ifindex] = true
-	}
+	present, missing := c.ByIfindex(), map[uint32]bool{}
 	gone := func(k key) bool {
-		if !there[k.Ifindex] {
-			missing[k.Ifindex] = true
+		if _, there := present[k.Ifindex]; there {
+			return false
 		}
-		return !there[k.Ifindex] && before[k.Ifindex]
+		missing[k.Ifindex] = true
+		return before[k.Ifindex]
 	}
 	if err := sweepPlaces(c.Maps, gone); err != nil {
 		return before, err
@@ -288,8 +273,8 @@ func (c running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 		return before, err
 	}
 	for _, k := range over {
-		if err := c.Maps[mapCounts].Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return missing, fmt.Errorf("delete from map %s: %w", mapCounts, err)
+		if err := c.Maps.Delete(mapCounts, k); err != nil {
+			return missing, err
 		}
 	}
 	return missing, nil

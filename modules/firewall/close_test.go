@@ -15,6 +15,7 @@ import (
 	"github.com/cilium/ebpf"
 
 	"github.com/kerb-edge/kerb/internal/seed"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // phases counts the IPv4 connections of both tables by state.
@@ -22,7 +23,8 @@ func (k *kernel) phases() map[connPhase]int {
 	k.t.Helper()
 	out := map[connPhase]int{}
 	for _, name := range []string{mapEstablished4, mapOpening4} {
-		if err := eachConn(k.maps[name], func(_ key4, c conn) bool { out[connPhase(c.State)]++; return true }); err != nil {
+		count := func(_ key4, c *conn) bool { out[connPhase(c.State)]++; return true }
+		if err := sdk.EachElement(k.maps, name, connBatch, count); err != nil {
 			k.t.Fatal(err)
 		}
 	}
@@ -67,7 +69,8 @@ func TestAgeOfClosedConnections(t *testing.T) {
 	want := func(when string, fins uint8, limit time.Duration) {
 		t.Helper()
 		var found []conn
-		err := eachConn(k.maps[mapEstablished4], func(_ key4, c conn) bool { found = append(found, c); return true })
+		add := func(_ key4, c *conn) bool { found = append(found, *c); return true }
+		err := sdk.EachElement(k.maps, mapEstablished4, connBatch, add)
 		if err != nil || len(found) != 1 {
 			t.Fatalf("%s: established %+v, %v; want one", when, found, err)
 		}

@@ -404,14 +404,10 @@ func parsePrefix(text string) (netip.Prefix, error) {
 	if text == "" {
 		return netip.Prefix{}, nil
 	}
-	p, err := netip.ParsePrefix(text)
+	p, err := sdk.ParsePrefix(text)
 	if err != nil {
-		a, addrErr := netip.ParseAddr(text)
-		if addrErr != nil || a.Zone() != "" {
-			return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32",
-				text)
-		}
-		p = netip.PrefixFrom(a, a.BitLen())
+		return netip.Prefix{}, fmt.Errorf("%q is neither an IP address nor a prefix such as 10.0.0.0/8 or 2001:db8::/32",
+			text)
 	}
 	if p.Addr().Is4In6() {
 		return netip.Prefix{}, fmt.Errorf("%q is an IPv4 address in IPv6 form; write it as IPv4", text)

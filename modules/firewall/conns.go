@@ -142,38 +142,7 @@ func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 	return time.Duration(t.TCPSyn)
 }
 
-func monotonic() int64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // Linux has the clock
-	}
-	return ts.Nano()
-}
-
 const connBatch = 1024
-
-// eachConn calls do for the entries of a table until it returns false. Entries that come and go meanwhile may be missed
-// or seen twice.
-func eachConn[K interface{ id() connID }](m *ebpf.Map, do func(K, conn) bool) error {
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, connBatch), make([]conn, connBatch)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			if !do(keys[i], values[i]) {
-				return nil
-			}
-		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case errors.Is(err, unix.ENOSPC): // a hash bucket is fuller than the batch is long
-			keys, values = make([]K, 2*len(keys)), make([]conn, 2*len(keys))
-		case err != nil:
-			return err
-		}
-	}
-}
 
 // tableStats mirrors struct fw_table.
 type tableStats struct {
@@ -281,13 +250,9 @@ func (g *running) sweep() error {
 
 // sweepTable adds what is left to the census, whose interfaces are those that exist.
 func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name string, count census) error {
-	m, err := maps.Get(name)
-	if err != nil {
-		return err
-	}
-	now := monotonic()
+	now := int64(sdk.Monotonic())
 	var over []K
-	err = eachConn(m, func(k K, c conn) bool {
+	err := sdk.EachElement(maps, name, connBatch, func(k K, c *conn) bool {
 		id := k.id()
 		if _, there := count[id.Ifindex]; !there ||
 			now-int64(c.Seen) > int64(c.timeout(id.Proto, id.Kind, &f.config.State.Timeouts)) {
@@ -298,11 +263,11 @@ func sweepTable[K interface{ id() connID }](f *Firewall, maps sdk.Maps, name str
 		return true
 	})
 	if err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
+		return err
 	}
 	for _, k := range over {
-		if err := m.Delete(k); err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) {
-			return fmt.Errorf("delete from map %s: %w", name, err)
+		if err := maps.Delete(name, k); err != nil {
+			return err
 		}
 	}
 	return nil

@@ -168,14 +168,14 @@ func (g *running) listConnections(limit int) (*ConnectionsReport, error) {
 	}
 	out := &ConnectionsReport{Established: stats.Established, Capacity: g.config.State.MaxConnections, Full: stats.Full,
 		Opening: stats.Opening, Share: stats.Share, Connections: []Connection{}}
-	where := g.places()
-	now := monotonic()
-	add := func(id connID, c conn) bool {
+	where := g.live.ByIfindex()
+	now := int64(sdk.Monotonic())
+	add := func(id connID, c *conn) bool {
 		if out.Truncated = len(out.Connections) >= limit; out.Truncated {
 			return false
 		}
 		if idle := time.Duration(now - int64(c.Seen)); idle <= c.timeout(id.Proto, id.Kind, &g.config.State.Timeouts) {
-			out.Connections = append(out.Connections, describe(id, &c, where[id.Ifindex], max(0, idle)))
+			out.Connections = append(out.Connections, describe(id, c, where[id.Ifindex], max(0, idle)))
 		}
 		return true
 	}
@@ -192,24 +192,8 @@ func (g *running) listConnections(limit int) (*ConnectionsReport, error) {
 	return out, nil
 }
 
-// places are the attach points by ifindex.
-func (g *running) places() map[uint32]sdk.Attachment {
-	out := map[uint32]sdk.Attachment{}
-	for _, i := range g.live.Attachments() {
-		out[i.Ifindex] = i
-	}
-	return out
-}
-
-func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(connID, conn) bool) error {
-	m, err := maps.Get(name)
-	if err != nil {
-		return err
-	}
-	if err := eachConn(m, func(k K, c conn) bool { return add(k.id(), c) }); err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
-	}
-	return nil
+func addConns[K interface{ id() connID }](maps sdk.Maps, name string, add func(connID, *conn) bool) error {
+	return sdk.EachElement(maps, name, connBatch, func(k K, c *conn) bool { return add(k.id(), c) })
 }
 
 // describe returns a connection as the service sees it: egress if the service opened it. A connection of an interface

@@ -194,7 +194,8 @@ func (m *Model) outdate() {
 func outdateTable[K interface{ id() connID }](k *kernel, name string) {
 	k.t.Helper()
 	all := map[any]conn{}
-	if err := eachConn(k.maps[name], func(key K, c conn) bool { all[key] = c; return true }); err != nil {
+	keep := func(key K, c *conn) bool { all[key] = *c; return true }
+	if err := sdk.EachElement(k.maps, name, connBatch, keep); err != nil {
 		k.t.Fatal(err)
 	}
 	for key, c := range all {

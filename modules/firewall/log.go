@@ -70,7 +70,7 @@ type Logged struct {
 
 // describe turns a report of the data plane into what clients read.
 func (g *running) describe(r *logEvent, at sdk.Attachment) Logged {
-	out := Logged{Time: time.Now().Add(time.Duration(int64(r.Time) - monotonic())).UTC(), Service: at.Service,
+	out := Logged{Time: time.Now().Add(time.Duration(int64(r.Time - sdk.Monotonic()))).UTC(), Service: at.Service,
 		Interface: at.Interface, Direction: "egress", Length: r.Len, Protocol: protocolName(int(r.Word[8])),
 		Suppressed: r.Suppressed, Reason: dropReasons[r.Decision>>16]}
 	out.Verdict = g.verdict(r)
@@ -225,7 +225,7 @@ func (g *running) read(ctx context.Context) error {
 			return fmt.Errorf("report of %d bytes: %w", len(raw), err)
 		}
 		if g.moved.Swap(false) || at == nil {
-			at = g.places()
+			at = g.live.ByIfindex()
 		}
 		g.log.add(r.Ifindex, g.describe(&r, at[r.Ifindex]))
 	}

@@ -198,18 +198,13 @@ func withOwners(maps sdk.Maps, do func(m *ebpf.Map, owners []owner) error) error
 		defer func() { _ = unix.Munmap(memory) }()
 		return do(m, unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), n))
 	}
-	keys, owners := make([]uint32, n), make([]owner, n)
-	var cursor ebpf.MapBatchCursor
-	got := 0
-	for got < n {
-		count, err := m.BatchLookup(&cursor, keys[got:min(got+4096, n)], owners[got:min(got+4096, n)], nil)
-		got += count
-		if err != nil || count == 0 {
-			break
-		}
+	owners := make([]owner, 0, n)
+	err = sdk.EachBatch(m, 4096, func(_ []uint32, some []owner) bool { owners = append(owners, some...); return true })
+	if err == nil && len(owners) < n {
+		err = fmt.Errorf("%d of %d entries", len(owners), n)
 	}
-	if got < n {
-		return fmt.Errorf("read map %s: %d of %d entries", mapOwners, got, n)
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", mapOwners, err)
 	}
 	return do(m, owners)
 }

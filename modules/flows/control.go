@@ -62,7 +62,7 @@ func (c *config) Fill(maps sdk.Maps) error {
 // Open implements sdk.Compiled.
 func (c *config) Open(live sdk.Live) (sdk.Running, error) {
 	return &running{Live: live, idle: time.Duration(c.Idle) * time.Second, quota: uint64(c.Flows),
-		opened: monotonic(), known: map[key]carried{}}, nil
+		opened: sdk.Monotonic(), known: map[key]carried{}}, nil
 }
 
 // running is a started map set of the module's maps.
@@ -126,7 +126,7 @@ const lossStays = time.Minute
 
 // Conditions implements sdk.Conditioner.
 func (g *running) Conditions() ([]sdk.Condition, error) {
-	return g.conditions(monotonic())
+	return g.conditions(sdk.Monotonic())
 }
 
 func (g *running) conditions(clock uint64) ([]sdk.Condition, error) {

@@ -55,7 +55,7 @@ func TestFlowsAndTheirSum(t *testing.T) {
 	}
 	g := sdktest.Open[*running](t, l.Compiled, l.Live(l.here()))
 	g.opened = 0 // before the packets
-	clock := monotonic()
+	clock := sdk.Monotonic()
 	if err := g.sweep(time.Now(), clock); err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +73,7 @@ func TestFlowsAndTheirSum(t *testing.T) {
 	}
 	for query, want := range map[string]int{"service=web": 2, "service=db": 0, "peer=192.0.2.0/24": 2, "peer=192.0.2.2": 0,
 		"port=443": 2, "port=40001": 1, "protocol=tcp": 2, "protocol=17": 0, "count=1": 1,
-		fmt.Sprint("after=", monotonic()): 0} {
+		fmt.Sprint("after=", sdk.Monotonic()): 0} {
 		if got := g.ask(t, query); len(got.Flows) != want || query == "count=1" && got.Missing[0].Omitted != 1 {
 			t.Errorf("%s: %+v", query, got)
 		}
@@ -113,7 +113,7 @@ func TestFlood(t *testing.T) {
 	at := l.here()
 	g := sdktest.Open[*running](t, l.Compiled, l.Live(at))
 	g.opened = 0 // before the packets
-	clock := monotonic()
+	clock := sdk.Monotonic()
 	missing := g.ask(t, "").Missing
 	if len(missing) != 1 || missing[0].UnrecordedPackets != 85 || missing[0].UnrecordedBytes != 85*60 {
 		t.Errorf("%+v", missing)
@@ -149,7 +149,7 @@ func TestGoneInterfaces(t *testing.T) {
 	l := load(t, sdktest.Options{})
 	l.Run("egress", tcp(egress, "S", 1, 0, 0).frame(t))
 	g := sdktest.Open[*running](t, l.Compiled, l.Live())
-	begin := monotonic()
+	begin := sdk.Monotonic()
 	for round, want := range []int{1, 1, 0} { // the second follows at once, as with a request: it may be being registered
 		if err := g.sweep(time.Now(), begin+uint64(round/2)*uint64(sweepEvery)); err != nil {
 			t.Fatal(err)
@@ -285,7 +285,7 @@ func TestHourBeginsWhenItIsOpened(t *testing.T) {
 	l.Run("egress", tcp(egress, "S", 1, 0, 0).frame(t))
 	g := sdktest.Open[*running](t, l.Compiled, l.Live(l.here()))
 	sum := func() (packets uint64) {
-		if err := g.sweep(time.Now(), monotonic()); err != nil {
+		if err := g.sweep(time.Now(), sdk.Monotonic()); err != nil {
 			t.Fatal(err)
 		}
 		all, _, _ := g.hour.sum(time.Now(), 60)
@@ -324,7 +324,7 @@ func TestSharedEntry(t *testing.T) {
 			e.remote = netip.AddrPortFrom(client.Addr(), 1000*(1+round)+port)
 			l.Run("ingress", e.frame(t))
 			if port == 17 { // a sweep that takes nothing out makes no room
-				sweep(monotonic())
+				sweep(sdk.Monotonic())
 			}
 		}
 		if n := len(l.table()); n != 16 {
@@ -334,7 +334,7 @@ func TestSharedEntry(t *testing.T) {
 		if want := uint64(4 * (1 + round)); err != nil || used[0].held() != 16 || used[0].Unrecorded != want {
 			t.Errorf("round %d: %+v, %v", round, used[0], err)
 		}
-		sweep(monotonic() + uint64(16*time.Second))
+		sweep(sdk.Monotonic() + uint64(16*time.Second))
 		if n := len(l.table()); n != 0 {
 			t.Fatalf("round %d: %d flows stay", round, n)
 		}
@@ -354,7 +354,7 @@ func TestConditionStays(t *testing.T) {
 	}
 	l.Run("ingress", e.frame(t))
 	g := sdktest.Open[*running](t, l.Compiled, l.Live(l.here()))
-	clock := monotonic()
+	clock := sdk.Monotonic()
 	sweep := func() {
 		t.Helper()
 		if err := g.sweep(time.Now(), clock); err != nil {

@@ -104,7 +104,7 @@ func (g *running) answer(q url.Values) (*sdk.FlowRecords, error) {
 	}
 	g.asking.Lock()
 	defer g.asking.Unlock()
-	out := &sdk.FlowRecords{Now: monotonic(), Flows: []sdk.FlowRecord{}}
+	out := &sdk.FlowRecords{Now: sdk.Monotonic(), Flows: []sdk.FlowRecord{}}
 	if w.since > 0 {
 		if err := g.sweep(time.Now(), out.Now); err != nil { // so that the last seconds are in it
 			return nil, err

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"github.com/cilium/ebpf"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 const (
@@ -21,18 +23,11 @@ const (
 
 // Run adds what flows carry to the hour, and takes out those that are idle.
 func (g *running) Run(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
-	for {
-		if err := g.sweep(time.Now(), monotonic()); err != nil {
+	sdk.Every(ctx, sweepEvery, func() {
+		if err := g.sweep(time.Now(), sdk.Monotonic()); err != nil {
 			slog.Warn("flows: sweep failed", "module", g.Module, "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	})
 }
 
 // sweep is one round of Run. now and clock are the same time by different clocks.

@@ -3,12 +3,7 @@
 package flows
 
 import (
-	"errors"
-	"fmt"
 	"net/netip"
-
-	"github.com/cilium/ebpf"
-	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -105,36 +100,12 @@ const batch = 512
 
 // each calls do for the entries of the table. Those that come meanwhile may be missing.
 func (g *running) each(do func(key, *value)) error {
-	m, err := g.Maps.Get(mapFlows)
-	if err != nil {
-		return err
-	}
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]key, batch), make([]value, batch)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		for i := range n {
-			if values[i].First != 0 { // else it is being made
-				do(keys[i], &values[i])
-			}
+	return sdk.EachElement(g.Maps, mapFlows, batch, func(k key, v *value) bool {
+		if v.First != 0 { // else it is being made
+			do(k, v)
 		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case errors.Is(err, unix.ENOSPC): // a bucket has more entries than the batch
-			keys, values = make([]key, 2*len(keys)), make([]value, 2*len(values))
-		case err != nil:
-			return fmt.Errorf("read map %s: %w", mapFlows, err)
-		}
-	}
+		return true
+	})
 }
 
 func address(a [16]byte) netip.Addr { return netip.AddrFrom16(a).Unmap() }
-
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // Linux has the clock
-	}
-	return uint64(ts.Nano())
-}

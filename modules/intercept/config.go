@@ -296,10 +296,7 @@ type prefix struct{ netip.Prefix }
 
 func (p *prefix) UnmarshalJSON(text []byte) error {
 	s := strings.Trim(string(text), `"`)
-	n, err := netip.ParsePrefix(s)
-	if a, err2 := netip.ParseAddr(s); err != nil && err2 == nil && a.Zone() == "" {
-		n, err = netip.PrefixFrom(a, a.BitLen()), nil
-	}
+	n, err := sdk.ParsePrefix(s)
 	if err != nil || n.Addr().Is4In6() {
 		return fmt.Errorf("%s is neither an address nor a network such as 192.0.2.0/24", text)
 	}

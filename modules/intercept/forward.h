@@ -113,6 +113,20 @@ static __always_inline int icpt_has_arrived(const struct kerb_pkt *pkt,
 	return ip6 && !differs;
 }
 
+/* The length that has to fit into the MTU of the route: of a packet that the kernel has put
+ * together from segments, and cuts again when it leaves, that of one. */
+static __always_inline __u32 icpt_route_len(const struct kerb_pkt *pkt, __u32 len)
+{
+#ifdef KERB_HOOK_TC
+	__u32 payload = kerb_ctx_field(pkt->ctx, gso_size);
+	struct tcphdr *tcp = kerb_tcp(pkt);
+
+	if (payload)
+		len = pkt->l4 - pkt->l3 + payload + (tcp ? tcp->doff * 4 : sizeof(struct udphdr));
+#endif
+	return len < 0xffff ? len : 0xffff;
+}
+
 /* The addresses and the length by which the kernel looks for a route. */
 static __always_inline int icpt_fill_route(const struct kerb_pkt *pkt, const struct icpt_target *to,
 					   struct bpf_fib_lookup *fib)
@@ -144,11 +158,7 @@ static __always_inline int icpt_fill_route(const struct kerb_pkt *pkt, const str
 	} else {
 		return 0;
 	}
-	fib->tot_len = len < 0xffff ? len : 0xffff;
-#ifdef KERB_HOOK_TC
-	if (kerb_ctx_field(pkt->ctx, gso_size))
-		fib->tot_len = 0; /* its segments fit, says the kernel then */
-#endif
+	fib->tot_len = icpt_route_len(pkt, len);
 	return 1;
 }
 

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/internal/chain"
@@ -483,6 +484,57 @@ func TestForwardOnlyWhereAllowed(t *testing.T) {
 		try("out", index, "1", sentOn[hook], "True")
 		if got := k.report("on"); got.Unforwarded["noRoute"] != 3 || got.Forwarded != 2 {
 			t.Errorf("%s: %+v", hook, got)
+		}
+	}
+}
+
+// skbContext is struct __sk_buff, of which test runs take the size of segments.
+type skbContext struct {
+	_    [44]uint32
+	Size uint32 // gso_size
+	_    [3]uint32
+}
+
+// Of a packet that the kernel has put together from segments, each has to fit into the MTU, and not the whole.
+func TestForwardSegments(t *testing.T) {
+	r := newRouter(t)
+	for _, w := range []way{{to: netip.AddrPortFrom(near4, 7001)}, {to: netip.AddrPortFrom(near6, 7001)}, {named: true}} {
+		w.hook = chain.TC
+		k := r.load(t, w)
+		try := func(f frame, size, fits int) {
+			t.Helper()
+			want := map[bool]verdict{true: answered, false: passed}[size <= fits]
+			before := k.report("on").Unforwarded["tooBig"]
+			opts := ebpf.RunOptions{Data: f.whole(64), Context: skbContext{Size: uint32(size)}, Repeat: 1}
+			var v verdict
+			if err := r.Node().Do(func() error {
+				ret, err := k.prog.Run(&opts)
+				v = verdicts[k.hook][int32(ret)]
+				return err
+			}); err != nil {
+				t.Fatal(err)
+			}
+			tooBig := k.report("on").Unforwarded["tooBig"] - before
+			if v != want || (tooBig == 1) != (want == passed) {
+				t.Errorf("%s, protocol %d to %s, segments of %d: %s, want %s, %d too big", w, f.proto, f.dst, size, v, want, tooBig)
+			}
+		}
+		for _, dst := range []netip.Addr{near4, near6} {
+			headers := map[bool]int{true: 20, false: 40}[dst.Is4()]
+			f := udpTo(dst, 5005, strings.Repeat("x", 3000))
+			if to := w.to.Addr(); to.IsValid() && to.Is4() != dst.Is4() {
+				continue
+			} else if to.IsValid() {
+				f.dst = map[bool]netip.Addr{true: quiet4, false: quiet6}[to.Is4()] // not there already
+			}
+			for _, size := range []int{1, 1400, 1500 - headers - 8, 1500 - headers - 7, 1600, 65535} {
+				try(f, size, 1500-headers-8)
+			}
+			if f.proto = tcp; w.named {
+				for _, size := range []int{1000, 1500 - headers - 20, 1500 - headers - 19} {
+					try(f, size, 1500-headers-20)
+				}
+			}
 		}
 	}
 }

@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -148,19 +147,8 @@ func (f *Intercept) late(m sdk.Maps) ([]LatePacket, error) {
 func (l *late) report(class string) LatePacket {
 	return LatePacket{Class: class, Seq: l.Seq, T1: l.T1, Delay: l.T2 - l.T1, Waited: l.Waited, KernelCPU: l.CPU1,
 		ProgramCPU: l.CPU2,
-		Running:    l.PID1, Command: printable(l.Comm1[:]), Queued: l.Queued, Voluntary: l.Voluntary,
+		Running:    l.PID1, Command: sdk.Printable(l.Comm1[:]), Queued: l.Queued, Voluntary: l.Voluntary,
 		Involuntary: l.Involuntary}
-}
-
-// printable is text up to its zero: a program may write into its page what it likes.
-func printable(text []byte) string {
-	s, _, _ := strings.Cut(string(text), "\x00")
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r > '~' {
-			return '?'
-		}
-		return r
-	}, s)
 }
 
 // Collect implements sdk.Collector.

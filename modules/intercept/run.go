@@ -165,9 +165,7 @@ type watch struct {
 }
 
 func newWatch(f *Intercept, pages *pages) *watch {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now)
-	w := &watch{of: f, pages: pages, begun: uint64(now.Nano())}
+	w := &watch{of: f, pages: pages, begun: sdk.Monotonic()}
 	for _, c := range f.Classes {
 		if c.slot != noRing {
 			w.seen[c.slot] = pages.state(c.slot).Late

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strings"
 
 	"github.com/kerb-edge/kerb/sdk"
 )
@@ -112,21 +111,12 @@ func address(field, text string, family func(netip.Addr) bool) (netip.Addr, erro
 // parsePrefix accepts an address or a prefix and returns it in IPv6 form, IPv4 mapped, as the key of the longest-prefix
 // map needs it.
 func parsePrefix(text string) (prefix, error) {
-	p, err := netip.ParsePrefix(text)
-	if err != nil && !strings.Contains(text, "/") {
-		var a netip.Addr
-		if a, err = netip.ParseAddr(text); err == nil {
-			p = netip.PrefixFrom(a, a.BitLen())
-		}
-	}
+	p, err := sdk.ParsePrefix(text)
 	if err != nil || p.Addr().Is4In6() {
 		return prefix{}, fmt.Errorf("%q is not a prefix such as 10.30.0.0/16", text)
 	}
-	bits := p.Bits()
-	if p.Addr().Is4() {
-		bits += 96
-	}
-	return prefix{uint32(bits), p.Masked().Addr().As16()}, nil
+	p = sdk.MappedPrefix(p).Masked()
+	return prefix{uint32(p.Bits()), p.Addr().As16()}, nil
 }
 
 // checkForwards checks that neither an outside port nor a target is used by two forwards: replies could not be

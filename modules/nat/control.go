@@ -131,29 +131,19 @@ const sweepEvery = 30 * time.Second
 
 // Run removes the mappings of interfaces that are gone.
 func (g running) Run(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
 	gone := map[uint32]bool{}
-	for {
+	sdk.Every(ctx, sweepEvery, func() {
 		var err error
 		if gone, err = g.sweep(gone); err != nil {
 			slog.Warn("nat: sweep failed", "module", g.Module, "error", err)
 		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	})
 }
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time, and returns those that
 // are missing.
 func (g running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
-	present, missing := map[uint32]bool{}, map[uint32]bool{}
-	for _, i := range g.Attachments() {
-		present[i.Ifindex] = true
-	}
+	present, missing := g.ByIfindex(), map[uint32]bool{}
 	ports, err := sdk.ReadTable[inside, uint32](g.Maps, mapPorts)
 	if err != nil {
 		return before, err
@@ -163,10 +153,11 @@ func (g running) sweep(before map[uint32]bool) (map[uint32]bool, error) {
 		return before, err
 	}
 	obsolete := func(ifindex uint32) bool {
-		if !present[ifindex] {
-			missing[ifindex] = true
+		if _, there := present[ifindex]; there {
+			return false
 		}
-		return !present[ifindex] && before[ifindex]
+		missing[ifindex] = true
+		return before[ifindex]
 	}
 	for key := range ports {
 		if obsolete(key.Ifindex) {

@@ -16,10 +16,7 @@ var names = map[uint8]string{1: "icmp", 6: "tcp", 17: "udp", 58: "icmpv6"}
 
 // list returns the mappings of the present interfaces, expired ones included, ordered by interface and outside port.
 func (g running) list() ([]Mapping, error) {
-	where := map[uint32]sdk.Attachment{}
-	for _, i := range g.Attachments() {
-		where[i.Ifindex] = i
-	}
+	where := g.ByIfindex()
 	all, err := sdk.ReadTable[outside, mapping](g.Maps, mapMappings)
 	if err != nil {
 		return nil, err

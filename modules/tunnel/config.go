@@ -141,8 +141,7 @@ func (c *config) parseNodes() error {
 		for j, text := range n.Subnets {
 			subnet, err := parsePrefix(text)
 			if err != nil {
-				return wrong(fmt.Sprintf("%s.subnets[%d]", field, j), "%q is neither an address nor a prefix without further bits",
-					text)
+				return wrong(fmt.Sprintf("%s.subnets[%d]", field, j), "%v", err)
 			}
 			p.subnets = append(p.subnets, subnet)
 		}
@@ -152,12 +151,14 @@ func (c *config) parseNodes() error {
 }
 
 func parsePrefix(text string) (netip.Prefix, error) {
-	if addr, err := netip.ParseAddr(text); err == nil {
-		return addr.Prefix(addr.BitLen())
-	}
-	p, err := netip.ParsePrefix(text)
-	if err == nil && (p != p.Masked() || p.Addr().Is4In6()) {
-		err = fmt.Errorf("bits beyond the length")
+	p, err := sdk.ParsePrefix(text)
+	switch {
+	case err != nil:
+		err = fmt.Errorf("%q is neither an IP address nor a prefix such as 10.1.0.0/16", text)
+	case p.Addr().Is4In6():
+		err = fmt.Errorf("%q is an IPv4 address in IPv6 form; write it as IPv4", text)
+	case p != p.Masked():
+		err = fmt.Errorf("%q has bits beyond its length; write %s", text, p.Masked())
 	}
 	return p, err
 }

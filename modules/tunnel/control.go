@@ -124,24 +124,17 @@ const sweepEvery = 30 * time.Second
 
 // Run updates the tables, and frees the places of nodes that are no longer in use.
 func (t *tunnel) Run(ctx context.Context) {
-	tick := time.NewTicker(sweepEvery)
-	defer tick.Stop()
 	var learning sync.WaitGroup
 	defer learning.Wait()
 	learning.Go(func() { t.followPath(ctx) })
 	if t.config.Mode == modeOakestra {
 		learning.Go(func() { t.followStrangers(ctx) })
 	}
-	for {
+	sdk.Every(ctx, sweepEvery, func() {
 		t.refresh()
 		t.sweep()
 		t.releaseIdle(time.Now())
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
+	})
 }
 
 // AttachmentChanged implements sdk.AttachmentWatcher.

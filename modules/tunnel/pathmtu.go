@@ -47,10 +47,7 @@ func (t *tunnel) followPath(ctx context.Context) {
 			t.refresh()
 		}
 		if n++; n%errorsAtOnce == 0 {
-			select {
-			case <-ctx.Done():
-			case <-time.After(errorsPause):
-			}
+			sdk.Pause(ctx, errorsPause)
 		}
 	}
 }

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Pacer spaces out events at a rate on the calling thread.
@@ -38,8 +40,4 @@ func (p *Pacer) Wait() {
 	}
 }
 
-func monotonic() int64 {
-	var ts unix.Timespec
-	unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts)
-	return ts.Nano()
-}
+func monotonic() int64 { return int64(sdk.Monotonic()) }

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Packet is one that Oakestra's NetManager translates in user space: TCP and UDP of both IP versions, without extension
@@ -58,29 +60,15 @@ func (p Packet) Between(src, dst netip.Addr) []byte {
 	}
 	check := body[at : at+2]
 	clear(check)
-	pseudo := checksum(proto+uint32(len(body)), raw[p.At:p.At+src.BitLen()/4])
-	sum := ^checksum(uint32(pseudo), body)
+	lengths := binary.BigEndian.AppendUint32(nil, proto+uint32(len(body)))
+	sum := sdk.Checksum(lengths, raw[p.At:p.At+src.BitLen()/4], body)
 	if sum == 0 && p.UDP {
 		sum = 0xffff
 	}
 	binary.BigEndian.PutUint16(check, sum)
 	if src.Is4() {
 		clear(raw[10:12])
-		binary.BigEndian.PutUint16(raw[10:], ^checksum(0, raw[:p.L4]))
+		binary.BigEndian.PutUint16(raw[10:], sdk.Checksum(raw[:p.L4]))
 	}
 	return raw
-}
-
-// checksum is the ones' complement sum of RFC 1071.
-func checksum(sum uint32, data []byte) uint16 {
-	for ; len(data) > 1; data = data[2:] {
-		sum += uint32(data[0])<<8 | uint32(data[1])
-	}
-	if len(data) == 1 {
-		sum += uint32(data[0]) << 8
-	}
-	for sum > 0xffff {
-		sum = sum>>16 + sum&0xffff
-	}
-	return uint16(sum)
 }

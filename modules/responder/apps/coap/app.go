@@ -145,10 +145,8 @@ const settled = time.Second
 // one before it still set.
 func (coap) Run(ctx context.Context, live app.Live) {
 	for _, wait := range []time.Duration{0, settled} {
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, wait) {
 			return
-		case <-time.After(wait):
 		}
 		if err := refresh(live); err != nil {
 			slog.Error("responder: values that were set last", "error", err)
@@ -197,7 +195,7 @@ func (coap) Values(maps sdk.Maps, p app.PlacedListener) ([]app.Value, error) {
 
 // report tells a value as a reply would have it now.
 func (v *Value) report(key string) app.Value {
-	now := sinceBoot()
+	now := time.Duration(sdk.Monotonic())
 	if v == nil || v.Expires != 0 && v.Expires <= now {
 		return app.Value{Key: key, Detail: map[string]any{"answered": false}}
 	}

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/seed"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // The data plane and the model must answer alike, byte by byte: random requests, and damaged ones. KERB_MUTATIONS is
@@ -81,7 +82,7 @@ func (d *device) check(t *testing.T, i int, from, to netip.AddrPort, datagram []
 	t.Helper()
 	at := coarseClock(t)
 	got, verdict := d.send(t, from, to, datagram)
-	for now := sinceBoot(); at < now; at = min(at+time.Millisecond, now) {
+	for now := time.Duration(sdk.Monotonic()); at < now; at = min(at+time.Millisecond, now) {
 		if want, v := d.model.clone().Decide(from, to, datagram, at); v == verdict && bytes.Equal(got, want) {
 			break
 		}

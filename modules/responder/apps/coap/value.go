@@ -7,7 +7,7 @@ import (
 	"encoding/binary"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Value of a resource.
@@ -29,13 +29,6 @@ func newValue(data []byte, format int, maxAge uint32, expires time.Duration) *Va
 	return &Value{Data: data, Format: format, ETag: [8]byte(h.Sum(nil)), MaxAge: maxAge, Expires: expires}
 }
 
-// sinceBoot is the clock of bpf_ktime_get_ns.
-func sinceBoot() time.Duration {
-	var ts unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts) // cannot fail
-	return time.Duration(ts.Nano())
-}
-
 // setting mirrors struct coap_setting: a value that was set at run time.
 type setting struct {
 	Expires uint64
@@ -48,7 +41,7 @@ func newSetting(data []byte, lease time.Duration) *setting {
 	s := &setting{}
 	s.Len = uint64(copy(s.Data[:], data))
 	if lease > 0 {
-		s.Expires = uint64(sinceBoot() + lease)
+		s.Expires = sdk.Monotonic() + uint64(lease)
 	}
 	return s
 }
