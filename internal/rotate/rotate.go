@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,8 +26,9 @@ type File struct {
 	torn bool     // there may be a part of a line behind them
 }
 
-// Open opens or creates a file, and removes what an earlier process has left of a line that it could not finish.
-// Another process that writes it is an error, as is everything that is not a regular file.
+// Open opens or creates a file, and removes what an earlier process has left of a line that it could not finish, and
+// older files that it kept beyond keep. Another process that writes it is an error, as is everything that is not a
+// regular file.
 func Open(path string, maxSize int64, keep int) (*File, error) {
 	f := &File{path: path, max: maxSize, keep: keep}
 	var err error
@@ -39,6 +41,8 @@ func Open(path string, maxSize int64, keep int) (*File, error) {
 	if err != nil {
 		f.now.Close()
 		return nil, err
+	}
+	for n := keep + 1; unix.Unlink(f.older(n)) == nil; n++ { // of a process that kept more
 	}
 	return f, nil
 }
@@ -100,7 +104,10 @@ func (f *File) WriteLine(line []byte) error {
 			return err
 		}
 	}
-	if _, err := f.now.Write(line); err != nil {
+	if n, err := f.now.Write(line); err != nil {
+		if info, statErr := f.now.Stat(); statErr == nil { // others may have cut the file
+			f.size = info.Size() - int64(n)
+		}
 		f.torn = f.now.Truncate(f.size) != nil
 		return err
 	}
@@ -122,6 +129,10 @@ func (f *File) rotate() error {
 	if err != nil {
 		return err
 	}
+	if err := f.copyAccess(next); err != nil {
+		next.Close()
+		return err
+	}
 	if err := os.Rename(f.path, f.older(1)); err != nil && !errors.Is(err, os.ErrNotExist) { // taken away by others
 		next.Close()
 		return err
@@ -133,6 +144,20 @@ func (f *File) rotate() error {
 	f.now.Close()
 	f.now, f.size = next, 0
 	return nil
+}
+
+// copyAccess gives a new file the owner and the permissions of the one before, which an operator may have set. Without
+// the right to that, only this process's user may read it.
+func (f *File) copyAccess(next *os.File) error {
+	before, err := f.now.Stat()
+	if err != nil {
+		return err
+	}
+	mode := before.Mode().Perm()
+	if st, ok := before.Sys().(*syscall.Stat_t); ok && next.Chown(int(st.Uid), int(st.Gid)) != nil {
+		mode &= 0o700
+	}
+	return next.Chmod(mode)
 }
 
 // shift renames the older files so that the first one is free. With a gap among them, those behind it stay.

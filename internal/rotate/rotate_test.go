@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -87,6 +88,31 @@ func TestRotation(t *testing.T) {
 	wants(t, dir, map[string]string{"flows": lines(10, 11), "flows.1": string(long), "flows.2": lines(9, 10)})
 }
 
+// A new file has the owner and the permissions of the one before: what an operator has denied to others stays denied,
+// and who was to read it still can.
+func TestAccessStays(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "flows")
+	f := open(t, path, 10, 1)
+	owner := uint32(os.Geteuid())
+	if owner == 0 {
+		owner = 1234
+	}
+	for _, mode := range []os.FileMode{0o600, 0o604, 0o660} {
+		if err := errors.Join(os.Chown(path, int(owner), -1), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
+		write(t, f, 0, 2)
+		info, err := os.Stat(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if uid := info.Sys().(*syscall.Stat_t).Uid; info.Mode().Perm() != mode || uid != owner {
+			t.Errorf("%v of user %d, want %v of user %d", info.Mode(), uid, mode, owner)
+		}
+	}
+}
+
 // With one older file, that one is replaced. Files that were taken away are no reason to move others.
 func TestGaps(t *testing.T) {
 	dir := t.TempDir()
@@ -102,6 +128,18 @@ func TestGaps(t *testing.T) {
 	write(t, f, 6, 7)
 	wants(t, dir, map[string]string{"flows": lines(6, 7), "flows.1": lines(5, 6), "flows.2": lines(4, 5),
 		"flows.3": lines(2, 3)})
+}
+
+// A process that keeps fewer older files removes the others: all together have a limited size.
+func TestKeepsFewer(t *testing.T) {
+	dir := t.TempDir()
+	f := open(t, filepath.Join(dir, "flows"), 10, 4)
+	write(t, f, 0, 9)
+	f.Close()
+	f = open(t, filepath.Join(dir, "flows"), 10, 2)
+	wants(t, dir, map[string]string{"flows": lines(8, 9), "flows.1": lines(7, 8), "flows.2": lines(6, 7)})
+	write(t, f, 9, 10)
+	wants(t, dir, map[string]string{"flows": lines(9, 10), "flows.1": lines(8, 9), "flows.2": lines(7, 8)})
 }
 
 // What a process that was killed has left of a line is removed, and so is its empty file.
@@ -147,8 +185,9 @@ func TestRefused(t *testing.T) {
 	open(t, path, 10, 1)
 }
 
-// A full disk takes no whole line, keeps those that it has, and continues when there is room. Rotation makes room.
-func TestFullDisk(t *testing.T) {
+// smallDisk is a directory with room for 128 KiB.
+func smallDisk(t *testing.T) string {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to mount a small file system")
 	}
@@ -157,6 +196,34 @@ func TestFullDisk(t *testing.T) {
 		t.Skip("cannot mount: ", err)
 	}
 	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	return dir
+}
+
+// A file that an operator has emptied stays one of whole lines when the disk is full.
+func TestEmptiedByOthers(t *testing.T) {
+	dir := smallDisk(t)
+	f := open(t, filepath.Join(dir, "flows"), 1<<20, 1)
+	write(t, f, 0, 1000)
+	if err := errors.Join(os.Truncate(filepath.Join(dir, "flows"), 0),
+		os.WriteFile(filepath.Join(dir, "other"), make([]byte, 120<<10), 0o600)); err != nil {
+		t.Fatal(err)
+	}
+	n := 1000
+	for ; ; n++ {
+		if err := f.WriteLine(line(n)); errors.Is(err, unix.ENOSPC) {
+			break
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := files(t, dir)["flows"]; got != lines(1000, n) {
+		t.Errorf("%d bytes after %d lines: %.40q", len(got), n-1000, got)
+	}
+}
+
+// A full disk takes no whole line, keeps those that it has, and continues when there is room. Rotation makes room.
+func TestFullDisk(t *testing.T) {
+	dir := smallDisk(t)
 	f := open(t, filepath.Join(dir, "flows"), 30<<10, 2)
 	other := filepath.Join(dir, "other")
 	if err := os.WriteFile(other, make([]byte, 112<<10), 0o600); err != nil {
