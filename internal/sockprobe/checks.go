@@ -50,6 +50,21 @@ var checks = []check{
 	{"ktlsRefused", redirected, afterExchange(ktls), false},
 }
 
+// run tries the behaviour in a thread that the Go runtime cannot interrupt: it sends SIGURG to preempt goroutines,
+// which ends calls on sockets with limits to their time early, with plain TCP, too (signal(7)).
+func (c *check) run(p *pair) (err error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	blocked, before := unix.Sigset_t{Val: [16]uint64{1 << (unix.SIGURG - 1)}}, unix.Sigset_t{}
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, &blocked, &before); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, unix.PthreadSigmask(unix.SIG_SETMASK, &before, nil))
+	}()
+	return c.try(p)
+}
+
 // afterExchange makes both ends send first, as most checks are of what then is redirected.
 func afterExchange(try func(*pair) error) func(*pair) error {
 	return func(p *pair) error {

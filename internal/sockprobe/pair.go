@@ -109,6 +109,9 @@ func (p *pair) close() {
 func send(fd int, data []byte) error {
 	for len(data) > 0 {
 		n, err := unix.SendmsgN(fd, data, nil, nil, unix.MSG_NOSIGNAL)
+		if err == unix.EINTR {
+			continue
+		}
 		if err != nil {
 			return fmt.Errorf("send: %w", err)
 		}

@@ -165,14 +165,14 @@ func (l *lab) try(c *check) (err error) {
 		if broken != nil {
 			return &brokenError{broken}
 		}
-		err = c.try(p)
+		err = c.run(p)
 		p.close()
 		switch {
 		case err == nil && (!c.races || passed == mustPass-1):
 			return nil
 		case err == nil:
 			passed++
-		case errors.Is(err, unix.EAGAIN):
+		case errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR): // by a signal to the process
 			failed++
 		default:
 			return err

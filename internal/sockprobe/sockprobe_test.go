@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -20,12 +21,34 @@ func TestPlainTCPPassesAllChecks(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			err := error(unix.EAGAIN)
 			for tries := 0; errors.Is(err, unix.EAGAIN) && tries < mostTries; tries++ { // as Test does
-				err = c.try(connected(t))
+				err = c.run(connected(t))
 			}
 			if err != nil && c.name != "ktlsRefused" { // which plain TCP does not
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// A recv(2) with a limit to its time ends with EINTR when a signal comes, and the Go runtime sends such.
+func TestChecksAreNotPreempted(t *testing.T) {
+	runtime.LockOSThread() // whose mask of signals is read afterwards
+	defer runtime.UnlockOSThread()
+	preempted := func(p *pair) error {
+		thread := unix.Gettid()
+		time.AfterFunc(5*time.Millisecond, func() { _ = unix.Tgkill(unix.Getpid(), thread, unix.SIGURG) })
+		return endWhileWaiting(p)
+	}
+	err := error(unix.EAGAIN)
+	for tries := 0; errors.Is(err, unix.EAGAIN) && tries < mostTries; tries++ {
+		err = (&check{try: preempted}).run(connected(t))
+	}
+	if err != nil {
+		t.Error(err)
+	}
+	var mask unix.Sigset_t
+	if err := unix.PthreadSigmask(unix.SIG_BLOCK, nil, &mask); err != nil || mask.Val[0]&(1<<(unix.SIGURG-1)) != 0 {
+		t.Errorf("afterwards the mask of signals is %x, %v", mask.Val[0], err)
 	}
 }
 
