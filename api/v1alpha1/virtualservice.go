@@ -33,9 +33,10 @@ type VirtualServiceSpec struct {
 // VirtualAddress is one address with the policy that chooses among the instances, or with the one instance it stands
 // for.
 type VirtualAddress struct {
-	Address  string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
-	Policy   Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
-	Instance string `json:"instance,omitempty" doc:"Name of the only instance behind the address; excludes a policy"`
+	Address         string `json:"address" minLength:"1" doc:"IPv4 or IPv6 address"`
+	Policy          Policy `json:"policy,omitempty" enum:"roundRobin,weighted,leastConnections,sourceAffinity,consistentHash,closest" doc:"Load-balancing policy for new connections; default roundRobin"`
+	Instance        string `json:"instance,omitempty" doc:"Name of the only instance behind the address; excludes a policy"`
+	AffinityTimeout string `json:"affinityTimeout,omitempty" pattern:"^([0-9]+[hms])+$" patternDescription:"a time such as 3h, 1h30m or 10800s" doc:"Session affinity: a new connection of a client goes to the instance of its last one to the same port, if that began less than this time ago and the instance accepts connections; 1s to 24h"`
 }
 
 // Policy chooses an instance for a new connection.

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"net/netip"
 	"slices"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -99,6 +100,9 @@ func (c *checker) checkAddresses() error {
 				return c.wrong(field+".instance", "no instance %s in spec.instances", a.Instance)
 			}
 		}
+		if err := checkAffinity(a); err != nil {
+			return c.wrong(field+".affinityTimeout", "%v", err)
+		}
 		if !c.reaches(addr, a.Instance) {
 			return c.wrong(field+".address", "%v is %s, and no instance has an address of this family", addr, family(addr))
 		}
@@ -109,6 +113,25 @@ func (c *checker) checkAddresses() error {
 				return c.wrong(fmt.Sprintf("instances[%d].addresses[%d]", n, m), "%s is one of the virtual addresses itself", text)
 			}
 		}
+	}
+	return nil
+}
+
+// maxAffinity is the limit of Kubernetes, too.
+const maxAffinity = 24 * time.Hour
+
+func checkAffinity(a v1.VirtualAddress) error {
+	if a.AffinityTimeout == "" {
+		return nil
+	}
+	d, err := time.ParseDuration(a.AffinityTimeout)
+	switch {
+	case err != nil || d%time.Second != 0:
+		return fmt.Errorf("%q is not a time in whole seconds; write for example 3h, 1h30m or 10800s", a.AffinityTimeout)
+	case d < time.Second || d > maxAffinity:
+		return fmt.Errorf("is %s; set 1s to 24h", a.AffinityTimeout)
+	case a.Instance != "":
+		return errors.New("has no effect on an address that stands for one instance: leave it out")
 	}
 	return nil
 }

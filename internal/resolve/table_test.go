@@ -556,12 +556,12 @@ func TestResourcesTakeAddresses(t *testing.T) {
 	table.Put("test", Record{Name: "test.app", Spec: found, Keep: true})
 	table.Apply([]v1.VirtualService{virtual("mine", plain("10.30.0.1"))}, nil)
 	p.sync()
-	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin }]")
+	p.expect("what is left", fmt.Sprint(p.has["test.app"].Spec.Addresses), "[{10.30.0.2 roundRobin  }]")
 	table.Put("test", Record{Name: "test.app", Spec: found, Keep: true})
 	table.Put("test", Record{Name: "test.late", Spec: plain("10.30.0.2"), Keep: true})
 	p.sync()
 	p.expect("found again", fmt.Sprint(p.has["test.app"].Spec.Addresses, p.has["test.late"].Spec.Addresses),
-		"[{10.30.0.2 roundRobin }] []")
+		"[{10.30.0.2 roundRobin  }] []")
 	if c := condition(t, table, "test.app", "Resolved"); c.Reason != "AddressTaken" {
 		t.Errorf("%+v", c)
 	}
@@ -755,7 +755,8 @@ func TestSubscriptionsConverge(t *testing.T) {
 
 func TestCheck(t *testing.T) {
 	good := v1.VirtualServiceSpec{
-		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: v1.PolicyClosest}, {Address: "fdff:2000::2"},
+		Addresses: []v1.VirtualAddress{{Address: "10.30.0.2", Policy: v1.PolicyClosest, AffinityTimeout: "86400s"},
+			{Address: "fdff:2000::2", AffinityTimeout: "1s"},
 			{Address: "10.30.1.1", Instance: "a"}},
 		Ports: []v1.VirtualPort{{Port: 80}, {Port: 80, Protocol: v1.ProtocolUDP}},
 		Instances: []v1.VirtualInstance{{Name: "a", Addresses: []string{"10.18.0.5", "fd00::5"}, Node: "192.0.2.2"},
@@ -792,6 +793,14 @@ func TestCheck(t *testing.T) {
 			s.Addresses[2].Policy = v1.PolicyClosest
 		}, "spec.addresses[2]",
 			"instance and policy"},
+		"affinity of one": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].AffinityTimeout = "3h" },
+			"spec.addresses[2].affinityTimeout", "stands for one instance"},
+		"affinity in parts of seconds": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].AffinityTimeout = "1500ms" },
+			"spec.addresses[0].affinityTimeout", "whole seconds"},
+		"affinity of no time": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].AffinityTimeout = "0s" },
+			"spec.addresses[0].affinityTimeout", "set 1s to 24h"},
+		"affinity without end": {func(s *v1.VirtualServiceSpec) { s.Addresses[0].AffinityTimeout = "24h1s" },
+			"spec.addresses[0].affinityTimeout", "set 1s to 24h"},
 		"unknown instance": {func(s *v1.VirtualServiceSpec) { s.Addresses[2].Instance = "c" }, "spec.addresses[2].instance",
 			"no instance c"},
 		"family": {func(s *v1.VirtualServiceSpec) {

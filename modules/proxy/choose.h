@@ -29,15 +29,22 @@ static __always_inline int px_reachable(const struct px_place *p, int v4)
 			       0;
 }
 
+/* The index of an instance, if it has none of the flags and an address of this family; else 0. */
+static __always_inline __u32 px_takes_new(__u32 index, __u32 flags, int v4)
+{
+	struct px_instance *in = bpf_map_lookup_elem(&instances, &index);
+
+	if (!in || !index || in->flags & flags)
+		return 0;
+	return px_reachable(px_place(in), v4) ? index : 0;
+}
+
 /* The instance that a slot stands for, if it takes new sessions of this family; else 0. */
 static __always_inline __u32 px_usable(__u32 slot, int v4)
 {
 	__u32 *index = bpf_map_lookup_elem(&slots, &slot);
-	struct px_instance *in = index ? bpf_map_lookup_elem(&instances, index) : 0;
 
-	if (!in || !*index || in->flags & (PX_DRAINING | PX_GONE))
-		return 0;
-	return px_reachable(px_place(in), v4) ? *index : 0;
+	return index ? px_takes_new(*index, PX_DRAINING | PX_GONE, v4) : 0;
 }
 
 /* As the kernel's jhash2 over the words of the source, or of the whole flow but for the place where
@@ -113,18 +120,14 @@ static __always_inline void px_least_connections(struct px_work *w, const struct
 	}
 }
 
-/* Sets w->instance, to 0 if none takes new sessions. */
-static __noinline int px_choose(struct px_work *w, const struct px_vip *v)
+/* Sets w->instance, which is 0, if an instance takes new sessions. The run is not empty. */
+static __always_inline void px_choose_by_policy(struct px_work *w, const struct px_vip *v)
 {
-	w->instance = 0;
-	if (!v->count)
-		return 0;
 	w->start = px_start(v, &w->flow) % v->count;
 	if (v->policy == PX_LEAST)
 		px_least_connections(w, v);
 	else
 		px_first(w, v);
-	return 0;
 }
 
 #endif

@@ -13,6 +13,7 @@ import (
 	"log/slog"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -90,7 +91,8 @@ func (c *config) Fill(maps sdk.Maps) error {
 // previousSessions is the table of sessions of the running map set, if the new one has another.
 const previousSessions = "previous." + mapSessions
 
-// carryOver puts sessions where they belong now. Of versions before 0.2 all of them are in one table.
+// carryOver puts sessions where they belong now. Of versions before 0.2 all of them are in one table. Affinities get
+// half of what sessions leave free, as in the data plane, the newest first.
 func carryOver(before *ebpf.Map, maps sdk.Maps) error {
 	sessions, err := maps.Get(mapSessions)
 	if err != nil {
@@ -101,29 +103,43 @@ func carryOver(before *ebpf.Map, maps sdk.Maps) error {
 		return err
 	}
 	var failed error
+	kept, seen := 0, []uint64{}
 	err = each(before, previousSessions, func(keys []flow, values []session) {
 		for i := range keys {
-			if !values[i].live() || sessions.Put(&keys[i], &values[i]) != nil { // full: it may be evicted, as before
+			switch {
+			case keys[i].Hook == hookAffinity:
+				seen = append(seen, values[i].Seen)
+			case values[i].live() && sessions.Put(&keys[i], &values[i]) == nil:
+				kept++
+			default: // no room for it: it may be evicted, as before
 				failed = cmp.Or(failed, write(pending, mapPending, &keys[i], &values[i]))
 			}
 		}
 	})
-	return cmp.Or(err, failed)
+	if err = cmp.Or(err, failed); err != nil {
+		return err
+	}
+	room := max(0, int(sessions.MaxEntries())-kept) / 4 // two entries per session
+	slices.Sort(seen)
+	oldest := uint64(0)
+	if room > 0 && room < len(seen) {
+		oldest = seen[len(seen)-room]
+	}
+	return each(before, previousSessions, func(keys []flow, values []session) {
+		for i := range keys {
+			wanted := keys[i].Hook == hookAffinity && values[i].Seen >= oldest && room > 0
+			if wanted && sessions.Put(&keys[i], &values[i]) == nil {
+				room--
+			}
+		}
+	})
 }
 
-// rangesOf returns prefixes as 128-bit address and mask in network byte order. IPv4 is mapped (::ffff:0:0/96), which is
-// why its length grows by 96.
+// rangesOf returns prefixes as 128-bit address and mask in network byte order.
 func rangesOf(all []netip.Prefix) (out addressRanges) {
 	out.Count = uint32(len(all))
 	for i, p := range all {
-		bits := p.Bits()
-		if p.Addr().Is4() {
-			bits += 96
-		}
-		out.Range[i].Prefix = addressOf(p.Addr())
-		for b := range bits {
-			out.Range[i].Mask[b/8] |= 0x80 >> (b % 8)
-		}
+		out.Range[i] = addressRange{addressOf(p.Addr()), sdk.PrefixMask(sdk.MappedPrefix(p).Bits())}
 	}
 	return out
 }
@@ -172,23 +188,12 @@ func (w *running) Run(ctx context.Context) {
 // age sweeps the tables of sessions until ctx ends: at once, as the counts may be those of another version, and every
 // 10 s.
 func (w *running) age(ctx context.Context) {
-	w.pause = func(d time.Duration) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(d):
-		}
-	}
-	sweep := time.NewTicker(sweepEvery)
-	defer sweep.Stop()
-	for now := time.Now(); ; {
+	w.pause = func(d time.Duration) { sdk.Pause(ctx, d) }
+	sdk.Every(ctx, sweepEvery, func() {
+		now := time.Now()
 		w.note("ageing of sessions", w.sweep(now))
 		w.note("another try", w.again(now))
-		select {
-		case <-ctx.Done():
-			return
-		case now = <-sweep.C:
-		}
-	}
+	})
 }
 
 func (w *running) tick(now time.Time) {

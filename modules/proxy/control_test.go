@@ -119,7 +119,7 @@ func TestRoutes(t *testing.T) {
 	p.w.maps.stats[index] = instanceStats{Sessions: 3, Opened: 9, RTT: 123000}
 	k, s := pairOf("10.18.0.9", "10.30.0.1", "10.18.0.1", protoTCP, 5000, index, false)
 	for i := range k {
-		s[i].Seen, s[i].State = monotonic(), stateAnswered
+		s[i].Seen, s[i].State = sdk.Monotonic(), stateAnswered
 		p.session(k[i], s[i])
 	}
 	seen := time.Now()

@@ -53,7 +53,9 @@ type AddressReport struct {
 	Instance string `json:"instance,omitempty"` // the one that it stands for
 	// length of the run that instances are chosen from; 0: none takes new sessions
 	Slots uint32 `json:"slots"`
-	ID    uint32 `json:"id"`
+	// time-out of the affinity
+	Affinity string `json:"affinity,omitempty"`
+	ID       uint32 `json:"id"`
 }
 
 // listServices returns the services sorted by name; an empty name selects all. Address policies are empty where an
@@ -75,6 +77,9 @@ func (w *running) listServices(name string) []ServiceReport {
 				ID: v.value.ID}
 			if v.only != "" {
 				a.Policy = ""
+			}
+			if v.affinity > 0 {
+				a.Affinity = v.affinity.String()
 			}
 			r.Addresses = append(r.Addresses, a)
 		}
@@ -212,12 +217,12 @@ func (w *running) listSessions(q url.Values) (*SessionsReport, error) {
 		limit = min(n, maxLimit)
 	}
 	out := &SessionsReport{Sessions: []SessionReport{}}
-	now := monotonic()
+	now := sdk.Monotonic()
 	list := func(keys []flow, values []session) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
 		for i := range keys {
-			if values[i].Flags&sessionReverse != 0 {
+			if values[i].Flags&sessionReverse != 0 || keys[i].Hook == hookAffinity {
 				continue
 			}
 			r := w.reportSession(&keys[i], &values[i], now)
@@ -333,7 +338,7 @@ func (w *running) stats() (*StatsReport, error) {
 	k := w.maps
 	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states,
 		Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
-			"sessions":   {(w.tally.Entries + 1) / 2, int(k.sessions.MaxEntries()) / 2},
+			"sessions":   {(w.tally.Entries+1)/2 + w.tally.Affinities, int(k.sessions.MaxEntries()) / 2},
 			"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
 			"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
 			"ports":      {ports, int(k.ports.MaxEntries())},
@@ -395,6 +400,8 @@ func (w *running) Collect() ([]sdk.Sample, error) {
 	for event, n := range s.Counters {
 		add("events_total", "Actions of the data plane other than translating packets.", true, float64(n), "event", event)
 	}
+	add("affinities", "Clients whose last instance is remembered, as the last sweep found them.", false,
+		float64(s.Sessions.Affinities))
 	add("sessions_expired_total", "Entries of sessions that were removed because of their age.", true,
 		float64(s.Sessions.Expired))
 	add("sweep_seconds", "How long the last sweep of sessions took.", false, s.Sessions.Took.Seconds())

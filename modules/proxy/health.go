@@ -25,6 +25,14 @@ type health struct {
 
 func (h *health) ejected() bool { return !h.until.IsZero() }
 
+// ejectedFlag is the flag by which the data plane takes the instance for none that a client may return to.
+func (t *target) ejectedFlag() uint32 {
+	if t.health.ejected() {
+		return instanceEjected
+	}
+	return 0
+}
+
 func (h *health) text() string {
 	return fmt.Sprintf("%s; until %s", h.why, h.until.Format(time.TimeOnly))
 }
@@ -36,7 +44,13 @@ func (w *running) judge(now time.Time) error {
 	for _, s := range w.services {
 		changed := false
 		for _, t := range s.targets {
-			changed = w.judgeTarget(s, t, now) || changed
+			if !w.judgeTarget(s, t, now) {
+				continue
+			}
+			changed = true
+			if err := w.setFlags(t, t.entry.Flags&^instanceEjected|t.ejectedFlag()); err != nil {
+				return err
+			}
 		}
 		if !changed {
 			continue
@@ -104,7 +118,7 @@ func healthy(all []*target) []*target {
 func (w *running) Conditions() ([]sdk.Condition, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return []sdk.Condition{w.sessionsCondition(), w.instancesCondition()}, nil
+	return append([]sdk.Condition{w.sessionsCondition(), w.instancesCondition()}, w.affinityCondition()...), nil
 }
 
 // Ejected implements sdk.InstanceReporter.
@@ -140,12 +154,17 @@ func (w *running) sessionsCondition() sdk.Condition {
 	if w.maps.shares[0].sessions() >= uint64(w.config.Tables.Sessions) {
 		c.Reason, what, remedy = "TableFull", "the table is full", "tables.sessions"
 	}
-	name := fmt.Sprintf("interface %d", ifindex)
-	if l := w.locals.byIfindex[ifindex]; l != nil && l.Service != "" {
-		name = "service " + l.Service
-	}
-	c.Message = fmt.Sprintf("%d live sessions of %s may be evicted and then reset: %s; raise %s", most, name, what, remedy)
+	c.Message = fmt.Sprintf("%d live sessions of %s may be evicted and then reset: %s; raise %s", most,
+		w.locals.nameOf(ifindex), what, remedy)
 	return c
+}
+
+// nameOf is what conditions call an interface.
+func (l *locals) nameOf(ifindex uint32) string {
+	if s := l.byIfindex[ifindex]; s != nil && s.Service != "" {
+		return "service " + s.Service
+	}
+	return fmt.Sprintf("interface %d", ifindex)
 }
 
 // instancesCondition names the instances that get no new sessions because connects to them fail.

@@ -197,7 +197,7 @@ func TestLocalsKeepTheirPlaces(t *testing.T) {
 	p.restart("")
 	p.same("gone in a restart", p.interfaces(), map[uint32]uint32{8: before[8]})
 	key := flow{Src: address{1}, Ifindex: 8, Proto: protoTCP}
-	p.session(key, session{Seen: monotonic(), Local: before[7], State: stateAnswered})
+	p.session(key, session{Seen: sdk.Monotonic(), Local: before[7], State: stateAnswered})
 	p.now = p.now.Add(absentFor + time.Minute)
 	p.sweep()
 	if p.w.locals.byIfindex[7] == nil {

@@ -62,11 +62,12 @@ const (
 	vipPorts    = 1 << 0
 	vipNegative = 1 << 1
 	vipAnswers  = 1 << 2
+	vipAffinity = 1 << 3
 )
 
 // vip mirrors struct px_vip.
 type vip struct {
-	Expires uint64 // ns, CLOCK_MONOTONIC, of vipNegative
+	Expires uint64 // vipNegative: ns, CLOCK_MONOTONIC; vipAffinity: affinityTerm; else 0
 	ID      uint32 // index in turns, VIP of ports
 	First   uint32 // of its run of slots
 	Count   uint32 // 0: no instance, answered with an ICMP error
@@ -97,6 +98,7 @@ type addressRanges struct {
 const (
 	instanceDraining = 1 << 0
 	instanceGone     = 1 << 1
+	instanceEjected  = 1 << 2
 )
 
 // place mirrors struct px_place.
@@ -144,8 +146,9 @@ type local struct {
 
 // Hooks (enum px_hook).
 const (
-	hookEgress  = 0
-	hookIngress = 1
+	hookEgress   = 0
+	hookIngress  = 1
+	hookAffinity = 2 // of an entry of sessions that is an affinity
 )
 
 // flow mirrors struct px_flow.

@@ -55,11 +55,15 @@ enum px_policy {
 /* stands for one instance, which sends by this address: what comes to it may be an answer, to any
  * port */
 #define PX_VIP_ANSWERS	(1 << 2)
+/* a client's new session gets the instance of its last one, for some time */
+#define PX_VIP_AFFINITY (1 << 3)
 
 /* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run
  * rests a while. */
 struct px_vip {
-	__u64 expires; /* of PX_VIP_NEGATIVE; then the address is unknown again */
+	/* PX_VIP_NEGATIVE: when the address is unknown again. PX_VIP_AFFINITY: PX_AFFINITY_NS and
+	 * PX_AFFINITY_OWNER; one field, so that entries stay as they were laid out. Else 0. */
+	__u64 expires;
 	__u32 id;      /* index in turns and key in ports; below PX_VIPS */
 	__u32 first;   /* run of slots */
 	__u32 count;   /* its length; 0: no instance, answered with an ICMP error */
@@ -67,6 +71,13 @@ struct px_vip {
 	__u8 flags;    /* PX_VIP_* */
 	__u16 zero;
 };
+
+/* how long after the beginning of a client's session its next one gets the same instance; seconds
+ * in the lower half of expires */
+#define PX_AFFINITY_NS(v)    ((__u64)(__u32)(v)->expires * 1000000000)
+/* never 0; a hash of the virtual service's name: an address that moves to another virtual service
+ * is not served by instances of the one before */
+#define PX_AFFINITY_OWNER(v) ((__u32)((v)->expires >> 32))
 
 /* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot
  * change: key = value. */
@@ -91,6 +102,8 @@ struct px_ranges {
 
 #define PX_DRAINING (1 << 0) /* no new sessions */
 #define PX_GONE	    (1 << 1) /* no instance any more: TCP is reset, anything else chooses again */
+/* connects to it fail: no new sessions, unless a run of slots has it all the same */
+#define PX_EJECTED  (1 << 2)
 
 /* Where an instance is. */
 struct px_place {
@@ -138,6 +151,13 @@ struct px_local {
 enum px_hook {
 	PX_EGRESS = 0,	/* from the service */
 	PX_INGRESS = 1, /* to it */
+	/* No packet is met here: an entry of sessions that says which instance a client had last.
+	 * Of the key, src is the client, dst the virtual address, ifindex the client's interface,
+	 * dport and proto those of the virtual service, 0 if it names no ports. Of the value,
+	 * instance, seen (when the last session began), other (PX_AFFINITY_OWNER) and state count:
+	 * PX_ANSWERED if a session has been answered since the instance was chosen; else the
+	 * control plane forgets it after a minute. It counts as one session of the interface. */
+	PX_AFFINITY = 2,
 };
 
 /* Key of sessions: a packet as it looks where it is met. Each session has two entries: one for what
@@ -161,6 +181,8 @@ struct px_flow {
 #define PX_JUDGED  (1 << 3)
 /* the client is an instance, and sends by its virtual address (names) */
 #define PX_NAMED   (1 << 4)
+/* the virtual address has affinity */
+#define PX_STICKY  (1 << 5)
 
 /* What has been seen of a session. Both entries have all of it, only the forward one exactly. */
 #define PX_ANSWERED   (1 << 0) /* by the instance; TCP: with SYN and ACK */
@@ -416,8 +438,9 @@ struct {
 	__type(value, struct px_name);
 } names SEC(".maps");
 
-/* Sessions that were answered and are not closed, both entries of each. Nothing is evicted: what
- * finds no room, or is beyond the share of its client's interface, stays in pending. */
+/* Sessions that were answered and are not closed, both entries of each, and affinities. Nothing is
+ * evicted: what finds no room, or is beyond the share of its client's interface, stays in pending;
+ * an affinity is not remembered. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, PX_SESSIONS);

@@ -135,27 +135,13 @@ func remove[K any](m *ebpf.Map, name string, k K) error {
 
 const batch = 4096
 
-// each calls do for the entries of a map, many at a time. Those that come and go meanwhile may be missed or met twice.
-// The slices are only valid until do returns.
+// each is sdk.EachBatch for all entries.
 func each[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
-	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, batch), make([]V, batch)
-	for {
-		n, err := m.BatchLookup(&cursor, keys, values, nil)
-		if n > 0 {
-			do(keys[:n], values[:n])
-		}
-		switch {
-		case errors.Is(err, ebpf.ErrKeyNotExist):
-			return nil
-		case errors.Is(err, unix.ENOSPC): // a hash bucket is fuller than the batch is long
-			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(keys))
-		case errors.Is(err, ebpf.ErrNotSupported):
-			return eachSlowly(m, name, do)
-		case err != nil:
-			return fmt.Errorf("read map %s: %w", name, err)
-		}
+	err := sdk.EachBatch(m, batch, func(keys []K, values []V) bool { do(keys, values); return true })
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", name, err)
 	}
+	return nil
 }
 
 // readArray reads all of an array.
@@ -168,19 +154,6 @@ func readArray[V any](m *ebpf.Map, name string) ([]V, error) {
 	return out, err
 }
 
-func eachSlowly[K, V any](m *ebpf.Map, name string, do func([]K, []V)) error {
-	var k K
-	var v V
-	all := m.Iterate()
-	for all.Next(&k, &v) {
-		do([]K{k}, []V{v})
-	}
-	if err := all.Err(); err != nil {
-		return fmt.Errorf("read map %s: %w", name, err)
-	}
-	return nil
-}
-
 // removeAll deletes keys, many at a time. A batch ends at a key that is gone already, and continues after it.
 func removeAll[K any](m *ebpf.Map, name string, keys []K) error {
 	for len(keys) > 0 {
@@ -190,29 +163,9 @@ func removeAll[K any](m *ebpf.Map, name string, keys []K) error {
 			return nil
 		case errors.Is(err, ebpf.ErrKeyNotExist) && n < len(keys):
 			keys = keys[n+1:]
-		case errors.Is(err, ebpf.ErrNotSupported):
-			return removeSlowly(m, name, keys)
 		default:
 			return fmt.Errorf("delete from map %s: %w", name, err)
 		}
 	}
 	return nil
-}
-
-func removeSlowly[K any](m *ebpf.Map, name string, keys []K) error {
-	for _, k := range keys {
-		if err := remove(m, name, k); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// monotonic is the clock of the data plane, ns.
-func monotonic() uint64 {
-	var ts unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_MONOTONIC, &ts); err != nil {
-		return 0 // Linux has the clock
-	}
-	return uint64(ts.Nano())
 }

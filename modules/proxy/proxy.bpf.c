@@ -95,8 +95,8 @@ static __always_inline __u8 px_name_for(const struct px_work *w)
 }
 
 /* A packet from the service that belongs to no session: one begins if it is for a virtual address.
- * Where all choose the same instance, from a hash or because there is one only, a connection may
- * continue whose session is not known. */
+ * Where the instance is certain, from a hash or because there is one only, a connection may
+ * continue whose session is not known: at the client's last instance, if that is remembered. */
 static __always_inline int px_session_begin(struct px_work *w)
 {
 	struct px_vip *v = bpf_map_lookup_elem(&vips, &w->flow.dst);
@@ -119,14 +119,14 @@ static __always_inline int px_session_begin(struct px_work *w)
 		return PX_STRAY;
 	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
-	amid = w->flow.proto == IPPROTO_TCP && !(w->tcp & TCP_SYN);
+	amid = px_is_amid(w);
 	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
 		return PX_NO_SESSION;
 	px_choose(w, v);
 	if (!kerb_reread(w->instance))
 		return PX_NO_INSTANCE;
 	w->flags = (v->flags & PX_VIP_PORTS && !(answers && w->tcp & TCP_ACK) ? PX_JUDGED : 0) |
-		   px_name_for(w);
+		   (v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_name_for(w);
 	if (amid)
 		px_count(PX_COUNT_RECOVERED);
 	px_count(PX_COUNT_OPENED);

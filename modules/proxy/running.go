@@ -41,7 +41,8 @@ type running struct {
 	sweeper   *sweeper
 	pause     func(time.Duration) // between the steps of a sweep; nil: none
 	tally     tally
-	ejections uint64 // ever
+	forgetful map[uint32]bool // interfaces whose new clients are not remembered, as of the last sweep
+	ejections uint64          // ever
 	unknowns  unknowns
 	troubles  map[string]error // of background work, by what it is
 }
@@ -97,7 +98,7 @@ func newPlane(c *config, live sdk.Live) (*running, error) {
 	}
 	w := &running{config: c, live: live, maps: k, services: map[string]*service{}, addresses: map[netip.Addr]*virtual{},
 		targets: map[uint64]*target{}, byIndex: map[uint32]*target{},
-		sweeper: newSweeper(), troubles: map[string]error{},
+		sweeper: newSweeper(sdk.Monotonic), troubles: map[string]error{},
 		held:     newHeld(c.Unknown.HoldPerAddress, c.Unknown.HoldPackets, maxHeldBytes, time.Duration(c.Unknown.HoldTime)),
 		negative: newNegative(time.Duration(c.Unknown.NegativeTTL), maxNegative)}
 	return w, w.adopt(time.Now())
@@ -239,7 +240,7 @@ func (w *running) putTargets(s *service, all []v1alpha1.VirtualInstance, now tim
 func (w *running) drain(targets []*target) error {
 	for _, t := range targets {
 		if t.drains {
-			if err := w.setFlags(t, instanceDraining); err != nil {
+			if err := w.setFlags(t, t.entry.Flags|instanceDraining); err != nil {
 				return err
 			}
 		}
@@ -266,9 +267,9 @@ func (w *running) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.T
 	t.service, t.name, t.node, t.local, t.gone = s, vi.Name, vi.Node, vi.Service, time.Time{}
 	t.weight, t.distance = uint32(max(1, vi.Weight)), uint32(max(0, vi.Distance))
 	t.drains = vi.Draining
-	flags := uint32(0)
+	flags := t.ejectedFlag()
 	if t.drains {
-		flags = t.entry.Flags & instanceDraining // more only when no run of slots has it any more
+		flags |= t.entry.Flags & instanceDraining // more only when no run of slots has it any more
 	}
 	return t, w.move(t, where, flags)
 }

@@ -323,7 +323,7 @@ func TestDrainingAndRemoval(t *testing.T) {
 	key := flow{Src: address{1}, Dst: address{2}, Ifindex: 7, Proto: protoTCP}
 	p.locals = []sdk.Attachment{{Service: "client", Ifindex: 7}}
 	p.w.instanceChanged(p.locals[0], true, p.now)
-	p.session(key, session{Seen: monotonic(), Instance: index, State: stateAnswered})
+	p.session(key, session{Seen: sdk.Monotonic(), Instance: index, State: stateAnswered})
 	p.now = p.now.Add(2 * restFor)
 	p.sweep()
 	if p.w.byIndex[index] == nil {

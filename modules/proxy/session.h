@@ -4,10 +4,9 @@
 #ifndef PX_SESSION_H
 #define PX_SESSION_H
 
-#include "choose.h"
+#include "affinity.h"
 #include "hot.h"
 #include "pair.h"
-#include "share.h"
 
 #define PX_PORT_TRIES 8
 #define PX_PORT_FIRST 49152 /* dynamic ports (RFC 6335, 6) */
@@ -234,7 +233,7 @@ static __noinline int px_promote(struct px_work *w)
 
 	if (share && share->opened && !(w->was & PX_ANSWERED))
 		__sync_fetch_and_add(&share->opened, -1);
-	if (!px_share_allows(share)) {
+	if (!px_share_allows(share, PX_SHARE_OF_FREE)) {
 		if (!(w->was & PX_ANSWERED))
 			px_count(PX_COUNT_CROWDED);
 		return 0;
@@ -358,6 +357,8 @@ static __always_inline void px_session_update(struct px_work *w)
 		px_changed(&w->pair);
 	}
 	px_session_insert(w);
+	if (s->flags & PX_STICKY && state & ~w->was & PX_ANSWERED)
+		px_affinity_answered(w);
 }
 
 /* Whether packets are met where they were when the session was made: the proxy may have come to or
@@ -376,7 +377,7 @@ static __always_inline int px_session_move(struct px_work *w, const struct px_se
 	w->instance = s->instance;
 	w->target = s->dport;
 	w->state = s->state & PX_ANSWERED;
-	w->flags = s->flags & (PX_JUDGED | PX_NAMED);
+	w->flags = s->flags & (PX_JUDGED | PX_NAMED | PX_STICKY);
 	px_count(PX_COUNT_MOVED);
 	return PX_ENROL;
 }

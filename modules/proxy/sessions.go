@@ -80,15 +80,16 @@ func (k *flow) hash() uint64 {
 
 // tally is what a sweep has found.
 type tally struct {
-	Entries  int            `json:"entries"`  // in sessions, two per session
-	Pending  int            `json:"pending"`  // and in pending
-	Sessions int            `json:"sessions"` // open ones
-	States   map[string]int `json:"states"`
-	Expired  uint64         `json:"expired"` // entries removed, ever
-	Crowded  int            `json:"crowded"` // live sessions in pending, which may be evicted
-	crowded  map[uint32]int // the same by the client's interface
-	Took     time.Duration  `json:"-"` // without pauses
-	At       time.Time      `json:"-"`
+	Entries    int            `json:"entries"`    // in sessions, two per session
+	Affinities int            `json:"affinities"` // in sessions, one each
+	Pending    int            `json:"pending"`    // and in pending
+	Sessions   int            `json:"sessions"`   // open ones
+	States     map[string]int `json:"states"`
+	Expired    uint64         `json:"expired"` // entries removed, ever
+	Crowded    int            `json:"crowded"` // live sessions in pending, which may be evicted
+	crowded    map[uint32]int // the same by the client's interface
+	Took       time.Duration  `json:"-"` // without pauses
+	At         time.Time      `json:"-"`
 }
 
 // sweeper reads the tables of sessions, pending first: a session that moves on meanwhile is met. Its memory is used
@@ -96,12 +97,15 @@ type tally struct {
 type sweeper struct {
 	clock      func() uint64 // CLOCK_MONOTONIC, which Seen of sessions is in
 	names      map[nameKey]name
+	affinities map[address]uint64 // time-outs by virtual address, ns
 	now        uint64
 	pairs      map[uint64]pair
 	candidates []candidateEntry
 	open       map[uint32]int64 // sessions by instance
 	refs       map[uint32]int   // entries by instance
+	remembered map[uint32]int   // those of them that are affinities
 	localRefs  map[uint32]int   // and by index in locals
+	sticky     map[uint32]bool  // interfaces with clients of addresses with affinity
 	kept       map[uint32]int   // live sessions by the client's interface
 	tally      tally
 }
@@ -124,14 +128,19 @@ type candidateEntry struct {
 	open     bool // counts as a session of the instance
 }
 
-func newSweeper() *sweeper {
-	return &sweeper{clock: monotonic, pairs: map[uint64]pair{}, open: map[uint32]int64{}, refs: map[uint32]int{},
-		localRefs: map[uint32]int{}, kept: map[uint32]int{}}
+func newSweeper(clock func() uint64) *sweeper {
+	return &sweeper{clock: clock, pairs: map[uint64]pair{}, open: map[uint32]int64{}, refs: map[uint32]int{},
+		remembered: map[uint32]int{}, sticky: map[uint32]bool{}, localRefs: map[uint32]int{}, kept: map[uint32]int{}}
 }
 
 // note takes one entry of a table: of sessions (kept) or of pending.
 func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
+	if k.Hook == hookAffinity {
+		s.noteAffinity(k, e, lost)
+		return
+	}
 	f := forward(k, e, s.names)
+	s.noteClient(&f)
 	hash := f.hash()
 	p := s.pairs[hash]
 	first := e.Flags&sessionReverse == 0 && !p.met
@@ -153,13 +162,20 @@ func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
 }
 
 func (s *sweeper) count(c *candidateEntry, by int) {
-	if c.kept {
+	affinity := c.key.Hook == hookAffinity
+	switch {
+	case affinity:
+		s.tally.Affinities += by
+	case c.kept:
 		s.tally.Entries += by
-	} else {
+	default:
 		s.tally.Pending += by
 	}
 	s.localRefs[c.local] += by
-	if c.open && c.kept {
+	if affinity {
+		s.remembered[c.instance] += by
+	}
+	if affinity || c.open && c.kept {
 		s.kept[c.key.Ifindex] += by
 	}
 	s.refs[c.instance] += by
@@ -173,7 +189,7 @@ func (s *sweeper) over(t *timeouts) []candidateEntry {
 	var out []candidateEntry
 	for _, c := range s.candidates {
 		p := s.pairs[c.hash]
-		if !p.lost && s.now-min(s.now, p.seen) <= t.timeout(c.key.Proto, p.state) {
+		if c.key.Hook != hookAffinity && !p.lost && s.now-min(s.now, p.seen) <= t.timeout(c.key.Proto, p.state) {
 			continue
 		}
 		out = append(out, c)
@@ -205,7 +221,7 @@ const goneFor = 5 * time.Minute
 // gone when no session refers to them.
 func (w *running) sweep(now time.Time) error {
 	s := w.sweeper
-	s.begin(s.clock(), w.currentNames())
+	s.begin(s.clock(), w.currentNames(), w.currentAffinities())
 	before, steps := w.sessionCounts(), w.newSteps()
 	if err := w.read(w.gone(now), steps); err != nil {
 		return err
@@ -220,31 +236,12 @@ func (w *running) sweep(now time.Time) error {
 	w.tally = s.tally
 	w.tally.Expired, w.tally.Took, w.tally.At = expired, steps.took(), now
 	w.correct(before)
+	w.noteForgetful()
 	if err := w.free(now); err != nil {
 		return err
 	}
 	return w.idle(now)
 }
-
-// steps pauses a sweep after each step for three times as long as it took: it uses a quarter of one CPU at most.
-type steps struct {
-	pause func(time.Duration)
-	begin time.Time
-	work  time.Duration
-}
-
-func (w *running) newSteps() *steps { return &steps{pause: w.pause, begin: time.Now()} }
-
-func (s *steps) done() {
-	d := time.Since(s.begin)
-	s.work += d
-	if s.pause != nil {
-		s.pause(3 * d)
-	}
-	s.begin = time.Now()
-}
-
-func (s *steps) took() time.Duration { return s.work + time.Since(s.begin) }
 
 // read takes note of all sessions.
 func (w *running) read(gone goneThings, steps *steps) error {
@@ -319,11 +316,13 @@ func (w *running) returnShare(ifindex uint32) {
 	}
 }
 
-func (s *sweeper) begin(now uint64, names map[nameKey]name) {
-	s.now, s.names, s.candidates = now, names, s.candidates[:0]
+func (s *sweeper) begin(now uint64, names map[nameKey]name, affinities map[address]uint64) {
+	s.now, s.names, s.affinities, s.candidates = now, names, affinities, s.candidates[:0]
 	clear(s.pairs)
 	clear(s.open)
 	clear(s.refs)
+	clear(s.remembered)
+	clear(s.sticky)
 	clear(s.localRefs)
 	clear(s.kept)
 	s.tally = tally{States: map[string]int{}, crowded: map[uint32]int{}}
@@ -417,7 +416,7 @@ func (w *running) correct(before reading) {
 	}
 	for i := range w.maps.shares {
 		s := &w.maps.shares[i]
-		s.addSessions(astray(before.shares[i], found[i], int64(s.sessions()), all))
+		s.addSessions(astray(before.shares[i], found[i], int64(s.sessions()), 2*all)) // with an affinity each
 	}
 }
 
@@ -479,9 +478,11 @@ func (w *running) ask(s *service) {
 	}
 }
 
-// inUse reports whether an instance has sessions, or sends by its virtual address from this node.
+// inUse reports whether an instance has sessions, or sends by its virtual address from this node. An affinity alone is
+// no use: it holds an index, not a virtual service.
 func (w *running) inUse(t *target) bool {
-	return w.sweeper.refs[t.index] != 0 || w.hasSessions(t) || w.config.Source == sourceInstance && t.place().Local != 0
+	return w.sweeper.refs[t.index] > w.sweeper.remembered[t.index] || w.hasSessions(t) ||
+		w.config.Source == sourceInstance && t.place().Local != 0
 }
 
 // hasSessions reports whether an instance has sessions now: some may have begun since a sweep has read the tables.

@@ -184,7 +184,7 @@ func TestSweepCountsShares(t *testing.T) {
 // longAfterBoot has sessions be swept two hours later than it is, so that they may be old on a machine that has just
 // booted.
 func (p *plant) longAfterBoot() uint64 {
-	now := monotonic() + uint64(2*time.Hour)
+	now := sdk.Monotonic() + uint64(2*time.Hour)
 	p.w.sweeper.clock = func() uint64 { return now }
 	return now
 }
@@ -315,7 +315,7 @@ func TestNotIdleSinceTheSweep(t *testing.T) {
 	p.all(other, vs)
 	p.w.instanceChanged(sdk.Attachment{Service: "client", Ifindex: 7}, true, p.now)
 	k, s := pairOf("10.18.0.9", "10.30.7.9", "10.18.0.9", protoTCP, 0, p.w.services["other"].targets[0].index, false)
-	s[0].Seen = monotonic()
+	s[0].Seen = sdk.Monotonic()
 	p.session(k[0], s[0])
 	begun := false
 	p.w.pause = func(time.Duration) {
@@ -372,7 +372,7 @@ func BenchmarkSweep(b *testing.B) {
 }
 
 func fillSessions(p *plant, n int) {
-	now := monotonic()
+	now := sdk.Monotonic()
 	var keys []flow
 	var values []session
 	for i := range n {

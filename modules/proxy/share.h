@@ -6,7 +6,9 @@
 #include "flow.h"
 
 /* a share of sessions may be so many times what is free: one interface alone gets 80% */
-#define PX_SHARE_OF_FREE 4
+#define PX_SHARE_OF_FREE    4
+/* the same while affinities enter, 50%: they leave room for sessions of the same interface */
+#define PX_AFFINITY_OF_FREE 1
 
 KERB_CONFIG(__u64, max_sessions, 65536);
 KERB_CONFIG(__u32, pending_budget, 16384); /* sessions per window: see struct px_share */
@@ -39,9 +41,9 @@ static __always_inline struct px_share *px_share_of(__u32 ifindex, __u64 now)
 	return s;
 }
 
-/* Whether sessions has room for one more of the interface: fewer as the table fills, so that there
- * is some for the others. */
-static __always_inline int px_share_allows(const struct px_share *s)
+/* Whether sessions has room for one more of the interface, which may have of_free times what is
+ * free: fewer as the table fills, so that there is some for the others. */
+static __always_inline int px_share_allows(const struct px_share *s, __u64 of_free)
 {
 	__u32 zero = 0;
 	struct px_share *all = bpf_map_lookup_elem(&shares, &zero);
@@ -50,8 +52,8 @@ static __always_inline int px_share_allows(const struct px_share *s)
 	if (!s || !all || !v || all->sessions >= max_sessions)
 		return 0;
 	if (v->service_sessions)
-		return s->sessions < v->service_sessions;
-	return s->sessions < PX_SHARE_OF_FREE * (max_sessions - all->sessions);
+		return PX_SHARE_OF_FREE * s->sessions < of_free * v->service_sessions;
+	return s->sessions < of_free * (max_sessions - all->sessions);
 }
 
 /* Counts a session that enters (1) or leaves (-1) the table sessions. */

@@ -82,7 +82,7 @@ func (w *running) deny(a netip.Addr, now time.Time) ([]*heldPacket, error) {
 	if err := w.forget(over); err != nil { // first, as the table has no room beyond the limit
 		return nil, err
 	}
-	expires := monotonic() + uint64(until.Sub(now))
+	expires := sdk.Monotonic() + uint64(until.Sub(now))
 	if err := write(w.maps.vips, mapVIPs, addressOf(a), vip{Expires: expires, Flags: vipNegative}); err != nil {
 		return nil, err
 	}

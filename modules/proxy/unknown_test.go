@@ -67,7 +67,7 @@ func (p *plant) negative(a string) bool {
 	p.t.Helper()
 	var v vip
 	err := p.live.Maps[mapVIPs].Lookup(addressOf(netip.MustParseAddr(a)), &v)
-	return err == nil && v.Flags&vipNegative != 0 && v.Expires > monotonic()
+	return err == nil && v.Flags&vipNegative != 0 && v.Expires > sdk.Monotonic()
 }
 
 // Unknown addresses are reported to the data plane, which then answers the packets that waited; for a while.

@@ -19,10 +19,12 @@ type virtual struct {
 	service *service
 	policy  v1alpha1.Policy
 	only    string // name of the one instance that it stands for
-	value   vip    // in the map
-	digest  uint64 // of the run of slots
-	ports   []portEntry
-	nearest *closest
+	// how long after the beginning of a client's session its next one gets the same instance; 0: chosen each time
+	affinity time.Duration
+	value    vip    // in the map
+	digest   uint64 // of the run of slots
+	ports    []portEntry
+	nearest  *closest
 }
 
 // portEntry is an entry of ports, without the virtual address.
@@ -59,6 +61,7 @@ func (w *running) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now tim
 		}
 		s.virtuals = append(s.virtuals, v)
 		v.policy, v.only = cmp.Or(all[i].Policy, v1alpha1.PolicyRoundRobin), all[i].Instance
+		v.affinity, _ = time.ParseDuration(all[i].AffinityTimeout) // the agent has checked it; absent: 0
 		if err := w.writeVirtual(v, w.run(v, now), now); err != nil {
 			return err
 		}
@@ -147,12 +150,16 @@ func (w *running) candidates(all []*target) []candidate {
 // new, then the address itself. The old run rests before it is written over.
 func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
-	next.Policy, next.Flags = policies[v.policy], 0
+	next.Policy, next.Flags, next.Expires = policies[v.policy], 0, 0
 	if len(v.service.ports) > 0 {
 		next.Flags = vipPorts
 	}
 	if w.config.Source == sourceInstance && v.only != "" {
 		next.Flags |= vipAnswers
+	}
+	if v.affinity > 0 {
+		next.Flags |= vipAffinity
+		next.Expires = affinityTerm(v.affinity, v.service.name)
 	}
 	digest := digestOf(run)
 	if digest != v.digest {

@@ -38,7 +38,12 @@ type Service struct {
 		ClusterIPs []string      `json:"clusterIPs"`
 		Ports      []ServicePort `json:"ports"`
 		Affinity   string        `json:"sessionAffinity"`
-		Traffic    string        `json:"internalTrafficPolicy"`
+		Config     struct {
+			ClientIP struct {
+				Timeout *int `json:"timeoutSeconds"`
+			} `json:"clientIP"`
+		} `json:"sessionAffinityConfig"`
+		Traffic string `json:"internalTrafficPolicy"`
 	} `json:"spec"`
 }
 
@@ -119,12 +124,13 @@ func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
 	if out.Spec.Ports, err = ports(s, of); err != nil {
 		return out, err
 	}
+	affinity, err := affinityOf(s)
+	if err != nil {
+		return out, err
+	}
 	for _, address := range s.Spec.ClusterIPs {
-		a := v1.VirtualAddress{Address: address}
-		if s.Spec.Affinity == "ClientIP" {
-			a.Policy = v1.PolicySourceAffinity
-		}
-		out.Spec.Addresses = append(out.Spec.Addresses, a)
+		affinity.Address = address
+		out.Spec.Addresses = append(out.Spec.Addresses, affinity)
 	}
 	all, err := endpoints(of)
 	if err != nil {
@@ -132,6 +138,28 @@ func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
 	}
 	out.Spec.Instances = choose(all, s.Spec.Traffic == "Local", node)
 	return out, nil
+}
+
+// Time-outs of session affinity, in seconds.
+const (
+	defaultAffinity = 10800
+	maxAffinity     = 86400
+)
+
+// affinityOf returns what the Service's session affinity makes of its addresses. The policy is the one by which a
+// client gets the same instance even if there is no room to remember it, as long as instances neither come nor go.
+func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
+	if s.Spec.Affinity != "ClientIP" {
+		return a, nil
+	}
+	timeout := defaultAffinity
+	if t := s.Spec.Config.ClientIP.Timeout; t != nil {
+		timeout = *t
+	}
+	if timeout < 1 || timeout > maxAffinity {
+		return a, fmt.Errorf("its time-out of session affinity is %d s, and not from 1 to %d", timeout, maxAffinity)
+	}
+	return v1.VirtualAddress{Policy: v1.PolicySourceAffinity, AffinityTimeout: fmt.Sprintf("%ds", timeout)}, nil
 }
 
 // ports are those of the Service, each with the one port that all endpoints have for it.

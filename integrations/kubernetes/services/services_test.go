@@ -118,6 +118,33 @@ func TestEndpoints(t *testing.T) {
 	}
 }
 
+func TestSessionAffinity(t *testing.T) {
+	for spec, want := range map[string]string{
+		"": "[{10.96.0.7   } {fd00::7   }]",
+		"sessionAffinity: None, sessionAffinityConfig: {clientIP: {timeoutSeconds: 5}},": "[{10.96.0.7   } {fd00::7   }]",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {},": "[{10.96.0.7 sourceAffinity  10800s} " +
+			"{fd00::7 sourceAffinity  10800s}]",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 1}},": "[{10.96.0.7 " +
+			"sourceAffinity  1s} {fd00::7 sourceAffinity  1s}]",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86400}},": "[{10.96.0.7 " +
+			"sourceAffinity  86400s} {fd00::7 sourceAffinity  86400s}]",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 0}},":     "affinity is 0 s",
+		"sessionAffinity: ClientIP, sessionAffinityConfig: {clientIP: {timeoutSeconds: 86401}},": "affinity is 86401 s",
+	} {
+		v, err := Translate(read[Service](t, fmt.Sprintf(service, spec)),
+			[]*Slice{read[Slice](t, fmt.Sprintf(slice, "{addresses: [10.1.0.1]}"))}, Node{})
+		if err != nil {
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%s: %v", spec, err)
+			}
+			continue
+		}
+		if got := fmt.Sprint(v.Spec.Addresses); got != want {
+			t.Errorf("%s: %s, want %s", spec, got, want)
+		}
+	}
+}
+
 func TestServices(t *testing.T) {
 	v, err := Translate(read[Service](t, fmt.Sprintf(service, "sessionAffinity: ClientIP,")),
 		[]*Slice{read[Slice](t, fmt.Sprintf(slice, "{addresses: [10.1.0.1]}"))}, Node{})
@@ -125,7 +152,7 @@ func TestServices(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got := fmt.Sprint(v.Spec.Addresses, v.Spec.Ports); v.Metadata.Name != names.VirtualService("shop", "web") ||
-		got != "[{10.96.0.7 sourceAffinity } {fd00::7 sourceAffinity }] [{80 8080 tcp} {53 5353 udp}]" {
+		got != "[{10.96.0.7 sourceAffinity  10800s} {fd00::7 sourceAffinity  10800s}] [{80 8080 tcp} {53 5353 udp}]" {
 		t.Errorf("%s: %s", v.Metadata.Name, got)
 	}
 	for _, more := range []string{"type: ExternalName,", "clusterIPs: [None],", "ports: [],"} {
