@@ -27,6 +27,8 @@ type Config struct {
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
 	// ExpeditedRCU is auto or off.
 	ExpeditedRCU string `json:"expeditedRCU,omitempty"`
+	// ModuleFunctions does not inline small modules into their chain, so that profilers know them by name.
+	ModuleFunctions bool `json:"moduleFunctions,omitempty"`
 	// SlowPackets is the time above which a measured packet is kept, such as 50us.
 	SlowPackets string `json:"slowPackets,omitempty"`
 	// of version 2, in which services' sockets are; empty for the root
@@ -108,6 +110,9 @@ func (c Config) Check() error {
 		if !filepath.IsAbs(dir.path) {
 			wrong = append(wrong, invalid(dir.field, fmt.Sprintf("%q is not an absolute path", dir.path)))
 		}
+	}
+	if trust := c.Paths.Trust; trust != "" && !filepath.IsAbs(trust) {
+		wrong = append(wrong, invalid("paths.trust", fmt.Sprintf("%q is not an absolute path", trust)))
 	}
 	if c.Log.Format != "text" && c.Log.Format != "json" {
 		wrong = append(wrong, invalid("log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)))

@@ -4,6 +4,8 @@ package config_test
 
 import (
 	"errors"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
@@ -51,6 +53,44 @@ func TestExpeditedRCU(t *testing.T) {
 	}
 	var invalid *apierrors.Invalid
 	if _, err := load(t, "expeditedRCU: always"); !errors.As(err, &invalid) || invalid.Field != "expeditedRCU" {
+		t.Error(err)
+	}
+}
+
+// A configuration that is read again names what needs a restart: not what the agent takes while it runs.
+func TestRestartFields(t *testing.T) {
+	for text, want := range map[string][]string{
+		"log: {level: debug}": nil, "moduleFunctions: true": nil, "expeditedRCU: 'off'": {"expeditedRCU"},
+		"limits: {controlDisk: 1Mi}": {"limits"}, "history: {}": {"history"},
+	} {
+		before, err := load(t, "log: {format: text}")
+		if err != nil {
+			t.Fatal(err)
+		}
+		after, err := load(t, text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		after.Paths = before.Paths
+		if got := before.RestartFields(after); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
+}
+
+// Keys and credentials are next to the configuration file, unless it says otherwise: one that a cluster provides does
+// not do away with those of the node.
+func TestTrust(t *testing.T) {
+	c, err := load(t, "log: {format: text}")
+	if err != nil || c.Paths.Keys() != filepath.Join(filepath.Dir(c.Paths.Config), "keys") {
+		t.Error(c.Paths.Keys(), err)
+	}
+	c, err = load(t, "paths: {trust: /etc/kerb}")
+	if err != nil || c.Paths.Keys() != "/etc/kerb/keys" || c.Paths.Credentials() != "/etc/kerb/registries.json" {
+		t.Error(c.Paths.Keys(), c.Paths.Credentials(), err)
+	}
+	var invalid *apierrors.Invalid
+	if _, err := load(t, "paths: {trust: keys}"); !errors.As(err, &invalid) || invalid.Field != "paths.trust" {
 		t.Error(err)
 	}
 }

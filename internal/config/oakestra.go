@@ -198,6 +198,9 @@ func (o Oakestra) checkTCP() error {
 	if o.TLS.Address != "" {
 		return invalid("oakestra.tls.address", "the address is that of oakestra.tcp")
 	}
+	if o.TLS.MetricsTokenFile != "" {
+		return invalid("oakestra.tls.metricsTokenFile", "there are no metrics here: set tcp.metricsTokenFile")
+	}
 	t := *o.TLS
 	t.Address = o.TCP
 	return t.Check("oakestra.tls")

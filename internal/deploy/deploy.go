@@ -147,6 +147,7 @@ func (d *Module) dataplaneModule(settings sdk.Settings) dataplane.Module {
 	return dataplane.Module{
 		Name:       d.Name(),
 		ID:         id,
+		Package:    d.Pkg.Name + " " + d.Pkg.Version,
 		Values:     values,
 		ConfigMaps: d.Pkg.Maps.Config,
 		SharedMaps: d.Pkg.Maps.Shared,

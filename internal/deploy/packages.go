@@ -15,19 +15,18 @@ import (
 func Packages(catalog *pkgs.Catalog, modules map[string]*Module) (list []v1.Package, err error) {
 	out := map[string]v1.Package{}
 	for _, p := range catalog.Builtin() {
-		out[p.Name] = packageView(p)
+		out[p.Name] = PackageView(p)
 	}
 	for _, d := range modules {
 		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin {
-			out[d.Pkg.Source] = packageView(d.Pkg)
+			out[d.Pkg.Source] = PackageView(d.Pkg)
 		}
 	}
-	pulled, err := catalog.Pulled()
+	err = catalog.EachPulled(func(p *pkgs.Package) { // after those of modules: one that runs may not be trusted any more
+		out[p.Source] = PackageView(p)
+	})
 	if err != nil {
 		return nil, err
-	}
-	for _, p := range pulled { // after those of modules: one that runs may not be trusted any more
-		out[p.Source] = packageView(p)
 	}
 	for _, key := range slices.Sorted(maps.Keys(out)) {
 		list = append(list, out[key])
@@ -39,18 +38,21 @@ func Packages(catalog *pkgs.Catalog, modules map[string]*Module) (list []v1.Pack
 func Package(catalog *pkgs.Catalog, modules map[string]*Module, name string) (v1.Package, error) {
 	for _, d := range modules {
 		if d.Pkg != nil && d.Pkg.Source != pkgs.SourceBuiltin && (d.Pkg.Name == name || d.Pkg.Source == name) {
-			return packageView(d.Pkg), nil
+			return PackageView(d.Pkg), nil
 		}
 	}
 	p, err := catalog.Get(name)
 	if err != nil {
 		return v1.Package{}, &apierrors.NotFound{Kind: "Package", Name: name}
 	}
-	return packageView(p), nil
+	return PackageView(p), nil
 }
 
-func packageView(p *pkgs.Package) v1.Package {
+// PackageView returns what the API says of a package.
+func PackageView(p *pkgs.Package) v1.Package {
 	return v1.Package{Name: p.Name, Version: p.Version, Digest: p.Digest, Source: p.Source, Description: p.Description,
 		Hooks:  p.Hooks,
-		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.GrantedCapabilities(), Queries: p.Queries}
+		Memory: p.Memory(nil), Config: p.ConfigSchema, Capabilities: p.GrantedCapabilities(), Queries: p.Queries,
+		Pinned: p.Origin.Pinned, Owner: p.Origin.Owner, SignedBy: p.Origin.Signers, Waived: p.Origin.Waived,
+		Problem: p.Origin.Problem}
 }

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"unicode"
 
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
@@ -30,7 +31,10 @@ const (
 	statementType       = "https://in-toto.io/Statement/v1"
 	signPredicate       = "https://sigstore.dev/cosign/sign/v1"
 
-	maxReferrerPages = 16 // of at most maxManifest bytes each
+	// An entry of a list of referrers takes 3 bytes there, and 120 in memory.
+	maxReferrerPages = 16
+	maxReferrerBytes = 256 << 10 // of each page, and of the index under the fallback tag
+	maxReferrers     = 512       // of all pages, attestations included
 )
 
 // bundle is the part of a Sigstore bundle that keys need. Entries of transparency logs and timestamps are not read.
@@ -114,8 +118,8 @@ func preAuthEncoding(payload []byte) []byte {
 	return fmt.Appendf(nil, "DSSEv1 %d %s %d %s", len(statementMediaType), statementMediaType, len(payload), payload)
 }
 
-// unmarshalUnambiguous reads JSON that all readers read alike: a key that occurs twice, or in another case again, is
-// refused, because encoding/json takes the last or merges both.
+// unmarshalUnambiguous reads JSON that all readers read alike: a key that occurs twice, or again in a form that
+// encoding/json does not distinguish, is refused, because encoding/json takes the last or merges both.
 func unmarshalUnambiguous(data []byte, v any) error {
 	if err := json.Unmarshal(data, v); err != nil {
 		return err
@@ -139,9 +143,9 @@ func checkKeys(d *json.Decoder) error {
 			if err != nil {
 				return err
 			}
-			name := strings.ToLower(fmt.Sprint(key))
+			name := strings.Map(foldRune, fmt.Sprint(key))
 			if seen[name] {
-				return fmt.Errorf("key %q occurs twice", name)
+				return fmt.Errorf("key %q occurs twice", fmt.Sprint(key))
 			}
 			seen[name] = true
 		}
@@ -151,6 +155,18 @@ func checkKeys(d *json.Decoder) error {
 	}
 	_, err = d.Token()
 	return err
+}
+
+// foldRune returns the least of the letters that encoding/json does not distinguish in keys: k, K and the Kelvin sign
+// are one.
+func foldRune(r rune) rune {
+	for {
+		next := unicode.SimpleFold(r)
+		if next <= r {
+			return next
+		}
+		r = next
+	}
 }
 
 // bundle makes a bundle for an artifact. Unlike cosign's, it names what the signature is for.
@@ -189,30 +205,59 @@ func (s *Signer) bundleBlobs(root ocispec.Descriptor, identity string) ([]blob, 
 	return []blob{config, layer, manifest}, err
 }
 
-// findBundles returns the manifests that may hold bundles with signatures of root, at most maxSignatures. Registries
-// that do not know artifact types list these artifacts by the type of their empty config.
+// findBundles returns the manifests that may hold bundles with signatures of root: at most maxSignatures, among at most
+// maxReferrers artifacts. With an error, there may be more.
 func findBundles(ctx context.Context, target oras.ReadOnlyGraphTarget,
-	root ocispec.Descriptor) ([]ocispec.Descriptor, error) {
-	all, err := registry.Referrers(ctx, target, root, "")
+	root ocispec.Descriptor) (out []ocispec.Descriptor, err error) {
+	var count int
+	var full error
+	take := func(page []ocispec.Descriptor) error {
+		for _, d := range page {
+			switch count++; {
+			case count > maxReferrers:
+				full = fmt.Errorf("more than %d artifacts refer to it, and the others were not read", maxReferrers)
+				return full
+			case !mayBeBundle(d):
+			case len(out) == maxSignatures:
+				full = fmt.Errorf("it has more than %d bundles, and the others were not read", maxSignatures)
+				return full
+			default:
+				out = append(out, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
+			}
+		}
+		return nil
+	}
+	err = eachReferrer(ctx, target, root, take)
 	if notFound(err) {
 		return nil, nil
 	}
+	if err != nil && full == nil {
+		return out, fmt.Errorf("the list of bundles cannot be read: %w", err)
+	}
+	return out, full
+}
+
+// eachReferrer calls take with pages of the artifacts that refer to root. Pages of registries are not collected: a
+// hostile one could fill the memory.
+func eachReferrer(ctx context.Context, target oras.ReadOnlyGraphTarget, root ocispec.Descriptor,
+	take func([]ocispec.Descriptor) error) error {
+	if lister, ok := target.(registry.ReferrerLister); ok {
+		return lister.Referrers(ctx, root, "", take)
+	}
+	all, err := registry.Referrers(ctx, target, root, "")
 	if err != nil {
-		return nil, fmt.Errorf("the list of bundles cannot be read: %w", err)
+		return err
 	}
-	var out []ocispec.Descriptor
-	for _, d := range all {
-		predicate, stated := d.Annotations[annotationPredicate]
-		if stated && predicate != signPredicate || d.ArtifactType != bundleMediaType && d.ArtifactType != "" &&
-			d.ArtifactType != ocispec.MediaTypeEmptyJSON {
-			continue
-		}
-		if len(out) == maxSignatures {
-			return out, fmt.Errorf("it has more than %d bundles, and the others were not read", maxSignatures)
-		}
-		out = append(out, ocispec.Descriptor{MediaType: d.MediaType, Digest: d.Digest, Size: d.Size})
+	return take(all)
+}
+
+// mayBeBundle reports whether an artifact may be a bundle with a signature. Registries that do not know artifact types
+// list bundles by the type of their empty config.
+func mayBeBundle(d ocispec.Descriptor) bool {
+	if predicate, stated := d.Annotations[annotationPredicate]; stated && predicate != signPredicate {
+		return false
 	}
-	return out, nil
+	return d.ArtifactType == bundleMediaType || d.ArtifactType == "" || d.ArtifactType == ocispec.MediaTypeEmptyJSON
 }
 
 // bundle reads one bundle. One that cannot be read is no reason to reject another: it has a flaw. ok is false for
@@ -225,6 +270,7 @@ func (l *loader) bundle(ctx context.Context, d ocispec.Descriptor) (s signature,
 		return s, true
 	}
 	l.out.blobs = l.out.blobs[:kept]
+	l.noteTemporary(err)
 	if err != nil {
 		s.flaw = fmt.Sprintf("bundle %s: %v", d.Digest, err)
 	}

@@ -15,9 +15,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
-	"net/http/httputil"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -273,6 +270,8 @@ func TestHostileBundles(t *testing.T) {
 		"attestation":     {stated(signPredicate, "https://slsa.dev/provenance/v1"), "not signed"},
 		"digest twice":    {stated(`{"sha256"`, `{"sha256":"00","SHA256":"00","sha256"`), "twice"},
 		"subject twice":   {stated(`"subject":`, `"subject":[{"digest":{"sha256":"00"}}],"subject":`), "twice"},
+		"subject with ſ":  {stated(`"subject":`, `"ſubject":[{"digest":{"sha256":"00"}}],"subject":`), "twice"},
+		"escaped ſ":       {stated(`"subject":`, `"\u017fubject":[{"digest":{"sha256":"00"}}],"subject":`), "twice"},
 
 		"replaced payload": {crafted(t, signer, other, func(b *bundle) { b.Envelope.Payload = []byte(good) }),
 			"not by a key"},
@@ -299,6 +298,7 @@ func TestHostileBundles(t *testing.T) {
 		"deep":                    {bytes.Repeat([]byte("["), maxPayload), "max depth"},
 		"envelope twice":          {written(`"dsseEnvelope"`, `"dsseEnvelope":{"payload":""},"dsseEnvelope"`), "twice"},
 		"payload in another case": {written(`"payload":`, `"PAYLOAD":"aGk=","payload":`), "twice"},
+		"Kelvin sign in a key":    {written(`"publicKey":`, `"public\u212aey":{},"publicKey":`), "twice"},
 		"message, no envelope":    {written(`"dsseEnvelope"`, `"messageSignature"`), "unexpected end"},
 	} {
 		target := startRegistry(t) + "/acme/limiter:1"
@@ -551,23 +551,20 @@ func TestManyReferrers(t *testing.T) {
 
 	var requests atomic.Int64
 	through := func(answer http.HandlerFunc) string {
-		to := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: host})
-		s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		return proxy(t, host, func(w http.ResponseWriter, r *http.Request) bool {
 			requests.Add(1)
-			if strings.Contains(r.URL.Path, "/referrers/") {
-				answer(w, r)
-				return
+			if !strings.Contains(r.URL.Path, "/referrers/") {
+				return false
 			}
-			to.ServeHTTP(w, r)
-		}))
-		t.Cleanup(s.Close)
-		return strings.TrimPrefix(s.URL, "http://") + "/acme/limiter:1"
+			answer(w, r)
+			return true
+		}) + "/acme/limiter:1"
 	}
-	page := func(w http.ResponseWriter, next string) {
+	page := func(w http.ResponseWriter, count int, kind, next string) {
 		index := ocispec.Index{MediaType: ocispec.MediaTypeImageIndex}
-		for i := range 1000 {
+		for i := range count {
 			index.Manifests = append(index.Manifests, ocispec.Descriptor{MediaType: ocispec.MediaTypeImageManifest,
-				ArtifactType: bundleMediaType, Digest: digest.FromString(fmt.Sprint(i)), Size: 500})
+				ArtifactType: kind, Digest: digest.FromString(fmt.Sprint(i)), Size: 500})
 		}
 		if next != "" {
 			w.Header().Set("Link", "<"+next+`>; rel="next"`)
@@ -580,10 +577,15 @@ func TestManyReferrers(t *testing.T) {
 		want   string
 		most   int64
 	}{
-		"thousand": {func(w http.ResponseWriter, _ *http.Request) { page(w, "") }, "more than 32 bundles",
-			maxSignatures + 10},
-		"no end": {func(w http.ResponseWriter, r *http.Request) { page(w, r.URL.Path+"?n=1") }, "exceeded 16 pages",
-			maxReferrerPages + 10},
+		"thousand": {func(w http.ResponseWriter, _ *http.Request) { page(w, 1000, bundleMediaType, "") },
+			"more than 32 bundles", maxSignatures + 10},
+		"pages of bundles": {func(w http.ResponseWriter, r *http.Request) {
+			page(w, 30, bundleMediaType, r.URL.Path+"?n=1")
+		}, "more than 32 bundles", maxSignatures + 10},
+		"pages of others": {func(w http.ResponseWriter, r *http.Request) { page(w, 300, "text/x", r.URL.Path+"?n=1") },
+			"more than 512 artifacts", 10},
+		"no end": {func(w http.ResponseWriter, r *http.Request) { page(w, 1, "text/x", r.URL.Path+"?n=1") },
+			"exceeded 16 pages", maxReferrerPages + 10},
 		"large": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Type", ocispec.MediaTypeImageIndex)
 			fmt.Fprintf(w, `{"annotations":{"a":"%s"}}`, strings.Repeat("a", 2*maxManifest))
@@ -641,17 +643,13 @@ func TestMostSignatures(t *testing.T) {
 
 // A registry that has neither a list of referrers nor permits deletion takes several bundles.
 func TestBundlesWithoutDeletion(t *testing.T) {
-	host := startRegistry(t)
-	to := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: host})
-	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Method == http.MethodDelete {
-			w.WriteHeader(http.StatusMethodNotAllowed)
-			return
+	target := proxy(t, startRegistry(t), func(w http.ResponseWriter, r *http.Request) bool {
+		if r.Method != http.MethodDelete {
+			return false
 		}
-		to.ServeHTTP(w, r)
-	}))
-	t.Cleanup(s.Close)
-	target := strings.TrimPrefix(s.URL, "http://") + "/acme/limiter:1"
+		w.WriteHeader(http.StatusMethodNotAllowed)
+		return true
+	}) + "/acme/limiter:1"
 	first, _ := author(t, "first")
 	second, public := author(t, "second")
 	push(t, target, limiter(t), first)

@@ -3,8 +3,14 @@
 package oci
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+
+	"oras.land/oras-go/v2/registry/remote/errcode"
 )
 
 // Errors that callers tell apart.
@@ -44,3 +50,16 @@ func (e *SignatureError) Error() string {
 }
 
 func (e *SignatureError) Unwrap() error { return e.Err }
+
+// temporary reports whether err is about the connection to a registry or its load, not about what it has: the same
+// request may succeed later. nil is not.
+func temporary(err error) bool {
+	var answer *errcode.ErrorResponse
+	if errors.As(err, &answer) {
+		code := answer.StatusCode
+		return code == http.StatusRequestTimeout || code == http.StatusTooManyRequests ||
+			code >= http.StatusInternalServerError && code != http.StatusNotImplemented
+	}
+	return errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, errStalled) ||
+		errors.As(err, new(*url.Error)) || errors.As(err, new(*net.OpError))
+}

@@ -6,7 +6,10 @@ import (
 	"context"
 	"io"
 	"log"
+	"net/http"
 	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,6 +99,19 @@ func startRegistry(t *testing.T, options ...registry.Option) string {
 	return strings.TrimPrefix(s.URL, "http://")
 }
 
+// proxy passes requests on to a registry unless answer has answered them, and returns its address.
+func proxy(t *testing.T, host string, answer func(w http.ResponseWriter, r *http.Request) bool) string {
+	t.Helper()
+	to := httputil.NewSingleHostReverseProxy(&url.URL{Scheme: "http", Host: host})
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !answer(w, r) {
+			to.ServeHTTP(w, r)
+		}
+	}))
+	t.Cleanup(s.Close)
+	return strings.TrimPrefix(s.URL, "http://")
+}
+
 func ref(t *testing.T, text string) Reference {
 	t.Helper()
 	r, err := ParseReference(text)
@@ -114,6 +130,12 @@ type node struct {
 func newNode(t *testing.T) node {
 	dir := t.TempDir()
 	return node{NewStore(filepath.Join(dir, "state", "packages"), filepath.Join(dir, "keys")), t}
+}
+
+// List opens all packages.
+func (n node) List() (out []*pkgs.Package, err error) {
+	err = n.Each(func(p *pkgs.Package) { out = append(out, p) })
+	return out, err
 }
 
 // author makes a key. trusts makes nodes believe it.

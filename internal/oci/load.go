@@ -31,6 +31,7 @@ type loaded struct {
 	signatures *ocispec.Descriptor // manifest of the signatures in the format of simple signing; nil without
 	bundles    []string            // digests of the manifests of bundles
 	proof      proof
+	signers    []string // fingerprints of all keys that have signed it under its name
 	blobs      []blob
 	foreign    bool // no package, but an image of programs, which has no version
 }
@@ -48,6 +49,8 @@ type loader struct {
 	ref   Reference
 	trust Trust
 	out   loaded
+
+	unread error // temporary: signatures may exist that were not read; nil otherwise
 }
 
 // load checks and reads an artifact: signature first, so that little is fetched of what is refused.
@@ -126,15 +129,22 @@ func (l *loader) manifest(ctx context.Context, d ocispec.Descriptor) (*ocispec.M
 	return &m, nil
 }
 
-// signed checks the signatures of the root. Those that cannot be read are as good as none.
+// signed checks the signatures of the root. Those that cannot be read are as good as none, unless the error is
+// temporary: then nothing is refused or waived because of it.
 func (l *loader) signed(ctx context.Context, at attached) error {
 	var signatures []signature
 	if at.simple != nil {
 		var err error
-		if signatures, err = l.signatures(ctx, *at.simple); err != nil && !l.trust.AllowUnsigned {
+		kept := len(l.out.blobs)
+		signatures, err = l.signatures(ctx, *at.simple)
+		switch {
+		case err == nil:
+			l.out.signatures = at.simple
+		case !l.noteTemporary(err) && !l.trust.AllowUnsigned:
 			return fmt.Errorf("signatures of %s: %w", l.ref, err)
+		default: // what the store cannot read again is not kept
+			l.out.blobs = l.out.blobs[:kept]
 		}
-		l.out.signatures = at.simple
 	}
 	for _, d := range at.bundles {
 		if s, ok := l.bundle(ctx, d); ok {
@@ -143,14 +153,34 @@ func (l *loader) signed(ctx context.Context, at attached) error {
 	}
 	var problems []string
 	if at.problem != nil {
+		l.noteTemporary(at.problem)
 		problems = append(problems, at.problem.Error())
 	}
 	by, err := l.trust.verify(l.ref, l.out.root.Digest, signatures, problems...)
-	if err != nil && !l.trust.AllowUnsigned {
-		return err
+	if err != nil && (l.unread != nil || !l.trust.AllowUnsigned) {
+		return l.refusal(err)
 	}
-	l.out.proof = by
+	l.out.proof, l.out.signers = by, l.trust.signers(l.ref, l.out.root.Digest, signatures)
 	return nil
+}
+
+// noteTemporary keeps the first temporary error, and reports whether err is one.
+func (l *loader) noteTemporary(err error) bool {
+	if !temporary(err) {
+		return false
+	}
+	if l.unread == nil {
+		l.unread = err
+	}
+	return true
+}
+
+// refusal returns why an artifact without a valid signature is not taken: a temporary error comes first.
+func (l *loader) refusal(err error) error {
+	if l.unread != nil {
+		return fmt.Errorf("signatures of %s could not be read; try again later: %w", l.ref, l.unread)
+	}
+	return err
 }
 
 // named refuses a package that only a signature without a name vouches for, unless it has the name that was asked for:
@@ -161,11 +191,11 @@ func (l *loader) named() error {
 		return nil
 	}
 	by := l.out.proof.key
-	if l.out.proof = (proof{}); l.trust.AllowUnsigned {
+	if l.out.proof = (proof{}); l.trust.AllowUnsigned && l.unread == nil {
 		return nil
 	}
-	return &SignatureError{Ref: l.ref.String(), Keys: l.trust.Keys, Err: ErrIdentity,
-		Detail: fmt.Sprintf("package %s by %s, in a bundle without a name, not for %q", l.out.pkg.Name, by, identity)}
+	return l.refusal(&SignatureError{Ref: l.ref.String(), Keys: l.trust.Keys, Err: ErrIdentity,
+		Detail: fmt.Sprintf("package %s by %s, in a bundle without a name, not for %q", l.out.pkg.Name, by, identity)})
 }
 
 // signatures reads the manifest in which cosign keeps signatures: one layer for each, the payload as the blob and the

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
@@ -27,21 +28,29 @@ import (
 
 // Transport says how registries are spoken to.
 type Transport struct {
-	PlainHTTP bool // without TLS; registries on this machine always are
+	PlainHTTP   bool          // without TLS; registries on this machine always are
+	Credentials string        // file as docker login writes it; empty: that of the user
+	Stall       time.Duration // how long a registry may send nothing, in answers to reads; 0: any time
 }
 
-// repository opens a registry. Credentials are those of docker login, if there are any.
+// repository opens a registry.
 func (t Transport) repository(ref Reference) (*remote.Repository, error) {
 	r, err := remote.NewRepository(ref.Name())
 	if err != nil {
 		return nil, err
 	}
 	r.PlainHTTP = t.PlainHTTP || ref.loopback()
-	r.MaxMetadataBytes, r.ReferrerListMaxPages = maxManifest, maxReferrerPages
+	r.MaxMetadataBytes, r.ReferrerListMaxPages = maxReferrerBytes, maxReferrerPages
 	r.SkipReferrersGC = true // registries may forbid deletion
 	client := &auth.Client{Client: retry.DefaultClient, Cache: auth.NewCache()}
 	client.SetUserAgent("kerb")
-	if store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{}); err == nil {
+	if t.Credentials != "" {
+		store, err := credentials.NewFileStore(t.Credentials)
+		if err != nil {
+			return nil, fmt.Errorf("credentials of registries: %w", err)
+		}
+		client.Credential = credentials.Credential(store)
+	} else if store, err := credentials.NewStoreFromDocker(credentials.StoreOptions{}); err == nil {
 		client.Credential = credentials.Credential(store)
 	}
 	r.Client = client
@@ -52,8 +61,7 @@ func (t Transport) repository(ref Reference) (*remote.Repository, error) {
 func (t Transport) reader(ctx context.Context, ref Reference) (target oras.ReadOnlyGraphTarget, closer func(),
 	err error) {
 	if ref.Layout == "" {
-		target, err = t.repository(ref)
-		return target, func() {}, err
+		return t.registryReader(ref)
 	}
 	root, err := os.OpenRoot(ref.Layout)
 	if errors.Is(err, os.ErrNotExist) {

@@ -245,6 +245,10 @@ func loadKey(path string) (crypto.PublicKey, error) {
 	if err != nil {
 		return nil, err
 	}
+	return parseKey(path, data)
+}
+
+func parseKey(path string, data []byte) (crypto.PublicKey, error) {
 	block, _ := pem.Decode(data)
 	if block == nil || block.Type != "PUBLIC KEY" {
 		return nil, fmt.Errorf("%s is not a public key in PEM", path)
@@ -256,6 +260,29 @@ func loadKey(path string) (crypto.PublicKey, error) {
 	return key, nil
 }
 
+// fingerprint is the SHA-256 of the key as SubjectPublicKeyInfo (RFC 5280), which openssl pkey -pubin -outform DER
+// writes: sha256: and 64 hexadecimal digits.
+func (k publicKey) fingerprint() string {
+	der, err := x509.MarshalPKIXPublicKey(k.key)
+	if err != nil {
+		panic(err) // it was parsed from one
+	}
+	return digest.FromBytes(der).String()
+}
+
+// Fingerprint returns the fingerprint of the public key in a file.
+func Fingerprint(path string) (string, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
+	key, err := parseKey(path, data)
+	if err != nil {
+		return "", err
+	}
+	return publicKey{key: key}.fingerprint(), nil
+}
+
 // Trust is what makes a package acceptable.
 type Trust struct {
 	Keys          string // directory of public keys
@@ -263,6 +290,8 @@ type Trust struct {
 	AllowUnsigned bool   // take it without a signature that holds
 
 	AllowDowngrade bool // take an older version than the reference led to before
+
+	Owner string // the program that has it pulled; empty: an operator, whose packages stay the operator's
 }
 
 // identity is the name that a signature must be for; empty if any will do.
@@ -319,6 +348,25 @@ func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature,
 		return refuse(ErrIdentity, other)
 	}
 	return refuse(ErrUnknownKey, strings.Join(problems, "; "))
+}
+
+// signers returns the fingerprints of all keys of the node that have signed an artifact under its name. A signature
+// without a name does not count: it could be one of another package by the same key.
+func (t Trust) signers(ref Reference, root digest.Digest, signatures []signature) (out []string) {
+	keys, _ := loadKeys(t.Keys) // verify reports what is wrong with them
+	identity := t.identity(ref)
+	for _, s := range signatures {
+		c := s.about(root)
+		if s.flaw != "" || c == nil || c.name == "" || identity != "" && c.name != identity {
+			continue
+		}
+		for _, key := range keys {
+			if f := key.fingerprint(); key.verifies(s) && !slices.Contains(out, f) {
+				out = append(out, f)
+			}
+		}
+	}
+	return out
 }
 
 // signatureBlobs makes the manifest that holds signatures in the format of simple signing, and what it refers to.

@@ -33,6 +33,7 @@ const (
 	annotationIdentity   = "dev.kerb.identity"
 	annotationSignatures = "dev.kerb.signatures" // digest of the manifest of the signatures
 	annotationBundles    = "dev.kerb.bundles"    // digests of the manifests of bundles, with spaces between
+	annotationOwner      = "dev.kerb.owner"      // absent: an operator
 )
 
 // Store holds pulled packages as an image layout that one process changes at a time, while others read. A change is
@@ -68,13 +69,13 @@ func (s *Store) Get(ref string) (*pkgs.Package, error) {
 	return s.open(r, *entry)
 }
 
-// List opens all packages. One that cannot be used has the reason as its description.
-func (s *Store) List() ([]*pkgs.Package, error) {
+// Each opens all packages, one after the other: each is in memory as a whole. One that cannot be used has the reason as
+// its description.
+func (s *Store) Each(visit func(*pkgs.Package)) error {
 	index, err := s.index()
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var out []*pkgs.Package
 	for _, entry := range index.Manifests {
 		r, err := ParseReference(entry.Annotations[ocispec.AnnotationRefName])
 		if err != nil {
@@ -83,11 +84,12 @@ func (s *Store) List() ([]*pkgs.Package, error) {
 		p, err := s.open(r, entry)
 		if err != nil {
 			p = &pkgs.Package{Manifest: pkgs.Manifest{Name: r.Base(), Description: "cannot be used: " + err.Error()},
-				Source: r.String(), Digest: entry.Digest.String()}
+				Source: r.String(), Digest: entry.Digest.String(), Origin: originOf(r, entry)}
+			p.Origin.Problem = err.Error()
 		}
-		out = append(out, p)
+		visit(p)
 	}
-	return out, nil
+	return nil
 }
 
 // References lists what is in the store, sorted.
@@ -115,7 +117,13 @@ func (s *Store) open(ref Reference, entry ocispec.Descriptor) (*pkgs.Package, er
 	if err != nil {
 		return nil, err
 	}
+	got.pkg.Origin = originOf(ref, entry)
+	got.pkg.Origin.Signers, got.pkg.Origin.Waived = got.signers, got.proof.key == ""
 	return got.pkg, nil
+}
+
+func originOf(ref Reference, entry ocispec.Descriptor) pkgs.Origin {
+	return pkgs.Origin{Pinned: ref.At(entry.Digest).String(), Owner: entry.Annotations[annotationOwner]}
 }
 
 // signaturesOf returns the manifests of the signatures that were stored with an entry.
@@ -189,6 +197,9 @@ func (s *Store) add(ref Reference, got *loaded, trust Trust) (moved digest.Diges
 			return "", err
 		}
 	}
+	if old := find(index.Manifests, ref); old != nil && old.Annotations[annotationOwner] == "" {
+		trust.Owner = "" // what an operator has pulled, no program removes
+	}
 	index.Manifests, moved = replace(index.Manifests, ref, entryOf(ref, got, trust))
 	return moved, s.writeIndex(index)
 }
@@ -225,6 +236,9 @@ func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 	if got.proof.key == "" { // waived, not missed: what is signed is held to it later, too
 		entry.Annotations[annotationUnsigned] = "true"
 	}
+	if trust.Owner != "" {
+		entry.Annotations[annotationOwner] = trust.Owner
+	}
 	if trust.Identity != "" {
 		entry.Annotations[annotationIdentity] = trust.Identity
 	}
@@ -239,18 +253,46 @@ func entryOf(ref Reference, got *loaded, trust Trust) ocispec.Descriptor {
 
 // Remove takes a package out, unless one of the references in use would lead nowhere without it.
 func (s *Store) Remove(ref Reference, inUse map[string]string) error {
+	return s.remove(ref, inUse, func(string) bool { return true })
+}
+
+// RemoveOf is Remove for what a program has pulled: of an operator, or of another program, it is *apierrors.Conflict.
+func (s *Store) RemoveOf(owner string, ref Reference, inUse map[string]string) error {
+	return s.remove(ref, inUse, func(of string) bool { return of == owner })
+}
+
+func (s *Store) remove(ref Reference, inUse map[string]string, may func(owner string) bool) error {
+	if _, err := s.without(ref, inUse, may); err != nil { // a lock writes to the disk, and programs ask again and again
+		return err
+	}
 	unlock, err := s.lock()
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	index, err := s.index()
+	index, err := s.without(ref, inUse, may)
 	if err != nil {
 		return err
 	}
+	if err := s.writeIndex(index); err != nil {
+		return err
+	}
+	return s.sweep(index)
+}
+
+// without returns the index without a package that may be removed.
+func (s *Store) without(ref Reference, inUse map[string]string, may func(owner string) bool) (ocispec.Index, error) {
+	index, err := s.index()
+	if err != nil {
+		return index, err
+	}
 	entry := find(index.Manifests, ref)
 	if entry == nil {
-		return &apierrors.NotFound{Kind: "pulled package", Name: ref.String()}
+		return index, &apierrors.NotFound{Kind: "pulled package", Name: ref.String()}
+	}
+	if !may(entry.Annotations[annotationOwner]) {
+		return index, &apierrors.Conflict{Reason: fmt.Sprintf("package %s was pulled by another owner: kerb package rm "+
+			"removes it", ref)}
 	}
 	name := entry.Annotations[ocispec.AnnotationRefName]
 	rest := slices.DeleteFunc(slices.Clone(index.Manifests), func(d ocispec.Descriptor) bool {
@@ -259,15 +301,12 @@ func (s *Store) Remove(ref Reference, inUse map[string]string) error {
 	for _, module := range sortedKeys(inUse) {
 		r, err := ParseReference(inUse[module])
 		if err == nil && find(index.Manifests, r) != nil && find(rest, r) == nil {
-			return &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module,
+			return index, &apierrors.Conflict{Reason: fmt.Sprintf("module %s is made of %s: delete the module first", module,
 				inUse[module])}
 		}
 	}
 	index.Manifests = rest
-	if err := s.writeIndex(index); err != nil {
-		return err
-	}
-	return s.sweep(index)
+	return index, nil
 }
 
 func (s *Store) indexPath() string { return filepath.Join(s.dir, ocispec.ImageIndexFile) }

@@ -3,7 +3,10 @@
 // Package paths is the one place that knows where Kerb's files are. It does no I/O.
 package paths
 
-import "path/filepath"
+import (
+	"cmp"
+	"path/filepath"
+)
 
 // Paths are the roots that everything else is derived from. All are absolute.
 type Paths struct {
@@ -11,6 +14,8 @@ type Paths struct {
 	State  string `json:"state,omitempty"` // directory of durable state: survives reboots
 	Run    string `json:"run,omitempty"`   // directory of sockets and locks: vanishes with a reboot
 	BPF    string `json:"bpf,omitempty"`   // directory of pins, on a bpffs
+	// Trust is the directory of keys, denied packages and credentials; empty for that of the configuration file.
+	Trust string `json:"trust,omitempty"`
 }
 
 // Default returns the paths of a packaged installation.
@@ -70,5 +75,10 @@ func (p Paths) ModuleSocket(module string) string {
 // Packages is the directory of packages that were pulled, an OCI image layout.
 func (p Paths) Packages() string { return filepath.Join(p.State, "packages") }
 
-// Keys is the directory of the public keys whose packages are trusted, next to the configuration file.
-func (p Paths) Keys() string { return filepath.Join(filepath.Dir(p.Config), "keys") }
+func (p Paths) trust() string { return cmp.Or(p.Trust, filepath.Dir(p.Config)) }
+
+// Keys is the directory of the public keys whose packages are trusted.
+func (p Paths) Keys() string { return filepath.Join(p.trust(), "keys") }
+
+// Credentials is the file of credentials for registries that the agent pulls packages from, as docker login writes it.
+func (p Paths) Credentials() string { return filepath.Join(p.trust(), "registries.json") }

@@ -27,7 +27,7 @@ type Catalog struct {
 type Pulled interface {
 	Names(ref string) bool            // whether ref is meant as one of them, be it there or not
 	Get(ref string) (*Package, error) // checked; ErrUnknown if it was not pulled
-	List() ([]*Package, error)        // what cannot be used has a Description that says why
+	Each(visit func(*Package)) error  // one after the other; what cannot be used has a Description that says why
 }
 
 type builtin struct {
@@ -46,12 +46,12 @@ func NewCatalog(fsys fs.FS, controls map[string]sdk.Control) *Catalog {
 // SetPulled adds the packages from registries. Call it before the catalog is used.
 func (c *Catalog) SetPulled(p Pulled) { c.pulled = p }
 
-// Pulled lists the packages from registries.
-func (c *Catalog) Pulled() ([]*Package, error) {
+// EachPulled calls visit for the packages from registries, one after the other: each is in memory as a whole.
+func (c *Catalog) EachPulled(visit func(*Package)) error {
 	if c.pulled == nil {
-		return nil, nil
+		return nil
 	}
-	return c.pulled.List()
+	return c.pulled.Each(visit)
 }
 
 // Builtin lists the packages in the binary by name. Those that cannot be used are left out; Err reports them.

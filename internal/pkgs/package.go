@@ -45,6 +45,7 @@ type Package struct {
 	Digest       string            // sha256:<hex> over the manifest's meaning and the bytes of objects and control files
 	ControlPlane sdk.Control       // of packages in the binary that have one; set by the Catalog
 	ControlFiles map[string][]byte // what a control plane process needs, by path in the package
+	Origin       Origin            // of a package that was pulled
 
 	manifest *Manifest // as read, to be found by the next one who reads it
 
@@ -53,6 +54,15 @@ type Package struct {
 	parsed  map[string]*parsed.Value[*ebpf.CollectionSpec]
 	facts   func() *facts
 	config  *parsed.Value[*schema.Schema] // of the configuration
+}
+
+// Origin says where a pulled package came from.
+type Origin struct {
+	Pinned  string   // reference that always means this content
+	Owner   string   // program that has had it pulled; empty: an operator
+	Signers []string // fingerprints of the node's keys that have signed it under its name
+	Waived  bool     // an operator has waived its signature
+	Problem string   // why it cannot be used; empty if it can
 }
 
 // object returns the bytes of a compiled data plane.
