@@ -6,22 +6,7 @@
 #define KERB_CHAIN_TRACE_H
 
 #include "chain_trace_read.h"
-
-/* Traces that may run at the same time. */
-#define KERB_TRACE_SESSIONS 4
-
-/* What a session of `kerb trace` looks for; a zero stands for anything. Written by the agent. */
-struct kerb_trace_filter {
-	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
-	__u8 mask[16]; /* of addr: its other bits are zero */
-	__u8 family;   /* of addr: 4, 6, or 0 */
-	__u8 proto;
-	__u16 port;   /* source or destination, host byte order */
-	__u32 bytes;  /* of each packet that are reported, at most KERB_TRACE_BYTES */
-	__u64 lost;   /* events for which the ring buffer had no room */
-	__u64 slower; /* ns: packets whose modules took longer in one chain */
-	__u64 active;
-};
+#include "chain_trace_maps.h"
 
 /* Events of a packet that a CPU holds back for sessions that want slow packets; a power of two. A
  * chain with more modules is shown without those behind, up to the one at which it was slow. */
@@ -46,13 +31,6 @@ struct kerb_traced {
 	struct kerb_trace_event modules[KERB_TRACE_HELD];
 };
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, KERB_TRACE_SESSIONS);
-	__type(key, __u32);
-	__type(value, struct kerb_trace_filter);
-} kerb_filter SEC(".maps");
-
 /* The sessions that are about an interface, bits; without an entry all of them. Written by the
  * agent. */
 struct {
@@ -63,44 +41,12 @@ struct {
 	__type(value, __u32);
 } kerb_trace_at SEC(".maps");
 
-/* Each session has a ring of its own: one that is slow to read loses its own events. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, KERB_TRACE_SESSIONS);
-	__type(key, __u32);
-	__array(
-		values, struct {
-			__uint(type, BPF_MAP_TYPE_RINGBUF);
-			__uint(max_entries, 1 << 20);
-		});
-} kerb_events SEC(".maps");
-
 struct {
 	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct kerb_traced);
 } kerb_traced SEC(".maps");
-
-/* A packet that has passed a traced chain, by trace_key: its next chain on this node knows it by
- * that, whatever a module has made of its addresses. Nothing of the packet is changed for it.
- * Written by traced chains; when it is full, packets that passed long ago are forgotten. */
-struct kerb_followed {
-	__u64 trace;
-	__u64 time;	   /* ns, CLOCK_MONOTONIC */
-	__u64 sessions;	   /* that want it, bits */
-	__u64 shown;	   /* of them, those that have events of it */
-	__u64 first, last; /* points at which its trace began, and where it was last */
-};
-
-#define KERB_FOLLOWED_TIME (1000 * 1000 * 1000ULL) /* ns between two chains */
-
-struct {
-	__uint(type, BPF_MAP_TYPE_LRU_HASH);
-	__uint(max_entries, 8192);
-	__type(key, __u64);
-	__type(value, struct kerb_followed);
-} kerb_followed SEC(".maps");
 
 /* The packet context of a traced chain, and what the module noted (internal/dataplane/notes.go) */
 struct kerb_noted_pkt {
@@ -328,6 +274,7 @@ __noinline int kerb_trace_event(kerb_ctx *ctx, __u64 word, __u64 what, __u32 ver
 	w.all = packet->where;
 	off = trace_read(ctx, data, end, w, did, verdict, to_flags, e);
 	key = trace_key(data, end, w, off, e);
+	e->key = key;
 	here = (__u64)e->ifindex << 16 | did.chain;
 	if (head) {
 		packet->wanted = trace_begin(packet, key, here);

@@ -5,7 +5,9 @@
 #define KERB_CHAIN_TRACE_READ_H
 
 /* position of a packet's first event: as it came in, before any module */
-#define KERB_TRACE_HEAD 0xff
+#define KERB_TRACE_HEAD	  0xff
+/* that of the event of a packet that the kernel dropped after the last chain */
+#define KERB_TRACE_KERNEL 0xfe
 
 /* Of a packet; enough for the headers of a tunnel and of what it carries. */
 #define KERB_TRACE_BYTES 256
@@ -35,6 +37,7 @@ struct kerb_trace_event {
 	__u8 icmp_code;
 	__u8 to_flags; /* KERB_TO_* */
 	__u8 saddr[16], daddr[16];
+	__u64 key; /* trace_key */
 };
 
 /* Where things are in the packet, in one number, so that kerb_trace_event takes numbers only. */
@@ -103,15 +106,30 @@ static __always_inline __u64 trace_mix(__u64 hash, __u64 value)
 
 #define KERB_KEY_PAYLOAD 48 /* bytes: of a tunnel, up to the TCP header inside */
 
-/* What tells a packet apart from others on this node while it is on its way, 0 if nothing does: the
- * addresses and ports that it has now, and what neither forwarding nor offloads change. off: of the
- * transport header, or 0. */
+/* Bytes of the IP packet with its header, as that says: more are what fills a short frame up. */
+static __always_inline __u32 trace_length(const void *l3, const void *end,
+					  const struct kerb_trace_event *e)
+{
+	const struct ipv6hdr *ip6 = l3;
+	const struct iphdr *ip4 = l3;
+
+	if (e->family == 4 && (const void *)(ip4 + 1) <= end)
+		return bpf_ntohs(ip4->tot_len);
+	if (e->family == 6 && (const void *)(ip6 + 1) <= end)
+		return sizeof(*ip6) + bpf_ntohs(ip6->payload_len);
+	return 0;
+}
+
+/* What tells a packet apart from others while it is on its way, on this node and on others, 0 if
+ * nothing does: the addresses and ports that it has now, and what neither forwarding nor offloads
+ * change. That is why checksums are left out. off: of the transport header, or 0. */
 static __always_inline __u64 trace_key(const void *data, const void *end, union trace_where w,
 				       __u32 off, const struct kerb_trace_event *e)
 {
 	const struct iphdr *ip4 = data + (w.l3 & KERB_MAX_HDRS);
 	const __u64 *s = (const void *)e->saddr, *d = (const void *)e->daddr;
 	const void *l4 = data + (off & KERB_MAX_HDRS);
+	__u32 last = (w.l3 & KERB_MAX_HDRS) + trace_length(ip4, end, e);
 	__u64 hash = (__u64)e->proto << 32 | (__u32)e->sport << 16 | e->dport;
 
 	if (!e->family || (e->family != 4 && !off))
@@ -120,14 +138,17 @@ static __always_inline __u64 trace_key(const void *data, const void *end, union 
 	hash = trace_mix(trace_mix(hash, d[0]), d[1]);
 	if (e->family == 4 && (const void *)(ip4 + 1) <= end)
 		hash = trace_mix(hash, (__u32)ip4->id << 16 | (ip4->frag_off & bpf_htons(0x3fff)));
-	if (!off || l4 + 12 > end)
+	if (!off || l4 + 8 > end)
 		return hash | 1;
-	hash = trace_mix(hash, *(const __u32 *)(l4 + 4)); /* sequence number, length, identifier */
+	if (e->proto == IPPROTO_UDP)
+		hash = trace_mix(hash, *(const __u16 *)(l4 + 4)); /* length */
+	else
+		hash = trace_mix(hash, *(const __u32 *)(l4 + 4)); /* sequence number, identifier */
 	if (e->proto == IPPROTO_TCP)
-		return trace_mix(hash, *(const __u32 *)(l4 + 8)) | 1;
+		return (l4 + 12 > end ? hash : trace_mix(hash, *(const __u32 *)(l4 + 8))) | 1;
 #pragma clang loop unroll(full)
 	for (__u32 i = 8; i < 8 + KERB_KEY_PAYLOAD; i += 8)
-		if (l4 + i + 8 <= end)
+		if (off + i + 8 <= last && l4 + i + 8 <= end)
 			hash = trace_mix(hash, *(const __u64 *)(l4 + i));
 	return hash | 1;
 }

@@ -71,8 +71,12 @@ func (w *Writer) add(p v1alpha1.TracedPacket, id string) error {
 		}
 		w.places[at] = number
 	}
+	comment := "kerb: " + Steps(p, true)
+	if p.KernelDrop != nil {
+		comment += " then kernel: " + Kernel(*p.KernelDrop)
+	}
 	return w.out.Packet(pcapng.Packet{Interface: number, Time: p.Time, Data: p.Frame, Length: int(p.Length),
-		Outbound: p.Hook == string(chain.OnTCEgress), Verdict: verdictOf(p), Comment: "kerb: " + Steps(p, true),
+		Outbound: p.Hook == string(chain.OnTCEgress), Verdict: verdictOf(p), Comment: comment,
 		ID: packetID(id)})
 }
 
@@ -132,6 +136,15 @@ func Steps(p v1alpha1.TracedPacket, times bool) string {
 		steps = append(steps, fmt.Sprintf("slow: %d ns in the chain", p.Nanoseconds))
 	}
 	return strings.Join(steps, " ")
+}
+
+// Kernel is what the kernel did to the packet after the last module.
+func Kernel(k v1alpha1.KernelDrop) string {
+	text := "dropped (" + k.Reason + ")"
+	if k.Function != "" {
+		text += " in " + k.Function
+	}
+	return text
 }
 
 // noteValue is the name of the value of a note, or its number: a word, as names may have spaces and worse.

@@ -12,7 +12,7 @@ import (
 	"maps"
 	"slices"
 	"sort"
-	"strings"
+	"strconv"
 )
 
 // Hook is the kind of program that a chain is linked for.
@@ -122,16 +122,25 @@ type Spec struct {
 	Members   []Member
 	// XDP: replies use a redirect, since XDP_TX does not wake a receiver on the veth that has no XDP program itself
 	Veth bool
+	// Functions keeps the modules functions of the program, which the kernel and profilers know by their names.
+	Functions bool
 }
 
-// ID is the identity of the chain: equal for equal members, side and linker.
+// ID is the identity of the chain: equal for equal members, side and linker. It is computed for each attach point,
+// hence without fmt.
 func (s Spec) ID() string {
-	var text strings.Builder
-	fmt.Fprintf(&text, "%s %s %s %t\n", s.Linker, s.Side, s.Direction, s.Veth)
-	for _, m := range s.Members {
-		fmt.Fprintf(&text, "%s %s %t\n", m.Name, m.ID, m.FailClosed)
+	text := make([]byte, 0, 512)
+	add := func(words ...string) {
+		for _, w := range words {
+			text = append(append(text, w...), ' ')
+		}
+		text[len(text)-1] = '\n'
 	}
-	return ShortHash([]byte(text.String()))
+	add(s.Linker, string(s.Side), string(s.Direction), strconv.FormatBool(s.Veth), strconv.FormatBool(s.Functions))
+	for _, m := range s.Members {
+		add(m.Name, m.ID, strconv.FormatBool(m.FailClosed))
+	}
+	return ShortHash(text)
 }
 
 // ShortHash is the form of all identities: 10 hexadecimal digits, which fit the kernel's 15-character names.

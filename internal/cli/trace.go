@@ -43,6 +43,9 @@ func (a *app) traceCommand() *cobra.Command {
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
 			"frame as it came, with what the\n" +
 			"modules did as its comment (frame.comment) and the verdict of the chain (frame.verdict).\n\n" +
+			"--after adds what the kernel dropped after the last module, with its reason: no socket, a wrong sequence\n" +
+			"number, netfilter, a full queue. It needs Linux 5.17 with BTF; where the kernel does not show what it drops,\n" +
+			"the trace says so and has the rest.\n\n" +
 			"--last links nothing, and waits for nothing: it shows packets that chains have kept. Those are the last dropped\n" +
 			"ones, those for which a module returned no verdict, and of the packets that are measured, one in 4,096, those\n" +
 			"that took longer than slowPackets of the agent's configuration, with the time of each module.",
@@ -51,6 +54,7 @@ func (a *app) traceCommand() *cobra.Command {
 			"  kerb trace --host 192.0.2.0/24 --count 5 --for 10s --times\n" +
 			"  kerb trace --slower-than 50us --times --count 0 --for 4m\n" +
 			"  kerb trace --module fw --verdict drop -w dropped.pcapng\n" +
+			"  kerb trace --service web --after\n" +
 			"  kerb trace --last --slower-than 100us --times\n" +
 			"  kerb trace --service web -w - | wireshark -k -i -",
 		Args: cobra.ArbitraryArgs,
@@ -66,7 +70,9 @@ func (a *app) traceCommand() *cobra.Command {
 		"only packets with this verdict of a module: next, drop, reply or redirect")
 	c.Flags().StringVar(&t.request.Slower, "slower-than", "",
 		"only packets whose modules took longer in one chain, all together: 50us, 1ms")
+	c.Flags().BoolVar(&t.request.After, "after", false, "add what the kernel dropped after the last module")
 	c.Flags().BoolVar(&t.request.Last, "last", false, "show the last packets that were slow, dropped or got no verdict")
+	c.AddCommand(a.traceJoinCommand())
 	return c
 }
 
@@ -134,8 +140,10 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
-	if r.Last {
-		q.Set("last", "true")
+	for key, set := range map[string]bool{"last": r.Last, "after": r.After} {
+		if set {
+			q.Set(key, "true")
+		}
 	}
 	for key, value := range map[string]string{"verdict": r.Verdict, "slowerThan": r.Slower, "program": r.Program} {
 		if value != "" {
@@ -163,7 +171,9 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 		if line.Error != "" {
 			return errors.New(line.Error)
 		}
-		if line.TracedPacket == nil {
+		if line.Warning != "" {
+			fmt.Fprintln(notes, "warning:", line.Warning)
+		} else if line.TracedPacket == nil {
 			lost = line.Lost
 		} else if err := show(lines.Text(), *line.TracedPacket); err != nil {
 			return err
@@ -257,6 +267,9 @@ func describeAtChain(w io.Writer, p v1alpha1.TracedPacket, mark string, times bo
 	if p.Service != "" {
 		where = mark + p.Service + " " + p.Direction
 	}
+	if p.Node != "" {
+		where = mark + p.Node + " " + strings.TrimPrefix(where, mark)
+	}
 	ends := capture.Ends(p.Protocol, p.Source, p.Destination)
 	if p.TCPFlags != "" {
 		ends += " [" + p.TCPFlags + "]"
@@ -269,6 +282,9 @@ func describeAtChain(w io.Writer, p v1alpha1.TracedPacket, mark string, times bo
 	}
 	fmt.Fprintf(w, "%s %-20s %s len %d  %s\n", p.Time.Local().Format("15:04:05.000000"), where, ends, p.Length,
 		capture.Steps(p, times))
+	if k := p.KernelDrop; k != nil {
+		fmt.Fprintf(w, "%s %-20s %s\n", k.Time.Local().Format("15:04:05.000000"), "> kernel", capture.Kernel(*k))
+	}
 }
 
 // answer of an agent, as it comes.

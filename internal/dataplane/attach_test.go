@@ -146,8 +146,8 @@ func testAttach(t *testing.T, opts Options, side chain.Side, dir chain.Direction
 		t.Errorf("nothing runs on %+v", state.Points[0])
 	}
 	w.checkCheap(t, p)
-	if view := w.View(p); len(view.Programs) != 1 || view.Mode == "" {
-		t.Errorf("view of %s: %+v", p, view)
+	if mode, programs := w.Mode(p), w.Programs(p); len(programs) != 1 || mode == "" {
+		t.Errorf("on %s in mode %q: %v", p, mode, programs)
 	}
 	if err := w.Detach(p); err != nil {
 		t.Fatal(err)

@@ -26,6 +26,7 @@ type linkedChain struct {
 	counts   *ebpf.Map
 	samples  *ebpf.Map // table for the timed copy; nil: the kernel cannot
 	drops    []*ebpf.Map
+	modules  []string // in their order, with their packages, for people
 }
 
 func (c *linkedChain) entry() *ebpf.Program { return c.progs[0] }
@@ -47,7 +48,20 @@ func loadChain(spec chain.Spec, members []*mapSet) (*linkedChain, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.chain()
+	return l.plainChain()
+}
+
+// plainChain links a chain that neither reports nor measures. Functions take more of the kernel's stack than what is
+// inlined: if its verifier refuses them, it gets the chain without.
+func (l *linker) plainChain() (*linkedChain, error) {
+	l.functions = l.spec.Functions
+	c, err := l.chain()
+	var refused *ebpf.VerifierError
+	if l.functions && errors.As(err, &refused) {
+		l.functions = false
+		return l.chain()
+	}
+	return c, err
 }
 
 func (l *linker) chain() (*linkedChain, error) {
@@ -75,6 +89,7 @@ func (c *linkedChain) create(l *linker) (err error) {
 			return err
 		}
 		c.drops = append(c.drops, m)
+		c.modules = append(c.modules, describe(g.Module))
 	}
 	return c.load(l)
 }
@@ -249,6 +264,7 @@ func (c *linkedChain) pin(l layout) error {
 			if err := p.Pin(filepath.Join(tmp, fmt.Sprintf("prog%d", i))); err != nil {
 				return fmt.Errorf("pin program: %w", err)
 			}
+			c.label(p)
 		}
 		pins := map[string]*ebpf.Map{outcomesPin: c.outcomes, countsPin: c.counts}
 		if c.parts != nil {

@@ -75,6 +75,7 @@ func (s Stats) plus(o Stats) Stats {
 
 // ChainStats are those of a chain since it was linked.
 type ChainStats struct {
+	Spec    chain.Spec
 	Members []Stats
 	Latency Latency // of the parser and all members
 }
@@ -237,18 +238,31 @@ func readStats(counts, latency *ebpf.Map, members int) (out ChainStats, err erro
 	return out, nil
 }
 
-// countedChains opens the counts of all chains that have some. The caller closes them.
-func (d *Dataplane) countedChains() (out []pinnedCounts, err error) {
+// countedChains opens the counts of all chains that have some. The caller closes them. Of those that cannot be opened
+// it returns what they are.
+func (d *Dataplane) countedChains() (out []pinnedCounts, unreadable []unreadableCounts, err error) {
 	entries, err := os.ReadDir(d.layout.chains())
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
+		return nil, nil, err
 	}
 	for _, e := range entries {
-		if c, err := openCounted(filepath.Join(d.layout.chains(), e.Name())); err == nil { // else it is being removed
-			out = append(out, c)
+		c, err := openCounted(filepath.Join(d.layout.chains(), e.Name()))
+		if errors.Is(err, os.ErrNotExist) { // it is being removed
+			continue
 		}
+		if err != nil {
+			unreadable = append(unreadable, unreadableCounts{c.spec, fmt.Errorf("counts of chain %s: %w", e.Name(), err)})
+			continue
+		}
+		out = append(out, c)
 	}
-	return out, nil
+	return out, unreadable, nil
+}
+
+// unreadableCounts are those of a chain that cannot be read, and why.
+type unreadableCounts struct {
+	spec chain.Spec
+	err  error
 }
 
 // openCounted opens the counts of the chain in a directory.
@@ -256,6 +270,12 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	var ok bool
 	if c.spec, c.id, ok = parseChainPin(filepath.Base(dir)); !ok {
 		return c, os.ErrNotExist
+	}
+	members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
+	for _, path := range members {
+		if member, ok := parseMemberPin(filepath.Base(path)); ok {
+			c.spec.Members = append(c.spec.Members, member)
+		}
 	}
 	if c.m, c.mid, err = openCounts(filepath.Join(dir, countsPin)); errors.Is(err, os.ErrNotExist) {
 		c.m, c.mid, err = openCounts(filepath.Join(dir, perCPUPin))
@@ -266,12 +286,6 @@ func openCounted(dir string) (c pinnedCounts, err error) {
 	if c.measurements, err = openMeasurements(dir); err != nil {
 		c.Close()
 		return c, err
-	}
-	members, _ := filepath.Glob(filepath.Join(dir, "m*")) // sorted
-	for _, path := range members {
-		if member, ok := parseMemberPin(filepath.Base(path)); ok {
-			c.spec.Members = append(c.spec.Members, member)
-		}
 	}
 	return c, nil
 }
@@ -296,12 +310,13 @@ func closeCounts(all []pinnedCounts) {
 	}
 }
 
-// Counts reads what all modules have returned. It is safe for concurrent use.
+// Counts reads what all modules have returned. It is safe for concurrent use. If the counts of a chain cannot be read
+// there is an error, and those of its modules are left out.
 func (d *Dataplane) Counts() (Counts, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
 	out := Counts{map[CountKey]Stats{}, map[string]ChainStats{}}
-	all, err := d.countedChains()
+	all, unreadable, err := d.countedChains()
 	if err != nil {
 		return out, err
 	}
@@ -322,8 +337,10 @@ func (d *Dataplane) Counts() (Counts, error) {
 	for _, c := range all {
 		stats, err := c.stats()
 		if err != nil {
-			return out, err
+			unreadable = append(unreadable, unreadableCounts{c.spec, fmt.Errorf("counts of chain %s: %w", c.id, err)})
+			continue
 		}
+		stats.Spec = c.spec
 		out.Chains[c.id] = stats
 		for i, m := range c.spec.Members {
 			key := CountKey{m.Name, c.spec.Side, c.spec.Direction}
@@ -338,7 +355,14 @@ func (d *Dataplane) Counts() (Counts, error) {
 		s.Verdicts = d.counts.rising(key, s.Verdicts)
 		out.Modules[key.CountKey] = out.Modules[key.CountKey].plus(s)
 	}
-	return out, nil
+	var errs []error
+	for _, c := range unreadable { // what remains of its modules would be less than before, and later come back at once
+		errs = append(errs, c.err)
+		for _, m := range c.spec.Members {
+			delete(out.Modules, CountKey{m.Name, c.spec.Side, c.spec.Direction})
+		}
+	}
+	return out, errors.Join(errs...)
 }
 
 // retiredKey names the map of a module.
@@ -356,8 +380,14 @@ func (d *Dataplane) retiredMaps() (map[retiredKey]*ebpf.Map, error) {
 	}
 	for _, pin := range pins {
 		m, id, err := openCounts(pin)
-		if err != nil { // removed meanwhile
+		if errors.Is(err, os.ErrNotExist) { // removed meanwhile
 			continue
+		}
+		if err != nil {
+			for _, opened := range out {
+				opened.Close()
+			}
+			return nil, fmt.Errorf("counts that %s keeps: %w", pin, err)
 		}
 		key := retiredKey{filepath.Base(filepath.Dir(filepath.Dir(pin))), id}
 		if out[key] != nil {

@@ -311,6 +311,32 @@ func TestCountsOfHalfRemovedChain(t *testing.T) {
 	}
 }
 
+// A chain whose counts cannot be read is an error, and its modules have none: they would have counted less than before,
+// and all of it again when it is read next. Those of others are there.
+func TestCountsOfUnreadableChain(t *testing.T) {
+	w := newWorld(t, Options{})
+	spec := w.make(t, nil, testModule(t, "pass", "count", nil))
+	other := w.make(t, nil, testModule(t, "pass", "count", nil), testModule(t, "pass", "other", nil))
+	w.sendThrough(t, spec, 3)
+	w.sendThrough(t, other, 2)
+	w.wantPackets(t, "count", kerbabi.Next, 5)
+	pin := filepath.Join(w.layout.chain(spec), countsPin)
+	if err := errors.Join(os.Rename(pin, pin+"away"), os.Mkdir(pin, 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	got, err := w.Counts()
+	if err == nil || len(got.Modules) != 1 || len(got.Chains) != 1 || got.Chains[other.ID()].Members == nil {
+		t.Errorf("the counts are %+v (%v)", got, err)
+	}
+	if n := got.Modules[CountKey{"other", chain.OnTCIngress, chain.Egress}].Verdicts[kerbabi.Next].Packets; n != 2 {
+		t.Errorf("the other chain has counted %d packets", n)
+	}
+	if err := errors.Join(os.Remove(pin), os.Rename(pin+"away", pin)); err != nil {
+		t.Fatal(err)
+	}
+	w.wantPackets(t, "count", kerbabi.Next, 5)
+}
+
 // What is worked out of two counters never falls, even if one of them is read too early.
 func TestCountsNeverFall(t *testing.T) {
 	var r countReader

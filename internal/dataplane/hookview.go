@@ -15,27 +15,36 @@ import (
 	"github.com/kerb-edge/kerb/internal/clsact"
 )
 
-// HookView is everything that runs on a point, in the order in which packets meet it.
-type HookView struct {
-	Mode     string
-	Programs []string // "name (id 12)", foreign ones included
+// Mode returns how programs run on a point: one of the modes; empty if nothing is on XDP.
+func (d *Dataplane) Mode(p chain.Point) string {
+	switch {
+	case p.Side == chain.OnXDP:
+		return xdpModes[xdpOf(p.Ifindex).AttachMode]
+	case p.Side == chain.OnSockets:
+		return ModeCgroup
+	case d.tcx:
+		return ModeTCX
+	}
+	return ModeClsact
 }
 
-// View examines a point, foreign programs included. What cannot be read without permission is left out.
-func (d *Dataplane) View(p chain.Point) HookView {
+// Programs lists what runs on a point in the order in which packets meet it, foreign programs included: "name (id 12)".
+// What cannot be read without permission is left out.
+func (d *Dataplane) Programs(p chain.Point) []string {
 	switch p.Side {
 	case chain.OnXDP:
-		return viewXDP(p.Ifindex)
+		if xdp := xdpOf(p.Ifindex); xdp.Attached {
+			return []string{describeProgram(ebpf.ProgramID(xdp.ProgId))}
+		}
+		return nil
 	case chain.OnSockets:
-		return HookView{Mode: ModeCgroup, Programs: cgroupPrograms(p)}
+		return cgroupPrograms(p)
 	}
-	v := HookView{Mode: ModeClsact}
+	var out []string
 	if d.tcx {
-		v.Mode = ModeTCX
-		v.Programs = tcxPrograms(p)
+		out = tcxPrograms(p)
 	}
-	v.Programs = append(v.Programs, clsactPrograms(p)...)
-	return v
+	return append(out, clsactPrograms(p)...)
 }
 
 // cgroupPrograms lists the programs on sockets of a cgroup itself; those of the cgroups above run, too.
@@ -59,22 +68,16 @@ func cgroupPrograms(p chain.Point) (out []string) {
 	return out
 }
 
-// viewXDP returns the program on XDP, of Kerb or not, and how it is attached: XDP_ATTACHED_DRV and XDP_ATTACHED_SKB of
-// if_link.h.
-func viewXDP(ifindex int) HookView {
+// xdpModes are XDP_ATTACHED_DRV and XDP_ATTACHED_SKB of if_link.h.
+var xdpModes = map[uint32]string{1: ModeXDPNative, 2: ModeXDPGeneric}
+
+// xdpOf returns what is on XDP, of Kerb or not.
+func xdpOf(ifindex int) netlink.LinkXdp {
 	l, err := netlink.LinkByIndex(ifindex)
-	if err != nil || l.Attrs().Xdp == nil || !l.Attrs().Xdp.Attached {
-		return HookView{}
+	if err != nil || l.Attrs().Xdp == nil {
+		return netlink.LinkXdp{}
 	}
-	xdp := l.Attrs().Xdp
-	v := HookView{Programs: []string{describeProgram(ebpf.ProgramID(xdp.ProgId))}}
-	switch xdp.AttachMode {
-	case 1: // XDP_ATTACHED_DRV
-		v.Mode = ModeXDPNative
-	case 2: // XDP_ATTACHED_SKB
-		v.Mode = ModeXDPGeneric
-	}
-	return v
+	return *l.Attrs().Xdp
 }
 
 // tcxPrograms returns the programs on one side of an interface in the order in which they run; none on kernels without

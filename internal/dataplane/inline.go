@@ -59,11 +59,11 @@ func stackOf(code asm.Instructions) int32 {
 	return (-lowest + 7) &^ 7
 }
 
-// inlined is the function without its name, its ends replaced by jumps to a label.
+// inlined is the function with its name as a line of source only, its ends replaced by jumps to a label.
 func (b body) inlined(end string) asm.Instructions {
 	code := make(asm.Instructions, len(b.own))
 	copy(code, b.own)
-	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(""), nil)
+	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(""), nil).WithSource(asm.Comment(b.symbol))
 	for i := range code {
 		if code[i].OpCode.JumpOp() == asm.Exit && code[i].OpCode.Class().IsJump() {
 			code[i] = asm.Ja.Label(end).WithMetadata(code[i].Metadata).WithReference(end)

@@ -71,7 +71,7 @@ func (d *Dataplane) LastDrops() ([]DroppedPacket, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
 	out := slices.Clone(d.counts.kept)
-	all, err := d.countedChains()
+	all, _, err := d.countedChains()
 	if err != nil {
 		return nil, err
 	}

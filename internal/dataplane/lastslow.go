@@ -65,7 +65,7 @@ func (d *Dataplane) LastSlow() ([]SlowPacket, error) {
 	d.counts.mu.Lock()
 	defer d.counts.mu.Unlock()
 	out := slices.Clone(d.counts.slow)
-	all, err := d.countedChains()
+	all, _, err := d.countedChains()
 	if err != nil {
 		return nil, err
 	}
@@ -98,7 +98,8 @@ func sortSlow(all []SlowPacket) {
 	slices.SortFunc(all, func(a, b SlowPacket) int { return cmp.Compare(a.Events[0].Time, b.Events[0].Time) })
 }
 
-// readSlow reads the packets of a chain, oldest first; none from a chain that keeps none.
+// readSlow reads the packets of a chain, oldest first; none from a chain that keeps none, or in another layout, as an
+// agent of another version does: such a chain has to be removed nevertheless.
 func readSlow(m *ebpf.Map, spec chain.Spec) (out []SlowPacket, err error) {
 	if m == nil {
 		return nil, nil
@@ -107,7 +108,7 @@ func readSlow(m *ebpf.Map, spec chain.Spec) (out []SlowPacket, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if m.MaxEntries() != slowEntries(cpus, len(spec.Members)) {
+	if m.MaxEntries() != slowEntries(cpus, len(spec.Members)) || m.ValueSize() != uint32(binary.Size(slowEntry{})) {
 		return nil, nil
 	}
 	for packet := range len(spec.Members) + slowBefore {

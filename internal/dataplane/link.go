@@ -43,13 +43,15 @@ type linker struct {
 	traced  int32 // number of the chain in a trace, 0 for none
 	parts   int   // that the chain is known to need, 0 if nothing is known
 	frags   bool
-	pktSize int32 // of struct kerb_pkt
+	context *btf.Struct // of the hook: struct __sk_buff or struct xdp_md
+	pktSize int32       // of struct kerb_pkt
 	// offsets in it
 	toIfindex, toFlags, kind int16
 	note                     int16              // behind it, in a traced chain: what a module noted
 	frame                    int32              // bytes from the frame pointer of the entry down to the packet context
 	plain                    *linkedChain       // whose counters a traced or timed one uses; nil: new ones
 	expressions              sessionExpressions // of a traced chain
+	functions                bool               // modules are not inlined
 	uncounted                bool               // packets are not counted: to measure what that costs
 	samples                  *ebpf.Map          // the timed copy's programs; nil: no packet runs in a copy
 	timed                    bool               // this is the copy
@@ -81,6 +83,10 @@ func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, erro
 	}
 	var pkt *btf.Struct
 	if err := l.object.Types.TypeByName("kerb_pkt", &pkt); err != nil {
+		return nil, fmt.Errorf("chain object: %w", err)
+	}
+	context := map[chain.Hook]string{chain.XDP: "xdp_md", chain.TC: "__sk_buff"}[spec.Side.Hook()]
+	if err := l.object.Types.TypeByName(context, &l.context); err != nil {
 		return nil, fmt.Errorf("chain object: %w", err)
 	}
 	l.pktSize = int32(pkt.Size+7) &^ 7
@@ -129,6 +135,7 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		return nil, err
 	}
 	code = l.entry(first, start, head, modules, verdict, parts, slot) // which finds the facts
+	l.markEntry(code)
 	out := append(optimize.Code(code, l.facts), start.rest()...)
 	out = append(out, head.rest()...)
 	for _, m := range modules {
@@ -342,11 +349,17 @@ func (l *linker) missingPart() int32 {
 	return l.action(xdpPass, tcNext)
 }
 
-// entryType is the BTF of the generated entry, int kerb_<chain>(void *ctx): the name that bpftool and perf show.
+// entryType is the BTF of the generated entry, int kerb_<chain>(struct __sk_buff *ctx), or struct xdp_md: the name that
+// bpftool and perf show. The kernel gives programs that observe this one the packet only if the type is the hook's own.
 func (l *linker) entryType() *btf.Func {
-	return &btf.Func{Name: programName(l.spec), Linkage: btf.GlobalFunc, Type: &btf.FuncProto{
+	return functionType(programName(l.spec), btf.GlobalFunc, "ctx", l.context)
+}
+
+// functionType is the BTF of int name(target *param).
+func functionType(name string, linkage btf.FuncLinkage, param string, target btf.Type) *btf.Func {
+	return &btf.Func{Name: name, Linkage: linkage, Type: &btf.FuncProto{
 		Return: &btf.Int{Name: "int", Size: 4, Encoding: btf.Signed},
-		Params: []btf.FuncParam{{Name: "ctx", Type: &btf.Pointer{Target: &btf.Void{}}}},
+		Params: []btf.FuncParam{{Name: param, Type: &btf.Pointer{Target: target}}},
 	}}
 }
 
@@ -363,16 +376,6 @@ func (l *linker) programSpec(code asm.Instructions, name string) *ebpf.ProgramSp
 		}
 	}
 	return spec
-}
-
-// addLines gives functions without source lines their name as a line: built-in modules have no lines, and the kernel
-// wants one for each function if there is one for any, as of other modules or where CO-RE has changed an instruction.
-func addLines(code asm.Instructions) {
-	for i := range code {
-		if fn := btf.FuncMetadata(&code[i]); fn != nil && code[i].Source() == nil {
-			code[i] = code[i].WithSource(asm.Comment(fn.Name))
-		}
-	}
 }
 
 const xdpHasFrags = 1 << 5 // BPF_F_XDP_HAS_FRAGS, Linux 5.18

@@ -81,7 +81,7 @@ func (l *Loaded) link(spec chain.Spec) (*linkedChain, error) {
 		return nil, err
 	}
 	linker.uncounted = l.uncounted
-	return linker.chain()
+	return linker.plainChain()
 }
 
 // RelinkWithCode is Relink that also returns what was given to the kernel, before the loader's relocations, and the

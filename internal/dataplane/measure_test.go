@@ -150,12 +150,12 @@ func TestRepresentativePacketsParse(t *testing.T) {
 		l3, segment := p.frame[14:], p.frame[got.L4:got.L4+uint64(got.L4Len)]
 		ends := l3[8:40]
 		if got.Family == 4 {
-			if ends = l3[12:20]; packet.Checksum(l3[:20]) != 0 {
+			if ends = l3[12:20]; sdk.Checksum(l3[:20]) != 0 {
 				t.Errorf("%s: wrong header checksum", p.kind)
 			}
 		}
 		pseudo := append(append([]byte{}, ends...), 0, got.Proto, byte(len(segment)>>8), byte(len(segment)))
-		if packet.Checksum(append(pseudo, segment...)) != 0 {
+		if sdk.Checksum(pseudo, segment) != 0 {
 			t.Errorf("%s: wrong checksum", p.kind)
 		}
 	}

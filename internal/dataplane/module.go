@@ -11,8 +11,9 @@ import (
 
 // Module is what a map set is made from.
 type Module struct {
-	Name string // name of the module on the node
-	ID   string // identity of the map set: equal for equal code and config, values apart
+	Name    string // name of the module on the node
+	ID      string // identity of the map set: equal for equal code and config, values apart
+	Package string // with its version, for people
 	// Values is the identity of the values of KERB_TUNABLES; empty if the module has none.
 	Values string
 	// Spec returns a fresh copy of the object for a hook, nil if the package does not run there.

@@ -32,7 +32,7 @@ func (l *linker) noting(symbol string, code asm.Instructions) body {
 		}
 	}
 	b := newBody(symbol, code)
-	b.notes = noted
+	b.notes, b.inline = noted, b.inline && !l.functions
 	return b
 }
 

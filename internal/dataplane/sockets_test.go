@@ -85,15 +85,23 @@ func needSockets(t *testing.T) {
 	}
 }
 
-func TestSocketsLoadedAlone(t *testing.T) {
+// loadSocketsAlone loads the module of testdata/sockets, and puts the test into a cgroup of its own, to which it can be
+// attached.
+func loadSocketsAlone(t *testing.T) (l *LoadedSockets, dir string) {
+	t.Helper()
 	needSockets(t)
-	dir := cgrouptest.New(t, "", "kdp")
+	dir = cgrouptest.New(t, "", "kdp")
 	cgrouptest.Enter(t, dir)
 	l, err := LoadSockets(socketsModule(t, "sockets", nil))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	t.Cleanup(l.Close)
+	return l, dir
+}
+
+func TestSocketsLoadedAlone(t *testing.T) {
+	l, dir := loadSocketsAlone(t)
 	if err := l.Attach(dir, chain.All); err != nil {
 		t.Fatal(err)
 	}

@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"errors"
 	"net"
 	"net/netip"
 	"time"
@@ -26,6 +27,8 @@ type TraceFilter struct {
 	// SlowerThan leaves out packets whose modules took no longer in each chain, together. The data plane holds their
 	// events back, so that they need no room.
 	SlowerThan time.Duration
+	// After has the trace report, too, that the kernel dropped a packet after its last chain.
+	After bool
 	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
 	// match.
 	Expression []bpf.Instruction
@@ -38,7 +41,7 @@ const TraceBytes = 256
 // packet follow each other on a CPU, by position.
 type TraceEvent struct {
 	traceEvent
-	Bytes []byte // of the packet, as it came in
+	Bytes []byte // of the packet, as it came in; of KernelDropped the name of a function
 }
 
 type traceEvent struct {
@@ -59,6 +62,7 @@ type traceEvent struct {
 	ICMPType, ICMPCode   uint8
 	ToFlags              uint8    // of a redirect (KERB_TO_*)
 	SourceAddr, DestAddr [16]byte // network byte order; IPv4 in the first four bytes
+	Key                  uint64   // trace_key: the same wherever the packet is the same, on other nodes too; 0: none
 }
 
 // traceHead is the position of a packet's first event: the packet as it came in.
@@ -88,6 +92,7 @@ type Trace struct {
 	session int
 	filter  TraceFilter
 	points  map[chain.Point]bool
+	missing error
 	ring    *ebpf.Map
 	reader  *ringbuf.Reader
 }
@@ -102,12 +107,16 @@ type traceFilter struct {
 	Lost       uint64
 	Slower     uint64
 	Active     uint64
+	After      uint64
 }
 
 // raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
 // address.
 func (f TraceFilter) raw() traceFilter {
 	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes), Slower: uint64(f.SlowerThan)}
+	if f.After {
+		raw.After = 1
+	}
 	if !f.Addr.IsValid() {
 		return raw
 	}
@@ -143,6 +152,13 @@ func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modu
 }
 
 func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modules map[string]Module) error {
+	if t.filter.After {
+		if err := t.watchKernel(); errors.Is(err, ErrKernelDrops) {
+			t.missing = err
+		} else if err != nil {
+			return err
+		}
+	}
 	order := chain.Sorted(points)
 	linked := map[chain.Point]*linkedChain{}
 	for _, p := range order {
@@ -196,11 +212,15 @@ func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
 		return e, err
 	}
 	n, err := binary.Decode(record.RawSample, binary.NativeEndian, &e.traceEvent)
-	if err == nil && e.Head() {
+	if err == nil && (e.Head() || e.KernelDropped()) {
 		e.Bytes = record.RawSample[n:]
 	}
 	return e, err
 }
+
+// Missing returns why the kernel does not show what TraceFilter.After asks for: ErrKernelDrops, or nil. All else of the
+// trace is there.
+func (t *Trace) Missing() error { return t.missing }
 
 // Lost is how many events had no room.
 func (t *Trace) Lost() uint64 {

@@ -25,11 +25,12 @@ var ErrTraces = fmt.Errorf("%d traces are running, which is the most at a time",
 type tracer struct {
 	Chains []chain.Spec // by number - 1 in the events
 
-	filters *ebpf.Map // by session
-	rings   *ebpf.Map // the same
-	at      *ebpf.Map // sessions by interface
-	traced  *ebpf.Map // the packet that each CPU works on
-	follow  *ebpf.Map // packets between two chains
+	filters *ebpf.Map    // by session
+	rings   *ebpf.Map    // the same
+	at      *ebpf.Map    // sessions by interface
+	traced  *ebpf.Map    // the packet that each CPU works on
+	follow  *ebpf.Map    // packets between two chains
+	kernel  *kernelDrops // nil: no session wants them
 
 	sessions [TraceSessions]*Trace
 	linked   []tracedChain
@@ -71,6 +72,10 @@ func (t *tracer) free() {
 		c.Close()
 	}
 	t.linked = nil
+	if t.kernel != nil {
+		t.kernel.Close()
+		t.kernel = nil
+	}
 	for _, m := range []*ebpf.Map{t.filters, t.rings, t.at, t.traced, t.follow} {
 		if m != nil {
 			m.Close()
@@ -263,6 +268,7 @@ func (t *Trace) Close() {
 	for p := range t.points {
 		_ = t.setSessions(p.Ifindex)
 	}
+	t.ignoreKernel()
 	t.forget()
 }
 

@@ -33,11 +33,9 @@ func (l *linker) unavailable(symbol string) (asm.Instructions, error) {
 	if err != nil {
 		return nil, err
 	}
-	entry := *l.entryType()
-	entry.Name, entry.Linkage = symbol, btf.StaticFunc
 	first := asm.StoreImm(asm.R1, reason, int64(kerbabi.DropUnavailable), asm.Word).WithSymbol(symbol)
 	return asm.Instructions{
-		btf.WithFuncMetadata(first, &entry),
+		btf.WithFuncMetadata(first, functionType(symbol, btf.StaticFunc, "pkt", pkt)),
 		asm.Mov.Imm(asm.R0, int32(kerbabi.Drop)),
 		asm.Return(),
 	}, nil

@@ -46,6 +46,8 @@ type Inputs struct {
 	Services map[string]v1.Service
 	Observed observe.Snapshot
 	Linker   string // revision of the linker
+	// Functions keeps the modules of all chains functions: chain.Spec.
+	Functions bool
 }
 
 // Placement is what an attach point belongs to, and its chain.

@@ -59,7 +59,7 @@ func (in Inputs) Place() (Placements, error) {
 // chainOf returns the chain of an attach point in the order of the modules. On ingress a mirrored chain has the reverse
 // order, so that replies pass the modules in the opposite order of requests.
 func (in Inputs) chainOf(p *port, side chain.Side, dir chain.Direction) chain.Spec {
-	spec := chain.Spec{Linker: in.Linker, Side: side, Direction: dir}
+	spec := chain.Spec{Linker: in.Linker, Side: side, Direction: dir, Functions: in.Functions}
 	for _, m := range p.modules {
 		if m.covers(p, side, dir) && m.reads(p.link) {
 			spec.Members = append(spec.Members, m.Member)

@@ -20,7 +20,7 @@ var protocols = map[string]uint8{"": 0, "icmp": 1, "tcp": 6, "udp": 17, "icmpv6"
 
 // Filter returns the filter that a request describes.
 func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
-	f := dataplane.TraceFilter{Port: r.Port, Bytes: r.Bytes}
+	f := dataplane.TraceFilter{Port: r.Port, Bytes: r.Bytes, After: r.After}
 	proto, known := protocols[strings.ToLower(r.Protocol)]
 	if !known {
 		n, err := strconv.ParseUint(r.Protocol, 10, 8)
@@ -61,7 +61,8 @@ func Filter(r v1.TraceRequest) (dataplane.TraceFilter, error) {
 	return f, nil
 }
 
-// Matches reports whether a module has done to the packet what the request asks for.
+// Matches reports whether a module has done to the packet what the request asks for, or the kernel dropped it for the
+// reason.
 func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
 	if r.Module == "" && r.Verdict == "" && r.Reason == "" {
 		return true
@@ -69,7 +70,8 @@ func Matches(r v1.TraceRequest, p v1.TracedPacket) bool {
 	return slices.ContainsFunc(p.Steps, func(s v1.TraceStep) bool {
 		return (r.Module == "" || r.Module == s.Module) && (r.Verdict == "" || r.Verdict == s.Verdict) &&
 			(r.Reason == "" || r.Reason == s.Reason)
-	}) || slices.ContainsFunc(p.Then, func(then v1.TracedPacket) bool { return Matches(r, then) })
+	}) || r.Module == "" && r.Verdict == "" && p.KernelDrop != nil && r.Reason == p.KernelDrop.Reason ||
+		slices.ContainsFunc(p.Then, func(then v1.TracedPacket) bool { return Matches(r, then) })
 }
 
 // packetEnds are what modules change of a packet.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 )
 
@@ -18,8 +19,9 @@ import (
 type journey struct {
 	trace  uint64
 	chains []v1.TracedPacket
-	last   time.Time // when it was at the last one of them, as far as is known here
-	over   bool      // it meets no other one
+	last   time.Time      // when it was at the last one of them, as far as is known here
+	over   bool           // it meets no other one
+	kernel *v1.KernelDrop // the last drop of it, or of a copy
 }
 
 const (
@@ -44,6 +46,23 @@ func (r *Reader) join(p *openPacket) error {
 	return nil
 }
 
+// kernelDropped adds that the kernel dropped a packet after a chain. What a module drops the kernel drops, too, on its
+// behalf.
+func (r *Reader) kernelDropped(e dataplane.TraceEvent) error {
+	for cpu, p := range r.open {
+		if p.trace == e.Trace {
+			if err := r.finish(cpu); err != nil {
+				return err
+			}
+		}
+	}
+	if j := r.journeys[e.Trace]; j != nil && !j.over {
+		reason, function := e.KernelReason()
+		j.kernel = &v1.KernelDrop{Time: r.boot.Add(time.Duration(e.Time)), Reason: reason, Function: function}
+	}
+	return nil
+}
+
 // ends reports whether a packet with this verdict meets no other chain.
 func ends(verdict string) bool {
 	return verdict == kerbabi.Drop.String() || verdict == kerbabi.Reply.String()
@@ -60,6 +79,9 @@ func (r *Reader) arrive(now time.Time) error {
 		n++
 		delete(r.journeys, j.trace)
 		slices.SortStableFunc(j.chains, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
+		if end := &j.chains[len(j.chains)-1]; j.kernel != nil && j.kernel.Time.After(end.Time) {
+			end.KernelDrop = j.kernel // else it was of a copy, as the packet has met another chain
+		}
 		p := j.chains[0]
 		p.Then = j.chains[1:]
 		p.ID = fmt.Sprintf("%d-%d", j.trace>>48, j.trace&(1<<48-1))

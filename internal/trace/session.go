@@ -25,6 +25,7 @@ type Traced interface {
 // methods but Report are for one goroutine at a time.
 type Session struct {
 	Reader
+	Warning     string // what the kernel does not show of what was requested, and why
 	traced      Traced
 	points      plan.Placements // that are traced
 	ctx         context.Context
@@ -51,6 +52,11 @@ func (s *Session) Report(r v1.TraceRequest, show func(v1.TraceLine) error) error
 	defer cancel()
 	s.Show, s.Count = show, r.Count
 	s.Wanted = func(p v1.TracedPacket) bool { return Matches(r, p) }
+	if s.Warning != "" {
+		if err := show(v1.TraceLine{Warning: s.Warning}); err != nil {
+			return err
+		}
+	}
 	if err := s.Run(ctx); err != nil {
 		return err
 	}

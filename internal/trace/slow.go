@@ -27,8 +27,10 @@ func (s *Slow) Of(kept dataplane.SlowPacket) (out v1.TracedPacket, ok bool) {
 		s.Reader.boot = bootTime()
 	}
 	s.Reader.Chains = append(s.Reader.Chains[:0], kept.Chain)
+	head.Key = 0 // which chains do not keep
 	p := s.Reader.packet(head)
 	for _, e := range kept.Events[1:] {
+		e.Key = 0
 		p.decided = s.Reader.step(p, e) || kerbabi.Verdict(e.Verdict) > kerbabi.Redirect
 	}
 	if len(kept.Chain.Members) > 0 && !p.decided {

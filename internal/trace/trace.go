@@ -57,7 +57,8 @@ type openPacket struct {
 	number  uint64
 	trace   uint64
 	now     packetEnds
-	decided bool // its last verdict is known
+	key     uint64 // of it now
+	decided bool   // its last verdict is known
 }
 
 // Run shows packets until ctx ends or their limit is reached. The events of each packet follow each other on a CPU.
@@ -98,6 +99,9 @@ func (r *Reader) full() bool { return r.Count > 0 && r.total == r.Count }
 
 // take adds an event to its packet.
 func (r *Reader) take(e dataplane.TraceEvent) error {
+	if e.KernelDropped() {
+		return r.kernelDropped(e)
+	}
 	if e.Head() {
 		err := r.finish(e.CPU)
 		r.open[e.CPU] = r.packet(e)
@@ -152,11 +156,11 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 	spec := r.chain(e)
 	place := r.Points[chain.Point{Ifindex: int(e.Ifindex), Side: spec.Side}]
 	ends := endsOf(e)
-	p := &openPacket{number: e.Packet, trace: e.Trace, now: ends, TracedPacket: v1.TracedPacket{
+	p := &openPacket{number: e.Packet, trace: e.Trace, now: ends, key: e.Key, TracedPacket: v1.TracedPacket{
 		Time: r.boot.Add(time.Duration(e.Time)), Monotonic: int64(e.Time),
 		Service: place.Service, Interface: place.Link.Name, Hook: string(spec.Side), Direction: string(spec.Direction),
 		Length: e.Len, LinkType: place.Link.LinkType(), Frame: e.Bytes,
-		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination,
+		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Fingerprint: fingerprint(e.Key),
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
 	describeL4(&p.TracedPacket, e)
 	return p
@@ -178,12 +182,23 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination
 		p.now = now
 	}
+	if e.Key != p.key {
+		s.Fingerprint, p.key = fingerprint(e.Key), e.Key
+	}
 	if verdict == kerbabi.Redirect && e.ToIfindex != 0 {
 		s.Interface, s.Service = r.target(e.ToIfindex)
 	}
 	p.Steps = append(p.Steps, s)
 	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply ||
 		verdict == kerbabi.Redirect && !e.Deferred()
+}
+
+// fingerprint is a key in words, empty for none.
+func fingerprint(key uint64) string {
+	if key == 0 {
+		return ""
+	}
+	return fmt.Sprintf("%016x", key)
 }
 
 // target names an interface, and its service.

@@ -32,7 +32,7 @@ var metricName = regexp.MustCompile(`\b(kerb|process)_[a-z_]+\b`)
 func TestBoards(t *testing.T) {
 	secrets := t.TempDir()
 	f := newField(t, fmt.Sprintf("tcp: {address: '127.0.0.1:4600', certificate: %[1]s/cert, key: %[1]s/key, "+
-		"tokenFile: %[1]s/token}\n", credentials(t, secrets)))
+		"metricsTokenFile: %[1]s/token}\n", credentials(t, secrets)))
 	f.nodes[0].Apply(kerbnode.Module("nowhere", "counter", "app=nothing", nil),
 		kerbnode.Module("audit", "firewall", "*", map[string]any{"mode": "audit"}))
 	c := f.combine(builtins)

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
 // Packets that were slow or dropped are shown with what each module did, though no trace ran when they came.
@@ -89,15 +90,17 @@ func (n *node) lastCapture() {
 }
 
 // sends sends datagrams from web to a port of db.
-func (n *node) sends(port uint16, packets int) {
+func (n *node) sends(port uint16, packets int) { n.floods(n.web, n.db, port, packets) }
+
+func (n *node) floods(from, at *netlab.Host, port uint16, packets int) {
 	n.T.Helper()
-	if err := n.web.Do(func() error {
-		c, err := net.ListenPacket("udp4", netip.AddrPortFrom(n.web.Addr4(), 0).String())
+	if err := from.Do(func() error {
+		c, err := net.ListenPacket("udp4", netip.AddrPortFrom(from.Addr4(), 0).String())
 		if err != nil {
 			return err
 		}
 		defer c.Close()
-		to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(n.db.Addr4(), port))
+		to := net.UDPAddrFromAddrPort(netip.AddrPortFrom(at.Addr4(), port))
 		for range packets {
 			_, _ = c.WriteTo([]byte("kerb"), to) // refused, where nothing listens
 		}

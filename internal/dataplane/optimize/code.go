@@ -3,6 +3,7 @@
 package optimize
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 
@@ -233,7 +234,17 @@ func (p *program) sweep() {
 	}
 }
 
-// emit is the code again.
+// lineOf is the source line of an instruction behind removed ones that had another.
+func lineOf(own, before fmt.Stringer) fmt.Stringer {
+	_, is := own.(asm.Comment)
+	if _, comment := before.(asm.Comment); own == nil || comment && !is {
+		return before
+	}
+	return own
+}
+
+// emit is the code again. The source line of an instruction that is gone is that of the next one; a comment is in place
+// of the next one's line.
 func (p *program) emit() (out asm.Instructions, ok bool) {
 	places, at := make([]int, len(p.code)+1), 0
 	for i := range p.code {
@@ -243,12 +254,17 @@ func (p *program) emit() (out asm.Instructions, ok bool) {
 		}
 	}
 	first := p.code[0].Instruction
+	var line fmt.Stringer
 	for i := range p.code {
 		n := &p.code[i]
-		if n.removed {
+		if line = lineOf(n.Source(), line); n.removed {
 			continue
 		}
 		ins := n.Instruction
+		if line != ins.Source() {
+			ins = ins.WithSource(line)
+		}
+		line = nil
 		if ins.Symbol() != "" {
 			ins = ins.WithSymbol("")
 		}

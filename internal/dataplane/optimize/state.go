@@ -189,26 +189,13 @@ func cut(n int64, size int) int64 {
 }
 
 func put(b []byte, n uint64) {
-	switch len(b) {
-	case 1:
-		b[0] = byte(n)
-	case 2:
-		binary.NativeEndian.PutUint16(b, uint16(n))
-	case 4:
-		binary.NativeEndian.PutUint32(b, uint32(n))
-	case 8:
-		binary.NativeEndian.PutUint64(b, n)
-	}
+	var whole [8]byte
+	binary.LittleEndian.PutUint64(whole[:], n) // the byte order of all machines that Kerb runs on
+	copy(b, whole[:])
 }
 
 func get(b []byte) uint64 {
-	switch len(b) {
-	case 1:
-		return uint64(b[0])
-	case 2:
-		return uint64(binary.NativeEndian.Uint16(b))
-	case 4:
-		return uint64(binary.NativeEndian.Uint32(b))
-	}
-	return binary.NativeEndian.Uint64(b)
+	var whole [8]byte
+	copy(whole[:], b)
+	return binary.LittleEndian.Uint64(whole[:])
 }

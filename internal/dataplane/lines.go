@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"fmt"
+
+	"github.com/cilium/ebpf/asm"
+	"github.com/cilium/ebpf/btf"
+)
+
+// What is written into the entry has no name of its own in the kernel. Source lines say where it begins, for
+// `bpftool prog dump` and for profilers that look addresses up in them: the line is the name that its function would
+// have, and the name of the entry where that continues.
+
+// markEntry gives what is generated for the entry its name, wherever it may follow other code: at labels.
+func (l *linker) markEntry(code asm.Instructions) {
+	name := asm.Comment(programName(l.spec))
+	for i := range code {
+		if code[i].Symbol() != "" && code[i].Source() == nil {
+			code[i] = code[i].WithSource(name)
+		}
+	}
+}
+
+// addLines gives functions without source lines their name as a line: built-in modules have no lines, and the kernel
+// wants one for each function if there is one for any, as of other modules or where CO-RE has changed an instruction.
+// Lines that repeat the one before are removed.
+func addLines(code asm.Instructions) {
+	var last fmt.Stringer
+	for i := range code {
+		line := code[i].Source()
+		if fn := btf.FuncMetadata(&code[i]); fn != nil && line == nil {
+			line = asm.Comment(fn.Name)
+			code[i] = code[i].WithSource(line)
+		} else if fn == nil && line != nil && line == last {
+			code[i] = code[i].WithSource(nil)
+		}
+		if line != nil {
+			last = line
+		}
+	}
+}

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/chain"
+)
+
+// NodeTrace is what a node has traced.
+type NodeTrace struct {
+	Node    string
+	Packets []v1.TracedPacket
+}
+
+// Join joins the traces of nodes. Packets of two nodes are one packet if they had the same fingerprint at any place, at
+// about the same time: within is how far the clocks of the nodes and the way between them may be apart. Of several that
+// agree, those closest in time are one. They have the chains of all nodes in the order in which they met them, and are
+// returned oldest first.
+func Join(traces []NodeTrace, within time.Duration) []v1.TracedPacket {
+	j := joiner{within: within, known: map[string][]*joined{}}
+	for i, t := range traces {
+		packets := slices.Clone(t.Packets)
+		slices.SortStableFunc(packets, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
+		for _, p := range packets {
+			j.add(i, t.Node, p)
+		}
+	}
+	out := make([]v1.TracedPacket, 0, len(j.all))
+	for _, one := range j.all {
+		out = append(out, one.packet())
+	}
+	slices.SortStableFunc(out, func(a, b v1.TracedPacket) int { return a.Time.Compare(b.Time) })
+	for i := range out {
+		out[i].ID = fmt.Sprintf("0-%d", i+1) // those of nodes are their own
+	}
+	return out
+}
+
+type joiner struct {
+	within time.Duration
+	known  map[string][]*joined // by each fingerprint that they had
+	all    []*joined
+}
+
+// joined is a packet, as its nodes have it.
+type joined struct {
+	nodes []int // by number, the same order as at
+	at    []v1.TracedPacket
+}
+
+func (j *joiner) add(node int, name string, p v1.TracedPacket) {
+	p.Node, p.Then = name, slices.Clone(p.Then)
+	for i := range p.Then {
+		p.Then[i].Node = name
+	}
+	var found *joined
+	least := j.within
+	prints := fingerprints(p)
+	for _, f := range prints {
+		for _, one := range j.known[f] {
+			if apart := p.Time.Sub(one.at[0].Time).Abs(); apart <= least && !slices.Contains(one.nodes, node) {
+				found, least = one, apart
+			}
+		}
+	}
+	if found == nil {
+		found = &joined{}
+		j.all = append(j.all, found)
+	}
+	found.nodes, found.at = append(found.nodes, node), append(found.at, p)
+	for _, f := range prints {
+		if !slices.Contains(j.known[f], found) {
+			j.known[f] = append(j.known[f], found)
+		}
+	}
+}
+
+// fingerprints are those that a packet had, in their order.
+func fingerprints(p v1.TracedPacket) (all []string) {
+	for _, at := range append([]v1.TracedPacket{p}, p.Then...) {
+		if at.Fingerprint != "" {
+			all = append(all, at.Fingerprint)
+		}
+		for _, s := range at.Steps {
+			if s.Fingerprint != "" {
+				all = append(all, s.Fingerprint)
+			}
+		}
+	}
+	return all
+}
+
+// packet is the packet with the chains of all its nodes.
+func (j *joined) packet() v1.TracedPacket {
+	slices.SortStableFunc(j.at, func(a, b v1.TracedPacket) int {
+		return cmp.Or(rank(a)-rank(b), a.Time.Compare(b.Time))
+	})
+	for range j.at { // clocks may be wrong about which node was first
+		for i := 1; i < len(j.at); i++ {
+			if rank(j.at[i]) == rank(j.at[i-1]) && leads(j.at[i], j.at[i-1]) && !leads(j.at[i-1], j.at[i]) {
+				j.at[i-1], j.at[i] = j.at[i], j.at[i-1]
+			}
+		}
+	}
+	p := j.at[0]
+	for _, next := range j.at[1:] {
+		then := next.Then
+		next.Then = nil
+		p.Then = append(append(p.Then, next), then...)
+	}
+	return p
+}
+
+// rank is below zero for the packet at the node of the service that sent it, and above at that of the service that got
+// it.
+func rank(p v1.TracedPacket) (n int) {
+	last := append([]v1.TracedPacket{p}, p.Then...)[len(p.Then)]
+	if p.Service != "" && p.Direction == string(chain.Egress) {
+		n--
+	}
+	if last.Service != "" && last.Direction == string(chain.Ingress) {
+		n++
+	}
+	return n
+}
+
+// leads reports whether a packet left a node as it came to another one.
+func leads(from, to v1.TracedPacket) bool {
+	left := fingerprints(from)
+	return len(left) > 0 && left[len(left)-1] == to.Fingerprint
+}

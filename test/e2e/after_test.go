@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"encoding/json"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/droptest"
+)
+
+// A packet that all modules let pass, and the kernel dropped, has the kernel's reason. One that a module dropped has
+// none. Where the kernel does not show what it drops, one sentence says so, and the packets are there.
+func TestKernelDrops(t *testing.T) {
+	n := newRunningNode(t)
+	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
+	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
+		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
+	n.settled(map[string]int{"fw": 2})
+	stop := make(chan struct{})
+	var sending errgroup.Group
+	sending.Go(func() error { return n.datagrams(stop, 9, 53) }) // nothing listens there
+	defer func() {
+		close(stop)
+		if err := sending.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	seen := map[string]int{}
+	n.refused(n.kerb("trace", "--last", "--after"), 2, "after", "leave last out")
+	r := n.kerb("trace", "--service", "db", "--protocol", "udp", "--after", "--count", "20", "-o", "json")
+	shown := droptest.Shown()
+	warned := strings.HasPrefix(r.stderr, "warning: no drops of the kernel are shown: ")
+	if r.code != 0 || warned != (shown != nil) || strings.Count(r.stderr, "\n") > 1 {
+		t.Errorf("kerb trace --after says %q (%d); the kernel shows drops: %v", r.stderr, r.code, shown)
+	}
+	for lines := json.NewDecoder(strings.NewReader(r.stdout)); lines.More(); {
+		var p v1.TracedPacket
+		if err := lines.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		if p.Direction != "ingress" {
+			continue
+		}
+		verdict, reason := p.Steps[len(p.Steps)-1].Verdict, "none"
+		if k := p.KernelDrop; k != nil {
+			reason = k.Reason
+			if k.Function == "" || k.Time.Before(p.Time) || k.Time.Sub(p.Time) > time.Minute {
+				t.Errorf("%+v of %+v", k, p)
+			}
+		}
+		seen[verdict+" "+reason]++
+	}
+	passed := "next NO_SOCKET"
+	if shown != nil {
+		passed = "next none"
+	}
+	if seen[passed] == 0 || seen["drop none"] == 0 || len(seen) != 2 {
+		t.Errorf("packets by verdict and reason: %v\n%s", seen, r.stdout)
+	}
+	if shown != nil {
+		return
+	}
+	n.wants("trace", []string{"--service", "db", "--port", "9", "--after", "--count", "2"}, "> kernel ",
+		"dropped (NO_SOCKET) in ")
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		return
+	}
+	file := filepath.Join(t.TempDir(), "after.pcapng")
+	n.kerb("trace", "--service", "db", "--port", "9", "--after", "--count", "4", "-w", file)
+	comments, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.comment").Output()
+	if err != nil || !strings.Contains(string(comments), "fw:next") ||
+		!strings.Contains(string(comments), "then kernel: dropped (NO_SOCKET) in ") {
+		t.Errorf("tshark: %v\n%s", err, comments)
+	}
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package e2e
+
+import (
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+)
+
+// One drop has the same words wherever it is shown: module, verdict and reason. The page has those of the API
+// (test/ui).
+func TestSameWords(t *testing.T) {
+	n := newRunningNode(t)
+	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
+	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
+		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
+	n.settled(map[string]int{"fw": 2})
+	stop := make(chan struct{})
+	var sending errgroup.Group
+	sending.Go(func() error { return n.datagrams(stop, 53) })
+	defer func() {
+		close(stop)
+		if err := sending.Wait(); err != nil {
+			t.Error(err)
+		}
+	}()
+	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
+
+	n.wants("trace", []string{"--service", "db", "--count", "1"}, "fw:drop (policy)")
+	n.wants("trace", []string{"--service", "db", "--count", "1", "-o", "json"}, // as the API has it
+		`"module":"fw","verdict":"drop","reason":"policy"`)
+	n.wants("drops", []string{"--module", "fw", "--reason", "policy", "--count", "1"}, "fw:drop (policy)")
+	n.wants("explain", []string{"packet", "udp 198.51.100.7:4000 > " + n.db.Addr4().String() + ":53", "--service", "db"},
+		"fw:drop (policy)", "the packet is dropped by fw (policy)")
+	n.wants("module", []string{"drops", "fw"}, "policy")
+	n.wants("module", []string{"counts", "fw"}, "DROP")
+	n.wants("top", []string{"drops", "--filter", "fw", "--count", "1"}, "fw", "policy")
+	metrics := n.metrics()
+	for _, want := range []string{`kerb_dropped_packets_total{module="fw",reason="policy"}`,
+		`kerb_module_packets_total{module="fw",hook="tc-egress",direction="ingress",verdict="drop"}`} {
+		if !strings.Contains(metrics, want) {
+			t.Errorf("the metrics lack %s:\n%s", want, metrics)
+		}
+	}
+	tshark, err := exec.LookPath("tshark")
+	if err != nil {
+		t.Log("without tshark the capture is not examined")
+		return
+	}
+	file := filepath.Join(t.TempDir(), "dropped.pcapng")
+	n.kerb("trace", "--service", "db", "--verdict", "drop", "--count", "1", "-w", file)
+	comment, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.comment").Output()
+	if err != nil || !strings.Contains(string(comment), "kerb: fw:drop (policy)") {
+		t.Errorf("tshark shows %q, %v", comment, err)
+	}
+}
+
+// metrics is what Prometheus reads.
+func (n *node) metrics() string {
+	n.T.Helper()
+	c := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", n.Socket())
+	}}}
+	defer c.CloseIdleConnections()
+	r, err := c.Get("http://kerb/metrics")
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	defer r.Body.Close()
+	text, err := io.ReadAll(r.Body)
+	if err != nil {
+		n.T.Fatal(err)
+	}
+	return string(text)
+}
