@@ -30,10 +30,11 @@ func (a *app) historyCommand() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "history [NAME]",
 		Short: "Show traffic, drops and the agent's own use over time; or those of one service or module",
-		Long: `Shows what the agent has sampled: packets and drops of services, packets of modules by verdict, CPU and memory
-of the agent, problems; of one service or module everything. A graph is scaled to its maximum, from the time --since
-on the left to now on the right; where it is empty, nothing was measured. The history is off unless kerb.yaml has
-the line history: {}; --follow needs none.
+		Long: `Shows what the agent has sampled: packets and drops of services, packets of modules by verdict and the 99th
+percentile of the time that they take (of one module the median, too), CPU and memory of the agent, problems; of one
+service or module everything. A graph is scaled to its maximum, from the time --since on the left to now on the
+right; where it is empty, nothing was measured. The history is off unless kerb.yaml has the line history: {};
+--follow needs none.
 
 -o openmetrics prints samples with their times, of which promtool makes blocks for a Prometheus server.`,
 		Example: "  kerb history\n  kerb history web --since 24h\n  kerb history web --follow\n" +
@@ -156,19 +157,7 @@ func (a *app) readLines(ctx context.Context, q url.Values, each func(v1alpha1.Hi
 		return err
 	}
 	defer body.Close()
-	for lines := json.NewDecoder(body); ; {
-		var l v1alpha1.HistoryLine
-		err := lines.Decode(&l)
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return fmt.Errorf("unexpected response from the agent: %w", err)
-		}
-		if err := each(l); err != nil {
-			return err
-		}
-	}
+	return eachLine(body, each)
 }
 
 func (a *app) readHistory(ctx context.Context, name string, span time.Duration) (h sampledHistory, err error) {
@@ -204,7 +193,7 @@ func (a *app) followHistory(ctx context.Context, w io.Writer, name string) error
 func (a *app) printHistory(w io.Writer, h sampledHistory, name string, span time.Duration) error {
 	shown := []*sampled{}
 	for _, s := range h.Series {
-		if !math.IsNaN(s.figures().last) {
+		if s.figures().samples > 0 {
 			shown = append(shown, s)
 		}
 	}
@@ -240,7 +229,8 @@ func oneLine(text string) string { return strings.Join(strings.Fields(text), " "
 
 // detail reports whether a series is shown only of one service or module.
 func (s *sampled) detail() bool {
-	return strings.Contains(s.Name, "_bytes") && s.Service+s.Module != "" || s.Reason != ""
+	return strings.Contains(s.Name, "_bytes") && s.Service+s.Module != "" || strings.Contains(s.Name, "_p50_") ||
+		s.Reason != ""
 }
 
 // metric is the name, with the labels that tell it from others of the same service or module.
@@ -253,26 +243,43 @@ func (s *sampled) metric() string {
 }
 
 func (s *sampled) number(v float64) string {
+	if math.IsNaN(v) {
+		return "-"
+	}
 	if strings.HasSuffix(s.Name, "_memory_bytes") {
 		return fmt.Sprintf("%.1fMi", v/(1<<20))
+	}
+	if strings.HasSuffix(s.Name, "_seconds") {
+		return brief(time.Duration(math.Round(v * 1e9)))
 	}
 	return strconv.FormatFloat(v, 'g', 4, 64)
 }
 
-// figures sum samples up.
-type figures struct{ mean, most, last float64 }
+// brief has three digits or four: buckets of times are a fourth wide.
+func brief(d time.Duration) string {
+	switch {
+	case d >= time.Millisecond:
+		d = d.Round(10 * time.Microsecond)
+	case d >= time.Microsecond:
+		d = d.Round(10 * time.Nanosecond)
+	}
+	return d.String()
+}
+
+// figures sum samples up. The last one is not a number if there was none at the last time.
+type figures struct{ mean, most, last, samples float64 }
 
 func (s *sampled) figures() figures {
-	f, n := figures{last: math.NaN()}, 0.0
+	f := figures{last: math.NaN()}
 	for i, v := range s.Values {
-		if math.IsNaN(float64(v)) {
+		if f.last = float64(v); math.IsNaN(f.last) {
 			continue
 		}
-		f.last, n = float64(v), n+1
+		f.samples++
 		f.mean += f.last
 		f.most = max(f.most, float64(s.highest(i)))
 	}
-	f.mean /= max(n, 1)
+	f.mean /= max(f.samples, 1)
 	return f
 }
 

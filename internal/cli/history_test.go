@@ -5,6 +5,7 @@ package cli
 import (
 	"bytes"
 	"math"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -19,11 +20,17 @@ func TestHistoryTable(t *testing.T) {
 	var h sampledHistory
 	lines := []v1alpha1.HistoryLine{{Step: 60, Omitted: 3, Series: []v1alpha1.Series{
 		{Name: "kerb_dropped_packets_per_second", Module: "fw", Reason: "bad\x1b]0;title\x07\nreason"},
-		{Name: "kerb_service_packets_per_second", Service: "gone"}, {Name: "kerb_problems"}}}}
+		{Name: "kerb_service_packets_per_second", Service: "gone"}, {Name: "kerb_problems"},
+		{Name: "kerb_service_packets_per_second", Service: "idle"}}}}
 	for i := range 48 { // one for each column, but for the third quarter
 		if i < 24 || i >= 36 {
+			first := nan
+			if i == 0 {
+				first = 7
+			}
 			lines = append(lines, v1alpha1.HistoryLine{Time: now - 48*60 + float64(i*60) + 30,
-				Values: v1alpha1.Values{float32(i), nan, 0}, Max: v1alpha1.Values{float32(2 * i), nan, 0}})
+				Values: v1alpha1.Values{float32(i), nan, 0, first},
+				Max:    v1alpha1.Values{float32(2 * i), nan, 0, first}})
 		}
 	}
 	for _, l := range lines {
@@ -42,12 +49,15 @@ func TestHistoryTable(t *testing.T) {
 		strings.Repeat(" ", 12)
 	text := out.String()
 	if !strings.Contains(text, want) || !strings.Contains(text, "▇██████|") || !strings.Contains(text, " 94 ") ||
-		strings.Contains(text, "gone") || strings.ContainsAny(text, "\x1b\x07") || strings.Count(text, "\n") != 4 ||
+		strings.Contains(text, "gone") || strings.ContainsAny(text, "\x1b\x07") || strings.Count(text, "\n") != 5 ||
 		!strings.Contains(text, "|"+strings.Repeat("▁", 24)) || !strings.Contains(text, "3 series are not kept") {
 		t.Errorf("%s", text)
 	}
+	if !regexp.MustCompile(`idle +kerb_service_packets_per_second +7 +7 +- `).MatchString(text) { // not the one of then
+		t.Errorf("%s", text)
+	}
 	for i := range 5 { // the newest two are kept
-		if err := h.take(v1alpha1.HistoryLine{Time: float64(i), Values: v1alpha1.Values{1, 2, 3}}, 2); err != nil {
+		if err := h.take(v1alpha1.HistoryLine{Time: float64(i), Values: v1alpha1.Values{1, 2, 3, 4}}, 2); err != nil {
 			t.Fatal(err)
 		}
 	}

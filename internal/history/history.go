@@ -227,6 +227,13 @@ func (l *Log) prune() {
 // numbers returns those of all records, oldest first. l.mu is held.
 func (l *Log) numbers() []int64 { return slices.Sorted(maps.Keys(l.sizes)) }
 
+// Last returns the number of the newest record, 0 if there was none.
+func (l *Log) Last() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.last
+}
+
 // List returns the records that match, newest first and brief. Records that cannot be read are left out.
 func (l *Log) List(r v1alpha1.ChangesRequest) []v1alpha1.ChangeRecord {
 	l.Flush()

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Reading is a figure as it is read.
@@ -15,10 +16,17 @@ type Reading struct {
 	Value   float64
 	Counter bool // the sample is its rate
 	// A counter that is not read is zero: its first value counts, too, unless it is in the first reading of all.
-	FromZero bool
+	FromZero  bool
+	Sample    float32 // see Rates; NaN if there is none
+	*Quantile         // nil: none. The sample is one of what came since the sample before, in s
 
-	key    uint64  // of the series: the agent keeps this instead
-	Sample float32 // see Rates; NaN if there is none
+	key uint64 // of the series: the agent keeps this instead
+}
+
+// Quantile is that of a histogram of times.
+type Quantile struct {
+	Of    sdk.Histogram // of all so far, in ns
+	Share float64       // from 0 to 1
 }
 
 // counts reports whether a series gets room for its sample.
@@ -26,44 +34,65 @@ func (r *Reading) counts() bool { return r.Sample != 0 && !math.IsNaN(float64(r.
 
 // Rates makes readings samples. Its zero value is ready.
 type Rates struct {
-	last map[uint64]counted
-	at   time.Time // of the last reading
+	last      map[uint64]counted
+	begun, at time.Time // of the first reading and of the last one
 }
 
-// counted is a counter when it was read last.
+// counted is a counter, or a quantile, when it was read last.
 type counted struct {
-	value float64
-	at    time.Time
+	value    float64
+	quantile *Quantile
+	at       time.Duration // since begun: a Time is larger
 }
 
 // kept is how long a counter is remembered that is not read: during a change a module may have none.
 const kept = time.Minute
 
-// Add sets the samples of readings. Counters that are lower than before have none: they began again.
+// Add sets the samples of readings. Counters that are lower than before have none: they began again. Quantiles have
+// none where nothing was counted.
 func (r *Rates) Add(at time.Time, all []Reading) {
 	if r.last == nil {
-		r.last = map[uint64]counted{}
+		r.last, r.begun = map[uint64]counted{}, at
 	}
+	now := at.Sub(r.begun)
 	for i := range all {
 		n := &all[i]
-		if !n.Counter {
+		if !n.Counter && n.Quantile == nil {
 			n.Sample = float32(n.Value)
 			continue
 		}
 		before, known := r.last[n.key]
-		r.last[n.key] = counted{n.Value, at}
+		r.last[n.key] = counted{n.Value, n.Quantile, now}
 		if !known && n.FromZero && !r.at.IsZero() {
-			before, known = counted{at: r.at}, true
+			before, known = counted{at: r.at.Sub(r.begun)}, true
 		}
 		n.Sample = nan
-		if elapsed := at.Sub(before.at).Seconds(); known && elapsed > 0 && n.Value >= before.value {
+		if !known {
+			continue
+		}
+		if n.Quantile != nil {
+			n.Sample = n.Quantile.since(before.quantile)
+		} else if elapsed := (now - before.at).Seconds(); elapsed > 0 && n.Value >= before.value {
 			n.Sample = float32((n.Value - before.value) / elapsed)
 		}
 	}
 	for key, c := range r.last {
-		if at.Sub(c.at) > kept {
+		if now-c.at > kept {
 			delete(r.last, key)
 		}
 	}
 	r.at = at
+}
+
+// since returns that of what was counted since it was as before, which may be nil, or NaN.
+func (q *Quantile) since(before *Quantile) float32 {
+	var counted sdk.Histogram
+	if before != nil {
+		counted = before.Of
+	}
+	since, ok := q.Of.Since(counted)
+	if !ok || since.Count() == 0 {
+		return nan
+	}
+	return float32(float64(since.Quantile(q.Share)) / 1e9)
 }

@@ -6,9 +6,11 @@ import (
 	"bytes"
 	"hash/maphash"
 	"os"
+	"slices"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Readings are the figures of one sample. Names are those of the metrics; the rate of one with the suffix _total has
@@ -46,6 +48,9 @@ func (r *Readings) add(n Reading) {
 	n.key = maphash.Comparable(seed, n.Series)
 	if i, ok := r.at[n.key]; ok {
 		r.all[i].Value += n.Value
+		if q := n.Quantile; q != nil {
+			r.all[i].Quantile = &Quantile{sum(r.all[i].Of, q.Of), q.Share}
+		}
 		return
 	}
 	if _, known := r.before[n.key]; !known { // those of the sample before come first, also in another order
@@ -57,6 +62,15 @@ func (r *Readings) add(n Reading) {
 	}
 	r.at[n.key] = len(r.all)
 	r.all = append(r.all, n)
+}
+
+// sum leaves both as they are: several series may be of one histogram.
+func sum(a, b sdk.Histogram) sdk.Histogram {
+	out := slices.Clone(a)
+	for i := range min(len(out), len(b)) {
+		out[i] += b[i]
+	}
+	return out
 }
 
 func (r *Readings) gauge(name string, series v1.Series, value float64) {
@@ -84,6 +98,19 @@ func (r *Readings) AddModule(module, direction, verdict string, packets, length 
 	r.count("kerb_module_packets_per_second", of, float64(packets), false)
 	r.count("kerb_module_bytes_per_second", of, float64(length), false)
 }
+
+// AddLatency adds how long packets took that a module has seen, in ns. It keeps the histogram.
+func (r *Readings) AddLatency(module, direction string, took sdk.Histogram) {
+	for _, q := range quantiles {
+		r.add(Reading{Series: v1.Series{Name: q.name, Module: module, Direction: direction},
+			Quantile: &Quantile{took, q.share}})
+	}
+}
+
+var quantiles = []struct {
+	name  string
+	share float64
+}{{"kerb_module_latency_p50_seconds", 0.5}, {"kerb_module_latency_p99_seconds", 0.99}}
 
 // AddMemory adds the memory of a module's maps.
 func (r *Readings) AddMemory(module string, size int64) {

@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 func all(v1.Series) bool { return true }
@@ -521,6 +522,77 @@ func TestRates(t *testing.T) {
 	}
 	if len(r.last) != 0 {
 		t.Errorf("%v are remembered", r.last)
+	}
+}
+
+// Quantiles are of what came since the sample before, and not of what came before that. A histogram that began again,
+// as of a module that was removed and came back, has no sample.
+func TestQuantiles(t *testing.T) {
+	h := make(sdk.Histogram, 80)
+	var r Rates
+	var all Readings
+	at := time.Unix(1e9, 0)
+	is := func(what string, median, p99 float64) {
+		t.Helper()
+		all.Reset()
+		if h.Count() > 0 {
+			all.AddLatency("fw", "egress", slices.Clone(h))
+		}
+		at = at.Add(Period)
+		r.Add(at, all.All())
+		got := map[string]float64{}
+		for _, n := range all.All() {
+			if n.Module != "fw" || n.Direction != "egress" {
+				t.Errorf("%s: %+v", what, n.Series)
+			}
+			got[n.Name] = float64(n.Sample)
+		}
+		for name, want := range map[string]float64{"kerb_module_latency_p50_seconds": median,
+			"kerb_module_latency_p99_seconds": p99} {
+			is, there := got[name]
+			if want == 0 && there && !math.IsNaN(is) || want > 0 && !(is >= want && is < 1.25*want) {
+				t.Errorf("%s: %s is %v, want %v", what, name, is, want)
+			}
+		}
+	}
+	observe := func(times int, ns uint64) {
+		for range times {
+			h.Observe(ns)
+		}
+	}
+	is("nothing was seen", 0, 0)
+	observe(90, 100)
+	observe(10, 5000)
+	is("the first reading may be of all packets ever", 0, 0)
+	observe(90, 100)
+	observe(10, 5000)
+	is("packets since", 100e-9, 5000e-9)
+	is("none since", 0, 0)
+	observe(100, 300)
+	is("others since", 300e-9, 300e-9)
+	clear(h)
+	observe(5, 700)
+	is("it began again", 0, 0)
+	observe(5, 800)
+	is("the next ones", 800e-9, 800e-9)
+}
+
+// The hooks of a module are one series.
+func TestLatencyOfTwoHooks(t *testing.T) {
+	xdp, tc := make(sdk.Histogram, 80), make(sdk.Histogram, 80)
+	xdp.Observe(20)
+	tc.Observe(40)
+	var r Readings
+	r.Reset()
+	r.AddLatency("fw", "ingress", xdp)
+	r.AddLatency("fw", "ingress", tc)
+	for _, n := range r.All() {
+		if n.Of.Count() != 2 || n.Of.Quantile(1) < 40 {
+			t.Errorf("%s has %v", n.Name, n.Of)
+		}
+	}
+	if len(r.All()) != 2 || xdp.Count() != 1 || tc.Count() != 1 {
+		t.Errorf("%d series, of histograms with %d and %d", len(r.All()), xdp.Count(), tc.Count())
 	}
 }
 

@@ -66,13 +66,20 @@ func TestHistory(t *testing.T) {
 		_, values := n.sampled("db", sends)
 		return len(values) > 0 && values[len(values)-1] > 100
 	})
+	took := v1.Series{Name: "kerb_module_latency_p99_seconds", Module: "fw", Direction: "ingress"}
+	n.Eventually("the time that the module takes is sampled", func() bool { // of one packet in 4,096 on a CPU
+		n.floods(n.db, n.web, 9, 4096)
+		_, values := n.sampled("fw", took)
+		return slices.ContainsFunc(values, func(seconds float32) bool { return seconds > 0 && seconds < 0.01 })
+	})
 	lost := v1.Series{Name: "kerb_service_dropped_packets_per_second", Service: "web"}
 	if h, values := n.sampled("web", lost); h.Step != 10 || len(values) == 0 || slices.Max(values) < 100 {
 		t.Errorf("drops of web: %+v", h)
 	}
 	n.wants("history", nil, "node ", "process_cpu_seconds_per_second", "db ", "kerb_service_packets_per_second egress",
 		"|")
-	n.wants("history", []string{"fw", "--since", "10m"}, "kerb_module_packets_per_second ingress,drop", "SINCE 10m")
+	n.wants("history", []string{"fw", "--since", "10m"}, "kerb_module_packets_per_second ingress,drop", "SINCE 10m",
+		took.Name+" ingress")
 	n.refused(n.kerb("history", "--since", "1y"), 2, "--since")
 	n.refused(n.kerb("status", "-o", "openmetrics"), 2, "openmetrics")
 	n.follow("fw", dropped)
