@@ -109,6 +109,9 @@ func (c *Client) Call(ctx context.Context, method, path string, in, out any) err
 	return json.NewDecoder(body).Decode(out)
 }
 
+// maxError are the most bytes of an error that are read. Those of 10,000 resources are in them.
+const maxError = 4 << 20
+
 func (c *Client) open(ctx context.Context, method, path string, body io.Reader) (io.ReadCloser, error) {
 	answer, err := c.Send(ctx, method, path, body)
 	if err != nil {
@@ -118,7 +121,7 @@ func (c *Client) open(ctx context.Context, method, path string, body io.Reader) 
 		return answer.Body, nil
 	}
 	defer answer.Body.Close()
-	text, err := io.ReadAll(answer.Body)
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxError))
 	if err != nil {
 		return nil, err
 	}

@@ -287,7 +287,7 @@ type HookState struct {
 	Chain    string   `json:"chain"`
 	Program  uint32   `json:"program" doc:"Kernel id of the linked program"`
 	Modules  []string `json:"modules" doc:"In the order in which packets meet them"`
-	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, including foreign ones"`
+	Programs []string `json:"programs,omitempty" doc:"All programs on the hook in order, including foreign ones; lists leave them out"`
 }
 
 // Condition is one aspect of a resource's state, in the manner of Kubernetes.

@@ -19,6 +19,27 @@ type Chain struct {
 	Counts    []ModuleCount `json:"counts,omitempty" doc:"Packets that reached its modules, in their order, since the chain was linked. The counts of a module continue those of chains that were replaced"`
 }
 
+// NodeCounts is what changes all the time, and whether something else may have changed.
+type NodeCounts struct {
+	Change  int64         `json:"change" doc:"Number of the newest change, 0 if there was none"`
+	State   int64         `json:"state" doc:"Another number than before if something else than counters may have changed: resources, chains, where they are attached, conditions as far as the agent has evaluated them, or the agent has started"`
+	Chains  []ChainCounts `json:"chains" doc:"By ID"`
+	Modules []ModuleDrops `json:"modules" doc:"By name"`
+}
+
+// ChainCounts are the counters of a chain.
+type ChainCounts struct {
+	ID     string        `json:"id"`
+	Took   *Sampled      `json:"took,omitempty" doc:"As of the chain"`
+	Counts []ModuleCount `json:"counts,omitempty" doc:"As of the chain"`
+}
+
+// ModuleDrops are the packets that a module dropped.
+type ModuleDrops struct {
+	Module string `json:"module"`
+	Drops  []Drop `json:"drops,omitempty" doc:"As in the status of the module"`
+}
+
 // Package is a package as the node knows it.
 type Package struct {
 	Name         string            `json:"name"`
@@ -31,6 +52,22 @@ type Package struct {
 	Capabilities []string          `json:"capabilities,omitempty" doc:"What the agent provides to its control plane"`
 	Queries      map[string]string `json:"queries,omitempty" doc:"Paths below /v1/modules/NAME/ that its control plane serves, with descriptions"`
 	Config       map[string]any    `json:"configSchema,omitempty" doc:"JSON Schema of its configuration"`
+	Pinned       string            `json:"pinned,omitempty" doc:"Of a pulled package, the reference that always means this content"`
+	Owner        string            `json:"owner,omitempty" doc:"Program that has had it pulled; an operator if absent"`
+	SignedBy     []string          `json:"signedBy,omitempty" doc:"Fingerprints of the node's keys that have signed it under its name"`
+	Waived       bool              `json:"waived,omitempty" doc:"An operator has waived its signature"`
+	Problem      string            `json:"problem,omitempty" doc:"Why it cannot be used"`
+}
+
+// PackageRequest names a package in a registry that is to be pulled into the node's store, or removed from there.
+type PackageRequest struct {
+	Source string `query:"source" required:"true" maxLength:"512" doc:"Reference with a digest: REGISTRY/REPOSITORY@sha256:DIGEST"`
+	Owner  string `query:"owner" required:"true" maxLength:"63" pattern:"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$" doc:"Program that has it pulled. It removes only packages that it has pulled"`
+}
+
+// PackageRemoved is the answer to the removal of a package.
+type PackageRemoved struct {
+	Source string `json:"source" doc:"Its reference"`
 }
 
 // NodeStatus is the agent's state at a glance.
@@ -87,11 +124,12 @@ type TraceRequest struct {
 	Program  string `query:"program" maxLength:"16384" doc:"Classic BPF for the frame as it came, as tcpdump -y EN10MB -ddd prints it, with commas between lines"`
 	Module   string `query:"module" doc:"That the packet met"`
 	Verdict  string `query:"verdict" enum:"next,drop,reply,redirect," doc:"Of that module, or of any"`
-	Reason   string `query:"reason" doc:"Of a drop, by that module or any"`
+	Reason   string `query:"reason" doc:"Of a drop, by that module or any; with after, also of the kernel"`
 	Slower   string `query:"slowerThan" doc:"Only packets whose modules took longer in one chain, all together: 50us, 1ms"`
 	Bytes    int    `query:"bytes" minimum:"0" maximum:"256" doc:"Of each frame that are returned"`
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
+	After    bool   `query:"after" doc:"Also report packets that the kernel dropped after their last chain; a warning where the kernel does not show that"`
 	Last     bool   `query:"last" doc:"Not packets that come: the last ones that chains have kept because they were slow, dropped, or got no verdict, oldest first. Without program"`
 }
 
@@ -107,11 +145,13 @@ type DropsRequest struct {
 	Count    int    `query:"count" minimum:"1" maximum:"10000" default:"100" doc:"At most the last so many"`
 }
 
-// TraceLine is one line of a trace: a packet, the number of events that have been lost so far, or why the trace ended.
+// TraceLine is one line of a trace: a packet, the number of events that have been lost so far, what is not shown, or
+// why the trace ended.
 type TraceLine struct {
 	*TracedPacket
-	Lost  uint64 `json:"lost,omitempty" doc:"Events for which there was no room, since the trace began; their packets are missing"`
-	Error string `json:"error,omitempty"`
+	Lost    uint64 `json:"lost,omitempty" doc:"Events for which there was no room, since the trace began; their packets are missing"`
+	Warning string `json:"warning,omitempty" doc:"What the trace does not show although it was requested, and why"`
+	Error   string `json:"error,omitempty"`
 }
 
 // TracedPacket is a packet as it came to a chain, and what the modules did to it. In a trace it has the further chains
@@ -133,11 +173,22 @@ type TracedPacket struct {
 	ICMPCode    *uint8      `json:"icmpCode,omitempty"`
 	Outcome     string      `json:"outcome" doc:"How parsing ended; ok for plain packets"`
 	Steps       []TraceStep `json:"steps"`
+	Fingerprint string      `json:"fingerprint,omitempty" doc:"Of the packet as it came: of what tells it apart, and what neither forwarding nor offloads change. The same on every node"`
+	Node        string      `json:"node,omitempty" doc:"In a trace that is joined from those of several nodes"`
 	Nanoseconds uint64      `json:"nanoseconds,omitempty" doc:"What the chain took with its parser, of a packet that it kept because it was slow"`
 	LinkType    string      `json:"linkType,omitempty" doc:"What the frame begins with: ethernet, ieee802154, or none for the IP header"`
 	Frame       []byte      `json:"frame,omitempty" doc:"Its first bytes, if they were requested"`
 
+	KernelDrop *KernelDrop `json:"kernelDrop,omitempty" doc:"That the kernel dropped it after this chain, its last one, if that was requested"`
+
 	Then []TracedPacket `json:"then,omitempty" doc:"The packet at the chains that it met after that, in order"`
+}
+
+// KernelDrop is what the kernel did to a packet that all modules let pass.
+type KernelDrop struct {
+	Time     time.Time `json:"time"`
+	Reason   string    `json:"reason" doc:"As the kernel names it (enum skb_drop_reason): NO_SOCKET, TCP_INVALID_SEQUENCE; the number of one without a name"`
+	Function string    `json:"function,omitempty" doc:"Of the kernel, in which it was dropped"`
 }
 
 // ExplainRequest asks what the modules of a service would do to a packet.
@@ -170,6 +221,7 @@ type TraceStep struct {
 	Protocol    string `json:"protocol,omitempty" doc:"After the module, if it has changed it"`
 	Source      string `json:"source,omitempty" doc:"After the module, if it has changed source or destination"`
 	Destination string `json:"destination,omitempty"`
+	Fingerprint string `json:"fingerprint,omitempty" doc:"After the module, if it has changed it"`
 	Interface   string `json:"interface,omitempty" doc:"That a redirect leads to"`
 	Service     string `json:"service,omitempty" doc:"That the interface belongs to"`
 }

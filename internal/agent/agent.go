@@ -35,7 +35,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/memtrim"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/observe"
-	"github.com/kerb-edge/kerb/internal/oci"
 	"github.com/kerb-edge/kerb/internal/paths"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/internal/plan"
@@ -75,10 +74,11 @@ type Agent struct {
 	converged  chan struct{} // there may be chains without a timed copy
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
-	seen    atomic.Pointer[chain.State]     // of the kernel, at the last look
-	places  atomic.Pointer[plan.Placements] // those of now, for control planes: they must not take the lock
-	group   group                           // guards itself
-	changes sync.Mutex                      // one change at a time, which may wait for control planes
+	seen      atomic.Pointer[chain.State]     // of the kernel, at the last look
+	places    atomic.Pointer[plan.Placements] // those of now, for control planes: they must not take the lock
+	functions atomic.Bool                     // as configured: the next reconciliation makes modules functions
+	group     group                           // guards itself
+	changes   sync.Mutex                      // one change at a time, which may wait for control planes
 	// guards what follows, which only changes write; never held for long, so that status is always available
 	mu         sync.Mutex
 	now        status.Node
@@ -91,6 +91,7 @@ type Agent struct {
 	budgets    *apply.Budgets   // guards itself
 	meter      dataplane.Meter  // guards itself
 
+	puller       *puller          // guards itself
 	integrations *integration.Set // guards itself
 }
 
@@ -164,9 +165,10 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
 		wake:    make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
-		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}},
+		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}, Functions: cfg.ModuleFunctions},
 		budgets: apply.NewBudgets(log),
 	}
+	a.functions.Store(cfg.ModuleFunctions)
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
 	a.virtual = resolve.NewTable(log, cfg.Paths.Resolved(), a.integrations.Resolvers()...)
 	a.sets = sets.New(log, func(create bool) (sets.Kernel, error) {
@@ -177,8 +179,8 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		return k, nil
 	})
 	a.now.Sources = status.Sources{Recorder: status.NewRecorder(), Virtual: a.virtual, Model: a.models.Status,
-		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, View: dp.View,
-		Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
+		CgroupRoot: cmp.Or(cfg.Cgroup, "/"), Agent: a.itself, Cost: a.budgets.Get, Mode: dp.Mode,
+		Programs: dp.Programs, Interfaces: a.watcher.HostInterfaces, LostMetric: a.LostMetric}
 	events := history.OpenEvents(cfg.Paths.History(), func(err error) { log.Warn("events are not stored", "error", err) })
 	a.control, err = control.New(control.Options{Run: cfg.Paths.ControlSockets(), State: cfg.Paths.ControlState(),
 		Log: log, Services: a.virtual, Models: a.models, Packets: service.Packets{Of: a.serviceOf}, Arrive: dataplane.Arrive,
@@ -206,6 +208,13 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	return a, nil
 }
 
+// reload takes from a configuration what needs no restart. Chains are swapped soon: it waits for no change.
+func (a *Agent) reload(cfg config.Config) error {
+	a.functions.Store(cfg.ModuleFunctions)
+	a.requestReconcile()
+	return nil
+}
+
 // changed returns a function that has the status of a resource of a kind recorded.
 func (a *Agent) changed(kind string) func(name string) {
 	return func(name string) { a.now.Recorder.Enqueue(status.Resource{Kind: kind, Name: name}) }
@@ -227,7 +236,8 @@ func (a *Agent) restore(files paths.Paths) {
 		a.announce(resource.Changes{Put: slices.Collect(maps.Values(all))})
 	}
 	a.virtual.Restore()
-	a.catalog.SetPulled(oci.NewStore(files.Packages(), files.Keys()))
+	a.puller = newPuller(files)
+	a.catalog.SetPulled(a.puller.store)
 	var err error
 	if a.bindings, err = service.OpenBindings(files.Bindings()); err != nil {
 		a.log.Warn("which interface belongs to which service is not known from before; those that have left their service "+
@@ -276,6 +286,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	a.watcher.OnChange(a.requestReconcile)
+	cfg.Reloads.Subscribe(a.reload)
 	var wg sync.WaitGroup
 	defer wg.Wait()
 	defer cancel(nil)

@@ -326,6 +326,9 @@ func (a *Agent) commit(next resource.State, changes resource.Changes, keep bool)
 // kernel rejects now is disabled by its failure policy, and a point that another program holds is skipped, instead of
 // keeping all others from running.
 func (a *Agent) reconcile() error {
+	a.mu.Lock()
+	a.now.Functions = a.functions.Load()
+	a.mu.Unlock()
 	seen, err := a.observe(a.now.Desired)
 	if err == nil {
 		err = a.reconcileTo(a.target(a.now.Desired, nil, seen))

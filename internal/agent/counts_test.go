@@ -3,12 +3,16 @@
 package agent
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
+	gocmp "github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -72,6 +76,54 @@ func TestCountsOfModules(t *testing.T) {
 	n.remove(t, resource.Ref{Kind: v1.KindModule, Name: "fw"})
 	if series := n.collect(t, "kerb_module_packets_total"); len(series) != 0 {
 		t.Errorf("no module is there: %v", series)
+	}
+}
+
+// The counters of a node are those of its chains and modules, with numbers that change with all else.
+func TestCountsOfNode(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), denyPort("fw"))
+	sendDatagrams(t, n.web, n.db, 7000, 5)
+	got, err := n.Counts(t.Context())
+	chains, failed := n.Chains(t.Context())
+	if err = errors.Join(err, failed); err != nil {
+		t.Fatal(err)
+	}
+	want := v1.NodeCounts{Change: got.Change, State: got.State, Chains: []v1.ChainCounts{},
+		Modules: []v1.ModuleDrops{{Module: "fw", Drops: n.status(t, "fw").Drops}}}
+	for _, c := range chains {
+		want.Chains = append(want.Chains, v1.ChainCounts{ID: c.ID, Took: c.Took, Counts: c.Counts})
+	}
+	slices.SortFunc(want.Chains, func(a, b v1.ChainCounts) int { return cmp.Compare(a.ID, b.ID) })
+	if diff := gocmp.Diff(want, got); diff != "" {
+		t.Errorf("want (-), got (+):\n%s", diff)
+	}
+	if drops := got.Modules[0].Drops; len(drops) != 1 || drops[0].Packets != 5 || len(drops[0].Services) != 1 {
+		t.Errorf("the drops of fw are %+v", drops)
+	}
+	n.apply(t, nil, module("count", "counter", "*", nil))
+	more, err := n.Counts(t.Context())
+	if err != nil || more.Change != got.Change+1 || more.State == got.State || len(more.Modules) != 2 {
+		t.Errorf("after another change: %+v (%v)", more, err)
+	}
+	state := func() int64 {
+		now, err := n.Counts(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return now.State
+	}
+	wait.Until(t, "nothing more happens", func() bool {
+		before := state()
+		time.Sleep(300 * time.Millisecond) // conditions that a change affects are evaluated within 100 ms
+		return state() == before
+	})
+	before := state()
+	n.changes.Lock()
+	err = n.reconcile()
+	n.changes.Unlock()
+	if err != nil || state() == before {
+		t.Errorf("a reconciliation is not noticed (%v)", err)
 	}
 }
 

@@ -38,6 +38,9 @@ func (a *Agent) lastPackets(r v1.TraceRequest, f dataplane.TraceFilter, show fun
 		return &apierrors.Invalid{Field: "program", Reason: "expressions select packets that come, not packets that were " +
 			"kept: use host, protocol, port, service, module, verdict or reason"}
 	}
+	if r.After {
+		return &apierrors.Invalid{Field: "after", Reason: "chains keep nothing of what the kernel drops: leave last out"}
+	}
 	k, err := a.kept(r, f)
 	if err != nil {
 		return err

@@ -45,10 +45,8 @@ func (a *Agent) Flows(ctx context.Context, r v1.FlowsRequest, tell func(v1.FlowL
 		if err := a.tellFlows(ctx, r, seen, tell); err != nil || !r.Follow {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, flowsEvery) {
 			return nil
-		case <-time.After(flowsEvery):
 		}
 	}
 }
@@ -141,8 +139,8 @@ func (f *formerDroppers) add(before, now map[string]*deploy.Module) {
 		if now[name] != nil || d == nil || d.Pkg == nil {
 			continue
 		}
-		manifest := d.Pkg.Manifest // not the package, which has the objects
-		all := append(slices.Clone(*f), dropper{name, manifest.DropReason})
+		reasons := pkgs.Manifest{DropReasons: d.Pkg.DropReasons} // the rest, as its schema, may take megabytes
+		all := append(slices.Clone(*f), dropper{name, reasons.DropReason})
 		*f = all[max(0, len(all)-mostFormer):]
 	}
 }

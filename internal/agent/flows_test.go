@@ -3,8 +3,11 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -42,9 +45,10 @@ func TestDropsOfFlowsKeepTheirModule(t *testing.T) {
 			}
 		}
 	}
-	wait.Until(t, "the control plane has begun", func() bool {
-		_, err := n.flows(t, v1.FlowsRequest{})
-		return err == nil
+	wait.Until(t, "the control plane sums up flows", func() bool { // what began before is in no sum
+		sendDatagrams(t, n.web, n.db, 7001, 1)
+		all, err := n.flows(t, v1.FlowsRequest{Port: 7001, Since: 60})
+		return err == nil && len(all) > 0
 	})
 	sendDatagrams(t, n.web, n.db, 7000, 5)
 	check("at first")
@@ -103,6 +107,64 @@ func TestFormerDroppers(t *testing.T) {
 	}
 	if len(f) != mostFormer || f[0].name != "m2" || f[0].reason(40) != "r2" || f[mostFormer-1].reason(1) != "policy" {
 		t.Errorf("%d: %+v", len(f), f[0])
+	}
+}
+
+// Of a removed module its reasons stay in memory, and nothing else of its package: schemas may take megabytes.
+func TestFormerDroppersAreSmall(t *testing.T) {
+	var f formerDroppers
+	freed := make(chan struct{})
+	func() {
+		large := new([1 << 20]byte)
+		runtime.AddCleanup(large, func(freed chan struct{}) { close(freed) }, freed)
+		m := pkgs.Manifest{DropReasons: map[string]int{"r": 40}, ConfigSchema: map[string]any{"large": large}}
+		f.add(map[string]*deploy.Module{"m": {Pkg: &pkgs.Package{Manifest: m}}}, nil)
+	}()
+	wait.Until(t, "the schema is freed", func() bool {
+		runtime.GC()
+		select {
+		case <-freed:
+			return true
+		default:
+			return false
+		}
+	})
+	if len(f) != 1 || f[0].reason(40) != "r" {
+		t.Errorf("%+v", f)
+	}
+}
+
+// A client that follows gets what is missing of each service, again when it has changed, and not otherwise.
+func TestMissingFlowsComeOnce(t *testing.T) {
+	n := newNode(t)
+	dir := probePackage(t)
+	edit(t, dir+"/kerb.yaml", func(text string) string {
+		return text + "queries: {flows: flows of water}\nrecordsFlows: true\n"
+	})
+	n.apply(t, n.both(), module("packets", dir, "*", nil))
+	wait.Until(t, "the control plane answers", func() bool {
+		_, err := n.flows(t, v1.FlowsRequest{})
+		return err == nil
+	})
+	var got []string
+	answers := 0
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	if err := n.Flows(ctx, v1.FlowsRequest{Follow: true}, func(l v1.FlowLine) error {
+		if l.Flow != nil {
+			if answers++; answers == 4 {
+				cancel()
+			}
+			return nil
+		}
+		got = append(got, fmt.Sprint(l.Missing.Service, " ", l.Missing.UnrecordedPackets))
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"db 7", "web 3", "db 8"} // in the third answer
+	if !slices.Equal(got[:min(len(got), len(want))], want) || len(got) > len(want) {
+		t.Errorf("%q, want %q", got, want)
 	}
 }
 

@@ -156,8 +156,11 @@ func (p *probe) Handler() http.Handler {
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		}
 	})
-	mux.HandleFunc("GET /flows", func(w http.ResponseWriter, _ *http.Request) {
-		_ = json.NewEncoder(w).Encode(sdk.FlowRecords{Flows: []sdk.FlowRecord{{Flow: v1.Flow{Source: "192.0.2.77"}}}})
+	mux.HandleFunc("GET /flows", func(w http.ResponseWriter, r *http.Request) {
+		after, _ := strconv.ParseUint(r.FormValue("after"), 10, 64) // answers that a client that follows has got
+		lost := []v1.MissingFlows{{Service: "web", UnrecordedPackets: 3}, {Service: "db", UnrecordedPackets: 7 + after/2}}
+		_ = json.NewEncoder(w).Encode(sdk.FlowRecords{Now: after + 1, Missing: lost,
+			Flows: []sdk.FlowRecord{{Flow: v1.Flow{Source: "192.0.2.77"}}}})
 	})
 	mux.HandleFunc("GET /misuse", func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(misuse()) })
 	return mux

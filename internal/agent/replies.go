@@ -15,7 +15,7 @@ import (
 func (a *Agent) enableReplies(t target, points plan.Placements) map[int]error {
 	failed := map[int]error{}
 	for p, place := range points {
-		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || a.dp.View(p).Mode != dataplane.ModeXDPNative {
+		if p.Side != chain.OnXDP || !t.Replies(place.Chain) || a.dp.Mode(p) != dataplane.ModeXDPNative {
 			continue
 		}
 		if err := service.EnablePeerGRO(place.Link); err != nil {

@@ -44,7 +44,7 @@ func (a *Agent) target(next resource.State, prepared map[string]*deploy.Module, 
 	var onSockets []observe.Selection
 	services := maps.Collect(resource.Service.All(next))
 	t := target{next, map[string]*deploy.Module{}, plan.Inputs{Modules: map[string]*plan.Module{}, Services: services,
-		Linker: dataplane.Linker()}}
+		Linker: dataplane.Linker(), Functions: a.now.Functions}}
 	for name := range resource.Module.All(next) {
 		d := cmp.Or(prepared[name], a.now.Modules[name])
 		t.modules[name] = d

@@ -62,7 +62,10 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
-		Name: trace.NoteValues(a.live.Planes()), Follow: len(points) > 1})
+		Name: trace.NoteValues(a.live.Planes()), Follow: len(points) > 1 || f.After})
+	if err := traced.Missing(); err != nil {
+		session.Warning = "no drops of the kernel are shown: " + err.Error()
+	}
 	a.traces = append(a.traces, session)
 	return session, nil
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package promtext writes the metrics of a scrape in Prometheus's text format (version 0.0.4) or as protobuf, and reads
-// the text. Prometheus's client library would link protobuf's, which is a tenth of the agent's binary, and is
-// initialised by each control plane.
+// Package promtext writes the metrics of a scrape in Prometheus's text format (version 0.0.4) or as protobuf.
+// Prometheus's client library would link protobuf's, which is a tenth of the agent's binary, and is initialised by each
+// control plane.
 package promtext
 
 import (

@@ -31,7 +31,12 @@ type TCP struct {
 	Key         string `json:"key,omitempty"`         // PEM file
 	ClientCA    string `json:"clientCA,omitempty"`    // PEM file; clients must show a certificate signed by it
 	TokenFile   string `json:"tokenFile,omitempty"`   // clients must send its content as bearer token
+	// MetricsTokenFile has a bearer token that allows nothing but GET /metrics.
+	MetricsTokenFile string `json:"metricsTokenFile,omitempty"`
 }
+
+// guarded reports whether clients must authenticate.
+func (t TCP) guarded() bool { return t.ClientCA != "" || t.TokenFile != "" || t.MetricsTokenFile != "" }
 
 // Check returns all that is wrong with t as a field of a configuration, joined, as *apierrors.Invalid.
 func (t TCP) Check(field string) error {
@@ -43,11 +48,14 @@ func (t TCP) Check(field string) error {
 	if t.Certificate == "" || t.Key == "" {
 		invalid(field+".certificate", "a TCP listener needs a certificate and a key")
 	}
-	if t.ClientCA == "" && t.TokenFile == "" {
-		invalid(field, "a TCP listener needs clientCA or tokenFile, so that not everybody can change the node")
+	if !t.guarded() {
+		invalid(field, unguarded)
 	}
 	return errors.Join(wrong...)
 }
+
+const unguarded = "a TCP listener needs clientCA, tokenFile or metricsTokenFile, so that not everybody can change " +
+	"the node"
 
 // Endpoint is a listener with its requirements on clients.
 type Endpoint struct {
@@ -65,25 +73,38 @@ type credentials struct {
 }
 
 type keys struct {
-	tls   *tls.Config
-	token string // bearer token that every request must have, or empty
+	tls      *tls.Config
+	verified bool   // a certificate that the TLS handshake has verified is enough
+	token    string // bearer token that allows everything, or empty
+	metrics  string // bearer token that allows metrics alone, or empty
 }
 
 // load reads the files that c names, and keeps what was there before if one is wrong.
 func (k *credentials) load(c TCP) error {
-	if c.ClientCA == "" && c.TokenFile == "" {
-		return &apierrors.Invalid{Field: "tcp", Reason: "a TCP listener needs clientCA or tokenFile, so that not everybody " +
-			"can change the node"}
+	if !c.guarded() {
+		return &apierrors.Invalid{Field: "tcp", Reason: unguarded}
 	}
 	secure, err := tlsConfig(c)
 	if err != nil {
 		return err
 	}
-	next := &keys{tls: secure}
-	if c.TokenFile != "" {
-		if next.token, err = readToken(c.TokenFile); err != nil {
+	next := &keys{tls: secure, verified: c.ClientCA != "" && c.TokenFile == ""}
+	for _, t := range []struct {
+		field, file string
+		token       *string
+	}{
+		{"tcp.tokenFile", c.TokenFile, &next.token}, {"tcp.metricsTokenFile", c.MetricsTokenFile, &next.metrics},
+	} {
+		if t.file == "" {
+			continue
+		}
+		if *t.token, err = readToken(t.field, t.file); err != nil {
 			return err
 		}
+	}
+	if next.token != "" && next.token == next.metrics {
+		return &apierrors.Invalid{Field: "tcp.metricsTokenFile",
+			Reason: "has the token that allows everything; use another one"}
 	}
 	k.now.Store(next)
 	return nil
@@ -160,21 +181,21 @@ func tlsConfig(c TCP) (*tls.Config, error) {
 // minToken is the shortest token that is not refused, in bytes.
 const minToken = 16
 
-func readToken(path string) (string, error) {
+func readToken(field, path string) (string, error) {
 	info, err := os.Stat(path)
 	if err != nil {
-		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
+		return "", &apierrors.Invalid{Field: field, Reason: err.Error()}
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: path + " can be read by others; chmod 600 it"}
+		return "", &apierrors.Invalid{Field: field, Reason: path + " can be read by others; chmod 600 it"}
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return "", &apierrors.Invalid{Field: "tcp.tokenFile", Reason: err.Error()}
+		return "", &apierrors.Invalid{Field: field, Reason: err.Error()}
 	}
 	token := strings.TrimSpace(string(data))
 	if len(token) < minToken {
-		return "", &apierrors.Invalid{Field: "tcp.tokenFile",
+		return "", &apierrors.Invalid{Field: field,
 			Reason: fmt.Sprintf("the token must have at least %d characters", minToken)}
 	}
 	return token, nil
@@ -189,7 +210,7 @@ func ListenUnauthenticatedTCP(address string) (Endpoint, error) {
 	return Endpoint{Listener: LimitConnections(l, MaxConnections)}, nil
 }
 
-// protect puts the endpoint's token in front of h, and bounds what a client without credentials can take: time,
+// protect puts the endpoint's tokens in front of h, and bounds what a client without credentials can take: time,
 // connections and log lines. It changes nothing on endpoints that need no credentials.
 func (e Endpoint) protect(h *http.Server, log *slog.Logger) {
 	if e.gate == nil {
@@ -198,30 +219,49 @@ func (e Endpoint) protect(h *http.Server, log *slog.Logger) {
 	e.gate.log, e.failed.log = log, log
 	h.ReadHeaderTimeout = HandshakeTimeout // net/http takes it for the handshake, too
 	h.ErrorLog = stdlog.New(handshakeLog{e.failed, log}, "", 0)
-	h.Handler = requireToken(e.credentials, e.failed, h.Handler)
+	h.Handler = e.authorize(h.Handler)
 }
 
-// unauthorized is a problem of RFC 9457, as the API's others are.
-const unauthorized = `{"type":"urn:kerb:invalid","title":"Unauthorized","status":401,"detail":"the bearer token is missing or wrong"}
+// What is refused is a problem of RFC 9457, as the API's others are.
+const (
+	unauthorized = `{"type":"urn:kerb:invalid","title":"Unauthorized","status":401,"detail":"the bearer token is missing or wrong"}
 `
+	metricsOnly = `{"type":"urn:kerb:invalid","title":"Forbidden","status":403,"detail":"this token allows GET /metrics alone"}
+`
+)
 
-func requireToken(known *credentials, failed *authFailures, next http.Handler) http.Handler {
+// authorize passes requests on that have a token which allows them.
+func (e Endpoint) authorize(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		token := known.now.Load().token
-		want := sha256.Sum256([]byte("Bearer " + token)) // hashed: the comparison takes the same time for every length
+		known := e.credentials.now.Load()
+		// Hashed, so that a comparison takes the same time for every token and every length.
 		got := sha256.Sum256([]byte(r.Header.Get("Authorization")))
-		if token == "" || subtle.ConstantTimeCompare(want[:], got[:]) == 1 {
+		all, metrics := isToken(known.token, got), isToken(known.metrics, got)
+		switch {
+		case known.verified || all || metrics && r.URL.Path == "/metrics" && r.Method == http.MethodGet:
 			next.ServeHTTP(w, r)
+			return
+		case metrics:
+			refuse(w, http.StatusForbidden, metricsOnly)
 			return
 		}
 		select {
-		case <-time.After(failed.note(r.RemoteAddr, "the bearer token is missing or wrong")):
+		case <-time.After(e.failed.note(r.RemoteAddr, "the bearer token is missing or wrong")):
 		case <-r.Context().Done():
 		}
 		w.Header().Set("Connection", "close")
 		w.Header().Set("WWW-Authenticate", "Bearer")
-		w.Header().Set("Content-Type", "application/problem+json")
-		w.WriteHeader(http.StatusUnauthorized)
-		_, _ = io.WriteString(w, unauthorized)
+		refuse(w, http.StatusUnauthorized, unauthorized)
 	})
+}
+
+func isToken(token string, hashed [sha256.Size]byte) bool {
+	want := sha256.Sum256([]byte("Bearer " + token))
+	return subtle.ConstantTimeCompare(want[:], hashed[:]) == 1 && token != ""
+}
+
+func refuse(w http.ResponseWriter, status int, problem string) {
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(status)
+	_, _ = io.WriteString(w, problem)
 }

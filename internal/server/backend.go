@@ -53,7 +53,13 @@ type Backend interface {
 	Chains(ctx context.Context) ([]v1alpha1.Chain, error)
 	Packages(ctx context.Context) ([]v1alpha1.Package, error)
 	Package(ctx context.Context, name string) (v1alpha1.Package, error)
+	// PullPackage puts a package of a registry into the node's store, unless it is there. *apierrors.NotFound if the
+	// registry has none, *apierrors.Rejected if the node does not accept it, *apierrors.Unavailable if it may later.
+	PullPackage(ctx context.Context, r v1alpha1.PackageRequest) (v1alpha1.Package, error)
+	// RemovePackage removes what its owner has pulled. *apierrors.Conflict if a module uses it, or another has pulled it.
+	RemovePackage(ctx context.Context, r v1alpha1.PackageRequest) (v1alpha1.PackageRemoved, error)
 	Status(ctx context.Context) (v1alpha1.NodeStatus, error)
+	Counts(ctx context.Context) (v1alpha1.NodeCounts, error)
 
 	// ServeModule answers with what the module's control plane offers. The path is the one below /v1/modules/<name>,
 	// beginning with a slash. *apierrors.NotFound, and nothing is answered, if there is no such module or it offers

@@ -192,6 +192,63 @@ func TestTCPWithTokenAndCertificate(t *testing.T) {
 	}
 }
 
+// The token of a scraper reads metrics. It changes nothing, reads nothing else, and does not stand for a certificate.
+func TestMetricsToken(t *testing.T) {
+	const scraper, admin = "token-of-a-scraper", "token-of-an-operator"
+	files := certificates(t)
+	write := func(token string) string { return write(t, token, 0o600) }
+	same := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, TokenFile: write(admin),
+		MetricsTokenFile: write(admin)}
+	var invalid *apierrors.Invalid
+	if e, err := serve.ListenTCP(same); !errors.As(err, &invalid) || invalid.Field != "tcp.metricsTokenFile" {
+		t.Errorf("one token for both: listens on %v, %v", e, err)
+	}
+	for name, c := range map[string]struct {
+		config         config.TCP
+		certs          []tls.Certificate
+		scraper, admin int // status of other paths than /metrics
+		none           int // status of all without a token; 0: no connection
+	}{
+		"alone":                   {config.TCP{}, nil, 403, 401, 401},
+		"with token":              {config.TCP{TokenFile: write(admin)}, nil, 403, 200, 401},
+		"with certificate":        {config.TCP{ClientCA: files.cert}, files.pair, 200, 200, 200},
+		"without its certificate": {config.TCP{ClientCA: files.cert}, nil, 0, 0, 0},
+		"with both":               {config.TCP{ClientCA: files.cert, TokenFile: write(admin)}, files.pair, 403, 200, 401},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c.config.Address, c.config.Certificate, c.config.Key = "127.0.0.1:0", files.cert, files.key
+			c.config.MetricsTokenFile = write(scraper)
+			endpoint, err := serve.ListenTCP(c.config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			s := newServer(t)
+			go func() { done <- s.Serve(ctx, endpoint) }()
+			for _, path := range []string{"/metrics", "/v1/history"} {
+				for token, want := range map[string]int{scraper: c.scraper, admin: c.admin, "": c.none} {
+					if path == "/metrics" && token == scraper && want != 0 {
+						want = 200
+					}
+					if got := statusOf(path, endpoint.Addr().String(), token, files.pool, c.certs); got != want {
+						t.Errorf("%s with token %q: %d, want %d", path, token, got, want)
+					}
+				}
+			}
+			for _, path := range []string{"/", "/healthz", "/metrics/", "//metrics", "/v1/../metrics", "/v1/modules/m/metrics"} {
+				if got := statusOf(path, endpoint.Addr().String(), scraper, files.pool, c.certs); c.scraper == 403 && got != 403 {
+					t.Errorf("%s with the token of metrics: %d, want 403", path, got)
+				}
+			}
+			cancel()
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
 func status(address, token string, pool *x509.CertPool, certs []tls.Certificate) int {
 	return statusOf("/healthz", address, token, pool, certs)
 }

@@ -109,6 +109,8 @@ func cutShort(err error) error {
 // addRoutes registers every operation. What clients read of it is docs/openapi.yaml.
 func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/status", "status", "Summary of the agent's state", s.status)
+	route(s, "GET", "/v1/counts", "counts", "Counters of all chains and modules, which may be read every second",
+		func(ctx context.Context, _ *none) (v1alpha1.NodeCounts, error) { return s.backend.Counts(ctx) })
 	for _, kind := range resource.Kinds() {
 		s.addKind(kind)
 	}
@@ -117,6 +119,15 @@ func (s *Server) addRoutes() {
 	route(s, "GET", "/v1/chains/{id}", "getChain", "One chain", s.chain)
 	route(s, "GET", "/v1/packages", "listPackages", "All packages known to the node", list(s.backend.Packages))
 	route(s, "GET", "/v1/packages/{name}", "getPackage", "One package", get(s.backend.Package))
+	route(s, "POST", "/v1/packages", "pullPackage",
+		"Pull a package from a registry, unless the node has it, if a key of the node has signed it",
+		func(ctx context.Context, r *v1alpha1.PackageRequest) (v1alpha1.Package, error) {
+			return s.backend.PullPackage(ctx, *r)
+		})
+	route(s, "DELETE", "/v1/packages", "removePackage", "Remove a package that its owner has had pulled",
+		func(ctx context.Context, r *v1alpha1.PackageRequest) (v1alpha1.PackageRemoved, error) {
+			return s.backend.RemovePackage(ctx, *r)
+		})
 	route(s, "POST", "/v1/apply", "apply", "Create or update resources: all of them or none", s.apply)
 	route(s, "POST", "/v1/delete", "delete", "Delete resources: all of them or none", s.deleteMany)
 	route(s, "GET", "/v1/changes", "listChanges", "What was changed, newest first",

@@ -79,7 +79,8 @@ func (nd *Node) shadowConditions(name string) []v1.Condition {
 
 // Inputs has what plans know of the modules.
 func (nd *Node) Inputs() plan.Inputs {
-	in := plan.Inputs{Modules: map[string]*plan.Module{}, Linker: dataplane.Linker()}
+	in := plan.Inputs{Modules: map[string]*plan.Module{}, Linker: dataplane.Linker(),
+		Functions: nd.Functions}
 	for name, d := range nd.Modules {
 		in.Modules[name] = &d.Module
 	}
@@ -124,7 +125,7 @@ func (nd *Node) repliesCondition(name string) v1.Condition {
 			lost = append(lost, err)
 		}
 		if nd.Modules[name].Dataplane.Settings.LongReplies && place.Link.Kind == "veth" &&
-			nd.View(p).Mode == dataplane.ModeXDPNative {
+			nd.Mode(p) == dataplane.ModeXDPNative {
 			noRoom = append(noRoom, fmt.Errorf("native XDP on the veth %s has no room for replies that are longer than "+
 				"their requests, "+
 				"which are passed to the ordinary server", place.Link.Name))
@@ -158,7 +159,7 @@ func (nd *Node) neighbours(d *deploy.Module) (out []string) {
 		if p.Module != d.Dataplane.Name {
 			continue
 		}
-		for _, program := range nd.View(p).Programs {
+		for _, program := range nd.Programs(p) {
 			if !strings.HasPrefix(program, dataplane.SocketsPrefix) && !slices.Contains(out, program) {
 				out = append(out, program)
 			}

@@ -10,7 +10,6 @@ import (
 	"sort"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/promtext"
@@ -37,21 +36,16 @@ func countKeys(c dataplane.Counts) []dataplane.CountKey {
 	return keys
 }
 
-// ChainCounts are those of the modules of a chain, in its order, since it was linked.
-func ChainCounts(c dataplane.Counts, pinned chain.Pinned) (out []v1.ModuleCount) {
-	members := pinned.Spec.Members
-	for i, s := range c.Chains[pinned.ID].Members {
-		if i < len(members) {
-			out = append(out, count(dataplane.CountKey{Module: members[i].Name, Side: pinned.Spec.Side,
-				Direction: pinned.Spec.Direction}, s))
+// ChainCounts are those of the modules of a chain, in its order, since it was linked, and how long packets take in it.
+func ChainCounts(id string, c dataplane.ChainStats) v1.ChainCounts {
+	out := v1.ChainCounts{ID: id, Took: took(c.Latency)}
+	for i, s := range c.Members {
+		if i < len(c.Spec.Members) {
+			out.Counts = append(out.Counts, count(dataplane.CountKey{Module: c.Spec.Members[i].Name, Side: c.Spec.Side,
+				Direction: c.Spec.Direction}, s))
 		}
 	}
 	return out
-}
-
-// ChainTook is how long packets take in a chain.
-func ChainTook(c dataplane.Counts, pinned chain.Pinned) *v1.Sampled {
-	return took(c.Chains[pinned.ID].Latency)
 }
 
 func took(l dataplane.Latency) *v1.Sampled {

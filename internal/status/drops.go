@@ -78,8 +78,8 @@ func (nd *Node) Owners() map[int]string {
 	return out
 }
 
-// ServiceDrops are the drops of all services, by module and reason.
-func (nd *Node) ServiceDrops() map[string][]v1.ModuleDrop {
+// serviceDrops are the drops of all services, by module and reason.
+func (nd *Node) serviceDrops() map[string][]v1.ModuleDrop {
 	out := map[string][]v1.ModuleDrop{}
 	for _, module := range slices.Sorted(maps.Keys(nd.Modules)) {
 		for _, d := range nd.Drops(module) {

@@ -3,7 +3,11 @@
 package status
 
 import (
+	"bytes"
 	"testing"
+
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
 
 	"github.com/kerb-edge/kerb/internal/promtext"
 	"github.com/kerb-edge/kerb/sdk"
@@ -19,12 +23,19 @@ func exported(t *testing.T, all ...scraped) (series map[string]float64, clashes 
 	if err != nil {
 		t.Error(err)
 	}
-	samples, err := promtext.Parse(text)
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range samples {
-		series[m.Name+" "+m.Labels["module"]] = m.Value
+	for name, f := range families {
+		for _, m := range f.GetMetric() {
+			for _, l := range m.GetLabel() {
+				if l.GetName() == "module" {
+					series[name+" "+l.GetValue()] = m.GetGauge().GetValue() + m.GetCounter().GetValue()
+				}
+			}
+		}
 	}
 	return series, clashes
 }

@@ -102,6 +102,22 @@ func (nd *Node) Attachments(name string) []v1.Attachment {
 	return out
 }
 
+// attached is the number of Attachments.
+func (nd *Node) attached(name string) (n int) {
+	for p, place := range nd.Points {
+		if p.Module == name {
+			n += len(place.Attachments)
+			continue
+		}
+		for _, m := range place.Chain.Members {
+			if m.Name == name {
+				n++
+			}
+		}
+	}
+	return n
+}
+
 // socketAttachments are those of a module on sockets: one for each service or cgroup.
 func socketAttachments(place plan.Placement) (out []v1.Attachment) {
 	for _, i := range place.Attachments {

@@ -31,6 +31,7 @@ type Node struct {
 	SetsProblem error                  // of the last write of sets to the kernel
 	SetProblems map[string]error       // the same by set
 	Reordered   map[chain.Point]string // chains that a reconciliation, not a change, has given another order
+	Functions   bool                   // in chains, modules stay functions
 
 	Sources
 }
@@ -44,9 +45,10 @@ type Sources struct {
 	Agent      func() Agent
 	Counters   func(module string) Counters            // nil: no map set sees packets
 	Cost       func(key string) (apply.Measured, bool) // by apply.Candidate.Key
-	View       func(chain.Point) dataplane.HookView
-	Interfaces func() map[string]service.Link // of the node
-	LostMetric func(module string) string     // one that is not exported, as its name is taken
+	Mode       func(chain.Point) string                // how programs run there
+	Programs   func(chain.Point) []string              // all that run there, foreign ones included
+	Interfaces func() map[string]service.Link          // of the node
+	LostMetric func(module string) string              // one that is not exported, as its name is taken
 }
 
 // Virtual are the virtual services.
@@ -93,7 +95,7 @@ func (nd *Node) Evaluate(of Resource) {
 		nd.RecordAgent()
 	}
 	if m, ok := resource.Module.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindModule {
-		nd.RecordModule(m, nd.Modules[of.Name], len(nd.Attachments(of.Name)))
+		nd.RecordModule(m, nd.Modules[of.Name], nd.attached(of.Name))
 	}
 	if s, ok := resource.Service.Get(nd.Desired, of.Name); ok && of.Kind == v1.KindService {
 		nd.RecordService(s, nd.Services[of.Name])

@@ -23,6 +23,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/service"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 type noVirtual struct{}
@@ -71,7 +72,7 @@ func newNode(t *testing.T) *Node {
 		Model:      func(string) *v1.ModelStatus { return nil },
 		Counters:   func(string) Counters { return nil },
 		Cost:       func(string) (apply.Measured, bool) { return apply.Measured{}, false },
-		View:       func(chain.Point) dataplane.HookView { return dataplane.HookView{Mode: "tcx"} },
+		Mode:       func(chain.Point) string { return "tcx" },
 		Interfaces: func() map[string]service.Link { return map[string]service.Link{} },
 		LostMetric: func(string) string { return "" }}
 	return nd
@@ -139,7 +140,7 @@ func TestModuleConditions(t *testing.T) {
 		"no room for long replies": {func(nd *Node, d *deploy.Module) {
 			d.Pkg.Replies, d.Dataplane.Settings.LongReplies = true, true
 			nd.place(chain.OnXDP, chain.Egress, "m")
-			nd.View = func(chain.Point) dataplane.HookView { return dataplane.HookView{Mode: dataplane.ModeXDPNative} }
+			nd.Mode = func(chain.Point) string { return dataplane.ModeXDPNative }
 		}, []string{"Ready=True Running", "Replies=False NoHeadroom"}, "no room"},
 		"over its budget": {func(nd *Node, d *deploy.Module) {
 			d.Resource.Spec.Budget.Memory = "1Ki"
@@ -153,7 +154,10 @@ func TestModuleConditions(t *testing.T) {
 		nd := newNode(t)
 		m, _ := resource.Module.Get(nd.Desired, "m")
 		c.change(nd, nd.Modules["m"])
-		got := nd.RecordModule(m, nd.Modules["m"], len(nd.Attachments("m")))
+		if n := nd.attached("m"); n != len(nd.Attachments("m")) {
+			t.Errorf("%s: %d attachments, want %d", name, n, len(nd.Attachments("m")))
+		}
+		got := nd.RecordModule(m, nd.Modules["m"], nd.attached("m"))
 		if !slices.Equal(brief(got), c.want) || !strings.Contains(got[len(got)-1].Message, c.says) {
 			t.Errorf("%s: %+v, want %v with %q", name, got, c.want, c.says)
 		}
@@ -181,6 +185,20 @@ func TestControlPlaneIsStartingUntilItAnswers(t *testing.T) {
 	}
 }
 
+// A module on sockets is attached for each service and cgroup.
+func TestAttachedOnSockets(t *testing.T) {
+	nd := newNode(t)
+	nd.Points[chain.Point{Side: chain.OnSockets, Module: "fast", Cgroup: 7}] = plan.Placement{
+		Chain:       chain.Spec{Side: chain.OnSockets, Members: []chain.Member{{Name: "fast"}}},
+		Attachments: []sdk.Attachment{{Service: "web"}, {Service: "db"}, {}}}
+	if n := nd.attached("fast"); n != 3 || n != len(nd.Attachments("fast")) {
+		t.Errorf("%d attachments, and %+v", n, nd.Attachments("fast"))
+	}
+	if diff := cmp.Diff(map[string][]string{"web": {"fast"}, "db": {"fast"}}, nd.serviceSockets()); diff != "" {
+		t.Errorf("want (-), got (+):\n%s", diff)
+	}
+}
+
 func TestServiceStatus(t *testing.T) {
 	nd := newNode(t)
 	nd.Counters = func(string) Counters {
@@ -188,7 +206,7 @@ func TestServiceStatus(t *testing.T) {
 	}
 	s, _ := resource.Service.Get(nd.Desired, "web")
 	programs := map[chain.Point]uint32{{Ifindex: veth, Side: chain.OnTCIngress}: 42}
-	got := nd.Service(s, programs, nil).Status
+	got := nd.ServiceView(programs)(s).Status
 	if !slices.Equal(brief(got.Conditions), []string{"Ready=True Found"}) || len(got.Links) != 1 ||
 		len(got.Links[0].Hooks) != 2 {
 		t.Fatalf("%+v", got)
@@ -196,6 +214,13 @@ func TestServiceStatus(t *testing.T) {
 	want := v1.HookState{Hook: "tc-ingress", Mode: "tcx", Chain: got.Links[0].Hooks[0].Chain, Program: 42,
 		Modules: []string{"m"}}
 	if diff := cmp.Diff(want, got.Links[0].Hooks[0]); diff != "" {
+		t.Errorf("want (-), got (+):\n%s", diff)
+	}
+	nd.Programs = func(p chain.Point) []string { return []string{"other (id 7)", fmt.Sprint(p.Ifindex, p.Side)} }
+	detailed := nd.ServiceView(programs)(s)
+	nd.AddPrograms(&detailed)
+	want.Programs = []string{"other (id 7)", fmt.Sprint(veth, chain.OnTCIngress)}
+	if diff := cmp.Diff(want, detailed.Status.Links[0].Hooks[0]); diff != "" {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 	for want, state := range map[string]service.State{
@@ -228,7 +253,7 @@ func TestDrops(t *testing.T) {
 		t.Errorf("want (-), got (+):\n%s", diff)
 	}
 	s, _ := resource.Service.Get(nd.Desired, "web")
-	if got := nd.Service(s, nil, nd.ServiceDrops()["web"]).Status.Drops; !slices.Equal(got,
+	if got := nd.ServiceView(nil)(s).Status.Drops; !slices.Equal(got,
 		[]v1.ModuleDrop{{Module: "m", Reason: "rule", Packets: 3}}) {
 		t.Errorf("of the service: %+v", got)
 	}

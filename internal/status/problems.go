@@ -38,7 +38,7 @@ func (nd *Node) Problems(pause func()) []v1.NodeProblem {
 	}
 	for _, name := range nd.Desired.Names(resource.Module) {
 		if m, ok := resource.Module.Get(nd.Desired, name); ok {
-			add(v1.KindModule, name, nd.RecordModule(m, nd.Modules[name], len(nd.Attachments(name))))
+			add(v1.KindModule, name, nd.RecordModule(m, nd.Modules[name], nd.attached(name)))
 		}
 		pause()
 	}

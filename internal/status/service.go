@@ -12,22 +12,37 @@ import (
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/plan"
 	"github.com/kerb-edge/kerb/internal/service"
-	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Service returns a service with its status; programs are the kernel's ids of those that run, drops are those of the
-// service.
-func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32, drops []v1.ModuleDrop) v1.Service {
-	name := s.Metadata.Name
-	state := nd.Services[name]
-	s.Status = &v1.ServiceStatus{Conditions: nd.RecordService(s, state)}
+// ServiceView returns a function that adds its status to a service, as lists show it. What all services need is read
+// once. programs are the kernel's ids of chains that run.
+func (nd *Node) ServiceView(programs map[chain.Point]uint32) func(v1.Service) v1.Service {
+	drops, sockets := nd.serviceDrops(), nd.serviceSockets()
+	return func(s v1.Service) v1.Service {
+		name := s.Metadata.Name
+		return nd.serviceStatus(s, programs, v1.ServiceStatus{Sockets: sockets[name], Drops: drops[name]})
+	}
+}
+
+// serviceSockets are the modules on the sockets of all services.
+func (nd *Node) serviceSockets() map[string][]string {
+	out := map[string][]string{}
+	for _, p := range nd.Points.Sorted() {
+		for _, a := range nd.Points[p].Attachments {
+			if all := out[a.Service]; a.Service != "" && !slices.Contains(all, p.Module) {
+				out[a.Service] = append(all, p.Module)
+			}
+		}
+	}
+	return out
+}
+
+func (nd *Node) serviceStatus(s v1.Service, programs map[chain.Point]uint32, known v1.ServiceStatus) v1.Service {
+	state := nd.Services[s.Metadata.Name]
+	s.Status = &known
+	s.Status.Conditions = nd.RecordService(s, state)
 	for _, addr := range state.Addresses {
 		s.Status.Addresses = append(s.Status.Addresses, addr.String())
-	}
-	for _, p := range nd.Points.Sorted() {
-		if slices.ContainsFunc(nd.Points[p].Attachments, func(i sdk.Attachment) bool { return i.Service == name }) {
-			s.Status.Sockets = append(s.Status.Sockets, p.Module)
-		}
 	}
 	for _, l := range state.Links {
 		link := v1.ServiceLink{Interface: l.Name, Ifindex: l.Ifindex, Peer: l.Peer, MTU: l.MTU, Moved: l.Left}
@@ -39,14 +54,20 @@ func (nd *Node) Service(s v1.Service, programs map[chain.Point]uint32, drops []v
 		}
 		s.Status.Links = append(s.Status.Links, link)
 	}
-	s.Status.Drops = drops
 	return s
 }
 
+// AddPrograms adds what else runs on the hooks of a service: lists leave it out, as the kernel is asked for each hook.
+func (nd *Node) AddPrograms(s *v1.Service) {
+	for _, l := range s.Status.Links {
+		for i, h := range l.Hooks {
+			l.Hooks[i].Programs = nd.Programs(chain.Point{Ifindex: l.Ifindex, Side: chain.Side(h.Hook)})
+		}
+	}
+}
+
 func (nd *Node) hookState(p chain.Point, place plan.Placement, program uint32) v1.HookState {
-	view := nd.View(p)
-	h := v1.HookState{Hook: string(p.Side), Mode: view.Mode, Chain: place.Chain.ID(), Program: program,
-		Programs: view.Programs}
+	h := v1.HookState{Hook: string(p.Side), Mode: nd.Mode(p), Chain: place.Chain.ID(), Program: program}
 	for _, m := range place.Chain.Members {
 		h.Modules = append(h.Modules, m.Name)
 	}

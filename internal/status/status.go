@@ -10,6 +10,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Resource identifies what conditions belong to. The agent itself has no name.
@@ -21,15 +22,25 @@ type Recorder struct {
 	// OnTransition is called when a condition has become False, or is no longer; may be nil.
 	OnTransition func(of Resource, now v1.Condition)
 
-	mu    sync.Mutex
-	known map[Resource][]v1.Condition
-	stale map[Resource]bool
-	wake  chan struct{}
+	mu      sync.Mutex
+	known   map[Resource][]v1.Condition
+	stale   map[Resource]bool
+	wake    chan struct{}
+	version int64
 }
 
 // NewRecorder returns a recorder without conditions.
 func NewRecorder() *Recorder {
-	return &Recorder{known: map[Resource][]v1.Condition{}, stale: map[Resource]bool{}, wake: make(chan struct{}, 1)}
+	return &Recorder{known: map[Resource][]v1.Condition{}, stale: map[Resource]bool{}, wake: make(chan struct{}, 1),
+		version: time.Now().UnixMilli()}
+}
+
+// Version returns a number that is another one when a condition has become different, when something has happened
+// that conditions depend on, and after a start of the agent.
+func (r *Recorder) Version() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.version
 }
 
 // Record takes the present conditions of a resource, evaluated for a generation of its spec, and returns them with
@@ -41,6 +52,9 @@ func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v
 	for i := range now {
 		now[i].ObservedGeneration = generation
 	}
+	if !slices.EqualFunc(before, now, alike) {
+		r.version++
+	}
 	r.known[of] = now
 	now = slices.Clone(now)
 	r.mu.Unlock()
@@ -48,6 +62,10 @@ func (r *Recorder) Record(of Resource, generation int64, now []v1.Condition) []v
 		r.report(of, before, now)
 	}
 	return now
+}
+
+func alike(a, b v1.Condition) bool {
+	return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason
 }
 
 // report passes on what has become wrong, and what is right again.
@@ -93,6 +111,7 @@ func (r *Recorder) Problems() (n int) {
 func (r *Recorder) Enqueue(all ...Resource) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.version++
 	for _, of := range all {
 		r.stale[of] = true
 	}
@@ -115,10 +134,8 @@ func (r *Recorder) Run(ctx context.Context, evaluate func(Resource)) {
 			return
 		case <-r.wake:
 		}
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, gather) {
 			return
-		case <-time.After(gather):
 		}
 		for of := range r.takeStale() {
 			evaluate(of)

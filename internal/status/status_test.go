@@ -92,3 +92,26 @@ func TestRun(t *testing.T) {
 		}
 	})
 }
+
+// The version is another one when a condition is, or may be.
+func TestVersion(t *testing.T) {
+	r := status.NewRecorder()
+	now := []v1.Condition{{Type: "Ready", Status: "False", Reason: "NotFound"}, {Type: "Other", Status: "True"}}
+	for _, c := range []struct {
+		what    string
+		do      func()
+		changes bool
+	}{
+		{"new conditions", func() { r.Record(web, 1, now) }, true},
+		{"the same ones, with another text", func() { now[0].Message = "not there"; r.Record(web, 1, now) }, false},
+		{"another reason", func() { now[0].Reason = "NoInterface"; r.Record(web, 1, now) }, true},
+		{"another status", func() { now[0].Status = "True"; r.Record(web, 1, now) }, true},
+		{"one is no longer there", func() { r.Record(web, 1, now[:1]) }, true},
+		{"something they depend on", func() { r.Enqueue(web) }, true},
+	} {
+		before := r.Version()
+		if c.do(); (r.Version() != before) != c.changes {
+			t.Errorf("%s: version %d, then %d", c.what, before, r.Version())
+		}
+	}
+}

@@ -23,6 +23,8 @@ import (
 type agent struct {
 	asked atomic.Value // string
 	down  atomic.Bool
+
+	broken atomic.Bool // lists of services fail
 }
 
 func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*http.Response, error) {
@@ -49,8 +51,12 @@ func (a *agent) request(_ context.Context, method, path string, _ io.Reader) (*h
 		w.Header().Set("Content-Type", "text/javascript")
 	case path == "/v1/modules/px/huge":
 		text = strings.Repeat("[", maxView+1)
+	case path == "/v1/counts":
+		text = `{"change":7,"state":9,"chains":[{"id":"a1"}],"modules":[{"module":"fw"}]}`
 	case path == "/v1/status":
 		text = `{"version":"devel"}`
+	case path == "/v1/services" && a.broken.Load():
+		w.WriteHeader(http.StatusInternalServerError)
 	case path == "/v1/services":
 		text = `[{"metadata":{"name":"web"}}]`
 	case path == "/v1/history?since=60":
@@ -360,41 +366,73 @@ func TestSamplesForListenersOnly(t *testing.T) {
 	}
 }
 
-// A part that takes long is left as it is for a while, unless the agent has not answered in between.
-func TestSlowPartsAreReadRarely(t *testing.T) {
+// Counters are read each time, all else when something has happened, when it is old, and after an agent's absence.
+func TestWhatIsRead(t *testing.T) {
 	a := &agent{}
 	s := newSampler(a.request)
-	one := s.sample(context.Background(), nil)
-	for part, due := range one.due {
-		if due.UnixMilli() < one.at[part] {
-			t.Errorf("%s is due before it was read", part)
+	hour := time.Now().Add(time.Hour)
+	all := s.sample(context.Background(), nil)
+	for name, c := range map[string]struct {
+		change func(last *state)
+		want   string
+	}{
+		"nothing has happened": {func(*state) {}, "GET /v1/counts"},
+		"a change":             {func(last *state) { last.version.Change-- }, "GET /v1/changes?limit=50"},
+		"something else":       {func(last *state) { last.version.State-- }, "GET /v1/changes?limit=50"},
+		"a change too soon":    {func(last *state) { last.version.Change--; last.soonest = hour }, "GET /v1/counts"},
+		"it is old":            {func(last *state) { last.latest = time.Now() }, "GET /v1/changes?limit=50"},
+	} {
+		last := *all
+		last.soonest = time.Time{}
+		c.change(&last)
+		two := s.sample(context.Background(), &last)
+		if asked := a.asked.Load(); asked != c.want || two.err != "" {
+			t.Errorf("%s: the agent was asked %v (%s)", name, asked, two.err)
+		}
+		if f := difference(&last, two); len(f.Set) != 0 || len(f.Gone) != 0 || f.Time < last.at {
+			t.Errorf("%s: the difference is %+v", name, f)
+		}
+		if strings.HasSuffix(name, "too soon") && two.version == all.version {
+			t.Error("a change that is not read yet counts as read")
 		}
 	}
-	for _, source := range sources {
-		one.due[source.part] = time.Now().Add(time.Hour)
+	if counts := all.parts["counts"]; len(counts) != 2 || counts["a1/"] == nil || counts["/fw"] == nil {
+		t.Errorf("counters of %v", counts)
 	}
-	one.due["changes"] = time.Now()
-	a.asked.Store("nothing")
-	two := s.sample(context.Background(), one)
-	if asked := a.asked.Load(); asked != "GET /v1/changes?limit=50" {
-		t.Errorf("the agent was asked %v", asked)
-	}
-	if f := difference(one, two); len(f.Set) != 0 || f.Times["services"] != one.at["services"] {
-		t.Errorf("the difference is %+v", f)
-	}
+	all.soonest = hour
 	a.down.Store(true)
-	two = s.sample(context.Background(), &state{due: map[string]time.Time{}})
+	away := s.sample(context.Background(), all)
+	if away.err == "" || away.parts["services"]["web"] == nil || away.next.After(time.Now()) {
+		t.Errorf("without an agent the state is %+v", away)
+	}
 	a.down.Store(false)
-	two.due = one.due
-	if two.err == "" || s.sample(context.Background(), two).parts["services"]["web"] == nil {
-		t.Error("after an agent's absence not everything is read")
+	if back := s.sample(context.Background(), away); back.err != "" || a.asked.Load() != "GET /v1/changes?limit=50" {
+		t.Errorf("after an agent's absence it was asked %v (%s)", a.asked.Load(), back.err)
+	}
+
+	// A list that cannot be read is not asked for again at once, and the error stays.
+	a.broken.Store(true)
+	all.soonest, all.version.State = time.Time{}, 1
+	failed := s.sample(context.Background(), all)
+	failed.soonest, failed.latest = hour, hour
+	again := s.sample(context.Background(), failed)
+	if failed.err == "" || again.err != failed.err || a.asked.Load() != "GET /v1/counts" {
+		t.Errorf("after an error (%s) the agent was asked %v (%s)", failed.err, a.asked.Load(), again.err)
+	}
+	a.broken.Store(false)
+	again.soonest = time.Time{}
+	if better := s.sample(context.Background(), again); better.err != "" || better.version != (version{7, 9}) {
+		t.Errorf("after an error the state is %+v", better)
+	}
+	if got := pause(pauseBusy, 10*time.Second); got != longestRest {
+		t.Errorf("after an answer that took 10 s the agent is left alone for %s", got)
 	}
 }
 
 func TestDifference(t *testing.T) {
 	item := func(text string) map[string]json.RawMessage { return map[string]json.RawMessage{"a": []byte(text)} }
 	one := &state{parts: map[string]map[string]json.RawMessage{"services": item("1"), "chains": item("1")}}
-	two := &state{parts: map[string]map[string]json.RawMessage{"services": item("2")}}
+	two := &state{parts: map[string]map[string]json.RawMessage{"services": item("2"), "chains": nil}}
 	f := difference(one, two)
 	if f.First || string(f.Set["services"]["a"]) != "2" || len(f.Set["chains"]) != 0 || len(f.Gone["chains"]) != 1 {
 		t.Errorf("the difference is %+v", f)

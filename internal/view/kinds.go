@@ -41,7 +41,7 @@ func (v *Views) counts() dataplane.Counts {
 func (v *Views) services() func(string) resource.Object {
 	programs := v.programs()
 	v.Lock.Lock()
-	drops := v.Now.ServiceDrops() // once for a list: its maps have the drops of all services
+	view := v.Now.ServiceView(programs)
 	v.Lock.Unlock()
 	return func(name string) resource.Object {
 		v.Lock.Lock()
@@ -50,8 +50,13 @@ func (v *Views) services() func(string) resource.Object {
 		if !ok {
 			return nil
 		}
-		return resource.ObjectOf(v.Now.Service(s, programs, drops[name]))
+		return resource.ObjectOf(view(s))
 	}
+}
+
+func (v *Views) addPrograms(o resource.Object) error {
+	v.Now.AddPrograms(o.(*v1.Service))
+	return nil
 }
 
 // programs are the kernel's ids of running programs by attach point.

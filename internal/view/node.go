@@ -4,6 +4,7 @@ package view
 
 import (
 	"context"
+	"maps"
 	"os"
 	"slices"
 	"sort"
@@ -33,10 +34,29 @@ func (v *Views) Chains(context.Context) ([]v1.Chain, error) {
 	for _, c := range state.Chains {
 		view := v.Now.Chain(c, state.Points)
 		view.Ready = slices.ContainsFunc(ready, func(s chain.Spec) bool { return s.ID() == c.ID })
-		view.Counts, view.Took = status.ChainCounts(counts, c), status.ChainTook(counts, c)
+		counted := status.ChainCounts(c.ID, counts.Chains[c.ID])
+		view.Counts, view.Took = counted.Counts, counted.Took
 		out = append(out, view)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Hook+out[i].ID < out[j].Hook+out[j].ID })
+	return out, nil
+}
+
+// Counts reads the counters of all chains and modules, and whether other things may have changed. Unlike lists it asks
+// the kernel for nothing else.
+func (v *Views) Counts(context.Context) (v1.NodeCounts, error) {
+	out := v1.NodeCounts{Change: v.ChangeLog.Last(), State: v.Now.Recorder.Version(), Chains: []v1.ChainCounts{},
+		Modules: []v1.ModuleDrops{}}
+	counts := v.counts()
+	for _, id := range slices.Sorted(maps.Keys(counts.Chains)) {
+		out.Chains = append(out.Chains, status.ChainCounts(id, counts.Chains[id]))
+	}
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	for _, name := range slices.Sorted(maps.Keys(v.Now.Modules)) {
+		out.Modules = append(out.Modules, v1.ModuleDrops{Module: name, Drops: v.Now.Drops(name)})
+		v.yield()
+	}
 	return out, nil
 }
 

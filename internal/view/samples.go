@@ -38,6 +38,10 @@ func (v *Views) Sample(out *samples.Readings) {
 	}
 	for key, stats := range counts.Modules {
 		dropped[key.Module] += stats.Verdicts[kerbabi.Drop].Packets
+		if stats.Latency.Sum > 0 { // most modules of an idle node have measured none
+			took := stats.Latency
+			out.AddLatency(key.Module, string(key.Direction), took.Histogram())
+		}
 		for verdict, n := range stats.Verdicts {
 			out.AddModule(key.Module, string(key.Direction), kerbabi.Verdict(verdict).String(), n.Packets, n.Bytes)
 		}

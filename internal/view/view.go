@@ -66,7 +66,7 @@ type kindOf struct {
 func (v *Views) kinds() map[resource.Kind]kindOf {
 	return map[resource.Kind]kindOf{
 		resource.Module:         {views: v.modules},
-		resource.Service:        {views: v.services},
+		resource.Service:        {views: v.services, detail: v.addPrograms},
 		resource.VirtualService: {names: v.Now.Virtual.Names, views: v.virtualServices},
 		resource.Set:            {views: v.sets},
 		resource.Model:          {views: v.models, detail: v.addVersions},

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/lab/droptest"
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -69,8 +71,24 @@ func TestWaterfall(t *testing.T) {
 		t.Errorf("%d rows: %+v", len(rows), rows)
 	}
 	(&page{browser: b, t: t}).shot("ui-waterfall-light", "")
+	kernelDrops(t, b, web, netip.AddrPortFrom(db.Addr4(), 5353))
 	if said := b.complaints(); len(said) > 0 {
 		t.Errorf("the browser complains: %v", said)
+	}
+}
+
+// kernelDrops: a box adds what the kernel drops, which no module did: nothing listens there. Or the page says why not.
+func kernelDrops(t *testing.T, b *browser, from *netlab.Host, to netip.AddrPort) {
+	t.Helper()
+	traffic(t, from, to)
+	b.script("document.querySelector('#trace input[name=port]').value = ''", nil)
+	b.enter("#trace input[name=port]", fmt.Sprint(to.Port()))
+	b.click("#trace input[name=after]")
+	b.click("#trace button")
+	if err := droptest.Shown(); err != nil {
+		b.shows("#trace ~ [role=alert]", "no drops of the kernel are shown")
+	} else {
+		b.shows("#trace ~ .packets", "db ingress", "then kernel", "dropped (NO_SOCKET)", "udp")
 	}
 }
 

@@ -19,6 +19,8 @@ export interface Chain {
   points?: Point[]; ready?: boolean; took?: Sampled; counts?: Count[];
 }
 export interface Drop { reason: string; packets: number; services?: { service: string; packets: number }[] }
+export interface ChainCounts { id: string; took?: Sampled; counts?: Count[] }
+export interface ModuleDrops { module: string; drops?: Drop[] }
 export interface ViewField { field: string; name?: string; unit?: "bytes" | "nanoseconds"; rate?: boolean }
 export interface View { title: string; query: string; kind: "table" | "values" | "series"; rows?: string; fields?: ViewField[] }
 export interface Module {
@@ -66,7 +68,7 @@ export interface Step {
 export interface Packet {
   id?: string; time: string; monotonic?: number; service?: string; interface: string; hook: string; direction: string; length: number; protocol: string;
   source?: string; destination?: string; tcpFlags?: string; icmpType?: number; icmpCode?: number; outcome: string; steps: Step[];
-  nanoseconds?: number; linkType?: string; frame?: string; then?: Packet[];
+  nanoseconds?: number; kernelDrop?: { reason: string; function?: string }; linkType?: string; frame?: string; then?: Packet[];
 }
 export interface Explained { packets: Packet[]; verdict: string; module?: string; reason?: string }
 export interface Flow {

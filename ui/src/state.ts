@@ -2,7 +2,7 @@
 // The state of the node, as the stream sends it once a second, and what the page derives from two states: rates, and
 // their history since it was opened.
 import { signal } from "@preact/signals";
-import type { Chain, ChangeRecord, Module, Service, Status, VirtualService } from "./api";
+import type { Chain, ChainCounts, ChangeRecord, Module, ModuleDrops, Service, Status, VirtualService } from "./api";
 
 export interface State {
   time: number;
@@ -12,10 +12,12 @@ export interface State {
   modules: Map<string, Module>;
   virtualservices: Map<string, VirtualService>;
   changes: Map<string, ChangeRecord>;
+  counts: Map<string, Partial<ChainCounts & ModuleDrops>>; // by chain and module; the other parts have them, too
 }
 
 const empty = (): State => ({
   time: 0, chains: new Map(), services: new Map(), modules: new Map(), virtualservices: new Map(), changes: new Map(),
+  counts: new Map(),
 });
 
 export const state = signal<State>(empty());
@@ -24,7 +26,7 @@ export const link = signal<{ kind: "starting" | "live" | "agent" | "ended"; erro
 export const may = signal({ write: false });
 
 interface Frame {
-  times: Record<string, number>; error?: string; first?: boolean;
+  time: number; error?: string; first?: boolean;
   set?: Record<string, Record<string, unknown>>; gone?: Record<string, string[]>;
 }
 
@@ -33,7 +35,7 @@ export const times: number[] = []; // Unix, in seconds
 const series = new Map<string, (number | null)[]>();
 let counters = new Map<string, number>();
 let rates = new Map<string, number>();
-let countedAt: Record<string, number> = {}; // by part, Unix, in milliseconds; empty after a gap
+let countedAt = 0; // Unix, in milliseconds; 0 after a gap
 
 export function rate(key: string): number { return rates.get(key) ?? 0; }
 export function known(key: string): boolean { return rates.has(key); }
@@ -75,30 +77,22 @@ function countersOf(s: State): Map<string, number> {
   return all;
 }
 
-// partOf is the part of the state that a counter comes from.
-function partOf(key: string): string {
-  return key.startsWith("chain/") || key === "node/packets" ? "chains" : key.startsWith("service/") ? "services" : "modules";
-}
-
-function measure(s: State, at: Record<string, number>): void {
+function measure(s: State): void {
   const now = countersOf(s);
-  const old = rates;
+  const seconds = (s.time - countedAt) / 1000;
   rates = new Map();
-  if (countedAt["chains"]) {
+  if (countedAt && seconds > 0) {
     // A counter that is lower than before has begun again; one that is new begins with zero, unless it is of a chain
     // that continues the counts of another.
     for (const [key, n] of now) {
       const before = counters.get(key) ?? (key.startsWith("chain/") ? undefined : 0);
-      const part = partOf(key);
-      const seconds = (at[part]! - countedAt[part]!) / 1000;
-      if (seconds === 0 && old.has(key)) rates.set(key, old.get(key)!); // the part was not read again
-      if (before !== undefined && n >= before && seconds > 0) rates.set(key, (n - before) / seconds);
+      if (before !== undefined && n >= before) rates.set(key, (n - before) / seconds);
     }
     if (![...now.keys()].some((k) => k.startsWith("chain/") && !counters.has(k))) lastPackets = rates.get("node/packets") ?? 0;
     rates.set("node/packets", lastPackets);
   }
   counters = now;
-  countedAt = at;
+  countedAt = s.time;
   record(s.time / 1000, rates);
 }
 
@@ -117,9 +111,27 @@ function record(at: number, values: Map<string, number>): void {
   }
 }
 
+// count puts the newest counters into the chains, modules and services of a state, which are read less often.
+function count(s: State): void {
+  const drops = new Map<string, { module: string; reason: string; packets: number }[]>();
+  s.chains = new Map(s.chains);
+  s.modules = new Map(s.modules);
+  for (const c of s.counts.values()) {
+    const chain = s.chains.get(c.id ?? ""), module = s.modules.get(c.module ?? "");
+    if (chain) s.chains.set(chain.id, { ...chain, counts: c.counts, took: c.took });
+    if (module?.status) s.modules.set(module.metadata.name, { ...module, status: { ...module.status, drops: c.drops } });
+    for (const d of c.drops ?? []) {
+      for (const by of d.services ?? []) {
+        drops.set(by.service, [...(drops.get(by.service) ?? []), { module: c.module!, reason: d.reason, packets: by.packets }]);
+      }
+    }
+  }
+  s.services = new Map([...s.services].map(([name, v]) => [name, v.status ? { ...v, status: { ...v.status, drops: drops.get(name) } } : v]));
+}
+
 function take(f: Frame): void {
   const old = f.first ? empty() : state.value;
-  const next: State = { ...old, time: f.times["status"] ?? Date.now() };
+  const next: State = { ...old, time: f.time };
   for (const [part, items] of Object.entries(f.set ?? {})) {
     if (part === "status") {
       next.status = items["status"] as Status;
@@ -136,10 +148,11 @@ function take(f: Frame): void {
   }
   if (f.error) {
     rates = new Map();
-    countedAt = {};
+    countedAt = 0;
     record(next.time / 1000, rates);
   } else {
-    measure(next, f.times);
+    count(next);
+    measure(next);
   }
   state.value = next;
   const kind = f.error ? "agent" : "live";
@@ -154,7 +167,7 @@ export function connect(): void {
   source.onmessage = (e: MessageEvent<string>) => take(JSON.parse(e.data) as Frame);
   source.onerror = () => {
     if (link.value.kind !== "ended") link.value = { kind: "ended", since: Date.now() };
-    countedAt = {};
+    countedAt = 0;
     if (source.readyState === EventSource.CLOSED) setTimeout(connect, 2000);
   };
 }

@@ -9,7 +9,7 @@ export const chainsOf = (p: Packet) => [p, ...(p.then ?? [])];
 
 export const placeOf = (p: Packet) => `${p.service ?? p.interface} ${p.direction}`;
 
-export const dropped = (p: Packet) => chainsOf(p).some((c) => c.steps.some((s) => s.verdict === "drop"));
+export const dropped = (p: Packet) => chainsOf(p).some((c) => c.kernelDrop || c.steps.some((s) => s.verdict === "drop"));
 
 const took = (c: Packet) => c.steps.reduce((sum, s) => sum + (s.nanoseconds ?? 0), 0);
 

@@ -108,9 +108,9 @@ func (k *Kernel) Observe() (chain.State, error) {
 	return s, nil
 }
 
-// observed is what pins record: not the linker.
+// observed is what pins record: neither the linker nor how it links.
 func observed(c pinned) chain.Pinned {
-	c.spec.Linker, c.spec.Members = "", slices.Clone(c.spec.Members)
+	c.spec.Linker, c.spec.Functions, c.spec.Members = "", false, slices.Clone(c.spec.Members)
 	p := chain.Pinned{ID: c.id, Spec: c.spec, Program: c.program, Parts: 1}
 	if c.spec.Side == chain.OnSockets {
 		p.Entries = map[chain.Entry]uint32{chain.All: c.program, chain.Services: c.program + 1}

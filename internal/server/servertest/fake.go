@@ -244,6 +244,16 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 	}
 }
 
+// Counts implements server.Backend: no packet was seen.
+func (f *Fake) Counts(ctx context.Context) (v1alpha1.NodeCounts, error) {
+	out := v1alpha1.NodeCounts{Chains: []v1alpha1.ChainCounts{}, Modules: []v1alpha1.ModuleDrops{}}
+	all, err := f.List(ctx, resource.Module)
+	for _, m := range resource.Module.Of(all) {
+		out.Modules = append(out.Modules, v1alpha1.ModuleDrops{Module: m.Metadata.Name})
+	}
+	return out, err
+}
+
 // Chains implements server.Backend: one chain of all modules.
 func (f *Fake) Chains(ctx context.Context) ([]v1alpha1.Chain, error) {
 	all, err := f.List(ctx, resource.Module)
@@ -276,6 +286,16 @@ func (f *Fake) Packages(context.Context) ([]v1alpha1.Package, error) {
 func (f *Fake) Package(ctx context.Context, name string) (v1alpha1.Package, error) {
 	all, err := f.Packages(ctx)
 	return find(all, err, "Package", name, func(p v1alpha1.Package) string { return p.Name })
+}
+
+// PullPackage implements server.Backend: no registry answers.
+func (f *Fake) PullPackage(_ context.Context, r v1alpha1.PackageRequest) (v1alpha1.Package, error) {
+	return v1alpha1.Package{}, &apierrors.Unavailable{Resource: "package " + r.Source, Reason: "no registry answers"}
+}
+
+// RemovePackage implements server.Backend: none was pulled.
+func (f *Fake) RemovePackage(_ context.Context, r v1alpha1.PackageRequest) (v1alpha1.PackageRemoved, error) {
+	return v1alpha1.PackageRemoved{}, &apierrors.NotFound{Kind: "pulled package", Name: r.Source}
 }
 
 // Status implements server.Backend.

@@ -51,7 +51,7 @@ function Trace({ query }: { query: URLSearchParams }) {
       return;
     }
     const chosen = fields(e.currentTarget as HTMLFormElement);
-    command.value = ["kerb trace", ...chosen.map(([k, v]) => `--${k === "slowerThan" ? "slower-than" : k} ${quote(v)}`)].join(" ");
+    command.value = ["kerb trace", ...chosen.map(([k, v]) => k === "after" ? "--after" : `--${k === "slowerThan" ? "slower-than" : k} ${quote(v)}`)].join(" ");
     packets.value = [];
     seen.value = 0;
     failed.value = "";
@@ -60,8 +60,8 @@ function Trace({ query }: { query: URLSearchParams }) {
     const came: Packet[] = [];
     // At most five times a second, the list is what it was with the newest packets first.
     const show = setInterval(() => { if (came.length > 0) packets.value = [...came.splice(0).reverse(), ...packets.value].slice(0, keep); }, 200);
-    lines<Packet & { error?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"], ["bytes", "256"]])}`, stop.current.signal, (p) => {
-      if (p.error) failed.value = p.error;
+    lines<Packet & { error?: string; warning?: string; lost?: number }>(`v1/trace?${new URLSearchParams([...chosen, ["count", "5000"], ["seconds", "60"], ["bytes", "256"]])}`, stop.current.signal, (p) => {
+      if (p.error || p.warning) failed.value = p.error ?? p.warning!;
       else if (p.lost) failed.value = `Packets are missing: ${p.lost} events came faster than they were read. A narrower filter loses none.`;
       else { came.push(p); seen.value++; }
     }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; }).finally(() => {
@@ -80,6 +80,7 @@ function Trace({ query }: { query: URLSearchParams }) {
         <input name="port" placeholder="port" aria-label="Port" inputMode="numeric" pattern="[0-9]*" size={6} />
         <input name="slowerThan" placeholder="slower than 50us" aria-label="Slower than: a time such as 50us" size={16} />
         <button type="submit" class="button primary"><Icon name={running.value ? "stop" : "play"} />{running.value ? "Stop" : "Trace"}</button>
+        <label title="What the kernel dropped after the last module, with its reason"><input type="checkbox" name="after" value="true" /> kernel drops</label>
         <label><input type="checkbox" checked={only.value} onChange={() => { only.value = !only.value; }} /> only dropped</label>
         <button type="button" class="button" id="capture" disabled={shown.length === 0} title="Save the packets below for Wireshark"
           onClick={() => void download("capture", shown.toReversed(), "kerb.pcapng").catch((err: Error) => { failed.value = err.message; })}>
@@ -144,6 +145,7 @@ function PacketRow({ p, timed }: { p: Packet; timed?: boolean }) {
           <span class="tuple">{c.protocol} {c.source} &gt; {c.destination}{c.tcpFlags && ` [${c.tcpFlags}]`}{c.icmpType !== undefined && ` type ${c.icmpType}`}</span>
           <span class="len">{c.length} B{c.outcome !== "ok" && `, ${c.outcome}`}</span>
           <Steps steps={c.steps} />
+          {c.kernelDrop && <span class="kernel">then kernel: <Chip tone="bad">dropped ({c.kernelDrop.reason})</Chip> {c.kernelDrop.function}</span>}
         </div>
       ))}
       {timed && <Times p={p} />}

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package agent
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/apierrors"
+	"github.com/kerb-edge/kerb/internal/deploy"
+	"github.com/kerb-edge/kerb/internal/memtrim"
+	"github.com/kerb-edge/kerb/internal/oci"
+	"github.com/kerb-edge/kerb/internal/paths"
+	"github.com/kerb-edge/kerb/internal/resource"
+)
+
+// stallTime is how long a registry may send nothing. The whole pull takes no longer than a request to the API may.
+const stallTime = 30 * time.Second
+
+// puller pulls packages for clients of the API, one at a time: each is in memory as a whole.
+type puller struct {
+	store       *oci.Store
+	credentials string
+	busy        sync.Mutex
+}
+
+func newPuller(files paths.Paths) *puller {
+	return &puller{store: oci.NewStore(files.Packages(), files.Keys()), credentials: files.Credentials()}
+}
+
+// PullPackage implements server.Backend. The signature is checked as in kerb package pull, and by the same keys.
+func (a *Agent) PullPackage(ctx context.Context, r v1.PackageRequest) (v1.Package, error) {
+	ref, err := referenceOf(r)
+	if err != nil {
+		return v1.Package{}, err
+	}
+	if p, err := a.catalog.Get(ref.String()); err == nil {
+		return deploy.PackageView(p), nil
+	}
+	if !a.puller.busy.TryLock() {
+		return v1.Package{}, &apierrors.Unavailable{Resource: "package " + ref.String(),
+			Reason: "another package is being pulled: try again"}
+	}
+	defer a.puller.busy.Unlock()
+	memtrim.Busy()
+	pulled, err := a.puller.store.Pull(ctx, ref, oci.Trust{Owner: r.Owner},
+		oci.Transport{Credentials: a.puller.credentials, Stall: stallTime})
+	if err != nil {
+		a.log.Warn("a package is not pulled", "reference", ref.String(), "owner", r.Owner, "error", err)
+		return v1.Package{}, pullError(ref, err, a.puller.credentials)
+	}
+	a.log.Info("a package was pulled", "reference", ref.String(), "owner", r.Owner, "signedBy", pulled.SignedBy)
+	p, err := a.catalog.Get(ref.String())
+	if err != nil {
+		return v1.Package{}, err
+	}
+	return deploy.PackageView(p), nil
+}
+
+// RemovePackage implements server.Backend.
+func (a *Agent) RemovePackage(_ context.Context, r v1.PackageRequest) (v1.PackageRemoved, error) {
+	ref, err := referenceOf(r)
+	if err != nil {
+		return v1.PackageRemoved{}, err
+	}
+	a.changes.Lock() // no module begins to use it meanwhile
+	defer a.changes.Unlock()
+	inUse := map[string]string{}
+	a.mu.Lock()
+	for name, m := range resource.Module.All(a.now.Desired) {
+		inUse[name] = m.Spec.Package
+	}
+	a.mu.Unlock()
+	if err := a.puller.store.RemoveOf(r.Owner, ref, inUse); err != nil {
+		return v1.PackageRemoved{}, err
+	}
+	a.log.Info("a package was removed", "reference", ref.String(), "owner", r.Owner)
+	return v1.PackageRemoved{Source: ref.String()}, nil
+}
+
+// referenceOf accepts digests of registries only: a tag may lead elsewhere later, and a directory of the node is no
+// business of clients.
+func referenceOf(r v1.PackageRequest) (oci.Reference, error) {
+	ref, err := oci.ParseReference(r.Source)
+	if err == nil && (ref.Digest == "" || ref.Layout != "") {
+		err = &apierrors.Invalid{Field: "source", Reason: r.Source + " is not REGISTRY/REPOSITORY@sha256:DIGEST: name the " +
+			"content by its digest; kerb package pull, as root on the node, takes tags and image layouts"}
+	}
+	return ref, err
+}
+
+// pullError says whether the same request may succeed later.
+func pullError(ref oci.Reference, err error, credentials string) error {
+	var notFound *apierrors.NotFound
+	explained := oci.Explain(err, ref, credentials).Error()
+	switch {
+	case errors.As(err, &notFound):
+		return &apierrors.NotFound{Kind: "package", Name: ref.String() + " in the registry"}
+	case oci.Temporary(err):
+		return &apierrors.Unavailable{Reason: explained}
+	}
+	return &apierrors.Rejected{Summary: explained}
+}
