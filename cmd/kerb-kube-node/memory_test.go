@@ -123,7 +123,7 @@ func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 			text, _ := io.ReadAll(r.Body)
 			served.Store(int32(strings.Count(string(text), `"kind":"VirtualService"`)))
 		}
-		answers := map[string]string{"/v1/modules": "[]", "/v1/status": "{}", "/v1/apply": "{}"}
+		answers := map[string]string{"/v1/modules": "[]", "/v1/packages": "[]", "/v1/status": "{}", "/v1/apply": "{}"}
 		if answer := answers[r.URL.Path]; answer != "" {
 			fmt.Fprint(w, answer)
 			return

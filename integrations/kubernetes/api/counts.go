@@ -3,7 +3,9 @@
 package api
 
 import (
+	"cmp"
 	"slices"
+	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
@@ -36,9 +38,21 @@ type ClusterModuleStatus struct {
 	Failed     int   `json:"failed" doc:"Nodes that report a problem with the module, whichever version they run"`
 	RolledBack int   `json:"rolledBack" doc:"Of those, that have gone back from the new version by themselves"`
 
+	Problems []Problem `json:"problems,omitempty" maxItems:"10" doc:"What those nodes report, most nodes first; at most ten"`
+
 	Rollout    *RolloutStatus `json:"rollout,omitempty" doc:"How far kerb-kube-controller has rolled out the spec; absent without spec.rollout, and with a percent in it"`
 	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"RolledOut: all nodes that answer run the spec, in a rollout by kerb-kube-controller"`
 }
+
+// Problem is what nodes report of a ClusterModule in the same words.
+type Problem struct {
+	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
+	Nodes   int    `json:"nodes" doc:"How many report it"`
+	Message string `json:"message" doc:"What is wrong, and what to do"`
+}
+
+// maxProblems is how many different ones a status has.
+const maxProblems = 10
 
 // Begun reports whether the node says that it has begun with a new version. It runs it if it reports no problem.
 func (n KerbNode) Begun(module, version string) bool {
@@ -66,6 +80,7 @@ func (n KerbNode) Problem(module string) *ModuleReport {
 func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 	name, version := m.Metadata.Name, m.Version()
 	out, division := ClusterModuleStatus{Generation: m.Metadata.Generation}, m.Division()
+	problems := map[Problem]int{}
 	for _, n := range nodes {
 		desired := m.Spec.Rollout == nil || division.Has(n.Metadata.Name)
 		problem := n.Problem(name)
@@ -77,10 +92,24 @@ func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 		}
 		if problem != nil {
 			out.Failed++
+			problems[Problem{Reason: problem.Reason, Message: problem.Message}]++
 			if problem.Reason == RolledBack {
 				out.RolledBack++
 			}
 		}
 	}
+	out.Problems = most(problems)
 	return out
+}
+
+// most returns the problems that most nodes have.
+func most(problems map[Problem]int) (out []Problem) {
+	for p, nodes := range problems {
+		p.Nodes = nodes
+		out = append(out, p)
+	}
+	slices.SortFunc(out, func(a, b Problem) int {
+		return cmp.Or(b.Nodes-a.Nodes, strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
+	})
+	return out[:min(maxProblems, len(out))]
 }

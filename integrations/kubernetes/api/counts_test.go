@@ -33,9 +33,30 @@ func TestCount(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", what, got, want)
 		}
 	}
-	check("without a rollout", nil, api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 5, Failed: 2, RolledBack: 1})
+	two := []api.Problem{{Reason: "Refused", Nodes: 1}, {Reason: api.RolledBack, Nodes: 1}}
+	check("without a rollout", nil,
+		api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 5, Failed: 2, RolledBack: 1, Problems: two})
 	check("all nodes", &api.Rollout{Percent: new(100)},
-		api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 2, Failed: 2, RolledBack: 1})
+		api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 2, Failed: 2, RolledBack: 1, Problems: two})
 	check("canaries", &api.Rollout{Percent: new(0), Nodes: []string{"n0", "n2", "n4"}},
-		api.ClusterModuleStatus{Generation: 4, Desired: 3, Ready: 1, Failed: 2, RolledBack: 1})
+		api.ClusterModuleStatus{Generation: 4, Desired: 3, Ready: 1, Failed: 2, RolledBack: 1, Problems: two})
+}
+
+// Nodes that report the same are one entry; of many entries, those of most nodes are in the status.
+func TestProblemsAreBounded(t *testing.T) {
+	m := api.Module{Metadata: api.ObjectMeta{Name: "web"}}
+	var nodes []api.KerbNode
+	for i := range 100 {
+		message := fmt.Sprint("refused by kernel ", i%20)
+		if i%2 == 0 {
+			message = "not signed"
+		}
+		nodes = append(nodes, api.KerbNode{Status: &api.KerbNodeStatus{Modules: []api.ModuleReport{
+			{Name: "web", Reason: api.CheckFailed, Message: message}}}})
+	}
+	got := api.Count(m, nodes).Problems
+	if len(got) != 10 || got[0] != (api.Problem{Reason: api.CheckFailed, Nodes: 50, Message: "not signed"}) ||
+		got[1].Nodes != 5 {
+		t.Errorf("%d problems: %+v", len(got), got)
+	}
 }

@@ -150,6 +150,7 @@ var definitions = []definition{
 			"spec.rollout.maxFailed":             {"minimum": 0, "maximum": 100000},
 			"status.rollout.canaries[]":          {"maxLength": 253},
 			"status.conditions[].message":        {"maxLength": 1024},
+			"status.problems[].message":          {"maxLength": 1024},
 			"status.conditions":                  {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
 			"spec.rollout.maxDrops":              {"minimum": 0, "maximum": 1000},
 			"spec.rollout.maxCost":               {"minimum": 0, "maximum": 1000000},
@@ -195,7 +196,39 @@ var definitions = []definition{
 			"status.modules":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},
 		},
 	},
+	{
+		kind: "PackageTrust", plural: api.PackageTrusts, short: "ptrust", object: reflect.TypeFor[api.PackageTrust](),
+		columns: []column{{"Repositories", "string", ".spec.repositories", 0}, {"Keys", "string", ".spec.keys", 1},
+			{"Age", "date", ".metadata.creationTimestamp", 0}},
+		rules: map[string][]rule{
+			"spec.repositories[]": {{"self.matches('^[a-z0-9][A-Za-z0-9.:-]*/([a-z0-9._-]+/)*([a-z0-9._-]+)?$')",
+				notRepository}},
+			"spec.keys[]": {{"self.matches('^sha256:[0-9a-f]{64}$')",
+				"write the fingerprint of a public key, which kerb package keygen prints: sha256: and 64 hexadecimal digits"}},
+		},
+		bounds: map[string]map[string]any{
+			"spec.repositories[]": {"maxLength": 300},
+			"spec.keys[]":         {"maxLength": 71},
+			"spec.repositories":   {"x-kubernetes-list-type": "set"},
+			"spec.keys":           {"x-kubernetes-list-type": "set"},
+		},
+	},
+	{
+		kind: "ModuleRevision", plural: api.ModuleRevisions, short: "modrev",
+		object: reflect.TypeFor[api.ModuleRevision](),
+		columns: []column{{"Module", "string", ".spec.module", 0},
+			{"Revision", "string", `.metadata.labels.kerb\.dev/revision`, 0}, {"Age", "date", ".metadata.creationTimestamp", 0}},
+		rules: map[string][]rule{
+			"": {{"self.metadata.name.startsWith(self.spec.module + '-')",
+				"metadata.name: kerb-kube-controller writes revisions, as MODULE-HASH: apply the ClusterModule instead"}},
+			"spec": {{"self == oldSelf",
+				"a revision does not change: apply the ClusterModule, and kerb-kube-controller writes another one"}},
+		},
+	},
 }
+
+const notRepository = "write REGISTRY/REPOSITORY without tag and digest, or REGISTRY/ or REGISTRY/PATH/ with a slash " +
+	"at the end for all repositories below it, in lower case"
 
 // The definitions in deploy/kubernetes/crds are those of the Go types.
 func TestDefinitionsAreCurrent(t *testing.T) {

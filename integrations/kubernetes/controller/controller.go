@@ -7,6 +7,7 @@ package controller
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"log/slog"
 	"maps"
 	"net/http"
@@ -25,6 +26,9 @@ const (
 	basePath = "/apis/" + api.Group + "/" + api.Version + "/"
 	// writeEvery is the time between two comparisons: the status of a ClusterModule goes to all nodes that watch it.
 	writeEvery = 2 * time.Second
+	// mostWriting is how long statuses may take to write, and revisions, before the Lease is renewed. The rest is due
+	// again.
+	mostWriting = 3 * time.Second
 	// releaseTime is how long a process that ends tries to give the Lease back.
 	releaseTime = 2 * time.Second
 )
@@ -45,7 +49,7 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
 			handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule {
-				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, Generation: m.Metadata.Generation,
+				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, UID: m.Metadata.UID, Generation: m.Metadata.Generation,
 					ResourceVersion: m.Metadata.ResourceVersion}
 				return m
 			}))
@@ -57,6 +61,10 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
 			handler(s, s.hosts, readiness))
+	})
+	r := newRevisions(client, log)
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: revisionsPath, Metadata: true}, watch.DefaultTimes, log, r.handler())
 	})
 	e := &elector{client: client, identity: host + "_" + rand.Text()}
 	var tried time.Time
@@ -70,7 +78,8 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 		if !e.leads() {
 			s.forget()
 		} else {
-			s.write(ctx, client, e, log)
+			e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, log) })
+			e.while(ctx, mostWriting, func(ctx context.Context) { r.write(ctx, s.specs()) })
 		}
 		select {
 		case <-ctx.Done():
@@ -230,13 +239,13 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 // write writes what is due. What fails is due again.
 func (s *state) write(ctx context.Context, c *watch.Client, e *elector, log *slog.Logger) {
 	for name, due := range s.due(time.Now()) {
-		written, err := due, error(nil)
-		if e.leads() {
+		written, err := due, ctx.Err()
+		if err == nil && e.leads() {
 			err = c.Merge(ctx, basePath+api.ClusterModules+"/"+url.PathEscape(name)+"/status", patchOf(due), &written)
-		}
-		conflict := watch.IsStatus(err, http.StatusConflict) // the event of another change is on its way
-		if err != nil && !conflict && ctx.Err() == nil {
-			log.Warn("the status of a ClusterModule is not written", "name", name, "error", err)
+			conflict := watch.IsStatus(err, http.StatusConflict) // the event of another change is on its way
+			if err != nil && !conflict && !errors.Is(ctx.Err(), context.Canceled) {
+				log.Warn("the status of a ClusterModule is not written", "name", name, "error", err)
+			}
 		}
 		s.mu.Lock()
 		if m, ok := s.modules[name]; ok && err == nil && e.leads() && m.Metadata.ResourceVersion ==
@@ -255,7 +264,7 @@ func (s *state) write(ctx context.Context, c *watch.Client, e *elector, log *slo
 func patchOf(m api.ClusterModule) map[string]any {
 	is := m.Status
 	status := map[string]any{"observedGeneration": is.Generation, "desired": is.Desired, "ready": is.Ready,
-		"failed": is.Failed, "rolledBack": is.RolledBack, "rollout": nil, "conditions": nil}
+		"failed": is.Failed, "rolledBack": is.RolledBack, "problems": is.Problems, "rollout": nil, "conditions": nil}
 	if r := is.Rollout; r != nil {
 		status["rollout"] = map[string]any{"version": r.Version, "percent": r.Percent, "canaries": r.Canaries,
 			"since": r.Since, "halted": r.Halted, "accepted": r.Accepted}

@@ -46,6 +46,17 @@ type elector struct {
 // leads reports whether no other process can hold the Lease.
 func (e *elector) leads() bool { return time.Now().Before(e.until) }
 
+// while has do work for a while, and not longer than no other process can hold the Lease.
+func (e *elector) while(ctx context.Context, most time.Duration, do func(context.Context)) {
+	end := time.Now().Add(most)
+	if e.until.Before(end) {
+		end = e.until
+	}
+	ctx, cancel := context.WithDeadline(ctx, end)
+	defer cancel()
+	do(ctx)
+}
+
 // try takes or renews the Lease, unless another process holds it.
 func (e *elector) try(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, renewEvery)

@@ -33,11 +33,15 @@ const (
 const timeout = time.Minute
 
 const usage = `usage: kubectl kerb [--kubeconfig FILE] rollout status [NAME]
-       kubectl kerb [--kubeconfig FILE] rollout pause|resume|undo NAME
+       kubectl kerb [--kubeconfig FILE] rollout pause|resume NAME
+       kubectl kerb [--kubeconfig FILE] rollout undo NAME [--to-revision REVISION]
+       kubectl kerb [--kubeconfig FILE] rollout history NAME [--revision REVISION]
 
-NAME is a ClusterModule with spec.rollout. status exits with 3 if a node does not run the new version and says why.
+NAME is a ClusterModule, for status, pause and resume one with spec.rollout. status exits with 3 if a node does not run the new version and says why.
 pause: no node begins with the new version, and those that run it keep it. resume: it continues, also after a
-halt, without the nodes that do not run the new version now, if at least one runs it. undo: all nodes run the previous version.
+halt, without the nodes that do not run the new version now, if at least one runs it. undo: all nodes run the previous version;
+without spec.rollout, or with --to-revision, the ClusterModule gets the spec of an earlier revision. history lists the
+revisions, or prints the spec of one.
 `
 
 const (
@@ -57,6 +61,7 @@ func Run(ctx context.Context, args []string, out io.Writer) (int, error) {
 	flags := flag.NewFlagSet("kubectl-kerb", flag.ContinueOnError)
 	flags.SetOutput(io.Discard)
 	file := flags.String("kubeconfig", cmp.Or(os.Getenv("KUBECONFIG"), home()), "")
+	to, revision := flags.String("to-revision", "", ""), flags.String("revision", "", "")
 	words, err := parse(flags, args)
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -68,7 +73,9 @@ func Run(ctx context.Context, args []string, out io.Writer) (int, error) {
 	command := strings.Join(words[:min(2, len(words))], " ")
 	verb, isRollout := strings.CutPrefix(command, "rollout ")
 	patch := patches[verb]
-	if !isRollout || verb != "status" && patch == nil || patch != nil && len(words) != 3 || len(words) > 3 {
+	known := verb == "status" || verb == "history" || patch != nil
+	if !isRollout || !known || verb != "status" && len(words) != 3 || len(words) > 3 ||
+		*to != "" && verb != "undo" || *revision != "" && verb != "history" {
 		return exitUsage, fmt.Errorf("unknown command %q\n%s", strings.Join(words, " "), usage)
 	}
 	client, err := watch.Load(*file)
@@ -81,12 +88,19 @@ func Run(ctx context.Context, args []string, out io.Writer) (int, error) {
 	if len(words) == 3 {
 		name = words[2]
 	}
-	if patch == nil {
+	switch verb {
+	case "status":
 		return printStatus(ctx, client, name, out)
-	}
-	if verb == "resume" {
+	case "history":
+		if err = printHistory(ctx, client, name, *revision, out); err != nil {
+			return exitError, err
+		}
+		return 0, nil
+	case "resume":
 		err = resume(ctx, client, name)
-	} else {
+	case "undo":
+		verb, err = undo(ctx, client, name, *to)
+	default:
 		err = change(ctx, client, name, patch)
 	}
 	if err != nil {
@@ -118,13 +132,23 @@ func home() string {
 	return filepath.Join(dir, ".kube", "config")
 }
 
+// undo has all nodes run the previous version of a rollout, or an earlier revision, and returns what it has done.
+func undo(ctx context.Context, c *watch.Client, name, revision string) (string, error) {
+	o, err := read(ctx, c, name)
+	if err != nil {
+		return "", err
+	}
+	if o.Spec.Rollout != nil && revision == "" {
+		return "undo", change(ctx, c, name, patches["undo"])
+	}
+	revision, err = restore(ctx, c, o, revision)
+	return "undo to revision " + revision, err
+}
+
 // inRollout returns a ClusterModule that has a rollout.
 func inRollout(ctx context.Context, c *watch.Client, name string) (m api.Module, err error) {
-	err = c.Get(ctx, modulesPath+"/"+url.PathEscape(name), &m)
-	switch {
-	case watch.IsStatus(err, http.StatusNotFound):
-		return m, fmt.Errorf("there is no ClusterModule %s: kubectl get clustermodules lists them", name)
-	case err == nil && m.Spec.Rollout == nil:
+	m, err = get(ctx, c, name)
+	if err == nil && m.Spec.Rollout == nil {
 		return m, fmt.Errorf("ClusterModule %s has no spec.rollout: all nodes run package and config of its spec", name)
 	}
 	return m, err

@@ -56,7 +56,8 @@ func TestSummary(t *testing.T) {
 // Wrong commands are refused before any file is read.
 func TestUsage(t *testing.T) {
 	for _, args := range []string{"", "rollout", "rollout abort x", "rollout undo", "rollout pause a b", "status x",
-		"rollout status a b", "rollout status --nope"} {
+		"rollout status a b", "rollout status --nope", "rollout history", "rollout pause a --to-revision b",
+		"rollout undo a --revision b"} {
 		var out strings.Builder
 		code, err := Run(t.Context(), strings.Fields(args), &out)
 		if code != exitUsage || err == nil || !strings.Contains(err.Error(), "usage: ") {

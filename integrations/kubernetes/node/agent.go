@@ -63,10 +63,6 @@ func (a agent) applyVirtual(ctx context.Context, all []v1.VirtualService, prune 
 	return a.call(ctx, http.MethodPost, path, all, nil)
 }
 
-func (a agent) packages(ctx context.Context) (all []v1.Package, err error) {
-	return all, a.call(ctx, http.MethodGet, "/v1/packages", nil, &all)
-}
-
 // eachService calls f for the services of pods, one after the other: thousands together take much memory.
 func (a agent) eachService(ctx context.Context, f func(v1.Service)) error {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)

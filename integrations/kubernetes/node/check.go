@@ -17,11 +17,12 @@ import (
 type check struct {
 	Version string
 	Failure string // why the node cannot run it
+	Waits   string // why it is not known yet: no registry answers
 	at      time.Time
 }
 
 // passed reports whether the node could run the new version of m.
-func (c check) passed(m api.Module) bool { return c.Version == m.Version() && c.Failure == "" }
+func (c check) passed(m api.Module) bool { return c.Version == m.Version() && c.Failure+c.Waits == "" }
 
 // unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
 // that has failed is checked again now and then: a package may have been pulled meanwhile.
@@ -35,7 +36,8 @@ func (s *state) unchecked() (out []api.Module) {
 			s.trials[name].Version == m.Version() {
 			continue
 		}
-		if c := s.checks[name]; c.Version != m.Version() || c.Failure != "" && !m.Holds() && time.Since(c.at) >= fullEvery {
+		if c := s.checks[name]; c.Version != m.Version() || c.Waits != "" ||
+			c.Failure != "" && !m.Holds() && time.Since(c.at) >= fullEvery {
 			out = append(out, m)
 		}
 	}
@@ -52,20 +54,30 @@ func (s *syncer) check(ctx context.Context, v view) {
 	for _, m := range s.state.unchecked() {
 		c := check{Version: m.Version(), at: time.Now()}
 		module, _, err := translate(m.Side(true), v.namespaces)
-		if err == nil {
+		reason, lacks := s.provided(v, m.Spec.Package.Image)
+		switch {
+		case err != nil:
+			c.Failure = err.Error()
+		case errors.Is(lacks, errPulling):
+			continue
+		case reason == packageUnavailable, reason == trustUnknown:
+			c.Waits = lacks.Error()
+		case lacks != nil:
+			c.Failure = lacks.Error()
+		default:
 			err = s.agent.verify(ctx, module)
 			var status *client.StatusError
 			if err != nil && !errors.As(err, &status) {
 				return // no answer: the next round asks again
 			}
-		}
-		if err != nil {
-			c.Failure = checkFailure(err)
+			if err != nil {
+				c.Failure = checkFailure(err)
+			}
 		}
 		s.state.update(ofClusterModules, func() bool {
 			before := s.state.checks[m.Metadata.Name]
 			s.state.checks[m.Metadata.Name] = c
-			return before.Version != c.Version || before.Failure != c.Failure
+			return before.Version != c.Version || before.Failure != c.Failure || before.Waits != c.Waits
 		})
 	}
 }

@@ -91,7 +91,8 @@ func TestController(t *testing.T) {
 	leader := b.holder()
 	second := b.controller(kubeconfig)
 	b.says("n2", "modules: [{name: web, generation: 1, reason: Refused}]")
-	counted("one of them refuses", api.ClusterModuleStatus{Desired: 3, Ready: 2, Failed: 1})
+	counted("one of them refuses", api.ClusterModuleStatus{Desired: 3, Ready: 2, Failed: 1,
+		Problems: []api.Problem{{Reason: "Refused", Nodes: 1}}})
 	if now := b.holder(); leader == "" || now != leader {
 		t.Errorf("the Lease went from %q to %q", leader, now)
 	}
@@ -102,7 +103,8 @@ func TestController(t *testing.T) {
 		"rollout: {percent: 0, nodes: [n1, n2, n3], previous: {package: {name: counter}}}}")
 	b.Eventually("another one holds the Lease", func() bool { now := b.holder(); return now != "" && now != leader })
 	b.says("n2", "modules: [{name: web, generation: 2, reason: RolledBack}]")
-	counted("a rollout", api.ClusterModuleStatus{Desired: 3, Ready: 1, Failed: 1, RolledBack: 1})
+	counted("a rollout", api.ClusterModuleStatus{Desired: 3, Ready: 1, Failed: 1, RolledBack: 1,
+		Problems: []api.Problem{{Reason: api.RolledBack, Nodes: 1}}})
 	if cells := b.api.Table(modulesPath); len(cells) < 7 || cells[4] != int64(3) && cells[4] != float64(3) {
 		t.Errorf("kubectl get shows %v", cells)
 	}
@@ -110,7 +112,7 @@ func TestController(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.Eventually("the Lease is given back", func() bool { return b.holder() == "" })
-	if text, _ := os.ReadFile(b.log.Name()); strings.Contains(string(text), "403") {
+	if text, _ := os.ReadFile(b.log.Name()); strings.Contains(string(text), "answers 403") {
 		t.Errorf("rights are missing:\n%s", text)
 	}
 }

@@ -159,6 +159,8 @@ func (s *state) rollouts() (out reported) {
 			out.begun = append(out.begun, api.NodeVersion{Name: name, Version: version})
 		case c.Version == version && c.Failure != "":
 			fail(m, api.CheckFailed, c.Failure)
+		case c.Version == version && c.Waits != "": // no answer to the controller
+			fail(m, packageUnavailable, c.Waits)
 		case c.passed(m):
 			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})
 		}

@@ -77,7 +77,7 @@ func TestKubectl(t *testing.T) {
 
 	b.module(name, "{"+config("allow")+", attach: {pods: {}}}")
 	await("the first version runs", "allow")
-	if out, code := b.kubectl("rollout", "undo", name); code != 1 || !strings.Contains(out, "has no spec.rollout") {
+	if out, code := b.kubectl("rollout", "undo", name); code != 1 || !strings.Contains(out, "has no earlier revision") {
 		t.Errorf("undo without a rollout: %d %s", code, out)
 	}
 	out, code := b.kubectl("rollout", "status", "absent")

@@ -71,7 +71,8 @@ func newBed(t *testing.T) *bed {
 	}
 	b := &bed{Node: nodetest.New(t)}
 	b.api = kubeapi.Start(t, b.Lab.Node(), loopback)
-	for _, name := range []string{api.ClusterModules, api.Modules, api.KerbNodes} {
+	for _, name := range []string{api.ClusterModules, api.Modules, api.KerbNodes, api.PackageTrusts,
+		api.ModuleRevisions} {
 		b.api.Install("../../../deploy/kubernetes/crds/" + name + ".yaml")
 	}
 	b.kubeconfig = b.api.Kubeconfig("")

@@ -67,7 +67,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		running.Go(func() { nri.Run(ctx, o.NRI, runtimePods{s, log}, log) })
 	}
 	local := agent{client.New(o.Agent)}
-	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{},
+	pulls := newPuller(local, s, log)
+	running.Go(func() { pulls.run(ctx) })
+	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{}, puller: pulls,
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
 		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}}
 	sync.run(ctx, o.State, report)
@@ -89,6 +91,10 @@ func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, no
 				watch.DefaultTimes, log, s.moduleHandler(bit))
 		})
 	}
+	running.Go(func() {
+		watch.Follow(ctx, c, watch.Resource{Path: "/apis/" + api.Group + "/" + api.Version + "/" + api.PackageTrusts},
+			watch.DefaultTimes, log, s.trustHandler())
+	})
 	running.Go(func() {
 		watch.Follow(ctx, c, watch.Resource{Path: "/api/v1/namespaces", Metadata: true}, watch.DefaultTimes, log,
 			s.namespaceHandler())

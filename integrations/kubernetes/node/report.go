@@ -34,7 +34,7 @@ const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
 func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	out := api.KerbNodeStatus{Kernel: s.info.Kernel, Architecture: runtime.GOARCH, Agent: s.info.Version}
 	rollouts := s.state.rollouts()
-	reports := append(rollouts.failed, s.titled()...) // those that halt a rollout come first
+	reports := distinct(append(rollouts.failed, s.titled()...)) // those that halt a rollout come first
 	ready := api.Condition{Type: "Ready", Status: "True", Reason: "Synced", Message: "the agent runs all modules"}
 	switch {
 	case err != nil:
@@ -63,6 +63,16 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	for _, r := range reports[:min(maxReports, len(reports))] {
 		r.Message = truncate(r.Message)
 		out.Modules = append(out.Modules, r)
+	}
+	return out
+}
+
+// distinct returns the first report of each module: the list in the status has each name once.
+func distinct(reports []api.ModuleReport) (out []api.ModuleReport) {
+	for _, r := range reports {
+		if !slices.ContainsFunc(out, func(o api.ModuleReport) bool { return o.Name == r.Name }) {
+			out = append(out, r)
+		}
 	}
 	return out
 }

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
@@ -18,6 +19,8 @@ type snapshot struct {
 	Modules    []api.Module                 `json:"modules"`
 	Namespaces map[string]map[string]string `json:"namespaces"`
 	Pods       []api.ObjectMeta             `json:"pods"`
+	Images     map[string]images            `json:"images,omitempty"`
+	Trust      trust                        `json:"trust"`
 }
 
 const snapshotFile = "kubernetes.json"
@@ -37,7 +40,7 @@ func (s *state) snapshot() (text []byte, err error) {
 	if s.synced != ofAll {
 		return nil, nil
 	}
-	out := snapshot{Namespaces: map[string]map[string]string{}}
+	out := snapshot{Namespaces: map[string]map[string]string{}, Images: s.images, Trust: s.trust}
 	for _, m := range s.modules {
 		out.Modules = append(out.Modules, m)
 	}
@@ -73,7 +76,10 @@ func (s *state) restore(dir string) error {
 	s.update(ofAll, func() bool {
 		for _, m := range in.Modules {
 			s.modules[nodeName(m)] = m
+			s.noteImage(nodeName(m), m.Spec.Package.Image)
 		}
+		s.trust = in.Trust
+		maps.Copy(s.images, in.Images)
 		for name, set := range in.Namespaces {
 			s.namespaces[name] = labelsOf(set)
 		}

@@ -86,6 +86,8 @@ type state struct {
 	aliases    map[string]alias  // of pods, by names of services; nil if it is to be made again
 	trials     map[string]trial  // of new versions, by ClusterModules
 	checks     map[string]check  // the same
+	images     map[string]images // packages of modules, by their names on the node
+	trust      trust             // which packages the cluster permits
 	synced     int               // resources of which a complete list has come since this start
 	restored   bool              // there was a snapshot
 	earlier    map[string]bool   // UIDs of the pods of the snapshot
@@ -103,8 +105,8 @@ type state struct {
 func newState(node string) *state {
 	return &state{node: node, modules: map[string]api.Module{}, namespaces: map[string]labels{}, pods: map[string]pod{},
 		trials: map[string]trial{}, checks: map[string]check{}, confirmed: map[string]uint64{}, own: map[string]int{},
-		runtime: containerRuntime{pods: map[string]sandbox{}}, changed: make(chan struct{}, 1),
-		urgent: make(chan struct{}, 1)}
+		images: map[string]images{}, runtime: containerRuntime{pods: map[string]sandbox{}},
+		changed: make(chan struct{}, 1), urgent: make(chan struct{}, 1)}
 }
 
 // update changes the state, and wakes the synchronization if f has changed anything.
@@ -176,11 +178,13 @@ func (s *state) moduleHandler(bit int) watch.Handler[api.Module] {
 				return false
 			}
 			s.modules[nodeName(m)] = m
+			s.noteImage(nodeName(m), m.Spec.Package.Image)
 			s.ruled(m.Metadata.Namespace)
 			return true
 		},
 		func(m api.Module) {
 			delete(s.modules, nodeName(m))
+			delete(s.images, nodeName(m))
 			s.ruled(m.Metadata.Namespace)
 		})
 }
@@ -267,13 +271,16 @@ type view struct {
 	modules    []api.Module // as this node is to run them
 	updated    []api.Module // ClusterModules whose rollout gives this node the new version, as the API server has them
 	namespaces map[string]labels
+	images     map[string]bool // packages in registries that the node is to have
+	kept       map[string]bool // those that it keeps besides, if it has them
+	trust      trust
 }
 
 func (s *state) view() view {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	v := view{version: s.version, rules: s.rules, shared: s.shared, complete: s.synced == ofAll,
-		namespaces: maps.Clone(s.namespaces)}
+		namespaces: maps.Clone(s.namespaces), trust: s.trust}
 	v.known = v.complete || s.restored
 	// ClusterModules come first. A namespace's Modules are in the order of their creation: whatever name a new one has, it
 	// takes the place of no other.
@@ -281,6 +288,10 @@ func (s *state) view() view {
 		return cmp.Or(strings.Compare(a.Metadata.Namespace, b.Metadata.Namespace),
 			strings.Compare(a.Metadata.Created, b.Metadata.Created), strings.Compare(a.Metadata.Name, b.Metadata.Name))
 	})
+	if v.complete {
+		maps.DeleteFunc(s.images, func(name string, _ images) bool { _, there := s.modules[name]; return !there })
+	}
+	v.images, v.kept = s.wantedImages(v.modules)
 	for i, m := range v.modules {
 		updated := s.updated(m)
 		if updated {

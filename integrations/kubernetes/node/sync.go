@@ -33,6 +33,7 @@ type syncer struct {
 	virtual *virtual   // nil in tests of modules alone
 	guard   *guard     // nil in tests without rollouts
 	ready   *readiness // nil in tests without an API server
+	puller  *puller    // nil in tests without packages of registries
 	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
@@ -46,6 +47,11 @@ type syncer struct {
 	titles  map[string]string    // NAMESPACE/NAME of modules of namespaces
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
+
+	have   map[string]v1.Package // of the node, that can be used, by references with digests
+	owned  []string              // references of those that this program has had pulled
+	listed time.Time             // when the agent has listed them last
+	pulled int                   // how many the puller had pulled then
 }
 
 // round makes one comparison with the state as it is.
@@ -101,14 +107,13 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 // syncModules applies all modules together. If the agent refuses that, or fails, it applies them one by one, so that a
 // wrong one keeps no other away; what runs of a refused one keeps running.
 func (s *syncer) syncModules(ctx context.Context, v view) error {
-	known, err := s.packages(ctx, v.modules)
-	if err != nil {
+	if err := s.inventory(ctx, v); err != nil {
 		return err
 	}
-	want := wanted(v, known)
+	want := s.wanted(v)
 	reports := want.wrong
 	s.failed = nil
-	err = s.agent.applyModules(ctx, want.modules, v.complete && len(reports) == 0)
+	err := s.agent.applyModules(ctx, want.modules, v.complete && len(reports) == 0)
 	if answered(err) {
 		var more []api.ModuleReport
 		if more, err = s.applyEach(ctx, want.modules, want.generations); err == nil {
@@ -120,6 +125,9 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 	}
 	if err != nil {
 		return err
+	}
+	if v.complete {
+		s.dispose(ctx, v)
 	}
 	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, time.Now()
 	s.barred = nil
@@ -144,8 +152,8 @@ type desired struct {
 // limit would otherwise be one of changes, and not of modules that run.
 const tooManyModules = "TooMany"
 
-// wanted translates the modules of a view. known are the node's packages by their references.
-func wanted(v view, known map[string]v1.Package) desired {
+// wanted translates the modules of a view whose packages the node has.
+func (s *syncer) wanted(v view) desired {
 	d := desired{modules: []v1.Module{names.PendingModule()}, generations: map[string]int64{names.Pending: 0},
 		titles: map[string]string{}}
 	inNamespace := map[string]int{}
@@ -153,11 +161,14 @@ func wanted(v view, known map[string]v1.Package) desired {
 		name, namespace := nodeName(m), m.Metadata.Namespace
 		d.generations[name] = m.Metadata.Generation
 		module, reason, err := translate(m, v.namespaces)
+		if err == nil && (namespace == "" || !onLoopback(m.Spec.Package.Image)) {
+			reason, err = s.provided(v, m.Spec.Package.Image)
+		}
 		if namespace != "" {
 			inNamespace[namespace]++
 			d.titles[name] = namespace + "/" + m.Metadata.Name
 			if err == nil {
-				reason, err = allowed(m, known)
+				reason, err = allowed(m, s.have)
 			}
 			if n := inNamespace[namespace]; n > api.MaxModules {
 				reason, err = tooManyModules, fmt.Errorf("a namespace has at most %d Modules, and this is number %d in the order "+

@@ -93,6 +93,16 @@ func (c *Client) Merge(ctx context.Context, path string, in, out any) error {
 	return c.call(ctx, http.MethodPatch, path, in, out, "Content-Type", "application/merge-patch+json")
 }
 
+// Replace replaces an object by one with the resource version that was read.
+func (c *Client) Replace(ctx context.Context, path string, in, out any) error {
+	return c.call(ctx, http.MethodPut, path, in, out, "Content-Type", "application/json")
+}
+
+// Delete deletes an object.
+func (c *Client) Delete(ctx context.Context, path string) error {
+	return c.call(ctx, http.MethodDelete, path, nil, nil)
+}
+
 // call sends in as JSON, unless it is nil, and decodes the answer into out, unless that is nil. Errors name the method
 // and the path.
 func (c *Client) call(ctx context.Context, method, path string, in, out any, header ...string) error {

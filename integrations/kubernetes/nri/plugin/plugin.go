@@ -33,28 +33,36 @@ const Name = "kerb"
 // index is the place among other plugins, from 00 to 99. The order does not matter to Kerb.
 const index = "50"
 
-// Times between connections, and how long the runtime may take to answer a registration.
+// Times between connections.
 const (
-	minRetry  = 100 * time.Millisecond
-	maxRetry  = 2 * time.Second
-	handshake = 10 * time.Second
+	minRetry = 100 * time.Millisecond
+	maxRetry = 2 * time.Second
 )
 
+// handshake is how long the runtime may take to answer a registration.
+var handshake = 10 * time.Second
+
+var errNotConfigured = errors.New("the runtime has not configured the plugin")
+
 // Run connects to the socket of a runtime, and connects again when the runtime has restarted, until the context ends.
-func Run(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) {
+// After an error the process has to start again: goroutines of a connection are left that nothing else ends.
+func Run(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) error {
 	retry := minRetry
 	for {
 		connected, err := serve(ctx, socket, pods, log)
 		if ctx.Err() != nil {
-			return
+			return nil
 		}
 		pods.Disconnected(err)
+		if errors.Is(err, errNotConfigured) {
+			return err
+		}
 		if connected {
 			retry = minRetry
 		}
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case <-time.After(retry/2 + rand.N(retry)):
 		}
 		retry = min(2*retry, maxRetry)
@@ -84,7 +92,7 @@ func serve(ctx context.Context, socket string, pods nri.Pods, log *slog.Logger) 
 		}
 		return true, err
 	case <-time.After(handshake): // the stub waits for its configuration, also after the connection has ended
-		err = errors.New("the runtime has not configured the plugin")
+		err = errNotConfigured
 	}
 	return false, err
 }

@@ -4,8 +4,10 @@ package plugin_test
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"iter"
 	"log/slog"
 	"net"
@@ -17,6 +19,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/net/multiplex"
 	validator "github.com/containerd/nri/plugins/default-validator"
 	"github.com/google/go-cmp/cmp"
 
@@ -91,7 +94,11 @@ func run(t *testing.T, socket string, n *node) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
-	running.Go(func() { plugin.Run(ctx, socket, n, slog.New(slog.DiscardHandler)) })
+	running.Go(func() {
+		if err := plugin.Run(ctx, socket, n, slog.New(slog.DiscardHandler)); err != nil {
+			t.Error(err)
+		}
+	})
 	t.Cleanup(func() { cancel(); running.Wait() })
 }
 
@@ -147,8 +154,6 @@ func TestHostNetwork(t *testing.T) {
 // An error of the plugin fails the sandbox, with its reason. A plugin that would take too long answers in time: it is
 // not taken for one that has failed, which runtimes continue without.
 func TestFailures(t *testing.T) {
-	adaptation.SetPluginRequestTimeout(400 * time.Millisecond)
-	t.Cleanup(func() { adaptation.SetPluginRequestTimeout(adaptation.DefaultPluginRequestTimeout) })
 	n := &node{}
 	r := connect(t, n)
 	for name, start := range map[string]func(context.Context, nri.Pod) error{
@@ -240,4 +245,72 @@ func TestNoRuntime(t *testing.T) {
 	}
 	nritest.Start(t, socket)
 	wait.Until(t, "it is connected", func() bool { return n.connected() == 1 })
+}
+
+// unconfigured passes connections on to a runtime, whose requests do not arrive: it answers the registration of the
+// plugin, and does not configure it.
+func unconfigured(t *testing.T, runtime string) (socket string) {
+	t.Helper()
+	socket = filepath.Join(t.TempDir(), "half.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { listener.Close() })
+	answers := func(to io.WriteCloser, from io.Reader) {
+		defer to.Close()
+		header := make([]byte, 8) // number of a connection, and length
+		for {
+			if _, err := io.ReadFull(from, header); err != nil {
+				return
+			}
+			whole := append(header[:8:8], make([]byte, binary.BigEndian.Uint32(header[4:]))...)
+			if _, err := io.ReadFull(from, whole[8:]); err != nil {
+				return
+			}
+			if multiplex.ConnID(binary.BigEndian.Uint32(whole)) == multiplex.RuntimeServiceConn {
+				_, _ = to.Write(whole) // the plugin may have closed it
+			}
+		}
+	}
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			library, err := net.Dial("unix", runtime)
+			if err != nil {
+				conn.Close()
+				continue
+			}
+			go answers(conn, library)
+			go func() {
+				defer library.Close()
+				_, _ = io.Copy(library, conn)
+			}()
+		}
+	}()
+	return socket
+}
+
+// A runtime that registers the plugin and does not configure it leaves a stub behind that nothing ends: the process
+// does, so that such stubs do not add up.
+func TestNotConfigured(t *testing.T) {
+	plugin.SetHandshake(t, 500*time.Millisecond)
+	runtime := filepath.Join(t.TempDir(), "nri.sock")
+	nritest.Start(t, runtime)
+	socket := unconfigured(t, runtime)
+	in, input := io.Pipe()
+	t.Cleanup(func() { input.Close() })
+	ended := make(chan error, 1)
+	go func() { ended <- plugin.Relay(t.Context(), socket, in, io.Discard, slog.New(slog.DiscardHandler)) }()
+	select {
+	case err := <-ended:
+		if err == nil || !strings.Contains(err.Error(), "not configured") {
+			t.Error(err)
+		}
+	case <-time.After(wait.Patience):
+		t.Error("the process does not end")
+	}
 }

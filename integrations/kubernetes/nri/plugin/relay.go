@@ -16,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 )
 
-// Relay runs the plugin and passes its events on, as kerb-nri does, until the context or the input ends.
+// Relay runs the plugin and passes its events on, as kerb-nri does, until the context or the input ends, or Run fails.
 func Relay(ctx context.Context, socket string, in io.Reader, out io.Writer, log *slog.Logger) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -27,7 +27,9 @@ func Relay(ctx context.Context, socket string, in io.Reader, out io.Writer, log 
 		defer cancel()
 		ended <- r.answers(in)
 	}()
-	Run(ctx, socket, r, log)
+	if err := Run(ctx, socket, r, log); err != nil {
+		return err
+	}
 	select {
 	case err := <-ended:
 		return err

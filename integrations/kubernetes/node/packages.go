@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"math"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+)
+
+// maxPulled is how many packages a node pulls and keeps for the cluster, and maxOfNamespaces how many of them only
+// Modules of namespaces name: they cannot keep those of ClusterModules from being pulled.
+const (
+	maxPulled       = 64
+	maxOfNamespaces = maxPulled / 2
+)
+
+// listEvery is how often the agent lists its packages if nothing is missing: it reads and checks all of them.
+const listEvery = 10 * time.Minute
+
+// Times between two attempts to pull a package: they double.
+const (
+	minUnanswered = 5 * time.Second // the registry, or the agent, does not answer
+	maxUnanswered = 5 * time.Minute
+	minRefused    = time.Minute // the answer is no: the package may be pushed or signed later
+	maxRefused    = 10 * time.Minute
+)
+
+// Reasons of modules whose package the node has not got.
+const (
+	packageUnavailable = "PackageUnavailable" // not yet
+	packageRefused     = "PackageRefused"     // there is none, or the node does not accept it
+	tooManyPackages    = "TooManyPackages"
+)
+
+// errSlow is the error of a pull that was ended.
+var errSlow = errors.New("the registry takes too long")
+
+// errPulling is the error of a package before the first attempt to pull it has ended.
+var errPulling = errors.New("spec.package.image: the node is pulling the package")
+
+// images are the packages of a module in a registry, now and before. The one before stays on the node: to undo a change
+// needs no registry.
+type images struct {
+	Current  string `json:"current,omitempty"`
+	Previous string `json:"previous,omitempty"`
+}
+
+// noteImage keeps which package a module had before its present one.
+func (s *state) noteImage(name, image string) {
+	if of := s.images[name]; of.Current != image {
+		s.images[name] = images{Current: image, Previous: of.Current}
+	}
+}
+
+// wantedImages returns the packages in registries that modules name, true if a ClusterModule does, and those that
+// ClusterModules have named before, which stay. Modules of namespaces that are not applied want none.
+func (s *state) wantedImages(modules []api.Module) (want, kept map[string]bool) {
+	want, kept = map[string]bool{}, map[string]bool{}
+	inNamespace := map[string]int{}
+	for _, m := range modules {
+		namespace, image := m.Metadata.Namespace, m.Spec.Package.Image
+		if inNamespace[namespace]++; namespace != "" && (inNamespace[namespace] > api.MaxModules || onLoopback(image)) {
+			continue
+		}
+		want[image] = want[image] || namespace == ""
+		if namespace != "" {
+			continue
+		}
+		if r := m.Spec.Rollout; r != nil {
+			want[r.Previous.Package.Image] = true
+		}
+		kept[s.images[nodeName(m)].Previous] = true
+	}
+	delete(want, "")
+	return want, kept
+}
+
+// onLoopback reports whether a registry is on the node itself. Authors of Modules of a namespace could otherwise have
+// the agent send requests, without TLS, to programs that trust all clients on their node.
+func onLoopback(image string) bool {
+	registry, _, _ := strings.Cut(image, "/")
+	host, _, err := net.SplitHostPort(registry)
+	if err != nil {
+		host = strings.Trim(registry, "[]")
+	}
+	address, err := netip.ParseAddr(host)
+	return strings.EqualFold(host, "localhost") ||
+		err == nil && (address.Unmap().IsLoopback() || address.Unmap().IsUnspecified())
+}
+
+// provides notes that the node has a package, or why not. Where only Modules of namespaces name it, no pods of other
+// namespaces wait until modules were applied again.
+func (s *state) provides(image string) {
+	bit, namespaces := ofModules, map[string]bool{}
+	s.mu.Lock()
+	for _, m := range s.modules {
+		r := m.Spec.Rollout
+		switch namespace := m.Metadata.Namespace; {
+		case m.Spec.Package.Image != image && (r == nil || r.Previous.Package.Image != image):
+		case namespace == "":
+			bit = ofClusterModules
+		default:
+			namespaces[namespace] = true
+		}
+	}
+	s.mu.Unlock()
+	s.update(bit, func() bool {
+		for namespace := range namespaces {
+			s.ruled(namespace)
+		}
+		return bit == ofClusterModules || len(namespaces) > 0
+	})
+}
+
+// attempt is where the pull of a package is.
+type attempt struct {
+	shared  bool   // a ClusterModule names it
+	failure string // of the last one; empty before the first has ended
+	refused bool   // the answer was no
+	wait    time.Duration
+	due     time.Time
+}
+
+// puller has the agent pull packages, one after the other and in the background: pods do not wait for a registry.
+type puller struct {
+	agent agent
+	state *state
+	log   *slog.Logger
+	wake  chan struct{}
+	// patience is how long the pull of a package may take that only Modules of namespaces name: others wait.
+	patience time.Duration
+
+	mu       sync.Mutex
+	attempts map[string]attempt // by references of the packages that are needed
+	room     int                // how many more the node keeps
+	private  int                // how many of them only Modules of namespaces may name
+	pulled   int                // how many were pulled since the start
+}
+
+func newPuller(a agent, s *state, log *slog.Logger) *puller {
+	return &puller{agent: a, state: s, log: log, wake: make(chan struct{}, 1), patience: time.Minute,
+		attempts: map[string]attempt{}}
+}
+
+// need replaces the packages that are to be pulled, true if a ClusterModule names them. The node has had room for so
+// many, and for so many that only Modules of namespaces name, when so many were pulled.
+func (p *puller) need(missing map[string]bool, room, private, pulled int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.attempts, func(image string, _ attempt) bool {
+		_, needed := missing[image]
+		return !needed
+	})
+	for image, shared := range missing {
+		a, known := p.attempts[image]
+		if !known {
+			a.due = time.Now()
+		}
+		a.shared = shared
+		p.attempts[image] = a
+	}
+	p.room, p.private = room-(p.pulled-pulled), private-(p.pulled-pulled)
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
+}
+
+// count returns how many packages were pulled since the start.
+func (p *puller) count() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.pulled
+}
+
+// of returns the attempt to pull a package; an empty one if it is not needed.
+func (p *puller) of(image string) attempt {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.attempts[image]
+}
+
+// run pulls what is due until the context ends.
+func (p *puller) run(ctx context.Context) {
+	for ctx.Err() == nil {
+		image, wait := p.next()
+		if image != "" {
+			p.try(ctx, image)
+			continue
+		}
+		select {
+		case <-ctx.Done():
+		case <-p.wake:
+		case <-time.After(wait):
+		}
+	}
+}
+
+// next returns the package whose attempt has been due for the longest time, or how long there is none. However many
+// cannot be pulled, each has its turn, and those of ClusterModules do not wait for others.
+func (p *puller) next() (image string, _ time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.room <= 0 {
+		return "", math.MaxInt64
+	}
+	now, wait := time.Now(), time.Duration(math.MaxInt64)
+	var best attempt
+	for of, a := range p.attempts {
+		if !a.shared && p.private <= 0 {
+			continue
+		}
+		if a.due.After(now) {
+			wait = min(wait, a.due.Sub(now))
+			continue
+		}
+		if image == "" || a.shared && !best.shared || a.shared == best.shared && a.due.Before(best.due) {
+			image, best = of, a
+		}
+	}
+	return image, wait
+}
+
+// try pulls a package, and wakes the synchronization if that has changed what is to be said of it.
+func (p *puller) try(ctx context.Context, image string) {
+	limited := ctx
+	if !p.of(image).shared {
+		var cancel context.CancelFunc
+		limited, cancel = context.WithTimeout(ctx, p.patience)
+		defer cancel()
+	}
+	err := p.agent.pull(limited, image)
+	if ctx.Err() != nil {
+		return
+	}
+	if limited.Err() != nil {
+		err = errSlow
+	}
+	p.mu.Lock()
+	a, needed := p.attempts[image]
+	changed := a.note(err)
+	switch {
+	case err == nil:
+		delete(p.attempts, image) // the agent lists it from now on
+		p.room--
+		if !a.shared {
+			p.private--
+		}
+		p.pulled++
+	case needed:
+		p.attempts[image] = a
+	}
+	p.mu.Unlock()
+	if !needed || !changed {
+		return
+	}
+	if err != nil {
+		p.log.Warn("a package is not pulled", "image", image, "error", a.failure, "retry", time.Until(a.due))
+	}
+	p.state.provides(image)
+}
+
+// note notes how an attempt has ended, and reports whether that is new.
+func (a *attempt) note(err error) bool {
+	if err == nil {
+		return true
+	}
+	failure, refused := refusal(err)
+	if !refused {
+		failure = err.Error()
+		var status *client.StatusError
+		if errors.As(err, &status) {
+			failure = status.Detail()
+		}
+	}
+	least, most := minUnanswered, maxUnanswered
+	if refused {
+		least, most = minRefused, maxRefused
+	}
+	changed := failure != a.failure || refused != a.refused
+	a.failure, a.refused = failure, refused
+	a.wait = min(max(2*a.wait, least), most)
+	a.due = time.Now().Add(a.wait/2 + rand.N(a.wait))
+	return changed
+}
+
+// inventory has those packages pulled that are missing.
+func (s *syncer) inventory(ctx context.Context, v view) error {
+	if s.puller == nil {
+		return nil
+	}
+	if err := s.list(ctx, v); err != nil {
+		return err
+	}
+	missing := map[string]bool{}
+	for image, shared := range v.images {
+		_, there := s.have[image]
+		if _, err := v.trust.from(image); err == nil && !there {
+			missing[image] = shared
+		}
+	}
+	s.puller.need(missing, maxPulled-len(s.owned), maxOfNamespaces-s.private(v), s.pulled)
+	return nil
+}
+
+// private returns how many packages the node has pulled that only Modules of namespaces name.
+func (s *syncer) private(v view) (n int) {
+	for _, image := range s.owned {
+		if !v.images[image] && !v.kept[image] {
+			n++
+		}
+	}
+	return n
+}
+
+// list asks the agent which packages it has: after each pull, every minute while a module is not applied, and otherwise
+// seldom. An operator may pull and remove packages, and keys.
+func (s *syncer) list(ctx context.Context, v view) error {
+	pulled, every := s.puller.count(), listEvery
+	if len(s.refused) > 0 {
+		every = fullEvery
+	}
+	if s.pulled == pulled && (time.Since(s.listed) < every || len(v.images) == 0 && len(s.owned) == 0 && s.have != nil) {
+		return nil
+	}
+	all, err := s.agent.packages(ctx)
+	if err != nil {
+		return err
+	}
+	s.have, s.owned, s.pulled, s.listed = map[string]v1.Package{}, nil, pulled, time.Now()
+	for _, p := range all {
+		image := cmp.Or(p.Pinned, p.Source) // an earlier agent has no other
+		if p.Problem == "" {
+			s.have[image] = p
+		}
+		if p.Owner == names.Owner {
+			s.owned = append(s.owned, image)
+		}
+	}
+	return nil
+}
+
+// dispose removes what this program has had pulled and no module names any more, nor has named before. The agent
+// refuses as long as one is made of it.
+func (s *syncer) dispose(ctx context.Context, v view) {
+	s.owned = slices.DeleteFunc(s.owned, func(image string) bool {
+		if _, wanted := v.images[image]; wanted || v.kept[image] {
+			return false
+		}
+		err := s.agent.removePackage(ctx, image)
+		var status *client.StatusError
+		if err != nil && !(errors.As(err, &status) && status.Status == http.StatusNotFound) {
+			s.log.Debug("a package that is not needed stays", "image", image, "error", err)
+			return false
+		}
+		delete(s.have, image)
+		return true
+	})
+}
+
+// provided returns the reason and the error of a module whose package in a registry the node cannot use.
+func (s *syncer) provided(v view, image string) (string, error) {
+	if image == "" || s.puller == nil {
+		return "", nil
+	}
+	if reason, err := v.trust.from(image); err != nil {
+		return reason, err
+	}
+	if p, ok := s.have[image]; ok {
+		return v.trust.signed(p)
+	}
+	switch a := s.puller.of(image); {
+	case a.refused:
+		return packageRefused, errors.New("spec.package.image: " + a.failure)
+	case len(s.owned) >= maxPulled:
+		return tooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for the cluster, and "+
+			"keeps no more: delete modules, or run kerb package pull on the node", maxPulled)
+	case !v.images[image] && s.private(v) >= maxOfNamespaces:
+		return tooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for Modules of namespaces, "+
+			"and keeps no more: delete Modules, or run kerb package pull on the node", maxOfNamespaces)
+	case a.failure == "":
+		return packageUnavailable, errPulling
+	default:
+		return packageUnavailable, fmt.Errorf("spec.package.image: %s; the node tries again", a.failure)
+	}
+}
+
+// allowed returns the reason and the error of a Module of a namespace if its package does more than to see packets of
+// the pod.
+func allowed(m api.Module, known map[string]v1.Package) (string, error) {
+	image := m.Spec.Package.Image
+	if image == "" {
+		return "", nil
+	}
+	p, ok := known[image]
+	switch {
+	case onLoopback(image):
+		return notPermitted, errors.New("spec.package.image: a Module of a namespace names no registry on the node itself: " +
+			"use a ClusterModule, or another registry")
+	case !ok:
+		return "NotPulled", fmt.Errorf("spec.package.image: the node does not have it: kerb package pull %s", image)
+	case len(p.Capabilities) > 0:
+		return "NotAllowed", fmt.Errorf("spec.package.image: the package uses %s of the node: use a ClusterModule",
+			strings.Join(p.Capabilities, ", "))
+	case slices.Contains(p.Hooks, "sockets"):
+		return "NotAllowed", fmt.Errorf("spec.package.image: the package attaches to sockets, not to pods: remove the Module")
+	}
+	return "", nil
+}
+
+func (a agent) packages(ctx context.Context) (all []v1.Package, err error) {
+	return all, a.call(ctx, http.MethodGet, "/v1/packages", nil, &all)
+}
+
+// pull has the agent pull a package, which checks its signature by the keys of the node.
+func (a agent) pull(ctx context.Context, image string) error {
+	return a.call(ctx, http.MethodPost, packagePath(image), nil, nil)
+}
+
+func (a agent) removePackage(ctx context.Context, image string) error {
+	return a.call(ctx, http.MethodDelete, packagePath(image), nil, nil)
+}
+
+func packagePath(image string) string {
+	return "/v1/packages?" + url.Values{"source": {image}, "owner": {names.Owner}}.Encode()
+}
