@@ -186,9 +186,10 @@ func TestRendered(t *testing.T) {
 // Values reach what they are for.
 func TestValues(t *testing.T) {
 	text := string(render(t, "--set", "image.digest=sha256:00,image.tag=no,controller.replicas=2,cni.binDir=/usr/lib/cni,"+
-		"node.capabilities={SYS_RESOURCE},imagePullSecrets[0].name=registry"))
+		"node.capabilities={SYS_RESOURCE},node.certificates=/etc/pki/tls/certs,imagePullSecrets[0].name=registry"))
 	for _, want := range []string{"image: registry.example.org/kerb/kerb@sha256:00\n", "replicas: 2\n",
-		"path: /usr/lib/cni,", "DAC_OVERRIDE, SYS_RESOURCE]", `imagePullSecrets: [{"name":"registry"}]`} {
+		"path: /usr/lib/cni,", "path: /etc/pki/tls/certs,",
+		"DAC_OVERRIDE, SYS_RESOURCE]", `imagePullSecrets: [{"name":"registry"}]`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s", want)
 		}
@@ -197,6 +198,9 @@ func TestValues(t *testing.T) {
 	nri := string(render(t, "--set", "nri.enabled=true,nri.directory=/var/run/nri"))
 	if !strings.Contains(nri, command) || !strings.Contains(nri, path) || strings.Contains(text, "nri") {
 		t.Error("NRI is not mounted where it is enabled, or is without")
+	}
+	if strings.Contains(text, "kerb-metrics") || strings.Contains(text, "kind: ConfigMap") {
+		t.Error("there are metrics, or a configuration, without being asked for")
 	}
 	removes := parse(t, render(t, "--set", "uninstall=true"))
 	var commands []string
@@ -207,5 +211,46 @@ func TestValues(t *testing.T) {
 	}
 	if got := strings.Join(commands, " "); got != "/usr/bin/kerb-cni uninstall /usr/bin/kerb purge /usr/bin/kerb version" {
 		t.Errorf("uninstall runs %s", got)
+	}
+}
+
+// Metrics are served by TLS, to clients with the token of the secret, which allows nothing else; a configuration of the
+// user stays.
+func TestMetrics(t *testing.T) {
+	all := parse(t, render(t, "--set", "metrics.secret=tls,metrics.port=4601,metrics.serviceMonitor.enabled=true,"+
+		"metrics.serviceMonitor.labels.release=prometheus,node.config.history.of=all,node.config.tcp.clientCA=/etc/kerb/ca"))
+	var config object
+	if err := yaml.Unmarshal([]byte(all["ConfigMap kerb"]["data"].(object)["kerb.yaml"].(string)), &config); err != nil {
+		t.Fatal(err)
+	}
+	const dir = "/etc/kerb-metrics/"
+	if diff := cmp.Diff(object{"history": object{"of": "all"}, "paths": object{"trust": "/etc/kerb"},
+		"tcp": object{"address": ":4601",
+			"clientCA":    "/etc/kerb/ca",
+			"certificate": dir + "tls.crt", "key": dir + "tls.key", "metricsTokenFile": dir + "token"}}, config); diff != "" {
+		t.Error(diff)
+	}
+	for _, c := range containers(all["DaemonSet kerb"]) {
+		var mounts []string
+		for _, m := range asList(c["volumeMounts"]) {
+			mounts = append(mounts, m.(object)["mountPath"].(string))
+		}
+		if has := slices.Contains(mounts, "/etc/kerb-metrics"); has != (c["name"] == "agent") {
+			t.Errorf("container %s has the secret: %v", c["name"], has)
+		}
+	}
+	port := all["Service kerb-metrics"]["spec"].(object)["ports"].([]any)[0].(object)
+	spec := all["ServiceMonitor kerb"]["spec"].(object)
+	endpoint := spec["endpoints"].([]any)[0].(object)
+	if port["port"] != 4601 || endpoint["port"] != port["name"] || endpoint["scheme"] != "https" {
+		t.Errorf("port %v, endpoint %v", port, endpoint)
+	}
+	if diff := cmp.Diff(all["Service kerb-metrics"]["metadata"].(object)["labels"],
+		spec["selector"].(object)["matchLabels"]); diff != "" {
+		t.Errorf("the ServiceMonitor selects no Service:\n%s", diff)
+	}
+	without := parse(t, render(t, "--set", "metrics.secret=tls"))
+	if without["ServiceMonitor kerb"] != nil || without["Service kerb-metrics"] == nil {
+		t.Error("a ServiceMonitor is made that was not asked for, or no Service")
 	}
 }

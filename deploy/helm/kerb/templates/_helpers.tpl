@@ -5,6 +5,23 @@
 {{- end -}}
 {{- end -}}
 
+{{- /* kerb.yaml of all agents; empty if each node has its own. */ -}}
+{{- define "kerb.config" -}}
+{{- $config := deepCopy .Values.node.config -}}
+{{- with .Values.metrics -}}
+{{- if .secret -}}
+{{- $files := dict "certificate" "/etc/kerb-metrics/tls.crt" "key" "/etc/kerb-metrics/tls.key" -}}
+{{- $own := dict "address" (printf ":%d" (int .port)) "metricsTokenFile" "/etc/kerb-metrics/token" -}}
+{{- $_ := set $config "tcp" (merge dict ($config.tcp | default dict) $own $files) -}}
+{{- end -}}
+{{- end -}}
+{{- /* Keys, denied packages and credentials stay those of the node. */ -}}
+{{- if $config -}}
+{{- $_ := set $config "paths" (merge dict ($config.paths | default dict) (dict "trust" "/etc/kerb")) -}}
+{{ toYaml $config }}
+{{- end -}}
+{{- end -}}
+
 {{- /* Everything but the agent needs no capability at all. */ -}}
 {{- define "kerb.confined" -}}
 securityContext:
@@ -31,9 +48,16 @@ volumeMounts:
   - {name: run, mountPath: /run/kerb}
   - {name: state, mountPath: /var/lib/kerb}
   - {name: config, mountPath: /etc/kerb, readOnly: true}
+  - {name: certificates, mountPath: /etc/ssl/certs, readOnly: true}
   - {name: bpf, mountPath: /sys/fs/bpf}
   - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer}
   - {name: tmp, mountPath: /tmp}
+  {{- if include "kerb.config" . }}
+  - {name: agent, mountPath: /etc/kerb-agent, readOnly: true}
+  {{- end }}
+  {{- if .Values.metrics.secret }}
+  - {name: metrics, mountPath: /etc/kerb-metrics, readOnly: true}
+  {{- end }}
 {{- end -}}
 
 {{- /* What the installer of the plugin sees of the node. */ -}}
