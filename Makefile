@@ -13,14 +13,14 @@ MULTIARCH := /usr/include/$(shell uname -m)-linux-gnu
 # No path of this directory gets into an object, so that every checkout builds the same bytes.
 BPF_FLAGS := -O2 -g -Wall -Werror -target bpf -mcpu=v3 -Ibpf/include -idirafter $(MULTIARCH) -ffile-prefix-map=$(CURDIR)=. -fdebug-compilation-dir=.
 HEADERS := $(wildcard bpf/include/kerb/*.h)
-CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o
+CHAIN := bpf/chain.tc.o bpf/chain.xdp.o bpf/chain.xdp-frags.o bpf/kernel_drops.o
 # Programs that are no modules (those have a kerb.yaml): plain C to plain object.
 PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell find bench -name '*.bpf.c' | while read f; do [ -e $$(dirname $$f)/kerb.yaml ] || echo $$f; done))
 
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -57,6 +57,10 @@ bpf/chain.xdp-frags.o: bpf/chain.bpf.c $(wildcard bpf/chain_*.h) $(HEADERS)
 	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_XDP -DKERB_XDP_FRAGS -c $< -o $@
 	$(STRIP) $@
 
+bpf/kernel_drops.o: bpf/kernel_drops.bpf.c $(wildcard bpf/chain_trace_*.h) $(HEADERS)
+	$(CLANG) $(BPF_FLAGS) -DKERB_HOOK_TC -c $< -o $@
+	$(STRIP) $@
+
 modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 
 .SECONDEXPANSION:
@@ -66,8 +70,10 @@ modules/classifier/inference/engine.bpf.o: $(wildcard modules/classifier/*.h)
 generate: ## Develop: write the generated Go files and test objects again
 	go generate ./...
 
+PROGRAMS := kerb kerb-bench kerb-cni kerb-kube-node kerb-nri kerb-kube-controller kubectl-kerb kerb-oakestra kerb-otlp
+
 build: bpf ## Build: ./kerb, ./kerb-bench, ./kerb-cni, ./kerb-kube-node, ./kerb-nri, ./kerb-kube-controller, ./kubectl-kerb, ./kerb-oakestra, ./kerb-otlp; static binaries for amd64 and arm64, and manual pages, in dist/
-	for program in kerb kerb-bench kerb-cni kerb-kube-node kerb-nri kerb-kube-controller kubectl-kerb kerb-oakestra kerb-otlp; do for arch in amd64 arm64; do \
+	for program in $(PROGRAMS); do for arch in amd64 arm64; do \
 	  GOARCH=$$arch scripts/build dist/$$program-linux-$$arch $$program || exit 1; done; \
 	  cp dist/$$program-linux-$$(go env GOARCH) $$program; done
 	go run ./internal/cli/man dist/man1
@@ -256,8 +262,9 @@ kube-setup:
 kube-programs: kube-setup bpf kube-api
 	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
 	  -o $(CURDIR)/$(KUBE_BIN)/kube ./cluster
-	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/ ./test/cluster/pod ./test/cluster/prepare \
-	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local) \
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/image/pod ./test/cluster/pod
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/ ./test/cluster/prepare \
+	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local meta/portmap) \
 	  github.com/containernetworking/cni/cnitool
 	cd test/containerd && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X $(CONTAINERD)/version.Version=$(CONTAINERD_VERSION)' \
 	  -o $(CURDIR)/$(KUBE_BIN)/containerd2/ $(addprefix $(CONTAINERD)/cmd/,containerd containerd-shim-runc-v2 ctr)
@@ -272,6 +279,21 @@ kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, installing the chart; NODES=, PODS=200, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
+
+# Kubernetes' own tests, what their pods run, and the name server.
+conformance-programs: kube-programs
+	@scripts/setup conformance
+	cd test/kube && CGO_ENABLED=0 go test -vet=off -c -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
+	  -o $(CURDIR)/$(KUBE_BIN)/conformance ./conformance
+	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$(KUBE_BIN)/ k8s.io/kubernetes/test/images/agnhost
+	cd test/coredns && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$(KUBE_BIN)/coredns .
+	test/cluster/images $(KUBE_BIN)
+
+test-conformance: conformance-programs ## Test: Kubernetes' conformance tests of networks, with modules of Kerb on all pods: half an hour; RUN=
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_CONFORMANCE=1 KEEP=$(KEEP) \
+	  go test -vet=off -ldflags=-s -count=1 -v -timeout 2h -run '$(or $(RUN),^TestConformance$$)' ./test/cluster
+
+test-kube-long: test-kube test-conformance test-fleet ## Test: all of Kubernetes: nodes, outages, conformance, a fleet: two hours
 
 test-fleet: demo-setup bpf kube-api ## Test: 1,000 nodes against a real API server, measured, in minutes; or KERB_FLEET=
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api KERB_FLEET=$(or $(KERB_FLEET),1000) \
@@ -303,6 +325,6 @@ demo-setup:
 	@scripts/setup demo
 
 clean: ## Build: remove everything that was built
-	rm -rf dist out kerb kerb-bench
+	rm -rf dist out $(PROGRAMS)
 	find bpf bench examples internal lib modules test -name '*.o' -delete
 	rm -f lib/intercept/*.a bpf/objects.zip

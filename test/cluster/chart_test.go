@@ -13,7 +13,7 @@ func (c cluster) render(args ...string) string {
 	out, err := exec.Command("../../out/helm", append([]string{"template", "kerb", "../../deploy/helm/kerb",
 		"--include-crds", "--kube-version", "1.35.4", "--set", "image.repository=kerb.test/kerb,image.tag=kerb," +
 			"image.pullPolicy=Never,cni.confDir=/var/lib/cni/net.d,cni.binDir=/var/lib/cni/bin," +
-			"nri.enabled=true"}, args...)...).Output()
+			"nri.enabled=true,metrics.secret=kerb-metrics"}, args...)...).Output()
 	if err != nil {
 		c.Fatal(err)
 	}
@@ -28,6 +28,10 @@ func (c cluster) testChart() {
 	everywhere(func(node string) {
 		c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "--base-name", "kerb.test/kerb", "dist/kerb-image.tar")
 	})
+	const token = "token-of-a-scraper"
+	c.do("kubectl", "create", "namespace", "kerb-system")
+	c.do("kubectl", "-n", "kerb-system", "create", "secret", "generic", "kerb-metrics", "--from-literal=token="+token,
+		"--from-file=tls.crt="+runDir+"/n1-server.crt", "--from-file=tls.key="+runDir+"/n1-server.key")
 	c.apply(c.render())
 	ready := func() {
 		c.Helper()
@@ -36,6 +40,7 @@ func (c cluster) testChart() {
 		}
 	}
 	ready()
+	c.scrape(token)
 	c.apply(modules)
 	all := c.start(c.pods())
 	c.onlyOpen(all, 0)
@@ -61,7 +66,20 @@ func (c cluster) testChart() {
 	if n := c.running(); n != len(all) {
 		c.Errorf("%d of %d pods run", n, len(all))
 	}
+	c.do("kubectl", "delete", "namespace", "kerb-system")
 	c.delete()
+}
+
+// scrape reads metrics of an agent through TLS, and nothing else.
+func (c cluster) scrape(token string) {
+	c.Helper()
+	for path, want := range map[string]string{"/metrics": "200", "/v1/status": "403"} {
+		out, err := exec.Command("ip", "netns", "exec", "kerb-kube", "curl", "-s", "-o", "/dev/null", "-w", "%{http_code}",
+			"--cacert", runDir+"/ca.crt", "-H", "Authorization: Bearer "+token, "https://172.30.0.11:4600"+path).Output()
+		if err != nil || string(out) != want {
+			c.Errorf("%s of an agent: status %s, %v; want %s", path, out, err, want)
+		}
+	}
 }
 
 // initialized returns how many pods have removed Kerb from their nodes: no other container of them is there any more.

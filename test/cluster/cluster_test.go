@@ -31,20 +31,7 @@ func TestCluster(t *testing.T) {
 	if os.Getenv("KERB_TEST_KUBE") == "" {
 		t.Skip("needs a Kubernetes cluster: make test-kube")
 	}
-	c := cluster{t}
-	if _, err := os.Stat(runDir); err == nil {
-		t.Fatal("a cluster is up, or an earlier one has left " + runDir + ": make kube-down")
-	}
-	t.Cleanup(func() {
-		if t.Failed() {
-			c.logs()
-		}
-		if os.Getenv("KEEP") == "" {
-			c.do("down")
-		}
-	})
-	nodes = c.number("NODES", 3)
-	c.do("up", strconv.Itoa(nodes))
+	c := up(t)
 	c.count()
 	c.apply(modules)
 	for _, step := range []struct {
@@ -60,6 +47,25 @@ func TestCluster(t *testing.T) {
 			return // the next one would find a cluster that is not as it should be
 		}
 	}
+}
+
+// up starts the cluster, which ends with the test.
+func up(t *testing.T) cluster {
+	c := cluster{t}
+	if _, err := os.Stat(runDir); err == nil {
+		t.Fatal("a cluster is up, or an earlier one has left " + runDir + ": make kube-down")
+	}
+	t.Cleanup(func() {
+		if t.Failed() {
+			c.logs()
+		}
+		if os.Getenv("KEEP") == "" {
+			c.do("down")
+		}
+	})
+	nodes = c.number("NODES", 3)
+	c.do("up", strconv.Itoa(nodes))
+	return c
 }
 
 // nodes is how many the cluster has: n1, n2, ...
@@ -286,8 +292,14 @@ func (c cluster) attached() (n int) {
 	return n
 }
 
-// delete ends the pods of the test.
+// delete ends the pods of the test. As their grace period is zero, the API server forgets them before they end: it
+// waits until DEL was called for each, after which its network namespace is removed.
 func (c cluster) delete() {
 	c.Helper()
 	c.do("kubectl", "delete", "pods", "-l", "test="+c.test())
+	everywhere(func(node string) {
+		namespaces := func() string { return c.do("on", node, "ls", "/run/netns") }
+		patiently(c, "the pods of "+node+" end", func() bool { return !strings.Contains(namespaces(), "cni-") },
+			func() any { return namespaces() })
+	})
 }

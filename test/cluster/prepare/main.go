@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Prepare writes what the test cluster starts from: prepare DIRECTORY PROGRAM NODE... makes certificates and
-// kubeconfigs of the control plane and of nodes, and an image whose only file is the program.
+// Prepare writes what the test cluster starts from: prepare DIRECTORY NODE... makes certificates and kubeconfigs of the
+// control plane and of nodes, prepare image FILE NAME DIRECTORY COMMAND... an image of the files of a directory.
 package main
 
 import (
@@ -13,10 +13,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
 	"runtime"
+	"testing/fstest"
 
 	"github.com/kerb-edge/kerb/internal/lab/pki"
 )
@@ -24,16 +26,18 @@ import (
 // server is the address of the API server.
 const server = "172.30.0.1"
 
-// image is what pods and containerd name the image.
-const image = "kerb.test/pod:1"
-
 func main() {
-	if len(os.Args) < 4 {
-		fmt.Fprintln(os.Stderr, "usage: prepare DIRECTORY PROGRAM NODE...")
+	var err error
+	switch args := os.Args[1:]; {
+	case len(args) > 4 && args[0] == "image":
+		err = writeImage(args[1], args[2], os.DirFS(args[3]), args[4:]...)
+	case len(args) > 1 && args[0] != "image":
+		err = certificates(args[0], args[1:])
+	default:
+		fmt.Fprintln(os.Stderr, "usage: prepare DIRECTORY NODE...\n       prepare image FILE NAME DIRECTORY COMMAND...")
 		os.Exit(2)
 	}
-	dir, nodes := os.Args[1], os.Args[3:]
-	if err := errors.Join(certificates(dir, nodes), writeImage(filepath.Join(dir, "pod.tar"), os.Args[2])); err != nil {
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "prepare:", err)
 		os.Exit(1)
 	}
@@ -74,52 +78,33 @@ contexts: [{name: test, context: {cluster: test, user: test}}]
 	return errors.Join(err, os.WriteFile(filepath.Join(dir, name+".kubeconfig"), []byte(text), 0o600))
 }
 
-// file is an entry of an archive.
-type file struct {
-	name string
-	mode int64
-	data []byte
-}
-
-func archive(files ...file) ([]byte, error) {
+// archive packs a tree; links stay links.
+func archive(root fs.FS) ([]byte, error) {
 	var out bytes.Buffer
 	w := tar.NewWriter(&out)
-	for _, f := range files {
-		h := &tar.Header{Name: f.name, Mode: f.mode, Size: int64(len(f.data)), Typeflag: tar.TypeReg}
-		if err := w.WriteHeader(h); err != nil {
-			return nil, err
-		}
-		if _, err := w.Write(f.data); err != nil {
-			return nil, err
-		}
-	}
-	err := w.Close()
+	err := errors.Join(w.AddFS(root), w.Close())
 	return out.Bytes(), err
 }
 
 // writeImage writes an image as `docker save` does, which `ctr images import` reads.
-func writeImage(path, program string) error {
-	text, err := os.ReadFile(program)
-	if err != nil {
-		return err
-	}
-	layer, err := archive(file{"pod", 0o755, text})
+func writeImage(path, reference string, root fs.FS, command ...string) error {
+	layer, err := archive(root)
 	if err != nil {
 		return err
 	}
 	config, err := json.Marshal(map[string]any{"architecture": runtime.GOARCH, "os": "linux",
-		"config": map[string]any{"Entrypoint": []string{"/pod"}, "Cmd": []string{"pause"}},
+		"config": map[string]any{"Entrypoint": command[:1], "Cmd": command[1:]},
 		"rootfs": map[string]any{"type": "layers", "diff_ids": []string{fmt.Sprintf("sha256:%x", sha256.Sum256(layer))}}})
 	if err != nil {
 		return err
 	}
 	name := fmt.Sprintf("%x.json", sha256.Sum256(config))
-	manifest, err := json.Marshal([]any{map[string]any{"Config": name, "RepoTags": []string{image},
+	manifest, err := json.Marshal([]any{map[string]any{"Config": name, "RepoTags": []string{reference},
 		"Layers": []string{"layer.tar"}}})
 	if err != nil {
 		return err
 	}
-	all, err := archive(file{name, 0o644, config}, file{"layer.tar", 0o644, layer}, file{"manifest.json", 0o644, manifest})
+	all, err := archive(fstest.MapFS{name: {Data: config}, "layer.tar": {Data: layer}, "manifest.json": {Data: manifest}})
 	if err != nil {
 		return err
 	}
