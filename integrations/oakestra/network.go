@@ -78,13 +78,10 @@ func (n *network) addresses(number int) (four, six netip.Prefix) {
 
 // nth is the address number n of a network.
 func nth(network netip.Prefix, n int) netip.Prefix {
-	raw := network.Addr().AsSlice()
-	for i := len(raw) - 1; n > 0 && i >= 0; i-- {
-		n += int(raw[i])
-		raw[i] = byte(n)
-		n >>= 8
+	addr := network.Addr()
+	for range n {
+		addr = addr.Next()
 	}
-	addr, _ := netip.AddrFromSlice(raw)
 	return netip.PrefixFrom(addr, network.Bits())
 }
 

@@ -14,9 +14,12 @@ import (
 	"strings"
 	"syscall"
 
+	dto "github.com/prometheus/client_model/go"
+	"github.com/prometheus/common/expfmt"
+	"github.com/prometheus/common/model"
+
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
-	"github.com/kerb-edge/kerb/internal/promtext"
 )
 
 // startAgent runs the agent on the demo's node until it answers.
@@ -156,24 +159,30 @@ func ruleHits(ctx context.Context, rule string) (uint64, error) {
 
 // metric adds up the counters of a family that have all the labels.
 func metric(ctx context.Context, family string, labels map[string]string) (uint64, error) {
-	data, err := read(ctx, "/metrics")
+	body, err := client.New(socketPath).Stream(ctx, "/metrics")
 	if err != nil {
 		return 0, err
 	}
-	samples, err := promtext.Parse(data)
+	defer body.Close()
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(body)
 	if err != nil {
 		return 0, err
 	}
 	var n float64
-	for _, m := range samples {
-		if m.Name == family && hasLabels(m.Labels, labels) {
-			n += m.Value
+	for _, m := range families[family].GetMetric() {
+		if hasLabels(m, labels) {
+			n += m.GetCounter().GetValue()
 		}
 	}
 	return uint64(n), nil
 }
 
-func hasLabels(all, want map[string]string) bool {
+func hasLabels(m *dto.Metric, want map[string]string) bool {
+	all := map[string]string{}
+	for _, l := range m.GetLabel() {
+		all[l.GetName()] = l.GetValue()
+	}
 	for name, value := range want {
 		if all[name] != value {
 			return false

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Everything that the demo makes is here, or in namespaces that begin with the prefix.
@@ -214,10 +215,8 @@ func (d *demo) await(ctx context.Context, what string, ask func() error) error {
 		if time.Now().After(deadline) {
 			return fmt.Errorf("%s did not come up: %w", what, err)
 		}
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, 50*time.Millisecond) {
 			return ctx.Err()
-		case <-time.After(50 * time.Millisecond):
 		}
 	}
 }

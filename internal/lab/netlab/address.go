@@ -4,7 +4,6 @@ package netlab
 
 import (
 	"fmt"
-	"math/big"
 	"net"
 	"net/netip"
 
@@ -15,12 +14,10 @@ import (
 // nth is the n-th address of a network with its prefix length, or the zero
 // Prefix when the network is too small.
 func nth(network netip.Prefix, n int) netip.Prefix {
-	base := network.Masked().Addr().AsSlice()
-	sum := new(big.Int).Add(new(big.Int).SetBytes(base), big.NewInt(int64(n)))
-	if sum.BitLen() > 8*len(base) {
-		return netip.Prefix{}
+	addr := network.Masked().Addr()
+	for range n {
+		addr = addr.Next()
 	}
-	addr, _ := netip.AddrFromSlice(sum.FillBytes(make([]byte, len(base))))
 	if !network.Contains(addr) {
 		return netip.Prefix{}
 	}

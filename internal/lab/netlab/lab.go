@@ -12,6 +12,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"regexp"
@@ -141,6 +142,7 @@ func (l *Lab) addBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = l.prefix + "br"
 	attrs.Group = linkGroup(l.prefix)
+	attrs.HardwareAddr = BridgeMAC
 	snooping := false
 	bridge := &netlink.Bridge{LinkAttrs: attrs, MulticastSnooping: &snooping}
 	if err := l.nl.LinkAdd(bridge); err != nil {
@@ -154,6 +156,9 @@ func (l *Lab) addBridge() error {
 	}
 	return l.nl.LinkSetUp(bridge)
 }
+
+// BridgeMAC is the address of bridges: one that is not set changes with the ports, and hosts lose their gateway.
+var BridgeMAC = net.HardwareAddr{2, 0, 0, 0, 0, 1}
 
 // Underlay is the interface that AddUnderlay adds.
 const Underlay = "underlay0"

@@ -364,3 +364,25 @@ func TestOpenAfterAKill(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// Hosts keep their gateway while others come: the bridge's hardware address would become that of the port with the
+// lowest one.
+func TestGatewayKeepsItsAddress(t *testing.T) {
+	lab := openLab(t, Options{OwnNode: true, Gateway: true})
+	mac := func() string {
+		link, err := lab.nl.LinkByName(lab.Bridge())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return link.Attrs().HardwareAddr.String()
+	}
+	before := mac()
+	for i := range 8 {
+		if _, err := lab.Host(fmt.Sprint("h", i), HostOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		if is := mac(); is != before {
+			t.Fatalf("it is %s with %d hosts, and was %s", is, i+1, before)
+		}
+	}
+}

@@ -65,8 +65,10 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("cluster").SetConnectRetry(true).
 		SetConnectRetryInterval(20 * time.Millisecond).SetMaxReconnectInterval(20 * time.Millisecond).
 		SetOnConnectHandler(func(client mqtt.Client) {
-			client.Subscribe("nodes/+/net/#", 1, c.receive)
-			ready <- true
+			// What is published before the broker has the subscription is lost.
+			if s := client.Subscribe("nodes/+/net/#", 1, c.receive); s.Wait() && s.Error() == nil {
+				ready <- true
+			}
 		})
 	for _, f := range dial {
 		opts.SetCustomOpenConnectionFn(f)
@@ -142,13 +144,10 @@ func (c *Cluster) assign(worker string) {
 }
 
 func nth(first string, n int) string {
-	raw := netip.MustParseAddr(first).AsSlice()
-	for i := len(raw) - 1; n > 0; i-- {
-		n += int(raw[i])
-		raw[i] = byte(n)
-		n >>= 8
+	a := netip.MustParseAddr(first)
+	for range n {
+		a = a.Next()
 	}
-	a, _ := netip.AddrFromSlice(raw)
 	return a.String()
 }
 

@@ -85,6 +85,7 @@ func (w *wires) addBridge(first [2]netip.Addr) error {
 	defer w.mu.Unlock()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = managerBridge, managerMTU
+	attrs.HardwareAddr = netlab.BridgeMAC // NetManager does not: its containers may lose their gateway for a while
 	w.bridge = &netlink.Bridge{LinkAttrs: attrs}
 	if err := w.links.LinkAdd(w.bridge); err != nil {
 		return err
