@@ -41,7 +41,7 @@ The configuration file may hold:
   socketGroup: kerb                     # may use the socket, if there is such a group
   cgroup: /                             # cgroup v2: modules on sockets look for the services' sockets below it
   limits: {controlMemory: 512Mi, controlDisk: 1Gi}   # upper limits for what packages may request for their control planes
-  tcp:                                  # only with TLS, and clientCA or tokenFile
+  tcp:                                  # only with TLS, and clientCA, tokenFile or metricsTokenFile
     address: 192.0.2.1:4600
     certificate: /etc/kerb/node.pem
     key: /etc/kerb/node.key

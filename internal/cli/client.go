@@ -184,6 +184,23 @@ func (a *app) read(ctx context.Context, path string, v any) error {
 	return understand(data, v)
 }
 
+// eachLine passes on the values of a stream, one after the other, until it ends.
+func eachLine[T any](stream io.Reader, do func(T) error) error {
+	for lines := json.NewDecoder(stream); ; {
+		var l T
+		err := lines.Decode(&l)
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("unexpected response from the agent: %w", err)
+		}
+		if err := do(l); err != nil {
+			return err
+		}
+	}
+}
+
 // show reads a view of the agent and prints it, for people by table.
 func show[T any](cmd *cobra.Command, a *app, path string, table func(io.Writer, T)) error {
 	v, err := fetch[T](cmd.Context(), a, path)

@@ -52,26 +52,17 @@ started or exited, changes that were refused or rolled back, starts of the agent
 
 // printEvents prints each event when it comes: columns have a fixed width.
 func (a *app) printEvents(w io.Writer, body io.Reader) error {
-	for lines := json.NewDecoder(body); ; {
-		var e v1alpha1.Event
-		err := lines.Decode(&e)
+	return eachLine(body, func(e v1alpha1.Event) (err error) {
 		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("unexpected response from the agent: %w", err)
 		case e.Error != "":
 			return errors.New(e.Error)
 		case a.output != "table":
-			err = json.NewEncoder(w).Encode(e)
-		default:
-			_, err = fmt.Fprintf(visible{coloured(w)}, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e),
-				oneLine(e.Message))
+			return json.NewEncoder(w).Encode(e)
 		}
-		if err != nil {
-			return err
-		}
-	}
+		_, err = fmt.Fprintf(visible{coloured(w)}, "%s  %-24s  %-28s  %s\n", localTime(e.Time), eventOf(e), whatOf(e),
+			oneLine(e.Message))
+		return err
+	})
 }
 
 func eventOf(e v1alpha1.Event) string {

@@ -95,16 +95,8 @@ func flowsQuery(r v1alpha1.FlowsRequest) url.Values {
 // printFlows prints a table, or while following each flow when it comes.
 func (a *app) printFlows(w io.Writer, body io.Reader, follow bool) error {
 	all := []v1alpha1.FlowLine{}
-	for lines := json.NewDecoder(body); ; {
-		var l v1alpha1.FlowLine
-		err := lines.Decode(&l)
+	err := eachLine(body, func(l v1alpha1.FlowLine) (err error) {
 		switch {
-		case errors.Is(err, io.EOF) && a.output == "table" && !follow:
-			return a.print(w, all, func(w io.Writer) { flowTable(w, all) })
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("unexpected response from the agent: %w", err)
 		case l.Error != "":
 			return errors.New(l.Error)
 		case a.output != "table":
@@ -116,10 +108,12 @@ func (a *app) printFlows(w io.Writer, body io.Reader, follow bool) error {
 		default:
 			all = append(all, l)
 		}
-		if err != nil {
-			return err
-		}
+		return err
+	})
+	if err != nil || follow || a.output != "table" {
+		return err
 	}
+	return a.print(w, all, func(w io.Writer) { flowTable(w, all) })
 }
 
 func flowTable(w io.Writer, all []v1alpha1.FlowLine) {

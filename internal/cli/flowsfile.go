@@ -57,23 +57,16 @@ type flowsLog struct {
 // copy writes what an agent sends until it ends.
 func (f *flowsLog) copy(body io.Reader) error {
 	defer f.report(nil)
-	for lines := json.NewDecoder(body); ; {
-		var l v1alpha1.FlowLine
-		err := lines.Decode(&l)
-		switch {
-		case errors.Is(err, io.EOF):
-			return nil
-		case err != nil:
-			return fmt.Errorf("unexpected response from the agent: %w", err)
-		case l.Error != "":
+	return eachLine(body, func(l v1alpha1.FlowLine) error {
+		if l.Error != "" {
 			return errors.New(l.Error)
 		}
 		text, err := json.Marshal(l)
-		if err != nil {
-			return err
+		if err == nil {
+			f.report(f.file.WriteLine(append(text, '\n')))
 		}
-		f.report(f.file.WriteLine(append(text, '\n')))
-	}
+		return err
+	})
 }
 
 // report says once that lines are lost, and then how many were.

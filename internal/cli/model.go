@@ -19,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/models"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 func describeModel(w io.Writer, m v1alpha1.Model) {
@@ -154,10 +155,8 @@ func (a *app) awaitModel(ctx context.Context, name string, limit time.Duration) 
 		case time.Now().After(end):
 			return fmt.Errorf("model %s is stored but not in use yet: %s", name, ready.Message)
 		}
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, every) {
 			return ctx.Err()
-		case <-time.After(every):
 		}
 	}
 }

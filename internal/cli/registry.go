@@ -42,10 +42,14 @@ func (a *app) packageKeygenCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			keys := map[string]string{"private": private, "public": public}
+			fingerprint, err := oci.Fingerprint(public)
+			if err != nil {
+				return err
+			}
+			keys := map[string]string{"private": private, "public": public, "fingerprint": fingerprint}
 			return a.print(cmd.OutOrStdout(), keys, func(w io.Writer) {
-				fmt.Fprintf(w, "private key %s: keep it secret, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n",
-					private, public)
+				fmt.Fprintf(w, "private key %s: keep it secret, sign with it\npublic key %s: for /etc/kerb/keys on nodes\n"+
+					"fingerprint %s\n", private, public, fingerprint)
 			})
 		},
 	})

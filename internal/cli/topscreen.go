@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // topSamples are kept for graphs.
@@ -350,10 +351,7 @@ func (a *app) followForTop(ctx context.Context, lines chan<- v1alpha1.HistoryLin
 		case <-ctx.Done():
 		case troubles <- err:
 		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(time.Second):
-		}
+		sdk.Pause(ctx, time.Second)
 	}
 }
 

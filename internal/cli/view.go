@@ -73,6 +73,13 @@ func describePackage(w io.Writer, p v1alpha1.Package) {
 	field(w, "Hooks", strings.Join(p.Hooks, ", "))
 	field(w, "Memory", pkgs.FormatBytes(p.Memory))
 	field(w, "Capabilities", strings.Join(p.Capabilities, ", "))
+	field(w, "Pinned", p.Pinned)
+	field(w, "Signed by", strings.Join(p.SignedBy, ", "))
+	if p.Waived {
+		field(w, "Signed by", "no key: an operator has waived its signature")
+	}
+	field(w, "Pulled for", p.Owner)
+	field(w, "Problem", p.Problem)
 	properties, _ := p.Config["properties"].(map[string]any)
 	if len(properties) == 0 {
 		return
