@@ -137,28 +137,6 @@ func TestCommandWritesTableJSONAndPlots(t *testing.T) {
 	checkPlot(t, filepath.Join(plots, "toy-time-p50-x"))
 }
 
-func TestBoxPlots(t *testing.T) {
-	report := &Report{Experiment: "toy"}
-	for _, config := range []string{"a", "b", "part"} {
-		for i, stat := range boxStats {
-			if config != "part" || i > 0 {
-				report.Cells = append(report.Cells, Cell{Config: config, Load: "x/1", Metric: "rtt", Stat: stat,
-					Value: float64(i + 1), Unit: "us"})
-			}
-		}
-	}
-	for _, table := range report.tables() {
-		if boxes := report.boxes(table, "x/1"); len(boxes) != 2 || boxes[1].values != [5]float64{1, 2, 3, 4, 5} {
-			t.Errorf("%s: boxes %v", table.stat, boxes)
-		}
-	}
-	dir := t.TempDir()
-	if err := report.writePlots(dir, everyPlot); err != nil {
-		t.Fatal(err)
-	}
-	checkPlot(t, filepath.Join(dir, "toy-rtt-boxes-x-1"))
-}
-
 func runCommand(args ...string) (string, error) {
 	cmd := Command()
 	var out bytes.Buffer

@@ -8,11 +8,13 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/tempdir"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // flags are what every experiment takes.
@@ -124,6 +126,7 @@ func (e Experiment) Measure(ctx context.Context, run *Run) error {
 		return err
 	}
 	machine := run.report.Machine
+	machine.observe(os.DirFS("/"), func() { sdk.Pause(ctx, time.Second) })
 	run.Progress("%s", machine)
 	for _, warning := range machine.warnings(run.report.CPUs) {
 		run.Progress("warning: %s", warning)

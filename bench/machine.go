@@ -23,14 +23,20 @@ type Machine struct {
 	Siblings []string `json:"siblings,omitempty"`
 	// Interrupts is the mask of CPUs, in hexadecimal, that handle interrupts of new devices.
 	Interrupts string  `json:"interrupts,omitempty"`
-	Load       float64 `json:"load"`  // before the run: average over a minute, in runnable tasks
-	Steal      float64 `json:"steal"` // during the run: share of CPU time that the hypervisor gave to others, in %
+	Load       float64 `json:"load"` // before the run: average over a minute, in runnable tasks, of the run before it, too
+	// Busy is the share of CPU time that was used during the last second before the run, in %. Reports of earlier
+	// versions have none.
+	Busy  *float64 `json:"busy,omitempty"`
+	Steal float64  `json:"steal"` // during the run: share of CPU time that the hypervisor gave to others, in %
 
 	before cpuTimes
 }
 
+// mostBusy is the share of CPU time, in %, that others may use: more disturbs figures.
+const mostBusy = 10
+
 // cpuTimes are of all CPUs since boot, in clock ticks.
-type cpuTimes struct{ steal, all float64 }
+type cpuTimes struct{ idle, steal, all float64 }
 
 // ThisMachine describes this machine as it is now.
 func ThisMachine() string { return readMachine(os.DirFS("/")).String() }
@@ -59,7 +65,18 @@ func readMachine(root fs.FS) *Machine {
 	return m
 }
 
-// end notes what the hypervisor took since readMachine.
+// observe notes how busy the CPUs are for a while, before a run.
+func (m *Machine) observe(root fs.FS, pass func()) {
+	begin := readCPUTimes(root)
+	pass()
+	m.before = readCPUTimes(root)
+	if all := m.before.all - begin.all; all > 0 {
+		busy := 100 - 100*(m.before.idle-begin.idle+m.before.steal-begin.steal)/all
+		m.Busy = &busy
+	}
+}
+
+// end notes what the hypervisor took since readMachine or observe.
 func (m *Machine) end(root fs.FS) {
 	now := readCPUTimes(root)
 	if all := now.all - m.before.all; all > 0 {
@@ -81,7 +98,10 @@ func readCPUTimes(root fs.FS) (t cpuTimes) {
 			continue // the name, and guests' time, which is in user and nice already
 		}
 		t.all += ticks
-		if i == 8 {
+		switch i {
+		case 4, 5:
+			t.idle += ticks
+		case 8:
 			t.steal = ticks
 		}
 	}
@@ -105,7 +125,11 @@ func (m *Machine) String() string {
 	if len(m.Siblings) > 0 {
 		parts = append(parts, "threads of one core: CPUs "+strings.Join(m.Siblings, ", CPUs "))
 	}
-	return fmt.Sprintf("%s; interrupts on CPUs %s (mask), load %.2f", strings.Join(parts, ", "), m.Interrupts, m.Load)
+	text := fmt.Sprintf("%s; interrupts on CPUs %s (mask), load %.2f", strings.Join(parts, ", "), m.Interrupts, m.Load)
+	if m.Busy != nil {
+		text += fmt.Sprintf(", CPUs %.0f%% busy before", *m.Busy)
+	}
+	return text
 }
 
 // warnings are the reasons to distrust figures of this machine, with what can be done.
@@ -114,8 +138,11 @@ func (m *Machine) warnings(cpus int) (all []string) {
 		all = append(all, fmt.Sprintf("governor %s: figures depend on what ran before; cpupower frequency-set -g performance",
 			m.Governor))
 	}
-	if m.Load > 0.3*float64(cpus) {
+	switch {
+	case m.Busy == nil && m.Load > 0.3*float64(cpus):
 		all = append(all, fmt.Sprintf("load %.2f before the run: other programs use the CPUs", m.Load))
+	case m.Busy != nil && *m.Busy > mostBusy:
+		all = append(all, fmt.Sprintf("the CPUs were %.0f%% busy before the run: other programs use them", *m.Busy))
 	}
 	if m.Steal > 1 {
 		all = append(all, fmt.Sprintf("the hypervisor gave %.1f%% of the CPUs' time to others during the run", m.Steal))

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -37,7 +38,24 @@ func TestMachine(t *testing.T) {
 	if got := m.warnings(2); len(got) != 3 {
 		t.Errorf("warnings %q, want governor, load and steal", got)
 	}
+	for _, busy := range []float64{8, 40} { // of 100 ticks; in 2 a disk is waited for
+		set("proc/stat", "cpu  0 0 0 0 0 0 0 0 0 0\n")
+		m := readMachine(root)
+		m.observe(root, func() {
+			set("proc/stat", fmt.Sprintf("cpu  %v 0 0 %v 2 0 0 3 0 0\n", busy, 95-busy)) // steal is no program's
+		})
+		if m.end(root); m.Steal != 0 {
+			t.Errorf("steal of %v%% before the run", m.Steal)
+		}
+		if text := fmt.Sprintf(", load 1.50, CPUs %v%% busy before", busy); !strings.HasSuffix(m.String(), text) {
+			t.Errorf("%s, want %s", m, text)
+		}
+		if got := strings.Join(m.warnings(2), "; "); strings.Contains(got, "busy") != (busy > 10) {
+			t.Errorf("%v%% busy: %s", busy, got)
+		}
+	}
 	empty := readMachine(fstest.MapFS{})
+	empty.observe(fstest.MapFS{}, func() {})
 	empty.end(fstest.MapFS{})
 	if got := empty.warnings(2); len(got) > 0 || !slices.Equal(empty.Siblings, nil) {
 		t.Errorf("%+v, %q", empty, got)

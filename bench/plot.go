@@ -4,7 +4,6 @@ package bench
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"image/color"
 	"math"
@@ -22,7 +21,7 @@ import (
 
 // writePlots draws the plots whose name matches into dir, each for a light and a dark background. There is one per
 // metric and stat: lines over the number at the end of the loads' names (tc/1, echo-64K), one file per word before
-// it, or bars where loads are not numbers; and box plots where there are quartiles.
+// it, or bars where loads are not numbers.
 func (r *Report) writePlots(dir string, wanted func(name string) bool) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -38,7 +37,7 @@ func (r *Report) writePlots(dir string, wanted func(name string) bool) error {
 			}
 		}
 	}
-	return errors.Join(r.writeBoxes(dir, wanted), r.writeHistograms(dir, wanted))
+	return r.writeHistograms(dir, wanted)
 }
 
 func fileName(s string) string {

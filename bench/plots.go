@@ -26,8 +26,7 @@ func plotCommand() *cobra.Command {
 		Short: "Draw the figures of a report",
 		Long: "Draws a report that a benchmark has written with --out, each plot for a light and for a dark background " +
 			"(SVG). Plots are\n" +
-			"named EXPERIMENT-METRIC-STAT-LOADS, box plots EXPERIMENT-METRIC-boxes-LOAD, histograms " +
-			"EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
+			"named EXPERIMENT-METRIC-STAT-LOADS, histograms EXPERIMENT-METRIC-histogram-LOAD-GROUP.",
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cmd.SilenceUsage = true

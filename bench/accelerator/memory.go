@@ -13,8 +13,8 @@ import (
 	"strings"
 	"time"
 
-	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // hold measures what many connections take of the kernel's memory while they are open: when they have just taken turns,
@@ -33,7 +33,7 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 		if held, err = kernelMemory(); err != nil {
 			return err
 		}
-		if tables, err = s.tables(); err != nil {
+		if tables, err = s.usage().Tables(); err != nil {
 			return err
 		}
 		if err = s.rest(ctx); err != nil {
@@ -55,19 +55,6 @@ func hold(ctx context.Context, s *serving) ([]bench.Sample, error) {
 	return samples, errors.Join(err, s.accelerate(map[string]any{}))
 }
 
-// tables is the memory of the module's maps as the kernel accounts for them: what they take when they are empty, and
-// entries.
-func (s *serving) tables() (int64, error) {
-	if s.kerb == nil {
-		return 0, nil
-	}
-	var module v1.Module
-	if err := s.kerb.Get("/v1/modules/accelerator", &module); err != nil {
-		return 0, err
-	}
-	return module.Status.Memory, nil
-}
-
 // rest waits until all accelerated connections have gone out of the map, which they do after thresholds.idle, but for
 // redirect-all.
 func (s *serving) rest(ctx context.Context) error {
@@ -76,10 +63,8 @@ func (s *serving) rest(ctx context.Context) error {
 	}
 	before, err := s.kerb.counts()
 	for deadline := time.Now().Add(s.length.rest); err == nil && time.Now().Before(deadline); {
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, 500*time.Millisecond) { // of these, the kernel needs some to free what has gone
 			return ctx.Err()
-		case <-time.After(500 * time.Millisecond): // of these, the kernel needs some to free what has gone
 		}
 		now, wrong := s.kerb.counts()
 		if wrong != nil || now.since(before).refused["idle"] >= uint64(s.length.held) {

@@ -11,7 +11,7 @@ import (
 )
 
 // `kerb bench mesh` is the matrix of Simas 2025: two pods of a node that talk by a service's address, without a
-// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator. Ambient is left out.
+// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator.
 
 func init() {
 	e := newVariant(mesh)
@@ -71,25 +71,16 @@ var publishedChanges = []struct {
 	load, metric string
 	percent      float64
 }{
-	{"none/echo", "latency", -39.4}, {"cilium-like/echo", "latency", -27.6}, {"ambient/echo", "latency", -40.6},
-	{"sidecar/echo", "latency", -42.0},
-	{"none/echo", "rate", 65}, {"cilium-like/echo", "rate", 38}, {"ambient/echo", "rate", 68},
-	{"sidecar/echo", "rate", 72},
-	{"none/echo", "fct", -34.7}, {"cilium-like/echo", "fct", -22.7}, {"ambient/echo", "fct", -34.9},
-	{"sidecar/echo", "fct", -41.2},
-	{"none/echo", "jitter", -0.2}, {"cilium-like/echo", "jitter", 10.8}, {"ambient/echo", "jitter", 1.5},
-	{"sidecar/echo", "jitter", -35.6},
-	{"none/echo", "cpu", -16.2}, {"cilium-like/echo", "cpu", -12.1}, {"ambient/echo", "cpu", -21.9},
-	{"sidecar/echo", "cpu", -23.2},
-	{"none/file", "fct", -21}, {"cilium-like/file", "fct", -11.7}, {"ambient/file", "fct", -20.1},
-	{"sidecar/file", "fct", 20},
-	{"none/file", "cpu", -5.8}, {"cilium-like/file", "cpu", -0.7}, {"ambient/file", "cpu", -12.5},
-	{"sidecar/file", "cpu", 13.7},
-	{"none/redis", "rate", 47}, {"cilium-like/redis", "rate", 1.3}, {"ambient/redis", "rate", 39},
-	{"sidecar/redis", "rate", -1.7},
-	{"none/redis", "latency", -32.2}, {"cilium-like/redis", "latency", -1.4}, {"ambient/redis", "latency", -28.5},
-	{"sidecar/redis", "latency", 1.7},
-	{"none/redis", "cpu", 8}, {"cilium-like/redis", "cpu", 29}, {"ambient/redis", "cpu", 3}, {"sidecar/redis", "cpu", 22},
+	{"none/echo", "latency", -39.4}, {"cilium-like/echo", "latency", -27.6}, {"sidecar/echo", "latency", -42.0},
+	{"none/echo", "rate", 65}, {"cilium-like/echo", "rate", 38}, {"sidecar/echo", "rate", 72},
+	{"none/echo", "fct", -34.7}, {"cilium-like/echo", "fct", -22.7}, {"sidecar/echo", "fct", -41.2},
+	{"none/echo", "jitter", -0.2}, {"cilium-like/echo", "jitter", 10.8}, {"sidecar/echo", "jitter", -35.6},
+	{"none/echo", "cpu", -16.2}, {"cilium-like/echo", "cpu", -12.1}, {"sidecar/echo", "cpu", -23.2},
+	{"none/file", "fct", -21}, {"cilium-like/file", "fct", -11.7}, {"sidecar/file", "fct", 20},
+	{"none/file", "cpu", -5.8}, {"cilium-like/file", "cpu", -0.7}, {"sidecar/file", "cpu", 13.7},
+	{"none/redis", "rate", 47}, {"cilium-like/redis", "rate", 1.3}, {"sidecar/redis", "rate", -1.7},
+	{"none/redis", "latency", -32.2}, {"cilium-like/redis", "latency", -1.4}, {"sidecar/redis", "latency", 1.7},
+	{"none/redis", "cpu", 8}, {"cilium-like/redis", "cpu", 29}, {"sidecar/redis", "cpu", 22},
 }
 
 // notePublished notes the work's figures next to ours.

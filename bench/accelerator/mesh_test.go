@@ -156,16 +156,16 @@ func TestMeshIsLeftOut(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	for _, where := range meshes {
 		err := meshAvailable(where)
-		if lacks := where == "ambient" || where == "sidecar"; lacks != errors.Is(err, bench.ErrLeftOut) {
+		if lacks := where == "sidecar"; lacks != errors.Is(err, bench.ErrLeftOut) {
 			t.Errorf("%s: %v", where, err)
 		}
 	}
 	e := newVariant(mesh)
 	e.run = bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
-	if err := e.runLoad(t.Context(), "ambient/echo"); err != nil {
+	if err := e.runLoad(t.Context(), "sidecar/echo"); err != nil {
 		t.Fatal(err)
 	}
-	if notes := e.run.Report().Notes; len(notes) != 1 || !strings.Contains(notes[0], "no path through ztunnel") {
+	if notes := e.run.Report().Notes; len(notes) != 1 || !strings.Contains(notes[0], "envoy is not on PATH") {
 		t.Errorf("%q", notes)
 	}
 }
@@ -197,7 +197,7 @@ func TestMeshCommand(t *testing.T) {
 	cmd := bench.Command()
 	cmd.SetOut(&table)
 	cmd.SetErr(io.Discard)
-	cmd.SetArgs([]string{"mesh", "--quick", "--loads", "none/echo,ambient/echo", "--out", path})
+	cmd.SetArgs([]string{"mesh", "--quick", "--loads", "none/echo", "--out", path})
 	if err := cmd.Execute(); err != nil {
 		t.Fatal(err)
 	}

@@ -14,10 +14,10 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -34,15 +34,16 @@ var meshWorkloads = []workload{
 func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func(context.Context,
 	*serving) ([]bench.Sample, error) {
 	return func(ctx context.Context, s *serving) ([]bench.Sample, error) {
-		before, err := s.allCPU()
+		u := s.usage()
+		before, err := u.CPU()
 		if err != nil {
 			return nil, err
 		}
-		memory := s.watchMemory()
+		memory := watchMemory(u)
 		samples, err := measure(ctx, s)
-		after, wrong := s.allCPU()
+		after, wrong := u.CPU()
 		bytes, failed := memory()
-		tables, refused := s.tables()
+		tables, refused := u.Tables()
 		samples = slices.DeleteFunc(samples, func(sample bench.Sample) bool {
 			return strings.HasPrefix(sample.Metric, "cpu_") // of a part
 		})
@@ -51,36 +52,17 @@ func whole(measure func(context.Context, *serving) ([]bench.Sample, error)) func
 	}
 }
 
-// allCPU is what all programs of the contender have used, with its agent.
-func (c *contender) allCPU() (time.Duration, error) {
-	sum, err := c.group.CPU()
-	if err != nil || c.kerb == nil {
-		return sum, err
+// usage is of all programs of the contender, with its agent.
+func (c *contender) usage() path.Usage {
+	u := path.Usage{Group: c.group}
+	if c.kerb != nil {
+		u.Agents = []*node.Node{c.kerb.Node}
 	}
-	agent, err := c.kerb.CPU()
-	return sum + agent, err
-}
-
-// allMemory is the proportional share of memory of all programs of the contender, in bytes.
-func (c *contender) allMemory() (sum int64, err error) {
-	pids, err := c.group.Processes()
-	if err == nil && c.kerb != nil {
-		var planes []int
-		planes, err = node.Descendants(c.kerb.PID())
-		pids = append(append(pids, c.kerb.PID()), planes...)
-	}
-	for _, pid := range pids {
-		bytes, wrong := node.Proportional(pid)
-		if wrong != nil && !errors.Is(wrong, os.ErrNotExist) && !errors.Is(wrong, syscall.ESRCH) { // it has ended
-			return 0, wrong
-		}
-		sum += bytes
-	}
-	return sum, err
+	return u
 }
 
 // watchMemory returns what ends it and tells the most that all programs had.
-func (c *contender) watchMemory() func() (int64, error) {
+func watchMemory(u path.Usage) func() (int64, error) {
 	var most int64
 	var failed error
 	stop, stopped := make(chan struct{}), make(chan struct{})
@@ -91,7 +73,7 @@ func (c *contender) watchMemory() func() (int64, error) {
 			case <-stop:
 				return
 			case <-time.After(memoryPeriod):
-				bytes, err := c.allMemory()
+				bytes, err := u.Memory()
 				most, failed = max(most, bytes), errors.Join(failed, err)
 			}
 		}
@@ -99,7 +81,7 @@ func (c *contender) watchMemory() func() (int64, error) {
 	return func() (int64, error) {
 		close(stop)
 		<-stopped
-		bytes, err := c.allMemory()
+		bytes, err := u.Memory()
 		return max(most, bytes), errors.Join(failed, err)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
@@ -21,7 +20,7 @@ import (
 var peerObject embed.FS
 
 // meshes in the order in which they are measured.
-var meshes = []string{"none", "cilium-like", "ambient", "sidecar"}
+var meshes = []string{"none", "cilium-like", "sidecar"}
 
 // service is the address by which clients know the server. No interface has it.
 var service = netip.MustParseAddr("10.96.0.10")
@@ -58,8 +57,7 @@ func (p *place) buildMesh(kind string) (err error) {
 	if err := p.feed(p.lab.Node(), services.NFTables(service, p.server.Addr4(), ports)); err != nil {
 		return err
 	}
-	switch kind {
-	case "sidecar":
+	if kind == "sidecar" {
 		return p.addEnvoys()
 	}
 	return nil
@@ -105,29 +103,24 @@ func (p *place) redirectPeers() error {
 const (
 	outboundPort = 15001
 	inboundPort  = 15006
-	hbonePort    = 15008
 	readyPort    = 15021
 	proxyMark    = 1337
 )
 
 // intercept redirects what programs of the host send and receive to its proxy, but for what the proxy sends itself.
-func (p *place) intercept(h *netlab.Host, direct ...int) error {
-	excepted := fmt.Sprintf("meta mark %d return\n", proxyMark)
-	var arriving strings.Builder
-	for _, port := range direct {
-		fmt.Fprintf(&arriving, "\t\ttcp dport %d return\n", port)
-	}
+func (p *place) intercept(h *netlab.Host) error {
 	return p.feed(h.Namespace, fmt.Sprintf(`table ip mesh {
 	chain leaving {
 		type nat hook output priority -100;
-		%s		oif lo return
+		meta mark %d return
+		oif lo return
 		meta l4proto tcp redirect to :%d
 	}
 	chain arriving {
 		type nat hook prerouting priority dstnat;
-%s		iif lo return
+		iif lo return
 		meta l4proto tcp redirect to :%d
 	}
 }
-`, excepted, outboundPort, arriving.String(), inboundPort))
+`, proxyMark, outboundPort, inboundPort))
 }

@@ -20,13 +20,8 @@ import (
 
 // meshAvailable reports why a mesh cannot be had on this machine.
 func meshAvailable(mesh string) error {
-	switch mesh {
-	case "ambient":
-		return fmt.Errorf("%w: this benchmark has no path through ztunnel yet", bench.ErrLeftOut)
-	case "sidecar":
-		if _, err := exec.LookPath("envoy"); err != nil {
-			return fmt.Errorf("%w: envoy is not on PATH", bench.ErrLeftOut)
-		}
+	if _, err := exec.LookPath("envoy"); err != nil && mesh == "sidecar" {
+		return fmt.Errorf("%w: envoy is not on PATH", bench.ErrLeftOut)
 	}
 	return nil
 }
@@ -34,25 +29,21 @@ func meshAvailable(mesh string) error {
 // ready is where Istio's proxies listen once they serve.
 func (p *place) ready(int) address { return at(p.loopback, readyPort)(0) }
 
-// addProxies puts a proxy next to client and server, which gets all that they send and receive.
-func (p *place) addProxies(program *proxyProgram, direct ...int) error {
-	for side, h := range []*netlab.Host{clientSide: p.client, serverSide: p.server} {
-		if err := p.intercept(h, direct...); err != nil {
-			return err
-		}
-		p.hops = append(p.hops, hop{h, side, p.ready, nil, program})
-	}
-	return nil
-}
-
-// addEnvoys are Istio's sidecars, with mutual TLS between them.
+// addEnvoys puts Istio's sidecars next to client and server, with mutual TLS between them: they get all that these send
+// and receive.
 func (p *place) addEnvoys() error {
 	id, err := newIdentity()
 	if err != nil {
 		return err
 	}
-	return p.addProxies(&proxyProgram{"envoy.json", func(string, hop, []int) string { return sidecar(id) },
-		proxies["envoy"].args})
+	program := &proxyProgram{"envoy.json", func(string, hop, []int) string { return sidecar(id) }, proxies["envoy"].args}
+	for side, h := range []*netlab.Host{clientSide: p.client, serverSide: p.server} {
+		if err := p.intercept(h); err != nil {
+			return err
+		}
+		p.hops = append(p.hops, hop{h, side, p.ready, nil, program})
+	}
+	return nil
 }
 
 // identity is the part of Envoy's configuration by which either sidecar knows the other.

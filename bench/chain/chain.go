@@ -102,10 +102,15 @@ func (s *stage) trials(r *bench.Run, configs []config, kind string, n int) []ben
 	return trials
 }
 
+// settle is how long the kernel may take to free what the trial before has loaded. With 16 filters of clsact that kept
+// a CPU for 15 ms, which the next trial waited for.
+const settle = 50 * time.Millisecond
+
 // measure loads a chain, puts it in place, sends packets through it, replaces
 // a module of it and checks that every module has counted every packet.
 func (s *stage) measure(r *bench.Run, c config, kind string, n int) (samples []bench.Sample, err error) {
 	hook, _, _ := strings.Cut(kind, "-")
+	time.Sleep(settle)
 	start := time.Now()
 	ch, err := c.load(hook, n)
 	if err != nil {

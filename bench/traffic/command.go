@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net/netip"
 	"os"
 	"slices"
 	"text/tabwriter"
@@ -16,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/kerb-edge/kerb/modules/classifier"
+	"github.com/kerb-edge/kerb/sdk"
 	"github.com/kerb-edge/kerb/sdk/model"
 )
 
@@ -73,10 +73,7 @@ func (s *settings) prepare(extractor string) (*labels, error) {
 		return nil, fmt.Errorf("window %v: must be from 100ms to 1h", o.Window)
 	}
 	for _, text := range s.local {
-		p, err := netip.ParsePrefix(text)
-		if a, notPrefix := netip.ParseAddr(text); err != nil && notPrefix == nil {
-			p, err = netip.PrefixFrom(a, a.BitLen()), nil
-		}
+		p, err := sdk.ParsePrefix(text)
 		if err != nil {
 			return nil, fmt.Errorf("local %q: neither an address nor a prefix", text)
 		}

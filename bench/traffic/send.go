@@ -12,6 +12,8 @@ import (
 	"github.com/gopacket/gopacket/layers"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 func sendCommand() *cobra.Command {
@@ -70,10 +72,8 @@ func (s *sender) send(ctx context.Context, file string, speed float64) error {
 			first = p.time
 		}
 		due := begin.Add(time.Duration(float64(p.time-first) / speed))
-		select {
-		case <-ctx.Done():
+		if !sdk.Pause(ctx, time.Until(due)) {
 			return ctx.Err()
-		case <-time.After(time.Until(due)):
 		}
 		s.sent++
 		to := &unix.SockaddrLinklayer{Ifindex: s.iface.Index}

@@ -218,11 +218,13 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 // costs are CPU time, and memory when nothing is sent, of all programs that take part and of Kerb's maps.
 func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
 	cores, err1 := p.cost(calm, duration)
-	bytes, err2 := p.memory()
-	tables, err3 := p.tables()
+	bytes, err2 := p.usage().Memory()
+	tables, err3 := p.usage().Tables()
 	return []bench.Sample{bench.P50("cpu", "cores", cores), bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20))},
 		errors.Join(err1, err2, err3)
 }
+
+func (p *Path) usage() Usage { return Usage{p.Group, p.Agents} }
 
 // cost is the CPU time of TCP at 100 Mbit/s, in cores, of Kerb's agents, too. iperf3's start and end are left out.
 func (p *Path) cost(calm, duration time.Duration) (float64, error) {
@@ -237,9 +239,9 @@ func (p *Path) cost(calm, duration time.Duration) (float64, error) {
 	}
 	time.Sleep(calm)
 	start := time.Now()
-	before, err := p.allCPU()
+	before, err := p.usage().CPU()
 	time.Sleep(duration)
-	after, err2 := p.allCPU()
+	after, err2 := p.usage().CPU()
 	elapsed := time.Since(start)
 	err3 := cmd.Wait()
 	_, err3 = parse(out.Bytes(), err3)

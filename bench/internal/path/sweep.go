@@ -16,6 +16,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // The sweep offers UDP at rising rates, in Mbit/s of payload: in equal steps up to sweepLinear, as Riegel 2024 has it,
@@ -164,7 +165,7 @@ func (o *offering) send() error {
 		due := int(elapsed.Seconds()*o.rate) + 1 - int(o.sent)
 		for due > 0 {
 			n := min(due, flowBatch)
-			now := uint64(clock())
+			now := sdk.Monotonic()
 			for i := range n {
 				binary.NativeEndian.PutUint64(o.out.Datagram(i), o.number)
 				binary.NativeEndian.PutUint64(o.out.Datagram(i)[stampOffset:], now)
@@ -192,14 +193,14 @@ func (o *offering) receive() error {
 		if err != nil {
 			return fmt.Errorf("receive: %w", err)
 		}
-		now := clock()
+		now := sdk.Monotonic()
 		for i := range n {
 			d := o.in.Datagram(i)[:o.in.Size(i)]
 			if len(d) != datagram || binary.NativeEndian.Uint64(d) != o.number {
 				continue // of an earlier step
 			}
 			if o.received++; o.received%stride == 0 {
-				sent := int64(binary.NativeEndian.Uint64(d[stampOffset:]))
+				sent := binary.NativeEndian.Uint64(d[stampOffset:])
 				o.latencies = append(o.latencies, float64(now-sent)/1e3)
 			}
 		}
@@ -207,13 +208,6 @@ func (o *offering) receive() error {
 			return nil
 		}
 	}
-}
-
-// clock is the machine's, in ns since it was started.
-func clock() int64 {
-	var now unix.Timespec
-	_ = unix.ClockGettime(unix.CLOCK_MONOTONIC, &now) // fails for unknown clocks only
-	return now.Nano()
 }
 
 // RateLoad is the load of a step of a sweep.

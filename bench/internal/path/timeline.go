@@ -63,14 +63,14 @@ func (p *Path) timeline(ctx context.Context, phase time.Duration) (t timeline, e
 	ticker := time.NewTicker(phase / samplesPerPhase)
 	defer ticker.Stop()
 	begin, before := time.Now(), time.Duration(0)
-	if before, err = p.allCPU(); err != nil {
+	if before, err = p.usage().CPU(); err != nil {
 		return t, err
 	}
 	wait := func() error { return nil }
 	var tables int64
 	for i := range len(phaseNames) * samplesPerPhase {
 		if i%samplesPerPhase == 0 { // seldom: a request makes the agent measure all maps
-			if tables, err = p.tables(); err != nil {
+			if tables, err = p.usage().Tables(); err != nil {
 				return t, errors.Join(err, wait())
 			}
 		}
@@ -84,8 +84,8 @@ func (p *Path) timeline(ctx context.Context, phase time.Duration) (t timeline, e
 			return t, errors.Join(ctx.Err(), wait())
 		case <-ticker.C:
 		}
-		now, err1 := p.allCPU()
-		bytes, err2 := p.memory()
+		now, err1 := p.usage().CPU()
+		bytes, err2 := p.usage().Memory()
 		if err := errors.Join(err1, err2); err != nil {
 			return t, errors.Join(err, wait())
 		}
@@ -109,19 +109,26 @@ func (p *Path) steady(ctx context.Context, length time.Duration) (wait func() er
 	}, cmd.Start()
 }
 
-// allCPU is the time that client, server, what forwards between them and Kerb's agents have used so far.
-func (p *Path) allCPU() (time.Duration, error) {
-	sum, err := p.Group.CPU()
-	for _, a := range p.Agents {
+// Usage is what the programs that a measurement is about take, with agents of Kerb.
+type Usage struct {
+	Group  *Group
+	Agents []*node.Node
+}
+
+// CPU is the time that they have used so far.
+func (u Usage) CPU() (time.Duration, error) {
+	sum, err := u.Group.CPU()
+	for _, a := range u.Agents {
 		used, wrong := a.CPU()
 		sum, err = sum+used, errors.Join(err, wrong)
 	}
 	return sum, err
 }
 
-// tables is the kernel's memory of the maps of Kerb's modules, in bytes.
-func (p *Path) tables() (sum int64, err error) {
-	for _, a := range p.Agents {
+// Tables is the kernel's memory of the maps of Kerb's modules, in bytes: what they take when they are empty, and
+// entries.
+func (u Usage) Tables() (sum int64, err error) {
+	for _, a := range u.Agents {
 		var modules []v1.Module
 		if err := a.Get("/v1/modules", &modules); err != nil {
 			return 0, err
@@ -133,13 +140,13 @@ func (p *Path) tables() (sum int64, err error) {
 	return sum, nil
 }
 
-// memory is the proportional share of all these, in bytes.
-func (p *Path) memory() (sum int64, err error) {
-	pids, err := p.Group.Processes()
+// Memory is the proportional share of all these, in bytes.
+func (u Usage) Memory() (sum int64, err error) {
+	pids, err := u.Group.Processes()
 	if err != nil {
 		return 0, err
 	}
-	for _, a := range p.Agents {
+	for _, a := range u.Agents {
 		planes, err := node.Descendants(a.PID())
 		if err != nil {
 			return 0, err

@@ -11,9 +11,6 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/if.h>
-#include <linux/if_tun.h>
 #include <linux/virtio_net.h>
 #include <pthread.h>
 #include <sched.h>
@@ -21,9 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/uio.h>
 #include <unistd.h>
+
+#include "tun.h"
 
 #ifndef TUN_F_USO4
 #define TUN_F_USO4 0x20
@@ -37,12 +35,6 @@ struct rule {
 
 static struct rule rules[2];
 static size_t addr_len; /* 4 or 16 */
-
-static void fail(const char *what)
-{
-	fprintf(stderr, "tun: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
 
 static uint64_t sum16(const uint8_t *p, size_t len)
 {
@@ -101,23 +93,6 @@ static int translate(uint8_t *p, ssize_t len, int partial)
 	return 0;
 }
 
-static int open_queue(const char *name, int flags)
-{
-	struct ifreq ifr = {.ifr_flags = IFF_TUN | IFF_NO_PI | flags};
-	unsigned offloads = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6;
-	int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
-
-	if (fd < 0)
-		fail("open /dev/net/tun");
-	strncpy(ifr.ifr_name, name, IFNAMSIZ - 1);
-	if (ioctl(fd, TUNSETIFF, &ifr))
-		fail("create the device");
-	if (flags & IFF_VNET_HDR && ioctl(fd, TUNSETOFFLOAD, offloads | TUN_F_USO4 | TUN_F_USO6) &&
-	    ioctl(fd, TUNSETOFFLOAD, offloads)) /* no UDP segmentation before Linux 6.2 */
-		fail("switch offloads on");
-	return fd;
-}
-
 static void single(int fd)
 {
 	static uint8_t packet[1 << 16];
@@ -126,10 +101,10 @@ static void single(int fd)
 		ssize_t len = read(fd, packet, sizeof(packet));
 
 		if (len < 0)
-			fail("read");
+			die("read");
 		if (translate(packet, len, 0) && write(fd, packet, len) < 0 && errno != EINVAL &&
 		    errno != ENOBUFS)
-			fail("write");
+			die("write");
 	}
 }
 
@@ -145,11 +120,11 @@ static void *queue(void *arg)
 		ssize_t len = read(fd, buffer, sizeof(*buffer));
 
 		if (len < (ssize_t)sizeof(buffer->head))
-			fail("read");
+			die("read");
 		if (translate(buffer->packet, len - sizeof(buffer->head),
 			      buffer->head.flags & VIRTIO_NET_HDR_F_NEEDS_CSUM) &&
 		    write(fd, buffer, len) < 0 && errno != EINVAL && errno != ENOBUFS)
-			fail("write");
+			die("write");
 	}
 	return 0;
 }
@@ -190,17 +165,18 @@ int main(int argc, char **argv)
 	addr_len = strchr(argv[3], ':') ? 16 : 4;
 	make_rules(argv + 3);
 	if (!strcmp(argv[2], "single")) {
-		int fd = open_queue(argv[1], 0);
+		int fd = open_queue(argv[1], 0, 0);
 
 		puts("ready");
 		fflush(stdout);
 		single(fd);
 	}
 	for (long i = 0; i < queues; i++) {
-		int fd = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE);
+		int fd = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE,
+				    TUN_F_USO4 | TUN_F_USO6);
 
 		if (pthread_create(&thread, 0, queue, (void *)(intptr_t)fd))
-			fail("thread");
+			die("thread");
 	}
 	puts("ready");
 	fflush(stdout);

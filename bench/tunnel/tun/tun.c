@@ -11,9 +11,6 @@
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
-#include <fcntl.h>
-#include <linux/if.h>
-#include <linux/if_tun.h>
 #include <linux/virtio_net.h>
 #include <netinet/udp.h>
 #include <pthread.h>
@@ -21,9 +18,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
+
+#include "tun.h"
 
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
@@ -39,27 +37,6 @@ struct queue {
 };
 
 static int mtu;
-
-static void fail(const char *what)
-{
-	fprintf(stderr, "tun: %s: %s\n", what, strerror(errno));
-	exit(1);
-}
-
-static int open_queue(const char *name)
-{
-	struct ifreq ifr = {.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR | IFF_MULTI_QUEUE};
-	int fd = open("/dev/net/tun", O_RDWR | O_CLOEXEC);
-
-	if (fd < 0)
-		fail("open /dev/net/tun");
-	strncpy(ifr.ifr_name, name, IFNAMSIZ - 1);
-	if (ioctl(fd, TUNSETIFF, &ifr))
-		fail("create the device");
-	if (ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6))
-		fail("switch offloads on");
-	return fd;
-}
 
 static socklen_t parse(const char *text, int port, struct sockaddr_storage *to)
 {
@@ -90,12 +67,12 @@ static int open_socket(const char *local, const char *peer, int port)
 
 	parse(peer, port, &b);
 	if (fd < 0 || bind(fd, (void *)&a, len) || connect(fd, (void *)&b, len))
-		fail("socket");
+		die("socket");
 	setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &size, sizeof(size));
 	setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &size, sizeof(size));
 	if (setsockopt(fd, IPPROTO_UDP, UDP_GRO, &one, sizeof(one)) ||
 	    setsockopt(fd, IPPROTO_UDP, UDP_SEGMENT, &mtu, sizeof(mtu)))
-		fail("UDP offloads");
+		die("UDP offloads");
 	return fd;
 }
 
@@ -115,9 +92,9 @@ static void *out(void *arg)
 		ssize_t len = read(q->device, packet, LARGEST);
 
 		if (len < 0 && errno != EINTR)
-			fail("read");
+			die("read");
 		if (len > 0 && send(q->socket, packet, len, 0) < 0 && !is_loss())
-			fail("send");
+			die("send");
 	}
 	return 0;
 }
@@ -131,9 +108,9 @@ static void *in(void *arg)
 		ssize_t len = recv(q->socket, packet, 1 << 16, 0);
 
 		if (len < 0 && !is_loss())
-			fail("receive");
+			die("receive");
 		if (len > 0 && write(q->device, packet, len) < 0 && !is_loss() && errno != EIO)
-			fail("write");
+			die("write");
 	}
 	return 0;
 }
@@ -151,10 +128,10 @@ int main(int argc, char **argv)
 	for (long i = 0; i < queues; i++) {
 		struct queue *q = malloc(sizeof(*q));
 
-		q->device = open_queue(argv[1]);
+		q->device = open_queue(argv[1], IFF_VNET_HDR | IFF_MULTI_QUEUE, 0);
 		q->socket = open_socket(argv[2], argv[3], atoi(argv[4]) + i);
 		if (pthread_create(&thread, 0, out, q) || pthread_create(&thread, 0, in, q))
-			fail("thread");
+			die("thread");
 	}
 	puts("ready");
 	fflush(stdout);
