@@ -97,7 +97,7 @@ func TestBadDirectoriesAndConfiguration(t *testing.T) {
 		"log: {levl: debug}":  "log.levl: unknown field",
 		"log: [":              "yaml",
 		"paths: {state: [7]}": "state",
-		"tcp: {address: ':1', certificate: c, key: k}": "clientCA or tokenFile",
+		"tcp: {address: ':1', certificate: c, key: k}": "clientCA, tokenFile or metricsTokenFile",
 	} {
 		path := filepath.Join(n.Dir, "bad.yaml")
 		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {

@@ -181,7 +181,7 @@ func runKernel(ctx context.Context, opts options, debian *archive, s spec, m mac
 		result.err = fmt.Errorf("build the initramfs: %w", err)
 		return result
 	}
-	m.logs = filepath.Join(opts.cache, "logs", s.name)
+	m.logs = filepath.Join(opts.cache, "logs", s.name+"-"+opts.arch.name)
 	progress("%s: boot %s", s.name, k.release)
 	start := time.Now()
 	for result.boots = 1; ; result.boots++ {
