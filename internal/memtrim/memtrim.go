@@ -16,7 +16,7 @@ import (
 const (
 	interval  = 2 * time.Second // between two reads of the allocation counter
 	idleBytes = 1 << 20         // allocated in an interval: below that the process is idle; a change allocates more
-	minBytes  = 512 << 10       // allocated since the last trim: below that trimming is not worth it
+	minSpare  = 2 << 20         // free or garbage: below that a trim gives back less than its collections cost
 	busyFor   = 2               // intervals after Busy, even if the process never stops allocating: queries do that
 	settle    = 5 * time.Second // until timers have dropped what they keep for the next change, and connections are closed
 	halvings  = 3               // collections then: each halves the stacks of which less than a fourth is in use
@@ -51,11 +51,10 @@ func Busy() {
 // watch trims when the process is idle, and then sleeps until there is work or the garbage collector has run: without a
 // collection there is little to return.
 func watch(setPercent func(int), collections int) {
-	var trimmed uint64
 	for {
-		last := awaitIdle(setPercent, collections)
+		awaitIdle(setPercent, collections)
 		setPercent(idlePercent)
-		if last-trimmed > minBytes {
+		if spare() > minSpare {
 			debug.FreeOSMemory()
 			select {
 			case <-working:
@@ -66,7 +65,6 @@ func watch(setPercent func(int), collections int) {
 			for range halvings {
 				debug.FreeOSMemory()
 			}
-			trimmed = read("/gc/heap/allocs:bytes")
 		}
 		select {
 		case <-working:
@@ -76,8 +74,15 @@ func watch(setPercent func(int), collections int) {
 	}
 }
 
-// awaitIdle returns how much the process has allocated, when that did not grow for an interval.
-func awaitIdle(setPercent func(int), collections int) uint64 {
+// spare is what the heap has beyond what was live at the last collection, in bytes. Between two collections it stays
+// about the same: free memory becomes garbage.
+func spare() int64 {
+	return int64(read("/memory/classes/heap/free:bytes") + read("/memory/classes/heap/objects:bytes") -
+		read("/gc/heap/live:bytes"))
+}
+
+// awaitIdle returns when the process has allocated nearly nothing for an interval.
+func awaitIdle(setPercent func(int), collections int) {
 	next := time.NewTicker(interval)
 	defer next.Stop()
 	busy, collection := 0, collected()
@@ -97,7 +102,7 @@ func awaitIdle(setPercent func(int), collections int) uint64 {
 			busy--
 			now := read("/gc/heap/allocs:bytes")
 			if now-last < idleBytes {
-				return now
+				return
 			}
 			last = now
 		}

@@ -37,3 +37,20 @@ func TestBurst(t *testing.T) {
 		return percent() == idlePercent
 	})
 }
+
+// What a burst has left is given back, although no collection follows.
+func TestTrims(t *testing.T) {
+	if os.Getenv("GOGC") != "" {
+		t.Skip("GOGC is set")
+	}
+	Start(0)
+	wait.Until(t, "little is left of what was before", func() bool { return spare() <= minSpare })
+	Busy()
+	for range 5 << 20 >> 16 {
+		garbage = make([]byte, 64<<10)
+	}
+	if spare() <= minSpare {
+		t.Skip("a collection came at once")
+	}
+	wait.Until(t, "what was left is gone", func() bool { return spare() <= minSpare })
+}

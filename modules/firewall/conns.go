@@ -142,7 +142,7 @@ func (c *conn) timeout(proto, kind uint8, t *timeouts) time.Duration {
 	return time.Duration(t.TCPSyn)
 }
 
-const connBatch = 1024
+const connBatch = 256
 
 // tableStats mirrors struct fw_table.
 type tableStats struct {
