@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"time"
@@ -157,18 +158,32 @@ func (p *Supervisor) name(kind string) string {
 // Start makes a map set the one that the control plane works on, now and after each restart. It does not wait. The
 // maps stay the caller's.
 func (p *Supervisor) Start(config json.RawMessage, m sdk.Maps, attachments []sdk.Attachment) error {
+	own, err := p.copies(m)
+	if err != nil {
+		return err
+	}
+	p.setState(func(s *State) { s.Started = false })
+	p.setWant(&live{name: p.name("live"), config: config, maps: own, of: m, attachments: attachments})
+	return nil
+}
+
+// copies returns copies of maps: after a change of values those that there are.
+func (p *Supervisor) copies(m sdk.Maps) (sdk.Maps, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.want != nil && maps.Equal(p.want.of, m) {
+		return p.want.maps, nil
+	}
 	own := sdk.Maps{}
 	for name, one := range m {
 		c, err := one.Clone()
 		if err != nil {
 			closeMaps(own)
-			return err
+			return nil, err
 		}
 		own[name] = c
 	}
-	p.setState(func(s *State) { s.Started = false })
-	p.setWant(&live{name: p.name("live"), config: config, maps: own, of: m, attachments: attachments})
-	return nil
+	return own, nil
 }
 
 // SetAttachments notifies the control plane of where the module runs now.
@@ -185,13 +200,13 @@ func (p *Supervisor) SetAttachments(list []sdk.Attachment) {
 	p.wake()
 }
 
-// setWant replaces what the run is to be brought to, and closes the maps of what it replaces.
+// setWant replaces what the run is to be brought to, and closes the maps of what it replaces, unless it has the same.
 func (p *Supervisor) setWant(next *live) {
 	p.mu.Lock()
 	before := p.want
 	p.want = next
 	p.mu.Unlock()
-	if before != nil {
+	if before != nil && (next == nil || !maps.Equal(before.maps, next.maps)) {
 		p.sending.Lock() // they may just be being sent
 		closeMaps(before.maps)
 		p.sending.Unlock()

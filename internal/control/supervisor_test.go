@@ -21,6 +21,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/cilium/ebpf"
+
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
@@ -375,6 +377,35 @@ func TestFillsActiveMapSet(t *testing.T) {
 	if !slices.Equal(got, want) {
 		t.Errorf("calls %q, want %q", got, want)
 	}
+}
+
+// After a change of values the maps are the same: they are neither copied again nor closed.
+func TestCopiesOfMaps(t *testing.T) {
+	p := testSupervisor(nil)
+	newMaps := func() sdk.Maps {
+		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { m.Close() })
+		return sdk.Maps{"a": m}
+	}
+	start := func(m sdk.Maps) *ebpf.Map {
+		t.Helper()
+		if err := p.Start(nil, m, nil); err != nil {
+			t.Fatal(err)
+		}
+		return p.want.maps["a"]
+	}
+	one, two := newMaps(), newMaps()
+	first := start(one)
+	if again := start(one); again != first || again.FD() < 0 {
+		t.Errorf("copy %v of the same map, before %v", again, first)
+	}
+	if other := start(two); other == first || first.FD() >= 0 {
+		t.Errorf("copy %v of another map; that of the first one is %v", other, first)
+	}
+	p.setWant(nil)
 }
 
 // A config is compiled, and the maps that packets meet are filled, in one request: if the control plane has these maps,
