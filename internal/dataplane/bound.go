@@ -18,6 +18,7 @@ type Bound struct {
 	*Dataplane
 	modules map[string]Module  // by name
 	samples map[string]*mapSet // by module: see sample
+	passing *grace             // of values that were set, until Close
 	// Background: no change waits for measurements.
 	Background bool
 }
@@ -27,8 +28,13 @@ func (d *Dataplane) Bind(modules map[string]Module) *Bound {
 	return &Bound{Dataplane: d, modules: modules, samples: map[string]*mapSet{}}
 }
 
-// Close frees what checks and measurements have built, and may be called between them.
+// Close frees what checks and measurements have built, and may be called between them. After a change of values the
+// wait for packets begins: earlier, it would take the CPU from the change.
 func (b *Bound) Close() {
+	if g := b.passing; g != nil {
+		b.passing = nil
+		go b.pass(g)
+	}
 	for _, g := range b.samples {
 		g.Close()
 	}
@@ -77,8 +83,14 @@ func (b *Bound) SetValues(module, mapSet, id string) error {
 	if err := g.setValues(id, b.settle); err != nil {
 		return fmt.Errorf("module %s: %w", module, err)
 	}
-	b.grace = b.newGrace()
+	b.noteValues()
 	return nil
+}
+
+// noteValues notes that packets may still have met other values.
+func (b *Bound) noteValues() {
+	b.passing = newGrace()
+	b.grace = b.passing
 }
 
 // opened returns a map set whose maps the caller has open, or else opens them, until done.

@@ -15,14 +15,12 @@ type grace struct {
 	err  error // read after over
 }
 
-// newGrace starts to wait, so that the next change of values need not.
-func (d *Dataplane) newGrace() *grace {
-	g := &grace{over: make(chan struct{})}
-	go func() {
-		defer close(g.over)
-		g.err = d.awaitExpedited()
-	}()
-	return g
+func newGrace() *grace { return &grace{over: make(chan struct{})} }
+
+// pass waits, so that the next change of values need not.
+func (d *Dataplane) pass(g *grace) {
+	defer close(g.over)
+	g.err = d.awaitExpedited()
 }
 
 // awaitExpedited is awaitPackets, expedited if that is permitted.
@@ -53,7 +51,7 @@ func (d *Dataplane) settle() error {
 	if err := d.awaitExpedited(); err != nil {
 		return err
 	}
-	d.grace = &grace{over: make(chan struct{})}
+	d.grace = newGrace()
 	close(d.grace.over)
 	return nil
 }

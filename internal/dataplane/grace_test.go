@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 )
 
 // replaceSetting has a file in place of rcu_expedited, which other agents change, too, and returns how to read it.
@@ -42,8 +43,8 @@ func TestGraceIsExpedited(t *testing.T) {
 		t.Cleanup(func() { awaitPackets = awaitGracePeriod })
 		for name, wait := range map[string]func() error{
 			"in the background": func() error {
-				g := d.newGrace()
-				<-g.over
+				g := newGrace()
+				d.pass(g)
 				return g.err
 			},
 			"before the next change": d.settle,
@@ -74,4 +75,33 @@ func TestExpediteTogether(t *testing.T) {
 	if err := second(); err != nil || setting() != "0" {
 		t.Errorf("setting %q when both have ended: %v", setting(), err)
 	}
+}
+
+// The wait after a change of values begins when the change has ended. A change that comes first waits itself.
+func TestGraceBeginsAfterTheChange(t *testing.T) {
+	waits := 0
+	awaitPackets = func() error { waits++; return nil }
+	t.Cleanup(func() { awaitPackets = awaitGracePeriod })
+	synctest.Test(t, func(t *testing.T) {
+		b := (&Dataplane{}).Bind(nil)
+		check := func(what string, want int) {
+			t.Helper()
+			if synctest.Wait(); waits != want {
+				t.Errorf("%d waits %s, want %d", waits, what, want)
+			}
+		}
+		b.noteValues()
+		check("during a change", 0)
+		b.Close()
+		check("after it", 1)
+		if err := b.settle(); err != nil {
+			t.Error(err)
+		}
+		check("before the next change", 1)
+		b.noteValues()
+		if err := b.settle(); err != nil {
+			t.Error(err)
+		}
+		check("of a change that follows at once", 2)
+	})
 }
