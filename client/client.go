@@ -31,6 +31,9 @@ func NewHTTPS(url, token string, config *tls.Config) *Client {
 	return &Client{base: url, token: token, http: &http.Client{Transport: transport}}
 }
 
+// writeBuffer holds most requests, 100 firewall rules for example: the peer wakes up once, and reads all of it.
+const writeBuffer = 16 << 10
+
 // Unix returns a transport whose connections, one for each request, go to a Unix socket whatever the URL says.
 func Unix(socket string) *http.Transport {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -40,7 +43,7 @@ func Unix(socket string) *http.Transport {
 		}
 		return c, nil
 	}
-	return &http.Transport{DisableKeepAlives: true, DialContext: dial}
+	return &http.Transport{DisableKeepAlives: true, DialContext: dial, WriteBufferSize: writeBuffer}
 }
 
 // DialError is returned when no agent accepts connections on the socket, so that it received nothing.
