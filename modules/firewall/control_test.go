@@ -16,6 +16,7 @@ import (
 	"github.com/cilium/ebpf/btf"
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/pkgs/pkgstest"
@@ -104,6 +105,36 @@ func TestSlotsOutliveChanges(t *testing.T) {
 	if _, err := chooseSlots(owners, []uint64{1, 2, 3, 4, 5, 6, 7, 8, 9}); err == nil {
 		t.Error("nine rules fit eight slots")
 	}
+}
+
+// Of the table of owners only as much is mapped as rules have used, and what they may need.
+func TestOwnersAreMappedAsFarAsUsed(t *testing.T) {
+	const size, all = 512, 2048
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: all,
+		Flags: unix.BPF_F_MMAPABLE})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	check := func(n, want int) {
+		t.Helper()
+		err := mapOwned(m, n, size, func(_ *ebpf.Map, owners []owner) error {
+			if len(owners) != want {
+				t.Errorf("%d owners for %d rules, want %d", len(owners), n, want)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	check(100, size)
+	check(size, all)
+	if err := m.Put(uint32(size-101), owner{Rule: 1, Fill: 1}); err != nil {
+		t.Fatal(err)
+	}
+	check(100, all)
+	check(99, size)
 }
 
 // Rules that are in force again, without having been filled, keep their hit counters while other rules are filled.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"sort"
+	"strconv"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -58,7 +59,7 @@ func identities(rules []Rule, texts []string) []uint64 {
 			text = "rule " + texts[i]
 		}
 		h := fnv.New64a()
-		fmt.Fprintf(h, "%s #%d", text, count[text])
+		h.Write([]byte(text + " #" + strconv.Itoa(count[text])))
 		count[text]++
 		out[i] = max(1, h.Sum64())
 	}
@@ -75,7 +76,7 @@ type assignment struct {
 // assignSlots gives each rule, known by its identity, a hit counter: the one that it had, else one that has been out of
 // use longest. The counters of the running rule set are so left alone until a later change.
 func assignSlots(maps sdk.Maps, ids []uint64) (slots []uint32, err error) {
-	err = withOwners(maps, func(m *ebpf.Map, owners []owner) error {
+	err = withOwners(maps, len(ids), func(m *ebpf.Map, owners []owner) error {
 		a, err := chooseSlots(owners, ids)
 		if err != nil {
 			return err
@@ -93,7 +94,7 @@ func assignSlots(maps sdk.Maps, ids []uint64) (slots []uint32, err error) {
 // these rules may be in use again without having been filled, and then the rule set of the change before was filled
 // later.
 func keepSlots(maps sdk.Maps, ids []uint64) (slots []uint32, err error) {
-	err = withOwners(maps, func(m *ebpf.Map, owners []owner) error {
+	err = withOwners(maps, len(ids), func(m *ebpf.Map, owners []owner) error {
 		a, err := chooseSlots(owners, ids)
 		if err != nil {
 			return err
@@ -182,22 +183,18 @@ func (a *assignment) write(m *ebpf.Map, ids []uint64) error {
 	return nil
 }
 
-// withOwners calls do with the owners of all slots, of which it keeps nothing. A map that can be mapped into memory is
-// read there, others, which an earlier version has left, in few system calls (batches: Linux 5.6).
-func withOwners(maps sdk.Maps, do func(m *ebpf.Map, owners []owner) error) error {
+// withOwners calls do with the owners of all slots that rules have had, and n or more of others, of which it keeps
+// nothing. A map that can be mapped into memory is read there, others, which an earlier version has left, in few system
+// calls (batches: Linux 5.6).
+func withOwners(maps sdk.Maps, n int, do func(m *ebpf.Map, owners []owner) error) error {
 	m, err := maps.Get(mapOwners)
 	if err != nil {
 		return err
 	}
-	n := int(m.MaxEntries())
 	if m.Flags()&unix.BPF_F_MMAPABLE != 0 {
-		memory, err := unix.Mmap(m.FD(), 0, n*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
-		if err != nil {
-			return fmt.Errorf("read map %s: %w", mapOwners, err)
-		}
-		defer func() { _ = unix.Munmap(memory) }()
-		return do(m, unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), n))
+		return mapOwned(m, n, firstOwners, do)
 	}
+	n = int(m.MaxEntries())
 	owners := make([]owner, 0, n)
 	err = sdk.EachBatch(m, 4096, func(_ []uint32, some []owner) bool { owners = append(owners, some...); return true })
 	if err == nil && len(owners) < n {
@@ -205,6 +202,24 @@ func withOwners(maps sdk.Maps, do func(m *ebpf.Map, owners []owner) error) error
 	}
 	if err != nil {
 		return fmt.Errorf("read map %s: %w", mapOwners, err)
+	}
+	return do(m, owners)
+}
+
+// firstOwners are mapped at first: each page takes time, and rules get the first slots that are free.
+const firstOwners = 4096
+
+// mapOwned maps the first size owners, or all if these are too few.
+func mapOwned(m *ebpf.Map, n, size int, do func(m *ebpf.Map, owners []owner) error) error {
+	size = min(size, int(m.MaxEntries()))
+	memory, err := unix.Mmap(m.FD(), 0, size*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+	if err != nil {
+		return fmt.Errorf("read map %s: %w", mapOwners, err)
+	}
+	defer func() { _ = unix.Munmap(memory) }()
+	owners := unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), size)
+	if size < int(m.MaxEntries()) && (size < slotRules+n || owners[size-1-n].Fill != 0) {
+		return mapOwned(m, n, int(m.MaxEntries()), do)
 	}
 	return do(m, owners)
 }
