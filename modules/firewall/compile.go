@@ -378,7 +378,22 @@ func (b *builder) bestCut(list []int32, part *box) (cut, bool) {
 }
 
 // weight of a number of rules: about the size of their tree.
-func weight(n int) float64 { return float64(n) * math.Log2(float64(n)+1) }
+func weight(n int) float64 {
+	if n < len(weights) {
+		return weights[n]
+	}
+	return nLogN(n)
+}
+
+func nLogN(n int) float64 { return float64(n) * math.Log2(float64(n)+1) }
+
+// weights are those of short lists, which most cuts are compared by.
+var weights = func() (all [128]float64) {
+	for n := range all {
+		all[n] = nLogN(n)
+	}
+	return all
+}()
 
 // collect fills starts and ends (sorted) and the places where the dimension can be cut (sorted).
 func (b *builder) collect(list []int32, part *box, d int) {

@@ -237,32 +237,31 @@ func (r *Rule) String() string {
 
 // text is what the rule does to packets in words, equal for rules that do the same.
 func (r *Rule) text() string {
-	var s strings.Builder
-	fmt.Fprintf(&s, "%s %s %s", r.action(), r.direction(), r.protocol())
+	s := r.action() + " " + r.direction() + " " + r.protocol()
 	if r.Src.IsValid() {
-		fmt.Fprintf(&s, " from %s", r.Src)
+		s += " from " + r.Src.String()
 	}
 	if r.SrcPort != anyPort {
-		fmt.Fprintf(&s, " port %s", r.SrcPort)
+		s += " port " + r.SrcPort.String()
 	}
 	if r.Dst.IsValid() {
-		fmt.Fprintf(&s, " to %s", r.Dst)
+		s += " to " + r.Dst.String()
 	}
 	if r.DstPort != anyPort {
-		fmt.Fprintf(&s, " port %s", r.DstPort)
+		s += " port " + r.DstPort.String()
 	}
 	if r.ICMPType >= 0 {
-		fmt.Fprintf(&s, " type %d", r.ICMPType)
+		s += " type " + strconv.Itoa(r.ICMPType)
 	}
 	for field, ref := range r.Sets {
 		if ref != (setRef{}) {
-			fmt.Fprintf(&s, " with %s in %s", setFieldNames[field], ref)
+			s += fmt.Sprintf(" with %s in %s", setFieldNames[field], ref)
 		}
 	}
 	if r.Limit.isSet() {
-		fmt.Fprintf(&s, " limit %v", r.Limit)
+		s += fmt.Sprintf(" limit %v", r.Limit)
 	}
-	return s.String()
+	return s
 }
 
 // parseRules turns the rules of a config into normal form. Errors name the rule and the field.
