@@ -50,6 +50,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/trace"
 	"github.com/kerb-edge/kerb/internal/view"
 	"github.com/kerb-edge/kerb/modules"
+	"github.com/kerb-edge/kerb/sdk"
 )
 
 // Agent is the daemon of one node.
@@ -203,7 +204,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
 	a.recordEvents()
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
-		Maps: a.live.Maps, Free: func(module string) bool { return dp.Free(a.live.Maps(module)) == nil }}
+		Maps: a.live.Maps, Free: func(m sdk.Maps) bool { return dp.Free(m) == nil }}
 	a.restore(cfg.Paths)
 	return a, nil
 }

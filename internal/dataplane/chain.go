@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"sort"
 	"strings"
 
 	"github.com/cilium/ebpf"
@@ -301,11 +300,10 @@ func readChains(l layout) ([]chain.Pinned, error) {
 			continue
 		}
 		dir := filepath.Join(l.chains(), e.Name())
-		if _, err := os.Stat(entryPin(dir)); errors.Is(err, os.ErrNotExist) {
-			continue // unpinned by hand
-		}
 		c := chain.Pinned{ID: id, Spec: spec}
-		if err := readPins(&c, dir); err != nil {
+		if err := readPins(&c, dir); errors.Is(err, os.ErrNotExist) {
+			continue // unpinned by hand
+		} else if err != nil {
 			return nil, fmt.Errorf("chain %s: %w", e.Name(), err)
 		}
 		out = append(out, c)
@@ -319,8 +317,7 @@ func readPins(c *chain.Pinned, dir string) error {
 	if err != nil {
 		return err
 	}
-	sort.Slice(files, func(i, j int) bool { return files[i].Name() < files[j].Name() })
-	for _, f := range files {
+	for _, f := range files { // in the order of their names
 		if m, ok := parseMemberPin(f.Name()); ok {
 			c.Spec.Members = append(c.Spec.Members, m)
 		}

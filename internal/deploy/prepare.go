@@ -30,7 +30,7 @@ type Preparer struct {
 	// Maps returns those of a module that runs, nil if they are not open. Free makes their half ready to be filled that no
 	// packet reads, and reports whether there is one.
 	Maps func(module string) sdk.Maps
-	Free func(module string) bool
+	Free func(sdk.Maps) bool
 }
 
 // prepare checks a module as far as that is possible without the kernel. now is the module as it runs, or nil. Errors
@@ -148,7 +148,7 @@ func (p *Preparer) settings(d, now *Module, fill bool) (settings sdk.Settings, e
 	if fill && now != nil && now.Err == nil && now.Control == d.Control && now.Values != "" {
 		active = p.Maps(d.Name())
 	}
-	c, err := d.Control.Compile(p.Base, d.Config, active, func() bool { return p.Free(d.Name()) })
+	c, err := d.Control.Compile(p.Base, d.Config, active, func() bool { return p.Free(active) })
 	var mistake *sdk.ConfigError
 	switch {
 	case errors.As(err, &mistake):
