@@ -25,13 +25,21 @@ import (
 
 // aging has pairs go out of the map after that time, which is examined more often than an agent does.
 func aging(t *testing.T, idle time.Duration) *plane {
+	p := agingLater(t, idle)
+	p.age(t)
+	return p
+}
+
+// agingLater is aging from the call of age on: a connection that waits for a CPU for as long until then stays.
+func agingLater(t *testing.T, idle time.Duration) *plane {
 	pidtest.NeedPIDs(t)
 	c := usual
 	c.Idle = uint32(idle >> 20)
-	p := accelerate(t, c)
-	t.Cleanup(p.ageIdle(t))
-	return p
+	return accelerate(t, c)
 }
+
+// age looks for idle pairs until the test ends.
+func (p *plane) age(t *testing.T) { t.Cleanup(p.ageIdle(t)) }
 
 // ageIdle is what an agent does, until it is killed.
 func (p *plane) ageIdle(t *testing.T) (kill func()) {
@@ -104,11 +112,12 @@ func TestNeverIdle(t *testing.T) {
 
 // What would be lost stays: a socket that has not read what was redirected.
 func TestUnreadStays(t *testing.T) {
-	p := aging(t, 50*time.Millisecond)
+	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
 	p.warm(c)
 	waiting := noise(100)
 	c.send(c.client, waiting)
+	p.age(t)
 	wait.Until(t, "the pair is idle", func() bool { return p.refused("idle") == 1 })
 	time.Sleep(100 * time.Millisecond) // of several walks
 	if e, _ := p.end(c.server); e.Out != 0 {
@@ -124,7 +133,7 @@ func TestUnreadStays(t *testing.T) {
 
 // A thread that waits in recv gets what comes after its socket has left.
 func TestWaitsWhileTakenOut(t *testing.T) {
-	p := aging(t, 50*time.Millisecond)
+	p := agingLater(t, 50*time.Millisecond)
 	c := p.connect(t)
 	p.warm(c)
 	done, thread := make(chan error, 1), make(chan int, 1)
@@ -139,6 +148,7 @@ func TestWaitsWhileTakenOut(t *testing.T) {
 		done <- err
 	}()
 	sleeps(t, <-thread)
+	p.age(t)
 	p.goes(t)
 	c.send(c.client, make([]byte, 100))
 	c.within("receive", func() error { return <-done })
