@@ -15,6 +15,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/classbench"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // overlapping are 600 rules of which every second one allows. Searches for UDP from web to db visit up to 61 nodes of
@@ -121,16 +122,18 @@ func TestRulesBecomeDeepUnderTraffic(t *testing.T) {
 	if failed != nil {
 		t.Fatal(failed)
 	}
-	time.Sleep(100 * time.Millisecond) // what is in sockets
 	passes := map[uint16]bool{}
 	for _, p := range allowed {
 		passes[p] = true
 	}
-	sum := uint64(0)
+	sum, deadline := uint64(0), time.Now().Add(wait.Patience)
 	for _, p := range ports {
 		want := sent[p].Load()
 		if sum += want; !passes[p] {
 			want = 0
+		}
+		for got[p].Load() < want && time.Now().Before(deadline) {
+			time.Sleep(10 * time.Millisecond) // what is in sockets
 		}
 		if n := got[p].Load(); n != want {
 			t.Errorf("port %d, allowed %t: %d of %d datagrams arrived", p, passes[p], n, sent[p].Load())
