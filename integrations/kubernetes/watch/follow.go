@@ -296,7 +296,7 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 		return err
 	}
 	defer body.Close()
-	listed := map[string]T{} // by UID, until all initial events are there
+	listed := map[string]T{} // by UID, until all initial events are there; then nil, as a watch lasts for an hour
 	for decoder := json.NewDecoder(body); ; {
 		var e event
 		if err := decoder.Decode(&e); err != nil {
@@ -309,7 +309,9 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 		if err != nil {
 			return err
 		}
-		initial = initial && !done
+		if done {
+			initial, listed = false, nil
+		}
 	}
 }
 
@@ -336,7 +338,6 @@ func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end b
 				return false, nil
 			}
 			f.replace(slices.Collect(maps.Values(listed)), m.Metadata.ResourceVersion)
-			clear(listed)
 			return true, nil
 		}
 		f.version = m.Metadata.ResourceVersion

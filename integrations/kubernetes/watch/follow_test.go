@@ -10,12 +10,14 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -369,5 +371,30 @@ func TestLargePages(t *testing.T) {
 		if _, _, err := readPage(strings.NewReader(text), func(json.RawMessage) error { return nil }); (err == nil) != want {
 			t.Errorf("%q: %v", text, err)
 		}
+	}
+}
+
+// A watch lasts for an hour: the room of its initial events is released when they have been handed on.
+func TestInitialEventsAreReleased(t *testing.T) {
+	const n = 20000
+	d := &double{script: []func(http.ResponseWriter, *http.Request){func(w http.ResponseWriter, r *http.Request) {
+		for i := range n {
+			fmt.Fprintln(w, line("ADDED", "a", fmt.Sprint(i), 3))
+		}
+		stays(endOfList(3), line("MODIFIED", "b", "0", 4))(w, r)
+	}}}
+	heap := func() int {
+		var m runtime.MemStats
+		runtime.GC()
+		runtime.ReadMemStats(&m)
+		return int(m.HeapAlloc)
+	}
+	before := heap()
+	grown := make(chan int, 1)
+	followDouble(t, d, Handler[api.Object]{Replace: func([]api.Object) {},
+		Set: func(api.Object) { grown <- heap() - before }})
+	// The follower keeps the versions of objects by UID.
+	if each := <-grown / n; each > int(unsafe.Sizeof(api.Object{})) {
+		t.Errorf("%d bytes stay of each object", each)
 	}
 }
