@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -26,12 +27,10 @@ import (
 
 const (
 	manyPods  = 5000
-	maxMemory = 20 << 10 // KiB
-
-	maxMemoryRuntime = 26 << 10 // KiB, when the runtime has just reported all of them
+	maxMemory = 18 << 10 // KiB; the goal is 20 MB
 
 	manyServices      = 1000     // with five endpoints each
-	maxMemoryServices = 32 << 10 // KiB
+	maxMemoryServices = 22 << 10 // KiB
 )
 
 // metadata is like that of a pod of a Deployment, with fields that are not used.
@@ -141,11 +140,12 @@ func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 	return socket, asked, served
 }
 
-// With 5,000 pods on its node, the program takes at most 20 MB, as the kernel counts resident memory; 26 MB when the
-// container runtime has just reported all of them, and 32 MB with the proxy and 1,000 Services of five endpoints.
+// With 5,000 pods on its node, the program takes at most 18 MiB, as the kernel counts resident memory, also after the
+// container runtime has reported all of them; 22 MiB with the proxy and 1,000 Services of five endpoints. What counts
+// is the median while it compares the agent's services: while it writes the snapshot it takes more.
 func TestMemory(t *testing.T) {
 	t.Run("pods", func(t *testing.T) { testMemory(t, false, false, maxMemory) })
-	t.Run("runtime", func(t *testing.T) { testMemory(t, false, true, maxMemoryRuntime) })
+	t.Run("runtime", func(t *testing.T) { testMemory(t, false, true, maxMemory) })
 	t.Run("services", func(t *testing.T) { testMemory(t, true, false, maxMemoryServices) })
 }
 
@@ -213,10 +213,15 @@ func testMemory(t *testing.T, proxy, nri bool, limit int) {
 		wait.Until(t, "the runtime has reported all pods", func() bool { return runtime.Synchronized() > 0 })
 	}
 	before := asked.Load()
-	wait.Until(t, "all services were read twice more", func() bool { return asked.Load() >= before+2 })
-	used := memory(t, cmd.Process.Pid, "VmRSS")
-	t.Logf("with %d pods: %d KiB resident, %d KiB of them anonymous, at most %d KiB since the start", manyPods, used,
-		memory(t, cmd.Process.Pid, "RssAnon"), memory(t, cmd.Process.Pid, "VmHWM"))
+	var samples []int
+	wait.Until(t, "all services were read three times more", func() bool {
+		samples = append(samples, memory(t, cmd.Process.Pid, "VmRSS"))
+		return asked.Load() >= before+3
+	})
+	slices.Sort(samples)
+	used := samples[len(samples)/2]
+	t.Logf("with %d pods: %d KiB resident, %d KiB of them of files, at most %d KiB since the start", manyPods, used,
+		memory(t, cmd.Process.Pid, "RssFile"), memory(t, cmd.Process.Pid, "VmHWM"))
 	if used > limit {
 		t.Errorf("%d KiB are resident, want at most %d", used, limit)
 	}

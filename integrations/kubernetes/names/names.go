@@ -65,14 +65,36 @@ const maxLabelValue = 63
 // Pod identifies a pod as the container runtime does.
 type Pod struct{ Namespace, Name, UID string }
 
-// Service returns the name of the pod's Service. Names of pods are longer than those of services may be, and a pod of
-// the same name may already run while the one before is removed.
-func (p Pod) Service() string {
+// Digest identifies a pod. It is the variable part of the name of its Service.
+type Digest [10]byte
+
+// podPrefix begins the names of pods' Services.
+const podPrefix = "p-"
+
+// Digest returns the pod's.
+func (p Pod) Digest() Digest {
 	identity := p.UID
 	if identity == "" {
 		identity = p.Namespace + "/" + p.Name
 	}
-	return "p-" + digest(identity)
+	return digestOf(identity)
+}
+
+// Service returns the name of the pod's Service. Names of pods are longer than those of services may be, and a pod of
+// the same name may already run while the one before is removed.
+func (p Pod) Service() string {
+	digest := p.Digest()
+	return podPrefix + hex.EncodeToString(digest[:])
+}
+
+// DigestOf returns the digest of the pod whose Service has this name; false if it is no name of such a Service.
+func DigestOf(service string) (d Digest, ok bool) {
+	text, ok := strings.CutPrefix(service, podPrefix)
+	if !ok || len(text) != hex.EncodedLen(len(d)) {
+		return d, false
+	}
+	_, err := hex.Decode(d[:], []byte(text))
+	return d, err == nil
 }
 
 // Attachment is an interface that a container runtime has added to a sandbox: an ADD, and the DEL that undoes it.
@@ -100,8 +122,13 @@ func OfSandbox(attachment, containerID string) bool {
 
 // digest is the first 20 hexadecimal digits of the SHA-256 of a text.
 func digest(text string) string {
+	d := digestOf(text)
+	return hex.EncodeToString(d[:])
+}
+
+func digestOf(text string) Digest {
 	sum := sha256.Sum256([]byte(text))
-	return hex.EncodeToString(sum[:10])
+	return Digest(sum[:])
 }
 
 // PodLabels are the labels that kerb-cni gives to the Service of a pod.

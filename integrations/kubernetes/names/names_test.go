@@ -18,6 +18,12 @@ func TestIdentities(t *testing.T) {
 	if got := (Pod{UID: "abc"}).Service(); got != "p-ba7816bf8f01cfea4141" { // FIPS 180-4 has the SHA-256 of "abc"
 		t.Errorf("the Service of a pod with UID abc is %q", got)
 	}
+	for service, ok := range map[string]bool{"p-ba7816bf8f01cfea4141": true, "p-ba7816bf8f01cfea414": false,
+		"p-ba7816bf8f01cfea414142": false, "p-ba7816bf8f01cfea414x": false, "ba7816bf8f01cfea4141": false, "web": false} {
+		if d, is := DigestOf(service); is != ok || ok && d != (Pod{UID: "abc"}).Digest() {
+			t.Errorf("the digest of %q is %x, %t", service, d, is)
+		}
+	}
 	a := Attachment{"net", "c1", "eth0"}
 	for other, same := range map[Attachment]bool{a: false, {"net", "c1", "net1"}: true, {"net", "c2", "eth0"}: false} {
 		if a.SameSandbox(other.String()) != same || !OfNetwork(other.String(), "net") || OfNetwork(other.String(), "ne") {

@@ -3,8 +3,10 @@
 package node
 
 import (
+	"bytes"
 	"cmp"
 	"maps"
+	"slices"
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
@@ -16,32 +18,60 @@ type alias struct {
 	mirror bool // by the annotation of a mirror: the service's own labels must agree
 }
 
+// named is an alias by the name of its service.
+type named struct {
+	service names.Digest
+	alias
+}
+
+// aliases are in the order of their services, with a mirror behind other pods: a map of thousands takes three times the
+// memory.
+type aliases []named
+
 // aliasesOf returns the pods by the two names that their services may have: with a runtime that gives kerb-cni no UID
 // it is the other one. It computes two hashes for each pod, and is called when pods come or go.
-func aliasesOf(pods map[string]pod) map[string]alias {
-	out := make(map[string]alias, 2*len(pods))
+func aliasesOf(pods map[string]pod) aliases {
+	out := make(aliases, 0, 2*len(pods))
 	for uid, p := range pods {
-		out[names.Pod{Namespace: p.namespace, Name: p.name}.Service()] = alias{uid, false}
-		out[names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Service()] = alias{uid, false}
-	}
-	for uid, p := range pods {
-		if p.static == "" {
-			continue
-		}
-		// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
-		service := names.Pod{Namespace: p.namespace, Name: p.name, UID: p.static}.Service()
-		if _, taken := out[service]; !taken {
-			out[service] = alias{uid, true}
+		out = append(out, named{names.Pod{Namespace: p.namespace, Name: p.name}.Digest(), alias{uid, false}},
+			named{names.Pod{Namespace: p.namespace, Name: p.name, UID: uid}.Digest(), alias{uid, false}})
+		if p.static != "" {
+			// The author of a pod can write the annotation: it must not give the labels of the pod to another one.
+			out = append(out, named{names.Pod{UID: p.static}.Digest(), alias{uid, true}})
 		}
 	}
+	slices.SortFunc(out, func(a, b named) int {
+		if c := bytes.Compare(a.service[:], b.service[:]); c != 0 || a.mirror == b.mirror {
+			return c
+		}
+		if a.mirror {
+			return 1
+		}
+		return -1
+	})
 	return out
+}
+
+// of returns the pod of a service.
+func (all aliases) of(service string) (alias, bool) {
+	digest, ok := names.DigestOf(service)
+	if !ok {
+		return alias{}, false
+	}
+	i, known := slices.BinarySearchFunc(all, digest, func(n named, d names.Digest) int {
+		return bytes.Compare(n.service[:], d[:])
+	})
+	if !known {
+		return alias{}, false
+	}
+	return all[i].alias, true
 }
 
 // podServices finds the pods of services, for an agent that has the modules of certain rules.
 type podServices struct {
 	state   *state
 	rules   int
-	aliases map[string]alias   // does not change
+	aliases aliases            // do not change
 	runtime map[string]sandbox // what the container runtime had reported, by services: later ones may have no service yet
 }
 
@@ -72,7 +102,7 @@ type podService struct {
 // of returns the pod of a service. One that the API server and the container runtime have reported has the labels of
 // the API server's.
 func (l podServices) of(service string) (podService, bool) {
-	a, known := l.aliases[service]
+	a, known := l.aliases.of(service)
 	b, reported := l.runtime[service]
 	if !known && !reported {
 		return podService{}, false
@@ -122,7 +152,7 @@ func (l podServices) remember(await map[string]time.Time, admitted map[string]bo
 	defer l.state.mu.Unlock()
 	unshown := map[string]bool{}
 	for service, b := range l.runtime {
-		if _, known := l.aliases[service]; !known {
+		if _, known := l.aliases.of(service); !known {
 			unshown[b.alias(service).uid] = true
 		}
 	}

@@ -147,6 +147,9 @@ func (s *state) forget(admitted map[string]string) {
 			delete(s.runtime.pods, service)
 		}
 	}
+	if len(s.runtime.pods) == 0 {
+		s.runtime.pods = map[string]sandbox{} // one that has had thousands keeps their room
+	}
 	s.mu.Unlock()
 	if len(admitted) > manyPods {
 		freeOSMemory()

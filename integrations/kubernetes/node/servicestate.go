@@ -166,6 +166,7 @@ func (s *serviceState) setSlice(o *services.Slice) {
 	}
 	s.add(key.Namespace, 0, len(o.Endpoints))
 	o.Metadata = api.ObjectMeta{Name: name}
+	o.Compact()
 	e.slices[name] = o
 }
 

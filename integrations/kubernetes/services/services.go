@@ -94,6 +94,14 @@ func (s *Service) Meta() *api.ObjectMeta { return &s.Metadata }
 // Meta returns the metadata.
 func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
 
+// Compact removes the room that the JSON decoder has left for more endpoints and addresses: most of what they take.
+func (s *Slice) Compact() {
+	s.Endpoints = slices.Clone(s.Endpoints)
+	for i := range s.Endpoints {
+		s.Endpoints[i].Addresses = slices.Clone(s.Endpoints[i].Addresses)
+	}
+}
+
 // Key identifies a Service.
 type Key struct{ Namespace, Name string }
 
