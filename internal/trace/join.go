@@ -44,7 +44,7 @@ func Join(traces []NodeTrace, within time.Duration) []v1.TracedPacket {
 
 type joiner struct {
 	within time.Duration
-	known  map[string][]*joined // by each fingerprint that they had
+	known  map[string][]*joined // by each fingerprint that they had, in the order of time
 	all    []*joined
 }
 
@@ -53,6 +53,9 @@ type joined struct {
 	nodes []int // by number, the same order as at
 	at    []v1.TracedPacket
 }
+
+// compare orders packets by the time at which a node met them first.
+func (j *joined) compare(t time.Time) int { return j.at[0].Time.Compare(t) }
 
 func (j *joiner) add(node int, name string, p v1.TracedPacket) {
 	p.Node, p.Then = name, slices.Clone(p.Then)
@@ -63,8 +66,14 @@ func (j *joiner) add(node int, name string, p v1.TracedPacket) {
 	least := j.within
 	prints := fingerprints(p)
 	for _, f := range prints {
-		for _, one := range j.known[f] {
-			if apart := p.Time.Sub(one.at[0].Time).Abs(); apart <= least && !slices.Contains(one.nodes, node) {
+		soonest := p.Time.Add(-j.within)
+		from, _ := slices.BinarySearchFunc(j.known[f], soonest, (*joined).compare)
+		for _, one := range j.known[f][from:] {
+			apart := one.at[0].Time.Sub(p.Time)
+			if apart > j.within {
+				break
+			}
+			if apart = apart.Abs(); apart <= least && !slices.Contains(one.nodes, node) {
 				found, least = one, apart
 			}
 		}
@@ -75,8 +84,13 @@ func (j *joiner) add(node int, name string, p v1.TracedPacket) {
 	}
 	found.nodes, found.at = append(found.nodes, node), append(found.at, p)
 	for _, f := range prints {
-		if !slices.Contains(j.known[f], found) {
-			j.known[f] = append(j.known[f], found)
+		known := j.known[f]
+		at, _ := slices.BinarySearchFunc(known, found.at[0].Time, (*joined).compare)
+		for at < len(known) && known[at] != found && known[at].compare(found.at[0].Time) == 0 {
+			at++
+		}
+		if at == len(known) || known[at] != found {
+			j.known[f] = slices.Insert(known, at, found)
 		}
 	}
 }

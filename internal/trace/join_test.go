@@ -71,3 +71,23 @@ func TestJoin(t *testing.T) {
 		t.Errorf("joining has changed what was joined: %+v", through)
 	}
 }
+
+// Long traces of packets that are all alike, as of a client that repeats a request, take no time that grows with its
+// square.
+func TestJoinManyAlike(t *testing.T) {
+	var here, there []v1.TracedPacket
+	for i := range 200_000 {
+		at := time.Duration(i) * 100 * time.Millisecond
+		here = append(here, seen("forward", at, "same", "same"))
+		there = append(there, seen("forward", at+30*time.Millisecond, "same", "same"))
+	}
+	all := Join([]NodeTrace{{"a", here}, {"b", there}}, time.Second)
+	for i, p := range all {
+		if len(p.Then) != 1 || p.Then[0].Time.Sub(p.Time) != 30*time.Millisecond {
+			t.Fatalf("packet %d of %d: %+v", i, len(all), p)
+		}
+	}
+	if len(all) != len(here) {
+		t.Errorf("%d packets, want %d", len(all), len(here))
+	}
+}
