@@ -4,6 +4,7 @@ package control
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -39,7 +40,7 @@ func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage, active
 	if name := p.activeWith(r, active); name != "" && free() {
 		header.Set(sdk.FillHeader, name)
 	}
-	got, err := p.exchange(ctx, r, compileTime, "compile", header, sdk.CompileRequest{Config: config}, &c.Settings)
+	got, err := p.exchange(ctx, r, compileTime, "compile", header, compileRequest(config), &c.Settings)
 	var answer *AnswerError
 	if errors.As(err, &answer) {
 		switch answer.Status {
@@ -54,6 +55,11 @@ func (p *Supervisor) Compile(ctx context.Context, config json.RawMessage, active
 	}
 	c.Known, c.Filled = true, got.Get(sdk.FillHeader) != "" && header.Get(sdk.FillHeader) != ""
 	return c, checkSettings(c.Settings)
+}
+
+// compileRequest is a sdk.CompileRequest, for which the config is not read again.
+func compileRequest(config json.RawMessage) []byte {
+	return []byte(`{"config":` + cmp.Or(string(config), "null") + "}")
 }
 
 // checkSettings refuses nonsense, and turns numbers into integers.
@@ -203,7 +209,7 @@ func (p *Supervisor) call(ctx context.Context, r *run, limit time.Duration, name
 	return err
 }
 
-// exchange is call with headers.
+// exchange is call with headers. A body of bytes is JSON.
 func (p *Supervisor) exchange(ctx context.Context, r *run, limit time.Duration, name string, header http.Header,
 	body, answer any,
 ) (http.Header, error) {
@@ -211,9 +217,12 @@ func (p *Supervisor) exchange(ctx context.Context, r *run, limit time.Duration, 
 	defer cancel()
 	method, content := http.MethodGet, io.Reader(http.NoBody)
 	if body != nil {
-		data, err := json.Marshal(body)
-		if err != nil {
-			return nil, err
+		data, isText := body.([]byte)
+		if !isText {
+			var err error
+			if data, err = json.Marshal(body); err != nil {
+				return nil, err
+			}
 		}
 		if len(data) > sdk.MaxBody {
 			return nil, p.failed(name, fmt.Errorf("the request has %d bytes; at most %d are allowed", len(data), sdk.MaxBody))
