@@ -27,9 +27,14 @@ func fillDefaults(root, s map[string]any, v any, depth int) any {
 	case []any:
 		items, _ := Resolve(root, s)["items"].(map[string]any)
 		items = Resolve(root, items) // once for all of them
+		absent := defaultsOf(root, items)
 		out := make([]any, len(v))
 		for i := range v {
-			out[i] = fillDefaults(root, items, v[i], depth+1)
+			if object, ok := v[i].(map[string]any); ok && depth < maxDefaultDepth {
+				out[i] = fillAbsent(root, items, object, absent, depth+1)
+			} else {
+				out[i] = fillDefaults(root, items, v[i], depth+1)
+			}
 		}
 		return out
 	}
@@ -39,19 +44,38 @@ func fillDefaults(root, s map[string]any, v any, depth int) any {
 // fillObject returns a copy of object with the defaults of its properties filled in at every level. Values that are
 // present, null included, are kept.
 func fillObject(root, s, object map[string]any, depth int) map[string]any {
+	return fillAbsent(root, s, object, defaultsOf(root, s), depth)
+}
+
+// fillAbsent is fillObject with the defaults of properties that are absent.
+func fillAbsent(root, s, object map[string]any, absent []property, depth int) map[string]any {
 	out := make(map[string]any, len(object))
 	properties, _ := s["properties"].(map[string]any)
 	for name, value := range object {
-		property, _ := properties[name].(map[string]any)
-		out[name] = fillDefaults(root, property, value, depth+1)
+		schema, _ := properties[name].(map[string]any)
+		out[name] = fillDefaults(root, schema, value, depth+1)
 	}
-	for name, sub := range properties {
-		property, _ := sub.(map[string]any)
-		if _, present := out[name]; present {
-			continue
+	for _, p := range absent {
+		if _, present := out[p.name]; !present {
+			out[p.name] = fillDefaults(root, p.schema, p.value, depth+1)
 		}
-		if value, ok := defaultOf(root, property); ok {
-			out[name] = fillDefaults(root, property, value, depth+1)
+	}
+	return out
+}
+
+// property is one with a default.
+type property struct {
+	name   string
+	schema map[string]any
+	value  any
+}
+
+func defaultsOf(root, s map[string]any) (out []property) {
+	properties, _ := s["properties"].(map[string]any)
+	for name, sub := range properties {
+		schema, _ := sub.(map[string]any)
+		if value, ok := defaultOf(root, schema); ok {
+			out = append(out, property{name, schema, value})
 		}
 	}
 	return out
