@@ -3,10 +3,10 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"mime"
 	"net/http"
 	"reflect"
@@ -80,8 +80,14 @@ type body struct {
 	err       error
 }
 
+// maxAhead bounds what is allocated for a body before it has arrived.
+const maxAhead = 64 << 10
+
 func (b *body) read(r *http.Request) {
-	b.data, b.err = io.ReadAll(r.Body)
+	var data bytes.Buffer
+	data.Grow(int(min(max(0, r.ContentLength), maxAhead)) + bytes.MinRead)
+	_, b.err = data.ReadFrom(r.Body)
+	b.data = data.Bytes()
 	b.mediaType, _, _ = mime.ParseMediaType(r.Header.Get("Content-Type"))
 }
 
