@@ -207,9 +207,9 @@ func withOwners(maps sdk.Maps, n int, do func(m *ebpf.Map, owners []owner) error
 }
 
 // firstOwners are mapped at first: each page takes time, and rules get the first slots that are free.
-const firstOwners = 4096
+const firstOwners = 1024
 
-// mapOwned maps the first size owners, or all if these are too few.
+// mapOwned maps the first size owners, or more if these are too few.
 func mapOwned(m *ebpf.Map, n, size int, do func(m *ebpf.Map, owners []owner) error) error {
 	size = min(size, int(m.MaxEntries()))
 	memory, err := unix.Mmap(m.FD(), 0, size*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
@@ -219,7 +219,7 @@ func mapOwned(m *ebpf.Map, n, size int, do func(m *ebpf.Map, owners []owner) err
 	defer func() { _ = unix.Munmap(memory) }()
 	owners := unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), size)
 	if size < int(m.MaxEntries()) && (size < slotRules+n || owners[size-1-n].Fill != 0) {
-		return mapOwned(m, n, int(m.MaxEntries()), do)
+		return mapOwned(m, n, 4*size, do)
 	}
 	return do(m, owners)
 }
