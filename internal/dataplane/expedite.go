@@ -73,7 +73,7 @@ func (d *Dataplane) setExpedited() bool {
 		return false
 	}
 	if err := os.WriteFile(expeditedFile, []byte("1"), 0); err != nil {
-		_ = os.Remove(d.expediteNote())
+		_ = os.Truncate(d.expediteNote(), 0)
 		return false
 	}
 	return true
@@ -81,20 +81,20 @@ func (d *Dataplane) setExpedited() bool {
 
 func (d *Dataplane) expediteNote() string { return filepath.Join(d.opts.Run, "rcu_expedited") }
 
-// unexpedite puts the setting back as the note tells.
+// unexpedite puts the setting back as the note tells, unless it is empty. A new file each time would take much longer.
 func (d *Dataplane) unexpedite() error {
 	if d.opts.Run == "" {
 		return nil
 	}
 	before, err := os.ReadFile(d.expediteNote())
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
-	}
-	if err != nil {
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
+	}
+	if len(before) == 0 {
+		return nil
 	}
 	if err := os.WriteFile(expeditedFile, before, 0); err != nil {
 		return fmt.Errorf("restore %s: %w", expeditedFile, err)
 	}
-	return os.Remove(d.expediteNote())
+	return os.Truncate(d.expediteNote(), 0)
 }
