@@ -220,13 +220,12 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 	if _, err := n.tryApply(resource.ObjectOf(blocking(map[string]any{"set": "bad"})), bad); err != nil {
 		t.Fatal(err)
 	}
-	setModule := func(d *deploy.Module) (old *deploy.Module) {
+	setModule := func(d *deploy.Module) {
 		n.changes.Lock()
 		defer n.changes.Unlock()
 		n.mu.Lock()
 		defer n.mu.Unlock()
-		old, n.now.Modules["fw"] = n.now.Modules["fw"], d
-		return old
+		n.now.Modules["fw"] = d
 	}
 	failed := func() error {
 		n.changes.Lock()
@@ -234,7 +233,9 @@ func TestSetsOfModuleThatCannotRun(t *testing.T) {
 		return n.now.Modules["fw"].Err
 	}
 	// as if the agent had started while the control plane did not
-	runs := setModule(nil)
+	n.mu.Lock()
+	runs := n.now.Modules["fw"]
+	n.mu.Unlock()
 	down := deploy.Unavailable(runs.Resource, errors.New("no control plane"), true, nil)
 	down.Control = runs.Control
 	setModule(down)
