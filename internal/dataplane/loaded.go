@@ -3,6 +3,7 @@
 package dataplane
 
 import (
+	"errors"
 	"fmt"
 	"time"
 
@@ -192,14 +193,36 @@ func sumPerCPU(m *ebpf.Map) ([]uint64, error) {
 	if m == nil {
 		return nil, fmt.Errorf("counters: %w", sdk.ErrNoMap)
 	}
+	cpus, err := ebpf.PossibleCPU()
+	if err != nil {
+		return nil, err
+	}
 	out := make([]uint64, m.MaxEntries())
+	keys, values := make([]uint32, len(out)), make([]uint64, len(out)*cpus)
+	n, err := m.BatchLookup(new(ebpf.MapBatchCursor), keys, values, nil)
+	if errors.Is(err, ebpf.ErrNotSupported) { // before Linux 5.13
+		return sumEach(m, out)
+	}
+	if err != nil && !errors.Is(err, ebpf.ErrKeyNotExist) { // these were the last
+		return nil, err
+	}
+	for i, key := range keys[:n] {
+		for _, one := range values[i*cpus : (i+1)*cpus] {
+			out[key] += one
+		}
+	}
+	return out, nil
+}
+
+// sumEach is sumPerCPU with a system call for each element.
+func sumEach(m *ebpf.Map, out []uint64) ([]uint64, error) {
 	var perCPU []uint64
 	for i := range out {
 		if err := m.Lookup(uint32(i), &perCPU); err != nil {
 			return nil, err
 		}
-		for _, n := range perCPU {
-			out[i] += n
+		for _, one := range perCPU {
+			out[i] += one
 		}
 	}
 	return out, nil
