@@ -80,9 +80,10 @@ func newMemberOf(t *testing.T, broker *oaktest.Broker) *member {
 	return m
 }
 
-// short are times that tests wait for.
+// short are times that tests wait for. A request for a subnet that is sent again uses up another one, so that time is
+// longer than an answer takes on a busy machine.
 var short = times{lookup: 20 * time.Millisecond, retry: 20 * time.Millisecond, maxRetry: 50 * time.Millisecond,
-	subnet: 50 * time.Millisecond, maxSubnet: 50 * time.Millisecond, again: 300 * time.Millisecond,
+	subnet: 2 * time.Second, maxSubnet: 2 * time.Second, again: 300 * time.Millisecond,
 	keep: 50 * time.Millisecond, reconnect: 10 * time.Millisecond, maxReconnect: 50 * time.Millisecond, ack: time.Second}
 
 // start is a start of the process.
