@@ -109,6 +109,23 @@ func measuredBy(t *testing.T, l *Loaded) uint64 { return measured(t, l)[0] }
 // The last packet of each module in which it was the slowest stays, however many come of another.
 func TestSlowPacketsOfOneModuleStay(t *testing.T) {
 	needsSampling(t)
+	// What interrupts a short module, or the measuring of the clock's own time, makes another module the slowest.
+	wrong := "not tried"
+	for tries := 0; wrong != "" && tries < 3; tries++ {
+		if tries > 0 {
+			t.Log(wrong)
+		}
+		wrong = slowOfOneModule(t)
+	}
+	if wrong != "" {
+		t.Error(wrong)
+	}
+}
+
+// slowOfOneModule has a chain keep a slow packet of one module and then many of another, and returns what is wrong with
+// those that it has kept.
+func slowOfOneModule(t *testing.T) string {
+	t.Helper()
 	l := load(t, chain.OnTCIngress, chain.Egress, testModule(t, "drop", "dropper", map[string]any{"port": 53}),
 		testModule(t, "spin", "slow", map[string]any{"steps": 20000}))
 	if err := l.Time(always); err != nil {
@@ -121,13 +138,14 @@ func TestSlowPacketsOfOneModuleStay(t *testing.T) {
 	}
 	got := slowOf(t, l)
 	if len(got) != 2+slowBefore || got[0].Events[0].DestPort != 53 {
-		t.Fatalf("%d packets, the first %+v", len(got), got[0])
+		return fmt.Sprintf("%d packets: %+v", len(got), got)
 	}
 	for i, p := range got[1:] {
 		if want := uint16(1000 + packets - slowBefore - 1 + i); p.Events[0].DestPort != want || len(p.Events) != 3 {
-			t.Errorf("packet %d: port %d, want %d: %+v", i, p.Events[0].DestPort, want, p)
+			return fmt.Sprintf("packet %d: port %d, want %d: %+v", i, p.Events[0].DestPort, want, p)
 		}
 	}
+	return ""
 }
 
 // A packet that two CPUs have written, or that is being written, is left out.
