@@ -24,49 +24,31 @@ import (
 
 const (
 	limitsEvery = 500 * time.Millisecond
-	memoryEvery = 1  // of these times
-	diskEvery   = 4  // it examines each file
-	anyEvery    = 20 // if the processes have run at all
-	littleRun   = 10 * time.Millisecond
+	diskEvery   = 4 // of these times: it examines each file
 )
-
-// look is when processes were examined last: those that have run little since then have neither grown much nor started
-// many others.
-type look struct {
-	ran   time.Duration // CPU time
-	times int           // of limitsEvery that have passed
-}
-
-// due reports whether to examine processes that have run for so long by now.
-func (l *look) due(now time.Duration, every int) bool {
-	l.times++
-	if l.times < every || now-l.ran < littleRun && (l.times < anyEvery || now == l.ran) {
-		return false
-	}
-	*l = look{ran: now}
-	return true
-}
 
 // watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to
 // divide; the sandbox's limits bound what can happen in between.
 func watchLimits(p *process, spec sandbox.Spec) {
 	tick := time.NewTicker(limitsEvery)
 	defer tick.Stop()
-	processes := []int{p.pid}
-	memory, disk := look{ran: -littleRun}, look{ran: -littleRun}
-	for {
+	// CPU time at the last check of memory, and of files
+	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1)
+	for n := 1; ; n++ {
 		select {
 		case <-p.ended:
 			return
 		case <-tick.C:
 		}
-		ran, why := runTime(processes), ""
-		if memory.due(ran, memoryEvery) {
-			processes = family(p.pid)
-			why = memoryOver(processes, spec)
+		now := runTime(processes)
+		if now > 0 && now == ran && (now == wrote || n < diskEvery) { // who has not run has neither grown nor started others
+			continue
 		}
-		if why == "" && disk.due(ran, diskEvery) {
-			why = diskOver(family(p.pid), spec)
+		processes = family(p.pid)
+		ran = runTime(processes)
+		why := memoryOver(processes, spec)
+		if why == "" && n >= diskEvery {
+			why, n, wrote = diskOver(processes, spec), 0, ran
 		}
 		if why != "" {
 			p.end(why)

@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"runtime/debug"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -125,21 +124,4 @@ func TestHelperAllocates(t *testing.T) {
 	fmt.Println("allocated")
 	time.Sleep(time.Minute) // until it is killed
 	fmt.Println(held[0])
-}
-
-// Processes are examined when they have run for a while, and for less than that seldom, but if they have run at all.
-func TestLook(t *testing.T) {
-	l, ran, looked := look{ran: -littleRun}, time.Duration(0), []int{}
-	runs := map[int]time.Duration{5: littleRun, 7: littleRun - 1, 40: littleRun / 2, 41: littleRun / 2, 90: 10 * littleRun,
-		91: 10 * littleRun}
-	for at := range 120 {
-		ran += runs[at]
-		if l.due(ran, 3) {
-			looked = append(looked, at)
-		}
-	}
-	// at first; after much, also when it came before the period was over; after little
-	if want := []int{2, 5, 25, 41, 90, 93}; !slices.Equal(looked, want) {
-		t.Errorf("%v, want %v", looked, want)
-	}
 }
