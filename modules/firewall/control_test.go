@@ -129,6 +129,8 @@ func TestOwnersAreMappedAsFarAsUsed(t *testing.T) {
 		}
 	}
 	check(100, size)
+	check(size-slotRules-1, size)
+	check(size-slotRules, all)
 	check(size, all)
 	if err := m.Put(uint32(size-101), owner{Rule: 1, Fill: 1}); err != nil {
 		t.Fatal(err)

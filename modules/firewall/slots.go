@@ -211,17 +211,23 @@ const firstOwners = 1024
 
 // mapOwned maps the first size owners, or more if these are too few.
 func mapOwned(m *ebpf.Map, n, size int, do func(m *ebpf.Map, owners []owner) error) error {
-	size = min(size, int(m.MaxEntries()))
-	memory, err := unix.Mmap(m.FD(), 0, size*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
-	if err != nil {
-		return fmt.Errorf("read map %s: %w", mapOwners, err)
+	for most := int(m.MaxEntries()); ; size *= 4 {
+		size = min(size, most)
+		memory, err := unix.Mmap(m.FD(), 0, size*int(m.ValueSize()), unix.PROT_READ, unix.MAP_SHARED|unix.MAP_POPULATE)
+		if err != nil {
+			return fmt.Errorf("read map %s: %w", mapOwners, err)
+		}
+		owners := unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), size)
+		// The first slots are no rule's; n more must be free.
+		enough := size == most || size > slotRules+n && owners[size-1-n].Fill == 0
+		if enough {
+			err = do(m, owners)
+		}
+		_ = unix.Munmap(memory)
+		if enough {
+			return err
+		}
 	}
-	defer func() { _ = unix.Munmap(memory) }()
-	owners := unsafe.Slice((*owner)(unsafe.Pointer(&memory[0])), size)
-	if size < int(m.MaxEntries()) && (size < slotRules+n || owners[size-1-n].Fill != 0) {
-		return mapOwned(m, n, 4*size, do)
-	}
-	return do(m, owners)
 }
 
 // readHits sums the counters of all CPUs by slot of a map.
