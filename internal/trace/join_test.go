@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // seen is a packet at a service, with its fingerprints as it came and after its module.
@@ -81,7 +82,13 @@ func TestJoinManyAlike(t *testing.T) {
 		here = append(here, seen("forward", at, "same", "same"))
 		there = append(there, seen("forward", at+30*time.Millisecond, "same", "same"))
 	}
-	all := Join([]NodeTrace{{"a", here}, {"b", there}}, time.Second)
+	joined, all := make(chan []v1.TracedPacket, 1), []v1.TracedPacket(nil)
+	go func() { joined <- Join([]NodeTrace{{"a", here}, {"b", there}}, time.Second) }()
+	select {
+	case all = <-joined:
+	case <-time.After(wait.Patience):
+		t.Fatal("still joining")
+	}
 	for i, p := range all {
 		if len(p.Then) != 1 || p.Then[0].Time.Sub(p.Time) != 30*time.Millisecond {
 			t.Fatalf("packet %d of %d: %+v", i, len(all), p)
