@@ -25,7 +25,13 @@ const (
 	maxVersions  = 100 // of ClusterModules with a rollout: one that is not listed looks as if the node was silent
 	maxMessage   = 1024
 	writeTimeout = 30 * time.Second
-	writeRetry   = 30 * time.Second // and as long again at random
+)
+
+// Times before a write is repeated, and as long again at random. They double: a rollout waits for nodes whose writes
+// the API server could not store for a moment.
+const (
+	minWriteRetry = time.Second
+	maxWriteRetry = 30 * time.Second
 )
 
 const nodesPath = "/apis/" + api.Group + "/" + api.Version + "/" + api.KerbNodes
@@ -132,7 +138,7 @@ func (r *reporter) run(ctx context.Context) {
 			return
 		case status = <-r.next:
 		}
-		for ctx.Err() == nil {
+		for retry := minWriteRetry; ctx.Err() == nil; {
 			if written == nil {
 				written = r.read(ctx)
 			}
@@ -150,8 +156,9 @@ func (r *reporter) run(ctx context.Context) {
 			}
 			select {
 			case <-ctx.Done():
-			case <-time.After(writeRetry + rand.N(writeRetry)):
+			case <-time.After(retry + rand.N(retry)):
 			}
+			retry = min(2*retry, maxWriteRetry)
 			select {
 			case status = <-r.next: // newer
 			default:

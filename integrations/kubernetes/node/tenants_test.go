@@ -33,7 +33,7 @@ func meta(name, uid string, labels map[string]string) map[string]any {
 // path and the query; = and a path is a single object. It counts requests.
 func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *watch.Client {
 	t.Helper()
-	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return kubeClient(t, func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		if one := stored["="+r.URL.Path]; one != nil {
 			_ = json.NewEncoder(w).Encode(one[0])
@@ -45,7 +45,13 @@ func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *wat
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "99"},
 			"items": items})
-	}))
+	})
+}
+
+// kubeClient returns the client of an API server that is a function.
+func kubeClient(t *testing.T, serve http.HandlerFunc) *watch.Client {
+	t.Helper()
+	server := httptest.NewTLSServer(serve)
 	t.Cleanup(server.Close)
 	config := filepath.Join(t.TempDir(), "kubeconfig")
 	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
