@@ -66,26 +66,32 @@ func TestFleet(t *testing.T) {
 	f.await("all nodes report", func() bool { return len(f.nodes()) == n })
 	f.say("all nodes have started", "%.1f s", time.Since(began).Seconds())
 
+	processes := []process{{"all nodes", nodes}, {"their agents, and the test", os.Getpid()},
+		{"controller", controller.Process.Pid}, {"API server and etcd", b.api.PID()}}
 	var all []time.Duration
+	cpu := cpuOf(t, processes)
 	for i := range fleetChanges {
 		all = append(all, f.change(fmt.Sprint("change-", i))...)
+	}
+	for i, now := range cpuOf(t, processes) {
+		f.say("a change: CPU time of "+processes[i].name, "%.2f s", (now-cpu[i]).Seconds()/fleetChanges)
 	}
 	slices.Sort(all)
 	f.say("a change on all nodes, p50", "%.2f s", all[len(all)/2].Seconds())
 	f.say("a change on all nodes, p99", "%.2f s; goal 2 s", all[len(all)*99/100].Seconds())
 	f.say("a change on all nodes, longest", "%.2f s", all[len(all)-1].Seconds())
+	f.say("a change: until it is stored, longest", "%.2f s", f.slow.Seconds())
 
 	time.Sleep(10 * time.Second) // the controller counts the last change
-	server := b.api.PID()
-	before, cpu := f.requests(), []time.Duration{cpuOf(t, nodes), cpuOf(t, controller.Process.Pid), cpuOf(t, server)}
+	before := f.requests()
+	cpu = cpuOf(t, processes)
 	time.Sleep(fleetSteady) // what is sent while nothing changes
 	after, seconds := f.requests(), fleetSteady.Seconds()
 	f.say("steady: requests of Kerb", "%.2f/s; goal 5/s", float64(after.all-before.all)/seconds)
 	f.say("steady: writes of Kerb but the Lease", "%d in %.0f s; goal 0", after.writes-before.writes, seconds)
-	for i, what := range []string{"all nodes", "controller", "API server"} {
-		pid := []int{nodes, controller.Process.Pid, server}[i]
-		f.say("steady: CPU of "+what, "%.1f %%", 100*(cpuOf(t, pid)-cpu[i]).Seconds()/seconds)
-		f.say("memory of "+what, "%.1f MiB", residentOf(t, pid))
+	for i, now := range cpuOf(t, processes) {
+		f.say("steady: CPU of "+processes[i].name, "%.1f %%", 100*(now-cpu[i]).Seconds()/seconds)
+		f.say("memory of "+processes[i].name, "%.1f MiB", residentOf(t, processes[i].pid))
 	}
 
 	f.rollout()
@@ -119,13 +125,14 @@ func TestFleetNodes(t *testing.T) {
 type hollow struct {
 	*bed
 	size int
+	slow time.Duration // the longest time in which the API server has stored a change
 	mu   sync.Mutex
 	seen map[string][]time.Time // by the mark of a module: when agents got it
 }
 
 func (f *hollow) say(what, format string, args ...any) {
 	f.T.Helper()
-	f.T.Logf("%-45s %s", what, fmt.Sprintf(format, args...))
+	f.T.Logf("%-50s %s", what, fmt.Sprintf(format, args...))
 }
 
 func (f *hollow) await(what string, ok func() bool) {
@@ -226,6 +233,7 @@ func (f *hollow) change(mark string) (took []time.Duration) {
 	f.T.Helper()
 	began := time.Now()
 	f.module("web", "{package: {name: firewall}, config: {mark: "+mark+"}, attach: {pods: {}}}")
+	f.slow = max(f.slow, time.Since(began))
 	f.await(mark+" is on all nodes", func() bool { return len(f.arrived(mark)) >= f.size })
 	for _, at := range f.arrived(mark) {
 		took = append(took, at.Sub(began))
@@ -300,17 +308,26 @@ func (f *hollow) requests() (out requests) {
 	}
 }
 
-// cpuOf is the time that a process has had of CPUs.
-func cpuOf(t *testing.T, pid int) time.Duration {
+// process is one of those that a fleet consists of.
+type process struct {
+	name string
+	pid  int
+}
+
+// cpuOf returns the times that processes have had of CPUs.
+func cpuOf(t *testing.T, processes []process) (all []time.Duration) {
 	t.Helper()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
-		t.Fatal(err)
+	for _, p := range processes {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
+		user, _ := strconv.Atoi(fields[11])
+		system, _ := strconv.Atoi(fields[12])
+		all = append(all, time.Duration(user+system)*10*time.Millisecond) // USER_HZ
 	}
-	fields := strings.Fields(string(text[strings.LastIndexByte(string(text), ')')+1:]))
-	user, _ := strconv.Atoi(fields[11])
-	system, _ := strconv.Atoi(fields[12])
-	return time.Duration(user+system) * 10 * time.Millisecond // USER_HZ
+	return all
 }
 
 // residentOf is the memory of a process, in MiB.
