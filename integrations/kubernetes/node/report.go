@@ -151,6 +151,7 @@ func (r *reporter) run(ctx context.Context) {
 				written = &status
 				break
 			}
+			written = nil // it may have been stored, and only the answer was lost
 			if ctx.Err() == nil {
 				r.log.Warn("the status of this node is not written", "error", err)
 			}

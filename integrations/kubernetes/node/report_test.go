@@ -4,8 +4,10 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"log/slog"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -37,6 +39,47 @@ func TestStatusIsWrittenAgainSoon(t *testing.T) {
 	case <-stored:
 	case <-time.After(20 * time.Second):
 		t.Errorf("%d writes in 20 s", writes.Load())
+	}
+	cancel()
+	<-ended
+}
+
+// If the API server has stored a status, and only its answer was lost, the status of before is written again.
+func TestStatusThatWasStoredAllTheSame(t *testing.T) {
+	var mu sync.Mutex
+	var stored struct {
+		Status api.KerbNodeStatus `json:"status"`
+	}
+	writes := make(chan string, 100)
+	kube := kubeClient(t, func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if r.Method == http.MethodPatch {
+			stored.Status = api.KerbNodeStatus{}
+			if err := json.NewDecoder(r.Body).Decode(&stored); err != nil {
+				t.Error(err)
+			}
+			if writes <- stored.Status.Kernel; stored.Status.Kernel == "lost" {
+				w.WriteHeader(http.StatusInternalServerError)
+			}
+			return
+		}
+		_ = json.NewEncoder(w).Encode(stored)
+	})
+	r := newReporter(kube, "n1", slog.New(slog.DiscardHandler))
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { defer close(ended); r.run(ctx) }()
+	for _, kernel := range []string{"first", "lost", "first"} {
+		r.set(api.KerbNodeStatus{Kernel: kernel})
+		select {
+		case got := <-writes:
+			if got != kernel {
+				t.Errorf("%s is written, want %s", got, kernel)
+			}
+		case <-time.After(20 * time.Second):
+			t.Errorf("%s is not written", kernel)
+		}
 	}
 	cancel()
 	<-ended
