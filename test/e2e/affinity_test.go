@@ -37,22 +37,28 @@ func serveName(t *testing.T, h *netlab.Host, name string, port uint16) {
 	}()
 }
 
-// askName connects to an address and returns the name that the server sends.
-func askName(t *testing.T, from *netlab.Host, to string) string {
-	t.Helper()
+// tryName connects to an address and returns the name that the server sends.
+func tryName(from *netlab.Host, to string) (string, error) {
 	var c net.Conn
 	if err := from.Do(func() (err error) {
 		c, err = net.DialTimeout("tcp4", to, 30*time.Second)
 		return err
 	}); err != nil {
-		t.Fatal(err)
+		return "", err
 	}
 	defer c.Close()
 	name, err := io.ReadAll(c)
+	return string(name), err
+}
+
+// askName is tryName where nothing may go wrong.
+func askName(t *testing.T, from *netlab.Host, to string) string {
+	t.Helper()
+	name, err := tryName(from, to)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(name)
+	return name
 }
 
 // Clients keep their instance while the agent is killed, the proxy gets a new program, and its table another size.
@@ -80,6 +86,12 @@ func TestAffinityOutlivesAgentAndPrograms(t *testing.T) {
 			}
 		}
 	}
+	// The control plane of the proxy learns of virtual services after the answer to their change.
+	n.Eventually("both addresses are there", func() bool {
+		_, err := tryName(n.web, "10.30.0.10:80")
+		_, other := tryName(n.web, "10.30.0.9:80")
+		return err == nil && other == nil
+	})
 	stays("first")
 	met := map[string]bool{}
 	for range 3 {
@@ -103,6 +115,10 @@ func TestAffinityOutlivesAgentAndPrograms(t *testing.T) {
 	}
 	store.Spec.Instances = store.Spec.Instances[1:]
 	n.apply(store)
+	n.Eventually("store0 gets no new connections", func() bool {
+		name, err := tryName(n.web, "10.30.0.9:80") // one that is under way to store0 is reset
+		return err == nil && name != "store0"
+	})
 	next := askName(t, n.web, "10.30.0.9:80")
 	for range 3 {
 		if got := askName(t, n.web, "10.30.0.9:80"); got == "store0" || got != next {
