@@ -26,6 +26,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/sdk"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 var quiet = slog.New(slog.DiscardHandler)
@@ -381,6 +382,7 @@ func TestFillsActiveMapSet(t *testing.T) {
 
 // After a change of values the maps are the same: they are neither copied again nor closed.
 func TestCopiesOfMaps(t *testing.T) {
+	sdktest.NeedRoot(t)
 	p := testSupervisor(nil)
 	newMaps := func() sdk.Maps {
 		m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 4, MaxEntries: 1})

@@ -11,6 +11,7 @@ import (
 
 // Counters are the sums over all CPUs, read in one system call where the kernel can, and one by one where not.
 func TestSumPerCPU(t *testing.T) {
+	needsRoot(t)
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.PerCPUArray, KeySize: 4, ValueSize: 8, MaxEntries: 300})
 	if err != nil {
 		t.Fatal(err)

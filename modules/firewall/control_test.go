@@ -109,6 +109,7 @@ func TestSlotsOutliveChanges(t *testing.T) {
 
 // Of the table of owners only as much is mapped as rules have used, and what they may need.
 func TestOwnersAreMappedAsFarAsUsed(t *testing.T) {
+	sdktest.NeedRoot(t)
 	const size, all = 512, 2048
 	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Array, KeySize: 4, ValueSize: 16, MaxEntries: all,
 		Flags: unix.BPF_F_MMAPABLE})
