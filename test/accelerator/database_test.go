@@ -73,6 +73,9 @@ func (n *node) postgres() {
 	n.daemon(n.b, postgresPort, "setpriv", append(as, filepath.Join(bin, "postgres"), "-D", data, "-c",
 		"listen_addresses=*",
 		"-c", "unix_socket_directories=", "-c", "fsync=off", "-p", fmt.Sprint(postgresPort))...)
+	n.Eventually("PostgreSQL has started up", func() bool { // it takes connections before, and refuses what they ask
+		return n.command(n.T.Context(), n.b, "pg_isready", "-q", "-h", n.b.Addr4().String()).Run() == nil
+	})
 }
 
 // PostgreSQL by pgbench, whose books have to balance; a table of 10 MB goes out and comes in again.
