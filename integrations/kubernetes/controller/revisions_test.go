@@ -4,23 +4,18 @@ package controller
 
 import (
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
-	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
 )
 
 // shelf is the part of an API server that has one ClusterModule, web, and its revisions.
@@ -64,30 +59,11 @@ func (s *shelf) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	fmt.Fprint(w, "{}")
 }
 
-func (s *shelf) client(t *testing.T) *watch.Client {
-	t.Helper()
-	server := httptest.NewTLSServer(s)
-	t.Cleanup(server.Close)
-	config := filepath.Join(t.TempDir(), "kubeconfig")
-	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	text := "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u}], " +
-		"clusters: [{name: c, cluster: {server: '" + server.URL + "', certificate-authority-data: " +
-		base64.StdEncoding.EncodeToString(authority) + "}}]}"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	client, err := watch.Load(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return client
-}
-
 // Every spec has a revision, with what this program does not know of it; one that comes back gets the highest number.
 // The oldest of too many are deleted, and specs that are too large have none.
 func TestNumbersOfRevisions(t *testing.T) {
 	s := &shelf{revisions: map[string]api.ModuleRevision{}}
-	r := newRevisions(s.client(t), slog.New(slog.DiscardHandler))
+	r := newRevisions(watchtest.Client(t, s), slog.New(slog.DiscardHandler))
 	r.handler().Replace(nil)
 	generation := 0
 	is := func(what, spec, want string) {
@@ -147,7 +123,7 @@ func TestNumbersOfRevisions(t *testing.T) {
 func TestRevisionsLeaveTimeForTheLease(t *testing.T) {
 	s := &shelf{revisions: map[string]api.ModuleRevision{}, slow: make(chan struct{}),
 		module: `{"metadata":{"name":"web","uid":"u1","generation":1},"spec":{}}`}
-	r := newRevisions(s.client(t), slog.New(slog.DiscardHandler))
+	r := newRevisions(watchtest.Client(t, s), slog.New(slog.DiscardHandler))
 	r.handler().Replace(nil)
 	web := api.ClusterModule{Metadata: api.ObjectMeta{Name: "web", UID: "u1", Generation: 1}}
 	write := func(ctx context.Context, modules ...api.ClusterModule) { r.write(ctx, modules) }

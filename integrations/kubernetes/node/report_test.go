@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
 )
 
 // A status that the API server could not store, as while etcd times out, is written again within seconds: the waves of
@@ -20,7 +21,7 @@ import (
 func TestStatusIsWrittenAgainSoon(t *testing.T) {
 	var writes atomic.Int32
 	stored := make(chan struct{})
-	kube := kubeClient(t, func(w http.ResponseWriter, r *http.Request) {
+	kube := watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch {
 		case r.Method != http.MethodPatch:
 			w.WriteHeader(http.StatusNotFound)
@@ -29,7 +30,7 @@ func TestStatusIsWrittenAgainSoon(t *testing.T) {
 		default:
 			close(stored)
 		}
-	})
+	}))
 	r := newReporter(kube, "n1", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})
@@ -51,7 +52,7 @@ func TestStatusThatWasStoredAllTheSame(t *testing.T) {
 		Status api.KerbNodeStatus `json:"status"`
 	}
 	writes := make(chan string, 100)
-	kube := kubeClient(t, func(w http.ResponseWriter, r *http.Request) {
+	kube := watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		mu.Lock()
 		defer mu.Unlock()
 		if r.Method == http.MethodPatch {
@@ -65,7 +66,7 @@ func TestStatusThatWasStoredAllTheSame(t *testing.T) {
 			return
 		}
 		_ = json.NewEncoder(w).Encode(stored)
-	})
+	}))
 	r := newReporter(kube, "n1", slog.New(slog.DiscardHandler))
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan struct{})

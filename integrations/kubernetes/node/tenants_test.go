@@ -5,13 +5,10 @@ package node
 import (
 	"bytes"
 	"context"
-	"encoding/base64"
 	"encoding/json"
-	"encoding/pem"
 	"fmt"
 	"log/slog"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -22,6 +19,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
 )
 
 // meta is an object of generation 1 as an API server returns it.
@@ -33,7 +31,7 @@ func meta(name, uid string, labels map[string]string) map[string]any {
 // path and the query; = and a path is a single object. It counts requests.
 func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *watch.Client {
 	t.Helper()
-	return kubeClient(t, func(w http.ResponseWriter, r *http.Request) {
+	return watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		if one := stored["="+r.URL.Path]; one != nil {
 			_ = json.NewEncoder(w).Encode(one[0])
@@ -45,27 +43,7 @@ func kubeServer(t *testing.T, asked *atomic.Int32, stored map[string][]any) *wat
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"resourceVersion": "99"},
 			"items": items})
-	})
-}
-
-// kubeClient returns the client of an API server that is a function.
-func kubeClient(t *testing.T, serve http.HandlerFunc) *watch.Client {
-	t.Helper()
-	server := httptest.NewTLSServer(serve)
-	t.Cleanup(server.Close)
-	config := filepath.Join(t.TempDir(), "kubeconfig")
-	authority := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	text := "{current-context: a, contexts: [{name: a, context: {cluster: c, user: u}}], users: [{name: u}], " +
-		"clusters: [{name: c, cluster: {server: '" + server.URL + "', certificate-authority-data: " +
-		base64.StdEncoding.EncodeToString(authority) + "}}]}"
-	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	kube, err := watch.Load(config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return kube
+	}))
 }
 
 // tenants is a state with pods of two namespaces, in resource versions 50 and 40.
