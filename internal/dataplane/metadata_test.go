@@ -45,8 +45,8 @@ func TestMetadata(t *testing.T) {
 	}
 }
 
-// metadataOf is what the map has that is bound to a program. It is frozen.
-func metadataOf(t *testing.T, id ebpf.ProgramID) string {
+// mapsOf opens the maps of a program until the test ends.
+func mapsOf(t *testing.T, id ebpf.ProgramID) (out []*ebpf.Map) {
 	t.Helper()
 	prog, err := ebpf.NewProgramFromID(id)
 	if err != nil {
@@ -57,13 +57,25 @@ func metadataOf(t *testing.T, id ebpf.ProgramID) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	all, _ := info.MapIDs()
+	all, known := info.MapIDs()
+	if !known || len(all) == 0 {
+		t.Fatalf("program %d has no maps", id)
+	}
 	for _, id := range all {
 		m, err := ebpf.NewMapFromID(id)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer m.Close()
+		t.Cleanup(func() { m.Close() })
+		out = append(out, m)
+	}
+	return out
+}
+
+// metadataOf is what the map has that is bound to a program. It is frozen.
+func metadataOf(t *testing.T, id ebpf.ProgramID) string {
+	t.Helper()
+	for _, m := range mapsOf(t, id) {
 		if info, err := m.Info(); err != nil || info.Name != "kerb.rodata" {
 			continue
 		}

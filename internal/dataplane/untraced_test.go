@@ -60,26 +60,8 @@ func (w *world) runs(t *testing.T, p chain.Point) ebpf.ProgramID {
 // traceMaps are the maps of a program that traces use.
 func traceMaps(t *testing.T, id ebpf.ProgramID) (names []string) {
 	t.Helper()
-	prog, err := ebpf.NewProgramFromID(id)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer prog.Close()
-	info, err := prog.Info()
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, known := info.MapIDs()
-	if !known || len(all) == 0 {
-		t.Fatalf("program %d has no maps", id)
-	}
-	for _, id := range all {
-		m, err := ebpf.NewMapFromID(id)
-		if err != nil {
-			t.Fatal(err)
-		}
+	for _, m := range mapsOf(t, id) {
 		info, err := m.Info()
-		m.Close()
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -10,8 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/droptest"
 )
@@ -20,19 +18,7 @@ import (
 // none. Where the kernel does not show what it drops, one sentence says so, and the packets are there.
 func TestKernelDrops(t *testing.T) {
 	n := newRunningNode(t)
-	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
-	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
-		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
-	n.settled(map[string]int{"fw": 2})
-	stop := make(chan struct{})
-	var sending errgroup.Group
-	sending.Go(func() error { return n.datagrams(stop, 9, 53) }) // nothing listens there
-	defer func() {
-		close(stop)
-		if err := sending.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
+	n.dropping(9, 53) // nothing listens on 9
 	seen := map[string]int{}
 	n.refused(n.kerb("trace", "--last", "--after"), 2, "after", "leave last out")
 	r := n.kerb("trace", "--service", "db", "--protocol", "udp", "--after", "--count", "20", "-o", "json")

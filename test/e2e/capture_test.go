@@ -213,6 +213,24 @@ func (n *node) keepsDrops(shown func(file string) []string, want string) {
 	}
 }
 
+// dropping sends datagrams to ports of db until the test ends. A firewall there drops those to 53.
+func (n *node) dropping(ports ...int) {
+	n.T.Helper()
+	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
+	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
+		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
+	n.settled(map[string]int{"fw": 2})
+	stop := make(chan struct{})
+	var sending errgroup.Group
+	sending.Go(func() error { return n.datagrams(stop, ports...) })
+	n.T.Cleanup(func() {
+		close(stop)
+		if err := sending.Wait(); err != nil {
+			n.T.Error(err)
+		}
+	})
+}
+
 // datagrams sends some to each port of db from web until stop is closed.
 func (n *node) datagrams(stop <-chan struct{}, ports ...int) error {
 	return n.web.Do(func() error {

@@ -11,27 +11,13 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // One drop has the same words wherever it is shown: module, verdict and reason. The page has those of the API
 // (test/ui).
 func TestSameWords(t *testing.T) {
 	n := newRunningNode(t)
-	deny := map[string]any{"action": "deny", "direction": "ingress", "protocol": "udp", "dstPort": 53}
-	n.apply(module("fw", "firewall", "app=db", map[string]any{"rules": []any{deny},
-		"defaultPolicy": map[string]any{"ingress": "allow", "egress": "allow"}}))
-	n.settled(map[string]int{"fw": 2})
-	stop := make(chan struct{})
-	var sending errgroup.Group
-	sending.Go(func() error { return n.datagrams(stop, 53) })
-	defer func() {
-		close(stop)
-		if err := sending.Wait(); err != nil {
-			t.Error(err)
-		}
-	}()
+	n.dropping(53)
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
 
 	n.wants("trace", []string{"--service", "db", "--count", "1"}, "fw:drop (policy)")
