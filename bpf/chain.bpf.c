@@ -188,11 +188,11 @@ int kerb_verdict(struct kerb_pkt *pkt, __u32 verdict, void *drops, __u32 call, v
 	 * that old kernels leave. */
 	if (verdict != KERB_DROP)
 		pkt->reason = KERB_DROP_BAD_VERDICT;
-	else if (pkt->reason >= KERB_DROP_REASONS)
+	else if ((pkt->reason & KERB_DROP_REASON) >= KERB_DROP_REASONS)
 		pkt->reason = KERB_DROP_UNSPEC;
-	count_exit(call, KERB_EXIT_DROP);
-	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason);
 	kerb_drop_keep(pkt->ctx, call, pkt->reason);
+	count_exit(call, KERB_EXIT_DROP);
+	count_drop(drops, by_ifindex, pkt->ifindex, pkt->reason & KERB_DROP_REASON);
 	return KERB_ACT_DROP;
 }
 
@@ -201,7 +201,7 @@ SEC("kerb/bad_verdict")
 int kerb_bad_verdict(const struct kerb_pkt *pkt, void *drops, void *by_ifindex, __u32 call)
 {
 	count_drop(drops, by_ifindex, pkt->ifindex, KERB_DROP_BAD_VERDICT);
-	kerb_drop_keep(pkt->ctx, call, KERB_DROP_BAD_VERDICT | KERB_DROPPED_PASSED);
+	kerb_drop_keep(pkt->ctx, call, KERB_DROP_BAD_VERDICT | KERB_DROP_PASSED);
 	return 0;
 }
 

@@ -11,13 +11,16 @@
 #define KERB_DROPPED_PERIOD (100 * 1000 * 1000ULL) /* ns between two packets of a group */
 #define KERB_DROPPED_BURST  10
 #define KERB_DROPPED_PASSED 0x8000 /* it was not dropped: the module fails open */
+#define KERB_DROP_PASSED    0x80   /* the same for kerb_drop_keep() */
 
 /* A packet, as the module left it. */
 struct kerb_dropped {
 	__u64 time; /* ns, CLOCK_MONOTONIC; 0: none, or it is being written */
 	__u32 ifindex;
 	__u32 len;    /* of the frame */
-	__u32 place;  /* of the module in the chain */
+	__u8 place;   /* of the module in the chain */
+	__u8 key;     /* of the note (kerb_drop_noted), 0: none */
+	__u16 note;
 	__u16 reason; /* enum kerb_drop_reason, and KERB_DROPPED_PASSED */
 	__u16 bytes;  /* of the frame that are here */
 	__u8 frame[KERB_DROPPED_BYTES];
@@ -105,9 +108,10 @@ static __always_inline int dropped_limit(struct kerb_dropped_limit *l)
 
 /* Takes numbers and the hook's context only, so that the verifier checks it once, and not in each
  * state in which a module drops. */
-__noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 reason)
+__noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 noted)
 {
 	__u32 place = call >> KERB_CALL_COUNT_SHIFT, ifindex, group;
+	__u32 reason = noted & (KERB_DROP_REASONS - 1);
 	struct kerb_last_drops *all = (void *)&kerb_counts + kerb_last_drops_at;
 	struct kerb_dropped *d;
 
@@ -125,7 +129,9 @@ __noinline int kerb_drop_keep(kerb_ctx *ctx, __u32 call, __u32 reason)
 	d->ifindex = ifindex;
 	d->len = frame_len(ctx);
 	d->place = place - 1;
-	d->reason = reason;
+	d->key = noted >> 8;
+	d->note = noted >> 16;
+	d->reason = reason | (noted & KERB_DROP_PASSED ? KERB_DROPPED_PASSED : 0);
 	d->bytes = dropped_bytes(ctx, d->frame);
 	d->time = bpf_ktime_get_ns();
 	return 0;

@@ -97,7 +97,7 @@ func (k kept) wanted(p v1.TracedPacket) bool {
 // dropped are packets that modules dropped, or returned no verdict for; those of deleted modules have no names.
 func (k kept) dropped() ([]v1.TracedPacket, error) {
 	packets, err := k.dp.LastDrops()
-	drops := trace.Drops{Filter: k.filter, Points: k.reader.Points, Reason: k.reader.Reason}
+	drops := trace.Drops{Filter: k.filter, Reader: k.reader}
 	out := []v1.TracedPacket{}
 	for _, p := range packets {
 		if k.modules[p.Module] == nil {

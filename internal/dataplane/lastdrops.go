@@ -29,8 +29,9 @@ const (
 // droppedPacket is struct kerb_dropped.
 type droppedPacket struct {
 	Time                uint64
-	Ifindex, Len, Place uint32
-	Reason, Bytes       uint16
+	Ifindex, Len        uint32
+	Place, Key          uint8
+	Note, Reason, Bytes uint16
 	Frame               [droppedBytes]byte
 }
 
@@ -61,6 +62,7 @@ type DroppedPacket struct {
 	Ifindex   uint32 // that the chain is attached to
 	Len       uint32 // bytes of the frame
 	Reason    uint16 // enum kerb_drop_reason
+	Key, Note uint16 // of the module (kerb_drop_noted); without a note both are 0
 	Passed    bool   // it was not dropped: the module fails open
 	Frame     []byte // at most the first 128 bytes
 }
@@ -123,7 +125,7 @@ func readLastDrops(m *ebpf.Map, spec chain.Spec) (out []DroppedPacket, err error
 		}
 		n := min(uint32(p.Bytes), p.Len, droppedBytes)
 		out = append(out, DroppedPacket{spec.Members[p.Place].Name, spec.Side, spec.Direction, p.Time, p.Ifindex, p.Len,
-			p.Reason &^ droppedPassed, p.Reason&droppedPassed != 0, slices.Clone(p.Frame[:n])})
+			p.Reason &^ droppedPassed, uint16(p.Key), p.Note, p.Reason&droppedPassed != 0, slices.Clone(p.Frame[:n])})
 	}
 	sortDrops(out)
 	return out, nil

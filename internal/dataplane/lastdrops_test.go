@@ -62,7 +62,8 @@ func TestLastDrops(t *testing.T) {
 			got := lastDropsOfLoaded(t, l, "dropper")
 			want := frame[:min(len(frame), droppedBytes)]
 			if len(got) != 1 || got[0].Side != s.side || got[0].Ifindex != loopback || int(got[0].Len) != len(frame) ||
-				got[0].Reason != uint16(kerbabi.DropPolicy) || !bytes.Equal(got[0].Frame, want) {
+				got[0].Reason != uint16(kerbabi.DropPolicy) || got[0].Key != 1 || got[0].Note != 53 ||
+				!bytes.Equal(got[0].Frame, want) {
 				t.Errorf("%s, %d bytes: %+v", s.side, len(frame), got)
 			}
 			if others := lastDropsOfLoaded(t, l, "first"); len(others) != 0 {

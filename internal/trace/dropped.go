@@ -14,7 +14,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/dataplane"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/packet"
-	"github.com/kerb-edge/kerb/internal/plan"
 )
 
 // noVerdict stands for all numbers that are none.
@@ -23,8 +22,7 @@ const noVerdict kerbabi.Verdict = 0xff
 // Drops puts packets into words that modules have dropped, or returned no verdict for.
 type Drops struct {
 	Filter dataplane.TraceFilter
-	Points plan.Placements // of all chains of the node
-	Reason func(module string, reason int) string
+	Reader Reader    // its Points, Reason, Note and Name
 	boot   time.Time // zero of the packets' clock
 }
 
@@ -34,7 +32,7 @@ func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 	if d.boot.IsZero() {
 		d.boot = bootTime()
 	}
-	place := d.Points[chain.Point{Ifindex: int(p.Ifindex), Side: p.Side}]
+	place := d.Reader.Points[chain.Point{Ifindex: int(p.Ifindex), Side: p.Side}]
 	link := "ethernet"
 	if place.Link.Name == "" {
 		place.Link.Name = fmt.Sprintf("ifindex %d, removed", p.Ifindex)
@@ -55,7 +53,11 @@ func (d *Drops) Of(p dataplane.DroppedPacket) (out v1.TracedPacket, ok bool) {
 		Hook:      string(p.Side), Direction: string(p.Direction), Length: p.Len, LinkType: link,
 		Frame:    p.Frame[:min(len(p.Frame), d.Filter.Bytes)],
 		Protocol: ends.protocol, Source: ends.source, Destination: ends.destination, Outcome: outcome.String(),
-		Steps: []v1.TraceStep{{Module: p.Module, Verdict: verdict.String(), Reason: d.Reason(p.Module, int(p.Reason))}}}
+		Steps: []v1.TraceStep{{Module: p.Module, Verdict: verdict.String(),
+			Reason: d.Reader.Reason(p.Module, int(p.Reason))}}}
+	if p.Key != 0 {
+		d.Reader.note(&out.Steps[0], p.Key, uint64(p.Note))
+	}
 	describeL4(&out, e)
 	return out, true
 }

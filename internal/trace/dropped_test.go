@@ -20,10 +20,13 @@ import (
 
 // dropsOf puts packets into words as a node with two interfaces does: 7 with Ethernet headers, and 8 without.
 func dropsOf(f dataplane.TraceFilter) *Drops {
-	return &Drops{Filter: f, Reason: func(module string, reason int) string { return fmt.Sprint(module, reason) },
+	return &Drops{Filter: f, Reader: Reader{
+		Reason: func(module string, reason int) string { return fmt.Sprint(module, reason) },
+		Note:   func(module string, note int) string { return fmt.Sprint(module, "note", note) },
+		Name:   func(module, note string, value uint64) string { return fmt.Sprint(module, note, "is", value) },
 		Points: plan.Placements{
 			{Ifindex: 7, Side: chain.OnXDP}: {Service: "web", Link: service.Link{Name: "veth7"}},
-			{Ifindex: 8, Side: chain.OnXDP}: {Link: service.Link{Name: "tun8", Type: unix.ARPHRD_NONE}}}}
+			{Ifindex: 8, Side: chain.OnXDP}: {Link: service.Link{Name: "tun8", Type: unix.ARPHRD_NONE}}}}}
 }
 
 func frameOf(t *testing.T, text string) []byte {
@@ -82,6 +85,20 @@ func TestPacketWithoutAVerdict(t *testing.T) {
 		d, ok := dropsOf(dataplane.TraceFilter{}).Of(p)
 		if !ok || d.Steps[0].Verdict != want || d.Steps[0].Reason != "fw9" {
 			t.Errorf("passed %v: %+v", passed, d)
+		}
+	}
+}
+
+// What the module noted is in words, and a packet without a note has none.
+func TestNoteOfDroppedPacket(t *testing.T) {
+	frame := frameOf(t, "udp 192.0.2.1:53 > 192.0.2.2:5353")
+	for key, want := range map[uint16]v1.TraceStep{0: {},
+		2: {Note: "fwnote2", Value: 65535, Name: "fwfwnote2is65535"}} {
+		p := dataplane.DroppedPacket{Module: "fw", Ifindex: 7, Side: chain.OnXDP, Len: uint32(len(frame)), Frame: frame,
+			Key: key, Note: 65535}
+		d, _ := dropsOf(dataplane.TraceFilter{}).Of(p)
+		if got := d.Steps[0]; got.Note != want.Note || got.Value != want.Value || got.Name != want.Name {
+			t.Errorf("%+v, want %+v", got, want)
 		}
 	}
 }

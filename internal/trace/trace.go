@@ -175,8 +175,7 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 		s.Reason = r.Reason(s.Module, int(e.Reason))
 	}
 	if note, value := e.Note(); note != 0 {
-		s.Note, s.Value = r.Note(s.Module, int(note)), value
-		s.Name = r.Name(s.Module, s.Note, value)
+		r.note(&s, note, value)
 	}
 	if now := endsOf(e); now != p.now {
 		s.Protocol, s.Source, s.Destination = now.protocol, now.source, now.destination
@@ -191,6 +190,12 @@ func (r *Reader) step(p *openPacket, e dataplane.TraceEvent) (last bool) {
 	p.Steps = append(p.Steps, s)
 	return int(e.Position) == len(members)-1 || verdict == kerbabi.Drop || verdict == kerbabi.Reply ||
 		verdict == kerbabi.Redirect && !e.Deferred()
+}
+
+// note adds a note of the module, and the name that the module has for its value.
+func (r *Reader) note(s *v1.TraceStep, key uint16, value uint64) {
+	s.Note, s.Value = r.Note(s.Module, int(key)), value
+	s.Name = r.Name(s.Module, s.Note, value)
 }
 
 // fingerprint is a key in words, empty for none.

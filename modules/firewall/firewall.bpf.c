@@ -86,7 +86,9 @@ static __always_inline int fw_drop(struct kerb_pkt *pkt, __u32 decision)
 		fw_count(&would_drop, reason, pkt);
 		return KERB_NEXT;
 	}
-	return decision & FW_REJECT ? fw_reject(pkt, reason) : kerb_drop(pkt, reason);
+	if (decision & FW_REJECT && fw_reject(pkt) == KERB_REPLY)
+		return KERB_REPLY;
+	return kerb_drop_noted(pkt, reason, FW_NOTE_RULE, decision & 0xffff);
 }
 
 static __always_inline int fw_verdict_apply(struct kerb_pkt *pkt, __u32 decision)

@@ -110,14 +110,15 @@ __noinline int fw_answer(kerb_ctx *ctx, __u64 where, __u32 l4_len, __u32 len)
 	return verdict;
 }
 
-static __always_inline int fw_reject(struct kerb_pkt *pkt, __u32 reason)
+/* Returns KERB_REPLY, or something else if the packet gets no answer. */
+static __always_inline int fw_reject(struct kerb_pkt *pkt)
 {
 	__u64 where = pkt->l3 | pkt->l4 << 16 | (__u64)pkt->family << 32 | (__u64)pkt->proto << 40 |
 		      (__u64)pkt->flags << 48;
 	int verdict = fw_answer(pkt->ctx, where, pkt->l4_len, pkt->len);
 
 	kerb_reload(pkt);
-	return verdict == KERB_REPLY ? KERB_REPLY : kerb_drop(pkt, reason);
+	return verdict;
 }
 
 #endif

@@ -103,7 +103,7 @@ func TestCaptures(t *testing.T) {
 	n.tracesExpressions()
 	n.wants("drops", []string{"--count", "1", "--times"}, ":53 len ", `fw:drop (policy) rule="no dns" in `)
 	n.wants("drops", []string{"--follow", "--count", "1", "-o", "json"}, `"note":"rule","value":16,"name":"no dns"`)
-	n.keepsDrops(shown, into+"2"+ends+"53|kerb: fw:drop (policy)")
+	n.keepsDrops(shown, into+"2"+ends+"53|kerb: "+`fw:drop (policy) rule="no dns"`)
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")
 	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
@@ -197,7 +197,7 @@ func (n *node) tracesExpressions() {
 func (n *node) keepsDrops(shown func(file string) []string, want string) {
 	n.T.Helper()
 	n.wants("drops", []string{"--module", "fw", "--service", "db", "--port", "53"}, "db ingress", "udp ", ":53 len 46",
-		"fw:drop (policy)")
+		`fw:drop (policy) rule="no dns"`)
 	n.wants("drops", []string{"--module", "count"}, "no dropped packets")
 	n.wants("drops", []string{"--port", "54"}, "no dropped packets")
 	n.refused(n.kerb("drops", "--module", "fww"), 3, "fww")

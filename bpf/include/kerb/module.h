@@ -36,9 +36,11 @@
  * neither KERB_REPLY nor KERB_REDIRECT. */
 static __always_inline __u32 kerb_exit_reason(const struct kerb_pkt *pkt, __u32 verdict)
 {
+	__u32 reason = pkt->reason & KERB_DROP_REASON;
+
 	if (verdict != KERB_DROP)
 		return KERB_DROP_BAD_VERDICT;
-	return pkt->reason < KERB_DROP_REASONS ? pkt->reason : KERB_DROP_UNSPEC;
+	return reason < KERB_DROP_REASONS ? reason : KERB_DROP_UNSPEC;
 }
 
 /* A constant that the agent sets from the config property of the same name before the program is

@@ -92,6 +92,15 @@ static __always_inline void kerb_note(struct kerb_pkt *pkt, __u16 key, __u64 val
 	kerb_note_take(pkt, (__u64)key << 48 | (value & 0xffffffffffffULL));
 }
 
+/* Drops the packet, says why, and notes a number about it that is kept with the packet: `kerb
+ * drops` shows it without a trace. Unlike that of kerb_note(), which `kerb trace` shows, it has 16
+ * bits, and global functions may call this, too. */
+static __always_inline int kerb_drop_noted(struct kerb_pkt *pkt, __u32 reason, __u8 key,
+					   __u16 value)
+{
+	return kerb_drop(pkt, reason | (__u32)key << 8 | (__u32)value << 16);
+}
+
 /* Sends the packet out of another interface. flags: KERB_TO_*. */
 static __always_inline int kerb_redirect(struct kerb_pkt *pkt, __u32 ifindex, __u32 flags)
 {

@@ -58,6 +58,7 @@ enum kerb_drop_reason {
 	KERB_DROP_MODULE_FIRST = 32,
 	KERB_DROP_REASONS = 64,
 };
+#define KERB_DROP_REASON 0xff /* of struct kerb_pkt.reason; a note is above (kerb_drop_noted) */
 
 #define KERB_F_FRAG_FIRST (1 << 0) /* first fragment: L4 is there, the payload is not complete */
 #define KERB_F_FRAG_LATER (1 << 1) /* later fragment: no L4 */
@@ -101,7 +102,7 @@ struct kerb_pkt {
 	__u8 flags;	  /* KERB_F_* */
 	__u8 outcome;	  /* enum kerb_parse */
 	__u32 l4_len;	  /* bytes from l4 to the end of the IP datagram (padding excluded) */
-	__u32 reason;	  /* enum kerb_drop_reason, for KERB_DROP */
+	__u32 reason;	  /* enum kerb_drop_reason and a note, for KERB_DROP */
 	__u32 to_ifindex; /* target of KERB_REDIRECT */
 	__u32 to_flags;	  /* KERB_TO_* */
 } KERB_RELOCATED;
