@@ -81,6 +81,8 @@ type VirtualInstance struct {
 	Weight    int      `json:"weight,omitempty" minimum:"1" maximum:"256" doc:"Share of new connections by policy weighted; default 1"`
 	Distance  int      `json:"distance,omitempty" minimum:"1" maximum:"1000000" doc:"For policy closest: lower is closer, in any unit; if absent, the round-trip time is measured"`
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
+	// TargetPorts are of this instance alone.
+	TargetPorts []VirtualPort `json:"targetPorts,omitempty" maxItems:"64" doc:"Ports of the virtual service that this instance serves on a target port of its own"`
 }
 
 // VirtualServiceStatus is the status of a virtual service.

@@ -18,7 +18,7 @@ import (
 func Check(s v1.VirtualService) error {
 	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec,
 		instances: map[string]v1.VirtualInstance{}}
-	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts)
+	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts, c.checkTargetPorts)
 }
 
 // firstError runs checks until one fails.
@@ -149,16 +149,41 @@ func (c *checker) reaches(addr netip.Addr, only string) bool {
 
 // checkPorts refuses a port that is mapped twice. Defaults count: two ports without a protocol are both TCP.
 func (c *checker) checkPorts() error {
-	type key struct {
-		protocol v1.Protocol
-		port     uint16
-	}
-	seen := map[key]bool{}
+	seen := map[portKey]bool{}
 	for n, p := range completed(c.spec).Ports {
-		if seen[key{p.Protocol, p.Port}] {
+		if seen[keyOf(p)] {
 			return c.wrong(fmt.Sprintf("ports[%d].port", n), "%s port %d occurs twice", p.Protocol, p.Port)
 		}
-		seen[key{p.Protocol, p.Port}] = true
+		seen[keyOf(p)] = true
+	}
+	return nil
+}
+
+// portKey identifies a port of a virtual service.
+type portKey struct {
+	protocol v1.Protocol
+	port     uint16
+}
+
+func keyOf(p v1.VirtualPort) portKey { return portKey{p.Protocol, p.Port} }
+
+
+// checkTargetPorts refuses target ports of instances for ports that the virtual service does not have.
+func (c *checker) checkTargetPorts() error {
+	spec := completed(c.spec)
+	for n, i := range spec.Instances {
+		seen := map[portKey]bool{}
+		for m, p := range i.TargetPorts {
+			field := fmt.Sprintf("instances[%d].targetPorts[%d].port", n, m)
+			key := keyOf(p)
+			if !slices.ContainsFunc(spec.Ports, func(o v1.VirtualPort) bool { return keyOf(o) == key }) {
+				return c.wrong(field, "%s port %d is not in spec.ports: add it there", p.Protocol, p.Port)
+			}
+			if seen[key] {
+				return c.wrong(field, "%s port %d occurs twice", p.Protocol, p.Port)
+			}
+			seen[key] = true
+		}
 	}
 	return nil
 }
@@ -286,8 +311,18 @@ func completed(s v1.VirtualServiceSpec) v1.VirtualServiceSpec {
 			a.Address = addr.String()
 		}
 	}
-	for n := range s.Ports {
-		p := &s.Ports[n]
+	completePorts(s.Ports)
+	for n := range s.Instances {
+		i := &s.Instances[n]
+		i.Weight, i.TargetPorts = max(i.Weight, 1), slices.Clone(i.TargetPorts)
+		completePorts(i.TargetPorts)
+	}
+	return s
+}
+
+func completePorts(all []v1.VirtualPort) {
+	for n := range all {
+		p := &all[n]
 		if p.Protocol == "" {
 			p.Protocol = v1.ProtocolTCP
 		}
@@ -295,8 +330,4 @@ func completed(s v1.VirtualServiceSpec) v1.VirtualServiceSpec {
 			p.TargetPort = p.Port
 		}
 	}
-	for n := range s.Instances {
-		s.Instances[n].Weight = max(s.Instances[n].Weight, 1)
-	}
-	return s
 }

@@ -832,6 +832,12 @@ func TestCheck(t *testing.T) {
 			"spec.instances[0].addresses[0]", "virtual addresses itself"},
 		"port twice": {func(s *v1.VirtualServiceSpec) { s.Ports[1].Protocol = "" }, "spec.ports[1].port",
 			"tcp port 80 occurs twice"},
+		"target port of no port": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[0].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 8080}, {Port: 81, TargetPort: 8081}}
+		}, "spec.instances[0].targetPorts[1].port", "tcp port 81 is not in spec.ports"},
+		"target port twice": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[0].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 1}, {Port: 80, TargetPort: 2, Protocol: "tcp"}}
+		}, "spec.instances[0].targetPorts[1].port", "tcp port 80 occurs twice"},
 	} {
 		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports),
 			Instances: slices.Clone(good.Instances)}

@@ -113,10 +113,19 @@ func (w *running) adoptVirtuals() error {
 	if err := removeAll(w.maps.vips, mapVIPs, negative); err != nil { // asked for again
 		return err
 	}
+	return w.adoptPorts(byID)
+}
+
+// adoptPorts rebuilds the ports of virtual addresses, by their IDs, and the target ports of instances.
+func (w *running) adoptPorts(virtuals map[uint32]*virtual) error {
 	return each(w.maps.ports, mapPorts, func(keys []portKey, targets []port) {
 		for i, k := range keys {
-			if v := byID[k.VIP]; v != nil {
-				v.ports = append(v.ports, portEntry{k.Port, targets[i], k.Proto})
+			entry := portEntry{k.Port, targets[i], k.Proto}
+			if t := w.byIndex[k.VIP]; t != nil && k.Of == portOfInstance {
+				t.ports = append(t.ports, entry)
+			}
+			if v := virtuals[k.VIP]; v != nil && k.Of == 0 {
+				v.ports = append(v.ports, entry)
 			}
 		}
 	})

@@ -120,6 +120,20 @@ static __always_inline void px_least_connections(struct px_work *w, const struct
 	}
 }
 
+/* Sets w->target to the target port that w->instance has of its own, if it has one. */
+static __noinline int px_target_port(struct px_work *w)
+{
+	struct px_port key = {.vip = w->instance,
+			      .port = w->flow.dport,
+			      .proto = w->flow.proto,
+			      .of = PX_OF_INSTANCE};
+	__be16 *port = bpf_map_lookup_elem(&ports, &key);
+
+	if (port)
+		w->target = *port;
+	return 0;
+}
+
 /* Sets w->instance, which is 0, if an instance takes new sessions. The run is not empty. */
 static __always_inline void px_choose_by_policy(struct px_work *w, const struct px_vip *v)
 {

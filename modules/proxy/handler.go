@@ -332,6 +332,7 @@ func (w *running) stats() (*StatsReport, error) {
 	}
 	states, failures := map[string]int{"ready": 0, "draining": 0, "ejected": 0, "gone": 0}, uint64(0)
 	for _, t := range w.targets {
+		ports += len(t.ports)
 		states[w.report(t, nil).State]++
 		failures += w.maps.stats[t.index].failures()
 	}

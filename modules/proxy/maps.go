@@ -63,6 +63,7 @@ const (
 	vipNegative = 1 << 1
 	vipAnswers  = 1 << 2
 	vipAffinity = 1 << 3
+	vipTargets  = 1 << 4
 )
 
 // vip mirrors struct px_vip.
@@ -78,11 +79,14 @@ type vip struct {
 
 // portKey mirrors struct px_port.
 type portKey struct {
-	VIP   uint32 // ID of the vip
+	VIP   uint32 // ID of the vip; portOfInstance: index of the instance
 	Port  port
 	Proto uint8 // IANA number
-	_     uint8
+	Of    uint8 // 0, portOfInstance
 }
+
+// portOfInstance is the value of Of with target ports of an instance.
+const portOfInstance = 1
 
 // addressRange mirrors struct px_range.
 type addressRange struct{ Prefix, Mask address }

@@ -57,6 +57,8 @@ enum px_policy {
 #define PX_VIP_ANSWERS	(1 << 2)
 /* a client's new session gets the instance of its last one, for some time */
 #define PX_VIP_AFFINITY (1 << 3)
+/* an instance has target ports of its own */
+#define PX_VIP_TARGETS	(1 << 4)
 
 /* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run
  * rests a while. */
@@ -82,11 +84,13 @@ struct px_vip {
 /* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot
  * change: key = value. */
 struct px_port {
-	__u32 vip; /* id */
+	__u32 vip; /* id; PX_OF_INSTANCE: index of the instance, whose target port it is */
 	__be16 port;
 	__u8 proto; /* IANA number */
-	__u8 zero;
+	__u8 of;    /* 0, PX_OF_INSTANCE */
 };
+
+#define PX_OF_INSTANCE 1
 
 /* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4
  * masks begin with 96 ones. */

@@ -125,6 +125,8 @@ static __always_inline int px_session_begin(struct px_work *w)
 	px_choose(w, v);
 	if (!kerb_reread(w->instance))
 		return PX_NO_INSTANCE;
+	if (v->flags & PX_VIP_TARGETS)
+		px_target_port(w);
 	w->flags = (v->flags & PX_VIP_PORTS && !(answers && w->tcp & TCP_ACK) ? PX_JUDGED : 0) |
 		   (v->flags & PX_VIP_AFFINITY ? PX_STICKY : 0) | px_name_for(w);
 	if (amid)

@@ -74,6 +74,8 @@ type target struct {
 	weight   uint32
 	distance uint32
 	drains   bool
+	ports    []portEntry // of its own, in the map
+	stale    []portEntry // of its own, in the map until no virtual address leads to them
 	health   health
 	gone     time.Time
 	entry    instance // in the map
@@ -215,6 +217,9 @@ func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	if err := w.dropVirtuals(s, virtualsBefore, now); err != nil {
 		return s, err
 	}
+	if err := w.dropTargetPorts(s.targets); err != nil {
+		return s, err
+	}
 	if s.trouble != nil {
 		s.spec = vs
 	}
@@ -267,6 +272,9 @@ func (w *running) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.T
 	t.service, t.name, t.node, t.local, t.gone = s, vi.Name, vi.Node, vi.Service, time.Time{}
 	t.weight, t.distance = uint32(max(1, vi.Weight)), uint32(max(0, vi.Distance))
 	t.drains = vi.Draining
+	if err := w.putTargetPorts(t, vi.TargetPorts); err != nil {
+		s.trouble, t.drains = err, true // clients would reach another port
+	}
 	flags := t.ejectedFlag()
 	if t.drains {
 		flags |= t.entry.Flags & instanceDraining // more only when no run of slots has it any more
@@ -365,6 +373,20 @@ func (w *running) dropTargets(s *service, before []*target, now time.Time) error
 func (w *running) retire(t *target, now time.Time) error {
 	t.service, t.gone = nil, now
 	return w.setFlags(t, instanceGone)
+}
+
+// freeTarget forgets an instance that no session refers to.
+func (w *running) freeTarget(t *target, now time.Time) error {
+	if err := w.forgetTargetPorts(t); err != nil {
+		return err
+	}
+	if err := write(w.maps.owners, mapOwners, t.index, uint64(0)); err != nil {
+		return err
+	}
+	delete(w.targets, t.identity)
+	delete(w.byIndex, t.index)
+	w.indices.release(t.index, now)
+	return nil
 }
 
 // removeService removes the addresses before the instances, so that no new session can select an instance that is going

@@ -423,16 +423,13 @@ func (w *running) correct(before reading) {
 // free gives back what is gone and no session refers to.
 func (w *running) free(now time.Time) error {
 	defer w.syncNames() // before an index is another instance's
-	for identity, t := range w.targets {
+	for _, t := range w.targets {
 		if t.gone.IsZero() || now.Sub(t.gone) < restFor || w.sweeper.refs[t.index] != 0 {
 			continue
 		}
-		if err := write(w.maps.owners, mapOwners, t.index, uint64(0)); err != nil {
+		if err := w.freeTarget(t, now); err != nil {
 			return err
 		}
-		delete(w.targets, identity)
-		delete(w.byIndex, t.index)
-		w.indices.release(t.index, now)
 	}
 	for _, l := range w.locals.byIfindex {
 		if !l.gone.IsZero() && now.Sub(l.gone) >= absentFor && w.sweeper.localRefs[l.index] == 0 {

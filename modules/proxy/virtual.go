@@ -33,6 +33,17 @@ type portEntry struct {
 	proto        uint8
 }
 
+// sameKey reports whether both are of the same port and protocol.
+func (p portEntry) sameKey(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
+
+func entriesOf(all []v1alpha1.VirtualPort) (out []portEntry) {
+	for _, p := range all {
+		to := cmp.Or(p.TargetPort, p.Port)
+		out = append(out, portEntry{portOf(p.Port), portOf(to), protocols[cmp.Or(p.Protocol, v1alpha1.ProtocolTCP)]})
+	}
+	return out
+}
+
 var (
 	policies = map[v1alpha1.Policy]uint8{
 		v1alpha1.PolicyRoundRobin: policyTurns, v1alpha1.PolicyWeighted: policyTurns, v1alpha1.PolicyClosest: policyTurns,
@@ -161,6 +172,9 @@ func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 		next.Flags |= vipAffinity
 		next.Expires = affinityTerm(v.affinity, v.service.name)
 	}
+	if slices.ContainsFunc(v.service.targets, (*target).hasPorts) {
+		next.Flags |= vipTargets
+	}
 	digest := digestOf(run)
 	if digest != v.digest {
 		first, ok := w.slots.take(uint32(len(run)), now)
@@ -213,11 +227,7 @@ func digestOf(run []uint32) uint64 {
 // writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are
 // left.
 func (w *running) writePorts(v *virtual) error {
-	var all []portEntry
-	for _, p := range v.service.ports {
-		to := cmp.Or(p.TargetPort, p.Port)
-		all = append(all, portEntry{portOf(p.Port), portOf(to), protocols[cmp.Or(p.Protocol, v1alpha1.ProtocolTCP)]})
-	}
+	all := entriesOf(v.service.ports)
 	for _, p := range all {
 		if slices.Contains(v.ports, p) {
 			continue
@@ -235,8 +245,7 @@ func (w *running) writePorts(v *virtual) error {
 // dropPorts removes those of before that the address has no more.
 func (w *running) dropPorts(v *virtual, before []portEntry) error {
 	for _, p := range before {
-		same := func(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
-		if slices.ContainsFunc(v.ports, same) {
+		if slices.ContainsFunc(v.ports, p.sameKey) {
 			continue
 		}
 		if err := remove(w.maps.ports, mapPorts, portKey{VIP: v.value.ID, Port: p.port, Proto: p.proto}); err != nil {
