@@ -20,12 +20,12 @@ import (
 
 const targetPort = 8080
 
-// endpoint serves its name to every TCP connection, and returns its address.
-func (b *bed) endpoint(name string) *netlab.Host {
+// endpoint serves its name to every TCP connection on a port, and returns its host.
+func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 	b.T.Helper()
 	h := b.Host(name)
 	err := h.Do(func() error {
-		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), targetPort)))
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), port)))
 		if err != nil {
 			return err
 		}
@@ -82,8 +82,14 @@ func (b *bed) service(name, more string) string {
 // slice sets an EndpointSlice of a Service.
 func (b *bed) slice(service, name string, port int, endpoints ...string) {
 	b.T.Helper()
+	b.sliceWith(service, name, fmt.Sprint("name: http, port: ", port), endpoints...)
+}
+
+// sliceWith sets an EndpointSlice with a port as YAML.
+func (b *bed) sliceWith(service, name, port string, endpoints ...string) {
+	b.T.Helper()
 	text := fmt.Sprintf("{apiVersion: discovery.k8s.io/v1, kind: EndpointSlice, metadata: {name: %s, labels: "+
-		"{kubernetes.io/service-name: %s}}, addressType: IPv4, ports: [{name: http, port: %d, protocol: TCP}], "+
+		"{kubernetes.io/service-name: %s}}, addressType: IPv4, ports: [{%s, protocol: TCP}], "+
 		"endpoints: [%s]}", name, service, port, strings.Join(endpoints, ", "))
 	if err := b.api.Apply("/apis/discovery.k8s.io/v1/namespaces/default/endpointslices/"+name, text); err != nil {
 		b.T.Fatal(err)
@@ -98,7 +104,8 @@ func at(h *netlab.Host, conditions string) string {
 // time; pods without it, and Services that are off or cannot be expressed, are left to kube-proxy, which does not run.
 func TestServices(t *testing.T) {
 	b := newBed(t)
-	first, second := b.endpoint("first"), b.endpoint("second")
+	first, second := b.endpoint("first", targetPort), b.endpoint("second", targetPort)
+	third := b.endpoint("third", targetPort+1)
 	client := b.pod("client", map[string]string{"app": "client"})
 	plain := b.pod("plain", map[string]string{"app": "plain"})
 	address := b.service("web", "")
@@ -112,7 +119,10 @@ func TestServices(t *testing.T) {
 	}
 	differs := b.service("differs", "")
 	b.slice("differs", "differs-1", targetPort, at(first, "ready: true"))
-	b.slice("differs", "differs-2", targetPort+1, at(second, "ready: true"))
+	b.slice("differs", "differs-2", targetPort+1, at(third, "ready: true"))
+	lacks := b.service("lacks", "")
+	b.slice("lacks", "lacks-1", targetPort, at(first, "ready: true"))
+	b.sliceWith("lacks", "lacks-2", "name: other, port: 81", at(second, "ready: true"))
 
 	plain.await("")
 	var all []v1.VirtualService
@@ -127,7 +137,7 @@ func TestServices(t *testing.T) {
 	}
 	reaches("the ready endpoint answers", "first")
 	for what, got := range map[string]string{"a pod without the proxy": plain.reach(address, 80),
-		"a Service that is off": client.reach(off, 80), "one whose target ports differ": client.reach(differs, 80)} {
+		"a Service that is off": client.reach(off, 80), "one with endpoints without the port": client.reach(lacks, 80)} {
 		if got == "first" || got == "second" {
 			t.Errorf("%s is served: %s", what, got)
 		}
@@ -135,8 +145,8 @@ func TestServices(t *testing.T) {
 	b.Eventually("the node reports what stays with kube-proxy", func() bool {
 		for _, c := range b.status().Status.Conditions {
 			if c.Type == "ServicesProxied" {
-				return c.Status == "False" && strings.Contains(c.Message, "default/differs") &&
-					!strings.Contains(c.Message, "default/web")
+				return c.Status == "False" && strings.Contains(c.Message, "default/lacks") &&
+					!strings.Contains(c.Message, "default/web") && !strings.Contains(c.Message, "differs")
 			}
 		}
 		return false
@@ -145,9 +155,14 @@ func TestServices(t *testing.T) {
 	b.slice("web", "web-1", targetPort, at(first, "ready: false, serving: true, terminating: true"),
 		at(second, "ready: true"))
 	reaches("the connection moves to the other endpoint", "second")
-	b.slice("differs", "differs-2", targetPort, at(second, "ready: true"))
-	b.Eventually("target ports that agree are served", func() bool {
-		got := client.reach(differs, 80)
+	met := map[string]bool{}
+	b.Eventually("endpoints whose target ports differ are served, each on its own", func() bool {
+		met[client.reach(differs, 80)] = true
+		return met["first"] && met["third"]
+	})
+	b.slice("lacks", "lacks-2", targetPort, at(second, "ready: true"))
+	b.Eventually("a target port that all endpoints have is served", func() bool {
+		got := client.reach(lacks, 80)
 		return got == "first" || got == "second"
 	})
 

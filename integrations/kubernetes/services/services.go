@@ -140,7 +140,7 @@ func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
 		affinity.Address = address
 		out.Spec.Addresses = append(out.Spec.Addresses, affinity)
 	}
-	all, err := endpoints(of)
+	all, err := endpoints(s, of, out.Spec.Ports)
 	if err != nil {
 		return out, err
 	}
@@ -170,30 +170,50 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 	return v1.VirtualAddress{Policy: v1.PolicySourceAffinity, AffinityTimeout: fmt.Sprintf("%ds", timeout)}, nil
 }
 
-// ports are those of the Service, each with the one port that all endpoints have for it.
+// ports are those of the Service, each with the target port that most endpoints have.
 func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 	for _, p := range s.Spec.Ports {
 		port := v1.VirtualPort{Port: p.Port, Protocol: v1.Protocol(strings.ToLower(cmp.Or(p.Protocol, "TCP")))}
+		endpoints := map[uint16]int{}
 		for _, slice := range of {
 			if len(slice.Endpoints) == 0 {
 				continue
 			}
-			i := slices.IndexFunc(slice.Ports, func(t SlicePort) bool {
-				return t.Name == p.Name && cmp.Or(t.Protocol, "TCP") == cmp.Or(p.Protocol, "TCP")
-			})
-			switch {
-			case i < 0:
+			target, ok := slice.target(p)
+			if !ok {
 				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
-			case port.TargetPort != 0 && port.TargetPort != slice.Ports[i].Port:
-				return nil, fmt.Errorf("the target of port %d is %d on some endpoints and %d on others", p.Port, port.TargetPort,
-					slice.Ports[i].Port)
 			}
-			port.TargetPort = slice.Ports[i].Port
+			endpoints[target] += len(slice.Endpoints)
+		}
+		for target, n := range endpoints {
+			if most := endpoints[port.TargetPort]; n > most || n == most && target < port.TargetPort {
+				port.TargetPort = target
+			}
 		}
 		port.TargetPort = cmp.Or(port.TargetPort, p.Port)
 		out = append(out, port)
 	}
 	return out, nil
+}
+
+// target returns the target port that the endpoints of the slice have for a port of their Service.
+func (s *Slice) target(p ServicePort) (uint16, bool) {
+	for _, t := range s.Ports {
+		if t.Name == p.Name && cmp.Or(t.Protocol, "TCP") == cmp.Or(p.Protocol, "TCP") {
+			return t.Port, true
+		}
+	}
+	return 0, false
+}
+
+// targetPorts are those of the slice that are not the usual ones of the Service.
+func (s *Slice) targetPorts(of *Service, usual []v1.VirtualPort) (out []v1.VirtualPort) {
+	for i, p := range of.Spec.Ports {
+		if target, ok := s.target(p); ok && target != usual[i].TargetPort {
+			out = append(out, v1.VirtualPort{Port: p.Port, Protocol: usual[i].Protocol, TargetPort: target})
+		}
+	}
+	return out
 }
 
 // endpoint is one with the addresses of all families.
@@ -204,10 +224,11 @@ type endpoint struct {
 }
 
 // endpoints are those that serve. A pod with two families is in a slice of each.
-func endpoints(of []*Slice) ([]*endpoint, error) {
+func endpoints(s *Service, of []*Slice, usual []v1.VirtualPort) ([]*endpoint, error) {
 	found := map[string]*endpoint{}
 	var out []*endpoint
 	for _, slice := range of {
+		own := slice.targetPorts(s, usual)
 		for _, e := range slice.Endpoints {
 			ready := isTrue(e.Conditions.Ready, true)
 			if slice.Type == "FQDN" || len(e.Addresses) == 0 || !ready && !isTrue(e.Conditions.Serving, false) {
@@ -217,8 +238,11 @@ func endpoints(of []*Slice) ([]*endpoint, error) {
 			have, ok := found[identity]
 			if !ok {
 				have = &endpoint{of: e, ready: ready}
-				have.Name = names.Pod{UID: identity}.Service()
+				have.Name, have.TargetPorts = names.Pod{UID: identity}.Service(), own
 				found[identity], out = have, append(out, have)
+			}
+			if !slices.Equal(have.TargetPorts, own) {
+				return nil, fmt.Errorf("the endpoint %s has other target ports in another slice", e.Addresses[0])
 			}
 			have.Addresses = append(have.Addresses, e.Addresses[0])
 			have.ready = have.ready && ready

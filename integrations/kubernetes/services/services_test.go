@@ -100,9 +100,9 @@ func TestEndpoints(t *testing.T) {
 		}
 	}
 	// What the agent cannot express stays with kube-proxy.
-	other := strings.Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.2]}"), "8080", "9090", 1)
-	if got := state(t, "", four, other); !strings.Contains(got, "8080 on some endpoints and 9090 on others") {
-		t.Errorf("target ports that differ: %q", got)
+	moved := strings.Replace(six, "8080", "9090", 1)
+	if got := state(t, "", four, moved); !strings.Contains(got, "other target ports in another slice") {
+		t.Errorf("a pod whose target port is another one in IPv6: %q", got)
 	}
 	less := strings.Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.2]}"), "name: http", "name: x", 1)
 	if got := state(t, "", four, less); !strings.Contains(got, "not all endpoints") {
@@ -115,6 +115,45 @@ func TestEndpoints(t *testing.T) {
 	}
 	if got := state(t, "", fmt.Sprintf(slice, fmt.Sprintf(many, numbers...))); !strings.Contains(got, "over 1000") {
 		t.Errorf("too many endpoints: %q", got)
+	}
+}
+
+// Target ports may differ between endpoints: the ports of the virtual service have those of most endpoints.
+func TestTargetPorts(t *testing.T) {
+	with := func(port int, addresses ...string) *Slice {
+		endpoints := make([]string, len(addresses))
+		for i, a := range addresses {
+			endpoints[i] = "{addresses: [" + a + "]}"
+		}
+		text := fmt.Sprintf(slice, strings.Join(endpoints, ","))
+		return read[Slice](t, strings.Replace(text, "8080", fmt.Sprint(port), 1))
+	}
+	for what, c := range map[string]struct {
+		slices []*Slice
+		want   string
+	}{
+		"one":     {[]*Slice{with(8080, "10.1.0.1")}, "8080: [10.1.0.1 []]"},
+		"none":    {nil, "80:"},
+		"empty":   {[]*Slice{with(8080, "10.1.0.1"), with(9090)}, "8080: [10.1.0.1 []]"},
+		"most": {[]*Slice{with(8080, "10.1.0.1"), with(9090, "10.1.0.2", "10.1.0.3")},
+			"9090: [10.1.0.1 [{80 8080 tcp}]] [10.1.0.2 []] [10.1.0.3 []]"},
+		"as many": {[]*Slice{with(9090, "10.1.0.2"), with(8080, "10.1.0.1")},
+			"8080: [10.1.0.1 []] [10.1.0.2 [{80 9090 tcp}]]"},
+		"three": {[]*Slice{with(1, "10.1.0.1"), with(2, "10.1.0.2"), with(3, "10.1.0.3")},
+			"1: [10.1.0.1 []] [10.1.0.2 [{80 2 tcp}]] [10.1.0.3 [{80 3 tcp}]]"},
+	} {
+		v, err := Translate(read[Service](t, fmt.Sprintf(service, "")), c.slices, Node{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var instances []string
+		for _, i := range v.Spec.Instances {
+			instances = append(instances, fmt.Sprint(" [", i.Addresses[0], " ", i.TargetPorts, "]"))
+		}
+		slices.Sort(instances)
+		if got := fmt.Sprint(v.Spec.Ports[0].TargetPort, ":") + strings.Join(instances, ""); got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
 	}
 }
 
