@@ -167,7 +167,6 @@ type portKey struct {
 
 func keyOf(p v1.VirtualPort) portKey { return portKey{p.Protocol, p.Port} }
 
-
 // checkTargetPorts refuses target ports of instances for ports that the virtual service does not have.
 func (c *checker) checkTargetPorts() error {
 	spec := completed(c.spec)

@@ -155,6 +155,18 @@ func TestServices(t *testing.T) {
 	b.slice("web", "web-1", targetPort, at(first, "ready: false, serving: true, terminating: true"),
 		at(second, "ready: true"))
 	reaches("the connection moves to the other endpoint", "second")
+	hint := func(h *netlab.Host, node string) string {
+		return fmt.Sprintf("{addresses: [%s], hints: {forNodes: [{name: %s}]}}", h.Addr4(), node)
+	}
+	b.slice("web", "web-1", targetPort, hint(first, "n1"), hint(second, "n2"))
+	reaches("the endpoint with a hint for the node answers", "first")
+	for range 3 {
+		if got := client.reach(address, 80); got != "first" {
+			t.Errorf("an endpoint with a hint for another node answers: %s", got)
+		}
+	}
+	b.slice("web", "web-1", targetPort, at(second, "ready: true"))
+	reaches("the only endpoint answers", "second")
 	met := map[string]bool{}
 	b.Eventually("endpoints whose target ports differ are served, each on its own", func() bool {
 		met[client.reach(differs, 80)] = true

@@ -82,10 +82,14 @@ type Endpoint struct {
 		UID string `json:"uid"`
 	} `json:"targetRef"`
 	Hints *struct {
-		Zones []struct {
-			Name string `json:"name"`
-		} `json:"forZones"`
+		Nodes []Hint `json:"forNodes"`
+		Zones []Hint `json:"forZones"`
 	} `json:"hints"`
+}
+
+// Hint is a node or a zone whose clients an endpoint should serve.
+type Hint struct {
+	Name string `json:"name"`
 }
 
 // Meta returns the metadata.
@@ -231,7 +235,7 @@ func endpoints(s *Service, of []*Slice, usual []v1.VirtualPort) ([]*endpoint, er
 		own := slice.targetPorts(s, usual)
 		for _, e := range slice.Endpoints {
 			ready := isTrue(e.Conditions.Ready, true)
-			if slice.Type == "FQDN" || len(e.Addresses) == 0 || !ready && !isTrue(e.Conditions.Serving, false) {
+			if slice.Type == "FQDN" || len(e.Addresses) == 0 || !ready && !e.drains() {
 				continue
 			}
 			identity := cmp.Or(e.Target.UID, e.Addresses[0])
@@ -262,47 +266,60 @@ func endpoints(s *Service, of []*Slice, usual []v1.VirtualPort) ([]*endpoint, er
 	return out, nil
 }
 
-// choose follows kube-proxy: ready endpoints, of this node only if traffic is local, of this zone if all have hints.
-// Endpoints that terminate and still serve keep their connections, and get new ones only if no other is there.
+// choose follows kube-proxy: ready endpoints, of this node only if traffic is local, else those with hints for this
+// node, or for its zone. Endpoints that terminate and still serve keep their connections, and get new ones only if no
+// other is there.
 func choose(all []*endpoint, local bool, node Node) []v1.VirtualInstance {
 	if local {
 		all = slices.DeleteFunc(all, func(e *endpoint) bool { return e.of.Node != node.Name })
 	}
 	ready := slices.ContainsFunc(all, func(e *endpoint) bool { return e.ready })
-	inZone := !local && hinted(all, node.Zone)
+	preferred := func(*endpoint) bool { return true }
+	if !local {
+		preferred = byHints(all, node)
+	}
 	var out []v1.VirtualInstance
 	for _, e := range all {
-		e.Draining = ready && !e.ready || inZone && !e.in(node.Zone)
+		e.Draining = ready && !e.ready || !preferred(e)
 		out = append(out, e.VirtualInstance)
 	}
 	return out
 }
 
-// hinted reports whether all ready endpoints have hints, and one of them is for the zone.
-func hinted(all []*endpoint, zone string) bool {
-	some := false
-	for _, e := range all {
-		if !e.ready {
-			continue
+// byHints returns which endpoints should get new connections from the node: those with hints for it, or else for its
+// zone. Hints count if all ready endpoints have some of that kind, and one of them is for the node, or the zone.
+func byHints(all []*endpoint, node Node) func(*endpoint) bool {
+	for _, by := range []struct {
+		name string
+		of   func(*endpoint) []Hint
+	}{{node.Name, (*endpoint).nodes}, {node.Zone, (*endpoint).zones}} {
+		forUs := func(e *endpoint) bool { return slices.Contains(by.of(e), Hint{by.name}) }
+		missing := func(e *endpoint) bool { return e.ready && len(by.of(e)) == 0 }
+		some := func(e *endpoint) bool { return e.ready && forUs(e) }
+		if by.name != "" && !slices.ContainsFunc(all, missing) && slices.ContainsFunc(all, some) {
+			return forUs
 		}
-		if e.of.Hints == nil || len(e.of.Hints.Zones) == 0 {
-			return false
-		}
-		some = some || e.in(zone)
 	}
-	return some && zone != ""
+	return func(*endpoint) bool { return true }
 }
 
-func (e *endpoint) in(zone string) bool {
+func (e *endpoint) nodes() []Hint {
 	if e.of.Hints == nil {
-		return false
+		return nil
 	}
-	for _, z := range e.of.Hints.Zones {
-		if z.Name == zone {
-			return true
-		}
+	return e.of.Hints.Nodes
+}
+
+func (e *endpoint) zones() []Hint {
+	if e.of.Hints == nil {
+		return nil
 	}
-	return false
+	return e.of.Hints.Zones
+}
+
+// drains reports whether the endpoint terminates and still serves.
+func (e *Endpoint) drains() bool {
+	return isTrue(e.Conditions.Serving, false) && isTrue(e.Conditions.Terminating, false)
 }
 
 func isTrue(condition *bool, absent bool) bool {

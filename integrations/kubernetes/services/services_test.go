@@ -69,6 +69,9 @@ func TestEndpoints(t *testing.T) {
 	ready, draining := "conditions: {ready: true}", "conditions: {ready: false, serving: true, terminating: true}"
 	const local = "internalTrafficPolicy: Local,"
 	notReady := "conditions: {ready: false, serving: false}"
+	nodes := func(more ...string) string {
+		return "hints: {forNodes: [{name: " + strings.Join(more, "}], forZones: [{name: ") + "}]}"
+	}
 	zone := func(z string) string { return "hints: {forZones: [{name: " + z + "}]}" }
 	for what, c := range map[string]struct {
 		spec, endpoints, want string
@@ -83,7 +86,23 @@ func TestEndpoints(t *testing.T) {
 			at("10.1.0.2", "nodeName: n2"), "10.1.0.1"},
 		"zones":                  {"", at("10.1.0.1", zone("z1")) + "," + at("10.1.0.2", zone("z2")), "-10.1.0.2 10.1.0.1"},
 		"zones, one has no hint": {"", at("10.1.0.1", zone("z1")) + "," + at("10.1.0.2", ""), "10.1.0.1 10.1.0.2"},
-		"other zones":            {"", at("10.1.0.1", zone("z2")) + "," + at("10.1.0.2", zone("z3")), "10.1.0.1 10.1.0.2"},
+		"node":                   {"", at("10.1.0.1", nodes("n1")) + "," + at("10.1.0.2", nodes("n2")), "-10.1.0.2 10.1.0.1"},
+		"node, one has no hint":  {"", at("10.1.0.1", nodes("n1")) + "," + at("10.1.0.2", ""), "10.1.0.1 10.1.0.2"},
+		"node before zone": {"", at("10.1.0.1", nodes("n1", "z1")) + "," + at("10.1.0.2", nodes("n2", "z1")),
+			"-10.1.0.2 10.1.0.1"},
+		"no endpoint of the node": {"", at("10.1.0.1", nodes("n2", "z1")) + "," + at("10.1.0.2", nodes("n3", "z2")),
+			"-10.1.0.2 10.1.0.1"},
+		"nodes, one has a hint for a zone only": {"", at("10.1.0.1", nodes("n1", "z2")) + "," + at("10.1.0.2", zone("z1")),
+			"-10.1.0.1 10.1.0.2"},
+		"the endpoint of the node terminates": {"", at("10.1.0.1", nodes("n1")+", "+draining) + "," +
+			at("10.1.0.2", nodes("n2")), "-10.1.0.1 10.1.0.2"},
+		"one that terminates needs no hint": {"", at("10.1.0.1", nodes("n1")) + "," + at("10.1.0.2", draining),
+			"-10.1.0.2 10.1.0.1"},
+		"all terminate, hints are for another node": {"", at("10.1.0.1", nodes("n2")+", "+draining), "10.1.0.1"},
+		"local, with hints for another node": {local, at("10.1.0.1", "nodeName: n1, "+nodes("n2")) + "," +
+			at("10.1.0.2", "nodeName: n2, "+nodes("n1")), "10.1.0.1"},
+		"serving, and neither ready nor terminating": {"", at("10.1.0.1", "conditions: {ready: false, serving: true}"), ""},
+		"other zones": {"", at("10.1.0.1", zone("z2")) + "," + at("10.1.0.2", zone("z3")), "10.1.0.1 10.1.0.2"},
 	} {
 		if got := state(t, c.spec, fmt.Sprintf(slice, c.endpoints)); got != c.want {
 			t.Errorf("%s: %q, want %q", what, got, c.want)
@@ -132,9 +151,9 @@ func TestTargetPorts(t *testing.T) {
 		slices []*Slice
 		want   string
 	}{
-		"one":     {[]*Slice{with(8080, "10.1.0.1")}, "8080: [10.1.0.1 []]"},
-		"none":    {nil, "80:"},
-		"empty":   {[]*Slice{with(8080, "10.1.0.1"), with(9090)}, "8080: [10.1.0.1 []]"},
+		"one":   {[]*Slice{with(8080, "10.1.0.1")}, "8080: [10.1.0.1 []]"},
+		"none":  {nil, "80:"},
+		"empty": {[]*Slice{with(8080, "10.1.0.1"), with(9090)}, "8080: [10.1.0.1 []]"},
 		"most": {[]*Slice{with(8080, "10.1.0.1"), with(9090, "10.1.0.2", "10.1.0.3")},
 			"9090: [10.1.0.1 [{80 8080 tcp}]] [10.1.0.2 []] [10.1.0.3 []]"},
 		"as many": {[]*Slice{with(9090, "10.1.0.2"), with(8080, "10.1.0.1")},
