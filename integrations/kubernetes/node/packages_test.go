@@ -99,8 +99,14 @@ var versionLine = regexp.MustCompile(`(?m)^version:.*$`)
 // push pushes a package, and returns its reference with digest.
 func (d *depot) push(repository, version string, signed bool) string {
 	d.T.Helper()
-	dir := filepath.Join(d.dir, "counter-"+version)
-	if err := os.CopyFS(dir, os.DirFS("../../../modules/counter")); err != nil && !os.IsExist(err) {
+	return d.pushOf("../../../modules/counter", repository, version, signed)
+}
+
+// pushOf pushes the package in a directory.
+func (d *depot) pushOf(source, repository, version string, signed bool) string {
+	d.T.Helper()
+	dir := filepath.Join(d.dir, filepath.Base(source)+"-"+version)
+	if err := os.CopyFS(dir, os.DirFS(source)); err != nil && !os.IsExist(err) {
 		d.T.Fatal(err)
 	}
 	manifest := filepath.Join(dir, "kerb.yaml")

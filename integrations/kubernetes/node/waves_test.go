@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/http"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -184,36 +183,6 @@ func TestWaves(t *testing.T) {
 		m := f.get()
 		return m.Status.Rollout.Version == "" && m.Status.Conditions[0].Type == ""
 	})
-}
-
-// A version that the verifier accepts and that drops one of 100 packets is taken back by the canary, and halts the
-// rollout there.
-func TestDrill(t *testing.T) {
-	f := newFleet(t, "guard")
-	const previous = "package: {name: firewall}, config: {defaultPolicy: {egress: allow}}"
-	const selects = "attach: {pods: {podSelector: {matchLabels: {app: web}}}}"
-	f.module(f.name, "{"+previous+", "+selects+"}")
-	web := f.pod("web", map[string]string{"app": "web"})
-	web.await(f.name)
-	s, other := f.sink("sink"), &atomic.Bool{}
-	web.sends(s, other, 50)
-	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {egress: allow}, rules: "+
-		"[{direction: egress, action: deny, protocol: udp, dstPort: 50}]}, "+selects+", rollout: {nodes: [n1], "+
-		"soakSeconds: 600, maxDrops: 5, previous: {"+previous+"}}}")
-	f.checks()
-	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "rules") })
-	f.condition("False", "Canaries")
-	began := time.Now()
-	other.Store(true)
-	f.Eventually("the canary goes back", func() bool { return !strings.Contains(f.config(), "rules") })
-	t.Logf("the canary was back after %.1f s of drops", time.Since(began).Seconds())
-	if text := f.condition("False", "NodesFailed"); !strings.Contains(text, "n1 RolledBack: the new version dropped") {
-		t.Errorf("the condition says %s", text)
-	}
-	t.Logf("the rollout has halted after %.1f s", time.Since(began).Seconds())
-	if p := f.get().Status.Rollout; p.Percent != 0 || len(f.runs()) != 2 {
-		t.Errorf("after the canary: %+v", p)
-	}
 }
 
 // A version that one node cannot run switches no node: the node says so before the canaries begin.

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// goalBack is how long after its guard has tripped a node should be back on the previous version.
+const goalBack = 5 * time.Second
+
+// A version that the verifier accepts and that drops one of 100 packets is taken back by the canary, and halts the
+// rollout there. While the API server is away the node goes back all the same, and the rollout halts afterwards.
+func TestDrill(t *testing.T) {
+	for name, away := range map[string]bool{"connected": false, "the API server is away": true} {
+		t.Run(name, func(t *testing.T) { drill(t, away) })
+	}
+}
+
+func drill(t *testing.T, away bool) {
+	f := newFleet(t, "guard")
+	const previous = "package: {name: firewall}, config: {defaultPolicy: {egress: allow}}"
+	const selects = "attach: {pods: {podSelector: {matchLabels: {app: web}}}}"
+	f.module(f.name, "{"+previous+", "+selects+"}")
+	web := f.pod("web", map[string]string{"app": "web"})
+	web.await(f.name)
+	s, other := f.sink("sink"), &atomic.Bool{}
+	web.sends(s, other, 50)
+	f.module(f.name, "{package: {name: firewall}, config: {defaultPolicy: {egress: allow}, rules: "+
+		"[{direction: egress, action: deny, protocol: udp, dstPort: 50}]}, "+selects+", rollout: {nodes: [n1], "+
+		"soakSeconds: 600, maxDrops: 5, previous: {"+previous+"}}}")
+	f.checks()
+	f.Eventually("the canary runs the new version", func() bool { return strings.Contains(f.config(), "rules") })
+	f.condition("False", "Canaries")
+	if away {
+		f.api.Hang()
+	}
+	other.Store(true)
+	f.Eventually("the canary goes back", func() bool { return !strings.Contains(f.config(), "rules") })
+	tripped := f.tripped()
+	if away {
+		f.api.Resume()
+	}
+	if text := f.condition("False", "NodesFailed"); !strings.Contains(text, "n1 RolledBack: the new version dropped") {
+		t.Errorf("the condition says %s", text)
+	}
+	if p := f.get().Status.Rollout; p.Percent != 0 || p.Halted == nil || len(f.runs()) != 2 {
+		t.Errorf("after the canary: %+v, and %v run the version", p, f.runs())
+	}
+
+	// The agent has changed the module three times: the first version, the new one, and back. Then the drops have
+	// ended.
+	all := f.changesOf(f.name)
+	if len(all) != 3 {
+		t.Fatalf("changes of the module: %+v", all)
+	}
+	back := all[2].Time.Add(time.Duration(all[2].Took * float64(time.Second)))
+	t.Logf("the node was back %.3f s after its guard had tripped; goal %v", back.Sub(tripped).Seconds(), goalBack)
+	if !tripped.After(all[1].Time) || !back.After(tripped) || back.Sub(tripped) > wait.Patience/2 {
+		t.Errorf("new version at %v, guard at %v, previous version at %v", all[1].Time, tripped, back)
+	}
+	dropped, sent := f.dropped(), s.from(web)
+	f.Eventually("the pod sends", func() bool { return s.from(web) > sent+500 })
+	if now := f.dropped(); now != dropped {
+		t.Errorf("the previous version drops: %d packets, before %d", now, dropped)
+	}
+}
+
+var goesBack = regexp.MustCompile(`(?m)^time=(\S+) level=WARN msg="this node goes back to the previous version" `)
+
+// tripped returns when the guard of the node has tripped: the only time.
+func (f *fleet) tripped() time.Time {
+	f.T.Helper()
+	text, err := os.ReadFile(f.log.Name())
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	found := goesBack.FindAllSubmatch(text, -1)
+	if len(found) != 1 {
+		f.T.Fatalf("the guard has tripped %d times", len(found))
+	}
+	at, err := time.Parse(time.RFC3339Nano, string(found[0][1]))
+	if err != nil {
+		f.T.Fatal(err)
+	}
+	return at
+}
+
+// changesOf returns the changes of a module by the agent, the first one first.
+func (b *bed) changesOf(module string) (out []v1.ChangeRecord) {
+	b.T.Helper()
+	var all []v1.ChangeRecord
+	b.Must(http.MethodGet, "/v1/changes?limit=1000", nil, &all)
+	for _, r := range all {
+		if r.Outcome == "done" && slices.ContainsFunc(r.Changes, func(c v1.Change) bool {
+			return c.Kind == v1.KindModule && c.Name == module && c.Action != "unchanged"
+		}) {
+			out = append(out, r)
+		}
+	}
+	slices.SortFunc(out, func(a, b v1.ChangeRecord) int { return int(a.Number - b.Number) })
+	return out
+}
+
+// dropped is what the module has dropped in its present chain.
+func (f *fleet) dropped() (n uint64) {
+	f.T.Helper()
+	var m v1.Module
+	f.Must(http.MethodGet, "/v1/modules/"+f.name, nil, &m)
+	for _, c := range m.Status.Counts {
+		for _, v := range c.Verdicts {
+			if v.Verdict == "drop" {
+				n += v.Packets
+			}
+		}
+	}
+	return n
+}
+
+// A version that the kernel of one node refuses switches no node: the verifier of the agent's node says no, and the
+// canaries do not begin.
+func TestRefusedByKernel(t *testing.T) {
+	f := newFleet(t, "limit")
+	d := newDepot(f.bed)
+	good, bad := d.push("acme/limiter", "0.1.0", true), d.pushOf("../../../internal/dataplane/testdata/bad", "acme/bad",
+		"0.2.0", true)
+	f.module(f.name, "{"+ofImage(good)+"}")
+	f.Eventually("the first version runs", func() bool { return f.packageOf(f.name) == good })
+	f.module(f.name, fmt.Sprintf("{%s, rollout: {soakSeconds: 0, previous: {package: {image: %q}}}}", ofImage(bad), good))
+	f.checks()
+	if text := f.condition("False", api.CheckFailed); !strings.Contains(text, "1 of 9 nodes") ||
+		!strings.Contains(text, "verifier refuses") {
+		t.Errorf("the condition says %s", text)
+	}
+	if m := f.get(); m.Status.Rollout.Begun() || m.Status.Rollout.Halted == nil || m.Status.Desired != 0 {
+		t.Errorf("the rollout has begun: %+v", m.Status)
+	}
+	if has := f.runs(); len(has) != 0 || len(f.changesOf(f.name)) != 1 || f.packageOf(f.name) != good {
+		t.Errorf("nodes %v have begun, and the real one runs %s after %d changes", has, f.packageOf(f.name),
+			len(f.changesOf(f.name)))
+	}
+}
