@@ -4,6 +4,7 @@ package api
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -48,6 +49,7 @@ type ClusterModuleStatus struct {
 type Problem struct {
 	Reason  string `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Nodes   int    `json:"nodes" doc:"How many report it"`
+	Node    string `json:"node,omitempty" doc:"Name of one of them"`
 	Message string `json:"message" doc:"What is wrong, and what to do"`
 }
 
@@ -80,7 +82,7 @@ func (n KerbNode) Problem(module string) *ModuleReport {
 func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 	name, version := m.Metadata.Name, m.Version()
 	out, division := ClusterModuleStatus{Generation: m.Metadata.Generation}, m.Division()
-	problems := map[Problem]int{}
+	problems := map[Problem][]string{}
 	for _, n := range nodes {
 		desired := m.Spec.Rollout == nil || division.Has(n.Metadata.Name)
 		problem := n.Problem(name)
@@ -92,7 +94,8 @@ func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 		}
 		if problem != nil {
 			out.Failed++
-			problems[Problem{Reason: problem.Reason, Message: problem.Message}]++
+			of := Problem{Reason: problem.Reason, Message: problem.Message}
+			problems[of] = append(problems[of], n.Metadata.Name)
 			if problem.Reason == RolledBack {
 				out.RolledBack++
 			}
@@ -102,14 +105,22 @@ func Count(m Module, nodes []KerbNode) ClusterModuleStatus {
 	return out
 }
 
-// most returns the problems that most nodes have.
-func most(problems map[Problem]int) (out []Problem) {
+// most returns the problems that most nodes have, of those with their names.
+func most(problems map[Problem][]string) (out []Problem) {
 	for p, nodes := range problems {
-		p.Nodes = nodes
+		p.Nodes, p.Node = len(nodes), slices.Min(nodes)
 		out = append(out, p)
 	}
 	slices.SortFunc(out, func(a, b Problem) int {
 		return cmp.Or(b.Nodes-a.Nodes, strings.Compare(a.Reason, b.Reason), strings.Compare(a.Message, b.Message))
 	})
 	return out[:min(maxProblems, len(out))]
+}
+
+// String says what is wrong on how many nodes.
+func (p Problem) String() string {
+	if p.Nodes == 1 {
+		return p.Node + ": " + p.Message
+	}
+	return fmt.Sprintf("%d nodes, one of them %s: %s", p.Nodes, p.Node, p.Message)
 }

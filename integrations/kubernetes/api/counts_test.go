@@ -33,7 +33,7 @@ func TestCount(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", what, got, want)
 		}
 	}
-	two := []api.Problem{{Reason: "Refused", Nodes: 1}, {Reason: api.RolledBack, Nodes: 1}}
+	two := []api.Problem{{Reason: "Refused", Nodes: 1, Node: "n5"}, {Reason: api.RolledBack, Nodes: 1, Node: "n4"}}
 	check("without a rollout", nil,
 		api.ClusterModuleStatus{Generation: 4, Desired: 7, Ready: 5, Failed: 2, RolledBack: 1, Problems: two})
 	check("all nodes", &api.Rollout{Percent: new(100)},
@@ -51,11 +51,12 @@ func TestProblemsAreBounded(t *testing.T) {
 		if i%2 == 0 {
 			message = "not signed"
 		}
-		nodes = append(nodes, api.KerbNode{Status: &api.KerbNodeStatus{Modules: []api.ModuleReport{
-			{Name: "web", Reason: api.CheckFailed, Message: message}}}})
+		nodes = append(nodes, api.KerbNode{Metadata: api.ObjectMeta{Name: fmt.Sprintf("n%02d", i)},
+			Status: &api.KerbNodeStatus{Modules: []api.ModuleReport{
+				{Name: "web", Reason: api.CheckFailed, Message: message}}}})
 	}
 	got := api.Count(m, nodes).Problems
-	if len(got) != 10 || got[0] != (api.Problem{Reason: api.CheckFailed, Nodes: 50, Message: "not signed"}) ||
+	if len(got) != 10 || got[0] != (api.Problem{Reason: api.CheckFailed, Nodes: 50, Node: "n00", Message: "not signed"}) ||
 		got[1].Nodes != 5 {
 		t.Errorf("%d problems: %+v", len(got), got)
 	}

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
@@ -66,6 +67,8 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: revisionsPath, Metadata: true}, watch.DefaultTimes, log, r.handler())
 	})
+	recorder := events.New(client, leaseName, host, eventLimits, log)
+	running.Go(func() { recorder.Run(ctx) })
 	e := &elector{client: client, identity: host + "_" + rand.Text()}
 	var tried time.Time
 	for tick := time.NewTicker(writeEvery); ctx.Err() == nil; {
@@ -78,7 +81,7 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 		if !e.leads() {
 			s.forget()
 		} else {
-			e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, log) })
+			e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, recorder, log) })
 			e.while(ctx, mostWriting, func(ctx context.Context) { r.write(ctx, s.specs()) })
 		}
 		select {
@@ -171,8 +174,14 @@ func (s *state) forget() {
 	s.changed = true
 }
 
-// due returns the status of ClusterModules that have another one. Rollouts also change with time.
-func (s *state) due(now time.Time) map[string]api.ClusterModule {
+// change is a ClusterModule with the status that it should have.
+type change struct {
+	api.ClusterModule
+	before *api.ClusterModuleStatus
+}
+
+// due returns the ClusterModules that should have another status. Rollouts also change with time.
+func (s *state) due(now time.Time) map[string]change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lists < 3 {
@@ -186,14 +195,15 @@ func (s *state) due(now time.Time) map[string]api.ClusterModule {
 	for name, n := range s.hosts {
 		lost[name] = n.Lost()
 	}
-	out, answering := map[string]api.ClusterModule{}, api.Silence(nodes, lost)
+	out, answering := map[string]change{}, api.Silence(nodes, lost)
 	for name, m := range s.modules {
 		if !s.changed && s.waves[name] == nil {
 			continue
 		}
 		if is := s.statusOf(m, nodes, answering, now); m.Status == nil || !reflect.DeepEqual(*m.Status, is) {
+			before := m.Status
 			m.Status = &is
-			out[name] = m
+			out[name] = change{m, before}
 		}
 	}
 	maps.DeleteFunc(s.waves, func(name string, _ *wave) bool { _, there := s.modules[name]; return !there })
@@ -236,15 +246,21 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 	return is
 }
 
-// write writes what is due. What fails is due again.
-func (s *state) write(ctx context.Context, c *watch.Client, e *elector, log *slog.Logger) {
+// write writes what is due, and records what has happened with that. What fails is due again.
+func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder *events.Recorder,
+	log *slog.Logger) {
 	for name, due := range s.due(time.Now()) {
-		written, err := due, ctx.Err()
+		written, err := due.ClusterModule, ctx.Err()
 		if err == nil && e.leads() {
 			err = c.Merge(ctx, basePath+api.ClusterModules+"/"+url.PathEscape(name)+"/status", patchOf(due), &written)
 			conflict := watch.IsStatus(err, http.StatusConflict) // the event of another change is on its way
 			if err != nil && !conflict && !errors.Is(ctx.Err(), context.Canceled) {
 				log.Warn("the status of a ClusterModule is not written", "name", name, "error", err)
+			}
+		}
+		if err == nil && e.leads() {
+			for _, happened := range eventsOf(due) {
+				recorder.Record(happened)
 			}
 		}
 		s.mu.Lock()
@@ -261,7 +277,7 @@ func (s *state) write(ctx context.Context, c *watch.Client, e *elector, log *slo
 
 // patchOf is the merge patch that gives a ClusterModule its status, if the object is as it was: the
 // percentage is that of the version that was counted.
-func patchOf(m api.ClusterModule) map[string]any {
+func patchOf(m change) map[string]any {
 	is := m.Status
 	status := map[string]any{"observedGeneration": is.Generation, "desired": is.Desired, "ready": is.Ready,
 		"failed": is.Failed, "rolledBack": is.RolledBack, "problems": is.Problems, "rollout": nil, "conditions": nil}

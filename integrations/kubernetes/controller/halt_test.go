@@ -155,7 +155,7 @@ func TestLostAfterComplete(t *testing.T) {
 	for range 8 {
 		d.now = d.now.Add(2 * time.Second)
 		for name, m := range s.due(d.now) {
-			s.modules[name] = m
+			s.modules[name] = m.ClusterModule
 		}
 	}
 	if c := s.modules["web"].Status.Conditions[0]; c.Status != "True" {

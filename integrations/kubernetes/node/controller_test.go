@@ -92,7 +92,7 @@ func TestController(t *testing.T) {
 	second := b.controller(kubeconfig)
 	b.says("n2", "modules: [{name: web, generation: 1, reason: Refused}]")
 	counted("one of them refuses", api.ClusterModuleStatus{Desired: 3, Ready: 2, Failed: 1,
-		Problems: []api.Problem{{Reason: "Refused", Nodes: 1}}})
+		Problems: []api.Problem{{Reason: "Refused", Nodes: 1, Node: "n2"}}})
 	if now := b.holder(); leader == "" || now != leader {
 		t.Errorf("the Lease went from %q to %q", leader, now)
 	}
@@ -104,7 +104,7 @@ func TestController(t *testing.T) {
 	b.Eventually("another one holds the Lease", func() bool { now := b.holder(); return now != "" && now != leader })
 	b.says("n2", "modules: [{name: web, generation: 2, reason: RolledBack}]")
 	counted("a rollout", api.ClusterModuleStatus{Desired: 3, Ready: 1, Failed: 1, RolledBack: 1,
-		Problems: []api.Problem{{Reason: api.RolledBack, Nodes: 1}}})
+		Problems: []api.Problem{{Reason: api.RolledBack, Nodes: 1, Node: "n2"}}})
 	if cells := b.api.Table(modulesPath); len(cells) < 7 || cells[4] != int64(3) && cells[4] != float64(3) {
 		t.Errorf("kubectl get shows %v", cells)
 	}

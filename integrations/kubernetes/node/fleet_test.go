@@ -294,8 +294,8 @@ func (f *hollow) requests() (out requests) {
 		if err != nil {
 			f.T.Fatal(err)
 		}
-		ours := slices.ContainsFunc([]string{"clustermodules", "modules", "kerbnodes", "namespaces", "pods", "nodes"},
-			func(r string) bool { return strings.Contains(line, `resource="`+r+`"`) })
+		ours := slices.ContainsFunc([]string{"clustermodules", "modules", "kerbnodes", "namespaces", "pods", "nodes",
+			"events"}, func(r string) bool { return strings.Contains(line, `resource="`+r+`"`) })
 		if !strings.HasPrefix(line, "apiserver_request_total{") || !ours {
 			continue
 		}

@@ -17,6 +17,7 @@ import (
 
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
@@ -61,6 +62,8 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	report := newReporter(api, o.Node, log)
 	var running sync.WaitGroup
 	running.Go(func() { report.run(ctx) })
+	recorder := events.New(api, component, o.Node, events.DefaultLimits, log)
+	running.Go(func() { recorder.Run(ctx) })
 	followAll(ctx, &running, api, o.Node, s, log)
 	if o.NRI != "" {
 		s.runtime.enabled = true
@@ -71,7 +74,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	running.Go(func() { pulls.run(ctx) })
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{}, puller: pulls,
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
-		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}}
+		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}, events: &podEvents{recorder: recorder}}
 	sync.run(ctx, o.State, report)
 	sync.ready.need(false)
 	if stop := sync.virtual.stop; stop != nil {

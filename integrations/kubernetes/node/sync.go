@@ -34,6 +34,7 @@ type syncer struct {
 	guard   *guard     // nil in tests without rollouts
 	ready   *readiness // nil in tests without an API server
 	puller  *puller    // nil in tests without packages of registries
+	events  *podEvents // nil in tests without an API server
 	log     *slog.Logger
 
 	applied int                  // rules of the state whose modules the agent has
@@ -44,6 +45,7 @@ type syncer struct {
 	reports []api.ModuleReport   // those, and modules that do not run
 	failed  error                // of the agent itself with one of them: it may succeed later
 	barred  []api.Module         // of the refused ones, those of which the agent has no earlier version
+	absent  []api.Module         // the same, with failurePolicy open: pods start without them
 	titles  map[string]string    // NAMESPACE/NAME of modules of namespaces
 	numbers map[string]int64     // metadata.generation of modules
 	await   map[string]time.Time // pods without an admitted service, and since when
@@ -130,10 +132,13 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 		s.dispose(ctx, v)
 	}
 	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, time.Now()
-	s.barred = nil
+	s.barred, s.absent = nil, nil
 	for _, m := range v.modules {
-		refused := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == nodeName(m) })
-		if refused && m.Spec.FailurePolicy != v1.FailOpen {
+		switch refused := func(r api.ModuleReport) bool { return r.Name == nodeName(m) }; {
+		case !slices.ContainsFunc(reports, refused):
+		case m.Spec.FailurePolicy == v1.FailOpen:
+			s.absent = append(s.absent, m)
+		default:
 			s.barred = append(s.barred, m)
 		}
 	}
@@ -238,11 +243,12 @@ func (s *syncer) examine(ctx context.Context) error {
 	}
 	s.guard.sample(all)
 	reports := slices.Clone(s.refused)
-	s.barred = slices.DeleteFunc(s.barred, func(b api.Module) bool {
+	runs := func(b api.Module) bool {
 		return slices.ContainsFunc(all, func(m v1.Module) bool {
 			return m.Metadata.Owner == names.Owner && m.Metadata.Name == nodeName(b)
 		})
-	})
+	}
+	s.barred, s.absent = slices.DeleteFunc(s.barred, runs), slices.DeleteFunc(s.absent, runs)
 	for _, m := range all {
 		name := m.Metadata.Name
 		reported := slices.ContainsFunc(reports, func(r api.ModuleReport) bool { return r.Name == name })
@@ -281,6 +287,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 		switch {
 		case ok && p.held != nil:
 			starts.held(service.Metadata.Name, p.held)
+			s.events.held(p, names.IsPending(service.Metadata.Labels))
 		case ok && p.unconfirmed && s.confirm != nil && names.IsPending(service.Metadata.Labels):
 			unconfirmed = append(unconfirmed, p)
 		case ok:
@@ -296,6 +303,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 			}
 			if pending {
 				s.log.Info("pod admitted", "pod", p.namespace+"/"+p.name, "reportedByRuntime", p.sandbox != "")
+				s.events.admitted(p, s.missing(v, p))
 			}
 			service.Metadata.Labels, service.Status = labels, nil
 			change = append(change, service)
@@ -306,6 +314,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if err != nil {
 		return err
 	}
+	s.events.end()
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
@@ -335,10 +344,21 @@ func vanished(s v1.Service) bool {
 // bars returns the hold of a pod that a module would select which the agent has refused: the pod keeps dropping
 // everything. A selector that cannot be understood may select any pod.
 func (s *syncer) bars(v view, p podService) *hold {
-	for _, m := range s.barred {
+	if err := s.without(s.barred, v, p); err != nil {
+		return &hold{err, true}
+	}
+	return nil
+}
+
+// missing returns an error if a pod is admitted without a module that selects it.
+func (s *syncer) missing(v view, p podService) error { return s.without(s.absent, v, p) }
+
+// without returns an error that names the first of some modules that selects a pod; nil if none does.
+func (s *syncer) without(modules []api.Module, v view, p podService) error {
+	for _, m := range modules {
 		if selects(m, v.namespaces, p.namespace, p.labels.set) {
-			return &hold{fmt.Errorf("module %s, which selects it, does not run on this node: see the KerbNode %s",
-				strings.TrimPrefix(m.Metadata.Namespace+"/"+m.Metadata.Name, "/"), s.state.node), true}
+			return fmt.Errorf("module %s, which selects it, does not run on this node: see the KerbNode %s",
+				strings.TrimPrefix(m.Metadata.Namespace+"/"+m.Metadata.Name, "/"), s.state.node)
 		}
 	}
 	return nil

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package controller
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+// recorded advances a drill as the controller does, and collects the Events of the changes that it would write.
+type recorded struct {
+	*drill
+	s    *state
+	all  []string
+	text string // of the last one
+}
+
+func newRecorded(d *drill) *recorded {
+	return &recorded{drill: d, s: &state{modules: map[string]api.ClusterModule{}, waves: map[string]*wave{}}}
+}
+
+// ticks makes some comparisons, two seconds apart.
+func (r *recorded) ticks(n int) {
+	for range n {
+		r.now = r.now.Add(2e9)
+		before := r.s.modules["web"].Status
+		m := api.ClusterModule{Metadata: r.m.Metadata, Spec: r.m.Spec, Status: before}
+		is := r.s.statusOf(m, r.nodes, r.nodes, r.now)
+		m.Status = &is
+		for _, e := range eventsOf(change{m, before}) {
+			r.all = append(r.all, e.Type+" "+e.Reason)
+			r.text = e.Message
+		}
+		r.s.modules["web"] = m
+		r.m.Status = m.Module().Status
+	}
+}
+
+// runAll has all nodes with the version run it.
+func (r *recorded) runAll() {
+	for i, n := range r.nodes {
+		if r.m.Updated(n.Metadata.Name) {
+			r.run(i)
+		}
+	}
+}
+
+// same compares what was recorded since the last call.
+func (r *recorded) expectEvents(want ...string) {
+	r.t.Helper()
+	if !slices.Equal(r.all, want) {
+		r.t.Errorf("recorded %q, want %q", r.all, want)
+	}
+	r.all = nil
+}
+
+// Each step of a rollout is one Event, and what does not change is none.
+func TestEventsOfRollout(t *testing.T) {
+	r := newRecorded(newDrill(t, 40, api.Rollout{SoakSeconds: new(0), Waves: []int{50, 100}, Nodes: []string{"n07"}}))
+	r.ticks(3)
+	r.expectEvents("Normal RolloutStarted")
+	r.checked()
+	r.ticks(3)
+	r.expectEvents("Normal RolloutCanaries")
+	if !strings.Contains(r.text, "n07") {
+		t.Error(r.text)
+	}
+	r.m.Spec.Rollout.Paused = true
+	r.runAll()
+	r.ticks(3)
+	r.expectEvents("Normal RolloutPaused")
+	r.m.Spec.Rollout.Paused = false
+	r.ticks(3)
+	r.expectEvents("Normal RolloutWave")
+	r.runAll()
+	r.report(7, api.RolledBack, 7)
+	r.ticks(3)
+	r.expectEvents("Warning RolloutHalted", "Warning RolledBack")
+	if !strings.HasPrefix(r.text, "n07: ") {
+		t.Error(r.text)
+	}
+	r.run(7)
+	of := r.s.modules["web"]
+	rollout := *of.Status.Rollout
+	rollout.Halted, rollout.Since = nil, r.now // kubectl kerb rollout resume
+	status := *of.Status
+	status.Rollout = &rollout
+	of.Status = &status
+	r.s.modules["web"], r.m.Status = of, &api.ModuleStatus{Rollout: &rollout}
+	r.ticks(1)
+	for range 3 {
+		r.runAll()
+		r.ticks(2)
+	}
+	if len(r.all) < 2 || r.all[len(r.all)-1] != "Normal RolloutCompleted" {
+		t.Errorf("recorded %q", r.all)
+	}
+	r.all = nil
+	r.m.Spec.Rollout.Percent, r.m.Spec.Rollout.Nodes = new(0), nil
+	r.ticks(3)
+	r.expectEvents("Normal RolloutUndone")
+}
+
+// What nodes report is one Event for each reason, whatever their number, also without a rollout.
+func TestEventsOfNodes(t *testing.T) {
+	r := newRecorded(newDrill(t, 100, api.Rollout{}))
+	r.m.Spec.Rollout = nil
+	r.ticks(2)
+	r.expectEvents()
+	for i := range 50 {
+		r.nodes[i].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: "Refused",
+			Message: fmt.Sprint("kernel ", i%20)}}}
+	}
+	r.ticks(2)
+	r.expectEvents("Warning Refused")
+	r.nodes[60].Status = r.nodes[0].Status
+	r.ticks(2)
+	r.expectEvents()
+	r.nodes[61].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: "PackageUnavailable"}}}
+	r.ticks(2)
+	r.expectEvents() // ten entries of the status are taken
+	for i := range 60 {
+		r.nodes[i].Status = nil
+	}
+	r.ticks(2)
+	r.expectEvents("Warning PackageUnavailable")
+}

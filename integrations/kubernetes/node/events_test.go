@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node_test
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// happened lists the Events of Kerb about an object in namespace default, without those of before.
+func (b *bed) happened(kind, name string) (all []string) {
+	b.T.Helper()
+	var list struct {
+		Items []struct {
+			Type, Reason, Message string
+			Count                 int
+			Source                struct{ Component, Host string }
+			InvolvedObject        struct{ Kind, Name, UID string }
+		}
+	}
+	b.api.Must(http.MethodGet, "/api/v1/namespaces/default/events", nil, &list)
+	for _, e := range list.Items {
+		if o := e.InvolvedObject; o.Kind == kind && o.Name == name && o.UID != "" && e.Source.Host != "" {
+			all = append(all, fmt.Sprintf("%s %s %s x%d %s", e.Source.Component, e.Type, e.Reason, e.Count, e.Message))
+		}
+	}
+	return all
+}
+
+// hasEvent waits for an Event of which these are parts.
+func (b *bed) hasEvent(kind, name string, parts ...string) {
+	b.T.Helper()
+	wait.Until(b.T, fmt.Sprintf("an Event of %s %s with %q", kind, name, parts), func() bool {
+		return slices.ContainsFunc(b.happened(kind, name), func(e string) bool {
+			return !slices.ContainsFunc(parts, func(p string) bool { return !strings.Contains(e, p) })
+		})
+	}, func() any { return b.happened(kind, name) })
+}
+
+// With the rights of deploy/kubernetes alone, users of pods read why a pod drops everything or lacks a module, and those
+// of ClusterModules how a rollout goes. A node writes Events of pods in its own name only.
+func TestEvents(t *testing.T) {
+	b := newBed(t)
+	b.stop(syscall.SIGKILL)
+	asController := b.controllerConfig()
+	token := b.token()
+	file := filepath.Join(t.TempDir(), "token")
+	if err := os.WriteFile(file, []byte(token), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	b.kubeconfig = b.api.Kubeconfig(file)
+	b.ready("n1", "True")
+	b.forgery(token)
+	b.start()
+	b.controller(asController)
+
+	const missing = "package: {name: nothing}, attach: {pods: {podSelector: {matchLabels: "
+	b.module("open", "{failurePolicy: open, "+missing+"{app: web}}}}}")
+	b.module("shut", "{"+missing+"{app: db}}}}}")
+	b.hasEvent("ClusterModule", "shut", "kerb-kube-controller Warning Refused x1 n1: ", "nothing")
+	b.pod("db", map[string]string{"app": "db"})
+	b.hasEvent("Pod", "db", "kerb-kube-node Warning NotAdmitted x1", "module shut", "see the KerbNode n1")
+	web := b.pod("web", map[string]string{"app": "web"})
+	web.await("")
+	b.hasEvent("Pod", "web", "kerb-kube-node Warning NotProtected x1", "module open")
+	many := map[string]string{}
+	for i := range 70 {
+		many[fmt.Sprint("l", i)] = ""
+	}
+	b.pod("labels", many)
+	b.hasEvent("Pod", "labels", "NotAdmitted", "over 64 labels")
+
+	b.module("web-guard", `{package: {name: firewall}, attach: {pods: {}}, config: {defaultPolicy: {ingress: deny}},
+  rollout: {soakSeconds: 0, nodes: [edge-7], deadlineSeconds: 5, previous: {package: {name: firewall}}}}`)
+	b.hasEvent("ClusterModule", "web-guard", "Normal RolloutCanaries", "edge-7")
+	b.hasEvent("ClusterModule", "web-guard", "Warning RolloutHalted", "NodesSilent", "edge-7 has not answered",
+		"kubectl kerb rollout undo web-guard")
+
+	before := b.eventWrites()
+	time.Sleep(12 * time.Second) // two rounds, in which everything is as it was
+	if now := b.eventWrites(); now != before {
+		t.Errorf("%d Events were written while nothing changed", now-before)
+	}
+	if text, _ := os.ReadFile(b.log.Name()); strings.Contains(string(text), "answers 403") {
+		t.Errorf("rights are missing:\n%s", text)
+	}
+}
+
+// eventWrites counts requests that change Events, as the API server does.
+func (b *bed) eventWrites() int {
+	return b.counted(`resource="events"`, `verb="POST"`) + b.counted(`resource="events"`, `verb="PATCH"`)
+}
+
+// forgery tries to write Events that the policy refuses.
+func (b *bed) forgery(token string) {
+	b.T.Helper()
+	const path = "/api/v1/namespaces/default/events"
+	event := func(name string, more map[string]any) map[string]any {
+		out := map[string]any{"apiVersion": "v1", "kind": "Event", "metadata": map[string]any{"name": name},
+			"involvedObject": map[string]any{"kind": "Pod", "namespace": "default", "name": "web"}, "reason": "R",
+			"message": "m", "type": "Normal", "source": map[string]any{"component": "kerb-kube-node", "host": "n1"},
+			"reportingComponent": "kerb-kube-node", "reportingInstance": "n1"}
+		maps.Copy(out, more)
+		return out
+	}
+	const dry = "?dryRun=All"
+	wrong := map[string]map[string]any{
+		"source": {"source": map[string]any{"component": "kubelet", "host": "n1"}},
+		"host":   {"source": map[string]any{"component": "kerb-kube-node", "host": "n2"}},
+		"none":   {"source": map[string]any{}},
+		"about":  {"involvedObject": map[string]any{"kind": "Node", "name": "n2"}},
+		"as":     {"reportingComponent": "kubelet"},
+	}
+	refused := func(method, path string, in any) bool {
+		err := b.api.CallAs(token, method, path, in, nil)
+		return err != nil && strings.Contains(err.Error(), "Events of pods only")
+	}
+	b.Eventually("the policy is in force", func() bool {
+		return refused(http.MethodPost, path+dry, event("a", wrong["source"]))
+	})
+	for name, more := range wrong {
+		if !refused(http.MethodPost, path+dry, event(name, more)) {
+			b.T.Errorf("an Event with a wrong %s is accepted", name)
+		}
+	}
+	if err := b.api.CallAs(token, http.MethodPost, path+dry, event("right", nil), nil); err != nil {
+		b.T.Error(err)
+	}
+	b.api.Must(http.MethodPost, path, event("kubelets", wrong["source"]), nil)
+	if !refused(http.MethodPatch, path+"/kubelets"+dry+"&fieldManager=test&force=true", event("kubelets", nil)) {
+		b.T.Error("a node changes an Event of the kubelet")
+	}
+}
