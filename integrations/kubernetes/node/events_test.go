@@ -47,8 +47,8 @@ func (b *bed) hasEvent(kind, name string, parts ...string) {
 	}, func() any { return b.happened(kind, name) })
 }
 
-// With the rights of deploy/kubernetes alone, users of pods read why a pod drops everything or lacks a module, and those
-// of ClusterModules how a rollout goes. A node writes Events of pods in its own name only.
+// With the rights of deploy/kubernetes alone, users of pods read why a pod drops everything or lacks a module, and
+// administrators how a rollout proceeds. A node writes Events of pods in its own name only.
 func TestEvents(t *testing.T) {
 	b := newBed(t)
 	b.stop(syscall.SIGKILL)
