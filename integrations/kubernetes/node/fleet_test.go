@@ -38,9 +38,16 @@ const (
 	fleetChanges = 10              // of a module, one after the other
 	fleetSteady  = time.Minute     // without a change
 	fleetPatient = 8 * time.Minute // for all nodes to do something
+
+	goalRequests = 5 // of Kerb in a second without a change
 )
 
-// TestFleet measures kerb-kube-node and kerb-kube-controller with many nodes (make test-fleet). They run the code of
+// ofKerb are the resources that nodes and the controller follow and write.
+var ofKerb = []string{api.ClusterModules, api.Modules, api.KerbNodes, api.PackageTrusts, api.ModuleRevisions,
+	"namespaces", "pods", "nodes", "events"}
+
+// TestFleet measures kerb-kube-node and kerb-kube-controller with many nodes (make test-fleet), and that nothing is
+// written and little is asked while nothing changes. They run the code of
 // the program, each with connections of its own to a real API server, all in one process. Their agents are in this one:
 // they answer at once, do nothing, and have no pods.
 func TestFleet(t *testing.T) {
@@ -87,8 +94,13 @@ func TestFleet(t *testing.T) {
 	cpu = cpuOf(t, processes)
 	time.Sleep(fleetSteady) // what is sent while nothing changes
 	after, seconds := f.requests(), fleetSteady.Seconds()
-	f.say("steady: requests of Kerb", "%.2f/s; goal 5/s", float64(after.all-before.all)/seconds)
+	rate := float64(after.all-before.all) / seconds
+	f.say("steady: requests of Kerb", "%.2f/s; goal %d/s", rate, goalRequests)
 	f.say("steady: writes of Kerb but the Lease", "%d in %.0f s; goal 0", after.writes-before.writes, seconds)
+	if writes := after.writes - before.writes; writes != 0 || rate > goalRequests {
+		t.Errorf("without a change there were %d writes, and %.2f requests in a second:\n%s", writes, rate,
+			strings.Join(after.since(before), "\n"))
+	}
 	for i, now := range cpuOf(t, processes) {
 		f.say("steady: CPU of "+processes[i].name, "%.1f %%", 100*(now-cpu[i]).Seconds()/seconds)
 		f.say("memory of "+processes[i].name, "%.1f MiB", residentOf(t, processes[i].pid))
@@ -277,10 +289,24 @@ func (f *hollow) nodes() []api.KerbNode {
 }
 
 // requests are those that the API server has answered to Kerb, but for those of the Lease.
-type requests struct{ all, writes int }
+type requests struct {
+	all, writes int
+	by          map[string]int // by the line of the metric
+}
 
-func (f *hollow) requests() (out requests) {
+// since are the lines that have become more.
+func (r requests) since(before requests) (out []string) {
+	for line, n := range r.by {
+		if more := n - before.by[line]; more > 0 {
+			out = append(out, fmt.Sprint(more, " ", line))
+		}
+	}
+	return out
+}
+
+func (f *hollow) requests() requests {
 	f.T.Helper()
+	out := requests{by: map[string]int{}}
 	answer, err := f.api.Admin.Get(f.api.URL + "/metrics")
 	if err != nil {
 		f.T.Fatal(err)
@@ -294,13 +320,13 @@ func (f *hollow) requests() (out requests) {
 		if err != nil {
 			f.T.Fatal(err)
 		}
-		ours := slices.ContainsFunc([]string{"clustermodules", "modules", "kerbnodes", "namespaces", "pods", "nodes",
-			"events"}, func(r string) bool { return strings.Contains(line, `resource="`+r+`"`) })
+		ours := slices.ContainsFunc(ofKerb, func(r string) bool { return strings.Contains(line, `resource="`+r+`"`) })
 		if !strings.HasPrefix(line, "apiserver_request_total{") || !ours {
 			continue
 		}
-		count, _ := strconv.ParseFloat(strings.TrimSpace(line[strings.LastIndexByte(line, ' ')+1:]), 64)
-		out.all += int(count)
+		name, value, _ := strings.Cut(line, "} ")
+		count, _ := strconv.ParseFloat(strings.TrimSpace(value), 64)
+		out.all, out.by[name] = out.all+int(count), int(count)
 		if !strings.Contains(line, `verb="GET"`) && !strings.Contains(line, `verb="LIST"`) &&
 			!strings.Contains(line, `verb="WATCH"`) {
 			out.writes += int(count)
