@@ -63,26 +63,6 @@ union trace_what {
 	__u64 all;
 };
 
-static __always_inline int same_prefix(const struct kerb_trace_filter *f, const __u8 *addr)
-{
-	const __u64 *want = (const void *)f->addr, *mask = (const void *)f->mask,
-		    *have = (const void *)addr;
-
-	return (have[0] & mask[0]) == want[0] && (have[1] & mask[1]) == want[1];
-}
-
-static __always_inline int trace_wanted(const struct kerb_trace_filter *f,
-					const struct kerb_trace_event *e)
-{
-	if (f->proto && f->proto != e->proto)
-		return 0;
-	if (f->port && f->port != e->sport && f->port != e->dport)
-		return 0;
-	if (f->family && f->family != e->family)
-		return 0;
-	return !f->family || same_prefix(f, e->saddr) || same_prefix(f, e->daddr);
-}
-
 /* Whether a frame matches the expression of a session, which the linker puts here if there is one
  * (internal/dataplane/expression.go). */
 __noinline int kerb_trace_matches(kerb_ctx *ctx, __u32 session)
@@ -102,7 +82,7 @@ __noinline int kerb_trace_wants(kerb_ctx *ctx, __u32 session)
 	struct kerb_traced *packet = bpf_map_lookup_elem(&kerb_traced, &zero);
 	const struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_filter, &i);
 
-	if (!packet || !f || !f->active || !trace_wanted(f, &packet->now))
+	if (!packet || !f || !f->active || !kerb_trace_wanted(f, &packet->now))
 		return 0;
 	return kerb_trace_matches(ctx, session) != 0;
 }

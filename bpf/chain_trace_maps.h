@@ -4,22 +4,7 @@
 #ifndef KERB_CHAIN_TRACE_MAPS_H
 #define KERB_CHAIN_TRACE_MAPS_H
 
-/* Traces that may run at the same time. */
-#define KERB_TRACE_SESSIONS 4
-
-/* What a session of `kerb trace` looks for; a zero stands for anything. Written by the agent. */
-struct kerb_trace_filter {
-	__u8 addr[16]; /* source or destination; IPv4 in the first four bytes */
-	__u8 mask[16]; /* of addr: its other bits are zero */
-	__u8 family;   /* of addr: 4, 6, or 0 */
-	__u8 proto;
-	__u16 port;   /* source or destination, host byte order */
-	__u32 bytes;  /* of each packet that are reported, at most KERB_TRACE_BYTES */
-	__u64 lost;   /* events for which the ring buffer had no room */
-	__u64 slower; /* ns: packets whose modules took longer in one chain */
-	__u64 active;
-	__u64 after; /* whether it wants what the kernel drops after the last chain */
-};
+#include <kerb/trace.h>
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -4,41 +4,10 @@
 #ifndef KERB_CHAIN_TRACE_READ_H
 #define KERB_CHAIN_TRACE_READ_H
 
-/* position of a packet's first event: as it came in, before any module */
-#define KERB_TRACE_HEAD	  0xff
-/* that of the event of a packet that the kernel dropped after the last chain */
-#define KERB_TRACE_KERNEL 0xfe
+#include <kerb/trace.h>
 
 /* Of a packet; enough for the headers of a tunnel and of what it carries. */
 #define KERB_TRACE_BYTES 256
-
-/* A packet at the head of the chain, or after a module's verdict. Bytes of the packet follow the
- * former. */
-struct kerb_trace_event {
-	__u64 time;    /* ns, CLOCK_MONOTONIC */
-	__u64 packet;  /* number of the packet on its CPU */
-	__u64 elapsed; /* ns since the event before was written: the module's */
-	__u64 note;    /* of the module (kerb_note), 0: none */
-	__u64 trace;   /* the packet's, at each chain that it meets */
-	__u32 ifindex;
-	__u32 len;
-	__u32 chain;	  /* number that the agent gave to the chain */
-	__u32 to_ifindex; /* of KERB_REDIRECT */
-	__u16 cpu;
-	__u16 sport, dport; /* host byte order; 0 without ports */
-	__u8 position;
-	__u8 verdict;
-	__u8 reason;
-	__u8 outcome;
-	__u8 family;
-	__u8 proto;
-	__u8 tcp_flags;
-	__u8 icmp_type;
-	__u8 icmp_code;
-	__u8 to_flags; /* KERB_TO_* */
-	__u8 saddr[16], daddr[16];
-	__u64 key; /* trace_key */
-};
 
 /* Where things are in the packet, in one number, so that kerb_trace_event takes numbers only. */
 union trace_where {

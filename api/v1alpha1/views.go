@@ -130,6 +130,7 @@ type TraceRequest struct {
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
 	After    bool   `query:"after" doc:"Also report packets that the kernel dropped after their last chain; a warning where the kernel does not show that"`
+	Packets  bool   `query:"packets" doc:"Only packets, which have frames: no messages on sockets"`
 	Last     bool   `query:"last" doc:"Not packets that come: the last ones that chains have kept because they were slow, dropped, or got no verdict, oldest first. Without program"`
 }
 
@@ -161,10 +162,10 @@ type TracedPacket struct {
 	Time        time.Time   `json:"time" doc:"When it came"`
 	Monotonic   int64       `json:"monotonic,omitempty" doc:"The same by the kernel's CLOCK_MONOTONIC, ns: it is never set, and so distinguishes packets. As bpftrace and pwru have it"`
 	Service     string      `json:"service,omitempty"`
-	Interface   string      `json:"interface"`
-	Hook        string      `json:"hook"`
+	Interface   string      `json:"interface" doc:"Empty for a message"`
+	Hook        string      `json:"hook" doc:"sockets: it is a message, which a program sends through a socket; without frame, by a module on sockets"`
 	Direction   string      `json:"direction"`
-	Length      uint32      `json:"length" doc:"Bytes of the frame"`
+	Length      uint32      `json:"length" doc:"Bytes of the frame, or of the message"`
 	Protocol    string      `json:"protocol"`
 	Source      string      `json:"source,omitempty"`
 	Destination string      `json:"destination,omitempty"`

@@ -3,6 +3,7 @@
 package agent
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -260,6 +261,51 @@ func TestSocketsOfServices(t *testing.T) {
 		c := condition(m.Status, "WithinBudget")
 		return err == nil && c.Status == "True" && c.Message == ""
 	})
+}
+
+// A trace shows the messages of the service that it is about, on a node where nothing else would be traced; packets,
+// if only those are requested, there are none.
+func TestTraceOfSockets(t *testing.T) {
+	n, _ := newSocketsNode(t)
+	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", nil))
+	wait.Until(t, "both services are known", func() bool { return len(n.socketsState(t, "fast").Attachments) == 2 })
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	shown := make(chan v1.TracedPacket, 100)
+	done := make(chan error, 1)
+	go func() {
+		r := v1.TraceRequest{Service: "web", Protocol: "tcp", Count: 2, Seconds: 60}
+		done <- n.Trace(ctx, r, func(l v1.TraceLine) error {
+			if l.TracedPacket != nil {
+				shown <- *l.TracedPacket
+			}
+			return nil
+		})
+	}()
+	wait.Until(t, "the trace runs", func() bool {
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		return len(n.traces) == 1
+	})
+	talk(t, n.db, n.db, "of the other service")
+	talk(t, n.web, n.db, "hello") // web sends it once: the answer is db's
+	talk(t, n.web, n.web, "both ways")
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	for _, length := range []uint32{5, 9} {
+		p := <-shown
+		if p.Service != "web" || p.Hook != "sockets" || p.Length != length || p.Protocol != "tcp" || len(p.Steps) != 1 ||
+			p.Steps[0].Module != "fast" || p.Steps[0].Verdict != "redirect" || p.Steps[0].Note != "port" ||
+			p.Steps[0].Nanoseconds == 0 || !strings.HasPrefix(p.Source, n.web.Addr4().String()+":") ||
+			time.Since(p.Time) > time.Minute {
+			t.Errorf("%+v, want a message of %d bytes", p, length)
+		}
+	}
+	var conflict *apierrors.Conflict
+	if err := n.Trace(ctx, v1.TraceRequest{Packets: true, Seconds: 1}, nil); !errors.As(err, &conflict) {
+		t.Errorf("packets alone: %v", err)
+	}
 }
 
 func TestSocketsSurviveTheAgent(t *testing.T) {

@@ -44,8 +44,19 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	defer a.changes.Unlock()
 	points, specs := plan.Placements{}, map[chain.Point]chain.Spec{}
+	services := a.servicesByNetns()
+	for netns, name := range services {
+		if name == r.Service {
+			f.Netns = netns
+		}
+	}
 	for p, place := range a.now.Points {
-		if p.Side.SeesPackets() && (r.Service == "" || place.Service == r.Service) {
+		switch {
+		case !p.Side.SeesPackets():
+			if !r.Packets && (r.Service == "" || f.Netns != 0) {
+				specs[p] = place.Chain
+			}
+		case r.Service == "" || place.Service == r.Service:
 			points[p], specs[p] = place, place.Chain
 		}
 	}
@@ -62,12 +73,23 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
-		Name: trace.NoteValues(a.live.Planes()), Follow: len(points) > 1 || f.After})
+		Name: trace.NoteValues(a.live.Planes()), Services: services, Follow: len(points) > 1 || f.After})
 	if err := traced.Missing(); err != nil {
 		session.Warning = "no drops of the kernel are shown: " + err.Error()
 	}
 	a.traces = append(a.traces, session)
 	return session, nil
+}
+
+// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces.
+func (a *Agent) servicesByNetns() map[uint64]string {
+	out := map[uint64]string{}
+	if a.now.Sockets != nil {
+		for name, netns := range a.now.Sockets.Cookies {
+			out[netns] = name
+		}
+	}
+	return out
 }
 
 const (

@@ -38,8 +38,11 @@ func NewWriter(w io.Writer) (*Writer, error) {
 // linkTypes of interfaces; what has another one begins with an IP header.
 var linkTypes = map[string]pcapng.LinkType{"ethernet": pcapng.Ethernet, "ieee802154": pcapng.IEEE802154}
 
-// Add writes a packet, once for each chain that it met.
+// Add writes a packet, once for each chain that it met. A message has no frame, and is left out.
 func (w *Writer) Add(p v1alpha1.TracedPacket) error {
+	if p.Hook == string(chain.OnSockets) {
+		return nil
+	}
 	if err := w.add(p, p.ID); err != nil {
 		return err
 	}

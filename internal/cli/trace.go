@@ -38,6 +38,8 @@ func (a *app) traceCommand() *cobra.Command {
 			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
 			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
 			"chains that are not traced cost nothing extra.\n\n" +
+			"Messages, which programs send through sockets that a module on sockets has, are shown, too: redirected to the\n" +
+			"other socket, or left to TCP (next). Expressions and captures have packets only.\n\n" +
 			"An expression is one of tcpdump (pcap-filter(7)), which has to be installed, as it compiles the expression.\n" +
 			"Packets match that match the expression and all flags.\n\n" +
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
@@ -140,7 +142,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
-	for key, set := range map[string]bool{"last": r.Last, "after": r.After} {
+	for key, set := range map[string]bool{"last": r.Last, "after": r.After, "packets": r.Packets} {
 		if set {
 			q.Set(key, "true")
 		}
@@ -198,7 +200,7 @@ func traceQuery(r v1alpha1.TraceRequest) url.Values {
 // traceTo writes packets to a capture as they come.
 func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) error {
 	return writeCapture(cmd, name, func(w *capture.Writer) (packets int, err error) {
-		r.Bytes = capture.Bytes
+		r.Bytes, r.Packets = capture.Bytes, true
 		err = a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(_ string, p v1alpha1.TracedPacket) error {
 			packets++
 			return w.Add(p)
@@ -266,6 +268,9 @@ func describeAtChain(w io.Writer, p v1alpha1.TracedPacket, mark string, times bo
 	where := mark + p.Interface
 	if p.Service != "" {
 		where = mark + p.Service + " " + p.Direction
+	}
+	if p.Hook == "sockets" {
+		where = strings.TrimSpace(p.Service + " message")
 	}
 	if p.Node != "" {
 		where = mark + p.Node + " " + strings.TrimPrefix(where, mark)

@@ -266,6 +266,12 @@ func (l *LoadedSockets) Attach(dir string, entry chain.Entry) error {
 	return cgroupError(dir, err)
 }
 
+// Trace has the module report messages to t.
+func (l *LoadedSockets) Trace(t *Trace) error {
+	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: l.gen.Name}}}
+	return t.reportMessages(l.gen.maps, spec)
+}
+
 // Programs are those of the module, by name; the sk_msg program is called messages.
 func (l *LoadedSockets) Programs() map[string]*ebpf.Program { return maps.Clone(l.sockets.progs) }
 

@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -44,12 +45,18 @@ type pair struct{ client, server *net.TCPConn }
 
 func connect(t testing.TB) pair {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	return connectTo(t, "127.0.0.1", "127.0.0.1")
+}
+
+// connectTo connects to an address of this host, at which a server listens that may be for others, too.
+func connectTo(t testing.TB, listen, to string) pair {
+	t.Helper()
+	l, err := net.Listen("tcp", net.JoinHostPort(listen, "0"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	client, err := net.Dial("tcp", l.Addr().String())
+	client, err := net.Dial("tcp", net.JoinHostPort(to, strconv.Itoa(l.Addr().(*net.TCPAddr).Port)))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,8 +5,10 @@ package dataplane
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/cilium/ebpf"
@@ -27,10 +29,12 @@ type TraceFilter struct {
 	// SlowerThan leaves out packets whose modules took no longer in each chain, together. The data plane holds their
 	// events back, so that they need no room.
 	SlowerThan time.Duration
+	// Netns is the cookie of the network namespace in whose sockets messages have to be. Packets know no such thing.
+	Netns uint64
 	// After has the trace report, too, that the kernel dropped a packet after its last chain.
 	After bool
 	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
-	// match.
+	// match. Messages have no frame: none is reported then.
 	Expression []bpf.Instruction
 }
 
@@ -62,7 +66,8 @@ type traceEvent struct {
 	ICMPType, ICMPCode   uint8
 	ToFlags              uint8    // of a redirect (KERB_TO_*)
 	SourceAddr, DestAddr [16]byte // network byte order; IPv4 in the first four bytes
-	Key                  uint64   // trace_key: the same wherever the packet is the same, on other nodes too; 0: none
+	// trace_key: the same wherever the packet is the same, on other nodes too; 0: none. Of a message: see Message
+	Key uint64
 }
 
 // traceHead is the position of a packet's first event: the packet as it came in.
@@ -108,12 +113,14 @@ type traceFilter struct {
 	Slower     uint64
 	Active     uint64
 	After      uint64
+	Netns      uint64
 }
 
 // raw returns the filter as the data plane reads it: addresses and masks in network byte order, family 0 for any
 // address.
 func (f TraceFilter) raw() traceFilter {
-	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes), Slower: uint64(f.SlowerThan)}
+	raw := traceFilter{Proto: f.Proto, Port: f.Port, Bytes: uint32(f.Bytes), Slower: uint64(f.SlowerThan),
+		Netns: f.Netns}
 	if f.After {
 		raw.After = 1
 	}
@@ -130,8 +137,9 @@ func (f TraceFilter) raw() traceFilter {
 }
 
 // Trace links the chains of the points again with a call after each module, and puts them in place of the plain ones,
-// in one step each. To end it, attach the plain chains of points that no other session has again and close it: any plan
-// does, as a traced chain is not pinned. Of more than TraceSessions at a time the error is ErrTraces.
+// in one step each; modules on sockets report themselves. To end it, attach the plain chains of points that no other
+// session has again and close it: any plan does, as a traced chain is not pinned. Of more than TraceSessions at a time
+// the error is ErrTraces.
 func (d *Dataplane) Trace(f TraceFilter, points map[chain.Point]chain.Spec, modules map[string]Module) (*Trace, error) {
 	if d.tracer == nil || d.tracer.idle() {
 		t, err := newTracer()
@@ -159,7 +167,7 @@ func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modu
 			return err
 		}
 	}
-	order := chain.Sorted(points)
+	order := slices.DeleteFunc(chain.Sorted(points), func(p chain.Point) bool { return !p.Side.SeesPackets() })
 	linked := map[chain.Point]*linkedChain{}
 	for _, p := range order {
 		c, err := t.chainFor(d, points[p], modules)
@@ -179,6 +187,14 @@ func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modu
 			return err
 		}
 		t.running[p] = linked[p]
+	}
+	for p, spec := range points {
+		if p.Side.SeesPackets() || t.filter.Expression != nil {
+			continue
+		}
+		if err := t.watchMessages(d, spec, modules); err != nil {
+			return err
+		}
 	}
 	return t.activate()
 }
@@ -200,8 +216,14 @@ func NewTrace(f TraceFilter) (*Trace, error) {
 	return t, nil
 }
 
-// ForgetTraces unpins what traced chains need to outlive an agent. Call it when none is attached.
-func (d *Dataplane) ForgetTraces() error { return removePins(d.layout.traces()) }
+// ForgetTraces unpins what traced chains need to outlive an agent, and ends the reports of modules on sockets. Call it
+// when no traced chain is attached.
+func (d *Dataplane) ForgetTraces() error {
+	if err := d.forgetMessages(); err != nil {
+		return fmt.Errorf("end the trace of messages: %w", err)
+	}
+	return removePins(d.layout.traces())
+}
 
 // Read returns the next event. It waits until the deadline at most: os.ErrDeadlineExceeded then.
 func (t *Trace) Read(deadline time.Time) (TraceEvent, error) {
@@ -228,7 +250,7 @@ func (t *Trace) Lost() uint64 {
 	if err := t.filters.Lookup(uint32(t.session), &f); err != nil {
 		return 0
 	}
-	return f.Lost
+	return f.Lost + t.lostMessages()
 }
 
 // traceHead reports the packet as it came in.

@@ -32,6 +32,8 @@ type tracer struct {
 	follow  *ebpf.Map    // packets between two chains
 	kernel  *kernelDrops // nil: no session wants them
 
+	messages map[string]*tracedMessages // of modules on sockets, by identity of the chain
+
 	sessions [TraceSessions]*Trace
 	linked   []tracedChain
 	running  map[chain.Point]*linkedChain
@@ -54,7 +56,7 @@ func newTracer() (*tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tracer{running: map[chain.Point]*linkedChain{}}
+	t := &tracer{running: map[chain.Point]*linkedChain{}, messages: map[string]*tracedMessages{}}
 	for name, m := range map[string]**ebpf.Map{"kerb_filter": &t.filters, "kerb_events": &t.rings, "kerb_trace_at": &t.at,
 		"kerb_traced": &t.traced, "kerb_followed": &t.follow} {
 		if *m, err = ebpf.NewMap(l.object.Maps[name]); err != nil {
@@ -76,6 +78,10 @@ func (t *tracer) free() {
 		t.kernel.Close()
 		t.kernel = nil
 	}
+	for _, m := range t.messages {
+		m.close()
+	}
+	clear(t.messages)
 	for _, m := range []*ebpf.Map{t.filters, t.rings, t.at, t.traced, t.follow} {
 		if m != nil {
 			m.Close()
@@ -219,11 +225,7 @@ func (t *tracer) link(spec chain.Spec, members []*mapSet, parts int, plain *link
 	if err != nil {
 		return nil, err
 	}
-	number := slices.IndexFunc(t.Chains, func(s chain.Spec) bool { return s.ID() == spec.ID() })
-	if number < 0 {
-		number = len(t.Chains)
-		t.Chains = append(slices.Clip(t.Chains), spec) // readers have the slice of before
-	}
+	number := t.number(spec)
 	l.traced, l.parts, l.plain, l.expressions = int32(number+1), parts, plain, t.wanted()
 	l.maps["kerb_filter"], l.maps["kerb_events"], l.maps["kerb_traced"] = t.filters, t.rings, t.traced
 	l.maps["kerb_trace_at"], l.maps["kerb_followed"] = t.at, t.follow
@@ -233,6 +235,16 @@ func (t *tracer) link(spec chain.Spec, members []*mapSet, parts int, plain *link
 	}
 	t.linked = append(t.linked, tracedChain{c, number, l.expressions})
 	return c, nil
+}
+
+// number is the place of a chain in Chains, where it is added if it is new.
+func (t *tracer) number(spec chain.Spec) int {
+	number := slices.IndexFunc(t.Chains, func(s chain.Spec) bool { return s.ID() == spec.ID() })
+	if number < 0 {
+		number = len(t.Chains)
+		t.Chains = append(slices.Clip(t.Chains), spec) // readers have the slice of before
+	}
+	return number
 }
 
 // Runs reports whether a program is one of the trace's, or of another session's that runs at the same time.
@@ -253,6 +265,7 @@ func (t *Trace) Close() {
 		return
 	}
 	_ = t.filters.Put(uint32(t.session), traceFilter{}) // at worst packets are compared with it until all sessions end
+	t.ignoreMessages()
 	t.sessions[t.session] = nil
 	if t.reader != nil {
 		t.reader.Close()

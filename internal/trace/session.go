@@ -85,8 +85,11 @@ func ShowPlain(sessions []*Session, state chain.State) {
 	}
 }
 
-// showPlain reports whether all points that are still there have traced chains.
+// showPlain reports whether all points that are still there have traced chains, if any are to have some.
 func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]uint32) bool {
+	if len(s.points) == 0 { // modules on sockets alone
+		return true
+	}
 	traced := 0
 	for i, p := range seen {
 		place, own := s.points[p.Point]

@@ -39,8 +39,10 @@ type Reader struct {
 	Name   func(module, note string, value uint64) string // of the value of a note; empty: it has none
 	Wanted func(v1.TracedPacket) bool                     // by what modules did to it
 	Show   func(v1.TraceLine) error
-	Count  int  // of packets, 0 for no limit
-	Follow bool // packets meet several of the chains: each is shown with all of them
+	Count  int // of packets, 0 for no limit
+	// Services by the cookies of their network namespaces, for messages.
+	Services map[uint64]string
+	Follow   bool // packets meet several of the chains: each is shown with all of them
 
 	total int
 	lost  uint64                 // that was shown
@@ -101,6 +103,9 @@ func (r *Reader) full() bool { return r.Count > 0 && r.total == r.Count }
 func (r *Reader) take(e dataplane.TraceEvent) error {
 	if e.KernelDropped() {
 		return r.kernelDropped(e)
+	}
+	if e.Message() {
+		return r.show(r.message(e))
 	}
 	if e.Head() {
 		err := r.finish(e.CPU)
@@ -164,6 +169,19 @@ func (r *Reader) packet(e dataplane.TraceEvent) *openPacket {
 		Outcome: kerbabi.ParseOutcome(e.Outcome).String()}}
 	describeL4(&p.TracedPacket, e)
 	return p
+}
+
+// message is data that a program sends through a socket, with what the module on sockets did with it.
+func (r *Reader) message(e dataplane.TraceEvent) v1.TracedPacket {
+	ends := endsOf(e)
+	s := v1.TraceStep{Module: r.chain(e).Members[0].Name, Verdict: kerbabi.Verdict(e.Verdict).String(),
+		Nanoseconds: e.Elapsed}
+	if note, value := e.Note(); note != 0 {
+		r.note(&s, note, value)
+	}
+	return v1.TracedPacket{Time: r.boot.Add(time.Duration(e.Time)), Monotonic: int64(e.Time), Service: r.Services[e.Key],
+		Hook: string(chain.OnSockets), Direction: string(chain.Egress), Length: e.Len, Protocol: ends.protocol,
+		Source: ends.source, Destination: ends.destination, Outcome: kerbabi.ParseOK.String(), Steps: []v1.TraceStep{s}}
 }
 
 // step adds a module's verdict, and reports whether it was the last one.

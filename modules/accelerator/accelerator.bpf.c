@@ -4,6 +4,8 @@
 
 /* Local TCP connections skip the network stack where that is faster, and nothing changes that an
  * application relies on. */
+#include <kerb/messages.h>
+
 #include "close.h"
 #include "idle.h"
 #include "listen.h"
@@ -54,7 +56,12 @@ int all(struct bpf_sock_ops *ops)
 SEC("sk_msg/sockets")
 int message(struct sk_msg_md *msg)
 {
-	return accel_message(msg);
+	__u64 began = kerb_message_begin();
+	int verdict = accel_message(msg);
+	enum accel_reason why = began ? accel_why_plain(msg) : ACCEL_FINE;
+
+	kerb_message_end(msg, began, verdict, why ? ACCEL_NOTE_PLAIN : 0, why);
+	return SK_PASS;
 }
 
 SEC("syscall")

@@ -49,6 +49,7 @@ var (
 	_ sdk.Runner            = (*accelerator)(nil)
 	_ sdk.AttachmentWatcher = (*accelerator)(nil)
 	_ sdk.HealthChecker     = (*accelerator)(nil)
+	_ sdk.NoteNamer         = (*accelerator)(nil)
 )
 
 // Settings implements sdk.Compiled.

@@ -391,6 +391,9 @@ func TestReports(t *testing.T) {
 
 // Every reason of the data plane has an explanation.
 func TestReasonsAreExplained(t *testing.T) {
+	if name := (&accelerator{}).NoteName("plain", uint64(len(reasons))); name != "" {
+		t.Errorf("an unknown reason is called %q", name)
+	}
 	for i, reason := range reasons {
 		if _, ok := explanations[reason]; i > 0 && i != reasonClosed && !ok {
 			t.Errorf("%s is not explained", reason)

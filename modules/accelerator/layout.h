@@ -235,6 +235,8 @@ enum accel_reason {
 	ACCEL_REASONS,
 };
 
+#define ACCEL_NOTE_PLAIN 1 /* of a message: why its connection stays with TCP, enum accel_reason */
+
 struct accel_route {
 	__u32 client, server; /* service ids, or ACCEL_NOBODY */
 };

@@ -372,3 +372,11 @@ func (r *PairReport) samples() (out []sdk.Sample) {
 	}
 	return out
 }
+
+// NoteName implements sdk.NoteNamer: why the connection of a message stays with TCP, as in reports.
+func (*accelerator) NoteName(_ string, value uint64) string {
+	if value >= uint64(len(reasons)) {
+		return ""
+	}
+	return reasons[value]
+}

@@ -20,6 +20,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -42,6 +44,51 @@ func TestTurnsAreRedirected(t *testing.T) {
 	p.empty(t)
 	if n := p.counts(); n.Offered != 1 || n.Paired != 1 || n.Accelerated != 1 || n.Messages < 200 {
 		t.Errorf("%+v", n)
+	}
+}
+
+// A trace that begins when a connection has long been there shows its messages, and why those go by TCP that do.
+func TestTrace(t *testing.T) {
+	p := accelerate(t, usual)
+	c := p.connect(t)
+	p.warm(c)
+	c.turn(100)
+	trace, err := dataplane.NewTrace(dataplane.TraceFilter{Port: p.port})
+	check(t, err)
+	defer trace.Close()
+	check(t, p.Trace(trace))
+	next := func(length int) (verdict kerbabi.Verdict, note uint64) {
+		t.Helper()
+		e, err := trace.Read(time.Now().Add(10 * time.Second))
+		check(t, err)
+		key, note := e.Note()
+		if !e.Message() || int(e.Len) != length || (key == 1) != (note != 0) {
+			t.Fatalf("%+v, want a message of %d bytes", e, length)
+		}
+		return kerbabi.Verdict(e.Verdict), note
+	}
+	c.turn(100)
+	for range 2 {
+		if verdict, note := next(100); verdict != kerbabi.Redirect || note != 0 {
+			t.Errorf("%s, note %d", verdict, note)
+		}
+	}
+	const messages, size = 70, 64 // more than usual.LeaveMessages
+	for range messages {
+		check(t, writeAll(c.server, make([]byte, size)))
+	}
+	c.receive(c.client, messages*size)
+	stays := ""
+	for range messages {
+		if verdict, note := next(size); note != 0 {
+			stays = (&accelerator{}).NoteName("", note)
+			if verdict != kerbabi.Next {
+				t.Errorf("%s, though it stays with TCP", verdict)
+			}
+		}
+	}
+	if stays != "stream" {
+		t.Errorf("the connection stays with TCP because of %q", stays)
 	}
 }
 

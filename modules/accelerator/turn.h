@@ -148,6 +148,7 @@ static __always_inline void accel_count_message(struct accel_end *e, const struc
 		accel_flush(e);
 }
 
+/* Returns KERB_REDIRECT, or KERB_NEXT for TCP. */
 static __always_inline int accel_message(struct sk_msg_md *msg)
 {
 	const struct accel_config *cfg = accel_config();
@@ -157,7 +158,7 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	enum accel_reason why;
 
 	if (!cfg || !e)
-		return SK_PASS;
+		return KERB_NEXT;
 	cookie = e->peer;
 	peer = cookie ? accel_end(cookie) : 0;
 	/* an element of `ends` that another connection got while accel_answer wrote to it */
@@ -172,25 +173,33 @@ static __always_inline int accel_message(struct sk_msg_md *msg)
 	if (why) {
 		accel_stop_both(e, peer, why);
 		e->quiet |= accel_has_no_pending_data(e, 1);
-		return SK_PASS;
+		return KERB_NEXT;
 	}
 	why = accel_update_turn(e, cfg, peer ? peer->messages : 0, v.size);
 	if (why != ACCEL_FINE)
 		accel_stop_both(e, peer, why);
 	if (!peer || accel_is_off(cfg))
-		return SK_PASS;
+		return KERB_NEXT;
 	accel_check_process(e);
 	if (e->stop || !accel_check_message(e, peer, cfg, &v) || !accel_redirects(e, cfg, &v))
-		return SK_PASS;
+		return KERB_NEXT;
 	/* before the last check of stop: see accel_has_no_pending_data */
 	__sync_fetch_and_add(&e->redirects, 1);
 	if (e->stop || peer->stop ||
 	    bpf_msg_redirect_hash(msg, &sockets, &cookie, BPF_F_INGRESS) != SK_PASS)
-		return SK_PASS;
+		return KERB_NEXT;
 	if (e->redirects == ACCEL_PROVEN)
 		accel_readmit_program();
 	accel_count_message(e, peer, &v);
-	return SK_PASS;
+	return KERB_REDIRECT;
+}
+
+/* Why the connection of a message stays with TCP for good, for traces. */
+static __always_inline enum accel_reason accel_why_plain(struct sk_msg_md *msg)
+{
+	const struct accel_end *e = accel_end(accel_cookie(accel_msg_sk(msg)));
+
+	return e ? e->stop : ACCEL_FINE;
 }
 
 #endif

@@ -3,6 +3,7 @@
 package accelerator
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -42,6 +43,36 @@ func TestRedis(t *testing.T) {
 		n.same("redis value "+name, n.fetched(name, 0), n.published(name))
 	}
 	n.judged("redis-check-rdb", "redis-benchmark")
+	if !plain {
+		n.traced("redis-benchmark", "-h", host, "-p", port, "-q", "-c", "2", "-n", "10000000", "-t", "get")
+	}
+}
+
+// traced checks that kerb trace shows redirected messages of a program on a, to b.
+func (n *node) traced(name string, args ...string) {
+	n.T.Helper()
+	ctx, cancel := context.WithCancel(n.T.Context())
+	client := n.command(ctx, n.a, name, args...)
+	if err := client.Start(); err != nil {
+		n.T.Fatal(err)
+	}
+	defer func() {
+		cancel()
+		_ = client.Wait() // was killed
+	}()
+	to := fmt.Sprintf("%s:%d", n.b.Addr4(), redisPort)
+	out, err := n.Command(n.T.Context(), "trace", "--service", n.a.Name(), "--port", fmt.Sprint(redisPort),
+		"--verdict", "redirect", "--count", "20").CombinedOutput()
+	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
+	if err != nil || len(lines) != 20 {
+		n.T.Fatalf("kerb trace: %v: %s", err, out)
+	}
+	for _, l := range lines {
+		if !strings.Contains(l, n.a.Name()+" message") || !strings.Contains(l, " > "+to+" len ") ||
+			!strings.HasSuffix(l, "fast:redirect") {
+			n.T.Errorf("kerb trace: %s", l)
+		}
+	}
 }
 
 const postgresPort = 5432

@@ -5,6 +5,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <kerb/messages.h>
 
 struct key {
 	__u32 local, remote; /* ports, host order */
@@ -125,10 +126,14 @@ SEC("sk_msg")
 int redirect(struct sk_msg_md *msg)
 {
 	struct key peer = { .local = bpf_ntohl(msg->remote_port), .remote = msg->local_port };
+	__u64 began = kerb_message_begin();
+	__u32 verdict = KERB_NEXT;
 
-	if (is_off() || bpf_msg_redirect_hash(msg, &peers, &peer, BPF_F_INGRESS) != SK_PASS)
-		return SK_PASS;
-	count(REDIRECTED);
+	if (!is_off() && bpf_msg_redirect_hash(msg, &peers, &peer, BPF_F_INGRESS) == SK_PASS) {
+		count(REDIRECTED);
+		verdict = KERB_REDIRECT;
+	}
+	kerb_message_end(msg, began, verdict, 1, peer.local);
 	return SK_PASS;
 }
 
