@@ -13,11 +13,13 @@ import (
 	"syscall"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/controller"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/metrics"
 	"github.com/kerb-edge/kerb/internal/version"
 )
 
 func main() {
 	kubeconfig := flag.String("kubeconfig", "", "kubeconfig file; default is the service account of the pod")
+	tcp := metrics.Flags(flag.CommandLine)
 	printVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	if *printVersion {
@@ -32,7 +34,7 @@ func main() {
 	defer stop()
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	log.Info("started", "version", version.Version())
-	if err := controller.Run(ctx, *kubeconfig, log); err != nil {
+	if err := controller.Run(ctx, *kubeconfig, *tcp, log); err != nil {
 		log.Error("cannot start", "error", err)
 		os.Exit(1)
 	}

@@ -14,6 +14,7 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/kerb-edge/kerb/integrations/kubernetes/metrics"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/node"
 	"github.com/kerb-edge/kerb/internal/version"
 )
@@ -29,8 +30,10 @@ func main() {
 	flag.StringVar(&o.State, "state", "/var/lib/kerb-kube", "directory of the last known state")
 	flag.StringVar(&o.NRI, "nri", "", "socket of the container runtime's NRI, such as /run/nri/nri.sock: containers "+
 		"of a pod start when its modules are there; default is not to connect")
+	tcp := metrics.Flags(flag.CommandLine)
 	printVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
+	o.Metrics = *tcp
 	if *printVersion {
 		fmt.Println(version.Version())
 		return

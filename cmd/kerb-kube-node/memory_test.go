@@ -3,6 +3,7 @@
 package main
 
 import (
+	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
 	"fmt"
@@ -144,9 +145,57 @@ func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 // container runtime has reported all of them; 20 MiB with the proxy and 1,000 Services of five endpoints. What counts
 // is the median while it compares the agent's services: while it writes the snapshot it takes more.
 func TestMemory(t *testing.T) {
-	t.Run("pods", func(t *testing.T) { testMemory(t, false, false, maxMemory) })
-	t.Run("runtime", func(t *testing.T) { testMemory(t, false, true, maxMemory) })
-	t.Run("services", func(t *testing.T) { testMemory(t, true, false, maxMemoryServices) })
+	t.Run("pods", func(t *testing.T) { testMemory(t, uses{}, maxMemory) })
+	t.Run("runtime", func(t *testing.T) { testMemory(t, uses{nri: true}, maxMemory) })
+	t.Run("services", func(t *testing.T) { testMemory(t, uses{proxy: true}, maxMemoryServices) })
+	t.Run("metrics", func(t *testing.T) { testMemory(t, uses{metrics: true}, maxMemory) })
+}
+
+// uses are parts of the program that are off by default.
+type uses struct{ proxy, nri, metrics bool }
+
+const scraper = "token-of-a-scraper-of-metrics"
+
+// serving returns the flags with which the program serves metrics, with the certificate of a server of the test, and
+// what scrapes them.
+func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, scrape func()) {
+	pair := api.TLS.Certificates[0]
+	key, err := x509.MarshalPKCS8PrivateKey(pair.PrivateKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	free.Close()
+	flags = []string{"--metrics", address}
+	for flag, data := range map[string][]byte{
+		"certificate": pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: pair.Certificate[0]}),
+		"key":         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: key}), "token": []byte(scraper)} {
+		file := filepath.Join(dir, "metrics-"+flag)
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		flags = append(flags, "--metrics-"+flag, file)
+	}
+	client := api.Client()
+	return flags, func() {
+		r, err := http.NewRequest(http.MethodGet, "https://"+address+"/metrics", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+scraper)
+		answer, err := client.Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer answer.Body.Close()
+		if text, err := io.ReadAll(answer.Body); err != nil || !strings.Contains(string(text), "kerb_kube_pods 5000\n") {
+			t.Fatalf("%d %s, %v", answer.StatusCode, text, err)
+		}
+	}
 }
 
 // startRuntime runs a container runtime that has all pods.
@@ -166,7 +215,7 @@ func startRuntime(t *testing.T) (r *nritest.Runtime, socket string) {
 	return r, socket
 }
 
-func testMemory(t *testing.T, proxy, nri bool, limit int) {
+func testMemory(t *testing.T, with uses, limit int) {
 	if testing.Short() {
 		t.Skip("builds the program")
 	}
@@ -177,7 +226,7 @@ func testMemory(t *testing.T, proxy, nri bool, limit int) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
-	api := httptest.NewUnstartedServer(apiServer{proxy})
+	api := httptest.NewUnstartedServer(apiServer{with.proxy})
 	api.EnableHTTP2 = true
 	api.Config.ErrorLog = log.New(io.Discard, "", 0)
 	api.StartTLS()
@@ -192,8 +241,14 @@ func testMemory(t *testing.T, proxy, nri bool, limit int) {
 	}
 	socket, asked, served := startAgent(t)
 	cmd := exec.Command(program, "--node", "n1", "--kubeconfig", kubeconfig, "--agent", socket, "--state", dir)
+	scrape := func() {}
+	if with.metrics {
+		var flags []string
+		flags, scrape = serving(t, dir, api)
+		cmd.Args = append(cmd.Args, flags...)
+	}
 	var runtime *nritest.Runtime
-	if nri {
+	if with.nri {
 		var socket string
 		runtime, socket = startRuntime(t)
 		cmd.Args = append(cmd.Args, "--nri", socket)
@@ -207,15 +262,16 @@ func testMemory(t *testing.T, proxy, nri bool, limit int) {
 		text, _ := os.ReadFile(filepath.Join(dir, "kubernetes.json"))
 		return strings.Count(string(text), "pod-template-hash") >= manyPods
 	})
-	if proxy {
+	if with.proxy {
 		wait.Until(t, "all Services are served", func() bool { return served.Load() == manyServices })
 	}
-	if nri {
+	if with.nri {
 		wait.Until(t, "the runtime has reported all pods", func() bool { return runtime.Synchronized() > 0 })
 	}
 	before := asked.Load()
 	var samples []int
 	wait.Until(t, "all services were read three times more", func() bool {
+		scrape()
 		samples = append(samples, memory(t, cmd.Process.Pid, "VmRSS"))
 		return asked.Load() >= before+3
 	})

@@ -217,8 +217,9 @@ func TestValues(t *testing.T) {
 // Metrics are served by TLS, to clients with the token of the secret, which allows nothing else; a configuration of the
 // user stays.
 func TestMetrics(t *testing.T) {
-	all := parse(t, render(t, "--set", "metrics.secret=tls,metrics.port=4601,metrics.serviceMonitor.enabled=true,"+
-		"metrics.serviceMonitor.labels.release=prometheus,node.config.history.of=all,node.config.tcp.clientCA=/etc/kerb/ca"))
+	all := parse(t, render(t, "--set", "metrics.secret=tls,metrics.port=4601,metrics.kubeNodePort=4602,"+
+		"metrics.serviceMonitor.enabled=true,metrics.serviceMonitor.labels.release=prometheus,"+
+		"node.config.history.of=all,node.config.tcp.clientCA=/etc/kerb/ca"))
 	var config object
 	if err := yaml.Unmarshal([]byte(all["ConfigMap kerb"]["data"].(object)["kerb.yaml"].(string)), &config); err != nil {
 		t.Fatal(err)
@@ -235,22 +236,50 @@ func TestMetrics(t *testing.T) {
 		for _, m := range asList(c["volumeMounts"]) {
 			mounts = append(mounts, m.(object)["mountPath"].(string))
 		}
-		if has := slices.Contains(mounts, "/etc/kerb-metrics"); has != (c["name"] == "agent") {
+		if has := slices.Contains(mounts, "/etc/kerb-metrics"); has != (c["name"] != "cni") {
 			t.Errorf("container %s has the secret: %v", c["name"], has)
 		}
 	}
-	port := all["Service kerb-metrics"]["spec"].(object)["ports"].([]any)[0].(object)
-	spec := all["ServiceMonitor kerb"]["spec"].(object)
-	endpoint := spec["endpoints"].([]any)[0].(object)
-	if port["port"] != 4601 || endpoint["port"] != port["name"] || endpoint["scheme"] != "https" {
-		t.Errorf("port %v, endpoint %v", port, endpoint)
-	}
-	if diff := cmp.Diff(all["Service kerb-metrics"]["metadata"].(object)["labels"],
-		spec["selector"].(object)["matchLabels"]); diff != "" {
-		t.Errorf("the ServiceMonitor selects no Service:\n%s", diff)
+	served := map[string][]any{"kerb": {4601, 4602}, "kerb-kube-controller": {4601}} // ports
+	for name, service := range map[string]string{"kerb": "kerb-metrics",
+		"kerb-kube-controller": "kerb-kube-controller-metrics"} {
+		of, spec := all["Service "+service], all["ServiceMonitor "+name]["spec"].(object)
+		for i, want := range served[name] {
+			port := of["spec"].(object)["ports"].([]any)[i].(object)
+			endpoint := spec["endpoints"].([]any)[i].(object)
+			if port["port"] != want || endpoint["port"] != port["name"] || endpoint["scheme"] != "https" {
+				t.Errorf("port %v, endpoint %v", port, endpoint)
+			}
+		}
+		if diff := cmp.Diff(of["metadata"].(object)["labels"], spec["selector"].(object)["matchLabels"]); diff != "" {
+			t.Errorf("the ServiceMonitor selects no Service:\n%s", diff)
+		}
 	}
 	without := parse(t, render(t, "--set", "metrics.secret=tls"))
 	if without["ServiceMonitor kerb"] != nil || without["Service kerb-metrics"] == nil {
 		t.Error("a ServiceMonitor is made that was not asked for, or no Service")
 	}
+	for id, port := range map[string]string{"DaemonSet kerb": ":4601", "Deployment kerb-kube-controller": ":4600"} {
+		if got := flagsOf(containers(without[id])); !slices.Contains(got, any(port)) {
+			t.Errorf("%s has flags %v", id, got)
+		}
+	}
+	for id, o := range parse(t, render(t, "--set", "metrics.serviceMonitor.enabled=true")) {
+		if strings.Contains(id, "metrics") || o["kind"] == "ServiceMonitor" {
+			t.Errorf("without a secret there is %s", id)
+		}
+	}
+	for _, id := range []string{"DaemonSet kerb", "Deployment kerb-kube-controller"} {
+		if got := flagsOf(containers(read(t, installed)[id])); len(got) > 0 {
+			t.Errorf("without a secret, %s has flags %v", id, got)
+		}
+	}
+}
+
+// flagsOf returns the arguments of all containers.
+func flagsOf(containers []object) (out []any) {
+	for _, c := range containers {
+		out = append(out, asList(c["args"])...)
+	}
+	return out
 }

@@ -17,6 +17,7 @@ import (
 	"os"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
@@ -186,7 +187,11 @@ func readToken(field, path string) (string, error) {
 	if err != nil {
 		return "", &apierrors.Invalid{Field: field, Reason: err.Error()}
 	}
-	if info.Mode().Perm()&0o077 != 0 {
+	others := info.Mode().Perm() & 0o077
+	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Gid) == os.Getegid() {
+		others &^= 0o040 // as in a pod that is not root's, whose group owns its secrets
+	}
+	if others != 0 {
 		return "", &apierrors.Invalid{Field: field, Reason: path + " can be read by others; chmod 600 it"}
 	}
 	data, err := os.ReadFile(path)

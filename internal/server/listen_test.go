@@ -157,6 +157,31 @@ func TestTCPNeedsProtection(t *testing.T) {
 	}
 }
 
+// A token may be read by the group of the agent, as in a pod that is not root's, and by no other group.
+func TestTokenOfGroup(t *testing.T) {
+	files := certificates(t)
+	token := write(t, "a-token-that-is-long-enough", 0o640)
+	c := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, TokenFile: token}
+	if err := serve.CheckTCP(c); err != nil {
+		t.Error(err)
+	}
+	if err := os.Chmod(token, 0o660); err != nil {
+		t.Fatal(err)
+	}
+	if serve.CheckTCP(c) == nil {
+		t.Error("a token that its group can write is accepted")
+	}
+	if os.Geteuid() != 0 {
+		return // it cannot give the file to another group
+	}
+	if err := errors.Join(os.Chmod(token, 0o640), os.Chown(token, 0, os.Getegid()+1)); err != nil {
+		t.Fatal(err)
+	}
+	if serve.CheckTCP(c) == nil {
+		t.Error("a token that another group can read is accepted")
+	}
+}
+
 func TestTCPWithTokenAndCertificate(t *testing.T) {
 	files := certificates(t)
 	endpoint, err := serve.ListenTCP(config.TCP{

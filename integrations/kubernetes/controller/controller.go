@@ -20,7 +20,10 @@ import (
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/metrics"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/internal/serve"
 )
 
 const (
@@ -35,7 +38,7 @@ const (
 )
 
 // Run works until the context ends. Of several processes one writes.
-func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
+func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger) error {
 	client, err := watch.Load(kubeconfig)
 	if err != nil {
 		return err
@@ -47,29 +50,17 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, hosts: map[string]api.Node{},
 		waves: map[string]*wave{}}
 	var running sync.WaitGroup
-	running.Go(func() {
-		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
-			handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule {
-				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, UID: m.Metadata.UID, Generation: m.Metadata.Generation,
-					ResourceVersion: m.Metadata.ResourceVersion}
-				return m
-			}))
-	})
-	running.Go(func() {
-		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,
-			handler(s, s.nodes, essence))
-	})
-	running.Go(func() {
-		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
-			handler(s, s.hosts, readiness))
-	})
 	r := newRevisions(client, log)
-	running.Go(func() {
-		watch.Follow(ctx, client, watch.Resource{Path: revisionsPath, Metadata: true}, watch.DefaultTimes, log, r.handler())
-	})
+	followAll(ctx, &running, client, s, r, log)
 	recorder := events.New(client, leaseName, host, eventLimits, log)
 	running.Go(func() { recorder.Run(ctx) })
 	e := &elector{client: client, identity: host + "_" + rand.Text()}
+	running.Go(func() {
+		metrics.Serve(ctx, tcp, func(out *promtext.Set) {
+			metrics.API(out, client.Stats(), recorder.Counts())
+			s.collect(out)
+		}, log)
+	})
 	var tried time.Time
 	for tick := time.NewTicker(writeEvery); ctx.Err() == nil; {
 		if time.Since(tried) >= renewEvery-writeEvery {
@@ -78,6 +69,7 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 				log.Warn("the Lease is not read or renewed", "error", err)
 			}
 		}
+		s.lead(e.leads())
 		if !e.leads() {
 			s.forget()
 		} else {
@@ -94,6 +86,30 @@ func Run(ctx context.Context, kubeconfig string, log *slog.Logger) error {
 	e.release(last)
 	running.Wait()
 	return nil
+}
+
+// followAll follows the resources that it counts, each in a goroutine until ctx ends.
+func followAll(ctx context.Context, running *sync.WaitGroup, client *watch.Client, s *state, r *revisions,
+	log *slog.Logger) {
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
+			handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule {
+				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, UID: m.Metadata.UID, Generation: m.Metadata.Generation,
+					ResourceVersion: m.Metadata.ResourceVersion}
+				return m
+			}))
+	})
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,
+			handler(s, s.nodes, essence))
+	})
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
+			handler(s, s.hosts, readiness))
+	})
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: revisionsPath, Metadata: true}, watch.DefaultTimes, log, r.handler())
+	})
 }
 
 // essence is what is used of a KerbNode: whole messages of 5,000 nodes would take the most memory.
@@ -131,6 +147,7 @@ type state struct {
 	waves   map[string]*wave // of rollouts in waves
 	lists   int              // complete lists that have come: before all three, numbers would be wrong
 	changed bool
+	leads   bool
 }
 
 func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) T) watch.Handler[T] {

@@ -18,17 +18,21 @@ import (
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/metrics"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+	"github.com/kerb-edge/kerb/internal/promtext"
+	"github.com/kerb-edge/kerb/internal/serve"
 )
 
 // Options are what the program is started with.
 type Options struct {
-	Node       string // name of the Node
-	Kubeconfig string // empty: the service account of the pod
-	Agent      string // socket of the agent's API
-	State      string // directory of the snapshot
-	NRI        string // socket of the container runtime's NRI; empty: labels come from the API server only
+	Node       string    // name of the Node
+	Kubeconfig string    // empty: the service account of the pod
+	Agent      string    // socket of the agent's API
+	State      string    // directory of the snapshot
+	NRI        string    // socket of the container runtime's NRI; empty: labels come from the API server only
+	Metrics    serve.TCP // of its metrics; without an address there is none
 }
 
 // Times between attempts and writes.
@@ -75,6 +79,9 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{}, puller: pulls,
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
 		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}, events: &podEvents{recorder: recorder}}
+	running.Go(func() {
+		metrics.Serve(ctx, o.Metrics, func(out *promtext.Set) { sync.figures.collect(out, s, api, recorder) }, log)
+	})
 	sync.run(ctx, o.State, report)
 	sync.ready.need(false)
 	if stop := sync.virtual.stop; stop != nil {
@@ -117,6 +124,7 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			s.log.Warn("the snapshot for the next start is not written", "error", err)
 		} else {
 			saved = v
+			s.figures.snapshot()
 		}
 		tried, savedAt = v, time.Now()
 		freeOSMemory() // the text of all pods was garbage at once
@@ -135,7 +143,9 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		}
 		v = s.state.view()
 		if v.known {
-			report.set(statusOf(s, err))
+			is := statusOf(s, err)
+			report.set(is)
+			s.figures.round(s, is.Modules, err)
 		}
 		if err != nil {
 			s.state.delay(err)

@@ -36,6 +36,7 @@ type syncer struct {
 	puller  *puller    // nil in tests without packages of registries
 	events  *podEvents // nil in tests without an API server
 	log     *slog.Logger
+	figures figures
 
 	applied int                  // rules of the state whose modules the agent has
 	pruned  bool                 // that was with everything else deleted

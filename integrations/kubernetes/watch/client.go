@@ -14,6 +14,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 )
 
@@ -39,7 +40,27 @@ const maxErrorBody = 16 << 10
 
 // open sends a request and returns the body of a successful answer, which the caller closes.
 func (c *Client) open(ctx context.Context, method, path string, body []byte, header ...string) (io.ReadCloser, error) {
-	c = c.current()
+	answer, err := c.current().send(ctx, method, path, body, header...)
+	if err != nil {
+		c.count.request(method, "error")
+		return nil, err
+	}
+	c.count.request(method, strconv.Itoa(answer.StatusCode))
+	if answer.StatusCode < http.StatusMultipleChoices {
+		return answer.Body, nil
+	}
+	defer answer.Body.Close()
+	text, err := io.ReadAll(io.LimitReader(answer.Body, maxErrorBody))
+	if err != nil {
+		return nil, err
+	}
+	status := &StatusError{Message: strings.TrimSpace(string(text))}
+	_ = json.Unmarshal(text, status) // a Status object; a proxy answers with text
+	status.Code = answer.StatusCode
+	return nil, status
+}
+
+func (c *Client) send(ctx context.Context, method, path string, body []byte, header ...string) (*http.Response, error) {
 	r, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, err
@@ -60,22 +81,7 @@ func (c *Client) open(ctx context.Context, method, path string, body []byte, hea
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
-	answer, err := c.http.Do(r)
-	if err != nil {
-		return nil, err
-	}
-	if answer.StatusCode < http.StatusMultipleChoices {
-		return answer.Body, nil
-	}
-	defer answer.Body.Close()
-	text, err := io.ReadAll(io.LimitReader(answer.Body, maxErrorBody))
-	if err != nil {
-		return nil, err
-	}
-	status := &StatusError{Message: strings.TrimSpace(string(text))}
-	_ = json.Unmarshal(text, status) // a Status object; a proxy answers with text
-	status.Code = answer.StatusCode
-	return nil, status
+	return c.http.Do(r)
 }
 
 // Get decodes an object.

@@ -44,6 +44,7 @@ type Client struct {
 	sum   [sha256.Size]byte
 	mu    sync.Mutex
 	now   *Client // what load has returned last
+	count *counters
 }
 
 // current returns the client with the credentials that the files have now. If they cannot be used, as while they are
@@ -116,7 +117,7 @@ func Load(file string) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Client{load: load, now: first}, nil
+	return &Client{load: load, now: first, count: newCounters()}, nil
 }
 
 func fromFile(file string) (*Client, error) {

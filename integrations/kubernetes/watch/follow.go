@@ -78,6 +78,7 @@ type follower[T any, P Object[T]] struct {
 func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, times Times, log *slog.Logger,
 	h Handler[T]) {
 	f := &follower[T, P]{client: c, resource: r, handler: h, times: times, log: log.With("path", r.Path)}
+	defer c.count.watch(r.Path, func(s *WatchStats) { s.Last = time.Time{} }) // it does not get older
 	wait := times.Backoff
 	for ctx.Err() == nil {
 		started := time.Now()
@@ -93,6 +94,7 @@ func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, time
 			f.version = ""
 		}
 		if err != nil {
+			c.count.watch(r.Path, func(s *WatchStats) { s.Errors++ })
 			f.log.Warn("watch interrupted", "error", explain(err), "retry", wait)
 		}
 		select {
@@ -256,6 +258,9 @@ func (f *follower[T, P]) replace(all []T, version string) {
 		f.note(P(&all[i]).Meta())
 	}
 	f.version = version
+	if f.times != (Times{}) { // not List
+		f.client.count.watch(f.resource.Path, func(s *WatchStats) { s.Lists, s.Last = s.Lists+1, time.Now() })
+	}
 	f.handler.Replace(all)
 }
 
@@ -305,6 +310,7 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 			}
 			return err
 		}
+		f.client.count.watch(f.resource.Path, func(s *WatchStats) { s.Last = time.Now() })
 		done, err := f.take(e, initial, listed)
 		if err != nil {
 			return err

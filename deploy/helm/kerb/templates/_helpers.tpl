@@ -60,6 +60,22 @@ volumeMounts:
   {{- end }}
 {{- end -}}
 
+{{- /* Flags with which a program serves metrics on a port as the agent does. */ -}}
+{{- define "kerb.serve" -}}
+args: [--metrics, ":{{ int . }}", --metrics-certificate, /etc/kerb-metrics/tls.crt, --metrics-key, /etc/kerb-metrics/tls.key,
+  --metrics-token, /etc/kerb-metrics/token]
+{{- end -}}
+
+{{- /* An endpoint of a ServiceMonitor, with the values of metrics. */ -}}
+{{- define "kerb.endpoint" -}}
+scheme: https
+interval: {{ .serviceMonitor.interval }}
+authorization: {credentials: {name: {{ .secret }}, key: token}}
+tlsConfig:
+  ca: {secret: {name: {{ .secret }}, key: ca.crt}}
+  serverName: {{ .serviceMonitor.serverName }}
+{{- end -}}
+
 {{- /* What the installer of the plugin sees of the node. */ -}}
 {{- define "kerb.cni" -}}
 volumeMounts:

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"sync"
+	"time"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/metrics"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
+	"github.com/kerb-edge/kerb/internal/promtext"
+)
+
+// figures are what the last rounds have done, for metrics. They are safe for concurrent use.
+type figures struct {
+	mu       sync.Mutex
+	rounds   uint64
+	failed   uint64
+	synced   time.Time // when the last round without an error ended
+	modules  int       // that the agent was to have in it, but for the pending one
+	problems []api.ModuleReport
+	held     int       // pods
+	saved    time.Time // when the snapshot was written
+}
+
+// round notes a round, which ended with err.
+func (f *figures) round(s *syncer, problems []api.ModuleReport, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.rounds++
+	f.problems = problems
+	if err != nil {
+		f.failed++
+		return
+	}
+	f.synced, f.modules, f.held = time.Now(), max(0, len(s.numbers)-1), s.events.count()
+}
+
+func (f *figures) snapshot() {
+	f.mu.Lock()
+	f.saved = time.Now()
+	f.mu.Unlock()
+}
+
+// collect adds the metrics of the program. None of them grows with the pods.
+func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder *events.Recorder) {
+	metrics.API(out, c.Stats(), recorder.Counts())
+	s.collect(out)
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	const rounds = "Comparisons of the agent with what the API server has: at least one in five seconds."
+	out.Counter("kerb_kube_syncs_total", rounds, float64(f.rounds-f.failed), "result", "success")
+	out.Counter("kerb_kube_syncs_total", rounds, float64(f.failed), "result", "error")
+	if !f.synced.IsZero() {
+		metrics.Time(out, "kerb_kube_last_sync_timestamp_seconds", "When the agent was last as it should be, but for "+
+			"kerb_kube_problem.", f.synced)
+	}
+	if !f.saved.IsZero() {
+		metrics.Time(out, "kerb_kube_snapshot_timestamp_seconds", "When the state for a start without the API server was "+
+			"written.", f.saved)
+	}
+	out.Gauge("kerb_kube_modules", "ClusterModules and Modules that the node is to run.", float64(f.modules))
+	for _, p := range f.problems {
+		out.Gauge("kerb_kube_problem", "Modules that do not run as specified, as in the KerbNode: at most ten.", 1, "module",
+			p.Name, "reason", p.Reason)
+	}
+	out.Gauge("kerb_kube_pods_not_admitted", "Pods that drop all packets for longer than a moment.", float64(f.held))
+}
+
+// collect adds what is known of the API server.
+func (s *state) collect(out *promtext.Set) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out.Gauge("kerb_kube_synced", "1 if all lists have come since the start: nothing is deleted before.",
+		metrics.Is(s.synced == ofAll))
+	out.Gauge("kerb_kube_pods", "Pods of the node.", float64(len(s.pods)))
+	if s.runtime.enabled {
+		out.Gauge("kerb_kube_runtime_connected", "1 if the container runtime reports pods by NRI.",
+			metrics.Is(s.runtime.name != ""))
+	}
+	begun := 0
+	for _, t := range s.trials {
+		if t.Failure == "" {
+			begun++
+		}
+	}
+	const versions = "New versions of rollouts that the node has begun with."
+	out.Gauge("kerb_kube_rollout_versions", versions, float64(begun), "state", "running")
+	out.Gauge("kerb_kube_rollout_versions", versions, float64(len(s.trials)-begun), "state", "rolled_back")
+}
+
+// count returns how many pods were held in the last round.
+func (e *podEvents) count() int {
+	if e == nil {
+		return 0
+	}
+	return len(e.last)
+}
