@@ -269,6 +269,7 @@ func (a *Agent) close() {
 	a.control.Close()
 	a.sets.Close()
 	a.meter.Close()
+	a.dp.Close()
 	a.ChangeLog.Flush()
 	a.EventLog.Flush()
 	a.Samples.Close()

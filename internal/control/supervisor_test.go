@@ -273,6 +273,7 @@ func TestConditions(t *testing.T) {
 		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery},
 			{8 * healthEvery, "False", 7 * healthEvery}} {
 			time.Sleep(want.at - time.Since(begin) + time.Second)
+			synctest.Wait()
 			all := p.State().Conditions
 			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || changed != want.since {
 				t.Errorf("after %v: %+v since %v, want %+v", want.at, all, changed, want)

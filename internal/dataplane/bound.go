@@ -33,7 +33,7 @@ func (d *Dataplane) Bind(modules map[string]Module) *Bound {
 func (b *Bound) Close() {
 	if g := b.passing; g != nil {
 		b.passing = nil
-		go b.pass(g)
+		b.background.Go(func() { b.pass(g) })
 	}
 	for _, g := range b.samples {
 		g.Close()

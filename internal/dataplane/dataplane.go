@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -42,7 +43,11 @@ type Dataplane struct {
 
 	mayExpedite atomic.Bool
 	expediting  expediting
+	background  sync.WaitGroup // waits for packets
 }
+
+// Close returns when nothing is under way in the background that would leave rcu_expedited set.
+func (d *Dataplane) Close() { d.background.Wait() }
 
 // Open prepares the directory of pins and removes what a killed agent had half built.
 func Open(opts Options) (*Dataplane, error) {

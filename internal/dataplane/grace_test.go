@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 )
 
 // replaceSetting has a file in place of rcu_expedited, which other agents change, too, and returns how to read it.
@@ -73,6 +74,27 @@ func TestExpediteTogether(t *testing.T) {
 	}
 	if err := second(); err != nil || setting() != "0" {
 		t.Errorf("setting %q when both have ended: %v", setting(), err)
+	}
+}
+
+// A data plane that is closed right after a change has put the setting back.
+func TestGraceEndsBeforeTheAgent(t *testing.T) {
+	setting := replaceSetting(t)
+	expedited := make(chan bool, 1)
+	awaitPackets = func() error {
+		expedited <- setting() == "1"
+		time.Sleep(10 * time.Millisecond) // long enough for the agent to end meanwhile
+		return nil
+	}
+	t.Cleanup(func() { awaitPackets = awaitGracePeriod })
+	d := &Dataplane{opts: Options{Run: t.TempDir()}}
+	d.PermitExpedite(true)
+	b := d.Bind(nil)
+	b.noteValues()
+	b.Close()
+	d.Close()
+	if setting() != "0" || len(expedited) != 1 || !<-expedited {
+		t.Errorf("the setting is %q", setting())
 	}
 }
 
