@@ -17,6 +17,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -263,8 +264,8 @@ func TestConditions(t *testing.T) {
 				time.Since(begin))
 		}
 		p := testSupervisor(func() (*run, error) { return newFake(http.HandlerFunc(answers)).run, nil })
-		var changed time.Duration
-		p.onChange = func(string) { changed = time.Since(begin) }
+		var last atomic.Int64 // ns since begin
+		p.onChange = func(string) { last.Store(int64(time.Since(begin))) }
 		go p.supervise()
 		for _, want := range []struct {
 			at     time.Duration
@@ -273,8 +274,7 @@ func TestConditions(t *testing.T) {
 		}{{healthEvery, "True", healthEvery}, {6 * healthEvery, "True", healthEvery},
 			{8 * healthEvery, "False", 7 * healthEvery}} {
 			time.Sleep(want.at - time.Since(begin) + time.Second)
-			synctest.Wait()
-			all := p.State().Conditions
+			all, changed := p.State().Conditions, time.Duration(last.Load())
 			if len(all) != 1 || all[0].Type != "Fuse" || all[0].Status != want.status || changed != want.since {
 				t.Errorf("after %v: %+v since %v, want %+v", want.at, all, changed, want)
 			}
