@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"oras.land/oras-go/v2"
@@ -204,7 +205,10 @@ func registries(t *testing.T) map[string]string {
 	return map[string]string{"tag": startRegistry(t), "API": startRegistry(t, registry.WithReferrersSupport(true))}
 }
 
-// Writes testdata/cosign: an artifact without content, signed by cosign.
+// packageData is a package that cosign has signed, for tests of what PackageTrusts permit.
+const packageData = "../../integrations/kubernetes/node/testdata/cosign"
+
+// Writes testdata/cosign, an artifact without content, and packageData, signed by cosign.
 func TestWriteTestdata(t *testing.T) {
 	c := newCosign(t)
 	if os.Getenv("KERB_UPDATE") == "" {
@@ -232,18 +236,30 @@ func TestWriteTestdata(t *testing.T) {
 		if err := from.Tag(t.Context(), root.Descriptor, "limiter"); err != nil {
 			t.Fatal(err)
 		}
-		c.sign(keyType, ref(t, target).At(root.Digest).String())
-		layout := filepath.Join("testdata/cosign", keyType)
-		if err := os.RemoveAll(layout); err != nil {
-			t.Fatal(err)
-		}
-		to, err := oci.New(layout)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := oras.ExtendedCopy(t.Context(), from, "limiter", to, "limiter", oras.ExtendedCopyOptions{}); err != nil {
-			t.Fatal(err)
-		}
-		write(t, layout+".pub", read(t, filepath.Join(c.dir, keyType+".pub")))
+		c.write(keyType, target, root.Digest.String(), filepath.Join("testdata/cosign", keyType))
 	}
+	target := startRegistry(t) + "/acme/pass:0.1.0"
+	c.write(keyTypes[0], target, push(t, target, "../dataplane/testdata/pass", nil).Digest, packageData)
+}
+
+// write signs what target leads to, and writes it as a layout with the key.
+func (c cosign) write(keyType, target, root, layout string) {
+	c.Helper()
+	c.sign(keyType, ref(c.T, target).At(digest.Digest(root)).String())
+	if err := os.RemoveAll(layout); err != nil {
+		c.Fatal(err)
+	}
+	to, err := oci.New(layout)
+	if err != nil {
+		c.Fatal(err)
+	}
+	at := ref(c.T, target)
+	from, err := Transport{}.repository(at)
+	if err != nil {
+		c.Fatal(err)
+	}
+	if _, err := oras.ExtendedCopy(c.Context(), from, at.Tag, to, at.Tag, oras.ExtendedCopyOptions{}); err != nil {
+		c.Fatal(err)
+	}
+	write(c.T, layout+".pub", read(c.T, filepath.Join(c.dir, keyType+".pub")))
 }

@@ -49,6 +49,7 @@ type loader struct {
 	ref   Reference
 	trust Trust
 	out   loaded
+	found []signature // of the root
 
 	unread error // temporary: signatures may exist that were not read; nil otherwise
 }
@@ -160,7 +161,7 @@ func (l *loader) signed(ctx context.Context, at attached) error {
 	if err != nil && (l.unread != nil || !l.trust.AllowUnsigned) {
 		return l.refusal(err)
 	}
-	l.out.proof, l.out.signers = by, l.trust.signers(l.ref, l.out.root.Digest, signatures)
+	l.out.proof, l.found = by, signatures
 	return nil
 }
 
@@ -185,8 +186,14 @@ func (l *loader) refusal(err error) error {
 
 // named refuses a package that only a signature without a name vouches for, unless it has the name that was asked for:
 // a registry could offer another package by the same key in its place. Images of others have no name of their own.
+// It also notes who has signed the package under its name.
 func (l *loader) named() error {
 	identity := l.trust.identity(l.ref)
+	own := ""
+	if !l.out.foreign {
+		own = l.out.pkg.Name
+	}
+	l.out.signers = l.trust.signers(l.ref, l.out.root.Digest, l.found, own)
 	if !l.out.proof.nameless || l.out.foreign || path.Base(identity) == l.out.pkg.Name {
 		return nil
 	}

@@ -106,7 +106,9 @@ func TestSigners(t *testing.T) {
 	}
 }
 
-// A signature without a name, or under another one, makes its key no signer: it does not say which package it is for.
+// A signature under another name makes its key no signer, nor does one without a name: it does not say which package it
+// is for. As an exception a bundle without a name, as cosign makes it, counts for a package whose own name was asked
+// for.
 func TestSignersSignNames(t *testing.T) {
 	signer, public := author(t, "acme")
 	n := newNode(t)
@@ -131,17 +133,30 @@ func TestSignersSignNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		all := []signature{bundled, simple}
-		if got := (Trust{Keys: n.keys}).signers(at, root, all); !slices.Equal(got, want) {
-			t.Errorf("for %q: signed by %v, want %v", name, got, want)
+		trust := Trust{Keys: n.keys}
+		for _, own := range []string{"", "other"} {
+			if got := trust.signers(at, root, all, own); !slices.Equal(got, want) {
+				t.Errorf("for %q of package %q: signed by %v, want %v", name, own, got, want)
+			}
+		}
+		cosigns := want
+		if name == "" {
+			cosigns = []string{fingerprint}
+		}
+		if got := trust.signers(at, root, []signature{bundled}, "limiter"); !slices.Equal(got, cosigns) {
+			t.Errorf("bundle for %q: signed by %v, want %v", name, got, cosigns)
+		}
+		if got := trust.signers(at, root, []signature{simple}, "limiter"); !slices.Equal(got, want) {
+			t.Errorf("simple signing for %q: signed by %v, want %v", name, got, want)
 		}
 		layout, named := ref(t, "oci:/srv/limiter:1"), []string{fingerprint} // a directory has no name: any will do, but none
 		if name == "" {
 			named = nil
 		}
-		if got := (Trust{Keys: n.keys}).signers(layout, root, all); !slices.Equal(got, named) {
+		if got := trust.signers(layout, root, all, "limiter"); !slices.Equal(got, named) {
 			t.Errorf("for %q in a layout: signed by %v, want %v", name, got, named)
 		}
-		if got := (Trust{Keys: n.keys}).signers(at, digest.FromString("other"), all); got != nil {
+		if got := trust.signers(at, digest.FromString("other"), all, "limiter"); got != nil {
 			t.Errorf("for %q: another artifact is signed by %v", name, got)
 		}
 	}

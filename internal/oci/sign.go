@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -350,14 +351,21 @@ func (t Trust) verify(ref Reference, root digest.Digest, signatures []signature,
 	return refuse(ErrUnknownKey, strings.Join(problems, "; "))
 }
 
-// signers returns the fingerprints of all keys of the node that have signed an artifact under its name. A signature
-// without a name does not count: it could be one of another package by the same key.
-func (t Trust) signers(ref Reference, root digest.Digest, signatures []signature) (out []string) {
+// signers returns the fingerprints of all keys of the node that have signed an artifact under its name. A bundle
+// without a name, as cosign makes it, counts if the last part of the name that was asked for is the package's own one:
+// else it could be one of another package by the same key. Images of others have no name of their own.
+func (t Trust) signers(ref Reference, root digest.Digest, signatures []signature, own string) (out []string) {
 	keys, _ := loadKeys(t.Keys) // verify reports what is wrong with them
 	identity := t.identity(ref)
+	vouches := func(s signature, c *claim) bool {
+		if c.name == "" {
+			return s.format == FormatBundle && own != "" && own == path.Base(identity)
+		}
+		return identity == "" || c.name == identity
+	}
 	for _, s := range signatures {
 		c := s.about(root)
-		if s.flaw != "" || c == nil || c.name == "" || identity != "" && c.name != identity {
+		if s.flaw != "" || c == nil || !vouches(s, c) {
 			continue
 		}
 		for _, key := range keys {

@@ -19,9 +19,13 @@ import (
 	"testing"
 
 	"github.com/google/go-containerregistry/pkg/registry"
+	"oras.land/oras-go/v2"
+	"oras.land/oras-go/v2/content/oci"
+	"oras.land/oras-go/v2/registry/remote"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	keys "github.com/kerb-edge/kerb/internal/oci"
 )
 
 // depot is a registry on the node's loopback, and an author whose packages the node trusts.
@@ -321,4 +325,78 @@ func TestPackageTrust(t *testing.T) {
 	refused("another key", p.SignedBy[0], 2)
 	trust("audit", "{repositories: ["+d.address+"/acme/limiter], keys: ["+p.SignedBy[0]+"]}")
 	runs("its key", first, 3)
+}
+
+// cosigned copies the package in testdata/cosign, which cosign 3 has signed with its defaults, to a repository.
+func (d *depot) cosigned(repository string) string {
+	d.T.Helper()
+	server := httptest.NewServer(d.content)
+	defer server.Close()
+	from, err := oci.New("testdata/cosign")
+	if err != nil {
+		d.T.Fatal(err)
+	}
+	to, err := remote.NewRepository(strings.TrimPrefix(server.URL, "http://") + "/" + repository)
+	if err != nil {
+		d.T.Fatal(err)
+	}
+	to.PlainHTTP = true
+	root, err := oras.ExtendedCopy(d.T.Context(), from, "0.1.0", to, "0.1.0", oras.ExtendedCopyOptions{})
+	if err != nil {
+		d.T.Fatal(err)
+	}
+	return d.address + "/" + repository + "@" + root.Digest.String()
+}
+
+// What `cosign sign` makes with its defaults, a bundle without a name, is a signature for the keys of a PackageTrust,
+// as for those of the node: of a package whose own name is the last part of that of its repository.
+func TestPackageTrustOfCosign(t *testing.T) {
+	b := newBed(t)
+	d := newDepot(b)
+	const name, path = "pass", "/apis/kerb.dev/v1alpha1/packagetrusts/acme"
+	trust := func(keys string) {
+		t.Helper()
+		if err := b.api.Apply(path, "{apiVersion: kerb.dev/v1alpha1, kind: PackageTrust, metadata: {name: acme}, "+
+			"spec: {repositories: ["+d.address+"/acme/], keys: ["+keys+"]}}"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	says := func(what, reason, detail string) {
+		t.Helper()
+		b.Eventually(what, func() bool {
+			got := b.reported(name)
+			return strings.HasPrefix(got, reason+": ") && strings.Contains(got, detail)
+		})
+	}
+	fingerprint, err := keys.Fingerprint("testdata/cosign.pub")
+	if err != nil {
+		t.Fatal(err)
+	}
+	image := d.cosigned("acme/pass")
+	trust(fingerprint)
+	b.module(name, "{"+ofImage(image)+"}")
+	says("without the key on the node", "PackageRefused", "not by a key")
+	text, err := os.ReadFile("testdata/cosign.pub")
+	if err == nil {
+		err = os.WriteFile(filepath.Join(b.Keys(), "cosign.pub"), text, 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	b.api.Must(http.MethodDelete, modulesPath+name, nil, nil) // another attempt is due at once
+	b.Eventually("the module is forgotten", func() bool { return b.reported(name) == "" })
+	b.module(name, "{"+ofImage(image)+"}")
+	b.Eventually("cosign's key is one of the PackageTrust", func() bool {
+		return b.packageOf(name) == image && b.reported(name) == ""
+	})
+	trust("sha256:" + strings.Repeat("0", 64))
+	b.module(name, "{"+ofImage(image)+", order: {priority: 1}}")
+	says("another key", "NotPermitted", fingerprint)
+	trust(fingerprint)
+	b.Eventually("its key again", func() bool { return b.reported(name) == "" })
+	b.module(name, "{"+ofImage(d.cosigned("acme/other"))+"}")
+	says("a repository of another name", "PackageRefused", "in a bundle without a name")
+	if got := b.packageOf(name); got != image {
+		t.Errorf("the node runs %s", got)
+	}
 }
