@@ -30,7 +30,8 @@ func configured(c config.Config) (all []integration.Program) {
 	if c.Containers != nil {
 		o := c.Containers.WithDefaults()
 		all = append(all, integration.Program{Name: "containers",
-			Options: containers.Options{Agent: c.Paths.Socket(), Runtime: o.Runtime, Socket: o.Socket}})
+			Options: containers.Options{Agent: c.Paths.Socket(), Runtime: o.Runtime, Socket: o.Socket,
+				Hook: c.Paths.Containers()}})
 	}
 	if c.Oakestra == nil {
 		return all

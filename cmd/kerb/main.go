@@ -6,6 +6,7 @@ package main
 import (
 	"os"
 
+	"github.com/kerb-edge/kerb/integrations/containers/hook"
 	"github.com/kerb-edge/kerb/internal/cli"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/integration"
@@ -21,5 +22,5 @@ func main() {
 
 func build() cli.Build {
 	return cli.Build{Version: version.Version(), Agent: runAgent, Purge: purge,
-		CheckOakestra: checkOakestra}
+		CheckOakestra: checkOakestra, ReportContainer: hook.Report, ContainerState: hook.State}
 }

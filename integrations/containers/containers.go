@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package containers makes the containers of a node's runtime services of the agent: Docker's, or Podman's, which
-// serves the same API. It is a process of its own, a client of the agent's API like any other, and keeps nothing: what
-// should be there follows from what runs.
+// Package containers makes the containers of a node's runtime services of the agent: Docker's, Podman's, which serves
+// the same API, or containerd's. It is a process of its own, a client of the agent's API like any other, and keeps
+// nothing: what should be there follows from what runs, and from containers that are about to run their first process,
+// which the runtime's hook reports (package hook).
 package containers
 
 import (
@@ -11,9 +12,11 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"reflect"
 	"slices"
+	"sync"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -27,8 +30,9 @@ const Owner = "containers"
 // Options are what the agent starts the integration with.
 type Options struct {
 	Agent   string `json:"agent"`   // socket of the agent's API
-	Runtime string `json:"runtime"` // docker or podman
+	Runtime string `json:"runtime"` // docker, podman or containerd
 	Socket  string `json:"socket"`  // of the runtime's API
+	Hook    string `json:"hook"`    // socket to which hooks report containers
 }
 
 const (
@@ -44,15 +48,19 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 	if err := json.Unmarshal(options, &o); err != nil {
 		return fmt.Errorf("options: %w", err)
 	}
-	f := &follower{options: o, agent: client.New(o.Agent), runtime: newRuntime(o.Socket), log: log, report: agent.Report,
-		known: map[string]container{}}
+	f := newFollower(o, log, agent.Report)
+	if err := f.listen(ctx); err != nil {
+		return err
+	}
 	for delay := minDelay; ; delay = min(2*delay, maxDelay) {
 		begun := time.Now()
 		err := f.follow(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
+		f.applying.Lock()
 		f.say("NotConnected", fmt.Sprintf("%s: %v; services stay as they are", o.Runtime, err))
+		f.applying.Unlock()
 		if time.Since(begun) > maxDelay {
 			delay = minDelay
 		}
@@ -68,18 +76,30 @@ func Main(ctx context.Context, options []byte, log *slog.Logger, agent *link.Age
 type follower struct {
 	options Options
 	agent   *client.Client
-	runtime *runtime
+	runtime runtime
 	log     *slog.Logger
 	report  func(reason, message string)
 
-	known   map[string]container // that run, by id, since their last event
-	applied []v1.Service         // nil before the agent has confirmed any
-	// names of the services that are there, by where they are; nil if unknown.
-	names  map[v1.ServiceSpec]string
+	mu     sync.Mutex           // never held during a call
+	known  map[string]container // that run, by id, since their last event
+	synced bool                 // known has all that run
+	heard  map[string]container // that exist, with name and labels, by id
+	hooked map[string]container // that a hook has reported, by id
+
+	applying sync.Mutex   // held while services are applied
+	applied  []v1.Service // nil before the agent has confirmed any
+	// services that are there, by where they are; nil if unknown.
+	there  map[v1.ServiceSpec]present
 	said   [2]string
 	warned map[string]string // reasons for which containers are no services, by id
 }
 
+func newFollower(o Options, log *slog.Logger, report func(reason, message string)) *follower {
+	return &follower{options: o, agent: client.New(o.Agent), runtime: newRuntime(o), log: log, report: report,
+		known: map[string]container{}, heard: map[string]container{}, hooked: map[string]container{}}
+}
+
+// say is called with f.applying held.
 func (f *follower) say(reason, message string) {
 	if said := [2]string{reason, message}; said != f.said {
 		f.said = said
@@ -99,7 +119,16 @@ func (f *follower) follow(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	f.mu.Lock()
+	f.synced = false
 	clear(f.known) // containers may have been restarted meanwhile
+	clear(f.heard)
+	f.mu.Unlock()
+	ids := make(chan string, mostKept)
+	go f.hear(ctx, events, ids) // the list may wait for a hook
+	if err := f.recall(ctx); err != nil {
+		return err
+	}
 	again := time.NewTicker(relist)
 	defer again.Stop()
 	for {
@@ -110,17 +139,60 @@ func (f *follower) follow(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-again.C:
-			f.applied, f.names = nil, nil // a user may have deleted one
-		case id, ok := <-events:
+			f.applying.Lock()
+			f.applied, f.there = nil, nil // a user may have deleted one
+			f.applying.Unlock()
+		case id, ok := <-ids:
 			if !ok {
 				return errors.New("the stream of events ended")
 			}
-			delete(f.known, id)
-			for len(events) > 0 { // what happened together is one change
-				delete(f.known, <-events)
+			f.forget(id)
+			for len(ids) > 0 { // what happened together is one change
+				f.forget(<-ids)
 			}
 		}
 	}
+}
+
+// recall keeps names and labels of the containers that are there.
+func (f *follower) recall(ctx context.Context) error {
+	all, err := f.runtime.created(ctx)
+	if err != nil {
+		return err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, c := range all {
+		if _, newer := f.heard[c.ID]; !newer {
+			f.heard[c.ID] = c
+		}
+	}
+	return nil
+}
+
+// hear keeps names and labels of containers, also while sync waits for the runtime: that may wait for a hook.
+func (f *follower) hear(ctx context.Context, events <-chan event, ids chan<- string) {
+	defer close(ids)
+	for e := range events {
+		f.mu.Lock()
+		if e.gone {
+			delete(f.heard, e.id)
+		} else if e.ID != "" {
+			f.heard[e.id] = e.container
+		}
+		f.mu.Unlock()
+		select {
+		case ids <- e.id:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (f *follower) forget(id string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.known, id)
 }
 
 // sync makes the services those of the containers that run now.
@@ -131,7 +203,9 @@ func (f *follower) sync(ctx context.Context) error {
 	}
 	now := map[string]container{}
 	for _, id := range running {
+		f.mu.Lock()
 		c, known := f.known[id]
+		f.mu.Unlock()
 		if !known {
 			if c, err = f.runtime.inspect(ctx, id); err != nil {
 				return err
@@ -141,34 +215,77 @@ func (f *follower) sync(ctx context.Context) error {
 			now[id] = c
 		}
 	}
-	f.known = now
-	if f.names == nil {
-		if f.names, err = f.present(ctx); err != nil {
-			return fmt.Errorf("the agent: %w", err)
-		}
-	}
-	services, problems := translate(f.options.Runtime, now, f.names)
-	f.warn(problems)
-	if f.applied != nil && reflect.DeepEqual(services, f.applied) {
-		return nil
-	}
-	f.applied, f.names = nil, nil
-	refused, err := f.apply(ctx, services)
-	if err != nil {
-		return fmt.Errorf("the agent: %w", err)
-	}
-	f.applied, f.names = services, namesOf(services)
-	if refused != nil {
-		f.names = nil
-		f.say("Refused", refused.Error())
-		return nil
-	}
-	f.say("", fmt.Sprintf("%s: %d containers are services", f.options.Runtime, len(services)))
-	return nil
+	f.mu.Lock()
+	f.known, f.synced = now, true
+	f.mu.Unlock()
+	f.dropHooked()
+	_, err = f.converge(ctx)
+	return err
 }
 
-// present returns the names of the services that are there.
-func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]string, error) {
+// converge makes the services those of all containers that are known. Before the first sync these are not all: other
+// services stay.
+func (f *follower) converge(ctx context.Context) (refused, err error) {
+	f.applying.Lock()
+	defer f.applying.Unlock()
+	all, complete := f.all() // not before: what another call has applied is among them
+	if f.there == nil {
+		if f.there, err = f.present(ctx); err != nil {
+			return nil, fmt.Errorf("the agent: %w", err)
+		}
+	}
+	services, problems := translate(f.options.Runtime, all, f.there, complete)
+	f.warn(all, problems)
+	if f.applied != nil && reflect.DeepEqual(services, f.applied) {
+		return nil, nil
+	}
+	f.applied, f.there = nil, nil
+	refused, err = f.apply(ctx, services, complete)
+	if err != nil {
+		return nil, fmt.Errorf("the agent: %w", err)
+	}
+	f.applied, f.there = services, presentOf(services)
+	if !complete {
+		f.there = nil
+		return refused, nil // sync reports
+	}
+	if refused != nil {
+		f.there = nil
+		f.say("Refused", refused.Error())
+		return refused, nil
+	}
+	f.say("", f.summary(services))
+	return nil, nil
+}
+
+// all returns the containers that run, and those that are about to, of which the runtime may report an earlier run.
+func (f *follower) all() (all map[string]container, complete bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	all = maps.Clone(f.known)
+	for id, c := range f.hooked {
+		if known := f.known[id]; known.State.Pid == c.State.Pid { // and is where the hook has said
+			known.NetworkSettings, known.hook = c.NetworkSettings, true
+			c = known
+		}
+		all[id] = c
+	}
+	return all, f.synced
+}
+
+func (f *follower) summary(services []v1.Service) string {
+	hooked := 0
+	for _, s := range services {
+		if s.Metadata.Labels[labelBy] == byHook {
+			hooked++
+		}
+	}
+	return fmt.Sprintf("%s: %d containers are services, %d of them since before their first process (hook), %d since the "+
+		"runtime's events", f.options.Runtime, len(services), hooked, len(services)-hooked)
+}
+
+// present returns the services that are there.
+func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]present, error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
 	var all []v1.Service
@@ -176,23 +293,24 @@ func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]string, erro
 		return nil, err
 	}
 	all = slices.DeleteFunc(all, func(s v1.Service) bool { return s.Metadata.Owner != Owner })
-	return namesOf(all), nil
+	return presentOf(all), nil
 }
 
-func namesOf(services []v1.Service) map[v1.ServiceSpec]string {
-	out := map[v1.ServiceSpec]string{}
+func presentOf(services []v1.Service) map[v1.ServiceSpec]present {
+	out := map[v1.ServiceSpec]present{}
 	for _, s := range services {
-		out[s.Spec] = s.Metadata.Name
+		out[s.Spec] = present{s.Metadata.Name, s.Metadata.Labels[labelBy] == byHook}
 	}
 	return out
 }
 
-// apply makes the owner's services exactly these. If the agent refuses one, such as one whose name is that of a service
-// of the user, the others are applied.
-func (f *follower) apply(ctx context.Context, services []v1.Service) (refused, err error) {
+// apply makes the owner's services exactly these if they are complete. If the agent refuses one, such as one whose name
+// is that of a service of the user, the others are applied.
+func (f *follower) apply(ctx context.Context, services []v1.Service, complete bool) (refused, err error) {
 	ctx, cancel := context.WithTimeout(ctx, agentTime)
 	defer cancel()
-	if err = f.call(ctx, "&prune=true", services); !isRefusal(err) {
+	prune := fmt.Sprintf("&prune=%t", complete)
+	if err = f.call(ctx, prune, services); !isRefusal(err) {
 		return nil, err
 	}
 	accepted := []v1.Service{}
@@ -206,7 +324,7 @@ func (f *follower) apply(ctx context.Context, services []v1.Service) (refused, e
 			refused = errors.Join(refused, fmt.Errorf("service %s: %s", s.Metadata.Name, detail(err)))
 		}
 	}
-	return refused, f.call(ctx, "&prune=true", accepted)
+	return refused, f.call(ctx, prune, accepted)
 }
 
 func (f *follower) call(ctx context.Context, query string, services []v1.Service) error {
@@ -229,10 +347,10 @@ func detail(err error) string {
 }
 
 // warn logs once for each container what is not as its labels say.
-func (f *follower) warn(now map[string]string) {
+func (f *follower) warn(all map[string]container, now map[string]string) {
 	for id, reason := range now {
 		if f.warned[id] != reason {
-			f.log.Warn("container", "name", f.known[id].name(), "problem", reason)
+			f.log.Warn("container", "name", all[id].name(), "problem", reason)
 		}
 	}
 	f.warned = now

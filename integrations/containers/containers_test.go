@@ -4,26 +4,39 @@ package containers
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(nodetest.Main(m)) }
+// flood is the program of a container that floods its gateway.
+var flood string
+
+func TestMain(m *testing.M) {
+	os.Exit(nodetest.Main(m, func(dir string) error {
+		flood = filepath.Join(dir, "flood")
+		return gobuild.Build(flood, "./testdata/flood")
+	}))
+}
 
 // machine is a node with a container runtime, all of whose files are in one directory.
 type machine struct {
 	*nodetest.Node
 	runtime, dir, socket string
+	options              []string // of kerb containers hook; nil for none
 
 	api *exec.Cmd // the runtime's service
 }
@@ -35,38 +48,42 @@ const cgroups = cgrouptest.MountScript + `dir=$1; shift
 // Limits of resources are low: not every machine lets tests raise them.
 const (
 	podman = cgroups + `export CONTAINERS_CONF=$dir/containers.conf
-exec podman --root $dir/root --runroot $dir/run --tmpdir $dir/tmp --storage-driver vfs --cgroup-manager cgroupfs \
+hooks=$(test -d $dir/hooks.d && echo "--hooks-dir $dir/hooks.d")
+exec podman $hooks --root $dir/root --runroot $dir/run --tmpdir $dir/tmp --storage-driver vfs --cgroup-manager cgroupfs \
 	--events-backend file --network-config-dir $dir/net --runtime crun "$@"`
 	podmanConf = `[containers]
 default_ulimits = ["nofile=1024:1024", "nproc=1024:1024"]
 cgroups = "disabled"
 `
-	dockerd = cgroups + `echo '{}' > $dir/daemon.json
-exec dockerd --config-file $dir/daemon.json --data-root $dir/root --exec-root $dir/run --pidfile $dir/pid \
+	dockerd = cgroups + `exec dockerd --config-file $dir/daemon.json --data-root $dir/root --exec-root $dir/run --pidfile $dir/pid \
 	--storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /$(basename $(dirname $dir)) \
 	--live-restore --default-ulimit nofile=1024:1024 --host "$1"`
+	containerdDaemon = cgroups + `exec containerd --config $dir/config.toml`
 )
 
-func newMachine(t *testing.T, runtime string) *machine {
+// programs are what a runtime needs.
+var programs = map[string][]string{"docker": {"dockerd", "docker", "runc"}, "podman": {"podman", "crun"},
+	"containerd": {"containerd", "ctr", "runc"}}
+
+func newMachine(t *testing.T, runtime string, hook ...string) *machine {
 	t.Helper()
 	n := nodetest.New(t)
-	for _, program := range append(map[string][]string{"docker": {"dockerd"}, "podman": {"podman", "crun"}}[runtime],
-		"busybox") {
+	for _, program := range append(programs[runtime], "busybox") {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("needs %s", program)
+			t.Skipf("needs %s: scripts/setup test installs it", program)
 		}
 	}
-	m := &machine{Node: n, runtime: runtime, dir: filepath.Join(n.Dir, runtime)}
+	m := &machine{Node: n, runtime: runtime, dir: filepath.Join(n.Dir, runtime), options: hook}
 	m.socket = filepath.Join(m.dir, "api.sock")
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		t.Fatal(err)
 	}
-	rootfs := filepath.Join(m.dir, "rootfs.tar")
+	bin := filepath.Join(m.dir, "rootfs/bin")
 	for _, do := range []func() error{
-		func() error { return os.Mkdir(m.dir, 0o700) },
-		func() error { return os.WriteFile(filepath.Join(m.dir, "containers.conf"), []byte(podmanConf), 0o600) },
-		exec.Command("tar", "-cf", rootfs, "--transform", "s,.*,bin/busybox,", "-P", busybox).Run,
+		func() error { return os.MkdirAll(bin, 0o755) },
+		exec.Command("cp", busybox, flood, bin).Run,
+		m.configure,
 	} {
 		if err := do(); err != nil {
 			t.Fatal(err)
@@ -75,9 +92,54 @@ func newMachine(t *testing.T, runtime string) *machine {
 	n.Configure(fmt.Sprintf("containers: {runtime: %s, socket: %s}\n", runtime, m.socket))
 	t.Cleanup(m.hangUp)
 	m.serve()
-	m.do("import", rootfs, image)
+	if runtime != "containerd" {
+		rootfs := filepath.Join(m.dir, "rootfs.tar")
+		if out, err := exec.Command("tar", "-cf", rootfs, "-C", filepath.Dir(bin), "bin").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		m.do("import", rootfs, image)
+	}
 	t.Cleanup(m.removeAll)
 	return m
+}
+
+// configure writes the configurations of the runtime, with the hook as docs/containers.md has it.
+func (m *machine) configure() error {
+	files := map[string]string{"daemon.json": "{}", "containers.conf": podmanConf,
+		"config.toml": fmt.Sprintf("version = 2\nroot = %q\nstate = %q\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n"+
+			"[grpc]\n  address = %q\n", filepath.Join(m.dir, "root"), filepath.Join(m.dir, "state"), m.socket)}
+	if m.options != nil {
+		text, err := os.ReadFile("../../docs/containers.md")
+		if err != nil {
+			return err
+		}
+		blocks := regexp.MustCompile("(?s)```(?:json|text)\n(\\{.*?|#!.*?)```").FindAllStringSubmatch(string(text), -1)
+		if len(blocks) != 3 {
+			return fmt.Errorf("docs/containers.md has %d configurations of runtimes", len(blocks))
+		}
+		for i, name := range []string{"daemon.json", "hooks.d/kerb.json", "kerb-runc"} {
+			files[name] = m.adapt(blocks[i][1], name != "kerb-runc")
+		}
+	}
+	for name, text := range files {
+		path := filepath.Join(m.dir, name)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// adapt replaces the program, the socket and the options of a configuration in the documentation.
+func (m *machine) adapt(config string, list bool) string {
+	quote, sep := "", " "
+	if list {
+		quote, sep = `"`, `, `
+	}
+	quoted := func(words ...string) string { return quote + strings.Join(words, quote+sep+quote) + quote }
+	return strings.NewReplacer("/usr/bin/kerb", nodetest.Kerb,
+		quoted("containers")+sep, quoted("--socket", m.Socket(), "containers")+sep,
+		quoted("--fail-closed"), quoted(m.options...)).Replace(config)
 }
 
 const image = "kerb.test/busybox"
@@ -91,23 +153,36 @@ func (m *machine) inMounts(script string, args ...string) *exec.Cmd {
 // do runs a command of the runtime's user.
 func (m *machine) do(args ...string) string {
 	m.T.Helper()
-	cmd := exec.Command("docker", append([]string{"--host", "unix://" + m.socket}, args...)...)
-	if m.runtime == "podman" {
-		cmd = m.inMounts(podman, args...)
-	}
-	out, err := cmd.CombinedOutput()
+	out, err := m.try(args...)
 	if err != nil {
 		m.T.Fatalf("%s %s: %v: %s", m.runtime, strings.Join(args, " "), err, out)
 	}
-	return string(out)
+	return out
+}
+
+func (m *machine) try(args ...string) (string, error) {
+	var cmd *exec.Cmd
+	switch m.runtime {
+	case "docker":
+		cmd = exec.Command("docker", append([]string{"--host", "unix://" + m.socket}, args...)...)
+	case "podman":
+		cmd = m.inMounts(podman, args...)
+	case "containerd":
+		cmd = exec.Command("ctr", append([]string{"--address", m.socket}, args...)...)
+	}
+	out, err := cmd.CombinedOutput()
+	return string(out), err
 }
 
 // serve runs the runtime's API, and returns when it answers.
 func (m *machine) serve() {
 	m.T.Helper()
 	m.api = m.inMounts(podman, "system", "service", "--time", "0", "unix://"+m.socket)
-	if m.runtime == "docker" {
+	switch m.runtime {
+	case "docker":
 		m.api = m.inMounts(dockerd, "unix://"+m.socket)
+	case "containerd":
+		m.api = m.inMounts(containerdDaemon)
 	}
 	log, err := os.Create(filepath.Join(m.dir, "api.log"))
 	if err != nil {
@@ -119,7 +194,7 @@ func (m *machine) serve() {
 		m.T.Fatal(err)
 	}
 	m.Eventually(m.runtime+" answers", func() bool {
-		_, err := newRuntime(m.socket).running(context.Background())
+		_, err := newRuntime(Options{Runtime: m.runtime, Socket: m.socket}).running(context.Background())
 		return err == nil
 	})
 }
@@ -140,18 +215,61 @@ func (m *machine) hangUp() {
 // run starts a container that waits.
 func (m *machine) run(name string, args ...string) {
 	m.T.Helper()
-	run := append([]string{"run", "--detach", "--stop-signal", "KILL", "--name", name}, args...)
-	m.do(append(run, image, "/bin/busybox", "sleep", "1000")...)
+	if out, err := m.start(name, []string{"/bin/busybox", "sleep", "1000"}, args...); err != nil {
+		m.T.Fatalf("%s: %v: %s", name, err, out)
+	}
+}
+
+// start starts a container with a command. containerd's are in the network of a host of the lab of that name.
+func (m *machine) start(name string, command []string, args ...string) (string, error) {
+	run := []string{"run", "--detach", "--stop-signal", "KILL", "--name", name}
+	if m.runtime == "containerd" {
+		run = m.ctr(name)
+		if m.options != nil {
+			run = append(run, "--runc-binary", filepath.Join(m.dir, "kerb-runc"))
+		}
+		if !slices.Contains(args, "--with-ns") && !slices.Contains(args, "--net-host") {
+			run = append(run, "--with-ns", "network:"+m.Host(name).Path())
+		}
+		run = append(append(run, args...), "--rootfs", filepath.Join(m.dir, "rootfs"), name)
+		return m.try(append(run, command...)...)
+	}
+	return m.try(append(append(append(run, args...), image), command...)...)
+}
+
+// ctr starts a container of containerd with all that it has on the machine in the test's directory, and a cgroup below
+// the one that hangUp removes.
+func (m *machine) ctr(name string) []string {
+	return []string{"run", "--detach", "--runc-root", filepath.Join(m.dir, "runc"), "--cpu-shares", "0", "--cgroup",
+		"/" + filepath.Base(m.Dir) + "/" + name}
 }
 
 // removeAll removes all containers, those that depend on others first.
 func (m *machine) removeAll() {
 	m.T.Helper()
+	if m.runtime == "containerd" {
+		for _, namespace := range strings.Fields(m.do("namespaces", "list", "--quiet")) {
+			for _, id := range strings.Fields(m.do("--namespace", namespace, "containers", "list", "--quiet")) {
+				m.remove(namespace, id)
+			}
+		}
+		return
+	}
 	for _, filter := range []string{"name=of-", "name="} {
 		if ids := strings.Fields(m.do("ps", "--all", "--quiet", "--filter", filter)); len(ids) > 0 {
 			m.do(append([]string{"rm", "--force"}, ids...)...)
 		}
 	}
+}
+
+// remove removes a container of containerd.
+func (m *machine) remove(namespace, id string) {
+	_, _ = m.try("--namespace", namespace, "tasks", "kill", "--signal", "KILL", id)
+	m.Eventually(id+" ends", func() bool {
+		out, err := m.try("--namespace", namespace, "tasks", "delete", id)
+		return err == nil || strings.Contains(out, "not found")
+	})
+	m.do("--namespace", namespace, "containers", "delete", id)
 }
 
 // services are those of the agent, by name.
@@ -221,8 +339,8 @@ func follows(m *machine) {
 	m.run("of-none", "--network", "none")
 	got := m.becomes(before, shop1)
 	shop := got[shop1].Metadata
-	if want := "map[app:shop kerb.dev/container:Shop_1 kerb.dev/runtime:" + m.runtime + "]"; shop.Owner != Owner ||
-		fmt.Sprint(shop.Labels) != want {
+	want := "map[app:shop kerb.dev/container:Shop_1 kerb.dev/found-by:events kerb.dev/runtime:" + m.runtime + "]"
+	if shop.Owner != Owner || fmt.Sprint(shop.Labels) != want {
 		t.Errorf("the container is %+v", shop)
 	}
 	m.Eventually("the firewall denies", func() bool { return !m.reaches("before") })

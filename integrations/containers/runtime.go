@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/url"
 	"strings"
@@ -19,9 +20,10 @@ import (
 // container is what the runtime knows of one: the part of Docker's API that is of use
 // (https://docs.docker.com/reference/api/engine/, operation ContainerInspect).
 type container struct {
-	ID    string `json:"Id"`
-	Name  string
-	State struct {
+	ID        string `json:"Id"`
+	Namespace string `json:"-"` // of containerd
+	Name      string
+	State     struct {
 		Running bool
 		Pid     int
 	}
@@ -31,17 +33,42 @@ type container struct {
 	}
 	HostConfig      struct{ NetworkMode string }
 	NetworkSettings struct{ SandboxKey string } // path of the network namespace; some runtimes leave it out
+
+	hook bool // it has reported its start before its first process
 }
 
 // name is what the user calls it. The API puts a slash before it.
 func (c container) name() string { return strings.TrimPrefix(c.Name, "/") }
 
 // runtime is the API of a container runtime.
-type runtime struct{ client *http.Client }
-
-func newRuntime(socket string) *runtime {
-	return &runtime{&http.Client{Transport: client.Unix(socket)}}
+type runtime interface {
+	// running returns the ids of the containers that run.
+	running(context.Context) ([]string, error)
+	// inspect returns the zero container if it is gone.
+	inspect(ctx context.Context, id string) (container, error)
+	// created returns all containers, of which nothing but id, name and labels has to be set.
+	created(context.Context) ([]container, error)
+	// events sends what happens until the context or the stream ends.
+	events(context.Context) (<-chan event, error)
 }
+
+// event is a container that starts, ends or changes. Its labels come with its creation: while a container starts,
+// Podman does not answer questions about it.
+type event struct {
+	id        string
+	gone      bool // the container has been removed
+	container      // id, name and labels, or the zero one
+}
+
+func newRuntime(o Options) runtime {
+	if o.Runtime == "containerd" {
+		return containerd{grpc{o.Socket}}
+	}
+	return &engine{&http.Client{Transport: client.Unix(o.Socket)}}
+}
+
+// engine is the API of Docker, and of Podman, which serves the same.
+type engine struct{ client *http.Client }
 
 // Limits of what is read from the runtime.
 const (
@@ -50,7 +77,7 @@ const (
 	mostKept  = 1024     // events that wait
 )
 
-func (r *runtime) get(ctx context.Context, path string) (*http.Response, error) {
+func (r *engine) get(ctx context.Context, path string) (*http.Response, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://runtime"+path, nil)
 	if err != nil {
 		return nil, err
@@ -64,7 +91,7 @@ func (r *runtime) get(ctx context.Context, path string) (*http.Response, error) 
 }
 
 // ask decodes the answer into out. It reports false if there is no such thing.
-func (r *runtime) ask(ctx context.Context, path string, out any) (bool, error) {
+func (r *engine) ask(ctx context.Context, path string, out any) (bool, error) {
 	ctx, cancel := context.WithTimeout(ctx, askTime)
 	defer cancel()
 	answer, err := r.get(ctx, path)
@@ -81,8 +108,7 @@ func (r *runtime) ask(ctx context.Context, path string, out any) (bool, error) {
 	return false, fmt.Errorf("GET %s: %s", path, answer.Status)
 }
 
-// running returns the ids of the containers that run.
-func (r *runtime) running(ctx context.Context) (ids []string, err error) {
+func (r *engine) running(ctx context.Context) (ids []string, err error) {
 	var list []struct {
 		ID string `json:"Id"`
 	}
@@ -95,16 +121,36 @@ func (r *runtime) running(ctx context.Context) (ids []string, err error) {
 	return ids, nil
 }
 
-// inspect returns the zero container if it is gone.
-func (r *runtime) inspect(ctx context.Context, id string) (c container, err error) {
+func (r *engine) inspect(ctx context.Context, id string) (c container, err error) {
 	_, err = r.ask(ctx, "/containers/"+url.PathEscape(id)+"/json", &c)
 	return c, err
 }
 
-// events sends the id of each container that starts, ends or changes, until ctx or the stream ends. What happens inside
-// one, such as a health check every second, is left out.
-func (r *runtime) events(ctx context.Context) (<-chan string, error) {
-	answer, err := r.get(ctx, "/events?filters="+url.QueryEscape(`{"type":["container"]}`))
+func (r *engine) created(ctx context.Context) (all []container, err error) {
+	var list []struct {
+		ID     string `json:"Id"`
+		Names  []string
+		Labels map[string]string
+	}
+	if _, err := r.ask(ctx, "/containers/json?all=1", &list); err != nil {
+		return nil, err
+	}
+	for _, one := range list {
+		c := container{ID: one.ID}
+		if len(one.Names) > 0 {
+			c.Name = one.Names[0]
+		}
+		c.Config.Labels = one.Labels
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// events leaves out what happens inside a container, such as a health check every second. It begins a minute ago: a
+// container may have been created, and wait for a hook, while no process listened.
+func (r *engine) events(ctx context.Context) (<-chan event, error) {
+	answer, err := r.get(ctx, fmt.Sprintf("/events?since=%d&filters=%s", time.Now().Add(-relist).Unix(),
+		url.QueryEscape(`{"type":["container"]}`)))
 	if err != nil {
 		return nil, err
 	}
@@ -112,27 +158,45 @@ func (r *runtime) events(ctx context.Context) (<-chan string, error) {
 		answer.Body.Close()
 		return nil, fmt.Errorf("GET /events: %s", answer.Status)
 	}
-	out := make(chan string, mostKept)
+	out := make(chan event, mostKept)
 	go func() {
 		defer close(out)
 		defer answer.Body.Close()
 		for stream := json.NewDecoder(answer.Body); ; {
-			var event struct {
-				Action string
-				Actor  struct{ ID string }
-			}
-			if stream.Decode(&event) != nil {
+			var one engineEvent
+			if stream.Decode(&one) != nil {
 				return
 			}
-			if strings.HasPrefix(event.Action, "exec") || strings.HasPrefix(event.Action, "health") {
+			if strings.HasPrefix(one.Action, "exec") || strings.HasPrefix(one.Action, "health") {
 				continue
 			}
 			select {
-			case out <- event.Actor.ID:
+			case out <- one.event():
 			case <-ctx.Done():
 				return
 			}
 		}
 	}()
 	return out, nil
+}
+
+type engineEvent struct {
+	Action string
+	Actor  struct {
+		ID         string
+		Attributes map[string]string
+	}
+}
+
+// event reads the attributes: the labels, among which are the name and the image.
+func (e engineEvent) event() event {
+	out := event{id: e.Actor.ID, gone: e.Action == "destroy" || e.Action == "remove"}
+	if name := e.Actor.Attributes["name"]; name != "" && !out.gone {
+		out.ID, out.Name, out.Config.Labels = e.Actor.ID, name, maps.Clone(e.Actor.Attributes)
+		for _, added := range []string{"name", "image", "exitCode", "containerExitCode", "oldName", "signal",
+			"podId"} {
+			delete(out.Config.Labels, added)
+		}
+	}
+	return out
 }

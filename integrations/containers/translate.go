@@ -3,6 +3,7 @@
 package containers
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"slices"
@@ -20,6 +21,14 @@ const (
 	labelPrefix = "kerb.dev/" // ignored in labels of containers: none must pass for another
 	labelName   = labelPrefix + "container"
 	labelFrom   = labelPrefix + "runtime"
+	labelSpace  = labelPrefix + "containerd-namespace"
+	labelBy     = labelPrefix + "found-by" // hook or events
+)
+
+// Values of labelBy.
+const (
+	byHook   = "hook"   // before the container's first process
+	byEvents = "events" // after it
 )
 
 const (
@@ -31,21 +40,28 @@ const (
 // translate returns the services of containers with a network namespace of their own, by name, and what is wrong with
 // containers, by id. A service that is there keeps its name until its network namespace ends: with another one it would
 // be another service, and the container without its modules for a moment.
-func translate(from string, all map[string]container, names map[v1.ServiceSpec]string) (services []v1.Service,
-	problems map[string]string) {
+//
+// Of containers that share a namespace, the first one gives the service its labels. If all is complete, names of
+// services without a container are free.
+func translate(from string, all map[string]container, there map[v1.ServiceSpec]present, complete bool) (
+	services []v1.Service, problems map[string]string) {
 	services, problems = []v1.Service{}, map[string]string{}
-	taken := map[string]bool{}
+	taken, used := map[string]bool{}, map[v1.ServiceSpec]bool{}
+	for _, service := range there {
+		taken[service.name] = !complete
+	}
 	for _, c := range all {
-		if spec, own := specOf(c); own && names[spec] != "" {
-			taken[names[spec]] = true
+		if spec, own := specOf(c, there); own && there[spec].name != "" {
+			taken[there[spec].name] = true
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(all)) {
 		c := all[id]
-		spec, own := specOf(c)
-		if !own {
+		spec, own := specOf(c, there)
+		if !own || used[spec] {
 			continue
 		}
+		used[spec] = true
 		labels, left := labelsOf(c)
 		if len(left) > 0 {
 			problems[id] = "not labels of a service, and left out: " + strings.Join(left, ", ")
@@ -54,7 +70,14 @@ func translate(from string, all map[string]container, names map[v1.ServiceSpec]s
 		if len(content.IsLabelValue(c.name())) == 0 {
 			labels[labelName] = c.name()
 		}
-		name := names[spec]
+		if len(content.IsLabelValue(c.Namespace)) == 0 && c.Namespace != "" {
+			labels[labelSpace] = c.Namespace
+		}
+		labels[labelBy] = byEvents
+		if c.hook || there[spec].hook {
+			labels[labelBy] = byHook
+		}
+		name := there[spec].name
 		if name == "" {
 			name = nameOf(from, c, taken)
 			taken[name] = true
@@ -66,13 +89,21 @@ func translate(from string, all map[string]container, names map[v1.ServiceSpec]s
 	return services, problems
 }
 
+// present is a service that is there.
+type present struct {
+	name string
+	hook bool // it was found before the container's first process
+}
+
 // specOf says where the container's network is; false if it has none of its own: that of the node, of another
-// container, or only loopback.
-func specOf(c container) (v1.ServiceSpec, bool) {
+// container, or only loopback. A service that a hook has made by the container's process stays that one when the
+// runtime names a path.
+func specOf(c container, there map[v1.ServiceSpec]present) (v1.ServiceSpec, bool) {
 	mode, _, shared := strings.Cut(c.HostConfig.NetworkMode, ":")
 	switch {
 	case mode == "host" || mode == "none" || shared && (mode == "container" || mode == "ns"):
 		return v1.ServiceSpec{}, false
+	case c.State.Pid > 0 && there[v1.ServiceSpec{PID: c.State.Pid}].hook:
 	case isNamespace(c.NetworkSettings.SandboxKey):
 		return v1.ServiceSpec{Netns: c.NetworkSettings.SandboxKey}, true
 	}
@@ -111,7 +142,11 @@ func shortened(text string) string { return fmt.Sprintf("%.80q", text) }
 // nameOf is the runtime and the container's name, as far as names of services have such characters; with the beginning
 // of its id where another container has that name.
 func nameOf(from string, c container, taken map[string]bool) string {
-	name := strings.Map(func(r rune) rune {
+	name := from + "-" + c.name()
+	if c.Namespace != "" && c.Namespace != defaultNamespace {
+		name = from + "-" + c.Namespace + "-" + c.name()
+	}
+	name = strings.Map(func(r rune) rune {
 		switch {
 		case r >= 'a' && r <= 'z', r >= '0' && r <= '9':
 			return r
@@ -119,11 +154,19 @@ func nameOf(from string, c container, taken map[string]bool) string {
 			return r - 'A' + 'a'
 		}
 		return '-'
-	}, from+"-"+c.name())
+	}, name)
 	trim := func(length int) string { return strings.TrimRight(name[:min(length, len(name))], "-") }
 	if short := trim(mostName); !taken[short] {
 		return short
 	}
-	id := "-" + c.ID[:min(12, len(c.ID))]
+	id := "-" + shortID(c)
 	return trim(mostName-len(id)) + id
+}
+
+// shortID is the beginning of an id of Docker or Podman. Ids of containerd are chosen by users, and may begin alike.
+func shortID(c container) string {
+	if c.Namespace == "" {
+		return c.ID[:min(12, len(c.ID))]
+	}
+	return fmt.Sprintf("%x", sha256.Sum256([]byte(c.ID)))[:12]
 }

@@ -5,6 +5,7 @@ package containers
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -30,7 +31,7 @@ func TestNames(t *testing.T) {
 	all := byID(some("a"+id, "Web_1", 1, nil), some("b"+id, "web-1", 2, nil),
 		some("c"+id, strings.Repeat("x", 200), 3, nil),
 		some("d"+id, strings.Repeat("x", 201), 4, nil), some("e"+id, "é.", 5, nil))
-	got, problems := translate("docker", all, nil)
+	got, problems := translate("docker", all, nil, true)
 	var names []string
 	for _, s := range got {
 		names = append(names, s.Metadata.Name)
@@ -43,9 +44,9 @@ func TestNames(t *testing.T) {
 		t.Errorf("names %q, problems %v", names, problems)
 	}
 	delete(all, "a"+id)
-	again, _ := translate("docker", all, namesOf(got))
+	again, _ := translate("docker", all, presentOf(got), true)
 	for _, s := range again {
-		if was := namesOf(got)[s.Spec]; was != s.Metadata.Name {
+		if was := presentOf(got)[s.Spec].name; was != s.Metadata.Name {
 			t.Errorf("%+v has another name, once another container has ended", s)
 		}
 	}
@@ -55,8 +56,9 @@ func TestNames(t *testing.T) {
 func TestLabels(t *testing.T) {
 	labels := map[string]string{"app": "web", "com.docker.compose.project": "shop", "kerb.dev/runtime": "x",
 		"two words": "x", "value": "two words", "long": strings.Repeat("x", 64), "": "x", "\x1b[2J": "x"}
-	got, problems := translate("docker", byID(some("1", "web", 1, labels)), nil)
-	want := map[string]string{"app": "web", "com.docker.compose.project": "shop", labelFrom: "docker", labelName: "web"}
+	got, problems := translate("docker", byID(some("1", "web", 1, labels)), nil, true)
+	want := map[string]string{"app": "web", "com.docker.compose.project": "shop", labelFrom: "docker", labelName: "web",
+		labelBy: byEvents}
 	if len(got) != 1 || !maps.Equal(got[0].Metadata.Labels, want) {
 		t.Errorf("labels %v", got)
 	}
@@ -67,8 +69,8 @@ func TestLabels(t *testing.T) {
 	for i := range 1000 {
 		many[fmt.Sprintf("label-%04d", i)] = strings.Repeat("v", 63)
 	}
-	got, problems = translate("docker", byID(some("1", "web", 1, many)), nil)
-	if n := len(got[0].Metadata.Labels); n != mostLabels+2 || !strings.Contains(problems["1"], "and 926 more") {
+	got, problems = translate("docker", byID(some("1", "web", 1, many)), nil, true)
+	if n := len(got[0].Metadata.Labels); n != mostLabels+3 || !strings.Contains(problems["1"], "and 926 more") {
 		t.Errorf("%d labels, %q", n, problems["1"])
 	}
 }
@@ -78,18 +80,69 @@ func TestOthersNetworks(t *testing.T) {
 	for _, mode := range []string{"host", "none", "container:abc", "ns:/run/netns/x"} {
 		c := some("1", "web", 1, nil)
 		c.HostConfig.NetworkMode = mode
-		if got, _ := translate("docker", byID(c), nil); len(got) != 0 {
+		if got, _ := translate("docker", byID(c), nil, true); len(got) != 0 {
 			t.Errorf("%s: %v", mode, got)
 		}
 	}
 	for _, mode := range []string{"default", "bridge", "shop_default", "slirp4netns:mtu=1500", "bridge:ip=10.88.0.9"} {
 		c := some("1", "web", 1, nil)
 		c.HostConfig.NetworkMode = mode
-		if got, _ := translate("docker", byID(c), nil); len(got) != 1 || got[0].Spec.PID != 1 {
+		if got, _ := translate("docker", byID(c), nil, true); len(got) != 1 || got[0].Spec.PID != 1 {
 			t.Errorf("%s: %v", mode, got)
 		}
 	}
-	if got, _ := translate("docker", byID(some("1", "web", 0, nil)), nil); len(got) != 0 {
+	if got, _ := translate("docker", byID(some("1", "web", 0, nil)), nil, true); len(got) != 0 {
 		t.Errorf("without a process: %v", got)
+	}
+}
+
+// Containers of containerd have names in their namespace, and ids that may be alike.
+func TestNamespaces(t *testing.T) {
+	all := map[string]container{}
+	for i, id := range []string{"default/web", "shop/web", "shop-web/a", "shop/web-a"} {
+		c := some(id, id[strings.Index(id, "/")+1:], i+1, nil)
+		c.Namespace = id[:strings.Index(id, "/")]
+		all[id] = c
+	}
+	got, _ := translate("containerd", all, nil, true)
+	names := map[string]string{}
+	for _, s := range got {
+		names[s.Metadata.Name] = s.Metadata.Labels[labelSpace]
+	}
+	if len(names) != len(all) || names["containerd-web"] != "default" || names["containerd-shop-web"] != "shop" {
+		t.Errorf("services of namespaces: %v", names)
+	}
+}
+
+// Before all containers are known, the name of a service is not free for another container.
+func TestIncomplete(t *testing.T) {
+	before, _ := translate("docker", byID(some("a", "web.1", 1, nil)), nil, true)
+	next := byID(some("b", "web-1", 2, nil))
+	for complete, want := range map[bool]string{true: "docker-web-1", false: "docker-web-1-b"} {
+		if got, _ := translate("docker", next, presentOf(before), complete); got[0].Metadata.Name != want {
+			t.Errorf("complete %v: name %s, want %s", complete, got[0].Metadata.Name, want)
+		}
+	}
+}
+
+// Containers that share a network namespace by its path are one service.
+func TestSharedPath(t *testing.T) {
+	a, b := some("a", "a", 1, nil), some("b", "b", 2, nil)
+	a.NetworkSettings.SandboxKey, b.NetworkSettings.SandboxKey = "/proc/self/ns/net", "/proc/self/ns/net"
+	if got, _ := translate("containerd", byID(a, b), nil, true); len(got) != 1 || got[0].Spec.Netns == "" {
+		t.Errorf("%v", got)
+	}
+}
+
+// A service that a hook has made by the container's process stays the same when the runtime names the path of its
+// namespace, and is still one of a hook.
+func TestHookStays(t *testing.T) {
+	c := some("1", "web", 4711, nil)
+	c.hook = true
+	before, _ := translate("docker", byID(c), nil, true)
+	c.hook, c.NetworkSettings.SandboxKey = false, "/proc/self/ns/net"
+	after, _ := translate("docker", byID(c), presentOf(before), true)
+	if !reflect.DeepEqual(after, before) || before[0].Metadata.Labels[labelBy] != byHook || before[0].Spec.PID != 4711 {
+		t.Errorf("%+v, and then %+v", before, after)
 	}
 }

@@ -50,6 +50,10 @@ type Build struct {
 	Purge func(paths.Paths) error
 	// speaks to an Oakestra cluster, at an address if it is not empty, and looks up services
 	CheckOakestra func(ctx context.Context, c config.Config, cluster string, services []string) ([]doctor.Check, error)
+	// waits until a container with an OCI state has its modules, also while the agent of the socket starts if wait is set
+	ReportContainer func(ctx context.Context, socket string, state []byte, wait bool) error
+	// returns the OCI state of the container that arguments of a runtime start, or nil
+	ContainerState func(ctx context.Context, runtime string, args []string) ([]byte, error)
 }
 
 // app is what the commands share.
@@ -183,6 +187,7 @@ the kernel.`,
 		a.agentCommand(), a.applyCommand(), a.diffCommand(), a.deleteCommand(), a.getCommand(), a.exportCommand(),
 		a.explainCommand(), a.schemaCommand(),
 		a.chainCommand(), a.contextCommand(), a.newPackageCommand(), a.interceptCommand(), a.oakestraCommand(),
+		a.containersCommand(),
 		a.statusCommand(), a.changesCommand(), a.eventsCommand(), a.revertCommand(), a.historyCommand(), a.topCommand(),
 		a.traceCommand(), a.lastDropsCommand(), a.flowsCommand(), a.uiCommand(),
 		a.doctorCommand(),

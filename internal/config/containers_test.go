@@ -14,6 +14,7 @@ func TestContainers(t *testing.T) {
 	for text, want := range map[string]config.Containers{
 		"containers: {runtime: docker}": {Runtime: "docker", Socket: "/run/docker.sock"},
 		"containers: {runtime: podman}": {Runtime: "podman", Socket: "/run/podman/podman.sock"},
+		"containers: {runtime: containerd}": {Runtime: "containerd", Socket: "/run/containerd/containerd.sock"},
 		"containers: {runtime: podman, socket: /run/user/1000/podman/podman.sock}": {Runtime: "podman",
 			Socket: "/run/user/1000/podman/podman.sock"},
 	} {
@@ -22,7 +23,7 @@ func TestContainers(t *testing.T) {
 		}
 	}
 	for text, field := range map[string]string{"containers: {}": "containers",
-		"containers: {runtime: containerd}":             "containers.runtime",
+		"containers: {runtime: crio}":                   "containers.runtime",
 		"containers: {runtime: docker, socket: d.sock}": "containers.socket"} {
 		var invalid *apierrors.Invalid
 		if _, err := load(t, text); !errors.As(err, &invalid) || invalid.Field != field {

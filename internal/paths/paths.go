@@ -40,6 +40,9 @@ func (p Paths) Oakestra() string { return filepath.Join(p.State, "oakestra.json"
 // OakestraSocket is where the Oakestra listener is unless its configuration says otherwise.
 func (p Paths) OakestraSocket() string { return filepath.Join(p.Run, "oakestra.sock") }
 
+// Containers is where hooks of container runtimes report containers.
+func (p Paths) Containers() string { return filepath.Join(p.Run, "containers.sock") }
+
 // Resolved is the file of what resolvers found: a restart of the agent continues with it, a reboot asks again.
 func (p Paths) Resolved() string { return filepath.Join(p.Run, "resolved.json") }
 

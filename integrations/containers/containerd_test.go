@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containers
+
+import (
+	"context"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+// Containers of containerd are services with their labels, in all namespaces but those that others know better, from
+// their start to their end, while containerd is away too.
+func TestContainerd(t *testing.T) {
+	m := newMachine(t, "containerd")
+	m.run("before", "--label", "app=web")
+	m.Start()
+	m.Apply(node.Module("fw", "firewall", "app=web", map[string]any{
+		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "allow"}}))
+	m.becomes("containerd-before")
+	host := m.Host("shared")
+	shared := "network:" + host.Path()
+	m.run("shop", "--label", "app=shop", "--label", "note=not a label", "--with-ns", shared)
+	m.run("with-shop", "--with-ns", shared)
+	m.run("of-the-node", "--net-host")
+	for _, namespace := range []string{"other", "k8s.io", "moby"} {
+		run := append(append([]string{"--namespace", namespace}, m.ctr(namespace)...), "--with-ns",
+			"network:"+m.Host(strings.TrimSuffix(namespace, ".io")).Path(), "--rootfs", filepath.Join(m.dir, "rootfs"))
+		m.do(append(run, "shop", "/bin/busybox", "sleep", "1000")...)
+	}
+	got := m.becomes("containerd-before", "containerd-shop", "containerd-other-shop")
+	labels := got["containerd-shop"].Metadata.Labels
+	if labels["app"] != "shop" || labels[labelSpace] != "default" || labels[labelName] != "shop" ||
+		labels[labelBy] != byEvents || len(labels) != 5 {
+		t.Errorf("labels of the container: %v", labels)
+	}
+	if len(got["containerd-shop"].Status.Addresses) == 0 {
+		t.Error("the service has no addresses")
+	}
+	reaches := func(address string) bool {
+		return m.Lab.Node().Command(context.Background(), "busybox", "ping", "-c", "1", "-W", "1", address).Run() == nil
+	}
+	if !reaches(host.Addr4().String()) {
+		t.Error("the container without a module does not answer")
+	}
+	m.do("containers", "label", "shop", "app=web")
+	m.Eventually("a new label is on the service", func() bool {
+		return m.services()["containerd-shop"].Metadata.Labels["app"] == "web"
+	})
+	wait.Until(t, "the firewall denies", func() bool { return !reaches(host.Addr4().String()) })
+
+	m.hangUp()
+	m.Eventually("the agent says that containerd is away", func() bool { return m.integration().Reason == "NotConnected" })
+	if now := m.services(); len(now) != len(got) {
+		t.Errorf("while containerd is away the services are %v", now)
+	}
+	m.serve()
+	m.remove("default", "shop")
+	m.Eventually("the other container of the network is the service", func() bool {
+		return m.services()["containerd-shop"].Metadata.Labels[labelName] == "with-shop"
+	})
+	m.removeAll()
+	m.Eventually("no container is a service", func() bool { return len(m.services()) == 0 })
+}

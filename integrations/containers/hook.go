@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package containers
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/containers/hook"
+	"github.com/kerb-edge/kerb/internal/serve"
+)
+
+const (
+	hookTime   = time.Minute           // for all that a container's start waits for; its caller may wait for less
+	hearTime   = 5 * time.Second       // for the event of its creation
+	linkTime   = 5 * time.Second       // for its interface, which was there before
+	checkAfter = 20 * time.Millisecond // between checks of either
+	mostStart  = 64 << 10              // bytes of a report
+)
+
+// listen serves hooks until the context ends.
+func (f *follower) listen(ctx context.Context) error {
+	l, err := serve.ListenUnix(f.options.Hook, "")
+	if err != nil {
+		return err
+	}
+	context.AfterFunc(ctx, func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go f.answer(ctx, c)
+		}
+	}()
+	return nil
+}
+
+func (f *follower) answer(ctx context.Context, c net.Conn) {
+	defer c.Close()
+	ctx, cancel := context.WithTimeout(ctx, hookTime)
+	defer cancel()
+	_ = c.SetDeadline(time.Now().Add(hookTime))
+	var start hook.Start
+	if json.NewDecoder(io.LimitReader(c, mostStart)).Decode(&start) != nil {
+		return
+	}
+	var answer hook.Answer
+	if err := f.start(ctx, start); err != nil {
+		answer.Error = err.Error()
+		f.log.Warn("container starts without its modules, or not at all", "id", start.ID, "error", err)
+	}
+	_ = json.NewEncoder(c).Encode(answer) // a caller that has gone needs none
+}
+
+// start makes a container a service, and returns when its chains are attached.
+func (f *follower) start(ctx context.Context, s hook.Start) error {
+	id := s.ID
+	if f.options.Runtime == "containerd" {
+		namespace := filepath.Base(filepath.Dir(s.Bundle)) // .../io.containerd.runtime.v2.task/NAMESPACE/ID
+		if othersNamespaces[namespace] != "" {
+			return nil
+		}
+		id = namespace + "/" + id
+	}
+	c, err := f.described(ctx, id)
+	if err != nil {
+		return err
+	}
+	c.State.Running, c.State.Pid, c.NetworkSettings.SandboxKey, c.hook = true, s.PID, s.Netns, true
+	f.mu.Lock()
+	delete(f.known, id) // of an earlier start
+	f.hooked[id] = c
+	f.mu.Unlock()
+	refused, err := f.converge(ctx)
+	if err = errors.Join(refused, err); err == nil {
+		return f.verify(ctx, c)
+	}
+	if name, _ := f.serviceOf(c); err == refused && name != "" {
+		return f.verify(ctx, c) // another container's service was refused
+	}
+	return err
+}
+
+// described waits for the event of a container's creation: the runtime may not answer while a container starts.
+func (f *follower) described(ctx context.Context, id string) (container, error) {
+	for end := time.Now().Add(hearTime); ; {
+		f.mu.Lock()
+		c, ok := f.heard[id]
+		f.mu.Unlock()
+		if ok {
+			return c, nil
+		}
+		if time.Now().After(end) {
+			return c, fmt.Errorf("%s has not reported container %.80q", f.options.Runtime, id)
+		}
+		select {
+		case <-ctx.Done():
+			return c, ctx.Err()
+		case <-time.After(checkAfter):
+		}
+	}
+}
+
+// serviceOf returns the name of a container's service.
+func (f *follower) serviceOf(c container) (string, error) {
+	f.applying.Lock()
+	defer f.applying.Unlock()
+	spec, own := specOf(c, f.there)
+	at := slices.IndexFunc(f.applied, func(s v1.Service) bool { return s.Spec == spec })
+	if !own || at < 0 {
+		return "", fmt.Errorf("container %s is no service", c.name())
+	}
+	return f.applied[at].Metadata.Name, nil
+}
+
+// verify waits until the agent knows the interface of a service. The change that made the service has attached its
+// chains, or failed.
+func (f *follower) verify(ctx context.Context, c container) error {
+	name, err := f.serviceOf(c)
+	if err != nil {
+		return err
+	}
+	for end := time.Now().Add(linkTime); ; {
+		var s v1.Service
+		if err := f.agent.Call(ctx, http.MethodGet, "/v1/services/"+name, nil, &s); err != nil {
+			return fmt.Errorf("the agent: %w", err)
+		}
+		attached := s.Status != nil && slices.ContainsFunc(s.Status.Links, func(l v1.ServiceLink) bool { return !l.Moved })
+		if attached {
+			return nil
+		}
+		if time.Now().After(end) {
+			return fmt.Errorf("the agent knows no interface of the node that belongs to container %s", c.name())
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(checkAfter):
+		}
+	}
+}
+
+// dropHooked forgets containers that have ended.
+func (f *follower) dropHooked() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for id, c := range f.hooked {
+		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) {
+			delete(f.hooked, id)
+		}
+	}
+}

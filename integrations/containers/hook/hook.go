@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package hook reports a container to the integration with container runtimes between its creation and its first
+// process, and returns when the chains of its modules are attached. kerb containers hook and kerb containers runtime,
+// which an OCI runtime's callers execute, are made of it.
+package hook
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// Socket is the name of the integration's socket in the directory of the agent's.
+const Socket = "containers.sock"
+
+// Start is a container that has no process of its own yet: a line of JSON that the integration reads.
+type Start struct {
+	ID     string `json:"id"`
+	PID    int    `json:"pid"`             // of what becomes the container's first process
+	Netns  string `json:"netns,omitempty"` // path of the network namespace, if the runtime's caller has made it
+	Bundle string `json:"bundle"`          // directory of its OCI configuration
+}
+
+// Answer is the line that it writes when the container may start.
+type Answer struct {
+	Error string `json:"error,omitempty"` // empty: the chains of its modules are attached
+}
+
+// retryAfter is the pause while the agent or the integration starts.
+const retryAfter = 100 * time.Millisecond
+
+// Report reports the container of a state, as the OCI runtime specification has it, to the integration of the agent
+// with this socket. Without wait it fails at once if the integration does not run.
+func Report(ctx context.Context, agent string, state []byte, wait bool) error {
+	start, own, err := parse(state)
+	if err != nil || !own {
+		return err
+	}
+	for socket := filepath.Join(filepath.Dir(agent), Socket); ; {
+		err := start.send(ctx, socket)
+		var away *net.OpError
+		if err == nil || !wait || !errors.As(err, &away) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(retryAfter):
+		}
+	}
+}
+
+// send returns when the integration has answered. Its error is a *net.OpError if it does not run.
+func (s Start) send(ctx context.Context, socket string) error {
+	c, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
+	if err != nil {
+		return fmt.Errorf("kerb does not listen for containers: %w; configure containers: in /etc/kerb/kerb.yaml, and "+
+			"systemctl start kerb", err)
+	}
+	defer c.Close()
+	defer context.AfterFunc(ctx, func() { c.Close() })()
+	var answer Answer
+	if err := errors.Join(json.NewEncoder(c).Encode(s), json.NewDecoder(c).Decode(&answer)); err != nil {
+		return &net.OpError{Op: "ask", Net: "unix", Err: errors.Join(context.Cause(ctx), err)}
+	}
+	if answer.Error != "" {
+		return errors.New(answer.Error)
+	}
+	return nil
+}
+
+// parse reads a state; false if the container has no network of its own: that of the node, of another container, or
+// only loopback.
+func parse(state []byte) (s Start, own bool, err error) {
+	if err := json.Unmarshal(state, &s); err != nil {
+		return s, false, fmt.Errorf("the container's state: %w", err)
+	}
+	if s.ID == "" || s.PID <= 0 {
+		return s, false, fmt.Errorf("the container's state has no id or process: %.200s", state)
+	}
+	if s.Netns, err = networkPath(s.Bundle); err != nil || strings.HasPrefix(s.Netns, "/proc/") {
+		return s, false, err // in the network of a container that runs
+	}
+	own, err = hasInterface(s.PID)
+	return s, own, err
+}
+
+// networkPath returns the path of the network namespace in a bundle's configuration.
+func networkPath(bundle string) (string, error) {
+	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
+	if err != nil {
+		return "", err
+	}
+	var config struct {
+		Linux struct {
+			Namespaces []struct{ Type, Path string }
+		}
+	}
+	if err := json.Unmarshal(text, &config); err != nil {
+		return "", fmt.Errorf("%s/config.json: %w", bundle, err)
+	}
+	for _, n := range config.Linux.Namespaces {
+		if n.Type == "network" {
+			return n.Path, nil
+		}
+	}
+	return "", nil
+}
+
+// hasInterface reports whether a process is in a network namespace other than this one's, with more than loopback.
+func hasInterface(pid int) (bool, error) {
+	own, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		return false, err
+	}
+	theirs, err := os.Stat(fmt.Sprintf("/proc/%d/ns/net", pid))
+	if err != nil || os.SameFile(own, theirs) {
+		return false, err
+	}
+	table, err := os.ReadFile(fmt.Sprintf("/proc/%d/net/dev", pid))
+	for line := range strings.Lines(string(table)) {
+		if name, _, found := strings.Cut(line, ":"); found && strings.TrimSpace(name) != "lo" {
+			return true, err
+		}
+	}
+	return false, err
+}
+
+// commands of an OCI runtime, as far as its callers use them. A word that is none is an option, or its value.
+var commands = []string{"create", "start", "state", "kill", "delete", "run", "exec", "pause", "resume", "ps", "update",
+	"events", "list", "checkpoint", "restore", "spec", "features"}
+
+// State returns the state of the container that a command of an OCI runtime starts; nil if the command does not.
+// Networks are connected between create and start by all callers, so that start is the last chance, and not too early.
+func State(ctx context.Context, runtime string, args []string) ([]byte, error) {
+	at := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(commands, arg) })
+	if at < 0 || args[at] != "start" || at == len(args)-1 {
+		return nil, nil
+	}
+	ask := slices.Concat(args[:at], []string{"state", args[len(args)-1]})
+	cmd := exec.CommandContext(ctx, runtime, ask...)
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	state, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("%s state: %w: %s", runtime, err, bytes.TrimSpace(said.Bytes()))
+	}
+	return state, nil
+}

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Command flood is a container whose first instructions send UDP packets and SYNs to its gateway. It waits afterwards.
+package main
+
+import (
+	"encoding/binary"
+	"encoding/hex"
+	"os"
+	"strings"
+	"syscall"
+	"time"
+)
+
+const (
+	port   = 9999
+	rounds = 300
+)
+
+func main() {
+	to := &syscall.SockaddrInet4{Port: port, Addr: gateway()}
+	udp, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_DGRAM, 0)
+	if err != nil {
+		panic(err)
+	}
+	for range rounds {
+		_ = syscall.Sendto(udp, []byte("leak"), 0, to)
+		if fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_NONBLOCK, 0); err == nil {
+			_ = syscall.Connect(fd, to)
+		}
+		time.Sleep(time.Millisecond)
+	}
+	// The test sees by the name of the process that all packets are sent.
+	_ = os.WriteFile("/proc/self/comm", []byte("flooded"), 0)
+	time.Sleep(time.Hour)
+}
+
+// gateway is that of the default route.
+func gateway() (out [4]byte) {
+	table, err := os.ReadFile("/proc/net/route")
+	if err != nil {
+		panic(err)
+	}
+	for line := range strings.Lines(string(table)) {
+		if f := strings.Fields(line); len(f) > 2 && f[1] == "00000000" {
+			if b, err := hex.DecodeString(f[2]); err == nil && len(b) == len(out) {
+				binary.LittleEndian.PutUint32(out[:], binary.BigEndian.Uint32(b))
+			}
+		}
+	}
+	return out
+}
