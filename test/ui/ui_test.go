@@ -148,7 +148,7 @@ func TestPage(t *testing.T) {
 	b.shows(".live", "live")
 	p := &page{browser: b, t: t}
 	p.shot("ui-services-light", "services")
-	b.shows(".service:nth-of-type(3) .pipeline", "px", "fw", "count", "proxy", "/s")
+	b.shows(".services > li:nth-child(3) .pipeline", "px", "fw", "count", "proxy", "/s")
 	swapped(n, b, counter)
 	drops(n, b)
 	p.shot("ui-health-light", "health")

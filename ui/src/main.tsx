@@ -6,6 +6,7 @@ import { ago } from "./format";
 import { Icon, Mark } from "./icons";
 import { connect, link, may, state } from "./state";
 import { dark, toggle } from "./theme";
+import { focusSearch } from "./window";
 import { ChangesView } from "./views/changes";
 import { HealthView } from "./views/health";
 import { MapView } from "./views/map";
@@ -110,9 +111,10 @@ function App() {
 }
 
 connect();
-// The keys 1 to 9 open the views, as Tab and Enter do.
+// The keys 1 to 9 open the views, as Tab and Enter do, and / leads to the search of one.
 addEventListener("keydown", (e) => {
   if (e.target instanceof HTMLInputElement || e.target instanceof HTMLSelectElement || e.ctrlKey || e.metaKey || e.altKey) return;
+  if (focusSearch(e)) return;
   const to = views[Number(e.key) - 1];
   if (to) location.hash = `#/${to}`;
 });

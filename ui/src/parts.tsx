@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parts that several views are made of.
 import { useSignal } from "@preact/signals";
-import type { ComponentChildren } from "preact";
+import type { ComponentChildren, RefObject } from "preact";
 import type { Condition, Problem, Step } from "./api";
 import { ago, nanos } from "./format";
 import { Icon } from "./icons";
 import { history, state } from "./state";
+import { useWindow } from "./window";
 
 export type Tone = "ok" | "warn" | "bad" | "mute" | "info";
 
@@ -83,28 +84,31 @@ export interface Column<T> { name: string; num?: boolean; minor?: boolean; cell:
 
 const style = (c: { num?: boolean; minor?: boolean }) => `${c.num ? "num" : ""} ${c.minor ? "minor" : ""}`;
 
-// Table is a list of things of which a row may lead somewhere.
+// Table is a list of things, of any length, of which a row may lead somewhere.
 export function Table<T>({ rows, columns, href, caption, id }: {
   rows: T[]; columns: Column<T>[]; href?: (row: T) => string; caption: string; id: (row: T) => string | number;
 }) {
+  const { ref, parts } = useWindow(rows, id);
   return (
     <div class="scroll">
-      <table>
+      <table aria-rowcount={rows.length + 1}>
         <caption class="hidden">{caption}</caption>
-        <thead><tr>{columns.map((c) => <th scope="col" class={style(c)}>{c.name}</th>)}</tr></thead>
-        <tbody>
-          {rows.map((r) => (
-            <tr key={id(r)} class={href ? "link" : ""}>
-              {columns.map((c, i) => (
-                <td class={style(c)}>
-                  {i === 0 && href ? <a class="row" href={href(r)}>{c.cell(r)}</a> : c.cell(r)}
-                </td>
-              ))}
-            </tr>
-          ))}
+        <thead><tr aria-rowindex={1}>{columns.map((c) => <th scope="col" class={style(c)}>{c.name}</th>)}</tr></thead>
+        <tbody ref={ref as RefObject<HTMLTableSectionElement>}>
+          {parts.map((p) => (p.room !== undefined
+            ? <tr key={p.key} class="room" aria-hidden="true"><td colSpan={columns.length} style={{ height: `${p.room}px` }} /></tr>
+            : <TableRow key={id(p.row)} row={p.row} index={p.index} columns={columns} href={href} />))}
         </tbody>
       </table>
     </div>
+  );
+}
+
+function TableRow<T>({ row, index, columns, href }: { row: T; index: number; columns: Column<T>[]; href?: (row: T) => string }) {
+  return (
+    <tr class={href ? "link" : ""} data-row={index} aria-rowindex={index + 2}>
+      {columns.map((c, i) => <td class={style(c)}>{i === 0 && href ? <a class="row" href={href(row)}>{c.cell(row)}</a> : c.cell(row)}</td>)}
+    </tr>
   );
 }
 

@@ -5,6 +5,7 @@ import { bytes, nanos, perSecond, plural, seconds, short } from "../format";
 import { Icon } from "../icons";
 import { Ago, Card, Chip, Command, Conditions, Empty, Head, Spark, Table, type Tone } from "../parts";
 import { byName, history, lastChangeOf, newestChanges, rate, state } from "../state";
+import { List } from "../window";
 import { summary } from "./changes";
 
 export function HealthView() {
@@ -61,18 +62,18 @@ function linkTo(p: Problem): string {
 
 function Problems({ all }: { all: Problem[] }) {
   return (
-    <ul class="problems">
-      {all.map((p) => (
-        <li key={`${p.kind}/${p.name}/${p.type}`} class="problem">
+    <List rows={all} id={(p) => `${p.kind}/${p.name}/${p.type}`} label="Problems" style="problems" item={() => "problem"}>
+      {(p) => (
+        <>
           <Icon name="warn" size={20} />
           <div>
             <p class="what"><a href={linkTo(p)}>{p.kind}{p.name && ` ${p.name}`}</a> <Chip tone="bad">{p.reason}</Chip> <small>{p.type}, since <Ago time={p.since} /></small></p>
             <p class="why">{p.message}</p>
             <p class="remedy"><Remedy p={p} /></p>
           </div>
-        </li>
-      ))}
-    </ul>
+        </>
+      )}
+    </List>
   );
 }
 

@@ -7,6 +7,7 @@ import { lines, type Flow, type FlowLine, type MissingFlows } from "../api";
 import { bytes, plural, short } from "../format";
 import { Card, Chip, Empty, Head, Table } from "../parts";
 import { state } from "../state";
+import { useSearch } from "../window";
 
 const every = 3000; // milliseconds
 const mostEnds = 12; // addresses that are drawn on each side; the others are one
@@ -182,11 +183,13 @@ export function MapView() {
   const only = useSignal(false);
   const read = useFlows(since.value);
   const all = edgesOf(read?.flows ?? []);
-  const edges = only.value ? all.filter((e) => e.dropped > 0) : all;
+  const { found, box } = useSearch(all, (e) => [e.from, e.to, ...e.ports, e.why].join(" "), "the map");
+  const edges = only.value ? found.filter((e) => e.dropped > 0) : found;
   const lost = lostOf(read?.missing ?? []);
   return (
     <>
       <Head title="Map" sub="Who talks to whom, as services of this node have seen it" command={`kerb flows --since ${since.value / 60}m`}>
+        {box}
         <select aria-label="Time" onChange={(e) => { since.value = Number(e.currentTarget.value); }}>
           {spans.map(([s, text]) => <option key={s} value={s} selected={s === since.value}>{text}</option>)}
         </select>
@@ -194,7 +197,7 @@ export function MapView() {
       </Head>
       {!read && <p class="note">Reading.</p>}
       {read?.error && (all.length > 0 ? <p class="result bad">{read.error}</p> : <Empty title="There is no map">{read.error}</Empty>)}
-      {read && !read.error && edges.length === 0 && <Empty title={only.value ? "Nothing was dropped" : "No flows yet"}>New flows are here within seconds.</Empty>}
+      {read && !read.error && edges.length === 0 && <Empty title={all.length > 0 ? "No flow is as searched for" : "No flows yet"}>New flows are here within seconds.</Empty>}
       {edges.length > 0 && (
         <Card extra={lost && <span class="note">Not in it: {lost}</span>} title={plural(edges.length, "edge")}>
           <Drawing edges={edges} />

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
-import { send, type Package } from "../api";
+import { send, type Package, type Point } from "../api";
 import { Hour } from "../chart";
 import { bytes, nanos, perSecond, plural, short } from "../format";
 import { Ago, Card, Chip, Conditions, Empty, Head, Table } from "../parts";
 import { Views } from "./views";
 import { byName, lastChangeOf, rate, state } from "../state";
+import { useSearch } from "../window";
 
 // useRoute reads a route of the agent, again every few seconds while its view is open. One that is slow is not asked
 // again before it has answered: browsers send few requests to a host at a time.
@@ -29,6 +30,21 @@ export function useRoute<T>(path: string, every = 0): { value?: T; error?: strin
   return answer.value;
 }
 
+const mostServices = 20; // with drops of one reason that are shown
+
+function Attachments({ all }: { all: Point[] }) {
+  const { found, box } = useSearch(all, (i) => [i.service ?? "node", i.interface, i.cgroup, i.hook, i.direction].join(" "), "attach points");
+  return (
+    <Card title="Where it runs" extra={box}><Table rows={found} caption="Attach points" id={(i) => [i.service, i.interface, i.hook, i.direction, i.cgroup].join(" ")} columns={[
+      { name: "Service", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : "node") },
+      { name: "Interface", cell: (i) => i.interface || i.cgroup },
+      { name: "Hook", cell: (i) => i.hook },
+      { name: "Direction", cell: (i) => i.direction },
+      { name: "Chain", cell: (i) => <code>{i.chain.slice(0, 10)}</code> },
+    ]} /></Card>
+  );
+}
+
 export function ModuleView({ name }: { name: string }) {
   const m = state.value.modules.get(name);
   if (!m) return <><Head title={name} /><Empty title="There is no such module">It was removed. <a href="#/changes">Changes</a> say by whom.</Empty></>;
@@ -45,7 +61,8 @@ export function ModuleView({ name }: { name: string }) {
           { name: "Reason", cell: (d) => <Chip tone="bad">{d.reason}</Chip> },
           { name: "Rate", num: true, cell: (d) => perSecond(rate(`drop/${name}/${d.reason}`)) },
           { name: "All", num: true, cell: (d) => short(d.packets) },
-          { name: "Services", cell: (d) => (d.services ?? []).map((x) => <a class="pill" key={x.service} href={`#/services/${x.service}`}>{x.service} {short(x.packets)}</a>) },
+          { name: "Services", cell: (d) => <>{(d.services ?? []).slice(0, mostServices).map((x) => <a class="pill" key={x.service} href={`#/services/${x.service}`}>{x.service} {short(x.packets)}</a>)}
+            {(d.services?.length ?? 0) > mostServices && ` and ${d.services!.length - mostServices} more`}</> },
         ]} /></Card>
       )}
       {(s?.counts?.length ?? 0) > 0 && (
@@ -59,13 +76,7 @@ export function ModuleView({ name }: { name: string }) {
         ]} /></Card>
       )}
       <Views module={name} title={false} />
-      <Card title="Where it runs"><Table rows={s?.attachments ?? []} caption="Attach points" id={(i) => i.interface + i.hook + (i.cgroup ?? "")} columns={[
-        { name: "Service", cell: (i) => (i.service ? <a href={`#/services/${i.service}`}>{i.service}</a> : "node") },
-        { name: "Interface", cell: (i) => i.interface || i.cgroup },
-        { name: "Hook", cell: (i) => i.hook },
-        { name: "Direction", cell: (i) => i.direction },
-        { name: "Chain", cell: (i) => <code>{i.chain.slice(0, 10)}</code> },
-      ]} /></Card>
+      <Attachments all={s?.attachments ?? []} />
     </>
   );
 }

@@ -20,7 +20,20 @@ export function PacketsView({ query }: { query: URLSearchParams }) {
   );
 }
 
+const mostOptions = 60; // of services to choose from; with more, a name is typed
+
 function Services({ value, any }: { value: string; any: boolean }) {
+  const typed = useSignal(value);
+  if (state.value.services.size > mostOptions) {
+    const names = [...state.value.services.keys()].filter((n) => n.includes(typed.value)).sort().slice(0, mostOptions);
+    const list = any ? "any-service" : "one-service";
+    return (
+      <>
+        <input name="service" list={list} defaultValue={value} required={!any} placeholder={any ? "any service" : "service"} aria-label="Service" size={16} onInput={(e) => { typed.value = e.currentTarget.value; }} />
+        <datalist id={list}>{names.map((n) => <option key={n} value={n} />)}</datalist>
+      </>
+    );
+  }
   return (
     <select name="service" aria-label="Service">
       {any && <option value="">any service</option>}

@@ -6,6 +6,7 @@ import { Icon } from "../icons";
 import { Card, Chip, Conditions, Empty, Head, Spark, Table } from "../parts";
 import { changesOf, hour, minutes, usePast, type Past } from "../past";
 import { byName, rate, state } from "../state";
+import { List, some, useSearch } from "../window";
 
 // chainsOf are the chains on a service's interfaces, with the interface: first to the service, then from it.
 function chainsOf(s: Service): { chain: Chain; on: string; hook: string; mode: string; others: string[] }[] {
@@ -23,11 +24,13 @@ const ready = (s: Service) => s.status?.conditions?.find((c) => c.type === "Read
 export function ServicesView() {
   const all = byName(state.value.services);
   const past = usePast();
+  const { found, box } = useSearch(all, (s) => [s.metadata.name, ...Object.entries(s.metadata.labels ?? {}).map(([k, v]) => `${k}=${v}`), ...(s.status?.addresses ?? [])].join(" "), "services");
   return (
     <>
-      <Head title="Services" sub={`${plural(all.length, "workload")} of this node, and what their packets pass`} command="kerb service list" />
+      <Head title="Services" sub={`${plural(all.length, "workload")} of this node, and what their packets pass`} command="kerb service list">{box}</Head>
       {all.length === 0 && <Empty title="No services yet">A service is a workload with its own network namespace: <code>kerb service add web --netns /run/netns/web</code></Empty>}
-      <div class="services">{all.map((s) => <ServiceCard key={s.metadata.name} s={s} past={past} />)}</div>
+      {all.length > 0 && found.length === 0 && <Empty title="No service has all of these words">Names, labels and addresses are searched.</Empty>}
+      <List rows={found} id={(s) => s.metadata.name} label="Services" style="services">{(s) => <ServiceCard s={s} past={past} />}</List>
       {past.why && <p class="note">No graphs of the last hour: {past.why}</p>}
     </>
   );
@@ -88,7 +91,7 @@ export function Pipeline({ chain, on, hook, mode, others, service }: { chain: Ch
       <p class="chain-head">
         <b>{to ? "to" : "from"} {service}</b> <span>{hook}, {mode}</span>
         {chain.took && <span>whole chain p50 {nanos(chain.took.medianNanoseconds)}, p99 {nanos(chain.took.p99Nanoseconds)}</span>}
-        {others.length > 0 && <Chip tone="mute" title={others.join(", ")}>counts include {others.length > 2 ? plural(others.length, "other") : others.join(", ")}</Chip>}
+        {others.length > 0 && <Chip tone="mute" title={some(others)}>counts include {others.length > 2 ? plural(others.length, "other") : others.join(", ")}</Chip>}
       </p>
       <ol class="pipeline" aria-label={`Packets ${to ? "to" : "from"} ${service}`}>
         <li class="end"><span>{from}</span></li>

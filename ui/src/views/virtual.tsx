@@ -3,16 +3,18 @@ import type { VirtualService } from "../api";
 import { plural } from "../format";
 import { Card, Chip, Conditions, Empty, Head, Table } from "../parts";
 import { byName, state } from "../state";
+import { List, useSearch } from "../window";
 import { Views } from "./views";
 
 export function VirtualView() {
   const all = byName(state.value.virtualservices);
   const proxies = byName(state.value.modules).filter((m) => m.status?.package.name === "proxy").map((m) => m.metadata.name);
+  const { found, box } = useSearch(all, (v) => [v.metadata.name, ...v.spec.addresses.map((a) => a.address), ...(v.status?.instances ?? []).map((i) => i.name)].join(" "), "virtual services");
   return (
     <>
-      <Head title="Virtual services" sub={`${plural(all.length, "group")} of instances with addresses of their own`} command="kerb virtualservice list" />
+      <Head title="Virtual services" sub={`${plural(all.length, "group")} of instances with addresses of their own`} command="kerb virtualservice list">{box}</Head>
       {all.length === 0 && <Empty title="No virtual services">A virtual service gives instances one address: docs/proxy.md.</Empty>}
-      {all.map((v) => <One key={v.metadata.name} v={v} />)}
+      <List rows={found} id={(v) => v.metadata.name} label="Virtual services" style="services">{(v) => <One v={v} />}</List>
       {proxies.map((p) => <Views key={p} module={p} title={true} />)}
     </>
   );

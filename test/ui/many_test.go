@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package ui
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+const (
+	manyServices = 1000
+	mostRows     = 60 // that the document has of a list, on any screen of these tests
+)
+
+// many makes a node with 1,000 services, all with a counter.
+func many(t *testing.T) *nodetest.Node {
+	t.Helper()
+	n := nodetest.New(t)
+	n.Start()
+	hosts, err := n.Lab.Hosts(manyServices, netlab.HostOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	counter := node.Module("count", "counter", "*", nil)
+	counter.Spec.Budget = slow
+	resources := []any{counter}
+	for _, h := range hosts {
+		resources = append(resources, node.Service(h, "app=web"))
+	}
+	n.Apply(resources...)
+	return n
+}
+
+// rows are the items of a list that the document has, and what it says to screen readers.
+type rows struct {
+	Indexes []int // from 0
+	Shown   []int // those of which a part is on the screen
+	Length  int   // of the list, as screen readers get it
+	Focus   int   // the row that has the focus, or -1
+	Height  float64
+}
+
+func (r rows) atEnd() bool { return len(r.Shown) > 0 && r.Shown[len(r.Shown)-1] == r.Length-1 }
+
+func (b *browser) rows(list string) (r rows) {
+	b.t.Helper()
+	b.script(fmt.Sprintf(`
+		const list = document.querySelector(%q), all = list ? [...list.querySelectorAll('[data-row]')] : [];
+		const index = (e) => Number(e.ariaPosInSet ?? e.ariaRowIndex - 1) - 1;
+		const seen = (e) => { const box = e.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+		const focus = all.find((e) => e.contains(document.activeElement));
+		return {Indexes: all.map(index), Shown: all.filter(seen).map(index), Focus: focus ? index(focus) : -1,
+			Length: Number(all[0]?.ariaSetSize ?? list?.closest('table')?.ariaRowCount - 1) || 0,
+			Height: document.documentElement.scrollHeight}`, list), &r)
+	return r
+}
+
+// settles waits until the rows of a list are as wanted, and requires that there are few at any time.
+func (b *browser) settles(what, list string, right func(rows) bool) (r rows) {
+	b.t.Helper()
+	wait.Until(b.t, what, func() bool {
+		r = b.rows(list)
+		if len(r.Indexes) > mostRows {
+			b.t.Fatalf("%s: the document has %d rows of %s", what, len(r.Indexes), list)
+		}
+		return right(r)
+	}, func() any { return r })
+	return r
+}
+
+// With 1,000 services, the document has a bounded number of rows. Scrolling, keys, search and screen readers get at all
+// of them.
+func TestManyServices(t *testing.T) {
+	b := openBrowser(t)
+	n := many(t)
+	b.screen(1280, 860, "light")
+	b.open(serveUI(t, n))
+	b.shows(".live", "live")
+	p := &page{browser: b, t: t}
+	p.view("services")
+	b.shows("h1", "Services")
+	b.shows("main", "1000 workloads")
+	const cards, points = ".services", "main section:last-of-type tbody"
+	first := b.settles("the first services", cards, func(r rows) bool { return len(r.Shown) > 2 && r.Shown[0] == 0 })
+	b.scrolls(cards, first)
+	b.keys(cards)
+	b.searches(cards)
+
+	p.view("modules/count")
+	b.shows("h1", "count")
+	const all = 2 * manyServices // each has a chain for either direction
+	first = b.settles("the first attach points", points, func(r rows) bool { return r.Length == all })
+	b.scrolls(points, first)
+
+	p.view("packets") // the services to choose from are searched, too
+	b.enter("#trace input[name=service]", "h999")
+	var options int
+	wait.Until(t, "few services to choose from", func() bool {
+		b.script("return document.querySelectorAll('#any-service option').length", &options)
+		return options > 0 && options <= 60
+	}, func() any { return options })
+	p.view("health")
+	b.shows("#verdict", "Everything works", "on 1000 services")
+	var elements int
+	if b.script("return document.querySelectorAll('*').length", &elements); elements > 1000 {
+		t.Errorf("the view Health has %d elements", elements)
+	}
+	if said := b.complaints(); len(said) > 0 {
+		t.Errorf("the browser complains: %v", said)
+	}
+}
+
+// scrolls through a list, to its middle, end and beginning: rows are on the screen wherever it stops, in their order,
+// and the list does not become longer or shorter by more than rows differ in height.
+func (b *browser) scrolls(list string, first rows) {
+	b.t.Helper()
+	for _, to := range []float64{0.5, 1, 0.25, 0} {
+		b.script(fmt.Sprintf("scrollTo(0, %g * (document.documentElement.scrollHeight - innerHeight))", to), nil)
+		r := b.settles(fmt.Sprintf("scroll to %g", to), list, func(r rows) bool {
+			share := 0.0
+			if len(r.Shown) > 0 {
+				share = float64(r.Shown[0]) / float64(r.Length)
+			}
+			return len(r.Shown) > 1 && r.Shown[len(r.Shown)-1]-r.Shown[0] == len(r.Shown)-1 &&
+				share > to-0.05 && share < to+0.05 && (to != 1 || r.atEnd())
+		})
+		if r.Length != first.Length || r.Height < 0.7*first.Height || r.Height > 1.4*first.Height {
+			b.t.Errorf("%s, scrolled to %g: %+v; at first %+v", list, to, r, first)
+		}
+	}
+}
+
+// keys: Tab leads past the rows that the document has had, the focused row stays while others are on the screen, and
+// Enter opens it.
+func (b *browser) keys(list string) {
+	b.t.Helper()
+	b.script(fmt.Sprintf("document.querySelector('%s [data-row] h2 a').focus({preventScroll: true})", list), nil)
+	steps := 0
+	for last := -1; last < mostRows+10; steps++ { // past what was there at first
+		r := b.settles("the focus moves", list, func(r rows) bool { return r.Focus >= max(0, last) })
+		if r.Focus > last+1 {
+			b.t.Fatalf("Tab has left out rows between %d and %d", last, r.Focus)
+		}
+		last = r.Focus
+		b.press(tab)
+		if steps > 20*mostRows {
+			b.t.Fatalf("Tab stays at %+v", r)
+		}
+	}
+	at := b.rows(list).Focus
+	b.script("scrollTo(0, document.documentElement.scrollHeight)", nil)
+	b.settles("the focus stays", list, func(r rows) bool { return r.Focus == at && r.atEnd() })
+	b.script("document.activeElement.closest('[data-row]').querySelector('h2 a').focus()", nil)
+	name := b.text(list + " [data-row]:focus-within h2 a")
+	b.press(enter)
+	b.shows("h1", name)
+	b.script("history.back()", nil)
+	b.shows("h1", "Services")
+}
+
+// searches: a key leads to the search, which finds services that the document has not, and the address restores it.
+func (b *browser) searches(list string) {
+	b.t.Helper()
+	b.settles("rows", list, func(r rows) bool { return r.Length == manyServices })
+	if strings.Contains(b.text(list), "h777") {
+		b.t.Error("the document has service h777 already")
+	}
+	b.press("/")
+	b.press(strings.Split("h777", "")...)
+	found := func() {
+		b.t.Helper()
+		r := b.settles("the service is found", list, func(r rows) bool { return r.Length == 1 })
+		if text := b.text(list + " h2"); len(r.Indexes) != 1 || !strings.Contains(text, "h777") {
+			b.t.Errorf("h777 was searched: %+v %q", r, text)
+		}
+		b.shows(".search [role=status]", "1 of 1,000")
+	}
+	found()
+	b.call("POST", "/refresh", map[string]any{}, nil)
+	found()
+	b.script("location.hash = '#/services'", nil)
+	b.settles("all again", list, func(r rows) bool { return r.Length == manyServices })
+	b.script("location.hash = '#/services?search=no+such'", nil)
+	b.shows("main", "No service has all of these words")
+}
