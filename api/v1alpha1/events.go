@@ -19,8 +19,8 @@ type EventsRequest struct {
 	Follow bool   `query:"follow" doc:"Then also each one that follows, until the client ends the request"`
 }
 
-// Event is what has happened on the node, or an error that ends the list. One that is repeated within 10 minutes is one
-// event, with the number and the time of the last.
+// Event is what has happened on the node, how many events are missing, or an error that ends the list. One that is
+// repeated within 10 minutes is one event, with the number and the time of the last.
 type Event struct {
 	Number  int64     `json:"number,omitempty" doc:"Rises with each event; a repeated one gets a new number"`
 	Time    time.Time `json:"time,omitzero" doc:"When it happened last"`
@@ -31,6 +31,8 @@ type Event struct {
 	Type    string    `json:"type,omitempty" doc:"Type of the condition that changed; or Agent, Change, ControlPlane"`
 	Reason  string    `json:"reason,omitempty" doc:"In CamelCase: of a condition its reason"`
 	Message string    `json:"message,omitempty"`
+
+	Lost int `json:"lost,omitempty" doc:"Instead of an event: so many came faster than the client read, and were forgotten"`
 
 	Error string `json:"error,omitempty"`
 }

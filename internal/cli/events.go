@@ -23,7 +23,10 @@ func (a *app) eventsCommand() *cobra.Command {
 		Short: "Show what has happened: services that came or went, control planes that exited, refusals, rollbacks",
 		Long: `Shows the newest events, oldest first: conditions that have become False or are no longer, control planes that have
 started or exited, changes that were refused or rolled back, starts of the agent. One that is repeated within
-10 minutes is one line, with the number of times. -o json prints one object per line.`,
+10 minutes is one line, with the number of times. -o json prints one object per line.
+
+The agent keeps the newest 500 events, 100 of a resource: when it forgets some before --follow has read them, their
+number is printed on standard error.`,
 		Example: "  kerb events\n  kerb events --follow\n  kerb events --of service/web",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -41,7 +44,7 @@ started or exited, changes that were refused or rolled back, starts of the agent
 				return err
 			}
 			defer body.Close()
-			return ignoreInterrupt(cmd.Context(), a.printEvents(cmd.OutOrStdout(), body))
+			return ignoreInterrupt(cmd.Context(), a.printEvents(cmd.OutOrStdout(), cmd.ErrOrStderr(), body))
 		},
 	})
 	c.Flags().IntVar(&limit, "limit", limit, "at most this many, up to 500")
@@ -51,11 +54,15 @@ started or exited, changes that were refused or rolled back, starts of the agent
 }
 
 // printEvents prints each event when it comes: columns have a fixed width.
-func (a *app) printEvents(w io.Writer, body io.Reader) error {
+func (a *app) printEvents(w, notes io.Writer, body io.Reader) error {
 	return eachLine(body, func(e v1alpha1.Event) (err error) {
 		switch {
 		case e.Error != "":
 			return errors.New(e.Error)
+		case e.Lost > 0:
+			fmt.Fprintf(notes, "events are missing: %d came faster than they were read, and the agent has forgotten them; "+
+				"--of follows those of one resource\n", e.Lost)
+			return nil
 		case a.output != "table":
 			return json.NewEncoder(w).Encode(e)
 		}

@@ -41,11 +41,27 @@ func TestEventsDoNotSteerTheTerminal(t *testing.T) {
 	body := `{"kind":"Module","name":"fw\u001b[2J","type":"Fuse\u0007","reason":"\u009b2JBlown",` +
 		`"message":"it last said: \u001b]0;root\u0007\u001b[2Jfine\r \u202eelif","count":1}`
 	var out bytes.Buffer
-	if err := (&app{output: "table"}).printEvents(&out, strings.NewReader(body)); err != nil {
+	if err := (&app{output: "table"}).printEvents(&out, io.Discard, strings.NewReader(body)); err != nil {
 		t.Fatal(err)
 	}
 	if strings.ContainsAny(out.String(), "\x1b\a\r\u009b\u202e") || !strings.Contains(out.String(), "␛[2Jfine") {
 		t.Errorf("printed %q", out.String())
+	}
+}
+
+// Events that are missing are reported in words on standard error, which stay one JSON object a line.
+func TestMissingEventsAreSaid(t *testing.T) {
+	body := `{"number":1,"kind":"Agent","type":"Agent","reason":"Started"}` + "\n" + `{"lost":12}` + "\n" +
+		`{"number":20,"kind":"Agent","type":"Agent","reason":"Started"}`
+	for _, output := range []string{"table", "json"} {
+		var out, notes bytes.Buffer
+		if err := (&app{output: output}).printEvents(&out, &notes, strings.NewReader(body)); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Count(out.String(), "Started") != 2 || strings.Count(out.String(), "\n") != 2 ||
+			!strings.HasPrefix(notes.String(), "events are missing: 12 came faster than they were read") {
+			t.Errorf("%s: %q and %q", output, out.String(), notes.String())
+		}
 	}
 }
 

@@ -44,13 +44,22 @@ type Events struct {
 	all     []v1alpha1.Event // oldest first
 	last    int64            // number of the newest
 	newer   chan struct{}    // closed with the next event
+	readers map[*reader]bool // that follow
 	timer   *time.Timer      // writes; nil if all is written
 	written time.Time        // when it was tried last
 }
 
+// reader is a client that follows.
+type reader struct {
+	request v1alpha1.EventsRequest
+	after   int64 // number of the newest event that it was passed on, or was not for it
+	lost    int   // events that were forgotten before it was passed them on
+}
+
 // OpenEvents reads the events in a directory. What cannot be read is forgotten.
 func OpenEvents(dir string, failed func(error)) *Events {
-	e := &Events{path: filepath.Join(dir, "events.json"), failed: failed, newer: make(chan struct{})}
+	e := &Events{path: filepath.Join(dir, "events.json"), failed: failed, newer: make(chan struct{}),
+		readers: map[*reader]bool{}}
 	if data, err := os.ReadFile(e.path); err == nil && json.Unmarshal(data, &e.all) != nil {
 		e.all = nil
 	}
@@ -127,11 +136,27 @@ func (e *Events) makeRoom(v v1alpha1.Event) {
 	}
 	switch {
 	case n >= share:
-		i := slices.IndexFunc(e.all, of)
-		e.all = slices.Delete(e.all, i, i+1)
+		e.forget(slices.IndexFunc(e.all, of))
 	case len(e.all) >= MaxEvents:
-		e.all = slices.Delete(e.all, 0, 1)
+		e.forget(0)
 	}
+}
+
+// forget removes an event, which readers that were not passed it on yet have lost. The caller holds mu.
+func (e *Events) forget(i int) {
+	for r := range e.readers {
+		if r.wants(e.all[i]) {
+			r.lost++
+		}
+	}
+	e.all = slices.Delete(e.all, i, i+1)
+}
+
+// wants reports whether an event is for the reader, and new to it.
+func (r *reader) wants(v v1alpha1.Event) bool {
+	of := r.request
+	return v.Number > r.after && (of.Kind == "" || strings.EqualFold(v.Kind, of.Kind)) &&
+		(of.Name == "" || v.Name == of.Name)
 }
 
 // writeLater sets the timer, if it is not set. The caller holds mu.
@@ -173,29 +198,23 @@ func (e *Events) Flush() {
 	}
 }
 
-// Read passes on the newest events, oldest first, and with Follow each one that comes until ctx ends.
-func (e *Events) Read(ctx context.Context, r v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error {
-	after := int64(0)
-	for {
+// Read passes on the newest events, oldest first, and with Follow each one that comes until ctx ends. A client that
+// reads too slowly for what is kept is passed on how many events it has lost, before those that came later.
+func (e *Events) Read(ctx context.Context, of v1alpha1.EventsRequest, tell func(v1alpha1.Event) error) error {
+	r := &reader{request: of}
+	defer func() {
 		e.mu.Lock()
-		newer, out := e.newer, []v1alpha1.Event{}
-		for _, v := range e.all {
-			if v.Number > after && (r.Kind == "" || strings.EqualFold(v.Kind, r.Kind)) && (r.Name == "" || v.Name == r.Name) {
-				out = append(out, v)
-			}
-		}
-		first := after == 0
-		after = max(e.last, 1)
-		e.mu.Unlock()
-		if first {
-			out = out[max(0, len(out)-r.Limit):]
-		}
+		defer e.mu.Unlock()
+		delete(e.readers, r)
+	}()
+	for first := true; ; first = false {
+		out, newer := e.next(r, first)
 		for _, v := range out {
 			if err := tell(v); err != nil {
 				return err
 			}
 		}
-		if !r.Follow {
+		if !of.Follow {
 			return nil
 		}
 		select {
@@ -204,4 +223,27 @@ func (e *Events) Read(ctx context.Context, r v1alpha1.EventsRequest, tell func(v
 		case <-newer:
 		}
 	}
+}
+
+// next returns what a reader was not passed on yet, and a channel that is closed when there is more.
+func (e *Events) next(r *reader, first bool) (out []v1alpha1.Event, newer <-chan struct{}) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if r.lost > 0 {
+		out = append(out, v1alpha1.Event{Lost: r.lost})
+		r.lost = 0
+	}
+	for _, v := range e.all {
+		if r.wants(v) {
+			out = append(out, v)
+		}
+	}
+	if first {
+		out = out[max(0, len(out)-r.request.Limit):]
+	}
+	r.after = e.last
+	if r.request.Follow {
+		e.readers[r] = true
+	}
+	return out, e.newer
 }

@@ -171,6 +171,47 @@ func TestEventsAreWrittenRarely(t *testing.T) {
 	})
 }
 
+// A client that reads too slowly for what is kept gets how many events it has lost, of those that it follows; what is
+// repeated is not lost.
+func TestEventsSayWhatIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := openEvents(t, t.TempDir())
+		e.Add(ready("a", "Found"))
+		resume := make(chan bool)
+		follow := func(name string) (got *[]v1.Event) {
+			got = &[]v1.Event{}
+			go func() {
+				_ = e.Read(t.Context(), v1.EventsRequest{Limit: 1, Follow: true, Name: name}, func(v v1.Event) error {
+					if *got = append(*got, v); len(*got) == 1 {
+						<-resume
+					}
+					return nil
+				})
+			}()
+			return got
+		}
+		slow, other := follow(""), follow("a")
+		synctest.Wait() // both have a's first event, and read no more
+		const more = 3
+		for i := range share + more {
+			e.Add(ready("b", fmt.Sprint("Reason", i)))
+		}
+		e.Add(ready("a", "Lost"))
+		e.Add(ready("a", "Lost"))
+		close(resume)
+		synctest.Wait()
+		want := 1 + 1 + share + 1 // the first, the line, what is kept of b, and one of a
+		if all := *slow; len(all) != want || all[1].Lost != more || all[1].Number != 0 || all[2].Reason != "Reason3" ||
+			all[want-1].Count != 2 {
+			t.Errorf("a slow client has %d events, want %d: %+v", len(all), want, all[:min(3, len(all))])
+		}
+		if all := *other; len(all) != 2 || all[1].Lost != 0 {
+			t.Errorf("a client that follows something else: %+v", all)
+		}
+		e.Flush()
+	})
+}
+
 // A client that follows gets what there is and then each event, until it ends.
 func TestEventsFollow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

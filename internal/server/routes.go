@@ -155,9 +155,7 @@ func (s *Server) addRoutes() {
 			return s.backend.Explain(ctx, *r)
 		})
 	s.lines("/v1/events", "events", "What has happened on the node, oldest first, one JSON object per line",
-		reflect.TypeFor[v1alpha1.EventsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
-			return s.backend.Events(ctx, *in.(*v1alpha1.EventsRequest), func(e v1alpha1.Event) error { return tell(&e) })
-		})
+		reflect.TypeFor[v1alpha1.EventsRequest](), s.events)
 	s.lines("/v1/flows", "flows", "Who talks to whom, as modules have recorded it, one JSON object per line",
 		reflect.TypeFor[v1alpha1.FlowsRequest](), func(ctx context.Context, in any, tell func(any) error) error {
 			return s.backend.Flows(ctx, *in.(*v1alpha1.FlowsRequest), func(l v1alpha1.FlowLine) error { return tell(&l) })
@@ -174,8 +172,19 @@ func (s *Server) addRoutes() {
 	s.describeBodies()
 }
 
+// events passes on events. A client that follows gets the start of the answer at once, however long no event comes.
+func (s *Server) events(ctx context.Context, in any, tell func(any) error) error {
+	r := in.(*v1alpha1.EventsRequest)
+	if r.Follow {
+		if err := tell(nil); err != nil {
+			return err
+		}
+	}
+	return s.backend.Events(ctx, *r, func(e v1alpha1.Event) error { return tell(&e) })
+}
+
 // lines registers an operation that answers with one JSON object per line. Errors before the first one are problems;
-// later ones are a line {"error": ...}.
+// later ones are a line {"error": ...}. A line that is nil starts the answer.
 func (s *Server) lines(path, id, summary string, in reflect.Type,
 	all func(ctx context.Context, in any, tell func(any) error) error) {
 	op := huma.Operation{OperationID: id, Method: "GET", Path: path, Responses: map[string]*huma.Response{
@@ -188,8 +197,10 @@ func (s *Server) lines(path, id, summary string, in reflect.Type,
 				w.Header().Set("Content-Type", "application/x-ndjson")
 				started = true
 			}
-			if err := out.Encode(line); err != nil {
-				return err
+			if line != nil {
+				if err := out.Encode(line); err != nil {
+					return err
+				}
 			}
 			return http.NewResponseController(w).Flush()
 		})

@@ -5,14 +5,19 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"os"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/client"
+	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
 
 // events returns what kerb events prints as JSON.
@@ -94,5 +99,142 @@ func TestEvents(t *testing.T) {
 	n.start()
 	if again := n.happened("service/web Ready NotFound"); !again.First.Equal(gone.First) {
 		t.Errorf("after a restart: %+v, want %+v", again, gone)
+	}
+}
+
+// followed are lines of events that a client reads as they come.
+type followed struct {
+	n    *node
+	what string
+	came chan v1.Event
+	seen []v1.Event
+}
+
+// followEvents reads events until the test ends.
+func (n *node) followEvents(what string, body io.Reader) *followed {
+	f := &followed{n: n, what: what, came: make(chan v1.Event)}
+	go func() {
+		defer close(f.came)
+		for lines := json.NewDecoder(body); ; {
+			var e v1.Event
+			if lines.Decode(&e) != nil {
+				return
+			}
+			f.came <- e
+		}
+	}()
+	return f
+}
+
+// gets waits for an event, as "service/web Ready NotFound".
+func (f *followed) gets(want string) (e v1.Event) {
+	f.n.T.Helper()
+	limit := time.After(nodetest.Patience)
+	for {
+		select {
+		case got, open := <-f.came:
+			if f.seen = append(f.seen, got); !open {
+				f.n.T.Fatalf("%s has ended before %s: %+v", f.what, want, f.seen)
+			}
+			if fmt.Sprintf("%s/%s %s %s", strings.ToLower(got.Kind), got.Name, got.Type, got.Reason) == want {
+				return got
+			}
+		case <-limit:
+			f.n.T.Fatalf("%s: no %s, but %+v", f.what, want, f.seen)
+		}
+	}
+}
+
+// Who follows gets events of services, control planes and refused changes while they happen, of all or of one resource.
+func TestEventsAreFollowed(t *testing.T) {
+	n := newRunningNode(t)
+	n.happened("agent/ Agent Started")
+	cmd := n.Command(t.Context(), "events", "--follow", "-o", "json")
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var notes strings.Builder
+	cmd.Stderr = &notes
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	body, err := client.New(n.Socket()).Stream(t.Context(), "/v1/events?follow=true&kind=service&name=web")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	all, ofWeb := n.followEvents("kerb events --follow", out), n.followEvents("GET /v1/events", body)
+	all.gets("agent/ Agent Started")
+
+	n.apply(counter(0))
+	all.gets("module/traffic ControlPlane Started")
+	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
+	refused := all.gets("module/odd Change Refused")
+	n.refused(n.tryApply(module("odd", "there-is-none", "*", nil)), 2, "there-is-none")
+	if again := all.gets("module/odd Change Refused"); again.Count != 2 || again.Number <= refused.Number ||
+		!again.First.Equal(refused.First) || !strings.Contains(again.Message, "there-is-none") {
+		t.Errorf("refused again: %+v, after %+v", again, refused)
+	}
+	for _, pid := range n.children() {
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all.gets("module/traffic ControlPlane Exited")
+	all.gets("module/traffic ControlPlane Started")
+	if err := n.web.Remove(); err != nil {
+		t.Fatal(err)
+	}
+	all.gets("service/web Ready NotFound")
+	ofWeb.gets("service/web Ready NotFound")
+	for _, e := range ofWeb.seen {
+		if e.Kind != v1.KindService || e.Name != "web" {
+			t.Errorf("of web: %+v", e)
+		}
+	}
+	if err := cmd.Process.Signal(os.Interrupt); err != nil {
+		t.Fatal(err)
+	}
+	for range all.came { // to its end
+	}
+	if err := cmd.Wait(); err != nil || notes.Len() > 0 {
+		t.Errorf("interrupted: %v, and said %q", err, notes.String())
+	}
+}
+
+// A client that reads nothing while more happens than the agent keeps gets, once it reads, how much it has lost.
+func TestEventsSayWhatIsLost(t *testing.T) {
+	n := newRunningNode(t)
+	body, err := client.New(n.Socket()).Stream(t.Context(), "/v1/events?follow=true&kind=Module")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer body.Close()
+	const many = 1500 // more than sockets and the agent keep; the agent keeps 100 of one resource
+	for i := range many {
+		odd := module("odd", fmt.Sprintf("%s-%d", strings.Repeat("none", 50), i), "*", nil)
+		if err := n.Node.Node.Apply(odd); err == nil {
+			t.Fatal("a package that is not there was found")
+		}
+	}
+	f := n.followEvents("a slow client", body)
+	lost, got := 0, 0
+	for last := ""; !strings.Contains(last, fmt.Sprint("none-", many-1)); {
+		select {
+		case e, open := <-f.came:
+			if !open {
+				t.Fatalf("the stream has ended after %d events, with %d lost", got, lost)
+			}
+			last = e.Message
+			if lost += e.Lost; e.Lost == 0 {
+				got++
+			}
+		case <-time.After(nodetest.Patience):
+			t.Fatalf("%d events came and %d are lost, of %d", got, lost, many)
+		}
+	}
+	if lost == 0 || got+lost != many {
+		t.Errorf("%d events came and %d are lost, of %d", got, lost, many)
 	}
 }

@@ -39,26 +39,47 @@ export function ChangesView({ number }: { number: string }) {
   );
 }
 
-// Events are what happened without a change, or kept one from being made; read again while the view is open.
+const mostEvents = 200;
+
+// sameEvent reports whether an event is another one's repetition: it has a number of its own, and the same beginning.
+const sameEvent = (a: NodeEvent, b: NodeEvent) => a.first === b.first && a.kind === b.kind && a.name === b.name && a.type === b.type && a.reason === b.reason;
+
+// Events are what happened without a change, or kept one from being made: followed while the view is open.
 function Events() {
   const all = useSignal<NodeEvent[]>([]);
+  const lost = useSignal(0);
   useEffect(() => {
     const abort = new AbortController();
-    const read = () => {
-      const fresh: NodeEvent[] = [];
-      lines<NodeEvent>("v1/events?limit=50", abort.signal, (e) => fresh.unshift(e)).then(() => { all.value = fresh; }).catch(() => undefined);
+    let timer = 0;
+    const follow = () => {
+      let came: NodeEvent[] = [], fresh = true;
+      const show = setInterval(() => { // what has come meanwhile, at once
+        if (came.length === 0) return;
+        const next = came.reverse();
+        const old = fresh ? [] : all.value.filter((e) => !next.some((n) => sameEvent(n, e)));
+        [all.value, came, fresh] = [[...next.filter((e, i) => next.findIndex((n) => sameEvent(n, e)) === i), ...old].slice(0, mostEvents), [], false];
+      }, 200);
+      lines<NodeEvent & { lost?: number; error?: string }>("v1/events?limit=50&follow=true", abort.signal, (e) => {
+        if (e.lost) lost.value += e.lost;
+        else if (e.number) came.push(e);
+      }).catch(() => undefined).finally(() => {
+        clearInterval(show);
+        if (!abort.signal.aborted) timer = window.setTimeout(follow, 2000); // the agent has ended, or will answer again
+      });
     };
-    read();
-    const timer = setInterval(read, 5000);
-    return () => { abort.abort(); clearInterval(timer); };
+    follow();
+    return () => { abort.abort(); clearTimeout(timer); };
   }, []);
   return (
-    <Card title="Events" extra={<code>kerb events</code>}><Table rows={all.value} caption="Events, newest first" id={(e) => e.number} columns={[
+    <Card title="Events" extra={<code>kerb events --follow</code>}>
+      {lost.value > 0 && <p class="result bad" role="alert"><Icon name="warn" />Events are missing: {lost.value} came faster than they were read, and the agent has forgotten them.</p>}
+      <Table rows={all.value} caption="Events, newest first" id={(e) => e.number} columns={[
       { name: "Of", cell: (e) => <b>{e.kind.toLowerCase()}{e.name && `/${e.name}`}</b> },
       { name: "What", cell: (e) => <>{e.type} {e.reason}{e.count > 1 && `, ${e.count} times`}</> },
       { name: "When", cell: (e) => <Ago time={e.time} /> },
       { name: "Why", minor: true, cell: (e) => e.message },
-    ]} /></Card>
+    ]} />
+    </Card>
   );
 }
 
