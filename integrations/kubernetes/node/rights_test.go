@@ -25,6 +25,9 @@ var collections = map[string]string{
 	"ClusterRoleBinding":               "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings/",
 	"Role":                             "/apis/rbac.authorization.k8s.io/v1/namespaces/kerb-system/roles/",
 	"RoleBinding":                      "/apis/rbac.authorization.k8s.io/v1/namespaces/kerb-system/rolebindings/",
+	"DaemonSet":                        "/apis/apps/v1/namespaces/kerb-system/daemonsets/",
+	"Deployment":                       "/apis/apps/v1/namespaces/kerb-system/deployments/",
+	"CustomResourceDefinition":         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/",
 	"ValidatingAdmissionPolicy":        "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies/",
 	"ValidatingAdmissionPolicyBinding": "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings/",
 }
