@@ -22,7 +22,7 @@ func (c cluster) render(args ...string) string {
 
 // Nodes without Kerb get it by one apply: containers without privileges. Pods are denied from their first packet, also
 // while the containers are replaced one node after the other, as in an update. Uninstalling leaves no pins, links and
-// configurations, and pods keep running.
+// configurations, nor anything in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
 	everywhere(func(node string) {
@@ -66,8 +66,38 @@ func (c cluster) testChart() {
 	if n := c.running(); n != len(all) {
 		c.Errorf("%d of %d pods run", n, len(all))
 	}
-	c.do("kubectl", "delete", "namespace", "kerb-system")
+	if _, err := c.try(c.render("--set", "uninstall=true"), "kubectl", "delete", "-f", "-"); err != nil { // as helm does
+		c.Error(err)
+	}
 	c.delete()
+	c.nothingLeft()
+}
+
+// nothingLeft checks that the API server has no object of Kerb, definitions included. Events are forgotten after an
+// hour.
+func (c cluster) nothingLeft() {
+	c.Helper()
+	left := func() (all []string) {
+		var kinds []string
+		for kind := range strings.FieldsSeq(c.do("kubectl", "api-resources", "--verbs=list", "-o", "name")) {
+			if !strings.HasPrefix(kind, "events") {
+				kinds = append(kinds, kind)
+			}
+		}
+		out, err := c.try("", "kubectl", "get", "--ignore-not-found", "-A", "-o", "name", strings.Join(kinds, ","))
+		if err != nil {
+			return []string{err.Error()} // a definition that is about to go
+		}
+		for name := range strings.FieldsSeq(out) {
+			if strings.Contains(name, "kerb") {
+				all = append(all, name)
+			}
+		}
+		return all
+	}
+	patiently(c, "nothing of Kerb is left in the API server", func() bool { return len(left()) == 0 }, func() any {
+		return left()
+	})
 }
 
 // scrape reads metrics of an agent through TLS, and nothing else.

@@ -148,6 +148,7 @@ func (c cluster) testUninstall() {
 	c.policyAfterwards()
 	c.do("kubectl", "delete", "-f", "../../deploy/kubernetes/crds", "-f", "../../deploy/kubernetes/kerb-kube-node.yaml")
 	c.delete()
+	c.nothingLeft()
 }
 
 // policyAfterwards starts pods, drops what each sends once its address is known, and wants packets from before.
