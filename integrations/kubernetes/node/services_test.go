@@ -24,6 +24,13 @@ const targetPort = 8080
 func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 	b.T.Helper()
 	h := b.Host(name)
+	b.serve(h, name, port)
+	return h
+}
+
+// serve has a host send its name to every TCP connection on a port.
+func (b *bed) serve(h *netlab.Host, name string, port uint16) {
+	b.T.Helper()
 	err := h.Do(func() error {
 		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), port)))
 		if err != nil {
@@ -45,7 +52,6 @@ func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 	if err != nil {
 		b.T.Fatal(err)
 	}
-	return h
 }
 
 // reach returns what answers a connection of a pod, or an error.
@@ -167,6 +173,11 @@ func TestServices(t *testing.T) {
 	}
 	b.slice("web", "web-1", targetPort, at(second, "ready: true"))
 	reaches("the only endpoint answers", "second")
+	b.serve(client.host, "itself", targetPort)
+	b.slice("web", "web-1", targetPort, at(client.host, "ready: true"))
+	reaches("a pod reaches itself by a cluster address", "itself")
+	b.slice("web", "web-1", targetPort, at(second, "ready: true"))
+	reaches("the only endpoint answers again", "second")
 	met := map[string]bool{}
 	b.Eventually("endpoints whose target ports differ are served, each on its own", func() bool {
 		met[client.reach(differs, 80)] = true
