@@ -12,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 )
 
 // HostOptions shape a host. The zero value is a bridged host with automatic
@@ -231,7 +232,13 @@ func (h *Host) addRoutes(nl *netlink.Handle, link netlink.Link) error {
 			}
 		}
 		def := &netlink.Route{LinkIndex: link.Attrs().Index, Gw: gw.Addr().AsSlice()}
-		if err := nl.RouteAdd(def); err != nil {
+		err := nl.RouteAdd(def)
+		// The kernel adds the route of the address's prefix in the background when it is busy, such as with 1,000 hosts.
+		for deadline := time.Now().Add(upTimeout); errors.Is(err, unix.EHOSTUNREACH) && time.Now().Before(deadline); {
+			time.Sleep(time.Millisecond)
+			err = nl.RouteAdd(def)
+		}
+		if err != nil {
 			return fmt.Errorf("default route by %s: %w", gw.Addr(), err)
 		}
 	}
