@@ -25,8 +25,12 @@ func describeVirtualService(w io.Writer, s v1alpha1.VirtualService) {
 	for _, p := range s.Spec.Ports {
 		field(w, "Port", portText(p))
 	}
+	own := map[string][]v1alpha1.VirtualPort{} // target ports, by instance
+	for _, i := range s.Spec.Instances {
+		own[i.Name] = i.TargetPorts
+	}
 	for _, i := range status.Instances {
-		field(w, "Instance", i.Name+": "+whereabouts(i))
+		field(w, "Instance", i.Name+": "+whereabouts(i, own[i.Name]))
 	}
 }
 
@@ -51,7 +55,7 @@ func portText(p v1alpha1.VirtualPort) string {
 	return fmt.Sprintf("%s %d to %d", protocol, p.Port, target)
 }
 
-func whereabouts(i v1alpha1.VirtualInstanceStatus) string {
+func whereabouts(i v1alpha1.VirtualInstanceStatus, own []v1alpha1.VirtualPort) string {
 	parts := []string{strings.Join(i.Addresses, ", ")}
 	if i.Reason != "" {
 		parts[0] = i.Reason
@@ -61,6 +65,9 @@ func whereabouts(i v1alpha1.VirtualInstanceStatus) string {
 	}
 	if i.Node != "" {
 		parts = append(parts, "node "+i.Node)
+	}
+	for _, p := range own {
+		parts = append(parts, portText(p))
 	}
 	if i.Draining {
 		parts = append(parts, "draining")
