@@ -99,8 +99,8 @@ static __always_inline void kerb_message_write(__u32 session, const struct kerb_
 	struct kerb_trace_filter *f = bpf_map_lookup_elem(&kerb_message_filter, &session);
 	void *ring = bpf_map_lookup_elem(&kerb_message_events, &session);
 
-	if (!f || !f->active || (f->netns && f->netns != e->key) || e->elapsed < f->slower ||
-	    !kerb_trace_wanted(f, e))
+	if (!f || !f->active || (f->netns && f->netns != e->key) || !kerb_trace_wanted(f, e) ||
+	    (f->slower && e->elapsed <= f->slower))
 		return;
 	if (!ring || bpf_ringbuf_output(ring, (void *)e, sizeof(*e), 0))
 		__sync_fetch_and_add(&f->lost, 1);
