@@ -299,7 +299,7 @@ func (f *follower) present(ctx context.Context) (map[v1.ServiceSpec]present, err
 func presentOf(services []v1.Service) map[v1.ServiceSpec]present {
 	out := map[v1.ServiceSpec]present{}
 	for _, s := range services {
-		out[s.Spec] = present{s.Metadata.Name, s.Metadata.Labels[labelBy] == byHook}
+		out[s.Spec] = present{s.Metadata.Name, s.Metadata.Labels[labelBy] == byHook, title(s.Metadata.Labels)}
 	}
 	return out
 }

@@ -26,7 +26,7 @@ const (
 	hearTime   = 5 * time.Second       // for the event of its creation
 	linkTime   = 5 * time.Second       // for its interface, which was there before
 	checkAfter = 20 * time.Millisecond // between checks of either
-	mostStart  = 64 << 10              // bytes of a report
+	mostStart  = 4 << 20               // bytes of a report, most of which are labels
 )
 
 // listen serves hooks until the context ends.
@@ -75,9 +75,13 @@ func (f *follower) start(ctx context.Context, s hook.Start) error {
 		}
 		id = namespace + "/" + id
 	}
-	c, err := f.described(ctx, id)
-	if err != nil {
-		return err
+	c := container{ID: id, Name: s.Name}
+	c.Config.Labels = s.Labels
+	if s.Name == "" {
+		var err error
+		if c, err = f.described(ctx, id); err != nil {
+			return err
+		}
 	}
 	c.State.Running, c.State.Pid, c.NetworkSettings.SandboxKey, c.hook = true, s.PID, s.Netns, true
 	f.mu.Lock()

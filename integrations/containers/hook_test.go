@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -204,6 +205,40 @@ func (m *machine) failClosed(r *receiver) {
 		if now := m.services()[name]; now.Spec != s.Spec || now.Metadata.Labels[labelBy] != byHook {
 			t.Errorf("service %s is %+v after a restart of the agent, and was %+v", name, now, s)
 		}
+	}
+}
+
+// Docker starts containers again before its API answers, and the integration has heard of none after a boot: their
+// names and labels are known all the same.
+func TestDockerBoots(t *testing.T) {
+	m := newMachine(t, "docker", "--fail-closed", "--timeout", "60s")
+	m.Start()
+	m.Apply(node.Module("deny", "firewall", "app=denied", map[string]any{
+		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}}))
+	r := newReceiver(m)
+	args := append(m.args("web", "denied"), "--restart", "always")
+	if out, err := m.start("web", []string{"/bin/flood"}, args...); err != nil {
+		t.Fatal(err, out)
+	}
+	before := m.becomes("docker-web")["docker-web"]
+	pid, err := strconv.Atoi(m.pid("web"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.hangUp()
+	m.Stop()
+	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	m.Start()
+	m.serve()
+	m.Eventually("the container floods again", func() bool { return m.pid("web") != strconv.Itoa(pid) && m.sent("web") })
+	after := m.services()["docker-web"]
+	if after.Spec == before.Spec || after.Metadata.Labels[labelBy] != byHook || after.Metadata.Labels["app"] != "denied" {
+		t.Errorf("after a boot the service is %+v, and was %+v", after, before)
+	}
+	if got := r.counts(); got != nothing {
+		t.Errorf("%s passed", got)
 	}
 }
 

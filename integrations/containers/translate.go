@@ -78,6 +78,9 @@ func translate(from string, all map[string]container, there map[v1.ServiceSpec]p
 			labels[labelBy] = byHook
 		}
 		name := there[spec].name
+		if name == "" && !complete {
+			name = nameBefore(c, there)
+		}
 		if name == "" {
 			name = nameOf(from, c, taken)
 			taken[name] = true
@@ -91,8 +94,22 @@ func translate(from string, all map[string]container, there map[v1.ServiceSpec]p
 
 // present is a service that is there.
 type present struct {
-	name string
-	hook bool // it was found before the container's first process
+	name      string
+	hook      bool   // it was found before the container's first process
+	container string // what the runtime calls it; a slash if that is no label
+}
+
+// title is what the runtime calls a container, as far as labels of its service say it.
+func title(labels map[string]string) string { return labels[labelSpace] + "/" + labels[labelName] }
+
+// nameBefore returns the name of the service of a container's earlier run; empty if there is none.
+func nameBefore(c container, there map[v1.ServiceSpec]present) string {
+	for _, service := range there {
+		if service.container == c.Namespace+"/"+c.name() {
+			return service.name
+		}
+	}
+	return ""
 }
 
 // specOf says where the container's network is; false if it has none of its own: that of the node, of another

@@ -123,6 +123,10 @@ func TestIncomplete(t *testing.T) {
 			t.Errorf("complete %v: name %s, want %s", complete, got[0].Metadata.Name, want)
 		}
 	}
+	next = byID(some("b", "web.1", 2, nil)) // created again under its name
+	if got, _ := translate("docker", next, presentOf(before), false); got[0].Metadata.Name != "docker-web-1" {
+		t.Errorf("a container has another name after a restart: %s", got[0].Metadata.Name)
+	}
 }
 
 // Containers that share a network namespace by its path are one service.

@@ -29,6 +29,9 @@ type Start struct {
 	PID    int    `json:"pid"`             // of what becomes the container's first process
 	Netns  string `json:"netns,omitempty"` // path of the network namespace, if the runtime's caller has made it
 	Bundle string `json:"bundle"`          // directory of its OCI configuration
+	// What Docker's file says. Its API does not answer while Docker itself starts, and starts containers.
+	Name   string            `json:"name,omitempty"`
+	Labels map[string]string `json:"labels,omitempty"`
 }
 
 // Answer is the line that it writes when the container may start.
@@ -88,30 +91,65 @@ func parse(state []byte) (s Start, own bool, err error) {
 	if s.ID == "" || s.PID <= 0 {
 		return s, false, fmt.Errorf("the container's state has no id or process: %.200s", state)
 	}
-	if s.Netns, err = networkPath(s.Bundle); err != nil || strings.HasPrefix(s.Netns, "/proc/") {
-		return s, false, err // in the network of a container that runs
+	config, err := readConfig(s.Bundle)
+	if err != nil {
+		return s, false, err
 	}
+	if s.Netns = config.networkPath(); strings.HasPrefix(s.Netns, "/proc/") {
+		return s, false, nil // in the network of a container that runs
+	}
+	s.Name, s.Labels = config.docker(s.ID)
 	own, err = hasInterface(s.PID)
 	return s, own, err
 }
 
-// networkPath returns the path of the network namespace in a bundle's configuration.
-func networkPath(bundle string) (string, error) {
+// config is the OCI configuration of a container.
+type config struct {
+	Mounts []struct{ Destination, Source string }
+	Linux  struct {
+		Namespaces []struct{ Type, Path string }
+	}
+}
+
+func readConfig(bundle string) (c config, err error) {
 	text, err := os.ReadFile(filepath.Join(bundle, "config.json"))
 	if err != nil {
-		return "", err
+		return c, err
 	}
-	var config struct {
-		Linux struct {
-			Namespaces []struct{ Type, Path string }
+	if err := json.Unmarshal(text, &c); err != nil {
+		return c, fmt.Errorf("%s/config.json: %w", bundle, err)
+	}
+	return c, nil
+}
+
+// networkPath is that of the network namespace; empty for one that the runtime makes.
+func (c config) networkPath() string {
+	for _, n := range c.Linux.Namespaces {
+		if n.Type == "network" {
+			return n.Path
 		}
 	}
-	if err := json.Unmarshal(text, &config); err != nil {
-		return "", fmt.Errorf("%s/config.json: %w", bundle, err)
-	}
-	for _, n := range config.Linux.Namespaces {
-		if n.Type == "network" {
-			return n.Path, nil
+	return ""
+}
+
+// docker reads name and labels from the file in which Docker keeps a container, next to the container's hostname;
+// nothing if there is none.
+func (c config) docker(id string) (name string, labels map[string]string) {
+	for _, m := range c.Mounts {
+		dir := filepath.Dir(m.Source)
+		if m.Destination != "/etc/hostname" || filepath.Base(dir) != id {
+			continue
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "config.v2.json"))
+		if err != nil {
+			return "", nil
+		}
+		var file struct {
+			Name   string
+			Config struct{ Labels map[string]string }
+		}
+		if json.Unmarshal(text, &file) == nil {
+			return file.Name, file.Config.Labels
 		}
 	}
 	return "", nil
