@@ -23,9 +23,12 @@ const (
 // What a Module of a namespace is limited to: those who write it do not administer nodes.
 const (
 	MaxModules  = 8        // in a namespace
-	MaxSize     = 64 << 10 // bytes of the object, as JSON with its metadata
+	MaxSize     = 64 << 10 // bytes of the object, as JSON with its metadata but managedFields, and without its status
 	MaxPriority = 1000     // and at least 0. All are nearer to the pod than ClusterModules of usual priorities
 )
+
+// MaxReports is how many modules a KerbNode reports at most.
+const MaxReports = 10
 
 // ModulePackages are the built-in packages that a Module may use: those whose effects end at the interface of the pod.
 var ModulePackages = []string{"counter", "firewall", "responder"}
@@ -84,16 +87,31 @@ type Module struct {
 
 // UnmarshalJSON drops what is not used: those who write Modules must not fill the memory of all nodes.
 func (m *Module) UnmarshalJSON(text []byte) error {
-	var o Object
-	if len(text) > MaxSize && json.Unmarshal(text, &o) == nil && o.Metadata.Namespace != "" {
-		*m = Module{Metadata: o.Metadata, TooLarge: true}
-		m.Metadata.Labels, m.Metadata.Annotations = nil, nil
-		return nil
+	if len(text) > MaxSize {
+		var o Object
+		if json.Unmarshal(text, &o) == nil && o.Metadata.Namespace != "" && written(text) > MaxSize {
+			*m = Module{Metadata: o.Metadata, TooLarge: true}
+			m.Metadata.Labels, m.Metadata.Annotations = nil, nil
+			return nil
+		}
 	}
 	type fields Module
 	err := json.Unmarshal(text, (*fields)(m))
 	m.Metadata.Labels, m.Metadata.Annotations = nil, nil
 	return err
+}
+
+// written is the size of an object without what the API server and kerb-kube-controller add to it: a status must not
+// make it too large.
+func written(text []byte) int {
+	var o struct {
+		Metadata struct {
+			Managed json.RawMessage `json:"managedFields"`
+		} `json:"metadata"`
+		Status json.RawMessage `json:"status"`
+	}
+	_ = json.Unmarshal(text, &o) // it has been decoded before
+	return len(text) - len(o.Metadata.Managed) - len(o.Status)
 }
 
 // Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.
@@ -192,6 +210,7 @@ func OfNew(reason string) bool { return reason == RolledBack || reason == CheckF
 type Condition struct {
 	Type       string    `json:"type" doc:"For example Ready"`
 	Status     string    `json:"status" enum:"True,False,Unknown" doc:"Whether it holds"`
+	Generation int64     `json:"observedGeneration,omitempty" doc:"metadata.generation that it is about"`
 	Reason     string    `json:"reason" doc:"Machine-readable reason, one CamelCase word"`
 	Message    string    `json:"message" doc:"Human-readable explanation"`
 	Transition time.Time `json:"lastTransitionTime" doc:"When the status last changed"`

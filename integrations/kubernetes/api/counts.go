@@ -42,7 +42,23 @@ type ClusterModuleStatus struct {
 	Problems []Problem `json:"problems,omitempty" maxItems:"10" doc:"What those nodes report, most nodes first; at most ten"`
 
 	Rollout    *RolloutStatus `json:"rollout,omitempty" doc:"How far kerb-kube-controller has rolled out the spec; absent without spec.rollout, and with a percent in it"`
-	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"RolledOut: all nodes that answer run the spec, in a rollout by kerb-kube-controller"`
+	Conditions []Condition    `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem, and in a rollout all nodes that are to run the spec do. RolledOut: all nodes that answer run it, in a rollout by kerb-kube-controller"`
+}
+
+// NamespacedModule is a Module of a namespace, and what kerb-kube-controller says of it. Nodes read no status.
+type NamespacedModule struct {
+	v1.TypeMeta
+	Metadata ObjectMeta              `json:"metadata"`
+	Spec     ModuleSpec              `json:"spec" doc:"What the module is, and which pods it is attached to"`
+	Status   *NamespacedModuleStatus `json:"status,omitempty" doc:"What KerbNodes say, as kerb-kube-controller counts it"`
+}
+
+// NamespacedModuleStatus has no number of all nodes: a node that is new changes the status of no Module.
+type NamespacedModuleStatus struct {
+	Generation int64       `json:"observedGeneration" doc:"metadata.generation that was counted"`
+	Failed     int         `json:"failed" doc:"Nodes that report a problem with the module"`
+	Problems   []Problem   `json:"problems,omitempty" maxItems:"10" doc:"What those nodes report, most nodes first; at most ten"`
+	Conditions []Condition `json:"conditions,omitempty" maxItems:"8" doc:"Ready: no node reports a problem"`
 }
 
 // Problem is what nodes report of a ClusterModule in the same words.

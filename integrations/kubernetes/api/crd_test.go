@@ -159,8 +159,11 @@ var definitions = []definition{
 		}),
 	},
 	{
-		kind: "Module", plural: api.Modules, short: "nsmod", object: reflect.TypeFor[api.Module](), namespaced: true,
-		columns: moduleColumns,
+		kind: "Module", plural: api.Modules, short: "nsmod", object: reflect.TypeFor[api.NamespacedModule](),
+		namespaced: true, status: true,
+		columns: append(slices.Clone(moduleColumns[:3]),
+			column{"Ready", "string", `.status.conditions[?(@.type=="Ready")].status`, 0},
+			column{"Failed", "integer", ".status.failed", 0}, moduleColumns[3]),
 		rules: with(moduleRules, map[string][]rule{
 			"":             {moduleName},
 			"spec.rollout": {{"false", "rollout: a Module is on all nodes: remove it, or use a ClusterModule"}},
@@ -174,7 +177,11 @@ var definitions = []definition{
 				"memory: it is the node's: remove it, and the limit of the package applies"}},
 		}),
 		bounds: with(moduleBounds, map[string]map[string]any{
-			"spec.order.priority": {"minimum": 0, "maximum": api.MaxPriority}}),
+			"spec.order.priority":         {"minimum": 0, "maximum": api.MaxPriority},
+			"status.conditions[].message": {"maxLength": 1024},
+			"status.problems[].message":   {"maxLength": 1024},
+			"status.conditions":           {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
+		}),
 		refused: map[string][2]string{
 			"spec.attach.services":   {"string", "services" + notInModule + "apply it to the agent of the node"},
 			"spec.attach.interfaces": {"array", "interfaces" + notInModule + "apply it to the agent of the node"},

@@ -15,6 +15,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,8 +48,7 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 	if err != nil {
 		return err
 	}
-	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, hosts: map[string]api.Node{},
-		waves: map[string]*wave{}}
+	s := newState()
 	var running sync.WaitGroup
 	r := newRevisions(client, log)
 	followAll(ctx, &running, client, s, r, log)
@@ -74,6 +74,7 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 			s.forget()
 		} else {
 			e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, recorder, log) })
+			e.while(ctx, mostWriting, func(ctx context.Context) { s.writeTenants(ctx, client, e, recorder, log) })
 			e.while(ctx, mostWriting, func(ctx context.Context) { r.write(ctx, s.specs()) })
 		}
 		select {
@@ -93,19 +94,25 @@ func followAll(ctx context.Context, running *sync.WaitGroup, client *watch.Clien
 	log *slog.Logger) {
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.ClusterModules}, watch.DefaultTimes, log,
-			handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule {
-				m.Metadata = api.ObjectMeta{Name: m.Metadata.Name, UID: m.Metadata.UID, Generation: m.Metadata.Generation,
-					ResourceVersion: m.Metadata.ResourceVersion}
+			handler(s, ofModules, s.modules, func(m api.ClusterModule) api.ClusterModule {
+				m.Metadata = identity(m.Metadata)
+				return m
+			}))
+	})
+	running.Go(func() {
+		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.Modules}, watch.DefaultTimes, log,
+			handler(s, ofTenants, s.tenants, func(m tenant) tenant {
+				m.Metadata = identity(m.Metadata)
 				return m
 			}))
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: basePath + api.KerbNodes}, watch.DefaultTimes, log,
-			handler(s, s.nodes, essence))
+			handler(s, ofNodes, s.nodes, essence))
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: api.NodesPath}, watch.DefaultTimes, log,
-			handler(s, s.hosts, readiness))
+			handler(s, ofHosts, s.hosts, readiness))
 	})
 	running.Go(func() {
 		watch.Follow(ctx, client, watch.Resource{Path: revisionsPath, Metadata: true}, watch.DefaultTimes, log, r.handler())
@@ -144,42 +151,69 @@ type state struct {
 	modules map[string]api.ClusterModule
 	nodes   map[string]api.KerbNode
 	hosts   map[string]api.Node
-	waves   map[string]*wave // of rollouts in waves
-	lists   int              // complete lists that have come: before all three, numbers would be wrong
+	tenants map[string]tenant // by NAMESPACE/NAME
+	waves   map[string]*wave  // of rollouts in waves
+	lists   int               // bits of complete lists that have come
 	changed bool
 	leads   bool
+
+	tenantsChanged bool
 }
 
-func handler[T any, P watch.Object[T]](s *state, all map[string]T, keep func(T) T) watch.Handler[T] {
+// The resources that are followed. Before the lists of all but Modules, numbers of ClusterModules would be wrong.
+const (
+	ofModules = 1 << iota
+	ofNodes
+	ofHosts
+	ofAll     = 1<<iota - 1
+	ofTenants = ofAll + 1
+)
+
+func newState() *state {
+	return &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, hosts: map[string]api.Node{},
+		tenants: map[string]tenant{}, waves: map[string]*wave{}}
+}
+
+// synced reports whether the lists of some resources have come.
+func (s *state) synced(bits int) bool { return s.lists&bits == bits }
+
+// identity is what is used of the metadata of an object with a status.
+func identity(m api.ObjectMeta) api.ObjectMeta {
+	return api.ObjectMeta{Name: m.Name, Namespace: m.Namespace, UID: m.UID, Generation: m.Generation,
+		ResourceVersion: m.ResourceVersion}
+}
+
+// nameOf is NAME, or NAMESPACE/NAME: as in reports of nodes.
+func nameOf(m *api.ObjectMeta) string { return strings.TrimPrefix(m.Namespace+"/"+m.Name, "/") }
+
+func handler[T any, P watch.Object[T]](s *state, bit int, all map[string]T, keep func(T) T) watch.Handler[T] {
 	update := func(f func() bool) {
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.changed = f() || s.changed
+		if f() {
+			s.changed, s.tenantsChanged = true, true
+		}
 	}
-	listed := false
 	return watch.Handler[T]{
 		Replace: func(list []T) {
 			update(func() bool {
 				clear(all)
 				for _, o := range list {
-					all[P(&o).Meta().Name] = keep(o)
+					all[nameOf(P(&o).Meta())] = keep(o)
 				}
-				if !listed {
-					listed = true
-					s.lists++
-				}
+				s.lists |= bit
 				return true
 			})
 		},
 		Set: func(o T) {
 			update(func() bool {
-				is, name := keep(o), P(&o).Meta().Name
+				is, name := keep(o), nameOf(P(&o).Meta())
 				before, known := all[name]
 				all[name] = is
 				return !known || !reflect.DeepEqual(before, is)
 			})
 		},
-		Delete: func(o T) { update(func() bool { delete(all, P(&o).Meta().Name); return true }) },
+		Delete: func(o T) { update(func() bool { delete(all, nameOf(P(&o).Meta())); return true }) },
 	}
 }
 
@@ -188,7 +222,7 @@ func (s *state) forget() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	clear(s.waves)
-	s.changed = true
+	s.changed, s.tenantsChanged = true, true
 }
 
 // change is a ClusterModule with the status that it should have.
@@ -201,13 +235,10 @@ type change struct {
 func (s *state) due(now time.Time) map[string]change {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lists < 3 {
+	if !s.synced(ofAll) {
 		return nil
 	}
-	nodes := make([]api.KerbNode, 0, len(s.nodes))
-	for _, n := range s.nodes {
-		nodes = append(nodes, n)
-	}
+	nodes := slices.Collect(maps.Values(s.nodes))
 	lost := map[string]bool{}
 	for name, n := range s.hosts {
 		lost[name] = n.Lost()
@@ -232,9 +263,15 @@ func (s *state) due(now time.Time) map[string]change {
 // the status are those of all: it is not written to all nodes whenever one is lost.
 func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, now time.Time) api.ClusterModuleStatus {
 	name, of := m.Metadata.Name, m.Module()
+	var before []api.Condition
+	if m.Status != nil {
+		before = m.Status.Conditions
+	}
 	if r := m.Spec.Rollout; r == nil || r.ByHand() {
 		delete(s.waves, name)
-		return api.Count(of, nodes)
+		is := api.Count(of, nodes)
+		is.Conditions = settle(before, m.Metadata, now, clusterReady(m, is, nodes))
+		return is
 	}
 	if s.waves[name] == nil {
 		s.waves[name] = &wave{}
@@ -251,15 +288,7 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 	of.Status = &api.ModuleStatus{Rollout: rollout}
 	is := api.Count(of, nodes)
 	is.Rollout = rollout
-	c.Transition = now.UTC().Truncate(time.Second)
-	if m.Status != nil {
-		for _, before := range m.Status.Conditions {
-			if before.Type == c.Type && before.Status == c.Status {
-				c.Transition = before.Transition
-			}
-		}
-	}
-	is.Conditions = []api.Condition{c}
+	is.Conditions = settle(before, m.Metadata, now, c, clusterReady(m, is, nodes))
 	return is
 }
 
@@ -297,11 +326,16 @@ func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder
 func patchOf(m change) map[string]any {
 	is := m.Status
 	status := map[string]any{"observedGeneration": is.Generation, "desired": is.Desired, "ready": is.Ready,
-		"failed": is.Failed, "rolledBack": is.RolledBack, "problems": is.Problems, "rollout": nil, "conditions": nil}
+		"failed": is.Failed, "rolledBack": is.RolledBack, "problems": is.Problems, "rollout": nil,
+		"conditions": is.Conditions}
 	if r := is.Rollout; r != nil {
 		status["rollout"] = map[string]any{"version": r.Version, "percent": r.Percent, "canaries": r.Canaries,
 			"since": r.Since, "halted": r.Halted, "accepted": r.Accepted}
-		status["conditions"] = is.Conditions
 	}
-	return map[string]any{"metadata": map[string]any{"resourceVersion": m.Metadata.ResourceVersion}, "status": status}
+	return patch(m.Metadata, status)
+}
+
+// patch is the merge patch of a status, for the object as it was.
+func patch(m api.ObjectMeta, status any) map[string]any {
+	return map[string]any{"metadata": map[string]any{"resourceVersion": m.ResourceVersion}, "status": status}
 }

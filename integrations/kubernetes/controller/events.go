@@ -38,19 +38,27 @@ func eventsOf(c change) (out []events.Event) {
 	if before == nil {
 		before = &api.ClusterModuleStatus{}
 	}
-	record := func(kind, reason, message string) {
-		out = append(out, events.Event{Object: events.Object{APIVersion: v1.APIVersion, Kind: "ClusterModule",
-			Name: c.Metadata.Name, UID: c.Metadata.UID}, Type: kind, Reason: reason, Message: message})
+	object := objectOf("ClusterModule", c.Metadata)
+	if reason, message := happened(c, before); reason != "" {
+		kind := events.Normal
+		if reason == rolloutHalted {
+			kind = events.Warning
+		}
+		out = append(out, events.Event{Object: object, Type: kind, Reason: reason, Message: message})
 	}
-	if reason, message := happened(c, before); reason == rolloutHalted {
-		record(events.Warning, reason, message)
-	} else if reason != "" {
-		record(events.Normal, reason, message)
-	}
-	for i, p := range c.Status.Problems {
+	return append(out, newReasons(object, before.Problems, c.Status.Problems)...)
+}
+
+func objectOf(kind string, m api.ObjectMeta) events.Object {
+	return events.Object{APIVersion: v1.APIVersion, Kind: kind, Namespace: m.Namespace, Name: m.Name, UID: m.UID}
+}
+
+// newReasons returns an Event for each reason of problems that was not among those before.
+func newReasons(object events.Object, before, now []api.Problem) (out []events.Event) {
+	for i, p := range now {
 		same := func(o api.Problem) bool { return o.Reason == p.Reason }
-		if !slices.ContainsFunc(before.Problems, same) && !slices.ContainsFunc(c.Status.Problems[:i], same) {
-			record(events.Warning, p.Reason, p.String())
+		if !slices.ContainsFunc(before, same) && !slices.ContainsFunc(now[:i], same) {
+			out = append(out, events.Event{Object: object, Type: events.Warning, Reason: p.Reason, Message: p.String()})
 		}
 	}
 	return out

@@ -20,7 +20,7 @@ type recorded struct {
 }
 
 func newRecorded(d *drill) *recorded {
-	return &recorded{drill: d, s: &state{modules: map[string]api.ClusterModule{}, waves: map[string]*wave{}}}
+	return &recorded{drill: d, s: newState()}
 }
 
 // ticks makes some comparisons, two seconds apart.

@@ -59,7 +59,7 @@ func TestCompleteDoesNotHalt(t *testing.T) {
 	d.expect("True", reasonComplete, "1 failed")
 	m := api.ClusterModule{Metadata: d.m.Metadata, Spec: d.m.Spec, Status: &api.ClusterModuleStatus{
 		Rollout: d.m.Status.Rollout, Conditions: []api.Condition{d.last}}}
-	s := &state{waves: map[string]*wave{}}
+	s := newState()
 	if is := s.statusOf(m, d.nodes, nil, d.now.Add(time.Hour)); is.Rollout.Halted != nil {
 		t.Errorf("another process halts it: %+v", is.Rollout.Halted)
 	}
@@ -136,8 +136,7 @@ func TestLostNodes(t *testing.T) {
 // rollout that is complete.
 func TestLostAfterComplete(t *testing.T) {
 	d := newDrill(t, 3, api.Rollout{SoakSeconds: new(0)}).checked()
-	s := &state{modules: map[string]api.ClusterModule{}, nodes: map[string]api.KerbNode{}, hosts: map[string]api.Node{},
-		waves: map[string]*wave{}}
+	s := newState()
 	m := api.ClusterModule{Metadata: d.m.Metadata, Spec: d.m.Spec}
 	d.run(0, 1, 2)
 	host := func(name, status string) (n api.Node) {
@@ -145,12 +144,13 @@ func TestLostAfterComplete(t *testing.T) {
 		n.Status.Conditions = []api.NodeCondition{{Type: "MemoryPressure", Status: status}, {Type: "Ready", Status: status}}
 		return n
 	}
-	handler(s, s.modules, func(m api.ClusterModule) api.ClusterModule { return m }).Replace([]api.ClusterModule{m})
-	handler(s, s.nodes, essence).Replace(d.nodes)
+	same := func(m api.ClusterModule) api.ClusterModule { return m }
+	handler(s, ofModules, s.modules, same).Replace([]api.ClusterModule{m})
+	handler(s, ofNodes, s.nodes, essence).Replace(d.nodes)
 	if s.due(d.now) != nil {
 		t.Fatal("rollouts continue before it is known which nodes are Ready")
 	}
-	hosts := handler(s, s.hosts, readiness)
+	hosts := handler(s, ofHosts, s.hosts, readiness)
 	hosts.Replace([]api.Node{host("n00", "True"), host("n01", "True")})
 	for range 8 {
 		d.now = d.now.Add(2 * time.Second)

@@ -21,8 +21,8 @@ func (s *state) collect(out *promtext.Set) {
 	defer s.mu.Unlock()
 	out.Gauge("kerb_kube_leader", "1 if this process holds the Lease.", metrics.Is(s.leads))
 	out.Gauge("kerb_kube_synced", "1 if all lists have come since the start: no status is written before.",
-		metrics.Is(s.lists == 3))
-	if !s.leads || s.lists < 3 {
+		metrics.Is(s.synced(ofAll)))
+	if !s.leads || !s.synced(ofAll) {
 		return
 	}
 	lost := 0

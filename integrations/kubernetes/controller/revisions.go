@@ -219,7 +219,7 @@ func (r *revisions) delete(ctx context.Context, name string) error {
 func (s *state) specs() (all []api.ClusterModule) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.lists < 3 {
+	if !s.synced(ofAll) {
 		return nil
 	}
 	for _, m := range s.modules {

@@ -139,17 +139,16 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 		w.complete = p.Version
 		return &p, condition("True", reasonComplete, t.text(p))
 	case r.Paused:
-		return &p, condition("False", reasonPaused, t.text(p)+"; kubectl kerb rollout resume "+m.Metadata.Name+
-			" continues it")
+		return &p, condition("False", reasonPaused, t.text(p)+resumes(m))
 	case soaked:
 		p.Percent, p.Since = nextPercent(m, p, nodes), now.UTC().Truncate(time.Second)
 		m.Status = &api.ModuleStatus{Rollout: &p}
 		t, w.silent = count(m, m.Division(), nodes), p.Since
 	}
 	if p.Percent == 0 {
-		return &p, condition("False", reasonCanaries, t.text(p))
+		return &p, condition("False", reasonCanaries, t.text(p)+t.waits(m))
 	}
-	return &p, condition("False", reasonWaves, t.text(p))
+	return &p, condition("False", reasonWaves, t.text(p)+t.waits(m))
 }
 
 // preflight waits until all nodes have checked the version, and begins with the canaries. Nodes that do not answer are
@@ -182,12 +181,26 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 	case p.Halted != nil:
 		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
 	case m.Spec.Rollout.Paused:
-		return &p, condition("False", reasonPaused, text)
+		return &p, condition("False", reasonPaused, text+resumes(m))
 	case len(able) > 0 && (t.silent == 0 || isLate(m, p.Since, now)):
 		p.Canaries, p.Since = canaries(m, able), now.UTC().Truncate(time.Second)
 		return &p, condition("False", reasonCanaries, text)
 	}
-	return &p, condition("False", reasonPreflight, text)
+	return &p, condition("False", reasonPreflight, text+t.waits(m))
+}
+
+// resumes says how a rollout that is paused continues.
+func resumes(m api.Module) string {
+	return "; kubectl kerb rollout resume " + m.Metadata.Name + " continues it"
+}
+
+// waits says until when a rollout waits for nodes that have not answered, and what names them; empty if all have.
+func (t tally) waits(m api.Module) string {
+	if t.silent == 0 {
+		return ""
+	}
+	return fmt.Sprintf("; it waits for them for %v (spec.rollout.deadlineSeconds): kubectl kerb rollout status %s names "+
+		"them", m.Spec.Rollout.Deadline(), m.Metadata.Name)
 }
 
 // isLate reports whether the deadline has passed of nodes that have not answered since a time.

@@ -79,7 +79,16 @@ func TestController(t *testing.T) {
 			var m api.ClusterModule
 			b.api.Must(http.MethodGet, modulesPath+name, nil, &m)
 			want.Generation = m.Metadata.Generation
-			return m.Status != nil && reflect.DeepEqual(*m.Status, want)
+			if m.Status == nil || len(m.Status.Conditions) != 1 {
+				return false
+			}
+			ready, status := m.Status.Conditions[0], "True"
+			if want.Failed > 0 {
+				status = "False"
+			}
+			m.Status.Conditions = nil
+			return reflect.DeepEqual(*m.Status, want) && ready.Type == "Ready" && !ready.Transition.IsZero() &&
+				ready.Generation == m.Metadata.Generation && ready.Status == status
 		})
 	}
 	b.says("n2", "")

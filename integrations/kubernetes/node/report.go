@@ -21,7 +21,7 @@ import (
 
 // Limits of KerbNode.status.
 const (
-	maxReports   = 10
+	maxReports   = api.MaxReports
 	maxVersions  = 100 // of ClusterModules with a rollout: one that is not listed looks as if the node was silent
 	maxMessage   = 1024
 	writeTimeout = 30 * time.Second
@@ -45,7 +45,8 @@ func statusOf(s *syncer, err error) api.KerbNodeStatus {
 	switch {
 	case err != nil:
 		rollouts = reported{}
-		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable", err.Error()
+		ready.Status, ready.Reason, ready.Message = "False", "AgentUnavailable",
+			err.Error()+"; this is tried again: if it stays, see the log of the agent of this node"
 	case len(reports) > 0:
 		ready.Status, ready.Reason, ready.Message = "False", "ModulesNotReady", problem(reports)
 	}

@@ -235,6 +235,12 @@ func TestLargeModules(t *testing.T) {
 	if kept, ok := s.state.modules[name]; !ok || kept.Spec.Config != nil {
 		t.Errorf("%.100v is kept", kept)
 	}
+	var reported api.Module
+	text := fmt.Sprintf(`{"metadata": {"name": "big", "namespace": "shop", "managedFields": [{"x": %[1]q}]},
+  "spec": {"config": {"x": %[1]q}}, "status": {"problems": [{"message": %[1]q}]}}`, strings.Repeat("x", api.MaxSize/2))
+	if err := json.Unmarshal([]byte(text), &reported); err != nil || reported.TooLarge {
+		t.Errorf("a status makes a Module too large: %v", err)
+	}
 	if wide := decode("", api.MaxSize); wide.TooLarge || wide.Spec.Config == nil {
 		t.Errorf("of a ClusterModule %.100v is kept", wide)
 	}

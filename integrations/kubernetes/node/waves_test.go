@@ -181,7 +181,7 @@ func TestWaves(t *testing.T) {
 	f.Eventually("the node runs the previous version", func() bool { return strings.Contains(f.config(), "allow") })
 	f.Eventually("the status of the rollout has gone", func() bool {
 		m := f.get()
-		return m.Status.Rollout.Version == "" && m.Status.Conditions[0].Type == ""
+		return m.Status.Rollout.Version == "" && m.Status.Conditions[0].Type == "Ready"
 	})
 }
 
