@@ -4,13 +4,57 @@ package containers
 
 import (
 	"context"
+	"errors"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
+
+// bridge is a network of ctr run --cni.
+const bridge = `{"cniVersion": "0.4.0", "name": "test", "plugins": [{"type": "bridge", "bridge": "test0", "isGateway": true,
+	"ipam": {"type": "host-local", "ranges": [[{"subnet": "10.89.7.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}}]}`
+
+// ctr run --cni connects the network of a container, which has no path, between its creation and its start: the hook is
+// after that, and before the first process.
+func TestCNI(t *testing.T) {
+	m := newMachine(t, "containerd", "--fail-closed", "--timeout", "60s")
+	bin, conf := filepath.Join(m.dir, "cni/opt/cni/bin"), filepath.Join(m.dir, "cni/etc/cni/net.d")
+	for _, dir := range []string{bin, conf, filepath.Join(m.dir, "cni/var/lib")} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	err := os.WriteFile(filepath.Join(conf, "10-test.conflist"), []byte(bridge), 0o600)
+	for _, plugin := range []string{"main/bridge", "ipam/host-local", "main/loopback"} {
+		err = errors.Join(err, gobuild.Build(filepath.Join(bin, filepath.Base(plugin)),
+			"github.com/containernetworking/plugins/plugins/"+plugin))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newReceiver(m)
+	m.Start()
+	m.Apply(node.Module("deny", "firewall", "app=denied", map[string]any{
+		"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"}}))
+	for _, app := range []string{"open", "denied"} {
+		r.counts()
+		if out, err := m.start(app, []string{"/bin/flood"}, "--cni", "--label", "app="+app); err != nil {
+			t.Fatal(err, out)
+		}
+		m.Eventually(app+" has sent its packets", func() bool { return m.sent(app) })
+		if got := r.counts(); (got == nothing) != (app == "denied") {
+			t.Errorf("of the container %s %s arrived", app, got)
+		}
+		if s := m.services()["containerd-"+app]; s.Spec.PID == 0 || s.Metadata.Labels[labelBy] != byHook {
+			t.Errorf("the container is %+v", s)
+		}
+	}
+}
 
 // Containers of containerd are services with their labels, in all namespaces but those that others know better, from
 // their start to their end, while containerd is away too.

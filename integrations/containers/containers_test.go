@@ -58,6 +58,10 @@ cgroups = "disabled"
 	dockerd = cgroups + `exec dockerd --config-file $dir/daemon.json --data-root $dir/root --exec-root $dir/run --pidfile $dir/pid \
 	--storage-driver vfs --exec-opt native.cgroupdriver=cgroupfs --cgroup-parent /$(basename $(dirname $dir)) \
 	--live-restore --default-ulimit nofile=1024:1024 --host "$1"`
+	// ctr has no options for where the plugins of CNI, their configuration and their state are.
+	ctrWithCNI = `dir=$1; shift; mount --make-rprivate / || exit 1
+for of in etc opt var/lib; do mount --bind $dir/cni/$of /$of || exit 1; done
+exec ctr "$@"`
 	containerdDaemon = cgroups + `exec containerd --config $dir/config.toml`
 )
 
@@ -169,6 +173,9 @@ func (m *machine) try(args ...string) (string, error) {
 		cmd = m.inMounts(podman, args...)
 	case "containerd":
 		cmd = exec.Command("ctr", append([]string{"--address", m.socket}, args...)...)
+		if slices.Contains(args, "--cni") {
+			cmd = m.inMounts(ctrWithCNI, append([]string{"--address", m.socket}, args...)...)
+		}
 	}
 	out, err := cmd.CombinedOutput()
 	return string(out), err
@@ -228,7 +235,8 @@ func (m *machine) start(name string, command []string, args ...string) (string, 
 		if m.options != nil {
 			run = append(run, "--runc-binary", filepath.Join(m.dir, "kerb-runc"))
 		}
-		if !slices.Contains(args, "--with-ns") && !slices.Contains(args, "--net-host") {
+		if !slices.Contains(args, "--with-ns") && !slices.Contains(args, "--net-host") &&
+			!slices.Contains(args, "--cni") {
 			run = append(run, "--with-ns", "network:"+m.Host(name).Path())
 		}
 		run = append(append(run, args...), "--rootfs", filepath.Join(m.dir, "rootfs"), name)
