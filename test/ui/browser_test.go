@@ -30,6 +30,7 @@ type browser struct {
 	session string // URL
 
 	downloads string // directory
+	pid       int    // of chromedriver, whose descendants are the browser
 }
 
 // openBrowser skips the test where there is no Chromium.
@@ -57,7 +58,7 @@ func openBrowser(t *testing.T) *browser {
 		t.Fatal("chromedriver has not said its port")
 	}
 	go func() { _, _ = io.Copy(io.Discard, out) }()
-	b := &browser{t: t, session: "http://127.0.0.1:" + port[1], downloads: t.TempDir()}
+	b := &browser{t: t, session: "http://127.0.0.1:" + port[1], downloads: t.TempDir(), pid: cmd.Process.Pid}
 	args := []string{"--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 		"--hide-scrollbars", "--user-data-dir=" + t.TempDir()}
@@ -155,6 +156,8 @@ func (b *browser) click(selector string) {
 	b.t.Helper()
 	var err error
 	wait.Until(b.t, "click on "+selector, func() bool {
+		// WebDriver leaves one at the top, where the header of the page is above it
+		b.script(fmt.Sprintf("document.querySelector(%q)?.scrollIntoView({block: 'center'})", selector), nil)
 		err = b.try(http.MethodPost, b.element(selector)+"/click", map[string]any{}, nil)
 		return err == nil
 	}, func() any { return err })

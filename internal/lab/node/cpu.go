@@ -16,12 +16,21 @@ func (n *Node) CPU() (sum time.Duration, err error) {
 		return 0, err
 	}
 	for _, pid := range append(planes, n.PID()) {
-		const schedClock = 2 // CPUCLOCK_SCHED of the whole process (include/linux/posix-timers.h)
-		var used unix.Timespec
-		if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &used); err != nil {
-			return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+		used, err := CPUOf(pid)
+		if err != nil {
+			return 0, err
 		}
-		sum += time.Duration(used.Nano())
+		sum += used
 	}
 	return sum, nil
+}
+
+// CPUOf is the time that a process has had of all CPUs so far.
+func CPUOf(pid int) (time.Duration, error) {
+	const schedClock = 2 // CPUCLOCK_SCHED of the whole process (include/linux/posix-timers.h)
+	var used unix.Timespec
+	if err := unix.ClockGettime(int32(^pid)<<3|schedClock, &used); err != nil {
+		return 0, fmt.Errorf("CPU time of process %d: %w", pid, err)
+	}
+	return time.Duration(used.Nano()), nil
 }
