@@ -173,7 +173,7 @@ func (m *machine) try(args ...string) (string, error) {
 		cmd = m.inMounts(podman, args...)
 	case "containerd":
 		cmd = exec.Command("ctr", append([]string{"--address", m.socket}, args...)...)
-		if slices.Contains(args, "--cni") {
+		if _, err := os.Stat(filepath.Join(m.dir, "cni")); err == nil { // ctr also removes what CNI has made
 			cmd = m.inMounts(ctrWithCNI, append([]string{"--address", m.socket}, args...)...)
 		}
 	}
