@@ -130,7 +130,7 @@ type TraceRequest struct {
 	Count    int    `query:"count" minimum:"0" maximum:"100000" default:"100" doc:"Stop after this many packets"`
 	Seconds  int    `query:"seconds" minimum:"1" maximum:"240" default:"30" doc:"Stop after this many seconds"`
 	After    bool   `query:"after" doc:"Also report packets that the kernel dropped after their last chain; a warning where the kernel does not show that"`
-	Packets  bool   `query:"packets" doc:"Only packets, which have frames: no messages on sockets"`
+	Messages bool   `query:"messages" doc:"Also messages, which programs send through sockets that modules on sockets have; without program. So it is if module is one of these"`
 	Last     bool   `query:"last" doc:"Not packets that come: the last ones that chains have kept because they were slow, dropped, or got no verdict, oldest first. Without program"`
 }
 

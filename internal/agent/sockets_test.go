@@ -29,6 +29,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
+	"github.com/kerb-edge/kerb/internal/observe"
 	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/sockprobe"
@@ -274,7 +275,8 @@ func TestTraceOfSockets(t *testing.T) {
 	shown := make(chan v1.TracedPacket, 100)
 	done := make(chan error, 1)
 	go func() {
-		r := v1.TraceRequest{Service: "web", Protocol: "tcp", Count: 2, Seconds: 60}
+		r := v1.TraceRequest{Service: "web", Module: "fast", Protocol: "tcp", Count: 2,
+			Seconds: 60}
 		done <- n.Trace(ctx, r, func(l v1.TraceLine) error {
 			if l.TracedPacket != nil {
 				shown <- *l.TracedPacket
@@ -303,8 +305,41 @@ func TestTraceOfSockets(t *testing.T) {
 		}
 	}
 	var conflict *apierrors.Conflict
-	if err := n.Trace(ctx, v1.TraceRequest{Packets: true, Seconds: 1}, nil); !errors.As(err, &conflict) {
-		t.Errorf("packets alone: %v", err)
+	for name, r := range map[string]v1.TraceRequest{"packets": {}, "of no service": {Service: "web", Module: "count"}} {
+		if r.Seconds = 1; !errors.As(n.Trace(ctx, r, nil), &conflict) {
+			t.Errorf("%s: %v", name, n.Trace(ctx, r, nil))
+		}
+	}
+	var invalid *apierrors.Invalid
+	if err := n.Trace(ctx, v1.TraceRequest{Messages: true, Program: "1,6 0 0 1", Seconds: 1}, nil); !errors.As(err, &invalid) {
+		t.Errorf("with an expression: %v", err)
+	}
+
+	go func() {
+		done <- n.Trace(ctx, v1.TraceRequest{Messages: true, Seconds: 60}, func(v1.TraceLine) error { return nil })
+	}()
+	wait.Until(t, "the trace runs", func() bool {
+		n.changes.Lock()
+		defer n.changes.Unlock()
+		return len(n.traces) > 0 && n.traces[len(n.traces)-1].Runs()
+	})
+	n.apply(t, n.both(), module("fast", socketsPackage(t), "*", map[string]any{"only_port": float64(1)}))
+	if err := <-done; !errors.As(err, &conflict) {
+		t.Errorf("after a change of the module: %v", err)
+	}
+}
+
+// Of services in one network namespace the one that a trace is about is named, or else always the same.
+func TestServicesInOneNamespace(t *testing.T) {
+	a := &Agent{}
+	if got := a.servicesByNetns(""); len(got) != 0 {
+		t.Errorf("without modules on sockets: %v", got)
+	}
+	a.now.Sockets = &observe.Sockets{Cookies: map[string]uint64{"c": 1, "b": 1, "a": 1, "d": 2}}
+	for preferred, want := range map[string]string{"": "a", "a": "a", "b": "b", "c": "c", "d": "a"} {
+		if got := a.servicesByNetns(preferred); got[1] != want || got[2] != "d" {
+			t.Errorf("%q: %v", preferred, got)
+		}
 	}
 }
 

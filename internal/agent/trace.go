@@ -43,21 +43,15 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 		return nil, err
 	}
 	defer a.changes.Unlock()
-	points, specs := plan.Placements{}, map[chain.Point]chain.Spec{}
-	services := a.servicesByNetns()
-	for netns, name := range services {
-		if name == r.Service {
-			f.Netns = netns
-		}
+	points, err := a.tracedPoints(r, &f)
+	if err != nil {
+		return nil, err
 	}
-	for p, place := range a.now.Points {
-		switch {
-		case !p.Side.SeesPackets():
-			if !r.Packets && (r.Service == "" || f.Netns != 0) {
-				specs[p] = place.Chain
-			}
-		case r.Service == "" || place.Service == r.Service:
-			points[p], specs[p] = place, place.Chain
+	specs, packets := map[chain.Point]chain.Spec{}, 0
+	for p, place := range points {
+		specs[p] = place.Chain
+		if p.Side.SeesPackets() {
+			packets++
 		}
 	}
 	if _, ok := resource.Service.Get(a.now.Desired, r.Service); r.Service != "" && !ok {
@@ -73,7 +67,7 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	}
 	session := trace.NewSession(ctx, traced, points, trace.Reader{Chains: traced.Chains, Points: maps.Clone(a.now.Points),
 		Reason: a.now.ReasonNames(), Note: a.now.NoteNames(),
-		Name: trace.NoteValues(a.live.Planes()), Services: services, Follow: len(points) > 1 || f.After})
+		Name: trace.NoteValues(a.live.Planes()), Services: a.servicesByNetns(r.Service), Follow: packets > 1 || f.After})
 	if err := traced.Missing(); err != nil {
 		session.Warning = "no drops of the kernel are shown: " + err.Error()
 	}
@@ -81,11 +75,40 @@ func (a *Agent) startTrace(ctx context.Context, r v1.TraceRequest, f dataplane.T
 	return session, nil
 }
 
-// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces.
-func (a *Agent) servicesByNetns() map[uint64]string {
-	out := map[uint64]string{}
+// tracedPoints are the attach points that a request is about. f gets the network namespace of its service.
+func (a *Agent) tracedPoints(r v1.TraceRequest, f *dataplane.TraceFilter) (plan.Placements, error) {
+	m := a.now.Modules[r.Module]
+	alone := m != nil && m.Sockets // that module sees no packets
+	messages := alone || r.Messages
+	if messages && f.Expression != nil {
+		return nil, &apierrors.Invalid{Field: "program", Reason: "expressions select frames, which messages do not have: use " +
+			"host, port, service, module or verdict"}
+	}
 	if a.now.Sockets != nil {
-		for name, netns := range a.now.Sockets.Cookies {
+		f.Netns = a.now.Sockets.Cookies[r.Service]
+	}
+	out := plan.Placements{}
+	for p, place := range a.now.Points {
+		wanted := messages && (r.Service == "" || f.Netns != 0) && (!alone || p.Module == r.Module)
+		if p.Side.SeesPackets() {
+			wanted = !alone && (r.Service == "" || place.Service == r.Service)
+		}
+		if wanted {
+			out[p] = place
+		}
+	}
+	return out, nil
+}
+
+// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces. Of several
+// in one it is preferred, or else the first by name.
+func (a *Agent) servicesByNetns(preferred string) map[uint64]string {
+	out := map[uint64]string{}
+	if a.now.Sockets == nil {
+		return out
+	}
+	for name, netns := range a.now.Sockets.Cookies {
+		if other, taken := out[netns]; !taken || name == preferred || other != preferred && name < other {
 			out[netns] = name
 		}
 	}

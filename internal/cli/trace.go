@@ -38,8 +38,9 @@ func (a *app) traceCommand() *cobra.Command {
 			"has changed of addresses and ports follows its verdict; --times adds how long it took. For that time the chains\n" +
 			"are linked again with a call after each module; packets are neither lost nor let through by the change, and\n" +
 			"chains that are not traced cost nothing extra.\n\n" +
-			"Messages, which programs send through sockets that a module on sockets has, are shown, too: redirected to the\n" +
-			"other socket, or left to TCP (next). Expressions and captures have packets only.\n\n" +
+			"--messages shows, too, what programs send through sockets that a module on sockets has: redirected to the\n" +
+			"other socket, or left to TCP (next). --module with such a module shows its messages alone. They have no\n" +
+			"frames, so that neither expressions nor -w apply.\n\n" +
 			"An expression is one of tcpdump (pcap-filter(7)), which has to be installed, as it compiles the expression.\n" +
 			"Packets match that match the expression and all flags.\n\n" +
 			"-w writes a capture that Wireshark and tshark read: the first " + strconv.Itoa(capture.Bytes) + " bytes of each " +
@@ -72,6 +73,7 @@ func (a *app) traceCommand() *cobra.Command {
 		"only packets with this verdict of a module: next, drop, reply or redirect")
 	c.Flags().StringVar(&t.request.Slower, "slower-than", "",
 		"only packets whose modules took longer in one chain, all together: 50us, 1ms")
+	c.Flags().BoolVar(&t.request.Messages, "messages", false, "add messages on sockets that a module has")
 	c.Flags().BoolVar(&t.request.After, "after", false, "add what the kernel dropped after the last module")
 	c.Flags().BoolVar(&t.request.Last, "last", false, "show the last packets that were slow, dropped or got no verdict")
 	c.AddCommand(a.traceJoinCommand())
@@ -126,10 +128,15 @@ func (a *app) runTrace(cmd *cobra.Command, t traceOptions) error {
 	if err := captureOnly(cmd); err != nil {
 		return err
 	}
+	if r.Messages {
+		return errNoFrames
+	}
 	return a.traceTo(cmd, t.file, r)
 }
 
 // captureOnly refuses -o for a command that writes a capture.
+var errNoFrames = &usageError{errors.New("-w writes frames, which messages on sockets do not have: use one of them")}
+
 func captureOnly(cmd *cobra.Command) error {
 	if cmd.Flags().Changed("output") || cmd.Flags().Changed("json") {
 		return &usageError{errors.New("-w writes a capture, and -o prints packets: use one of them")}
@@ -142,7 +149,7 @@ func (a *app) trace(ctx context.Context, notes io.Writer, r v1alpha1.TraceReques
 	show func(text string, p v1alpha1.TracedPacket) error) error {
 	q := traceQuery(r)
 	q.Set("seconds", strconv.Itoa(r.Seconds))
-	for key, set := range map[string]bool{"last": r.Last, "after": r.After, "packets": r.Packets} {
+	for key, set := range map[string]bool{"last": r.Last, "after": r.After, "messages": r.Messages} {
 		if set {
 			q.Set(key, "true")
 		}
@@ -200,8 +207,11 @@ func traceQuery(r v1alpha1.TraceRequest) url.Values {
 // traceTo writes packets to a capture as they come.
 func (a *app) traceTo(cmd *cobra.Command, name string, r v1alpha1.TraceRequest) error {
 	return writeCapture(cmd, name, func(w *capture.Writer) (packets int, err error) {
-		r.Bytes, r.Packets = capture.Bytes, true
+		r.Bytes = capture.Bytes
 		err = a.trace(cmd.Context(), cmd.ErrOrStderr(), r, func(_ string, p v1alpha1.TracedPacket) error {
+			if p.Hook == "sockets" {
+				return errNoFrames
+			}
 			packets++
 			return w.Add(p)
 		})

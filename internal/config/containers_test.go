@@ -12,8 +12,8 @@ import (
 
 func TestContainers(t *testing.T) {
 	for text, want := range map[string]config.Containers{
-		"containers: {runtime: docker}": {Runtime: "docker", Socket: "/run/docker.sock"},
-		"containers: {runtime: podman}": {Runtime: "podman", Socket: "/run/podman/podman.sock"},
+		"containers: {runtime: docker}":     {Runtime: "docker", Socket: "/run/docker.sock"},
+		"containers: {runtime: podman}":     {Runtime: "podman", Socket: "/run/podman/podman.sock"},
 		"containers: {runtime: containerd}": {Runtime: "containerd", Socket: "/run/containerd/containerd.sock"},
 		"containers: {runtime: podman, socket: /run/user/1000/podman/podman.sock}": {Runtime: "podman",
 			Socket: "/run/user/1000/podman/podman.sock"},

@@ -37,6 +37,7 @@ type messageSessions struct{ Sessions, Chain uint32 }
 
 // tracedMessages is a module on sockets that reports to sessions.
 type tracedMessages struct {
+	id                       uint32 // of the map of sessions
 	sessions, filters, rings *ebpf.Map
 	wanted                   messageSessions
 }
@@ -57,26 +58,23 @@ func (t *Trace) watchMessages(d *Dataplane, spec chain.Spec, modules map[string]
 	if err != nil {
 		return err
 	}
-	maps, name := members[0].maps, spec.Members[0].Name
-	for _, pinned := range []string{messageSessionsMap, messageEventsMap} {
-		if m := maps[pinned]; m != nil {
-			if err := pinOnce(m, filepath.Join(d.layout.traces(), pinned+"-"+name)); err != nil {
-				return fmt.Errorf("trace messages of module %s: %w", name, err)
-			}
-		}
+	m, err := t.messagesOf(members[0].maps, spec)
+	if err == nil && m != nil {
+		err = errors.Join(m.pin(d.layout.traces()), t.reportMessages(m))
 	}
-	if err := t.reportMessages(maps, spec); err != nil {
-		return fmt.Errorf("trace messages of module %s: %w", name, err)
+	if err != nil {
+		return fmt.Errorf("trace messages of module %s: %w", spec.Members[0].Name, err)
 	}
 	return nil
 }
 
-// reportMessages gives the maps of a module the session's filter and ring, if the module has a use for them.
-func (t *Trace) reportMessages(maps map[string]*ebpf.Map, spec chain.Spec) error {
-	m, err := t.messagesOf(maps, spec)
-	if err != nil || m == nil {
-		return err
-	}
+func (m *tracedMessages) pin(dir string) error {
+	return errors.Join(pinOnce(m.sessions, filepath.Join(dir, fmt.Sprint(messageSessionsMap, "-", m.id))),
+		pinOnce(m.rings, filepath.Join(dir, fmt.Sprint(messageEventsMap, "-", m.id))))
+}
+
+// reportMessages gives a module the session's filter and ring.
+func (t *Trace) reportMessages(m *tracedMessages) error {
 	f := t.filter.raw()
 	f.Active = 1
 	m.wanted.Sessions |= 1 << t.session
@@ -89,26 +87,28 @@ func (t *Trace) reportMessages(maps map[string]*ebpf.Map, spec chain.Spec) error
 	return nil
 }
 
-// messagesOf keeps the maps of a module once for all sessions; nil if it reports nothing.
+// messagesOf keeps the maps of a module once for all sessions; nil if it reports nothing. Map sets of a module may have
+// the same maps.
 func (t *tracer) messagesOf(maps map[string]*ebpf.Map, spec chain.Spec) (*tracedMessages, error) {
-	if m := t.messages[spec.ID()]; m != nil {
+	if maps[messageSessionsMap] == nil || maps[messageFilterMap] == nil || maps[messageEventsMap] == nil {
+		return nil, nil
+	}
+	id, err := objectID(maps[messageSessionsMap].FD())
+	if err != nil {
+		return nil, err
+	}
+	if m := t.messages[id]; m != nil {
 		return m, nil
 	}
-	m := &tracedMessages{wanted: messageSessions{Chain: uint32(t.number(spec) + 1)}}
+	m := &tracedMessages{id: id, wanted: messageSessions{Chain: uint32(t.number(spec) + 1)}}
 	for name, to := range map[string]**ebpf.Map{messageSessionsMap: &m.sessions, messageFilterMap: &m.filters,
 		messageEventsMap: &m.rings} {
-		if maps[name] == nil {
-			m.close()
-			return nil, nil
-		}
-		own, err := maps[name].Clone()
-		if err != nil {
+		if *to, err = maps[name].Clone(); err != nil {
 			m.close()
 			return nil, err
 		}
-		*to = own
 	}
-	t.messages[spec.ID()] = m
+	t.messages[id] = m
 	return m, nil
 }
 

@@ -139,6 +139,46 @@ func TestTraceOfMessagesEnds(t *testing.T) {
 	}
 }
 
+// Sessions do not disturb each other when the module has another configuration meanwhile, with the same maps or new
+// ones; and what an agent leaves that is killed then ends with the next one.
+func TestTraceOfMessagesAcrossChanges(t *testing.T) {
+	for name, entries := range map[string]uint32{"the same maps": 1024, "new maps": 512} {
+		t.Run(name, func(t *testing.T) {
+			w := newSocketsWorld(t)
+			m := socketsModule(t, "sockets", nil)
+			first := w.traceMessages(t, TraceFilter{}, w.deploy(t, m, ""), m)
+			next := socketsModule(t, "sockets", nil)
+			next.ID, next.Settings.MaxEntries = "0123456789", map[string]uint32{"peers": entries}
+			second := w.traceMessages(t, TraceFilter{}, w.deploy(t, next, m.ID), next)
+			p := connect(t)
+			p.send(t, "hello")
+			p.expect(t, "hello")
+			if e := nextMessage(t, second); !e.Message() || second.Chains[e.Chain-1].Members[0].Name != "sockets" {
+				t.Errorf("the second session sees %+v", e)
+			}
+			if e := nextMessage(t, first); e.Message() != (entries == 1024) {
+				t.Errorf("the first session sees %+v", e)
+			}
+			first.Close()
+			p.send(t, "again")
+			p.expect(t, "again")
+			if e := nextMessage(t, second); !e.Message() {
+				t.Error("the second session has ended with the first")
+			}
+			w.reopen(t)
+			if err := w.ForgetTraces(); err != nil {
+				t.Fatal(err)
+			}
+			for _, of := range []Module{m, next} {
+				var s messageSessions
+				if err := w.maps(t, of)[messageSessionsMap].Lookup(uint32(0), &s); err != nil || s.Sessions != 0 {
+					t.Errorf("afterwards: %+v, %v", s, err)
+				}
+			}
+		})
+	}
+}
+
 // Messages for which there is no room are counted, and others follow.
 func TestLostMessages(t *testing.T) {
 	w := newSocketsWorld(t)

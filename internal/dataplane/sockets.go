@@ -269,7 +269,11 @@ func (l *LoadedSockets) Attach(dir string, entry chain.Entry) error {
 // Trace has the module report messages to t.
 func (l *LoadedSockets) Trace(t *Trace) error {
 	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: l.gen.Name}}}
-	return t.reportMessages(l.gen.maps, spec)
+	m, err := t.messagesOf(l.gen.maps, spec)
+	if err != nil || m == nil {
+		return err
+	}
+	return t.reportMessages(m)
 }
 
 // Programs are those of the module, by name; the sk_msg program is called messages.

@@ -34,7 +34,7 @@ type TraceFilter struct {
 	// After has the trace report, too, that the kernel dropped a packet after its last chain.
 	After bool
 	// Expression is a program of classic BPF for frames with an Ethernet header, which returns 0 for those that do not
-	// match. Messages have no frame: none is reported then.
+	// match. Messages have no frame, and match.
 	Expression []bpf.Instruction
 }
 
@@ -189,7 +189,7 @@ func (d *Dataplane) startTrace(t *Trace, points map[chain.Point]chain.Spec, modu
 		t.running[p] = linked[p]
 	}
 	for p, spec := range points {
-		if p.Side.SeesPackets() || t.filter.Expression != nil {
+		if p.Side.SeesPackets() {
 			continue
 		}
 		if err := t.watchMessages(d, spec, modules); err != nil {
@@ -219,10 +219,11 @@ func NewTrace(f TraceFilter) (*Trace, error) {
 // ForgetTraces unpins what traced chains need to outlive an agent, and ends the reports of modules on sockets. Call it
 // when no traced chain is attached.
 func (d *Dataplane) ForgetTraces() error {
-	if err := d.forgetMessages(); err != nil {
-		return fmt.Errorf("end the trace of messages: %w", err)
+	err := d.forgetMessages()
+	if err != nil {
+		err = fmt.Errorf("end the trace of messages: %w", err)
 	}
-	return removePins(d.layout.traces())
+	return errors.Join(err, removePins(d.layout.traces()))
 }
 
 // Read returns the next event. It waits until the deadline at most: os.ErrDeadlineExceeded then.

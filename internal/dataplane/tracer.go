@@ -32,7 +32,7 @@ type tracer struct {
 	follow  *ebpf.Map    // packets between two chains
 	kernel  *kernelDrops // nil: no session wants them
 
-	messages map[string]*tracedMessages // of modules on sockets, by identity of the chain
+	messages map[uint32]*tracedMessages // of modules on sockets, by their id
 
 	sessions [TraceSessions]*Trace
 	linked   []tracedChain
@@ -56,7 +56,7 @@ func newTracer() (*tracer, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tracer{running: map[chain.Point]*linkedChain{}, messages: map[string]*tracedMessages{}}
+	t := &tracer{running: map[chain.Point]*linkedChain{}, messages: map[uint32]*tracedMessages{}}
 	for name, m := range map[string]**ebpf.Map{"kerb_filter": &t.filters, "kerb_events": &t.rings, "kerb_trace_at": &t.at,
 		"kerb_traced": &t.traced, "kerb_followed": &t.follow} {
 		if *m, err = ebpf.NewMap(l.object.Maps[name]); err != nil {

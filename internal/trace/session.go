@@ -72,9 +72,9 @@ func (s *Session) Runs() bool { return !s.interrupted && !s.Over() }
 // ShowPlain makes the traced chains of sessions count as the plain ones that they stand for: looking at the node must
 // not end a trace. A session is interrupted if a change has replaced a traced chain, or has left none.
 func ShowPlain(sessions []*Session, state chain.State) {
-	plain := map[string]uint32{}
+	plain := map[string]chain.Pinned{}
 	for _, c := range state.Chains {
-		plain[c.ID] = c.Program
+		plain[c.ID] = c
 	}
 	seen := slices.Clone(state.Points)
 	for _, s := range sessions {
@@ -85,21 +85,26 @@ func ShowPlain(sessions []*Session, state chain.State) {
 	}
 }
 
-// showPlain reports whether all points that are still there have traced chains, if any are to have some.
-func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]uint32) bool {
-	if len(s.points) == 0 { // modules on sockets alone
-		return true
-	}
+// showPlain reports whether all points that are still there have traced chains. For modules on sockets, which report
+// themselves, these are the chains that were there.
+func (s *Session) showPlain(seen, shown []chain.Attached, plain map[string]chain.Pinned) bool {
 	traced := 0
 	for i, p := range seen {
 		place, own := s.points[p.Point]
 		if !own {
 			continue
 		}
-		if p.Program != 0 && !s.traced.Runs(p.Program) {
+		c := plain[place.Chain.ID()]
+		switch {
+		case !p.Point.Side.SeesPackets():
+			if p.Program != 0 && !slices.Contains(c.Programs(), p.Program) {
+				return false
+			}
+		case p.Program != 0 && !s.traced.Runs(p.Program):
 			return false
+		default:
+			shown[i].Program = c.Program
 		}
-		shown[i].Program = plain[place.Chain.ID()]
 		traced++
 	}
 	return traced > 0

@@ -74,3 +74,33 @@ func TestSession(t *testing.T) {
 		t.Errorf("the client went: %v", err)
 	}
 }
+
+// A trace of modules on sockets alone, which report themselves, ends when a change has replaced one of them, or has
+// left none.
+func TestSessionOfMessages(t *testing.T) {
+	point := chain.Point{Side: chain.OnSockets, Cgroup: 3, Entry: chain.All, Module: "fast"}
+	place := plan.Placement{Chain: chain.Spec{Side: chain.OnSockets, Direction: chain.Both}}
+	there := chain.Pinned{ID: place.Chain.ID(), Spec: place.Chain, Program: 6,
+		Entries: map[chain.Entry]uint32{chain.All: 7, chain.Services: 6}}
+	for name, c := range map[string]struct {
+		chain   chain.Pinned
+		program uint32
+		points  int
+		runs    bool
+	}{
+		"as it was":      {there, 7, 1, true},
+		"cgroup is gone": {there, 0, 1, true},
+		"replaced":       {there, 8, 1, false},
+		"removed":        {chain.Pinned{}, 7, 1, false},
+		"not attached":   {there, 7, 0, false},
+	} {
+		closed := false
+		s := NewSession(t.Context(), silent{&closed}, plan.Placements{point: place}, Reader{})
+		state := chain.State{Chains: []chain.Pinned{c.chain},
+			Points: []chain.Attached{{Point: point, Program: c.program}}[:c.points]}
+		ShowPlain([]*Session{s}, state)
+		if s.Runs() != c.runs || c.points > 0 && state.Points[0].Program != c.program {
+			t.Errorf("%s: it runs: %v; %+v", name, s.Runs(), state.Points)
+		}
+	}
+}

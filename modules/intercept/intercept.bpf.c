@@ -46,7 +46,7 @@ static __always_inline int icpt_apply_action(struct kerb_pkt *pkt, const struct 
 	icpt_count_gap(n, f, k->time);
 	switch (k->action) {
 	case ICPT_DROP:
-		return kerb_drop_noted(pkt, KERB_DROP_POLICY, ICPT_NOTE_CLASS, k->class);
+		return kerb_drop(pkt, KERB_DROP_POLICY);
 	case ICPT_MARK:
 		return icpt_mark_packet(pkt, k, n);
 	case ICPT_COPY:

@@ -62,7 +62,7 @@ func (n *node) traced(name string, args ...string) {
 	}()
 	to := fmt.Sprintf("%s:%d", n.b.Addr4(), redisPort)
 	out, err := n.Command(n.T.Context(), "trace", "--service", n.a.Name(), "--port", fmt.Sprint(redisPort),
-		"--verdict", "redirect", "--count", "20").CombinedOutput()
+		"--verdict", "redirect", "--messages", "--count", "20").CombinedOutput()
 	lines := strings.Split(strings.TrimSpace(string(out)), "\n")
 	if err != nil || len(lines) != 20 {
 		n.T.Fatalf("kerb trace: %v: %s", err, out)

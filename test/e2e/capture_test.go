@@ -106,6 +106,7 @@ func TestCaptures(t *testing.T) {
 	n.keepsDrops(shown, into+"2"+ends+"53|kerb: "+`fw:drop (policy) rule="no dns"`)
 	n.refused(n.kerb("trace", "-w", filepath.Join(t.TempDir(), "none", "file")), 1, "no such file or directory")
 	n.refused(n.kerb("trace", "-w", file, "-o", "json"), 2, "use one of them")
+	n.refused(n.kerb("trace", "-w", file, "--messages"), 2, "messages on sockets do not have")
 	n.refused(n.kerb("trace", "--verdict", "reject"), 2, "verdict", "redirect")
 	n.refused(n.kerb("trace", "--host", "10.0.0.0/33"), 2, "neither an IP address nor a prefix")
 	n.refused(n.kerb("drops", "--service", "dbb"), 3, "dbb")
