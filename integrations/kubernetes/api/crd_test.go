@@ -196,6 +196,7 @@ var definitions = []definition{
 			{"Agent", "string", ".status.agent", 1}, {"Age", "date", ".metadata.creationTimestamp", 0}},
 		bounds: map[string]map[string]any{
 			"status.modules[].message":    {"maxLength": 1024},
+			"status.modules[].reason":     {"maxLength": 64, "pattern": "^[A-Z][A-Za-z]{0,63}$"},
 			"status.conditions[].message": {"maxLength": 1024},
 			"status.conditions":           {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"type"}},
 			"status.checked":              {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": []any{"name"}},

@@ -253,6 +253,13 @@ func checkColumns(t *testing.T, server *kubeapi.Server) {
 	if err := server.Apply(nodesPath+"n1/status", node); err != nil {
 		t.Fatal(err)
 	}
+	for _, reason := range []string{"two words", "lower", "", "A" + strings.Repeat("a", 64)} {
+		err := server.Apply(nodesPath+"n1/status", strings.Replace(node, "conditions:",
+			fmt.Sprintf("modules: [{name: web, generation: 1, reason: %q}],\n  conditions:", reason), 1))
+		if err == nil || !strings.Contains(err.Error(), "status.modules[0].reason") {
+			t.Errorf("a report with reason %q: %v", reason, err)
+		}
+	}
 	for path, want := range map[string][]any{
 		nodesPath: {"n1", "True", "Synced", "6.1"}, modulesPath: {"least", "counter"}} {
 		cells := server.Table(path)

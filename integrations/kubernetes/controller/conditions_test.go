@@ -167,7 +167,7 @@ func TestTenantsWithoutStatus(t *testing.T) {
 		}
 		leader := &elector{until: time.Now().Add(time.Hour)}
 		for range 4 {
-			s.writeTenants(t.Context(), client, leader, nil, slog.New(slog.DiscardHandler))
+			s.writeTenants(t.Context(), client, leader, recorders{}, slog.New(slog.DiscardHandler))
 		}
 		if asked != want {
 			t.Errorf("answers of %d: %d requests, want %d", code, asked, want)

@@ -52,12 +52,13 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 	var running sync.WaitGroup
 	r := newRevisions(client, log)
 	followAll(ctx, &running, client, s, r, log)
-	recorder := events.New(client, leaseName, host, eventLimits, log)
-	running.Go(func() { recorder.Run(ctx) })
+	recorder := recorders{rollouts: events.New(client, leaseName, host, eventLimits, log),
+		problems: events.New(client, leaseName, host, eventLimits, log)}
+	running.Go(func() { recorder.run(ctx) })
 	e := &elector{client: client, identity: host + "_" + rand.Text()}
 	running.Go(func() {
 		metrics.Serve(ctx, tcp, func(out *promtext.Set) {
-			metrics.API(out, client.Stats(), recorder.Counts())
+			metrics.API(out, client.Stats(), recorder.counts())
 			s.collect(out)
 		}, log)
 	})
@@ -293,7 +294,7 @@ func (s *state) statusOf(m api.ClusterModule, nodes, answering []api.KerbNode, n
 }
 
 // write writes what is due, and records what has happened with that. What fails is due again.
-func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder *events.Recorder,
+func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder recorders,
 	log *slog.Logger) {
 	for name, due := range s.due(time.Now()) {
 		written, err := due.ClusterModule, ctx.Err()
@@ -305,9 +306,7 @@ func (s *state) write(ctx context.Context, c *watch.Client, e *elector, recorder
 			}
 		}
 		if err == nil && e.leads() {
-			for _, happened := range eventsOf(due) {
-				recorder.Record(happened)
-			}
+			recorder.record(due)
 		}
 		s.mu.Lock()
 		if m, ok := s.modules[name]; ok && err == nil && e.leads() && m.Metadata.ResourceVersion ==

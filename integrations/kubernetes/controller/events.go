@@ -3,9 +3,12 @@
 package controller
 
 import (
+	"cmp"
+	"context"
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -13,7 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 )
 
-// eventLimits are those of the one process that writes Events of ClusterModules.
+// eventLimits are those of each recorder of the one process that writes Events of ClusterModules.
 var eventLimits = events.Limits{Burst: 30, Every: 10 * time.Second, Same: time.Minute, Retry: time.Second}
 
 // Reasons of Events about a rollout. Those about nodes are the reasons that the nodes report.
@@ -28,40 +31,93 @@ const (
 	rolloutCompleted = "RolloutCompleted"
 )
 
+// nodeProblem is the reason of Events about problems whose reason is none of nodeReasons.
+const nodeProblem = "NodeProblem"
+
+// nodeReasons are what nodes report of modules, and so reasons of Events. A KerbNode may have any other one: a node
+// that was taken over must not write Events about a rollout.
+var nodeReasons = []string{api.RolledBack, api.CheckFailed, "PackageRefused", "PackageUnavailable", "Refused",
+	"AgentError", "ModuleFailed", "NotReconciled", "Starting"}
+
+// recorders write Events about rollouts, and about problems that nodes report. Each has a queue and a rate of its own:
+// nodes cannot delay or displace what is known of a rollout.
+type recorders struct{ rollouts, problems *events.Recorder }
+
+func (r recorders) record(c change) {
+	for _, e := range rolloutEvents(c) {
+		r.rollouts.Record(e)
+	}
+	for _, e := range problemEvents(c) {
+		r.problems.Record(e)
+	}
+}
+
+// run writes until the context ends.
+func (r recorders) run(ctx context.Context) {
+	var running sync.WaitGroup
+	running.Go(func() { r.rollouts.Run(ctx) })
+	r.problems.Run(ctx)
+	running.Wait()
+}
+
+func (r recorders) counts() events.Counts {
+	a, b := r.rollouts.Counts(), r.problems.Counts()
+	return events.Counts{Written: a.Written + b.Written, Dropped: a.Dropped + b.Dropped}
+}
+
 // haltReasons are the reasons of RolledOut while a rollout is halted.
 var haltReasons = []string{api.CheckFailed, reasonFailed, reasonSilent}
 
-// eventsOf returns what has happened to a ClusterModule when its status has become another one: at most one Event for
-// the rollout, and one for each reason that no node reported before. Nothing in them grows with the nodes.
-func eventsOf(c change) (out []events.Event) {
-	before := c.before
-	if before == nil {
-		before = &api.ClusterModuleStatus{}
+// rolloutEvents returns the step that the rollout of a ClusterModule has made with a change of its status: at most one.
+func rolloutEvents(c change) []events.Event {
+	reason, message := happened(c, c.earlier())
+	if reason == "" {
+		return nil
 	}
-	object := objectOf("ClusterModule", c.Metadata)
-	if reason, message := happened(c, before); reason != "" {
-		kind := events.Normal
-		if reason == rolloutHalted {
-			kind = events.Warning
-		}
-		out = append(out, events.Event{Object: object, Type: kind, Reason: reason, Message: message})
+	kind := events.Normal
+	if reason == rolloutHalted {
+		kind = events.Warning
 	}
-	return append(out, newReasons(object, before.Problems, c.Status.Problems)...)
+	return []events.Event{{Object: objectOf("ClusterModule", c.Metadata), Type: kind, Reason: reason, Message: message}}
+}
+
+// problemEvents returns an Event for each reason that no node reported of a ClusterModule before.
+func problemEvents(c change) []events.Event {
+	return newReasons(objectOf("ClusterModule", c.Metadata), c.earlier().Problems, c.Status.Problems)
+}
+
+// earlier returns the status before the change.
+func (c change) earlier() *api.ClusterModuleStatus {
+	return cmp.Or(c.before, &api.ClusterModuleStatus{})
 }
 
 func objectOf(kind string, m api.ObjectMeta) events.Object {
 	return events.Object{APIVersion: v1.APIVersion, Kind: kind, Namespace: m.Namespace, Name: m.Name, UID: m.UID}
 }
 
-// newReasons returns an Event for each reason of problems that was not among those before.
+// newReasons returns an Event for each reason of problems that was not among those before. Their number does not grow
+// with the nodes.
 func newReasons(object events.Object, before, now []api.Problem) (out []events.Event) {
 	for i, p := range now {
-		same := func(o api.Problem) bool { return o.Reason == p.Reason }
-		if !slices.ContainsFunc(before, same) && !slices.ContainsFunc(now[:i], same) {
-			out = append(out, events.Event{Object: object, Type: events.Warning, Reason: p.Reason, Message: p.String()})
+		reason, message := problemReason(p), p.String()
+		same := func(o api.Problem) bool { return problemReason(o) == reason }
+		if slices.ContainsFunc(before, same) || slices.ContainsFunc(now[:i], same) {
+			continue
 		}
+		if reason == nodeProblem {
+			message = p.Reason + ": " + message
+		}
+		out = append(out, events.Event{Object: object, Type: events.Warning, Reason: reason, Message: message})
 	}
 	return out
+}
+
+// problemReason returns the reason of Events about a problem.
+func problemReason(p api.Problem) string {
+	if slices.Contains(nodeReasons, p.Reason) {
+		return p.Reason
+	}
+	return nodeProblem
 }
 
 // happened returns the step that a rollout has made, and what is to be known of it; empty if it has made none.

@@ -7,8 +7,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 )
 
 // recorded advances a drill as the controller does, and collects the Events of the changes that it would write.
@@ -31,7 +33,7 @@ func (r *recorded) ticks(n int) {
 		m := api.ClusterModule{Metadata: r.m.Metadata, Spec: r.m.Spec, Status: before}
 		is := r.s.statusOf(m, r.nodes, r.nodes, r.now)
 		m.Status = &is
-		for _, e := range eventsOf(change{m, before}) {
+		for _, e := range slices.Concat(rolloutEvents(change{m, before}), problemEvents(change{m, before})) {
 			r.all = append(r.all, e.Type+" "+e.Reason)
 			r.text = e.Message
 		}
@@ -128,4 +130,38 @@ func TestEventsOfNodes(t *testing.T) {
 	}
 	r.ticks(2)
 	r.expectEvents("Warning PackageUnavailable")
+}
+
+// A node that was taken over cannot forge Events of a rollout: any unknown reason becomes one of its own, once.
+func TestEventsOfUnknownReasons(t *testing.T) {
+	r := newRecorded(newDrill(t, 10, api.Rollout{}))
+	r.m.Spec.Rollout = nil
+	for i, reason := range []string{rolloutHalted, rolloutCompleted, "", "a reason\nwith lines"} {
+		r.nodes[i].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: reason}}}
+	}
+	r.ticks(2)
+	r.expectEvents("Warning NodeProblem")
+	r.nodes[5].Status = &api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: "web", Reason: rolloutStarted}}}
+	r.ticks(2)
+	r.expectEvents()
+}
+
+// Problems that nodes report leave room for Events of rollouts.
+func TestEventsOfRolloutsHaveRoom(t *testing.T) {
+	limits := events.Limits{Burst: 1, Every: time.Hour, Same: time.Hour, Retry: time.Second}
+	r := recorders{rollouts: events.New(nil, leaseName, "h", limits, nil),
+		problems: events.New(nil, leaseName, "h", limits, nil)}
+	problems := api.ClusterModuleStatus{Problems: []api.Problem{{Reason: "Refused", Nodes: 1, Node: "n1"}}}
+	m := api.ClusterModule{Status: &problems}
+	for i := range 1000 {
+		m.Metadata.Name = fmt.Sprint("m", i)
+		r.record(change{m, nil})
+	}
+	before := r.rollouts.Counts().Dropped
+	m.Status = &api.ClusterModuleStatus{Rollout: &api.RolloutStatus{Version: "v"}, Conditions: []api.Condition{
+		{Type: conditionRolledOut, Status: "False", Reason: api.CheckFailed}}}
+	r.record(change{m, nil})
+	if r.rollouts.Counts().Dropped != before || before != 0 || r.problems.Counts().Dropped < 900 {
+		t.Errorf("dropped: %+v of rollouts, %+v of problems", r.rollouts.Counts(), r.problems.Counts())
+	}
 }

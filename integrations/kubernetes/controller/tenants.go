@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
-	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
@@ -100,7 +99,7 @@ func tenantStatus(name string, m tenant, reporting []api.KerbNode, nodes int,
 }
 
 // writeTenants writes the statuses of Modules that are due, and records what nodes report. What fails is due again.
-func (s *state) writeTenants(ctx context.Context, c *watch.Client, e *elector, recorder *events.Recorder,
+func (s *state) writeTenants(ctx context.Context, c *watch.Client, e *elector, recorder recorders,
 	log *slog.Logger) {
 	for name, due := range s.dueTenants(time.Now()) {
 		written, err := due.tenant, ctx.Err()
@@ -117,7 +116,7 @@ func (s *state) writeTenants(ctx context.Context, c *watch.Client, e *elector, r
 		}
 		if err == nil && e.leads() {
 			for _, happened := range newReasons(objectOf("Module", of), due.before.Problems, due.Status.Problems) {
-				recorder.Record(happened)
+				recorder.problems.Record(happened)
 			}
 		}
 		s.mu.Lock()

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
@@ -255,8 +256,15 @@ func again(err error) bool {
 	return !answered || status.Code == http.StatusTooManyRequests || status.Code >= http.StatusInternalServerError
 }
 
-// limited returns at most maxMessage bytes of a text, without a part of a character at the end.
+// limited returns at most maxMessage bytes of a text, without a part of a character at the end, and with spaces in
+// place of control characters: it may be what another program reported, and terminals show it.
 func limited(text string) string {
+	text = strings.Map(func(r rune) rune {
+		if unicode.IsPrint(r) {
+			return r
+		}
+		return ' '
+	}, text)
 	if len(text) <= maxMessage {
 		return text
 	}

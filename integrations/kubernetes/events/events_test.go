@@ -167,6 +167,13 @@ func TestFailures(t *testing.T) {
 	}
 }
 
+// A message has no control characters, which a terminal could obey, nor ones that change the direction of text.
+func TestControlCharacters(t *testing.T) {
+	s := &server{}
+	start(t, s, fast).Record(event("web", "NotAdmitted", "a\x1b[2J\r\nb \u202eü\x00"))
+	await(t, s, "NotAdmitted x1 a [2J  b  ü ")
+}
+
 // What needs no API server has no recorder.
 func TestNoRecorder(*testing.T) {
 	var r *events.Recorder
