@@ -138,3 +138,73 @@ func TestTargetPortsWithoutRoom(t *testing.T) {
 	p.put(vs)
 	p.same("served without it", p.served("10.30.0.1"), []string{"web-0", "web-1"})
 }
+
+// An instance that keeps its target port while that of the virtual service changes never gets the new one, even if the
+// control plane ends at any write: the virtual address respects target ports of instances before its ports change.
+func TestTargetPortsBeforePorts(t *testing.T) {
+	p := newPlant(t, "")
+	vs := webService(2, v1alpha1.PolicyRoundRobin)
+	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
+	p.put(vs)
+	vs.Spec.Ports = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 9090}}
+	vs.Spec.Instances = slices.Clone(vs.Spec.Instances)
+	vs.Spec.Instances[0].TargetPorts = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 8080}}
+	u := sdk.VirtualServiceUpdate{Put: []sdk.VirtualService{vs}}
+	state := func() string {
+		v := p.w.addresses[addr("10.30.0.1")]
+		var to port
+		if err := p.live.Maps[mapPorts].Lookup(portKey{VIP: v.value.ID, Port: portOf(80), Proto: protoTCP}, &to); err != nil {
+			t.Fatal(err)
+		}
+		own, respected := p.targetPorts()
+		return fmt.Sprint(to.number(), own, respected)
+	}
+
+	vips := p.w.maps.vips
+	p.w.maps.vips = p.w.maps.slots // refuses keys of this size
+	if _, err := p.w.update(&u, p.now); err == nil {
+		t.Error("a write that fails is no error")
+	}
+	p.same("no write of the address", state(), "8080 map[web-0 6/80:8080] false")
+	p.w.maps.vips = vips
+	p.put(vs)
+	p.same("complete", state(), "9090 map[web-0 6/80:8080] true")
+}
+
+// A client with affinity is led to the target port of the instance that is remembered, whose turn it is not.
+func TestTargetPortWithAffinity(t *testing.T) {
+	eachClient(t, func(t *testing.T, client string, proto int) {
+		s := newSticky(t, 3, 80)
+		for i := range s.vs.Spec.Ports {
+			s.vs.Spec.Ports[i].TargetPort = 8080
+		}
+		protocol := v1alpha1.ProtocolTCP
+		if proto == protoUDP {
+			protocol = v1alpha1.ProtocolUDP
+		}
+		s.vs.Spec.Instances = slices.Clone(s.vs.Spec.Instances)
+		s.vs.Spec.Instances[1].TargetPorts = []v1alpha1.VirtualPort{{Port: 80, TargetPort: 9090, Protocol: protocol}}
+		s.put(s.vs)
+		other := addr(client).Next().String()
+		s.stays("the usual target port", client, proto, 80, "web-0")
+		s.stays("a target port of its own", other, proto, 80, "web-1")
+		s.stays("the usual target port again", client, proto, 80, "web-0")
+		want := map[string]uint16{client: 8080, other: 9090}
+		met := map[string]int{}
+		if err := each(s.data.maps[mapPending], mapPending, func(keys []flow, values []session) {
+			for i, k := range keys {
+				from := k.Src.addr().String()
+				if values[i].Flags&sessionReverse != 0 || want[from] == 0 {
+					continue
+				}
+				met[from]++
+				if got := values[i].DPort.number(); got != want[from] {
+					t.Errorf("a session of %s leads to port %d, want %d", from, got, want[from])
+				}
+			}
+		}); err != nil {
+			t.Fatal(err)
+		}
+		s.same("sessions", met, map[string]int{client: 10, other: 5})
+	})
+}

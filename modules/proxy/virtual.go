@@ -159,6 +159,9 @@ func (w *running) candidates(all []*target) []candidate {
 
 // writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are
 // new, then the address itself. The old run rests before it is written over.
+//
+// If the address is about to respect target ports of instances, it does so before the ports change: an instance that
+// keeps its target port by one of its own must not get the new one of the virtual service meanwhile.
 func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	next := v.value
 	next.Policy, next.Flags, next.Expires = policies[v.policy], 0, 0
@@ -196,6 +199,14 @@ func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 		}
 	}
 	before := v.ports
+	if v.digest != 0 && next.Flags&^v.value.Flags&vipTargets != 0 {
+		old := v.value
+		old.Flags |= vipTargets
+		if err := write(w.maps.vips, mapVIPs, addressOf(v.addr), old); err != nil {
+			return err
+		}
+		v.value = old
+	}
 	if err := w.writePorts(v); err != nil {
 		return err
 	}
