@@ -174,7 +174,7 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 	return v1.VirtualAddress{Policy: v1.PolicySourceAffinity, AffinityTimeout: fmt.Sprintf("%ds", timeout)}, nil
 }
 
-// ports are those of the Service, each with the target port that most endpoints have.
+// ports are those of the Service, each with the target port that most endpoints that serve have.
 func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 	for _, p := range s.Spec.Ports {
 		port := v1.VirtualPort{Port: p.Port, Protocol: v1.Protocol(strings.ToLower(cmp.Or(p.Protocol, "TCP")))}
@@ -187,10 +187,10 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 			if !ok {
 				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
 			}
-			endpoints[target] += len(slice.Endpoints)
+			endpoints[target] += len(slice.serving())
 		}
 		for target, n := range endpoints {
-			if most := endpoints[port.TargetPort]; n > most || n == most && target < port.TargetPort {
+			if most := endpoints[port.TargetPort]; port.TargetPort == 0 || n > most || n == most && target < port.TargetPort {
 				port.TargetPort = target
 			}
 		}
@@ -198,6 +198,11 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 		out = append(out, port)
 	}
 	return out, nil
+}
+
+// serving returns the endpoints that serve.
+func (s *Slice) serving() []Endpoint {
+	return slices.DeleteFunc(slices.Clone(s.Endpoints), func(e Endpoint) bool { return !e.serves() })
 }
 
 // target returns the target port that the endpoints of the slice have for a port of their Service.
@@ -233,9 +238,9 @@ func endpoints(s *Service, of []*Slice, usual []v1.VirtualPort) ([]*endpoint, er
 	var out []*endpoint
 	for _, slice := range of {
 		own := slice.targetPorts(s, usual)
-		for _, e := range slice.Endpoints {
-			ready := isTrue(e.Conditions.Ready, true)
-			if slice.Type == "FQDN" || len(e.Addresses) == 0 || !ready && !e.drains() {
+		for _, e := range slice.serving() {
+			ready := e.ready()
+			if slice.Type == "FQDN" || len(e.Addresses) == 0 {
 				continue
 			}
 			identity := cmp.Or(e.Target.UID, e.Addresses[0])
@@ -316,6 +321,11 @@ func (e *endpoint) zones() []Hint {
 	}
 	return e.of.Hints.Zones
 }
+
+// serves reports whether the endpoint has connections, or may get some.
+func (e *Endpoint) serves() bool { return e.ready() || e.drains() }
+
+func (e *Endpoint) ready() bool { return isTrue(e.Conditions.Ready, true) }
 
 // drains reports whether the endpoint terminates and still serves.
 func (e *Endpoint) drains() bool {

@@ -147,13 +147,26 @@ func TestTargetPorts(t *testing.T) {
 		text := fmt.Sprintf(slice, strings.Join(endpoints, ","))
 		return read[Slice](t, strings.Replace(text, "8080", fmt.Sprint(port), 1))
 	}
+	without := func(ready string, s *Slice) *Slice {
+		for i := range s.Endpoints {
+			s.Endpoints[i].Conditions = read[Endpoint](t, "conditions: {ready: false, "+ready+"}").Conditions
+		}
+		return s
+	}
 	for what, c := range map[string]struct {
 		slices []*Slice
 		want   string
 	}{
-		"one":   {[]*Slice{with(8080, "10.1.0.1")}, "8080: [10.1.0.1 []]"},
-		"none":  {nil, "80:"},
-		"empty": {[]*Slice{with(8080, "10.1.0.1"), with(9090)}, "8080: [10.1.0.1 []]"},
+		"most are not ready": {[]*Slice{with(8080, "10.1.0.1"),
+			without("serving: false", with(9090, "10.1.0.2", "10.1.0.3"))},
+			"8080: [10.1.0.1 []]"},
+		"most terminate": {[]*Slice{with(8080, "10.1.0.1"),
+			without("serving: true, terminating: true", with(9090, "10.1.0.2", "10.1.0.3"))},
+			"9090: [10.1.0.1 [{80 8080 tcp}]] [10.1.0.2 []] [10.1.0.3 []]"},
+		"none is ready": {[]*Slice{without("serving: false", with(8080, "10.1.0.1"))}, "8080:"},
+		"one":           {[]*Slice{with(8080, "10.1.0.1")}, "8080: [10.1.0.1 []]"},
+		"none":          {nil, "80:"},
+		"empty":         {[]*Slice{with(8080, "10.1.0.1"), with(9090)}, "8080: [10.1.0.1 []]"},
 		"most": {[]*Slice{with(8080, "10.1.0.1"), with(9090, "10.1.0.2", "10.1.0.3")},
 			"9090: [10.1.0.1 [{80 8080 tcp}]] [10.1.0.2 []] [10.1.0.3 []]"},
 		"as many": {[]*Slice{with(9090, "10.1.0.2"), with(8080, "10.1.0.1")},
