@@ -147,17 +147,28 @@ func (c *checker) reaches(addr netip.Addr, only string) bool {
 	return len(c.instances) == 0
 }
 
-// checkPorts refuses a port that is mapped twice. Defaults count: two ports without a protocol are both TCP.
+// checkPorts refuses a port that is mapped twice, or that cannot be translated. Defaults count: two ports without a
+// protocol are both TCP.
 func (c *checker) checkPorts() error {
 	seen := map[portKey]bool{}
 	for n, p := range completed(c.spec).Ports {
 		if seen[keyOf(p)] {
 			return c.wrong(fmt.Sprintf("ports[%d].port", n), "%s port %d occurs twice", p.Protocol, p.Port)
 		}
+		if isTranslatedSCTP(p) {
+			return c.wrong(fmt.Sprintf("ports[%d].targetPort", n), untranslated, p.TargetPort, p.Port)
+		}
 		seen[keyOf(p)] = true
 	}
 	return nil
 }
+
+// isTranslatedSCTP reports whether the port cannot be served: the checksum of SCTP covers the whole packet.
+func isTranslatedSCTP(p v1.VirtualPort) bool {
+	return p.Protocol == v1.ProtocolSCTP && p.TargetPort != p.Port
+}
+
+const untranslated = "is %d, but SCTP ports are not translated: instances have to listen on port %d itself"
 
 // portKey identifies a port of a virtual service.
 type portKey struct {
@@ -167,7 +178,8 @@ type portKey struct {
 
 func keyOf(p v1.VirtualPort) portKey { return portKey{p.Protocol, p.Port} }
 
-// checkTargetPorts refuses target ports of instances for ports that the virtual service does not have.
+// checkTargetPorts refuses target ports of instances for ports that the virtual service does not have, or that cannot
+// be translated.
 func (c *checker) checkTargetPorts() error {
 	spec := completed(c.spec)
 	for n, i := range spec.Instances {
@@ -180,6 +192,10 @@ func (c *checker) checkTargetPorts() error {
 			}
 			if seen[key] {
 				return c.wrong(field, "%s port %d occurs twice", p.Protocol, p.Port)
+			}
+			if isTranslatedSCTP(p) {
+				field = fmt.Sprintf("instances[%d].targetPorts[%d].targetPort", n, m)
+				return c.wrong(field, untranslated, p.TargetPort, p.Port)
 			}
 			seen[key] = true
 		}

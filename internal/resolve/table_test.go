@@ -838,6 +838,14 @@ func TestCheck(t *testing.T) {
 		"target port twice": {func(s *v1.VirtualServiceSpec) {
 			s.Instances[0].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 1}, {Port: 80, TargetPort: 2, Protocol: "tcp"}}
 		}, "spec.instances[0].targetPorts[1].port", "tcp port 80 occurs twice"},
+		"SCTP to another port": {func(s *v1.VirtualServiceSpec) {
+			s.Ports[1] = v1.VirtualPort{Port: 80, TargetPort: 8080, Protocol: v1.ProtocolSCTP}
+		}, "spec.ports[1].targetPort", "is 8080, but SCTP ports are not translated: instances have to listen on port 80"},
+		"SCTP to another port of an instance": {func(s *v1.VirtualServiceSpec) {
+			s.Ports[1] = v1.VirtualPort{Port: 80, TargetPort: 80, Protocol: v1.ProtocolSCTP}
+			s.Instances[0].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 80, Protocol: "sctp"}}
+			s.Instances[1].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 8080, Protocol: "sctp"}}
+		}, "spec.instances[1].targetPorts[0].targetPort", "SCTP ports are not translated"},
 	} {
 		spec := v1.VirtualServiceSpec{Addresses: slices.Clone(good.Addresses), Ports: slices.Clone(good.Ports),
 			Instances: slices.Clone(good.Instances)}

@@ -187,6 +187,9 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 			if !ok {
 				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
 			}
+			if port.Protocol == v1.ProtocolSCTP && target != p.Port {
+				return nil, fmt.Errorf("the target of port %d is %d, and SCTP ports are not translated", p.Port, target)
+			}
 			endpoints[target] += len(slice.serving())
 		}
 		for target, n := range endpoints {

@@ -127,6 +127,18 @@ func TestEndpoints(t *testing.T) {
 	if got := state(t, "", four, less); !strings.Contains(got, "not all endpoints") {
 		t.Errorf("a target port that is missing: %q", got)
 	}
+	sctp := func(target string) string {
+		spec := strings.ReplaceAll(fmt.Sprintf(service, ""), "TCP", "SCTP")
+		of := strings.NewReplacer("TCP", "SCTP", "8080", target).Replace(fmt.Sprintf(slice, "{addresses: [10.1.0.1]}"))
+		_, err := Translate(read[Service](t, spec), []*Slice{read[Slice](t, of)}, Node{})
+		return fmt.Sprint(err)
+	}
+	if got := sctp("8080"); got != "the target of port 80 is 8080, and SCTP ports are not translated" {
+		t.Errorf("another target port of SCTP: %s", got)
+	}
+	if got := sctp("80"); got != "<nil>" {
+		t.Errorf("the same target port of SCTP: %s", got)
+	}
 	many := strings.Repeat("{addresses: [10.1.0.1], targetRef: {uid: u%d}},", MaxEndpoints+1)
 	var numbers []any
 	for i := range MaxEndpoints + 1 {
