@@ -311,7 +311,8 @@ func TestTraceOfSockets(t *testing.T) {
 		}
 	}
 	var invalid *apierrors.Invalid
-	if err := n.Trace(ctx, v1.TraceRequest{Messages: true, Program: "1,6 0 0 1", Seconds: 1}, nil); !errors.As(err, &invalid) {
+	expression := v1.TraceRequest{Messages: true, Program: "1,6 0 0 1", Seconds: 1}
+	if err := n.Trace(ctx, expression, nil); !errors.As(err, &invalid) {
 		t.Errorf("with an expression: %v", err)
 	}
 

@@ -81,8 +81,8 @@ func (a *Agent) tracedPoints(r v1.TraceRequest, f *dataplane.TraceFilter) (plan.
 	alone := m != nil && m.Sockets // that module sees no packets
 	messages := alone || r.Messages
 	if messages && f.Expression != nil {
-		return nil, &apierrors.Invalid{Field: "program", Reason: "expressions select frames, which messages do not have: use " +
-			"host, port, service, module or verdict"}
+		return nil, &apierrors.Invalid{Field: "program", Reason: "expressions select frames, which messages do not " +
+			"have: use host, port, service, module or verdict"}
 	}
 	if a.now.Sockets != nil {
 		f.Netns = a.now.Sockets.Cookies[r.Service]
@@ -100,8 +100,8 @@ func (a *Agent) tracedPoints(r v1.TraceRequest, f *dataplane.TraceFilter) (plan.
 	return out, nil
 }
 
-// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces. Of several
-// in one it is preferred, or else the first by name.
+// servicesByNetns are the services whose sockets modules may see, by the cookies of their network namespaces. Of
+// several in one it is preferred, or else the first by name.
 func (a *Agent) servicesByNetns(preferred string) map[uint64]string {
 	out := map[uint64]string{}
 	if a.now.Sockets == nil {
