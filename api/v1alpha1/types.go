@@ -206,7 +206,7 @@ type ModuleCount struct {
 // Sampled is how long packets took, one of 4,096 of which is measured.
 type Sampled struct {
 	Packets uint64 `json:"packets" doc:"Packets that were measured"`
-	Median  uint64 `json:"medianNanoseconds" doc:"At most a fourth too high, as p99"`
+	P50     uint64 `json:"p50Nanoseconds" doc:"The median; at most a fourth too high, as p99"`
 	P99     uint64 `json:"p99Nanoseconds" doc:"99 of 100 packets took at most this long"`
 }
 

@@ -55,7 +55,7 @@ func took(s *v1alpha1.Sampled) []any {
 	if s == nil {
 		return []any{"-", "-"}
 	}
-	return []any{time.Duration(s.Median), time.Duration(s.P99)}
+	return []any{time.Duration(s.P50), time.Duration(s.P99)}
 }
 
 func packetsOf(c v1alpha1.ModuleCount, verdict string) uint64 {

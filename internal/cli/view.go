@@ -41,7 +41,7 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Parts", c.Parts)
 	field(w, "Cost", resource.FormatCost(c.Cost))
 	if c.Took != nil {
-		field(w, "Took", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Took.Median),
+		field(w, "Took", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Took.P50),
 			time.Duration(c.Took.P99), c.Took.Packets))
 	}
 	printAttachments(w, c.Points)

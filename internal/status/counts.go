@@ -53,7 +53,7 @@ func took(l dataplane.Latency) *v1.Sampled {
 	if h.Count() == 0 {
 		return nil
 	}
-	return &v1.Sampled{Packets: h.Count(), Median: h.Quantile(0.5), P99: h.Quantile(0.99)}
+	return &v1.Sampled{Packets: h.Count(), P50: h.Quantile(0.5), P99: h.Quantile(0.99)}
 }
 
 // count returns the counts of a module on one hook as the API has them: verdicts with no packets are left out.

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net"
 	"net/http"
@@ -11,6 +12,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
 // One drop has the same words wherever it is shown: module, verdict and reason. The page has those of the API
@@ -46,6 +49,27 @@ func TestSameWords(t *testing.T) {
 	comment, err := exec.Command(tshark, "-r", file, "-T", "fields", "-e", "frame.comment").Output()
 	if err != nil || !strings.Contains(string(comment), "kerb: fw:drop (policy)") {
 		t.Errorf("tshark shows %q, %v", comment, err)
+	}
+}
+
+// What the command line prints as JSON has the names of the API, and no others.
+func TestSameNames(t *testing.T) {
+	n := newRunningNode(t)
+	n.dropping(53)
+	n.apply(counter(0))
+	for command, into := range map[string]any{
+		"status": new(v1.NodeStatus), "service list": new([]v1.Service), "service get web": new(v1.Service),
+		"module list": new([]v1.Module), "module get fw": new(v1.Module), "changes": new([]v1.ChangeRecord),
+		"package list": new([]v1.Package), "virtualservice list": new([]v1.VirtualService), "model list": new([]v1.Model),
+		"module counts": new([]v1.ModuleCount),
+	} {
+		words := append(strings.Fields(command), "-o", "json")
+		out := n.must(words[0], words[1:]...)
+		read := json.NewDecoder(strings.NewReader(out))
+		read.DisallowUnknownFields()
+		if err := read.Decode(into); err != nil {
+			t.Errorf("kerb %s prints what the API has not: %v\n%.500s", command, err, out)
+		}
 	}
 }
 

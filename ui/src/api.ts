@@ -8,7 +8,7 @@ export interface Status {
   version: string; kernel: string; pid: number; uptime: string; modules: number; services: number; virtualServices: number;
   models: number; chains: number; attachPoints: number; memoryBytes: number; conditions: Condition[]; problems?: Problem[];
 }
-export interface Sampled { packets: number; medianNanoseconds: number; p99Nanoseconds: number }
+export interface Sampled { packets: number; p50Nanoseconds: number; p99Nanoseconds: number }
 export interface VerdictCount { verdict: string; packets: number; bytes: number }
 export interface Count {
   module: string; hook: string; direction: string; packets: number; bytes: number; verdicts?: VerdictCount[]; took?: Sampled;

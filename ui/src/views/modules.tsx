@@ -71,7 +71,7 @@ export function ModuleView({ name }: { name: string }) {
           { name: "Direction", cell: (c) => c.direction },
           { name: "Packets", num: true, cell: (c) => short(c.packets) },
           ...["next", "drop", "reply", "redirect"].map((v) => ({ name: v, num: true, cell: (c: { verdicts?: { verdict: string; packets: number }[] }) => short(c.verdicts?.find((x) => x.verdict === v)?.packets ?? 0) })),
-          { name: "p50", num: true, cell: (c) => (c.took ? nanos(c.took.medianNanoseconds) : "") },
+          { name: "p50", num: true, cell: (c) => (c.took ? nanos(c.took.p50Nanoseconds) : "") },
           { name: "p99", num: true, cell: (c) => (c.took ? nanos(c.took.p99Nanoseconds) : "") },
         ]} /></Card>
       )}
