@@ -22,5 +22,6 @@ func main() {
 
 func build() cli.Build {
 	return cli.Build{Version: version.Version(), Agent: runAgent, Purge: purge,
-		CheckOakestra: checkOakestra, ReportContainer: hook.Report, ContainerState: hook.State}
+		CheckOakestra: checkOakestra, ReportContainer: hook.Report, ContainerState: hook.State,
+		RefuseContainer: hook.Refuse}
 }

@@ -242,6 +242,24 @@ func TestDockerBoots(t *testing.T) {
 	}
 }
 
+// A start that was refused leaves nothing that is in the way of the next one.
+func TestNextStart(t *testing.T) {
+	for _, runtime := range []string{"docker", "podman"} {
+		t.Run(runtime, func(t *testing.T) {
+			m := newMachine(t, runtime, "--fail-closed", "--timeout", "1s")
+			if out, err := m.start("web", []string{"/bin/busybox", "sleep", "1000"}, m.args("web", "web")...); err == nil {
+				t.Fatalf("without the agent the container starts: %s", out)
+			}
+			m.Start()
+			m.Eventually("the integration serves", func() bool { return m.integration().Status == "True" })
+			m.Eventually("the next start succeeds", func() bool { _, err := m.try("start", "web"); return err == nil })
+			if s := m.becomes(runtime + "-web")[runtime+"-web"]; s.Metadata.Labels[labelBy] != byHook {
+				t.Errorf("labels of the container: %v", s.Metadata.Labels)
+			}
+		})
+	}
+}
+
 // Without the agent a container does not start with --fail-closed, and says why; else it starts, and becomes a service
 // by the runtime's events.
 func TestAgentAway(t *testing.T) {

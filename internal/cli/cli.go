@@ -54,6 +54,8 @@ type Build struct {
 	ReportContainer func(ctx context.Context, socket string, state []byte, wait bool) error
 	// returns the OCI state of the container that arguments of a runtime start, or nil
 	ContainerState func(ctx context.Context, runtime string, args []string) ([]byte, error)
+	// ends this container, which must not start
+	RefuseContainer func(runtime string, args []string, state []byte) error
 }
 
 // app is what the commands share.

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -90,7 +91,7 @@ func (a *app) containersRuntimeCommand() *cobra.Command {
 				err = a.hold(cmd.Context(), s, state)
 			}
 			if err := s.result(err); err != nil {
-				return err
+				return errors.Join(err, a.build.RefuseContainer(program, args[1:], state))
 			}
 			return fmt.Errorf("execute %s: %w", program, syscall.Exec(program, args, os.Environ()))
 		},

@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -181,12 +182,11 @@ var commands = []string{"create", "start", "state", "kill", "delete", "run", "ex
 // State returns the state of the container that a command of an OCI runtime starts; nil if the command does not.
 // Networks are connected between create and start by all callers, so that start is the last chance, and not too early.
 func State(ctx context.Context, runtime string, args []string) ([]byte, error) {
-	at := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(commands, arg) })
-	if at < 0 || args[at] != "start" || at == len(args)-1 {
+	options, id := startOf(args)
+	if id == "" {
 		return nil, nil
 	}
-	ask := slices.Concat(args[:at], []string{"state", args[len(args)-1]})
-	cmd := exec.CommandContext(ctx, runtime, ask...)
+	cmd := exec.CommandContext(ctx, runtime, slices.Concat(options, []string{"state", id})...)
 	var said bytes.Buffer
 	cmd.Stderr = &said
 	state, err := cmd.Output()
@@ -194,4 +194,40 @@ func State(ctx context.Context, runtime string, args []string) ([]byte, error) {
 		return nil, fmt.Errorf("%s state: %w: %s", runtime, err, bytes.TrimSpace(said.Bytes()))
 	}
 	return state, nil
+}
+
+// startOf returns the options before the command start, and the container that it starts; empty for another command.
+func startOf(args []string) (options []string, id string) {
+	at := slices.IndexFunc(args, func(arg string) bool { return slices.Contains(commands, arg) })
+	if at < 0 || args[at] != "start" || at == len(args)-1 {
+		return nil, ""
+	}
+	return args[:at], args[len(args)-1]
+}
+
+// endTime is how long the process of a container may take to end.
+const endTime = 2 * time.Second
+
+// Refuse ends the container that a command starts, with its state: Docker and containerd do not end it where a start
+// fails, and could not start it again. It returns when the runtime's caller has seen the end.
+func Refuse(runtime string, args []string, state []byte) error {
+	options, id := startOf(args)
+	var s Start
+	if json.Unmarshal(state, &s) != nil || s.PID <= 0 {
+		return nil // the runtime does not know it
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), endTime)
+	defer cancel()
+	kill := slices.Concat(options, []string{"kill", id, "KILL"})
+	if out, err := exec.CommandContext(ctx, runtime, kill...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s kill: %w: %s", runtime, err, bytes.TrimSpace(out))
+	}
+	for !errors.Is(syscall.Kill(s.PID, 0), syscall.ESRCH) {
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("process %d does not end", s.PID)
+		case <-time.After(retryAfter / 10):
+		}
+	}
+	return nil
 }
