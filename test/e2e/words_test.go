@@ -23,8 +23,8 @@ func TestSameWords(t *testing.T) {
 	n.dropping(53)
 	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
 
-	n.wants("trace", []string{"--service", "db", "--count", "1"}, "fw:drop (policy)")
-	n.wants("trace", []string{"--service", "db", "--count", "1", "-o", "json"}, // as the API has it
+	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1"}, "fw:drop (policy)")
+	n.wants("trace", []string{"--service", "db", "--port", "53", "--count", "1", "-o", "json"}, // as the API has it
 		`"module":"fw","verdict":"drop","reason":"policy"`)
 	n.wants("drops", []string{"--module", "fw", "--reason", "policy", "--count", "1"}, "fw:drop (policy)")
 	n.wants("explain", []string{"packet", "udp 198.51.100.7:4000 > " + n.db.Addr4().String() + ":53", "--service", "db"},
