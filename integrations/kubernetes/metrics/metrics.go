@@ -73,7 +73,8 @@ func API(out *promtext.Set, s watch.Stats, e events.Counts) {
 			"resource", resource)
 		if !w.Last.IsZero() {
 			Time(out, "kerb_kube_watch_last_event_timestamp_seconds", "When the last object or bookmark of a resource came. "+
-				"The API server sends one about every minute.", w.Last, "resource", resource)
+				"The API server sends one about every minute. Before the first one, when the program began to ask.",
+				w.Last, "resource", resource)
 		}
 	}
 	for result, n := range map[string]int{"written": e.Written, "dropped": e.Dropped} {

@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"sync"
 	"time"
 
@@ -12,6 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 	"github.com/kerb-edge/kerb/internal/promtext"
 )
+
+var started = time.Now()
 
 // figures are what the last rounds have done, for metrics. They are safe for concurrent use.
 type figures struct {
@@ -53,10 +56,8 @@ func (f *figures) collect(out *promtext.Set, s *state, c *watch.Client, recorder
 	const rounds = "Comparisons of the agent with what the API server has: at least one in five seconds."
 	out.Counter("kerb_kube_syncs_total", rounds, float64(f.rounds-f.failed), "result", "success")
 	out.Counter("kerb_kube_syncs_total", rounds, float64(f.failed), "result", "error")
-	if !f.synced.IsZero() {
-		metrics.Time(out, "kerb_kube_last_sync_timestamp_seconds", "When the agent was last as it should be, but for "+
-			"kerb_kube_problem.", f.synced)
-	}
+	metrics.Time(out, "kerb_kube_last_sync_timestamp_seconds", "When the agent was last as it should be, but for "+
+		"kerb_kube_problem; before the first time, when the program started.", cmp.Or(f.synced, started))
 	if !f.saved.IsZero() {
 		metrics.Time(out, "kerb_kube_snapshot_timestamp_seconds", "When the state for a start without the API server was "+
 			"written.", f.saved)

@@ -78,6 +78,7 @@ type follower[T any, P Object[T]] struct {
 func Follow[T any, P Object[T]](ctx context.Context, c *Client, r Resource, times Times, log *slog.Logger,
 	h Handler[T]) {
 	f := &follower[T, P]{client: c, resource: r, handler: h, times: times, log: log.With("path", r.Path)}
+	c.count.watch(r.Path, func(s *WatchStats) { s.Last = time.Now() })
 	defer c.count.watch(r.Path, func(s *WatchStats) { s.Last = time.Time{} }) // it does not get older
 	wait := times.Backoff
 	for ctx.Err() == nil {

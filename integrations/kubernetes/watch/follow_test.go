@@ -398,3 +398,24 @@ func TestInitialEventsAreReleased(t *testing.T) {
 		t.Errorf("%d bytes stay of each object", each)
 	}
 }
+
+// A follower whose first list never comes gets older, too: from its start.
+func TestAgeWithoutList(t *testing.T) {
+	d := &double{script: []func(http.ResponseWriter, *http.Request){stays()}}
+	server := httptest.NewServer(d)
+	ctx, cancel := context.WithCancel(t.Context())
+	c := &Client{base: server.URL, http: server.Client(), count: newCounters()}
+	began, ended := time.Now(), make(chan struct{})
+	go func() {
+		defer close(ended)
+		Follow(ctx, c, Resource{Path: "/api/v1/pods"}, DefaultTimes, slog.New(slog.DiscardHandler), (&mirror{}).handler())
+	}()
+	last := func() time.Time { return c.Stats().Watches["pods"].Last }
+	wait.Until(t, "the follower has an age", func() bool { return !last().Before(began) }, func() any { return last() })
+	cancel()
+	<-ended
+	server.Close()
+	if got := last(); !got.IsZero() {
+		t.Errorf("a follower that has ended gets older since %v", got)
+	}
+}

@@ -20,9 +20,11 @@ type Request struct{ Method, Code string }
 
 // WatchStats are those of one follower.
 type WatchStats struct {
-	Lists  uint64    // complete lists: one at the start, and one whenever the server has forgotten too much
-	Errors uint64    // interruptions, but for those by which the server ends a watch after its time
-	Last   time.Time // when the last object or bookmark came: the server sends one about every minute
+	Lists  uint64 // complete lists: one at the start, and one whenever the server has forgotten too much
+	Errors uint64 // interruptions, but for those by which the server ends a watch after its time
+	// Last is when the last object or bookmark came, of which the server sends one about every minute; before the first
+	// one, when the follower started.
+	Last time.Time
 }
 
 // counters are safe for concurrent use, and count nothing if they are nil.
