@@ -17,7 +17,8 @@ import (
 )
 
 // eventLimits are those of each recorder of the one process that writes Events of ClusterModules.
-var eventLimits = events.Limits{Burst: 30, Every: 10 * time.Second, Same: time.Minute, Retry: time.Second}
+var eventLimits = events.Limits{Burst: 30, Every: 10 * time.Second, Same: time.Minute, Retry: time.Second,
+	Old: 15 * time.Minute}
 
 // Reasons of Events about a rollout. Those about nodes are the reasons that the nodes report.
 const (
@@ -37,7 +38,8 @@ const nodeProblem = "NodeProblem"
 // nodeReasons are what nodes report of modules, and so reasons of Events. A KerbNode may have any other one: a node
 // that was taken over must not write Events about a rollout.
 var nodeReasons = []string{api.RolledBack, api.CheckFailed, "PackageRefused", "PackageUnavailable", "Refused",
-	"AgentError", "ModuleFailed", "NotReconciled", "Starting"}
+	"AgentError", "ModuleFailed", "NotReconciled", "Starting", "TooMany", "Undecodable", "TooLarge", "Invalid",
+	"NotPulled", "NotAllowed", "NotPermitted", "TooManyPackages"}
 
 // recorders write Events about rollouts, and about problems that nodes report. Each has a queue and a rate of its own:
 // nodes cannot delay or displace what is known of a rollout.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 
 // Package events writes Events of Kubernetes, with the plain client of package watch. Their number is bounded: one for
-// each reason and object that it is about, a limited rate, and a short queue. An Event that cannot be written blocks
-// nothing else.
+// each reason and object that it is about, a limited rate, and a short queue. Namespaces take turns, and one cannot use
+// up the rate or the queue of all. An Event that cannot be written blocks no other one.
 package events
 
 import (
@@ -15,6 +15,7 @@ import (
 	"math/rand/v2"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ const (
 // Limits of what is kept in memory, and of texts.
 const (
 	maxQueued   = 64
+	maxOfOne    = 8 // of one namespace
 	maxRecent   = 256
 	maxMessage  = 1024 // bytes, the API server's limit
 	maxNamePart = 200  // bytes of an Event's name: 253 with the digest
@@ -56,18 +58,31 @@ type Event struct {
 	Message string // what has happened, and what to do
 }
 
+// waiting is an Event in the queue.
+type waiting struct {
+	Event
+	at       time.Time // when it was recorded
+	fresh    time.Time // when it was last known to be true
+	attempts int       // that the API server has answered with an error
+}
+
 // Limits are those of a Recorder, in time.
 type Limits struct {
 	Burst int           // Events that are written at once
 	Every time.Duration // and then one after this time
 	Same  time.Duration // in which the same Event is written once
 	Retry time.Duration // first pause after the API server could not be reached. It doubles, up to a minute
+	Old   time.Duration // after which one that waits is dropped, unless Keep has kept it. Zero: never
 }
 
 // DefaultLimits are those of a node: 1,000 of them write at most 1.7 Events a second for longer than a moment.
-var DefaultLimits = Limits{Burst: 10, Every: 10 * time.Minute, Same: 10 * time.Minute, Retry: time.Second}
+var DefaultLimits = Limits{Burst: 10, Every: 10 * time.Minute, Same: 10 * time.Minute, Retry: time.Second,
+	Old: 10 * time.Minute}
 
-const maxRetry = time.Minute
+const (
+	maxRetry    = time.Minute
+	maxAttempts = 8 // for an Event that the API server answers with an error that may be temporary
+)
 
 // Recorder writes Events. It is safe for concurrent use.
 type Recorder struct {
@@ -78,9 +93,13 @@ type Recorder struct {
 	wake            chan struct{}
 
 	mu     sync.Mutex
-	queue  []Event
+	queue  []waiting
 	recent map[key]entry
 	count  Counts
+	tokens int            // Events that may be written now
+	filled time.Time      // when tokens were last added
+	spent  map[string]int // tokens by namespace, less those added since: at most half of them are for one
+	turn   string         // the namespace of the last request
 }
 
 // Counts are numbers of Events since the start.
@@ -100,37 +119,73 @@ type entry struct {
 // New returns a recorder of a component, which runs on a host: the name of a Node, or of a pod.
 func New(c *watch.Client, component, host string, limits Limits, log *slog.Logger) *Recorder {
 	return &Recorder{client: c, component: component, host: host, limits: limits, log: log,
-		wake: make(chan struct{}, 1), recent: map[key]entry{}}
+		wake: make(chan struct{}, 1), recent: map[key]entry{}, tokens: limits.Burst, filled: time.Now(),
+		spent: map[string]int{}}
 }
 
 func (e Event) key() key { return key{e.Object, e.Reason} }
 
-// Record queues an Event. One that waits about the same object with the same reason is replaced. A nil recorder drops
-// it.
-func (r *Recorder) Record(e Event) {
+// Record queues an Event. It counts one for which there is no room as dropped, and reports whether there was room.
+func (r *Recorder) Record(e Event) bool {
+	ok := r.Offer(e)
+	if !ok && r != nil {
+		r.mu.Lock()
+		defer r.mu.Unlock()
+		r.count.Dropped++
+	}
+	return ok
+}
+
+// Offer queues an Event, and reports whether it is accepted: it waits, or was written a moment ago. If not, the caller
+// may offer it again. One that waits about the same object with the same reason is replaced if it has another message.
+// A nil recorder accepts none.
+func (r *Recorder) Offer(e Event) bool {
 	if r == nil {
-		return
+		return false
 	}
 	e.Message = limited(e.Message)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if last, ok := r.recent[e.key()]; ok && last.message == e.Message && time.Since(last.at) < r.limits.Same {
-		return
+	now := time.Now()
+	if last, ok := r.recent[e.key()]; ok && last.message == e.Message && now.Sub(last.at) < r.limits.Same {
+		return true
 	}
+	ofOne := 0
 	for i := range r.queue {
-		if r.queue[i].key() == e.key() {
-			r.queue[i] = e
-			return
+		if is := &r.queue[i]; is.key() == e.key() {
+			if is.Event != e {
+				*is = waiting{Event: e, at: now}
+			}
+			is.fresh = now
+			return true
+		}
+		if e.Object.Namespace != "" && r.queue[i].Object.Namespace == e.Object.Namespace {
+			ofOne++
 		}
 	}
-	if len(r.queue) >= maxQueued {
-		r.count.Dropped++
-		return
+	if len(r.queue) >= maxQueued || ofOne >= maxOfOne {
+		return false
 	}
-	r.queue = append(r.queue, e)
+	r.queue = append(r.queue, waiting{Event: e, at: now, fresh: now})
 	select {
 	case r.wake <- struct{}{}:
 	default:
+	}
+	return true
+}
+
+// Keep removes Events that wait for which still returns false: they are no longer true. The others do not become old.
+// A nil recorder has none.
+func (r *Recorder) Keep(still func(Event) bool) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := time.Now()
+	r.queue = slices.DeleteFunc(r.queue, func(e waiting) bool { return !still(e.Event) })
+	for i := range r.queue {
+		r.queue[i].fresh = now
 	}
 }
 
@@ -143,62 +198,128 @@ func (r *Recorder) Counts() Counts {
 
 // Run writes Events until the context ends.
 func (r *Recorder) Run(ctx context.Context) {
-	tokens, filled, retry := r.limits.Burst, time.Now(), r.limits.Retry
+	retry := r.limits.Retry
 	for ctx.Err() == nil {
-		e, ok := r.first()
+		e, ok, wait := r.next(time.Now())
 		if !ok {
-			select {
-			case <-ctx.Done():
-			case <-r.wake:
-			}
-			continue
-		}
-		if n := int(time.Since(filled) / r.limits.Every); n > 0 {
-			tokens, filled = min(r.limits.Burst, tokens+n), filled.Add(time.Duration(n)*r.limits.Every)
-		}
-		if tokens == 0 {
-			pause(ctx, time.Until(filled.Add(r.limits.Every)))
+			r.pause(ctx, wait)
 			continue
 		}
 		err := r.write(ctx, e)
 		if ctx.Err() != nil {
 			return
 		}
-		if err != nil && again(err) {
-			pause(ctx, retry/2+rand.N(retry)) // it stays in the queue, as long as there is room
+		if err != nil && again(err) && r.later(e, err) {
+			select {
+			case <-ctx.Done():
+			case <-time.After(retry/2 + rand.N(retry)):
+			}
 			retry = min(2*retry, maxRetry)
 			continue
 		}
 		if err != nil {
 			r.log.Warn("an Event is not written", "object", e.Object.Name, "reason", e.Reason, "error", err)
 		}
-		tokens, retry = tokens-1, r.limits.Retry
+		retry = r.limits.Retry
 		r.done(e, err)
 	}
 }
 
-func pause(ctx context.Context, d time.Duration) {
+// pause waits for a time, or an Event that is recorded meanwhile: it may be of a namespace that has tokens.
+func (r *Recorder) pause(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	select {
 	case <-ctx.Done():
-	case <-time.After(d):
+	case <-r.wake:
+	case <-timer.C:
 	}
 }
 
-func (r *Recorder) first() (Event, bool) {
+// next returns the Event to write now: the first one of the next namespace, in the order of names, that has tokens. If
+// there is none, it returns the time until there are tokens.
+func (r *Recorder) next(now time.Time) (e waiting, ok bool, wait time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.queue) == 0 {
-		return Event{}, false
+	r.fill(now)
+	if r.limits.Old > 0 {
+		before := len(r.queue)
+		r.queue = slices.DeleteFunc(r.queue, func(e waiting) bool { return now.Sub(e.fresh) > r.limits.Old })
+		r.count.Dropped += before - len(r.queue)
 	}
-	return r.queue[0], true
+	for _, of := range r.queue {
+		if r.tokens > 0 && r.spent[of.Object.Namespace] < r.share(of.Object.Namespace) && (!ok || r.sooner(of, e)) {
+			e, ok = of, true
+		}
+	}
+	if ok {
+		r.turn = e.Object.Namespace
+	}
+	return e, ok, r.filled.Add(r.limits.Every).Sub(now)
+}
+
+// sooner reports whether it is the turn of an Event's namespace before that of another one.
+func (r *Recorder) sooner(a, b waiting) bool {
+	x, y := a.Object.Namespace, b.Object.Namespace
+	if waits, other := x <= r.turn, y <= r.turn; waits != other {
+		return other
+	}
+	return x < y
+}
+
+// share returns how many tokens there are for a namespace: half of them, and all for objects without a namespace.
+func (r *Recorder) share(namespace string) int {
+	if namespace == "" {
+		return r.limits.Burst
+	}
+	return max(1, r.limits.Burst/2)
+}
+
+// fill adds the tokens that are due.
+func (r *Recorder) fill(now time.Time) {
+	n := int(now.Sub(r.filled) / r.limits.Every)
+	if n <= 0 {
+		return
+	}
+	r.tokens, r.filled = min(r.limits.Burst, r.tokens+n), r.filled.Add(time.Duration(n)*r.limits.Every)
+	for namespace := range r.spent {
+		if r.spent[namespace] -= n; r.spent[namespace] <= 0 {
+			delete(r.spent, namespace)
+		}
+	}
+}
+
+// later moves an Event that could not be written behind the others, and reports whether it is to be tried again: not
+// after some answers, which may be those of an admission webhook of one namespace.
+func (r *Recorder) later(e waiting, err error) bool {
+	if _, answered := errors.AsType[*watch.StatusError](err); answered {
+		e.attempts++
+	}
+	if e.attempts >= maxAttempts {
+		return false
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if i := r.index(e); i >= 0 {
+		e.fresh = r.queue[i].fresh
+		r.queue = append(slices.Delete(r.queue, i, i+1), e)
+	}
+	return true
+}
+
+// index returns where an Event waits; -1 if it was replaced or removed.
+func (r *Recorder) index(e waiting) int {
+	return slices.IndexFunc(r.queue, func(of waiting) bool { return of.Event == e.Event && of.at.Equal(e.at) })
 }
 
 // done removes an Event from the queue, unless a later one has replaced it.
-func (r *Recorder) done(e Event, err error) {
+func (r *Recorder) done(e waiting, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.queue[0] == e {
-		r.queue = r.queue[1:]
+	r.tokens--
+	r.spent[e.Object.Namespace]++
+	if i := r.index(e); i >= 0 {
+		r.queue = slices.Delete(r.queue, i, i+1)
 	}
 	if err != nil {
 		r.count.Dropped++
@@ -225,12 +346,12 @@ type written struct {
 }
 
 // write creates an Event, or counts one more of those that are there.
-func (r *Recorder) write(ctx context.Context, e Event) error {
+func (r *Recorder) write(ctx context.Context, e waiting) error {
 	ctx, cancel := context.WithTimeout(ctx, writeTimeout)
 	defer cancel()
 	namespace := cmp.Or(e.Object.Namespace, "default") // where Events of objects without a namespace are
 	collection := "/api/v1/namespaces/" + url.PathEscape(namespace) + "/events"
-	name, now := e.key().name(), time.Now().UTC().Format(time.RFC3339)
+	name, now := e.key().name(), e.at.UTC().Format(time.RFC3339)
 	object := map[string]any{"apiVersion": "v1", "kind": "Event",
 		"metadata": map[string]any{"name": name, "namespace": namespace}, "involvedObject": e.Object, "type": e.Type,
 		"reason": e.Reason, "message": e.Message, "count": 1, "firstTimestamp": now, "lastTimestamp": now,

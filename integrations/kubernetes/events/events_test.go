@@ -24,6 +24,8 @@ type object struct {
 	Reason  string
 	Message string
 	Type    string
+
+	FirstTimestamp time.Time
 }
 
 // server is the part of an API server that has Events.
@@ -33,12 +35,17 @@ type server struct {
 	requests int
 	fails    int // requests that are answered with code
 	code     int
+	webhook  string // namespace of which all requests fail
 }
 
 func (s *server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.requests++
+	if s.webhook != "" && strings.Contains(r.URL.Path, "/namespaces/"+s.webhook+"/") {
+		w.WriteHeader(http.StatusInternalServerError)
+		return
+	}
 	if s.fails > 0 {
 		s.fails--
 		w.WriteHeader(s.code)
@@ -92,11 +99,16 @@ func start(t *testing.T, s *server, l events.Limits) *events.Recorder {
 func again(t *testing.T, s *server, l events.Limits) *events.Recorder {
 	t.Helper()
 	r := events.New(watchtest.Client(t, s), "kerb-kube-node", "n1", l, slog.New(slog.DiscardHandler))
+	run(t, r)
+	return r
+}
+
+func run(t *testing.T, r *events.Recorder) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	running.Go(func() { r.Run(ctx) })
 	t.Cleanup(func() { cancel(); running.Wait() })
-	return r
 }
 
 func event(name, reason, message string) events.Event {
@@ -129,7 +141,7 @@ func TestSameObject(t *testing.T) {
 // However many Events there are, a limited number is kept and written.
 func TestLimits(t *testing.T) {
 	s := &server{}
-	r := start(t, s, events.Limits{Burst: 3, Every: time.Hour, Same: time.Hour, Retry: time.Millisecond})
+	r := start(t, s, events.Limits{Burst: 6, Every: time.Hour, Same: time.Hour, Retry: time.Millisecond})
 	const all = 1000
 	for i := range all {
 		r.Record(event(fmt.Sprint("web-", i), "NotAdmitted", strings.Repeat("ä", 2000)))
@@ -164,6 +176,92 @@ func TestFailures(t *testing.T) {
 	}, func() any { return r.Counts() })
 	if text := s.text(); strings.Contains(text, "refused") || !strings.Contains(text, "NotProtected x1 b") {
 		t.Error(text)
+	}
+}
+
+// of returns the Event of an object in a namespace.
+func of(namespace, name string) events.Event {
+	e := event(name, "NotAdmitted", "in "+namespace)
+	e.Object.Namespace = namespace
+	return e
+}
+
+// An Event has the time at which it was recorded, however late it is written.
+func TestTime(t *testing.T) {
+	s := &server{objects: map[string]*object{}}
+	r := events.New(watchtest.Client(t, s), "kerb-kube-node", "n1", fast, slog.New(slog.DiscardHandler))
+	r.Record(event("web", "NotAdmitted", "a"))
+	recorded := time.Now()
+	wait.Until(t, "another second", func() bool { return time.Now().Unix() > recorded.Unix() }, func() any { return nil })
+	r.Record(event("web", "NotAdmitted", "a")) // is the same
+	run(t, r)
+	await(t, s, "NotAdmitted x1 a")
+	for _, o := range s.objects {
+		if o.FirstTimestamp.After(recorded) {
+			t.Errorf("written with %v, recorded before %v", o.FirstTimestamp, recorded)
+		}
+	}
+}
+
+// One that is no longer true is not written, nor one that is old; Record reports what is not accepted.
+func TestKeep(t *testing.T) {
+	s := &server{objects: map[string]*object{}}
+	old := fast
+	old.Old = time.Hour
+	r := events.New(watchtest.Client(t, s), "kerb-kube-node", "n1", old, slog.New(slog.DiscardHandler))
+	accepted := 0
+	for i := range 100 {
+		if r.Record(of("shop", fmt.Sprint("web-", i))) {
+			accepted++
+		}
+	}
+	if accepted != 8 || r.Counts().Dropped != 92 || !r.Record(of("bank", "web")) {
+		t.Errorf("%d accepted, %+v", accepted, r.Counts())
+	}
+	r.Keep(func(e events.Event) bool { return e.Object.Namespace == "bank" })
+	run(t, r)
+	await(t, s, "NotAdmitted x1 in bank")
+
+	old.Old = time.Nanosecond
+	r = events.New(watchtest.Client(t, s), "kerb-kube-node", "n1", old, slog.New(slog.DiscardHandler))
+	r.Record(of("shop", "web"))
+	run(t, r)
+	wait.Until(t, "the old one is dropped", func() bool { return r.Counts() == events.Counts{Dropped: 1} },
+		func() any { return r.Counts() })
+}
+
+// A namespace with many pods takes at most half of what a node may write at once, and namespaces take turns.
+func TestNamespaces(t *testing.T) {
+	s := &server{}
+	r := start(t, s, events.Limits{Burst: 6, Every: time.Hour, Same: time.Hour, Retry: time.Millisecond})
+	for i := range 8 {
+		r.Record(of("a", fmt.Sprint("web-", i)))
+	}
+	await(t, s, "NotAdmitted x1 in a; NotAdmitted x1 in a; NotAdmitted x1 in a")
+	for i := range 8 {
+		r.Record(of("b", fmt.Sprint("web-", i)))
+		r.Record(of("c", fmt.Sprint("web-", i)))
+	}
+	wait.Until(t, "all may be written", func() bool { return r.Counts().Written == 6 }, func() any { return r.Counts() })
+	if text := s.text(); strings.Count(text, "in a") != 3 || !strings.Contains(text, "in c") {
+		t.Error(text)
+	}
+}
+
+// An Event that an admission webhook of its namespace fails delays no other one, and is dropped after some attempts.
+func TestWebhook(t *testing.T) {
+	s := &server{webhook: "shop"}
+	r := start(t, s, fast)
+	r.Record(of("shop", "web"))
+	r.Record(of("bank", "web"))
+	await(t, s, "NotAdmitted x1 in bank")
+	wait.Until(t, "the other one is dropped", func() bool { return r.Counts() == events.Counts{Written: 1, Dropped: 1} },
+		func() any { return r.Counts() })
+	s.mu.Lock()
+	requests := s.requests
+	s.mu.Unlock()
+	if requests != 9 {
+		t.Errorf("%d requests, want 8 attempts and one of the other namespace", requests)
 	}
 }
 
