@@ -97,5 +97,5 @@ func (e *podEvents) count() int {
 	if e == nil {
 		return 0
 	}
-	return len(e.last)
+	return len(e.pods)
 }

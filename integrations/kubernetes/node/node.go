@@ -78,7 +78,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	running.Go(func() { pulls.run(ctx) })
 	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{}, puller: pulls,
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
-		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}, events: &podEvents{recorder: recorder}}
+		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}, events: newPodEvents(recorder)}
 	running.Go(func() {
 		metrics.Serve(ctx, o.Metrics, func(out *promtext.Set) { sync.figures.collect(out, s, api, recorder) }, log)
 	})

@@ -3,6 +3,9 @@
 package node
 
 import (
+	"hash/maphash"
+	"maps"
+
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
 )
 
@@ -19,40 +22,74 @@ const (
 // modules are kerb-kube-controller's: there is one for all nodes.
 type podEvents struct {
 	recorder *events.Recorder
-	last     map[string]string // why pods are held that wait for more than a moment, by UID
-	now      map[string]string // the same, of the round that runs
+	pods     map[string]podHeld      // that are held for more than a moment, by UID
+	later    map[string]events.Event // of pods without a module, for which the recorder had no room, by UID
+	round    uint32
+	seed     maphash.Seed
 }
 
-// held notes a pod that is not admitted. It is recorded once for each reason.
+// podHeld is what was recorded of a pod. The message may be long, and there may be thousands of pods: it is not kept.
+type podHeld struct {
+	message  uint64 // hash
+	round    uint32 // in which it was held last
+	accepted bool   // by the recorder
+}
+
+const maxLater = 256 // Events
+
+func newPodEvents(r *events.Recorder) *podEvents {
+	return &podEvents{recorder: r, pods: map[string]podHeld{}, later: map[string]events.Event{}, seed: maphash.MakeSeed()}
+}
+
+// begin begins a round. What a round that failed has seen does not count for the next one.
+func (e *podEvents) begin() {
+	if e != nil {
+		e.round++
+	}
+}
+
+// held notes a pod that is not admitted. It is recorded once for each reason, as soon as the recorder has room.
 func (e *podEvents) held(p podService, pending bool) {
 	if e == nil || !pending || !p.held.lasting || p.held == tooNew || p.unshown {
 		return
 	}
 	text := p.held.Error()
-	if e.now == nil {
-		e.now = map[string]string{}
+	is, hash := e.pods[p.uid], maphash.String(e.seed, text)
+	if !is.accepted || is.message != hash {
+		is.accepted = e.recorder.Offer(podEvent(p, notAdmitted, "all packets of the pod are dropped: "+text))
 	}
-	e.now[p.uid] = text
-	if e.last[p.uid] != text {
-		e.record(p, notAdmitted, "all packets of the pod are dropped: "+text)
-	}
+	is.message, is.round = hash, e.round
+	e.pods[p.uid] = is
 }
 
 // admitted records that a pod is admitted without a module.
 func (e *podEvents) admitted(p podService, missing error) {
-	if e != nil && missing != nil && !p.unshown {
-		e.record(p, notProtected, "the pod runs without a module whose failurePolicy is open: "+missing.Error())
+	if e == nil || missing == nil || p.unshown {
+		return
+	}
+	of := podEvent(p, notProtected, "the pod runs without a module whose failurePolicy is open: "+missing.Error())
+	if !e.recorder.Offer(of) && len(e.later) < maxLater {
+		e.later[p.uid] = of
 	}
 }
 
-// end ends a round in which all services were seen.
-func (e *podEvents) end() {
-	if e != nil {
-		e.last, e.now = e.now, nil
+// end ends a round in which all services were seen, and these pods admitted. Events that wait about others are dropped.
+func (e *podEvents) end(admitted map[string]bool) {
+	if e == nil {
+		return
 	}
+	maps.DeleteFunc(e.pods, func(_ string, p podHeld) bool { return p.round != e.round })
+	e.recorder.Keep(func(of events.Event) bool {
+		if of.Reason == notProtected {
+			return admitted[of.Object.UID]
+		}
+		_, is := e.pods[of.Object.UID]
+		return is
+	})
+	maps.DeleteFunc(e.later, func(uid string, of events.Event) bool { return !admitted[uid] || e.recorder.Offer(of) })
 }
 
-func (e *podEvents) record(p podService, reason, message string) {
-	e.recorder.Record(events.Event{Object: events.Object{APIVersion: "v1", Kind: "Pod", Namespace: p.namespace,
-		Name: p.name, UID: p.uid}, Type: events.Warning, Reason: reason, Message: message})
+func podEvent(p podService, reason, message string) events.Event {
+	return events.Event{Object: events.Object{APIVersion: "v1", Kind: "Pod", Namespace: p.namespace, Name: p.name,
+		UID: p.uid}, Type: events.Warning, Reason: reason, Message: message}
 }

@@ -279,6 +279,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	var change []v1.Service
 	var gone []ref
 	var unconfirmed []podService
+	s.events.begin()
 	err := s.agent.eachService(ctx, func(service v1.Service) {
 		p, ok := pods.of(service.Metadata.Name)
 		ok = ok && (!p.mirror || p.isOf(service))
@@ -315,7 +316,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if err != nil {
 		return err
 	}
-	s.events.end()
+	s.events.end(admitted)
 	if len(unconfirmed) > 0 {
 		s.confirm.start(ctx, s.state, v, unconfirmed)
 	}
