@@ -94,7 +94,7 @@ func (k *credentials) load(c TCP) error {
 		field, file string
 		token       *string
 	}{
-		{"tcp.tokenFile", c.TokenFile, &next.token}, {"tcp.metricsTokenFile", c.MetricsTokenFile, &next.metrics},
+		{"tcp.tokenFile", c.TokenFile, &next.token}, {metricsTokenField, c.MetricsTokenFile, &next.metrics},
 	} {
 		if t.file == "" {
 			continue
@@ -179,6 +179,8 @@ func tlsConfig(c TCP) (*tls.Config, error) {
 	return secure, nil
 }
 
+const metricsTokenField = "tcp.metricsTokenFile"
+
 // minToken is the shortest token that is not refused, in bytes.
 const minToken = 16
 
@@ -188,7 +190,8 @@ func readToken(field, path string) (string, error) {
 		return "", &apierrors.Invalid{Field: field, Reason: err.Error()}
 	}
 	others := info.Mode().Perm() & 0o077
-	if stat, ok := info.Sys().(*syscall.Stat_t); ok && int(stat.Gid) == os.Getegid() {
+	stat, ok := info.Sys().(*syscall.Stat_t)
+	if ok && field == metricsTokenField && os.Geteuid() != 0 && int(stat.Gid) == os.Getegid() {
 		others &^= 0o040 // as in a pod that is not root's, whose group owns its secrets
 	}
 	if others != 0 {

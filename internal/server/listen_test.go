@@ -18,7 +18,9 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,28 +159,61 @@ func TestTCPNeedsProtection(t *testing.T) {
 	}
 }
 
-// A token may be read by the group of the agent, as in a pod that is not root's, and by no other group.
+// A token for metrics alone may be read by the group of a program that is not root's, as in a pod. No other token may,
+// and root's may not.
 func TestTokenOfGroup(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to become another user")
+	}
+	const id = 65532
 	files := certificates(t)
 	token := write(t, "a-token-that-is-long-enough", 0o640)
-	c := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key, TokenFile: token}
-	if err := serve.CheckTCP(c); err != nil {
-		t.Error(err)
+	own := func(path string, uid, gid int, mode os.FileMode) {
+		t.Helper()
+		if err := errors.Join(os.Chown(path, uid, gid), os.Chmod(path, mode)); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.Chmod(token, 0o660); err != nil {
-		t.Fatal(err)
+	own(filepath.Dir(t.TempDir()), 0, 0, 0o755)
+	own(files.cert, id, id, 0o600)
+	own(files.key, id, id, 0o600)
+	c := config.TCP{Address: "127.0.0.1:0", Certificate: files.cert, Key: files.key}
+	all, metrics := c, c
+	all.TokenFile, metrics.MetricsTokenFile = token, token
+	check := func(uid int, c config.TCP) (err error) {
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			runtime.LockOSThread() // and no unlock: the thread, which is another user's, ends with the goroutine
+			for _, call := range []uintptr{syscall.SYS_SETRESGID, syscall.SYS_SETRESUID} {
+				if _, _, e := syscall.RawSyscall(call, uintptr(uid), uintptr(uid), uintptr(uid)); e != 0 {
+					err = e
+					return
+				}
+			}
+			err = serve.CheckTCP(c)
+		}()
+		<-done
+		return err
 	}
-	if serve.CheckTCP(c) == nil {
-		t.Error("a token that its group can write is accepted")
-	}
-	if os.Geteuid() != 0 {
-		return // it cannot give the file to another group
-	}
-	if err := errors.Join(os.Chmod(token, 0o640), os.Chown(token, 0, os.Getegid()+1)); err != nil {
-		t.Fatal(err)
-	}
-	if serve.CheckTCP(c) == nil {
-		t.Error("a token that another group can read is accepted")
+	for _, at := range []struct {
+		what     string
+		uid, gid int
+		mode     os.FileMode
+		config   config.TCP
+		accepted bool
+	}{
+		{"metrics", id, id, 0o640, metrics, true},
+		{"metrics, writable", id, id, 0o660, metrics, false},
+		{"metrics, of another group", id, id + 1, 0o640, metrics, false},
+		{"all", id, id, 0o640, all, false},
+		{"metrics, as root", 0, 0, 0o640, metrics, false},
+		{"all, as root", 0, 0, 0o640, all, false},
+	} {
+		own(token, at.uid, at.gid, at.mode)
+		if err := check(at.uid, at.config); (err == nil) != at.accepted {
+			t.Errorf("%s: %v", at.what, err)
+		}
 	}
 }
 
