@@ -3,6 +3,7 @@
 package containers
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,8 +11,10 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -84,6 +87,7 @@ func (f *follower) start(ctx context.Context, s hook.Start) error {
 		}
 	}
 	c.State.Running, c.State.Pid, c.NetworkSettings.SandboxKey, c.hook = true, s.PID, s.Netns, true
+	c.began = beganOf(s.PID)
 	f.mu.Lock()
 	delete(f.known, id) // of an earlier start
 	f.hooked[id] = c
@@ -162,8 +166,19 @@ func (f *follower) dropHooked() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for id, c := range f.hooked {
-		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) {
+		now := beganOf(c.State.Pid)
+		if errors.Is(unix.Kill(c.State.Pid, 0), unix.ESRCH) || c.began != "" && now != "" && now != c.began {
 			delete(f.hooked, id)
 		}
 	}
+}
+
+// beganOf returns when a process began, in ticks since boot, or "" if that cannot be read.
+func beganOf(pid int) string {
+	text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	_, after, _ := strings.Cut(string(text[bytes.LastIndexByte(text, ')')+1:]), " ") // a name may have spaces
+	if fields := strings.Fields(after); len(fields) > 19 {
+		return fields[19] // field 22 of proc_pid_stat(5)
+	}
+	return ""
 }

@@ -34,7 +34,8 @@ type container struct {
 	HostConfig      struct{ NetworkMode string }
 	NetworkSettings struct{ SandboxKey string } // path of the network namespace; some runtimes leave it out
 
-	hook bool // it has reported its start before its first process
+	hook  bool   // it has reported its start before its first process
+	began string // with hook: when its first process began, by which a reused PID is another one; empty: not known
 }
 
 // name is what the user calls it. The API puts a slash before it.
