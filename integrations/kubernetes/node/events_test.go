@@ -107,8 +107,9 @@ func (b *bed) forgery(token string) {
 	const path = "/api/v1/namespaces/default/events"
 	event := func(name string, more map[string]any) map[string]any {
 		out := map[string]any{"apiVersion": "v1", "kind": "Event", "metadata": map[string]any{"name": name},
-			"involvedObject": map[string]any{"kind": "Pod", "namespace": "default", "name": "web"}, "reason": "R",
-			"message": "m", "type": "Normal", "source": map[string]any{"component": "kerb-kube-node", "host": "n1"},
+			"involvedObject": map[string]any{"kind": "Pod", "namespace": "default", "name": "web"},
+			"reason":         "NotAdmitted", "message": "all packets of the pod are dropped: m", "type": "Warning",
+			"source":             map[string]any{"component": "kerb-kube-node", "host": "n1"},
 			"reportingComponent": "kerb-kube-node", "reportingInstance": "n1"}
 		maps.Copy(out, more)
 		return out
@@ -120,6 +121,11 @@ func (b *bed) forgery(token string) {
 		"none":   {"source": map[string]any{}},
 		"about":  {"involvedObject": map[string]any{"kind": "Node", "name": "n2"}},
 		"as":     {"reportingComponent": "kubelet"},
+		"reason": {"reason": "Evicted"},
+		"type":   {"type": "Normal"},
+		"words":  {"message": "run this command"},
+		"empty":  {"message": ""},
+		"pair":   {"reason": "NotProtected"},
 	}
 	refused := func(method, path string, in any) bool {
 		err := b.api.CallAs(token, method, path, in, nil)
@@ -140,4 +146,11 @@ func (b *bed) forgery(token string) {
 	if !refused(http.MethodPatch, path+"/kubelets"+dry+"&fieldManager=test&force=true", event("kubelets", nil)) {
 		b.T.Error("a node changes an Event of the kubelet")
 	}
+	var answer struct{ Status struct{ Token string } }
+	b.api.Must(http.MethodPost, "/api/v1/namespaces/kerb-system/serviceaccounts/kerb-kube-controller/token",
+		map[string]any{"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": map[string]any{}}, &answer)
+	b.Eventually("the controller writes no Events of pods", func() bool {
+		err := b.api.CallAs(answer.Status.Token, http.MethodPost, path+dry, event("pod", nil), nil)
+		return err != nil && strings.Contains(err.Error(), "Events of ClusterModules and Modules only")
+	})
 }

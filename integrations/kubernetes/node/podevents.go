@@ -12,10 +12,12 @@ import (
 // component is the source of this program's Events. A policy in deploy/kubernetes permits no other one.
 const component = "kerb-kube-node"
 
-// Reasons of Events of pods.
+// Reasons of Events of pods, and the first words of their messages. The policy permits no other ones.
 const (
-	notAdmitted  = "NotAdmitted"
-	notProtected = "NotProtected"
+	notAdmitted   = "NotAdmitted"
+	allDropped    = "all packets of the pod are dropped: "
+	notProtected  = "NotProtected"
+	withoutModule = "the pod runs without a module whose failurePolicy is open: "
 )
 
 // podEvents records what users of pods have to know: those of a namespace cannot read KerbNodes by default. Events of
@@ -56,7 +58,7 @@ func (e *podEvents) held(p podService, pending bool) {
 	text := p.held.Error()
 	is, hash := e.pods[p.uid], maphash.String(e.seed, text)
 	if !is.accepted || is.message != hash {
-		is.accepted = e.recorder.Offer(podEvent(p, notAdmitted, "all packets of the pod are dropped: "+text))
+		is.accepted = e.recorder.Offer(podEvent(p, notAdmitted, allDropped+text))
 	}
 	is.message, is.round = hash, e.round
 	e.pods[p.uid] = is
@@ -67,7 +69,7 @@ func (e *podEvents) admitted(p podService, missing error) {
 	if e == nil || missing == nil || p.unshown {
 		return
 	}
-	of := podEvent(p, notProtected, "the pod runs without a module whose failurePolicy is open: "+missing.Error())
+	of := podEvent(p, notProtected, withoutModule+missing.Error())
 	if !e.recorder.Offer(of) && len(e.later) < maxLater {
 		e.later[p.uid] = of
 	}
