@@ -235,6 +235,7 @@ func watch(cmd *exec.Cmd, spec sandbox.Spec, group *group, log *logReader) *proc
 	p.why = func() error { return result }
 	go func() {
 		state := cmd.Wait()
+		log.await()
 		mu.Lock()
 		defer mu.Unlock()
 		if group != nil {

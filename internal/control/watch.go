@@ -180,14 +180,23 @@ const (
 type logReader struct {
 	log     *slog.Logger
 	in      io.ReadCloser
-	highest slog.Level // of its lines: errors in the log are the agent's
+	highest slog.Level    // of its lines: errors in the log are the agent's
+	ended   chan struct{} // closed when all has been read
 
 	mu   sync.Mutex
 	last string
 }
 
 func newLogReader(log *slog.Logger, in io.ReadCloser) *logReader {
-	return &logReader{log: log, in: in, highest: slog.LevelWarn}
+	return &logReader{log: log, in: in, highest: slog.LevelWarn, ended: make(chan struct{})}
+}
+
+// await returns when all that was written has been read, or after a moment: a child of the process may hold its end.
+func (l *logReader) await() {
+	select {
+	case <-l.ended:
+	case <-time.After(100 * time.Millisecond):
+	}
 }
 
 func (l *logReader) lastLine() string {
@@ -199,6 +208,7 @@ func (l *logReader) lastLine() string {
 // run reads lines until the control plane closes its end. Lines above the rate limit (a token bucket) are dropped and
 // counted, long ones are cut, so that a control plane can neither block on its log nor fill the agent's.
 func (l *logReader) run() {
+	defer close(l.ended)
 	defer l.in.Close()
 	in := bufio.NewReaderSize(l.in, logLine)
 	tokens, since, lost, delivered := float64(logBurst), time.Now(), 0, time.Now()

@@ -5,6 +5,7 @@ package control
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -15,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
@@ -124,4 +127,28 @@ func TestHelperAllocates(t *testing.T) {
 	fmt.Println("allocated")
 	time.Sleep(time.Minute) // until it is killed
 	fmt.Println(held[0])
+}
+
+// What a control plane has written last is known when it has ended, however late it is read.
+func TestLastWords(t *testing.T) {
+	reader, writer, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command("sh", "-c", "echo no way; exit 1")
+	cmd.Stdout = writer
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	writer.Close()
+	log := newLogReader(slog.New(slog.DiscardHandler), reader)
+	p := watch(cmd, sandbox.Spec{}, nil, log)
+	for !errors.Is(unix.Kill(p.pid, 0), unix.ESRCH) {
+		time.Sleep(time.Millisecond) // until it is gone: nothing has been read yet
+	}
+	go log.run()
+	<-p.ended
+	if why := p.why().Error(); !strings.Contains(why, "no way") {
+		t.Error(why)
+	}
 }
