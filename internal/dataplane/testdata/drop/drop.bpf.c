@@ -10,7 +10,7 @@ static __noinline int judge(struct kerb_pkt *pkt)
 
 	kerb_note(pkt, 1, udp ? bpf_ntohs(udp->dest) : ~0ULL);
 	if (udp && udp->dest == bpf_htons(port))
-		return kerb_drop_noted(pkt, KERB_DROP_POLICY, 1, port);
+		return kerb_drop_noted(pkt, KERB_DROP_POLICY, 1, bpf_ntohs(udp->dest));
 	return KERB_NEXT;
 }
 
