@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -50,8 +49,8 @@ func TestHostilePackets(t *testing.T) {
 	counter.Spec.Attach, counter.Spec.Budget = v1.Attach{Interfaces: []string{hostileDevice}}, slow
 	device := hostileInterface(t, n)
 	n.Apply(node.Service(web, "app=web"), node.Service(db, "app=db"), fw, counter)
-	sends(t, web.Do, netip.AddrPortFrom(db.Addr4(), 5432))
-	sends(t, n.Lab.Node().Do, netip.AddrPortFrom(device, 5432))
+	keepSending(t, web.Do, netip.AddrPortFrom(db.Addr4(), 5432), []byte(hostilePayload), 1, 100*time.Millisecond)
+	keepSending(t, n.Lab.Node().Do, netip.AddrPortFrom(device, 5432), []byte(hostilePayload), 1, 100*time.Millisecond)
 
 	b.screen(1280, 860, "light")
 	b.open(serveUI(t, n))
@@ -129,31 +128,6 @@ func hostileInterface(t *testing.T, n *nodetest.Node) netip.Addr {
 		t.Fatal(err)
 	}
 	return address
-}
-
-// sends has datagrams with a hostile payload sent until the test ends.
-func sends(t *testing.T, in func(func() error) error, to netip.AddrPort) {
-	t.Helper()
-	var c net.Conn
-	if err := in(func() (err error) {
-		c, err = net.Dial("udp", to.String())
-		return err
-	}); err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	t.Cleanup(func() { close(done) })
-	go func() {
-		defer c.Close()
-		for tick := time.Tick(100 * time.Millisecond); ; {
-			_, _ = c.Write([]byte(hostilePayload))
-			select {
-			case <-done:
-				return
-			case <-tick:
-			}
-		}
-	}()
 }
 
 // The page follows events, and says in words that it has lost some: here a line about that comes with those of the

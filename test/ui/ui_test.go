@@ -58,8 +58,15 @@ func serveUI(t *testing.T, n *nodetest.Node, flags ...string) string {
 // traffic sends datagrams from one service to a port of another, at some 400 a second, until the test ends.
 func traffic(t *testing.T, from *netlab.Host, to netip.AddrPort) {
 	t.Helper()
+	keepSending(t, from.Do, to, make([]byte, 200), 8, 20*time.Millisecond)
+}
+
+// keepSending sends some datagrams periodically from where in runs what it is given, until the test ends.
+func keepSending(t *testing.T, in func(func() error) error, to netip.AddrPort, payload []byte, some int,
+	period time.Duration) {
+	t.Helper()
 	var c net.Conn
-	if err := from.Do(func() (err error) {
+	if err := in(func() (err error) {
 		c, err = net.Dial("udp", to.String())
 		return err
 	}); err != nil {
@@ -69,11 +76,11 @@ func traffic(t *testing.T, from *netlab.Host, to netip.AddrPort) {
 	t.Cleanup(func() { close(done) })
 	go func() {
 		defer c.Close()
-		tick := time.NewTicker(20 * time.Millisecond)
+		tick := time.NewTicker(period)
 		defer tick.Stop()
 		for {
-			for range 8 {
-				_, _ = c.Write(make([]byte, 200))
+			for range some {
+				_, _ = c.Write(payload)
 			}
 			select {
 			case <-done:
