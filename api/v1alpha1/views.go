@@ -11,7 +11,7 @@ type Chain struct {
 	Direction string        `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Modules   []string      `json:"modules" doc:"In the order in which packets meet them"`
 	Program   uint32        `json:"program" doc:"Kernel id of the entry program"`
-	Cost      float64       `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live"`
+	Cost      *float64      `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live; absent until all are measured"`
 	Parts     int           `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits, such as 64 maps for a program"`
 	Points    []Attachment  `json:"points,omitempty" doc:"Where it runs"`
 	Ready     bool          `json:"ready,omitempty" doc:"It runs nowhere, and was linked for a service that may come"`

@@ -66,7 +66,7 @@ func TestMemory(t *testing.T) {
 		var chains []v1.Chain
 		n.Must(http.MethodGet, "/v1/chains", nil, &chains)
 		return len(chains) > 0 && !slices.ContainsFunc(chains, func(c v1.Chain) bool {
-			return c.Cost == 0 && c.Hook != "sockets"
+			return c.Cost == nil && c.Hook != "sockets"
 		})
 	})
 	atMost(t, "PSS with all modules", maxAll, func() (int64, error) { return proportional(n.PID()) })

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"maps"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -260,21 +261,22 @@ func (m Measured) View() *v1.Cost {
 	return c
 }
 
-// ChainCost is what the modules of a chain add to the packet that takes longest, in ns; 0 if not all are measured.
-func ChainCost(spec chain.Spec, of func(module string) Measured) (sum float64) {
+// ChainCost is what the modules of a chain add to the packet that takes longest, in ns; nil if not all are measured.
+// The noise of a measurement can make a cheap module cost 0.
+func ChainCost(spec chain.Spec, of func(module string) Measured) *float64 {
+	sum := 0.0
 	for _, m := range spec.Members {
-		cost := 0.0
-		for _, l := range of(m.Name).Latency {
-			if l.Hook == spec.Side.Hook() && l.Direction == spec.Direction {
-				cost = tenths(l.Worst().Median)
-			}
+		latency := of(m.Name).Latency
+		i := slices.IndexFunc(latency, func(l chain.Latency) bool {
+			return l.Hook == spec.Side.Hook() && l.Direction == spec.Direction
+		})
+		if i < 0 {
+			return nil
 		}
-		if cost == 0 {
-			return 0
-		}
-		sum += cost
+		sum += tenths(latency[i].Worst().Median)
 	}
-	return tenths(sum)
+	sum = tenths(sum)
+	return &sum
 }
 
 func tenths(n float64) float64 { return math.Round(10*n) / 10 }

@@ -50,21 +50,22 @@ func setModuleDefaults(m *v1alpha1.Module, given map[string]any) error {
 
 // worstCost is the time that a module adds to the packet that takes longest.
 func worstCost(c *v1alpha1.Cost) string {
-	worst := 0.0
-	if c != nil {
-		for _, l := range c.Latency {
-			worst = max(worst, l.Worst)
-		}
+	if c == nil || len(c.Latency) == 0 {
+		return ""
 	}
-	return FormatCost(worst)
+	worst := 0.0
+	for _, l := range c.Latency {
+		worst = max(worst, l.Worst)
+	}
+	return FormatCost(&worst)
 }
 
 // FormatCost formats nanoseconds for tables; unknown ones are empty.
-func FormatCost(n float64) string {
-	if n == 0 {
+func FormatCost(n *float64) string {
+	if n == nil {
 		return ""
 	}
-	return fmt.Sprintf("%.0f ns", n)
+	return fmt.Sprintf("%.0f ns", *n)
 }
 
 func allDrops(drops []v1alpha1.Drop) (n uint64) {
