@@ -116,6 +116,9 @@ func (l *Live) keep(at time.Time, all []Reading) {
 	}
 	place := l.next % liveRows
 	row := l.rows[place][:0]
+	if cap(row) < len(l.series) { // append would make it larger than it can become
+		row = make([]float32, 0, (len(l.series)+63)/64*64)
+	}
 	for range l.series {
 		row = append(row, nan)
 	}

@@ -25,8 +25,8 @@ type Reading struct {
 
 // Quantile is that of a histogram of times.
 type Quantile struct {
-	Of    sdk.Histogram // of all so far, in ns
-	Share float64       // from 0 to 1
+	of    packed  // of all so far, in ns
+	share float64 // from 0 to 1
 }
 
 // counts reports whether a series gets room for its sample.
@@ -45,7 +45,8 @@ type counted struct {
 	at       time.Duration // since begun: a Time is larger
 }
 
-// kept is how long a counter is remembered that is not read: during a change a module may have none.
+// kept is how long a counter is remembered that is not read: during a change a module may have none. Times, which are
+// larger, are not.
 const kept = time.Minute
 
 // Add sets the samples of readings. Counters that are lower than before have none: they began again. Quantiles have
@@ -77,7 +78,7 @@ func (r *Rates) Add(at time.Time, all []Reading) {
 		}
 	}
 	for key, c := range r.last {
-		if now-c.at > kept {
+		if now-c.at > kept || c.at < now && (c.quantile != nil || len(r.last) > maxReadings) {
 			delete(r.last, key)
 		}
 	}
@@ -88,11 +89,11 @@ func (r *Rates) Add(at time.Time, all []Reading) {
 func (q *Quantile) since(before *Quantile) float32 {
 	var counted sdk.Histogram
 	if before != nil {
-		counted = before.Of
+		counted = before.of.addTo(nil)
 	}
-	since, ok := q.Of.Since(counted)
+	since, ok := q.of.addTo(nil).Since(counted)
 	if !ok || since.Count() == 0 {
 		return nan
 	}
-	return float32(float64(since.Quantile(q.Share)) / 1e9)
+	return float32(float64(since.Quantile(q.share)) / 1e9)
 }

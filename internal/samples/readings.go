@@ -21,6 +21,7 @@ type Readings struct {
 	before  map[uint64]int // at of the sample before
 	fresh   int            // of all, those that were not in the sample before
 	omitted int
+	timed   struct{ now, before, fresh int } // modules and directions with times
 }
 
 // maxReadings is how many series one sample reads: each takes memory, whether it gets a slot or not.
@@ -31,7 +32,9 @@ var seed = maphash.MakeSeed()
 
 // Reset makes them empty. What they take is used again: garbage costs the agent more than all else of a sample.
 func (r *Readings) Reset() {
+	clear(r.all)
 	r.all, r.fresh, r.omitted = r.all[:0], 0, 0
+	r.timed.now, r.timed.before, r.timed.fresh = 0, r.timed.now, 0
 	r.at, r.before = r.before, r.at
 	if clear(r.at); r.at == nil {
 		r.at = map[uint64]int{}
@@ -48,9 +51,7 @@ func (r *Readings) add(n Reading) {
 	n.key = maphash.Comparable(seed, n.Series)
 	if i, ok := r.at[n.key]; ok {
 		r.all[i].Value += n.Value
-		if q := n.Quantile; q != nil {
-			r.all[i].Quantile = &Quantile{sum(r.all[i].Of, q.Of), q.Share}
-		}
+		r.all[i].Quantile = n.Quantile
 		return
 	}
 	if _, known := r.before[n.key]; !known { // those of the sample before come first, also in another order
@@ -61,16 +62,10 @@ func (r *Readings) add(n Reading) {
 		r.fresh++
 	}
 	r.at[n.key] = len(r.all)
-	r.all = append(r.all, n)
-}
-
-// sum leaves both as they are: several series may be of one histogram.
-func sum(a, b sdk.Histogram) sdk.Histogram {
-	out := slices.Clone(a)
-	for i := range min(len(out), len(b)) {
-		out[i] += b[i]
+	if len(r.all) == cap(r.all) { // append would make it larger than it can become
+		r.all = append(make([]Reading, 0, max(64, min(2*len(r.all), maxReadings))), r.all...)
 	}
-	return out
+	r.all = append(r.all, n)
 }
 
 func (r *Readings) gauge(name string, series v1.Series, value float64) {
@@ -99,11 +94,28 @@ func (r *Readings) AddModule(module, direction, verdict string, packets, length 
 	r.count("kerb_module_bytes_per_second", of, float64(length), false)
 }
 
-// AddLatency adds how long packets took that a module has seen, in ns. It keeps the histogram.
+// maxTimed is how many modules and directions can have times. Three samples of them are in memory: this one, and those
+// before it of the files and of clients that follow.
+const maxTimed = 128
+
+// AddLatency adds how long packets took that a module has seen, in ns.
 func (r *Readings) AddLatency(module, direction string, took sdk.Histogram) {
+	of := func(name string) v1.Series { return v1.Series{Name: name, Module: module, Direction: direction} }
+	key := maphash.Comparable(seed, of(quantiles[0].name))
+	if i, ok := r.at[key]; ok {
+		took = r.all[i].of.addTo(slices.Clone(took))
+	} else if _, known := r.before[key]; known {
+		r.timed.now++
+	} else if r.timed.before+r.timed.fresh < maxTimed {
+		r.timed.now++
+		r.timed.fresh++
+	} else {
+		r.omitted += len(quantiles)
+		return
+	}
+	times := pack(took)
 	for _, q := range quantiles {
-		r.add(Reading{Series: v1.Series{Name: q.name, Module: module, Direction: direction},
-			Quantile: &Quantile{took, q.share}})
+		r.add(Reading{Series: of(q.name), Quantile: &Quantile{times, q.share}})
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"reflect"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -270,30 +271,72 @@ func TestClock(t *testing.T) {
 
 // TestBounds fills everything there is: files and memory stay within their bounds.
 func TestBounds(t *testing.T) {
+	times := make(sdk.Histogram, 80) // as in the data plane: no bucket is empty, and their counts are those of years
+	for bucket := range times {
+		times[bucket] = 1 << 40
+	}
+	modules := func(r *Readings, second, first, n int) {
+		seen := uint64(1+second) * 100 // no rate is zero
+		for i := range n {
+			module := fmt.Sprintf("module-%04d", first+i)
+			for _, direction := range []string{"ingress", "egress"} {
+				r.AddLatency(module, direction, times)
+				for _, verdict := range []string{"next", "drop", "reply", "redirect"} {
+					r.AddModule(module, direction, verdict, seen, 64*seen)
+				}
+			}
+			r.AddMemory(module, 1<<20)
+			r.AddDrops(module, []v1.Drop{{Reason: "policy", Packets: seen}, {Reason: "malformed", Packets: seen}})
+		}
+	}
+	services := func(r *Readings, second, first, n int) {
+		seen := Traffic{uint64(1+second) * 100, uint64(1+second) * 6400}
+		for i := range n {
+			r.AddService(fmt.Sprintf("service-%04d", first+i), Interface{Received: seen, Sent: seen})
+		}
+	}
+	for what, fill := range map[string]func(r *Readings, n int){
+		"6,400 services, which come and go": func(r *Readings, n int) { services(r, n, n/10, 10*MaxSeries) },
+		"100 services, each with four modules": func(r *Readings, n int) {
+			services(r, n, 0, 100)
+			modules(r, n, 0, 400)
+		},
+		"all with times":                   func(r *Readings, n int) { modules(r, n, 0, maxTimed/2) },
+		"1,000 modules, which come and go": func(r *Readings, n int) { modules(r, n, n/10, 1000) },
+	} {
+		t.Run(what, func(t *testing.T) { bounded(t, times, fill) })
+	}
+}
+
+// bounded takes samples of readings that fill adds, and then reads others, as the agent does between two samples.
+func bounded(t *testing.T, times sdk.Histogram, fill func(r *Readings, n int)) {
+	const seconds = 700
 	dir := t.TempDir()
 	before := heap()
 	s, live := open(t, dir), &Live{}
 	sizes := dirSize(t, dir)
 	_, leave := live.Join()
 	defer leave()
-	var rates [2]Rates
-	var readings Readings
-	for n := range 700 { // from one row to the next, series go and come
-		readings.Reset()
-		for i := range 10 * MaxSeries {
-			of := v1.Series{Name: "kerb_service_packets_per_second", Service: fmt.Sprintf("service-%04d", i+n/10),
-				Direction: "egress"}
-			readings.add(Reading{Series: of, Value: float64(n * 100), Counter: true})
+	var filed, second Rates
+	var all Readings
+	for n := range seconds {
+		times[n%len(times)]++
+		all.Reset()
+		all.AddAgent(n)
+		fill(&all, n)
+		at := time.Now().Add(time.Duration(n-seconds) * Period)
+		if n%10 == 5 { // the last sample of the files is another one than that of clients
+			filed.Add(at, all.All())
+			s.Omit(all.Omitted())
+			if err := s.Add(at, all.All()); err != nil {
+				t.Fatal(err)
+			}
 		}
-		at := time.Now().Add(time.Duration(n-700) * Period)
-		rates[0].Add(at, readings.All())
-		s.Omit(readings.Omitted())
-		if err := s.Add(at, readings.All()); err != nil {
-			t.Fatal(err)
-		}
-		rates[1].Add(at, readings.All())
-		live.Add(at, readings.All())
+		second.Add(at, all.All())
+		live.Add(at, all.All())
 	}
+	all.Reset()
+	fill(&all, seconds)
 	if used := heap() - before; used > 2<<20 {
 		t.Errorf("%d bytes of memory", used)
 	} else {
@@ -307,12 +350,13 @@ func TestBounds(t *testing.T) {
 	if table, _ := os.Stat(s.tablePath()); after-sizes > 2*table.Size() || table.Size() > 256<<10 {
 		t.Errorf("files have grown from %d to %d, the table has %d", sizes, after, table.Size())
 	}
-	head, lines := read(t, s, time.Hour)
-	if head.Omitted != 9*MaxSeries || len(head.Series) != MaxSeries || len(lines) < 350 {
+	head, lines := read(t, s, 2*time.Hour)
+	if len(head.Series) != MaxSeries || head.Omitted == 0 || len(lines) != seconds/10 {
 		t.Errorf("%d series, %d omitted, %d lines", len(head.Series), head.Omitted, len(lines))
 	}
-	runtime.KeepAlive(rates)
-	runtime.KeepAlive(readings)
+	runtime.KeepAlive(filed)
+	runtime.KeepAlive(second)
+	runtime.KeepAlive(all)
 	runtime.KeepAlive(live)
 }
 
@@ -587,12 +631,60 @@ func TestLatencyOfTwoHooks(t *testing.T) {
 	r.AddLatency("fw", "ingress", xdp)
 	r.AddLatency("fw", "ingress", tc)
 	for _, n := range r.All() {
-		if n.Of.Count() != 2 || n.Of.Quantile(1) < 40 {
-			t.Errorf("%s has %v", n.Name, n.Of)
+		if h := n.of.addTo(nil); h.Count() != 2 || h.Quantile(1) < 40 {
+			t.Errorf("%s has %v", n.Name, h)
 		}
 	}
 	if len(r.All()) != 2 || xdp.Count() != 1 || tc.Count() != 1 {
 		t.Errorf("%d series, of histograms with %d and %d", len(r.All()), xdp.Count(), tc.Count())
+	}
+}
+
+// Modules that have had times keep them when others come, in whatever order they are read: a percentile has no gaps.
+// Those for which there is no room are counted.
+func TestTimesOfTheFirst(t *testing.T) {
+	times := sdk.Histogram{0, 0, 1}
+	var r Readings
+	for n := range 3 {
+		r.Reset()
+		for i := 2 * maxTimed; i > 0; i-- {
+			if module := fmt.Sprint(i); n > 0 || i <= maxTimed {
+				r.AddLatency(module, "ingress", times)
+			}
+		}
+		if want := min(n, 1) * len(quantiles) * maxTimed; r.Omitted() != want {
+			t.Errorf("sample %d omits %d series, want %d", n, r.Omitted(), want)
+		}
+		for _, of := range r.All() {
+			if i, _ := strconv.Atoi(of.Module); i > maxTimed {
+				t.Fatalf("sample %d has times of module %d", n, i)
+			}
+		}
+		if len(r.All()) != len(quantiles)*maxTimed {
+			t.Errorf("sample %d has %d series", n, len(r.All()))
+		}
+	}
+}
+
+// A packed histogram is what it was, in little room.
+func TestPacked(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 1000 {
+		h := make(sdk.Histogram, 80)
+		for range random.IntN(30) {
+			h[random.IntN(80)] = random.Uint64() >> random.IntN(64)
+		}
+		if got := pack(h).addTo(make(sdk.Histogram, 80)); !slices.Equal(got, h) {
+			t.Fatalf("%v became %v", h, got)
+		}
+	}
+	h := make(sdk.Histogram, 80)
+	for ns := range uint64(2000) { // of which each was measured a thousand times
+		h.Observe(ns)
+		h[min(79, ns)] += 999
+	}
+	if n := len(pack(h)); n > 250 {
+		t.Errorf("%d bytes", n)
 	}
 }
 
