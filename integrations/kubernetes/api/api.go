@@ -197,15 +197,6 @@ type ModuleReport struct {
 	Message    string `json:"message,omitempty" doc:"What is wrong, and what to do"`
 }
 
-// Reasons of reports about new versions in rollouts.
-const (
-	RolledBack  = "RolledBack"  // the node has gone back from it
-	CheckFailed = "CheckFailed" // the node could not run it, and has not begun
-)
-
-// OfNew reports whether a reason is one of reports about new versions: others may be about the version before.
-func OfNew(reason string) bool { return reason == RolledBack || reason == CheckFailed }
-
 // Condition is metav1.Condition.
 type Condition struct {
 	Type       string    `json:"type" doc:"For example Ready"`

@@ -32,14 +32,9 @@ const (
 	rolloutCompleted = "RolloutCompleted"
 )
 
-// nodeProblem is the reason of Events about problems whose reason is none of nodeReasons.
+// nodeProblem is the reason of Events about problems whose reason is none of api.NodeReasons: a
+// node that was taken over must not write Events about a rollout.
 const nodeProblem = "NodeProblem"
-
-// nodeReasons are what nodes report of modules, and so reasons of Events. A KerbNode may have any other one: a node
-// that was taken over must not write Events about a rollout.
-var nodeReasons = []string{api.RolledBack, api.CheckFailed, "PackageRefused", "PackageUnavailable", "Refused",
-	"AgentError", "ModuleFailed", "NotReconciled", "Starting", "TooMany", "Undecodable", "TooLarge", "Invalid",
-	"NotPulled", "NotAllowed", "NotPermitted", "TooManyPackages"}
 
 // recorders write Events about rollouts, and about problems that nodes report. Each has a queue and a rate of its own:
 // nodes cannot delay or displace what is known of a rollout.
@@ -116,7 +111,7 @@ func newReasons(object events.Object, before, now []api.Problem) (out []events.E
 
 // problemReason returns the reason of Events about a problem.
 func problemReason(p api.Problem) string {
-	if slices.Contains(nodeReasons, p.Reason) {
+	if slices.Contains(api.NodeReasons, p.Reason) {
 		return p.Reason
 	}
 	return nodeProblem

@@ -60,7 +60,7 @@ func (s *syncer) check(ctx context.Context, v view) {
 			c.Failure = err.Error()
 		case errors.Is(lacks, errPulling):
 			continue
-		case reason == packageUnavailable, reason == trustUnknown:
+		case reason == api.PackageUnavailable, reason == api.TrustUnknown:
 			c.Waits = lacks.Error()
 		case lacks != nil:
 			c.Failure = lacks.Error()

@@ -160,7 +160,7 @@ func (s *state) rollouts() (out reported) {
 		case c.Version == version && c.Failure != "":
 			fail(m, api.CheckFailed, c.Failure)
 		case c.Version == version && c.Waits != "": // no answer to the controller
-			fail(m, packageUnavailable, c.Waits)
+			fail(m, api.PackageUnavailable, c.Waits)
 		case c.passed(m):
 			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})
 		}

@@ -44,13 +44,6 @@ const (
 	maxRefused    = 10 * time.Minute
 )
 
-// Reasons of modules whose package the node has not got.
-const (
-	packageUnavailable = "PackageUnavailable" // not yet
-	packageRefused     = "PackageRefused"     // there is none, or the node does not accept it
-	tooManyPackages    = "TooManyPackages"
-)
-
 // errSlow is the error of a pull that was ended.
 var errSlow = errors.New("the registry takes too long")
 
@@ -390,17 +383,17 @@ func (s *syncer) provided(v view, image string) (string, error) {
 	}
 	switch a := s.puller.of(image); {
 	case a.refused:
-		return packageRefused, errors.New("spec.package.image: " + a.failure)
+		return api.PackageRefused, errors.New("spec.package.image: " + a.failure)
 	case len(s.owned) >= maxPulled:
-		return tooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for the cluster, and "+
+		return api.TooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for the cluster, and "+
 			"keeps no more: delete modules, or run kerb package pull on the node", maxPulled)
 	case !v.images[image] && s.private(v) >= maxOfNamespaces:
-		return tooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for Modules of namespaces, "+
-			"and keeps no more: delete Modules, or run kerb package pull on the node", maxOfNamespaces)
+		return api.TooManyPackages, fmt.Errorf("spec.package.image: the node has pulled %d packages for Modules of "+
+			"namespaces, and keeps no more: delete Modules, or run kerb package pull on the node", maxOfNamespaces)
 	case a.failure == "":
-		return packageUnavailable, errPulling
+		return api.PackageUnavailable, errPulling
 	default:
-		return packageUnavailable, fmt.Errorf("spec.package.image: %s; the node tries again", a.failure)
+		return api.PackageUnavailable, fmt.Errorf("spec.package.image: %s; the node tries again", a.failure)
 	}
 }
 
@@ -414,15 +407,16 @@ func allowed(m api.Module, known map[string]v1.Package) (string, error) {
 	p, ok := known[image]
 	switch {
 	case onLoopback(image):
-		return notPermitted, errors.New("spec.package.image: a Module of a namespace names no registry on the node itself: " +
-			"use a ClusterModule, or another registry")
+		return api.NotPermitted, errors.New("spec.package.image: a Module of a namespace names no registry on the node " +
+			"itself: use a ClusterModule, or another registry")
 	case !ok:
-		return "NotPulled", fmt.Errorf("spec.package.image: the node does not have it: kerb package pull %s", image)
+		return api.NotPulled, fmt.Errorf("spec.package.image: the node does not have it: kerb package pull %s", image)
 	case len(p.Capabilities) > 0:
-		return "NotAllowed", fmt.Errorf("spec.package.image: the package uses %s of the node: use a ClusterModule",
+		return api.NotAllowed, fmt.Errorf("spec.package.image: the package uses %s of the node: use a ClusterModule",
 			strings.Join(p.Capabilities, ", "))
 	case slices.Contains(p.Hooks, "sockets"):
-		return "NotAllowed", fmt.Errorf("spec.package.image: the package attaches to sockets, not to pods: remove the Module")
+		return api.NotAllowed, errors.New("spec.package.image: the package attaches to sockets, not to pods: remove the " +
+			"Module")
 	}
 	return "", nil
 }

@@ -108,8 +108,8 @@ func TestPulls(t *testing.T) {
 	if got := strings.Join(a.pulled, " "); got != "r.example/away@1 r.example/before@1 r.example/new@1 r.example/no@1" {
 		t.Errorf("pulled %s", got)
 	}
-	for image, want := range map[string]string{"r.example/no@1": packageRefused, "r.example/away@1": packageUnavailable,
-		"r.example/new@1": "", "r.example/operators@1": "", "": ""} {
+	for image, want := range map[string]string{"r.example/no@1": api.PackageRefused,
+		"r.example/away@1": api.PackageUnavailable, "r.example/new@1": "", "r.example/operators@1": "", "": ""} {
 		if reason, err := s.provided(s.state.view(), image); reason != want || (err == nil) != (want == "") {
 			t.Errorf("%s: %s %v, want %q", image, reason, err, want)
 		}
@@ -168,7 +168,7 @@ func TestPulledAreBounded(t *testing.T) {
 	}
 	tooMany := 0
 	for _, m := range all {
-		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == tooManyPackages {
+		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
 			tooMany++
 		}
 	}
@@ -203,7 +203,7 @@ func TestNamespacesLeaveRoom(t *testing.T) {
 	}
 	tooMany := 0
 	for _, m := range all {
-		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == tooManyPackages {
+		if reason, _ := s.provided(s.state.view(), m.Spec.Package.Image); reason == api.TooManyPackages {
 			tooMany++
 		}
 	}
@@ -334,7 +334,7 @@ func TestPullsOfNamespaces(t *testing.T) {
 	if s.provides("r.example/p1@1"); s.view().shared == v.shared {
 		t.Error("the package of a ClusterModule changes nothing for other namespaces")
 	}
-	if reason, err := allowed(all[0], map[string]v1.Package{all[0].Spec.Package.Image: {}}); reason != notPermitted {
+	if reason, err := allowed(all[0], map[string]v1.Package{all[0].Spec.Package.Image: {}}); reason != api.NotPermitted {
 		t.Errorf("a registry on the node itself: %q %v", reason, err)
 	}
 	for image, want := range map[string]bool{"127.0.0.1:5000/a@1": true, "localhost/a@1": true, "[::1]:5000/a@1": true,
@@ -400,7 +400,7 @@ func TestChecksNeedPackages(t *testing.T) {
 	}
 	expect("the first attempt has not ended", "")
 	drain(t, s)
-	expect("no registry answers", packageUnavailable)
+	expect("no registry answers", api.PackageUnavailable)
 	a.answers["r.example/p@sha256:1"] = http.StatusNotFound
 	s.puller.try(t.Context(), "r.example/p@sha256:1")
 	expect("the registry has none", api.CheckFailed)

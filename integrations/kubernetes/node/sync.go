@@ -154,10 +154,6 @@ type desired struct {
 	titles      map[string]string  // NAMESPACE/NAME of modules of namespaces
 }
 
-// tooManyModules is the reason of Modules beyond api.MaxModules of a namespace. They are deleted from the node: the
-// limit would otherwise be one of changes, and not of modules that run.
-const tooManyModules = "TooMany"
-
 // wanted translates the modules of a view whose packages the node has.
 func (s *syncer) wanted(v view) desired {
 	d := desired{modules: []v1.Module{names.PendingModule()}, generations: map[string]int64{names.Pending: 0},
@@ -177,9 +173,10 @@ func (s *syncer) wanted(v view) desired {
 				reason, err = allowed(m, s.have)
 			}
 			if n := inNamespace[namespace]; n > api.MaxModules {
-				reason, err = tooManyModules, fmt.Errorf("a namespace has at most %d Modules, and this is number %d in the order "+
+				reason, err = api.TooMany, fmt.Errorf("a namespace has at most %d Modules, and this is number %d in the order "+
 					"of creation: delete some, or use a ClusterModule", api.MaxModules, n)
-				delete(d.generations, name) // what the node has of it is deleted
+				// What the node has of it is deleted: the limit would otherwise be one of changes, and not of modules that run.
+				delete(d.generations, name)
 			}
 		}
 		if err != nil {
@@ -203,11 +200,11 @@ func (s *syncer) applyEach(ctx context.Context, all []v1.Module, generations map
 		case name == names.Pending, !answered(err): // pods would start unprotected; the agent is away
 			return nil, err
 		case refused:
-			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: "Refused",
+			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: api.Refused,
 				Message: detail})
 		default:
 			s.failed = fmt.Errorf("module %s: %w", name, err)
-			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: "AgentError",
+			reports = append(reports, api.ModuleReport{Name: name, Generation: generations[name], Reason: api.AgentError,
 				Message: s.failed.Error()})
 		}
 	}

@@ -25,11 +25,11 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 			FailurePolicy: m.Spec.FailurePolicy, Budget: m.Spec.Budget},
 	}
 	if m.Undecodable != "" {
-		return out, "Undecodable", fmt.Errorf("kerb-kube-node cannot decode the object: %s; write that field as the "+
+		return out, api.Undecodable, fmt.Errorf("kerb-kube-node cannot decode the object: %s; write that field as the "+
 			"definition of its version says, or update kerb-kube-node", m.Undecodable)
 	}
 	if m.TooLarge {
-		return out, "TooLarge", fmt.Errorf("the object has over %d bytes: shorten spec.config, write several Modules, or "+
+		return out, api.TooLarge, fmt.Errorf("the object has over %d bytes: shorten spec.config, write several Modules, or "+
 			"use a ClusterModule", api.MaxSize)
 	}
 	var err error
@@ -40,13 +40,13 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 		err = fmt.Errorf("metadata.name: %s is Kerb's own: choose another name", m.Metadata.Name)
 	}
 	if err != nil {
-		return out, "Invalid", err
+		return out, api.Invalid, err
 	}
 	if out.Spec.Package, err = packageOf(m.Spec.Package); err != nil {
-		return out, "Invalid", err
+		return out, api.Invalid, err
 	}
 	out.Spec.Attach.Services, err = selector(m, namespaces)
-	return out, "Invalid", err
+	return out, api.Invalid, err
 }
 
 var reserved = regexp.MustCompile(names.ReservedModules)

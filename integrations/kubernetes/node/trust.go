@@ -15,12 +15,6 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// Reasons of modules whose package the cluster does not permit.
-const (
-	trustUnknown = "TrustUnknown" // or may not
-	notPermitted = "NotPermitted"
-)
-
 // maxSigners is how many fingerprints a message names.
 const maxSigners = 3
 
@@ -75,12 +69,12 @@ func (s *state) trustHandler() watch.Handler[api.PackageTrust] {
 func (t trust) from(image string) (string, error) {
 	switch permits := func(p api.PackageTrust) bool { return p.Permits(image) }; {
 	case !t.Known:
-		return trustUnknown, errors.New("spec.package.image: the API server has not listed PackageTrusts yet: apply " +
+		return api.TrustUnknown, errors.New("spec.package.image: the API server has not listed PackageTrusts yet: apply " +
 			"deploy/kubernetes/crds and kerb-kube-node.yaml of this version")
 	case len(t.All) > 0 && !slices.ContainsFunc(t.All, permits):
 		repository, _, _ := strings.Cut(image, "@")
-		return notPermitted, fmt.Errorf("spec.package.image: no PackageTrust permits %s: add it to spec.repositories of one "+
-			"(kubectl get packagetrusts), or use another package", repository)
+		return api.NotPermitted, fmt.Errorf("spec.package.image: no PackageTrust permits %s: add it to spec.repositories of "+
+			"one (kubectl get packagetrusts), or use another package", repository)
 	}
 	return "", nil
 }
@@ -100,6 +94,6 @@ func (t trust) signed(p v1.Package) (string, error) {
 	if len(signers) > 0 {
 		by = "it is signed by " + strings.Join(signers[:min(maxSigners, len(signers))], ", ")
 	}
-	return notPermitted, fmt.Errorf("spec.package.image: no PackageTrust that permits the repository accepts the keys of "+
-		"the package: %s; add a key to spec.keys, or have the package signed by another one", by)
+	return api.NotPermitted, fmt.Errorf("spec.package.image: no PackageTrust that permits the repository accepts the "+
+		"keys of the package: %s; add a key to spec.keys, or have the package signed by another one", by)
 }

@@ -33,7 +33,7 @@ func TestTrust(t *testing.T) {
 		}
 	}
 	s.state.trust = trust{}
-	expect("not known", trustUnknown, "apply deploy/kubernetes/crds")
+	expect("not known", api.TrustUnknown, "apply deploy/kubernetes/crds")
 	if len(a.pulled) != 0 {
 		t.Errorf("pulled %v before it was known what is permitted", a.pulled)
 	}
@@ -53,17 +53,17 @@ func TestTrust(t *testing.T) {
 		t.Error("an event without a change has modules applied again")
 	}
 	h.Set(permits("a", "elsewhere.example/"))
-	expect("another repository", notPermitted, "r.example/acme/p: add it to spec.repositories")
+	expect("another repository", api.NotPermitted, "r.example/acme/p: add it to spec.repositories")
 	h.Set(permits("b", "r.example/acme/p", "k3"))
-	expect("another key", notPermitted, "signed by k1, k2; add a key to spec.keys")
+	expect("another key", api.NotPermitted, "signed by k1, k2; add a key to spec.keys")
 	h.Set(permits("c", "r.example/acme/", "k3", "k2"))
 	expect("one of its keys", "", "")
 	a.packages[0].SignedBy = nil
-	expect("a signature without a name", notPermitted, "its signature has no name")
+	expect("a signature without a name", api.NotPermitted, "its signature has no name")
 	a.packages[0].Waived = true
-	expect("not signed", notPermitted, "waived")
+	expect("not signed", api.NotPermitted, "waived")
 	h.Set(permits("d", "r.example/acme/p"))
-	expect("not signed, and any key of the node would do", notPermitted, "waived")
+	expect("not signed, and any key of the node would do", api.NotPermitted, "waived")
 	a.packages[0].Waived = false
 	expect("any key of the node will do", "", "")
 	h.Delete(permits("d", ""))
@@ -80,12 +80,12 @@ func TestTrust(t *testing.T) {
 	if err := again.restore(dir); err != nil {
 		t.Fatal(err)
 	}
-	if reason, _ := again.view().trust.from("x.example/p@1"); reason != notPermitted {
+	if reason, _ := again.view().trust.from("x.example/p@1"); reason != api.NotPermitted {
 		t.Errorf("after a restart without the API server: %q", reason)
 	}
 	h.Delete(permits("b", ""))
 	h.Delete(permits("c", ""))
-	expect("none permits it", notPermitted, "spec.repositories")
+	expect("none permits it", api.NotPermitted, "spec.repositories")
 	h.Delete(permits("a", ""))
 	expect("there is none", "", "")
 	drain(t, s)

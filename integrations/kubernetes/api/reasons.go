@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package api
+
+// Reasons of what nodes report of modules. kerb-kube-controller writes Events with these alone: a node that was taken
+// over may report any other one.
+const (
+	RolledBack  = "RolledBack"  // the node has gone back from the new version of a rollout
+	CheckFailed = "CheckFailed" // the node could not run it, and has not begun
+
+	PackageUnavailable = "PackageUnavailable" // the node has not got the package yet
+	PackageRefused     = "PackageRefused"     // there is none, or the node does not accept it
+	TooManyPackages    = "TooManyPackages"
+	TrustUnknown       = "TrustUnknown" // the cluster may not permit the package
+	NotPermitted       = "NotPermitted"
+	NotPulled          = "NotPulled"
+	NotAllowed         = "NotAllowed"
+
+	Undecodable = "Undecodable" // the object
+	TooLarge    = "TooLarge"
+	Invalid     = "Invalid"
+	TooMany     = "TooMany" // Modules of the namespace
+
+	Refused    = "Refused"    // by the agent
+	AgentError = "AgentError" // of the agent, which may accept it later
+
+	// Of the condition Ready of the agent's modules.
+	Starting      = "Starting"
+	ModuleFailed  = "ModuleFailed"
+	NotReconciled = "NotReconciled"
+)
+
+// NodeReasons are all of them.
+var NodeReasons = []string{RolledBack, CheckFailed, PackageUnavailable, PackageRefused, TooManyPackages, TrustUnknown,
+	NotPermitted, NotPulled, NotAllowed, Undecodable, TooLarge, Invalid, TooMany, Refused, AgentError, Starting,
+	ModuleFailed, NotReconciled}
+
+// OfNew reports whether a reason is one of reports about new versions: others may be about the version before.
+func OfNew(reason string) bool { return reason == RolledBack || reason == CheckFailed }

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package node
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+)
+
+var camelCase = regexp.MustCompile(`^[A-Z][a-z]+([A-Z][a-z]+)*$`)
+
+// texts calls f for each literal with one CamelCase word in expressions.
+func texts(of []ast.Expr, f func(string)) {
+	for _, e := range of {
+		if l, ok := e.(*ast.BasicLit); ok && l.Kind == token.STRING {
+			if text, err := strconv.Unquote(l.Value); err == nil && camelCase.MatchString(text) {
+				f(text)
+			}
+		}
+	}
+}
+
+func parse(t *testing.T, file string) *ast.File {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return parsed
+}
+
+// kerb-kube-controller knows all reasons that this package and the agent report of modules: they are constants of
+// package api, and in its list.
+func TestReasonsAreKnown(t *testing.T) {
+	known := func(where, reason string) {
+		t.Helper()
+		if !slices.Contains(api.NodeReasons, reason) {
+			t.Errorf("%s: %s is not in api.NodeReasons", where, reason)
+		}
+	}
+	listed := 0
+	ast.Inspect(parse(t, "../api/reasons.go"), func(n ast.Node) bool {
+		if spec, ok := n.(*ast.ValueSpec); ok {
+			texts(spec.Values, func(reason string) { listed++; known("package api", reason) })
+		}
+		return true
+	})
+	if listed != len(api.NodeReasons) {
+		t.Errorf("%d reasons are constants, and %d in the list", listed, len(api.NodeReasons))
+	}
+
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	own := 0
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") || file == "podevents.go" { // reasons of Events of pods
+			continue
+		}
+		here := func(reason string) { t.Errorf("%s: write api.%s, which is in api.NodeReasons", file, reason) }
+		ast.Inspect(parse(t, file), func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.ReturnStmt:
+				if len(n.Results) > 1 {
+					texts(n.Results, here)
+				}
+			case *ast.ValueSpec:
+				texts(n.Values, here)
+			case *ast.AssignStmt:
+				if len(n.Lhs) == 2 { // reason, err = ...
+					texts(n.Rhs, here)
+				}
+			case *ast.CompositeLit:
+				if of, ok := n.Type.(*ast.SelectorExpr); !ok || of.Sel.Name != "ModuleReport" {
+					return true
+				}
+				for _, e := range n.Elts {
+					if field, ok := e.(*ast.KeyValueExpr); ok {
+						own++
+						texts([]ast.Expr{field.Value}, here)
+					}
+				}
+			}
+			return true
+		})
+	}
+	if own == 0 {
+		t.Error("no reports were found")
+	}
+
+	agents := 0
+	ast.Inspect(parse(t, "../../../internal/status/module.go"), func(n ast.Node) bool {
+		f, ok := n.(*ast.FuncDecl)
+		if ok && f.Name.Name != "moduleReady" {
+			return false
+		}
+		if of, ok := n.(*ast.AssignStmt); ok {
+			texts(of.Rhs, func(reason string) {
+				if !slices.Contains([]string{"NoAttachPoint", "True", "Running"}, reason) {
+					agents++
+					known("the agent's condition Ready", reason)
+				}
+			})
+		}
+		return true
+	})
+	if agents == 0 {
+		t.Error("no reasons of the agent were found")
+	}
+}
