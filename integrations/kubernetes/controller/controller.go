@@ -70,12 +70,8 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 				log.Warn("the Lease is not read or renewed", "error", err)
 			}
 		}
-		s.lead(e.leads())
-		if !e.leads() {
-			s.forget()
-		} else {
-			e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, recorder, log) })
-			e.while(ctx, mostWriting, func(ctx context.Context) { s.writeTenants(ctx, client, e, recorder, log) })
+		s.turn(ctx, client, e, recorder, log)
+		if e.leads() {
 			e.while(ctx, mostWriting, func(ctx context.Context) { r.write(ctx, s.specs()) })
 		}
 		select {
@@ -88,6 +84,19 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 	e.release(last)
 	running.Wait()
 	return nil
+}
+
+// turn writes what is due, and its Events, if this process leads. Otherwise it forgets what it has not written.
+func (s *state) turn(ctx context.Context, client *watch.Client, e *elector, recorder recorders, log *slog.Logger) {
+	leads := e.leads()
+	s.lead(leads)
+	if !leads {
+		s.forget()
+		recorder.clear()
+		return
+	}
+	e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, recorder, log) })
+	e.while(ctx, mostWriting, func(ctx context.Context) { s.writeTenants(ctx, client, e, recorder, log) })
 }
 
 // followAll follows the resources that it counts, each in a goroutine until ctx ends.

@@ -57,6 +57,12 @@ func (r recorders) run(ctx context.Context) {
 	running.Wait()
 }
 
+// clear drops what waits: another process leads.
+func (r recorders) clear() {
+	r.rollouts.Clear()
+	r.problems.Clear()
+}
+
 func (r recorders) counts() events.Counts {
 	a, b := r.rollouts.Counts(), r.problems.Counts()
 	return events.Counts{Written: a.Written + b.Written, Dropped: a.Dropped + b.Dropped}

@@ -165,3 +165,24 @@ func TestEventsOfRolloutsHaveRoom(t *testing.T) {
 		t.Errorf("dropped: %+v of rollouts, %+v of problems", r.rollouts.Counts(), r.problems.Counts())
 	}
 }
+
+// A process that no longer leads writes none of the Events that it has queued: they would be those of long ago when it
+// reaches the API server again, or leads again.
+func TestEventsOfFormerLeader(t *testing.T) {
+	limits := events.Limits{Burst: 1, Every: time.Hour, Same: time.Hour, Retry: time.Second}
+	r := recorders{rollouts: events.New(nil, leaseName, "h", limits, nil),
+		problems: events.New(nil, leaseName, "h", limits, nil)}
+	m := api.ClusterModule{Status: &api.ClusterModuleStatus{Rollout: &api.RolloutStatus{Version: "v"},
+		Problems: []api.Problem{{Reason: "Refused", Nodes: 1, Node: "n1"}}}}
+	r.record(change{m, nil})
+	s, e := newState(), &elector{until: time.Now().Add(time.Hour)}
+	s.turn(t.Context(), nil, e, r, nil)
+	if n := r.counts().Dropped; n != 0 {
+		t.Errorf("the leader drops %d Events", n)
+	}
+	e.until = time.Now()
+	s.turn(t.Context(), nil, e, r, nil)
+	if n := r.counts().Dropped; n != 2 || s.leads {
+		t.Errorf("%d of 2 Events are dropped", n)
+	}
+}

@@ -189,6 +189,14 @@ func (r *Recorder) Keep(still func(Event) bool) {
 	}
 }
 
+// Clear drops all Events that wait.
+func (r *Recorder) Clear() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.count.Dropped += len(r.queue)
+	r.queue = nil
+}
+
 // Counts returns how many Events were written and dropped.
 func (r *Recorder) Counts() Counts {
 	r.mu.Lock()

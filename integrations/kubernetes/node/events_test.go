@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
@@ -87,7 +86,11 @@ func TestEvents(t *testing.T) {
 		"kubectl kerb rollout undo web-guard")
 
 	before := b.eventWrites()
-	time.Sleep(12 * time.Second) // two rounds, in which everything is as it was
+	for _, later := range []string{"later", "last"} { // two rounds, in which the rest is as it was
+		b.module(later, counter("app: cache"))
+		b.isReady(modulesPath+later, "True", "NoProblem")
+		b.Eventually("the node runs "+later, func() bool { return b.Get("/v1/modules/"+later, nil) == nil })
+	}
 	if now := b.eventWrites(); now != before {
 		t.Errorf("%d Events were written while nothing changed", now-before)
 	}
