@@ -132,6 +132,7 @@ type Node struct{ Name, Zone string }
 func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
 	out := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
 		Metadata: v1.ObjectMeta{Name: names.VirtualService(s.Metadata.Namespace, s.Metadata.Name)}}
+	s = s.withTargets(of)
 	var err error
 	if out.Spec.Ports, err = ports(s, of); err != nil {
 		return out, err
@@ -174,6 +175,22 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 	return v1.VirtualAddress{Policy: v1.PolicySourceAffinity, AffinityTimeout: fmt.Sprintf("%ds", timeout)}, nil
 }
 
+// withTargets returns the Service without the ports of which no endpoint that serves has a target. Connections to them
+// are refused, as kube-proxy does. A virtual service without ports would serve all: if none is left, all stay.
+func (s *Service) withTargets(of []*Slice) *Service {
+	out := *s
+	out.Spec.Ports = slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p ServicePort) bool {
+		return !slices.ContainsFunc(of, func(slice *Slice) bool {
+			_, ok := slice.target(p)
+			return ok && len(slice.serving()) > 0
+		})
+	})
+	if len(out.Spec.Ports) == 0 {
+		return s
+	}
+	return &out
+}
+
 // ports are those of the Service, each with the target port that most endpoints that serve have.
 func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 	for _, p := range s.Spec.Ports {
@@ -184,7 +201,10 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 				continue
 			}
 			target, ok := slice.target(p)
-			if !ok {
+			if !ok && len(slice.serving()) == 0 {
+				continue
+			}
+			if !ok { // an instance serves all ports of its virtual service
 				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
 			}
 			if port.Protocol == v1.ProtocolSCTP && target != p.Port {

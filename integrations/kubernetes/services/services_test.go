@@ -201,6 +201,47 @@ func TestTargetPorts(t *testing.T) {
 	}
 }
 
+// A port of which no endpoint that serves has a target is not one of the virtual service, and endpoints that do not
+// serve need none. A virtual service has a port in any case: without, it would serve all.
+func TestPortsWithoutTarget(t *testing.T) {
+	ready, gone := "{addresses: [10.1.0.1]}", "{addresses: [10.1.0.2], conditions: {ready: false}}"
+	of := func(names, endpoint string) *Slice {
+		text := fmt.Sprintf(slice, endpoint)
+		if !strings.Contains(names, "http") {
+			text = strings.Replace(text, "name: http", "name: x", 1)
+		}
+		if !strings.Contains(names, "dns") {
+			text = strings.Replace(text, "name: dns", "name: y", 1)
+		}
+		return read[Slice](t, text)
+	}
+	for what, c := range map[string]struct {
+		slices []*Slice
+		want   string
+	}{
+		"one lacks http": {[]*Slice{of("dns", ready)}, "[{53 5353 udp}] [10.1.0.1]"},
+		"one lacks dns":  {[]*Slice{of("http", ready)}, "[{80 8080 tcp}] [10.1.0.1]"},
+		"one that does not serve": {[]*Slice{of("http dns", ready), of("dns", gone)},
+			"[{80 8080 tcp} {53 5353 udp}] [10.1.0.1]"},
+		"the other does not serve":  {[]*Slice{of("dns", ready), of("http dns", gone)}, "[{53 5353 udp}] [10.1.0.1]"},
+		"none serves":               {[]*Slice{of("dns", gone)}, "[{80 80 tcp} {53 5353 udp}]"},
+		"none has a target":         {[]*Slice{of("", ready)}, "not all endpoints have the target of port 80"},
+		"none has one, none serves": {[]*Slice{of("", gone)}, "[{80 80 tcp} {53 53 udp}]"},
+	} {
+		v, err := Translate(read[Service](t, fmt.Sprintf(service, "")), c.slices, Node{})
+		got := fmt.Sprint(v.Spec.Ports)
+		if err != nil {
+			got = err.Error()
+		}
+		for _, i := range v.Spec.Instances {
+			got += fmt.Sprint(" ", i.Addresses)
+		}
+		if got != c.want {
+			t.Errorf("%s: %s, want %s", what, got, c.want)
+		}
+	}
+}
+
 func TestSessionAffinity(t *testing.T) {
 	for spec, want := range map[string]string{
 		"": "[{10.96.0.7   } {fd00::7   }]",
