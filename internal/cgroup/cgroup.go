@@ -5,13 +5,13 @@ package cgroup
 
 import (
 	"bufio"
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -31,19 +31,13 @@ type Cgroup struct {
 	ID   uint64 // the inode, which bpf_get_current_cgroup_id tells too; not used again until a reboot
 }
 
-// Mount returns where cgroup v2 is mounted. With cgroup v1 in use that is not /sys/fs/cgroup.
-func Mount() (string, error) {
-	f, err := os.Open("/proc/thread-self/mountinfo")
-	if err != nil {
-		return "", err
-	}
-	defer f.Close()
-	return mountIn(f)
-}
+// Mount returns where cgroup v2 is mounted. With cgroup v1 in use that is not /sys/fs/cgroup. In a container whose own
+// cgroup is mounted as well, it is the mount of the node's cgroups.
+func Mount() (string, error) { return findMount(highest) }
 
 // Self returns the directory of this process's cgroup.
 func Self() (string, error) {
-	mount, err := Mount()
+	mount, err := findMount(own)
 	if err != nil {
 		return "", err
 	}
@@ -59,10 +53,41 @@ func Self() (string, error) {
 	return "", errors.New("this process is in no cgroup of version 2")
 }
 
+func findMount(worth func(root string) int) (string, error) {
+	f, err := os.Open("/proc/thread-self/mountinfo")
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	return mountIn(f, worth)
+}
+
+// highest prefers a mount that has more cgroups. Roots of mounts are relative to the root of the reader's cgroup
+// namespace: /../.. is two levels above it, as the node's cgroups are if a container has a namespace of its own. A
+// cgroup below, as of another container, will only do if there is no other mount.
+func highest(root string) int {
+	if root == "/" {
+		return 1
+	}
+	names := strings.Split(strings.TrimPrefix(root, "/"), "/")
+	if slices.ContainsFunc(names, func(name string) bool { return name != ".." }) {
+		return 0
+	}
+	return 1 + len(names)
+}
+
+// own prefers the mount that paths in /proc/self/cgroup are relative to.
+func own(root string) int {
+	if root == "/" {
+		return 1
+	}
+	return 0
+}
+
 // mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a
-// lone hyphen. A mount of a cgroup below the root, as for a container, will only do if there is no other.
-func mountIn(mountinfo io.Reader) (string, error) {
-	part := ""
+// lone hyphen. Of mounts of the same worth the first is returned.
+func mountIn(mountinfo io.Reader, worth func(root string) int) (string, error) {
+	best, at := -1, ""
 	lines := bufio.NewScanner(mountinfo)
 	for lines.Scan() {
 		mount, kind, found := strings.Cut(lines.Text(), " - ")
@@ -70,15 +95,14 @@ func mountIn(mountinfo io.Reader) (string, error) {
 		if !found || len(fields) < 5 || !strings.HasPrefix(kind, "cgroup2 ") {
 			continue
 		}
-		if fields[3] == "/" {
-			return unescape.Replace(fields[4]), nil
+		if w := worth(fields[3]); w > best {
+			best, at = w, fields[4]
 		}
-		part = cmp.Or(part, fields[4])
 	}
-	if part == "" {
+	if best < 0 {
 		return "", ErrNotMounted
 	}
-	return unescape.Replace(part), nil
+	return unescape.Replace(at), nil
 }
 
 // unescape undoes what /proc does to white space and backslashes in paths.
