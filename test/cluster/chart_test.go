@@ -42,6 +42,7 @@ func (c cluster) testChart() {
 	ready()
 	c.scrape(token)
 	c.apply(modules)
+	c.accelerates(second)
 	all := c.start(c.pods())
 	c.onlyOpen(all, 0)
 	c.do("kubectl", "-n", "kerb-system", "rollout", "restart", "daemonset/kerb")

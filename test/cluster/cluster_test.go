@@ -39,9 +39,9 @@ func TestCluster(t *testing.T) {
 		test func(cluster)
 	}{
 		{"Pod", cluster.testPod}, {"Status", cluster.testStatus}, {"GC", cluster.testGC}, {"Runtime", cluster.testRuntime},
-		{"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled},
-		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot}, {"Uninstall", cluster.testUninstall},
-		{"Chart", cluster.testChart},
+		{"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled}, {"Accelerator", cluster.testAccelerator},
+		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot},
+		{"Uninstall", cluster.testUninstall}, {"Chart", cluster.testChart},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(cluster{t}) }) {
 			return // the next one would find a cluster that is not as it should be

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Pod is what runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood or
-// flow ADDRESS:PORT PACE. The pace is the time between packets.
+// Pod is what runs in the pods of the test cluster, and in their sandboxes: pod pause, or pod flood, flow, ask or
+// answer ADDRESS:PORT PACE. The pace is the time between packets, or connections.
 package main
 
 import (
@@ -23,7 +23,12 @@ func main() {
 		if err != nil {
 			panic(err)
 		}
-		if os.Args[1] == "flow" {
+		switch os.Args[1] {
+		case "answer":
+			panic(answer(os.Args[2]))
+		case "ask":
+			ask(os.Args[2], pace)
+		case "flow":
 			flow(address, pace)
 		}
 		flood(address, pace)

@@ -50,6 +50,8 @@ volumeMounts:
   - {name: config, mountPath: /etc/kerb, readOnly: true}
   - {name: certificates, mountPath: /etc/ssl/certs, readOnly: true}
   - {name: bpf, mountPath: /sys/fs/bpf}
+  # Not at /sys/fs/cgroup, where the runtime mounts the container's own.
+  - {name: cgroups, mountPath: /run/cgroup, readOnly: true, mountPropagation: HostToContainer}
   - {name: netns, mountPath: /run/netns, mountPropagation: HostToContainer}
   - {name: tmp, mountPath: /tmp}
   {{- if include "kerb.config" . }}

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package cluster
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+)
+
+const accelerator = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "accel"}, "spec": {
+  "package": {"name": "accelerator"}, "config": {"programs": {"allow": ["/pod"]}},
+  "attach": {"pods": {"podSelector": {"matchLabels": {"accelerate": "yes"}}}}}}`
+
+// The agent runs in namespaces of the node, as in a node that is a container.
+func (c cluster) testAccelerator() { c.accelerates(second) }
+
+// accelerates starts two pods on a node that speak through the address of a Service. What they say is redirected while
+// both have the label, and goes over TCP while one has not.
+func (c cluster) accelerates(node string) {
+	c.Helper()
+	c.apply(accelerator)
+	const service = "10.96.0.80:80"
+	labels := func(value string) string { return fmt.Sprintf(`"labels": {"accelerate": %q, `, value) }
+	c.create1(strings.NewReplacer(`"labels": {`, labels("yes"), "172.30.0.99:", "0.0.0.0:").Replace(
+		c.manifest("server", "server", node, "answer", "8080")))
+	c.create1(fmt.Sprintf(`{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "%s-server", %s"test": %q}},
+  "spec": {"clusterIP": "10.96.0.80", "selector": {"app": "server", "test": %q}, "ports": [{"port": 80, "targetPort": 8080}]}}`,
+		c.test(), labels("yes"), c.test(), c.test()))
+	c.create1(strings.NewReplacer(`"labels": {`, labels("no"), "172.30.0.99:80", service).Replace(
+		c.manifest("client", "client", node, "ask", "80")))
+	patiently(c, "both pods run", func() bool {
+		return c.podService(node, "client") != nil && c.podService(node, "server") != nil
+	}, func() any { return c.get() })
+	var with, without []time.Duration
+	for range 5 { // by turns: the machine is not idle
+		without = append(without, c.ask(node, "no"))
+		with = append(with, c.ask(node, "yes"))
+	}
+	c.Logf("half of the turns through a cluster address took at most, of five rounds: %v with the module, %v without",
+		with, without)
+	c.do("kubectl", "delete", "pods,services", "-l", "accelerate")
+	c.do("kubectl", "delete", "clustermodule", "accel")
+}
+
+// podService returns the service of a pod of the test once the labels of the pod are known, or nil.
+func (c cluster) podService(node, app string) *v1.Service {
+	c.Helper()
+	for _, s := range decode[[]v1.Service](c, "on", node, "kerb", "get", "services", "-o", "json") {
+		if s.Metadata.Labels["app"] == app && s.Metadata.Labels["test"] == c.test() {
+			return &s
+		}
+	}
+	return nil
+}
+
+// ask sets the label of the client, and returns the median of what half of the turns took at most on ten connections
+// that it opened later. They are redirected if it is yes, and not one is if it is no.
+func (c cluster) ask(node, label string) time.Duration {
+	c.Helper()
+	c.do("kubectl", "label", "--overwrite", "pod", c.test()+"-client", "accelerate="+label)
+	wait.Until(c, "the agent knows the label", func() bool {
+		return c.podService(node, "client").Metadata.Labels["accelerate"] == label
+	})
+	const settle, count = 3, 10 // connections: those that are open keep what they began with
+	first := len(c.asked(node)) + settle
+	patiently(c, "the client is answered", func() bool { return len(c.asked(node)) >= first }, func() any {
+		return c.asked(node)
+	})
+	before := c.redirected(node)
+	patiently(c, "the client is answered", func() bool { return len(c.asked(node)) >= first+count }, func() any {
+		return c.asked(node)
+	})
+	redirected := c.redirected(node) - before
+	if (redirected > 0) != (label == "yes") {
+		c.Errorf("with accelerate=%s, %d messages were redirected; refused: %s", label, redirected,
+			c.do("on", node, "kerb", "module", "query", "accel", "refused"))
+	}
+	took := slices.Sorted(slices.Values(c.asked(node)[first : first+count]))
+	c.Logf("accelerate=%s: %v, %d messages redirected", label, took[count/2], redirected)
+	return took[count/2]
+}
+
+// asked returns what the client has printed of each connection.
+func (c cluster) asked(node string) (took []time.Duration) {
+	files, _ := filepath.Glob(fmt.Sprintf(runDir+"/%s/log/pods/default_%s-client_*/c/0.log", node, c.test()))
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		for line := range strings.Lines(string(text)) {
+			var half, turns int
+			if n, _ := fmt.Sscanf(line, "%s stdout F turns %d %d", new(string), &half, &turns); n == 3 {
+				took = append(took, time.Duration(half))
+			}
+		}
+	}
+	return took
+}
+
+// redirected is how many messages of the client and to it were redirected.
+func (c cluster) redirected(node string) (messages int) {
+	c.Helper()
+	client := c.podService(node, "client").Metadata.Name
+	for _, pair := range decode[[]struct {
+		Client   string
+		Messages int
+	}](c, "on", node, "kerb", "module", "query", "accel", "pairs", "-o", "json") {
+		if pair.Client == client {
+			messages += pair.Messages
+		}
+	}
+	return messages
+}
