@@ -346,6 +346,7 @@ func TestSelectorsThatDoNotFit(t *testing.T) {
 	services := n.both()
 	services[1].Metadata.Labels = map[string]string{"role": "db"}
 	n.apply(t, services, blocking(map[string]any{"services": "role=db"}))
+	<-n.Agent.reconciled // which would make maps of all those sets, each with a grace period
 	n.changes.Lock()
 	n.mu.Lock()
 	n.now.Desired = n.now.Desired.Clone()
