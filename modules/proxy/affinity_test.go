@@ -584,9 +584,10 @@ func TestAffinityAgainstModel(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" { // emulated machines are slow
 		steps = 300
 	}
+	const small = `{"tables": {"instances": 4096, "slots": 65536}}` // a restart reads them all
 	for seed := range uint64(3) {
 		r := rand.New(rand.NewPCG(seed, 9))
-		s := newSticky(t, 6, 80, 81)
+		s := newStickyWith(t, loadConfigured(t, small), small, 6, 80, 81)
 		s.vs.Spec.Addresses[0].Policy = v1alpha1.PolicySourceAffinity
 		s.locals = []sdk.Attachment{localInstance("client", testIfindex, clientsOf[0]+"/24")}
 		all := slices.Clone(s.vs.Spec.Instances)
@@ -616,7 +617,7 @@ func TestAffinityAgainstModel(t *testing.T) {
 			case n < 8:
 				s.sweep()
 			case n < 9:
-				s.restart("")
+				s.restart(small)
 				s.all(s.vs)
 			}
 			client := []string{"10.18.4.", "fd00:4::"}[r.IntN(2)] + fmt.Sprint(1+r.IntN(8))
