@@ -145,10 +145,30 @@ func startAgent(t *testing.T) (socket string, asked, served *atomic.Int32) {
 // container runtime has reported all of them; 20 MiB with the proxy and 1,000 Services of five endpoints. What counts
 // is the median while it compares the agent's services: while it writes the snapshot it takes more.
 func TestMemory(t *testing.T) {
-	t.Run("pods", func(t *testing.T) { testMemory(t, uses{}, maxMemory) })
-	t.Run("runtime", func(t *testing.T) { testMemory(t, uses{nri: true}, maxMemory) })
-	t.Run("services", func(t *testing.T) { testMemory(t, uses{proxy: true}, maxMemoryServices) })
-	t.Run("metrics", func(t *testing.T) { testMemory(t, uses{metrics: true}, maxMemory) })
+	if testing.Short() {
+		t.Skip("builds the program")
+	}
+	dir := t.TempDir()
+	program := filepath.Join(dir, "kerb-kube-node")
+	for _, name := range []string{"kerb-kube-node", "kerb-nri"} { // as released: with cgo, libc would count
+		if out, err := exec.Command("../../scripts/build", filepath.Join(dir, name), name).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
+	for name, c := range map[string]struct {
+		with  uses
+		limit int
+	}{
+		"pods":     {uses{}, maxMemory},
+		"runtime":  {uses{nri: true}, maxMemory},
+		"services": {uses{proxy: true}, maxMemoryServices},
+		"metrics":  {uses{metrics: true}, maxMemory},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it waits for timers of the program
+			testMemory(t, program, c.with, c.limit)
+		})
+	}
 }
 
 // uses are parts of the program that are off by default.
@@ -215,17 +235,8 @@ func startRuntime(t *testing.T) (r *nritest.Runtime, socket string) {
 	return r, socket
 }
 
-func testMemory(t *testing.T, with uses, limit int) {
-	if testing.Short() {
-		t.Skip("builds the program")
-	}
+func testMemory(t *testing.T, program string, with uses, limit int) {
 	dir := t.TempDir()
-	program := filepath.Join(dir, "kerb-kube-node")
-	for _, name := range []string{"kerb-kube-node", "kerb-nri"} { // as released: with cgo, libc would count
-		if out, err := exec.Command("../../scripts/build", filepath.Join(dir, name), name).CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
-		}
-	}
 	api := httptest.NewUnstartedServer(apiServer{with.proxy})
 	api.EnableHTTP2 = true
 	api.Config.ErrorLog = log.New(io.Discard, "", 0)
