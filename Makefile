@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -135,8 +135,9 @@ vet: ## Develop: formatting, go vet, shell syntax
 ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./cmd/kerb ./intercept \
 	./internal/lab/traffic ./kmod ./modules/intercept ./test/soak
 ALONE_TEST := ^TestUpgradeUnderLoad$$
-# The browser has a target of its own, which also installs it: here its tests ran or were skipped by what a machine happens to have.
-ELSEWHERE := ./test/ui
+# The browser and container runtimes have targets of their own, which also install them: here their tests ran or were skipped by what a
+# machine happens to have.
+ELSEWHERE := ./test/ui ./integrations/containers
 TEST := $(ROOT_GO) test -vet=off -ldflags=-s -timeout 15m -parallel 4 # vetted by lint; without symbols, linked in half the time
 
 # What needs root, idle CPUs or more than a minute. `make unit` runs everything else.
@@ -242,6 +243,11 @@ test-oakestra: test-setup bpf ## Test: an Oakestra cluster with three workers an
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_SEED=$(KERB_SEED) KERB_OAKESTRA_STEPS=$(or $(KERB_OAKESTRA_STEPS),200) \
 	  go test -vet=off -count=1 -v -timeout 1h ./test/oakestra
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_OAKESTRA_STEPS=1 go test -vet=off -count=1 -v -timeout 1h -run '^TestKilled' ./integrations/oakestra
+
+test-containers: ## Test: containers of Docker, Podman and containerd as services, also the first packets: 2 minutes; RUN=
+	@scripts/setup containers
+	@$(MAKE) --no-print-directory -s bpf
+	$(TEST) -count=1 $(if $(RUN),-run '$(RUN)') ./integrations/containers
 
 test-libraries: test-setup bpf ## Test: the tests of Go's own network libraries, on accelerated connections: 2 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_LIBRARIES=1 go test -vet=off -count=1 -v -timeout 15m -run '^TestLibraries$$' ./test/accelerator

@@ -74,7 +74,7 @@ func newMachine(t *testing.T, runtime string, hook ...string) *machine {
 	n := nodetest.New(t)
 	for _, program := range append(programs[runtime], "busybox") {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("needs %s: scripts/setup test installs it", program)
+			t.Skipf("needs %s: scripts/setup containers installs it", program)
 		}
 	}
 	m := &machine{Node: n, runtime: runtime, dir: filepath.Join(n.Dir, runtime), options: hook}
