@@ -130,11 +130,13 @@ vet: ## Develop: formatting, go vet, shell syntax
 	@for f in $$(git ls-files -co --exclude-standard scripts); do sh -n $$f || exit 1; done
 
 # Packages whose tests measure, run threads at real-time priority or load all CPUs run alone. The others wait half of the time, for
-# processes, timers and grace periods of the kernel, so three run at a time. test/e2e takes the longest, and starts first; one of its
-# tests sends at real-time priority.
+# processes, timers and grace periods of the kernel, so four run at a time. Those that take long start first: at the end, none of them
+# runs with CPUs to spare. One of the tests of test/e2e sends at real-time priority.
 ALONE := ./bench ./bench/chain ./bench/firewall ./bench/intercept ./bench/paper ./bench/scale ./bench/swap ./cmd/kerb ./intercept \
 	./internal/lab/traffic ./kmod ./modules/intercept ./test/soak
 ALONE_TEST := ^TestUpgradeUnderLoad$$
+LONG := ./test/e2e ./internal/agent ./modules/proxy ./integrations/oakestra ./internal/dataplane ./test/accelerator ./modules/firewall \
+	./test/oakestra ./bench/tunnel ./modules/accelerator ./docs ./test/proxy
 # The browser and container runtimes have targets of their own, which also install them: here their tests ran or were skipped by what a
 # machine happens to have.
 ELSEWHERE := ./test/ui ./integrations/containers
@@ -163,7 +165,7 @@ test-together:
 	  $(MAKE) --no-print-directory test-most; most=$$?; wait $$ml; ml=$$?; cat out/test-ml.log; [ $$most = 0 ] && [ $$ml = 0 ]
 
 test-most:
-	$(TEST) -p 3 -skip '$(ALONE_TEST)' ./test/e2e $$(go list ./... | grep -vxF "$$(go list $(ALONE) $(ELSEWHERE))")
+	$(TEST) -p 4 -skip '$(ALONE_TEST)' $(LONG) $$(go list ./... | grep -vxF "$$(go list $(ALONE) $(ELSEWHERE))")
 
 test-alone:
 	$(TEST) -p 1 $(ALONE)
