@@ -16,6 +16,7 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
+	"github.com/kerb-edge/kerb/internal/lab/kubeapi/kubeapitest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 )
 
@@ -25,7 +26,7 @@ const (
 )
 
 // startServer runs an API server with the definitions of this tree.
-func startServer(t *testing.T) *kubeapi.Server {
+func startServer(t *testing.T) *kubeapitest.Server {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
@@ -39,7 +40,7 @@ func startServer(t *testing.T) *kubeapi.Server {
 			t.Error(err)
 		}
 	})
-	server := kubeapi.Start(t, lab.Node(), netip.MustParseAddr("127.0.0.1"))
+	server := kubeapitest.Start(t, lab.Node(), netip.MustParseAddr("127.0.0.1"))
 	for _, d := range definitions {
 		server.Install(crds + "/" + d.plural + ".yaml")
 	}
@@ -215,7 +216,7 @@ func TestValidation(t *testing.T) {
 var example = regexp.MustCompile("(?s)```yaml\n([^`]*?kind: ([A-Za-z]+)\nmetadata:\n  name: ([a-z-]+)\n.*?)```")
 
 // checkExamples applies what docs/kubernetes.md shows.
-func checkExamples(t *testing.T, server *kubeapi.Server, kind, path string) {
+func checkExamples(t *testing.T, server *kubeapitest.Server, kind, path string) {
 	t.Helper()
 	text, err := os.ReadFile("../../../docs/kubernetes.md")
 	if err != nil {
@@ -238,7 +239,7 @@ func checkExamples(t *testing.T, server *kubeapi.Server, kind, path string) {
 }
 
 // kubectl get shows what the definitions say, and a status is only written as one.
-func checkColumns(t *testing.T, server *kubeapi.Server) {
+func checkColumns(t *testing.T, server *kubeapitest.Server) {
 	t.Helper()
 	const node = `{apiVersion: kerb.dev/v1alpha1, kind: KerbNode, metadata: {name: n1}, status: {kernel: "6.1",
   conditions: [{type: Ready, status: "True", reason: Synced, message: "", lastTransitionTime: "2026-01-01T00:00:00Z"}]}}`

@@ -5,9 +5,6 @@ package node_test
 import (
 	"fmt"
 	"net/http"
-	"os"
-	"regexp"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -15,6 +12,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
+	"github.com/kerb-edge/kerb/internal/lab/kubefleet"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
@@ -66,7 +64,7 @@ func drill(t *testing.T, away bool) {
 	if len(all) != 3 {
 		t.Fatalf("changes of the module: %+v", all)
 	}
-	back := all[2].Time.Add(time.Duration(all[2].Took * float64(time.Second)))
+	back := kubefleet.Done(all[2])
 	t.Logf("the node was back %.3f s after its guard had tripped; goal %v", back.Sub(tripped).Seconds(), goalBack)
 	if !tripped.After(all[1].Time) || !back.After(tripped) || back.Sub(tripped) > wait.Patience/2 {
 		t.Errorf("new version at %v, guard at %v, previous version at %v", all[1].Time, tripped, back)
@@ -78,40 +76,24 @@ func drill(t *testing.T, away bool) {
 	}
 }
 
-var goesBack = regexp.MustCompile(`(?m)^time=(\S+) level=WARN msg="this node goes back to the previous version" `)
-
 // tripped returns when the guard of the node has tripped: the only time.
 func (f *fleet) tripped() time.Time {
 	f.T.Helper()
-	text, err := os.ReadFile(f.log.Name())
-	if err != nil {
-		f.T.Fatal(err)
+	all, err := kubefleet.Tripped(f.log.Name())
+	if err != nil || len(all) != 1 {
+		f.T.Fatalf("the guard has tripped %d times (%v)", len(all), err)
 	}
-	found := goesBack.FindAllSubmatch(text, -1)
-	if len(found) != 1 {
-		f.T.Fatalf("the guard has tripped %d times", len(found))
-	}
-	at, err := time.Parse(time.RFC3339Nano, string(found[0][1]))
-	if err != nil {
-		f.T.Fatal(err)
-	}
-	return at
+	return all[0]
 }
 
 // changesOf returns the changes of a module by the agent, the first one first.
-func (b *bed) changesOf(module string) (out []v1.ChangeRecord) {
+func (b *bed) changesOf(module string) []v1.ChangeRecord {
 	b.T.Helper()
-	var all []v1.ChangeRecord
-	b.Must(http.MethodGet, "/v1/changes?limit=1000", nil, &all)
-	for _, r := range all {
-		if r.Outcome == "done" && slices.ContainsFunc(r.Changes, func(c v1.Change) bool {
-			return c.Kind == v1.KindModule && c.Name == module && c.Action != "unchanged"
-		}) {
-			out = append(out, r)
-		}
+	all, err := kubefleet.Changes(b.Node.Node, module)
+	if err != nil {
+		b.T.Fatal(err)
 	}
-	slices.SortFunc(out, func(a, b v1.ChangeRecord) int { return int(a.Number - b.Number) })
-	return out
+	return all
 }
 
 // dropped is what the module has dropped in its present chain.

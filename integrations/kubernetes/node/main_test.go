@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +21,7 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/lab/gobuild"
 	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
+	"github.com/kerb-edge/kerb/internal/lab/kubeapi/kubeapitest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
 )
@@ -55,14 +55,12 @@ const (
 // bed is a Kubernetes node: an agent, kerb-kube-node, and an API server, in one namespace.
 type bed struct {
 	*nodetest.Node
-	api        *kubeapi.Server
+	api        *kubeapitest.Server
 	kubeconfig string
 	flags      []string // of kerb-kube-node, besides the usual ones
 	kube       *exec.Cmd
 	log        *os.File
 }
-
-var loopback = netip.MustParseAddr("127.0.0.1")
 
 func newBed(t *testing.T) *bed {
 	t.Helper()
@@ -70,7 +68,7 @@ func newBed(t *testing.T) *bed {
 		t.Skip("needs a Kubernetes API server: make test-kube-api")
 	}
 	b := &bed{Node: nodetest.New(t)}
-	b.api = kubeapi.Start(t, b.Lab.Node(), loopback)
+	b.api = kubeapitest.Start(t, b.Lab.Node(), kubeapi.Loopback)
 	for _, name := range []string{api.ClusterModules, api.Modules, api.KerbNodes, api.PackageTrusts,
 		api.ModuleRevisions} {
 		b.api.Install("../../../deploy/kubernetes/crds/" + name + ".yaml")

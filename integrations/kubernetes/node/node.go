@@ -43,8 +43,12 @@ const (
 	saveEvery = 10 * time.Second      // flash wears out
 )
 
-// freeOSMemory collects garbage. In a process of many nodes, as of tests, each would do it for all.
+// freeOSMemory collects garbage.
 var freeOSMemory = debug.FreeOSMemory
+
+// KeepMemory has no node of this process collect garbage by itself: in a process of many simulated nodes, each would do
+// it for all. It is called before the first Run.
+func KeepMemory() { freeOSMemory = func() {} }
 
 // Run works until the context ends. Neither the API server nor the agent has to be there.
 func Run(ctx context.Context, o Options, log *slog.Logger) error {

@@ -113,7 +113,7 @@ func TestRestartOfAPIServer(t *testing.T) {
 	b.start()
 	web.add()
 	web.await(count)
-	b.api.Run(loopback)
+	b.api.Run()
 	web.label("app: db")
 	web.await("")
 }

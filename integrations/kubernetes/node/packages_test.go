@@ -3,73 +3,39 @@
 package node_test
 
 import (
-	"context"
-	"encoding/json"
 	"fmt"
-	"io"
-	"log"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-containerregistry/pkg/registry"
 	"oras.land/oras-go/v2"
 	"oras.land/oras-go/v2/content/oci"
 	"oras.land/oras-go/v2/registry/remote"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/lab/depot"
 	keys "github.com/kerb-edge/kerb/internal/oci"
 )
 
-// depot is a registry on the node's loopback, and an author whose packages the node trusts.
-type depot struct {
+// author is one whose packages the node trusts, with a registry on the node's loopback.
+type author struct {
 	*bed
-	address string
-	content http.Handler
-	server  *httptest.Server
-	key     string
-	dir     string
+	*depot.Depot
 }
 
-func newDepot(b *bed) *depot {
+func newDepot(b *bed) *author {
 	b.T.Helper()
-	d := &depot{bed: b, address: "127.0.0.1:0", dir: b.T.TempDir(), content: damaging{
-		registry.New(registry.Logger(log.New(io.Discard, "", 0)))}}
-	d.open()
-	d.key = filepath.Join(d.dir, "acme.key")
-	d.kerb("package", "keygen", filepath.Join(d.dir, "acme"))
-	text, err := os.ReadFile(filepath.Join(d.dir, "acme.pub"))
-	if err == nil {
-		err = os.MkdirAll(b.Keys(), 0o700)
-	}
-	if err == nil {
-		err = os.WriteFile(filepath.Join(b.Keys(), "acme.pub"), text, 0o600)
-	}
+	d, err := depot.New(b.Lab.Node(), b.Node.Node, b.T.TempDir(), func(h http.Handler) http.Handler { return damaging{h} })
 	if err != nil {
 		b.T.Fatal(err)
 	}
-	b.T.Cleanup(func() { d.server.Close() })
-	return d
-}
-
-// open starts the registry, at its address of before.
-func (d *depot) open() {
-	d.T.Helper()
-	var l net.Listener
-	err := d.Lab.Node().Do(func() (err error) { l, err = net.Listen("tcp", d.address); return err })
-	if err != nil {
-		d.T.Fatal(err)
-	}
-	d.address = l.Addr().String()
-	d.server = &httptest.Server{Listener: l, Config: &http.Server{Handler: d.content}}
-	d.server.Start()
+	b.T.Cleanup(func() { d.Close() })
+	return &author{b, d}
 }
 
 // damaging changes layers of repositories named changed.
@@ -89,47 +55,20 @@ func (h damaging) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	_, _ = w.Write(body)
 }
 
-func (d *depot) kerb(args ...string) []byte {
-	d.T.Helper()
-	out, err := d.Command(context.Background(), args...).Output()
-	if err != nil {
-		d.T.Fatalf("kerb %q: %v", args, err)
-	}
-	return out
-}
-
-var versionLine = regexp.MustCompile(`(?m)^version:.*$`)
-
 // push pushes a package, and returns its reference with digest.
-func (d *depot) push(repository, version string, signed bool) string {
+func (d *author) push(repository, version string, signed bool) string {
 	d.T.Helper()
 	return d.pushOf("../../../modules/counter", repository, version, signed)
 }
 
 // pushOf pushes the package in a directory.
-func (d *depot) pushOf(source, repository, version string, signed bool) string {
+func (d *author) pushOf(source, repository, version string, signed bool) string {
 	d.T.Helper()
-	dir := filepath.Join(d.dir, filepath.Base(source)+"-"+version)
-	if err := os.CopyFS(dir, os.DirFS(source)); err != nil && !os.IsExist(err) {
-		d.T.Fatal(err)
-	}
-	manifest := filepath.Join(dir, "kerb.yaml")
-	text, err := os.ReadFile(manifest)
-	if err == nil {
-		err = os.WriteFile(manifest, versionLine.ReplaceAll(text, []byte("version: "+version)), 0o600)
-	}
+	image, err := d.Push(os.DirFS(source), repository, version, signed)
 	if err != nil {
 		d.T.Fatal(err)
 	}
-	args := []string{"package", "push", dir, d.address + "/" + repository + ":" + version, "-o", "json"}
-	if signed {
-		args = append(args, "--key", d.key)
-	}
-	var pushed struct{ Digest string }
-	if err := json.Unmarshal(d.kerb(args...), &pushed); err != nil {
-		d.T.Fatal(err)
-	}
-	return d.address + "/" + repository + "@" + pushed.Digest
+	return image
 }
 
 func (b *bed) packages() (all []v1.Package) {
@@ -178,7 +117,9 @@ func TestPackages(t *testing.T) {
 	const name = "limit"
 	first, second := d.push("acme/limiter", "0.1.0", true), d.push("acme/limiter", "0.2.0", true)
 	operators := d.push("acme/own", "0.3.0", true)
-	d.kerb("package", "pull", operators, "--config", b.Config, "--state", b.State)
+	if _, err := d.Kerb("package", "pull", operators, "--config", b.Config, "--state", b.State); err != nil {
+		t.Fatal(err)
+	}
 	runs := func(what, image string, stored ...string) {
 		t.Helper()
 		slices.Sort(stored)
@@ -193,8 +134,8 @@ func TestPackages(t *testing.T) {
 	b.module(name, "{"+ofImage(second)+"}")
 	runs("another package", second, second) // that of the operator is the one before
 
-	d.server.Close()
-	third := fmt.Sprintf("%s/acme/limiter@sha256:%s", d.address, strings.Repeat("0", 64))
+	d.Depot.Close()
+	third := fmt.Sprintf("%s/acme/limiter@sha256:%s", d.Address, strings.Repeat("0", 64))
 	b.module(name, "{"+ofImage(third)+"}")
 	b.Eventually("the registry is away", func() bool {
 		return strings.HasPrefix(b.reported(name), "PackageUnavailable: spec.package.image: ") &&
@@ -206,7 +147,9 @@ func TestPackages(t *testing.T) {
 	b.module(name, "{"+ofImage(second)+"}")
 	runs("no registry is needed for what the node has", second, second)
 	b.module(name, "{"+ofImage(third)+"}")
-	d.open()
+	if err := d.Open(); err != nil {
+		t.Fatal(err)
+	}
 	b.Eventually("the registry has no such package", func() bool {
 		return strings.HasPrefix(b.reported(name), "PackageRefused: spec.package.image: ") &&
 			strings.Contains(b.reported(name), "does not exist")
@@ -219,7 +162,7 @@ func TestPackages(t *testing.T) {
 		!strings.Contains(err.Error(), "another owner") {
 		t.Errorf("the operator's package was removed: %v", err)
 	}
-	for _, source := range []string{d.address + "/acme/limiter:0.1.0", "oci:/tmp@sha256:" + strings.Repeat("0", 64),
+	for _, source := range []string{d.Address + "/acme/limiter:0.1.0", "oci:/tmp@sha256:" + strings.Repeat("0", 64),
 		"counter"} {
 		err := b.Call(http.MethodPost, "/v1/packages?owner="+names.Owner+"&source="+source, nil, nil)
 		if err == nil || !strings.Contains(err.Error(), "REGISTRY/REPOSITORY@sha256:DIGEST") {
@@ -237,7 +180,7 @@ func TestRefusedPackages(t *testing.T) {
 	f.module(f.name, "{"+ofImage(good)+"}")
 	f.Eventually("the first version runs", func() bool { return f.packageOf(f.name) == good })
 	for _, c := range []struct{ what, image, says string }{
-		{"absent", d.address + "/acme/limiter@sha256:" + strings.Repeat("1", 64), "does not exist"},
+		{"absent", d.Address + "/acme/limiter@sha256:" + strings.Repeat("1", 64), "does not exist"},
 		{"unsigned", d.push("acme/open", "0.2.0", false), "is not signed"},
 		{"changed", d.push("acme/changed", "0.3.0", true), "does not match its digest"},
 	} {
@@ -300,10 +243,10 @@ func TestPackageTrust(t *testing.T) {
 	}
 	module(first, 1)
 	runs("without a PackageTrust", first, 1)
-	trust("acme", "{repositories: ["+d.address+"/elsewhere/]}")
+	trust("acme", "{repositories: ["+d.Address+"/elsewhere/]}")
 	module(first, 2)
 	refused("the repository is no longer permitted", "add it to spec.repositories", 1)
-	trust("acme", "{repositories: ["+d.address+"/acme/]}")
+	trust("acme", "{repositories: ["+d.Address+"/acme/]}")
 	runs("it is permitted again", first, 2)
 	module(second, 2)
 	refused("another repository", "/other/limiter", 2)
@@ -320,17 +263,17 @@ func TestPackageTrust(t *testing.T) {
 	if len(p.SignedBy) != 1 {
 		t.Fatalf("signed by %v", p.SignedBy)
 	}
-	trust("acme", "{repositories: ["+d.address+"/acme/], keys: [sha256:"+strings.Repeat("0", 64)+"]}")
+	trust("acme", "{repositories: ["+d.Address+"/acme/], keys: [sha256:"+strings.Repeat("0", 64)+"]}")
 	module(first, 3)
 	refused("another key", p.SignedBy[0], 2)
-	trust("audit", "{repositories: ["+d.address+"/acme/limiter], keys: ["+p.SignedBy[0]+"]}")
+	trust("audit", "{repositories: ["+d.Address+"/acme/limiter], keys: ["+p.SignedBy[0]+"]}")
 	runs("its key", first, 3)
 }
 
 // cosigned copies the package in testdata/cosign, which cosign 3 has signed with its defaults, to a repository.
-func (d *depot) cosigned(repository string) string {
+func (d *author) cosigned(repository string) string {
 	d.T.Helper()
-	server := httptest.NewServer(d.content)
+	server := httptest.NewServer(d.Content)
 	defer server.Close()
 	from, err := oci.New("testdata/cosign")
 	if err != nil {
@@ -345,7 +288,7 @@ func (d *depot) cosigned(repository string) string {
 	if err != nil {
 		d.T.Fatal(err)
 	}
-	return d.address + "/" + repository + "@" + root.Digest.String()
+	return d.Address + "/" + repository + "@" + root.Digest.String()
 }
 
 // What `cosign sign` makes with its defaults, a bundle without a name, is a signature for the keys of a PackageTrust,
@@ -357,7 +300,7 @@ func TestPackageTrustOfCosign(t *testing.T) {
 	trust := func(keys string) {
 		t.Helper()
 		if err := b.api.Apply(path, "{apiVersion: kerb.dev/v1alpha1, kind: PackageTrust, metadata: {name: acme}, "+
-			"spec: {repositories: ["+d.address+"/acme/], keys: ["+keys+"]}}"); err != nil {
+			"spec: {repositories: ["+d.Address+"/acme/], keys: ["+keys+"]}}"); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kubeapi runs a Kubernetes API server with its etcd in a network namespace, for tests. The program is
-// test/kube, which `make kube-api` builds.
+// Package kubeapi runs a Kubernetes API server with its etcd in a network namespace, for tests and benchmarks. The
+// program is test/kube, which `make kube-api` builds.
 package kubeapi
 
 import (
@@ -17,88 +17,117 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
-	"testing"
 	"time"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
-	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // Program is the variable of the environment that names the program.
 const Program = "KERB_KUBE_API"
 
-// Server is an API server, which runs until the test ends.
+// Loopback is the usual address of a server.
+var Loopback = netip.MustParseAddr("127.0.0.1")
+
+// patience is how long the server may take to start, and to answer, on a busy machine.
+const patience = time.Minute
+
+// Server is an API server with its etcd.
 type Server struct {
 	URL   string
 	Admin *http.Client // a member of system:masters, whose connections start in the server's namespace
 
-	t   *testing.T
-	ns  *netlab.Namespace
-	dir string
-	tls *tls.Config // of the administrator
-	cmd *exec.Cmd
+	program string
+	address netip.Addr
+	ns      *netlab.Namespace
+	dir     string
+	tls     *tls.Config // of the administrator
+	cmd     *exec.Cmd
+	written int // kubeconfig files
 }
 
-// Start runs an API server on an address of a namespace, and returns when it is ready. The test is skipped where the
-// program was not built.
-func Start(t *testing.T, ns *netlab.Namespace, address netip.Addr) *Server {
-	t.Helper()
-	if os.Getenv(Program) == "" {
-		t.Skip("needs a Kubernetes API server: make test-kube-api")
-	}
-	s := &Server{t: t, ns: ns, dir: t.TempDir(), URL: "https://" + netip.AddrPortFrom(address, 6443).String()}
+// Start runs an API server on an address of a namespace, with its files in a directory, and returns when it is ready.
+func Start(ns *netlab.Namespace, address netip.Addr, program, dir string) (*Server, error) {
+	s := &Server{URL: "https://" + netip.AddrPortFrom(address, 6443).String(), program: program, address: address,
+		ns: ns, dir: dir}
 	var err error
 	if s.tls, err = newPKI(s.dir, address); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	s.Admin = &http.Client{Timeout: wait.Patience, Transport: &http.Transport{
-		DialContext: s.dial, TLSClientConfig: s.tls.Clone(), ForceAttemptHTTP2: true}}
-	t.Cleanup(func() {
-		s.Admin.CloseIdleConnections()
-		s.Kill()
-		if t.Failed() {
-			text, _ := os.ReadFile(s.log())
-			t.Logf("the API server said:\n%s", text[max(0, len(text)-8000):])
-		}
-	})
-	s.Run(address)
-	return s
+	s.Admin = s.Client()
+	s.Admin.Timeout = patience
+	if err := s.Run(); err != nil {
+		s.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// Client returns an administrator's client with connections of its own, which waits without a limit.
+func (s *Server) Client() *http.Client {
+	return &http.Client{Transport: &http.Transport{DialContext: s.dial, TLSClientConfig: s.tls.Clone(),
+		ForceAttemptHTTP2: true}}
 }
 
 // Run starts the server of this directory again, after Kill.
-func (s *Server) Run(address netip.Addr) {
-	s.t.Helper()
+func (s *Server) Run() error {
 	file := func(name string) string { return filepath.Join(s.dir, name) }
-	s.cmd = s.ns.Command(context.Background(), os.Getenv(Program), s.dir, "--secure-port=6443", "--bind-address=0.0.0.0",
-		"--advertise-address="+address.String(), "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC",
+	s.cmd = s.ns.Command(context.Background(), s.program, s.dir, "--secure-port=6443", "--bind-address=0.0.0.0",
+		"--advertise-address="+s.address.String(), "--service-cluster-ip-range=10.96.0.0/16", "--authorization-mode=RBAC",
 		"--disable-admission-plugins=ServiceAccount", // no controller creates the default account of a namespace
 		"--client-ca-file="+file("ca.crt"), "--tls-cert-file="+file("server.crt"),
 		"--tls-private-key-file="+file("server.key"), "--service-account-issuer=https://kubernetes.default.svc",
 		"--service-account-key-file="+file("server.key"), "--service-account-signing-key-file="+file("server.key"),
 		"--endpoint-reconciler-type=none", "--profiling=false", "--shutdown-delay-duration=0s")
-	log, err := os.OpenFile(s.log(), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	log, err := os.OpenFile(file("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		s.t.Fatal(err)
+		return err
 	}
 	defer log.Close()
 	s.cmd.Stdout, s.cmd.Stderr = log, log
 	if err := sandbox.Start(s.cmd); err != nil { // tests may end the thread that they run on
-		s.t.Fatal(err)
+		s.cmd = nil
+		return err
 	}
-	wait.Until(s.t, "the API server is ready", func() bool {
+	return Await("the API server is ready", func() bool {
 		r, err := s.Admin.Get(s.URL + "/readyz")
 		if err != nil {
 			return false
 		}
 		r.Body.Close()
 		return r.StatusCode == http.StatusOK
-	}, func() any { return s.cmd.ProcessState })
+	}, s.Log)
 }
 
-func (s *Server) log() string { return filepath.Join(s.dir, "log") }
+// Await polls ok until it returns true, and returns an error with what is seen then after a minute.
+func Await(what string, ok func() bool, seen ...func() string) error {
+	for end := time.Now().Add(patience); !ok(); time.Sleep(5 * time.Millisecond) {
+		if time.Now().Before(end) {
+			continue
+		}
+		text := ""
+		for _, see := range seen {
+			text += "\n" + see()
+		}
+		return fmt.Errorf("waited %v, and still not: %s%s", patience, what, text)
+	}
+	return nil
+}
+
+// Log returns the last that the server said.
+func (s *Server) Log() string {
+	text, _ := os.ReadFile(filepath.Join(s.dir, "log"))
+	return string(text[max(0, len(text)-8000):])
+}
+
+// Close ends the server. Its directory stays.
+func (s *Server) Close() {
+	s.Admin.CloseIdleConnections()
+	s.Kill()
+}
 
 // Kill ends the server by kill -9.
 func (s *Server) Kill() {
@@ -114,17 +143,10 @@ func (s *Server) Kill() {
 func (s *Server) PID() int { return s.cmd.Process.Pid }
 
 // Hang stops the server's process, which then answers nothing and closes no connection, until Resume.
-func (s *Server) Hang() { s.signal(syscall.SIGSTOP) }
+func (s *Server) Hang() error { return s.cmd.Process.Signal(syscall.SIGSTOP) }
 
 // Resume is the reverse of Hang.
-func (s *Server) Resume() { s.signal(syscall.SIGCONT) }
-
-func (s *Server) signal(sig syscall.Signal) {
-	s.t.Helper()
-	if err := s.cmd.Process.Signal(sig); err != nil {
-		s.t.Fatal(err)
-	}
-}
+func (s *Server) Resume() error { return s.cmd.Process.Signal(syscall.SIGCONT) }
 
 func (s *Server) dial(ctx context.Context, network, address string) (conn net.Conn, err error) {
 	enter := s.ns.Do(func() error {
@@ -157,7 +179,7 @@ func (s *Server) CallAs(token, method, path string, in, out any) error {
 	plain := s.tls.Clone()
 	plain.Certificates = nil
 	transport := &http.Transport{DialContext: s.dial, TLSClientConfig: plain, DisableKeepAlives: true}
-	return s.send(&http.Client{Timeout: wait.Patience, Transport: transport}, token, method, path, in, out)
+	return s.send(&http.Client{Timeout: patience, Transport: transport}, token, method, path, in, out)
 }
 
 // send uses plain HTTP rather than client-go: tests see exactly what the server answers, also to requests that no
@@ -210,49 +232,29 @@ func (s *Server) Apply(path, text string) error {
 	return s.Call(http.MethodPatch, path+"?fieldManager=test&force=true&fieldValidation=Strict", text, nil)
 }
 
-// Must is Call that has to succeed.
-func (s *Server) Must(method, path string, in, out any) {
-	s.t.Helper()
-	if err := s.Call(method, path, in, out); err != nil {
-		s.t.Fatalf("%s %s: %v", method, path, err)
-	}
-}
-
-// Table returns the cells of the first row that kubectl get shows of a collection.
-func (s *Server) Table(path string) []any {
-	s.t.Helper()
-	r, err := http.NewRequest(http.MethodGet, s.URL+path, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	r.Header.Set("Accept", "application/json;as=Table;g=meta.k8s.io;v=v1")
-	answer, err := s.Admin.Do(r)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	defer answer.Body.Close()
-	var table struct{ Rows []struct{ Cells []any } }
-	if err := json.NewDecoder(answer.Body).Decode(&table); err != nil || len(table.Rows) == 0 {
-		s.t.Fatalf("table of %s has %d rows: %v", path, len(table.Rows), err)
-	}
-	return table.Rows[0].Cells
-}
-
-// Install applies CustomResourceDefinitions from files, and waits until the server serves them.
-func (s *Server) Install(names ...string) {
-	s.t.Helper()
-	for _, file := range names {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			s.t.Fatal(err)
+// Install applies a CustomResourceDefinition, and waits until the server serves it.
+func (s *Server) Install(definition string) error {
+	var crd struct {
+		Metadata struct{ Name string }
+		Spec     struct {
+			Group    string
+			Names    struct{ Plural string }
+			Versions []struct{ Name string }
 		}
-		name := strings.TrimSuffix(filepath.Base(file), ".yaml") + ".kerb.dev"
-		path := "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + name
-		if err := s.Apply(path, string(text)); err != nil {
-			s.t.Fatalf("%s: %v", file, err)
-		}
-		wait.Until(s.t, name+" is served", func() bool { return s.established(path) })
 	}
+	if err := yaml.Unmarshal([]byte(definition), &crd); err != nil {
+		return err
+	}
+	name, of := crd.Metadata.Name, crd.Spec
+	path := "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/" + name
+	if err := s.Apply(path, definition); err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	// For a moment, requests may still be answered with 429: storage is (re)initializing.
+	return Await(name+" is served", func() bool {
+		return s.established(path) && len(of.Versions) > 0 &&
+			s.Call(http.MethodGet, "/apis/"+of.Group+"/"+of.Versions[0].Name+"/"+of.Names.Plural, nil, nil) == nil
+	})
 }
 
 func (s *Server) established(path string) bool {
@@ -261,7 +263,9 @@ func (s *Server) established(path string) bool {
 			Conditions []struct{ Type, Status string }
 		}
 	}
-	s.Must(http.MethodGet, path, nil, &crd)
+	if s.Call(http.MethodGet, path, nil, &crd) != nil {
+		return false
+	}
 	for _, c := range crd.Status.Conditions {
 		if c.Type == "Established" && c.Status == "True" {
 			return true

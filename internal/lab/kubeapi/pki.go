@@ -39,14 +39,13 @@ func newPKI(dir string, address netip.Addr) (*tls.Config, error) {
 	return &tls.Config{RootCAs: pool, Certificates: []tls.Certificate{admin}}, err
 }
 
-// Kubeconfig writes the configuration of a client: the administrator, or one with the token of a file.
-func (s *Server) Kubeconfig(tokenFile string) string {
-	s.t.Helper()
+// Kubeconfig writes the configuration of a client, the administrator or one with the token of a file, into the server's
+// directory, and returns its path.
+func (s *Server) Kubeconfig(tokenFile string) (string, error) {
+	var failed error
 	inline := func(name string) string {
 		text, err := os.ReadFile(filepath.Join(s.dir, name))
-		if err != nil {
-			s.t.Fatal(err)
-		}
+		failed = errors.Join(failed, err)
 		return base64.StdEncoding.EncodeToString(text)
 	}
 	user := fmt.Sprintf("client-certificate-data: %s, client-key-data: %s", inline("admin.crt"), inline("admin.key"))
@@ -60,9 +59,7 @@ clusters: [{name: test, cluster: {server: %q, certificate-authority-data: %s}}]
 users: [{name: test, user: {%s}}]
 contexts: [{name: test, context: {cluster: test, user: test}}]
 `, s.URL, inline("ca.crt"), user)
-	path := filepath.Join(s.t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-		s.t.Fatal(err)
-	}
-	return path
+	s.written++
+	path := filepath.Join(s.dir, fmt.Sprint("kubeconfig", s.written))
+	return path, errors.Join(failed, os.WriteFile(path, []byte(text), 0o600))
 }

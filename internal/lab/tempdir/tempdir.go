@@ -25,8 +25,11 @@ var owned sync.Map
 
 // New creates a directory, which Remove removes, or Sweep after this process was killed. Only root's directories are
 // locked and swept: other users cannot pin.
-func New() (string, error) {
-	dir, err := os.MkdirTemp("", prefix)
+func New() (string, error) { return NewIn("") }
+
+// NewIn is New in another place than the usual one for temporary files.
+func NewIn(parent string) (string, error) {
+	dir, err := os.MkdirTemp(parent, prefix)
 	if err != nil || os.Geteuid() != 0 {
 		return dir, err
 	}
