@@ -262,7 +262,7 @@ kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: 
 
 test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
-	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node
+	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node ./bench/kube
 
 # What the test cluster runs, besides etcd and the API server.
 KUBE_BIN := out/cluster/bin

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 
-// Package kube is `kerb bench kube`: how much longer a pod takes to get its
-// network when kerb-cni is the last plugin of the chain, as a node starts many
-// pods at once. The reference is the same chain without it. Plugins are
-// executed by the library that container runtimes use.
+// Package kube is `kerb bench kube`: what Kerb costs a Kubernetes cluster.
+// burst is how much longer a pod takes to get its network when kerb-cni is the
+// last plugin of the chain, as a node starts many pods at once. fleet has many
+// simulated nodes and a real API server: how long a changed module takes to
+// all of them, what they ask and write while nothing changes, and how many
+// switch to a version that the kernel of one refuses. pods is the memory of
+// kerb-kube-node, and rollout how fast a node goes back from a version that
+// drops packets.
 package kube
 
 import (
@@ -16,9 +20,12 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/spf13/cobra"
+
 	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/binpath"
+	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
@@ -36,43 +43,72 @@ const (
 	withKerb = "kerb"
 	plain    = "plain"
 	tuning   = "tuning" // the plugin of the CNI project, with nothing to do: what one more program per pod takes
+	watch    = "watch"  // as many plain watches of ClusterModules as a fleet has nodes
+	target   = "target" // the goals
 )
+
+// kubeAPI is the path of the API server's program, which the loads but burst need.
+var kubeAPI string
 
 func init() {
 	bench.Register(bench.Experiment{
-		Name:       "kube",
-		Short:      "what kerb-cni adds to the start of pods, many at once",
-		Baseline:   plain,
-		Loads:      []string{"burst/1", "burst/10", "burst/100"},
-		QuickLoads: []string{"burst/10"},
-		LongLoads:  []string{"burst/200"},
-		Run:        run,
+		Name:     "kube",
+		Short:    "pods that start together, changes on 1,000 nodes, memory of kerb-kube-node, rollbacks",
+		Baseline: plain,
+		Loads: []string{"burst/1", "burst/10", "burst/100", "fleet/1000", "pods/5000",
+			"rollout/drops", "rollout/refused"},
+		QuickLoads: []string{"burst/10", "fleet/50"},
+		LongLoads:  []string{"burst/200", "fleet/50", "fleet/200", "pods/500"},
+		Flags: func(cmd *cobra.Command) {
+			cmd.Flags().StringVar(&kubeAPI, "kube-api", os.Getenv(kubeapi.Program), "`program` of etcd and the API server, "+
+				"for fleet, pods and rollout: make kube-api in a checkout of Kerb builds out/kube-api; default is $"+
+				kubeapi.Program)
+		},
+		Run: run,
 	})
 }
 
-func run(ctx context.Context, r *bench.Run) (err error) {
+// kinds of loads, by what is before the slash.
+var kinds = map[string]func(ctx context.Context, r *bench.Run, load, of string) error{
+	"burst": bursts, "fleet": fleet, "pods": pods, "rollout": rollouts}
+
+func run(ctx context.Context, r *bench.Run) error {
+	for _, load := range r.Loads() {
+		kind, of, _ := strings.Cut(load, "/")
+		err := kinds[kind](ctx, r, load, of)
+		if r.LeftOut(load, err) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// bursts measures the start of a number of pods.
+func bursts(ctx context.Context, r *bench.Run, load, of string) (err error) {
+	pods, err := strconv.Atoi(of)
+	if err != nil {
+		return err
+	}
 	n, err := start()
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, n.Close()) }()
-	for _, load := range r.Loads() {
-		pods, err := strconv.Atoi(strings.TrimPrefix(load, "burst/"))
-		if err != nil {
-			return err
-		}
-		if err := r.Interleave(ctx, load, n.trials(pods)...); err != nil {
-			return err
-		}
-		if load == "burst/100" {
-			r.Record("target", load, bench.Sample{Metric: "added", Stat: "p50", Unit: "ms", Value: targetP50},
-				bench.Sample{Metric: "added", Stat: "p99", Unit: "ms", Value: targetP99})
-		}
+	if err := r.Interleave(ctx, load, n.trials(pods)...); err != nil {
+		return err
 	}
-	r.Note("added is the difference of the quantiles of add with and without the last plugin, in the same round")
-	r.Note("the chain is bridge with host-local; with kerb-cni the pod denies all packets when ADD returns")
-	r.Note("left are services of pods that DEL could not delete within 3 s, of all rounds; kerb-kube-node deletes them")
-	r.Note("it does not show what the container runtime, the kubelet and the API server take")
+	if load == "burst/100" {
+		r.Record(target, load, bench.Sample{Metric: "added", Stat: "p50", Unit: "ms", Value: targetP50},
+			bench.Sample{Metric: "added", Stat: "p99", Unit: "ms", Value: targetP99})
+	}
+	r.Note("burst: added is the difference of the quantiles of add with and without the last plugin, in the same round")
+	r.Note("burst: the chain is bridge with host-local; with kerb-cni the pod denies all packets when ADD returns")
+	r.Note("burst: left are services of pods that DEL could not delete within 3 s, of all rounds; kerb-kube-node " +
+		"deletes them")
+	r.Note("burst does not show what the container runtime, the kubelet and the API server take")
 	return nil
 }
 

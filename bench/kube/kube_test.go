@@ -3,6 +3,7 @@
 package kube
 
 import (
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -12,8 +13,10 @@ import (
 	"testing"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
 	"github.com/kerb-edge/kerb/internal/binpath"
 	"github.com/kerb-edge/kerb/internal/lab/gobuild"
+	"github.com/kerb-edge/kerb/internal/lab/kubeapi"
 )
 
 // installed builds what a node has.
@@ -24,10 +27,12 @@ func installed(t *testing.T) {
 	}
 	dir := t.TempDir()
 	for name, pkg := range map[string]string{"kerb": "github.com/kerb-edge/kerb/cmd/kerb",
-		"kerb-cni":   "github.com/kerb-edge/kerb/cmd/kerb-cni",
-		"bridge":     "github.com/containernetworking/plugins/plugins/main/bridge",
-		"tuning":     "github.com/containernetworking/plugins/plugins/meta/tuning",
-		"host-local": "github.com/containernetworking/plugins/plugins/ipam/host-local"} {
+		"kerb-cni":             "github.com/kerb-edge/kerb/cmd/kerb-cni",
+		"kerb-kube-node":       "github.com/kerb-edge/kerb/cmd/kerb-kube-node",
+		"kerb-kube-controller": "github.com/kerb-edge/kerb/cmd/kerb-kube-controller",
+		"bridge":               "github.com/containernetworking/plugins/plugins/main/bridge",
+		"tuning":               "github.com/containernetworking/plugins/plugins/meta/tuning",
+		"host-local":           "github.com/containernetworking/plugins/plugins/ipam/host-local"} {
 		if err := gobuild.Build(filepath.Join(dir, name), pkg); err != nil {
 			t.Fatal(err)
 		}
@@ -121,5 +126,52 @@ func TestNoPlugins(t *testing.T) {
 	}
 	if _, err := find(); err == nil || !strings.Contains(err.Error(), dir) || !strings.Contains(err.Error(), "CNI_PATH") {
 		t.Error(err)
+	}
+}
+
+// Without the API server's program the error says how to get it, and the loads are left out.
+func TestNoAPIServer(t *testing.T) {
+	kubeAPI = ""
+	e, _ := bench.Find("kube")
+	r := bench.NewRun(e, true, 1, []string{"fleet/50", "pods/5000", "rollout/drops"}, io.Discard)
+	if err := e.Run(t.Context(), r); err != nil || len(r.Report().Cells) != 0 {
+		t.Errorf("%v, %v", err, r.Report().Cells)
+	}
+	notes := r.Report().Notes
+	if len(notes) != 3 || !strings.Contains(notes[0], "make kube-api") || !strings.Contains(notes[0], "--kube-api") {
+		t.Errorf("%q", notes)
+	}
+}
+
+// All loads with an API server, with few nodes and pods: the figures are there, and counts are as they should be.
+func TestLoads(t *testing.T) {
+	if kubeAPI = os.Getenv(kubeapi.Program); kubeAPI == "" {
+		t.Skip("needs a Kubernetes API server: make test-kube-api")
+	}
+	installed(t)
+	e, _ := bench.Find("kube")
+	r := bench.NewRun(e, true, 1, []string{"fleet/5", "pods/20", "rollout/drops", "rollout/refused"}, io.Discard)
+	if err := e.Run(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Report().Err(); err != nil {
+		t.Error(err)
+	}
+	for _, c := range []struct{ config, load, metric, stat string }{{withKerb, "fleet/5", "change", "p99"},
+		{watch, "fleet/5", "change", "p99"}, {withKerb, "fleet/5", "api_memory", "max"},
+		{withKerb, "fleet/5", "controller_memory", "max"}, {withKerb, "pods/20", "memory", "max"},
+		{withKerb, "rollout/drops", "back", "max"}} {
+		if cell, ok := r.Report().Find(c.config, c.load, c.metric, c.stat); !ok || cell.Value <= 0 {
+			t.Errorf("%+v: %+v", c, cell)
+		}
+	}
+	if cell, ok := r.Report().Find(withKerb, "rollout/refused", "switched", "sum"); !ok || cell.Value != 0 {
+		t.Errorf("a version that the kernel refuses: %+v", cell)
+	}
+	for _, metric := range []string{"writes", "switched"} {
+		stat := map[string]string{"writes": "p50", "switched": "sum"}[metric]
+		if cell, ok := r.Report().Find(withKerb, "fleet/5", metric, stat); !ok || cell.Value != 0 {
+			t.Errorf("%s: %+v", metric, cell)
+		}
 	}
 }

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package kube
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
+	"github.com/kerb-edge/kerb/internal/lab/kubefleet"
+	"github.com/kerb-edge/kerb/internal/lab/node"
+	"github.com/kerb-edge/kerb/sdk"
+)
+
+const podsPrefix = "kbkupods"
+
+// settled is after how long kerb-kube-node has written the pods to its disk, which it does every ten seconds at most,
+// and has given back the memory that their first list took.
+const settled = 12 * time.Second
+
+// pods measures the memory of kerb-kube-node with a number of pods on its node.
+func pods(ctx context.Context, r *bench.Run, load, of string) (err error) {
+	n, err := strconv.Atoi(of)
+	if err != nil {
+		return err
+	}
+	c, err := open(podsPrefix)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, c.Close()) }()
+	r.Progress("%s: creating the pods", load)
+	p, err := c.kubeNode(ctx, n)
+	if err != nil {
+		return err
+	}
+	sdk.Pause(ctx, settled)
+	for round := range r.Rounds {
+		r.Progress("%s round %d/%d", load, round+1, r.Rounds)
+		sdk.Pause(ctx, 3*time.Second)
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		sizes, err := node.Kibibytes(fmt.Sprintf("/proc/%d/status", p.pid()))
+		if err != nil {
+			return err
+		}
+		r.Record(withKerb, load, bench.Sample{Metric: "memory", Stat: "max", Unit: "MiB",
+			Value: float64(sizes["VmRSS"]) / 1024},
+			bench.Sample{Metric: "peak", Stat: "max", Unit: "MiB", Value: float64(sizes["VmHWM"]) / 1024})
+	}
+	if n == 5000 {
+		r.Record(target, load, bench.Sample{Metric: "memory", Stat: "max", Unit: "MiB", Value: targetMemory})
+	}
+	r.Note("pods: memory is what kerb-kube-node has resident %v after all pods had their labels, peak the most so far, "+
+		"which is while it starts; its agent answers at once and is not measured", settled)
+	return nil
+}
+
+// kubeNode runs kerb-kube-node on a node with a number of pods, and returns when all have their labels.
+func (c *cluster) kubeNode(ctx context.Context, n int) (*program, error) {
+	all, err := c.createPods(ctx, n)
+	if err != nil {
+		return nil, err
+	}
+	owners := kubefleet.Owners{Modules: names.Owner, Pods: names.OwnerPods}
+	agents, err := kubefleet.NewAgents(c.dir, 1, owners, all)
+	if err != nil {
+		return nil, err
+	}
+	c.Later(agents.Close)
+	spec := "{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {app: web}}}}}"
+	if err := kubefleet.Apply(c.api, "count", spec); err != nil {
+		return nil, err
+	}
+	p, err := c.run("kerb-kube-node", "--node", kubefleet.NodeName(0), "--kubeconfig", c.kubeconfig, "--agent",
+		kubefleet.SocketOf(c.dir, 0), "--state", kubefleet.StateOf(c.dir, 0))
+	if err != nil {
+		return nil, err
+	}
+	pending := func(s v1.Service) bool { return names.IsPending(s.Metadata.Labels) }
+	return p, kubefleet.Await(ctx, "all pods have their labels", func() (bool, error) {
+		all, err := agents.Services()
+		return err == nil && !slices.ContainsFunc(all, pending), err
+	})
+}
+
+// createPods creates pods of the first node, and returns the services that kerb-cni makes of them.
+func (c *cluster) createPods(ctx context.Context, n int) ([]v1.Service, error) {
+	services, failed := make([]v1.Service, n), make([]error, 16)
+	var running sync.WaitGroup
+	for worker := range failed {
+		running.Go(func() {
+			for i := worker; i < n && failed[worker] == nil && ctx.Err() == nil; i += len(failed) {
+				services[i], failed[worker] = c.createPod(fmt.Sprint("pod-", i), kubefleet.NodeName(0), "")
+				services[i].Metadata.Owner = names.OwnerPods
+			}
+		})
+	}
+	running.Wait()
+	return services, errors.Join(append(failed, ctx.Err())...)
+}
+
+// createPod creates a pod, and returns the service that kerb-cni makes of it.
+func (c *cluster) createPod(name, node, netns string) (v1.Service, error) {
+	var created struct{ Metadata struct{ UID string } }
+	err := c.api.Call(http.MethodPost, "/api/v1/namespaces/default/pods", map[string]any{"apiVersion": "v1", "kind": "Pod",
+		"metadata": map[string]any{"name": name, "labels": map[string]string{"app": "web", "pod-template-hash": "7c5b8d6f4"}},
+		"spec": map[string]any{"nodeName": node, "automountServiceAccountToken": false,
+			"containers": []any{map[string]any{"name": "c", "image": "example.org/c"}}}}, &created)
+	p := names.Pod{Namespace: "default", Name: name, UID: created.Metadata.UID}
+	attachment := names.Attachment{Network: "pods", ContainerID: name, Interface: "eth0"}
+	return v1.Service{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
+		Metadata: v1.ObjectMeta{Name: p.Service(), Labels: names.PodLabels(p, attachment)},
+		Spec:     v1.ServiceSpec{Netns: netns}}, err
+}
