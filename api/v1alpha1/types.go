@@ -144,7 +144,7 @@ type View struct {
 
 // ViewField is a column of a table, a value, or a line of a graph.
 type ViewField struct {
-	Field string `json:"field" doc:"Such as packets, or took.p99"`
+	Field string `json:"field" doc:"Such as packets, or latency.p99Nanoseconds"`
 	Name  string `json:"name,omitempty" doc:"The same as field unless set"`
 	Unit  string `json:"unit,omitempty" enum:"bytes,nanoseconds," doc:"Of a number"`
 	Rate  bool   `json:"rate,omitempty" doc:"A counter of which a series shows the change per second"`
@@ -200,7 +200,7 @@ type ModuleCount struct {
 	Packets   uint64         `json:"packets" doc:"Packets that reached the module"`
 	Bytes     uint64         `json:"bytes" doc:"Their bytes, as they reached the first module of the chain"`
 	Verdicts  []VerdictCount `json:"verdicts,omitempty" doc:"By verdict, without those that are zero"`
-	Took      *Sampled       `json:"took,omitempty" doc:"How long the module took for packets that were measured; absent until there are some"`
+	Latency   *Sampled       `json:"latency,omitempty" doc:"How long the module took for packets that were measured; absent until there are some"`
 }
 
 // Sampled is how long packets took, one of 4,096 of which is measured.

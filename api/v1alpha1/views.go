@@ -11,11 +11,11 @@ type Chain struct {
 	Direction string        `json:"direction" doc:"egress: from the service; ingress: to the service; both on sockets"`
 	Modules   []string      `json:"modules" doc:"In the order in which packets meet them"`
 	Program   uint32        `json:"program" doc:"Kernel id of the entry program"`
-	Cost      *float64      `json:"cost,omitempty" doc:"Nanoseconds that its modules add to the slowest kind of packet, as measured before they went live; absent until all are measured"`
+	Cost      *float64      `json:"costNanoseconds,omitempty" doc:"Time that its modules add to the slowest kind of packet, as measured before they went live; absent until all are measured"`
 	Parts     int           `json:"parts" doc:"Number of programs that the chain is split into; more than 1 only if it exceeds the verifier's limits, such as 64 maps for a program"`
 	Points    []Attachment  `json:"points,omitempty" doc:"Where it runs"`
 	Ready     bool          `json:"ready,omitempty" doc:"It runs nowhere, and was linked for a service that may come"`
-	Took      *Sampled      `json:"took,omitempty" doc:"How long packets that were measured took in all of it: its parser, its modules and the verdict"`
+	Latency   *Sampled      `json:"latency,omitempty" doc:"How long packets that were measured took in all of it: its parser, its modules and the verdict"`
 	Counts    []ModuleCount `json:"counts,omitempty" doc:"Packets that reached its modules, in their order, since the chain was linked. The counts of a module continue those of chains that were replaced"`
 }
 
@@ -29,9 +29,9 @@ type NodeCounts struct {
 
 // ChainCounts are the counters of a chain.
 type ChainCounts struct {
-	ID     string        `json:"id"`
-	Took   *Sampled      `json:"took,omitempty" doc:"As of the chain"`
-	Counts []ModuleCount `json:"counts,omitempty" doc:"As of the chain"`
+	ID      string        `json:"id"`
+	Latency *Sampled      `json:"latency,omitempty" doc:"As of the chain"`
+	Counts  []ModuleCount `json:"counts,omitempty" doc:"As of the chain"`
 }
 
 // ModuleDrops are the packets that a module dropped.

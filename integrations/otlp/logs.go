@@ -175,11 +175,20 @@ func recordOfDrop(p v1.TracedPacket) otellog.Record {
 	attributes := []attribute.KeyValue{attribute.String("kerb.service", p.Service),
 		attribute.String("network.interface.name", p.Interface), attribute.String("kerb.direction", p.Direction),
 		attribute.String("kerb.module", last.Module), attribute.String("kerb.drop.reason", last.Reason),
-		attribute.String("kerb.note", last.Note), attribute.String("network.transport", p.Protocol)}
+		attribute.String("kerb.note", last.Note), attribute.String("kerb.note.value", noteValue(last)),
+		attribute.String("network.transport", p.Protocol)}
 	attributes = append(attributes, endpointOf("source", p.Source)...)
 	attributes = append(attributes, endpointOf("destination", p.Destination)...)
 	return newRecord("kerb.drop", p.Time, otellog.SeverityInfo, fmt.Sprintf("%s dropped %s %s > %s: %s",
 		last.Module, p.Protocol, p.Source, p.Destination, last.Reason), attributes...)
+}
+
+// noteValue is what a note says, as captures have it: a name, or a number without one.
+func noteValue(s v1.TraceStep) string {
+	if s.Note == "" || s.Name != "" {
+		return s.Name
+	}
+	return strconv.FormatUint(s.Value, 10)
 }
 
 // endpointOf takes an address with or without a port.

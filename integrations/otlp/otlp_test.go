@@ -176,7 +176,8 @@ func TestExport(t *testing.T) {
 		return c.metrics["kerb_services"] == 2 && c.service == "kerb" && c.header == "yes"
 	})
 	fw := node.Module("fw", "firewall", "*", map[string]any{"rules": []any{map[string]any{"action": "deny",
-		"protocol": "udp", "dstPort": 4001, "direction": "egress"}}, "defaultPolicy": map[string]any{"ingress": "allow"}})
+		"protocol": "udp", "dstPort": 4001, "direction": "egress", "name": "no-4001"}},
+		"defaultPolicy": map[string]any{"ingress": "allow"}})
 	n.Apply(fw)
 	await("the change", func() bool {
 		return c.has("kerb.change", map[string]string{"kerb.resources": "Module/fw", "kerb.change.outcome": "done",
@@ -191,7 +192,8 @@ func TestExport(t *testing.T) {
 	sendUDP(t, web, net.JoinHostPort(db.Addr4().String(), "4001"))
 	await("the drop", func() bool {
 		return c.has("kerb.drop", map[string]string{"kerb.service": "web", "kerb.module": "fw",
-			"kerb.drop.reason": "policy", "network.transport": "udp", "destination.port": "4001",
+			"kerb.drop.reason": "policy", "kerb.note": "rule", "kerb.note.value": "no-4001",
+			"network.transport": "udp", "destination.port": "4001",
 			"destination.address": db.Addr4().String()})
 	})
 	await("the counter of drops", func() bool {

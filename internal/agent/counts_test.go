@@ -92,7 +92,7 @@ func TestCountsOfNode(t *testing.T) {
 	want := v1.NodeCounts{Change: got.Change, State: got.State, Chains: []v1.ChainCounts{},
 		Modules: []v1.ModuleDrops{{Module: "fw", Drops: n.status(t, "fw").Drops}}}
 	for _, c := range chains {
-		want.Chains = append(want.Chains, v1.ChainCounts{ID: c.ID, Took: c.Took, Counts: c.Counts})
+		want.Chains = append(want.Chains, v1.ChainCounts{ID: c.ID, Latency: c.Latency, Counts: c.Counts})
 	}
 	slices.SortFunc(want.Chains, func(a, b v1.ChainCounts) int { return cmp.Compare(a.ID, b.ID) })
 	if diff := gocmp.Diff(want, got); diff != "" {
@@ -134,8 +134,8 @@ func TestLatencyOfModules(t *testing.T) {
 	n.apply(t, n.both(), denyPort("fw"))
 	measured := func() (packets uint64) {
 		for _, c := range n.status(t, "fw").Counts {
-			if c.Took != nil && c.Direction == "egress" {
-				packets += c.Took.Packets
+			if c.Latency != nil && c.Direction == "egress" {
+				packets += c.Latency.Packets
 			}
 		}
 		return packets
@@ -155,7 +155,7 @@ func TestLatencyOfModules(t *testing.T) {
 	}
 	var took int
 	for _, c := range chains {
-		if c.Took != nil && c.Took.Packets > 0 && c.Took.P99 >= c.Took.P50 {
+		if c.Latency != nil && c.Latency.Packets > 0 && c.Latency.P99 >= c.Latency.P50 {
 			took++
 		}
 	}

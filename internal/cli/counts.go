@@ -20,8 +20,8 @@ func (a *app) countsCommand() *cobra.Command {
 		Use:   "counts [NAME]",
 		Short: "Show how many packets reached which module, its verdicts, and how long it took",
 		Long: "Shows the packets and bytes that reached each module, by hook and direction, and how many of them it passed " +
-			"on (next),\ndropped, answered (reply) and redirected. P50 and P99 are how long the module took, of one packet in " +
-			"4,096.\nModules on sockets see no packets.",
+			"on (next),\ndropped, answered (reply) and redirected. P50 and P99 are of its latency: how long it took, of one " +
+			"packet in 4,096.\nModules on sockets see no packets.",
 		Example: "  kerb module counts\n  kerb module counts fw -o json",
 	}, func(out io.Writer, all []v1alpha1.Module) error {
 		counts := []v1alpha1.ModuleCount{}
@@ -46,12 +46,12 @@ func countTable(w io.Writer, counts []v1alpha1.ModuleCount) {
 		for _, verdict := range kerbabi.Verdicts {
 			cells = append(cells, packetsOf(c, verdict))
 		}
-		line(w, append(cells, took(c.Took)...)...)
+		line(w, append(cells, latency(c.Latency)...)...)
 	}
 }
 
-// took shows the median and the 99th percentile.
-func took(s *v1alpha1.Sampled) []any {
+// latency shows the median and the 99th percentile.
+func latency(s *v1alpha1.Sampled) []any {
 	if s == nil {
 		return []any{"-", "-"}
 	}

@@ -35,17 +35,25 @@ type interceptClass struct {
 }
 
 type interceptProgram struct {
-	PID                                       int
-	Since                                     time.Time
-	Received, Missed, Late, Deadline, Longest uint64
-	Delay                                     quantiles
+	PID                    int
+	Since                  time.Time
+	Received, Missed, Late uint64
+	Deadline               uint64 `json:"deadlineNanoseconds"`
+	Delay                  quantiles
 }
 
-type quantiles struct{ Count, P50, P99, P999, Max uint64 }
+type quantiles struct {
+	P50  uint64 `json:"p50Nanoseconds"`
+	P99  uint64 `json:"p99Nanoseconds"`
+	P999 uint64 `json:"p999Nanoseconds"`
+	Max  uint64 `json:"maxNanoseconds"`
+}
 
 type latePacket struct {
 	Class                                                          string
-	Seq, Delay, Waited                                             uint64
+	Seq                                                            uint64
+	Delay                                                          uint64 `json:"delayNanoseconds"`
+	Waited                                                         uint64 `json:"waitedNanoseconds"`
 	KernelCPU, ProgramCPU, Running, Queued, Voluntary, Involuntary uint32
 	Command                                                        string
 }
@@ -165,11 +173,12 @@ func (c interceptClass) openBy() string {
 }
 
 func printDelays(w io.Writer, all []interceptClass) {
-	line(w, "CLASS", "RECEIVED", "MISSED", "P50", "P99", "P99.9", "MAX", "DEADLINE", "LATE")
+	line(w, "CLASS", "RECEIVED", "MISSED", "P50", "P99", "P999", "MAX", "DEADLINE", "LATE")
 	for _, c := range all {
 		if p := c.Program; p != nil {
-			line(w, c.Name, p.Received, p.Missed, since(p.Delay.P50), since(p.Delay.P99), since(p.Delay.P999), since(p.Longest),
-				since(p.Deadline), p.Late)
+			d := p.Delay
+			line(w, c.Name, p.Received, p.Missed, since(d.P50), since(d.P99), since(d.P999), since(d.Max), since(p.Deadline),
+				p.Late)
 		}
 	}
 }

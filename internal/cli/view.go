@@ -40,9 +40,9 @@ func describeChain(w io.Writer, c v1alpha1.Chain) {
 	field(w, "Program", c.Program)
 	field(w, "Parts", c.Parts)
 	field(w, "Cost", resource.FormatCost(c.Cost))
-	if c.Took != nil {
-		field(w, "Took", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Took.P50),
-			time.Duration(c.Took.P99), c.Took.Packets))
+	if c.Latency != nil {
+		field(w, "Latency", fmt.Sprintf("p50 %s, p99 %s, of %d packets measured", time.Duration(c.Latency.P50),
+			time.Duration(c.Latency.P99), c.Latency.Packets))
 	}
 	printAttachments(w, c.Points)
 	printCounts(w, c.Counts)

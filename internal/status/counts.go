@@ -38,7 +38,7 @@ func countKeys(c dataplane.Counts) []dataplane.CountKey {
 
 // ChainCounts are those of the modules of a chain, in its order, since it was linked, and how long packets take in it.
 func ChainCounts(id string, c dataplane.ChainStats) v1.ChainCounts {
-	out := v1.ChainCounts{ID: id, Took: took(c.Latency)}
+	out := v1.ChainCounts{ID: id, Latency: latency(c.Latency)}
 	for i, s := range c.Members {
 		if i < len(c.Spec.Members) {
 			out.Counts = append(out.Counts, count(dataplane.CountKey{Module: c.Spec.Members[i].Name, Side: c.Spec.Side,
@@ -48,7 +48,7 @@ func ChainCounts(id string, c dataplane.ChainStats) v1.ChainCounts {
 	return out
 }
 
-func took(l dataplane.Latency) *v1.Sampled {
+func latency(l dataplane.Latency) *v1.Sampled {
 	h := l.Histogram()
 	if h.Count() == 0 {
 		return nil
@@ -60,7 +60,7 @@ func took(l dataplane.Latency) *v1.Sampled {
 func count(key dataplane.CountKey, s dataplane.Stats) v1.ModuleCount {
 	sum := s.Verdicts.Sum()
 	out := v1.ModuleCount{Module: key.Module, Hook: string(key.Side), Direction: string(key.Direction),
-		Packets: sum.Packets, Bytes: sum.Bytes, Took: took(s.Latency)}
+		Packets: sum.Packets, Bytes: sum.Bytes, Latency: latency(s.Latency)}
 	for verdict, n := range s.Verdicts {
 		if n.Packets > 0 {
 			out.Verdicts = append(out.Verdicts, v1.VerdictCount{Verdict: kerbabi.Verdict(verdict).String(),

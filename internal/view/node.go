@@ -35,7 +35,7 @@ func (v *Views) Chains(context.Context) ([]v1.Chain, error) {
 		view := v.Now.Chain(c, state.Points)
 		view.Ready = slices.ContainsFunc(ready, func(s chain.Spec) bool { return s.ID() == c.ID })
 		counted := status.ChainCounts(c.ID, counts.Chains[c.ID])
-		view.Counts, view.Took = counted.Counts, counted.Took
+		view.Counts, view.Latency = counted.Counts, counted.Latency
 		out = append(out, view)
 	}
 	sort.Slice(out, func(i, j int) bool { return out[i].Hook+out[i].ID < out[j].Hook+out[j].ID })

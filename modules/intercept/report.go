@@ -8,13 +8,13 @@ import (
 	"github.com/kerb-edge/kerb/sdk"
 )
 
-// Quantiles of a histogram, ns: the upper ends of their buckets, which are right to a fourth.
+// Quantiles of a histogram of times: the upper ends of their buckets, which are right to a fourth.
 type Quantiles struct {
 	Count uint64 `json:"count"`
-	P50   uint64 `json:"p50"`
-	P99   uint64 `json:"p99"`
-	P999  uint64 `json:"p999"`
-	Max   uint64 `json:"max"`
+	P50   uint64 `json:"p50Nanoseconds"`
+	P99   uint64 `json:"p99Nanoseconds"`
+	P999  uint64 `json:"p999Nanoseconds"`
+	Max   uint64 `json:"maxNanoseconds"`
 }
 
 func quantiles(h sdk.Histogram) Quantiles {
@@ -39,7 +39,7 @@ type ClassReport struct {
 	Forwarded uint64 `json:"forwarded,omitempty"`
 	// Unforwarded counts packets that were to be forwarded, by why they were not.
 	Unforwarded map[string]uint64 `json:"unforwarded,omitempty"`
-	Gap         Quantiles         `json:"gap"` // between packets, ns
+	Gap         Quantiles         `json:"gap"` // between packets
 	Opens       bool              `json:"opens"`
 	Program     *Program          `json:"program,omitempty"` // that has it open
 }
@@ -51,10 +51,9 @@ type Program struct {
 	Received  uint64    `json:"received"`
 	Missed    uint64    `json:"missed"` // lost packets that were reported to it
 	Late      uint64    `json:"late"`
-	Deadline  uint64    `json:"deadline,omitempty"` // ns
-	Delay     Quantiles `json:"delay"`              // T2 - T1, ns
-	Longest   uint64    `json:"longest"`            // ns
-	Heartbeat uint64    `json:"heartbeat"`          // ns of CLOCK_MONOTONIC
+	Deadline  uint64    `json:"deadlineNanoseconds,omitempty"`
+	Delay     Quantiles `json:"delay"`     // T2 - T1; the maximum is exact
+	Heartbeat uint64    `json:"heartbeat"` // ns of CLOCK_MONOTONIC
 }
 
 func readCounts(m sdk.Maps, c *class) (countsEntry, error) {
@@ -102,9 +101,10 @@ func (f *Intercept) program(c *class, s *state) *Program {
 	if who == nil {
 		return nil
 	}
+	delay := quantiles(s.Delay[:])
+	delay.Max = s.Longest
 	return &Program{PID: who.pid, Since: who.since, Received: s.Received, Missed: s.Missed, Late: s.Late,
-		Deadline: s.Deadline,
-		Delay:    quantiles(s.Delay[:]), Longest: s.Longest, Heartbeat: s.Heartbeat}
+		Deadline: s.Deadline, Delay: delay, Heartbeat: s.Heartbeat}
 }
 
 // LatePacket is an entry of the flight recorder: a packet that its program received after the deadline, with the state
@@ -112,9 +112,9 @@ func (f *Intercept) program(c *class, s *state) *Program {
 type LatePacket struct {
 	Class       string `json:"class"`
 	Seq         uint64 `json:"seq"`
-	T1          uint64 `json:"t1"`     // ns of CLOCK_MONOTONIC: the kernel part saw it
-	Delay       uint64 `json:"delay"`  // T2 - T1, ns
-	Waited      uint64 `json:"waited"` // ns that the program could have run and did not
+	T1          uint64 `json:"t1"`                // ns of CLOCK_MONOTONIC: the kernel part saw it
+	Delay       uint64 `json:"delayNanoseconds"`  // T2 - T1
+	Waited      uint64 `json:"waitedNanoseconds"` // that the program could have run and did not
 	KernelCPU   uint32 `json:"kernelCPU"`
 	ProgramCPU  uint32 `json:"programCPU"`
 	Running     uint32 `json:"running"` // thread that the kernel part interrupted, 0: idle, or not known
@@ -198,7 +198,7 @@ func (c *ClassReport) samples() (out []sdk.Sample) {
 	gauge("programs", "Programs that have the class open.", labels, 1)
 	count("late_total", "Packets that the program had after the class's deadline.", p.Late)
 	for name, ns := range map[string]uint64{"0.5": p.Delay.P50, "0.99": p.Delay.P99, "0.999": p.Delay.P999,
-		"1": p.Longest} {
+		"1": p.Delay.Max} {
 		gauge("delay_seconds", "Time from the kernel part to the program, by quantile, since the program has begun.",
 			map[string]string{"class": c.Name, "quantile": name}, float64(ns)/1e9)
 	}

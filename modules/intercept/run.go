@@ -177,8 +177,8 @@ func newWatch(f *Intercept, pages *pages) *watch {
 // Miss is an event: packets of a class came after their deadline.
 type Miss struct {
 	Class    string     `json:"class"`
-	Deadline uint64     `json:"deadline"` // ns
-	Packets  uint64     `json:"packets"`  // since the last event
+	Deadline uint64     `json:"deadlineNanoseconds"`
+	Packets  uint64     `json:"packets"` // since the last event
 	Last     LatePacket `json:"last"`
 }
 

@@ -301,7 +301,7 @@ type StatsReport struct {
 	Tables    map[string]Occupancy `json:"tables"`
 	Sessions  tally                `json:"sessions"`        // as the last sweep found them
 	Sweep     string               `json:"sweep,omitempty"` // how long it took
-	Counters  map[string]uint64    `json:"counters"`
+	Events    map[string]uint64    `json:"events"`
 	Unknown   unknowns             `json:"unknown"`
 	Instances map[string]int       `json:"instances"` // by state
 	Ejections uint64               `json:"ejections"` // ever
@@ -337,7 +337,7 @@ func (w *running) stats() (*StatsReport, error) {
 		failures += w.maps.stats[t.index].failures()
 	}
 	k := w.maps
-	out := &StatsReport{Counters: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states,
+	out := &StatsReport{Events: counters, Unknown: w.unknowns, Sessions: w.tally, Instances: states,
 		Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
 			"sessions":   {(w.tally.Entries+1)/2 + w.tally.Affinities, int(k.sessions.MaxEntries()) / 2},
 			"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
@@ -397,8 +397,8 @@ func (w *running) Collect() ([]sdk.Sample, error) {
 	add("instance_connect_failures", "Connects that the present instances refused or did not answer.", false,
 		float64(s.Failures))
 	add("sessions_evictable", "Live sessions beyond the share of their interface, which may be evicted.", false,
-		float64(s.Sessions.Crowded))
-	for event, n := range s.Counters {
+		float64(s.Sessions.Evictable))
+	for event, n := range s.Events {
 		add("events_total", "Actions of the data plane other than translating packets.", true, float64(n), "event", event)
 	}
 	add("affinities", "Clients whose last instance is remembered, as the last sweep found them.", false,

@@ -85,8 +85,8 @@ type tally struct {
 	Pending    int            `json:"pending"`    // and in pending
 	Sessions   int            `json:"sessions"`   // open ones
 	States     map[string]int `json:"states"`
-	Expired    uint64         `json:"expired"` // entries removed, ever
-	Crowded    int            `json:"crowded"` // live sessions in pending, which may be evicted
+	Expired    uint64         `json:"expired"`   // entries removed, ever
+	Evictable  int            `json:"evictable"` // live sessions in pending, which may be evicted
 	crowded    map[uint32]int // the same by the client's interface
 	Took       time.Duration  `json:"-"` // without pauses
 	At         time.Time      `json:"-"`
@@ -152,7 +152,7 @@ func (s *sweeper) note(k *flow, e *session, t *timeouts, lost, kept bool) {
 	if first {
 		s.tally.States[stateName(e.State)]++
 		if !kept && e.live() {
-			s.tally.Crowded++
+			s.tally.Evictable++
 			s.tally.crowded[k.Ifindex]++
 		}
 	}

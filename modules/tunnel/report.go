@@ -153,16 +153,21 @@ func (t *tunnel) Collect() ([]sdk.Sample, error) {
 			{"packets_total", "Packets to and from a node.", "received", n.ReceivedPackets},
 			{"bytes_total", "Bytes of inner packets to and from a node.", "sent", n.SentBytes},
 			{"bytes_total", "Bytes of inner packets to and from a node.", "received", n.ReceivedBytes},
-			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "sent", n.TooBig},
-			{"errors_total", "Packets that were not carried: too big to be sent, or not right when received.", "received",
-				n.Errors},
 		} {
 			out = append(out, sdk.Sample{Name: s.name, Help: s.help, Counter: true, Value: float64(s.value),
 				Labels: map[string]string{"node": n.Address, "direction": s.direction}})
 		}
-		out = append(out, sdk.Sample{Name: "fragmented_total", Help: "Packets that were sent to a node as fragments.",
-			Counter: true,
-			Value:   float64(n.Fragmented), Labels: map[string]string{"node": n.Address}})
+		for _, s := range []struct {
+			name, help string
+			value      uint64
+		}{
+			{"too_big_total", "Packets to a node that were too big.", n.TooBig},
+			{"errors_total", "Packets from a node that were dropped.", n.Errors},
+			{"fragmented_total", "Packets that were sent to a node as fragments.", n.Fragmented},
+		} {
+			out = append(out, sdk.Sample{Name: s.name, Help: s.help, Counter: true, Value: float64(s.value),
+				Labels: map[string]string{"node": n.Address}})
+		}
 		if n.Interface != "" {
 			out = append(out, sdk.Sample{Name: "mtu_bytes", Help: "Largest inner packet to a node.", Value: float64(n.MTU),
 				Labels: map[string]string{"node": n.Address}})

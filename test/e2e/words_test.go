@@ -3,13 +3,18 @@
 package e2e
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -50,6 +55,85 @@ func TestSameWords(t *testing.T) {
 	if err != nil || !strings.Contains(string(comment), "kerb: fw:drop (policy)") {
 		t.Errorf("tshark shows %q, %v", comment, err)
 	}
+}
+
+// A figure has the same value under its name in the API and in the metrics, and the kept drop, the metric of its rule,
+// the command line and the capture have the same words: module, verdict, reason and note.
+func TestSameFigures(t *testing.T) {
+	n := newRunningNode(t)
+	n.dropping(53)
+	n.apply(counter(0))
+	n.Eventually("packets are dropped", func() bool { return strings.Contains(n.must("drops"), "fw:drop") })
+	n.Eventually("the module is measured", func() bool { // of one packet in 4,096 on a CPU
+		n.floods(n.web, n.db, 9, 4096)
+		return strings.Contains(n.must("module", "counts", "fw", "-o", "json"), "p99Nanoseconds")
+	})
+	before := n.figures()
+	metrics := n.metrics()
+	after := n.figures()
+	for name, from := range before {
+		at := strings.Index(metrics, "\n"+name+" ")
+		if at < 0 {
+			t.Errorf("the metrics lack %s:\n%s", name, metrics)
+			continue
+		}
+		value, err := strconv.ParseFloat(strings.Fields(metrics[at+1:])[1], 64)
+		if err != nil || value < from || value > after[name] {
+			t.Errorf("%s is %v, %v; in the API %v and then %v", name, value, err, from, after[name])
+		}
+	}
+
+	var kept []v1.TracedPacket
+	err := json.Unmarshal([]byte(n.must("drops", "--module", "fw", "--count", "1", "-o", "json")), &kept)
+	if err != nil || len(kept) != 1 {
+		t.Fatalf("%+v, %v", kept, err)
+	}
+	step := kept[0].Steps[len(kept[0].Steps)-1]
+	if step.Module != "fw" || step.Verdict != "drop" || step.Reason != "policy" || step.Note != "rule" {
+		t.Fatalf("the dropped packet has %+v", step)
+	}
+	words := "fw:drop (policy) rule=" + cmp.Or(step.Name, strconv.FormatUint(step.Value, 10))
+	n.wants("drops", []string{"--module", "fw", "--count", "1"}, words)
+	file := filepath.Join(t.TempDir(), "dropped.pcapng")
+	n.kerb("drops", "--module", "fw", "--count", "1", "-w", file)
+	if data, err := os.ReadFile(file); err != nil || !bytes.Contains(data, []byte("kerb: "+words)) {
+		t.Errorf("the capture lacks %q, %v", words, err)
+	}
+}
+
+// figures are those of the API that are metrics as well, by the name of the metric with labels.
+func (n *node) figures() map[string]float64 {
+	n.T.Helper()
+	var all []v1.Module
+	if err := json.Unmarshal([]byte(n.must("module", "list", "-o", "json")), &all); err != nil {
+		n.T.Fatal(err)
+	}
+	out := map[string]float64{}
+	for _, m := range all {
+		name := m.Metadata.Name
+		out[fmt.Sprintf(`kerb_module_memory_bytes{module=%q}`, name)] = float64(m.Status.Memory)
+		for _, c := range m.Status.Counts {
+			at := fmt.Sprintf(`module=%q,hook=%q,direction=%q`, name, c.Hook, c.Direction)
+			for _, v := range c.Verdicts {
+				out[fmt.Sprintf(`kerb_module_packets_total{%s,verdict=%q}`, at, v.Verdict)] = float64(v.Packets)
+				out[fmt.Sprintf(`kerb_module_bytes_total{%s,verdict=%q}`, at, v.Verdict)] = float64(v.Bytes)
+			}
+			if c.Latency != nil {
+				out[fmt.Sprintf(`kerb_module_latency_seconds_count{%s}`, at)] = float64(c.Latency.Packets)
+			}
+		}
+		for _, d := range m.Status.Drops {
+			out[fmt.Sprintf(`kerb_dropped_packets_total{module=%q,reason=%q}`, name, d.Reason)] = float64(d.Packets)
+			for _, s := range d.Services {
+				out[fmt.Sprintf(`kerb_service_dropped_packets_total{module=%q,service=%q,reason=%q}`, name, s.Service,
+					d.Reason)] = float64(s.Packets)
+			}
+		}
+	}
+	if len(out) < 6 {
+		n.T.Fatalf("the API has only %v", out)
+	}
+	return out
 }
 
 // What the command line prints as JSON has the names of the API, and no others.

@@ -11,15 +11,15 @@ export interface Status {
 export interface Sampled { packets: number; p50Nanoseconds: number; p99Nanoseconds: number }
 export interface VerdictCount { verdict: string; packets: number; bytes: number }
 export interface Count {
-  module: string; hook: string; direction: string; packets: number; bytes: number; verdicts?: VerdictCount[]; took?: Sampled;
+  module: string; hook: string; direction: string; packets: number; bytes: number; verdicts?: VerdictCount[]; latency?: Sampled;
 }
 export interface Point { service?: string; interface: string; hook: string; direction: string; chain: string; cgroup?: string }
 export interface Chain {
   id: string; hook: string; direction: string; modules: string[]; program: number; cost?: number; parts: number;
-  points?: Point[]; ready?: boolean; took?: Sampled; counts?: Count[];
+  points?: Point[]; ready?: boolean; latency?: Sampled; counts?: Count[];
 }
 export interface Drop { reason: string; packets: number; services?: { service: string; packets: number }[] }
-export interface ChainCounts { id: string; took?: Sampled; counts?: Count[] }
+export interface ChainCounts { id: string; latency?: Sampled; counts?: Count[] }
 export interface ModuleDrops { module: string; drops?: Drop[] }
 export interface ViewField { field: string; name?: string; unit?: "bytes" | "nanoseconds"; rate?: boolean }
 export interface View { title: string; query: string; kind: "table" | "values" | "series"; rows?: string; fields?: ViewField[] }

@@ -156,21 +156,25 @@ export function Steps({ steps }: { steps: Step[] }) {
   );
 }
 
-interface Times { p50: number; p99: number; max: number } // in nanoseconds
+interface Times { p50Nanoseconds: number; p99Nanoseconds: number; maxNanoseconds: number }
 
 function isTimes(v: unknown): v is Times {
-  return typeof v === "object" && v !== null && "p50" in v && "p99" in v && "max" in v;
+  return typeof v === "object" && v !== null && "p50Nanoseconds" in v && "p99Nanoseconds" in v && "maxNanoseconds" in v;
 }
 
 const maxDepth = 8; // of what is shown of a module's answer
 const maxColumns = 64;
 
+const timed = /Nanoseconds$/; // names of fields that are times
+
+const field = (name: string, v: unknown, depth: number) => (timed.test(name) && typeof v === "number" ? nanos(v) : plain(v, depth));
+
 // plain is a value of any kind as text.
 export function plain(v: unknown, depth = 0): string {
   if (v === undefined || v === null) return "";
-  if (isTimes(v)) return `p50 ${nanos(v.p50)}, p99 ${nanos(v.p99)}, max ${nanos(v.max)}`;
+  if (isTimes(v)) return `p50 ${nanos(v.p50Nanoseconds)}, p99 ${nanos(v.p99Nanoseconds)}, max ${nanos(v.maxNanoseconds)}`;
   if (typeof v === "object" && depth >= maxDepth) return "...";
-  if (typeof v === "object") return Array.isArray(v) ? v.map((x) => plain(x, depth + 1)).join(", ") : Object.entries(v).map(([k, x]) => `${k} ${plain(x, depth + 1)}`).join(", ");
+  if (typeof v === "object") return Array.isArray(v) ? v.map((x) => plain(x, depth + 1)).join(", ") : Object.entries(v).map(([k, x]) => `${k.replace(timed, "")} ${field(k, x, depth + 1)}`).join(", ");
   return String(v);
 }
 
@@ -179,6 +183,6 @@ export function Plain({ rows, caption }: { rows: Record<string, unknown>[]; capt
   const names = [...new Set(rows.flatMap((r) => Object.keys(r).slice(0, maxColumns)))].slice(0, maxColumns);
   return (
     <Table rows={rows} caption={caption} id={(r) => rows.indexOf(r)}
-      columns={names.map((name) => ({ name, num: rows.every((r: Record<string, unknown>) => typeof r[name] === "number" || r[name] === undefined), cell: (r: Record<string, unknown>) => plain(r[name]) }))} />
+      columns={names.map((name) => ({ name: name.replace(timed, ""), num: rows.every((r: Record<string, unknown>) => typeof r[name] === "number" || r[name] === undefined), cell: (r: Record<string, unknown>) => field(name, r[name], 0) }))} />
   );
 }

@@ -118,7 +118,7 @@ function count(s: State): void {
   s.modules = new Map(s.modules);
   for (const c of s.counts.values()) {
     const chain = s.chains.get(c.id ?? ""), module = s.modules.get(c.module ?? "");
-    if (chain) s.chains.set(chain.id, { ...chain, counts: c.counts, took: c.took });
+    if (chain) s.chains.set(chain.id, { ...chain, counts: c.counts, latency: c.latency });
     if (module?.status) s.modules.set(module.metadata.name, { ...module, status: { ...module.status, drops: c.drops } });
     for (const d of c.drops ?? []) {
       for (const by of d.services ?? []) {

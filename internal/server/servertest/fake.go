@@ -239,7 +239,7 @@ func status(m v1alpha1.Module) *v1alpha1.ModuleStatus {
 		Counts: []v1alpha1.ModuleCount{{Module: "fw", Hook: "tc-ingress", Direction: "egress", Packets: 10, Bytes: 1000,
 			Verdicts: []v1alpha1.VerdictCount{{Verdict: "next", Packets: 7, Bytes: 700},
 				{Verdict: "drop", Packets: 3, Bytes: 300}},
-			Took: &v1alpha1.Sampled{Packets: 2, P50: 95, P99: 1535}}},
+			Latency: &v1alpha1.Sampled{Packets: 2, P50: 95, P99: 1535}}},
 		Drops: []v1alpha1.Drop{{Reason: "rule", Packets: 3, Services: []v1alpha1.ServiceDrop{{Service: "web", Packets: 2}}}},
 	}
 }

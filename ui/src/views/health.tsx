@@ -138,7 +138,7 @@ function Dropping({ all }: { all: Dropped[] }) {
           { name: "By", cell: (d) => <><a href={`#/modules/${d.module}`}>{d.module}</a> <Chip tone="bad">{d.reason}</Chip></> },
           { name: "Rate", num: true, cell: (d) => perSecond(d.rate) },
           { name: "Last minute", minor: true, cell: (d) => <Spark of={`drop/${d.module}/${d.reason}/${d.service}`} tone="bad" label={`Drops of ${d.service} in the last minute`} /> },
-          { name: "All", num: true, minor: true, cell: (d) => short(d.packets) },
+          { name: "Packets", num: true, minor: true, cell: (d) => short(d.packets) },
           { name: "Changed", cell: (d) => <LastChange name={d.module} /> },
         ]} />
     </Card>
@@ -156,7 +156,7 @@ function Tiles() {
     <div class={`tile ${tone ?? ""}`}><span>{name}</span><b>{value}</b>{key && <Spark of={key} tone={tone ?? "info"} label={`${name} in the last minute`} />}</div>
   );
   const drops = rate("node/drops");
-  const slowest = Math.max(0, ...[...state.value.chains.values()].map((c) => c.took?.p99Nanoseconds ?? 0));
+  const slowest = Math.max(0, ...[...state.value.chains.values()].map((c) => c.latency?.p99Nanoseconds ?? 0));
   return (
     <section class="tiles" aria-label="The node">
       {tile("Packets", perSecond(rate("node/packets")), "node/packets")}

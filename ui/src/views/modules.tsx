@@ -60,7 +60,7 @@ export function ModuleView({ name }: { name: string }) {
         <Card title="Drops"><Table rows={s!.drops!} caption="Drops by reason" id={(d) => d.reason} columns={[
           { name: "Reason", cell: (d) => <Chip tone="bad">{d.reason}</Chip> },
           { name: "Rate", num: true, cell: (d) => perSecond(rate(`drop/${name}/${d.reason}`)) },
-          { name: "All", num: true, cell: (d) => short(d.packets) },
+          { name: "Packets", num: true, cell: (d) => short(d.packets) },
           { name: "Services", cell: (d) => <>{(d.services ?? []).slice(0, mostServices).map((x) => <a class="pill" key={x.service} href={`#/services/${x.service}`}>{x.service} {short(x.packets)}</a>)}
             {(d.services?.length ?? 0) > mostServices && ` and ${d.services!.length - mostServices} more`}</> },
         ]} /></Card>
@@ -71,8 +71,8 @@ export function ModuleView({ name }: { name: string }) {
           { name: "Direction", cell: (c) => c.direction },
           { name: "Packets", num: true, cell: (c) => short(c.packets) },
           ...["next", "drop", "reply", "redirect"].map((v) => ({ name: v, num: true, cell: (c: { verdicts?: { verdict: string; packets: number }[] }) => short(c.verdicts?.find((x) => x.verdict === v)?.packets ?? 0) })),
-          { name: "p50", num: true, cell: (c) => (c.took ? nanos(c.took.p50Nanoseconds) : "") },
-          { name: "p99", num: true, cell: (c) => (c.took ? nanos(c.took.p99Nanoseconds) : "") },
+          { name: "p50", num: true, cell: (c) => (c.latency ? nanos(c.latency.p50Nanoseconds) : "") },
+          { name: "p99", num: true, cell: (c) => (c.latency ? nanos(c.latency.p99Nanoseconds) : "") },
         ]} /></Card>
       )}
       <Views module={name} title={false} />

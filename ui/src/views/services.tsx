@@ -90,7 +90,7 @@ export function Pipeline({ chain, on, hook, mode, others, service }: { chain: Ch
     <div class="chain">
       <p class="chain-head">
         <b>{to ? "to" : "from"} {service}</b> <span>{hook}, {mode}</span>
-        {chain.took && <span>whole chain p50 {nanos(chain.took.p50Nanoseconds)}, p99 {nanos(chain.took.p99Nanoseconds)}</span>}
+        {chain.latency && <span>whole chain p50 {nanos(chain.latency.p50Nanoseconds)}, p99 {nanos(chain.latency.p99Nanoseconds)}</span>}
         {others.length > 0 && <Chip tone="mute" title={some(others)}>counts include {others.length > 2 ? plural(others.length, "other") : others.join(", ")}</Chip>}
       </p>
       <ol class="pipeline" aria-label={`Packets ${to ? "to" : "from"} ${service}`}>
@@ -134,7 +134,7 @@ function Stage({ c, at, own }: { c: Count; at: string; own: string }) {
       <a href={`#/modules/${encodeURIComponent(c.module)}`} title={`${short(c.packets)} packets so far`}>
         <b>{c.module}</b><small>{module?.spec.package}</small>
       </a>
-      <span class="time">{c.took ? <>{nanos(c.took.p50Nanoseconds)} <i>|</i> {nanos(c.took.p99Nanoseconds)}</> : <i>not measured yet</i>}</span>
+      <span class="time">{c.latency ? <>{nanos(c.latency.p50Nanoseconds)} <i>|</i> {nanos(c.latency.p99Nanoseconds)}</> : <i>not measured yet</i>}</span>
       <span class="bar" aria-hidden="true">{["next", ...shown].map((v) => <i key={v} class={v} style={{ flexGrow: share(v) }} />)}</span>
       {shown.filter((v) => total(v) > 0).map((v) => (
         <span key={v} class={`exit ${v} ${exit(v) > 0 ? "now" : ""}`}><Icon name="right" size={12} />{v} {perSecond(exit(v))}</span>
@@ -167,7 +167,7 @@ export function ServiceView({ name }: { name: string }) {
               { name: "Module", cell: (d) => <a href={`#/modules/${d.module}`}>{d.module}</a> },
               { name: "Reason", cell: (d) => <Chip tone="bad">{d.reason}</Chip> },
               { name: "Rate", num: true, cell: (d) => perSecond(rate(`service/${name}/${d.module}/${d.reason}`)) },
-              { name: "All", num: true, cell: (d) => short(d.packets) },
+              { name: "Packets", num: true, cell: (d) => short(d.packets) },
             ]} />
           </>
         )}
