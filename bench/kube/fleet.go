@@ -108,8 +108,8 @@ func fleet(ctx context.Context, r *bench.Run, load, of string) (err error) {
 		"has five watches")
 	r.Note("fleet: requests and writes are those of Kerb without its Lease, api_cpu and api_memory those of API server " +
 		"with etcd")
-	r.Note("fleet: a run is too short to show that each watch is renewed after 40 to 60 minutes: of 1,000 nodes, that is " +
-		"1.7 requests a second on average")
+	r.Note("fleet: a run is too short to show that each watch is renewed after 40 to 60 minutes: of 1,000 nodes, that " +
+		"is 1.7 requests a second on average")
 	r.Note("fleet: switched counts nodes that had a version in waves which the agent of one of them refused to verify; " +
 		"the refusal is simulated")
 	return nil
