@@ -283,3 +283,58 @@ func flagsOf(containers []object) (out []any) {
 	}
 	return out
 }
+
+// The chart mounts the directories of a distribution as docs/kubernetes.md sets them, and the node's cgroups, where the
+// container's own are not.
+func TestDistributions(t *testing.T) {
+	docs, err := os.ReadFile("../../docs/kubernetes.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, d := range map[string]struct{ values, conf, bin string }{
+		"kubeadm": {"", "/etc/cni/net.d", "/opt/cni/bin"},
+		"k3s": {"cni.confDir=/var/lib/rancher/k3s/agent/etc/cni/net.d,cni.binDir=/var/lib/rancher/k3s/data/cni",
+			"/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
+		"microk8s": {"cni.confDir=/var/snap/microk8s/current/args/cni-network," +
+			"cni.binDir=/var/snap/microk8s/current/opt/cni/bin",
+			"/var/snap/microk8s/current/args/cni-network", "/var/snap/microk8s/current/opt/cni/bin"},
+	} {
+		if !strings.Contains(string(docs), d.values) {
+			t.Errorf("docs/kubernetes.md does not set %s", d.values)
+		}
+		for _, uninstall := range []string{"false", "true"} {
+			set := parse(t, render(t, "--set", "uninstall="+uninstall, "--set", d.values))["DaemonSet kerb"]
+			want := object{"cni /host/net.d": d.conf, "cni /host/bin": d.bin}
+			agent := "agent"
+			if uninstall == "true" {
+				agent = "purge"
+			}
+			want[agent+" /run/cgroup"] = "/sys/fs/cgroup"
+			got := object{}
+			for mount, path := range mounts(set) {
+				if want[mount] != nil {
+					got[mount] = path
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, uninstall=%s:\n%s", name, uninstall, diff)
+			}
+		}
+	}
+}
+
+// mounts returns which directories of the node containers have, by their names and paths in them.
+func mounts(o object) map[string]any {
+	paths, out := map[any]any{}, map[string]any{}
+	for _, v := range asList(o["spec"].(object)["template"].(object)["spec"].(object)["volumes"]) {
+		if host, ok := v.(object)["hostPath"].(object); ok {
+			paths[v.(object)["name"]] = host["path"]
+		}
+	}
+	for _, c := range containers(o) {
+		for _, m := range asList(c["volumeMounts"]) {
+			out[c["name"].(string)+" "+m.(object)["mountPath"].(string)] = paths[m.(object)["name"]]
+		}
+	}
+	return out
+}

@@ -12,7 +12,7 @@ func (c cluster) render(args ...string) string {
 	c.Helper()
 	out, err := exec.Command("../../out/helm", append([]string{"template", "kerb", "../../deploy/helm/kerb",
 		"--include-crds", "--kube-version", "1.35.4", "--set", "image.repository=kerb.test/kerb,image.tag=kerb," +
-			"image.pullPolicy=Never,cni.confDir=/var/lib/cni/net.d,cni.binDir=/var/lib/cni/bin," +
+			"image.pullPolicy=Never,cni.confDir=" + layout.conf + ",cni.binDir=" + layout.bin + "," +
 			"nri.enabled=true,metrics.secret=kerb-metrics"}, args...)...).Output()
 	if err != nil {
 		c.Fatal(err)
@@ -55,8 +55,8 @@ func (c cluster) testChart() {
 		return c.initialized() == nodes
 	}, func() any { return c.do("kubectl", "-n", "kerb-system", "get", "pods", "-o", "wide") })
 	everywhere(func(node string) {
-		left := c.do("on", node, "sh", "-c", "find /sys/fs/bpf /var/lib/kerb /var/lib/cni -name '*kerb*' ! -path "+
-			"/var/lib/kerb 2>/dev/null; true")
+		left := c.do("on", node, "sh", "-c", "find /sys/fs/bpf /var/lib/kerb "+layout.conf+" "+layout.bin+
+			" -name '*kerb*' ! -path /var/lib/kerb 2>/dev/null; true")
 		if left != "" {
 			c.Errorf("left on node %s:\n%s", node, left)
 		}

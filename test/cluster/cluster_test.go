@@ -71,6 +71,13 @@ func up(t *testing.T) cluster {
 // nodes is how many the cluster has: n1, n2, ...
 var nodes int
 
+// layout is where the nodes keep networks and plugins, as distributions of Kubernetes do: LAYOUT=k3s or kubeadm.
+var layout = map[string]struct{ conf, bin string }{
+	"":        {"/var/lib/cni/net.d", "/var/lib/cni/bin"},
+	"k3s":     {"/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
+	"kubeadm": {"/etc/cni/net.d", "/opt/cni/bin"},
+}[os.Getenv("LAYOUT")]
+
 // everywhere calls f for each node.
 func everywhere(f func(node string)) {
 	for i := range nodes {

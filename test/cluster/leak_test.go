@@ -124,7 +124,7 @@ func (c cluster) testUninstall() {
 	c.onlyOpen(all, 0)
 	c.program("stop", "cni")
 	everywhere(func(node string) {
-		c.do("on", node, "kerb-cni", "uninstall", "--conf", "/var/lib/cni/net.d", "--bin", "/var/lib/cni/bin")
+		c.do("on", node, "kerb-cni", "uninstall", "--conf", layout.conf, "--bin", layout.bin)
 	})
 	c.program("stop", "kube-node")
 	c.program("stop", "agent")
@@ -132,7 +132,7 @@ func (c cluster) testUninstall() {
 		c.do("on", node, "kerb", "purge", "--all")
 		// The directories of services: systemd removes the first one, and the operator the other.
 		left := c.do("on", node, "sh", "-c", "rm -r /run/kerb /var/lib/kerb-kube; find /sys/fs/bpf /run /var/lib/kerb "+
-			"/var/lib/cni -name '*kerb*' 2>/dev/null; true")
+			layout.conf+" "+layout.bin+" -name '*kerb*' 2>/dev/null; true")
 		if left != "" {
 			c.Errorf("left on node %s:\n%s", node, left)
 		}

@@ -76,7 +76,7 @@ func (c cluster) testGC() {
 	if n := strings.Count(services(), "\n"); n != 2 {
 		c.Errorf("%d services are left of two pods", n)
 	}
-	c.do("on", second, "env", "NETCONFPATH=/var/lib/cni/net.d", "CNI_PATH=/var/lib/cni/bin", "cnitool", "gc", "pods", "/")
+	c.do("on", second, "env", "NETCONFPATH="+layout.conf, "CNI_PATH="+layout.bin, "cnitool", "gc", "pods", "/")
 	if left := services(); left != "" {
 		c.Errorf("GC has left %s", left)
 	}
