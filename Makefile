@@ -289,9 +289,9 @@ kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb o
 kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 	$(SUDO) test/cluster/cluster down
 
-test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, installing the chart; NODES=, PODS=200, LAYOUT=, RUN=, KEEP=1
+test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, installing the chart; NODES=, PODS=200, AUTONOMY=10m, LAYOUT=, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
-	  LAYOUT=$(LAYOUT) \
+	  AUTONOMY=$(AUTONOMY) LAYOUT=$(LAYOUT) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
 
 # Kubernetes' own tests, what their pods run, and the name server.

@@ -19,7 +19,6 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
-	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // cluster is the only one of this machine.
@@ -40,8 +39,8 @@ func TestCluster(t *testing.T) {
 	}{
 		{"Pod", cluster.testPod}, {"Status", cluster.testStatus}, {"GC", cluster.testGC}, {"Runtime", cluster.testRuntime},
 		{"Leak", cluster.testLeak}, {"AgentKilled", cluster.testAgentKilled}, {"Accelerator", cluster.testAccelerator},
-		{"Autonomy", cluster.testAutonomy}, {"Reboot", cluster.testReboot},
-		{"Uninstall", cluster.testUninstall}, {"Chart", cluster.testChart},
+		{"Autonomy", cluster.testAutonomy}, {"Link", cluster.testLink}, {"Reboot", cluster.testReboot},
+		{"RebootAlone", cluster.testRebootAlone}, {"Uninstall", cluster.testUninstall}, {"Chart", cluster.testChart},
 	} {
 		if !t.Run(step.name, func(t *testing.T) { step.test(cluster{t}) }) {
 			return // the next one would find a cluster that is not as it should be
@@ -255,10 +254,20 @@ func (c cluster) await(all []pod, container int) {
 		return names
 	}
 	patiently(c, "all pods have sent", func() bool { return len(waiting()) == 0 }, func() any { return waiting() })
-	wait.Until(c, "the module is attached", func() bool { return c.attached() == len(all)-nodes }, func() any {
+	patiently(c, "the module is attached", func() bool { return c.attached() == denied(all) }, func() any {
 		out, err := c.try("", "on", "n1", "kerb", "get", "services", "-o", "yaml")
 		return fmt.Sprint(out, err)
 	})
+}
+
+// denied is how many pods are denied.
+func denied(all []pod) (n int) {
+	for _, p := range all {
+		if p.denied {
+			n++
+		}
+	}
+	return n
 }
 
 // patiently is wait.Until for what kubelets retry with a growing delay.
@@ -271,9 +280,12 @@ func patiently(c cluster, what string, ok func() bool, seen func() any) {
 	}
 }
 
-// attached returns how many services of the test's pods have the module in chains of both directions, of nodes whose
-// agent answers.
-func (c cluster) attached() (n int) {
+// attached returns how many services of the test's pods are denied.
+func (c cluster) attached() int { return c.having("deny") }
+
+// having returns how many services of the test's pods have a module in chains of both directions, of nodes whose agent
+// answers.
+func (c cluster) having(module string) (n int) {
 	c.Helper()
 	var services []v1.Service
 	everywhere(func(node string) {
@@ -287,7 +299,7 @@ func (c cluster) attached() (n int) {
 		hooks := 0
 		for _, l := range s.Status.Links {
 			for _, h := range l.Hooks {
-				if slices.Contains(h.Modules, "deny") {
+				if slices.Contains(h.Modules, module) {
 					hooks++
 				}
 			}

@@ -3,9 +3,6 @@
 package cluster
 
 import (
-	"bytes"
-	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -53,55 +50,6 @@ func (c cluster) running() (n int) {
 		}
 	}
 	return n
-}
-
-// Without the API server all that runs keeps its modules, whatever program of the node is killed and started. A pod
-// whose sandbox has ended gets another one, denied from its first packet. Then the API server finds all as it was.
-func (c cluster) testAutonomy() {
-	c.reset()
-	all := c.start(3)
-	flow := c.flow("n1")
-	wait.Until(c, "kerb-kube-node has saved the pods, which it does every 10 s", func() bool {
-		return !slices.ContainsFunc(all, func(p pod) bool {
-			saved, _ := os.ReadFile(runDir + "/" + p.node + "/lib/kerb-kube/kubernetes.json")
-			return !bytes.Contains(saved, []byte(p.uid))
-		})
-	})
-	c.do("api", "stop")
-	for _, name := range []string{"agent", "kube-node", "containerd", "kube-proxy", "cni"} {
-		c.program("stop", name)
-		c.program("start", name)
-		c.await(all, 0)
-		c.onlyOpen(all, 0)
-	}
-	flow.unbroken(c)
-	everywhere(c.endSandboxes)
-	c.await(all, 1)
-	c.onlyOpen(all, 1)
-	c.do("api", "start")
-	wait.Until(c, "the nodes are ready", func() bool {
-		_, err := c.try("", "kubectl", "wait", "--for=condition=Ready", "node", "--all", "--timeout=1s")
-		return err == nil
-	})
-	if n := c.running(); n != len(all)+1 {
-		c.Errorf("%d of %d pods run", n, len(all)+1)
-	}
-	c.await(all, 1)
-	c.onlyOpen(all, 1)
-	c.delete()
-}
-
-// endSandboxes kills those of all pods of a node. The kubelet replaces them.
-func (c cluster) endSandboxes(node string) {
-	ctr := func(args ...string) []string {
-		return strings.Fields(c.do(append([]string{"on", node, "ctr", "-n", "k8s.io"}, args...)...))
-	}
-	running := ctr("tasks", "ls", "-q")
-	for _, id := range ctr("containers", "ls", "-q", `labels."io.cri-containerd.kind"==sandbox`) {
-		if slices.Contains(running, id) {
-			ctr("tasks", "kill", "-s", "SIGKILL", id)
-		}
-	}
 }
 
 // After a reboot of all nodes the pods start again, and are denied from their first packet.

@@ -110,5 +110,5 @@ func (c cluster) onlyOpen(all []pod, container int) {
 			}
 		}
 	}
-	c.Logf("%d pods that are denied sent %d packets, %d passed", len(all)-nodes, sent, passed)
+	c.Logf("%d pods that are denied sent %d packets, %d passed", denied(all), sent, passed)
 }
