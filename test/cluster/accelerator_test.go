@@ -18,12 +18,22 @@ const accelerator = `{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule"
   "package": {"name": "accelerator"}, "config": {"programs": {"allow": ["/pod"]}},
   "attach": {"pods": {"podSelector": {"matchLabels": {"accelerate": "yes"}}}}}}`
 
-// The agent runs in namespaces of the node, as in a node that is a container.
-func (c cluster) testAccelerator() { c.accelerates(second) }
+// The agent runs in namespaces of the node, as in a node that is a container. The cluster address is translated by
+// kube-proxy, and then by the proxy of the pods.
+func (c cluster) testAccelerator() {
+	c.accelerates(second)
+	c.apply(`{"apiVersion": "kerb.dev/v1alpha1", "kind": "ClusterModule", "metadata": {"name": "services"}, "spec": {
+  "package": {"name": "proxy"}, "attach": {"pods": {"podSelector": {"matchLabels": {"app": "client"}}}}}}`)
+	patiently(c, "the Services are served", func() bool {
+		return c.condition("kerbnode", second, "ServicesProxied").Status == "True"
+	}, func() any { return c.condition("kerbnode", second, "ServicesProxied") })
+	c.accelerates(second, "services")
+	c.do("kubectl", "delete", "clustermodule", "services")
+}
 
 // accelerates starts two pods on a node that speak through the address of a Service. What they say is redirected while
-// both have the label, and goes over TCP while one has not.
-func (c cluster) accelerates(node string) {
+// both have the label, and goes over TCP while one has not. The client has more modules.
+func (c cluster) accelerates(node string, more ...string) {
 	c.Helper()
 	c.apply(accelerator)
 	const service = "10.96.0.80:80"
@@ -38,6 +48,9 @@ func (c cluster) accelerates(node string) {
 	patiently(c, "both pods run", func() bool {
 		return c.podService(node, "client") != nil && c.podService(node, "server") != nil
 	}, func() any { return c.get() })
+	for _, module := range more {
+		c.counted(module, 1)
+	}
 	var with, without []time.Duration
 	for range 5 { // by turns: the machine is not idle
 		without = append(without, c.ask(node, "no"))
@@ -45,6 +58,7 @@ func (c cluster) accelerates(node string) {
 	}
 	c.Logf("half of the turns through a cluster address took at most, of five rounds: %v with the module, %v without",
 		with, without)
+	c.Logf("connections: %s", c.do("on", node, "kerb", "module", "query", "accel", "pairs", "-o", "yaml"))
 	c.do("kubectl", "delete", "pods,services", "-l", "accelerate")
 	c.do("kubectl", "delete", "clustermodule", "accel")
 }
