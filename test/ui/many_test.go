@@ -53,11 +53,13 @@ func (b *browser) rows(list string) (r rows) {
 	b.script(fmt.Sprintf(`
 		const list = document.querySelector(%q), all = list ? [...list.querySelectorAll('[data-row]')] : [];
 		const index = (e) => Number(e.ariaPosInSet ?? e.ariaRowIndex - 1) - 1;
-		const seen = (e) => { const box = e.getBoundingClientRect(); return box.bottom > 0 && box.top < innerHeight; };
+		const own = list && getComputedStyle(list).overflowY === 'auto', page = own ? list : document.documentElement;
+		const [top, bottom] = own ? [list.getBoundingClientRect().top, list.getBoundingClientRect().bottom] : [0, innerHeight];
+		const seen = (e) => { const box = e.getBoundingClientRect(); return box.bottom > top && box.top < bottom; };
 		const focus = all.find((e) => e.contains(document.activeElement));
 		return {Indexes: all.map(index), Shown: all.filter(seen).map(index), Focus: focus ? index(focus) : -1,
 			Length: Number(all[0]?.ariaSetSize ?? list?.closest('table')?.ariaRowCount - 1) || 0,
-			Height: document.documentElement.scrollHeight}`, list), &r)
+			Height: page.scrollHeight}`, list), &r)
 	return r
 }
 
@@ -121,7 +123,7 @@ func TestManyServices(t *testing.T) {
 func (b *browser) scrolls(list string, first rows) {
 	b.t.Helper()
 	for _, to := range []float64{0.5, 1, 0.25, 0} {
-		b.script(fmt.Sprintf("scrollTo(0, %g * (document.documentElement.scrollHeight - innerHeight))", to), nil)
+		b.scroll(list, to)
 		r := b.settles(fmt.Sprintf("scroll to %g", to), list, func(r rows) bool {
 			share := 0.0
 			if len(r.Shown) > 0 {
@@ -134,6 +136,14 @@ func (b *browser) scrolls(list string, first rows) {
 			b.t.Errorf("%s, scrolled to %g: %+v; at first %+v", list, to, r, first)
 		}
 	}
+}
+
+// scroll scrolls a list, or the page that it is a part of, to a share of its length.
+func (b *browser) scroll(list string, to float64) {
+	b.t.Helper()
+	b.script(fmt.Sprintf(`const list = document.querySelector(%q), own = getComputedStyle(list).overflowY === 'auto';
+		const of = own ? list : document.documentElement;
+		of.scrollTo(0, %g * (of.scrollHeight - of.clientHeight))`, list, to), nil)
 }
 
 // keys: Tab leads past the rows that the document has had, the focused row stays while others are on the screen, and
@@ -154,7 +164,7 @@ func (b *browser) keys(list string) {
 		}
 	}
 	at := b.rows(list).Focus
-	b.script("scrollTo(0, document.documentElement.scrollHeight)", nil)
+	b.scroll(list, 1)
 	b.settles("the focus stays", list, func(r rows) bool { return r.Focus == at && r.atEnd() })
 	b.script("document.activeElement.closest('[data-row]').querySelector('h2 a').focus()", nil)
 	name := b.text(list + " [data-row]:focus-within h2 a")

@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-import { useSignal } from "@preact/signals";
 import type { Packet } from "./api";
 import { nanos, plural } from "./format";
 import { Chip, verdictTone } from "./parts";
@@ -51,12 +50,11 @@ function Waterfall({ p }: { p: Packet }) {
 }
 
 // Times is a packet's waterfall, once it is opened.
-export function Times({ p }: { p: Packet }) {
-  const open = useSignal(false);
+export function Times({ p, open, toggle }: { p: Packet; open: boolean; toggle: (open: boolean) => void }) {
   return (
-    <details class="times" onToggle={(e) => { open.value = e.currentTarget.open; }}>
+    <details class="times" open={open} onToggle={(e) => toggle(e.currentTarget.open)}>
       <summary>{nanos(chainsOf(p).reduce((sum, c) => sum + took(c), 0))}<span class="hidden"> in modules: show each</span></summary>
-      {open.value && <Waterfall p={p} />}
+      {open && <Waterfall p={p} />}
     </details>
   );
 }

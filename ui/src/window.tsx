@@ -15,8 +15,9 @@ export type Part<T> = { row: T; index: number; room?: undefined } | { key: strin
 
 interface Rows<T> { ref: RefObject<HTMLElement | null>; parts: Part<T>[] }
 
-// useWindow returns the parts of a list. Each row's element has its index in data-row, and is a child of ref.
-export function useWindow<T>(rows: T[], id: (row: T) => string | number): Rows<T> {
+// useWindow returns the parts of a list, which scrolls with the page or by itself. Each row's element has its index in
+// data-row, and is a child of ref. stop are the rows that arrow keys lead to: those next to the focus are in the document.
+export function useWindow<T>(rows: T[], id: (row: T) => string | number, stop?: (row: T) => boolean): Rows<T> {
   const ref = useRef<HTMLElement | null>(null);
   const heights = useRef(new Map<string | number, number>()); // with the gap below
   const usual = useRef(0); // of rows that were never near the screen: as high as the first ones on average
@@ -34,10 +35,13 @@ export function useWindow<T>(rows: T[], id: (row: T) => string | number): Rows<T
       const row = now.current[index];
       if (row !== undefined) heights.current.set(id(row), height);
     });
+    if (heights.current.size > 4 * now.current.length) {
+      const present = new Set(now.current.map(id));
+      for (const key of heights.current.keys()) if (!present.has(key)) heights.current.delete(key);
+    }
     gap.current = parseFloat(getComputedStyle(list).rowGap) || 0;
     usual.current ||= [...heights.current.values()].reduce((sum, h) => sum + h, 0) / heights.current.size || 0;
-    const box = list.getBoundingClientRect();
-    const from = -box.top - ahead, to = innerHeight - box.top + ahead;
+    const [from, to] = near(list);
     let at = 0, first = 0, end = 0;
     for (const row of now.current) {
       if (at >= to) break;
@@ -55,14 +59,24 @@ export function useWindow<T>(rows: T[], id: (row: T) => string | number): Rows<T
     const moved = () => { range.value = { ...range.value }; };
     const resized = () => { heights.current.clear(); usual.current = 0; place(); };
     list.addEventListener("focusin", moved);
-    addEventListener("scroll", place, { passive: true });
+    addEventListener("scroll", place, { passive: true, capture: true }); // also of elements
     addEventListener("resize", resized);
-    return () => { list.removeEventListener("focusin", moved); removeEventListener("scroll", place); removeEventListener("resize", resized); };
+    return () => { list.removeEventListener("focusin", moved); removeEventListener("scroll", place, true); removeEventListener("resize", resized); };
   }, [long]);
   if (!long) return { ref, parts: rows.map((row, index) => ({ row, index })) };
   const kept = focus === undefined ? -Infinity : rows.findIndex((row) => id(row) === id(focus));
-  const present = (i: number) => (i >= range.value.from && i < range.value.to) || Math.abs(i - kept) <= around;
+  let before = kept - 1, after = kept + 1;
+  while (stop && before >= 0 && !stop(rows[before]!)) before--;
+  while (stop && kept >= 0 && after < rows.length && !stop(rows[after]!)) after++;
+  const present = (i: number) => (i >= range.value.from && i < range.value.to) || Math.abs(i - kept) <= around || i === before || i === after;
   return { ref, parts: partsOf(rows, present, heightOf, gap.current) };
+}
+
+// near is the part of a list that is on the screen or near it, in pixels from its beginning.
+function near(list: HTMLElement): [from: number, to: number] {
+  if (getComputedStyle(list).overflowY === "auto") return [list.scrollTop - ahead, list.scrollTop + list.clientHeight + ahead];
+  const top = list.getBoundingClientRect().top;
+  return [-top - ahead, innerHeight - top + ahead];
 }
 
 // measure has the height of each row that another element follows.
@@ -99,7 +113,7 @@ function partsOf<T>(rows: T[], present: (index: number) => boolean, heightOf: (r
 const searched = () => new URLSearchParams(location.hash.split("?")[1]).get("search") ?? "";
 
 // Room is the space of rows that are not in the document.
-const Room = ({ height }: { height: number }) => <li class="room" aria-hidden="true" style={{ height: `${height}px` }} />;
+export const Room = ({ height }: { height: number }) => <li class="room" aria-hidden="true" style={{ height: `${height}px` }} />;
 
 // List is a list of any length. Its length and the position of each item are for screen readers.
 export function List<T>({ rows, id, label, style, item, children }: {

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 import { useSignal } from "@preact/signals";
+import type { RefObject } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 import { download, lines, send, type Explained, type Packet } from "../api";
 import { Icon } from "../icons";
 import { Card, Chip, Command, Empty, Head, Steps, verdictTone } from "../parts";
 import { byName, state } from "../state";
 import { chainsOf, dropped, placeOf, Times, walk } from "../waterfall";
+import { Room, useWindow } from "../window";
 
 const keep = 300;
 
@@ -103,9 +105,7 @@ function Trace({ query }: { query: URLSearchParams }) {
       </form>
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
       {packets.value.length === 0 && <p class="note">{running.value ? "Waiting for a matching packet." : "A trace takes up to a minute or 5,000 packets. Chains that are not traced cost nothing extra."}</p>}
-      <ol class="packets" aria-label="Packets, newest first" onKeyDown={walk}>
-        {shown.map((p) => <PacketRow key={`${p.id} ${p.monotonic} ${p.interface}`} p={p} timed={true} />)}
-      </ol>
+      <Packets rows={shown} label="Packets, newest first" timed={() => true} />
     </Card>
   );
 }
@@ -116,11 +116,14 @@ function Kept({ query }: { query: URLSearchParams }) {
   const failed = useSignal("");
   const slow = useSignal(false);
   const service = query.get("service") ?? "";
+  const reading = useRef<AbortController>(undefined);
   const read = () => {
     const all: Packet[] = [];
     failed.value = "";
-    lines<Packet>(`v1/trace?last=true&bytes=128&count=500${service && `&service=${encodeURIComponent(service)}`}`, new AbortController().signal, (p) => { all.push(p); })
-      .then(() => { packets.value = all.reverse(); }).catch((err: Error) => { failed.value = err.message; });
+    reading.current?.abort(); // an older answer must not replace a newer one
+    reading.current = new AbortController();
+    lines<Packet>(`v1/trace?last=true&bytes=128&count=500${service && `&service=${encodeURIComponent(service)}`}`, reading.current.signal, (p) => { all.push(p); })
+      .then(() => { packets.value = all.reverse(); }).catch((err: Error) => { if (err.name !== "AbortError") failed.value = err.message; });
   };
   useEffect(read, [service]);
   const shown = (packets.value ?? []).filter((p) => !slow.value || p.nanoseconds);
@@ -137,9 +140,7 @@ function Kept({ query }: { query: URLSearchParams }) {
       </div>
       {failed.value && <p class="result bad" role="alert"><Icon name="bad" />{failed.value}</p>}
       {packets.value && shown.length === 0 && <p class="note">No packet{service && ` of ${service}`} was {slow.value ? "slow" : "slow or dropped"}.</p>}
-      <ol class="packets" id="kept" aria-label="Slow and dropped packets, newest first" onKeyDown={walk}>
-        {shown.map((p, i) => <PacketRow key={`${p.time}${i}`} p={p} timed={Boolean(p.nanoseconds)} />)}
-      </ol>
+      <Packets name="kept" rows={shown} label="Slow and dropped packets, newest first" timed={(p) => Boolean(p.nanoseconds)} />
     </Card>
   );
 }
@@ -147,10 +148,34 @@ function Kept({ query }: { query: URLSearchParams }) {
 // precise is a time of the day with milliseconds.
 const precise = (time: string) => new Date(time).toLocaleTimeString(undefined, { hour12: false, hour: "2-digit", minute: "2-digit", second: "2-digit", fractionalSecondDigits: 3 });
 
-// PacketRow is a packet at the chains that it met; timed: with its waterfall.
-function PacketRow({ p, timed }: { p: Packet; timed?: boolean }) {
+const idOf = (p: Packet) => `${p.id} ${p.monotonic} ${p.time} ${p.interface}`;
+
+// Packets is a list of packets, of any length. Those that are timed have a waterfall, which stays open while the document
+// does not have its row.
+function Packets({ rows, name, label, timed }: { rows: Packet[]; name?: string; label: string; timed: (p: Packet) => boolean }) {
+  const open = useSignal<string[]>([]);
+  const { ref, parts } = useWindow(rows, idOf, timed);
   return (
-    <li class={dropped(p) ? "dropped" : ""}>
+    <ol class="packets" id={name} aria-label={label} ref={ref as RefObject<HTMLOListElement>} onKeyDown={walk}>
+      {parts.map((part) => {
+        if (part.room !== undefined) return <Room key={part.key} height={part.room} />;
+        const id = idOf(part.row);
+        const toggle = (on: boolean) => { open.value = [...open.value.filter((o) => o !== id), ...(on ? [id] : [])]; };
+        return (
+          <li key={id} class={dropped(part.row) ? "dropped" : ""} data-row={part.index} aria-posinset={part.index + 1} aria-setsize={rows.length}>
+            <Met p={part.row} />
+            {timed(part.row) && <Times p={part.row} open={open.value.includes(id)} toggle={toggle} />}
+          </li>
+        );
+      })}
+    </ol>
+  );
+}
+
+// Met is a packet at the chains that it met.
+function Met({ p }: { p: Packet }) {
+  return (
+    <>
       {chainsOf(p).map((c, i) => (
         <div key={i}>
           <time>{precise(c.time)}</time>
@@ -161,8 +186,7 @@ function PacketRow({ p, timed }: { p: Packet; timed?: boolean }) {
           {c.kernelDrop && <span class="kernel">then kernel: <Chip tone="bad">dropped ({c.kernelDrop.reason})</Chip> {c.kernelDrop.function}</span>}
         </div>
       ))}
-      {timed && <Times p={p} />}
-    </li>
+    </>
   );
 }
 
@@ -195,7 +219,7 @@ function WhatIf({ query }: { query: URLSearchParams }) {
             <Icon name={v.verdict === "drop" ? "bad" : "ok"} />
             {v.verdict === "pass" ? "The packet passes." : <>The packet ends here: <Chip tone={verdictTone(v.verdict)}>{v.verdict}{v.reason && ` (${v.reason})`}</Chip> by {v.module}</>}
           </p>
-          <ol class="packets">{v.packets.map((p, i) => <PacketRow key={i} p={p} />)}</ol>
+          <ol class="packets">{v.packets.map((p, i) => <li key={i} class={dropped(p) ? "dropped" : ""}><Met p={p} /></li>)}</ol>
         </div>
       )}
       {v && v.packets.length === 0 && <Empty title="It meets no chain" />}
