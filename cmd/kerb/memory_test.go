@@ -37,7 +37,7 @@ var configs = map[string]map[string]any{
 	"nat":        {"to_ip": "192.0.2.9"},
 }
 
-func TestMemory(t *testing.T) {
+func TestNodeMemory(t *testing.T) {
 	nodetest.Kerb = buildKerb(t)
 	n := nodetest.New(t)
 	n.Configure("cgroup: " + cgrouptest.New(t, "", "kerb-memory") + "\n")
