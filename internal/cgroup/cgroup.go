@@ -35,7 +35,8 @@ type Cgroup struct {
 // cgroup is mounted as well, it is the mount of the node's cgroups.
 func Mount() (string, error) { return findMount(highest) }
 
-// Self returns the directory of this process's cgroup.
+// Self returns the directory of this process's cgroup. In a container with a cgroup namespace of its own there is none
+// unless the container's own cgroups are mounted.
 func Self() (string, error) {
 	mount, err := findMount(own)
 	if err != nil {
@@ -76,16 +77,16 @@ func highest(root string) int {
 	return 1 + len(names)
 }
 
-// own prefers the mount that paths in /proc/self/cgroup are relative to.
+// own is the mount that paths in /proc/self/cgroup are relative to.
 func own(root string) int {
 	if root == "/" {
 		return 1
 	}
-	return 0
+	return -1
 }
 
 // mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a
-// lone hyphen. Of mounts of the same worth the first is returned.
+// lone hyphen. Of mounts of the same worth the first is returned, and none of less than 0.
 func mountIn(mountinfo io.Reader, worth func(root string) int) (string, error) {
 	best, at := -1, ""
 	lines := bufio.NewScanner(mountinfo)
