@@ -102,20 +102,24 @@ const maxTimed = 128
 func (r *Readings) AddLatency(module, direction string, took sdk.Histogram) {
 	of := func(name string) v1.Series { return v1.Series{Name: name, Module: module, Direction: direction} }
 	key := maphash.Comparable(seed, of(quantiles[0].name))
-	if i, ok := r.at[key]; ok {
+	i, again := r.at[key] // of another hook
+	_, known := r.before[key]
+	switch {
+	case again:
 		took = r.all[i].of.addTo(slices.Clone(took))
-	} else if _, known := r.before[key]; known {
-		r.timed.now++
-	} else if r.timed.before+r.timed.fresh < maxTimed {
-		r.timed.now++
-		r.timed.fresh++
-	} else {
+	case !known && r.timed.before+r.timed.fresh >= maxTimed:
 		r.omitted += len(quantiles)
 		return
 	}
 	times := pack(took)
 	for _, q := range quantiles {
 		r.add(Reading{Series: of(q.name), Quantile: &Quantile{times, q.share}})
+	}
+	if _, added := r.at[key]; added && !again {
+		r.timed.now++
+		if !known {
+			r.timed.fresh++
+		}
 	}
 }
 
