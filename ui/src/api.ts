@@ -15,7 +15,7 @@ export interface Count {
 }
 export interface Point { service?: string; interface: string; hook: string; direction: string; chain: string; cgroup?: string }
 export interface Chain {
-  id: string; hook: string; direction: string; modules: string[]; program: number; cost?: number; parts: number;
+  id: string; hook: string; direction: string; modules: string[]; program: number; parts: number;
   points?: Point[]; ready?: boolean; latency?: Sampled; counts?: Count[];
 }
 export interface Drop { reason: string; packets: number; services?: { service: string; packets: number }[] }
