@@ -86,13 +86,17 @@ func Run(ctx context.Context, kubeconfig string, tcp serve.TCP, log *slog.Logger
 	return nil
 }
 
-// turn writes what is due, and its Events, if this process leads. Otherwise it forgets what it has not written.
+// turn writes what is due, and its Events, if this process leads. Events that wait are dropped once another process has
+// led: it has written later ones. While no process can lead they are kept, as their statuses are written already.
 func (s *state) turn(ctx context.Context, client *watch.Client, e *elector, recorder recorders, log *slog.Logger) {
 	leads := e.leads()
 	s.lead(leads)
+	if e.other {
+		e.other = false
+		recorder.clear()
+	}
 	if !leads {
 		s.forget()
-		recorder.clear()
 		return
 	}
 	e.while(ctx, mostWriting, func(ctx context.Context) { s.write(ctx, client, e, recorder, log) })

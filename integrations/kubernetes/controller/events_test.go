@@ -3,14 +3,21 @@
 package controller
 
 import (
+	"context"
+	"encoding/json"
 	"fmt"
+	"log/slog"
+	"net/http"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/events"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/watch/watchtest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // recorded advances a drill as the controller does, and collects the Events of the changes that it would write.
@@ -166,8 +173,9 @@ func TestEventsOfRolloutsHaveRoom(t *testing.T) {
 	}
 }
 
-// A process that no longer leads writes none of the Events that it has queued: they would be those of long ago when it
-// reaches the API server again, or leads again.
+// A process writes none of the Events that it has queued before another one led: they would be those of long ago. Those
+// of a process whose Lease has only ended, as without an API server, are kept: their statuses are written, and no
+// process records them again.
 func TestEventsOfFormerLeader(t *testing.T) {
 	limits := events.Limits{Burst: 1, Every: time.Hour, Same: time.Hour, Retry: time.Second}
 	r := recorders{rollouts: events.New(nil, leaseName, "h", limits, nil),
@@ -175,14 +183,72 @@ func TestEventsOfFormerLeader(t *testing.T) {
 	m := api.ClusterModule{Status: &api.ClusterModuleStatus{Rollout: &api.RolloutStatus{Version: "v"},
 		Problems: []api.Problem{{Reason: "Refused", Nodes: 1, Node: "n1"}}}}
 	r.record(change{m, nil})
-	s, e := newState(), &elector{until: time.Now().Add(time.Hour)}
-	s.turn(t.Context(), nil, e, r, nil)
-	if n := r.counts().Dropped; n != 0 {
-		t.Errorf("the leader drops %d Events", n)
+	server := &leases{}
+	s, e := newState(), &elector{client: watchtest.Client(t, server), identity: "a"}
+	turn := func(what string, try, leads bool, dropped int) {
+		t.Helper()
+		if try {
+			if err := e.try(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		s.turn(t.Context(), nil, e, r, nil)
+		if n := r.counts().Dropped; n != dropped || s.leads != leads {
+			t.Errorf("%s: %d Events are dropped, want %d; leads: %v", what, n, dropped, s.leads)
+		}
 	}
-	e.until = time.Now()
-	s.turn(t.Context(), nil, e, r, nil)
-	if n := r.counts().Dropped; n != 2 || s.leads {
-		t.Errorf("%d of 2 Events are dropped", n)
+	held := func(holder string) {
+		server.Lock()
+		defer server.Unlock()
+		server.holder, server.version = holder, server.version+1
+	}
+	turn("the first process", true, true, 0)
+	e.waits(leaseTime)
+	turn("its Lease has ended", false, false, 0)
+	turn("it has the Lease again", true, true, 0)
+	e.waits(leaseTime)
+	held("b")
+	turn("its Lease has ended again", false, false, 0)
+	turn("another process has it", true, false, 2)
+	e.waits(leaseTime)
+	turn("the other one has ended", true, true, 2)
+	r.record(change{m, nil})
+	e.waits(leaseTime)
+	held(nobodyHolds)
+	turn("another one has had it, and given it back", true, true, 4)
+	r.record(change{m, nil})
+	e.waits(leaseTime)
+	turn("the Lease has ended again", false, false, 4)
+}
+
+// A node that was taken over can halt a rollout by the report that a check has failed. The Event quotes what it says,
+// cut, and without control characters.
+func TestForgedCheckHalts(t *testing.T) {
+	d := newDrill(t, 20, api.Rollout{}).checked()
+	d.nodes[3].Status.Modules = []api.ModuleReport{{Name: "web", Generation: 7, Reason: api.CheckFailed,
+		Message: "a\x1b[2Jb\r\nc" + strings.Repeat("x", 5000)}}
+	d.nodes[3] = essence(d.nodes[3])
+	r := newRecorded(d)
+	var written struct{ Reason, Message string }
+	writer := events.New(watchtest.Client(t, http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if err := json.NewDecoder(q.Body).Decode(&written); err != nil {
+			t.Error(err)
+		}
+		fmt.Fprint(w, "{}")
+	})), leaseName, "h", eventLimits, slog.New(slog.DiscardHandler))
+	r.ticks(1)
+	r.expectEvents("Warning RolloutHalted", "Warning CheckFailed")
+	of := r.s.modules["web"]
+	writer.Record(rolloutEvents(change{of, nil})[0])
+	ctx, cancel := context.WithCancel(t.Context())
+	var running sync.WaitGroup
+	running.Go(func() { writer.Run(ctx) })
+	wait.Until(t, "the Event is written", func() bool { return writer.Counts().Written == 1 })
+	cancel()
+	running.Wait()
+	text := written.Message
+	if written.Reason != rolloutHalted || !strings.Contains(text, "; kubectl kerb rollout undo web") ||
+		!strings.Contains(text, ": n03 a [2Jb  cxxx") || strings.Count(text, "x") > maxSaid {
+		t.Errorf("%s %q", written.Reason, text)
 	}
 }

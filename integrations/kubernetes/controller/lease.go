@@ -41,6 +41,7 @@ type elector struct {
 	version  string    // of the Lease of another process
 	seen     time.Time // when that came
 	until    time.Time // when another process may take it from this one
+	other    bool      // another process has held it since turn read this
 }
 
 // leads reports whether no other process can hold the Lease.
@@ -72,6 +73,7 @@ func (e *elector) try(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	e.other = e.other || l.Spec.Holder != e.identity // one that gave it back has held it, too
 	if l.Spec.Holder != e.identity && l.Spec.Holder != nobodyHolds {
 		if l.Metadata.ResourceVersion != e.version {
 			e.version, e.seen = l.Metadata.ResourceVersion, began
