@@ -5,7 +5,6 @@ package cluster
 import (
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -82,35 +81,45 @@ func (c cluster) ask(node, label string) time.Duration {
 	wait.Until(c, "the agent knows the label", func() bool {
 		return c.podService(node, "client").Metadata.Labels["accelerate"] == label
 	})
+	client := c.clientLog(node)
 	const settle, count = 3, 10 // connections: those that are open keep what they began with
-	first := len(c.asked(node)) + settle
-	patiently(c, "the client is answered", func() bool { return len(c.asked(node)) >= first }, func() any {
-		return c.asked(node)
+	first := len(asked(client)) + settle
+	patiently(c, "the client is answered", func() bool { return len(asked(client)) >= first }, func() any {
+		return asked(client)
 	})
 	before := c.redirected(node)
-	patiently(c, "the client is answered", func() bool { return len(c.asked(node)) >= first+count }, func() any {
-		return c.asked(node)
+	patiently(c, "the client is answered", func() bool { return len(asked(client)) >= first+count }, func() any {
+		return asked(client)
 	})
 	redirected := c.redirected(node) - before
 	if (redirected > 0) != (label == "yes") {
 		c.Errorf("with accelerate=%s, %d messages were redirected; refused: %s", label, redirected,
 			c.do("on", node, "kerb", "module", "query", "accel", "refused"))
 	}
-	took := slices.Sorted(slices.Values(c.asked(node)[first : first+count]))
+	took := slices.Sorted(slices.Values(asked(client)[first : first+count]))
 	c.Logf("accelerate=%s: %v, %d messages redirected", label, took[count/2], redirected)
 	return took[count/2]
 }
 
-// asked returns what the client has printed of each connection.
-func (c cluster) asked(node string) (took []time.Duration) {
-	files, _ := filepath.Glob(fmt.Sprintf(runDir+"/%s/log/pods/default_%s-client_*/c/0.log", node, c.test()))
-	for _, file := range files {
-		text, _ := os.ReadFile(file)
-		for line := range strings.Lines(string(text)) {
-			var half, turns int
-			if n, _ := fmt.Sscanf(line, "%s stdout F turns %d %d", new(string), &half, &turns); n == 3 {
-				took = append(took, time.Duration(half))
-			}
+// clientLog returns the file with what the client has printed. Directories of earlier pods of this name may be there.
+func (c cluster) clientLog(node string) string {
+	c.Helper()
+	for _, o := range c.get() {
+		if o.Metadata.Name == c.test()+"-client" {
+			return fmt.Sprintf(runDir+"/%s/log/pods/default_%s_%s/c/0.log", node, o.Metadata.Name, o.Metadata.UID)
+		}
+	}
+	c.Fatal("there is no client")
+	return ""
+}
+
+// asked returns what a client has printed of each connection.
+func asked(file string) (took []time.Duration) {
+	text, _ := os.ReadFile(file)
+	for line := range strings.Lines(string(text)) {
+		var half, turns int
+		if n, _ := fmt.Sscanf(line, "%s stdout F turns %d %d", new(string), &half, &turns); n == 3 {
+			took = append(took, time.Duration(half))
 		}
 	}
 	return took

@@ -9,6 +9,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -51,6 +52,9 @@ func TestCluster(t *testing.T) {
 // up starts the cluster, which ends with the test.
 func up(t *testing.T) cluster {
 	c := cluster{t}
+	if layout.conf == "" {
+		t.Fatalf("LAYOUT=%s is none of %q", os.Getenv("LAYOUT"), slices.Sorted(maps.Keys(layouts)))
+	}
 	if _, err := os.Stat(runDir); err == nil {
 		t.Fatal("a cluster is up, or an earlier one has left " + runDir + ": make kube-down")
 	}
@@ -70,12 +74,14 @@ func up(t *testing.T) cluster {
 // nodes is how many the cluster has: n1, n2, ...
 var nodes int
 
-// layout is where the nodes keep networks and plugins, as distributions of Kubernetes do: LAYOUT=k3s or kubeadm.
-var layout = map[string]struct{ conf, bin string }{
+// layouts are where the nodes keep networks and plugins, as distributions of Kubernetes do: LAYOUT=k3s or kubeadm.
+var layouts = map[string]struct{ conf, bin string }{
 	"":        {"/var/lib/cni/net.d", "/var/lib/cni/bin"},
 	"k3s":     {"/var/lib/rancher/k3s/agent/etc/cni/net.d", "/var/lib/rancher/k3s/data/cni"},
 	"kubeadm": {"/etc/cni/net.d", "/opt/cni/bin"},
-}[os.Getenv("LAYOUT")]
+}
+
+var layout = layouts[os.Getenv("LAYOUT")]
 
 // everywhere calls f for each node.
 func everywhere(f func(node string)) {
