@@ -3,6 +3,7 @@
 package node
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -55,6 +56,7 @@ type serviceState struct {
 	dirty     map[services.Key]bool
 	kept      map[services.Key]string // Services that stay with kube-proxy, and why
 	refused   map[services.Key]string // by the agent
+	closed    map[services.Key]string // ports without a target, which are refused
 	synced    int
 	total     usage
 	usage     map[string]usage    // by namespace
@@ -81,7 +83,7 @@ func (s *serviceState) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.all, s.dirty = map[services.Key]*serviceEntry{}, map[services.Key]bool{}
-	s.kept, s.refused = map[services.Key]string{}, nil
+	s.kept, s.refused, s.closed = map[services.Key]string{}, nil, map[services.Key]string{}
 	s.synced, s.total, s.usage = 0, usage{}, map[string]usage{}
 	s.addresses, s.fresh = map[netip.Addr]int{}, map[netip.Addr]bool{}
 }
@@ -262,6 +264,7 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 	desired, gone := map[services.Key]v1.VirtualService{}, []services.Key{}
 	for key := range s.dirty {
 		delete(s.kept, key)
+		delete(s.closed, key)
 		e := s.all[key]
 		switch {
 		case e.service == nil && !e.noRoom: // none, or it is not wanted
@@ -281,6 +284,9 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 			}
 			if err == nil {
 				desired[key] = v
+				if text := closedPorts(e.service, v); text != "" {
+					s.closed[key] = text
+				}
 				continue
 			}
 			s.kept[key] = err.Error()
@@ -289,6 +295,28 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 	}
 	s.dirty = map[services.Key]bool{}
 	return desired, gone, true
+}
+
+// closedPorts names the ports of a Service that its virtual service has not; empty if it has all.
+func closedPorts(s *services.Service, v v1.VirtualService) string {
+	has, out := map[string]bool{}, []string{}
+	for _, p := range v.Spec.Ports {
+		has[fmt.Sprint(p.Port, p.Protocol)] = true
+	}
+	for _, p := range s.Spec.Ports {
+		if !has[fmt.Sprint(p.Port, strings.ToLower(cmp.Or(p.Protocol, "TCP")))] {
+			out = append(out, fmt.Sprint(p.Port))
+		}
+	}
+	if len(out) == 0 {
+		return ""
+	}
+	return firstThree(plural(len(out), "port"), out, ", ")
+}
+
+// firstThree is a text with at most three of some names.
+func firstThree(text string, names []string, separator string) string {
+	return text + ": " + strings.Join(names[:min(3, len(names))], separator)
 }
 
 // compareAddresses has Services compared again that have an endpoint at an address that has become a cluster address.
@@ -330,8 +358,8 @@ func (s *serviceState) note(refused map[services.Key]string) {
 	s.refused = maps.Clone(refused)
 }
 
-// condition says which Services stay with kube-proxy against the wish of their owners, naming at most three; nil if
-// Services are not followed.
+// condition says which Services stay with kube-proxy against the wish of their owners, and which are served without
+// some port, naming at most three of each; nil if Services are not followed.
 func (s *serviceState) condition() *api.Condition {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -344,11 +372,21 @@ func (s *serviceState) condition() *api.Condition {
 			all = append(all, key.String()+": "+reason)
 		}
 	}
+	var closed []string
+	for key, ports := range s.closed {
+		closed = append(closed, key.String()+", "+ports)
+	}
+	slices.Sort(closed)
+	more := ""
+	if len(closed) > 0 {
+		more = "; " + firstThree(plural(len(closed), "Service")+" with ports refused, as no endpoint has a target", closed,
+			"; ")
+	}
 	if len(all) == 0 {
 		return &api.Condition{Type: "ServicesProxied", Status: "True", Reason: "Synced",
-			Message: "the proxy serves all Services of the cluster that it may serve"}
+			Message: truncate("the proxy serves all Services of the cluster that it may serve" + more)}
 	}
 	slices.Sort(all)
-	message := plural(len(all), "Service") + " with kube-proxy: " + strings.Join(all[:min(3, len(all))], "; ")
-	return &api.Condition{Type: "ServicesProxied", Status: "False", Reason: "LeftToKubeProxy", Message: truncate(message)}
+	return &api.Condition{Type: "ServicesProxied", Status: "False", Reason: "LeftToKubeProxy",
+		Message: truncate(firstThree(plural(len(all), "Service")+" with kube-proxy", all, "; ") + more)}
 }

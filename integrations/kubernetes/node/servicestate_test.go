@@ -68,6 +68,32 @@ func TestOrderOfServices(t *testing.T) {
 	}
 }
 
+// The node names ports that are refused, as no endpoint has a target, until one has.
+func TestPortsWithoutTargetAreNamed(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	web := wantedService("web")
+	for i := range 5 {
+		web.Spec.Ports = append(web.Spec.Ports, services.ServicePort{Name: fmt.Sprint("p", i), Port: uint16(443 + i)})
+	}
+	web.Spec.Ports = append(web.Spec.Ports, services.ServicePort{Port: 80, Protocol: "UDP", Name: "u"})
+	service.Replace([]services.Service{web})
+	with := sliceOf("web", "web-1", 1)
+	slice.Replace([]services.Slice{with})
+	const all = "the proxy serves all Services of the cluster that it may serve"
+	for _, want := range []string{"; 1 Service with ports refused, as no endpoint has a target: shop/web, 6 ports: 443, " +
+		"444, 445", ""} {
+		s.take(services.Node{}, false)
+		if c := s.condition(); c.Status != "True" || c.Message != all+want {
+			t.Errorf("%+v, want %q", c, want)
+		}
+		for _, p := range web.Spec.Ports[1:] {
+			with.Ports = append(with.Ports, services.SlicePort(p))
+		}
+		slice.Set(with)
+	}
+}
+
 // What is kept of Services is bounded. One that would be served in part stays with kube-proxy, and the node says so.
 func TestServicesAreBounded(t *testing.T) {
 	s := newServiceState()

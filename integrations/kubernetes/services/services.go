@@ -27,8 +27,11 @@ const (
 // Off is the value of the annotation kerb.dev/proxy of a Service that stays with kube-proxy.
 const Off = "off"
 
-// MaxEndpoints is how many endpoints a Service may have.
-const MaxEndpoints = 1000
+// Limits of a Service: the time that one takes is taken from all Services of the node.
+const (
+	MaxEndpoints = 1000
+	maxPorts     = 256
+)
 
 // Service is what is used of a Service.
 type Service struct {
@@ -129,11 +132,14 @@ type Node struct{ Name, Zone string }
 
 // Translate returns the virtual service of a Service with all of its slices, or an error that says why it stays with
 // kube-proxy.
-func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
+func Translate(s *Service, slicesOf []*Slice, node Node) (v1.VirtualService, error) {
 	out := v1.VirtualService{TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindVirtualService},
 		Metadata: v1.ObjectMeta{Name: names.VirtualService(s.Metadata.Namespace, s.Metadata.Name)}}
+	of, err := view(s, slicesOf)
+	if err != nil {
+		return out, err
+	}
 	s = s.withTargets(of)
-	var err error
 	if out.Spec.Ports, err = ports(s, of); err != nil {
 		return out, err
 	}
@@ -150,6 +156,35 @@ func Translate(s *Service, of []*Slice, node Node) (v1.VirtualService, error) {
 		return out, err
 	}
 	out.Spec.Instances = choose(all, s.Spec.Traffic == "Local", node)
+	return out, nil
+}
+
+// sliceView is an EndpointSlice with what Translate uses for each port.
+type sliceView struct {
+	*Slice
+	serving []Endpoint
+	targets map[portName]uint16
+}
+
+// portName is how ports of a Service and of its slices correspond.
+type portName struct{ name, protocol string }
+
+// view returns the slices as Translate uses them, or an error if there are too many ports.
+func view(s *Service, of []*Slice) (out []sliceView, err error) {
+	if n := len(s.Spec.Ports); n > maxPorts {
+		return nil, fmt.Errorf("it has %d ports, over %d", n, maxPorts)
+	}
+	for _, slice := range of {
+		if n := len(slice.Ports); n > maxPorts {
+			return nil, fmt.Errorf("a slice of its endpoints has %d ports, over %d", n, maxPorts)
+		}
+		v := sliceView{Slice: slice, targets: map[portName]uint16{}}
+		for _, p := range slices.Backward(slice.Ports) { // the first one of a name counts
+			v.targets[portName{p.Name, cmp.Or(p.Protocol, "TCP")}] = p.Port
+		}
+		v.serving = slices.DeleteFunc(slices.Clone(slice.Endpoints), func(e Endpoint) bool { return !e.serves() })
+		out = append(out, v)
+	}
 	return out, nil
 }
 
@@ -177,12 +212,12 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 
 // withTargets returns the Service without the ports of which no endpoint that serves has a target. Connections to them
 // are refused, as kube-proxy does. A virtual service without ports would serve all: if none is left, all stay.
-func (s *Service) withTargets(of []*Slice) *Service {
+func (s *Service) withTargets(of []sliceView) *Service {
 	out := *s
 	out.Spec.Ports = slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p ServicePort) bool {
-		return !slices.ContainsFunc(of, func(slice *Slice) bool {
+		return !slices.ContainsFunc(of, func(slice sliceView) bool {
 			_, ok := slice.target(p)
-			return ok && len(slice.serving()) > 0
+			return ok && len(slice.serving) > 0
 		})
 	})
 	if len(out.Spec.Ports) == 0 {
@@ -192,7 +227,7 @@ func (s *Service) withTargets(of []*Slice) *Service {
 }
 
 // ports are those of the Service, each with the target port that most endpoints that serve have.
-func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
+func ports(s *Service, of []sliceView) (out []v1.VirtualPort, err error) {
 	for _, p := range s.Spec.Ports {
 		port := v1.VirtualPort{Port: p.Port, Protocol: v1.Protocol(strings.ToLower(cmp.Or(p.Protocol, "TCP")))}
 		endpoints := map[uint16]int{}
@@ -201,7 +236,7 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 				continue
 			}
 			target, ok := slice.target(p)
-			if !ok && len(slice.serving()) == 0 {
+			if !ok && len(slice.serving) == 0 {
 				continue
 			}
 			if !ok { // an instance serves all ports of its virtual service
@@ -210,7 +245,7 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 			if port.Protocol == v1.ProtocolSCTP && target != p.Port {
 				return nil, fmt.Errorf("the target of port %d is %d, and SCTP ports are not translated", p.Port, target)
 			}
-			endpoints[target] += len(slice.serving())
+			endpoints[target] += len(slice.serving)
 		}
 		for target, n := range endpoints {
 			if most := endpoints[port.TargetPort]; port.TargetPort == 0 || n > most || n == most && target < port.TargetPort {
@@ -223,23 +258,14 @@ func ports(s *Service, of []*Slice) (out []v1.VirtualPort, err error) {
 	return out, nil
 }
 
-// serving returns the endpoints that serve.
-func (s *Slice) serving() []Endpoint {
-	return slices.DeleteFunc(slices.Clone(s.Endpoints), func(e Endpoint) bool { return !e.serves() })
-}
-
 // target returns the target port that the endpoints of the slice have for a port of their Service.
-func (s *Slice) target(p ServicePort) (uint16, bool) {
-	for _, t := range s.Ports {
-		if t.Name == p.Name && cmp.Or(t.Protocol, "TCP") == cmp.Or(p.Protocol, "TCP") {
-			return t.Port, true
-		}
-	}
-	return 0, false
+func (s sliceView) target(p ServicePort) (uint16, bool) {
+	target, ok := s.targets[portName{p.Name, cmp.Or(p.Protocol, "TCP")}]
+	return target, ok
 }
 
 // targetPorts are those of the slice that are not the usual ones of the Service.
-func (s *Slice) targetPorts(of *Service, usual []v1.VirtualPort) (out []v1.VirtualPort) {
+func (s sliceView) targetPorts(of *Service, usual []v1.VirtualPort) (out []v1.VirtualPort) {
 	for i, p := range of.Spec.Ports {
 		if target, ok := s.target(p); ok && target != usual[i].TargetPort {
 			out = append(out, v1.VirtualPort{Port: p.Port, Protocol: usual[i].Protocol, TargetPort: target})
@@ -256,12 +282,12 @@ type endpoint struct {
 }
 
 // endpoints are those that serve. A pod with two families is in a slice of each.
-func endpoints(s *Service, of []*Slice, usual []v1.VirtualPort) ([]*endpoint, error) {
+func endpoints(s *Service, of []sliceView, usual []v1.VirtualPort) ([]*endpoint, error) {
 	found := map[string]*endpoint{}
 	var out []*endpoint
 	for _, slice := range of {
 		own := slice.targetPorts(s, usual)
-		for _, e := range slice.serving() {
+		for _, e := range slice.serving {
 			ready := e.ready()
 			if slice.Type == "FQDN" || len(e.Addresses) == 0 {
 				continue

@@ -242,6 +242,48 @@ func TestPortsWithoutTarget(t *testing.T) {
 	}
 }
 
+// What a Service costs is bounded: it has a number of ports, as its slices, and endpoints are not looked at for each.
+func TestManyPorts(t *testing.T) {
+	service := func(ports, sliceports int) (*Service, []*Slice) {
+		s, slice := &Service{}, &Slice{}
+		s.Spec.ClusterIPs = []string{"10.96.0.1"}
+		for i := range ports {
+			s.Spec.Ports = append(s.Spec.Ports, ServicePort{Name: fmt.Sprint("p", i), Port: uint16(1 + i)})
+		}
+		for i := range sliceports {
+			slice.Ports = append(slice.Ports, SlicePort{Name: fmt.Sprint("p", i), Port: uint16(1001 + i)})
+		}
+		for i := range 100 {
+			slice.Endpoints = append(slice.Endpoints, Endpoint{Addresses: []string{fmt.Sprint("10.1.0.", i+1)}})
+		}
+		return s, []*Slice{slice}
+	}
+	for _, c := range []struct {
+		ports, sliceports int
+		want              string
+	}{
+		{256, 256, ""}, {1, 256, ""},
+		{257, 257, "it has 257 ports, over 256"},
+		{1, 5000, "a slice of its endpoints has 5000 ports, over 256"},
+	} {
+		s, of := service(c.ports, c.sliceports)
+		v, err := Translate(s, of, Node{})
+		if got := fmt.Sprint(err); got != c.want && (c.want != "" || err != nil) {
+			t.Errorf("%d ports: %s, want %q", c.ports, got, c.want)
+		}
+		if err == nil && (len(v.Spec.Ports) != c.ports || v.Spec.Ports[c.ports-1].TargetPort != uint16(1000+c.ports)) {
+			t.Errorf("%d ports: %v", c.ports, v.Spec.Ports)
+		}
+	}
+	allocated := func(ports int) float64 {
+		s, of := service(ports, 256)
+		return testing.AllocsPerRun(5, func() { _, _ = Translate(s, of, Node{}) })
+	}
+	if one, all := allocated(1), allocated(256); all-one > 400 {
+		t.Errorf("%v allocations with 256 ports, %v with one", all, one)
+	}
+}
+
 func TestSessionAffinity(t *testing.T) {
 	for spec, want := range map[string]string{
 		"": "[{10.96.0.7   } {fd00::7   }]",
