@@ -155,6 +155,7 @@ func TestMemory(t *testing.T) {
 			t.Fatalf("%v: %s", err, out)
 		}
 	}
+	running := make(chan struct{}, 2) // each has the pods in several programs
 	for name, c := range map[string]struct {
 		with  uses
 		limit int
@@ -166,6 +167,8 @@ func TestMemory(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel() // it waits for timers of the program
+			running <- struct{}{}
+			defer func() { <-running }()
 			testMemory(t, program, c.with, c.limit)
 		})
 	}
@@ -184,7 +187,7 @@ func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, sc
 	if err != nil {
 		t.Fatal(err)
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
+	free, err := net.Listen("tcp", "127.0.0.2:0") // other servers of the test take ports of another address
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -201,6 +204,7 @@ func serving(t *testing.T, dir string, api *httptest.Server) (flags []string, sc
 		flags = append(flags, "--metrics-"+flag, file)
 	}
 	client := api.Client()
+	client.Transport.(*http.Transport).TLSClientConfig.ServerName = "example.com" // which the certificate has
 	return flags, func() {
 		r, err := http.NewRequest(http.MethodGet, "https://"+address+"/metrics", nil)
 		if err != nil {
