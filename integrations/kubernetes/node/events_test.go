@@ -60,6 +60,7 @@ func TestEvents(t *testing.T) {
 	b.kubeconfig = b.api.Kubeconfig(file)
 	b.ready("n1", "True")
 	b.forgery(token)
+	b.flags = scraping(t, metricsOfNode)
 	b.start()
 	b.controller(asController)
 
@@ -91,6 +92,10 @@ func TestEvents(t *testing.T) {
 		b.isReady(modulesPath+later, "True", "NoProblem")
 		b.Eventually("the node runs "+later, func() bool { return b.Get("/v1/modules/"+later, nil) == nil })
 	}
+	for range 2 { // and two in which nothing changes
+		last := b.lastSync()
+		b.Eventually("the node compares again", func() bool { return b.lastSync() != last })
+	}
 	if now := b.eventWrites(); now != before {
 		t.Errorf("%d Events were written while nothing changed", now-before)
 	}
@@ -98,6 +103,20 @@ func TestEvents(t *testing.T) {
 		t.Errorf("rights are missing:\n%s", text)
 	}
 }
+
+// lastSync returns the line of the metric that says when kerb-kube-node was in sync with the API server.
+func (b *bed) lastSync() string {
+	b.T.Helper()
+	for line := range strings.Lines(b.scrape(metricsOfNode, "/metrics", scraper)) {
+		if strings.HasPrefix(line, "kerb_kube_last_sync_timestamp_seconds ") {
+			return line
+		}
+	}
+	b.T.Fatal("no metric says when the node was in sync")
+	return ""
+}
+
+const metricsOfNode = "127.0.0.1:4601"
 
 // eventWrites counts requests that change Events, as the API server does.
 func (b *bed) eventWrites() int {
