@@ -19,8 +19,8 @@ import (
 	"strings"
 	"sync"
 	"time"
-	"unicode"
 
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
@@ -388,12 +388,7 @@ func again(err error) bool {
 // limited returns at most maxMessage bytes of a text, without a part of a character at the end, and with spaces in
 // place of control characters: it may be what another program reported, and terminals show it.
 func limited(text string) string {
-	text = strings.Map(func(r rune) rune {
-		if unicode.IsPrint(r) {
-			return r
-		}
-		return ' '
-	}, text)
+	text = api.Printable(text)
 	if len(text) <= maxMessage {
 		return text
 	}

@@ -16,7 +16,7 @@ func TestSummary(t *testing.T) {
 		Rollout: &api.Rollout{Percent: new(100)}}}
 	runs := api.KerbNodeStatus{Updated: []api.NodeVersion{{Name: "web", Version: m.Version()}}}
 	says := func(name, reason string) api.KerbNodeStatus {
-		return api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: name, Reason: reason, Message: "why"}}}
+		return api.KerbNodeStatus{Modules: []api.ModuleReport{{Name: name, Reason: reason, Message: "\x1b[2Jwhy\n"}}}
 	}
 	var nodes []api.KerbNode
 	add := func(n int, status *api.KerbNodeStatus) {
@@ -38,7 +38,7 @@ func TestSummary(t *testing.T) {
 	}
 	text := s.text(m)
 	for _, want := range []string{"117 of 117 nodes, 100 run it, 11 went back, 3 with another problem, 3 have not said",
-		"n100 RolledBack: why", "and 4 more"} {
+		"n100 RolledBack:  [2Jwhy", "and 4 more"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %q in\n%s", want, text)
 		}

@@ -137,7 +137,7 @@ func (s summary) text(m api.Module) string {
 	fmt.Fprintf(&b, "\n  new version: %d of %d nodes, %d run it, %d went back, %d with another problem, "+
 		"%d have not said yet\n", s.updated, s.nodes, s.run, s.back, len(s.failed)-s.back, s.updated-s.run-len(s.failed))
 	if halted {
-		fmt.Fprintf(&b, "  %s: %s\n", p.Halted.Reason, p.Halted.Message)
+		fmt.Fprintf(&b, "  %s: %s\n", p.Halted.Reason, api.Printable(p.Halted.Message))
 	}
 	if s.late > 0 {
 		fmt.Fprintf(&b, "  %d more still run it\n", s.late)
@@ -147,7 +147,7 @@ func (s summary) text(m api.Module) string {
 	}
 	all := slices.Concat(s.failed, s.unable)
 	for _, f := range all[:min(maxNodes, len(all))] {
-		fmt.Fprintf(&b, "  %s %s: %s\n", f.node, f.report.Reason, f.report.Message)
+		fmt.Fprintf(&b, "  %s %s: %s\n", f.node, api.Printable(f.report.Reason), api.Printable(f.report.Message))
 	}
 	if more := len(all) - maxNodes; more > 0 {
 		fmt.Fprintf(&b, "  and %d more: kubectl get kerbnodes\n", more)
