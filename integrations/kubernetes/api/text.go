@@ -8,7 +8,7 @@ import (
 )
 
 // Printable returns a text that a node has reported with spaces in place of control characters: a node that was taken
-// over could otherwise write to the terminal of whoever reads it.
+// over could otherwise write to the terminal of its reader.
 func Printable(text string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsPrint(r) {
