@@ -62,7 +62,8 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	c := &Cluster{t: t, root: map[string]*job{}, table: map[string]*job{}, interest: map[string][]string{},
 		lose: map[string]int{}}
 	ready := make(chan bool, 16)
-	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetClientID("cluster").SetConnectRetry(true).
+	// Without a client ID, which would end the connection of an earlier cluster that the broker still has.
+	opts := mqtt.NewClientOptions().AddBroker(b.URL()).SetConnectRetry(true).
 		SetConnectRetryInterval(20 * time.Millisecond).SetMaxReconnectInterval(20 * time.Millisecond).
 		SetOnConnectHandler(func(client mqtt.Client) {
 			// What is published before the broker has the subscription is lost.

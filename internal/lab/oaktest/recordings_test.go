@@ -76,7 +76,7 @@ type replay struct {
 func newReplay(t *testing.T, broker *Broker) *replay {
 	r := &replay{T: t, broker: broker, cluster: NewCluster(t, broker), answers: make(chan line, 1000),
 		names: map[any]string{}, numbers: map[string]int{}}
-	r.client = mqtt.NewClient(mqtt.NewClientOptions().AddBroker(broker.URL()).SetClientID("workers").
+	r.client = mqtt.NewClient(mqtt.NewClientOptions().AddBroker(broker.URL()).
 		SetDefaultPublishHandler(func(_ mqtt.Client, m mqtt.Message) {
 			var payload object
 			if err := json.Unmarshal(m.Payload(), &payload); err != nil {
@@ -84,7 +84,9 @@ func newReplay(t *testing.T, broker *Broker) *replay {
 			}
 			r.answers <- line{Publish: m.Topic(), Payload: payload}
 		}))
-	r.client.Connect().Wait()
+	if c := r.client.Connect(); c.Wait() && c.Error() != nil {
+		t.Fatal(c.Error())
+	}
 	t.Cleanup(func() { r.client.Disconnect(0) })
 	r.client.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/result": 1, "nodes/+/net/subnetwork/result": 1,
 		"jobs/#": 1}, nil).Wait()
@@ -150,7 +152,9 @@ func (r *replay) step(l line) {
 		r.await(func() bool { return len(r.got) >= len(r.want) })
 	case l.Publish != "":
 		data, _ := json.Marshal(l.Payload)
-		r.client.Publish(l.Publish, 1, false, data).Wait()
+		if p := r.client.Publish(l.Publish, 1, false, data); p.Wait() && p.Error() != nil {
+			r.Fatal(p.Error())
+		}
 		r.published++
 		r.await(func() bool { return len(r.cluster.Received()) == r.published })
 	case l.Call == "POST /api/net/service/deploy":
@@ -186,7 +190,10 @@ func (r *replay) await(met func() bool) {
 			r.got = append(r.got, <-r.answers)
 		}
 		return met()
-	}, func() any { return cmp.Diff(r.want, r.got) })
+	}, func() any {
+		return fmt.Sprintf("connected: %v; %d messages published, received: %v; answers (-wanted, +got): %s",
+			r.client.IsConnected(), r.published, r.cluster.Received(), cmp.Diff(r.want, r.got))
+	})
 }
 
 // compare ends a recording. The managers answer two messages of one worker in either order.
