@@ -16,7 +16,8 @@ func TestImports(t *testing.T) {
 		"cmd/kerb": {kerb + "integrations/kubernetes", "k8s.io/client-go", kerb + "integrations/oakestra",
 			"github.com/eclipse/"},
 		// which runs a thousand nodes in one process
-		"cmd/kerb-bench": {kerb + "integrations/kubernetes/controller", kerb + "integrations/kubernetes/cni", "k8s.io/"},
+		"cmd/kerb-bench": {kerb + "integrations/kubernetes/controller", kerb + "integrations/kubernetes/cni",
+			"k8s.io/client-go"},
 		"cmd/kerb-kube-node": {"k8s.io/", "sigs.k8s.io/", "github.com/cilium/", "github.com/danielgtaylor/",
 			kerb + "internal/agent", "github.com/containerd/"}, // which kerb-nri has
 		"cmd/kerb-nri":             {"k8s.io/", "github.com/cilium/", kerb + "integrations/kubernetes/node", "net/http"},
