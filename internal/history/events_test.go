@@ -147,9 +147,11 @@ func TestEventsAreWrittenRarely(t *testing.T) {
 			e.Add(ready(fmt.Sprint(i), "Found"))
 			time.Sleep(100 * time.Millisecond)
 			synctest.Wait()
+			e.mu.Lock()
 			if info, err := os.Stat(file); err == nil && info.Size() > 0 && !e.written.Equal(last) {
 				writes, last = writes+1, e.written
 			}
+			e.mu.Unlock()
 		}
 		if writes < 2 || writes > 4 {
 			t.Errorf("%d writes in 30 s", writes)

@@ -9,14 +9,18 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/resource"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
 )
 
 func openLog(t *testing.T, dir string) *Log {
@@ -71,7 +75,8 @@ func TestReadsWhatWasAdded(t *testing.T) {
 	if _, err := l.Get(9); !errors.As(err, &missing) {
 		t.Errorf("an unknown change: %v", err)
 	}
-	if out, err := exec.Command("zcat", l.path(2)).Output(); err != nil || !strings.Contains(string(out), `"fw"`) {
+	out, err := exec.Command("zcat", l.path(1)).Output()
+	if lines := strings.Split(string(out), "\n"); err != nil || len(lines) != 4 || !strings.Contains(lines[1], `"fw"`) {
 		t.Errorf("zcat shows %s %v", out, err)
 	}
 }
@@ -105,6 +110,15 @@ func TestRefusedAgain(t *testing.T) {
 	if len(all) != 4 || all[2].Number != 2 || all[2].Repeated != 4 || all[0].Repeated != 0 || all[0].Number != 4 {
 		t.Errorf("listed %+v", all)
 	}
+	for range 2 * perFile {
+		l.Add(refusal("no"), nil)
+	}
+	if all = l.List(v1alpha1.ChangesRequest{Limit: 100}); len(all) != 4 || all[0].Repeated != 2*perFile {
+		t.Errorf("listed %+v", all)
+	}
+	if files, err := os.ReadDir(l.dir); err != nil || len(files) != 1 {
+		t.Errorf("%d files, %v", len(files), err)
+	}
 }
 
 func TestOldestGo(t *testing.T) {
@@ -114,11 +128,20 @@ func TestOldestGo(t *testing.T) {
 		l.Add(refusal(fmt.Sprint(rand.Uint64())), nil)
 	}
 	all := l.List(v1alpha1.ChangesRequest{Limit: 2 * MaxRecords})
-	if len(all) != MaxRecords || all[len(all)-1].Number != 6 {
-		t.Errorf("%d records, the oldest is %d", len(all), all[len(all)-1].Number)
+	if oldest := all[len(all)-1].Number; oldest != perFile+1 || len(all) != MaxRecords+5-perFile {
+		t.Errorf("%d records, the oldest is %d", len(all), oldest)
 	}
-	if files, err := os.ReadDir(dir); err != nil || len(files) != MaxRecords {
+	if files, err := os.ReadDir(dir); err != nil || len(files) != MaxRecords/perFile {
 		t.Errorf("%d files, %v", len(files), err)
+	}
+	for _, n := range []int64{perFile + 1, 2 * perFile, 2*perFile + 1, MaxRecords + 5} {
+		if r, err := l.Get(n); err != nil || r.Number != n {
+			t.Errorf("record %d is %+v %v", n, r, err)
+		}
+	}
+	var missing *apierrors.NotFound
+	if _, err := l.Get(perFile); !errors.As(err, &missing) {
+		t.Errorf("a record that went: %v", err)
 	}
 }
 
@@ -161,20 +184,28 @@ func TestLargeRecords(t *testing.T) {
 	}
 }
 
-// What cannot be read is left out, and the numbers after it are used.
+// What cannot be read is left out, with the records behind it in the same file, and the numbers after it are used. A
+// directory of the version that had a file for each record is read.
 func TestDamage(t *testing.T) {
 	dir := t.TempDir()
-	l := openLog(t, dir)
 	for i := range 4 {
+		l := openLog(t, dir) // does not continue the file of the last
 		l.Add(update(fmt.Sprint(i), "x"))
+		l.Flush()
+	}
+	l := openLog(t, dir)
+	for i := range 3 {
+		l.Add(update(fmt.Sprint(i), "y"))
 	}
 	l.Flush()
-	damage := map[int64][]byte{2: {}, 3: []byte("no gzip"), 4: nil}
-	cut, err := os.ReadFile(l.path(4))
-	if err != nil {
-		t.Fatal(err)
+	damage := map[int64][]byte{2: {}, 3: []byte("no gzip"), 4: nil, 5: nil}
+	for _, n := range []int64{4, 5} {
+		data, err := os.ReadFile(l.path(n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		damage[n] = data[:len(data)*3/4]
 	}
-	damage[4] = cut[:len(cut)/2]
 	for n, data := range damage {
 		if err := os.WriteFile(l.path(n), data, 0o600); err != nil {
 			t.Fatal(err)
@@ -187,12 +218,35 @@ func TestDamage(t *testing.T) {
 	}
 	l = openLog(t, dir)
 	l.Add(refusal("no"), nil)
-	all := l.List(v1alpha1.ChangesRequest{Limit: 100})
-	if len(all) != 2 || all[0].Number != 5 || all[1].Number != 1 {
-		t.Errorf("listed %+v", all)
+	var numbers []int64
+	for _, r := range l.List(v1alpha1.ChangesRequest{Limit: 100}) {
+		numbers = append(numbers, r.Number)
 	}
-	if _, err := l.Get(3); err == nil {
-		t.Error("a damaged record is read")
+	if !slices.Equal(numbers, []int64{7, 6, 5, 1}) {
+		t.Errorf("listed %d", numbers)
+	}
+	for _, n := range []int64{2, 3, 4} {
+		if _, err := l.Get(n); err == nil {
+			t.Errorf("the damaged record %d is read", n)
+		}
+	}
+}
+
+// A record that cannot be written does not take others with it.
+func TestFullDisk(t *testing.T) {
+	sdktest.NeedRoot(t)
+	dir := t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, 0) })
+	failures := 0
+	l := Open(dir, func(error) { failures++ })
+	l.Add(update("a", "b"))
+	l.Add(update(noise(1<<20), "too much"))
+	l.Add(update("c", "d"))
+	if all := l.List(v1alpha1.ChangesRequest{Limit: 9}); len(all) != 2 || all[0].Number != 3 || failures != 1 {
+		t.Errorf("%d failures, listed %+v", failures, all)
 	}
 }
 
