@@ -68,7 +68,7 @@ func TestInterleaveOrderAndMedian(t *testing.T) {
 	if err := run.Interleave(t.Context(), "l/1", trial("a", 1, 2, 9, 3, 4), trial("b", 5, 5, 5, 5, 50)); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(order, ""); got != "ababababab" {
+	if got := strings.Join(order, ""); got != "abbaabbaab" {
 		t.Errorf("order %s", got)
 	}
 	a, _ := run.report.Find("a", "l/1", "time", "p50")

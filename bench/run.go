@@ -81,8 +81,8 @@ func (r *Run) Report() *Report { return r.report }
 // Loads are the loads to measure, in order.
 func (r *Run) Loads() []string { return r.loads }
 
-// Interleave measures the trials in turn, A B C A B C ..., so that a slow
-// stretch of the machine falls on all of them, and adds their cells.
+// Interleave measures the trials in turn, A B C, C B A, A B C ..., and adds their cells: a slow stretch of the machine
+// falls on all of them, and what one leaves for the kernel to do not always on the same.
 func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err error) {
 	defer func() { r.finished++ }()
 	var opened Closers
@@ -91,7 +91,11 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err
 		return err
 	}
 	for round := range r.Rounds {
-		for i, t := range trials {
+		for i := range trials {
+			t := trials[i]
+			if round%2 == 1 {
+				t = trials[len(trials)-1-i]
+			}
 			if err := ctx.Err(); err != nil {
 				return err
 			}
