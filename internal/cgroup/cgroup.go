@@ -23,6 +23,9 @@ import (
 var (
 	ErrNotMounted = errors.New("cgroup v2 is not mounted")
 	ErrGone       = errors.New("no such cgroup")
+	ErrOwnOnly    = errors.New("the agent sees only the cgroups of its own container, and no sockets of other " +
+		"containers and pods: mount the node's cgroups of version 2 in it, anywhere and read only (in the Helm chart " +
+		"node.cgroups names their directory)")
 )
 
 // Cgroup is one that exists.
@@ -33,31 +36,64 @@ type Cgroup struct {
 
 // Mount returns where cgroup v2 is mounted. With cgroup v1 in use that is not /sys/fs/cgroup. In a container whose own
 // cgroup is mounted as well, it is the mount of the node's cgroups.
-func Mount() (string, error) { return findMount(highest) }
+func Mount() (string, error) {
+	_, at, err := findMount(highest)
+	return at, err
+}
+
+// CheckView returns ErrOwnOnly if this process is in a container, and Mount is the container's own cgroup: only those
+// below it are seen.
+func CheckView() error {
+	root, at, err := findMount(highest)
+	if err != nil {
+		return err
+	}
+	self, err := selfPath()
+	if err != nil || self != root {
+		return err
+	}
+	_, err = os.Stat(filepath.Join(at, "cgroup.events")) // the root of all cgroups has none
+	if err == nil {
+		return ErrOwnOnly
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
 
 // Self returns the directory of this process's cgroup. In a container with a cgroup namespace of its own there is none
 // unless the container's own cgroups are mounted.
 func Self() (string, error) {
-	mount, err := findMount(own)
+	_, mount, err := findMount(own)
 	if err != nil {
 		return "", err
 	}
+	path, err := selfPath()
+	if err != nil {
+		return "", err
+	}
+	return filepath.Join(mount, path), nil
+}
+
+// selfPath returns the path of this process's cgroup below the root of its cgroup namespace.
+func selfPath() (string, error) {
 	data, err := os.ReadFile("/proc/self/cgroup")
 	if err != nil {
 		return "", err
 	}
 	for line := range strings.Lines(string(data)) {
 		if path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::"); ok {
-			return filepath.Join(mount, path), nil
+			return path, nil
 		}
 	}
 	return "", errors.New("this process is in no cgroup of version 2")
 }
 
-func findMount(worth func(root string) int) (string, error) {
+func findMount(worth func(root string) int) (root, at string, err error) {
 	f, err := os.Open("/proc/thread-self/mountinfo")
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
 	defer f.Close()
 	return mountIn(f, worth)
@@ -87,8 +123,8 @@ func own(root string) int {
 
 // mountIn reads proc(5)'s mountinfo: what is mounted is the fourth field, where the fifth, the type the first after a
 // lone hyphen. Of mounts of the same worth the first is returned, and none of less than 0.
-func mountIn(mountinfo io.Reader, worth func(root string) int) (string, error) {
-	best, at := -1, ""
+func mountIn(mountinfo io.Reader, worth func(root string) int) (root, at string, err error) {
+	best := -1
 	lines := bufio.NewScanner(mountinfo)
 	for lines.Scan() {
 		mount, kind, found := strings.Cut(lines.Text(), " - ")
@@ -97,13 +133,13 @@ func mountIn(mountinfo io.Reader, worth func(root string) int) (string, error) {
 			continue
 		}
 		if w := worth(fields[3]); w > best {
-			best, at = w, fields[4]
+			best, root, at = w, fields[3], fields[4]
 		}
 	}
 	if best < 0 {
-		return "", ErrNotMounted
+		return "", "", ErrNotMounted
 	}
-	return unescape.Replace(at), nil
+	return unescape.Replace(root), unescape.Replace(at), nil
 }
 
 // unescape undoes what /proc does to white space and backslashes in paths.

@@ -13,17 +13,17 @@ func TestMount(t *testing.T) {
 30 25 0:26 / /sys/fs/cgroup/memory rw shared:9 - cgroup cgroup rw,memory
 31 25 0:27 / /sys/fs/cgroup/with\040space rw shared:10 master:2 - cgroup2 cgroup2 rw
 `
-	if got, err := mountIn(strings.NewReader(hybrid), highest); got != "/sys/fs/cgroup/with space" || err != nil {
+	if _, got, err := mountIn(strings.NewReader(hybrid), highest); got != "/sys/fs/cgroup/with space" || err != nil {
 		t.Errorf("%q, %v", got, err)
 	}
 	const part = "29 25 0:27 /pod /run/pod/cgroup rw - cgroup2 cgroup2 rw\n"
 	for mountinfo, want := range map[string]string{part + hybrid: "/sys/fs/cgroup/with space", part: "/run/pod/cgroup"} {
-		if got, err := mountIn(strings.NewReader(mountinfo), highest); got != want || err != nil {
+		if _, got, err := mountIn(strings.NewReader(mountinfo), highest); got != want || err != nil {
 			t.Errorf("%q, %v, want %q", got, err, want)
 		}
 	}
 	for _, none := range []string{"", "30 25 0:26 / /cgroup2 rw - tmpfs cgroup2 rw\n"} {
-		if got, err := mountIn(strings.NewReader(none), highest); !errors.Is(err, ErrNotMounted) {
+		if _, got, err := mountIn(strings.NewReader(none), highest); !errors.Is(err, ErrNotMounted) {
 			t.Errorf("%q, %v where there is none", got, err)
 		}
 	}
@@ -37,10 +37,10 @@ func TestMountInContainer(t *testing.T) {
 42 25 0:27 /.. /run/pod ro - cgroup2 cgroup rw
 43 25 0:27 /../../.. /run/cgroup ro - cgroup2 cgroup rw
 `
-	if got, err := mountIn(strings.NewReader(container), highest); got != "/run/cgroup" || err != nil {
+	if _, got, err := mountIn(strings.NewReader(container), highest); got != "/run/cgroup" || err != nil {
 		t.Errorf("the node's cgroups are at %q, %v", got, err)
 	}
-	if got, err := mountIn(strings.NewReader(container), own); got != "/sys/fs/cgroup" || err != nil {
+	if _, got, err := mountIn(strings.NewReader(container), own); got != "/sys/fs/cgroup" || err != nil {
 		t.Errorf("the agent's cgroup is at %q, %v", got, err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 const inNamespace = "KERB_IN_CGROUP_NAMESPACE"
 
 // In a cgroup namespace of its own, as containers have it, an agent finds the node's cgroups where they are mounted,
-// and does not take their root for its own cgroup.
+// and does not take their root for its own cgroup. Where only its own are mounted, it knows that it sees no others.
 func TestCgroupNamespace(t *testing.T) {
 	if os.Getenv(inNamespace) != "" {
 		tellOfNamespace(t)
@@ -38,14 +38,24 @@ func TestCgroupNamespace(t *testing.T) {
 	cmd.Env = append(os.Environ(), inNamespace+"="+own)
 	out, err := cmd.CombinedOutput()
 	_ = unix.Rmdir(dir)
-	want := fmt.Sprintf("%s none, then %s %s\n", node, node, own)
+	want := fmt.Sprintf("%s none, then %s %s, at last %s %v\n", node, node, own, own, cgroup.ErrOwnOnly)
+	if err := cgroup.CheckView(); err != nil {
+		t.Errorf("on the node: %v", err)
+	}
 	if err != nil || string(out) != want+"PASS\n" {
 		t.Errorf("%v: %s, want %s", err, out, want)
 	}
 }
 
-// tellOfNamespace prints what is found before and after the container's own cgroup is mounted, too.
+// tellOfNamespace prints what is found before and after the container's own cgroup is mounted, too, and when nothing
+// else is mounted.
 func tellOfNamespace(t *testing.T) {
+	sees := func() {
+		t.Helper()
+		if err := cgroup.CheckView(); err != nil {
+			t.Fatal(err)
+		}
+	}
 	before, err := cgroup.Mount()
 	if err != nil {
 		t.Fatal(err)
@@ -54,6 +64,7 @@ func tellOfNamespace(t *testing.T) {
 	if err != nil {
 		self = "none"
 	}
+	sees()
 	if err := unix.Mount("none", os.Getenv(inNamespace), "cgroup2", 0, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -65,5 +76,13 @@ func tellOfNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("%s %s, then %s %s\n", before, self, after, filepath.Clean(own))
+	sees()
+	if err := unix.Unmount(after, unix.MNT_DETACH); err != nil {
+		t.Fatal(err)
+	}
+	last, err := cgroup.Mount()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("%s %s, then %s %s, at last %s %v\n", before, self, after, filepath.Clean(own), last, cgroup.CheckView())
 }

@@ -130,6 +130,10 @@ func cgroup2() Check {
 		return bad(Warn, name, "mkdir -p /run/kerb/cgroup2 && mount -t cgroup2 none /run/kerb/cgroup2",
 			"%v: modules on sockets cannot run", err)
 	}
+	if err := cgroup.CheckView(); err != nil {
+		return bad(Warn, name, "mount the node's /sys/fs/cgroup in the agent's container, anywhere and read only", "%s: %v",
+			mount, err)
+	}
 	return ok(name, "%s", mount)
 }
 

@@ -4,6 +4,7 @@ package observe
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -17,6 +18,7 @@ type Sockets struct {
 	Cgroups map[string]cgroup.Cgroup // that exist, by the path in a spec
 	Cookies map[string]uint64        // of network namespaces, by service; those that are known
 	Errs    map[string]error         // by path or ServiceKey: why not
+	View    error                    // why cgroups of other containers are not seen
 }
 
 // ServiceKey is the key of a service in Errs.
@@ -32,6 +34,9 @@ type Selection struct {
 func (o *Observer) FindSockets(s *Snapshot, services map[string]v1.Service, modules []Selection) {
 	v := &Sockets{Root: o.Cgroup, Cgroups: map[string]cgroup.Cgroup{}, Cookies: map[string]uint64{},
 		Errs: map[string]error{}}
+	if err := cgroup.CheckView(); len(modules) > 0 && errors.Is(err, cgroup.ErrOwnOnly) {
+		v.View = err // others are those of each path
+	}
 	for _, m := range modules {
 		for _, path := range m.Cgroups {
 			if found, err := cgroup.Find(path); err != nil {

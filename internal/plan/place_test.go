@@ -297,6 +297,19 @@ func TestWarnings(t *testing.T) {
 		!strings.HasPrefix(got[1], "Module tap: cannot read the frames of tun0 (") {
 		t.Errorf("%q", got)
 	}
+	in = node(onSockets("acc", "*"), onBoth("count", "*"))
+	for _, c := range []struct {
+		view error
+		want []string
+	}{{nil, nil}, {cgroup.ErrOwnOnly, []string{"Module acc: " + cgroup.ErrOwnOnly.Error()}}} {
+		in.Observed.Sockets = &observe.Sockets{View: c.view}
+		if placed, err = in.Place(); err != nil {
+			t.Fatal(err)
+		}
+		if got := in.Warnings(placed); !slices.Equal(got, c.want) {
+			t.Errorf("%q, want %q", got, c.want)
+		}
+	}
 }
 
 // onSockets has programs for whole cgroups and for services.

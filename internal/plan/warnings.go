@@ -125,6 +125,17 @@ func (in Inputs) Warnings(placed Placements) (out []string) {
 		if text := in.Modules[name].Unreadable(in.Observed.Interfaces); text != "" {
 			out = append(out, "Module "+name+": "+text)
 		}
+		if text := in.unseen(in.Modules[name]); text != "" {
+			out = append(out, "Module "+name+": "+text)
+		}
 	}
 	return out
+}
+
+// unseen explains why a module on sockets runs on none of other containers; empty if it is not so.
+func (in Inputs) unseen(m *Module) string {
+	if s := in.Observed.Sockets; m.Sockets && s != nil && s.View != nil {
+		return s.View.Error()
+	}
+	return ""
 }

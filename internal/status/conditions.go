@@ -150,6 +150,9 @@ func (nd *Node) placedCondition(d *deploy.Module) v1.Condition {
 	if texts := nd.unplaced(d); len(texts) > 0 {
 		c.Status, c.Reason, c.Message = "False", "PartiallyAttached", strings.Join(texts, "; ")
 	}
+	if nd.Sockets != nil && nd.Sockets.View != nil {
+		c.Status, c.Reason, c.Message = "False", "OwnCgroupsOnly", nd.Sockets.View.Error()
+	}
 	return c
 }
 

@@ -13,6 +13,7 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apply"
+	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/control"
 	"github.com/kerb-edge/kerb/internal/dataplane"
@@ -150,6 +151,10 @@ func TestModuleConditions(t *testing.T) {
 			d.Module.Sockets = true
 			nd.Sockets = &observe.Sockets{Errs: map[string]error{observe.ServiceKey("web"): errors.New("no cookie")}}
 		}, []string{"Ready=True Running", "Placed=False PartiallyAttached"}, "service web: no cookie"},
+		"on sockets of its own container only": {func(nd *Node, d *deploy.Module) {
+			d.Module.Sockets = true
+			nd.Sockets = &observe.Sockets{View: cgroup.ErrOwnOnly}
+		}, []string{"Ready=True Running", "Placed=False OwnCgroupsOnly"}, "node.cgroups"},
 	} {
 		nd := newNode(t)
 		m, _ := resource.Module.Get(nd.Desired, "m")

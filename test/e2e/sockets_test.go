@@ -5,16 +5,21 @@ package e2e
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"math/rand/v2"
 	"net"
+	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/node/nodetest"
@@ -255,4 +260,50 @@ func TestSocketsOfTwoAgents(t *testing.T) {
 	other.must("module", "delete", "accel")
 	s.finish()
 	n.untilRedirected()
+}
+
+// inContainer is a shell script that is kerb, but for the agent, which it runs with a cgroup namespace of its own and
+// without the mount of the node's cgroups, as a container runtime does.
+const inContainer = `#!/bin/sh
+[ "$1" = agent ] || exec %[1]s "$@"
+echo $$ > %[2]s/cgroup.procs
+exec unshare --cgroup --mount sh -c 'mount -t cgroup2 none %[3]s && umount -l %[4]s && exec "$0" "$@"' %[1]s "$@"
+`
+
+// An agent that sees only the cgroups of its own container says so to the client of a change, and in the status of the
+// modules concerned: no connection of other containers is redirected.
+func TestAgentSeesOnlyItsContainersCgroups(t *testing.T) {
+	n := newNode(t)
+	mount, err := cgroup.Mount()
+	if err != nil {
+		t.Skip(err)
+	}
+	script, own := filepath.Join(n.Dir, "contained"), filepath.Join(n.Dir, "cgroup")
+	text := fmt.Sprintf(inContainer, n.Binary, cgrouptest.New(t, "", "kerb-contained"), own, mount)
+	if err := errors.Join(os.Mkdir(own, 0o755), os.WriteFile(script, []byte(text), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	n.Binary = script
+	n.start()
+	t.Cleanup(n.Stop) // before its cgroup is removed
+	n.apply(n.both())
+	data, err := json.Marshal(accelerator("*"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := n.input(string(data), "apply", "-f", "-")
+	if want := "warning: Module accel: " + cgroup.ErrOwnOnly.Error(); r.code != 0 || !strings.Contains(r.stderr, want) {
+		t.Errorf("exit status %d: %s, want %s", r.code, r.stderr, want)
+	}
+	var m v1.Module
+	n.Must(http.MethodGet, "/v1/modules/accel", nil, &m)
+	placed := v1.Condition{}
+	for _, c := range m.Status.Conditions {
+		if c.Type == "Placed" {
+			placed = c
+		}
+	}
+	if placed.Status != "False" || placed.Reason != "OwnCgroupsOnly" || placed.Message != cgroup.ErrOwnOnly.Error() {
+		t.Errorf("%+v", placed)
+	}
 }

@@ -28,12 +28,14 @@ const (
 	Starting      = "Starting"
 	ModuleFailed  = "ModuleFailed"
 	NotReconciled = "NotReconciled"
+
+	OwnCgroupsOnly = "OwnCgroupsOnly" // of their condition Placed
 )
 
 // NodeReasons are all of them.
 var NodeReasons = []string{RolledBack, CheckFailed, PackageUnavailable, PackageRefused, TooManyPackages, TrustUnknown,
 	NotPermitted, NotPulled, NotAllowed, Undecodable, TooLarge, Invalid, TooMany, Refused, AgentError, Starting,
-	ModuleFailed, NotReconciled}
+	ModuleFailed, NotReconciled, OwnCgroupsOnly}
 
 // OfNew reports whether a reason is one of reports about new versions: others may be about the version before.
 func OfNew(reason string) bool { return reason == RolledBack || reason == CheckFailed }

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
@@ -102,23 +103,58 @@ func TestReasonsAreKnown(t *testing.T) {
 		t.Error("no reports were found")
 	}
 
-	agents := 0
-	ast.Inspect(parse(t, "../../../internal/status/module.go"), func(n ast.Node) bool {
-		f, ok := n.(*ast.FuncDecl)
-		if ok && f.Name.Name != "moduleReady" {
-			return false
+	for in, c := range map[string]struct {
+		function string
+		not      []string // reported
+	}{
+		"module.go":     {"moduleReady", []string{"NoAttachPoint", "True", "Running"}},
+		"conditions.go": {"placedCondition", []string{"PartiallyAttached", "False"}},
+	} {
+		agents := 0
+		ast.Inspect(parse(t, "../../../internal/status/"+in), func(n ast.Node) bool {
+			f, ok := n.(*ast.FuncDecl)
+			if ok && f.Name.Name != c.function {
+				return false
+			}
+			if of, ok := n.(*ast.AssignStmt); ok && ofCondition(of) {
+				texts(of.Rhs, func(reason string) {
+					if !slices.Contains(c.not, reason) {
+						agents++
+						known("the agent's "+c.function, reason)
+					}
+				})
+			}
+			return true
+		})
+		if agents == 0 {
+			t.Errorf("no reasons of %s were found", c.function)
 		}
-		if of, ok := n.(*ast.AssignStmt); ok {
-			texts(of.Rhs, func(reason string) {
-				if !slices.Contains([]string{"NoAttachPoint", "True", "Running"}, reason) {
-					agents++
-					known("the agent's condition Ready", reason)
-				}
-			})
-		}
-		return true
+	}
+}
+
+// ofCondition reports whether a statement sets the reason of a condition.
+func ofCondition(s *ast.AssignStmt) bool {
+	return slices.ContainsFunc(s.Lhs, func(e ast.Expr) bool {
+		field, ok := e.(*ast.SelectorExpr)
+		return ok && field.Sel.Name == "Reason"
 	})
-	if agents == 0 {
-		t.Error("no reasons of the agent were found")
+}
+
+// A module that does not run, or that runs on the sockets of no pod, is reported. One that no pod needs is not.
+func TestWhatIsReported(t *testing.T) {
+	for _, c := range []struct {
+		of   v1.Condition
+		want bool
+	}{
+		{v1.Condition{Type: "Ready", Status: "True", Reason: "Running"}, false},
+		{v1.Condition{Type: "Ready", Status: "False", Reason: "NoAttachPoint"}, false},
+		{v1.Condition{Type: "Ready", Status: "False", Reason: "ModuleFailed"}, true},
+		{v1.Condition{Type: "Placed", Status: "True", Reason: "AllAttached"}, false},
+		{v1.Condition{Type: "Placed", Status: "False", Reason: "PartiallyAttached"}, false},
+		{v1.Condition{Type: "Placed", Status: "False", Reason: "OwnCgroupsOnly"}, true},
+	} {
+		if got := isFailure(c.of); got != c.want {
+			t.Errorf("%+v: %t", c.of, got)
+		}
 	}
 }

@@ -254,7 +254,7 @@ func (s *syncer) examine(ctx context.Context) error {
 			continue
 		}
 		for _, c := range m.Status.Conditions {
-			if c.Type == "Ready" && c.Status == "False" && c.Reason != "NoAttachPoint" {
+			if isFailure(c) {
 				reports = append(reports, api.ModuleReport{Name: name, Generation: s.numbers[name], Reason: c.Reason,
 					Message: c.Message})
 			}
@@ -262,6 +262,13 @@ func (s *syncer) examine(ctx context.Context) error {
 	}
 	s.reports = reports
 	return nil
+}
+
+// isFailure reports whether a condition of a module means that it does not work on this node. Without a pod there is
+// nothing to be on.
+func isFailure(c v1.Condition) bool {
+	return c.Status == "False" && (c.Type == "Ready" && c.Reason != "NoAttachPoint" ||
+		c.Type == "Placed" && c.Reason == api.OwnCgroupsOnly)
 }
 
 // syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
