@@ -48,7 +48,7 @@ type thresholds struct {
 // parseConfig reads a config over the defaults.
 func parseConfig(raw json.RawMessage) (*config, error) {
 	c := &config{Mode: "adaptive", Past: []string{"proxy", "tunnel"}, Quota: 16384}
-	c.Thresholds = thresholds{Turns: 1, PassMessages: 8, LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10,
+	c.Thresholds = thresholds{Turns: 2, PassMessages: 8, LeaveMessages: 64, LeaveBytes: 8 << 20, Backlog: 256 << 10,
 		MinTurns: 4, Retry: 64, Idle: 300}
 	return sdk.DecodeConfig(raw, c, (*config).check)
 }
