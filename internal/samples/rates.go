@@ -15,7 +15,8 @@ type Reading struct {
 	v1.Series
 	Value   float64
 	Counter bool // the sample is its rate
-	// A counter that is not read is zero: its first value counts, too, unless it is in the first reading of all.
+	// A counter that is not read is zero: its first value counts, too, unless it is in the first reading of all, or may
+	// have been forgotten.
 	FromZero  bool
 	Sample    float32 // see Rates; NaN if there is none
 	*Quantile         // nil: none. The sample is one of what came since the sample before, in s
@@ -35,7 +36,8 @@ func (r *Reading) counts() bool { return r.Sample != 0 && !math.IsNaN(float64(r.
 // Rates makes readings samples. Its zero value is ready.
 type Rates struct {
 	last      map[uint64]counted
-	begun, at time.Time // of the first reading and of the last one
+	begun, at time.Time     // of the first reading and of the last one
+	unsure    time.Duration // since begun: until then, a counter that is unknown may have been read before
 }
 
 // counted is a counter, or a quantile, when it was read last.
@@ -51,11 +53,11 @@ const kept = time.Minute
 
 // Add sets the samples of readings. Counters that are lower than before have none: they began again. Quantiles have
 // none where nothing was counted.
-func (r *Rates) Add(at time.Time, all []Reading) {
+func (r *Rates) Add(at time.Time, readings *Readings) {
 	if r.last == nil {
 		r.last, r.begun = map[uint64]counted{}, at
 	}
-	now := at.Sub(r.begun)
+	now, all := at.Sub(r.begun), readings.All()
 	for i := range all {
 		n := &all[i]
 		if !n.Counter && n.Quantile == nil {
@@ -64,7 +66,7 @@ func (r *Rates) Add(at time.Time, all []Reading) {
 		}
 		before, known := r.last[n.key]
 		r.last[n.key] = counted{n.Value, n.Quantile, now}
-		if !known && n.FromZero && !r.at.IsZero() {
+		if !known && n.FromZero && !r.at.IsZero() && now > r.unsure {
 			before, known = counted{at: r.at.Sub(r.begun)}, true
 		}
 		n.Sample = nan
@@ -77,12 +79,23 @@ func (r *Rates) Add(at time.Time, all []Reading) {
 			n.Sample = float32((n.Value - before.value) / elapsed)
 		}
 	}
+	r.forget(now, readings.Omitted() > 0)
+	r.at = at
+}
+
+// forget forgets counters that are not read any more: some at once, if there are too many. Those, and such as there was
+// no room for in readings, would come back with all that they have counted.
+func (r *Rates) forget(now time.Duration, omitted bool) {
 	for key, c := range r.last {
-		if now-c.at > kept || c.at < now && (c.quantile != nil || len(r.last) > maxReadings) {
+		old, crowded := now-c.at > kept, c.quantile == nil && len(r.last) > maxReadings
+		if old || c.at < now && (c.quantile != nil || crowded) {
 			delete(r.last, key)
+			omitted = omitted || crowded && !old
 		}
 	}
-	r.at = at
+	if omitted {
+		r.unsure = now + kept
+	}
 }
 
 // since returns that of what was counted since it was as before, which may be nil, or NaN.

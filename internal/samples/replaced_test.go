@@ -94,3 +94,46 @@ func TestTooManyReadings(t *testing.T) {
 		t.Errorf("when some are gone: %d readings, %d omitted", len(r.All()), r.Omitted())
 	}
 }
+
+// A counter that was left out or forgotten, as there are too many, is not what it has counted all at once when it comes
+// back. One that is new after that counts from zero again.
+func TestForgottenCounters(t *testing.T) {
+	for name, between := range map[string][][2]int{ // readings after the first one: which counters each has
+		"left out":             {{0, 1}, {1, maxReadings + 1}, {1, maxReadings + 1}},
+		"forgotten for others": {{10, 500}, {500, 1000}, {1000, 1500}, {1500, 2000}},
+	} {
+		var r Rates
+		var all Readings
+		at := time.Unix(1e9, 0)
+		sample := func(after time.Duration, from, to int) float32 {
+			all.Reset()
+			for i := from; i < to; i++ {
+				all.count("kerb_dropped_packets_per_second", v1.Series{Service: fmt.Sprint(i)}, 1000, true)
+			}
+			all.count("kerb_dropped_packets_per_second", v1.Series{Service: fmt.Sprint(from, "-", to)}, 1000, true)
+			at = at.Add(after)
+			r.Add(at, &all)
+			most := float32(-1) // of the first ten
+			for _, n := range all.All()[:min(10, len(all.All()))] {
+				if n.counts() || n.Sample == 0 {
+					most = max(most, n.Sample)
+				}
+			}
+			return most
+		}
+		sample(Period, 0, 10)
+		for _, some := range between {
+			sample(Period, some[0], some[1])
+		}
+		if peak := sample(Period, 0, 10); peak > 0 {
+			t.Errorf("%s: a counter that comes back is %v/s", name, peak)
+		}
+		if again := sample(Period, 0, 10); again != 0 {
+			t.Errorf("%s: then it is %v/s", name, again)
+		}
+		sample(2*kept, 0, 1)
+		if next := sample(Period, 1000, 1001); next != 100 {
+			t.Errorf("%s: one that is new later is %v/s", name, next)
+		}
+	}
+}

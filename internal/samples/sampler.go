@@ -58,7 +58,7 @@ func (s *Sampler) Run(ctx context.Context, read func(*Readings)) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	read(&all)
-	filed.Add(time.Now(), all.All())
+	filed.Add(time.Now(), &all)
 	for {
 		wait := time.Until(due)
 		followed := s.live.Wanted()
@@ -78,14 +78,14 @@ func (s *Sampler) Run(ctx context.Context, read func(*Readings)) {
 		now := time.Now()
 		read(&all)
 		if followed {
-			live.Add(now, all.All())
+			live.Add(now, &all)
 			s.live.Add(now, all.All())
 		}
 		if now.Before(due) {
 			continue
 		}
 		due = now.Add(Period)
-		filed.Add(now, all.All())
+		filed.Add(now, &all)
 		s.store.Omit(all.Omitted())
 		err := s.store.Add(now, all.All())
 		if err != nil && !failing {
@@ -115,7 +115,7 @@ func (s *Sampler) whileFollowed(ctx context.Context, read func(*Readings)) {
 	for s.live.Wanted() {
 		read(&all)
 		now := time.Now()
-		rates.Add(now, all.All())
+		rates.Add(now, &all)
 		s.live.Add(now, all.All())
 		select {
 		case <-ctx.Done():

@@ -326,13 +326,13 @@ func bounded(t *testing.T, times sdk.Histogram, fill func(r *Readings, n int)) {
 		fill(&all, n)
 		at := time.Now().Add(time.Duration(n-seconds) * Period)
 		if n%10 == 5 { // the last sample of the files is another one than that of clients
-			filed.Add(at, all.All())
+			filed.Add(at, &all)
 			s.Omit(all.Omitted())
 			if err := s.Add(at, all.All()); err != nil {
 				t.Fatal(err)
 			}
 		}
-		second.Add(at, all.All())
+		second.Add(at, &all)
 		live.Add(at, all.All())
 	}
 	all.Reset()
@@ -554,7 +554,7 @@ func TestRates(t *testing.T) {
 			all.add(n)
 		}
 		got := map[v1.Series]float32{}
-		r.Add(at, all.All())
+		r.Add(at, &all)
 		for _, n := range all.All() {
 			if !math.IsNaN(float64(n.Sample)) {
 				got[n.Series] = n.Sample
@@ -583,7 +583,7 @@ func TestQuantiles(t *testing.T) {
 			all.AddLatency("fw", "egress", slices.Clone(h))
 		}
 		at = at.Add(Period)
-		r.Add(at, all.All())
+		r.Add(at, &all)
 		got := map[string]float64{}
 		for _, n := range all.All() {
 			if n.Module != "fw" || n.Direction != "egress" {
