@@ -24,7 +24,7 @@ const receiveBuffer = 4 << 20
 // news is what happened since the last wait.
 type news struct {
 	node  bool           // links and addresses of the node, processes, services: rescan
-	mount bool           // file systems, and with them namespaces, came or went
+	mount bool           // file systems, and with them namespaces, came or went: rescan if services have moved
 	lost  bool           // events were lost: nothing known is certain
 	peers map[int32]bool // ids of other namespaces whose links or addresses changed
 }
@@ -32,9 +32,9 @@ type news struct {
 // affected forgets what the news make stale, and reports whether to rescan.
 func (s *scanner) affected(n news) bool {
 	if n.lost {
-		clear(s.inside)
+		s.distrust()
 	}
-	rescan := n.node || n.lost || n.mount && s.moved()
+	rescan := n.node || n.lost
 	for nsid := range n.peers {
 		if _, known := s.inside[nsid]; known {
 			delete(s.inside, nsid)
@@ -54,6 +54,7 @@ type events struct {
 	xfrm    int // -1 without XFRM in the kernel
 	mounts  int
 	wake    *waker
+	peers   bool               // events of other namespaces come
 	pids    map[string]process // by service
 	buf     []byte
 }
@@ -85,6 +86,7 @@ func (e *events) open() (err error) {
 	if e.netlink, err = subscribe(); err != nil {
 		return fmt.Errorf("subscribe to link events: %w", err)
 	}
+	e.peers = capable(unix.CAP_NET_BROADCAST)
 	if e.xfrm, err = subscribeXfrm(); err != nil {
 		return fmt.Errorf("subscribe to IPsec policy events: %w", err)
 	}
@@ -103,6 +105,13 @@ func (e *events) open() (err error) {
 		e.add(e.netlink, unix.EPOLLIN),
 		e.add(e.mounts, unix.EPOLLPRI),
 		e.add(e.wake.fd, unix.EPOLLIN))
+}
+
+// capable reports whether the calling thread has a capability.
+func capable(capability int) bool {
+	var all [2]unix.CapUserData // of version 3: 64 bits
+	err := unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &all[0])
+	return err == nil && all[capability/32].Effective&(1<<(capability%32)) != 0
 }
 
 // subscribe opens a socket in the namespace of the calling thread. Events of

@@ -24,7 +24,11 @@ func nsKeyAt(path string) (nsKey, error) {
 // nsidAt is the id of the namespace at a path, or noNSID. The namespace is
 // open only meanwhile: an open file would keep it, and its links, alive.
 func (s *scanner) nsidAt(path string) (int32, error) {
-	s.paths[path], _ = nsKeyAt(path)
+	at, _ := nsKeyAt(path)
+	s.paths[path] = at
+	if nsid, ok := s.known(path, at); ok {
+		return nsid, nil
+	}
 	fd, err := openNamespace(path)
 	if err != nil {
 		return noNSID, err
@@ -34,13 +38,14 @@ func (s *scanner) nsidAt(path string) (int32, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return noNSID, fmt.Errorf("stat %s: %w", path, err)
 	}
-	if (nsKey{st.Dev, st.Ino}) == s.own {
+	if at = (nsKey{st.Dev, st.Ino}); at == s.own {
 		return noNSID, fmt.Errorf("%s: %w", path, ErrOwnNamespace)
 	}
 	nsid, err := s.conn.nsidOf(unix.NETNSA_FD, fd)
 	if err != nil {
 		return noNSID, fmt.Errorf("id of namespace %s: %w", path, err)
 	}
+	s.remember(path, at, nsid)
 	return nsid, nil
 }
 
@@ -79,8 +84,13 @@ func namespaceError(path string, err error) error {
 func (s *scanner) nsidOfProcess(pid int) (int32, error) {
 	// Reading the link may be refused; then an own namespace looks like one
 	// without links, which is harmless.
-	if key, err := nsKeyAt(fmt.Sprintf("/proc/%d/ns/net", pid)); err == nil && key == s.own {
+	path := fmt.Sprintf("/proc/%d/ns/net", pid)
+	at, unreadable := nsKeyAt(path)
+	if unreadable == nil && at == s.own {
 		return noNSID, fmt.Errorf("process %d: %w", pid, ErrOwnNamespace)
+	}
+	if nsid, ok := s.known(path, at); ok && unreadable == nil {
+		return nsid, nil
 	}
 	nsid, err := s.conn.nsidOf(unix.NETNSA_PID, pid)
 	if errors.Is(err, unix.ESRCH) {
@@ -88,6 +98,9 @@ func (s *scanner) nsidOfProcess(pid int) (int32, error) {
 	}
 	if err != nil {
 		return noNSID, fmt.Errorf("id of the namespace of process %d: %w", pid, err)
+	}
+	if unreadable == nil {
+		s.remember(path, at, nsid)
 	}
 	return nsid, nil
 }

@@ -31,6 +31,17 @@ type scanner struct {
 	inside map[int32]inside // what is known of peer namespaces
 	ipsec  *sdk.IPsec
 	paths  map[string]nsKey // what was at the paths of services; zero if nothing
+	// the namespaces that paths have led to, in this scan and in the one before
+	located, before map[string]located
+	periodic        int // scans that no event has asked for
+}
+
+// located is a namespace that a path has led to. As long as both the file there and the host-side links are the same,
+// so is the id: an inode and an id are used again, but not while there are links of that namespace.
+type located struct {
+	nsKey
+	nsid  int32
+	outer []int
 }
 
 // inside is what a peer namespace holds. It is kept while the host-side links
@@ -71,6 +82,7 @@ func (s *scanner) refresh() error {
 	s.ipsec = s.xfrm.policies()
 	sort.Slice(links, func(i, j int) bool { return links[i].Ifindex < links[j].Ifindex })
 	s.paths = make(map[string]nsKey)
+	s.located, s.before = make(map[string]located, len(s.located)), s.located
 	s.byName = make(map[string]rawLink, len(links))
 	s.byNSID = make(map[int32][]rawLink)
 	for _, l := range links {
@@ -171,13 +183,47 @@ func (s *scanner) resolveInterface(name string) (State, error) {
 	}, nil
 }
 
+// outer are the ifindexes of the host-side links of a namespace.
+func (s *scanner) outer(nsid int32) (all []int) {
+	for _, l := range s.byNSID[nsid] {
+		all = append(all, l.Ifindex)
+	}
+	return all
+}
+
+// known returns the id of the namespace at a path, if the file there and the links are those of the scan before.
+func (s *scanner) known(path string, at nsKey) (int32, bool) {
+	was, ok := s.before[path]
+	if !ok || was.nsKey != at || !slices.Equal(was.outer, s.outer(was.nsid)) {
+		return noNSID, false
+	}
+	s.located[path] = was
+	return was.nsid, true
+}
+
+// remember keeps the namespace at a path if it has links.
+func (s *scanner) remember(path string, at nsKey, nsid int32) {
+	if outer := s.outer(nsid); len(outer) > 0 {
+		s.located[path] = located{at, nsid, outer}
+	}
+}
+
+// isFull reports whether the next periodic scan trusts nothing: each one, unless the events of namespaces come.
+func (s *scanner) isFull(events bool) bool {
+	s.periodic++
+	return !events || s.periodic%fullEvery == 0
+}
+
+// distrust forgets what scans take over from the ones before.
+func (s *scanner) distrust() {
+	clear(s.inside)
+	clear(s.located)
+}
+
 // look answers what is inside a peer namespace, from memory if the host-side
 // links are those of last time.
 func (s *scanner) look(nsid int32) (inside, error) {
-	var outer []int
-	for _, l := range s.byNSID[nsid] {
-		outer = append(outer, l.Ifindex)
-	}
+	outer := s.outer(nsid)
 	if known, ok := s.inside[nsid]; ok && slices.Equal(known.outer, outer) {
 		return known, nil
 	}

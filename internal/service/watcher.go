@@ -22,6 +22,7 @@ const (
 	quietTime = 50 * time.Millisecond
 	patience  = 250 * time.Millisecond
 	period    = time.Minute
+	fullEvery = 10 // of these periods: what is inside namespaces is read again, though no event has told of a change
 )
 
 // Watcher keeps the state of a set of services up to date while Run runs. Its
@@ -92,15 +93,28 @@ func (w *Watcher) Run(ctx context.Context) error {
 
 // loop scans after events, and sleeps otherwise. Only an error of waiting ends it: a scan that fails is repeated.
 func (w *Watcher) loop(ctx context.Context, s *scanner, e *events) error {
-	clock := newDebounce(time.Now())
+	clock, mounts := newDebounce(time.Now()), &debounce{}
 	for ctx.Err() == nil {
-		if clock.due(time.Now()) {
+		now, next := time.Now(), clock.next
+		switch {
+		case clock.due(now):
 			w.scan(s, e, clock)
 			continue
+		case !mounts.pending:
+		case mounts.due(now): // the paths of services are examined once after a burst of mounts
+			if mounts.pending = false; s.moved() {
+				clock.pending, clock.next = true, now
+			}
+			continue
+		case mounts.next.Before(next):
+			next = mounts.next
 		}
-		news, err := e.wait(time.Until(clock.next))
+		news, err := e.wait(time.Until(next))
 		if err != nil {
 			return fmt.Errorf("watch services: %w", err)
+		}
+		if news.mount {
+			mounts.event(time.Now())
 		}
 		if s.affected(news) {
 			clock.event(time.Now())
@@ -111,8 +125,8 @@ func (w *Watcher) loop(ctx context.Context, s *scanner, e *events) error {
 
 // scan rescans; a failure (a dump that never got through) is tried again.
 func (w *Watcher) scan(s *scanner, e *events, clock *debounce) {
-	if !clock.pending {
-		clear(s.inside) // the periodic scan trusts nothing
+	if !clock.pending && s.isFull(e.peers) {
+		s.distrust()
 	}
 	if err := w.rescan(s, e); err != nil {
 		w.log.Warn("scan of services failed, trying again", "error", err)

@@ -246,6 +246,90 @@ func TestLostEvents(t *testing.T) {
 	})
 }
 
+// Services that are as before cost a scan two requests, for the links and the addresses of the node. Once in ten
+// minutes, or each time where events of other namespaces do not come, it asks for all again.
+func TestScansAskForWhatChanged(t *testing.T) {
+	lab := newLab(t)
+	specs := map[string]v1alpha1.ServiceSpec{}
+	for _, name := range []string{"a", "b", "c"} {
+		specs[name] = netnsSpec(newHost(t, lab, name))
+	}
+	within(t, lab.Node(), func() error {
+		s, err := openScanner()
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		e, err := openEvents(&waker{fd: -1})
+		if err != nil {
+			return err
+		}
+		defer e.close()
+		w := NewWatcher(slog.New(slog.DiscardHandler))
+		w.Set(specs)
+		scan := func() uint32 {
+			before := s.conn.socket[unix.NETLINK_ROUTE].Seq
+			if err := w.rescan(s, e); err != nil {
+				t.Error(err)
+			}
+			for name := range specs {
+				if state := w.States()[name]; state.Err != nil || len(state.Links) != 1 || len(state.Addresses) == 0 {
+					t.Errorf("%s is %+v", name, state)
+				}
+			}
+			return s.conn.socket[unix.NETLINK_ROUTE].Seq - before
+		}
+		all := uint32(2 + 3*len(specs)) // for each its id, links and addresses
+		first, known := scan(), scan()
+		s.distrust()
+		if again := scan(); first < all || known != 2 || again < all {
+			t.Errorf("scans ask %d, %d and %d times, want %d, 2 and %d", first, known, again, all, all)
+		}
+		return nil
+	})
+	for events, want := range map[bool]int{true: 2, false: 2 * fullEvery} {
+		s, full := &scanner{}, 0
+		for range 2 * fullEvery {
+			if s.isFull(events) {
+				full++
+			}
+		}
+		if full != want {
+			t.Errorf("with events %v: %d scans of %d ask for all", events, full, 2*fullEvery)
+		}
+	}
+}
+
+// A path that leads to another namespace silently is followed by the next scan.
+func TestScanFollowsPath(t *testing.T) {
+	lab := newLab(t)
+	first, second := newHost(t, lab, "one"), newHost(t, lab, "two")
+	path := filepath.Join(t.TempDir(), "ns")
+	within(t, lab.Node(), func() error {
+		s, err := openScanner()
+		if err != nil {
+			return err
+		}
+		defer s.close()
+		for _, h := range []*netlab.Host{first, second, first} {
+			_ = os.Remove(path)
+			if err := os.Symlink(h.Path(), path); err != nil {
+				return err
+			}
+			for range 2 {
+				if err := s.refresh(); err != nil {
+					return err
+				}
+				state, err := s.resolve(v1alpha1.ServiceSpec{Netns: path})
+				if err != nil || !reflect.DeepEqual(state.Links, wantOf(t, lab, h).Links) {
+					t.Errorf("%s: %+v, %v", h.Name(), state, err)
+				}
+			}
+		}
+		return nil
+	})
+}
+
 func TestForeignEventsOfStrangersAreIgnored(t *testing.T) {
 	s := &scanner{inside: map[int32]inside{3: {}}}
 	if s.affected(news{peers: map[int32]bool{4: true}}) {
@@ -278,7 +362,7 @@ func TestMountsOfStrangersAreIgnored(t *testing.T) {
 
 	s := &scanner{paths: map[string]nsKey{"/": {}}}
 	s.paths["/"], _ = nsKeyAt("/")
-	if s.affected(news{mount: true}) {
+	if s.affected(news{mount: true}) || s.moved() {
 		t.Error("a mount elsewhere asks for a rescan")
 	}
 }
