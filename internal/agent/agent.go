@@ -73,6 +73,7 @@ type Agent struct {
 
 	wake       chan struct{} // asks for a reconciliation
 	converged  chan struct{} // there may be chains without a timed copy
+	selected   chan struct{} // modules may select other cgroups
 	reconciled chan struct{} // closed after the first one, whether it succeeded or not
 
 	seen      atomic.Pointer[chain.State]     // of the kernel, at the last look
@@ -165,9 +166,10 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 		models:  models.NewTable(log),
 		catalog: pkgs.NewCatalog(modules.Packages(), modules.Controls()),
 		watcher: service.NewWatcher(log),
-		wake:    make(chan struct{}, 1), converged: make(chan struct{}, 1), reconciled: make(chan struct{}),
-		now:     status.Node{Desired: desired, Modules: map[string]*deploy.Module{}, Functions: cfg.ModuleFunctions},
-		budgets: apply.NewBudgets(log),
+		wake:    make(chan struct{}, 1), converged: make(chan struct{}, 1), selected: make(chan struct{}, 1),
+		reconciled: make(chan struct{}),
+		now:        status.Node{Desired: desired, Modules: map[string]*deploy.Module{}, Functions: cfg.ModuleFunctions},
+		budgets:    apply.NewBudgets(log),
 	}
 	a.functions.Store(cfg.ModuleFunctions)
 	a.integrations = integration.NewSet(integrations, log, func() { a.now.Recorder.Enqueue(status.Itself) })
@@ -305,7 +307,7 @@ func (a *Agent) run(ctx context.Context, cfg config.Config) error {
 		})
 	})
 	wg.Go(func() { a.now.Recorder.Run(ctx, a.Evaluate) })
-	wg.Go(func() { observe.WatchCgroups(ctx, a.selectedCgroups, a.requestReconcile) })
+	wg.Go(func() { observe.WatchCgroups(ctx, a.selected, a.selectedCgroups, a.requestReconcile) })
 	wg.Go(func() { a.Samples.Run(ctx, a.Sample) })
 	wg.Go(func() {
 		if err := a.virtual.Run(ctx); err != nil {

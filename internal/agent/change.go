@@ -229,6 +229,7 @@ func (a *Agent) converge(t target, k kernel, points plan.Placements, keep bool, 
 	a.install(t, without(points, r.Busy))
 	a.retainSets()
 	poke(a.converged)
+	poke(a.selected)
 	return r, nil
 }
 

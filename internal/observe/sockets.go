@@ -71,18 +71,25 @@ func (v *Sockets) moved(paths map[string]bool) bool {
 const cgroupPeriod = time.Second
 
 // WatchCgroups calls changed when a cgroup was created, removed, or replaced under the same path since the last
-// observation, until ctx ends. selected returns that observation, and the paths that modules select.
-func WatchCgroups(ctx context.Context, selected func() (*Sockets, map[string]bool), changed func()) {
-	tick := time.NewTicker(cgroupPeriod)
+// observation, until ctx ends. selected returns that observation, and the paths that modules select; wake says that
+// these may be others. While there are none it sleeps.
+func WatchCgroups(ctx context.Context, wake <-chan struct{}, selected func() (*Sockets, map[string]bool),
+	changed func()) {
+	tick := time.NewTimer(cgroupPeriod)
 	defer tick.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return
+		case <-wake:
 		case <-tick.C:
 		}
-		if seen, paths := selected(); seen.moved(paths) {
+		seen, paths := selected()
+		if seen.moved(paths) {
 			changed()
+		}
+		if tick.Stop(); len(paths) > 0 {
+			tick.Reset(cgroupPeriod)
 		}
 	}
 }
