@@ -3,6 +3,7 @@
 package control
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -103,19 +104,41 @@ func ignoreGone(err error) error {
 	return err
 }
 
+// removed ends what proc(5) calls a file without a name.
+const removed = " (deleted)"
+
 // addRemoved counts files without a name that a process has open or mapped.
 func (u *usage) addRemoved(pid int) {
-	for _, dir := range []string{"fd", "map_files"} {
-		dir = fmt.Sprintf("/proc/%d/%s", pid, dir)
-		entries, _ := os.ReadDir(dir) // gone: nothing to count
-		for _, e := range entries {
-			path := filepath.Join(dir, e.Name())
-			if target, err := os.Readlink(path); err != nil || !strings.HasSuffix(target, " (deleted)") {
-				continue
-			}
-			if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-				u.add(path, info)
-			}
+	add := func(path string) {
+		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
+			u.add(path, info)
 		}
 	}
+	for _, path := range removedFiles(fmt.Sprintf("/proc/%d/fd", pid)) {
+		add(path)
+	}
+	// maps says in one read what the links of map_files say in one each
+	for line := range strings.Lines(procFile(fmt.Sprintf("/proc/%d/maps", pid))) {
+		if line = strings.TrimSuffix(line, "\n"); strings.HasSuffix(line, removed) {
+			from, to, _ := strings.Cut(line[:strings.IndexByte(line, ' ')], "-")
+			add(fmt.Sprintf("/proc/%d/map_files/%s-%s", pid, strings.TrimLeft(from, "0"), strings.TrimLeft(to, "0")))
+		}
+	}
+}
+
+// removedFiles are the links in a directory that lead to files without a name.
+func removedFiles(dir string) (paths []string) {
+	d, err := os.Open(dir)
+	if err != nil {
+		return nil // gone: nothing to count
+	}
+	defer d.Close()
+	names, _ := d.Readdirnames(-1) // those that it has read
+	fd, target := int(d.Fd()), make([]byte, unix.PathMax)
+	for _, name := range names {
+		if n, err := unix.Readlinkat(fd, name, target); err == nil && bytes.HasSuffix(target[:n], []byte(removed)) {
+			paths = append(paths, filepath.Join(dir, name))
+		}
+	}
+	return paths
 }

@@ -247,7 +247,7 @@ func watch(cmd *exec.Cmd, spec sandbox.Spec, group *group, log *logReader) *proc
 		result = endOf(asked, state, log)
 		close(p.ended)
 	}()
-	go watchLimits(p, spec)
+	go watchLimits(p, spec, group != nil)
 	return p
 }
 

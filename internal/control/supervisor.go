@@ -29,8 +29,7 @@ const (
 	firstPause  = 500 * time.Millisecond
 	longestWait = 30 * time.Second
 	calmAfter   = time.Minute // a run that lasted so long is no crash loop
-	healthEvery = 5 * time.Second
-	maxMissed   = 3 // health checks without any answer
+	maxMissed   = 3           // health checks without any answer
 )
 
 // keepAfter is how long Keep waits for the next change.
@@ -338,7 +337,7 @@ func (p *Supervisor) syncUntilEnd(r *run) {
 	for _, g := range grantsOf[ender](p) {
 		defer g.end()
 	}
-	health := time.NewTicker(healthEvery)
+	health := time.NewTimer(untilTick(healthEvery))
 	defer health.Stop()
 	retry := time.NewTimer(0)
 	defer retry.Stop()
@@ -354,6 +353,7 @@ func (p *Supervisor) syncUntilEnd(r *run) {
 		case <-retry.C:
 			p.synchronize(ctx, r, delivered, retry)
 		case <-health.C:
+			health.Reset(untilTick(healthEvery))
 			if missed = p.checkHealth(ctx, r, missed); missed >= maxMissed {
 				r.process.kill(fmt.Sprintf("did not answer %d health checks", missed))
 				return

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -24,14 +25,26 @@ import (
 
 const (
 	limitsEvery = 500 * time.Millisecond
-	diskEvery   = 4 // of these times: it examines each file
+	diskEvery   = 2 * time.Second // it examines each file
+	healthEvery = 5 * time.Second
 )
 
+// untilTick is how long it is until the next tick of a period. All control planes have the same ticks: together they
+// wake the agent as often as one.
+func untilTick(period time.Duration) time.Duration {
+	return period - time.Duration(time.Now().UnixNano())%period
+}
+
 // watchLimits ends a process that holds more than it may. A cgroup stops memory sooner, where the agent has one to
-// divide; the sandbox's limits bound what can happen in between.
-func watchLimits(p *process, spec sandbox.Spec) {
-	tick := time.NewTicker(limitsEvery)
+// divide: there it is examined as rarely as files are. Elsewhere the sandbox's limits bound what can happen in between.
+func watchLimits(p *process, spec sandbox.Spec, enclosed bool) {
+	period := limitsEvery
+	if enclosed {
+		period = diskEvery
+	}
+	tick := time.NewTimer(untilTick(period))
 	defer tick.Stop()
+	disk := int(diskEvery / period)
 	// CPU time at the last check of memory, and of files
 	processes, ran, wrote := []int{p.pid}, time.Duration(-1), time.Duration(-1)
 	for n := 1; ; n++ {
@@ -40,14 +53,15 @@ func watchLimits(p *process, spec sandbox.Spec) {
 			return
 		case <-tick.C:
 		}
+		tick.Reset(untilTick(period))
 		now := runTime(processes)
-		if now > 0 && now == ran && (now == wrote || n < diskEvery) { // who has not run has neither grown nor started others
+		if now > 0 && now == ran && (now == wrote || n < disk) { // who has not run has neither grown nor started others
 			continue
 		}
 		processes = family(p.pid)
 		ran = runTime(processes)
 		why := memoryOver(processes, spec)
-		if why == "" && n >= diskEvery {
+		if why == "" && n >= disk {
 			why, n, wrote = diskOver(processes, spec), 0, ran
 		}
 		if why != "" {
@@ -104,12 +118,13 @@ func family(pid int) []int {
 	return all
 }
 
-// runTime is the CPU time of processes, by their clocks: clock_getcpuclockid(3).
+// runTime is the CPU time of processes, by their clocks: clock_getcpuclockid(3). It does not block: the runtime, which
+// wakes a thread of its own to watch over other system calls, is not told of this one.
 func runTime(pids []int) (sum time.Duration) {
 	const scheduled = 2 // CPUCLOCK_SCHED of the kernel: to the nanosecond
 	for _, pid := range pids {
 		var ran unix.Timespec // of one that is gone: 0
-		_ = unix.ClockGettime(int32(^pid<<3|scheduled), &ran)
+		_, _, _ = unix.RawSyscall(unix.SYS_CLOCK_GETTIME, uintptr(^pid<<3|scheduled), uintptr(unsafe.Pointer(&ran)), 0)
 		sum += time.Duration(ran.Nano())
 	}
 	return sum
@@ -159,7 +174,7 @@ func procFile(path string) string {
 	}
 	defer unix.Close(fd)
 	var text []byte
-	for part := make([]byte, 512); ; {
+	for part := make([]byte, 4096); ; {
 		n, err := unix.Read(fd, part)
 		if n <= 0 && err != unix.EINTR {
 			return string(text)

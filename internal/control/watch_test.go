@@ -15,6 +15,7 @@ import (
 	"runtime/debug"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -111,7 +112,7 @@ func TestMemory(t *testing.T) {
 	}
 	ended := make(chan string, 1)
 	watchLimits(&process{pid: child.Process.Pid, ended: make(chan struct{}), end: func(why string) { ended <- why }},
-		sandbox.Spec{Memory: 32 << 20, Network: true})
+		sandbox.Spec{Memory: 32 << 20, Network: true}, false)
 	if why := <-ended; !strings.Contains(why, "may use 32 (control.memory") {
 		t.Errorf("reported: %s", why)
 	}
@@ -151,4 +152,19 @@ func TestLastWords(t *testing.T) {
 	if why := p.why().Error(); !strings.Contains(why, "no way") {
 		t.Error(why)
 	}
+}
+
+// All control planes are examined at the same moments, whenever they were started: the agent wakes up once for all.
+func TestTicksAreShared(t *testing.T) {
+	synctest.Test(t, func(*testing.T) {
+		for range 10 {
+			time.Sleep(137 * time.Millisecond) // in the bubble
+			for _, period := range []time.Duration{limitsEvery, diskEvery, healthEvery} {
+				wait := untilTick(period)
+				if at := time.Now().Add(wait); wait <= 0 || wait > period || at.UnixNano()%period.Nanoseconds() != 0 {
+					t.Errorf("every %v: in %v, at %v", period, wait, at)
+				}
+			}
+		}
+	})
 }
