@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs page-growth ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -207,6 +207,11 @@ page-costs: ## Test: what the page costs, against its goals, on a machine at res
 	@scripts/setup browser
 	@$(MAKE) --no-print-directory -s bpf
 	@$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PAGE=$(or $(LENGTH),1m) go test -vet=off -count=1 -timeout 3h -v -run '^TestCost' ./test/ui
+
+page-growth: ## Test: whether agent, `kerb ui` and page grow while the page is open: over an hour; LENGTH=10m is shorter
+	@scripts/setup browser
+	@$(MAKE) --no-print-directory -s bpf
+	@$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_PAGE_OPEN=$(or $(LENGTH),1h) go test -vet=off -count=1 -timeout 3h -v -run '^TestGrowth$$' ./test/ui
 
 ml: ## Build: install kerb-ml, which trains and imports models, in out/kerb-ml
 	@scripts/setup ml

@@ -182,7 +182,13 @@ func (b *browser) press(keys ...string) {
 // devtools sends a command of the DevTools protocol.
 func (b *browser) devtools(cmd string, params any) {
 	b.t.Helper()
-	b.call(http.MethodPost, "/goog/cdp/execute", map[string]any{"cmd": cmd, "params": params}, nil)
+	b.ask(cmd, params, nil)
+}
+
+// ask does the same, and reads the answer.
+func (b *browser) ask(cmd string, params, into any) {
+	b.t.Helper()
+	b.call(http.MethodPost, "/goog/cdp/execute", map[string]any{"cmd": cmd, "params": params}, into)
 }
 
 // screen sets the size in pixels, and the colours that the system prefers.

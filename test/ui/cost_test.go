@@ -52,16 +52,7 @@ func TestCost(t *testing.T) {
 	length := length(t)
 	n := nodetest.New(t)
 	n.Start()
-	counter, fw := node.Module("count", "counter", "*", nil), firewall("deny")
-	counter.Spec.Budget = slow
-	resources := []any{counter, fw}
-	web, db := n.Host("web"), n.Host("db")
-	resources = append(resources, node.Service(web, "app=web"), node.Service(db, "app=db"))
-	for i := range 98 {
-		resources = append(resources, node.Service(n.Host(fmt.Sprint("s", i)), "app=api"))
-	}
-	n.Apply(resources...)
-	traffic(t, web, netip.AddrPortFrom(db.Addr4(), 5432))
+	hundred(t, n)
 	lists(t, n)
 	measure := func() float64 {
 		t.Helper()
@@ -105,6 +96,21 @@ func TestCost(t *testing.T) {
 	figure(t, "to the browser, view Services", float64(b.sent(t, address)-sent)/1e3/seconds, "KB/s", 40)
 	b.observe()
 	figure(t, "first paint", b.opened("first-contentful-paint"), "ms", 150)
+}
+
+// hundred gives a node 100 services of two modules, of which one drops what one of them gets.
+func hundred(t *testing.T, n *nodetest.Node) {
+	t.Helper()
+	counter, fw := node.Module("count", "counter", "*", nil), firewall("deny")
+	counter.Spec.Budget = slow
+	resources := []any{counter, fw}
+	web, db := n.Host("web"), n.Host("db")
+	resources = append(resources, node.Service(web, "app=web"), node.Service(db, "app=db"))
+	for i := range 98 {
+		resources = append(resources, node.Service(n.Host(fmt.Sprint("s", i)), "app=api"))
+	}
+	n.Apply(resources...)
+	traffic(t, web, netip.AddrPortFrom(db.Addr4(), 5432))
 }
 
 // How soon the page shows a node with 1,000 services.

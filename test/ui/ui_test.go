@@ -34,6 +34,13 @@ func TestMain(m *testing.M) {
 // serveUI runs `kerb ui` and returns the address that it prints.
 func serveUI(t *testing.T, n *nodetest.Node, flags ...string) string {
 	t.Helper()
+	url, _ := startUI(t, n, flags...)
+	return url
+}
+
+// startUI does the same, and returns the process as well.
+func startUI(t *testing.T, n *nodetest.Node, flags ...string) (url string, pid int) {
+	t.Helper()
 	cmd := exec.Command(nodetest.Kerb, append([]string{"ui", "--socket", n.Socket()}, flags...)...)
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -48,11 +55,11 @@ func serveUI(t *testing.T, n *nodetest.Node, flags ...string) string {
 			t.Errorf("kerb ui ended with %v", err)
 		}
 	})
-	url, err := bufio.NewReader(out).ReadString('\n')
+	url, err = bufio.NewReader(out).ReadString('\n')
 	if err != nil {
 		t.Fatal(err)
 	}
-	return strings.TrimSpace(url)
+	return strings.TrimSpace(url), cmd.Process.Pid
 }
 
 // traffic sends datagrams from one service to a port of another, at some 400 a second, until the test ends.
