@@ -14,7 +14,7 @@ type ChangeRecord struct {
 	Error    string    `json:"error,omitempty" doc:"Why it was refused"`
 	Repeated int       `json:"repeated,omitempty" doc:"How often the same request was refused again directly afterwards"`
 	Reverts  int64     `json:"reverts,omitempty" doc:"Number of the change that this one has reverted"`
-	Took     float64   `json:"took" doc:"Seconds from when it was its turn until it was in force and on disk"`
+	Took     int64     `json:"tookNanoseconds" doc:"From when it was its turn until it was in force and on disk"`
 
 	Changes []Change `json:"changes" doc:"What it changed; before and after only for a single record"`
 	Steps   []string `json:"steps,omitempty" doc:"Steps performed in the kernel; only for a single record"`

@@ -154,7 +154,7 @@ func recordOfChange(c v1.ChangeRecord) otellog.Record {
 	}
 	return newRecord("kerb.change", c.Time, severity, body, attribute.Int64("kerb.change.number", c.Number),
 		attribute.String("kerb.change.by", c.By), attribute.String("kerb.change.owner", c.Owner),
-		attribute.String("kerb.change.outcome", c.Outcome), attribute.Float64("kerb.change.took", c.Took),
+		attribute.String("kerb.change.outcome", c.Outcome), attribute.Int64("kerb.change.took_nanoseconds", c.Took),
 		attribute.Int("kerb.change.repeated", c.Repeated),
 		attribute.StringSlice("kerb.resources", what))
 }

@@ -33,7 +33,7 @@ func (a *Agent) record(ctx context.Context, by resource.Writer, at attempt, resu
 	a.audit(ctx, result, err)
 	r := v1.ChangeRecord{Time: at.began.UTC(), By: serve.Caller(ctx, a.integrations.NameOf).String(),
 		Owner: cmp.Or(by.Owner, v1.OwnerUser), Outcome: v1.OutcomeDone, Reverts: at.reverts,
-		Took: time.Since(at.began).Seconds(), Steps: result.Steps, Changes: []v1.Change{}}
+		Took: time.Since(at.began).Nanoseconds(), Steps: result.Steps, Changes: []v1.Change{}}
 	var was []resource.Object
 	for _, c := range result.Changes {
 		if c.Action == "unchanged" {

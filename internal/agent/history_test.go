@@ -207,7 +207,8 @@ func TestRecordsOfGroups(t *testing.T) {
 	other := serviceOf("web", n.web)
 	other.Metadata.Labels = map[string]string{"app": "other"}
 	n.apply(t, []v1.Service{other})
-	if three := n.recorded(t)[0]; three.Number != 3 || time.Since(three.Time) > time.Hour || three.Took > 3600 {
+	if three := n.recorded(t)[0]; three.Number != 3 || time.Since(three.Time) > time.Hour ||
+		three.Took > int64(time.Hour) {
 		t.Errorf("change 3 is %+v", three)
 	}
 	n.revert(t, 3)

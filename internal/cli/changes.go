@@ -75,7 +75,7 @@ func printChanges(w io.Writer, all []v1alpha1.ChangeRecord) {
 func localTime(t time.Time) string { return t.Local().Format(time.DateTime) }
 
 func tookOf(r v1alpha1.ChangeRecord) string {
-	return time.Duration(r.Took * float64(time.Second)).Round(100 * time.Microsecond).String()
+	return time.Duration(r.Took).Round(100 * time.Microsecond).String()
 }
 
 // byOf names the client, and the owner of the resources unless that is the user.

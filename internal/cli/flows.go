@@ -28,9 +28,9 @@ func (a *app) flowsCommand() *cobra.Command {
 		Use:   "flows",
 		Short: "Show who talks to whom: bytes, packets, verdict, handshake round trip, retransmits",
 		Long: `Shows the flows that modules of package flows hold, those with the most bytes first, and what these could not hold.
-The source is the end that began. SENT is from the source, RECEIVED is for it. RTT is of the TCP handshake: to the
-destination + to the source, as seen from this node. RETR are segments that were sent again or overtaken, in both
-directions.
+The source is the end that began. PACKETS and BYTES are from it, REPLY-PACKETS and REPLY-BYTES are for it. RTT is of the
+TCP handshake: to the destination + to the source, as seen from this node. RETRANSMITS are segments that were sent
+again or overtaken, in both directions.
 
 --since sums up what was recorded in the last minutes, by service, peer, protocol and destination port.
 --follow prints flows that have packets, once a second. -o json prints one object per line.
@@ -117,7 +117,8 @@ func (a *app) printFlows(w io.Writer, body io.Reader, follow bool) error {
 }
 
 func flowTable(w io.Writer, all []v1alpha1.FlowLine) {
-	line(w, "SOURCE", "DESTINATION", "PROTOCOL", "SENT", "RECEIVED", "RTT", "RETR", "VERDICT", "STATE")
+	line(w, "SOURCE", "DESTINATION", "PROTOCOL", "PACKETS", "BYTES", "REPLY-PACKETS", "REPLY-BYTES", "RTT", "RETRANSMITS",
+		"VERDICT", "STATE")
 	for _, l := range all {
 		if l.Flow != nil {
 			cells := []any{}
@@ -135,6 +136,7 @@ func flowTable(w io.Writer, all []v1alpha1.FlowLine) {
 }
 
 func flowCells(f *v1alpha1.Flow) []string {
+	count := func(n uint64) string { return strconv.FormatUint(n, 10) }
 	state := f.State
 	if f.Flows > 0 {
 		state = fmt.Sprintf("%d flows", f.Flows)
@@ -149,8 +151,8 @@ func flowCells(f *v1alpha1.Flow) []string {
 	}
 	return []string{flowEnd(f.SourceService, f.Source, f.SourcePort),
 		flowEnd(f.DestinationService, f.Destination, f.DestinationPort), f.Protocol,
-		fmt.Sprintf("%d/%s", f.Packets, bytesText(f.Bytes)), fmt.Sprintf("%d/%s", f.ReplyPackets, bytesText(f.ReplyBytes)),
-		rtt, strconv.FormatUint(f.Retransmits+f.ReplyRetransmits, 10), verdict, cmp.Or(state, "-")}
+		count(f.Packets), bytesText(f.Bytes), count(f.ReplyPackets), bytesText(f.ReplyBytes),
+		rtt, count(f.Retransmits + f.ReplyRetransmits), verdict, cmp.Or(state, "-")}
 }
 
 // roundTrip is a time with three digits.

@@ -4,6 +4,7 @@ package cli
 
 import (
 	"encoding/json"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -22,8 +23,8 @@ func TestFlowTable(t *testing.T) {
 		Verdict: "next"}
 	flowTable(&out, []v1alpha1.FlowLine{{Flow: &flow}, {Flow: &sum}, {Missing: &v1alpha1.MissingFlows{Service: "web",
 		Others: 3, OtherPackets: 9, UnrecordedPackets: 7}}})
-	want := `[2001:db8::7]:40000 web(10.0.0.2:80) tcp 12/3.4kB 10/1.23MB 120.35µs+23.46ms 3 drop 2 (fw policy) established
-db 192.0.2.53:53 udp 0/0B 0/0B - 0 next 7 flows
+	want := `[2001:db8::7]:40000 web(10.0.0.2:80) tcp 12 3.4kB 10 1.23MB 120.35µs+23.46ms 3 drop 2 (fw policy) established
+db 192.0.2.53:53 udp 0 0B 0 0B - 0 next 7 flows
 of web: 3 flows with 9 packets are too small to be kept one by one; 7 packets are of flows that there was no room for
 `
 	var lines []string
@@ -32,6 +33,22 @@ of web: 3 flows with 9 packets are too small to be kept one by one; 7 packets ar
 	}
 	if got := strings.Join(lines, "\n"); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Columns of flows have the names of the API's fields, whatever these are. RTT is of two fields.
+func TestFlowColumnsAreFields(t *testing.T) {
+	fields := map[string]bool{"rtt": true}
+	for f := range reflect.TypeFor[v1alpha1.Flow]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		fields[strings.ToLower(name)] = true
+	}
+	var out strings.Builder
+	flowTable(&out, nil)
+	for _, column := range strings.Fields(out.String()) {
+		if !fields[strings.ToLower(strings.ReplaceAll(column, "-", ""))] {
+			t.Errorf("no field of a flow is called %s", column)
+		}
 	}
 }
 

@@ -36,10 +36,11 @@ func (a *app) topCommand() *cobra.Command {
 		Use:   "top [services|modules|drops]",
 		Short: "Watch the traffic of services and modules, and what is dropped",
 		Long: "Shows packets and bytes per second of services, of modules by verdict, or drops by module and reason,\n" +
-			"highest first, until interrupted. Directions are the service's: out is from it, in is to it; packets of\n" +
+			"highest first, until interrupted. Directions are the service's: egress is from it, ingress is to it; packets of\n" +
 			"services are those that the kernel has counted on their interfaces. What has had no traffic yet is left out.\n\n" +
 			"On a terminal, keys choose table, column and rows; ? lists them. Elsewhere, and with --count, it prints tables.",
-		Example:   "  kerb top\n  kerb top drops --filter fw\n  kerb top modules --sort drop --interval 5s --count 1 -o json",
+		Example: "  kerb top\n  kerb top drops --filter fw\n" +
+			"  kerb top modules --sort drop-packets --interval 5s --count 1 -o json",
 		Args:      cobra.MatchAll(cobra.MaximumNArgs(1), cobra.OnlyValidArgs),
 		ValidArgs: []string{"services", "modules", "drops"},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -54,7 +55,7 @@ func (a *app) topCommand() *cobra.Command {
 	})
 	c.Flags().DurationVar(&o.interval, "interval", time.Second, "time between two tables, whose figures are means over it")
 	c.Flags().IntVar(&o.count, "count", 0, "stop after this many tables (0: never)")
-	c.Flags().StringVar(&o.sort, "sort", "", "column to sort by, such as drops, bytes-in or module")
+	c.Flags().StringVar(&o.sort, "sort", "", "column to sort by, such as dropped-packets, ingress-bytes or module")
 	c.Flags().StringVar(&o.filter, "filter", "", "only rows of which a name contains this")
 	return c
 }
@@ -103,9 +104,20 @@ func ofService(s v1alpha1.Series) string { return s.Service }
 func ofModule(s v1alpha1.Series) string  { return s.Module }
 func ofReason(s v1alpha1.Series) string  { return s.Reason }
 
-// figure is a column of series of one name, with a direction and a verdict unless they are empty.
-func figure(id, title, json, name, direction, verdict string) topColumn {
-	return topColumn{id: id, title: title, json: json, bytes: strings.Contains(name, "bytes"),
+// figure is a column of series of one name, with a direction and a verdict unless they are empty. It has the words of
+// these: egressPacketsPerSecond in JSON, and egress-packets for --sort.
+func figure(title, name, direction, verdict string) topColumn {
+	full := name
+	for _, of := range []string{"kerb_", "service_", "module_"} {
+		full = strings.TrimPrefix(full, of)
+	}
+	full = strings.TrimPrefix(direction+verdict+"_"+full, "_")
+	words := strings.Split(full, "_")
+	for i, w := range words[1:] {
+		words[i+1] = strings.ToUpper(w[:1]) + w[1:]
+	}
+	return topColumn{id: strings.ReplaceAll(strings.TrimSuffix(full, "_per_second"), "_", "-"), title: title,
+		json: strings.Join(words, ""), bytes: strings.Contains(name, "bytes"),
 		adds: func(s v1alpha1.Series) bool {
 			return s.Name == name && (direction == "" || s.Direction == direction) && (verdict == "" || s.Verdict == verdict)
 		}}
@@ -115,27 +127,27 @@ func figure(id, title, json, name, direction, verdict string) topColumn {
 var topTables = []*topTable{
 	{name: "services", busiest: 1, columns: []topColumn{
 		{id: "service", title: "SERVICE", json: "service", of: ofService},
-		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_service_packets_per_second", "", ""),
-		figure("packets-out", "OUT", "packetsOutPerSecond", "kerb_service_packets_per_second", "egress", ""),
-		figure("packets-in", "IN", "packetsInPerSecond", "kerb_service_packets_per_second", "ingress", ""),
-		figure("bytes-out", "BYTES/S OUT", "bytesOutPerSecond", "kerb_service_bytes_per_second", "egress", ""),
-		figure("bytes-in", "BYTES/S IN", "bytesInPerSecond", "kerb_service_bytes_per_second", "ingress", ""),
-		figure("drops", "DROPS/S", "droppedPacketsPerSecond", "kerb_service_dropped_packets_per_second", "", ""),
+		figure("PACKETS/S", "kerb_service_packets_per_second", "", ""),
+		figure("EGRESS", "kerb_service_packets_per_second", "egress", ""),
+		figure("INGRESS", "kerb_service_packets_per_second", "ingress", ""),
+		figure("EGRESS B/S", "kerb_service_bytes_per_second", "egress", ""),
+		figure("INGRESS B/S", "kerb_service_bytes_per_second", "ingress", ""),
+		figure("DROPPED", "kerb_service_dropped_packets_per_second", "", ""),
 	}},
 	{name: "modules", busiest: 1, columns: []topColumn{
 		{id: "module", title: "MODULE", json: "module", of: ofModule},
-		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_module_packets_per_second", "", ""),
-		figure("bytes", "BYTES/S", "bytesPerSecond", "kerb_module_bytes_per_second", "", ""),
-		figure("next", "NEXT/S", "nextPerSecond", "kerb_module_packets_per_second", "", "next"),
-		figure("drop", "DROP/S", "dropPerSecond", "kerb_module_packets_per_second", "", "drop"),
-		figure("reply", "REPLY/S", "replyPerSecond", "kerb_module_packets_per_second", "", "reply"),
-		figure("redirect", "REDIRECT/S", "redirectPerSecond", "kerb_module_packets_per_second", "", "redirect"),
-		figure("memory", "MEMORY", "memoryBytes", "kerb_module_memory_bytes", "", ""),
+		figure("PACKETS/S", "kerb_module_packets_per_second", "", ""),
+		figure("BYTES/S", "kerb_module_bytes_per_second", "", ""),
+		figure("NEXT/S", "kerb_module_packets_per_second", "", "next"),
+		figure("DROP/S", "kerb_module_packets_per_second", "", "drop"),
+		figure("REPLY/S", "kerb_module_packets_per_second", "", "reply"),
+		figure("REDIRECT/S", "kerb_module_packets_per_second", "", "redirect"),
+		figure("MEMORY", "kerb_module_memory_bytes", "", ""),
 	}},
 	{name: "drops", busiest: 2, columns: []topColumn{
 		{id: "module", title: "MODULE", json: "module", of: ofModule},
 		{id: "reason", title: "REASON", json: "reason", of: ofReason},
-		figure("packets", "PACKETS/S", "packetsPerSecond", "kerb_dropped_packets_per_second", "", ""),
+		figure("DROPPED/S", "kerb_dropped_packets_per_second", "", ""),
 	}},
 }
 

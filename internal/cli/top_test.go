@@ -73,14 +73,14 @@ func TestTopRows(t *testing.T) {
 		}
 	}
 	want := map[string]string{
-		"services": `[{"bytesInPerSecond":0,"bytesOutPerSecond":0,"droppedPacketsPerSecond":10,"packetsInPerSecond":0,` +
-			`"packetsOutPerSecond":8,"packetsPerSecond":8,"service":"db"},` +
-			`{"bytesInPerSecond":6,"bytesOutPerSecond":0,"droppedPacketsPerSecond":0,"packetsInPerSecond":4,` +
-			`"packetsOutPerSecond":2,"packetsPerSecond":6,"service":"web"}]`,
-		"modules": `[{"bytesPerSecond":0,"dropPerSecond":30,"memoryBytes":18,"module":"fw","nextPerSecond":12,` +
-			`"packetsPerSecond":42,"redirectPerSecond":0,"replyPerSecond":0}]`,
-		"drops": `[{"module":"fw","packetsPerSecond":22,"reason":"state"},` +
-			`{"module":"fw","packetsPerSecond":20,"reason":"policy"}]`,
+		"services": `[{"droppedPacketsPerSecond":10,"egressBytesPerSecond":0,"egressPacketsPerSecond":8,"ingressBytesPerSecond":0,` +
+			`"ingressPacketsPerSecond":0,"packetsPerSecond":8,"service":"db"},` +
+			`{"droppedPacketsPerSecond":0,"egressBytesPerSecond":0,"egressPacketsPerSecond":2,"ingressBytesPerSecond":6,` +
+			`"ingressPacketsPerSecond":4,"packetsPerSecond":6,"service":"web"}]`,
+		"modules": `[{"bytesPerSecond":0,"dropPacketsPerSecond":30,"memoryBytes":18,"module":"fw","nextPacketsPerSecond":12,` +
+			`"packetsPerSecond":42,"redirectPacketsPerSecond":0,"replyPacketsPerSecond":0}]`,
+		"drops": `[{"droppedPacketsPerSecond":22,"module":"fw","reason":"state"},` +
+			`{"droppedPacketsPerSecond":20,"module":"fw","reason":"policy"}]`,
 	}
 	for _, table := range topTables {
 		var out, compact bytes.Buffer
@@ -141,7 +141,7 @@ func TestTopKeys(t *testing.T) {
 			at += found
 		}
 	}
-	shows("", "agent: 3600.0% of a CPU", "problems: 39", "[services]", "SERVICE PACKETS/S* OUT IN", "db 12 12 0",
+	shows("", "agent: 3600.0% of a CPU", "problems: 39", "[services]", "SERVICE PACKETS/S* EGRESS INGRESS", "db 12 12 0",
 		"▃▆█", "web")
 	shows("\x1b[D", "SERVICE*", "db", "web")
 	shows("r", "SERVICE^", "web", "db")

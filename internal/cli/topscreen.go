@@ -229,7 +229,7 @@ func (v *topView) table(width, most int) []string {
 	lines := aligned(t, cells)
 	room := width - utf8.RuneCountInString(lines[0]) - 2
 	for i, r := range shown {
-		if room >= topSamples/6 {
+		if room >= topSamples/8 {
 			lines[i+1] += "  " + spark(r.graph, min(room, topSamples))
 		}
 	}

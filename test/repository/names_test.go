@@ -75,53 +75,63 @@ func TestQuantilesHaveOneName(t *testing.T) {
 	}
 }
 
-// A figure has one name: the field of the API, the column of the command line and of the page, the metric, and the
-// series of the history have the same word in it, and units where they have no room for a sentence.
+// A figure has one name: the field of the API, the column of the command line and of the page, the metric, the
+// attribute of OpenTelemetry, and the series of the history have the same words in it.
 func TestFiguresHaveOneName(t *testing.T) {
-	const api, counts, module, page = "api/v1alpha1/", "internal/cli/counts.go", "internal/cli/module.go",
-		"ui/src/views/modules.tsx"
-	status, series := "internal/status/", "internal/samples/readings.go"
+	const api, counts, module, flows, page = "api/v1alpha1/", "internal/cli/counts.go", "internal/cli/module.go",
+		"internal/cli/flows.go", "ui/src/views/modules.tsx"
+	const status, series, otlp = "internal/status/", "internal/samples/readings.go", "integrations/otlp/"
+	const report, intercept = "modules/intercept/report.go", "internal/cli/intercept.go"
 	for _, figure := range []struct {
-		word string
-		in   map[string]string // what there is of it, by file or directory
+		words string
+		in    []string // files or directories
 	}{
-		{"packets", map[string]string{api: `json:"packets"`, counts: `"PACKETS"`, page: `"Packets"`,
-			status: `"kerb_module_packets_total"`, series: `"kerb_module_packets_per_second"`}},
-		{"packets", map[string]string{api: `json:"packets"`, module: `"PACKETS"`, page: `name: "Packets", num: true, cell: (d)`,
-			status: `"kerb_dropped_packets_total"`, series: `"kerb_dropped_packets_per_second"`}},
-		{"bytes", map[string]string{api: `json:"bytes"`, counts: `"BYTES"`, status: `"kerb_module_bytes_total"`,
-			series: `"kerb_module_bytes_per_second"`}},
-		{"latency", map[string]string{api: `json:"latency,omitempty"`, "internal/cli/view.go": `"Latency"`,
-			"ui/src/api.ts": `latency?: Sampled`, status: `"kerb_module_latency_seconds"`,
-			series: `"kerb_module_latency_p50_seconds"`}},
-		{"p50", map[string]string{api: `json:"p50Nanoseconds"`, counts: `"P50"`, page: `"p50"`,
-			series: `"kerb_module_latency_p50_seconds"`, "modules/intercept/report.go": `json:"p50Nanoseconds"`,
-			"internal/cli/intercept.go": `"P50"`}},
-		{"p99", map[string]string{api: `json:"p99Nanoseconds"`, counts: `"P99"`, page: `"p99"`,
-			series: `"kerb_module_latency_p99_seconds"`, "modules/intercept/report.go": `json:"p99Nanoseconds"`,
-			"internal/cli/intercept.go": `"P99"`}},
-		{"p999", map[string]string{"modules/intercept/report.go": `json:"p999Nanoseconds"`,
-			"internal/cli/intercept.go": `"P999"`}},
-		{"cost", map[string]string{api: `json:"costNanoseconds,omitempty"`, "internal/resource/module.go": `"COST"`,
-			"internal/cli/view.go": `"Cost"`, status: `"kerb_module_cost_seconds"`}},
-		{"memory", map[string]string{api: `json:"memoryBytes"`, "internal/cli/package.go": `"MEMORY"`, page: `"Memory"`,
-			status: `"kerb_module_memory_bytes"`, series: `"kerb_module_memory_bytes"`}},
-		{"delay", map[string]string{"modules/intercept/report.go": `json:"delayNanoseconds"`,
-			"internal/cli/intercept.go": `"DELAY"`, "modules/intercept/": `"delay_seconds"`}},
-		{"reason", map[string]string{api: `json:"reason`, module: `"REASON"`, page: `"Reason"`, status: `"reason"`,
-			"integrations/otlp/": `"kerb.drop.reason"`}},
-		{"verdict", map[string]string{api: `json:"verdict"`, "internal/cli/flows.go": `"VERDICT"`, status: `"verdict"`,
-			"ui/src/api.ts": "verdict: string"}},
+		{"packets", []string{api, counts, module, page, status, series}},
+		{"dropped packets", []string{status, series}},
+		{"bytes", []string{api, counts, status, series}},
+		{"latency", []string{api, "internal/cli/view.go", "ui/src/api.ts", status, series}},
+		{"p50", []string{api, counts, page, series, report, intercept}},
+		{"p99", []string{api, counts, page, series, report, intercept}},
+		{"p999", []string{report, intercept}},
+		{"cost", []string{api, "internal/resource/module.go", "internal/cli/view.go", status}},
+		{"memory", []string{api, "internal/cli/package.go", page, status, series}},
+		{"delay", []string{report, intercept, "modules/intercept/"}},
+		{"reason", []string{api, module, page, status, otlp}},
+		{"verdict", []string{api, flows, status, "ui/src/api.ts"}},
+		{"packets", []string{"api/v1alpha1/flows.go", flows, "ui/src/views/map.tsx"}},
+		{"reply packets", []string{api, flows, "ui/src/views/map.tsx", "ui/src/api.ts"}},
+		{"reply bytes", []string{api, flows, "ui/src/views/map.tsx", "ui/src/api.ts"}},
+		{"retransmits", []string{api, flows}},
+		{"took", []string{api, "internal/cli/changes.go", "ui/src/views/changes.tsx", otlp}},
+		{"took nanoseconds", []string{api, otlp, "ui/src/api.ts"}}, // where a number has no unit behind it
 	} {
-		for place, text := range figure.in {
-			if !strings.Contains(strings.ToLower(text), figure.word) {
-				t.Errorf("%s is called %s in %s", figure.word, text, place)
-			}
-			if !slices.ContainsFunc(filesIn(t, place), func(f string) bool { return strings.Contains(read(t, f), text) }) {
-				t.Errorf("%s has no %s", place, text)
+		for _, place := range figure.in {
+			if !slices.ContainsFunc(namesIn(t, place), func(name string) bool {
+				return strings.Contains(" "+name+" ", " "+figure.words+" ")
+			}) {
+				t.Errorf("%s has no name with %q in it", place, figure.words)
 			}
 		}
 	}
+}
+
+// sourceName finds names in source: fields of JSON, metrics, attributes and titles. Sentences are none.
+var sourceName = regexp.MustCompile(`"([A-Za-z][A-Za-z0-9_./-]*(?: [a-z]+)?)[",]`)
+
+// namesIn are the names in a file or in the files of a directory, in lower case with spaces between their words.
+func namesIn(t *testing.T, place string) (out []string) {
+	t.Helper()
+	for _, file := range filesIn(t, place) {
+		text := read(t, file)
+		found := sourceName.FindAllStringSubmatch(text, -1)
+		if strings.HasSuffix(file, ".ts") {
+			found = append(found, pageField.FindAllStringSubmatch(text, -1)...)
+		}
+		for _, name := range found {
+			out = append(out, strings.ToLower(strings.Join(camelWord.FindAllString(name[1], -1), " ")))
+		}
+	}
+	return out
 }
 
 // filesIn are the files of a directory, or one file.

@@ -55,7 +55,7 @@ export interface VirtualService {
 export interface Change { action: string; kind: string; name: string; before?: unknown; after?: unknown }
 export interface ChangeRecord {
   number: number; time: string; by: string; owner: string; outcome: string; error?: string; repeated?: number; reverts?: number;
-  took: number; changes: Change[]; steps?: string[];
+  tookNanoseconds: number; changes: Change[]; steps?: string[];
 }
 export interface NodeEvent {
   number: number; time: string; first: string; count: number; kind: string; name?: string; type: string; reason: string; message?: string;

@@ -25,8 +25,6 @@ export function nanos(n: number): string {
   return `${n} ns`;
 }
 
-export function seconds(s: number): string { return s < 1 ? `${(s * 1000).toFixed(s < 0.01 ? 1 : 0)} ms` : `${s.toFixed(1)} s`; }
-
 // ago says how long before now a time was.
 export function ago(time: string | number, now: number): string {
   const s = Math.max(0, Math.round((now - new Date(time).getTime()) / 1000));

@@ -51,5 +51,5 @@ func Changes(agent *node.Node, module string) (out []v1.ChangeRecord, err error)
 
 // Done returns when a change was complete.
 func Done(r v1.ChangeRecord) time.Time {
-	return r.Time.Add(time.Duration(r.Took * float64(time.Second)))
+	return r.Time.Add(time.Duration(r.Took))
 }

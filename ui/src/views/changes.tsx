@@ -2,7 +2,7 @@
 import { useSignal } from "@preact/signals";
 import { useEffect } from "preact/hooks";
 import { lines, send, type ApplyResult, type Change, type ChangeRecord, type NodeEvent } from "../api";
-import { clock, diff, seconds, yaml } from "../format";
+import { clock, diff, nanos, yaml } from "../format";
 import { Icon } from "../icons";
 import { Ago, Card, Chip, Empty, Head, Table } from "../parts";
 import { may, newestChanges } from "../state";
@@ -30,7 +30,7 @@ export function ChangesView({ number }: { number: string }) {
           { name: "Change", cell: (r) => <><b>#{r.number}</b> {summary(r)}</> },
           { name: "Outcome", cell: (r) => <Outcome r={r} /> },
           { name: "When", cell: (r) => <Ago time={r.time} /> },
-          { name: "Took", num: true, minor: true, cell: (r) => seconds(r.took) },
+          { name: "Took", num: true, minor: true, cell: (r) => nanos(r.tookNanoseconds) },
           { name: "By", minor: true, cell: who },
         ]} /></Card>
       )}
@@ -94,7 +94,7 @@ function ChangeView({ number }: { number: string }) {
   if (!r) return <p class="loading">Reading the change</p>;
   return (
     <>
-      <Head title={<>Change {r.number} <Outcome r={r} /></>} sub={<>{clock(r.time)} by {who(r)}, took {seconds(r.took)}</>} command={`kerb changes ${r.number}`} />
+      <Head title={<>Change {r.number} <Outcome r={r} /></>} sub={<>{clock(r.time)} by {who(r)}, took {nanos(r.tookNanoseconds)}</>} command={`kerb changes ${r.number}`} />
       {r.error && <div class="banner warn"><Icon name="warn" size={20} /><div><strong>Refused: nothing was changed</strong><p>{r.error}</p></div></div>}
       {r.changes.map((c) => <Difference key={c.kind + c.name} c={c} />)}
       {(r.steps?.length ?? 0) > 0 && <Card title="Steps in the kernel"><ol class="plain">{r.steps!.map((s, i) => <li key={i}>{s}</li>)}</ol></Card>}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 import type { ChangeRecord, Problem } from "../api";
 import { Chart, Hour } from "../chart";
-import { bytes, nanos, perSecond, plural, seconds, short } from "../format";
+import { bytes, nanos, perSecond, plural, short } from "../format";
 import { Icon } from "../icons";
 import { Ago, Card, Chip, Command, Conditions, Empty, Head, Spark, Table, type Tone } from "../parts";
 import { byName, history, lastChangeOf, newestChanges, rate, state } from "../state";
@@ -174,7 +174,7 @@ function Recent({ all }: { all: ChangeRecord[] }) {
       {all.map((r) => (
         <li key={r.number}>
           <a href={`#/changes/${r.number}`}><b>#{r.number}</b> {summary(r)}</a>
-          <small>{r.outcome === "refused" ? <Chip tone="warn">refused</Chip> : r.reverts ? <Chip tone="info">reverts #{r.reverts}</Chip> : seconds(r.took)} <Ago time={r.time} /></small>
+          <small>{r.outcome === "refused" ? <Chip tone="warn">refused</Chip> : r.reverts ? <Chip tone="info">reverts #{r.reverts}</Chip> : nanos(r.tookNanoseconds)} <Ago time={r.time} /></small>
         </li>
       ))}
     </ul>

@@ -14,7 +14,7 @@ const mostEnds = 12; // addresses that are drawn on each side; the others are on
 const mostServices = 40; // that are drawn
 const spans: [number, string][] = [[60, "last minute"], [300, "last 5 minutes"], [3600, "last hour"]];
 
-interface Carried { packets: number; sent: number; received: number; dropped: number; why: string }
+interface Carried { packets: number; replyPackets: number; bytes: number; replyBytes: number; dropped: number; why: string }
 interface Edge extends Carried { from: string; to: string; ports: string[] }
 interface Read { flows: Flow[]; missing: MissingFlows[]; error: string }
 
@@ -57,21 +57,22 @@ function edgesOf(flows: Flow[]): Edge[] {
     const place = f.service ?? f.interface;
     const modules = edge.at.get(place) ?? new Map<string, Carried>();
     edge.at.set(place, modules);
-    const c = modules.get(f.module) ?? { packets: 0, sent: 0, received: 0, dropped: 0, why: "" };
+    const c = modules.get(f.module) ?? { packets: 0, replyPackets: 0, bytes: 0, replyBytes: 0, dropped: 0, why: "" };
     const dropped = (f.dropped ?? 0) + (f.replyDropped ?? 0);
     modules.set(f.module, {
-      packets: c.packets + f.packets + f.replyPackets, sent: c.sent + f.bytes, received: c.received + f.replyBytes,
+      packets: c.packets + f.packets, replyPackets: c.replyPackets + f.replyPackets,
+      bytes: c.bytes + f.bytes, replyBytes: c.replyBytes + f.replyBytes,
       dropped: c.dropped + dropped, why: dropped > 0 ? `${f.dropModule || "removed module"} (${f.dropReason})` : c.why,
     });
   }
-  const most = (list: Carried[]) => list.reduce((a, b) => (b.packets > a.packets ? b : a));
+  const most = (list: Carried[]) => list.reduce((a, b) => (b.packets + b.replyPackets > a.packets + a.replyPackets ? b : a));
   return [...all.values()].map(({ from, to, ports, at }) => {
     const places = [...at.values()].map((m) => most([...m.values()]));
     return {
       ...most(places), from, to, ports: [...ports].sort(),
       dropped: places.reduce((n, p) => n + p.dropped, 0), why: [...new Set(places.map((p) => p.why).filter(Boolean))].join(", "),
     };
-  }).sort((a, b) => b.sent + b.received - a.sent - a.received);
+  }).sort((a, b) => b.bytes + b.replyBytes - a.bytes - a.replyBytes);
 }
 
 const isService = (name: string) => state.value.services.has(name);
@@ -94,8 +95,8 @@ function place(edges: Edge[]): { nodes: Map<string, Drawn>; keyOf: (name: string
     column.set(name, (column.get(name) ?? 0) + n);
   };
   for (const e of edges) {
-    count(e.from, true, e.sent + e.received);
-    count(e.to, false, e.sent + e.received);
+    count(e.from, true, e.bytes + e.replyBytes);
+    count(e.to, false, e.bytes + e.replyBytes);
   }
   const nodes = new Map<string, Drawn>();
   names.forEach((column, c) => {
@@ -136,7 +137,7 @@ function Drawing({ edges }: { edges: Edge[] }) {
   for (const e of edges) {
     const a = keyOf(e.from, true), b = keyOf(e.to, false);
     const sum = sums.get(`${a}>${b}`) ?? { from: nodes.get(a)!, to: nodes.get(b)!, bytes: 0, dropped: 0 };
-    sum.bytes += e.sent + e.received;
+    sum.bytes += e.bytes + e.replyBytes;
     sum.dropped += e.dropped;
     sums.set(`${a}>${b}`, sum);
   }
@@ -206,8 +207,9 @@ export function MapView() {
             { name: "To", cell: (e) => <End name={e.to} /> },
             { name: "Ports", minor: true, cell: (e) => `${e.ports.slice(0, 4).join(", ")}${e.ports.length > 4 ? ` and ${e.ports.length - 4} more` : ""}` },
             { name: "Packets", num: true, cell: (e) => short(e.packets) },
-            { name: "Sent", num: true, cell: (e) => bytes(e.sent) },
-            { name: "Received", num: true, minor: true, cell: (e) => bytes(e.received) },
+            { name: "Bytes", num: true, cell: (e) => bytes(e.bytes) },
+            { name: "Reply packets", num: true, minor: true, cell: (e) => short(e.replyPackets) },
+            { name: "Reply bytes", num: true, minor: true, cell: (e) => bytes(e.replyBytes) },
             { name: "Dropped", num: true, cell: (e) => (e.dropped > 0 ? <Chip tone="bad">{short(e.dropped)} by {e.why}</Chip> : "") },
           ]} />
         </Card>
