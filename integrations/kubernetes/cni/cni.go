@@ -23,11 +23,12 @@ import (
 // Name is the type of the plugin in configurations of networks, and its program.
 const Name = "kerb-cni"
 
-// How long commands may take: runtimes wait for minutes, and in ADD the agent may restart meanwhile.
+// How long commands may take: runtimes wait for minutes, and in ADD and STATUS the agent may restart meanwhile. A
+// kubelet asks for STATUS every five seconds, and takes the runtime for dead after 30 s without an answer.
 const (
 	addTime    = 15 * time.Second
 	removeTime = 3 * time.Second
-	statusTime = 2 * time.Second
+	statusTime = 10 * time.Second
 )
 
 // Codes of errors: those below 100 are of the CNI specification.

@@ -206,7 +206,8 @@ func (c *cluster) testKilled(t *testing.T) {
 	}
 }
 
-// While the agent is away ADD waits for it, DEL succeeds and leaves the service to GC, STATUS and CHECK fail.
+// While the agent is away ADD and STATUS wait for it, DEL succeeds and leaves the service to GC, CHECK fails. So does
+// STATUS in the end.
 func (c *cluster) testAgentAway(t *testing.T) {
 	c = c.in(t)
 	p, waiting := c.sandbox("away"), c.sandbox("waiting")
@@ -227,16 +228,25 @@ func (c *cluster) testAgentAway(t *testing.T) {
 	if got.status != 0 || !strings.Contains(got.stderr, "remains until GC") {
 		t.Errorf("DEL: %+v", got)
 	}
-	added := make(chan answer)
-	go func() { added <- c.call(waiting, execution{command: "ADD", conf: conf}) }()
-	select {
-	case got := <-added:
-		t.Errorf("ADD has not waited: %+v", got)
-	case <-time.After(200 * time.Millisecond): // more than one attempt
-		c.Start()
-		if got := <-added; got.status != 0 || c.service(waiting) == nil {
-			t.Errorf("ADD: %+v", got)
+	answers := map[string]chan answer{"ADD": make(chan answer, 1), "STATUS": make(chan answer, 1)}
+	for command, answered := range answers {
+		go func() { answered <- c.call(waiting, execution{command: command, conf: conf}) }()
+	}
+	time.Sleep(200 * time.Millisecond) // more than one attempt
+	for command, answered := range answers {
+		if len(answered) > 0 {
+			t.Errorf("%s has not waited: %+v", command, <-answered)
+			answered <- answer{}
 		}
+	}
+	c.Start()
+	for command, answered := range answers {
+		if got := <-answered; got.status != 0 {
+			t.Errorf("%s: %+v", command, got)
+		}
+	}
+	if c.service(waiting) == nil {
+		t.Error("ADD has made no service")
 	}
 	if c.service(p) == nil {
 		t.Error("the service is gone although the agent was away at DEL")

@@ -22,17 +22,24 @@ const retryAfter = 50 * time.Millisecond
 // protect returns when chains on the pod's interface drop its packets, or when those of its labels are attached. It
 // retries while the agent restarts.
 func (p attachment) protect(ctx context.Context) error {
-	for {
-		err := p.apply(ctx)
-		if err == nil {
-			err = p.verify(ctx)
+	return asCNI(retry(ctx, func() error {
+		if err := p.apply(ctx); err != nil {
+			return err
 		}
+		return p.verify(ctx)
+	}))
+}
+
+// retry calls f until it succeeds, fails with an error that lasts, or the context ends.
+func retry(ctx context.Context, f func() error) error {
+	for {
+		err := f()
 		if err == nil || !isTemporary(err) {
-			return asCNI(err)
+			return err
 		}
 		select {
 		case <-ctx.Done():
-			return asCNI(err)
+			return err
 		case <-time.After(retryAfter):
 		}
 	}

@@ -71,7 +71,8 @@ func gc(args *skel.CmdArgs) error {
 	return asCNI(errors.Join(failed...))
 }
 
-// status fails while no pod could be protected. Running pods keep their chains, so that it is never code 51.
+// status fails while no pod could be protected. It waits for an agent that restarts, as ADD does: on a node that is not
+// ready for a moment, pods fail to start. Running pods keep their chains, so that it is never code 51.
 func status(args *skel.CmdArgs) error {
 	conf, err := parseConf(args.StdinData)
 	if err != nil {
@@ -79,7 +80,8 @@ func status(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), statusTime)
 	defer cancel()
-	if err := (agent{conf.Socket}).pending(ctx); err != nil {
+	a := agent{conf.Socket}
+	if err := retry(ctx, func() error { return a.pending(ctx) }); err != nil {
 		return types.NewError(codeUnavailable, err.Error(), "")
 	}
 	return nil
