@@ -73,14 +73,16 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 	recorder := events.New(api, component, o.Node, events.DefaultLimits, log)
 	running.Go(func() { recorder.Run(ctx) })
 	followAll(ctx, &running, api, o.Node, s, log)
+	var connect func()
 	if o.NRI != "" {
 		s.runtime.enabled = true
-		running.Go(func() { nri.Run(ctx, o.NRI, runtimePods{s, log}, log) })
+		connect = func() { running.Go(func() { nri.Run(ctx, o.NRI, runtimePods{s, log}, log) }) }
 	}
 	local := agent{client.New(o.Agent)}
 	pulls := newPuller(local, s, log)
 	running.Go(func() { pulls.run(ctx) })
-	sync := &syncer{state: s, agent: local, log: log, applied: -1, await: map[string]time.Time{}, puller: pulls,
+	sync := &syncer{state: s, agent: local, log: log, connect: connect, applied: -1, await: map[string]time.Time{},
+		puller:  pulls,
 		virtual: newVirtual(api, local, o.Node, log), confirm: &confirmer{client: api, log: log},
 		guard: guard, ready: &readiness{client: api, node: o.Node, log: log}, events: newPodEvents(recorder)}
 	running.Go(func() {
@@ -148,7 +150,12 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		v = s.state.view()
 		if v.known {
 			is := statusOf(s, err)
-			report.set(is)
+			if s.connect != nil && (err == nil || s.failed != nil) {
+				s.connect() // the next round reports whether it is connected
+				s.connect = nil
+			} else {
+				report.set(is)
+			}
 			s.figures.round(s, is.Modules, err)
 		}
 		if err != nil {

@@ -3,6 +3,7 @@
 package node_test
 
 import (
+	"os"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -82,5 +83,36 @@ func TestRuntime(t *testing.T) {
 		if got := p.modules(); got != count {
 			t.Errorf("%s has modules %q", p.Name, got)
 		}
+	}
+}
+
+// As long as the agent does not have its modules after a start, as in an upgrade, the container runtime is not
+// connected: pods start as without NRI, and do not fail. When it is, they have their modules.
+func TestRuntimeConnects(t *testing.T) {
+	b := newBed(t)
+	b.module(count, counter("app: web"))
+	b.Eventually("the module is there", func() bool { return strings.Contains(b.agentModules(), count) })
+	p := b.pod("web", map[string]string{"app": "web"})
+	p.await(count)
+	b.stop(syscall.SIGTERM)
+	b.Kill()
+	socket := filepath.Join(t.TempDir(), "nri.sock")
+	b.flags = []string{"--nri", socket}
+	r := nritest.Start(t, socket)
+	missed := func() int {
+		text, _ := os.ReadFile(b.log.Name())
+		return strings.Count(string(text), "the agent does not run what it should yet")
+	}
+	before := missed()
+	b.start()
+	b.Eventually("kerb-kube-node misses the agent", func() bool { return missed() > before+2 })
+	sandbox := nritest.Pod(p.Name, p.Namespace, p.Name, p.UID, map[string]string{"app": "web"})
+	if err := r.Run(sandbox); err != nil {
+		t.Errorf("without the agent: %v", err)
+	}
+	b.Start()
+	b.Eventually("the runtime is connected", func() bool { return b.runtimeCondition().Status == "True" })
+	if err := r.Run(sandbox); err != nil || p.modules() != count {
+		t.Errorf("%v, modules %q", err, p.modules())
 	}
 }

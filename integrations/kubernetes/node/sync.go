@@ -37,6 +37,9 @@ type syncer struct {
 	events  *podEvents // nil in tests without an API server
 	log     *slog.Logger
 	figures figures
+	// connect is called once, when the agent has its modules: a container runtime that is connected before would wait for
+	// that, and fail. nil without NRI, and afterwards.
+	connect func()
 
 	applied int                  // rules of the state whose modules the agent has
 	pruned  bool                 // that was with everything else deleted
