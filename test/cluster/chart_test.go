@@ -21,32 +21,27 @@ func (c cluster) render(args ...string) string {
 }
 
 // Nodes without Kerb get it by one apply: containers without privileges. Pods are denied from their first packet, also
-// while the containers are replaced one node after the other, as in an update. Uninstalling leaves no pins, links and
+// those that start while the containers are upgraded one node after the other. Uninstalling leaves no pins, links and
 // configurations, nor anything in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
 	everywhere(func(node string) {
-		c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "--base-name", "kerb.test/kerb", "dist/kerb-image.tar")
+		for name, file := range map[string]string{"kerb.test/kerb": archive, "kerb.test/earlier": earlier()} {
+			c.do("on", node, "ctr", "-n", "k8s.io", "images", "import", "--base-name", name, file)
+		}
 	})
 	const token = "token-of-a-scraper"
 	c.do("kubectl", "create", "namespace", "kerb-system")
 	c.do("kubectl", "-n", "kerb-system", "create", "secret", "generic", "kerb-metrics", "--from-literal=token="+token,
 		"--from-file=tls.crt="+runDir+"/n1-server.crt", "--from-file=tls.key="+runDir+"/n1-server.key")
-	c.apply(c.render())
-	ready := func() {
-		c.Helper()
-		for _, workload := range []string{"daemonset/kerb", "deployment/kerb-kube-controller"} {
-			c.do("kubectl", "-n", "kerb-system", "rollout", "status", workload, "--timeout=300s")
-		}
-	}
-	ready()
+	c.apply(c.render("--set", "image.repository=kerb.test/earlier"))
+	c.ready()
 	c.scrape(token)
 	c.apply(modules)
 	c.accelerates(second)
 	all := c.start(c.pods())
 	c.onlyOpen(all, 0)
-	c.do("kubectl", "-n", "kerb-system", "rollout", "restart", "daemonset/kerb")
-	ready()
+	all = append(all, c.upgrade()...)
 	c.await(all, 0)
 	c.onlyOpen(all, 0)
 
@@ -64,8 +59,8 @@ func (c cluster) testChart() {
 	for _, p := range all {
 		c.passes(c.flood(p, 0).address)
 	}
-	if n := c.running(); n != len(all) {
-		c.Errorf("%d of %d pods run", n, len(all))
+	if n := c.running(); n != len(all)+nodes { // and the flows
+		c.Errorf("%d of %d pods run", n, len(all)+nodes)
 	}
 	if _, err := c.try(c.render("--set", "uninstall=true"), "kubectl", "delete", "-f", "-"); err != nil { // as helm does
 		c.Error(err)

@@ -202,8 +202,11 @@ func (c cluster) manifest(name, app, node, how, port string) string {
 	return fmt.Sprintf(`{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "%s-%s", "labels": {"app": %q, "test": %q}},
   "spec": {"nodeSelector": {"kubernetes.io/hostname": %q}, "automountServiceAccountToken": false, "dnsPolicy": "Default",
   "terminationGracePeriodSeconds": 0, "containers": [{"name": "c", "image": "kerb.test/pod:1", "imagePullPolicy": "Never",
-  "args": [%q, "172.30.0.99:%s", "%dms"]}]}}`, c.test(), name, app, c.test(), node, how, port, max(5, c.pods()/4))
+  "args": [%q, "172.30.0.99:%s", %q]}]}}`, c.test(), name, app, c.test(), node, how, port, c.pace())
 }
+
+// pace is the time between packets of a pod.
+func (c cluster) pace() string { return fmt.Sprintf("%dms", max(5, c.pods()/4)) }
 
 // test is the name of the subtest, for objects of the cluster.
 func (c cluster) test() string {

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"runtime"
+	"strings"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -20,10 +21,11 @@ type flow struct {
 	first, last, received uint64
 }
 
-// flow starts a pod with a module that counts, and returns when its datagrams arrive.
+// flow starts a pod of a node with a module that counts, and returns when its datagrams arrive.
 func (c cluster) flow(node string) *flow {
 	c.Helper()
-	socket := c.listen()
+	port := flowPort + strings.TrimPrefix(node, "n")
+	socket := c.listen(port)
 	c.Cleanup(func() { socket.Close() })
 	f := &flow{}
 	go func() {
@@ -38,7 +40,7 @@ func (c cluster) flow(node string) *flow {
 			}
 		}
 	}()
-	if _, err := c.try(c.manifest("flow", "flow", node, "flow", flowPort), "kubectl", "create", "-f", "-"); err != nil {
+	if _, err := c.try(c.manifest("flow-"+node, "flow", node, "flow", port), "kubectl", "create", "-f", "-"); err != nil {
 		c.Fatal(err)
 	}
 	f.continues(c)
@@ -46,7 +48,7 @@ func (c cluster) flow(node string) *flow {
 }
 
 // listen opens the socket in the namespace of the sink.
-func (c cluster) listen() (socket *net.UDPConn) {
+func (c cluster) listen(port string) (socket *net.UDPConn) {
 	c.Helper()
 	var err error
 	done := make(chan struct{})
@@ -62,7 +64,7 @@ func (c cluster) listen() (socket *net.UDPConn) {
 			return
 		}
 		var at *net.UDPAddr
-		if at, err = net.ResolveUDPAddr("udp4", ":"+flowPort); err != nil {
+		if at, err = net.ResolveUDPAddr("udp4", ":"+port); err != nil {
 			return
 		}
 		socket, err = net.ListenUDP("udp4", at)

@@ -30,13 +30,17 @@ func (c cluster) testLeak() {
 	c.delete()
 }
 
-// So they are if the agent is killed while they start. Those that it is away for wait for it.
+// So they are if the agent is killed while they start: before the first, and twice later. Those that it is away for
+// wait for it.
 func (c cluster) testAgentKilled() {
 	c.reset()
 	all := c.create(c.pods())
-	c.program("stop", "agent")
-	c.Logf("the agent was killed when %d of %d pods ran", c.running(), len(all))
-	c.program("start", "agent")
+	for third := range 3 {
+		patiently(c, "pods start", func() bool { return c.running() >= len(all)*third/3 }, func() any { return c.get() })
+		c.program("stop", "agent")
+		c.Logf("the agent was killed when %d of %d pods ran", c.running(), len(all))
+		c.program("start", "agent")
+	}
 	c.await(all, 0)
 	c.onlyOpen(all, 0)
 	c.delete()

@@ -10,8 +10,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
-// Ports of the sink: of floods, and of pods that number what they send.
-const floodPort, flowPort = "9999", "9998"
+// Ports of the sink: of floods, and of pods that number what they send, but for the number of the node.
+const floodPort, flowPort = "9999", "999"
 
 // The host behind the bridge counts packets of floods by source and protocol, before anything can drop them.
 const rules = `table inet sink {
