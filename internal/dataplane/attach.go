@@ -31,6 +31,18 @@ func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.attachClsact(p, prog)
 	}
+	d.links.forget(p)
+	id, err := objectID(prog.FD())
+	if err == nil {
+		err = d.attachLink(p, prog)
+	}
+	if err == nil && p.Side.Hook() == chain.TC {
+		d.links.set(chain.Attached{Point: p, Program: id, Mode: ModeTCX})
+	}
+	return err
+}
+
+func (d *Dataplane) attachLink(p chain.Point, prog *ebpf.Program) error {
 	old, err := openLink(d.layout.link(p))
 	if errors.Is(err, os.ErrNotExist) {
 		return d.attachNew(p, prog)
@@ -135,6 +147,7 @@ func (d *Dataplane) detach(p chain.Point) error {
 	if p.Side.Hook() == chain.TC && !d.tcx {
 		return d.detachClsact(p)
 	}
+	d.links.forget(p)
 	path := d.layout.link(p)
 	l, err := openLink(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -161,31 +174,6 @@ func openLink(path string) (link.Link, error) {
 		return nil, fmt.Errorf("open link %s: %w", filepath.Base(path), err)
 	}
 	return l, nil
-}
-
-// readLinks lists what runs where. A link whose interface is gone has a zero ifindex: it is listed with Program 0.
-func (d *Dataplane) readLinks() ([]chain.Attached, error) {
-	entries, err := os.ReadDir(d.layout.links())
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	var out []chain.Attached
-	for _, e := range entries {
-		p, ok := parsePoint(e.Name())
-		if !ok {
-			continue
-		}
-		a, err := d.readLink(p)
-		if err != nil {
-			return nil, err
-		}
-		out = append(out, a)
-	}
-	if !d.tcx {
-		more, err := d.readClsact()
-		return append(out, more...), err
-	}
-	return out, nil
 }
 
 // readLink returns what a pinned link runs. The pin outlives its interface or cgroup: the kernel then reports index or

@@ -46,6 +46,7 @@ func newWorld(t *testing.T, opts Options) *world {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
+		defer w.Close()
 		if err := w.Purge(); err != nil {
 			t.Error(err)
 		}

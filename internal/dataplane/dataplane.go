@@ -37,6 +37,7 @@ type Dataplane struct {
 	layout layout
 	tcx    bool
 	leaves map[string]time.Time // chains on sockets that let go of their sockets, by directory: since when
+	links  knownLinks
 	counts countReader
 	tracer *tracer // of the sessions of traces that run
 	grace  *grace  // since the last change of values; nil: a killed agent may have made one just now
@@ -47,7 +48,10 @@ type Dataplane struct {
 }
 
 // Close returns when nothing is under way in the background that would leave rcu_expedited set.
-func (d *Dataplane) Close() { d.background.Wait() }
+func (d *Dataplane) Close() {
+	d.background.Wait()
+	d.links.Close()
+}
 
 // Open prepares the directory of pins and removes what a killed agent had half built.
 func Open(opts Options) (*Dataplane, error) {
@@ -70,7 +74,11 @@ func Open(opts Options) (*Dataplane, error) {
 	if err := sweepTemp(append(dirs, modules...)...); err != nil {
 		return nil, err
 	}
-	return d, d.unexpedite()
+	if err := d.unexpedite(); err != nil {
+		return nil, err
+	}
+	d.links.removed, _ = openRemovals() // else links are read each time
+	return d, nil
 }
 
 // checkOwner refuses a directory that others could take pins from, and with them chains: in a bpffs that was mounted

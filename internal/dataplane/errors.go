@@ -20,6 +20,7 @@ var (
 	ErrNotMounted = errors.New("no BPF file system")
 	ErrLicense    = errors.New("licences cannot be mixed in one program")
 	ErrSetsFull   = errors.New("the sets are too large")
+	errNoPin      = errors.New("filters of the qdisc clsact have no pins")
 	errTooComplex = errors.New("more than the verifier can follow")
 )
 

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package dataplane
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"os"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/chain"
+)
+
+// linkAge is how long a link on an interface counts as what it was when Kerb read or changed it last. To read one, the
+// kernel takes the lock of all network configuration (tcx_link_fill_info), for which many processes wait while many
+// pods start, and each change asks for all links. Changes of a link by other programs are noticed that much later.
+// Interfaces that vanish, even if others have their indexes since, and pins that are removed are noticed at once.
+// Tests replace it.
+var linkAge = time.Second
+
+// knownLinks are links as they were read or changed last. They are safe for concurrent use.
+type knownLinks struct {
+	mu      sync.Mutex
+	by      map[chain.Point]knownLink
+	removed *removals // nil: nothing is known for longer than it takes to read it
+}
+
+type knownLink struct {
+	chain.Attached
+	at time.Time
+}
+
+// forgetRemoved forgets the links of interfaces that were removed since it was called last.
+func (k *knownLinks) forgetRemoved() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.removed == nil {
+		k.by = nil
+		return
+	}
+	gone, complete := k.removed.read()
+	if !complete {
+		k.by = nil
+	}
+	for p := range k.by {
+		if gone[p.Ifindex] {
+			delete(k.by, p)
+		}
+	}
+}
+
+func (k *knownLinks) get(p chain.Point) (chain.Attached, bool) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	known, ok := k.by[p]
+	return known.Attached, ok && time.Since(known.at) < linkAge
+}
+
+// set notes a link, unless it is on sockets: those are read each time, without that lock.
+func (k *knownLinks) set(a chain.Attached) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if !a.Point.Side.SeesPackets() || a.Program == 0 {
+		delete(k.by, a.Point)
+		return
+	}
+	if k.by == nil {
+		k.by = map[chain.Point]knownLink{}
+	}
+	k.by[a.Point] = knownLink{a, time.Now()}
+}
+
+func (k *knownLinks) forget(p chain.Point) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	delete(k.by, p)
+}
+
+func (k *knownLinks) Close() {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.removed != nil {
+		unix.Close(k.removed.fd)
+	}
+	k.removed, k.by = nil, nil
+}
+
+// removals reports which interfaces are removed from a network namespace. The kernel queues the message before another
+// interface can have the index.
+type removals struct{ fd int }
+
+// openRemovals begins to listen in the network namespace of the calling thread.
+func openRemovals() (*removals, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("socket of route netlink: %w", err)
+	}
+	if err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, onlyRemovals()); err == nil {
+		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, fmt.Errorf("subscribe to removed interfaces: %w", err)
+	}
+	return &removals{fd}, nil
+}
+
+// onlyRemovals is a socket filter that passes RTM_DELLINK alone: new interfaces have many more messages.
+func onlyRemovals() *unix.SockFprog {
+	wire := binary.BigEndian.Uint16(binary.NativeEndian.AppendUint16(nil, unix.RTM_DELLINK)) // filters load big endian
+	code := []unix.SockFilter{
+		{Code: unix.BPF_LD | unix.BPF_H | unix.BPF_ABS, K: 4}, // nlmsg_type
+		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: uint32(wire), Jf: 1},
+		{Code: unix.BPF_RET | unix.BPF_K, K: 0xffffffff},
+		{Code: unix.BPF_RET | unix.BPF_K},
+	}
+	return &unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
+}
+
+// read returns the interfaces that were removed since the last call. complete is false if there may be more.
+func (r *removals) read() (gone map[int]bool, complete bool) {
+	gone = map[int]bool{}
+	head := make([]byte, unix.NLMSG_HDRLEN+unix.SizeofIfInfomsg)
+	for {
+		n, _, err := unix.Recvfrom(r.fd, head, 0)
+		switch {
+		case errors.Is(err, unix.EAGAIN):
+			return gone, true
+		case errors.Is(err, unix.EINTR):
+			continue
+		case err != nil || n < len(head): // ENOBUFS: there were too many
+			return gone, false
+		}
+		index := head[unix.NLMSG_HDRLEN+4:] // ifi_index
+		gone[int(int32(binary.NativeEndian.Uint32(index)))] = true
+	}
+}
+
+// readLinks lists what runs where. A link whose interface is gone has a zero ifindex: it is listed with Program 0.
+func (d *Dataplane) readLinks() ([]chain.Attached, error) {
+	entries, err := os.ReadDir(d.layout.links())
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
+		return nil, err
+	}
+	d.links.forgetRemoved()
+	var out []chain.Attached
+	for _, e := range entries {
+		p, ok := parsePoint(e.Name())
+		if !ok {
+			continue
+		}
+		a, known := d.links.get(p)
+		if !known {
+			if a, err = d.readLink(p); err != nil {
+				return nil, err
+			}
+			d.links.set(a)
+		}
+		out = append(out, a)
+	}
+	if !d.tcx {
+		more, err := d.readClsact()
+		return append(out, more...), err
+	}
+	return out, nil
+}
+
+// Program returns the kernel's id of Kerb's program on a point, by its pin, which filters of the qdisc clsact do not
+// have. It is safe for concurrent use.
+func (d *Dataplane) Program(p chain.Point) (uint32, error) {
+	if p.Side.Hook() == chain.TC && !d.tcx {
+		return 0, errNoPin
+	}
+	if err := unix.Access(d.layout.link(p), unix.F_OK); err != nil {
+		return 0, err
+	}
+	d.links.forgetRemoved()
+	if a, known := d.links.get(p); known {
+		return a.Program, nil
+	}
+	a, err := d.readLink(p) // not noted: a change may attach another program meanwhile
+	return a.Program, err
+}
