@@ -197,7 +197,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.live = live.New(log, dp, a.control, a.attachments)
 	a.now.Counters = a.live.Counters
 	a.Views = view.Views{Base: a.base, Log: log, Lock: &a.mu, Now: &a.now, Store: st, Catalog: a.catalog, Models: a.models,
-		Dataplane: dp, Live: a.live, Look: a.look, EventLog: events,
+		Dataplane: dp, Live: a.live, Look: a.look, Programs: a.programs, EventLog: events,
 		ChangeLog: history.Open(cfg.Paths.History(), func(err error) { log.Warn("changes are not recorded", "error", err) }),
 		Started:   time.Now(), Took: promtext.NewHistogram(0.001, 14)}
 	a.Samples = samples.OpenSampler(samplesDir(cfg), log)

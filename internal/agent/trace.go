@@ -181,3 +181,23 @@ func (a *Agent) look(patience time.Duration) (chain.State, error) {
 	defer a.changes.Unlock()
 	return a.observeKernel()
 }
+
+// programs returns the kernel's ids of the programs on some points. As long as these run what was seen last, no change
+// has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as look says.
+func (a *Agent) programs(points []chain.Point) map[chain.Point]uint32 {
+	if seen := a.seen.Load(); seen != nil {
+		known := seen.Programs()
+		changed := func(p chain.Point) bool {
+			program, err := a.dp.Program(p)
+			return err != nil || program != known[p]
+		}
+		if !slices.ContainsFunc(points, changed) {
+			return known
+		}
+	}
+	state, err := a.Look(time.Second)
+	if err != nil {
+		a.log.Warn("cannot read the state of the kernel", "error", err)
+	}
+	return state.Programs()
+}

@@ -15,6 +15,15 @@ type State struct {
 	Points  []Attached
 }
 
+// Programs returns the kernel's ids of the programs that run, by their points.
+func (s State) Programs() map[Point]uint32 {
+	out := make(map[Point]uint32, len(s.Points))
+	for _, a := range s.Points {
+		out[a.Point] = a.Program
+	}
+	return out
+}
+
 // MapSet names the maps of a module.
 type MapSet struct{ Module, ID string }
 

@@ -4,6 +4,7 @@ package dataplane
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"path/filepath"
 
@@ -96,6 +97,29 @@ func IfindexDrops(maps sdk.Maps) (map[DropKey]uint64, error) {
 		}
 	}
 	return out, entries.Err()
+}
+
+// IfindexDropsOf returns those of some interfaces and reasons.
+func IfindexDropsOf(maps sdk.Maps, keys []DropKey) (map[DropKey]uint64, error) {
+	out := map[DropKey]uint64{}
+	m := maps[ifindexDropsMap]
+	if m == nil {
+		return out, nil
+	}
+	var perCPU []uint64
+	for _, key := range keys {
+		err := m.Lookup(key, &perCPU)
+		if errors.Is(err, ebpf.ErrKeyNotExist) {
+			continue
+		}
+		if err != nil {
+			return out, fmt.Errorf("map %s: %w", ifindexDropsMap, err)
+		}
+		for _, n := range perCPU {
+			out[key] += n
+		}
+	}
+	return out, nil
 }
 
 // ForgetDrops removes the drops by interface of interfaces that are not to be kept, which makes room for others.

@@ -43,3 +43,11 @@ func (c counters) DropsByInterface() map[dataplane.DropKey]uint64 {
 	}
 	return counts
 }
+
+func (c counters) DropsOf(keys []dataplane.DropKey) map[dataplane.DropKey]uint64 {
+	counts, err := dataplane.IfindexDropsOf(c.maps, keys)
+	if err != nil {
+		c.log.Warn("cannot read the drops of a service", "map_set", c.id, "error", err)
+	}
+	return counts
+}

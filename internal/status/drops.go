@@ -16,14 +16,23 @@ import (
 
 // Counters are those of the map set of a module that sees packets.
 type Counters interface {
-	Memory() int64                                  // of its maps, in bytes
-	Events() *v1.Events                             // nil if it sends none
-	Drops() ([]uint64, error)                       // by reason
-	DropsByInterface() map[dataplane.DropKey]uint64 // of packets of services
+	Memory() int64                                            // of its maps, in bytes
+	Events() *v1.Events                                       // nil if it sends none
+	Drops() ([]uint64, error)                                 // by reason
+	DropsByInterface() map[dataplane.DropKey]uint64           // of packets of services
+	DropsOf([]dataplane.DropKey) map[dataplane.DropKey]uint64 // some of them
 }
 
 // Drops are the counters of a module that are not zero, by name of the reason.
 func (nd *Node) Drops(module string) []v1.Drop {
+	return nd.drops(module, nd.Owners(), func(c Counters, _ []uint64) map[dataplane.DropKey]uint64 {
+		return c.DropsByInterface()
+	})
+}
+
+// drops are the counters of a module that are not zero, and what read returns of them by interface.
+func (nd *Node) drops(module string, owners map[int]string,
+	read func(c Counters, counts []uint64) map[dataplane.DropKey]uint64) []v1.Drop {
 	c := nd.Counters(module)
 	if c == nil {
 		return nil
@@ -35,7 +44,7 @@ func (nd *Node) Drops(module string) []v1.Drop {
 	if len(counts) == 0 || slices.Max(counts) == 0 {
 		return nil
 	}
-	services := dropsByService(c.DropsByInterface(), nd.Owners())
+	services := dropsByService(read(c, counts), owners)
 	var out []v1.Drop
 	for reason, n := range counts {
 		if n > 0 {
@@ -79,10 +88,35 @@ func (nd *Node) Owners() map[int]string {
 }
 
 // serviceDrops are the drops of all services, by module and reason.
-func (nd *Node) serviceDrops() map[string][]v1.ModuleDrop {
+func (nd *Node) serviceDrops() map[string][]v1.ModuleDrop { return nd.dropsPerService(nd.Drops) }
+
+// dropsOf are the drops of one service, by module and reason. The counters of other interfaces are not read.
+func (nd *Node) dropsOf(service string) []v1.ModuleDrop {
+	owners := nd.Owners()
+	maps.DeleteFunc(owners, func(_ int, owner string) bool { return owner != service })
+	return nd.dropsPerService(func(module string) []v1.Drop {
+		return nd.drops(module, owners, func(c Counters, counts []uint64) map[dataplane.DropKey]uint64 {
+			return c.DropsOf(keysOf(owners, counts))
+		})
+	})[service]
+}
+
+// keysOf are the keys of interfaces, with the reasons for which any packet was dropped.
+func keysOf(interfaces map[int]string, counts []uint64) (keys []dataplane.DropKey) {
+	for reason, n := range counts {
+		for ifindex := range interfaces {
+			if n > 0 {
+				keys = append(keys, dataplane.DropKey{Ifindex: uint32(ifindex), Reason: uint32(reason)})
+			}
+		}
+	}
+	return keys
+}
+
+func (nd *Node) dropsPerService(drops func(module string) []v1.Drop) map[string][]v1.ModuleDrop {
 	out := map[string][]v1.ModuleDrop{}
 	for _, module := range slices.Sorted(maps.Keys(nd.Modules)) {
-		for _, d := range nd.Drops(module) {
+		for _, d := range drops(module) {
 			for _, s := range d.Services {
 				out[s.Service] = append(out[s.Service], v1.ModuleDrop{Module: module, Reason: d.Reason, Packets: s.Packets})
 			}

@@ -43,6 +43,14 @@ func (c counted) Events() *v1.Events                             { return nil }
 func (c counted) Drops() ([]uint64, error)                       { return c.drops, nil }
 func (c counted) DropsByInterface() map[dataplane.DropKey]uint64 { return c.services }
 
+func (c counted) DropsOf(keys []dataplane.DropKey) map[dataplane.DropKey]uint64 {
+	out := map[dataplane.DropKey]uint64{}
+	for _, key := range keys {
+		out[key] = c.services[key]
+	}
+	return out
+}
+
 const veth = 7 // ifindex of the service web
 
 // newNode is a node with the service web and the module m, which runs on both sides of its veth.
@@ -261,6 +269,9 @@ func TestDrops(t *testing.T) {
 	if got := nd.ServiceView(nil)(s).Status.Drops; !slices.Equal(got,
 		[]v1.ModuleDrop{{Module: "m", Reason: "rule", Packets: 3}}) {
 		t.Errorf("of the service: %+v", got)
+	}
+	if diff := cmp.Diff(nd.ServiceView(nil)(s).Status, nd.ServiceDetail(s, nil).Status); diff != "" {
+		t.Errorf("of the service alone, want (-), got (+):\n%s", diff)
 	}
 	if got := nd.Drops("other"); got != nil {
 		t.Errorf("of a module that does not run: %+v", got)

@@ -24,6 +24,25 @@ func (nd *Node) ServiceView(programs map[chain.Point]uint32) func(v1.Service) v1
 	}
 }
 
+// ServiceDetail adds its status to one service, and reads of the kernel only what is about it.
+func (nd *Node) ServiceDetail(s v1.Service, programs map[chain.Point]uint32) v1.Service {
+	name := s.Metadata.Name
+	return nd.serviceStatus(s, programs, v1.ServiceStatus{Sockets: nd.serviceSockets()[name], Drops: nd.dropsOf(name)})
+}
+
+// ServicePoints are the attach points of a service that have chains of packets.
+func (nd *Node) ServicePoints(name string) (out []chain.Point) {
+	for _, l := range nd.Services[name].Links {
+		for side := range plan.ServiceSides {
+			p := chain.Point{Ifindex: l.Ifindex, Side: side}
+			if _, ok := nd.Points[p]; ok {
+				out = append(out, p)
+			}
+		}
+	}
+	return out
+}
+
 // serviceSockets are the modules on the sockets of all services.
 func (nd *Node) serviceSockets() map[string][]string {
 	out := map[string][]string{}

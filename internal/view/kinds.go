@@ -54,6 +54,22 @@ func (v *Views) services() func(string) resource.Object {
 	}
 }
 
+// service returns one service with its status, or nil. It reads of the kernel what is about this service alone, and
+// waits for no change: kerb-cni reads the service of each pod that starts, and many start together.
+func (v *Views) service(name string) resource.Object {
+	v.Lock.Lock()
+	points := v.Now.ServicePoints(name)
+	v.Lock.Unlock()
+	programs := v.Programs(points)
+	v.Lock.Lock()
+	defer v.Lock.Unlock()
+	s, ok := resource.Service.Get(v.Now.Desired, name)
+	if !ok {
+		return nil
+	}
+	return resource.ObjectOf(v.Now.ServiceDetail(s, programs))
+}
+
 func (v *Views) addPrograms(o resource.Object) error {
 	v.Now.AddPrograms(o.(*v1.Service))
 	return nil
@@ -61,15 +77,11 @@ func (v *Views) addPrograms(o resource.Object) error {
 
 // programs are the kernel's ids of running programs by attach point.
 func (v *Views) programs() map[chain.Point]uint32 {
-	out := map[chain.Point]uint32{}
 	state, err := v.Look(time.Second)
 	if err != nil {
 		v.Log.Warn("cannot read the state of the kernel", "error", err)
 	}
-	for _, p := range state.Points {
-		out[p.Point] = uint32(p.Program)
-	}
-	return out
+	return state.Programs()
 }
 
 func (v *Views) virtualServices() func(string) resource.Object {

@@ -41,7 +41,9 @@ type Views struct {
 	EventLog  *history.Events
 	Samples   *samples.Sampler
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
-	Look     func(patience time.Duration) (chain.State, error)
+	Look func(patience time.Duration) (chain.State, error)
+	// Programs returns the kernel's ids of the programs on some points.
+	Programs func([]chain.Point) map[chain.Point]uint32
 	Started  time.Time
 	Took     *promtext.Histogram // how long changes took
 	Failures atomic.Uint64       // of changes
@@ -58,6 +60,8 @@ type kindOf struct {
 	names func() []string
 	// views returns a function that returns a resource with its status, or nil. What all views need is read once.
 	views func() func(name string) resource.Object
+	// one returns one resource with its status, or nil, without what views read for all of them.
+	one func(name string) resource.Object
 	// detail adds what lists leave out.
 	detail func(resource.Object) error
 }
@@ -66,7 +70,7 @@ type kindOf struct {
 func (v *Views) kinds() map[resource.Kind]kindOf {
 	return map[resource.Kind]kindOf{
 		resource.Module:         {views: v.modules},
-		resource.Service:        {views: v.services, detail: v.addPrograms},
+		resource.Service:        {views: v.services, one: v.service, detail: v.addPrograms},
 		resource.VirtualService: {names: v.Now.Virtual.Names, views: v.virtualServices},
 		resource.Set:            {views: v.sets},
 		resource.Model:          {views: v.models, detail: v.addVersions},
@@ -91,15 +95,24 @@ func (v *Views) List(_ context.Context, kind resource.Kind) ([]resource.Object, 
 }
 
 // Get returns one.
-func (v *Views) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
-	o := v.viewsOf(kind)(name)
-	if o == nil {
-		return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
+func (v *Views) Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	o, err := v.Brief(ctx, kind, name)
+	if detail := v.kinds()[kind].detail; detail != nil && err == nil {
+		err = detail(o)
 	}
-	if detail := v.kinds()[kind].detail; detail != nil {
-		return o, detail(o)
+	return o, err
+}
+
+// Brief returns one without what lists leave out.
+func (v *Views) Brief(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	one := v.kinds()[kind].one
+	if one == nil {
+		one = v.viewsOf(kind)
 	}
-	return o, nil
+	if o := one(name); o != nil {
+		return o, nil
+	}
+	return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}
 }
 
 // viewsOf returns the views of a kind. They are copies, which callers may change.
