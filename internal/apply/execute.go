@@ -76,7 +76,7 @@ func (e *execution) createChains(steps []plan.Step) error {
 // the caller permits it; any other error ends the phase.
 func (e *execution) executeAll(steps []plan.Step) (err error) {
 	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
-		restore := e.kernel.Expedite(len(steps))
+		restore := e.kernel.Expedite()
 		defer func() { err = errors.Join(err, restore()) }()
 	}
 	for _, s := range steps {

@@ -31,6 +31,6 @@ type Kernel interface {
 	Attach(chain.Point, chain.Spec) error
 	AttachPinned(chain.Point, chain.Pinned) error
 	Detach(chain.Point) error
-	// Expedite prepares the kernel for a number of points to be attached or detached. The caller calls restore afterwards.
-	Expedite(points int) (restore func() error)
+	// Expedite prepares the kernel for points to be attached or detached. The caller calls restore afterwards.
+	Expedite() (restore func() error)
 }

@@ -45,7 +45,7 @@ type Config struct {
 	positions yamldoc.Index // in the file
 }
 
-// Values of ExpeditedRCU: whether the kernel is asked for expedited RCU grace periods while many attach points change,
+// Values of ExpeditedRCU: whether the kernel is asked for expedited RCU grace periods while attach points change,
 // and after values have changed. They are shorter, and interrupt all CPUs. With auto it is asked unless a module
 // delivers packets to programs in real time.
 const (

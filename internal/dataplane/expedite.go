@@ -12,10 +12,10 @@ import (
 )
 
 // Each TCX program that is attached or detached waits for an RCU grace period, about 10 ms, with the lock of all
-// network configuration held: 500 services would take more than ten seconds. While many points change, and after values
-// have changed, the kernel is asked for expedited grace periods, which interrupt the other CPUs but take well under a
-// millisecond.
-const manyPoints = 16 // a quarter of a second
+// network configuration held: 500 services would take more than ten seconds, and pods that start meanwhile wait with
+// them. While points change, and after values have changed, the kernel is asked for expedited grace periods, which
+// interrupt the other CPUs but take well under a millisecond. Where the kernel itself waits with that lock held, as it
+// does several times when a pod's interface moves into its namespace, it expedites, too (synchronize_net).
 
 // expeditedFile is the kernel's setting, which tests replace: it is one for all agents.
 var expeditedFile = "/sys/kernel/rcu_expedited"
@@ -23,11 +23,11 @@ var expeditedFile = "/sys/kernel/rcu_expedited"
 // PermitExpedite permits expedited grace periods from now on, or forbids them.
 func (d *Dataplane) PermitExpedite(may bool) { d.mayExpedite.Store(may) }
 
-// Expedite prepares for a number of points to be attached or detached. The caller calls restore when they are. If the
-// agent is killed in between, the next one restores what a note in the run directory tells. Without the right to write
-// the setting everything is only slower.
-func (d *Dataplane) Expedite(points int) (restore func() error) {
-	if !d.tcx || points < manyPoints {
+// Expedite prepares for points to be attached or detached. The caller calls restore when they are. If the agent is
+// killed in between, the next one restores what a note in the run directory tells. Without the right to write the
+// setting everything is only slower.
+func (d *Dataplane) Expedite() (restore func() error) {
+	if !d.tcx {
 		return func() error { return nil }
 	}
 	return d.expedite()

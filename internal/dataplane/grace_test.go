@@ -63,6 +63,22 @@ func TestGraceIsExpedited(t *testing.T) {
 	}
 }
 
+// While points are attached or detached, a single one, too, grace periods are expedited as far as that is permitted.
+func TestAttachmentIsExpedited(t *testing.T) {
+	setting := replaceSetting(t)
+	for permitted, want := range map[bool]string{false: "0", true: "1"} {
+		d := &Dataplane{opts: Options{Run: t.TempDir()}, tcx: true}
+		d.PermitExpedite(permitted)
+		restore := d.Expedite()
+		if setting() != want {
+			t.Errorf("the setting is %q, permitted %v", setting(), permitted)
+		}
+		if err := restore(); err != nil || setting() != "0" {
+			t.Errorf("the setting is %q afterwards, %v", setting(), err)
+		}
+	}
+}
+
 // A change and the wait after the one before expedite at the same time: the setting is put back when both have ended.
 func TestExpediteTogether(t *testing.T) {
 	setting := replaceSetting(t)

@@ -267,7 +267,7 @@ func (k *Kernel) Detach(p chain.Point) error {
 }
 
 // Expedite notes that restore has to be called.
-func (k *Kernel) Expedite(int) (restore func() error) {
+func (k *Kernel) Expedite() (restore func() error) {
 	k.expedited++
 	return func() error {
 		k.expedited--
