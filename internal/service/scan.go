@@ -34,6 +34,7 @@ type scanner struct {
 	// the namespaces that paths have led to, in this scan and in the one before
 	located, before map[string]located
 	periodic        int // scans that no event has asked for
+	dumps           int // of the node's links
 }
 
 // located is a namespace that a path has led to. As long as both the file there and the host-side links are the same,
@@ -62,7 +63,8 @@ func openScanner() (*scanner, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &scanner{conn: c, xfrm: openXfrm(), own: own, inside: make(map[int32]inside)}, nil
+	return &scanner{conn: c, xfrm: openXfrm(), own: own, inside: make(map[int32]inside),
+		paths: make(map[string]nsKey)}, nil
 }
 
 func (s *scanner) close() {
@@ -72,6 +74,7 @@ func (s *scanner) close() {
 
 // refresh takes a new dump of the node's links and addresses.
 func (s *scanner) refresh() error {
+	s.dumps++
 	links, err := s.conn.links(noNSID)
 	if err != nil {
 		return err
@@ -153,6 +156,47 @@ func (s *scanner) resolve(spec v1alpha1.ServiceSpec) (State, error) {
 	return state, nil
 }
 
+// resolveAlone finds a service by the links inside its namespace, each of which names its other end. It needs no dump
+// of the node's links, which are many, and of which a dump is repeated while others create links. known is false if
+// that does not find it.
+func (s *scanner) resolveAlone(spec v1alpha1.ServiceSpec) (state State, known bool, err error) {
+	if spec.Interface != "" {
+		return State{}, false, nil
+	}
+	nsid, err := s.locate(spec)
+	if err != nil || nsid == noNSID { // no id: none of its links was dumped yet
+		return State{}, err != nil, err
+	}
+	in, err := s.enter(nsid)
+	if err != nil {
+		return State{}, !errors.Is(err, errVanished), err
+	}
+	for _, inner := range in.links {
+		if inner.Kind != "veth" {
+			continue
+		}
+		outer, err := s.conn.link(inner.peerIndex)
+		if errors.Is(err, unix.ENODEV) || err == nil && !outer.faces(inner, nsid) {
+			continue // the other end is in a third namespace
+		}
+		if err != nil {
+			return State{}, false, err
+		}
+		state.Links = append(state.Links, in.complete(outer))
+	}
+	if len(state.Links) == 0 {
+		return State{}, true, nil
+	}
+	slices.SortFunc(state.Links, func(a, b Link) int { return a.Ifindex - b.Ifindex })
+	state.Addresses = in.addresses(func(rawAddr) bool { return true })
+	return state, true, nil
+}
+
+// faces reports whether the other end of a link of the node is this one.
+func (l rawLink) faces(inner rawLink, nsid int32) bool {
+	return l.Kind == "veth" && l.peerNSID == nsid && l.peerIndex == inner.Ifindex
+}
+
 func (s *scanner) locate(spec v1alpha1.ServiceSpec) (int32, error) {
 	if spec.Netns != "" {
 		return s.nsidAt(spec.Netns)
@@ -228,6 +272,17 @@ func (s *scanner) look(nsid int32) (inside, error) {
 		return known, nil
 	}
 	delete(s.inside, nsid)
+	in, err := s.enter(nsid)
+	if err != nil {
+		return inside{}, err
+	}
+	in.outer = outer
+	s.inside[nsid] = in
+	return in, nil
+}
+
+// enter reads what is inside a peer namespace.
+func (s *scanner) enter(nsid int32) (inside, error) {
 	links, err := s.conn.links(nsid)
 	if err != nil {
 		return inside{}, peerError(nsid, err)
@@ -236,11 +291,10 @@ func (s *scanner) look(nsid int32) (inside, error) {
 	if err != nil {
 		return inside{}, peerError(nsid, err)
 	}
-	in := inside{outer: outer, links: make(map[int]rawLink, len(links)), addrs: addrs}
+	in := inside{links: make(map[int]rawLink, len(links)), addrs: addrs}
 	for _, l := range links {
 		in.links[l.Ifindex] = l
 	}
-	s.inside[nsid] = in
 	return in, nil
 }
 

@@ -110,17 +110,34 @@ func ResolveAll(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error)
 		return nil, fmt.Errorf("look up services: %w", err)
 	}
 	defer s.close()
-	if err := s.refresh(); err != nil {
-		return nil, err
-	}
+	return states, s.resolveAll(specs, states)
+}
+
+// resolveAll looks services up by their namespaces, and those that are not found so among all links of the node.
+func (s *scanner) resolveAll(specs map[string]v1alpha1.ServiceSpec, into map[string]State) error {
+	left := map[string]v1alpha1.ServiceSpec{}
 	for name, spec := range specs {
 		var state State
-		err := Validate(spec)
+		known, err := true, Validate(spec)
 		if err == nil {
-			state, err = s.resolve(spec)
+			state, known, err = s.resolveAlone(spec)
 		}
-		state.Err = err
-		states[name] = state
+		if state.Err = err; known {
+			into[name] = state
+		} else {
+			left[name] = spec
+		}
 	}
-	return states, nil
+	if len(left) == 0 {
+		return nil
+	}
+	if err := s.refresh(); err != nil {
+		return err
+	}
+	for name, spec := range left {
+		state, err := s.resolve(spec)
+		state.Err = err
+		into[name] = state
+	}
+	return nil
 }

@@ -123,6 +123,27 @@ func TestResolve(t *testing.T) {
 	}
 }
 
+// A service in a namespace is found without a dump of all links of the node, of which there may be many.
+func TestResolveAlone(t *testing.T) {
+	lab := newLab(t)
+	web, db := newHost(t, lab, "web"), newHost(t, lab, "db")
+	for want, spec := range []v1alpha1.ServiceSpec{{Netns: web.Path()}, {Interface: db.Outer()}} {
+		within(t, lab.Node(), func() error {
+			s, err := openScanner()
+			if err != nil {
+				return err
+			}
+			defer s.close()
+			found := map[string]State{}
+			err = s.resolveAll(map[string]v1alpha1.ServiceSpec{"web": {Netns: web.Path()}, "it": spec}, found)
+			if s.dumps != want || len(found["web"].Links) != 1 || len(found["it"].Links) != 1 {
+				t.Errorf("%+v: %d dumps, want %d; %+v", spec, s.dumps, want, found)
+			}
+			return err
+		})
+	}
+}
+
 func samePrefix(a, b netip.Prefix) bool { return a == b }
 
 // waitForNamespace waits until nsenter has entered it.
