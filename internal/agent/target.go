@@ -33,7 +33,7 @@ func (t target) sets() sets.State {
 func (a *Agent) observe(next resource.State) (observe.Snapshot, error) {
 	return a.observer.Observe(observe.Request{
 		Services: maps.Collect(resource.Service.All(next)), Before: maps.Collect(resource.Service.All(a.now.Desired)),
-		Modules: maps.Collect(resource.Module.All(next)),
+		Modules: maps.Collect(resource.Module.All(next)), Last: a.now.Services,
 	})
 }
 

@@ -5,6 +5,7 @@ package observe
 
 import (
 	"reflect"
+	"slices"
 	"strings"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -44,9 +45,10 @@ type Observer struct {
 
 // Request is what a change needs to know.
 type Request struct {
-	Services map[string]v1.Service // that are desired
-	Before   map[string]v1.Service // that were desired before: the watcher follows them
-	Modules  map[string]v1.Module  // whose interfaces are wanted
+	Services map[string]v1.Service    // that are desired
+	Before   map[string]v1.Service    // that were desired before: the watcher follows them
+	Modules  map[string]v1.Module     // whose interfaces are wanted
+	Last     map[string]service.State // of Before, as they were observed last
 }
 
 // Observe takes services and interfaces from the watcher, and looks up at once those that it does not know yet.
@@ -63,7 +65,9 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 			unknown[name] = wanted.Spec
 		} else if state, ok := known[name]; ok {
 			s.Services[name] = state
-		} else { // accepted a moment ago
+		} else if state, ok := r.Last[name]; ok && isThere(state) { // accepted a moment ago
+			s.Services[name] = state
+		} else {
 			unknown[name] = wanted.Spec
 		}
 	}
@@ -81,6 +85,12 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 	s.add(found)
 	s.Owners = o.Binder.Merge(s.Services)
 	return s, nil
+}
+
+// isThere reports whether a service was found with its interfaces. The watcher, which does not know it yet, will tell
+// when it moves.
+func isThere(s service.State) bool {
+	return s.Err == nil && len(s.Links) > 0 && !slices.ContainsFunc(s.Links, func(l service.Link) bool { return l.Left })
 }
 
 // interfaceKey begins the keys of interfaces among services, whose names have no spaces.
