@@ -5,6 +5,7 @@ package atomicfile
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -15,13 +16,21 @@ import (
 // Write replaces the file at path. After a crash the file has either its old or its new content; after Write has
 // returned, the new.
 func Write(path string, data []byte, perm fs.FileMode) error {
+	return WriteFrom(path, perm, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+// WriteFrom is Write of what a function writes. After an error of the function the file stays as it is.
+func WriteFrom(path string, perm fs.FileMode, content func(io.Writer) error) error {
 	dir := filepath.Dir(path)
 	f, err := renameio.NewPendingFile(path, renameio.WithTempDir(dir), renameio.WithStaticPermissions(perm))
 	if err != nil {
 		return err
 	}
 	defer f.Cleanup()
-	if _, err := f.Write(data); err != nil {
+	if err := content(f); err != nil {
 		return err
 	}
 	if err := f.CloseAtomicallyReplace(); err != nil {

@@ -4,6 +4,7 @@ package atomicfile_test
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -49,6 +50,14 @@ func TestWriteFails(t *testing.T) {
 	}
 	if err := atomicfile.Write(filepath.Join(dir, "none", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("into a directory that does not exist: %v", err)
+	}
+	wrong := errors.New("half of it is written")
+	err := atomicfile.WriteFrom(filepath.Join(dir, "file"), 0o600, func(w io.Writer) error {
+		_, err := w.Write([]byte("half"))
+		return errors.Join(err, wrong)
+	})
+	if !errors.Is(err, wrong) {
+		t.Errorf("half a file: %v", err)
 	}
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 1 {
 		t.Errorf("%v, %v", files, err)

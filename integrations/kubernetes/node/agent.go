@@ -63,8 +63,9 @@ func (a agent) applyVirtual(ctx context.Context, all []v1.VirtualService, prune 
 	return a.call(ctx, http.MethodPost, path, all, nil)
 }
 
-// eachService calls f for the services of pods, one after the other: thousands together take much memory.
-func (a agent) eachService(ctx context.Context, f func(v1.Service)) error {
+// eachService calls f for the services of pods, one after the other, until it fails: thousands together take much
+// memory.
+func (a agent) eachService(ctx context.Context, f func(v1.Service) error) error {
 	ctx, cancel := context.WithTimeout(ctx, agentTimeout)
 	defer cancel()
 	body, err := a.client.Stream(ctx, "/v1/services")
@@ -81,8 +82,11 @@ func (a agent) eachService(ctx context.Context, f func(v1.Service)) error {
 		if err := list.Decode(&s); err != nil {
 			return fmt.Errorf("services of the agent: %w", err)
 		}
-		if s.Metadata.Owner == names.OwnerPods {
-			f(s)
+		if s.Metadata.Owner != names.OwnerPods {
+			continue
+		}
+		if err := f(s); err != nil {
+			return err
 		}
 	}
 	_, err = list.Token() // an answer that is cut off ends here

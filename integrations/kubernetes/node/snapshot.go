@@ -3,8 +3,10 @@
 package node
 
 import (
+	"bufio"
 	"encoding/json"
 	"errors"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -18,7 +20,7 @@ import (
 type snapshot struct {
 	Modules    []api.Module                 `json:"modules"`
 	Namespaces map[string]map[string]string `json:"namespaces"`
-	Pods       []api.ObjectMeta             `json:"pods"`
+	Pods       []api.ObjectMeta             `json:"pods,omitempty"` // written by writeSnapshot
 	Images     map[string]images            `json:"images,omitempty"`
 	Trust      trust                        `json:"trust"`
 }
@@ -27,18 +29,21 @@ const snapshotFile = "kubernetes.json"
 
 // save writes the state, if a complete list of everything has come.
 func (s *state) save(dir string) error {
-	text, err := s.snapshot()
-	if err != nil || text == nil {
+	head, pods, err := s.snapshot()
+	if err != nil || head == nil {
 		return err
 	}
-	return atomicfile.Write(filepath.Join(dir, snapshotFile), text, 0o600)
+	return atomicfile.WriteFrom(filepath.Join(dir, snapshotFile), 0o600, func(w io.Writer) error {
+		return writeSnapshot(w, head, pods)
+	})
 }
 
-func (s *state) snapshot() (text []byte, err error) {
+// snapshot returns a snapshot without its pods as an object of JSON, and its pods by UID.
+func (s *state) snapshot() (head []byte, pods map[string]pod, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.synced != ofAll {
-		return nil, nil
+		return nil, nil, nil
 	}
 	out := snapshot{Namespaces: map[string]map[string]string{}, Images: s.images, Trust: s.trust}
 	for _, m := range s.modules {
@@ -47,7 +52,18 @@ func (s *state) snapshot() (text []byte, err error) {
 	for name, l := range s.namespaces {
 		out.Namespaces[name] = l.set()
 	}
-	for uid, p := range s.pods {
+	head, err = json.Marshal(out)
+	return head, maps.Clone(s.pods), err
+}
+
+// writeSnapshot writes one pod after the other: the text of thousands together, and their labels as maps, take more
+// memory than all else of the program.
+func writeSnapshot(to io.Writer, head []byte, pods map[string]pod) error {
+	w := bufio.NewWriterSize(to, 32<<10)
+	_, _ = w.Write(head[:len(head)-1]) // up to its }; w keeps errors until Flush
+	_, _ = w.WriteString(`,"pods":[`)
+	separator := ""
+	for uid, p := range pods {
 		if p.tooMany {
 			continue // it is not admitted
 		}
@@ -55,9 +71,16 @@ func (s *state) snapshot() (text []byte, err error) {
 		if p.static != "" {
 			m.Annotations = &api.Annotations{Static: p.static}
 		}
-		out.Pods = append(out.Pods, m)
+		text, err := json.Marshal(m)
+		if err != nil {
+			return err
+		}
+		_, _ = w.WriteString(separator)
+		_, _ = w.Write(text)
+		separator = ","
 	}
-	return json.Marshal(out)
+	_, _ = w.WriteString("]}")
+	return w.Flush()
 }
 
 // restore reads what save has written. Without a file there is nothing to start from.

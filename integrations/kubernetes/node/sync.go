@@ -274,6 +274,29 @@ func isFailure(c v1.Condition) bool {
 		c.Type == "Placed" && c.Reason == api.OwnCgroupsOnly)
 }
 
+// changeAtOnce is how many services are changed by one request: those of thousands of pods, when this program starts on
+// a node that has them, take more memory than all else.
+const changeAtOnce = 500
+
+// batch collects services until there are as many as one request changes.
+type batch struct {
+	services []v1.Service
+	apply    func([]v1.Service) error
+}
+
+func (b *batch) add(s v1.Service) error {
+	if b.services = append(b.services, s); len(b.services) < changeAtOnce {
+		return nil
+	}
+	return b.flush()
+}
+
+func (b *batch) flush() error {
+	all := b.services
+	b.services = nil
+	return b.apply(all)
+}
+
 // syncServices gives services the labels of their pods, and deletes those whose pod and network namespace are gone.
 func (s *syncer) syncServices(ctx context.Context, v view) error {
 	starts := s.state.starting() // those that come later are not among the pods
@@ -281,13 +304,12 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	if !current {
 		return nil // the next round, which is due, applies the modules first
 	}
-	admitted := map[string]bool{}    // UIDs
-	sandboxes := map[string]string{} // of those, as far as the runtime has reported them, by services
-	var change []v1.Service
+	admitted, sandboxes := map[string]bool{}, map[string]string{} // by UID; as the runtime reports them, by service
+	change := batch{apply: func(all []v1.Service) error { return s.change(ctx, all, starts) }}
 	var gone []ref
 	var unconfirmed []podService
 	s.events.begin()
-	err := s.agent.eachService(ctx, func(service v1.Service) {
+	err := s.agent.eachService(ctx, func(service v1.Service) error {
 		p, ok := pods.of(service.Metadata.Name)
 		ok = ok && (!p.mirror || p.isOf(service))
 		if ok && p.held == nil {
@@ -308,17 +330,18 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 			}
 			if maps.Equal(labels, service.Metadata.Labels) || p.unshown && !pending {
 				starts.admitted(service)
-				return
+				return nil
 			}
 			if pending {
 				s.log.Info("pod admitted", "pod", p.namespace+"/"+p.name, "reportedByRuntime", p.sandbox != "")
 				s.events.admitted(p, s.missing(v, p))
 			}
 			service.Metadata.Labels, service.Status = labels, nil
-			change = append(change, service)
+			return change.add(service)
 		case v.complete && vanished(service):
 			gone = append(gone, ref{v1.KindService, service.Metadata.Name, service.Metadata.ResourceVersion})
 		}
+		return nil
 	})
 	if err != nil {
 		return err
@@ -329,7 +352,7 @@ func (s *syncer) syncServices(ctx context.Context, v view) error {
 	}
 	pods.remember(s.await, admitted)
 	s.state.forget(sandboxes)
-	if err := s.change(ctx, change, starts); err != nil {
+	if err := change.flush(); err != nil {
 		return err
 	}
 	starts.rest()
