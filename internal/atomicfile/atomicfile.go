@@ -22,6 +22,23 @@ func Write(path string, data []byte, perm fs.FileMode) error {
 	})
 }
 
+// Swap is Write for what holds until the next boot: it does not wait for the disk. After a crash of the machine, unlike
+// one of the process, the file may be empty or damaged.
+func Swap(path string, data []byte, perm fs.FileMode) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path))
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err = errors.Join(err, f.Chmod(perm), f.Close()); err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
 // WriteFrom is Write of what a function writes. After an error of the function the file stays as it is.
 func WriteFrom(path string, perm fs.FileMode, content func(io.Writer) error) error {
 	dir := filepath.Dir(path)

@@ -15,7 +15,10 @@ import (
 	"github.com/kerb-edge/kerb/internal/atomicfile"
 )
 
-func TestWrite(t *testing.T) {
+func TestWrite(t *testing.T) { testWrite(t, atomicfile.Write) }
+func TestSwap(t *testing.T)  { testWrite(t, atomicfile.Swap) }
+
+func testWrite(t *testing.T, write func(string, []byte, fs.FileMode) error) {
 	path := filepath.Join(t.TempDir(), "file")
 	defer unix.Umask(unix.Umask(0o077))
 	// Neither the umask nor the file that is replaced changes the permissions.
@@ -23,7 +26,7 @@ func TestWrite(t *testing.T) {
 		text string
 		perm fs.FileMode
 	}{{"first", 0o644}, {"second", 0o600}} {
-		if err := atomicfile.Write(path, []byte(step.text), step.perm); err != nil {
+		if err := write(path, []byte(step.text), step.perm); err != nil {
 			t.Fatal(err)
 		}
 		text, err := os.ReadFile(path)
@@ -45,11 +48,13 @@ func TestWriteFails(t *testing.T) {
 	if err := os.Mkdir(filepath.Join(dir, "busy"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := atomicfile.Write(filepath.Join(dir, "busy"), nil, 0o600); err == nil {
-		t.Error("replaced a directory")
-	}
-	if err := atomicfile.Write(filepath.Join(dir, "none", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("into a directory that does not exist: %v", err)
+	for _, write := range []func(string, []byte, fs.FileMode) error{atomicfile.Write, atomicfile.Swap} {
+		if err := write(filepath.Join(dir, "busy"), nil, 0o600); err == nil {
+			t.Error("replaced a directory")
+		}
+		if err := write(filepath.Join(dir, "none", "file"), nil, 0o600); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("into a directory that does not exist: %v", err)
+		}
 	}
 	wrong := errors.New("half of it is written")
 	err := atomicfile.WriteFrom(filepath.Join(dir, "file"), 0o600, func(w io.Writer) error {

@@ -64,7 +64,7 @@ func OpenBindings(path string) (*Bindings, error) {
 	}
 	b.home = identity{Boot: strings.TrimSpace(string(boot)), Netns: own.ino}
 	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(text) == 0 { // empty: after a crash of the machine
 		return b, nil
 	}
 	var f bindingsFile
@@ -159,13 +159,13 @@ func (b *Bindings) Bind(states map[string]State, owners map[int]string) error {
 	return b.write()
 }
 
-// write replaces the file in one step.
+// write replaces the file in one step. It need not be on the disk: after a crash of the machine it does not hold.
 func (b *Bindings) write() error {
 	text, err := json.Marshal(bindingsFile{b.home, b.held})
 	if err != nil {
 		return err
 	}
-	if err := atomicfile.Write(b.path, text, 0o600); err != nil {
+	if err := atomicfile.Swap(b.path, text, 0o600); err != nil {
 		return fmt.Errorf("store the bindings of interfaces: %w", err)
 	}
 	return nil
