@@ -39,7 +39,8 @@ func (s *Server) addKind(kind resource.Kind) {
 			return s.backend.Version(ctx, kind, in.Name, in.Generation)
 		})
 	}
-	route(s, "PUT", one, "put"+n.Kind, "Create or update "+aWord, s.put(n.Kind))
+	op = s.operation(http.MethodPut, one, "put"+n.Kind, "Create or update "+aWord, reflect.TypeFor[v1alpha1.ApplyResult]())
+	register(s, op, s.put(kind))
 	route(s, "DELETE", one, "delete"+n.Kind, "Delete "+aWord, s.delete(n.Kind))
 }
 
@@ -74,7 +75,10 @@ func (s *Server) list(ctx context.Context, kind resource.Kind) ([]resource.Objec
 
 // get returns one resource with its version, which is its entity tag.
 func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*oneResource, error) {
-	got, err := s.backend.Get(ctx, kind, name)
+	return withVersion(s.backend.Get(ctx, kind, name))
+}
+
+func withVersion(got resource.Object, err error) (*oneResource, error) {
 	if err != nil {
 		return nil, err
 	}
@@ -83,24 +87,29 @@ func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*one
 	return &oneResource{ETag: `"` + v + `"`, Body: got}, nil
 }
 
-// put applies the one resource that the path names. If-Match and If-None-Match become its resourceVersion.
-func (s *Server) put(kind string) func(context.Context, *putInput) (v1alpha1.ApplyResult, error) {
-	return func(ctx context.Context, in *putInput) (v1alpha1.ApplyResult, error) {
+// put applies the one resource that the path names, and answers with what that has changed, or with the resource.
+// If-Match and If-None-Match become its resourceVersion.
+func (s *Server) put(kind resource.Kind) func(context.Context, *putInput) (any, error) {
+	return func(ctx context.Context, in *putInput) (any, error) {
 		r, err := in.request(in.Writer, in.DryRun)
 		if err != nil {
-			return v1alpha1.ApplyResult{}, err
+			return nil, err
 		}
 		refs := resource.Refs(r.Resources)
-		if len(refs) != 1 || refs[0] != (resource.Ref{Kind: kind, Name: in.Name}) {
-			reason := fmt.Sprintf("the body must be the %s %s, as the path says", kind, in.Name)
-			return v1alpha1.ApplyResult{}, &apierrors.Invalid{Field: "metadata.name", Reason: reason}
+		if len(refs) != 1 || refs[0] != (resource.Ref{Kind: kind.Names().Kind, Name: in.Name}) {
+			reason := fmt.Sprintf("the body must be the %s %s, as the path says", kind.Names().Kind, in.Name)
+			return nil, &apierrors.Invalid{Field: "metadata.name", Reason: reason}
 		}
 		version, err := in.version()
 		if err != nil {
-			return v1alpha1.ApplyResult{}, err
+			return nil, err
 		}
 		r.IfUnchanged, r.Resources[0].Meta().ResourceVersion = version != "", version
-		return brief(s.backend.Apply(ctx, r))
+		result, err := brief(s.backend.Apply(ctx, r))
+		if err != nil || in.DryRun || !in.wantsResource() {
+			return result, err
+		}
+		return withVersion(s.backend.Brief(ctx, kind, in.Name))
 	}
 }
 

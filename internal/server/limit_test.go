@@ -322,3 +322,21 @@ func TestQueriesThatAreNotUnderstood(t *testing.T) {
 		t.Errorf("verify alone: %d %s", got.Code, got.Body)
 	}
 }
+
+// A client that wants the resource need not read it: the answer to PUT is the one to GET, with its entity tag.
+func TestPutReturnsResource(t *testing.T) {
+	s := newServer(t)
+	for prefer, want := range map[string]bool{"": false, "return=minimal": false, "return=representation": true,
+		`respond-async, Return = "representation"; x`: true, "wait=5": false} {
+		got := call(s, "PUT", "/v1/services/web", web, "Prefer", prefer)
+		read := call(s, "GET", "/v1/services/web", "")
+		same := got.Body.String() == read.Body.String() && got.Header().Get("ETag") == read.Header().Get("ETag")
+		if got.Code != 200 || same != want {
+			t.Errorf("%q: %d %s", prefer, got.Code, got.Body)
+		}
+		planned := call(s, "PUT", "/v1/services/db?dryRun=true", strings.ReplaceAll(web, "web", "db"), "Prefer", prefer)
+		if planned.Code != 200 || !strings.Contains(planned.Body.String(), `"dryRun":true`) {
+			t.Errorf("%q: a dry run is answered with %d %s", prefer, planned.Code, planned.Body)
+		}
+	}
+}

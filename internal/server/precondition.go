@@ -32,3 +32,20 @@ func (c Conditional) version() (string, error) {
 	}
 	return tag, nil
 }
+
+// Preference is what a client would rather have (RFC 7240).
+type Preference struct {
+	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as lists show it, and not what has changed"`
+}
+
+// wantsResource reports whether the answer to a change is to be the resource. Other preferences are ignored.
+func (p Preference) wantsResource() bool {
+	for preference := range strings.SplitSeq(p.Prefer, ",") {
+		name, value, _ := strings.Cut(strings.TrimSpace(preference), "=")
+		value, _, _ = strings.Cut(value, ";")
+		if strings.EqualFold(strings.TrimSpace(name), "return") && strings.Trim(value, ` "`) == "representation" {
+			return true
+		}
+	}
+	return false
+}

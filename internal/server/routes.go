@@ -46,6 +46,7 @@ type (
 		body
 		Writer
 		Conditional
+		Preference
 		Name   string `path:"name" doc:"Name of the resource"`
 		DryRun bool   `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
 	}

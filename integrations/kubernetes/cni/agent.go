@@ -56,10 +56,10 @@ func isStatus(err error, status int) bool {
 	return errors.As(err, &r) && r.status == status
 }
 
-// request is a request to the agent, with at most one precondition such as "If-None-Match: *".
+// request is a request to the agent, with header fields such as "If-None-Match: *".
 type request struct {
-	method, path, condition string
-	body                    any // nil for none
+	method, path, header string
+	body                 any // nil for none
 }
 
 // call sends a request and decodes the answer into out, unless that is nil.
@@ -105,8 +105,8 @@ func (r request) send(w io.Writer) error {
 	}
 	head := r.method + " " + r.path + " HTTP/1.0\r\nHost: kerb\r\nContent-Type: application/json\r\nContent-Length: " +
 		strconv.Itoa(len(body)) + "\r\n"
-	if r.condition != "" {
-		head += r.condition + "\r\n"
+	if r.header != "" {
+		head += r.header + "\r\n"
 	}
 	_, err := w.Write(append([]byte(head+"\r\n"), body...))
 	return err

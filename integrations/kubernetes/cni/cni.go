@@ -98,7 +98,11 @@ func check(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), removeTime)
 	defer cancel()
-	return asCNI(p.verify(ctx))
+	s, err := p.service(ctx)
+	if err == nil {
+		err = p.verify(ctx, s)
+	}
+	return asCNI(err)
 }
 
 // del removes the service of the pod. It succeeds whatever the agent answers: a pod must not remain because of Kerb,

@@ -23,10 +23,11 @@ const retryAfter = 50 * time.Millisecond
 // retries while the agent restarts.
 func (p attachment) protect(ctx context.Context) error {
 	return asCNI(retry(ctx, func() error {
-		if err := p.apply(ctx); err != nil {
+		s, err := p.apply(ctx)
+		if err != nil {
 			return err
 		}
-		return p.verify(ctx)
+		return p.verify(ctx, s)
 	}))
 }
 
@@ -46,26 +47,31 @@ func retry(ctx context.Context, f func() error) error {
 }
 
 // apply makes the pod a service. A service of the same sandbox stays as it is: kerb-kube-node may have replaced its
-// labels since. One of an earlier sandbox of the pod is replaced.
-func (p attachment) apply(ctx context.Context) error {
-	err := p.put(ctx, "If-None-Match: *")
+// labels since. One of an earlier sandbox of the pod is replaced. It returns the service as it is then.
+func (p attachment) apply(ctx context.Context) (v1.Service, error) {
+	s, err := p.put(ctx, "If-None-Match: *")
 	if !isStatus(err, statusPreconditionFailed) {
-		return err
+		return s, err
 	}
-	before, err := p.service(ctx)
-	if err != nil || p.has(before) {
-		return err
+	if s, err = p.service(ctx); err != nil || p.has(s) {
+		return s, err
 	}
-	return p.put(ctx, "If-Match: "+tag(before))
+	return p.put(ctx, "If-Match: "+tag(s))
 }
 
-func (p attachment) put(ctx context.Context, condition string) error {
+// put returns the service that the agent answers with. An older agent answers with what has changed.
+func (p attachment) put(ctx context.Context, condition string) (answer v1.Service, err error) {
 	service := v1.Service{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
 		Metadata: v1.ObjectMeta{Name: p.pod.Service(), Labels: names.PodLabels(p.pod, p.Attachment)},
 		Spec:     v1.ServiceSpec{Netns: p.netns},
 	}
-	return p.agent.call(ctx, request{"PUT", p.path(), condition, service}, nil)
+	header := condition + "\r\nPrefer: return=representation"
+	err = p.agent.call(ctx, request{"PUT", p.path(), header, service}, &answer)
+	if err == nil && answer.Kind != v1.KindService {
+		return p.service(ctx)
+	}
+	return answer, err
 }
 
 func (p attachment) path() string { return servicePath(p.pod.Service()) }
@@ -91,11 +97,7 @@ type unprotected struct{ text string }
 func (e *unprotected) Error() string { return e.text }
 
 // verify fails unless both directions of the pod's interface have the chains that they should have.
-func (p attachment) verify(ctx context.Context) error {
-	s, err := p.service(ctx)
-	if err != nil {
-		return err
-	}
+func (p attachment) verify(ctx context.Context, s v1.Service) error {
 	if !p.has(s) {
 		return &unprotected{fmt.Sprintf("service %s does not belong to this sandbox: a later one of the pod has replaced it",
 			s.Metadata.Name)}

@@ -3,11 +3,6 @@
 package cni
 
 import (
-	"encoding/json"
-	"net"
-	"net/http"
-	"net/http/httptest"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -30,15 +25,6 @@ func TestSecondInterface(t *testing.T) {
 	var service v1.Service
 	service.Metadata = v1.ObjectMeta{Name: p.pod.Service(), Owner: names.OwnerPods,
 		Labels: names.Admit(names.PodLabels(p.pod, first), map[string]string{"app": "web"})}
-	socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := &httptest.Server{Listener: socket, Config: &http.Server{Handler: http.HandlerFunc(
-		func(w http.ResponseWriter, _ *http.Request) { _ = json.NewEncoder(w).Encode(service) })}}
-	server.Start()
-	t.Cleanup(server.Close)
-	p.agent = agent{socket.Addr().String()}
 	for _, c := range []struct {
 		what          string
 		first, second []v1.HookState
@@ -54,7 +40,7 @@ func TestSecondInterface(t *testing.T) {
 		service.Status = &v1.ServiceStatus{Links: []v1.ServiceLink{
 			{Interface: "veth1", Peer: "eth0", Hooks: c.first, Moved: c.moved},
 			{Interface: "veth2", Peer: "net1", Hooks: c.second}}}
-		err := p.verify(t.Context())
+		err := p.verify(t.Context(), service)
 		if (err == nil) != c.ok || err != nil && (!isTemporary(err) || !strings.Contains(err.Error(), "veth2")) {
 			t.Errorf("%s: %v", c.what, err)
 		}

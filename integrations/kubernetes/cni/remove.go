@@ -36,7 +36,7 @@ func (p attachment) remove(ctx context.Context) error {
 
 // delete deletes a service unless it has changed since it was read.
 func (a agent) delete(ctx context.Context, s v1.Service) error {
-	r := request{method: "DELETE", path: servicePath(s.Metadata.Name), condition: "If-Match: " + tag(s)}
+	r := request{method: "DELETE", path: servicePath(s.Metadata.Name), header: "If-Match: " + tag(s)}
 	err := a.call(ctx, r, nil)
 	if isStatus(err, statusNotFound) {
 		return nil

@@ -190,6 +190,11 @@ func (f *Fake) Get(ctx context.Context, kind resource.Kind, name string) (resour
 	return o, err
 }
 
+// Brief implements server.Backend.
+func (f *Fake) Brief(ctx context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	return f.Get(ctx, kind, name)
+}
+
 // Version implements server.Backend.
 func (f *Fake) Version(ctx context.Context, kind resource.Kind, name string,
 	generation int64) (resource.Object, error) {
