@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -123,7 +124,7 @@ func (e *experiment) runLoad(ctx context.Context, load string) error {
 	}
 	var trials []bench.Trial
 	for _, config := range e.configs {
-		if config == "unix" && (place == "veth" || !w.unix) { // between veths it would be what it is on loopback
+		if config == "unix" && (!w.unix || !slices.Contains(unixPlaces, place)) {
 			continue
 		}
 		var s *serving

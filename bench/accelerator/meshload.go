@@ -23,7 +23,7 @@ import (
 
 // meshWorkloads are those of Simas 2025, and MQTT.
 var meshWorkloads = []workload{
-	{"echo", firstPort, false, pythonServer, whole(pythonEcho)},
+	{"echo", firstPort, true, pythonServer, whole(pythonEcho)},
 	{"redis", firstPort + 1, false, redisServer, whole(redisMix)},
 	{"file", firstPort + 2, false, streamServer, whole(file)},
 	{"mqtt-qos0", firstPort + 3, false, mqttBroker, whole(mqtt(0))},

@@ -36,7 +36,8 @@ func (p *place) addEnvoys() error {
 	if err != nil {
 		return err
 	}
-	program := &proxyProgram{"envoy.json", func(string, hop, []int) string { return sidecar(id) }, proxies["envoy"].args}
+	program := &proxyProgram{"envoy.json", func(_ string, h hop, ports []int) string { return sidecar(id, h, ports) },
+		proxies["envoy"].args}
 	for side, h := range []*netlab.Host{clientSide: p.client, serverSide: p.server} {
 		if err := p.intercept(h); err != nil {
 			return err
@@ -71,14 +72,20 @@ func newIdentity() (identity, error) {
 const envoyTypes = "type.googleapis.com/envoy.extensions."
 
 // sidecar has the ports of Istio's. What its host sends it passes to the original destination, in TLS; what arrives in
-// TLS it passes to the program.
-func sidecar(id identity) string {
+// TLS it passes to the program. Over AF_UNIX there is no original destination, and one way only.
+func sidecar(id identity, h hop, ports []int) string {
 	tls := func(kind string, more object) object {
 		more["@type"], more["common_tls_context"] = envoyTypes+"transport_sockets.tls.v3."+kind, id
 		return object{"name": "tls", "typed_config": more}
 	}
 	upstream, downstream := tls("UpstreamTlsContext", object{}),
 		tls("DownstreamTlsContext", object{"require_client_certificate": true})
+	switch {
+	case h.listen(firstPort).isPath() && h.side == clientSide:
+		return envoyWith(h, ports, nil, upstream)
+	case h.listen(firstPort).isPath():
+		return envoyWith(h, ports, downstream, nil)
+	}
 	config := object{"static_resources": object{
 		"listeners": []object{
 			original("outbound", outboundPort, nil), original("inbound", inboundPort, downstream), readyListener()},
@@ -100,11 +107,7 @@ func envoyListener(name string, port int, chain object) object {
 func original(name string, port int, socket object) object {
 	proxy := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
 		"@type": envoyTypes + "filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name, "cluster": name}}
-	chain := object{"filters": []object{proxy}}
-	if socket != nil {
-		chain["transport_socket"] = socket
-	}
-	l := envoyListener(name, port, chain)
+	l := envoyListener(name, port, object{"filters": []object{proxy}}.over(socket))
 	l["listener_filters"] = []object{{"name": "envoy.filters.listener.original_dst", "typed_config": object{
 		"@type": envoyTypes + "filters.listener.original_dst.v3.OriginalDst"}}}
 	return l
@@ -125,8 +128,5 @@ func onwards(name string, socket object) object {
 		"upstream_bind_config": object{
 			"source_address": object{"address": "0.0.0.0", "port_value": 0},
 			"socket_options": []object{{"level": level, "name": mark, "int_value": proxyMark, "state": "STATE_PREBIND"}}}}
-	if socket != nil {
-		cluster["transport_socket"] = socket
-	}
-	return cluster
+	return cluster.over(socket)
 }

@@ -17,6 +17,10 @@ import (
 // Places, in the order in which they are measured.
 var places = []string{"loopback", "veth", "proxy", "sidecar"}
 
+// unixPlaces are those where AF_UNIX is measured. Between veths, or past the node's stack, it would be what it is on
+// loopback.
+var unixPlaces = []string{"loopback", "proxy", "sidecar"}
+
 // place is where client and server are, and what lies between.
 type place struct {
 	family

@@ -64,18 +64,31 @@ func nginxStream(dir string, h hop, ports []int) string {
 // object is a part of Envoy's configuration.
 type object map[string]any
 
-func envoy(_ string, h hop, ports []int) string {
+// over has a listener's chain or a cluster use a transport socket, if it is not nil.
+func (o object) over(socket object) object {
+	if socket != nil {
+		o["transport_socket"] = socket
+	}
+	return o
+}
+
+func envoy(_ string, h hop, ports []int) string { return envoyWith(h, ports, nil, nil) }
+
+// envoyWith has these transport sockets, if any, towards the client and towards the server.
+func envoyWith(h hop, ports []int, downstream, upstream object) string {
 	var listeners, clusters []object
 	for _, port := range ports {
 		name := fmt.Sprintf("p%d", port)
 		filter := object{"name": "envoy.filters.network.tcp_proxy", "typed_config": object{
 			"@type": "type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy", "stat_prefix": name,
 			"cluster": name}}
+		chain := object{"filters": []object{filter}}
 		listeners = append(listeners, object{"name": name, "address": envoyAddress(h.listen(port)),
-			"filter_chains": []object{{"filters": []object{filter}}}})
+			"filter_chains": []object{chain.over(downstream)}})
 		endpoint := object{"endpoint": object{"address": envoyAddress(h.to(port))}}
-		clusters = append(clusters, object{"name": name, "type": "STATIC", "connect_timeout": "5s",
-			"load_assignment": object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{endpoint}}}}})
+		cluster := object{"name": name, "type": "STATIC", "connect_timeout": "5s",
+			"load_assignment": object{"cluster_name": name, "endpoints": []object{{"lb_endpoints": []object{endpoint}}}}}
+		clusters = append(clusters, cluster.over(upstream))
 	}
 	text, err := json.Marshal(object{"static_resources": object{"listeners": listeners, "clusters": clusters}})
 	if err != nil {

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""echo.py server HOST PORT | client HOST PORT REQUESTS: 24 bytes with a time stamp, and back, as in Simas 2025."""
+"""echo.py server HOST PORT | client HOST PORT REQUESTS: 24 bytes with a time stamp, and back, as in Simas 2025.
+
+With the host "unix" the port is the path of a socket.
+"""
 import json
 import math
 import socket
@@ -27,16 +30,24 @@ def echo(connection):
             connection.sendall(message)
 
 
-def serve(address):
-    with socket.create_server(address) as listener:
+def address(host, port):
+    return (socket.AF_UNIX, port) if host == "unix" else (socket.AF_INET, (host, int(port)))
+
+
+def serve(family, at):
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(at)
+        listener.listen()
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=echo, args=(connection,), daemon=True).start()
 
 
-def ping(address, requests):
+def ping(family, at, requests):
     times = []
-    with socket.create_connection(address) as connection:
+    with socket.socket(family) as connection:
+        connection.connect(at)
         start = time.perf_counter()
         for number in range(requests):
             sent = time.perf_counter()
@@ -55,6 +66,6 @@ def ping(address, requests):
 
 if __name__ == "__main__":
     if sys.argv[1] == "server":
-        serve((sys.argv[2], int(sys.argv[3])))
+        serve(*address(*sys.argv[2:4]))
     else:
-        ping((sys.argv[2], int(sys.argv[3])), int(sys.argv[4]))
+        ping(*address(*sys.argv[2:4]), int(sys.argv[4]))
