@@ -242,7 +242,7 @@ func TestTimeLeft(t *testing.T) {
 		Trial{Config: "unwanted", Measure: measure}); err != nil {
 		t.Fatal(err)
 	}
-	if got := strings.Join(left, " "); got != "55m0s 7m0s 3m0s 1m40s" || len(run.Report().Cells) != 1 {
+	if got := strings.Join(left, " "); got != "55m0s 7m0s 3m0s 1m40s" || len(run.report.configs()) != 1 {
 		t.Errorf("left %s, %d cells", got, len(run.Report().Cells))
 	}
 	if n := strings.Count(progress.String(), "left\n"); n != 4 {

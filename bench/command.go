@@ -19,7 +19,7 @@ import (
 
 // flags are what every experiment takes.
 type flags struct {
-	quick             bool
+	quick, bystander  bool
 	loads, contenders []string
 	rounds            int
 	out, plots        string
@@ -83,6 +83,8 @@ func (e Experiment) command() *cobra.Command {
 	cmd.Flags().StringSliceVar(&f.loads, "loads", nil, "only these loads, separated by commas; veth/* stands for all "+
 		"of that kind")
 	cmd.Flags().IntVar(&f.rounds, "rounds", MinRounds, "how often every measurement is repeated")
+	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "one more round of every measurement with a compute job "+
+		"next to it: how much the job loses")
 	cmd.Flags().StringVar(&f.out, "out", "", "write the figures to this file as JSON, compressed if it ends in .gz")
 	cmd.Flags().StringVar(&f.plots, "plots", "", "write plots (SVG) into this directory")
 	if len(e.Configs) > 0 {
@@ -113,7 +115,7 @@ func (e Experiment) execute(cmd *cobra.Command, f flags) error {
 		ctx = context.Background()
 	}
 	run := NewRun(e, f.quick, f.rounds, loads, cmd.ErrOrStderr())
-	run.Configs = contenders
+	run.Configs, run.Bystander = contenders, f.bystander
 	if err := e.Measure(ctx, run); err != nil {
 		return err
 	}

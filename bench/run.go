@@ -49,6 +49,8 @@ type Run struct {
 	// Scale is the share of the published counts that is measured where `kerb bench paper` repeats a published
 	// experiment; otherwise 0, and lengths are the experiment's own.
 	Scale float64
+	// Bystander asks for a further round of every trial with a compute job next to it.
+	Bystander bool
 	// Configs are the ones to measure; none stands for all.
 	Configs []string
 	// ServerCPUs is how many CPUs the servers of an experiment have that divides them; 0 stands for half of all.
@@ -105,12 +107,15 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err
 			part := float64(round*len(trials)+i) / float64(r.Rounds*len(trials))
 			r.done = (float64(r.finished) + part) / float64(max(1, len(r.loads)))
 			r.Progress("%s round %d/%d %s", load, round+1, r.Rounds, t.Config)
-			samples, err := t.Measure(ctx)
+			samples, err := t.measureAll(ctx)
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", t.Config, load, err)
 			}
 			r.Record(t.Config, load, samples...)
 		}
+	}
+	if r.Bystander {
+		return r.bystanders(ctx, load, trials)
 	}
 	return nil
 }

@@ -89,15 +89,15 @@ func figuresOf(name string) []string {
 	switch kind, _, _ := strings.Cut(name, "-"); kind {
 	case "echo":
 		return []string{"latency p1", "latency p25", "latency p50", "latency mean", "latency p75", "latency p99",
-			"latency p99.9", "jitter p50", "rate p50", "cpu_op p50"}
+			"latency p99.9", "jitter p50", "rate p50", "cpu_op p50", "memory p50"}
 	case "stream", "file":
-		return []string{"throughput p50", "fct p50", "cpu_byte p50"}
+		return []string{"throughput p50", "fct p50", "cpu_byte p50", "memory p50"}
 	case "redis":
-		return []string{"latency mean", "latency p50", "latency p99", "rate p50", "cpu_op p50"}
+		return []string{"latency mean", "latency p50", "latency p99", "rate p50", "cpu_op p50", "memory p50"}
 	case "http":
-		return []string{"latency p50", "latency p99", "jitter p50", "rate p50", "cpu_op p50"}
+		return []string{"latency p50", "latency p99", "jitter p50", "rate p50", "cpu_op p50", "memory p50"}
 	case "rare":
-		return []string{"latency p50", "latency p99", "jitter p50"}
+		return []string{"latency p50", "latency p99", "jitter p50", "memory p50"}
 	}
 	return []string{"connect p50", "memory p50", "memory_idle p50"}
 }

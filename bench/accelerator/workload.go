@@ -175,7 +175,12 @@ const settleTime = 20 * time.Millisecond
 func (s *serving) round(ctx context.Context) ([]bench.Sample, error) {
 	measure := func() ([]bench.Sample, error) {
 		time.Sleep(settleTime)
-		return s.w.measure(ctx, s)
+		samples, err := s.w.measure(ctx, s)
+		if err != nil || slices.ContainsFunc(samples, func(s bench.Sample) bool { return s.Metric == bench.MemoryMetric }) {
+			return samples, err
+		}
+		memory, err := s.usage().MemorySample() // the client has ended
+		return append(samples, memory), err
 	}
 	if s.kerb == nil {
 		return measure()

@@ -40,7 +40,7 @@ func TestExperiment(t *testing.T) {
 		}
 	}
 	for _, config := range configs {
-		for _, metric := range []string{"lossfree_rate", "lossfree_ratio", "cpu"} {
+		for _, metric := range []string{"lossfree_rate", "lossfree_ratio", "cpu", "memory"} {
 			if c, ok := r.Report().Find(config, "rpl/1s", metric, "p50"); !ok || !(c.Value > 0) {
 				t.Errorf("%s of %s: %+v", metric, config, c)
 			}

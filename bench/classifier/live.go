@@ -14,6 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/path"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/internal/lab/traffic"
 	"github.com/kerb-edge/kerb/modules/classifier"
 	"github.com/kerb-edge/kerb/modules/classifier/inference"
@@ -169,6 +171,11 @@ func (e *experiment) round(ctx context.Context, load string, borders []*border, 
 			return err
 		}
 		e.run.Record(b.config, load, flows[i].samples((control[i]+used).Seconds()/took.Seconds())...)
+		memory, err := path.Usage{Agents: []*node.Node{b.node}}.MemorySample()
+		if err != nil {
+			return err
+		}
+		e.run.Record(b.config, load, memory)
 		if err := e.account(b, &flows[i], load); err != nil {
 			return err
 		}

@@ -23,7 +23,7 @@ const divides = "responder"
 
 // flags are what was typed.
 type flags struct {
-	short, quick                           bool
+	short, quick, bystander                bool
 	tables                                 []string
 	resume, report, out, figures, linkedIn string
 	serverCPUs                             int
@@ -61,6 +61,8 @@ func command() *cobra.Command {
 		"of hours")
 	cmd.Flags().BoolVar(&f.quick, "quick", false, "a smoke run within 45 seconds")
 	cmd.Flags().StringSliceVar(&f.tables, "tables", nil, "only these tables, separated by commas")
+	cmd.Flags().BoolVar(&f.bystander, "bystander", false, "one more round of every measurement with a compute job "+
+		"next to it: how much the job loses")
 	cmd.Flags().StringVar(&f.resume, "resume", "", "keep each table in this directory when it is finished, and do not "+
 		"repeat those that are there")
 	cmd.Flags().StringVar(&f.report, "report", "", "measure nothing: read the figures from this file, which --out has "+
@@ -74,7 +76,7 @@ func command() *cobra.Command {
 		"to be the client")
 	cmd.Flags().StringVar(&f.tokenFile, "token-file", "", "weinhold: file with the token of --peer")
 	cmd.MarkFlagsMutuallyExclusive("short", "quick")
-	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus", "peer"} {
+	for _, other := range []string{"short", "quick", "tables", "resume", "server-cpus", "peer", "bystander"} {
 		cmd.MarkFlagsMutuallyExclusive("report", other)
 	}
 	return cmd
@@ -133,7 +135,8 @@ func (f flags) obtain(cmd *cobra.Command, w *Work) (*Report, error) {
 		ctx = context.Background()
 	}
 	return request{work: w, mode: f.mode(), tables: f.tables, resume: resume(f.resume),
-		serverCPUs: f.serverCPUs, peer: f.peer, tokenFile: f.tokenFile, progress: cmd.ErrOrStderr()}.run(ctx)
+		serverCPUs: f.serverCPUs, peer: f.peer, tokenFile: f.tokenFile, bystander: f.bystander,
+		progress: cmd.ErrOrStderr()}.run(ctx)
 }
 
 // list prints all works, with what each table shows and the time that it takes.

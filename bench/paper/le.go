@@ -71,6 +71,8 @@ func leTable(besides, combined string) Table {
 			Title:  fmt.Sprintf("Figures 8.2 to 8.7: %s bytes, %s packets/s, %s", size, rate, besides),
 			Metric: "delay", Width: 5, Below: 50})
 	}
+	t.Rows = append(t.Rows, Row{Label: "CPU", Load: loads[len(loads)-1], Metric: "cpu", Stat: "p50",
+		Unit: "CPUs"})
 	t.Figures = append(t.Figures, bench.Figure{Kind: "histogram", Name: besides + "-combined", Metric: "delay", Width: 5,
 		Title: "Figures " + combined + ": all cases, " + besides, Below: 50},
 		bench.Figure{Kind: "histogram", Name: besides + "-combined-log", Metric: "delay", Logarithmic: true,

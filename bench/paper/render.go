@@ -46,7 +46,7 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	}
 	fmt.Fprintf(b, "\n\n%s. %s.\n\n", p.Report.Where(), t.extent(p))
 	rows := [][]string{{"", "published", "ours", "ratio published", "ratio ours"}}
-	for _, row := range t.Rows {
+	for _, row := range slices.Concat(t.Rows, t.costRows(p)) {
 		for _, c := range t.configs(row) {
 			if line := row.line(c, t.configs(row)[0], p.Report); slices.ContainsFunc(line[1:3], isThere) {
 				rows = append(rows, line)
@@ -60,6 +60,20 @@ func writeTable(b *strings.Builder, t *Table, p *Part) {
 	for _, warning := range p.Report.Warnings() {
 		fmt.Fprintf(b, "\nWarning: %s.\n", warning)
 	}
+}
+
+// costRows are what the configs take of the machine under the last load, where the work does not have it in a row.
+func (t *Table) costRows(p *Part) (rows []Row) {
+	loads := t.Loads[p.Mode]
+	if len(loads) == 0 {
+		return nil
+	}
+	for _, c := range bench.Costs {
+		if !slices.ContainsFunc(t.Rows, func(r Row) bool { return r.Metric == c.Metric }) {
+			rows = append(rows, Row{Label: c.Label, Load: loads[len(loads)-1], Metric: c.Metric, Stat: "p50", Unit: c.Unit})
+		}
+	}
+	return rows
 }
 
 // extent says how much was measured, as it is, next to the counts that stand for the published ones.

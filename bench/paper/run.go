@@ -24,6 +24,7 @@ type request struct {
 	// As in bench.Run.
 	serverCPUs      int
 	peer, tokenFile string
+	bystander       bool
 	before          func(*bench.Run) // of each table; tests make runs smaller
 }
 
@@ -89,7 +90,7 @@ func (q request) measure(ctx context.Context, t *Table) (Part, error) {
 	}
 	fmt.Fprintf(q.progress, "\n%s\n", t.Title)
 	run := bench.NewRun(e, q.mode == Quick, t.Rounds[q.mode], t.Loads[q.mode], q.progress)
-	run.ServerCPUs, run.Peer, run.TokenFile = q.serverCPUs, q.peer, q.tokenFile
+	run.ServerCPUs, run.Peer, run.TokenFile, run.Bystander = q.serverCPUs, q.peer, q.tokenFile, q.bystander
 	run.Scale, run.Configs, run.Expected = q.mode.scale(), t.configNames(), t.Takes[q.mode]
 	if q.before != nil {
 		q.before(run)

@@ -13,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/bench"
+	usage "github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
+	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
 // Port is where all contenders answer; the published one of CoAP for that.
@@ -35,6 +37,7 @@ type contender struct {
 	sockets          *ebpf.Map
 	state            *ebpf.Map // of the published program
 	pid              int       // of program while it serves
+	agents           []*node.Node
 	bench.Closers
 }
 
@@ -162,6 +165,15 @@ func (c *contender) load(spec *ebpf.CollectionSpec) (*ebpf.Collection, error) {
 	}
 	c.Later(func() error { bpf.Close(); return nil })
 	return bpf, nil
+}
+
+// memory is that of the server while it serves, and of the agent with its maps.
+func (c *contender) memory() (bench.Sample, error) {
+	u := usage.Usage{Agents: c.agents}
+	if c.pid != 0 {
+		u.PIDs = []int{c.pid}
+	}
+	return u.MemorySample()
 }
 
 // sleeping is the variant that waits at no cost.

@@ -23,6 +23,7 @@ func (c *contender) startKerb() error {
 		return err
 	}
 	c.Later(n.Close)
+	c.agents = append(c.agents, n)
 	m := node.Module("responder", "responder", "", map[string]any{"listeners": []map[string]any{c.listener()}})
 	m.Spec.Attach = v1.Attach{Interfaces: []string{c.place.nic}}
 	m.Spec.Hook = "xdp"

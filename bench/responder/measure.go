@@ -91,7 +91,11 @@ func (e *experiment) measureTimes(c *contender, threads int) ([]bench.Sample, er
 func (e *experiment) measureRequests(c *contender, threads, requests int) (samples []bench.Sample, err error) {
 	err = c.serving(c.variant, func() error {
 		a, err := e.ask(c, "ask", threads, requests)
-		samples = append(rtt(a), threadMeans(a)...)
+		if err != nil {
+			return err
+		}
+		memory, err := c.memory()
+		samples = slices.Concat(rtt(a), threadMeans(a), []bench.Sample{memory})
 		return err
 	})
 	return samples, err
@@ -139,15 +143,21 @@ func threadMeans(a answerTo) []bench.Sample {
 // measurePublished is the first published experiment, with the quartiles of its box plots.
 func (e *experiment) measurePublished(c *contender, threads int) ([]bench.Sample, error) {
 	var a answerTo
+	var memory bench.Sample
 	requests, longest := e.published(publishedRequests)
-	err := c.serving(c.variant, func() (err error) { a, err = e.ask(c, "ask", threads, requests); return err })
+	err := c.serving(c.variant, func() (err error) {
+		if a, err = e.ask(c, "ask", threads, requests); err == nil {
+			memory, err = c.memory()
+		}
+		return err
+	})
 	if want := uint64(threads * requests); err == nil && a.Sent < want {
 		e.run.Note("published/%d, %s: fewer than %d requests, as there were no more in %v", threads, c.config, want, longest)
 	}
 	if e.run.Scale > 0 {
 		e.run.Keep(c.config, fmt.Sprintf("published/%d", threads), "thread_mean", "us", a.ThreadMeans)
 	}
-	return slices.Concat(rtt(a), threadMeans(a), a.Samples("rtt", "p1", "p25", "p75")), err
+	return slices.Concat(rtt(a), threadMeans(a), a.Samples("rtt", "p1", "p25", "p75"), []bench.Sample{memory}), err
 }
 
 // ask voids the run if an answer is wrong or missing: no more requests are under way than there are threads.

@@ -247,6 +247,8 @@ func (e *experiment) notes() {
 		e.run.Note("the client has no more CPUs than the servers: times of many threads are the client's own work for the " +
 			"most part; --server-cpus 1 on a machine with three CPUs or more changes that")
 	}
+	e.run.Note("memory is of the server while it serves, and of the agent with the maps of its modules; the client, and " +
+		"maps of the published programs, are left out")
 	if e.run.Scale > 0 {
 		return // no table of the published experiments has it
 	}

@@ -229,11 +229,11 @@ func TestMeasures(t *testing.T) {
 		want []string
 	}{
 		{"direct", 4, append(slices.Clone(rtt), "lossfree_rate p50", "cpu p50")},
-		{"published", 2, slices.Concat(rtt, means, []string{"rtt p1", "rtt p25", "rtt p75"})},
-		{"threads", 4, slices.Concat(rtt, means)},
+		{"published", 2, slices.Concat(rtt, means, []string{"rtt p1", "rtt p25", "rtt p75", "memory p50"})},
+		{"threads", 4, slices.Concat(rtt, means, []string{"memory p50"})},
 		{"until-loss", lossStep, []string{"lossfree_threads p50"}},
 		{"offered", 5000, []string{"lost p50", "answered p50"}},
-		{"tcp", 4, slices.Concat(rtt, means, []string{"cpu p50", "answered_at_parting p50"})},
+		{"tcp", 4, slices.Concat(rtt, means, []string{"memory p50", "cpu p50", "answered_at_parting p50"})},
 	} {
 		t.Run(tc.load, func(t *testing.T) {
 			samples, err := e.family(tc.load).measure(contend(t, e, tc.load, "user"), tc.n)

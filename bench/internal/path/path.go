@@ -218,13 +218,11 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 // costs are CPU time, and memory when nothing is sent, of all programs that take part and of Kerb's maps.
 func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
 	cores, err1 := p.cost(calm, duration)
-	bytes, err2 := p.usage().Memory()
-	tables, err3 := p.usage().Tables()
-	return []bench.Sample{bench.P50("cpu", "cores", cores), bench.P50("memory", "MiB", float64(bytes+tables)/(1<<20))},
-		errors.Join(err1, err2, err3)
+	memory, err2 := p.usage().MemorySample()
+	return []bench.Sample{bench.P50("cpu", "cores", cores), memory}, errors.Join(err1, err2)
 }
 
-func (p *Path) usage() Usage { return Usage{p.Group, p.Agents} }
+func (p *Path) usage() Usage { return Usage{Group: p.Group, Agents: p.Agents} }
 
 // cost is the CPU time of TCP at 100 Mbit/s, in cores, of Kerb's agents, too. iperf3's start and end are left out.
 func (p *Path) cost(calm, duration time.Duration) (float64, error) {

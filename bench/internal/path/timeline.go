@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"syscall"
 	"time"
@@ -109,15 +110,21 @@ func (p *Path) steady(ctx context.Context, length time.Duration) (wait func() er
 	}, cmd.Start()
 }
 
-// Usage is what the programs that a measurement is about take, with agents of Kerb.
+// Usage is what the programs that a measurement is about take, with agents of Kerb. Where there is no group, CPU does
+// not know the other programs.
 type Usage struct {
 	Group  *Group
 	Agents []*node.Node
+	PIDs   []int // of programs outside of the group
 }
 
 // CPU is the time that they have used so far.
 func (u Usage) CPU() (time.Duration, error) {
-	sum, err := u.Group.CPU()
+	var sum time.Duration
+	var err error
+	if u.Group != nil {
+		sum, err = u.Group.CPU()
+	}
 	for _, a := range u.Agents {
 		used, wrong := a.CPU()
 		sum, err = sum+used, errors.Join(err, wrong)
@@ -140,11 +147,22 @@ func (u Usage) Tables() (sum int64, err error) {
 	return sum, nil
 }
 
+// MemorySample is the memory of all programs and of the maps of Kerb's modules.
+func (u Usage) MemorySample() (bench.Sample, error) {
+	bytes, err := u.Memory()
+	tables, err2 := u.Tables()
+	return bench.P50(bench.MemoryMetric, "MiB", float64(bytes+tables)/(1<<20)), errors.Join(err, err2)
+}
+
 // Memory is the proportional share of all these, in bytes.
 func (u Usage) Memory() (sum int64, err error) {
-	pids, err := u.Group.Processes()
-	if err != nil {
-		return 0, err
+	pids := slices.Clone(u.PIDs)
+	if u.Group != nil {
+		own, err := u.Group.Processes()
+		if err != nil {
+			return 0, err
+		}
+		pids = append(pids, own...)
 	}
 	for _, a := range u.Agents {
 		planes, err := node.Descendants(a.PID())

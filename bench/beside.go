@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// What a round takes of the machine besides its own figures: softirqs and context switches, of all programs and the
+// kernel, and in one further round how much a fixed compute job next to it loses.
+const (
+	MemoryMetric    = "memory" // experiments measure it, as they know the programs
+	softirqMetric   = "softirq"
+	switchesMetric  = "switches"
+	bystanderMetric = "bystander"
+)
+
+// Costs are what rounds of most experiments have in common, with words for people.
+var Costs = []struct{ Metric, Label, Unit string }{
+	{MemoryMetric, "memory", "MiB"},
+	{softirqMetric, "softirqs", "CPUs"},
+	{switchesMetric, "context switches", "1/s"},
+	{"waits", "voluntary switches", "1/s"},
+	{"preempted", "involuntary switches", "1/s"},
+	{bystanderMetric, "compute job", "of alone"},
+}
+
+// ticksPerSecond is USER_HZ, which is the same on all architectures that Go knows.
+const ticksPerSecond = 100
+
+// kernelCounts are of all CPUs since boot.
+type kernelCounts struct {
+	softirq  float64 // seconds, by samples of the timer's tick
+	switches float64
+	at       time.Time
+}
+
+func readKernelCounts(root fs.FS) kernelCounts {
+	c := kernelCounts{at: time.Now()}
+	for text := range strings.Lines(line(root, "proc/stat")) {
+		switch f := strings.Fields(text); {
+		case len(f) > 7 && f[0] == "cpu":
+			ticks, _ := strconv.ParseFloat(f[7], 64)
+			c.softirq = ticks / ticksPerSecond
+		case len(f) == 2 && f[0] == "ctxt":
+			c.switches, _ = strconv.ParseFloat(f[1], 64)
+		}
+	}
+	return c
+}
+
+// since are the figures of the time from before to c.
+func (c kernelCounts) since(before kernelCounts) []Sample {
+	seconds := c.at.Sub(before.at).Seconds()
+	return []Sample{P50(softirqMetric, "CPUs", (c.softirq-before.softirq)/seconds),
+		P50(switchesMetric, "1/s", (c.switches-before.switches)/seconds)}
+}
+
+// measureAll measures a round, with what it takes of the machine. A trial without samples records its figures itself,
+// under loads of its own, or has none.
+func (t Trial) measureAll(ctx context.Context) ([]Sample, error) {
+	root := os.DirFS("/")
+	before := readKernelCounts(root)
+	samples, err := t.Measure(ctx)
+	if len(samples) == 0 {
+		return nil, err
+	}
+	return append(samples, readKernelCounts(root).since(before)...), err
+}
+
+// job is a fixed computation on all CPUs, with the default priority, until stop.
+type job struct {
+	done    atomic.Uint64 // parts of it
+	began   time.Time
+	over    atomic.Bool
+	threads sync.WaitGroup
+}
+
+func startJob() (*job, error) {
+	cpus, err := CPUs()
+	if err != nil {
+		return nil, err
+	}
+	j := &job{began: time.Now()}
+	for _, cpu := range cpus {
+		j.threads.Go(func() { j.compute(cpu) })
+	}
+	return j, nil
+}
+
+func (j *job) compute(cpu int) {
+	runtime.LockOSThread() // and ends with it: its affinity is no other's
+	var set unix.CPUSet
+	set.Set(cpu)
+	_ = unix.SchedSetaffinity(0, &set) // else the scheduler places it
+	block := make([]byte, 4096)
+	for !j.over.Load() {
+		sum := sha256.Sum256(block)
+		copy(block, sum[:])
+		j.done.Add(1)
+	}
+}
+
+// stop ends the job and returns its speed.
+func (j *job) stop() (perSecond float64) {
+	seconds := time.Since(j.began).Seconds()
+	done := j.done.Load()
+	j.over.Store(true)
+	j.threads.Wait()
+	return float64(done) / seconds
+}
+
+const jobAlone = time.Second
+
+// bystanders measures one further round of each trial with the job next to it. Nothing but the job's speed is kept: the
+// other figures are not those of the config alone.
+func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error {
+	j, err := startJob()
+	if err != nil {
+		return err
+	}
+	time.Sleep(jobAlone)
+	alone := j.stop()
+	for _, t := range trials {
+		r.Progress("%s with a compute job next to it, %s", load, t.Config)
+		j, err := startJob()
+		if err != nil {
+			return err
+		}
+		own := r.report
+		r.report = &Report{}
+		_, err = t.Measure(ctx)
+		r.report = own
+		speed := j.stop()
+		if err != nil && ctx.Err() == nil {
+			r.Note("%s, %s: not measured with a compute job next to it: %v", load, t.Config, err)
+			continue
+		}
+		if err != nil {
+			return errors.Join(err, ctx.Err())
+		}
+		r.Record(t.Config, load, P50(bystanderMetric, "of alone", speed/alone))
+	}
+	r.Note("%s is how fast a fixed job (SHA-256 on all CPUs, default priority) is next to a round, as a share of its "+
+		"speed alone", bystanderMetric)
+	return nil
+}

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package bench
+
+import (
+	"context"
+	"testing"
+	"testing/fstest"
+	"time"
+)
+
+func TestKernelCounts(t *testing.T) {
+	at := func(softirq, switches string) kernelCounts {
+		return readKernelCounts(fstest.MapFS{"proc/stat": {Data: []byte("cpu  1 2 3 4 5 6 " + softirq + " 8 9 10\n" +
+			"cpu0 1 2 3 4 5 6 999999 8 9 10\nintr 5 6\nctxt " + switches + "\nbtime 7\n")}})
+	}
+	before, after := at("100", "1000"), at("150", "4000")
+	after.at = before.at.Add(2 * time.Second)
+	got := after.since(before)
+	if len(got) != 2 || got[0] != P50("softirq", "CPUs", 0.25) || got[1] != P50("switches", "1/s", 1500) {
+		t.Errorf("%+v", got)
+	}
+}
+
+// A further round reports what a compute job next to it loses; of its own figures, notes and reasons to distrust it
+// nothing is kept.
+func TestBystander(t *testing.T) {
+	r := testRun(Experiment{Name: "x", Loads: []string{"l"}}, 5)
+	r.Bystander = true
+	rounds := 0
+	err := r.Interleave(t.Context(), "l", Trial{Config: "c", Measure: func(context.Context) ([]Sample, error) {
+		if rounds++; rounds > 5 {
+			r.Invalidate("disturbed")
+		}
+		time.Sleep(10 * time.Millisecond) // in which the job runs
+		return []Sample{P50("time", "ns", 1)}, nil
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _ := r.Report().Find("c", "l", "time", "p50")
+	beside, _ := r.Report().Find("c", "l", "bystander", "p50")
+	if rounds != 6 || len(own.Rounds) != 5 || len(beside.Rounds) != 1 || !(beside.Value > 0) || r.Report().Err() != nil {
+		t.Errorf("%d rounds: %+v, %+v, %v", rounds, own, beside, r.Report().Err())
+	}
+	for _, metric := range []string{"softirq", "switches"} {
+		if c, ok := r.Report().Find("c", "l", metric, "p50"); !ok || len(c.Rounds) != 5 {
+			t.Errorf("%s: %+v", metric, c)
+		}
+	}
+}
