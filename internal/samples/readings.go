@@ -167,14 +167,22 @@ type Interface struct {
 // Interfaces are those of the process's network namespace, by name.
 type Interfaces map[string]*Interface
 
-// Read reads the counters of all interfaces. If it cannot, there are none.
-func (all Interfaces) Read() {
-	data, err := os.ReadFile("/proc/self/net/dev")
+// Read reads the counters of all interfaces. If it cannot, there are none. It returns what it has read, for the next
+// call: a file of proc says no size, and a slice that grows with it is garbage of several times its size.
+func (all Interfaces) Read(buffer []byte) []byte {
+	f, err := os.Open("/proc/self/net/dev")
 	if err != nil {
 		clear(all)
-		return
+		return buffer
 	}
-	all.parse(data)
+	defer f.Close()
+	text := bytes.NewBuffer(buffer[:0])
+	if _, err := text.ReadFrom(f); err != nil {
+		clear(all)
+		return buffer
+	}
+	all.parse(text.Bytes())
+	return text.Bytes()
 }
 
 // parse reads the format of /proc/net/dev: after the name, bytes and packets are in columns 0 and 1 of what was

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/kerbabi"
 	"github.com/kerb-edge/kerb/internal/samples"
 )
@@ -16,13 +17,15 @@ import (
 // of it.
 type sampled struct {
 	interfaces samples.Interfaces
+	text       []byte // that these were read from
 	modules    map[string]moduleReadings
 }
 
 // moduleReadings are those of a module.
 type moduleReadings struct {
 	at      time.Time
-	dropped uint64 // packets, when drops were read
+	of      *deploy.Module // whose memory it is
+	dropped uint64         // packets, when drops were read
 	drops   []v1.Drop
 	memory  int64
 }
@@ -49,7 +52,7 @@ func (v *Views) Sample(out *samples.Readings) {
 	if v.sampled.interfaces == nil {
 		v.sampled.interfaces = samples.Interfaces{}
 	}
-	v.sampled.interfaces.Read()
+	v.sampled.text = v.sampled.interfaces.Read(v.sampled.text)
 	before := v.sampled.modules
 	v.sampled.modules = map[string]moduleReadings{}
 	v.Lock.Lock()
@@ -60,8 +63,12 @@ func (v *Views) Sample(out *samples.Readings) {
 			continue
 		}
 		m := before[name]
-		if m.dropped != dropped[name] || time.Since(m.at) > 10*time.Minute {
-			m = moduleReadings{time.Now(), dropped[name], v.Now.Drops(name), c.Memory()}
+		again := m.of != v.Now.Modules[name] || time.Since(m.at) > 10*time.Minute
+		if again {
+			m.at, m.of, m.memory = time.Now(), v.Now.Modules[name], c.Memory()
+		}
+		if again || m.dropped != dropped[name] {
+			m.dropped, m.drops = dropped[name], v.Now.Drops(name)
 		}
 		v.sampled.modules[name] = m
 		out.AddMemory(name, m.memory)
