@@ -81,7 +81,7 @@ func (c *conn) link(ifindex int) (rawLink, error) {
 	if len(msgs) == 0 {
 		return rawLink{}, &net.OpError{Op: "get", Net: "link", Err: unix.ENODEV}
 	}
-	return parseLink(msgs[0])
+	return parseLink(msgs[0]), nil
 }
 
 // ethtoolValue is struct ethtool_value (linux/ethtool.h), ifreqData struct ifreq (linux/if.h) with its pointer member.

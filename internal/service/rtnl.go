@@ -4,10 +4,9 @@ package service
 
 import (
 	"fmt"
+	"iter"
 	"net"
 	"net/netip"
-	"slices"
-	"syscall"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -98,62 +97,57 @@ func (c *conn) links(nsid int32) ([]rawLink, error) {
 	}
 	links := make([]rawLink, 0, len(msgs))
 	for _, m := range msgs {
-		l, err := parseLink(m)
-		if err != nil {
-			return nil, fmt.Errorf("list links: %w", err)
-		}
-		links = append(links, l)
+		links = append(links, parseLink(m))
 	}
 	return links, nil
 }
 
 // parseLink reads an RTM_NEWLINK (rtnetlink(7)). Attributes that Kerb has no use for are skipped; noNSID is the
 // namespace of a peer that is in the same one.
-func parseLink(msg []byte) (rawLink, error) {
+func parseLink(msg []byte) rawLink {
 	head := nl.DeserializeIfInfomsg(msg)
 	l := rawLink{peerNSID: noNSID}
 	l.Ifindex, l.Type = int(head.Index), head.Type
-	attrs, err := nl.ParseRouteAttr(msg[head.Len():])
-	for _, a := range attrs {
-		switch a.Attr.Type &^ unix.NLA_F_NESTED {
+	for kind, value := range attributes(msg[head.Len():]) {
+		switch kind {
 		case unix.IFLA_IFNAME:
-			l.Name = nl.BytesToString(a.Value)
+			l.Name = nl.BytesToString(value)
 		case unix.IFLA_MTU:
-			l.MTU = int(number(a.Value))
+			l.MTU = int(number(value))
 		case unix.IFLA_ADDRESS:
-			l.MAC = net.HardwareAddr(a.Value)
+			l.MAC = net.HardwareAddr(value)
 		case unix.IFLA_LINK:
-			l.peerIndex = int(number(a.Value))
+			l.peerIndex = int(number(value))
 		case unix.IFLA_LINK_NETNSID:
-			l.peerNSID = int32(number(a.Value))
+			l.peerNSID = int32(number(value))
 		case unix.IFLA_LINKINFO:
-			l.Kind = linkKind(a.Value)
+			for kind, value := range attributes(value) {
+				if kind == unix.IFLA_INFO_KIND {
+					l.Kind = nl.BytesToString(value)
+				}
+			}
 		case unix.IFLA_XDP:
-			l.xdp = hasXDP(a.Value)
+			for kind := range attributes(value) {
+				l.xdp = l.xdp || kind == iflaXDPDrvProgID
+			}
 		}
 	}
-	return l, err
+	return l
 }
 
-func hasXDP(info []byte) bool {
-	attrs, err := nl.ParseRouteAttr(info)
-	if err != nil {
-		return false
-	}
-	return slices.ContainsFunc(attrs, func(a syscall.NetlinkRouteAttr) bool { return a.Attr.Type == iflaXDPDrvProgID })
-}
-
-func linkKind(info []byte) string {
-	attrs, err := nl.ParseRouteAttr(info)
-	if err != nil {
-		return ""
-	}
-	for _, a := range attrs {
-		if a.Attr.Type == unix.IFLA_INFO_KIND {
-			return nl.BytesToString(a.Value)
+// attributes are those of a message of the kernel (rtnetlink(7)), by type. Of a link there are some fifty, and a slice
+// of them would be most of what a scan leaves as garbage.
+func attributes(b []byte) iter.Seq2[uint16, []byte] {
+	return func(yield func(uint16, []byte) bool) {
+		for len(b) >= unix.SizeofRtAttr {
+			size := int(nl.NativeEndian().Uint16(b))
+			if size < unix.SizeofRtAttr || size > len(b) ||
+				!yield(nl.NativeEndian().Uint16(b[2:])&^unix.NLA_F_NESTED, b[unix.SizeofRtAttr:size]) {
+				return
+			}
+			b = b[min((size+unix.RTA_ALIGNTO-1)&^(unix.RTA_ALIGNTO-1), len(b)):]
 		}
 	}
-	return ""
 }
 
 // number reads an attribute of 32 bits in the machine's byte order.
