@@ -10,6 +10,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/http"
 	"sort"
 	"strconv"
@@ -236,17 +237,42 @@ func (c running) Collect() ([]sdk.Sample, error) {
 	return out, nil
 }
 
-const sweepEvery = 30 * time.Second
+const (
+	sweepEvery = 30 * time.Second
+	sweepAll   = 10 * time.Minute // also if the same interfaces are there: another one may have come and gone meanwhile
+)
 
 // Run removes the counters of interfaces that are gone.
 func (c running) Run(ctx context.Context) {
-	gone := map[uint32]bool{}
+	s := sweeps{}
 	sdk.Every(ctx, sweepEvery, func() {
+		if !s.due(c, time.Now()) {
+			return
+		}
 		var err error
-		if gone, err = c.sweep(gone); err != nil {
+		if s.gone, err = c.sweep(s.gone); err != nil {
 			slog.Warn("counter: sweep failed", "module", c.Module, "error", err)
 		}
 	})
+}
+
+// sweeps is what the last sweep has met: it reads each entry.
+type sweeps struct {
+	at            time.Time
+	gone, present map[uint32]bool // interfaces
+}
+
+// due reports whether another sweep may find something.
+func (s *sweeps) due(c running, now time.Time) bool {
+	present := map[uint32]bool{}
+	for ifindex := range c.ByIfindex() {
+		present[ifindex] = true
+	}
+	if len(s.gone) == 0 && maps.Equal(present, s.present) && now.Sub(s.at) < sweepAll {
+		return false
+	}
+	s.at, s.present = now, present
+	return true
 }
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being

@@ -276,6 +276,36 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}
 }
 
+// A node whose interfaces stay has nothing to sweep.
+func TestSweepsAreDue(t *testing.T) {
+	var s sweeps
+	now := time.Now()
+	for i, step := range []struct {
+		after time.Duration
+		there []uint32
+		gone  bool // the sweep before has found counters of another one
+		due   bool
+	}{{0, nil, false, true}, {sweepEvery, nil, false, false}, {sweepEvery, []uint32{7}, false, true},
+		{sweepEvery, []uint32{7}, false, false}, {sweepEvery, []uint32{8}, false, true},
+		{sweepEvery, []uint32{8}, true, true}, {sweepEvery, []uint32{8}, false, false},
+		{sweepAll, []uint32{8}, false, true}} {
+		now = now.Add(step.after)
+		s.gone = nil
+		if step.gone {
+			s.gone = map[uint32]bool{7: true}
+		}
+		live := sdk.Live{Attachments: func() (all []sdk.Attachment) {
+			for _, ifindex := range step.there {
+				all = append(all, sdk.Attachment{Ifindex: ifindex})
+			}
+			return all
+		}}
+		if due := s.due(running{live}, now); due != step.due {
+			t.Errorf("step %d: due is %v", i, due)
+		}
+	}
+}
+
 // A place is freed only if no CPU can be taking it meanwhile.
 func TestSweepFreesPlaces(t *testing.T) {
 	c := load(t, chain.OnTCIngress, nil)
