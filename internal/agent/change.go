@@ -3,7 +3,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"maps"
 	"slices"
@@ -76,12 +75,8 @@ func current(desired resource.State, modules []v1.Module) (out []v1.Module) {
 	return out
 }
 
-// Delete removes resources: all of them or none.
-func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyResult, err error) {
-	a.changes.Lock()
-	defer a.changes.Unlock()
-	at := a.begin()
-	defer func() { a.record(ctx, r.By, at, result, err) }()
+// delete executes one deletion.
+func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
 	next := a.now.Desired.Clone()
 	result.DryRun = r.DryRun
 	changes, err := r.Change(next, &result)

@@ -5,6 +5,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"sync"
 
@@ -16,19 +17,32 @@ import (
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
-// Requests that only add or change services and arrive while another change is executed share one plan, one commit and
-// one grace period: orchestrators start many services at once. Each is all or nothing, and answered when its services
-// are protected.
+// Requests that only add, change or delete services and arrive while another change is executed share one plan, one
+// commit and one grace period: orchestrators start and end many services at once. Each is all or nothing, and answered
+// when its services are protected.
 
 // grouped is a request that waits for its group.
 type grouped struct {
 	server.Request
+	deletion *server.Deletion // instead of the request, of which By counts
 	attempt
 	ctx     context.Context // of the client
 	result  v1.ApplyResult
 	err     error
 	done    chan struct{}
 	changes resource.Changes // as part of a group
+	points  map[int]bool     // interfaces of services that it deletes
+}
+
+// change makes the desired state what the client asks for.
+func (q *grouped) change(desired resource.State, result *v1.ApplyResult) (changes resource.Changes, err error) {
+	if q.deletion != nil {
+		return q.deletion.Change(desired, result)
+	}
+	if changes, err = q.Change(desired, result); err == nil {
+		result.Warnings, err = desired.CheckAll(q.Resources, changes)
+	}
+	return changes, err
 }
 
 // group is the requests that wait for the change before them.
@@ -59,6 +73,12 @@ func canShare(r server.Request) bool {
 		!slices.ContainsFunc(r.Resources, func(o resource.Object) bool { return !resource.Service.IsKind(o) })
 }
 
+// canShareDeletion is canShare of a deletion.
+func canShareDeletion(r server.Deletion) bool {
+	return !r.DryRun && len(r.Refs) > 0 &&
+		!slices.ContainsFunc(r.Refs, func(of resource.Ref) bool { return of.Kind != v1.KindService })
+}
+
 // Apply creates or updates resources: all of them or none.
 func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyResult, err error) {
 	if !canShare(r) {
@@ -68,8 +88,24 @@ func (a *Agent) Apply(ctx context.Context, r server.Request) (result v1.ApplyRes
 		defer func() { a.record(ctx, r.By, at, result, err) }()
 		return a.apply(r)
 	}
-	q := &grouped{Request: r, ctx: ctx, err: errors.New("the agent failed to execute the change"),
-		done: make(chan struct{})}
+	return a.share(&grouped{Request: r, ctx: ctx})
+}
+
+// Delete removes resources: all of them or none.
+func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyResult, err error) {
+	if !canShareDeletion(r) {
+		a.changes.Lock()
+		defer a.changes.Unlock()
+		at := a.begin()
+		defer func() { a.record(ctx, r.By, at, result, err) }()
+		return a.delete(r)
+	}
+	return a.share(&grouped{Request: server.Request{By: r.By}, deletion: &r, ctx: ctx})
+}
+
+// share returns when a request was executed, alone or with others.
+func (a *Agent) share(q *grouped) (v1.ApplyResult, error) {
+	q.err, q.done = errors.New("the agent failed to execute the change"), make(chan struct{})
 	if a.group.add(q) {
 		a.applyGroup()
 	}
@@ -94,7 +130,11 @@ func (a *Agent) applyGroup() {
 	}
 	for _, q := range alone {
 		q.attempt = a.begin()
-		q.result, q.err = a.apply(q.Request)
+		if q.deletion != nil {
+			q.result, q.err = a.delete(*q.deletion)
+		} else {
+			q.result, q.err = a.apply(q.Request)
+		}
 		a.record(q.ctx, q.By, q.attempt, q.result, q.err)
 	}
 }
@@ -117,6 +157,7 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 	var changes resource.Changes
 	for _, q := range accepted {
 		changes.Put = append(changes.Put, q.changes.Put...)
+		changes.Remove = append(changes.Remove, q.changes.Remove...)
 	}
 	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, execute, a.store.RecoveryPending())
 	if err != nil {
@@ -142,6 +183,7 @@ func (q *grouped) newIn(seen observe.Snapshot) observe.Snapshot {
 // stepsOf leaves out steps on attach points of other services.
 func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.Step) {
 	own := map[int]bool{0: true} // no attach point: shared by all
+	maps.Copy(own, q.points)
 	for _, o := range q.Resources {
 		for _, l := range seen.Services[o.Meta().Name].Links {
 			own[l.Ifindex] = true
@@ -158,22 +200,34 @@ func (q *grouped) stepsOf(steps []plan.Step, seen observe.Snapshot) (out []plan.
 // merge applies requests to the desired state in their order, without those that it refuses.
 func (a *Agent) merge(all []*grouped) (next resource.State, accepted, rest []*grouped) {
 	next = a.now.Desired.Clone()
+	put := map[string]bool{}
 	for _, q := range all {
 		q.attempt = a.begin()
 		q.before = next
 		trial, result := next.Clone(), v1.ApplyResult{}
-		changes, err := q.Change(trial, &result)
-		if err == nil {
-			result.Warnings, err = trial.CheckAll(q.Resources, changes)
-		}
-		if err != nil {
-			rest = append(rest, q)
+		changes, err := q.change(trial, &result)
+		if err != nil || slices.ContainsFunc(changes.Remove, func(r resource.Ref) bool { return put[r.Name] }) {
+			rest = append(rest, q) // of what one change puts and removes, the store would keep what is put
 			continue
 		}
-		next, q.result, q.changes = trial, result, changes
+		for _, o := range changes.Put {
+			put[o.Meta().Name] = true
+		}
+		next, q.result, q.changes, q.points = trial, result, changes, a.interfacesOf(changes.Remove)
 		accepted = append(accepted, q)
 	}
 	return next, accepted, rest
+}
+
+// interfacesOf returns the interfaces of services as they are now.
+func (a *Agent) interfacesOf(services []resource.Ref) map[int]bool {
+	out := map[int]bool{}
+	for _, r := range services {
+		for _, l := range a.now.Services[r.Name].Links {
+			out[l.Ifindex] = true
+		}
+	}
+	return out
 }
 
 func texts(steps []plan.Step) (out []string) {

@@ -50,11 +50,20 @@ type answer struct {
 // together has requests wait for a change, and returns their answers in order.
 func (n *node) together(t *testing.T, requests []server.Request) []answer {
 	t.Helper()
-	out := make([]answer, len(requests))
+	var calls []func() (v1.ApplyResult, error)
+	for _, r := range requests {
+		calls = append(calls, func() (v1.ApplyResult, error) { return n.Apply(t.Context(), r) })
+	}
+	return n.waiting(t, calls...)
+}
+
+func (n *node) waiting(t *testing.T, calls ...func() (v1.ApplyResult, error)) []answer {
+	t.Helper()
+	out := make([]answer, len(calls))
 	var wg sync.WaitGroup
 	n.changes.Lock()
-	for i, r := range requests {
-		wg.Go(func() { out[i].result, out[i].err = n.Apply(t.Context(), r) })
+	for i, call := range calls {
+		wg.Go(func() { out[i].result, out[i].err = call() })
 		wait.Until(t, "the request waits", func() bool {
 			n.group.mu.Lock()
 			defer n.group.mu.Unlock()
@@ -108,6 +117,48 @@ func TestServicesShareOneChange(t *testing.T) {
 	stored, err := n.store.Snapshot()
 	if err != nil || stored.Len(resource.Service) != 2+len(hosts) {
 		t.Errorf("%d services are stored, %v", stored.Len(resource.Service), err)
+	}
+}
+
+// Services that are deleted while another change is executed become one change, together with those that are created;
+// each answer has the steps of its own service. One that is not there gets its own error, and one that was just created
+// is deleted, too.
+func TestDeletionsShareOneChange(t *testing.T) {
+	n := newNode(t)
+	n.apply(t, n.both(), module("count", "counter", "*", nil))
+	hosts := groupHosts(t, 4)
+	var services []v1.Service
+	for i, h := range hosts {
+		services = append(services, serviceOf(fmt.Sprint("s", i), h))
+	}
+	n.apply(t, services[:3])
+	remove := func(name string) func() (v1.ApplyResult, error) {
+		return func() (v1.ApplyResult, error) {
+			return n.Delete(t.Context(), server.Deletion{Refs: []resource.Ref{{Kind: v1.KindService, Name: name}}})
+		}
+	}
+	create := func() (v1.ApplyResult, error) {
+		return n.Apply(t.Context(), server.Request{Resources: resource.Objects(services[3])})
+	}
+	before := changesMade(t, n)
+	answers := n.waiting(t, remove("s0"), remove("s1"), remove("s2"), create, remove("missing"), remove("s3"))
+	for i, a := range answers {
+		var missing *apierrors.NotFound
+		if wrong := errors.As(a.err, &missing); wrong != (i == 4) || !wrong && (a.err != nil || len(a.result.Steps) != 2) {
+			t.Errorf("request %d: %+v %v", i, a.result, a.err)
+		}
+	}
+	if made := changesMade(t, n) - before; made != 2 { // s3 is created by the first, and deleted by the second
+		t.Errorf("%d changes, want 2", made)
+	}
+	stored, err := n.store.Snapshot()
+	if err != nil || stored.Len(resource.Service) != 2 {
+		t.Errorf("%d services are stored, %v", stored.Len(resource.Service), err)
+	}
+	for i, h := range hosts {
+		if chains := n.chainsOn(t, h); len(chains) != 0 {
+			t.Errorf("service %d: chains %v", i, chains)
+		}
 	}
 }
 
