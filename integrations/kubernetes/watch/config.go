@@ -31,6 +31,10 @@ const (
 	pingTimeout   = 15 * time.Second
 )
 
+// receiveBuffer is how much of a list the server sends before it is decoded. With the 4 MiB that net/http takes by
+// default, a list of thousands of pods was in memory as text, too, when the program started.
+const receiveBuffer = 128 << 10
+
 // Client is an API server. It is safe for concurrent use.
 type Client struct {
 	base      string
@@ -255,7 +259,8 @@ func newClient(base string, config *tls.Config) *Client {
 		// ForceAttemptHTTP2 because of the two fields above it: all watches share one connection.
 		ForceAttemptHTTP2: true, TLSClientConfig: config, TLSHandshakeTimeout: dialTimeout,
 		ResponseHeaderTimeout: headerTimeout, IdleConnTimeout: time.Minute, DisableCompression: true,
-		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout},
+		HTTP2: &http.HTTP2Config{SendPingTimeout: pingAfter, PingTimeout: pingTimeout,
+			MaxReceiveBufferPerStream: receiveBuffer},
 	}}}
 }
 
