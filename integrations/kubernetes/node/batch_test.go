@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"path/filepath"
+	"reflect"
 	"testing"
 	"time"
 
@@ -101,5 +102,22 @@ func TestManyPodsAreSaved(t *testing.T) {
 		if next.pods[uid] != p {
 			t.Fatalf("%+v, want %+v", next.pods[uid], p)
 		}
+	}
+}
+
+// While pods are listed, those with equal labels share one map of them.
+func TestListedPodsShareLabels(t *testing.T) {
+	share := newState("n1").podHandler().Share()
+	maps := map[uintptr]bool{}
+	for i := range 1000 {
+		pod := podObject(i) // with 50 different labels
+		share(&pod)
+		if want := fmt.Sprint(i % 50); pod.Metadata.Labels["app"] != want {
+			t.Fatalf("pod %d has labels %v", i, pod.Metadata.Labels)
+		}
+		maps[reflect.ValueOf(pod.Metadata.Labels).Pointer()] = true
+	}
+	if len(maps) != 50 {
+		t.Errorf("%d maps of labels, want 50", len(maps))
 	}
 }

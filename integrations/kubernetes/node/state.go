@@ -225,8 +225,22 @@ func (s *state) namespaceHandler() watch.Handler[api.Object] {
 		})
 }
 
+// sharing has objects with equal labels share a map of them: those of thousands of pods are in memory together until
+// their list is complete.
+func sharing() func(*api.Object) {
+	known := map[labels]map[string]string{}
+	return func(o *api.Object) {
+		of := labelsOf(o.Metadata.Labels)
+		if same, ok := known[of]; ok {
+			o.Metadata.Labels = same
+			return
+		}
+		known[of] = o.Metadata.Labels
+	}
+}
+
 func (s *state) podHandler() watch.Handler[api.Object] {
-	return handler(s, ofPods, func(n int) { s.pods, s.aliases = make(map[string]pod, n), nil },
+	h := handler(s, ofPods, func(n int) { s.pods, s.aliases = make(map[string]pod, n), nil },
 		func(o api.Object) bool {
 			p := podOf(o.Metadata)
 			before, ok := s.pods[o.Metadata.UID]
@@ -239,6 +253,8 @@ func (s *state) podHandler() watch.Handler[api.Object] {
 			return set(s.pods, o.Metadata.UID, p)
 		},
 		func(o api.Object) { delete(s.pods, o.Metadata.UID); s.aliases = nil })
+	h.Share = sharing
+	return h
 }
 
 func podOf(m api.ObjectMeta) pod {

@@ -46,6 +46,16 @@ type Handler[T any] struct {
 	Replace func([]T) // all objects that there are, by a complete list
 	Set     func(T)   // one is new or has changed
 	Delete  func(T)   // one is gone
+	// Share is called when a list begins, and what it returns with each object of the list, until Replace: what many
+	// objects have in common need not be in memory for each. It may be nil.
+	Share func() func(*T)
+}
+
+func (h Handler[T]) share() func(*T) {
+	if h.Share == nil {
+		return func(*T) {}
+	}
+	return h.Share()
 }
 
 // Times of a follower, which tests shorten.
@@ -157,6 +167,7 @@ func (f *follower[T, P]) request(ctx context.Context, query url.Values) (io.Read
 // list replaces everything by pages of LIST.
 func (f *follower[T, P]) list(ctx context.Context) error {
 	var all []T
+	share := f.handler.share()
 	query := url.Values{"limit": {strconv.Itoa(pageSize)}}
 	for {
 		body, err := f.request(ctx, query)
@@ -166,6 +177,7 @@ func (f *follower[T, P]) list(ctx context.Context) error {
 		version, more, err := readPage(body, func(item json.RawMessage) error {
 			object, ok, err := f.decode(item)
 			if ok {
+				share(&object)
 				all = append(all, object)
 			}
 			return err
@@ -302,7 +314,8 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 		return err
 	}
 	defer body.Close()
-	listed := map[string]T{} // by UID, until all initial events are there; then nil, as a watch lasts for an hour
+	// until all initial events are there; then empty, as a watch lasts for an hour
+	listed := listing[T]{map[string]T{}, f.handler.share()}
 	for decoder := json.NewDecoder(body); ; {
 		var e event
 		if err := decoder.Decode(&e); err != nil {
@@ -317,9 +330,15 @@ func (f *follower[T, P]) watch(ctx context.Context, initial bool) error {
 			return err
 		}
 		if done {
-			initial, listed = false, nil
+			initial, listed = false, listing[T]{}
 		}
 	}
+}
+
+// listing is the objects of a list so far, by UID.
+type listing[T any] struct {
+	objects map[string]T
+	share   func(*T)
 }
 
 func (f *follower[T, P]) ended(initial bool) error {
@@ -330,7 +349,7 @@ func (f *follower[T, P]) ended(initial bool) error {
 }
 
 // take handles one event. It returns true if it is the end of the list.
-func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end bool, err error) {
+func (f *follower[T, P]) take(e event, initial bool, listed listing[T]) (end bool, err error) {
 	switch e.Type {
 	case "BOOKMARK", "ERROR":
 		var m mark
@@ -344,7 +363,8 @@ func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end b
 			if m.Metadata.Annotations[initialEventsEnd] != "true" {
 				return false, nil
 			}
-			f.replace(slices.Collect(maps.Values(listed)), m.Metadata.ResourceVersion)
+			all := slices.AppendSeq(make([]T, 0, len(listed.objects)), maps.Values(listed.objects))
+			f.replace(all, m.Metadata.ResourceVersion)
 			return true, nil
 		}
 		f.version = m.Metadata.ResourceVersion
@@ -362,9 +382,10 @@ func (f *follower[T, P]) take(e event, initial bool, listed map[string]T) (end b
 	case !initial:
 		f.change(e.Type == "DELETED", object, meta)
 	case e.Type == "DELETED":
-		delete(listed, meta.UID)
+		delete(listed.objects, meta.UID)
 	default:
-		listed[meta.UID] = object
+		listed.share(&object)
+		listed.objects[meta.UID] = object
 	}
 	return false, nil
 }

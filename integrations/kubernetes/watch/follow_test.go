@@ -173,6 +173,28 @@ func TestInitialEvents(t *testing.T) {
 	}
 }
 
+// What objects have in common is shared while they are listed, by initial events or pages, and not in later events.
+func TestListedObjectsAreShared(t *testing.T) {
+	for name, script := range map[string][]func(http.ResponseWriter, *http.Request){
+		"initial events": {stays(line("ADDED", "a", "1", 3), line("ADDED", "b", "2", 4), endOfList(7),
+			line("ADDED", "d", "4", 8))},
+		"pages": {refuses(http.StatusUnprocessableEntity), sends(`{"metadata":{"resourceVersion":"7"},"items":[` +
+			`{"metadata":{"name":"a","uid":"1","resourceVersion":"3"}},` +
+			`{"metadata":{"name":"b","uid":"2","resourceVersion":"4"}}]}`), stays(line("ADDED", "d", "4", 8))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, lists := &mirror{}, 0
+			h := m.handler()
+			h.Share = func() func(*api.Object) {
+				lists++
+				return func(o *api.Object) { o.Metadata.Name += fmt.Sprint("-shared-", lists) }
+			}
+			followDouble(t, &double{script: script}, h)
+			m.await(t, "a-shared-1 b-shared-1 d")
+		})
+	}
+}
+
 // A list that is cut off replaces nothing: what is missing of it was not deleted.
 func TestPartOfList(t *testing.T) {
 	d, m := follow(t, sends(line("ADDED", "a", "1", 3)), refuses(503), sends(line("ADDED", "a", "1", 3), endOfList(3)),
