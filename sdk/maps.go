@@ -129,11 +129,16 @@ func ReadTable[K comparable, V any](m Maps, name string) (map[K]V, error) {
 	return all, err
 }
 
-// EachBatch calls do for the elements of a hash map or an array, size of them per system call or more, until it
-// returns false. Elements that come and go meanwhile may be missed or met twice. The slices are valid until do returns.
+// firstBatch is how many elements there is room for at first: most maps are nearly empty most of the time.
+const firstBatch = 16
+
+// EachBatch calls do for the elements of a hash map or an array, size of them per system call where there are many,
+// until it returns false. Elements that come and go meanwhile may be missed or met twice. The slices are valid until do
+// returns.
 func EachBatch[K, V any](m *ebpf.Map, size int, do func([]K, []V) bool) error {
 	var cursor ebpf.MapBatchCursor
-	keys, values := make([]K, size), make([]V, size)
+	room := min(size, firstBatch)
+	keys, values := make([]K, room), make([]V, room)
 	for {
 		n, err := m.BatchLookup(&cursor, keys, values, nil)
 		if n > 0 && !do(keys[:n], values[:n]) {
@@ -143,9 +148,14 @@ func EachBatch[K, V any](m *ebpf.Map, size int, do func([]K, []V) bool) error {
 		case errors.Is(err, ebpf.ErrKeyNotExist):
 			return nil
 		case errors.Is(err, unix.ENOSPC): // a hash bucket has more elements than a batch
-			keys, values = make([]K, 2*len(keys)), make([]V, 2*len(keys))
+			room *= 2
 		case err != nil:
 			return err
+		default:
+			room = max(room, min(8*room, size))
+		}
+		if room > len(keys) {
+			keys, values = make([]K, room), make([]V, room)
 		}
 	}
 }

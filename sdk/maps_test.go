@@ -5,6 +5,7 @@ package sdk_test
 import (
 	"errors"
 	"maps"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -130,5 +131,25 @@ func TestEachElement(t *testing.T) {
 	err = sdk.EachElement(all, "none", 1, func(uint32, *uint64) bool { return true })
 	if !errors.Is(err, sdk.ErrNoMap) {
 		t.Errorf("of a map that is not there: %v", err)
+	}
+}
+
+// An empty map takes no room for a batch.
+func TestEachBatchOfNone(t *testing.T) {
+	sdktest.NeedRoot(t)
+	m, err := ebpf.NewMap(&ebpf.MapSpec{Type: ebpf.Hash, KeySize: 4, ValueSize: 64, MaxEntries: 4096})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	const times, size = 100, 4096
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range times {
+		err = errors.Join(err, sdk.EachBatch(m, size, func([]uint32, [][64]byte) bool { return true }))
+	}
+	runtime.ReadMemStats(&after)
+	if used := (after.TotalAlloc - before.TotalAlloc) / times; err != nil || used > 16<<10 {
+		t.Errorf("%d bytes are allocated, %v", used, err)
 	}
 }
