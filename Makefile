@@ -262,24 +262,26 @@ test-libraries: test-setup bpf ## Test: the tests of Go's own network libraries,
 test-combinations: test-setup bpf ## Test: every two and three of the built-in modules together: 5 minutes
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_COMBINATIONS=1 go test -vet=off -count=1 -timeout 30m ./test/combinations
 
-kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: ten minutes the first time
-	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/out/kube-api .
+# Programs of Kubernetes, of the version of test/kube or of KUBE=VERSION.
+KUBE_VERSION := $(or $(KUBE),v1.35.4)
+IN_KUBE = $(if $(KUBE),scripts/kube-module $(KUBE) && cd out/kube-$(KUBE) && export GOFLAGS=-mod=mod,cd test/kube)
+KUBE_FLAGS := -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)'
+kube-api: ## Build: out/kube-api, etcd and the Kubernetes API server for tests: ten minutes the first time; or KUBE=VERSION
+	$(IN_KUBE) && go build $(KUBE_FLAGS) -o $(CURDIR)/out/kube-api .
 
-test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server
+test-kube-api: demo-setup bpf kube-api ## Test: what speaks to Kubernetes, against a real API server; or KUBE=VERSION
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_KUBE_API=$(CURDIR)/out/kube-api \
 	  go test -vet=off -ldflags=-s -count=1 -p 1 -timeout 15m ./integrations/kubernetes/api ./integrations/kubernetes/node ./bench/kube
 
 # What the test cluster runs, besides etcd and the API server.
 KUBE_BIN := out/cluster/bin
-KUBE_VERSION := v1.35.4
 CONTAINERD := github.com/containerd/containerd/v2
 CONTAINERD_VERSION = $(shell awk '$$2 == "$(CONTAINERD)" || $$1 == "$(CONTAINERD)" { print $$NF }' test/containerd/go.mod)
 kube-setup:
 	@scripts/setup cluster
 
 kube-programs: kube-setup bpf kube-api
-	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
-	  -o $(CURDIR)/$(KUBE_BIN)/kube ./cluster
+	$(IN_KUBE) && go build $(KUBE_FLAGS) -o $(CURDIR)/$(KUBE_BIN)/kube ./cluster
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/image/pod ./test/cluster/pod
 	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(KUBE_BIN)/ ./test/cluster/prepare \
 	  $(addprefix github.com/containernetworking/plugins/plugins/,main/bridge main/loopback ipam/host-local meta/portmap) \
@@ -294,7 +296,7 @@ kube-up: kube-programs ## Run: a Kubernetes cluster on this machine, with Kerb o
 kube-down: ## Run: end the cluster of kube-up, and remove what it wrote
 	$(SUDO) test/cluster/cluster down
 
-test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, installing the chart; NODES=, PODS=200, AUTONOMY=10m, LAYOUT=, RUN=, KEEP=1
+test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelets: leaks, outages, uninstalling, the chart and its upgrade; NODES=, PODS=200, AUTONOMY=10m, LAYOUT=, RUN=, KEEP=1
 	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_TEST_KUBE=1 PODS=$(PODS) NODES=$(NODES) KEEP=$(KEEP) \
 	  AUTONOMY=$(AUTONOMY) LAYOUT=$(LAYOUT) \
 	  go test -vet=off -ldflags=-s -count=1 -v -timeout 1h $(if $(RUN),-run '$(RUN)') ./test/cluster
@@ -302,8 +304,7 @@ test-kube: kube-programs images out/helm ## Test: Kerb on a cluster with kubelet
 # Kubernetes' own tests, what their pods run, and the name server.
 conformance-programs: kube-programs
 	@scripts/setup conformance
-	cd test/kube && CGO_ENABLED=0 go test -vet=off -c -trimpath -ldflags '-s -w -X k8s.io/component-base/version.gitVersion=$(KUBE_VERSION)' \
-	  -o $(CURDIR)/$(KUBE_BIN)/conformance ./conformance
+	$(IN_KUBE) && go test -vet=off -c $(KUBE_FLAGS) -o $(CURDIR)/$(KUBE_BIN)/conformance ./conformance
 	cd test/kube && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$(KUBE_BIN)/ k8s.io/kubernetes/test/images/agnhost
 	cd test/coredns && CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o $(CURDIR)/$(KUBE_BIN)/coredns .
 	test/cluster/images $(KUBE_BIN)
