@@ -20,7 +20,7 @@ PLAIN := modules/classifier/inference/engine.bpf.o $(patsubst %.c,%.o,$(shell fi
 # Kernels that the kernel module is for.
 KMOD_KERNELS := 6.1,6.1-rt,6.12,6.12-rt
 
-.PHONY: images helm test-helm test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs page-growth ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
+.PHONY: images helm test-helm test-monitors test-cosign help costs setup bpf lib packages generate build fmt lint lint-setup vet unit test test-setup kernels-setup test-together test-most test-alone test-load test-ml test-systemd test-dist dist test-ui page-costs page-growth ui ml models test-kernels test-kmod test-underlay test-soak test-oakestra kube-api test-kube-api test-fleet kube-setup kube-programs kube-up kube-down test-kube test-kube-long test-conformance conformance-programs test-combinations test-containers test-libraries test-parser test-upgrade demo demo-check demo-build demo-setup clean
 .DEFAULT_GOAL := help
 
 # A target is listed under the group that its text begins with.
@@ -99,6 +99,16 @@ helm: out/helm ## Build: deploy/kubernetes/install.yaml, of the chart in deploy/
 
 test-helm: out/helm ## Test: the chart, and that install.yaml is what it renders
 	KERB_HELM=$(CURDIR)/out/helm go test -count=1 ./deploy/helm
+
+# What the ServiceMonitors of the chart are for.
+OPERATOR := github.com/prometheus-operator/prometheus-operator
+test-monitors: out/helm demo-setup kube-api ## Test: the ServiceMonitors of the chart, with the operator of Prometheus and Prometheus, several minutes the first time
+	@command -v prometheus > /dev/null || scripts/setup test
+	cd test/operator && go build -trimpath -ldflags '-s -w' -o $(CURDIR)/out/operator/ $(OPERATOR)/cmd/operator && \
+	  rm -rf $(CURDIR)/out/operator/crds && cp -r $$(go list -m -f '{{.Dir}}' $(OPERATOR))/example/prometheus-operator-crd $(CURDIR)/out/operator/crds && \
+	  chmod -R u+w $(CURDIR)/out/operator/crds
+	$(SUDO) env "PATH=$(PATH)" CGO_ENABLED=0 KERB_HELM=$(CURDIR)/out/helm KERB_KUBE_API=$(CURDIR)/out/kube-api \
+	  KERB_OPERATOR=$(CURDIR)/out/operator go test -vet=off -count=1 -v -run '^TestMonitors$$' ./deploy/helm
 
 fmt: ## Develop: format Go, and the changed lines of C, if the tools are installed
 	gofmt -w $$(git ls-files -co --exclude-standard '*.go')
