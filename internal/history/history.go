@@ -86,8 +86,9 @@ type entry struct {
 // stored is an entry as it is read.
 type stored struct {
 	v1alpha1.ChangeRecord
-	Was json.RawMessage `json:"was"`
-	Cut bool            `json:"cut"`
+	Was     json.RawMessage `json:"was"`
+	Cut     bool            `json:"cut"`
+	Seconds float64         `json:"took"` // as earlier versions have it, instead of Took
 }
 
 // Open reads which records are in a directory, which it makes. Where that fails, failed receives the error, and
@@ -110,7 +111,7 @@ func Open(dir string, failed func(error)) *Log {
 	if len(l.files) > 0 {
 		newest := l.files[len(l.files)-1].first
 		l.last = newest
-		_ = l.scan(newest, func(e stored) { l.last = max(l.last, e.Number) })
+		_ = l.scan(newest, func(e stored) (enough bool) { l.last = max(l.last, e.Number); return false })
 	}
 	return l
 }
@@ -212,7 +213,10 @@ func (l *Log) store(e *entry) error {
 	if _, err = f.WriteAt(data, c.at); err != nil {
 		end = c.at
 	}
-	return errors.Join(err, f.Truncate(end), f.Close())
+	if err = errors.Join(err, f.Truncate(end), f.Close()); err != nil && c.at == 0 {
+		_ = os.Remove(l.path(c.first))
+	}
+	return err
 }
 
 // pack returns a record as it is stored, and how many bytes of JSON it has.
@@ -282,10 +286,11 @@ func (l *Log) List(r v1alpha1.ChangesRequest) []v1alpha1.ChangeRecord {
 	out := []v1alpha1.ChangeRecord{}
 	for _, f := range slices.Backward(files) {
 		var found []v1alpha1.ChangeRecord
-		_ = l.scan(f.first, func(e stored) {
+		_ = l.scan(f.first, func(e stored) (enough bool) {
 			if concerns(e.ChangeRecord, r) {
 				found = append(found, Brief(e.ChangeRecord))
 			}
+			return false
 		})
 		slices.Reverse(found)
 		if out = append(out, found...); len(out) >= r.Limit {
@@ -335,10 +340,11 @@ func (l *Log) read(n int64) (found stored, err error) {
 		}
 	}
 	l.mu.Unlock()
-	err = l.scan(first, func(e stored) {
+	err = l.scan(first, func(e stored) (enough bool) {
 		if e.Number == n {
 			found = e
 		}
+		return e.Number >= n
 	})
 	if found.Number == n {
 		return found, nil
@@ -349,8 +355,8 @@ func (l *Log) read(n int64) (found stored, err error) {
 	return found, fmt.Errorf("the record of change %d: %w", n, err)
 }
 
-// scan passes on the records of a file, in order, up to one that cannot be read.
-func (l *Log) scan(first int64, visit func(stored)) error {
+// scan passes on the records of a file, in order, until that is enough or one cannot be read.
+func (l *Log) scan(first int64, visit func(stored) (enough bool)) error {
 	l.disk.RLock()
 	defer l.disk.RUnlock()
 	f, err := os.Open(l.path(first))
@@ -369,6 +375,11 @@ func (l *Log) scan(first int64, visit func(stored)) error {
 		} else if err != nil {
 			return err
 		}
-		visit(e)
+		if e.Took == 0 {
+			e.Took = int64(e.Seconds * 1e9)
+		}
+		if visit(e) {
+			return nil
+		}
 	}
 }

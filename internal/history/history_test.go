@@ -3,6 +3,8 @@
 package history
 
 import (
+	"bytes"
+	"compress/gzip"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -247,6 +249,36 @@ func TestFullDisk(t *testing.T) {
 	l.Add(update("c", "d"))
 	if all := l.List(v1alpha1.ChangesRequest{Limit: 9}); len(all) != 2 || all[0].Number != 3 || failures != 1 {
 		t.Errorf("%d failures, listed %+v", failures, all)
+	}
+	l.Add(update("e", "f"))
+	full := noise(300 << 10)
+	for range 2 {
+		l.Add(update(full, "too much")) // the first of a file
+	}
+	l.Flush()
+	if files, err := os.ReadDir(dir); err != nil || len(files) != 2 || failures != 3 {
+		t.Errorf("%d failures leave %d files, %v", failures, len(files), err)
+	}
+}
+
+// Records of versions that had a file for each, and the time of a change in seconds.
+func TestEarlierVersions(t *testing.T) {
+	dir := t.TempDir()
+	for n, text := range []string{`{"number":1,"outcome":"done","took":0.25}`, `{"number":2,"outcome":"done","took":0.002}`} {
+		var out bytes.Buffer
+		w := gzip.NewWriter(&out)
+		if _, err := w.Write([]byte(text)); err != nil || w.Close() != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(fmt.Sprintf("%s/%08d.json.gz", dir, n+1), out.Bytes(), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	l := openLog(t, dir)
+	l.Add(update("a", "b"))
+	all := l.List(v1alpha1.ChangesRequest{Limit: 9})
+	if len(all) != 3 || all[0].Number != 3 || all[1].Took != 2e6 || all[2].Took != 250e6 {
+		t.Errorf("listed %+v", all)
 	}
 }
 
