@@ -83,6 +83,15 @@ type VirtualInstance struct {
 	Draining  bool     `json:"draining,omitempty" doc:"Drain: existing connections continue, new ones go to other instances"`
 	// TargetPorts are of this instance alone.
 	TargetPorts []VirtualPort `json:"targetPorts,omitempty" maxItems:"64" doc:"Ports of the virtual service that this instance serves on a target port of its own"`
+	// ExcludedPorts are of this instance alone.
+	ExcludedPorts []ExcludedPort `json:"excludedPorts,omitempty" maxItems:"1024" doc:"Ports of the virtual service that this instance does not serve: new connections to them go to other instances"`
+}
+
+// ExcludedPort is a port of a virtual service that one of its instances does not serve.
+type ExcludedPort struct {
+	Port     uint16   `json:"port" minimum:"1" maximum:"65535" doc:"Port of the virtual address"`
+	Protocol Protocol `json:"protocol,omitempty" enum:"tcp,udp,sctp" doc:"Transport protocol; default tcp"`
+	Draining bool     `json:"draining,omitempty" doc:"Drain: all existing sessions to the port continue. Otherwise those of UDP get another instance"`
 }
 
 // VirtualServiceStatus is the status of a virtual service.

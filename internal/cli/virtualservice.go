@@ -3,6 +3,7 @@
 package cli
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"strings"
@@ -25,9 +26,9 @@ func describeVirtualService(w io.Writer, s v1alpha1.VirtualService) {
 	for _, p := range s.Spec.Ports {
 		field(w, "Port", portText(p))
 	}
-	own := map[string][]v1alpha1.VirtualPort{} // target ports, by instance
+	own := map[string]v1alpha1.VirtualInstance{}
 	for _, i := range s.Spec.Instances {
-		own[i.Name] = i.TargetPorts
+		own[i.Name] = i
 	}
 	for _, i := range status.Instances {
 		field(w, "Instance", i.Name+": "+whereabouts(i, own[i.Name]))
@@ -55,7 +56,15 @@ func portText(p v1alpha1.VirtualPort) string {
 	return fmt.Sprintf("%s %d to %d", protocol, p.Port, target)
 }
 
-func whereabouts(i v1alpha1.VirtualInstanceStatus, own []v1alpha1.VirtualPort) string {
+func excludedText(p v1alpha1.ExcludedPort) string {
+	protocol, how := cmp.Or(p.Protocol, v1alpha1.ProtocolTCP), "not served"
+	if p.Draining {
+		how = "draining"
+	}
+	return fmt.Sprintf("%s %d %s", protocol, p.Port, how)
+}
+
+func whereabouts(i v1alpha1.VirtualInstanceStatus, own v1alpha1.VirtualInstance) string {
 	parts := []string{strings.Join(i.Addresses, ", ")}
 	if i.Reason != "" {
 		parts[0] = i.Reason
@@ -66,8 +75,11 @@ func whereabouts(i v1alpha1.VirtualInstanceStatus, own []v1alpha1.VirtualPort) s
 	if i.Node != "" {
 		parts = append(parts, "node "+i.Node)
 	}
-	for _, p := range own {
+	for _, p := range own.TargetPorts {
 		parts = append(parts, portText(p))
+	}
+	for _, p := range own.ExcludedPorts {
+		parts = append(parts, excludedText(p))
 	}
 	if i.Draining {
 		parts = append(parts, "draining")

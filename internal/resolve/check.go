@@ -3,6 +3,7 @@
 package resolve
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"iter"
@@ -18,7 +19,7 @@ import (
 func Check(s v1.VirtualService) error {
 	c := checker{resource: v1.KindVirtualService + " " + s.Metadata.Name, spec: s.Spec,
 		instances: map[string]v1.VirtualInstance{}}
-	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts, c.checkTargetPorts)
+	return firstError(c.checkInstances, c.checkAddresses, c.checkPorts, c.checkTargetPorts, c.checkExcludedPorts)
 }
 
 // firstError runs checks until one fails.
@@ -182,24 +183,56 @@ func keyOf(p v1.VirtualPort) portKey { return portKey{p.Protocol, p.Port} }
 // be translated.
 func (c *checker) checkTargetPorts() error {
 	spec := completed(c.spec)
+	ports := portsOf(spec)
 	for n, i := range spec.Instances {
 		seen := map[portKey]bool{}
 		for m, p := range i.TargetPorts {
 			field := fmt.Sprintf("instances[%d].targetPorts[%d].port", n, m)
-			key := keyOf(p)
-			if !slices.ContainsFunc(spec.Ports, func(o v1.VirtualPort) bool { return keyOf(o) == key }) {
-				return c.wrong(field, "%s port %d is not in spec.ports: add it there", p.Protocol, p.Port)
-			}
-			if seen[key] {
-				return c.wrong(field, "%s port %d occurs twice", p.Protocol, p.Port)
+			if err := c.checkPortOf(field, keyOf(p), ports, seen); err != nil {
+				return err
 			}
 			if isTranslatedSCTP(p) {
 				field = fmt.Sprintf("instances[%d].targetPorts[%d].targetPort", n, m)
 				return c.wrong(field, untranslated, p.TargetPort, p.Port)
 			}
-			seen[key] = true
 		}
 	}
+	return nil
+}
+
+// checkExcludedPorts refuses ports that an instance is said not to serve and that the virtual service does not have.
+func (c *checker) checkExcludedPorts() error {
+	spec := completed(c.spec)
+	ports := portsOf(spec)
+	for n, i := range spec.Instances {
+		seen := map[portKey]bool{}
+		for m, p := range i.ExcludedPorts {
+			field := fmt.Sprintf("instances[%d].excludedPorts[%d].port", n, m)
+			if err := c.checkPortOf(field, portKey{p.Protocol, p.Port}, ports, seen); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func portsOf(s v1.VirtualServiceSpec) map[portKey]bool {
+	out := map[portKey]bool{}
+	for _, p := range s.Ports {
+		out[keyOf(p)] = true
+	}
+	return out
+}
+
+// checkPortOf refuses a port of an instance that the virtual service does not have, or that was met before.
+func (c *checker) checkPortOf(field string, key portKey, ports, seen map[portKey]bool) error {
+	if !ports[key] {
+		return c.wrong(field, "%s port %d is not in spec.ports: add it there", key.protocol, key.port)
+	}
+	if seen[key] {
+		return c.wrong(field, "%s port %d occurs twice", key.protocol, key.port)
+	}
+	seen[key] = true
 	return nil
 }
 
@@ -331,6 +364,10 @@ func completed(s v1.VirtualServiceSpec) v1.VirtualServiceSpec {
 		i := &s.Instances[n]
 		i.Weight, i.TargetPorts = max(i.Weight, 1), slices.Clone(i.TargetPorts)
 		completePorts(i.TargetPorts)
+		i.ExcludedPorts = slices.Clone(i.ExcludedPorts)
+		for m := range i.ExcludedPorts {
+			i.ExcludedPorts[m].Protocol = cmp.Or(i.ExcludedPorts[m].Protocol, v1.ProtocolTCP)
+		}
 	}
 	return s
 }

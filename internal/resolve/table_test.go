@@ -838,6 +838,12 @@ func TestCheck(t *testing.T) {
 		"target port twice": {func(s *v1.VirtualServiceSpec) {
 			s.Instances[0].TargetPorts = []v1.VirtualPort{{Port: 80, TargetPort: 1}, {Port: 80, TargetPort: 2, Protocol: "tcp"}}
 		}, "spec.instances[0].targetPorts[1].port", "tcp port 80 occurs twice"},
+		"excluded port of no port": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[0].ExcludedPorts = []v1.ExcludedPort{{Port: 80}, {Port: 80, Protocol: "sctp"}}
+		}, "spec.instances[0].excludedPorts[1].port", "sctp port 80 is not in spec.ports"},
+		"excluded port twice": {func(s *v1.VirtualServiceSpec) {
+			s.Instances[1].ExcludedPorts = []v1.ExcludedPort{{Port: 80}, {Port: 80, Protocol: "tcp", Draining: true}}
+		}, "spec.instances[1].excludedPorts[1].port", "tcp port 80 occurs twice"},
 		"SCTP to another port": {func(s *v1.VirtualServiceSpec) {
 			s.Ports[1] = v1.VirtualPort{Port: 80, TargetPort: 8080, Protocol: v1.ProtocolSCTP}
 		}, "spec.ports[1].targetPort", "is 8080, but SCTP ports are not translated: instances have to listen on port 80"},

@@ -16,7 +16,7 @@ func (w *running) adopt(now time.Time) error {
 	if err := w.adoptTargets(now); err != nil {
 		return err
 	}
-	if err := w.adoptVirtuals(); err != nil {
+	if err := w.adoptVirtuals(now); err != nil {
 		return err
 	}
 	w.names = map[nameKey]name{}
@@ -84,10 +84,11 @@ func (w *running) adoptTargets(now time.Time) error {
 	return nil
 }
 
-func (w *running) adoptVirtuals() error {
+func (w *running) adoptVirtuals(now time.Time) error {
 	w.slots = newBlocks(w.maps.slots.MaxEntries(), restFor)
 	taken := map[uint32]bool{}
 	byID := map[uint32]*virtual{}
+	var split []*virtual
 	var negative []address
 	var failed error
 	err := each(w.maps.vips, mapVIPs, func(keys []address, values []vip) {
@@ -103,7 +104,13 @@ func (w *running) adoptVirtuals() error {
 					v.digest = digestOf(run)
 				}
 			}
-			w.addresses[v.addr], taken[value.ID], byID[value.ID] = v, true, v
+			taken[value.ID] = true
+			if id, port, ok := parseSplitKey(keys[i]); ok {
+				v.parent, v.port = id, port
+				split = append(split, v)
+				continue
+			}
+			w.addresses[v.addr], byID[value.ID] = v, v
 		}
 	})
 	if err = errors.Join(err, failed); err != nil {
@@ -113,15 +120,37 @@ func (w *running) adoptVirtuals() error {
 	if err := removeAll(w.maps.vips, mapVIPs, negative); err != nil { // asked for again
 		return err
 	}
+	if err := w.adoptSplit(split, byID, now); err != nil {
+		return err
+	}
 	return w.adoptPorts(byID)
+}
+
+// adoptSplit gives runs of ports to their virtual addresses, by their IDs, and removes those whose address is gone.
+func (w *running) adoptSplit(all []*virtual, virtuals map[uint32]*virtual, now time.Time) error {
+	for _, of := range all {
+		v := virtuals[of.parent]
+		if v == nil {
+			if err := remove(w.maps.vips, mapVIPs, w.keyOf(of)); err != nil {
+				return err
+			}
+			w.releaseRun(of, now)
+			continue
+		}
+		if v.split == nil {
+			v.split = map[portID]*virtual{}
+		}
+		v.split[of.port] = of
+	}
+	return nil
 }
 
 // adoptPorts rebuilds the ports of virtual addresses, by their IDs, and the target ports of instances.
 func (w *running) adoptPorts(virtuals map[uint32]*virtual) error {
 	return each(w.maps.ports, mapPorts, func(keys []portKey, targets []port) {
 		for i, k := range keys {
-			entry := portEntry{k.Port, targets[i], k.Proto}
-			if t := w.byIndex[k.VIP]; t != nil && k.Of == portOfInstance {
+			entry := portEntry{portID{k.Port, k.Proto}, targets[i], k.Of}
+			if t := w.byIndex[k.VIP]; t != nil && k.Of != 0 {
 				t.ports = append(t.ports, entry)
 			}
 			if v := virtuals[k.VIP]; v != nil && k.Of == 0 {

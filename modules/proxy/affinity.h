@@ -37,6 +37,8 @@ static __noinline int px_affinity_recall(struct px_work *w, const struct px_vip 
 	index = px_takes_new(s->instance, PX_DRAINING | PX_GONE | PX_EJECTED, w->v4);
 	if (!kerb_reread(index))
 		return 0;
+	if (v->flags & PX_VIP_SPLIT && px_port_is_excluded(w, index))
+		return 0;
 	w->instance = index;
 	/* In place, as it is harmless if the control plane has just deleted the entry, and another
 	 * session, which is about to begin, has its memory. */

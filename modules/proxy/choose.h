@@ -120,6 +120,41 @@ static __always_inline void px_least_connections(struct px_work *w, const struct
 	}
 }
 
+/* The key of vips for one port of the virtual address with an id: one of the multicast addresses of
+ * scope 0, which no packet may have (RFC 4291, 2.7). */
+static __always_inline void px_port_addr(struct px_addr *key, __u32 id, __be16 port, __u8 proto)
+{
+	key->word[0] = bpf_htonl(0xff000000);
+	key->word[1] = id;
+	key->word[2] = port;
+	key->word[3] = proto;
+}
+
+/* The vip of the packet's port, if some instance does not serve that, else of the address. */
+static __always_inline struct px_vip *px_vip_of_port(struct px_work *w, struct px_vip *v)
+{
+	struct px_vip *of;
+
+	if (!(v->flags & PX_VIP_SPLIT))
+		return v;
+	px_port_addr(&w->other.src, v->id, w->flow.dport, w->flow.proto);
+	of = bpf_map_lookup_elem(&vips, &w->other.src);
+	return of ?: v;
+}
+
+/* Whether an instance gets no new session to the packet's port. The key is not on the stack, which
+ * the functions on the way here use up for Linux 5.10. */
+static __always_inline int px_port_is_excluded(struct px_work *w, __u32 instance)
+{
+	struct px_port *key = (void *)&w->other;
+
+	key->vip = instance;
+	key->port = w->flow.dport;
+	key->proto = w->flow.proto;
+	key->of = PX_NOT_OF_INSTANCE;
+	return bpf_map_lookup_elem(&ports, key) != 0;
+}
+
 /* Sets w->target to the target port that w->instance has of its own, if it has one. */
 static __noinline int px_target_port(struct px_work *w)
 {

@@ -55,7 +55,9 @@ type AddressReport struct {
 	Slots uint32 `json:"slots"`
 	// time-out of the affinity
 	Affinity string `json:"affinity,omitempty"`
-	ID       uint32 `json:"id"`
+	// slots of the ports that not all instances serve, such as "tcp 80"
+	Ports map[string]uint32 `json:"ports,omitempty"`
+	ID    uint32            `json:"id"`
 }
 
 // listServices returns the services sorted by name; an empty name selects all. Address policies are empty where an
@@ -80,6 +82,12 @@ func (w *running) listServices(name string) []ServiceReport {
 			}
 			if v.affinity > 0 {
 				a.Affinity = v.affinity.String()
+			}
+			for id, of := range v.split {
+				if a.Ports == nil {
+					a.Ports = map[string]uint32{}
+				}
+				a.Ports[fmt.Sprint(protocolName(id.proto), " ", id.port.number())] = of.value.Count
 			}
 			r.Addresses = append(r.Addresses, a)
 		}
@@ -326,9 +334,10 @@ func (w *running) stats() (*StatsReport, error) {
 	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ports := 0
+	ports, addresses := 0, len(w.addresses)
 	for _, v := range w.addresses {
 		ports += len(v.ports)
+		addresses += len(v.split)
 	}
 	states, failures := map[string]int{"ready": 0, "draining": 0, "ejected": 0, "gone": 0}, uint64(0)
 	for _, t := range w.targets {
@@ -341,7 +350,7 @@ func (w *running) stats() (*StatsReport, error) {
 		Ejections: w.ejections, Failures: failures, Tables: map[string]Occupancy{
 			"sessions":   {(w.tally.Entries+1)/2 + w.tally.Affinities, int(k.sessions.MaxEntries()) / 2},
 			"pending":    {(w.tally.Pending + 1) / 2, int(k.pending.MaxEntries()) / 2},
-			"addresses":  {len(w.addresses), int(w.config.Tables.Addresses)},
+			"addresses":  {addresses, int(w.config.Tables.Addresses)},
 			"ports":      {ports, int(k.ports.MaxEntries())},
 			"instances":  {len(w.targets), int(k.instances.MaxEntries()) - 1},
 			"slots":      {int(w.slots.used), int(k.slots.MaxEntries())},

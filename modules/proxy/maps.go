@@ -64,6 +64,7 @@ const (
 	vipAnswers  = 1 << 2
 	vipAffinity = 1 << 3
 	vipTargets  = 1 << 4
+	vipSplit    = 1 << 5
 )
 
 // vip mirrors struct px_vip.
@@ -79,14 +80,17 @@ type vip struct {
 
 // portKey mirrors struct px_port.
 type portKey struct {
-	VIP   uint32 // ID of the vip; portOfInstance: index of the instance
+	VIP   uint32 // ID of the vip; portOfInstance, notOfInstance: index of the instance
 	Port  port
 	Proto uint8 // IANA number
-	Of    uint8 // 0, portOfInstance
+	Of    uint8 // 0, portOfInstance, notOfInstance
 }
 
-// portOfInstance is the value of Of with target ports of an instance.
-const portOfInstance = 1
+// Values of Of in entries of instances.
+const (
+	portOfInstance = 1 // a target port of its own
+	notOfInstance  = 2 // it gets no new session to the port; only if the virtual address has affinity
+)
 
 // addressRange mirrors struct px_range.
 type addressRange struct{ Prefix, Mask address }

@@ -59,9 +59,11 @@ enum px_policy {
 #define PX_VIP_AFFINITY (1 << 3)
 /* an instance has target ports of its own */
 #define PX_VIP_TARGETS	(1 << 4)
+/* some instance does not serve all ports: px_vip_of_port() */
+#define PX_VIP_SPLIT	(1 << 5)
 
-/* Value of vips, by px_addr. A changed run of slots is written first, then this, and the old run
- * rests a while. */
+/* Value of vips, by px_addr, or px_port_addr() for one port. A changed run of slots is written
+ * first, then this, and the old run rests a while. */
 struct px_vip {
 	/* PX_VIP_NEGATIVE: when the address is unknown again. PX_VIP_AFFINITY: PX_AFFINITY_NS and
 	 * PX_AFFINITY_OWNER; one field, so that entries stay as they were laid out. Else 0. */
@@ -84,13 +86,13 @@ struct px_vip {
 /* Key of ports; the value is the port at the instances. ICMP echo needs none. SCTP ports cannot
  * change: key = value. */
 struct px_port {
-	__u32 vip; /* id; PX_OF_INSTANCE: index of the instance, whose target port it is */
+	__u32 vip; /* id; PX_OF_INSTANCE, PX_NOT_OF_INSTANCE: index of the instance */
 	__be16 port;
 	__u8 proto; /* IANA number */
-	__u8 of;    /* 0, PX_OF_INSTANCE */
+	__u8 of;    /* 0, PX_OF_INSTANCE: a target port of its own, PX_NOT_OF_INSTANCE */
 };
-
-#define PX_OF_INSTANCE 1
+#define PX_OF_INSTANCE	   1
+#define PX_NOT_OF_INSTANCE 2 /* gets no new session to the port; only if the vip has affinity */
 
 /* Addresses that may be virtual: what is in no vip is asked for. address & mask == prefix. IPv4
  * masks begin with 96 ones. */

@@ -119,6 +119,7 @@ static __always_inline int px_session_begin(struct px_work *w)
 		return PX_STRAY;
 	if (w->kind == PX_OTHER || !px_port_is_served(w, v))
 		return PX_NO_PORT;
+	v = px_vip_of_port(w, v);
 	amid = px_is_amid(w);
 	if (amid && v->count > 1 && v->policy != PX_HASH_SOURCE && v->policy != PX_HASH_FLOW)
 		return PX_NO_SESSION;

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -54,6 +55,7 @@ type service struct {
 	targets  []*target
 	virtuals []*virtual
 	ports    []v1alpha1.VirtualPort
+	sticky   bool      // an address has affinity
 	used     time.Time // when it had sessions, or came
 	released bool      // since: the agent may forget it until it has answered when it is asked for it again
 	asked    bool      // for it again, without an answer
@@ -74,6 +76,7 @@ type target struct {
 	weight   uint32
 	distance uint32
 	drains   bool
+	excluded []exclusion
 	ports    []portEntry // of its own, in the map
 	stale    []portEntry // of its own, in the map until no virtual address leads to them
 	health   health
@@ -207,6 +210,9 @@ func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 	}
 	s.dynamic, s.ports, s.trouble, s.spec, s.forgotten = vs.Dynamic, vs.Spec.Ports, nil, nil, false
 	s.released, s.asked = s.released && !s.asked, false
+	s.sticky = slices.ContainsFunc(vs.Spec.Addresses, func(a v1alpha1.VirtualAddress) bool {
+		return a.AffinityTimeout != ""
+	})
 	before, virtualsBefore := s.targets, s.virtuals
 	if err := w.putTargets(s, vs.Spec.Instances, now); err != nil {
 		return s, err
@@ -272,7 +278,7 @@ func (w *running) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.T
 	t.service, t.name, t.node, t.local, t.gone = s, vi.Name, vi.Node, vi.Service, time.Time{}
 	t.weight, t.distance = uint32(max(1, vi.Weight)), uint32(max(0, vi.Distance))
 	t.drains = vi.Draining
-	if err := w.putTargetPorts(t, vi.TargetPorts); err != nil {
+	if err := w.putTargetPorts(t, vi); err != nil {
 		s.trouble, t.drains = err, true // clients would reach another port
 	}
 	flags := t.ejectedFlag()

@@ -328,42 +328,6 @@ func (s *sweeper) begin(now uint64, names map[nameKey]name, affinities map[addre
 	s.tally = tally{States: map[string]int{}, crowded: map[uint32]int{}}
 }
 
-// goneThings are the clients and instances whose sessions cannot continue.
-type goneThings struct {
-	clients   map[uint32]bool // ifindex: there
-	instances map[uint32]bool
-	before    time.Time
-}
-
-// gone takes, under the lock, a copy of what the sweep needs to know about removed interfaces and instances, so that
-// the sweep itself can run without it.
-func (w *running) gone(now time.Time) goneThings {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	g := goneThings{clients: map[uint32]bool{}, instances: map[uint32]bool{}, before: now.Add(-goneFor)}
-	for ifindex, l := range w.locals.byIfindex {
-		g.clients[ifindex] = l.gone.IsZero() || now.Sub(l.gone) < absentFor
-	}
-	for _, t := range w.targets {
-		if !t.gone.IsZero() && t.gone.Before(g.before) {
-			g.instances[t.index] = true
-		}
-	}
-	return g
-}
-
-// absentFor is how long sessions of a client are kept whose interface is missing: a service that is only being
-// registered again continues.
-const absentFor = 30 * time.Second
-
-func (g *goneThings) has(k *flow, e *session) bool {
-	client := k.Ifindex
-	if e.Flags&sessionReverse != 0 {
-		client = e.Other
-	}
-	return !g.clients[client] || g.instances[e.Instance]
-}
-
 // reading is what the data plane has counted.
 type reading struct {
 	open, opened map[uint32]int64 // sessions by instance

@@ -9,16 +9,22 @@ import (
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 )
 
-func (t *target) hasPorts() bool { return len(t.ports) > 0 }
-
-func (t *target) portKey(p portEntry) portKey {
-	return portKey{VIP: t.index, Port: p.port, Proto: p.proto, Of: portOfInstance}
+func (t *target) hasPorts() bool {
+	return slices.ContainsFunc(t.ports, func(p portEntry) bool { return p.of == portOfInstance })
 }
 
-// putTargetPorts writes the target ports that an instance has of its own. Those that it has no more stay in the map
-// until virtual addresses lead to the target ports of their virtual service: dropTargetPorts.
-func (w *running) putTargetPorts(t *target, own []v1alpha1.VirtualPort) error {
-	all := entriesOf(own)
+func (t *target) portKey(p portEntry) portKey {
+	return portKey{VIP: t.index, Port: p.port, Proto: p.proto, Of: p.of}
+}
+
+// putTargetPorts writes the target ports that an instance has of its own and, if the service has affinity, the ports
+// that it does not serve. Those that it has no more stay in the map until virtual addresses lead to the target ports of
+// their virtual service, or to the instance: dropTargetPorts.
+func (w *running) putTargetPorts(t *target, vi *v1alpha1.VirtualInstance) error {
+	all, excluded := entriesOf(vi.TargetPorts, portOfInstance), t.setExcluded(vi.ExcludedPorts)
+	if t.service.sticky {
+		all = append(all, excluded...)
+	}
 	for _, p := range all {
 		if slices.Contains(t.ports, p) {
 			continue

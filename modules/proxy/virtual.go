@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"net/netip"
@@ -25,21 +26,36 @@ type virtual struct {
 	digest   uint64 // of the run of slots
 	ports    []portEntry
 	nearest  *closest
+	// of the ports that not all instances serve: what new sessions to them choose from
+	split map[portID]*virtual
+	// of one of those: its port, and the ID of its address; else zero
+	port   portID
+	parent uint32
 }
 
-// portEntry is an entry of ports, without the virtual address.
+// portID identifies a port of a virtual service.
+type portID struct {
+	port  port
+	proto uint8
+}
+
+func portIDOf(n uint16, p v1alpha1.Protocol) portID {
+	return portID{portOf(n), protocols[cmp.Or(p, v1alpha1.ProtocolTCP)]}
+}
+
+// portEntry is an entry of ports, without what it is of.
 type portEntry struct {
-	port, target port
-	proto        uint8
+	portID
+	target port
+	of     uint8 // 0, portOfInstance, notOfInstance
 }
 
-// sameKey reports whether both are of the same port and protocol.
-func (p portEntry) sameKey(o portEntry) bool { return o.port == p.port && o.proto == p.proto }
+// sameKey reports whether both have the same key, if they are of the same virtual address or instance.
+func (p portEntry) sameKey(o portEntry) bool { return o.portID == p.portID && o.of == p.of }
 
-func entriesOf(all []v1alpha1.VirtualPort) (out []portEntry) {
+func entriesOf(all []v1alpha1.VirtualPort, of uint8) (out []portEntry) {
 	for _, p := range all {
-		to := cmp.Or(p.TargetPort, p.Port)
-		out = append(out, portEntry{portOf(p.Port), portOf(to), protocols[cmp.Or(p.Protocol, v1alpha1.ProtocolTCP)]})
+		out = append(out, portEntry{portIDOf(p.Port, p.Protocol), portOf(cmp.Or(p.TargetPort, p.Port)), of})
 	}
 	return out
 }
@@ -103,7 +119,7 @@ func (w *running) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, 
 func (w *running) run(v *virtual, now time.Time) []uint32 {
 	var able []*target
 	for _, t := range v.service.targets {
-		if !t.drains && t.has(v.addr.Is4()) && (v.only == "" || v.only == t.name) {
+		if !t.drains && t.serves(v.port) && t.has(v.addr.Is4()) && (v.only == "" || v.only == t.name) {
 			able = append(able, t)
 		}
 	}
@@ -157,12 +173,43 @@ func (w *running) candidates(all []*target) []candidate {
 	return out
 }
 
-// writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the ports that are
-// new, then the address itself. The old run rests before it is written over.
+// writeVirtual makes an address serve a run: the run first, into a place that no packet reads, then the runs of ports
+// that not all instances serve, then the ports that are new, then the address itself. The old run rests before it is
+// written over.
 //
-// If the address is about to respect target ports of instances, it does so before the ports change: an instance that
-// keeps its target port by one of its own must not get the new one of the virtual service meanwhile.
+// If the address is about to respect target ports of instances, or to have runs of ports, it does so before the ports
+// change: an instance that keeps its target port by one of its own must not get the new one of the virtual service
+// meanwhile, nor get sessions to a new port that it does not serve.
 func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
+	next := w.valueOf(v)
+	digest, err := w.placeRun(v, &next, run, now)
+	if err != nil {
+		return err
+	}
+	full, err := w.writeSplit(v, now)
+	if err != nil {
+		return err
+	}
+	before := v.ports
+	if early := next.Flags &^ v.value.Flags & (vipTargets | vipSplit); v.digest != 0 && early != 0 {
+		old := v.value
+		old.Flags |= early
+		if err := write(w.maps.vips, mapVIPs, w.keyOf(v), old); err != nil {
+			return err
+		}
+		v.value = old
+	}
+	if err := w.writePorts(v, full); err != nil {
+		return err
+	}
+	if err := w.writeValue(v, next, digest, now); err != nil {
+		return err
+	}
+	return errors.Join(w.dropPorts(v, before), w.dropSplit(v, now))
+}
+
+// valueOf returns what an address has in the map but for its run.
+func (w *running) valueOf(v *virtual) vip {
 	next := v.value
 	next.Policy, next.Flags, next.Expires = policies[v.policy], 0, 0
 	if len(v.service.ports) > 0 {
@@ -178,49 +225,53 @@ func (w *running) writeVirtual(v *virtual, run []uint32, now time.Time) error {
 	if slices.ContainsFunc(v.service.targets, (*target).hasPorts) {
 		next.Flags |= vipTargets
 	}
+	if slices.ContainsFunc(v.service.targets, (*target).excludes) {
+		next.Flags |= vipSplit
+	}
+	return next
+}
+
+// placeRun writes a run to a place of its own, where no packet reads until the address refers to it, and returns its
+// digest. Without room, the run that there is stays.
+func (w *running) placeRun(v *virtual, next *vip, run []uint32, now time.Time) (uint64, error) {
 	digest := digestOf(run)
-	if digest != v.digest {
-		first, ok := w.slots.take(uint32(len(run)), now)
-		if !ok {
-			v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run),
-				v.addr, w.maps.slots.MaxEntries())
-			digest = v.digest // the run that there is stays
-		} else {
-			// No packet reads there, until the address refers to it.
-			if err := w.maps.withRun(first, uint32(len(run)), func(slots []slot) {
-				for i, index := range run {
-					slots[i].index = index
-				}
-			}); err != nil {
-				w.slots.release(first, now)
-				return err
-			}
-			next.First, next.Count = first, uint32(len(run))
-		}
+	if digest == v.digest {
+		return digest, nil
 	}
-	before := v.ports
-	if v.digest != 0 && next.Flags&^v.value.Flags&vipTargets != 0 {
-		old := v.value
-		old.Flags |= vipTargets
-		if err := write(w.maps.vips, mapVIPs, addressOf(v.addr), old); err != nil {
-			return err
-		}
-		v.value = old
+	first, ok := w.slots.take(uint32(len(run)), now)
+	if !ok {
+		v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run),
+			v.addr, w.maps.slots.MaxEntries())
+		return v.digest, nil
 	}
-	if err := w.writePorts(v); err != nil {
+	if err := w.maps.withRun(first, uint32(len(run)), func(slots []slot) {
+		for i, index := range run {
+			slots[i].index = index
+		}
+	}); err != nil {
+		w.slots.release(first, now)
+		return 0, err
+	}
+	next.First, next.Count = first, uint32(len(run))
+	return digest, nil
+}
+
+// writeValue makes packets read a value, and so its run.
+func (w *running) writeValue(v *virtual, next vip, digest uint64, now time.Time) error {
+	if next == v.value && v.digest != 0 {
+		return nil
+	}
+	if err := write(w.maps.vips, mapVIPs, w.keyOf(v), next); err != nil {
 		return err
 	}
-	if next != v.value || v.digest == 0 {
-		if err := write(w.maps.vips, mapVIPs, addressOf(v.addr), next); err != nil {
-			return err
-		}
+	if v.port == (portID{}) {
 		w.negative.remove(v.addr)
-		if digest != v.digest && v.digest != 0 {
-			w.slots.release(v.value.First, now)
-		}
-		v.value, v.digest = next, digest
 	}
-	return w.dropPorts(v, before)
+	if digest != v.digest && v.digest != 0 {
+		w.slots.release(v.value.First, now)
+	}
+	v.value, v.digest = next, digest
+	return nil
 }
 
 var seed = maphash.MakeSeed()
@@ -235,10 +286,10 @@ func digestOf(run []uint32) uint64 {
 	return h.Sum64() | 1
 }
 
-// writePorts adds the ports of the service to an address, or changes where they lead. Those that it has no more are
-// left.
-func (w *running) writePorts(v *virtual) error {
-	all := entriesOf(v.service.ports)
+// writePorts adds the ports of the service to an address, or changes where they lead, except those that were found to
+// have no room. Those that it has no more are left.
+func (w *running) writePorts(v *virtual, full map[portID]bool) error {
+	all := slices.DeleteFunc(entriesOf(v.service.ports, 0), func(p portEntry) bool { return full[p.portID] })
 	for _, p := range all {
 		if slices.Contains(v.ports, p) {
 			continue
@@ -282,7 +333,7 @@ func (w *running) dropVirtuals(s *service, before []*virtual, now time.Time) err
 // dropVirtual removes the address from the data plane first, then frees what it referred to. Slots and the ID rest
 // before reuse, because packets in flight may still hold them.
 func (w *running) dropVirtual(v *virtual, now time.Time) error {
-	if err := remove(w.maps.vips, mapVIPs, addressOf(v.addr)); err != nil {
+	if err := remove(w.maps.vips, mapVIPs, w.keyOf(v)); err != nil {
 		return err
 	}
 	ports := v.ports
@@ -290,10 +341,20 @@ func (w *running) dropVirtual(v *virtual, now time.Time) error {
 	if err := w.dropPorts(v, ports); err != nil {
 		return err
 	}
+	for id := range v.split {
+		if err := w.dropRun(v, id, now); err != nil {
+			return err
+		}
+	}
+	w.releaseRun(v, now)
+	delete(w.addresses, v.addr)
+	return nil
+}
+
+// releaseRun gives back what an entry of the map referred to.
+func (w *running) releaseRun(v *virtual, now time.Time) {
 	if v.digest != 0 {
 		w.slots.release(v.value.First, now)
 	}
 	w.ids.release(v.value.ID, now)
-	delete(w.addresses, v.addr)
-	return nil
 }
