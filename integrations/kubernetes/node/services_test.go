@@ -8,11 +8,14 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/lab/wait"
@@ -75,8 +78,13 @@ func (p *pod) reach(address string, port int) string {
 // service creates a Service, and returns its cluster address.
 func (b *bed) service(name, more string) string {
 	b.T.Helper()
-	text := "{apiVersion: v1, kind: Service, metadata: {name: " + name + "}, spec: {" + more +
-		"ports: [{name: http, port: 80, targetPort: web}]}}"
+	return b.serviceWith(name, more+"ports: [{name: http, port: 80, targetPort: web}]")
+}
+
+// serviceWith creates a Service with a spec as YAML, and returns its cluster address.
+func (b *bed) serviceWith(name, spec string) string {
+	b.T.Helper()
+	text := "{apiVersion: v1, kind: Service, metadata: {name: " + name + "}, spec: {" + spec + "}}"
 	if err := b.api.Apply("/api/v1/namespaces/default/services/"+name, text); err != nil {
 		b.T.Fatal(err)
 	}
@@ -126,9 +134,12 @@ func TestServices(t *testing.T) {
 	differs := b.service("differs", "")
 	b.slice("differs", "differs-1", targetPort, at(first, "ready: true"))
 	b.slice("differs", "differs-2", targetPort+1, at(third, "ready: true"))
-	lacks := b.service("lacks", "")
-	b.slice("lacks", "lacks-1", targetPort, at(first, "ready: true"))
-	b.sliceWith("lacks", "lacks-2", "name: other, port: 81", at(second, "ready: true"))
+	var ports []string
+	for i := range 257 {
+		ports = append(ports, fmt.Sprintf("{name: p%d, port: %d}", i, 80+i))
+	}
+	many := b.serviceWith("many", "ports: ["+strings.Join(ports, ", ")+"]")
+	b.sliceWith("many", "many-1", fmt.Sprint("name: p0, port: ", targetPort), at(first, "ready: true"))
 
 	plain.await("")
 	var all []v1.VirtualService
@@ -143,7 +154,7 @@ func TestServices(t *testing.T) {
 	}
 	reaches("the ready endpoint answers", "first")
 	for what, got := range map[string]string{"a pod without the proxy": plain.reach(address, 80),
-		"a Service that is off": client.reach(off, 80), "one with endpoints without the port": client.reach(lacks, 80)} {
+		"a Service that is off": client.reach(off, 80), "one with too many ports": client.reach(many, 80)} {
 		if got == "first" || got == "second" {
 			t.Errorf("%s is served: %s", what, got)
 		}
@@ -151,7 +162,7 @@ func TestServices(t *testing.T) {
 	b.Eventually("the node reports what stays with kube-proxy", func() bool {
 		for _, c := range b.status().Status.Conditions {
 			if c.Type == "ServicesProxied" {
-				return c.Status == "False" && strings.Contains(c.Message, "default/lacks") &&
+				return c.Status == "False" && strings.Contains(c.Message, "default/many: it has 257 ports") &&
 					!strings.Contains(c.Message, "default/web") && !strings.Contains(c.Message, "differs")
 			}
 		}
@@ -183,11 +194,6 @@ func TestServices(t *testing.T) {
 		met[client.reach(differs, 80)] = true
 		return met["first"] && met["third"]
 	})
-	b.slice("lacks", "lacks-2", targetPort, at(second, "ready: true"))
-	b.Eventually("a target port that all endpoints have is served", func() bool {
-		got := client.reach(lacks, 80)
-		return got == "first" || got == "second"
-	})
 
 	// Nothing is lost while the API server and kerb-kube-node are away.
 	b.stop(syscall.SIGKILL)
@@ -205,5 +211,126 @@ func TestServices(t *testing.T) {
 	b.Eventually("without the proxy all are deleted", func() bool {
 		b.Must(http.MethodGet, "/v1/virtualservices", nil, &all)
 		return len(all) == 0
+	})
+}
+
+// echo has a host send back what TCP connections to a port bring.
+func (b *bed) echo(h *netlab.Host, port uint16) {
+	b.T.Helper()
+	err := h.Do(func() error {
+		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), port)))
+		if err != nil {
+			return err
+		}
+		b.T.Cleanup(func() { l.Close() })
+		go func() {
+			for {
+				c, err := l.Accept()
+				if err != nil {
+					return
+				}
+				go func() { _, _ = io.Copy(c, c); c.Close() }()
+			}
+		}()
+		return nil
+	})
+	if err != nil {
+		b.T.Fatal(err)
+	}
+}
+
+// open opens a connection from a pod, and returns a function that reports whether it is answered still.
+func (p *pod) open(address string, port int) (answered func() error) {
+	p.bed.T.Helper()
+	var c net.Conn
+	err := p.host.Do(func() (err error) {
+		c, err = (&net.Dialer{Timeout: wait.Patience / 60}).Dial("tcp", net.JoinHostPort(address, fmt.Sprint(port)))
+		return err
+	})
+	if err != nil {
+		p.bed.T.Fatal(err)
+	}
+	p.bed.T.Cleanup(func() { c.Close() })
+	return func() error {
+		if err := c.SetDeadline(time.Now().Add(wait.Patience)); err != nil {
+			return err
+		}
+		if _, err := c.Write([]byte("x")); err != nil {
+			return err
+		}
+		_, err := io.ReadFull(c, make([]byte, 1))
+		return err
+	}
+}
+
+// The ports of a Service have the endpoints whose EndpointSlices have them, in one virtual service: when those of one
+// port change, connections to another continue.
+func TestServiceWithEndpointsByPort(t *testing.T) {
+	b := newBed(t)
+	first, second := b.endpoint("first", targetPort), b.endpoint("second", targetPort)
+	b.serve(first, "admin of first", targetPort+1)
+	b.serve(second, "admin of second", targetPort+1)
+	b.echo(second, targetPort+2)
+	client := b.pod("client", map[string]string{"app": "client"})
+	address := b.serviceWith("web", "ports: [{name: http, port: 80, targetPort: web}, "+
+		"{name: admin, port: 81, targetPort: admin}, {name: echo, port: 82, targetPort: echo}]")
+	ports := func(names ...string) string { // for sliceWith
+		numbers := map[string]int{"http": targetPort, "admin": targetPort + 1, "echo": targetPort + 2}
+		for i, name := range names {
+			names[i] = fmt.Sprintf("name: %s, port: %d", name, numbers[name])
+		}
+		return strings.Join(names, ", protocol: TCP}, {")
+	}
+	b.sliceWith("web", "web-1", ports("http", "admin"), at(first, "ready: true"))
+	b.sliceWith("web", "web-2", ports("http", "echo"), at(second, "ready: true"))
+	b.module("px", "{package: {name: proxy}, attach: {pods: {podSelector: {matchLabels: {app: client}}}}}")
+	client.await("px")
+	meets := func(what string, port int, want ...string) {
+		t.Helper()
+		met := map[string]bool{}
+		b.Eventually(what, func() bool {
+			met[client.reach(address, port)] = true
+			return !slices.ContainsFunc(want, func(name string) bool { return !met[name] })
+		})
+		for range 6 {
+			if got := client.reach(address, port); !slices.Contains(want, got) {
+				t.Errorf("%s: port %d leads to %q, want %v", what, port, got, want)
+			}
+		}
+	}
+	meets("both serve the port", 80, "first", "second")
+	meets("one serves the port", 81, "admin of first")
+	answered := client.open(address, 82)
+	check := func(what string) {
+		t.Helper()
+		if err := answered(); err != nil {
+			t.Errorf("%s: the connection to another port: %v", what, err)
+		}
+	}
+	check("at first")
+
+	b.sliceWith("web", "web-1", ports("admin"), at(first, "ready: true"))
+	b.sliceWith("web", "web-2", ports("http", "admin", "echo"), at(second, "ready: true"))
+	meets("both serve it now", 81, "admin of first", "admin of second")
+	meets("one is left", 80, "second")
+	check("when other ports have other endpoints")
+	b.sliceWith("web", "web-1", ports("http", "admin", "echo"), at(first, "ready: true"))
+	meets("both serve it again", 80, "first", "second")
+	check("when all have all ports")
+
+	var one v1.VirtualService
+	b.Must(http.MethodGet, "/v1/virtualservices/"+names.VirtualService("default", "web"), nil, &one)
+	for _, c := range one.Status.Conditions {
+		if c.Status != "True" {
+			t.Errorf("%+v", c)
+		}
+	}
+	if one.Metadata.Owner != names.OwnerServices || len(one.Status.Conditions) == 0 {
+		t.Errorf("%+v", one)
+	}
+	b.Eventually("the node serves all Services", func() bool {
+		return slices.ContainsFunc(b.status().Status.Conditions, func(c api.Condition) bool {
+			return c.Type == "ServicesProxied" && c.Status == "True"
+		})
 	})
 }

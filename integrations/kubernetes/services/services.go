@@ -139,7 +139,9 @@ func Translate(s *Service, slicesOf []*Slice, node Node) (v1.VirtualService, err
 	if err != nil {
 		return out, err
 	}
-	s = s.withTargets(of)
+	if s, err = s.withTargets(of); err != nil {
+		return out, err
+	}
 	if out.Spec.Ports, err = ports(s, of); err != nil {
 		return out, err
 	}
@@ -155,8 +157,8 @@ func Translate(s *Service, slicesOf []*Slice, node Node) (v1.VirtualService, err
 	if err != nil {
 		return out, err
 	}
-	out.Spec.Instances = choose(all, s.Spec.Traffic == "Local", node)
-	return out, nil
+	out.Spec.Instances, err = instances(all, groupPorts(out.Spec.Ports, s, of), s.Spec.Traffic == "Local", node)
+	return out, err
 }
 
 // sliceView is an EndpointSlice with what Translate uses for each port.
@@ -211,8 +213,9 @@ func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
 }
 
 // withTargets returns the Service without the ports of which no endpoint that serves has a target. Connections to them
-// are refused, as kube-proxy does. A virtual service without ports would serve all: if none is left, all stay.
-func (s *Service) withTargets(of []sliceView) *Service {
+// are refused, as kube-proxy does. A virtual service without ports would serve all: if none is left, all stay, unless
+// there are endpoints.
+func (s *Service) withTargets(of []sliceView) (*Service, error) {
 	out := *s
 	out.Spec.Ports = slices.DeleteFunc(slices.Clone(s.Spec.Ports), func(p ServicePort) bool {
 		return !slices.ContainsFunc(of, func(slice sliceView) bool {
@@ -220,10 +223,13 @@ func (s *Service) withTargets(of []sliceView) *Service {
 			return ok && len(slice.serving) > 0
 		})
 	})
-	if len(out.Spec.Ports) == 0 {
-		return s
+	switch {
+	case len(out.Spec.Ports) > 0:
+		return &out, nil
+	case slices.ContainsFunc(of, func(slice sliceView) bool { return len(slice.serving) > 0 }):
+		return nil, errors.New("no endpoint has the target of any port")
 	}
-	return &out
+	return s, nil
 }
 
 // ports are those of the Service, each with the target port that most endpoints that serve have.
@@ -236,11 +242,8 @@ func ports(s *Service, of []sliceView) (out []v1.VirtualPort, err error) {
 				continue
 			}
 			target, ok := slice.target(p)
-			if !ok && len(slice.serving) == 0 {
+			if !ok {
 				continue
-			}
-			if !ok { // an instance serves all ports of its virtual service
-				return nil, fmt.Errorf("not all endpoints have the target of port %d", p.Port)
 			}
 			if port.Protocol == v1.ProtocolSCTP && target != p.Port {
 				return nil, fmt.Errorf("the target of port %d is %d, and SCTP ports are not translated", p.Port, target)
@@ -262,113 +265,6 @@ func ports(s *Service, of []sliceView) (out []v1.VirtualPort, err error) {
 func (s sliceView) target(p ServicePort) (uint16, bool) {
 	target, ok := s.targets[portName{p.Name, cmp.Or(p.Protocol, "TCP")}]
 	return target, ok
-}
-
-// targetPorts are those of the slice that are not the usual ones of the Service.
-func (s sliceView) targetPorts(of *Service, usual []v1.VirtualPort) (out []v1.VirtualPort) {
-	for i, p := range of.Spec.Ports {
-		if target, ok := s.target(p); ok && target != usual[i].TargetPort {
-			out = append(out, v1.VirtualPort{Port: p.Port, Protocol: usual[i].Protocol, TargetPort: target})
-		}
-	}
-	return out
-}
-
-// endpoint is one with the addresses of all families.
-type endpoint struct {
-	v1.VirtualInstance
-	of    Endpoint
-	ready bool
-}
-
-// endpoints are those that serve. A pod with two families is in a slice of each.
-func endpoints(s *Service, of []sliceView, usual []v1.VirtualPort) ([]*endpoint, error) {
-	found := map[string]*endpoint{}
-	var out []*endpoint
-	for _, slice := range of {
-		own := slice.targetPorts(s, usual)
-		for _, e := range slice.serving {
-			ready := e.ready()
-			if slice.Type == "FQDN" || len(e.Addresses) == 0 {
-				continue
-			}
-			identity := cmp.Or(e.Target.UID, e.Addresses[0])
-			have, ok := found[identity]
-			if !ok {
-				have = &endpoint{of: e, ready: ready}
-				have.Name, have.TargetPorts = names.Pod{UID: identity}.Service(), own
-				found[identity], out = have, append(out, have)
-			}
-			if !slices.Equal(have.TargetPorts, own) {
-				return nil, fmt.Errorf("the endpoint %s has other target ports in another slice", e.Addresses[0])
-			}
-			have.Addresses = append(have.Addresses, e.Addresses[0])
-			have.ready = have.ready && ready
-		}
-	}
-	if len(out) > MaxEndpoints {
-		return nil, fmt.Errorf("it has %d endpoints, over %d", len(out), MaxEndpoints)
-	}
-	for _, e := range out {
-		slices.Sort(e.Addresses)
-		e.Addresses = slices.Compact(e.Addresses) // a pod may be in two slices of a family while they are rebalanced
-		if len(e.Addresses) > 2 {
-			return nil, errors.New("an endpoint has more than two addresses")
-		}
-	}
-	slices.SortFunc(out, func(a, b *endpoint) int { return strings.Compare(a.Name, b.Name) })
-	return out, nil
-}
-
-// choose follows kube-proxy: ready endpoints, of this node only if traffic is local, else those with hints for this
-// node, or for its zone. Endpoints that terminate and still serve keep their connections, and get new ones only if no
-// other is there.
-func choose(all []*endpoint, local bool, node Node) []v1.VirtualInstance {
-	if local {
-		all = slices.DeleteFunc(all, func(e *endpoint) bool { return e.of.Node != node.Name })
-	}
-	ready := slices.ContainsFunc(all, func(e *endpoint) bool { return e.ready })
-	preferred := func(*endpoint) bool { return true }
-	if !local {
-		preferred = byHints(all, node)
-	}
-	var out []v1.VirtualInstance
-	for _, e := range all {
-		e.Draining = ready && !e.ready || !preferred(e)
-		out = append(out, e.VirtualInstance)
-	}
-	return out
-}
-
-// byHints returns which endpoints should get new connections from the node: those with hints for it, or else for its
-// zone. Hints count if all ready endpoints have some of that kind, and one of them is for the node, or the zone.
-func byHints(all []*endpoint, node Node) func(*endpoint) bool {
-	for _, by := range []struct {
-		name string
-		of   func(*endpoint) []Hint
-	}{{node.Name, (*endpoint).nodes}, {node.Zone, (*endpoint).zones}} {
-		forUs := func(e *endpoint) bool { return slices.Contains(by.of(e), Hint{by.name}) }
-		missing := func(e *endpoint) bool { return e.ready && len(by.of(e)) == 0 }
-		some := func(e *endpoint) bool { return e.ready && forUs(e) }
-		if by.name != "" && !slices.ContainsFunc(all, missing) && slices.ContainsFunc(all, some) {
-			return forUs
-		}
-	}
-	return func(*endpoint) bool { return true }
-}
-
-func (e *endpoint) nodes() []Hint {
-	if e.of.Hints == nil {
-		return nil
-	}
-	return e.of.Hints.Nodes
-}
-
-func (e *endpoint) zones() []Hint {
-	if e.of.Hints == nil {
-		return nil
-	}
-	return e.of.Hints.Zones
 }
 
 // serves reports whether the endpoint has connections, or may get some.
