@@ -3,6 +3,7 @@
  * with a mapped ring, AF_XDP, io_uring. Instructions leave by sendto. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
 #include <linux/filter.h>
 #include <linux/if_ether.h>
 #include <linux/if_packet.h>
@@ -29,9 +30,16 @@ static int port, deaf;
 static int udp(int at_port)
 {
 	struct sockaddr_in at = { .sin_family = AF_INET, .sin_port = htons(at_port) };
-	int s = socket(AF_INET, SOCK_DGRAM, 0), buffer = BUFFER;
+	int s = socket(AF_INET, SOCK_DGRAM, 0), buffer = BUFFER, bound = -1;
 
-	if (s < 0 || bind(s, (void *)&at, sizeof(at)) ||
+	/* the kernel closes the sockets of an io_uring some time after its process has ended */
+	for (int tries = 0; s >= 0 && tries < 500; tries++) {
+		bound = bind(s, (void *)&at, sizeof(at));
+		if (!bound || errno != EADDRINUSE)
+			break;
+		poll(NULL, 0, 10);
+	}
+	if (s < 0 || bound ||
 	    setsockopt(s, SOL_SOCKET, SO_RCVBUFFORCE, &buffer, sizeof(buffer)))
 		die("listen");
 	return s;
