@@ -59,9 +59,9 @@ func TestMap(t *testing.T) {
 	datagrams(t, web, netip.AddrPortFrom(api.Addr4(), 5353), 50)
 	datagrams(t, web, netip.AddrPortFrom(db.Addr4(), 5432), 30)
 	datagrams(t, phone, netip.AddrPortFrom(api.Addr4(), 5353), 10)
-	b.shows("tbody", "web\tapi\tudp/5353\t100\t11.8 KiB\t11.8 KiB",
-		"web\tdb\tudp/5432\t30\t7.1 KiB\t0 B\t30 by fw (policy)",
-		phone.Addr4().String()+"\tapi\tudp/5353\t20\t2.4 KiB\t2.4 KiB")
+	b.shows("tbody", "web\tapi\tudp/5353\t50\t11.8 KiB\t50\t11.8 KiB",
+		"web\tdb\tudp/5432\t30\t7.1 KiB\t0\t0 B\t30 by fw (policy)",
+		phone.Addr4().String()+"\tapi\tudp/5353\t10\t2.4 KiB\t10\t2.4 KiB")
 	b.drawn("text", "web", "api", "db", phone.Addr4().String())
 	b.drawn("path.bad", "web to db: 7.1 KiB, 30 packets dropped")
 	p.shot("ui-map-light", "map")
