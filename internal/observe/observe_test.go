@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/cgroup"
 	"github.com/kerb-edge/kerb/internal/service"
 )
 
@@ -124,5 +125,19 @@ func TestFindSockets(t *testing.T) {
 	}
 	if len(v.Cgroups) != 0 || v.Cookies["web"] != 0 {
 		t.Errorf("cgroups %v, cookies %v", v.Cgroups, v.Cookies)
+	}
+}
+
+// Only modules on sockets have all mounts of the node read, to find out whether their cgroups are seen.
+func TestViewIsCheckedForSockets(t *testing.T) {
+	before, checks := checkView, 0
+	checkView = func() error { checks++; return cgroup.ErrOwnOnly }
+	t.Cleanup(func() { checkView = before })
+	for _, modules := range [][]Selection{nil, {{}}} {
+		s := Snapshot{}
+		(&node{}).observer().FindSockets(&s, nil, modules)
+		if checks != len(modules) || errors.Is(s.Sockets.View, cgroup.ErrOwnOnly) != (len(modules) > 0) {
+			t.Errorf("%d modules: %d checks, view %v", len(modules), checks, s.Sockets.View)
+		}
 	}
 }
