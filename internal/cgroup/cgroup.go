@@ -49,8 +49,14 @@ func CheckView() error {
 		return err
 	}
 	self, err := selfPath()
-	if err != nil || self != root {
+	if err != nil {
 		return err
+	}
+	if self == filepath.Join(root, AgentLeaf) && Delegated(at) {
+		self = root // package control has moved the agent
+	}
+	if self != root {
+		return nil
 	}
 	_, err = os.Stat(filepath.Join(at, "cgroup.events")) // the root of all cgroups has none
 	if err == nil {
@@ -60,6 +66,21 @@ func CheckView() error {
 		return nil
 	}
 	return err
+}
+
+// AgentLeaf is the name of the cgroup, below the one that is delegated to it, in which the agent is: processes may only
+// be in leaves.
+const AgentLeaf = "agent"
+
+// Delegated reports whether systemd has marked a cgroup as its service's own.
+func Delegated(dir string) bool {
+	for _, name := range []string{"trusted.delegate", "user.delegate"} { // the second since systemd 251
+		value := make([]byte, 1)
+		if n, err := unix.Getxattr(dir, name, value); err == nil && n == 1 && value[0] == '1' {
+			return true
+		}
+	}
+	return false
 }
 
 // Self returns the directory of this process's cgroup. In a container with a cgroup namespace of its own there is none

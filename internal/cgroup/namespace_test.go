@@ -3,6 +3,7 @@
 package cgroup_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -37,8 +38,9 @@ func TestCgroupNamespace(t *testing.T) {
 		"-test.run=^TestCgroupNamespace$")
 	cmd.Env = append(os.Environ(), inNamespace+"="+own)
 	out, err := cmd.CombinedOutput()
-	_ = unix.Rmdir(dir)
-	want := fmt.Sprintf("%s none, then %s %s, at last %s %v\n", node, node, own, own, cgroup.ErrOwnOnly)
+	_, _ = unix.Rmdir(filepath.Join(dir, cgroup.AgentLeaf)), unix.Rmdir(dir)
+	want := fmt.Sprintf("%s none, then %s %s, at last %s %v, and in a leaf %v\n", node, node, own, own,
+		cgroup.ErrOwnOnly, cgroup.ErrOwnOnly)
 	if err := cgroup.CheckView(); err != nil {
 		t.Errorf("on the node: %v", err)
 	}
@@ -48,7 +50,7 @@ func TestCgroupNamespace(t *testing.T) {
 }
 
 // tellOfNamespace prints what is found before and after the container's own cgroup is mounted, too, and when nothing
-// else is mounted.
+// else is mounted: first in that cgroup, then in the leaf that an agent moves to where its cgroup is delegated to it.
 func tellOfNamespace(t *testing.T) {
 	sees := func() {
 		t.Helper()
@@ -84,5 +86,12 @@ func tellOfNamespace(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	fmt.Printf("%s %s, then %s %s, at last %s %v\n", before, self, after, filepath.Clean(own), last, cgroup.CheckView())
+	inRoot, leaf := cgroup.CheckView(), filepath.Join(last, cgroup.AgentLeaf)
+	err = errors.Join(unix.Setxattr(last, "trusted.delegate", []byte("1"), 0), os.Mkdir(leaf, 0o755),
+		os.WriteFile(filepath.Join(leaf, "cgroup.procs"), []byte("0"), 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Printf("%s %s, then %s %s, at last %s %v, and in a leaf %v\n", before, self, after, filepath.Clean(own), last,
+		inRoot, cgroup.CheckView())
 }

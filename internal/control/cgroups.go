@@ -22,12 +22,9 @@ import (
 	"github.com/kerb-edge/kerb/internal/control/sandbox"
 )
 
-// Names below the cgroup that systemd has delegated to the agent (Delegate=memory pids). Processes may only be in
-// leaves.
-const (
-	agentGroup    = "agent"
-	controlPrefix = "control-"
-)
+// controlPrefix begins the names of control planes' cgroups below the one that systemd has delegated to the agent
+// (Delegate=memory pids).
+const controlPrefix = "control-"
 
 // errNotDelegated means that the agent's cgroup is not its own to divide.
 var errNotDelegated = errors.New("the agent's cgroup is not delegated to it (Delegate=memory pids in its unit)")
@@ -45,10 +42,10 @@ func newCgroups() (*cgroups, error) {
 	if err != nil {
 		return nil, err
 	}
-	if filepath.Base(own) == agentGroup && delegated(filepath.Dir(own)) {
+	if filepath.Base(own) == cgroup.AgentLeaf && cgroup.Delegated(filepath.Dir(own)) {
 		own = filepath.Dir(own) // moved before
 	}
-	if !delegated(own) {
+	if !cgroup.Delegated(own) {
 		return nil, errNotDelegated
 	}
 	available, err := os.ReadFile(filepath.Join(own, "cgroup.controllers"))
@@ -60,7 +57,7 @@ func newCgroups() (*cgroups, error) {
 	}
 	c := &cgroups{dir: own}
 	c.sweep()
-	agent := filepath.Join(own, agentGroup)
+	agent := filepath.Join(own, cgroup.AgentLeaf)
 	if err := os.Mkdir(agent, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, err
 	}
@@ -74,17 +71,6 @@ func newCgroups() (*cgroups, error) {
 		}
 	}
 	return c, nil
-}
-
-// delegated reports whether systemd has marked a cgroup as its service's own.
-func delegated(dir string) bool {
-	for _, name := range []string{"trusted.delegate", "user.delegate"} { // the second since systemd 251
-		value := make([]byte, 1)
-		if n, err := unix.Getxattr(dir, name, value); err == nil && n == 1 && value[0] == '1' {
-			return true
-		}
-	}
-	return false
 }
 
 // sweep removes what an agent that was killed has left.

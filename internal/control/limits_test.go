@@ -223,7 +223,7 @@ func TestMemoryCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	// once the test has left it, and before its parent goes
-	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, agentGroup)) })
+	t.Cleanup(func() { _ = unix.Rmdir(filepath.Join(dir, cgroup.AgentLeaf)) })
 	if mount, err := cgroup.Mount(); err == nil && os.Getenv("KERB_MATRIX") != "" { // elsewhere the root is not ours
 		_ = os.WriteFile(filepath.Join(mount, "cgroup.subtree_control"), []byte("+memory +pids"), 0)
 	}
