@@ -17,30 +17,82 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// What is kept of the cluster. Services beyond it stay with kube-proxy. A namespace has at most half of it.
+// What is kept of the cluster, and what its Services may take of the proxy's tables. Services beyond it stay with
+// kube-proxy. A namespace has at most half of it.
 const (
 	maxServices  = 5000
 	maxEndpoints = 20000
+	maxSplit     = 20000
+	maxTargets   = 8000
 )
 
+// minSplit is what a port that not all endpoints serve counts for at least: it takes an ID for each address.
+const minSplit = 16
+
 // usage is what takes room.
-type usage struct{ services, endpoints int }
+type usage struct {
+	services, endpoints int
+	split               int // ports that not all endpoints serve, each times the endpoints of its Service
+	targets             int // target ports that single endpoints have
+}
+
+func (u usage) plus(o usage) usage {
+	return usage{u.services + o.services, u.endpoints + o.endpoints, u.split + o.split, u.targets + o.targets}
+}
+
+// within reports whether u is within the limits divided by a number.
+func (u usage) within(parts int) bool {
+	return u.services <= maxServices/parts && u.endpoints <= maxEndpoints/parts && u.split <= maxSplit/parts &&
+		u.targets <= maxTargets/parts
+}
+
+// usageOf returns what the ports of a virtual service take that differ between its instances.
+func usageOf(v *v1.VirtualService) (u usage) {
+	type port struct {
+		number   uint16
+		protocol v1.Protocol
+	}
+	split := map[port]bool{}
+	for _, i := range v.Spec.Instances {
+		u.targets += len(i.TargetPorts)
+		for _, p := range i.ExcludedPorts {
+			split[port{p.Port, p.Protocol}] = true
+		}
+	}
+	u.split = len(split) * max(minSplit, len(v.Spec.Instances))
+	return u
+}
 
 // fits reports whether there is room for more in the cluster, and in a namespace.
 func (s *serviceState) fits(namespace string, more usage) bool {
-	own := s.usage[namespace]
-	return s.total.services+more.services <= maxServices && s.total.endpoints+more.endpoints <= maxEndpoints &&
-		own.services+more.services <= maxServices/2 && own.endpoints+more.endpoints <= maxEndpoints/2
+	return s.total.plus(more).within(1) && s.usage[namespace].plus(more).within(2)
 }
 
 // add changes what a namespace uses.
-func (s *serviceState) add(namespace string, services, endpoints int) {
-	s.total = usage{s.total.services + services, s.total.endpoints + endpoints}
-	own := s.usage[namespace]
-	own = usage{own.services + services, own.endpoints + endpoints}
+func (s *serviceState) add(namespace string, more usage) {
+	s.total = s.total.plus(more)
+	own := s.usage[namespace].plus(more)
 	if s.usage[namespace] = own; own == (usage{}) {
 		delete(s.usage, namespace)
 	}
+}
+
+// reserve counts what the ports of a Service take that differ between its endpoints, in place of what they took before.
+// The Service keeps what it has as long as it takes no more. The caller holds mu.
+func (s *serviceState) reserve(key services.Key, e *serviceEntry, next usage) error {
+	s.add(key.Namespace, usage{split: -e.ports.split, targets: -e.ports.targets})
+	e.ports = usage{}
+	if !s.fits(key.Namespace, next) {
+		if !s.fits(key.Namespace, usage{split: next.split}) {
+			return fmt.Errorf("ports that not all endpoints serve, times endpoints, are over %d, or half of it in one "+
+				"namespace", maxSplit)
+		}
+		return fmt.Errorf("target ports that only some endpoints have are over %d, or half of it in one namespace",
+			maxTargets)
+	}
+	s.add(key.Namespace, next)
+	e.ports = next
+	return nil
 }
 
 // The resources that are followed.
@@ -71,6 +123,7 @@ type serviceEntry struct {
 	slices  map[string]*services.Slice
 	noRoom  bool           // for the service
 	missing map[string]int // endpoints of slices that there was no room for, by name
+	ports   usage          // of ports that differ between endpoints, as take found them
 }
 
 func newServiceState() *serviceState {
@@ -121,7 +174,7 @@ func (s *serviceState) setService(o *services.Service) {
 	if e.noRoom = !s.fits(o.Metadata.Namespace, usage{services: 1}); e.noRoom {
 		return
 	}
-	s.add(o.Metadata.Namespace, 1, 0)
+	s.add(o.Metadata.Namespace, usage{services: 1})
 	for _, a := range clusterAddresses(o) {
 		if s.addresses[a]++; s.addresses[a] == 1 {
 			s.fresh[a] = true
@@ -139,7 +192,7 @@ func (s *serviceState) removeService(key services.Key) {
 	if e.service == nil {
 		return
 	}
-	s.add(key.Namespace, -1, 0)
+	s.add(key.Namespace, usage{services: -1})
 	for _, a := range clusterAddresses(e.service) {
 		if s.addresses[a]--; s.addresses[a] == 0 {
 			delete(s.addresses, a)
@@ -166,7 +219,7 @@ func (s *serviceState) setSlice(o *services.Slice) {
 		e.missing[name] = len(o.Endpoints)
 		return
 	}
-	s.add(key.Namespace, 0, len(o.Endpoints))
+	s.add(key.Namespace, usage{endpoints: len(o.Endpoints)})
 	o.Metadata = api.ObjectMeta{Name: name}
 	o.Compact()
 	e.slices[name] = o
@@ -176,7 +229,7 @@ func (s *serviceState) removeSlice(key services.Key, name string) {
 	e := s.entry(key)
 	delete(e.missing, name)
 	if before := e.slices[name]; before != nil {
-		s.add(key.Namespace, 0, -len(before.Endpoints))
+		s.add(key.Namespace, usage{endpoints: -len(before.Endpoints)})
 		delete(e.slices, name)
 	}
 }
@@ -262,39 +315,57 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 	}
 	s.compareAddresses()
 	desired, gone := map[services.Key]v1.VirtualService{}, []services.Key{}
-	for key := range s.dirty {
+	keys := slices.SortedFunc(maps.Keys(s.dirty), func(a, b services.Key) int { // not by chance
+		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
+	})
+	for _, key := range keys {
 		delete(s.kept, key)
 		delete(s.closed, key)
-		e := s.all[key]
-		switch {
-		case e.service == nil && !e.noRoom: // none, or it is not wanted
-			if len(e.slices)+len(e.missing) == 0 {
-				delete(s.all, key)
-			}
-		case e.noRoom || len(e.missing) > 0:
-			s.kept[key] = fmt.Sprintf("over %d Services or %d endpoints, or half of them in one namespace", maxServices,
-				maxEndpoints)
-		default:
-			of := slices.SortedFunc(maps.Values(e.slices), func(a, b *services.Slice) int {
-				return strings.Compare(a.Metadata.Name, b.Metadata.Name)
-			})
-			v, err := services.Translate(e.service, of, node)
-			if err == nil {
-				err = s.loops(v)
-			}
-			if err == nil {
-				desired[key] = v
-				if text := closedPorts(e.service, v); text != "" {
-					s.closed[key] = text
-				}
-				continue
-			}
-			s.kept[key] = err.Error()
+		if v, ok := s.translate(key, node); ok {
+			desired[key] = v
+		} else {
+			gone = append(gone, key)
 		}
-		gone = append(gone, key)
 	}
 	s.dirty = map[services.Key]bool{}
 	return desired, gone, true
+}
+
+// translate returns the virtual service of a Service, or false if it has none, and notes why.
+func (s *serviceState) translate(key services.Key, node services.Node) (v v1.VirtualService, ok bool) {
+	e, err := s.all[key], error(nil)
+	var ports usage
+	switch {
+	case e.service == nil && !e.noRoom: // none, or it is not wanted
+		if len(e.slices)+len(e.missing) == 0 {
+			delete(s.all, key)
+		}
+	case e.noRoom || len(e.missing) > 0:
+		s.kept[key] = fmt.Sprintf("over %d Services or %d endpoints, or half of them in one namespace", maxServices,
+			maxEndpoints)
+	default:
+		of := slices.SortedFunc(maps.Values(e.slices), func(a, b *services.Slice) int {
+			return strings.Compare(a.Metadata.Name, b.Metadata.Name)
+		})
+		if v, err = services.Translate(e.service, of, node); err == nil {
+			err = s.loops(v)
+		}
+		if ok = err == nil; ok {
+			ports = usageOf(&v)
+		}
+	}
+	if full := s.reserve(key, e, ports); full != nil {
+		ok, err = false, full
+	}
+	if err != nil {
+		s.kept[key] = err.Error()
+	}
+	if ok {
+		if text := closedPorts(e.service, v); text != "" {
+			s.closed[key] = text
+		}
+	}
+	return v, ok
 }
 
 // closedPorts names the ports of a Service that its virtual service has not; empty if it has all.

@@ -114,7 +114,7 @@ func TestServicesAreBounded(t *testing.T) {
 	service.Replace(all)
 	slice.Replace(slices)
 	desired, _, _ := s.take(services.Node{}, true)
-	if len(desired) != maxServices-10 || s.total != (usage{maxServices, maxEndpoints}) {
+	if len(desired) != maxServices-10 || s.total != (usage{services: maxServices, endpoints: maxEndpoints}) {
 		t.Errorf("%d virtual services, %+v", len(desired), s.total)
 	}
 	c := s.condition()
@@ -173,6 +173,133 @@ func TestRoomOfNamespaces(t *testing.T) {
 	s.take(services.Node{}, false)
 	if len(s.all) != 1 || s.total != (usage{services: 1}) || len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
+	}
+}
+
+// unequal returns Services of a namespace, and their slices: one slice of one endpoint, whose target ports begin with
+// 1000, and one of more endpoints, which lacks some ports and has other target ports.
+func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []services.Service, of []services.Slice) {
+	for i := range n {
+		name := fmt.Sprintf("s%04d", i)
+		s, one, others := wantedService(name), sliceOf(name, name+"-1", 1), sliceOf(name, name+"-2", endpoints)
+		one.Endpoints[0].Addresses = []string{"10.2.0.1"}
+		s.Spec.Ports, one.Ports, others.Ports = nil, nil, nil
+		for j := range ports {
+			p := services.ServicePort{Name: fmt.Sprint("p", j), Port: uint16(1 + j)}
+			s.Spec.Ports = append(s.Spec.Ports, p)
+			one.Ports = append(one.Ports, services.SlicePort{Name: p.Name, Port: uint16(1000 + j)})
+			if j >= lacking {
+				others.Ports = append(others.Ports, services.SlicePort{Name: p.Name, Port: uint16(first + j)})
+			}
+		}
+		s.Metadata.Namespace, one.Metadata.Namespace, others.Metadata.Namespace = namespace, namespace, namespace
+		if first != 1000 { // the usual target port is the one of most endpoints
+			one, others = others, one
+		}
+		all, of = append(all, s), append(of, one, others)
+	}
+	return all, of
+}
+
+// What ports take that differ between the endpoints of a Service is bounded in a namespace, and in all. A Service of
+// another tenant has room, those that are served stay so, and what is left out is served when room comes back.
+func TestRoomForUnequalPorts(t *testing.T) {
+	for what, c := range map[string]struct {
+		services, endpoints, ports, lacking, first int
+		serves                                     int // Services of one namespace
+		each                                       usage
+		reason                                     string
+	}{
+		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{split: 16 * 40},
+			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
+		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{split: 16 * 16},
+			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
+		"target ports": {80, 100, 64, 0, 2000, 62, usage{targets: 64},
+			"target ports that only some endpoints have are over 8000, or half of it in one namespace"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			s := newServiceState()
+			slice, service := s.sliceHandler(), s.serviceHandler()
+			all, of := unequal("evil", c.services, c.endpoints, c.ports, c.lacking, c.first)
+			service.Replace(all)
+			slice.Replace(of)
+			first, _, _ := s.take(services.Node{}, false)
+			if len(first) != c.serves || len(s.kept) != c.services-c.serves {
+				t.Fatalf("%d are served, %d kept, want %d", len(first), len(s.kept), c.serves)
+			}
+			for key, v := range first {
+				if got := usageOf(&v); got != c.each {
+					t.Fatalf("%s takes %+v", key, got)
+				}
+			}
+			for key, reason := range s.kept {
+				if reason != c.reason {
+					t.Fatalf("%s: %s", key, reason)
+				}
+			}
+			// "a" is before "evil" in all orders.
+			own, slices := unequal("a", 1, 2, c.ports, c.lacking, c.first)
+			service.Set(own[0])
+			for _, o := range slices {
+				slice.Set(o)
+			}
+			if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 || s.kept[own[0].Key()] != "" {
+				t.Errorf("of the other tenant are served: %d, %s", len(desired), s.kept[own[0].Key()])
+			}
+			late := all[0]
+			late.Metadata.Name = "a"
+			ofLate := []services.Slice{of[0], of[1]}
+			service.Set(late)
+			for _, o := range ofLate {
+				o.Metadata.Namespace, o.Metadata.Labels = "evil", map[string]string{"kubernetes.io/service-name": "a"}
+				slice.Set(o)
+			}
+			second, _, _ := s.take(services.Node{}, true)
+			for key := range first {
+				if _, ok := second[key]; !ok {
+					t.Errorf("%s is served no more", key)
+				}
+			}
+			if _, ok := second[own[0].Key()]; !ok || len(second) != len(first)+1 {
+				t.Errorf("%d are served after a Service more", len(second))
+			}
+			for key := range first {
+				if key.Namespace == "evil" {
+					gone := wantedService(key.Name)
+					gone.Metadata.Namespace = "evil"
+					service.Delete(gone)
+					break
+				}
+			}
+			s.take(services.Node{}, false)
+			third, _, _ := s.take(services.Node{}, true)
+			if _, ok := third[late.Key()]; !ok || len(third) != len(second) {
+				t.Errorf("%d are served when there is room for one", len(third))
+			}
+			service.Replace(nil)
+			slice.Replace(nil)
+			if s.take(services.Node{}, false); s.total != (usage{}) || len(s.usage) != 0 {
+				t.Errorf("without Services, %+v and %+v are in use", s.total, s.usage)
+			}
+		})
+	}
+}
+
+// Half of the room is for one namespace, and no namespaces together have more than all.
+func TestRoomForUnequalPortsInAll(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	var all []services.Service
+	var of []services.Slice
+	for _, namespace := range []string{"a", "b", "c"} {
+		more, slices := unequal(namespace, 16, 39, 17, 16, 1000)
+		all, of = append(all, more...), append(of, slices...)
+	}
+	service.Replace(all)
+	slice.Replace(of)
+	desired, _, _ := s.take(services.Node{}, true)
+	if len(desired) != 31 || s.total.split != 31*640 {
+		t.Errorf("%d are served, %+v", len(desired), s.total)
 	}
 }
 

@@ -14,8 +14,11 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 )
 
-// maxExcluded limits how many ports the endpoints of a Service lack in all.
-const maxExcluded = 10000
+// Limits of ports that differ between endpoints: the proxy's tables are shared by all Services of the node.
+const (
+	maxSplit   = 16 // ports of a Service that not all its endpoints serve
+	maxTargets = 64 // target ports that an endpoint has of its own, as in the agent's API
+)
 
 // endpoint is one with the addresses of all families, and how it is in the slices that it is in, by their index. A pod
 // with two families is in a slice of each, and in others if its ports are in several slices.
@@ -86,6 +89,9 @@ func setTargetPorts(all []*endpoint, s *Service, of []sliceView, usual []v1.Virt
 					own = append(own, v1.VirtualPort{Port: p.Port, Protocol: usual[i].Protocol, TargetPort: target})
 				}
 			}
+			if len(own) > maxTargets {
+				return fmt.Errorf("an endpoint has %d target ports that others have not, over %d", len(own), maxTargets)
+			}
 			known[string(key)] = own
 		}
 		e.TargetPorts = own
@@ -141,32 +147,55 @@ const (
 
 // instances says of each endpoint to which ports it gets new connections. Each group of ports is treated as kube-proxy
 // does: by itself.
-func instances(all []*endpoint, groups []*portGroup, local bool, node Node) (out []v1.VirtualInstance, err error) {
+func instances(all []*endpoint, groups []*portGroup, s *Service, node Node) (out []v1.VirtualInstance, err error) {
+	local := s.Spec.Traffic == "Local"
 	uses := make([][]use, len(groups)) // by group and endpoint
 	for i, g := range groups {
 		uses[i] = g.choose(all, local, node)
 	}
-	excluded := 0
-	for n, e := range all {
-		most := unused
+	most := make([]use, len(all))
+	for n := range all {
 		for i := range groups {
-			most = max(most, uses[i][n])
+			most[n] = max(most[n], uses[i][n])
 		}
-		if most == unused {
+	}
+	if err := checkSplit(s, groups, uses, most); err != nil {
+		return nil, err
+	}
+	for n, e := range all {
+		if most[n] == unused {
 			continue
 		}
-		e.Draining = most == draining
+		e.Draining = most[n] == draining
 		for i, g := range groups {
-			if uses[i][n] < most {
+			if uses[i][n] < most[n] {
 				e.exclude(g.ports, uses[i][n] == draining)
 			}
-		}
-		if excluded += len(e.ExcludedPorts); excluded > maxExcluded {
-			return nil, fmt.Errorf("its endpoints lack over %d ports in all", maxExcluded)
 		}
 		out = append(out, e.VirtualInstance)
 	}
 	return out, nil
+}
+
+// checkSplit returns an error if the proxy should not serve the ports that not all endpoints serve. Each of them has a
+// run of slots, which is long where clients have affinity.
+func checkSplit(s *Service, groups []*portGroup, uses [][]use, most []use) error {
+	split := 0
+	for i, g := range groups {
+		for n := range most {
+			if uses[i][n] < most[n] {
+				split += len(g.ports)
+				break
+			}
+		}
+	}
+	switch {
+	case split > 0 && s.Spec.Affinity == clientIP:
+		return errors.New("it has session affinity, and not all its endpoints serve all its ports")
+	case split > maxSplit:
+		return fmt.Errorf("not all its endpoints serve %d of its ports, over %d", split, maxSplit)
+	}
+	return nil
 }
 
 func (e *endpoint) exclude(ports []v1.VirtualPort, drain bool) {

@@ -137,7 +137,7 @@ func TestPortsWithEndpointsOfTheirOwn(t *testing.T) {
 }
 
 // What changes for one port leaves the virtual service, the other ports and the names of instances as they are: the
-// agent's sessions and affinities are those of the name of a virtual service and an instance, and of a port.
+// agent's sessions are those of the name of a virtual service and an instance, and of a port.
 func TestOtherPortsStay(t *testing.T) {
 	names := func(v v1.VirtualService) map[string]string {
 		out := map[string]string{"": v.Metadata.Name}
@@ -146,7 +146,7 @@ func TestOtherPortsStay(t *testing.T) {
 		}
 		return out
 	}
-	s := read[Service](t, fmt.Sprintf(service, "sessionAffinity: ClientIP,"))
+	s := read[Service](t, fmt.Sprintf(service, ""))
 	a := sliceOf(t, "a", "IPv4", both, pod(1, ""))
 	var before map[string]string
 	for _, other := range []string{both, onlyHTTP, "[]", both} {
@@ -167,28 +167,56 @@ func TestOtherPortsStay(t *testing.T) {
 	}
 }
 
-// What the endpoints of a Service lack in all is limited, as it is written for each of them.
-func TestManyExcludedPorts(t *testing.T) {
-	s, slice := &Service{}, []*Slice{{}, {}}
+// manyPorts returns a Service with a number of ports, and a slice of one endpoint with as many, from a number on.
+func manyPorts(n, number int, address string) (*Service, *Slice) {
+	s, slice := &Service{}, &Slice{Endpoints: []Endpoint{{Addresses: []string{address}}}}
 	s.Spec.ClusterIPs = []string{"10.96.0.1"}
-	for i := range 100 {
-		p := ServicePort{Name: fmt.Sprint("p", i), Port: uint16(1 + i)}
-		s.Spec.Ports = append(s.Spec.Ports, p)
-		slice[i%2].Ports = append(slice[i%2].Ports, SlicePort(p))
+	for i := range n {
+		s.Spec.Ports = append(s.Spec.Ports, ServicePort{Name: fmt.Sprint("p", i), Port: uint16(1 + i)})
+		slice.Ports = append(slice.Ports, SlicePort{Name: fmt.Sprint("p", i), Port: uint16(number + i)})
 	}
-	for _, n := range []int{100, 101} {
-		for i := range slice {
-			slice[i].Endpoints = nil
-			for j := range n {
-				slice[i].Endpoints = append(slice[i].Endpoints, Endpoint{Addresses: []string{fmt.Sprintf("10.%d.0.%d", i, j)}})
+	return s, slice
+}
+
+// A Service has few ports that not all its endpoints serve, and none if clients have affinity: each port has a run of
+// slots in tables that all Services share.
+func TestSplitPortsAreBounded(t *testing.T) {
+	const many = "not all its endpoints serve %d of its ports, over 16"
+	const affinity = "it has session affinity, and not all its endpoints serve all its ports"
+	for _, c := range []struct {
+		ports, lacking int
+		affinity, want string
+	}{
+		{20, 16, "None", ""}, {20, 17, "None", fmt.Sprintf(many, 17)}, {256, 255, "", fmt.Sprintf(many, 255)},
+		{20, 0, "ClientIP", ""}, {20, 1, "ClientIP", affinity}, {256, 255, "ClientIP", affinity},
+	} {
+		s, all := manyPorts(c.ports, 1001, "10.1.0.1")
+		_, some := manyPorts(c.ports-c.lacking, 1001, "10.1.0.2")
+		s.Spec.Affinity = c.affinity
+		v, err := Translate(s, []*Slice{all, some}, Node{})
+		if err != nil {
+			if err.Error() != c.want {
+				t.Errorf("%+v: %v", c, err)
 			}
+			continue
 		}
-		v, err := Translate(s, slice, Node{})
-		switch {
-		case n == 100 && (err != nil || len(v.Spec.Instances) != 200 || len(v.Spec.Instances[0].ExcludedPorts) != 50):
-			t.Errorf("%d instances, %v", len(v.Spec.Instances), err)
-		case n == 101 && (err == nil || err.Error() != "its endpoints lack over 10000 ports in all"):
-			t.Errorf("with %d endpoints of each: %v", n, err)
+		excluded := 0
+		for _, i := range v.Spec.Instances {
+			excluded += len(i.ExcludedPorts)
+		}
+		if c.want != "" || excluded != c.lacking || len(v.Spec.Ports) != c.ports {
+			t.Errorf("%+v: %d excluded ports of %d", c, excluded, len(v.Spec.Ports))
+		}
+	}
+}
+
+// An endpoint has as many target ports of its own as the agent accepts: one more would have it refuse the others, too.
+func TestTargetPortsAreBounded(t *testing.T) {
+	for n, want := range map[int]string{64: "<nil>", 65: "an endpoint has 65 target ports that others have not, over 64"} {
+		s, one := manyPorts(n, 1001, "10.1.0.1")
+		_, other := manyPorts(n, 2001, "10.1.0.2")
+		if _, err := Translate(s, []*Slice{one, other}, Node{}); fmt.Sprint(err) != want {
+			t.Errorf("%d ports: %v", n, err)
 		}
 	}
 }

@@ -27,6 +27,9 @@ const (
 // Off is the value of the annotation kerb.dev/proxy of a Service that stays with kube-proxy.
 const Off = "off"
 
+// clientIP is the value of sessionAffinity by which clients keep their endpoint.
+const clientIP = "ClientIP"
+
 // Limits of a Service: the time that one takes is taken from all Services of the node.
 const (
 	MaxEndpoints = 1000
@@ -157,7 +160,7 @@ func Translate(s *Service, slicesOf []*Slice, node Node) (v1.VirtualService, err
 	if err != nil {
 		return out, err
 	}
-	out.Spec.Instances, err = instances(all, groupPorts(out.Spec.Ports, s, of), s.Spec.Traffic == "Local", node)
+	out.Spec.Instances, err = instances(all, groupPorts(out.Spec.Ports, s, of), s, node)
 	return out, err
 }
 
@@ -199,7 +202,7 @@ const (
 // affinityOf returns what the Service's session affinity makes of its addresses. The policy is the one by which a
 // client gets the same instance even if there is no room to remember it, as long as instances neither come nor go.
 func affinityOf(s *Service) (a v1.VirtualAddress, err error) {
-	if s.Spec.Affinity != "ClientIP" {
+	if s.Spec.Affinity != clientIP {
 		return a, nil
 	}
 	timeout := defaultAffinity
