@@ -43,6 +43,10 @@ const (
 	saveEvery = 10 * time.Second      // flash wears out
 )
 
+// connectAfter is how long the container runtime is not connected while rounds fail. It has to end: where the runtime
+// creates no container without this plugin, the agent or the API server may wait for one.
+var connectAfter = 30 * time.Second
+
 // freeOSMemory collects garbage.
 var freeOSMemory = debug.FreeOSMemory
 
@@ -124,7 +128,7 @@ func followAll(ctx context.Context, running *sync.WaitGroup, c *watch.Client, no
 // run compares after changes and now and then, and keeps the snapshot current.
 func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 	var saved, tried view // that the snapshot has, and was to have
-	retry, savedAt := minRetry, time.Time{}
+	retry, savedAt, began := minRetry, time.Time{}, time.Now()
 	save := func(v view) {
 		if err := s.state.save(dir); err != nil {
 			s.log.Warn("the snapshot for the next start is not written", "error", err)
@@ -148,12 +152,10 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 			break
 		}
 		v = s.state.view()
+		connected := s.connectOnce(v.known, time.Since(began), err)
 		if v.known {
 			is := statusOf(s, err)
-			if s.connect != nil && (err == nil || s.failed != nil) {
-				s.connect() // the next round reports whether it is connected
-				s.connect = nil
-			} else {
+			if !connected { // if it is, the next round reports that
 				report.set(is)
 			}
 			s.figures.round(s, is.Modules, err)
@@ -181,4 +183,15 @@ func (s *syncer) run(ctx context.Context, dir string, report *reporter) {
 		}
 	}
 	save(s.state.view())
+}
+
+// connectOnce connects the container runtime after a round that ended with err, unless it is better to wait. It reports
+// whether it has done so now.
+func (s *syncer) connectOnce(known bool, running time.Duration, err error) bool {
+	if s.connect == nil || known && err != nil && s.failed == nil && running < connectAfter {
+		return false
+	}
+	s.connect()
+	s.connect = nil
+	return true
 }

@@ -5,7 +5,9 @@ package node
 import (
 	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"net/http/httptest"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 
+	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/names"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/nri"
@@ -275,5 +278,60 @@ func TestRuntimeAndAPIServer(t *testing.T) {
 	pods, _ := s.podServices(s.view().rules)
 	if of, _ := pods.of(serviceOf(p)); of.labels.set()["app"] != "mirror" || of.unconfirmed || of.sandbox != "c2" {
 		t.Errorf("a static pod: %+v", of)
+	}
+}
+
+// The container runtime is connected also if nothing is known of modules, and if the agent stays away: where the
+// runtime creates no container without the plugin, the API server or the agent may be in one.
+func TestRuntimeIsConnectedAtLast(t *testing.T) {
+	before := connectAfter
+	t.Cleanup(func() { connectAfter = before })
+	for name, c := range map[string]struct {
+		known    bool
+		after    time.Duration
+		connects bool
+	}{
+		"nothing is known":        {after: time.Hour, connects: true},
+		"the agent is away":       {known: true, after: time.Hour},
+		"the agent has been away": {known: true, connects: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			connectAfter = c.after
+			connected, failed, requests := make(chan struct{}), make(chan struct{}), 0
+			_, s := heldPod(t)
+			socket, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			server := &httptest.Server{Listener: socket, Config: &http.Server{
+				Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+					if requests++; requests == 3 { // rounds
+						close(failed)
+					}
+					w.WriteHeader(http.StatusInternalServerError)
+				})}}
+			server.Start()
+			s.agent = agent{client.New(socket.Addr().String())}
+			s.connect = func() { close(connected) }
+			if c.known {
+				synced(s.state)
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			var running sync.WaitGroup
+			running.Go(func() { s.run(ctx, t.TempDir(), newReporter(nil, "n1", s.log)) })
+			t.Cleanup(func() { cancel(); running.Wait(); server.Close() })
+			select {
+			case <-connected:
+				if !c.connects {
+					t.Error("connected")
+				}
+			case <-failed:
+				if c.connects {
+					t.Error("not connected")
+				}
+			case <-time.After(20 * time.Second):
+				t.Error("neither connected nor failed")
+			}
+		})
 	}
 }

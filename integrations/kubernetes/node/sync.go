@@ -38,7 +38,7 @@ type syncer struct {
 	log     *slog.Logger
 	figures figures
 	// connect is called once, when the agent has its modules: a container runtime that is connected before would wait for
-	// that, and fail. nil without NRI, and afterwards.
+	// that, and fail. If nothing is known of modules, it is called at once. nil without NRI, and afterwards.
 	connect func()
 
 	applied int                  // rules of the state whose modules the agent has
