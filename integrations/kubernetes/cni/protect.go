@@ -31,13 +31,19 @@ func (p attachment) protect(ctx context.Context) error {
 	}))
 }
 
-// retry calls f until it succeeds, fails with an error that lasts, or the context ends.
+// retry calls f until it succeeds, fails with an error that lasts, or the context ends. It returns what the agent
+// answered last, and not that time ran out in the attempt after.
 func retry(ctx context.Context, f func() error) error {
+	var last error
 	for {
 		err := f()
 		if err == nil || !isTemporary(err) {
 			return err
 		}
+		if last != nil && (ctx.Err() != nil || errors.Is(err, os.ErrDeadlineExceeded)) {
+			return last
+		}
+		last = err
 		select {
 		case <-ctx.Done():
 			return err
