@@ -264,6 +264,9 @@ func (r *receiver) flood(t *testing.T, pods []*pod, begin func(*pod), meanwhile 
 	}
 	if len(got) > 0 {
 		t.Errorf("packets from addresses that are no pod's: %v", got)
+		for _, p := range pods {
+			t.Logf("%s has %v", p.Name, p.addrs)
+		}
 	}
 	return byPod
 }
