@@ -23,7 +23,7 @@ const (
 	maxServices  = 5000
 	maxEndpoints = 20000
 	maxSplit     = 20000
-	maxTargets   = 8000
+	maxPorts     = 16000
 )
 
 // minSplit is what a port that not all endpoints serve counts for at least: it takes an ID for each address.
@@ -33,28 +33,29 @@ const minSplit = 16
 type usage struct {
 	services, endpoints int
 	split               int // ports that not all endpoints serve, each times the endpoints of its Service
-	targets             int // target ports that single endpoints have
+	ports               int // one for each address, and target ports that only some endpoints have
 }
 
 func (u usage) plus(o usage) usage {
-	return usage{u.services + o.services, u.endpoints + o.endpoints, u.split + o.split, u.targets + o.targets}
+	return usage{u.services + o.services, u.endpoints + o.endpoints, u.split + o.split, u.ports + o.ports}
 }
 
 // within reports whether u is within the limits divided by a number.
 func (u usage) within(parts int) bool {
 	return u.services <= maxServices/parts && u.endpoints <= maxEndpoints/parts && u.split <= maxSplit/parts &&
-		u.targets <= maxTargets/parts
+		u.ports <= maxPorts/parts
 }
 
-// usageOf returns what the ports of a virtual service take that differ between its instances.
+// usageOf returns what the ports of a virtual service take.
 func usageOf(v *v1.VirtualService) (u usage) {
 	type port struct {
 		number   uint16
 		protocol v1.Protocol
 	}
 	split := map[port]bool{}
+	u.ports = len(v.Spec.Ports) * len(v.Spec.Addresses)
 	for _, i := range v.Spec.Instances {
-		u.targets += len(i.TargetPorts)
+		u.ports += len(i.TargetPorts)
 		for _, p := range i.ExcludedPorts {
 			split[port{p.Port, p.Protocol}] = true
 		}
@@ -77,21 +78,21 @@ func (s *serviceState) add(namespace string, more usage) {
 	}
 }
 
-// reserve counts what the ports of a Service take that differ between its endpoints, in place of what they took before.
+// reserve counts what the ports of a Service take, in place of what they took before.
 // The Service keeps what it has as long as it takes no more. The caller holds mu.
 func (s *serviceState) reserve(key services.Key, e *serviceEntry, next usage) error {
-	s.add(key.Namespace, usage{split: -e.ports.split, targets: -e.ports.targets})
-	e.ports = usage{}
+	s.add(key.Namespace, usage{split: -e.reserved.split, ports: -e.reserved.ports})
+	e.reserved = usage{}
 	if !s.fits(key.Namespace, next) {
 		if !s.fits(key.Namespace, usage{split: next.split}) {
-			return fmt.Errorf("ports that not all endpoints serve, times endpoints, are over %d, or half of it in one "+
-				"namespace", maxSplit)
+			return fmt.Errorf("ports that not all endpoints serve, times endpoints, are over %d, or half of it in "+
+				"one namespace", maxSplit)
 		}
-		return fmt.Errorf("target ports that only some endpoints have are over %d, or half of it in one namespace",
-			maxTargets)
+		return fmt.Errorf("ports, times addresses, and target ports that only some endpoints have are over %d, or half "+
+			"of it in one namespace", maxPorts)
 	}
 	s.add(key.Namespace, next)
-	e.ports = next
+	e.reserved = next
 	return nil
 }
 
@@ -119,11 +120,11 @@ type serviceState struct {
 
 // serviceEntry is a Service with its slices, each of which may come first.
 type serviceEntry struct {
-	service *services.Service // nil: none, or one that is not wanted
-	slices  map[string]*services.Slice
-	noRoom  bool           // for the service
-	missing map[string]int // endpoints of slices that there was no room for, by name
-	ports   usage          // of ports that differ between endpoints, as take found them
+	service  *services.Service // nil: none, or one that is not wanted
+	slices   map[string]*services.Slice
+	noRoom   bool           // for the service
+	missing  map[string]int // endpoints of slices that there was no room for, by name
+	reserved usage          // for ports, as take found them
 }
 
 func newServiceState() *serviceState {
@@ -334,7 +335,7 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 // translate returns the virtual service of a Service, or false if it has none, and notes why.
 func (s *serviceState) translate(key services.Key, node services.Node) (v v1.VirtualService, ok bool) {
 	e, err := s.all[key], error(nil)
-	var ports usage
+	var next usage
 	switch {
 	case e.service == nil && !e.noRoom: // none, or it is not wanted
 		if len(e.slices)+len(e.missing) == 0 {
@@ -351,10 +352,10 @@ func (s *serviceState) translate(key services.Key, node services.Node) (v v1.Vir
 			err = s.loops(v)
 		}
 		if ok = err == nil; ok {
-			ports = usageOf(&v)
+			next = usageOf(&v)
 		}
 	}
-	if full := s.reserve(key, e, ports); full != nil {
+	if full := s.reserve(key, e, next); full != nil {
 		ok, err = false, full
 	}
 	if err != nil {

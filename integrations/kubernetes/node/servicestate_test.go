@@ -114,7 +114,7 @@ func TestServicesAreBounded(t *testing.T) {
 	service.Replace(all)
 	slice.Replace(slices)
 	desired, _, _ := s.take(services.Node{}, true)
-	if len(desired) != maxServices-10 || s.total != (usage{services: maxServices, endpoints: maxEndpoints}) {
+	if len(desired) != maxServices-10 || s.total != (usage{maxServices, maxEndpoints, 0, len(desired)}) {
 		t.Errorf("%d virtual services, %+v", len(desired), s.total)
 	}
 	c := s.condition()
@@ -171,7 +171,8 @@ func TestRoomOfNamespaces(t *testing.T) {
 	}
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.take(services.Node{}, false)
-	if len(s.all) != 1 || s.total != (usage{services: 1}) || len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
+	if len(s.all) != 1 || s.total != (usage{services: 1, ports: 1}) ||
+		len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
 	}
 }
@@ -201,21 +202,23 @@ func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []s
 	return all, of
 }
 
-// What ports take that differ between the endpoints of a Service is bounded in a namespace, and in all. A Service of
-// another tenant has room, those that are served stay so, and what is left out is served when room comes back.
-func TestRoomForUnequalPorts(t *testing.T) {
+// What ports take is bounded in a namespace, and in all. A Service of another tenant has room, those that are served
+// stay so, and what is left out is served when room comes back.
+func TestRoomForPorts(t *testing.T) {
 	for what, c := range map[string]struct {
 		services, endpoints, ports, lacking, first int
 		serves                                     int // Services of one namespace
 		each                                       usage
 		reason                                     string
 	}{
-		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{split: 16 * 40},
+		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{split: 16 * 40, ports: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
-		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{split: 16 * 16},
+		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{split: 16 * 16, ports: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
-		"target ports": {80, 100, 64, 0, 2000, 62, usage{targets: 64},
-			"target ports that only some endpoints have are over 8000, or half of it in one namespace"},
+		"target ports": {80, 100, 64, 0, 2000, 62, usage{ports: 2 * 64}, "ports, times addresses, and target ports that " +
+			"only some endpoints have are over 16000, or half of it in one namespace"},
+		"ports": {80, 0, 256, 0, 1000, 31, usage{ports: 256}, "ports, times addresses, and target ports that " +
+			"only some endpoints have are over 16000, or half of it in one namespace"},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newServiceState()
@@ -286,7 +289,7 @@ func TestRoomForUnequalPorts(t *testing.T) {
 }
 
 // Half of the room is for one namespace, and no namespaces together have more than all.
-func TestRoomForUnequalPortsInAll(t *testing.T) {
+func TestRoomForPortsInAll(t *testing.T) {
 	s := newServiceState()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	var all []services.Service
