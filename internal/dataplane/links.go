@@ -27,6 +27,7 @@ type knownLinks struct {
 	mu      sync.Mutex
 	by      map[chain.Point]knownLink
 	removed *removals // nil: nothing is known for longer than it takes to read it
+	count   uint64    // of times that removed interfaces were read
 }
 
 type knownLink struct {
@@ -43,6 +44,9 @@ func (k *knownLinks) forgetRemoved() {
 		return
 	}
 	gone, complete := k.removed.read()
+	if len(gone) > 0 || !complete {
+		k.count++
+	}
 	if !complete {
 		k.by = nil
 	}
@@ -50,6 +54,23 @@ func (k *knownLinks) forgetRemoved() {
 		if gone[p.Ifindex] {
 			delete(k.by, p)
 		}
+	}
+}
+
+// removals returns a number that changes when forgetRemoved finds removed interfaces.
+func (k *knownLinks) removals() uint64 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.count
+}
+
+// setRead notes a link that was read after removals returned before. If interfaces were removed since, it may be of one
+// of them.
+func (k *knownLinks) setRead(a chain.Attached, before uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.count == before {
+		k.note(a)
 	}
 }
 
@@ -64,6 +85,10 @@ func (k *knownLinks) get(p chain.Point) (chain.Attached, bool) {
 func (k *knownLinks) set(a chain.Attached) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.note(a)
+}
+
+func (k *knownLinks) note(a chain.Attached) {
 	if !a.Point.Side.SeesPackets() || a.Program == 0 {
 		delete(k.by, a.Point)
 		return
@@ -93,12 +118,17 @@ func (k *knownLinks) Close() {
 // interface can have the index.
 type removals struct{ fd int }
 
+// removalsBuffer holds the messages of some hundred interfaces. The kernel takes memory for those only that are queued.
+const removalsBuffer = 1 << 20
+
 // openRemovals begins to listen in the network namespace of the calling thread.
 func openRemovals() (*removals, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("socket of route netlink: %w", err)
 	}
+	// A smaller buffer is no harm: lost messages are noticed.
+	_ = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, removalsBuffer)
 	if err = unix.SetsockoptSockFprog(fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, onlyRemovals()); err == nil {
 		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: unix.RTMGRP_LINK})
 	}
@@ -123,16 +153,19 @@ func onlyRemovals() *unix.SockFprog {
 
 // read returns the interfaces that were removed since the last call. complete is false if there may be more.
 func (r *removals) read() (gone map[int]bool, complete bool) {
-	gone = map[int]bool{}
+	gone, complete = map[int]bool{}, true
 	head := make([]byte, unix.NLMSG_HDRLEN+unix.SizeofIfInfomsg)
 	for {
 		n, _, err := unix.Recvfrom(r.fd, head, 0)
 		switch {
 		case errors.Is(err, unix.EAGAIN):
-			return gone, true
+			return gone, complete
 		case errors.Is(err, unix.EINTR):
 			continue
-		case err != nil || n < len(head): // ENOBUFS: there were too many
+		case errors.Is(err, unix.ENOBUFS): // the kernel drops all others, without another error, until the queue is empty
+			complete = false
+			continue
+		case err != nil || n < len(head):
 			return gone, false
 		}
 		index := head[unix.NLMSG_HDRLEN+4:] // ifi_index
@@ -155,10 +188,11 @@ func (d *Dataplane) readLinks() ([]chain.Attached, error) {
 		}
 		a, known := d.links.get(p)
 		if !known {
+			before := d.links.removals()
 			if a, err = d.readLink(p); err != nil {
 				return nil, err
 			}
-			d.links.set(a)
+			d.links.setRead(a, before)
 		}
 		out = append(out, a)
 	}

@@ -4,10 +4,12 @@ package dataplane
 
 import (
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/internal/chain"
 )
@@ -70,4 +72,63 @@ func TestKnownLinks(t *testing.T) {
 		t.Fatal(err)
 	}
 	observe("without its pin", 1, false)
+}
+
+// After too many interfaces have vanished at once, those that vanish later are noticed again.
+func TestRemovalsAfterTooMany(t *testing.T) {
+	needsRoot(t)
+	runtime.LockOSThread() // the thread ends with the test, and its network namespace, which no other test changes
+	if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+		t.Fatal(err)
+	}
+	r, err := openRemovals()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(r.fd)
+	if err := unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 8<<10); err != nil {
+		t.Fatal(err)
+	}
+	remove := func(n int) (last int) {
+		t.Helper()
+		for range n {
+			pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "kdpgone"}, PeerName: "kdpgonep"}
+			if err := netlink.LinkAdd(pair); err != nil {
+				t.Fatal(err)
+			}
+			link, err := netlink.LinkByName(pair.Name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			last = link.Attrs().Index
+			if err := netlink.LinkDel(link); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return last
+	}
+	remove(30)
+	if _, complete := r.read(); complete {
+		t.Fatal("the queue has held 30 interfaces")
+	}
+	last := remove(1)
+	if gone, complete := r.read(); !gone[last] || !complete {
+		t.Errorf("%v, complete %v: want interface %d", gone, complete, last)
+	}
+}
+
+// A link is not noted if interfaces have vanished while it was read: another reader may have had it forgotten already.
+func TestLinkReadDuringRemoval(t *testing.T) {
+	for _, removed := range []bool{false, true} {
+		k := &knownLinks{}
+		a := chain.Attached{Point: chain.Point{Ifindex: 7, Side: chain.OnTCIngress}, Program: 1}
+		before := k.removals()
+		if removed {
+			k.count++
+		}
+		k.setRead(a, before)
+		if _, known := k.get(a.Point); known == removed {
+			t.Errorf("interfaces removed meanwhile: %v, the link is known: %v", removed, known)
+		}
+	}
 }
