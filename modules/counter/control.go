@@ -246,33 +246,34 @@ const (
 func (c running) Run(ctx context.Context) {
 	s := sweeps{}
 	sdk.Every(ctx, sweepEvery, func() {
-		if !s.due(c, time.Now()) {
-			return
-		}
-		var err error
-		if s.gone, err = c.sweep(s.gone); err != nil {
+		if err := s.next(c, time.Now(), c.sweep); err != nil {
 			slog.Warn("counter: sweep failed", "module", c.Module, "error", err)
 		}
 	})
 }
 
-// sweeps is what the last sweep has met: it reads each entry.
+// sweeps is what the last sweep that succeeded has met: it reads each entry.
 type sweeps struct {
 	at            time.Time
 	gone, present map[uint32]bool // interfaces
 }
 
-// due reports whether another sweep may find something.
-func (s *sweeps) due(c running, now time.Time) bool {
+// next sweeps if that may find something. After an error it is due again.
+func (s *sweeps) next(c running, now time.Time, sweep func(before map[uint32]bool) (map[uint32]bool, error)) error {
 	present := map[uint32]bool{}
 	for ifindex := range c.ByIfindex() {
 		present[ifindex] = true
 	}
 	if len(s.gone) == 0 && maps.Equal(present, s.present) && now.Sub(s.at) < sweepAll {
-		return false
+		return nil
+	}
+	gone, err := sweep(s.gone)
+	if s.gone = gone; err != nil {
+		s.at = time.Time{}
+		return err
 	}
 	s.at, s.present = now, present
-	return true
+	return nil
 }
 
 // sweep deletes the entries of interfaces that are missing now and were missing the last time: one that is only being

@@ -276,7 +276,7 @@ func TestSweepForgetsVanishedInterfaces(t *testing.T) {
 	}
 }
 
-// A node whose interfaces stay has nothing to sweep.
+// A node whose interfaces stay has nothing to sweep, unless the sweep before has failed.
 func TestSweepsAreDue(t *testing.T) {
 	var s sweeps
 	now := time.Now()
@@ -285,10 +285,12 @@ func TestSweepsAreDue(t *testing.T) {
 		there []uint32
 		gone  bool // the sweep before has found counters of another one
 		due   bool
-	}{{0, nil, false, true}, {sweepEvery, nil, false, false}, {sweepEvery, []uint32{7}, false, true},
-		{sweepEvery, []uint32{7}, false, false}, {sweepEvery, []uint32{8}, false, true},
-		{sweepEvery, []uint32{8}, true, true}, {sweepEvery, []uint32{8}, false, false},
-		{sweepAll, []uint32{8}, false, true}} {
+		fails bool
+	}{{0, nil, false, true, false}, {sweepEvery, nil, false, false, false},
+		{sweepEvery, []uint32{7}, false, true, true}, {sweepEvery, []uint32{7}, false, true, false},
+		{sweepEvery, []uint32{7}, false, false, false}, {sweepEvery, []uint32{8}, false, true, false},
+		{sweepEvery, []uint32{8}, true, true, false}, {sweepEvery, []uint32{8}, false, false, false},
+		{sweepAll, []uint32{8}, false, true, true}, {sweepEvery, []uint32{8}, false, true, false}} {
 		now = now.Add(step.after)
 		s.gone = nil
 		if step.gone {
@@ -300,8 +302,16 @@ func TestSweepsAreDue(t *testing.T) {
 			}
 			return all
 		}}
-		if due := s.due(running{live}, now); due != step.due {
-			t.Errorf("step %d: due is %v", i, due)
+		due, failure := false, error(nil)
+		if step.fails {
+			failure = errors.New("no memory")
+		}
+		err := s.next(running{live}, now, func(before map[uint32]bool) (map[uint32]bool, error) {
+			due = true
+			return before, failure
+		})
+		if due != step.due || !errors.Is(err, failure) {
+			t.Errorf("step %d: due is %v, error %v", i, due, err)
 		}
 	}
 }
