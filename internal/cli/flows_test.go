@@ -5,6 +5,7 @@ package cli
 import (
 	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -48,6 +49,39 @@ func TestFlowColumnsAreFields(t *testing.T) {
 	for _, column := range strings.Fields(out.String()) {
 		if !fields[strings.ToLower(strings.ReplaceAll(column, "-", ""))] {
 			t.Errorf("no field of a flow is called %s", column)
+		}
+	}
+}
+
+// Columns of changes have the names of the API's fields. A time on the command line has its unit behind it.
+func TestChangeColumnsAreFields(t *testing.T) {
+	fields := map[string]bool{}
+	for f := range reflect.TypeFor[v1alpha1.ChangeRecord]().Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		fields[strings.ToLower(strings.TrimSuffix(name, "Nanoseconds"))] = true
+	}
+	var out strings.Builder
+	printChanges(&out, []v1alpha1.ChangeRecord{{}})
+	titles, _, _ := strings.Cut(out.String(), "\n")
+	for _, column := range strings.Fields(titles) {
+		if !fields[strings.ToLower(column)] {
+			t.Errorf("no field of a change is called %s", column)
+		}
+	}
+}
+
+// Columns of kerb top are titled by a word of the name that --sort and JSON have for them.
+func TestTopColumnsAreNames(t *testing.T) {
+	for _, table := range topTables {
+		for _, c := range table.columns {
+			first, _, _ := strings.Cut(strings.ToLower(c.title), " ")
+			words := strings.Split(c.id, "-")
+			if !slices.Contains(words, strings.TrimSuffix(first, "/s")) {
+				t.Errorf("%s: the column %s is titled %s", table.name, c.id, c.title)
+			}
+			if !strings.HasPrefix(strings.ToLower(c.json), strings.Join(words, "")) {
+				t.Errorf("%s: the column %s is called %s in JSON", table.name, c.id, c.json)
+			}
 		}
 	}
 }

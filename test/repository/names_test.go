@@ -115,6 +115,25 @@ func TestFiguresHaveOneName(t *testing.T) {
 	}
 }
 
+var topFigure = regexp.MustCompile(`figure\("[^"]+", ("kerb_[a-z_]+")`)
+
+// The columns of kerb top are of series that the agent has.
+func TestTopHasSeries(t *testing.T) {
+	var series strings.Builder
+	for _, file := range filesIn(t, "internal/samples/") {
+		series.WriteString(read(t, file))
+	}
+	found := topFigure.FindAllStringSubmatch(read(t, "internal/cli/top.go"), -1)
+	for _, f := range found {
+		if !strings.Contains(series.String(), f[1]) {
+			t.Errorf("no series is called %s", f[1])
+		}
+	}
+	if len(found) < 10 {
+		t.Errorf("kerb top has %d columns of series", len(found))
+	}
+}
+
 // sourceName finds names in source: fields of JSON, metrics, attributes and titles. Sentences are none.
 var sourceName = regexp.MustCompile(`"([A-Za-z][A-Za-z0-9_./-]*(?: [a-z]+)?)[",]`)
 
