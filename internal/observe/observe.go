@@ -4,9 +4,12 @@
 package observe
 
 import (
+	"maps"
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/service"
@@ -41,7 +44,14 @@ type Observer struct {
 	Resolve func(map[string]v1.ServiceSpec) (map[string]service.State, error)
 
 	cookies service.Cookies
+
+	mu    sync.Mutex
+	found map[string]time.Time // services that the watcher does not know yet, and when they were looked up
 }
+
+// lastAge is how long a service that was looked up counts as what it was, while the watcher does not know it: its scans
+// may fail.
+const lastAge = 10 * time.Second
 
 // Request is what a change needs to know.
 type Request struct {
@@ -65,7 +75,7 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 			unknown[name] = wanted.Spec
 		} else if state, ok := known[name]; ok {
 			s.Services[name] = state
-		} else if state, ok := r.Last[name]; ok && isThere(state) { // accepted a moment ago
+		} else if state, ok := r.Last[name]; ok && isThere(state) && o.isRecent(name) { // accepted a moment ago
 			s.Services[name] = state
 		} else {
 			unknown[name] = wanted.Spec
@@ -83,8 +93,34 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 		return s, err
 	}
 	s.add(found)
+	o.note(found, known)
 	s.Owners = o.Binder.Merge(s.Services)
 	return s, nil
+}
+
+// note remembers which services were looked up now, and forgets those that the watcher knows.
+func (o *Observer) note(found, known map[string]service.State) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.found == nil {
+		o.found = map[string]time.Time{}
+	}
+	now := time.Now()
+	maps.DeleteFunc(o.found, func(name string, at time.Time) bool {
+		_, ok := known[name]
+		return ok || now.Sub(at) >= lastAge
+	})
+	for name := range found {
+		o.found[name] = now
+	}
+}
+
+// isRecent reports whether a service was looked up a moment ago.
+func (o *Observer) isRecent(name string) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	at, ok := o.found[name]
+	return ok && time.Since(at) < lastAge
 }
 
 // isThere reports whether a service was found with its interfaces. The watcher, which does not know it yet, will tell

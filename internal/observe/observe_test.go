@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -68,22 +69,24 @@ func TestObserveLooksUpOnce(t *testing.T) {
 	n := &node{states: map[string]service.State{"known": state(1), "moved": state(2)},
 		interfaces: map[string]service.Link{"eth0": {Name: "eth0", Ifindex: 9}}}
 	before := map[string]v1.Service{"known": in("a"), "moved": in("b"), "late": in("c"), "late and left": in("e"),
-		"just found": in("f")}
+		"just found": in("f"), "found earlier": in("g")}
 	left := state(4)
 	left.Links[0].Left = true
-	s, err := n.observer().Observe(Request{
+	o := n.observer()
+	o.found = map[string]time.Time{"just found": time.Now(), "found earlier": time.Now().Add(-lastAge)}
+	s, err := o.Observe(Request{
 		Services: map[string]v1.Service{"known": in("a"), "moved": in("b2"), "late": in("c"), "new": in("d"),
-			"lost": in("missing"), "late and left": in("e"), "just found": in("f")},
+			"found earlier": in("g"), "lost": in("missing"), "late and left": in("e"), "just found": in("f")},
 		Before: before,
 		Last: map[string]service.State{"known": state(5), "moved": state(5), "late": {}, "late and left": left,
-			"just found": state(6)},
+			"just found": state(6), "found earlier": state(7)},
 		Modules: map[string]v1.Module{"fw": onInterfaces("eth0", "tun0"), "px": onInterfaces("missing", "tun0")},
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]v1.ServiceSpec{"moved": {Netns: "b2"}, "late": {Netns: "c"}, "new": {Netns: "d"},
-		"lost": {Netns: "missing"}, "late and left": {Netns: "e"},
+		"lost": {Netns: "missing"}, "late and left": {Netns: "e"}, "found earlier": {Netns: "g"},
 		"interface tun0": {Interface: "tun0"}, "interface missing": {Interface: "missing"}}
 	if diff := cmp.Diff([]map[string]v1.ServiceSpec{want}, n.lookups); diff != "" {
 		t.Errorf("lookups, want (-), got (+):\n%s", diff)
@@ -93,7 +96,7 @@ func TestObserveLooksUpOnce(t *testing.T) {
 		t.Errorf("new services, want (-), got (+):\n%s", diff)
 	}
 	if _, ok := s.Interfaces["missing"]; ok || s.Interfaces["eth0"].Ifindex != 9 || s.Interfaces["tun0"].Ifindex < 30 ||
-		len(s.Services) != 7 || s.Services["just found"].Links[0].Ifindex != 6 {
+		len(s.Services) != 8 || o.isRecent("known") || !o.isRecent("new") || s.Services["just found"].Links[0].Ifindex != 6 {
 		t.Errorf("interfaces %v, services %v", s.Interfaces, s.Services)
 	}
 	if s.Services["known"].Links[0].Ifindex != 1 || s.Services["moved"].Links[0].Ifindex < 30 ||
