@@ -29,6 +29,8 @@ const floodPort = 9999
 // counts are packets by what they are: "tcp4", "udp6" and so on.
 type counts map[string]uint64
 
+var kinds = []string{"tcp4", "tcp6", "udp4", "udp6"}
+
 // flood waits for a byte on standard input; then its first instructions send UDP packets and SYNs to all targets until
 // the input ends. It prints how many the kernel took.
 func flood(targets string) int {
@@ -156,7 +158,7 @@ func (f *flooder) end(t *testing.T) counts {
 	if err := json.Unmarshal([]byte(f.out.String()), &sent); err != nil {
 		t.Fatalf("%q: %v", f.out, err)
 	}
-	for _, kind := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
+	for _, kind := range kinds {
 		if sent[kind] == 0 {
 			t.Errorf("the flood sent no %s: %v", kind, sent)
 		}
@@ -192,17 +194,16 @@ func htons(v uint16) uint16 { return v<<8 | v>>8 }
 // silence is longer than packets of a flood that has ended wait in queues of the kernel.
 var silence = unix.Timeval{Usec: 200_000}
 
-// count returns what has arrived of each pod, once nothing more arrives.
-func (r *receiver) count(t *testing.T) map[netip.Addr]counts {
+// count adds what arrives by where it is from, until enough has, or nothing more arrives.
+func (r *receiver) count(t *testing.T, got map[netip.Addr]counts, enough func() bool) {
 	t.Helper()
 	if err := unix.SetsockoptTimeval(r.fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &silence); err != nil {
 		t.Fatal(err)
 	}
-	got, frame := map[netip.Addr]counts{}, make([]byte, 2048)
-	for {
+	for frame := make([]byte, 2048); !enough(); {
 		n, _, err := unix.Recvfrom(r.fd, frame, 0)
 		if err == unix.EAGAIN {
-			return got
+			return
 		}
 		if err != nil && err != unix.EINTR {
 			t.Fatal(err)
@@ -214,6 +215,15 @@ func (r *receiver) count(t *testing.T) map[netip.Addr]counts {
 			got[from][kind]++
 		}
 	}
+}
+
+// of returns what has arrived of a pod.
+func (p *pod) of(got map[netip.Addr]counts) counts {
+	all := counts{}
+	for _, addr := range p.addrs {
+		maps.Copy(all, got[addr])
+	}
+	return all
 }
 
 // classify returns the kind of a packet, where it is from and the port that it goes to; 0 for what is neither TCP nor
@@ -234,12 +244,13 @@ func classify(frame []byte) (kind string, from netip.Addr, port uint16) {
 	return "", from, 0
 }
 
-// floodTime is how long each flood lasts.
+// floodTime is how long each flood lasts at least.
 const floodTime = 150 * time.Millisecond
 
 // flood starts a flood in each pod the moment begin returns for it, and ends all after a while, in which meanwhile
-// runs. It returns what arrived of each pod.
-func (r *receiver) flood(t *testing.T, pods []*pod, begin func(*pod), meanwhile func()) map[*pod]counts {
+// runs, but not before each kind of packet of one pod, which nothing denies, has arrived: where a solicitation of the
+// gateway is lost, 256 packets wait for the next, a second later. It returns what arrived of each pod.
+func (r *receiver) flood(t *testing.T, pods []*pod, open *pod, begin func(*pod), meanwhile func()) map[*pod]counts {
 	t.Helper()
 	var floods []*flooder
 	for _, p := range pods {
@@ -250,23 +261,24 @@ func (r *receiver) flood(t *testing.T, pods []*pod, begin func(*pod), meanwhile 
 		floods[i].begin(t)
 	}
 	meanwhile()
+	got, byPod := map[netip.Addr]counts{}, map[*pod]counts{}
+	arrived := func() bool { return len(open.of(got)) == len(kinds) }
+	for last := time.Now().Add(20 * time.Second); !arrived() && time.Now().Before(last); {
+		r.count(t, got, arrived)
+	}
 	time.Sleep(floodTime) // packets, as many as there are
 	for _, f := range floods {
 		f.end(t)
 	}
-	got, byPod := r.count(t), map[*pod]counts{}
+	r.count(t, got, func() bool { return false })
 	for _, p := range pods {
-		byPod[p] = counts{}
+		byPod[p] = p.of(got)
 		for _, addr := range p.addrs {
-			maps.Copy(byPod[p], got[addr])
 			delete(got, addr)
 		}
 	}
 	if len(got) > 0 {
 		t.Errorf("packets from addresses that are no pod's: %v", got)
-		for _, p := range pods {
-			t.Logf("%s has %v", p.Name, p.addrs)
-		}
 	}
 	return byPod
 }

@@ -16,7 +16,7 @@ func (c *cluster) testLeak(t *testing.T, r *receiver, primary string) {
 		pods[name] = c.sandbox(primary + "-" + name)
 	}
 	plain, pending, denied, allowed, late := pods["plain"], pods["pending"], pods["denied"], pods["allowed"], pods["late"]
-	first := r.flood(t, []*pod{pending, denied, allowed, plain}, func(p *pod) {
+	first := r.flood(t, []*pod{pending, denied, allowed, plain}, plain, func(p *pod) {
 		c.mustAdd(p, c.network(primary, p != plain))
 	}, func() {})
 	t.Logf("after ADD: %v", byName(first))
@@ -24,7 +24,7 @@ func (c *cluster) testLeak(t *testing.T, r *receiver, primary string) {
 	requireNone(t, first, pending, denied, allowed)
 	c.admit(denied, map[string]string{"app": "web"})
 	c.admit(allowed, map[string]string{"app": "open"})
-	second := r.flood(t, []*pod{late, pending, denied, allowed}, func(p *pod) {
+	second := r.flood(t, []*pod{late, pending, denied, allowed}, allowed, func(p *pod) {
 		if p == late {
 			c.mustAdd(p, chained)
 		}
@@ -52,7 +52,7 @@ func byName(got map[*pod]counts) map[string]counts {
 
 func requireAll(t *testing.T, got counts) {
 	t.Helper()
-	for _, kind := range []string{"tcp4", "tcp6", "udp4", "udp6"} {
+	for _, kind := range kinds {
 		if got[kind] == 0 {
 			t.Errorf("no %s reached the receiver, so that the test shows nothing", kind)
 		}
