@@ -9,6 +9,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -120,8 +121,10 @@ func purgeKernel(root, run string) error {
 func purgeFiles(p paths.Paths) error {
 	files := []string{p.Store(), p.Store() + ".journal", p.Store() + ".new", // which a killed agent left
 		p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts(), p.Bindings()}
-	damaged, err := filepath.Glob(p.Store() + "*.damaged-*") // and its journal
-	for _, path := range append(files, damaged...) {
+	damaged, err := filepath.Glob(p.Store() + "*.damaged-*")                                // and its journal
+	halves, e := filepath.Glob(filepath.Join(p.State, "."+filepath.Base(p.Bindings())+"*")) // of a killed agent
+	err = errors.Join(err, e)
+	for _, path := range slices.Concat(files, damaged, halves) {
 		if e := os.Remove(path); !errors.Is(e, os.ErrNotExist) {
 			err = errors.Join(err, e)
 		}

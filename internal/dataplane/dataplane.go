@@ -320,5 +320,6 @@ func (d *Dataplane) Purge() error {
 	for _, dir := range []string{d.layout.chains(), d.layout.modules()} { // neither is ever there in part
 		errs = append(errs, removePins(dir))
 	}
-	return errors.Join(append(errs, removeAll(d.layout.root))...)
+	errs = append(errs, d.forgetExpedited(), removeAll(d.layout.root))
+	return errors.Join(errs...)
 }

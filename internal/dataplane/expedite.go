@@ -98,3 +98,18 @@ func (d *Dataplane) unexpedite() error {
 	}
 	return os.Truncate(d.expediteNote(), 0)
 }
+
+// forgetExpedited puts the setting back, and removes the note.
+func (d *Dataplane) forgetExpedited() error {
+	if d.opts.Run == "" {
+		return nil
+	}
+	err := d.unexpedite()
+	if err == nil {
+		err = os.Remove(d.expediteNote())
+	}
+	if errors.Is(err, os.ErrNotExist) {
+		err = nil
+	}
+	return err
+}

@@ -58,8 +58,10 @@ func TestPurge(t *testing.T) {
 			n.apply(module("icpt", "intercept", "app=web", stealing(ctrlPort))) // has a socket
 			o = n.objects()
 			end(n)
-			if err := os.WriteFile(filepath.Join(n.State, "state.db.new"), nil, 0o600); err != nil { // of a killed agent
-				n.T.Fatal(err)
+			for _, half := range []string{"state.db.new", ".interfaces.json1"} { // of a killed agent
+				if err := os.WriteFile(filepath.Join(n.State, half), nil, 0o600); err != nil {
+					n.T.Fatal(err)
+				}
 			}
 			n.must("purge", append(n.Flags(), "--all")...)
 			n.checkPurged(o)
