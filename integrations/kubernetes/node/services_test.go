@@ -34,6 +34,12 @@ func (b *bed) endpoint(name string, port uint16) *netlab.Host {
 // serve has a host send its name to every TCP connection on a port.
 func (b *bed) serve(h *netlab.Host, name string, port uint16) {
 	b.T.Helper()
+	b.listen(h, port, func(c net.Conn) { _, _ = io.WriteString(c, name) })
+}
+
+// listen has a host handle every TCP connection on a port, which is closed afterwards.
+func (b *bed) listen(h *netlab.Host, port uint16, handle func(net.Conn)) {
+	b.T.Helper()
 	err := h.Do(func() error {
 		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), port)))
 		if err != nil {
@@ -46,8 +52,7 @@ func (b *bed) serve(h *netlab.Host, name string, port uint16) {
 				if err != nil {
 					return
 				}
-				_, _ = io.WriteString(c, name)
-				c.Close()
+				go func() { handle(c); c.Close() }()
 			}
 		}()
 		return nil
@@ -217,26 +222,7 @@ func TestServices(t *testing.T) {
 // echo has a host send back what TCP connections to a port bring.
 func (b *bed) echo(h *netlab.Host, port uint16) {
 	b.T.Helper()
-	err := h.Do(func() error {
-		l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(h.Addr4(), port)))
-		if err != nil {
-			return err
-		}
-		b.T.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() { _, _ = io.Copy(c, c); c.Close() }()
-			}
-		}()
-		return nil
-	})
-	if err != nil {
-		b.T.Fatal(err)
-	}
+	b.listen(h, port, func(c net.Conn) { _, _ = io.Copy(c, c) })
 }
 
 // open opens a connection from a pod, and returns a function that reports whether it is answered still.
