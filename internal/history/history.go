@@ -68,8 +68,8 @@ type Log struct {
 // kept is a file of records, which has the number of its first one.
 type kept struct{ first, size int64 }
 
-// file is the file that the next record goes to, none if first is 0. One that was written before Open is not continued,
-// as it can end in the middle of a record.
+// file is the file that the next record goes to, none if it has no records. One that was written before Open is not
+// continued, as it can end in the middle of a record.
 type file struct {
 	first, newest int64 // numbers of records
 	records       int
