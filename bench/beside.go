@@ -101,10 +101,15 @@ func startJob() (*job, error) {
 }
 
 func (j *job) compute(cpu int) {
-	runtime.LockOSThread() // and ends with it: its affinity is no other's
-	var set unix.CPUSet
-	set.Set(cpu)
-	_ = unix.SchedSetaffinity(0, &set) // else the scheduler places it
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	// The thread has to live on: what it has started gets a signal when it ends (Pdeathsig).
+	var set, all unix.CPUSet
+	if err := unix.SchedGetaffinity(0, &all); err == nil {
+		set.Set(cpu)
+		_ = unix.SchedSetaffinity(0, &set) // else the scheduler places it
+		defer func() { _ = unix.SchedSetaffinity(0, &all) }()
+	}
 	block := make([]byte, 4096)
 	for !j.over.Load() {
 		sum := sha256.Sum256(block)

@@ -4,6 +4,9 @@ package bench
 
 import (
 	"context"
+	"os/exec"
+	"sync"
+	"syscall"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -46,6 +49,35 @@ func TestBystander(t *testing.T) {
 	for _, metric := range []string{"softirq", "switches"} {
 		if c, ok := r.Report().Find("c", "l", metric, "p50"); !ok || len(c.Rounds) != 5 {
 			t.Errorf("%s: %+v", metric, c)
+		}
+	}
+}
+
+// What a thread has started gets its Pdeathsig when the thread ends: a job that ended its threads killed the servers of
+// other configs, and a client without a server did not end.
+func TestJobSparesChildren(t *testing.T) {
+	children := make([]*exec.Cmd, 16)
+	var started sync.WaitGroup
+	for i := range children {
+		children[i] = exec.CommandContext(t.Context(), "sleep", "60")
+		children[i].SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+		started.Go(func() {
+			if err := children[i].Start(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	started.Wait()
+	for range 20 {
+		j, err := startJob()
+		if err != nil {
+			t.Fatal(err)
+		}
+		j.stop()
+	}
+	for _, child := range children {
+		if pid, err := syscall.Wait4(child.Process.Pid, nil, syscall.WNOHANG, nil); err != nil || pid != 0 {
+			t.Errorf("a child has ended: %d, %v", pid, err)
 		}
 	}
 }
