@@ -30,6 +30,7 @@ const (
 	protoTCP    = 6
 	protoUDP    = 17
 	protoICMP   = 1
+	protoIGMP   = 2
 	protoICMPv6 = 58
 	protoSCTP   = 132
 	protoESP    = 50
