@@ -77,11 +77,12 @@ func TestInterleaveOrderAndMedian(t *testing.T) {
 		t.Errorf("cells %+v %+v", a, lost)
 	}
 	var out bytes.Buffer
+	run.report.setRatios()
 	if err := run.report.WriteTable(&out); err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(out.String(), "(1.67x)") {
-		t.Errorf("no ratio 5/3 in\n%s", out.String())
+	if !strings.Contains(out.String(), "(2.50x, 1.67-5.00)") {
+		t.Errorf("no ratio 5/2 in\n%s", out.String())
 	}
 }
 

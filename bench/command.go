@@ -35,7 +35,7 @@ func Command() *cobra.Command {
 		Args: cobra.NoArgs, // a name that is misspelt
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
-	cmd.AddCommand(sweepCommand(), plotCommand(), compareCommand())
+	cmd.AddCommand(sweepCommand(), plotCommand(), tableCommand(), compareCommand())
 	for _, more := range commands {
 		cmd.AddCommand(more())
 	}
@@ -145,6 +145,7 @@ func (e Experiment) Measure(ctx context.Context, run *Run) error {
 }
 
 func (r *Report) publish(cmd *cobra.Command, f flags) error {
+	r.setRatios()
 	if err := r.WriteTable(cmd.OutOrStdout()); err != nil {
 		return err
 	}

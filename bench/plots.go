@@ -101,12 +101,12 @@ func matches(patterns []string, name string) bool {
 	})
 }
 
-// ratios returns the cells of all configs but the baseline, divided by its.
+// ratios returns the cells of all configs but the baseline, as their ratios to it.
 func (r *Report) ratios() (cells []Cell) {
+	r.setRatios()
 	for _, c := range r.Cells {
-		base, ok := r.Find(r.Baseline, c.Load, c.Metric, c.Stat)
-		if ok && base.Value > 0 && c.Config != r.Baseline {
-			c.Value, c.Unit, c.Rounds = c.Value/base.Value, "ratio to "+r.Baseline, nil
+		if c.Ratio != nil {
+			c.Value, c.Unit, c.Rounds = c.Ratio.Median, "ratio to "+r.Baseline, nil
 			cells = append(cells, c)
 		}
 	}

@@ -29,6 +29,8 @@ type Cell struct {
 	Unit   string  `json:"unit"`
 	// Rounds are the single values that Value was made of, in order of time.
 	Rounds []float64 `json:"rounds,omitempty"`
+	// Ratio is to the baseline's, if there is one.
+	Ratio *Ratio `json:"ratio,omitempty"`
 }
 
 // Report is the common JSON of all experiments.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -82,7 +83,7 @@ func (r *Report) writeTables(w io.Writer) error {
 	}
 	for _, t := range tables {
 		fmt.Fprintf(w, "\n%s, %s\n", heading(t.metric, t.unit), t.statText(r.Baseline))
-		if err := t.write(w, r.Baseline); err != nil {
+		if err := t.write(w); err != nil {
 			return err
 		}
 	}
@@ -107,7 +108,7 @@ func (r *Report) writeOne(w io.Writer, load string, tables []*table) error {
 	for _, t := range tables {
 		row := []string{heading(t.metric, t.unit), t.stat}
 		for _, config := range configs {
-			row = append(row, t.text(load, config, r.Baseline))
+			row = append(row, t.text(load, config))
 		}
 		fmt.Fprintln(tw, strings.Join(row, "\t"))
 	}
@@ -118,36 +119,37 @@ func heading(metric, unit string) string {
 	return fmt.Sprintf("%s (%s)", strings.ReplaceAll(metric, "_", " "), unit)
 }
 
-// statText explains the columns; ratios need another config alongside the baseline.
+// statText explains the columns.
 func (t *table) statText(baseline string) string {
 	text := t.stat + " ±spread"
-	if slices.Contains([]string{"sum", "max", "min"}, t.stat) {
+	total := slices.Contains(totals, t.stat)
+	if total {
 		text = t.stat
 	}
-	if t.hasRatios(baseline) {
+	hasRatio := func(c Cell) bool { return c.Ratio != nil }
+	if slices.ContainsFunc(slices.Collect(maps.Values(t.cells)), hasRatio) {
 		text += fmt.Sprintf(", ratio to %s", baseline)
+		if !total {
+			text += " (median and quartiles of the rounds)"
+		}
 	}
 	return text
 }
 
-func (t *table) hasRatios(baseline string) bool {
-	return len(t.configs) > 1 && slices.Contains(t.configs, baseline)
-}
-
-func (t *table) write(w io.Writer, baseline string) error {
+func (t *table) write(w io.Writer) error {
 	tw := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
 	fmt.Fprintf(tw, "load\t%s\n", strings.Join(t.configs, "\t"))
 	for _, load := range t.loads {
 		row := []string{load}
 		for _, config := range t.configs {
-			row = append(row, t.text(load, config, baseline))
+			row = append(row, t.text(load, config))
 		}
 		fmt.Fprintln(tw, strings.Join(row, "\t"))
 	}
 	return tw.Flush()
 }
 
-func (t *table) text(load, config, baseline string) string {
+func (t *table) text(load, config string) string {
 	c, ok := t.get(load, config)
 	if !ok {
 		return "-"
@@ -156,9 +158,8 @@ func (t *table) text(load, config, baseline string) string {
 	if strings.Contains(t.statText(""), "±") {
 		text = c.text()
 	}
-	base, ok := t.get(load, baseline)
-	if ok && config != baseline && base.Value != 0 {
-		text += fmt.Sprintf(" (%.2fx)", c.Value/base.Value)
+	if c.Ratio != nil {
+		text += " " + c.Ratio.text()
 	}
 	return text
 }
