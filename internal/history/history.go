@@ -174,7 +174,6 @@ func (l *Log) write() {
 		l.mu.Unlock()
 		if err := l.store(e); err != nil {
 			l.failed(err)
-			l.current = file{}
 		}
 		l.mu.Lock()
 		l.prune(e.Number)
@@ -194,26 +193,43 @@ func (l *Log) store(e *entry) error {
 	if err != nil {
 		return fmt.Errorf("record of change %d: %w", e.Number, err)
 	}
-	c := &l.current
+	c := l.current
+	repeated := c.newest == e.Number
 	switch {
-	case c.newest == e.Number:
+	case repeated:
 	case c.records == 0 || c.records == perFile || c.end >= fullFile:
-		*c = file{first: e.Number, newest: e.Number, records: 1}
+		c = file{first: e.Number, newest: e.Number, records: 1}
 	default:
 		c.newest, c.records, c.at = e.Number, c.records+1, c.end
 	}
 	c.end = c.at + int64(len(data))
+	switch err = l.put(c, data); {
+	case err == nil:
+		l.current = c
+	case !repeated: // else the next repeat takes the place of the record that is still there
+		l.current = file{}
+	}
+	return err
+}
+
+// put writes the newest record of a file. After an error the file has what it had before.
+func (l *Log) put(c file, data []byte) error {
 	l.disk.Lock()
 	defer l.disk.Unlock()
-	f, err := os.OpenFile(l.path(c.first), os.O_WRONLY|os.O_CREATE, 0o600)
+	f, err := os.OpenFile(l.path(c.first), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}
-	end := c.end
-	if _, err = f.WriteAt(data, c.at); err != nil {
-		end = c.at
+	before, err := io.ReadAll(io.NewSectionReader(f, c.at, maxRecord))
+	if err != nil {
+		return errors.Join(err, f.Close())
 	}
-	if err = errors.Join(err, f.Truncate(end), f.Close()); err != nil && c.at == 0 {
+	if _, err = f.WriteAt(data, c.at); err != nil { // may have written a part
+		data = before
+		_, undo := f.WriteAt(before, c.at)
+		err = errors.Join(err, undo)
+	}
+	if err = errors.Join(err, f.Truncate(c.at+int64(len(data))), f.Close()); err != nil && c.at == 0 && len(before) == 0 {
 		_ = os.Remove(l.path(c.first))
 	}
 	return err

@@ -236,13 +236,7 @@ func TestDamage(t *testing.T) {
 
 // A record that cannot be written does not take others with it.
 func TestFullDisk(t *testing.T) {
-	sdktest.NeedRoot(t)
-	dir := t.TempDir()
-	if err := unix.Mount("none", dir, "tmpfs", 0, "size=256k"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { unix.Unmount(dir, 0) })
-	failures := 0
+	dir, failures := smallDisk(t), 0
 	l := Open(dir, func(error) { failures++ })
 	l.Add(update("a", "b"))
 	l.Add(update(noise(1<<20), "too much"))
@@ -259,6 +253,47 @@ func TestFullDisk(t *testing.T) {
 	if files, err := os.ReadDir(dir); err != nil || len(files) != 2 || failures != 3 {
 		t.Errorf("%d failures leave %d files, %v", failures, len(files), err)
 	}
+}
+
+// A repeat that cannot be written leaves the record that it repeats, whether that is the first of its file or not; the
+// next repeat is counted there.
+func TestRepeatOnFullDisk(t *testing.T) {
+	again := func(after string) (v1alpha1.ChangeRecord, []resource.Object) {
+		r, was := update("a", after)
+		r.Outcome, r.Error = v1alpha1.OutcomeRefused, "no"
+		return r, was
+	}
+	for earlier := range int64(2) {
+		dir, failures := smallDisk(t), 0
+		l := Open(dir, func(error) { failures++ })
+		for range earlier {
+			l.Add(update("a", "b"))
+		}
+		l.Add(again("b"))
+		for i, after := range []string{noise(1 << 20), noise(600 << 10), "b"} {
+			l.Add(again(after))
+			all := l.List(v1alpha1.ChangesRequest{Limit: 9})
+			want := []int{0, 0, 3}[i]
+			if int64(len(all)) != earlier+1 || all[0].Number != earlier+1 || all[0].Repeated != want {
+				t.Errorf("with %d records before it, after repeat %d: listed %+v", earlier, i+1, all)
+			}
+		}
+		if failures != 2 {
+			t.Errorf("%d failures, want those of the two that are too large", failures)
+		}
+	}
+}
+
+// smallDisk returns a directory with room for 256 KiB.
+func smallDisk(t *testing.T) (dir string) {
+	t.Helper()
+	sdktest.NeedRoot(t)
+	dir = t.TempDir()
+	if err := unix.Mount("none", dir, "tmpfs", 0, "size=256k"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Unmount(dir, 0) })
+	return dir
 }
 
 // Records of versions that had a file for each, and the time of a change in seconds.
