@@ -64,8 +64,8 @@ func OpenBindings(path string) (*Bindings, error) {
 	}
 	b.home = identity{Boot: strings.TrimSpace(string(boot)), Netns: own.ino}
 	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && len(text) == 0 { // empty: after a crash of the machine
-		return b, nil
+	if errors.Is(err, fs.ErrNotExist) || err == nil && !bytes.Contains(text, []byte(b.home.Boot)) {
+		return b, nil // of another boot: after a crash of the machine it may be damaged
 	}
 	var f bindingsFile
 	if err == nil {
