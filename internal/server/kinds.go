@@ -90,7 +90,8 @@ func withVersion(got resource.Object, err error) (*oneResource, error) {
 	return &oneResource{ETag: `"` + v + `"`, Body: got}, nil
 }
 
-// put applies the one resource that the path names, and answers with what that has changed, or with the resource.
+// put applies the one resource that the path names, and answers with what that has changed, or with the resource, if it
+// is still what this request has made of it.
 // If-Match and If-None-Match become its resourceVersion.
 func (s *Server) put(kind resource.Kind) func(context.Context, *putInput) (any, error) {
 	return func(ctx context.Context, in *putInput) (any, error) {
@@ -112,8 +113,19 @@ func (s *Server) put(kind resource.Kind) func(context.Context, *putInput) (any, 
 		if err != nil || in.DryRun || !in.wantsResource() {
 			return result, err
 		}
-		return withVersion(s.backend.Brief(ctx, kind, in.Name))
+		now, err := s.backend.Brief(ctx, kind, in.Name)
+		if err != nil || !sameContent(kind, r.Resources[0], now) { // another client was faster
+			return result, nil
+		}
+		return withVersion(now, nil)
 	}
+}
+
+// sameContent reports whether a resource is as a client has sent it.
+func sameContent(kind resource.Kind, sent, now resource.Object) bool {
+	sent = kind.Copy(sent)
+	sent.Meta().Generation = now.Meta().Generation
+	return resource.Version(sent) == resource.Version(now)
 }
 
 // delete deletes the one resource that the path names, if it is in the version that If-Match names.

@@ -19,8 +19,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/internal/config"
+	"github.com/kerb-edge/kerb/internal/resource"
 	"github.com/kerb-edge/kerb/internal/serve"
 	"github.com/kerb-edge/kerb/internal/server"
 	"github.com/kerb-edge/kerb/internal/server/servertest"
@@ -337,6 +339,51 @@ func TestPutReturnsResource(t *testing.T) {
 		planned := call(s, "PUT", "/v1/services/db?dryRun=true", strings.ReplaceAll(web, "web", "db"), "Prefer", prefer)
 		if planned.Code != 200 || !strings.Contains(planned.Body.String(), `"dryRun":true`) {
 			t.Errorf("%q: a dry run is answered with %d %s", prefer, planned.Code, planned.Body)
+		}
+	}
+}
+
+// overtaken is a backend on which another client's change follows each.
+type overtaken struct {
+	*servertest.Fake
+	by func(*servertest.Fake)
+}
+
+func (b overtaken) Apply(ctx context.Context, r server.Request) (v1alpha1.ApplyResult, error) {
+	result, err := b.Fake.Apply(ctx, r)
+	b.by(b.Fake)
+	return result, err
+}
+
+// A PUT is never answered with another client's version of the resource, or with an error although it was done.
+func TestPutIsOvertaken(t *testing.T) {
+	others, err := resource.Decode([]byte(strings.Replace(web, "/run/netns/web", "/run/netns/other", 1)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, by := range map[string]func(*servertest.Fake) error{
+		"changed": func(f *servertest.Fake) error {
+			_, err := f.Apply(t.Context(), server.Request{Resources: others})
+			return err
+		},
+		"deleted": func(f *servertest.Fake) error {
+			_, err := f.Delete(t.Context(), server.Deletion{Refs: resource.Refs(others)})
+			return err
+		},
+	} {
+		st, err := store.Open(filepath.Join(t.TempDir(), "state.db"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer st.Close()
+		s := server.New(overtaken{servertest.New(st), func(f *servertest.Fake) {
+			if err := by(f); err != nil {
+				t.Error(err)
+			}
+		}}, slog.New(slog.DiscardHandler))
+		got := call(s, "PUT", "/v1/services/web", web, "Prefer", "return=representation")
+		if got.Code != 200 || got.Header().Get("ETag") != "" || !strings.Contains(got.Body.String(), `"action":"create"`) {
+			t.Errorf("%s since: %d, ETag %q, %s", what, got.Code, got.Header().Get("ETag"), got.Body)
 		}
 	}
 }

@@ -35,7 +35,7 @@ func (c Conditional) version() (string, error) {
 
 // Preference is what a client would rather have (RFC 7240).
 type Preference struct {
-	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as lists show it, and not what has changed. It is 404 if another client has deleted the resource directly after the change"`
+	Prefer string `header:"Prefer" doc:"return=representation: the answer is the resource with its status, as lists show it, and not what has changed. If another client has changed or deleted the resource since, the answer is what has changed all the same"`
 }
 
 // wantsResource reports whether the answer to a change is to be the resource. Other preferences are ignored.

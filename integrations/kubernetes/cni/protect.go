@@ -65,7 +65,8 @@ func (p attachment) apply(ctx context.Context) (v1.Service, error) {
 	return p.put(ctx, "If-Match: "+tag(s))
 }
 
-// put returns the service that the agent answers with. An older agent answers with what has changed.
+// put returns the service that the agent answers with. An older agent answers with what has changed, and any if another
+// client has changed the service since.
 func (p attachment) put(ctx context.Context, condition string) (answer v1.Service, err error) {
 	service := v1.Service{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindService},
