@@ -14,6 +14,8 @@ import (
 	"time"
 
 	mqtt "github.com/eclipse/paho.mqtt.golang"
+
+	"github.com/kerb-edge/kerb/internal/lab/wait"
 )
 
 // Cluster is the root and cluster service manager. What system manager and cluster manager ask of the real ones by
@@ -76,10 +78,14 @@ func NewCluster(t testing.TB, b *Broker, dial ...mqtt.OpenConnectionFunc) *Clust
 	}
 	c.client = mqtt.NewClient(opts)
 	c.client.Connect()
-	t.Cleanup(func() { c.client.Disconnect(0) })
+	t.Cleanup(func() { disconnect(c.client) })
 	<-ready
 	return c
 }
+
+// disconnect returns when a client has disconnected. Disconnect(0) returns at once: the client may still receive, and
+// answer, what is published next.
+func disconnect(c mqtt.Client) { c.Disconnect(uint(wait.Patience.Milliseconds())) }
 
 // receive answers as the real managers do, which ignore what they do not know: a worker must not depend on refusals.
 func (c *Cluster) receive(_ mqtt.Client, m mqtt.Message) {

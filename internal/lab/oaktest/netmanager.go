@@ -113,7 +113,7 @@ func (n *NetManager) close() {
 	client := n.client
 	n.mu.Unlock()
 	if client != nil {
-		client.Disconnect(0)
+		disconnect(client)
 	}
 	n.wires.close()
 }

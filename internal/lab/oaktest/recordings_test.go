@@ -87,10 +87,23 @@ func newReplay(t *testing.T, broker *Broker) *replay {
 	if c := r.client.Connect(); c.Wait() && c.Error() != nil {
 		t.Fatal(c.Error())
 	}
-	t.Cleanup(func() { r.client.Disconnect(0) })
+	t.Cleanup(func() { disconnect(r.client) })
 	r.client.SubscribeMultiple(map[string]byte{"nodes/+/net/tablequery/result": 1, "nodes/+/net/subnetwork/result": 1,
 		"jobs/#": 1}, nil).Wait()
 	return r
+}
+
+// A cluster of a test that has ended answers nothing more: the broker may be that of the next one.
+func TestClusterEnds(t *testing.T) {
+	b := NewBroker(t)
+	b.Start()
+	for range 20 {
+		var c *Cluster
+		t.Run("cluster", func(t *testing.T) { c = NewCluster(t, b) })
+		if c.client.IsConnected() {
+			t.Fatal("the cluster is still connected after the end of its test")
+		}
+	}
 }
 
 // TestRecordings replays what the parts around the real service managers sent. The double must answer as they did,
