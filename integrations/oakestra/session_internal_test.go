@@ -280,29 +280,30 @@ func TestAddressesAreAnnouncedAgain(t *testing.T) {
 // An instance that the cluster has moved to another worker is not announced, although it still runs here.
 func TestMovedInstanceIsLeftAlone(t *testing.T) {
 	m := newMember(t)
+	m.l.times.again = time.Hour // after twice that it is announced all the same
 	m.cluster.Create(testApp)
 	m.register(testWorker)
 	m.deploy(0, "10.18.0.2")
 	m.until("announced", 0, "10.18.0.2@192.168.77.11:50103")
-	wait.Until(t, "confirmed", func() bool { return m.count(topicTableRequest) >= 2 })
+	is := func(what string, ok func(*hostedInstance) bool) {
+		t.Helper()
+		wait.Until(t, what, func() bool {
+			m.l.session.mu.Lock()
+			defer m.l.session.mu.Unlock()
+			return ok(m.l.session.services[testApp].instances[0])
+		})
+	}
+	is("confirmed", func(i *hostedInstance) bool { return i.confirmed })
+	announced := m.count(topicDeployed)
 	m.cluster.Schedule(testApp, 0)
-	then := len(m.cluster.Received())
-	var after []string
-	wait.Until(t, "two more queries", func() bool {
-		asked := 0
-		after = nil
-		for _, r := range m.cluster.Received()[then:] {
-			if after = append(after, r.Topic); r.Topic == topicTableRequest {
-				asked++
-			}
-			if asked == 2 {
-				return true
-			}
-		}
-		return false
-	})
-	if slices.Contains(after, topicDeployed) {
-		t.Errorf("messages after the cluster has scheduled it again: %v", after)
+	m.cluster.Forge(updateTopic(testApp), `{"type":"DEPLOYMENT"}`)
+	is("noticed", func(i *hostedInstance) bool { return !i.lost.IsZero() })
+	asked := m.count(topicTableRequest)
+	m.cluster.Forge(updateTopic(testApp), `{"type":"DEPLOYMENT"}`)
+	wait.Until(t, "the next query", func() bool { return m.count(topicTableRequest) > asked }) // sent after what was due
+	if n := m.count(topicDeployed); n > announced {
+		t.Errorf("announced %d times before the cluster has scheduled it again, and %d after: %v", announced, n-announced,
+			m.cluster.Received())
 	}
 }
 
