@@ -76,40 +76,64 @@ func TestQuantilesHaveOneName(t *testing.T) {
 }
 
 // A figure has one name: the field of the API, the column of the command line and of the page, the metric, the
-// attribute of OpenTelemetry, and the series of the history have the same words in it.
+// attribute of OpenTelemetry, and the series of the history have the same words in it. Each is listed here as its file
+// has it: one that is renamed has to be renamed here, and has to keep the words.
 func TestFiguresHaveOneName(t *testing.T) {
-	const api, counts, module, flows, page = "api/v1alpha1/", "internal/cli/counts.go", "internal/cli/module.go",
-		"internal/cli/flows.go", "ui/src/views/modules.tsx"
-	const status, series, otlp = "internal/status/", "internal/samples/readings.go", "integrations/otlp/"
-	const report, intercept = "modules/intercept/report.go", "internal/cli/intercept.go"
+	const types, apiFlows, page = "api/v1alpha1/types.go", "api/v1alpha1/flows.go", "ui/src/api.ts"
+	const counts, module, view, flows = "internal/cli/counts.go", "internal/cli/module.go", "internal/cli/view.go",
+		"internal/cli/flows.go"
+	const modules, edges, otlp = "ui/src/views/modules.tsx", "ui/src/views/map.tsx", "integrations/otlp/logs.go"
+	const metrics, exits = "internal/status/metrics.go", "internal/status/counts.go"
+	const series, report, intercept = "internal/samples/readings.go", "modules/intercept/report.go",
+		"internal/cli/intercept.go"
 	for _, figure := range []struct {
 		words string
-		in    []string // files or directories
+		names map[string]string // by file, with commas between them
 	}{
-		{"packets", []string{api, counts, module, page, status, series}},
-		{"dropped packets", []string{status, series}},
-		{"bytes", []string{api, counts, status, series}},
-		{"latency", []string{api, "internal/cli/view.go", "ui/src/api.ts", status, series}},
-		{"p50", []string{api, counts, page, series, report, intercept}},
-		{"p99", []string{api, counts, page, series, report, intercept}},
-		{"p999", []string{report, intercept}},
-		{"cost", []string{api, "internal/resource/module.go", "internal/cli/view.go", status}},
-		{"memory", []string{api, "internal/cli/package.go", page, status, series}},
-		{"delay", []string{report, intercept, "modules/intercept/"}},
-		{"reason", []string{api, module, page, status, otlp}},
-		{"verdict", []string{api, flows, status, "ui/src/api.ts"}},
-		{"packets", []string{"api/v1alpha1/flows.go", flows, "ui/src/views/map.tsx"}},
-		{"reply packets", []string{api, flows, "ui/src/views/map.tsx", "ui/src/api.ts"}},
-		{"reply bytes", []string{api, flows, "ui/src/views/map.tsx", "ui/src/api.ts"}},
-		{"retransmits", []string{api, flows}},
-		{"took", []string{api, "internal/cli/changes.go", "ui/src/views/changes.tsx", otlp}},
-		{"took nanoseconds", []string{api, otlp, "ui/src/api.ts"}}, // where a number has no unit behind it
+		{"packets", map[string]string{types: "packets", counts: "PACKETS", module: "PACKETS", modules: "Packets",
+			exits: "kerb_module_packets_total", series: "kerb_module_packets_per_second, kerb_service_packets_per_second",
+			report: "packets, packets_total", intercept: "PACKETS"}},
+		{"dropped packets", map[string]string{metrics: "kerb_dropped_packets_total, kerb_service_dropped_packets_total",
+			series: "kerb_dropped_packets_per_second, kerb_service_dropped_packets_per_second"}},
+		{"bytes", map[string]string{types: "bytes", counts: "BYTES", exits: "kerb_module_bytes_total",
+			series: "kerb_module_bytes_per_second, kerb_service_bytes_per_second", report: "bytes, bytes_total",
+			intercept: "BYTES"}},
+		{"latency", map[string]string{types: "latency", view: "Latency", page: "latency",
+			exits: "kerb_module_latency_seconds", series: "kerb_module_latency_p50_seconds, kerb_module_latency_p99_seconds"}},
+		{"p50", map[string]string{types: "p50Nanoseconds", counts: "P50", modules: "p50", page: "p50Nanoseconds",
+			series: "kerb_module_latency_p50_seconds", report: "p50Nanoseconds", intercept: "P50"}},
+		{"p99", map[string]string{types: "p99Nanoseconds", counts: "P99", modules: "p99", page: "p99Nanoseconds",
+			series: "kerb_module_latency_p99_seconds", report: "p99Nanoseconds", intercept: "P99"}},
+		{"p999", map[string]string{report: "p999Nanoseconds", intercept: "P999"}},
+		{"cost", map[string]string{"api/v1alpha1/views.go": "costNanoseconds", "internal/resource/module.go": "COST",
+			view: "COST", metrics: "kerb_module_cost_seconds"}},
+		{"memory", map[string]string{types: "memoryBytes", "internal/resource/module.go": "MEMORY",
+			"internal/cli/package.go": "MEMORY", modules: "Memory", metrics: "kerb_module_memory_bytes",
+			series: "kerb_module_memory_bytes"}},
+		{"delay", map[string]string{report: "delay, delayNanoseconds, delay_seconds", intercept: "DELAY"}},
+		{"reason", map[string]string{types: "reason", module: "REASON", modules: "Reason", metrics: "reason",
+			otlp: "kerb.drop.reason, kerb.event.reason"}},
+		{"verdict", map[string]string{apiFlows: "verdict", flows: "VERDICT", exits: "verdict", page: "verdict"}},
+		{"packets", map[string]string{apiFlows: "packets", flows: "PACKETS", edges: "Packets", page: "packets"}},
+		{"bytes", map[string]string{apiFlows: "bytes", flows: "BYTES", edges: "Bytes", page: "bytes"}},
+		{"reply packets", map[string]string{apiFlows: "replyPackets", flows: "REPLY-PACKETS", edges: "Reply packets",
+			page: "replyPackets"}},
+		{"reply bytes", map[string]string{apiFlows: "replyBytes", flows: "REPLY-BYTES", edges: "Reply bytes",
+			page: "replyBytes"}},
+		{"retransmits", map[string]string{apiFlows: "retransmits", flows: "RETRANSMITS"}},
+		{"took", map[string]string{"internal/cli/changes.go": "TOOK, Took", "ui/src/views/changes.tsx": "Took"}},
+		{"took nanoseconds", map[string]string{"api/v1alpha1/changes.go": "tookNanoseconds", page: "tookNanoseconds",
+			otlp: "kerb.change.took_nanoseconds"}}, // where a number has no unit behind it
 	} {
-		for _, place := range figure.in {
-			if !slices.ContainsFunc(namesIn(t, place), func(name string) bool {
-				return strings.Contains(" "+name+" ", " "+figure.words+" ")
-			}) {
-				t.Errorf("%s has no name with %q in it", place, figure.words)
+		for file, names := range figure.names {
+			present := namesIn(t, file)
+			for name := range strings.SplitSeq(names, ", ") {
+				if !slices.Contains(present, name) {
+					t.Errorf("%s has no name %q", file, name)
+				}
+				if !strings.Contains(wordsOf(name), " "+figure.words+" ") {
+					t.Errorf("%s: %q is not called %q", file, name, figure.words)
+				}
 			}
 		}
 	}
@@ -137,20 +161,23 @@ func TestTopHasSeries(t *testing.T) {
 // sourceName finds names in source: fields of JSON, metrics, attributes and titles. Sentences are none.
 var sourceName = regexp.MustCompile(`"([A-Za-z][A-Za-z0-9_./-]*(?: [a-z]+)?)[",]`)
 
-// namesIn are the names in a file or in the files of a directory, in lower case with spaces between their words.
-func namesIn(t *testing.T, place string) (out []string) {
+// namesIn are the names in a file.
+func namesIn(t *testing.T, file string) (out []string) {
 	t.Helper()
-	for _, file := range filesIn(t, place) {
-		text := read(t, file)
-		found := sourceName.FindAllStringSubmatch(text, -1)
-		if strings.HasSuffix(file, ".ts") {
-			found = append(found, pageField.FindAllStringSubmatch(text, -1)...)
-		}
-		for _, name := range found {
-			out = append(out, strings.ToLower(strings.Join(camelWord.FindAllString(name[1], -1), " ")))
-		}
+	text := read(t, file)
+	found := sourceName.FindAllStringSubmatch(text, -1)
+	if strings.HasSuffix(file, ".ts") {
+		found = append(found, pageField.FindAllStringSubmatch(text, -1)...)
+	}
+	for _, name := range found {
+		out = append(out, name[1])
 	}
 	return out
+}
+
+// wordsOf are the words of a name in lower case, with spaces between and around them.
+func wordsOf(name string) string {
+	return " " + strings.ToLower(strings.Join(camelWord.FindAllString(name, -1), " ")) + " "
 }
 
 // filesIn are the files of a directory, or one file.
