@@ -60,8 +60,9 @@ enum accel_mode {
 struct accel_config {
 	__u32 mode;
 	__u32 visibles;		/* elements of that map that count */
-	/* answers that an end waits for before it redirects: 2, so that each TCP has sent an answer
-	 * and delays its acknowledgements when the connection is one-way later */
+	/* a side redirects what it sends when the other has answered, or asked, this many times. 2:
+	 * the first two requests and the first reply go by TCP, so that each TCP has sent an
+	 * answer, and delays its acknowledgements when the connection is one-way later */
 	__u32 warm;
 	/* a side that has sent more than this without an answer continues by TCP ... */
 	__u32 pass_messages;
