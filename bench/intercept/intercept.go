@@ -172,9 +172,10 @@ func (e *experiment) runLoad(ctx context.Context, l load) (err error) {
 }
 
 func (e *experiment) notes() {
-	e.run.Note("delay is T2-T1, for sockets T3-T1: from when a program of the driver's hook has the packet until the " +
-		"receiving program has it; " +
-		"all receivers map or take T1 the same way and read the same clock")
+	e.run.Note("delay is T2-T1, for sockets T3-T1: from when the driver's hook has the packet until the receiving " +
+		"program has it. For all receivers the same program takes T1, in front of what they have at the hook: parser and " +
+		"classes of Kerb, and the counterparts of others, are in the delay. Reports of before have T1 of Kerb's ring and " +
+		"of same-t3 from behind the parser of Kerb")
 	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet "+
 		"before it wakes a receiver "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)

@@ -9,10 +9,12 @@ import (
 	"io"
 	"os"
 	"slices"
+	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf"
 	"github.com/vishvananda/netlink"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -62,6 +64,10 @@ func newExperiment(t *testing.T, sources ...string) *experiment {
 		}
 	})
 	return e
+}
+
+func named(name string) config {
+	return configs[slices.IndexFunc(configs, func(c config) bool { return c.name == name })]
 }
 
 // open skips the test where there is no such place.
@@ -114,11 +120,59 @@ func TestAllReceive(t *testing.T) {
 	}
 }
 
+// Every receiver gets T1 from one program in front of all others at the hook, before the parser of a chain of Kerb, and
+// also after the agent has put its chain back in the place of that program.
+func TestT1IsTakenInFront(t *testing.T) {
+	e := newExperiment(t, sources...)
+	l := load{name: "test", size: 64, rate: 3000, besides: "idle"}
+	for _, name := range []string{"socket", "ringbuf", "same-t2"} {
+		c := named(name)
+		p := e.open(t, c.hook)
+		first, err := p.attachedProgram()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p.node != nil {
+			if err := p.node.Apply(p.module("counter", nil)); err != nil {
+				t.Fatal(err)
+			}
+			if chain, err := p.attachedProgram(); err != nil || chain == first {
+				t.Fatalf("%s: a change leaves the program in front of its chain (%v)", name, err)
+			}
+		}
+		if _, err := e.measure(t.Context(), c, p, l); err != nil {
+			t.Fatal(err)
+		}
+		id, err := p.attachedProgram()
+		if err != nil {
+			t.Fatal(err)
+		}
+		at, err := ebpf.NewProgramFromID(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer at.Close()
+		if info, err := at.Info(); err != nil || info.Name != "front" {
+			t.Errorf("%s: the hook has %+v, %v", name, info, err)
+		}
+	}
+}
+
+// A round without T1 is no round: it is repeated, and in the end an error.
+func TestWithoutT1(t *testing.T) {
+	e := newExperiment(t, sources...)
+	p := e.open(t, "plain")
+	_, err := e.measure(t.Context(), named("socket"), p, load{name: "test", size: 64, rate: 3000, besides: "idle"})
+	if err == nil || !strings.Contains(err.Error(), "have no T1") {
+		t.Error(err)
+	}
+}
+
 // A receiver with an AF_XDP socket that does not read for a while learns how many packets found no room in it.
 func TestSocketTellsLosses(t *testing.T) {
 	e := newExperiment(t, sources...)
 	p := e.open(t, "kerb")
-	c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == "xsk" })]
+	c := named("xsk")
 	r, err := e.startReceiver(t.Context(), c, p)
 	if err != nil {
 		t.Fatal(err)
@@ -134,10 +188,11 @@ func TestSocketTellsLosses(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	samples, err := e.samples(c, l, sent, r)
+	received, err := r.result()
 	if err != nil {
 		t.Fatal(err)
 	}
+	samples := e.samples(c, l, sent, received)
 	lost := samples[slices.IndexFunc(samples, func(s bench.Sample) bool { return s.Metric == "lost" })].Value
 	if unsound := e.run.Report().Unsound; lost == 0 || len(unsound) > 0 {
 		t.Errorf("%v of %d packets lost: %v", lost, sent.Sent, unsound)
@@ -249,7 +304,7 @@ func TestCost(t *testing.T) {
 	e := newExperiment(t, sources...)
 	cost := map[string]float64{}
 	for _, name := range []string{"socket", "socket-spin", "ringbuf"} {
-		c := configs[slices.IndexFunc(configs, func(c config) bool { return c.name == name })]
+		c := named(name)
 		p, err := e.place(c.hook)
 		if err != nil {
 			t.Fatalf("%.600v", err)

@@ -13,7 +13,6 @@ import (
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bench/kerbmods"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 	"github.com/kerb-edge/kerb/kmod"
 )
@@ -25,7 +24,7 @@ const ringSize = 32 << 20
 const class = "data"
 
 // startKerb runs the agent on the receiver's node, with the intercept module on the interface at which packets come in.
-// Of a copy, the stack has the packet too, with T1 in it.
+// Of a copy, the stack has the packet too.
 func (p *place) startKerb(action string) error {
 	n, err := node.Start(p.lab.Node())
 	if err != nil {
@@ -34,18 +33,13 @@ func (p *place) startKerb(action string) error {
 	p.Later(n.Close)
 	p.node = n
 	p.socket = n.ModuleSocket("intercept")
-	modules := []any{p.module("intercept", map[string]any{"classes": []map[string]any{{
+	if err := n.Apply(p.module("intercept", map[string]any{"classes": []map[string]any{{
 		"name": class, "match": map[string]any{"protocol": "udp", "ports": []any{port}}, "action": action,
 		"ring": strconv.Itoa(ringSize), "watchdog": "10s",
-	}}})}
-	if action == "copy" {
-		path, err := kerbmods.Extract("arrival", n.Dir)
-		if err != nil {
-			return err
-		}
-		modules = append(modules, p.module(path, map[string]any{"port": port}))
+	}}})); err != nil {
+		return err
 	}
-	if err := n.Apply(modules...); err != nil {
+	if err := p.putInFront(); err != nil {
 		return err
 	}
 	return p.awaitSocket()
@@ -72,6 +66,9 @@ func (p *place) module(pkg string, config map[string]any) v1.Module {
 func (p *place) openKmod() error {
 	if _, err := os.Stat(kmod.Device); err != nil {
 		return fmt.Errorf("%w: %w", bench.ErrLeftOut, kmod.ErrNotLoaded)
+	}
+	if err := p.attach("", ""); err != nil {
+		return err
 	}
 	p.socket = strconv.Itoa(ringSize)
 	p.files = func() (files []*os.File, err error) {

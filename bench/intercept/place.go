@@ -3,7 +3,6 @@
 package intercept
 
 import (
-	"fmt"
 	"os"
 
 	"github.com/cilium/ebpf"
@@ -14,7 +13,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
-// place is a sender's host and the receiver's node with an interface, at which a hook takes T1.
+// place is a sender's host and the receiver's node with an interface, at whose hook the program front of stamp.bpf.c
+// takes T1, before what the receivers have there.
 type place struct {
 	hook   string
 	lab    *netlab.Lab
@@ -23,6 +23,7 @@ type place struct {
 	node   *node.Node                 // nil where no agent runs
 	socket string                     // where the intercept module hands out its classes
 	files  func() ([]*os.File, error) // that a receiver inherits, from descriptor 3 on
+	front  *ebpf.Collection           // in front of a chain of Kerb; nil where none runs
 	bench.Closers
 	err error // why there is none
 }
@@ -62,32 +63,7 @@ func (p *place) raise() error {
 	case "array":
 		return p.attach("to_array", "slots")
 	}
-	return p.attach("stamp", "")
-}
-
-// attach puts a program of stamp.bpf.c on the node's interface, native; a receiver inherits the map.
-func (p *place) attach(program, inherited string) error {
-	spec, err := bench.Object(files, "stamp.bpf.o")
-	if err != nil {
-		return err
-	}
-	if err := spec.Variables["server_port"].Set(uint16(port)); err != nil {
-		return err
-	}
-	spec.Programs = map[string]*ebpf.ProgramSpec{program: spec.Programs[program]}
-	bpf, err := ebpf.NewCollection(spec)
-	if err != nil {
-		return fmt.Errorf("%w: %w", bench.ErrLeftOut, err)
-	}
-	p.Later(func() error { bpf.Close(); return nil })
-	if m := bpf.Maps[inherited]; m != nil {
-		p.files = func() ([]*os.File, error) { return dup(m.FD(), inherited) }
-	}
-	l, err := bench.AttachXDP(p.lab.Node(), p.nic, bpf.Programs[program])
-	if err == nil {
-		p.Later(l.Close)
-	}
-	return err
+	return p.attach("", "")
 }
 
 // unsent counts packets that found the queue of the sender's interface full: before Linux 6.5 what empties it may have

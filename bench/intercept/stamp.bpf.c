@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 //go:build ignore
 
-/* What takes T1 for the receivers that are compared with the intercept module: `stamp` writes it
- * into the packet and has the stack continue, `to_socket` hands the packet to an AF_XDP socket,
- * `to_array` is the original's way, a copy in an array that user space polls. IPv4 without options,
+/* `front` is the first program at the hook, for all receivers: it writes T1 into the packet before
+ * anything has examined it, and then calls the program that the receiver has there: Kerb's chain,
+ * `to_socket`, which hands the packet to an AF_XDP socket, or `to_array`, the original's way, a
+ * copy in an array that user space polls. Without one the stack continues. IPv4 without options,
  * and UDP without checksum, to the server's port. */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -16,6 +17,13 @@
 #include "src/message.h"
 
 const volatile __u16 server_port;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} behind SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_XSKMAP);
@@ -53,34 +61,31 @@ static __always_inline struct frame *ours(struct xdp_md *ctx)
 }
 
 SEC("xdp")
-int stamp(struct xdp_md *ctx)
+int front(struct xdp_md *ctx)
 {
+	__u64 now = bpf_ktime_get_ns();
 	struct frame *f = ours(ctx);
 
 	if (f)
-		f->message.arrived = bpf_ktime_get_ns();
+		f->message.arrived = now;
+	bpf_tail_call(ctx, &behind, 0);
 	return XDP_PASS;
 }
 
 SEC("xdp")
 int to_socket(struct xdp_md *ctx)
 {
-	struct frame *f = ours(ctx);
-
-	if (!f)
+	if (!ours(ctx))
 		return XDP_PASS;
-	f->message.arrived = bpf_ktime_get_ns();
 	return bpf_redirect_map(&sockets, 0, XDP_DROP);
 }
 
 SEC("xdp")
 int to_array(struct xdp_md *ctx)
 {
-	struct frame *f = ours(ctx);
-
-	if (!f)
+	if (!ours(ctx))
 		return XDP_PASS;
-	__u64 now = bpf_ktime_get_ns(), number = last + 1;
+	__u64 number = last + 1;
 	__u32 key = number % ARRAY_SLOTS;
 	__u32 len = ctx->data_end - ctx->data;
 	struct array_slot *s = bpf_map_lookup_elem(&slots, &key);
@@ -91,7 +96,6 @@ int to_array(struct xdp_md *ctx)
 	len = ((len - 1) & (ARRAY_DATA - 1)) + 1;
 	if (bpf_xdp_load_bytes(ctx, 0, s->data, len))
 		return XDP_DROP;
-	s->arrived = now;
 	s->len = len;
 	last = number;
 	__atomic_exchange_n(&s->number, number, __ATOMIC_SEQ_CST);

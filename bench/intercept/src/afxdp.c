@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receiver with an AF_XDP socket. The program that redirects to it has written T1 into the
- * message; its map of sockets is descriptor 3. */
+/* The receiver with an AF_XDP socket. The map of sockets of the program that redirects to it is
+ * descriptor 3. */
 #define _GNU_SOURCE
 #include <poll.h>
 
@@ -18,7 +18,7 @@ static void receive(void)
 		const struct message *m = (void *)(umem + d.addr + HEADERS);
 
 		if (d.len >= HEADERS + sizeof(*m))
-			account(m, m->arrived, now());
+			account(m, now());
 		give(d.addr);
 		store(rx.consumer, at + 1);
 	}

@@ -21,7 +21,7 @@ static const struct array_slot *next(uint64_t number)
 
 static void receive(void)
 {
-	uint64_t number = 0, arrived;
+	uint64_t number = 0;
 	struct message m;
 
 	for (int i = 0; i < ARRAY_SLOTS; i++)
@@ -32,13 +32,12 @@ static void receive(void)
 		const struct array_slot *s = next(number);
 		uint64_t have = __atomic_load_n(&s->number, __ATOMIC_ACQUIRE);
 
-		arrived = s->arrived;
 		memcpy(&m, s->data + HEADERS, sizeof(m));
 		if (__atomic_load_n(&s->number, __ATOMIC_SEQ_CST) != have)
 			continue; /* filled again while it was read */
 		meter.told += have - number - 1;
 		number = have;
-		account(&m, arrived, now());
+		account(&m, now());
 	}
 }
 

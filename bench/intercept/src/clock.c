@@ -30,7 +30,7 @@ static void pause_and_read(void)
 	nanosleep(&t, NULL);
 	for (ssize_t n; (n = recv(fd, &m, sizeof(m), MSG_DONTWAIT)) >= 0;)
 		if (n == sizeof(m) && m.type != MESSAGE_DATA)
-			account(&m, 0, 0);
+			account(&m, 0);
 }
 
 static void look(void)

@@ -58,8 +58,7 @@ int main(int argc, char **argv)
 
 			meter.told += p->lost;
 			if (p->caplen >= p->payload + sizeof(struct message))
-				account((const void *)(p->frame + p->payload), (int64_t)p->sent,
-					now());
+				account((const void *)(p->frame + p->payload), now());
 		}
 	}
 }

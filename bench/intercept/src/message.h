@@ -10,8 +10,8 @@ enum message_type { MESSAGE_BEGIN = 1, MESSAGE_DATA = 2, MESSAGE_END = 3 };
 struct message {
 	__u32 client, type;
 	__u64 number;  /* from 0 on */
-	__u64 created; /* ns of CLOCK_MONOTONIC, as all times */
-	__u64 arrived; /* T1, where a program of the kernel writes it into the packet */
+	__u64 created; /* T0: the sender has made it; ns of CLOCK_MONOTONIC, as all times */
+	__u64 arrived; /* T1: written into the packet at the hook, before all else; 0 until then */
 };
 
 /* What a program of the kernel leaves for one that polls an array: the original's way. number is
@@ -19,7 +19,6 @@ struct message {
 enum { ARRAY_SLOTS = 8192, ARRAY_DATA = 2048 };
 struct array_slot {
 	__u64 number; /* from 1 on */
-	__u64 arrived;
 	__u32 len;
 	__u8 data[ARRAY_DATA]; /* from the Ethernet header on */
 };

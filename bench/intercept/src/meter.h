@@ -18,7 +18,7 @@
 enum { HEADERS = 14 + 20 + 8, FIFO_PRIORITY = 50, SLOW_NS = 100000 };
 
 struct meter {
-	uint64_t received, disorder, next, told, slow;
+	uint64_t received, disorder, next, told, slow, unstamped;
 	int64_t begin, cpu;
 	struct rusage use; /* at the beginning */
 	struct histogram delays;
@@ -60,9 +60,9 @@ static inline void print_meter(void)
 {
 	double seconds = (now() - meter.begin) / 1e9;
 
-	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,\"seconds\":%.6f,"
-	       "\"cpu\":%.9f,",
-	       meter.received, meter.disorder, meter.told, meter.slow, seconds,
+	printf("{\"received\":%lu,\"disorder\":%lu,\"told\":%lu,\"over100\":%lu,"
+	       "\"unstamped\":%lu,\"seconds\":%.6f,\"cpu\":%.9f,",
+	       meter.received, meter.disorder, meter.told, meter.slow, meter.unstamped, seconds,
 	       (cpu_time() - meter.cpu) / 1e9 / seconds);
 	print_cost();
 	print_times(&meter.delays);
@@ -71,13 +71,14 @@ static inline void print_meter(void)
 	fflush(stdout);
 }
 
-/* account takes a message that the kernel had at t1 and this program has at t2. It does not return
- * from the last. */
-static inline void account(const struct message *m, int64_t t1, int64_t t2)
+/* account takes a message that this program has at t2. It does not return from the last. */
+static inline void account(const struct message *m, int64_t t2)
 {
 	if (m->type == MESSAGE_DATA) {
+		int64_t t1 = m->arrived;
 		int64_t delay = t2 > t1 ? t2 - t1 : 0; /* clocks of two CPUs */
 
+		meter.unstamped += !t1;
 		record(&meter.delays, delay);
 		meter.slow += delay > SLOW_NS;
 		meter.received++;

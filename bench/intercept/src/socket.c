@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/* The receivers with a UDP socket. T3 is when a message is in the program's hands; T1 is in the
- * message. */
+/* The receivers with a UDP socket. T3 is when a message is in the program's hands. */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
 #include <errno.h>
@@ -39,7 +38,7 @@ static bool receive_one(int flags)
 	ssize_t n = recv(fd, m, LONGEST, flags);
 
 	if (n >= (ssize_t)sizeof(*m))
-		account(m, m->arrived, now());
+		account(m, now());
 	return n >= 0;
 }
 
@@ -59,7 +58,7 @@ static void receive_batches(void)
 			struct message *m = (void *)data[i];
 
 			if (in[i].msg_len >= sizeof(*m))
-				account(m, m->arrived, now());
+				account(m, now());
 		}
 	}
 }
