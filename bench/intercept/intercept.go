@@ -176,6 +176,8 @@ func (e *experiment) notes() {
 		"program has it. For all receivers the same program takes T1, in front of what they have at the hook: parser and " +
 		"classes of Kerb, and the counterparts of others, are in the delay. Reports of before have T1 of Kerb's ring and " +
 		"of same-t3 from behind the parser of Kerb")
+	e.run.Note("to_program is from when the sender has made the message (T0) until the receiving program has it; a " +
+		"burst is made before its first packet leaves")
 	e.run.Note("the sender, SCHED_FIFO, is pinned to CPU %d and receivers to CPU %d; what the kernel does for a packet "+
 		"before it wakes a receiver "+
 		"it does on the sender's", e.tools.sender, e.tools.receiver)

@@ -104,13 +104,20 @@ func TestAllReceive(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
+				p50 := map[string]float64{}
 				for _, s := range samples {
 					if s.Metric == "lost" && s.Value > 0 {
 						t.Errorf("%d bytes: lost %v packets", size, s.Value)
 					}
+					if s.Stat == "p50" {
+						p50[s.Metric] = s.Value
+					}
 					if s.Metric == "delay" && s.Stat == "p50" && s.Value <= 0 {
 						t.Errorf("%d bytes: no delay at all: %v", size, s.Value)
 					}
+				}
+				if c.program != "clock" && p50["to_program"] < p50["delay"] {
+					t.Errorf("%d bytes: %v us from the sender, %v from the hook", size, p50["to_program"], p50["delay"])
 				}
 			}
 		})

@@ -28,6 +28,8 @@ type sentBy struct {
 type receivedBy struct {
 	bench.Times
 
+	ToProgram bench.Times `json:"to_program"` // since the sender has made the message
+
 	Received, Disorder, Told, Over100 uint64
 	Unstamped                         uint64 // without T1
 	Waits, Preempted                  uint64
@@ -104,6 +106,7 @@ func (e *experiment) samples(c config, l load, sent sentBy, received receivedBy)
 		return all
 	}
 	e.check(c, l, sent, received)
+	all = append(all, received.ToProgram.Samples("to_program", "p50", "p99", "p99.9", "max")...)
 	return append(all, bench.P50("memory", "MiB", received.Memory),
 		bench.P50("waits", "1/s", float64(received.Waits)/received.Seconds),
 		bench.P50("preempted", "1/s", float64(received.Preempted)/received.Seconds),

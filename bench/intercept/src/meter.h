@@ -21,7 +21,7 @@ struct meter {
 	uint64_t received, disorder, next, told, slow, unstamped;
 	int64_t begin, cpu;
 	struct rusage use; /* at the beginning */
-	struct histogram delays;
+	struct histogram delays, since_created; /* from T1, from T0 */
 };
 
 static struct meter meter;
@@ -67,7 +67,10 @@ static inline void print_meter(void)
 	print_cost();
 	print_times(&meter.delays);
 	print_bins(&meter.delays);
-	printf("}\n");
+	printf(",\"to_program\":{");
+	print_times(&meter.since_created);
+	print_bins(&meter.since_created);
+	printf("}}\n");
 	fflush(stdout);
 }
 
@@ -80,6 +83,7 @@ static inline void account(const struct message *m, int64_t t2)
 
 		meter.unstamped += !t1;
 		record(&meter.delays, delay);
+		record(&meter.since_created, t2 - (int64_t)m->created);
 		meter.slow += delay > SLOW_NS;
 		meter.received++;
 		meter.disorder += m->number < meter.next;
