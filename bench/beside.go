@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -68,16 +69,16 @@ func (c kernelCounts) since(before kernelCounts) []Sample {
 		P50(switchesMetric, "1/s", (c.switches-before.switches)/seconds)}
 }
 
-// measureAll measures a round, with what it takes of the machine. A trial without samples records its figures itself,
-// under loads of its own, or has none.
+// measureAll measures a round, with what it takes of the machine. A trial without samples has these costs only if it
+// has a load for them.
 func (t Trial) measureAll(ctx context.Context) ([]Sample, error) {
 	root := os.DirFS("/")
 	before := readKernelCounts(root)
 	samples, err := t.Measure(ctx)
-	if len(samples) == 0 {
+	if err != nil || len(samples) == 0 && t.Load == "" {
 		return nil, err
 	}
-	return append(samples, readKernelCounts(root).since(before)...), err
+	return append(samples, readKernelCounts(root).since(before)...), nil
 }
 
 // job is a fixed computation on all CPUs, with the default priority, until stop.
@@ -156,7 +157,7 @@ func (r *Run) bystanders(ctx context.Context, load string, trials []Trial) error
 		if err != nil {
 			return errors.Join(err, ctx.Err())
 		}
-		r.Record(t.Config, load, P50(bystanderMetric, "of alone", speed/alone))
+		r.Record(t.Config, cmp.Or(t.Load, load), P50(bystanderMetric, "of alone", speed/alone))
 	}
 	r.Note("%s is how fast a fixed job (SHA-256 on all CPUs, default priority) is next to a round, as a share of its "+
 		"speed alone", bystanderMetric)

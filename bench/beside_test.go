@@ -25,6 +25,30 @@ func TestKernelCounts(t *testing.T) {
 	}
 }
 
+// The costs of a trial that records its figures itself are under its own load, those of the job next to it, too.
+func TestCostsOfOwnLoads(t *testing.T) {
+	r := testRun(Experiment{Name: "x", Loads: []string{"l"}}, 5)
+	r.Bystander = true
+	silent := func(context.Context) ([]Sample, error) {
+		time.Sleep(10 * time.Millisecond) // in which the job runs
+		return nil, nil
+	}
+	if err := r.Interleave(t.Context(), "l", Trial{Config: "c", Load: "all/l", Measure: silent},
+		Trial{Config: "none", Measure: silent}); err != nil {
+		t.Fatal(err)
+	}
+	for metric, rounds := range map[string]int{"softirq": 5, "switches": 5, "bystander": 1} {
+		if c, ok := r.Report().Find("c", "all/l", metric, "p50"); !ok || len(c.Rounds) != rounds {
+			t.Errorf("%s: %+v", metric, c)
+		}
+	}
+	for _, c := range r.Report().Cells {
+		if c.Load == "l" && (c.Config != "none" || c.Metric != "bystander") {
+			t.Errorf("recorded as of the whole load: %+v", c)
+		}
+	}
+}
+
 // A further round reports what a compute job next to it loses; of its own figures, notes and reasons to distrust it
 // nothing is kept.
 func TestBystander(t *testing.T) {

@@ -3,6 +3,7 @@
 package bench
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,9 @@ var ErrLeftOut = errors.New("cannot be measured here")
 type Trial struct {
 	Config  string
 	Measure func(ctx context.Context) ([]Sample, error)
+	// Load is where the round's costs are recorded, of a trial without samples, which records its own figures under loads
+	// of its own. Empty: the run's load with samples, and no costs without.
+	Load string
 	// Open sets the config up, before the first round of all, and returns what is closed after the last one. Nil does
 	// nothing, as does a closer that is nil. Errors of LeftOut leave the config out.
 	Open func() (io.Closer, error)
@@ -111,7 +115,7 @@ func (r *Run) Interleave(ctx context.Context, load string, trials ...Trial) (err
 			if err != nil {
 				return fmt.Errorf("%s, %s: %w", t.Config, load, err)
 			}
-			r.Record(t.Config, load, samples...)
+			r.Record(t.Config, cmp.Or(t.Load, load), samples...)
 		}
 	}
 	if r.Bystander {

@@ -156,7 +156,8 @@ func (c *controller) notes() {
 		"threads SCHED_FIFO too; the hook and what is answered there run on the client's CPU, as of any veth",
 		c.tools.sender, c.tools.receiver)
 	c.run.Note("ctrl/alone is CTRL without DATA, LOG and flood, measured in turn with flood; cpu is of the box, the " +
-		"agent and its control planes; clock/... is what the machine takes of any receiver")
+		"agent and its control planes; all/... has what a round takes of the machine, sensors and flood included: " +
+		"softirqs, context switches, and with --bystander a compute job's speed; clock/... is what the machine takes of any receiver")
 }
 
 func (c *controller) duration() time.Duration {
@@ -191,9 +192,8 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 		trials = append(trials, c.trial(b, p, name))
 	}
 	if p, err := c.place("stamp"); err == nil && all {
-		trials = append(trials, bench.Trial{Config: "clock-fifo", Measure: func(ctx context.Context) ([]bench.Sample, error) {
-			return c.clock(ctx, p, name)
-		}})
+		trials = append(trials, bench.Trial{Config: "clock-fifo", Load: "clock/" + name,
+			Measure: func(ctx context.Context) ([]bench.Sample, error) { return nil, c.clock(ctx, p, name) }})
 	}
 	s, err := startStress(name)
 	if errors.Is(err, bench.ErrLeftOut) {
@@ -208,10 +208,10 @@ func (c *controller) runLoad(ctx context.Context, name string) (err error) {
 }
 
 // clock has the load without the messages.
-func (c *controller) clock(ctx context.Context, p *place, name string) ([]bench.Sample, error) {
+func (c *controller) clock(ctx context.Context, p *place, name string) error {
 	end, err := c.startFlood(ctx, p, name)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer end()
 	clock := config{"clock-fifo", "stamp", "clock", "spin", "fifo", false}
@@ -224,11 +224,11 @@ func (c *controller) clock(ctx context.Context, p *place, name string) ([]bench.
 		}
 	}
 	c.run.Record(clock.name, l.name, samples...)
-	return nil, err
+	return err
 }
 
 func (c *controller) trial(b box, p *place, name string) bench.Trial {
-	return bench.Trial{Config: b.name, Measure: func(ctx context.Context) ([]bench.Sample, error) {
+	return bench.Trial{Config: b.name, Load: "all/" + name, Measure: func(ctx context.Context) ([]bench.Sample, error) {
 		return nil, c.measureBox(ctx, b, p, name)
 	}}
 }

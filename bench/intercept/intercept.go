@@ -185,8 +185,9 @@ func (e *experiment) notes() {
 		"spins a little and then sleeps, others " +
 		"sleep; -eager has nice -20 and slices of 100 us (Linux 6.12), -ready has that and idle CPUs poll instead of " +
 		"halting (PM QoS, as the library does where it is asked to), " +
-		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the receiver's " +
-		"time of one CPU; memory is what it has in RAM: a ring of 32 MiB counts twice, as its pages are mapped twice; " +
+		"-fifo is SCHED_FIFO with priority 50, others run as any program, as the stress does; cpu is the time of " +
+		"one CPU that the receiver uses, and of Kerb's the agent and its control planes while packets come, which " +
+		"agent_cpu has alone; memory is what it has in RAM: a ring of 32 MiB counts twice, as its pages are mapped twice; " +
 		"waits and preempted are its context switches a second, voluntary and involuntary; what sockets keep in the " +
 		"kernel is in none of them")
 	e.run.Note("clock-fifo receives nothing: it is how late a thread that only examines the clock would see packets " +

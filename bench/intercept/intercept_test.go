@@ -306,6 +306,23 @@ func TestPlacesEnd(t *testing.T) {
 	}
 }
 
+// What Kerb costs includes its agent; a socket on the same node does not need that.
+func TestCostHasAgent(t *testing.T) {
+	e, agent := &experiment{}, 0.5
+	sent, received, idle := sentBy{agent: &agent}, receivedBy{CPU: 0.25}, load{}
+	want := []bench.Sample{bench.P50("cpu", "cores", 0.75), bench.P50("agent_cpu", "cores", 0.5)}
+	if got := e.samples(named("same-t2"), idle, sent, received); !slices.Equal(got, want) {
+		t.Errorf("of Kerb: %+v", got)
+	}
+	want = []bench.Sample{bench.P50("cpu", "cores", 0.25)}
+	if got := e.samples(alongside, idle, sent, received); !slices.Equal(got, want) {
+		t.Errorf("of the socket: %+v", got)
+	}
+	if got := e.samples(named("kmod"), idle, sentBy{}, received); !slices.Equal(got, want) {
+		t.Errorf("of the kernel module, without an agent: %+v", got)
+	}
+}
+
 // A receiver that sleeps waits for packets, one that spins does not; the ring of a class is memory of the receiver.
 func TestCost(t *testing.T) {
 	e := newExperiment(t, sources...)
@@ -323,6 +340,11 @@ func TestCost(t *testing.T) {
 		for _, s := range samples {
 			cost[name+" "+s.Metric] = s.Value
 		}
+	}
+	_, socketHas := cost["socket agent_cpu"]
+	if agent, has := cost["ringbuf agent_cpu"]; !has || socketHas || agent > cost["ringbuf cpu"] {
+		t.Errorf("the agent takes %v of the %v CPUs that the ring costs (%v); the socket has one: %v", agent,
+			cost["ringbuf cpu"], has, socketHas)
 	}
 	if cost["socket waits"] == 0 || cost["socket-spin waits"] > 1 {
 		t.Errorf("a receiver that sleeps waits %v times a second, one that spins %v", cost["socket waits"],

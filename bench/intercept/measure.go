@@ -21,6 +21,8 @@ import (
 type sentBy struct {
 	Sent    uint64
 	Seconds float64
+
+	agent *float64 // CPUs that agent and control planes used meanwhile; nil where none run
 }
 
 // receivedBy is what a receiver prints: times in us, Memory in MiB, and its context switches, voluntary (Waits) and
@@ -95,13 +97,17 @@ func (e *experiment) deliver(ctx context.Context, to []config, p *place,
 
 // samples are what a receiver has found.
 func (e *experiment) samples(c config, l load, sent sentBy, received receivedBy) []bench.Sample {
-	cpu := bench.P50("cpu", "cores", received.CPU)
+	cost := []bench.Sample{bench.P50("cpu", "cores", received.CPU)}
+	if c.program == "kerb" && sent.agent != nil {
+		cost[0].Value += *sent.agent
+		cost = append(cost, bench.P50("agent_cpu", "cores", *sent.agent))
+	}
 	if l.rate == 0 {
-		return []bench.Sample{cpu}
+		return cost
 	}
 	e.run.Spread(bench.Histogram{Config: c.name, Group: c.class, Load: l.name, Metric: "delay", Unit: "us",
 		Bins: received.Bins})
-	all := append(received.Samples("delay", "p50", "p99", "p99.9", "max"), cpu)
+	all := append(received.Samples("delay", "p50", "p99", "p99.9", "max"), cost...)
 	if c.program == "clock" { // receives none
 		return all
 	}
@@ -181,6 +187,10 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	if err != nil {
 		return sent, err
 	}
+	used, err := p.agentCPU()
+	if err != nil {
+		return sent, err
+	}
 	sender, err := e.startSender(ctx, p, port, l.size, l.rate, length)
 	if err != nil {
 		return sent, err
@@ -188,6 +198,14 @@ func (e *experiment) send(ctx context.Context, p *place, l load, length time.Dur
 	line, _ := sender.Out.ReadBytes('\n')
 	if err := json.Unmarshal(line, &sent); err != nil {
 		return sent, fmt.Errorf("sender: %w: %w: %s", err, sender.Cmd.Wait(), &sender.Stderr)
+	}
+	usedThen, err := p.agentCPU()
+	if err != nil {
+		return sent, err
+	}
+	if p.node != nil {
+		share := (usedThen - used).Seconds() / sent.Seconds
+		sent.agent = &share
 	}
 	after, err := p.unsent()
 	if err != nil {
