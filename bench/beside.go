@@ -20,12 +20,14 @@ import (
 )
 
 // What a round takes of the machine besides its own figures: softirqs and context switches, of all programs and the
-// kernel, and in one further round how much a fixed compute job next to it loses.
+// kernel, and in one further round how much a fixed compute job next to it loses. And what the hypervisor takes of the
+// machine during the round, as the share of CPU time that it gives to others.
 const (
 	MemoryMetric    = "memory" // experiments measure it, as they know the programs
 	softirqMetric   = "softirq"
 	switchesMetric  = "switches"
 	bystanderMetric = "bystander"
+	stealMetric     = "steal"
 )
 
 // Costs are what rounds of most experiments have in common, with words for people.
@@ -45,11 +47,12 @@ const ticksPerSecond = 100
 type kernelCounts struct {
 	softirq  float64 // seconds, by samples of the timer's tick
 	switches float64
+	times    cpuTimes
 	at       time.Time
 }
 
 func readKernelCounts(root fs.FS) kernelCounts {
-	c := kernelCounts{at: time.Now()}
+	c := kernelCounts{at: time.Now(), times: readCPUTimes(root)}
 	for text := range strings.Lines(line(root, "proc/stat")) {
 		switch f := strings.Fields(text); {
 		case len(f) > 7 && f[0] == "cpu":
@@ -66,7 +69,8 @@ func readKernelCounts(root fs.FS) kernelCounts {
 func (c kernelCounts) since(before kernelCounts) []Sample {
 	seconds := c.at.Sub(before.at).Seconds()
 	return []Sample{P50(softirqMetric, "CPUs", (c.softirq-before.softirq)/seconds),
-		P50(switchesMetric, "1/s", (c.switches-before.switches)/seconds)}
+		P50(switchesMetric, "1/s", (c.switches-before.switches)/seconds),
+		{stealMetric, "max", "%", c.times.stolen(before.times)}}
 }
 
 // measureAll measures a round, with what it takes of the machine. A trial without samples has these costs only if it

@@ -5,6 +5,7 @@ package bench
 import (
 	"context"
 	"os/exec"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -13,15 +14,40 @@ import (
 )
 
 func TestKernelCounts(t *testing.T) {
-	at := func(softirq, switches string) kernelCounts {
-		return readKernelCounts(fstest.MapFS{"proc/stat": {Data: []byte("cpu  1 2 3 4 5 6 " + softirq + " 8 9 10\n" +
-			"cpu0 1 2 3 4 5 6 999999 8 9 10\nintr 5 6\nctxt " + switches + "\nbtime 7\n")}})
+	at := func(softirq, steal, switches string) kernelCounts {
+		return readKernelCounts(fstest.MapFS{"proc/stat": {Data: []byte("cpu  1 2 3 4 5 6 " + softirq + " " + steal +
+			" 9 10\ncpu0 1 2 3 4 5 6 999999 8 9 10\nintr 5 6\nctxt " + switches + "\nbtime 7\n")}})
 	}
-	before, after := at("100", "1000"), at("150", "4000")
+	before, after := at("100", "8", "1000"), at("150", "58", "4000")
 	after.at = before.at.Add(2 * time.Second)
 	got := after.since(before)
-	if len(got) != 2 || got[0] != P50("softirq", "CPUs", 0.25) || got[1] != P50("switches", "1/s", 1500) {
+	if len(got) != 3 || got[0] != P50("softirq", "CPUs", 0.25) || got[1] != P50("switches", "1/s", 1500) ||
+		got[2] != (Sample{"steal", "max", "%", 50}) {
 		t.Errorf("%+v", got)
+	}
+}
+
+// Each round has its steal, in the order of the other figures, and a run says how many rounds had more than 1%.
+func TestStealOfRounds(t *testing.T) {
+	withExperiment(t, Experiment{Name: "toy", Loads: []string{"x"}, Run: func(ctx context.Context, run *Run) error {
+		for _, steal := range []float64{0, 1, 1.5, 0, 30} {
+			run.Record("a", "x", P50("time", "ns", 42), Sample{"steal", "max", "%", steal})
+		}
+		run.Record("b", "x", Sample{"steal", "max", "%", 0})
+		return nil
+	}})
+	out, err := runCommand("toy")
+	if err != nil || !strings.Contains(out, "in 2 of 6 rounds the hypervisor gave over 1%") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	r := testRun(Experiment{Name: "x"}, 5)
+	if err := r.Interleave(t.Context(), "l", Trial{Config: "c", Measure: func(context.Context) ([]Sample, error) {
+		return []Sample{P50("time", "ns", 1)}, nil
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	if c, ok := r.Report().Find("c", "l", "steal", "max"); !ok || len(c.Rounds) != 5 {
+		t.Errorf("%+v", c)
 	}
 }
 

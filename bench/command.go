@@ -135,6 +135,10 @@ func (e Experiment) Measure(ctx context.Context, run *Run) error {
 	}
 	err := e.Run(ctx, run)
 	machine.end(os.DirFS("/"))
+	if stolen, all := run.report.stolenRounds(); stolen > 0 {
+		run.Note("in %d of %d rounds the hypervisor gave over %d%% of the CPUs' time to others: the metric steal has each "+
+			"round's, in the order of the rounds of other figures", stolen, all, mostSteal)
+	}
 	if ctx.Err() != nil {
 		err = errors.New("interrupted; the next run removes what may be left")
 	}

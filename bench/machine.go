@@ -35,6 +35,9 @@ type Machine struct {
 // mostBusy is the share of CPU time, in %, that others may use: more disturbs figures.
 const mostBusy = 10
 
+// mostSteal is the share of CPU time, in %, that the hypervisor may give to others during a round, or a run.
+const mostSteal = 1
+
 // cpuTimes are of all CPUs since boot, in clock ticks.
 type cpuTimes struct{ idle, steal, all float64 }
 
@@ -78,10 +81,16 @@ func (m *Machine) observe(root fs.FS, pass func()) {
 
 // end notes what the hypervisor took since readMachine or observe.
 func (m *Machine) end(root fs.FS) {
-	now := readCPUTimes(root)
-	if all := now.all - m.before.all; all > 0 {
-		m.Steal = 100 * (now.steal - m.before.steal) / all
+	m.Steal = readCPUTimes(root).stolen(m.before)
+}
+
+// stolen is the share of CPU time since before, in %, that the hypervisor gave to others.
+func (t cpuTimes) stolen(before cpuTimes) float64 {
+	all := t.all - before.all
+	if all <= 0 {
+		return 0
 	}
+	return 100 * (t.steal - before.steal) / all
 }
 
 func line(root fs.FS, path string) string {
@@ -144,7 +153,7 @@ func (m *Machine) warnings(cpus int) (all []string) {
 	case m.Busy != nil && *m.Busy > mostBusy:
 		all = append(all, fmt.Sprintf("the CPUs were %.0f%% busy before the run: other programs use them", *m.Busy))
 	}
-	if m.Steal > 1 {
+	if m.Steal > mostSteal {
 		all = append(all, fmt.Sprintf("the hypervisor gave %.1f%% of the CPUs' time to others during the run", m.Steal))
 	}
 	return all

@@ -91,6 +91,23 @@ func (r *Report) Warnings() []string {
 	return r.Machine.warnings(r.CPUs)
 }
 
+// stolenRounds counts the rounds in which the hypervisor gave more of the CPUs' time to others than it may, of all that
+// have the figure. Reports of earlier versions have none.
+func (r *Report) stolenRounds() (stolen, all int) {
+	for _, c := range r.Cells {
+		if c.Metric != stealMetric {
+			continue
+		}
+		all += len(c.Rounds)
+		for _, steal := range c.Rounds {
+			if steal > mostSteal {
+				stolen++
+			}
+		}
+	}
+	return stolen, all
+}
+
 // Match returns the first cell whose load matches a pattern, in which * stands for what is not a slash.
 func (r *Report) Match(config, load, metric, stat string) (Cell, bool) {
 	return r.find(func(c Cell) bool {
