@@ -18,6 +18,7 @@ import (
 	"github.com/cilium/ebpf/asm"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bench/internal/path"
 	"github.com/kerb-edge/kerb/internal/lab/node"
 )
 
@@ -77,6 +78,8 @@ var tails = []string{"p1", "p25", "p50", "p75", "p99", "p99.9", "max"}
 type ends struct {
 	Seconds, CPU    float64
 	Ctrl, Data, Log stream
+
+	memory bench.Sample // of the box, the agent, its control planes and its modules' maps
 }
 
 func (e *ends) of(kind int) *stream { return []*stream{&e.Ctrl, &e.Data, &e.Log}[kind] }
@@ -157,7 +160,8 @@ func (c *controller) notes() {
 		c.tools.sender, c.tools.receiver)
 	c.run.Note("ctrl/alone is CTRL without DATA, LOG and flood, measured in turn with flood; cpu is of the box, the " +
 		"agent and its control planes; all/... has what a round takes of the machine, sensors and flood included: " +
-		"softirqs, context switches, and with --bystander a compute job's speed; clock/... is what the machine takes of any receiver")
+		"softirqs, context switches, memory of the box and of Kerb (PSS, and maps: rings of 32 MiB " +
+		"are in both), and with --bystander a compute job's speed; clock/... is what the machine takes of any receiver")
 }
 
 func (c *controller) duration() time.Duration {
@@ -237,19 +241,12 @@ func (c *controller) trial(b box, p *place, name string) bench.Trial {
 func (c *controller) measureBox(ctx context.Context, b box, p *place, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.duration()+grace)
 	defer cancel()
-	before, err := p.agentCPU()
+	client, program, err := c.exchange(ctx, b, p, name)
 	if err != nil {
-		return err
-	}
-	var client, program ends
-	if client, program, err = c.exchange(ctx, b, p, name); err != nil {
 		return fmt.Errorf("%s, %s: %w", b.name, name, err)
 	}
-	after, err := p.agentCPU()
-	if err != nil {
-		return err
-	}
-	cpu := (program.CPU + (after - before).Seconds()) / client.Seconds
+	c.run.Record(b.name, "all/"+name, program.memory)
+	cpu := program.CPU / client.Seconds
 	for i, kind := range kinds {
 		if sent, got := client.of(i), program.of(i); sent.Sent > 0 {
 			c.record(b, i, kind+"/"+name, sent, got, cpu)
@@ -287,7 +284,7 @@ func (c *controller) record(b box, kind int, load string, sent, got *stream, cpu
 		bench.Count("unsent", sent.Unsent))...)
 }
 
-// exchange runs box, clients and flood.
+// exchange runs box, clients and flood. The CPU time of the program includes that of agent and control planes.
 func (c *controller) exchange(ctx context.Context, b box, p *place, name string) (client, program ends, err error) {
 	where := p.nic
 	if b.program == "classes" {
@@ -298,6 +295,10 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 		return client, program, err
 	}
 	defer closeAll(files)
+	before, err := p.agentCPU()
+	if err != nil {
+		return client, program, err
+	}
 	cmd := p.lab.Node().Command(ctx, c.tools.Path(b.program), b.way, strconv.Itoa(c.tools.receiver), strconv.Itoa(port),
 		where)
 	cmd.ExtraFiles = files
@@ -306,12 +307,26 @@ func (c *controller) exchange(ctx context.Context, b box, p *place, name string)
 		return client, program, fmt.Errorf("it does not receive: %w", err)
 	}
 	sendErr := c.send3(ctx, b, p, name, &client)
+	after, cpuErr := p.agentCPU()
+	memory, memoryErr := p.memory(cmd.Process.Pid)
 	_ = cmd.Process.Signal(syscall.SIGTERM)
 	line, _ := receives.Out.ReadBytes('\n')
-	if err := errors.Join(sendErr, cmd.Wait()); err != nil {
+	if err := errors.Join(sendErr, cpuErr, memoryErr, cmd.Wait()); err != nil {
 		return client, program, fmt.Errorf("%w: %s", err, &receives.Stderr)
 	}
-	return client, program, json.Unmarshal(line, &program)
+	err = json.Unmarshal(line, &program)
+	program.CPU += (after - before).Seconds()
+	program.memory = memory
+	return client, program, err
+}
+
+// memory is of a program, and of Kerb where it runs.
+func (p *place) memory(pid int) (bench.Sample, error) {
+	u := path.Usage{PIDs: []int{pid}}
+	if p.node != nil {
+		u.Agents = []*node.Node{p.node}
+	}
+	return u.MemorySample()
 }
 
 func closeAll(files []*os.File) {

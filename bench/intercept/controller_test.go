@@ -31,6 +31,9 @@ func TestControllers(t *testing.T) {
 				t.Fatal(err)
 			}
 			r := c.run.Report()
+			if m, ok := r.Find(b.name, "all/flood", "memory", "p50"); !ok || m.Value <= 0 {
+				t.Errorf("memory: %+v", m)
+			}
 			for i, kind := range kinds {
 				get := func(metric, stat string) (float64, bool) {
 					cell, ok := r.Find(b.name, kind+"/flood", metric, stat)
