@@ -30,8 +30,8 @@ func compileLibrary(t *testing.T, source string) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "program")
-	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept", "-o", out,
-		source}, append(sources, "-lm")...)
+	args := append([]string{"-O2", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I../modules/intercept",
+		"-I../bpf/include", "-o", out, source}, append(sources, "-lm")...)
 	for _, file := range append(sources, source) {
 		if _, err := os.Stat(file); err != nil { // tells the go command what the test depends on
 			t.Fatal(err)

@@ -55,8 +55,8 @@ func compileC(t *testing.T, source string) string {
 		t.Fatalf("%d files of the library, %v", len(sources), err)
 	}
 	out := filepath.Join(programs.dir, strings.TrimSuffix(source, ".c"))
-	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers, "-o", out,
-		filepath.Join("testdata", source)}
+	args := []string{"-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I" + library, "-I" + headers,
+		"-I../bpf/include", "-o", out, filepath.Join("testdata", source)}
 	for _, s := range sources {
 		if _, err := os.Stat(s); err != nil { // tells the go command what the test depends on
 			t.Fatal(err)

@@ -3,9 +3,10 @@
 package intercept
 
 import (
-	"math/bits"
 	"sync/atomic"
 	"time"
+
+	"github.com/kerb-edge/kerb/sdk/histogram"
 )
 
 // Stats: packets are counted by class, for all receivers together; the rest is the receiver's.
@@ -18,16 +19,6 @@ type Stats struct {
 	Preemptions       uint64 // times that other threads had the CPU for long
 }
 
-// bucket returns the place of a duration in a histogram with four buckets for each power of two, as record.h has it:
-// each is at most a fourth wider than its lower bound.
-func bucket(ns uint64) int {
-	if ns < 4 {
-		return int(ns)
-	}
-	e := bits.Len64(ns) - 1
-	return min((e-1)*4+int(ns>>(e-2)&3), buckets-1)
-}
-
 // log counts the delays of packets that were fetched together. Of those beyond the deadline only the first is
 // examined: the ones behind it are late because it is.
 func (r *Receiver) log(packets []Packet) {
@@ -36,7 +27,7 @@ func (r *Receiver) log(packets []Packet) {
 		p := &packets[i]
 		delay := uint64(max(p.Received-p.Sent, 0))
 		r.wait.arrived(p.Sent)
-		l.Delay[bucket(delay)]++
+		l.Delay[histogram.Bucket(delay, buckets)]++
 		l.Longest = max(l.Longest, delay)
 		l.Missed += p.Lost
 		if deadline == 0 || delay <= deadline {

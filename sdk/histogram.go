@@ -4,8 +4,9 @@ package sdk
 
 import (
 	"math"
-	"math/bits"
 	"slices"
+
+	"github.com/kerb-edge/kerb/sdk/histogram"
 )
 
 // Histogram counts whole numbers, such as times in ns, in four buckets for each power of two, as kerb/histogram.h does
@@ -15,12 +16,7 @@ type Histogram []uint64
 
 // Observe counts a value.
 func (h Histogram) Observe(v uint64) {
-	b := v
-	if v >= 4 {
-		e := bits.Len64(v) - 1
-		b = uint64(e-1)*4 + v>>(e-2)&3
-	}
-	h[min(b, uint64(len(h)-1))]++
+	h[histogram.Bucket(v, len(h))]++
 }
 
 // HistogramFloor returns the least value of a bucket.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
+	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/lib"
 	"github.com/kerb-edge/kerb/modules/intercept"
 )
@@ -37,8 +38,11 @@ func compile(ctx context.Context, sources []string) (*tools, error) {
 
 // writeLibrary writes the sources of the library for receivers.
 func writeLibrary(dir string) error {
-	return errors.Join(os.CopyFS(dir, lib.Files),
-		os.WriteFile(filepath.Join(dir, "intercept", "record.h"), intercept.Header, 0o644))
+	buckets, err := bpf.Headers.ReadFile("include/kerb/buckets.h")
+	at := filepath.Join(dir, "intercept")
+	return errors.Join(err, os.CopyFS(dir, lib.Files),
+		os.WriteFile(filepath.Join(at, "record.h"), intercept.Header, 0o644),
+		os.Mkdir(filepath.Join(at, "kerb"), 0o755), os.WriteFile(filepath.Join(at, "kerb", "buckets.h"), buckets, 0o644))
 }
 
 // divide takes the first and the last CPU.

@@ -3,20 +3,11 @@
 #define _GNU_SOURCE
 #include <sched.h>
 
+#include <kerb/buckets.h>
+
 #include "receiver.h"
 
 /* The log. */
-
-static unsigned bucket(uint64_t ns)
-{
-	unsigned e, b;
-
-	if (ns < 4)
-		return (unsigned)ns;
-	e = 63 - (unsigned)__builtin_clzll(ns);
-	b = (e - 1) * 4 + (unsigned)(ns >> (e - 2) & 3);
-	return b < ICPT_BUCKETS ? b : ICPT_BUCKETS - 1;
-}
 
 /* record_late records the state of the system, once per batch of packets: it takes microseconds. */
 static void record_late(struct kerb_intercept *k, const struct kerb_packet *p, int queued)
@@ -57,7 +48,7 @@ void record_packets(struct kerb_intercept *k, const struct kerb_packet *packets,
 		uint64_t delay = p->received > p->sent ? p->received - p->sent : 0;
 
 		wait_arrived(&k->wait, p->sent);
-		s->delay[bucket(delay)]++;
+		s->delay[kerb_histogram_bucket(delay, ICPT_BUCKETS)]++;
 		if (delay > s->longest)
 			s->longest = delay;
 		s->missed += p->lost;

@@ -34,7 +34,8 @@ func compileC(t *testing.T, source string) string {
 		t.Fatal(err)
 	}
 	out := filepath.Join(t.TempDir(), "program")
-	args := append([]string{"-O2", "-I../../lib/intercept", "-I../../modules/intercept", "-o", out, source}, library...)
+	args := append([]string{"-O2", "-I../../lib/intercept", "-I../../modules/intercept", "-I../../bpf/include", "-o", out,
+		source}, library...)
 	if text, err := exec.Command(clang, append(args, "-lm")...).CombinedOutput(); err != nil {
 		t.Fatalf("compile %s: %v\n%s", source, err, text)
 	}

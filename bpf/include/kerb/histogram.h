@@ -9,39 +9,8 @@
 #include <linux/types.h>
 #include <bpf/bpf_helpers.h>
 
+#include <kerb/buckets.h>
 #include <kerb/verifier.h>
-
-/* floor(log2(n)), n > 0. */
-static __always_inline __u32 kerb_log2(__u64 n)
-{
-	__u32 r = (n > 0xffffffff) << 5, s;
-
-	n >>= r;
-	s = (n > 0xffff) << 4;
-	n >>= s;
-	r |= s;
-	s = (n > 0xff) << 3;
-	n >>= s;
-	r |= s;
-	s = (n > 0xf) << 2;
-	n >>= s;
-	r |= s;
-	s = (n > 0x3) << 1;
-	n >>= s;
-	r |= s;
-	return r | (n >> 1);
-}
-
-static __always_inline __u32 kerb_histogram_bucket(__u64 value, __u32 buckets)
-{
-	__u32 e, b;
-
-	if (value < 4)
-		return value;
-	e = kerb_log2(value);
-	b = (e - 1) * 4 + (value >> (e - 2) & 3);
-	return b < buckets ? b : buckets - 1;
-}
 
 /* Counts a value in an array of at least 4 buckets, a constant. The addition is not atomic: keep
  * the array in a per-CPU map. */

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+
+// Package histogram has the buckets of sdk.Histogram, for programs that import nothing else of the SDK. In C:
+// kerb/buckets.h.
+package histogram
+
+import "math/bits"
+
+// Bucket returns the place of a value in a histogram of at least 4 buckets: four for each power of two. The last one
+// has all that is larger.
+func Bucket(v uint64, buckets int) int {
+	if v >= 4 {
+		e := bits.Len64(v) - 1
+		v = uint64(e-1)*4 + v>>(e-2)&3
+	}
+	return int(min(v, uint64(buckets-1)))
+}
