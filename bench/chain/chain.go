@@ -12,6 +12,9 @@
 // where the chain and then one dropping program stand. It all happens in one
 // system call without scheduling or a sender's noise. The figure is the
 // difference to the same with the dropping program alone, measured alternately.
+// XDP has no live load: a frame would come through a driver, which takes many times
+// as long as a chain and varies by more than what configs differ in, or in
+// live-frames mode, which calls the program as any test run does.
 // The packet is one over IPv4, and over IPv6 in loads of kinds that end in -ipv6.
 // Config kerb is a chain as the agent makes it; kerb-uncounted the same without
 // the counts of packets and verdicts; kerb-flows with the module flows behind the
