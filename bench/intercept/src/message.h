@@ -9,7 +9,7 @@ enum message_type { MESSAGE_BEGIN = 1, MESSAGE_DATA = 2, MESSAGE_END = 3 };
 
 struct message {
 	__u32 client, type;
-	__u64 number;  /* from 0 on */
+	__u64 number;  /* from 0 on, of each type */
 	__u64 created; /* T0: the sender has made it; ns of CLOCK_MONOTONIC, as all times */
 	__u64 arrived; /* T1: written into the packet at the hook, before all else; 0 until then */
 };

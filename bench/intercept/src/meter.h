@@ -94,6 +94,8 @@ static inline void account(const struct message *m, int64_t t2)
 		meter.cpu = cpu_time();
 		getrusage(RUSAGE_SELF, &meter.use);
 	} else if (meter.begin) { /* one from a measurement before may have been on its way still */
+		/* those before it found no room either */
+		meter.told -= m->number < meter.told ? m->number : meter.told;
 		print_meter();
 		exit(0);
 	}

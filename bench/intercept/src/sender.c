@@ -123,6 +123,7 @@ int main(int argc, char **argv)
 	sleep_until(begin + (int64_t)(seconds * 1e9));
 	printf("{\"sent\":%lu,\"seconds\":%.6f}\n", packets, (now() - begin) / 1e9);
 	fflush(stdout);
-	for (;; sleep_until(now() + PAUSE_NS))
-		send(fd, &(struct message){ .type = MESSAGE_END }, sizeof(struct message), 0);
+	for (uint64_t n = 0;; n++, sleep_until(now() + PAUSE_NS))
+		send(fd, &(struct message){ .type = MESSAGE_END, .number = n },
+		     sizeof(struct message), 0);
 }
