@@ -31,6 +31,9 @@ const (
 	// A receiver that waits for each packet is woken up by each, which takes a CPU of a virtual machine more time than the
 	// packets do, and takes it away from what is measured.
 	receiveGap = time.Millisecond
+	// drainTime is how long nothing may come at the end while packets are missing: on a busy machine they may wait in the
+	// backlog of a CPU, which a thread of ordinary priority empties.
+	drainTime = 10 * time.Second
 )
 
 // paceRate leaves room for the sender to be held up now and then.
@@ -63,8 +66,8 @@ func Stream(from, to *netlab.Host, port uint16, during func() error) (StreamStat
 	if err := s.probe(); err != nil {
 		return StreamStats{}, err
 	}
-	before, err := s.losses()
-	if err != nil {
+	var err error
+	if s.before, err = s.losses(); err != nil {
 		return StreamStats{}, err
 	}
 	err = s.run(during)
@@ -72,7 +75,7 @@ func Stream(from, to *netlab.Host, port uint16, during func() error) (StreamStat
 	if err := errors.Join(err, err2); err != nil {
 		return StreamStats{}, err
 	}
-	return s.account(after.Sub(before)), nil
+	return s.account(after.Sub(s.before)), nil
 }
 
 type stream struct {
@@ -87,6 +90,7 @@ type stream struct {
 	sent     uint64
 	took     time.Duration
 	tally    tally
+	before   Losses
 }
 
 func (s *stream) open() error {
@@ -175,7 +179,7 @@ func (s *stream) send() error {
 
 // receive ends when the sender has finished and nothing more comes.
 func (s *stream) receive() error {
-	pacer := NewPacer(receiveGap)
+	pacer, last := NewPacer(receiveGap), time.Now()
 	for {
 		finished := s.finished.Load()
 		n, err := s.in.Receive()
@@ -185,13 +189,26 @@ func (s *stream) receive() error {
 		for i := range n {
 			s.tally.add(s.in.Datagram(i)[:s.in.Size(i)])
 		}
-		if n == 0 && finished {
+		if n > 0 {
+			last = time.Now()
+		} else if finished && (s.settled() || time.Since(last) > drainTime) {
 			return nil
 		}
 		if n < receiveBatch {
 			pacer.Wait()
 		}
 	}
+}
+
+// settled reports whether each packet that was sent has come or is known to be lost.
+func (s *stream) settled() bool {
+	now, err := s.losses()
+	return err != nil || !s.misses(now.Sub(s.before))
+}
+
+// misses reports whether packets have neither come nor are lost.
+func (s *stream) misses(lost Losses) bool {
+	return s.tally.received-s.tally.duplicated+lost.Socket+lost.Backlog < s.sent
 }
 
 // tally is the receiver's notes.
