@@ -4,6 +4,7 @@ package proxy
 
 import (
 	"math/bits"
+	"slices"
 	"time"
 )
 
@@ -15,6 +16,7 @@ type blocks struct {
 	taken   map[uint32]int      // beginning to logarithm of the size
 	resting []restingBlock      // first come first
 	used    uint32              // elements in taken and resting blocks
+	rested  uint32              // those of them in resting blocks
 }
 
 type restingBlock struct {
@@ -38,6 +40,12 @@ func newBlocks(size uint32, rest time.Duration) *blocks {
 		at += 1 << order
 	}
 	return b
+}
+
+// has reports whether take would find a place for a run of n elements.
+func (b *blocks) has(n uint32, now time.Time) bool {
+	b.wake(now)
+	return slices.ContainsFunc(b.free[orderOf(n):], func(places map[uint32]bool) bool { return len(places) > 0 })
 }
 
 // take returns where a run of n elements may lie.
@@ -87,8 +95,9 @@ func (b *blocks) split(whole uint32, from int, at uint32, order int) {
 
 // release gives a run back.
 func (b *blocks) release(at uint32, now time.Time) {
-	if _, ok := b.taken[at]; ok {
+	if order, ok := b.taken[at]; ok {
 		b.resting = append(b.resting, restingBlock{at, now.Add(b.rest)})
+		b.rested += 1 << order
 	}
 }
 
@@ -99,7 +108,7 @@ func (b *blocks) wake(now time.Time) {
 		b.resting = b.resting[1:]
 		order := b.taken[at]
 		delete(b.taken, at)
-		b.used -= 1 << order
+		b.used, b.rested = b.used-1<<order, b.rested-1<<order
 		b.join(at, order)
 	}
 }

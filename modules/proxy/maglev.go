@@ -20,7 +20,8 @@ type member struct {
 var maglevSizes = []uint32{251, 1021, 4093, 16381, 65521}
 
 // Slots per instance. With maglevShare the shares of instances differ by about 1% (Eisenbud et al., Maglev, NSDI 2016,
-// section 5.3); maglevScarce is for when slots run out.
+// section 5.3). maglevScarce is for when slots run out, and for addresses with affinity: there the table is asked
+// for clients that are not remembered only.
 const (
 	maglevShare  = 100
 	maglevScarce = 10

@@ -61,6 +61,7 @@ type service struct {
 	asked    bool      // for it again, without an answer
 	// the agent has forgotten it, and is asked for it again
 	forgotten bool
+	lacking   bool                // an instance has no room
 	trouble   error               // why not all of it is in the maps
 	spec      *sdk.VirtualService // to be tried again; with trouble only
 }
@@ -209,7 +210,7 @@ func (w *running) put(vs *sdk.VirtualService, now time.Time) (*service, error) {
 		w.seen[vs.Name] = true
 	}
 	s.dynamic, s.ports, s.trouble, s.spec, s.forgotten = vs.Dynamic, vs.Spec.Ports, nil, nil, false
-	s.released, s.asked = s.released && !s.asked, false
+	s.released, s.asked, s.lacking = s.released && !s.asked, false, false
 	s.sticky = slices.ContainsFunc(vs.Spec.Addresses, func(a v1alpha1.VirtualAddress) bool {
 		return a.AffinityTimeout != ""
 	})
@@ -266,7 +267,7 @@ func (w *running) putTarget(s *service, vi *v1alpha1.VirtualInstance, now time.T
 	if t == nil {
 		var err error
 		if t, err = w.newTarget(identity, now); err != nil || t == nil {
-			s.trouble = fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name,
+			s.lacking, s.trouble = true, fmt.Errorf("no room for instance %s: raise tables.instances, which is %d", vi.Name,
 				w.maps.instances.MaxEntries()-1)
 			return nil, err
 		}

@@ -99,8 +99,15 @@ func (w *running) writeSplit(v *virtual, now time.Time) (full map[portID]bool, e
 			v.split[id] = of
 		}
 		of.addr, of.service, of.policy, of.only, of.affinity = v.addr, v.service, v.policy, v.only, v.affinity
-		next := w.valueOf(of)
-		digest, err := w.placeRun(of, &next, w.run(of, now), now)
+		next, run := w.valueOf(of), w.run(of, now)
+		if of.digest == 0 && !w.slots.has(uint32(len(run)), now) {
+			full[id], v.service.trouble = true, w.noSlots(of, run)
+			if err := w.dropRun(v, id, now); err != nil {
+				return full, err
+			}
+			continue
+		}
+		digest, err := w.placeRun(of, &next, run, now)
 		if err == nil {
 			err = w.writeValue(of, next, digest, now)
 		}

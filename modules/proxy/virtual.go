@@ -70,7 +70,8 @@ var (
 		v1alpha1.ProtocolSCTP: protoSCTP}
 )
 
-// putVirtuals writes the addresses of a service.
+// putVirtuals writes the addresses of a service. One that has no instance yet, and gets none because a table is full,
+// is left out of the maps: its packets continue to whatever else serves it, such as kube-proxy.
 func (w *running) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now time.Time) error {
 	s.virtuals = make([]*virtual, 0, len(all))
 	for i := range all {
@@ -79,40 +80,62 @@ func (w *running) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now tim
 			s.trouble = err
 			continue
 		}
-		v, err := w.virtualAt(a.Unmap(), s, now)
-		if err != nil {
-			return err
-		}
+		v, moved := w.virtualAt(a.Unmap(), s, now)
 		if v == nil {
 			continue
 		}
-		s.virtuals = append(s.virtuals, v)
 		v.policy, v.only = cmp.Or(all[i].Policy, v1alpha1.PolicyRoundRobin), all[i].Instance
 		v.affinity, _ = time.ParseDuration(all[i].AffinityTimeout) // the agent has checked it; absent: 0
-		if err := w.writeVirtual(v, w.run(v, now), now); err != nil {
+		run := w.run(v, now)
+		if (moved || v.value.Count == 0) && !w.hasRoom(v, run, now) {
+			if err := w.dropVirtual(v, now); err != nil {
+				return err
+			}
+			continue
+		}
+		s.virtuals = append(s.virtuals, v)
+		if err := w.writeVirtual(v, run, now); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// virtualAt returns the virtual address of a service, which may have been another one's. It is nil if there is no room.
-func (w *running) virtualAt(a netip.Addr, s *service, now time.Time) (*virtual, error) {
-	if v := w.addresses[a]; v != nil {
-		if v.service != nil && v.service != s {
+// hasRoom reports whether there is room for the first run of an address, and for an instance of it.
+func (w *running) hasRoom(v *virtual, run []uint32, now time.Time) bool {
+	switch {
+	case len(run) == 0 && v.service.lacking:
+		return false
+	case digestOf(run) == v.digest || w.slots.has(uint32(len(run)), now):
+		return true
+	}
+	v.service.trouble = w.noSlots(v, run)
+	return false
+}
+
+func (w *running) noSlots(v *virtual, run []uint32) error {
+	return fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run), v.addr,
+		w.maps.slots.MaxEntries())
+}
+
+// virtualAt returns the virtual address of a service, and whether it has been another one's. It is nil if there is no
+// room.
+func (w *running) virtualAt(a netip.Addr, s *service, now time.Time) (v *virtual, moved bool) {
+	if v = w.addresses[a]; v != nil {
+		if moved = v.service != nil && v.service != s; moved {
 			v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
 		}
 		v.service = s
-		return v, nil
+		return v, moved
 	}
 	id, ok := w.ids.take(now)
 	if !ok {
 		s.trouble = fmt.Errorf("no room for address %s: raise tables.addresses, which is %d", a, w.config.Tables.Addresses)
-		return nil, nil
+		return nil, false
 	}
-	v := &virtual{addr: a, service: s, value: vip{ID: id}}
+	v = &virtual{addr: a, service: s, value: vip{ID: id}}
 	w.addresses[a] = v
-	return v, nil
+	return v, false
 }
 
 // run is the run of slots for a virtual address: what its policy makes of the instances that take new sessions.
@@ -131,7 +154,7 @@ func (w *running) run(v *virtual, now time.Time) []uint32 {
 	case v1alpha1.PolicyWeighted:
 		return sequence(membersOf(able))
 	case v1alpha1.PolicySourceAffinity, v1alpha1.PolicyConsistentHash:
-		return w.table.of(membersOf(able), maglevSize(len(able), w.share()))
+		return w.table.of(membersOf(able), maglevSize(len(able), w.share(v)))
 	case v1alpha1.PolicyClosest:
 		if v.nearest == nil {
 			v.nearest = &closest{}
@@ -141,9 +164,10 @@ func (w *running) run(v *virtual, now time.Time) []uint32 {
 	return indicesOf(able)
 }
 
-// share is how many slots a Maglev table has per instance: fewer when slots become scarce.
-func (w *running) share() int {
-	if int(w.slots.used) > int(w.maps.slots.MaxEntries())/4*3 {
+// share is how many slots a Maglev table has per instance: fewer with affinity, and when slots become scarce. Those
+// that rest do not count, or a service that changes often would have the tables of others change their size.
+func (w *running) share(v *virtual) int {
+	if v.affinity > 0 || w.slots.used-w.slots.rested > w.maps.slots.MaxEntries()/4*3 {
 		return maglevScarce
 	}
 	return maglevShare
@@ -240,8 +264,7 @@ func (w *running) placeRun(v *virtual, next *vip, run []uint32, now time.Time) (
 	}
 	first, ok := w.slots.take(uint32(len(run)), now)
 	if !ok {
-		v.service.trouble = fmt.Errorf("no room for %d slots of address %s: raise tables.slots, which is %d", len(run),
-			v.addr, w.maps.slots.MaxEntries())
+		v.service.trouble = w.noSlots(v, run)
 		return v.digest, nil
 	}
 	if err := w.maps.withRun(first, uint32(len(run)), func(slots []slot) {
@@ -347,7 +370,9 @@ func (w *running) dropVirtual(v *virtual, now time.Time) error {
 		}
 	}
 	w.releaseRun(v, now)
+	w.negative.remove(v.addr) // had the same key
 	delete(w.addresses, v.addr)
+	v.service = nil
 	return nil
 }
 
