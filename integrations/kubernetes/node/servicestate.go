@@ -17,85 +17,6 @@ import (
 	"github.com/kerb-edge/kerb/integrations/kubernetes/watch"
 )
 
-// What is kept of the cluster, and what its Services may take of the proxy's tables. Services beyond it stay with
-// kube-proxy. A namespace has at most half of it.
-const (
-	maxServices  = 5000
-	maxEndpoints = 20000
-	maxSplit     = 20000
-	maxPorts     = 16000
-)
-
-// minSplit is what a port that not all endpoints serve counts for at least: it takes an ID for each address.
-const minSplit = 16
-
-// usage is what takes room.
-type usage struct {
-	services, endpoints int
-	split               int // ports that not all endpoints serve, each times the endpoints of its Service
-	ports               int // one for each address, and target ports that only some endpoints have
-}
-
-func (u usage) plus(o usage) usage {
-	return usage{u.services + o.services, u.endpoints + o.endpoints, u.split + o.split, u.ports + o.ports}
-}
-
-// within reports whether u is within the limits divided by a number.
-func (u usage) within(parts int) bool {
-	return u.services <= maxServices/parts && u.endpoints <= maxEndpoints/parts && u.split <= maxSplit/parts &&
-		u.ports <= maxPorts/parts
-}
-
-// usageOf returns what the ports of a virtual service take.
-func usageOf(v *v1.VirtualService) (u usage) {
-	type port struct {
-		number   uint16
-		protocol v1.Protocol
-	}
-	split := map[port]bool{}
-	u.ports = len(v.Spec.Ports) * len(v.Spec.Addresses)
-	for _, i := range v.Spec.Instances {
-		u.ports += len(i.TargetPorts)
-		for _, p := range i.ExcludedPorts {
-			split[port{p.Port, p.Protocol}] = true
-		}
-	}
-	u.split = len(split) * max(minSplit, len(v.Spec.Instances))
-	return u
-}
-
-// fits reports whether there is room for more in the cluster, and in a namespace.
-func (s *serviceState) fits(namespace string, more usage) bool {
-	return s.total.plus(more).within(1) && s.usage[namespace].plus(more).within(2)
-}
-
-// add changes what a namespace uses.
-func (s *serviceState) add(namespace string, more usage) {
-	s.total = s.total.plus(more)
-	own := s.usage[namespace].plus(more)
-	if s.usage[namespace] = own; own == (usage{}) {
-		delete(s.usage, namespace)
-	}
-}
-
-// reserve counts what the ports of a Service take, in place of what they took before.
-// The Service keeps what it has as long as it takes no more. The caller holds mu.
-func (s *serviceState) reserve(key services.Key, e *serviceEntry, next usage) error {
-	s.add(key.Namespace, usage{split: -e.reserved.split, ports: -e.reserved.ports})
-	e.reserved = usage{}
-	if !s.fits(key.Namespace, next) {
-		if !s.fits(key.Namespace, usage{split: next.split}) {
-			return fmt.Errorf("ports that not all endpoints serve, times endpoints, are over %d, or half of it in "+
-				"one namespace", maxSplit)
-		}
-		return fmt.Errorf("ports, times addresses, and target ports that only some endpoints have are over %d, or half "+
-			"of it in one namespace", maxPorts)
-	}
-	s.add(key.Namespace, next)
-	e.reserved = next
-	return nil
-}
-
 // The resources that are followed.
 const (
 	ofServices = 1 << iota
@@ -124,7 +45,7 @@ type serviceEntry struct {
 	slices   map[string]*services.Slice
 	noRoom   bool           // for the service
 	missing  map[string]int // endpoints of slices that there was no room for, by name
-	reserved usage          // for ports, as take found them
+	reserved usage          // of the proxy's tables, as take found it
 }
 
 func newServiceState() *serviceState {
@@ -172,16 +93,16 @@ func (s *serviceState) setService(o *services.Service) {
 	if !o.Wanted() {
 		return
 	}
-	if e.noRoom = !s.fits(o.Metadata.Namespace, usage{services: 1}); e.noRoom {
+	if e.noRoom = !s.fits(o.Metadata.Namespace, usage{useServices: 1}); e.noRoom {
 		return
 	}
-	s.add(o.Metadata.Namespace, usage{services: 1})
+	s.add(o.Metadata.Namespace, usage{useServices: 1})
 	for _, a := range clusterAddresses(o) {
 		if s.addresses[a]++; s.addresses[a] == 1 {
 			s.fresh[a] = true
 		}
 	}
-	o.Metadata = api.ObjectMeta{Name: o.Metadata.Name, Namespace: o.Metadata.Namespace}
+	o.Metadata = api.ObjectMeta{Name: o.Metadata.Name, Namespace: o.Metadata.Namespace, Created: o.Metadata.Created}
 	e.service = o
 }
 
@@ -193,7 +114,7 @@ func (s *serviceState) removeService(key services.Key) {
 	if e.service == nil {
 		return
 	}
-	s.add(key.Namespace, usage{services: -1})
+	s.add(key.Namespace, usage{useServices: -1})
 	for _, a := range clusterAddresses(e.service) {
 		if s.addresses[a]--; s.addresses[a] == 0 {
 			delete(s.addresses, a)
@@ -216,11 +137,11 @@ func (s *serviceState) setSlice(o *services.Slice) {
 	key, name := o.Of(), o.Metadata.Name
 	s.removeSlice(key, name)
 	e := s.entry(key)
-	if !s.fits(key.Namespace, usage{endpoints: len(o.Endpoints)}) {
+	if !s.fits(key.Namespace, usage{useEndpoints: len(o.Endpoints)}) {
 		e.missing[name] = len(o.Endpoints)
 		return
 	}
-	s.add(key.Namespace, usage{endpoints: len(o.Endpoints)})
+	s.add(key.Namespace, usage{useEndpoints: len(o.Endpoints)})
 	o.Metadata = api.ObjectMeta{Name: name}
 	o.Compact()
 	e.slices[name] = o
@@ -230,7 +151,7 @@ func (s *serviceState) removeSlice(key services.Key, name string) {
 	e := s.entry(key)
 	delete(e.missing, name)
 	if before := e.slices[name]; before != nil {
-		s.add(key.Namespace, usage{endpoints: -len(before.Endpoints)})
+		s.add(key.Namespace, usage{useEndpoints: -len(before.Endpoints)})
 		delete(e.slices, name)
 	}
 }
@@ -246,10 +167,10 @@ func (s *serviceState) starved() bool {
 	for key, e := range s.all {
 		var more usage
 		if e.noRoom {
-			more.services = 1
+			more[useServices] = 1
 		}
 		for _, n := range e.missing {
-			more.endpoints += n
+			more[useEndpoints] += n
 		}
 		if (e.noRoom || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) {
 			return true
@@ -267,8 +188,8 @@ func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
 				for key := range s.all {
 					s.removeService(key)
 				}
-				for i := range all {
-					s.setService(&all[i])
+				for _, o := range inTurn(all) {
+					s.setService(o)
 				}
 				s.synced |= ofServices
 			})
@@ -290,8 +211,8 @@ func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
 					clear(e.missing)
 					s.dirty[key] = true
 				}
-				for i := range all {
-					s.setSlice(&all[i])
+				for _, o := range inTurn(all) {
+					s.setSlice(o)
 				}
 				s.synced |= ofSlices
 			})
@@ -316,10 +237,16 @@ func (s *serviceState) take(node services.Node, full bool) (map[services.Key]v1.
 	}
 	s.compareAddresses()
 	desired, gone := map[services.Key]v1.VirtualService{}, []services.Key{}
-	keys := slices.SortedFunc(maps.Keys(s.dirty), func(a, b services.Key) int { // not by chance
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
-	})
-	for _, key := range keys {
+	due := make([]api.Object, 0, len(s.dirty))
+	for key := range s.dirty {
+		o := api.Object{Metadata: api.ObjectMeta{Namespace: key.Namespace, Name: key.Name}}
+		if e := s.all[key]; e.service != nil {
+			o.Metadata.Created = e.service.Metadata.Created
+		}
+		due = append(due, o)
+	}
+	for _, o := range inTurn(due) {
+		key := services.Key{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name}
 		delete(s.kept, key)
 		delete(s.closed, key)
 		if v, ok := s.translate(key, node); ok {

@@ -5,6 +5,9 @@ package node
 import (
 	"fmt"
 	"log/slog"
+	"maps"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -102,23 +105,27 @@ func TestServicesAreBounded(t *testing.T) {
 	var slices []services.Slice
 	for i := range maxServices + 10 {
 		name := fmt.Sprintf("s%04d", i)
-		service, slice := wantedService(name), sliceOf(name, name, services.MaxEndpoints)
-		if i%2 == 0 {
-			service.Metadata.Namespace, slice.Metadata.Namespace = "other", "other"
-		}
+		service, namespace := wantedService(name), []string{"other", "shop"}[i%2]
+		service.Metadata.Namespace = namespace
 		all = append(all, service)
 		if i < 30 {
+			slice := sliceOf(name, name, services.MaxEndpoints)
+			slice.Metadata.Namespace = namespace
 			slices = append(slices, slice)
 		}
 	}
 	service.Replace(all)
 	slice.Replace(slices)
 	desired, _, _ := s.take(services.Node{}, true)
-	if len(desired) != maxServices-10 || s.total != (usage{maxServices, maxEndpoints, 0, len(desired)}) {
+	const tooMany = (maxEndpoints - maxInstances) / services.MaxEndpoints
+	if len(desired) != maxServices-10-tooMany || s.total[useServices] != maxServices ||
+		s.total[useEndpoints] != maxEndpoints || s.total[useInstances] != maxInstances ||
+		s.total[usePorts] != len(desired) {
 		t.Errorf("%d virtual services, %+v", len(desired), s.total)
 	}
 	c := s.condition()
-	if c.Status != "False" || !strings.Contains(c.Message, "20 Services with kube-proxy: other/s0020: over") ||
+	if c.Status != "False" || !strings.Contains(c.Message, "28 Services with kube-proxy: other/s0012: endpoints that "+
+		"serve are over 12000, or half of it in one namespace; ") ||
 		len(c.Message) > maxMessage {
 		t.Errorf("the node reports %+v", c)
 	}
@@ -171,11 +178,13 @@ func TestRoomOfNamespaces(t *testing.T) {
 	}
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.take(services.Node{}, false)
-	if len(s.all) != 1 || s.total != (usage{services: 1, ports: 1}) ||
+	if len(s.all) != 1 || s.total != (usage{useServices: 1, useSlots: 1, usePorts: 1}) ||
 		len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
 	}
 }
+
+var affinity = map[bool]string{true: "ClientIP", false: "None"}
 
 // unequal returns Services of a namespace, and their slices: one slice of one endpoint, whose target ports begin with
 // 1000, and one of more endpoints, which lacks some ports and has other target ports.
@@ -202,28 +211,42 @@ func unequal(namespace string, n, endpoints, ports, lacking, first int) (all []s
 	return all, of
 }
 
-// What ports take is bounded in a namespace, and in all. A Service of another tenant has room, those that are served
-// stay so, and what is left out is served when room comes back.
-func TestRoomForPorts(t *testing.T) {
+// What Services take of the proxy's tables is bounded in a namespace, and in all. A Service of another tenant has room,
+// those that are served stay so, and what is left out is served when room comes back.
+func TestRoomForServices(t *testing.T) {
+	const ports = "ports, times addresses, and target ports that only some endpoints have are over 16000, or half of it " +
+		"in one namespace"
+	const slots = "slots of the proxy's table, of which an address with session affinity takes 256 or more, are over " +
+		"131072, or half of it in one namespace"
 	for what, c := range map[string]struct {
 		services, endpoints, ports, lacking, first int
 		serves                                     int // Services of one namespace
 		each                                       usage
 		reason                                     string
 	}{
-		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{split: 16 * 40, ports: 17},
+		"ports that not all serve": {240, 39, 17, 16, 1000, 15, usage{useInstances: 40, useSlots: 64 + 16,
+			useSplit: 16 * 40, usePorts: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
-		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{split: 16 * 16, ports: 17},
+		"few endpoints": {100, 2, 17, 16, 1000, 39, usage{useInstances: 3, useSlots: 4 + 16, useSplit: 16 * 16,
+			usePorts: 17},
 			"ports that not all endpoints serve, times endpoints, are over 20000, or half of it in one namespace"},
-		"target ports": {80, 100, 64, 0, 2000, 62, usage{ports: 2 * 64}, "ports, times addresses, and target ports that " +
-			"only some endpoints have are over 16000, or half of it in one namespace"},
-		"ports": {80, 0, 256, 0, 1000, 31, usage{ports: 256}, "ports, times addresses, and target ports that " +
-			"only some endpoints have are over 16000, or half of it in one namespace"},
+		"target ports": {80, 90, 64, 0, 2000, 62, usage{useInstances: 91, useSlots: 128, usePorts: 2 * 64}, ports},
+		"ports":        {40, 0, 256, 0, 1000, 31, usage{useInstances: 1, useSlots: 1, usePorts: 256}, ports},
+		"endpoints": {9, 999, 1, 0, 1000, 6, usage{useInstances: 1000, useSlots: 1024, usePorts: 1},
+			"endpoints that serve are over 12000, or half of it in one namespace"},
+		"affinity":         {300, 19, 1, 0, 1000, 256, usage{useInstances: 20, useSlots: 256, usePorts: 1}, slots},
+		"affinity to more": {80, 25, 1, 0, 1000, 64, usage{useInstances: 26, useSlots: 1024, usePorts: 1}, slots},
+		"affinity to many": {15, 599, 1, 0, 1000, 4, usage{useInstances: 600, useSlots: 16384, usePorts: 1}, slots},
 	} {
 		t.Run(what, func(t *testing.T) {
 			s := newServiceState()
 			slice, service := s.sliceHandler(), s.serviceHandler()
 			all, of := unequal("evil", c.services, c.endpoints, c.ports, c.lacking, c.first)
+			own, slices := unequal("a", 1, 2, c.ports, c.lacking, c.first)
+			for i := range all {
+				all[i].Spec.Affinity = affinity[c.reason == slots]
+			}
+			own[0].Spec.Affinity = affinity[c.reason == slots]
 			service.Replace(all)
 			slice.Replace(of)
 			first, _, _ := s.take(services.Node{}, false)
@@ -241,7 +264,6 @@ func TestRoomForPorts(t *testing.T) {
 				}
 			}
 			// "a" is before "evil" in all orders.
-			own, slices := unequal("a", 1, 2, c.ports, c.lacking, c.first)
 			service.Set(own[0])
 			for _, o := range slices {
 				slice.Set(o)
@@ -288,21 +310,111 @@ func TestRoomForPorts(t *testing.T) {
 	}
 }
 
-// Half of the room is for one namespace, and no namespaces together have more than all.
-func TestRoomForPortsInAll(t *testing.T) {
+// No namespaces together have more than all. After a restart they take turns, so that one with few Services has room.
+func TestRoomForServicesInAll(t *testing.T) {
 	s := newServiceState()
 	slice, service := s.sliceHandler(), s.serviceHandler()
 	var all []services.Service
 	var of []services.Slice
-	for _, namespace := range []string{"a", "b", "c"} {
-		more, slices := unequal(namespace, 16, 39, 17, 16, 1000)
+	for namespace, n := range map[string]int{"a": 16, "b": 16, "c": 16, "z": 2} {
+		more, slices := unequal(namespace, n, 39, 17, 16, 1000)
 		all, of = append(all, more...), append(of, slices...)
 	}
 	service.Replace(all)
 	slice.Replace(of)
 	desired, _, _ := s.take(services.Node{}, true)
-	if len(desired) != 31 || s.total.split != 31*640 {
-		t.Errorf("%d are served, %+v", len(desired), s.total)
+	served := map[string]int{}
+	for key := range desired {
+		served[key.Namespace]++
+	}
+	if len(desired) != 31 || s.total[useSplit] != 31*640 || !maps.Equal(served, map[string]int{"a": 10, "b": 10, "c": 9,
+		"z": 2}) {
+		t.Errorf("%v are served, %+v", served, s.total)
+	}
+}
+
+// What was created first has room first, in a list by chance. All namespaces take turns.
+func TestOrderOfRoom(t *testing.T) {
+	var all []services.Service
+	for i, name := range []string{"evil/a 3", "evil/b 2", "evil/c 1", "shop/y 9", "shop/x 9", "z/z 4"} {
+		var o services.Service
+		o.Metadata.Namespace, o.Metadata.Name, _ = strings.Cut(name, "/")
+		o.Metadata.Name, o.Metadata.Created, _ = strings.Cut(o.Metadata.Name, " ")
+		all = slices.Insert(all, rand.IntN(i+1), o)
+	}
+	var got []string
+	for _, o := range inTurn(all) {
+		got = append(got, o.Key().String())
+	}
+	if want := []string{"evil/c", "shop/x", "z/z", "evil/b", "shop/y", "evil/a"}; !slices.Equal(got, want) {
+		t.Errorf("%v, want %v", got, want)
+	}
+	if got := inTurn([]services.Service{}); len(got) != 0 {
+		t.Errorf("of none: %v", got)
+	}
+}
+
+// Whatever one tenant does, all Services of another one are served that stays within its half, and the first one's as
+// long as they do not change.
+func TestGreedyTenant(t *testing.T) {
+	r := rand.New(rand.NewPCG(5, 6))
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	service.Replace(nil)
+	slice.Replace(nil)
+	served, evilLeft := map[services.Key]bool{}, false
+	for range 600 {
+		namespace, endpoints, lacking := "evil", 1+r.IntN(800), 16
+		if r.IntN(4) == 0 {
+			namespace, endpoints, lacking = []string{"a", "shop"}[r.IntN(2)], 1+r.IntN(24), 8
+		}
+		ports := 1 + r.IntN(40)
+		all, of := unequal(namespace, 1+r.IntN(20), endpoints, ports, r.IntN(min(ports, lacking)), 1000+1000*r.IntN(2))
+		i := len(all) - 1
+		o := all[i]
+		if r.IntN(3) == 0 {
+			o.Spec.Affinity, o.Spec.ClusterIPs = affinity[true], []string{"10.96.0.1", "fd00::1"}
+		}
+		before := maps.Clone(served)
+		if r.IntN(5) == 0 {
+			service.Delete(o)
+		} else {
+			service.Set(o)
+			slice.Set(of[2*i])
+			slice.Set(of[2*i+1])
+		}
+		delete(before, o.Key())
+		desired, gone, _ := s.take(services.Node{}, r.IntN(10) == 0)
+		for key := range desired {
+			served[key] = true
+		}
+		for _, key := range gone {
+			delete(served, key)
+		}
+		for key := range before {
+			if !served[key] {
+				t.Fatalf("%s is not served any more: %s", key, s.kept[key])
+			}
+		}
+		for key, reason := range s.kept {
+			if full := strings.Contains(reason, "half of"); full && key.Namespace != "evil" {
+				t.Fatalf("%s: %s", key, reason)
+			} else if full {
+				evilLeft = true
+			}
+		}
+		sum := usage{}
+		for namespace, u := range s.usage {
+			if sum = sum.plus(u); !u.within(2) {
+				t.Fatalf("%s has %v", namespace, u)
+			}
+		}
+		if sum != s.total || !sum.within(1) {
+			t.Fatalf("all have %v, counted are %v", sum, s.total)
+		}
+	}
+	if !evilLeft || len(served) < 20 {
+		t.Errorf("the limits were not reached, or too few are served: %d", len(served))
 	}
 }
 
