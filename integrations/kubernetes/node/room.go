@@ -22,6 +22,7 @@ const (
 	maxSlots     = 131072 // of 262144: a run that is replaced stays for a second, and other virtual services have some
 	maxSplit     = 20000
 	maxPorts     = 16000
+	maxListed    = 100000
 )
 
 // usage is what takes room.
@@ -30,6 +31,7 @@ type usage [uses]int
 const (
 	useServices  = iota
 	useEndpoints // of slices
+	useListed    // ports of Services and of slices: they are in memory, served or not
 	useInstances
 	useSlots
 	useSplit // ports that not all endpoints serve, each times the endpoints of its Service
@@ -43,6 +45,7 @@ var room = [uses]struct {
 }{
 	useServices:  {maxServices, "Services"},
 	useEndpoints: {maxEndpoints, "endpoints"},
+	useListed:    {maxListed, "ports of Services and of their EndpointSlices"},
 	useInstances: {maxInstances, "endpoints that serve"},
 	useSlots:     {maxSlots, "slots of the proxy's table, of which an address with session affinity takes 256 or more,"},
 	useSplit:     {maxSplit, "ports that not all endpoints serve, times endpoints,"},
@@ -74,6 +77,40 @@ func (u usage) within(parts int) bool {
 		}
 	}
 	return true
+}
+
+// ofService returns what a Service takes of the memory.
+func ofService(o *services.Service) usage {
+	return usage{useServices: 1, useListed: max(o.Omitted, len(o.Spec.Ports))}
+}
+
+// ofSlice returns what an EndpointSlice takes of the memory.
+func ofSlice(o *services.Slice) usage {
+	return usage{useEndpoints: o.Omitted.Endpoints + len(o.Endpoints), useListed: o.Omitted.Ports + len(o.Ports)}
+}
+
+// omitting is for Handler.Share: the objects of a list are in memory together before any of them finds that there is no
+// room. Those of a namespace that has its half of the limits already are omitted.
+func omitting[T any, P interface {
+	watch.Object[T]
+	Compact()
+	Omit()
+}](of func(P) usage) func() func(P) {
+	return func() func(P) {
+		used, known := map[string]usage{}, map[string]usage{} // by namespace, and of objects by UID
+		return func(o P) {
+			o.Compact()
+			m, next := o.Meta(), of(o)
+			own := used[m.Namespace].minus(known[m.UID])
+			delete(known, m.UID)
+			if own.plus(next).within(2) {
+				own, known[m.UID] = own.plus(next), next
+			} else {
+				o.Omit()
+			}
+			used[m.Namespace] = own
+		}
+	}
 }
 
 // usageOf returns what a virtual service takes of the proxy's tables.

@@ -43,10 +43,12 @@ type serviceState struct {
 type serviceEntry struct {
 	service  *services.Service // nil: none, or one that is not wanted
 	slices   map[string]*services.Slice
-	noRoom   bool           // for the service
-	missing  map[string]int // endpoints of slices that there was no room for, by name
-	reserved usage          // of the proxy's tables, as take found it
+	missing  map[string]usage // slices that there was no room for, by name; the empty name is the Service itself
+	reserved usage            // of the proxy's tables, as take found it
 }
+
+// noRoom reports whether there was no room for the Service itself.
+func (e *serviceEntry) noRoom() bool { return e.missing[""] != usage{} }
 
 func newServiceState() *serviceState {
 	s := &serviceState{changed: make(chan struct{}, 1)}
@@ -79,7 +81,7 @@ func (s *serviceState) entry(key services.Key) *serviceEntry {
 	s.dirty[key] = true
 	e := s.all[key]
 	if e == nil {
-		e = &serviceEntry{slices: map[string]*services.Slice{}, missing: map[string]int{}}
+		e = &serviceEntry{slices: map[string]*services.Slice{}, missing: map[string]usage{}}
 		s.all[key] = e
 	}
 	return e
@@ -93,10 +95,13 @@ func (s *serviceState) setService(o *services.Service) {
 	if !o.Wanted() {
 		return
 	}
-	if e.noRoom = !s.fits(o.Metadata.Namespace, usage{useServices: 1}); e.noRoom {
+	o.Compact()
+	more := ofService(o)
+	if o.Omitted > 0 || !s.fits(o.Metadata.Namespace, more) {
+		e.missing[""] = more
 		return
 	}
-	s.add(o.Metadata.Namespace, usage{useServices: 1})
+	s.add(o.Metadata.Namespace, more)
 	for _, a := range clusterAddresses(o) {
 		if s.addresses[a]++; s.addresses[a] == 1 {
 			s.fresh[a] = true
@@ -110,11 +115,11 @@ func (s *serviceState) setService(o *services.Service) {
 // The caller holds mu.
 func (s *serviceState) removeService(key services.Key) {
 	e := s.entry(key)
-	e.noRoom = false
+	delete(e.missing, "")
 	if e.service == nil {
 		return
 	}
-	s.add(key.Namespace, usage{useServices: -1})
+	s.add(key.Namespace, usage{}.minus(ofService(e.service)))
 	for _, a := range clusterAddresses(e.service) {
 		if s.addresses[a]--; s.addresses[a] == 0 {
 			delete(s.addresses, a)
@@ -137,13 +142,14 @@ func (s *serviceState) setSlice(o *services.Slice) {
 	key, name := o.Of(), o.Metadata.Name
 	s.removeSlice(key, name)
 	e := s.entry(key)
-	if !s.fits(key.Namespace, usage{useEndpoints: len(o.Endpoints)}) {
-		e.missing[name] = len(o.Endpoints)
+	o.Compact()
+	more := ofSlice(o)
+	if o.Omitted != (services.Slice{}.Omitted) || !s.fits(key.Namespace, more) {
+		e.missing[name] = more
 		return
 	}
-	s.add(key.Namespace, usage{useEndpoints: len(o.Endpoints)})
+	s.add(key.Namespace, more)
 	o.Metadata = api.ObjectMeta{Name: name}
-	o.Compact()
 	e.slices[name] = o
 }
 
@@ -151,7 +157,7 @@ func (s *serviceState) removeSlice(key services.Key, name string) {
 	e := s.entry(key)
 	delete(e.missing, name)
 	if before := e.slices[name]; before != nil {
-		s.add(key.Namespace, usage{useEndpoints: -len(before.Endpoints)})
+		s.add(key.Namespace, usage{}.minus(ofSlice(before)))
 		delete(e.slices, name)
 	}
 }
@@ -166,13 +172,10 @@ func (s *serviceState) starved() bool {
 	}
 	for key, e := range s.all {
 		var more usage
-		if e.noRoom {
-			more[useServices] = 1
+		for _, missing := range e.missing {
+			more = more.plus(missing)
 		}
-		for _, n := range e.missing {
-			more[useEndpoints] += n
-		}
-		if (e.noRoom || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) {
+		if (e.noRoom() || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) {
 			return true
 		}
 	}
@@ -182,7 +185,7 @@ func (s *serviceState) starved() bool {
 // serviceHandler returns the handler of the watch of Services. Replace treats a complete list: what it does not contain
 // was deleted while the watch was interrupted.
 func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
-	return watch.Handler[services.Service]{
+	return watch.Handler[services.Service]{Share: omitting[services.Service](ofService),
 		Replace: func(all []services.Service) {
 			s.update(func() {
 				for key := range s.all {
@@ -201,14 +204,14 @@ func (s *serviceState) serviceHandler() watch.Handler[services.Service] {
 
 // sliceHandler returns the handler of the watch of EndpointSlices. Replace treats a complete list, as with Services.
 func (s *serviceState) sliceHandler() watch.Handler[services.Slice] {
-	return watch.Handler[services.Slice]{
+	return watch.Handler[services.Slice]{Share: omitting[services.Slice](ofSlice),
 		Replace: func(all []services.Slice) {
 			s.update(func() {
 				for key, e := range s.all {
 					for name := range e.slices {
 						s.removeSlice(key, name)
 					}
-					clear(e.missing)
+					maps.DeleteFunc(e.missing, func(name string, _ usage) bool { return name != "" })
 					s.dirty[key] = true
 				}
 				for _, o := range inTurn(all) {
@@ -264,13 +267,13 @@ func (s *serviceState) translate(key services.Key, node services.Node) (v v1.Vir
 	e, err := s.all[key], error(nil)
 	var next usage
 	switch {
-	case e.service == nil && !e.noRoom: // none, or it is not wanted
+	case e.service == nil && !e.noRoom(): // none, or it is not wanted
 		if len(e.slices)+len(e.missing) == 0 {
 			delete(s.all, key)
 		}
-	case e.noRoom || len(e.missing) > 0:
-		s.kept[key] = fmt.Sprintf("over %d Services or %d endpoints, or half of them in one namespace", maxServices,
-			maxEndpoints)
+	case len(e.missing) > 0:
+		s.kept[key] = fmt.Sprintf("over %d Services, %d endpoints or %d ports of them, or half of them in one namespace",
+			maxServices, maxEndpoints, maxListed)
 	default:
 		of := slices.SortedFunc(maps.Values(e.slices), func(a, b *services.Slice) int {
 			return strings.Compare(a.Metadata.Name, b.Metadata.Name)

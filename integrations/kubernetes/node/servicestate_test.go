@@ -178,7 +178,7 @@ func TestRoomOfNamespaces(t *testing.T) {
 	}
 	slice.Delete(sliceOf("s0001", "a", 1))
 	s.take(services.Node{}, false)
-	if len(s.all) != 1 || s.total != (usage{useServices: 1, useSlots: 1, usePorts: 1}) ||
+	if len(s.all) != 1 || s.total != (usage{useServices: 1, useListed: 1, useSlots: 1, usePorts: 1}) ||
 		len(s.usage) != 1 || len(s.kept) != 0 || s.starved() {
 		t.Errorf("%d entries, %+v, %+v, kept %v", len(s.all), s.total, s.usage, s.kept)
 	}
@@ -351,6 +351,76 @@ func TestOrderOfRoom(t *testing.T) {
 	}
 	if got := inTurn([]services.Service{}); len(got) != 0 {
 		t.Errorf("of none: %v", got)
+	}
+}
+
+// While Services and EndpointSlices are listed, no namespace takes more memory than its half of the limits. What is
+// left out stays with kube-proxy.
+func TestListsAreBounded(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	share, shareSlice := service.Share(), slice.Share()
+	var all []services.Service
+	var of []services.Slice
+	ports, endpoints := map[string]int{}, map[string]int{}
+	add := func(namespace string, n, count, numbers int) {
+		o, l := wantedService(fmt.Sprint("s", n)), sliceOf(fmt.Sprint("s", n), fmt.Sprint("l", n), count)
+		o.Metadata.Namespace, o.Metadata.UID = namespace, fmt.Sprint(namespace, n)
+		o.Metadata.Labels = map[string]string{"a": strings.Repeat("x", 60)}
+		l.Metadata.Namespace, l.Metadata.UID = namespace, o.Metadata.UID
+		for i := range numbers {
+			o.Spec.Ports = append(o.Spec.Ports, services.ServicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
+			l.Ports = append(l.Ports, services.SlicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
+		}
+		for range 3 { // it changes meanwhile
+			again, slice := o, l
+			share(&again)
+			shareSlice(&slice)
+			if o, l = again, slice; o.Omitted > 0 || l.Omitted.Endpoints > 0 {
+				break
+			}
+		}
+		if len(o.Metadata.Labels) != 0 || len(l.Metadata.Labels) != 1 || len(o.Spec.Ports) > 257 || len(l.Ports) > 257 {
+			t.Fatalf("labels %v, %v, %d and %d ports", o.Metadata.Labels, l.Metadata.Labels, len(o.Spec.Ports), len(l.Ports))
+		}
+		all, of = append(all, o), append(of, l)
+		ports[namespace] += cap(o.Spec.Ports) + cap(l.Ports)
+		endpoints[namespace] += cap(l.Endpoints)
+	}
+	for i := range 1000 {
+		add("evil", i, 200, 1000)
+	}
+	add("shop", 0, 200, 200)
+	if ports["evil"] > 2*(maxListed/2+1000) || endpoints["evil"] > maxEndpoints/2*5/4 || ports["shop"] < 400 ||
+		endpoints["shop"] < 200 {
+		t.Errorf("in memory are ports %v, endpoints %v", ports, endpoints)
+	}
+	service.Replace(all)
+	slice.Replace(of)
+	desired, _, _ := s.take(services.Node{}, true)
+	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || len(desired) != 1 || len(s.kept) != 1000 ||
+		!s.total.within(1) {
+		t.Errorf("%d are served, %d kept, %v", len(desired), len(s.kept), s.total)
+	}
+	if s.starved() {
+		t.Error("they are to be listed again without room")
+	}
+	small := wantedService("s999") // omitted before
+	small.Metadata.Namespace = "evil"
+	service.Set(small)
+	few := sliceOf("s999", "l999", 1)
+	few.Metadata.Namespace = "evil"
+	slice.Set(few)
+	for i := range 300 {
+		o := wantedService(fmt.Sprint("s", i))
+		o.Metadata.Namespace = "evil"
+		service.Delete(o)
+	}
+	if !s.starved() {
+		t.Error("what was omitted has room, and is not listed again")
+	}
+	if desired, _, _ := s.take(services.Node{}, false); len(desired) != 1 {
+		t.Errorf("%d are served: %v", len(desired), s.condition())
 	}
 }
 

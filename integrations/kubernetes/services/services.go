@@ -51,6 +51,8 @@ type Service struct {
 		} `json:"sessionAffinityConfig"`
 		Traffic string `json:"internalTrafficPolicy"`
 	} `json:"spec"`
+
+	Omitted int `json:"-"` // ports, if Omit was called
 }
 
 // ServicePort is a port of a Service.
@@ -66,6 +68,8 @@ type Slice struct {
 	Type      string         `json:"addressType"`
 	Endpoints []Endpoint     `json:"endpoints"`
 	Ports     []SlicePort    `json:"ports"`
+
+	Omitted struct{ Endpoints, Ports int } `json:"-"` // if Omit was called
 }
 
 // SlicePort is a port that all endpoints of a slice have.
@@ -104,13 +108,45 @@ func (s *Service) Meta() *api.ObjectMeta { return &s.Metadata }
 // Meta returns the metadata.
 func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
 
-// Compact removes the room that the JSON decoder has left for more endpoints and addresses: most of what they take.
+// Compact removes what is not used, and ports beyond those that Translate accepts: their authors must not fill the
+// memory of all nodes.
+func (s *Service) Compact() {
+	s.Metadata.Labels = only(s.Metadata.Labels, labelProxy)
+	s.Spec.Ports = firstPorts(s.Spec.Ports)
+}
+
+// Omit leaves only the identity and how much there was, of what there is no room for.
+func (s *Service) Omit() {
+	s.Omitted = len(s.Spec.Ports)
+	s.Spec.Ports = slices.Clone(s.Spec.Ports[:min(1, s.Omitted)]) // without, it would not be wanted
+}
+
+// Compact removes what is not used, and the room that the JSON decoder has left for more: most of what endpoints take.
 func (s *Slice) Compact() {
-	s.Endpoints = slices.Clone(s.Endpoints)
+	s.Metadata.Labels, s.Metadata.Annotations = only(s.Metadata.Labels, labelOf), nil
+	s.Ports, s.Endpoints = firstPorts(s.Ports), slices.Clone(s.Endpoints)
 	for i := range s.Endpoints {
-		s.Endpoints[i].Addresses = slices.Clone(s.Endpoints[i].Addresses)
+		e := &s.Endpoints[i]
+		e.Addresses = slices.Clone(e.Addresses[:min(1, len(e.Addresses))]) // kube-proxy uses no others
 	}
 }
+
+// Omit leaves only the identity and how much there was, of what there is no room for.
+func (s *Slice) Omit() {
+	s.Omitted.Endpoints, s.Omitted.Ports = len(s.Endpoints), len(s.Ports)
+	s.Endpoints, s.Ports = nil, nil
+}
+
+// only returns a label alone.
+func only(labels map[string]string, key string) map[string]string {
+	if value, ok := labels[key]; ok {
+		return map[string]string{key: value}
+	}
+	return nil
+}
+
+// firstPorts returns the ports that Translate accepts, and one more if there are.
+func firstPorts[P any](all []P) []P { return slices.Clone(all[:min(len(all), maxPorts+1)]) }
 
 // Key identifies a Service.
 type Key struct{ Namespace, Name string }
@@ -176,12 +212,12 @@ type portName struct{ name, protocol string }
 
 // view returns the slices as Translate uses them, or an error if there are too many ports.
 func view(s *Service, of []*Slice) (out []sliceView, err error) {
-	if n := len(s.Spec.Ports); n > maxPorts {
-		return nil, fmt.Errorf("it has %d ports, over %d", n, maxPorts)
+	if len(s.Spec.Ports) > maxPorts {
+		return nil, fmt.Errorf("it has over %d ports", maxPorts)
 	}
 	for _, slice := range of {
-		if n := len(slice.Ports); n > maxPorts {
-			return nil, fmt.Errorf("a slice of its endpoints has %d ports, over %d", n, maxPorts)
+		if len(slice.Ports) > maxPorts {
+			return nil, fmt.Errorf("a slice of its endpoints has over %d ports", maxPorts)
 		}
 		v := sliceView{Slice: slice, targets: map[portName]uint16{}}
 		for _, p := range slices.Backward(slice.Ports) { // the first one of a name counts
