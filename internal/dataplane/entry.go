@@ -59,8 +59,8 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	if l.facts != nil {
 		code = append(append(code, asm.Ja.Label(next)), l.copies(first, modules, next)...)
 	}
-	if code = slices.Concat(code, end, cold, leave); len(modules) == 0 {
-		return code
+	if len(modules) == 0 {
+		return slices.Concat(code, end, cold, leave)
 	}
 	act := call(verdict, "out")
 	if len(leave) > 0 && len(l.exits) > 0 {
@@ -71,7 +71,7 @@ func (l *linker) entry(first int, start, head body, modules []body, verdict body
 	if !verdict.inline {
 		act = append(act, asm.Ja.Label("out"))
 	}
-	return append(code, act...)
+	return slices.Concat(code, end, cold, leave, act)
 }
 
 // each calls the modules one after the other, the first one at a label.

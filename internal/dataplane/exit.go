@@ -26,12 +26,9 @@ func (l *linker) exitSymbol(i int) string { return l.symbol(i) + "_exit" }
 func (l *linker) exitFunctions() (out asm.Instructions, err error) {
 	l.exits = nil
 	for i, g := range l.members {
-		if g.ID == UnavailableID || g.Spec == nil {
-			continue
-		}
-		spec, err := g.Spec(l.spec.Side.Hook())
+		spec, err := l.objectOf(i)
 		if err != nil {
-			return nil, fmt.Errorf("module %s: %w", g.Name, err)
+			return nil, err
 		}
 		if spec == nil || spec.Programs[exitEntry] == nil {
 			continue

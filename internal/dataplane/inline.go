@@ -64,9 +64,15 @@ func (b body) inlined(end string) asm.Instructions {
 	code := make(asm.Instructions, len(b.own))
 	copy(code, b.own)
 	code[0] = btf.WithFuncMetadata(code[0].WithSymbol(""), nil).WithSource(asm.Comment(b.symbol))
+	jump := asm.Ja.Label(end)
 	for i := range code {
-		if code[i].OpCode.JumpOp() == asm.Exit && code[i].OpCode.Class().IsJump() {
-			code[i] = asm.Ja.Label(end).WithMetadata(code[i].Metadata).WithReference(end)
+		if code[i].OpCode.JumpOp() != asm.Exit || !code[i].OpCode.Class().IsJump() {
+			continue
+		}
+		if kept := code[i].Metadata; kept == (asm.Metadata{}) { // as nearly all have none
+			code[i] = jump
+		} else {
+			code[i] = jump.WithMetadata(kept).WithReference(end)
 		}
 	}
 	return code

@@ -73,6 +73,11 @@ func kindLabel(kind, module int) string { return fmt.Sprintf("kind%d_%d", kind, 
 
 // copies are the modules for each kind.
 func (l *linker) copies(first int, modules []body, end string) (code asm.Instructions) {
+	size := 0
+	for _, m := range modules {
+		size += len(m.own) + 3
+	}
+	code = make(asm.Instructions, 0, len(kinds)*(size+1))
 	for k := range kinds {
 		for n, m := range modules {
 			start := l.pkt(asm.R1)

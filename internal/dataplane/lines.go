@@ -15,7 +15,7 @@ import (
 
 // markEntry gives what is generated for the entry its name, wherever it may follow other code: at labels.
 func (l *linker) markEntry(code asm.Instructions) {
-	name := asm.Comment(programName(l.spec))
+	var name fmt.Stringer = asm.Comment(programName(l.spec)) // one value for all
 	for i := range code {
 		if code[i].Symbol() != "" && code[i].Source() == nil {
 			code[i] = code[i].WithSource(name)

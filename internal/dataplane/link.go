@@ -40,8 +40,9 @@ type linker struct {
 	// of the program that is being linked (kinds.go)
 	facts   map[string][]optimize.Fact
 	members []*mapSet
-	traced  int32 // number of the chain in a trace, 0 for none
-	parts   int   // that the chain is known to need, 0 if nothing is known
+	objects map[*mapSet]*ebpf.CollectionSpec // of members, for the hook, as far as they were needed
+	traced  int32                            // number of the chain in a trace, 0 for none
+	parts   int                              // that the chain is known to need, 0 if nothing is known
 	frags   bool
 	context *btf.Struct // of the hook: struct __sk_buff or struct xdp_md
 	pktSize int32       // of struct kerb_pkt
@@ -72,7 +73,8 @@ func newLinker(spec chain.Spec, members []*mapSet) (*linker, error) {
 // XDP programs that accept packets in several buffers (Linux 5.18). Offsets in struct kerb_pkt come from the BTF of
 // the head, not from a copy of the layout in Go.
 func newLinkerFor(spec chain.Spec, members []*mapSet, frags bool) (*linker, error) {
-	l := &linker{spec: spec, members: members, maps: map[string]*ebpf.Map{}, frags: frags}
+	l := &linker{spec: spec, members: members, objects: map[*mapSet]*ebpf.CollectionSpec{},
+		maps: map[string]*ebpf.Map{}, frags: frags}
 	name := string(spec.Side.Hook())
 	if l.frags {
 		name = "xdp-frags"
@@ -136,15 +138,14 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 	}
 	code = l.entry(first, start, head, modules, verdict, parts, slot) // which finds the facts
 	l.markEntry(code)
-	out := append(optimize.Code(code, l.facts), start.rest()...)
-	out = append(out, head.rest()...)
+	out := []asm.Instructions{optimize.Code(code, l.facts), start.rest(), head.rest()}
 	for _, m := range modules {
-		out = append(out, m.rest()...)
+		out = append(out, m.rest())
 	}
 	if len(modules) == 0 { // the kernel refuses functions that are never called
-		return optimize.Called(out), nil
+		return optimize.Called(out...), nil
 	}
-	out = append(append(out, verdict.rest()...), exits...)
+	out = append(out, verdict.rest(), exits)
 	for _, name := range l.extras(first, last) {
 		if code, err = l.function(l.object, name, name, nil); err != nil {
 			return nil, err
@@ -152,9 +153,9 @@ func (l *linker) link(first, last int, parts *ebpf.Map, slot int) (asm.Instructi
 		if code, err = l.withExpressions(code); err != nil {
 			return nil, err
 		}
-		out = append(out, code...)
+		out = append(out, code)
 	}
-	return optimize.Called(out), nil
+	return optimize.Called(out...), nil
 }
 
 // begin is the function that comes before the head.
@@ -206,9 +207,9 @@ func (l *linker) module(i int) (asm.Instructions, error) {
 	if g.ID == UnavailableID {
 		return l.unavailable(l.symbol(i))
 	}
-	spec, err := g.Spec(l.spec.Side.Hook())
+	spec, err := l.objectOf(i)
 	if err != nil {
-		return nil, fmt.Errorf("module %s: %w", g.Name, err)
+		return nil, err
 	}
 	entry := "kerb_" + string(l.spec.Direction)
 	if spec == nil || spec.Programs[entry] == nil {
@@ -222,6 +223,18 @@ func (l *linker) module(i int) (asm.Instructions, error) {
 		return nil, fmt.Errorf("module %s: %w", g.Name, err)
 	}
 	return l.withParser(body, l.symbol(i))
+}
+
+// objectOf returns the object of a member for the hook of the chain, nil if it has none.
+func (l *linker) objectOf(i int) (spec *ebpf.CollectionSpec, err error) {
+	g := l.members[i]
+	if l.objects[g] == nil && g.Spec != nil {
+		if spec, err = g.Spec(l.spec.Side.Hook()); err != nil {
+			return nil, fmt.Errorf("module %s: %w", g.Name, err)
+		}
+		l.objects[g] = spec
+	}
+	return l.objects[g], nil
 }
 
 // withParser adds the parser to a module that calls it, which only the adaptor of programs that were not made for Kerb

@@ -9,18 +9,21 @@ import (
 	"github.com/cilium/ebpf/btf"
 )
 
-// Called returns a program without the functions that it never calls, which the kernel refuses.
-func Called(code asm.Instructions) asm.Instructions {
+// Called joins functions to a program that begins with the first one, without those that it never calls, which the
+// kernel refuses. Each part may have several.
+func Called(parts ...asm.Instructions) asm.Instructions {
 	var functions []asm.Instructions
 	places := map[string]int{}
-	for start := 0; start < len(code); {
-		end := start + 1
-		for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
-			end++
+	for _, code := range parts {
+		for start := 0; start < len(code); {
+			end := start + 1
+			for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
+				end++
+			}
+			places[code[start].Symbol()] = len(functions)
+			functions = append(functions, code[start:end:end])
+			start = end
 		}
-		places[code[start].Symbol()] = len(functions)
-		functions = append(functions, code[start:end:end])
-		start = end
 	}
 	called := make([]bool, len(functions))
 	called[0] = true
@@ -29,21 +32,19 @@ func Called(code asm.Instructions) asm.Instructions {
 		f := functions[todo[last]]
 		todo = todo[:last]
 		for i := range f {
-			to, known := places[f[i].Reference()]
-			if known && f[i].IsFunctionReference() && !called[to] {
+			if !f[i].IsFunctionReference() {
+				continue
+			}
+			if to, known := places[f[i].Reference()]; known && !called[to] {
 				called[to] = true
 				todo = append(todo, to)
 			}
 		}
 	}
-	if !slices.Contains(called, false) {
-		return code
-	}
-	var out asm.Instructions
-	for i, f := range functions {
-		if called[i] {
-			out = append(out, f...)
+	for i := range functions {
+		if !called[i] {
+			functions[i] = nil
 		}
 	}
-	return out
+	return slices.Concat(functions...)
 }

@@ -254,6 +254,7 @@ func (p *program) emit() (out asm.Instructions, ok bool) {
 		}
 	}
 	first := p.code[0].Instruction
+	out = make(asm.Instructions, 0, len(p.code))
 	var line fmt.Stringer
 	for i := range p.code {
 		n := &p.code[i]

@@ -3,6 +3,8 @@
 package optimize
 
 import (
+	"iter"
+	"math/bits"
 	"slices"
 
 	"github.com/cilium/ebpf/asm"
@@ -20,7 +22,8 @@ func Fold(code asm.Instructions, contents func(section string) []byte) asm.Instr
 }
 
 // eachFunction replaces each of the functions.
-func eachFunction(code asm.Instructions, do func(asm.Instructions) asm.Instructions) (out asm.Instructions) {
+func eachFunction(code asm.Instructions, do func(asm.Instructions) asm.Instructions) asm.Instructions {
+	out := make(asm.Instructions, 0, len(code))
 	for start := 0; start < len(code); {
 		end := start + 1
 		for end < len(code) && btf.FuncMetadata(&code[end]) == nil {
@@ -63,11 +66,11 @@ func foldFunction(code asm.Instructions, contents func(string) []byte) asm.Instr
 		if from := n.Src; n.OpCode.Class() == asm.LdXClass && n.fold(known[from].data) {
 			known[from].folded = true
 		} else {
-			for _, r := range n.uses() {
+			for r := range registers(n.uses()) {
 				known[r].needed = true
 			}
 		}
-		for _, r := range n.sets() {
+		for r := range registers(n.sets()) {
 			if a := known[r]; a.folded && !a.needed {
 				p.code[a.from].removed = true
 			}
@@ -105,34 +108,48 @@ func (n *node) fold(data []byte) bool {
 	return true
 }
 
-// uses are the registers that an instruction may read.
-func (n *node) uses() (regs []asm.Register) {
+// argumentRegisters are R1 to R5, as a set of bits.
+const argumentRegisters = 0b111110
+
+// registers are those of a set of bits.
+func registers(set uint16) iter.Seq[asm.Register] {
+	return func(yield func(asm.Register) bool) {
+		for ; set != 0; set &= set - 1 {
+			if !yield(asm.Register(bits.TrailingZeros16(set))) {
+				return
+			}
+		}
+	}
+}
+
+// uses is the set of the registers that an instruction may read.
+func (n *node) uses() uint16 {
 	class, op := n.OpCode.Class(), n.OpCode
 	switch {
 	case n.calls():
-		return []asm.Register{asm.R1, asm.R2, asm.R3, asm.R4, asm.R5}
+		return argumentRegisters
 	case class == asm.LdXClass:
-		return []asm.Register{n.Src}
+		return 1 << n.Src
 	case class == asm.LdClass:
-		return nil
+		return 0
 	case class.IsALU() && op.ALUOp() == asm.Mov && op.Source() == asm.RegSource:
-		return []asm.Register{n.Src}
+		return 1 << n.Src
 	case class.IsALU() && op.ALUOp() == asm.Mov:
-		return nil
+		return 0
 	}
-	return []asm.Register{n.Dst, n.Src, asm.R0}
+	return 1<<n.Dst | 1<<n.Src | 1<<asm.R0
 }
 
-// sets are the registers that an instruction writes.
-func (n *node) sets() []asm.Register {
+// sets is the set of the registers that an instruction writes.
+func (n *node) sets() uint16 {
 	class := n.OpCode.Class()
 	switch {
 	case n.calls():
-		return []asm.Register{asm.R0, asm.R1, asm.R2, asm.R3, asm.R4, asm.R5}
+		return argumentRegisters | 1<<asm.R0
 	case class.IsALU(), class.IsLoad():
-		return []asm.Register{n.Dst}
+		return 1 << n.Dst
 	case class == asm.StXClass && n.OpCode.Mode() == asm.AtomicMode:
-		return []asm.Register{n.Src, asm.R0}
+		return 1<<n.Src | 1<<asm.R0
 	}
-	return nil
+	return 0
 }
