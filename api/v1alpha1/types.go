@@ -57,10 +57,16 @@ func (m *Module) ClearStatus() { m.Status = nil }
 
 // ModuleSpec is what the operator wants of a module.
 type ModuleSpec struct {
-	Package       string         `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
+	Package string `json:"package" minLength:"1" doc:"Name of a built-in package, the absolute path of a package directory, or the reference of a pulled package"`
+	CommonModuleSpec
+	Attach Attach `json:"attach" doc:"Where the module is attached"`
+	Hook   Hook   `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto selects TC for services, and for interfaces the first hook of the package"`
+}
+
+// CommonModuleSpec is the part of a module's spec that means the same in files, in the REST API of the agent, and in
+// the custom resources of a Kubernetes cluster.
+type CommonModuleSpec struct {
 	Config        map[string]any `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
-	Attach        Attach         `json:"attach" doc:"Where the module is attached"`
-	Hook          Hook           `json:"hook,omitempty" enum:"auto,xdp,tc" default:"auto" doc:"Kernel hook; auto selects TC for services, and for interfaces the first hook of the package"`
 	Order         Order          `json:"order,omitempty" doc:"Place in the chain"`
 	FailurePolicy FailurePolicy  `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets while the module cannot run or returns no valid verdict; default is the package's"`
 	Budget        Budget         `json:"budget,omitempty" doc:"Limits for the module; default is the package's"`

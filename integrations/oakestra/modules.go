@@ -296,8 +296,8 @@ func (m module) resource(o Options) (v1.Module, error) {
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
 		Metadata: v1.ObjectMeta{Name: resourceOf(m.ID), Labels: map[string]string{labelModule: labelValue(m.Name)}},
 		Spec: v1.ModuleSpec{
-			Package: pkg, Config: config, Attach: v1.Attach{Services: selector(m.Service)}, Hook: v1.HookAuto,
-			Order: v1.Order{Priority: m.Priority},
+			Package: pkg, Attach: v1.Attach{Services: selector(m.Service)}, Hook: v1.HookAuto,
+			CommonModuleSpec: v1.CommonModuleSpec{Config: config, Order: v1.Order{Priority: m.Priority}},
 		},
 	}, nil
 }

@@ -31,8 +31,8 @@ func (l *Listener) plane(underlay string) []v1.Module {
 			TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
 			Metadata: v1.ObjectMeta{Name: name},
 			Spec: v1.ModuleSpec{
-				Package: pkg, Config: config, Hook: v1.HookAuto, Order: v1.Order{Priority: outermost},
-				Attach: v1.Attach{Services: labelService, Interfaces: interfaces},
+				Package: pkg, Hook: v1.HookAuto, Attach: v1.Attach{Services: labelService, Interfaces: interfaces},
+				CommonModuleSpec: v1.CommonModuleSpec{Config: config, Order: v1.Order{Priority: outermost}},
 			},
 		}
 	}

@@ -139,7 +139,8 @@ func module(name, pkg, selector string, config map[string]any) v1.Module {
 	return v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
 		Metadata: v1.ObjectMeta{Name: name},
-		Spec:     v1.ModuleSpec{Package: pkg, Config: config, Attach: v1.Attach{Services: selector}},
+		Spec: v1.ModuleSpec{Package: pkg, Attach: v1.Attach{Services: selector},
+			CommonModuleSpec: v1.CommonModuleSpec{Config: config}},
 	}
 }
 

@@ -82,6 +82,10 @@ func lift(object map[string]any, v reflect.Value) (restore func()) {
 	}
 	for i := range v.NumField() {
 		field, of := v.Field(i), v.Type().Field(i)
+		if of.Anonymous && of.Type.Kind() == reflect.Struct && of.Tag.Get("json") == "" { // its fields are of the same object
+			all = append(all, lift(object, field))
+			continue
+		}
 		name, _, _ := strings.Cut(of.Tag.Get("json"), ",")
 		value, isObject := object[name].(map[string]any)
 		if !isObject {

@@ -81,10 +81,21 @@ func TestCostOfMistakes(t *testing.T) {
 	}
 }
 
-// What is kept as it was decoded is not written and read again, at any depth.
+// Common is embedded in embedding, whose object has its fields.
+type Common struct {
+	Log  inner          `json:"log,omitempty"`
+	Free map[string]any `json:"free,omitempty"`
+}
+
+type embedding struct {
+	Also string `json:"also,omitempty"`
+	Common
+}
+
+// What is kept as it was decoded is not written and read again, at any depth, and also of an embedded struct.
 func TestKeptAsDecoded(t *testing.T) {
 	type nested struct {
-		Spec outer `json:"spec"`
+		Spec embedding `json:"spec"`
 	}
 	free := map[string]any{"text": strings.Repeat("<", 4<<20), "number": 1.5}
 	object := map[string]any{"spec": map[string]any{"log": map[string]any{"name": "x"}, "free": free}}
@@ -105,7 +116,7 @@ func TestKeptAsDecoded(t *testing.T) {
 	if spec := object["spec"].(map[string]any); spec["free"] == nil {
 		t.Error("the object has lost a field")
 	}
-	o = nested{outer{Log: inner{Name: "x"}, Free: map[string]any{"default": true}}}
+	o = nested{embedding{Common: Common{Log: inner{Name: "x"}, Free: map[string]any{"default": true}}}}
 	if err := Into(object, &o); err != nil || len(o.Spec.Free) != 3 {
 		t.Errorf("values that were there are lost: %d, %v", len(o.Spec.Free), err)
 	}

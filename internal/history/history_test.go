@@ -36,7 +36,8 @@ func openLog(t *testing.T, dir string) *Log {
 func update(was, is string) (v1alpha1.ChangeRecord, []resource.Object) {
 	before := v1alpha1.Module{TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
 		Metadata: v1alpha1.ObjectMeta{Name: "fw", Generation: 3},
-		Spec:     v1alpha1.ModuleSpec{Package: "firewall", Config: map[string]any{"text": was}}}
+		Spec:     v1alpha1.ModuleSpec{Package: "firewall"}}
+	before.Spec.Config = map[string]any{"text": was}
 	return v1alpha1.ChangeRecord{By: "uid 0", Owner: v1alpha1.OwnerUser, Outcome: v1alpha1.OutcomeDone,
 		Steps: []string{"set values"}, Changes: []v1alpha1.Change{{Action: "update", Kind: v1alpha1.KindModule, Name: "fw",
 			Before: map[string]any{"text": was}, After: map[string]any{"text": is}}}}, []resource.Object{&before}

@@ -173,7 +173,8 @@ func TestTooMany(t *testing.T) {
 func TestWarnings(t *testing.T) {
 	rpl := strings.NewReplacer(`"own"`, `"rpl"`, `"f", "g"`, `"dis", "dio"`).Replace(document(1))
 	modules := func(config map[string]any) map[string]v1.Module {
-		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier", Config: config}},
+		return map[string]v1.Module{"guard": {Spec: v1.ModuleSpec{Package: "classifier",
+			CommonModuleSpec: v1.CommonModuleSpec{Config: config}}},
 			"other": {Spec: v1.ModuleSpec{Package: "firewall"}}}
 	}
 	for name, c := range map[string]struct {

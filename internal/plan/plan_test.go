@@ -100,7 +100,8 @@ func TestPredecessor(t *testing.T) {
 func TestOrder(t *testing.T) {
 	m := func(name string, priority int, before, after []string) v1.Module {
 		return v1.Module{Metadata: v1.ObjectMeta{Name: name},
-			Spec: v1.ModuleSpec{Order: v1.Order{Priority: priority, Before: before, After: after}}}
+			Spec: v1.ModuleSpec{CommonModuleSpec: v1.CommonModuleSpec{
+				Order: v1.Order{Priority: priority, Before: before, After: after}}}}
 	}
 	rank := func(name string) int { return map[string]int{"handsOver": 50}[name] }
 	for name, c := range map[string]struct {

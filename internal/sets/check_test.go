@@ -49,7 +49,8 @@ func toServices(selector string) sdk.SetReference {
 // change of others.
 func TestCheck(t *testing.T) {
 	addresses, ports, fw := set("bad", "addresses", "192.0.2.1"), set("bad", "ports", "1"), using(toSet("bad"))
-	broken := v1.Module{Spec: v1.ModuleSpec{Config: map[string]any{"rules": []any{map[string]any{"set": "bad"}}}}}
+	var broken v1.Module
+	broken.Spec.Config = map[string]any{"rules": []any{map[string]any{"set": "bad"}}}
 	down := map[string]*deploy.Module{"fw": deploy.Unavailable(broken, errors.New("no control plane"), false, nil)}
 	var full []v1.Set
 	for i := range dataplane.MaxSets {

@@ -489,8 +489,9 @@ func desired(n int) resource.State {
 		m := v1alpha1.Module{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindModule},
 			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("m%d", i), Generation: int64(i)},
-			Spec:     v1alpha1.ModuleSpec{Package: "firewall", Config: map[string]any{"text": strings.Repeat("x", 300)}},
+			Spec:     v1alpha1.ModuleSpec{Package: "firewall"},
 		}
+		m.Spec.Config = map[string]any{"text": strings.Repeat("x", 300)}
 		s := v1alpha1.Service{
 			TypeMeta: v1alpha1.TypeMeta{APIVersion: v1alpha1.APIVersion, Kind: v1alpha1.KindService},
 			Metadata: v1alpha1.ObjectMeta{Name: fmt.Sprintf("s%d", i), Labels: map[string]string{"app": "web"}},

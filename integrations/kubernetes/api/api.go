@@ -122,16 +122,14 @@ type ModuleStatus struct {
 	Rollout *RolloutStatus `json:"rollout,omitempty"`
 }
 
-// ModuleSpec is v1alpha1.ModuleSpec with a package and attach points that mean the same on every node. A test
-// compares the fields that both have.
+// ModuleSpec is the spec of ClusterModules and Modules. Package and attach points differ from those of the agent's
+// v1alpha1.ModuleSpec: they mean the same on every node. It has no hook: on pods, packages run on TC if they can. The
+// chain that denies until the labels of a pod are known is there, too, so that one step replaces it.
 type ModuleSpec struct {
-	Package       Package          `json:"package" doc:"The package to deploy"`
-	Config        map[string]any   `json:"config,omitempty" doc:"Configuration, checked against the schema in the package's manifest"`
-	Attach        Attach           `json:"attach" doc:"Where the module is attached"`
-	Order         v1.Order         `json:"order,omitempty" doc:"Place in the chain"`
-	FailurePolicy v1.FailurePolicy `json:"failurePolicy,omitempty" enum:"open,closed" doc:"What happens to packets while the module cannot run or returns no valid verdict; default is the package's"`
-	Budget        v1.Budget        `json:"budget,omitempty" doc:"Limits for the module; default is the package's"`
-	Rollout       *Rollout         `json:"rollout,omitempty" doc:"Nodes that run this package and config, while the others run the previous ones; absent: all nodes"`
+	Package Package `json:"package" doc:"The package to deploy"`
+	v1.CommonModuleSpec
+	Attach  Attach   `json:"attach" doc:"Where the module is attached"`
+	Rollout *Rollout `json:"rollout,omitempty" doc:"Nodes that run this package and config, while the others run the previous ones; absent: all nodes"`
 }
 
 // Package names a package: by name if it is built into the agent, otherwise by the digest of its content.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"testing"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
 
@@ -46,7 +47,8 @@ func TestWaves(t *testing.T) {
 // Canaries run the new version at 0 %, and the rest of the spec is the same on all nodes.
 func TestCanaries(t *testing.T) {
 	m := api.Module{Metadata: api.ObjectMeta{Name: "web"}, Spec: api.ModuleSpec{Package: api.Package{Name: "new"},
-		Config: map[string]any{"a": 1}, FailurePolicy: "open", Rollout: &api.Rollout{Percent: new(0), Nodes: []string{"n1"},
+		CommonModuleSpec: v1.CommonModuleSpec{Config: map[string]any{"a": 1}, FailurePolicy: v1.FailOpen},
+		Rollout: &api.Rollout{Percent: new(0), Nodes: []string{"n1"},
 			Previous: api.Previous{Package: api.Package{Name: "old"}}}}}
 	if on := m.Side(m.Updated("n1")).Spec; on.Package.Name != "new" || on.Config["a"] != 1 || on.Rollout != nil {
 		t.Errorf("the canary runs %+v", on)

@@ -164,14 +164,16 @@ func PendingModule() v1.Module {
 		Metadata: v1.ObjectMeta{Name: Pending},
 		Spec: v1.ModuleSpec{
 			Package: "firewall",
-			Config: map[string]any{
-				"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},
-				"state":         map[string]any{"enabled": false}, // no connection is allowed: there is none to remember
-				"fragments":     "deny",
+			Attach:  v1.Attach{Services: LabelPending + "=true"},
+			CommonModuleSpec: v1.CommonModuleSpec{
+				Config: map[string]any{
+					"defaultPolicy": map[string]any{"ingress": "deny", "egress": "deny"},
+					"state":         map[string]any{"enabled": false}, // no connection is allowed: there is none to remember
+					"fragments":     "deny",
+				},
+				Order:         v1.Order{Priority: v1.DefaultPriority},
+				FailurePolicy: v1.FailClosed,
 			},
-			Attach:        v1.Attach{Services: LabelPending + "=true"},
-			Order:         v1.Order{Priority: v1.DefaultPriority},
-			FailurePolicy: v1.FailClosed,
 		},
 	}
 }

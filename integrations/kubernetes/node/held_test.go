@@ -114,7 +114,8 @@ func TestPodsOfRefusedModules(t *testing.T) {
 		a, s := heldPod(t)
 		s.state.moduleHandler(ofModules).Replace(nil)
 		s.state.moduleHandler(ofClusterModules).Replace([]api.Module{{Metadata: api.ObjectMeta{Name: "deny"},
-			Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"}, FailurePolicy: c.policy,
+			Spec: api.ModuleSpec{Package: api.Package{Name: "firewall"},
+				CommonModuleSpec: v1.CommonModuleSpec{FailurePolicy: c.policy},
 				Attach: api.Attach{Pods: api.PodSelector{Pods: &api.LabelSelector{
 					MatchLabels: map[string]string{"app": "web"}}}}}}})
 		s.state.namespaceHandler().Replace([]api.Object{object("n", "", "shop", nil)})

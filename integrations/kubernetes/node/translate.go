@@ -21,8 +21,7 @@ func translate(m api.Module, namespaces map[string]labels) (v1.Module, string, e
 	out := v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
 		Metadata: v1.ObjectMeta{Name: nodeName(m)},
-		Spec: v1.ModuleSpec{Package: m.Spec.Package.Name, Config: m.Spec.Config, Order: m.Spec.Order,
-			FailurePolicy: m.Spec.FailurePolicy, Budget: m.Spec.Budget},
+		Spec:     v1.ModuleSpec{Package: m.Spec.Package.Name, CommonModuleSpec: m.Spec.CommonModuleSpec},
 	}
 	if m.Undecodable != "" {
 		return out, api.Undecodable, fmt.Errorf("kerb-kube-node cannot decode the object: %s; write that field as the "+

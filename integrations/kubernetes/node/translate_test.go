@@ -228,13 +228,15 @@ func TestStatusIsBounded(t *testing.T) {
 func TestModulesAreConfined(t *testing.T) {
 	name := api.Package{Name: "counter"}
 	digest, others := "example.org/a/b@sha256:0", api.PodSelector{Namespaces: &api.LabelSelector{}}
+	ordered := func(o v1.Order) v1.CommonModuleSpec { return v1.CommonModuleSpec{Order: o} }
 	for field, spec := range map[string]api.ModuleSpec{
-		"namespaceSelector":           {Package: name, Attach: api.Attach{Pods: others}},
-		"spec.package.name":           {Package: api.Package{Name: "nat"}},
-		"order.priority: -1 is":       {Package: name, Order: v1.Order{Priority: -1}},
-		"order.priority: 1001":        {Package: name, Order: v1.Order{Priority: api.MaxPriority + 1}},
-		"order.direction":             {Package: name, Order: v1.Order{Direction: v1.OrderSame}},
-		"budget.memory":               {Package: name, Budget: v1.Budget{Memory: "1Gi"}},
+		"namespaceSelector":     {Package: name, Attach: api.Attach{Pods: others}},
+		"spec.package.name":     {Package: api.Package{Name: "nat"}},
+		"order.priority: -1 is": {Package: name, CommonModuleSpec: ordered(v1.Order{Priority: -1})},
+		"order.priority: 1001":  {Package: name, CommonModuleSpec: ordered(v1.Order{Priority: api.MaxPriority + 1})},
+		"order.direction":       {Package: name, CommonModuleSpec: ordered(v1.Order{Direction: v1.OrderSame})},
+		"budget.memory": {Package: name, CommonModuleSpec: v1.CommonModuleSpec{
+			Budget: v1.Budget{Memory: "1Gi"}}},
 		"kerb package pull " + digest: {Package: api.Package{Image: digest}},
 	} {
 		m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: spec}
@@ -251,8 +253,9 @@ func TestModulesAreConfined(t *testing.T) {
 		"dst":     map[string]any{"Set": "blocked"},
 		"srcPort": map[string]any{"set": "ports"},
 	} {
-		spec := api.ModuleSpec{Package: api.Package{Name: "firewall"}, Config: map[string]any{
-			"rules": []any{map[string]any{"action": "deny"}, map[string]any{"action": "deny", field: rule}}}}
+		spec := api.ModuleSpec{Package: api.Package{Name: "firewall"}}
+		spec.Config = map[string]any{"rules": []any{map[string]any{"action": "deny"},
+			map[string]any{"action": "deny", field: rule}}}
 		m := api.Module{Metadata: api.ObjectMeta{Name: "m", Namespace: "shop"}, Spec: spec}
 		if _, _, err := translate(m, nil); err == nil || !strings.Contains(err.Error(), "spec.config.rules[1]."+field+": ") ||
 			!strings.Contains(err.Error(), "use a ClusterModule") {

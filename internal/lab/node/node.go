@@ -240,8 +240,8 @@ func Module(name, pkg, selector string, config map[string]any) v1.Module {
 	return v1.Module{
 		TypeMeta: v1.TypeMeta{APIVersion: v1.APIVersion, Kind: v1.KindModule},
 		Metadata: v1.ObjectMeta{Name: name},
-		Spec: v1.ModuleSpec{Package: pkg, Config: config, Attach: v1.Attach{Services: selector},
-			Order: v1.Order{Priority: v1.DefaultPriority}},
+		Spec: v1.ModuleSpec{Package: pkg, Attach: v1.Attach{Services: selector},
+			CommonModuleSpec: v1.CommonModuleSpec{Config: config, Order: v1.Order{Priority: v1.DefaultPriority}}},
 	}
 }
 
