@@ -88,29 +88,51 @@ func (t tally) sort() {
 	slices.Sort(t.quiet)
 }
 
-// wave is where the rollout of a module has been green since a time. It is in memory: another process waits again.
+// wave is where the rollout of a module has been green since a time. It is in memory, and its times are those of this
+// process's clock: another process waits again. RolloutStatus.Since was written by another clock, of the process that
+// led before or of a user who resumed the rollout. It only tells one state of the rollout from another.
 type wave struct {
 	version  string
 	complete string    // version that all nodes have run: the condition RolledOut was True
 	began    time.Time // RolloutStatus.Since
+	seen     time.Time // when this process saw that state first, or wrote it
 	green    time.Time // zero if a node has not answered
 	silent   time.Time // since when nodes have not answered; zero if all have
+
+	next, wrote time.Time // RolloutStatus.Since of the state that this process was to write last, and when
 }
+
+// see notes a state of the rollout that this process has not seen before.
+func (w *wave) see(p api.RolloutStatus, now time.Time) {
+	if w.version == p.Version && w.began.Equal(p.Since) {
+		return
+	}
+	if w.version == p.Version && w.next.Equal(p.Since) {
+		now = w.wrote
+	}
+	*w = wave{version: p.Version, complete: w.complete, began: p.Since, seen: now, silent: now}
+}
+
+// write returns RolloutStatus.Since of the state that follows.
+func (w *wave) write(now time.Time) time.Time {
+	w.next, w.wrote, w.silent = sinceOf(now), now, now
+	return w.next
+}
+
+func sinceOf(now time.Time) time.Time { return now.UTC().Truncate(time.Second) }
 
 // advance returns the next state of a rollout, and what the condition says of it. nodes are all that there are.
 func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus, api.Condition) {
 	r, was := m.Spec.Rollout, m.Progress()
-	p := api.RolloutStatus{Version: m.Version(), Since: now.UTC().Truncate(time.Second)}
+	p := api.RolloutStatus{Version: m.Version(), Since: sinceOf(now)}
 	if was != nil {
 		p = *was
 	}
+	w.see(p, now)
 	if !p.Begun() {
-		return preflight(m, p, nodes, now)
+		return preflight(m, p, nodes, w, now)
 	}
 	m.Status = &api.ModuleStatus{Rollout: &p}
-	if w.version != p.Version || !w.began.Equal(p.Since) {
-		*w = wave{version: p.Version, complete: w.complete, began: p.Since, silent: p.Since}
-	}
 	t := count(m, m.Division(), nodes)
 	if p.Halted == nil && p.Percent == 100 && w.complete == p.Version { // what fails from now on is reported
 		return &p, condition("True", reasonComplete, t.text(p))
@@ -141,9 +163,9 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 	case r.Paused:
 		return &p, condition("False", reasonPaused, t.text(p)+resumes(m))
 	case soaked:
-		p.Percent, p.Since = nextPercent(m, p, nodes), now.UTC().Truncate(time.Second)
+		p.Percent, p.Since = nextPercent(m, p, nodes), w.write(now)
 		m.Status = &api.ModuleStatus{Rollout: &p}
-		t, w.silent = count(m, m.Division(), nodes), p.Since
+		t = count(m, m.Division(), nodes)
 	}
 	if p.Percent == 0 {
 		return &p, condition("False", reasonCanaries, t.text(p)+t.waits(m))
@@ -153,7 +175,7 @@ func advance(m api.Module, nodes []api.KerbNode, w *wave, now time.Time) (*api.R
 
 // preflight waits until all nodes have checked the version, and begins with the canaries. Nodes that do not answer are
 // offline.
-func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time.Time) (*api.RolloutStatus,
+func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, w *wave, now time.Time) (*api.RolloutStatus,
 	api.Condition) {
 	name, t := m.Metadata.Name, tally{nodes: len(nodes)}
 	var able []api.KerbNode
@@ -182,8 +204,8 @@ func preflight(m api.Module, p api.RolloutStatus, nodes []api.KerbNode, now time
 		return &p, condition("False", p.Halted.Reason, p.Halted.Message)
 	case m.Spec.Rollout.Paused:
 		return &p, condition("False", reasonPaused, text+resumes(m))
-	case len(able) > 0 && (t.silent == 0 || isLate(m, p.Since, now)):
-		p.Canaries, p.Since = canaries(m, able), now.UTC().Truncate(time.Second)
+	case len(able) > 0 && (t.silent == 0 || isLate(m, w.seen, now)):
+		p.Canaries, p.Since = canaries(m, able), w.write(now)
 		return &p, condition("False", reasonCanaries, text)
 	}
 	return &p, condition("False", reasonPreflight, text+t.waits(m))

@@ -37,7 +37,7 @@ func (s *state) unchecked() (out []api.Module) {
 			continue
 		}
 		if c := s.checks[name]; c.Version != m.Version() || c.Waits != "" ||
-			c.Failure != "" && !m.Holds() && time.Since(c.at) >= fullEvery {
+			c.Failure != "" && !m.Holds() && s.clock.since(c.at) >= fullEvery {
 			out = append(out, m)
 		}
 	}
@@ -52,7 +52,7 @@ func (s *syncer) check(ctx context.Context, v view) {
 		return
 	}
 	for _, m := range s.state.unchecked() {
-		c := check{Version: m.Version(), at: time.Now()}
+		c := check{Version: m.Version(), at: s.state.clock.now()}
 		module, _, err := translate(m.Side(true), v.namespaces)
 		reason, lacks := s.provided(v, m.Spec.Package.Image)
 		switch {

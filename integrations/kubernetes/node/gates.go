@@ -55,19 +55,19 @@ func (s *syncer) note(ctx context.Context, m api.Module, v view, c *counted) {
 	if s.ready == nil || m.Spec.Rollout.MaxUnready == nil {
 		return
 	}
-	c.until = time.Now().Add(m.Spec.Rollout.Soak())
+	c.until = s.state.clock.now().Add(m.Spec.Rollout.Soak())
 	c.pods = s.ready.now(ctx, func(namespace string, set map[string]string) bool {
 		return selects(m, v.namespaces, namespace, func() map[string]string { return set })
 	})
 }
 
 // soaks reports whether the readiness of pods counts.
-func (c *counted) soaks() bool { return c.pods != nil && time.Now().Before(c.until) }
+func (c *counted) soaks(now time.Time) bool { return c.pods != nil && now.Before(c.until) }
 
 // unready returns why the node has to go back from a version with which pods are no longer Ready; empty if it has not.
 func (s *syncer) unready(m api.Module) string {
 	c, limit := s.guard.counts[m.Metadata.Name], m.Spec.Rollout.MaxUnready
-	if limit == nil || !c.soaks() {
+	if limit == nil || !c.soaks(s.state.clock.now()) {
 		return ""
 	}
 	names := s.ready.unready(c.pods)

@@ -61,7 +61,7 @@ func TestGuardOfReadiness(t *testing.T) {
 	m.Spec.Rollout.MaxUnready = new(1)
 	before := map[string]string{"a": "default/a", "b": "default/b", "c": "default/c"}
 	c := &counted{pods: before, until: time.Now().Add(time.Hour)}
-	s := &syncer{ready: r, guard: &guard{counts: map[string]*counted{"web": c}}}
+	s := &syncer{state: newState("n1"), ready: r, guard: &guard{counts: map[string]*counted{"web": c}}}
 	times := func(n int) (text string) {
 		for range n {
 			text = s.unready(m)

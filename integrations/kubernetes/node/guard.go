@@ -65,6 +65,7 @@ func (t trial) failed(m api.Module) bool {
 
 // guard compares new versions with what the module did before them. It needs no API server.
 type guard struct {
+	clock   clock
 	file    string
 	windows map[string]window
 	counts  map[string]*counted // of trials
@@ -98,7 +99,8 @@ const rolloutsFile = "rollouts.json"
 
 // newGuard gives a state the trials on disk. It returns a guard with an error, too.
 func newGuard(dir string, s *state) (*guard, error) {
-	g := &guard{file: filepath.Join(dir, rolloutsFile), windows: map[string]window{}, counts: map[string]*counted{}}
+	g := &guard{clock: s.clock, file: filepath.Join(dir, rolloutsFile), windows: map[string]window{},
+		counts: map[string]*counted{}}
 	text, err := os.ReadFile(g.file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return g, nil
@@ -240,7 +242,7 @@ func (s *syncer) judge(ctx context.Context, v view) (watched bool, err error) {
 			continue
 		}
 		if t.Failure = cmp.Or(s.guard.judge(m, t, *now), s.unready(m)); t.Failure == "" {
-			soaks = soaks || s.guard.counts[name].soaks()
+			soaks = soaks || s.guard.counts[name].soaks(s.state.clock.now())
 			continue
 		}
 		s.log.Warn("this node goes back to the previous version", "module", name, "error", t.Failure)
@@ -269,7 +271,7 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 	if limit := m.Spec.Rollout.MaxDrops; limit != nil {
 		c.excess = max(0, c.excess+float64(drops)-float64(packets)*(t.Share+float64(*limit)/1000))
 		if c.excess >= maxExcess {
-			g.windows[name] = window{older: is, newer: is, turned: time.Now()} // not the measure of another attempt
+			g.windows[name] = window{older: is, newer: is, turned: g.clock.now()} // not the measure of another attempt
 			return fmt.Sprintf("the new version dropped %d of %d packets; before, the module dropped %.1f of 1,000, and "+
 				"spec.rollout.maxDrops allows %d more%s, or raise maxDrops", c.sum.drops, c.sum.packets, 1000*t.Share, *limit,
 				remedy)
@@ -299,7 +301,7 @@ func (g *guard) sample(all []v1.Module) {
 	if g == nil {
 		return
 	}
-	now, next := time.Now(), map[string]window{}
+	now, next := g.clock.now(), map[string]window{}
 	for _, m := range all {
 		if m.Metadata.Owner != names.Owner {
 			continue

@@ -33,6 +33,8 @@ type Options struct {
 	State      string    // directory of the snapshot
 	NRI        string    // socket of the container runtime's NRI; empty: labels come from the API server only
 	Metrics    serve.TCP // of its metrics; without an address there is none
+
+	Clock func() time.Time // in tests, that of a node whose clock is wrong
 }
 
 // Times between attempts and writes.
@@ -64,6 +66,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		return err
 	}
 	s := newState(o.Node)
+	s.clock = o.Clock
 	if err := s.restore(o.State); err != nil {
 		log.Warn("the snapshot of the last run is not used", "error", err)
 	}
@@ -72,6 +75,7 @@ func Run(ctx context.Context, o Options, log *slog.Logger) error {
 		log.Warn("what this node knows of rollouts is not used", "error", err)
 	}
 	report := newReporter(api, o.Node, log)
+	report.clock = o.Clock
 	var running sync.WaitGroup
 	running.Go(func() { report.run(ctx) })
 	recorder := events.New(api, component, o.Node, events.DefaultLimits, log)

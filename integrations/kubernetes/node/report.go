@@ -113,6 +113,7 @@ type reporter struct {
 	client *watch.Client
 	node   string
 	log    *slog.Logger
+	clock  clock
 	next   chan api.KerbNodeStatus // at most one: the newest
 }
 
@@ -143,7 +144,7 @@ func (r *reporter) run(ctx context.Context) {
 			if written == nil {
 				written = r.read(ctx)
 			}
-			stamp(&status, written)
+			stamp(&status, written, r.clock.now())
 			if written != nil && reflect.DeepEqual(status, *written) {
 				break
 			}
@@ -170,10 +171,10 @@ func (r *reporter) run(ctx context.Context) {
 }
 
 // stamp gives conditions the time of their last transition.
-func stamp(status, before *api.KerbNodeStatus) {
+func stamp(status, before *api.KerbNodeStatus, now time.Time) {
 	for i := range status.Conditions {
 		c := &status.Conditions[i]
-		c.Transition = time.Now().UTC().Truncate(time.Second)
+		c.Transition = now.UTC().Truncate(time.Second)
 		if before == nil {
 			continue
 		}

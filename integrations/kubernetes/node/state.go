@@ -79,6 +79,7 @@ const (
 // state is what the API server has said last, before this start too. It is safe for concurrent use.
 type state struct {
 	node       string // its name
+	clock      clock
 	mu         sync.Mutex
 	modules    map[string]api.Module // by their names on the node
 	namespaces map[string]labels

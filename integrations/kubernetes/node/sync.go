@@ -70,7 +70,7 @@ func (s *syncer) roundOf(ctx context.Context, v view) (time.Duration, error) {
 	if !v.known {
 		return idleEvery, nil // pods wait: without the first list nothing is known of what must apply to them
 	}
-	if v.rules != s.applied || v.complete && !s.pruned || time.Since(s.full) >= fullEvery {
+	if v.rules != s.applied || v.complete && !s.pruned || s.state.clock.since(s.full) >= fullEvery {
 		if err := s.begin(ctx, v); err != nil {
 			return 0, err
 		}
@@ -135,7 +135,7 @@ func (s *syncer) syncModules(ctx context.Context, v view) error {
 	if v.complete {
 		s.dispose(ctx, v)
 	}
-	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, time.Now()
+	s.refused, s.numbers, s.titles, s.full = reports, want.generations, want.titles, s.state.clock.now()
 	s.barred, s.absent = nil, nil
 	for _, m := range v.modules {
 		switch refused := func(r api.ModuleReport) bool { return r.Name == nodeName(m) }; {
