@@ -113,6 +113,15 @@ type ApplyResult struct {
 	Steps   []string `json:"steps" doc:"Steps performed in the kernel (or planned, with dryRun), in order"`
 
 	Warnings []string `json:"warnings,omitempty" doc:"Accepted, but probably not what you intended"`
+
+	Costs []CostChange `json:"costs,omitempty" doc:"With verify: what the modules that the request changes cost, and would cost"`
+}
+
+// CostChange is what a module costs, and what it would cost after a change. One is measured right after the other.
+type CostChange struct {
+	Module string `json:"module"`
+	Before *Cost  `json:"before,omitempty" doc:"Absent if the node does not run the module, or it cannot be measured"`
+	After  *Cost  `json:"after,omitempty" doc:"Absent if it cannot be measured"`
 }
 
 // TraceRequest says which packets to trace, where, and how long. Zero values stand for any.

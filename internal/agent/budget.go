@@ -6,10 +6,13 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/internal/apply"
 	"github.com/kerb-edge/kerb/internal/chain"
 	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/deploy"
 	"github.com/kerb-edge/kerb/internal/plan"
 )
 
@@ -44,6 +47,42 @@ func (a *Agent) admit(t target, k kernel, points plan.Placements) error {
 	return errors.Join(refused...)
 }
 
+// compareCosts measures the modules that a change would change, as they run and as they would, one right after the
+// other. Packets of the node meet neither.
+func (a *Agent) compareCosts(t target, k kernel) (out []v1.CostChange) {
+	for _, name := range slices.Sorted(maps.Keys(t.modules)) {
+		d, before := t.modules[name], a.now.Modules[name]
+		if d.Err != nil || before != nil && before.Err == nil && costsAs(before, d) {
+			continue
+		}
+		c := v1.CostChange{Module: name, After: a.costOf(k, d)}
+		k.Close() // one module's maps at a time
+		if before != nil && before.Err == nil {
+			alone := a.alone(before)
+			c.Before = a.costOf(alone, before)
+			alone.Close()
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// costsAs reports whether two modules cost the same: code, config and hooks are equal.
+func costsAs(a, b *deploy.Module) bool {
+	return a.Candidate().Key == b.Candidate().Key && a.Values == b.Values
+}
+
+// costOf measures a module; nil if it cannot be measured.
+func (a *Agent) costOf(k kernel, d *deploy.Module) *v1.Cost {
+	cost, err := k.Measure(&a.meter, d.Name(), d.AttachedHooks()...)
+	return apply.Measured{Cost: cost, At: time.Now(), Err: err}.View()
+}
+
+// alone returns the data plane with one module. It needs neither its control plane nor a lock.
+func (a *Agent) alone(d *deploy.Module) kernel {
+	return kernel{a.dp.Bind(map[string]dataplane.Module{d.Name(): d.Dataplane}), a.observeKernel}
+}
+
 // candidates are the modules that run, each to be measured on maps of its own.
 func (a *Agent) candidates() (out []apply.Candidate) {
 	a.changes.Lock() // a change has measured what does not run yet
@@ -57,7 +96,7 @@ func (a *Agent) candidates() (out []apply.Candidate) {
 		}
 		c := d.Candidate()
 		c.Measure = func() (chain.Cost, error) {
-			k := kernel{a.dp.Bind(map[string]dataplane.Module{name: d.Dataplane}), a.observeKernel} // without a.live: not locked
+			k := a.alone(d)
 			k.Background = true
 			defer k.Close()
 			return k.Measure(&a.meter, name, d.AttachedHooks()...)

@@ -55,8 +55,8 @@ func (a *Agent) apply(r server.Request) (result v1.ApplyResult, err error) {
 		return result, err
 	}
 	keep := a.store.RecoveryPending() && len(modules) == 0
-	steps, warnings, err := a.change(a.target(next, prepared, seen), changes, prepared, runOf(r.DryRun, r.Verify), keep)
-	result.Steps, result.Warnings = texts(steps), append(doubts, warnings...)
+	done, err := a.change(a.target(next, prepared, seen), changes, prepared, runOf(r.DryRun, r.Verify), keep)
+	result.Steps, result.Warnings, result.Costs = texts(done.steps), append(doubts, done.warnings...), done.costs
 	return result, err
 }
 
@@ -90,9 +90,8 @@ func (a *Agent) delete(r server.Deletion) (result v1.ApplyResult, err error) {
 	if err != nil {
 		return result, err
 	}
-	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, runOf(r.DryRun, false),
-		a.store.RecoveryPending())
-	result.Steps, result.Warnings = texts(steps), warnings
+	done, err := a.change(a.target(next, nil, seen), changes, nil, runOf(r.DryRun, false), a.store.RecoveryPending())
+	result.Steps, result.Warnings = texts(done.steps), done.warnings
 	return result, err
 }
 
@@ -102,7 +101,7 @@ type run int
 const (
 	execute    run = iota
 	planOnly       // a dry run
-	verifyOnly     // a dry run in which the kernel verifies what would be new
+	verifyOnly     // a dry run in which the kernel verifies what would be new, and it is measured
 )
 
 func runOf(dryRun, verify bool) run {
@@ -115,10 +114,17 @@ func runOf(dryRun, verify bool) run {
 	return execute
 }
 
+// outcome is what a change did, or would do.
+type outcome struct {
+	steps    []plan.Step
+	warnings []string
+	costs    []v1.CostChange // of verifyOnly
+}
+
 // change takes the node from the present to the next desired state: kernel first, then the store. If either fails, both
 // are as before.
 func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*deploy.Module, how run, keep bool) (
-	steps []plan.Step, warnings []string, err error,
+	done outcome, err error,
 ) {
 	defer func() {
 		if err != nil || how != execute {
@@ -126,25 +132,24 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 		}
 	}()
 	if err := sets.Check(a.presentSets(), t.sets()); err != nil {
-		return nil, nil, err
+		return done, err
 	}
 	points, err := t.Place()
 	if err != nil {
-		return nil, nil, orderError(err)
+		return done, orderError(err)
 	}
 	if err := t.checkLinkTypes(prepared); err != nil {
-		return nil, nil, err
+		return done, err
 	}
-	warnings = t.Warnings(points)
-	busy, k := a.busy, a.kernelOf(t.modules)
+	warnings, busy, k := t.Warnings(points), a.busy, a.kernelOf(t.modules)
 	defer k.Close()
 	if err := a.admit(t, k, points); err != nil {
-		return nil, nil, forOperator(err)
+		return done, forOperator(err)
 	}
 	if how == execute {
 		defer func() { a.restoreSets(err) }()
 		if err := a.fillSets(t.sets()); err != nil {
-			return nil, nil, forOperator(err)
+			return done, forOperator(err)
 		}
 	}
 	r, err := a.converge(t, k, points, keep, apply.Policy{
@@ -162,20 +167,31 @@ func (a *Agent) change(t target, changes resource.Changes, prepared map[string]*
 			return nil
 		},
 	})
+	done.steps = r.Steps
 	if err != nil {
-		return r.Steps, nil, a.failed(t, k, err)
+		return done, a.failed(t, k, err)
+	}
+	done.warnings = warnings
+	if how == verifyOnly {
+		done.costs = a.compareCosts(t, k)
 	}
 	if how == execute {
 		a.Took.Observe(r.Took.Seconds())
-		a.budgets.Poke()
-		a.watcher.Set(specs(t.desired))
-		a.announce(changes)
-		if a.now.SetsProblem != nil {
-			warnings = append(warnings, a.now.SetsProblem.Error()+"; trying again")
-			a.requestReconcile()
-		}
+		done.warnings = append(done.warnings, a.afterChange(t, changes)...)
 	}
-	return r.Steps, warnings, nil
+	return done, nil
+}
+
+// afterChange passes on what a change has made, and returns warnings.
+func (a *Agent) afterChange(t target, changes resource.Changes) []string {
+	a.budgets.Poke()
+	a.watcher.Set(specs(t.desired))
+	a.announce(changes)
+	if a.now.SetsProblem == nil {
+		return nil
+	}
+	a.requestReconcile()
+	return []string{a.now.SetsProblem.Error() + "; trying again"}
 }
 
 // failed returns the error of a change for its client. What could not be undone is reconciled soon.

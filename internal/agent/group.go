@@ -159,13 +159,13 @@ func (a *Agent) applyTogether(all []*grouped) (rest []*grouped) {
 		changes.Put = append(changes.Put, q.changes.Put...)
 		changes.Remove = append(changes.Remove, q.changes.Remove...)
 	}
-	steps, warnings, err := a.change(a.target(next, nil, seen), changes, nil, execute, a.store.RecoveryPending())
+	done, err := a.change(a.target(next, nil, seen), changes, nil, execute, a.store.RecoveryPending())
 	if err != nil {
 		return all
 	}
-	warnings = slices.Concat(warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
+	warnings := slices.Concat(done.warnings, a.now.ModuleWarnings(nil), a.now.ReplyWarnings())
 	for _, q := range accepted {
-		q.err, q.result.Steps = nil, texts(q.stepsOf(steps, seen))
+		q.err, q.result.Steps = nil, texts(q.stepsOf(done.steps, seen))
 		q.result.Warnings = append(q.result.Warnings, warnings...)
 		a.record(q.ctx, q.By, q.attempt, q.result, nil)
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/kerb-edge/kerb/internal/server"
 )
 
-// A dry run with Verify has the kernel verify new chains together with the modules that are there. It leaves nothing
-// behind, and nothing that runs notices.
+// A dry run with Verify has the kernel verify new chains together with the modules that are there, and measures what
+// would change. It leaves nothing behind, and nothing that runs notices.
 func TestVerify(t *testing.T) {
 	n := newNode(t)
 	n.apply(t, n.both(), module("count", testPackage(t, "pass"), "*", nil), module("m", testPackage(t, "pass"), "*", nil))
@@ -25,11 +25,23 @@ func TestVerify(t *testing.T) {
 		return n.Apply(t.Context(), server.Request{DryRun: true, Verify: verify,
 			Resources: resource.Objects(module("m", testPackage(t, pkg), selector, nil))})
 	}
+	measured := func(c *v1.Cost) bool { return c != nil && c.Memory > 0 && len(c.Latency) == 2 }
 	if r, err := try(true, "drop", "*"); err != nil || len(r.Steps) == 0 {
 		t.Errorf("what the kernel accepts: %q, %v", r.Steps, err)
+	} else if len(r.Costs) != 1 || r.Costs[0].Module != "m" || !measured(r.Costs[0].Before) ||
+		!measured(r.Costs[0].After) {
+		t.Errorf("of the module that would change: %+v", r.Costs)
 	}
-	if _, err := try(false, "bad", "*"); err != nil {
-		t.Errorf("a dry run loads nothing: %v", err)
+	if r, err := try(true, "pass", "*"); err != nil || len(r.Costs) != 0 {
+		t.Errorf("what does not change is measured: %+v, %v", r.Costs, err)
+	}
+	if r, err := n.Apply(t.Context(), server.Request{DryRun: true, Verify: true,
+		Resources: resource.Objects(module("new", testPackage(t, "drop"), "app=none", nil))}); err != nil ||
+		len(r.Costs) != 1 || r.Costs[0].Before != nil || !measured(r.Costs[0].After) {
+		t.Errorf("of a module that is new: %+v, %v", r.Costs, err)
+	}
+	if r, err := try(false, "bad", "*"); err != nil || len(r.Costs) != 0 {
+		t.Errorf("a dry run loads nothing: %+v, %v", r.Costs, err)
 	}
 	failures := n.Failures.Load()
 	for _, selector := range []string{"*", "app=none"} {

@@ -55,7 +55,7 @@ type (
 		Writer
 		Prune       bool `query:"prune" doc:"Delete all other resources of the owner; the list may then be empty"`
 		DryRun      bool `query:"dryRun" doc:"Validate and report what would happen, change nothing"`
-		Verify      bool `query:"verify" doc:"With dryRun: also have the kernel verify the chains that would be new; nothing is attached"`
+		Verify      bool `query:"verify" doc:"With dryRun: also have the kernel verify the chains that would be new, and measure the modules that would change (costs); nothing is attached"`
 		IfUnchanged bool `query:"ifUnchanged" doc:"Apply only if each resource still has the metadata.resourceVersion given; a resource without one must not exist"`
 	}
 	manyInput struct {

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"time"
 
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/client"
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
 )
@@ -19,10 +21,17 @@ type check struct {
 	Failure string // why the node cannot run it
 	Waits   string // why it is not known yet: no registry answers
 	at      time.Time
+	maxCost *int // of spec.rollout
+	dear    bool // it fails because it costs more than that
+}
+
+// of reports whether the check is of the new version of m, and of what it may cost.
+func (c check) of(m api.Module) bool {
+	return c.Version == m.Version() && reflect.DeepEqual(c.maxCost, m.Spec.Rollout.MaxCost)
 }
 
 // passed reports whether the node could run the new version of m.
-func (c check) passed(m api.Module) bool { return c.Version == m.Version() && c.Failure+c.Waits == "" }
+func (c check) passed(m api.Module) bool { return c.of(m) && c.Failure+c.Waits == "" }
 
 // unchecked returns the ClusterModules in waves whose new version this node has neither begun with nor checked. One
 // that has failed is checked again now and then: a package may have been pulled meanwhile.
@@ -36,7 +45,7 @@ func (s *state) unchecked() (out []api.Module) {
 			s.trials[name].Version == m.Version() {
 			continue
 		}
-		if c := s.checks[name]; c.Version != m.Version() || c.Waits != "" ||
+		if c := s.checks[name]; !c.of(m) || c.Waits != "" ||
 			c.Failure != "" && !m.Holds() && s.clock.since(c.at) >= fullEvery {
 			out = append(out, m)
 		}
@@ -44,15 +53,15 @@ func (s *state) unchecked() (out []api.Module) {
 	return out
 }
 
-// check has the agent verify new versions with the modules that it has, before a wave reaches this node: the kernel of
-// another node may accept what this one refuses.
+// check has the agent verify new versions with the modules that it has, and measure them, before a wave reaches this
+// node: the kernel of another node may accept what this one refuses.
 // Pods do not wait for it: it neither comes before their services nor ends a round.
 func (s *syncer) check(ctx context.Context, v view) {
 	if s.guard == nil || !v.complete {
 		return
 	}
 	for _, m := range s.state.unchecked() {
-		c := check{Version: m.Version(), at: s.state.clock.now()}
+		c := check{Version: m.Version(), at: s.state.clock.now(), maxCost: m.Spec.Rollout.MaxCost}
 		module, _, err := translate(m.Side(true), v.namespaces)
 		reason, lacks := s.provided(v, m.Spec.Package.Image)
 		switch {
@@ -65,21 +74,42 @@ func (s *syncer) check(ctx context.Context, v view) {
 		case lacks != nil:
 			c.Failure = lacks.Error()
 		default:
-			err = s.agent.verify(ctx, module)
-			var status *client.StatusError
-			if err != nil && !errors.As(err, &status) {
+			if err = s.try(ctx, m, module, &c); err != nil {
 				return // no answer: the next round asks again
-			}
-			if err != nil {
-				c.Failure = checkFailure(err)
 			}
 		}
 		s.state.update(ofClusterModules, func() bool {
 			before := s.state.checks[m.Metadata.Name]
+			if c.dear && before.dear && before.of(m) {
+				c.Failure = before.Failure // another measurement has other figures: no reason to report it again
+			}
 			s.state.checks[m.Metadata.Name] = c
-			return before.Version != c.Version || before.Failure != c.Failure || before.Waits != c.Waits
+			return !before.of(m) || before.Failure != c.Failure || before.Waits != c.Waits
 		})
 	}
+}
+
+// try has the agent verify and measure a new version, and notes why this node cannot run it. It returns an error if
+// there is no answer. A version that costs too much is measured again: another program may have slowed down the first
+// measurement.
+func (s *syncer) try(ctx context.Context, m api.Module, module v1.Module, c *check) error {
+	text := ""
+	for range 2 {
+		cost, err := s.agent.verify(ctx, module)
+		var status *client.StatusError
+		if errors.As(err, &status) {
+			c.Failure = checkFailure(err)
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if text = dearer(m.Spec.Rollout, latencyOf(cost.Before), latencyOf(cost.After)); text == "" {
+			return nil
+		}
+	}
+	c.dear, c.Failure = true, text+"; this node has not begun with it: write another version, or raise maxCost"
+	return nil
 }
 
 func checkFailure(err error) string {

@@ -35,13 +35,13 @@ func TestChecksComeFirst(t *testing.T) {
 	version := m.Version()
 	set(&api.RolloutStatus{Version: version, Percent: 100})
 	expect("not checked", "counter", 1, 0, 0)
-	s.checks["web"] = check{version, "no", "", time.Now()}
+	s.checks["web"] = check{Version: version, Failure: "no", at: time.Now()}
 	expect("could not run it", "counter", 0, 0, 1)
-	s.checks["web"] = check{version, "no", "", time.Now().Add(-2 * fullEvery)}
+	s.checks["web"] = check{Version: version, Failure: "no", at: time.Now().Add(-2 * fullEvery)}
 	expect("could not some time ago", "counter", 1, 0, 1)
-	s.checks["web"] = check{"another", "", "", time.Now()}
+	s.checks["web"] = check{Version: "another", at: time.Now()}
 	expect("another version was checked", "counter", 1, 0, 0)
-	s.checks["web"] = check{version, "", "", time.Now()}
+	s.checks["web"] = check{Version: version, at: time.Now()}
 	expect("checked", "firewall", 0, 1, 0)
 	set(&api.RolloutStatus{Version: version, Percent: 100, Halted: &api.Halt{Reason: "NodesFailed"}})
 	expect("halted before it began", "counter", 0, 1, 0)

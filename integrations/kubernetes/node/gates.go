@@ -17,31 +17,36 @@ import (
 
 // costOf returns what the agent has measured of a module; nil before it has.
 func costOf(m v1.Module) []v1.Latency {
-	if m.Status == nil || m.Status.Cost == nil {
+	if m.Status == nil {
 		return nil
 	}
-	return m.Status.Cost.Latency
+	return latencyOf(m.Status.Cost)
 }
 
-// dearer returns why the node has to go back from a version that costs too much; empty if it has not. It compares the
+func latencyOf(c *v1.Cost) []v1.Latency {
+	if c == nil {
+		return nil
+	}
+	return c.Latency
+}
+
+// dearer returns how much more a version costs than spec.rollout.maxCost allows; empty if it does not. It compares the
 // best runs of the slowest kinds of packets, which do not depend on what else the node does. What was not measured
 // before, or is not yet, costs nothing more.
-func dearer(m api.Module, t trial, now v1.Module) string {
-	limit := m.Spec.Rollout.MaxCost
-	if limit == nil || t.Cost == nil {
+func dearer(r *api.Rollout, before, now []v1.Latency) string {
+	if r.MaxCost == nil || before == nil {
 		return ""
 	}
-	for _, is := range costOf(now) {
-		before := 0.0
-		for _, was := range t.Cost {
+	for _, is := range now {
+		least := 0.0
+		for _, was := range before {
 			if was.Hook == is.Hook && was.Direction == is.Direction {
-				before = was.Least
+				least = was.Least
 			}
 		}
-		if is.Least > before+float64(*limit) {
+		if is.Least > least+float64(*r.MaxCost) {
 			return fmt.Sprintf("the new version adds %.0f ns to the slowest kind of packet (%s, %s); before, the module added "+
-				"%.0f ns, and spec.rollout.maxCost allows %d more%s, or raise maxCost", is.Least, is.Hook, is.Direction, before,
-				*limit, remedy)
+				"%.0f ns, and spec.rollout.maxCost allows %d more", is.Least, is.Hook, is.Direction, least, *r.MaxCost)
 		}
 	}
 	return ""

@@ -96,3 +96,79 @@ func TestGuardOfReadiness(t *testing.T) {
 		t.Error("readiness counts though the rollout has no limit")
 	}
 }
+
+// In a check, too, a version may cost as much more as the rollout allows: then no node begins with one that costs more.
+// It is measured twice before it fails, and again at once with another limit.
+func TestCheckOfCost(t *testing.T) {
+	costs := func(least ...float64) *v1.Cost { return measured(least...).Status.Cost }
+	for _, c := range []struct {
+		name   string
+		limit  *int
+		before *v1.Cost
+		after  []*v1.Cost // of the first measurement, and of the second
+		want   string
+	}{
+		{"nothing is said", nil, costs(10), []*v1.Cost{costs(1000)}, ""},
+		{"within the limit", new(50), costs(10, 20), []*v1.Cost{costs(60, 70)}, ""},
+		{"one direction", new(50), costs(10, 20), []*v1.Cost{costs(60, 99), costs(60, 71)},
+			"adds 71 ns to the slowest kind of packet (tc, ingress); before, the module added 20 ns, and " +
+				"spec.rollout.maxCost allows 50 more; this node has not begun with it"},
+		{"disturbed", new(50), costs(10), []*v1.Cost{costs(1000), costs(60)}, ""},
+		{"new on the node", new(50), nil, []*v1.Cost{costs(1000)}, ""},
+		{"not measured", new(50), costs(10), []*v1.Cost{nil}, ""},
+	} {
+		a, s := heldPod(t)
+		var err error
+		if s.guard, err = newGuard(t.TempDir(), s.state); err != nil {
+			t.Fatal(err)
+		}
+		measurements := 0
+		a.costs = func() []v1.CostChange {
+			measurements++
+			return []v1.CostChange{{Module: "another"},
+				{Module: "web", Before: c.before, After: c.after[min(measurements, len(c.after))-1]}}
+		}
+		m := inRollout(nil)
+		m.Spec.Rollout.Percent, m.Spec.Rollout.MaxCost = nil, c.limit
+		s.state.moduleHandler(ofModules).Replace(nil)
+		s.state.namespaceHandler().Replace(nil)
+		s.state.podHandler().Replace(nil)
+		round := func() reported {
+			s.state.moduleHandler(ofClusterModules).Replace([]api.Module{m})
+			if _, err := s.round(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			return s.state.rollouts()
+		}
+		is := round()
+		switch {
+		case measurements != len(c.after):
+			t.Errorf("%s: measured %d times", c.name, measurements)
+		case c.want == "" && len(is.checked) == 1 && len(is.failed) == 0:
+		case c.want != "" && len(is.failed) == 1 && strings.Contains(is.failed[0].Message, c.want) &&
+			is.failed[0].Reason == api.CheckFailed:
+		default:
+			t.Errorf("%s: the node reports %+v, want %q", c.name, is, c.want)
+		}
+		if got := a.modules["web"].Spec.Package; got != "counter" {
+			t.Errorf("%s: the node runs %s", c.name, got)
+		}
+		if c.want == "" {
+			continue
+		}
+		again, rules := s.state.checks["web"], s.state.view().rules
+		again.at = time.Now().Add(-2 * fullEvery)
+		s.state.checks["web"] = again
+		c.after = []*v1.Cost{costs(61, 72)}
+		s.check(t.Context(), s.state.view())
+		if s.state.view().rules != rules || time.Since(s.state.checks["web"].at) > fullEvery {
+			t.Errorf("%s: other figures of the same failure count as a change, or it was not checked", c.name)
+		}
+		r := *m.Spec.Rollout
+		r.MaxCost = new(60)
+		m.Spec.Rollout = &r
+		if is := round(); len(is.checked) != 1 || len(is.failed) != 0 {
+			t.Errorf("%s: with a higher limit the node reports %+v", c.name, is)
+		}
+	}
+}

@@ -159,9 +159,9 @@ func (s *state) rollouts() (out reported) {
 			fail(m, api.RolledBack, t.Failure)
 		case begun:
 			out.begun = append(out.begun, api.NodeVersion{Name: name, Version: version})
-		case c.Version == version && c.Failure != "":
+		case c.of(m) && c.Failure != "":
 			fail(m, api.CheckFailed, c.Failure)
-		case c.Version == version && c.Waits != "": // no answer to the controller
+		case c.of(m) && c.Waits != "": // no answer to the controller
 			fail(m, api.PackageUnavailable, c.Waits)
 		case c.passed(m):
 			out.checked = append(out.checked, api.NodeVersion{Name: name, Version: version})
@@ -277,8 +277,8 @@ func (g *guard) judge(m api.Module, t trial, now v1.Module) string {
 				remedy)
 		}
 	}
-	if text := dearer(m, t, now); text != "" {
-		return text
+	if text := dearer(m.Spec.Rollout, t.Cost, costOf(now)); text != "" {
+		return text + remedy + ", or raise maxCost"
 	}
 	unwell := slices.DeleteFunc(badConditions(now), func(kind string) bool { return slices.Contains(t.Bad, kind) })
 	if len(unwell) == 0 {

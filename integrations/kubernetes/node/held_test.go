@@ -31,6 +31,7 @@ type refusing struct {
 	labels  int            // the status code of changes of services, if any
 	applied int            // requests for modules
 	before  func([]v1.Module)
+	costs   func() []v1.CostChange // that a dry run answers
 	service v1.Service
 	deleted bool
 }
@@ -50,6 +51,12 @@ func (a *refusing) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 				w.WriteHeader(status)
 				return
 			}
+		}
+		if r.URL.Query().Has("dryRun") {
+			if a.costs != nil {
+				answer = v1.ApplyResult{DryRun: true, Costs: a.costs()}
+			}
+			break
 		}
 		for _, m := range all {
 			m.Metadata.Owner = names.Owner

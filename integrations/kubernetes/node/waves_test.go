@@ -207,3 +207,38 @@ func TestPreflight(t *testing.T) {
 		t.Errorf("status: %d %s", code, out)
 	}
 }
+
+// A version that takes more memory than its budget, or that the node's kernel takes longer for than maxCost allows,
+// switches no node. With a higher limit the node checks it again.
+func TestPreflightOfLimits(t *testing.T) {
+	f := newFleet(t, "watch")
+	spec := func(limit, rollout string) string {
+		return "{package: {name: firewall}, config: {defaultPolicy: {egress: deny}}, attach: {pods: {}}, " + limit +
+			"rollout: {" + rollout + "previous: {package: {name: counter}}}}"
+	}
+	f.module(f.name, "{package: {name: counter}, attach: {pods: {}}}")
+	f.Eventually("the first version runs", func() bool { return f.packageOf(f.name) == "counter" })
+	for _, c := range []struct{ limit, rollout, want string }{
+		{"budget: {memory: 1Mi}, ", "", "spec.budget.memory"},
+		{"", "maxCost: 1, ", "spec.rollout.maxCost allows 1 more"},
+	} {
+		f.module(f.name, spec(c.limit, c.rollout))
+		f.checks()
+		if text := f.condition("False", api.CheckFailed); !strings.Contains(text, "1 of 9 nodes") ||
+			!strings.Contains(text, "n1 ") || !strings.Contains(text, c.want) {
+			t.Errorf("the condition says %s, want %s", text, c.want)
+		}
+		runs := f.packageOf(f.name)
+		if p := f.get().Status.Rollout; p.Begun() || p.Halted == nil || len(f.runs()) > 0 || runs != "counter" {
+			t.Errorf("%s: %+v, and this node runs %s", c.want, p, runs)
+		}
+		// Undo: the next case begins again.
+		f.module(f.name, "{package: {name: counter}, attach: {pods: {}}}")
+		f.Eventually("the rollout is undone", func() bool { return f.get().Status.Rollout.Version == "" })
+	}
+	f.module(f.name, spec("", "maxCost: 1, "))
+	f.checks()
+	f.condition("False", api.CheckFailed)
+	f.module(f.name, spec("", "maxCost: 1000000, "))
+	f.Eventually("the node could run it with a higher limit", func() bool { return len(f.status().Status.Checked) == 1 })
+}
