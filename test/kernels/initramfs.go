@@ -25,6 +25,7 @@ var errNoTool = errors.New("not installed (the needed packages: -print-packages)
 // guestPlan is what init.sh is to run.
 type guestPlan struct {
 	tests     []testBinary
+	add       []string // paths below tools: programs, directories
 	nonce     string
 	port      string        // device of the second serial port
 	timeout   time.Duration // of one binary
@@ -47,6 +48,11 @@ func buildBase(ctx context.Context, archive, tools, triplet string, plan guestPl
 	}
 	if err := addTests(root, plan.tests); err != nil {
 		return err
+	}
+	for _, path := range plan.add {
+		if err := addPath(root, tools, triplet, path); err != nil {
+			return err
+		}
 	}
 	for name, text := range accounts {
 		if err := writeFile(filepath.Join(root, name), text, 0o644); err != nil {
@@ -91,6 +97,18 @@ func addProgram(root, tree, triplet, target string) error {
 		return err
 	}
 	return addLibraries(root, tree, triplet, filepath.Join(tree, path))
+}
+
+// addPath copies a program with its libraries, or a directory.
+func addPath(root, tree, triplet, path string) error {
+	info, err := os.Stat(filepath.Join(tree, path))
+	if err != nil {
+		return err
+	}
+	if info.IsDir() {
+		return os.CopyFS(filepath.Join(root, path), os.DirFS(filepath.Join(tree, path)))
+	}
+	return addProgram(root, tree, triplet, path)
 }
 
 // find returns the first of the directories' files with that name, relative to tree. A link to an absolute path leads

@@ -35,6 +35,7 @@ const (
 type options struct {
 	arch                    arch
 	kernels, tests, modules []string
+	add                     []string      // programs with their libraries, and directories, of this machine
 	timeout, testTimeout    time.Duration // of one machine; of one test binary in it
 	run, skip               string        // -test.run and -test.skip of every binary
 	kmod                    string        // directory of a kernel module to build for each kernel
@@ -69,6 +70,8 @@ func parseFlags() (options, error) {
 	tests := flag.String("pkgs", defaultTests, "Go package patterns, comma-separated; packages without tests, and "+
 		"commands that only a ... matches, are left out")
 	modules := flag.String("modules", "", "further kernel modules to load, comma-separated")
+	add := flag.String("add", "", "programs of this machine's architecture, put with their libraries, and directories, "+
+		"comma-separated, into the machine")
 	flag.StringVar(&o.kmod, "kmod", "", "directory with a kernel module of this repository, built for each kernel; its "+
 		"tests find the .ko in their directory")
 	flag.DurationVar(&o.timeout, "timeout", 1800*time.Second, "limit for one boot of one kernel, all packages together")
@@ -86,7 +89,7 @@ func parseFlags() (options, error) {
 		fmt.Print(hostPackages)
 		os.Exit(0)
 	}
-	o.kernels, o.tests, o.modules = fields(*kernels), fields(*tests), fields(*modules)
+	o.kernels, o.tests, o.modules, o.add = fields(*kernels), fields(*tests), fields(*modules), fields(*add)
 	var err error
 	if o.arch, err = findArch(*arch); err == nil && o.kmod != "" && !o.arch.native() {
 		err = fmt.Errorf("-kmod builds for %s only: leave out -arch %s", runtime.GOARCH, *arch)
@@ -146,7 +149,7 @@ func runAll(ctx context.Context, opts options, specs []spec, work string) ([]ker
 	}
 	nonce := newNonce()
 	base := filepath.Join(work, "base.cpio")
-	plan := guestPlan{tests, nonce, opts.arch.port, opts.testTimeout, opts.run, opts.skip}
+	plan := guestPlan{tests, opts.add, nonce, opts.arch.port, opts.testTimeout, opts.run, opts.skip}
 	if err := buildBase(ctx, base, tools, opts.arch.triplet, plan); err != nil {
 		return nil, fmt.Errorf("build the initramfs: %w", err)
 	}
