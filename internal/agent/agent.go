@@ -150,9 +150,21 @@ func open(ctx context.Context, cfg config.Config, log *slog.Logger, integrations
 	return a, nil
 }
 
+func openDataplane(cfg config.Config, log *slog.Logger) (*dataplane.Dataplane, error) {
+	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run,
+		NoGuard: cfg.SpliceGuard == config.GuardOff})
+	if err != nil {
+		return nil, err
+	}
+	if err := dp.SetGuards(); err != nil {
+		log.Warn("splice(2) is guarded as by the agent before", "error", err)
+	}
+	return dp, nil
+}
+
 func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.Logger,
 	integrations []integration.Program) (*Agent, error) {
-	dp, err := dataplane.Open(dataplane.Options{Root: cfg.Paths.BPF, Run: cfg.Paths.Run})
+	dp, err := openDataplane(cfg, log)
 	if err != nil {
 		return nil, err
 	}

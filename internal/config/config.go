@@ -27,6 +27,8 @@ type Config struct {
 	SocketGroup string      `json:"socketGroup,omitempty"` // group that may use the socket, if it exists
 	// ExpeditedRCU is auto or off.
 	ExpeditedRCU string `json:"expeditedRCU,omitempty"`
+	// SpliceGuard is auto or off.
+	SpliceGuard string `json:"spliceGuard,omitempty"`
 	// ModuleFunctions does not inline small modules into their chain, so that profilers know them by name.
 	ModuleFunctions bool `json:"moduleFunctions,omitempty"`
 	// SlowPackets is the time above which a measured packet is kept, such as 50us.
@@ -53,6 +55,13 @@ const (
 	ExpeditedOff  = "off"
 )
 
+// Values of SpliceGuard: whether modules on sockets have splice(2) fail on sockets that it does not work on, by a BPF
+// program on an LSM hook. With auto they do where the kernel has it.
+const (
+	GuardAuto = "auto"
+	GuardOff  = "off"
+)
+
 // Limits are the most that manifests of packages may ask for; built-in ones are not held to them.
 type Limits struct {
 	ControlMemory string `json:"controlMemory,omitempty"` // control.memory, for example 512Mi
@@ -77,7 +86,7 @@ func Default() Config {
 	return Config{
 		Paths:       paths.Default(),
 		Log:         Log{Format: "text"},
-		SocketGroup: "kerb", ExpeditedRCU: ExpeditedAuto, SlowPackets: "50us",
+		SocketGroup: "kerb", ExpeditedRCU: ExpeditedAuto, SpliceGuard: GuardAuto, SlowPackets: "50us",
 		Limits: Limits{ControlMemory: "512Mi", ControlDisk: "1Gi"},
 	}
 }
@@ -119,6 +128,9 @@ func (c Config) Check() error {
 	}
 	if c.ExpeditedRCU != ExpeditedAuto && c.ExpeditedRCU != ExpeditedOff {
 		wrong = append(wrong, invalid("expeditedRCU", fmt.Sprintf("%q is neither auto nor off", c.ExpeditedRCU)))
+	}
+	if c.SpliceGuard != GuardAuto && c.SpliceGuard != GuardOff {
+		wrong = append(wrong, invalid("spliceGuard", fmt.Sprintf("%q is neither auto nor off", c.SpliceGuard)))
 	}
 	if slower, err := time.ParseDuration(c.SlowPackets); err != nil || slower < time.Microsecond {
 		wrong = append(wrong, invalid("slowPackets",

@@ -54,6 +54,7 @@ func (c Config) RestartFields(next Config) (fields []string) {
 		{"paths", c.Paths, next.Paths}, {"log.format", c.Log.Format, next.Log.Format},
 		{"socketGroup", c.SocketGroup, next.SocketGroup}, {"slowPackets", c.SlowPackets, next.SlowPackets},
 		{"expeditedRCU", c.ExpeditedRCU, next.ExpeditedRCU}, {"limits", c.Limits, next.Limits},
+		{"spliceGuard", c.SpliceGuard, next.SpliceGuard},
 		{"cgroup", c.Cgroup, next.Cgroup}, {"tcp.address", addresses(c), addresses(next)},
 		{"oakestra", c.Oakestra, next.Oakestra}, {"containers", c.Containers, next.Containers},
 		{"history", c.History, next.History},

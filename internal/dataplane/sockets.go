@@ -36,8 +36,8 @@ const SocketsPrefix = "kerb_"
 
 // sockets are the programs of one module for sockets, in the kernel.
 type sockets struct {
-	progs map[string]*ebpf.Program // all, services, messages, drain, age; what the module has of them
-	maps  map[string]*ebpf.Map     // sockets, off, drained; clones
+	progs map[string]*ebpf.Program // all, services, messages, drain, age, guard; what the module has of them
+	maps  map[string]*ebpf.Map     // sockets, off, drained, guarded; clones
 }
 
 // Close frees what is neither pinned nor attached.
@@ -70,6 +70,10 @@ func (s *sockets) load(g *mapSet, spec *ebpf.CollectionSpec) error {
 			name = messagesPin
 		}
 		prog.Name = SocketsPrefix + name
+		if prog.Type == ebpf.LSM {
+			s.loadGuard(g, prog)
+			continue
+		}
 		loaded, err := loadOn(g, prog)
 		if err != nil {
 			return rejected(err, []string{g.Name})
@@ -80,7 +84,7 @@ func (s *sockets) load(g *mapSet, spec *ebpf.CollectionSpec) error {
 		pin := name
 		if m.Type == ebpf.SockHash {
 			pin = socketsPin
-		} else if name != offMap && name != drainedMap {
+		} else if name != offMap && name != drainedMap && name != guardedMap {
 			continue
 		}
 		own, err := g.maps[mapPin(chain.Sockets, name)].Clone()
@@ -218,6 +222,10 @@ func (d *Dataplane) attachSockets(p chain.Point, dir string) error {
 	if err := s.attachMessages(); err != nil {
 		return err
 	}
+	// first: programs that rely on the guard must not have spliced from a socket that is enrolled
+	if err := d.setGuard(s, dir); err != nil {
+		return err
+	}
 	delete(d.leaves, dir) // it may have been about to leave
 	if err := s.setOff(false); err != nil {
 		return err
@@ -300,7 +308,7 @@ func (l *LoadedSockets) Close() {
 // openSockets opens what of a pinned chain is needed to attach and to drain it.
 func openSockets(dir string) (*sockets, error) {
 	s := &sockets{progs: map[string]*ebpf.Program{}, maps: map[string]*ebpf.Map{}}
-	for _, name := range []string{string(chain.All), string(chain.Services), messagesPin, drainPin, agePin} {
+	for _, name := range []string{string(chain.All), string(chain.Services), messagesPin, drainPin, agePin, guardPin} {
 		p, err := ebpf.LoadPinnedProgram(filepath.Join(dir, name), nil)
 		if err == nil {
 			s.progs[name] = p
@@ -309,7 +317,7 @@ func openSockets(dir string) (*sockets, error) {
 			return nil, fmt.Errorf("open program %s: %w", name, err)
 		}
 	}
-	for _, name := range []string{socketsPin, offMap, drainedMap} {
+	for _, name := range []string{socketsPin, offMap, drainedMap, guardedMap} {
 		m, err := pinnedMap(filepath.Join(dir, name))
 		if err == nil {
 			s.maps[name] = m

@@ -18,6 +18,7 @@ const (
 	EntryServices = "services" // SEC("sockops"), on the agent's cgroup, for the services of attach.services
 	EntryDrain    = "drain"    // SEC("syscall"), finds sockets that can be let go of
 	EntryAge      = "age"      // SEC("syscall"), finds sockets that are idle
+	EntryGuard    = "guard"    // SEC("lsm/file_permission"), of built-in packages; runs where the kernel has BPF as LSM
 )
 
 // Maps that a data plane with EntryDrain has.
@@ -25,12 +26,15 @@ const (
 	MapOff = "off" // ARRAY of one u32: not 0 when no byte is to be redirected any more
 	// HASH with keys of the SOCKHASH, whose sockets EntryDrain or EntryAge has found to hold no redirected byte
 	MapDrained = "drained"
+	MapGuarded = "guarded" // ARRAY of one u32: not 0 while the kernel calls EntryGuard, which sets it
 )
 
 // What can be wrong with a data plane on sockets.
 var (
 	ErrSocketsEntry = errors.New("not a valid data plane on sockets: it has sockops programs all or services, one " +
 		"sk_msg program, and syscall programs drain and age")
+	ErrNoGuard = errors.New("is only in Kerb's own packages, on file_permission, with a map guarded (ARRAY of u32): it " +
+		"decides about all files of the node")
 	ErrNoSocketMap = errors.New("a sk_msg program needs exactly one map of type SOCKHASH, which it is attached to")
 	ErrNoDrain     = errors.New("needs a map off (ARRAY of u32) and a map drained (HASH with the keys of the SOCKHASH), " +
 		"neither in maps.config")
@@ -64,6 +68,12 @@ func (p *Package) checkSocketsSpec(spec *ebpf.CollectionSpec) error {
 		case prog.Type == ebpf.SkMsg && messages == "":
 			messages = name
 		case prog.Type == ebpf.Syscall && (name == EntryDrain || name == EntryAge):
+		case prog.Type == ebpf.LSM && name == EntryGuard:
+			guarded := spec.Maps[MapGuarded]
+			if p.Control == nil || !p.Control.Builtin || prog.AttachTo != "file_permission" || guarded == nil ||
+				guarded.Type != ebpf.Array || guarded.ValueSize != 4 {
+				return &ObjectError{What: name, Err: ErrNoGuard}
+			}
 		default:
 			return &ObjectError{What: name, Err: ErrSocketsEntry}
 		}

@@ -79,6 +79,8 @@ func TestDataPlanesOnSockets(t *testing.T) {
 			"MAP(off, BPF_MAP_TYPE_ARRAY, 4, 4);\nMAP(drained, BPF_MAP_TYPE_HASH, 4, 1);", ErrNoDrain, "drain"},
 		{"ages", "", whole + socketsAge, nil, ""},
 		{"age without drain", "", socketsEntry + socketsTable + socketsPass + socketsAge, ErrNoAge, "age"},
+		{"guard of a package that is not built in", "", whole + "MAP(guarded, BPF_MAP_TYPE_ARRAY, 4, 4);\n" +
+			"SEC(\"lsm/file_permission\") int guard(void *ctx) { return 0; }", ErrNoGuard, "guard"},
 		{"off forgotten with each config", "maps: {config: ['off']}", whole, ErrNoDrain, "drain"},
 		{"connections forgotten with each config", "maps: {config: [peers]}", whole, nil, "map peers"},
 	} {

@@ -7,6 +7,7 @@
 #include <kerb/messages.h>
 
 #include "close.h"
+#include "guard.h"
 #include "idle.h"
 #include "listen.h"
 #include "pair.h"
@@ -62,6 +63,18 @@ int message(struct sk_msg_md *msg)
 
 	kerb_message_end(msg, began, verdict, why ? ACCEL_NOTE_PLAIN : 0, why);
 	return SK_PASS;
+}
+
+/* Optional: not every kernel has BPF among its LSMs. Called for each read of any file. */
+SEC("lsm/file_permission")
+int guard(unsigned long long *ctx)
+{
+	struct file *file = (struct file *)ctx[0];
+	int mask = ctx[1];
+
+	if ((file->f_inode->i_mode & ACCEL_S_IFMT) != ACCEL_S_IFSOCK || !(mask & ACCEL_MAY_READ))
+		return 0;
+	return accel_guard((__u64)file);
 }
 
 SEC("syscall")

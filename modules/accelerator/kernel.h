@@ -220,6 +220,19 @@ struct pt_regs {
 	__s32 syscallno;
 };
 
+struct io_wq_work {
+	unsigned int flags;
+};
+
+struct io_worker {
+	struct io_wq_work *cur_work;
+};
+
+struct io_kiocb {
+	__u8 opcode;
+	struct io_wq_work work;
+};
+
 struct task_struct {
 	void *stack;
 	unsigned int flags;
@@ -228,6 +241,7 @@ struct task_struct {
 	struct fs_struct *fs;
 	struct files_struct *files;
 	void *io_uring;
+	void *worker_private; /* of a thread of io_uring: struct io_worker */
 	struct mm_struct *mm;
 	int pid, tgid;
 	struct task_struct *group_leader;

@@ -16,6 +16,7 @@ const (
 	mapCounts       = "counts"
 	mapShares       = "shares"
 	mapUnjudged     = "unjudged"
+	mapGuarded      = "guarded"
 )
 
 const (

@@ -35,6 +35,7 @@ ACCEL_MAP(none, BPF_MAP_TYPE_ARRAY, 1, __u32, struct accel_counts, 0);
 ACCEL_MAP(off, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 /* 1: there are no pairs that age would have to look after */
 ACCEL_MAP(unpaired, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
+ACCEL_MAP(guarded, BPF_MAP_TYPE_ARRAY, 1, __u32, __u32, 0);
 ACCEL_MAP(drained, BPF_MAP_TYPE_HASH, ACCEL_DRAINED, __u64, __u8, BPF_F_NO_PREALLOC);
 
 struct {

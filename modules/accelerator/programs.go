@@ -58,21 +58,25 @@ var Known = map[string][]string{
 	"redis-server":    standard,
 }
 
+// Spliced are those that do so where the kernel has a guard: of these calls they make splice(2) only.
+var Spliced = map[string][]string{"haproxy": standard}
+
 // unsuitable are programs of which it is known why they do not, by patterns of their names.
 var unsuitable = []struct{ name, why string }{
 	{"nginx", fionread}, {"java", fionread}, {"wrk", fionread},
 	{"envoy", fionread + ", as far as is known"},
-	{"haproxy", "with one of the options splice-* it uses splice(2), which does not see redirected data: allow it " +
-		"if its configuration has none"},
-	{"python*", "a script may call os.splice, which does not see redirected data: allow the interpreter if none does"},
+	{"haproxy", "with one of the options splice-* it uses splice(2), which does not see redirected data, and this " +
+		"kernel has no guard of it: allow it if its configuration has none"},
+	{"python*", "a script may use MSG_WAITALL, FIONREAD or os.splice, which redirected sockets do not support: allow " +
+		"the interpreter if none does on TCP connections"},
 	{"redis-cli", "it blocks in recv(2), where a signal causes EAGAIN: allow it if it gets none"},
 }
 
 const fionread = "it uses ioctl(FIONREAD), which answers 0 while redirected data waits"
 
-// isKnown reports whether Known has the program of a path.
-func isKnown(name string) bool {
-	return slices.ContainsFunc(Known[filepath.Base(name)], func(dir string) bool {
+// isIn reports whether a table of programs has that of a path.
+func isIn(table map[string][]string, name string) bool {
+	return slices.ContainsFunc(table[filepath.Base(name)], func(dir string) bool {
 		match, _ := path.Match(dir, filepath.Dir(name)) // the patterns are right
 		return match
 	})
@@ -85,7 +89,7 @@ func (a *accelerator) judge(p *program) (verdict uint32, why string) {
 		return unsafe, "programs.deny lists it"
 	case a.allows(p.Path):
 		return allowed, "programs.allow lists it"
-	case !isKnown(p.Path):
+	case !isIn(Known, p.Path) && !(isIn(Spliced, p.Path) && a.guarded()):
 		return unsafe, reasonAgainst(p.Path)
 	case p.Changeable:
 		return unsafe, "others than root can change the file or a directory above it: list it in programs.allow to " +
@@ -96,12 +100,20 @@ func (a *accelerator) judge(p *program) (verdict uint32, why string) {
 	return safe, ""
 }
 
+// guarded reports whether splice(2) fails on sockets that take part, because the kernel calls the guard.
+func (a *accelerator) guarded() bool {
+	var is uint32
+	m, err := a.live.Maps.Get(mapGuarded)
+	return err == nil && m.Lookup(uint32(0), &is) == nil && is != 0
+}
+
 func reasonAgainst(name string) string {
 	for _, u := range unsuitable {
 		if match, _ := path.Match(u.name, filepath.Base(name)); match {
 			return u.why
 		}
 	}
-	return "it is not known to be safe: list it in programs.allow if on TCP connections it uses neither splice(2), as " +
-		"Go's io.Copy does, nor ioctl(FIONREAD), recv(MSG_WAITALL) or urgent data"
+	return "it is not known to be safe: list it in programs.allow if on TCP connections it uses neither " +
+		"ioctl(FIONREAD), recv(MSG_WAITALL) nor urgent data, and without a guard (query kernel) not splice(2), as Go's " +
+		"io.Copy does"
 }

@@ -27,7 +27,7 @@ var (
 //	GET refused		which stayed with TCP, and why
 //	GET executables		the programs, and whether they may take part
 //	GET destinations	where new connections are not tried for now
-//	GET kernel		what redirected sockets do otherwise on this kernel, and what they save
+//	GET kernel		what redirected sockets do otherwise on this kernel, what they save, and whether it has a guard
 func (a *accelerator) Handler() http.Handler {
 	mux := http.NewServeMux()
 	serve := func(path string, what func() (any, error)) {
@@ -37,7 +37,7 @@ func (a *accelerator) Handler() http.Handler {
 	serve("/refused", func() (any, error) { return a.refused() })
 	serve("/executables", func() (any, error) { return a.executables() })
 	serve("/destinations", func() (any, error) { return a.destinations() })
-	serve("/kernel", func() (any, error) { return a.live.Kernel, nil })
+	serve("/kernel", func() (any, error) { return KernelReport{a.live.Kernel, a.guarded()}, nil })
 	return mux
 }
 
@@ -198,6 +198,12 @@ func reasonOf(n uint32) string {
 	return ""
 }
 
+// KernelReport is how redirected sockets behave on this kernel.
+type KernelReport struct {
+	sdk.Kernel
+	Guard bool `json:"guard"` // splice(2) on them fails with EINVAL, instead of finding nothing
+}
+
 // DestinationReport is a destination of which the data plane has learned something.
 type DestinationReport struct {
 	Client     string  `json:"client"`
@@ -251,6 +257,9 @@ func (a *accelerator) accelerates() sdk.Condition {
 	if turns := a.live.Kernel.RoundTrips; len(turns) > 0 {
 		out.Message = fmt.Sprintf("a turn of %d bytes over loopback takes %v instead of %v", turns[0].Bytes,
 			turns[0].Redirected, turns[0].Plain)
+	}
+	if a.guarded() {
+		out.Message = strings.TrimPrefix(out.Message+"; splice(2) is guarded", "; ")
 	}
 	switch {
 	case a.Mode == "off":

@@ -77,10 +77,18 @@ func newUring(t testing.TB) *uring {
 // do submits a request for n bytes of the buffer, waits for it, and returns its result.
 func (u *uring) do(t testing.TB, operation byte, fd, n int) int {
 	t.Helper()
+	return u.submit(t, operation, fd, n, func(entry []byte) {
+		binary.NativeEndian.PutUint64(entry[16:], uint64(uintptr(pointer.Pointer(pointer.SliceData(u.buffer)))))
+	})
+}
+
+// submit submits a request whose other fields fill sets, waits for it, and returns its result.
+func (u *uring) submit(t testing.TB, operation byte, fd, n int, fill func(entry []byte)) int {
+	t.Helper()
 	clear(u.entries[:64])
 	u.entries[0] = operation
 	binary.NativeEndian.PutUint32(u.entries[4:], uint32(fd))
-	binary.NativeEndian.PutUint64(u.entries[16:], uint64(uintptr(pointer.Pointer(pointer.SliceData(u.buffer)))))
+	fill(u.entries[:64])
 	binary.NativeEndian.PutUint32(u.entries[24:], uint32(n))
 	tail := atomic.LoadUint32(u.sqTail)
 	*(*uint32)(pointer.Add(pointer.Pointer(u.sqArray), 4*(tail&*u.sqMask))) = 0

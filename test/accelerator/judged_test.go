@@ -31,6 +31,14 @@ func (n *node) account() (sum modules.PairReport) {
 	return sum
 }
 
+// guarded reports whether splice(2) fails on sockets that take part.
+func (n *node) guarded() bool {
+	n.T.Helper()
+	var kernel modules.KernelReport
+	n.Must(http.MethodGet, "/v1/modules/fast/kernel", nil, &kernel)
+	return kernel.Guard
+}
+
 // executables are what the module thinks of programs, by name.
 func (n *node) executables() map[string]modules.ExecutableReport {
 	n.T.Helper()

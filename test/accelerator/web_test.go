@@ -172,6 +172,12 @@ listen bytes
 	n.browse(n.b, url(n.a, proxyPort+1), false)
 	n.load(n.a, url(n.a, proxyPort))
 	n.judged("haproxy", "nginx", "curl")
+	if plain {
+		return
+	}
+	if x, guard := n.executables()["haproxy"], n.guarded(); guard != (x.Verdict == "safe") {
+		t.Errorf("guard: %v, %+v", guard, x)
+	}
 }
 
 // HAProxy without splicing takes part when it is allowed to.

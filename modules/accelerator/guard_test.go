@@ -1,0 +1,500 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package accelerator
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/kerb-edge/kerb/internal/cgroup"
+	"github.com/kerb-edge/kerb/internal/chain"
+	"github.com/kerb-edge/kerb/internal/dataplane"
+	"github.com/kerb-edge/kerb/internal/lab/cgrouptest"
+	"github.com/kerb-edge/kerb/internal/lab/pintest"
+	"github.com/kerb-edge/kerb/internal/lab/wait"
+	"github.com/kerb-edge/kerb/sdk/sdktest"
+)
+
+// guardMissing skips a test on kernels without BPF among their LSMs. The emulated machines have it, but for arm64,
+// whose trampolines came with Linux 6.4.
+func guardMissing(t testing.TB, err error) {
+	t.Helper()
+	if os.Getenv("KERB_MATRIX") != "" && runtime.GOARCH == "amd64" {
+		t.Fatal(err)
+	}
+	t.Skip(err)
+}
+
+// guarded is a data plane with its guard.
+type guarded struct{ *plane }
+
+// The tests share one data plane, as loading it takes most of their time on an emulated machine.
+func TestGuard(t *testing.T) {
+	p := guarded{accelerate(t, usual)}
+	if err := p.Guard(); err != nil {
+		guardMissing(t, err)
+	}
+	t.Run("stopped", p.stopped)
+	t.Run("into socket", p.intoSocket)
+	t.Run("io.Copy", p.goCopy)
+	t.Run("haproxy", p.haproxy)
+	t.Run("python", p.python)
+	t.Run("io_uring", p.uring)
+	t.Run("splice", p.splice) // ends with the mode off
+}
+
+// counted returns a function that returns what p.counts has more by then.
+func (p guarded) counted() func() (accelerated, messages uint64) {
+	before := p.counts()
+	return func() (accelerated, messages uint64) {
+		now := p.counts()
+		return now.Accelerated - before.Accelerated, now.Messages - before.Messages
+	}
+}
+
+// splice takes up to 1,000 bytes out of a socket, and returns those.
+func splice(t testing.TB, fd int) ([]byte, error) {
+	t.Helper()
+	var pipe [2]int
+	check(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	n, err := unix.Splice(fd, nil, pipe[1], nil, 1000, unix.SPLICE_F_NONBLOCK)
+	if err != nil {
+		return nil, err
+	}
+	data := make([]byte, n)
+	check(t, readAll(pipe[0], data))
+	return data, nil
+}
+
+// splices checks what splice(2) says of a message that has been sent to a socket, and what read(2) or the pipe has.
+func (c *conn) splices(from, to int, want error) {
+	c.t.Helper()
+	data := noise(100)
+	c.send(from, data)
+	wait.Until(c.t, "it can be read", func() bool {
+		fds := []unix.PollFd{{Fd: int32(to), Events: unix.POLLIN}}
+		n, _ := unix.Poll(fds, 0)
+		return n == 1
+	})
+	got, err := splice(c.t, to)
+	if !errors.Is(err, want) {
+		c.t.Fatalf("splice: %v, want %v", err, want)
+	}
+	if err != nil {
+		got = c.receive(to, len(data))
+	}
+	if !bytes.Equal(got, data) {
+		c.t.Fatal(difference(got, data))
+	}
+}
+
+// splice(2) from a socket that takes part fails from the first call on, and takes nothing away; from others it works.
+func (p guarded) splice(t *testing.T) {
+	fresh := p.connect(t)
+	fresh.splices(fresh.client, fresh.server, unix.EINVAL)
+	fresh.splices(fresh.server, fresh.client, unix.EINVAL)
+	c := p.connect(t)
+	p.warm(c)
+	before := p.redirects(c.client)
+	for range 3 {
+		c.splices(c.client, c.server, unix.EINVAL)
+		c.splices(c.server, c.client, unix.EINVAL)
+	}
+	if n := p.redirects(c.client) - before; n < 3 {
+		t.Errorf("%d messages were redirected: a program that splices is accelerated", n)
+	}
+	off := p.config
+	off.Mode = modeOff
+	p.configure(off)
+	plain := p.connect(t)
+	plain.splices(plain.client, plain.server, nil)
+	if _, err := splice(t, c.server); err != unix.EINVAL {
+		t.Errorf("splice from a socket that is still in the map: %v", err)
+	}
+	wait.Until(t, "the sockets are out of the map", func() bool {
+		left, err := p.Drain()
+		check(t, err)
+		return left == 0
+	})
+	c.splices(c.client, c.server, nil)
+	c.splices(c.server, c.client, nil)
+}
+
+// A connection that has stopped before anything was redirected can be spliced from at once.
+func (p guarded) stopped(t *testing.T) {
+	c := p.connect(t)
+	c.splices(c.client, c.server, unix.EINVAL)
+	check(t, unix.SetsockoptInt(c.server, unix.SOL_SOCKET, unix.SO_RCVLOWAT, 10))
+	c.turn(100)
+	c.turn(100)
+	if e, _ := p.end(c.client); reasons[e.Stop] != "option" {
+		t.Fatalf("%+v", e)
+	}
+	c.splices(c.client, c.server, nil)
+	c.splices(c.server, c.client, nil)
+}
+
+// What is spliced into a socket, or sent by sendfile(2), is redirected as any message, in order.
+func (p guarded) intoSocket(t *testing.T) {
+	c := p.connect(t)
+	p.warm(c)
+	before := p.redirects(c.client)
+	var pipe [2]int
+	check(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+	defer unix.Close(pipe[0])
+	defer unix.Close(pipe[1])
+	file, err := os.CreateTemp(t.TempDir(), "")
+	check(t, err)
+	defer file.Close()
+	for range 5 {
+		data := noise(300)
+		check(t, writeAll(pipe[1], data[:100]))
+		if n, err := unix.Splice(pipe[0], nil, c.client, nil, 100, 0); n != 100 || err != nil {
+			t.Fatal(n, err)
+		}
+		_, err = file.WriteAt(data[100:200], 0)
+		check(t, err)
+		offset := int64(0)
+		if n, err := unix.Sendfile(c.client, int(file.Fd()), &offset, 100); n != 100 || err != nil {
+			t.Fatal(n, err)
+		}
+		c.send(c.client, data[200:])
+		if got := c.receive(c.server, 300); !bytes.Equal(got, data) {
+			t.Fatal(difference(got, data))
+		}
+		c.send(c.server, data[:1])
+		c.receive(c.client, 1)
+	}
+	if n := p.redirects(c.client) - before; n < 10 {
+		t.Errorf("%d messages were redirected", n)
+	}
+}
+
+const uringSplice = 30
+
+// Threads of io_uring splice, too.
+func (p guarded) uring(t *testing.T) {
+	onOwnThread(func() {
+		c := p.connect(t)
+		p.warm(c)
+		data := noise(100)
+		c.send(c.client, data)
+		u := newUring(t)
+		defer unix.Close(u.fd)
+		var pipe [2]int
+		check(t, unix.Pipe2(pipe[:], unix.O_CLOEXEC))
+		defer unix.Close(pipe[0])
+		defer unix.Close(pipe[1])
+		if n := u.splice(t, c.server, pipe[1], 100); n != -int(unix.EINVAL) {
+			t.Fatalf("splice by io_uring: %d", n)
+		}
+		if got := c.receive(c.server, 100); !bytes.Equal(got, data) {
+			t.Fatal(difference(got, data))
+		}
+		plain, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		check(t, err)
+		defer unix.Close(plain[0])
+		defer unix.Close(plain[1])
+		check(t, writeAll(plain[0], data))
+		if n := u.splice(t, plain[1], pipe[1], 100); n != 100 {
+			t.Fatalf("splice of another socket by io_uring: %d", n)
+		}
+	})
+}
+
+// splice submits a request to move n bytes from a socket to a pipe.
+func (u *uring) splice(t testing.TB, from, to, n int) int {
+	t.Helper()
+	return u.submit(t, uringSplice, to, n, func(entry []byte) {
+		binary.NativeEndian.PutUint64(entry[8:], ^uint64(0))
+		binary.NativeEndian.PutUint64(entry[16:], ^uint64(0))
+		binary.NativeEndian.PutUint32(entry[44:], uint32(from))
+	})
+}
+
+// A proxy that copies by io.Copy, which splices if it can, between two connections that take part.
+func (p guarded) goCopy(t *testing.T) {
+	back := serveGo(t, func(c net.Conn) error {
+		buffer := make([]byte, 64<<10)
+		for {
+			n, err := c.Read(buffer)
+			if _, writeErr := c.Write(buffer[:n]); err != nil || writeErr != nil {
+				return errors.Join(err, writeErr)
+			}
+		}
+	})
+	copied := make(chan error, 2)
+	front := serveGo(t, func(in net.Conn) error {
+		out, err := net.Dial("tcp", back)
+		if err != nil {
+			return err
+		}
+		defer out.Close()
+		both := func(to, from net.Conn) {
+			_, err := io.Copy(to.(*net.TCPConn), from.(*net.TCPConn))
+			copied <- errors.Join(err, to.(*net.TCPConn).CloseWrite())
+		}
+		go both(out, in)
+		both(in, out)
+		return nil
+	})
+	count := p.counted()
+	conn := dial(t, front)
+	for range 150 {
+		turn(t, conn, 100)
+	}
+	if connections, messages := count(); connections != 2 || messages < 4*100 {
+		t.Errorf("%d connections are accelerated, with %d messages", connections, messages)
+	}
+	turn(t, conn, 1<<20)
+	check(t, conn.(*net.TCPConn).CloseWrite())
+	for range 2 {
+		if err := <-copied; err != nil {
+			t.Error("io.Copy:", err)
+		}
+	}
+}
+
+// serveGo runs a server of Go's, and returns its address.
+func serveGo(t testing.TB, each func(net.Conn) error) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_ = each(c) // at the end of the test
+			}()
+		}
+	}()
+	return l.Addr().String()
+}
+
+// turn sends bytes that are to come back.
+func turn(t testing.TB, c net.Conn, size int) {
+	t.Helper()
+	data, got := noise(size), make([]byte, size)
+	sent := make(chan error, 1)
+	go func() {
+		_, err := c.Write(data)
+		sent <- err
+	}()
+	_, err := io.ReadFull(c, got)
+	check(t, errors.Join(err, <-sent))
+	if !bytes.Equal(got, data) {
+		t.Fatal(difference(got, data))
+	}
+}
+
+// HAProxy splices whatever it can, for HTTP and for bytes, until that fails.
+func (p guarded) haproxy(t *testing.T) {
+	back := serveGo(t, func(c net.Conn) error {
+		_, err := io.Copy(struct{ io.Writer }{c}, c) // not by splice
+		return err
+	})
+	front := freePort(t)
+	p.daemon(t, front, "/usr/sbin/haproxy", "-db", "-f", file(t, "haproxy.cfg", `
+defaults
+	mode tcp
+	timeout connect 30s
+	timeout client 30s
+	timeout server 30s
+	option splice-auto
+	option splice-request
+	option splice-response
+listen bytes
+	bind `+front+`
+	server echo `+back+`
+`))
+	conn := dial(t, front)
+	turn(t, conn, 100)
+	p.judge(safe, asked)
+	count := p.counted()
+	conn = dial(t, front)
+	for range 100 {
+		turn(t, conn, 100)
+	}
+	if connections, messages := count(); connections < 2 || messages < 4*60 {
+		t.Errorf("%d connections are accelerated, with %d messages", connections, messages)
+	}
+	turn(t, conn, 1<<20)
+}
+
+// Python: an echo by blocking sockets, and what os.splice says.
+func (p guarded) python(t *testing.T) {
+	at := freePort(t)
+	p.daemon(t, at, "/usr/bin/python3", "-Ic", `
+import os, socket, sys
+host, port = sys.argv[1].split(":")
+server = socket.create_server((host, int(port)))
+while True:
+	with server.accept()[0] as c:
+		read, write = os.pipe()
+		while data := c.recv(1 << 16):
+			c.sendall(data)
+			if data == b"splice":
+				c.recv(1, socket.MSG_PEEK)
+				try:
+					os.splice(c.fileno(), write, 1)
+				except OSError as e:
+					c.sendall(b"%d" % e.errno)
+`, at)
+	conn := dial(t, at)
+	turn(t, conn, 100)
+	conn.Close() // it serves one at a time
+	p.judge(allowed, asked)
+	count := p.counted()
+	conn = dial(t, at)
+	for range 100 {
+		turn(t, conn, 100)
+	}
+	if connections, messages := count(); connections != 1 || messages < 2*60 {
+		t.Errorf("%d connections are accelerated, with %d messages", connections, messages)
+	}
+	for _, c := range []struct{ say, hear string }{{"splice", "splice"}, {"next", "22next"}} {
+		if _, err := io.WriteString(conn, c.say); err != nil {
+			t.Fatal(err)
+		}
+		got := make([]byte, len(c.hear))
+		if _, err := io.ReadFull(conn, got); err != nil || string(got) != c.hear {
+			t.Fatalf("%q, %v, want %q", got, err, c.hear)
+		}
+	}
+}
+
+// daemon starts a server in this cgroup, and waits until it listens.
+func (p *plane) daemon(t testing.TB, at, name string, args ...string) {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skip(err)
+	}
+	cmd := exec.Command(path, args...)
+	cmd.Stderr = os.Stderr
+	check(t, cmd.Start())
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	wait.Until(t, name+" listens", func() bool {
+		c, err := net.Dial("tcp", at)
+		if err == nil {
+			c.Close()
+		}
+		return err == nil
+	})
+}
+
+func freePort(t testing.TB) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	check(t, err)
+	defer l.Close()
+	return l.Addr().String()
+}
+
+func file(t testing.TB, name, text string) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), name)
+	check(t, os.WriteFile(path, []byte(text), 0o600))
+	return path
+}
+
+func dial(t testing.TB, to string) net.Conn {
+	t.Helper()
+	c, err := net.Dial("tcp", to)
+	check(t, err)
+	t.Cleanup(func() { c.Close() })
+	check(t, c.SetDeadline(time.Now().Add(patience)))
+	return c
+}
+
+// The link of the guard is pinned with the programs: it outlives the agent, and goes when it is not wanted, or with the
+// module.
+func TestGuardIsPinned(t *testing.T) {
+	sdktest.NeedRoot(t)
+	root := pintest.New(t)
+	open := func(without bool) *dataplane.Dataplane {
+		d, err := dataplane.Open(dataplane.Options{Root: root, NoGuard: without})
+		check(t, err)
+		check(t, d.SetGuards())
+		return d
+	}
+	d := open(false)
+	m := module(t)
+	m.Sockets = true
+	dir := cgrouptest.New(t, "", "kerb-accelerator")
+	found, err := cgroup.Find(dir)
+	check(t, err)
+	spec := chain.Spec{Side: chain.OnSockets, Direction: chain.Both, Members: []chain.Member{{Name: m.Name, ID: m.ID}}}
+	point := chain.Point{Side: chain.OnSockets, Cgroup: found.ID, Entry: chain.All, Module: m.Name}
+	b := d.Bind(map[string]dataplane.Module{m.Name: m})
+	check(t, b.CreateMapSet(m.Name, m.ID, m.Values, ""))
+	b.Close()
+	check(t, d.CreateChain(spec, map[string]dataplane.Module{m.Name: m}))
+	check(t, d.Attach(point, spec))
+	maps, err := d.Maps(m.Name, m.ID)
+	check(t, err)
+	defer func() {
+		for _, one := range maps {
+			one.Close()
+		}
+	}()
+	isGuarded := func() bool {
+		var is uint32
+		check(t, maps[mapGuarded].Lookup(uint32(0), &is))
+		return is != 0
+	}
+	if !isGuarded() {
+		check(t, d.Purge())
+		guardMissing(t, errors.New("the kernel does not call the guard"))
+	}
+	cgrouptest.Enter(t, dir)
+	p := &plane{LoadedSockets: &dataplane.LoadedSockets{Maps: maps}, t: t}
+	p.configure(usual)
+	for word := range uint32(portWords) {
+		p.put(mapPorts, word, ^uint64(0))
+	}
+	unix.Close(p.listen(t))
+	p.judge(allowed, asked)
+	c := p.connect(t)
+	p.warm(c)
+	for _, without := range []bool{false, true, false} {
+		d = open(without) // the agent was killed
+		if is := isGuarded(); is == without {
+			t.Fatalf("guarded: %v, without: %v", is, without)
+		}
+		want := error(unix.EINVAL)
+		if without {
+			want = nil
+		}
+		c.splices(c.client, c.server, want)
+		c = p.connect(t)
+		p.warm(c)
+	}
+	check(t, d.Detach(point))
+	check(t, d.Purge())
+	c.splices(c.client, c.server, nil)
+	if _, err := os.Stat(root); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("purge left %s: %v", root, err)
+	}
+}
