@@ -120,7 +120,8 @@ func purgeKernel(root, run string) error {
 // purgeFiles removes files that Kerb made, and their directory only if nothing else is in it.
 func purgeFiles(p paths.Paths) error {
 	files := []string{p.Store(), p.Store() + ".journal", p.Store() + ".new", // which a killed agent left
-		p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Resolved(), p.SocketFacts(), p.Bindings()}
+		p.Socket(), p.Oakestra(), p.OakestraSocket(), p.Containers(), p.Resolved(), p.SocketFacts(),
+		p.Bindings()}
 	damaged, err := filepath.Glob(p.Store() + "*.damaged-*")                                // and its journal
 	halves, e := filepath.Glob(filepath.Join(p.State, "."+filepath.Base(p.Bindings())+"*")) // of a killed agent
 	err = errors.Join(err, e)
@@ -129,7 +130,8 @@ func purgeFiles(p paths.Paths) error {
 			err = errors.Join(err, e)
 		}
 	}
-	for _, dir := range []string{p.ControlState(), p.ControlSockets(), p.ModuleSockets(), p.Packages(), p.History()} {
+	for _, dir := range []string{p.ControlState(), p.ControlSockets(), p.ModuleSockets(), p.Packages(), p.History(),
+		p.Samples()} {
 		err = errors.Join(err, os.RemoveAll(dir))
 	}
 	_ = os.Remove(p.State)

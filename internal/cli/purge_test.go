@@ -6,6 +6,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
@@ -34,5 +35,31 @@ func TestPurgeDuringStart(t *testing.T) {
 	}
 	if err := release(); err != nil {
 		t.Error(err)
+	}
+}
+
+// With --all nothing is left of any path that the agent has, but for the configuration.
+func TestPurgeFilesKnowsAllPaths(t *testing.T) {
+	dir := t.TempDir()
+	p := paths.Paths{State: filepath.Join(dir, "state"), Run: filepath.Join(dir, "run"), BPF: filepath.Join(dir, "bpf"),
+		Trust: filepath.Join(dir, "trust")}
+	made := 0
+	for i, v := 0, reflect.ValueOf(p); i < v.NumMethod(); i++ {
+		f, ok := v.Method(i).Interface().(func() string)
+		if !ok || f() == p.Lock() || filepath.Dir(f()) == p.Trust { // the lock is released
+			continue
+		}
+		made++
+		if err := errors.Join(os.MkdirAll(filepath.Dir(f()), 0o700), os.WriteFile(f(), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := purgeFiles(p); err != nil || made < 10 {
+		t.Errorf("%d paths, %v", made, err)
+	}
+	for _, root := range []string{p.State, p.Run} {
+		if left, _ := os.ReadDir(root); len(left) > 0 {
+			t.Errorf("left in %s: %v", root, left)
+		}
 	}
 }
