@@ -31,11 +31,19 @@ func main() {
 	flag.StringVar(&o.NRI, "nri", "", "socket of the container runtime's NRI, such as /run/nri/nri.sock: containers "+
 		"of a pod start when its modules are there; default is not to connect")
 	tcp := metrics.Flags(flag.CommandLine)
+	purge := flag.Bool("purge", false, "remove the last known state, and end")
 	printVersion := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	o.Metrics = *tcp
 	if *printVersion {
 		fmt.Println(version.Version())
+		return
+	}
+	if *purge {
+		if err := node.Purge(o.State); err != nil {
+			fmt.Fprintln(os.Stderr, "kerb-kube-node: purge:", err)
+			os.Exit(1)
+		}
 		return
 	}
 	if flag.NArg() > 0 || o.Node == "" {

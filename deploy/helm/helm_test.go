@@ -209,8 +209,53 @@ func TestValues(t *testing.T) {
 			commands = append(commands, word.(string))
 		}
 	}
-	if got := strings.Join(commands, " "); got != "/usr/bin/kerb-cni uninstall /usr/bin/kerb purge /usr/bin/kerb version" {
+	if got := strings.Join(commands, " "); got != "/usr/bin/kerb-cni uninstall /usr/bin/kerb purge "+
+		"/usr/bin/kerb-kube-node --purge /usr/bin/kerb version" {
 		t.Errorf("uninstall runs %s", got)
+	}
+}
+
+// To uninstall, no directory of Kerb on the node is mounted, nor created: one that is mounted cannot be removed. What
+// is removed is where the other pods have it.
+func TestUninstallMountsNoDirectoryOfKerb(t *testing.T) {
+	of := func(uninstall string) (object, map[string]string) {
+		set := parse(t, render(t, "--set", "uninstall="+uninstall))["DaemonSet kerb"]
+		paths := map[string]string{}
+		for mount, path := range mounts(set) {
+			if path != nil {
+				paths[mount] = path.(string)
+			}
+		}
+		return set, paths
+	}
+	_, runs := of("false")
+	set, removes := of("true")
+	for mount, path := range removes {
+		if strings.Contains(path, "kerb") && path != "/etc/kerb" {
+			t.Errorf("%s is %s", mount, path)
+		}
+	}
+	named := map[string]bool{}
+	for _, c := range containers(set) {
+		for _, word := range asList(c["command"]) {
+			for mount, path := range removes {
+				container, at, _ := strings.Cut(mount, " ")
+				if rest, below := strings.CutPrefix(word.(string), at+"/"); below && c["name"] == container {
+					named[path+"/"+rest] = true
+				}
+			}
+		}
+	}
+	for mount, path := range runs {
+		if strings.Contains(path, "kerb") && path != "/etc/kerb" && !named[path] {
+			t.Errorf("%s of %s is not removed", path, mount)
+		}
+	}
+	for _, v := range asList(set["spec"].(object)["template"].(object)["spec"].(object)["volumes"]) {
+		host, _ := v.(object)["hostPath"].(object)
+		if path, _ := host["path"].(string); strings.Contains(path, "kerb") && path != "/etc/kerb" {
+			t.Errorf("volume %s is %s", v.(object)["name"], path)
+		}
 	}
 }
 

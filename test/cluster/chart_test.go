@@ -21,8 +21,8 @@ func (c cluster) render(args ...string) string {
 }
 
 // Nodes without Kerb get it by one apply: containers without privileges. Pods are denied from their first packet, also
-// those that start while the containers are upgraded one node after the other. Uninstalling leaves no pins, links and
-// configurations, nor anything in the API server, and pods keep running.
+// those that start while the containers are upgraded one node after the other. Uninstalling leaves no pins, links,
+// configurations and states, nor anything in the API server, and pods keep running.
 func (c cluster) testChart() {
 	c.reset()
 	everywhere(func(node string) {
@@ -50,9 +50,7 @@ func (c cluster) testChart() {
 		return c.initialized() == nodes
 	}, func() any { return c.do("kubectl", "-n", "kerb-system", "get", "pods", "-o", "wide") })
 	everywhere(func(node string) {
-		left := c.do("on", node, "sh", "-c", "find /sys/fs/bpf /var/lib/kerb "+layout.conf+" "+layout.bin+
-			" -name '*kerb*' ! -path /var/lib/kerb 2>/dev/null; true")
-		if left != "" {
+		if left := c.left(node); left != "" {
 			c.Errorf("left on node %s:\n%s", node, left)
 		}
 	})
@@ -67,6 +65,13 @@ func (c cluster) testChart() {
 	}
 	c.delete()
 	c.nothingLeft()
+}
+
+// left returns what of Kerb is on a node. What the kubelet and containerd keep of its pods is below their directories.
+func (c cluster) left(node string) string {
+	c.Helper()
+	return c.do("on", node, "sh", "-c", "{ find /run /var/lib -maxdepth 1 -name '*kerb*'; find /sys/fs/bpf "+layout.conf+
+		" "+layout.bin+" -name '*kerb*'; } 2>/dev/null; true")
 }
 
 // nothingLeft checks that the API server has no object of Kerb, definitions included. Events are forgotten after an
@@ -114,7 +119,7 @@ func (c cluster) initialized() (n int) {
 		`jsonpath={range .items[*]}{.spec.initContainers[*].name} {.status.conditions[?(@.type=="Initialized")].status}`+
 			`{"\n"}{end}`)
 	for line := range strings.Lines(out) {
-		if line == "cni purge True\n" {
+		if line == "cni purge kube-node True\n" {
 			n++
 		}
 	}

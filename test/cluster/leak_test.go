@@ -82,10 +82,8 @@ func (c cluster) testUninstall() {
 	c.program("stop", "agent")
 	everywhere(func(node string) {
 		c.do("on", node, "kerb", "purge", "--all")
-		// The directories of services: systemd removes the first one, and the operator the other.
-		left := c.do("on", node, "sh", "-c", "rm -r /run/kerb /var/lib/kerb-kube; find /sys/fs/bpf /run /var/lib/kerb "+
-			layout.conf+" "+layout.bin+" -name '*kerb*' 2>/dev/null; true")
-		if left != "" {
+		c.do("on", node, "kerb-kube-node", "--purge")
+		if left := c.left(node); left != "" {
 			c.Errorf("left on node %s:\n%s", node, left)
 		}
 	})

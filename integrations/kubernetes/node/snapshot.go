@@ -116,3 +116,18 @@ func (s *state) restore(dir string) error {
 	})
 	return nil
 }
+
+// Purge removes what Run keeps in a directory, and the directory if nothing else is in it. Run must not work on it.
+func Purge(dir string) (err error) {
+	for _, name := range []string{snapshotFile, rolloutsFile} {
+		all, e := filepath.Glob(filepath.Join(dir, "."+name+"*")) // halves, of a process that was killed
+		err = errors.Join(err, e)
+		for _, path := range append(all, filepath.Join(dir, name)) {
+			if e := os.Remove(path); !errors.Is(e, fs.ErrNotExist) {
+				err = errors.Join(err, e)
+			}
+		}
+	}
+	_ = os.Remove(dir)
+	return err
+}

@@ -45,8 +45,14 @@ securityContext:
     add: [SETUID, SETGID, SETPCAP, KILL, FOWNER, BPF, NET_ADMIN, NET_RAW, NET_BROADCAST, PERFMON, SYS_ADMIN, SYS_PTRACE,
       CHOWN, DAC_OVERRIDE{{ range .Values.node.capabilities }}, {{ . }}{{ end }}]
 volumeMounts:
+  {{- if .Values.uninstall }}
+  # The directories above those of Kerb, which it removes.
+  - {name: run, mountPath: /host/run}
+  - {name: lib, mountPath: /host/lib}
+  {{- else }}
   - {name: run, mountPath: /run/kerb}
   - {name: state, mountPath: /var/lib/kerb}
+  {{- end }}
   - {name: config, mountPath: /etc/kerb, readOnly: true}
   - {name: certificates, mountPath: /etc/ssl/certs, readOnly: true}
   - {name: bpf, mountPath: /sys/fs/bpf}
