@@ -12,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"testing"
 	"time"
 
@@ -426,6 +427,29 @@ func dial(t testing.TB, to string) net.Conn {
 	t.Cleanup(func() { c.Close() })
 	check(t, c.SetDeadline(time.Now().Add(patience)))
 	return c
+}
+
+// Programs that splice take part while the data plane reports a guard.
+func TestGuardedPrograms(t *testing.T) {
+	c := governed(t, "")
+	haproxy, node := fileKey{Inode: 1}, fileKey{Inode: 2}
+	c.asks(haproxy, "/usr/sbin/haproxy")
+	c.asks(node, "/usr/bin/node")
+	for _, guarded := range []uint32{0, 1, 0} {
+		c.put(mapGuarded, uint32(0), guarded)
+		c.use("") // the agent has started again
+		want := uint32(unsafe)
+		if guarded != 0 {
+			want = safe
+		}
+		if got := c.verdict(haproxy); got != want || c.verdict(node) != safe {
+			t.Errorf("guarded: %d, verdicts %d, %d", guarded, got, c.verdict(node))
+		}
+		said := strings.Contains(c.condition("Accelerating").Message, "splice(2) is guarded")
+		if want := guarded != 0; said != want || c.a.guarded() != want {
+			t.Errorf("guarded: %d, %v, %+v", guarded, c.a.guarded(), c.condition("Accelerating"))
+		}
+	}
 }
 
 // The link of the guard is pinned with the programs: it outlives the agent, and goes when it is not wanted, or with the
