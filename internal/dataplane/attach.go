@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 
 	"github.com/cilium/ebpf"
 	"github.com/cilium/ebpf/link"
@@ -43,15 +42,15 @@ func (d *Dataplane) attach(p chain.Point, prog *ebpf.Program) error {
 }
 
 func (d *Dataplane) attachLink(p chain.Point, prog *ebpf.Program) error {
-	old, err := openLink(d.layout.link(p))
+	old, err := openPin(d.layout.link(p))
 	if errors.Is(err, os.ErrNotExist) {
 		return d.attachNew(p, prog)
 	}
 	if err != nil {
 		return err
 	}
-	defer old.Close()
-	err = old.Update(prog)
+	defer unix.Close(old)
+	err = updateLink(old, prog)
 	// of an interface or cgroup that is gone; the index may be another's
 	if errors.Is(err, unix.ENOLINK) || errors.Is(err, unix.ENODEV) {
 		if err := os.Remove(d.layout.link(p)); err != nil {
@@ -149,31 +148,23 @@ func (d *Dataplane) detach(p chain.Point) error {
 	}
 	d.links.forget(p)
 	path := d.layout.link(p)
-	l, err := openLink(path)
+	l, err := openPin(path)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	defer l.Close()
+	defer unix.Close(l)
 	if err := os.Remove(path); err != nil {
 		return fmt.Errorf("unpin link of %s: %w", p, err)
 	}
 	// Closing the last handle would detach too, but later, from a workqueue.
-	if err := l.Detach(); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) &&
-		!errors.Is(err, link.ErrNotSupported) {
+	if err := detachLink(l); err != nil && !errors.Is(err, unix.ENODEV) && !errors.Is(err, unix.ENOLINK) &&
+		!errors.Is(err, unix.EOPNOTSUPP) {
 		return fmt.Errorf("detach from %s: %w", p, err)
 	}
 	return nil
-}
-
-func openLink(path string) (link.Link, error) {
-	l, err := link.LoadPinnedLink(path, nil)
-	if err != nil {
-		return nil, fmt.Errorf("open link %s: %w", filepath.Base(path), err)
-	}
-	return l, nil
 }
 
 // readLink returns what a pinned link runs. The pin outlives its interface or cgroup: the kernel then reports index or

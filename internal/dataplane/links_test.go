@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cilium/ebpf/link"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
@@ -45,7 +46,7 @@ func TestKnownLinks(t *testing.T) {
 		}
 	}
 	observe("attached", 2, true)
-	l, err := openLink(w.layout.link(on))
+	l, err := link.LoadPinnedLink(w.layout.link(on), nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,12 +97,12 @@ func TestRemovalsAfterTooMany(t *testing.T) {
 			if err := netlink.LinkAdd(pair); err != nil {
 				t.Fatal(err)
 			}
-			link, err := netlink.LinkByName(pair.Name)
+			added, err := netlink.LinkByName(pair.Name)
 			if err != nil {
 				t.Fatal(err)
 			}
-			last = link.Attrs().Index
-			if err := netlink.LinkDel(link); err != nil {
+			last = added.Attrs().Index
+			if err := netlink.LinkDel(added); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -5,6 +5,7 @@ package dataplane
 import (
 	"encoding/binary"
 	"fmt"
+	"runtime"
 	"unsafe"
 
 	"github.com/cilium/ebpf"
@@ -90,6 +91,21 @@ func pinnedLink(path string) (info linkInfo, err error) {
 		return info, fmt.Errorf("pin %s: %w", path, err)
 	}
 	return *read, nil
+}
+
+// updateLink replaces the program of an open link in one step. Package ebpf would first read what the link is, and so
+// it would in detachLink: the kernel takes the lock of all network configuration for that.
+func updateLink(fd int, prog *ebpf.Program) error {
+	_, err := bpfCall(unix.BPF_LINK_UPDATE, &struct{ link, program, flags, before uint32 }{
+		link: uint32(fd), program: uint32(prog.FD())})
+	runtime.KeepAlive(prog)
+	return err
+}
+
+// detachLink detaches an open link from what it is attached to (Linux 5.9).
+func detachLink(fd int) error {
+	_, err := bpfCall(unix.BPF_LINK_DETACH, &struct{ link uint32 }{uint32(fd)})
+	return err
 }
 
 // bpfCall is the system call bpf(2). It returns the new descriptor if there is one.
