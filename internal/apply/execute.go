@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"runtime"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -72,61 +73,111 @@ func (e *execution) createChains(steps []plan.Step) error {
 	return work.Wait()
 }
 
-// executeAll executes the steps of one phase in order. A vanished attach point is noted and skipped, a busy one only if
-// the caller permits it; any other error ends the phase.
+// executeAll executes the steps of one phase. A vanished attach point is noted and skipped, a busy one only if the
+// caller permits it; any other error ends the phase.
 func (e *execution) executeAll(steps []plan.Step) (err error) {
 	if a := steps[0].Action; a == plan.Attach || a == plan.Detach {
 		restore := e.kernel.Expedite()
 		defer func() { err = errors.Join(err, restore()) }()
 	}
+	if onInterfaces(steps) {
+		return e.executeTogether(steps)
+	}
 	for _, s := range steps {
-		e.log.Debug("step", "step", s.String())
-		err := e.execute(s)
-		if errors.Is(err, chain.ErrGone) {
-			e.log.Info("attach point vanished while it was being changed", "step", s.String())
-			e.gone = append(e.gone, s.Point)
-			continue
-		}
-		if errors.Is(err, chain.ErrBusy) && e.skip(s.Point) {
-			e.busy[s.Point] = err
-			continue
-		}
-		if err != nil {
+		if err := e.note(s, e.execute(s)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// execute performs one step and remembers how to undo it. The undo of a new map set is registered before it is created,
-// so that a half-created one is removed, too.
+// concurrency is how many attach points are changed at once. Each change waits for the kernel's lock of network
+// configuration, behind all processes that wait already, and there are a hundred while many pods start.
+const concurrency = 8
+
+// onInterfaces reports whether all steps are on hooks of interfaces, which do not depend on each other.
+func onInterfaces(steps []plan.Step) bool {
+	return !slices.ContainsFunc(steps, func(s plan.Step) bool { return s.Point.Ifindex == 0 })
+}
+
+// executeTogether executes steps on different attach points, some at once. After an error it begins no others. What was
+// done is noted in the order of the steps, so that it is undone in the same order each time.
+func (e *execution) executeTogether(steps []plan.Step) error {
+	var work errgroup.Group
+	var failed atomic.Bool
+	work.SetLimit(concurrency)
+	begun, results := make([]bool, len(steps)), make([]error, len(steps))
+	for i, s := range steps {
+		work.Go(func() error {
+			if failed.Load() {
+				return nil
+			}
+			begun[i] = true
+			if results[i] = e.execute(s); e.isFatal(s, results[i]) {
+				failed.Store(true)
+			}
+			return nil
+		})
+	}
+	_ = work.Wait()
+	var errs []error
+	for i, s := range steps {
+		if begun[i] {
+			errs = append(errs, e.note(s, results[i]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// isFatal reports whether the result of a step ends its phase.
+func (e *execution) isFatal(s plan.Step, err error) bool {
+	return err != nil && !errors.Is(err, chain.ErrGone) && !(errors.Is(err, chain.ErrBusy) && e.skip(s.Point))
+}
+
+// note notes the result of a step: how to undo it, or why it was skipped. It returns errors that end the phase.
+func (e *execution) note(s plan.Step, err error) error {
+	switch {
+	case e.isFatal(s, err):
+		return err
+	case errors.Is(err, chain.ErrGone):
+		e.log.Info("attach point vanished while it was being changed", "step", s.String())
+		e.gone = append(e.gone, s.Point)
+	case err != nil:
+		e.busy[s.Point] = err
+	default:
+		e.undoLater(s)
+	}
+	return nil
+}
+
+// execute performs one step.
 func (e *execution) execute(s plan.Step) error {
+	e.log.Debug("step", "step", s.String())
 	switch s.Action {
 	case plan.CreateMapSet:
+		// Registered before it is created, so that a half-created one is removed, too.
 		e.undo = append(e.undo, func() error { return e.kernel.RemoveMapSet(s.Module, s.MapSet) })
 		return e.kernel.CreateMapSet(s.Module, s.MapSet, s.Values, s.From)
 	case plan.SetValues:
-		if err := e.kernel.SetValues(s.Module, s.MapSet, s.Values); err != nil {
-			return err
-		}
-		e.undo = append(e.undo, func() error { return e.kernel.SetValues(s.Module, s.MapSet, s.OldValues) })
-	case plan.Attach:
-		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
-			return err
-		}
-		e.undo = append(e.undo, func() error { return e.kernel.Detach(s.Point) })
-	case plan.Replace:
-		if err := e.kernel.Attach(s.Point, s.Chain); err != nil {
-			return err
-		}
-		e.restoreOld(s)
+		return e.kernel.SetValues(s.Module, s.MapSet, s.Values)
+	case plan.Attach, plan.Replace:
+		return e.kernel.Attach(s.Point, s.Chain)
 	case plan.Detach:
-		if err := e.kernel.Detach(s.Point); err != nil {
-			return err
-		}
-		e.restoreOld(s)
+		return e.kernel.Detach(s.Point)
 	}
 	return nil
+}
+
+// undoLater remembers how to undo a step that was executed.
+func (e *execution) undoLater(s plan.Step) {
+	switch s.Action {
+	case plan.SetValues:
+		e.undo = append(e.undo, func() error { return e.kernel.SetValues(s.Module, s.MapSet, s.OldValues) })
+	case plan.Attach:
+		e.undo = append(e.undo, func() error { return e.kernel.Detach(s.Point) })
+	case plan.Replace, plan.Detach:
+		e.restoreOld(s)
+	}
 }
 
 // restoreOld restores the chain that ran before a step, unless its pins are gone: then there is nothing to restore.

@@ -6,7 +6,8 @@ package apply
 
 import "github.com/kerb-edge/kerb/internal/chain"
 
-// Kernel is what the executor needs of a data plane. CreateChain is safe for concurrent use.
+// Kernel is what the executor needs of a data plane. CreateChain is safe for concurrent use, and so are Attach and
+// Detach on different hooks of interfaces.
 type Kernel interface {
 	Observe() (chain.State, error)
 

@@ -34,7 +34,7 @@ type Kernel struct {
 	KillAt     int                   // as FailAt; all later calls fail, too
 	OnCall     func(call string)     // called before each call that changes the kernel; may be nil
 	expedited  int                   // of them, without restore
-	mu         sync.Mutex            // CreateChain is called concurrently
+	mu         sync.Mutex            // CreateChain, Attach and Detach are called concurrently
 	maps       map[string]string     // the values of map sets, empty for those without, by MODULE/ID
 	chains     map[string]pinned     // by the name of their directory
 	points     map[chain.Point]fixed // what runs
@@ -232,6 +232,8 @@ func (k *Kernel) Attach(p chain.Point, spec chain.Spec) error {
 
 // AttachPinned is Attach for a chain that was observed.
 func (k *Kernel) AttachPinned(p chain.Point, c chain.Pinned) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if err := k.call("attach %s to %s", c.ID, p); err != nil {
 		return err
 	}
@@ -259,6 +261,8 @@ func (k *Kernel) AttachPinned(p chain.Point, c chain.Pinned) error {
 
 // Detach detaches what is on a point, if anything is.
 func (k *Kernel) Detach(p chain.Point) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if err := k.call("detach %s", p); err != nil {
 		return err
 	}
