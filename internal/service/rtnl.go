@@ -10,10 +10,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
-
-	"github.com/kerb-edge/kerb/internal/netdump"
 )
 
 // noNSID stands for "our own namespace" in requests, and for "no id" in what
@@ -39,47 +36,6 @@ type rawLink struct {
 type rawAddr struct {
 	ifindex int
 	prefix  netip.Prefix
-}
-
-// conn is a route netlink socket that asks about its own namespace, and by
-// their ids about those of peers. Asking about others by id needs
-// CAP_NET_ADMIN; entering them would need CAP_SYS_ADMIN.
-type conn struct {
-	socket map[int]*nl.SocketHandle
-}
-
-// openConn opens a socket in the namespace of the calling thread.
-func openConn() (*conn, error) {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open route netlink socket: %w", err)
-	}
-	// Without strict checking the kernel ignores the target of address dumps.
-	if err := unix.SetsockoptInt(s.GetFd(), unix.SOL_NETLINK, unix.NETLINK_GET_STRICT_CHK, 1); err != nil {
-		s.Close()
-		return nil, fmt.Errorf("strict netlink requests (Linux 4.20): %w", err)
-	}
-	return &conn{map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: {Socket: s}}}, nil
-}
-
-func (c *conn) close() { c.socket[unix.NETLINK_ROUTE].Close() }
-
-// execute runs a request; a dump that a concurrent change interrupted is
-// repeated, because it may have skipped or doubled entries.
-func (c *conn) execute(kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
-	return c.executeOn(unix.NETLINK_ROUTE, kind, flags, reply, data...)
-}
-
-// executeOn sends a request and returns the answers.
-func (c *conn) executeOn(protocol, kind, flags int, reply uint16, data ...nl.NetlinkRequestData) ([][]byte, error) {
-	return netdump.Complete(func() ([][]byte, error) {
-		req := nl.NewNetlinkRequest(kind, flags)
-		req.Sockets = c.socket
-		for _, d := range data {
-			req.AddData(d)
-		}
-		return req.Execute(protocol, reply)
-	})
 }
 
 // links dumps the links of a peer namespace, or of our own for noNSID.
@@ -158,23 +114,26 @@ func number(value []byte) uint32 {
 	return nl.NativeEndian().Uint32(value)
 }
 
-// addresses dumps the addresses of a peer namespace, or of our own for noNSID.
-func (c *conn) addresses(nsid int32) ([]rawAddr, error) {
-	data := []nl.NetlinkRequestData{&nl.IfAddrmsg{IfAddrmsg: unix.IfAddrmsg{Family: unix.AF_UNSPEC}}}
-	if nsid != noNSID {
-		data = append(data, nl.NewRtAttr(ifaTargetNetnsid, nl.Uint32Attr(uint32(nsid))))
-	}
-	msgs, err := c.execute(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.RTM_NEWADDR, data...)
-	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
-	}
-	var addrs []rawAddr
-	for _, m := range msgs {
-		if a := parseAddr(m); a.prefix.IsValid() {
-			addrs = append(addrs, a)
+// addresses dumps the addresses of a peer namespace, or of our own for noNSID. Since Linux 6.10 the kernel does so
+// without the lock of network configuration, but not if it is asked for all families at once.
+func (c *conn) addresses(nsid int32) (all []rawAddr, err error) {
+	for _, family := range []int{unix.AF_INET, unix.AF_INET6} {
+		data := []nl.NetlinkRequestData{&nl.IfAddrmsg{IfAddrmsg: unix.IfAddrmsg{Family: uint8(family)}}}
+		if nsid != noNSID {
+			data = append(data, nl.NewRtAttr(ifaTargetNetnsid, nl.Uint32Attr(uint32(nsid))))
+		}
+		msgs, err := c.execute(unix.RTM_GETADDR, unix.NLM_F_DUMP, unix.RTM_NEWADDR, data...)
+		if err != nil {
+			return nil, fmt.Errorf("list addresses: %w", err)
+		}
+		for _, m := range msgs {
+			// A kernel without a family answers with all others.
+			if a := parseAddr(m); a.prefix.IsValid() && int(nl.DeserializeIfAddrmsg(m).Family) == family {
+				all = append(all, a)
+			}
 		}
 	}
-	return addrs, nil
+	return all, nil
 }
 
 // parseAddr prefers IFA_LOCAL: on point-to-point links IFA_ADDRESS is the

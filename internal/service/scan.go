@@ -67,6 +67,16 @@ func openScanner() (*scanner, error) {
 		paths: make(map[string]nsKey)}, nil
 }
 
+// another returns a scanner for resolveAlone in another goroutine. The calling thread is in the namespace of s. Only
+// its connection is to be closed.
+func (s *scanner) another() (*scanner, error) {
+	c, err := openConn()
+	if err != nil {
+		return nil, err
+	}
+	return &scanner{conn: c, own: s.own, paths: map[string]nsKey{}}, nil
+}
+
 func (s *scanner) close() {
 	s.xfrm.close()
 	s.conn.close()

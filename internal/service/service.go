@@ -9,8 +9,12 @@ package service
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
 
 	"github.com/kerb-edge/kerb/api/v1alpha1"
 	"github.com/kerb-edge/kerb/sdk"
@@ -113,19 +117,19 @@ func ResolveAll(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error)
 	return states, s.resolveAll(specs, states)
 }
 
+// lookups is how many services are looked up at once. Each waits several times for the kernel's lock of network
+// configuration, behind all processes that wait already, and there are a hundred while many pods start.
+const lookups = 16
+
 // resolveAll looks services up by their namespaces, and those that are not found so among all links of the node.
 func (s *scanner) resolveAll(specs map[string]v1alpha1.ServiceSpec, into map[string]State) error {
 	left := map[string]v1alpha1.ServiceSpec{}
-	for name, spec := range specs {
-		var state State
-		known, err := true, Validate(spec)
-		if err == nil {
-			state, known, err = s.resolveAlone(spec)
-		}
-		if state.Err = err; known {
-			into[name] = state
+	names := slices.Collect(maps.Keys(specs))
+	for i, one := range s.resolveEach(names, specs) {
+		if one.known {
+			into[names[i]] = one.State
 		} else {
-			left[name] = spec
+			left[names[i]] = specs[names[i]]
 		}
 	}
 	if len(left) == 0 {
@@ -140,4 +144,42 @@ func (s *scanner) resolveAll(specs map[string]v1alpha1.ServiceSpec, into map[str
 		into[name] = state
 	}
 	return nil
+}
+
+// resolved is what resolveAlone returns of a service.
+type resolved struct {
+	State
+	known bool
+}
+
+// resolveEach looks services up by their namespaces, several at once, and returns them in the order of the names.
+func (s *scanner) resolveEach(names []string, specs map[string]v1alpha1.ServiceSpec) []resolved {
+	out := make([]resolved, len(names))
+	var next atomic.Int64
+	work := func(s *scanner) {
+		for i := int(next.Add(1)) - 1; i < len(names); i = int(next.Add(1)) - 1 {
+			spec := specs[names[i]]
+			one := resolved{known: true}
+			err := Validate(spec)
+			if err == nil {
+				one.State, one.known, err = s.resolveAlone(spec)
+			}
+			one.Err = err
+			out[i] = one
+		}
+	}
+	var others sync.WaitGroup
+	for range min(len(names), lookups) - 1 {
+		other, err := s.another()
+		if err != nil {
+			break // for lack of file descriptors, for example: fewer at once
+		}
+		others.Go(func() {
+			defer other.conn.close()
+			work(other)
+		})
+	}
+	work(s)
+	others.Wait()
+	return out
 }

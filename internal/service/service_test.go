@@ -287,3 +287,26 @@ func resolveOne(spec v1alpha1.ServiceSpec) (State, error) {
 	}
 	return states[""], states[""].Err
 }
+
+// Services that are looked up at once, some of which are not there, are each what they are alone.
+func TestResolveMany(t *testing.T) {
+	lab := newLab(t)
+	specs, want := map[string]v1alpha1.ServiceSpec{}, map[string]State{}
+	for i := range lookups + 4 {
+		h := newHost(t, lab, "h"+strconv.Itoa(i))
+		specs[h.Name()], want[h.Name()] = netnsSpec(h), wantOf(t, lab, h)
+	}
+	specs["missing"] = v1alpha1.ServiceSpec{Netns: "/run/netns/ksv-not-there"}
+	var got map[string]State
+	within(t, lab.Node(), func() (err error) {
+		got, err = ResolveAll(specs)
+		return err
+	})
+	if err := got["missing"].Err; !errors.Is(err, ErrNamespaceGone) {
+		t.Errorf("a namespace that is not there: %v", err)
+	}
+	delete(got, "missing")
+	if diff := cmp.Diff(want, got, cmp.Comparer(samePrefix)); diff != "" {
+		t.Error(diff)
+	}
+}

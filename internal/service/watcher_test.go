@@ -246,7 +246,7 @@ func TestLostEvents(t *testing.T) {
 	})
 }
 
-// Services that are as before cost a scan two requests, for the links and the addresses of the node. Once in ten
+// Services that are as before cost a scan three requests, for the links and the addresses of the node. Once in ten
 // minutes, or each time where events of other namespaces do not come, it asks for all again.
 func TestScansAskForWhatChanged(t *testing.T) {
 	lab := newLab(t)
@@ -268,7 +268,7 @@ func TestScansAskForWhatChanged(t *testing.T) {
 		w := NewWatcher(slog.New(slog.DiscardHandler))
 		w.Set(specs)
 		scan := func() uint32 {
-			before := s.conn.socket[unix.NETLINK_ROUTE].Seq
+			before := s.conn.seq
 			if err := w.rescan(s, e); err != nil {
 				t.Error(err)
 			}
@@ -277,13 +277,13 @@ func TestScansAskForWhatChanged(t *testing.T) {
 					t.Errorf("%s is %+v", name, state)
 				}
 			}
-			return s.conn.socket[unix.NETLINK_ROUTE].Seq - before
+			return s.conn.seq - before
 		}
-		all := uint32(2 + 3*len(specs)) // for each its id, links and addresses
+		all := uint32(3 + 4*len(specs)) // for each its id, links, and addresses of both families
 		first, known := scan(), scan()
 		s.distrust()
-		if again := scan(); first < all || known != 2 || again < all {
-			t.Errorf("scans ask %d, %d and %d times, want %d, 2 and %d", first, known, again, all, all)
+		if again := scan(); first < all || known != 3 || again < all {
+			t.Errorf("scans ask %d, %d and %d times, want %d, 3 and %d", first, known, again, all, all)
 		}
 		return nil
 	})

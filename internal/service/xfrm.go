@@ -11,7 +11,6 @@ import (
 	"sort"
 
 	"github.com/vishvananda/netlink/nl"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"github.com/kerb-edge/kerb/sdk"
@@ -31,19 +30,19 @@ const maxPolicies = 4096
 // xfrm is an XFRM netlink socket. Listing policies needs CAP_NET_ADMIN in the namespace, which control planes do not
 // have.
 type xfrm struct {
-	socket *nl.NetlinkSocket
-	err    error // why there is no socket
+	conn *conn
+	err  error // why there is no socket
 }
 
 // openXfrm opens a socket in the namespace of the calling thread.
 func openXfrm() xfrm {
-	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_XFRM)
-	return xfrm{s, err}
+	c, err := dialNetlink(unix.NETLINK_XFRM)
+	return xfrm{c, err}
 }
 
 func (x *xfrm) close() {
-	if x.socket != nil {
-		x.socket.Close()
+	if x.conn != nil {
+		x.conn.close()
 	}
 }
 
@@ -65,8 +64,7 @@ func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 	if x.err != nil {
 		return nil, x.err
 	}
-	c := &conn{map[int]*nl.SocketHandle{unix.NETLINK_XFRM: {Socket: x.socket}}}
-	msgs, err := c.executeOn(unix.NETLINK_XFRM, nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP, 0)
+	msgs, err := x.conn.execute(nl.XFRM_MSG_GETPOLICY, unix.NLM_F_DUMP, 0)
 	if err != nil {
 		return nil, err
 	}
@@ -89,7 +87,7 @@ func (x *xfrm) list() ([]sdk.IPsecPolicy, error) {
 		return cmp.Or(cmp.Compare(a.Priority, b.Priority), -cmp.Compare(a.Action, b.Action),
 			cmp.Compare(a.Index, b.Index)) < 0
 	})
-	return append(out, c.defaults()...), nil
+	return append(out, x.conn.defaults()...), nil
 }
 
 // parsePolicy reads a struct xfrm_userpolicy_info with its attributes. Policies of sockets, of XFRM interfaces and for
@@ -147,7 +145,7 @@ func portMask(port, mask uint16) sdk.PortMask {
 // defaults are the policies for what no other matches, where they block (ip xfrm policy setdefault). Older kernels have
 // none.
 func (c *conn) defaults() (out []sdk.IPsecPolicy) {
-	msgs, err := c.executeOn(unix.NETLINK_XFRM, xfrmMsgGetDefault, 0, 0, rawData{0, 0, 0, 0})
+	msgs, err := c.execute(xfrmMsgGetDefault, 0, 0, rawData{0, 0, 0, 0})
 	if err != nil || len(msgs) == 0 || len(msgs[0]) < 3 {
 		return nil
 	}
