@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"reflect"
 	"slices"
 	"sync"
 
@@ -106,11 +107,26 @@ func (a *Agent) Delete(ctx context.Context, r server.Deletion) (result v1.ApplyR
 // share returns when a request was executed, alone or with others.
 func (a *Agent) share(q *grouped) (v1.ApplyResult, error) {
 	q.err, q.done = errors.New("the agent failed to execute the change"), make(chan struct{})
+	a.lookAhead(q.Resources)
 	if a.group.add(q) {
 		a.applyGroup()
 	}
 	<-q.done
 	return q.result, q.err
+}
+
+// lookAhead looks up services that a request creates or moves, while others may be executed.
+func (a *Agent) lookAhead(all []resource.Object) {
+	specs := map[string]v1.ServiceSpec{}
+	a.mu.Lock()
+	for _, s := range resource.Service.Of(all) {
+		now, exists := resource.Service.Get(a.now.Desired, s.Metadata.Name)
+		if !exists || !reflect.DeepEqual(now.Spec, s.Spec) {
+			specs[s.Metadata.Name] = s.Spec
+		}
+	}
+	a.mu.Unlock()
+	a.observer.LookAhead(specs)
 }
 
 // applyGroup executes all requests that have arrived before it is their turn. Those that cannot be executed with the

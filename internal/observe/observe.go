@@ -45,8 +45,10 @@ type Observer struct {
 
 	cookies service.Cookies
 
-	mu    sync.Mutex
-	found map[string]time.Time // services that the watcher does not know yet, and when they were looked up
+	mu      sync.Mutex
+	found   map[string]time.Time // services that the watcher does not know yet, and when they were looked up
+	ahead   map[string]ahead     // see LookAhead
+	looking int                  // lookups ahead that run
 }
 
 // lastAge is how long a service that was looked up counts as what it was, while the watcher does not know it: its scans
@@ -68,11 +70,16 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 		s.Interfaces = map[string]service.Link{}
 	}
 	unknown, known := map[string]v1.ServiceSpec{}, o.Watcher.States()
+	found := map[string]service.State{}
 	for name, wanted := range r.Services {
 		before, exists := r.Before[name]
 		if !exists || !reflect.DeepEqual(before.Spec, wanted.Spec) {
 			s.New = append(s.New, name)
-			unknown[name] = wanted.Spec
+			if state, ok := o.takeAhead(name, wanted.Spec); ok {
+				found[name] = state
+			} else {
+				unknown[name] = wanted.Spec
+			}
 		} else if state, ok := known[name]; ok {
 			s.Services[name] = state
 		} else if state, ok := r.Last[name]; ok && isThere(state) && o.isRecent(name) { // accepted a moment ago
@@ -88,10 +95,11 @@ func (o *Observer) Observe(r Request) (Snapshot, error) {
 			}
 		}
 	}
-	found, err := o.Resolve(unknown)
+	resolved, err := o.Resolve(unknown)
 	if err != nil {
 		return s, err
 	}
+	maps.Copy(found, resolved)
 	s.add(found)
 	o.note(found, known)
 	s.Owners = o.Binder.Merge(s.Services)

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package observe
+
+import (
+	"testing"
+	"time"
+
+	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
+	"github.com/kerb-edge/kerb/internal/service"
+)
+
+// A service that was looked up ahead is not looked up again by the next change, but by the one after that, and at once
+// if it was not complete, is another one now, or was looked up too long ago.
+func TestLookAhead(t *testing.T) {
+	n := &node{}
+	o := n.observer()
+	observe := func(netns string) (lookups int, s service.State) {
+		t.Helper()
+		before := len(n.lookups)
+		got, err := o.Observe(Request{Services: map[string]v1.Service{"web": in(netns)}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, specs := range n.lookups[before:] {
+			lookups += len(specs)
+		}
+		return lookups, got.Services["web"]
+	}
+	for name, c := range map[string]struct {
+		ahead, now string
+		age        time.Duration
+		lookups    int
+	}{
+		"the same":           {"a", "a", 0, 0},
+		"another":            {"a", "b", 0, 1},
+		"not found":          {"missing", "missing", 0, 1},
+		"too long ago":       {"a", "a", aheadAge, 1},
+		"not looked up then": {"", "a", 0, 1},
+	} {
+		if c.ahead != "" {
+			o.LookAhead(map[string]v1.ServiceSpec{"web": {Netns: c.ahead}})
+		}
+		for service, known := range o.ahead {
+			known.at = known.at.Add(-c.age)
+			o.ahead[service] = known
+		}
+		if lookups, s := observe(c.now); lookups != c.lookups || len(s.Links) == 0 == (c.now != "missing") {
+			t.Errorf("%s: %d lookups, want %d: %+v", name, lookups, c.lookups, s)
+		}
+		if lookups, _ := observe(c.now); lookups != 1 || len(o.ahead) > 0 {
+			t.Errorf("%s: the change after that has %d lookups, want 1; left are %v", name, lookups, o.ahead)
+		}
+	}
+}
+
+// What was known is forgotten by the next lookup ahead, also if too many run. Fewer do when they end.
+func TestLookAheadIsBounded(t *testing.T) {
+	n := &node{}
+	o := n.observer()
+	web := map[string]v1.ServiceSpec{"web": {Netns: "a"}}
+	o.LookAhead(web)
+	if len(o.ahead) != 1 || o.looking != 0 {
+		t.Fatalf("%v, %d run", o.ahead, o.looking)
+	}
+	o.looking = aheadMost
+	if o.LookAhead(web); len(n.lookups) != 1 || len(o.ahead) != 0 || o.looking != aheadMost {
+		t.Errorf("%d lookups, %v, %d run", len(n.lookups), o.ahead, o.looking)
+	}
+}
