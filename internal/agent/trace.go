@@ -183,11 +183,15 @@ func (a *Agent) look(patience time.Duration) (chain.State, error) {
 }
 
 // programs returns the kernel's ids of the programs on some points. As long as these run what was seen last, no change
-// has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as look says.
-func (a *Agent) programs(points []chain.Point) map[chain.Point]uint32 {
+// has to be waited for, and the rest of the node is not read; else, as while they are traced, it is as look says. If
+// brief, that they were seen suffices.
+func (a *Agent) programs(points []chain.Point, brief bool) map[chain.Point]uint32 {
 	if seen := a.seen.Load(); seen != nil {
 		known := seen.Programs()
 		changed := func(p chain.Point) bool {
+			if brief {
+				return known[p] == 0
+			}
 			program, err := a.dp.Program(p)
 			return err != nil || program != known[p]
 		}

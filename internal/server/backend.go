@@ -46,7 +46,7 @@ type Backend interface {
 	List(ctx context.Context, kind resource.Kind) ([]resource.Object, error)
 	// Get returns one. *apierrors.NotFound if there is none.
 	Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error)
-	// Brief is Get without what lists leave out.
+	// Brief is Get without what lists leave out. It asks the kernel for little.
 	Brief(ctx context.Context, kind resource.Kind, name string) (resource.Object, error)
 	// Version returns a resource as it was in an earlier generation that is kept.
 	Version(ctx context.Context, kind resource.Kind, name string, generation int64) (resource.Object, error)

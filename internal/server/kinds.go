@@ -30,7 +30,12 @@ func (s *Server) addKind(kind resource.Kind) {
 	op = s.operation(http.MethodGet, one, "get"+n.Kind, "One "+n.Words, kind.Type())
 	op.Responses["200"].Headers = map[string]*huma.Header{"ETag": {Schema: &huma.Schema{Type: huma.TypeString,
 		Description: "metadata.resourceVersion in quotes, for If-Match"}}}
-	register(s, op, func(ctx context.Context, in *byName) (any, error) { return s.get(ctx, kind, in.Name) })
+	register(s, op, func(ctx context.Context, in *oneInput) (any, error) {
+		if in.isMinimal() {
+			return withVersion(s.backend.Brief(ctx, kind, in.Name))
+		}
+		return withVersion(s.backend.Get(ctx, kind, in.Name))
+	})
 	if kind.Archives() {
 		path := one + "/versions/{generation}"
 		summary := "An earlier version of " + aWord + ", for a rollback"
@@ -76,11 +81,7 @@ func (s *Server) list(ctx context.Context, kind resource.Kind) ([]resource.Objec
 	return got, err
 }
 
-// get returns one resource with its version, which is its entity tag.
-func (s *Server) get(ctx context.Context, kind resource.Kind, name string) (*oneResource, error) {
-	return withVersion(s.backend.Get(ctx, kind, name))
-}
-
+// withVersion returns one resource with its version, which is its entity tag.
 func withVersion(got resource.Object, err error) (*oneResource, error) {
 	if err != nil {
 		return nil, err

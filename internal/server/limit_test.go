@@ -387,3 +387,39 @@ func TestPutIsOvertaken(t *testing.T) {
 		}
 	}
 }
+
+// briefly is a backend that counts how often it was asked for a resource in brief.
+type briefly struct {
+	server.Backend
+	count int
+}
+
+func (b *briefly) Brief(ctx context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	b.count++
+	return b.Backend.Brief(ctx, kind, name)
+}
+
+// A client that needs little of a resource does not have the kernel asked for the rest.
+func TestMinimalGet(t *testing.T) {
+	st, err := store.Open(filepath.Join(t.TempDir(), "state.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer st.Close()
+	b := &briefly{Backend: servertest.New(st)}
+	s := server.New(b, slog.New(slog.DiscardHandler))
+	call(s, "PUT", "/v1/services/web", web)
+	want := call(s, "GET", "/v1/services/web", "")
+	for prefer, minimal := range map[string]int{"": 0, "return=representation": 0, "return=minimal": 1,
+		"wait=5, Return=Minimal": 0, `respond-async, Return = "minimal"; x`: 1} {
+		b.count = 0
+		got := call(s, "GET", "/v1/services/web", "", "Prefer", prefer)
+		if got.Code != 200 || b.count != minimal || got.Body.String() != want.Body.String() ||
+			got.Header().Get("ETag") != want.Header().Get("ETag") {
+			t.Errorf("%q: asked in brief %d times: %d %s", prefer, b.count, got.Code, got.Body)
+		}
+	}
+	if got := call(s, "GET", "/v1/services/other", "", "Prefer", "return=minimal"); got.Code != http.StatusNotFound {
+		t.Errorf("one that is not there: %d %s", got.Code, got.Body)
+	}
+}

@@ -24,6 +24,10 @@ type (
 	byName struct {
 		Name string `path:"name" doc:"Name of the resource"`
 	}
+	oneInput struct {
+		byName
+		Detail
+	}
 	byID struct {
 		ID string `path:"id" doc:"Identity of the chain, or number of the change"`
 	}

@@ -56,11 +56,11 @@ func (v *Views) services() func(string) resource.Object {
 
 // service returns one service with its status, or nil. It reads of the kernel what is about this service alone, and
 // waits for no change: kerb-cni reads the service of each pod that starts, and many start together.
-func (v *Views) service(name string) resource.Object {
+func (v *Views) service(name string, brief bool) resource.Object {
 	v.Lock.Lock()
 	points := v.Now.ServicePoints(name)
 	v.Lock.Unlock()
-	programs := v.Programs(points)
+	programs := v.Programs(points, brief)
 	v.Lock.Lock()
 	defer v.Lock.Unlock()
 	s, ok := resource.Service.Get(v.Now.Desired, name)

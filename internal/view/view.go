@@ -42,8 +42,9 @@ type Views struct {
 	Samples   *samples.Sampler
 	// Look returns the state of the kernel; when a change takes longer than patience, that which was seen before.
 	Look func(patience time.Duration) (chain.State, error)
-	// Programs returns the kernel's ids of the programs on some points.
-	Programs func([]chain.Point) map[chain.Point]uint32
+	// Programs returns the kernel's ids of the programs on some points; brief if it is to ask the kernel only for points
+	// that were not seen before.
+	Programs func(points []chain.Point, brief bool) map[chain.Point]uint32
 	Started  time.Time
 	Took     *promtext.Histogram // how long changes took
 	Failures atomic.Uint64       // of changes
@@ -60,8 +61,9 @@ type kindOf struct {
 	names func() []string
 	// views returns a function that returns a resource with its status, or nil. What all views need is read once.
 	views func() func(name string) resource.Object
-	// one returns one resource with its status, or nil, without what views read for all of them.
-	one func(name string) resource.Object
+	// one returns one resource with its status, or nil, without what views read for all of them. brief asks the kernel for
+	// nothing that was read before.
+	one func(name string, brief bool) resource.Object
 	// detail adds what lists leave out.
 	detail func(resource.Object) error
 }
@@ -95,21 +97,26 @@ func (v *Views) List(_ context.Context, kind resource.Kind) ([]resource.Object, 
 }
 
 // Get returns one.
-func (v *Views) Get(ctx context.Context, kind resource.Kind, name string) (resource.Object, error) {
-	o, err := v.Brief(ctx, kind, name)
+func (v *Views) Get(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
+	o, err := v.get(kind, name, false)
 	if detail := v.kinds()[kind].detail; detail != nil && err == nil {
 		err = detail(o)
 	}
 	return o, err
 }
 
-// Brief returns one without what lists leave out.
+// Brief returns one without what lists leave out, and with what is known of the kernel.
 func (v *Views) Brief(_ context.Context, kind resource.Kind, name string) (resource.Object, error) {
-	one := v.kinds()[kind].one
-	if one == nil {
-		one = v.viewsOf(kind)
+	return v.get(kind, name, true)
+}
+
+func (v *Views) get(kind resource.Kind, name string, brief bool) (o resource.Object, err error) {
+	if one := v.kinds()[kind].one; one != nil {
+		o = one(name, brief)
+	} else {
+		o = v.viewsOf(kind)(name)
 	}
-	if o := one(name); o != nil {
+	if o != nil {
 		return o, nil
 	}
 	return nil, &apierrors.NotFound{Kind: kind.Names().Kind, Name: name}

@@ -85,8 +85,11 @@ func (p attachment) path() string { return servicePath(p.pod.Service()) }
 
 func servicePath(name string) string { return "/v1/services/" + name + "?owner=" + names.OwnerPods }
 
+// service returns the service without the other programs on its hooks, which nothing here needs: to list them, the
+// kernel takes a lock for which all pods that start or end wait.
 func (p attachment) service(ctx context.Context) (s v1.Service, err error) {
-	return s, p.agent.call(ctx, request{method: "GET", path: "/v1/services/" + p.pod.Service()}, &s)
+	return s, p.agent.call(ctx, request{method: "GET", path: "/v1/services/" + p.pod.Service(),
+		header: "Prefer: return=minimal"}, &s)
 }
 
 // has reports whether a service is the one of the attachment, or of another interface of its sandbox.
