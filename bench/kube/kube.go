@@ -5,9 +5,9 @@
 // last plugin of the chain, as a node starts many pods at once. fleet has many
 // simulated nodes and a real API server: how long a changed module takes to
 // all of them, what they ask and write while nothing changes, and how many
-// switch to a version that the kernel of one refuses. pods is the memory of
-// kerb-kube-node, and rollout how fast a node goes back from a version that
-// drops packets.
+// switch to a version that the kernel of one refuses. pods and services are
+// the memory of kerb-kube-node, and rollout how fast a node goes back from a
+// version that drops packets.
 package kube
 
 import (
@@ -58,10 +58,10 @@ func init() {
 		Loads: []string{"burst/1", "burst/10", "burst/100", "fleet/1000", "pods/5000",
 			"rollout/drops", "rollout/refused"},
 		QuickLoads: []string{"burst/10", "fleet/50"},
-		LongLoads:  []string{"burst/200", "fleet/50", "fleet/200", "pods/500"},
+		LongLoads:  []string{"burst/200", "fleet/50", "fleet/200", "pods/500", "services/1000"},
 		Flags: func(cmd *cobra.Command) {
 			cmd.Flags().StringVar(&kubeAPI, "kube-api", os.Getenv(kubeapi.Program), "`program` of etcd and the API server, "+
-				"for fleet, pods and rollout: make kube-api in a checkout of Kerb builds out/kube-api; default is $"+
+				"for all but burst: make kube-api in a checkout of Kerb builds out/kube-api; default is $"+
 				kubeapi.Program)
 		},
 		Run: run,
@@ -70,7 +70,8 @@ func init() {
 
 // kinds of loads, by what is before the slash.
 var kinds = map[string]func(ctx context.Context, r *bench.Run, load, of string) error{
-	"burst": bursts, "fleet": fleet, "pods": pods, "rollout": rollouts}
+	"burst": bursts, "fleet": fleet, "pods": pods, "services": services,
+	"rollout": rollouts}
 
 func run(ctx context.Context, r *bench.Run) error {
 	for _, load := range r.Loads() {

@@ -150,7 +150,10 @@ func TestLoads(t *testing.T) {
 	}
 	installed(t)
 	e, _ := bench.Find("kube")
-	r := bench.NewRun(e, true, 1, []string{"fleet/5", "pods/20", "rollout/drops", "rollout/refused"}, io.Discard)
+	defer func(n int) { podsOfServices = n }(podsOfServices)
+	podsOfServices = 20
+	r := bench.NewRun(e, true, 1, []string{"fleet/5", "pods/20", "services/20", "rollout/drops", "rollout/refused"},
+		io.Discard)
 	if err := e.Run(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
@@ -160,6 +163,7 @@ func TestLoads(t *testing.T) {
 	for _, c := range []struct{ config, load, metric, stat string }{{withKerb, "fleet/5", "change", "p99"},
 		{watch, "fleet/5", "change", "p99"}, {withKerb, "fleet/5", "api_memory", "max"},
 		{withKerb, "fleet/5", "controller_memory", "max"}, {withKerb, "pods/20", "memory", "max"},
+		{withKerb, "services/20", "memory", "max"},
 		{withKerb, "rollout/drops", "back", "max"}} {
 		if cell, ok := r.Report().Find(c.config, c.load, c.metric, c.stat); !ok || cell.Value <= 0 {
 			t.Errorf("%+v: %+v", c, cell)

@@ -38,10 +38,23 @@ func pods(ctx context.Context, r *bench.Run, load, of string) (err error) {
 	}
 	defer func() { err = errors.Join(err, c.Close()) }()
 	r.Progress("%s: creating the pods", load)
-	p, err := c.kubeNode(ctx, n)
+	p, _, err := c.kubeNode(ctx, n)
 	if err != nil {
 		return err
 	}
+	if err := p.recordMemory(ctx, r, load); err != nil {
+		return err
+	}
+	if n == 5000 {
+		r.Record(target, load, bench.Sample{Metric: "memory", Stat: "max", Unit: "MiB", Value: targetMemory})
+	}
+	r.Note("pods: memory is what kerb-kube-node has resident %v after all pods had their labels, peak the most so far, "+
+		"which is while it starts; its agent answers at once and is not measured", settled)
+	return nil
+}
+
+// recordMemory records the memory of kerb-kube-node in each round.
+func (p *program) recordMemory(ctx context.Context, r *bench.Run, load string) error {
 	sdk.Pause(ctx, settled)
 	for round := range r.Rounds {
 		r.Progress("%s round %d/%d", load, round+1, r.Rounds)
@@ -57,37 +70,32 @@ func pods(ctx context.Context, r *bench.Run, load, of string) (err error) {
 			Value: float64(sizes["VmRSS"]) / 1024},
 			bench.Sample{Metric: "peak", Stat: "max", Unit: "MiB", Value: float64(sizes["VmHWM"]) / 1024})
 	}
-	if n == 5000 {
-		r.Record(target, load, bench.Sample{Metric: "memory", Stat: "max", Unit: "MiB", Value: targetMemory})
-	}
-	r.Note("pods: memory is what kerb-kube-node has resident %v after all pods had their labels, peak the most so far, "+
-		"which is while it starts; its agent answers at once and is not measured", settled)
 	return nil
 }
 
 // kubeNode runs kerb-kube-node on a node with a number of pods, and returns when all have their labels.
-func (c *cluster) kubeNode(ctx context.Context, n int) (*program, error) {
+func (c *cluster) kubeNode(ctx context.Context, n int) (*program, *kubefleet.Agents, error) {
 	all, err := c.createPods(ctx, n)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	owners := kubefleet.Owners{Modules: names.Owner, Pods: names.OwnerPods}
+	owners := kubefleet.Owners{Modules: names.Owner, Pods: names.OwnerPods, Services: names.OwnerServices}
 	agents, err := kubefleet.NewAgents(c.dir, 1, owners, all)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	c.Later(agents.Close)
 	spec := "{package: {name: counter}, attach: {pods: {podSelector: {matchLabels: {app: web}}}}}"
 	if err := kubefleet.Apply(c.api, "count", spec); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	p, err := c.run("kerb-kube-node", "--node", kubefleet.NodeName(0), "--kubeconfig", c.kubeconfig, "--agent",
 		kubefleet.SocketOf(c.dir, 0), "--state", kubefleet.StateOf(c.dir, 0))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	pending := func(s v1.Service) bool { return names.IsPending(s.Metadata.Labels) }
-	return p, kubefleet.Await(ctx, "all pods have their labels", func() (bool, error) {
+	return p, agents, kubefleet.Await(ctx, "all pods have their labels", func() (bool, error) {
 		all, err := agents.Services()
 		return err == nil && !slices.ContainsFunc(all, pending), err
 	})
@@ -95,18 +103,27 @@ func (c *cluster) kubeNode(ctx context.Context, n int) (*program, error) {
 
 // createPods creates pods of the first node, and returns the services that kerb-cni makes of them.
 func (c *cluster) createPods(ctx context.Context, n int) ([]v1.Service, error) {
-	services, failed := make([]v1.Service, n), make([]error, 16)
+	services := make([]v1.Service, n)
+	return services, each(ctx, n, func(i int) (err error) {
+		services[i], err = c.createPod(fmt.Sprint("pod-", i), kubefleet.NodeName(0), "")
+		services[i].Metadata.Owner = names.OwnerPods
+		return err
+	})
+}
+
+// each calls f for all numbers below n, several at once, until it fails.
+func each(ctx context.Context, n int, f func(i int) error) error {
+	failed := make([]error, 16)
 	var running sync.WaitGroup
 	for worker := range failed {
 		running.Go(func() {
 			for i := worker; i < n && failed[worker] == nil && ctx.Err() == nil; i += len(failed) {
-				services[i], failed[worker] = c.createPod(fmt.Sprint("pod-", i), kubefleet.NodeName(0), "")
-				services[i].Metadata.Owner = names.OwnerPods
+				failed[worker] = f(i)
 			}
 		})
 	}
 	running.Wait()
-	return services, errors.Join(append(failed, ctx.Err())...)
+	return errors.Join(append(failed, ctx.Err())...)
 }
 
 // createPod creates a pod, and returns the service that kerb-cni makes of it.

@@ -22,8 +22,8 @@ import (
 // Mark is the field of a module's config that tells its versions apart.
 const Mark = "mark"
 
-// Owners are those of the resources that kerb-kube-node applies: modules, and services of pods.
-type Owners struct{ Modules, Pods string }
+// Owners are those of the resources that kerb-kube-node applies: modules, services of pods, and virtual services.
+type Owners struct{ Modules, Pods, Services string }
 
 // Agents are the agents of a fleet.
 type Agents struct {
@@ -32,6 +32,7 @@ type Agents struct {
 	servers []*http.Server
 
 	mu      sync.Mutex
+	virtual map[string]bool        // names of virtual services that agents have got
 	seen    map[string][]time.Time // by the mark of a module: when agents got it
 	refused map[string]string      // by node and mark: why its kernel refuses the version
 }
@@ -47,7 +48,8 @@ func SocketOf(dir string, i int) string { return StateOf(dir, i) + ".sock" }
 
 // NewAgents serves agents, whose sockets are in a directory. A node has services only if it is the first one.
 func NewAgents(dir string, n int, owners Owners, first []v1.Service) (*Agents, error) {
-	a := &Agents{owners: owners, dir: dir, seen: map[string][]time.Time{}, refused: map[string]string{}}
+	a := &Agents{owners: owners, dir: dir, virtual: map[string]bool{}, seen: map[string][]time.Time{},
+		refused: map[string]string{}}
 	for i := range n {
 		one := &agent{of: a, number: i, modules: map[string]v1.Module{}}
 		if i == 0 {
@@ -154,6 +156,9 @@ func (a *agent) apply(w http.ResponseWriter, r *http.Request) {
 	case a.of.owners.Pods:
 		a.applyServices(r)
 		answer(w, v1.ApplyResult{})
+	case a.of.owners.Services:
+		a.of.applyVirtual(r)
+		answer(w, v1.ApplyResult{})
 	default:
 		answer(w, v1.ApplyResult{})
 	}
@@ -204,6 +209,23 @@ func (a *agent) applyServices(r *http.Request) {
 			a.services[i] = s
 		}
 	}
+}
+
+func (a *Agents) applyVirtual(r *http.Request) {
+	var all []v1.VirtualService
+	_ = json.NewDecoder(r.Body).Decode(&all)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, s := range all {
+		a.virtual[s.Metadata.Name] = true
+	}
+}
+
+// VirtualServices returns how many agents have got.
+func (a *Agents) VirtualServices() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return len(a.virtual)
 }
 
 // Services returns those of the first node.
