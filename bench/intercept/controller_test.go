@@ -4,9 +4,11 @@ package intercept
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -17,7 +19,7 @@ func TestControllers(t *testing.T) {
 	if os.Getenv("KERB_MATRIX") != "" {
 		t.Skip("the emulated machines are too slow for the rates")
 	}
-	c := &controller{*newExperiment(t, controllerSources...)}
+	c := &controller{experiment: *newExperiment(t, controllerSources...)}
 	for _, b := range boxes {
 		t.Run(b.name, func(t *testing.T) {
 			p, err := c.place(b.hook)
@@ -62,6 +64,11 @@ func TestControllers(t *testing.T) {
 	}
 }
 
+func discarding() *controller {
+	run := bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)
+	return &controller{experiment: experiment{run: run}}
+}
+
 // A flood that ends by itself voids the run, one that is slow is noted: rounds without it are not rounds under it.
 func TestFloodIsChecked(t *testing.T) {
 	full, slow := `{"sent":100000,"seconds":1.0}`, `{"sent":100000,"seconds":1.1}`
@@ -78,11 +85,26 @@ func TestFloodIsChecked(t *testing.T) {
 		"another signal":     {"kill -TERM $$", full, 1, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
-			b := &controller{experiment{run: bench.NewRun(bench.Experiment{}, true, bench.MinRounds, nil, io.Discard)}}
+			b := discarding()
 			b.checkFlood([]byte(c.line), exec.Command("sh", "-c", c.program).Run(), "")
+			b.noteFloods()
 			if r := b.run.Report(); len(r.Unsound) != c.unsound || len(r.Notes) != c.notes {
 				t.Errorf("unsound: %q, notes: %q", r.Unsound, r.Notes)
 			}
 		})
+	}
+}
+
+// The rates of all rounds are in one note, whatever they are.
+func TestFloodsAreNotedOnce(t *testing.T) {
+	b := discarding()
+	for _, sent := range []int{70000, 100000, 62000} {
+		line := fmt.Appendf(nil, `{"sent":%d,"seconds":1.0}`, sent)
+		b.checkFlood(line, exec.Command("sh", "-c", "kill -KILL $$").Run(), "")
+	}
+	b.noteFloods()
+	want := []string{"flood: 62000 to 100000 of 100000 packets/s were sent, in 3 rounds"}
+	if r := b.run.Report(); !slices.Equal(r.Notes, want) || len(r.Unsound) > 0 {
+		t.Errorf("notes: %q, unsound: %q", r.Notes, r.Unsound)
 	}
 }
