@@ -90,7 +90,8 @@ var simasClaims = []Claim{
 	simasClaim("redis: operations a second change by +47 %", "redis", "veth/redis-50", "rate", true, 47),
 	simasClaim("redis: CPU changes by +8 %, or less", "redis", "veth/redis-50", "cpu_op", false, 8),
 	{Text: "Gains within Cilium, Istio ambient and Istio sidecar", Where: "chapter 5",
-		NotMeasured: "`kerb bench mesh` has these paths without Kubernetes, and notes the published changes next to its own"},
+		NotMeasured: "`kerb bench mesh` has paths like those of Cilium and of sidecars without Kubernetes, none of " +
+			"ambient, and notes the published changes next to its own"},
 	{Text: "11.6 to 61.3 MB of memory more", Where: "chapter 5",
 		NotMeasured: "`kerb bench mesh` has the memory of all programs, " +
 			"`kerb bench accelerator --loads veth/held` the kernel's for a connection"},
