@@ -3,6 +3,7 @@
 package observe
 
 import (
+	"maps"
 	"reflect"
 	"time"
 
@@ -24,8 +25,11 @@ type ahead struct {
 }
 
 // LookAhead looks services up for a change that may have to wait for others: a lookup waits, too, for the kernel's lock
-// of network configuration. The next Observe takes what it finds, unless that is old or not complete.
+// of network configuration. The next Observe takes what it finds, unless that is old or not complete. Interfaces are
+// not looked up: another one may have the name when it is the change's turn.
 func (o *Observer) LookAhead(specs map[string]v1.ServiceSpec) {
+	specs = maps.Clone(specs)
+	maps.DeleteFunc(specs, func(_ string, s v1.ServiceSpec) bool { return s.Interface != "" })
 	if !o.beginAhead(specs) {
 		return
 	}

@@ -68,3 +68,21 @@ func TestLookAheadIsBounded(t *testing.T) {
 		t.Errorf("%d lookups, %v, %d run", len(n.lookups), o.ahead, o.looking)
 	}
 }
+
+// Which interface has a name is looked up when it is the change's turn: until then another one may have it.
+func TestInterfacesAreNotLookedUpAhead(t *testing.T) {
+	n := &node{}
+	o := n.observer()
+	spec := v1.ServiceSpec{Interface: "veth0"}
+	o.LookAhead(map[string]v1.ServiceSpec{"web": spec, "db": {Netns: "a"}})
+	o.LookAhead(map[string]v1.ServiceSpec{"web": spec})
+	if len(n.lookups) != 1 || len(n.lookups[0]) != 1 || len(o.ahead) != 1 || o.looking != 0 {
+		t.Errorf("lookups %v; known are %v, %d run", n.lookups, o.ahead, o.looking)
+	}
+	if _, err := o.Observe(Request{Services: map[string]v1.Service{"web": {Spec: spec}}}); err != nil {
+		t.Fatal(err)
+	}
+	if last := n.lookups[len(n.lookups)-1]; last["web"] != spec {
+		t.Errorf("the change looks up %v", last)
+	}
+}
