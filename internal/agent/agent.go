@@ -215,7 +215,7 @@ func openOn(ctx context.Context, st *store.Store, cfg config.Config, log *slog.L
 	a.Samples = samples.OpenSampler(samplesDir(cfg), log)
 	a.virtual.OnChange(a.changed(v1.KindVirtualService))
 	a.models.OnChange(a.changed(v1.KindModel))
-	a.observer = &observe.Observer{Watcher: a.watcher, Cgroup: cmp.Or(cfg.Cgroup, "/"), Resolve: service.ResolveAll}
+	a.observer = observe.New(a.watcher, cmp.Or(cfg.Cgroup, "/"))
 	a.recordEvents()
 	a.preparer = &deploy.Preparer{Log: log, Base: a.base, Catalog: a.catalog, Control: a.control, Observe: dp.Observe,
 		Maps: a.live.Maps, Free: func(m sdk.Maps) bool { return dp.Free(m) == nil }}

@@ -34,7 +34,7 @@ func (o *Observer) LookAhead(specs map[string]v1.ServiceSpec) {
 		return
 	}
 	at := time.Now()
-	found, err := o.Resolve(specs)
+	found, err := o.ResolveAlone(specs)
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.looking--; err != nil {

@@ -60,8 +60,8 @@ func TestLookAheadIsBounded(t *testing.T) {
 	o := n.observer()
 	web := map[string]v1.ServiceSpec{"web": {Netns: "a"}}
 	o.LookAhead(web)
-	if len(o.ahead) != 1 || o.looking != 0 {
-		t.Fatalf("%v, %d run", o.ahead, o.looking)
+	if len(o.ahead) != 1 || o.looking != 0 || n.alone != 1 {
+		t.Fatalf("%v, %d run, %d lookups without a dump of all links", o.ahead, o.looking, n.alone)
 	}
 	o.looking = aheadMost
 	if o.LookAhead(web); len(n.lookups) != 1 || len(o.ahead) != 0 || o.looking != aheadMost {

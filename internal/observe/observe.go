@@ -42,6 +42,8 @@ type Observer struct {
 	Cgroup  string // in which the sockets of services are looked for
 	// Resolve looks services up now: service.ResolveAll.
 	Resolve func(map[string]v1.ServiceSpec) (map[string]service.State, error)
+	// ResolveAlone is Resolve for those only that are found without a dump of all links: service.ResolveAlone.
+	ResolveAlone func(map[string]v1.ServiceSpec) (map[string]service.State, error)
 
 	cookies service.Cookies
 
@@ -49,6 +51,11 @@ type Observer struct {
 	found   map[string]time.Time // services that the watcher does not know yet, and when they were looked up
 	ahead   map[string]ahead     // see LookAhead
 	looking int                  // lookups ahead that run
+}
+
+// New returns an observer that looks services up in the kernel. It needs a Binder before it observes.
+func New(w Watcher, cgroup string) *Observer {
+	return &Observer{Watcher: w, Cgroup: cgroup, Resolve: service.ResolveAll, ResolveAlone: service.ResolveAlone}
 }
 
 // lastAge is how long a service that was looked up counts as what it was, while the watcher does not know it: its scans

@@ -20,6 +20,7 @@ type node struct {
 	states     map[string]service.State
 	interfaces map[string]service.Link
 	lookups    []map[string]v1.ServiceSpec
+	alone      int // of the lookups, without a dump of all links
 	err        error
 }
 
@@ -51,7 +52,12 @@ func (n *node) resolve(specs map[string]v1.ServiceSpec) (map[string]service.Stat
 }
 
 func (n *node) observer() *Observer {
-	return &Observer{Watcher: n, Binder: n, Resolve: n.resolve}
+	return &Observer{Watcher: n, Binder: n, Resolve: n.resolve, ResolveAlone: n.resolveAlone}
+}
+
+func (n *node) resolveAlone(specs map[string]v1.ServiceSpec) (map[string]service.State, error) {
+	n.alone++
+	return n.resolve(specs)
 }
 
 func state(ifindex int) service.State {

@@ -117,21 +117,25 @@ func ResolveAll(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error)
 	return states, s.resolveAll(specs, states)
 }
 
+// ResolveAlone is ResolveAll without a dump of all links of the node. It leaves out services that are not found so.
+func ResolveAlone(specs map[string]v1alpha1.ServiceSpec) (map[string]State, error) {
+	s, err := openScanner()
+	if err != nil {
+		return nil, fmt.Errorf("look up services: %w", err)
+	}
+	defer s.close()
+	states := make(map[string]State, len(specs))
+	s.resolveFound(specs, states)
+	return states, nil
+}
+
 // lookups is how many services are looked up at once. Each waits several times for the kernel's lock of network
 // configuration, behind all processes that wait already, and there are a hundred while many pods start.
 const lookups = 16
 
 // resolveAll looks services up by their namespaces, and those that are not found so among all links of the node.
 func (s *scanner) resolveAll(specs map[string]v1alpha1.ServiceSpec, into map[string]State) error {
-	left := map[string]v1alpha1.ServiceSpec{}
-	names := slices.Collect(maps.Keys(specs))
-	for i, one := range s.resolveEach(names, specs) {
-		if one.known {
-			into[names[i]] = one.State
-		} else {
-			left[names[i]] = specs[names[i]]
-		}
-	}
+	left := s.resolveFound(specs, into)
 	if len(left) == 0 {
 		return nil
 	}
@@ -144,6 +148,21 @@ func (s *scanner) resolveAll(specs map[string]v1alpha1.ServiceSpec, into map[str
 		into[name] = state
 	}
 	return nil
+}
+
+// resolveFound looks services up by their namespaces, and returns those that are not found so.
+func (s *scanner) resolveFound(specs map[string]v1alpha1.ServiceSpec,
+	into map[string]State) (left map[string]v1alpha1.ServiceSpec) {
+	left = map[string]v1alpha1.ServiceSpec{}
+	names := slices.Collect(maps.Keys(specs))
+	for i, one := range s.resolveEach(names, specs) {
+		if one.known {
+			into[names[i]] = one.State
+		} else {
+			left[names[i]] = specs[names[i]]
+		}
+	}
+	return left
 }
 
 // resolved is what resolveAlone returns of a service.

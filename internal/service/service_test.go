@@ -139,6 +139,14 @@ func TestResolveAlone(t *testing.T) {
 			if s.dumps != want || len(found["web"].Links) != 1 || len(found["it"].Links) != 1 {
 				t.Errorf("%+v: %d dumps, want %d; %+v", spec, s.dumps, want, found)
 			}
+			if err != nil {
+				return err
+			}
+			found, err = ResolveAlone(map[string]v1alpha1.ServiceSpec{"web": {Netns: web.Path()}, "it": spec,
+				"missing": {Netns: "/run/netns/ksv-not-there"}})
+			if len(found) != 3-want || len(found["web"].Links) != 1 || !errors.Is(found["missing"].Err, ErrNamespaceGone) {
+				t.Errorf("%+v: without a dump: %+v", spec, found)
+			}
 			return err
 		})
 	}
