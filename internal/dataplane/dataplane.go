@@ -32,8 +32,10 @@ type Options struct {
 	NoGuard bool
 }
 
-// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, except that different chains may
-// be created at once.
+// Dataplane is Kerb's part of the kernel. Its methods are not safe for concurrent use, unless they say so, except that
+// different chains may be created at once, and that Attach and Detach may be called at once for different hooks of
+// interfaces. Hooks of sockets are changed one at a time: those of all cgroups share the guard, the switch of their
+// module, and what is known of modules that drain.
 type Dataplane struct {
 	opts   Options
 	layout layout
