@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -60,11 +61,10 @@ func TestExceeded(t *testing.T) {
 }
 
 // meter measures in turn what it is given.
-func meter(key string, limits Limits, turns ...chain.Cost) (Candidate, *int) {
-	n := new(int)
+func meter(key string, limits Limits, turns ...chain.Cost) (Candidate, *atomic.Int64) {
+	n := new(atomic.Int64)
 	return Candidate{Module: "m", Key: key, Limits: limits, Measure: func() (chain.Cost, error) {
-		*n++
-		return turns[min(*n, len(turns))-1], nil
+		return turns[min(int(n.Add(1)), len(turns))-1], nil
 	}}, n
 }
 
@@ -88,14 +88,15 @@ func TestCheck(t *testing.T) {
 		module, n := meter("k", c.limits, c.turns...)
 		err := b.Check(module)
 		var invalid *apierrors.Invalid
-		if refused := errors.As(err, &invalid) && invalid.Field == "spec.budget.latency"; refused != c.refused || *n != c.n {
-			t.Errorf("%s: %d measurements, %v", c.name, *n, err)
+		refused := errors.As(err, &invalid) && invalid.Field == "spec.budget.latency"
+		if refused != c.refused || int(n.Load()) != c.n {
+			t.Errorf("%s: %d measurements, %v", c.name, n.Load(), err)
 		}
 		if _, known := b.Get("k"); known != c.known {
 			t.Errorf("%s: the cost is known: %t", c.name, known)
 		}
-		if err := b.Check(module); c.known && (err != nil || *n != c.n) {
-			t.Errorf("%s: checked again: %d measurements, %v", c.name, *n, err)
+		if err := b.Check(module); c.known && (err != nil || int(n.Load()) != c.n) {
+			t.Errorf("%s: checked again: %d measurements, %v", c.name, n.Load(), err)
 		}
 	}
 }
@@ -116,8 +117,8 @@ func TestMeasuresWhatRuns(t *testing.T) {
 		}
 		return lists[round]
 	}, func(string) { b.Poke() })
-	if *ones != 1 || *twos != 1 {
-		t.Errorf("measured %d and %d times", *ones, *twos)
+	if ones.Load() != 1 || twos.Load() != 1 {
+		t.Errorf("measured %d and %d times", ones.Load(), twos.Load())
 	}
 	_, first := b.Get("one")
 	_, second := b.Get("two")
@@ -137,13 +138,13 @@ func TestMeasuresWhenCalm(t *testing.T) {
 		for range 10 {
 			b.Poke()
 			time.Sleep(calm - time.Millisecond) // in the bubble's time
-			if synctest.Wait(); *n != 0 {
+			if synctest.Wait(); n.Load() != 0 {
 				t.Fatal("measured between changes")
 			}
 		}
 		time.Sleep(time.Millisecond) // in the bubble's time
-		if synctest.Wait(); *n != 1 {
-			t.Errorf("%d measurements, want 1", *n)
+		if synctest.Wait(); n.Load() != 1 {
+			t.Errorf("%d measurements, want 1", n.Load())
 		}
 	})
 }
@@ -160,8 +161,8 @@ func TestMeasuresDespiteChanges(t *testing.T) {
 			b.Poke()
 			time.Sleep(calm / 5) // in the bubble's time
 		}
-		if synctest.Wait(); *n != 1 {
-			t.Errorf("%d measurements in 15 s of changes, want 1", *n)
+		if synctest.Wait(); n.Load() != 1 {
+			t.Errorf("%d measurements in 15 s of changes, want 1", n.Load())
 		}
 	})
 }
