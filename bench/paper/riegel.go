@@ -5,6 +5,7 @@ package paper
 import (
 	"fmt"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -50,13 +51,7 @@ var riegelProxy = Table{
 			Published: before(20.19, 5.39)},
 		{Label: "memory", Load: sameNode, Metric: "memory", Stat: "p50", Unit: "MiB"},
 	},
-	Figures: []bench.Figure{
-		{Kind: "cdf", Name: "4-1", Title: "Figure 4.1: latency of TCP handshakes", Metric: "connect"},
-		{Kind: "box", Name: "4-2", Title: "Figure 4.2: jitter at 1 Mbit/s", Metric: "jitter"},
-		{Kind: "cdf", Name: "4-2-cdf", Title: "Figure 4.2: jitter at 1 Mbit/s", Metric: "jitter"},
-		{Kind: "box", Name: "4-3", Title: "Figure 4.3: throughput of one stream", Metric: "throughput"},
-		{Kind: "cdf", Name: "4-3-cdf", Title: "Figure 4.3: throughput of one stream", Metric: "throughput"},
-	},
+	Figures: proxyFigures("", ""),
 }
 
 // twoNodesConfigs are the ways to a virtual address of another node.
@@ -81,6 +76,24 @@ var riegelTwoNodes = Table{
 	Configs:    twoNodesConfigs,
 	Differs:    twoDiffers,
 	Rows:       unpublished(riegelProxy.Rows, onTwoNodes),
+	Figures:    proxyFigures("-two-nodes", ", to another node"),
+}
+
+// proxyFigures are figures 4.1 to 4.3, of the work's node or as it asks for them of two.
+func proxyFigures(name, where string) []bench.Figure {
+	f := func(kind, number, part, shows, metric string) bench.Figure {
+		title := "Figure " + strings.ReplaceAll(number, "-", ".") + ": " + shows
+		if name != "" {
+			title = "Section 5.2.5, as f" + title[1:] + where
+		}
+		return bench.Figure{Kind: kind, Name: number + name + part, Title: title, Metric: metric}
+	}
+	return []bench.Figure{
+		f("cdf", "4-1", "", "latency of TCP handshakes", "connect"),
+		f("box", "4-2", "", "jitter at 1 Mbit/s", "jitter"), f("cdf", "4-2", "-cdf", "jitter at 1 Mbit/s", "jitter"),
+		f("box", "4-3", "", "throughput of one stream", "throughput"),
+		f("cdf", "4-3", "-cdf", "throughput of one stream", "throughput"),
+	}
 }
 
 // unpublished are rows of another load, of which the work has no figures.
