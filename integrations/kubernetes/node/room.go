@@ -52,6 +52,9 @@ var room = [uses]struct {
 	usePorts:     {maxPorts, "ports, times addresses, and target ports that only some endpoints have"},
 }
 
+// lateParts is what the limits are divided by for a namespace whose objects come when a list has reached the limits.
+const lateParts = 64
+
 // minSplit is what a port that not all endpoints serve counts for at least: it takes an ID for each address.
 const minSplit = 16
 
@@ -90,7 +93,9 @@ func ofSlice(o *services.Slice) usage {
 }
 
 // omitting is for Handler.Share: the objects of a list are in memory together before any of them finds that there is no
-// room. Those of a namespace that has its half of the limits already are omitted.
+// room. Those of a namespace that has its half of the limits already are omitted. Once the list as a whole has reached
+// the limits, a namespace gets a small part of them only, so that those that come late in the list get some too, and
+// beyond twice the limits everything is omitted. A listed object that has not grown stays.
 func omitting[T any, P interface {
 	watch.Object[T]
 	Compact()
@@ -98,19 +103,33 @@ func omitting[T any, P interface {
 }](of func(P) usage) func() func(P) {
 	return func() func(P) {
 		used, known := map[string]usage{}, map[string]usage{} // by namespace, and of objects by UID
+		var total usage
 		return func(o P) {
 			o.Compact()
 			m, next := o.Meta(), of(o)
-			own := used[m.Namespace].minus(known[m.UID])
+			own, others := used[m.Namespace].minus(known[m.UID]), total.minus(used[m.Namespace])
+			grown := next.minus(known[m.UID])
 			delete(known, m.UID)
-			if own.plus(next).within(2) {
-				own, known[m.UID] = own.plus(next), next
+			if more := own.plus(next); slices.Max(grown[:]) <= 0 || more.listable(others.plus(more)) {
+				own, known[m.UID] = more, next
 			} else {
 				o.Omit()
 			}
-			used[m.Namespace] = own
+			used[m.Namespace], total = own, others.plus(own)
 		}
 	}
+}
+
+// listable reports whether a namespace that uses u is within its limits while a list with a total is read.
+func (u usage) listable(total usage) bool {
+	if total.within(1) {
+		return u.within(2)
+	}
+	half := total
+	for i := range half {
+		half[i] /= 2
+	}
+	return u.within(lateParts) && half.within(1)
 }
 
 // usageOf returns what a virtual service takes of the proxy's tables.
@@ -129,6 +148,17 @@ func usageOf(v *v1.VirtualService) (u usage) {
 	}
 	u[useInstances], u[useSlots] = len(v.Spec.Instances), services.Slots(v)
 	u[useSplit] = len(split) * max(minSplit, len(v.Spec.Instances))
+	return u
+}
+
+// plusRest returns usage with the room that may remain unused after a list that had to omit objects: the largest object
+// takes less.
+func (u usage) plusRest() usage {
+	for i := range u {
+		if u[i] > 0 {
+			u[i] += room[i].most / 16
+		}
+	}
 	return u
 }
 

@@ -163,7 +163,7 @@ func (s *serviceState) removeSlice(key services.Key, name string) {
 }
 
 // starved reports whether there is room now for a Service, or for its endpoints, that had to be left out. Nothing of
-// them is kept: they have to be listed again.
+// them is kept: they have to be listed again. The rest that a full list leaves is no reason: the next would, too.
 func (s *serviceState) starved() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -175,7 +175,8 @@ func (s *serviceState) starved() bool {
 		for _, missing := range e.missing {
 			more = more.plus(missing)
 		}
-		if (e.noRoom() || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) {
+		if (e.noRoom() || e.service != nil && len(e.missing) > 0) && s.fits(key.Namespace, more) &&
+			s.total.plus(more.plusRest()).within(1) {
 			return true
 		}
 	}

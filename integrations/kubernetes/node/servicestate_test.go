@@ -538,3 +538,48 @@ func TestZoneIsReadAgain(t *testing.T) {
 		}
 	}
 }
+
+// However many namespaces are greedy, a list takes no more than twice the limits. A namespace that comes after them is
+// served.
+func TestListsOfManyNamespacesAreBounded(t *testing.T) {
+	s := newServiceState()
+	slice, service := s.sliceHandler(), s.serviceHandler()
+	share, shareSlice := service.Share(), slice.Share()
+	var all []services.Service
+	var of []services.Slice
+	ports, slicePorts, endpoints := 0, 0, 0
+	add := func(namespace string, n, count, numbers int) {
+		o, l := wantedService(fmt.Sprint("s", n)), sliceOf(fmt.Sprint("s", n), fmt.Sprint("l", n), count)
+		o.Metadata.Namespace, o.Metadata.UID = namespace, fmt.Sprint(namespace, n)
+		l.Metadata.Namespace, l.Metadata.UID = namespace, o.Metadata.UID
+		for i := range numbers {
+			o.Spec.Ports = append(o.Spec.Ports, services.ServicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
+			l.Ports = append(l.Ports, services.SlicePort{Port: uint16(100 + i), Name: fmt.Sprint("p", i)})
+		}
+		share(&o)
+		shareSlice(&l)
+		all, of = append(all, o), append(of, l)
+		ports, slicePorts, endpoints = ports+cap(o.Spec.Ports), slicePorts+cap(l.Ports), endpoints+cap(l.Endpoints)
+	}
+	for i := range 30 {
+		for n := range 250 {
+			add(fmt.Sprintf("evil-%02d", i), n, 100, 255)
+		}
+	}
+	for n := range 40 { // less than what a full list leaves
+		add("evil-29", 1000+n, 1, 1)
+	}
+	add("shop", 0, 5, 1)
+	if ports > 2*maxListed+30*250 || slicePorts > 2*maxListed || endpoints > 2*maxEndpoints {
+		t.Errorf("in memory are %d and %d ports, %d endpoints", ports, slicePorts, endpoints)
+	}
+	service.Replace(all)
+	slice.Replace(of)
+	desired, _, _ := s.take(services.Node{}, true)
+	if _, ok := desired[services.Key{Namespace: "shop", Name: "s0"}]; !ok || !s.total.within(1) {
+		t.Errorf("%d are served, %v", len(desired), s.total)
+	}
+	if s.starved() {
+		t.Errorf("they are to be listed again without room: %v", s.total)
+	}
+}
