@@ -82,8 +82,11 @@ func (u usage) within(parts int) bool {
 	return true
 }
 
-// ofService returns what a Service takes of the memory.
+// ofService returns what a Service takes of the memory. One that is not wanted is not kept.
 func ofService(o *services.Service) usage {
+	if !o.Wanted() {
+		return usage{}
+	}
 	return usage{useServices: 1, useListed: max(o.Omitted, len(o.Spec.Ports))}
 }
 

@@ -583,3 +583,38 @@ func TestListsOfManyNamespacesAreBounded(t *testing.T) {
 		t.Errorf("they are to be listed again without room: %v", s.total)
 	}
 }
+
+// Services that are not wanted take no room of those that come after them in a list.
+func TestUnwantedServicesTakeNoRoom(t *testing.T) {
+	off := &api.Annotations{Proxy: services.Off}
+	for what, change := range map[string]func(o *services.Service){
+		"headless":     func(o *services.Service) { o.Spec.ClusterIPs = []string{"None"} },
+		"ExternalName": func(o *services.Service) { o.Spec.Type, o.Spec.ClusterIPs = "ExternalName", nil },
+		"off":          func(o *services.Service) { o.Metadata.Annotations = off },
+		"another proxy": func(o *services.Service) {
+			o.Metadata.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "x"}
+		},
+	} {
+		s := newServiceState()
+		slice, service := s.sliceHandler(), s.serviceHandler()
+		share := service.Share()
+		var all []services.Service
+		for i := range maxServices + 1 {
+			o := wantedService(fmt.Sprintf("s%04d", i))
+			o.Metadata.UID = o.Metadata.Name
+			if i < maxServices {
+				change(&o)
+				o.Spec.Ports = append(o.Spec.Ports, make([]services.ServicePort, 200)...)
+			}
+			if share(&o); o.Omitted > 0 || cap(o.Spec.Ports) > 1 {
+				t.Fatalf("%s: %d: %d ports omitted, %d in memory", what, i, o.Omitted, cap(o.Spec.Ports))
+			}
+			all = append(all, o)
+		}
+		service.Replace(all)
+		slice.Replace(nil)
+		if desired, _, _ := s.take(services.Node{}, true); len(desired) != 1 || s.starved() {
+			t.Errorf("%s: %d are served; to be listed again: %t", what, len(desired), s.starved())
+		}
+	}
+}

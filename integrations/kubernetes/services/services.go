@@ -109,10 +109,12 @@ func (s *Service) Meta() *api.ObjectMeta { return &s.Metadata }
 func (s *Slice) Meta() *api.ObjectMeta { return &s.Metadata }
 
 // Compact removes what is not used, and ports beyond those that Translate accepts: their authors must not fill the
-// memory of all nodes.
+// memory of all nodes. Of one that is not wanted, a port remains.
 func (s *Service) Compact() {
 	s.Metadata.Labels = only(s.Metadata.Labels, labelProxy)
-	s.Spec.Ports = firstPorts(s.Spec.Ports)
+	if s.Spec.Ports = firstPorts(s.Spec.Ports); !s.Wanted() {
+		s.Spec.Ports = slices.Clone(s.Spec.Ports[:min(1, len(s.Spec.Ports))])
+	}
 }
 
 // Omit leaves only the identity and how much there was, of what there is no room for.
