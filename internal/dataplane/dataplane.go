@@ -28,7 +28,8 @@ type Options struct {
 	Last bool   // run after foreign programs on the same hook, not before them
 	// NoTCX uses clsact even where the kernel has TCX.
 	NoTCX bool
-	// NoGuard attaches no program to LSM hooks: modules on sockets run without their guard.
+	// NoGuard attaches no program to LSM hooks: modules on sockets that are attached from now on run without their
+	// guard.
 	NoGuard bool
 }
 

@@ -19,17 +19,28 @@ import (
 const (
 	guardPin     = "guard"     // the program
 	guardLinkPin = "guardlink" // pinned next to it, so that it goes with the chain
-	guardedMap   = "guarded"   // not 0 while the kernel calls it
+	guardedMap   = "guarded"
 )
 
-var errNoLSM = errors.New("this kernel does not call BPF programs on LSM hooks (CONFIG_BPF_LSM, and bpf in lsm= of " +
-	"its command line)")
+// Values of guarded. The program answers guardAsked with guardCalled, and changes nothing else: what is 0 stays so.
+const (
+	guardNone   = uint32(0)
+	guardCalled = uint32(1) // the kernel calls a guard on these maps
+	guardAsked  = uint32(2)
+)
+
+var (
+	errNoLSM = errors.New("this kernel does not call BPF programs on LSM hooks (CONFIG_BPF_LSM, and bpf in lsm= of " +
+		"its command line)")
+	errNoGuard = errors.New("the kernel refused the guard when the module was loaded; the agent's log has the reason")
+)
 
 // loadGuard loads the program if the kernel lets it. The module runs without, too.
 func (s *sockets) loadGuard(g *mapSet, prog *ebpf.ProgramSpec) {
 	loaded, err := loadOn(g, prog)
 	if err != nil {
-		slog.Debug("the kernel does not load the guard", "module", g.Name, "error", err)
+		slog.Info("the kernel refuses the guard of splice(2)", "module", g.Name, "error", err)
+		s.guardErr = fmt.Errorf("load the guard: %w", err)
 		return
 	}
 	s.progs[guardPin] = loaded
@@ -37,24 +48,39 @@ func (s *sockets) loadGuard(g *mapSet, prog *ebpf.ProgramSpec) {
 
 // attachGuard attaches the program and has the kernel call it.
 func (s *sockets) attachGuard() (link.Link, error) {
-	prog, m := s.progs[guardPin], s.maps[guardedMap]
-	if prog == nil || m == nil {
-		return nil, errNoLSM
-	}
-	if err := m.Put(uint32(0), uint32(0)); err != nil {
-		return nil, err
+	prog := s.progs[guardPin]
+	switch {
+	case prog == nil && s.guardErr != nil:
+		return nil, s.guardErr
+	case prog == nil:
+		return nil, errNoGuard
 	}
 	l, err := link.AttachLSM(link.LSMOptions{Program: prog})
 	if err != nil {
 		return nil, err
 	}
-	var called uint32
-	if err := errors.Join(spliceNothing(), m.Lookup(uint32(0), &called)); err != nil || called == 0 {
+	called, err := s.guardIsCalled()
+	if err != nil || !called {
 		l.Close()
 		return nil, errors.Join(errNoLSM, err)
 	}
 	return l, nil
 }
+
+// guardIsCalled reports whether the kernel calls a guard on these maps, which may be that of another chain.
+func (s *sockets) guardIsCalled() (bool, error) {
+	m, is := s.maps[guardedMap], guardNone
+	err := m.Put(uint32(0), guardAsked)
+	if err == nil {
+		err = errors.Join(spliceNothing(), m.Lookup(uint32(0), &is))
+	}
+	if err != nil || is != guardCalled {
+		return false, errors.Join(err, s.setGuarded(guardNone))
+	}
+	return true, nil
+}
+
+func (s *sockets) setGuarded(to uint32) error { return s.maps[guardedMap].Put(uint32(0), to) }
 
 // spliceNothing calls splice(2) on a socket that has no data.
 func spliceNothing() error {
@@ -77,24 +103,43 @@ func spliceNothing() error {
 	return err
 }
 
-// setGuard attaches the guard of a pinned chain, or detaches it if it is not wanted.
+// setGuard attaches the guard of a pinned chain, if it is wanted or the connections rely on it: another chain on the
+// same maps may have one. A guard that is attached stays until its chain is removed: programs are enrolled, and splice
+// from the first call on, because it is there.
 func (d *Dataplane) setGuard(s *sockets, dir string) error {
 	if s.maps[guardedMap] == nil {
 		return nil
 	}
 	pin := filepath.Join(dir, guardLinkPin)
-	_, err := os.Stat(pin)
-	attached := err == nil
-	switch {
-	case d.opts.NoGuard && attached:
-		return s.detachGuard(pin)
-	case d.opts.NoGuard || attached:
+	if _, err := os.Stat(pin); err == nil {
+		if d.opts.NoGuard {
+			slog.Info("splice(2) stays guarded until the module is detached", "pin", pin)
+		}
 		return nil
 	}
+	reliedOn, err := s.guardIsCalled()
+	if err != nil {
+		return fmt.Errorf("find a guard: %w", err)
+	}
+	if d.opts.NoGuard && !reliedOn {
+		return nil
+	}
+	err = s.pinGuard(pin)
+	switch {
+	case err == nil:
+		return nil
+	case reliedOn: // by the guard of the other chain, which must not be replaced by this one
+		return errors.Join(fmt.Errorf("keep splice(2) guarded: %w", err), s.setGuarded(guardCalled))
+	}
+	slog.Info("splice(2) is not guarded: programs that may use it stay on TCP unless allowed", "reason", err)
+	return s.setGuarded(guardNone)
+}
+
+// pinGuard attaches the guard and pins its link.
+func (s *sockets) pinGuard(pin string) error {
 	l, err := s.attachGuard()
 	if err != nil {
-		slog.Info("splice(2) is not guarded: programs that may use it stay on TCP unless allowed", "reason", err)
-		return nil
+		return err
 	}
 	defer l.Close()
 	if err := l.Pin(pin); err != nil {
@@ -103,17 +148,7 @@ func (d *Dataplane) setGuard(s *sockets, dir string) error {
 	return nil
 }
 
-// detachGuard returns all connections to TCP first: their programs may rely on the guard.
-func (s *sockets) detachGuard(pin string) error {
-	err := s.maps[guardedMap].Put(uint32(0), uint32(0))
-	if !s.isOff() { // else the module is leaving
-		_, drainErr := s.drain()
-		err = errors.Join(err, drainErr, s.setOff(false))
-	}
-	return errors.Join(err, os.Remove(pin))
-}
-
-// SetGuards attaches the guards of chains that an earlier agent has attached without, or the other way round.
+// SetGuards attaches the guards of chains that an earlier agent has attached without.
 func (d *Dataplane) SetGuards() error {
 	chains, err := d.socketChains()
 	errs := []error{err}
@@ -129,7 +164,7 @@ func (d *Dataplane) SetGuards() error {
 	return errors.Join(errs...)
 }
 
-// Guard attaches the guard of the module until Close. It returns an error where the kernel does not call it.
+// Guard attaches the guard of the module until Close. It returns an error where the kernel does not load or call it.
 func (l *LoadedSockets) Guard() error {
 	one, err := l.sockets.attachGuard()
 	if err == nil {

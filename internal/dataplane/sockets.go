@@ -38,6 +38,8 @@ const SocketsPrefix = "kerb_"
 type sockets struct {
 	progs map[string]*ebpf.Program // all, services, messages, drain, age, guard; what the module has of them
 	maps  map[string]*ebpf.Map     // sockets, off, drained, guarded; clones
+
+	guardErr error // why the kernel has not loaded guard
 }
 
 // Close frees what is neither pinned nor attached.

@@ -23,8 +23,11 @@
  * are copies of those of the thread that it was created by. */
 static __always_inline int accel_worker_splices(__u64 task)
 {
-	__u64 worker = (__u64)accel_get(accel_cast(struct task_struct, task), worker_private), work;
+	__u64 worker, work;
 
+	if (!bpf_core_type_exists(struct io_worker) || !bpf_core_type_exists(struct io_kiocb))
+		return 0; /* a kernel without io_uring */
+	worker = (__u64)accel_get(accel_cast(struct task_struct, task), worker_private);
 	work = worker ? (__u64)accel_get(accel_cast(struct io_worker, worker), cur_work) : 0;
 	work -= bpf_core_field_offset(struct io_kiocb, work);
 	return accel_get(accel_cast(struct io_kiocb, work), opcode) == ACCEL_URING_SPLICE;
@@ -58,12 +61,12 @@ static __always_inline int accel_is_plain(const struct accel_end *e)
 	return !other || (peer && !peer->redirects);
 }
 
-/* Reports to the agent that the kernel calls the guard. */
+/* Reports to the agent, which has asked by 2, that the kernel calls the guard. */
 static __always_inline void accel_guard_confirm(void)
 {
 	__u32 zero = 0, *is = bpf_map_lookup_elem(&guarded, &zero);
 
-	if (is && !*is)
+	if (is && *is == 2)
 		*is = 1;
 }
 

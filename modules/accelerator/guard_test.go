@@ -46,6 +46,7 @@ func TestGuard(t *testing.T) {
 	if err := p.Guard(); err != nil {
 		guardMissing(t, err)
 	}
+	t.Run("confirmed", p.confirmed)
 	t.Run("stopped", p.stopped)
 	t.Run("into socket", p.intoSocket)
 	t.Run("io.Copy", p.goCopy)
@@ -146,6 +147,34 @@ func (p guarded) stopped(t *testing.T) {
 	}
 	c.splices(c.client, c.server, nil)
 	c.splices(c.server, c.client, nil)
+}
+
+// What the agent has cleared stays so, while the program is attached and other programs splice. It answers what it is
+// asked.
+func (p guarded) confirmed(t *testing.T) {
+	c := p.connect(t)
+	for _, step := range []struct{ put, want uint32 }{{0, 0}, {2, 1}, {1, 1}} {
+		p.put(mapGuarded, uint32(0), step.put)
+		for range 10 {
+			_, _ = splice(t, c.client)
+		}
+		var is uint32
+		check(t, p.Maps[mapGuarded].Lookup(uint32(0), &is))
+		if is != step.want {
+			t.Errorf("guarded is %d after %d, want %d", is, step.put, step.want)
+		}
+	}
+}
+
+// Why the kernel refuses the program is reported, rather than that it has no LSM.
+func TestGuardIsRefused(t *testing.T) {
+	p := load(t, usual)
+	if p.Programs()["guard"] != nil {
+		t.Skip("the kernel loads it")
+	}
+	if err := p.Guard(); err == nil || !strings.HasPrefix(err.Error(), "load the guard: ") {
+		t.Error(err)
+	}
 }
 
 // What is spliced into a socket, or sent by sendfile(2), is redirected as any message, in order.
@@ -435,25 +464,24 @@ func TestGuardedPrograms(t *testing.T) {
 	haproxy, node := fileKey{Inode: 1}, fileKey{Inode: 2}
 	c.asks(haproxy, "/usr/sbin/haproxy")
 	c.asks(node, "/usr/bin/node")
-	for _, guarded := range []uint32{0, 1, 0} {
+	for _, guarded := range []uint32{0, 1, 0, 2} { // 2: the agent asks, and has no answer
 		c.put(mapGuarded, uint32(0), guarded)
 		c.use("") // the agent has started again
 		want := uint32(unsafe)
-		if guarded != 0 {
+		if guarded == 1 {
 			want = safe
 		}
 		if got := c.verdict(haproxy); got != want || c.verdict(node) != safe {
 			t.Errorf("guarded: %d, verdicts %d, %d", guarded, got, c.verdict(node))
 		}
 		said := strings.Contains(c.condition("Accelerating").Message, "splice(2) is guarded")
-		if want := guarded != 0; said != want || c.a.guarded() != want {
+		if want := guarded == 1; said != want || c.a.guarded() != want {
 			t.Errorf("guarded: %d, %v, %+v", guarded, c.a.guarded(), c.condition("Accelerating"))
 		}
 	}
 }
 
-// The link of the guard is pinned with the programs: it outlives the agent, and goes when it is not wanted, or with the
-// module.
+// The link of the guard is pinned with the programs: it outlives the agent, and goes with the module, not before.
 func TestGuardIsPinned(t *testing.T) {
 	sdktest.NeedRoot(t)
 	root := pintest.New(t)
@@ -486,9 +514,18 @@ func TestGuardIsPinned(t *testing.T) {
 	isGuarded := func() bool {
 		var is uint32
 		check(t, maps[mapGuarded].Lookup(uint32(0), &is))
-		return is != 0
+		return is == 1
 	}
 	if !isGuarded() {
+		for _, without := range []bool{true, false} { // an agent that was killed has asked, or believed it
+			for stale := range uint32(3) {
+				check(t, maps[mapGuarded].Put(uint32(0), stale))
+				open(without)
+				if isGuarded() {
+					t.Errorf("guarded without a guard, after %d, without: %v", stale, without)
+				}
+			}
+		}
 		check(t, d.Purge())
 		guardMissing(t, errors.New("the kernel does not call the guard"))
 	}
@@ -504,17 +541,14 @@ func TestGuardIsPinned(t *testing.T) {
 	p.warm(c)
 	for _, without := range []bool{false, true, false} {
 		d = open(without) // the agent was killed
-		if is := isGuarded(); is == without {
-			t.Fatalf("guarded: %v, without: %v", is, without)
+		if !isGuarded() {
+			t.Fatalf("the guard has gone, without: %v", without)
 		}
-		want := error(unix.EINVAL)
-		if without {
-			want = nil
-		}
-		c.splices(c.client, c.server, want)
+		c.splices(c.client, c.server, unix.EINVAL)
 		c = p.connect(t)
 		p.warm(c)
 	}
+	d = open(true)
 	check(t, d.Detach(point))
 	check(t, d.Purge())
 	c.splices(c.client, c.server, nil)

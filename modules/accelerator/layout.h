@@ -33,8 +33,8 @@
  *	drained		HASH		u8		by socket cookie: what `drain` and `age`
  *							have found
  *	guarded		ARRAY, 1	u32		1: the kernel calls `guard`, so that
- *							splice(2) fails. The agent sets it to 0
- *							before it attaches or detaches that
+ *							splice(2) fails. 2: the agent asks. What is
+ *							0 stays so
  *
  * Leaving: set off, then run the syscall program `drain` (no context) until it returns 0. It puts
  * into `drained` the sockets that can go, without a byte in any queue: user space deletes these
