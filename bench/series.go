@@ -59,16 +59,18 @@ func (s Series) Each() (medians []float64) {
 
 // Figure is a plot as a published work has it, of one metric.
 type Figure struct {
-	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them), cdf, each (a bar for each place in a
-	// round), regression (medians over the number in the loads' names), rates (lines over that number), or histogram.
+	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them; with Stat, of the rounds' values of it),
+	// cdf, each (a bar for each place in a round), regression (medians over the number in the loads' names), rates (lines
+	// over that number), or histogram.
 	Kind         string
 	Name, Title  string
 	Metric, Stat string
 	Load, X      string
-	Below, Width float64 // of histograms: where the last bin ends, and how wide each is
-	Logarithmic  bool    // of histograms: lines, with both axes logarithmic; of rates: the vertical axis
-	Step         float64 // of each: between two places; 0 stands for 1
-	Smooth       float64 // of each: weight of a value in the moving average that is shown; 0 shows values as they are
+	Below, Width float64  // of histograms: where the last bin ends, and how wide each is
+	Logarithmic  bool     // of histograms: lines, with both axes logarithmic; of rates: the vertical axis
+	Step         float64  // of each: between two places; 0 stands for 1
+	Smooth       float64  // of each: weight of a value in the moving average that is shown; 0 shows values as they are
+	Computed     []Series // of each: shown in place of what a report has
 }
 
 // Draw writes a figure as path-light.svg and path-dark.svg.
@@ -86,6 +88,12 @@ func (r *Report) Draw(f Figure, path string) error {
 }
 
 func (r *Report) seriesOf(f Figure) (all []Series) {
+	if f.Computed != nil {
+		return f.Computed
+	}
+	if f.Stat != "" {
+		return r.roundsOf(f)
+	}
 	for _, s := range r.Series {
 		if s.Metric == f.Metric && (f.Load == "" || s.Load == f.Load) && len(s.All()) > 0 {
 			all = append(all, s)
@@ -94,9 +102,28 @@ func (r *Report) seriesOf(f Figure) (all []Series) {
 	return all
 }
 
+// roundsOf are the rounds' values of a stat.
+func (r *Report) roundsOf(f Figure) (all []Series) {
+	for _, c := range r.Cells {
+		if c.Metric == f.Metric && c.Stat == f.Stat && (f.Load == "" || c.Load == f.Load) && len(c.Rounds) > 0 {
+			all = append(all, Series{Config: c.Config, Load: c.Load, Metric: c.Metric, Unit: c.Unit,
+				Rounds: [][]float64{c.Rounds}})
+		}
+	}
+	return all
+}
+
+// HasSeries reports whether a figure of single values has any.
+func (r *Report) HasSeries(f Figure) bool { return len(r.seriesOf(f)) > 0 }
+
 func (r *Report) addTukey(p *plot.Plot, f Figure) error {
 	var names []string
 	for i, s := range r.seriesOf(f) {
+		if n := len(s.All()); f.Stat != "" && n == 1 {
+			p.X.Label.Text = "one round"
+		} else if f.Stat != "" {
+			p.X.Label.Text = fmt.Sprintf("%d rounds", n)
+		}
 		b, err := plotter.NewBoxPlot(vg.Centimeter, float64(i), plotter.Values(s.All()))
 		if err != nil {
 			return err
@@ -108,6 +135,9 @@ func (r *Report) addTukey(p *plot.Plot, f Figure) error {
 	}
 	p.NominalX(names...)
 	p.X.Min, p.X.Max = -0.5, float64(len(names))-0.5
+	if f.Stat != "" { // rounds may be too few for a range
+		p.Y.Min, p.Y.Max = 0, 1.05*p.Y.Max
+	}
 	return nil
 }
 

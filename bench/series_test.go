@@ -51,7 +51,10 @@ func TestFiguresOfWorks(t *testing.T) {
 		}
 	}
 	for _, f := range []Figure{
-		{Kind: "box", Metric: "time"}, {Kind: "cdf", Metric: "time"}, {Kind: "each", Metric: "time"},
+		{Kind: "box", Metric: "time"}, {Kind: "box", Metric: "time", Stat: "p50"},
+		{Kind: "each", Computed: []Series{{Config: "old", Rounds: [][]float64{{1, 2}}}, {Config: "new",
+			Rounds: [][]float64{{3, 2}}}}},
+		{Kind: "cdf", Metric: "time"}, {Kind: "each", Metric: "time"},
 		{Kind: "each", Metric: "time", Step: 0.5, Smooth: 0.2}, {Kind: "regression", Metric: "time", Stat: "p50"},
 		{Kind: "rates", Metric: "time", Stat: "p50"}, {Kind: "rates", Metric: "time", Stat: "p50", Logarithmic: true},
 		{Kind: "histogram", Metric: "delay", Width: 5, Below: 20}} {

@@ -202,9 +202,7 @@ func hasFigure(p *Part, f bench.Figure) bool {
 				func(b bench.Bin) bool { return b.UpTo > 0 && b.Count > 0 })
 		})
 	}
-	return slices.ContainsFunc(p.Report.Series, func(s bench.Series) bool {
-		return s.Metric == f.Metric && len(s.All()) > 0
-	})
+	return p.Report.HasSeries(f)
 }
 
 func writeFigures(b *strings.Builder, w *Work, t *Table, p *Part, dir string) {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/kerb-edge/kerb/bench"
 	_ "github.com/kerb-edge/kerb/bench/responder"
+	"github.com/kerb-edge/kerb/modules/responder/apps/speedlimit"
 )
 
 func init() { register(&weinhold) }
@@ -69,9 +70,23 @@ var weinholdTimes = Table{
 			By: 1e-3, Over: "stddev"},
 	},
 	Figures: []bench.Figure{
+		{Kind: "each", Name: "5-2", X: "cars", Computed: limits(),
+			Title: "Figure 5.2: speed limit by cars in range (computed, not measured)"},
 		{Kind: "box", Name: "5-3", Title: "Figure 5.3: response times of 120 threads", Metric: "thread_mean"},
 		{Kind: "each", Name: "5-4", Title: "Figure 5.4: median of each thread", Metric: "thread_mean", X: "thread"},
 	},
+}
+
+// limits are those of equation 5.1, and what Kerb answers in the kernel: a test of the responder has it answer the
+// nearest integer for every number of cars.
+func limits() []bench.Series {
+	var exact, answered []float64
+	for cars := range int64(131) {
+		v := speedlimit.Limit(cars)
+		exact, answered = append(exact, v), append(answered, math.Round(v))
+	}
+	return []bench.Series{{Config: "equation 5.1", Unit: "km/h", Rounds: [][]float64{exact}},
+		{Config: "answered (nearest integer)", Unit: "km/h", Rounds: [][]float64{answered}}}
 }
 
 // untilLoss is the load that tries up to mostThreads.
@@ -98,6 +113,8 @@ var weinholdLoss = Table{
 		{Label: "mean", Load: "until-loss/*", Metric: "lossfree_threads", Stat: "p50", Unit: "threads", Over: "mean",
 			Published: three(139.5, 269.6, 271.7)},
 	},
+	Figures: []bench.Figure{{Kind: "box", Name: "5-5", Title: fmt.Sprintf("Figure 5.5: threads until the first request "+
+		"is lost, of %d at most", mostThreads), Metric: "lossfree_threads", Stat: "p50"}},
 }
 
 var weinholdThreads = Table{
