@@ -61,7 +61,7 @@ func (s Series) Each() (medians []float64) {
 type Figure struct {
 	// Kind is box (whiskers at most 1.5 times the box away, as Tukey has them; with Stat, of the rounds' values of it),
 	// cdf, each (a bar for each place in a round), regression (medians over the number in the loads' names), rates (lines
-	// over that number), or histogram.
+	// over that number), histogram, or bars (a group for each load).
 	Kind         string
 	Name, Title  string
 	Metric, Stat string
@@ -76,7 +76,8 @@ type Figure struct {
 // Draw writes a figure as path-light.svg and path-dark.svg.
 func (r *Report) Draw(f Figure, path string) error {
 	add := map[string]func(*plot.Plot, Figure) error{"box": r.addTukey, "cdf": r.addCDF, "each": r.addEach,
-		"regression": r.addRegression, "rates": r.addRates, "histogram": r.addFixedBins}[f.Kind]
+		"regression": r.addRegression, "rates": r.addRates, "histogram": r.addFixedBins,
+		"bars": r.addGroups}[f.Kind]
 	if add == nil {
 		return fmt.Errorf("no figures are of the kind %q", f.Kind)
 	}
@@ -288,6 +289,20 @@ func (r *Report) addRegression(p *plot.Plot, f Figure) error {
 	}
 	p.X.Min = 0
 	p.Y.Max *= 1.2
+	return nil
+}
+
+func (r *Report) addGroups(p *plot.Plot, f Figure) error {
+	for _, t := range r.tables() {
+		if t.metric != f.Metric || t.stat != f.Stat {
+			continue
+		}
+		p.Y.Label.Text, p.Y.Min = t.unit, 0
+		if err := (figure{table: t, loads: t.loads}).addBars(p); err != nil {
+			return err
+		}
+		p.Y.Max *= 1 + 0.09*float64(len(t.configs)) // room for the legend
+	}
 	return nil
 }
 

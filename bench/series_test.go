@@ -57,7 +57,7 @@ func TestFiguresOfWorks(t *testing.T) {
 		{Kind: "cdf", Metric: "time"}, {Kind: "each", Metric: "time"},
 		{Kind: "each", Metric: "time", Step: 0.5, Smooth: 0.2}, {Kind: "regression", Metric: "time", Stat: "p50"},
 		{Kind: "rates", Metric: "time", Stat: "p50"}, {Kind: "rates", Metric: "time", Stat: "p50", Logarithmic: true},
-		{Kind: "histogram", Metric: "delay", Width: 5, Below: 20}} {
+		{Kind: "histogram", Metric: "delay", Width: 5, Below: 20}, {Kind: "bars", Metric: "time", Stat: "p50"}} {
 		path := filepath.Join(t.TempDir(), f.Kind)
 		if err := r.Draw(f, path); err != nil {
 			t.Fatalf("%s: %v", f.Kind, err)

@@ -20,7 +20,9 @@ type Work struct {
 	Name   string // on the command line
 	Title  string
 	Tables []Table
-	Claims []Claim
+	// Figures are bars, of a metric of the rows of several tables.
+	Figures []bench.Figure
+	Claims  []Claim
 }
 
 // Table is a table or figure of results of the work, or several that show the same measurement.
@@ -36,7 +38,8 @@ type Table struct {
 	Takes      [modes]time.Duration // on two CPUs
 	Configs    []Config
 	Rows       []Row
-	Figures    []bench.Figure
+	// Figures are of the experiment's report; bars are of the rows of a metric, or of the ratios of all rows.
+	Figures []bench.Figure
 	// Differs says what is not as in the work.
 	Differs string
 }

@@ -22,11 +22,12 @@ func (r *Report) write(out io.Writer, w *Work, figures string) error {
 		t := &w.Tables[i]
 		if p := r.part(t.Name); p != nil {
 			writeTable(&b, t, p)
-			writeFigures(&b, w, t, p, figures)
+			writeFigures(&b, w, t.shown(p), figures)
 		} else {
 			fmt.Fprintf(&b, "\n**%s.** Not in this report.\n", t.Title)
 		}
 	}
+	writeFigures(&b, w, w.shown(r), figures)
 	if len(w.Claims) > 0 {
 		fmt.Fprint(&b, "\n**What the work says.**\n\n")
 	}
@@ -190,27 +191,27 @@ func writeAligned(b *strings.Builder, rows [][]string) {
 }
 
 // hasFigure is false where the mode, or a report that is not complete, has too little for a figure.
-func hasFigure(p *Part, f bench.Figure) bool {
+func hasFigure(r *bench.Report, f bench.Figure) bool {
 	switch f.Kind {
 	case "regression":
 		return true
-	case "rates":
-		return slices.ContainsFunc(p.Report.Cells, func(c bench.Cell) bool { return c.Metric == f.Metric && c.Value > 0 })
+	case "rates", bars:
+		return slices.ContainsFunc(r.Cells, func(c bench.Cell) bool { return c.Metric == f.Metric && c.Value > 0 })
 	case "histogram":
-		return slices.ContainsFunc(p.Report.Histograms, func(h bench.Histogram) bool {
+		return slices.ContainsFunc(r.Histograms, func(h bench.Histogram) bool {
 			return h.Metric == f.Metric && (f.Load == "" || f.Load == h.Load) && slices.ContainsFunc(h.Bins,
 				func(b bench.Bin) bool { return b.UpTo > 0 && b.Count > 0 })
 		})
 	}
-	return p.Report.HasSeries(f)
+	return r.HasSeries(f)
 }
 
-func writeFigures(b *strings.Builder, w *Work, t *Table, p *Part, dir string) {
-	for _, f := range t.Figures {
-		if dir == "" || !hasFigure(p, f) {
-			continue
-		}
-		path := filepath.ToSlash(filepath.Join(dir, figureName(w, f)))
+func writeFigures(b *strings.Builder, w *Work, figures []shown, dir string) {
+	if dir == "" {
+		return
+	}
+	for _, f := range figures {
+		path := filepath.ToSlash(filepath.Join(dir, figureName(w, f.Figure)))
 		fmt.Fprintf(b, "\n<picture>\n  <source media=\"(prefers-color-scheme: dark)\" srcset=\"%s-dark.svg\">\n"+
 			"  <img alt=%q src=\"%s-light.svg\">\n</picture>\n", path, f.Title, path)
 	}
@@ -220,15 +221,15 @@ func figureName(w *Work, f bench.Figure) string { return w.Name + "-" + f.Name }
 
 // draw writes the figures of all parts.
 func (r *Report) draw(w *Work, dir string) error {
+	all := w.shown(r)
 	for i := range w.Tables {
-		p := r.part(w.Tables[i].Name)
-		for _, f := range w.Tables[i].Figures {
-			if p == nil || !hasFigure(p, f) {
-				continue
-			}
-			if err := p.Report.Draw(f, filepath.Join(dir, figureName(w, f))); err != nil {
-				return fmt.Errorf("%s: %w", f.Name, err)
-			}
+		if p := r.part(w.Tables[i].Name); p != nil {
+			all = append(all, w.Tables[i].shown(p)...)
+		}
+	}
+	for _, f := range all {
+		if err := f.from.Draw(f.Figure, filepath.Join(dir, figureName(w, f.Figure))); err != nil {
+			return fmt.Errorf("%s: %w", f.Name, err)
 		}
 	}
 	return nil

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"strings"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+const (
+	bars = "bars"
+	// ratios is the metric of bars that are ratios to the first config.
+	ratios = "ratio"
+)
+
+// shown is a figure that a report has enough for.
+type shown struct {
+	bench.Figure
+	from *bench.Report
+}
+
+func (t *Table) shown(p *Part) (all []shown) {
+	for _, f := range t.Figures {
+		from := p.Report
+		if f.Kind == bars {
+			from = t.bars(p.Report)
+		}
+		if hasFigure(from, f) {
+			all = append(all, shown{f, from})
+		}
+	}
+	return all
+}
+
+// shown are the figures of several tables, with a group of bars for each.
+func (w *Work) shown(r *Report) (all []shown) {
+	from := &bench.Report{}
+	for i := range w.Tables {
+		t := &w.Tables[i]
+		p := r.part(t.Name)
+		if p == nil {
+			continue
+		}
+		for _, row := range t.Rows {
+			from.Cells = append(from.Cells, t.rowBars(row, t.Name, p.Report)...)
+		}
+	}
+	for _, f := range w.Figures {
+		if hasFigure(from, f) {
+			all = append(all, shown{f, from})
+		}
+	}
+	return all
+}
+
+// bars has a group for each row of a table: the values by metric, and the ratios, with the published ones next to them.
+func (t *Table) bars(r *bench.Report) *bench.Report {
+	b := &bench.Report{}
+	for _, row := range t.Rows {
+		group := strings.ReplaceAll(row.Label, " ", "\n")
+		cells := t.rowBars(row, group, r)
+		b.Cells = append(b.Cells, cells...)
+		configs := t.configs(row)
+		if len(cells) == 0 || cells[0].Config != configs[0].Name || cells[0].Value == 0 {
+			continue
+		}
+		add := func(config string, v float64) {
+			b.Cells = append(b.Cells, bench.Cell{Config: config, Load: group, Metric: ratios, Value: v,
+				Unit: "ratio to " + cells[0].Config})
+		}
+		for _, c := range cells {
+			add(c.Config, c.Value/cells[0].Value)
+		}
+		for _, c := range configs[1:] {
+			if v := t.publishedRatio(row.Label, c.Name, configs[0].Name); v > 0 {
+				add("published ("+c.Published+")", v)
+			}
+		}
+	}
+	return b
+}
+
+// rowBars are a row's values in a group.
+func (t *Table) rowBars(row Row, group string, r *bench.Report) (cells []bench.Cell) {
+	for _, c := range t.configs(row) {
+		if v, ok := row.ours(c, r); ok {
+			cells = append(cells, bench.Cell{Config: c.Name, Load: group, Metric: row.Metric, Value: v, Unit: row.Unit})
+		}
+	}
+	return cells
+}

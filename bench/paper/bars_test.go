@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+
+package paper
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/kerb-edge/kerb/bench"
+)
+
+// Bars of ratios are to the first config, with what is published of it; what has no reference has no ratio.
+func TestBars(t *testing.T) {
+	table := Table{
+		Configs: []Config{{"plain", "baseline"}, {"kerb", "accelerated"}},
+		Rows: []Row{
+			{Label: "a b", Load: "l", Metric: "time", Stat: "p25", Unit: "ms", By: 1e-3},
+			{Label: "c", Load: "l", Metric: "time", Stat: "p50", Unit: "ms", By: 1e-3, Ratios: change(-40)},
+			{Label: "d", Load: "l", Metric: "rate", Stat: "p50", Unit: "1/s", Ratios: change(50)},
+		},
+	}
+	r := &bench.Report{Cells: []bench.Cell{
+		{Config: "plain", Load: "l", Metric: "time", Stat: "p25", Value: 1000},
+		{Config: "kerb", Load: "l", Metric: "time", Stat: "p25", Value: 750},
+		{Config: "plain", Load: "l", Metric: "time", Stat: "p50", Value: 2000},
+		{Config: "kerb", Load: "l", Metric: "time", Stat: "p50", Value: 1000},
+		{Config: "kerb", Load: "l", Metric: "rate", Stat: "p50", Value: 5},
+	}}
+	type bar struct {
+		config, group, metric string
+		value                 float64
+	}
+	var got []bar
+	for _, c := range table.bars(r).Cells {
+		got = append(got, bar{c.Config, c.Load, c.Metric, c.Value})
+	}
+	want := []bar{
+		{"plain", "a\nb", "time", 1}, {"kerb", "a\nb", "time", 0.75},
+		{"plain", "a\nb", ratios, 1}, {"kerb", "a\nb", ratios, 0.75},
+		{"plain", "c", "time", 2}, {"kerb", "c", "time", 1},
+		{"plain", "c", ratios, 1}, {"kerb", "c", ratios, 0.5}, {"published (accelerated)", "c", ratios, 0.6},
+		{"kerb", "d", "rate", 5},
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("bars %v", got)
+	}
+}
