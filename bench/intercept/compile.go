@@ -6,13 +6,9 @@ import (
 	"context"
 	"embed"
 	"errors"
-	"os"
-	"path/filepath"
 
 	"github.com/kerb-edge/kerb/bench"
-	"github.com/kerb-edge/kerb/bpf"
 	"github.com/kerb-edge/kerb/lib"
-	"github.com/kerb-edge/kerb/modules/intercept"
 )
 
 //go:embed src/*.c src/*.h *.bpf.*
@@ -31,18 +27,9 @@ func compile(ctx context.Context, sources []string) (*tools, error) {
 	t := &tools{}
 	err := t.divide()
 	if err == nil {
-		t.Programs, err = bench.Compile(ctx, writeLibrary, files, sources...)
+		t.Programs, err = bench.Compile(ctx, lib.Write, files, sources...)
 	}
 	return t, err
-}
-
-// writeLibrary writes the sources of the library for receivers.
-func writeLibrary(dir string) error {
-	buckets, err := bpf.Headers.ReadFile("include/kerb/buckets.h")
-	at := filepath.Join(dir, "intercept")
-	return errors.Join(err, os.CopyFS(dir, lib.Files),
-		os.WriteFile(filepath.Join(at, "record.h"), intercept.Header, 0o644),
-		os.Mkdir(filepath.Join(at, "kerb"), 0o755), os.WriteFile(filepath.Join(at, "kerb", "buckets.h"), buckets, 0o644))
 }
 
 // divide takes the first and the last CPU.

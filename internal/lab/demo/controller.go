@@ -20,7 +20,6 @@ import (
 	"github.com/kerb-edge/kerb/internal/lab/netlab"
 	"github.com/kerb-edge/kerb/internal/pkgs"
 	"github.com/kerb-edge/kerb/lib"
-	"github.com/kerb-edge/kerb/modules/intercept"
 )
 
 // controller is `kerb demo controller`: a control loop whose law is in the kernel, too.
@@ -67,8 +66,7 @@ func (d *demo) compilePendulum(ctx context.Context) error {
 		return err
 	}
 	dir := filepath.Join(runDir, "src")
-	if err := errors.Join(os.CopyFS(dir, lib.Files), os.CopyFS(dir, examples.Pendulum),
-		os.WriteFile(filepath.Join(dir, "intercept", "record.h"), intercept.Header, 0o644)); err != nil {
+	if err := errors.Join(lib.Write(dir), os.CopyFS(dir, examples.Pendulum)); err != nil {
 		return err
 	}
 	library, err := filepath.Glob(filepath.Join(dir, "intercept", "*.c"))
