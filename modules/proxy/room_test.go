@@ -51,8 +51,12 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 			if err := p.w.Health(); err == nil || !strings.Contains(err.Error(), "raise tables."+field+", which is 8") {
 				t.Errorf("health: %v", err)
 			}
+			resting := len(p.w.ids.resting)
 			for range 3 {
 				p.later()
+			}
+			if got := len(p.w.ids.resting); got != resting || got != 0 {
+				t.Errorf("%d IDs rest, then %d, of addresses that were never there", resting, got)
 			}
 			after := p.dump()
 			for key, value := range before {
@@ -86,7 +90,7 @@ func TestNewAddressWithoutRoom(t *testing.T) {
 // An address that has lost its instances is left to others, too, while new ones have no room. Its number is given back
 // once.
 func TestEmptyAddressWithoutRoom(t *testing.T) {
-	p := newPlant(t, `{"tables": {"slots": 5, "addresses": 2}}`)
+	p := newPlant(t, `{"tables": {"slots": 8, "addresses": 2}}`)
 	late := otherService("late", "10.30.0.2", 0)
 	p.put(late, otherService("first", "10.30.0.1", 4))
 	p.same("without instances", p.served("10.30.0.2"), []string{})

@@ -80,17 +80,19 @@ func (w *running) putVirtuals(s *service, all []v1alpha1.VirtualAddress, now tim
 			s.trouble = err
 			continue
 		}
-		v, moved := w.virtualAt(a.Unmap(), s, now)
-		if v == nil {
-			continue
-		}
+		v, moved := w.virtualAt(a.Unmap(), s)
+		known := w.addresses[v.addr] == v
 		v.policy, v.only = cmp.Or(all[i].Policy, v1alpha1.PolicyRoundRobin), all[i].Instance
 		v.affinity, _ = time.ParseDuration(all[i].AffinityTimeout) // the agent has checked it; absent: 0
 		run := w.run(v, now)
-		if (moved || v.value.Count == 0) && !w.hasRoom(v, run, now) {
+		room := v.value.Count > 0 && !moved || w.hasRoom(v, run, now)
+		switch {
+		case !room && known:
 			if err := w.dropVirtual(v, now); err != nil {
 				return err
 			}
+			continue
+		case !room || !known && !w.register(v, now):
 			continue
 		}
 		s.virtuals = append(s.virtuals, v)
@@ -118,24 +120,30 @@ func (w *running) noSlots(v *virtual, run []uint32) error {
 		w.maps.slots.MaxEntries())
 }
 
-// virtualAt returns the virtual address of a service, and whether it has been another one's. It is nil if there is no
-// room.
-func (w *running) virtualAt(a netip.Addr, s *service, now time.Time) (v *virtual, moved bool) {
-	if v = w.addresses[a]; v != nil {
-		if moved = v.service != nil && v.service != s; moved {
-			v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
-		}
-		v.service = s
-		return v, moved
+// virtualAt returns the virtual address of a service, and whether it has been another one's. A new one has no ID yet.
+func (w *running) virtualAt(a netip.Addr, s *service) (v *virtual, moved bool) {
+	v = w.addresses[a]
+	if v == nil {
+		return &virtual{addr: a, service: s}, false
 	}
+	if moved = v.service != nil && v.service != s; moved {
+		v.service.virtuals = slices.DeleteFunc(v.service.virtuals, func(o *virtual) bool { return o == v })
+	}
+	v.service = s
+	return v, moved
+}
+
+// register gives a new address its ID, and reports whether there was one left.
+func (w *running) register(v *virtual, now time.Time) bool {
 	id, ok := w.ids.take(now)
 	if !ok {
-		s.trouble = fmt.Errorf("no room for address %s: raise tables.addresses, which is %d", a, w.config.Tables.Addresses)
-		return nil, false
+		v.service.trouble = fmt.Errorf("no room for address %s: raise tables.addresses, which is %d", v.addr,
+			w.config.Tables.Addresses)
+		return false
 	}
-	v = &virtual{addr: a, service: s, value: vip{ID: id}}
-	w.addresses[a] = v
-	return v, false
+	v.value.ID = id
+	w.addresses[v.addr] = v
+	return true
 }
 
 // run is the run of slots for a virtual address: what its policy makes of the instances that take new sessions.
