@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/kerb-edge/kerb/bench"
 	_ "github.com/kerb-edge/kerb/bench/classifier"
 )
 
@@ -16,6 +17,11 @@ var gallego = Work{
 	Name:   "gallego",
 	Title:  "Gallego-Madrid et al., machine learning on traffic in the kernel (Computer Networks, 2024)",
 	Tables: gallegoTables,
+	Figures: []bench.Figure{
+		{Kind: bars, Name: "6", Title: "In place of figure 6 (CPU over time): CPU of a frame", Metric: "cpu",
+			X: "window"},
+		{Kind: bars, Name: "7", Title: "Figure 7: execution time of the model", Metric: "inference", X: "window"},
+	},
 	Claims: gallegoClaims,
 }
 
@@ -50,7 +56,7 @@ func gallegoTable(window string, accuracy, rate float64, loads [modes][]string) 
 		Counts: counts("60 s of frames for each config", "6 s of frames for each config", "1 s of frames"),
 		Differs: "frames of IEEE 802.15.4 in UDP (ZEP), 123 bytes against 90 published, over virtual Ethernet in " +
 			"place of a Raspberry Pi 3 with 100 Mbit/s Ethernet; bare is a chain without a classifier; CPU is that of the " +
-			"sender, the chain and the receiver, per frame",
+			"sender, the chain and the receiver, per frame, in place of that in softirqs over time (figure 6)",
 		Rows: []Row{
 			{Label: "accuracy", Load: load, Metric: "accuracy", Stat: "p50", Unit: "share",
 				Configs: []Config{{"kernel", ""}, {rule, ""}}, Published: map[string]float64{"kernel": accuracy}},
@@ -103,5 +109,5 @@ var gallegoClaims = []Claim{
 				"system call", 100*(r-1))
 		}},
 	{Text: "Without a program, rates go from 28.5 Mbit/s with 64 bytes to above 90", Where: "figure 5",
-		NotMeasured: "it shows the limit of a USB network card of 100 Mbit/s"},
+		NotMeasured: "frames of one size are sent; it shows the limit of a USB network card of 100 Mbit/s"},
 }
