@@ -15,6 +15,7 @@ import (
 	"net/netip"
 	"os/exec"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/kerb-edge/kerb/bench"
@@ -95,15 +96,34 @@ func (p *Path) command(ctx context.Context, args ...string) *exec.Cmd {
 }
 
 func (p *Path) run(args ...string) (result, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
-	defer cancel()
-	out, err := p.command(ctx, args...).Output()
-	return parse(out, err)
+	return untilIdle(func() (result, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), iperfTimeout)
+		defer cancel()
+		out, err := p.command(ctx, args...).Output()
+		return parse(out, err)
+	})
+}
+
+// errBusy is iperf3's answer as long as its server has not ended the test before, which it does after the client has.
+var errBusy = errors.New("iperf3: the server is busy")
+
+// untilIdle repeats f while the server is busy, for as long as a test may take.
+func untilIdle[T any](f func() (T, error)) (T, error) {
+	for deadline := time.Now().Add(iperfTimeout); ; {
+		v, err := f()
+		if !errors.Is(err, errBusy) || time.Now().After(deadline) {
+			return v, err
+		}
+		time.Sleep(20 * time.Millisecond) // the server does not report its end
+	}
 }
 
 func parse(out []byte, err error) (r result, _ error) {
 	if wrong := json.Unmarshal(out, &r); wrong != nil {
 		return r, errors.Join(err, fmt.Errorf("iperf3 reports %q: %w", out, wrong))
+	}
+	if strings.Contains(r.Error, "server is busy") {
+		return r, errBusy
 	}
 	if r.Error != "" {
 		return r, fmt.Errorf("iperf3: %s", r.Error)
@@ -217,7 +237,7 @@ func (p *Path) burst(duration time.Duration) (float64, error) {
 
 // costs are CPU time, and memory when nothing is sent, of all programs that take part and of Kerb's maps.
 func (p *Path) costs(calm, duration time.Duration) ([]bench.Sample, error) {
-	cores, err1 := p.cost(calm, duration)
+	cores, err1 := untilIdle(func() (float64, error) { return p.cost(calm, duration) })
 	memory, err2 := p.usage().MemorySample()
 	return []bench.Sample{bench.P50("cpu", "cores", cores), memory}, errors.Join(err1, err2)
 }
