@@ -165,7 +165,7 @@ func (n *node) objects() objects {
 	o := objects{map[ebpf.ProgramID]bool{}, map[ebpf.MapID]bool{}, map[link.ID]bool{}}
 	for _, path := range n.pinned() {
 		switch {
-		case strings.Contains(path, "/links/"):
+		case strings.Contains(path, "/links/") || filepath.Base(path) == "guardlink":
 			o.addLink(n.T, path)
 		case isProgram(path):
 			o.addProgram(n.T, path)
@@ -183,7 +183,7 @@ func isProgram(path string) bool {
 	if !strings.Contains(path, "/chains/sockets_") {
 		return strings.HasPrefix(name, "prog")
 	}
-	return name != "sockets" && name != "off" && name != "drained"
+	return name != "sockets" && name != "off" && name != "drained" && name != "guarded"
 }
 
 func (o objects) addLink(t *testing.T, path string) {
