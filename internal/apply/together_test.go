@@ -51,8 +51,8 @@ func (m *meeting) meet() (leave func()) {
 	m.mu.Lock()
 	m.here++
 	if m.most = max(m.most, m.here); m.here == m.of {
-		close(m.met)
 		m.of = 0
+		time.AfterFunc(100*time.Millisecond, func() { close(m.met) }) // more than that may come, too, if they are let
 	}
 	m.mu.Unlock()
 	select {
