@@ -5,12 +5,8 @@
 package apierrors
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
-	"slices"
-	"strings"
-	"unicode"
 )
 
 // NotFound is returned for an object that does not exist.
@@ -125,15 +121,3 @@ type ReadOnly struct {
 }
 
 func (e *ReadOnly) Error() string { return e.Reason }
-
-// NameAsJSON returns an error of encoding/json with the path of its field as in JSON: that package names embedded
-// structs, too, by their types, and JSON has no level for them. Names of fields in JSON begin with a small letter.
-func NameAsJSON(err error) error {
-	var wrong *json.UnmarshalTypeError
-	if errors.As(err, &wrong) {
-		wrong.Field = strings.Join(slices.DeleteFunc(strings.Split(wrong.Field, "."), func(name string) bool {
-			return name != "" && unicode.IsUpper(rune(name[0]))
-		}), ".")
-	}
-	return err
-}

@@ -13,8 +13,10 @@ import (
 	"io"
 	"reflect"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/kerb-edge/kerb/internal/apierrors"
 	"github.com/kerb-edge/kerb/internal/yamldoc"
@@ -60,12 +62,12 @@ func Into(object map[string]any, v any) error {
 	restore := lift(object, reflect.ValueOf(v).Elem())
 	data, err := json.Marshal(object)
 	if err == nil {
-		err = apierrors.NameAsJSON(json.Unmarshal(data, v))
+		err = json.Unmarshal(data, v)
 	}
 	restore()
 	var mismatch *json.UnmarshalTypeError // what the schema lets pass: integers beyond those of Go
 	if errors.As(err, &mismatch) {
-		return &apierrors.Invalid{Field: mismatch.Field, Reason: "cannot be a " + mismatch.Value}
+		return &apierrors.Invalid{Field: jsonPath(mismatch.Field), Reason: "cannot be a " + mismatch.Value}
 	}
 	if err != nil {
 		return &apierrors.Invalid{Reason: err.Error()}
@@ -142,6 +144,15 @@ func syntaxErrors(err error) error {
 		}
 	}
 	return errors.Join(all...)
+}
+
+// jsonPath is a path of encoding/json without embedded structs, which it names by their types: JSON has no level for
+// them, and its names of fields begin with a small letter.
+func jsonPath(path string) string {
+	names := slices.DeleteFunc(strings.Split(path, "."), func(name string) bool {
+		return name != "" && unicode.IsUpper(rune(name[0]))
+	})
+	return strings.Join(names, ".")
 }
 
 // refuse refuses numbers that YAML 1.1 reads otherwise than people do.

@@ -6,6 +6,7 @@ package api
 
 import (
 	"encoding/json"
+	"strings"
 	"time"
 
 	v1 "github.com/kerb-edge/kerb/api/v1alpha1"
@@ -115,7 +116,10 @@ func written(text []byte) int {
 }
 
 // Keep implements watch.Keeper: an object that cannot be decoded is no reason to remove a protection.
-func (m *Module) Keep(err error) { m.Undecodable = err.Error() }
+func (m *Module) Keep(err error) {
+	// encoding/json names embedded structs, for which JSON has no level
+	m.Undecodable = strings.ReplaceAll(err.Error(), "CommonModuleSpec.", "")
+}
 
 // ModuleStatus is the part of ClusterModuleStatus that nodes follow.
 type ModuleStatus struct {

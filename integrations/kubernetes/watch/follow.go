@@ -19,7 +19,6 @@ import (
 	"time"
 
 	"github.com/kerb-edge/kerb/integrations/kubernetes/api"
-	"github.com/kerb-edge/kerb/internal/apierrors"
 )
 
 // Resource says which objects to follow.
@@ -249,7 +248,7 @@ func readItems(d *json.Decoder, each func(json.RawMessage) error) error {
 // decode returns false for an object that cannot be decoded: it must not keep the others away. Of a Keeper it returns
 // what can be decoded, and an error if that has no name: without it no list is complete.
 func (f *follower[T, P]) decode(text []byte) (object T, ok bool, err error) {
-	err = apierrors.NameAsJSON(json.Unmarshal(text, &object))
+	err = json.Unmarshal(text, &object)
 	if err == nil {
 		return object, true, nil
 	}
