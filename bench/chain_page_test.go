@@ -3,14 +3,10 @@
 package bench
 
 import (
-	"flag"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 )
-
-var update = flag.Bool("update", false, "write the tables of docs/benchmarks.md about chains from the kept report")
 
 // The tables of docs/benchmarks.md about chains, with the list of goals that are missed, are those of the kept report.
 func TestChainTables(t *testing.T) {
@@ -18,30 +14,10 @@ func TestChainTables(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(page)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, c := string(text), chainCells{report}
-	for name, table := range map[string]string{"ratios": c.ratios(), "times": c.times(), "misses": c.misses(),
-		"instructions": c.instructions(), "flows": c.flows(), "loading": c.loading()} {
-		begin, end := "<!-- begin chain "+name+" -->\n", "<!-- end chain "+name+" -->"
-		before, rest, begins := strings.Cut(want, begin)
-		_, after, ends := strings.Cut(rest, end)
-		if !begins || !ends {
-			t.Fatalf("%s has no place for chain %s", page, name)
-		}
-		want = before + begin + table + end + after
-	}
-	if want == string(text) {
-		return
-	}
-	if !*update {
-		t.Fatalf("%s is not what the kept report says: go test ./bench -run TestChainTables -update", page)
-	}
-	if err := os.WriteFile(page, []byte(want), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	c := chainCells{report}
+	checkTables(t, page, map[string]string{"chain ratios": c.ratios(), "chain times": c.times(),
+		"chain misses": c.misses(),
+		"chain instructions": c.instructions(), "chain flows": c.flows(), "chain loading": c.loading()})
 }
 
 type chainCells struct{ *Report }
@@ -72,12 +48,6 @@ func (r chainCells) ratio(config, base, kind string, n float64) Ratio {
 	load := fmt.Sprintf("%s/%v", kind, n)
 	ratio, _ := r.find(config, load, "per_module").ratioTo(r.find(base, load, "per_module"))
 	return ratio
-}
-
-func row(cells ...string) string { return "| " + strings.Join(cells, " | ") + " |\n" }
-
-func head(cells ...string) string {
-	return row(cells...) + "|" + strings.Repeat("---|", len(cells)) + "\n"
 }
 
 func tenths(v float64) string {
