@@ -16,7 +16,7 @@ func TestChainTables(t *testing.T) {
 	}
 	c := chainCells{report}
 	checkTables(t, page, map[string]string{"chain ratios": c.ratios(), "chain times": c.times(),
-		"chain misses": c.misses(),
+		"chain misses":       c.misses(),
 		"chain instructions": c.instructions(), "chain flows": c.flows(), "chain loading": c.loading()})
 }
 
