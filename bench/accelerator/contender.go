@@ -34,7 +34,7 @@ type contender struct {
 // labPrefix is a letter for the place and one for the config: no two contenders share a lab.
 func (v variant) labPrefix(place, config string) string {
 	letters := map[string]string{"plain": "p", "plain-again": "a", "kerb": "k", "kerb-allow": "w", "redirect-all": "r",
-		"unix": "u"}
+		publishedKeys: "y", "unix": "u"}
 	return v.labs + place[:1] + letters[config]
 }
 
@@ -61,15 +61,24 @@ func (c *contender) build(ctx context.Context) (err error) {
 	if c.config == "unix" {
 		c.place.overSockets(c.dir)
 	}
-	if modes[c.config] != "" {
-		if err := c.startKerb(); err != nil {
-			return err
-		}
+	if err := c.accelerator(); err != nil {
+		return err
 	}
 	for i, h := range c.place.hops {
 		if err := c.startProxy(ctx, i, h); err != nil {
 			return fmt.Errorf("proxy %d: %w", i+1, err)
 		}
+	}
+	return nil
+}
+
+// accelerator starts the config's, if it has one.
+func (c *contender) accelerator() error {
+	switch {
+	case c.config == publishedKeys:
+		return c.startPublished()
+	case modes[c.config] != "":
+		return c.startKerb()
 	}
 	return nil
 }

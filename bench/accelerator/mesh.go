@@ -29,7 +29,7 @@ func init() {
 }
 
 // Plain is measured twice here, too. With unix the programs of a sidecar's path talk by AF_UNIX, as the limit.
-var meshConfigs = []string{"plain", "plain-again", "kerb", "unix"}
+var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "unix"}
 
 var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).notePublished}
 

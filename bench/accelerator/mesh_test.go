@@ -212,7 +212,7 @@ func TestMeshCommand(t *testing.T) {
 	if err := json.Unmarshal(data, &report); err != nil {
 		t.Fatal(err)
 	}
-	for _, config := range meshConfigs[:3] { // unix is for sidecars
+	for _, config := range meshConfigs[:4] { // unix is for sidecars
 		if c, ok := report.Find(config, "none/echo", "latency", "p50"); !ok || !(c.Value > 0) ||
 			len(c.Rounds) != bench.MinRounds {
 			t.Errorf("%s: %+v", config, c)

@@ -17,7 +17,7 @@ import (
 )
 
 //go:embed *.bpf.*
-var peerObject embed.FS
+var objects embed.FS
 
 // meshes in the order in which they are measured.
 var meshes = []string{"none", "cilium-like", "sidecar"}
@@ -69,7 +69,7 @@ func (p *place) feed(ns *netlab.Namespace, rules string) error {
 
 // redirectPeers attaches peer.bpf.c to the node's end of both veths.
 func (p *place) redirectPeers() error {
-	spec, err := bench.Object(peerObject, "peer.bpf.o")
+	spec, err := bench.Object(objects, "peer.bpf.o")
 	if err != nil {
 		return err
 	}
@@ -80,17 +80,17 @@ func (p *place) redirectPeers() error {
 			return fmt.Errorf("peer.bpf.o, %s: %w", name, err)
 		}
 	}
-	objects, err := ebpf.NewCollection(spec)
+	loaded, err := ebpf.NewCollection(spec)
 	if err != nil {
 		return fmt.Errorf("load peer.bpf.o: %w", err)
 	}
-	defer objects.Close() // filters keep their program
+	defer loaded.Close() // filters keep their program
 	return p.lab.Node().Do(func() error {
 		for _, h := range []*netlab.Host{p.client, p.server} {
 			if _, err := bench.AddClsact(h.OuterIndex()); err != nil {
 				return err
 			}
-			err := bench.PutFilter(h.OuterIndex(), netlink.HANDLE_MIN_INGRESS, 1, 1, objects.Programs["to_peer"])
+			err := bench.PutFilter(h.OuterIndex(), netlink.HANDLE_MIN_INGRESS, 1, 1, loaded.Programs["to_peer"])
 			if err != nil {
 				return err
 			}

@@ -96,6 +96,9 @@ func http(connection string) func(context.Context, *serving) ([]bench.Sample, er
 		if err := json.Unmarshal(last, &r); err != nil {
 			return nil, fmt.Errorf("wrk reports %q: %w", out, err)
 		}
+		if r.Wrong > 0 && s.config == publishedKeys {
+			return nil, fmt.Errorf("%d of %d requests failed", r.Wrong, r.N)
+		}
 		if r.Wrong > 0 {
 			s.run.Invalidate("%s, %s/%s: %d of %d requests failed", s.config, s.where, s.w.name, r.Wrong, r.N)
 		}

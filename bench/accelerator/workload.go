@@ -161,8 +161,11 @@ func (s *serving) warm(ctx context.Context) error {
 		whole.warm, 0, 0
 	s.length.amounts = meshWarmAmounts
 	defer func() { s.length = whole }()
-	if s.kerb != nil {
+	switch {
+	case s.kerb != nil:
 		return s.judged(ctx)
+	case s.config == publishedKeys:
+		return s.warmPublished(ctx)
 	}
 	_, err := s.w.measure(ctx, s)
 	return err
