@@ -11,7 +11,8 @@ import (
 )
 
 // `kerb bench mesh` is the matrix of Simas 2025: two pods of a node that talk by a service's address, without a
-// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator.
+// mesh, on a path like Cilium's and through sidecars, plain and with the accelerator. `kerb bench paper simas` has the
+// published figures next to these.
 
 func init() {
 	e := newVariant(mesh)
@@ -31,7 +32,7 @@ func init() {
 // Plain is measured twice here, too. With unix the programs of a sidecar's path talk by AF_UNIX, as the limit.
 var meshConfigs = []string{"plain", "plain-again", "kerb", publishedKeys, "unix"}
 
-var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).notePublished}
+var mesh = variant{"kbm", meshConfigs, meshWorkloads, openMesh, meshAvailable, meshAllow, (*experiment).noteMesh}
 
 // meshAllow are the programs of these workloads that the module does not know, by the names of their files: the
 // operator who allows them says that they do without the calls that redirected sockets lack.
@@ -66,34 +67,14 @@ var (
 	meshWarmAmounts  = amounts{trips: 200, operations: 20, messages: 100}
 )
 
-// publishedChanges are by how much acceleration changed p50 of a metric, in percent.
-var publishedChanges = []struct {
-	load, metric string
-	percent      float64
-}{
-	{"none/echo", "latency", -39.4}, {"cilium-like/echo", "latency", -27.6}, {"sidecar/echo", "latency", -42.0},
-	{"none/echo", "rate", 65}, {"cilium-like/echo", "rate", 38}, {"sidecar/echo", "rate", 72},
-	{"none/echo", "fct", -34.7}, {"cilium-like/echo", "fct", -22.7}, {"sidecar/echo", "fct", -41.2},
-	{"none/echo", "jitter", -0.2}, {"cilium-like/echo", "jitter", 10.8}, {"sidecar/echo", "jitter", -35.6},
-	{"none/echo", "cpu", -16.2}, {"cilium-like/echo", "cpu", -12.1}, {"sidecar/echo", "cpu", -23.2},
-	{"none/file", "fct", -21}, {"cilium-like/file", "fct", -11.7}, {"sidecar/file", "fct", 20},
-	{"none/file", "cpu", -5.8}, {"cilium-like/file", "cpu", -0.7}, {"sidecar/file", "cpu", 13.7},
-	{"none/redis", "rate", 47}, {"cilium-like/redis", "rate", 1.3}, {"sidecar/redis", "rate", -1.7},
-	{"none/redis", "latency", -32.2}, {"cilium-like/redis", "latency", -1.4}, {"sidecar/redis", "latency", 1.7},
-	{"none/redis", "cpu", 8}, {"cilium-like/redis", "cpu", 29}, {"sidecar/redis", "cpu", 22},
+// share is a share of them, of enough to make figures of.
+func (a amounts) share(scale float64) amounts {
+	of := func(n, least int) int { return max(least, int(scale*float64(n))) }
+	return amounts{of(a.trips, 100), of(a.operations, 20), of(a.messages, 100)}
 }
 
-// notePublished notes the work's figures next to ours.
-func (e *experiment) notePublished() {
-	r := e.run.Report()
-	for _, p := range publishedChanges {
-		plain, ok1 := r.Find("plain", p.load, p.metric, "p50")
-		kerb, ok2 := r.Find("kerb", p.load, p.metric, "p50")
-		if ok1 && ok2 && plain.Value > 0 {
-			e.run.Note("%s, %s p50: published %+.1f %%, here %+.1f %%", p.load, p.metric, p.percent,
-				100*(kerb.Value/plain.Value-1))
-		}
-	}
+// noteMesh says what the figures are of.
+func (e *experiment) noteMesh() {
 	e.run.Note("not a cluster: two namespaces and one that routes between them, which translates the service's "+
 		"address (nftables as kube-proxy writes it; cilium-like: BPF); %s; cilium-like is bpf_redirect_peer without "+
 		"Cilium's connection tracking and policy; sidecars are Envoy with one thread, mutual TLS and REDIRECT", redisClient())

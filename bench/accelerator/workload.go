@@ -99,7 +99,6 @@ type lengths struct {
 	rare                         time.Duration // and that they are left alone
 	file, held                   int
 	amounts                      // of the workloads of meshes
-	published                    bool
 }
 
 func lengthsOf(quick bool) lengths {
@@ -117,17 +116,12 @@ func lengthsOf(quick bool) lengths {
 
 // share are the lengths of a share of the published experiments.
 func (l lengths) share(scale float64) lengths {
-	if l.published = scale > 0; l.published {
-		l.trip = max(l.trip, time.Duration(scale*float64(publishedTrip)))
+	if scale > 0 {
 		l.file = max(1<<20, int(scale*float64(l.file)))
+		l.amounts = meshAmounts.share(scale)
 	}
 	return l
 }
-
-const (
-	publishedTrips = 100_000         // requests of 24 bytes
-	publishedTrip  = 4 * time.Second // time enough for these
-)
 
 // serving is a workload's server while it runs for a contender.
 type serving struct {
@@ -235,9 +229,6 @@ func echo(size int) func(context.Context, *serving) ([]bench.Sample, error) {
 			return nil, err
 		}
 		samples := append(r.Samples("latency", "p1", "p25", "p50", "mean", "p75", "p99", "p99.9"), r.jitter())
-		if s.length.published {
-			samples = append(samples, bench.P50("fct", "s", publishedTrips/r.rate()))
-		}
 		return append(samples, r.rateAndCost(r.All, cpu)...), nil
 	}
 }

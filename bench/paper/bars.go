@@ -3,16 +3,16 @@
 package paper
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/kerb-edge/kerb/bench"
 )
 
-const (
-	bars = "bars"
-	// ratios is the metric of bars that are ratios to the first config.
-	ratios = "ratio"
-)
+const bars = "bars"
+
+// ratioOf is the metric of bars that are ratios of a metric to the first config.
+func ratioOf(metric string) string { return "ratio of " + metric }
 
 // shown is a figure that a report has enough for.
 type shown struct {
@@ -54,19 +54,20 @@ func (w *Work) shown(r *Report) (all []shown) {
 	return all
 }
 
-// bars has a group for each row of a table: the values by metric, and the ratios, with the published ones next to them.
+// bars has a group for each row of a table, or for all rows of a group: the values by metric and, where ratios are
+// published, the ratios with the published ones next to them.
 func (t *Table) bars(r *bench.Report) *bench.Report {
 	b := &bench.Report{}
 	for _, row := range t.Rows {
-		group := strings.ReplaceAll(row.Label, " ", "\n")
+		group := cmp.Or(row.Group, strings.ReplaceAll(row.Label, " ", "\n"))
 		cells := t.rowBars(row, group, r)
 		b.Cells = append(b.Cells, cells...)
 		configs := t.configs(row)
-		if len(cells) == 0 || cells[0].Config != configs[0].Name || cells[0].Value == 0 {
+		if row.Ratios == nil || len(cells) == 0 || cells[0].Config != configs[0].Name || cells[0].Value == 0 {
 			continue
 		}
 		add := func(config string, v float64) {
-			b.Cells = append(b.Cells, bench.Cell{Config: config, Load: group, Metric: ratios, Value: v,
+			b.Cells = append(b.Cells, bench.Cell{Config: config, Load: group, Metric: ratioOf(row.Metric), Value: v,
 				Unit: "ratio to " + cells[0].Config})
 		}
 		for _, c := range cells {

@@ -140,10 +140,10 @@ func atLeast(v, limit float64) bool { return v >= limit*(1-rounding) }
 // publishedRatio is that of two configs in the row of a label.
 func (t *Table) publishedRatio(label, a, b string) float64 {
 	i := slices.IndexFunc(t.Rows, func(r Row) bool { return r.Label == label })
-	if t.Rows[i].Published != nil {
-		return t.Rows[i].Published[a] / t.Rows[i].Published[b]
+	if t.Rows[i].Ratios != nil {
+		return t.Rows[i].Ratios[a] / t.Rows[i].Ratios[b]
 	}
-	return t.Rows[i].Ratios[a] / t.Rows[i].Ratios[b]
+	return t.Rows[i].Published[a] / t.Rows[i].Published[b]
 }
 
 func (f *found) miss(what string) {

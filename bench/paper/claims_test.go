@@ -80,22 +80,31 @@ func TestClaimsOfGallego(t *testing.T) {
 }
 
 func TestClaimsOfSimas(t *testing.T) {
-	of := func(table, load, metric string) value { return value{table, "kerb", load, metric, "p50"} }
-	changes := []struct {
-		at  value
-		bad float64
-		v   float64
-	}{
-		{of("ping-echo", "veth/echo-24", "latency"), 0.61, 0.6}, {of("ping-echo", "veth/echo-24", "rate"), 1.64, 1.66},
-		{of("ping-echo", "veth/echo-24", "cpu_op"), 0.84, 0.83}, {of("file-transfer", "veth/file", "fct"), 0.8, 0.78},
-		{of("redis", "veth/redis-50", "rate"), 1.46, 1.48}, {of("redis", "veth/redis-50", "cpu_op"), 1.09, 1.07},
-	}
 	good, bad := map[value]float64{}, []spoilt{}
-	for i, c := range changes {
-		plain := c.at
-		plain.config = "plain"
-		good[plain], good[c.at] = 1, c.v
-		bad = append(bad, spoilt{i, map[value]float64{c.at: c.bad}})
+	set := func(plain, kerb value, better float64) {
+		good[plain], good[kerb] = 1, better
 	}
-	checkClaims(t, simasClaims, good, bad...)
+	for _, mesh := range simasMeshes {
+		for _, table := range simas.Tables {
+			for _, row := range table.Rows {
+				at := value{table.Name, "kerb", row.Load, row.Metric, row.Stat}
+				plain := at
+				plain.config = "plain"
+				published, worse := row.Ratios["kerb"], 0.002
+				switch {
+				case row.Group != mesh.name:
+				case row.Metric == "memory":
+					set(plain, at, 2)
+				case row.Ratios != nil:
+					if row.Metric == "rate" {
+						worse = -worse
+					}
+					set(plain, at, published-worse)
+					bad = append(bad, spoilt{len(bad), map[value]float64{at: published + worse}})
+				}
+			}
+		}
+	}
+	most := value{"redis", "kerb", "none/redis", "memory", "p50"}
+	checkClaims(t, simasClaims(), good, append(bad, spoilt{len(bad), map[value]float64{most: 1 + 61.4e6/(1<<20)}})...)
 }

@@ -38,7 +38,7 @@ type Table struct {
 	Takes      [modes]time.Duration // on two CPUs
 	Configs    []Config
 	Rows       []Row
-	// Figures are of the experiment's report; bars are of the rows of a metric, or of the ratios of all rows.
+	// Figures are of the experiment's report; bars are of the rows of a metric, or of ratioOf a metric.
 	Figures []bench.Figure
 	// Differs says what is not as in the work.
 	Differs string
@@ -50,6 +50,8 @@ type Config struct{ Name, Published string }
 // Row is one figure of all configs.
 type Row struct {
 	Label string
+	// Group is that of the bars of several rows with different metrics. Empty: a row has a group of its own.
+	Group string
 	// Where it is found in the experiment's report; Load may be a pattern. Values are multiplied by By to be of Unit.
 	Load, Metric, Stat string
 	Unit               string
@@ -59,7 +61,8 @@ type Row struct {
 	Over string
 	// Configs are the row's own, where it has others than the table.
 	Configs []Config
-	// Published are the values by config. Where only the difference between configs is published, Ratios has it.
+	// Published are the values by config. Where only the difference between configs is published, or with more digits,
+	// Ratios has it.
 	Published, Ratios map[string]float64
 }
 
