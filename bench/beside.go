@@ -38,6 +38,7 @@ var Costs = []struct{ Metric, Label, Unit string }{
 	{"waits", "voluntary switches", "1/s"},
 	{"preempted", "involuntary switches", "1/s"},
 	{bystanderMetric, "compute job", "of alone"},
+	{powerMetric, "power of the processors", "W"},
 }
 
 // ticksPerSecond is USER_HZ, which is the same on all architectures that Go knows.
@@ -48,11 +49,13 @@ type kernelCounts struct {
 	softirq  float64 // seconds, by samples of the timer's tick
 	switches float64
 	times    cpuTimes
+	energy   Energy
 	at       time.Time
 }
 
 func readKernelCounts(root fs.FS) kernelCounts {
 	c := kernelCounts{at: time.Now(), times: readCPUTimes(root)}
+	c.energy, _ = ReadEnergy(root)
 	for text := range strings.Lines(line(root, "proc/stat")) {
 		switch f := strings.Fields(text); {
 		case len(f) > 7 && f[0] == "cpu":
@@ -68,9 +71,13 @@ func readKernelCounts(root fs.FS) kernelCounts {
 // since are the figures of the time from before to c.
 func (c kernelCounts) since(before kernelCounts) []Sample {
 	seconds := c.at.Sub(before.at).Seconds()
-	return []Sample{P50(softirqMetric, "CPUs", (c.softirq-before.softirq)/seconds),
+	samples := []Sample{P50(softirqMetric, "CPUs", (c.softirq-before.softirq)/seconds),
 		P50(switchesMetric, "1/s", (c.switches-before.switches)/seconds),
 		{stealMetric, "max", "%", c.times.stolen(before.times)}}
+	if len(c.energy) > 0 {
+		samples = append(samples, P50(powerMetric, "W", c.energy.Since(before.energy)/seconds))
+	}
+	return samples
 }
 
 // measureAll measures a round, with what it takes of the machine. A trial without samples has these costs only if it
